@@ -1,0 +1,23 @@
+// Package limiter decides whether a request may pass, by leaky buckets that
+// any number of processes can share.
+//
+// Think of a bucket with a hole. It holds at most Size units. Each request
+// that is admitted pours its cost in; every DripRate, DripSize units drip out.
+// A request whose cost no longer fits is denied and adds nothing. So an idle
+// client has a burst of Size at hand, and a busy one gets DripSize per
+// DripRate in the long run. Drips are counted from the request that found the
+// bucket empty, and an empty bucket stays empty however long it is left alone:
+// idle time is not saved up. All that has to be remembered of a bucket is when
+// it will run empty; with a DripSize of 1 this is the generic cell rate
+// algorithm (GCRA).
+//
+// A [Store] keeps buckets and decides requests against them: [Memory] in this
+// process, [Redis] for all processes that use one Redis server. A [Request]
+// names the buckets that a request has to pass, and is decided in one atomic
+// step: unless asked otherwise it charges all of its buckets or none.
+// [Summarize] makes one answer of their decisions.
+//
+// Every number is an integer, times are microseconds, and nothing is rounded:
+// from empty a bucket admits at most Size + min(DripSize, Size)·⌊T/DripRate⌋
+// in a time T, however many requests come at once, wherever they come in.
+package limiter

@@ -1,0 +1,227 @@
+package limiter
+
+import (
+	"fmt"
+	"math/bits"
+	"time"
+)
+
+// MaxUnits is the most units that a bucket can hold, and the most that can
+// leave it with one drip: 2^49.
+const MaxUnits = 1 << 49
+
+const (
+	// horizon is the furthest, in µs, that a bucket's clear time may lie
+	// ahead: about 35 years. It keeps every sum below 2^53, where the doubles
+	// of Redis's Lua are still exact.
+	horizon = 1 << 50
+
+	// stepBack is how much further ahead, in µs, than a full bucket needs to
+	// drain a clear time may lie before the clock is taken to have been set
+	// back. Smaller steps are waited out.
+	stepBack = 1_000_000
+)
+
+// Limit is the shape of a bucket: it holds at most Size units, and every
+// DripRate it loses DripSize of them.
+type Limit struct {
+	// The most units the bucket holds, 1 to MaxUnits.
+	Size int64
+
+	// The time from one drip to the next: whole microseconds, at least one.
+	DripRate time.Duration
+
+	// The units that leave with each drip, 1 to MaxUnits.
+	DripSize int64
+}
+
+// Validate returns an error that says which number of l is out of range, if
+// one is. A full bucket and one drip more must drain within 2^50 µs, which is
+// about 35 years.
+func (l Limit) Validate() error {
+	switch {
+	case l.Size < 1 || l.Size > MaxUnits:
+		return fmt.Errorf("size %d: must be from 1 to %d", l.Size, int64(MaxUnits))
+	case l.DripSize < 1 || l.DripSize > MaxUnits:
+		return fmt.Errorf("drip size %d: must be from 1 to %d", l.DripSize, int64(MaxUnits))
+	case l.DripRate < time.Microsecond || l.DripRate%time.Microsecond != 0:
+		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripRate)
+	}
+	if over, drain := bits.Mul64(uint64(l.drips()+1), uint64(l.rate())); over != 0 || drain > horizon {
+		return fmt.Errorf("size %d, drip rate %v, drip size %d: a full bucket must drain within 35 years",
+			l.Size, l.DripRate, l.DripSize)
+	}
+	return nil
+}
+
+// rate returns the time between two drips in µs.
+func (l Limit) rate() int64 { return int64(l.DripRate / time.Microsecond) }
+
+// drips returns how many drips empty a full bucket.
+func (l Limit) drips() int64 { return ceilDiv(l.Size, l.DripSize) }
+
+// DrainTime returns how long a full bucket takes to run empty.
+func (l Limit) DrainTime() time.Duration { return time.Duration(l.drips()) * l.DripRate }
+
+// DripTime returns how long l takes to drip the given number of units, at
+// most Size, out of a bucket that has just dripped.
+func (l Limit) DripTime(units int64) time.Duration {
+	return time.Duration(ceilDiv(units, l.DripSize)) * l.DripRate
+}
+
+// state is what a bucket holds, told by when it will have run empty: clear is
+// that moment, in µs on the store's clock, and slack the units by which the
+// last drip before it will fall short of a full drip, 0 ≤ slack < DripSize.
+// Nothing has to be written as the bucket drips. An absent bucket is an empty
+// one.
+type state struct {
+	clear int64
+	slack int64
+}
+
+// at returns the bucket as it stands at now. One that has drained, or lies
+// beyond the horizon, is empty. One that lies further ahead than a full bucket
+// can is left from before the clock was set back: it is full now, and not for
+// as long as the step was. Where the size varies from request to request
+// nothing can be concluded from how far it lies ahead.
+func (l Limit) at(s state, now int64, sizeVaries bool) state {
+	ahead := s.clear - now
+	if ahead <= 0 || ahead > horizon {
+		return state{clear: now}
+	}
+	if drips := l.drips(); !sizeVaries && ahead > drips*l.rate()+stepBack {
+		return state{clear: now + drips*l.rate(), slack: drips*l.DripSize - l.Size}
+	}
+	return s
+}
+
+// wait returns how long, in µs, until a bucket that stands at s has room for
+// cost; none if it has room now. The cost must not exceed the size.
+func (l Limit) wait(s state, now, cost int64) int64 {
+	fits := (l.Size - cost + s.slack) / l.DripSize * l.rate()
+	return max(s.clear-now-fits, 0)
+}
+
+// add returns the bucket with cost units more in it.
+func (l Limit) add(s state, cost int64) state {
+	drips := ceilDiv(cost-s.slack, l.DripSize)
+	return state{
+		clear: s.clear + drips*l.rate(),
+		slack: s.slack + drips*l.DripSize - cost,
+	}
+}
+
+// remaining returns how many units a bucket that stands at s has room for.
+func (l Limit) remaining(s state, now int64) int64 {
+	// drips·DripSize − slack units are in it. The product is only taken where
+	// it is known to be small: a bucket may hold far more than its size of
+	// this moment, if that varies.
+	drips, room := ceilDiv(s.clear-now, l.rate()), l.Size+s.slack
+	if drips > room/l.DripSize {
+		return 0
+	}
+	return room - drips*l.DripSize
+}
+
+// decision reports on a bucket after a request of the given cost was decided:
+// s holds what was charged, or, if it denied, what it held all along.
+func (l Limit) decision(s state, now, cost int64, denied bool) Decision {
+	d := Decision{
+		Size:      l.Size,
+		Remaining: l.remaining(s, now),
+		Clear:     time.Duration(s.clear-now) * time.Microsecond,
+		Denied:    denied,
+	}
+	if denied {
+		if d.Never = cost > l.Size; !d.Never {
+			d.Retry = time.Duration(l.wait(s, now, cost)) * time.Microsecond
+		}
+	}
+	return d
+}
+
+// ceilDiv returns a/b rounded up, for b > 0 and a > −b.
+func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
+
+// Decision tells how one bucket decided on a request.
+type Decision struct {
+	// Whether this bucket had no room for the request. Nothing was added to it
+	// then.
+	Denied bool
+
+	// Whether the request can never be admitted, because its cost exceeds the
+	// bucket's size.
+	Never bool
+
+	// The bucket's size.
+	Size int64
+
+	// The whole units there is still room for.
+	Remaining int64
+
+	// The time until the bucket runs empty, if nothing more is added.
+	Clear time.Duration
+
+	// The exact time until this bucket will have room for the same request:
+	// denied one microsecond before, admitted at it. Zero if the bucket did
+	// not deny, or never will admit.
+	Retry time.Duration
+}
+
+// Summary is what several buckets decided on one request, in one.
+type Summary struct {
+	// Whether any bucket denied, and so the request is denied.
+	Denied bool
+
+	// Whether any bucket can never admit the request. No retry helps then.
+	Never bool
+
+	// The size of the bucket with the least room, the smaller size if two
+	// have equally little.
+	Size int64
+
+	// The least room left in any bucket.
+	Remaining int64
+
+	// The time until all buckets have run empty.
+	Clear time.Duration
+
+	// The time until no bucket denies any more. Zero if none does, or if one
+	// always will.
+	Retry time.Duration
+
+	// The index of the bucket that decided: of a denied request the one that
+	// never admits it or takes longest to, otherwise the one whose Size and
+	// Remaining these are.
+	Deciding int
+}
+
+// Summarize returns the summary of at least one decision.
+func Summarize(decisions []Decision) Summary {
+	least, decider := 0, -1
+	var sum Summary
+	for i, d := range decisions {
+		l := decisions[least]
+		if d.Remaining < l.Remaining || d.Remaining == l.Remaining && d.Size < l.Size {
+			least = i
+		}
+		if d.Denied && (decider < 0 || outranks(d, decisions[decider])) {
+			decider = i
+		}
+		sum.Clear = max(sum.Clear, d.Clear)
+	}
+	sum.Size, sum.Remaining, sum.Deciding = decisions[least].Size, decisions[least].Remaining, least
+	if decider >= 0 {
+		d := decisions[decider]
+		sum.Denied, sum.Never, sum.Retry, sum.Deciding = true, d.Never, d.Retry, decider
+	}
+	return sum
+}
+
+// outranks reports whether denial d holds for longer than denial e.
+func outranks(d, e Decision) bool {
+	if d.Never || e.Never {
+		return d.Never && !e.Never
+	}
+	return d.Retry > e.Retry
+}

@@ -1,0 +1,98 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Store keeps buckets and decides requests against them. Its methods may be
+// called from several goroutines at once; each request is decided in one
+// atomic step.
+type Store interface {
+	// Take decides one request and charges its buckets. It appends a Decision
+	// for each bucket to dst, in order, and returns the extended slice; the
+	// request is admitted if none of them is Denied.
+	//
+	// An error means that nothing was decided: the request is malformed, or
+	// the store did not answer in time. In the latter case buckets may or may
+	// not have been charged.
+	Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error)
+}
+
+// Request is the buckets that one request has to pass.
+type Request struct {
+	// The buckets, none named twice with the same key.
+	Buckets []Bucket
+
+	// What is charged when some buckets have room and others do not.
+	Accounting Accounting
+}
+
+// Bucket is one bucket and what a request adds to it. Its Name, Limit and Key
+// are its identity: requests that agree in them meet in one bucket, and
+// buckets of different limits never mix.
+type Bucket struct {
+	// What the bucket limits, such as "login". Stores may show it; any
+	// characters but spaces and braces are fine.
+	Name string
+
+	// Whose bucket it is, such as an address. Any bytes; stores keep and show
+	// only a digest.
+	Key string
+
+	// The bucket's numbers.
+	Limit Limit
+
+	// Whether Limit.Size may differ from request to request on one bucket. The
+	// size is then no part of the bucket's identity.
+	SizeVaries bool
+
+	// The units the request adds, at least 1. A request that costs more than
+	// the size is never admitted.
+	Cost int64
+}
+
+// Accounting says what a request charges when some of its buckets have room
+// for it and others do not.
+type Accounting uint8
+
+const (
+	// Atomic charges all buckets if all have room, else none.
+	Atomic Accounting = iota
+
+	// Each charges every bucket that has room, even if others deny.
+	Each
+)
+
+// String returns the word for a in a configuration.
+func (a Accounting) String() string {
+	if a == Each {
+		return "each"
+	}
+	return "atomic"
+}
+
+// validate returns an error if req does not describe buckets that can be
+// decided. Stores call it, so that numbers of any origin are safe to pass.
+func (req Request) validate() error {
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		if err := b.Limit.Validate(); err != nil {
+			return fmt.Errorf("bucket %q: %w", b.Name, err)
+		}
+		if b.Cost < 1 {
+			return fmt.Errorf("bucket %q: cost %d: must be at least 1", b.Name, b.Cost)
+		}
+		for j := range i {
+			if a := &req.Buckets[j]; a.Name == b.Name && a.Key == b.Key {
+				return fmt.Errorf("bucket %q: %w", b.Name, errTwice)
+			}
+		}
+	}
+	return nil
+}
+
+// errTwice refuses a request that would be checked against a bucket twice and
+// charged once.
+var errTwice = errors.New("named twice with one key in one request")
