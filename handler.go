@@ -1,0 +1,129 @@
+package ratelimit
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// ServeHTTP admits the request to the next handler or denies it.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	c := check{
+		request:  r,
+		replacer: r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer),
+		buckets:  make([]limiter.Bucket, 0, h.buckets),
+	}
+	for _, l := range h.Limits {
+		if err := l.apply(&c); err != nil {
+			return h.refuse(w, r, err)
+		}
+	}
+	if len(c.buckets) == 0 {
+		return next.ServeHTTP(w, r)
+	}
+
+	req := limiter.Request{Buckets: c.buckets, Accounting: h.accounting}
+	decisions, err := h.store.Take(r.Context(), req, make([]limiter.Decision, 0, len(c.buckets)))
+	if err != nil {
+		h.logger.Error("no decision on a request, answering 503", zap.Error(err))
+		return h.refuse(w, r, refusal{http.StatusServiceUnavailable, err})
+	}
+
+	rec := recordOf(&c)
+	rec.add(&c, decisions, h.families)
+	rec.fields.set(w.Header())
+	if sum := limiter.Summarize(decisions); sum.Denied {
+		return h.refuse(w, r, refusal{http.StatusTooManyRequests, denial{c.paths[sum.Deciding], sum}})
+	}
+	return next.ServeHTTP(rec.wrap(w), r)
+}
+
+// refusal is an answer of our own that keeps a request from the next handler.
+type refusal struct {
+	status int
+	err    error
+}
+
+// Error returns why the request is refused.
+func (ref refusal) Error() string { return ref.err.Error() }
+
+// denial is the error of a request that a limit denies.
+type denial struct {
+	path string
+	sum  limiter.Summary
+}
+
+// Error names the limit and the wait. Error routes may show it to clients.
+func (d denial) Error() string {
+	if d.sum.Never {
+		return fmt.Sprintf("rate limit %s exceeded: the request costs more than the limit holds", d.path)
+	}
+	return fmt.Sprintf("rate limit %s exceeded: retry after %s s", d.path, wholeSeconds(d.sum.Retry))
+}
+
+// refuse answers a request that does not get to the next handler, by an error
+// for error routes to shape. Where none can see it the bare status is written,
+// as the server would: a returned error costs it more than twice as much.
+// Other errors than refusals are returned as they are.
+func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) error {
+	ref, ok := err.(refusal)
+	if !ok {
+		return err
+	}
+	if h.seenByErrorRoutes(r) {
+		return caddyhttp.HandlerError{StatusCode: ref.status, Err: ref.err}
+	}
+	if c := h.logger.Check(zap.DebugLevel, "request refused"); c != nil {
+		c.Write(zap.Int("status", ref.status), zap.Error(ref.err))
+	}
+	w.WriteHeader(ref.status)
+	return nil
+}
+
+// seenByErrorRoutes reports whether error routes might see an error that h
+// returns for r. It is decided once for each server.
+func (h *Handler) seenByErrorRoutes(r *http.Request) bool {
+	srv, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if !ok {
+		return true
+	}
+	if seen, ok := h.errorRoutes.Load(srv); ok {
+		return seen.(bool)
+	}
+	errors, found := srv.Errors != nil && len(srv.Errors.Routes) > 0, false
+	search := func(routes caddyhttp.RouteList) {
+		e, f := h.search(routes)
+		errors, found = errors || e, found || f
+	}
+	search(srv.Routes)
+	for _, route := range srv.NamedRoutes {
+		search(caddyhttp.RouteList{*route})
+	}
+	// If h does not turn up, something else than a subroute holds it, which
+	// may do anything with errors.
+	seen := errors || !found
+	h.errorRoutes.Store(srv, seen)
+	return seen
+}
+
+// search reports whether any subroute in routes has error routes, and whether
+// h is in one of them.
+func (h *Handler) search(routes caddyhttp.RouteList) (errors, found bool) {
+	for _, route := range routes {
+		for _, handler := range route.Handlers {
+			switch handler := handler.(type) {
+			case *Handler:
+				found = found || handler == h
+			case *caddyhttp.Subroute:
+				e, f := h.search(handler.Routes)
+				errors, found = errors || e || handler.Errors != nil, found || f
+			}
+		}
+	}
+	return errors, found
+}

@@ -1,0 +1,191 @@
+// Package redistest runs a real Redis server for the length of a test.
+package redistest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+const (
+	// startWithin is how long a server may take until it answers.
+	startWithin = 10 * time.Second
+
+	// attempts is how many ports are tried: another process may take one
+	// between the moment it was found free and the server's listening.
+	attempts = 5
+)
+
+// Server is a redis-server of the test's own: empty, reachable from this host
+// only, and writing nothing to disk.
+type Server struct {
+	// Where it listens: 127.0.0.1:port and the path of its unix socket.
+	Addr, Socket string
+
+	// The server's process, for faults such as SIGSTOP. Restart replaces it.
+	Process *os.Process
+
+	path   string
+	args   []string
+	client *redis.Client
+	exited chan struct{} // closed when the process has exited and was reaped
+}
+
+// Start runs redis-server until the test ends and returns when it answers.
+// More args are passed to it as they are, such as "--maxmemory", "1mb". Where
+// redis-server is not installed the test is skipped; with the environment
+// variable CI set it fails, for a skipped test would count as passed there.
+func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("CI must not go without this test: %v", err)
+		}
+		t.Skip(err)
+	}
+	// Not t.TempDir: its path can be too long for a socket's.
+	dir, err := os.MkdirTemp("", "redis")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+
+	s := &Server{Socket: filepath.Join(dir, "s"), path: path}
+	for n := 1; ; n++ {
+		port := freePort(t)
+		s.Addr = net.JoinHostPort("127.0.0.1", port)
+		s.args = append([]string{
+			"--bind", "127.0.0.1", "--port", port, "--unixsocket", s.Socket,
+			"--dir", dir, "--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning",
+		}, args...)
+		err := s.launch()
+		if err == nil {
+			break
+		}
+		if n == attempts {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(s.Kill)
+
+	s.client = redis.NewClient(&redis.Options{
+		Network:                  "unix",
+		Addr:                     s.Socket,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+	t.Cleanup(func() { s.client.Close() })
+	return s
+}
+
+// Client returns a client of the server that is closed when the test ends.
+func (s *Server) Client() *redis.Client { return s.client }
+
+// Kill stops the server at once, as SIGKILL does, and waits until it is gone.
+func (s *Server) Kill() {
+	s.Process.Kill()
+	<-s.exited
+}
+
+// Restart starts the server again at the same addresses, empty, and returns
+// when it answers. It is killed before if it still runs.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.Kill()
+	if err := s.launch(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// CommandStat returns how often the server has run the named command, such as
+// "get" or "script|flush", calls from within scripts included.
+func (s *Server) CommandStat(t testing.TB, name string) int64 {
+	t.Helper()
+	info, err := s.client.Info(context.Background(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stat, found := strings.Cut(info, "cmdstat_"+name+":calls=")
+	if !found {
+		return 0
+	}
+	digits, _, _ := strings.Cut(stat, ",")
+	calls, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		t.Fatalf("calls of %s: %v", name, err)
+	}
+	return calls
+}
+
+// launch starts the process and waits until it answers.
+func (s *Server) launch() error {
+	output, exited := new(bytes.Buffer), make(chan struct{})
+	cmd := exec.Command(s.path, s.args...)
+	cmd.Stdout, cmd.Stderr = output, output
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	s.Process, s.exited = cmd.Process, exited
+	go func() {
+		defer close(exited)
+		cmd.Wait()
+	}()
+
+	for deadline := time.Now().Add(startWithin); !s.answers(); {
+		select {
+		case <-exited:
+			return fmt.Errorf("redis-server exited: %v\n%s", cmd.ProcessState, output)
+		case <-time.After(2 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			s.Kill()
+			return fmt.Errorf("redis-server did not answer within %v\n%s", startWithin, output)
+		}
+	}
+	return nil
+}
+
+// answers reports whether the server takes commands. One that wants a password
+// first does.
+func (s *Server) answers() bool {
+	conn, err := net.DialTimeout("unix", s.Socket, time.Second)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Second))
+	if _, err := conn.Write([]byte("PING\r\n")); err != nil {
+		return false
+	}
+	reply := make([]byte, 64)
+	n, _ := conn.Read(reply)
+	answer := string(reply[:n])
+	return strings.HasPrefix(answer, "+PONG") || strings.HasPrefix(answer, "-NOAUTH")
+}
+
+// freePort returns a port of 127.0.0.1 that nothing listened on just now.
+func freePort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}

@@ -1,0 +1,165 @@
+package ratelimit
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// key tells whose bucket a request meets: a template, made ready.
+type key struct {
+	template   string
+	parts      []part
+	ipv4, ipv6 int // how many bits of an address count
+}
+
+// part is a piece of a key's template: literal text or a placeholder.
+type part struct {
+	literal     string
+	placeholder string // its name, without braces
+	address     bool   // whether its value is an address, to be normalised
+	unverified  bool   // whether its value can't be relied on in early data
+}
+
+const (
+	clientIP   = "http.vars.client_ip"
+	remoteHost = "http.request.remote.host"
+)
+
+// addresses are the placeholders that hold one address and are normalised
+// wherever they stand, by their names. The short ones are the Caddyfile's; in
+// JSON they would otherwise be unknown, and so empty.
+var addresses = map[string]string{
+	clientIP:      clientIP,
+	remoteHost:    remoteHost,
+	"client_ip":   clientIP,
+	"remote_host": remoteHost,
+}
+
+// newKey makes a template ready.
+func newKey(template string, ipv4, ipv6 int) (*key, error) {
+	const want = "text or placeholders, such as {client_ip}, or a word for one bucket for all"
+	if template == "" || strings.ContainsRune(template, 0) {
+		return nil, badOption("key", template, want)
+	}
+	// Caddy's own replacer finds the placeholders: it knows what is escaped.
+	k := &key{template: template, ipv4: ipv4, ipv6: ipv6}
+	var names []string
+	text, err := caddy.NewEmptyReplacer().ReplaceFunc(template, func(name string, _ any) (any, error) {
+		names = append(names, name)
+		return "\x00", nil
+	})
+	if err != nil {
+		return nil, badOption("key", template, fmt.Sprintf("%s: %v", want, err))
+	}
+	for i, literal := range strings.Split(text, "\x00") {
+		if i > 0 {
+			k.parts = append(k.parts, part{placeholder: names[i-1]})
+		}
+		if literal != "" {
+			k.parts = append(k.parts, part{literal: literal})
+		}
+	}
+	for i := range k.parts {
+		p := &k.parts[i]
+		if name := addresses[p.placeholder]; name != "" {
+			p.placeholder, p.address = name, true
+		}
+		p.unverified = p.address || strings.HasPrefix(p.placeholder, "http.request.remote")
+	}
+	return k, nil
+}
+
+// String returns the template, every placeholder by its full name.
+func (k *key) String() string {
+	var text strings.Builder
+	for _, p := range k.parts {
+		if p.placeholder != "" {
+			text.WriteString("{" + p.placeholder + "}")
+		}
+		text.WriteString(p.literal)
+	}
+	return text.String()
+}
+
+// errEarlyData refuses a request whose address cannot be known yet: while the
+// TLS handshake is incomplete anybody could have replayed it from anywhere.
+var errEarlyData = refusal{
+	status: http.StatusTooEarly,
+	err:    errors.New("TLS handshake not complete, the client's address cannot be verified"),
+}
+
+// expand returns the key of one request, and whether it has one: if none of
+// the key's placeholders has a value it does not.
+//
+// Where several pieces make a key the lengths of their values are part of it,
+// so that no client can choose values that run together to another's.
+func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
+	var text, lengths []byte
+	asked, given := false, false
+	for i := range k.parts {
+		p := &k.parts[i]
+		if p.placeholder == "" {
+			text = append(text, p.literal...)
+			continue
+		}
+		if p.unverified && earlyData(r) {
+			return "", false, errEarlyData
+		}
+		v, _ := repl.GetString(p.placeholder)
+		if p.address {
+			v, _ = k.address(v)
+		}
+		asked, given = true, given || v != ""
+		text = append(text, v...)
+		lengths = binary.AppendUvarint(lengths, uint64(len(v)))
+	}
+	if asked && !given {
+		return "", false, nil
+	}
+	if whole, is := k.address(string(text)); is || len(k.parts) == 1 {
+		return whole, true, nil
+	}
+	return string(append(append(text, 0), lengths...)), true, nil
+}
+
+// client returns the address of the client, which stands in for a key that a
+// request does not have.
+func (k *key) client(r *http.Request) (string, error) {
+	if earlyData(r) {
+		return "", errEarlyData
+	}
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	address, _ = k.address(address)
+	return address, nil
+}
+
+// address returns an IP address as far as it counts, and true: an IPv4 address
+// written as IPv6 is the IPv4 address, a zone is dropped, and of the rest the
+// prefix remains. Anything else is returned as it is.
+func (k *key) address(text string) (string, bool) {
+	ip, err := netip.ParseAddr(text)
+	if err != nil {
+		return text, false
+	}
+	ip = ip.WithZone("").Unmap()
+	bits := k.ipv6
+	if ip.Is4() {
+		bits = k.ipv4
+	}
+	if bits == ip.BitLen() {
+		return ip.String(), true
+	}
+	return netip.PrefixFrom(ip, bits).Masked().String(), true
+}
+
+// earlyData reports whether r came before its TLS handshake was complete.
+func earlyData(r *http.Request) bool {
+	return r.TLS != nil && !r.TLS.HandshakeComplete
+}

@@ -1,0 +1,484 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+const (
+	defaultName       = "default"
+	defaultKey        = "{" + clientIP + "}"
+	defaultIPv4Prefix = 32
+	defaultIPv6Prefix = 64
+)
+
+// setting is one option of a limit as it was written.
+type setting struct{ option, text string }
+
+// names are what limits and their paths are made of.
+var names = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+
+// provision makes l and the limits within it ready. It returns an error that
+// names the limit and its option, if one is wrong.
+func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) error {
+	if err := l.setPath(parent); err != nil {
+		return fmt.Errorf("limit %q: %w", l.Name, err)
+	}
+	l.logger = ctx.Logger()
+	err := l.setKey(parent)
+	if err == nil {
+		err = l.setBuckets()
+	}
+	if err == nil {
+		err = defs.add(l)
+	}
+	if err == nil {
+		err = l.setMatchers(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("limit %q: %w", l.shownPath(), err)
+	}
+	for i, child := range l.Limits {
+		if child == nil {
+			return fmt.Errorf("limit %q: limit %d within it is null", l.shownPath(), i)
+		}
+		if err := child.provision(ctx, l, defs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// groups reports whether l has no bucket, only limits within it.
+func (l *Limit) groups() bool { return l.Size == "" && l.Max == "" }
+
+// shownPath returns what l is called in messages.
+func (l *Limit) shownPath() string {
+	if l.path == "" {
+		return defaultName
+	}
+	return l.path
+}
+
+// setPath gives l its path: its name behind those of the limits it is in. A
+// limit that has no name and only groups others does not show in paths.
+func (l *Limit) setPath(parent *Limit) error {
+	switch {
+	case l.Name != "" && !names.MatchString(l.Name):
+		return badOption("name", l.Name, "1 to 64 letters, digits, '_', '.' or '-'")
+	case l.Name == "" && parent != nil:
+		return errors.New("a limit within another needs a name")
+	case l.Name == "" && l.groups():
+		return nil
+	}
+	l.path = l.Name
+	if l.path == "" {
+		l.path = defaultName
+	}
+	if parent != nil && parent.path != "" {
+		l.path = parent.path + "/" + l.path
+	}
+	return nil
+}
+
+// setKey makes the key ready. Unless l has its own it is the parent's, with its
+// prefixes where l sets none.
+func (l *Limit) setKey(parent *Limit) error {
+	template, ipv4, ipv6 := l.Key, defaultIPv4Prefix, defaultIPv6Prefix
+	if template == "" && parent != nil {
+		template, ipv4, ipv6 = parent.key.template, parent.key.ipv4, parent.key.ipv6
+	}
+	var err error
+	if l.IPv4Prefix != "" {
+		if ipv4, err = newConstant("ipv4_prefix", string(l.IPv4Prefix), parseBits(32)); err != nil {
+			return err
+		}
+	}
+	if l.IPv6Prefix != "" {
+		if ipv6, err = newConstant("ipv6_prefix", string(l.IPv6Prefix), parseBits(128)); err != nil {
+			return err
+		}
+	}
+	if parent != nil && l.Key == "" && ipv4 == parent.key.ipv4 && ipv6 == parent.key.ipv6 {
+		l.key = parent.key
+		return nil
+	}
+	if template == "" {
+		template = defaultKey
+	}
+	l.key, err = newKey(template, ipv4, ipv6)
+	return err
+}
+
+// setMatchers makes the matchers ready.
+func (l *Limit) setMatchers(ctx caddy.Context) error {
+	if l.MatcherSetsRaw == nil {
+		return nil
+	}
+	sets, err := ctx.LoadModule(l, "MatcherSetsRaw")
+	if err != nil {
+		return fmt.Errorf("match: %w", err)
+	}
+	return l.matchers.FromInterface(sets)
+}
+
+// setBuckets makes the limit's buckets ready: one, or for a legacy limit with
+// a min_interval two.
+func (l *Limit) setBuckets() error {
+	bucketOptions := []setting{
+		{"size", string(l.Size)},
+		{"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
+	}
+	legacyOptions := []setting{
+		{"max", string(l.Max)},
+		{"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
+	}
+	shared := []setting{{"cost", string(l.Cost)}, {"factor", string(l.Factor)}}
+
+	legacy := firstSet(legacyOptions) != nil
+	if legacy {
+		if o := firstSet(bucketOptions); o != nil {
+			return fmt.Errorf("%s: got %q beside %s, want either size, drip_rate and drip_size or max, duration and min_interval",
+				o.option, o.text, firstSet(legacyOptions).option)
+		}
+		return l.setLegacyBuckets()
+	}
+	if l.Size == "" {
+		if o := firstSet(append(bucketOptions, shared...)); o != nil {
+			return badOption(o.option, o.text, "a size beside it")
+		}
+		if len(l.Limits) == 0 {
+			return errors.New("it limits nothing, want size, max or limits within it")
+		}
+		return nil
+	}
+
+	b := &bucket{path: l.path}
+	var err error
+	if b.size, err = newValue("size", string(l.Size), parseUnits); err != nil {
+		return err
+	}
+	if b.rate, err = newValue("drip_rate", or(string(l.DripRate), "1s"), parseInterval); err != nil {
+		return err
+	}
+	if b.drip, err = newValue("drip_size", or(string(l.DripSize), "1"), parseUnits); err != nil {
+		return err
+	}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
+
+// setLegacyBuckets makes the buckets of a limit that is told by max, duration
+// and min_interval: one that holds max units and drips one at a time, max of
+// them in the duration, and one that holds a single unit for the interval.
+func (l *Limit) setLegacyBuckets() error {
+	if l.Max == "" || l.Duration == "" {
+		return errors.New("max and duration: want both; for an interval alone write size 1 and drip_rate <interval>")
+	}
+	most, err := newConstant("max", string(l.Max), parseUnits)
+	if err != nil {
+		return err
+	}
+	duration, err := newConstant("duration", string(l.Duration), parseInterval)
+	if err != nil {
+		return err
+	}
+	micros := duration.Microseconds()
+	if most > micros {
+		return badOption("max", string(l.Max), fmt.Sprintf("at most one for each microsecond of the duration, %d", micros))
+	}
+	rate := time.Duration((micros+most-1)/most) * time.Microsecond
+	if err := l.addBucket(constantBucket(l.path, most, rate), string(l.Cost), string(l.Factor)); err != nil {
+		return err
+	}
+	if l.MinInterval == "" {
+		return nil
+	}
+	interval, err := newConstant("min_interval", string(l.MinInterval), parseInterval)
+	if err != nil {
+		return err
+	}
+	return l.addBucket(constantBucket(l.path+"/min_interval", 1, interval), "", "")
+}
+
+// constantBucket returns a bucket that drips one unit at a time.
+func constantBucket(path string, size int64, rate time.Duration) *bucket {
+	return &bucket{
+		path: path,
+		size: value[int64]{option: "size", constant: size},
+		rate: value[time.Duration]{option: "drip_rate", constant: rate},
+		drip: value[int64]{option: "drip_size", constant: 1},
+	}
+}
+
+// addBucket completes b and adds it to l's.
+func (l *Limit) addBucket(b *bucket, cost, factor string) error {
+	var err error
+	if b.cost, err = newValue("cost", or(cost, "1"), parseUnits); err != nil {
+		return err
+	}
+	if b.factor, err = newValue("factor", or(factor, "1"), parseFactor); err != nil {
+		return err
+	}
+	b.key, b.limit = l.key, l
+	b.fallbackPath = b.path + "@client_ip"
+	if err := b.check(); err != nil {
+		return err
+	}
+	l.buckets = append(l.buckets, b)
+	return nil
+}
+
+// firstSet returns the first of the options that is set, nil if none is.
+func firstSet(options []setting) *setting {
+	for i := range options {
+		if options[i].text != "" {
+			return &options[i]
+		}
+	}
+	return nil
+}
+
+// or returns text, or def if there is none.
+func or(text, def string) string {
+	if text == "" {
+		return def
+	}
+	return text
+}
+
+// apply adds to c the buckets of l, and of the limits within it, that the
+// request has to pass.
+func (l *Limit) apply(c *check) error {
+	if matches, err := l.matchers.AnyMatchWithError(c.request); err != nil || !matches {
+		return err
+	}
+	for _, b := range l.buckets {
+		if err := b.apply(c); err != nil {
+			return err
+		}
+	}
+	for _, child := range l.Limits {
+		if err := child.apply(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// expandKey returns the key of the request, and whether it has one or the
+// client's address stands in.
+func (l *Limit) expandKey(c *check) (text string, own bool, err error) {
+	text, own, err = l.key.expand(c.request, c.replacer)
+	if err != nil || own {
+		return text, own, err
+	}
+	l.warnNoKey.Do(func() {
+		l.logger.Warn("a request has no value for the key of this limit; its client's address is used instead",
+			zap.String("limit", l.path), zap.Stringer("key", l.key))
+	})
+	text, err = l.key.client(c.request)
+	return text, false, err
+}
+
+// reportBadValue logs that a placeholder made no usable value, at most once a
+// minute for a limit.
+func (l *Limit) reportBadValue(err error) {
+	now := time.Now().Unix()
+	if last := l.reported.Load(); now-last >= 60 && l.reported.CompareAndSwap(last, now) {
+		l.logger.Error("a placeholder makes no usable value; requests are refused",
+			zap.String("limit", l.path), zap.Error(err))
+	}
+}
+
+// bucket is one bucket of a limit, made ready.
+type bucket struct {
+	limit        *Limit
+	path         string
+	fallbackPath string // where the client's address stands in for the key
+	key          *key
+
+	size, drip, cost value[int64]
+	rate             value[time.Duration]
+	factor           value[factor]
+
+	// What all requests have in common, where nothing depends on the request.
+	constant *limiter.Bucket
+	off      bool
+}
+
+// sizeVaries reports whether the size in force depends on the request.
+func (b *bucket) sizeVaries() bool { return b.size.varies() || b.factor.varies() }
+
+// check makes what is constant ready, and returns an error if it can't be
+// right for any request.
+func (b *bucket) check() error {
+	if b.off = !b.factor.varies() && b.factor.constant == 0; b.off || b.sizeVaries() {
+		return nil
+	}
+	size, _, err := b.sizeInForce(nil)
+	if err != nil {
+		return err
+	}
+	if !b.cost.varies() && b.cost.constant > size {
+		return badOption("cost", b.cost.String(), fmt.Sprintf("at most the size, %d", size))
+	}
+	if b.rate.varies() || b.drip.varies() {
+		return nil
+	}
+	numbers, _, err := b.numbers(nil)
+	if err == nil && !b.cost.varies() {
+		b.constant = &limiter.Bucket{Name: b.path, Limit: numbers, Cost: b.cost.constant}
+	}
+	return err
+}
+
+// sizeInForce returns the size divided by the factor, or that the bucket is
+// off.
+func (b *bucket) sizeInForce(repl *caddy.Replacer) (size int64, off bool, err error) {
+	divisor, err := b.factor.at(repl)
+	if err != nil || divisor == 0 {
+		return 0, err == nil, err
+	}
+	if size, err = b.size.at(repl); err != nil {
+		return 0, false, err
+	}
+	if size = divisor.divide(size); size > limiter.MaxUnits {
+		return 0, false, badOption("factor", divisor.String(),
+			fmt.Sprintf("one that leaves a size of at most %d", int64(limiter.MaxUnits)))
+	}
+	return size, false, nil
+}
+
+// numbers returns the bucket's numbers for one request, or that it is off.
+func (b *bucket) numbers(repl *caddy.Replacer) (numbers limiter.Limit, off bool, err error) {
+	if numbers.Size, off, err = b.sizeInForce(repl); err != nil || off {
+		return numbers, off, err
+	}
+	if numbers.DripRate, err = b.rate.at(repl); err != nil {
+		return numbers, false, err
+	}
+	if numbers.DripSize, err = b.drip.at(repl); err != nil {
+		return numbers, false, err
+	}
+	return numbers, false, numbers.Validate()
+}
+
+// apply adds the bucket to c, unless it is off.
+func (b *bucket) apply(c *check) error {
+	if b.off {
+		return nil
+	}
+	add := limiter.Bucket{Name: b.path, SizeVaries: b.sizeVaries()}
+	if b.constant != nil {
+		add = *b.constant
+	} else {
+		var off bool
+		var err error
+		if add.Limit, off, err = b.numbers(c.replacer); err != nil || off {
+			return c.badValue(b, http.StatusInternalServerError, err)
+		}
+		if add.Cost, err = b.cost.at(c.replacer); err != nil {
+			return c.badValue(b, http.StatusBadRequest, err)
+		}
+	}
+	text, own, err := c.keyOf(b)
+	if err != nil {
+		return err
+	}
+	if add.Key = text; !own {
+		add.Name = b.fallbackPath
+	}
+	c.buckets = append(c.buckets, add)
+	c.paths = append(c.paths, b.path)
+	return nil
+}
+
+// check collects what one request has to pass.
+type check struct {
+	request  *http.Request
+	replacer *caddy.Replacer
+	buckets  []limiter.Bucket
+	paths    []string // what the buckets are called in answers
+
+	// The key expanded last: most limits of a request have it in common.
+	key     *key
+	keyText string
+	keyOwn  bool
+}
+
+// keyOf returns the key of the request for b.
+func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
+	if c.key != b.key {
+		text, own, err := b.limit.expandKey(c)
+		if err != nil {
+			return "", false, err
+		}
+		c.key, c.keyText, c.keyOwn = b.key, text, own
+	}
+	return c.keyText, c.keyOwn, nil
+}
+
+// badValue returns the refusal of a request for which a placeholder made no
+// usable value; none if there is no error.
+func (c *check) badValue(b *bucket, status int, err error) error {
+	if err == nil {
+		return nil
+	}
+	b.limit.reportBadValue(err)
+	return refusal{status: status, err: fmt.Errorf("limit %q: %w", b.path, err)}
+}
+
+// definitions holds what the limits of a configuration are, to find those that
+// share a path by mistake.
+type definitions struct {
+	named map[string][]setting // of the whole configuration, by path
+	paths map[string]bool      // of one handler
+}
+
+// inHandler returns the definitions as the limits of one more handler add to
+// them.
+func (d *definitions) inHandler() *definitions {
+	return &definitions{named: d.named, paths: make(map[string]bool)}
+}
+
+// add adds the buckets of l. In one handler every path may stand once: a
+// request could not be charged twice in one step. Limits of one name share
+// their buckets wherever they stand, so they have to agree in what makes a
+// bucket; without a name they may differ, and then do not share.
+func (d *definitions) add(l *Limit) error {
+	for _, b := range l.buckets {
+		if d.paths[b.path] {
+			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
+		}
+		d.paths[b.path] = true
+		if l.Name == "" {
+			continue
+		}
+		options := []setting{
+			{"key", b.key.String()},
+			{"ipv4_prefix", fmt.Sprint(b.key.ipv4)}, {"ipv6_prefix", fmt.Sprint(b.key.ipv6)},
+			{"size", b.size.String()}, {"drip_rate", b.rate.String()}, {"drip_size", b.drip.String()},
+			{"factor", b.factor.String()},
+		}
+		earlier, found := d.named[b.path]
+		if !found {
+			d.named[b.path] = options
+			continue
+		}
+		for i, o := range options {
+			if o != earlier[i] {
+				return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want them equal, since limits of one path share their buckets, or another name",
+					o.option, o.text, earlier[i].text, b.path)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,647 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Guards the numbers that the documentation works out, and the four ways in
+// which the pseudocode of SkRateLimiterService, where this limiter comes from,
+// lets through more or less than it says. What that admits of the last burst is
+// noted beside the case.
+func TestAdmitted(t *testing.T) {
+	// burst is as many requests of cost 1, every so often from one time until
+	// another, both included.
+	type burst struct {
+		from, until, every time.Duration
+		requests           int
+	}
+	at := func(at time.Duration, requests int) burst {
+		return burst{from: at, until: at, every: 1, requests: requests}
+	}
+	tests := []struct {
+		name  string
+		limit Limit
+		load  []burst
+		want  []int64 // how many each burst admits
+	}{
+		{
+			name:  "idle time after one request is not banked", // seed: 18
+			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 1},
+			load:  []burst{at(0, 1), at(9*time.Second, 40)},
+			want:  []int64{1, 10},
+		},
+		{
+			name:  "idle time between five slow requests is not banked", // seed: 45
+			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 1},
+			load:  []burst{{0, 32 * time.Second, 8 * time.Second, 1}, at(40*time.Second, 4000)},
+			want:  []int64{5, 10},
+		},
+		{
+			name:  "idle time between fifty slow requests is not banked", // seed: 360
+			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 1},
+			load:  []burst{{0, 392 * time.Second, 8 * time.Second, 1}, at(400*time.Second, 4000)},
+			want:  []int64{50, 10},
+		},
+		{
+			name:  "idle time in an hour of slow requests is not banked", // seed: 3160
+			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 1},
+			load:  []burst{{0, 3592 * time.Second, 8 * time.Second, 1}, at(time.Hour, 4000)},
+			want:  []int64{450, 10},
+		},
+		{
+			name:  "sustained rate is drip size per drip", // seed: 70
+			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 2},
+			load:  []burst{{0, 60 * time.Second, 100 * time.Millisecond, 20}},
+			want:  []int64{10 + 2*60},
+		},
+		{
+			// At 301 s the timestamp of the pseudocode has expired, the counter
+			// has not.
+			name:  "state that expires does not open the bucket", // seed: all 1000
+			limit: Limit{Size: 5, DripRate: time.Minute, DripSize: 1},
+			load: []burst{
+				at(0, 1), at(59*time.Second, 1),
+				{301 * time.Second, 311*time.Second - 1, 10 * time.Millisecond, 1},
+			},
+			want: []int64{1, 1, 5},
+		},
+		{
+			name:  "one drip comes one drip rate after the first request",
+			limit: Limit{Size: 2, DripRate: time.Second, DripSize: 1},
+			load: []burst{
+				at(500*time.Millisecond, 1), at(1499*time.Millisecond, 1),
+				at(1500*time.Millisecond-time.Microsecond, 1), at(1500*time.Millisecond, 2),
+			},
+			want: []int64{1, 1, 0, 1},
+		},
+		{
+			name:  "largest drip never fills the bucket beyond its size",
+			limit: Limit{Size: 3, DripRate: time.Second, DripSize: 100},
+			load:  []burst{at(0, 10), at(999*time.Millisecond, 10), at(time.Second, 10), at(time.Hour, 10)},
+			want:  []int64{3, 0, 3, 3},
+		},
+		{
+			name:  "bucket of one unit keeps requests a drip rate apart",
+			limit: Limit{Size: 1, DripRate: time.Second, DripSize: 1},
+			load:  []burst{{0, 10 * time.Second, time.Millisecond, 1}},
+			want:  []int64{11},
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newSubject(0)
+			var got []int64
+			for _, b := range tc.load {
+				n := int64(0)
+				for now := b.from; now <= b.until; now += b.every {
+					s.now = now.Microseconds()
+					for range b.requests {
+						if !s.take(t, tc.limit, 1).Denied {
+							n++
+						}
+					}
+				}
+				got = append(got, n)
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("admitted %d, want %d", got, tc.want)
+			}
+		})
+	}
+}
+
+// Guards against requests that slip in between another's check and its charge,
+// as they do where the two are separate steps: of many at once just as many
+// pass as there is room for.
+func TestConcurrentRequestsShareOneBucket(t *testing.T) {
+	for _, size := range []int64{1, 10} {
+		t.Run(fmt.Sprintf("size=%d", size), func(t *testing.T) {
+			store := NewMemory(func() time.Duration { return time.Hour })
+			req := Request{Buckets: []Bucket{{Name: "test", Limit: Limit{size, time.Second, 1}, Cost: 1}}}
+			var admitted atomic.Int64
+			var ready, done sync.WaitGroup
+			ready.Add(1)
+			for range 100 {
+				done.Go(func() {
+					ready.Wait()
+					d, err := store.Take(context.Background(), req, nil)
+					if err != nil {
+						t.Error(err)
+					} else if !d[0].Denied {
+						admitted.Add(1)
+					}
+				})
+			}
+			ready.Done()
+			done.Wait()
+			if got := admitted.Load(); got != size {
+				t.Errorf("admitted %d of 100, want %d", got, size)
+			}
+		})
+	}
+}
+
+// Guards every formula with numbers worked out by hand, most of all those where
+// the last drip falls short.
+func TestDecisions(t *testing.T) {
+	const (
+		us = time.Microsecond
+		s  = time.Second
+	)
+	type step struct {
+		at   time.Duration
+		cost int64
+		want Decision // without its size
+	}
+	tests := []struct {
+		name  string
+		limit Limit
+		steps []step
+	}{
+		{
+			name:  "drip size 1",
+			limit: Limit{Size: 2, DripRate: s, DripSize: 1},
+			steps: []step{
+				{0, 1, Decision{Remaining: 1, Clear: s}},
+				{0, 1, Decision{Remaining: 0, Clear: 2 * s}},
+				{0, 1, Decision{Denied: true, Clear: 2 * s, Retry: s}},
+				{0, 2, Decision{Denied: true, Clear: 2 * s, Retry: 2 * s}},
+				{s - us, 1, Decision{Denied: true, Clear: s + us, Retry: us}},
+				{s, 2, Decision{Denied: true, Remaining: 1, Clear: s, Retry: s}},
+				{s, 1, Decision{Remaining: 0, Clear: 2 * s}},
+				{3*s - us, 2, Decision{Denied: true, Remaining: 1, Clear: us, Retry: us}},
+				{3 * s, 2, Decision{Remaining: 0, Clear: 2 * s}},
+			},
+		},
+		{
+			name:  "cost above the size",
+			limit: Limit{Size: 2, DripRate: s, DripSize: 1},
+			steps: []step{
+				{0, 3, Decision{Denied: true, Never: true, Remaining: 2}},
+				{0, 1, Decision{Remaining: 1, Clear: s}},
+				{0, 3, Decision{Denied: true, Never: true, Remaining: 1, Clear: s}},
+				{0, math.MaxInt64, Decision{Denied: true, Never: true, Remaining: 1, Clear: s}},
+				{s, 2, Decision{Remaining: 0, Clear: 2 * s}},
+			},
+		},
+		{
+			name:  "size is no multiple of drip size", // levels 10, 7, 4, 1, 0
+			limit: Limit{Size: 10, DripRate: s, DripSize: 3},
+			steps: []step{
+				{0, 1, Decision{Remaining: 9, Clear: s}},
+				{0, 2, Decision{Remaining: 7, Clear: s}}, // fills the drip up
+				{0, 1, Decision{Remaining: 6, Clear: 2 * s}},
+				{0, 6, Decision{Remaining: 0, Clear: 4 * s}},
+				{0, 1, Decision{Denied: true, Clear: 4 * s, Retry: s}},
+				{0, 3, Decision{Denied: true, Clear: 4 * s, Retry: s}},
+				{0, 4, Decision{Denied: true, Clear: 4 * s, Retry: 2 * s}},
+				{0, 6, Decision{Denied: true, Clear: 4 * s, Retry: 2 * s}},
+				{0, 9, Decision{Denied: true, Clear: 4 * s, Retry: 3 * s}},
+				{0, 10, Decision{Denied: true, Clear: 4 * s, Retry: 4 * s}},
+				{s - us, 1, Decision{Denied: true, Clear: 3*s + us, Retry: us}},
+				{s, 4, Decision{Denied: true, Remaining: 3, Clear: 3 * s, Retry: s}},
+				{s, 1, Decision{Remaining: 2, Clear: 3 * s}},
+				{2*s + s/2, 6, Decision{Denied: true, Remaining: 5, Clear: s + s/2, Retry: s / 2}},
+				{2*s + s/2, 5, Decision{Remaining: 0, Clear: 3*s + s/2}},
+			},
+		},
+		{
+			name:  "size is a multiple of drip size", // levels 10, 8, 6, 4, 2, 0
+			limit: Limit{Size: 10, DripRate: s, DripSize: 2},
+			steps: []step{
+				{0, 10, Decision{Remaining: 0, Clear: 5 * s}},
+				{s, 3, Decision{Denied: true, Remaining: 2, Clear: 4 * s, Retry: s}},
+				{s, 1, Decision{Remaining: 1, Clear: 5 * s}},
+				{2 * s, 1, Decision{Remaining: 2, Clear: 4 * s}},
+			},
+		},
+		{
+			name:  "drip size above the size",
+			limit: Limit{Size: 3, DripRate: s, DripSize: 5},
+			steps: []step{
+				{0, 1, Decision{Remaining: 2, Clear: s}},
+				{s / 2, 2, Decision{Remaining: 0, Clear: s / 2}},
+				{s / 2, 1, Decision{Denied: true, Clear: s / 2, Retry: s / 2}},
+				{s / 2, 3, Decision{Denied: true, Clear: s / 2, Retry: s / 2}},
+				{s, 3, Decision{Remaining: 0, Clear: s}},
+			},
+		},
+		{
+			name:  "drips keep their beat while the bucket is not empty",
+			limit: Limit{Size: 5, DripRate: s, DripSize: 1},
+			steps: []step{
+				{0, 2, Decision{Remaining: 3, Clear: 2 * s}},
+				{s + s/2, 1, Decision{Remaining: 3, Clear: s + s/2}}, // 1 + 1 units, drips at 2 s and 3 s
+				{2 * s, 1, Decision{Remaining: 3, Clear: 2 * s}},
+				{4 * s, 1, Decision{Remaining: 4, Clear: s}},
+			},
+		},
+		{
+			name:  "an empty bucket finds a new beat",
+			limit: Limit{Size: 5, DripRate: s, DripSize: 2},
+			steps: []step{
+				{0, 1, Decision{Remaining: 4, Clear: s}},
+				{s + 1*us, 1, Decision{Remaining: 4, Clear: s}},
+				{2 * s, 1, Decision{Remaining: 3, Clear: us}}, // the same drip takes both
+				{time.Hour, 5, Decision{Remaining: 0, Clear: 3 * s}},
+			},
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			sub := newSubject(0)
+			for i, step := range tc.steps {
+				sub.now = step.at.Microseconds()
+				want := step.want
+				want.Size = tc.limit.Size
+				if got := sub.take(t, tc.limit, step.cost); got != want {
+					t.Fatalf("step %d, at %v, cost %d:\n got %+v\nwant %+v", i, step.at, step.cost, got, want)
+				}
+			}
+		})
+	}
+}
+
+// Guards against a bucket that stays full for as long as the clock was set
+// back, and against one that drips out early because of what only looks like
+// it.
+func TestClockSetBack(t *testing.T) {
+	const (
+		now  = 1_790_000_000_000_000
+		full = 4_000_000
+	)
+	l := Limit{Size: 10, DripRate: time.Second, DripSize: 3} // slack of a full bucket: 2
+	tests := []struct {
+		name       string
+		stored     state
+		sizeVaries bool
+		want       state
+	}{
+		{name: "absent", want: state{now, 0}},
+		{name: "drained", stored: state{now, 1}, want: state{now, 0}},
+		{name: "drained long ago", stored: state{1, 1}, want: state{now, 0}},
+		{name: "not drained", stored: state{now + 1, 1}, want: state{now + 1, 1}},
+		{name: "full", stored: state{now + full, 2}, want: state{now + full, 2}},
+		{name: "a second beyond full", stored: state{now + full + 1e6, 1}, want: state{now + full + 1e6, 1}},
+		{name: "further", stored: state{now + full + 1e6 + 1, 1}, want: state{now + full, 2}},
+		{name: "an hour", stored: state{now + full + 3600e6, 0}, want: state{now + full, 2}},
+		{name: "at the horizon", stored: state{now + 1<<50, 0}, want: state{now + full, 2}},
+		{name: "beyond the horizon", stored: state{now + 1<<50 + 1, 1}, want: state{now, 0}},
+		{name: "end of time", stored: state{math.MaxInt64, 1}, want: state{now, 0}},
+		{name: "an hour, size varies", stored: state{now + full + 3600e6, 1}, sizeVaries: true,
+			want: state{now + full + 3600e6, 1}},
+		{name: "at the horizon, size varies", stored: state{now + 1<<50, 1}, sizeVaries: true,
+			want: state{now + 1<<50, 1}},
+		{name: "beyond the horizon, size varies", stored: state{now + 1<<50 + 1, 1}, sizeVaries: true,
+			want: state{now, 0}},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := l.at(tc.stored, now, tc.sizeVaries); got != tc.want {
+				t.Errorf("got now%+d µs, slack %d, want now%+d µs, slack %d",
+					got.clear-now, got.slack, tc.want.clear-now, tc.want.slack)
+			}
+		})
+	}
+}
+
+// Guards against a bucket that is made full anew by each request after the
+// clock was set back: a client that keeps asking would never be let in again.
+func TestClockSetBackUnderLoad(t *testing.T) {
+	l := Limit{Size: 10, DripRate: time.Second, DripSize: 3}
+	s := newSubject(3600e6)
+	s.take(t, l, 10)
+	for s.now = 0; s.now < 1e6; s.now += 100e3 {
+		want := Decision{
+			Denied: true,
+			Size:   10,
+			Clear:  4*time.Second - time.Duration(s.now)*time.Microsecond,
+			Retry:  time.Second - time.Duration(s.now)*time.Microsecond,
+		}
+		if got := s.take(t, l, 1); got != want {
+			t.Fatalf("at %d µs:\n got %+v\nwant %+v", s.now, got, want)
+		}
+	}
+	if got := s.flood(t, l); got != 3 {
+		t.Errorf("admitted %d after one drip, want 3", got)
+	}
+}
+
+// Guards the texts that users see when a number is out of range, and the edges
+// of the ranges.
+func TestLimitValidate(t *testing.T) {
+	const us = time.Microsecond
+	tests := []struct {
+		name  string
+		limit Limit
+		want  string // the error; none if empty
+	}{
+		{"zero", Limit{}, "size 0: must be from 1 to 562949953421312"},
+		{"negative size", Limit{-1, us, 1}, "size -1: must be from 1 to 562949953421312"},
+		{"size too large", Limit{1<<49 + 1, us, 1},
+			"size 562949953421313: must be from 1 to 562949953421312"},
+		{"no drip size", Limit{1, us, 0}, "drip size 0: must be from 1 to 562949953421312"},
+		{"negative drip size", Limit{1, us, -1}, "drip size -1: must be from 1 to 562949953421312"},
+		{"drip size too large", Limit{1, us, 1<<49 + 1},
+			"drip size 562949953421313: must be from 1 to 562949953421312"},
+		{"no drip rate", Limit{1, 0, 1},
+			"drip rate 0s: must be a whole number of microseconds, at least 1µs"},
+		{"negative drip rate", Limit{1, -us, 1},
+			"drip rate -1µs: must be a whole number of microseconds, at least 1µs"},
+		{"drip rate too short", Limit{1, 999, 1},
+			"drip rate 999ns: must be a whole number of microseconds, at least 1µs"},
+		{"drip rate not whole", Limit{1, 1500, 1},
+			"drip rate 1.5µs: must be a whole number of microseconds, at least 1µs"},
+		{"largest size drains too slowly", Limit{1 << 49, 2 * us, 1},
+			"size 562949953421312, drip rate 2µs, drip size 1: a full bucket must drain within 35 years"},
+		{"product beyond 64 bits", Limit{1 << 49, math.MaxInt64 / 1000 * 1000, 1},
+			"size 562949953421312, drip rate 2562047h47m16.854775s, drip size 1: " +
+				"a full bucket must drain within 35 years"},
+		{"rate just too long for one unit", Limit{1, 1<<49*us + us, 1},
+			"size 1, drip rate 156374h59m13.421313s, drip size 1: a full bucket must drain within 35 years"},
+		{"rate just too long for three drips", Limit{7, 1<<48*us + us, 3},
+			"size 7, drip rate 78187h29m36.710657s, drip size 3: a full bucket must drain within 35 years"},
+
+		{"least", Limit{1, us, 1}, ""},
+		{"largest size, smallest drip", Limit{1 << 49, us, 1}, ""},
+		{"largest size and drip", Limit{1 << 49, 1 << 49 * us, 1 << 49}, ""},
+		{"largest drip", Limit{1, us, 1 << 49}, ""},
+		{"longest rate for one unit", Limit{1, 1 << 49 * us, 1}, ""},
+		{"longest rate for three drips", Limit{7, 1 << 48 * us, 3}, ""},
+		{"usual", Limit{100, time.Second, 10}, ""},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			got := ""
+			if err := tc.limit.Validate(); err != nil {
+				got = err.Error()
+			}
+			if got != tc.want {
+				t.Errorf("got  %q\nwant %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// Guards the rounding that all the rest is made of, at the edges of what it is
+// called with.
+func TestCeilDiv(t *testing.T) {
+	tests := []struct{ a, b, want int64 }{
+		{0, 1, 0}, {1, 1, 1}, {5, 1, 5},
+		{0, 5, 0}, {1, 5, 1}, {4, 5, 1}, {5, 5, 1}, {6, 5, 2}, {10, 5, 2}, {11, 5, 3},
+		{-1, 5, 0}, {-4, 5, 0},
+		{MaxUnits, MaxUnits, 1}, {MaxUnits, 1, MaxUnits}, {1, MaxUnits, 1}, {1 - MaxUnits, MaxUnits, 0},
+		{horizon, horizon, 1}, {horizon, horizon - 1, 2},
+	}
+	for _, tc := range tests {
+		if got := ceilDiv(tc.a, tc.b); got != tc.want {
+			t.Errorf("ceilDiv(%d, %d) = %d, want %d", tc.a, tc.b, got, tc.want)
+		}
+	}
+}
+
+// Guards the two durations that documentation and policies are written from:
+// an incomplete last drip takes as long as any.
+func TestDrainAndDripTime(t *testing.T) {
+	tests := []struct {
+		limit Limit
+		units int64
+		drain time.Duration
+		drip  time.Duration
+	}{
+		{Limit{10, time.Second, 1}, 10, 10 * time.Second, 10 * time.Second},
+		{Limit{10, time.Second, 1}, 0, 10 * time.Second, 0},
+		{Limit{10, time.Second, 3}, 1, 4 * time.Second, time.Second},
+		{Limit{10, time.Second, 3}, 3, 4 * time.Second, time.Second},
+		{Limit{10, time.Second, 3}, 4, 4 * time.Second, 2 * time.Second},
+		{Limit{9, 1500 * time.Millisecond, 3}, 9, 4500 * time.Millisecond, 4500 * time.Millisecond},
+		{Limit{10, time.Second, 100}, 10, time.Second, time.Second},
+		{Limit{1 << 49, time.Microsecond, 1}, 1 << 49, 1 << 49 * time.Microsecond, 1 << 49 * time.Microsecond},
+	}
+	for _, tc := range tests {
+		if got := tc.limit.DrainTime(); got != tc.drain {
+			t.Errorf("%+v: DrainTime() = %v, want %v", tc.limit, got, tc.drain)
+		}
+		if got := tc.limit.DripTime(tc.units); got != tc.drip {
+			t.Errorf("%+v: DripTime(%d) = %v, want %v", tc.limit, tc.units, got, tc.drip)
+		}
+	}
+}
+
+// Guards the one answer that a client gets where several buckets decided.
+func TestSummarize(t *testing.T) {
+	const s = time.Second
+	admits := func(size, remaining int64, clear time.Duration) Decision {
+		return Decision{Size: size, Remaining: remaining, Clear: clear}
+	}
+	denies := func(size, remaining int64, clear, retry time.Duration) Decision {
+		return Decision{Denied: true, Size: size, Remaining: remaining, Clear: clear, Retry: retry}
+	}
+	never := func(size, remaining int64, clear time.Duration) Decision {
+		return Decision{Denied: true, Never: true, Size: size, Remaining: remaining, Clear: clear}
+	}
+	tests := []struct {
+		name      string
+		decisions []Decision
+		want      Summary
+	}{
+		{
+			"one that admits",
+			[]Decision{admits(10, 9, s)},
+			Summary{Size: 10, Remaining: 9, Clear: s},
+		},
+		{
+			"one that denies",
+			[]Decision{denies(10, 3, 9*s, 2*s)},
+			Summary{Denied: true, Size: 10, Remaining: 3, Clear: 9 * s, Retry: 2 * s},
+		},
+		{
+			"one that never admits",
+			[]Decision{never(10, 3, 9*s)},
+			Summary{Denied: true, Never: true, Size: 10, Remaining: 3, Clear: 9 * s},
+		},
+		{
+			"least remaining, not least size",
+			[]Decision{admits(5, 4, s), admits(10, 3, s), admits(8, 4, s)},
+			Summary{Size: 10, Remaining: 3, Clear: s, Deciding: 1},
+		},
+		{
+			"smaller size on a tie, the later one",
+			[]Decision{admits(10, 3, s), admits(5, 3, s), admits(8, 3, s)},
+			Summary{Size: 5, Remaining: 3, Clear: s, Deciding: 1},
+		},
+		{
+			"smaller size on a tie, the earlier one",
+			[]Decision{admits(8, 4, s), admits(5, 3, s), admits(10, 3, s)},
+			Summary{Size: 5, Remaining: 3, Clear: s, Deciding: 1},
+		},
+		{
+			"order on a tie of both",
+			[]Decision{admits(9, 5, s), admits(5, 3, s), admits(5, 3, 2*s)},
+			Summary{Size: 5, Remaining: 3, Clear: 2 * s, Deciding: 1},
+		},
+		{
+			"longest clear, of one that neither denies nor has least",
+			[]Decision{denies(5, 0, 5*s, s), admits(10, 2, 30*s), denies(5, 1, 4*s, s)},
+			Summary{Denied: true, Size: 5, Remaining: 0, Clear: 30 * s, Retry: s},
+		},
+		{
+			"any denial denies",
+			[]Decision{admits(10, 0, 30*s), admits(10, 1, 30*s), denies(10, 4, 5*s, s)},
+			Summary{Denied: true, Size: 10, Remaining: 0, Clear: 30 * s, Retry: s, Deciding: 2},
+		},
+		{
+			"longest retry decides",
+			[]Decision{denies(5, 0, 5*s, s), denies(10, 1, 20*s, 3*s), denies(7, 0, 9*s, 2*s)},
+			Summary{Denied: true, Size: 5, Remaining: 0, Clear: 20 * s, Retry: 3 * s, Deciding: 1},
+		},
+		{
+			"order on equal retries",
+			[]Decision{admits(9, 0, s), denies(5, 2, s, s), denies(4, 1, s, s)},
+			Summary{Denied: true, Size: 9, Remaining: 0, Clear: s, Retry: s, Deciding: 1},
+		},
+		{
+			"never outranks a retry before it",
+			[]Decision{denies(5, 0, 5*s, 4*s), never(3, 2, s)},
+			Summary{Denied: true, Never: true, Size: 5, Remaining: 0, Clear: 5 * s, Deciding: 1},
+		},
+		{
+			"never outranks a retry after it",
+			[]Decision{never(3, 2, s), denies(5, 0, 5*s, 4*s)},
+			Summary{Denied: true, Never: true, Size: 5, Remaining: 0, Clear: 5 * s, Deciding: 0},
+		},
+		{
+			"order on two that never admit",
+			[]Decision{admits(9, 9, 0), never(3, 2, s), never(2, 1, s)},
+			Summary{Denied: true, Never: true, Size: 2, Remaining: 1, Clear: s, Deciding: 1},
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			before := slices.Clone(tc.decisions)
+			if got := Summarize(tc.decisions); got != tc.want {
+				t.Errorf("\n got %+v\nwant %+v", got, tc.want)
+			}
+			if !slices.Equal(tc.decisions, before) {
+				t.Errorf("decisions changed to %+v", tc.decisions)
+			}
+		})
+	}
+}
+
+// Guards the words of configurations, and that atomic is what one gets without
+// asking.
+func TestAccountingString(t *testing.T) {
+	var unset Accounting
+	for a, want := range map[Accounting]string{unset: "atomic", Atomic: "atomic", Each: "each"} {
+		if got := a.String(); got != want {
+			t.Errorf("Accounting(%d).String() = %q, want %q", a, got, want)
+		}
+	}
+}
+
+// The columns of seed 001: limited, size, remaining, seconds to wait or -1 if
+// not limited, seconds until empty; seconds rounded down.
+type seed001Row [5]int64
+
+func seed001RowOf(denied bool, size, remaining int64, retry, clear time.Duration) seed001Row {
+	if !denied {
+		return seed001Row{0, size, remaining, -1, int64(clear / time.Second)}
+	}
+	return seed001Row{1, size, remaining, int64(retry / time.Second), int64(clear / time.Second)}
+}
+
+// takeSeed001 makes the request of seed 001's example, and returns its rows for
+// "user" and "user/trade" and their summary.
+func takeSeed001(t *testing.T, store Store, accounting Accounting) [3]seed001Row {
+	t.Helper()
+	d, err := store.Take(context.Background(), Request{
+		Accounting: accounting,
+		Buckets: []Bucket{
+			{Name: "user", Key: "alex", Limit: Limit{16, 2 * time.Second, 1}, Cost: 1},
+			{Name: "user/trade", Key: "alex", Limit: Limit{6, 1500 * time.Millisecond, 1}, Cost: 1},
+		},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Summarize(d)
+	return [3]seed001Row{
+		seed001RowOf(d[0].Denied, d[0].Size, d[0].Remaining, d[0].Retry, d[0].Clear),
+		seed001RowOf(d[1].Denied, d[1].Size, d[1].Remaining, d[1].Retry, d[1].Clear),
+		seed001RowOf(s.Denied, s.Size, s.Remaining, s.Retry, s.Clear),
+	}
+}
+
+// testSeed001 makes requests about a millisecond apart of a store that knows
+// nothing yet, and compares with the table that seed 001 prints from its second
+// request on. The advance function lets that time pass; it may do nothing where
+// time passes by itself. The table's last row is printed there 85 times.
+func testSeed001(t *testing.T, store Store, advance func(time.Duration)) {
+	t.Helper()
+	table := [][3]seed001Row{
+		{{0, 16, 14, -1, 3}, {0, 6, 4, -1, 2}, {0, 6, 4, -1, 3}},
+		{{0, 16, 13, -1, 5}, {0, 6, 3, -1, 4}, {0, 6, 3, -1, 5}},
+		{{0, 16, 12, -1, 7}, {0, 6, 2, -1, 5}, {0, 6, 2, -1, 7}},
+		{{0, 16, 11, -1, 9}, {0, 6, 1, -1, 7}, {0, 6, 1, -1, 9}},
+		{{0, 16, 10, -1, 11}, {0, 6, 0, -1, 8}, {0, 6, 0, -1, 11}},
+		{{0, 16, 9, -1, 13}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 13}},
+		{{0, 16, 8, -1, 15}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 15}},
+		{{0, 16, 7, -1, 17}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 17}},
+		{{0, 16, 6, -1, 19}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 19}},
+		{{0, 16, 5, -1, 21}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 21}},
+		{{0, 16, 4, -1, 23}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 23}},
+		{{0, 16, 3, -1, 25}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 25}},
+		{{0, 16, 2, -1, 27}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 27}},
+		{{0, 16, 1, -1, 29}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 29}},
+		{{0, 16, 0, -1, 31}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 31}},
+	}
+	for range 85 {
+		table = append(table, [3]seed001Row{{1, 16, 0, 1, 31}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 31}})
+	}
+
+	takeSeed001(t, store, Each)
+	for i, want := range table {
+		advance(time.Millisecond)
+		if got := takeSeed001(t, store, Each); got != want {
+			t.Fatalf("row %d: got %v, want %v", i, got, want)
+		}
+	}
+}
+
+// Guards the example of the seed that nested limits come from: where each
+// bucket is charged for itself, its table comes out to the digit.
+func TestSeed001Memory(t *testing.T) {
+	var now time.Duration
+	testSeed001(t, NewMemory(func() time.Duration { return now }), func(d time.Duration) { now += d })
+}
+
+// Guards the default accounting on the requests of seed 001's example: what one
+// bucket denies is charged to none, so the user's other requests have the room
+// they should.
+func TestAtomicDenialChargesNothing(t *testing.T) {
+	var now time.Duration
+	store := NewMemory(func() time.Duration { return now })
+	for i := int64(1); i <= 6; i++ {
+		want := [3]seed001Row{
+			{0, 16, 16 - i, -1, 2 * i}, {0, 6, 6 - i, -1, 3 * i / 2}, {0, 6, 6 - i, -1, 2 * i},
+		}
+		if got := takeSeed001(t, store, Atomic); got != want {
+			t.Fatalf("request %d: got %v, want %v", i, got, want)
+		}
+	}
+	for i := range 72 {
+		now += time.Millisecond
+		want := [3]seed001Row{{0, 16, 10, -1, 11}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 11}}
+		if got := takeSeed001(t, store, Atomic); got != want {
+			t.Fatalf("denied request %d: got %v, want %v", i, got, want)
+		}
+	}
+}

@@ -1,0 +1,632 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// frozen is a clock that stands still.
+func frozen() time.Duration { return time.Hour }
+
+// decide takes one request from store that must not fail.
+func decide(t rapid.TB, store Store, accounting Accounting, buckets ...Bucket) []Decision {
+	t.Helper()
+	got, err := store.Take(context.Background(), Request{buckets, accounting}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != len(buckets) {
+		t.Fatalf("%d decisions on %d buckets", len(got), len(buckets))
+	}
+	return got
+}
+
+// level returns how many units b holds, by a request that it can never admit.
+func level(t rapid.TB, store Store, b Bucket) int64 {
+	t.Helper()
+	b.Cost = b.Limit.Size + 1
+	return b.Limit.Size - decide(t, store, Each, b)[0].Remaining
+}
+
+// plain is a store with nothing to it but limit.go and a map: the yardstick
+// for the others.
+type plain map[Bucket]state
+
+// identity returns what makes b the bucket it is.
+func identity(b Bucket) Bucket {
+	b.Cost = 0
+	if b.SizeVaries {
+		b.Limit.Size = 0
+	}
+	return b
+}
+
+// take decides req at the time now, in µs.
+func (p plain) take(req Request, now int64) []Decision {
+	admitted := true
+	states, fits := make([]state, len(req.Buckets)), make([]bool, len(req.Buckets))
+	for i, b := range req.Buckets {
+		stored := p[identity(b)]
+		states[i] = b.Limit.at(stored, now, b.SizeVaries)
+		if states[i] != stored && states[i].clear > now { // the clock was set back
+			p[identity(b)] = states[i]
+		}
+		fits[i] = b.Cost <= b.Limit.Size && b.Limit.wait(states[i], now, b.Cost) == 0
+		admitted = admitted && fits[i]
+	}
+	var decisions []Decision
+	for i, b := range req.Buckets {
+		if fits[i] && (admitted || req.Accounting == Each) {
+			states[i] = b.Limit.add(states[i], b.Cost)
+			p[identity(b)] = states[i]
+		}
+		decisions = append(decisions, b.Limit.decision(states[i], now, b.Cost, !fits[i]))
+	}
+	return decisions
+}
+
+// together runs do in n goroutines at once, each with its number, and returns
+// when all are done; it gives up where they have locked each other out.
+func together(t testing.TB, n int, do func(i int)) {
+	t.Helper()
+	var ready, done sync.WaitGroup
+	start, finished := make(chan struct{}), make(chan struct{})
+	ready.Add(n)
+	for i := range n {
+		done.Go(func() {
+			ready.Done()
+			<-start
+			do(i)
+		})
+	}
+	ready.Wait()
+	close(start)
+	go func() {
+		done.Wait()
+		close(finished)
+	}()
+	select {
+	case <-finished:
+	case <-time.After(time.Minute):
+		buf := make([]byte, 1<<20)
+		t.Fatalf("goroutines still busy after a minute:\n%s", buf[:runtime.Stack(buf, true)])
+	}
+}
+
+// TestMemoryExactConcurrently floods a few buckets from many goroutines while
+// the clock stands still: each admits its size, to the unit.
+func TestMemoryExactConcurrently(t *testing.T) {
+	const goroutines, requests = 32, 2000
+	m := NewMemory(frozen)
+	sizes := []int64{1, 7, 1000, 9999}
+	admitted := make([]atomic.Int64, len(sizes))
+	together(t, goroutines, func(g int) {
+		for i := range requests {
+			k := (g + i) % len(sizes)
+			got, err := m.Take(t.Context(), Request{Buckets: []Bucket{{
+				Name:  "flood",
+				Key:   fmt.Sprint(k),
+				Limit: Limit{Size: sizes[k], DripRate: time.Minute, DripSize: 1},
+				Cost:  1,
+			}}}, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if !got[0].Denied {
+				admitted[k].Add(1)
+			}
+		}
+	})
+	for k, size := range sizes {
+		if got := admitted[k].Load(); got != size {
+			t.Errorf("bucket of size %d: admitted %d", size, got)
+		}
+	}
+	if got := m.Len(); got != len(sizes) {
+		t.Errorf("Len() = %d, want %d", got, len(sizes))
+	}
+}
+
+// TestMemorySeveralBucketsConcurrently sends requests with overlapping random
+// sets of buckets, in random order, from many goroutines: none waits for
+// another forever, and each bucket ends up holding precisely what the requests
+// that it was charged for add up to.
+func TestMemorySeveralBucketsConcurrently(t *testing.T) {
+	for _, accounting := range []Accounting{Atomic, Each} {
+		t.Run(accounting.String(), func(t *testing.T) {
+			const goroutines, requests = 16, 3000
+			m := NewMemory(frozen)
+			var buckets []Bucket
+			for k := range 24 {
+				buckets = append(buckets, Bucket{
+					Name:  fmt.Sprint("b", k%3),
+					Key:   fmt.Sprint(k),
+					Limit: Limit{Size: int64(100 + 500*k), DripRate: time.Second, DripSize: int64(1 + k%4)},
+				})
+			}
+			charged := make([]atomic.Int64, len(buckets))
+			together(t, goroutines, func(g int) {
+				random := rand.New(rand.NewPCG(1, uint64(g)))
+				var dst []Decision
+				for range requests {
+					var req Request
+					req.Accounting = accounting
+					set := random.Perm(len(buckets))[:1+random.IntN(12)]
+					for _, k := range set {
+						b := buckets[k]
+						b.Cost = 1 + random.Int64N(5)
+						req.Buckets = append(req.Buckets, b)
+					}
+					var err error
+					if dst, err = m.Take(t.Context(), req, dst[:0]); err != nil {
+						t.Error(err)
+						return
+					}
+					denied := Summarize(dst).Denied
+					for i, k := range set {
+						if accounting == Each && !dst[i].Denied || !denied {
+							charged[k].Add(req.Buckets[i].Cost)
+						}
+					}
+				}
+			})
+			full := 0
+			for k, b := range buckets {
+				got, want := level(t, m, b), charged[k].Load()
+				if got != want || got > b.Limit.Size {
+					t.Errorf("bucket %d of size %d holds %d, admitted requests add up to %d", k, b.Limit.Size, got, want)
+				}
+				if want == b.Limit.Size {
+					full++
+				}
+			}
+			if full == 0 {
+				t.Error("no bucket was ever full: the test shows nothing")
+			}
+		})
+	}
+}
+
+// TestMemoryBucketsInOneTable guards requests whose buckets share a table, and
+// so a lock.
+func TestMemoryBucketsInOneTable(t *testing.T) {
+	m := NewMemory(frozen)
+	limit := Limit{Size: 2, DripRate: time.Second, DripSize: 1}
+	together(t, 1, func(int) {
+		buckets := inTables(m, 5, 1, Bucket{Name: "b", Limit: limit, Cost: 1})
+		for i, denied := range []bool{false, false, true} {
+			for j, d := range decide(t, m, Atomic, buckets...) {
+				if d.Denied != denied {
+					t.Errorf("request %d, bucket %d: denied %t, want %t", i, j, d.Denied, denied)
+				}
+			}
+		}
+	})
+}
+
+// inTables returns n buckets like b whose keys put them into the first few
+// tables of m.
+func inTables(m *Memory, n int, few uint64, b Bucket) []Bucket {
+	var buckets []Bucket
+	for i := 0; len(buckets) < n; i++ {
+		b.Key = fmt.Sprint(i)
+		if m.hash(&b)%tables < few {
+			buckets = append(buckets, b)
+		}
+	}
+	return buckets
+}
+
+// TestMemoryDoesNotAllocate guards that a decision on known buckets leaves
+// nothing for the garbage collector.
+func TestMemoryDoesNotAllocate(t *testing.T) {
+	for _, size := range []int64{1, 1e9} {
+		for _, n := range []int{1, 4} {
+			t.Run(fmt.Sprintf("size=%d,buckets=%d", size, n), func(t *testing.T) {
+				m := NewMemory(frozen)
+				req := Request{}
+				for i := range n {
+					req.Buckets = append(req.Buckets, Bucket{
+						Name:  "b",
+						Key:   fmt.Sprint(i),
+						Limit: Limit{Size: size, DripRate: time.Millisecond, DripSize: 1},
+						Cost:  1,
+					})
+				}
+				decide(t, m, Atomic, req.Buckets...)
+				ctx, dst := t.Context(), make([]Decision, 0, n)
+				allocs := testing.AllocsPerRun(1000, func() { dst, _ = m.Take(ctx, req, dst[:0]) })
+				if allocs != 0 {
+					t.Errorf("%v allocations in a decision", allocs)
+				}
+				if got, want := Summarize(dst).Denied, size == 1; got != want {
+					t.Errorf("denied %t, want %t", got, want)
+				}
+			})
+		}
+	}
+}
+
+// TestMemoryDrainedBucketsLeave guards the store's memory: after many keys
+// came once, a few requests on others are enough to make them leave, and the
+// heap gets their room back; buckets that still hold something stay.
+func TestMemoryDrainedBucketsLeave(t *testing.T) {
+	const keys, stay, others = 200_000, 100, 8
+	var now time.Duration
+	m := NewMemory(func() time.Duration { return now })
+	heap := func() int64 {
+		runtime.GC()
+		var stats runtime.MemStats
+		runtime.ReadMemStats(&stats)
+		return int64(stats.HeapAlloc)
+	}
+	req := Request{Buckets: make([]Bucket, 1)}
+	var dst []Decision
+	take := func(key int, rate time.Duration) Decision {
+		req.Buckets[0] = Bucket{
+			Name:  "b",
+			Key:   fmt.Sprint(key),
+			Limit: Limit{Size: 1, DripRate: rate, DripSize: 1},
+			Cost:  1,
+		}
+		var err error
+		if dst, err = m.Take(t.Context(), req, dst[:0]); err != nil {
+			t.Fatal(err)
+		}
+		return dst[0]
+	}
+
+	empty := heap()
+	for key := range keys {
+		take(key, time.Minute)
+	}
+	for key := range stay {
+		take(key, 24*time.Hour)
+	}
+	if got := m.Len(); got != keys+stay {
+		t.Fatalf("Len() = %d after %d keys", got, keys+stay)
+	}
+	full := heap()
+	if full-empty < keys*24 {
+		t.Fatalf("heap grew by %d B with %d keys: not measured", full-empty, keys)
+	}
+
+	now += time.Minute
+	for i := range 1100 {
+		now += 10 * time.Millisecond
+		take(keys+i%others, time.Microsecond)
+	}
+	if got := m.Len(); got < stay || got > stay+others {
+		t.Errorf("Len() = %d eleven seconds after %d of %d buckets drained", got, keys, keys+stay)
+	}
+	if after := heap(); after-empty > (full-empty)/10 {
+		t.Errorf("heap: %d B before, %d B with the keys, %d B after they drained", empty, full, after)
+	}
+	for key := range stay {
+		if d := take(key, 24*time.Hour); !d.Denied || d.Retry != 24*time.Hour-now {
+			t.Fatalf("full bucket %d: %+v", key, d)
+		}
+	}
+}
+
+// TestMemoryAgainstMap compares the store with a plain map under random
+// requests on many keys crowded into a few tables, while the clock moves: no
+// live bucket is lost or changed as tables grow, are swept and rebuilt.
+func TestMemoryAgainstMap(t *testing.T) {
+	const keys, crowded, steps = 2000, 4, 60_000
+	var now time.Duration
+	m, p := NewMemory(func() time.Duration { return now }), plain{}
+	random := rand.New(rand.NewPCG(2, 3))
+	buckets := inTables(m, keys, crowded, Bucket{
+		Name:  "b",
+		Limit: Limit{Size: 9, DripRate: 700 * time.Millisecond, DripSize: 2},
+	})
+
+	check := func() (live int) {
+		t.Helper()
+		for b, want := range p {
+			if want.clear <= now.Microseconds() {
+				continue
+			}
+			live++
+			h := m.hash(&b)
+			if got := m.tables[h%tables].get(h); got != want {
+				t.Fatalf("bucket of %s holds %+v, want %+v", b.Key, got, want)
+			}
+		}
+		slots := 0
+		for i := range m.tables {
+			used := 0
+			for _, s := range m.tables[i].slots {
+				if s.clear != 0 {
+					used++
+				}
+			}
+			if used != m.tables[i].used || used > 0 && used == len(m.tables[i].slots) {
+				t.Fatalf("table %d: %d of %d slots used, %d counted", i, used, len(m.tables[i].slots), m.tables[i].used)
+			}
+			slots += used
+		}
+		if got := m.Len(); got != slots || got < live {
+			t.Fatalf("Len() = %d with %d slots used by %d live buckets", got, slots, live)
+		}
+		return live
+	}
+	used := func() (n int) {
+		for i := range crowded {
+			n += m.tables[i].used
+		}
+		return n
+	}
+
+	most, least, shrunk := 0, keys, false
+	for step := range steps {
+		// Now and then only a few keys are busy, so that the others drain.
+		busy, gap := keys, 3*time.Millisecond
+		if step/10_000%2 == 1 {
+			busy, gap = 20, 15*time.Millisecond
+		}
+		now += time.Duration(random.Int64N(int64(gap)))
+		req := Request{Accounting: Accounting(random.IntN(2))}
+		first := random.IntN(busy)
+		for i := range 1 + random.IntN(3) {
+			b := buckets[(first+i*i)%busy]
+			b.Cost = 1 + random.Int64N(10)
+			req.Buckets = append(req.Buckets, b)
+		}
+		before := used()
+		got, want := decide(t, m, req.Accounting, req.Buckets...), p.take(req, now.Microseconds())
+		if !slices.Equal(got, want) {
+			t.Fatalf("step %d: decided %+v, want %+v", step, got, want)
+		}
+		shrunk = shrunk || used() < before
+		if step%500 == 0 {
+			live := check()
+			most, least = max(most, live), min(least, live)
+		}
+	}
+	check()
+	if most < keys/2 || least > keys/10 || !shrunk {
+		t.Errorf("%d to %d of %d buckets alive, shrunk %t: the test shows too little", least, most, keys, shrunk)
+	}
+}
+
+// TestTableFindsWhatItHolds guards the table's edges: buckets whose place is
+// the last slot go on at the first one, and a table always keeps a free slot,
+// without which a search would not end.
+func TestTableFindsWhatItHolds(t *testing.T) {
+	hashes := map[string]func(i int) uint64{
+		"last slot":  func(i int) uint64 { return math.MaxUint64 - uint64(i) },
+		"first slot": func(i int) uint64 { return uint64(i) },
+		"spread":     func(i int) uint64 { return uint64(i) * 0x9e3779b97f4a7c15 },
+	}
+	for name, hash := range hashes {
+		t.Run(name, func(t *testing.T) {
+			const n = 300
+			var tab table
+			wrapped := false
+			for i := range n {
+				if got := tab.get(hash(i)); got != (state{}) {
+					t.Fatalf("absent bucket %d: %+v", i, got)
+				}
+				tab.put(hash(i), state{clear: int64(1000 + i), slack: int64(i)}, 1)
+				if tab.used != i+1 || tab.used >= len(tab.slots) {
+					t.Fatalf("%d slots, %d used by %d buckets", len(tab.slots), tab.used, i+1)
+				}
+				for j := range i + 1 {
+					if got, want := tab.get(hash(j)), (state{int64(1000 + j), int64(j)}); got != want {
+						t.Fatalf("bucket %d of %d: %+v, want %+v", j, i+1, got, want)
+					}
+				}
+				wrapped = wrapped || name == "last slot" && tab.slots[0].clear != 0
+			}
+			if name == "last slot" && !wrapped {
+				t.Error("no bucket lies before its place: the test shows nothing")
+			}
+
+			// A stored bucket is replaced where it lies.
+			tab.put(hash(7), state{clear: 5000}, 1)
+			if got := tab.get(hash(7)); got.clear != 5000 || tab.used != n {
+				t.Errorf("replaced bucket: %+v, %d of %d slots used", got, tab.used, n)
+			}
+
+			// Half of them drain, and leave when the table is rebuilt.
+			now := int64(1000 + n/2)
+			live := tab.live(now)
+			if want := n/2 - 1 + 1; live != want {
+				t.Errorf("%d live buckets, want %d", live, want)
+			}
+			tab.rebuild(live, now)
+			if tab.used != live {
+				t.Errorf("%d slots used by %d live buckets", tab.used, live)
+			}
+			for i := range n {
+				got := tab.get(hash(i))
+				if alive := i == 7 || 1000+i > int(now); alive == (got == state{}) {
+					t.Errorf("bucket %d, live %t: %+v", i, alive, got)
+				}
+			}
+
+			tab.rebuild(tab.live(5000), 5000)
+			if tab.used != 0 || tab.slots != nil || tab.get(hash(7)) != (state{}) {
+				t.Errorf("drained table keeps %d buckets in %d slots", tab.used, len(tab.slots))
+			}
+		})
+	}
+}
+
+// TestTableDropsDrainedInsteadOfGrowing guards that a table through which keys
+// only pass stays small.
+func TestTableDropsDrainedInsteadOfGrowing(t *testing.T) {
+	var tab table
+	for i := range int64(10_000) {
+		tab.put(uint64(i)*0x9e3779b97f4a7c15, state{clear: i + 3}, i)
+	}
+	if len(tab.slots) > 16 {
+		t.Errorf("%d slots for three live buckets at a time", len(tab.slots))
+	}
+}
+
+// TestMemoryIdentity tests what makes two buckets one in Memory.
+func TestMemoryIdentity(t *testing.T) {
+	testIdentity(t, func(testing.TB) Store { return NewMemory(frozen) })
+}
+
+// testIdentity tests that buckets are told apart by name, key, drip rate, drip
+// size and, unless it varies, size; and that nothing else tells them apart.
+func testIdentity(t *testing.T, newStore func(testing.TB) Store) {
+	limit := Limit{Size: 5, DripRate: time.Hour, DripSize: 2}
+	fixed := Bucket{Name: "a", Key: "k", Limit: limit, Cost: 3}
+	varies := fixed
+	varies.SizeVaries = true
+	tests := []struct {
+		name   string
+		first  Bucket
+		change func(b *Bucket)
+		same   bool
+	}{
+		{"nothing", fixed, func(*Bucket) {}, true},
+		{"cost", fixed, func(b *Bucket) { b.Cost = 4 }, true},
+		{"name", fixed, func(b *Bucket) { b.Name = "b" }, false},
+		{"key", fixed, func(b *Bucket) { b.Key = "l" }, false},
+		{"no key", fixed, func(b *Bucket) { b.Key = "" }, false},
+		{"name and key swapped", fixed, func(b *Bucket) { b.Name, b.Key = b.Key, b.Name }, false},
+		{"name longer, key shorter", fixed, func(b *Bucket) { b.Name, b.Key = "ak", "" }, false},
+		{"size", fixed, func(b *Bucket) { b.Limit.Size = 6 }, false},
+		{"drip rate", fixed, func(b *Bucket) { b.Limit.DripRate += time.Microsecond }, false},
+		{"drip size", fixed, func(b *Bucket) { b.Limit.DripSize = 3 }, false},
+		{"size and drip size swapped", fixed, func(b *Bucket) { b.Limit.Size, b.Limit.DripSize = 2, 5 }, false},
+		{"whether the size varies", fixed, func(b *Bucket) { b.SizeVaries = true }, false},
+		{"varying size", varies, func(b *Bucket) { b.Limit.Size = 6 }, true},
+		{"varying size, drip rate", varies, func(b *Bucket) { b.Limit.DripRate *= 2 }, false},
+		{"varying size, drip size", varies, func(b *Bucket) { b.Limit.DripSize = 3 }, false},
+		{"varying size, key", varies, func(b *Bucket) { b.Key = "l" }, false},
+		{"varying size, name", varies, func(b *Bucket) { b.Name = "b" }, false},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			store, second := newStore(t), tc.first
+			tc.change(&second)
+			if d := decide(t, store, Atomic, tc.first)[0]; d.Denied || d.Remaining != 2 {
+				t.Fatalf("first bucket: %+v", d)
+			}
+			want := int64(0)
+			if tc.same {
+				want = 3
+			}
+			if got := level(t, store, second); got != want {
+				t.Errorf("second bucket holds %d, want %d", got, want)
+			}
+		})
+	}
+}
+
+// TestMemoryRefusesMalformedRequests tests what Memory does not decide.
+func TestMemoryRefusesMalformedRequests(t *testing.T) {
+	m := NewMemory(frozen)
+	testMalformed(t, m)
+	if n := m.Len(); n != 0 {
+		t.Errorf("refused requests left %d buckets", n)
+	}
+}
+
+// testMalformed tests that a request with numbers out of range, or with one
+// bucket twice, is refused in words that name the bucket and what is wrong,
+// and charges nothing.
+func testMalformed(t *testing.T, store Store) {
+	const hour = time.Hour
+	tests := []struct {
+		name  string
+		limit Limit
+		cost  int64
+		want  string
+	}{
+		{"no size", Limit{0, hour, 1}, 1, "size 0:"},
+		{"negative size", Limit{-5, hour, 1}, 1, "size -5:"},
+		{"least size", Limit{math.MinInt64, hour, 1}, 1, "size -9223372036854775808:"},
+		{"size too large", Limit{MaxUnits + 1, time.Microsecond, 1}, 1, "size 562949953421313:"},
+		{"largest size", Limit{math.MaxInt64, time.Microsecond, 1}, 1, "size 9223372036854775807:"},
+		{"no drip size", Limit{1, hour, 0}, 1, "drip size 0:"},
+		{"negative drip size", Limit{1, hour, -1}, 1, "drip size -1:"},
+		{"drip size too large", Limit{1, hour, MaxUnits + 1}, 1, "drip size 562949953421313:"},
+		{"no drip rate", Limit{1, 0, 1}, 1, "drip rate 0s:"},
+		{"negative drip rate", Limit{1, -hour, 1}, 1, "drip rate -1h0m0s:"},
+		{"drip rate too short", Limit{1, time.Nanosecond, 1}, 1, "drip rate 1ns:"},
+		{"fraction of a microsecond", Limit{1, 1500 * time.Nanosecond, 1}, 1, "drip rate 1.5µs:"},
+		{"too long to drain", Limit{MaxUnits, 2 * time.Microsecond, 1}, 1, "drip rate 2µs, drip size 1:"},
+		{"product beyond 64 bits", Limit{MaxUnits, math.MaxInt64 / 1000 * 1000, 1}, 1, "within 35 years"},
+		{"no cost", Limit{1, hour, 1}, 0, "cost 0:"},
+		{"negative cost", Limit{1, hour, 1}, -1, "cost -1:"},
+		{"least cost", Limit{1, hour, 1}, math.MinInt64, "cost -9223372036854775808:"},
+	}
+	good := Bucket{Name: "good", Key: "malformed", Limit: Limit{3, hour, 1}, Cost: 1}
+	refused := func(t *testing.T, want string, buckets ...Bucket) {
+		t.Helper()
+		for _, accounting := range []Accounting{Atomic, Each} {
+			dst := []Decision{{Size: 1234}}
+			dst, err := store.Take(context.Background(), Request{buckets, accounting}, dst)
+			if err == nil || !strings.Contains(err.Error(), `bucket "login": `) || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want one that names the bucket and says %q", err, want)
+			}
+			if len(dst) != 1 || dst[0].Size != 1234 {
+				t.Errorf("decisions %+v of a refused request", dst)
+			}
+		}
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			bad := Bucket{Name: "login", Key: "malformed", Limit: tc.limit, Cost: tc.cost}
+			refused(t, tc.want, bad)
+			refused(t, tc.want, good, bad)
+		})
+	}
+
+	t.Run("twice", func(t *testing.T) {
+		login, other := good, good
+		login.Name, other.Key = "login", "someone else"
+		refused(t, "twice", login, login)
+		refused(t, "twice", login, good, other, login)
+		// Even where the numbers differ, so that they would be two buckets.
+		again := login
+		again.Limit.Size++
+		again.Cost++
+		refused(t, "twice", login, again)
+	})
+}
+
+// TestMemoryDecidesNothing guards the request without buckets: there is
+// nothing to decide, and nothing fails.
+func TestMemoryDecidesNothing(t *testing.T) {
+	if got := decide(t, NewMemory(nil), Atomic); len(got) != 0 {
+		t.Errorf("decided %+v", got)
+	}
+}
+
+// TestMemorySystemClock guards the clock that a store has unless given one: it
+// starts near 0 and moves on.
+func TestMemorySystemClock(t *testing.T) {
+	m := NewMemory(nil)
+	b := Bucket{Name: "b", Limit: Limit{1, 5 * time.Millisecond, 1}, Cost: 1}
+	deadline := time.Now().Add(10 * time.Second)
+	for n := 0; n < 3; {
+		if d := decide(t, m, Atomic, b)[0]; !d.Denied {
+			n++
+		} else if d.Retry <= 0 || d.Retry > 5*time.Millisecond {
+			t.Fatalf("denied: %+v", d)
+		} else if time.Now().After(deadline) {
+			t.Fatal("the bucket does not drip")
+		}
+	}
+}

@@ -1,0 +1,152 @@
+package ratelimit
+
+import (
+	"io"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// record is what all rate_limit handlers decided on one request.
+type record struct {
+	items  []item
+	fields fields
+}
+
+// recordVar is the request's variable that holds its record.
+const recordVar = "rate_limit.record"
+
+// recordOf returns the record of the request, a new one if there is none yet.
+func recordOf(c *check) *record {
+	ctx := c.request.Context()
+	if rec, ok := caddyhttp.GetVar(ctx, recordVar).(*record); ok {
+		return rec
+	}
+	rec := new(record)
+	caddyhttp.SetVar(ctx, recordVar, rec)
+	c.replacer.Map(rec.placeholder)
+	return rec
+}
+
+// add adds what the buckets of c decided.
+func (rec *record) add(c *check, decisions []limiter.Decision, show families) {
+	for i, d := range decisions {
+		rec.items = append(rec.items, item{
+			path:     c.paths[i],
+			limit:    c.buckets[i].Limit,
+			families: show,
+			decision: d,
+		})
+	}
+	rec.fields = newFields(rec.items)
+}
+
+// placeholder returns the value of one of our placeholders.
+func (rec *record) placeholder(name string) (any, bool) {
+	const prefix = "http.rate_limit."
+	if len(name) <= len(prefix) || name[:len(prefix)] != prefix {
+		return nil, false
+	}
+	sum, _ := summarize(rec.items, 0)
+	decider := &rec.items[sum.Deciding]
+	switch name[len(prefix):] {
+	case "limit":
+		return decider.path, true
+	case "size":
+		return decider.decision.Size, true
+	case "remaining":
+		return sum.Remaining, true
+	case "clear":
+		return seconds(sum.Clear), true
+	case "retry_after":
+		switch {
+		case sum.Never:
+			return "", true
+		case !sum.Denied:
+			return "0", true
+		}
+		return wholeSeconds(sum.Retry), true
+	case "denied":
+		return sum.Denied, true
+	case "exceeded.name":
+		if !sum.Denied {
+			return "", true
+		}
+		return decider.path, true
+	}
+	return nil, false
+}
+
+// wrap returns a writer that keeps our fields free of values that others add to
+// them, or w if it is one already or there is nothing to keep.
+func (rec *record) wrap(w http.ResponseWriter) http.ResponseWriter {
+	if rec.fields == (fields{}) {
+		return w
+	}
+	for under := w; under != nil; {
+		if _, ok := under.(*responseWriter); ok {
+			return w
+		}
+		wrapper, ok := under.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			break
+		}
+		under = wrapper.Unwrap()
+	}
+	rw := &responseWriter{record: rec}
+	rw.ResponseWriter = w
+	return rw
+}
+
+// responseWriter puts our fields in order just before the header is written.
+// Whatever else can be done with the writer underneath, such as hijacking its
+// connection, is found through Unwrap.
+type responseWriter struct {
+	caddyhttp.ResponseWriterWrapper
+	record *record
+	done   bool
+}
+
+// finish puts our fields in order, once.
+func (rw *responseWriter) finish() {
+	if !rw.done {
+		rw.done = true
+		rw.record.fields.keep(rw.Header())
+	}
+}
+
+// WriteHeader implements http.ResponseWriter. Informational responses are not
+// the final one; only switching protocols is.
+func (rw *responseWriter) WriteHeader(status int) {
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		rw.finish()
+	}
+	rw.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (rw *responseWriter) Write(b []byte) (int, error) {
+	rw.finish()
+	return rw.ResponseWriter.Write(b)
+}
+
+// ReadFrom implements io.ReaderFrom, by which files are sent without copying.
+func (rw *responseWriter) ReadFrom(r io.Reader) (int64, error) {
+	rw.finish()
+	return rw.ResponseWriterWrapper.ReadFrom(r)
+}
+
+// FlushError flushes what was written, for http.ResponseController.
+func (rw *responseWriter) FlushError() error {
+	rw.finish()
+	return http.NewResponseController(rw.ResponseWriter).Flush()
+}
+
+// Interface guards
+var (
+	_ http.ResponseWriter = (*responseWriter)(nil)
+	_ http.Pusher         = (*responseWriter)(nil)
+	_ io.ReaderFrom       = (*responseWriter)(nil)
+)

@@ -1,0 +1,113 @@
+package ratelimit
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// options returns the options as the store takes them, placeholders resolved.
+// Errors do not show what they resolve to.
+func (rd *Redis) options(repl *caddy.Replacer) (limiter.RedisOptions, error) {
+	var opt limiter.RedisOptions
+	if len(rd.Addresses) != 1 {
+		return opt, fmt.Errorf("addresses: got %d, want exactly one", len(rd.Addresses))
+	}
+	opt, err := parseAddress(repl, rd.Addresses[0])
+	if err != nil {
+		return opt, err
+	}
+	for _, o := range []struct {
+		option, text string
+		set          *string
+	}{
+		{"username", rd.Username, &opt.Username},
+		{"password", rd.Password, &opt.Password},
+	} {
+		if o.text == "" {
+			continue
+		}
+		if *o.set != "" {
+			return opt, fmt.Errorf("%s: got one in the address too, want it in one place", o.option)
+		}
+		if *o.set, err = repl.ReplaceOrErr(o.text, true, true); err != nil {
+			return opt, fmt.Errorf("%s: %w", o.option, err)
+		}
+	}
+	switch {
+	case rd.DB < 0:
+		return opt, badOption("db", fmt.Sprint(rd.DB), "the number of a database, from 0")
+	case rd.DB != 0 && opt.DB != 0 && rd.DB != opt.DB:
+		return opt, badOption("db", fmt.Sprint(rd.DB), fmt.Sprintf("none, or %d as in the address", opt.DB))
+	case rd.DB != 0:
+		opt.DB = rd.DB
+	}
+	opt.KeyPrefix = or(rd.KeyPrefix, "rl:")
+	if strings.ContainsAny(opt.KeyPrefix, "{}") {
+		return opt, badOption("key_prefix", rd.KeyPrefix, "text without braces")
+	}
+	opt.Timeout = time.Duration(rd.Timeout)
+	if opt.Timeout == 0 {
+		opt.Timeout = 50 * time.Millisecond
+	}
+	if opt.Timeout < time.Millisecond {
+		return opt, badOption("timeout", opt.Timeout.String(), "at least 1ms")
+	}
+	if opt.PoolSize = rd.PoolSize; opt.PoolSize < 0 {
+		return opt, badOption("pool_size", fmt.Sprint(rd.PoolSize), "at least 1")
+	}
+	return opt, nil
+}
+
+// parseAddress returns the options that the address of a server stands for. Its
+// errors show neither what placeholders resolve to nor a URL's password.
+func parseAddress(repl *caddy.Replacer, address string) (limiter.RedisOptions, error) {
+	bad := badOption("address", withoutPassword(address),
+		"host:port, the path of a unix socket, or a redis:// or unix:// URL")
+	resolved, err := repl.ReplaceOrErr(address, true, true)
+	if err != nil {
+		return limiter.RedisOptions{}, fmt.Errorf("address: %w", err)
+	}
+	switch {
+	case strings.HasPrefix(resolved, "/"):
+		return limiter.RedisOptions{Network: "unix", Address: resolved}, nil
+	case !strings.Contains(resolved, "://"):
+		host, port, err := net.SplitHostPort(resolved)
+		if _, errPort := strconv.ParseUint(port, 10, 16); err != nil || errPort != nil || host == "" {
+			return limiter.RedisOptions{}, bad
+		}
+		return limiter.RedisOptions{Network: "tcp", Address: resolved}, nil
+	}
+	u, err := url.Parse(resolved)
+	if err != nil || u.Scheme != "redis" && u.Scheme != "unix" || u.RawQuery != "" {
+		return limiter.RedisOptions{}, bad
+	}
+	opt, err := redis.ParseURL(resolved)
+	if err != nil {
+		return limiter.RedisOptions{}, bad
+	}
+	return limiter.RedisOptions{
+		Network:  opt.Network,
+		Address:  opt.Addr,
+		Username: opt.Username,
+		Password: opt.Password,
+		DB:       opt.DB,
+	}, nil
+}
+
+// withoutPassword returns an address as it may be shown.
+func withoutPassword(address string) string {
+	scheme, rest, isURL := strings.Cut(address, "://")
+	if i := strings.LastIndexByte(rest, '@'); isURL && i >= 0 {
+		return scheme + "://…" + rest[i:]
+	}
+	return address
+}

@@ -1,0 +1,212 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/bits"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Number is a number, or a string with placeholders that makes one for each
+// request.
+type Number string
+
+// MarshalJSON writes what is a number as one, and anything else as a string.
+func (n Number) MarshalJSON() ([]byte, error) {
+	if isNumber([]byte(n)) {
+		return []byte(n), nil
+	}
+	return json.Marshal(string(n))
+}
+
+// UnmarshalJSON reads a number or a string as it is written. What it may be is
+// for the option to say.
+func (n *Number) UnmarshalJSON(b []byte) error {
+	text, err := scalar(b)
+	*n = Number(text)
+	return err
+}
+
+// Duration is a duration such as `500ms`, `1s` or `1d` (in JSON also an integer
+// of nanoseconds), or a string with placeholders that makes one for each
+// request.
+type Duration string
+
+// UnmarshalJSON reads a string as it is written, or a number of nanoseconds.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	text, err := scalar(b)
+	if isNumber(b) {
+		text += "ns"
+	}
+	*d = Duration(text)
+	return err
+}
+
+// scalar returns the text of a JSON string, number or other value.
+func scalar(b []byte) (text string, err error) {
+	switch {
+	case string(b) == "null":
+	case b[0] == '"':
+		err = json.Unmarshal(b, &text)
+	default:
+		text = string(b)
+	}
+	return text, err
+}
+
+// isNumber reports whether b is a JSON number.
+func isNumber(b []byte) bool {
+	return json.Valid(b) && strings.IndexByte("-0123456789", b[0]) >= 0
+}
+
+// value is what an option is set to: a constant, or a template that makes a
+// value for each request.
+type value[T any] struct {
+	option   string
+	constant T
+	template string // empty for a constant
+	parse    parser[T]
+}
+
+// parser reads the text of a value. If it can't, it returns what would be
+// right.
+type parser[T any] func(text string) (v T, want string)
+
+// newValue reads an option; text is what it is set to, or its default.
+func newValue[T any](option, text string, parse parser[T]) (value[T], error) {
+	v := value[T]{option: option, parse: parse}
+	if hasPlaceholder(text) {
+		v.template = text
+		return v, nil
+	}
+	var want string
+	if v.constant, want = parse(text); want != "" {
+		return v, badOption(option, text, want+", or a placeholder")
+	}
+	return v, nil
+}
+
+// newConstant reads an option that takes no placeholders.
+func newConstant[T any](option, text string, parse parser[T]) (T, error) {
+	v, want := parse(text)
+	if want != "" {
+		return v, badOption(option, text, want)
+	}
+	return v, nil
+}
+
+// varies reports whether the value depends on the request.
+func (v *value[T]) varies() bool { return v.template != "" }
+
+// at returns the value for one request.
+func (v *value[T]) at(repl *caddy.Replacer) (T, error) {
+	if v.template == "" {
+		return v.constant, nil
+	}
+	text := repl.ReplaceAll(v.template, "")
+	got, want := v.parse(text)
+	if want != "" {
+		return got, badOption(v.option, text, fmt.Sprintf("%s from %s", want, v.template))
+	}
+	return got, nil
+}
+
+// String returns the value as it is compared and shown.
+func (v *value[T]) String() string {
+	if v.template != "" {
+		return v.template
+	}
+	return fmt.Sprint(v.constant)
+}
+
+// badOption returns the error for an option that is set to the wrong thing: in
+// one line what it got and what would be right.
+func badOption(option, got, want string) error {
+	const most = 64 // what a client sent must not fill the log
+	if len(got) > most {
+		got = got[:most] + "…"
+	}
+	return fmt.Errorf("%s: got %q, want %s", option, got, want)
+}
+
+// hasPlaceholder reports whether Caddy would replace anything in text.
+func hasPlaceholder(text string) bool {
+	found := false
+	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(text, func(string, any) (any, error) {
+		found = true
+		return nil, nil
+	})
+	return found
+}
+
+// parseUnits reads a number of units.
+func parseUnits(text string) (int64, string) {
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n < 1 || n > limiter.MaxUnits {
+		return 0, fmt.Sprintf("a whole number from 1 to %d", int64(limiter.MaxUnits))
+	}
+	return int64(n), ""
+}
+
+// parseBits returns a parser of prefix lengths.
+func parseBits(most uint64) parser[int] {
+	return func(text string) (int, string) {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n < 1 || n > most {
+			return 0, fmt.Sprintf("a whole number of bits from 1 to %d", most)
+		}
+		return int(n), ""
+	}
+}
+
+// parseInterval reads the time between two drips.
+func parseInterval(text string) (time.Duration, string) {
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d < time.Microsecond || d%time.Microsecond != 0 {
+		return 0, "a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h"
+	}
+	return d, ""
+}
+
+// factor is what a size is divided by, in millionths.
+type factor uint64
+
+// parseFactor reads a factor.
+func parseFactor(text string) (factor, string) {
+	const digits, want = 6, "a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2"
+	whole, fraction, point := strings.Cut(text, ".")
+	if whole == "" || len(fraction) > digits || point && fraction == "" {
+		return 0, want
+	}
+	n, err := strconv.ParseUint(whole+fraction+strings.Repeat("0", digits-len(fraction)), 10, 64)
+	if err != nil {
+		return 0, want
+	}
+	return factor(n), ""
+}
+
+// String returns f as a decimal.
+func (f factor) String() string {
+	text := fmt.Sprintf("%d.%06d", f/1e6, f%1e6)
+	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
+}
+
+// divide returns size divided by f, rounded up, at least 1. It is more than a
+// bucket can hold if it overflows. f must not be 0.
+func (f factor) divide(size int64) int64 {
+	hi, lo := bits.Mul64(uint64(size), 1e6)
+	if hi >= uint64(f) {
+		return limiter.MaxUnits + 1
+	}
+	n, rest := bits.Div64(hi, lo, uint64(f))
+	if rest > 0 {
+		n++
+	}
+	return int64(min(n, limiter.MaxUnits+1))
+}
