@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/url"
@@ -10,9 +11,26 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/redis/go-redis/v9"
+	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
+
+func init() {
+	redis.SetLogger(clientLogger{})
+}
+
+// clientLogger takes what the Redis client logs into Caddy's log, at level
+// DEBUG: what matters to a request is in the error that it gets. There is one
+// logger for all clients in the process, those of other modules too.
+type clientLogger struct{}
+
+// Printf implements the client's logging interface.
+func (clientLogger) Printf(_ context.Context, format string, v ...any) {
+	if log := caddy.Log(); log.Core().Enabled(zap.DebugLevel) {
+		log.Named("redis").Debug(fmt.Sprintf(format, v...))
+	}
+}
 
 // options returns the options as the store takes them, placeholders resolved.
 // Errors do not show what they resolve to.
