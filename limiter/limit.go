@@ -48,7 +48,7 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripRate)
 	}
 	if over, drain := bits.Mul64(uint64(l.drips()+1), uint64(l.rate())); over != 0 || drain > horizon {
-		return fmt.Errorf("size %d, drip rate %v, drip size %d: a full bucket must drain within 35 years",
+		return fmt.Errorf("size %d, drip rate %v, drip size %d: a full bucket and one drip more must drain within 35 years",
 			l.Size, l.DripRate, l.DripSize)
 	}
 	return nil

@@ -334,6 +334,33 @@ func TestClockSetBackUnderLoad(t *testing.T) {
 	}
 }
 
+// Guards against overflow and negative numbers where a bucket holds more than
+// its size, which it may if that varies: there is no room, and the wait is for
+// all that is too much.
+func TestOverfullBucket(t *testing.T) {
+	const us, s = time.Microsecond, time.Second
+	tests := []struct {
+		name  string
+		limit Limit
+		state state // from a larger size
+		want  Decision
+	}{
+		{"filled to size 5, finds size 2", Limit{2, s, 1}, state{clear: 5e6},
+			Decision{Denied: true, Size: 2, Clear: 5 * s, Retry: 4 * s}},
+		{"filled to size 9 with slack 3, finds size 2", Limit{2, s, 4}, state{clear: 3e6, slack: 3},
+			Decision{Denied: true, Size: 2, Clear: 3 * s, Retry: 2 * s}},
+		{"all that fits in Redis: 2^99 units", Limit{10, us, 1 << 49}, state{clear: 1 << 50},
+			Decision{Denied: true, Size: 10, Clear: 1 << 50 * us, Retry: 1 << 50 * us}},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := tc.limit.decision(tc.limit.at(tc.state, 0, true), 0, 1, true); got != tc.want {
+				t.Errorf("\n got %+v\nwant %+v", got, tc.want)
+			}
+		})
+	}
+}
+
 // Guards the texts that users see when a number is out of range, and the edges
 // of the ranges.
 func TestLimitValidate(t *testing.T) {
@@ -360,14 +387,15 @@ func TestLimitValidate(t *testing.T) {
 		{"drip rate not whole", Limit{1, 1500, 1},
 			"drip rate 1.5µs: must be a whole number of microseconds, at least 1µs"},
 		{"largest size drains too slowly", Limit{1 << 49, 2 * us, 1},
-			"size 562949953421312, drip rate 2µs, drip size 1: a full bucket must drain within 35 years"},
-		{"product beyond 64 bits", Limit{1 << 49, math.MaxInt64 / 1000 * 1000, 1},
-			"size 562949953421312, drip rate 2562047h47m16.854775s, drip size 1: " +
-				"a full bucket must drain within 35 years"},
+			"size 562949953421312, drip rate 2µs, drip size 1: a full bucket and one drip more must drain within 35 years"},
+		{"drains in 2^64 µs, which is 0 in 64 bits", Limit{1<<11 - 1, 1 << 53 * us, 1},
+			"size 2047, drip rate 2501999h47m34.740992s, drip size 1: a full bucket and one drip more must drain within 35 years"},
+		{"one microsecond too long", Limit{4, (1<<50 + 1) / 5 * us, 1},
+			"size 4, drip rate 62549h59m41.368525s, drip size 1: a full bucket and one drip more must drain within 35 years"},
 		{"rate just too long for one unit", Limit{1, 1<<49*us + us, 1},
-			"size 1, drip rate 156374h59m13.421313s, drip size 1: a full bucket must drain within 35 years"},
+			"size 1, drip rate 156374h59m13.421313s, drip size 1: a full bucket and one drip more must drain within 35 years"},
 		{"rate just too long for three drips", Limit{7, 1<<48*us + us, 3},
-			"size 7, drip rate 78187h29m36.710657s, drip size 3: a full bucket must drain within 35 years"},
+			"size 7, drip rate 78187h29m36.710657s, drip size 3: a full bucket and one drip more must drain within 35 years"},
 
 		{"least", Limit{1, us, 1}, ""},
 		{"largest size, smallest drip", Limit{1 << 49, us, 1}, ""},
@@ -558,17 +586,19 @@ func seed001RowOf(denied bool, size, remaining int64, retry, clear time.Duration
 	return seed001Row{1, size, remaining, int64(retry / time.Second), int64(clear / time.Second)}
 }
 
+// seed001Buckets returns the buckets of seed 001's example.
+func seed001Buckets() []Bucket {
+	return []Bucket{
+		{Name: "user", Key: "alex", Limit: Limit{16, 2 * time.Second, 1}, Cost: 1},
+		{Name: "user/trade", Key: "alex", Limit: Limit{6, 1500 * time.Millisecond, 1}, Cost: 1},
+	}
+}
+
 // takeSeed001 makes the request of seed 001's example, and returns its rows for
 // "user" and "user/trade" and their summary.
 func takeSeed001(t *testing.T, store Store, accounting Accounting) [3]seed001Row {
 	t.Helper()
-	d, err := store.Take(context.Background(), Request{
-		Accounting: accounting,
-		Buckets: []Bucket{
-			{Name: "user", Key: "alex", Limit: Limit{16, 2 * time.Second, 1}, Cost: 1},
-			{Name: "user/trade", Key: "alex", Limit: Limit{6, 1500 * time.Millisecond, 1}, Cost: 1},
-		},
-	}, nil)
+	d, err := store.Take(context.Background(), Request{seed001Buckets(), accounting}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -642,6 +672,19 @@ func TestAtomicDenialChargesNothing(t *testing.T) {
 		want := [3]seed001Row{{0, 16, 10, -1, 11}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 11}}
 		if got := takeSeed001(t, store, Atomic); got != want {
 			t.Fatalf("denied request %d: got %v, want %v", i, got, want)
+		}
+	}
+
+	// It does not matter where in the request the bucket stands that denies.
+	buckets := seed001Buckets()
+	slices.Reverse(buckets)
+	for range 2 {
+		d, err := store.Take(context.Background(), Request{buckets, Atomic}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !d[0].Denied || d[1].Denied || d[1].Remaining != 10 {
+			t.Fatalf("in reverse order: got %+v, want the first denied, 10 remaining of the second", d)
 		}
 	}
 }

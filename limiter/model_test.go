@@ -111,7 +111,9 @@ func (s *subject) flood(t rapid.TB, l Limit) int64 {
 	t.Helper()
 	n := int64(0)
 	for !s.take(t, l, 1).Denied {
-		n++
+		if n++; n > l.Size {
+			t.Fatalf("%+v, at %d µs: %d units admitted at once", l, s.now, n)
+		}
 	}
 	return n
 }
@@ -587,18 +589,18 @@ func TestExtremesDoNotOverflow(t *testing.T) {
 // Guards the door that everything above relies on: Validate accepts exactly
 // the numbers that the design allows.
 func TestValidateAcceptsExactlyWhatIsAllowed(t *testing.T) {
-	units := []int64{math.MinInt64, -1, 0, 1, 2, 3, 1000, MaxUnits - 1, MaxUnits, MaxUnits + 1, math.MaxInt64}
+	units := []int64{math.MinInt64, -1, 0, 1, 2, 3, 1<<11 - 1, 1<<49 - 1, 1 << 49, 1<<49 + 1, math.MaxInt64}
 	checkTraces(t, 20, func(t *rapid.T) {
 		number := rapid.OneOf(
 			rapid.SampledFrom(units), rapid.Int64Range(1, MaxUnits), rapid.Int64Range(1, 100))
 		l := Limit{Size: number.Draw(t, "size"), DripSize: number.Draw(t, "drip size")}
 
-		one, most := big.NewInt(1), big.NewInt(MaxUnits)
+		one, most := big.NewInt(1), big.NewInt(1<<49)
 		B, S := big.NewInt(l.Size), big.NewInt(l.DripSize)
 		allowed := B.Cmp(one) >= 0 && B.Cmp(most) <= 0 && S.Cmp(one) >= 0 && S.Cmp(most) <= 0
 
 		rates := []int64{
-			math.MinInt64, -1000, 0, 1, 999, 1000, 1001, 1500, 1e9, math.MaxInt64 / 1000 * 1000, math.MaxInt64,
+			math.MinInt64, -1000, 0, 1, 999, 1000, 1001, 1500, 1e9, 1 << 53 * 1000, math.MaxInt64,
 		}
 		if allowed {
 			// The longest rate that is, and those about it.
