@@ -37,7 +37,8 @@ type RedisOptions struct {
 	// What the name of every key begins with. It must not contain braces.
 	KeyPrefix string
 
-	// The most time that Take waits for an answer, everything included.
+	// The most time that Take waits for an answer, everything included. It must
+	// be positive.
 	Timeout time.Duration
 
 	// The most connections to the server; 0 means ten for each CPU.
@@ -69,12 +70,11 @@ func NewRedis(opt RedisOptions) *Redis {
 		// its answer.
 		MaxRetries: -1,
 
-		// The context of a call bounds it, and nothing else.
+		// The context of a call bounds whatever it has to wait for.
 		ContextTimeoutEnabled: true,
 		DialTimeout:           opt.Timeout,
-		DialerRetries:         1,
 		ReadTimeout:           opt.Timeout,
-		PoolTimeout:           opt.Timeout,
+		DialerRetries:         1,
 
 		// One round trip to greet instead of up to four.
 		DisableIdentity:          true,
@@ -180,14 +180,15 @@ func (req Request) decisions(reply []int64, dst []Decision) ([]Decision, error) 
 	if len(reply) != 2*len(req.Buckets) {
 		return dst, fmt.Errorf("redis: reply of %d numbers to a request of %d buckets", len(reply), len(req.Buckets))
 	}
+	before := len(dst)
 	for i := range req.Buckets {
 		b, ahead, slack := &req.Buckets[i], reply[2*i], reply[2*i+1]
 		denied := slack < 0
 		if denied {
 			slack = -1 - slack
 		}
-		if ahead < 0 || ahead > horizon || slack >= b.Limit.DripSize {
-			return dst, fmt.Errorf("redis: reply of %d, %d is no bucket", ahead, slack)
+		if ahead < 0 || ahead > horizon || slack >= b.Limit.DripSize || ahead == 0 && slack > 0 {
+			return dst[:before], fmt.Errorf("redis: reply of %d, %d is no bucket", ahead, slack)
 		}
 		dst = append(dst, b.Limit.decision(state{clear: ahead, slack: slack}, 0, b.Cost, denied))
 	}

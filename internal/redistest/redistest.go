@@ -60,7 +60,7 @@ func Start(t testing.TB, args ...string) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 
 	s := &Server{Socket: filepath.Join(dir, "s"), path: path}
 	for n := 1; ; n++ {
@@ -86,7 +86,7 @@ func Start(t testing.TB, args ...string) *Server {
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
-	t.Cleanup(func() { s.client.Close() })
+	t.Cleanup(func() { _ = s.client.Close() })
 	return s
 }
 
@@ -95,7 +95,7 @@ func (s *Server) Client() *redis.Client { return s.client }
 
 // Kill stops the server at once, as SIGKILL does, and waits until it is gone.
 func (s *Server) Kill() {
-	s.Process.Kill()
+	_ = s.Process.Kill() // it may have gone on its own
 	<-s.exited
 }
 
@@ -132,16 +132,33 @@ func (s *Server) CommandStat(t testing.TB, name string) int64 {
 // launch starts the process and waits until it answers.
 func (s *Server) launch() error {
 	output, exited := new(bytes.Buffer), make(chan struct{})
-	cmd := exec.Command(s.path, s.args...)
+	cmd := exec.Command(s.path, s.args...) //nolint:gosec // what a test asks for
 	cmd.Stdout, cmd.Stderr = output, output
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	s.Process, s.exited = cmd.Process, exited
+
+	// Should the test binary die without cleaning up, of its timeout say, the
+	// guard's input closes and it stops the server.
+	//nolint:gosec // a number
+	guard := exec.Command("sh", "-c", `read _; kill -9 "$0"`, strconv.Itoa(cmd.Process.Pid))
+	_, err := guard.StdinPipe()
+	if err == nil {
+		err = guard.Start()
+	}
 	go func() {
 		defer close(exited)
-		cmd.Wait()
+		_ = cmd.Wait()
+		if guard.Process != nil {
+			_ = guard.Process.Kill()
+			_ = guard.Wait()
+		}
 	}()
+	if err != nil {
+		s.Kill()
+		return err
+	}
 
 	for deadline := time.Now().Add(startWithin); !s.answers(); {
 		select {
@@ -165,7 +182,9 @@ func (s *Server) answers() bool {
 		return false
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(time.Second))
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return false
+	}
 	if _, err := conn.Write([]byte("PING\r\n")); err != nil {
 		return false
 	}

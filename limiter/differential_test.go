@@ -1,0 +1,290 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// virtual is a Redis store whose script is told the time by the test.
+type virtual struct {
+	*Redis
+	now   int64 // µs; set it with at
+	start int64 // where it began
+	admin *redis.Client
+}
+
+// newVirtual returns a virtual store in the given server.
+//
+// Its keys still expire on the server's own clock. So its time begins ten
+// years ahead of that: no key expires while the test runs, and a bucket that
+// has drained is found as the script left it, which must make no difference.
+func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual {
+	t.Helper()
+	const real, ours = "redis.call('TIME')", "redis.call('HMGET', 'clock', 's', 'us')"
+	if n := strings.Count(takeScript, real); n != 1 {
+		t.Fatalf("the script reads the time %d times", n)
+	}
+	opt := RedisOptions{KeyPrefix: prefix, Timeout: 10 * time.Second}
+	start := time.Now().AddDate(10, 0, 0).UnixMicro()
+	v := &virtual{
+		Redis: newRedis(server.Client(), opt, strings.Replace(takeScript, real, ours, 1)),
+		start: start,
+		admin: server.Client(),
+	}
+	v.at(t, start)
+	return v
+}
+
+// at moves the clock to the given time.
+func (v *virtual) at(t rapid.TB, now int64) {
+	t.Helper()
+	v.now = now
+	if err := v.admin.HSet(context.Background(), "clock", "s", now/1e6, "us", now%1e6).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// advance moves the clock on.
+func (v *virtual) advance(t rapid.TB, d time.Duration) {
+	t.Helper()
+	v.at(t, v.now+d.Microseconds())
+}
+
+// flush begins anew: no key, and the clock at its start.
+func (v *virtual) flush(t rapid.TB) {
+	t.Helper()
+	if err := v.admin.FlushDB(context.Background()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	v.at(t, v.start)
+}
+
+// stored returns what is stored for each bucket, "" for one that is absent.
+func (v *virtual) stored(t rapid.TB, buckets []Bucket) []string {
+	t.Helper()
+	keys := make([]string, len(buckets))
+	for i := range buckets {
+		keys[i] = v.key(&buckets[i])
+	}
+	reply, err := v.admin.MGet(context.Background(), keys...).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := make([]string, len(reply))
+	for i := range reply {
+		values[i], _ = reply[i].(string)
+	}
+	return values
+}
+
+// value returns how Redis holds s.
+func (s state) value() string {
+	switch {
+	case s == state{}:
+		return ""
+	case s.slack == 0:
+		return strconv.FormatInt(s.clear, 10)
+	}
+	return fmt.Sprintf("%d:%d", s.clear, s.slack)
+}
+
+// drawShape draws a limit of any magnitude.
+func drawShape(t *rapid.T) Limit {
+	var l Limit
+	switch rapid.IntRange(0, 2).Draw(t, "small, any, largest") {
+	case 0:
+		l.Size = rapid.Int64Range(1, 20).Draw(t, "size")
+		l.DripSize = rapid.SampledFrom([]int64{1, 1, 2, 3, 7, 20, 25}).Draw(t, "drip size")
+		l.DripRate = rapid.SampledFrom([]time.Duration{
+			time.Microsecond, 7 * time.Microsecond, 999 * time.Microsecond, time.Millisecond,
+			333_333 * time.Microsecond, time.Second, time.Hour,
+		}).Draw(t, "drip rate")
+	case 1:
+		bits := rapid.IntRange(1, 49)
+		l.Size = rapid.Int64Range(1, 1<<bits.Draw(t, "size bits")).Draw(t, "size")
+		l.DripSize = rapid.Int64Range(1, 1<<bits.Draw(t, "drip size bits")).Draw(t, "drip size")
+		most := horizon / (l.drips() + 1)
+		l.DripRate = time.Duration(rapid.Int64Range(1, most).Draw(t, "drip rate")) * time.Microsecond
+	case 2: // (drips + 1) · rate is 2^50, to the unit
+		bits := rapid.IntRange(1, 49).Draw(t, "drip rate bits")
+		drips := int64(horizon>>bits) - 1
+		l.DripRate = time.Duration(int64(1)<<bits) * time.Microsecond
+		l.DripSize = rapid.Int64Range(1, max(MaxUnits/drips, 1)).Draw(t, "drip size")
+		l.Size = rapid.Int64Range((drips-1)*l.DripSize+1, min(drips*l.DripSize, MaxUnits)).Draw(t, "size")
+		if (l.drips()+1)*l.rate() != horizon {
+			t.Fatalf("%+v is not the largest", l)
+		}
+	}
+	if err := l.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// drawBuckets draws the few buckets that a trace of requests is about, no two
+// of which have the same name and key.
+func drawBuckets(t *rapid.T) []Bucket {
+	shapes := rapid.SliceOfN(rapid.Custom(drawShape), 1, 3).Draw(t, "limits")
+	buckets := make([]Bucket, rapid.IntRange(1, 6).Draw(t, "buckets"))
+	for i := range buckets {
+		buckets[i] = Bucket{
+			Name:       []string{"a", "b"}[i%2],
+			Key:        []string{"x", "y", "z"}[i/2],
+			Limit:      rapid.SampledFrom(shapes).Draw(t, "limit"),
+			SizeVaries: rapid.IntRange(0, 3).Draw(t, "varies: 3") == 3,
+		}
+	}
+	return buckets
+}
+
+// drawRequest draws a request to one to four of the buckets.
+func drawRequest(t *rapid.T, buckets []Bucket) Request {
+	req := Request{Accounting: rapid.SampledFrom([]Accounting{Atomic, Each}).Draw(t, "accounting")}
+	first := rapid.IntRange(0, len(buckets)-1).Draw(t, "first")
+	for i := range rapid.IntRange(1, min(len(buckets), 4)).Draw(t, "number") {
+		b := buckets[(first+i)%len(buckets)]
+		if b.SizeVaries {
+			b.Limit.Size = rapid.SampledFrom([]int64{
+				b.Limit.Size, b.Limit.Size/2 + 1, b.Limit.Size/1000 + 1, 1,
+			}).Draw(t, "size")
+		}
+		size := b.Limit.Size
+		b.Cost = rapid.SampledFrom([]int64{
+			1, 2, 3, b.Limit.DripSize, size/9 + 1, size/3 + 1, size/2 + 1, max(size-1, 1), size,
+		}).Draw(t, "cost")
+		if rapid.IntRange(0, 19).Draw(t, "never: 19") == 19 {
+			b.Cost = rapid.SampledFrom([]int64{size + 1, math.MaxInt64}).Draw(t, "cost")
+		}
+		req.Buckets = append(req.Buckets, b)
+	}
+	return req
+}
+
+// drawMove draws how far the clock moves before the next request: by next to
+// nothing, about as long as a drip, a full bucket or the last answer's wait
+// takes, or any time; and now and then back.
+func drawMove(t *rapid.T, l Limit, last Decision) int64 {
+	near := rapid.Int64Range(-2, 2)
+	gap := int64(0)
+	switch rapid.IntRange(0, 9).Draw(t, "gap") {
+	case 0, 1:
+	case 2:
+		gap = rapid.Int64Range(1, 1000).Draw(t, "µs")
+	case 3:
+		gap = l.rate() + near.Draw(t, "near")
+	case 4:
+		gap = rapid.Int64Range(1, 3*l.rate()).Draw(t, "drips")
+	case 5:
+		gap = last.Retry.Microseconds() + near.Draw(t, "near")
+	case 6:
+		gap = last.Clear.Microseconds() + near.Draw(t, "near")
+	case 7:
+		gap = rapid.Int64Range(1, 1<<rapid.IntRange(1, 50).Draw(t, "bits")).Draw(t, "µs")
+	case 8: // back by little, and by just enough to be noticed
+		gap = -rapid.Int64Range(1, stepBack-1).Draw(t, "back")
+		if rapid.Bool().Draw(t, "noticed") {
+			drain := l.drips() * l.rate()
+			gap = last.Clear.Microseconds() - drain - stepBack + near.Draw(t, "near")
+		}
+	case 9:
+		gap = -rapid.Int64Range(1, 1<<rapid.IntRange(20, 50).Draw(t, "bits")).Draw(t, "back")
+	}
+	return gap
+}
+
+// keep brings a time on the virtual clock back into the fifty years from its
+// start, well before which no key may expire and well behind which numbers
+// would grow past what a time may be.
+func (v *virtual) keep(now int64) int64 {
+	const span = 50 * 365 * 24 * 3600 * 1e6
+	return v.start + ((now-v.start)%span+span)%span
+}
+
+// TestStoresAgree drives the script in Redis, Memory, and limit.go over a
+// plain map with the same random requests at the same times, and demands the
+// same decisions from all, and in Redis the state that limit.go computes.
+//
+// The clock also goes back, which Memory's never may: its arithmetic is the
+// same all the same. Only its sweeps are put off here, for a bucket that has
+// drained and left does not come back with the time in which it was full.
+func TestStoresAgree(t *testing.T) {
+	server := redistest.Start(t)
+	v := newVirtual(t, server, "rl:")
+	seen := struct{ steps, admitted, denied, never, reset, slack, partly int }{}
+	agree := func(t *rapid.T) {
+		v.flush(t)
+		p := plain{}
+		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		m.sweepAt.Store(math.MaxInt64)
+		buckets, last, limit := drawBuckets(t), Decision{}, Limit{1, time.Second, 1}
+		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			v.at(t, v.keep(v.now+drawMove(t, limit, last)))
+			req := drawRequest(t, buckets)
+			before := make([]state, len(req.Buckets))
+			for i, b := range req.Buckets {
+				before[i] = p[identity(b)]
+			}
+
+			want := p.take(req, v.now)
+			if got := decide(t, m, req.Accounting, req.Buckets...); !slices.Equal(got, want) {
+				t.Fatalf("%+v at %d of\n%+v:\nMemory decided\n%+v, want\n%+v", req, v.now, before, got, want)
+			}
+			if got := decide(t, v, req.Accounting, req.Buckets...); !slices.Equal(got, want) {
+				t.Fatalf("%+v at %d of\n%+v:\nRedis decided\n%+v, want\n%+v", req, v.now, before, got, want)
+			}
+			for i, got := range v.stored(t, req.Buckets) {
+				s := p[identity(req.Buckets[i])]
+				if got != s.value() {
+					t.Fatalf("%+v at %d of\n%+v:\nstored %q, want %q", req, v.now, before, got, s.value())
+				}
+				if s != before[i] && want[i].Denied {
+					seen.reset++
+				}
+				if s.slack > 0 {
+					seen.slack++
+				}
+			}
+
+			i := rapid.IntRange(0, len(want)-1).Draw(t, "watched")
+			last, limit = want[i], req.Buckets[i].Limit
+			sum := Summarize(want)
+			seen.steps++
+			switch {
+			case sum.Never:
+				seen.never++
+			case sum.Denied:
+				seen.denied++
+				if slices.ContainsFunc(want, func(d Decision) bool { return !d.Denied }) {
+					seen.partly++
+				}
+			default:
+				seen.admitted++
+			}
+		}
+	}
+	for range 8 {
+		rapid.Check(t, agree)
+	}
+	t.Logf("%+v", seen)
+	if min(seen.admitted, seen.denied, seen.never, seen.slack) < 200 || min(seen.reset, seen.partly) < 20 {
+		t.Errorf("the test shows too little: %+v", seen)
+	}
+}
+
+// TestSeed001Redis tests that Redis decides the example of seed 001 as its
+// table has it.
+func TestSeed001Redis(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	testSeed001(t, v, func(d time.Duration) { v.advance(t, d) })
+}

@@ -1,0 +1,1255 @@
+package limiter
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// newTestRedis returns a store in the given server that has all the time it
+// needs; change may change its options.
+func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOptions)) *Redis {
+	t.Helper()
+	opt := RedisOptions{Address: server.Addr, KeyPrefix: "rl:", Timeout: 10 * time.Second}
+	if change != nil {
+		change(&opt)
+	}
+	r := NewRedis(opt)
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+// hourly returns a bucket of the given size that drips a unit an hour, so not
+// within a test.
+func hourly(size int64) Bucket {
+	return Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripRate: time.Hour, DripSize: 1}, Cost: 1}
+}
+
+// serverTime returns the server's clock, in µs.
+func serverTime(t testing.TB, server *redistest.Server) int64 {
+	t.Helper()
+	now, err := server.Client().Time(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return now.UnixMicro()
+}
+
+// storedState returns what is stored under key, which must be as a state is
+// stored, and when the key expires, in ms.
+func storedState(t testing.TB, server *redistest.Server, key string) (s state, expires int64) {
+	t.Helper()
+	value, err := server.Client().Get(t.Context(), key).Result()
+	if err != nil {
+		t.Fatalf("%s: %v", key, err)
+	}
+	first, second, found := strings.Cut(value, ":")
+	s.clear, err = strconv.ParseInt(first, 10, 64)
+	if err == nil && found {
+		s.slack, err = strconv.ParseInt(second, 10, 64)
+	}
+	if err != nil || value != s.value() {
+		t.Fatalf("%s holds %q, which is no state", key, value)
+	}
+	if expires, err = server.Client().Do(t.Context(), "PEXPIRETIME", key).Int64(); err != nil {
+		t.Fatal(err)
+	}
+	return s, expires
+}
+
+// checkExpiry checks that a key expires when its bucket is empty: never
+// before, and within a millisecond.
+func checkExpiry(t testing.TB, s state, expires int64) {
+	t.Helper()
+	if want := (s.clear + 999) / 1000; expires < want || expires > want+1 {
+		t.Errorf("bucket is empty at %d µs, its key expires at %d ms", s.clear, expires)
+	}
+}
+
+// calls tells how often the server has run some commands since it was asked
+// last.
+type calls struct {
+	server *redistest.Server
+	before map[string]int64
+}
+
+func (c *calls) since(t testing.TB, name string) int64 {
+	t.Helper()
+	if c.before == nil {
+		c.before = map[string]int64{}
+	}
+	n := c.server.CommandStat(t, name)
+	defer func() { c.before[name] = n }()
+	return n - c.before[name]
+}
+
+// check checks how often the server has run the named command since.
+func (c *calls) check(t testing.TB, name string, want int64) {
+	t.Helper()
+	if got := c.since(t, name); got != want {
+		t.Errorf("%d calls of %s, want %d", got, name, want)
+	}
+}
+
+// TestRedisKeys pins the names of keys, by which all nodes and all releases
+// find the same buckets: the prefix, 128 bits of SHA-256 of the user's key in
+// base64url, the bucket's name, and in base 36 its numbers.
+func TestRedisKeys(t *testing.T) {
+	limit := Limit{Size: 16, DripRate: 2 * time.Second, DripSize: 1}
+	tests := []struct {
+		prefix string
+		bucket Bucket
+		want   string
+	}{
+		{
+			"rl:", Bucket{Name: "default", Key: "203.0.113.7", Limit: limit},
+			"rl:{_sUlZaoM8Y9X189bOscoUA}:default:g.16v7k.1",
+		}, {
+			"rl:", Bucket{Name: "user/trade", Key: "2001:db8::/64", Limit: Limit{36, time.Hour, 35}},
+			"rl:{si6RIWL4MZXCBDx37WqVCQ}:user/trade:10.1njchs0.z",
+		}, {
+			"a:b:", Bucket{Name: "x:1.2.3", Key: "", Limit: Limit{MaxUnits, time.Microsecond, 7}},
+			"a:b:{47DEQpj8HBSa-_TImW-5JA}:x:1.2.3:5jjrmzbvnk.1.7",
+		}, {
+			"", Bucket{Name: "varies", Key: "alice{1}\r\n\x00\xff", Limit: limit, SizeVaries: true},
+			"{2T0FuUBtSpjg5umgndGNwQ}:varies:.16v7k.1",
+		}, {
+			"rl:", Bucket{Name: "long", Key: strings.Repeat("x", 100_000), Limit: limit, SizeVaries: true},
+			"rl:{1p5omIFXgzJyMFqvIfRTyA}:long:.16v7k.1",
+		},
+	}
+	server := redistest.Start(t)
+	for _, tc := range tests {
+		t.Run(tc.bucket.Name, func(t *testing.T) {
+			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix = tc.prefix })
+			tc.bucket.Cost = tc.bucket.Limit.Size
+			decide(t, r, Atomic, tc.bucket)
+			got, err := server.Client().Keys(t.Context(), "*").Result()
+			if err != nil || len(got) != 1 || got[0] != tc.want {
+				t.Errorf("keys %q, error %v, want %q", got, err, tc.want)
+			}
+		})
+	}
+}
+
+// TestRedisKeepsNoUserBytes guards what users send: nothing of it is in the
+// names of keys or in what they hold.
+func TestRedisKeepsNoUserBytes(t *testing.T) {
+	const canary = "s3cret"
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	for _, drip := range []int64{1, 4} {
+		for _, key := range []string{canary, "Bearer " + canary, "{" + canary + "}", canary + "\r\nDEL x"} {
+			limit := Limit{Size: 9, DripRate: time.Hour, DripSize: drip}
+			decide(t, r, Atomic, Bucket{Name: "login", Key: key, Limit: limit, Cost: 1})
+		}
+	}
+	keys, err := server.Client().Keys(t.Context(), "*").Result()
+	if err != nil || len(keys) != 8 {
+		t.Fatalf("keys %q, error %v", keys, err)
+	}
+	for _, key := range keys {
+		storedState(t, server, key)
+		if strings.Contains(key, canary) {
+			t.Errorf("key %q", key)
+		}
+	}
+}
+
+// TestRedisStoredState tests what a key holds: on the server's clock the time
+// at which the bucket runs empty, as an integer, which takes Redis no memory
+// of its own, and the slack if there is any.
+func TestRedisStoredState(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	const rate = 100 * time.Second
+	tests := []struct {
+		size, dripSize, cost int64
+		drips, slack         int64
+		encoding             string
+	}{
+		{10, 1, 1, 1, 0, "int"},
+		{10, 1, 10, 10, 0, "int"},
+		{10, 4, 4, 1, 0, "int"},
+		{10, 4, 8, 2, 0, "int"},
+		{10, 4, 1, 1, 3, "embstr"},
+		{10, 4, 10, 3, 2, "embstr"},
+		{1, 5, 1, 1, 4, "embstr"},
+	}
+	for _, tc := range tests {
+		t.Run(fmt.Sprintf("size=%d,drip=%d,cost=%d", tc.size, tc.dripSize, tc.cost), func(t *testing.T) {
+			b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{tc.size, rate, tc.dripSize}, Cost: tc.cost}
+			before := serverTime(t, server)
+			d := decide(t, r, Atomic, b)[0]
+			after := serverTime(t, server)
+
+			drain := time.Duration(tc.drips) * rate
+			if want := (Decision{Size: tc.size, Remaining: tc.size - tc.cost, Clear: drain}); d != want {
+				t.Errorf("decided %+v, want %+v", d, want)
+			}
+			s, expires := storedState(t, server, r.key(&b))
+			if at := s.clear - drain.Microseconds(); at < before || at > after || s.slack != tc.slack {
+				t.Errorf("stored %+v between %d and %d", s, before, after)
+			}
+			checkExpiry(t, s, expires)
+			if got := server.Client().ObjectEncoding(t.Context(), r.key(&b)).Val(); got != tc.encoding {
+				t.Errorf("encoded as %s, want %s", got, tc.encoding)
+			}
+		})
+	}
+}
+
+// TestRedisNumbersAreExact tests that the largest numbers reach the script and
+// come back as they are.
+func TestRedisNumbersAreExact(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	const us = time.Microsecond
+	limits := []Limit{
+		{MaxUnits, us, 1},
+		{MaxUnits - 1, 2 * us, 1},
+		{MaxUnits - 2, 2 * us, 1},
+		{MaxUnits, 5 * us, 3},
+		{MaxUnits, MaxUnits * us, MaxUnits},
+		{MaxUnits - 1, MaxUnits * us, MaxUnits},
+		{1, MaxUnits * us, MaxUnits},
+		{1, MaxUnits * us, 1},
+		{1<<25 - 1, 1 << 25 * us, 1},
+		{999_999_999_999_999 / 7 * 3, 333_333_333 * us, 128_000_000_001},
+		{123_456_789_012_345, 987_654_321 * us, 1_234_567_891},
+	}
+	for _, l := range limits {
+		if err := l.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		for _, cost := range []int64{l.Size, l.Size - 1, l.Size/2 + 1, l.Size/3 + 1} {
+			if cost < 1 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%+v,cost=%d", l, cost), func(t *testing.T) {
+				b := Bucket{Name: "b", Key: t.Name(), Limit: l, Cost: cost}
+				drips := (cost + l.DripSize - 1) / l.DripSize
+				drain, slack := time.Duration(drips)*l.DripRate, drips*l.DripSize-cost
+
+				before := serverTime(t, server)
+				d := decide(t, r, Atomic, b)[0]
+				after := serverTime(t, server)
+				if want := (Decision{Size: l.Size, Remaining: l.Size - cost, Clear: drain}); d != want {
+					t.Errorf("decided %+v, want %+v", d, want)
+				}
+				s, expires := storedState(t, server, r.key(&b))
+				if at := s.clear - drain.Microseconds(); at < before || at > after || s.slack != slack {
+					t.Errorf("stored %+v between %d and %d, want slack %d", s, before, after, slack)
+				}
+				checkExpiry(t, s, expires)
+
+				// A whole bucketful more has to wait until what is there has
+				// drained, but for the slack.
+				b.Cost = l.Size
+				d = decide(t, r, Atomic, b)[0]
+				want := d.Clear - time.Duration(slack/l.DripSize)*l.DripRate
+				if !d.Denied || d.Retry != want {
+					t.Errorf("decided %+v on a full bucket, want to wait for %v", d, want)
+				}
+				if d.Clear > drain || d.Clear < drain-time.Minute {
+					t.Errorf("%v until empty, %v before", d.Clear, drain)
+				}
+			})
+		}
+	}
+}
+
+// TestRedisKeyGoesWhenBucketIsEmpty tests that the server itself drops a key
+// once its bucket has drained, and that the bucket is then as new.
+func TestRedisKeyGoesWhenBucketIsEmpty(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{3, 100 * time.Millisecond, 1}, Cost: 3}
+	decide(t, r, Atomic, b)
+	s, _ := storedState(t, server, r.key(&b))
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		before := serverTime(t, server)
+		n, err := server.Client().Exists(t.Context(), r.key(&b)).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			if after := serverTime(t, server); after < s.clear {
+				t.Fatalf("the key went %d µs before its bucket was empty", s.clear-after)
+			}
+			break
+		}
+		if before > s.clear+5_000_000 || time.Now().After(deadline) {
+			t.Fatalf("the key is there %d µs after its bucket was empty", before-s.clear)
+		}
+	}
+	if d := decide(t, r, Atomic, b)[0]; d.Denied || d.Clear != 300*time.Millisecond {
+		t.Errorf("decided %+v after the key went", d)
+	}
+}
+
+// TestRedisDenialWritesNothing guards what a denied request costs: the server
+// only reads, and the bucket and the life of its key stay as they were.
+func TestRedisDenialWritesNothing(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	full, room, empty := hourly(5), hourly(9), hourly(5)
+	full.Key, room.Key, empty.Key = "full", "room", "empty"
+	full.Cost = 5
+	decide(t, r, Atomic, full, room)
+	wantFull, wantFullExpires := storedState(t, server, r.key(&full))
+	wantRoom, wantRoomExpires := storedState(t, server, r.key(&room))
+
+	sets, dirty := calls{server: server}, changes(t, server)
+	sets.since(t, "set")
+	full.Cost = 1
+	for range 10 {
+		for _, req := range []Request{
+			{[]Bucket{full}, Atomic},
+			{[]Bucket{full}, Each},
+			{[]Bucket{room, full, empty}, Atomic},
+			{[]Bucket{empty, room, full}, Atomic},
+		} {
+			if !Summarize(decide(t, r, req.Accounting, req.Buckets...)).Denied {
+				t.Fatalf("%+v admitted", req)
+			}
+		}
+		never := empty
+		never.Cost = 6
+		decide(t, r, Each, never)
+	}
+	sets.check(t, "set", 0)
+	if now := changes(t, server); now != dirty {
+		t.Errorf("%d changes to the data", now-dirty)
+	}
+	if s, expires := storedState(t, server, r.key(&full)); s != wantFull || expires != wantFullExpires {
+		t.Errorf("full bucket: %+v until %d, was %+v until %d", s, expires, wantFull, wantFullExpires)
+	}
+	if s, expires := storedState(t, server, r.key(&room)); s != wantRoom || expires != wantRoomExpires {
+		t.Errorf("other bucket: %+v until %d, was %+v until %d", s, expires, wantRoom, wantRoomExpires)
+	}
+	if n := server.Client().Exists(t.Context(), r.key(&empty)).Val(); n != 0 {
+		t.Error("a denied request left a key")
+	}
+}
+
+// changes returns how many changes to its data the server has counted.
+func changes(t testing.TB, server *redistest.Server) int64 {
+	t.Helper()
+	info, err := server.Client().Info(t.Context(), "persistence").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, digits, _ := strings.Cut(info, "rdb_changes_since_last_save:")
+	digits, _, _ = strings.Cut(digits, "\r\n")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestRedisOneCall tests that a request is one command to the server, however
+// many buckets it has; only the first one after the server's start is sent a
+// second time, for the server has to be told the script.
+func TestRedisOneCall(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	buckets := make([]Bucket, 4)
+	for i := range buckets {
+		buckets[i] = hourly(100)
+		buckets[i].Key = fmt.Sprint(i)
+	}
+	c := calls{server: server}
+
+	decide(t, r, Atomic, buckets...)
+	c.check(t, "evalsha", 1)
+	c.check(t, "eval", 1)
+	for _, name := range []string{"time", "get", "set"} {
+		c.since(t, name)
+	}
+
+	for range 10 {
+		decide(t, r, Atomic, buckets...)
+	}
+	c.check(t, "evalsha", 10)
+	c.check(t, "eval", 0)
+	c.check(t, "time", 10)
+	c.check(t, "get", 40)
+	c.check(t, "set", 40)
+	for i := range buckets {
+		if got := level(t, r, buckets[i]); got != 11 {
+			t.Errorf("bucket %d holds %d units after 11 requests", i, got)
+		}
+	}
+	if got := c.since(t, "evalsha"); got != 4 {
+		t.Errorf("%d calls for 4 requests", got)
+	}
+}
+
+// TestRedisScriptFlushed tests that a server which forgets the script at any
+// moment disturbs no request, and that none is charged twice.
+func TestRedisScriptFlushed(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	b := hourly(100_000)
+	c := calls{server: server}
+	flush := func() {
+		if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	for n := range int64(20) {
+		flush()
+		decide(t, r, Atomic, b)
+		decide(t, r, Atomic, b)
+		if got := level(t, r, b); got != 2*n+2 {
+			t.Fatalf("%d units after %d requests", got, 2*n+2)
+		}
+	}
+	c.check(t, "evalsha", 60)
+	c.check(t, "eval", 20)
+
+	var admitted atomic.Int64
+	together(t, 9, func(g int) {
+		for range 200 {
+			if g == 0 {
+				flush()
+				continue
+			}
+			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+			if err != nil || d[0].Denied {
+				t.Errorf("decided %+v, error %v", d, err)
+				return
+			}
+			admitted.Add(1)
+		}
+	})
+	if got, want := level(t, r, b), 40+admitted.Load(); got != want {
+		t.Errorf("%d units after %d requests", got, want)
+	}
+	if c.since(t, "eval") == 0 {
+		t.Error("the script was never forgotten: the test shows nothing")
+	}
+}
+
+// TestRedisGroups tests that several requests in one call of the script are
+// decided as they would be one after the other, also where they meet in a
+// bucket.
+func TestRedisGroups(t *testing.T) {
+	server := redistest.Start(t)
+	one, all := newVirtual(t, server, "one:"), newVirtual(t, server, "all:")
+	groups, shared := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		one.flush(t)
+		buckets, last, limit := drawBuckets(t), Decision{}, Limit{1, time.Second, 1}
+		for range rapid.IntRange(1, 20).Draw(t, "calls") {
+			one.at(t, one.keep(one.now+drawMove(t, limit, last)))
+			reqs := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Request {
+				return drawRequest(t, buckets)
+			}), 1, 8).Draw(t, "requests")
+
+			var want, got []Decision
+			for _, req := range reqs {
+				want = append(want, decide(t, one, req.Accounting, req.Buckets...)...)
+			}
+			reply := callScript(t, all.Redis, reqs)
+			used := map[string]bool{}
+			for _, req := range reqs {
+				n := 2 * len(req.Buckets)
+				if len(reply) < n {
+					t.Fatalf("%+v: %d numbers missing from the reply", reqs, n-len(reply))
+				}
+				var err error
+				if got, err = req.decisions(reply[:n], got); err != nil {
+					t.Fatal(err)
+				}
+				reply = reply[n:]
+				groups++
+				for _, b := range req.Buckets {
+					if used[all.key(&b)] {
+						shared++
+					}
+					used[all.key(&b)] = true
+				}
+			}
+			if !slices.Equal(got, want) || len(reply) > 0 {
+				t.Fatalf("%+v: decided\n%+v and %d numbers, want\n%+v", reqs, got, len(reply), want)
+			}
+			for _, req := range reqs {
+				got, want := all.stored(t, req.Buckets), one.stored(t, req.Buckets)
+				if !slices.Equal(got, want) {
+					t.Fatalf("%+v: stored %q, want %q", req, got, want)
+				}
+			}
+			i := rapid.IntRange(0, len(want)-1).Draw(t, "watched")
+			last, limit = want[i], reqs[0].Buckets[0].Limit
+		}
+	})
+	if groups < 500 || shared < 500 {
+		t.Errorf("%d requests, %d buckets shared in one call: the test shows too little", groups, shared)
+	}
+}
+
+// callScript has the script of r decide several requests in one call, by the
+// interface that take.lua describes.
+func callScript(t rapid.TB, r *Redis, reqs []Request) []int64 {
+	t.Helper()
+	truth := map[bool]int{true: 1}
+	var keys []string
+	var args []any
+	for _, req := range reqs {
+		args = append(args, len(req.Buckets), truth[req.Accounting == Each])
+		for _, b := range req.Buckets {
+			keys = append(keys, r.key(&b))
+			args = append(args, b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize)
+			args = append(args, b.Cost, truth[b.SizeVaries])
+		}
+	}
+	reply, err := r.client.Eval(context.Background(), r.script, keys, args...).Int64Slice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply
+}
+
+// TestRedisForeignValues tests that whatever else a key may hold is an empty
+// bucket: the request is decided, and the next charge puts a bucket in its
+// place. Most of these values would read as a full bucket if they were read
+// less strictly.
+func TestRedisForeignValues(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	soon := serverTime(t, server) + (5 * time.Hour).Microseconds()
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripRate: time.Hour, DripSize: 3}, Cost: 4}
+	varies := b
+	varies.SizeVaries = true
+
+	fill := map[string]func(key string) error{}
+	hold := func(values ...string) {
+		for _, value := range values {
+			fill[fmt.Sprintf("%.40q", value)] = func(key string) error {
+				return server.Client().Set(t.Context(), key, value, 0).Err()
+			}
+		}
+	}
+	hold("", " ", "text", "nan", "inf", "-inf", "NaN", "-5", "1e300", "0x10", "12.5", " 12", "12 ",
+		"12:", "12:-1", ":", ":1", "12:1:1", "12:x", "99999999999999999999", strings.Repeat("9", 400),
+		"99999999999999999999:1", "1:99999999999999999999", "\x00", strings.Repeat("x", 1<<20), "{}")
+	for _, format := range []string{
+		" %d", "%d ", "%d\n", "%d\x00", "+%d", "-%d", "%d.5", "%d.0", "%de0", "0x%x", "x%d", "\"%d\"",
+		"%d:", "%d:-1", "%d:+1", "%d: 1", "%d:1 ", "%d:1.0", "%d:0x1", "%d:nan", "%d:1:1", "%d 1", "%d,1",
+		"%d:3", "%d:4", "%d:99999999999999999999", // slack of a full drip and more
+	} {
+		hold(fmt.Sprintf(format, soon))
+	}
+	hold( // further ahead than any bucket can be
+		fmt.Sprint(soon+horizon), fmt.Sprintf("%d:1", soon+horizon),
+		fmt.Sprint(int64(1)<<53), fmt.Sprint(math.MaxInt64))
+	for name, command := range map[string][]any{
+		"list": {"RPUSH", "", 1, 2}, "hash": {"HSET", "", "a", 1}, "set": {"SADD", "", soon},
+		"sorted set": {"ZADD", "", soon, "a"}, "stream": {"XADD", "", "*", "a", 1},
+	} {
+		fill[name] = func(key string) error {
+			command[1] = key
+			return server.Client().Do(t.Context(), command...).Err()
+		}
+	}
+
+	for name, fill := range fill {
+		for _, b := range []Bucket{b, varies} {
+			t.Run(fmt.Sprintf("%s,varies=%t", name, b.SizeVaries), func(t *testing.T) {
+				key := r.key(&b)
+				if err := server.Client().Del(t.Context(), key).Err(); err != nil {
+					t.Fatal(err)
+				}
+				if err := fill(key); err != nil {
+					t.Fatal(err)
+				}
+				never := b
+				never.Cost = 6
+				d := decide(t, r, Each, never)[0]
+				want := Decision{Size: 5, Remaining: 5, Denied: true, Never: true}
+				if d != want {
+					t.Errorf("decided %+v, want %+v", d, want)
+				}
+				before := serverTime(t, server)
+				d = decide(t, r, Atomic, b)[0]
+				want = Decision{Size: 5, Remaining: 1, Clear: 2 * time.Hour}
+				if d != want {
+					t.Errorf("decided %+v, want %+v", d, want)
+				}
+				s, expires := storedState(t, server, key)
+				if at := s.clear - 2*3600e6; at < before || at > serverTime(t, server) || s.slack != 2 {
+					t.Errorf("stored %+v", s)
+				}
+				checkExpiry(t, s, expires)
+				if d := decide(t, r, Atomic, b)[0]; !d.Denied {
+					t.Errorf("the charge is not kept: %+v", d)
+				}
+			})
+		}
+	}
+}
+
+// TestRedisClockSetBack tests a state from before the server's clock was set
+// back: it becomes one full bucket, at once and for good, also where the
+// request is denied. Where sizes vary, nobody can know that it is too full.
+func TestRedisClockSetBack(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	const size, dripSize, rate, full = 10, 3, 10 * time.Second, 40 * time.Second // with 2 units of slack
+	tests := []struct {
+		name   string
+		stored time.Duration // ahead
+		cost   int64
+		varies bool
+		full   bool // whether it becomes a full bucket
+	}{
+		{"an hour", time.Hour, 1, false, true},
+		{"an hour, cost of the size", time.Hour, size, false, true},
+		{"an hour, cost beyond the size", time.Hour, size + 1, false, true},
+		{"an hour, size varies", time.Hour, 1, true, false},
+		{"the furthest", horizon*time.Microsecond - time.Minute, 1, false, true},
+		{"waited out", full + 900*time.Millisecond, 1, false, false},
+		{"not at all", full, 1, false, false},
+	}
+	for _, accounting := range []Accounting{Atomic, Each} {
+		for _, tc := range tests {
+			t.Run(fmt.Sprintf("%s,%v", tc.name, accounting), func(t *testing.T) {
+				b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{size, rate, dripSize}, Cost: tc.cost}
+				b.SizeVaries = tc.varies
+				key := r.key(&b)
+				before := serverTime(t, server)
+				was := state{clear: before + tc.stored.Microseconds(), slack: 2}
+				if err := server.Client().Set(t.Context(), key, was.value(), 0).Err(); err != nil {
+					t.Fatal(err)
+				}
+				d := decide(t, r, accounting, b)[0]
+				after := serverTime(t, server)
+				value, err := server.Client().Get(t.Context(), key).Result()
+				if err != nil {
+					t.Fatal(err)
+				}
+
+				if !d.Denied || d.Never != (tc.cost > size) {
+					t.Errorf("decided %+v", d)
+				}
+				if !tc.full {
+					if value != was.value() {
+						t.Errorf("%q became %q", was.value(), value)
+					}
+					took := time.Duration(after-before) * time.Microsecond
+					if d.Clear > tc.stored || d.Clear < tc.stored-took {
+						t.Errorf("%v until empty, want %v", d.Clear, tc.stored)
+					}
+					return
+				}
+				s, expires := storedState(t, server, key)
+				if at := s.clear - full.Microseconds(); at < before || at > after || s.slack != 2 {
+					t.Errorf("stored %+v between %d and %d", s, before, after)
+				}
+				checkExpiry(t, s, expires)
+				retry := full - time.Duration((size-tc.cost+2)/dripSize)*rate
+				if d.Never {
+					retry = 0
+				}
+				if d.Clear != full || d.Remaining != 0 || d.Retry != retry {
+					t.Errorf("decided %+v, want %v until empty and to wait %v", d, full, retry)
+				}
+			})
+		}
+	}
+
+	t.Run("beside others", func(t *testing.T) {
+		// A denied atomic request writes back the one, and charges none.
+		back, room := hourly(5), hourly(5)
+		back.Key, room.Key = "back", "room"
+		far := serverTime(t, server) + (100 * time.Hour).Microseconds()
+		if err := server.Client().Set(t.Context(), r.key(&back), far, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		d := decide(t, r, Atomic, room, back)
+		if d[0].Denied || d[0].Remaining != 5 || !d[1].Denied || d[1].Clear != 5*time.Hour {
+			t.Errorf("decided %+v", d)
+		}
+		s, expires := storedState(t, server, r.key(&back))
+		checkExpiry(t, s, expires)
+		if n := server.Client().Exists(t.Context(), r.key(&room)).Val(); n != 0 {
+			t.Error("a bucket was charged by a denied request")
+		}
+	})
+}
+
+// TestRedisExactConcurrently floods buckets through two stores at once, as two
+// nodes would: together they admit the size, to the unit.
+func TestRedisExactConcurrently(t *testing.T) {
+	server := redistest.Start(t)
+	tests := []struct {
+		size                         int64
+		goroutines, requests, stores int
+	}{
+		{size: 1, goroutines: 100, requests: 1, stores: 1},
+		{size: 1, goroutines: 50, requests: 2, stores: 2},
+		{size: 1000, goroutines: 128, requests: 40, stores: 2},
+	}
+	for _, tc := range tests {
+		t.Run(fmt.Sprintf("%+v", tc), func(t *testing.T) {
+			var stores []*Redis
+			for range tc.stores {
+				stores = append(stores, newTestRedis(t, server, nil))
+			}
+			b := hourly(tc.size)
+			b.Key = t.Name()
+			var admitted atomic.Int64
+			together(t, tc.goroutines, func(g int) {
+				r := stores[g%tc.stores]
+				for range tc.requests {
+					d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if !d[0].Denied {
+						admitted.Add(1)
+					}
+				}
+			})
+			if got := admitted.Load(); got != tc.size {
+				t.Errorf("admitted %d of %d requests, want %d", got, tc.goroutines*tc.requests, tc.size)
+			}
+		})
+	}
+}
+
+// TestRedisIdentity tests what makes two buckets one in Redis.
+func TestRedisIdentity(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	testIdentity(t, func(t testing.TB) Store {
+		t.Helper()
+		if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	})
+}
+
+// TestRedisRefusesMalformedRequests tests what does not even reach the server.
+func TestRedisRefusesMalformedRequests(t *testing.T) {
+	server := redistest.Start(t)
+	testMalformed(t, newTestRedis(t, server, nil))
+	c := calls{server: server}
+	c.check(t, "evalsha", 0)
+	c.check(t, "eval", 0)
+}
+
+// TestRedisOptions tests the ways to reach a server: by TCP and by its socket,
+// with a password, in another database.
+func TestRedisOptions(t *testing.T) {
+	server := redistest.Start(t)
+	acl := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">pass word", "~*", "+@all"}
+	if err := server.Client().Do(t.Context(), acl...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name   string
+		change func(*RedisOptions)
+		db     int
+	}{
+		{"tcp", func(opt *RedisOptions) { opt.Network = "tcp" }, 0},
+		{"unix", func(opt *RedisOptions) { opt.Network, opt.Address = "unix", server.Socket }, 0},
+		{"user", func(opt *RedisOptions) { opt.Username, opt.Password = "limiter", "pass word" }, 0},
+		{"database", func(opt *RedisOptions) { opt.DB = 3 }, 3},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newTestRedis(t, server, tc.change)
+			b := hourly(5)
+			b.Name = tc.name
+			decide(t, r, Atomic, b)
+			admin := server.Client().Conn()
+			defer admin.Close()
+			if err := admin.Select(t.Context(), tc.db).Err(); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := admin.Exists(t.Context(), r.key(&b)).Result(); n != 1 || err != nil {
+				t.Errorf("%d keys in database %d, error %v", n, tc.db, err)
+			}
+		})
+	}
+}
+
+// TestRedisPermissions tests the server's access control: the commands that
+// are documented suffice, and where any of them is missing a request fails
+// and is not waved through.
+func TestRedisPermissions(t *testing.T) {
+	server := redistest.Start(t)
+	good := newTestRedis(t, server, nil)
+	full := hourly(3)
+	full.Key = "full"
+	full.Cost = 3
+	decide(t, good, Atomic, full)
+	full.Cost = 1
+
+	tests := []struct {
+		less   string // what the user lacks
+		loaded bool   // whether the server knows the script already
+		works  bool
+		denies bool // whether a denied request, which only reads, is still answered
+	}{
+		{"", false, true, true},
+		{"", true, true, true},
+		{"-eval", true, true, true},
+		{"-eval", false, false, false},
+		{"-evalsha", true, false, false},
+		{"-get", true, false, false},
+		{"-get", false, false, false},
+		{"-time", true, false, false},
+		{"-set", true, false, true},
+		{"resetkeys", true, false, false},
+		{"nopass", true, true, true},
+		{"off", true, false, false},
+	}
+	for _, tc := range tests {
+		t.Run(fmt.Sprintf("%s,loaded=%t", tc.less, tc.loaded), func(t *testing.T) {
+			acl := []any{
+				"ACL", "SETUSER", "limiter", "reset", "on", ">pass", "~rl:*", "resetchannels", "-@all",
+				"+evalsha", "+eval", "+get", "+set", "+time", "+ping",
+			}
+			if tc.less != "" {
+				acl = append(acl, tc.less)
+			}
+			if err := server.Client().Do(t.Context(), acl...).Err(); err != nil {
+				t.Fatal(err)
+			}
+			prepare := func() {
+				t.Helper()
+				err := server.Client().ScriptFlush(t.Context()).Err()
+				if err == nil && tc.loaded {
+					err = server.Client().ScriptLoad(t.Context(), takeScript).Err()
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			r := newTestRedis(t, server, func(opt *RedisOptions) {
+				opt.Username, opt.Password = "limiter", "pass"
+			})
+			room := hourly(5)
+			room.Key = t.Name()
+
+			prepare()
+			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{room}}, nil)
+			if tc.works != (err == nil) {
+				t.Errorf("decided %+v, error %v; works %t", d, err, tc.works)
+			}
+			if err != nil {
+				checkError(t, err, server.Addr)
+				if len(d) > 0 {
+					t.Errorf("decided %+v with error %v", d, err)
+				}
+			}
+			if n := server.Client().Exists(t.Context(), r.key(&room)).Val(); (n == 1) != tc.works {
+				t.Errorf("%d buckets charged", n)
+			}
+
+			prepare()
+			d, err = r.Take(t.Context(), Request{Buckets: []Bucket{full}}, nil)
+			if tc.denies != (err == nil) || err == nil && !d[0].Denied {
+				t.Errorf("decided %+v on a full bucket, error %v; answered %t", d, err, tc.denies)
+			}
+		})
+	}
+}
+
+// checkError checks that an error tells, in one line, what it is said to.
+func checkError(t testing.TB, err error, says ...string) {
+	t.Helper()
+	if err == nil {
+		t.Error("no error")
+		return
+	}
+	if text := err.Error(); strings.ContainsAny(text, "\r\n") || !strings.HasPrefix(text, "redis at ") {
+		t.Errorf("error %q, want one line about the Redis", text)
+	}
+	for _, word := range says {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not say %q", err, word)
+		}
+	}
+}
+
+// TestRedisUnreachable tests that a request never waits longer for Redis than
+// it may, and that its error tells whoever runs the server where to look.
+func TestRedisUnreachable(t *testing.T) {
+	const timeout, margin = 250 * time.Millisecond, 2 * time.Second
+	req := Request{Buckets: []Bucket{hourly(1000)}}
+	take := func(t *testing.T, r *Redis, says ...string) {
+		t.Helper()
+		kept := []Decision{{Size: 1234}}
+		began := time.Now()
+		d, err := r.Take(context.Background(), req, kept)
+		if took := time.Since(began); took > timeout+margin {
+			t.Errorf("waited %v, may wait %v", took, timeout)
+		}
+		if !slices.Equal(d, kept) {
+			t.Errorf("decided %+v", d)
+		}
+		checkError(t, err, says...)
+	}
+	short := func(opt *RedisOptions) { opt.Timeout = timeout }
+
+	t.Run("closed", func(t *testing.T) {
+		server := redistest.Start(t)
+		r := newTestRedis(t, server, short)
+		r.Close()
+		take(t, r, server.Addr, "closed")
+	})
+
+	t.Run("killed", func(t *testing.T) {
+		server := redistest.Start(t)
+		r := newTestRedis(t, server, func(opt *RedisOptions) {
+			opt.Network, opt.Address, opt.Timeout = "unix", server.Socket, timeout
+		})
+		other := newTestRedis(t, server, func(opt *RedisOptions) { opt.Timeout, opt.PoolSize = timeout, 2 })
+		decide(t, r, Atomic, req.Buckets...)
+		decide(t, other, Atomic, req.Buckets...)
+		server.Kill()
+		for range 10 {
+			take(t, r, server.Socket)
+			take(t, other, server.Addr)
+		}
+		server.Restart(t)
+		deadline := time.Now().Add(10 * time.Second)
+		for _, r := range []*Redis{r, other} {
+			for {
+				d, err := r.Take(t.Context(), req, nil)
+				if err == nil && !d[0].Denied {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("decided %+v, error %v after a restart", d, err)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+	})
+
+	t.Run("stopped", func(t *testing.T) {
+		server := redistest.Start(t)
+		admin := server.Client()
+		connected := newTestRedis(t, server, short)
+		decide(t, connected, Atomic, req.Buckets...)
+		unconnected := newTestRedis(t, server, short)
+		crowded := newTestRedis(t, server, func(opt *RedisOptions) { opt.Timeout, opt.PoolSize = timeout, 1 })
+		decide(t, crowded, Atomic, req.Buckets...)
+		c := calls{server: server}
+		c.since(t, "evalsha")
+
+		if err := server.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		attempts := int64(0)
+		for _, r := range []*Redis{connected, unconnected} {
+			for range 2 {
+				take(t, r, server.Addr, timeout.String())
+				attempts++
+			}
+		}
+		together(t, 8, func(int) { take(t, crowded, server.Addr, timeout.String()) })
+		attempts += 8
+		if err := server.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+
+		if err := admin.Ping(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if n := c.since(t, "evalsha"); n > attempts {
+			t.Errorf("%d calls arrived from %d requests", n, attempts)
+		}
+		deadline := time.Now().Add(10 * time.Second)
+		for _, r := range []*Redis{connected, unconnected, crowded} {
+			for {
+				if _, err := r.Take(t.Context(), req, nil); err == nil {
+					break
+				} else if time.Now().After(deadline) {
+					t.Fatalf("after the server went on: %v", err)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+	})
+}
+
+// TestRedisTimeoutIncludesEverything tests that a request which takes several
+// steps, each of them quick enough, has one timeout for all: here the greeting
+// of a new connection, the call, and the call with the script in full.
+func TestRedisTimeoutIncludesEverything(t *testing.T) {
+	const timeout = 400 * time.Millisecond
+	server := redistest.Start(t)
+	var delay atomic.Int64
+	address := proxy(t, server.Addr, func(int) bool {
+		time.Sleep(time.Duration(delay.Load()))
+		return true
+	})
+	slow := func(opt *RedisOptions) { opt.Address, opt.Timeout = address, timeout }
+	greeted := newTestRedis(t, server, slow)
+	b := hourly(1000)
+	decide(t, greeted, Atomic, b)
+	ungreeted := newTestRedis(t, server, slow)
+
+	delay.Store(int64(timeout * 3 / 4))
+	_, err := ungreeted.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+	checkError(t, err, timeout.String())
+	if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = greeted.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+	checkError(t, err, timeout.String())
+}
+
+// TestRedisRunsScriptOnce tests that a request whose answer gets lost is never
+// sent again: the server has decided it, and would charge it twice.
+func TestRedisRunsScriptOnce(t *testing.T) {
+	server := redistest.Start(t)
+	if err := server.Client().ScriptLoad(t.Context(), takeScript).Err(); err != nil {
+		t.Fatal(err)
+	}
+	address := proxy(t, server.Addr, func(n int) bool { return n == 0 }) // only the greeting's
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Address = address })
+	b := hourly(1000)
+	const requests = 20
+	for range requests {
+		d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+		if len(d) > 0 {
+			t.Fatalf("decided %+v", d)
+		}
+		checkError(t, err, address)
+	}
+	c := calls{server: server}
+	c.check(t, "evalsha", requests)
+	if got := level(t, newTestRedis(t, server, nil), b); got != requests {
+		t.Errorf("%d units from %d requests", got, requests)
+	}
+}
+
+// proxy runs a proxy to the given server and returns its address. It asks pass
+// before it hands on the n-th reply of a connection, and hangs up if that says
+// no.
+func proxy(t testing.TB, server string, pass func(n int) bool) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var busy sync.WaitGroup
+	serve := func(client net.Conn) {
+		defer client.Close()
+		upstream, err := net.Dial("tcp", server)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer upstream.Close()
+		busy.Go(func() {
+			io.Copy(upstream, client)
+			upstream.Close() // the client is gone
+		})
+		reply := make([]byte, 1<<16)
+		for n := 0; ; n++ {
+			size, err := upstream.Read(reply)
+			if err != nil || !pass(n) {
+				return
+			}
+			client.Write(reply[:size])
+		}
+	}
+	busy.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			busy.Go(func() { serve(client) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		busy.Wait()
+	})
+	return l.Addr().String()
+}
+
+// TestRedisDecidesForTheGone tests that a request whose client has left is
+// decided and charged: else leaving early would be a way around the limit.
+func TestRedisDecidesForTheGone(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	b := hourly(2)
+	for i, ctx := range []context.Context{cancelled, late, cancelled} {
+		d, err := r.Take(ctx, Request{Buckets: []Bucket{b}}, nil)
+		if err != nil || d[0].Denied != (i == 2) {
+			t.Errorf("request %d: decided %+v, error %v", i, d, err)
+		}
+	}
+	if got := level(t, r, b); got != 2 {
+		t.Errorf("%d units after 2 requests", got)
+	}
+}
+
+// TestRedisUnknownReplies tests that a server which answers with anything but
+// what the script does has decided nothing.
+func TestRedisUnknownReplies(t *testing.T) {
+	server := redistest.Start(t)
+	b := hourly(5)
+	for _, script := range []string{
+		"return 'OK'", "return 7", "return nil", "return {}", "return {1}", "return {1, 2, 3}",
+		"return {'a', 'b'}", "return {{1, 2}, {3, 4}}", "return {ok='fine'}", "return {err='ERR no'}",
+		"return {-1, 0}", "return {0, 1}", "return {5, -3}", "return {2 ^ 50 + 1, 0}",
+		"return {redis.error_reply('ERR inside'), 0}", "return 1 +", "error('thrown')",
+		"return redis.call('NOSUCH')", "return redis.call('INCR', KEYS[1])",
+	} {
+		t.Run(script, func(t *testing.T) {
+			opt := RedisOptions{Address: server.Addr, Timeout: 10 * time.Second}
+			client := redis.NewClient(&redis.Options{Network: "unix", Addr: server.Socket, MaxRetries: -1})
+			r := newRedis(client, opt, script)
+			defer r.Close()
+			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+			if err == nil || len(d) > 0 {
+				t.Fatalf("decided %+v, error %v", d, err)
+			}
+			if text := err.Error(); !strings.HasPrefix(text, "redis") || strings.ContainsAny(text, "\r\n") {
+				t.Errorf("error %q", text)
+			}
+		})
+	}
+}
+
+// TestReplyToSeveralBuckets tests that a reply which goes wrong at a later
+// bucket leaves no decision on the earlier ones behind: who then asks another
+// store would take it for one of that store's.
+func TestReplyToSeveralBuckets(t *testing.T) {
+	req := Request{Buckets: []Bucket{hourly(5), hourly(6)}}
+	for _, reply := range [][]int64{
+		{}, {1}, {1, 0}, {1, 0, 1}, {1, 0, -1, 0}, {1, 0, 1, 1}, {1, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0},
+	} {
+		d, err := req.decisions(reply, []Decision{{Size: 1234}})
+		if err == nil || len(d) != 1 || d[0].Size != 1234 {
+			t.Errorf("reply %d: decided %+v, error %v", reply, d, err)
+		}
+	}
+	d, err := req.decisions([]int64{3600e6, 0, 6 * 3600e6, -1}, []Decision{{Size: 1234}})
+	want := []Decision{
+		{Size: 1234},
+		{Size: 5, Remaining: 4, Clear: time.Hour},
+		{Size: 6, Clear: 6 * time.Hour, Denied: true, Retry: time.Hour},
+	}
+	if err != nil || !slices.Equal(d, want) {
+		t.Errorf("decided %+v, error %v, want %+v", d, err, want)
+	}
+}
+
+// FuzzReply tests that no reply, whatever numbers it is of, makes for more
+// than an error or decisions that a bucket could have made.
+func FuzzReply(f *testing.F) {
+	add := func(buckets uint8, size, rate, dripSize, cost int64, reply ...int64) {
+		var data []byte
+		for _, n := range reply {
+			data = binary.BigEndian.AppendUint64(data, uint64(n))
+		}
+		f.Add(buckets, size, rate, dripSize, cost, data)
+	}
+	const hour = 3600e6
+	add(0, 5, hour, 1, 1)
+	add(1, 5, hour, 1, 1, hour, 0)
+	add(1, 5, hour, 1, 1, 5*hour, -1)
+	add(2, 5, hour, 3, 4, hour, 2, 2*hour, -2)
+	add(1, 5, hour, 3, 6, 0, -1)
+	add(1, 5, hour, 1, 1, hour)
+	add(1, 5, hour, 1, 1, hour, 0, 0)
+	add(1, 5, hour, 3, 1, 0, 2)
+	add(1, 5, hour, 3, 1, hour, 3)
+	add(1, 5, hour, 3, 1, hour, -4)
+	add(1, 5, 1, 1, 1, -1, 0)
+	add(1, MaxUnits, 1, 1, MaxUnits, horizon, 0)
+	add(1, MaxUnits, 1, 1, MaxUnits, horizon+1, 0)
+	add(1, MaxUnits, MaxUnits, MaxUnits, math.MaxInt64, horizon, -MaxUnits)
+	add(1, MaxUnits, MaxUnits, MaxUnits, 1, horizon, MaxUnits-1)
+	add(1, 1, 1, MaxUnits, 1, horizon, -MaxUnits)
+	for _, n := range []int64{math.MinInt64, math.MinInt64 + 1, math.MaxInt64} {
+		add(1, 5, hour, 3, 1, n, 0)
+		add(1, 5, hour, 3, 1, 0, n)
+		add(1, MaxUnits, 1, MaxUnits, math.MaxInt64, n, n)
+	}
+
+	f.Fuzz(func(t *testing.T, buckets uint8, size, rate, dripSize, cost int64, data []byte) {
+		if rate > horizon { // more than a Duration holds
+			return
+		}
+		limit := Limit{size, time.Duration(rate) * time.Microsecond, dripSize}
+		if limit.Validate() != nil || cost < 1 || buckets > 8 {
+			return
+		}
+		var req Request
+		for i := range buckets {
+			req.Buckets = append(req.Buckets, Bucket{Name: "b", Key: fmt.Sprint(i), Limit: limit, Cost: cost})
+		}
+		var reply []int64
+		for ; len(data) >= 8; data = data[8:] {
+			reply = append(reply, int64(binary.BigEndian.Uint64(data)))
+		}
+
+		kept := Decision{Size: 1234}
+		got, err := req.decisions(reply, []Decision{kept})
+		if got[0] != kept {
+			t.Fatalf("%+v in place of what was there before", got[0])
+		}
+		got = got[1:]
+		if err != nil {
+			if len(got) > 0 || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("decided %+v with error %q", got, err)
+			}
+			return
+		}
+		if len(got) != int(buckets) || len(reply) != 2*int(buckets) {
+			t.Fatalf("%d decisions on %d buckets by %d numbers", len(got), buckets, len(reply))
+		}
+		for i, d := range got {
+			switch {
+			case d.Size != size,
+				d.Remaining < 0 || d.Remaining > size,
+				d.Clear != time.Duration(reply[2*i])*time.Microsecond,
+				d.Denied != (reply[2*i+1] < 0),
+				d.Never != (d.Denied && cost > size),
+				d.Retry < 0 || d.Retry > d.Clear,
+				d.Retry > 0 && (!d.Denied || d.Never):
+				t.Errorf("%+v, cost %d, reply %d: decided %+v", limit, cost, reply[2*i:2*i+2], d)
+			}
+		}
+	})
+}
