@@ -3,27 +3,33 @@
 CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 
-.PHONY: run build test bench bench-e2e fuzz
+.PHONY: run build test programs fuzz bench bench-e2e
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
 	./caddy run --config example.Caddyfile
 
-# Build Caddy with this checkout of the module. The version is one that needs
-# no published module; the path behind it is what is built.
+# Build Caddy with this checkout. The version is one that xcaddy does not look
+# for among the published ones; what is built is the path behind it.
 build:
 	$(XCADDY) build $(CADDY_VERSION) --output ./caddy \
 		--with github.com/seed-387a6c65/caddy-ratelimit@v0.0.0=.
 
 # Install what the tests need and run them all.
-test: redis-server
+test: programs
 	go vet ./...
 	go test -race ./...
 	cd bench && go vet ./... && go test ./...
 
-# The tests start redis-server processes of their own; the distribution's
-# package brings the program.
-.PHONY: redis-server
-redis-server:
-	@command -v redis-server >/dev/null || { \
-		apt-get update && apt-get install -y --no-install-recommends redis-server; }
+# The tests start Redis servers of their own, and the benchmarks' a load
+# generator; both programs come from the distribution.
+programs:
+	@for p in redis-server wrk; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
+		test -z "$$missing" || { apt-get update && apt-get install -y --no-install-recommends $$missing; }
+
+# The micro-benchmarks, and whole requests beside a bare Caddy: five minutes each.
+bench: programs
+	cd bench && go test -run '^$$' -bench . .
+
+bench-e2e: programs
+	cd bench && go run ./e2e

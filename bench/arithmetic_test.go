@@ -1,0 +1,55 @@
+package bench
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// BenchmarkArithmetic decides requests on one bucket under a clock that stands
+// still. Finding the bucket is part of it, and the same in all cases; where they
+// differ it is by the arithmetic on the bucket's numbers. The baseline is that
+// of BenchmarkMemory.
+func BenchmarkArithmetic(b *testing.B) {
+	stopped := func() time.Duration { return time.Hour }
+	thirds := open
+	thirds.DripSize = 3
+	for _, bc := range []struct {
+		name   string
+		bucket limiter.Bucket
+	}{
+		{"drip_size=1", limiter.Bucket{Limit: open}},
+		{"drip_size=3", limiter.Bucket{Limit: thirds}},
+		{"size_varies", limiter.Bucket{Limit: open, SizeVaries: true}},
+		{"denied", limiter.Bucket{Limit: shut}},
+	} {
+		b.Run(bc.name, func(b *testing.B) {
+			bc.bucket.Name, bc.bucket.Cost = "api/limit-0", 1
+			store, of := limiter.NewMemory(stopped), []limiter.Bucket{bc.bucket}
+			fill(b, store, of, 1)
+			comparison{
+				callers:   1,
+				task:      take(b, store, of, 1),
+				baselines: []baseline{{"hash", hashAndClock(of, 1)}},
+			}.run(b)
+		})
+	}
+}
+
+// BenchmarkSummarize makes one answer of several decisions.
+func BenchmarkSummarize(b *testing.B) {
+	for _, n := range []int{1, 2, 8} {
+		b.Run(fmt.Sprintf("buckets=%d", n), func(b *testing.B) {
+			decisions := make([]limiter.Decision, n)
+			for i := range decisions {
+				decisions[i] = limiter.Decision{Size: 10, Remaining: int64(n - i)}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				limiter.Summarize(decisions)
+			}
+		})
+	}
+}

@@ -1,0 +1,12 @@
+// Command caddy is Caddy as it is released, with the rate limiter in it: what
+// e2e measures.
+package main
+
+import (
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	_ "github.com/seed-387a6c65/caddy-ratelimit"
+)
+
+func main() { caddycmd.Main() }

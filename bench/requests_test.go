@@ -1,0 +1,95 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+var (
+	// open has room for any number of requests: a benchmark does not fill it.
+	open = limiter.Limit{Size: 1 << 40, DripRate: time.Millisecond, DripSize: 1}
+
+	// shut has room for one request, and then for none while a benchmark runs.
+	shut = limiter.Limit{Size: 1, DripRate: 24 * time.Hour, DripSize: 1}
+)
+
+// hour is the cost after which an open bucket takes an hour to drain. Each is
+// given that first: what is measured are buckets in use, not drained ones.
+const hour = 3_600_000
+
+// addresses are keys as limits mostly have them.
+var addresses = sync.OnceValue(func() []string {
+	all := make([]string, 1_000_000)
+	for i := range all {
+		all[i] = fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)
+	}
+	return all
+})
+
+// key returns the key of the i-th request: one of the first n addresses, in an
+// order that no cache foresees.
+func key(i, n int) string {
+	return addresses()[uint32(i)*2654435761%uint32(n)]
+}
+
+// buckets returns n buckets of different names, as a request with n limits on
+// one key has them.
+func buckets(n int, limit limiter.Limit) []limiter.Bucket {
+	all := make([]limiter.Bucket, n)
+	for i := range all {
+		all[i] = limiter.Bucket{Name: fmt.Sprintf("api/limit-%d", i), Limit: limit, Cost: 1}
+	}
+	return all
+}
+
+// take returns a task that takes requests of the given buckets from a store,
+// each for one of so many keys, and reports an error where the answer is not
+// the expected one: then something else was measured.
+func take(b *testing.B, store limiter.Store, of []limiter.Bucket, keys int) task {
+	denied := of[0].Limit == shut
+	return func() func(int) {
+		req := limiter.Request{Buckets: slices.Clone(of)}
+		decisions := make([]limiter.Decision, 0, len(of))
+		return func(i int) {
+			k := key(i, keys)
+			for j := range req.Buckets {
+				req.Buckets[j].Key = k
+			}
+			got, err := store.Take(context.Background(), req, decisions)
+			if err != nil || got[0].Denied != denied {
+				b.Errorf("got %+v, %v, want denied %t", got, err, denied)
+			}
+		}
+	}
+}
+
+// fill brings the buckets of so many keys into the state that is measured.
+func fill(b *testing.B, store limiter.Store, of []limiter.Bucket, keys int) {
+	b.Helper()
+	const callers = 16
+	calls := make([]func(int), callers)
+	for c := range calls {
+		req := limiter.Request{Buckets: slices.Clone(of)}
+		calls[c] = func(i int) {
+			for j := range req.Buckets {
+				req.Buckets[j].Key = addresses()[i]
+				if req.Buckets[j].Limit == open {
+					req.Buckets[j].Cost = hour
+				}
+			}
+			if _, err := store.Take(context.Background(), req, nil); err != nil {
+				b.Error(err)
+			}
+		}
+	}
+	call(calls, 0, keys)
+	if b.Failed() {
+		b.FailNow()
+	}
+}
