@@ -3,7 +3,7 @@
 CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 
-.PHONY: run build test programs fuzz bench bench-e2e
+.PHONY: run build test programs bench bench-e2e
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build

@@ -51,7 +51,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 	default:
 		return nil, helper.Errf("rate_limit: got %q, want at most a name; "+
 			"limits are written in a block, such as { key %s; size 10; drip_rate 1s } with a line for each",
-			strings.Join(args, " "), args[0])
+			strings.Join(args, " "), word(args[0]))
 	}
 	h.Limits = []*Limit{l}
 	return h, parseLimit(helper, l, h)
@@ -119,7 +119,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 				"with size for events and drip_rate for the window divided by them")
 		default:
 			return helper.Errf("%s: got an unknown option, want one of key, size, drip_rate, drip_size, cost, factor, "+
-				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers", option)
+				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers", word(option))
 		}
 		if err != nil {
 			return err
@@ -146,6 +146,15 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 		return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))
 	}
 	return args[0], nil
+}
+
+// word returns what was written where a word should be, quoted if it would
+// break the line.
+func word(text string) string {
+	if quoted := strconv.Quote(text); quoted[1:len(quoted)-1] != text {
+		return quoted
+	}
+	return text
 }
 
 // parseMatch parses the matchers of a limit: a matcher as a directive has it,
@@ -207,7 +216,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 				return nil, err
 			}
 		default:
-			return nil, d.Errf("%s: got an unknown option, want redis", option)
+			return nil, d.Errf("%s: got an unknown option, want redis", word(option))
 		}
 	}
 	return httpcaddyfile.App{Name: "rate_limit", Value: caddyconfig.JSON(app, nil)}, nil
@@ -251,7 +260,8 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 				return d.Errf("pool_size: got %q, want a whole number from 1", text)
 			}
 		default:
-			return d.Errf("%s: got an unknown option, want one of username, password, db, key_prefix, timeout, pool_size", option)
+			return d.Errf("%s: got an unknown option, want one of username, password, db, key_prefix, timeout, pool_size",
+				word(option))
 		}
 	}
 	return nil

@@ -21,10 +21,10 @@ type key struct {
 
 // part is a piece of a key's template: literal text or a placeholder.
 type part struct {
-	literal     string
-	placeholder string // its name, without braces
-	address     bool   // whether its value is an address, to be normalised
-	unverified  bool   // whether its value can't be relied on in early data
+	text        string // the literal, or the placeholder's name without braces
+	placeholder bool
+	address     bool // whether its value is an address, to be normalised
+	unverified  bool // whether its value can't be relied on in early data
 }
 
 const (
@@ -60,30 +60,34 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 	}
 	for i, literal := range strings.Split(text, "\x00") {
 		if i > 0 {
-			k.parts = append(k.parts, part{placeholder: names[i-1]})
+			k.parts = append(k.parts, newPlaceholder(names[i-1]))
 		}
 		if literal != "" {
-			k.parts = append(k.parts, part{literal: literal})
+			k.parts = append(k.parts, part{text: literal})
 		}
-	}
-	for i := range k.parts {
-		p := &k.parts[i]
-		if name := addresses[p.placeholder]; name != "" {
-			p.placeholder, p.address = name, true
-		}
-		p.unverified = p.address || strings.HasPrefix(p.placeholder, "http.request.remote")
 	}
 	return k, nil
+}
+
+// newPlaceholder returns the piece of a key that is a placeholder.
+func newPlaceholder(name string) part {
+	p := part{text: name, placeholder: true}
+	if full := addresses[name]; full != "" {
+		p.text, p.address = full, true
+	}
+	p.unverified = p.address || strings.HasPrefix(p.text, "http.request.remote")
+	return p
 }
 
 // String returns the template, every placeholder by its full name.
 func (k *key) String() string {
 	var text strings.Builder
 	for _, p := range k.parts {
-		if p.placeholder != "" {
-			text.WriteString("{" + p.placeholder + "}")
+		if p.placeholder {
+			text.WriteString("{" + p.text + "}")
+		} else {
+			text.WriteString(p.text)
 		}
-		text.WriteString(p.literal)
 	}
 	return text.String()
 }
@@ -98,35 +102,36 @@ var errEarlyData = refusal{
 // expand returns the key of one request, and whether it has one: if none of
 // the key's placeholders has a value it does not.
 //
-// Where several pieces make a key the lengths of their values are part of it,
-// so that no client can choose values that run together to another's.
+// Where several placeholders make a key the lengths of their values are part of
+// it, so that no client can choose values that run together to another's. It is
+// then no address as a whole either, even if it looks like one.
 func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
 	var text, lengths []byte
-	asked, given := false, false
+	placeholders, given := 0, false
 	for i := range k.parts {
 		p := &k.parts[i]
-		if p.placeholder == "" {
-			text = append(text, p.literal...)
+		if !p.placeholder {
+			text = append(text, p.text...)
 			continue
 		}
 		if p.unverified && earlyData(r) {
 			return "", false, errEarlyData
 		}
-		v, _ := repl.GetString(p.placeholder)
+		v, _ := repl.GetString(p.text)
 		if p.address {
-			v, _ = k.address(v)
+			v = k.address(v)
 		}
-		asked, given = true, given || v != ""
 		text = append(text, v...)
 		lengths = binary.AppendUvarint(lengths, uint64(len(v)))
+		placeholders, given = placeholders+1, given || v != ""
 	}
-	if asked && !given {
+	switch {
+	case placeholders > 0 && !given:
 		return "", false, nil
+	case placeholders > 1:
+		return string(append(append(text, 0), lengths...)), true, nil
 	}
-	if whole, is := k.address(string(text)); is || len(k.parts) == 1 {
-		return whole, true, nil
-	}
-	return string(append(append(text, 0), lengths...)), true, nil
+	return k.address(string(text)), true, nil
 }
 
 // client returns the address of the client, which stands in for a key that a
@@ -136,17 +141,16 @@ func (k *key) client(r *http.Request) (string, error) {
 		return "", errEarlyData
 	}
 	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	address, _ = k.address(address)
-	return address, nil
+	return k.address(address), nil
 }
 
-// address returns an IP address as far as it counts, and true: an IPv4 address
-// written as IPv6 is the IPv4 address, a zone is dropped, and of the rest the
-// prefix remains. Anything else is returned as it is.
-func (k *key) address(text string) (string, bool) {
+// address returns an IP address as far as it counts: an IPv4 address written as
+// IPv6 is the IPv4 address, a zone is dropped, and of the rest the prefix
+// remains. Anything else is returned as it is.
+func (k *key) address(text string) string {
 	ip, err := netip.ParseAddr(text)
 	if err != nil {
-		return text, false
+		return text
 	}
 	ip = ip.WithZone("").Unmap()
 	bits := k.ipv6
@@ -154,9 +158,9 @@ func (k *key) address(text string) (string, bool) {
 		bits = k.ipv4
 	}
 	if bits == ip.BitLen() {
-		return ip.String(), true
+		return ip.String()
 	}
-	return netip.PrefixFrom(ip, bits).Masked().String(), true
+	return netip.PrefixFrom(ip, bits).Masked().String()
 }
 
 // earlyData reports whether r came before its TLS handshake was complete.

@@ -86,11 +86,11 @@ func (rd *Redis) options(repl *caddy.Replacer) (limiter.RedisOptions, error) {
 }
 
 // parseAddress returns the options that the address of a server stands for. Its
-// errors show neither what placeholders resolve to nor a URL's password.
+// errors show neither what placeholders resolve to nor a password.
 func parseAddress(repl *caddy.Replacer, address string) (limiter.RedisOptions, error) {
 	bad := badOption("address", withoutPassword(address),
 		"host:port, the path of a unix socket, or a redis:// or unix:// URL")
-	resolved, err := repl.ReplaceOrErr(address, true, true)
+	resolved, err := resolveAddress(repl, address)
 	if err != nil {
 		return limiter.RedisOptions{}, fmt.Errorf("address: %w", err)
 	}
@@ -98,18 +98,17 @@ func parseAddress(repl *caddy.Replacer, address string) (limiter.RedisOptions, e
 	case strings.HasPrefix(resolved, "/"):
 		return limiter.RedisOptions{Network: "unix", Address: resolved}, nil
 	case !strings.Contains(resolved, "://"):
-		host, port, err := net.SplitHostPort(resolved)
-		if _, errPort := strconv.ParseUint(port, 10, 16); err != nil || errPort != nil || host == "" {
+		if !isHostPort(resolved) {
 			return limiter.RedisOptions{}, bad
 		}
 		return limiter.RedisOptions{Network: "tcp", Address: resolved}, nil
 	}
 	u, err := url.Parse(resolved)
-	if err != nil || u.Scheme != "redis" && u.Scheme != "unix" || u.RawQuery != "" {
+	if err != nil || u.Scheme != "redis" && u.Scheme != "unix" || u.RawQuery != "" || u.Fragment != "" {
 		return limiter.RedisOptions{}, bad
 	}
 	opt, err := redis.ParseURL(resolved)
-	if err != nil {
+	if err != nil || opt.DB < 0 || opt.Network == "tcp" && !isHostPort(opt.Addr) {
 		return limiter.RedisOptions{}, bad
 	}
 	return limiter.RedisOptions{
@@ -121,11 +120,47 @@ func parseAddress(repl *caddy.Replacer, address string) (limiter.RedisOptions, e
 	}, nil
 }
 
+// resolveAddress resolves the placeholders in an address. Those for a URL's
+// user and password may stand for any characters.
+func resolveAddress(repl *caddy.Replacer, address string) (string, error) {
+	scheme, rest, isURL := strings.Cut(address, "://")
+	i := strings.LastIndexByte(rest, '@')
+	if !isURL || i < 0 {
+		return repl.ReplaceOrErr(address, true, true)
+	}
+	user, err := repl.ReplaceFunc(rest[:i], func(name string, v any) (any, error) {
+		text := caddy.ToString(v)
+		if text == "" {
+			return nil, fmt.Errorf("evaluated placeholder {%s} is empty", name)
+		}
+		return strings.ReplaceAll(url.QueryEscape(text), "+", "%20"), nil
+	})
+	if err != nil {
+		return "", err
+	}
+	host, err := repl.ReplaceOrErr(rest[i:], true, true)
+	return scheme + "://" + user + host, err
+}
+
+// isHostPort reports whether address is a host and a port to connect to.
+func isHostPort(address string) bool {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || host == "" {
+		return false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && n > 0
+}
+
 // withoutPassword returns an address as it may be shown.
 func withoutPassword(address string) string {
-	scheme, rest, isURL := strings.Cut(address, "://")
-	if i := strings.LastIndexByte(rest, '@'); isURL && i >= 0 {
-		return scheme + "://…" + rest[i:]
+	i := strings.LastIndexByte(address, '@')
+	if i < 0 {
+		return address
 	}
-	return address
+	scheme, _, isURL := strings.Cut(address[:i], "://")
+	if !isURL {
+		return "…" + address[i:]
+	}
+	return scheme + "://…" + address[i:]
 }

@@ -17,10 +17,14 @@ import (
 // request.
 type Number string
 
-// MarshalJSON writes what is a number as one, and anything else as a string.
+// MarshalJSON writes a string, or a number if that stays the same text where
+// Caddy decodes and encodes its configuration, as it does to keep it.
 func (n Number) MarshalJSON() ([]byte, error) {
-	if isNumber([]byte(n)) {
-		return []byte(n), nil
+	var f float64
+	if json.Unmarshal([]byte(n), &f) == nil {
+		if text, err := json.Marshal(f); err == nil && string(text) == string(n) {
+			return text, nil
+		}
 	}
 	return json.Marshal(string(n))
 }
@@ -41,7 +45,7 @@ type Duration string
 // UnmarshalJSON reads a string as it is written, or a number of nanoseconds.
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	text, err := scalar(b)
-	if isNumber(b) {
+	if strings.IndexByte("-0123456789", b[0]) >= 0 {
 		text += "ns"
 	}
 	*d = Duration(text)
@@ -60,11 +64,6 @@ func scalar(b []byte) (text string, err error) {
 	return text, err
 }
 
-// isNumber reports whether b is a JSON number.
-func isNumber(b []byte) bool {
-	return json.Valid(b) && strings.IndexByte("-0123456789", b[0]) >= 0
-}
-
 // value is what an option is set to: a constant, or a template that makes a
 // value for each request.
 type value[T any] struct {
@@ -81,7 +80,8 @@ type parser[T any] func(text string) (v T, want string)
 // newValue reads an option; text is what it is set to, or its default.
 func newValue[T any](option, text string, parse parser[T]) (value[T], error) {
 	v := value[T]{option: option, parse: parse}
-	if hasPlaceholder(text) {
+	// What is JSON, such as an object in the place of a number, is no template.
+	if hasPlaceholder(text) && !json.Valid([]byte(text)) {
 		v.template = text
 		return v, nil
 	}

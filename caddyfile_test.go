@@ -1,0 +1,1007 @@
+package ratelimit
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+)
+
+// adaptCaddyfile returns the JSON that a Caddyfile stands for. A warning, such
+// as that it is not formatted, is an error.
+func adaptCaddyfile(src string) ([]byte, error) {
+	options := map[string]any{"filename": "Caddyfile"}
+	out, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), options)
+	if err == nil && len(warnings) > 0 {
+		err = fmt.Errorf("warnings: %v", warnings)
+	}
+	return out, err
+}
+
+// validateConfig loads a configuration as `caddy validate` does, without admin
+// endpoint and logs.
+func validateConfig(config []byte) error {
+	var cfg caddy.Config
+	if err := caddy.StrictUnmarshalJSON(config, &cfg); err != nil {
+		return err
+	}
+	cfg.Admin = &caddy.AdminConfig{Disabled: true}
+	cfg.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		"default": {BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"discard"}`)}},
+	}}
+	return caddy.Validate(&cfg)
+}
+
+// validateCaddyfile adapts a Caddyfile, formatted or not, and validates what
+// it stands for.
+func validateCaddyfile(src string) error {
+	options := map[string]any{"filename": "Caddyfile"}
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), options)
+	if err != nil {
+		return err
+	}
+	return validateConfig(config)
+}
+
+// inLines makes a Caddyfile of text that stands in one line.
+func inLines(text string) string { return strings.ReplaceAll(text, "; ", "\n") }
+
+// Line numbers in errors count from these.
+func inLimit(block string) string { // line 3 is the first of the block
+	return ":8080 {\nrate_limit api {\n" + inLines(block) + "\n}\n}\n"
+}
+
+func inSite(directives string) string { // line 2 is the first directive
+	return ":8080 {\n" + inLines(directives) + "\n}\n"
+}
+
+func inApp(block string) string { // line 3 is the first of the block
+	return "{\nrate_limit {\n" + inLines(block) + "\n}\n}\n:8080 {\nrespond ok\n}\n"
+}
+
+// wrapping is what Caddy puts in front of our errors.
+var wrapping = regexp.MustCompile(`^.*(parsing caddyfile tokens for 'rate_limit'|` +
+	`(provision|decoding module config:) (http\.handlers\.)?rate_limit): `)
+
+// wantError checks an error: behind what Caddy puts in front of it, it is
+// exactly the one line that is wanted, nothing if it is to be accepted.
+func wantError(t *testing.T, err error, want string) {
+	t.Helper()
+	got := ""
+	if err != nil {
+		got = wrapping.ReplaceAllLiteralString(err.Error(), "")
+	}
+	if got != want {
+		t.Errorf("\n got error %q\nwant error %q", got, want)
+	}
+	if strings.Contains(got, "\n") {
+		t.Errorf("error %q has several lines, want one", got)
+	}
+}
+
+// Guards what a Caddyfile means: each file in testdata holds a Caddyfile, a
+// line of dashes and what `caddy adapt --pretty` prints for it. That is also
+// checked to survive being loaded and stored again, and to be valid, without
+// the Redis servers that it names.
+func TestAdapt(t *testing.T) {
+	const separator = "\n----------\n"
+	files, err := filepath.Glob("testdata/*.caddyfiletest")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("found no files: %v", err)
+	}
+	t.Setenv("REDIS_PASSWORD", "secret")
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddyfiletest"), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			src, want, found := strings.Cut(string(text), separator)
+			if !found {
+				t.Fatalf("%s has no line of dashes", file)
+			}
+			config, err := adaptCaddyfile(src + "\n")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got bytes.Buffer
+			if err := json.Indent(&got, config, "", "\t"); err != nil {
+				t.Fatal(err)
+			}
+			if got.WriteByte('\n'); got.String() != want {
+				t.Errorf("got\n%s\nwant\n%s", got.String(), want)
+			}
+			if checkStoredAgain(t, config) == 0 {
+				t.Error("the configuration has nothing of ours")
+			}
+			if err := validateConfig(config); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// checkStoredAgain checks that all that is ours in a configuration has a field
+// in our types, and is the same when it is written from them. It returns how
+// many modules of ours there are.
+func checkStoredAgain(t *testing.T, config []byte) (found int) {
+	t.Helper()
+	check := func(module any, raw map[string]any) {
+		found++
+		text, err := json.Marshal(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := caddy.StrictUnmarshalJSON(text, module); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+		stored, err := json.Marshal(module)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again map[string]any
+		if err := json.Unmarshal(stored, &again); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(again, raw) {
+			t.Errorf("stored again got\n%s\nwant\n%s", stored, text)
+		}
+	}
+	var search func(any)
+	search = func(value any) {
+		switch value := value.(type) {
+		case []any:
+			for _, v := range value {
+				search(v)
+			}
+		case map[string]any:
+			if value["handler"] == "rate_limit" {
+				delete(value, "handler") // Caddy's own
+				check(new(Handler), value)
+				return
+			}
+			for name, v := range value {
+				if app, ok := v.(map[string]any); ok && name == "rate_limit" {
+					check(new(App), app)
+					continue
+				}
+				search(v)
+			}
+		}
+	}
+	var all map[string]any
+	if err := json.Unmarshal(config, &all); err != nil {
+		t.Fatal(err)
+	}
+	search(all)
+	return found
+}
+
+// Guards that Caddy can be validated, and so deployed, while there is no Redis:
+// not even a connection is tried.
+func TestValidateNeedsNoRedis(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := validateCaddyfile(inApp("redis " + listener.Addr().String())); err != nil {
+		t.Fatal(err)
+	}
+	_ = listener.(*net.TCPListener).SetDeadline(time.Now())
+	if conn, err := listener.Accept(); err == nil {
+		conn.Close()
+		t.Error("validating connected to Redis")
+	}
+}
+
+// What would be right, in errors that several tests want.
+const (
+	wantUnits    = `want a whole number from 1 to 562949953421312`
+	wantInterval = `want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`
+	wantFactor   = `want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2`
+	wantHolder   = `, or a placeholder`
+	wantBits4    = `want a whole number of bits from 1 to 32`
+	wantBits6    = `want a whole number of bits from 1 to 128`
+	wantName     = `want 1 to 64 letters, digits, '_', '.' or '-'`
+	wantSize     = `want one that leaves a size of at most 562949953421312`
+	wantDrain    = `a full bucket and one drip more must drain within 35 years`
+	wantEither   = `want either size, drip_rate and drip_size or max, duration and min_interval`
+	wantBoth     = `max and duration: want both; for an interval alone write size 1 and drip_rate <interval>`
+	wantOutside  = `want it in the rate_limit block itself: it is of the whole handler`
+	wantOption   = `want one of key, size, drip_rate, drip_size, cost, factor, max, duration, ` +
+		`min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers`
+	limitsNothing = `it limits nothing, want size, max or limits within it`
+)
+
+// twoLimits is the error for a path that stands twice in one handler.
+func twoLimits(path string) string {
+	return fmt.Sprintf("path %q: got two limits of one handler, want a name for each", path)
+}
+
+// Guards that a number of units is a decimal integer and nothing else, in
+// every option that takes one, and that the error shows it as it was written.
+func TestUnitsErrors(t *testing.T) {
+	options := []struct{ option, beside, want string }{
+		{"size", "", wantUnits + wantHolder},
+		{"drip_size", "size 10; ", wantUnits + wantHolder},
+		{"cost", "size 10; ", wantUnits + wantHolder},
+		{"max", "duration 1s; ", wantUnits},
+	}
+	texts := []string{
+		"0", "-1", "-0", "+5", "1.5", "1.0", "1e3", "1E3", "1e-3", "1e999", "0x10", "0b1", "1_000", "1,000",
+		"NaN", "Inf", "ten", "562949953421313", "18446744073709551616", "99999999999999999999999999", `" 5"`,
+		`"5 "`, "٣", "5%", "{5", "5}",
+	}
+	for _, o := range options {
+		for _, text := range texts {
+			t.Run(o.option+" "+text, func(t *testing.T) {
+				err := validateCaddyfile(inLimit(o.beside + o.option + " " + text))
+				want := fmt.Sprintf(`limit "api": %s: got %q, %s`, o.option, strings.Trim(text, `"`), o.want)
+				wantError(t, err, want)
+			})
+		}
+	}
+}
+
+// Guards that a duration has a unit, is positive and whole microseconds, in
+// every option that takes one.
+func TestDurationErrors(t *testing.T) {
+	options := []struct{ option, beside, want string }{
+		{"drip_rate", "size 1; ", wantInterval + wantHolder},
+		{"duration", "max 1; ", wantInterval},
+		{"min_interval", "max 1; duration 1s; ", wantInterval},
+	}
+	texts := []string{
+		"0", "0s", "-1s", "5", "1500ns", "999ns", "1.5", "1e3s", "1 s", "s", "1y", "1w", "NaN", "Inf",
+		"second", "1.0000001s", "9999999h", "9999999999999999999999h", strings.Repeat("9", 50) + "d", "{1s",
+	}
+	for _, o := range options {
+		for _, text := range texts {
+			t.Run(o.option+" "+text, func(t *testing.T) {
+				err := validateCaddyfile(inLimit(fmt.Sprintf("%s%s %q", o.beside, o.option, text)))
+				wantError(t, err, fmt.Sprintf(`limit "api": %s: got %q, %s`, o.option, text, o.want))
+			})
+		}
+	}
+}
+
+// Guards that a factor is a plain decimal which can be computed with exactly.
+func TestFactorErrors(t *testing.T) {
+	texts := []string{
+		"-1", "-0", "-0.5", "+1", "0.0000001", "0.1234567", "1.0000000", "1.00000000000000000000001", "NaN",
+		"Inf", ".5", "1.", ".", "1e3", "5e-1", "1e999", "0x1", "1/2", "1,5", "1.2.3", "1.-5", "1.+5", "1_0.5",
+		"half", `" 1"`, `"1 "`, "50%", "18446744073709.551616", "99999999999999999999", "{2",
+	}
+	for _, text := range texts {
+		t.Run(text, func(t *testing.T) {
+			err := validateCaddyfile(inLimit("size 10; factor " + text))
+			want := fmt.Sprintf(`limit "api": factor: got %q, `, strings.Trim(text, `"`))
+			wantError(t, err, want+wantFactor+wantHolder)
+		})
+	}
+}
+
+// Guards that what is wrong in a limit is told in one line that names the
+// option, what it got and what would be right.
+func TestLimitErrors(t *testing.T) {
+	long := strings.Repeat("x", 65)
+	tests := []struct{ block, want string }{
+		// Single options.
+		{`speed 5`, `speed: got an unknown option, ` + wantOption + `, at Caddyfile:3`},
+		{`distributed`, `distributed: got an unknown option, ` + wantOption + `, at Caddyfile:3`},
+		{`size 5 6`, `size: got "5 6", want one value, at Caddyfile:3`},
+		{`key a b`, `key: got "a b", want one value, at Caddyfile:3`},
+		{`key a {; b; }`, `key: got a block, want it in one line, at Caddyfile:4`},
+		{`ipv4_prefix 0`, `limit "api": ipv4_prefix: got "0", ` + wantBits4},
+		{`ipv4_prefix 33`, `limit "api": ipv4_prefix: got "33", ` + wantBits4},
+		{`ipv4_prefix -8`, `limit "api": ipv4_prefix: got "-8", ` + wantBits4},
+		{`ipv4_prefix /24`, `limit "api": ipv4_prefix: got "/24", ` + wantBits4},
+		{`size 1; ipv4_prefix 2e1`, `limit "api": ipv4_prefix: got "2e1", ` + wantBits4},
+		{
+			`ipv4_prefix {query.bits}`,
+			`limit "api": ipv4_prefix: got "{http.request.uri.query.bits}", ` + wantBits4,
+		},
+		{`ipv6_prefix 0`, `limit "api": ipv6_prefix: got "0", ` + wantBits6},
+		{`ipv6_prefix 129`, `limit "api": ipv6_prefix: got "129", ` + wantBits6},
+		{`ipv6_prefix 64.5`, `limit "api": ipv6_prefix: got "64.5", ` + wantBits6},
+		{
+			`key ` + strings.Repeat("{", 102),
+			`limit "api": key: got "` + strings.Repeat("{", 64) + `…", want text or placeholders, ` +
+				`such as {client_ip}, or a word for one bucket for all: too many unclosed placeholders`,
+		},
+
+		// Options that do not go together.
+		{``, `limit "api": ` + limitsNothing},
+		{`key {client_ip}`, `limit "api": ` + limitsNothing},
+		{`limit a {; }`, `limit "api/a": ` + limitsNothing},
+		{`size 1; limit a`, `limit "api/a": ` + limitsNothing},
+		{`limit a {; limit b {; key x; }; }`, `limit "api/a/b": ` + limitsNothing},
+		{`drip_rate 2s; limit a {; size 1; }`, `limit "api": drip_rate: got "2s", want a size beside it`},
+		{`drip_size 2; limit a {; size 1; }`, `limit "api": drip_size: got "2", want a size beside it`},
+		{`cost 2; limit a {; size 1; }`, `limit "api": cost: got "2", want a size beside it`},
+		{`factor 0; limit a {; size 1; }`, `limit "api": factor: got "0", want a size beside it`},
+		{`size 10; max 5; duration 1s`, `limit "api": size: got "10" beside max, ` + wantEither},
+		{`max 5; duration 1s; drip_rate 2s`, `limit "api": drip_rate: got "2s" beside max, ` + wantEither},
+		{`duration 1s; drip_size 2`, `limit "api": drip_size: got "2" beside duration, ` + wantEither},
+		{`size 10; min_interval 1s`, `limit "api": size: got "10" beside min_interval, ` + wantEither},
+		{`max 5`, `limit "api": ` + wantBoth},
+		{`duration 1s`, `limit "api": ` + wantBoth},
+		{`min_interval 1s`, `limit "api": ` + wantBoth},
+		{`max 5; min_interval 1s`, `limit "api": ` + wantBoth},
+
+		// Numbers that do not go together.
+		{`size 10; cost 11`, `limit "api": cost: got "11", want at most the size, 10`},
+		{`size 10; cost 6; factor 2`, `limit "api": cost: got "6", want at most the size, 5`},
+		{`size 10; cost 2; factor 11`, `limit "api": cost: got "2", want at most the size, 1`},
+		{`max 10; duration 1s; cost 11`, `limit "api": cost: got "11", want at most the size, 10`},
+		{`max 10; duration 1s; cost 4; factor 3.5`, `limit "api": cost: got "4", want at most the size, 3`},
+		{
+			`max 1001; duration 1ms`,
+			`limit "api": max: got "1001", want at most one for each microsecond of the duration, 1000`,
+		},
+		{`size 562949953421312; factor 0.999999`, `limit "api": factor: got "0.999999", ` + wantSize},
+		{`size 562949954; factor 0.000001`, `limit "api": factor: got "0.000001", ` + wantSize},
+		{`size 1; drip_rate 18000d`, `limit "api": size 1, drip rate 432000h0m0s, drip size 1: ` + wantDrain},
+		{
+			`size 562949953421312; cost {query.n}`,
+			`limit "api": size 562949953421312, drip rate 1s, drip size 1: ` + wantDrain,
+		},
+		{
+			`size 400000; drip_rate 1h; factor 0.5`,
+			`limit "api": size 800000, drip rate 1h0m0s, drip size 1: ` + wantDrain,
+		},
+
+		// Names.
+		{
+			`limit {; size 1; }`,
+			`limit: got "", want one name and a block: limit <name> { ... }, at Caddyfile:3`,
+		},
+		{
+			`limit a b {; size 1; }`,
+			`limit: got "a b", want one name and a block: limit <name> { ... }, at Caddyfile:3`,
+		},
+		{
+			`limit @a b {; size 1; }`,
+			`limit: got "@a b", want one name and a block: limit <name> { ... }, at Caddyfile:3`,
+		},
+		{`limit "a b" {; size 1; }`, `limit "a b": name: got "a b", ` + wantName},
+		{`limit /a {; size 1; }`, `limit "/a": name: got "/a", ` + wantName},
+		{`limit ü {; size 1; }`, `limit "ü": name: got "ü", ` + wantName},
+		{
+			`limit ` + long + ` {; size 1; }`,
+			`limit "` + long + `": name: got "` + long[:64] + `…", ` + wantName,
+		},
+		{
+			`limit {query.a} {; size 1; }`,
+			`limit "{http.request.uri.query.a}": name: got "{http.request.uri.query.a}", ` + wantName,
+		},
+
+		// Two limits of one path.
+		{`limit a {; size 1; }; limit a {; size 1; }`, `limit "api/a": ` + twoLimits("api/a")},
+		{
+			`max 5; duration 1s; min_interval 1s; limit min_interval {; size 1; }`,
+			`limit "api/min_interval": ` + twoLimits("api/min_interval"),
+		},
+		{
+			`limit a {; limit min_interval {; size 1; }; }; ` +
+				`limit a {; max 5; duration 1s; min_interval 1s; }`,
+			`limit "api/a": ` + twoLimits("api/a/min_interval"),
+		},
+
+		// What is of the whole handler.
+		{
+			`size 1; limit a {; size 1; accounting each; }`,
+			`accounting: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`,
+		},
+		{
+			`size 1; limit a {; size 1; headers off; }`,
+			`headers: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`,
+		},
+		{`size 1; accounting both`, `accounting: got "both", want atomic or each`},
+		{`size 1; accounting atomic each`, `accounting: got "atomic each", want one value, at Caddyfile:4`},
+		{
+			`size 1; headers off x-ratelimit`,
+			`headers: got "off x-ratelimit", want off alone, or x-ratelimit, ratelimit or both`,
+		},
+		{
+			`size 1; headers ratelimit off`,
+			`headers: got "ratelimit off", want off alone, or x-ratelimit, ratelimit or both`,
+		},
+		{`size 1; headers on`, `headers: got "on", want x-ratelimit, ratelimit or both, or off`},
+		{
+			`size 1; headers ratelimit draft`,
+			`headers: got "draft", want x-ratelimit, ratelimit or both, or off`,
+		},
+		{
+			`size 1; headers X-RateLimit`,
+			`headers: got "X-RateLimit", want x-ratelimit, ratelimit or both, or off`,
+		},
+		{`size 1; headers off {; on; }`, `headers: got a block, want it in one line, at Caddyfile:5`},
+
+		// Matchers.
+		{`size 1; match`, `match: got nothing, want @name, /path or matchers, at Caddyfile:4`},
+		{`size 1; match {; }`, `match: got nothing, want @name, /path or matchers, at Caddyfile:5`},
+		{`size 1; match @nope`, `unrecognized matcher name: @nope, at Caddyfile:4`},
+		{
+			`size 1; match nope a`,
+			`getting matcher module 'nope': module not registered: http.matchers.nope, at Caddyfile:4`,
+		},
+		{
+			`size 1; match /a /b`,
+			`match: got "/b" behind a matcher, want one matcher, or several in a block, at Caddyfile:4`,
+		},
+		{
+			`size 1; match * /b`,
+			`match: got "/b" behind a matcher, want one matcher, or several in a block, at Caddyfile:4`,
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.block, func(t *testing.T) {
+			wantError(t, validateCaddyfile(inLimit(tc.block)), tc.want)
+		})
+	}
+}
+
+// Guards the edges of what is accepted.
+func TestLimitsAccepted(t *testing.T) {
+	tests := []string{
+		`size 1`,
+		`size 562949953421312; drip_rate 1us`,
+		`size 562949953421312; drip_size 562949953421312; drip_rate 6515d`,
+		`size 562949953; factor 0.000001; drip_rate 1us`,
+		`size 10; factor 18446744073709.551615`,
+		`size 10; factor 0`,
+		`size 10; factor 0.000000; cost 11`,
+		`size 10; factor 2; cost 5`,
+		`size 10; factor 11; cost 1`,
+		`size 10; factor 00.50`,
+		`size 007; cost 7`,
+		`size {query.n}; cost 1000`,
+		`size 10; cost {query.n}`,
+		`size 1{query.n}{query.m}`,
+		`size 1; drip_rate 1us`,
+		`size 1; drip_rate 1.5ms`,
+		`size 1; drip_rate 1d12h`,
+		`size 1; drip_rate {query.rate}`,
+		`max 1000; duration 1ms`,
+		`max 7; duration 1s; min_interval 1h; cost 7`,
+		`size 1; ipv4_prefix 1; ipv6_prefix 1`,
+		`size 1; ipv4_prefix 32; ipv6_prefix 128`,
+		`size 1; match *`,
+		`size 1; headers ratelimit x-ratelimit`,
+		`limit a {; size 1; }; limit b {; limit a {; size 1; }; }`,
+		`limit ` + strings.Repeat("x", 64) + ` {; size 1; }`,
+		`limit AZaz09_.- {; size 1; }`,
+	}
+	for _, block := range tests {
+		t.Run(block, func(t *testing.T) { wantError(t, validateCaddyfile(inLimit(block)), "") })
+	}
+}
+
+// Guards that no option is given twice: which one counts would be a guess.
+func TestOptionsOnce(t *testing.T) {
+	limit := []string{
+		`key a`, `size 1`, `drip_rate 1s`, `drip_size 1`, `cost 1`, `factor 1`, `max 1`, `duration 1s`,
+		`min_interval 1s`, `ipv4_prefix 24`, `ipv6_prefix 48`, `match /a`, `match *`, `accounting each`,
+		`headers off`,
+	}
+	for _, option := range limit {
+		name, _, _ := strings.Cut(option, " ")
+		t.Run(option, func(t *testing.T) {
+			err := validateCaddyfile(inLimit(option + "; " + option))
+			wantError(t, err, name+": got it twice, want it once, at Caddyfile:4")
+		})
+	}
+	redis := []string{`username u`, `password p`, `db 1`, `key_prefix p`, `timeout 1s`, `pool_size 1`}
+	for _, option := range redis {
+		name, _, _ := strings.Cut(option, " ")
+		t.Run("redis "+option, func(t *testing.T) {
+			err := validateCaddyfile(inApp("redis localhost:6379 {; " + option + "; " + option + "; }"))
+			wantError(t, err, name+": got it twice, want it once, at Caddyfile:5")
+		})
+	}
+}
+
+// Guards that no option is given without a value, or with an empty one, which
+// an unset {$VARIABLE} leaves behind.
+func TestOptionsNeedValues(t *testing.T) {
+	limit := []string{
+		"key", "size", "drip_rate", "drip_size", "cost", "factor", "max", "duration", "min_interval",
+		"ipv4_prefix", "ipv6_prefix", "accounting",
+	}
+	for _, option := range limit {
+		for _, empty := range []string{``, ` ""`, ` {$RATE_LIMIT_TEST_UNSET}`} {
+			t.Run(option+empty, func(t *testing.T) {
+				err := validateCaddyfile(inLimit(option + empty))
+				wantError(t, err, option+`: got "", want one value, at Caddyfile:3`)
+			})
+		}
+	}
+	for _, option := range []string{"username", "password", "db", "key_prefix", "timeout", "pool_size"} {
+		for _, empty := range []string{``, ` ""`, ` {$RATE_LIMIT_TEST_UNSET}`} {
+			t.Run("redis "+option+empty, func(t *testing.T) {
+				err := validateCaddyfile(inApp("redis localhost:6379 {; " + option + empty + "; }"))
+				wantError(t, err, option+`: got "", want one value, at Caddyfile:4`)
+			})
+		}
+	}
+}
+
+// Guards what stands beside a directive: its matcher, its name, and the
+// one-line syntax of another plugin, which gets told how it is written here.
+func TestDirectiveErrors(t *testing.T) {
+	const inBlock = `want at most a name; limits are written in a block, such as ` +
+		`{ key %s; size 10; drip_rate 1s } with a line for each, at Caddyfile:%d`
+	tests := []struct{ directives, want string }{
+		{`rate_limit`, `limit "default": ` + limitsNothing},
+		{`rate_limit {; }`, `limit "default": ` + limitsNothing},
+		{`rate_limit api`, `limit "api": ` + limitsNothing},
+		{`rate_limit /api/* api`, `limit "api": ` + limitsNothing},
+		{`rate_limit a.b_c-D9 {; size 1; }`, ``},
+		{`rate_limit a/b {; size 1; }`, `limit "a/b": name: got "a/b", ` + wantName},
+		{`rate_limit /a /b {; size 1; }`, `limit "/b": name: got "/b", ` + wantName},
+		{`rate_limit "a b" {; size 1; }`, `limit "a b": name: got "a b", ` + wantName},
+		{"rate_limit \"a\nb\" {; size 1; }", `limit "a\nb": name: got "a\nb", ` + wantName},
+		{
+			`rate_limit {query.id} {; size 1; }`,
+			`limit "{http.request.uri.query.id}": name: got "{http.request.uri.query.id}", ` + wantName,
+		},
+		{`rate_limit @nope {; size 1; }`, `unrecognized matcher name: @nope`},
+		{
+			`@a path /a; rate_limit {; size 1; match @a /b; }`,
+			`match: got "/b" behind a matcher, want one matcher, or several in a block, at Caddyfile:5`,
+		},
+		{`rate_limit a b {; size 1; }`, `rate_limit: got "a b", ` + fmt.Sprintf(inBlock, "a", 2)},
+		{
+			`rate_limit {query.id} 2r/m`,
+			`rate_limit: got "{http.request.uri.query.id} 2r/m", ` +
+				fmt.Sprintf(inBlock, "{http.request.uri.query.id}", 2),
+		},
+		{
+			`@x path /x; rate_limit @x {remote_host} 2r/s 100000 503`,
+			`rate_limit: got "{http.request.remote.host} 2r/s 100000 503", ` +
+				fmt.Sprintf(inBlock, "{http.request.remote.host}", 3),
+		},
+		{
+			`rate_limit {; zone a {; key {remote_host}; events 5; window 1m; }; }`,
+			`zone: got an option of another plugin, want limit <name> { ... }, ` +
+				`with size for events and drip_rate for the window divided by them, at Caddyfile:3`,
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.directives, func(t *testing.T) {
+			wantError(t, validateCaddyfile(inSite(tc.directives)), tc.want)
+		})
+	}
+}
+
+// Guards that limits of one name, which share their buckets, do not differ in
+// what makes a bucket: on one site or on several, and however they are
+// nested. Those without a name may.
+func TestLimitsOfOnePath(t *testing.T) {
+	disagree := func(path, option, got, earlier string) string {
+		return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want them equal, `+
+			`since limits of one path share their buckets, or another name`, path, option, got, earlier, path)
+	}
+	tests := []struct{ name, a, b, want string }{
+		{
+			"key",
+			`x {; size 1; }`,
+			`x {; size 1; key {query.a}; }`,
+			disagree("x", "key", "{http.request.uri.query.a}", "{http.vars.client_ip}"),
+		},
+		{
+			"ipv4_prefix",
+			`x {; size 1; }`,
+			`x {; size 1; ipv4_prefix 24; }`,
+			disagree("x", "ipv4_prefix", "24", "32"),
+		},
+		{
+			"ipv6_prefix",
+			`x {; size 1; }`,
+			`x {; size 1; ipv6_prefix 48; }`,
+			disagree("x", "ipv6_prefix", "48", "64"),
+		},
+		{"size", `x {; size 1; }`, `x {; size 2; }`, disagree("x", "size", "2", "1")},
+		{
+			"drip_rate",
+			`x {; size 1; }`,
+			`x {; size 1; drip_rate 2s; }`,
+			disagree("x", "drip_rate", "2s", "1s"),
+		},
+		{"drip_size", `x {; size 1; }`, `x {; size 1; drip_size 2; }`, disagree("x", "drip_size", "2", "1")},
+		{"factor", `x {; size 4; }`, `x {; size 4; factor 0.5; }`, disagree("x", "factor", "0.5", "1")},
+		{
+			"factor that comes to the same size",
+			`x {; size 4; }`, `x {; size 8; factor 2; }`, disagree("x", "size", "8", "4"),
+		},
+		{"off", `x {; size 1; }`, `x {; size 1; factor 0; }`, disagree("x", "factor", "0", "1")},
+		{
+			"placeholder and number",
+			`x {; size {query.a}; }`, `x {; size 5; }`,
+			disagree("x", "size", "5", "{http.request.uri.query.a}"),
+		},
+		{
+			"two placeholders",
+			`x {; size 5; drip_rate {query.a}; }`, `x {; size 5; drip_rate {query.b}; }`,
+			disagree("x", "drip_rate", "{http.request.uri.query.b}", "{http.request.uri.query.a}"),
+		},
+		{
+			"of the default name",
+			`default {; size 1; }`, `default {; size 2; }`, disagree("default", "size", "2", "1"),
+		},
+		{
+			"in a group",
+			`g {; limit x {; size 1; }; }`, `g {; limit x {; size 2; }; }`, disagree("g/x", "size", "2", "1"),
+		},
+		{
+			"in groups without names",
+			`{; limit x {; size 1; }; }`, `{; limit x {; size 2; }; }`, disagree("x", "size", "2", "1"),
+		},
+		{
+			"in limits without names, which may differ themselves",
+			`{; size 1; limit x {; size 1; }; }`, `{; size 2; limit x {; size 2; }; }`,
+			disagree("default/x", "size", "2", "1"),
+		},
+		{
+			"by the key of the group",
+			`g {; limit x {; size 1; }; }`, `g {; key {query.a}; limit x {; size 1; }; }`,
+			disagree("g/x", "key", "{http.request.uri.query.a}", "{http.vars.client_ip}"),
+		},
+		{"equal", `x {; size 1; }`, `x {; size 1; }`, ""},
+		{
+			"equal but for defaults written out",
+			`x {; size 1; }`,
+			`x {; size 1; key {client_ip}; drip_rate 1s; drip_size 1; factor 1; ` +
+				`ipv4_prefix 32; ipv6_prefix 64; }`,
+			"",
+		},
+		{
+			"equal but for how numbers are written",
+			`x {; size 10; factor 2; }`,
+			`x {; size 010; drip_rate 1000ms; factor 2.00; }`,
+			"",
+		},
+		{"legacy and equal", `x {; max 5; duration 5s; }`, `x {; size 5; }`, ""},
+		{"cost", `x {; size 5; }`, `x {; size 5; cost 2; }`, ""},
+		{"match", `x {; size 5; }`, `x {; size 5; match method POST; }`, ""},
+		{"accounting and headers", `x {; size 5; }`, `x {; size 5; accounting each; headers off; }`, ""},
+		{
+			"without names",
+			`{; size 1; }`,
+			`{; size 2; drip_rate 3s; drip_size 4; key a; factor 2; ipv4_prefix 8; }`,
+			"",
+		},
+		{"without and with the default name", `{; size 1; }`, `default {; size 2; }`, ""},
+		{"groups", `g {; key a; limit x {; size 1; }; }`, `g {; key b; limit y {; size 2; }; }`, ""},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			oneSite := inSite("rate_limit /a " + tc.a + "; rate_limit /b " + tc.b)
+			wantError(t, validateCaddyfile(oneSite), tc.want)
+			another := strings.Replace(inSite("rate_limit "+tc.b), "8080", "8081", 1)
+			err := validateCaddyfile(inSite("rate_limit "+tc.a) + another)
+			if (err != nil) != (tc.want != "") {
+				t.Errorf("on two servers got error %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// Guards that what is wrong in the global option is told in one line that names
+// the option, what it got and what would be right.
+func TestGlobalOptionErrors(t *testing.T) {
+	const wantAddress = `want host:port, the path of a unix socket, or a redis:// or unix:// URL`
+	const wantRedis = `want one of username, password, db, key_prefix, timeout, pool_size`
+	tests := []struct{ block, want string }{
+		{`storage x`, `storage: got an unknown option, want redis, at Caddyfile:3`},
+		{`size 10`, `size: got an unknown option, want redis, at Caddyfile:3`},
+		{`redis`, `redis: got no address, want redis <address>, such as localhost:6379, at Caddyfile:3`},
+		{
+			`redis {; db 1; }`,
+			`redis: got no address, want redis <address>, such as localhost:6379, at Caddyfile:3`,
+		},
+		{
+			`redis {$RATE_LIMIT_TEST_UNSET}`,
+			`redis: got no address, want redis <address>, such as localhost:6379, at Caddyfile:3`,
+		},
+		{`redis a:1; redis b:2`, `redis: got it twice, want it once, at Caddyfile:4`},
+		{`redis a:1 b:2`, `redis: addresses: got 2, want exactly one`},
+		{`redis a`, `redis: address: got "a", ` + wantAddress},
+		{`redis ""`, `redis: address: got "", ` + wantAddress},
+		{`redis {query.a}`, `redis: address: unrecognized placeholder {query.a}`},
+		{`redis a:1 {; address b:2; }`, `address: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
+		{`redis a:1 {; username a b; }`, `username: got "a b", want one value, at Caddyfile:4`},
+		{`redis a:1 {; db x; }`, `db: got "x", want the number of a database, from 0, at Caddyfile:4`},
+		{`redis a:1 {; db -1; }`, `db: got "-1", want the number of a database, from 0, at Caddyfile:4`},
+		{`redis a:1 {; db 1.5; }`, `db: got "1.5", want the number of a database, from 0, at Caddyfile:4`},
+		{`redis a:1 {; db 1e1; }`, `db: got "1e1", want the number of a database, from 0, at Caddyfile:4`},
+		{
+			`redis a:1 {; db {env.DB}; }`,
+			`db: got "{env.DB}", want the number of a database, from 0, at Caddyfile:4`,
+		},
+		{`redis redis://a:1/2 {; db 1; }`, `redis: db: got "1", want none, or 2 as in the address`},
+		{`redis a:1 {; key_prefix {x}; }`, `redis: key_prefix: got "{x}", want text without braces`},
+		{`redis a:1 {; timeout 0; }`, `timeout: got "0", want a duration such as 50ms, at Caddyfile:4`},
+		{`redis a:1 {; timeout -1s; }`, `timeout: got "-1s", want a duration such as 50ms, at Caddyfile:4`},
+		{`redis a:1 {; timeout 50; }`, `timeout: got "50", want a duration such as 50ms, at Caddyfile:4`},
+		{`redis a:1 {; timeout soon; }`, `timeout: got "soon", want a duration such as 50ms, at Caddyfile:4`},
+		{`redis a:1 {; timeout 999us; }`, `redis: timeout: got "999µs", want at least 1ms`},
+		{`redis a:1 {; pool_size 0; }`, `pool_size: got "0", want a whole number from 1, at Caddyfile:4`},
+		{`redis a:1 {; pool_size -1; }`, `pool_size: got "-1", want a whole number from 1, at Caddyfile:4`},
+		{`redis a:1 {; pool_size 1.5; }`, `pool_size: got "1.5", want a whole number from 1, at Caddyfile:4`},
+		{
+			`redis a:1 {; pool_size many; }`,
+			`pool_size: got "many", want a whole number from 1, at Caddyfile:4`,
+		},
+		{`redis a:1`, ``},
+		{`redis a:1 {; }`, ``},
+		{`redis a:1 {; timeout 1ms; pool_size 1; db 0; key_prefix x; }`, ``},
+	}
+	for _, tc := range tests {
+		t.Run(tc.block, func(t *testing.T) {
+			wantError(t, validateCaddyfile(inApp(tc.block)), tc.want)
+		})
+	}
+
+	const site = "\n:8080 {\nrespond ok\n}\n"
+	const wantOnce = `got the global option twice, want it once`
+	for options, want := range map[string]string{
+		"rate_limit a:1":                         `rate_limit: got "a:1", want a block, at Caddyfile:2`,
+		"rate_limit {; }; rate_limit {; }":       `rate_limit: ` + wantOnce + `, at Caddyfile:4`,
+		"rate_limit; rate_limit {; redis a:1; }": `rate_limit: ` + wantOnce + `, at Caddyfile:3`,
+	} {
+		t.Run(options, func(t *testing.T) {
+			wantError(t, validateCaddyfile("{\n"+inLines(options)+"\n}"+site), want)
+		})
+	}
+}
+
+// Guards that errors stay one line, whatever is quoted in a Caddyfile.
+func TestErrorsAreOneLine(t *testing.T) {
+	for name, src := range map[string]string{
+		"option of a limit":  inLimit("size 1; \"a\nb\" c"),
+		"value of an option": inLimit("size \"1\n2\""),
+		"two values":         inLimit("size \"1\n\" 2"),
+		"name":               inLimit("size 1; limit \"a\nb\" {; size 1; }"),
+		"name beside others": inSite("rate_limit \"a\nb\" c"),
+		"key":                inSite("rate_limit /a x {; size 1; }; rate_limit x {; key \"\n\"; size 1; }"),
+		"family of fields":   inLimit("size 1; headers \"a\nb\""),
+		"option of the app":  inApp("\"a\nb\" c"),
+		"option of redis":    inApp("redis a:1 {; \"a\nb\" c; }"),
+		"address":            inApp("redis \"a\nb\""),
+		"key prefix":         inApp("redis a:1 {; key_prefix \"\n{\"; }"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := validateCaddyfile(src); err == nil {
+				t.Error("got no error, want one")
+			} else if strings.Contains(err.Error(), "\n") {
+				t.Errorf("got %q, want one line", err)
+			}
+		})
+	}
+}
+
+// Guards configurations written as JSON: every limit is complete, numbers are
+// numbers or strings that hold one, nothing unknown is passed over.
+func TestJSONErrors(t *testing.T) {
+	tests := []struct{ handler, want string }{
+		{`"limits":[{"size":5}]`, ``},
+		{`"limits":[{"size":"5","cost":"2","factor":"0.5","ipv4_prefix":"24"}]`, ``},
+		{`"limits":[{"max":"5","duration":60000000000,"min_interval":1000}]`, ``},
+		{`"limits":[{"size":5,"drip_rate":1000}]`, ``},
+		{`"limits":[{"size":5,"drip_rate":null,"cost":null,"key":"","match":null}]`, ``},
+		{`"limits":[{"limits":[{"name":"a","size":5}]}]`, ``},
+		{
+			`"limits":[{"size":"{a}","drip_rate":"{a}","drip_size":"{a}",` +
+				`"cost":"{a}","factor":"{a}","key":"{a}"}]`,
+			``,
+		},
+
+		{`"limit":[{"size":5}]`, `json: unknown field "limit"`},
+		{`"limits":[{"size":5,"burst":5}]`, `json: unknown field "burst"`},
+		{
+			`"limits":[{"size":5,"limits":[{"name":"a","size":5,"headers":["off"]}]}]`,
+			`json: unknown field "headers"`,
+		},
+		{`"accounting":"each"`, `limits: got none, want at least one`},
+		{`"limits":null`, `limits: got none, want at least one`},
+		{`"limits":[]`, `limits: got none, want at least one`},
+		{`"limits":[null]`, `limits: limit 0 is null`},
+		{`"limits":[{"size":5},null]`, `limits: limit 1 is null`},
+		{`"limits":[{"limits":[{"name":"a","size":1},null]}]`, `limit "default": limit 1 within it is null`},
+		{`"limits":[{}]`, `limit "default": ` + limitsNothing},
+		{`"limits":[{"limits":[]}]`, `limit "default": ` + limitsNothing},
+		{`"limits":[{"limits":[{"size":5}]}]`, `limit "": a limit within another needs a name`},
+		{`"limits":[{"name":"{a}","size":5}]`, `limit "{a}": name: got "{a}", ` + wantName},
+		{`"limits":[{"size":5},{"size":6}]`, `limit "default": ` + twoLimits("default")},
+		{`"limits":[{"size":5},{"name":"default","size":5}]`, `limit "default": ` + twoLimits("default")},
+		{`"limits":[{"name":"a","size":5},{"name":"a","size":5}]`, `limit "a": ` + twoLimits("a")},
+		{
+			`"limits":[{"limits":[{"name":"a","size":5}]},{"limits":[{"name":"a","size":5}]}]`,
+			`limit "a": ` + twoLimits("a"),
+		},
+
+		{`"limits":[{"size":true}]`, `limit "default": size: got "true", ` + wantUnits + wantHolder},
+		{`"limits":[{"size":[5]}]`, `limit "default": size: got "[5]", ` + wantUnits + wantHolder},
+		{`"limits":[{"size":{}}]`, `limit "default": size: got "{}", ` + wantUnits + wantHolder},
+		{`"limits":[{"size":{"n":5}}]`, `limit "default": size: got "{\"n\":5}", ` + wantUnits + wantHolder},
+		{`"limits":[{"size":-5}]`, `limit "default": size: got "-5", ` + wantUnits + wantHolder},
+		{`"limits":[{"size":5.5}]`, `limit "default": size: got "5.5", ` + wantUnits + wantHolder},
+		{`"limits":[{"size":"5x"}]`, `limit "default": size: got "5x", ` + wantUnits + wantHolder},
+		{`"limits":[{"size":"\\{a}"}]`, `limit "default": size: got "\\{a}", ` + wantUnits + wantHolder},
+		{
+			`"limits":[{"size":5,"drip_size":{"n":5}}]`,
+			`limit "default": drip_size: got "{\"n\":5}", ` + wantUnits + wantHolder,
+		},
+		{
+			`"limits":[{"size":5,"cost":{"n":5}}]`,
+			`limit "default": cost: got "{\"n\":5}", ` + wantUnits + wantHolder,
+		},
+		{
+			`"limits":[{"size":5,"factor":false}]`,
+			`limit "default": factor: got "false", ` + wantFactor + wantHolder,
+		},
+		{
+			`"limits":[{"size":5,"factor":{"n":5}}]`,
+			`limit "default": factor: got "{\"n\":5}", ` + wantFactor + wantHolder,
+		},
+		{
+			`"limits":[{"size":5,"drip_rate":5}]`,
+			`limit "default": drip_rate: got "5ns", ` + wantInterval + wantHolder,
+		},
+		{
+			`"limits":[{"size":5,"drip_rate":1500}]`,
+			`limit "default": drip_rate: got "1500ns", ` + wantInterval + wantHolder,
+		},
+		{
+			`"limits":[{"size":5,"drip_rate":-1000}]`,
+			`limit "default": drip_rate: got "-1000ns", ` + wantInterval + wantHolder,
+		},
+		{
+			`"limits":[{"size":5,"drip_rate":"1000"}]`,
+			`limit "default": drip_rate: got "1000", ` + wantInterval + wantHolder,
+		},
+		{
+			`"limits":[{"size":5,"drip_rate":true}]`,
+			`limit "default": drip_rate: got "true", ` + wantInterval + wantHolder,
+		},
+		{
+			`"limits":[{"size":5,"drip_rate":{"n":5}}]`,
+			`limit "default": drip_rate: got "{\"n\":5}", ` + wantInterval + wantHolder,
+		},
+		{`"limits":[{"max":5,"duration":true}]`, `limit "default": duration: got "true", ` + wantInterval},
+		{`"limits":[{"max":"{a}","duration":"1s"}]`, `limit "default": max: got "{a}", ` + wantUnits},
+		{`"limits":[{"max":5,"duration":"{a}"}]`, `limit "default": duration: got "{a}", ` + wantInterval},
+		{
+			`"limits":[{"max":5,"duration":"1s","min_interval":"{a}"}]`,
+			`limit "default": min_interval: got "{a}", ` + wantInterval,
+		},
+		{
+			`"limits":[{"size":5,"ipv4_prefix":"{a}"}]`,
+			`limit "default": ipv4_prefix: got "{a}", ` + wantBits4,
+		},
+		{
+			`"limits":[{"size":5,"ipv6_prefix":false}]`,
+			`limit "default": ipv6_prefix: got "false", ` + wantBits6,
+		},
+		{
+			`"limits":[{"size":5,"key":"a\u0000b"}]`,
+			`limit "default": key: got "a\x00b", want text or placeholders, such as {client_ip}, ` +
+				`or a word for one bucket for all`,
+		},
+		{`"limits":[{"size":5}],"accounting":"{a}"`, `accounting: got "{a}", want atomic or each`},
+		{
+			`"limits":[{"size":5}],"headers":["{a}"]`,
+			`headers: got "{a}", want x-ratelimit, ratelimit or both, or off`,
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.handler, func(t *testing.T) {
+			wantError(t, validateConfig(configOf(`"handler":"rate_limit",`+tc.handler)), tc.want)
+		})
+	}
+}
+
+// configOf returns a configuration with one handler.
+func configOf(handler string) []byte {
+	return []byte(`{"apps":{"http":{"servers":{"srv":{"listen":[":8080"],` +
+		`"routes":[{"handle":[{` + handler + `}]}]}}}}}`)
+}
+
+// Guards the app's JSON in the same way.
+func TestJSONAppErrors(t *testing.T) {
+	tests := []struct{ app, want string }{
+		{`{}`, ``},
+		{`{"redis":null}`, ``},
+		{`{"redis":{"addresses":["a:1"]}}`, ``},
+		{`{"redis":{"addresses":["a:1"],"timeout":1000000,"pool_size":0,"db":0}}`, ``},
+		{`{"redis":{"addresses":["a:1"],"timeout":"1ms"}}`, ``},
+		{`{"limits":[]}`, `json: unknown field "limits"`},
+		{`{"redis":{"address":"a:1"}}`, `json: unknown field "address"`},
+		{`{"redis":{}}`, `redis: addresses: got 0, want exactly one`},
+		{`{"redis":{"addresses":null}}`, `redis: addresses: got 0, want exactly one`},
+		{`{"redis":{"addresses":[]}}`, `redis: addresses: got 0, want exactly one`},
+		{`{"redis":{"addresses":["a:1","b:2"]}}`, `redis: addresses: got 2, want exactly one`},
+		{
+			`{"redis":{"addresses":["a:1"],"db":-1}}`,
+			`redis: db: got "-1", want the number of a database, from 0`,
+		},
+		{
+			`{"redis":{"addresses":["a:1"],"timeout":999999}}`,
+			`redis: timeout: got "999.999µs", want at least 1ms`,
+		},
+		{
+			`{"redis":{"addresses":["a:1"],"timeout":-1000000000}}`,
+			`redis: timeout: got "-1s", want at least 1ms`,
+		},
+		{`{"redis":{"addresses":["a:1"],"pool_size":-1}}`, `redis: pool_size: got "-1", want at least 1`},
+		{
+			`{"redis":{"addresses":["a:1"],"key_prefix":"{env.HOME}"}}`,
+			`redis: key_prefix: got "{env.HOME}", want text without braces`,
+		},
+		{
+			`{"redis":{"addresses":["a:1"],"key_prefix":"a}"}}`,
+			`redis: key_prefix: got "a}", want text without braces`,
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.app, func(t *testing.T) {
+			wantError(t, validateConfig([]byte(`{"apps":{"rate_limit":`+tc.app+`}}`)), tc.want)
+		})
+	}
+}
+
+// Guards the parser against any text: it does not panic, and what it accepts
+// is JSON that our types take.
+func FuzzCaddyfile(f *testing.F) {
+	files, err := filepath.Glob("testdata/*.caddyfiletest")
+	if err != nil || len(files) == 0 {
+		f.Fatalf("found no files: %v", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		src, _, _ := strings.Cut(string(text), "\n----------\n")
+		if _, block, found := strings.Cut(src, "rate_limit"); found {
+			f.Add(block)
+		}
+	}
+	for _, block := range []string{
+		"", "{", "}", "{\n", "{\n}", "{\n}\n}", "{\nsize", "{\nsize {\n}\n}", "{\nlimit\n}",
+		"{\nlimit a {\nlimit b {\n", "@a b c {\n}", "{\nmatch {\n}\n}", "{\nmatch @a\n}",
+		"{\nmatch * {\n}\n}", "{\nmatch `{`\n}", "{\nkey <<A\nb\nA\n}", "{\nredis a {\ndb 1\n}\n}",
+		"{\nheaders\n}", "{\nimport x\n}", "{\nsize 1e999\n}", "\"\x00\" {\nsize \"\xff\"\n}",
+	} {
+		f.Add(block)
+	}
+	f.Fuzz(func(t *testing.T, block string) {
+		if strings.Contains(block, "import") || strings.Contains(block, "{$") {
+			return // they depend on what is around
+		}
+		for _, src := range []string{
+			":8080 {\n@a path /a\nrate_limit " + block + "\n}\n",
+			"{\nrate_limit " + block + "\n}\n:8080 {\nrespond ok\n}\n",
+		} {
+			config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), nil)
+			if err != nil {
+				continue
+			}
+			checkStoredAgain(t, config)
+		}
+	})
+}

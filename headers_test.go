@@ -1,0 +1,504 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dunglas/httpsfv"
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// TestSeconds guards that times are shown exactly to the millisecond and never
+// too short: a client that waits as long as it is told is admitted.
+func TestSeconds(t *testing.T) {
+	for _, tc := range []struct {
+		d           time.Duration
+		millis      string
+		whole       string
+		wholeOrZero int64
+	}{
+		{0, "0.000", "1", 0},
+		{1, "0.001", "1", 1},
+		{time.Microsecond, "0.001", "1", 1},
+		{999 * time.Microsecond, "0.001", "1", 1},
+		{time.Millisecond, "0.001", "1", 1},
+		{1001 * time.Microsecond, "0.002", "1", 1},
+		{999 * time.Millisecond, "0.999", "1", 1},
+		{999_001 * time.Microsecond, "1.000", "1", 1},
+		{time.Second, "1.000", "1", 1},
+		{time.Second + 1, "1.001", "2", 2},
+		{time.Second + time.Microsecond, "1.001", "2", 2},
+		{1500 * time.Millisecond, "1.500", "2", 2},
+		{1999_999 * time.Microsecond, "2.000", "2", 2},
+		{61*time.Second + 10*time.Millisecond, "61.010", "62", 62},
+		{(1 << 50) * time.Microsecond, "1125899906.843", "1125899907", 1125899907},
+		{(1<<50 - 1) * time.Microsecond, "1125899906.843", "1125899907", 1125899907},
+	} {
+		if got := seconds(tc.d); got != tc.millis {
+			t.Errorf("seconds(%v) = %q, want %q", tc.d, got, tc.millis)
+		}
+		if got := wholeSeconds(tc.d); got != tc.whole {
+			t.Errorf("wholeSeconds(%v) = %q, want %q", tc.d, got, tc.whole)
+		}
+		if got := ceilSeconds(tc.d); got != tc.wholeOrZero {
+			t.Errorf("ceilSeconds(%v) = %d, want %d", tc.d, got, tc.wholeOrZero)
+		}
+	}
+}
+
+// TestNewFamilies guards what the headers option may say.
+func TestNewFamilies(t *testing.T) {
+	for _, tc := range []struct {
+		words string
+		want  families
+		err   string // what the error mentions
+	}{
+		{"", xRateLimit, ""},
+		{"x-ratelimit", xRateLimit, ""},
+		{"ratelimit", ietf, ""},
+		{"x-ratelimit ratelimit", xRateLimit | ietf, ""},
+		{"ratelimit x-ratelimit", xRateLimit | ietf, ""},
+		{"ratelimit ratelimit", ietf, ""},
+		{"off", 0, ""},
+		{"off ratelimit", 0, `headers: got "off ratelimit", want off alone`},
+		{"ratelimit off", 0, `headers: got "ratelimit off", want off alone`},
+		{"X-RateLimit", 0, `headers: got "X-RateLimit", want x-ratelimit`},
+		{"ratelimit draft-7", 0, `headers: got "draft-7", want x-ratelimit`},
+	} {
+		got, err := newFamilies(strings.Fields(tc.words))
+		switch {
+		case tc.err == "" && err != nil:
+			t.Errorf("headers %s: %v", tc.words, err)
+		case tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)):
+			t.Errorf("headers %s: got error %v, want one with %q", tc.words, err, tc.err)
+		case got != tc.want:
+			t.Errorf("headers %s: got %b, want %b", tc.words, got, tc.want)
+		}
+	}
+}
+
+// TestFieldNames guards that our fields are found under the names that users
+// write: Go's http.Header only finds canonical ones.
+func TestFieldNames(t *testing.T) {
+	want := []string{
+		"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Clear", "X-RateLimit-Reset",
+		"Retry-After", "RateLimit-Policy", "RateLimit",
+	}
+	for i, name := range fieldNames {
+		if canonical := textproto.CanonicalMIMEHeaderKey(want[i]); name != canonical {
+			t.Errorf("field %d is called %q, want %q", i, name, canonical)
+		}
+	}
+}
+
+// limitOf returns a limit that drips one unit a second, unless said otherwise.
+func limitOf(size int64, more ...any) limiter.Limit {
+	l := limiter.Limit{Size: size, DripRate: time.Second, DripSize: 1}
+	for _, m := range more {
+		switch m := m.(type) {
+		case time.Duration:
+			l.DripRate = m
+		case int:
+			l.DripSize = int64(m)
+		}
+	}
+	return l
+}
+
+// fieldsTests are what the buckets of one request decided and the fields that
+// tell of it, as fieldsIn has them.
+var fieldsTests = []struct {
+	name  string
+	items []item
+	want  string
+}{
+	{
+		"admitted with room",
+		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf,
+			decision: limiter.Decision{Size: 10, Remaining: 7, Clear: 2500 * time.Millisecond}}},
+		`limit=10 remaining=7 clear=2.500 policy="a";q=10;w=10 ratelimit="a";r=7;t=7`,
+	},
+	{
+		"admitted with none left: t is the wait for the next drip",
+		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf,
+			decision: limiter.Decision{Size: 10, Remaining: 0, Clear: 9200 * time.Millisecond}}},
+		`limit=10 remaining=0 clear=9.200 policy="a";q=10;w=10 ratelimit="a";r=0;t=1`,
+	},
+	{
+		"admitted with none left of slow drips",
+		[]item{{path: "a", limit: limitOf(2, time.Hour), families: xRateLimit | ietf,
+			decision: limiter.Decision{Size: 2, Remaining: 0, Clear: 2*time.Hour - time.Minute}}},
+		`limit=2 remaining=0 clear=7140.000 policy="a";q=2;w=7200 ratelimit="a";r=0;t=3540`,
+	},
+	{
+		"denied: no room, and one time to wait in three fields",
+		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
+			Denied: true, Size: 10, Clear: 10 * time.Second, Retry: 1000_001 * time.Microsecond}}},
+		`limit=10 remaining=0 clear=10.000 reset=1.001 retry-after=2 ` +
+			`policy="a";q=10;w=10 ratelimit="a";r=0;t=2`,
+	},
+	{
+		"denied with room for cheaper requests",
+		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
+			Denied: true, Size: 10, Remaining: 4, Clear: 6 * time.Second, Retry: time.Microsecond}}},
+		`limit=10 remaining=4 clear=6.000 reset=0.001 retry-after=1 ` +
+			`policy="a";q=10;w=10 ratelimit="a";r=4;t=1`,
+	},
+	{
+		"never admitted: nothing tells to wait",
+		[]item{{path: "a", limit: limitOf(3), families: xRateLimit | ietf,
+			decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}}},
+		`limit=3 remaining=3 clear=0.000 policy="a";q=3;w=3 ratelimit="a";r=3`,
+	},
+	{
+		"several admit: the least room shows, and the longest time to clear",
+		[]item{
+			{path: "a", limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
+				decision: limiter.Decision{Size: 100, Remaining: 50, Clear: 50 * time.Minute}},
+			{path: "a/b", limit: limitOf(5), families: xRateLimit | ietf,
+				decision: limiter.Decision{Size: 5, Remaining: 2, Clear: 3 * time.Second}},
+		},
+		`limit=5 remaining=2 clear=3000.000 ` +
+			`policy="a";q=100;w=6000, "a/b";q=5;w=5 ratelimit="a";r=50;t=3000, "a/b";r=2;t=2`,
+	},
+	{
+		"one of several denies: only it tells to wait",
+		[]item{
+			{path: "a", limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
+				decision: limiter.Decision{Size: 100, Remaining: 50, Clear: 50 * time.Minute}},
+			{path: "a/b", limit: limitOf(5), families: xRateLimit | ietf,
+				decision: limiter.Decision{
+					Denied: true, Size: 5, Clear: 5 * time.Second, Retry: 700 * time.Millisecond}},
+		},
+		`limit=5 remaining=0 clear=3000.000 reset=0.700 retry-after=1 ` +
+			`policy="a";q=100;w=6000, "a/b";q=5;w=5 ratelimit="a";r=50, "a/b";r=0;t=1`,
+	},
+	{
+		"several deny: the longest wait counts",
+		[]item{
+			{path: "a", limit: limitOf(8, 3*time.Second), families: xRateLimit | ietf,
+				decision: limiter.Decision{
+					Denied: true, Size: 8, Clear: 24 * time.Second, Retry: 2100 * time.Millisecond}},
+			{path: "b", limit: limitOf(9), families: xRateLimit | ietf,
+				decision: limiter.Decision{Denied: true, Size: 9, Clear: 9 * time.Second, Retry: 400 * time.Millisecond}},
+		},
+		`limit=8 remaining=0 clear=24.000 reset=2.100 retry-after=3 ` +
+			`policy="a";q=8;w=24, "b";q=9;w=9 ratelimit="a";r=0;t=3, "b";r=0;t=1`,
+	},
+	{
+		"never admitted by one outranks the wait for another",
+		[]item{
+			{path: "a", limit: limitOf(8), families: xRateLimit | ietf,
+				decision: limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, Retry: 2 * time.Second}},
+			{path: "b", limit: limitOf(3), families: xRateLimit | ietf,
+				decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}},
+		},
+		`limit=8 remaining=0 clear=8.000 ` +
+			`policy="a";q=8;w=8, "b";q=3;w=3 ratelimit="a";r=0;t=2, "b";r=3`,
+	},
+	{
+		"equally little room: the smaller size shows",
+		[]item{
+			{path: "a", limit: limitOf(9), families: xRateLimit, decision: limiter.Decision{Size: 9, Remaining: 3}},
+			{path: "b", limit: limitOf(7), families: xRateLimit, decision: limiter.Decision{Size: 7, Remaining: 3}},
+			{path: "c", limit: limitOf(8), families: xRateLimit, decision: limiter.Decision{Size: 8, Remaining: 3}},
+		},
+		`limit=7 remaining=3 clear=0.000`,
+	},
+	{
+		"drip_size does not divide size: the last drip counts in full",
+		[]item{{path: "a", limit: limitOf(10, 3), families: ietf,
+			decision: limiter.Decision{Size: 10, Remaining: 7, Clear: time.Second}}},
+		`policy="a";q=10;w=4 ratelimit="a";r=7;t=3`,
+	},
+	{
+		"windows below a second are rounded up: w must not be 0",
+		[]item{{path: "a", limit: limitOf(2, time.Millisecond), families: xRateLimit | ietf,
+			decision: limiter.Decision{Size: 2, Remaining: 1, Clear: time.Millisecond}}},
+		`limit=2 remaining=1 clear=0.001 policy="a";q=2;w=1 ratelimit="a";r=1;t=1`,
+	},
+	{
+		"the largest numbers",
+		[]item{{path: "a", limit: limitOf(limiter.MaxUnits, time.Microsecond), families: xRateLimit | ietf,
+			decision: limiter.Decision{
+				Size: limiter.MaxUnits, Remaining: limiter.MaxUnits - 1, Clear: time.Microsecond}}},
+		`limit=562949953421312 remaining=562949953421311 clear=0.001 ` +
+			`policy="a";q=562949953421312;w=562949954 ratelimit="a";r=562949953421311;t=562949954`,
+	},
+	{
+		"headers off: still a denial tells to wait",
+		[]item{{path: "a", limit: limitOf(1), decision: limiter.Decision{
+			Denied: true, Size: 1, Clear: time.Second, Retry: time.Second}}},
+		`retry-after=1`,
+	},
+	{"headers off, admitted", []item{{path: "a", limit: limitOf(1), decision: limiter.Decision{Size: 1}}}, ``},
+	{
+		"each limit shows in its own families; all count for the wait",
+		[]item{
+			{path: "x", limit: limitOf(4), families: xRateLimit,
+				decision: limiter.Decision{Size: 4, Remaining: 3, Clear: time.Second}},
+			{path: "i", limit: limitOf(5), families: ietf,
+				decision: limiter.Decision{Size: 5, Remaining: 2, Clear: 3 * time.Second}},
+			{path: "o", limit: limitOf(1, time.Minute), decision: limiter.Decision{
+				Denied: true, Size: 1, Clear: time.Minute, Retry: time.Minute}},
+		},
+		`limit=4 remaining=3 clear=1.000 retry-after=60 policy="i";q=5;w=5 ratelimit="i";r=2`,
+	},
+	{
+		"one family only shows its own denials",
+		[]item{
+			{path: "i", limit: limitOf(1, time.Minute), families: ietf, decision: limiter.Decision{
+				Denied: true, Size: 1, Clear: time.Minute, Retry: time.Minute}},
+			{path: "x", limit: limitOf(4), families: xRateLimit,
+				decision: limiter.Decision{Denied: true, Size: 4, Clear: 4 * time.Second, Retry: time.Second}},
+		},
+		`limit=4 remaining=0 clear=4.000 reset=1.000 retry-after=60 policy="i";q=1;w=60 ratelimit="i";r=0;t=60`,
+	},
+}
+
+// TestFields guards every field of every family: when it is set and to what.
+func TestFields(t *testing.T) {
+	for _, tc := range fieldsTests {
+		h := make(http.Header)
+		f := newFields(tc.items)
+		f.set(h)
+		if got := fieldsIn(h); got != tc.want {
+			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
+		}
+		if slices.ContainsFunc(tc.items, func(it item) bool { return it.limit.Size > mostParsed }) {
+			continue
+		}
+		if err := checkStructured(tc.items, f); err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+}
+
+// mostParsed is the largest integer that the parser takes where a parameter
+// follows. Structured fields have one digit more, but httpsfv before v1.1.2
+// counts what comes behind it.
+const mostParsed = 99_999_999_999_999
+
+// checkStructured returns an error unless the IETF fields are structured fields
+// of the kind that draft-ietf-httpapi-ratelimit-headers-11 wants, and true.
+func checkStructured(items []item, f fields) error {
+	all, _ := summarize(items, 0)
+	items = slices.DeleteFunc(slices.Clone(items), func(it item) bool { return it.families&ietf == 0 })
+	policies, err := parseList(f[fieldPolicy])
+	if err != nil {
+		return fmt.Errorf("RateLimit-Policy: %s: %w", f[fieldPolicy], err)
+	}
+	limits, err := parseList(f[fieldRateLimit])
+	if err != nil {
+		return fmt.Errorf("RateLimit: %s: %w", f[fieldRateLimit], err)
+	}
+	if len(policies) != len(items) || len(limits) != len(items) {
+		return fmt.Errorf("%d limits, but %d policies and %d items", len(items), len(policies), len(limits))
+	}
+	for i, it := range items {
+		p, l := policies[i], limits[i]
+		q, w, r := p.parameters["q"], p.parameters["w"], l.parameters["r"]
+		t, hasT := l.parameters["t"]
+		wantsT := !it.decision.Never && it.decision.Denied == all.Denied
+		switch {
+		case p.name != it.path || l.name != it.path:
+			return fmt.Errorf("limit %q is called %q and %q", it.path, p.name, l.name)
+		case p.names != "q w" || l.names != "r" && l.names != "r t":
+			return fmt.Errorf("limit %q: parameters %q and %q", it.path, p.names, l.names)
+		case q != it.limit.Size:
+			return fmt.Errorf("limit %q: q=%d, size %d", it.path, q, it.limit.Size)
+		case w < 1 || time.Duration(w)*time.Second < it.limit.DrainTime():
+			return fmt.Errorf("limit %q: w=%d, drains in %v", it.path, w, it.limit.DrainTime())
+		case r < 0 || r > q:
+			return fmt.Errorf("limit %q: r=%d, q=%d", it.path, r, q)
+		case hasT && (t < 1 || t > w):
+			return fmt.Errorf("limit %q: t=%d, w=%d", it.path, t, w)
+		case hasT != wantsT:
+			return fmt.Errorf("limit %q: whether it has a t is %t, want %t", it.path, hasT, wantsT)
+		case f[fieldRetryAfter] != "" && t > number(f[fieldRetryAfter]):
+			return fmt.Errorf("limit %q: t=%d is later than Retry-After %s", it.path, t, f[fieldRetryAfter])
+		}
+	}
+	return nil
+}
+
+// member is one member of a structured field list.
+type member struct {
+	name       string
+	names      string // of the parameters, in order
+	parameters map[string]int64
+}
+
+// parseList parses a list of strings with integers as parameters.
+func parseList(text string) ([]member, error) {
+	if text == "" {
+		return nil, nil
+	}
+	list, err := httpsfv.UnmarshalList([]string{text})
+	if err != nil {
+		return nil, err
+	}
+	var members []member
+	for _, m := range list {
+		it, ok := m.(httpsfv.Item)
+		if !ok {
+			return nil, fmt.Errorf("%T is no item", m)
+		}
+		name, ok := it.Value.(string)
+		if !ok {
+			return nil, fmt.Errorf("%v is no string but a %T", it.Value, it.Value)
+		}
+		parsed := member{name, strings.Join(it.Params.Names(), " "), make(map[string]int64)}
+		for _, n := range it.Params.Names() {
+			v, _ := it.Params.Get(n)
+			integer, ok := v.(int64)
+			if !ok {
+				return nil, fmt.Errorf("%s=%v is no integer but a %T", n, v, v)
+			}
+			parsed.parameters[n] = integer
+		}
+		members = append(members, parsed)
+	}
+	return members, nil
+}
+
+// number returns the integer that text stands for.
+func number(text string) (n int64) {
+	fmt.Sscan(text, &n)
+	return n
+}
+
+// TestFieldsOfAnyDecision guards that whatever limits decide on whatever
+// requests, the fields parse and do not contradict each other.
+func TestFieldsOfAnyDecision(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var now clock
+		store := limiter.NewMemory(now.read)
+		paths := []string{"default", "a", "a/b", "x.y-z_0"}[:rapid.IntRange(1, 4).Draw(t, "limits")]
+		var items []item
+		var req limiter.Request
+		for _, path := range paths {
+			l := limiter.Limit{
+				Size: rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, mostParsed)).Draw(t, "size"),
+				DripRate: time.Microsecond * time.Duration(rapid.OneOf(rapid.Int64Range(1, 10),
+					rapid.Int64Range(1, 1e7), rapid.Int64Range(1, 1<<50)).Draw(t, "drip rate")),
+				DripSize: rapid.OneOf(rapid.Int64Range(1, 5), rapid.Int64Range(1, limiter.MaxUnits)).Draw(t, "drip size"),
+			}
+			if l.Validate() != nil {
+				t.Skip("drains too slowly")
+			}
+			show := families(rapid.IntRange(0, 3).Draw(t, "families"))
+			items = append(items, item{path: path, limit: l, families: show})
+			req.Buckets = append(req.Buckets, limiter.Bucket{Name: path, Limit: l})
+		}
+		req.Accounting = limiter.Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
+
+		for range rapid.IntRange(1, 20).Draw(t, "requests") {
+			now.advance(time.Microsecond * time.Duration(rapid.Int64Range(0, 3e6).Draw(t, "passes")))
+			for i := range req.Buckets {
+				most := req.Buckets[i].Limit.Size
+				req.Buckets[i].Cost = rapid.OneOf(rapid.Int64Range(1, most), rapid.Int64Range(1, most+1)).Draw(t, "cost")
+			}
+			decisions, err := store.Take(context.Background(), req, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, d := range decisions {
+				items[i].decision = d
+			}
+			f := newFields(items)
+			if err := checkStructured(items, f); err != nil {
+				t.Fatal(err)
+			}
+			checkTimes(t, items, f)
+		}
+	})
+}
+
+// checkTimes checks the times in the fields: Retry-After against all limits, the
+// others against those that show in their family.
+func checkTimes(t *rapid.T, items []item, f fields) {
+	sum, _ := summarize(items, 0)
+	shown, _ := summarize(items, xRateLimit)
+	if wants := sum.Denied && !sum.Never; wants != (f[fieldRetryAfter] != "") {
+		t.Fatalf("Retry-After %q of %+v", f[fieldRetryAfter], sum)
+	}
+	if f[fieldRetryAfter] != "" {
+		after := time.Duration(number(f[fieldRetryAfter])) * time.Second
+		if after < sum.Retry || after < time.Second || after >= sum.Retry+time.Second {
+			t.Fatalf("Retry-After %v of %v", after, sum.Retry)
+		}
+	}
+	for _, i := range []int{fieldClear, fieldReset} {
+		whole, millis, _ := strings.Cut(f[i], ".")
+		if f[i] == "" {
+			continue
+		}
+		if whole == "" || len(millis) != 3 || strings.Trim(f[i], "0123456789.") != "" {
+			t.Fatalf("%s: %q is no number of seconds with three decimals", fieldNames[i], f[i])
+		}
+		exact := map[int]time.Duration{fieldClear: shown.Clear, fieldReset: shown.Retry}[i]
+		got, err := time.ParseDuration(f[i] + "s")
+		if err != nil || got < exact || got >= exact+time.Millisecond {
+			t.Fatalf("%s: %s, want %v: %v", fieldNames[i], f[i], exact, err)
+		}
+	}
+}
+
+// TestKeep guards what becomes of values that others add to our fields: those
+// behind ours go, but what replaced or removed ours stays.
+func TestKeep(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		ours      string
+		now, want []string
+	}{
+		{"untouched", "5", []string{"5"}, []string{"5"}},
+		{"added behind", "5", []string{"5", "100"}, []string{"5"}},
+		{"added behind twice", "5", []string{"5", "100", "5"}, []string{"5"}},
+		{"the same added behind", "5", []string{"5", "5"}, []string{"5"}},
+		{"removed", "5", nil, nil},
+		{"replaced", "5", []string{"100"}, []string{"100"}},
+		{"replaced by several", "5", []string{"100", "5"}, []string{"100", "5"}},
+		{"emptied", "5", []string{}, []string{}},
+		{"never ours", "", []string{"100", "101"}, []string{"100", "101"}},
+	} {
+		for i, name := range fieldNames {
+			var f fields
+			f[i] = tc.ours
+			h := http.Header{"X-Other": {"1", "2"}}
+			if tc.now != nil {
+				h[name] = slices.Clone(tc.now)
+			}
+			f.keep(h)
+			if got := h[name]; !slices.Equal(got, tc.want) || (got == nil) != (tc.want == nil) {
+				t.Errorf("%s: %s is %q, want %q", tc.name, name, got, tc.want)
+			}
+			if len(h["X-Other"]) != 2 {
+				t.Errorf("%s: another field became %q", tc.name, h["X-Other"])
+			}
+		}
+	}
+}
+
+// TestSetReplaces guards that our fields stand alone, whatever was there
+// before, and that fields without a value are left as they are.
+func TestSetReplaces(t *testing.T) {
+	h := http.Header{
+		"X-Ratelimit-Limit": {"100", "200"},
+		"Retry-After":       {"120"},
+	}
+	f := fields{fieldLimit: "5"}
+	f.set(h)
+	if got, want := fieldsIn(h), "limit=5 retry-after=120"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}

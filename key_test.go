@@ -1,0 +1,637 @@
+package ratelimit
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap/zapcore"
+	"pgregory.net/rapid"
+)
+
+// expandKey expands a template for a request from 192.0.2.1, with values for
+// its placeholders.
+func expandKey(t testing.TB, template string, values map[string]string) (text string, own bool) {
+	t.Helper()
+	return expandKeyPrefixes(t, template, 32, 64, values)
+}
+
+// expandKeyPrefixes is expandKey with other prefixes than the defaults.
+func expandKeyPrefixes(
+	t testing.TB, template string, ipv4, ipv6 int, values map[string]string,
+) (text string, own bool) {
+	t.Helper()
+	k, err := newKey(template, ipv4, ipv6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCheck()
+	for name, v := range values {
+		if name == "http.vars.client_ip" {
+			caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, v)
+			continue
+		}
+		c.replacer.Set(name, v)
+	}
+	text, own, err = k.expand(c.request, c.replacer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text, own
+}
+
+// keyText returns what of an expanded key is the template with its values in
+// it, without the lengths behind.
+func keyText(key string, k *key) string {
+	if len(k.parts) == 1 {
+		return key
+	}
+	text, _, _ := strings.Cut(key, "\x00")
+	return text
+}
+
+// Guards that the placeholders of a key are the ones that Caddy replaces, and
+// its text is the one that Caddy makes, of escaped, unclosed and nested braces
+// too.
+func TestKeyTemplates(t *testing.T) {
+	templates := []string{
+		"a", "{a}", "{a}{b}", "{a} {b}", "x{a}", "{a}x", "x{a}y{b}z", "{b}{a}{b}", "{a}{nope}", "{a}\n{b}",
+		`\{a\}`, `\{a}`, `{a\}`, `{a\}}`, `\{{a}\}`, `{\{a}`, `\\{a}`, `{a}\`, `\`, `\x{a}`, `\{\}`,
+		`\{a}{a}`, `{a}\{b\}`, "{", "}", "}{", "{a", "a}", "{a}{", "{{a}", "{{a}}", "{a}}", "{a{b}}", "{a}{b",
+		"{{{a}}}", "{a}{}", "{ a }", "{a b}{a}", "{a}" + strings.Repeat("{", 100), "ключ {a}", "\xff{a}",
+		"{a}\x01\x7f",
+	}
+	values := map[string]string{
+		"a": "A", "b": "B", "a b": "C", " a ": "D", `a\`: "E", `a\}`: "F", `\{a`: "G", "{a": "H", "{{a": "I",
+		"a{b": "J",
+	}
+	for _, template := range templates {
+		t.Run(template, func(t *testing.T) {
+			k, err := newKey(template, 32, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newCheck()
+			for name, v := range values {
+				c.replacer.Set(name, v)
+			}
+			key, own, err := k.expand(c.request, c.replacer)
+			if err != nil || !own {
+				t.Fatalf("own = %t, %v, want a key of its own", own, err)
+			}
+			if got, want := keyText(key, k), c.replacer.ReplaceAll(template, ""); got != want {
+				t.Errorf("got %q, want %q as Caddy has it", got, want)
+			}
+		})
+	}
+}
+
+// Guards the texts that are no key.
+func TestKeyTemplateErrors(t *testing.T) {
+	const want = `want text or placeholders, such as {client_ip}, or a word for one bucket for all`
+	for template, message := range map[string]string{
+		"":        `key: got "", ` + want,
+		"\x00":    `key: got "\x00", ` + want,
+		"{a}\x00": `key: got "{a}\x00", ` + want,
+		strings.Repeat("{", 102): `key: got "` + strings.Repeat("{", 64) + `…", ` + want +
+			`: too many unclosed placeholders`,
+	} {
+		if _, err := newKey(template, 32, 64); err == nil || err.Error() != message {
+			t.Errorf("got error %v\nwant %s", err, message)
+		}
+	}
+}
+
+// Guards that a key is what its values are: of a single placeholder it is the
+// value itself, whatever that holds, and nothing in it is replaced once more.
+func TestKeyValues(t *testing.T) {
+	big := strings.Repeat("k", 1<<20)
+	for _, value := range []string{
+		"a", " ", "{a}", "{env.HOME}", `\{a\}`, "}", "{", "a\nb", "a\r\nb", "\x00", "\x00\x01", "\xff\xfe",
+		"ключ", "0", "1.2.3.4:80", "1.2.3", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "1.2.3.4/24", "[::1]",
+		"fe80::g", "2001:db8::/64", " 192.0.2.1", big,
+	} {
+		if got, own := expandKey(t, "{a}", map[string]string{"a": value}); got != value || !own {
+			t.Errorf("of %.40q got key %.40q, own = %t, want it as it is", value, got, own)
+		}
+		got, own := expandKey(t, "a-{a}", map[string]string{"a": value})
+		if got != "a-"+value || !own {
+			t.Errorf("of %.40q behind text got key %.40q, own = %t, want it as it is", value, got, own)
+		}
+	}
+}
+
+// Guards that one client is one key, however its address is written: an IPv4
+// address in IPv6 is the IPv4 address, a zone does not count, and only the
+// prefix does.
+func TestKeyAddresses(t *testing.T) {
+	tests := []struct {
+		address    string
+		ipv4, ipv6 int
+		want       string
+	}{
+		{"192.0.2.77", 32, 64, "192.0.2.77"},
+		{"::ffff:192.0.2.77", 32, 64, "192.0.2.77"},
+		{"::ffff:c000:24d", 32, 64, "192.0.2.77"},
+		{"0:0:0:0:0:ffff:192.0.2.77", 32, 64, "192.0.2.77"},
+		{"::ffff:192.0.2.77%eth0", 32, 64, "192.0.2.77"},
+		{"192.0.2.77", 24, 64, "192.0.2.0/24"},
+		{"::ffff:192.0.2.77", 24, 64, "192.0.2.0/24"},
+		{"192.0.2.77", 31, 64, "192.0.2.76/31"},
+		{"192.0.2.77", 1, 64, "128.0.0.0/1"},
+		{"2001:db8:1:2:3:4:5:6", 32, 64, "2001:db8:1:2::/64"},
+		{"2001:DB8:1:2:3:4:5:6", 32, 64, "2001:db8:1:2::/64"},
+		{"2001:db8:1:2::", 32, 64, "2001:db8:1:2::/64"},
+		{"2001:db8:1:2:3:4:5:6", 32, 48, "2001:db8:1::/48"},
+		{"2001:db8:1:2:3:4:5:6", 32, 57, "2001:db8:1::/57"},
+		{"2001:db8:1:2:3:4:5:6", 32, 127, "2001:db8:1:2:3:4:5:6/127"},
+		{"2001:db8:1:2:3:4:5:7", 32, 127, "2001:db8:1:2:3:4:5:6/127"},
+		{"2001:db8:1:2:3:4:5:7", 32, 128, "2001:db8:1:2:3:4:5:7"},
+		{"2001:db8:1:2:3:4:5:6", 32, 1, "::/1"},
+		{"fe80::1%eth0", 32, 64, "fe80::/64"},
+		{"fe80::1%eth0", 32, 128, "fe80::1"},
+		{"::1", 32, 64, "::/64"},
+		{"::192.0.2.77", 32, 128, "::c000:24d"}, // an IPv6 address, not one of IPv4
+	}
+	for _, tc := range tests {
+		name := fmt.Sprintf("%s /%d /%d", tc.address, tc.ipv4, tc.ipv6)
+		t.Run(name, func(t *testing.T) {
+			for _, placeholder := range []string{"http.vars.client_ip", "http.request.remote.host"} {
+				values := map[string]string{placeholder: tc.address, "a": "A"}
+				for template, want := range map[string]string{
+					"{" + placeholder + "}":                           tc.want,
+					"ip-{" + placeholder + "}":                        "ip-" + tc.want,
+					"{" + placeholder + "} {a} {" + placeholder + "}": tc.want + " A " + tc.want,
+				} {
+					got, own := expandKeyPrefixes(t, template, tc.ipv4, tc.ipv6, values)
+					if got, _, _ = strings.Cut(got, "\x00"); got != want || !own {
+						t.Errorf("%s: got %q, own = %t, want %q", template, got, own, want)
+					}
+				}
+			}
+			// A whole key that is an address is one wherever it comes from.
+			got, own := expandKeyPrefixes(t, "{a}", tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
+			if got != tc.want || !own {
+				t.Errorf("{a}: got %q, own = %t, want %q", got, own, tc.want)
+			}
+			// Beside other text it is not.
+			got, _ = expandKeyPrefixes(t, "/{a}/{b}", tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
+			if !strings.HasPrefix(got, "/"+tc.address+"/\x00") {
+				t.Errorf("/{a}/{b}: got %q, want %q as it is", got, tc.address)
+			}
+		})
+	}
+}
+
+// Guards the prefixes that count unless others are set, and that they are the
+// parent's where a limit takes its key.
+func TestKeyInheritance(t *testing.T) {
+	l, _ := readyLimit(t, &Limit{Limits: []*Limit{
+		{Name: "plain", Size: "1"},
+		{Name: "prefixed", Size: "1", IPv4Prefix: "24"},
+		{Name: "group", Key: "{a}", IPv4Prefix: "16", IPv6Prefix: "48", Limits: []*Limit{
+			{Name: "same", Size: "1", Limits: []*Limit{
+				{Name: "deep", Max: "5", Duration: "1s", MinInterval: "1s"},
+				{Name: "other", Key: "{b}", Size: "1"},
+				{Name: "finer", IPv6Prefix: "56", Size: "1"},
+			}},
+			{Name: "own", Key: "{client_ip}", IPv4Prefix: "8", Size: "1"},
+		}},
+	}})
+	var got []string
+	var list func(*Limit)
+	list = func(l *Limit) {
+		for _, b := range l.buckets {
+			got = append(got, fmt.Sprintf("%s %s /%d /%d", b.path, b.key, b.key.ipv4, b.key.ipv6))
+		}
+		for _, child := range l.Limits {
+			list(child)
+		}
+	}
+	list(l)
+	want := []string{
+		"plain {http.vars.client_ip} /32 /64",
+		"prefixed {http.vars.client_ip} /24 /64",
+		"group/same {a} /16 /48",
+		"group/same/deep {a} /16 /48",
+		"group/same/deep/min_interval {a} /16 /48",
+		"group/same/other {b} /32 /64",
+		"group/same/finer {a} /16 /56",
+		"group/own {http.vars.client_ip} /8 /64",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// Guards that the short names of the address placeholders, which a Caddyfile
+// replaces, also mean the address in JSON.
+func TestKeyShorthandsInJSON(t *testing.T) {
+	const config = `{"key":"{client_ip} {remote_host} {http.request.host}","size":1}`
+	var l Limit
+	if err := json.Unmarshal([]byte(config), &l); err != nil {
+		t.Fatal(err)
+	}
+	readyLimit(t, &l)
+	want := "{http.vars.client_ip} {http.request.remote.host} {http.request.host}"
+	if got := l.key.String(); got != want {
+		t.Errorf("got key %s, want %s", got, want)
+	}
+	c := newCheck()
+	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "203.0.113.9")
+	if err := l.apply(c); err != nil || len(c.buckets) != 1 {
+		t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
+	}
+	want = "203.0.113.9 192.0.2.1 example.com"
+	if got := keyText(c.buckets[0].Key, l.key); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// Guards against values that run together: a client who chooses one of several
+// parts of its key can't make the whole another's.
+func TestKeyPartsDoNotRunTogether(t *testing.T) {
+	tests := []struct {
+		template string
+		a, b     [2]string // the values of {a} and {b}
+	}{
+		{"{a}{b}", [2]string{"ab", "c"}, [2]string{"a", "bc"}},
+		{"{a}{b}", [2]string{"abc", ""}, [2]string{"", "abc"}},
+		{"{a} {b}", [2]string{"x y", "z"}, [2]string{"x", "y z"}},
+		{"{a}|{b}", [2]string{"x|", "y"}, [2]string{"x", "|y"}},
+		{"{a}{b}", [2]string{"\x00", "\x01"}, [2]string{"", "\x00\x01"}},
+		{"{a}{b}", [2]string{"a\x00\x01", "\x01"}, [2]string{"a", "\x00\x01\x01"}},
+		{"{a}{b}", [2]string{strings.Repeat("x", 127), "x"}, [2]string{strings.Repeat("x", 128), ""}},
+		{"{a}{b}", [2]string{strings.Repeat("x", 128), "x"}, [2]string{"x", strings.Repeat("x", 128)}},
+
+		// What they make is an address, in one way or another.
+		{"{a}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
+		{"{a}.{b}", [2]string{"192", "0.2.1"}, [2]string{"192.0", "2.1"}},
+		{"{a}.{b}", [2]string{"192.0.2", "1"}, [2]string{"192.0", "2.1"}},
+		{"{a}:{b}", [2]string{"2001:db8::1", "2"}, [2]string{"2001:db8:", "1:2"}},
+		{"{http.vars.client_ip}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
+		{"{b}{http.vars.client_ip}", [2]string{"2.0.2.1", "19"}, [2]string{"192.0.2.1", ""}},
+	}
+	for _, tc := range tests {
+		t.Run(fmt.Sprintf("%s %.20q %.20q", tc.template, tc.a, tc.b), func(t *testing.T) {
+			keyOf := func(values [2]string) string {
+				key, own := expandKey(t, tc.template, map[string]string{
+					"a": values[0], "http.vars.client_ip": values[0], "b": values[1],
+				})
+				if !own {
+					t.Errorf("%q make no key of their own", values)
+				}
+				return key
+			}
+			if a, b := keyOf(tc.a), keyOf(tc.b); a == b {
+				t.Errorf("both have the key %.40q", a)
+			}
+		})
+	}
+}
+
+// drawValues draws values of two placeholders: any, or such as are likely to
+// collide. Those are other values with the boundary elsewhere, or the pieces of
+// an address.
+func drawValues(t *rapid.T, others [2]string) [2]string {
+	value := rapid.OneOf(
+		rapid.StringMatching("[\x00\x01\x02\x03a.]{0,6}"),
+		rapid.SampledFrom([]string{strings.Repeat("x", 127), strings.Repeat("\x80", 128)}),
+		rapid.String(),
+	)
+	whole := others[0] + rapid.SampledFrom([]string{"", " ", "."}).Draw(t, "between") + others[1]
+	switch rapid.IntRange(0, 2).Draw(t, "any, others, address") {
+	case 0:
+		return [2]string{value.Draw(t, "a"), value.Draw(t, "b")}
+	case 2:
+		whole = rapid.SampledFrom([]string{"192.0.2.1", "192.0.2.11"}).Draw(t, "address")
+	}
+	i := rapid.IntRange(0, len(whole)).Draw(t, "boundary")
+	return [2]string{whole[:i], strings.TrimPrefix(whole[i:], ".")}
+}
+
+// Guards that different values always make different keys, byte for byte,
+// whatever clients send.
+func TestKeysAreInjective(t *testing.T) {
+	property := func(t *rapid.T) {
+		template := rapid.SampledFrom([]string{
+			"{a}{b}", "{a} {b}", "{a}.{b}", "{b}{a}{b}", "x{a}{b}y", "{a}\x01{b}",
+		}).Draw(t, "template")
+		first := drawValues(t, [2]string{})
+		second := drawValues(t, first)
+		if first == second || first == [2]string{} || second == [2]string{} {
+			return // the same, or none
+		}
+		k, err := newKey(template, 32, 128)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var keys [2]string
+		for i, values := range [][2]string{first, second} {
+			repl := caddy.NewEmptyReplacer()
+			repl.Set("a", values[0])
+			repl.Set("b", values[1])
+			var own bool
+			if keys[i], own, err = k.expand(new(http.Request), repl); err != nil || !own {
+				t.Fatalf("%q: own = %t, %v, want a key of its own", values, own, err)
+			}
+		}
+		if keys[0] == keys[1] {
+			t.Fatalf("%s: %q and %q both have the key %q", template, first, second, keys[0])
+		}
+	}
+	for range 20 {
+		rapid.Check(t, property)
+	}
+}
+
+// Guards any template with any values: it makes the text that Caddy makes of
+// it, and different values different keys.
+func FuzzKey(f *testing.F) {
+	f.Add("{a}", "x", "", "y", "")
+	f.Add("{a}{b}", "ab", "c", "a", "bc")
+	f.Add("{a} {b}", "x y", "z", "x", "y z")
+	f.Add("x{a}", "1", "", "2", "")
+	f.Add("{a}", "::ffff:192.0.2.1", "", "192.0.2.1", "")
+	f.Add("192.0.2.{a}", "1", "", "2", "")
+	f.Add(`\{{a}\}{b`, "1", "2", "3", "4")
+	f.Add("{client_ip}{a}", "1", "2", "3", "4")
+	f.Add("everyone", "1", "2", "3", "4")
+	f.Add("{a}{b}", "\x00\x01", "\x00", "\x00", "\x01\x00")
+	f.Add("{a}{b}{a}", "\xff", "1\n", "{b}", "")
+	f.Fuzz(func(t *testing.T, template, a1, b1, a2, b2 string) {
+		k, err := newKey(template, 32, 128)
+		if err != nil {
+			return
+		}
+		uses := make(map[string]bool)
+		for _, p := range k.parts {
+			if p.placeholder {
+				uses[p.text] = true
+			}
+		}
+		type expanded struct {
+			key, text string
+			own       bool
+		}
+		expand := func(values map[string]string) expanded {
+			repl := caddy.NewEmptyReplacer()
+			for name, v := range values {
+				repl.Set(name, v)
+			}
+			key, own, err := k.expand(new(http.Request), repl)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return expanded{key, repl.ReplaceAll(template, ""), own}
+		}
+		one, two := expand(map[string]string{"a": a1, "b": b1}), expand(map[string]string{"a": a2, "b": b2})
+		for _, e := range []expanded{one, two} {
+			if _, err := netip.ParseAddr(e.text); err == nil || !e.own {
+				continue
+			}
+			if len(k.parts) == 1 && e.key != e.text || !strings.HasPrefix(e.key, e.text) {
+				t.Fatalf("%q: got key %q, want the text %q", template, e.key, e.text)
+			}
+		}
+		if !one.own || !two.own || one.key != two.key {
+			return
+		}
+		if (!uses["a"] || a1 == a2) && (!uses["b"] || b1 == b2) {
+			return
+		}
+		if _, err := netip.ParseAddr(one.text); err == nil && len(k.parts) == 1 {
+			return // one address, written in two ways
+		}
+		t.Fatalf("%q: {a: %q, b: %q} and {a: %q, b: %q} both have the key %q",
+			template, a1, b1, a2, b2, one.key)
+	})
+}
+
+// Guards that leaving out what makes the key is neither a bypass nor shares a
+// bucket with everyone who does: the client's masked address stands in, apart
+// from keys that clients choose.
+func TestMissingKeyFallsBackToAddress(t *testing.T) {
+	tests := []struct {
+		name, key string
+		values    map[string]string
+		wantKey   string
+		wantName  string
+	}{
+		{"none", "{a}", nil, "198.51.100.0/24", "limit@client_ip"},
+		{"empty", "{a}", map[string]string{"a": ""}, "198.51.100.0/24", "limit@client_ip"},
+		{"none of several", "{a}-{b}", nil, "198.51.100.0/24", "limit@client_ip"},
+		{"no name", "{}", nil, "198.51.100.0/24", "limit@client_ip"},
+		{
+			"an address that is none",
+			"{http.request.remote.host}",
+			map[string]string{"http.request.remote.host": ""},
+			"198.51.100.0/24", "limit@client_ip"},
+		{"one of several", "{a}-{b}", map[string]string{"b": "x"}, "-x\x00\x00\x01", "limit"},
+		{"spaces", "{a}", map[string]string{"a": " "}, " ", "limit"},
+		{"the address as a key", "{a}", map[string]string{"a": "198.51.100.7"}, "198.51.100.0/24", "limit"},
+		{"static", "everyone", nil, "everyone", "limit"},
+		{"escaped", `\{a\}`, nil, "{a}", "limit"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			l, logs := readyLimit(t, &Limit{Name: "limit", Key: tc.key, Size: "1", IPv4Prefix: "24"})
+			c := newCheck()
+			caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "::ffff:198.51.100.7")
+			for name, v := range tc.values {
+				if name == "http.request.remote.host" {
+					c.request.RemoteAddr = v
+					continue
+				}
+				c.replacer.Set(name, v)
+			}
+			if err := l.apply(c); err != nil || len(c.buckets) != 1 {
+				t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
+			}
+			if b := c.buckets[0]; b.Name != tc.wantName || b.Key != tc.wantKey || c.paths[0] != "limit" {
+				t.Errorf("got bucket %q with key %q, called %q, want %q with key %q, called limit",
+					b.Name, b.Key, c.paths[0], tc.wantName, tc.wantKey)
+			}
+			if fell := tc.wantName != "limit"; (logs.Len() > 0) != fell {
+				t.Errorf("got %d log entries, want some = %t", logs.Len(), fell)
+			}
+		})
+	}
+}
+
+// Guards that the other bucket of a legacy limit is apart in the same way.
+func TestMissingKeyOfLegacyLimit(t *testing.T) {
+	l, logs := readyLimit(t, &Limit{Name: "a", Key: "{a}", Max: "5", Duration: "1s", MinInterval: "1s"})
+	c := newCheck()
+	if err := l.apply(c); err != nil || len(c.buckets) != 2 || logs.Len() != 1 {
+		t.Fatalf("got buckets %+v, %v and %d log entries, want two and one", c.buckets, err, logs.Len())
+	}
+	for i, want := range []string{"a@client_ip", "a/min_interval@client_ip"} {
+		if b := c.buckets[i]; b.Name != want || b.Key != "192.0.2.1" {
+			t.Errorf("got bucket %q with key %q, want %q with the client's address", b.Name, b.Key, want)
+		}
+	}
+}
+
+// Guards that missing keys are told to the administrator, by the template and
+// not by what anyone sent, once for each limit until the configuration is
+// loaded again, and not once for each request.
+func TestMissingKeyWarnsOnce(t *testing.T) {
+	load := func() (*Limit, func() []string) {
+		l, logs := readyLimit(t, &Limit{Limits: []*Limit{
+			{Name: "a", Key: "{a}", Size: "1"},
+			{Name: "b", Key: "{b} {client_ip}", Size: "1"},
+			{Name: "c", Key: "{c}-{a}", Size: "1"},
+			{Name: "static", Key: "all", Size: "1"},
+		}})
+		return l, func() []string {
+			entries := logs.TakeAll()
+			warned := make([]string, len(entries))
+			for i, e := range entries {
+				fields := e.ContextMap()
+				warned[i] = fmt.Sprintf("%s %s %s", e.Level, fields["limit"], fields["key"])
+			}
+			return warned
+		}
+	}
+	want := []string{"warn a {a}", "warn c {c}-{a}"}
+	for range 2 { // two configurations
+		l, warned := load()
+		c := newCheck()
+		c.replacer.Set("a", "secret")
+		if err := l.apply(c); err != nil {
+			t.Fatal(err)
+		}
+		if got := warned(); len(got) > 0 {
+			t.Errorf("of a request that has its keys got %q", got)
+		}
+		var requests sync.WaitGroup
+		for range 20 {
+			requests.Go(func() {
+				if err := l.apply(newCheck()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		requests.Wait()
+		got := warned()
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// Guards that an address that anyone may have forged is not relied on: while
+// the TLS handshake is incomplete a request whose key needs one is answered
+// 425, and any other is not.
+func TestKeyInEarlyData(t *testing.T) {
+	tests := []struct {
+		name, key string
+		values    map[string]string
+		refused   bool
+	}{
+		{"client address", "{http.vars.client_ip}", nil, true},
+		{"short name", "{client_ip}", nil, true},
+		{"remote address", "{http.request.remote.host}", nil, true},
+		{"prefix of the remote address", "{http.request.remote.host/24,64}", nil, true},
+		{"remote address with its port", "{http.request.remote}", nil, true},
+		{"remote port", "{http.request.remote.port}", nil, true},
+		{"address among others", "{a} {client_ip}", map[string]string{"a": "x"}, true},
+		{"address that stands in for a key", "{a}", nil, true},
+		{"default key", "", nil, true},
+		{"header", "{a}", map[string]string{"a": "x"}, false},
+		{"header that holds an address", "{a}", map[string]string{"a": "192.0.2.1"}, false},
+		{"host", "{http.request.host}", nil, false},
+		{"static", "everyone", nil, false},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, state := range []*tls.ConnectionState{nil, {HandshakeComplete: true}, {}} {
+				early := state != nil && !state.HandshakeComplete
+				l, _ := readyLimit(t, &Limit{Key: tc.key, Size: "1"})
+				c := newCheck()
+				c.request.TLS = state
+				for name, v := range tc.values {
+					c.replacer.Set(name, v)
+				}
+				err := l.apply(c)
+				if !early || !tc.refused {
+					if err != nil || len(c.buckets) != 1 {
+						t.Errorf("TLS %+v: got buckets %+v, %v, want one", state, c.buckets, err)
+					}
+					continue
+				}
+				ref, ok := errors.AsType[refusal](err)
+				const want = "TLS handshake not complete, the client's address cannot be verified"
+				if !ok || ref.status != http.StatusTooEarly || ref.Error() != want || len(c.buckets) != 0 {
+					t.Errorf("in early data got buckets %+v, %v, want status 425", c.buckets, err)
+				}
+			}
+		})
+	}
+}
+
+// Guards that a limit which does not apply needs no address either.
+func TestKeyInEarlyDataOutsideMatch(t *testing.T) {
+	var l Limit
+	if err := json.Unmarshal([]byte(`{"size":1,"match":[{"path":["/api/*"]}]}`), &l); err != nil {
+		t.Fatal(err)
+	}
+	readyLimit(t, &l)
+	c := newCheck()
+	c.request.TLS = new(tls.ConnectionState)
+	if err := l.apply(c); err != nil || len(c.buckets) != 0 {
+		t.Errorf("got buckets %+v, %v, want none", c.buckets, err)
+	}
+}
+
+// Guards that a request without a known client address is still limited.
+func TestUnknownClientAddress(t *testing.T) {
+	l, logs := readyLimit(t, &Limit{Size: "1"})
+	c := newCheck()
+	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "")
+	if err := l.apply(c); err != nil || len(c.buckets) != 1 {
+		t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
+	}
+	if b := c.buckets[0]; b.Name != "default@client_ip" || b.Key != "" {
+		t.Errorf("got bucket %q with key %q, want default@client_ip with none", b.Name, b.Key)
+	}
+	if logs.FilterLevelExact(zapcore.WarnLevel).Len() != 1 {
+		t.Errorf("got %d log entries, want a warning", logs.Len())
+	}
+}
+
+// Guards that limits which have their key in common agree on it within one
+// request, and that it is read anew for the next.
+func TestKeyOfEachRequest(t *testing.T) {
+	l, _ := readyLimit(t, &Limit{Name: "a", Key: "{a}", Size: "1", Limits: []*Limit{
+		{Name: "b", Size: "1"},
+		{Name: "c", Key: "{c}", Size: "1"},
+		{Name: "d", Size: "1"},
+	}})
+	for _, v := range []string{"1", "2"} {
+		c := newCheck()
+		c.replacer.Set("a", "a"+v)
+		c.replacer.Set("c", "c"+v)
+		if err := l.apply(c); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]string, len(c.buckets))
+		for i, b := range c.buckets {
+			got[i] = b.Name + " " + b.Key
+		}
+		if want := []string{"a a" + v, "a/b a" + v, "a/c c" + v, "a/d a" + v}; !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

@@ -1,0 +1,337 @@
+package ratelimit
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// visit is what one rate_limit handler decided on a request.
+type visit struct {
+	show      families
+	paths     []string
+	decisions []limiter.Decision
+}
+
+// visited returns the record of a request that several handlers saw, its
+// replacer, and the fields that they set.
+func visited(visits ...visit) (*record, *caddy.Replacer, http.Header) {
+	repl := caddy.NewReplacer()
+	r := httptest.NewRequest("GET", "/", nil)
+	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
+	h := make(http.Header)
+	var rec *record
+	for _, v := range visits {
+		c := check{request: r, replacer: repl, paths: v.paths}
+		for _, d := range v.decisions {
+			c.buckets = append(c.buckets, limiter.Bucket{Limit: limitOf(d.Size)})
+		}
+		rec = recordOf(&c)
+		rec.add(&c, v.decisions, v.show)
+		rec.fields.set(h)
+	}
+	return rec, repl, h
+}
+
+var (
+	roomy = limiter.Decision{Size: 100, Remaining: 90, Clear: 10 * time.Second}
+	tight = limiter.Decision{Size: 5, Remaining: 1, Clear: 4 * time.Second}
+	full  = limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, Retry: 900 * time.Millisecond}
+	never = limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}
+)
+
+// TestRecordMerges guards that several handlers on one request make one
+// answer: the tightest limit shows, whichever handler it is in.
+func TestRecordMerges(t *testing.T) {
+	one := func(path string, d limiter.Decision, show families) visit {
+		return visit{show, []string{path}, []limiter.Decision{d}}
+	}
+	for _, tc := range []struct {
+		name   string
+		visits []visit
+		want   string
+	}{
+		{
+			"the tightest shows if it comes last",
+			[]visit{one("roomy", roomy, xRateLimit), one("tight", tight, xRateLimit)},
+			`limit=5 remaining=1 clear=10.000`,
+		},
+		{
+			"the tightest shows if it comes first",
+			[]visit{one("tight", tight, xRateLimit), one("roomy", roomy, xRateLimit)},
+			`limit=5 remaining=1 clear=10.000`,
+		},
+		{
+			"a denial shows after what was admitted",
+			[]visit{one("tight", tight, xRateLimit), one("full", full, xRateLimit)},
+			`limit=8 remaining=0 clear=8.000 reset=0.900 retry-after=1`,
+		},
+		{
+			"what error routes admit does not hide the denial",
+			[]visit{one("full", full, xRateLimit), one("roomy", roomy, xRateLimit)},
+			`limit=8 remaining=0 clear=10.000 reset=0.900 retry-after=1`,
+		},
+		{
+			"all limits of all handlers are listed",
+			[]visit{
+				{ietf, []string{"a", "a/b"}, []limiter.Decision{roomy, tight}},
+				one("c", roomy, ietf),
+			},
+			`policy="a";q=100;w=100, "a/b";q=5;w=5, "c";q=100;w=100 ` +
+				`ratelimit="a";r=90;t=90, "a/b";r=1;t=1, "c";r=90;t=90`,
+		},
+		{
+			"each handler's limits show in its own families",
+			[]visit{one("x", roomy, xRateLimit), one("i", tight, ietf)},
+			`limit=100 remaining=90 clear=10.000 policy="i";q=5;w=5 ratelimit="i";r=1;t=1`,
+		},
+		{
+			"headers off hides only that handler's limits",
+			[]visit{one("off", tight, 0), one("x", roomy, xRateLimit)},
+			`limit=100 remaining=90 clear=10.000`,
+		},
+		{
+			"headers off does not hide how long to wait",
+			[]visit{one("x", roomy, xRateLimit), one("off", full, 0)},
+			`limit=100 remaining=90 clear=10.000 retry-after=1`,
+		},
+		{
+			"headers off everywhere",
+			[]visit{one("off", tight, 0), one("off2", roomy, 0)},
+			``,
+		},
+	} {
+		_, _, h := visited(tc.visits...)
+		if got := fieldsIn(h); got != tc.want {
+			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
+		}
+	}
+}
+
+// TestRecordIsOne guards that all handlers of a request share one record, and
+// requests share none.
+func TestRecordIsOne(t *testing.T) {
+	v := visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}}
+	rec, _, _ := visited(v, v, v)
+	if len(rec.items) != 3 {
+		t.Errorf("the record of three handlers has %d limits", len(rec.items))
+	}
+	if other, _, _ := visited(v); other == rec || len(other.items) != 1 {
+		t.Errorf("another request's record has %d limits", len(other.items))
+	}
+}
+
+// TestPlaceholders guards the value of every placeholder, for each way that a
+// request can be decided.
+func TestPlaceholders(t *testing.T) {
+	names := []string{"limit", "size", "remaining", "clear", "retry_after", "denied", "exceeded.name"}
+	for _, tc := range []struct {
+		name      string
+		decisions []limiter.Decision // of limits a, b and so on
+		want      []string
+	}{
+		{"admitted", []limiter.Decision{roomy, tight}, []string{"b", "5", "1", "10.000", "0", "false", ""}},
+		{"equal room", []limiter.Decision{tight, tight}, []string{"a", "5", "1", "4.000", "0", "false", ""}},
+		{"denied", []limiter.Decision{tight, full}, []string{"b", "8", "0", "8.000", "1", "true", "b"}},
+		{"never", []limiter.Decision{never}, []string{"a", "3", "3", "0.000", "", "true", "a"}},
+		{"never and denied", []limiter.Decision{full, never}, []string{"b", "3", "0", "8.000", "", "true", "b"}},
+	} {
+		paths := []string{"a", "b"}[:len(tc.decisions)]
+		_, repl, _ := visited(visit{0, paths, tc.decisions}) // headers off hides nothing here
+		for i, name := range names {
+			got, known := repl.GetString("http.rate_limit." + name)
+			if !known || got != tc.want[i] {
+				t.Errorf("%s: {http.rate_limit.%s} is %q, known %t; want %q",
+					tc.name, name, got, known, tc.want[i])
+			}
+		}
+		for _, name := range []string{"http.rate_limit", "http.rate_limit.", "http.rate_limit.limits"} {
+			if got, known := repl.Get(name); known {
+				t.Errorf("%s: {%s} is %q, want it unknown", tc.name, name, got)
+			}
+		}
+	}
+}
+
+// TestPlaceholdersOfSeveralHandlers guards that later handlers show in the
+// placeholders too, though the first one made them known.
+func TestPlaceholdersOfSeveralHandlers(t *testing.T) {
+	_, repl, _ := visited(
+		visit{xRateLimit, []string{"roomy"}, []limiter.Decision{roomy}},
+		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},
+	)
+	const all = "{http.rate_limit.limit} {http.rate_limit.remaining} {http.rate_limit.denied}"
+	if got, want := repl.ReplaceAll(all, "?"), "full 0 true"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// countWriters returns how many writers of ours lie in w.
+func countWriters(w http.ResponseWriter) int {
+	n := 0
+	for w != nil {
+		if _, ok := w.(*responseWriter); ok {
+			n++
+		}
+		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			break
+		}
+		w = u.Unwrap()
+	}
+	return n
+}
+
+// TestWrapsOnce guards that a request's writer is wrapped by the first handler
+// that sets fields, and by no other while that writer is in use.
+func TestWrapsOnce(t *testing.T) {
+	shown, _, _ := visited(visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}})
+	hidden, _, _ := visited(visit{0, []string{"a"}, []limiter.Decision{roomy}})
+	raw := httptest.NewRecorder()
+
+	if w := hidden.wrap(raw); w != http.ResponseWriter(raw) {
+		t.Errorf("without fields the writer became a %T", w)
+	}
+	w := shown.wrap(raw)
+	if n := countWriters(w); n != 1 {
+		t.Fatalf("wrapped %d times, want once", n)
+	}
+	if again := shown.wrap(w); again != w {
+		t.Errorf("wrapped again, into a %T", again)
+	}
+	between := &caddyhttp.ResponseWriterWrapper{
+		ResponseWriter: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
+	}
+	if again := shown.wrap(between); again != http.ResponseWriter(between) {
+		t.Errorf("wrapped again although ours lies under another, into a %T", again)
+	}
+	// Error routes get the server's own writer, without what was around it.
+	other := &caddyhttp.ResponseWriterWrapper{ResponseWriter: raw}
+	if n := countWriters(shown.wrap(other)); n != 1 {
+		t.Errorf("with the raw writer back, wrapped %d times, want once", n)
+	}
+}
+
+// spy is a writer at the bottom that notes what it is told, and the fields as
+// they stood at that moment.
+type spy struct {
+	header http.Header
+	events []string
+}
+
+func (s *spy) note(what string) { s.events = append(s.events, what+" "+fieldsIn(s.header)) }
+
+func (s *spy) Header() http.Header { return s.header }
+
+func (s *spy) WriteHeader(status int) { s.note(http.StatusText(status)) }
+
+func (s *spy) Write(b []byte) (int, error) {
+	s.note("Write")
+	return len(b), nil
+}
+
+func (s *spy) ReadFrom(r io.Reader) (int64, error) {
+	s.note("ReadFrom")
+	return io.Copy(io.Discard, r)
+}
+
+func (s *spy) FlushError() error {
+	s.note("Flush")
+	return nil
+}
+
+func (s *spy) Push(target string, _ *http.PushOptions) error {
+	s.note("Push")
+	return nil
+}
+
+// TestWriter guards that values added behind ours are gone before anything of
+// the final response is written, by whatever way that begins, and that all
+// ways lead to the writer underneath: files are not copied through memory,
+// flushes are not lost.
+func TestWriter(t *testing.T) {
+	copyFrom := func(w http.ResponseWriter) {
+		// Hidden, so that io.Copy does not take a short cut at the source.
+		if _, err := io.Copy(w, struct{ io.Reader }{strings.NewReader("text")}); err != nil {
+			t.Error(err)
+		}
+	}
+	flush := func(w http.ResponseWriter) {
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, tc := range []struct {
+		name string
+		do   func(http.ResponseWriter)
+		want []string
+	}{
+		{"status 200", func(w http.ResponseWriter) { w.WriteHeader(200) }, []string{"OK limit=5"}},
+		{"status 304", func(w http.ResponseWriter) { w.WriteHeader(304) }, []string{"Not Modified limit=5"}},
+		{"status 404", func(w http.ResponseWriter) { w.WriteHeader(404) }, []string{"Not Found limit=5"}},
+		{"status 101", func(w http.ResponseWriter) { w.WriteHeader(101) }, []string{"Switching Protocols limit=5"}},
+		{"Write", func(w http.ResponseWriter) { w.Write([]byte("text")) }, []string{"Write limit=5"}},
+		{"ReadFrom", copyFrom, []string{"ReadFrom limit=5"}},
+		{"Flush", flush, []string{"Flush limit=5"}},
+		{
+			"103 is not the final response",
+			func(w http.ResponseWriter) {
+				w.WriteHeader(103)
+				w.WriteHeader(200)
+			},
+			[]string{"Early Hints limit=5|100", "OK limit=5"},
+		},
+		{
+			"what comes after the header is left alone, such as trailers",
+			func(w http.ResponseWriter) {
+				w.WriteHeader(200)
+				w.Header().Add("X-RateLimit-Limit", "101")
+				w.Write(nil)
+				flush(w)
+				copyFrom(w)
+			},
+			[]string{"OK limit=5", "Write limit=5|101", "Flush limit=5|101", "ReadFrom limit=5|101"},
+		},
+		{
+			"Push",
+			func(w http.ResponseWriter) { w.(http.Pusher).Push("/", nil) },
+			[]string{"Push limit=5|100"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			bottom := &spy{header: http.Header{"X-Ratelimit-Limit": {"5", "100"}}}
+			rec := &record{fields: fields{fieldLimit: "5"}}
+			tc.do(rec.wrap(bottom))
+			if !reflect.DeepEqual(bottom.events, tc.want) {
+				t.Errorf("the writer underneath got %q, want %q", bottom.events, tc.want)
+			}
+		})
+	}
+}
+
+// TestWriterOverPlainWriter guards that bodies also reach a writer that can do
+// nothing special.
+func TestWriterOverPlainWriter(t *testing.T) {
+	bottom := httptest.NewRecorder()
+	rec := &record{fields: fields{fieldLimit: "5"}}
+	w := rec.wrap(struct{ http.ResponseWriter }{bottom})
+	if n, err := io.Copy(w, bytes.NewReader(make([]byte, 100_000))); n != 100_000 || err != nil {
+		t.Errorf("copied %d, %v", n, err)
+	}
+	if bottom.Body.Len() != 100_000 {
+		t.Errorf("%d bytes came through", bottom.Body.Len())
+	}
+	if err := w.(http.Pusher).Push("/", nil); err == nil {
+		t.Error("a push over a writer that can't succeeded")
+	}
+}
