@@ -218,7 +218,7 @@ const (
 	wantSize     = `want one that leaves a size of at most 562949953421312`
 	wantDrain    = `a full bucket and one drip more must drain within 35 years`
 	wantEither   = `want either size, drip_rate and drip_size or max, duration and min_interval`
-	wantBoth     = `max and duration: want both; for an interval alone write size 1 and drip_rate <interval>`
+	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
 	wantOutside  = `want it in the rate_limit block itself: it is of the whole handler`
 	wantOption   = `want one of key, size, drip_rate, drip_size, cost, factor, max, duration, ` +
 		`min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers`
@@ -336,10 +336,10 @@ func TestLimitErrors(t *testing.T) {
 		{`max 5; duration 1s; drip_rate 2s`, `limit "api": drip_rate: got "2s" beside max, ` + wantEither},
 		{`duration 1s; drip_size 2`, `limit "api": drip_size: got "2" beside duration, ` + wantEither},
 		{`size 10; min_interval 1s`, `limit "api": size: got "10" beside min_interval, ` + wantEither},
-		{`max 5`, `limit "api": ` + wantBoth},
-		{`duration 1s`, `limit "api": ` + wantBoth},
-		{`min_interval 1s`, `limit "api": ` + wantBoth},
-		{`max 5; min_interval 1s`, `limit "api": ` + wantBoth},
+		{`max 5`, `limit "api": max: got "5" without duration, ` + wantBoth},
+		{`duration 1s`, `limit "api": duration: got "1s" without max, ` + wantBoth},
+		{`min_interval 1s`, `limit "api": min_interval: got "1s" without max, ` + wantBoth},
+		{`max 5; min_interval 1s`, `limit "api": max: got "5" without duration, ` + wantBoth},
 
 		// Numbers that do not go together.
 		{`size 10; cost 11`, `limit "api": cost: got "11", want at most the size, 10`},

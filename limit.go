@@ -143,13 +143,12 @@ func (l *Limit) setBuckets() error {
 	}
 	shared := []setting{{"cost", string(l.Cost)}, {"factor", string(l.Factor)}}
 
-	legacy := firstSet(legacyOptions) != nil
-	if legacy {
+	if legacy := firstSet(legacyOptions); legacy != nil {
 		if o := firstSet(bucketOptions); o != nil {
 			return fmt.Errorf("%s: got %q beside %s, want either size, drip_rate and drip_size or max, duration and min_interval",
-				o.option, o.text, firstSet(legacyOptions).option)
+				o.option, o.text, legacy.option)
 		}
-		return l.setLegacyBuckets()
+		return l.setLegacyBuckets(legacy)
 	}
 	if l.Size == "" {
 		if o := firstSet(append(bucketOptions, shared...)); o != nil {
@@ -177,10 +176,19 @@ func (l *Limit) setBuckets() error {
 
 // setLegacyBuckets makes the buckets of a limit that is told by max, duration
 // and min_interval: one that holds max units and drips one at a time, max of
-// them in the duration, and one that holds a single unit for the interval.
-func (l *Limit) setLegacyBuckets() error {
-	if l.Max == "" || l.Duration == "" {
-		return errors.New("max and duration: want both; for an interval alone write size 1 and drip_rate <interval>")
+// them in the duration, and one that holds a single unit for the interval. The
+// first of them that is set is given.
+func (l *Limit) setLegacyBuckets(first *setting) error {
+	missing := ""
+	switch {
+	case l.Max == "":
+		missing = "max"
+	case l.Duration == "":
+		missing = "duration"
+	}
+	if missing != "" {
+		return fmt.Errorf("%s: got %q without %s, want max and duration; "+
+			"for an interval alone write size 1 and drip_rate <interval>", first.option, first.text, missing)
 	}
 	most, err := newConstant("max", string(l.Max), parseUnits)
 	if err != nil {

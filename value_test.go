@@ -440,6 +440,18 @@ func TestBadValuesRefuse(t *testing.T) {
 	}
 }
 
+// Guards that a limit within refuses a request just as one on its own does.
+func TestBadValueOfLimitWithin(t *testing.T) {
+	child := &Limit{Name: "a", Size: "10", Cost: "{cost}"}
+	l, _ := readyLimit(t, &Limit{Name: "api", Size: "10", Limits: []*Limit{child, {Name: "b", Size: "10"}}})
+	err := l.apply(newCheck())
+	ref, ok := errors.AsType[refusal](err)
+	const want = `limit "api/a": cost: got "", ` + wantUnits + ` from {cost}`
+	if !ok || ref.status != 400 || ref.Error() != want {
+		t.Errorf("got %v (status %d)\nwant %s (status 400)", err, ref.status, want)
+	}
+}
+
 // Guards that values from placeholders arrive in the bucket, and that only a
 // size that varies is marked as such.
 func TestPlaceholderNumbers(t *testing.T) {
@@ -505,6 +517,7 @@ func TestFactorZeroSwitchesOff(t *testing.T) {
 // the first rounded up, so that it never admits more; cost and factor are its
 // alone.
 func TestLegacyBuckets(t *testing.T) {
+	type buckets = []limiter.Bucket
 	bucket := func(name string, size int64, rate time.Duration, cost int64) limiter.Bucket {
 		return limiter.Bucket{Name: "default" + name, Key: "192.0.2.1", Cost: cost,
 			Limit: limiter.Limit{Size: size, DripRate: rate, DripSize: 1}}
@@ -512,16 +525,16 @@ func TestLegacyBuckets(t *testing.T) {
 	tests := []struct {
 		name  string
 		limit *Limit
-		want  []limiter.Bucket
+		want  buckets
 	}{
-		{"even", &Limit{Max: "60", Duration: "1m"}, []limiter.Bucket{bucket("", 60, time.Second, 1)}},
-		{"rounded up", &Limit{Max: "7", Duration: "1s"}, []limiter.Bucket{bucket("", 7, 142_858*time.Microsecond, 1)}},
-		{"hardly more", &Limit{Max: "3", Duration: "4us"}, []limiter.Bucket{bucket("", 3, 2*time.Microsecond, 1)}},
-		{"fastest", &Limit{Max: "1000", Duration: "1ms"}, []limiter.Bucket{bucket("", 1000, time.Microsecond, 1)}},
+		{"even", &Limit{Max: "60", Duration: "1m"}, buckets{bucket("", 60, time.Second, 1)}},
+		{"rounded up", &Limit{Max: "7", Duration: "1s"}, buckets{bucket("", 7, 142_858*time.Microsecond, 1)}},
+		{"hardly more", &Limit{Max: "3", Duration: "4us"}, buckets{bucket("", 3, 2*time.Microsecond, 1)}},
+		{"fastest", &Limit{Max: "1000", Duration: "1ms"}, buckets{bucket("", 1000, time.Microsecond, 1)}},
 		{
 			"with an interval",
-			&Limit{Max: "60", Duration: "1m", MinInterval: "200ms", Cost: "3", Factor: "0.5"},
-			[]limiter.Bucket{bucket("", 120, time.Second, 3), bucket("/min_interval", 1, 200*time.Millisecond, 1)},
+			&Limit{Max: "60", Duration: "1m", MinInterval: "2s", Cost: "3", Factor: "0.5"},
+			buckets{bucket("", 120, time.Second, 3), bucket("/min_interval", 1, 2*time.Second, 1)},
 		},
 	}
 	for _, tc := range tests {
