@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -103,6 +104,36 @@ func TestMatcherOfDirective(t *testing.T) {
 		step{method: "POST", want: "200 limit=1 remaining=0 clear=1.000"},
 		step{method: "POST", want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
 		step{want: "200", body: "admitted"},
+	)
+}
+
+// TestNoLimitApplies guards that a request which meets no bucket passes as if
+// the directive were not there, and needs no Redis.
+func TestNoLimitApplies(t *testing.T) {
+	s := startConfig(t, config{
+		global: redisGlobal("127.0.0.1:1"),
+		site: `
+			rate_limit {
+				limit posts {
+					match method POST
+					size 1
+				}
+				limit off {
+					size 1
+					factor 0
+				}
+				limit off-for-some {
+					size 1
+					factor {header.X-Factor}
+				}
+				headers x-ratelimit ratelimit
+			}
+			respond "admitted"
+		`,
+	})
+	s.run(
+		step{header: []string{"X-Factor: 0"}, want: "200", body: "admitted"},
+		step{header: []string{"X-Factor: 1"}, want: "503"},
 	)
 }
 
@@ -661,6 +692,7 @@ func TestPlaceholdersInConfig(t *testing.T) {
 		}
 		handle_errors {
 			header X-Error-Left {http.rate_limit.remaining}
+			header X-Error "{err.message}"
 			respond <<TEXT
 				limit {http.rate_limit.limit} size {http.rate_limit.size} remaining {http.rate_limit.remaining}
 				clear {http.rate_limit.clear} retry {http.rate_limit.retry_after}
@@ -684,6 +716,9 @@ func TestPlaceholdersInConfig(t *testing.T) {
 		}
 		if got := a.Header.Get("X-Left"); got != tc.left {
 			t.Errorf("request %d: a later handler sees remaining %q, want %q", i+1, got, tc.left)
+		}
+		if got := a.Header.Get("X-Error"); a.StatusCode == 429 && !strings.Contains(got, "limit all/dear exceeded") {
+			t.Errorf("request %d: an error route sees error %q", i+1, got)
 		}
 		if got := a.Header.Get("X-Error-Left"); got != tc.errorLeft {
 			t.Errorf("request %d: an error route sees remaining %q, want %q", i+1, got, tc.errorLeft)
@@ -1820,6 +1855,13 @@ func TestRedis(t *testing.T) {
 			if a := s.get("/"); a.StatusCode != 429 {
 				t.Errorf("after a reload: %s", a)
 			}
+			app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if held := fmt.Sprintf("%+v", *app.(*App).Redis); strings.Contains(held, secret) {
+				t.Errorf("the password is held resolved: %s", held)
+			}
 
 			shown := getUnix(t, admin, "/config/")
 			if !strings.Contains(shown, `"redis"`) {
@@ -2124,6 +2166,13 @@ func TestReloadSharesConnections(t *testing.T) {
 		site:   "rate_limit {\nsize 90\n}\nrespond admitted",
 	}
 	s := startConfig(t, c)
+	// Held, so that the garbage collector does not close connections instead.
+	var held []any
+	defer runtime.KeepAlive(&held)
+	stores.Range(func(_, store any) bool {
+		held = append(held, store)
+		return true
+	})
 	s.get("/")
 	before := info("stats", "total_connections_received")
 	for range 5 {
@@ -2140,6 +2189,9 @@ func TestReloadSharesConnections(t *testing.T) {
 	c.global = redisGlobal(server.Addr, "timeout 11s")
 	if err := s.load(c); err != nil {
 		t.Fatal(err)
+	}
+	if len(held) != 1 {
+		t.Errorf("one config used %d stores", len(held))
 	}
 	if a := s.get("/"); number(a.Header.Get("X-RateLimit-Remaining")) > 85 {
 		t.Errorf("with another timeout the limits start afresh: %s", a)

@@ -75,6 +75,7 @@ func TestParseAddressErrors(t *testing.T) {
 		{"a:b", "a:b"},
 		{"a:-1", "a:-1"},
 		{"a:+1", "a:+1"},
+		{"a:0", "a:0"},
 		{"a:65536", "a:65536"},
 		{"a:1:2", "a:1:2"},
 		{"::1:6379", "::1:6379"},
@@ -88,6 +89,7 @@ func TestParseAddressErrors(t *testing.T) {
 		{"tcp://a:6379", "tcp://a:6379"},
 		{"rediss://a:6379", "rediss://a:6379"}, // not without TLS in its place
 		{"redis://a:b", "redis://a:b"},
+		{"redis://a:0", "redis://a:0"},
 		{"redis://a:65536", "redis://a:65536"},
 		{"redis://a/b", "redis://a/b"},
 		{"redis://a/1/2", "redis://a/1/2"},
@@ -192,6 +194,13 @@ func TestRedisOptions(t *testing.T) {
 			}),
 		},
 		{
+			"placeholder in the password of a URL",
+			Redis{Addresses: []string{"redis://u:x@{env.RATE_LIMIT_TEST_PASSWORD}@a:1"}},
+			with(func(opt *limiter.RedisOptions) {
+				opt.Username, opt.Password = "u", "x@s3cret {env.RATE_LIMIT_TEST_USER}"
+			}),
+		},
+		{
 			"escaped braces",
 			Redis{Addresses: []string{"a:1"}, Password: `\{p\}`},
 			with(func(opt *limiter.RedisOptions) { opt.Password = "{p}" }),
@@ -282,6 +291,16 @@ func TestRedisOptionsErrors(t *testing.T) {
 		},
 		{
 			"unset variable in address", Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_UNSET}:6379"}},
+			`address: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
+		},
+		{
+			"empty variable in a URL's password",
+			Redis{Addresses: []string{"redis://:{env.RATE_LIMIT_TEST_EMPTY}@a:1"}},
+			`address: evaluated placeholder {env.RATE_LIMIT_TEST_EMPTY} is empty`,
+		},
+		{
+			"unset variable in a URL's host",
+			Redis{Addresses: []string{"redis://:canary@{env.RATE_LIMIT_TEST_UNSET}:1"}},
 			`address: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
 		},
 		{
