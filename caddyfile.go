@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -49,6 +50,9 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 	case 1:
 		l.Name = args[0]
 	default:
+		if strings.HasPrefix(args[1], "/") || strings.HasPrefix(args[1], "@") {
+			return nil, helper.Errf("rate_limit: got %q, want the matcher before the name", strings.Join(args, " "))
+		}
 		return nil, helper.Errf("rate_limit: got %q, want at most a name; "+
 			"limits are written in a block, such as { key %s; size 10; drip_rate 1s } with a line for each",
 			strings.Join(args, " "), word(args[0]))
@@ -111,7 +115,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 				h.Accounting, err = parseArgument(helper.Dispenser)
 			default:
 				if h.Headers = helper.RemainingArgs(); len(h.Headers) == 0 {
-					return helper.ArgErr()
+					return helper.Err("headers: got nothing, want x-ratelimit, ratelimit or both, or off")
 				}
 			}
 		case "zone":
@@ -146,15 +150,6 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 		return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))
 	}
 	return args[0], nil
-}
-
-// word returns what was written where a word should be, quoted if it would
-// break the line.
-func word(text string) string {
-	if quoted := strconv.Quote(text); quoted[1:len(quoted)-1] != text {
-		return quoted
-	}
-	return text
 }
 
 // parseMatch parses the matchers of a limit: a matcher as a directive has it,
@@ -234,6 +229,9 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 			return d.Errf("%s: got it twice, want it once", option)
 		}
 		seen[option] = true
+		if known := []string{"username", "password", "db", "key_prefix", "timeout", "pool_size"}; !slices.Contains(known, option) {
+			return d.Errf("%s: got an unknown option, want one of %s", word(option), strings.Join(known, ", "))
+		}
 		text, err := parseArgument(d)
 		if err != nil {
 			return err
@@ -259,9 +257,6 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 			if r.PoolSize, err = strconv.Atoi(text); err != nil || r.PoolSize < 1 {
 				return d.Errf("pool_size: got %q, want a whole number from 1", text)
 			}
-		default:
-			return d.Errf("%s: got an unknown option, want one of username, password, db, key_prefix, timeout, pool_size",
-				word(option))
 		}
 	}
 	return nil

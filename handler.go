@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -35,8 +36,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 
 	rec := recordOf(&c)
-	rec.add(&c, decisions, h.families)
-	rec.fields.set(w.Header())
+	rec.add(&c, decisions, h.families, w.Header())
 	if sum := limiter.Summarize(decisions); sum.Denied {
 		return h.refuse(w, r, refusal{http.StatusTooManyRequests, denial{c.paths[sum.Deciding], sum}})
 	}
@@ -49,6 +49,10 @@ type refusal struct {
 	err    error
 }
 
+// errNoDecision is what error routes may show to clients where the reason is
+// none of their business: the store's address, say. That is in the log.
+var errNoDecision = errors.New("rate limits can't be checked for this request")
+
 // Error returns why the request is refused.
 func (ref refusal) Error() string { return ref.err.Error() }
 
@@ -58,7 +62,7 @@ type denial struct {
 	sum  limiter.Summary
 }
 
-// Error names the limit and the wait. Error routes may show it to clients.
+// Error names the limit and the wait.
 func (d denial) Error() string {
 	if d.sum.Never {
 		return fmt.Sprintf("rate limit %s exceeded: the request costs more than the limit holds", d.path)
@@ -76,7 +80,11 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 		return err
 	}
 	if h.seenByErrorRoutes(r) {
-		return caddyhttp.HandlerError{StatusCode: ref.status, Err: ref.err}
+		shown := errNoDecision
+		if ref.status == http.StatusTooManyRequests || ref.status == http.StatusTooEarly {
+			shown = ref.err
+		}
+		return caddyhttp.HandlerError{StatusCode: ref.status, Err: shown}
 	}
 	if c := h.logger.Check(zap.DebugLevel, "request refused"); c != nil {
 		c.Write(zap.Int("status", ref.status), zap.Error(ref.err))
@@ -95,25 +103,22 @@ func (h *Handler) seenByErrorRoutes(r *http.Request) bool {
 	if seen, ok := h.errorRoutes.Load(srv); ok {
 		return seen.(bool)
 	}
-	errors, found := srv.Errors != nil && len(srv.Errors.Routes) > 0, false
-	search := func(routes caddyhttp.RouteList) {
-		e, f := h.search(routes)
-		errors, found = errors || e, found || f
+	// If h does not turn up, something else than a subroute holds it, such as a
+	// named route, which may be invoked wherever errors are seen.
+	inner, found := h.search(srv.Routes)
+	seen := inner || !found
+	if srv.Errors != nil && len(srv.Errors.Routes) > 0 {
+		// The server's error routes see all errors but their own.
+		inner, found = h.search(srv.Errors.Routes)
+		seen = inner || !found
 	}
-	search(srv.Routes)
-	for _, route := range srv.NamedRoutes {
-		search(caddyhttp.RouteList{*route})
-	}
-	// If h does not turn up, something else than a subroute holds it, which
-	// may do anything with errors.
-	seen := errors || !found
 	h.errorRoutes.Store(srv, seen)
 	return seen
 }
 
 // search reports whether any subroute in routes has error routes, and whether
 // h is in one of them.
-func (h *Handler) search(routes caddyhttp.RouteList) (errors, found bool) {
+func (h *Handler) search(routes caddyhttp.RouteList) (errorRoutes, found bool) {
 	for _, route := range routes {
 		for _, handler := range route.Handlers {
 			switch handler := handler.(type) {
@@ -121,9 +126,9 @@ func (h *Handler) search(routes caddyhttp.RouteList) (errors, found bool) {
 				found = found || handler == h
 			case *caddyhttp.Subroute:
 				e, f := h.search(handler.Routes)
-				errors, found = errors || e || handler.Errors != nil, found || f
+				errorRoutes, found = errorRoutes || e || handler.Errors != nil, found || f
 			}
 		}
 	}
-	return errors, found
+	return errorRoutes, found
 }

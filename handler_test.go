@@ -490,6 +490,40 @@ func TestBareDenial(t *testing.T) {
 	}
 }
 
+// TestDenialWithinErrorRoutes guards that a limit in error routes, as against
+// those who keep failing to log in, answers 429 and not the status of the first
+// error, and that this is no error of Caddy's.
+func TestDenialWithinErrorRoutes(t *testing.T) {
+	for name, c := range map[string]config{
+		"of the server": {site: `
+			error 401
+			handle_errors 401 {
+				rate_limit failures {
+					size 1
+					drip_rate 30s
+				}
+				respond "error page" 401
+			}
+		`},
+		"of a subroute": {routes: `[{"handle": [{"handler": "subroute",
+			"routes": [{"handle": [{"handler": "error", "status_code": "401"}]}],
+			"errors": {"routes": [{"handle": [
+				{"handler": "rate_limit", "limits": [{"name": "failures", "size": 1, "drip_rate": "30s"}]},
+				{"handler": "static_response", "status_code": "401", "body": "error page"}]}]}}]}]`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startConfig(t, c)
+			s.run(
+				step{want: "401 limit=1 remaining=0 clear=30.000", body: "error page"},
+				step{want: "429 limit=1 remaining=0 clear=30.000 reset=30.000 retry-after=30"},
+			)
+			for _, e := range s.log("error", errorLogger) {
+				t.Errorf("a denial is logged: %v", e)
+			}
+		})
+	}
+}
+
 // TestWhoSeesDenials guards that a denial is an error wherever an error route
 // might shape it, and written directly, which costs less, where none could.
 func TestWhoSeesDenials(t *testing.T) {
@@ -598,7 +632,7 @@ func TestWhoSeesDenials(t *testing.T) {
 			returned: true,
 		},
 		{
-			name: "a named route",
+			name: "a named route, which may be invoked from anywhere",
 			config: config{site: "invoke limited\nrespond admitted", sites: `
 				&(limited) {
 					rate_limit {
@@ -606,6 +640,7 @@ func TestWhoSeesDenials(t *testing.T) {
 					}
 				}
 			`},
+			returned: true,
 		},
 		{
 			name: "a named route, and error routes of the server",
@@ -717,8 +752,9 @@ func TestPlaceholdersInConfig(t *testing.T) {
 		if got := a.Header.Get("X-Left"); got != tc.left {
 			t.Errorf("request %d: a later handler sees remaining %q, want %q", i+1, got, tc.left)
 		}
-		if got := a.Header.Get("X-Error"); a.StatusCode == 429 && !strings.Contains(got, "limit all/dear exceeded") {
-			t.Errorf("request %d: an error route sees error %q", i+1, got)
+		text := a.Header.Get("X-Error")
+		if a.StatusCode == 429 && !strings.Contains(text, "limit all/dear exceeded") {
+			t.Errorf("request %d: an error route sees error %q", i+1, text)
 		}
 		if got := a.Header.Get("X-Error-Left"); got != tc.errorLeft {
 			t.Errorf("request %d: an error route sees remaining %q, want %q", i+1, got, tc.errorLeft)
@@ -756,6 +792,7 @@ func TestUpstreamFields(t *testing.T) {
 			"X-RateLimit-Limit":     "5000",
 			"X-RateLimit-Remaining": "4999",
 			"X-RateLimit-Clear":     "1.5",
+			"X-RateLimit-Reset":     "1795259336", // on denial ours; now it would not go with the others
 			"RateLimit-Policy":      `"up";q=5000;w=60`,
 			"RateLimit":             `"up";r=4999;t=1`,
 			"X-RateLimit-Resource":  "core",
@@ -796,12 +833,12 @@ func TestUpstreamFields(t *testing.T) {
 	})
 	t.Run("no limit applies", func(t *testing.T) {
 		s := startSite(t, fmt.Sprintf(site, "x-ratelimit"))
-		s.run(step{path: "/free", want: `200 limit=5000 remaining=4999 clear=1.5 ` +
+		s.run(step{path: "/free", want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
 			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
 	})
 	t.Run("off", func(t *testing.T) {
 		s := startSite(t, fmt.Sprintf(site, "off"))
-		s.run(step{want: `200 limit=5000 remaining=4999 clear=1.5 ` +
+		s.run(step{want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
 			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
 	})
 }
@@ -1344,13 +1381,38 @@ func TestMissingKeyIsReported(t *testing.T) {
 			t.Errorf("the limit is called %q", a.body)
 		}
 	}
-	warnings := s.log("warn", ownLogger)
-	if len(warnings) != 1 {
-		t.Fatalf("got %d warnings, want one: %v", len(warnings), warnings)
+	var got []string
+	for _, e := range s.log("warn", ownLogger) {
+		got = append(got, fmt.Sprint(e["limit"], " ", e["key"]))
 	}
-	got := fmt.Sprint(warnings[0]["limit"], " ", warnings[0]["key"])
-	if want := "by-key {http.request.header.X-Key}"; got != want {
-		t.Errorf("the warning is of %s, want %s: %v", got, want, warnings[0])
+	want := []string{"by-key {http.request.header.X-Key}", "by-key/deeper {http.request.header.X-Key}"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got warnings of %q, want %q", got, want)
+	}
+}
+
+// TestErrorsTellClientsLittle guards that error routes which show an error's
+// text tell clients neither where Redis is nor what the configuration says.
+func TestErrorsTellClientsLittle(t *testing.T) {
+	addr := freeAddr(t)
+	s := startConfig(t, config{global: redisGlobal(addr, slowly), site: `
+		rate_limit {
+			size 1
+			cost {header.X-Cost}
+		}
+		handle_errors {
+			respond "{err.message}"
+		}
+		respond "admitted"
+	`})
+	for cost, status := range map[string]int{"1": 503, "canary": 400} {
+		a := s.get("/", "X-Cost: "+cost)
+		if want := "rate limits can't be checked for this request"; a.StatusCode != status || a.body != want {
+			t.Errorf("cost %s: got %d %q, want %d %q", cost, a.StatusCode, a.body, status, want)
+		}
+	}
+	if lines := s.log("error", ownLogger); len(lines) != 2 || !strings.Contains(fmt.Sprint(lines), addr) {
+		t.Errorf("got %v, want two lines in the log, one of them on %s", lines, addr)
 	}
 }
 
@@ -1540,14 +1602,11 @@ func TestBadNumbersChargeNothing(t *testing.T) {
 // TestBadNumbersAreReported guards that the log says so, clearly, but at most
 // once a minute for a limit: clients may send such requests as they like.
 func TestBadNumbersAreReported(t *testing.T) {
-	for _, tc := range []struct {
-		name, errors string
-		fromCaddy    int
-	}{
-		{"written directly", "", 0},
-		{"through error routes", "handle_errors {\nrespond {err.message}\n}", 0},
+	for name, errors := range map[string]string{
+		"written directly":     "",
+		"through error routes": "handle_errors {\nrespond {err.message}\n}",
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			s := startSite(t, `
 				rate_limit {
 					limit one {
@@ -1561,7 +1620,7 @@ func TestBadNumbersAreReported(t *testing.T) {
 					}
 				}
 				respond "admitted"
-				`+tc.errors)
+				`+errors)
 			for range 3 {
 				s.get("/one", "X-Size: lots")
 				s.get("/two", "X-Cost: 0")
@@ -1748,19 +1807,30 @@ func TestReloadKeepsLevels(t *testing.T) {
 	`})
 	s.run(full)
 
-	before := s.addr
-	bad := site("2", "match {\nnot path /x\n}")
-	bad.global = "rate_limit {\nredis {env.RATELIMIT_TEST_UNSET}:6379\n}"
-	if err := s.load(bad); err == nil {
-		t.Fatal("a bad config was accepted")
+	// What is rejected fails in different places: before the store is taken,
+	// after, in a module of somebody else's, and when all is provisioned.
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := s.load(site("2", "cost 3")); err == nil {
-		t.Fatal("a config that admits nothing was accepted")
+	defer taken.Close()
+	before := s.addr
+	for name, c := range map[string]config{
+		"secret that is not there": {
+			global: redisGlobal("{env.RATELIMIT_TEST_UNSET}:6379"), site: site("2", "").site,
+		},
+		"cost above the size": site("2", "cost 3"),
+		"bad matcher behind":  {site: site("2", "").site + "\n@bad path_regexp [\nrespond @bad x"},
+		"port that is taken":  {site: site("2", "").site, sites: "http://" + taken.Addr().String() + " {\n}"},
+	} {
+		if err := s.load(c); err == nil {
+			t.Fatalf("%s: the config was accepted", name)
+		}
+		s.run(full)
 	}
 	if s.addr != before {
 		t.Errorf("after a rejected config the site moved from %s to %s", before, s.addr)
 	}
-	s.run(full)
 	if n, _ := stores.References("memory"); n != 1 {
 		t.Errorf("the store is in use %d times, by one config", n)
 	}

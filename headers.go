@@ -68,18 +68,22 @@ var fieldNames = [fieldCount]string{
 // set.
 type fields [fieldCount]string
 
-// set sets the fields in h, replacing what is there.
-func (f *fields) set(h http.Header) {
+// set sets the fields in h in place of those that were set before.
+func (f *fields) set(h http.Header, before *fields) {
 	for i, v := range f {
-		if v != "" {
+		switch {
+		case v != "":
 			h[fieldNames[i]] = []string{v}
+		case before[i] != "":
+			delete(h, fieldNames[i])
 		}
 	}
 }
 
 // keep drops from h the values that were added behind ours, as a proxy adds
-// those of an upstream. A field that was removed or replaced meanwhile is left
-// as it is.
+// those of an upstream, and an upstream's X-RateLimit-Reset if we have none: it
+// would not go with our other fields. A field of ours that was removed or
+// replaced meanwhile is left as it is.
 func (f *fields) keep(h http.Header) {
 	for i, v := range f {
 		if v == "" {
@@ -88,6 +92,9 @@ func (f *fields) keep(h http.Header) {
 		if values := h[fieldNames[i]]; len(values) > 1 && values[0] == v {
 			h[fieldNames[i]] = values[:1]
 		}
+	}
+	if f[fieldLimit] != "" && f[fieldReset] == "" {
+		delete(h, fieldNames[fieldReset])
 	}
 }
 

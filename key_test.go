@@ -52,11 +52,21 @@ func expandKeyPrefixes(
 // keyText returns what of an expanded key is the template with its values in
 // it, without the lengths behind.
 func keyText(key string, k *key) string {
-	if len(k.parts) == 1 {
+	if placeholders(k) <= 1 {
 		return key
 	}
 	text, _, _ := strings.Cut(key, "\x00")
 	return text
+}
+
+// placeholders returns how many there are in a key.
+func placeholders(k *key) (n int) {
+	for _, p := range k.parts {
+		if p.placeholder {
+			n++
+		}
+	}
+	return n
 }
 
 // Guards that the placeholders of a key are the ones that Caddy replaces, and
@@ -363,6 +373,8 @@ func FuzzKey(f *testing.F) {
 	f.Add("x{a}", "1", "", "2", "")
 	f.Add("{a}", "::ffff:192.0.2.1", "", "192.0.2.1", "")
 	f.Add("192.0.2.{a}", "1", "", "2", "")
+	f.Add("::{a}", "1", "", "01", "")
+	f.Add("{a}{b}", "192.0.2.1", "1", "192.0.2.11", "")
 	f.Add(`\{{a}\}{b`, "1", "2", "3", "4")
 	f.Add("{client_ip}{a}", "1", "2", "3", "4")
 	f.Add("everyone", "1", "2", "3", "4")
@@ -399,7 +411,7 @@ func FuzzKey(f *testing.F) {
 			if _, err := netip.ParseAddr(e.text); err == nil || !e.own {
 				continue
 			}
-			if len(k.parts) == 1 && e.key != e.text || !strings.HasPrefix(e.key, e.text) {
+			if placeholders(k) <= 1 && e.key != e.text || !strings.HasPrefix(e.key, e.text) {
 				t.Fatalf("%q: got key %q, want the text %q", template, e.key, e.text)
 			}
 		}
@@ -409,7 +421,7 @@ func FuzzKey(f *testing.F) {
 		if (!uses["a"] || a1 == a2) && (!uses["b"] || b1 == b2) {
 			return
 		}
-		if _, err := netip.ParseAddr(one.text); err == nil && len(k.parts) == 1 {
+		if _, err := netip.ParseAddr(one.text); err == nil && placeholders(k) == 1 {
 			return // one address, written in two ways
 		}
 		t.Fatalf("%q: {a: %q, b: %q} and {a: %q, b: %q} both have the key %q",

@@ -281,19 +281,12 @@ func (l *Limit) apply(c *check) error {
 	return nil
 }
 
-// expandKey returns the key of the request, and whether it has one or the
-// client's address stands in.
-func (l *Limit) expandKey(c *check) (text string, own bool, err error) {
-	text, own, err = l.key.expand(c.request, c.replacer)
-	if err != nil || own {
-		return text, own, err
-	}
+// reportNoKey logs, once, that the client's address stands in for the key.
+func (l *Limit) reportNoKey() {
 	l.warnNoKey.Do(func() {
 		l.logger.Warn("a request has no value for the key of this limit; its client's address is used instead",
 			zap.String("limit", l.path), zap.Stringer("key", l.key))
 	})
-	text, err = l.key.client(c.request)
-	return text, false, err
 }
 
 // reportBadValue logs that a placeholder made no usable value, at most once a
@@ -403,6 +396,7 @@ func (b *bucket) apply(c *check) error {
 	}
 	if add.Key = text; !own {
 		add.Name = b.fallbackPath
+		b.limit.reportNoKey()
 	}
 	c.buckets = append(c.buckets, add)
 	c.paths = append(c.paths, b.path)
@@ -422,16 +416,20 @@ type check struct {
 	keyOwn  bool
 }
 
-// keyOf returns the key of the request for b.
+// keyOf returns the key of the request for b, and whether it has one or the
+// client's address stands in.
 func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
-	if c.key != b.key {
-		text, own, err := b.limit.expandKey(c)
-		if err != nil {
-			return "", false, err
-		}
+	if c.key == b.key {
+		return c.keyText, c.keyOwn, nil
+	}
+	text, own, err = b.key.expand(c.request, c.replacer)
+	if err == nil && !own {
+		text, err = b.key.client(c.request)
+	}
+	if err == nil {
 		c.key, c.keyText, c.keyOwn = b.key, text, own
 	}
-	return c.keyText, c.keyOwn, nil
+	return text, own, err
 }
 
 // badValue returns the refusal of a request for which a placeholder made no

@@ -30,8 +30,8 @@ func recordOf(c *check) *record {
 	return rec
 }
 
-// add adds what the buckets of c decided.
-func (rec *record) add(c *check, decisions []limiter.Decision, show families) {
+// add adds what the buckets of c decided, and sets the fields anew.
+func (rec *record) add(c *check, decisions []limiter.Decision, show families, h http.Header) {
 	for i, d := range decisions {
 		rec.items = append(rec.items, item{
 			path:     c.paths[i],
@@ -40,7 +40,9 @@ func (rec *record) add(c *check, decisions []limiter.Decision, show families) {
 			decision: d,
 		})
 	}
+	before := rec.fields
 	rec.fields = newFields(rec.items)
+	rec.fields.set(h, &before)
 }
 
 // placeholder returns the value of one of our placeholders.

@@ -37,8 +37,7 @@ func visited(visits ...visit) (*record, *caddy.Replacer, http.Header) {
 			c.buckets = append(c.buckets, limiter.Bucket{Limit: limitOf(d.Size)})
 		}
 		rec = recordOf(&c)
-		rec.add(&c, v.decisions, v.show)
-		rec.fields.set(h)
+		rec.add(&c, v.decisions, v.show, h)
 	}
 	return rec, repl, h
 }
@@ -49,6 +48,18 @@ var (
 	full  = limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, Retry: 900 * time.Millisecond}
 	never = limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}
 )
+
+// TestNeverOutranksWait guards that a request which one handler denies for a
+// while and a later one, in an error route, never admits is not told to wait.
+func TestNeverOutranksWait(t *testing.T) {
+	_, _, h := visited(
+		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},
+		visit{xRateLimit, []string{"never"}, []limiter.Decision{never}},
+	)
+	if got, want := fieldsIn(h), "limit=8 remaining=0 clear=8.000"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
 
 // TestRecordMerges guards that several handlers on one request make one
 // answer: the tightest limit shows, whichever handler it is in.

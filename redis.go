@@ -108,7 +108,7 @@ func parseAddress(repl *caddy.Replacer, address string) (limiter.RedisOptions, e
 		return limiter.RedisOptions{}, bad
 	}
 	opt, err := redis.ParseURL(resolved)
-	if err != nil || opt.DB < 0 || opt.Network == "tcp" && !isHostPort(opt.Addr) {
+	if err != nil || opt.DB < 0 || u.Scheme == "unix" && u.Host != "" || opt.Network == "tcp" && !isHostPort(opt.Addr) {
 		return limiter.RedisOptions{}, bad
 	}
 	return limiter.RedisOptions{
@@ -152,15 +152,19 @@ func isHostPort(address string) bool {
 	return err == nil && n > 0
 }
 
-// withoutPassword returns an address as it may be shown.
+// withoutPassword returns an address as it may be shown: nothing before an @
+// and nothing of a query.
 func withoutPassword(address string) string {
-	i := strings.LastIndexByte(address, '@')
-	if i < 0 {
-		return address
+	shown := address
+	if i := strings.LastIndexByte(address, '@'); i >= 0 {
+		scheme, _, isURL := strings.Cut(address[:i], "://")
+		shown = "…" + address[i:]
+		if isURL {
+			shown = scheme + "://" + shown
+		}
 	}
-	scheme, _, isURL := strings.Cut(address[:i], "://")
-	if !isURL {
-		return "…" + address[i:]
+	if before, _, query := strings.Cut(shown, "?"); query {
+		shown = before + "?…"
 	}
-	return scheme + "://…" + address[i:]
+	return shown
 }

@@ -94,7 +94,7 @@ func TestParseAddressErrors(t *testing.T) {
 		{"redis://a/b", "redis://a/b"},
 		{"redis://a/1/2", "redis://a/1/2"},
 		{"redis://a/-1", "redis://a/-1"},
-		{"redis://a?db=1", "redis://a?db=1"},
+		{"redis://a?password=canary", "redis://a?…"},
 		{"redis://a#1", "redis://a#1"},
 		{"redis://:canary@a:b", "redis://…@a:b"},
 		{"redis://u:canary@a:b", "redis://…@a:b"},
@@ -105,6 +105,8 @@ func TestParseAddressErrors(t *testing.T) {
 		{"redis://u:can%zzary@a:6379", "redis://…@a:6379"},
 		{"http://u:canary@a:6379", "http://…@a:6379"},
 		{"unix://u:canary@", "unix://…@"},
+		{"unix://a/run/redis.sock", "unix://a/run/redis.sock"},
+		{"unix://u:12/canary@/run/redis.sock", "unix://…@/run/redis.sock"},
 	}
 	for _, tc := range tests {
 		t.Run(tc.address, func(t *testing.T) {

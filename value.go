@@ -112,7 +112,7 @@ func (v *value[T]) at(repl *caddy.Replacer) (T, error) {
 	text := repl.ReplaceAll(v.template, "")
 	got, want := v.parse(text)
 	if want != "" {
-		return got, badOption(v.option, text, fmt.Sprintf("%s from %s", want, v.template))
+		return got, badOption(v.option, text, fmt.Sprintf("%s from %s", want, word(v.template)))
 	}
 	return got, nil
 }
@@ -130,9 +130,18 @@ func (v *value[T]) String() string {
 func badOption(option, got, want string) error {
 	const most = 64 // what a client sent must not fill the log
 	if len(got) > most {
-		got = got[:most] + "…"
+		got = strings.ToValidUTF8(got[:most], "") + "…"
 	}
 	return fmt.Errorf("%s: got %q, want %s", option, got, want)
+}
+
+// word returns what was written where a word should be, quoted if it would
+// break the line.
+func word(text string) string {
+	if quoted := strconv.Quote(text); quoted[1:len(quoted)-1] != text {
+		return quoted
+	}
+	return text
 }
 
 // hasPlaceholder reports whether Caddy would replace anything in text.
