@@ -21,11 +21,12 @@ test: programs
 	cd bench && go vet ./... && go test ./...
 	go test -race ./...
 
-# The tests start Redis servers of their own, and the benchmarks' a load
-# generator; both programs come from the distribution.
+# The tests start Redis servers of their own, the benchmarks a load generator,
+# and the race detector needs a C compiler. All come from the distribution.
 programs:
-	@for p in redis-server wrk; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
-		test -z "$$missing" || { apt-get update && apt-get install -y --no-install-recommends $$missing; }
+	@for p in redis-server wrk gcc; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
+		test -z "$$missing" || { apt-get update && \
+			apt-get install -y --no-install-recommends $$missing libc6-dev; }
 
 # The micro-benchmarks, and whole requests beside a bare Caddy: five minutes each.
 bench: programs

@@ -142,14 +142,18 @@ func parseOption[T ~string](d *caddyfile.Dispenser, set *T) error {
 	return err
 }
 
-// parseArgument parses the one argument of an option.
+// parseArgument parses the one argument of an option. Its errors do not show a
+// password.
 func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	option := d.Val()
 	args := d.RemainingArgs()
-	if len(args) != 1 || args[0] == "" {
-		return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))
+	switch {
+	case len(args) == 1 && args[0] != "":
+		return args[0], nil
+	case option == "password" && len(args) > 1:
+		return "", d.Errf("%s: got %d words, want one, in quotes if there are spaces in it", option, len(args))
 	}
-	return args[0], nil
+	return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))
 }
 
 // parseMatch parses the matchers of a limit: a matcher as a directive has it,

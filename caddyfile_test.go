@@ -355,6 +355,15 @@ func TestLimitErrors(t *testing.T) {
 		{`size 562949954; factor 0.000001`, `limit "api": factor: got "0.000001", ` + wantSize},
 		{`size 1; drip_rate 18000d`, `limit "api": size 1, drip rate 432000h0m0s, drip size 1: ` + wantDrain},
 		{
+			`size {query.n}; drip_rate 400000h`,
+			`limit "api": size 1, drip rate 400000h0m0s, drip size 1: ` + wantDrain,
+		},
+		{
+			`size 5; drip_rate 400000h; drip_size {query.n}`,
+			`limit "api": size 5, drip rate 400000h0m0s, drip size 562949953421312: ` + wantDrain,
+		},
+		{`size 1; headers x-ratelimit x-ratelimit`, `headers: got "x-ratelimit" twice, want it once`},
+		{
 			`size 562949953421312; cost {query.n}`,
 			`limit "api": size 562949953421312, drip rate 1s, drip size 1: ` + wantDrain,
 		},

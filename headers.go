@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,7 +25,10 @@ func newFamilies(words []string) (families, error) {
 		return xRateLimit, nil
 	}
 	var set families
-	for _, word := range words {
+	for i, word := range words {
+		if slices.Contains(words[:i], word) {
+			return 0, fmt.Errorf("headers: got %q twice, want it once", word)
+		}
 		switch word {
 		case "x-ratelimit":
 			set |= xRateLimit

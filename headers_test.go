@@ -66,7 +66,7 @@ func TestNewFamilies(t *testing.T) {
 		{"ratelimit", ietf, ""},
 		{"x-ratelimit ratelimit", xRateLimit | ietf, ""},
 		{"ratelimit x-ratelimit", xRateLimit | ietf, ""},
-		{"ratelimit ratelimit", ietf, ""},
+		{"ratelimit ratelimit", 0, `headers: got "ratelimit" twice, want it once`},
 		{"off", 0, ""},
 		{"off ratelimit", 0, `headers: got "off ratelimit", want off alone`},
 		{"ratelimit off", 0, `headers: got "ratelimit off", want off alone`},

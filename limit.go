@@ -321,24 +321,33 @@ func (b *bucket) sizeVaries() bool { return b.size.varies() || b.factor.varies()
 // check makes what is constant ready, and returns an error if it can't be
 // right for any request.
 func (b *bucket) check() error {
-	if b.off = !b.factor.varies() && b.factor.constant == 0; b.off || b.sizeVaries() {
+	if b.off = !b.factor.varies() && b.factor.constant == 0; b.off {
 		return nil
 	}
-	size, _, err := b.sizeInForce(nil)
-	if err != nil {
+	// What depends on the request is taken to be what drains soonest.
+	numbers := limiter.Limit{Size: 1, DripRate: time.Microsecond, DripSize: limiter.MaxUnits}
+	if !b.sizeVaries() {
+		var err error
+		if numbers.Size, _, err = b.sizeInForce(nil); err != nil {
+			return err
+		}
+		if !b.cost.varies() && b.cost.constant > numbers.Size {
+			return badOption("cost", b.cost.String(), fmt.Sprintf("at most the size, %d", numbers.Size))
+		}
+	}
+	if !b.rate.varies() {
+		numbers.DripRate = b.rate.constant
+	}
+	if !b.drip.varies() {
+		numbers.DripSize = b.drip.constant
+	}
+	if err := numbers.Validate(); err != nil {
 		return err
 	}
-	if !b.cost.varies() && b.cost.constant > size {
-		return badOption("cost", b.cost.String(), fmt.Sprintf("at most the size, %d", size))
-	}
-	if b.rate.varies() || b.drip.varies() {
-		return nil
-	}
-	numbers, _, err := b.numbers(nil)
-	if err == nil && !b.cost.varies() {
+	if !b.sizeVaries() && !b.rate.varies() && !b.drip.varies() && !b.cost.varies() {
 		b.constant = &limiter.Bucket{Name: b.path, Limit: numbers, Cost: b.cost.constant}
 	}
-	return err
+	return nil
 }
 
 // sizeInForce returns the size divided by the factor, or that the bucket is

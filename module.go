@@ -38,8 +38,7 @@ type App struct {
 	definitions *definitions
 }
 
-// Redis is the Redis server that keeps the buckets. It has to be 7.0 or later,
-// or Valkey.
+// Redis is the Redis server that keeps the buckets. It has to be 7.0 or later.
 //
 // Addresses, `username` and `password` may hold `{env.*}` and `{file.*}`
 // placeholders. They are resolved when the configuration is loaded and only

@@ -152,19 +152,23 @@ func isHostPort(address string) bool {
 	return err == nil && n > 0
 }
 
-// withoutPassword returns an address as it may be shown: nothing before an @
-// and nothing of a query.
+// withoutPassword returns an address as it may be shown: nothing before an @,
+// nothing of a query, and of a URL nothing that a forgotten @ makes look like a
+// port.
 func withoutPassword(address string) string {
-	shown := address
-	if i := strings.LastIndexByte(address, '@'); i >= 0 {
-		scheme, _, isURL := strings.Cut(address[:i], "://")
-		shown = "…" + address[i:]
-		if isURL {
-			shown = scheme + "://" + shown
-		}
+	scheme, rest, isURL := strings.Cut(address, "://")
+	if !isURL {
+		scheme, rest = "", address
+	} else {
+		scheme += "://"
 	}
-	if before, _, query := strings.Cut(shown, "?"); query {
-		shown = before + "?…"
+	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
+		rest = "…" + rest[i:]
+	} else if _, port, found := strings.Cut(rest, ":"); found && isURL && strings.Trim(port, "0123456789/") != "" {
+		rest = "…"
 	}
-	return shown
+	if before, _, query := strings.Cut(rest, "?"); query {
+		rest = before + "?…"
+	}
+	return scheme + rest
 }

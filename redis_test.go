@@ -88,7 +88,9 @@ func TestParseAddressErrors(t *testing.T) {
 		{"http://a:6379", "http://a:6379"},
 		{"tcp://a:6379", "tcp://a:6379"},
 		{"rediss://a:6379", "rediss://a:6379"}, // not without TLS in its place
-		{"redis://a:b", "redis://a:b"},
+		{"redis://a:b", "redis://…"},
+		{"redis://u:canary", "redis://…"},
+		{"redis://:canary/0", "redis://…"},
 		{"redis://a:0", "redis://a:0"},
 		{"redis://a:65536", "redis://a:65536"},
 		{"redis://a/b", "redis://a/b"},

@@ -28,8 +28,8 @@ type Memory struct {
 }
 
 const (
-	// tables is how many tables there are: so many that even with millions of
-	// buckets one is rebuilt within some ten microseconds.
+	// tables is how many tables there are: so many that with a million buckets
+	// one is rebuilt within some tens of microseconds.
 	tables = 1024
 
 	// sweepEvery is the least time, in µs, between two sweeps, each of one
