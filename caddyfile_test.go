@@ -362,6 +362,7 @@ func TestLimitErrors(t *testing.T) {
 			`size 5; drip_rate 400000h; drip_size {query.n}`,
 			`limit "api": size 5, drip rate 400000h0m0s, drip size 562949953421312: ` + wantDrain,
 		},
+		{`headers`, `headers: got nothing, want x-ratelimit, ratelimit or both, or off, at Caddyfile:3`},
 		{`size 1; headers x-ratelimit x-ratelimit`, `headers: got "x-ratelimit" twice, want it once`},
 		{
 			`size 562949953421312; cost {query.n}`,
@@ -574,6 +575,10 @@ func TestDirectiveErrors(t *testing.T) {
 		},
 		{`rate_limit a b {; size 1; }`, `rate_limit: got "a b", ` + fmt.Sprintf(inBlock, "a", 2)},
 		{
+			`rate_limit api /api/*`,
+			`rate_limit: got "api /api/*", want the matcher before the name, at Caddyfile:2`,
+		},
+		{
 			`rate_limit {query.id} 2r/m`,
 			`rate_limit: got "{http.request.uri.query.id} 2r/m", ` +
 				fmt.Sprintf(inBlock, "{http.request.uri.query.id}", 2),
@@ -732,6 +737,11 @@ func TestGlobalOptionErrors(t *testing.T) {
 		{`redis ""`, `redis: address: got "", ` + wantAddress},
 		{`redis {query.a}`, `redis: address: unrecognized placeholder {query.a}`},
 		{`redis a:1 {; address b:2; }`, `address: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
+		{`redis a:1 {; tls; }`, `tls: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
+		{
+			`redis a:1 {; password my secret; }`,
+			`password: got 2 words, want one, in quotes if there are spaces in it, at Caddyfile:4`,
+		},
 		{`redis a:1 {; username a b; }`, `username: got "a b", want one value, at Caddyfile:4`},
 		{`redis a:1 {; db x; }`, `db: got "x", want the number of a database, from 0, at Caddyfile:4`},
 		{`redis a:1 {; db -1; }`, `db: got "-1", want the number of a database, from 0, at Caddyfile:4`},

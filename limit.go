@@ -3,14 +3,11 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"regexp"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 const (
@@ -297,158 +294,6 @@ func (l *Limit) reportBadValue(err error) {
 		l.logger.Error("a placeholder makes no usable value; requests are refused",
 			zap.String("limit", l.path), zap.Error(err))
 	}
-}
-
-// bucket is one bucket of a limit, made ready.
-type bucket struct {
-	limit        *Limit
-	path         string
-	fallbackPath string // where the client's address stands in for the key
-	key          *key
-
-	size, drip, cost value[int64]
-	rate             value[time.Duration]
-	factor           value[factor]
-
-	// What all requests have in common, where nothing depends on the request.
-	constant *limiter.Bucket
-	off      bool
-}
-
-// sizeVaries reports whether the size in force depends on the request.
-func (b *bucket) sizeVaries() bool { return b.size.varies() || b.factor.varies() }
-
-// check makes what is constant ready, and returns an error if it can't be
-// right for any request.
-func (b *bucket) check() error {
-	if b.off = !b.factor.varies() && b.factor.constant == 0; b.off {
-		return nil
-	}
-	// What depends on the request is taken to be what drains soonest.
-	numbers := limiter.Limit{Size: 1, DripRate: time.Microsecond, DripSize: limiter.MaxUnits}
-	if !b.sizeVaries() {
-		var err error
-		if numbers.Size, _, err = b.sizeInForce(nil); err != nil {
-			return err
-		}
-		if !b.cost.varies() && b.cost.constant > numbers.Size {
-			return badOption("cost", b.cost.String(), fmt.Sprintf("at most the size, %d", numbers.Size))
-		}
-	}
-	if !b.rate.varies() {
-		numbers.DripRate = b.rate.constant
-	}
-	if !b.drip.varies() {
-		numbers.DripSize = b.drip.constant
-	}
-	if err := numbers.Validate(); err != nil {
-		return err
-	}
-	if !b.sizeVaries() && !b.rate.varies() && !b.drip.varies() && !b.cost.varies() {
-		b.constant = &limiter.Bucket{Name: b.path, Limit: numbers, Cost: b.cost.constant}
-	}
-	return nil
-}
-
-// sizeInForce returns the size divided by the factor, or that the bucket is
-// off.
-func (b *bucket) sizeInForce(repl *caddy.Replacer) (size int64, off bool, err error) {
-	divisor, err := b.factor.at(repl)
-	if err != nil || divisor == 0 {
-		return 0, err == nil, err
-	}
-	if size, err = b.size.at(repl); err != nil {
-		return 0, false, err
-	}
-	if size = divisor.divide(size); size > limiter.MaxUnits {
-		return 0, false, badOption("factor", divisor.String(),
-			fmt.Sprintf("one that leaves a size of at most %d", int64(limiter.MaxUnits)))
-	}
-	return size, false, nil
-}
-
-// numbers returns the bucket's numbers for one request, or that it is off.
-func (b *bucket) numbers(repl *caddy.Replacer) (numbers limiter.Limit, off bool, err error) {
-	if numbers.Size, off, err = b.sizeInForce(repl); err != nil || off {
-		return numbers, off, err
-	}
-	if numbers.DripRate, err = b.rate.at(repl); err != nil {
-		return numbers, false, err
-	}
-	if numbers.DripSize, err = b.drip.at(repl); err != nil {
-		return numbers, false, err
-	}
-	return numbers, false, numbers.Validate()
-}
-
-// apply adds the bucket to c, unless it is off.
-func (b *bucket) apply(c *check) error {
-	if b.off {
-		return nil
-	}
-	add := limiter.Bucket{Name: b.path, SizeVaries: b.sizeVaries()}
-	if b.constant != nil {
-		add = *b.constant
-	} else {
-		var off bool
-		var err error
-		if add.Limit, off, err = b.numbers(c.replacer); err != nil || off {
-			return c.badValue(b, http.StatusInternalServerError, err)
-		}
-		if add.Cost, err = b.cost.at(c.replacer); err != nil {
-			return c.badValue(b, http.StatusBadRequest, err)
-		}
-	}
-	text, own, err := c.keyOf(b)
-	if err != nil {
-		return err
-	}
-	if add.Key = text; !own {
-		add.Name = b.fallbackPath
-		b.limit.reportNoKey()
-	}
-	c.buckets = append(c.buckets, add)
-	c.paths = append(c.paths, b.path)
-	return nil
-}
-
-// check collects what one request has to pass.
-type check struct {
-	request  *http.Request
-	replacer *caddy.Replacer
-	buckets  []limiter.Bucket
-	paths    []string // what the buckets are called in answers
-
-	// The key expanded last: most limits of a request have it in common.
-	key     *key
-	keyText string
-	keyOwn  bool
-}
-
-// keyOf returns the key of the request for b, and whether it has one or the
-// client's address stands in.
-func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
-	if c.key == b.key {
-		return c.keyText, c.keyOwn, nil
-	}
-	text, own, err = b.key.expand(c.request, c.replacer)
-	if err == nil && !own {
-		text, err = b.key.client(c.request)
-	}
-	if err == nil {
-		c.key, c.keyText, c.keyOwn = b.key, text, own
-	}
-	return text, own, err
-}
-
-// badValue returns the refusal of a request for which a placeholder made no
-// usable value; none if there is no error.
-func (c *check) badValue(b *bucket, status int, err error) error {
-	if err == nil {
-		return nil
-	}
-	b.limit.reportBadValue(err)
-	return refusal{status: status, err: fmt.Errorf("limit %q: %w", b.path, err)}
 }
 
 // definitions holds what the limits of a configuration are, to find those that
