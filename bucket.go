@@ -15,7 +15,6 @@ type bucket struct {
 	limit        *Limit
 	path         string
 	fallbackPath string // where the client's address stands in for the key
-	key          *key
 
 	size, drip, cost value[int64]
 	rate             value[time.Duration]
@@ -139,15 +138,16 @@ type check struct {
 // keyOf returns the key of the request for b, and whether it has one or the
 // client's address stands in.
 func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
-	if c.key == b.key {
+	k := b.limit.key
+	if c.key == k {
 		return c.keyText, c.keyOwn, nil
 	}
-	text, own, err = b.key.expand(c.request, c.replacer)
+	text, own, err = k.expand(c.request, c.replacer)
 	if err == nil && !own {
-		text, err = b.key.client(c.request)
+		text, err = k.client(c.request)
 	}
 	if err == nil {
-		c.key, c.keyText, c.keyOwn = b.key, text, own
+		c.key, c.keyText, c.keyOwn = k, text, own
 	}
 	return text, own, err
 }

@@ -64,6 +64,22 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 // parseLimit parses the block of a limit. Only the outermost may have options
 // of the handler; for the others h is nil.
 func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
+	values := map[string]*string{
+		"key":          &l.Key,
+		"size":         (*string)(&l.Size),
+		"drip_rate":    (*string)(&l.DripRate),
+		"drip_size":    (*string)(&l.DripSize),
+		"cost":         (*string)(&l.Cost),
+		"factor":       (*string)(&l.Factor),
+		"max":          (*string)(&l.Max),
+		"duration":     (*string)(&l.Duration),
+		"min_interval": (*string)(&l.MinInterval),
+		"ipv4_prefix":  (*string)(&l.IPv4Prefix),
+		"ipv6_prefix":  (*string)(&l.IPv6Prefix),
+	}
+	if h != nil {
+		values["accounting"] = &h.Accounting
+	}
 	seen := make(map[string]bool)
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
 		option := helper.Val()
@@ -73,32 +89,12 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 		seen[option] = true
 
 		var err error
-		switch option {
-		case "key":
-			l.Key, err = parseArgument(helper.Dispenser)
-		case "size":
-			err = parseOption(helper.Dispenser, &l.Size)
-		case "drip_rate":
-			err = parseOption(helper.Dispenser, &l.DripRate)
-		case "drip_size":
-			err = parseOption(helper.Dispenser, &l.DripSize)
-		case "cost":
-			err = parseOption(helper.Dispenser, &l.Cost)
-		case "factor":
-			err = parseOption(helper.Dispenser, &l.Factor)
-		case "max":
-			err = parseOption(helper.Dispenser, &l.Max)
-		case "duration":
-			err = parseOption(helper.Dispenser, &l.Duration)
-		case "min_interval":
-			err = parseOption(helper.Dispenser, &l.MinInterval)
-		case "ipv4_prefix":
-			err = parseOption(helper.Dispenser, &l.IPv4Prefix)
-		case "ipv6_prefix":
-			err = parseOption(helper.Dispenser, &l.IPv6Prefix)
-		case "match":
+		switch set := values[option]; {
+		case set != nil:
+			*set, err = parseArgument(helper.Dispenser)
+		case option == "match":
 			l.MatcherSetsRaw, err = parseMatch(helper)
-		case "limit":
+		case option == "limit":
 			args := helper.RemainingArgs()
 			if len(args) != 1 {
 				return helper.Errf("limit: got %q, want one name and a block: limit <name> { ... }", strings.Join(args, " "))
@@ -106,19 +102,14 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 			child := &Limit{Name: args[0]}
 			l.Limits = append(l.Limits, child)
 			err = parseLimit(helper, child, nil)
-		case "accounting", "headers":
-			switch {
-			case h == nil:
-				return helper.Errf("%s: got it in limit %q, want it in the rate_limit block itself: it is of the whole handler",
-					option, l.Name)
-			case option == "accounting":
-				h.Accounting, err = parseArgument(helper.Dispenser)
-			default:
-				if h.Headers = helper.RemainingArgs(); len(h.Headers) == 0 {
-					return helper.Err("headers: got nothing, want x-ratelimit, ratelimit or both, or off")
-				}
+		case h == nil && (option == "accounting" || option == "headers"):
+			return helper.Errf("%s: got it in limit %q, want it in the rate_limit block itself: it is of the whole handler",
+				option, l.Name)
+		case option == "headers":
+			if h.Headers = helper.RemainingArgs(); len(h.Headers) == 0 {
+				return helper.Err("headers: got nothing, want x-ratelimit, ratelimit or both, or off")
 			}
-		case "zone":
+		case option == "zone":
 			return helper.Errf("zone: got an option of another plugin, want limit <name> { ... }, " +
 				"with size for events and drip_rate for the window divided by them")
 		default:
@@ -133,13 +124,6 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 		}
 	}
 	return nil
-}
-
-// parseOption parses the one argument of an option into what it sets.
-func parseOption[T ~string](d *caddyfile.Dispenser, set *T) error {
-	text, err := parseArgument(d)
-	*set = T(text)
-	return err
 }
 
 // parseArgument parses the one argument of an option. Its errors do not show a

@@ -221,7 +221,7 @@ func TestKeyInheritance(t *testing.T) {
 	var list func(*Limit)
 	list = func(l *Limit) {
 		for _, b := range l.buckets {
-			got = append(got, fmt.Sprintf("%s %s /%d /%d", b.path, b.key, b.key.ipv4, b.key.ipv6))
+			got = append(got, fmt.Sprintf("%s %s /%d /%d", b.path, b.limit.key, b.limit.key.ipv4, b.limit.key.ipv6))
 		}
 		for _, child := range l.Limits {
 			list(child)

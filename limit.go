@@ -232,7 +232,7 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	if b.factor, err = newValue("factor", or(factor, "1"), parseFactor); err != nil {
 		return err
 	}
-	b.key, b.limit = l.key, l
+	b.limit = l
 	b.fallbackPath = b.path + "@client_ip"
 	if err := b.check(); err != nil {
 		return err
@@ -312,7 +312,7 @@ func (d *definitions) inHandler() *definitions {
 // add adds the buckets of l. In one handler every path may stand once: a
 // request could not be charged twice in one step. Limits of one name share
 // their buckets wherever they stand, so they have to agree in what makes a
-// bucket; without a name they may differ, and then do not share.
+// bucket. Those without a name need not: they share if their numbers are equal.
 func (d *definitions) add(l *Limit) error {
 	for _, b := range l.buckets {
 		if d.paths[b.path] {
@@ -323,8 +323,8 @@ func (d *definitions) add(l *Limit) error {
 			continue
 		}
 		options := []setting{
-			{"key", b.key.String()},
-			{"ipv4_prefix", fmt.Sprint(b.key.ipv4)}, {"ipv6_prefix", fmt.Sprint(b.key.ipv6)},
+			{"key", l.key.String()},
+			{"ipv4_prefix", fmt.Sprint(l.key.ipv4)}, {"ipv6_prefix", fmt.Sprint(l.key.ipv6)},
 			{"size", b.size.String()}, {"drip_rate", b.rate.String()}, {"drip_size", b.drip.String()},
 			{"factor", b.factor.String()},
 		}

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"io"
 	"net/http"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
@@ -47,13 +48,13 @@ func (rec *record) add(c *check, decisions []limiter.Decision, show families, h 
 
 // placeholder returns the value of one of our placeholders.
 func (rec *record) placeholder(name string) (any, bool) {
-	const prefix = "http.rate_limit."
-	if len(name) <= len(prefix) || name[:len(prefix)] != prefix {
+	name, ours := strings.CutPrefix(name, "http.rate_limit.")
+	if !ours {
 		return nil, false
 	}
 	sum, _ := summarize(rec.items, 0)
 	decider := &rec.items[sum.Deciding]
-	switch name[len(prefix):] {
+	switch name {
 	case "limit":
 		return decider.path, true
 	case "size":

@@ -59,7 +59,11 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 		places = append(places, place{hash: h, table: h % tables})
 	}
 
-	m.lock(places)
+	var fewTables [8]uint64
+	held := tablesOf(places, fewTables[:0])
+	for _, i := range held {
+		m.tables[i].mu.Lock()
+	}
 	now := m.clock().Microseconds()
 	admitted := true
 	for i := range places {
@@ -81,7 +85,9 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 		}
 		dst = append(dst, b.Limit.decision(p.state, now, b.Cost, !p.fits))
 	}
-	m.unlock(places)
+	for _, i := range held {
+		m.tables[i].mu.Unlock()
+	}
 
 	m.sweep(now)
 	return dst, nil
@@ -128,36 +134,14 @@ func mix(h, v uint64) uint64 {
 	return hi ^ lo
 }
 
-// lock locks the tables of all places, each once and in ascending order, so
-// that no two requests can wait for each other.
-func (m *Memory) lock(places []place) {
-	if len(places) == 1 {
-		m.tables[places[0].table].mu.Lock()
-		return
-	}
-	m.eachTable(places, (*sync.Mutex).Lock)
-}
-
-func (m *Memory) unlock(places []place) {
-	if len(places) == 1 {
-		m.tables[places[0].table].mu.Unlock()
-		return
-	}
-	m.eachTable(places, (*sync.Mutex).Unlock)
-}
-
-// eachTable calls do with the lock of every table of places, in ascending
-// order.
-func (m *Memory) eachTable(places []place, do func(*sync.Mutex)) {
-	var few [8]uint64
-	order := few[:0]
+// tablesOf appends the tables of all places to dst, each once and in ascending
+// order: locked in this order no two requests can wait for each other.
+func tablesOf(places []place, dst []uint64) []uint64 {
 	for i := range places {
-		order = append(order, places[i].table)
+		dst = append(dst, places[i].table)
 	}
-	slices.Sort(order)
-	for _, i := range slices.Compact(order) {
-		do(&m.tables[i].mu)
-	}
+	slices.Sort(dst)
+	return slices.Compact(dst)
 }
 
 // sweep lets drained buckets leave from the next table, if one is due.
