@@ -15,10 +15,11 @@ build:
 	$(XCADDY) build $(CADDY_VERSION) --output ./caddy \
 		--with github.com/seed-387a6c65/caddy-ratelimit@v0.0.0=.
 
-# Install what the tests need and run them all.
+# Install what the tests need and run them all. Those of the benchmarks build a
+# Caddy, of which Go's cache of test results does not know.
 test: programs
 	go vet ./...
-	cd bench && go vet ./... && go test -count=1 ./... # it builds Caddy, which the cache does not see
+	cd bench && go vet ./... && go test -count=1 ./...
 	go test -race ./...
 
 # The tests start Redis servers of their own, the benchmarks a load generator,
