@@ -1,16 +1,20 @@
-// Package redistest runs a real Redis server for the length of a test.
+// Package redistest runs real Redis servers for the length of a test, and puts
+// faults between them and their clients.
 package redistest
 
 import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,7 +32,7 @@ const (
 )
 
 // Server is a redis-server of the test's own: empty, reachable from this host
-// only, and writing nothing to disk.
+// only, and writing no data to disk.
 type Server struct {
 	// Where it listens: 127.0.0.1:port and the path of its unix socket.
 	Addr, Socket string
@@ -40,6 +44,7 @@ type Server struct {
 	args   []string
 	client *redis.Client
 	exited chan struct{} // closed when the process has exited and was reaped
+	paused atomic.Bool   // by Pause
 }
 
 // Start runs redis-server until the test ends and returns when it answers.
@@ -47,6 +52,17 @@ type Server struct {
 // redis-server is not installed the test is skipped; with the environment
 // variable CI set it fails, for a skipped test would count as passed there.
 func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	return start(t, "", redisPassword(args), func(_, port string) []string {
+		return append([]string{"--port", port}, args...)
+	})
+}
+
+// start runs redis-server with the options that the function gives for a
+// directory of the server's own and for a port. They come first, for a file of
+// options must, and after them those that all servers have in common. The
+// server's own client logs in with the name and password.
+func start(t testing.TB, username, password string, options func(dir, port string) []string) *Server {
 	t.Helper()
 	path, err := exec.LookPath("redis-server")
 	if err != nil {
@@ -66,10 +82,9 @@ func Start(t testing.TB, args ...string) *Server {
 	for n := 1; ; n++ {
 		port := freePort(t)
 		s.Addr = net.JoinHostPort("127.0.0.1", port)
-		s.args = append([]string{
-			"--bind", "127.0.0.1", "--port", port, "--unixsocket", s.Socket,
-			"--dir", dir, "--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning",
-		}, args...)
+		s.args = append(options(dir, port),
+			"--bind", "127.0.0.1", "--unixsocket", s.Socket,
+			"--dir", dir, "--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning")
 		err := s.launch()
 		if err == nil {
 			break
@@ -83,6 +98,8 @@ func Start(t testing.TB, args ...string) *Server {
 	s.client = redis.NewClient(&redis.Options{
 		Network:                  "unix",
 		Addr:                     s.Socket,
+		Username:                 username,
+		Password:                 password,
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
@@ -90,7 +107,16 @@ func Start(t testing.TB, args ...string) *Server {
 	return s
 }
 
-// Client returns a client of the server that is closed when the test ends.
+// redisPassword returns the password that the args of a server ask for.
+func redisPassword(args []string) string {
+	if n := slices.Index(args, "--requirepass"); n >= 0 && n+1 < len(args) {
+		return args[n+1]
+	}
+	return ""
+}
+
+// Client returns a client of the server that is closed when the test ends. It
+// goes through the unix socket and gives the password of "--requirepass".
 func (s *Server) Client() *redis.Client { return s.client }
 
 // Kill stops the server at once, as SIGKILL does, and waits until it is gone.
@@ -138,11 +164,14 @@ func (s *Server) launch() error {
 		return err
 	}
 	s.Process, s.exited = cmd.Process, exited
+	s.paused.Store(false)
 
 	// Should the test binary die without cleaning up, of its timeout say, the
-	// guard's input closes and it stops the server.
+	// guard's input closes and it stops the server. A signal to all of them,
+	// such as Ctrl-C, must not end the guard: a paused server would outlive it.
 	//nolint:gosec // a number
-	guard := exec.Command("sh", "-c", `read _; kill -9 "$0"`, strconv.Itoa(cmd.Process.Pid))
+	guard := exec.Command("sh", "-c", `trap "" HUP INT TERM; read _; kill -9 "$0"`,
+		strconv.Itoa(cmd.Process.Pid))
 	_, err := guard.StdinPipe()
 	if err == nil {
 		err = guard.Start()
@@ -194,17 +223,56 @@ func (s *Server) answers() bool {
 	return strings.HasPrefix(answer, "+PONG") || strings.HasPrefix(answer, "-NOAUTH")
 }
 
+// running reports whether the server can be asked: neither gone nor paused.
+func (s *Server) running() bool {
+	select {
+	case <-s.exited:
+		return false
+	default:
+		return !s.paused.Load()
+	}
+}
+
 // freePort returns a port of 127.0.0.1 that nothing listened on just now.
 func freePort(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t)
 	defer l.Close()
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return port
+}
+
+// listen listens on a port of 127.0.0.1 that is below those the system takes
+// for outgoing connections, so that none of these has it while its listener is
+// down and wanted back.
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	var err error
+	for range 1000 {
+		port := 20000 + rand.IntN(12000) //nolint:gosec // no secret
+		var l net.Listener
+		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			return l
+		}
+	}
+	t.Fatal(err)
+	return nil
+}
+
+// waitFor calls the function until it returns nil, and fails the test with what
+// it returned last when that takes too long.
+func waitFor(t testing.TB, within time.Duration, f func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("still after %v: %v", within, err)
+		}
+	}
 }

@@ -1,0 +1,284 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	slots = 16384
+
+	// stableWithin is how long servers may take until they agree. They wait for
+	// seconds of their own accord, and a busy host slows them down.
+	stableWithin = 30 * time.Second
+)
+
+// Cluster is a Redis Cluster of masters without replicas, each with its share
+// of the slots in the order of Nodes. A node that is restarted is empty and
+// still the same node with the same slots.
+type Cluster struct {
+	Nodes []*Server
+
+	ids      map[*Server]string
+	password string
+}
+
+// StartCluster runs a cluster until the test ends and returns when all its
+// nodes are content with it. The args are for each of them; a later one of the
+// same name counts, such as "--cluster-node-timeout", "500" instead of 1000.
+func StartCluster(t testing.TB, masters int, args ...string) *Cluster {
+	t.Helper()
+	return startCluster(t, masters, nil, args)
+}
+
+// StartClusterTLS runs a cluster as StartCluster does whose nodes take TLS only
+// and use it among themselves as well. See StartTLS for their certificates.
+func StartClusterTLS(
+	t testing.TB, a *Authority, clientCerts bool, masters int, args ...string,
+) *Cluster {
+	t.Helper()
+	return startCluster(t, masters, append(tlsOptions(t, a, clientCerts), "--tls-cluster", "yes"), args)
+}
+
+// startCluster runs a cluster, with TLS if there are options for that.
+func startCluster(t testing.TB, masters int, tls, args []string) *Cluster {
+	t.Helper()
+	port := "--port"
+	if tls != nil {
+		port = "--tls-port"
+	}
+	c := &Cluster{ids: make(map[*Server]string), password: redisPassword(args)}
+	buses := make([]string, masters)
+	for n := range masters {
+		c.Nodes = append(c.Nodes, start(t, "", c.password, func(_, own string) []string {
+			buses[n] = freePort(t)
+			// A master that gives its last slot away is to stay a master.
+			options := []string{
+				port, own, "--cluster-enabled", "yes", "--cluster-port", buses[n],
+				"--cluster-config-file", "nodes.conf", "--cluster-announce-ip", "127.0.0.1",
+				"--cluster-node-timeout", "1000", "--cluster-allow-replica-migration", "no",
+			}
+			return slices.Concat(options, tls, args)
+		}))
+	}
+
+	for n, node := range c.Nodes {
+		id, err := node.client.ClusterMyID(context.Background()).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.ids[node] = id
+		// Otherwise all have the same, and take time to sort that out.
+		do(t, node, "cluster", "set-config-epoch", n+1)
+		do(t, node, "cluster", "addslotsrange", n*slots/masters, (n+1)*slots/masters-1)
+		// Each meets each, which is quicker than to wait for hearsay.
+		for other := range n {
+			host, port := hostPort(t, c.Nodes[other])
+			do(t, node, "cluster", "meet", host, port, buses[other])
+		}
+	}
+	c.WaitOK(t)
+	return c
+}
+
+// Addrs returns the addresses of the nodes.
+func (c *Cluster) Addrs() []string { return addrs(c.Nodes) }
+
+// Slot returns the slot of a key.
+func (c *Cluster) Slot(t testing.TB, key string) int {
+	t.Helper()
+	slot, err := ask(t, c.Nodes).client.ClusterKeySlot(context.Background(), key).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(slot)
+}
+
+// Owner returns the node that has the slot, as the nodes see it.
+func (c *Cluster) Owner(t testing.TB, slot int) *Server {
+	t.Helper()
+	ranges, err := ask(t, c.Nodes).client.ClusterSlots(context.Background()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range ranges {
+		if slot < r.Start || r.End < slot {
+			continue
+		}
+		for _, node := range c.Nodes {
+			if node.Addr == r.Nodes[0].Addr {
+				return node
+			}
+		}
+	}
+	t.Fatalf("no node has slot %d: %v", slot, ranges)
+	return nil
+}
+
+// MoveSlot moves a slot with its keys to a node, while clients go on, and
+// returns when all nodes know.
+func (c *Cluster) MoveSlot(t testing.TB, slot int, to *Server) {
+	t.Helper()
+	c.BeginMove(t, slot, to)
+	c.MoveKeys(t, slot, to)
+	c.EndMove(t, slot, to)
+}
+
+// BeginMove is the first step of MoveSlot. From now on the slot's owner answers
+// ASK for a key of the slot that it does not have, and the other node takes
+// commands for the slot from a client that says ASKING before.
+func (c *Cluster) BeginMove(t testing.TB, slot int, to *Server) {
+	t.Helper()
+	from := c.Owner(t, slot)
+	if from == to {
+		t.Fatalf("slot %d is there already", slot)
+	}
+	do(t, to, "cluster", "setslot", slot, "importing", c.ids[from])
+	do(t, from, "cluster", "setslot", slot, "migrating", c.ids[to])
+}
+
+// MoveKeys is the second step of MoveSlot. It moves the keys that are given, or
+// all of the slot's when none is.
+func (c *Cluster) MoveKeys(t testing.TB, slot int, to *Server, keys ...string) {
+	t.Helper()
+	ctx := context.Background()
+	from := c.Owner(t, slot)
+	all := len(keys) == 0
+	for {
+		if all {
+			var err error
+			if keys, err = from.client.ClusterGetKeysInSlot(ctx, slot, 10).Result(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(keys) == 0 {
+			return
+		}
+		host, port := hostPort(t, to)
+		args := []any{"migrate", host, port, "", 0, 5000}
+		if c.password != "" {
+			args = append(args, "auth", c.password)
+		}
+		args = append(args, "keys")
+		for _, key := range keys {
+			args = append(args, key)
+		}
+		do(t, from, args...)
+		if !all {
+			return
+		}
+	}
+}
+
+// EndMove is the last step of MoveSlot: it hands the slot over and returns when
+// all nodes know. The old owner refuses while it still has keys of the slot.
+func (c *Cluster) EndMove(t testing.TB, slot int, to *Server) {
+	t.Helper()
+	from := c.Owner(t, slot)
+	// The new owner first: until it has the slot, none may send clients to it.
+	do(t, to, "cluster", "setslot", slot, "node", c.ids[to])
+	do(t, from, "cluster", "setslot", slot, "node", c.ids[to])
+	for _, node := range c.Nodes {
+		if node != to && node != from {
+			do(t, node, "cluster", "setslot", slot, "node", c.ids[to])
+		}
+	}
+	c.WaitOK(t)
+}
+
+// WaitOK returns when all nodes reach each other, say that the cluster is in
+// order and agree on whose the slots are.
+func (c *Cluster) WaitOK(t testing.TB) {
+	t.Helper()
+	waitFor(t, stableWithin, func() error {
+		var agreed string
+		for n, node := range c.Nodes {
+			view, err := c.view(node)
+			if err != nil {
+				return fmt.Errorf("node %d: %w", n, err)
+			}
+			if agreed == "" {
+				agreed = view
+			}
+			if view != agreed {
+				return fmt.Errorf("node %d sees %s and not %s", n, view, agreed)
+			}
+		}
+		return nil
+	})
+}
+
+// view returns whose the slots are in a node's eyes.
+func (c *Cluster) view(node *Server) (string, error) {
+	if !node.running() {
+		return "", errors.New("is not running")
+	}
+	ctx := context.Background()
+	info, err := node.client.ClusterInfo(ctx).Result()
+	if err != nil {
+		return "", err
+	}
+	for _, line := range []string{
+		"cluster_state:ok", fmt.Sprint("cluster_slots_ok:", slots),
+		fmt.Sprint("cluster_known_nodes:", len(c.Nodes)),
+	} {
+		if !strings.Contains(info, line+"\r\n") {
+			return "", fmt.Errorf("no %s in %q", line, info)
+		}
+	}
+	ranges, err := node.client.ClusterSlots(ctx).Result()
+	if err != nil {
+		return "", err
+	}
+	slices.SortFunc(ranges, func(a, b redis.ClusterSlot) int { return a.Start - b.Start })
+	var view strings.Builder
+	for _, r := range ranges {
+		fmt.Fprintf(&view, "%d-%d %s;", r.Start, r.End, r.Nodes[0].Addr)
+	}
+	return view.String(), nil
+}
+
+// do runs a command at a server.
+func do(t testing.TB, s *Server, args ...any) {
+	t.Helper()
+	if err := s.client.Do(context.Background(), args...).Err(); err != nil {
+		t.Fatalf("%v at %s: %v", args, s.Addr, err)
+	}
+}
+
+// ask returns the first of the servers that is running.
+func ask(t testing.TB, servers []*Server) *Server {
+	t.Helper()
+	for _, s := range servers {
+		if s.running() {
+			return s
+		}
+	}
+	t.Fatal("no server is running")
+	return nil
+}
+
+func addrs(servers []*Server) []string {
+	all := make([]string, len(servers))
+	for n, s := range servers {
+		all[n] = s.Addr
+	}
+	return all
+}
+
+func hostPort(t testing.TB, s *Server) (host, port string) {
+	t.Helper()
+	host, port, err := net.SplitHostPort(s.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return host, port
+}

@@ -1,0 +1,126 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// TestCluster guards that each node has its share of the slots, what clients
+// see in the course of a migration, that all agree on the slot's owner after
+// it, and that a node comes back from a restart as what it was.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := StartCluster(t, 3)
+	for slot, n := range map[int]int{0: 0, 5460: 0, 5461: 1, 10921: 1, 10922: 2, 16383: 2} {
+		if c.Owner(t, slot) != c.Nodes[n] {
+			t.Errorf("slot %d is not at node %d", slot, n)
+		}
+	}
+
+	slot := c.Slot(t, "{k}")
+	from := c.Owner(t, slot)
+	to := c.Nodes[0]
+	if to == from {
+		to = c.Nodes[1]
+	}
+	get := func(s *Server, key, want string) {
+		t.Helper()
+		got, err := s.Client().Get(ctx, key).Result()
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%s: got %q, want %q", key, got, want)
+		}
+	}
+	for _, key := range []string{"{k}1", "{k}2"} {
+		if err := from.Client().Set(ctx, key, "v", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := fmt.Sprintf("ASK %d %s", slot, to.Addr)
+
+	c.BeginMove(t, slot, to)
+	get(from, "{k}1", "v")
+	get(from, "{k}none", ask)
+	get(to, "{k}1", fmt.Sprintf("MOVED %d %s", slot, from.Addr))
+
+	c.MoveKeys(t, slot, to, "{k}1")
+	get(from, "{k}1", ask)
+	get(from, "{k}2", "v")
+
+	c.MoveKeys(t, slot, to)
+	get(from, "{k}2", ask)
+
+	c.EndMove(t, slot, to)
+	get(from, "{k}2", fmt.Sprintf("MOVED %d %s", slot, to.Addr))
+	get(to, "{k}2", "v")
+	if c.Owner(t, slot) != to {
+		t.Error("the slot is not where it was moved to")
+	}
+
+	to.Kill()
+	if c.Owner(t, slot) != to {
+		t.Error("the slots of a node that is down have gone elsewhere")
+	}
+	to.Restart(t)
+	c.WaitOK(t)
+	if c.Owner(t, slot) != to {
+		t.Error("the slots of a node that was restarted have gone elsewhere")
+	}
+	get(to, "{k}2", "redis: nil")
+}
+
+// TestClusterVariants guards that a cluster with a password and one with TLS
+// form, serve clients and move slots, and that args are passed on.
+func TestClusterVariants(t *testing.T) {
+	t.Parallel()
+	a := NewAuthority(t)
+	cert, key := a.Issue(t, "client")
+	for _, tc := range []struct {
+		name    string
+		start   func(t *testing.T, args ...string) *Cluster
+		options redis.ClusterOptions
+	}{
+		{"password", func(t *testing.T, args ...string) *Cluster {
+			return StartCluster(t, 3, append(args, "--requirepass", "s3cret")...)
+		}, redis.ClusterOptions{Password: "s3cret"}},
+		{"tls", func(t *testing.T, args ...string) *Cluster {
+			return StartClusterTLS(t, a, true, 3, args...)
+		}, redis.ClusterOptions{TLSConfig: tlsConfig(t, a.Pool(), cert, key)}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			ctx := context.Background()
+			c := tc.start(t, "--cluster-require-full-coverage", "no")
+			got, err := c.Nodes[2].Client().ConfigGet(ctx, "cluster-require-full-coverage").Result()
+			if err != nil || got["cluster-require-full-coverage"] != "no" {
+				t.Errorf("got %v, %v", got, err)
+			}
+
+			options := tc.options
+			options.Addrs = c.Addrs()
+			client := redis.NewClusterClient(&options)
+			t.Cleanup(func() { client.Close() })
+			slot, keys := c.Slot(t, "{k}"), make([]string, 25) // several batches
+			for n := range keys {
+				keys[n] = fmt.Sprint("{k}", n)
+				if err := client.Set(ctx, keys[n], "v", 0).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, node := range c.Nodes {
+				if node != c.Owner(t, slot) {
+					c.MoveSlot(t, slot, node)
+				}
+			}
+			if n, err := client.Exists(ctx, keys...).Result(); n != 25 || err != nil {
+				t.Errorf("%d keys are there, %v", n, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,336 @@
+package redistest
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Proxy stands between clients and a server and passes on what they say, until
+// it is told to get in the way. It does one thing at a time: each method that
+// names a fault ends the one before, for new connections and for those that
+// are open. One that is closed for a fault stays closed.
+type Proxy struct {
+	Addr string // where it listens: 127.0.0.1:port
+
+	t        testing.TB
+	accepted atomic.Int64
+	running  sync.WaitGroup
+
+	mu       sync.Mutex // guards what follows
+	target   string
+	fault    *fault
+	listener net.Listener // nil while it refuses
+	links    map[*link]struct{}
+}
+
+// fault is what a proxy does. It never changes: another one takes its place.
+type fault struct {
+	delay, jitter time.Duration
+	blackHole     bool
+	slice         int           // replies go in pieces of so many bytes, with
+	gap           time.Duration // so much time between
+	cut           bool          // a reply ends the connection, after
+	first         int           // so many bytes of it
+	requests      [][]byte      // replies to which are meant; none means all
+
+	over chan struct{} // closed when another fault has taken its place
+}
+
+// link is a client's connection and the one to the server that belongs to it.
+type link struct {
+	proxy  *Proxy
+	client net.Conn
+	server net.Conn              // nil when the target cannot be reached
+	meant  atomic.Pointer[fault] // the fault that was meant for a request
+	closed chan struct{}
+	close  func()
+}
+
+// StartProxy runs a proxy until the test ends. The target is the address of a
+// server or the path of its unix socket.
+func StartProxy(t testing.TB, target string) *Proxy {
+	t.Helper()
+	p := &Proxy{t: t, target: target, fault: newFault(), links: make(map[*link]struct{})}
+	p.accept(listen(t))
+	p.Addr = p.listener.Addr().String()
+	t.Cleanup(func() {
+		p.Refuse()
+		p.running.Wait()
+	})
+	return p
+}
+
+// Pass ends the fault. After Refuse it listens again, where it did before.
+func (p *Proxy) Pass() { p.set(newFault()) }
+
+// Delay holds each reply back for so long and, with a jitter, for up to that
+// much longer.
+func (p *Proxy) Delay(d time.Duration, jitter ...time.Duration) {
+	f := newFault()
+	f.delay = d
+	for _, j := range jitter {
+		f.jitter += j
+	}
+	p.set(f)
+}
+
+// BlackHole takes connections and all that comes on them and passes nothing on
+// in either direction. What it took is lost, also when the fault ends.
+func (p *Proxy) BlackHole() {
+	f := newFault()
+	f.blackHole = true
+	p.set(f)
+}
+
+// CutReplies passes requests on and resets the connection when the reply comes:
+// the command ran and the client cannot know. With requests it does so only for
+// what is answered to one that contains any of them, such as "evalsha", in
+// upper or lower case. That lets a client greet the server. It looks into what
+// comes in one piece, and not into TLS.
+func (p *Proxy) CutReplies(requests ...string) { p.cut(0, requests) }
+
+// HalfReply does as CutReplies, but passes the first n bytes of the reply on
+// and then closes the connection in order.
+func (p *Proxy) HalfReply(n int, requests ...string) { p.cut(n, requests) }
+
+func (p *Proxy) cut(first int, requests []string) {
+	f := newFault()
+	f.cut, f.first = true, first
+	for _, r := range requests {
+		f.requests = append(f.requests, []byte(strings.ToLower(r)))
+	}
+	p.set(f)
+}
+
+// Slice passes replies on n bytes at a time with a gap between.
+func (p *Proxy) Slice(n int, gap time.Duration) {
+	f := newFault()
+	f.slice, f.gap = n, gap
+	p.set(f)
+}
+
+// Refuse closes all connections and lets nobody connect.
+func (p *Proxy) Refuse() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.listener != nil {
+		_ = p.listener.Close()
+		p.listener = nil
+	}
+	p.replace(newFault())
+	for l := range p.links {
+		l.close()
+	}
+}
+
+// Retarget sends new connections to another server. Those that are open stay
+// where they are.
+func (p *Proxy) Retarget(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
+}
+
+// Connections returns how many connections of clients it has taken so far. One
+// counts a moment after the client has it.
+func (p *Proxy) Connections() int { return int(p.accepted.Load()) }
+
+// Open returns how many connections of clients are open.
+func (p *Proxy) Open() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.links)
+}
+
+func newFault() *fault { return &fault{over: make(chan struct{})} }
+
+// means reports whether what is answered to the request is to be cut.
+func (f *fault) means(request []byte) bool {
+	request = bytes.ToLower(request)
+	return slices.ContainsFunc(f.requests, func(part []byte) bool { return bytes.Contains(request, part) })
+}
+
+// set changes the fault to one for which the proxy listens.
+func (p *Proxy) set(f *fault) {
+	p.t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.listener == nil {
+		l, err := net.Listen("tcp", p.Addr)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		p.accept(l)
+	}
+	p.replace(f)
+}
+
+// replace changes the fault. The lock must be held.
+func (p *Proxy) replace(f *fault) {
+	close(p.fault.over)
+	p.fault = f
+}
+
+func (p *Proxy) current() *fault {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fault
+}
+
+// accept takes the connections of a listener from now on.
+func (p *Proxy) accept(listener net.Listener) {
+	p.listener = listener
+	p.running.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			p.accepted.Add(1)
+			p.running.Go(func() { p.serve(listener, client) })
+		}
+	})
+}
+
+// serve runs a connection until one of its sides is closed.
+func (p *Proxy) serve(listener net.Listener, client net.Conn) {
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	network := "tcp"
+	if strings.HasPrefix(target, "/") {
+		network = "unix"
+	}
+	// The context ends before the test's cleaning up.
+	server, err := new(net.Dialer).DialContext(p.t.Context(), network, target)
+
+	l := &link{proxy: p, client: client, closed: make(chan struct{})}
+	if err == nil {
+		l.server = server
+	}
+	l.close = sync.OnceFunc(func() {
+		close(l.closed)
+		_ = client.Close()
+		if l.server != nil {
+			_ = l.server.Close()
+		}
+	})
+	defer l.close()
+
+	p.mu.Lock()
+	refused := p.listener != listener
+	if !refused {
+		p.links[l] = struct{}{}
+	}
+	p.mu.Unlock()
+	if refused {
+		return
+	}
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.links, l)
+	}()
+
+	p.running.Go(l.passRequests)
+	l.passReplies()
+}
+
+// passRequests passes on what the client says until it ends.
+func (l *link) passRequests() {
+	defer l.close()
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := l.client.Read(buffer)
+		f := l.proxy.current()
+		if n > 0 && !f.blackHole {
+			if l.server == nil {
+				return
+			}
+			if f.means(buffer[:n]) {
+				l.meant.Store(f)
+			}
+			if _, err := l.server.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// passReplies passes on what the server says until it ends, or the fault does
+// that hides this from the client.
+func (l *link) passReplies() {
+	buffer := make([]byte, 64<<10)
+	for l.server != nil {
+		n, err := l.server.Read(buffer)
+		if !l.pass(buffer[:n]) {
+			return
+		}
+		if err != nil {
+			break
+		}
+	}
+	for f := l.proxy.current(); f.blackHole; f = l.proxy.current() {
+		select {
+		case <-f.over:
+		case <-l.closed:
+			return
+		}
+	}
+}
+
+// pass passes on a reply and reports whether the connection goes on.
+func (l *link) pass(reply []byte) bool {
+	for len(reply) > 0 {
+		f, n := l.proxy.current(), len(reply)
+		switch {
+		case f.blackHole:
+			return true
+		case f.cut && (len(f.requests) == 0 || l.meant.Load() == f):
+			if f.first == 0 {
+				_ = l.client.(*net.TCPConn).SetLinger(0)
+			} else {
+				_, _ = l.client.Write(reply[:min(n, f.first)])
+			}
+			return false
+		case f.delay > 0 || f.jitter > 0:
+			//nolint:gosec // no secret
+			if !l.wait(f, f.delay+time.Duration(rand.Int64N(int64(f.jitter)+1))) {
+				continue
+			}
+		case f.slice > 0:
+			n = min(n, f.slice)
+		}
+		if _, err := l.client.Write(reply[:n]); err != nil {
+			return false
+		}
+		if reply = reply[n:]; len(reply) > 0 {
+			l.wait(f, f.gap)
+		}
+	}
+	return true
+}
+
+// wait waits for so long, or until the connection is closed. It reports false
+// as soon as another fault has come.
+func (l *link) wait(f *fault, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-l.closed:
+	case <-f.over:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,90 @@
+package redistest
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// tlsClient returns a client of the address that shows the certificate of the
+// two files, if they are given.
+func tlsClient(t *testing.T, addr string, pool *x509.CertPool, files ...string) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(&redis.Options{
+		Addr: addr, TLSConfig: tlsConfig(t, pool, files...), MaxRetries: -1,
+	})
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+func tlsConfig(t *testing.T, pool *x509.CertPool, files ...string) *tls.Config {
+	t.Helper()
+	config := &tls.Config{RootCAs: pool}
+	if len(files) > 0 {
+		pair, err := tls.LoadX509KeyPair(files[0], files[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config
+}
+
+// TestTLS guards that client and server accept each other's certificates, and
+// that those are refused that are meant to be.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	a, other := NewAuthority(t), NewAuthority(t)
+	issue := func(a *Authority, name string, change ...func(*x509.Certificate)) []string {
+		cert, key := a.Issue(t, name, change...)
+		return []string{cert, key}
+	}
+	with := func(files []string) []string {
+		return []string{"--tls-cert-file", files[0], "--tls-key-file", files[1]}
+	}
+
+	const late, unknown = "expired certificate", "unknown certificate authority"
+
+	for _, tc := range []struct {
+		name           string
+		clientCerts    bool
+		server, client []string
+		err            string // none when empty
+	}{
+		{name: "server's"},
+		{name: "client's", clientCerts: true, client: issue(a, "client")},
+		{name: "no client's", clientCerts: true, err: "certificate required"},
+		{name: "client's of another", clientCerts: true, client: issue(other, "client"), err: unknown},
+		{name: "client's expired", clientCerts: true, client: issue(a, "client", Expired), err: late},
+		{name: "server's of another", server: with(issue(other, "localhost")), err: "unknown authority"},
+		{name: "server's expired", server: with(issue(a, "localhost", Expired)), err: "has expired"},
+		{name: "of another host", server: with(issue(a, "redis.example")), err: "cannot validate"},
+		{name: "of an address", server: with(issue(a, "127.0.0.1"))},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := StartTLS(t, a, tc.clientCerts, tc.server...)
+			err := tlsClient(t, s.Addr, a.Pool(), tc.client...).Ping(context.Background()).Err()
+			if got := fmt.Sprint(err); !strings.Contains(got, tc.err) || (err == nil) != (tc.err == "") {
+				t.Errorf("got %s, want %q", got, tc.err)
+			}
+		})
+	}
+}
+
+// TestTLSPlainSocket guards that the server's own client needs no TLS, and that
+// its port takes nothing else.
+func TestTLSPlainSocket(t *testing.T) {
+	t.Parallel()
+	s := StartTLS(t, NewAuthority(t), true, "--requirepass", "s3cret")
+	if err := s.Client().Ping(context.Background()).Err(); err != nil {
+		t.Error(err)
+	}
+	conn := dial(t, s.Addr)
+	send(t, conn, "PING")
+	expectClosed(t, conn)
+}
