@@ -111,6 +111,16 @@ func (l Limit) add(s state, cost int64) state {
 	}
 }
 
+// remove returns the bucket with cost units fewer in it: the opposite of add.
+func (l Limit) remove(s state, now, cost int64) state {
+	drips := (s.slack + cost) / l.DripSize
+	s.clear, s.slack = s.clear-drips*l.rate(), s.slack+cost-drips*l.DripSize
+	if s.clear <= now {
+		return state{clear: now}
+	}
+	return s
+}
+
 // remaining returns how many units a bucket that stands at s has room for.
 func (l Limit) remaining(s state, now int64) int64 {
 	// drips·DripSize − slack units are in it. The product is only taken where
@@ -121,6 +131,14 @@ func (l Limit) remaining(s state, now int64) int64 {
 		return 0
 	}
 	return room - drips*l.DripSize
+}
+
+// outcome is what became of one bucket of a request: its state, with the clear
+// time told from now, after it was charged or, if not, as it was.
+type outcome struct {
+	state
+	denied bool
+	here   bool // whether this process decided instead of a server
 }
 
 // decision reports on a bucket after a request of the given cost was decided:

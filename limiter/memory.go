@@ -19,15 +19,28 @@ import (
 // that has drained is as good as absent; it leaves when its table is next
 // rebuilt, which happens when that is full and, one table at a time, as
 // requests come in.
+//
+// There is a most of buckets, see SetMaxKeys. A bucket that holds something
+// never leaves for a newer one, so that no flood of keys can empty it. Once
+// there is no room even after drained buckets have left, keys that have no
+// bucket share one for each limit and table, chosen by a secret hash.
 type Memory struct {
 	seed    maphash.Seed
 	clock   func() time.Duration
-	sweepAt atomic.Int64 // when the next table is due to be swept, in µs on clock
-	next    atomic.Int64 // which table that is
+	maxKeys atomic.Int64
+	held    atomic.Int64 // how many buckets there are
+	sweptAt atomic.Int64 // when a table was last swept, in µs on clock
+	next    atomic.Int64 // which table is next
+	owes    atomic.Int64 // when the last bucket will have drained that is owed, in µs on clock
 	tables  [tables]table
 }
 
 const (
+	// DefaultMaxKeys is the most buckets that a Memory holds unless it is told
+	// otherwise. A bucket takes about 32 bytes while tables do not change, and
+	// 48 at most: a million need less than 50 MB.
+	DefaultMaxKeys = 1_000_000
+
 	// tables is how many tables there are: so many that with a million buckets
 	// one is rebuilt within some tens of microseconds.
 	tables = 1024
@@ -35,6 +48,15 @@ const (
 	// sweepEvery is the least time, in µs, between two sweeps, each of one
 	// table; every table is swept once in ten seconds.
 	sweepEvery = 10_000_000 / tables
+
+	// Without room for new buckets a sweep looks for what has drained among
+	// this many slots, and is due after this time, in µs.
+	crowdedSlots = 4096
+	crowdedEvery = 1000
+
+	// shared is how many shared buckets there may be in any case, those of 64
+	// limits; beside them one for each four keys.
+	shared = 64 * tables
 )
 
 // NewMemory returns an empty store. Its clock tells the time since some fixed
@@ -44,19 +66,34 @@ func NewMemory(clock func() time.Duration) *Memory {
 		start := time.Now()
 		clock = func() time.Duration { return time.Since(start) }
 	}
-	return &Memory{seed: maphash.MakeSeed(), clock: clock}
+	m := &Memory{seed: maphash.MakeSeed(), clock: clock}
+	m.SetMaxKeys(DefaultMaxKeys)
+	return m
 }
+
+// SetMaxKeys sets the most buckets that are held, at least 1. Lowering it takes
+// no bucket away that holds something.
+func (m *Memory) SetMaxKeys(n int) { m.maxKeys.Store(int64(n)) }
 
 // Take implements Store. It never waits and fails only on malformed requests.
 func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.validate(); err != nil {
 		return dst, err
 	}
+	var few [8]outcome
+	return req.decisions(m.take(req, few[:0], false), dst), nil
+}
+
+// take decides req, which is valid, and appends what becomes of each bucket to
+// dst. What it charges may be owed to another store, see mirror.go.
+func (m *Memory) take(req Request, dst []outcome, owed bool) []outcome {
+	if m.crowded() {
+		m.sweep(m.clock().Microseconds())
+	}
 	var few [8]place
 	places := few[:0]
 	for i := range req.Buckets {
-		h := m.hash(&req.Buckets[i])
-		places = append(places, place{hash: h, table: h % tables})
+		places = append(places, m.place(&req.Buckets[i]))
 	}
 
 	var fewTables [8]uint64
@@ -68,10 +105,12 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 	admitted := true
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
-		stored := m.tables[p.table].get(p.hash)
+		var stored state
+		var room bool
+		stored, p.owed, room = m.find(p, b, now)
 		p.state = b.Limit.at(stored, now, b.SizeVaries)
 		p.stale = p.state != stored && p.state.clear > now
-		p.fits = b.Cost <= b.Limit.Size && b.Limit.wait(p.state, now, b.Cost) == 0
+		p.fits = room && b.Cost <= b.Limit.Size && b.Limit.wait(p.state, now, b.Cost) == 0
 		admitted = admitted && p.fits
 	}
 	for i := range places {
@@ -79,40 +118,70 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 		charge := p.fits && (admitted || req.Accounting == Each)
 		if charge {
 			p.state = b.Limit.add(p.state, b.Cost)
+			p.owed = p.owed || owed
 		}
 		if charge || p.stale {
-			m.tables[p.table].put(p.hash, p.state, now)
+			m.put(p, p.state, now)
 		}
-		dst = append(dst, b.Limit.decision(p.state, now, b.Cost, !p.fits))
+		p.state.clear -= now
+		dst = append(dst, outcome{state: p.state, denied: !p.fits})
 	}
 	for _, i := range held {
 		m.tables[i].mu.Unlock()
 	}
 
 	m.sweep(now)
-	return dst, nil
+	return dst
 }
+
+// crowded reports whether there is no room for a new bucket.
+func (m *Memory) crowded() bool { return m.held.Load() >= m.maxKeys.Load() }
 
 // Len returns how many buckets the store holds, drained ones that have not
 // left yet included.
-func (m *Memory) Len() int {
-	n := 0
-	for i := range m.tables {
-		t := &m.tables[i]
-		t.mu.Lock()
-		n += t.used
-		t.mu.Unlock()
-	}
-	return n
-}
+func (m *Memory) Len() int { return int(m.held.Load()) }
 
 // place is where one bucket of a request lies and what was found there.
 type place struct {
 	hash  uint64
 	table uint64
 	state state
+	owed  bool // some of it is owed to another store
 	stale bool // what is stored is from before the clock was set back
 	fits  bool
+}
+
+// place returns where b has its place.
+func (m *Memory) place(b *Bucket) place {
+	h := m.hash(b)
+	return place{hash: h, table: h % tables}
+}
+
+// find returns what p's bucket holds. If it is none yet and there is no room
+// for one more, p becomes the bucket that b's limit shares among such keys. If
+// there is no room for that either, it is full for now.
+func (m *Memory) find(p *place, b *Bucket, now int64) (stored state, owed, room bool) {
+	t := &m.tables[p.table]
+	if stored, owed = t.get(p.hash); stored.clear != 0 || !m.crowded() {
+		return stored, owed, true
+	}
+	anyKey := *b
+	anyKey.Key = ""
+	p.hash = ^m.hash(&anyKey) // and no key's own
+	if stored, owed = t.get(p.hash); stored.clear != 0 || m.held.Load() < m.maxKeys.Load()*5/4+shared {
+		return stored, owed, true
+	}
+	return state{clear: now + b.Limit.drips()*b.Limit.rate()}, false, false
+}
+
+// put stores the bucket at p.
+func (m *Memory) put(p *place, s state, now int64) {
+	if p.owed {
+		m.owe(s.clear)
+	}
+	if more := m.tables[p.table].put(p.hash, s, p.owed, now); more != 0 {
+		m.held.Add(int64(more))
+	}
 }
 
 // hash returns the identity of b in 64 bits. The seed is secret, so nobody can
@@ -144,17 +213,25 @@ func tablesOf(places []place, dst []uint64) []uint64 {
 	return slices.Compact(dst)
 }
 
-// sweep lets drained buckets leave from the next table, if one is due.
+// sweep lets drained buckets leave from the tables that are next, if they are
+// due: one, or more if the store is crowded.
 func (m *Memory) sweep(now int64) {
-	due := m.sweepAt.Load()
-	if now < due || !m.sweepAt.CompareAndSwap(due, now+sweepEvery) {
+	every, slots := int64(sweepEvery), 1
+	if m.crowded() {
+		every, slots = crowdedEvery, crowdedSlots
+	}
+	last := m.sweptAt.Load()
+	if now-last < every || !m.sweptAt.CompareAndSwap(last, now) {
 		return
 	}
-	t := &m.tables[uint64(m.next.Add(1))%tables]
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if live := t.live(now); live*4 < t.used*3 {
-		t.rebuild(live, now)
+	for n := 0; n < tables && slots > 0; n++ {
+		t := &m.tables[uint64(m.next.Add(1))%tables]
+		t.mu.Lock()
+		slots -= max(len(t.slots), 1)
+		if live := t.live(now); live*4 < t.used*3 || live < t.used && every == crowdedEvery {
+			m.held.Add(int64(-t.rebuild(live, now)))
+		}
+		t.mu.Unlock()
 	}
 }
 
@@ -167,34 +244,46 @@ type table struct {
 }
 
 // slot holds one bucket. A slot whose clear time is 0 is free; no bucket's is,
-// because a bucket is stored when something was put into it.
+// because a bucket is stored when something was put into it. The slack s of one
+// that is owed is held as -1 - s.
 type slot struct {
 	hash uint64
 	state
 }
 
-// get returns the bucket of the given hash, an empty one if there is none.
-func (t *table) get(hash uint64) state {
+// get returns the bucket of the given hash, an empty one if there is none, and
+// whether it is owed.
+func (t *table) get(hash uint64) (s state, owed bool) {
 	if t.used == 0 {
-		return state{}
+		return state{}, false
 	}
-	return t.slots[t.find(hash)].state
+	s = t.slots[t.find(hash)].state
+	if s.slack < 0 {
+		s.slack, owed = -1-s.slack, true
+	}
+	return s, owed
 }
 
-// put stores the bucket of the given hash.
-func (t *table) put(hash uint64, s state, now int64) {
-	i := -1
+// put stores the bucket of the given hash, and returns how many buckets there
+// are more now.
+func (t *table) put(hash uint64, s state, owed bool, now int64) int {
+	if owed {
+		s.slack = -1 - s.slack
+	}
+	i, more := -1, 0
 	if t.used > 0 {
 		i = t.find(hash)
 	}
 	if i < 0 || t.slots[i].clear == 0 {
 		if t.used >= len(t.slots)*7/8 {
-			t.rebuild(t.live(now)+1, now)
+			more = -t.rebuild(t.live(now)+1, now)
 			i = t.find(hash)
 		}
 		t.used++
+		more++
 	}
 	t.slots[i] = slot{hash: hash, state: s}
+	return more
 }
 
 // find returns the index of the slot that holds the bucket of the given hash,
@@ -221,13 +310,13 @@ func (t *table) live(now int64) int {
 	return n
 }
 
-// rebuild drops what has drained and makes room for n buckets and half as
-// many more.
-func (t *table) rebuild(n int, now int64) {
-	old := t.slots
+// rebuild drops what has drained and makes room for n buckets and half as many
+// more. It returns how many buckets left.
+func (t *table) rebuild(n int, now int64) int {
+	old, before := t.slots, t.used
 	t.slots, t.used = nil, 0
 	if n == 0 {
-		return
+		return before
 	}
 	t.slots = make([]slot, n+n/2+4)
 	for _, s := range old {
@@ -236,4 +325,5 @@ func (t *table) rebuild(n int, now int64) {
 			t.used++
 		}
 	}
+	return before - t.used
 }

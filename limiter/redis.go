@@ -2,100 +2,106 @@ package limiter
 
 import (
 	"context"
-	"crypto/sha1"
-	"crypto/sha256"
-	_ "embed"
-	"encoding/base64"
-	"encoding/hex"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
-	"strconv"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
-
-//go:embed take.lua
-var takeScript string
 
 // RedisOptions says which Redis keeps the buckets, and how to reach it.
 type RedisOptions struct {
-	// The network of the address, "tcp" (the default) or "unix".
-	Network string
+	// The host:port of servers, or the path of one's unix socket. One is the
+	// server itself. Several are servers of a cluster, which know the others.
+	// With MasterName they are sentinels.
+	Addresses []string
 
-	// The server's host:port, or the path of its socket.
-	Address string
+	// Whether a single address is that of a cluster's server.
+	Cluster bool
+
+	// The name by which sentinels know the server. They are asked for its
+	// address whenever a connection is made.
+	MasterName string
+
+	// The user and password to log in to the sentinels with, if any.
+	SentinelUsername, SentinelPassword string
 
 	// The user and password to log in with, if any.
 	Username, Password string
 
-	// The number of the database.
+	// The number of the database. A cluster has only 0.
 	DB int
+
+	// How to speak TLS, to sentinels too; nil means not at all.
+	TLS *tls.Config
 
 	// What the name of every key begins with. It must not contain braces.
 	KeyPrefix string
 
+	// A secret to hash keys with, so that nobody who sees the server's keys can
+	// find out whose they are by trying. Empty means a plain digest.
+	KeySecret string
+
 	// The most time that Take waits for an answer, everything included. It must
-	// be positive.
+	// be positive. Connections are made outside of it.
 	Timeout time.Duration
 
-	// The most connections to the server; 0 means ten for each CPU.
+	// The most connections for requests to each server; 0 means ten for each
+	// CPU.
 	PoolSize int
+
+	// Decides while a server can't be asked. It follows the levels that the
+	// servers report, and so goes on where they stopped; when they are back they
+	// go on where it stopped. With nil, Take returns an error instead.
+	Fallback *Memory
+
+	// Is told what an operator should know, if not nil. It must return soon, and
+	// may be called from several goroutines at once.
+	Report func(Event)
 }
 
-// Redis is a Store that keeps its buckets in a Redis server, so that any
-// number of processes share them. A request is decided by one call of a
-// script, on the server's clock.
+// Redis is a Store that keeps its buckets in Redis servers, so that any number
+// of processes share them. A request is decided by one call of a script, on
+// the server's clock.
+//
+// In a cluster all buckets of one key lie in one slot. A request with several
+// keys is decided by a call for each of them, side by side; if one denies, what
+// the others charged is given back.
 type Redis struct {
-	client  *redis.Client
-	prefix  string
-	timeout time.Duration
-	script  string
-	sha     string
+	keys     keys
+	timeout  time.Duration
+	fallback *Memory
+	servers  servers
+	script   *script // that decides
 }
 
 // NewRedis returns a store in the given Redis. It does not connect yet.
 func NewRedis(opt RedisOptions) *Redis {
-	client := redis.NewClient(&redis.Options{
-		Network:  opt.Network,
-		Addr:     opt.Address,
-		Username: opt.Username,
-		Password: opt.Password,
-		DB:       opt.DB,
-		PoolSize: opt.PoolSize,
-
-		// A script that charges must run at most once, whatever becomes of
-		// its answer.
-		MaxRetries: -1,
-
-		// The context of a call bounds whatever it has to wait for.
-		ContextTimeoutEnabled: true,
-		DialTimeout:           opt.Timeout,
-		ReadTimeout:           opt.Timeout,
-		DialerRetries:         1,
-
-		// One round trip to greet instead of up to four.
-		DisableIdentity:          true,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
-	return newRedis(client, opt, takeScript)
-}
-
-func newRedis(client *redis.Client, opt RedisOptions, script string) *Redis {
-	sum := sha1.Sum([]byte(script))
-	return &Redis{
-		client:  client,
-		prefix:  opt.KeyPrefix,
-		timeout: opt.Timeout,
-		script:  script,
-		sha:     hex.EncodeToString(sum[:]),
+	r := &Redis{
+		keys:     keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
+		timeout:  opt.Timeout,
+		fallback: opt.Fallback,
+		script:   takeScript,
 	}
+	if opt.MasterName == "" && (opt.Cluster || len(opt.Addresses) > 1) {
+		r.servers = newCluster(opt)
+	} else {
+		r.servers = newSingle(opt)
+	}
+	return r
 }
 
-// Close closes all connections. Calls under way fail.
-func (r *Redis) Close() error { return r.client.Close() }
+// Connect begins to connect, so that the first request need not wait for it.
+func (r *Redis) Connect() { r.servers.connect() }
+
+// Close closes all connections. Later calls are decided as if the servers did
+// not answer.
+func (r *Redis) Close() error { return r.servers.close() }
+
+// ErrUnavailable is returned, wrapped, by Take if a server can't be asked.
+var ErrUnavailable = errors.New("no decision")
 
 // Take implements Store. It waits at most the store's timeout. When ctx is
 // cancelled meanwhile the request is decided all the same: abandoning it would
@@ -107,99 +113,221 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
 	defer cancel()
 
-	args := r.arguments(req)
-	reply, err := r.run(ctx, "evalsha", r.sha, args)
-	if redis.HasErrorPrefix(err, "NOSCRIPT") {
-		reply, err = r.run(ctx, "eval", r.script, args)
+	var few [8]outcome
+	var outcomes []outcome
+	var err error
+	if r.servers.one() || !req.severalKeys() {
+		outcomes, err = r.decide(ctx, req, few[:0])
+	} else {
+		outcomes, err = r.decideApart(ctx, req, req.byKey())
 	}
 	if err != nil {
-		return dst, r.explain(err)
+		return dst, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	return req.decisions(reply, dst)
+	return req.decisions(outcomes, dst), nil
 }
 
-// run runs the script once.
-func (r *Redis) run(ctx context.Context, command, script string, args []any) ([]int64, error) {
-	args[0], args[1] = command, script
-	cmd := redis.NewIntSliceCmd(ctx, args...)
-	cmd.SetFirstKeyPos(3)
-	if err := r.client.Process(ctx, cmd); err != nil {
-		return nil, err
+// decide decides a request whose buckets lie together: on their server, or in
+// this process if that can't be asked. It appends to dst.
+func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outcome, error) {
+	fallback := r.fallback
+	if req.NoFallback {
+		fallback = nil
 	}
-	return cmd.Val(), nil
-}
-
-// arguments returns the call that decides req, see take.lua. The command and
-// the script, its first two words, are left to be filled in.
-func (r *Redis) arguments(req Request) []any {
-	args := make([]any, 3, 5+6*len(req.Buckets))
-	args[2] = len(req.Buckets)
-	for i := range req.Buckets {
-		args = append(args, r.key(&req.Buckets[i]))
+	var owed []state
+	if fallback != nil {
+		owed = fallback.owed(req.Buckets)
 	}
-	args = append(args, len(req.Buckets), flag(req.Accounting == Each))
-	for _, b := range req.Buckets {
-		args = append(args, b.Limit.Size, b.Limit.rate(), b.Limit.DripSize, b.Cost, flag(b.SizeVaries))
-	}
-	return args
-}
-
-// flag returns how the script is told a truth.
-func flag(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// key returns the name under which Redis keeps b: the prefix, in braces a
-// digest of whose bucket it is, what it limits, and the numbers that must not
-// mix, in base 36. The braces put all buckets of one key value into one slot
-// of a cluster.
-func (r *Redis) key(b *Bucket) string {
-	digest := sha256.Sum256([]byte(b.Key))
-	key := make([]byte, 0, len(r.prefix)+len(b.Name)+64)
-	key = append(key, r.prefix...)
-	key = append(key, '{')
-	key = base64.RawURLEncoding.AppendEncode(key, digest[:16])
-	key = append(key, '}', ':')
-	key = append(key, b.Name...)
-	key = append(key, ':')
-	if !b.SizeVaries {
-		key = strconv.AppendInt(key, b.Limit.Size, 36)
-	}
-	key = append(key, '.')
-	key = strconv.AppendInt(key, b.Limit.rate(), 36)
-	key = append(key, '.')
-	key = strconv.AppendInt(key, b.Limit.DripSize, 36)
-	return string(key)
-}
-
-// decisions appends what the script replied about req to dst.
-func (req Request) decisions(reply []int64, dst []Decision) ([]Decision, error) {
-	if len(reply) != 2*len(req.Buckets) {
-		return dst, fmt.Errorf("redis: reply of %d numbers to a request of %d buckets", len(reply), len(req.Buckets))
+	outcomes, err := r.ask(ctx, req, owed, dst)
+	switch {
+	case err == nil && fallback != nil:
+		for i, o := range outcomes[len(dst):] {
+			fallback.mirror(&req.Buckets[i], o.state, owed != nil && owed[i] != state{})
+		}
+		return outcomes, nil
+	case err == nil:
+		return outcomes, nil
+	case redis.IsTryAgainError(err) && len(req.Buckets) > 1:
+		// The slot is on its way to another server, and has buckets on both.
+		outcomes, err = r.decideApart(ctx, req, req.byBucket())
+		return append(dst, outcomes...), err
+	case fallback == nil:
+		return dst, err
 	}
 	before := len(dst)
-	for i := range req.Buckets {
-		b, ahead, slack := &req.Buckets[i], reply[2*i], reply[2*i+1]
-		denied := slack < 0
-		if denied {
-			slack = -1 - slack
-		}
-		if ahead < 0 || ahead > horizon || slack >= b.Limit.DripSize || ahead == 0 && slack > 0 {
-			return dst[:before], fmt.Errorf("redis: reply of %d, %d is no bucket", ahead, slack)
-		}
-		dst = append(dst, b.Limit.decision(state{clear: ahead, slack: slack}, 0, b.Cost, denied))
+	dst = fallback.take(req, dst, true)
+	for i := range dst[before:] {
+		dst[before+i].here = true
 	}
 	return dst, nil
 }
 
-// explain returns err in words for whoever runs the server.
-func (r *Redis) explain(err error) error {
-	opt := r.client.Options()
-	if timeout := net.Error(nil); errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
-		return fmt.Errorf("redis at %s did not answer within %v: %w", opt.Addr, r.timeout, err)
+// ask has req decided by the server on which its buckets lie. They are at least
+// at the levels that are owed, if any are.
+func (r *Redis) ask(ctx context.Context, req Request, owed []state, dst []outcome) ([]outcome, error) {
+	srv, reply, err := r.call(ctx, r.script, r.keys.takeArguments(req, owed))
+	if err != nil {
+		return dst, err
 	}
-	return fmt.Errorf("redis at %s: %w", opt.Addr, err)
+	outcomes, corrupt, err := req.outcomes(reply, dst)
+	if corrupt || err != nil {
+		f := srv.failure(errCorrupt)
+		if srv.guard.lapse(f); err != nil {
+			return dst, f
+		}
+	}
+	return outcomes, nil
+}
+
+// call runs a script on the server that has the first key in args.
+func (r *Redis) call(ctx context.Context, s *script, args []any) (*server, []int64, error) {
+	const hops = 3
+	srv, err := r.servers.of(ctx, args[firstKey].(string))
+	if err != nil {
+		return nil, nil, err
+	}
+	asking := false
+	for hop := 0; ; hop++ {
+		reply, err := srv.run(ctx, s, args, asking)
+		next, ask := r.servers.redirected(err)
+		if next == nil || hop == hops {
+			if f, ok := err.(*failure); ok && f.elsewhere { //nolint:errorlint // what run returns
+				srv.guard.lapse(f)
+			}
+			return srv, reply, err
+		}
+		srv, asking = next, ask
+	}
+}
+
+// part is some of a request's buckets that are decided together.
+type part struct {
+	Request
+	indexes []int // where its buckets stand in the whole request
+}
+
+// severalKeys reports whether the buckets are of more than one key.
+func (req Request) severalKeys() bool {
+	for i := range req.Buckets {
+		if req.Buckets[i].Key != req.Buckets[0].Key {
+			return true
+		}
+	}
+	return false
+}
+
+// byKey parts the request into one for each key.
+func (req Request) byKey() []part {
+	var parts []part
+next:
+	for i, b := range req.Buckets {
+		for j := range parts {
+			if parts[j].Buckets[0].Key == b.Key {
+				parts[j].add(b, i)
+				continue next
+			}
+		}
+		parts = append(parts, req.part(b, i))
+	}
+	return parts
+}
+
+// byBucket parts the request into one for each bucket.
+func (req Request) byBucket() []part {
+	parts := make([]part, len(req.Buckets))
+	for i, b := range req.Buckets {
+		parts[i] = req.part(b, i)
+	}
+	return parts
+}
+
+// part returns a part of the request that has one bucket.
+func (req Request) part(b Bucket, index int) part {
+	p := part{Request: req}
+	p.Buckets = nil
+	p.add(b, index)
+	return p
+}
+
+// add adds a bucket to the part.
+func (p *part) add(b Bucket, index int) {
+	p.Buckets = append(p.Buckets, b)
+	p.indexes = append(p.indexes, index)
+}
+
+// decideApart decides the parts of req side by side. If then the request is
+// denied, or undecided, what some of them charged is given back.
+func (r *Redis) decideApart(ctx context.Context, req Request, parts []part) ([]outcome, error) {
+	outcomes := make([]outcome, len(req.Buckets))
+	errs := make([]error, len(parts))
+	var wg sync.WaitGroup
+	for i, p := range parts {
+		wg.Go(func() {
+			decided, err := r.decide(ctx, p.Request, nil)
+			for j, o := range decided {
+				outcomes[p.indexes[j]] = o
+			}
+			errs[i] = err
+		})
+	}
+	wg.Wait()
+
+	err := errors.Join(errs...)
+	denied := false
+	for i := range outcomes {
+		denied = denied || outcomes[i].denied
+	}
+	if err == nil && (!denied || req.Accounting == Each) {
+		return outcomes, nil
+	}
+	var charged []int
+	for i, p := range parts {
+		if errs[i] == nil && !anyDenied(outcomes, p.indexes) {
+			charged = append(charged, p.indexes...)
+		}
+	}
+	r.giveBack(ctx, req, outcomes, charged)
+	return outcomes, err
+}
+
+// anyDenied reports whether one of the outcomes at indexes is a denial.
+func anyDenied(outcomes []outcome, indexes []int) bool {
+	for _, i := range indexes {
+		if outcomes[i].denied {
+			return true
+		}
+	}
+	return false
+}
+
+// giveBack takes what the buckets at the given indexes were charged out of them
+// again. It waits for that until ctx ends; what is still under way then goes on
+// for as long again. Units that can't be given back stay charged.
+func (r *Redis) giveBack(ctx context.Context, req Request, outcomes []outcome, indexes []int) {
+	var wg sync.WaitGroup
+	for _, i := range indexes {
+		b, o := &req.Buckets[i], &outcomes[i]
+		o.state = b.Limit.remove(o.state, 0, b.Cost)
+		if r.fallback != nil && !req.NoFallback {
+			r.fallback.giveBack(b, o.here)
+		}
+		if o.here {
+			continue
+		}
+		args := r.keys.giveBackArguments(b)
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
+			defer cancel()
+			_, _, _ = r.call(ctx, giveBackScript, args)
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
 }

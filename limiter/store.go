@@ -27,6 +27,10 @@ type Request struct {
 
 	// What is charged when some buckets have room and others do not.
 	Accounting Accounting
+
+	// Whether to return an error if the server that should decide can't be
+	// asked, and not let buckets in this process decide meanwhile.
+	NoFallback bool
 }
 
 // Bucket is one bucket and what a request adds to it. Its Name, Limit and Key
@@ -91,6 +95,15 @@ func (req Request) validate() error {
 		}
 	}
 	return nil
+}
+
+// decisions appends what became of the buckets to dst.
+func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
+	for i, o := range outcomes {
+		b := &req.Buckets[i]
+		dst = append(dst, b.Limit.decision(o.state, 0, b.Cost, o.denied))
+	}
+	return dst
 }
 
 // errTwice refuses a request that would be checked against a bucket twice and

@@ -8,9 +8,12 @@
 -- ARGV   for each group: how many buckets it has, and 1 if each bucket that
 --        has room is charged even if another denies, 0 if all are or none;
 --        then for each bucket: size, drip rate, drip size, cost, and 1 if the
---        size may differ from request to request, else 0
--- reply  for each bucket: the time until it runs empty, and its slack, or
---        -1 - slack if it denies
+--        size may differ from request to request, else 0; or 2 more, and then
+--        a time until it runs empty and a slack that it has at least: it was
+--        charged elsewhere while this server could not be asked
+-- reply  for each bucket: the time until it runs empty, t, or -1 - t if its key
+--        held something else than a bucket; and its slack, s, or -1 - s if it
+--        denies
 --
 -- A key holds the time at which its bucket runs empty, and behind a colon the
 -- slack, if there is any: the units by which the last drip before that time
@@ -32,10 +35,11 @@ while ARGV[arg] do
 
   -- What each bucket holds, and what it would hold with the request in it.
   local admitted = true
-  local holds, slacks, fits, filled, left, changed = {}, {}, {}, {}, {}, {}
+  local holds, slacks, fits, filled, left, changed, foreign = {}, {}, {}, {}, {}, {}, {}
   for i = 1, buckets do
     local size, rate, drip = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
-    local cost, varies = tonumber(ARGV[arg + 3]), ARGV[arg + 4] == '1'
+    local cost, flags = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
+    local varies, owed = flags % 2 == 1, flags >= 2
     arg = arg + 5
 
     local clear, slack = now, 0
@@ -46,18 +50,28 @@ while ARGV[arg] do
       if not c then
         c, s = match(value, '^(%d+):(%d+)$')
       end
-      if c then
-        c, s = tonumber(c), tonumber(s)
-        if c > now and c - now <= HORIZON and s < drip then
-          clear, slack = c, s
-        end
+      c, s = tonumber(c), tonumber(s)
+      if not c or c - now > HORIZON or s >= drip then
+        foreign[i] = true
+      elseif c > now then
+        clear, slack = c, s
       end
       local drips = ceil(size / drip)
       if not varies and clear - now > drips * rate + STEP_BACK then
         clear, slack, changed[i] = now + drips * rate, drips * drip - size, true
       end
-    elseif value and not match(value.err, '^WRONGTYPE') then
-      return value
+    elseif value then
+      if not match(value.err, '^WRONGTYPE') then
+        return value
+      end
+      foreign[i] = true
+    end
+    if owed then
+      local c, s = now + tonumber(ARGV[arg]), tonumber(ARGV[arg + 1])
+      arg = arg + 2
+      if c > clear then
+        clear, slack, changed[i] = c, s, true
+      end
     end
 
     fits[i] = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
@@ -78,7 +92,7 @@ while ARGV[arg] do
       local value = slack == 0 and format('%.0f', clear) or format('%.0f:%.0f', clear, slack)
       redis.call('SET', KEYS[key + i], value, 'PXAT', format('%.0f', ceil(clear / 1000)))
     end
-    reply[#reply + 1] = clear - now
+    reply[#reply + 1] = foreign[i] and now - clear - 1 or clear - now
     reply[#reply + 1] = fits[i] and slack or -1 - slack
   end
   key = key + buckets

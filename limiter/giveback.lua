@@ -1,0 +1,31 @@
+-- Takes units out of a leaky bucket again that a request was charged before it
+-- was denied by a bucket in another slot of the cluster.
+--
+-- KEYS   the bucket's key
+-- ARGV   its drip rate in µs, its drip size, and the units
+-- reply  nothing
+--
+-- What a key holds is told in take.lua.
+
+local value = redis.call('GET', KEYS[1])
+if not value then
+  return {}
+end
+local clear, slack = string.match(value, '^(%d+):?(%d*)$')
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+clear, slack = tonumber(clear), tonumber(slack) or 0
+if not clear or clear <= now then
+  return {}
+end
+
+local rate, drip, units = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local drips = math.floor((slack + units) / drip)
+clear, slack = clear - drips * rate, slack + units - drips * drip
+if clear <= now then
+  clear, slack = now, 0
+end
+value = slack == 0 and string.format('%.0f', clear) or string.format('%.0f:%.0f', clear, slack)
+-- Already past, for an empty bucket: it expires at once, or counts as empty.
+redis.call('SET', KEYS[1], value, 'PXAT', string.format('%.0f', math.ceil(clear / 1000)))
+return {}
