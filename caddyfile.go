@@ -10,6 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 func init() {
@@ -39,6 +40,7 @@ func init() {
 //
 //		accounting   atomic | each
 //		headers      x-ratelimit | ratelimit | off ...
+//		on_error     fallback | allow | deny
 //	}
 //
 // A limit within takes the options above the blank line.
@@ -79,6 +81,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 	}
 	if h != nil {
 		values["accounting"] = &h.Accounting
+		values["on_error"] = &h.OnError
 	}
 	seen := make(map[string]bool)
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
@@ -102,7 +105,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 			child := &Limit{Name: args[0]}
 			l.Limits = append(l.Limits, child)
 			err = parseLimit(helper, child, nil)
-		case h == nil && (option == "accounting" || option == "headers"):
+		case h == nil && (option == "accounting" || option == "headers" || option == "on_error"):
 			return helper.Errf("%s: got it in limit %q, want it in the rate_limit block itself: it is of the whole handler",
 				option, l.Name)
 		case option == "headers":
@@ -114,27 +117,30 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 				"with size for events and drip_rate for the window divided by them")
 		default:
 			return helper.Errf("%s: got an unknown option, want one of key, size, drip_rate, drip_size, cost, factor, "+
-				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers", word(option))
+				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers, on_error",
+				word(option))
+		}
+		if err == nil && option != "match" && option != "limit" {
+			err = parseEnd(helper.Dispenser, option)
 		}
 		if err != nil {
 			return err
-		}
-		if option != "match" && option != "limit" && helper.NextBlock(helper.Nesting()) {
-			return helper.Errf("%s: got a block, want it in one line", option)
 		}
 	}
 	return nil
 }
 
-// parseArgument parses the one argument of an option. Its errors do not show a
-// password.
+// secrets are the options whose values errors do not show.
+var secrets = []string{"password", "sentinel_password", "key_secret"}
+
+// parseArgument parses the one argument of an option.
 func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	option := d.Val()
 	args := d.RemainingArgs()
 	switch {
 	case len(args) == 1 && args[0] != "":
 		return args[0], nil
-	case option == "password" && len(args) > 1:
+	case slices.Contains(secrets, option) && len(args) > 1:
 		return "", d.Errf("%s: got %d words, want one, in quotes if there are spaces in it", option, len(args))
 	}
 	return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))
@@ -170,14 +176,28 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 // parseApp parses the global option:
 //
 //	rate_limit {
-//		redis <address> {
-//			username   <user>
-//			password   <password>
-//			db         <n>
-//			key_prefix <prefix>
-//			timeout    <duration>
-//			pool_size  <n>
+//		redis <address>... {
+//			username          <user>
+//			password          <password>
+//			db                <n>
+//			cluster
+//			master_name       <name>
+//			sentinel_username <user>
+//			sentinel_password <password>
+//			tls
+//			tls_client_auth   <cert_file> <key_file> | <automate_name>
+//			tls_server_name   <name>
+//			tls_trust_pool    <module...>
+//			tls_insecure_skip_verify
+//			key_prefix        <prefix>
+//			key_secret        <secret>
+//			timeout           <duration>
+//			pool_size         <n>
 //		}
+//		memory {
+//			max_keys <n>
+//		}
+//		on_error fallback | allow | deny
 //	}
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
@@ -188,27 +208,70 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		return nil, d.Errf("rate_limit: got %q, want a block", d.Val())
 	}
 	app := new(App)
+	seen := make(map[string]bool)
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		switch option := d.Val(); option {
+		option := d.Val()
+		if seen[option] {
+			return nil, d.Errf("%s: got it twice, want it once", option)
+		}
+		seen[option] = true
+		var err error
+		switch option {
 		case "redis":
-			if app.Redis != nil {
-				return nil, d.Err("redis: got it twice, want it once")
-			}
 			app.Redis = new(Redis)
-			if err := parseRedis(d, app.Redis); err != nil {
-				return nil, err
+			err = parseRedis(d, app.Redis)
+		case "memory":
+			app.Memory = new(Memory)
+			err = parseMemory(d, app.Memory)
+		case "on_error":
+			if app.OnError, err = parseArgument(d); err == nil {
+				err = parseEnd(d, option)
 			}
 		default:
-			return nil, d.Errf("%s: got an unknown option, want redis", word(option))
+			return nil, d.Errf("%s: got an unknown option, want one of redis, memory, on_error", word(option))
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	return httpcaddyfile.App{Name: "rate_limit", Value: caddyconfig.JSON(app, nil)}, nil
 }
 
+// parseMemory parses the memory block.
+func parseMemory(d *caddyfile.Dispenser, m *Memory) (err error) {
+	if d.NextArg() {
+		return d.Errf("memory: got %q, want a block", d.Val())
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		switch option := d.Val(); {
+		case option != "max_keys":
+			return d.Errf("%s: got an unknown option, want max_keys", word(option))
+		case m.MaxKeys != 0:
+			return d.Errf("%s: got it twice, want it once", option)
+		}
+		if m.MaxKeys, err = parseInteger(d, 1, "a whole number from 1"); err != nil {
+			return err
+		}
+		if err := parseEnd(d, "max_keys"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // parseRedis parses the redis block.
 func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	if r.Addresses = d.RemainingArgs(); len(r.Addresses) == 0 {
-		return d.Err("redis: got no address, want redis <address>, such as localhost:6379")
+		return d.Err("redis: got no address, want redis <address>..., such as localhost:6379")
+	}
+	texts := map[string]*string{
+		"username":          &r.Username,
+		"password":          &r.Password,
+		"master_name":       &r.MasterName,
+		"sentinel_username": &r.SentinelUsername,
+		"sentinel_password": &r.SentinelPassword,
+		"key_prefix":        &r.KeyPrefix,
+		"key_secret":        &r.KeySecret,
 	}
 	seen := make(map[string]bool)
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
@@ -217,35 +280,113 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 			return d.Errf("%s: got it twice, want it once", option)
 		}
 		seen[option] = true
-		if known := []string{"username", "password", "db", "key_prefix", "timeout", "pool_size"}; !slices.Contains(known, option) {
-			return d.Errf("%s: got an unknown option, want one of %s", word(option), strings.Join(known, ", "))
+
+		var err error
+		switch option {
+		case "db":
+			r.DB, err = parseInteger(d, 0, "the number of a database, from 0")
+		case "pool_size":
+			r.PoolSize, err = parseInteger(d, 1, "a whole number from 1")
+		case "timeout":
+			r.Timeout, err = parseTimeout(d)
+		case "cluster":
+			r.Cluster, err = parseFlag(d)
+		case "tls", "tls_client_auth", "tls_server_name", "tls_trust_pool", "tls_insecure_skip_verify":
+			if r.TLS == nil {
+				r.TLS = new(reverseproxy.TLSConfig)
+			}
+			err = parseTLS(d, r.TLS)
+		default:
+			if texts[option] == nil {
+				return d.Errf("%s: got an unknown option, want one of username, password, db, cluster, "+
+					"master_name, sentinel_username, sentinel_password, tls, tls_client_auth, tls_server_name, "+
+					"tls_trust_pool, tls_insecure_skip_verify, key_prefix, key_secret, timeout, pool_size", word(option))
+			}
+			*texts[option], err = parseArgument(d)
 		}
-		text, err := parseArgument(d)
+		if err == nil && option != "tls_trust_pool" { // its module takes the block
+			err = parseEnd(d, option)
+		}
 		if err != nil {
 			return err
 		}
-		switch option {
-		case "username":
-			r.Username = text
-		case "password":
-			r.Password = text
-		case "db":
-			if r.DB, err = strconv.Atoi(text); err != nil || r.DB < 0 {
-				return d.Errf("db: got %q, want the number of a database, from 0", text)
-			}
-		case "key_prefix":
-			r.KeyPrefix = text
-		case "timeout":
-			timeout, err := caddy.ParseDuration(text)
-			if err != nil || timeout <= 0 {
-				return d.Errf("timeout: got %q, want a duration such as 50ms", text)
-			}
-			r.Timeout = caddy.Duration(timeout)
-		case "pool_size":
-			if r.PoolSize, err = strconv.Atoi(text); err != nil || r.PoolSize < 1 {
-				return d.Errf("pool_size: got %q, want a whole number from 1", text)
-			}
+	}
+	return nil
+}
+
+// parseTLS parses an option on TLS. They are those of the reverse proxy's
+// transport.
+func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
+	switch option := d.Val(); option {
+	case "tls":
+		_, err = parseFlag(d)
+	case "tls_insecure_skip_verify":
+		t.InsecureSkipVerify, err = parseFlag(d)
+	case "tls_server_name":
+		t.ServerName, err = parseArgument(d)
+	case "tls_client_auth":
+		switch args := d.RemainingArgs(); {
+		case len(args) == 1 && args[0] != "":
+			t.ClientCertificateAutomate = args[0]
+		case len(args) == 2 && args[0] != "" && args[1] != "":
+			t.ClientCertificateFile, t.ClientCertificateKeyFile = args[0], args[1]
+		default:
+			return d.Errf("tls_client_auth: got %q, want the files of a certificate and its key, "+
+				"or the name of one to automate", strings.Join(args, " "))
 		}
+	case "tls_trust_pool":
+		if !d.NextArg() {
+			return d.Err("tls_trust_pool: got nothing, want a module, such as file <path>")
+		}
+		name := d.Val()
+		pool, err := caddyfile.UnmarshalModule(d, "tls.ca_pool.source."+name)
+		if err != nil {
+			return err
+		}
+		t.CARaw = caddyconfig.JSONModuleObject(pool, "provider", name, nil)
+	}
+	return err
+}
+
+// parseFlag parses an option that stands alone.
+func parseFlag(d *caddyfile.Dispenser) (bool, error) {
+	if option := d.Val(); d.NextArg() {
+		return false, d.Errf("%s: got %q, want it alone", option, d.Val())
+	}
+	return true, nil
+}
+
+// parseInteger parses the argument of an option, a whole number.
+func parseInteger(d *caddyfile.Dispenser, least int, want string) (int, error) {
+	option := d.Val()
+	text, err := parseArgument(d)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least {
+		return 0, d.Errf("%s: got %q, want %s", option, text, want)
+	}
+	return n, nil
+}
+
+// parseTimeout parses the argument of the option timeout.
+func parseTimeout(d *caddyfile.Dispenser) (caddy.Duration, error) {
+	text, err := parseArgument(d)
+	if err != nil {
+		return 0, err
+	}
+	timeout, err := caddy.ParseDuration(text)
+	if err != nil || timeout <= 0 {
+		return 0, d.Errf("timeout: got %q, want a duration such as 50ms", text)
+	}
+	return caddy.Duration(timeout), nil
+}
+
+// parseEnd refuses a block behind an option.
+func parseEnd(d *caddyfile.Dispenser, option string) error {
+	if d.NextBlock(d.Nesting()) {
+		return d.Errf("%s: got a block, want it in one line", option)
 	}
 	return nil
 }

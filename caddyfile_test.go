@@ -221,7 +221,8 @@ const (
 	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
 	wantOutside  = `want it in the rate_limit block itself: it is of the whole handler`
 	wantOption   = `want one of key, size, drip_rate, drip_size, cost, factor, max, duration, ` +
-		`min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers`
+		`min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers, on_error`
+	wantPolicy    = `want fallback, allow or deny`
 	limitsNothing = `it limits nothing, want size, max or limits within it`
 )
 
@@ -438,6 +439,14 @@ func TestLimitErrors(t *testing.T) {
 			`size 1; headers X-RateLimit`,
 			`headers: got "X-RateLimit", want x-ratelimit, ratelimit or both, or off`,
 		},
+		{
+			`size 1; limit a {; size 1; on_error deny; }`,
+			`on_error: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`,
+		},
+		{`size 1; on_error refuse`, `on_error: got "refuse", ` + wantPolicy},
+		{`size 1; on_error {query.a}`, `on_error: got "{http.request.uri.query.a}", ` + wantPolicy},
+		{`size 1; on_error allow deny`, `on_error: got "allow deny", want one value, at Caddyfile:4`},
+		{`size 1; on_error allow {; x; }`, `on_error: got a block, want it in one line, at Caddyfile:5`},
 		{`size 1; headers off {; on; }`, `headers: got a block, want it in one line, at Caddyfile:5`},
 
 		// Matchers.
@@ -505,7 +514,7 @@ func TestOptionsOnce(t *testing.T) {
 	limit := []string{
 		`key a`, `size 1`, `drip_rate 1s`, `drip_size 1`, `cost 1`, `factor 1`, `max 1`, `duration 1s`,
 		`min_interval 1s`, `ipv4_prefix 24`, `ipv6_prefix 48`, `match /a`, `match *`, `accounting each`,
-		`headers off`,
+		`headers off`, `on_error deny`,
 	}
 	for _, option := range limit {
 		name, _, _ := strings.Cut(option, " ")
@@ -514,7 +523,11 @@ func TestOptionsOnce(t *testing.T) {
 			wantError(t, err, name+": got it twice, want it once, at Caddyfile:4")
 		})
 	}
-	redis := []string{`username u`, `password p`, `db 1`, `key_prefix p`, `timeout 1s`, `pool_size 1`}
+	redis := []string{
+		`username u`, `password p`, `db 1`, `cluster`, `master_name m`, `sentinel_username u`,
+		`sentinel_password p`, `tls`, `tls_client_auth a b`, `tls_server_name n`, `tls_trust_pool system`,
+		`tls_insecure_skip_verify`, `key_prefix p`, `key_secret s`, `timeout 1s`, `pool_size 1`,
+	}
 	for _, option := range redis {
 		name, _, _ := strings.Cut(option, " ")
 		t.Run("redis "+option, func(t *testing.T) {
@@ -524,12 +537,24 @@ func TestOptionsOnce(t *testing.T) {
 	}
 }
 
+// Guards the options of the app in the same way.
+func TestAppOptionsOnce(t *testing.T) {
+	for block, want := range map[string]string{
+		`redis a:1; redis b:2`:                `redis: got it twice, want it once, at Caddyfile:4`,
+		`on_error deny; on_error deny`:        `on_error: got it twice, want it once, at Caddyfile:4`,
+		`memory; memory`:                      `memory: got it twice, want it once, at Caddyfile:4`,
+		`memory {; max_keys 1; max_keys 1; }`: `max_keys: got it twice, want it once, at Caddyfile:5`,
+	} {
+		t.Run(block, func(t *testing.T) { wantError(t, validateCaddyfile(inApp(block)), want) })
+	}
+}
+
 // Guards that no option is given without a value, or with an empty one, which
 // an unset {$VARIABLE} leaves behind.
 func TestOptionsNeedValues(t *testing.T) {
 	limit := []string{
 		"key", "size", "drip_rate", "drip_size", "cost", "factor", "max", "duration", "min_interval",
-		"ipv4_prefix", "ipv6_prefix", "accounting",
+		"ipv4_prefix", "ipv6_prefix", "accounting", "on_error",
 	}
 	for _, option := range limit {
 		for _, empty := range []string{``, ` ""`, ` {$RATE_LIMIT_TEST_UNSET}`} {
@@ -539,7 +564,11 @@ func TestOptionsNeedValues(t *testing.T) {
 			})
 		}
 	}
-	for _, option := range []string{"username", "password", "db", "key_prefix", "timeout", "pool_size"} {
+	redis := []string{
+		"username", "password", "db", "master_name", "sentinel_username", "sentinel_password",
+		"tls_server_name", "key_prefix", "key_secret", "timeout", "pool_size",
+	}
+	for _, option := range redis {
 		for _, empty := range []string{``, ` ""`, ` {$RATE_LIMIT_TEST_UNSET}`} {
 			t.Run("redis "+option+empty, func(t *testing.T) {
 				err := validateCaddyfile(inApp("redis localhost:6379 {; " + option + empty + "; }"))
@@ -717,27 +746,79 @@ func TestLimitsOfOnePath(t *testing.T) {
 // Guards that what is wrong in the global option is told in one line that names
 // the option, what it got and what would be right.
 func TestGlobalOptionErrors(t *testing.T) {
-	const wantAddress = `want host:port, the path of a unix socket, or a redis:// or unix:// URL`
-	const wantRedis = `want one of username, password, db, key_prefix, timeout, pool_size`
+	const wantRedis = `want one of username, password, db, cluster, master_name, sentinel_username, ` +
+		`sentinel_password, tls, tls_client_auth, tls_server_name, tls_trust_pool, tls_insecure_skip_verify, ` +
+		`key_prefix, key_secret, timeout, pool_size`
+	const wantCertificate = `want the files of a certificate and its key, or the name of one to automate`
 	tests := []struct{ block, want string }{
-		{`storage x`, `storage: got an unknown option, want redis, at Caddyfile:3`},
-		{`size 10`, `size: got an unknown option, want redis, at Caddyfile:3`},
-		{`redis`, `redis: got no address, want redis <address>, such as localhost:6379, at Caddyfile:3`},
+		{`storage x`, `storage: got an unknown option, want one of redis, memory, on_error, at Caddyfile:3`},
+		{`size 10`, `size: got an unknown option, want one of redis, memory, on_error, at Caddyfile:3`},
+		{`redis`, `redis: got no address, want redis <address>..., such as localhost:6379, at Caddyfile:3`},
 		{
 			`redis {; db 1; }`,
-			`redis: got no address, want redis <address>, such as localhost:6379, at Caddyfile:3`,
+			`redis: got no address, want redis <address>..., such as localhost:6379, at Caddyfile:3`,
 		},
 		{
 			`redis {$RATE_LIMIT_TEST_UNSET}`,
-			`redis: got no address, want redis <address>, such as localhost:6379, at Caddyfile:3`,
+			`redis: got no address, want redis <address>..., such as localhost:6379, at Caddyfile:3`,
 		},
-		{`redis a:1; redis b:2`, `redis: got it twice, want it once, at Caddyfile:4`},
-		{`redis a:1 b:2`, `redis: addresses: got 2, want exactly one`},
 		{`redis a`, `redis: address: got "a", ` + wantAddress},
 		{`redis ""`, `redis: address: got "", ` + wantAddress},
 		{`redis {query.a}`, `redis: address: unrecognized placeholder {query.a}`},
 		{`redis a:1 {; address b:2; }`, `address: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
-		{`redis a:1 {; tls; }`, `tls: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
+		{`redis a:1 {; sentinel; }`, `sentinel: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
+		{`redis a:1 {; tls_curves x; }`, `tls_curves: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
+		{`redis a:1 {; cluster yes; }`, `cluster: got "yes", want it alone, at Caddyfile:4`},
+		{`redis a:1 {; cluster {; x; }; }`, `cluster: got a block, want it in one line, at Caddyfile:5`},
+		{`redis a:1 {; db 1 {; x; }; }`, `db: got a block, want it in one line, at Caddyfile:5`},
+		{`redis a:1 {; tls internal; }`, `tls: got "internal", want it alone, at Caddyfile:4`},
+		{
+			`redis a:1 {; tls_insecure_skip_verify off; }`,
+			`tls_insecure_skip_verify: got "off", want it alone, at Caddyfile:4`,
+		},
+		{`redis a:1 {; tls_server_name a b; }`, `tls_server_name: got "a b", want one value, at Caddyfile:4`},
+		{`redis a:1 {; tls_client_auth; }`, `tls_client_auth: got "", ` + wantCertificate + `, at Caddyfile:4`},
+		{
+			`redis a:1 {; tls_client_auth a ""; }`,
+			`tls_client_auth: got "a ", ` + wantCertificate + `, at Caddyfile:4`,
+		},
+		{
+			`redis a:1 {; tls_client_auth a b c; }`,
+			`tls_client_auth: got "a b c", ` + wantCertificate + `, at Caddyfile:4`,
+		},
+		{
+			`redis a:1 {; tls_client_auth /nonexistent/c /nonexistent/k; }`,
+			`redis: tls: loading client certificate key pair: open /nonexistent/c: no such file or directory`,
+		},
+		{
+			`redis a:1 {; tls_trust_pool; }`,
+			`tls_trust_pool: got nothing, want a module, such as file <path>, at Caddyfile:4`,
+		},
+		{
+			`redis a:1 {; tls_trust_pool nope; }`,
+			`getting module named 'tls.ca_pool.source.nope': ` +
+				`module not registered: tls.ca_pool.source.nope, at Caddyfile:4`,
+		},
+		{`redis a:1 {; tls_trust_pool file; }`, `no certificates specified, at Caddyfile:4`},
+		{
+			`redis a:1 {; tls_trust_pool file {; nope; }; }`,
+			`unrecognized directive: nope, at Caddyfile:5`,
+		},
+		{
+			`redis a:1 {; tls_trust_pool file /nonexistent/ca; }`,
+			`redis: tls: failed to load ca module: loading module 'file': provision tls.ca_pool.source.file: ` +
+				`reading /nonexistent/ca: open /nonexistent/ca: no such file or directory`,
+		},
+		{`redis /s {; tls; }`, `redis: tls: got it with a unix socket, want it with host:port or a URL of it`},
+		{`redis a:1 b:1 {; db 1; }`, `redis: db: got "1", want none with a cluster, which has only 0`},
+		{
+			`redis a:1 {; sentinel_password my secret; }`,
+			`sentinel_password: got 2 words, want one, in quotes if there are spaces in it, at Caddyfile:4`,
+		},
+		{
+			`redis a:1 {; key_secret my secret; }`,
+			`key_secret: got 2 words, want one, in quotes if there are spaces in it, at Caddyfile:4`,
+		},
 		{
 			`redis a:1 {; password my secret; }`,
 			`password: got 2 words, want one, in quotes if there are spaces in it, at Caddyfile:4`,
@@ -765,6 +846,25 @@ func TestGlobalOptionErrors(t *testing.T) {
 			`redis a:1 {; pool_size many; }`,
 			`pool_size: got "many", want a whole number from 1, at Caddyfile:4`,
 		},
+		{`memory 5`, `memory: got "5", want a block, at Caddyfile:3`},
+		{`memory {; size 5; }`, `size: got an unknown option, want max_keys, at Caddyfile:4`},
+		{`memory {; max_keys; }`, `max_keys: got "", want one value, at Caddyfile:4`},
+		{`memory {; max_keys 0; }`, `max_keys: got "0", want a whole number from 1, at Caddyfile:4`},
+		{`memory {; max_keys -1; }`, `max_keys: got "-1", want a whole number from 1, at Caddyfile:4`},
+		{`memory {; max_keys 1e6; }`, `max_keys: got "1e6", want a whole number from 1, at Caddyfile:4`},
+		{`memory {; max_keys 1 2; }`, `max_keys: got "1 2", want one value, at Caddyfile:4`},
+		{`memory {; max_keys 1 {; x; }; }`, `max_keys: got a block, want it in one line, at Caddyfile:5`},
+		{`on_error`, `on_error: got "", want one value, at Caddyfile:3`},
+		{`on_error retry`, `on_error: got "retry", ` + wantPolicy},
+		{`on_error Deny`, `on_error: got "Deny", ` + wantPolicy},
+		{`on_error {env.HOME}`, `on_error: got "{env.HOME}", ` + wantPolicy},
+		{`on_error allow deny`, `on_error: got "allow deny", want one value, at Caddyfile:3`},
+		{`on_error allow {; x; }`, `on_error: got a block, want it in one line, at Caddyfile:4`},
+		{`on_error allow`, ``},
+		{`memory; on_error fallback`, ``},
+		{`memory {; max_keys 1; }; on_error deny; redis a:1`, ``},
+		{`redis a:1 {; cluster; tls; }`, ``},
+		{`redis rediss://a {; tls_server_name b; tls_trust_pool system; }`, ``},
 		{`redis a:1`, ``},
 		{`redis a:1 {; }`, ``},
 		{`redis a:1 {; timeout 1ms; pool_size 1; db 0; key_prefix x; }`, ``},
@@ -801,6 +901,9 @@ func TestErrorsAreOneLine(t *testing.T) {
 		"option of the app":  inApp("\"a\nb\" c"),
 		"option of redis":    inApp("redis a:1 {; \"a\nb\" c; }"),
 		"address":            inApp("redis \"a\nb\""),
+		"policy":             inApp("on_error \"a\nb\""),
+		"option of memory":   inApp("memory {; \"a\nb\" c; }"),
+		"client certificate": inApp("redis a:1 {; tls_client_auth \"a\nb\" c d; }"),
 		"key prefix":         inApp("redis a:1 {; key_prefix \"\n{\"; }"),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -921,6 +1024,12 @@ func TestJSONErrors(t *testing.T) {
 			`limit "default": key: got "a\x00b", want text or placeholders, such as {client_ip}, ` +
 				`or a word for one bucket for all`,
 		},
+		{`"limits":[{"size":5}],"on_error":"deny"`, ``},
+		{`"limits":[{"size":5}],"on_error":"{a}"`, `on_error: got "{a}", ` + wantPolicy},
+		{
+			`"limits":[{"size":5,"limits":[{"name":"a","size":5,"on_error":"deny"}]}]`,
+			`json: unknown field "on_error"`,
+		},
 		{`"limits":[{"size":5}],"accounting":"{a}"`, `accounting: got "{a}", want atomic or each`},
 		{
 			`"limits":[{"size":5}],"headers":["{a}"]`,
@@ -950,10 +1059,28 @@ func TestJSONAppErrors(t *testing.T) {
 		{`{"redis":{"addresses":["a:1"],"timeout":"1ms"}}`, ``},
 		{`{"limits":[]}`, `json: unknown field "limits"`},
 		{`{"redis":{"address":"a:1"}}`, `json: unknown field "address"`},
-		{`{"redis":{}}`, `redis: addresses: got 0, want exactly one`},
-		{`{"redis":{"addresses":null}}`, `redis: addresses: got 0, want exactly one`},
-		{`{"redis":{"addresses":[]}}`, `redis: addresses: got 0, want exactly one`},
-		{`{"redis":{"addresses":["a:1","b:2"]}}`, `redis: addresses: got 2, want exactly one`},
+		{`{"redis":{}}`, `redis: addresses: got none, want at least one`},
+		{`{"redis":{"addresses":null}}`, `redis: addresses: got none, want at least one`},
+		{`{"redis":{"addresses":[]}}`, `redis: addresses: got none, want at least one`},
+		{`{"redis":{"addresses":["a:1","b:2"]}}`, ``},
+		{`{"redis":{"addresses":["a:1"],"cluster":true,"tls":{}}}`, ``},
+		{`{"redis":{"addresses":["a:1"],"master_name":"m","sentinel_username":"u","sentinel_password":"p"}}`, ``},
+		{`{"redis":{"addresses":["rediss://a"],"tls":{"ca":{"provider":"system"}},"key_secret":"s"}}`, ``},
+		{`{"memory":{"max_keys":1},"on_error":"deny"}`, ``},
+		{`{"memory":{"max_keys":0},"on_error":""}`, ``},
+		{`{"memory":{},"on_error":"allow"}`, ``},
+		{`{"memory":{"keys":1}}`, `json: unknown field "keys"`},
+		{`{"memory":{"max_keys":-1}}`, `memory: max_keys: got "-1", want a whole number from 1`},
+		{`{"on_error":"retry"}`, `on_error: got "retry", ` + wantPolicy},
+		{
+			`{"redis":{"addresses":["a:1"],"tls":true}}`,
+			`json: cannot unmarshal bool into Go struct field Redis.redis.tls of type reverseproxy.TLSConfig`,
+		},
+		{`{"redis":{"addresses":["a:1"],"tls":{"verify":false}}}`, `json: unknown field "verify"`},
+		{
+			`{"redis":{"addresses":["a:1"],"tls":{"renegotiation":"x"}}}`,
+			`redis: tls: invalid TLS renegotiation level: x`,
+		},
 		{
 			`{"redis":{"addresses":["a:1"],"db":-1}}`,
 			`redis: db: got "-1", want the number of a database, from 0`,
@@ -1004,6 +1131,7 @@ func FuzzCaddyfile(f *testing.F) {
 		"", "{", "}", "{\n", "{\n}", "{\n}\n}", "{\nsize", "{\nsize {\n}\n}", "{\nlimit\n}",
 		"{\nlimit a {\nlimit b {\n", "@a b c {\n}", "{\nmatch {\n}\n}", "{\nmatch @a\n}",
 		"{\nmatch * {\n}\n}", "{\nmatch `{`\n}", "{\nkey <<A\nb\nA\n}", "{\nredis a {\ndb 1\n}\n}",
+		"{\nredis a {\ntls_trust_pool file a {\npem_file b\n}\ntls\n}\nmemory {\nmax_keys 1\n}\n}",
 		"{\nheaders\n}", "{\nimport x\n}", "{\nsize 1e999\n}", "\"\x00\" {\nsize \"\xff\"\n}",
 	} {
 		f.Add(block)

@@ -28,11 +28,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return next.ServeHTTP(w, r)
 	}
 
-	req := limiter.Request{Buckets: c.buckets, Accounting: h.accounting}
+	req := limiter.Request{
+		Buckets:    c.buckets,
+		Accounting: h.accounting,
+		NoFallback: h.onError != onErrorFallback,
+	}
 	decisions, err := h.store.Take(r.Context(), req, make([]limiter.Decision, 0, len(c.buckets)))
 	if err != nil {
-		h.logger.Error("no decision on a request, answering 503", zap.Error(err))
-		return h.refuse(w, r, refusal{http.StatusServiceUnavailable, err})
+		return h.undecided(w, r, next, err)
 	}
 
 	rec := recordOf(&c)
@@ -41,6 +44,24 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return h.refuse(w, r, refusal{http.StatusTooManyRequests, denial{c.paths[sum.Deciding], sum}})
 	}
 	return next.ServeHTTP(rec.wrap(w), r)
+}
+
+// undecided does what on_error says with a request on which there is no
+// decision. Nothing above DEBUG tells of a single one: that Redis is lost is
+// reported once, see report.
+func (h *Handler) undecided(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, err error) error {
+	switch {
+	case !errors.Is(err, limiter.ErrUnavailable): // not the store's fault
+		h.logger.Error("no decision on a request, answering 500", zap.Error(err))
+		return h.refuse(w, r, refusal{http.StatusInternalServerError, err})
+	case h.onError == onErrorAllow:
+		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, letting it pass"); c != nil {
+			c.Write(zap.Error(err))
+		}
+		return next.ServeHTTP(w, r)
+	}
+	w.Header().Set("Retry-After", "1")
+	return h.refuse(w, r, refusal{http.StatusServiceUnavailable, err})
 }
 
 // refusal is an answer of our own that keeps a request from the next handler.

@@ -10,11 +10,13 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -29,25 +31,54 @@ func init() {
 // they live in this process: each Caddy instance then limits for itself, and
 // limits start afresh when it does. Reloading the configuration keeps them.
 type App struct {
-	// The Redis server that keeps the buckets, so that every Caddy instance
-	// that uses it enforces the same limits.
+	// The Redis that keeps the buckets, so that every Caddy instance that uses
+	// it enforces the same limits.
 	Redis *Redis `json:"redis,omitempty"`
 
+	// The buckets in this process: all there are without Redis, and with it
+	// those that decide while it can't be asked.
+	Memory *Memory `json:"memory,omitempty"`
+
+	// What becomes of a request if Redis can't be asked, or does not answer in
+	// time; the option of the same name in a handler overrides it. One of:
+	//
+	// - `fallback` (default): buckets in this process decide, beginning with
+	//   the levels that Redis reported last. Each Caddy instance limits for
+	//   itself meanwhile.
+	// - `allow`: the request passes without being limited, and its response
+	//   gets no header fields.
+	// - `deny`: the request is refused with status 503 and `Retry-After`.
+	//
+	// The log tells when Redis is lost and when it is back. After a few failures
+	// it is no longer asked, but for a probe now and then, so that requests need
+	// not wait for it.
+	OnError string `json:"on_error,omitempty"`
+
+	taken       []any // keys of the references held in stores
 	store       limiter.Store
-	storeKey    any // of the reference held in stores; nil if none is
+	memory      *limiter.Memory
+	redis       *sharedRedis // nil without Redis
+	maxKeys     int
+	onError     onError
 	definitions *definitions
+	logger      *zap.Logger
 }
 
-// Redis is the Redis server that keeps the buckets. It has to be 7.0 or later.
+// Redis is the Redis that keeps the buckets: a single server, a cluster, or a
+// server that sentinels know. Servers have to be 7.0 or later.
 //
-// Addresses, `username` and `password` may hold `{env.*}` and `{file.*}`
-// placeholders. They are resolved when the configuration is loaded and only
-// kept unresolved; one that resolves to nothing is an error. Caddy does not
-// connect before the first request needs it.
+// Addresses, names, users, passwords and the secret may hold `{env.*}` and
+// `{file.*}` placeholders. They are resolved when the configuration is loaded
+// and only kept unresolved; one that resolves to nothing is an error. A
+// configuration loads whether Redis can be reached or not. Configurations with
+// equal settings share their connections.
 type Redis struct {
-	// The address of the server: `host:port`, the path of a unix socket, or a
-	// URL, `redis://[[user]:password@]host[:port][/db]` or
-	// `unix://[[user]:password@]/path`. There must be one.
+	// Where the servers are, each as `host:port`, the path of a unix socket, or
+	// a URL: `redis://[[user]:password@]host[:port][/db]`, the same with
+	// `rediss://` for TLS, or `unix://[[user]:password@]/path`. One is the
+	// server itself, several are servers of a cluster, and with `master_name`
+	// they are sentinels. All must be written in one form, and only a single
+	// server can be a unix socket.
 	Addresses []string `json:"addresses,omitempty"`
 
 	// The user to log in as. The server's default user if empty.
@@ -56,19 +87,59 @@ type Redis struct {
 	// The password to log in with.
 	Password string `json:"password,omitempty"`
 
-	// The number of the database. Default: 0.
+	// The number of the database. A cluster has only 0. Default: 0.
 	DB int `json:"db,omitempty"`
+
+	// Whether a single address is that of a cluster's server, which is asked for
+	// the others. Several addresses without `master_name` are a cluster anyway.
+	Cluster bool `json:"cluster,omitempty"`
+
+	// The name by which sentinels know the server. The addresses are then the
+	// sentinels', without users, passwords and databases; the port of a URL
+	// is 26379 if left out.
+	MasterName string `json:"master_name,omitempty"`
+
+	// The user to log in to the sentinels as. Their default user if empty.
+	SentinelUsername string `json:"sentinel_username,omitempty"`
+
+	// The password to log in to the sentinels with. Default: none, whatever the
+	// server's password is.
+	SentinelPassword string `json:"sentinel_password,omitempty"`
+
+	// Speaks TLS with the servers, and with sentinels. The options are those of
+	// the reverse proxy's transport; all may be left out: the system's roots are
+	// trusted, and certificates checked for the name in the server's address.
+	// Files are read when the configuration is loaded. Certificate and CA files
+	// that have changed by then make new connections. `handshake_timeout` and
+	// `except_ports` have no effect here. Default: TLS only with `rediss://`.
+	TLS *reverseproxy.TLSConfig `json:"tls,omitempty"`
 
 	// What the names of all keys begin with. It must not contain braces.
 	// Default: `rl:`.
 	KeyPrefix string `json:"key_prefix,omitempty"`
 
-	// The most a request may wait for Redis, everything included. If there is
-	// no answer by then, it is answered with status 503. Default: `50ms`.
+	// A secret to hash keys with, so that who can see Redis's keys can't find out
+	// by trying whose buckets they are. It must be the same on all Caddy
+	// instances; limits start afresh when it changes. Default: none, keys are
+	// plain digests.
+	KeySecret string `json:"key_secret,omitempty"`
+
+	// The most a request may wait for Redis, everything included, at least
+	// `1ms`. If there is no answer by then, `on_error` decides what becomes of
+	// it. Connections are made outside of it. Default: `50ms`.
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
-	// The most connections to the server. Default: 10 for each CPU.
+	// The most connections to each server. Default: 10 for each CPU.
 	PoolSize int `json:"pool_size,omitempty"`
+}
+
+// Memory is the buckets in this process.
+type Memory struct {
+	// The most buckets to hold. Once there is no room even after drained ones
+	// have left, keys that have no bucket yet share some of their limit, so that
+	// a flood of keys neither grows memory nor empties anyone's bucket. A
+	// million take less than 50 MB. Default: 1000000.
+	MaxKeys int `json:"max_keys,omitempty"`
 }
 
 // Handler limits how often clients may send requests, by leaky buckets.
@@ -111,7 +182,13 @@ type Handler struct {
 	// A denied request gets `Retry-After` in any case.
 	Headers []string `json:"headers,omitempty"`
 
+	// What becomes of a request if Redis can't be asked, or does not answer in
+	// time: `fallback`, `allow` or `deny`, see the app's option of the same name.
+	// Default: what the app says.
+	OnError string `json:"on_error,omitempty"`
+
 	store      limiter.Store
+	onError    onError
 	accounting limiter.Accounting
 	families   families
 	buckets    int // how many there are at most for one request
@@ -219,62 +296,51 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// stores holds the stores in use, so that handlers of one configuration share
-// one, and limits outlive reloads: a new configuration takes its reference
-// before the old one lets go of its own.
-var stores = caddy.NewUsagePool()
-
-// newMemory makes the store of this process. Tests replace it to move the
-// clock.
-var newMemory = func() *limiter.Memory { return limiter.NewMemory(nil) }
-
-// sharedStore is a store in the pool.
-type sharedStore struct{ limiter.Store }
-
-// Destruct closes the store's connections, if it has any.
-func (s sharedStore) Destruct() error {
-	if c, ok := s.Store.(interface{ Close() error }); ok {
-		return c.Close()
-	}
-	return nil
-}
-
-// Provision takes the store that the configuration names.
-func (a *App) Provision(caddy.Context) error {
+// Provision takes the stores that the configuration names.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.logger = ctx.Logger()
 	a.definitions = &definitions{named: make(map[string][]setting)}
-
-	var key any = "memory"
-	open := func() (caddy.Destructor, error) { return sharedStore{newMemory()}, nil }
-	if a.Redis != nil {
-		opt, err := a.Redis.options(caddy.NewReplacer())
-		if err != nil {
-			return fmt.Errorf("redis: %w", err)
-		}
-		key = opt
-		open = func() (caddy.Destructor, error) { return sharedStore{limiter.NewRedis(opt)}, nil }
-	}
-	store, _, err := stores.LoadOrNew(key, open)
+	var err error
+	a.onError, err = newConstant("on_error", or(a.OnError, string(onErrorFallback)), parseOnError)
 	if err != nil {
 		return err
 	}
-	a.storeKey, a.store = key, store.(sharedStore).Store
+	a.maxKeys = limiter.DefaultMaxKeys
+	if a.Memory != nil && a.Memory.MaxKeys != 0 {
+		a.maxKeys = a.Memory.MaxKeys
+	}
+	if a.maxKeys < 1 {
+		return fmt.Errorf("memory: %w", badOption("max_keys", strconv.Itoa(a.maxKeys), "a whole number from 1"))
+	}
+	a.takeMemory()
+	if a.Redis == nil {
+		return nil
+	}
+	opt, err := a.Redis.options(ctx)
+	if err != nil {
+		return fmt.Errorf("redis: %w", err)
+	}
+	a.takeRedis(opt)
 	return nil
 }
 
-// Cleanup lets go of the store. Caddy also calls it when Provision failed, and
-// then there may be none.
+// Cleanup lets go of what Provision and Start took. Caddy also calls it when
+// one of them failed, or was never called.
 func (a *App) Cleanup() error {
-	if a.storeKey == nil {
-		return nil
-	}
-	_, err := stores.Delete(a.storeKey)
-	return err
+	a.leave()
+	return a.release()
 }
 
-// Start does nothing: the app has no server of its own.
-func (*App) Start() error { return nil }
+// Start puts the app's settings in force and begins to connect to Redis.
+func (a *App) Start() error {
+	a.enter()
+	if a.redis != nil {
+		a.redis.connect()
+	}
+	return nil
+}
 
-// Stop does nothing.
+// Stop does nothing: requests may still be on their way.
 func (*App) Stop() error { return nil }
 
 // Provision makes the limits ready, and returns an error if an option of one
@@ -289,12 +355,16 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 
-	app, err := ctx.App("rate_limit")
+	loaded, err := ctx.App("rate_limit")
 	if err != nil {
 		return err
 	}
-	h.store = app.(*App).store
-	defs := app.(*App).definitions.inHandler()
+	app := loaded.(*App)
+	h.store = app.store
+	if h.onError, err = newConstant("on_error", or(h.OnError, string(app.onError)), parseOnError); err != nil {
+		return err
+	}
+	defs := app.definitions.inHandler()
 	if len(h.Limits) == 0 {
 		return errors.New("limits: got none, want at least one")
 	}
@@ -319,6 +389,24 @@ func parseAccounting(text string) (limiter.Accounting, string) {
 		return limiter.Each, ""
 	}
 	return 0, "atomic or each"
+}
+
+// onError is what becomes of a request on which Redis does not decide.
+type onError string
+
+const (
+	onErrorFallback onError = "fallback" // this process decides
+	onErrorAllow    onError = "allow"    // it passes
+	onErrorDeny     onError = "deny"     // it is refused
+)
+
+// parseOnError reads what becomes of such a request.
+func parseOnError(text string) (onError, string) {
+	switch o := onError(text); o {
+	case onErrorFallback, onErrorAllow, onErrorDeny:
+		return o, ""
+	}
+	return "", "fallback, allow or deny"
 }
 
 // Interface guards

@@ -5,57 +5,53 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
+
+const wantAddress = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
 
 // Guards what each form of an address stands for.
 func TestParseAddress(t *testing.T) {
 	tests := []struct {
 		address string
-		want    limiter.RedisOptions
+		want    address
 	}{
-		{"localhost:6379", limiter.RedisOptions{Network: "tcp", Address: "localhost:6379"}},
-		{"192.0.2.1:7000", limiter.RedisOptions{Network: "tcp", Address: "192.0.2.1:7000"}},
-		{"[::1]:6379", limiter.RedisOptions{Network: "tcp", Address: "[::1]:6379"}},
-		{"[fe80::1%eth0]:6379", limiter.RedisOptions{Network: "tcp", Address: "[fe80::1%eth0]:6379"}},
-		{"redis.example.com:1", limiter.RedisOptions{Network: "tcp", Address: "redis.example.com:1"}},
-		{"a:65535", limiter.RedisOptions{Network: "tcp", Address: "a:65535"}},
-		{"/run/redis.sock", limiter.RedisOptions{Network: "unix", Address: "/run/redis.sock"}},
-		{"/run/redis 1:2.sock", limiter.RedisOptions{Network: "unix", Address: "/run/redis 1:2.sock"}},
-		{"redis://a", limiter.RedisOptions{Network: "tcp", Address: "a:6379"}},
-		{"redis://a/", limiter.RedisOptions{Network: "tcp", Address: "a:6379"}},
-		{"redis://a:7000", limiter.RedisOptions{Network: "tcp", Address: "a:7000"}},
-		{"redis://a:7000/3", limiter.RedisOptions{Network: "tcp", Address: "a:7000", DB: 3}},
-		{"redis://[::1]:7000", limiter.RedisOptions{Network: "tcp", Address: "[::1]:7000"}},
-		{"redis://u@a:7000", limiter.RedisOptions{Network: "tcp", Address: "a:7000", Username: "u"}},
-		{"redis://:p@a:7000", limiter.RedisOptions{Network: "tcp", Address: "a:7000", Password: "p"}},
-		{
-			"redis://u:p@a:7000/15",
-			limiter.RedisOptions{Network: "tcp", Address: "a:7000", Username: "u", Password: "p", DB: 15},
-		},
-		{
-			"redis://u%3A:p%40%2F%25@a:7000",
-			limiter.RedisOptions{Network: "tcp", Address: "a:7000", Username: "u:", Password: "p@/%"},
-		},
-		{"unix:///run/redis.sock", limiter.RedisOptions{Network: "unix", Address: "/run/redis.sock"}},
-		{
-			"unix://u:p@/run/redis.sock",
-			limiter.RedisOptions{Network: "unix", Address: "/run/redis.sock", Username: "u", Password: "p"},
-		},
-		{
-			"unix://:p@/run/redis.sock",
-			limiter.RedisOptions{Network: "unix", Address: "/run/redis.sock", Password: "p"},
-		},
+		{"localhost:6379", address{form: formHostPort, server: "localhost:6379"}},
+		{"192.0.2.1:7000", address{form: formHostPort, server: "192.0.2.1:7000"}},
+		{"[::1]:6379", address{form: formHostPort, server: "[::1]:6379"}},
+		{"[fe80::1%eth0]:6379", address{form: formHostPort, server: "[fe80::1%eth0]:6379"}},
+		{"redis.example.com:1", address{form: formHostPort, server: "redis.example.com:1"}},
+		{"a:65535", address{form: formHostPort, server: "a:65535"}},
+		{"/run/redis.sock", address{form: formUnix, server: "/run/redis.sock"}},
+		{"/run/redis 1:2.sock", address{form: formUnix, server: "/run/redis 1:2.sock"}},
+		{"redis://a", address{form: formRedis, server: "a:1234"}},
+		{"redis://a/", address{form: formRedis, server: "a:1234"}},
+		{"redis://[::1]", address{form: formRedis, server: "[::1]:1234"}},
+		{"redis://a:7000", address{form: formRedis, server: "a:7000"}},
+		{"redis://a:7000/3", address{form: formRedis, server: "a:7000", db: 3}},
+		{"redis://[::1]:7000", address{form: formRedis, server: "[::1]:7000"}},
+		{"redis://u@a:7000", address{form: formRedis, server: "a:7000", username: "u"}},
+		{"redis://:p@a:7000", address{form: formRedis, server: "a:7000", password: "p"}},
+		{"redis://u:p@a:7000/15", address{formRedis, "a:7000", "u", "p", 15}},
+		{"redis://u%3A:p%40%2F%25@a:7000", address{formRedis, "a:7000", "u:", "p@/%", 0}},
+		{"rediss://a", address{form: formRediss, server: "a:1234"}},
+		{"rediss://[::1]:7000", address{form: formRediss, server: "[::1]:7000"}},
+		{"rediss://u:p@a:7000/15", address{formRediss, "a:7000", "u", "p", 15}},
+		{"unix:///run/redis.sock", address{form: formUnix, server: "/run/redis.sock"}},
+		{"unix://u:p@/run/redis.sock", address{formUnix, "/run/redis.sock", "u", "p", 0}},
+		{"unix://:p@/run/redis.sock", address{form: formUnix, server: "/run/redis.sock", password: "p"}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.address, func(t *testing.T) {
-			if got, err := parseAddress(caddy.NewReplacer(), tc.address); err != nil || got != tc.want {
+			if got, err := parseAddress(caddy.NewReplacer(), tc.address, "1234"); err != nil || got != tc.want {
 				t.Errorf("got %+v, %v\nwant %+v", got, err, tc.want)
 			}
 		})
@@ -65,7 +61,6 @@ func TestParseAddress(t *testing.T) {
 // Guards that an address which is none is refused, and shown without what may
 // be its password.
 func TestParseAddressErrors(t *testing.T) {
-	const want = `want host:port, the path of a unix socket, or a redis:// or unix:// URL`
 	tests := []struct{ address, shown string }{
 		{"", ""},
 		{"a", "a"},
@@ -87,7 +82,12 @@ func TestParseAddressErrors(t *testing.T) {
 		{"://", "://"},
 		{"http://a:6379", "http://a:6379"},
 		{"tcp://a:6379", "tcp://a:6379"},
-		{"rediss://a:6379", "rediss://a:6379"}, // not without TLS in its place
+		{"rediss://a:b", "rediss://…"},
+		{"rediss://a:0", "rediss://a:0"},
+		{"rediss://a/b", "rediss://a/b"},
+		{"rediss://a?skip_verify=1", "rediss://a?…"},
+		{"rediss://u:canary@a:b", "rediss://…@a:b"},
+		{"redis+tls://a:6379", "redis+tls://a:6379"},
 		{"redis://a:b", "redis://…"},
 		{"redis://u:canary", "redis://…"},
 		{"redis://:canary/0", "redis://…"},
@@ -112,11 +112,11 @@ func TestParseAddressErrors(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.address, func(t *testing.T) {
-			got, err := parseAddress(caddy.NewReplacer(), tc.address)
+			got, err := parseAddress(caddy.NewReplacer(), tc.address, "1234")
 			if err == nil {
 				t.Fatalf("got %+v, want an error", got)
 			}
-			if want := fmt.Sprintf("address: got %q, %s", tc.shown, want); err.Error() != want {
+			if want := fmt.Sprintf("address: got %q, %s", tc.shown, wantAddress); err.Error() != want {
 				t.Errorf("got error %q\nwant %q", err, want)
 			}
 		})
@@ -133,11 +133,8 @@ func TestRedisOptions(t *testing.T) {
 	if err := os.WriteFile(file, []byte("in a file\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	defaults := limiter.RedisOptions{
-		Network: "tcp", Address: "a:1", KeyPrefix: "rl:", Timeout: 50 * time.Millisecond,
-	}
 	with := func(change func(*limiter.RedisOptions)) limiter.RedisOptions {
-		opt := defaults
+		opt := limiter.RedisOptions{Addresses: []string{"a:1"}, KeyPrefix: "rl:", Timeout: 50 * time.Millisecond}
 		change(&opt)
 		return opt
 	}
@@ -146,17 +143,52 @@ func TestRedisOptions(t *testing.T) {
 		redis Redis
 		want  limiter.RedisOptions
 	}{
-		{"defaults", Redis{Addresses: []string{"a:1"}}, defaults},
+		{"defaults", Redis{Addresses: []string{"a:1"}}, with(func(*limiter.RedisOptions) {})},
 		{
-			"all options",
+			"all options of a server",
 			Redis{
 				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: 3,
-				KeyPrefix: "x", Timeout: 1e9, PoolSize: 4,
+				KeyPrefix: "x", KeySecret: "k", Timeout: 1e9, PoolSize: 4,
 			},
 			limiter.RedisOptions{
-				Network: "unix", Address: "/s", Username: "u", Password: "p", DB: 3,
-				KeyPrefix: "x", Timeout: time.Second, PoolSize: 4,
+				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: 3,
+				KeyPrefix: "x", KeySecret: "k", Timeout: time.Second, PoolSize: 4,
 			},
+		},
+		{
+			"all options of sentinels",
+			Redis{
+				Addresses: []string{"a:1", "b:1"}, MasterName: "m", SentinelUsername: "su", SentinelPassword: "sp",
+				Username: "u", Password: "p", DB: 3,
+			},
+			with(func(opt *limiter.RedisOptions) {
+				opt.Addresses, opt.MasterName = []string{"a:1", "b:1"}, "m"
+				opt.SentinelUsername, opt.SentinelPassword = "su", "sp"
+				opt.Username, opt.Password, opt.DB = "u", "p", 3
+			}),
+		},
+		{
+			"one sentinel, by a URL",
+			Redis{Addresses: []string{"redis://a"}, MasterName: "m"},
+			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.MasterName = []string{"a:26379"}, "m" }),
+		},
+		{
+			"seed of a cluster",
+			Redis{Addresses: []string{"a:1"}, Cluster: true},
+			with(func(opt *limiter.RedisOptions) { opt.Cluster = true }),
+		},
+		{
+			"several servers",
+			Redis{Addresses: []string{"a:1", "b:1", "a:2"}},
+			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.Cluster = []string{"a:1", "b:1", "a:2"}, true }),
+		},
+		{
+			"several servers, some with the user and password",
+			Redis{Addresses: []string{"redis://a", "redis://u@b", "redis://:p@c", "redis://u:p@d/0"}},
+			with(func(opt *limiter.RedisOptions) {
+				opt.Addresses, opt.Cluster = []string{"a:6379", "b:6379", "c:6379", "d:6379"}, true
+				opt.Username, opt.Password = "u", "p"
+			}),
 		},
 		{
 			"least timeout",
@@ -176,13 +208,19 @@ func TestRedisOptions(t *testing.T) {
 		{
 			"placeholders in all texts",
 			Redis{
-				Addresses: []string{"{env.RATE_LIMIT_TEST_HOST}:1"},
-				Username:  "{env.RATE_LIMIT_TEST_USER}",
-				Password:  "{env.RATE_LIMIT_TEST_PASSWORD}",
+				Addresses:        []string{"{env.RATE_LIMIT_TEST_HOST}:1"},
+				Username:         "{env.RATE_LIMIT_TEST_USER}",
+				Password:         "{env.RATE_LIMIT_TEST_PASSWORD}",
+				MasterName:       "m{env.RATE_LIMIT_TEST_USER}",
+				SentinelUsername: "su{env.RATE_LIMIT_TEST_USER}",
+				SentinelPassword: "sp{env.RATE_LIMIT_TEST_USER}",
+				KeySecret:        "k{env.RATE_LIMIT_TEST_USER}",
 			},
 			with(func(opt *limiter.RedisOptions) {
-				opt.Address, opt.Username = "example:1", "limiter"
+				opt.Addresses, opt.Username = []string{"example:1"}, "limiter"
 				opt.Password = "s3cret {env.RATE_LIMIT_TEST_USER}" // no placeholder is replaced twice
+				opt.MasterName, opt.KeySecret = "mlimiter", "klimiter"
+				opt.SentinelUsername, opt.SentinelPassword = "sulimiter", "splimiter"
 			}),
 		},
 		{
@@ -194,7 +232,7 @@ func TestRedisOptions(t *testing.T) {
 			"address that is a placeholder",
 			Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_URL}"}},
 			with(func(opt *limiter.RedisOptions) {
-				opt.Address, opt.Username, opt.Password, opt.DB = "a:7000", "u", "p", 2
+				opt.Addresses, opt.Username, opt.Password, opt.DB = []string{"a:7000"}, "u", "p", 2
 			}),
 		},
 		{
@@ -212,7 +250,7 @@ func TestRedisOptions(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			if got, err := tc.redis.options(caddy.NewReplacer()); err != nil || got != tc.want {
+			if got, err := tc.redis.options(caddy.Context{}); err != nil || !reflect.DeepEqual(got, tc.want) {
 				t.Errorf("got %+v, %v\nwant %+v", got, err, tc.want)
 			}
 		})
@@ -233,15 +271,124 @@ func TestRedisOptionsErrors(t *testing.T) {
 	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const wantAddress = `want host:port, the path of a unix socket, or a redis:// or unix:// URL`
 	const inTwo = `got one in the address too, want it in one place`
+	const onSocket = `got it with a unix socket, want it with host:port or a URL of it`
+	const ofSentinel = `want a sentinel's without user, password and database, which are options of their own`
 	tests := []struct {
 		name  string
 		redis Redis
 		want  string
 	}{
-		{"no address", Redis{}, `addresses: got 0, want exactly one`},
-		{"two addresses", Redis{Addresses: []string{"a:1", canary}}, `addresses: got 2, want exactly one`},
+		{"no address", Redis{}, `addresses: got none, want at least one`},
+		{"a second bad address", Redis{Addresses: []string{"a:1", "b"}}, `address: got "b", ` + wantAddress},
+		{
+			"an address twice",
+			Redis{Addresses: []string{"a:1", "b:1", "a:1"}},
+			`addresses: got "a:1", want each server once`,
+		},
+		{
+			"an address twice, with other passwords",
+			Redis{Addresses: []string{"redis://:canary@a", "redis://u:canary@a:6379"}},
+			`addresses: got "redis://…@a:6379", want each server once`,
+		},
+		{
+			"an address twice, by a placeholder",
+			Redis{Addresses: []string{"canary:1", "{env.RATE_LIMIT_TEST_SECRET}:1"}},
+			`addresses: got "{env.RATE_LIMIT_TEST_SECRET}:1", want each server once`,
+		},
+		{
+			"with and without TLS",
+			Redis{Addresses: []string{"rediss://a", "redis://b"}},
+			`addresses: got redis:// beside rediss://, want one form`,
+		},
+		{
+			"host and URL",
+			Redis{Addresses: []string{"a:1", "rediss://b"}},
+			`addresses: got rediss:// beside host:port, want one form`,
+		},
+		{
+			"host and socket",
+			Redis{Addresses: []string{"a:1", "/s"}},
+			`addresses: got a unix socket beside host:port, want one form`,
+		},
+		{
+			"two sockets",
+			Redis{Addresses: []string{"/s", "unix:///t"}},
+			`addresses: got 2 unix sockets, want one alone`,
+		},
+		{"socket of a cluster", Redis{Addresses: []string{"/s"}, Cluster: true}, `cluster: ` + onSocket},
+		{
+			"socket of a sentinel",
+			Redis{Addresses: []string{"unix:///s"}, MasterName: "m"},
+			`master_name: ` + onSocket,
+		},
+		{
+			"socket and TLS",
+			Redis{Addresses: []string{"/s"}, TLS: new(reverseproxy.TLSConfig)},
+			`tls: ` + onSocket,
+		},
+		{
+			"URL without TLS and TLS",
+			Redis{Addresses: []string{"redis://a"}, TLS: new(reverseproxy.TLSConfig)},
+			`tls: got it with a redis:// URL, want rediss:// or host:port`,
+		},
+		{
+			"two users",
+			Redis{Addresses: []string{"redis://canary@a", "redis://u@b"}},
+			`username: got several in the addresses, want one`,
+		},
+		{
+			"two passwords",
+			Redis{Addresses: []string{"redis://:canary@a", "redis://:p@b"}},
+			`password: got several in the addresses, want one`,
+		},
+		{
+			"database of a cluster",
+			Redis{Addresses: []string{"a:1"}, Cluster: true, DB: 2},
+			`db: got "2", want none with a cluster, which has only 0`,
+		},
+		{
+			"database of several addresses",
+			Redis{Addresses: []string{"redis://a", "redis://b/2"}},
+			`db: got "2", want none with a cluster, which has only 0`,
+		},
+		{
+			"cluster and sentinels",
+			Redis{Addresses: []string{"a:1"}, Cluster: true, MasterName: "m"},
+			`cluster: got it beside master_name, want one of them`,
+		},
+		{
+			"sentinels' user alone",
+			Redis{Addresses: []string{"a:1"}, SentinelUsername: canary},
+			`sentinel_username: got it without master_name, want both or username`,
+		},
+		{
+			"sentinels' password alone",
+			Redis{Addresses: []string{"a:1", "b:1"}, SentinelPassword: canary},
+			`sentinel_password: got it without master_name, want both or password`,
+		},
+		{
+			"password in a sentinel's address",
+			Redis{Addresses: []string{"redis://:canary@a"}, MasterName: "m"},
+			`address: got "redis://…@a", ` + ofSentinel,
+		},
+		{
+			"database in a sentinel's address",
+			Redis{Addresses: []string{"redis://a/2"}, MasterName: "m"},
+			`address: got "redis://a/2", ` + ofSentinel,
+		},
+		{
+			"certificate without a key",
+			Redis{Addresses: []string{"a:1"}, TLS: &reverseproxy.TLSConfig{ClientCertificateFile: "x"}},
+			`tls: client_certificate_file specified without client_certificate_key_file`,
+		},
+		{
+			"no such certificate",
+			Redis{Addresses: []string{"a:1"}, TLS: &reverseproxy.TLSConfig{
+				ClientCertificateFile: "/nonexistent/x", ClientCertificateKeyFile: "/nonexistent/y",
+			}},
+			`tls: loading client certificate key pair: open /nonexistent/x: no such file or directory`,
+		},
 		{
 			"user twice",
 			Redis{Addresses: []string{"redis://canary@a:1"}, Username: canary},
@@ -308,6 +455,21 @@ func TestRedisOptionsErrors(t *testing.T) {
 			`address: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
 		},
 		{
+			"unset variable in the sentinels' password",
+			Redis{Addresses: []string{"a:1"}, MasterName: "m", SentinelPassword: "{env.RATE_LIMIT_TEST_UNSET}"},
+			`sentinel_password: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
+		},
+		{
+			"unset variable in the master's name",
+			Redis{Addresses: []string{"a:1"}, MasterName: "{env.RATE_LIMIT_TEST_UNSET}"},
+			`master_name: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
+		},
+		{
+			"unset variable in the secret",
+			Redis{Addresses: []string{"a:1"}, KeySecret: "{env.RATE_LIMIT_TEST_UNSET}"},
+			`key_secret: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
+		},
+		{
 			"empty file", Redis{Addresses: []string{"a:1"}, Password: "{file." + empty + "}"},
 			`password: evaluated placeholder {file.` + empty + `} is empty`,
 		},
@@ -346,7 +508,7 @@ func TestRedisOptionsErrors(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := tc.redis.options(caddy.NewReplacer())
+			got, err := tc.redis.options(caddy.Context{})
 			if err == nil {
 				t.Fatalf("got %+v, want an error", got)
 			}
@@ -371,14 +533,15 @@ func TestSecretInURL(t *testing.T) {
 		for address, want := range map[string]string{
 			"redis://:{env.RATE_LIMIT_TEST_SECRET}@a:1":  "a:1",
 			"redis://u:{env.RATE_LIMIT_TEST_SECRET}@a:1": "a:1",
+			"rediss://:{env.RATE_LIMIT_TEST_SECRET}@a:1": "a:1",
 			"unix://:{env.RATE_LIMIT_TEST_SECRET}@/run":  "/run",
 			"unix://u:{env.RATE_LIMIT_TEST_SECRET}@/run": "/run",
 		} {
-			got, err := parseAddress(caddy.NewReplacer(), address)
+			got, err := parseAddress(caddy.NewReplacer(), address, "6379")
 			switch {
 			case err != nil && strings.Contains(err.Error(), "canary"):
 				t.Errorf("%s with %q: error %q shows the secret", address, secret, err)
-			case err == nil && (got.Address != want || got.Password != secret):
+			case err == nil && (got.server != want || got.password != secret):
 				t.Errorf("%s with %q: got %+v, want address %s and that password", address, secret, got, want)
 			}
 		}
@@ -393,6 +556,11 @@ func TestSecretsAreNotStored(t *testing.T) {
 		`{"redis":{"addresses":["a:1"],"username":"{env.RATE_LIMIT_TEST_SECRET}"}}`,
 		`{"redis":{"addresses":["a:1"],"password":"{env.RATE_LIMIT_TEST_SECRET}"}}`,
 		`{"redis":{"addresses":["redis://:{env.RATE_LIMIT_TEST_SECRET}@a:1"]}}`,
+		`{"redis":{"addresses":["{env.RATE_LIMIT_TEST_SECRET}:1"]}}`,
+		`{"redis":{"addresses":["a:1"],"master_name":"{env.RATE_LIMIT_TEST_SECRET}"}}`,
+		`{"redis":{"addresses":["a:1"],"master_name":"m","sentinel_username":"{env.RATE_LIMIT_TEST_SECRET}"}}`,
+		`{"redis":{"addresses":["a:1"],"master_name":"m","sentinel_password":"{env.RATE_LIMIT_TEST_SECRET}"}}`,
+		`{"redis":{"addresses":["a:1"],"key_secret":"{env.RATE_LIMIT_TEST_SECRET}"}}`,
 	} {
 		app := new(App)
 		if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
@@ -426,73 +594,5 @@ func TestSecretsAreNotStored(t *testing.T) {
 	if err != nil || strings.Contains(string(config), "canary") ||
 		!strings.Contains(string(config), `"password":"{env.RATE_LIMIT_TEST_SECRET}"`) {
 		t.Errorf("adapted to %s, %v", config, err)
-	}
-}
-
-// Guards that a configuration lets go of its store however far it got: after
-// validation, and when it or another module of it is refused.
-func TestStoreIsReleased(t *testing.T) {
-	handler := func(limit string) string {
-		const app = `{"apps":{"rate_limit":{"redis":{"addresses":["released.invalid:1"]}},`
-		config := string(configOf(`"handler":"rate_limit","limits":[` + limit + `]`))
-		return strings.Replace(config, `{"apps":{`, app, 1)
-	}
-	opt, err := (&Redis{Addresses: []string{"released.invalid:1"}}).options(caddy.NewReplacer())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, config := range map[string]string{
-		"valid":           handler(`{"size":1}`),
-		"a bad limit":     handler(`{"size":0}`),
-		"a later bad one": handler(`{"size":1},{"size":1}`),
-		"a bad app":       `{"apps":{"rate_limit":{"redis":{"addresses":["released.invalid:1"],"db":-1}}}}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			err := validateConfig([]byte(config))
-			if (err == nil) != (name == "valid") {
-				t.Fatalf("got error %v", err)
-			}
-			if n, found := stores.References(opt); found {
-				t.Errorf("the store still has %d references", n)
-			}
-		})
-	}
-}
-
-// Guards that equal settings are one store, however they are written, so that
-// connections are shared and survive reloads, and that others are not.
-func TestStoreIsShared(t *testing.T) {
-	t.Setenv("RATE_LIMIT_TEST_SECRET", "canary")
-	provision := func(config string) *App {
-		app := new(App)
-		if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
-			t.Fatal(err)
-		}
-		if err := app.Provision(caddy.Context{}); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := app.Cleanup(); err != nil {
-				t.Error(err)
-			}
-		})
-		return app
-	}
-	first := provision(`{"redis":{"addresses":["a:1"],"password":"canary","db":2}}`)
-	for config, shared := range map[string]bool{
-		`{"redis":{"addresses":["redis://:canary@a:1/2"]}}`:                                true,
-		`{"redis":{"addresses":["a:1"],"password":"{env.RATE_LIMIT_TEST_SECRET}","db":2}}`: true,
-		`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"timeout":"50ms"}}`:      true,
-		`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"timeout":"60ms"}}`:      false,
-		`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"key_prefix":"x"}}`:      false,
-		`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"pool_size":1}}`:         false,
-		`{"redis":{"addresses":["a:1"],"password":"canary"}}`:                              false,
-		`{"redis":{"addresses":["a:1"],"password":"other","db":2}}`:                        false,
-		`{"redis":{"addresses":["b:1"],"password":"canary","db":2}}`:                       false,
-		`{}`: false,
-	} {
-		if app := provision(config); (app.store == first.store) != shared {
-			t.Errorf("%s: shares the store = %t, want %t", config, !shared, shared)
-		}
 	}
 }

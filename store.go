@@ -1,0 +1,185 @@
+package ratelimit
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// stores holds the stores in use, so that handlers of one configuration share
+// one, and limits outlive reloads: a new configuration takes its references
+// before the old one lets go of its own.
+//
+// There is one store in this process, under memoryKey, that every app takes:
+// with Redis for its fallback, so that limits stay when Redis comes into the
+// configuration or leaves it. Stores in Redis are under a redisKey each.
+var stores = caddy.NewUsagePool()
+
+const memoryKey = "memory"
+
+// newMemory makes the store of this process. Tests replace it to move the
+// clock.
+var newMemory = func() *limiter.Memory { return limiter.NewMemory(nil) }
+
+// drainTime is how long a store in Redis stays open after the last app let go
+// of it: Caddy cleans a configuration up while its requests are still on their
+// way. Tests lower it.
+var drainTime = 10 * time.Second
+
+// sharedMemory is the store of this process in the pool.
+type sharedMemory struct{ *limiter.Memory }
+
+// Destruct does nothing: there is nothing to close.
+func (sharedMemory) Destruct() error { return nil }
+
+// sharedRedis is a store in Redis in the pool.
+type sharedRedis struct {
+	*limiter.Redis
+	connected sync.Once
+}
+
+// connect begins to connect. A store that an earlier app used has connections.
+func (s *sharedRedis) connect() { s.connected.Do(s.Connect) }
+
+// Destruct closes the store's connections when nobody can need them any more.
+func (s *sharedRedis) Destruct() error {
+	time.AfterFunc(drainTime, func() { _ = s.Close() })
+	return nil
+}
+
+// takeMemory makes the store of this process the app's.
+func (a *App) takeMemory() {
+	a.memory = take(a, memoryKey, func() sharedMemory { return sharedMemory{newMemory()} }).Memory
+	a.store = a.memory
+}
+
+// takeRedis makes a store in Redis the app's, with that of this process to fall
+// back on.
+func (a *App) takeRedis(opt limiter.RedisOptions) {
+	opt.Fallback, opt.Report = a.memory, report
+	a.redis = take(a, newRedisKey(opt, a.Redis.TLS).inUse(), func() *sharedRedis {
+		return &sharedRedis{Redis: limiter.NewRedis(opt)}
+	})
+	a.store = a.redis
+}
+
+// take returns the store that the pool has under key, or opens it.
+func take[S caddy.Destructor](a *App, key any, open func() S) S {
+	store, _, _ := stores.LoadOrNew(key, func() (caddy.Destructor, error) { return open(), nil })
+	a.taken = append(a.taken, key)
+	return store.(S)
+}
+
+// release lets go of the stores that the app has taken, of Redis before its
+// fallback.
+func (a *App) release() error {
+	var errs []error
+	for _, key := range slices.Backward(a.taken) {
+		_, err := stores.Delete(key)
+		errs = append(errs, err)
+	}
+	a.taken = nil
+	return errors.Join(errs...)
+}
+
+// redisKey tells stores in Redis apart. It is equal for equal settings, however
+// they are written, and holds none of them in clear.
+type redisKey struct {
+	digest [sha256.Size]byte // of all but the roots
+	roots  *x509.CertPool    // that are trusted; nil means the system's
+}
+
+// newRedisKey returns the key of a store with the given options, its TLS being
+// made of the given ones.
+func newRedisKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) redisKey {
+	digest := sha256.New()
+	fmt.Fprintf(digest, "%q %t %q %q %q %q %q %d %q %q %d %d",
+		slices.Sorted(slices.Values(opt.Addresses)), opt.Cluster,
+		opt.MasterName, opt.SentinelUsername, opt.SentinelPassword,
+		opt.Username, opt.Password, opt.DB, opt.KeyPrefix, opt.KeySecret, opt.Timeout, opt.PoolSize)
+	if opt.TLS == nil {
+		return redisKey{digest: [sha256.Size]byte(digest.Sum(nil))}
+	}
+	// The options name the client's certificate, whose file may have changed
+	// since; those it was read from have to be compared too.
+	_ = json.NewEncoder(digest).Encode(cmp.Or(options, new(reverseproxy.TLSConfig)))
+	for _, certificate := range opt.TLS.Certificates {
+		fmt.Fprintf(digest, "%x", certificate.Certificate)
+	}
+	return redisKey{digest: [sha256.Size]byte(digest.Sum(nil)), roots: opt.TLS.RootCAs}
+}
+
+// inUse returns the key in the pool that is equal to k, or k if there is none:
+// roots can only be compared one by one.
+func (k redisKey) inUse() redisKey {
+	stores.Range(func(key, _ any) bool {
+		other, ok := key.(redisKey)
+		same := ok && other.digest == k.digest && other.roots.Equal(k.roots)
+		if same {
+			k = other
+		}
+		return !same
+	})
+	return k
+}
+
+// running holds the apps that were started and not cleaned up yet, the newest
+// last. There are two while a configuration is replaced; if the new one fails
+// to start it leaves, and the old one's settings are in force as before.
+var running struct {
+	sync.Mutex
+	apps []*App
+}
+
+// enter puts the app's settings in force.
+func (a *App) enter() {
+	running.Lock()
+	defer running.Unlock()
+	running.apps = append(running.apps, a)
+	a.memory.SetMaxKeys(a.maxKeys)
+}
+
+// leave puts the settings of the newest other app in force, if there is one.
+func (a *App) leave() {
+	running.Lock()
+	defer running.Unlock()
+	running.apps = slices.DeleteFunc(running.apps, func(other *App) bool { return other == a })
+	if n := len(running.apps); n > 0 {
+		running.apps[n-1].memory.SetMaxKeys(running.apps[n-1].maxKeys)
+	}
+}
+
+// report logs what happened to a Redis server, once each time, whatever number
+// of requests notice it. Stores outlive configurations: it is logged where the
+// newest one says.
+func report(e limiter.Event) {
+	log := caddy.Log().Named("rate_limit")
+	running.Lock()
+	if n := len(running.apps); n > 0 {
+		log = running.apps[n-1].logger
+	}
+	running.Unlock()
+	switch server := zap.String("server", e.Server); e.Kind {
+	case limiter.Lost:
+		log.Error("redis lost: on_error says what becomes of requests until it is back; "+
+			"with fallback, each Caddy instance limits for itself",
+			server, zap.String("reason", e.Reason), zap.Error(e.Err))
+	case limiter.Back:
+		log.Info("redis is back and decides again", server, zap.Duration("down", e.Lost))
+	case limiter.Lapse:
+		log.Warn("redis failed on single requests: on_error says what becomes of those it does not decide",
+			server, zap.String("reason", e.Reason), zap.Error(e.Err))
+	}
+}
