@@ -1,0 +1,208 @@
+package faults
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// accessFaults are those of getting at Redis in the first place.
+var accessFaults = []fault{
+	{"12a", "the password is changed and all connections are closed; later the nodes learn it by a reload", rotated},
+	{"12b", "the user has the rights that the README names; then each is taken away in turn", rights},
+	{"13", "TLS: as it should be; another authority; another name; expired; a plain port; no client certificate", tlsKinds},
+	{"14", "Redis is not there when Caddy starts; a black hole is", absent},
+}
+
+// minimal are the rights of the README.
+var minimal = []string{"+evalsha", "+eval", "+get", "+set", "+time"}
+
+// setUser makes the user rl as given, and closes its connections.
+func setUser(tr *trial, s *redistest.Server, rules ...string) {
+	tr.Helper()
+	args := []any{"acl", "setuser", "rl"}
+	for _, r := range rules {
+		args = append(args, r)
+	}
+	if err := s.Client().Do(tr.Context(), args...).Err(); err != nil {
+		tr.Fatal(err)
+	}
+	if err := s.Client().Do(tr.Context(), "client", "kill", "user", "rl").Err(); err != nil &&
+		!strings.Contains(err.Error(), "No such client") {
+		tr.Fatal(err)
+	}
+}
+
+func rotated(tr *trial) {
+	const first, second = "canary-first-password", "canary-second-password"
+	server := redistest.Start(tr)
+	all := slices.Concat([]string{"reset", "on", "~rl:*", ">" + first}, minimal)
+	setUser(tr, server, all...)
+	dir, err := os.MkdirTemp("", "secret")
+	if err != nil {
+		tr.Fatal(err)
+	}
+	tr.Cleanup(func() { _ = os.RemoveAll(dir) })
+	file := filepath.Join(dir, "password")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text+"\n"), 0o600); err != nil {
+			tr.Fatal(err)
+		}
+	}
+	write(first)
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr, "username rl", "password {file."+file+"}"), site))
+	began := time.Now()
+	l := startLoad(tr, nodes, 200)
+	time.Sleep(time.Second)
+	tr.is("nodes log in", len(nodes[0].events(began)) == 0 && decisions(tr, server) > 100)
+
+	setUser(tr, server, "resetpass", ">"+second)
+	from := time.Now()
+	greetings := int(server.CommandStat(tr, "hello"))
+	lasts := during(3*time.Second, 10*time.Second)
+	time.Sleep(lasts)
+	greetings = int(server.CommandStat(tr, "hello")) - greetings
+	write(second)
+	at := time.Now()
+	before := decisions(tr, server)
+	if err := nodes[0].reload(nodes[0].write); err != nil {
+		tr.Fatal(err)
+	}
+	recovery := time.Since(at) + eventually(tr, "Redis decides again", func() bool {
+		return decisions(tr, server) > before+5
+	})
+	time.Sleep(time.Second)
+	requests := l.stop()
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+	// Each attempt greets, and then tries the older way to log in.
+	most(tr, "attempts to log in, a second", float64(greetings)/lasts.Seconds(), 10+float64(poolSize)/lasts.Seconds())
+	most(tr, "back after the reload", recovery, 2*time.Second)
+	most(tr, "over-admitted", excess(requests), 0)
+	found := reasons(nodes[0].events(from))
+	tr.is("reason "+found, strings.Contains(found, "wrongpass"))
+	log := nodes[0].log()
+	tr.is("no password in the log", !strings.Contains(log, "canary"))
+}
+
+func rights(tr *trial) {
+	server := redistest.Start(tr)
+	base := []string{"reset", "on", "~rl:*", ">pw"}
+	setUser(tr, server, slices.Concat(base, minimal)...)
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr, "username rl", "password pw"), site))
+	l := startLoad(tr, nodes, 100)
+	began := time.Now()
+	time.Sleep(time.Second)
+	tr.is("works as documented", len(nodes[0].events(began)) == 0 && decisions(tr, server) > 50)
+	for _, right := range append(slices.Clone(minimal), "~rl:*") {
+		rules := slices.DeleteFunc(slices.Concat(base, minimal), func(r string) bool { return r == right })
+		at := time.Now()
+		setUser(tr, server, rules...)
+		if right == "+eval" {
+			// Without it, all goes well until the server has forgotten the script.
+			if err := server.Client().ScriptFlush(tr.Context()).Err(); err != nil {
+				tr.Fatal(err)
+			}
+		}
+		eventually(tr, "noperm without "+right, func() bool {
+			events := nodes[0].events(at)
+			return count(events, lost) == 1 && reasons(events) == "noperm"
+		})
+		at = time.Now()
+		setUser(tr, server, slices.Concat(base, minimal)...)
+		eventually(tr, "back with "+right, func() bool { return count(nodes[0].events(at), back) == 1 })
+	}
+	requests := l.stop()
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+	tr.note("noperm without each of %s and ~rl:*", strings.Join(minimal, " "))
+}
+
+func tlsKinds(tr *trial) {
+	authority, other := redistest.NewAuthority(tr), redistest.NewAuthority(tr)
+	trust := func(a *redistest.Authority) string { return "tls_trust_pool file " + a.CAFile }
+	cert, key := authority.Issue(tr, "client")
+	wrongName, wrongNameKey := authority.Issue(tr, "elsewhere.example")
+	expired, expiredKey := authority.Issue(tr, "localhost", redistest.Expired)
+	client := "tls_client_auth " + cert + " " + key
+	for _, kind := range []struct {
+		name    string
+		server  *redistest.Server
+		options []string
+		works   bool
+	}{
+		{"as it should be", redistest.StartTLS(tr, authority, true), []string{"tls", trust(authority), client}, true},
+		{
+			"by another name", redistest.StartTLS(tr, authority, false, "--tls-cert-file", wrongName, "--tls-key-file", wrongNameKey),
+			[]string{trust(authority), "tls_server_name elsewhere.example"}, true,
+		},
+		{"another authority", redistest.StartTLS(tr, authority, true), []string{trust(other), client}, false},
+		{
+			"another name", redistest.StartTLS(tr, authority, false, "--tls-cert-file", wrongName, "--tls-key-file", wrongNameKey),
+			[]string{trust(authority)}, false,
+		},
+		{
+			"expired", redistest.StartTLS(tr, authority, false, "--tls-cert-file", expired, "--tls-key-file", expiredKey),
+			[]string{trust(authority)}, false,
+		},
+		{"a plain port", redistest.Start(tr), []string{trust(authority)}, false},
+		{"no client certificate", redistest.StartTLS(tr, authority, true), []string{trust(authority)}, false},
+	} {
+		began := time.Now()
+		nodes := startNodes(tr, 1, caddyfile(redisAt(kind.server.Addr, kind.options...), site))
+		started := time.Since(began)
+		l := startLoad(tr, nodes, 100)
+		time.Sleep(700 * time.Millisecond)
+		requests := l.stop()
+		events := nodes[0].events(began)
+		most(tr, kind.name+": start", started, 5*time.Second)
+		if strange(requests) > 0 {
+			tr.Errorf("%s: %d of %d requests failed", kind.name, strange(requests), len(requests))
+		}
+		if kind.works {
+			least(tr, "decided by Redis", decisions(tr, kind.server), len(requests)-2)
+		} else {
+			most(tr, "decided by Redis", decisions(tr, kind.server), 0)
+			tr.is("reason "+reasons(events), reasons(events) != "" && count(events, lost) == 1)
+		}
+	}
+}
+
+func absent(tr *trial) {
+	// What a start takes with a server that is there.
+	server := redistest.Start(tr)
+	began := time.Now()
+	startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
+	usual := time.Since(began)
+
+	proxy := redistest.StartProxy(tr, server.Addr)
+	for _, kind := range []struct {
+		name  string
+		begin func()
+	}{
+		{"refused", proxy.Refuse},
+		{"a black hole", proxy.BlackHole},
+	} {
+		kind.begin()
+		began := time.Now()
+		nodes := startNodes(tr, 1, caddyfile(redisAt(proxy.Addr), site))
+		most(tr, kind.name+": start takes longer by", time.Since(began)-usual, time.Second)
+		res := nodes[0].get("k")
+		tr.is(fmt.Sprint("status ", res.StatusCode), res.StatusCode == http.StatusOK)
+		l := startLoad(tr, nodes, 200)
+		time.Sleep(during(time.Second, 5*time.Second))
+		at := time.Now()
+		proxy.Pass()
+		recovery := eventually(tr, "Redis decides", func() bool { return count(nodes[0].events(at), back) > 0 })
+		requests := l.stop()
+		most(tr, "5xx", strange(requests), 0)
+		most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+		most(tr, "Redis decides after", recovery, 2*time.Second)
+	}
+}

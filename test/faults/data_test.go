@@ -1,0 +1,223 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// dataFaults are those of what Redis holds, or lets be written.
+var dataFaults = []fault{
+	{"6", "SCRIPT FLUSH every 100 ms", scriptFlush},
+	{"7", "FLUSHALL every 2 s", flushAll},
+	{"8a", "out of memory, noeviction", outOfMemory},
+	{"8b", "out of memory, allkeys-lru, many cold keys", eviction},
+	{"9", "busy with a script; CLIENT PAUSE; too many clients", busy},
+	{"16", "values of ours replaced by garbage", garbage},
+}
+
+func scriptFlush(tr *trial) {
+	server := redistest.Start(tr)
+	nodes := startNodes(tr, 2, caddyfile(redisAt(server.Addr), site))
+	began := time.Now()
+	l := startLoad(tr, nodes, 200)
+	flushes := 0
+	for range int(during(20, 200)) {
+		time.Sleep(100 * time.Millisecond)
+		if err := server.Client().ScriptFlush(tr.Context()).Err(); err != nil {
+			tr.Fatal(err)
+		}
+		flushes++
+	}
+	requests := l.stop()
+	events := 0
+	for _, n := range nodes {
+		events += len(n.events(began))
+	}
+	evals := int(server.CommandStat(tr, "eval"))
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "over-admitted", excess(requests), 0)
+	most(tr, "under-admitted", shortfall(requests), 1)
+	most(tr, "EVAL", evals, (flushes+1)*(len(nodes)*poolSize+1))
+	most(tr, "calls", decisions(tr, server), len(requests))
+	most(tr, "lines logged", events, 0)
+}
+
+func flushAll(tr *trial) {
+	server := redistest.Start(tr)
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
+	began := time.Now()
+	l := startLoad(tr, nodes, 400)
+	flushes := int(during(2, 10))
+	for range flushes {
+		time.Sleep(2 * time.Second)
+		if err := server.Client().FlushAll(tr.Context()).Err(); err != nil {
+			tr.Fatal(err)
+		}
+	}
+	time.Sleep(time.Second)
+	requests := l.stop()
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "over-admitted", excess(requests), flushes*size)
+	most(tr, "lines logged", len(nodes[0].events(began)), 0)
+}
+
+func outOfMemory(tr *trial) {
+	server := redistest.Start(tr)
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
+	set := func(memory string) {
+		if err := server.Client().ConfigSet(tr.Context(), "maxmemory", memory).Err(); err != nil {
+			tr.Fatal(err)
+		}
+	}
+	outage{
+		nodes: nodes, server: server, rate: 400, reason: "oom",
+		before: during(2*time.Second, 5*time.Second), lasts: during(3*time.Second, 10*time.Second), after: time.Second,
+		begin: func() { set("1") }, end: func() { set("0") },
+	}.run(tr)
+}
+
+// eviction: buckets in use are not those that leave.
+func eviction(tr *trial) {
+	server := redistest.Start(tr, "--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "10")
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
+	cold := 0
+	fill := func(keys int, pause time.Duration) {
+		pipe := server.Client().Pipeline()
+		for range keys / 100 {
+			for range 100 {
+				pipe.Set(tr.Context(), fmt.Sprintf("cold:%d", cold), strings.Repeat("x", 64), 0)
+				cold++
+			}
+			if _, err := pipe.Exec(tr.Context()); err != nil {
+				tr.Fatal(err)
+			}
+			time.Sleep(pause)
+		}
+	}
+	// Redis tells ages by the second: until the cold keys are older, any may go.
+	fill(60_000, 0)
+	time.Sleep(1500 * time.Millisecond)
+	began := time.Now()
+	l := startLoad(tr, nodes, 400)
+	fill(int(during(10_000, 140_000)), 20*time.Millisecond)
+	requests := l.stop()
+	stats, err := server.Client().Info(tr.Context(), "stats").Result()
+	if err != nil {
+		tr.Fatal(err)
+	}
+	tr.is("keys were evicted", !strings.Contains(stats, "evicted_keys:0\r"))
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "over-admitted", excess(requests), 0)
+	most(tr, "servers lost", count(nodes[0].events(began), lost), 0)
+}
+
+// busy goes through states in which Redis answers, but not to what it is asked.
+func busy(tr *trial) {
+	server := redistest.Start(tr)
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
+	admin := server.Client()
+	for _, state := range []struct {
+		reason     string
+		begin, end func()
+	}{
+		{"busy", func() {
+			if err := admin.ConfigSet(tr.Context(), "busy-reply-threshold", "10").Err(); err != nil {
+				tr.Fatal(err)
+			}
+			go admin.Eval(context.Background(), "while true do end", nil)
+		}, func() {
+			eventually(tr, "SCRIPT KILL", func() bool { return admin.ScriptKill(tr.Context()).Err() == nil })
+		}},
+		{"timeout", func() {
+			if err := admin.ClientPause(tr.Context(), 10*time.Second).Err(); err != nil {
+				tr.Fatal(err)
+			}
+		}, func() {
+			if err := admin.ClientUnpause(tr.Context()).Err(); err != nil {
+				tr.Fatal(err)
+			}
+		}},
+		{"maxclients", func() {
+			if err := admin.ConfigSet(tr.Context(), "maxclients", "1").Err(); err != nil {
+				tr.Fatal(err)
+			}
+			if err := admin.Do(tr.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err(); err != nil {
+				tr.Fatal(err)
+			}
+		}, func() {
+			if err := admin.ConfigSet(tr.Context(), "maxclients", "1000").Err(); err != nil {
+				tr.Fatal(err)
+			}
+		}},
+	} {
+		began := time.Now()
+		l := startLoad(tr, nodes, 200)
+		time.Sleep(time.Second)
+		state.begin()
+		time.Sleep(during(2*time.Second, 6*time.Second))
+		ended := time.Now()
+		state.end()
+		recovery := eventually(tr, "Redis decides again after "+state.reason, func() bool {
+			return count(nodes[0].events(ended), back) > 0
+		})
+		time.Sleep(200 * time.Millisecond)
+		requests := l.stop()
+		found := reasons(nodes[0].events(began))
+		tr.is("reason "+found, strings.Contains(found, state.reason))
+		most(tr, "5xx", strange(requests), 0)
+		most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+		most(tr, "back after", recovery, 2*time.Second)
+		most(tr, "over-admitted", excess(requests), 0)
+	}
+}
+
+// garbage: whatever something else writes to a key of ours counts as an empty
+// bucket, or as a full one if it lies ahead, and is gone with the next request.
+func garbage(tr *trial) {
+	server := redistest.Start(tr)
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
+	admin := server.Client()
+	began := time.Now()
+	nodes[0].get("k")
+	keys, err := admin.Keys(tr.Context(), "rl:*").Result()
+	if err != nil || len(keys) != 1 {
+		tr.Fatal(keys, err)
+	}
+	values := []string{"text", "nan", "-1", "1e300", "", "inf", "0x10", "1:2:3", "99999999999999999999"}
+	for _, value := range values {
+		if err := admin.Set(tr.Context(), keys[0], value, 0).Err(); err != nil {
+			tr.Fatal(err)
+		}
+		if res := nodes[0].get("k"); res.StatusCode != 200 || res.Header.Get("X-RateLimit-Remaining") != "19" {
+			tr.Errorf("%q: status %d, remaining %s", value, res.StatusCode, res.Header.Get("X-RateLimit-Remaining"))
+		}
+		if ttl := admin.PTTL(tr.Context(), keys[0]).Val(); ttl <= 0 || ttl > size*rate {
+			tr.Errorf("%q: expires in %v afterwards", value, ttl)
+		}
+	}
+	if err := admin.Del(tr.Context(), keys[0]).Err(); err != nil {
+		tr.Fatal(err)
+	}
+	if err := admin.LPush(tr.Context(), keys[0], "a").Err(); err != nil {
+		tr.Fatal(err)
+	}
+	res := nodes[0].get("k")
+	tr.is("a list counts as empty", res.StatusCode == 200 && res.Header.Get("X-RateLimit-Remaining") == "19")
+
+	// Two hours ahead: the clock was set back. That is a full bucket, for no
+	// longer than it takes to drain.
+	ahead := fmt.Sprint(time.Now().Add(2 * time.Hour).UnixMicro())
+	if err := admin.Set(tr.Context(), keys[0], ahead, 0).Err(); err != nil {
+		tr.Fatal(err)
+	}
+	res = nodes[0].get("k")
+	tr.is("two hours ahead counts as full", res.StatusCode == 429 && res.Header.Get("X-RateLimit-Clear") == "2.000")
+	events := nodes[0].events(began)
+	tr.is("reason "+reasons(events), reasons(events) == "corrupt")
+	most(tr, "lines logged", len(events), 1)
+	tr.note("%d kinds of values", len(values)+2)
+}

@@ -1,0 +1,168 @@
+// Package faults breaks what the rate limiter depends on, while real Caddy
+// processes serve load and real Redis servers decide, and judges what clients
+// see of it: statuses, waits, and how many requests were admitted against the
+// exact bound. See docs/faults.md for the results.
+//
+//	go test .                    what CI runs: every fault, briefly
+//	go test . -run 'Faults/3'    one fault
+//	go test . -long -table ../../docs/faults.md
+package faults
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	_ "github.com/seed-387a6c65/caddy-ratelimit"
+)
+
+var (
+	long  = flag.Bool("long", false, "let faults last as long as the table in docs/faults.md says")
+	table = flag.String("table", "", "the document whose table of results is to be written anew")
+)
+
+// asCaddy is the environment variable that makes the test binary a Caddy with
+// the module in it: the nodes are processes of their own.
+const asCaddy = "FAULTS_AS_CADDY"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCaddy) != "" {
+		caddycmd.Main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// fault is one thing that goes wrong.
+type fault struct {
+	id   string // its number in the list of faults.md
+	name string
+	run  func(*trial)
+}
+
+// faults are all of them, in the order of the table.
+var faults = slices.Concat(serverFaults, networkFaults, dataFaults, topologyFaults, accessFaults, siteFaults)
+
+// TestFaults runs one fault after the other.
+func TestFaults(t *testing.T) {
+	var mu sync.Mutex
+	var rows []string
+	for _, f := range faults {
+		t.Run(f.id, func(t *testing.T) {
+			tr := &trial{T: t}
+			began := time.Now()
+			defer func() {
+				mu.Lock()
+				defer mu.Unlock()
+				row := tr.row(f)
+				t.Logf("%.0f s\n%s", time.Since(began).Seconds(), row)
+				rows = append(rows, row)
+			}()
+			f.run(tr)
+		})
+	}
+	if *table != "" && !t.Failed() {
+		if err := writeTable(*table, rows); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// trial is one fault under way, and what was found.
+type trial struct {
+	*testing.T
+	findings []string
+}
+
+// during returns how long something lasts: the short time, or the long one in
+// a long run.
+func during(short, longer time.Duration) time.Duration {
+	if *long {
+		return longer
+	}
+	return short
+}
+
+// most judges a number that must not be above a bound.
+func most[N int | int64 | float64 | time.Duration](tr *trial, what string, got, bound N) {
+	tr.Helper()
+	tr.judge(got <= bound, fmt.Sprintf("%s %v ≤ %v", what, show(got), show(bound)))
+}
+
+// least judges a number that must not be below a bound.
+func least[N int | int64 | float64 | time.Duration](tr *trial, what string, got, bound N) {
+	tr.Helper()
+	tr.judge(got >= bound, fmt.Sprintf("%s %v ≥ %v", what, show(got), show(bound)))
+}
+
+// is judges something that is so or not.
+func (tr *trial) is(what string, ok bool) {
+	tr.Helper()
+	tr.judge(ok, what)
+}
+
+// note adds a finding that is not judged.
+func (tr *trial) note(format string, args ...any) {
+	tr.findings = append(tr.findings, fmt.Sprintf(format, args...))
+}
+
+func (tr *trial) judge(ok bool, finding string) {
+	tr.Helper()
+	if !ok {
+		tr.Errorf("not so: %s", finding)
+		finding = "**not so:** " + finding
+	}
+	tr.findings = append(tr.findings, finding)
+}
+
+// show returns a number as the table has it.
+func show(v any) string {
+	switch v := v.(type) {
+	case time.Duration:
+		if v < time.Second {
+			return fmt.Sprintf("%.1f ms", float64(v.Microseconds())/1000)
+		}
+		return fmt.Sprintf("%.2f s", v.Seconds())
+	case float64:
+		return fmt.Sprintf("%.3g", v)
+	}
+	return fmt.Sprint(v)
+}
+
+// row returns the fault's row of the table.
+func (tr *trial) row(f fault) string {
+	return fmt.Sprintf("| %s | %s | %s |", f.id, f.name, strings.Join(tr.findings, "; "))
+}
+
+// writeTable replaces the table in a document, which stands between two marks.
+func writeTable(path string, rows []string) error {
+	const begin, end = "<!-- results -->\n", "<!-- end of results -->"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := bytes.Cut(text, []byte(begin))
+	_, after, ok2 := bytes.Cut(rest, []byte(end))
+	if !ok || !ok2 {
+		return fmt.Errorf("%s: no marks %q and %q", path, begin, end)
+	}
+	var out bytes.Buffer
+	out.Write(before)
+	out.WriteString(begin)
+	out.WriteString("| | fault | found |\n|---|---|---|\n")
+	for _, row := range rows {
+		out.WriteString(row + "\n")
+	}
+	out.WriteString(end)
+	out.Write(after)
+	return os.WriteFile(path, out.Bytes(), 0o644) //nolint:gosec // a document
+}

@@ -1,0 +1,146 @@
+package faults
+
+import (
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// networkFaults are those between nodes and Redis.
+var networkFaults = []fault{
+	{"4a", "answers take 20 ms", slowAnswers},
+	{"4b", "answers take 200 ms, give or take 50", tooSlowAnswers},
+	{"4c", "answers take 40 and 60 ms in turn, a second each", flappingAnswers},
+	{"5a", "Redis runs calls, but the connections break before the answers come", cutAnswers},
+	{"5b", "answers come a byte at a time", slicedAnswers},
+	{"5c", "a black hole: connections are accepted, nothing passes", blackHole},
+	{"5d", "connections are refused", refused},
+}
+
+// behindProxy starts a server and nodes that reach it through a proxy.
+func behindProxy(tr *trial, count int) (*redistest.Server, *redistest.Proxy, []*node) {
+	server := redistest.Start(tr)
+	proxy := redistest.StartProxy(tr, server.Addr)
+	return server, proxy, startNodes(tr, count, caddyfile(redisAt(proxy.Addr), site))
+}
+
+func slowAnswers(tr *trial) {
+	server, proxy, nodes := behindProxy(tr, 1)
+	l := startLoad(tr, nodes, 200)
+	time.Sleep(time.Second)
+	proxy.Delay(20 * time.Millisecond)
+	from := time.Now()
+	before := decisions(tr, server)
+	time.Sleep(during(3*time.Second, 20*time.Second))
+	to := time.Now()
+	asked := decisions(tr, server) - before
+	requests := l.stop()
+	slow := between(requests, from, to)
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "not decided by Redis", len(slow)-asked, 10) // those under way
+	most(tr, "p99", percentile(slow, 0.99), 30*time.Millisecond+slack)
+	most(tr, "over-admitted", excess(requests), 0)
+	most(tr, "servers lost", count(nodes[0].events(from), lost), 0)
+}
+
+func tooSlowAnswers(tr *trial) {
+	server, proxy, nodes := behindProxy(tr, 1)
+	lasts := during(3*time.Second, 20*time.Second)
+	before, asked := 0, 0
+	outage{
+		nodes: nodes, server: server, rate: 400, reason: "timeout",
+		before: during(2*time.Second, 5*time.Second), lasts: lasts, after: time.Second,
+		begin: func() {
+			before = decisions(tr, server)
+			proxy.Delay(200*time.Millisecond, 50*time.Millisecond)
+		},
+		end: func() {
+			asked = decisions(tr, server) - before
+			proxy.Pass()
+		},
+	}.run(tr)
+	// What was under way when it began is in it too.
+	most(tr, "calls that reached Redis meanwhile", asked, 5+2*poolSize+int(8*lasts.Seconds()))
+}
+
+func flappingAnswers(tr *trial) {
+	_, proxy, nodes := behindProxy(tr, 1)
+	began := time.Now()
+	l := startLoad(tr, nodes, 200)
+	for range int(during(6, 60)) {
+		proxy.Delay(40 * time.Millisecond)
+		time.Sleep(500 * time.Millisecond)
+		proxy.Delay(60 * time.Millisecond)
+		time.Sleep(500 * time.Millisecond)
+	}
+	requests := l.stop()
+	events := nodes[0].events(began)
+	changes := count(events, lost) + count(events, back)
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+	most(tr, "changes of state", changes, int(4*time.Since(began).Seconds()))
+	most(tr, "over-admitted", excess(requests), inFlight)
+}
+
+// cutAnswers: a call whose answer is lost may have charged. It must not be sent
+// again.
+func cutAnswers(tr *trial) {
+	server, proxy, nodes := behindProxy(tr, 1)
+	before := decisions(tr, server)
+	proxy.CutReplies("evalsha")
+	l := startLoad(tr, nodes, 200)
+	time.Sleep(during(2*time.Second, 10*time.Second))
+	requests := l.stop()
+	ran := decisions(tr, server) - before
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "calls run", ran, len(requests))
+	least(tr, "of which answers were lost", ran, 5)
+	most(tr, "over-admitted", excess(requests), inFlight)
+	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+}
+
+func slicedAnswers(tr *trial) {
+	_, proxy, nodes := behindProxy(tr, 1)
+	l := startLoad(tr, nodes, 200)
+	time.Sleep(time.Second)
+	proxy.Slice(1, 10*time.Microsecond)
+	from := time.Now()
+	time.Sleep(during(2*time.Second, 10*time.Second))
+	to := time.Now()
+	proxy.Slice(1, 10*time.Millisecond)
+	time.Sleep(during(2*time.Second, 10*time.Second))
+	requests := l.stop()
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+	most(tr, "servers lost while bytes are some µs apart", count(eventsUntil(nodes[0], from, to), lost), 0)
+	most(tr, "over-admitted", excess(requests), inFlight)
+}
+
+// eventsUntil returns what a node logged within a time.
+func eventsUntil(n *node, from, to time.Time) []event {
+	var events []event
+	for _, e := range n.events(from) {
+		if e.at().Before(to) {
+			events = append(events, e)
+		}
+	}
+	return events
+}
+
+func blackHole(tr *trial) {
+	server, proxy, nodes := behindProxy(tr, 1)
+	outage{
+		nodes: nodes, server: server, rate: 400, reason: "timeout",
+		before: during(2*time.Second, 5*time.Second), lasts: during(4*time.Second, 60*time.Second), after: time.Second,
+		begin: proxy.BlackHole, end: proxy.Pass,
+	}.run(tr)
+}
+
+func refused(tr *trial) {
+	server, proxy, nodes := behindProxy(tr, 1)
+	outage{
+		nodes: nodes, server: server, rate: 400, reason: "refused",
+		before: during(2*time.Second, 5*time.Second), lasts: during(3*time.Second, 60*time.Second), after: time.Second,
+		begin: proxy.Refuse, end: proxy.Pass,
+	}.run(tr)
+}

@@ -1,0 +1,343 @@
+package faults
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+const (
+	// patience is how long is waited for what should come at once.
+	patience = 20 * time.Second
+
+	// timeout is the most that a request may wait for Redis: the default.
+	timeout = 50 * time.Millisecond
+
+	// slack is what waits may exceed their bound by: the processes share a few
+	// cores with the servers and the load.
+	slack = 35 * time.Millisecond
+)
+
+// node is a Caddy process.
+type node struct {
+	t     testing.TB
+	addr  string // of its site
+	admin string
+	dir   string
+	cmd   *exec.Cmd
+	write func(n *node) string // makes its Caddyfile
+}
+
+// site is what nodes serve unless a fault asks for something else: the hot
+// limit, 20 requests and one more each 100 ms.
+const site = `
+	rate_limit hot {
+		key {header.X-Key}
+		size 20
+		drip_rate 100ms
+	}
+	respond ok
+`
+
+// redisAt returns the option for a Redis, with more options in its block.
+func redisAt(addresses string, options ...string) string {
+	return "redis " + addresses + " {\n" + strings.Join(options, "\n") + "\n}\n"
+}
+
+// caddyfile returns a node's configuration: options are those of the global
+// rate_limit block.
+func caddyfile(options, site string) func(*node) string {
+	return func(n *node) string {
+		return fmt.Sprintf(`{
+			admin %s
+			persist_config off
+			default_bind 127.0.0.1
+			grace_period 1s
+			storage file_system %s
+			log {
+				output file %s {
+					roll_disabled
+				}
+				format json
+				level INFO
+			}
+			rate_limit {
+				%s
+			}
+		}
+		http://%s {
+			%s
+		}
+		`, n.admin, n.dir, filepath.Join(n.dir, "log"), options, n.addr, site)
+	}
+}
+
+// startNodes runs Caddy processes until the test ends, and returns once they
+// serve.
+func startNodes(t testing.TB, count int, write func(*node) string) []*node {
+	t.Helper()
+	nodes := make([]*node, count)
+	for i := range nodes {
+		nodes[i] = startNode(t, write)
+	}
+	return nodes
+}
+
+// startNode runs one Caddy process until the test ends.
+func startNode(t testing.TB, write func(*node) string) *node {
+	t.Helper()
+	const attempts = 5
+	for i := 1; ; i++ {
+		n, err := tryNode(t, write)
+		if err == nil {
+			return n
+		}
+		if i == attempts || !strings.Contains(err.Error(), "address already in use") {
+			t.Fatal(err)
+		}
+	}
+}
+
+func tryNode(t testing.TB, write func(*node) string) (*node, error) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	n := &node{t: t, addr: freeAddr(t), admin: freeAddr(t), dir: dir, write: write}
+	file := filepath.Join(dir, "Caddyfile")
+	if err := os.WriteFile(file, []byte(write(n)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var output bytes.Buffer
+	exited := make(chan struct{})
+	n.cmd = exec.Command(self, "run", "--config", file)
+	n.cmd.Env = append(os.Environ(), asCaddy+"=1", "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	n.cmd.Stdout, n.cmd.Stderr = &output, &output
+	if err := n.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(exited)
+		_ = n.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = n.cmd.Process.Kill()
+		<-exited
+	})
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		select {
+		case <-exited:
+			return nil, fmt.Errorf("caddy exited: %v\n%s", n.cmd.ProcessState, &output)
+		default:
+		}
+		conn, err := net.Dial("tcp", n.addr)
+		if err == nil {
+			_ = conn.Close()
+			return n, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, errors.New("caddy does not serve")
+		}
+	}
+}
+
+// freeAddr returns an address of this host that nothing listened on just now.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// reload makes the node run what write makes, and returns why if it refuses.
+func (n *node) reload(write func(*node) string) error {
+	req, err := http.NewRequest(http.MethodPost, "http://"+n.admin+"/load", strings.NewReader(write(n)))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "text/caddyfile")
+	req.Header.Set("Cache-Control", "must-revalidate") // load it even if it is the same
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	body, _ := io.ReadAll(res.Body)
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s", body)
+	}
+	return nil
+}
+
+// get sends one request with the given key, and returns its status and fields.
+func (n *node) get(key string) *http.Response {
+	n.t.Helper()
+	req, err := http.NewRequest(http.MethodGet, "http://"+n.addr+"/", nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	req.Header.Set("X-Key", key)
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, res.Body)
+	_ = res.Body.Close()
+	return res
+}
+
+// usage is what a process holds.
+type usage struct{ goroutines, files, rss int }
+
+// usage returns what the node holds now, after a collection of garbage.
+func (n *node) usage() usage {
+	n.t.Helper()
+	_, _ = n.debug("heap?gc=1")
+	profile, err := n.debug("goroutine?debug=1")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var u usage
+	if _, err := fmt.Sscanf(profile, "goroutine profile: total %d", &u.goroutines); err != nil {
+		n.t.Fatal(err)
+	}
+	proc := filepath.Join("/proc", strconv.Itoa(n.cmd.Process.Pid))
+	files, err := os.ReadDir(filepath.Join(proc, "fd"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	u.files = len(files)
+	status, err := os.ReadFile(filepath.Join(proc, "status"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	_, rss, _ := strings.Cut(string(status), "VmRSS:")
+	if _, err := fmt.Sscan(rss, &u.rss); err != nil {
+		n.t.Fatal(err)
+	}
+	return u
+}
+
+// debug returns a profile of the node.
+func (n *node) debug(profile string) (string, error) {
+	res, err := http.Get("http://" + n.admin + "/debug/pprof/" + profile)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	return string(text), err
+}
+
+// event is a line of the node's log that our module wrote.
+type event struct {
+	Level  string  `json:"level"`
+	Time   float64 `json:"ts"`
+	Logger string  `json:"logger"`
+	Text   string  `json:"msg"`
+	Reason string  `json:"reason"`
+	Error  string  `json:"error"`
+}
+
+// at returns when the event was logged.
+func (e event) at() time.Time { return time.UnixMicro(int64(e.Time * 1e6)) }
+
+// Kinds of events, by their levels.
+const (
+	lost  = "error"
+	back  = "info"
+	lapse = "warn"
+)
+
+// events returns what the module has logged since the given time.
+func (n *node) events(since time.Time) []event {
+	n.t.Helper()
+	var events []event
+	for line := range strings.Lines(n.log()) {
+		var e event
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			continue // it is being written
+		}
+		if strings.Contains(e.Logger, "rate_limit") && !e.at().Before(since.Add(-time.Millisecond)) {
+			events = append(events, e)
+		}
+	}
+	return events
+}
+
+// log returns the node's whole log.
+func (n *node) log() string {
+	n.t.Helper()
+	text, err := os.ReadFile(filepath.Join(n.dir, "log"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.t.Fatal(err)
+	}
+	return string(text)
+}
+
+// count returns how many of the events have the given level.
+func count(events []event, level string) int {
+	n := 0
+	for _, e := range events {
+		if e.Level == level {
+			n++
+		}
+	}
+	return n
+}
+
+// reasons returns why servers were lost, each reason once.
+func reasons(events []event) string {
+	var found []string
+	for _, e := range events {
+		if e.Reason != "" && !strings.Contains(strings.Join(found, " "), e.Reason) {
+			found = append(found, e.Reason)
+		}
+	}
+	return strings.Join(found, " ")
+}
+
+// decisions returns how many calls of scripts a server has executed.
+func decisions(t testing.TB, servers ...*redistest.Server) int {
+	t.Helper()
+	n := int64(0)
+	for _, s := range servers {
+		n += s.CommandStat(t, "evalsha")
+	}
+	return int(n)
+}
+
+// eventually waits until ok returns true, and returns how long that took.
+func eventually(t testing.TB, what string, ok func() bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for !ok() {
+		if time.Since(began) > patience {
+			t.Fatalf("waited %v in vain: %s", patience, what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return time.Since(began)
+}

@@ -1,0 +1,55 @@
+package faults
+
+import (
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// serverFaults are those of a single server.
+var serverFaults = []fault{
+	{"1", "Redis is killed and restarted empty; one node", func(tr *trial) { killed(tr, 1) }},
+	{"1 (3 nodes)", "the same; three nodes", func(tr *trial) { killed(tr, 3) }},
+	{"2", "Redis with an append-only file, written each second, is killed and restarted; one node", killedWithFile},
+	{"3", "Redis is stopped by SIGSTOP and continues; one node", func(tr *trial) { stopped(tr, 1) }},
+	{"3 (3 nodes)", "the same; three nodes", func(tr *trial) { stopped(tr, 3) }},
+}
+
+func killed(tr *trial, count int) {
+	server := redistest.Start(tr)
+	nodes := startNodes(tr, count, caddyfile(redisAt(server.Addr), site))
+	cycles := 1
+	if *long {
+		cycles = 5
+	}
+	outage{
+		nodes: nodes, server: server, rate: 400, cycles: cycles, reason: "refused",
+		before: during(2*time.Second, 5*time.Second), lasts: during(2500*time.Millisecond, 10*time.Second),
+		after: during(time.Second, 3*time.Second),
+		begin: server.Kill, end: func() { server.Restart(tr) },
+	}.run(tr)
+}
+
+func killedWithFile(tr *trial) {
+	server := redistest.Start(tr, "--appendonly", "yes", "--appendfsync", "everysec")
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
+	outage{
+		nodes: nodes, server: server, rate: 400, reason: "refused",
+		before: during(2*time.Second, 5*time.Second), lasts: during(2*time.Second, 10*time.Second),
+		after: time.Second,
+		begin: server.Kill, end: func() { server.Restart(tr) },
+	}.run(tr)
+}
+
+// stopped: what was sent before the stop runs when the server continues, which
+// charges it twice, but admits nothing.
+func stopped(tr *trial, count int) {
+	server := redistest.Start(tr)
+	nodes := startNodes(tr, count, caddyfile(redisAt(server.Addr), site))
+	outage{
+		nodes: nodes, server: server, rate: 400, reason: "timeout",
+		before: during(2*time.Second, 5*time.Second), lasts: during(2500*time.Millisecond, 10*time.Second),
+		after: during(time.Second, 5*time.Second),
+		begin: func() { server.Pause(tr) }, end: func() { server.Resume(tr) },
+	}.run(tr)
+}
