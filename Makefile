@@ -3,7 +3,7 @@
 CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 
-.PHONY: run build test programs bench bench-e2e
+.PHONY: run build test fuzz faults programs bench bench-e2e
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -15,12 +15,27 @@ build:
 	$(XCADDY) build $(CADDY_VERSION) --output ./caddy \
 		--with github.com/seed-387a6c65/caddy-ratelimit@v0.0.0=.
 
-# Install what the tests need and run them all. Those of the benchmarks build a
-# Caddy, of which Go's cache of test results does not know.
+# Install what the tests need and run them all, with each fault and fuzz target
+# briefly. Go's cache of test results does not know of the Caddy that is built
+# for benchmarks, nor of what happens between processes.
 test: programs
 	go vet ./...
 	cd bench && go vet ./... && go test -count=1 ./...
 	go test -race ./...
+	cd test/faults && go vet . && go test -count=1 .
+	$(MAKE) fuzz FUZZ_TIME=5s
+
+# Feed what users, clients and servers may send to what reads it.
+FUZZ_TIME = 5m
+fuzz:
+	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile; do \
+		go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZ_TIME) . || exit; done
+	go test -run '^$$' -fuzz '^FuzzReply$$' -fuzztime $(FUZZ_TIME) ./limiter
+
+# Cause every fault for as long as docs/faults.md says, and write its results:
+# some fifteen minutes.
+faults: programs
+	cd test/faults && go test -count=1 -timeout 1h -v . -long -table ../../docs/faults.md
 
 # The tests start Redis servers of their own, the benchmarks a load generator,
 # and the race detector needs a C compiler. All come from the distribution.

@@ -18,7 +18,7 @@ func (m *Memory) mirror(b *Bucket, s state, paid bool) {
 	now := m.clock().Microseconds()
 	s.clear += now
 	stored, owed := t.get(p.hash)
-	p.owed = owed && !(paid && s.clear >= stored.clear)
+	p.owed = owed && (!paid || s.clear < stored.clear)
 	// Both were told with some delay, so that times that lie less than a drip
 	// apart may be the same.
 	if stored.clear > now && s.clear < stored.clear+b.Limit.rate() {

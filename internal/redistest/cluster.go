@@ -105,6 +105,7 @@ func (c *Cluster) Slot(t testing.TB, key string) int {
 // Owner returns the node that has the slot, as the nodes see it.
 func (c *Cluster) Owner(t testing.TB, slot int) *Server {
 	t.Helper()
+	//nolint:staticcheck // what clients ask for to find their way
 	ranges, err := ask(t, c.Nodes).client.ClusterSlots(context.Background()).Result()
 	if err != nil {
 		t.Fatal(err)
@@ -234,7 +235,7 @@ func (c *Cluster) view(node *Server) (string, error) {
 			return "", fmt.Errorf("no %s in %q", line, info)
 		}
 	}
-	ranges, err := node.client.ClusterSlots(ctx).Result()
+	ranges, err := node.client.ClusterSlots(ctx).Result() //nolint:staticcheck // as above
 	if err != nil {
 		return "", err
 	}

@@ -76,12 +76,11 @@ func StartSentinelAuth(t testing.TB, username, password string, args ...string) 
 func startRewritable(t testing.TB, line, password string, args []string) *Server {
 	t.Helper()
 	return start(t, "", password, func(dir, port string) []string {
-		options := []string{
+		return append([]string{
 			configFile(t, dir, []string{line}), "--port", port,
 			"--masterauth", password, "--repl-diskless-sync-delay", "0",
 			"--repl-diskless-load", "swapdb", // through no file
-		}
-		return append(options, args...)
+		}, args...)
 	})
 }
 

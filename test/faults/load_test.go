@@ -173,6 +173,17 @@ func between(requests []request, from, to time.Time) []request {
 	return some
 }
 
+// unanswered returns how many requests got no answer at all.
+func unanswered(requests []request) int {
+	n := 0
+	for _, r := range requests {
+		if r.status == 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // strange returns how many requests got another answer than 200 or 429.
 func strange(requests []request) int {
 	n := 0
