@@ -1395,7 +1395,7 @@ func TestMissingKeyIsReported(t *testing.T) {
 // TestErrorsTellClientsLittle guards that error routes which show an error's
 // text tell clients neither where Redis is nor what the configuration says.
 func TestErrorsTellClientsLittle(t *testing.T) {
-	addr := freeAddr(t)
+	addr := redistest.FreeAddr(t)
 	s := startConfig(t, config{global: redisGlobal(addr, slowly), site: `
 		rate_limit {
 			size 1

@@ -23,6 +23,7 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -195,7 +196,7 @@ func (s *server) load(c config) error {
 	s.client.CloseIdleConnections()
 	const attempts = 5
 	for n := 1; ; n++ {
-		addr := freeAddr(s.t)
+		addr := redistest.FreeAddr(s.t)
 		err := caddy.Load(c.json(s.t, addr, s.logPath), true)
 		if err == nil {
 			s.addr = addr
@@ -422,17 +423,6 @@ func tempDir(t testing.TB) string {
 	return dir
 }
 
-// freeAddr returns an address of this host that nothing listened on just now.
-func freeAddr(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // startProcess runs a Caddy with c in a process of its own until the test ends,
 // and returns the address of its site once it is served.
 func startProcess(t testing.TB, c config) (addr string) {
@@ -453,7 +443,7 @@ func startProcess(t testing.TB, c config) (addr string) {
 func tryProcess(t testing.TB, c config) (addr string, err error) {
 	t.Helper()
 	dir := tempDir(t)
-	addr = freeAddr(t)
+	addr = redistest.FreeAddr(t)
 	file := filepath.Join(dir, "Caddyfile")
 	caddyfile := c.caddyfile(addr, filepath.Join(dir, "log"))
 	if err := os.WriteFile(file, caddyfile, 0o600); err != nil {
@@ -463,17 +453,14 @@ func tryProcess(t testing.TB, c config) (addr string, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	output, exited := new(bytes.Buffer), make(chan struct{})
+	output := new(bytes.Buffer)
 	cmd := exec.Command(self, "run", "--config", file)
 	cmd.Env = append(os.Environ(), asCaddy+"=1")
 	cmd.Stdout, cmd.Stderr = output, output
-	if err := cmd.Start(); err != nil {
+	exited, err := redistest.Run(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		defer close(exited)
-		cmd.Wait()
-	}()
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		<-exited

@@ -330,7 +330,7 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	rejected := config{global: many, site: site}
 	for n := range 10 { // apps start in any order
 		var root map[string]any
-		if err := json.Unmarshal(rejected.json(t, freeAddr(t), s.logPath), &root); err != nil {
+		if err := json.Unmarshal(rejected.json(t, redistest.FreeAddr(t), s.logPath), &root); err != nil {
 			t.Fatal(err)
 		}
 		if n%2 == 0 {

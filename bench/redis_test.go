@@ -53,7 +53,7 @@ func BenchmarkRedis(b *testing.B) {
 // openStore returns a store that is closed when the benchmark ends.
 func openStore(b *testing.B, network, address string) *limiter.Redis {
 	store := limiter.NewRedis(limiter.RedisOptions{
-		Network: network, Addresses: []string{address}, KeyPrefix: "rl:", Timeout: timeout,
+		Addresses: []string{address}, KeyPrefix: "rl:", Timeout: timeout,
 	})
 	b.Cleanup(func() { store.Close() })
 	return store

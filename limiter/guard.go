@@ -230,7 +230,7 @@ func (g *guard) leave() {
 	g.probing = false
 }
 
-// soon makes the next request a probe: there is a new connection.
+// soon makes the next request a probe: the connection for it is there.
 func (g *guard) soon() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

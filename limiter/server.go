@@ -57,8 +57,8 @@ func (s *server) run(ctx context.Context, sc *script, args []any, asking bool) (
 	}
 	select {
 	case conn := <-s.ready:
-		if len(s.ready) == 0 {
-			s.connect() // for the next who asks meanwhile
+		if !probe && len(s.ready) == 0 {
+			s.connect(false) // for the next who asks meanwhile
 		}
 		return s.use(ctx, conn, sc, args, asking)
 	default:
@@ -137,7 +137,7 @@ func (s *server) fail(f *failure) {
 // probe does not wait.
 func (s *server) wait(ctx context.Context, probe bool) (*redis.Conn, error) {
 	failed := s.failed.next()
-	s.connect()
+	s.connect(probe)
 	if probe {
 		return nil, s.failure(errConnecting)
 	}
@@ -159,8 +159,9 @@ func (s *server) wait(ctx context.Context, probe bool) (*redis.Conn, error) {
 	return nil, f
 }
 
-// connect makes a connection, unless there may be no more.
-func (s *server) connect() {
+// connect makes a connection, unless there may be no more. If it is for a probe
+// the next request is one.
+func (s *server) connect(probe bool) {
 	if int(s.held.Add(1)) > cap(s.ready) {
 		s.held.Add(-1)
 		return
@@ -180,7 +181,9 @@ func (s *server) connect() {
 		if err == nil {
 			s.made.Add(1)
 			s.ready <- conn
-			s.guard.soon()
+			if probe {
+				s.guard.soon()
+			}
 			return
 		}
 		_ = conn.Close()

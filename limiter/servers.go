@@ -97,7 +97,7 @@ func newSingle(opt RedisOptions) *single {
 func (s *single) one() bool                                   { return true }
 func (s *single) of(context.Context, string) (*server, error) { return s.server, nil }
 func (s *single) redirected(error) (*server, bool)            { return nil, false }
-func (s *single) connect()                                    { s.server.connect() }
+func (s *single) connect()                                    { s.server.connect(false) }
 func (s *single) close() error                                { return s.server.client.Close() }
 
 // cluster is the servers of a Redis cluster. The client knows which of them has

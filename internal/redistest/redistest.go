@@ -43,8 +43,8 @@ type Server struct {
 	path   string
 	args   []string
 	client *redis.Client
-	exited chan struct{} // closed when the process has exited and was reaped
-	paused atomic.Bool   // by Pause
+	exited <-chan struct{} // closed when the process has exited and was reaped
+	paused atomic.Bool     // by Pause
 }
 
 // Start runs redis-server until the test ends and returns when it answers.
@@ -59,9 +59,9 @@ func Start(t testing.TB, args ...string) *Server {
 }
 
 // start runs redis-server with the options that the function gives for a
-// directory of the server's own and for a port. They come first, for a file of
-// options must, and after them those that all servers have in common. The
-// server's own client logs in with the name and password.
+// directory of the server's own and for a port, and those that all servers have
+// in common. A file of options comes first, as it must, and what is given last
+// counts. The server's own client logs in with the name and password.
 func start(t testing.TB, username, password string, options func(dir, port string) []string) *Server {
 	t.Helper()
 	path, err := exec.LookPath("redis-server")
@@ -82,9 +82,14 @@ func start(t testing.TB, username, password string, options func(dir, port strin
 	for n := 1; ; n++ {
 		port := freePort(t)
 		s.Addr = net.JoinHostPort("127.0.0.1", port)
-		s.args = append(options(dir, port),
+		own, file := options(dir, port), 0
+		if !strings.HasPrefix(own[0], "--") {
+			file = 1
+		}
+		s.args = slices.Concat(own[:file], []string{
 			"--bind", "127.0.0.1", "--unixsocket", s.Socket,
-			"--dir", dir, "--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning")
+			"--dir", dir, "--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning",
+		}, own[file:])
 		err := s.launch()
 		if err == nil {
 			break
@@ -157,37 +162,15 @@ func (s *Server) CommandStat(t testing.TB, name string) int64 {
 
 // launch starts the process and waits until it answers.
 func (s *Server) launch() error {
-	output, exited := new(bytes.Buffer), make(chan struct{})
+	output := new(bytes.Buffer)
 	cmd := exec.Command(s.path, s.args...) //nolint:gosec // what a test asks for
 	cmd.Stdout, cmd.Stderr = output, output
-	if err := cmd.Start(); err != nil {
+	exited, err := Run(cmd)
+	if err != nil {
 		return err
 	}
 	s.Process, s.exited = cmd.Process, exited
 	s.paused.Store(false)
-
-	// Should the test binary die without cleaning up, of its timeout say, the
-	// guard's input closes and it stops the server. A signal to all of them,
-	// such as Ctrl-C, must not end the guard: a paused server would outlive it.
-	//nolint:gosec // a number
-	guard := exec.Command("sh", "-c", `trap "" HUP INT TERM; read _; kill -9 "$0"`,
-		strconv.Itoa(cmd.Process.Pid))
-	_, err := guard.StdinPipe()
-	if err == nil {
-		err = guard.Start()
-	}
-	go func() {
-		defer close(exited)
-		_ = cmd.Wait()
-		if guard.Process != nil {
-			_ = guard.Process.Kill()
-			_ = guard.Wait()
-		}
-	}()
-	if err != nil {
-		s.Kill()
-		return err
-	}
 
 	for deadline := time.Now().Add(startWithin); !s.answers(); {
 		select {
@@ -231,6 +214,13 @@ func (s *Server) running() bool {
 	default:
 		return !s.paused.Load()
 	}
+}
+
+// FreeAddr returns an address of this host that nothing listened on just now.
+// It is none of those that the system gives to outgoing connections.
+func FreeAddr(t testing.TB) string {
+	t.Helper()
+	return net.JoinHostPort("127.0.0.1", freePort(t))
 }
 
 // freePort returns a port of 127.0.0.1 that nothing listened on just now.

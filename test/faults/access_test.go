@@ -16,6 +16,8 @@ import (
 var accessFaults = []fault{
 	{"12a", "the password is changed and all connections are closed; later the nodes learn it by a reload", rotated},
 	{"12b", "the user has the rights that the README names; then each is taken away in turn", rights},
+	{"12b (sentinels)", "the users of sentinels and server have the rights that the README names", sentinelRights},
+	{"12b (cluster)", "the same in a cluster; then without +cluster|slots", clusterRights},
 	{"13", "TLS: as it should be; another authority; another name; expired; a plain port; no client certificate", tlsKinds},
 	{"14", "Redis is not there when Caddy starts; a black hole is", absent},
 }
@@ -122,6 +124,57 @@ func rights(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	tr.note("noperm without each of %s and ~rl:*", strings.Join(minimal, " "))
+}
+
+// works judges that all requests of a short load are decided by Redis.
+func works(tr *trial, nodes []*node, servers ...*redistest.Server) {
+	tr.Helper()
+	nodes[0].get("first") // connects
+	before := decisions(tr, servers...)
+	l := startLoad(tr, nodes, 100)
+	time.Sleep(500 * time.Millisecond)
+	requests := l.stop()
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "not decided by Redis", len(requests)-(decisions(tr, servers...)-before), 0)
+}
+
+func sentinelRights(tr *trial) {
+	s := redistest.StartSentinelAuth(tr, "rl", "sentinel-pw")
+	setUser(tr, s.Master, slices.Concat([]string{"reset", "on", "~rl:*", ">pw"}, minimal)...)
+	for _, sentinel := range s.Sentinels {
+		err := sentinel.Client().Do(tr.Context(), "acl", "setuser", "rl", "reset", "on", ">sentinel-pw", "&*",
+			"+sentinel|get-master-addr-by-name", "+sentinel|sentinels", "+sentinel|replicas", "+subscribe", "+ping").Err()
+		if err != nil {
+			tr.Fatal(err)
+		}
+	}
+	nodes := startNodes(tr, 1, caddyfile(redisAt(strings.Join(s.SentinelAddrs(), " "), "master_name "+redistest.MasterName,
+		"sentinel_username rl", "sentinel_password sentinel-pw", "username rl", "password pw"), site))
+	works(tr, nodes, s.Master)
+}
+
+func clusterRights(tr *trial) {
+	c := redistest.StartCluster(tr, 3)
+	rules := slices.Concat([]string{"reset", "on", "~rl:*", ">pw", "+cluster|slots"}, minimal)
+	for _, s := range c.Nodes {
+		setUser(tr, s, rules...)
+	}
+	config := caddyfile(redisAt(strings.Join(c.Addrs(), " "), "username rl", "password pw"), site)
+	nodes := startNodes(tr, 1, config)
+	for i := range hotKeys {
+		nodes[0].get(fmt.Sprintf("hot%d", i)) // connects to each
+	}
+	works(tr, nodes, c.Nodes...)
+
+	for _, s := range c.Nodes {
+		setUser(tr, s, "-cluster|slots")
+	}
+	began := time.Now()
+	nodes = startNodes(tr, 1, config)
+	l := startLoad(tr, nodes, 100)
+	eventually(tr, "noperm", func() bool { return reasons(nodes[0].events(began)) == "noperm" })
+	most(tr, "without: 5xx", strange(l.stop()), 0)
+	tr.is("reason noperm", true)
 }
 
 func tlsKinds(tr *trial) {

@@ -68,7 +68,7 @@ func flushAll(tr *trial) {
 func outOfMemory(tr *trial) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
-	set := func(memory string) {
+	limit := func(memory string) {
 		if err := server.Client().ConfigSet(tr.Context(), "maxmemory", memory).Err(); err != nil {
 			tr.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func outOfMemory(tr *trial) {
 	outage{
 		nodes: nodes, server: server, rate: 400, reason: "oom",
 		before: during(2*time.Second, 5*time.Second), lasts: during(3*time.Second, 10*time.Second), after: time.Second,
-		begin: func() { set("1") }, end: func() { set("0") },
+		begin: func() { limit("1") }, end: func() { limit("0") },
 	}.run(tr)
 }
 
@@ -189,9 +189,7 @@ func garbage(tr *trial) {
 	}
 	values := []string{"text", "nan", "-1", "1e300", "", "inf", "0x10", "1:2:3", "99999999999999999999"}
 	for _, value := range values {
-		if err := admin.Set(tr.Context(), keys[0], value, 0).Err(); err != nil {
-			tr.Fatal(err)
-		}
+		set(tr, server, keys[0], value)
 		if res := nodes[0].get("k"); res.StatusCode != 200 || res.Header.Get("X-RateLimit-Remaining") != "19" {
 			tr.Errorf("%q: status %d, remaining %s", value, res.StatusCode, res.Header.Get("X-RateLimit-Remaining"))
 		}
@@ -211,9 +209,7 @@ func garbage(tr *trial) {
 	// Two hours ahead: the clock was set back. That is a full bucket, for no
 	// longer than it takes to drain.
 	ahead := fmt.Sprint(time.Now().Add(2 * time.Hour).UnixMicro())
-	if err := admin.Set(tr.Context(), keys[0], ahead, 0).Err(); err != nil {
-		tr.Fatal(err)
-	}
+	set(tr, server, keys[0], ahead)
 	res = nodes[0].get("k")
 	tr.is("two hours ahead counts as full", res.StatusCode == 429 && res.Header.Get("X-RateLimit-Clear") == "2.000")
 	events := nodes[0].events(began)

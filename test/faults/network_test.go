@@ -1,6 +1,8 @@
 package faults
 
 import (
+	"net"
+	"strings"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
@@ -12,6 +14,7 @@ var networkFaults = []fault{
 	{"4b", "answers take 200 ms, give or take 50", tooSlowAnswers},
 	{"4c", "answers take 40 and 60 ms in turn, a second each", flappingAnswers},
 	{"5a", "Redis runs calls, but the connections break before the answers come", cutAnswers},
+	{"5a (cluster)", "the same in a cluster", cutAnswersInCluster},
 	{"5b", "answers come a byte at a time", slicedAnswers},
 	{"5c", "a black hole: connections are accepted, nothing passes", blackHole},
 	{"5d", "connections are refused", refused},
@@ -89,12 +92,57 @@ func cutAnswers(tr *trial) {
 	before := decisions(tr, server)
 	proxy.CutReplies("evalsha")
 	l := startLoad(tr, nodes, 200)
-	time.Sleep(during(2*time.Second, 10*time.Second))
+	lasts := during(2*time.Second, 10*time.Second)
+	time.Sleep(lasts)
 	requests := l.stop()
 	ran := decisions(tr, server) - before
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "calls run", ran, len(requests))
 	least(tr, "of which answers were lost", ran, 5)
+	most(tr, "a second", float64(ran)/lasts.Seconds(), 10+float64(poolSize)/lasts.Seconds())
+	most(tr, "over-admitted", excess(requests), inFlight)
+	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+}
+
+// cutAnswersInCluster: nor may it be sent to another server.
+func cutAnswersInCluster(tr *trial) {
+	c := redistest.StartCluster(tr, 3)
+	var proxies []*redistest.Proxy
+	for _, s := range c.Nodes {
+		proxy := redistest.StartProxy(tr, s.Addr)
+		_, port, _ := net.SplitHostPort(proxy.Addr)
+		if err := s.Client().ConfigSet(tr.Context(), "cluster-announce-port", port).Err(); err != nil {
+			tr.Fatal(err)
+		}
+		proxies = append(proxies, proxy)
+	}
+	eventually(tr, "all servers know the new ports", func() bool {
+		for _, s := range c.Nodes {
+			text, err := s.Client().Do(tr.Context(), "cluster", "nodes").Text()
+			if err != nil {
+				tr.Fatal(err)
+			}
+			for _, proxy := range proxies {
+				if !strings.Contains(text, proxy.Addr+"@") {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	nodes := startNodes(tr, 1, caddyfile(redisAt(proxies[0].Addr, "cluster"), site))
+	owners(tr, c, nodes[0]) // connects to all
+	before := decisions(tr, c.Nodes...)
+	for _, proxy := range proxies {
+		proxy.CutReplies("evalsha")
+	}
+	l := startLoad(tr, nodes, 200)
+	time.Sleep(during(2*time.Second, 10*time.Second))
+	requests := l.stop()
+	ran := decisions(tr, c.Nodes...) - before
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "calls run", ran, len(requests))
+	least(tr, "of which answers were lost", ran, 15)
 	most(tr, "over-admitted", excess(requests), inFlight)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 }

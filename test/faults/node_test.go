@@ -66,6 +66,9 @@ func caddyfile(options, site string) func(*node) string {
 			persist_config off
 			default_bind 127.0.0.1
 			grace_period 1s
+			servers {
+				max_header_size 2MB
+			}
 			storage file_system %s
 			log {
 				output file %s {
@@ -118,7 +121,7 @@ func tryNode(t testing.TB, write func(*node) string) (*node, error) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	n := &node{t: t, addr: freeAddr(t), admin: freeAddr(t), dir: dir, write: write}
+	n := &node{t: t, addr: redistest.FreeAddr(t), admin: redistest.FreeAddr(t), dir: dir, write: write}
 	file := filepath.Join(dir, "Caddyfile")
 	if err := os.WriteFile(file, []byte(write(n)), 0o600); err != nil {
 		t.Fatal(err)
@@ -128,17 +131,13 @@ func tryNode(t testing.TB, write func(*node) string) (*node, error) {
 		t.Fatal(err)
 	}
 	var output bytes.Buffer
-	exited := make(chan struct{})
 	n.cmd = exec.Command(self, "run", "--config", file)
 	n.cmd.Env = append(os.Environ(), asCaddy+"=1", "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
 	n.cmd.Stdout, n.cmd.Stderr = &output, &output
-	if err := n.cmd.Start(); err != nil {
+	exited, err := redistest.Run(n.cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		defer close(exited)
-		_ = n.cmd.Wait()
-	}()
 	t.Cleanup(func() {
 		_ = n.cmd.Process.Kill()
 		<-exited
@@ -158,17 +157,6 @@ func tryNode(t testing.TB, write func(*node) string) (*node, error) {
 			return nil, errors.New("caddy does not serve")
 		}
 	}
-}
-
-// freeAddr returns an address of this host that nothing listened on just now.
-func freeAddr(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // reload makes the node run what write makes, and returns why if it refuses.

@@ -38,6 +38,11 @@ func (o outage) run(tr *trial) {
 	if o.within == 0 {
 		o.within = 2 * time.Second
 	}
+	before := make([]usage, len(o.nodes))
+	for i, n := range o.nodes {
+		n.get("first") // connects
+		before[i] = n.usage()
+	}
 	began := time.Now()
 	l := startLoad(tr, o.nodes, o.rate)
 	time.Sleep(o.before)
@@ -87,6 +92,12 @@ func (o outage) run(tr *trial) {
 	most(tr, "over-admitted", excess(requests), o.cycles*(others+inFlight))
 	most(tr, "under-admitted", shortfall(requests), size*o.cycles)
 	o.lines(tr, began, ended)
+	for i, n := range o.nodes {
+		eventually(tr, "goroutines and connections are back to where they were", func() bool {
+			now := n.usage()
+			return now.goroutines <= before[i].goroutines+5 && now.files <= before[i].files+poolSize+5
+		})
+	}
 	settled(tr, o.server)
 }
 

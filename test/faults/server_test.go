@@ -37,8 +37,25 @@ func killedWithFile(tr *trial) {
 		nodes: nodes, server: server, rate: 400, reason: "refused",
 		before: during(2*time.Second, 5*time.Second), lasts: during(2*time.Second, 10*time.Second),
 		after: time.Second,
-		begin: server.Kill, end: func() { server.Restart(tr) },
+		begin: func() {
+			set(tr, server, "marker", "kept")
+			time.Sleep(1100 * time.Millisecond) // until it is written
+			server.Kill()
+		},
+		end: func() {
+			server.Restart(tr)
+			tr.is("the file is read", server.Client().Get(tr.Context(), "marker").Val() == "kept")
+			server.Client().Del(tr.Context(), "marker")
+		},
 	}.run(tr)
+}
+
+// set sets a key in Redis, past the limiter.
+func set(tr *trial, s *redistest.Server, key, value string) {
+	tr.Helper()
+	if err := s.Client().Set(tr.Context(), key, value, 0).Err(); err != nil {
+		tr.Fatal(err)
+	}
 }
 
 // stopped: what was sent before the stop runs when the server continues, which

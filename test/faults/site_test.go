@@ -25,6 +25,7 @@ var siteFaults = []fault{
 	{"19", "clients that reset the connection right after their request", resets},
 	{"21", "events, an upgraded connection, a large body and trailers through reverse_proxy", streams},
 	{"22a", "a flood of distinct keys, buckets in the process, max_keys far fewer", flood},
+	{"22b", "keys of 1 MB, with braces, line breaks and NUL; a secret as a key", strangeKeys},
 	{"23", "Redis is killed and restarted again and again", pingPong},
 }
 
@@ -97,26 +98,22 @@ func reloads(tr *trial, shared bool) {
 	began := time.Now()
 	accepted, rejected := 0, 0
 	for i := range int(during(30, 150)) {
-		switch extra := ""; {
-		case i%3 == 2:
-			switch i / 3 % 3 {
-			case 0:
-				extra = "rate_limit { size 0 }"
-			case 1:
-				extra = "rate_limit { nonsense }"
-			case 2:
-				// Provisioned after the limits: they are provisioned by then.
-				extra = "reverse_proxy localhost:1 {\ntransport http {\ntls_trust_pool file /nowhere\n}\n}"
-			}
-			if err := n.reload(version(1000+i, extra)); err == nil {
-				tr.Fatalf("accepted %q", extra)
-			}
-			rejected++
-		default:
+		if i%3 < 2 {
 			if err := n.reload(version(1000+i, "")); err != nil {
 				tr.Fatal(err)
 			}
 			accepted++
+		} else {
+			bad := []string{
+				"rate_limit { size 0 }",
+				"rate_limit { nonsense }",
+				// Provisioned after the limits.
+				"reverse_proxy localhost:1 {\ntransport http {\ntls_trust_pool file /nowhere\n}\n}",
+			}[rejected%3]
+			if err := n.reload(version(1000+i, bad)); err == nil {
+				tr.Fatalf("accepted %q", bad)
+			}
+			rejected++
 		}
 		time.Sleep(during(50*time.Millisecond, 200*time.Millisecond))
 	}
@@ -393,6 +390,74 @@ func flood(tr *trial) {
 	most(tr, "memory grew by MB", (after.rss-before.rss)>>10, 64)
 	most(tr, "p99: added", percentile(requests, 0.99)-percentile(calm, 0.99), 5*time.Millisecond)
 	tr.note("%d keys, max_keys %d", keys, maxKeys)
+}
+
+// strangeKeys: whatever a key is, no more of it than a digest leaves the process,
+// and it is nobody else's.
+func strangeKeys(tr *trial) {
+	const canary = "canary-7f3a-token"
+	server := redistest.Start(tr)
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), `
+		rate_limit {
+			key {query.k}
+			size 5
+			drip_rate 1h
+		}
+		handle_errors {
+			respond "{err.message}"
+		}
+		respond ok
+	`))
+	n := nodes[0]
+	large := strings.Repeat("x", 1<<20)
+	keys := []string{
+		canary, "a+b", "a%0Ab", "a%0D%0Ab", "%00", "a%00b", "%7Ba%7D", "%7B", "%7D", "%7Ba%7Db%7Bc%7D", "*", "a:b",
+		"%F0%9F%A6%AB", "%ff%fe", large, large + "y",
+	}
+	wrong := 0
+	for round := range 6 {
+		for _, key := range keys {
+			res, err := http.Get("http://" + n.addr + "/?k=" + key)
+			if err != nil {
+				tr.Fatal(err)
+			}
+			body, _ := io.ReadAll(res.Body)
+			_ = res.Body.Close()
+			want := fmt.Sprint(4 - round)
+			if round == 5 {
+				want = "0"
+			}
+			if res.Header.Get("X-RateLimit-Remaining") != want || (res.StatusCode == 200) != (round < 5) {
+				wrong++
+			}
+			if strings.Contains(fmt.Sprint(res.Header, string(body)), "canary") {
+				wrong++
+			}
+		}
+	}
+	most(tr, fmt.Sprintf("of %d keys six times each, wrong", len(keys)), wrong, 0)
+
+	names, err := server.Client().Keys(tr.Context(), "*").Result()
+	if err != nil {
+		tr.Fatal(err)
+	}
+	tr.is(fmt.Sprint(len(names), " buckets in Redis"), len(names) == len(keys))
+	longest := 0
+	for _, name := range names {
+		longest = max(longest, len(name))
+	}
+	most(tr, "longest name of a key", longest, 64)
+	seen := strings.Join(names, " ") + n.log()
+	for _, path := range []string{"/config/", "/metrics"} {
+		res, err := http.Get("http://" + n.admin + path)
+		if err != nil {
+			tr.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		_ = res.Body.Close()
+		seen += string(body)
+	}
+	tr.is("the secret is in no key, log, error, metric or admin's answer", !strings.Contains(seen, "canary"))
 }
 
 func pingPong(tr *trial) {
