@@ -12,10 +12,15 @@
 // algorithm (GCRA).
 //
 // A [Store] keeps buckets and decides requests against them: [Memory] in this
-// process, [Redis] for all processes that use one Redis server. A [Request]
-// names the buckets that a request has to pass, and is decided in one atomic
-// step: unless asked otherwise it charges all of its buckets or none.
-// [Summarize] makes one answer of their decisions.
+// process, [Redis] for all processes that use one Redis. A [Request] names the
+// buckets that a request has to pass, and is decided in one atomic step: unless
+// asked otherwise it charges all of its buckets or none. [Summarize] makes one
+// answer of their decisions.
+//
+// While a Redis server can't be asked, a Memory stands in for it, if there is
+// one: it follows the levels that the server reports, goes on from the last of
+// them, and tells the server its own when that is back. No request waits for
+// longer than its timeout.
 //
 // Every number is an integer, times are microseconds, and nothing is rounded:
 // from empty a bucket admits at most Size + min(DripSize, Size)·⌊T/DripRate⌋

@@ -27,12 +27,7 @@ type servers interface {
 	close() error
 }
 
-// clientReads is how long the client waits for answers to what it asks itself,
-// or for those to requests if they may take longer. The context of a request
-// bounds what that waits for.
-func (opt *RedisOptions) clientReads() time.Duration { return max(2*time.Second, opt.Timeout) }
-
-// poolSize returns the most connections to a server.
+// poolSize returns the most connections for requests to a server.
 func (opt *RedisOptions) poolSize() int {
 	if opt.PoolSize == 0 {
 		return 10 * runtime.GOMAXPROCS(0)
@@ -40,9 +35,41 @@ func (opt *RedisOptions) poolSize() int {
 	return opt.PoolSize
 }
 
-// noNotifications spares greetings a round trip for what only one product has.
-func noNotifications() *maintnotifications.Config {
-	return &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+// client returns the options of the client, of which there is one for each kind
+// of deployment.
+func (opt *RedisOptions) client() *redis.UniversalOptions {
+	return &redis.UniversalOptions{
+		Addrs:            opt.Addresses,
+		MasterName:       opt.MasterName,
+		SentinelUsername: opt.SentinelUsername,
+		SentinelPassword: opt.SentinelPassword,
+		Username:         opt.Username,
+		Password:         opt.Password,
+		DB:               opt.DB,
+		TLSConfig:        opt.TLS,
+
+		// Two more than requests may hold: the client itself asks a cluster
+		// about its slots.
+		PoolSize: opt.poolSize() + 2,
+
+		// A script that charges must run at most once, whatever becomes of its
+		// answer.
+		MaxRetries: -1,
+
+		// The context of a request bounds whatever it waits for, these what is
+		// done outside of requests.
+		ContextTimeoutEnabled: true,
+		DialTimeout:           connectWithin,
+		ReadTimeout:           max(2*time.Second, opt.Timeout),
+		DialerRetries:         1,
+
+		// One round trip to greet instead of up to four, and no pool beside
+		// ours.
+		Protocol:                 2,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		PipelinePoolSize:         -1,
+	}
 }
 
 // single is one server, found by its address or by asking sentinels.
@@ -52,44 +79,10 @@ func newSingle(opt RedisOptions) *single {
 	name := strings.Join(opt.Addresses, ", ")
 	var client *redis.Client
 	if opt.MasterName == "" {
-		client = redis.NewClient(&redis.Options{
-			Addr:                     opt.Addresses[0],
-			Username:                 opt.Username,
-			Password:                 opt.Password,
-			DB:                       opt.DB,
-			TLSConfig:                opt.TLS,
-			PoolSize:                 opt.poolSize(),
-			Protocol:                 2,
-			MaxRetries:               -1,
-			ContextTimeoutEnabled:    true,
-			DialTimeout:              connectWithin,
-			DialerRetries:            1,
-			ReadTimeout:              opt.clientReads(),
-			PipelinePoolSize:         -1,
-			DisableIdentity:          true,
-			MaintNotificationsConfig: noNotifications(),
-		})
+		client = redis.NewClient(opt.client().Simple())
 	} else {
 		name = opt.MasterName + " of the sentinels at " + name
-		client = redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName:            opt.MasterName,
-			SentinelAddrs:         opt.Addresses,
-			SentinelUsername:      opt.SentinelUsername,
-			SentinelPassword:      opt.SentinelPassword,
-			Username:              opt.Username,
-			Password:              opt.Password,
-			DB:                    opt.DB,
-			TLSConfig:             opt.TLS,
-			PoolSize:              opt.poolSize(),
-			Protocol:              2,
-			MaxRetries:            -1,
-			ContextTimeoutEnabled: true,
-			DialTimeout:           connectWithin,
-			DialerRetries:         1,
-			ReadTimeout:           opt.clientReads(),
-			PipelinePoolSize:      -1,
-			DisableIdentity:       true,
-		})
+		client = redis.NewFailoverClient(opt.client().Failover())
 	}
 	return &single{newServer(name, client, opt, func() {})}
 }
@@ -125,24 +118,10 @@ func newCluster(opt RedisOptions) *cluster {
 		known:   make(chan struct{}),
 		servers: make(map[string]*server),
 	}
-	c.client = redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs:                    opt.Addresses,
-		NewClient:                c.newClient,
-		Username:                 opt.Username,
-		Password:                 opt.Password,
-		TLSConfig:                opt.TLS,
-		PoolSize:                 opt.poolSize() + 2, // more than requests may hold
-		Protocol:                 2,
-		MaxRetries:               -1,
-		ContextTimeoutEnabled:    true,
-		DialTimeout:              connectWithin,
-		DialerRetries:            1,
-		ReadTimeout:              opt.clientReads(),
-		PipelinePoolSize:         -1,
-		DisableIdentity:          true,
-		DisableRoutingPolicies:   true,
-		MaintNotificationsConfig: noNotifications(),
-	})
+	clients := opt.client().Cluster()
+	clients.NewClient = c.newClient
+	clients.DisableRoutingPolicies = true // which would ask for all commands
+	c.client = redis.NewClusterClient(clients)
 	return c
 }
 
