@@ -32,13 +32,15 @@ type virtual struct {
 func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual {
 	t.Helper()
 	const real, ours = "redis.call('TIME')", "redis.call('HMGET', 'clock', 's', 'us')"
-	if n := strings.Count(takeScript, real); n != 1 {
+	if n := strings.Count(takeSource, real); n != 1 {
 		t.Fatalf("the script reads the time %d times", n)
 	}
-	opt := RedisOptions{KeyPrefix: prefix, Timeout: 10 * time.Second}
+	r := NewRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second})
+	r.script = newScript(strings.Replace(takeSource, real, ours, 1))
+	t.Cleanup(func() { _ = r.Close() })
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()
 	v := &virtual{
-		Redis: newRedis(server.Client(), opt, strings.Replace(takeScript, real, ours, 1)),
+		Redis: r,
 		start: start,
 		admin: server.Client(),
 	}
@@ -75,7 +77,7 @@ func (v *virtual) stored(t rapid.TB, buckets []Bucket) []string {
 	t.Helper()
 	keys := make([]string, len(buckets))
 	for i := range buckets {
-		keys[i] = v.key(&buckets[i])
+		keys[i] = v.keys.of(&buckets[i])
 	}
 	reply, err := v.admin.MGet(context.Background(), keys...).Result()
 	if err != nil {
@@ -226,7 +228,7 @@ func TestStoresAgree(t *testing.T) {
 		v.flush(t)
 		p := plain{}
 		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-		m.sweepAt.Store(math.MaxInt64)
+		m.sweptAt.Store(math.MaxInt64)
 		buckets, last, limit := drawBuckets(t), Decision{}, Limit{1, time.Second, 1}
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
 			v.at(t, v.keep(v.now+drawMove(t, limit, last)))

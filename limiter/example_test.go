@@ -77,7 +77,7 @@ func ExampleSummarize() {
 // answer in time, as here where there is none, the caller has to decide.
 func ExampleRedis() {
 	store := limiter.NewRedis(limiter.RedisOptions{
-		Address:   "127.0.0.1:1",
+		Addresses: []string{"127.0.0.1:1"},
 		KeyPrefix: "rl:",
 		Timeout:   50 * time.Millisecond,
 	})

@@ -3,19 +3,23 @@
 --
 -- KEYS   the bucket's key
 -- ARGV   its drip rate in µs, its drip size, and the units
--- reply  nothing
+-- reply  1 if the key was written
 --
--- What a key holds is told in take.lua.
+-- To give 0 units back only shows whether the server takes writes. What a key
+-- holds is told in take.lua.
 
-local value = redis.call('GET', KEYS[1])
-if not value then
+local value = redis.pcall('GET', KEYS[1])
+if type(value) ~= 'string' then
+  if value and not string.match(value.err, '^WRONGTYPE') then
+    return value
+  end
   return {}
 end
 local clear, slack = string.match(value, '^(%d+):?(%d*)$')
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 clear, slack = tonumber(clear), tonumber(slack) or 0
-if not clear or clear <= now then
+if not clear or clear <= now or clear - now > 2 ^ 50 then
   return {}
 end
 
@@ -28,4 +32,4 @@ end
 value = slack == 0 and string.format('%.0f', clear) or string.format('%.0f:%.0f', clear, slack)
 -- Already past, for an empty bucket: it expires at once, or counts as empty.
 redis.call('SET', KEYS[1], value, 'PXAT', string.format('%.0f', math.ceil(clear / 1000)))
-return {}
+return {1}

@@ -97,12 +97,18 @@ var (
 	// else has written to.
 	errCorrupt = errors.New("the value of a key is no bucket's")
 
-	// errNoConnection is the failure to get a connection in time.
-	errNoConnection = errors.New("no connection was free in time")
+	// errNoConnection is the failure to get one of the connections there are.
+	errNoConnection = errors.New("all connections are in use")
 
-	// errConnecting is the failure of a server to which there is no connection
-	// yet.
-	errConnecting = errors.New("not connected")
+	// errLate is the failure to be answered after a wait for a connection.
+	errLate = errors.New("no time was left after the wait for a connection")
+
+	// errConnecting is the failure to get a first connection.
+	errConnecting = errors.New("a connection was not made in time")
+
+	// errNotConnected is the failure of a server that is lost and to which there
+	// is no connection yet.
+	errNotConnected = errors.New("there is no connection yet")
 )
 
 // replies tells the errors that servers reply apart by their first word.
@@ -118,8 +124,8 @@ var replies = map[string]failure{
 	"WRONGPASS":   {reason: "wrongpass", text: "does not accept the user or password", counts: true},
 	"NOPERM":      {reason: "noperm", text: "does not allow this user a command or key", counts: true},
 	"CLUSTERDOWN": {reason: "clusterdown", text: "serves no such slot, a part of its cluster is down"},
-	"MOVED":       {reason: "moved", text: "is part of a cluster and not the one to ask", elsewhere: true},
-	"ASK":         {reason: "moved", text: "is part of a cluster and not the one to ask", elsewhere: true},
+	"MOVED":       {reason: "moved", text: "is a cluster's and not the one to ask; is the option for clusters set?", elsewhere: true},
+	"ASK":         {reason: "moved", text: "is a cluster's and not the one to ask; is the option for clusters set?", elsewhere: true},
 	"TRYAGAIN":    {reason: "tryagain", text: "is moving the slot to another server", elsewhere: true},
 }
 
@@ -129,17 +135,24 @@ var replyTexts = map[string]failure{
 	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true},
 }
 
-// newFailure returns what err means. The server was asked within the timeout.
+// newFailure returns what err means to those who have waited for the timeout, or
+// for as long as it takes if that is 0.
 func newFailure(server string, timeout time.Duration, err error) *failure {
 	f := failure{reason: "error", counts: true}
+	late := "did not answer in time"
+	if timeout > 0 {
+		late = fmt.Sprintf("did not answer within %v", timeout)
+	}
 	var reply redis.Error
 	var netErr net.Error
 	var dns *net.DNSError
 	switch {
 	case errors.Is(err, errCorrupt):
 		f = failure{reason: "corrupt"}
-	case errors.Is(err, errNoConnection):
-		f = failure{reason: "pool", text: fmt.Sprintf("could not be asked within %v", timeout)}
+	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
+		f = failure{reason: "pool", text: late}
+	case errors.Is(err, errNotConnected):
+		f = failure{reason: "lost", text: "is lost"}
 	case errors.As(err, &reply):
 		word, _, _ := strings.Cut(reply.Error(), " ")
 		if known, ok := replies[word]; ok {
@@ -153,16 +166,15 @@ func newFailure(server string, timeout time.Duration, err error) *failure {
 		}
 	case errors.As(err, &dns):
 		f.reason, f.text = "dns", "is not known by that name"
-	case errors.Is(err, errConnecting):
-		f.reason, f.text = "timeout", fmt.Sprintf("did not answer within %v", timeout)
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &netErr) && netErr.Timeout():
-		f.reason, f.text = "timeout", fmt.Sprintf("did not answer within %v", timeout)
+	case errors.Is(err, errConnecting), errors.Is(err, context.DeadlineExceeded),
+		errors.As(err, &netErr) && netErr.Timeout():
+		f.reason, f.text = "timeout", late
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		f.reason, f.text, f.breaks = "refused", "can't be connected to", true
 	case isTLS(err):
 		f.reason, f.text = "tls", "can't be connected to by TLS"
 	case errors.Is(err, redis.ErrClosed):
-		f.reason, f.text = "closed", "is no longer in use"
+		f = failure{reason: "unused", text: "is no longer in use"}
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
 		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		f.reason, f.text, f.breaks = "closed", "closed the connection", true
@@ -207,7 +219,7 @@ func newGuard(server string, report func(Event)) guard {
 // enter returns nil if the server may be asked. If it is lost that is only now
 // and then, for a single probe; leave must be called after it.
 func (g *guard) enter() (probe bool, err error) {
-	if g.failures.Load() < lostAfter {
+	if !g.isLost() {
 		return false, nil
 	}
 	g.mu.Lock()
@@ -235,6 +247,19 @@ func (g *guard) soon() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.probeAt = time.Time{}
+}
+
+// isLost reports whether the server is lost.
+func (g *guard) isLost() bool { return g.failures.Load() >= lostAfter }
+
+// doubtsWrites reports whether the server is lost for not taking writes.
+func (g *guard) doubtsWrites() bool {
+	if !g.isLost() {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.last != nil && g.last.writes
 }
 
 // success takes note that the server has answered; wrote, that it has shown to
@@ -288,6 +313,9 @@ func (g *guard) lapse(f *failure) {
 
 // reportLapse reports f, unless one for its reason was reported just now.
 func (g *guard) reportLapse(f *failure, now time.Time) {
+	if f.reason == "unused" {
+		return // by nobody who could be told
+	}
 	if last, ok := g.lapses[f.reason]; ok && now.Sub(last) < lapseEvery {
 		return
 	}

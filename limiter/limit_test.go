@@ -598,7 +598,7 @@ func seed001Buckets() []Bucket {
 // "user" and "user/trade" and their summary.
 func takeSeed001(t *testing.T, store Store, accounting Accounting) [3]seed001Row {
 	t.Helper()
-	d, err := store.Take(context.Background(), Request{seed001Buckets(), accounting}, nil)
+	d, err := store.Take(context.Background(), Request{Buckets: seed001Buckets(), Accounting: accounting}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -679,7 +679,7 @@ func TestAtomicDenialChargesNothing(t *testing.T) {
 	buckets := seed001Buckets()
 	slices.Reverse(buckets)
 	for range 2 {
-		d, err := store.Take(context.Background(), Request{buckets, Atomic}, nil)
+		d, err := store.Take(context.Background(), Request{Buckets: buckets}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,8 +37,7 @@ type Memory struct {
 
 const (
 	// DefaultMaxKeys is the most buckets that a Memory holds unless it is told
-	// otherwise. A bucket takes about 32 bytes while tables do not change, and
-	// 48 at most: a million need less than 50 MB.
+	// otherwise. A bucket takes 28 to 36 bytes: a million need less than 50 MB.
 	DefaultMaxKeys = 1_000_000
 
 	// tables is how many tables there are: so many that with a million buckets
@@ -71,8 +70,9 @@ func NewMemory(clock func() time.Duration) *Memory {
 	return m
 }
 
-// SetMaxKeys sets the most buckets that are held, at least 1. Lowering it takes
-// no bucket away that holds something.
+// SetMaxKeys sets the most buckets that are held, at least 1, not counting
+// those that keys share when there is no more room: a quarter as many and 65 536
+// at most. Lowering it takes no bucket away that holds something.
 func (m *Memory) SetMaxKeys(n int) { m.maxKeys.Store(int64(n)) }
 
 // Take implements Store. It never waits and fails only on malformed requests.
@@ -110,6 +110,12 @@ func (m *Memory) take(req Request, dst []outcome, owed bool) []outcome {
 		stored, p.owed, room = m.find(p, b, now)
 		p.state = b.Limit.at(stored, now, b.SizeVaries)
 		p.stale = p.state != stored && p.state.clear > now
+		for j := range i {
+			// Two keys may share a bucket: this one comes behind.
+			if q := &places[j]; q.fits && q.hash == p.hash && q.table == p.table {
+				p.state = b.Limit.add(q.state, req.Buckets[j].Cost)
+			}
+		}
 		p.fits = room && b.Cost <= b.Limit.Size && b.Limit.wait(p.state, now, b.Cost) == 0
 		admitted = admitted && p.fits
 	}
@@ -163,7 +169,7 @@ func (m *Memory) place(b *Bucket) place {
 func (m *Memory) find(p *place, b *Bucket, now int64) (stored state, owed, room bool) {
 	t := &m.tables[p.table]
 	if stored, owed = t.get(p.hash); stored.clear != 0 || !m.crowded() {
-		return stored, owed, true
+		return stored, owed && stored.clear > now, true
 	}
 	anyKey := *b
 	anyKey.Key = ""
@@ -176,6 +182,7 @@ func (m *Memory) find(p *place, b *Bucket, now int64) (stored state, owed, room 
 
 // put stores the bucket at p.
 func (m *Memory) put(p *place, s state, now int64) {
+	s.clear = max(s.clear, 1) // 0 is a free slot's
 	if p.owed {
 		m.owe(s.clear)
 	}

@@ -19,10 +19,15 @@ func (m *Memory) mirror(b *Bucket, s state, paid bool) {
 	s.clear += now
 	stored, owed := t.get(p.hash)
 	p.owed = owed && (!paid || s.clear < stored.clear)
-	// Both were told with some delay, so that times that lie less than a drip
-	// apart may be the same.
-	if stored.clear > now && s.clear < stored.clear+b.Limit.rate() {
-		s = state{clear: max(s.clear, stored.clear), slack: min(s.slack, stored.slack)}
+	if stored.clear > now {
+		// Both were told with some delay: times that lie less than half a drip
+		// apart are the same.
+		switch apart := s.clear - stored.clear; {
+		case 2*apart <= -b.Limit.rate():
+			s = stored
+		case 2*apart < b.Limit.rate():
+			s = state{clear: min(s.clear, stored.clear), slack: min(s.slack, stored.slack)}
+		}
 	}
 	if (s != stored || owed != p.owed) && (stored.clear != 0 || !m.crowded()) {
 		m.put(&p, s, now)

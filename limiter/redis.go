@@ -57,8 +57,8 @@ type RedisOptions struct {
 	// go on where it stopped. With nil, Take returns an error instead.
 	Fallback *Memory
 
-	// Is told what an operator should know, if not nil. It must return soon, and
-	// may be called from several goroutines at once.
+	// Is told what an operator should know, if not nil. It must return soon and
+	// not use the store, and may be called from several goroutines at once.
 	Report func(Event)
 }
 
@@ -110,6 +110,9 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	if err := req.validate(); err != nil {
 		return dst, err
 	}
+	if len(req.Buckets) == 0 {
+		return dst, nil
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
 	defer cancel()
 
@@ -130,19 +133,15 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 // decide decides a request whose buckets lie together: on their server, or in
 // this process if that can't be asked. It appends to dst.
 func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outcome, error) {
-	fallback := r.fallback
-	if req.NoFallback {
-		fallback = nil
-	}
 	var owed []state
-	if fallback != nil {
-		owed = fallback.owed(req.Buckets)
+	if r.fallback != nil {
+		owed = r.fallback.owed(req.Buckets)
 	}
 	outcomes, err := r.ask(ctx, req, owed, dst)
 	switch {
-	case err == nil && fallback != nil:
+	case err == nil && r.fallback != nil:
 		for i, o := range outcomes[len(dst):] {
-			fallback.mirror(&req.Buckets[i], o.state, owed != nil && owed[i] != state{})
+			r.fallback.mirror(&req.Buckets[i], o.state, owed != nil && owed[i] != state{})
 		}
 		return outcomes, nil
 	case err == nil:
@@ -151,11 +150,11 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 		// The slot is on its way to another server, and has buckets on both.
 		outcomes, err = r.decideApart(ctx, req, req.byBucket())
 		return append(dst, outcomes...), err
-	case fallback == nil:
+	case r.fallback == nil || req.NoFallback:
 		return dst, err
 	}
 	before := len(dst)
-	dst = fallback.take(req, dst, true)
+	dst = r.fallback.take(req, dst, true)
 	for i := range dst[before:] {
 		dst[before+i].here = true
 	}
@@ -170,11 +169,13 @@ func (r *Redis) ask(ctx context.Context, req Request, owed []state, dst []outcom
 		return dst, err
 	}
 	outcomes, corrupt, err := req.outcomes(reply, dst)
-	if corrupt || err != nil {
-		f := srv.failure(errCorrupt)
-		if srv.guard.lapse(f); err != nil {
-			return dst, f
-		}
+	if err == nil && corrupt {
+		srv.guard.lapse(srv.failure(errCorrupt))
+	}
+	if err != nil {
+		f := srv.failure(fmt.Errorf("%w: %w", errCorrupt, err))
+		srv.guard.lapse(f)
+		return dst, f
 	}
 	return outcomes, nil
 }
@@ -191,7 +192,7 @@ func (r *Redis) call(ctx context.Context, s *script, args []any) (*server, []int
 		reply, err := srv.run(ctx, s, args, asking)
 		next, ask := r.servers.redirected(err)
 		if next == nil || hop == hops {
-			if f, ok := err.(*failure); ok && f.elsewhere { //nolint:errorlint // what run returns
+			if f, ok := err.(*failure); ok && f.reason == "moved" { //nolint:errorlint // what run returns
 				srv.guard.lapse(f)
 			}
 			return srv, reply, err
@@ -308,7 +309,7 @@ func (r *Redis) giveBack(ctx context.Context, req Request, outcomes []outcome, i
 	for _, i := range indexes {
 		b, o := &req.Buckets[i], &outcomes[i]
 		o.state = b.Limit.remove(o.state, 0, b.Cost)
-		if r.fallback != nil && !req.NoFallback {
+		if r.fallback != nil {
 			r.fallback.giveBack(b, o.here)
 		}
 		if o.here {

@@ -3,20 +3,16 @@ package limiter
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
-	"io"
 	"math"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
@@ -26,7 +22,7 @@ import (
 // needs; change may change its options.
 func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOptions)) *Redis {
 	t.Helper()
-	opt := RedisOptions{Address: server.Addr, KeyPrefix: "rl:", Timeout: 10 * time.Second}
+	opt := RedisOptions{Addresses: []string{server.Addr}, KeyPrefix: "rl:", Timeout: 10 * time.Second}
 	if change != nil {
 		change(&opt)
 	}
@@ -206,12 +202,12 @@ func TestRedisStoredState(t *testing.T) {
 			if want := (Decision{Size: tc.size, Remaining: tc.size - tc.cost, Clear: drain}); d != want {
 				t.Errorf("decided %+v, want %+v", d, want)
 			}
-			s, expires := storedState(t, server, r.key(&b))
+			s, expires := storedState(t, server, r.keys.of(&b))
 			if at := s.clear - drain.Microseconds(); at < before || at > after || s.slack != tc.slack {
 				t.Errorf("stored %+v between %d and %d", s, before, after)
 			}
 			checkExpiry(t, s, expires)
-			if got := server.Client().ObjectEncoding(t.Context(), r.key(&b)).Val(); got != tc.encoding {
+			if got := server.Client().ObjectEncoding(t.Context(), r.keys.of(&b)).Val(); got != tc.encoding {
 				t.Errorf("encoded as %s, want %s", got, tc.encoding)
 			}
 		})
@@ -256,7 +252,7 @@ func TestRedisNumbersAreExact(t *testing.T) {
 				if want := (Decision{Size: l.Size, Remaining: l.Size - cost, Clear: drain}); d != want {
 					t.Errorf("decided %+v, want %+v", d, want)
 				}
-				s, expires := storedState(t, server, r.key(&b))
+				s, expires := storedState(t, server, r.keys.of(&b))
 				if at := s.clear - drain.Microseconds(); at < before || at > after || s.slack != slack {
 					t.Errorf("stored %+v between %d and %d, want slack %d", s, before, after, slack)
 				}
@@ -285,10 +281,10 @@ func TestRedisKeyGoesWhenBucketIsEmpty(t *testing.T) {
 	r := newTestRedis(t, server, nil)
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{3, 100 * time.Millisecond, 1}, Cost: 3}
 	decide(t, r, Atomic, b)
-	s, _ := storedState(t, server, r.key(&b))
+	s, _ := storedState(t, server, r.keys.of(&b))
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		before := serverTime(t, server)
-		n, err := server.Client().Exists(t.Context(), r.key(&b)).Result()
+		n, err := server.Client().Exists(t.Context(), r.keys.of(&b)).Result()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -316,18 +312,18 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 	full.Key, room.Key, empty.Key = "full", "room", "empty"
 	full.Cost = 5
 	decide(t, r, Atomic, full, room)
-	wantFull, wantFullExpires := storedState(t, server, r.key(&full))
-	wantRoom, wantRoomExpires := storedState(t, server, r.key(&room))
+	wantFull, wantFullExpires := storedState(t, server, r.keys.of(&full))
+	wantRoom, wantRoomExpires := storedState(t, server, r.keys.of(&room))
 
 	sets, dirty := calls{server: server}, changes(t, server)
 	sets.since(t, "set")
 	full.Cost = 1
 	for range 10 {
 		for _, req := range []Request{
-			{[]Bucket{full}, Atomic},
-			{[]Bucket{full}, Each},
-			{[]Bucket{room, full, empty}, Atomic},
-			{[]Bucket{empty, room, full}, Atomic},
+			{Buckets: []Bucket{full}},
+			{Buckets: []Bucket{full}, Accounting: Each},
+			{Buckets: []Bucket{room, full, empty}},
+			{Buckets: []Bucket{empty, room, full}},
 		} {
 			if !Summarize(decide(t, r, req.Accounting, req.Buckets...)).Denied {
 				t.Fatalf("%+v admitted", req)
@@ -341,13 +337,13 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 	if now := changes(t, server); now != dirty {
 		t.Errorf("%d changes to the data", now-dirty)
 	}
-	if s, expires := storedState(t, server, r.key(&full)); s != wantFull || expires != wantFullExpires {
+	if s, expires := storedState(t, server, r.keys.of(&full)); s != wantFull || expires != wantFullExpires {
 		t.Errorf("full bucket: %+v until %d, was %+v until %d", s, expires, wantFull, wantFullExpires)
 	}
-	if s, expires := storedState(t, server, r.key(&room)); s != wantRoom || expires != wantRoomExpires {
+	if s, expires := storedState(t, server, r.keys.of(&room)); s != wantRoom || expires != wantRoomExpires {
 		t.Errorf("other bucket: %+v until %d, was %+v until %d", s, expires, wantRoom, wantRoomExpires)
 	}
-	if n := server.Client().Exists(t.Context(), r.key(&empty)).Val(); n != 0 {
+	if n := server.Client().Exists(t.Context(), r.keys.of(&empty)).Val(); n != 0 {
 		t.Error("a denied request left a key")
 	}
 }
@@ -355,11 +351,17 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 // changes returns how many changes to its data the server has counted.
 func changes(t testing.TB, server *redistest.Server) int64 {
 	t.Helper()
-	info, err := server.Client().Info(t.Context(), "persistence").Result()
+	return infoNumber(t, server, "persistence", "rdb_changes_since_last_save")
+}
+
+// infoNumber returns a number of those that the server tells of itself.
+func infoNumber(t testing.TB, server *redistest.Server, section, name string) int64 {
+	t.Helper()
+	info, err := server.Client().Info(t.Context(), section).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, digits, _ := strings.Cut(info, "rdb_changes_since_last_save:")
+	_, digits, _ := strings.Cut(info, name+":")
 	digits, _, _ = strings.Cut(digits, "\r\n")
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil {
@@ -472,24 +474,24 @@ func TestRedisGroups(t *testing.T) {
 			for _, req := range reqs {
 				want = append(want, decide(t, one, req.Accounting, req.Buckets...)...)
 			}
-			reply := callScript(t, all.Redis, reqs)
+			reply := callScript(t, all, reqs)
 			used := map[string]bool{}
 			for _, req := range reqs {
 				n := 2 * len(req.Buckets)
 				if len(reply) < n {
 					t.Fatalf("%+v: %d numbers missing from the reply", reqs, n-len(reply))
 				}
-				var err error
-				if got, err = req.decisions(reply[:n], got); err != nil {
+				outcomes, _, err := req.outcomes(reply[:n], nil)
+				if err != nil {
 					t.Fatal(err)
 				}
-				reply = reply[n:]
+				got, reply = req.decisions(outcomes, got), reply[n:]
 				groups++
 				for _, b := range req.Buckets {
-					if used[all.key(&b)] {
+					if used[all.keys.of(&b)] {
 						shared++
 					}
-					used[all.key(&b)] = true
+					used[all.keys.of(&b)] = true
 				}
 			}
 			if !slices.Equal(got, want) || len(reply) > 0 {
@@ -510,9 +512,9 @@ func TestRedisGroups(t *testing.T) {
 	}
 }
 
-// callScript has the script of r decide several requests in one call, by the
+// callScript has the script of v decide several requests in one call, by the
 // interface that take.lua describes.
-func callScript(t rapid.TB, r *Redis, reqs []Request) []int64 {
+func callScript(t rapid.TB, v *virtual, reqs []Request) []int64 {
 	t.Helper()
 	truth := map[bool]int{true: 1}
 	var keys []string
@@ -520,12 +522,12 @@ func callScript(t rapid.TB, r *Redis, reqs []Request) []int64 {
 	for _, req := range reqs {
 		args = append(args, len(req.Buckets), truth[req.Accounting == Each])
 		for _, b := range req.Buckets {
-			keys = append(keys, r.key(&b))
+			keys = append(keys, v.keys.of(&b))
 			args = append(args, b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize)
 			args = append(args, b.Cost, truth[b.SizeVaries])
 		}
 	}
-	reply, err := r.client.Eval(context.Background(), r.script, keys, args...).Int64Slice()
+	reply, err := v.admin.Eval(context.Background(), v.script.source, keys, args...).Int64Slice()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -578,7 +580,7 @@ func TestRedisForeignValues(t *testing.T) {
 	for name, fill := range fill {
 		for _, b := range []Bucket{b, varies} {
 			t.Run(fmt.Sprintf("%s,varies=%t", name, b.SizeVaries), func(t *testing.T) {
-				key := r.key(&b)
+				key := r.keys.of(&b)
 				if err := server.Client().Del(t.Context(), key).Err(); err != nil {
 					t.Fatal(err)
 				}
@@ -638,7 +640,7 @@ func TestRedisClockSetBack(t *testing.T) {
 			t.Run(fmt.Sprintf("%s,%v", tc.name, accounting), func(t *testing.T) {
 				b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{size, rate, dripSize}, Cost: tc.cost}
 				b.SizeVaries = tc.varies
-				key := r.key(&b)
+				key := r.keys.of(&b)
 				before := serverTime(t, server)
 				was := state{clear: before + tc.stored.Microseconds(), slack: 2}
 				if err := server.Client().Set(t.Context(), key, was.value(), 0).Err(); err != nil {
@@ -685,16 +687,16 @@ func TestRedisClockSetBack(t *testing.T) {
 		back, room := hourly(5), hourly(5)
 		back.Key, room.Key = "back", "room"
 		far := serverTime(t, server) + (100 * time.Hour).Microseconds()
-		if err := server.Client().Set(t.Context(), r.key(&back), far, 0).Err(); err != nil {
+		if err := server.Client().Set(t.Context(), r.keys.of(&back), far, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
 		d := decide(t, r, Atomic, room, back)
 		if d[0].Denied || d[0].Remaining != 5 || !d[1].Denied || d[1].Clear != 5*time.Hour {
 			t.Errorf("decided %+v", d)
 		}
-		s, expires := storedState(t, server, r.key(&back))
+		s, expires := storedState(t, server, r.keys.of(&back))
 		checkExpiry(t, s, expires)
-		if n := server.Client().Exists(t.Context(), r.key(&room)).Val(); n != 0 {
+		if n := server.Client().Exists(t.Context(), r.keys.of(&room)).Val(); n != 0 {
 			t.Error("a bucket was charged by a denied request")
 		}
 	})
@@ -776,8 +778,8 @@ func TestRedisOptions(t *testing.T) {
 		change func(*RedisOptions)
 		db     int
 	}{
-		{"tcp", func(opt *RedisOptions) { opt.Network = "tcp" }, 0},
-		{"unix", func(opt *RedisOptions) { opt.Network, opt.Address = "unix", server.Socket }, 0},
+		{"tcp", func(opt *RedisOptions) { opt.Addresses = []string{server.Addr} }, 0},
+		{"unix", func(opt *RedisOptions) { opt.Addresses = []string{server.Socket} }, 0},
 		{"user", func(opt *RedisOptions) { opt.Username, opt.Password = "limiter", "pass word" }, 0},
 		{"database", func(opt *RedisOptions) { opt.DB = 3 }, 3},
 	}
@@ -792,7 +794,7 @@ func TestRedisOptions(t *testing.T) {
 			if err := admin.Select(t.Context(), tc.db).Err(); err != nil {
 				t.Fatal(err)
 			}
-			if n, err := admin.Exists(t.Context(), r.key(&b)).Result(); n != 1 || err != nil {
+			if n, err := admin.Exists(t.Context(), r.keys.of(&b)).Result(); n != 1 || err != nil {
 				t.Errorf("%d keys in database %d, error %v", n, tc.db, err)
 			}
 		})
@@ -832,21 +834,12 @@ func TestRedisPermissions(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(fmt.Sprintf("%s,loaded=%t", tc.less, tc.loaded), func(t *testing.T) {
-			acl := []any{
-				"ACL", "SETUSER", "limiter", "reset", "on", ">pass", "~rl:*", "resetchannels", "-@all",
-				"+evalsha", "+eval", "+get", "+set", "+time", "+ping",
-			}
-			if tc.less != "" {
-				acl = append(acl, tc.less)
-			}
-			if err := server.Client().Do(t.Context(), acl...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			setUser(t, server, strings.Fields(tc.less)...)
 			prepare := func() {
 				t.Helper()
 				err := server.Client().ScriptFlush(t.Context()).Err()
 				if err == nil && tc.loaded {
-					err = server.Client().ScriptLoad(t.Context(), takeScript).Err()
+					err = server.Client().ScriptLoad(t.Context(), takeSource).Err()
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -869,7 +862,7 @@ func TestRedisPermissions(t *testing.T) {
 					t.Errorf("decided %+v with error %v", d, err)
 				}
 			}
-			if n := server.Client().Exists(t.Context(), r.key(&room)).Val(); (n == 1) != tc.works {
+			if n := server.Client().Exists(t.Context(), r.keys.of(&room)).Val(); (n == 1) != tc.works {
 				t.Errorf("%d buckets charged", n)
 			}
 
@@ -882,6 +875,39 @@ func TestRedisPermissions(t *testing.T) {
 	}
 }
 
+// TestRedisPermissionsForDatabase tests that a database other than 0 takes one
+// right more, and nothing else.
+func TestRedisPermissionsForDatabase(t *testing.T) {
+	server := redistest.Start(t)
+	for _, right := range []string{"+select", "-select"} {
+		setUser(t, server, right)
+		r := newTestRedis(t, server, func(opt *RedisOptions) {
+			opt.Username, opt.Password, opt.DB = "limiter", "pass", 3
+		})
+		_, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(5)}}, nil)
+		if right == "-select" {
+			checkError(t, err, server.Addr, "NOPERM")
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// setUser makes a user of the rights that a server takes, and more.
+func setUser(t testing.TB, server *redistest.Server, more ...string) {
+	t.Helper()
+	acl := []any{
+		"ACL", "SETUSER", "limiter", "reset", "on", ">pass", "~rl:*", "resetchannels", "-@all",
+		"+evalsha", "+eval", "+get", "+set", "+time",
+	}
+	for _, right := range more {
+		acl = append(acl, right)
+	}
+	if err := server.Client().Do(t.Context(), acl...).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // checkError checks that an error tells, in one line, what it is said to.
 func checkError(t testing.TB, err error, says ...string) {
 	t.Helper()
@@ -889,8 +915,12 @@ func checkError(t testing.TB, err error, says ...string) {
 		t.Error("no error")
 		return
 	}
-	if text := err.Error(); strings.ContainsAny(text, "\r\n") || !strings.HasPrefix(text, "redis at ") {
+	text := err.Error()
+	if strings.ContainsAny(text, "\r\n") || !strings.HasPrefix(text, "no decision: redis at ") {
 		t.Errorf("error %q, want one line about the Redis", text)
+	}
+	if !errors.Is(err, ErrUnavailable) {
+		t.Errorf("error %q is not ErrUnavailable", text)
 	}
 	for _, word := range says {
 		if !strings.Contains(err.Error(), word) {
@@ -929,7 +959,7 @@ func TestRedisUnreachable(t *testing.T) {
 	t.Run("killed", func(t *testing.T) {
 		server := redistest.Start(t)
 		r := newTestRedis(t, server, func(opt *RedisOptions) {
-			opt.Network, opt.Address, opt.Timeout = "unix", server.Socket, timeout
+			opt.Addresses, opt.Timeout = []string{server.Socket}, timeout
 		})
 		other := newTestRedis(t, server, func(opt *RedisOptions) { opt.Timeout, opt.PoolSize = timeout, 2 })
 		decide(t, r, Atomic, req.Buckets...)
@@ -966,9 +996,7 @@ func TestRedisUnreachable(t *testing.T) {
 		c := calls{server: server}
 		c.since(t, "evalsha")
 
-		if err := server.Process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		server.Pause(t)
 		attempts := int64(0)
 		for _, r := range []*Redis{connected, unconnected} {
 			for range 2 {
@@ -978,9 +1006,7 @@ func TestRedisUnreachable(t *testing.T) {
 		}
 		together(t, 8, func(int) { take(t, crowded, server.Addr, timeout.String()) })
 		attempts += 8
-		if err := server.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		server.Resume(t)
 
 		if err := admin.Ping(t.Context()).Err(); err != nil {
 			t.Fatal(err)
@@ -1003,102 +1029,61 @@ func TestRedisUnreachable(t *testing.T) {
 }
 
 // TestRedisTimeoutIncludesEverything tests that a request which takes several
-// steps, each of them quick enough, has one timeout for all: here the greeting
-// of a new connection, the call, and the call with the script in full.
+// steps, each of them quick enough, has one timeout for all: here the wait for a
+// first connection, the call, and the call with the script in full.
 func TestRedisTimeoutIncludesEverything(t *testing.T) {
 	const timeout = 400 * time.Millisecond
 	server := redistest.Start(t)
-	var delay atomic.Int64
-	address := proxy(t, server.Addr, func(int) bool {
-		time.Sleep(time.Duration(delay.Load()))
-		return true
-	})
-	slow := func(opt *RedisOptions) { opt.Address, opt.Timeout = address, timeout }
+	p := redistest.StartProxy(t, server.Addr)
+	slow := func(opt *RedisOptions) { opt.Addresses, opt.Timeout = []string{p.Addr}, timeout }
 	greeted := newTestRedis(t, server, slow)
 	b := hourly(1000)
 	decide(t, greeted, Atomic, b)
 	ungreeted := newTestRedis(t, server, slow)
 
-	delay.Store(int64(timeout * 3 / 4))
-	_, err := ungreeted.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
-	checkError(t, err, timeout.String())
+	p.Delay(timeout * 3 / 4)
 	if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	_, err = greeted.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
-	checkError(t, err, timeout.String())
+	for _, r := range []*Redis{ungreeted, greeted} {
+		began := time.Now()
+		_, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+		checkError(t, err, timeout.String())
+		if took := time.Since(began); took > timeout*5/4 {
+			t.Errorf("waited %v, may wait %v", took, timeout)
+		}
+	}
 }
 
 // TestRedisRunsScriptOnce tests that a request whose answer gets lost is never
-// sent again: the server has decided it, and would charge it twice.
+// sent again: the server has decided it, and would charge it twice. No store
+// is asked so often here that it takes the server for lost.
 func TestRedisRunsScriptOnce(t *testing.T) {
 	server := redistest.Start(t)
-	if err := server.Client().ScriptLoad(t.Context(), takeScript).Err(); err != nil {
+	if err := server.Client().ScriptLoad(t.Context(), takeSource).Err(); err != nil {
 		t.Fatal(err)
 	}
-	address := proxy(t, server.Addr, func(n int) bool { return n == 0 }) // only the greeting's
-	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Address = address })
+	const stores, requests = 5, lostAfter - 1
 	b := hourly(1000)
-	const requests = 20
-	for range requests {
-		d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
-		if len(d) > 0 {
-			t.Fatalf("decided %+v", d)
+	for _, half := range []int{0, 1} {
+		p := redistest.StartProxy(t, server.Addr)
+		for range stores {
+			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Addresses = []string{p.Addr} })
+			for range requests {
+				p.HalfReply(half, "evalsha")
+				d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+				if len(d) > 0 {
+					t.Fatalf("decided %+v", d)
+				}
+				checkError(t, err, p.Addr)
+			}
 		}
-		checkError(t, err, address)
 	}
 	c := calls{server: server}
-	c.check(t, "evalsha", requests)
-	if got := level(t, newTestRedis(t, server, nil), b); got != requests {
-		t.Errorf("%d units from %d requests", got, requests)
+	c.check(t, "evalsha", 2*stores*requests)
+	if got := level(t, newTestRedis(t, server, nil), b); got != 2*stores*requests {
+		t.Errorf("%d units from %d requests", got, 2*stores*requests)
 	}
-}
-
-// proxy runs a proxy to the given server and returns its address. It asks pass
-// before it hands on the n-th reply of a connection, and hangs up if that says
-// no.
-func proxy(t testing.TB, server string, pass func(n int) bool) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var busy sync.WaitGroup
-	serve := func(client net.Conn) {
-		defer client.Close()
-		upstream, err := net.Dial("tcp", server)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer upstream.Close()
-		busy.Go(func() {
-			io.Copy(upstream, client)
-			upstream.Close() // the client is gone
-		})
-		reply := make([]byte, 1<<16)
-		for n := 0; ; n++ {
-			size, err := upstream.Read(reply)
-			if err != nil || !pass(n) {
-				return
-			}
-			client.Write(reply[:size])
-		}
-	}
-	busy.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			busy.Go(func() { serve(client) })
-		}
-	})
-	t.Cleanup(func() {
-		l.Close()
-		busy.Wait()
-	})
-	return l.Addr().String()
 }
 
 // TestRedisDecidesForTheGone tests that a request whose client has left is
@@ -1130,47 +1115,64 @@ func TestRedisUnknownReplies(t *testing.T) {
 	for _, script := range []string{
 		"return 'OK'", "return 7", "return nil", "return {}", "return {1}", "return {1, 2, 3}",
 		"return {'a', 'b'}", "return {{1, 2}, {3, 4}}", "return {ok='fine'}", "return {err='ERR no'}",
-		"return {-1, 0}", "return {0, 1}", "return {5, -3}", "return {2 ^ 50 + 1, 0}",
+		"return {-1, 1}", "return {0, 1}", "return {5, -3}", "return {2 ^ 50 + 1, 0}", "return {-2 ^ 50 - 2, 0}",
 		"return {redis.error_reply('ERR inside'), 0}", "return 1 +", "error('thrown')",
 		"return redis.call('NOSUCH')", "return redis.call('INCR', KEYS[1])",
 	} {
 		t.Run(script, func(t *testing.T) {
-			opt := RedisOptions{Address: server.Addr, Timeout: 10 * time.Second}
-			client := redis.NewClient(&redis.Options{Network: "unix", Addr: server.Socket, MaxRetries: -1})
-			r := newRedis(client, opt, script)
+			r := NewRedis(RedisOptions{Addresses: []string{server.Socket}, Timeout: 10 * time.Second})
+			r.script = newScript(script)
 			defer r.Close()
 			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
 			if err == nil || len(d) > 0 {
 				t.Fatalf("decided %+v, error %v", d, err)
 			}
-			if text := err.Error(); !strings.HasPrefix(text, "redis") || strings.ContainsAny(text, "\r\n") {
-				t.Errorf("error %q", text)
-			}
+			checkError(t, err, server.Socket)
 		})
 	}
 }
 
 // TestReplyToSeveralBuckets tests that a reply which goes wrong at a later
-// bucket leaves no decision on the earlier ones behind: who then asks another
-// store would take it for one of that store's.
+// bucket leaves no outcome of the earlier ones behind: who then asks another
+// store would take it for one of that store's. What was there before stays.
 func TestReplyToSeveralBuckets(t *testing.T) {
 	req := Request{Buckets: []Bucket{hourly(5), hourly(6)}}
+	kept := outcome{state: state{clear: 1234}}
 	for _, reply := range [][]int64{
-		{}, {1}, {1, 0}, {1, 0, 1}, {1, 0, -1, 0}, {1, 0, 1, 1}, {1, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0},
+		{}, {1}, {1, 0}, {1, 0, 1}, {1, 0, 1, 1}, {1, 0, 0, 1}, {1, 0, -1, 1}, {1, 0, horizon + 1, 0},
+		{-2, 0, -2 - horizon, 0}, {1, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0},
 	} {
-		d, err := req.decisions(reply, []Decision{{Size: 1234}})
-		if err == nil || len(d) != 1 || d[0].Size != 1234 {
-			t.Errorf("reply %d: decided %+v, error %v", reply, d, err)
+		got, corrupt, err := req.outcomes(reply, []outcome{kept})
+		if err == nil || corrupt || len(got) != 1 || got[0] != kept {
+			t.Errorf("reply %d: %+v, corrupt %t, error %v", reply, got, corrupt, err)
 		}
 	}
-	d, err := req.decisions([]int64{3600e6, 0, 6 * 3600e6, -1}, []Decision{{Size: 1234}})
-	want := []Decision{
-		{Size: 1234},
-		{Size: 5, Remaining: 4, Clear: time.Hour},
-		{Size: 6, Clear: 6 * time.Hour, Denied: true, Retry: time.Hour},
-	}
-	if err != nil || !slices.Equal(d, want) {
-		t.Errorf("decided %+v, error %v, want %+v", d, err, want)
+	const hour = 3600e6
+	admitted, denied := outcome{state: state{clear: hour}}, outcome{state: state{clear: 6 * hour}, denied: true}
+	for _, tc := range []struct {
+		reply   []int64
+		corrupt bool
+	}{
+		{[]int64{hour, 0, 6 * hour, -1}, false},
+		{[]int64{-1 - hour, 0, 6 * hour, -1}, true},
+		{[]int64{hour, 0, -1 - 6*hour, -1}, true},
+	} {
+		got, corrupt, err := req.outcomes(tc.reply, []outcome{kept})
+		if want := []outcome{kept, admitted, denied}; err != nil || !slices.Equal(got, want) {
+			t.Fatalf("reply %d: %+v, error %v, want %+v", tc.reply, got, err, want)
+		}
+		if corrupt != tc.corrupt {
+			t.Errorf("reply %d: corrupt %t, want %t", tc.reply, corrupt, tc.corrupt)
+		}
+		d := req.decisions(got[1:], []Decision{{Size: 1234}})
+		want := []Decision{
+			{Size: 1234},
+			{Size: 5, Remaining: 4, Clear: time.Hour},
+			{Size: 6, Clear: 6 * time.Hour, Denied: true, Retry: time.Hour},
+		}
+		if !slices.Equal(d, want) {
+			t.Errorf("decided %+v, want %+v", d, want)
+		}
 	}
 }
 
@@ -1196,6 +1198,13 @@ func FuzzReply(f *testing.F) {
 	add(1, 5, hour, 3, 1, hour, 3)
 	add(1, 5, hour, 3, 1, hour, -4)
 	add(1, 5, 1, 1, 1, -1, 0)
+	add(1, 5, 1, 1, 1, -2, 0)
+	add(2, 5, hour, 3, 4, -1-hour, 2, 2*hour, -2)
+	add(1, 5, hour, 3, 1, -1, -1)
+	add(1, 5, hour, 3, 1, -1, 2)
+	add(1, 5, hour, 3, 1, -1-hour, 3)
+	add(1, MaxUnits, 1, 1, MaxUnits, -1-horizon, 0)
+	add(1, MaxUnits, 1, 1, MaxUnits, -2-horizon, 0)
 	add(1, MaxUnits, 1, 1, MaxUnits, horizon, 0)
 	add(1, MaxUnits, 1, 1, MaxUnits, horizon+1, 0)
 	add(1, MaxUnits, MaxUnits, MaxUnits, math.MaxInt64, horizon, -MaxUnits)
@@ -1224,32 +1233,100 @@ func FuzzReply(f *testing.F) {
 			reply = append(reply, int64(binary.BigEndian.Uint64(data)))
 		}
 
-		kept := Decision{Size: 1234}
-		got, err := req.decisions(reply, []Decision{kept})
-		if got[0] != kept {
-			t.Fatalf("%+v in place of what was there before", got[0])
+		kept := outcome{state: state{clear: 1234}}
+		outcomes, corrupt, err := req.outcomes(reply, []outcome{kept})
+		if outcomes[0] != kept {
+			t.Fatalf("%+v in place of what was there before", outcomes[0])
 		}
-		got = got[1:]
+		outcomes = outcomes[1:]
 		if err != nil {
-			if len(got) > 0 || strings.Contains(err.Error(), "\n") {
-				t.Fatalf("decided %+v with error %q", got, err)
+			if len(outcomes) > 0 || corrupt || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("%+v, corrupt %t, with error %q", outcomes, corrupt, err)
 			}
 			return
 		}
+		got := req.decisions(outcomes, nil)
 		if len(got) != int(buckets) || len(reply) != 2*int(buckets) {
 			t.Fatalf("%d decisions on %d buckets by %d numbers", len(got), buckets, len(reply))
 		}
+		foreign := false
 		for i, d := range got {
+			ahead, slack := reply[2*i], reply[2*i+1]
+			if ahead < 0 {
+				ahead, foreign = -1-ahead, true
+			}
 			switch {
 			case d.Size != size,
 				d.Remaining < 0 || d.Remaining > size,
-				d.Clear != time.Duration(reply[2*i])*time.Microsecond,
-				d.Denied != (reply[2*i+1] < 0),
+				d.Clear != time.Duration(ahead)*time.Microsecond,
+				d.Denied != (slack < 0),
 				d.Never != (d.Denied && cost > size),
 				d.Retry < 0 || d.Retry > d.Clear,
-				d.Retry > 0 && (!d.Denied || d.Never):
+				d.Retry > 0 && (!d.Denied || d.Never),
+				outcomes[i].here:
 				t.Errorf("%+v, cost %d, reply %d: decided %+v", limit, cost, reply[2*i:2*i+2], d)
 			}
+		}
+		if corrupt != foreign {
+			t.Errorf("reply %d: corrupt %t", reply, corrupt)
+		}
+	})
+}
+
+// FuzzStoredValue tests that no value that a key may hold makes a request fail,
+// or lets more pass than the bucket's size; and that it is replaced by a bucket.
+func FuzzStoredValue(f *testing.F) {
+	server := redistest.Start(f)
+	r := newTestRedis(f, server, nil)
+	for _, value := range []string{
+		"", "0", "1", "1:1", "-1", "nan", "12:", ":1", "1e18", "9007199254740993", "99999999999999999999:2",
+		"1790000000000000", "4000000000000000", "4000000000000000:2", "4000000000000000:3", "18446744073709551616",
+		"0x10", " 1", "1 ", "1\n", "\x00", "1:1:1", "１",
+		strings.Repeat("9", 310), strings.Repeat("9", 310) + ":1",
+	} {
+		f.Add(value, int64(0), false)
+		f.Add(value, int64(3600e6), true)
+	}
+	for _, ahead := range []int64{-1, 1, 3600e6, 2 * 3600e6, 3 * 3600e6, horizon - 60e6, horizon + 60e6} {
+		f.Add("%d", ahead, false)
+		f.Add("%d:1", ahead, true)
+		f.Add("%d:2", ahead, false)
+		f.Add("%d:3", ahead, true)
+		f.Add("%d.5", ahead, false)
+	}
+	f.Fuzz(func(t *testing.T, value string, ahead int64, varies bool) {
+		if strings.Count(value, "%") == 1 && strings.Contains(value, "%d") {
+			value = fmt.Sprintf(value, serverTime(t, server)+ahead)
+		}
+		b := Bucket{Name: "b", Key: "k", Limit: Limit{5, time.Hour, 3}, SizeVaries: varies, Cost: 1}
+		key := r.keys.of(&b)
+		set := func() {
+			t.Helper()
+			if err := server.Client().Set(t.Context(), key, value, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set()
+		admitted := 0
+		for range 7 {
+			d := decide(t, r, Atomic, b)[0]
+			if d.Remaining < 0 || d.Remaining > 5 || d.Clear < 0 || d.Retry < 0 || d.Retry > d.Clear {
+				t.Fatalf("%.40q: decided %+v", value, d)
+			}
+			if !d.Denied {
+				admitted++
+			}
+		}
+		if admitted > 5 {
+			t.Fatalf("%.40q: %d admitted", value, admitted)
+		}
+		if admitted > 0 {
+			s, expires := storedState(t, server, key)
+			checkExpiry(t, s, expires)
+		}
+		set()
+		if _, _, err := r.call(t.Context(), giveBackScript, r.keys.giveBackArguments(&b)); err != nil {
+			t.Fatalf("%.40q: %v", value, err)
 		}
 	})
 }

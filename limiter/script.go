@@ -65,10 +65,14 @@ func send(ctx context.Context, conn *redis.Conn, command, script string, args []
 		_ = conn.Process(ctx, call) // the call has the error too
 		return call.Result()
 	}
+	ask := redis.NewStatusCmd(ctx, "asking")
 	_, _ = conn.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		_ = pipe.Process(ctx, redis.NewStatusCmd(ctx, "asking"))
+		_ = pipe.Process(ctx, ask)
 		return pipe.Process(ctx, call)
 	})
+	if err := ask.Err(); err != nil {
+		return nil, err // and the call was sent elsewhere for that
+	}
 	return call.Result()
 }
 
@@ -174,5 +178,5 @@ func charged(reply []int64) bool {
 			return false
 		}
 	}
-	return true
+	return len(reply) > 0
 }

@@ -10,9 +10,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// connectWithin is how long it may take to make a connection: to dial, shake
-// hands and log in. No request waits for that longer than its own timeout.
-const connectWithin = 5 * time.Second
+const (
+	// connectWithin is how long it may take to make a connection: to dial, shake
+	// hands and log in. No request waits for that longer than its own timeout.
+	connectWithin = 5 * time.Second
+
+	// checkEvery is how long a connection lies idle before it is seen whether
+	// the server has closed it.
+	checkEvery = 30 * time.Second
+)
 
 // server is a Redis server: the connections to it, and a guard.
 //
@@ -25,25 +31,49 @@ type server struct {
 	client  *redis.Client
 	timeout time.Duration
 	changed func() // called after failures: the server may not be the right one any more
+	known   bool   // whether the client of a cluster knows the server
 
-	ready  chan *redis.Conn // connections that nobody uses
+	ready  chan *connection // connections that nobody uses
 	held   atomic.Int32     // connections there are or are being made, at most what ready can hold
 	made   atomic.Int32     // of these, connections there are
+	broke  atomic.Int32     // how often a connection broke that was made after others had
 	failed signal           // there is none, and none could be made
+	dials  atomic.Int32     // how often in a row one more could not be made
+	dialAt atomic.Int64     // when one more may be made after one could not be, in Unix µs
+
+	keeper sync.Once     // starts keep
+	lost   chan struct{} // tells keep that the server is lost
+	done   chan struct{} // closed when the server is no longer used
+	closed sync.Once
 }
 
-func newServer(name string, client *redis.Client, opt RedisOptions, changed func()) *server {
+// connection is a connection to a server.
+type connection struct {
+	*redis.Conn
+	broke int32     // the server's count when it was made
+	used  time.Time // when it was laid down
+}
+
+func newServer(name string, client *redis.Client, opt *RedisOptions, changed func()) *server {
 	client.AddHook(refusals{})
 	return &server{
 		guard:   newGuard(name, opt.Report),
 		client:  client,
 		timeout: opt.Timeout,
 		changed: changed,
-		ready:   make(chan *redis.Conn, opt.poolSize()),
+		ready:   make(chan *connection, opt.poolSize()),
+		lost:    make(chan struct{}, 1),
+		done:    make(chan struct{}),
 	}
 }
 
-// failure returns what err means.
+// close closes all connections.
+func (s *server) close() error {
+	s.closed.Do(func() { close(s.done) })
+	return s.client.Close()
+}
+
+// failure returns what err means for a request.
 func (s *server) failure(err error) *failure { return newFailure(s.guard.server, s.timeout, err) }
 
 // run runs a script. It returns when ctx ends at the latest.
@@ -57,7 +87,7 @@ func (s *server) run(ctx context.Context, sc *script, args []any, asking bool) (
 	}
 	select {
 	case conn := <-s.ready:
-		if !probe && len(s.ready) == 0 {
+		if !probe && len(s.ready) == 0 && s.held.Load() == s.made.Load() {
 			s.connect(false) // for the next who asks meanwhile
 		}
 		return s.use(ctx, conn, sc, args, asking)
@@ -86,39 +116,63 @@ func (s *server) run(ctx context.Context, sc *script, args []any, asking bool) (
 		return a.reply, a.err
 	case <-ctx.Done():
 	}
-	f := s.failure(errNoConnection)
+	f := s.failure(errLate)
 	s.guard.failure(f)
 	return nil, f
 }
 
 // use runs a script on a connection.
-func (s *server) use(ctx context.Context, conn *redis.Conn, sc *script, args []any, asking bool) ([]int64, error) {
-	reply, err := sc.run(ctx, conn, args, asking)
-	if err == nil {
-		s.ready <- conn
-		s.guard.success(charged(reply))
-		return reply, nil
+func (s *server) use(ctx context.Context, conn *connection, sc *script, args []any, asking bool) ([]int64, error) {
+	reply, err := sc.run(ctx, conn.Conn, args, asking)
+	if err != nil {
+		return nil, s.blame(conn, err)
 	}
+	wrote := charged(reply)
+	if !wrote && s.guard.doubtsWrites() {
+		// A denial does not tell whether the server takes writes again. To give
+		// nothing back does.
+		nothing := []any{nil, nil, 1, args[firstKey], 1, MaxUnits, 0}
+		written, err := giveBackScript.run(ctx, conn.Conn, nothing, asking)
+		if err != nil {
+			_ = s.blame(conn, err)
+			return reply, nil
+		}
+		wrote = charged(written)
+	}
+	s.put(conn)
+	s.guard.success(wrote)
+	return reply, nil
+}
 
-	// After a reply the connection is as good as before; but the client closes
-	// those to a replica, for its name may by now stand for another server.
+// blame takes note of what failed on a connection, and returns what it means.
+//
+// After a reply the connection is as good as before; but the client closes
+// those to a replica, for its name may by now stand for another server. An error
+// that only wraps a reply is the client's, of a connection it has closed.
+func (s *server) blame(conn *connection, err error) *failure {
 	f := s.failure(err)
-	if reply := redis.Error(nil); errors.As(err, &reply) && !f.breaks {
-		s.ready <- conn
+	_, replied := err.(redis.Error) //nolint:errorlint // see above
+	if replied && !f.breaks {
+		s.put(conn)
 	} else {
 		s.discard(conn)
 	}
-	if f.elsewhere {
+	switch {
+	case f.elsewhere:
 		s.guard.success(false)
-	} else {
+	case f.breaks && !replied && !s.broke.CompareAndSwap(conn.broke, conn.broke+1):
+		// It broke together with others, for which one failure counts.
+		s.guard.lapse(f)
+	default:
 		s.fail(f)
 	}
-	return nil, f
+	return f
 }
 
 // fail takes note of a failure.
 func (s *server) fail(f *failure) {
-	if s.guard.failure(f) || f.breaks {
+	lost := s.guard.failure(f)
+	if lost || f.breaks {
 		// Those that lie idle will hardly be any better.
 		for {
 			select {
@@ -130,17 +184,27 @@ func (s *server) fail(f *failure) {
 			break
 		}
 	}
+	if lost {
+		select {
+		case s.lost <- struct{}{}:
+		default:
+		}
+	}
 	s.changed()
 }
 
-// wait has one more connection made and returns the first that is ready. A
-// probe does not wait.
-func (s *server) wait(ctx context.Context, probe bool) (*redis.Conn, error) {
+// wait has one more connection made and returns the first that is ready. It
+// waits for half of the time that a request has, so that some is left to answer
+// in: those who come when too many do would otherwise all be too late. A probe
+// does not wait.
+func (s *server) wait(ctx context.Context, probe bool) (*connection, error) {
 	failed := s.failed.next()
 	s.connect(probe)
 	if probe {
-		return nil, s.failure(errConnecting)
+		return nil, s.failure(errNotConnected)
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout/2)
+	defer cancel()
 	select {
 	case conn := <-s.ready:
 		return conn, nil
@@ -162,37 +226,121 @@ func (s *server) wait(ctx context.Context, probe bool) (*redis.Conn, error) {
 // connect makes a connection, unless there may be no more. If it is for a probe
 // the next request is one.
 func (s *server) connect(probe bool) {
-	if int(s.held.Add(1)) > cap(s.ready) {
-		s.held.Add(-1)
-		return
-	}
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
-		defer cancel()
-		// The client dials and logs in for the first command. This one is
-		// allowed to everybody who has.
-		conn := s.client.Conn()
-		var refused error
-		ctx = context.WithValue(ctx, refusedKey{}, &refused)
-		err := conn.Process(ctx, redis.NewCmd(ctx, "hello"))
-		if err != nil && refused != nil {
-			err = refused
-		}
-		if err == nil {
-			s.made.Add(1)
-			s.ready <- conn
-			if probe {
-				s.guard.soon()
-			}
+	for {
+		n := s.held.Load()
+		switch {
+		case int(n) >= cap(s.ready):
+			return
+		case !probe && n > 0 && time.Now().UnixMicro() < s.dialAt.Load():
+			return
+		case s.held.CompareAndSwap(n, n+1):
+			s.keeper.Do(func() { go s.keep() })
+			go s.dial(probe)
 			return
 		}
-		_ = conn.Close()
-		s.held.Add(-1)
-		f := newFailure(s.guard.server, connectWithin, err)
-		if s.fail(f); s.made.Load() == 0 {
-			s.failed.raise(f)
+	}
+}
+
+// dial makes a connection.
+func (s *server) dial(probe bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
+	defer cancel()
+	// The client dials and logs in for the first command. This one is allowed to
+	// everybody who has.
+	conn := &connection{Conn: s.client.Conn(), broke: s.broke.Load()}
+	var refused error
+	err := conn.Process(context.WithValue(ctx, refusedKey{}, &refused), redis.NewCmd(ctx, "hello"))
+	if err == nil {
+		s.made.Add(1)
+		s.dials.Store(0)
+		s.put(conn)
+		if probe {
+			s.guard.soon()
 		}
-	}()
+		return
+	}
+	if refused != nil {
+		err = refused
+	}
+	_ = conn.Close()
+	s.held.Add(-1)
+	s.dialAt.Store(time.Now().Add(jittered(probeEvery)).UnixMicro())
+	f := newFailure(s.guard.server, 0, err)
+	if s.made.Load() > 0 {
+		// Those there are will do, unless they are broken too and it is not known
+		// yet.
+		if s.dials.Add(1) > 1 {
+			s.guard.lapse(f)
+		}
+		return
+	}
+	s.fail(f)
+	s.failed.raise(f)
+}
+
+// keep keeps connections well while nobody asks: those that lie idle are tried,
+// and a lost server is connected to when it is back.
+func (s *server) keep() {
+	for {
+		next := time.NewTimer(checkEvery)
+		if s.guard.isLost() {
+			next.Reset(jittered(probeEvery))
+		}
+		select {
+		case <-s.done:
+			next.Stop()
+			return
+		case <-s.lost:
+			next.Stop()
+			continue
+		case <-next.C:
+		}
+		if !s.guard.isLost() {
+			s.check()
+		} else if s.held.Load() == 0 {
+			s.connect(true)
+		}
+	}
+}
+
+// check tries the connections that lie idle.
+func (s *server) check() {
+	for range len(s.ready) {
+		select {
+		case conn := <-s.ready:
+			if time.Since(conn.used) < checkEvery {
+				s.ready <- conn
+				continue
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
+			if err := conn.Process(ctx, redis.NewCmd(ctx, "hello")); err == nil {
+				s.put(conn)
+			} else {
+				s.discard(conn)
+				s.connect(false)
+			}
+			cancel()
+		default:
+			return
+		}
+	}
+}
+
+// put lays a connection down, unless others have broken that were made with it.
+func (s *server) put(conn *connection) {
+	if conn.broke != s.broke.Load() {
+		s.discard(conn)
+		return
+	}
+	conn.used = time.Now()
+	s.ready <- conn
+}
+
+// discard closes a connection.
+func (s *server) discard(conn *connection) {
+	_ = conn.Close()
+	s.made.Add(-1)
+	s.held.Add(-1)
 }
 
 // signal tells all who wait for something that it has failed.
@@ -255,11 +403,4 @@ func (refusals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (refusals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
-}
-
-// discard closes a connection.
-func (s *server) discard(conn *redis.Conn) {
-	_ = conn.Close()
-	s.made.Add(-1)
-	s.held.Add(-1)
 }

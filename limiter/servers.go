@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -56,11 +57,12 @@ func (opt *RedisOptions) client() *redis.UniversalOptions {
 		// answer.
 		MaxRetries: -1,
 
-		// The context of a request bounds whatever it waits for, these what is
-		// done outside of requests.
+		// The context of a request bounds whatever it waits for. These are for
+		// what is done outside of requests, such as to ask one sentinel after
+		// the other.
 		ContextTimeoutEnabled: true,
-		DialTimeout:           connectWithin,
-		ReadTimeout:           max(2*time.Second, opt.Timeout),
+		DialTimeout:           connectWithin / 2,
+		ReadTimeout:           max(time.Second, opt.Timeout),
 		DialerRetries:         1,
 
 		// One round trip to greet instead of up to four, and no pool beside
@@ -84,14 +86,14 @@ func newSingle(opt RedisOptions) *single {
 		name = opt.MasterName + " of the sentinels at " + name
 		client = redis.NewFailoverClient(opt.client().Failover())
 	}
-	return &single{newServer(name, client, opt, func() {})}
+	return &single{newServer(name, client, &opt, func() {})}
 }
 
 func (s *single) one() bool                                   { return true }
 func (s *single) of(context.Context, string) (*server, error) { return s.server, nil }
 func (s *single) redirected(error) (*server, bool)            { return nil, false }
 func (s *single) connect()                                    { s.server.connect(false) }
-func (s *single) close() error                                { return s.server.client.Close() }
+func (s *single) close() error                                { return s.server.close() }
 
 // cluster is the servers of a Redis cluster. The client knows which of them has
 // which slots; what is sent to them goes past it, for it has no guard and no
@@ -109,6 +111,7 @@ type cluster struct {
 
 	mu      sync.RWMutex
 	servers map[string]*server // by address
+	like    *redis.Options     // those of any of them; nil as long as there is none
 }
 
 func newCluster(opt RedisOptions) *cluster {
@@ -127,19 +130,58 @@ func newCluster(opt RedisOptions) *cluster {
 
 // newClient makes the client of one server in the cluster.
 func (c *cluster) newClient(opt *redis.Options) *redis.Client {
-	client := redis.NewClient(opt)
-	s := newServer(opt.Addr, client, c.opt, func() { c.client.ReloadState(context.Background()) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.servers[opt.Addr] = s
-	return client
+	if c.like == nil {
+		like := *opt
+		c.like = &like
+	}
+	before := c.servers[opt.Addr]
+	if before != nil && !before.known {
+		before.known = true
+		return before.client
+	}
+	s := c.add(opt)
+	s.known = true
+	if before != nil {
+		_ = before.close() // as the client has its connections
+	}
+	return s.client
 }
 
-// at returns the server with the given address, nil if it is not known.
+// add adds a server. The lock must be held.
+func (c *cluster) add(opt *redis.Options) *server {
+	s := newServer(opt.Addr, redis.NewClient(opt), &c.opt, func() { c.client.ReloadState(context.Background()) })
+	c.servers[opt.Addr] = s
+	return s
+}
+
+// at returns the server with an address. One that has no slot yet is known to
+// nobody before it is named as the one that gets some.
 func (c *cluster) at(addr string) *server {
 	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.servers[addr]
+	s := c.servers[addr]
+	c.mu.RUnlock()
+	if s != nil {
+		return s
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s = c.servers[addr]; s == nil && c.like != nil {
+		opt := *c.like
+		opt.Addr, opt.Dialer = addr, nil
+		s = c.add(&opt)
+	}
+	return s
+}
+
+// hostPort returns an address as clients write it: servers leave out the
+// brackets around one of IPv6.
+func hostPort(addr string) string {
+	if i := strings.LastIndexByte(addr, ':'); i >= 0 {
+		return net.JoinHostPort(strings.Trim(addr[:i], "[]"), addr[i+1:])
+	}
+	return addr
 }
 
 func (c *cluster) one() bool { return false }
@@ -169,7 +211,7 @@ func (c *cluster) wait(ctx context.Context) error {
 	c.connect()
 	if probe {
 		c.guard.leave()
-		return newFailure(c.guard.server, c.opt.Timeout, errConnecting)
+		return newFailure(c.guard.server, c.opt.Timeout, errNotConnected)
 	}
 	select {
 	case <-c.known:
@@ -183,7 +225,7 @@ func (c *cluster) wait(ctx context.Context) error {
 	return f
 }
 
-// connect learns which servers there are.
+// connect learns which servers there are, and connects to them.
 func (c *cluster) connect() {
 	if !c.loading.CompareAndSwap(false, true) {
 		return
@@ -191,13 +233,16 @@ func (c *cluster) connect() {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 		defer cancel()
-		_, err := c.client.MasterForKey(ctx, "")
+		err := c.client.ForEachMaster(ctx, func(_ context.Context, client *redis.Client) error {
+			c.at(client.Options().Addr).connect(false)
+			return nil
+		})
 		if err == nil {
-			close(c.known) // and no other load is begun
+			close(c.known) // and this is never begun again
 			c.guard.success(true)
 			return
 		}
-		f := newFailure(c.guard.server, connectWithin, err)
+		f := newFailure(c.guard.server, 0, err)
 		c.guard.failure(f)
 		c.loading.Store(false)
 		c.failed.raise(f)
@@ -207,12 +252,20 @@ func (c *cluster) connect() {
 func (c *cluster) redirected(err error) (next *server, asking bool) {
 	if addr, ok := redis.IsMovedError(err); ok {
 		c.client.ReloadState(context.Background())
-		return c.at(addr), false
+		return c.at(hostPort(addr)), false
 	}
 	if addr, ok := redis.IsAskError(err); ok {
-		return c.at(addr), true
+		return c.at(hostPort(addr)), true
 	}
 	return nil, false
 }
 
-func (c *cluster) close() error { return c.client.Close() }
+func (c *cluster) close() error {
+	err := c.client.Close()
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, s := range c.servers {
+		_ = s.close() // the client has closed those it knows
+	}
+	return err
+}

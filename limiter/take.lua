@@ -69,8 +69,12 @@ while ARGV[arg] do
     if owed then
       local c, s = now + tonumber(ARGV[arg]), tonumber(ARGV[arg + 1])
       arg = arg + 2
-      if c > clear then
+      -- It was told with some delay: less than half a drip apart is the same.
+      local apart = 2 * (c - clear)
+      if clear == now or apart >= rate then
         clear, slack, changed[i] = c, s, true
+      elseif apart > -rate and s < slack then
+        slack, changed[i] = s, true
       end
     end
 

@@ -155,7 +155,7 @@ func sentinelRights(tr *trial) {
 
 func clusterRights(tr *trial) {
 	c := redistest.StartCluster(tr, 3)
-	rules := slices.Concat([]string{"reset", "on", "~rl:*", ">pw", "+cluster|slots"}, minimal)
+	rules := slices.Concat([]string{"reset", "on", "~rl:*", ">pw", "+cluster|slots", "+asking"}, minimal)
 	for _, s := range c.Nodes {
 		setUser(tr, s, rules...)
 	}

@@ -1,0 +1,521 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// newTestCluster returns a store in the given cluster.
+func newTestCluster(t testing.TB, nodes *redistest.Cluster, change func(*RedisOptions)) *Redis {
+	t.Helper()
+	return newTestRedis(t, nodes.Nodes[0], func(opt *RedisOptions) {
+		opt.Cluster = true
+		if change != nil {
+			change(opt)
+		}
+	})
+}
+
+// onNode returns a bucket like b with a key of its own that lies on the given
+// node.
+func onNode(t testing.TB, r *Redis, nodes *redistest.Cluster, node *redistest.Server, b Bucket) Bucket {
+	t.Helper()
+	for n := range 1000 {
+		b.Key = fmt.Sprint(t.Name(), n)
+		if nodes.Owner(t, nodes.Slot(t, r.keys.of(&b))) == node {
+			return b
+		}
+	}
+	t.Fatal("no such key")
+	return b
+}
+
+// storedUnits returns how many units b holds on the given node, by what is
+// stored there; no drip must have passed.
+func storedUnits(t testing.TB, r *Redis, node *redistest.Server, b Bucket) int64 {
+	t.Helper()
+	key := r.keys.of(&b)
+	if node.Client().Exists(t.Context(), key).Val() == 0 {
+		return 0
+	}
+	s, _ := storedState(t, node, key)
+	s.clear -= serverTime(t, node)
+	return b.Limit.Size - b.Limit.remaining(s, 0)
+}
+
+// TestCluster tests requests to a healthy cluster: to one node and to several,
+// with the rights that are documented, and by a store that takes a node for a
+// server of its own.
+func TestCluster(t *testing.T) {
+	nodes := redistest.StartCluster(t, 3)
+	evals := func() []int64 {
+		var n []int64
+		for _, node := range nodes.Nodes {
+			n = append(n, node.CommandStat(t, "evalsha"))
+		}
+		return n
+	}
+	// grew returns by how much the counts have grown.
+	grew := func(before []int64) []int64 {
+		after := evals()
+		for i := range after {
+			after[i] -= before[i]
+		}
+		return after
+	}
+	var seen events
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Report = seen.report })
+	several := Limit{100, time.Hour, 3}
+
+	t.Run("one key", func(t *testing.T) {
+		req := Request{}
+		for i := range 5 {
+			req.Buckets = append(req.Buckets, Bucket{
+				Name: fmt.Sprint("b", i), Key: t.Name(), Limit: Limit{int64(3 + i), time.Hour, 1}, Cost: 1,
+			})
+		}
+		mustTake(t, r, req) // which tells the node the script
+		before := evals()
+		for n := range 4 {
+			d := mustTake(t, r, req)
+			if got := Summarize(d).Denied; got != (n > 1) {
+				t.Errorf("request %d: decided %+v", n, d)
+			}
+		}
+		got := grew(before)
+		slices.Sort(got)
+		if want := []int64{0, 0, 4}; !slices.Equal(got, want) {
+			t.Errorf("%d calls on the nodes, want %d", got, want)
+		}
+		for _, b := range req.Buckets {
+			if got := level(t, r, b); got != 3 {
+				t.Errorf("bucket %s holds %d, want 3", b.Name, got)
+			}
+		}
+	})
+
+	t.Run("several keys", func(t *testing.T) {
+		for _, accounting := range []Accounting{Atomic, Each} {
+			t.Run(accounting.String(), func(t *testing.T) {
+				var buckets []Bucket
+				for i, node := range nodes.Nodes {
+					for j := range 2 {
+						b := Bucket{Name: fmt.Sprint("b", i, j), Limit: several, Cost: int64(1 + i + j)}
+						if i+j == 0 {
+							b.Limit.Size = 7
+						}
+						buckets = append(buckets, onNode(t, r, nodes, node, b))
+					}
+				}
+				for n := range int64(12) {
+					d := mustTake(t, r, Request{Buckets: buckets, Accounting: accounting})
+					if got := Summarize(d).Denied; got != (n >= 7) {
+						t.Fatalf("request %d: decided %+v", n, d)
+					}
+					for i, b := range buckets {
+						want := (n + 1) * b.Cost
+						if accounting == Atomic || b.Limit.Size == 7 {
+							want = min(n+1, 7) * b.Cost
+						}
+						if got := storedUnits(t, r, nodes.Nodes[i/2], b); got != want {
+							t.Fatalf("after request %d bucket %s holds %d, want %d", n, b.Name, got, want)
+						}
+						if got := d[i].Size - d[i].Remaining; got != want {
+							t.Fatalf("request %d: bucket %s is said to hold %d, want %d", n, b.Name, got, want)
+						}
+					}
+				}
+			})
+		}
+	})
+
+	t.Run("many at once", func(t *testing.T) {
+		a := onNode(t, r, nodes, nodes.Nodes[0], hourly(50))
+		b := onNode(t, r, nodes, nodes.Nodes[1], hourly(100_000))
+		b.Name = "other"
+		b = onNode(t, r, nodes, nodes.Nodes[1], b)
+		var admitted atomic.Int64
+		together(t, 16, func(int) {
+			for range 25 {
+				d, err := r.Take(context.Background(), Request{Buckets: []Bucket{a, b}}, nil)
+				if err != nil {
+					t.Error(err)
+				} else if !Summarize(d).Denied {
+					admitted.Add(1)
+				}
+			}
+		})
+		if got := admitted.Load(); got != 50 {
+			t.Errorf("admitted %d, want 50", got)
+		}
+		for i, b := range []Bucket{a, b} {
+			if got := storedUnits(t, r, nodes.Nodes[i], b); got != 50 {
+				t.Errorf("bucket %d holds %d, want 50", i, got)
+			}
+		}
+	})
+
+	t.Run("decides nothing", func(t *testing.T) {
+		checkDecidesNothing(t, r)
+	})
+
+	t.Run("permissions", func(t *testing.T) {
+		for _, right := range []string{"+cluster|slots", "-cluster"} {
+			for _, node := range nodes.Nodes {
+				setUser(t, node, right)
+			}
+			r := newTestCluster(t, nodes, func(opt *RedisOptions) {
+				opt.Username, opt.Password, opt.Timeout = "limiter", "pass", 2*time.Second
+			})
+			for _, node := range nodes.Nodes {
+				b := onNode(t, r, nodes, node, hourly(100))
+				_, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+				if right == "-cluster" {
+					checkError(t, err, nodes.Nodes[0].Addr)
+				} else if err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+
+	t.Run("not told that it is one", func(t *testing.T) {
+		var seen events
+		single := newTestRedis(t, nodes.Nodes[0], func(opt *RedisOptions) { opt.Report = seen.report })
+		b := onNode(t, r, nodes, nodes.Nodes[1], hourly(5))
+		for range 2 * lostAfter {
+			_, err := single.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+			checkError(t, err, nodes.Nodes[0].Addr)
+			if f := failureOf(t, err); f.reason != "moved" {
+				t.Errorf("reason %q: %v", f.reason, err)
+			}
+		}
+		mustTake(t, single, Request{Buckets: []Bucket{onNode(t, r, nodes, nodes.Nodes[0], hourly(5))}})
+		if got, want := seen.take(), []string{"lapse moved"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, want %q", got, want)
+		}
+	})
+
+	t.Run("replies cut", func(t *testing.T) {
+		b := onNode(t, r, nodes, nodes.Nodes[2], hourly(100_000))
+		mustTake(t, r, Request{Buckets: []Bucket{b}})
+		s := r.servers.(*cluster).at(nodes.Nodes[2].Addr)
+		before := evals()
+		failed := int64(0)
+		for range lostAfter - 1 {
+			// The next call finds its connection closed before it has an answer.
+			do := make(chan struct{})
+			go func() {
+				defer close(do)
+				_, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
+				if err != nil {
+					failed++
+				}
+			}()
+			nodes.Nodes[2].Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal")
+			<-do
+		}
+		ran := grew(before)[2]
+		if ran > lostAfter-1 || ran < lostAfter-1-failed {
+			t.Errorf("%d calls for %d requests, of which %d failed", ran, lostAfter-1, failed)
+		}
+		if got := storedUnits(t, r, nodes.Nodes[2], b); got != ran+1 {
+			t.Errorf("%d units by %d calls", got, ran+1)
+		}
+		s.guard.success(true)
+		seen.take()
+	})
+	if got := seen.take(); len(got) > 0 {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// TestClusterMovesSlots tests requests while a slot goes back and forth between
+// nodes: all but next to none are decided there, and to the unit. They have the
+// rights that are documented and no more.
+func TestClusterMovesSlots(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, 2} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			nodes := redistest.StartCluster(t, 2)
+			for _, node := range nodes.Nodes {
+				setUser(t, node, "+cluster|slots", "+asking")
+			}
+			r := newTestCluster(t, nodes, func(opt *RedisOptions) {
+				opt.Username, opt.Password = "limiter", "pass"
+			})
+			buckets := []Bucket{hourly(400), hourly(100_000)}[:n]
+			for i := range buckets {
+				buckets[i].Key, buckets[i].Name = t.Name(), fmt.Sprint("b", i)
+			}
+			slot := nodes.Slot(t, r.keys.of(&buckets[0]))
+			stop := make(chan struct{})
+			var admitted, decided, failed, tries atomic.Int64
+			var busy sync.WaitGroup
+			for range 4 {
+				busy.Go(func() {
+					for {
+						d, err := r.Take(context.Background(), Request{Buckets: buckets}, nil)
+						switch {
+						case err != nil:
+							if failed.Add(1) < 5 {
+								t.Log(err)
+							}
+						case !Summarize(d).Denied:
+							admitted.Add(1)
+							decided.Add(1)
+						default:
+							decided.Add(1)
+						}
+						tries.Add(1)
+						select {
+						case <-stop:
+							return
+						case <-time.After(500 * time.Microsecond):
+						}
+					}
+				})
+			}
+			time.Sleep(20 * time.Millisecond)
+			for range 6 {
+				from := nodes.Owner(t, slot)
+				to := nodes.Nodes[0]
+				if from == to {
+					to = nodes.Nodes[1]
+				}
+				nodes.BeginMove(t, slot, to)
+				time.Sleep(20 * time.Millisecond)
+				nodes.MoveKeys(t, slot, to, r.keys.of(&buckets[0]))
+				time.Sleep(20 * time.Millisecond) // one key here, one there
+				nodes.MoveKeys(t, slot, to)
+				time.Sleep(20 * time.Millisecond)
+				nodes.EndMove(t, slot, to)
+				time.Sleep(20 * time.Millisecond)
+			}
+			waitFor(t, 10*time.Second, func() error {
+				if n := admitted.Load(); n < 400 {
+					return fmt.Errorf("%d admitted", n)
+				}
+				return nil
+			})
+			close(stop)
+			busy.Wait()
+			if got := failed.Load(); got*1000 > decided.Load() {
+				t.Errorf("%d of %d requests were not decided", got, tries.Load())
+			}
+			if got := admitted.Load(); got != 400 {
+				t.Errorf("admitted %d, want 400", got)
+			}
+			for i, b := range buckets {
+				if got := storedUnits(t, r, nodes.Owner(t, slot), b); got != 400 {
+					t.Errorf("bucket %d holds %d, want 400", i, got)
+				}
+			}
+			t.Logf("%d decided", decided.Load())
+		})
+	}
+}
+
+// TestClusterAskingRefused tests a user who lacks the right to follow a slot that
+// is on its way: the operator is told so.
+func TestClusterAskingRefused(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 2)
+	for _, node := range nodes.Nodes {
+		setUser(t, node, "+cluster|slots")
+	}
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Username, opt.Password = "limiter", "pass" })
+	b := onNode(t, r, nodes, nodes.Nodes[0], hourly(5))
+	mustTake(t, r, Request{Buckets: []Bucket{b}})
+	nodes.BeginMove(t, nodes.Slot(t, r.keys.of(&b)), nodes.Nodes[1])
+	nodes.MoveKeys(t, nodes.Slot(t, r.keys.of(&b)), nodes.Nodes[1])
+	_, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+	checkError(t, err, nodes.Nodes[1].Addr, "asking")
+	if f := failureOf(t, err); f.reason != "noperm" {
+		t.Errorf("reason %q: %v", f.reason, err)
+	}
+}
+
+// TestClusterLosesNode tests a cluster of which a node is gone: its buckets are
+// decided here, and those of the others by them as before.
+func TestClusterLosesNode(t *testing.T) {
+	t.Parallel()
+	const timeout = 50 * time.Millisecond
+	nodes := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no")
+	var seen events
+	memory := NewMemory(nil)
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) {
+		opt.Fallback, opt.Report = memory, seen.report
+	})
+	dead := nodes.Nodes[1]
+	var buckets []Bucket
+	for i, node := range nodes.Nodes {
+		b := hourly(1000)
+		b.Name = fmt.Sprint("b", i)
+		buckets = append(buckets, onNode(t, r, nodes, node, b))
+	}
+	want := int64(0)
+	check := func() {
+		t.Helper()
+		for _, i := range []int{0, 2} {
+			if got := storedUnits(t, r, nodes.Nodes[i], buckets[i]); got != want {
+				t.Fatalf("the bucket on node %d holds %d, want %d", i, got, want)
+			}
+		}
+	}
+	take := func() {
+		t.Helper()
+		want++
+		for _, d := range mustTake(t, r, Request{Buckets: buckets}) {
+			if got := d.Size - d.Remaining; got != want {
+				t.Fatalf("after %d requests it is said to hold %d", want, got)
+			}
+		}
+	}
+	for range 10 {
+		take()
+	}
+	check()
+	r.timeout = timeout
+	for _, s := range r.servers.(*cluster).servers {
+		s.timeout = timeout
+	}
+
+	dead.Kill()
+	worst := time.Duration(0)
+	for n := range 200 {
+		began := time.Now()
+		take()
+		if n > 50 {
+			worst = max(worst, time.Since(began))
+		}
+		check()
+	}
+	if worst > timeout {
+		t.Errorf("waited %v though it is known that the node is gone", worst)
+	}
+	got := seen.take()
+	if len(got) == 0 || got[0] != "lost refused" && got[0] != "lost closed" {
+		t.Errorf("reported %q", got)
+	}
+	// Where nothing may be decided here, what the others charged is given back.
+	for range 5 {
+		d, err := r.Take(t.Context(), Request{Buckets: buckets, NoFallback: true}, nil)
+		checkError(t, err, dead.Addr)
+		if len(d) > 0 {
+			t.Errorf("decided %+v", d)
+		}
+		check()
+	}
+
+	dead.Restart(t)
+	nodes.WaitOK(t)
+	waitFor(t, 5*time.Second, func() error {
+		take()
+		if dead.Client().Exists(t.Context(), r.keys.of(&buckets[1])).Val() == 0 {
+			return fmt.Errorf("not decided by the node that is back, reported %q", seen.take())
+		}
+		return nil
+	})
+	check()
+	if got := storedUnits(t, r, dead, buckets[1]); got != want {
+		t.Errorf("the bucket on the node that is back holds %d, want %d", got, want)
+	}
+}
+
+// TestClusterUnreachable tests a cluster of which nobody knows anything yet: no
+// request waits longer than it may, and it decides as soon as it is there.
+func TestClusterUnreachable(t *testing.T) {
+	t.Parallel()
+	const timeout = 50 * time.Millisecond
+	nodes := redistest.StartCluster(t, 1)
+	p := redistest.StartProxy(t, nodes.Nodes[0].Addr)
+	p.Refuse()
+	var seen events
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) {
+		opt.Addresses, opt.Timeout, opt.Report = []string{p.Addr}, timeout, seen.report
+	})
+	for n := range 3 * lostAfter {
+		began := time.Now()
+		_, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(5)}}, nil)
+		checkError(t, err, p.Addr)
+		if f := failureOf(t, err); f.reason != "refused" {
+			t.Errorf("request %d: reason %q: %v", n, f.reason, err)
+		}
+		if took := time.Since(began); took > 2*timeout {
+			t.Errorf("waited %v", took)
+		}
+	}
+	if got, want := seen.take(), []string{"lost refused"}; !slices.Equal(got, want) {
+		t.Errorf("reported %q, want %q", got, want)
+	}
+	p.Pass()
+	waitFor(t, 5*time.Second, func() error {
+		_, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(5)}}, nil)
+		return err
+	})
+	if got, want := seen.take(), []string{"back"}; !slices.Equal(got, want) {
+		t.Errorf("reported %q, want %q", got, want)
+	}
+}
+
+// TestClusterTLS tests a cluster that speaks TLS only and wants certificates.
+func TestClusterTLS(t *testing.T) {
+	t.Parallel()
+	authority := redistest.NewAuthority(t)
+	nodes := redistest.StartClusterTLS(t, authority, true, 2)
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.TLS = clientTLS(t, authority) })
+	for i, node := range nodes.Nodes {
+		b := onNode(t, r, nodes, node, hourly(5))
+		mustTake(t, r, Request{Buckets: []Bucket{b}})
+		if got := storedUnits(t, r, node, b); got != 1 {
+			t.Errorf("the bucket on node %d holds %d", i, got)
+		}
+	}
+}
+
+// TestClusterCloseLeavesNothing tests that of a closed store of a cluster neither
+// connections nor goroutines remain.
+func TestClusterCloseLeavesNothing(t *testing.T) {
+	nodes := redistest.StartCluster(t, 2)
+	for _, node := range nodes.Nodes {
+		clients(t, node)
+	}
+	before, own := runtime.NumGoroutine(), clients(t, nodes.Nodes[0]) // those of the nodes among themselves
+	for range 5 {
+		r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.PoolSize = 3 })
+		together(t, 6, func(i int) {
+			b := hourly(100)
+			b.Key = fmt.Sprint(i)
+			if _, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(100)}}, nil); err == nil {
+			t.Error("decided by a closed store")
+		}
+	}
+	waitFor(t, 10*time.Second, func() error {
+		for i, node := range nodes.Nodes {
+			if n := clients(t, node); n > own {
+				return fmt.Errorf("%d connections to node %d, were %d", n, i, own)
+			}
+		}
+		if n := runtime.NumGoroutine(); n > before+2 {
+			return fmt.Errorf("%d goroutines, were %d", n, before)
+		}
+		return nil
+	})
+}
