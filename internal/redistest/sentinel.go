@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,11 +39,29 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 // alone: what the master and the replica want is in the args.
 func StartSentinelAuth(t testing.TB, username, password string, args ...string) *Sentinel {
 	t.Helper()
+	return startSentinel(t, username, password, nil, args)
+}
+
+// StartSentinelTLS does as StartSentinel, with servers and sentinels that take
+// TLS only and use it among themselves as well. See StartTLS for their
+// certificates.
+func StartSentinelTLS(t testing.TB, a *Authority, clientCerts bool, args ...string) *Sentinel {
+	t.Helper()
+	return startSentinel(t, "", "", append(tlsOptions(t, a, clientCerts), "--tls-replication", "yes"), args)
+}
+
+// startSentinel runs them all, with TLS if there are options for that.
+func startSentinel(t testing.TB, username, password string, tls, args []string) *Sentinel {
+	t.Helper()
+	listen := "--port"
+	if tls != nil {
+		listen = "--tls-port"
+	}
 	secret := redisPassword(args)
 	s := new(Sentinel)
-	s.Master = startRewritable(t, "", secret, args)
+	s.Master = startRewritable(t, "", secret, listen, slices.Concat(tls, args))
 	host, port := hostPort(t, s.Master)
-	s.Replica = startRewritable(t, fmt.Sprintf("replicaof %s %s", host, port), secret, args)
+	s.Replica = startRewritable(t, fmt.Sprintf("replicaof %s %s", host, port), secret, listen, slices.Concat(tls, args))
 
 	config := []string{
 		fmt.Sprintf("sentinel monitor %s %s %s 2", MasterName, host, port),
@@ -64,7 +83,7 @@ func StartSentinelAuth(t testing.TB, username, password string, args ...string) 
 	}
 	for range 3 {
 		s.Sentinels = append(s.Sentinels, start(t, username, password, func(dir, port string) []string {
-			return []string{configFile(t, dir, config), "--sentinel", "--port", port}
+			return append([]string{configFile(t, dir, config), "--sentinel", listen, port}, tls...)
 		}))
 	}
 	s.WaitStable(t)
@@ -73,11 +92,11 @@ func StartSentinelAuth(t testing.TB, username, password string, args ...string) 
 
 // startRewritable runs a server that keeps over a restart what the sentinels
 // make of it.
-func startRewritable(t testing.TB, line, password string, args []string) *Server {
+func startRewritable(t testing.TB, line, password, listen string, args []string) *Server {
 	t.Helper()
 	return start(t, "", password, func(dir, port string) []string {
 		return append([]string{
-			configFile(t, dir, []string{line}), "--port", port,
+			configFile(t, dir, []string{line}), listen, port,
 			"--masterauth", password, "--repl-diskless-sync-delay", "0",
 			"--repl-diskless-load", "swapdb", // through no file
 		}, args...)
