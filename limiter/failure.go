@@ -1,0 +1,145 @@
+package limiter
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// failure is why a server could not be asked, or did not answer as it should.
+type failure struct {
+	server string
+	reason string
+	text   string
+	err    error
+
+	// Whether it tells that the next request will fail too.
+	counts bool
+	// Whether only a reply that has written can prove it over.
+	writes bool
+	// Whether connections that lie idle are likely to be broken too.
+	breaks bool
+	// Whether the server is well, only not the one to ask.
+	elsewhere bool
+}
+
+func (f *failure) Error() string {
+	text := "redis at " + f.server
+	if f.text != "" {
+		text += " " + f.text
+	}
+	return fmt.Sprintf("%s: %v", text, f.err)
+}
+
+func (f *failure) Unwrap() error { return f.err }
+
+var (
+	// errCorrupt is the failure of a server with a key of ours that something
+	// else has written to.
+	errCorrupt = errors.New("the value of a key is no bucket's")
+
+	// errNoConnection is the failure to get one of the connections there are.
+	errNoConnection = errors.New("all connections are in use")
+
+	// errLate is the failure to be answered after a wait for a connection.
+	errLate = errors.New("no time was left after the wait for a connection")
+
+	// errConnecting is the failure to get a first connection.
+	errConnecting = errors.New("a connection was not made in time")
+
+	// errNotConnected is the failure of a server that is lost and to which there
+	// is no connection yet.
+	errNotConnected = errors.New("there is no connection yet")
+)
+
+// replies tells the errors that servers reply apart by their first word.
+var replies = map[string]failure{
+	"OOM":         {reason: "oom", text: "is out of memory", counts: true, writes: true},
+	"MISCONF":     {reason: "misconf", text: "can't save its data and takes no writes", counts: true, writes: true},
+	"NOREPLICAS":  {reason: "noreplicas", text: "has too few replicas to take writes", counts: true, writes: true},
+	"READONLY":    {reason: "readonly", text: "is a replica and takes no writes", counts: true, writes: true, breaks: true},
+	"LOADING":     {reason: "loading", text: "is loading its data", counts: true},
+	"BUSY":        {reason: "busy", text: "is busy with a script", counts: true},
+	"MASTERDOWN":  {reason: "masterdown", text: "is a replica without a master", counts: true},
+	"NOAUTH":      {reason: "noauth", text: "wants a password", counts: true},
+	"WRONGPASS":   {reason: "wrongpass", text: "does not accept the user or password", counts: true},
+	"NOPERM":      {reason: "noperm", text: "does not allow this user a command or key", counts: true},
+	"CLUSTERDOWN": {reason: "clusterdown", text: "serves no such slot, a part of its cluster is down"},
+	"MOVED":       {reason: "moved", text: "is a cluster's and not the one to ask; is the option for clusters set?", elsewhere: true},
+	"ASK":         {reason: "moved", text: "is a cluster's and not the one to ask; is the option for clusters set?", elsewhere: true},
+	"TRYAGAIN":    {reason: "tryagain", text: "is moving the slot to another server", elsewhere: true},
+}
+
+// replyTexts tells those apart that all begin with "ERR".
+var replyTexts = map[string]failure{
+	"max number of clients":     {reason: "maxclients", text: "has too many clients", counts: true},
+	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true},
+}
+
+// newFailure returns what err means to those who have waited for the timeout, or
+// for as long as it takes if that is 0.
+func newFailure(server string, timeout time.Duration, err error) *failure {
+	f := failure{reason: "error", counts: true}
+	late := "did not answer in time"
+	if timeout > 0 {
+		late = fmt.Sprintf("did not answer within %v", timeout)
+	}
+	var reply redis.Error
+	var netErr net.Error
+	var dns *net.DNSError
+	switch {
+	case errors.Is(err, errCorrupt):
+		f = failure{reason: "corrupt"}
+	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
+		f = failure{reason: "pool", text: late}
+	case errors.Is(err, errNotConnected):
+		f = failure{reason: "lost", text: "is lost"}
+	case errors.As(err, &reply):
+		word, _, _ := strings.Cut(reply.Error(), " ")
+		if known, ok := replies[word]; ok {
+			f = known
+			break
+		}
+		for text, known := range replyTexts {
+			if strings.Contains(reply.Error(), text) {
+				f = known
+			}
+		}
+	case errors.As(err, &dns):
+		f.reason, f.text = "dns", "is not known by that name"
+	case errors.Is(err, errConnecting), errors.Is(err, context.DeadlineExceeded),
+		errors.As(err, &netErr) && netErr.Timeout():
+		f.reason, f.text = "timeout", late
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
+		f.reason, f.text, f.breaks = "refused", "can't be connected to", true
+	case isTLS(err):
+		f.reason, f.text = "tls", "can't be connected to by TLS"
+	case errors.Is(err, redis.ErrClosed):
+		f = failure{reason: "unused", text: "is no longer in use"}
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		f.reason, f.text, f.breaks = "closed", "closed the connection", true
+	}
+	f.server, f.err = server, err
+	return &f
+}
+
+// isTLS reports whether err comes of a TLS handshake.
+func isTLS(err error) bool {
+	var alert tls.AlertError
+	var record tls.RecordHeaderError
+	var verify *tls.CertificateVerificationError
+	var authority x509.UnknownAuthorityError
+	return errors.As(err, &alert) || errors.As(err, &record) || errors.As(err, &verify) ||
+		errors.As(err, &authority) || strings.Contains(err.Error(), "tls: ")
+}
