@@ -1,14 +1,21 @@
 package limiter
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
@@ -518,4 +525,232 @@ func TestClusterCloseLeavesNothing(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestClusterConnectAhead tests that a store which was told to connect does, to
+// all servers of a cluster and before there is any request.
+func TestClusterConnectAhead(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 3)
+	r := newTestCluster(t, nodes, nil)
+	r.Connect()
+	c := r.servers.(*cluster)
+	waitFor(t, 5*time.Second, func() error {
+		c.mu.RLock()
+		defer c.mu.RUnlock()
+		for _, node := range nodes.Nodes {
+			if s := c.servers[node.Addr]; s == nil || len(s.ready) != 1 {
+				return fmt.Errorf("no connection to %s", node.Addr)
+			}
+		}
+		return nil
+	})
+}
+
+// TestClusterFirstSlot tests a server that has no slot and gets its first one: a
+// store that has never heard of it finds it, all is decided, and what it has
+// connected to is what the client takes over.
+func TestClusterFirstSlot(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 2)
+	all, none := nodes.Nodes[0], nodes.Nodes[1]
+	id, err := all.Client().ClusterMyID(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// So that nobody believes the other, which has them until it is told.
+	if err := all.Client().Do(t.Context(), "CLUSTER", "BUMPEPOCH").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes.Nodes {
+		_, err := node.Client().Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+			for slot := 16384 / 2; slot < 16384; slot++ {
+				pipe.Do(t.Context(), "CLUSTER", "SETSLOT", slot, "NODE", id)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	nodes.WaitOK(t)
+
+	var seen events
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Report = seen.report })
+	b := hourly(100)
+	want := int64(0)
+	take := func() {
+		t.Helper()
+		for range 3 {
+			want++
+			if d := mustTake(t, r, Request{Buckets: []Bucket{b}}); d[0].Size-d[0].Remaining != want {
+				t.Fatalf("request %d: decided %+v", want, d)
+			}
+		}
+	}
+	take()
+	c := r.servers.(*cluster)
+	find := func() (s *server, known bool) {
+		c.mu.RLock()
+		defer c.mu.RUnlock()
+		s = c.servers[none.Addr]
+		return s, s != nil && s.known
+	}
+	if s, _ := find(); s != nil {
+		t.Fatal("the server without slots is known: the test shows nothing")
+	}
+	slot := nodes.Slot(t, r.keys.of(&b))
+	nodes.BeginMove(t, slot, none)
+	take()
+	nodes.MoveKeys(t, slot, none)
+	take()
+	first, _ := find()
+	nodes.EndMove(t, slot, none)
+	take()
+	waitFor(t, 5*time.Second, func() error {
+		take()
+		if _, known := find(); !known {
+			return errors.New("the client does not know the server")
+		}
+		return nil
+	})
+	if s, _ := find(); s != first || first == nil {
+		t.Error("its connections were given up")
+	}
+	if got := storedUnits(t, r, none, b); got != want {
+		t.Errorf("%d units after %d requests", got, want)
+	}
+	if got := seen.take(); len(got) > 0 {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// TestClusterRedirects tests which server is meant by a reply that names one:
+// servers write addresses of IPv6 in their own way.
+func TestClusterRedirects(t *testing.T) {
+	for _, tc := range []struct{ named, meant string }{
+		{"127.0.0.1:7000", "127.0.0.1:7000"},
+		{"redis.test:7000", "redis.test:7000"},
+		{"::1:7000", "[::1]:7000"},
+		{"[::1]:7000", "[::1]:7000"},
+		{"2001:db8::a:b:7000", "[2001:db8::a:b]:7000"},
+		{"fe80::1%eth0:7000", "[fe80::1%eth0]:7000"},
+	} {
+		t.Run(tc.named, func(t *testing.T) {
+			if got := hostPort(tc.named); got != tc.meant {
+				t.Errorf("address %q, want %q", got, tc.meant)
+			}
+			c := newCluster(RedisOptions{Addresses: []string{redistest.FreeAddr(t)}, Timeout: time.Second})
+			defer c.close()
+			c.newClient(&redis.Options{Addr: tc.meant})
+			want := c.at(tc.meant)
+			for reply, wantAsking := range map[string]bool{"MOVED": false, "ASK": true} {
+				err := newFailure("", 0, fmt.Errorf("wrapped: %w", redisError(t, reply+" 1 "+tc.named)))
+				if next, asking := c.redirected(err); next != want || asking != wantAsking {
+					t.Errorf("%s: not the server at %s, or asking %t, want %t", reply, tc.meant, asking, wantAsking)
+				}
+			}
+		})
+	}
+}
+
+// fakeServer runs what greets as a server of Redis does, and otherwise replies
+// what it is told to; it returns its address.
+func fakeServer(t testing.TB, reply func(command string) string) string {
+	t.Helper()
+	return tcpServer(t, func(c *net.TCPConn) {
+		defer c.Close()
+		r := bufio.NewReader(c)
+		for {
+			var words, length int
+			if _, err := fmt.Fscanf(r, "*%d\r\n", &words); err != nil {
+				return
+			}
+			command := ""
+			for n := range words {
+				if _, err := fmt.Fscanf(r, "$%d\r\n", &length); err != nil {
+					return
+				}
+				word := make([]byte, length+len("\r\n"))
+				if _, err := io.ReadFull(r, word); err != nil {
+					return
+				}
+				if n == 0 {
+					command = strings.ToLower(string(word[:length]))
+				}
+			}
+			answer := "+OK\r\n"
+			if command == "hello" {
+				answer = "*2\r\n$5\r\nproto\r\n:2\r\n"
+			} else if a := reply(command); a != "" {
+				answer = a
+			}
+			if _, err := io.WriteString(c, answer); err != nil {
+				return
+			}
+		}
+	})
+}
+
+// redisError returns the error that the client makes of what a server replies.
+func redisError(t testing.TB, reply string) error {
+	t.Helper()
+	addr := fakeServer(t, func(command string) string {
+		if command == "ping" {
+			return "-" + reply + "\r\n"
+		}
+		return ""
+	})
+	client := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, Protocol: 2, DisableIdentity: true})
+	defer client.Close()
+	return client.Ping(t.Context()).Err()
+}
+
+// TestClusterMovedToItself tests a server that for a while says of itself that it
+// is the one to ask instead, as may happen when a name stands for another server
+// than before: the client gives connections up for that, and none of them is
+// kept.
+func TestClusterMovedToItself(t *testing.T) {
+	var lost atomic.Bool
+	var ran atomic.Int64
+	var own atomic.Value
+	own.Store("")
+	addr := fakeServer(t, func(command string) string {
+		host, port, _ := net.SplitHostPort(own.Load().(string))
+		switch command {
+		case "cluster":
+			const slots = "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$%d\r\n%s\r\n:%s\r\n$1\r\nx\r\n"
+			return fmt.Sprintf(slots, len(host), host, port)
+		case "evalsha":
+			if lost.Load() {
+				return fmt.Sprintf("-MOVED 1 %s\r\n", own.Load())
+			}
+			ran.Add(1)
+			return "*2\r\n:1\r\n:0\r\n"
+		}
+		return ""
+	})
+	own.Store(addr)
+	r := NewRedis(RedisOptions{Addresses: []string{addr}, Cluster: true, Timeout: 10 * time.Second})
+	t.Cleanup(func() { r.Close() })
+	req := Request{Buckets: []Bucket{hourly(100)}}
+	mustTake(t, r, req)
+	for range 3 {
+		lost.Store(true)
+		for range 5 {
+			_, err := r.Take(t.Context(), req, nil)
+			checkError(t, err, addr)
+			if f := failureOf(t, err); f.reason != "moved" {
+				t.Errorf("reason %q: %v", f.reason, err)
+			}
+		}
+		lost.Store(false)
+		before := ran.Load()
+		for range 20 {
+			mustTake(t, r, req)
+		}
+		if got := ran.Load() - before; got != 20 {
+			t.Errorf("%d calls for 20 requests", got)
+		}
+	}
 }

@@ -164,6 +164,13 @@ func (g *guard) failure(f *failure) (lost bool) {
 	return true
 }
 
+// silence ends all reports.
+func (g *guard) silence() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.report = func(Event) {}
+}
+
 // lapse reports a failure that tells nothing of other requests.
 func (g *guard) lapse(f *failure) {
 	g.mu.Lock()

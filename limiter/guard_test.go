@@ -690,6 +690,77 @@ func TestGiveBackProvesNoWrites(t *testing.T) {
 	}
 }
 
+// TestBackByDenials tests a server that was lost for not taking writes and takes
+// them again, when all requests are to full buckets: that it denies them does
+// not show that, but it is found out and nothing is charged for it.
+func TestBackByDenials(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		reason     string
+		begin, end []any
+	}{
+		{"oom", []any{"CONFIG", "SET", "maxmemory", 1}, []any{"CONFIG", "SET", "maxmemory", 0}},
+		{"readonly", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}},
+	} {
+		t.Run(tc.reason, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			var seen events
+			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Report = seen.report })
+			room, full := hourly(100), Bucket{Name: "full", Key: "k", Limit: Limit{7, time.Hour, 3}, Cost: 7}
+			mustTake(t, r, Request{Buckets: []Bucket{full}})
+			before, _ := storedState(t, server, r.keys.of(&full))
+			// denied reports whether the server has denied a request to the full bucket.
+			denied := func() bool {
+				d, err := r.Take(t.Context(), Request{Buckets: []Bucket{full}}, nil)
+				if err == nil && !d[0].Denied {
+					t.Fatalf("decided %+v", d)
+				}
+				return err == nil
+			}
+			do := func(args []any) {
+				t.Helper()
+				if err := server.Client().Do(t.Context(), args...).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+
+			do(tc.begin)
+			for range lostAfter {
+				_, err := r.Take(t.Context(), Request{Buckets: []Bucket{room}}, nil)
+				checkError(t, err, server.Addr)
+			}
+			waitFor(t, 5*time.Second, func() error {
+				if !denied() {
+					return errors.New("no probe was denied")
+				}
+				return nil
+			})
+			if got, want := seen.take(), []string{"lost " + tc.reason}; !slices.Equal(got, want) {
+				t.Errorf("reported %q, want %q", got, want)
+			}
+
+			do(tc.end)
+			waitFor(t, 5*time.Second, func() error {
+				denied()
+				if guardOf(r).isLost() {
+					return errors.New("still lost")
+				}
+				return nil
+			})
+			if got, want := seen.take(), []string{"back"}; !slices.Equal(got, want) {
+				t.Errorf("reported %q, want %q", got, want)
+			}
+			if !denied() {
+				t.Error("not decided by a server that is back")
+			}
+			if s, _ := storedState(t, server, r.keys.of(&full)); s != before {
+				t.Errorf("stored %+v, want %+v as before", s, before)
+			}
+		})
+	}
+}
+
 // TestGuardLapses tests that single failures are reported at most once a minute
 // for each reason, however many there are.
 func TestGuardLapses(t *testing.T) {

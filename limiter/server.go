@@ -69,7 +69,10 @@ func newServer(name string, client *redis.Client, opt *RedisOptions, changed fun
 
 // close closes all connections.
 func (s *server) close() error {
-	s.closed.Do(func() { close(s.done) })
+	s.closed.Do(func() {
+		s.guard.silence()
+		close(s.done)
+	})
 	return s.client.Close()
 }
 
@@ -85,13 +88,11 @@ func (s *server) run(ctx context.Context, sc *script, args []any, asking bool) (
 	if probe {
 		defer s.guard.leave()
 	}
-	select {
-	case conn := <-s.ready:
+	if conn := s.idle(); conn != nil {
 		if !probe && len(s.ready) == 0 && s.held.Load() == s.made.Load() {
 			s.connect(false) // for the next who asks meanwhile
 		}
 		return s.use(ctx, conn, sc, args, asking)
-	default:
 	}
 	conn, err := s.wait(ctx, probe)
 	if err != nil {
@@ -119,6 +120,22 @@ func (s *server) run(ctx context.Context, sc *script, args []any, asking bool) (
 	f := s.failure(errLate)
 	s.guard.failure(f)
 	return nil, f
+}
+
+// idle returns a connection that nobody uses, or nil. It is none that was made
+// with one that has broken.
+func (s *server) idle() *connection {
+	for {
+		select {
+		case conn := <-s.ready:
+			if conn.broke == s.broke.Load() {
+				return conn
+			}
+			s.discard(conn)
+		default:
+			return nil
+		}
+	}
 }
 
 // use runs a script on a connection.
@@ -210,6 +227,8 @@ func (s *server) wait(ctx context.Context, probe bool) (*connection, error) {
 		return conn, nil
 	case <-failed:
 		return nil, s.failed.last()
+	case <-s.done:
+		return nil, s.failure(redis.ErrClosed)
 	case <-ctx.Done():
 	}
 	if s.made.Load() > 0 {
@@ -231,7 +250,7 @@ func (s *server) connect(probe bool) {
 		switch {
 		case int(n) >= cap(s.ready):
 			return
-		case !probe && n > 0 && time.Now().UnixMicro() < s.dialAt.Load():
+		case !probe && n > 0 && !s.mayDial():
 			return
 		case s.held.CompareAndSwap(n, n+1):
 			s.keeper.Do(func() { go s.keep() })
@@ -241,18 +260,27 @@ func (s *server) connect(probe bool) {
 	}
 }
 
+// mayDial reports whether to try for one more connection. After one could not be
+// made that is only now and then, and one at a time.
+func (s *server) mayDial() bool {
+	at, now := s.dialAt.Load(), time.Now()
+	return at == 0 || now.UnixMicro() >= at &&
+		s.dialAt.CompareAndSwap(at, now.Add(jittered(probeEvery)).UnixMicro())
+}
+
 // dial makes a connection.
 func (s *server) dial(probe bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 	defer cancel()
 	// The client dials and logs in for the first command. This one is allowed to
 	// everybody who has.
-	conn := &connection{Conn: s.client.Conn(), broke: s.broke.Load()}
+	conn := &connection{Conn: s.client.EphemeralConn(), broke: s.broke.Load()}
 	var refused error
 	err := conn.Process(context.WithValue(ctx, refusedKey{}, &refused), redis.NewCmd(ctx, "hello"))
 	if err == nil {
 		s.made.Add(1)
 		s.dials.Store(0)
+		s.dialAt.Store(0)
 		s.put(conn)
 		if probe {
 			s.guard.soon()

@@ -786,3 +786,350 @@ func TestBlackHole(t *testing.T) {
 		t.Errorf("reported %q, want %q", got, want)
 	}
 }
+
+// busy lets callers take requests one after the other, with a little time
+// between, for a second. It returns how many requests were made, and how many
+// of them were decided.
+func busy(t testing.TB, r *Redis, callers int, b Bucket) (made, decided int64) {
+	t.Helper()
+	var sent, good atomic.Int64
+	end := time.Now().Add(time.Second)
+	together(t, callers, func(int) {
+		for time.Now().Before(end) {
+			sent.Add(1)
+			if _, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil); err == nil {
+				good.Add(1)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	return sent.Load(), good.Load()
+}
+
+// failToConnect lets a server find that no more connections can be made than it
+// has.
+func failToConnect(t testing.TB, s *server) {
+	t.Helper()
+	s.connect(false)
+	waitFor(t, 5*time.Second, func() error {
+		if s.dials.Load() == 0 {
+			return errors.New("no attempt to connect has failed")
+		}
+		return nil
+	})
+}
+
+// checkFewDials checks that requests of about a second, which wanted more
+// connections than could be made, did not try that more often than a lost server
+// is asked.
+func checkFewDials(t testing.TB, dials int64) {
+	t.Helper()
+	if most := int64(1500 * time.Millisecond / (probeEvery * 4 / 5)); dials == 0 || dials > most {
+		t.Errorf("%d attempts to connect, may be 1 to %d", dials, most)
+	}
+}
+
+// TestNoMoreClients tests a server that takes no more clients than it has: the
+// connections there are stay and serve all, and next to no others are tried.
+func TestNoMoreClients(t *testing.T) {
+	t.Parallel()
+	const size, callers = 20, 40
+	server := redistest.Start(t)
+	var seen events
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.PoolSize, opt.Report = size, seen.report })
+	b := hourly(100_000)
+	for range 5 {
+		mustTake(t, r, Request{Buckets: []Bucket{b}})
+	}
+	s := r.servers.(*single).server
+	waitFor(t, 5*time.Second, func() error {
+		if held, made := s.held.Load(), s.made.Load(); held != made {
+			return fmt.Errorf("%d connections made of %d", made, held)
+		}
+		return nil
+	})
+	have := infoNumber(t, server, "clients", "connected_clients")
+	if err := server.Client().Do(t.Context(), "CONFIG", "SET", "maxclients", have).Err(); err != nil {
+		t.Fatal(err)
+	}
+	failToConnect(t, s)
+	rejected := infoNumber(t, server, "stats", "rejected_connections")
+	c := calls{server: server}
+	c.since(t, "evalsha")
+
+	made, decided := busy(t, r, callers, b)
+	if decided != made {
+		t.Errorf("%d of %d requests decided", decided, made)
+	}
+	c.check(t, "evalsha", made)
+	checkFewDials(t, infoNumber(t, server, "stats", "rejected_connections")-rejected)
+	for _, event := range seen.take() {
+		// The server closes behind its reply, which may get lost by that.
+		if event != "lapse maxclients" && event != "lapse closed" {
+			t.Errorf("reported %q", event)
+		}
+	}
+}
+
+// TestOverload tests a server that is asked for more than twice of what it can
+// answer in time: what it can do is not spent on requests that give up before
+// they have the answer.
+func TestOverload(t *testing.T) {
+	t.Parallel()
+	const size, delay, timeout, requests = 4, 20 * time.Millisecond, 100 * time.Millisecond, 500
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	var seen events
+	r := newTestRedis(t, server, func(opt *RedisOptions) {
+		opt.Addresses, opt.Timeout, opt.PoolSize, opt.Report = []string{p.Addr}, timeout, size, seen.report
+	})
+	b := hourly(100_000)
+	s := r.servers.(*single).server
+	waitFor(t, 5*time.Second, func() error {
+		if _, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err != nil {
+			return err
+		}
+		s.connect(false)
+		if n := s.made.Load(); n < size {
+			return fmt.Errorf("%d connections", n)
+		}
+		return nil
+	})
+	p.Delay(delay)
+	c := calls{server: server}
+	c.since(t, "evalsha")
+	seen.take()
+
+	var decided atomic.Int64
+	var all sync.WaitGroup
+	began := time.Now()
+	for n := range requests {
+		time.Sleep(time.Until(began.Add(time.Duration(n) * time.Second / requests)))
+		all.Go(func() {
+			if _, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil); err == nil {
+				decided.Add(1)
+			}
+		})
+	}
+	took := time.Since(began)
+	all.Wait()
+	ran, can := c.since(t, "evalsha"), size*int64(took/delay)
+	if n := decided.Load(); n == requests || n < ran/2 || n < can/2 {
+		t.Errorf("%d of %d requests decided; %d calls ran, %d could", n, requests, ran, can)
+	}
+	for _, event := range seen.take() {
+		if !strings.HasPrefix(event, "lapse ") {
+			t.Errorf("reported %q", event)
+		}
+	}
+}
+
+// idle lets all connections of a server have lain idle for some time, and
+// returns how many there are.
+func idle(t testing.TB, s *server, d time.Duration) int {
+	t.Helper()
+	if held, ready := int(s.held.Load()), len(s.ready); held != ready {
+		t.Fatalf("%d of %d connections lie idle", ready, held)
+	}
+	for range len(s.ready) {
+		conn := <-s.ready
+		conn.used = conn.used.Add(-d)
+		s.ready <- conn
+	}
+	return len(s.ready)
+}
+
+// TestIdleConnections tests what is done for connections that nobody has used
+// for long: those that the server has closed are replaced before a request
+// meets one, and the others stay.
+func TestIdleConnections(t *testing.T) {
+	server := redistest.Start(t)
+	for _, tc := range []struct {
+		name   string
+		closed bool
+		idle   time.Duration
+		tried  bool
+	}{
+		{"closed", true, checkEvery, true},
+		{"well", false, checkEvery, true},
+		{"well and used", false, 0, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var seen events
+			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.PoolSize, opt.Report = 4, seen.report })
+			defer r.Close()
+			s := r.servers.(*single).server
+			settled := func(least int32) {
+				t.Helper()
+				waitFor(t, 5*time.Second, func() error {
+					if n := s.made.Load(); n < least || n != s.held.Load() || int(n) != len(s.ready) {
+						return fmt.Errorf("%d connections, %d lie idle, want %d", n, len(s.ready), least)
+					}
+					return nil
+				})
+			}
+			for range 3 {
+				s.connect(false)
+			}
+			settled(3)
+			n := idle(t, s, tc.idle)
+			if tc.closed {
+				if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c := calls{server: server}
+			c.since(t, "hello")
+			received := infoNumber(t, server, "stats", "total_connections_received")
+
+			s.check()
+			settled(1)
+			if got := c.since(t, "hello"); (got > 0) != tc.tried {
+				t.Errorf("%d tries of %d connections, want %t", got, n, tc.tried)
+			}
+			if !tc.closed {
+				settled(int32(n))
+				if more := infoNumber(t, server, "stats", "total_connections_received") - received; more > 0 {
+					t.Errorf("%d connections made", more)
+				}
+			}
+			for range 2 * n {
+				mustTake(t, r, Request{Buckets: []Bucket{hourly(100_000)}})
+			}
+			if got := seen.take(); len(got) > 0 {
+				t.Errorf("reported %q", got)
+			}
+		})
+	}
+}
+
+// TestBackUnasked tests an outage that ends while nobody asks: there is a
+// connection to the server again before the first request, which it decides.
+func TestBackUnasked(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var seen events
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Report = seen.report })
+	req := Request{Buckets: []Bucket{hourly(100)}}
+	mustTake(t, r, req)
+	server.Kill()
+	for range lostAfter {
+		_, err := r.Take(t.Context(), req, nil)
+		checkError(t, err, server.Addr)
+	}
+	waitFor(t, 5*time.Second, func() error { // what was still under way
+		if n := r.servers.(*single).server.held.Load(); n > 0 || !guardOf(r).isLost() {
+			return fmt.Errorf("%d connections, lost %t", n, guardOf(r).isLost())
+		}
+		return nil
+	})
+	guardOf(r).mu.Lock()
+	guardOf(r).probeAt = time.Now().Add(time.Hour) // none of its own accord
+	guardOf(r).mu.Unlock()
+	server.Restart(t)
+	waitFor(t, 5*time.Second, func() error {
+		if clients(t, server) == 0 || len(r.servers.(*single).server.ready) == 0 {
+			return errors.New("not connected")
+		}
+		return nil
+	})
+	mustTake(t, r, req)
+	got := seen.take()
+	if len(got) != 2 || !strings.HasPrefix(got[0], "lost ") || got[1] != "back" {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// TestClosedReportsNothing tests that nothing is reported of a store that was
+// closed, whatever it was doing and is asked afterwards.
+func TestClosedReportsNothing(t *testing.T) {
+	server := redistest.Start(t)
+	for _, callers := range []int{0, 1, 20} {
+		t.Run(fmt.Sprint(callers), func(t *testing.T) {
+			for range 10 {
+				var seen events
+				r := newTestRedis(t, server, func(opt *RedisOptions) { opt.PoolSize, opt.Report = 8, seen.report })
+				mustTake(t, r, Request{Buckets: []Bucket{hourly(100_000)}})
+				before := infoNumber(t, server, "stats", "total_commands_processed")
+				var asks sync.WaitGroup
+				for range callers {
+					asks.Go(func() {
+						for {
+							_, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(100_000)}}, nil)
+							if err != nil {
+								return
+							}
+						}
+					})
+				}
+				waitFor(t, 5*time.Second, func() error {
+					ran := infoNumber(t, server, "stats", "total_commands_processed") - before
+					if ran < int64(20*callers) {
+						return fmt.Errorf("%d commands", ran)
+					}
+					return nil
+				})
+				closed := time.Now()
+				if err := r.Close(); err != nil {
+					t.Error(err)
+				}
+				asks.Wait()
+				if took := time.Since(closed); took > r.timeout/4 {
+					t.Errorf("waited %v for what can't be", took)
+				}
+				for range 2 * lostAfter {
+					_, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(100_000)}}, nil)
+					checkError(t, err, server.Addr)
+				}
+				if got := seen.take(); len(got) > 0 {
+					t.Fatalf("reported %q", got)
+				}
+			}
+		})
+	}
+}
+
+// TestNameOfAnotherServer tests a name, or an address that is passed on, which by
+// a failover comes to stand for another server: one reply of the old server, now
+// a replica, is enough for all connections to it to be given up.
+func TestNameOfAnotherServer(t *testing.T) {
+	const size = 20
+	before, after := redistest.Start(t), redistest.Start(t)
+	p := redistest.StartProxy(t, before.Addr)
+	var seen events
+	r := newTestRedis(t, before, func(opt *RedisOptions) {
+		opt.Addresses, opt.PoolSize, opt.Report = []string{p.Addr}, size, seen.report
+	})
+	s := r.servers.(*single).server
+	for range size {
+		s.connect(false)
+	}
+	waitFor(t, 5*time.Second, func() error {
+		if n := len(s.ready); n < size {
+			return fmt.Errorf("%d connections", n)
+		}
+		return nil
+	})
+	p.Retarget(after.Addr)
+	if err := before.Client().Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	b := hourly(100)
+	_, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+	checkError(t, err, p.Addr)
+	for range 2 * size {
+		mustTake(t, r, Request{Buckets: []Bucket{b}})
+	}
+	if got := storedUnits(t, r, after, b); got != 2*size {
+		t.Errorf("%d units, want %d", got, 2*size)
+	}
+	waitFor(t, 5*time.Second, func() error {
+		if n := clients(t, before); n > 0 {
+			return fmt.Errorf("%d connections to the replica", n)
+		}
+		return nil
+	})
+	if got, want := seen.take(), []string{"lapse readonly"}; !slices.Equal(got, want) {
+		t.Errorf("reported %q, want %q", got, want)
+	}
+}

@@ -58,10 +58,10 @@ func (opt *RedisOptions) client() *redis.UniversalOptions {
 		MaxRetries: -1,
 
 		// The context of a request bounds whatever it waits for. These are for
-		// what is done outside of requests, such as to ask one sentinel after
-		// the other.
+		// what is done outside of requests, such as to ask one sentinel, or one
+		// server of a cluster, after the other.
 		ContextTimeoutEnabled: true,
-		DialTimeout:           connectWithin / 2,
+		DialTimeout:           connectWithin / time.Duration(len(opt.Addresses)+1),
 		ReadTimeout:           max(time.Second, opt.Timeout),
 		DialerRetries:         1,
 
@@ -261,6 +261,12 @@ func (c *cluster) redirected(err error) (next *server, asking bool) {
 }
 
 func (c *cluster) close() error {
+	c.guard.silence()
+	c.mu.RLock()
+	for _, s := range c.servers {
+		s.guard.silence()
+	}
+	c.mu.RUnlock()
 	err := c.client.Close()
 	c.mu.RLock()
 	defer c.mu.RUnlock()
