@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -124,15 +125,34 @@ func (b *bucket) apply(c *check) error {
 
 // check collects what one request has to pass.
 type check struct {
-	request  *http.Request
-	replacer *caddy.Replacer
-	buckets  []limiter.Bucket
-	paths    []string // what the buckets are called in answers
+	request   *http.Request
+	replacer  *caddy.Replacer
+	buckets   []limiter.Bucket
+	paths     []string // what the buckets are called in answers
+	decisions []limiter.Decision
 
 	// The key expanded last: most limits of a request have it in common.
 	key     *key
 	keyText string
 	keyOwn  bool
+}
+
+// checks are those that no request uses, with the memory of their slices.
+var checks = sync.Pool{New: func() any { return new(check) }}
+
+// checkOf returns the check of a request, to be released when it is done.
+func checkOf(r *http.Request) *check {
+	c := checks.Get().(*check)
+	c.request = r
+	c.replacer = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	return c
+}
+
+// release lets another request use the check.
+func (c *check) release() {
+	clear(c.buckets) // of what clients sent
+	*c = check{buckets: c.buckets[:0], paths: c.paths[:0], decisions: c.decisions[:0]}
+	checks.Put(c)
 }
 
 // keyOf returns the key of the request for b, and whether it has one or the

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
@@ -14,36 +13,52 @@ import (
 
 // ServeHTTP admits the request to the next handler or denies it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	c := check{
-		request:  r,
-		replacer: r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer),
-		buckets:  make([]limiter.Bucket, 0, h.buckets),
+	rec, err := h.decide(w, r)
+	if err, ok := err.(undecidedError); ok { //nolint:errorlint // decide's own
+		return h.undecided(w, r, next, err.error)
 	}
+	if err != nil {
+		return h.refuse(w, r, err)
+	}
+	if rec == nil { // no limit applies
+		return next.ServeHTTP(w, r)
+	}
+	return next.ServeHTTP(rec.wrap(w), r)
+}
+
+// undecidedError is why a store has not decided.
+type undecidedError struct{ error }
+
+// decide charges the request to the limits that apply to it and sets the header
+// fields. It returns the request's record, or nil if no limit applies. An error
+// is why the request is refused, or an undecidedError.
+func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error) {
+	c := checkOf(r)
+	defer c.release()
 	for _, l := range h.Limits {
-		if err := l.apply(&c); err != nil {
-			return h.refuse(w, r, err)
+		if err := l.apply(c); err != nil {
+			return nil, err
 		}
 	}
 	if len(c.buckets) == 0 {
-		return next.ServeHTTP(w, r)
+		return nil, nil
 	}
 
-	req := limiter.Request{
+	var err error
+	c.decisions, err = h.store.Take(r.Context(), limiter.Request{
 		Buckets:    c.buckets,
 		Accounting: h.accounting,
 		NoFallback: h.onError != onErrorFallback,
-	}
-	decisions, err := h.store.Take(r.Context(), req, make([]limiter.Decision, 0, len(c.buckets)))
+	}, c.decisions)
 	if err != nil {
-		return h.undecided(w, r, next, err)
+		return nil, undecidedError{err}
 	}
-
-	rec := recordOf(&c)
-	rec.add(&c, decisions, h.families, w.Header())
-	if sum := limiter.Summarize(decisions); sum.Denied {
-		return h.refuse(w, r, refusal{http.StatusTooManyRequests, denial{c.paths[sum.Deciding], sum}})
+	rec := recordOf(c)
+	rec.add(c, h.families, w.Header())
+	if sum := limiter.Summarize(c.decisions); sum.Denied {
+		return nil, refusal{http.StatusTooManyRequests, denial{c.paths[sum.Deciding], sum}}
 	}
-	return next.ServeHTTP(rec.wrap(w), r)
+	return rec, nil
 }
 
 // undecided does what on_error says with a request on which there is no

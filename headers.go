@@ -72,12 +72,14 @@ var fieldNames = [fieldCount]string{
 // set.
 type fields [fieldCount]string
 
-// set sets the fields in h in place of those that were set before.
-func (f *fields) set(h http.Header, before *fields) {
+// set sets the fields in h in place of those that were set before. What h has
+// then lies in shown, not in f, since others may change it there.
+func (f *fields) set(h http.Header, before, shown *fields) {
+	*shown = *f
 	for i, v := range f {
 		switch {
 		case v != "":
-			h[fieldNames[i]] = []string{v}
+			h[fieldNames[i]] = shown[i : i+1 : i+1]
 		case before[i] != "":
 			delete(h, fieldNames[i])
 		}
@@ -113,17 +115,34 @@ type item struct {
 // newFields returns the fields of a request on which items were decided, each
 // shown in its families.
 func newFields(items []item) fields {
-	var f fields
+	// All values are made in one piece, of which each is a part.
+	var few [128]byte
+	text := few[:0]
+	var ends [fieldCount]int
+	end := func(i int) { ends[i] = len(text) }
+
 	if sum, ok := summarize(items, xRateLimit); ok {
-		f[fieldLimit] = strconv.FormatInt(sum.Size, 10)
-		f[fieldRemaining] = strconv.FormatInt(sum.Remaining, 10)
-		f[fieldClear] = seconds(sum.Clear)
+		text = strconv.AppendInt(text, sum.Size, 10)
+		end(fieldLimit)
+		text = strconv.AppendInt(text, sum.Remaining, 10)
+		end(fieldRemaining)
+		text = appendSeconds(text, sum.Clear)
+		end(fieldClear)
 		if sum.Denied && !sum.Never {
-			f[fieldReset] = seconds(sum.Retry)
+			text = appendSeconds(text, sum.Retry)
+			end(fieldReset)
 		}
 	}
 	if sum, ok := summarize(items, 0); ok && sum.Denied && !sum.Never {
-		f[fieldRetryAfter] = wholeSeconds(sum.Retry)
+		text = appendWholeSeconds(text, sum.Retry)
+		end(fieldRetryAfter)
+	}
+	all, from := string(text), 0
+	var f fields
+	for i, to := range ends {
+		if to > from {
+			f[i], from = all[from:to], to
+		}
 	}
 	f[fieldPolicy], f[fieldRateLimit] = ietfFields(items)
 	return f
@@ -132,6 +151,15 @@ func newFields(items []item) fields {
 // summarize returns the summary of the items that are shown in a family, 0
 // meaning any, and whether there are such items.
 func summarize(items []item, family families) (limiter.Summary, bool) {
+	if len(items) == 1 {
+		d := &items[0].decision
+		if items[0].families&family != family {
+			return limiter.Summary{}, false
+		}
+		return limiter.Summary{
+			Denied: d.Denied, Never: d.Never, Size: d.Size, Remaining: d.Remaining, Clear: d.Clear, Retry: d.Retry,
+		}, true
+	}
 	var few [8]limiter.Decision
 	decisions := few[:0]
 	for i := range items {
@@ -199,16 +227,23 @@ func appendParameter(b []byte, name string, n int64) []byte {
 	return strconv.AppendInt(append(b, name...), n, 10)
 }
 
+// appendSeconds appends d in seconds with three decimals, rounded up.
+func appendSeconds(b []byte, d time.Duration) []byte {
+	ms := int64((d + time.Millisecond - 1) / time.Millisecond)
+	b = strconv.AppendInt(b, ms/1000, 10)
+	return append(b, '.', byte('0'+ms/100%10), byte('0'+ms/10%10), byte('0'+ms%10))
+}
+
 // seconds returns d in seconds with three decimals, rounded up.
-func seconds(d time.Duration) string {
-	ms := (d + time.Millisecond - 1) / time.Millisecond
-	return fmt.Sprintf("%d.%03d", ms/1000, ms%1000)
+func seconds(d time.Duration) string { return string(appendSeconds(nil, d)) }
+
+// appendWholeSeconds appends d in whole seconds, rounded up, at least 1.
+func appendWholeSeconds(b []byte, d time.Duration) []byte {
+	return strconv.AppendInt(b, max(ceilSeconds(d), 1), 10)
 }
 
 // wholeSeconds returns d in whole seconds, rounded up, at least 1.
-func wholeSeconds(d time.Duration) string {
-	return strconv.FormatInt(max(ceilSeconds(d), 1), 10)
-}
+func wholeSeconds(d time.Duration) string { return string(appendWholeSeconds(nil, d)) }
 
 // ceilSeconds returns d in whole seconds, rounded up.
 func ceilSeconds(d time.Duration) int64 {

@@ -269,7 +269,7 @@ func TestFields(t *testing.T) {
 	for _, tc := range fieldsTests {
 		h := make(http.Header)
 		f := newFields(tc.items)
-		f.set(h, new(fields))
+		f.set(h, new(fields), new(fields))
 		if got := fieldsIn(h); got != tc.want {
 			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
 		}
@@ -499,7 +499,7 @@ func TestSetReplaces(t *testing.T) {
 		"Retry-After":       {"120"},
 	}
 	f, before := fields{fieldLimit: "5"}, fields{fieldLimit: "8", fieldReset: "1.000"}
-	f.set(h, &before)
+	f.set(h, &before, new(fields))
 	if got, want := fieldsIn(h), "limit=5 retry-after=120"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"net/textproto"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -23,8 +24,9 @@ type key struct {
 type part struct {
 	text        string // the literal, or the placeholder's name without braces
 	placeholder bool
-	address     bool // whether its value is an address, to be normalised
-	unverified  bool // whether its value can't be relied on in early data
+	address     bool   // whether its value is an address, to be normalised
+	unverified  bool   // whether its value can't be relied on in early data
+	header      string // the field that it is the value of, as http.Header has it
 }
 
 const (
@@ -76,7 +78,27 @@ func newPlaceholder(name string) part {
 		p.text, p.address = full, true
 	}
 	p.unverified = p.address || strings.HasPrefix(p.text, "http.request.remote")
+	if field, ok := strings.CutPrefix(p.text, "http.request.header."); ok {
+		p.header = textproto.CanonicalMIMEHeaderKey(field)
+	}
 	return p
+}
+
+// value returns the value of a placeholder: what the replacer has for it, of the
+// most common ones without asking it.
+func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
+	switch {
+	case p.text == clientIP:
+		if address, ok := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string); ok {
+			return address
+		}
+	case p.header != "":
+		if values := r.Header[p.header]; len(values) == 1 {
+			return values[0]
+		}
+	}
+	v, _ := repl.GetString(p.text)
+	return v
 }
 
 // String returns the template, every placeholder by its full name.
@@ -106,6 +128,14 @@ var errEarlyData = refusal{
 // it, so that no client can choose values that run together to another's. It is
 // then no address as a whole either, even if it looks like one.
 func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
+	if len(k.parts) == 1 && k.parts[0].placeholder {
+		p := &k.parts[0]
+		if p.unverified && earlyData(r) {
+			return "", false, errEarlyData
+		}
+		v := p.value(r, repl)
+		return k.address(v), v != "", nil
+	}
 	var text, lengths []byte
 	placeholders, given := 0, false
 	for i := range k.parts {
@@ -117,7 +147,7 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 		if p.unverified && earlyData(r) {
 			return "", false, errEarlyData
 		}
-		v, _ := repl.GetString(p.text)
+		v := p.value(r, repl)
 		if p.address {
 			v = k.address(v)
 		}
@@ -151,6 +181,9 @@ func (k *key) address(text string) string {
 	ip, err := netip.ParseAddr(text)
 	if err != nil {
 		return text
+	}
+	if ip.Is4() && k.ipv4 == ip.BitLen() {
+		return text // which is the only way to write it
 	}
 	ip = ip.WithZone("").Unmap()
 	bits := k.ipv6

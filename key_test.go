@@ -647,3 +647,32 @@ func TestKeyOfEachRequest(t *testing.T) {
 		}
 	}
 }
+
+// Guards that a value which is read directly is the one that the replacer has.
+func TestValuesReadDirectly(t *testing.T) {
+	requests := map[string][]string{
+		"no header":    nil,
+		"one":          {"X-Key: alice"},
+		"empty":        {"X-Key: "},
+		"twice":        {"X-Key: alice", "X-Key: bob"},
+		"other fields": {"X-Keys: alice", "Host: example.com"},
+	}
+	for name, header := range requests {
+		c := newCheck()
+		r, repl := c.request, c.replacer
+		for _, field := range header {
+			name, value, _ := strings.Cut(field, ": ")
+			r.Header.Add(name, value)
+		}
+		for _, placeholder := range []string{
+			clientIP, remoteHost, "http.request.header.X-Key", "http.request.header.x-key", "http.request.header.Host",
+			"http.request.header.", "http.request.uri.path", "http.vars.other",
+		} {
+			p := newPlaceholder(placeholder)
+			want, _ := repl.GetString(p.text)
+			if got := p.value(r, repl); got != want {
+				t.Errorf("%s: {%s} is %q, want %q", name, placeholder, got, want)
+			}
+		}
+	}
+}

@@ -6,14 +6,18 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // record is what all rate_limit handlers decided on one request.
+//
+// It has room for what most requests need, so that they make do with this one
+// piece of memory.
 type record struct {
 	items  []item
 	fields fields
+	shown  fields // what the header has of them
+	writer responseWriter
+	few    [1]item
 }
 
 // recordVar is the request's variable that holds its record.
@@ -26,14 +30,15 @@ func recordOf(c *check) *record {
 		return rec
 	}
 	rec := new(record)
+	rec.items = rec.few[:0]
 	caddyhttp.SetVar(ctx, recordVar, rec)
 	c.replacer.Map(rec.placeholder)
 	return rec
 }
 
 // add adds what the buckets of c decided, and sets the fields anew.
-func (rec *record) add(c *check, decisions []limiter.Decision, show families, h http.Header) {
-	for i, d := range decisions {
+func (rec *record) add(c *check, show families, h http.Header) {
+	for i, d := range c.decisions {
 		rec.items = append(rec.items, item{
 			path:     c.paths[i],
 			limit:    c.buckets[i].Limit,
@@ -43,7 +48,7 @@ func (rec *record) add(c *check, decisions []limiter.Decision, show families, h 
 	}
 	before := rec.fields
 	rec.fields = newFields(rec.items)
-	rec.fields.set(h, &before)
+	rec.fields.set(h, &before, &rec.shown)
 }
 
 // placeholder returns the value of one of our placeholders.
@@ -98,8 +103,11 @@ func (rec *record) wrap(w http.ResponseWriter) http.ResponseWriter {
 		}
 		under = wrapper.Unwrap()
 	}
-	rw := &responseWriter{record: rec}
-	rw.ResponseWriter = w
+	rw := &rec.writer
+	if rw.record != nil { // it is in use, where it can't be seen from here
+		rw = new(responseWriter)
+	}
+	rw.record, rw.ResponseWriter = rec, w
 	return rw
 }
 

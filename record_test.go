@@ -32,12 +32,12 @@ func visited(visits ...visit) (*record, *caddy.Replacer, http.Header) {
 	h := make(http.Header)
 	var rec *record
 	for _, v := range visits {
-		c := check{request: r, replacer: repl, paths: v.paths}
+		c := check{request: r, replacer: repl, paths: v.paths, decisions: v.decisions}
 		for _, d := range v.decisions {
 			c.buckets = append(c.buckets, limiter.Bucket{Limit: limitOf(d.Size)})
 		}
 		rec = recordOf(&c)
-		rec.add(&c, v.decisions, v.show, h)
+		rec.add(&c, v.show, h)
 	}
 	return rec, repl, h
 }
