@@ -274,13 +274,14 @@ func (s *server) dial(probe bool) {
 	defer cancel()
 	// The client dials and logs in for the first command. This one is allowed to
 	// everybody who has.
-	conn := &connection{Conn: s.client.EphemeralConn(), broke: s.broke.Load()}
+	conn := &connection{Conn: s.client.EphemeralConn()}
 	var refused error
 	err := conn.Process(context.WithValue(ctx, refusedKey{}, &refused), redis.NewCmd(ctx, "hello"))
 	if err == nil {
 		s.made.Add(1)
 		s.dials.Store(0)
 		s.dialAt.Store(0)
+		conn.broke = s.broke.Load()
 		s.put(conn)
 		if probe {
 			s.guard.soon()
