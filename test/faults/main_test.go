@@ -68,6 +68,15 @@ func TestFaults(t *testing.T) {
 				rows = append(rows, row)
 			}()
 			f.run(tr)
+			if len(tr.wrong) > 0 && !*long {
+				// Something else may have kept the machine busy for a moment.
+				t.Logf("not so, and so once more: %s", strings.Join(tr.wrong, "; "))
+				*tr = trial{T: t}
+				f.run(tr)
+			}
+			for _, finding := range tr.wrong {
+				t.Errorf("not so: %s", finding)
+			}
 		})
 	}
 	if *table != "" && !t.Failed() {
@@ -81,6 +90,7 @@ func TestFaults(t *testing.T) {
 type trial struct {
 	*testing.T
 	findings []string
+	wrong    []string // of the findings, those that should not be
 }
 
 // during returns how long something lasts: the short time, or the long one in
@@ -118,7 +128,7 @@ func (tr *trial) note(format string, args ...any) {
 func (tr *trial) judge(ok bool, finding string) {
 	tr.Helper()
 	if !ok {
-		tr.Errorf("not so: %s", finding)
+		tr.wrong = append(tr.wrong, finding)
 		finding = "**not so:** " + finding
 	}
 	tr.findings = append(tr.findings, finding)
