@@ -151,15 +151,6 @@ func newFields(items []item) fields {
 // summarize returns the summary of the items that are shown in a family, 0
 // meaning any, and whether there are such items.
 func summarize(items []item, family families) (limiter.Summary, bool) {
-	if len(items) == 1 {
-		d := &items[0].decision
-		if items[0].families&family != family {
-			return limiter.Summary{}, false
-		}
-		return limiter.Summary{
-			Denied: d.Denied, Never: d.Never, Size: d.Size, Remaining: d.Remaining, Clear: d.Clear, Retry: d.Retry,
-		}, true
-	}
 	var few [8]limiter.Decision
 	decisions := few[:0]
 	for i := range items {

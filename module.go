@@ -191,7 +191,6 @@ type Handler struct {
 	onError    onError
 	accounting limiter.Accounting
 	families   families
-	buckets    int // how many there are at most for one request
 	logger     *zap.Logger
 
 	// Whether error routes of a server may see the handler's errors, by
@@ -376,7 +375,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
-	h.buckets = len(defs.paths)
 	return nil
 }
 

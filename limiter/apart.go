@@ -6,6 +6,9 @@ import (
 	"sync"
 )
 
+// In a cluster the buckets of a request may lie in several slots. Then it is
+// decided in parts, one for each key, or one for each bucket while a slot moves.
+
 // part is some of a request's buckets that are decided together.
 type part struct {
 	Request

@@ -50,7 +50,11 @@ func (m *Memory) owe(clear int64) {
 // from now, and empty ones for the others; nil if none is owed.
 func (m *Memory) owed(buckets []Bucket) []state {
 	until := m.owes.Load()
-	if until == 0 || until <= m.clock().Microseconds() {
+	if until == 0 {
+		return nil
+	}
+	now := m.clock().Microseconds()
+	if until <= now {
 		return nil
 	}
 	var levels []state
@@ -60,7 +64,7 @@ func (m *Memory) owed(buckets []Bucket) []state {
 		t.mu.Lock()
 		stored, owed := t.get(p.hash)
 		t.mu.Unlock()
-		if now := m.clock().Microseconds(); owed && stored.clear > now {
+		if owed && stored.clear > now {
 			if levels == nil {
 				levels = make([]state, len(buckets))
 			}

@@ -191,14 +191,8 @@ func (s *server) fail(f *failure) {
 	lost := s.guard.failure(f)
 	if lost || f.breaks {
 		// Those that lie idle will hardly be any better.
-		for {
-			select {
-			case conn := <-s.ready:
-				s.discard(conn)
-				continue
-			default:
-			}
-			break
+		for conn := s.idle(); conn != nil; conn = s.idle() {
+			s.discard(conn)
 		}
 	}
 	if lost {

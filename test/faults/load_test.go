@@ -45,19 +45,22 @@ type load struct {
 	requests []request
 }
 
+// newLoad returns a load of no requests yet, which keeps so many connections to
+// each node at most when they are idle.
+func newLoad(t testing.TB, connections int) *load {
+	return &load{t: t, client: &http.Client{
+		Timeout:   patience,
+		Transport: &http.Transport{MaxIdleConnsPerHost: connections, DisableCompression: true},
+	}}
+}
+
 // startLoad begins to send each node the given number of requests a second,
 // for the hot keys in turn.
 func startLoad(t testing.TB, nodes []*node, perSecond int) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &load{
-		t:      t,
-		cancel: cancel,
-		client: &http.Client{
-			Timeout:   patience,
-			Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true},
-		},
-	}
+	l := newLoad(t, 256)
+	l.cancel = cancel
 	for i, n := range nodes {
 		l.wg.Go(func() { l.send(ctx, i, n, time.Second/time.Duration(perSecond)) })
 	}

@@ -150,7 +150,8 @@ func show(v any) string {
 
 // row returns the fault's row of the table.
 func (tr *trial) row(f fault) string {
-	return fmt.Sprintf("| %s | %s | %s |", f.id, f.name, strings.Join(tr.findings, "; "))
+	cell := strings.NewReplacer("|", `\|`).Replace
+	return fmt.Sprintf("| %s | %s | %s |", f.id, cell(f.name), cell(strings.Join(tr.findings, "; ")))
 }
 
 // writeTable replaces the table in a document, which stands between two marks.

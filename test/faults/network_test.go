@@ -20,15 +20,15 @@ var networkFaults = []fault{
 	{"5d", "connections are refused", refused},
 }
 
-// behindProxy starts a server and nodes that reach it through a proxy.
-func behindProxy(tr *trial, count int) (*redistest.Server, *redistest.Proxy, []*node) {
+// behindProxy starts a server and a node that reaches it through a proxy.
+func behindProxy(tr *trial) (*redistest.Server, *redistest.Proxy, []*node) {
 	server := redistest.Start(tr)
 	proxy := redistest.StartProxy(tr, server.Addr)
-	return server, proxy, startNodes(tr, count, caddyfile(redisAt(proxy.Addr), site))
+	return server, proxy, startNodes(tr, 1, caddyfile(redisAt(proxy.Addr), site))
 }
 
 func slowAnswers(tr *trial) {
-	server, proxy, nodes := behindProxy(tr, 1)
+	server, proxy, nodes := behindProxy(tr)
 	l := startLoad(tr, nodes, 200)
 	time.Sleep(time.Second)
 	proxy.Delay(20 * time.Millisecond)
@@ -47,7 +47,7 @@ func slowAnswers(tr *trial) {
 }
 
 func tooSlowAnswers(tr *trial) {
-	server, proxy, nodes := behindProxy(tr, 1)
+	server, proxy, nodes := behindProxy(tr)
 	lasts := during(3*time.Second, 20*time.Second)
 	before, asked := 0, 0
 	outage{
@@ -68,7 +68,7 @@ func tooSlowAnswers(tr *trial) {
 }
 
 func flappingAnswers(tr *trial) {
-	_, proxy, nodes := behindProxy(tr, 1)
+	_, proxy, nodes := behindProxy(tr)
 	began := time.Now()
 	l := startLoad(tr, nodes, 200)
 	for range int(during(6, 60)) {
@@ -89,7 +89,7 @@ func flappingAnswers(tr *trial) {
 // cutAnswers: a call whose answer is lost may have charged. It must not be sent
 // again.
 func cutAnswers(tr *trial) {
-	server, proxy, nodes := behindProxy(tr, 1)
+	server, proxy, nodes := behindProxy(tr)
 	before := decisions(tr, server)
 	proxy.CutReplies("evalsha")
 	l := startLoad(tr, nodes, 200)
@@ -149,7 +149,7 @@ func cutAnswersInCluster(tr *trial) {
 }
 
 func slicedAnswers(tr *trial) {
-	_, proxy, nodes := behindProxy(tr, 1)
+	_, proxy, nodes := behindProxy(tr)
 	l := startLoad(tr, nodes, 200)
 	time.Sleep(time.Second)
 	proxy.Slice(1, 10*time.Microsecond)
@@ -177,19 +177,22 @@ func eventsUntil(n *node, from, to time.Time) []event {
 }
 
 func blackHole(tr *trial) {
-	server, proxy, nodes := behindProxy(tr, 1)
-	outage{
-		nodes: nodes, server: server, rate: 400, reason: "timeout",
-		before: during(2*time.Second, 5*time.Second), lasts: during(4*time.Second, 60*time.Second), after: time.Second,
-		begin: proxy.BlackHole, end: proxy.Pass,
-	}.run(tr)
+	server, proxy, nodes := behindProxy(tr)
+	cutOff(tr, server, nodes, "timeout", during(4*time.Second, 60*time.Second), proxy.BlackHole, proxy.Pass)
 }
 
 func refused(tr *trial) {
-	server, proxy, nodes := behindProxy(tr, 1)
+	server, proxy, nodes := behindProxy(tr)
+	cutOff(tr, server, nodes, "refused", during(3*time.Second, 60*time.Second), proxy.Refuse, proxy.Pass)
+}
+
+// cutOff lets no request reach the server for a time.
+func cutOff(
+	tr *trial, server *redistest.Server, nodes []*node, reason string, lasts time.Duration, begin, end func(),
+) {
 	outage{
-		nodes: nodes, server: server, rate: 400, reason: "refused",
-		before: during(2*time.Second, 5*time.Second), lasts: during(3*time.Second, 60*time.Second), after: time.Second,
-		begin: proxy.Refuse, end: proxy.Pass,
+		nodes: nodes, server: server, rate: 400, reason: reason,
+		before: during(2*time.Second, 5*time.Second), lasts: lasts, after: time.Second,
+		begin: begin, end: end,
 	}.run(tr)
 }

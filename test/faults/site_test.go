@@ -31,9 +31,8 @@ var siteFaults = []fault{
 
 // hammer asks nodes for one key as fast as some connections to each can.
 func hammer(tr *trial, nodes []*node, connections int, lasts time.Duration) []request {
-	client := &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: connections}}
-	defer client.CloseIdleConnections()
-	l := &load{t: tr, client: client}
+	l := newLoad(tr, connections)
+	defer l.client.CloseIdleConnections()
 	end := time.Now().Add(lasts)
 	var wg sync.WaitGroup
 	for i, n := range nodes {
@@ -355,9 +354,8 @@ func flood(tr *trial) {
 		n.get("blocked")
 	}
 	fill := func(from, to int) []request {
-		client := &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: 8}}
-		defer client.CloseIdleConnections()
-		l := &load{t: tr, client: client}
+		l := newLoad(tr, 8)
+		defer l.client.CloseIdleConnections()
 		var next atomic.Int64
 		next.Store(int64(from))
 		var wg sync.WaitGroup
