@@ -130,6 +130,8 @@ func (r *Redis) giveBack(ctx context.Context, req Request, outcomes []outcome, i
 			_, _, _ = r.call(ctx, giveBackScript, args)
 		})
 	}
+	end, cancel := timed(ctx)
+	defer cancel()
 	done := make(chan struct{})
 	go func() {
 		wg.Wait()
@@ -137,6 +139,6 @@ func (r *Redis) giveBack(ctx context.Context, req Request, outcomes []outcome, i
 	}()
 	select {
 	case <-done:
-	case <-ctx.Done():
+	case <-end.Done():
 	}
 }

@@ -112,6 +112,19 @@ func (g *guard) soon() {
 // isLost reports whether the server is lost.
 func (g *guard) isLost() bool { return g.failures.Load() >= lostAfter }
 
+// lost returns why the server is lost, or nil if it is not.
+func (g *guard) lost() error {
+	if !g.isLost() {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.since.IsZero() {
+		return nil
+	}
+	return g.last
+}
+
 // doubtsWrites reports whether the server is lost for not taking writes.
 func (g *guard) doubtsWrites() bool {
 	if !g.isLost() {

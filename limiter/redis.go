@@ -102,18 +102,17 @@ func (r *Redis) Close() error { return r.servers.close() }
 // ErrUnavailable is returned, wrapped, by Take if a server can't be asked.
 var ErrUnavailable = errors.New("no decision")
 
-// Take implements Store. It waits at most the store's timeout. When ctx is
-// cancelled meanwhile the request is decided all the same: abandoning it would
+// Take implements Store. It waits at most the store's timeout. A request whose
+// context is cancelled meanwhile is decided all the same: abandoning it would
 // cost the connection and leave open whether it was charged.
-func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
+func (r *Redis) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.validate(); err != nil {
 		return dst, err
 	}
 	if len(req.Buckets) == 0 {
 		return dst, nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
-	defer cancel()
+	ctx := deadline{context.Background(), time.Now().Add(r.timeout)}
 
 	var few [8]outcome
 	var outcomes []outcome
@@ -163,11 +162,18 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 // ask has req decided by the server on which its buckets lie. They are at least
 // at the levels that are owed, if any are.
 func (r *Redis) ask(ctx context.Context, req Request, owed []state, dst []outcome) ([]outcome, error) {
-	srv, reply, err := r.call(ctx, r.script, r.keys.takeArguments(req, owed))
-	if err != nil {
+	q := r.keys.question(r.script, req, owed)
+	srv, reply, err := r.follow(ctx, q.keys[0], func(srv *server, asking bool) ([]int64, error) {
+		if asking { // which is said of one call
+			return srv.run(ctx, q.script, appendArguments(nil, q), asking)
+		}
+		return srv.take(ctx, q)
+	})
+	if err != nil { // after which q may still be on its way
 		return dst, err
 	}
 	outcomes, corrupt, err := req.outcomes(reply, dst)
+	q.release()
 	if err == nil && corrupt {
 		srv.guard.lapse(srv.failure(errCorrupt))
 	}
@@ -181,21 +187,28 @@ func (r *Redis) ask(ctx context.Context, req Request, owed []state, dst []outcom
 
 // call runs a script on the server that has the first key in args.
 func (r *Redis) call(ctx context.Context, s *script, args []any) (*server, []int64, error) {
+	return r.follow(ctx, args[firstKey].(string), func(srv *server, asking bool) ([]int64, error) {
+		return srv.run(ctx, s, args, asking)
+	})
+}
+
+// follow asks the server that has a key, and then those to which it is sent on.
+func (r *Redis) follow(ctx context.Context, key string, ask func(_ *server, asking bool) ([]int64, error)) (*server, []int64, error) {
 	const hops = 3
-	srv, err := r.servers.of(ctx, args[firstKey].(string))
+	srv, err := r.servers.of(ctx, key)
 	if err != nil {
 		return nil, nil, err
 	}
 	asking := false
 	for hop := 0; ; hop++ {
-		reply, err := srv.run(ctx, s, args, asking)
-		next, ask := r.servers.redirected(err)
+		reply, err := ask(srv, asking)
+		next, asks := r.servers.redirected(err)
 		if next == nil || hop == hops {
 			if f, ok := err.(*failure); ok && f.reason == "moved" { //nolint:errorlint // what run returns
 				srv.guard.lapse(f)
 			}
 			return srv, reply, err
 		}
-		srv, asking = next, ask
+		srv, asking = next, asks
 	}
 }

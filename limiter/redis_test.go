@@ -516,16 +516,25 @@ func TestRedisGroups(t *testing.T) {
 // interface that take.lua describes.
 func callScript(t rapid.TB, v *virtual, reqs []Request) []int64 {
 	t.Helper()
-	truth := map[bool]int{true: 1}
+	truth := map[bool]byte{true: 1}
 	var keys []string
 	var args []any
+	last := ""
 	for _, req := range reqs {
-		args = append(args, len(req.Buckets), truth[req.Accounting == Each])
+		group := []byte{0, byte(len(req.Buckets)), truth[req.Accounting == Each]}
 		for _, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
-			args = append(args, b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize)
-			args = append(args, b.Cost, truth[b.SizeVaries])
+			for _, n := range []int64{b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize, b.Cost} {
+				group = binary.BigEndian.AppendUint64(group, math.Float64bits(float64(n)))
+			}
+			group = append(group, truth[b.SizeVaries])
 		}
+		if string(group) == last {
+			args = append(args, "")
+		} else {
+			args = append(args, group)
+		}
+		last = string(group)
 	}
 	reply, err := v.admin.Eval(context.Background(), v.script.source, keys, args...).Int64Slice()
 	if err != nil {

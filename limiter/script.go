@@ -7,9 +7,14 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -50,15 +55,15 @@ func (scriptCall) NoRetry() bool { return true }
 // that, in full. With asking it is also served for a slot that is only on its
 // way to the server.
 func (s *script) run(ctx context.Context, conn *redis.Conn, args []any, asking bool) ([]int64, error) {
-	reply, err := send(ctx, conn, "evalsha", s.sha, args, asking)
+	reply, err := send(ctx, conn, "evalsha", &s.sha, args, asking)
 	if redis.HasErrorPrefix(err, "NOSCRIPT") {
-		reply, err = send(ctx, conn, "eval", s.source, args, asking)
+		reply, err = send(ctx, conn, "eval", &s.source, args, asking)
 	}
 	return reply, err
 }
 
 // send sends a call and returns what it replies.
-func send(ctx context.Context, conn *redis.Conn, command, script string, args []any, asking bool) ([]int64, error) {
+func send(ctx context.Context, conn *redis.Conn, command any, script *string, args []any, asking bool) ([]int64, error) {
 	args[0], args[1] = command, script
 	call := scriptCall{redis.NewIntSliceCmd(ctx, args...)}
 	if !asking {
@@ -76,6 +81,79 @@ func send(ctx context.Context, conn *redis.Conn, command, script string, args []
 	return call.Result()
 }
 
+// call is a call of take.lua for several requests.
+type call struct {
+	batch []*question
+	reply []int64
+	err   error
+}
+
+// runAll runs the script for all of the calls at once.
+func (s *script) runAll(ctx context.Context, conn *redis.Conn, calls []*call) {
+	if len(calls) == 1 {
+		c := calls[0]
+		c.reply, c.err = s.run(ctx, conn, appendArguments(nil, c.batch...), false)
+		return
+	}
+	s.sendAll(ctx, conn, calls, false)
+	calls = slices.DeleteFunc(slices.Clone(calls), func(c *call) bool {
+		return !redis.HasErrorPrefix(c.err, "NOSCRIPT")
+	})
+	if len(calls) > 0 {
+		s.sendAll(ctx, conn, calls, true)
+	}
+}
+
+// sendAll sends the calls; the first with the whole script, if the server does
+// not know it.
+func (s *script) sendAll(ctx context.Context, conn *redis.Conn, calls []*call, whole bool) {
+	sent := make([]scriptCall, len(calls))
+	_, _ = conn.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, c := range calls {
+			args := appendArguments(nil, c.batch...)
+			args[0], args[1] = "evalsha", s.sha
+			if whole && i == 0 {
+				args[0], args[1] = "eval", s.source
+			}
+			sent[i] = scriptCall{redis.NewIntSliceCmd(ctx, args...)}
+			_ = pipe.Process(ctx, sent[i])
+		}
+		return nil
+	})
+	for i, c := range calls {
+		c.reply, c.err = sent[i].Result()
+	}
+}
+
+// charged reports whether any of the requests has shown to write.
+func (c *call) charged() bool {
+	reply := c.reply
+	for _, q := range c.batch {
+		n := min(2*len(q.keys), len(reply))
+		if charged(reply[:n]) {
+			return true
+		}
+		reply = reply[n:]
+	}
+	return false
+}
+
+// answer gives each request its part of the reply; nothing, if the reply is not
+// one to all of them.
+func (c *call) answer() {
+	n := 0
+	for _, q := range c.batch {
+		n += 2 * len(q.keys)
+	}
+	reply := c.reply
+	for _, q := range c.batch {
+		if n == len(c.reply) {
+			q.reply, reply = reply[:2*len(q.keys)], reply[2*len(q.keys):]
+		}
+		q.done <- struct{}{}
+	}
+}
+
 // keys names the buckets in a server.
 type keys struct {
 	prefix string
@@ -85,7 +163,10 @@ type keys struct {
 // of returns the name under which b is kept: the prefix, in braces a digest of
 // whose bucket it is, what it limits, and the numbers that must not mix, in base
 // 36. The braces put all buckets of one key value into one slot of a cluster.
-func (k keys) of(b *Bucket) string {
+func (k keys) of(b *Bucket) string { return string(k.append(nil, b)) }
+
+// append appends b's name to key.
+func (k keys) append(key []byte, b *Bucket) []byte {
 	var digest [sha256.Size]byte
 	if len(k.secret) == 0 {
 		digest = sha256.Sum256([]byte(b.Key))
@@ -94,7 +175,6 @@ func (k keys) of(b *Bucket) string {
 		mac.Write([]byte(b.Key))
 		mac.Sum(digest[:0])
 	}
-	key := make([]byte, 0, len(k.prefix)+len(b.Name)+64)
 	key = append(key, k.prefix...)
 	key = append(key, '{')
 	key = base64.RawURLEncoding.AppendEncode(key, digest[:16])
@@ -107,26 +187,108 @@ func (k keys) of(b *Bucket) string {
 	key = append(key, '.')
 	key = strconv.AppendInt(key, b.Limit.rate(), 36)
 	key = append(key, '.')
-	key = strconv.AppendInt(key, b.Limit.DripSize, 36)
-	return string(key)
+	return strconv.AppendInt(key, b.Limit.DripSize, 36)
 }
 
-// takeArguments returns the call that decides req, see take.lua. The command
-// and the script, its first two words, are left to be filled in. The buckets
-// are at least at the levels that are owed, if any are.
-func (k keys) takeArguments(req Request, owed []state) []any {
-	args := make([]any, firstKey, firstKey+2+6*len(req.Buckets))
-	args[firstKey-1] = len(req.Buckets)
+// question is a request as a server is asked about it: a group of take.lua's, in
+// a call of its own or together with others.
+type question struct {
+	script *script
+	keys   []string // of its buckets
+	group  string
+
+	reply []int64
+	err   error
+
+	waiting // to be taken along with others
+
+	// What is used again by the next question.
+	text []byte
+	args []any
+}
+
+// questions are those that are no longer in use, with their memory.
+var questions = sync.Pool{New: func() any { return new(question) }}
+
+// question returns the question whether a server admits req. Its buckets are at
+// least at the levels that are owed, if any are.
+func (k keys) question(s *script, req Request, owed []state) *question {
+	q := questions.Get().(*question)
+	q.script = s
+
+	// All text is made in one piece, of which each is a part.
+	var few [8]int
+	ends, text := few[:0], q.text[:0]
 	for i := range req.Buckets {
-		args = append(args, k.of(&req.Buckets[i]))
+		text = k.append(text, &req.Buckets[i])
+		ends = append(ends, len(text))
 	}
-	args = append(args, len(req.Buckets), flag(req.Accounting == Each))
-	for i, b := range req.Buckets {
-		args = append(args, b.Limit.Size, b.Limit.rate(), b.Limit.DripSize, b.Cost)
+	q.text = req.appendGroup(text, owed)
+	all, from := string(q.text), 0
+	q.keys = q.keys[:0]
+	for _, to := range ends {
+		q.keys = append(q.keys, all[from:to])
+		from = to
+	}
+	q.group = all[from:]
+	return q
+}
+
+// slot returns the part of q's keys that says in which slot of a cluster they
+// lie.
+func (q *question) slot() string { return q.keys[0][:strings.IndexByte(q.keys[0], '}')] }
+
+// release lets another request use q.
+func (q *question) release() {
+	q.reply, q.err, q.sent = nil, nil, false
+	questions.Put(q)
+}
+
+// appendGroup appends what take.lua is told of req.
+func (req Request) appendGroup(b []byte, owed []state) []byte {
+	b = binary.BigEndian.AppendUint16(b, uint16(len(req.Buckets))) //nolint:gosec // no configuration has 65 536 limits
+	b = append(b, flag(req.Accounting == Each))
+	for i := range req.Buckets {
+		bucket := &req.Buckets[i]
+		b = appendNumbers(b, bucket.Limit.Size, bucket.Limit.rate(), bucket.Limit.DripSize, bucket.Cost)
 		if owed == nil || owed[i] == (state{}) {
-			args = append(args, flag(b.SizeVaries))
+			b = append(b, flag(bucket.SizeVaries))
 		} else {
-			args = append(args, flag(b.SizeVaries)+2, owed[i].clear, owed[i].slack)
+			b = append(b, flag(bucket.SizeVaries)+2)
+			b = appendNumbers(b, owed[i].clear, owed[i].slack)
+		}
+	}
+	return b
+}
+
+// appendNumbers appends numbers as the doubles that Lua has, which are exact up
+// to 2^53.
+func appendNumbers(b []byte, numbers ...int64) []byte {
+	for _, n := range numbers {
+		b = binary.BigEndian.AppendUint64(b, math.Float64bits(float64(n)))
+	}
+	return b
+}
+
+// appendArguments appends the call that asks all of the questions, see take.lua,
+// to what is left of args. The command and the script, its first two words, are
+// left to be filled in.
+func appendArguments(args []any, batch ...*question) []any {
+	n := 0
+	for _, q := range batch {
+		n += len(q.keys)
+	}
+	args = append(args[:0], nil, nil, n)
+	for _, q := range batch {
+		for i := range q.keys {
+			args = append(args, &q.keys[i])
+		}
+	}
+	for i, q := range batch {
+		if i > 0 && q.group == batch[i-1].group {
+			args = append(args, "")
+		} else {
+			args = append(args, &q.group)
 		}
 	}
 	return args
@@ -139,7 +301,7 @@ func (k keys) giveBackArguments(b *Bucket) []any {
 }
 
 // flag returns how a script is told a truth.
-func flag(b bool) int {
+func flag(b bool) byte {
 	if b {
 		return 1
 	}

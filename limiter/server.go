@@ -32,6 +32,7 @@ type server struct {
 	timeout time.Duration
 	changed func() // called after failures: the server may not be the right one any more
 	known   bool   // whether the client of a cluster knows the server
+	slots   bool   // whether it is a cluster's, and a call has keys of one slot
 
 	ready  chan *connection // connections that nobody uses
 	held   atomic.Int32     // connections there are or are being made, at most what ready can hold
@@ -40,6 +41,8 @@ type server struct {
 	failed signal           // there is none, and none could be made
 	dials  atomic.Int32     // how often in a row one more could not be made
 	dialAt atomic.Int64     // when one more may be made after one could not be, in Unix µs
+
+	queue queue
 
 	keeper sync.Once     // starts keep
 	lost   chan struct{} // tells keep that the server is lost
@@ -85,15 +88,22 @@ func (s *server) run(ctx context.Context, sc *script, args []any, asking bool) (
 	if err != nil {
 		return nil, err
 	}
+	return s.runNow(ctx, probe, sc, args, asking)
+}
+
+// runNow runs a script for one who has entered.
+func (s *server) runNow(ctx context.Context, probe bool, sc *script, args []any, asking bool) ([]int64, error) {
 	if probe {
 		defer s.guard.leave()
 	}
 	if conn := s.idle(); conn != nil {
-		if !probe && len(s.ready) == 0 && s.held.Load() == s.made.Load() {
-			s.connect(false) // for the next who asks meanwhile
+		if !probe && len(s.ready) == 0 {
+			s.oneMore()
 		}
 		return s.use(ctx, conn, sc, args, asking)
 	}
+	ctx, cancel := timed(ctx)
+	defer cancel()
 	conn, err := s.wait(ctx, probe)
 	if err != nil {
 		return nil, err
@@ -120,6 +130,13 @@ func (s *server) run(ctx context.Context, sc *script, args []any, asking bool) (
 	f := s.failure(errLate)
 	s.guard.failure(f)
 	return nil, f
+}
+
+// oneMore makes a connection for the next who asks, unless one is being made.
+func (s *server) oneMore() {
+	if s.held.Load() == s.made.Load() {
+		s.connect(false)
+	}
 }
 
 // idle returns a connection that nobody uses, or nil. It is none that was made

@@ -152,6 +152,7 @@ func (c *cluster) newClient(opt *redis.Options) *redis.Client {
 // add adds a server. The lock must be held.
 func (c *cluster) add(opt *redis.Options) *server {
 	s := newServer(opt.Addr, redis.NewClient(opt), &c.opt, func() { c.client.ReloadState(context.Background()) })
+	s.slots = true
 	c.servers[opt.Addr] = s
 	return s
 }
@@ -207,6 +208,8 @@ func (c *cluster) wait(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := timed(ctx)
+	defer cancel()
 	failed := c.failed.next()
 	c.connect()
 	if probe {

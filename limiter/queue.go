@@ -1,0 +1,332 @@
+package limiter
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Requests to a server that come while others are on their way to it travel
+// together: each call takes along all that have come since the last. The server
+// has as much to do with a call of many as with two or three calls of one, and
+// so have both ends of the connection. A request that finds few on their way
+// goes at once and by itself.
+
+const (
+	// alone is how many requests may be on their way by themselves.
+	alone = 8
+
+	// senders is how many calls of several requests may be on their way: while
+	// the server decides on one, the next is written.
+	senders = 2
+
+	// patience is how long a request waits for another call to come back before
+	// one more is made for it: the server is far away, or slow.
+	patience = time.Millisecond
+
+	// fullCall is how many buckets a call may carry, so that it does not keep the
+	// server from others for more than about a millisecond.
+	fullCall = 256
+)
+
+// queue holds the requests that wait to be taken along to a server.
+type queue struct {
+	mu        sync.Mutex
+	alone     int // requests on their way by themselves
+	senders   int
+	impatient bool // whether hurry runs
+	waiting   []*question
+}
+
+// waiting is what a question has that waits.
+type waiting struct {
+	since time.Time
+	sent  bool          // guarded by the queue's lock
+	done  chan struct{} // gets a word when there is an answer
+	timer *time.Timer
+}
+
+// take asks a server about one request. It returns when ctx ends at the latest.
+func (s *server) take(ctx context.Context, q *question) ([]int64, error) {
+	probe, err := s.guard.enter()
+	if err != nil {
+		return nil, err
+	}
+	if probe || s.made.Load() == 0 {
+		return s.runNow(ctx, probe, q.script, appendArguments(nil, q), false)
+	}
+	if conn := s.pass(q); conn != nil {
+		q.args = appendArguments(q.args, q)
+		reply, err := s.use(ctx, conn, q.script, q.args, false)
+		s.queue.mu.Lock()
+		s.queue.alone--
+		s.queue.mu.Unlock()
+		return reply, err
+	}
+	reply, err := s.await(ctx, q)
+	if redis.IsTryAgainError(err) {
+		// The slot is on its way to another server, and of those who asked together
+		// some have their buckets there already. Nothing was done.
+		return s.runNow(ctx, false, q.script, appendArguments(nil, q), false)
+	}
+	return reply, err
+}
+
+// pass returns a connection if q may go by itself. Otherwise q waits from now on.
+func (s *server) pass(q *question) *connection {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	if len(s.queue.waiting) == 0 && s.queue.alone < alone {
+		if conn := s.idle(); conn != nil {
+			s.queue.alone++
+			if len(s.ready) == 0 {
+				s.oneMore()
+			}
+			return conn
+		}
+	}
+	q.since = time.Now()
+	if q.done == nil {
+		q.done = make(chan struct{}, 1)
+	}
+	s.queue.waiting = append(s.queue.waiting, q)
+	switch {
+	case s.queue.senders < senders:
+		s.queue.senders++
+		go s.send()
+	case !s.queue.impatient:
+		s.queue.impatient = true
+		go s.hurry()
+	}
+	return nil
+}
+
+// await waits for the answer to q, but for half of the time that a request has
+// at most until it is on its way: those who come when too many do would
+// otherwise all be too late.
+func (s *server) await(ctx context.Context, q *question) ([]int64, error) {
+	end, _ := ctx.Deadline()
+	left := end.Sub(q.since)
+	if first := min(left, s.timeout/2); q.timer == nil {
+		q.timer = time.NewTimer(first)
+	} else {
+		q.timer.Reset(first)
+	}
+	defer q.timer.Stop()
+	select {
+	case <-q.done:
+		return q.reply, q.err
+	case <-q.timer.C:
+	}
+	if s.withdraw(q) {
+		f := s.failure(errNoConnection)
+		s.guard.failure(f)
+		return nil, f
+	}
+	q.timer.Reset(time.Until(end))
+	select {
+	case <-q.done:
+		return q.reply, q.err
+	case <-q.timer.C:
+		f := s.failure(errLate)
+		s.guard.failure(f)
+		return nil, f
+	}
+}
+
+// withdraw takes q back, unless it is on its way.
+func (s *server) withdraw(q *question) bool {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	if q.sent {
+		return false
+	}
+	s.queue.waiting = slices.DeleteFunc(s.queue.waiting, func(other *question) bool { return other == q })
+	return true
+}
+
+// next appends to batch what a call takes along.
+func (s *server) next(batch []*question) []*question {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	return s.queue.next(batch)
+}
+
+// next appends to batch what a call takes along. The lock must be held.
+func (qu *queue) next(batch []*question) []*question {
+	n, buckets := 0, 0
+	for _, q := range qu.waiting {
+		if buckets += len(q.keys); n > 0 && buckets > fullCall {
+			break
+		}
+		q.sent = true
+		n++
+	}
+	batch = append(batch, qu.waiting[:n]...)
+	qu.waiting = slices.Delete(qu.waiting, 0, n)
+	return batch
+}
+
+// send makes calls as long as requests wait.
+func (s *server) send() {
+	var batch []*question
+	for s.more() {
+		conn, err := s.connection()
+		batch = s.next(batch[:0])
+		switch {
+		case err != nil:
+			answer(batch, err)
+		case len(batch) == 0:
+			s.put(conn)
+		default:
+			s.carry(conn, batch)
+		}
+	}
+}
+
+// more reports whether a sender has more to do. If not, it is no longer one.
+func (s *server) more() bool {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	if len(s.queue.waiting) > 0 {
+		return true
+	}
+	s.queue.senders--
+	return false
+}
+
+// hurry makes calls beside those of the senders for requests that wait too long.
+func (s *server) hurry() {
+	for {
+		s.queue.mu.Lock()
+		if len(s.queue.waiting) == 0 {
+			s.queue.impatient = false
+			s.queue.mu.Unlock()
+			return
+		}
+		rest := patience - time.Since(s.queue.waiting[0].since)
+		var conn *connection
+		var batch []*question
+		if rest <= 0 {
+			if conn = s.idle(); conn != nil {
+				batch = s.queue.next(nil)
+			}
+			rest = patience
+		}
+		s.queue.mu.Unlock()
+		if conn != nil {
+			go s.carry(conn, batch)
+		} else {
+			time.Sleep(rest)
+		}
+	}
+}
+
+// connection returns a connection for a sender, one that lies idle or the next
+// that does.
+func (s *server) connection() (*connection, error) {
+	if err := s.guard.lost(); err != nil {
+		return nil, err
+	}
+	if conn := s.idle(); conn != nil {
+		return conn, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
+	defer cancel()
+	return s.wait(ctx, false)
+}
+
+// carry asks about all requests of a batch at once. A server of a cluster is asked
+// in one call for each slot, for no call may have keys of two.
+func (s *server) carry(conn *connection, batch []*question) {
+	ctx := deadline{context.Background(), time.Now().Add(s.timeout)}
+	calls := s.calls(batch)
+	batch[0].script.runAll(ctx, conn.Conn, calls)
+
+	// Whatever fails together has failed once.
+	var worst error
+	wrote := false
+	for _, c := range calls {
+		wrote = wrote || c.err == nil && c.charged()
+		if s.worse(c.err, worst) {
+			worst = c.err
+		}
+	}
+	if worst == nil {
+		s.put(conn)
+		s.guard.success(wrote)
+	} else {
+		s.blame(conn, worst)
+	}
+	for _, c := range calls {
+		if c.err != nil {
+			answer(c.batch, s.failure(c.err))
+		} else {
+			c.answer()
+		}
+	}
+}
+
+// calls returns the calls that ask about a batch.
+func (s *server) calls(batch []*question) []*call {
+	if !s.slots {
+		return []*call{{batch: batch}}
+	}
+	slices.SortStableFunc(batch, func(a, b *question) int { return strings.Compare(a.slot(), b.slot()) })
+	var calls []*call
+	for from, to := 0, 0; from < len(batch); from = to {
+		for to = from + 1; to < len(batch) && batch[to].slot() == batch[from].slot(); to++ {
+		}
+		calls = append(calls, &call{batch: batch[from:to]})
+	}
+	return calls
+}
+
+// worse reports whether err tells more than another about the next call, or even
+// about the connection.
+func (s *server) worse(err, than error) bool {
+	rank := func(err error) int {
+		switch _, replied := err.(redis.Error); { //nolint:errorlint // as in blame
+		case err == nil:
+			return 0
+		case !replied:
+			return 3
+		case s.failure(err).counts:
+			return 2
+		}
+		return 1
+	}
+	return rank(err) > rank(than)
+}
+
+// answer tells all requests of a batch what has failed.
+func answer(batch []*question, err error) {
+	for _, q := range batch {
+		q.err = err
+		q.done <- struct{}{}
+	}
+}
+
+// deadline is a context that has one and nothing else. Done never fires: it is
+// for those who ask for the time, as the client does whenever it reads or
+// writes, and so needs no timer.
+type deadline struct {
+	context.Context
+	at time.Time
+}
+
+// Deadline returns the time by which all must be done.
+func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
+
+// timed returns a context that is done at the deadline of one that only tells
+// when that is.
+func timed(ctx context.Context) (context.Context, context.CancelFunc) {
+	if end, ok := ctx.Deadline(); ok {
+		return context.WithDeadline(context.Background(), end)
+	}
+	return context.WithCancel(ctx)
+}
