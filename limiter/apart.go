@@ -72,7 +72,7 @@ func (r *Redis) decideApart(ctx context.Context, req Request, parts []part) ([]o
 	var wg sync.WaitGroup
 	for i, p := range parts {
 		wg.Go(func() {
-			decided, err := r.decide(ctx, p.Request, nil)
+			decided, err := r.decide(ctx, p.Request, false, nil)
 			for j, o := range decided {
 				outcomes[p.indexes[j]] = o
 			}
@@ -117,6 +117,7 @@ func (r *Redis) giveBack(ctx context.Context, req Request, outcomes []outcome, i
 	for _, i := range indexes {
 		b, o := &req.Buckets[i], &outcomes[i]
 		o.state = b.Limit.remove(o.state, 0, b.Cost)
+		r.denials.forget(b)
 		if r.fallback != nil {
 			r.fallback.giveBack(b, o.here)
 		}

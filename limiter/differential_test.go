@@ -44,13 +44,18 @@ func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual 
 		start: start,
 		admin: server.Client(),
 	}
+	r.clock = func() time.Duration { return time.Duration(v.now-v.start) * time.Microsecond }
 	v.at(t, start)
 	return v
 }
 
-// at moves the clock to the given time.
+// at moves the clock to the given time. If that is back, as no clock of a process
+// goes, what the process remembers of the server would show it later.
 func (v *virtual) at(t rapid.TB, now int64) {
 	t.Helper()
+	if now < v.now {
+		v.denials.reset()
+	}
 	v.now = now
 	if err := v.admin.HSet(context.Background(), "clock", "s", now/1e6, "us", now%1e6).Err(); err != nil {
 		t.Fatal(err)
@@ -70,6 +75,7 @@ func (v *virtual) flush(t rapid.TB) {
 		t.Fatal(err)
 	}
 	v.at(t, v.start)
+	v.denials.reset()
 }
 
 // stored returns what is stored for each bucket, "" for one that is absent.

@@ -191,11 +191,14 @@ func (m *Memory) put(p *place, s state, now int64) {
 	}
 }
 
+// hash returns the identity of b in 64 bits.
+func (m *Memory) hash(b *Bucket) uint64 { return b.hash(m.seed) }
+
 // hash returns the identity of b in 64 bits. The seed is secret, so nobody can
 // aim at another's bucket; that two of a million buckets meet by chance has
 // odds of one in 37 million.
-func (m *Memory) hash(b *Bucket) uint64 {
-	h := mix(maphash.String(m.seed, b.Name), maphash.String(m.seed, b.Key))
+func (b *Bucket) hash(seed maphash.Seed) uint64 {
+	h := mix(maphash.String(seed, b.Name), maphash.String(seed, b.Key))
 	h = mix(h, uint64(b.Limit.rate()))
 	h = mix(h, uint64(b.Limit.DripSize))
 	if b.SizeVaries {

@@ -63,7 +63,8 @@ type RedisOptions struct {
 
 // Redis is a Store that keeps its buckets in Redis servers, so that any number
 // of processes share them. A request is decided by one call of a script, on
-// the server's clock.
+// the server's clock. Requests that wait for it travel together, and of those that
+// are denied only the first of a drip is asked for.
 //
 // In a cluster all buckets of one key lie in one slot. A request with several
 // keys is decided by a call for each of them, side by side; if one denies, what
@@ -74,15 +75,20 @@ type Redis struct {
 	fallback *Memory
 	servers  servers
 	script   *script // that decides
+	denials  *denials
+	clock    func() time.Duration // for denials; it never goes back
 }
 
 // NewRedis returns a store in the given Redis. It does not connect yet.
 func NewRedis(opt RedisOptions) *Redis {
+	start := time.Now()
 	r := &Redis{
 		keys:     keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
 		timeout:  opt.Timeout,
 		fallback: opt.Fallback,
 		script:   takeScript,
+		denials:  newDenials(),
+		clock:    func() time.Duration { return time.Since(start) },
 	}
 	if opt.MasterName == "" && (opt.Cluster || len(opt.Addresses) > 1) {
 		r.servers = newCluster(opt)
@@ -112,15 +118,20 @@ func (r *Redis) Take(_ context.Context, req Request, dst []Decision) ([]Decision
 	if len(req.Buckets) == 0 {
 		return dst, nil
 	}
-	ctx := deadline{context.Background(), time.Now().Add(r.timeout)}
-
 	var few [8]outcome
+	apart := !r.servers.one() && req.severalKeys()
+	if !apart {
+		if outcomes, ok := r.denials.decide(req, r.clock().Microseconds(), few[:0]); ok {
+			return req.decisions(outcomes, dst), nil
+		}
+	}
+	ctx := deadline{context.Background(), time.Now().Add(r.timeout)}
 	var outcomes []outcome
 	var err error
-	if r.servers.one() || !req.severalKeys() {
-		outcomes, err = r.decide(ctx, req, few[:0])
-	} else {
+	if apart {
 		outcomes, err = r.decideApart(ctx, req, req.byKey())
+	} else {
+		outcomes, err = r.decide(ctx, req, true, few[:0])
 	}
 	if err != nil {
 		return dst, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -129,13 +140,18 @@ func (r *Redis) Take(_ context.Context, req Request, dst []Decision) ([]Decision
 }
 
 // decide decides a request whose buckets lie together: on their server, or in
-// this process if that can't be asked. It appends to dst.
-func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outcome, error) {
+// this process if that can't be asked. It appends to dst. That is final unless
+// what the request is charged may be given back.
+func (r *Redis) decide(ctx context.Context, req Request, final bool, dst []outcome) ([]outcome, error) {
+	sent := r.clock()
 	var owed []state
 	if r.fallback != nil {
 		owed = r.fallback.owed(req.Buckets)
 	}
 	outcomes, err := r.ask(ctx, req, owed, dst)
+	if err == nil {
+		r.denials.remember(req, outcomes[len(dst):], final, sent.Microseconds(), r.clock().Microseconds())
+	}
 	switch {
 	case err == nil && r.fallback != nil:
 		for i, o := range outcomes[len(dst):] {

@@ -1,0 +1,147 @@
+package limiter
+
+import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	// denialSlots is how many buckets are remembered at most, which takes 768 KB.
+	// Of two that fall into one slot the later is.
+	denialSlots = 1 << 14
+
+	// rememberFor is how long a bucket is remembered at most, in µs. What nobody
+	// foresees, such as an operator who deletes keys, shows after that time.
+	rememberFor = 1_000_000
+)
+
+// denials remembers buckets that a server has reported full. Nothing can enter a
+// full bucket before its next drip: until then every request on it, of whatever
+// cost, is denied, and the server need not be asked. So a flood of requests that
+// are denied costs it nothing.
+//
+// That does not hold where units may come back, or where the size, and so
+// whether the bucket is full, depends on the request. Of a request with several
+// buckets, of which one is full, the others are remembered too, for what they
+// hold shows in the answer. It is then what the server last said of them.
+type denials struct {
+	seed   maphash.Seed
+	latest atomic.Int64 // until when anything is remembered
+	slots  [denialSlots]struct {
+		mu sync.Mutex
+		denial
+	}
+}
+
+// denial is what is remembered of one bucket. Times are in µs on a monotonic
+// clock of this process.
+type denial struct {
+	hash uint64
+	state
+	until int64
+	full  bool
+}
+
+func newDenials() *denials { return &denials{seed: maphash.MakeSeed()} }
+
+// deniedAlike reports whether a full bucket denies req whatever its other buckets
+// hold, and nothing is charged then.
+func (req Request) deniedAlike() bool {
+	if req.Accounting == Each && len(req.Buckets) > 1 {
+		return false
+	}
+	for i := range req.Buckets {
+		if req.Buckets[i].SizeVaries {
+			return false
+		}
+	}
+	return true
+}
+
+// decide appends the outcomes of req to dst, if it is denied for sure, and
+// reports whether it is.
+func (d *denials) decide(req Request, now int64, dst []outcome) ([]outcome, bool) {
+	if now >= d.latest.Load() || !req.deniedAlike() {
+		return dst, false
+	}
+	before, denied := len(dst), false
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		e, ok := d.get(b, now)
+		if !ok {
+			return dst[:before], false
+		}
+		denied = denied || e.full
+		s := b.Limit.at(e.state, now, false)
+		fits := b.Cost <= b.Limit.Size && b.Limit.wait(s, now, b.Cost) == 0
+		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !fits})
+	}
+	if !denied {
+		return dst[:before], false
+	}
+	return dst, true
+}
+
+// remember takes note of what a server has decided on req, which was sent and
+// answered at these times. Somewhere between is when the server looked at the
+// clock: a bucket is denied for no longer than if that was at once, and drips as
+// if it was at last, so that no client is told to come too early. Not final is
+// what may be given back: it only replaces what was remembered before.
+func (d *denials) remember(req Request, outcomes []outcome, final bool, sent, answered int64) {
+	keep := false
+	for i := range outcomes {
+		keep = keep || req.Buckets[i].Limit.remaining(outcomes[i].state, 0) == 0
+	}
+	keep = keep && final && req.deniedAlike()
+	if !keep && answered >= d.latest.Load() {
+		return
+	}
+	for i, o := range outcomes {
+		b := &req.Buckets[i]
+		if b.SizeVaries {
+			continue
+		}
+		e := denial{state: state{o.clear + answered, o.slack}, until: sent + rememberFor}
+		if wait := b.Limit.wait(o.state, 0, 1); wait > 0 && final {
+			e.until, e.full = sent+min(wait, rememberFor), true
+		}
+		d.put(b, e, keep, answered)
+	}
+}
+
+// forget forgets a bucket.
+func (d *denials) forget(b *Bucket) { d.put(b, denial{}, false, 0) }
+
+// get returns what is remembered of b, and whether that is anything.
+func (d *denials) get(b *Bucket, now int64) (denial, bool) {
+	hash := b.hash(d.seed)
+	slot := &d.slots[hash%denialSlots]
+	slot.mu.Lock()
+	defer slot.mu.Unlock()
+	return slot.denial, slot.hash == hash && slot.until > now
+}
+
+// put remembers e of b: anew, or only if something is remembered.
+func (d *denials) put(b *Bucket, e denial, anew bool, now int64) {
+	e.hash = b.hash(d.seed)
+	slot := &d.slots[e.hash%denialSlots]
+	slot.mu.Lock()
+	defer slot.mu.Unlock()
+	if anew || slot.hash == e.hash && slot.until > now {
+		slot.denial = e
+	}
+	for latest := d.latest.Load(); e.until > latest && !d.latest.CompareAndSwap(latest, e.until); {
+		latest = d.latest.Load()
+	}
+}
+
+// reset forgets all.
+func (d *denials) reset() {
+	for i := range d.slots {
+		slot := &d.slots[i]
+		slot.mu.Lock()
+		slot.denial = denial{}
+		slot.mu.Unlock()
+	}
+}
