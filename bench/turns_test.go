@@ -27,6 +27,13 @@ type comparison struct {
 	// How many callers there are at once.
 	callers int
 
+	// Whether decisions a second are told, and their ratios, in place of the
+	// ratios of times.
+	rates bool
+
+	// How many decisions a call makes, if it is more than one.
+	decisions int
+
 	// Tells the CPU time that a server has used so far. Optional.
 	serverCPU func() time.Duration
 }
@@ -42,9 +49,10 @@ type cost struct{ wall, serverCPU time.Duration }
 
 // run calls the task b.N times, in turns with as many calls of each baseline.
 // The benchmark's own figures are those of the task. It also reports how many
-// times as long as each baseline the task took, as x-<baseline>; and where a
-// server is measured its CPU time for each call, and how many times that of
-// each baseline it is, as x-<baseline>-cpu.
+// times as long as each baseline the task took, as x-<baseline>, or how many
+// times as many decisions a second it made, as of-<baseline>; and where a server
+// is measured its CPU time for each decision, and how many times that of each
+// baseline it is, as x-<baseline>-cpu.
 func (c comparison) run(b *testing.B) {
 	b.ReportAllocs()
 	b.StopTimer()
@@ -65,6 +73,7 @@ func (c comparison) run(b *testing.B) {
 			call(calls, done, n)
 			b.StopTimer()
 		})
+		total.wall += own.wall
 		total.serverCPU += own.serverCPU
 		for j := range others {
 			other := c.measure(func() { call(others[j], done, n) })
@@ -74,14 +83,22 @@ func (c comparison) run(b *testing.B) {
 		done += n
 	}
 
+	decisions := float64(b.N * max(c.decisions, 1))
+	if c.rates {
+		b.ReportMetric(decisions/total.wall.Seconds(), "decisions/s")
+	}
 	for j, base := range c.baselines {
-		b.ReportMetric(median(wall[j]), "x-"+base.name)
+		if c.rates {
+			b.ReportMetric(1/median(wall[j]), "of-"+base.name)
+		} else {
+			b.ReportMetric(median(wall[j]), "x-"+base.name)
+		}
 		if c.serverCPU != nil {
 			b.ReportMetric(median(cpu[j]), "x-"+base.name+"-cpu")
 		}
 	}
 	if c.serverCPU != nil {
-		b.ReportMetric(total.serverCPU.Seconds()*1e6/float64(b.N), "server-µs/op")
+		b.ReportMetric(total.serverCPU.Seconds()*1e6/decisions, "server-µs/decision")
 	}
 }
 
