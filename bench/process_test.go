@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"testing"
@@ -67,6 +68,7 @@ var libraries = []struct {
 		if err != nil {
 			b.Fatal(err)
 		}
+		l.SetMaxCASAttemptsLimit(math.MaxInt) // after ten it fails, as two callers on one key make it
 		return asking(b, keys, func(key string) (bool, error) {
 			limited, _, err := l.RateLimitCtx(context.Background(), key, 1)
 			return !limited, err

@@ -33,7 +33,8 @@ func BenchmarkRedis(b *testing.B) {
 			c := comparison{
 				task:      take(b, store, of, keys),
 				baselines: []baseline{{"ping", ping(b, client)}, {"script", oneLine(b, client)}},
-				serverCPU: func() time.Duration { return cpuTime(b, srv.Client()) },
+				whose:     "server",
+				used:      func() time.Duration { return cpuTime(b, srv.Client()) },
 			}
 			for _, c.callers = range []int{1, 64} {
 				b.Run(fmt.Sprintf("callers=%d", c.callers), c.run)

@@ -26,7 +26,7 @@ func BenchmarkServer(b *testing.B) {
 	const keys, depth = 100_000, 64
 	srv := redistest.Start(b)
 	client, store := plain(b, srv.Addr), openStore(b, srv.Addr, nil)
-	serverCPU := func() time.Duration { return cpuTime(b, srv.Client()) }
+	used := func() time.Duration { return cpuTime(b, srv.Client()) }
 
 	for _, limit := range []limiter.Limit{open, shut} {
 		b.Run(verdict(limit), func(b *testing.B) {
@@ -44,7 +44,8 @@ func BenchmarkServer(b *testing.B) {
 				c := comparison{
 					task:      t.task,
 					baselines: []baseline{{"redis_rate", redisRate(b, client, limit, keys)}},
-					serverCPU: serverCPU,
+					whose:     "server",
+					used:      used,
 				}
 				for _, c.callers = range []int{1, 64} {
 					b.Run(fmt.Sprintf("%s/callers=%d", t.name, c.callers), c.run)
@@ -60,7 +61,8 @@ func BenchmarkServer(b *testing.B) {
 					baselines: []baseline{{"redis_rate", rate.pipelined(b, depth, keys)}},
 					callers:   1,
 					decisions: depth,
-					serverCPU: serverCPU,
+					whose:     "server",
+					used:      used,
 				}.run)
 			}
 		})
