@@ -27,7 +27,7 @@ func redisRate(b *testing.B, client *redis.Client, limit limiter.Limit, keys int
 			defer cancel()
 			got, err := peer.Allow(ctx, prefix+key(i, keys), like)
 			if err != nil || (got.Allowed == 0) != (limit == shut) {
-				b.Errorf("redis_rate: got %+v, %v, want %s", got, err, verdict(limit))
+				wrong(b, "redis_rate: got %+v, %v, want %s", got, err, verdict(limit))
 			}
 		}
 	}
@@ -155,7 +155,7 @@ func (s script) pipelined(b *testing.B, depth, keys int) task {
 			}
 			calls, err := s.pipeline(names, args)
 			if err != nil {
-				b.Error(err)
+				wrong(b, "%v", err)
 			}
 			for _, call := range calls {
 				s.check(b, call.(*redis.Cmd), 1)
@@ -213,7 +213,7 @@ func (s script) pipeline(names []string, args []any) ([]redis.Cmder, error) {
 func (s script) check(b *testing.B, call *redis.Cmd, decisions int) {
 	reply, err := call.Slice()
 	if err != nil {
-		b.Error(err)
+		wrong(b, "%v", err)
 		return
 	}
 	wantDenied := 0
@@ -221,6 +221,6 @@ func (s script) check(b *testing.B, call *redis.Cmd, decisions int) {
 		wantDenied = decisions
 	}
 	if decided, denied := s.count(reply); decided != decisions || denied != wantDenied {
-		b.Errorf("%d of %d denied, want %d of %d", denied, decided, wantDenied, decisions)
+		wrong(b, "%d of %d denied, want %d of %d", denied, decided, wantDenied, decisions)
 	}
 }

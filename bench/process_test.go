@@ -15,8 +15,6 @@ import (
 	ulule "github.com/ulule/limiter/v3"
 	ululestore "github.com/ulule/limiter/v3/drivers/store/memory"
 	"golang.org/x/time/rate"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // libraries are those that keep buckets in this process. Each is used as its
@@ -27,7 +25,7 @@ var libraries = []struct {
 	open func(b *testing.B, keys int) task
 }{
 	{"limiter", func(b *testing.B, keys int) task {
-		store, of := limiter.NewMemory(nil), buckets(1, open)
+		store, of := newMemory(keys), buckets(1, open)
 		fill(b, store, of, keys)
 		return take(b, store, of, keys)
 	}},
@@ -88,7 +86,7 @@ var libraries = []struct {
 func asking(b *testing.B, keys int, allow func(key string) (bool, error)) task {
 	ask := func(key string) {
 		if allowed, err := allow(key); err != nil || !allowed {
-			b.Errorf("allowed %t, %v", allowed, err)
+			wrong(b, "allowed %t, %v, want true", allowed, err)
 		}
 	}
 	for _, k := range addresses()[:keys] {

@@ -48,7 +48,7 @@ func BenchmarkRedis(b *testing.B) {
 func openStore(b *testing.B, address string, fallback *limiter.Memory) *limiter.Redis {
 	store := limiter.NewRedis(limiter.RedisOptions{
 		Addresses: []string{address}, KeyPrefix: "rl:", Timeout: timeout, Fallback: fallback,
-		Report: func(e limiter.Event) { b.Errorf("not decided by the server: %v", e.Err) },
+		Report: func(e limiter.Event) { wrong(b, "not decided by the server: %v", e.Err) },
 	})
 	b.Cleanup(func() { store.Close() })
 	return store
@@ -80,7 +80,7 @@ func ping(b *testing.B, client *redis.Client) task {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			defer cancel()
 			if err := client.Ping(ctx).Err(); err != nil {
-				b.Error(err)
+				wrong(b, "%v", err)
 			}
 		}
 	}
@@ -97,7 +97,7 @@ func oneLine(b *testing.B, client *redis.Client) task {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			defer cancel()
 			if err := client.EvalSha(ctx, sha, []string{"key"}).Err(); err != nil {
-				b.Error(err)
+				wrong(b, "%v", err)
 			}
 		}
 	}
