@@ -20,7 +20,7 @@ func plain(b *testing.B, address string) *redis.Client {
 
 // redisRate returns a task that asks redis_rate.
 func redisRate(b *testing.B, client *redis.Client, limit limiter.Limit, keys int) task {
-	peer, like, prefix := redis_rate.NewLimiter(client), rateLimit(limit), names("", limit)
+	peer, like, prefix := redis_rate.NewLimiter(client), rateLimit(limit), prefixOf("", limit)
 	return func() func(int) {
 		return func(i int) {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -38,9 +38,9 @@ func rateLimit(limit limiter.Limit) redis_rate.Limit {
 	return redis_rate.Limit{Rate: 1, Period: limit.DripRate, Burst: int(limit.Size)}
 }
 
-// names returns what the names of keys begin with. They are about as long as
-// those of the limiter.
-func names(scheme string, limit limiter.Limit) string {
+// prefixOf returns what the names of keys begin with, which makes them about as
+// long as those of the limiter.
+func prefixOf(scheme string, limit limiter.Limit) string {
 	return scheme + "{0123456789abcdefghijkl}:api/limit-0:" + verdict(limit) + ":"
 }
 
@@ -70,7 +70,7 @@ func takeScript(b *testing.B, client *redis.Client, limit limiter.Limit) script 
 		b.Fatal(err)
 	}
 	return script{
-		limit: limit, client: client, sha: sha, prefix: names("rl:", limit),
+		limit: limit, client: client, sha: sha, prefix: prefixOf("rl:", limit),
 		args: func(cost, decisions int) []any { return groups(limit, cost, decisions) },
 		count: func(reply []any) (decided, denied int) {
 			for i := 1; i < len(reply); i += 2 {
@@ -105,7 +105,7 @@ func rateScript(b *testing.B, client *redis.Client, limit limiter.Limit) script 
 	}
 	ask(1)
 	return script{
-		limit: limit, client: client, sha: heard.sha, prefix: names("rate:", limit),
+		limit: limit, client: client, sha: heard.sha, prefix: prefixOf("rate:", limit),
 		args: func(cost, _ int) []any {
 			ask(cost)
 			return heard.args

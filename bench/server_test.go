@@ -21,7 +21,7 @@ import (
 // connection, nearly all is the script: in calls of one group each, or in one
 // call with 64 groups; redis_rate's comes in calls of one decision each.
 //
-// Denials are asked for by hand only, for the limiter need not ask about them.
+// Denials are asked for by hand only: a limiter that remembers them sends none.
 func BenchmarkServer(b *testing.B) {
 	const keys, depth = 100_000, 64
 	srv := redistest.Start(b)
