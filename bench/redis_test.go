@@ -18,42 +18,37 @@ import (
 // timeout is far more than any call takes: one that fails measures nothing.
 const timeout = 10 * time.Second
 
-// BenchmarkRedis takes requests from a Redis server on this machine. The
-// baselines are a PING, the least that a round trip costs, and a script of one
-// line, the least that a decision by script does.
+// BenchmarkRedis takes requests of one and of several limits from a Redis
+// server on this machine, by its unix socket. The baselines are a PING, the
+// least that a round trip costs, and a script of one line, the least that a
+// decision by script does.
 func BenchmarkRedis(b *testing.B) {
 	const keys = 10_000
 	srv := redistest.Start(b)
-	networks := []struct{ name, address string }{{"tcp", srv.Addr}, {"unix", srv.Socket}}
-
+	store, client := openStore(b, srv.Socket, nil), dial(b, "unix", srv.Socket)
 	for _, n := range []int{1, 2, 8} {
-		for _, limit := range []limiter.Limit{open, shut} {
-			b.Run(fmt.Sprintf("buckets=%d/%s", n, verdict(limit)), func(b *testing.B) {
-				of, filled := buckets(n, limit), false
-				for _, network := range networks {
-					store, client := openStore(b, network.name, network.address), dial(b, network.name, network.address)
-					if !filled {
-						fill(b, store, of, keys)
-						filled = true
-					}
-					c := comparison{
-						task:      take(b, store, of, keys),
-						baselines: []baseline{{"ping", ping(b, client)}, {"script", script(b, client)}},
-						serverCPU: func() time.Duration { return cpuTime(b, srv.Client()) },
-					}
-					for _, c.callers = range []int{1, 8, 64} {
-						b.Run(fmt.Sprintf("%s/callers=%d", network.name, c.callers), c.run)
-					}
-				}
-			})
-		}
+		b.Run(fmt.Sprintf("buckets=%d", n), func(b *testing.B) {
+			of := buckets(n, open)
+			fill(b, store, of, keys)
+			c := comparison{
+				task:      take(b, store, of, keys),
+				baselines: []baseline{{"ping", ping(b, client)}, {"script", oneLine(b, client)}},
+				whose:     "server",
+				used:      func() time.Duration { return cpuTime(b, srv.Client()) },
+			}
+			for _, c.callers = range []int{1, 64} {
+				b.Run(fmt.Sprintf("callers=%d", c.callers), c.run)
+			}
+		})
 	}
 }
 
-// openStore returns a store that is closed when the benchmark ends.
-func openStore(b *testing.B, network, address string) *limiter.Redis {
+// openStore returns a store that is closed when the benchmark ends. It fails
+// the benchmark where a request was not decided by the server.
+func openStore(b *testing.B, address string, fallback *limiter.Memory) *limiter.Redis {
 	store := limiter.NewRedis(limiter.RedisOptions{
-		Addresses: []string{address}, KeyPrefix: "rl:", Timeout: timeout,
+		Addresses: []string{address}, KeyPrefix: "rl:", Timeout: timeout, Fallback: fallback,
+		Report: func(e limiter.Event) { wrong(b, "not decided by the server: %v", e.Err) },
 	})
 	b.Cleanup(func() { store.Close() })
 	return store
@@ -85,14 +80,14 @@ func ping(b *testing.B, client *redis.Client) task {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			defer cancel()
 			if err := client.Ping(ctx).Err(); err != nil {
-				b.Error(err)
+				wrong(b, "%v", err)
 			}
 		}
 	}
 }
 
-// script returns a task that runs the shortest script.
-func script(b *testing.B, client *redis.Client) task {
+// oneLine returns a task that runs the shortest script.
+func oneLine(b *testing.B, client *redis.Client) task {
 	sha, err := client.ScriptLoad(context.Background(), "return 1").Result()
 	if err != nil {
 		b.Fatal(err)
@@ -102,37 +97,9 @@ func script(b *testing.B, client *redis.Client) task {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			defer cancel()
 			if err := client.EvalSha(ctx, sha, []string{"key"}).Err(); err != nil {
-				b.Error(err)
+				wrong(b, "%v", err)
 			}
 		}
-	}
-}
-
-// BenchmarkRedisMemory puts 100 000 keys into an empty server. B/bucket is what
-// the memory it uses grew by, that of its clients not counted. A bucket whose
-// drip size is not 1 has more to remember.
-func BenchmarkRedisMemory(b *testing.B) {
-	const keys = 100_000
-	ctx, srv := context.Background(), redistest.Start(b)
-	store := openStore(b, "unix", srv.Socket)
-	for _, drip := range []int64{1, 3} {
-		b.Run(fmt.Sprintf("drip_size=%d", drip), func(b *testing.B) {
-			day := limiter.Limit{Size: 100, DripRate: 24 * time.Hour, DripSize: drip}
-			var grown float64
-			for b.Loop() {
-				if err := srv.Client().FlushAll(ctx).Err(); err != nil {
-					b.Fatal(err)
-				}
-				before := usedMemory(b, srv.Client())
-				fill(b, store, buckets(1, day), keys)
-				grown += usedMemory(b, srv.Client()) - before
-				if n, err := srv.Client().DBSize(ctx).Result(); err != nil || n != keys {
-					b.Fatalf("%d keys, %v, want %d", n, err, keys)
-				}
-			}
-			b.ReportMetric(grown/float64(b.N*keys), "B/bucket")
-			b.ReportMetric(0, "ns/op") // BenchmarkRedis has the times
-		})
 	}
 }
 

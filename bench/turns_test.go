@@ -12,7 +12,7 @@ import (
 // turns is into how many pieces the calls of a benchmark are cut. After each
 // the baselines have theirs, so that whatever else the machine does meanwhile
 // slows all of them, and hardly moves the ratios.
-const turns = 10
+const turns = 20
 
 // task returns what one caller calls over and over. Callers run at the same
 // time and share nothing that the task doesn't make them share; i numbers the
@@ -27,8 +27,16 @@ type comparison struct {
 	// How many callers there are at once.
 	callers int
 
-	// Tells the CPU time that a server has used so far. Optional.
-	serverCPU func() time.Duration
+	// Whether decisions a second are told, and their ratios, in place of the
+	// ratios of times.
+	rates bool
+
+	// How many decisions a call makes, if it is more than one.
+	decisions int
+
+	// Whose CPU time is measured too, and how much it has used so far. Optional.
+	whose string
+	used  func() time.Duration
 }
 
 // baseline is a task that the measured one is compared with.
@@ -38,13 +46,14 @@ type baseline struct {
 }
 
 // cost is what some calls took.
-type cost struct{ wall, serverCPU time.Duration }
+type cost struct{ wall, cpu time.Duration }
 
 // run calls the task b.N times, in turns with as many calls of each baseline.
 // The benchmark's own figures are those of the task. It also reports how many
-// times as long as each baseline the task took, as x-<baseline>; and where a
-// server is measured its CPU time for each call, and how many times that of
-// each baseline it is, as x-<baseline>-cpu.
+// times as long as each baseline the task took, as x-<baseline>, or how many
+// times as many decisions a second it made, as of-<baseline>. Where CPU time is
+// measured it reports that of each decision, and how many times that of each
+// baseline it is, as x-<baseline>-cpu.
 func (c comparison) run(b *testing.B) {
 	b.ReportAllocs()
 	b.StopTimer()
@@ -65,23 +74,32 @@ func (c comparison) run(b *testing.B) {
 			call(calls, done, n)
 			b.StopTimer()
 		})
-		total.serverCPU += own.serverCPU
+		total.wall += own.wall
+		total.cpu += own.cpu
 		for j := range others {
 			other := c.measure(func() { call(others[j], done, n) })
 			wall[j] = append(wall[j], float64(own.wall)/float64(other.wall))
-			cpu[j] = append(cpu[j], float64(own.serverCPU)/float64(other.serverCPU))
+			cpu[j] = append(cpu[j], float64(own.cpu)/float64(other.cpu))
 		}
 		done += n
 	}
 
+	decisions := float64(b.N * max(c.decisions, 1))
+	if c.rates {
+		b.ReportMetric(decisions/total.wall.Seconds(), "decisions/s")
+	}
 	for j, base := range c.baselines {
-		b.ReportMetric(median(wall[j]), "x-"+base.name)
-		if c.serverCPU != nil {
+		if c.rates {
+			b.ReportMetric(1/median(wall[j]), "of-"+base.name)
+		} else {
+			b.ReportMetric(median(wall[j]), "x-"+base.name)
+		}
+		if c.used != nil {
 			b.ReportMetric(median(cpu[j]), "x-"+base.name+"-cpu")
 		}
 	}
-	if c.serverCPU != nil {
-		b.ReportMetric(total.serverCPU.Seconds()*1e6/float64(b.N), "server-µs/op")
+	if c.used != nil {
+		b.ReportMetric(total.cpu.Seconds()*1e6/decisions, c.whose+"-µs/decision")
 	}
 }
 
@@ -97,14 +115,14 @@ func (c comparison) spread(t task) []func(int) {
 // measure returns what do takes.
 func (c comparison) measure(do func()) cost {
 	var before, after time.Duration
-	if c.serverCPU != nil {
-		before = c.serverCPU()
+	if c.used != nil {
+		before = c.used()
 	}
 	start := time.Now()
 	do()
 	wall := time.Since(start)
-	if c.serverCPU != nil {
-		after = c.serverCPU()
+	if c.used != nil {
+		after = c.used()
 	}
 	return cost{wall, after - before}
 }
