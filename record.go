@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // record is what all rate_limit handlers decided on one request.
@@ -18,6 +20,7 @@ type record struct {
 	shown  fields // what the header has of them
 	writer responseWriter
 	few    [1]item
+	text   [64]byte // of the fields that the first handler sets
 }
 
 // recordVar is the request's variable that holds its record.
@@ -25,19 +28,21 @@ const recordVar = "rate_limit.record"
 
 // recordOf returns the record of the request, a new one if there is none yet.
 func recordOf(c *check) *record {
-	ctx := c.request.Context()
-	if rec, ok := caddyhttp.GetVar(ctx, recordVar).(*record); ok {
+	vars := c.request.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
+	if rec, ok := vars[recordVar].(*record); ok {
 		return rec
 	}
 	rec := new(record)
 	rec.items = rec.few[:0]
-	caddyhttp.SetVar(ctx, recordVar, rec)
+	vars[recordVar] = rec
 	c.replacer.Map(rec.placeholder)
 	return rec
 }
 
-// add adds what the buckets of c decided, and sets the fields anew.
-func (rec *record) add(c *check, show families, h http.Header) {
+// add adds what the buckets of c decided, sets the fields anew, and returns the
+// one that decided among those of c.
+func (rec *record) add(c *check, show families, h http.Header) *item {
+	earlier := len(rec.items)
 	for i, d := range c.decisions {
 		rec.items = append(rec.items, item{
 			path:     c.paths[i],
@@ -46,9 +51,16 @@ func (rec *record) add(c *check, show families, h http.Header) {
 			decision: d,
 		})
 	}
-	before := rec.fields
-	rec.fields = newFields(rec.items)
-	rec.fields.set(h, &before, &rec.shown)
+	own := limiter.Summarize(c.decisions)
+	all, text := own, rec.text[:0]
+	if earlier > 0 {
+		all, _ = summarize(rec.items, 0)
+		text = nil // others have strings of rec.text
+		rec.fields.unset(h)
+	}
+	rec.fields.describe(rec.items, all, text)
+	rec.fields.set(h, &rec.shown)
+	return &rec.items[earlier+own.Deciding]
 }
 
 // placeholder returns the value of one of our placeholders.
