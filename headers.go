@@ -73,13 +73,11 @@ var fieldNames = [fieldCount]string{
 // set.
 type fields [fieldCount]string
 
-// set sets the fields in h. What h has then lies in shown, not in f, since
-// others may change it there.
-func (f *fields) set(h http.Header, shown *fields) {
+// set sets the fields in h.
+func (f *fields) set(h http.Header) {
 	for i, v := range f {
 		if v != "" {
-			shown[i] = v
-			h[fieldNames[i]] = shown[i : i+1 : i+1]
+			h[fieldNames[i]] = f[i : i+1 : i+1]
 		}
 	}
 }

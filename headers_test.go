@@ -277,7 +277,7 @@ func TestFields(t *testing.T) {
 	for _, tc := range fieldsTests {
 		h := make(http.Header)
 		f := fieldsOf(tc.items)
-		f.set(h, new(fields))
+		f.set(h)
 		if got := fieldsIn(h); got != tc.want {
 			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
 		}
@@ -508,7 +508,7 @@ func TestSetReplaces(t *testing.T) {
 	}
 	f, before := fields{fieldLimit: "5"}, fields{fieldLimit: "8", fieldReset: "1.000"}
 	before.unset(h)
-	f.set(h, new(fields))
+	f.set(h)
 	if got, want := fieldsIn(h), "limit=5 retry-after=120"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}

@@ -17,7 +17,6 @@ import (
 type record struct {
 	items  []item
 	fields fields
-	shown  fields // what the header has of them
 	writer responseWriter
 	few    [1]item
 	text   [64]byte // of the fields that the first handler sets
@@ -59,7 +58,7 @@ func (rec *record) add(c *check, show families, h http.Header) *item {
 		rec.fields.unset(h)
 	}
 	rec.fields.describe(rec.items, all, text)
-	rec.fields.set(h, &rec.shown)
+	rec.fields.set(h)
 	return &rec.items[earlier+own.Deciding]
 }
 
