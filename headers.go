@@ -73,7 +73,8 @@ var fieldNames = [fieldCount]string{
 // set.
 type fields [fieldCount]string
 
-// set sets the fields in h.
+// set sets the fields in h. They are not copied: what others change there in
+// place is ours from then on.
 func (f *fields) set(h http.Header) {
 	for i, v := range f {
 		if v != "" {

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -42,6 +43,7 @@ func recordOf(c *check) *record {
 // one that decided among those of c.
 func (rec *record) add(c *check, show families, h http.Header) *item {
 	earlier := len(rec.items)
+	rec.items = slices.Grow(rec.items, len(c.decisions))
 	for i, d := range c.decisions {
 		rec.items = append(rec.items, item{
 			path:     c.paths[i],
@@ -99,27 +101,34 @@ func (rec *record) placeholder(name string) (any, bool) {
 }
 
 // wrap returns a writer that keeps our fields free of values that others add to
-// them, or w if it is one already or there is nothing to keep.
+// them, or w if there is one in it already or there is nothing to keep.
 func (rec *record) wrap(w http.ResponseWriter) http.ResponseWriter {
 	if rec.fields == (fields{}) {
 		return w
 	}
-	for under := w; under != nil; {
-		if _, ok := under.(*responseWriter); ok {
+	rw := &rec.writer
+	if rw.record != nil { // in use, maybe where it can't be seen from here
+		if wrapped(w) {
 			return w
 		}
-		wrapper, ok := under.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
-			break
-		}
-		under = wrapper.Unwrap()
-	}
-	rw := &rec.writer
-	if rw.record != nil { // it is in use, where it can't be seen from here
 		rw = new(responseWriter)
 	}
 	rw.record, rw.ResponseWriter = rec, w
 	return rw
+}
+
+// wrapped reports whether a writer of ours is in w.
+func wrapped(w http.ResponseWriter) bool {
+	for {
+		if _, ok := w.(*responseWriter); ok {
+			return true
+		}
+		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return false
+		}
+		w = wrapper.Unwrap()
+	}
 }
 
 // responseWriter puts our fields in order just before the header is written.
