@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -14,16 +13,20 @@ import (
 // ServeHTTP admits the request to the next handler or denies it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	rec, err := h.decide(w, r)
-	if err, ok := err.(undecidedError); ok { //nolint:errorlint // decide's own
+	switch err := err.(type) { //nolint:errorlint // decide's own
+	case nil:
+		if rec != nil {
+			w = rec.wrap(w)
+		}
+		return next.ServeHTTP(w, r)
+	case denial:
+		return h.refuse(w, r, http.StatusTooManyRequests, err)
+	case refusal:
+		return h.refuse(w, r, err.status, err.err)
+	case undecidedError:
 		return h.undecided(w, r, next, err.error)
 	}
-	if err != nil {
-		return h.refuse(w, r, err)
-	}
-	if rec == nil { // no limit applies
-		return next.ServeHTTP(w, r)
-	}
-	return next.ServeHTTP(rec.wrap(w), r)
+	return err
 }
 
 // undecidedError is why a store has not decided.
@@ -31,7 +34,7 @@ type undecidedError struct{ error }
 
 // decide charges the request to the limits that apply to it and sets the header
 // fields. It returns the request's record, or nil if no limit applies. An error
-// is why the request is refused, or an undecidedError.
+// is a denial, a refusal, an undecidedError, or one to be returned as it is.
 func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error) {
 	c := checkOf(r)
 	defer c.release()
@@ -54,9 +57,8 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error
 		return nil, undecidedError{err}
 	}
 	rec := recordOf(c)
-	rec.add(c, h.families, w.Header())
-	if sum := limiter.Summarize(c.decisions); sum.Denied {
-		return nil, refusal{http.StatusTooManyRequests, denial{c.paths[sum.Deciding], sum}}
+	if decider := rec.add(c, h.families, w.Header()); decider.decision.Denied {
+		return nil, denial{decider}
 	}
 	return rec, nil
 }
@@ -68,7 +70,7 @@ func (h *Handler) undecided(w http.ResponseWriter, r *http.Request, next caddyht
 	switch {
 	case !errors.Is(err, limiter.ErrUnavailable): // not the store's fault
 		h.logger.Error("no decision on a request, answering 500", zap.Error(err))
-		return h.refuse(w, r, refusal{http.StatusInternalServerError, err})
+		return h.refuse(w, r, http.StatusInternalServerError, err)
 	case h.onError == onErrorAllow:
 		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, letting it pass"); c != nil {
 			c.Write(zap.Error(err))
@@ -76,56 +78,48 @@ func (h *Handler) undecided(w http.ResponseWriter, r *http.Request, next caddyht
 		return next.ServeHTTP(w, r)
 	}
 	w.Header().Set("Retry-After", "1")
-	return h.refuse(w, r, refusal{http.StatusServiceUnavailable, err})
+	return h.refuse(w, r, http.StatusServiceUnavailable, err)
 }
 
-// refusal is an answer of our own that keeps a request from the next handler.
+// denial is the error of a request that a limit denies: what that decided.
+type denial struct{ *item }
+
+// Error names the limit and the wait.
+func (d denial) Error() string {
+	if d.decision.Never {
+		return "rate limit " + d.path + " exceeded: the request costs more than the limit holds"
+	}
+	return "rate limit " + d.path + " exceeded: retry after " + wholeSeconds(d.decision.Retry) + " s"
+}
+
+// refusal is the error of a request that is kept from the next handler for
+// another reason.
 type refusal struct {
 	status int
 	err    error
 }
 
+// Error returns why the request is refused.
+func (ref refusal) Error() string { return ref.err.Error() }
+
 // errNoDecision is what error routes may show to clients where the reason is
 // none of their business: the store's address, say. That is in the log.
 var errNoDecision = errors.New("rate limits can't be checked for this request")
 
-// Error returns why the request is refused.
-func (ref refusal) Error() string { return ref.err.Error() }
-
-// denial is the error of a request that a limit denies.
-type denial struct {
-	path string
-	sum  limiter.Summary
-}
-
-// Error names the limit and the wait.
-func (d denial) Error() string {
-	if d.sum.Never {
-		return fmt.Sprintf("rate limit %s exceeded: the request costs more than the limit holds", d.path)
-	}
-	return fmt.Sprintf("rate limit %s exceeded: retry after %s s", d.path, wholeSeconds(d.sum.Retry))
-}
-
 // refuse answers a request that does not get to the next handler, by an error
 // for error routes to shape. Where none can see it the bare status is written,
 // as the server would: a returned error costs it more than twice as much.
-// Other errors than refusals are returned as they are.
-func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) error {
-	ref, ok := err.(refusal)
-	if !ok {
-		return err
-	}
+func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err error) error {
 	if h.seenByErrorRoutes(r) {
-		shown := errNoDecision
-		if ref.status == http.StatusTooManyRequests || ref.status == http.StatusTooEarly {
-			shown = ref.err
+		if status != http.StatusTooManyRequests && status != http.StatusTooEarly {
+			err = errNoDecision
 		}
-		return caddyhttp.HandlerError{StatusCode: ref.status, Err: shown}
+		return caddyhttp.HandlerError{StatusCode: status, Err: err}
 	}
 	if c := h.logger.Check(zap.DebugLevel, "request refused"); c != nil {
-		c.Write(zap.Int("status", ref.status), zap.Error(ref.err))
+		c.Write(zap.Int("status", status), zap.Error(err))
 	}
-	w.WriteHeader(ref.status)
+	w.WriteHeader(status)
 	return nil
 }
 

@@ -910,6 +910,12 @@ func TestHeaderDirective(t *testing.T) {
 			}
 			header X-RateLimit-Limit mine
 			respond "admitted"`, "200 limit=mine remaining=1 clear=1.000"},
+		{"changed inside", `
+			rate_limit {
+				size 2
+			}
+			header X-RateLimit-Limit 2 two
+			reverse_proxy ` + upstream, "200 limit=two remaining=1 clear=1.000"},
 		// What stood there before is as an upstream's.
 		{"set outside, at once", `
 			header X-RateLimit-Limit mine

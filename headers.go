@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -72,15 +73,20 @@ var fieldNames = [fieldCount]string{
 // set.
 type fields [fieldCount]string
 
-// set sets the fields in h in place of those that were set before. What h has
-// then lies in shown, not in f, since others may change it there.
-func (f *fields) set(h http.Header, before, shown *fields) {
-	*shown = *f
+// set sets the fields in h. They are not copied: what others change there in
+// place is ours from then on.
+func (f *fields) set(h http.Header) {
 	for i, v := range f {
-		switch {
-		case v != "":
-			h[fieldNames[i]] = shown[i : i+1 : i+1]
-		case before[i] != "":
+		if v != "" {
+			h[fieldNames[i]] = f[i : i+1 : i+1]
+		}
+	}
+}
+
+// unset removes from h the fields that were set before.
+func (f *fields) unset(h http.Header) {
+	for i, v := range f {
+		if v != "" {
 			delete(h, fieldNames[i])
 		}
 	}
@@ -112,40 +118,46 @@ type item struct {
 	decision limiter.Decision
 }
 
-// newFields returns the fields of a request on which items were decided, each
-// shown in its families.
-func newFields(items []item) fields {
-	// All values are made in one piece, of which each is a part.
-	var few [128]byte
-	text := few[:0]
+// describe makes f the fields of a request on which items were decided, each
+// shown in its families; sum is what they come to. The values are parts of text,
+// which is appended to; nobody may change it any more.
+func (f *fields) describe(items []item, sum limiter.Summary, text []byte) {
 	var ends [fieldCount]int
 	end := func(i int) { ends[i] = len(text) }
 
-	if sum, ok := summarize(items, xRateLimit); ok {
-		text = strconv.AppendInt(text, sum.Size, 10)
+	shown, ok := sum, true
+	if !allShown(items, xRateLimit) {
+		shown, ok = summarize(items, xRateLimit)
+	}
+	if ok {
+		text = strconv.AppendInt(text, shown.Size, 10)
 		end(fieldLimit)
-		text = strconv.AppendInt(text, sum.Remaining, 10)
+		text = strconv.AppendInt(text, shown.Remaining, 10)
 		end(fieldRemaining)
-		text = appendSeconds(text, sum.Clear)
+		text = appendSeconds(text, shown.Clear)
 		end(fieldClear)
-		if sum.Denied && !sum.Never {
-			text = appendSeconds(text, sum.Retry)
+		if shown.Denied && !shown.Never {
+			text = appendSeconds(text, shown.Retry)
 			end(fieldReset)
 		}
 	}
-	if sum, ok := summarize(items, 0); ok && sum.Denied && !sum.Never {
+	if sum.Denied && !sum.Never {
 		text = appendWholeSeconds(text, sum.Retry)
 		end(fieldRetryAfter)
 	}
-	all, from := string(text), 0
-	var f fields
+	text = appendPolicies(text, items)
+	end(fieldPolicy)
+	text = appendLimits(text, items, sum.Denied)
+	end(fieldRateLimit)
+
+	// Bytes that nobody changes are as good as a string: this saves the copy.
+	all, from := unsafe.String(unsafe.SliceData(text), len(text)), 0
 	for i, to := range ends {
+		f[i] = ""
 		if to > from {
 			f[i], from = all[from:to], to
 		}
 	}
-	f[fieldPolicy], f[fieldRateLimit] = ietfFields(items)
-	return f
 }
 
 // summarize returns the summary of the items that are shown in a family, 0
@@ -164,51 +176,68 @@ func summarize(items []item, family families) (limiter.Summary, bool) {
 	return limiter.Summarize(decisions), true
 }
 
-// ietfFields returns the values of RateLimit-Policy and RateLimit, as
-// draft-ietf-httpapi-ratelimit-headers-11 has them: structured fields with an
-// item for each limit. A policy's quota q is the size, its window w the time in
-// which a full bucket drains. What is available, r, is meant for the time t in
-// which it will have been dripped again: so clients that spread r over t keep
-// to the rate. With nothing available t is the time until something is; on
-// denial only the limits that deny have a t, so that none is later than
-// Retry-After.
-func ietfFields(items []item) (policy, rateLimit string) {
-	denied := false
+// allShown reports whether all items are shown in a family.
+func allShown(items []item, family families) bool {
 	for i := range items {
-		denied = denied || items[i].decision.Denied
+		if items[i].families&family == 0 {
+			return false
+		}
 	}
-	var p, l []byte
+	return true
+}
+
+// appendPolicies appends the value of RateLimit-Policy, as appendLimits does
+// that of RateLimit. The two are as draft-ietf-httpapi-ratelimit-headers-11 has
+// them: structured fields with an item for each limit. A policy's quota q is the
+// size, its window w the time in which a full bucket drains.
+func appendPolicies(b []byte, items []item) []byte {
+	start := len(b)
 	for i := range items {
 		it := &items[i]
 		if it.families&ietf == 0 {
 			continue
 		}
-		if len(p) > 0 {
-			p, l = append(p, ", "...), append(l, ", "...)
-		}
-		p = appendItem(p, it.path)
-		p = appendParameter(p, ";q=", it.limit.Size)
-		p = appendParameter(p, ";w=", ceilSeconds(it.limit.DrainTime()))
+		b = appendItem(b, len(b) == start, it.path)
+		b = appendParameter(b, ";q=", it.limit.Size)
+		b = appendParameter(b, ";w=", ceilSeconds(it.limit.DrainTime()))
+	}
+	return b
+}
 
-		l = appendItem(l, it.path)
-		l = appendParameter(l, ";r=", it.decision.Remaining)
+// appendLimits appends the value of RateLimit. What is available, r, is meant
+// for the time t in which it will have been dripped again: so clients that
+// spread r over t keep to the rate. With nothing available t is the time until
+// something is; on denial only the limits that deny have a t, so that none is
+// later than Retry-After.
+func appendLimits(b []byte, items []item, denied bool) []byte {
+	start := len(b)
+	for i := range items {
+		it := &items[i]
+		if it.families&ietf == 0 {
+			continue
+		}
+		b = appendItem(b, len(b) == start, it.path)
+		b = appendParameter(b, ";r=", it.decision.Remaining)
 		switch d := &it.decision; {
 		case d.Never:
 		case d.Denied:
-			l = appendParameter(l, ";t=", ceilSeconds(d.Retry))
+			b = appendParameter(b, ";t=", ceilSeconds(d.Retry))
 		case denied:
 		case d.Remaining > 0:
-			l = appendParameter(l, ";t=", ceilSeconds(it.limit.DripTime(d.Remaining)))
+			b = appendParameter(b, ";t=", ceilSeconds(it.limit.DripTime(d.Remaining)))
 		default:
-			l = appendParameter(l, ";t=", ceilSeconds(d.Clear-it.limit.DrainTime()+it.limit.DripRate))
+			b = appendParameter(b, ";t=", ceilSeconds(d.Clear-it.limit.DrainTime()+it.limit.DripRate))
 		}
 	}
-	return string(p), string(l)
+	return b
 }
 
-// appendItem appends a policy's name as a structured field string. The
-// characters of a path need no escaping.
-func appendItem(b []byte, path string) []byte {
+// appendItem appends a policy's name as a structured field string, behind a
+// comma unless it is the first. The characters of a path need no escaping.
+func appendItem(b []byte, first bool, path string) []byte {
+	if !first {
+		b = append(b, ", "...)
+	}
 	b = append(b, '"')
 	b = append(b, path...)
 	return append(b, '"')
@@ -234,7 +263,10 @@ func appendWholeSeconds(b []byte, d time.Duration) []byte {
 }
 
 // wholeSeconds returns d in whole seconds, rounded up, at least 1.
-func wholeSeconds(d time.Duration) string { return string(appendWholeSeconds(nil, d)) }
+func wholeSeconds(d time.Duration) string {
+	var few [20]byte
+	return string(appendWholeSeconds(few[:0], d))
+}
 
 // ceilSeconds returns d in whole seconds, rounded up.
 func ceilSeconds(d time.Duration) int64 {

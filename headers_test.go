@@ -264,12 +264,20 @@ var fieldsTests = []struct {
 	},
 }
 
+// fieldsOf returns the fields of a request on which items were decided.
+func fieldsOf(items []item) fields {
+	var f fields
+	sum, _ := summarize(items, 0)
+	f.describe(items, sum, nil)
+	return f
+}
+
 // TestFields guards every field of every family: when it is set and to what.
 func TestFields(t *testing.T) {
 	for _, tc := range fieldsTests {
 		h := make(http.Header)
-		f := newFields(tc.items)
-		f.set(h, new(fields), new(fields))
+		f := fieldsOf(tc.items)
+		f.set(h)
 		if got := fieldsIn(h); got != tc.want {
 			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
 		}
@@ -414,7 +422,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 			for i, d := range decisions {
 				items[i].decision = d
 			}
-			f := newFields(items)
+			f := fieldsOf(items)
 			if err := checkStructured(items, f); err != nil {
 				t.Fatal(err)
 			}
@@ -499,7 +507,8 @@ func TestSetReplaces(t *testing.T) {
 		"Retry-After":       {"120"},
 	}
 	f, before := fields{fieldLimit: "5"}, fields{fieldLimit: "8", fieldReset: "1.000"}
-	f.set(h, &before, new(fields))
+	before.unset(h)
+	f.set(h)
 	if got, want := fieldsIn(h), "limit=5 retry-after=120"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}

@@ -128,8 +128,11 @@ var errEarlyData = refusal{
 // it, so that no client can choose values that run together to another's. It is
 // then no address as a whole either, even if it looks like one.
 func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
-	if len(k.parts) == 1 && k.parts[0].placeholder {
+	if len(k.parts) == 1 {
 		p := &k.parts[0]
+		if !p.placeholder {
+			return k.address(p.text), true, nil
+		}
 		if p.unverified && earlyData(r) {
 			return "", false, errEarlyData
 		}
@@ -178,6 +181,9 @@ func (k *key) client(r *http.Request) (string, error) {
 // IPv6 is the IPv4 address, a zone is dropped, and of the rest the prefix
 // remains. Anything else is returned as it is.
 func (k *key) address(text string) string {
+	if !strings.ContainsAny(text, ".:") {
+		return text // no address, and no need to have an error made
+	}
 	ip, err := netip.ParseAddr(text)
 	if err != nil {
 		return text

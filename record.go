@@ -3,9 +3,12 @@ package ratelimit
 import (
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // record is what all rate_limit handlers decided on one request.
@@ -15,9 +18,9 @@ import (
 type record struct {
 	items  []item
 	fields fields
-	shown  fields // what the header has of them
 	writer responseWriter
 	few    [1]item
+	text   [64]byte // of the fields that the first handler sets
 }
 
 // recordVar is the request's variable that holds its record.
@@ -25,19 +28,22 @@ const recordVar = "rate_limit.record"
 
 // recordOf returns the record of the request, a new one if there is none yet.
 func recordOf(c *check) *record {
-	ctx := c.request.Context()
-	if rec, ok := caddyhttp.GetVar(ctx, recordVar).(*record); ok {
+	vars := c.request.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
+	if rec, ok := vars[recordVar].(*record); ok {
 		return rec
 	}
 	rec := new(record)
 	rec.items = rec.few[:0]
-	caddyhttp.SetVar(ctx, recordVar, rec)
+	vars[recordVar] = rec
 	c.replacer.Map(rec.placeholder)
 	return rec
 }
 
-// add adds what the buckets of c decided, and sets the fields anew.
-func (rec *record) add(c *check, show families, h http.Header) {
+// add adds what the buckets of c decided, sets the fields anew, and returns the
+// one that decided among those of c.
+func (rec *record) add(c *check, show families, h http.Header) *item {
+	earlier := len(rec.items)
+	rec.items = slices.Grow(rec.items, len(c.decisions))
 	for i, d := range c.decisions {
 		rec.items = append(rec.items, item{
 			path:     c.paths[i],
@@ -46,9 +52,16 @@ func (rec *record) add(c *check, show families, h http.Header) {
 			decision: d,
 		})
 	}
-	before := rec.fields
-	rec.fields = newFields(rec.items)
-	rec.fields.set(h, &before, &rec.shown)
+	own := limiter.Summarize(c.decisions)
+	all, text := own, rec.text[:0]
+	if earlier > 0 {
+		all, _ = summarize(rec.items, 0)
+		text = nil // others have strings of rec.text
+		rec.fields.unset(h)
+	}
+	rec.fields.describe(rec.items, all, text)
+	rec.fields.set(h)
+	return &rec.items[earlier+own.Deciding]
 }
 
 // placeholder returns the value of one of our placeholders.
@@ -88,27 +101,34 @@ func (rec *record) placeholder(name string) (any, bool) {
 }
 
 // wrap returns a writer that keeps our fields free of values that others add to
-// them, or w if it is one already or there is nothing to keep.
+// them, or w if there is one in it already or there is nothing to keep.
 func (rec *record) wrap(w http.ResponseWriter) http.ResponseWriter {
 	if rec.fields == (fields{}) {
 		return w
 	}
-	for under := w; under != nil; {
-		if _, ok := under.(*responseWriter); ok {
+	rw := &rec.writer
+	if rw.record != nil { // in use, maybe where it can't be seen from here
+		if wrapped(w) {
 			return w
 		}
-		wrapper, ok := under.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
-			break
-		}
-		under = wrapper.Unwrap()
-	}
-	rw := &rec.writer
-	if rw.record != nil { // it is in use, where it can't be seen from here
 		rw = new(responseWriter)
 	}
 	rw.record, rw.ResponseWriter = rec, w
 	return rw
+}
+
+// wrapped reports whether a writer of ours is in w.
+func wrapped(w http.ResponseWriter) bool {
+	for {
+		if _, ok := w.(*responseWriter); ok {
+			return true
+		}
+		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return false
+		}
+		w = wrapper.Unwrap()
+	}
 }
 
 // responseWriter puts our fields in order just before the header is written.

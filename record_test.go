@@ -129,6 +129,32 @@ func TestRecordMerges(t *testing.T) {
 	}
 }
 
+// TestValuesStay guards that a later handler does not change the values of an
+// earlier one where somebody has kept them: the memory they are in is not used
+// again.
+func TestValuesStay(t *testing.T) {
+	kept := make(map[string]string)
+	h := make(http.Header)
+	repl := caddy.NewReplacer()
+	r := httptest.NewRequest("GET", "/", nil)
+	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
+	for _, d := range []limiter.Decision{roomy, tight, full} {
+		c := check{
+			request: r, replacer: repl, paths: []string{"a"},
+			buckets: []limiter.Bucket{{Limit: limitOf(d.Size)}}, decisions: []limiter.Decision{d},
+		}
+		recordOf(&c).add(&c, xRateLimit|ietf, h)
+		for _, values := range h {
+			kept[values[0]] = strings.Clone(values[0])
+		}
+	}
+	for got, want := range kept {
+		if got != want {
+			t.Errorf("%q became %q", want, got)
+		}
+	}
+}
+
 // TestRecordIsOne guards that all handlers of a request share one record, and
 // requests share none.
 func TestRecordIsOne(t *testing.T) {

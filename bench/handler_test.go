@@ -16,11 +16,14 @@ import (
 // BenchmarkHandler serves requests through the handler, on the store of this
 // process. The baseline, x-pass, invokes the next handler alone; both make
 // Caddy's part of the request anew each time. allocs-more/op is how many
-// allocations the handler adds.
+// allocations the handler adds. A denial is written by the handler or, in a
+// server with error routes, returned as an error; those are not run.
 func BenchmarkHandler(b *testing.B) {
 	for _, c := range []struct{ name, config string }{
 		{"allowed", `{"limits":[{"size":1000000000,"drip_rate":"1ms"}]}`},
+		{"ratelimit", `{"headers":["ratelimit"],"limits":[{"size":1000000000,"drip_rate":"1ms"}]}`},
 		{"denied", `{"limits":[{"size":1,"drip_rate":"24h"}]}`},
+		{errorRoutes, `{"limits":[{"size":1,"drip_rate":"24h"}]}`},
 		{"header", `{"limits":[{"key":"{http.request.header.X-Key}","size":1000000000,"drip_rate":"1ms"}]}`},
 		{"three", `{"limits":[{"name":"a","size":1000000000,"drip_rate":"1ms","limits":[` +
 			`{"name":"b","size":1000000000,"drip_rate":"1ms"},{"name":"c","key":"all","size":1000000000,"drip_rate":"1ms"}]}]}`},
@@ -40,11 +43,17 @@ func BenchmarkHandler(b *testing.B) {
 			pass := func(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 				return next.ServeHTTP(w, r)
 			}
-			with, without := serve(h.ServeHTTP)(), serve(pass)()
+			server := &caddyhttp.Server{Routes: caddyhttp.RouteList{{Handlers: []caddyhttp.MiddlewareHandler{h}}}}
+			if c.name == errorRoutes {
+				server.Routes = append(server.Routes, caddyhttp.Route{Handlers: []caddyhttp.MiddlewareHandler{
+					&caddyhttp.Subroute{Errors: new(caddyhttp.HTTPErrorConfig)},
+				}})
+			}
+			with, without := serve(server, h.ServeHTTP)(), serve(server, pass)()
 			more := testing.AllocsPerRun(1000, func() { with(0) }) - testing.AllocsPerRun(1000, func() { without(0) })
 			comparison{
-				task:      serve(h.ServeHTTP),
-				baselines: []baseline{{"pass", serve(pass)}},
+				task:      serve(server, h.ServeHTTP),
+				baselines: []baseline{{"pass", serve(server, pass)}},
 				callers:   1,
 			}.run(b)
 			b.ReportMetric(more, "allocs-more/op")
@@ -52,14 +61,17 @@ func BenchmarkHandler(b *testing.B) {
 	}
 }
 
-// serve returns a task that serves a request.
-func serve(handle func(http.ResponseWriter, *http.Request, caddyhttp.Handler) error) task {
+// errorRoutes is the benchmark of a server that has error routes.
+const errorRoutes = "denied-error"
+
+// serve returns a task that serves a request of the server.
+func serve(server *caddyhttp.Server, handle func(http.ResponseWriter, *http.Request, caddyhttp.Handler) error) task {
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusOK)
 		return nil
 	})
 	return func() func(int) {
-		server, w := new(caddyhttp.Server), nowhere{header: make(http.Header)}
+		w := nowhere{header: make(http.Header)}
 		request := httptest.NewRequest(http.MethodGet, "/", nil)
 		request.Header.Set("X-Key", "alice")
 		return func(int) {
