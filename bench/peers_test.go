@@ -2,6 +2,8 @@ package bench
 
 import (
 	"context"
+	"encoding/binary"
+	"math"
 	"os"
 	"testing"
 
@@ -87,9 +89,13 @@ func takeScript(b *testing.B, client *redis.Client, limit limiter.Limit) script 
 // groups returns take.lua's arguments for so many groups of one bucket, as its
 // header describes them.
 func groups(limit limiter.Limit, cost, n int) []any {
-	var args []any
-	for range n {
-		args = append(args, 1, 0, limit.Size, limit.DripRate.Microseconds(), limit.DripSize, cost, 0)
+	group := []byte{0, 1, 0} // one bucket, atomic
+	for _, number := range []int64{limit.Size, limit.DripRate.Microseconds(), limit.DripSize, int64(cost)} {
+		group = binary.BigEndian.AppendUint64(group, math.Float64bits(float64(number)))
+	}
+	args := []any{append(group, 0)} // its size does not vary
+	for range n - 1 {
+		args = append(args, "") // the same again
 	}
 	return args
 }
