@@ -98,7 +98,7 @@ func (l Limit) at(s state, now int64, sizeVaries bool) state {
 // wait returns how long, in µs, until a bucket that stands at s has room for
 // cost; none if it has room now. The cost must not exceed the size.
 func (l Limit) wait(s state, now, cost int64) int64 {
-	fits := (l.Size - cost + s.slack) / l.DripSize * l.rate()
+	fits := floorDiv(l.Size-cost+s.slack, l.DripSize) * l.rate()
 	return max(s.clear-now-fits, 0)
 }
 
@@ -113,7 +113,7 @@ func (l Limit) add(s state, cost int64) state {
 
 // remove returns the bucket with cost units fewer in it: the opposite of add.
 func (l Limit) remove(s state, now, cost int64) state {
-	drips := (s.slack + cost) / l.DripSize
+	drips := floorDiv(s.slack+cost, l.DripSize)
 	s.clear, s.slack = s.clear-drips*l.rate(), s.slack+cost-drips*l.DripSize
 	if s.clear <= now {
 		return state{clear: now}
@@ -127,7 +127,7 @@ func (l Limit) remaining(s state, now int64) int64 {
 	// it is known to be small: a bucket may hold far more than its size of
 	// this moment, if that varies.
 	drips, room := ceilDiv(s.clear-now, l.rate()), l.Size+s.slack
-	if drips > room/l.DripSize {
+	if drips > floorDiv(room, l.DripSize) {
 		return 0
 	}
 	return room - drips*l.DripSize
@@ -141,25 +141,32 @@ type outcome struct {
 	here   bool // whether this process decided instead of a server
 }
 
-// decision reports on a bucket after a request of the given cost was decided:
-// s holds what was charged, or, if it denied, what it held all along.
-func (l Limit) decision(s state, now, cost int64, denied bool) Decision {
-	d := Decision{
-		Size:      l.Size,
-		Remaining: l.remaining(s, now),
-		Clear:     time.Duration(s.clear-now) * time.Microsecond,
-		Denied:    denied,
-	}
+// report fills in d, which is zero, about a bucket of limit l after a request of
+// the given cost was decided: s holds what was charged, or, if it denied, what
+// it held all along. To return so large a struct would cost more than to make it.
+func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
+	d.Size = l.Size
+	d.Remaining = l.remaining(s, now)
+	d.Clear = time.Duration(s.clear-now) * time.Microsecond
 	if denied {
+		d.Denied = true
 		if d.Never = cost > l.Size; !d.Never {
 			d.Retry = time.Duration(l.wait(s, now, cost)) * time.Microsecond
 		}
 	}
-	return d
 }
 
 // ceilDiv returns a/b rounded up, for b > 0 and a > −b.
-func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
+func ceilDiv(a, b int64) int64 { return floorDiv(a+b-1, b) }
+
+// floorDiv returns a/b rounded down, for b > 0 and a ≥ 0. Mostly b is a drip
+// size of 1, and a division the dearest thing that there is to do.
+func floorDiv(a, b int64) int64 {
+	if b == 1 {
+		return a
+	}
+	return a / b
+}
 
 // Decision tells how one bucket decided on a request.
 type Decision struct {

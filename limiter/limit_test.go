@@ -11,6 +11,12 @@ import (
 	"time"
 )
 
+// decision returns what is reported on a bucket of limit l.
+func (l Limit) decision(s state, now, cost int64, denied bool) (d Decision) {
+	d.report(&l, s, now, cost, denied)
+	return d
+}
+
 // Guards the numbers that the documentation works out, and the four ways in
 // which the pseudocode of SkRateLimiterService, where this limiter comes from,
 // lets through more or less than it says. What that admits of the last burst is

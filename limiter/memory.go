@@ -25,6 +25,7 @@ import (
 // there is no room even after drained buckets have left, keys that have no
 // bucket share one for each limit and table, chosen by a secret hash.
 type Memory struct {
+	tables  [tables]table // first, so that each fills a cache line of its own
 	seed    maphash.Seed
 	clock   func() time.Duration
 	maxKeys atomic.Int64
@@ -32,7 +33,6 @@ type Memory struct {
 	sweptAt atomic.Int64 // when a table was last swept, in µs on clock
 	next    atomic.Int64 // which table is next
 	owes    atomic.Int64 // when the last bucket will have drained that is owed, in µs on clock
-	tables  [tables]table
 }
 
 const (
@@ -80,16 +80,49 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 	if err := req.validate(); err != nil {
 		return dst, err
 	}
+	if len(req.Buckets) == 1 {
+		b := &req.Buckets[0]
+		s, denied := m.takeOne(b)
+		return b.decision(s, denied, dst), nil
+	}
 	var few [8]outcome
 	return req.decisions(m.take(req, few[:0], false), dst), nil
+}
+
+// takeOne decides a request on b alone, as take would, and returns what becomes
+// of it, the clear time told from now. Most requests are of this kind, and on a
+// bucket that is there already: that one is read and written where it lies.
+func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
+	m.makeRoom()
+	p := m.place(b)
+	t := &m.tables[p.table]
+	t.mu.Lock()
+	// The clock is read first, so that the processor can fetch the bucket
+	// meanwhile.
+	now := m.clock().Microseconds()
+	if stored := t.own(p.hash); stored != nil {
+		s = b.Limit.at(stored.state, now, b.SizeVaries)
+		if denied = !b.fits(s, now); !denied {
+			s = b.Limit.add(s, b.Cost)
+		}
+		if s.clear > now {
+			stored.state = s
+		}
+	} else {
+		p.fits = m.look(&p, b, now) && b.fits(p.state, now)
+		m.settle(&p, b, now, p.fits)
+		s, denied = p.state, !p.fits
+	}
+	t.mu.Unlock()
+	m.sweep(now)
+	s.clear -= now
+	return s, denied
 }
 
 // take decides req, which is valid, and appends what becomes of each bucket to
 // dst. What it charges may be owed to another store, see mirror.go.
 func (m *Memory) take(req Request, dst []outcome, owed bool) []outcome {
-	if m.crowded() {
-		m.sweep(m.clock().Microseconds())
-	}
+	m.makeRoom()
 	var few [8]place
 	places := few[:0]
 	for i := range req.Buckets {
@@ -105,30 +138,21 @@ func (m *Memory) take(req Request, dst []outcome, owed bool) []outcome {
 	admitted := true
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
-		var stored state
-		var room bool
-		stored, p.owed, room = m.find(p, b, now)
-		p.state = b.Limit.at(stored, now, b.SizeVaries)
-		p.stale = p.state != stored && p.state.clear > now
+		room := m.look(p, b, now)
 		for j := range i {
 			// Two keys may share a bucket: this one comes behind.
 			if q := &places[j]; q.fits && q.hash == p.hash && q.table == p.table {
 				p.state = b.Limit.add(q.state, req.Buckets[j].Cost)
 			}
 		}
-		p.fits = room && b.Cost <= b.Limit.Size && b.Limit.wait(p.state, now, b.Cost) == 0
+		p.fits = room && b.fits(p.state, now)
 		admitted = admitted && p.fits
 	}
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
 		charge := p.fits && (admitted || req.Accounting == Each)
-		if charge {
-			p.state = b.Limit.add(p.state, b.Cost)
-			p.owed = p.owed || owed
-		}
-		if charge || p.stale {
-			m.put(p, p.state, now)
-		}
+		p.owed = p.owed || owed && charge
+		m.settle(p, b, now, charge)
 		p.state.clear -= now
 		dst = append(dst, outcome{state: p.state, denied: !p.fits})
 	}
@@ -138,6 +162,32 @@ func (m *Memory) take(req Request, dst []outcome, owed bool) []outcome {
 
 	m.sweep(now)
 	return dst
+}
+
+// makeRoom sweeps if there is no room for a new bucket.
+func (m *Memory) makeRoom() {
+	if m.crowded() {
+		m.sweep(m.clock().Microseconds())
+	}
+}
+
+// look finds out how p's bucket stands at now, and whether there is room for it.
+func (m *Memory) look(p *place, b *Bucket, now int64) (room bool) {
+	stored, owed, room := m.find(p, b, now)
+	p.owed = owed
+	p.state = b.Limit.at(stored, now, b.SizeVaries)
+	p.stale = p.state != stored && p.state.clear > now
+	return room
+}
+
+// settle charges p's bucket, or does not, and stores it if that changes it.
+func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
+	if charge {
+		p.state = b.Limit.add(p.state, b.Cost)
+	}
+	if charge || p.stale {
+		m.put(p, p.state, now)
+	}
 }
 
 // crowded reports whether there is no room for a new bucket.
@@ -223,22 +273,29 @@ func tablesOf(places []place, dst []uint64) []uint64 {
 	return slices.Compact(dst)
 }
 
-// sweep lets drained buckets leave from the tables that are next, if they are
-// due: one, or more if the store is crowded.
+// sweep lets drained buckets leave, if it is time to.
 func (m *Memory) sweep(now int64) {
-	every, slots := int64(sweepEvery), 1
+	every := int64(sweepEvery)
 	if m.crowded() {
-		every, slots = crowdedEvery, crowdedSlots
+		every = crowdedEvery
 	}
-	last := m.sweptAt.Load()
-	if now-last < every || !m.sweptAt.CompareAndSwap(last, now) {
-		return
+	if last := m.sweptAt.Load(); now-last >= every && m.sweptAt.CompareAndSwap(last, now) {
+		m.sweepTables(now, every == crowdedEvery)
+	}
+}
+
+// sweepTables lets drained buckets leave from the tables that are next: one, or
+// more if the store is crowded.
+func (m *Memory) sweepTables(now int64, crowded bool) {
+	slots := 1
+	if crowded {
+		slots = crowdedSlots
 	}
 	for n := 0; n < tables && slots > 0; n++ {
 		t := &m.tables[uint64(m.next.Add(1))%tables]
 		t.mu.Lock()
 		slots -= max(len(t.slots), 1)
-		if live := t.live(now); live*4 < t.used*3 || live < t.used && every == crowdedEvery {
+		if live := t.live(now); live*4 < t.used*3 || live < t.used && crowded {
 			m.held.Add(int64(-t.rebuild(live, now)))
 		}
 		t.mu.Unlock()
@@ -272,6 +329,19 @@ func (t *table) get(hash uint64) (s state, owed bool) {
 		s.slack, owed = -1-s.slack, true
 	}
 	return s, owed
+}
+
+// own returns the slot of the bucket of the given hash, nil if there is none or
+// it is owed.
+func (t *table) own(hash uint64) *slot {
+	if t.used == 0 {
+		return nil
+	}
+	s := &t.slots[t.find(hash)]
+	if s.clear == 0 || s.slack < 0 {
+		return nil
+	}
+	return s
 }
 
 // put stores the bucket of the given hash, and returns how many buckets there

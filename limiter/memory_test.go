@@ -230,31 +230,49 @@ func inTables(m *Memory, n int, few uint64, b Bucket) []Bucket {
 }
 
 // TestMemoryDoesNotAllocate guards that a decision on known buckets leaves
-// nothing for the garbage collector.
+// nothing for the garbage collector, be they the keys' own, owed to another
+// store, or shared for want of room.
 func TestMemoryDoesNotAllocate(t *testing.T) {
-	for _, size := range []int64{1, 1e9} {
-		for _, n := range []int{1, 4} {
-			t.Run(fmt.Sprintf("size=%d,buckets=%d", size, n), func(t *testing.T) {
-				m := NewMemory(frozen)
-				req := Request{}
-				for i := range n {
-					req.Buckets = append(req.Buckets, Bucket{
-						Name:  "b",
-						Key:   fmt.Sprint(i),
-						Limit: Limit{Size: size, DripRate: time.Millisecond, DripSize: 1},
-						Cost:  1,
-					})
-				}
-				decide(t, m, Atomic, req.Buckets...)
-				ctx, dst := t.Context(), make([]Decision, 0, n)
-				allocs := testing.AllocsPerRun(1000, func() { dst, _ = m.Take(ctx, req, dst[:0]) })
-				if allocs != 0 {
-					t.Errorf("%v allocations in a decision", allocs)
-				}
-				if got, want := Summarize(dst).Denied, size == 1; got != want {
-					t.Errorf("denied %t, want %t", got, want)
-				}
-			})
+	whose := map[string]func(m *Memory, req Request){
+		"own":  func(*Memory, Request) {},
+		"owed": func(m *Memory, req Request) { m.take(req, nil, true) },
+		"shared": func(m *Memory, _ Request) {
+			m.SetMaxKeys(1)
+			decide(t, m, Atomic, Bucket{Name: "first", Limit: Limit{1, time.Hour, 1}, Cost: 1})
+		},
+	}
+	for name, prepare := range whose {
+		for _, size := range []int64{1, 1e9} {
+			for _, n := range []int{1, 4} {
+				t.Run(fmt.Sprintf("%s,size=%d,buckets=%d", name, size, n), func(t *testing.T) {
+					m := NewMemory(frozen)
+					req := Request{}
+					for i := range n {
+						req.Buckets = append(req.Buckets, Bucket{
+							Name:  "b",
+							Key:   fmt.Sprint(i),
+							Limit: Limit{Size: size, DripRate: time.Millisecond, DripSize: 1},
+							Cost:  1,
+						})
+					}
+					prepare(m, req)
+					decide(t, m, Atomic, req.Buckets...)
+					ctx, dst := t.Context(), make([]Decision, 0, n)
+					allocs := testing.AllocsPerRun(1000, func() { dst, _ = m.Take(ctx, req, dst[:0]) })
+					if allocs != 0 {
+						t.Errorf("%v allocations in a decision", allocs)
+					}
+					if got, want := Summarize(dst).Denied, size == 1; got != want {
+						t.Errorf("denied %t, want %t", got, want)
+					}
+					if own := ownBuckets(m, req.Buckets); (own == 0) != (name == "shared") {
+						t.Errorf("%d keys have a bucket", own)
+					}
+					if owed := m.owed(req.Buckets) != nil; owed != (name == "owed") {
+						t.Errorf("owed %t", owed)
+					}
+				})
+			}
 		}
 	}
 }
@@ -401,6 +419,103 @@ func TestMemoryAgainstMap(t *testing.T) {
 	check()
 	if most < keys/2 || least > keys/10 || !shrunk {
 		t.Errorf("%d to %d buckets alive, shrunk %t: the test shows too little", least, most, shrunk)
+	}
+}
+
+// TestMemoryOneBucketAsSeveral compares the two ways to decide a request on one
+// bucket, that of requests with a single one and that of those with several, on
+// two stores that differ in nothing else: both decide the same and hold the
+// same, whatever the numbers, where buckets are owed to another store, where
+// keys share one, and where the clock was set back.
+func TestMemoryOneBucketAsSeveral(t *testing.T) {
+	const keys, most, steps = 300, 200, 200_000
+	now := time.Hour
+	clock := func() time.Duration { return now }
+	one, several := NewMemory(clock), NewMemory(clock)
+	several.seed = one.seed
+	one.SetMaxKeys(most)
+	several.SetMaxKeys(most)
+	limits := []Limit{
+		{1, time.Second, 1},
+		{9, 700 * time.Millisecond, 1},
+		{9, 700 * time.Millisecond, 2},
+		{10, 2 * time.Second, 3},
+		{5, time.Second, 100},
+		{1 << 40, time.Microsecond, 1 << 20},
+	}
+	random := rand.New(rand.NewPCG(6, 7))
+	seen := struct{ admitted, denied, never, slack, owed, shared, back, fresh int }{}
+	for step := range steps {
+		b := Bucket{Name: "b", Limit: limits[random.IntN(len(limits))]}
+		// Some are busy, others come and go; now and then so many at once that
+		// keys have to share.
+		few := 10
+		if step/5000%4 == 3 {
+			few = keys
+		}
+		b.Key = fmt.Sprint(random.IntN(few))
+		size := b.Limit.Size
+		b.Cost = []int64{1, 1, 1, size/3 + 1, size, size + 1}[random.IntN(6)]
+		if b.SizeVaries = random.IntN(4) == 0; b.SizeVaries {
+			b.Limit.Size = 1 + random.Int64N(size)
+		}
+		switch random.IntN(200) {
+		case 0:
+			now = max(now-time.Duration(random.Int64N(int64(time.Minute))), time.Minute)
+			seen.back++
+		case 1, 2:
+			now += time.Duration(random.Int64N(int64(time.Minute)))
+		default:
+			now += time.Duration(random.Int64N(int64(10 * time.Millisecond)))
+		}
+		now = now.Truncate(time.Microsecond)
+
+		req := Request{Buckets: []Bucket{b}, Accounting: Accounting(random.IntN(2))}
+		if random.IntN(50) == 0 {
+			one.take(req, nil, true)
+			several.take(req, nil, true)
+			continue
+		}
+		if one.owed(req.Buckets) != nil {
+			seen.owed++
+		}
+		before := one.Len()
+		got, outcomes := decide(t, one, req.Accounting, b), several.take(req, nil, false)
+		if want := req.decisions(outcomes, nil); !slices.Equal(got, want) {
+			t.Fatalf("step %d, %+v: decided %+v, want %+v", step, b, got, want)
+		}
+		if p := several.place(&b); one.tables[p.table].used != several.tables[p.table].used ||
+			!slices.Equal(one.tables[p.table].slots, several.tables[p.table].slots) {
+			t.Fatalf("step %d, %+v: holds\n%+v, want\n%+v",
+				step, b, one.tables[p.table].slots, several.tables[p.table].slots)
+		}
+		if got, want := one.owed(req.Buckets), several.owed(req.Buckets); !slices.Equal(got, want) {
+			t.Fatalf("step %d, %+v: owed %+v, want %+v", step, b, got, want)
+		}
+		switch d := got[0]; {
+		case d.Never:
+			seen.never++
+		case d.Denied:
+			seen.denied++
+		default:
+			seen.admitted++
+			if outcomes[0].slack > 0 {
+				seen.slack++
+			}
+			if ownBuckets(one, req.Buckets) == 0 {
+				seen.shared++
+			}
+			if one.Len() > before {
+				seen.fresh++
+			}
+		}
+	}
+	if got, want := usedSlots(t, one), usedSlots(t, several); got != want {
+		t.Errorf("%d buckets, want %d", got, want)
+	}
+	t.Logf("%+v", seen)
+	if min(seen.admitted, seen.denied, seen.never, seen.slack, seen.owed, seen.shared, seen.back, seen.fresh) < 500 {
+		t.Errorf("the test shows too little: %+v", seen)
 	}
 }
 

@@ -57,6 +57,11 @@ type Bucket struct {
 	Cost int64
 }
 
+// fits reports whether b, which stands at s, has room for the request.
+func (b *Bucket) fits(s state, now int64) bool {
+	return b.Cost <= b.Limit.Size && b.Limit.wait(s, now, b.Cost) == 0
+}
+
 // Accounting says what a request charges when some of its buckets have room
 // for it and others do not.
 type Accounting uint8
@@ -99,10 +104,16 @@ func (req Request) validate() error {
 
 // decisions appends what became of the buckets to dst.
 func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
-	for i, o := range outcomes {
-		b := &req.Buckets[i]
-		dst = append(dst, b.Limit.decision(o.state, 0, b.Cost, o.denied))
+	for i := range outcomes {
+		dst = req.Buckets[i].decision(outcomes[i].state, outcomes[i].denied, dst)
 	}
+	return dst
+}
+
+// decision appends what became of b to dst: s, its clear time told from now.
+func (b *Bucket) decision(s state, denied bool, dst []Decision) []Decision {
+	dst = append(dst, Decision{})
+	dst[len(dst)-1].report(&b.Limit, s, 0, b.Cost, denied)
 	return dst
 }
 
