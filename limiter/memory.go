@@ -105,7 +105,7 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 		if denied = !b.fits(s, now); !denied {
 			s = b.Limit.add(s, b.Cost)
 		}
-		if s.clear > now {
+		if s != stored.state && s.clear > now {
 			stored.state = s
 		}
 	} else {
