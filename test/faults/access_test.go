@@ -151,7 +151,7 @@ func sentinelRights(tr *trial) {
 		}
 	}
 	nodes := startNodes(tr, 1, caddyfile(redisAt(strings.Join(s.SentinelAddrs(), " "), "master_name "+redistest.MasterName,
-		"sentinel_username rl", "sentinel_password sentinel-pw", "username rl", "password pw"), site))
+		"sentinel_username rl", "sentinel_password sentinel-pw", "username rl", "password pw"), counted))
 	works(tr, nodes, s.Master)
 }
 
@@ -161,7 +161,7 @@ func clusterRights(tr *trial) {
 	for _, s := range c.Nodes {
 		setUser(tr, s, rules...)
 	}
-	config := caddyfile(redisAt(strings.Join(c.Addrs(), " "), "username rl", "password pw"), site)
+	config := caddyfile(redisAt(strings.Join(c.Addrs(), " "), "username rl", "password pw"), counted)
 	nodes := startNodes(tr, 1, config)
 	for i := range hotKeys {
 		nodes[0].get(fmt.Sprintf("hot%d", i)) // connects to each
@@ -210,7 +210,7 @@ func tlsKinds(tr *trial) {
 		{"no client certificate", redistest.StartTLS(tr, authority, true), []string{trust(authority)}, false},
 	} {
 		began := time.Now()
-		nodes := startNodes(tr, 1, caddyfile(redisAt(kind.server.Addr, kind.options...), site))
+		nodes := startNodes(tr, 1, caddyfile(redisAt(kind.server.Addr, kind.options...), counted))
 		started := time.Since(began)
 		l := startLoad(tr, nodes, 100)
 		time.Sleep(700 * time.Millisecond)
@@ -241,7 +241,7 @@ func sentinelTLS(tr *trial) {
 	a := redistest.NewAuthority(tr)
 	s := redistest.StartSentinelTLS(tr, a, true)
 	options := append(tlsOptions(tr, a), "master_name "+redistest.MasterName)
-	nodes := startNodes(tr, 1, caddyfile(redisAt(strings.Join(s.SentinelAddrs(), " "), options...), site))
+	nodes := startNodes(tr, 1, caddyfile(redisAt(strings.Join(s.SentinelAddrs(), " "), options...), counted))
 	works(tr, nodes, s.Master)
 	s.Failover(tr)
 	before := decisions(tr, s.Replica)
@@ -255,7 +255,7 @@ func sentinelTLS(tr *trial) {
 func clusterTLS(tr *trial) {
 	a := redistest.NewAuthority(tr)
 	c := redistest.StartClusterTLS(tr, a, true, 3)
-	nodes := startNodes(tr, 1, caddyfile(redisAt(c.Addrs()[0], append(tlsOptions(tr, a), "cluster")...), site))
+	nodes := startNodes(tr, 1, caddyfile(redisAt(c.Addrs()[0], append(tlsOptions(tr, a), "cluster")...), counted))
 	for i := range hotKeys {
 		nodes[0].get(fmt.Sprintf("hot%d", i)) // connects to each
 	}

@@ -21,14 +21,14 @@ var networkFaults = []fault{
 }
 
 // behindProxy starts a server and a node that reaches it through a proxy.
-func behindProxy(tr *trial) (*redistest.Server, *redistest.Proxy, []*node) {
+func behindProxy(tr *trial, site string) (*redistest.Server, *redistest.Proxy, []*node) {
 	server := redistest.Start(tr)
 	proxy := redistest.StartProxy(tr, server.Addr)
 	return server, proxy, startNodes(tr, 1, caddyfile(redisAt(proxy.Addr), site))
 }
 
 func slowAnswers(tr *trial) {
-	server, proxy, nodes := behindProxy(tr)
+	server, proxy, nodes := behindProxy(tr, counted)
 	l := startLoad(tr, nodes, 200)
 	time.Sleep(time.Second)
 	proxy.Delay(20 * time.Millisecond)
@@ -47,7 +47,7 @@ func slowAnswers(tr *trial) {
 }
 
 func tooSlowAnswers(tr *trial) {
-	server, proxy, nodes := behindProxy(tr)
+	server, proxy, nodes := behindProxy(tr, site)
 	lasts := during(3*time.Second, 20*time.Second)
 	before, asked := 0, 0
 	outage{
@@ -68,7 +68,7 @@ func tooSlowAnswers(tr *trial) {
 }
 
 func flappingAnswers(tr *trial) {
-	_, proxy, nodes := behindProxy(tr)
+	_, proxy, nodes := behindProxy(tr, site)
 	began := time.Now()
 	l := startLoad(tr, nodes, 200)
 	for range int(during(6, 60)) {
@@ -89,7 +89,7 @@ func flappingAnswers(tr *trial) {
 // cutAnswers: a call whose answer is lost may have charged. It must not be sent
 // again.
 func cutAnswers(tr *trial) {
-	server, proxy, nodes := behindProxy(tr)
+	server, proxy, nodes := behindProxy(tr, site)
 	before := decisions(tr, server)
 	proxy.CutReplies("evalsha")
 	l := startLoad(tr, nodes, 200)
@@ -149,7 +149,7 @@ func cutAnswersInCluster(tr *trial) {
 }
 
 func slicedAnswers(tr *trial) {
-	_, proxy, nodes := behindProxy(tr)
+	_, proxy, nodes := behindProxy(tr, site)
 	l := startLoad(tr, nodes, 200)
 	time.Sleep(time.Second)
 	proxy.Slice(1, 10*time.Microsecond)
@@ -177,12 +177,12 @@ func eventsUntil(n *node, from, to time.Time) []event {
 }
 
 func blackHole(tr *trial) {
-	server, proxy, nodes := behindProxy(tr)
+	server, proxy, nodes := behindProxy(tr, site)
 	cutOff(tr, server, nodes, "timeout", during(4*time.Second, 60*time.Second), proxy.BlackHole, proxy.Pass)
 }
 
 func refused(tr *trial) {
-	server, proxy, nodes := behindProxy(tr)
+	server, proxy, nodes := behindProxy(tr, site)
 	cutOff(tr, server, nodes, "refused", during(3*time.Second, 60*time.Second), proxy.Refuse, proxy.Pass)
 }
 

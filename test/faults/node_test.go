@@ -52,6 +52,23 @@ const site = `
 	respond ok
 `
 
+// counted is site with one more limit, which never denies and is charged whatever
+// the other says: each request that Redis decides is a call. Of site's it decides
+// some for all until the next drip.
+const counted = `
+	rate_limit hot {
+		accounting each
+		key {header.X-Key}
+		size 20
+		drip_rate 100ms
+		limit all {
+			size 1000000
+			drip_rate 1ms
+		}
+	}
+	respond ok
+`
+
 // redisAt returns the option for a Redis, with more options in its block.
 func redisAt(addresses string, options ...string) string {
 	return "redis " + addresses + " {\n" + strings.Join(options, "\n") + "\n}\n"
@@ -307,7 +324,8 @@ func reasons(events []event) string {
 	return strings.Join(found, " ")
 }
 
-// decisions returns how many calls of scripts a server has executed.
+// decisions returns how many calls of scripts a server has executed. With counted
+// and no more than a few requests at a time that is how many it has decided.
 func decisions(t testing.TB, servers ...*redistest.Server) int {
 	t.Helper()
 	n := int64(0)

@@ -149,7 +149,7 @@ func changes(tr *trial) {
 	server := redistest.Start(tr)
 	config := func(wait, size int) func(*node) string {
 		return caddyfile(redisAt(server.Addr, fmt.Sprintf("timeout %dms", wait)),
-			strings.Replace(site, "size 20", fmt.Sprintf("size %d", size), 1))
+			strings.Replace(counted, "size 20", fmt.Sprintf("size %d", size), 1))
 	}
 	nodes := startNodes(tr, 1, config(50, 20))
 	n := nodes[0]

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,13 +19,13 @@ var topologyFaults = []fault{
 }
 
 // sentinelSite returns the configuration of nodes that find Redis by sentinels.
-func sentinelSite(s *redistest.Sentinel) func(*node) string {
+func sentinelSite(s *redistest.Sentinel, site string) func(*node) string {
 	return caddyfile(redisAt(strings.Join(s.SentinelAddrs(), " "), "master_name "+redistest.MasterName), site)
 }
 
 func masterKilled(tr *trial) {
 	s := redistest.StartSentinel(tr)
-	nodes := startNodes(tr, 2, sentinelSite(s))
+	nodes := startNodes(tr, 2, sentinelSite(s, site))
 	l := startLoad(tr, nodes, 200)
 	time.Sleep(during(2*time.Second, 5*time.Second))
 	from := time.Now()
@@ -48,7 +49,7 @@ func masterKilled(tr *trial) {
 
 func failover(tr *trial) {
 	s := redistest.StartSentinel(tr)
-	nodes := startNodes(tr, 2, sentinelSite(s))
+	nodes := startNodes(tr, 2, sentinelSite(s, counted))
 	began := time.Now()
 	l := startLoad(tr, nodes, 200)
 	time.Sleep(during(2*time.Second, 5*time.Second))
@@ -90,7 +91,7 @@ func connections(tr *trial, s *redistest.Server) int {
 }
 
 // clusterSite returns the configuration of nodes that use a cluster.
-func clusterSite(c *redistest.Cluster) func(*node) string {
+func clusterSite(c *redistest.Cluster, site string) func(*node) string {
 	return caddyfile(redisAt(c.Addrs()[0], "cluster"), site)
 }
 
@@ -119,7 +120,7 @@ func owners(tr *trial, c *redistest.Cluster, n *node) map[string]*redistest.Serv
 
 func slotsMove(tr *trial) {
 	c := redistest.StartCluster(tr, 3)
-	nodes := startNodes(tr, 2, clusterSite(c))
+	nodes := startNodes(tr, 2, clusterSite(c, counted))
 	owners(tr, c, nodes[0]) // connects to all
 	owners(tr, c, nodes[1])
 	var slots []int
@@ -132,6 +133,8 @@ func slotsMove(tr *trial) {
 			slots = append(slots, c.Slot(tr, key))
 		}
 	}
+	slices.Sort(slots)
+	slots = slices.Compact(slots)
 	time.Sleep(size*rate + 100*time.Millisecond) // until all buckets are empty
 	began := time.Now()
 	before := decisions(tr, c.Nodes...)
@@ -163,7 +166,7 @@ func slotsMove(tr *trial) {
 // serverKilled: the keys on other servers must not notice.
 func serverKilled(tr *trial) {
 	c := redistest.StartCluster(tr, 3, "--cluster-require-full-coverage", "no")
-	nodes := startNodes(tr, 1, clusterSite(c))
+	nodes := startNodes(tr, 1, clusterSite(c, counted))
 	of := owners(tr, c, nodes[0])
 	dead := of["hot0"]
 	var live []*redistest.Server
@@ -209,7 +212,7 @@ func serverKilled(tr *trial) {
 
 func coverageLost(tr *trial) {
 	c := redistest.StartCluster(tr, 3)
-	nodes := startNodes(tr, 1, clusterSite(c))
+	nodes := startNodes(tr, 1, clusterSite(c, counted))
 	of := owners(tr, c, nodes[0])
 	dead, live := of["hot0"], c.Nodes[0]
 	for _, s := range of {
