@@ -19,11 +19,11 @@ type benchmark struct {
 }
 
 var benchmarks = []benchmark{
-	{"process", `^BenchmarkProcess`},
-	{"memory", `^BenchmarkMemory$/keys/buckets=1$`},
-	{"heap", `^BenchmarkMemoryHeap$`},
+	{"process", `^BenchmarkProcess$`},
+	{"heap", `^BenchmarkProcessHeap$`},
+	{"memory", `^BenchmarkMemory$`},
 	{"handler", `^BenchmarkHandler$`},
-	{"client", `^BenchmarkClient`},
+	{"client", `^BenchmarkClient$`},
 	{"server", `^BenchmarkServer$`},
 	{"server-memory", `^BenchmarkServerMemory$`},
 }

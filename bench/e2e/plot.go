@@ -85,7 +85,7 @@ func orNone(dash string) string {
 
 // draw draws the panel with its upper left corner at x, y.
 func (p panel) draw(b *strings.Builder, classes map[string]string, x, y float64) {
-	least, most, greatest := math.Inf(1), math.Inf(-1), 1.0 // y, y, x
+	least, most, greatest := math.Inf(1), math.Inf(-1), 1.0 // of y, of y, of x
 	for _, l := range p.lines {
 		for _, q := range l.points {
 			least, most, greatest = min(least, q.y), max(most, q.y), max(greatest, q.x)

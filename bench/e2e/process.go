@@ -196,14 +196,14 @@ func (m *measurement) startRedis(ctx context.Context) (*redisServer, error) {
 	p, err := m.launch(ctx, func() error { return client.Ping(ctx).Err() },
 		"redis-server", "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--daemonize", "no")
 	if err != nil {
-		client.Close()
+		_ = client.Close()
 		return nil, err
 	}
 	return &redisServer{p, address, client}, nil
 }
 
 func (r *redisServer) stop() {
-	r.client.Close()
+	_ = r.client.Close()
 	r.process.stop()
 }
 

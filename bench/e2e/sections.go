@@ -55,15 +55,17 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 			sweep[i] = append(sweep[i], s.by(m.connections[i+1], limiters...)...)
 		}
 	}
-	var processes, keys, limits []variant
+	processes := make([]variant, 0, 3*len(m.processes))
 	for _, n := range m.processes {
 		v := manyKeys
 		v.processes = n
 		processes = append(processes, v.by(c, onRedis, redisRate, evalsha)...)
 	}
+	keys := make([]variant, 0, 2*len(m.keys))
 	for _, n := range m.keys {
 		keys = append(keys, variant{keys: n, limits: 1, processes: 1}.by(c, inProcess, onRedis)...)
 	}
+	limits := make([]variant, 0, 2*len(m.limits))
 	for _, n := range m.limits {
 		limits = append(limits, variant{keys: 10_000, limits: n, processes: 1}.by(c, inProcess, onRedis)...)
 	}
@@ -108,16 +110,19 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 
 // connectionsTables has what is plotted in numbers.
 func (m *measurement) connectionsTables() string {
-	head := []string{"limiter"}
-	for _, c := range slices.Sorted(slices.Values(m.connections)) {
+	connections := slices.Sorted(slices.Values(m.connections))
+	head := make([]string, 1, 1+len(connections))
+	head[0] = "limiter"
+	for _, c := range connections {
 		head = append(head, count(c))
 	}
-	var texts []string
+	texts := make([]string, 0, len(swept))
 	for _, s := range swept {
 		rows := make([][]string, 0, 1+len(limiters))
 		for _, l := range append([]string{bare}, limiters...) {
-			row := []string{l}
-			for _, c := range slices.Sorted(slices.Values(m.connections)) {
+			row := make([]string, 1, 1+len(connections))
+			row[0] = l
+			for _, c := range connections {
 				v := s.by(c, l)[0]
 				if l == bare {
 					v = v.baseline()
@@ -134,7 +139,7 @@ func (m *measurement) connectionsTables() string {
 // panels are those of the plot: throughput above, latency below.
 func (m *measurement) panels() []panel {
 	connections := slices.Sorted(slices.Values(m.connections))
-	var above, below []panel
+	above, below := make([]panel, 0, len(swept)), make([]panel, 0, len(swept))
 	for _, s := range swept {
 		throughput := panel{title: s.name, label: "throughput, bare Caddy = 1"}
 		latency := panel{title: s.name, label: "p99, ms", log: true}

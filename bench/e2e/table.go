@@ -95,14 +95,16 @@ func spread(figures []float64) string {
 	return fmt.Sprintf("%s (%s–%s)", figure(median(figures)), least, greatest)
 }
 
-// figure returns a number to three digits or to the next integer, whichever is
-// more, and at most four digits after the point.
+// figure returns a number to three digits, or to the next integer if that has
+// more; below 1 to two, and never more than four behind the point.
 func figure(x float64) string {
 	switch {
 	case x == 0:
 		return "0"
-	case x < 0.1:
+	case x < 0.01:
 		return strconv.FormatFloat(x, 'f', 4, 64)
+	case x < 0.1:
+		return strconv.FormatFloat(x, 'f', 3, 64)
 	case x < 10:
 		return strconv.FormatFloat(x, 'f', 2, 64)
 	case x < 100:

@@ -121,11 +121,11 @@ func (p *peer) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Hand
 		}
 	}
 	header := w.Header()
-	header.Set("X-RateLimit-Limit", strconv.Itoa(size))
-	header.Set("X-RateLimit-Remaining", strconv.Itoa(least.remaining))
-	header.Set("X-RateLimit-Clear", strconv.FormatFloat(least.clear.Seconds(), 'f', 3, 64))
+	header.Set("X-Ratelimit-Limit", strconv.Itoa(size))
+	header.Set("X-Ratelimit-Remaining", strconv.Itoa(least.remaining))
+	header.Set("X-Ratelimit-Clear", strconv.FormatFloat(least.clear.Seconds(), 'f', 3, 64))
 	if !least.allowed {
-		header.Set("X-RateLimit-Reset", strconv.FormatFloat(least.retry.Seconds(), 'f', 3, 64))
+		header.Set("X-Ratelimit-Reset", strconv.FormatFloat(least.retry.Seconds(), 'f', 3, 64))
 		header.Set("Retry-After", strconv.FormatFloat(math.Ceil(least.retry.Seconds()), 'f', 0, 64))
 		return caddyhttp.Error(http.StatusTooManyRequests, fmt.Errorf("retry after %v", least.retry))
 	}
