@@ -12,14 +12,14 @@ import (
 //	<!-- begin: name -->
 //	<!-- end: name -->
 //
-// What stands outside of them stays.
+// What stands outside of them stays. Beside it is a plot of the same name.
 type document struct {
-	path, text string
+	path, text, plot string
 }
 
 func readDocument(path string) (*document, error) {
 	text, err := os.ReadFile(path)
-	return &document{path, string(text)}, err
+	return &document{path: path, text: string(text)}, err
 }
 
 // set replaces what stands between the marks of a name.
@@ -34,6 +34,10 @@ func (d *document) set(name, text string) error {
 	return nil
 }
 
+// save writes both.
 func (d *document) save() error {
-	return os.WriteFile(d.path, []byte(d.text), 0o644) //nolint:gosec // a document
+	if err := os.WriteFile(strings.TrimSuffix(d.path, ".md")+".svg", []byte(d.plot), 0o644); err != nil { //nolint:gosec // to be read by all
+		return err
+	}
+	return os.WriteFile(d.path, []byte(d.text), 0o644) //nolint:gosec // likewise
 }

@@ -37,7 +37,7 @@ func TestRun(t *testing.T) {
 	}
 	o := options{
 		document: path,
-		duration: time.Second, rounds: 1, threads: 1, atOnce: 12,
+		duration: time.Second, rounds: 1, threads: 1, atOnce: 25,
 		connections: []int{2, 1}, processes: []int{2}, keys: []int{100}, limits: []int{3},
 		benchmarks: []benchmark{{"handler", `^BenchmarkHandler$`}}, benchtime: "1x", count: 2,
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 )
@@ -45,7 +44,7 @@ var swept = []struct {
 }
 
 // write measures all that is told of whole requests, and puts it into the
-// document and the plot beside it. A text is made as soon as what it tells has
+// document. A text is made as soon as what it tells has
 // been measured, for the next section may measure the same once more.
 func (m *measurement) write(ctx context.Context, d *document) error {
 	c := m.connections[0]
@@ -75,7 +74,10 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 	sections := []section{
 		{"machine", nil, func() string { return m.machine(ctx) }},
 		{"requests", [][]variant{m.requests()}, m.requestsTable},
-		{"connections", sweep, m.connectionsTables},
+		{"connections", sweep, func() string {
+			d.plot = plot(m.panels())
+			return m.connectionsTables()
+		}},
 		{"processes", [][]variant{processes}, table(processes, colProcesses, colLimiter, colRate, colRatio, colCalls, colRedisCPU, colRedisBusy)},
 		{"keys", [][]variant{keys}, table(keys, colKeys, colLimiter, colRate, colRatio, colP99, colCalls, colRedisCPU)},
 		{"limits", [][]variant{limits}, table(limits, colLimits, colLimiter, colRate, colRatio, colP99, colCalls, colRedisCPU)},
@@ -94,12 +96,6 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 		}
 		if err := d.set(s.mark, s.text()); err != nil {
 			return err
-		}
-		if s.mark == "connections" {
-			svg := strings.TrimSuffix(d.path, ".md") + ".svg"
-			if err := os.WriteFile(svg, []byte(plot(m.panels())), 0o644); err != nil { //nolint:gosec // part of a document
-				return err
-			}
 		}
 		if err := m.afresh(ctx); err != nil {
 			return err
@@ -187,8 +183,17 @@ func (m *measurement) fleet() string {
 
 *Denials* of a client that goes on asking made %[16]s calls for each request. A flood at one node's full speed, %[17]s requests a second here, therefore put %[18]s calls a second on Redis, each node that it reaches as many.`,
 		figure(busy), c, figure(idle), few, figure(many), most,
-		count(int(1e6/busy)), count(int(1e6/idle)),
+		about(1e6/busy), about(1e6/idle),
 		nodes, count(each), limits, count(int(decisions)), figure(dearest),
-		figure(decisions*dearest/1e6), figure(primaries),
-		figure(calls), count(int(median(m.figures(denied, rate)))), count(int(calls*median(m.figures(denied, rate)))))
+		figure(decisions*dearest/1e6), count(int(primaries)),
+		figure(calls), about(median(m.figures(denied, rate))), about(calls*median(m.figures(denied, rate))))
+}
+
+// about returns a number of ten or more to two digits.
+func about(x float64) string {
+	if x < 10 {
+		return figure(x)
+	}
+	unit := math.Pow(10, math.Floor(math.Log10(x))-1)
+	return count(int(math.Round(x/unit) * unit))
 }

@@ -46,7 +46,7 @@ func markdown(head []string, rows [][]string) string {
 	for _, row := range slices.Concat([][]string{head, rules}, rows) {
 		fmt.Fprintf(w, "| %s\t|\n", strings.Join(row, "\t| "))
 	}
-	w.Flush()
+	_ = w.Flush()
 	return b.String()
 }
 
