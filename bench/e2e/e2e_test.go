@@ -115,17 +115,17 @@ func TestDocument(t *testing.T) {
 // column.
 func TestReported(t *testing.T) {
 	output := `goos: linux
-BenchmarkA/keys=1-2  	 100	 12.0 ns/op	 0 B/op
+BenchmarkA/keys=1-2  	 100	 12.34 ns/op	 0 B/op
 BenchmarkA/keys=1-2  	 100	 10.0 ns/op	 0 B/op
-BenchmarkA/keys=1-2  	 100	 14.0 ns/op	 0 B/op
+BenchmarkA/keys=1-2  	 100	 14.12 ns/op	 0 B/op
 BenchmarkB-2         	   1	  2.5 x-pass
 PASS
 `
 	want := strings.TrimLeft(`
-| benchmark | ns/op            | B/op | x-pass |
-| ---       | ---:             | ---: | ---:   |
-| A/keys=1  | 12.0 (10.0–14.0) | 0    |        |
-| B         |                  |      | 2.50   |
+| benchmark | ns/op          | B/op | x-pass |
+| ---       | ---:           | ---: | ---:   |
+| A/keys=1  | 12.3 (10–14.1) | 0    |        |
+| B         |                |      | 2.50   |
 `, "\n")
 	got, ok := reported([]byte(output))
 	if got != want || !ok {

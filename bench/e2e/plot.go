@@ -101,9 +101,13 @@ func (p panel) draw(b *strings.Builder, classes map[string]string, x, y float64)
 		}
 		place = func(v float64) float64 { return (math.Log10(max(v, 1e-3)) - low) / (high - low) }
 	} else {
-		high := math.Ceil(most*5) / 5
-		for i := range int(math.Round(high*5)) + 1 {
-			ticks = append(ticks, float64(i)/5)
+		step := 0.2
+		for most/step > 8 {
+			step *= 5
+		}
+		high := math.Ceil(most/step) * step
+		for i := range int(math.Round(high/step)) + 1 {
+			ticks = append(ticks, float64(i)*step)
 		}
 		place = func(v float64) float64 { return v / high }
 	}
@@ -115,7 +119,7 @@ func (p panel) draw(b *strings.Builder, classes map[string]string, x, y float64)
 		x+16, y+top+plotHeight/2, html.EscapeString(p.label))
 	fmt.Fprintf(b, `<text x="%.0f" y="%.0f" text-anchor="middle">connections</text>`+"\n", x+left+plotWidth/2, y+top+plotHeight+38)
 	for _, t := range ticks {
-		fmt.Fprintf(b, `<line class="axis" x1="%.0f" y1="%.1f" x2="%.0f" y2="%.1f"/><text x="%.0f" y="%.1f" text-anchor="end">%g</text>`+"\n",
+		fmt.Fprintf(b, `<line class="axis" x1="%.0f" y1="%.1f" x2="%.0f" y2="%.1f"/><text x="%.0f" y="%.1f" text-anchor="end">%.4g</text>`+"\n",
 			x+left, py(t), x+left+plotWidth, py(t), x+left-8, py(t)+4, t)
 	}
 	for _, q := range p.lines[0].points {

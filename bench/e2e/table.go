@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,11 +97,12 @@ func spread(figures []float64) string {
 }
 
 // figure returns a number to three digits, or to the next integer if that has
-// more; below 1 to two, and never more than four behind the point.
+// more; below 1 to two, and never more than four behind the point. What is an
+// integer stays one.
 func figure(x float64) string {
 	switch {
-	case x == 0:
-		return "0"
+	case x == math.Trunc(x):
+		return count(int(x))
 	case x < 0.01:
 		return strconv.FormatFloat(x, 'f', 4, 64)
 	case x < 0.1:
