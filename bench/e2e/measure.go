@@ -48,7 +48,7 @@ func start(ctx context.Context, o options, progress io.Writer) (*measurement, er
 func (m *measurement) prepare(ctx context.Context) (err error) {
 	fmt.Fprintln(m.progress, "building Caddy")
 	build := exec.CommandContext(ctx, "go", "build", //nolint:gosec // all arguments are ours
-		"-o", m.dir+string(filepath.Separator), module+"/caddy/ours", module+"/caddy/mholt")
+		"-ldflags", "-s -w", "-o", m.dir+string(filepath.Separator), module+"/caddy/ours", module+"/caddy/mholt")
 	build.Stderr = m.progress
 	if err := build.Run(); err != nil {
 		return fmt.Errorf("building Caddy: %w", err)
