@@ -85,7 +85,7 @@ func (m *measurement) measure(ctx context.Context, name string, variants []varia
 	for _, v := range variants {
 		delete(m.results, v)
 		if err := m.warm(ctx, v); err != nil {
-			return fmt.Errorf("%v: %w", v, err)
+			return err
 		}
 	}
 	for round := range m.rounds {
@@ -118,7 +118,7 @@ func (m *measurement) warm(ctx context.Context, v variant) error {
 		return nil
 	}
 	if err := m.startSite(ctx, v); err != nil {
-		return err
+		return fmt.Errorf("%v: %w", v, err)
 	}
 	if m.warmup == 0 {
 		return nil
