@@ -48,7 +48,7 @@ func main() {
 	flag.DurationVar(&o.warmup, "warmup", time.Second, "how long each variant is run before the first round, in whole seconds, and as long again for each 50 000 keys; 0 for not at all")
 	flag.IntVar(&o.rounds, "rounds", 9, "how many times each variant is run")
 	flag.IntVar(&o.threads, "threads", 2, "how many threads wrk uses")
-	flag.StringVar(&o.benchtime, "benchtime", "0.2s", "how long each micro-benchmark takes, see go help testflag")
+	flag.StringVar(&o.benchtime, "benchtime", "0.1s", "how long each micro-benchmark takes, see go help testflag")
 	flag.IntVar(&o.count, "count", 3, "how many times each micro-benchmark is run")
 	flag.Parse()
 
@@ -135,9 +135,9 @@ func (o options) check() error {
 
 // machine tells what was measured with.
 func (m *measurement) machine(ctx context.Context) string {
-	return fmt.Sprintf("%s, %d CPUs (%s/%s), %s, Caddy %s, go-redis %s, mholt/caddy-ratelimit %s, redis_rate %s, redis-server %s, wrk %s: %d rounds of %v.",
+	return fmt.Sprintf("%s, %d CPUs (%s/%s), %s, Caddy %s, go-redis %s, mholt/caddy-ratelimit %s, redis_rate %s, redis-server %s, wrk %s: %d rounds of %v. Load average before: %s.",
 		time.Now().Format(time.DateOnly), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version(),
 		m.dependency("ours", "github.com/caddyserver/caddy/v2"), m.dependency("ours", "github.com/redis/go-redis/v9"),
 		m.dependency("mholt", "github.com/mholt/caddy-ratelimit"), m.dependency("ours", "github.com/go-redis/redis_rate/v10"),
-		version(ctx, "redis-server", "--version"), version(ctx, "wrk", "--version"), m.rounds, m.duration)
+		version(ctx, "redis-server", "--version"), version(ctx, "wrk", "--version"), m.rounds, m.duration, m.busy)
 }

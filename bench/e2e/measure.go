@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -23,6 +24,7 @@ type measurement struct {
 	options
 	progress io.Writer
 	dir      string
+	busy     string // the machine's load average before it began, where there is Linux
 	redis    *redisServer
 	sites    map[variant]site
 	results  map[variant][]result // round by round
@@ -46,6 +48,10 @@ func start(ctx context.Context, o options, progress io.Writer) (*measurement, er
 }
 
 func (m *measurement) prepare(ctx context.Context) (err error) {
+	m.busy = "unknown"
+	if averages, err := os.ReadFile("/proc/loadavg"); err == nil {
+		m.busy, _, _ = strings.Cut(string(averages), " ")
+	}
 	fmt.Fprintln(m.progress, "building Caddy")
 	build := exec.CommandContext(ctx, "go", "build", //nolint:gosec // all arguments are ours
 		"-ldflags", "-s -w", "-o", m.dir+string(filepath.Separator), module+"/caddy/ours", module+"/caddy/mholt")
