@@ -3,7 +3,7 @@
 CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 
-.PHONY: run build test fuzz faults programs bench bench-e2e
+.PHONY: run build test fuzz faults programs bench bench-e2e performance
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -44,9 +44,14 @@ programs:
 		test -z "$$missing" || { apt-get update && \
 			apt-get install -y --no-install-recommends $$missing libc6-dev; }
 
-# The micro-benchmarks, and whole requests beside a bare Caddy: five minutes each.
+# The micro-benchmarks, and whole requests beside a bare Caddy and the peers:
+# five minutes each.
 bench: programs
 	cd bench && go test -run '^$$' -bench . .
 
 bench-e2e: programs
 	cd bench && go run ./e2e
+
+# Measure all that docs/performance.md has, and write it: half an hour.
+performance: programs
+	cd bench && go run ./e2e -document ../docs/performance.md

@@ -2,16 +2,21 @@ package main
 
 import (
 	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 )
 
-// TestRun measures for as short as wrk can, to see that all variants are served
-// as they should be and that the table has a line for each. It may be skipped
-// for want of a program, but not in CI, where that would count as passed.
+// TestRun measures for as short as wrk can, many things at once, to see that all
+// variants are served as they should be, and that the document is written from
+// beginning to end. It may be skipped for want of a program, but not in CI,
+// where that would count as passed.
 func TestRun(t *testing.T) {
 	for _, program := range []string{"redis-server", "wrk"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -21,14 +26,112 @@ func TestRun(t *testing.T) {
 			t.Skip(err)
 		}
 	}
-	var out bytes.Buffer
-	o := options{duration: time.Second, rounds: 1, connections: 2, threads: 1}
-	if err := run(t.Context(), o, &out, t.Output()); err != nil {
+	const mark = "A word that stays.\n"
+	text, err := os.ReadFile("../../docs/performance.md")
+	if err != nil {
 		t.Fatal(err)
 	}
-	for _, v := range variants {
-		if strings.Count(out.String(), "\n| "+v.name+" ") != 1 {
-			t.Errorf("no line on %q in\n%s", v.name, out.String())
+	path := filepath.Join(t.TempDir(), "performance.md")
+	if err := os.WriteFile(path, append([]byte(mark), text...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := options{
+		document: path,
+		duration: time.Second, rounds: 1, threads: 1, atOnce: 25,
+		connections: []int{2, 1}, processes: []int{2}, keys: []int{100}, limits: []int{3},
+		benchmarks: []benchmark{{"handler", `^BenchmarkHandler$`}}, benchtime: "1x", count: 2,
+	}
+	if err := run(t.Context(), o, io.Discard, t.Output()); err != nil {
+		t.Fatal(err)
+	}
+
+	written, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.HasPrefix(written, []byte(mark)) {
+		t.Error("what stands outside of the marks did not stay")
+	}
+	part := func(name string) string {
+		_, rest, _ := strings.Cut(string(written), "<!-- begin: "+name+" -->\n")
+		text, _, _ := strings.Cut(rest, "<!-- end: "+name+" -->")
+		return text
+	}
+	for name, lines := range map[string]int{
+		"machine":     1,
+		"requests":    2 + 20 + 3, // head and rule, variants, baselines
+		"connections": 2*(2+2+6) + 1,
+		"processes":   2 + 3 + 1,
+		"keys":        2 + 2 + 1,
+		"limits":      2 + 2 + 1,
+		"fleet":       7,
+		"handler":     2 + 4,
+	} {
+		text := part(name)
+		if got := strings.Count(strings.TrimSpace(text), "\n") + 1; got != lines || strings.Contains(text, "%!") || strings.Contains(text, "NaN") {
+			t.Errorf("%s has %d lines, want %d:\n%s", name, got, lines, text)
 		}
+	}
+
+	svg, err := os.Open(strings.TrimSuffix(path, ".md") + ".svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer svg.Close()
+	drawn := 0
+	for d := xml.NewDecoder(svg); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "polyline" {
+			drawn++
+		}
+	}
+	if drawn != 4*6 {
+		t.Errorf("the plot has %d lines, want 6 in each of 4 panels", drawn)
+	}
+}
+
+// TestDocument guards that the document has a place for each benchmark: it
+// would be found missing only when half an hour has been spent.
+func TestDocument(t *testing.T) {
+	d, err := readDocument("../../docs/performance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range benchmarks {
+		if err := d.set(b.mark, ""); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestReported is the specification of how results of go test -bench become a
+// table: runs of one name are one line, and a unit that any of them has is a
+// column.
+func TestReported(t *testing.T) {
+	output := `goos: linux
+BenchmarkA/keys=1-2  	 100	 12.34 ns/op	 0 B/op
+BenchmarkA/keys=1-2  	 100	 10.0 ns/op	 0 B/op
+BenchmarkA/keys=1-2  	 100	 14.12 ns/op	 0 B/op
+BenchmarkB-2         	   1	  2.5 x-pass
+PASS
+`
+	want := strings.TrimLeft(`
+| benchmark | ns/op          | B/op | x-pass |
+| ---       | ---:           | ---: | ---:   |
+| A/keys=1  | 12.3 (10–14.1) | 0    |        |
+| B         |                |      | 2.50   |
+`, "\n")
+	got, ok := reported([]byte(output))
+	if got != want || !ok {
+		t.Errorf("got %v\n%s\nwant\n%s", ok, got, want)
+	}
+	if _, ok := reported([]byte("PASS\n")); ok {
+		t.Error("results were reported where there are none")
 	}
 }

@@ -1,6 +1,7 @@
-// Command e2e measures whole requests: it builds Caddy with the rate limiter,
-// starts it in several configurations, has wrk send them requests in turns, and
-// prints a table in Markdown. See ../README.md.
+// Command e2e measures whole requests: it builds Caddy with the rate limiter
+// and with its peers, starts it in several configurations, has wrk send them
+// requests in turns, and prints a table in Markdown. With -document it measures
+// all that docs/performance.md has, and writes that. See ../README.md.
 package main
 
 import (
@@ -9,29 +10,46 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 )
 
-// options are the command's flags.
+// options are the command's flags, and what a test makes less of.
 type options struct {
-	duration, warmup     time.Duration
-	rounds               int
-	connections, threads int
+	duration, warmup time.Duration
+	rounds, threads  int
+	atOnce           int // runs at a time
+	document         string
+	benchtime        string
+	count            int
+
+	connections []int // the first is that of all but the sweep
+	processes   []int
+	keys        []int
+	limits      []int
+	benchmarks  []benchmark
 }
 
 func main() {
-	var o options
+	o := options{
+		atOnce:      1,
+		connections: []int{64, 1, 8, 16, 256},
+		processes:   []int{1, 2, 4},
+		keys:        []int{1, 100, 10_000, 1_000_000},
+		limits:      []int{1, 2, 4, 8, 16},
+		benchmarks:  benchmarks,
+	}
+	flag.StringVar(&o.document, "document", "", "the document to write; without it only the first table is measured, and printed")
 	flag.DurationVar(&o.duration, "duration", time.Second, "how long one run of wrk takes, in whole seconds")
-	flag.DurationVar(&o.warmup, "warmup", time.Second, "how long each variant is run before the first round, in whole seconds; 0 for not at all")
-	flag.IntVar(&o.rounds, "rounds", 25, "how many times each variant is run")
-	flag.IntVar(&o.connections, "connections", 64, "how many connections wrk keeps busy")
+	flag.DurationVar(&o.warmup, "warmup", time.Second, "how long each variant is run before the first round, in whole seconds, and as long again for each 50 000 keys; 0 for not at all")
+	flag.IntVar(&o.rounds, "rounds", 9, "how many times each variant is run")
 	flag.IntVar(&o.threads, "threads", 2, "how many threads wrk uses")
+	flag.StringVar(&o.benchtime, "benchtime", "0.1s", "how long each micro-benchmark takes, see go help testflag")
+	flag.IntVar(&o.count, "count", 3, "how many times each micro-benchmark is run")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -43,9 +61,9 @@ func main() {
 	}
 }
 
-// run measures all variants. When it returns none of the processes that it
-// started is left, whatever the outcome.
-func run(ctx context.Context, o options, out, progress io.Writer) error {
+// run measures, and prints or writes what was found. When it returns none of
+// the processes that it started is left, whatever the outcome.
+func run(ctx context.Context, o options, out, progress io.Writer) (err error) {
 	if err := o.check(); err != nil {
 		return err
 	}
@@ -54,36 +72,52 @@ func run(ctx context.Context, o options, out, progress io.Writer) error {
 			return fmt.Errorf("%s: not on PATH, please install it", program)
 		}
 	}
-	dir, err := os.MkdirTemp("", "e2e")
+	defer func() {
+		if ctx.Err() != nil {
+			err = errors.New("interrupted")
+		}
+	}()
+
+	if o.document == "" {
+		m, err := start(ctx, o, progress)
+		if err != nil {
+			return err
+		}
+		defer m.stop()
+		if err := m.measure(ctx, "requests", m.requests()); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%s\n\n%s", m.machine(ctx), m.requestsTable())
+		return nil
+	}
+
+	d, err := readDocument(o.document)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-
-	fmt.Fprintln(progress, "building Caddy")
-	caddy := filepath.Join(dir, "caddy")
-	build := exec.CommandContext(ctx, "go", "build", "-o", caddy, "github.com/seed-387a6c65/caddy-ratelimit/bench/caddy")
-	build.Stderr = progress
-	if err := build.Run(); err != nil {
-		return fmt.Errorf("building Caddy: %w", err)
+	for _, b := range o.benchmarks { // before half an hour is spent
+		if err := d.set(b.mark, ""); err != nil {
+			return err
+		}
 	}
-
-	m := measurement{
-		options: o, dir: dir, caddy: caddy,
-		sites: make(map[string]site), results: make(map[string][]result),
-	}
-	defer m.stop()
-	err = m.start(ctx)
-	if err == nil {
-		err = m.measure(ctx, progress)
-	}
-	switch {
-	case ctx.Err() != nil:
-		return errors.New("interrupted")
-	case err != nil:
+	m, err := start(ctx, o, progress)
+	if err != nil {
 		return err
 	}
-	return m.print(ctx, out)
+	defer m.stop()
+	if err := m.write(ctx, d); err != nil {
+		return err
+	}
+	for _, b := range o.benchmarks {
+		text, err := b.run(ctx, o.benchtime, o.count, progress)
+		if err != nil {
+			return err
+		}
+		if err := d.set(b.mark, text); err != nil {
+			return err
+		}
+	}
+	return d.save()
 }
 
 // check returns an error if the flags make no sense.
@@ -93,63 +127,17 @@ func (o options) check() error {
 			return fmt.Errorf("%v: want whole seconds", d)
 		}
 	}
-	if o.duration == 0 || o.rounds < 1 || o.threads < 1 || o.connections < o.threads {
-		return errors.New("want a duration, a round, a thread and a connection for each thread at least")
+	if o.duration == 0 || o.rounds < 1 || o.threads < 1 || o.count < 1 {
+		return errors.New("want a duration, a round, a thread and a count of one at least")
 	}
 	return nil
 }
 
-// measurement is all that is measured together.
-type measurement struct {
-	options
-	dir, caddy string
-	processes  []*process
-	sites      map[string]site     // of the variants, by their names
-	results    map[string][]result // likewise, round by round
-}
-
-// start starts Redis, and Caddy for each variant.
-func (m *measurement) start(ctx context.Context) error {
-	redis, err := m.startRedis(ctx)
-	if err != nil {
-		return err
-	}
-	for i, v := range variants {
-		if m.sites[v.name], err = m.startCaddy(ctx, fmt.Sprintf("caddy-%d", i), v, redis); err != nil {
-			return fmt.Errorf("%s: %w", v.name, err)
-		}
-	}
-	return nil
-}
-
-// measure runs the variants one after the other, round by round, each round in
-// another order, so that none always follows the same.
-func (m *measurement) measure(ctx context.Context, progress io.Writer) error {
-	if m.warmup > 0 {
-		fmt.Fprintln(progress, "warming up")
-		for _, v := range variants {
-			if _, err := m.load(ctx, v, m.warmup); err != nil {
-				return err
-			}
-		}
-	}
-	for round := range m.rounds {
-		fmt.Fprintf(progress, "round %d of %d\n", round+1, m.rounds)
-		for _, i := range rand.Perm(len(variants)) { //nolint:gosec // no secret
-			v := variants[i]
-			r, err := m.load(ctx, v, m.duration)
-			if err != nil {
-				return err
-			}
-			m.results[v.name] = append(m.results[v.name], r)
-		}
-	}
-	return nil
-}
-
-// stop ends all processes.
-func (m *measurement) stop() {
-	for _, p := range m.processes {
-		p.stop()
-	}
+// machine tells what was measured with.
+func (m *measurement) machine(ctx context.Context) string {
+	return fmt.Sprintf("%s, %d CPUs (%s/%s), %s, Caddy %s, go-redis %s, mholt/caddy-ratelimit %s, redis_rate %s, redis-server %s, wrk %s: %d rounds of %v. Load average before: %s.",
+		time.Now().Format(time.DateOnly), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version(),
+		m.dependency("ours", "github.com/caddyserver/caddy/v2"), m.dependency("ours", "github.com/redis/go-redis/v9"),
+		m.dependency("mholt", "github.com/mholt/caddy-ratelimit"), m.dependency("ours", "github.com/go-redis/redis_rate/v10"),
+		version(ctx, "redis-server", "--version"), version(ctx, "wrk", "--version"), m.rounds, m.duration, m.busy)
 }

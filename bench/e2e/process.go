@@ -10,8 +10,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // startWithin is how long a server may take until it answers.
@@ -20,14 +23,15 @@ const startWithin = 20 * time.Second
 // process is a server that runs while variants are measured.
 type process struct {
 	cmd    *exec.Cmd
+	url    string        // where it is asked, if it is a Caddy
 	log    string        // the file with its output
 	exited chan struct{} // closed when the process has exited
 }
 
 // launch starts a server and waits until it is ready. It is killed when ctx is
 // done, at the latest by m.stop.
-func (m *measurement) launch(ctx context.Context, name string, ready func() error, command string, args ...string) (*process, error) {
-	log, err := os.Create(filepath.Join(m.dir, name+".log"))
+func (m *measurement) launch(ctx context.Context, ready func() error, command string, args ...string) (*process, error) {
+	log, err := os.CreateTemp(m.dir, "*.log")
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +47,6 @@ func (m *measurement) launch(ctx context.Context, name string, ready func() erro
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	m.processes = append(m.processes, p)
 	go func() {
 		defer close(p.exited)
 		_ = p.cmd.Wait()
@@ -61,6 +64,7 @@ func (m *measurement) launch(ctx context.Context, name string, ready func() erro
 		case <-p.exited:
 		case <-deadline:
 		}
+		p.stop()
 		output, _ := os.ReadFile(p.log)
 		return nil, fmt.Errorf("%s is not ready: %w\n%s", filepath.Base(command), err, output)
 	}
@@ -72,85 +76,95 @@ func (p *process) stop() {
 	<-p.exited
 }
 
-// cpuTime returns the CPU time that the process has used, as Linux tells it; 0
-// elsewhere.
-func (p *process) cpuTime() time.Duration {
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	_, rest, _ := bytes.Cut(stat, []byte(") ")) // behind the program's name
-	fields := bytes.Fields(rest)
-	if len(fields) < 13 {
-		return 0
-	}
-	user, _ := strconv.Atoi(string(fields[11]))
-	system, _ := strconv.Atoi(string(fields[12]))
-	return time.Duration(user+system) * 10 * time.Millisecond
+// site is the processes of Caddy that serve a variant.
+type site []*process
+
+// site returns the processes of the variant, at any number of connections.
+func (m *measurement) site(v variant) site {
+	v.connections = 0
+	return m.sites[v]
 }
 
-// startRedis starts a server of our own, which writes nothing to disk, and
-// returns its address.
-func (m *measurement) startRedis(ctx context.Context) (address string, err error) {
-	port, err := freePort()
-	if err != nil {
-		return "", err
-	}
-	address = net.JoinHostPort("127.0.0.1", port)
-	ready := func() error {
-		conn, err := net.DialTimeout("tcp", address, time.Second)
+func (m *measurement) startSite(ctx context.Context, v variant) error {
+	v.connections = 0
+	for range v.processes {
+		p, err := m.startCaddy(ctx, v)
 		if err != nil {
 			return err
 		}
-		return conn.Close()
+		m.sites[v] = append(m.sites[v], p)
 	}
-	_, err = m.launch(ctx, "redis", ready, "redis-server", "--bind", "127.0.0.1", "--port", port,
-		"--save", "", "--appendonly", "no", "--daemonize", "no")
-	return address, err
-}
-
-// site is where a variant is served.
-type site struct {
-	url   string
-	caddy *process
+	return nil
 }
 
 // startCaddy starts Caddy with the variant's configuration.
-func (m *measurement) startCaddy(ctx context.Context, name string, v variant, redis string) (site, error) {
+func (m *measurement) startCaddy(ctx context.Context, v variant) (*process, error) {
 	port, err := freePort()
 	if err != nil {
-		return site{}, err
+		return nil, err
 	}
-	config := filepath.Join(m.dir, name+".Caddyfile")
-	if err := os.WriteFile(config, []byte(v.caddyfile(port, redis)), 0o600); err != nil {
-		return site{}, err
+	config := filepath.Join(m.dir, port+".Caddyfile")
+	if err := os.WriteFile(config, []byte(v.caddyfile(port, m.redis.address)), 0o600); err != nil {
+		return nil, err
+	}
+	binary := "ours"
+	if v.limiter == mholt {
+		binary = "mholt"
 	}
 	url := fmt.Sprintf("http://127.0.0.1:%s/", port)
-	caddy, err := m.launch(ctx, name, func() error { return v.probe(ctx, url) },
-		m.caddy, "run", "--config", config, "--adapter", "caddyfile")
-	return site{url, caddy}, err
+	p, err := m.launch(ctx, func() error { return v.probe(ctx, url) },
+		filepath.Join(m.dir, binary), "run", "--config", config, "--adapter", "caddyfile")
+	if err != nil {
+		return nil, err
+	}
+	p.url = url
+	return p, nil
 }
 
 // probe asks for the page once, and returns an error unless the limiter has
-// seen the request if it should have, and only then.
+// seen the request if it should have, and only then. It can't be seen of
+// mholt/caddy-ratelimit, which leaves requests that it allows as they are.
 func (v variant) probe(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
+	req.Header.Set("X-Key", "key-1")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
 	_, _ = io.Copy(io.Discard, resp.Body)
-	if _, limited := resp.Header["X-Ratelimit-Limit"]; limited != v.limited() {
+	_, limited := resp.Header["X-Ratelimit-Limit"]
+	if limited != (v.limiter != bare && v.limiter != mholt) {
 		return fmt.Errorf("status %d with header %v", resp.StatusCode, resp.Header)
 	}
 	return nil
 }
 
-// errorLogged returns the first error that any Caddy has logged, if there is
-// one.
-func (m *measurement) errorLogged() error {
-	for _, p := range m.processes {
+// cpuTime returns the CPU time that the processes have used, as Linux tells it;
+// 0 elsewhere.
+func (s site) cpuTime() time.Duration {
+	ticks := 0
+	for _, p := range s {
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		_, rest, _ := bytes.Cut(stat, []byte(") ")) // behind the program's name
+		fields := bytes.Fields(rest)
+		if len(fields) < 13 {
+			return 0
+		}
+		user, _ := strconv.Atoi(string(fields[11]))
+		system, _ := strconv.Atoi(string(fields[12]))
+		ticks += user + system
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
+// errorLogged returns the first error that any of the processes has logged, if
+// there is one.
+func (s site) errorLogged() error {
+	for _, p := range s {
 		log, err := os.ReadFile(p.log)
 		if err != nil {
 			return err
@@ -162,6 +176,60 @@ func (m *measurement) errorLogged() error {
 		}
 	}
 	return nil
+}
+
+// redisServer is the one that all variants share.
+type redisServer struct {
+	*process
+	address string
+	client  *redis.Client
+}
+
+// startRedis starts a server of our own, which writes nothing to disk.
+func (m *measurement) startRedis(ctx context.Context) (*redisServer, error) {
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	address := net.JoinHostPort("127.0.0.1", port)
+	client := redis.NewClient(&redis.Options{Addr: address})
+	p, err := m.launch(ctx, func() error { return client.Ping(ctx).Err() },
+		"redis-server", "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--daemonize", "no")
+	if err != nil {
+		_ = client.Close()
+		return nil, err
+	}
+	return &redisServer{p, address, client}, nil
+}
+
+func (r *redisServer) stop() {
+	_ = r.client.Close()
+	r.process.stop()
+}
+
+var (
+	scriptCalls = regexp.MustCompile(`(?m)^cmdstat_(?:eval|fcall)\w*:calls=(\d+)`)
+	cpuSeconds  = regexp.MustCompile(`(?m)^used_cpu_(?:sys|user):([\d.]+)`)
+)
+
+// usage returns how many scripts clients had Redis run, and the CPU time that
+// it has used, its reading and writing of sockets included. No limiter calls
+// anything but scripts; the commands in these are not told apart from others in
+// the total that Redis keeps.
+func (r *redisServer) usage(ctx context.Context) (calls int64, cpu time.Duration, err error) {
+	info, err := r.client.Info(ctx, "commandstats", "cpu").Result()
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, match := range scriptCalls.FindAllStringSubmatch(info, -1) {
+		n, _ := strconv.ParseInt(match[1], 10, 64)
+		calls += n
+	}
+	for _, match := range cpuSeconds.FindAllStringSubmatch(info, -1) {
+		s, _ := strconv.ParseFloat(match[1], 64)
+		cpu += time.Duration(s * float64(time.Second))
+	}
+	return calls, cpu, nil
 }
 
 // freePort returns a port of this host that nothing listened on just now.

@@ -1,81 +1,129 @@
 package main
 
 import (
-	"context"
-	"debug/buildinfo"
 	"fmt"
-	"io"
-	"os/exec"
-	"regexp"
-	"runtime"
+	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"text/tabwriter"
-	"time"
 )
 
-// print writes what was measured, and with what, in Markdown.
-func (m *measurement) print(ctx context.Context, out io.Writer) error {
-	binary, err := buildinfo.ReadFile(m.caddy)
-	if err != nil {
-		return err
-	}
-	caddy := "unknown"
-	for _, dep := range binary.Deps {
-		if dep.Path == "github.com/caddyserver/caddy/v2" {
-			caddy = dep.Version
-		}
-	}
-	fmt.Fprintf(out, "%s, %d CPUs (%s/%s), %s, Caddy %s, redis-server %s, wrk %s: %d rounds of %v, %d connections, %d threads.\n\n",
-		time.Now().Format(time.DateOnly), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, binary.GoVersion, caddy,
-		version(ctx, "redis-server", "--version"), version(ctx, "wrk", "--version"),
-		m.rounds, m.duration, m.connections, m.threads)
-
-	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', 0)
-	fmt.Fprintln(w, "| \t| requests/s \t| min–max \t| p50 ms \t| p99 ms \t| CPU µs \t| ratio \t| min–max \t| to |")
-	fmt.Fprintln(w, "|---\t|---:\t|---:\t|---:\t|---:\t|---:\t|---:\t|---:\t|---|")
-	for _, v := range variants {
-		own := m.results[v.name]
-		rates := each(own, result.rate)
-		fmt.Fprintf(w, "| %s \t| %.0f \t| %.0f–%.0f \t| %.2f \t| %.2f \t| %.1f ", v.name,
-			median(rates), slices.Min(rates), slices.Max(rates),
-			median(each(own, func(r result) float64 { return float64(r.P50) / 1e3 })),
-			median(each(own, func(r result) float64 { return float64(r.P99) / 1e3 })),
-			median(each(own, func(r result) float64 { return float64(r.cpu) / float64(r.Requests) })))
-		if v.baseline == "" {
-			fmt.Fprintln(w, "\t| 1 \t| \t| |")
-			continue
-		}
-		ratios := each(m.results[v.baseline], result.rate)
-		for i := range ratios {
-			ratios[i] = own[i].rate() / ratios[i]
-		}
-		fmt.Fprintf(w, "\t| %.2f \t| %.2f–%.2f \t| %s |\n",
-			median(ratios), slices.Min(ratios), slices.Max(ratios), v.baseline)
-	}
-	return w.Flush()
+// column is one of a table's.
+type column struct {
+	head string
+	cell func(*measurement, variant) string
 }
 
-// each returns a figure of each result.
-func each(results []result, figure func(result) float64) []float64 {
-	figures := make([]float64, len(results))
-	for i, r := range results {
-		figures[i] = figure(r)
+// table has a line for each variant, in Markdown.
+func (m *measurement) table(columns []column, variants []variant) string {
+	rows := make([][]string, len(variants))
+	for i, v := range variants {
+		for _, c := range columns {
+			rows[i] = append(rows[i], c.cell(m, v))
+		}
 	}
-	return figures
+	head := make([]string, len(columns))
+	for i, c := range columns {
+		head[i] = c.head
+	}
+	return markdown(head, rows)
 }
 
-// median returns the median of at least one figure.
-func median(figures []float64) float64 {
-	sorted := slices.Sorted(slices.Values(figures))
-	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+// markdown returns a table. Columns that begin with a digit in any row are
+// numbers.
+func markdown(head []string, rows [][]string) string {
+	rules := make([]string, len(head))
+	for i := range rules {
+		rules[i] = "---"
+		for _, row := range rows {
+			if row[i] != "" && row[i][0] >= '0' && row[i][0] <= '9' {
+				rules[i] = "---:"
+			}
+		}
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 1, ' ', 0)
+	for _, row := range slices.Concat([][]string{head, rules}, rows) {
+		fmt.Fprintf(w, "| %s\t|\n", strings.Join(row, "\t| "))
+	}
+	_ = w.Flush()
+	return b.String()
 }
 
-// version returns the version that a program tells, the first number with a
-// point.
-func version(ctx context.Context, program string, arg string) string {
-	output, _ := exec.CommandContext(ctx, program, arg).Output() // wrk exits with an error
-	if v := regexp.MustCompile(`\d+\.\d+(\.\d+)?`).Find(output); v != nil {
-		return string(v)
+// The columns that tables choose from.
+var (
+	colAsked     = column{"requests", func(_ *measurement, v variant) string { return v.asked() }}
+	colLimiter   = column{"limiter", func(_ *measurement, v variant) string { return v.limiter }}
+	colProcesses = column{"processes", func(_ *measurement, v variant) string { return count(v.processes) }}
+	colKeys      = column{"keys", func(_ *measurement, v variant) string { return count(v.keys) }}
+	colLimits    = column{"limits", func(_ *measurement, v variant) string { return count(v.limits) }}
+	colRate      = column{"requests/s", func(m *measurement, v variant) string { return spread(m.figures(v, rate)) }}
+	colRatio     = column{"ratio", func(m *measurement, v variant) string { return spread(m.ratios(v)) }}
+	colP50       = medianOf("p50 ms", func(r result) float64 { return r.p50 })
+	colP99       = medianOf("p99 ms", func(r result) float64 { return r.p99 })
+	colCaddyCPU  = medianOf("Caddy µs", func(r result) float64 { return r.caddyCPU })
+	colCalls     = redisOnly(medianOf("Redis calls", func(r result) float64 { return r.redisCalls }))
+	colRedisCPU  = redisOnly(medianOf("Redis µs", func(r result) float64 { return r.redisCPU }))
+	colRedisBusy = redisOnly(column{"Redis busy", func(m *measurement, v variant) string {
+		return fmt.Sprintf("%.0f %%", median(m.figures(v, func(r result) float64 { return r.redisCPUPerSecond }))/1e4)
+	}})
+)
+
+func medianOf(head string, f func(result) float64) column {
+	return column{head, func(m *measurement, v variant) string { return figure(median(m.figures(v, f))) }}
+}
+
+// redisOnly leaves a column empty where there is no Redis.
+func redisOnly(c column) column {
+	cell := c.cell
+	c.cell = func(m *measurement, v variant) string {
+		if !usesRedis[v.limiter] {
+			return ""
+		}
+		return cell(m, v)
 	}
-	return "unknown"
+	return c
+}
+
+// spread returns the median of figures, and the least and the greatest if these
+// are not the same.
+func spread(figures []float64) string {
+	least, greatest := figure(slices.Min(figures)), figure(slices.Max(figures))
+	if least == greatest {
+		return least
+	}
+	return fmt.Sprintf("%s (%s–%s)", figure(median(figures)), least, greatest)
+}
+
+// figure returns a number to three digits, or to the next integer if that has
+// more; below 1 to two, and never more than four behind the point. What is an
+// integer stays one.
+func figure(x float64) string {
+	switch {
+	case x == math.Trunc(x):
+		return count(int(x))
+	case x < 0.01:
+		return strconv.FormatFloat(x, 'f', 4, 64)
+	case x < 0.1:
+		return strconv.FormatFloat(x, 'f', 3, 64)
+	case x < 10:
+		return strconv.FormatFloat(x, 'f', 2, 64)
+	case x < 100:
+		return strconv.FormatFloat(x, 'f', 1, 64)
+	}
+	return count(int(x + 0.5))
+}
+
+// count returns an integer with spaces between each three digits, if there are
+// five or more of them.
+func count(n int) string {
+	s := strconv.Itoa(n)
+	if len(s) < 5 {
+		return s
+	}
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + " " + s[i:]
+	}
+	return s
 }

@@ -5,63 +5,152 @@ import (
 	"strings"
 )
 
-// variant is one configuration of Caddy and what is asked of it.
+// The limiters that are measured, by the names they have in tables.
+const (
+	bare      = "bare Caddy"
+	inProcess = "this module, in process"
+	onRedis   = "this module, Redis"
+	mholt     = "mholt/caddy-ratelimit"
+	redisRate = "redis_rate"
+	evalsha   = "EVALSHA each"
+)
+
+var limiters = []string{inProcess, mholt, onRedis, redisRate, evalsha}
+
+// usesRedis tells which limiters keep their buckets in Redis.
+var usesRedis = map[string]bool{onRedis: true, redisRate: true, evalsha: true}
+
+// variant is what is measured: a limiter, what it has to do, and under what
+// load.
 type variant struct {
-	name string
+	limiter string
 
-	// The variant whose speed this one's is compared with, in the same round:
-	// it does the same without the limiter.
-	baseline string
-
-	// What the site does before it responds.
-	site string
-
-	// Whether the buckets are kept in Redis.
-	redis bool
-
-	// How many different values of X-Key the requests have; 0 means none.
-	keys int
+	keys   int // how many clients there are; a single one is told by its address
+	limits int // how many limits each of their requests has to pass
 
 	// Whether all requests are answered with status 429; otherwise with 200.
 	denied bool
+
+	// Whether the site has an error route.
+	errorRoute bool
+
+	connections int // of wrk, to all processes together
+	processes   int // of Caddy
 }
 
-const (
-	bare         = "bare Caddy"
-	bareKeys     = "bare Caddy, 100 000 keys"
-	bareErrors   = "bare Caddy, `error 429` and `handle_errors`"
-	manyKeys     = 100_000
-	handleErrors = "\thandle_errors {\n\t\trespond \"{err.status_code} {err.status_text}\"\n\t}\n"
+// baseline returns what does the same without a limiter. Bare Caddy has no
+// requests to deny; but its error routes are dear, so it takes one too.
+func (v variant) baseline() variant {
+	v.limiter, v.limits = bare, 0
+	v.denied = v.errorRoute
+	return v
+}
 
-	// Never full, and never drained between two rounds.
-	oneOpen  = "\trate_limit {\n\t\tsize 500000000\n\t}\n"
-	keysOpen = "\trate_limit {\n\t\tkey {header.X-Key}\n\t\tsize 1000000\n\t\tdrip_rate 10m\n\t}\n"
+// asked tells in words what the limiter has to do.
+func (v variant) asked() string {
+	words := "allowed"
+	if v.denied {
+		words = "denied"
+	}
+	if v.keys == 1 {
+		words += ", one key"
+	} else {
+		words += ", " + count(v.keys) + " keys"
+	}
+	if v.limits > 1 {
+		words += fmt.Sprintf(", %d limits", v.limits)
+	}
+	if v.errorRoute {
+		words += ", `handle_errors`"
+	}
+	return words
+}
 
-	// Full after one request. It is the one that finds Caddy ready.
-	shut = "\trate_limit {\n\t\tsize 1\n\t\tdrip_rate 24h\n\t}\n"
+func (v variant) String() string {
+	return fmt.Sprintf("%s: %s (connections: %d, processes: %d)", v.limiter, v.asked(), v.connections, v.processes)
+}
+
+// Of each request, what the table at the head of the document has.
+var (
+	oneKey   = variant{keys: 1, limits: 1, processes: 1}
+	manyKeys = variant{keys: 100_000, limits: 1, processes: 1}
+	eight    = variant{keys: 100_000, limits: 8, processes: 1}
+	flood    = variant{keys: 1, limits: 1, denied: true, processes: 1}
+	routed   = variant{keys: 1, limits: 1, denied: true, errorRoute: true, processes: 1}
 )
 
-var variants = []variant{
-	{name: bare},
-	{name: "in process, allowed, one key", baseline: bare, site: oneOpen},
-	{name: bareKeys, baseline: bare, keys: manyKeys},
-	{name: "in process, allowed, 100 000 keys", baseline: bareKeys, site: keysOpen, keys: manyKeys},
-	{name: "Redis, allowed, 100 000 keys", baseline: bareKeys, site: keysOpen, redis: true, keys: manyKeys},
-	{name: "in process, denied", baseline: bare, site: shut, denied: true},
-	{name: "Redis, denied", baseline: bare, site: shut, redis: true, denied: true},
-	{name: bareErrors, baseline: bare, site: "\terror 429\n" + handleErrors, denied: true},
-	{name: "in process, denied, `handle_errors`", baseline: bareErrors, site: shut + handleErrors, denied: true},
+// by returns the variant by each of the limiters, at so many connections.
+func (v variant) by(connections int, limiters ...string) []variant {
+	v.connections = connections
+	variants := make([]variant, len(limiters))
+	for i, l := range limiters {
+		v.limiter = l
+		variants[i] = v
+	}
+	return variants
 }
 
-// limited reports whether the limiter is in the variant's site.
-func (v variant) limited() bool { return strings.Contains(v.site, "rate_limit") }
+// site returns what the site does before it responds.
+func (v variant) site(redis string) string {
+	key := "{header.X-Key}"
+	if v.keys == 1 {
+		key = "{client_ip}"
+	}
+	// Never full, and never drained between two rounds.
+	size, dripRate := 1_000_000, "10m"
+	events, window := 100, "2m" // of a sliding window, which takes memory for each
+	switch {
+	case v.denied: // Full after one request. It is the one that finds Caddy ready.
+		size, dripRate = 1, "24h"
+		events, window = 1, "24h"
+	case v.keys == 1:
+		size, dripRate = 500_000_000, "1s"
+		events, window = 1_000_000, "1s"
+	}
+
+	var b strings.Builder
+	block := func(directive string, limit func(i int)) {
+		fmt.Fprintf(&b, "\t%s {\n", directive)
+		for i := range v.limits {
+			limit(i)
+		}
+		b.WriteString("\t}\n")
+	}
+	switch v.limiter {
+	case inProcess, onRedis:
+		block("rate_limit", func(i int) {
+			if i == 0 {
+				fmt.Fprintf(&b, "\t\tkey %s\n\t\tsize %d\n\t\tdrip_rate %s\n", key, size, dripRate)
+			} else {
+				fmt.Fprintf(&b, "\t\tlimit l%d {\n\t\t\tsize %d\n\t\t\tdrip_rate %s\n\t\t}\n", i, size, dripRate)
+			}
+		})
+	case mholt:
+		block("rate_limit", func(i int) {
+			fmt.Fprintf(&b, "\t\tzone z%d {\n\t\t\tkey %s\n\t\t\tevents %d\n\t\t\twindow %s\n\t\t}\n", i, key, events, window)
+		})
+	case redisRate, evalsha:
+		directive := map[string]string{redisRate: "redis_rate", evalsha: "evalsha"}[v.limiter]
+		block(directive+" "+redis, func(i int) {
+			fmt.Fprintf(&b, "\t\tlimit %s:%d%s %d %s\n", directive, i, key, size, dripRate)
+		})
+	default:
+		if v.denied {
+			b.WriteString("\terror 429\n")
+		}
+	}
+	if v.errorRoute {
+		b.WriteString("\thandle_errors {\n\t\trespond \"{err.status_code} {err.status_text}\"\n\t}\n")
+	}
+	return b.String()
+}
 
 // caddyfile returns the configuration that serves the variant at a port of
 // this host. Redis may take its time: a request that is not decided by it, but
 // for lack of an answer, would measure something else.
 func (v variant) caddyfile(port, redis string) string {
 	global := ""
-	if v.redis {
+	if v.limiter == onRedis {
 		global = fmt.Sprintf("\trate_limit {\n\t\tredis %s {\n\t\t\ttimeout 5s\n\t\t}\n\t}\n", redis)
 	}
 	return fmt.Sprintf(`{
@@ -78,5 +167,5 @@ http://127.0.0.1:%s {
 	bind 127.0.0.1
 %s	respond "Hello"
 }
-`, global, port, v.site)
+`, global, port, v.site(redis))
 }

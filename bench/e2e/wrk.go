@@ -6,61 +6,120 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 //go:embed wrk.lua
 var script []byte
 
-// result is what wrk counted in one run, and what it took. Times are in µs.
-type result struct {
+// answers are what wrk counted in one run. Times are in µs.
+type answers struct {
 	Requests int64
 	Micros   int64
 	Refused  int64 // answered with a status of 400 or more
 	Failed   int64 // not answered
 	P50, P99 int64 // latency
-	cpu      int64 // of Caddy, all requests together
 }
 
-// rate returns the requests per second.
-func (r result) rate() float64 { return float64(r.Requests) / float64(r.Micros) * 1e6 }
+// result is one run of a variant, and what it took.
+type result struct {
+	rate              float64 // requests per second
+	p50, p99          float64 // latency in ms
+	caddyCPU          float64 // µs per request, of all processes
+	redisCalls        float64 // per request
+	redisCPU          float64 // µs per decision, of which a request has one for each limit
+	redisCPUPerSecond float64 // µs
+}
 
 // load has wrk send requests to the variant, and returns an error where the
 // answers are not those that were to be measured.
 func (m *measurement) load(ctx context.Context, v variant, duration time.Duration) (result, error) {
-	var r result
-	lua := filepath.Join(m.dir, "wrk.lua")
-	if err := os.WriteFile(lua, script, 0o600); err != nil {
-		return r, err
-	}
-	s := m.sites[v.name]
-	before := s.caddy.cpuTime()
-	output, err := exec.CommandContext(ctx, "wrk", //nolint:gosec // all arguments are ours
-		"--threads", strconv.Itoa(m.threads), "--connections", strconv.Itoa(m.connections),
-		"--duration", strconv.Itoa(int(duration.Seconds())), "--timeout", "10s",
-		"--script", lua, s.url, "--", strconv.Itoa(v.keys)).CombinedOutput()
+	site := m.site(v)
+	callsBefore, redisBefore, err := m.redis.usage(ctx)
 	if err != nil {
-		return r, fmt.Errorf("%s: wrk: %w\n%s", v.name, err, output)
+		return result{}, err
 	}
-	if err := json.Unmarshal(output[max(bytes.LastIndexByte(output, '{'), 0):], &r); err != nil {
-		return r, fmt.Errorf("%s: wrk: %w\n%s", v.name, err, output)
+	caddyBefore := site.cpuTime()
+
+	// A wrk for each process, all at once.
+	sent := make([]answers, len(site))
+	g, ctx2 := errgroup.WithContext(ctx)
+	for i, p := range site {
+		g.Go(func() (err error) {
+			sent[i], err = m.wrk(ctx2, p.url, v.keys, v.connections/len(site), max(m.threads/len(site), 1), duration)
+			return err
+		})
 	}
-	r.cpu = (s.caddy.cpuTime() - before).Microseconds()
+	if err := g.Wait(); err != nil {
+		return result{}, fmt.Errorf("%v: %w", v, err)
+	}
+
+	caddy := site.cpuTime() - caddyBefore
+	calls, redis, err := m.redis.usage(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	calls, redis = calls-callsBefore, redis-redisBefore
+
+	var r result
+	var sum answers
+	for _, a := range sent {
+		r.rate += float64(a.Requests) / float64(a.Micros) * 1e6
+		r.p50 = max(r.p50, float64(a.P50)/1e3) // of the slowest, where there are several
+		r.p99 = max(r.p99, float64(a.P99)/1e3)
+		sum.Requests += a.Requests
+		sum.Refused += a.Refused
+		sum.Failed += a.Failed
+	}
+	n := float64(sum.Requests)
+	r.caddyCPU = float64(caddy.Microseconds()) / n
+	r.redisCalls = float64(calls) / n
+	r.redisCPU = float64(redis.Microseconds()) / n / float64(max(v.limits, 1))
+	r.redisCPUPerSecond = r.rate * float64(redis.Microseconds()) / n
 
 	refused := int64(0)
 	if v.denied {
-		refused = r.Requests
+		refused = sum.Requests
 	}
-	if r.Requests == 0 || r.Failed > 0 || r.Refused != refused {
-		return r, fmt.Errorf("%s: of %d requests %d were refused, want %d, and %d failed",
-			v.name, r.Requests, r.Refused, refused, r.Failed)
+	if sum.Requests == 0 || sum.Failed > 0 || sum.Refused != refused {
+		return r, fmt.Errorf("%v: of %d requests %d were refused, want %d, and %d failed",
+			v, sum.Requests, sum.Refused, refused, sum.Failed)
 	}
-	if err := m.errorLogged(); err != nil {
-		return r, fmt.Errorf("%s: %w", v.name, err)
+	if usesRedis[v.limiter] && !v.denied && calls == 0 {
+		return r, fmt.Errorf("%v: of %d requests none was decided by Redis", v, sum.Requests)
+	}
+	if err := site.errorLogged(); err != nil {
+		return r, fmt.Errorf("%v: %w", v, err)
 	}
 	return r, nil
+}
+
+// wrk runs wrk once.
+func (m *measurement) wrk(ctx context.Context, url string, keys, connections, threads int, duration time.Duration) (a answers, err error) {
+	output, err := exec.CommandContext(ctx, "wrk", //nolint:gosec // all arguments are ours
+		"--threads", strconv.Itoa(min(threads, connections)), "--connections", strconv.Itoa(connections),
+		"--duration", strconv.Itoa(int(duration.Seconds())), "--timeout", "10s",
+		"--script", filepath.Join(m.dir, scriptName), url, "--",
+		strconv.Itoa(keys), strconv.Itoa(rand.IntN(1<<30))).CombinedOutput() //nolint:gosec // no secret
+	if err == nil {
+		err = json.Unmarshal(output[max(bytes.LastIndexByte(output, '{'), 0):], &a)
+	}
+	if err != nil {
+		return a, fmt.Errorf("wrk: %w\n%s", err, output)
+	}
+	return a, nil
+}
+
+const scriptName = "wrk.lua"
+
+// writeScript puts wrk's script where it is read from.
+func (m *measurement) writeScript() error {
+	return os.WriteFile(filepath.Join(m.dir, scriptName), script, 0o600)
 }

@@ -1,23 +1,23 @@
--- Has wrk send requests with so many different keys in X-Key, one after the
--- other, and print what e2e reads. The argument is the number of keys; with 0
--- all requests are alike.
+-- Has wrk send requests that each have one of so many keys in X-Key, drawn at
+-- random, and print what e2e reads. The arguments are the number of keys and a
+-- seed.
+
+local threads = 0
+
+function setup(thread)
+  threads = threads + 1
+  thread:set('id', threads)
+end
 
 function init(args)
   local keys = tonumber(args[1])
-  if keys == 0 then
-    return
-  end
-  -- Made beforehand, so that sending them costs wrk little more than the same
-  -- request again and again.
-  local requests = {}
-  for i = 1, keys do
-    wrk.headers['X-Key'] = string.format('key-%d', i)
-    requests[i] = wrk.format()
-  end
-  local i = 0
+  math.randomseed(tonumber(args[2]) + id)
+  wrk.headers['X-Key'] = 'key-KEY'
+  -- Cut around the key, so that a request costs wrk as little with many keys
+  -- as with one.
+  local head, tail = wrk.format():match('^(.*)KEY(.*)$')
   function request()
-    i = i % keys + 1
-    return requests[i]
+    return head .. math.random(keys) .. tail
   end
 end
 

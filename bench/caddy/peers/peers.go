@@ -1,0 +1,216 @@
+// Package peers has the two rate limiters for Caddy that one writes in an
+// afternoon: a handler that asks redis_rate, and one that runs a script of its
+// own. They are what e2e measures the limiter beside, so they do what is usual:
+// a go-redis client with its defaults, a round trip for each limit, the usual
+// header fields, and an error for Caddy to answer where a request is denied.
+//
+//	redis_rate <address> {
+//		limit <key> <size> <drip_rate>
+//	}
+//
+// and likewise evalsha. A limit's bucket loses one unit every drip_rate.
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/go-redis/redis_rate/v10"
+	"github.com/redis/go-redis/v9"
+)
+
+func init() {
+	caddy.RegisterModule(new(RedisRate))
+	caddy.RegisterModule(new(Evalsha))
+	httpcaddyfile.RegisterHandlerDirective("redis_rate", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		p := new(RedisRate)
+		return p, p.unmarshal(h.Dispenser)
+	})
+	httpcaddyfile.RegisterHandlerDirective("evalsha", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		p := new(Evalsha)
+		return p, p.unmarshal(h.Dispenser)
+	})
+	for _, directive := range []string{"redis_rate", "evalsha"} {
+		httpcaddyfile.RegisterDirectiveOrder(directive, httpcaddyfile.Before, "basic_auth")
+	}
+}
+
+// peer is what both have in common.
+type peer struct {
+	Address string  `json:"address"`
+	Limits  []limit `json:"limits"`
+
+	client *redis.Client
+}
+
+type limit struct {
+	Key      string         `json:"key"`
+	Size     int            `json:"size"`
+	DripRate caddy.Duration `json:"drip_rate"`
+}
+
+// decision is what becomes of a request that asks one limit.
+type decision struct {
+	allowed      bool
+	remaining    int
+	clear, retry time.Duration
+}
+
+func (p *peer) unmarshal(d *caddyfile.Dispenser) error {
+	d.Next() // the directive
+	if !d.Args(&p.Address) {
+		return d.ArgErr()
+	}
+	for d.NextBlock(0) {
+		var l limit
+		var size, rate string
+		if d.Val() != "limit" || !d.Args(&l.Key, &size, &rate) {
+			return d.ArgErr()
+		}
+		var err error
+		if l.Size, err = strconv.Atoi(size); err != nil {
+			return d.WrapErr(err)
+		}
+		dripRate, err := caddy.ParseDuration(rate)
+		if err != nil {
+			return d.WrapErr(err)
+		}
+		l.DripRate = caddy.Duration(dripRate)
+		p.Limits = append(p.Limits, l)
+	}
+	return nil
+}
+
+func (p *peer) connect() {
+	p.client = redis.NewClient(&redis.Options{Addr: p.Address})
+}
+
+// Cleanup closes the connections.
+func (p *peer) Cleanup() error { return p.client.Close() }
+
+// serve asks the limits one after the other, until one denies. The header
+// fields tell of the one with the least room.
+func (p *peer) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler,
+	take func(ctx context.Context, key string, l limit) (decision, error),
+) error {
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	var size int
+	least := decision{remaining: math.MaxInt}
+	for _, l := range p.Limits {
+		d, err := take(r.Context(), repl.ReplaceAll(l.Key, ""), l)
+		if errors.Is(err, context.Canceled) { // the client has gone
+			return caddyhttp.Error(499, err)
+		}
+		if err != nil {
+			return caddyhttp.Error(http.StatusInternalServerError, err)
+		}
+		if d.remaining < least.remaining || !d.allowed {
+			size, least = l.Size, d
+		}
+		if !d.allowed {
+			break
+		}
+	}
+	header := w.Header()
+	header.Set("X-Ratelimit-Limit", strconv.Itoa(size))
+	header.Set("X-Ratelimit-Remaining", strconv.Itoa(least.remaining))
+	header.Set("X-Ratelimit-Clear", strconv.FormatFloat(least.clear.Seconds(), 'f', 3, 64))
+	if !least.allowed {
+		header.Set("X-Ratelimit-Reset", strconv.FormatFloat(least.retry.Seconds(), 'f', 3, 64))
+		header.Set("Retry-After", strconv.FormatFloat(math.Ceil(least.retry.Seconds()), 'f', 0, 64))
+		return caddyhttp.Error(http.StatusTooManyRequests, fmt.Errorf("retry after %v", least.retry))
+	}
+	return next.ServeHTTP(w, r)
+}
+
+// RedisRate asks redis_rate.
+type RedisRate struct {
+	peer
+	limiter *redis_rate.Limiter
+}
+
+// CaddyModule returns the module's name.
+func (*RedisRate) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.redis_rate", New: func() caddy.Module { return new(RedisRate) }}
+}
+
+// Provision makes the client.
+func (h *RedisRate) Provision(caddy.Context) error {
+	h.connect()
+	h.limiter = redis_rate.NewLimiter(h.client)
+	return nil
+}
+
+func (h *RedisRate) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	return h.serve(w, r, next, func(ctx context.Context, key string, l limit) (decision, error) {
+		res, err := h.limiter.Allow(ctx, key, redis_rate.Limit{Rate: 1, Burst: l.Size, Period: time.Duration(l.DripRate)})
+		if err != nil {
+			return decision{}, err
+		}
+		return decision{allowed: res.Allowed > 0, remaining: res.Remaining, clear: res.ResetAfter, retry: res.RetryAfter}, nil
+	})
+}
+
+// Evalsha runs a script once for each limit.
+type Evalsha struct {
+	peer
+}
+
+// CaddyModule returns the module's name.
+func (*Evalsha) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.evalsha", New: func() caddy.Module { return new(Evalsha) }}
+}
+
+// Provision makes the client.
+func (h *Evalsha) Provision(caddy.Context) error {
+	h.connect()
+	return nil
+}
+
+// gcra keeps one integer, the moment at which the bucket is empty. It returns
+// that as well as how much room is left, both in µs; the room is negative where
+// there is none, by as much as there is to wait.
+var gcra = redis.NewScript(`
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local clear = math.max(tonumber(redis.call('GET', KEYS[1]) or now), now)
+local room = ARGV[1] - (clear - now) - ARGV[2]
+if room >= 0 then
+	clear = clear + ARGV[2]
+	redis.call('SET', KEYS[1], clear, 'PX', math.ceil((clear - now) / 1000))
+end
+return {clear - now, room}
+`)
+
+func (h *Evalsha) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	return h.serve(w, r, next, func(ctx context.Context, key string, l limit) (decision, error) {
+		drip := time.Duration(l.DripRate).Microseconds()
+		res, err := gcra.Run(ctx, h.client, []string{key}, drip*int64(l.Size), drip).Int64Slice()
+		if err != nil {
+			return decision{}, err
+		}
+		d := decision{allowed: res[1] >= 0, clear: time.Duration(res[0]) * time.Microsecond}
+		if d.allowed {
+			d.remaining = int(res[1] / drip)
+		} else {
+			d.retry = time.Duration(-res[1]) * time.Microsecond
+		}
+		return d, nil
+	})
+}
+
+var (
+	_ caddyhttp.MiddlewareHandler = (*RedisRate)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Evalsha)(nil)
+	_ caddy.CleanerUpper          = (*RedisRate)(nil)
+	_ caddy.CleanerUpper          = (*Evalsha)(nil)
+)

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// section is a part of the document about whole requests.
+type section struct {
+	mark   string      // of the document, as in document.set
+	groups [][]variant // what is measured for it, each group in turns
+	text   func() string
+}
+
+// requests are the variants of the first table.
+func (m *measurement) requests() []variant {
+	c := m.connections[0]
+	return withBaselines(slices.Concat(
+		oneKey.by(c, inProcess, mholt),
+		manyKeys.by(c, limiters...),
+		eight.by(c, onRedis, redisRate, evalsha),
+		flood.by(c, limiters...),
+		routed.by(c, limiters...),
+	))
+}
+
+func (m *measurement) requestsTable() string {
+	return m.table([]column{
+		colAsked, colLimiter, colRate, colRatio, colP50, colP99, colCaddyCPU, colCalls, colRedisCPU,
+	}, m.requests())
+}
+
+// swept is what is asked at each number of connections, by what it is called in
+// the plot.
+var swept = []struct {
+	name string
+	variant
+}{
+	{"allowed, 100 000 keys", manyKeys},
+	{"denied flood on one key", flood},
+}
+
+// write measures all that is told of whole requests, and puts it into the
+// document. A text is made as soon as what it tells has
+// been measured, for the next section may measure the same once more.
+func (m *measurement) write(ctx context.Context, d *document) error {
+	c := m.connections[0]
+	sweep := make([][]variant, len(m.connections)-1)
+	for i := range sweep {
+		for _, s := range swept {
+			sweep[i] = append(sweep[i], s.by(m.connections[i+1], limiters...)...)
+		}
+	}
+	processes := make([]variant, 0, 3*len(m.processes))
+	for _, n := range m.processes {
+		v := manyKeys
+		v.processes = n
+		processes = append(processes, v.by(c, onRedis, redisRate, evalsha)...)
+	}
+	keys := make([]variant, 0, 2*len(m.keys))
+	for _, n := range m.keys {
+		keys = append(keys, variant{keys: n, limits: 1, processes: 1}.by(c, inProcess, onRedis)...)
+	}
+	limits := make([]variant, 0, 2*len(m.limits))
+	for _, n := range m.limits {
+		limits = append(limits, variant{keys: 10_000, limits: n, processes: 1}.by(c, inProcess, onRedis)...)
+	}
+	table := func(variants []variant, columns ...column) func() string {
+		return func() string { return m.table(columns, withBaselines(variants)) }
+	}
+	sections := []section{
+		{"machine", nil, func() string { return m.machine(ctx) }},
+		{"requests", [][]variant{m.requests()}, m.requestsTable},
+		{"connections", sweep, func() string {
+			d.plot = plot(m.panels())
+			return m.connectionsTables()
+		}},
+		{"processes", [][]variant{processes}, table(processes, colProcesses, colLimiter, colRate, colRatio, colCalls, colRedisCPU, colRedisBusy)},
+		{"keys", [][]variant{keys}, table(keys, colKeys, colLimiter, colRate, colRatio, colP99, colCalls, colRedisCPU)},
+		{"limits", [][]variant{limits}, table(limits, colLimits, colLimiter, colRate, colRatio, colP99, colCalls, colRedisCPU)},
+		{"fleet", nil, m.fleet},
+	}
+	for _, s := range sections { // before anything is measured in vain
+		if err := d.set(s.mark, ""); err != nil {
+			return err
+		}
+	}
+	for _, s := range sections {
+		for _, g := range s.groups {
+			if err := m.measure(ctx, s.mark, g); err != nil {
+				return err
+			}
+		}
+		if err := d.set(s.mark, s.text()); err != nil {
+			return err
+		}
+		if err := m.afresh(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// connectionsTables has what is plotted in numbers.
+func (m *measurement) connectionsTables() string {
+	connections := slices.Sorted(slices.Values(m.connections))
+	head := make([]string, 1, 1+len(connections))
+	head[0] = "limiter"
+	for _, c := range connections {
+		head = append(head, count(c))
+	}
+	texts := make([]string, 0, len(swept))
+	for _, s := range swept {
+		rows := make([][]string, 0, 1+len(limiters))
+		for _, l := range append([]string{bare}, limiters...) {
+			row := make([]string, 1, 1+len(connections))
+			row[0] = l
+			for _, c := range connections {
+				v := s.by(c, l)[0]
+				if l == bare {
+					v = v.baseline()
+				}
+				row = append(row, fmt.Sprintf("%s, %s ms", spread(m.ratios(v)), colP99.cell(m, v)))
+			}
+			rows = append(rows, row)
+		}
+		texts = append(texts, strings.ToUpper(s.name[:1])+s.name[1:]+":\n\n"+markdown(head, rows))
+	}
+	return strings.Join(texts, "\n")
+}
+
+// panels are those of the plot: throughput above, latency below.
+func (m *measurement) panels() []panel {
+	connections := slices.Sorted(slices.Values(m.connections))
+	above, below := make([]panel, 0, len(swept)), make([]panel, 0, len(swept))
+	for _, s := range swept {
+		throughput := panel{title: s.name, label: "throughput, bare Caddy = 1"}
+		latency := panel{title: s.name, label: "p99, ms", log: true}
+		for _, l := range append([]string{bare}, limiters...) {
+			ratio, p99 := line{name: l}, line{name: l}
+			for _, c := range connections {
+				v := s.by(c, l)[0]
+				if l == bare {
+					v = v.baseline()
+				}
+				ratio.points = append(ratio.points, point{float64(c), median(m.ratios(v))})
+				p99.points = append(p99.points, point{float64(c), median(m.figures(v, func(r result) float64 { return r.p99 }))})
+			}
+			throughput.lines = append(throughput.lines, ratio)
+			latency.lines = append(latency.lines, p99)
+		}
+		above, below = append(above, throughput), append(below, latency)
+	}
+	return slices.Concat(above, below)
+}
+
+// fleet carries what Redis took for a decision to more of it than one machine
+// has. The numbers are those of the tables above it.
+func (m *measurement) fleet() string {
+	c := m.connections[0]
+	few := slices.Min(m.connections)
+	most := slices.Max(m.limits)
+	cost := func(v variant) float64 { return median(m.figures(v, func(r result) float64 { return r.redisCPU })) }
+	busy := cost(manyKeys.by(c, onRedis)[0])
+	idle := cost(manyKeys.by(few, onRedis)[0])
+	many := cost(variant{keys: 10_000, limits: most, processes: 1}.by(c, onRedis)[0])
+	denied := flood.by(c, onRedis)[0]
+	calls := median(m.figures(denied, func(r result) float64 { return r.redisCalls }))
+
+	const nodes, each, limits = 20, 10_000, 2
+	decisions := float64(nodes * each * limits)
+	dearest := max(busy, idle)
+	primaries := math.Ceil(decisions * dearest / 1e6 / 0.6)
+
+	return fmt.Sprintf(`Redis took %[1]s µs of CPU for a decision where Caddy had %[2]d requests under way at once, %[3]s µs where it had %[4]d, and %[5]s µs where each request had %[6]d limits to pass. It runs commands on one core. So one server like this one has room for 10⁶/%[1]s ≈ %[7]s decisions a second if its nodes are busy, and for 10⁶/%[3]s ≈ %[8]s if none of them ever has two requests at once.
+
+*A cluster* of P primaries has room for P times as many, as far as keys are spread over the slots. All limits of one key are in one slot, and one call, however many primaries there are; a request with limits of k different keys makes up to k calls. What does not spread is a single key: its bucket is on one primary.
+
+*A fleet* costs Redis the sum of what its nodes cost. They don't know of each other, so a call never carries decisions of two nodes: what counts is how busy each of them is, not how many there are, and the cost of a decision lies between the figures above. On paper: %[9]d nodes that each serve %[10]s allowed requests a second with %[11]d limits make %[12]s decisions a second. At the dearer of the two, %[13]s µs, that is %[14]s cores; with no primary more than 60 %% busy, %[15]s primaries.
+
+*Denials* of a client that goes on asking made %[16]s calls for each request. A flood at one node's full speed, %[17]s requests a second here, therefore put %[18]s calls a second on Redis, each node that it reaches as many.`,
+		figure(busy), c, figure(idle), few, figure(many), most,
+		about(1e6/busy), about(1e6/idle),
+		nodes, count(each), limits, count(int(decisions)), figure(dearest),
+		figure(decisions*dearest/1e6), count(int(primaries)),
+		figure(calls), about(median(m.figures(denied, rate))), about(calls*median(m.figures(denied, rate))))
+}
+
+// about returns a number of ten or more to two digits.
+func about(x float64) string {
+	if x < 10 {
+		return figure(x)
+	}
+	unit := math.Pow(10, math.Floor(math.Log10(x))-1)
+	return count(int(math.Round(x/unit) * unit))
+}
