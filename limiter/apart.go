@@ -117,7 +117,6 @@ func (r *Redis) giveBack(ctx context.Context, req Request, outcomes []outcome, i
 	for _, i := range indexes {
 		b, o := &req.Buckets[i], &outcomes[i]
 		o.state = b.Limit.remove(o.state, 0, b.Cost)
-		r.denials.forget(b)
 		if r.fallback != nil {
 			r.fallback.giveBack(b, o.here)
 		}
@@ -129,6 +128,7 @@ func (r *Redis) giveBack(ctx context.Context, req Request, outcomes []outcome, i
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
 			defer cancel()
 			_, _, _ = r.call(ctx, giveBackScript, args)
+			r.denials.forget(b, r.clock().Microseconds())
 		})
 	}
 	end, cancel := timed(ctx)

@@ -39,8 +39,9 @@ type denials struct {
 type denial struct {
 	hash uint64
 	state
-	until int64
-	full  bool
+	full      bool
+	until     int64 // when it is to be asked for again
+	forgotten int64 // when units came back last
 }
 
 func newDenials() *denials { return &denials{seed: maphash.MakeSeed()} }
@@ -106,12 +107,19 @@ func (d *denials) remember(req Request, outcomes []outcome, final bool, sent, an
 		if wait := b.Limit.wait(o.state, 0, 1); wait > 0 && final {
 			e.until, e.full = sent+min(wait, rememberFor), true
 		}
-		d.put(b, e, keep, answered)
+		d.put(b, e, keep, sent, answered)
 	}
 }
 
-// forget forgets a bucket.
-func (d *denials) forget(b *Bucket) { d.put(b, denial{}, false, 0) }
+// forget forgets a bucket that holds less since now than it has been charged.
+// What was asked before says nothing any more.
+func (d *denials) forget(b *Bucket, now int64) {
+	hash := b.hash(d.seed)
+	slot := &d.slots[hash%denialSlots]
+	slot.mu.Lock()
+	defer slot.mu.Unlock()
+	slot.denial = denial{hash: hash, forgotten: now}
+}
 
 // get returns what is remembered of b, and whether that is anything.
 func (d *denials) get(b *Bucket, now int64) (denial, bool) {
@@ -122,15 +130,20 @@ func (d *denials) get(b *Bucket, now int64) (denial, bool) {
 	return slot.denial, slot.hash == hash && slot.until > now
 }
 
-// put remembers e of b: anew, or only if something is remembered.
-func (d *denials) put(b *Bucket, e denial, anew bool, now int64) {
+// put remembers e of b, which was asked about at sent and is answered now: anew,
+// or only if something is remembered.
+func (d *denials) put(b *Bucket, e denial, anew bool, sent, now int64) {
 	e.hash = b.hash(d.seed)
 	slot := &d.slots[e.hash%denialSlots]
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
-	if anew || slot.hash == e.hash && slot.until > now {
-		slot.denial = e
+	if slot.hash == e.hash {
+		e.forgotten = slot.forgotten
 	}
+	if sent < e.forgotten || !anew && (slot.hash != e.hash || slot.until <= now) {
+		return
+	}
+	slot.denial = e
 	for latest := d.latest.Load(); e.until > latest && !d.latest.CompareAndSwap(latest, e.until); {
 		latest = d.latest.Load()
 	}

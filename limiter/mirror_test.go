@@ -290,7 +290,7 @@ func TestGiveBackUndoesTake(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v.denials.forget(&b)
+		v.denials.reset()
 		place := m.place(&b)
 		inMemory, _ := m.tables[place.table].get(place.hash)
 		if inMemory != want {

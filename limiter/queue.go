@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -89,7 +90,8 @@ func (s *server) pass(q *question) *connection {
 			return conn
 		}
 	}
-	q.since = time.Now()
+	q.since, q.sent = time.Now(), false
+	q.reply, q.err = nil, nil // of a server that has sent it on
 	if q.done == nil {
 		q.done = make(chan struct{}, 1)
 	}
@@ -176,6 +178,9 @@ func (s *server) send() {
 	var batch []*question
 	for s.more() {
 		conn, err := s.connection()
+		if errors.Is(err, errNoConnection) || errors.Is(err, errConnecting) {
+			continue // others have come later, and all know when to give up
+		}
 		batch = s.next(batch[:0])
 		switch {
 		case err != nil:

@@ -240,7 +240,7 @@ func (q *question) slot() string { return q.keys[0][:strings.IndexByte(q.keys[0]
 
 // release lets another request use q.
 func (q *question) release() {
-	q.reply, q.err, q.sent = nil, nil, false
+	q.reply = nil
 	questions.Put(q)
 }
 

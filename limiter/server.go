@@ -37,6 +37,7 @@ type server struct {
 	ready  chan *connection // connections that nobody uses
 	held   atomic.Int32     // connections there are or are being made, at most what ready can hold
 	made   atomic.Int32     // of these, connections there are
+	wanted atomic.Int32     // how many wait for one
 	broke  atomic.Int32     // how often a connection broke that was made after others had
 	failed signal           // there is none, and none could be made
 	dials  atomic.Int32     // how often in a row one more could not be made
@@ -227,6 +228,8 @@ func (s *server) fail(f *failure) {
 // does not wait.
 func (s *server) wait(ctx context.Context, probe bool) (*connection, error) {
 	failed := s.failed.next()
+	s.wanted.Add(1)
+	defer s.wanted.Add(-1)
 	s.connect(probe)
 	if probe {
 		return nil, s.failure(errNotConnected)
@@ -381,6 +384,9 @@ func (s *server) discard(conn *connection) {
 	_ = conn.Close()
 	s.made.Add(-1)
 	s.held.Add(-1)
+	if s.wanted.Load() > 0 {
+		s.connect(false)
+	}
 }
 
 // signal tells all who wait for something that it has failed.
