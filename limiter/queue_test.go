@@ -777,3 +777,119 @@ func TestQueueFarAway(t *testing.T) {
 		t.Errorf("%d of %d requests decided that came one each millisecond", got, steady)
 	}
 }
+
+// atNode returns the store's server for a node of a cluster.
+func atNode(r *Redis, node *redistest.Server) *server { return r.servers.(*cluster).at(node.Addr) }
+
+// onSlots returns buckets like b with keys of their own that lie in so many
+// slots of a node.
+func onSlots(t testing.TB, r *Redis, nodes *redistest.Cluster, node *redistest.Server, n int, b Bucket) []Bucket {
+	t.Helper()
+	var buckets []Bucket
+	used := map[int]bool{}
+	for i := 0; len(buckets) < n; i++ {
+		b.Key = fmt.Sprint(t.Name(), i)
+		if slot := nodes.Slot(t, r.keys.of(&b)); !used[slot] && nodes.Owner(t, slot) == node {
+			used[slot] = true
+			buckets = append(buckets, b)
+		}
+	}
+	return buckets
+}
+
+// TestQueueCluster tests requests that travel together to a server of a cluster:
+// in one go for all of its slots, with one call for each. What is true of some of
+// these calls and not of others disturbs nobody else.
+func TestQueueCluster(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 2)
+	from, to := nodes.Nodes[0], nodes.Nodes[1]
+	var seen events
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.PoolSize, opt.Report = 1, seen.report })
+	forgetDenials(r)
+	for _, node := range nodes.Nodes {
+		b := onNode(t, r, nodes, node, hourly(100))
+		mustTake(t, r, Request{Buckets: []Bucket{b}})
+	}
+	s := atNode(r, from)
+	// take takes a request and counts it if it is admitted.
+	take := func(t *testing.T, b Bucket, admitted *atomic.Int64) {
+		if d, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil); err != nil {
+			t.Error(err)
+		} else if !d[0].Denied {
+			admitted.Add(1)
+		}
+	}
+	// check checks that b has admitted what it should, which lies on a node.
+	check := func(t *testing.T, b Bucket, node *redistest.Server, admitted *atomic.Int64, want int64) {
+		t.Helper()
+		if got := admitted.Load(); got != want {
+			t.Errorf("%s of key %s: admitted %d, want %d", b.Name, b.Key, got, want)
+		}
+		if got := storedUnits(t, r, node, b); got != want {
+			t.Errorf("%s of key %s: %d units, want %d", b.Name, b.Key, got, want)
+		}
+	}
+
+	for _, flushed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("many slots, flushed=%t", flushed), func(t *testing.T) {
+			const keys, each = 40, 5
+			buckets := onSlots(t, r, nodes, from, keys, hourly(each-1))
+			admitted := make([]atomic.Int64, keys)
+			c := calls{server: from}
+			c.since(t, "evalsha")
+			c.since(t, "eval")
+			reads := infoNumber(t, from, "stats", "total_reads_processed")
+			gather(t, s, keys*each, func(i int) { take(t, buckets[i%keys], &admitted[i%keys]) }, func() {
+				if flushed {
+					if err := from.Client().ScriptFlush(t.Context()).Err(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			// A pipeline is read in pieces, and the test and the other node ask too.
+			if got := infoNumber(t, from, "stats", "total_reads_processed") - reads; got > keys {
+				t.Errorf("%d reads for the calls of %d slots", got, keys)
+			}
+			if flushed {
+				c.check(t, "evalsha", 2*keys-1)
+				c.check(t, "eval", 1)
+			} else {
+				c.check(t, "evalsha", keys)
+				c.check(t, "eval", 0)
+			}
+			for i, b := range buckets {
+				check(t, b, from, &admitted[i], each-1)
+			}
+		})
+	}
+
+	t.Run("slot moves", func(t *testing.T) {
+		const each = 20
+		buckets := onSlots(t, r, nodes, from, 3, hourly(100))
+		moving, fresh, alsoFresh := buckets[0], buckets[0], buckets[1]
+		fresh.Name = "fresh"
+		one, other := nodes.Slot(t, r.keys.of(&moving)), nodes.Slot(t, r.keys.of(&alsoFresh))
+		mustTake(t, r, Request{Buckets: []Bucket{moving}})
+		nodes.BeginMove(t, one, to)
+		nodes.BeginMove(t, other, to)
+
+		// Of one slot some buckets are here and others nowhere yet: TRYAGAIN. Of
+		// another all are nowhere yet: ASK. A third stays.
+		all := []Bucket{moving, fresh, alsoFresh, buckets[2]}
+		admitted := make([]atomic.Int64, len(all))
+		admitted[0].Store(1)
+		gather(t, s, each*len(all), func(i int) { take(t, all[i%len(all)], &admitted[i%len(all)]) })
+		for _, slot := range []int{one, other} {
+			nodes.MoveKeys(t, slot, to)
+			nodes.EndMove(t, slot, to)
+		}
+		check(t, moving, to, &admitted[0], each+1)
+		check(t, fresh, to, &admitted[1], each)
+		check(t, alsoFresh, to, &admitted[2], each)
+		check(t, buckets[2], from, &admitted[3], each)
+		if got := seen.take(); len(got) > 0 {
+			t.Errorf("reported %q", got)
+		}
+	})
+}
