@@ -893,3 +893,34 @@ func TestQueueCluster(t *testing.T) {
 		}
 	})
 }
+
+// TestQueueOwed tests requests that travel together to a server which is back
+// after an outage: what it is told of the time in between counts once.
+func TestQueueOwed(t *testing.T) {
+	t.Parallel()
+	const before, requests = 30, 20
+	server := redistest.Start(t)
+	r, s := newQueued(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	b, other := hourly(100), hourly(100_000)
+	other.Name = "other"
+	server.Kill()
+	for range before {
+		mustTake(t, r, Request{Buckets: []Bucket{b}})
+	}
+	server.Restart(t)
+	waitFor(t, 5*time.Second, func() error {
+		mustTake(t, r, Request{Buckets: []Bucket{other}})
+		if guardOf(r).isLost() {
+			return errors.New("still lost")
+		}
+		return nil
+	})
+	gather(t, s, requests, func(int) {
+		if d, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil); err != nil || d[0].Denied {
+			t.Errorf("decided %+v, error %v", d, err)
+		}
+	})
+	if got := storedUnits(t, r, server, b); got != before+requests {
+		t.Errorf("%d units, want %d", got, before+requests)
+	}
+}
