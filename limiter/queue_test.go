@@ -64,6 +64,8 @@ func gather(t testing.TB, s *server, n int, take func(i int), meanwhile ...func(
 	t.Helper()
 	conn := hold(t, s)
 	var all sync.WaitGroup
+	defer all.Wait()
+	defer func() { s.ready <- conn }()
 	for i := range n {
 		all.Go(func() { take(i) })
 	}
@@ -76,8 +78,6 @@ func gather(t testing.TB, s *server, n int, take func(i int), meanwhile ...func(
 	for _, do := range meanwhile {
 		do()
 	}
-	s.ready <- conn
-	all.Wait()
 }
 
 // recorded is take.lua, which besides notes down how many buckets each call
@@ -303,6 +303,8 @@ func TestQueueCallsAtOnce(t *testing.T) {
 	}
 	began := time.Now()
 	var all sync.WaitGroup
+	defer all.Wait()
+	defer server.Resume(t)
 	for i := range callers {
 		all.Go(func() {
 			if _, err := r.Take(context.Background(), Request{Buckets: []Bucket{numbered(int64(i + 1))}}, nil); err != nil {
@@ -374,6 +376,7 @@ func TestQueueFullCall(t *testing.T) {
 			r.script = recorded
 			conn := hold(t, s)
 			var all sync.WaitGroup
+			defer all.Wait()
 			for i, n := range tc.requests {
 				req := Request{}
 				for j := range n {
@@ -393,9 +396,12 @@ func TestQueueFullCall(t *testing.T) {
 						}
 					}
 				})
-				for waitingAt(s) <= i && t.Context().Err() == nil {
-					runtime.Gosched()
-				}
+				waitFor(t, 4*time.Second, func() error {
+					if waitingAt(s) <= i {
+						return fmt.Errorf("request %d does not wait", i)
+					}
+					return nil
+				})
 			}
 			s.ready <- conn
 			all.Wait()
