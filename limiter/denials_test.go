@@ -301,14 +301,14 @@ func TestDenialsWayThere(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{1, rate, 1}, Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
-	// The store looks at its clock twice before it asks, and once after.
-	looks, frozen := 0, v.clock()
+	frozen, asked := v.clock(), false
 	v.clock = func() time.Duration {
-		if looks++; looks <= 2 {
+		if !asked {
 			return frozen
 		}
 		return frozen + trip
 	}
+	v.servers = departures{v.servers, func() { asked = true }}
 	mustTake(t, v.Redis, req)
 	for _, tc := range []struct {
 		at    time.Duration
@@ -318,11 +318,8 @@ func TestDenialsWayThere(t *testing.T) {
 		{rate - time.Microsecond, trip + time.Microsecond},
 		{rate, 0},
 	} {
-		v.clock = func() time.Duration { return frozen + tc.at }
-		d := req.decisions(func() []outcome {
-			outcomes, _ := v.denials.decide(req, v.clock().Microseconds(), nil)
-			return outcomes
-		}(), nil)
+		outcomes, _ := v.denials.decide(req, (frozen + tc.at).Microseconds(), nil)
+		d := req.decisions(outcomes, nil)
 		switch {
 		case tc.clear == 0 && len(d) > 0, tc.clear > 0 && len(d) == 0:
 			t.Errorf("%v after it was asked: decided %+v", tc.at, d)
@@ -330,6 +327,17 @@ func TestDenialsWayThere(t *testing.T) {
 			t.Errorf("%v after it was asked: decided %+v, want to wait for %v", tc.at, d, tc.clear)
 		}
 	}
+}
+
+// departures tells when a server is about to be asked.
+type departures struct {
+	servers
+	tell func()
+}
+
+func (d departures) of(ctx context.Context, key string) (*server, error) {
+	d.tell()
+	return d.servers.of(ctx, key)
 }
 
 // TestDenialsOfAnyCost tests that what is remembered holds for requests of

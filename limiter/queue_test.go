@@ -543,41 +543,62 @@ func TestQueueScriptFlushed(t *testing.T) {
 }
 
 // TestQueueGivesUp tests requests for which no connection gets free in half of
-// their time: they are not charged later, and the server is not blamed.
+// their time, neither to those who make calls nor because these all are about it:
+// they are not charged later, and the server is not blamed.
 func TestQueueGivesUp(t *testing.T) {
 	t.Parallel()
 	const requests, timeout = 20, 100 * time.Millisecond
-	server := redistest.Start(t)
-	var seen events
-	r, s := newQueued(t, server, func(opt *RedisOptions) { opt.Report = seen.report })
-	mustTake(t, r, Request{Buckets: []Bucket{hourly(100)}})
-	conn := hold(t, s)
-	r.timeout, s.timeout = timeout, timeout
-	together(t, requests, func(i int) {
-		began := time.Now()
-		_, err := r.Take(context.Background(), Request{Buckets: []Bucket{numbered(int64(i + 1))}}, nil)
-		if took := time.Since(began); err == nil || took < timeout/2-time.Millisecond {
-			t.Errorf("gave up after %v, error %v", took, err)
-			return
-		}
-		if f := failureOf(t, err); f.reason != "pool" {
-			t.Errorf("reason %q: %v", f.reason, err)
-		}
-	})
-	if n := waitingAt(s); n > 0 {
-		t.Errorf("%d requests still wait", n)
-	}
-	r.timeout, s.timeout = 10*time.Second, 10*time.Second
-	s.ready <- conn
-	gather(t, s, requests, func(i int) { takeOwn(t, r, i, 1, 1) })
-	for n := range int64(requests) {
-		b := numbered(n + 1)
-		if got := storedUnits(t, r, server, b); got != 0 {
-			t.Errorf("request %d was charged %d after it had given up", n, got)
-		}
-	}
-	if got, want := seen.take(), []string{"lapse pool"}; !slices.Equal(got, want) {
-		t.Errorf("reported %q, want %q", got, want)
+	for _, making := range []int{0, senders} {
+		t.Run(fmt.Sprintf("%d calls", making), func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			var seen events
+			r, s := newQueued(t, server, func(opt *RedisOptions) { opt.Report = seen.report })
+			mustTake(t, r, Request{Buckets: []Bucket{hourly(100)}})
+			conn := hold(t, s)
+			calling := func(n int) {
+				s.queue.mu.Lock()
+				defer s.queue.mu.Unlock()
+				s.queue.senders += n
+			}
+			calling(making)
+			r.timeout, s.timeout = timeout, timeout
+			together(t, requests, func(i int) {
+				began := time.Now()
+				_, err := r.Take(context.Background(), Request{Buckets: []Bucket{numbered(int64(i + 1))}}, nil)
+				if took := time.Since(began); err == nil || took < timeout/2-time.Millisecond {
+					t.Errorf("gave up after %v, error %v", took, err)
+					return
+				}
+				if f := failureOf(t, err); f.reason != "pool" {
+					t.Errorf("reason %q: %v", f.reason, err)
+				}
+			})
+			if n := waitingAt(s); n > 0 {
+				t.Errorf("%d requests still wait", n)
+			}
+			waitFor(t, 5*time.Second, func() error {
+				s.queue.mu.Lock()
+				defer s.queue.mu.Unlock()
+				if s.queue.senders > making || s.queue.impatient {
+					return errors.New("somebody still calls for them")
+				}
+				return nil
+			})
+			calling(-making)
+			r.timeout, s.timeout = 10*time.Second, 10*time.Second
+			s.ready <- conn
+			gather(t, s, requests, func(i int) { takeOwn(t, r, i, 1, 1) })
+			for n := range int64(requests) {
+				b := numbered(n + 1)
+				if got := storedUnits(t, r, server, b); got != 0 {
+					t.Errorf("request %d was charged %d after it had given up", n, got)
+				}
+			}
+			if got, want := seen.take(), []string{"lapse pool"}; !slices.Equal(got, want) {
+				t.Errorf("reported %q, want %q", got, want)
+			}
+		})
 	}
 }
 
@@ -586,7 +607,7 @@ func TestQueueGivesUp(t *testing.T) {
 // is no failure, none of those that wait by then takes them for its own.
 func TestQueueLateAnswers(t *testing.T) {
 	t.Parallel()
-	const requests, timeout = 40, 2 * time.Second
+	const requests, timeout = 40, 3 * time.Second
 	server := redistest.Start(t)
 	var seen events
 	r, s := newQueued(t, server, func(opt *RedisOptions) { opt.Timeout, opt.Report = timeout, seen.report })
@@ -603,7 +624,7 @@ func TestQueueLateAnswers(t *testing.T) {
 			t.Errorf("reason %q: %v", f.reason, err)
 		}
 	}, func() {
-		time.Sleep(timeout / 4) // so much longer may the call take
+		time.Sleep(timeout / 3) // so much longer may the call take
 		server.Pause(t)
 	})
 	var later sync.WaitGroup
@@ -658,7 +679,7 @@ func TestQueueLost(t *testing.T) {
 		all.Go(func() { take() })
 		time.Sleep(patience) // until all connections are in use
 	}
-	time.Sleep(timeout * 6 / 10)
+	time.Sleep(timeout * 7 / 10)
 	for range 20 {
 		all.Go(func() {
 			if f := take(); f.reason != "timeout" {
