@@ -396,12 +396,11 @@ func TestQueueFullCall(t *testing.T) {
 						}
 					}
 				})
-				waitFor(t, 4*time.Second, func() error {
-					if waitingAt(s) <= i {
-						return fmt.Errorf("request %d does not wait", i)
+				for deadline := time.Now().Add(4 * time.Second); waitingAt(s) <= i; runtime.Gosched() {
+					if time.Now().After(deadline) {
+						t.Fatalf("request %d does not wait", i)
 					}
-					return nil
-				})
+				}
 			}
 			s.ready <- conn
 			all.Wait()
