@@ -1,0 +1,732 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// newClocked returns a store whose clock, by which it remembers denials, stands
+// still unless the test moves it.
+func newClocked(t testing.TB, server *redistest.Server, change func(*RedisOptions)) (r *Redis, clock *atomic.Int64) {
+	t.Helper()
+	r, clock = newTestRedis(t, server, change), new(atomic.Int64)
+	r.clock = func() time.Duration { return time.Duration(clock.Load()) }
+	return r, clock
+}
+
+// remembered reports whether req would be denied without a call.
+func remembered(r *Redis, req Request) bool {
+	_, ok := r.denials.decide(req, r.clock().Microseconds(), nil)
+	return ok
+}
+
+// TestDenialsFlood tests what denials are remembered for: of a flood on a full
+// bucket the server sees nothing but a request now and then.
+func TestDenialsFlood(t *testing.T) {
+	const size, requests = 5, 10_000
+	server := redistest.Start(t)
+	for _, accounting := range []Accounting{Atomic, Each} {
+		t.Run(accounting.String(), func(t *testing.T) {
+			r, clock := newClocked(t, server, nil)
+			b := hourly(size)
+			b.Key = t.Name()
+			req := Request{Buckets: []Bucket{b}, Accounting: accounting}
+			mustTake(t, r, req)
+			c := calls{server: server}
+			c.since(t, "evalsha")
+			for n := range requests {
+				if d := mustTake(t, r, req); d[0].Denied != (n >= size-1) {
+					t.Fatalf("request %d: decided %+v", n, d)
+				}
+			}
+			// The one that fills the bucket tells that it is full.
+			c.check(t, "evalsha", size-1)
+			clock.Add(int64(rememberFor * time.Microsecond))
+			for range requests {
+				mustTake(t, r, req)
+			}
+			c.check(t, "evalsha", 1)
+		})
+	}
+}
+
+// TestDenialsForgotten tests how long a denial is remembered: until the bucket
+// drips, and for no longer than a second, for then it shows what nobody foresees,
+// such as an operator who deletes the key.
+func TestDenialsForgotten(t *testing.T) {
+	server := redistest.Start(t)
+	for _, tc := range []struct {
+		drip, want time.Duration
+	}{
+		{time.Hour, time.Second},
+		{time.Minute, time.Second},
+		{999 * time.Millisecond, 999 * time.Millisecond},
+	} {
+		t.Run(tc.drip.String(), func(t *testing.T) {
+			r, clock := newClocked(t, server, nil)
+			b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{1, tc.drip, 1}, Cost: 1}
+			req := Request{Buckets: []Bucket{b}}
+			mustTake(t, r, req)
+			if err := server.Client().Del(t.Context(), r.keys.of(&b)).Err(); err != nil {
+				t.Fatal(err)
+			}
+			clock.Add(int64(tc.want - time.Microsecond))
+			if d := mustTake(t, r, req); !d[0].Denied {
+				t.Errorf("decided %+v before it is to be forgotten", d)
+			}
+			clock.Add(int64(time.Microsecond))
+			if d := mustTake(t, r, req); d[0].Denied {
+				t.Errorf("decided %+v after it is to be forgotten", d)
+			}
+		})
+	}
+}
+
+// TestDenialsReset tests that all can be forgotten at once.
+func TestDenialsReset(t *testing.T) {
+	server := redistest.Start(t)
+	r, _ := newClocked(t, server, nil)
+	for i := range 100 {
+		b := hourly(1)
+		b.Key = fmt.Sprint(i)
+		mustTake(t, r, Request{Buckets: []Bucket{b}})
+	}
+	if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	r.denials.reset()
+	for i := range 100 {
+		b := hourly(1)
+		b.Key = fmt.Sprint(i)
+		if d := mustTake(t, r, Request{Buckets: []Bucket{b}}); d[0].Denied {
+			t.Fatalf("key %d: decided %+v", i, d)
+		}
+	}
+}
+
+// TestDenialsAgree drives two stores on the same buckets with the same random
+// requests at the same times, as TestStoresAgree does, but with a clock that only
+// goes on and mostly by little: many are answered without a call, and with the
+// same numbers to the microsecond.
+func TestDenialsAgree(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	seen := struct{ steps, unasked, several, dear, never, each, dripped int }{}
+	agree := func(t *rapid.T) {
+		v.flush(t)
+		p := plain{}
+		buckets := drawBuckets(t)
+		for i := range buckets {
+			buckets[i].SizeVaries = buckets[i].SizeVaries && i%2 == 0
+		}
+		var last Decision
+		asked := int64(0)
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			move := rapid.OneOf(
+				rapid.Just(int64(0)), rapid.Int64Range(0, 1000), rapid.Int64Range(0, rememberFor),
+				rapid.Just(last.Retry.Microseconds()), rapid.Just(max(last.Retry.Microseconds()-1, 0)),
+			).Draw(t, "gap")
+			v.at(t, v.keep(v.now+move))
+			req := drawRequest(t, buckets)
+			if rapid.IntRange(0, 2).Draw(t, "fill: 2") == 2 {
+				for i := range req.Buckets {
+					b := &req.Buckets[i]
+					b.Cost = max(b.Limit.remaining(b.Limit.at(p[identity(*b)], v.now, b.SizeVaries), v.now), 1)
+				}
+			}
+			unasked := remembered(v.Redis, req)
+			want := p.take(req, v.now)
+			if got := decide(t, v, req.Accounting, req.Buckets...); !slices.Equal(got, want) {
+				t.Fatalf("%+v at %d, asked %t: decided\n%+v, want\n%+v", req, v.now, !unasked, got, want)
+			}
+			sum := Summarize(want)
+			last = want[sum.Deciding]
+			seen.steps++
+			if !unasked {
+				asked = v.now
+				continue
+			}
+			seen.unasked++
+			b := req.Buckets[sum.Deciding]
+			for _, n := range []struct {
+				is bool
+				n  *int
+			}{
+				{len(want) > 1, &seen.several},
+				{b.Cost > 1 && !sum.Never, &seen.dear},
+				{sum.Never, &seen.never},
+				{req.Accounting == Each, &seen.each},
+				{v.now-asked > 0, &seen.dripped},
+			} {
+				if n.is {
+					*n.n++
+				}
+			}
+		}
+	}
+	for range 3 {
+		rapid.Check(t, agree)
+	}
+	t.Logf("%+v", seen)
+	if min(seen.several, seen.dear, seen.never, seen.each, seen.dripped) < 25 || seen.unasked*20 < seen.steps {
+		t.Errorf("the test shows too little: %+v", seen)
+	}
+}
+
+// TestDenialsLoseNothing tests two stores, as of two processes, that share a
+// bucket and are flooded: together they admit over many drips what one bucket
+// admits, and nothing of it is lost for being remembered; but for each drip only a
+// few requests reach the server.
+func TestDenialsLoseNothing(t *testing.T) {
+	server := redistest.Start(t)
+	seed := uint64(1)
+	for _, tc := range []struct {
+		limit Limit
+		cost  int64
+	}{
+		{Limit{1, 100 * time.Millisecond, 1}, 1},
+		{Limit{10, 7 * time.Millisecond, 1}, 1},
+		{Limit{10, 300 * time.Millisecond, 4}, 1},
+		{Limit{3, 300 * time.Millisecond, 5}, 1},
+		{Limit{12, 50 * time.Millisecond, 3}, 3},
+		{Limit{2, 90 * time.Second, 1}, 1},
+	} {
+		t.Run(fmt.Sprintf("%+v,cost=%d", tc.limit, tc.cost), func(t *testing.T) {
+			const drips = 100
+			b := Bucket{Name: "b", Key: "k", Limit: tc.limit, Cost: tc.cost}
+			stores := [2]*virtual{newVirtual(t, server, "rl:"), newVirtual(t, server, "rl:")}
+			start := max(stores[0].now, stores[1].now)
+			c := calls{server: server}
+			stores[0].flush(t)
+			reference, now := plain{}, start
+			c.since(t, "evalsha")
+			admitted, want, requests := 0, 0, int64(0)
+			for now < start+drips*tc.limit.rate() {
+				for _, v := range stores {
+					v.at(t, now)
+				}
+				for range 6 {
+					for _, v := range stores {
+						requests++
+						if d := decide(t, v, Atomic, b); !d[0].Denied {
+							admitted++
+						}
+						if !reference.take(Request{Buckets: []Bucket{b}}, now)[0].Denied {
+							want++
+						}
+					}
+					if admitted != want {
+						t.Fatalf("%v after the start: admitted %d, want %d",
+							time.Duration(now-start)*time.Microsecond, admitted, want)
+					}
+				}
+				seed = mix(seed, uint64(now))
+				now += 1 + int64(seed%uint64(max(tc.limit.rate()/5, 1)))
+			}
+			asked := c.since(t, "evalsha")
+			most := int64(4*want+10) + 4*(now-start)/rememberFor
+			if asked > most || asked*2 > requests {
+				t.Errorf("%d of %d requests reached the server, which admitted %d", asked, requests, want)
+			}
+		})
+	}
+}
+
+// TestDenialsInDoubt tests denials of which nobody knows when, between the call
+// and its answer, they were decided: however that was, none is denied that would
+// not be by the server, and none told to come back before it would be admitted.
+// Nor is it told to come back later than by as long as the answer took.
+func TestDenialsInDoubt(t *testing.T) {
+	denials := 0
+	inDoubt := func(t *rapid.T) {
+		b := Bucket{Name: "b", Key: "k", Limit: drawShape(t), Cost: 1}
+		d, p := newDenials(), plain{}
+		now := time.Now().UnixMicro()
+		// The process's clock began some time before.
+		age := rapid.Int64Range(0, 1e12).Draw(t, "age")
+		to := rapid.Int64Range(0, 3e6).Draw(t, "way there")
+		from := rapid.Int64Range(0, 3e6).Draw(t, "way back")
+
+		// It was full some time ago, and may have dripped once since.
+		fill := b
+		fill.Cost = b.Limit.Size
+		p.take(Request{Buckets: []Bucket{fill}}, now-rapid.Int64Range(0, b.Limit.rate()).Draw(t, "ago"))
+		s := b.Limit.at(p[identity(b)], now, false)
+		fits := b.Limit.wait(s, now, 1) == 0
+		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{state: state{s.clear - now, s.slack}, denied: !fits}}, true, age-to, age+from)
+
+		later := rapid.OneOf(
+			rapid.Int64Range(0, 1e4), rapid.Int64Range(0, 3e6), rapid.Int64Range(0, b.Limit.rate()),
+			rapid.Just(b.Limit.wait(s, now, 1)),
+		).Draw(t, "later")
+		b.Cost = rapid.Int64Range(1, b.Limit.Size).Draw(t, "cost")
+		outcomes, denied := d.decide(Request{Buckets: []Bucket{b}}, age+from+later, nil)
+		if !denied {
+			if fits || to+from+later >= min(b.Limit.wait(s, now, 1), rememberFor) {
+				return
+			}
+			t.Fatalf("a full bucket is not remembered for %v", b.Limit)
+		}
+		got := b.Limit.decision(outcomes[0].state, 0, b.Cost, outcomes[0].denied)
+		real := p.take(Request{Buckets: []Bucket{b}}, now+from+later)[0]
+		denials++
+		if !real.Denied || !got.Denied || got.Remaining != 0 || real.Remaining != 0 {
+			t.Fatalf("decided %+v where the server would decide %+v", got, real)
+		}
+		late := time.Duration(to+from) * time.Microsecond
+		if got.Retry < real.Retry || got.Retry > real.Retry+late || got.Clear < real.Clear || got.Clear > real.Clear+late {
+			t.Fatalf("decided %+v where the server, asked %v before, would decide %+v", got, late, real)
+		}
+	}
+	for range 5 {
+		rapid.Check(t, inDoubt)
+	}
+	if denials < 50 {
+		t.Errorf("%d denials: the test shows too little", denials)
+	}
+}
+
+// TestDenialsWayThere tests the same through a store: the time of an answer is
+// from before it was asked for to after it was there.
+func TestDenialsWayThere(t *testing.T) {
+	const rate, trip = 500 * time.Millisecond, 200 * time.Millisecond
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{1, rate, 1}, Cost: 1}
+	req := Request{Buckets: []Bucket{b}}
+	frozen, asked := v.clock(), false
+	v.clock = func() time.Duration {
+		if !asked {
+			return frozen
+		}
+		return frozen + trip
+	}
+	v.servers = departures{v.servers, func() { asked = true }}
+	mustTake(t, v.Redis, req)
+	for _, tc := range []struct {
+		at    time.Duration
+		clear time.Duration // 0 if it is asked for
+	}{
+		{trip, rate},
+		{rate - time.Microsecond, trip + time.Microsecond},
+		{rate, 0},
+	} {
+		outcomes, _ := v.denials.decide(req, (frozen + tc.at).Microseconds(), nil)
+		d := req.decisions(outcomes, nil)
+		switch {
+		case tc.clear == 0 && len(d) > 0, tc.clear > 0 && len(d) == 0:
+			t.Errorf("%v after it was asked: decided %+v", tc.at, d)
+		case len(d) > 0 && (!d[0].Denied || d[0].Clear != tc.clear || d[0].Retry != tc.clear):
+			t.Errorf("%v after it was asked: decided %+v, want to wait for %v", tc.at, d, tc.clear)
+		}
+	}
+}
+
+// departures tells when a server is about to be asked.
+type departures struct {
+	servers
+	tell func()
+}
+
+func (d departures) of(ctx context.Context, key string) (*server, error) {
+	d.tell()
+	return d.servers.of(ctx, key)
+}
+
+// TestDenialsOfAnyCost tests that what is remembered holds for requests of
+// whatever cost: each is told when it would have room, or that it never will.
+func TestDenialsOfAnyCost(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 10}
+	decide(t, v, Atomic, b)
+	v.advance(t, 500*time.Millisecond)
+	for _, tc := range []struct {
+		cost  int64
+		retry time.Duration
+		never bool
+	}{
+		{1, time.Minute, false},
+		{2, 2 * time.Minute, false},
+		{10, 10 * time.Minute, false},
+		{11, 0, true},
+		{math.MaxInt64, 0, true},
+	} {
+		b.Cost = tc.cost
+		if !remembered(v.Redis, Request{Buckets: []Bucket{b}}) {
+			t.Errorf("cost %d: not remembered", tc.cost)
+		}
+		want := Decision{Denied: true, Never: tc.never, Size: 10, Clear: 10*time.Minute - 500*time.Millisecond}
+		if !tc.never {
+			want.Retry = tc.retry - 500*time.Millisecond
+		}
+		if d := decide(t, v, Atomic, b); d[0] != want {
+			t.Errorf("cost %d: decided %+v, want %+v", tc.cost, d[0], want)
+		}
+	}
+}
+
+// TestDenialsNotRemembered tests requests of which not all is known: they are
+// asked for each time.
+func TestDenialsNotRemembered(t *testing.T) {
+	server := redistest.Start(t)
+	const requests = 5
+	full, room, varies := hourly(1), hourly(100), hourly(1)
+	full.Name, room.Name, varies.Name = "full", "room", "varies"
+	varies.SizeVaries = true
+	larger, dear := varies, hourly(3)
+	larger.Limit.Size = 50
+	dear.Name, dear.Cost = "dear", 2
+	for _, tc := range []struct {
+		name       string
+		accounting Accounting
+		first      []Bucket // what fills them
+		buckets    []Bucket
+		charged    []int64 // what the buckets hold at last
+	}{
+		{"each of several", Each, []Bucket{full}, []Bucket{full, room}, []int64{1, requests}},
+		{"size varies", Atomic, []Bucket{varies}, []Bucket{varies}, []int64{1}},
+		{"size varies and grows", Atomic, []Bucket{varies}, []Bucket{larger}, []int64{1 + requests}},
+		{"another's size varies", Atomic, []Bucket{full}, []Bucket{full, varies}, []int64{1, 0}},
+		{"a little room", Atomic, []Bucket{dear}, []Bucket{dear}, []int64{2}},
+		{"another that is new", Atomic, []Bucket{full}, []Bucket{room, full}, []int64{0, 1}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			r, _ := newClocked(t, server, nil)
+			mustTake(t, r, Request{Buckets: tc.first})
+			req := Request{Buckets: tc.buckets, Accounting: tc.accounting}
+			c := calls{server: server}
+			c.since(t, "evalsha")
+			want := int64(requests)
+			for n := range requests {
+				mustTake(t, r, req)
+				if n == 0 && tc.name == "another that is new" {
+					want = 1 // it is new only once
+				}
+			}
+			c.check(t, "evalsha", want)
+			for i, b := range tc.buckets {
+				if got := storedUnits(t, r, server, b); got != tc.charged[i] {
+					t.Errorf("bucket %s holds %d, want %d", b.Name, got, tc.charged[i])
+				}
+			}
+		})
+	}
+}
+
+// TestDenialsOfSeveral tests a request with several buckets of which one is full:
+// it is denied without a call, nothing is charged, and of the others it is told
+// what the server said last, whichever request that was about.
+func TestDenialsOfSeveral(t *testing.T) {
+	server := redistest.Start(t)
+	r, clock := newClocked(t, server, nil)
+	full, room := hourly(2), hourly(100)
+	full.Name, room.Name, full.Cost = "full", "room", 2
+	req := Request{Buckets: []Bucket{room, full}}
+	mustTake(t, r, req)
+	full.Cost = 1
+	req.Buckets[1] = full
+
+	c := calls{server: server}
+	c.since(t, "evalsha")
+	check := func(held int64) {
+		t.Helper()
+		for range 3 {
+			d := mustTake(t, r, req)
+			if d[0].Denied || d[0].Size-d[0].Remaining != held || !d[1].Denied || d[1].Remaining != 0 {
+				t.Errorf("decided %+v, want a full bucket and one of %d", d, held)
+			}
+			if late := time.Duration(held)*time.Hour - d[0].Clear; late < 0 || late > time.Minute {
+				t.Errorf("decided %+v", d)
+			}
+		}
+		c.check(t, "evalsha", 0)
+	}
+	check(1)
+	for range 4 {
+		mustTake(t, r, Request{Buckets: []Bucket{room}})
+	}
+	c.check(t, "evalsha", 4)
+	check(5)
+	if got := storedUnits(t, r, server, room); got != 5 {
+		t.Errorf("the other bucket holds %d, want 5", got)
+	}
+	room.Cost = 96 // which the other bucket denies as well
+	if d := mustTake(t, r, Request{Buckets: []Bucket{room, full}}); !d[0].Denied || !d[1].Denied {
+		t.Errorf("decided %+v", d)
+	}
+	c.check(t, "evalsha", 0)
+	clock.Add(int64(time.Second))
+	if remembered(r, req) {
+		t.Error("still remembered")
+	}
+}
+
+// TestDenialsIdentity tests that a full bucket denies no other, however much they
+// have in common.
+func TestDenialsIdentity(t *testing.T) {
+	server := redistest.Start(t)
+	full := Bucket{Name: "b", Key: "k", Limit: Limit{2, time.Hour, 1}, Cost: 2}
+	for name, change := range map[string]func(*Bucket){
+		"name":      func(b *Bucket) { b.Name = "c" },
+		"key":       func(b *Bucket) { b.Key = "l" },
+		"no key":    func(b *Bucket) { b.Key = "" },
+		"swapped":   func(b *Bucket) { b.Name, b.Key = b.Key, b.Name },
+		"size":      func(b *Bucket) { b.Limit.Size = 3 },
+		"drip rate": func(b *Bucket) { b.Limit.DripRate = time.Hour + time.Microsecond },
+		"drip size": func(b *Bucket) { b.Limit.DripSize = 2 },
+		"varies":    func(b *Bucket) { b.SizeVaries = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			r, _ := newClocked(t, server, nil)
+			mustTake(t, r, Request{Buckets: []Bucket{full}})
+			if d := mustTake(t, r, Request{Buckets: []Bucket{full}}); !d[0].Denied {
+				t.Fatalf("decided %+v", d)
+			}
+			other := full
+			change(&other)
+			if d := mustTake(t, r, Request{Buckets: []Bucket{other}}); d[0].Denied {
+				t.Errorf("decided %+v on another bucket", d)
+			}
+		})
+	}
+}
+
+// TestDenialsOfFallback tests that what is decided here while the server can't be
+// asked is not taken for its word; what it said before still holds.
+func TestDenialsOfFallback(t *testing.T) {
+	server := redistest.Start(t)
+	r, _ := newClocked(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(frozen) })
+	before, after := hourly(1), hourly(1)
+	before.Key, after.Key = "before", "after"
+	mustTake(t, r, Request{Buckets: []Bucket{before}})
+	server.Kill()
+	for n := range 2 * lostAfter {
+		if d := mustTake(t, r, Request{Buckets: []Bucket{after}}); d[0].Denied != (n > 0) {
+			t.Errorf("request %d: decided %+v", n, d)
+		}
+	}
+	if remembered(r, Request{Buckets: []Bucket{after}}) {
+		t.Error("remembered what the fallback decided")
+	}
+	d, err := r.Take(t.Context(), Request{Buckets: []Bucket{before}, NoFallback: true}, nil)
+	if err != nil || !d[0].Denied {
+		t.Errorf("decided %+v, error %v", d, err)
+	}
+}
+
+// TestDenialsGivenBack tests buckets that get units back: what may be given back
+// is not remembered, and what is given back is forgotten.
+func TestDenialsGivenBack(t *testing.T) {
+	server := redistest.Start(t)
+	r, _ := newClocked(t, server, nil)
+	b := hourly(1)
+	req := Request{Buckets: []Bucket{b}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	outcomes, err := r.decide(ctx, req, false, nil)
+	if err != nil || outcomes[0].denied {
+		t.Fatalf("decided %+v, error %v", outcomes, err)
+	}
+	if remembered(r, req) {
+		t.Error("remembered what may be given back")
+	}
+	if d := mustTake(t, r, req); !d[0].Denied || !remembered(r, req) {
+		t.Errorf("decided %+v, remembered %t", d, remembered(r, req))
+	}
+	r.giveBack(ctx, req, outcomes, []int{0})
+	if d := mustTake(t, r, req); d[0].Denied {
+		t.Errorf("decided %+v after the unit was given back", d)
+	}
+
+	// A later word that is not final takes the place of one that was.
+	if !remembered(r, req) {
+		t.Error("not remembered")
+	}
+	if _, err := r.decide(ctx, req, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	if remembered(r, req) {
+		t.Error("remembered though units may come back")
+	}
+}
+
+// TestDenialsInCluster tests requests to several slots of a cluster: what one slot
+// has charged is given back when another denies, so each is asked for, and nothing
+// stays charged. Those to one slot are remembered as elsewhere.
+func TestDenialsInCluster(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 2)
+	r := newTestCluster(t, nodes, nil)
+	r.clock = frozen
+	full := onNode(t, r, nodes, nodes.Nodes[0], hourly(1))
+	room := onNode(t, r, nodes, nodes.Nodes[1], hourly(2))
+	evals := func() int64 {
+		return nodes.Nodes[0].CommandStat(t, "evalsha") + nodes.Nodes[1].CommandStat(t, "evalsha")
+	}
+	mustTake(t, r, Request{Buckets: []Bucket{full}})
+	before := evals()
+	for range 10 {
+		if d := mustTake(t, r, Request{Buckets: []Bucket{full}}); !d[0].Denied {
+			t.Fatalf("decided %+v", d)
+		}
+	}
+	if got := evals() - before; got > 0 {
+		t.Errorf("%d calls for requests that are denied for sure", got)
+	}
+	for n := range 10 {
+		d := mustTake(t, r, Request{Buckets: []Bucket{full, room}})
+		if !d[0].Denied || d[1].Denied || d[1].Remaining != 2 {
+			t.Errorf("request %d: decided %+v", n, d)
+		}
+	}
+	if got := evals() - before; got < 20 {
+		t.Errorf("%d calls for 10 requests to two slots", got)
+	}
+	for n := range 3 {
+		if d := mustTake(t, r, Request{Buckets: []Bucket{room}}); d[0].Denied != (n == 2) {
+			t.Errorf("request %d: decided %+v", n, d)
+		}
+	}
+}
+
+// TestDenialsBounded tests more full buckets than can be remembered: those that
+// are are denied as they should, all others are asked for, and no more memory is
+// taken.
+func TestDenialsBounded(t *testing.T) {
+	d := newDenials()
+	full := outcome{state: state{clear: time.Hour.Microseconds()}, denied: true}
+	var buckets []Bucket
+	for i := range 4 * denialSlots {
+		b := hourly(int64(1 + i%3))
+		b.Key = fmt.Sprint(i)
+		full.clear = b.Limit.Size * b.Limit.rate()
+		buckets = append(buckets, b)
+		d.remember(Request{Buckets: []Bucket{b}}, []outcome{full}, true, 1000, 1000)
+	}
+	known := 0
+	for i, b := range buckets {
+		outcomes, ok := d.decide(Request{Buckets: []Bucket{b}}, 1000, nil)
+		if !ok {
+			continue
+		}
+		known++
+		if full.clear = b.Limit.Size * b.Limit.rate(); outcomes[0] != full {
+			t.Fatalf("bucket %d: %+v, want %+v", i, outcomes, full)
+		}
+	}
+	if known > denialSlots || known < denialSlots/2 {
+		t.Errorf("%d of %d buckets remembered, may be %d", known, len(buckets), denialSlots)
+	}
+	b := hourly(1)
+	b.Key = "empty"
+	if _, ok := d.decide(Request{Buckets: []Bucket{b}}, 1000, nil); ok {
+		t.Error("a bucket that nobody has seen is denied")
+	}
+}
+
+// TestDenialsConcurrently tests many requests at once on buckets that fill up and
+// drip, with one and several buckets, while some are forgotten: each bucket admits
+// its size and what has dripped since, to the unit.
+func TestDenialsConcurrently(t *testing.T) {
+	const goroutines, requests, size = 16, 500, 40
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	buckets := []Bucket{hourly(size), hourly(100_000), {Name: "quick", Key: "k", Limit: Limit{size, 5 * time.Millisecond, 1}, Cost: 1}}
+	buckets[1].Name = "other"
+	began := serverTime(t, server)
+	var slow, quick atomic.Int64
+	together(t, goroutines, func(g int) {
+		for n := range requests {
+			req := Request{Buckets: buckets[:1+n%2]}
+			admitted := &slow
+			if g%2 == 0 {
+				req, admitted = Request{Buckets: buckets[2:]}, &quick
+			}
+			d, err := r.Take(context.Background(), req, nil)
+			switch {
+			case err != nil:
+				t.Error(err)
+			case !Summarize(d).Denied:
+				admitted.Add(1)
+			case d[0].Denied && (d[0].Remaining > 0 || d[0].Retry > req.Buckets[0].Limit.DripRate+time.Minute):
+				t.Errorf("decided %+v", d)
+			}
+			if g == 0 && n%50 == 0 {
+				r.denials.forget(&buckets[n%3])
+				r.denials.reset()
+			}
+		}
+	})
+	took := serverTime(t, server) - began
+	if got := slow.Load(); got != size {
+		t.Errorf("admitted %d, want %d", got, size)
+	}
+	if got, most := quick.Load(), fromEmpty(buckets[2].Limit, took); got > most || got < size {
+		t.Errorf("admitted %d, want %d to %d", got, size, most)
+	}
+}
+
+// TestDenialsDuringGiveBack tests a request that finds a bucket full just before
+// units are given back: afterwards it is not denied for having been full.
+func TestDenialsDuringGiveBack(t *testing.T) {
+	r, _ := newClocked(t, redistest.Start(t), func(opt *RedisOptions) { opt.PoolSize = 1 })
+	s := r.servers.(*single).server
+	req := Request{Buckets: []Bucket{hourly(1)}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	outcomes, err := r.decide(ctx, req, false, nil)
+	if err != nil || outcomes[0].denied {
+		t.Fatalf("decided %+v, error %v", outcomes, err)
+	}
+	conn := hold(t, s)
+	var both sync.WaitGroup
+	both.Go(func() {
+		if d, err := r.Take(context.Background(), req, nil); err != nil || !d[0].Denied {
+			t.Errorf("decided %+v, error %v", d, err)
+		}
+	})
+	waitFor(t, 4*time.Second, func() error {
+		if waitingAt(s) == 0 {
+			return errors.New("does not wait")
+		}
+		return nil
+	})
+	time.Sleep(50 * time.Millisecond) // until it is the first to wait for the connection
+	both.Go(func() { r.giveBack(ctx, req, outcomes, []int{0}) })
+	time.Sleep(50 * time.Millisecond)
+	s.ready <- conn
+	both.Wait()
+	if d := mustTake(t, r, req); d[0].Denied {
+		t.Errorf("decided %+v though the bucket has room again", d)
+	}
+}
+
+// TestDenialsNothingToRemember guards the requests of those who are not denied:
+// once no bucket is remembered any more, they do not pay for looking for one.
+func TestDenialsNothingToRemember(t *testing.T) {
+	r, clock := newClocked(t, redistest.Start(t), nil)
+	mustTake(t, r, Request{Buckets: []Bucket{hourly(1)}})
+	room := hourly(100)
+	for range 5 {
+		clock.Add(int64(rememberFor * time.Microsecond / 2))
+		mustTake(t, r, Request{Buckets: []Bucket{room}})
+	}
+	if now, until := r.clock().Microseconds(), r.denials.latest.Load(); now < until {
+		t.Errorf("something may be remembered for %d µs more", until-now)
+	}
+}
