@@ -19,7 +19,7 @@ import (
 
 const (
 	// alone is how many requests may be on their way by themselves.
-	alone = 8
+	alone = 2
 
 	// senders is how many calls of several requests may be on their way: while
 	// the server decides on one, the next is written.

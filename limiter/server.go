@@ -39,7 +39,7 @@ type server struct {
 	made   atomic.Int32     // of these, connections there are
 	wanted atomic.Int32     // how many wait for one
 	broke  atomic.Int32     // how often a connection broke that was made after others had
-	failed signal           // there is none, and none could be made
+	failed signal           // there is none, and none could be made; or the server is lost
 	dials  atomic.Int32     // how often in a row one more could not be made
 	dialAt atomic.Int64     // when one more may be made after one could not be, in Unix µs
 
@@ -214,6 +214,7 @@ func (s *server) fail(f *failure) {
 		}
 	}
 	if lost {
+		s.failed.raise(f)
 		select {
 		case s.lost <- struct{}{}:
 		default:
