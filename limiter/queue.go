@@ -265,7 +265,7 @@ func (s *server) carry(conn *connection, batch []*question) {
 		s.put(conn)
 		s.guard.success(wrote)
 	} else {
-		s.blame(conn, worst)
+		_ = s.blame(conn, worst) // each is told its own
 	}
 	for _, c := range calls {
 		if c.err != nil {
@@ -283,10 +283,12 @@ func (s *server) calls(batch []*question) []*call {
 	}
 	slices.SortStableFunc(batch, func(a, b *question) int { return strings.Compare(a.slot(), b.slot()) })
 	var calls []*call
-	for from, to := 0, 0; from < len(batch); from = to {
-		for to = from + 1; to < len(batch) && batch[to].slot() == batch[from].slot(); to++ {
+	for i, q := range batch {
+		if i == 0 || q.slot() != batch[i-1].slot() {
+			calls = append(calls, new(call))
 		}
-		calls = append(calls, &call{batch: batch[from:to]})
+		c := calls[len(calls)-1]
+		c.batch = append(c.batch, q)
 	}
 	return calls
 }

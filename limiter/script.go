@@ -284,12 +284,14 @@ func appendArguments(args []any, batch ...*question) []any {
 			args = append(args, &q.keys[i])
 		}
 	}
-	for i, q := range batch {
-		if i > 0 && q.group == batch[i-1].group {
+	last := ""
+	for _, q := range batch {
+		if q.group == last {
 			args = append(args, "")
 		} else {
 			args = append(args, &q.group)
 		}
+		last = q.group
 	}
 	return args
 }
