@@ -2,9 +2,11 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -679,5 +681,55 @@ func TestDenialsConcurrently(t *testing.T) {
 	}
 	if got, most := quick.Load(), fromEmpty(buckets[2].Limit, took); got > most || got < size {
 		t.Errorf("admitted %d, want %d to %d", got, size, most)
+	}
+}
+
+// TestDenialsDuringGiveBack tests a request that finds a bucket full just before
+// units are given back: afterwards it is not denied for having been full.
+func TestDenialsDuringGiveBack(t *testing.T) {
+	r, _ := newClocked(t, redistest.Start(t), func(opt *RedisOptions) { opt.PoolSize = 1 })
+	s := r.servers.(*single).server
+	req := Request{Buckets: []Bucket{hourly(1)}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	outcomes, err := r.decide(ctx, req, false, nil)
+	if err != nil || outcomes[0].denied {
+		t.Fatalf("decided %+v, error %v", outcomes, err)
+	}
+	conn := hold(t, s)
+	var both sync.WaitGroup
+	both.Go(func() {
+		if d, err := r.Take(context.Background(), req, nil); err != nil || !d[0].Denied {
+			t.Errorf("decided %+v, error %v", d, err)
+		}
+	})
+	waitFor(t, 4*time.Second, func() error {
+		if waitingAt(s) == 0 {
+			return errors.New("does not wait")
+		}
+		return nil
+	})
+	time.Sleep(50 * time.Millisecond) // until it is the first to wait for the connection
+	both.Go(func() { r.giveBack(ctx, req, outcomes, []int{0}) })
+	time.Sleep(50 * time.Millisecond)
+	s.ready <- conn
+	both.Wait()
+	if d := mustTake(t, r, req); d[0].Denied {
+		t.Errorf("decided %+v though the bucket has room again", d)
+	}
+}
+
+// TestDenialsNothingToRemember guards the requests of those who are not denied:
+// once no bucket is remembered any more, they do not pay for looking for one.
+func TestDenialsNothingToRemember(t *testing.T) {
+	r, clock := newClocked(t, redistest.Start(t), nil)
+	mustTake(t, r, Request{Buckets: []Bucket{hourly(1)}})
+	room := hourly(100)
+	for range 5 {
+		clock.Add(int64(rememberFor * time.Microsecond / 2))
+		mustTake(t, r, Request{Buckets: []Bucket{room}})
+	}
+	if now, until := r.clock().Microseconds(), r.denials.latest.Load(); now < until {
+		t.Errorf("something may be remembered for %d µs more", until-now)
 	}
 }

@@ -950,3 +950,117 @@ func TestQueueOwed(t *testing.T) {
 		t.Errorf("%d units, want %d", got, before+requests)
 	}
 }
+
+// TestQueueMoved tests slots that have moved while requests wait for the server
+// that had them: these are sent on, wait for the other server together, and are
+// charged there once.
+func TestQueueMoved(t *testing.T) {
+	t.Parallel()
+	const each = 20
+	nodes := redistest.StartCluster(t, 2)
+	from, to := nodes.Nodes[0], nodes.Nodes[1]
+	var seen events
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.PoolSize, opt.Timeout, opt.Report = 1, time.Minute, seen.report })
+	forgetDenials(r)
+	buckets := onSlots(t, r, nodes, from, 3, hourly(100))
+	for _, b := range append(buckets, onNode(t, r, nodes, to, hourly(100))) {
+		mustTake(t, r, Request{Buckets: []Bucket{b}})
+	}
+	first, second := hold(t, atNode(r, from)), hold(t, atNode(r, to))
+	waitAt := func(node *redistest.Server, n int) {
+		t.Helper()
+		waitFor(t, 4*time.Second, func() error {
+			if waiting := waitingAt(atNode(r, node)); waiting != n {
+				return fmt.Errorf("%d requests wait, want %d", waiting, n)
+			}
+			return nil
+		})
+	}
+	var all sync.WaitGroup
+	for i := range len(buckets) * each {
+		all.Go(func() {
+			d, err := r.Take(context.Background(), Request{Buckets: buckets[i%len(buckets) : i%len(buckets)+1]}, nil)
+			if err != nil || d[0].Denied {
+				t.Errorf("decided %+v, error %v", d, err)
+			}
+		})
+	}
+	waitAt(from, len(buckets)*each)
+	for _, b := range buckets[:2] {
+		nodes.MoveSlot(t, nodes.Slot(t, r.keys.of(&b)), to)
+	}
+	atNode(r, from).ready <- first
+	waitAt(to, 2*each)
+	atNode(r, to).ready <- second
+	all.Wait()
+	for i, node := range []*redistest.Server{to, to, from} {
+		if got := storedUnits(t, r, node, buckets[i]); got != each+1 {
+			t.Errorf("bucket %d holds %d units after %d requests", i, got, each+1)
+		}
+	}
+	if got := seen.take(); len(got) > 0 {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// TestQueueBrokenConnection tests requests that wait for a connection which then
+// breaks: another one is made for them, at once, and they are decided.
+func TestQueueBrokenConnection(t *testing.T) {
+	t.Parallel()
+	const requests = 50
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	r, s := newQueued(t, server, func(opt *RedisOptions) { opt.Addresses = []string{p.Addr} })
+	mustTake(t, r, Request{Buckets: []Bucket{hourly(100)}})
+	p.BlackHole()
+	var all sync.WaitGroup
+	all.Go(func() { // which is under way when the connection breaks
+		_, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(100)}}, nil)
+		checkError(t, err, p.Addr)
+	})
+	waitFor(t, 5*time.Second, func() error {
+		if len(s.ready) > 0 {
+			return errors.New("not under way")
+		}
+		return nil
+	})
+	for i := range requests {
+		all.Go(func() { takeOwn(t, r, i, 1, 1) })
+	}
+	waitFor(t, 4*time.Second, func() error {
+		if n := waitingAt(s); n < requests {
+			return fmt.Errorf("%d requests wait", n)
+		}
+		return nil
+	})
+	began := time.Now()
+	if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err(); err != nil {
+		t.Fatal(err)
+	}
+	p.Pass()
+	all.Wait()
+	if took := time.Since(began); took > r.timeout/4 {
+		t.Errorf("waited %v for another connection", took)
+	}
+}
+
+// TestQueueOwnTime tests that each request has half of its time to wait for a
+// connection: one that comes late does not give up with those who came first.
+func TestQueueOwnTime(t *testing.T) {
+	t.Parallel()
+	const timeout = 2 * time.Second
+	server := redistest.Start(t)
+	r, s := newQueued(t, server, func(opt *RedisOptions) { opt.Timeout = timeout })
+	mustTake(t, r, Request{Buckets: []Bucket{hourly(100)}})
+	conn := hold(t, s)
+	var all sync.WaitGroup
+	all.Go(func() {
+		_, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(100)}}, nil)
+		checkError(t, err, server.Addr)
+	})
+	time.Sleep(timeout * 7 / 20)
+	all.Go(func() { takeOwn(t, r, 1, 1, 1) })
+	time.Sleep(timeout * 5 / 20)
+	s.ready <- conn
+	all.Wait()
+}
