@@ -574,7 +574,10 @@ func TestDenialsInCluster(t *testing.T) {
 	r := newTestCluster(t, nodes, nil)
 	r.clock = frozen
 	full := onNode(t, r, nodes, nodes.Nodes[0], hourly(1))
-	room := onNode(t, r, nodes, nodes.Nodes[1], hourly(2))
+	room := onNode(t, r, nodes, nodes.Nodes[1], hourly(3))
+	beside := room // of the same key, so that both are remembered
+	beside.Name, beside.Limit.Size = "beside", 1
+	mustTake(t, r, Request{Buckets: []Bucket{room, beside}})
 	evals := func() int64 {
 		return nodes.Nodes[0].CommandStat(t, "evalsha") + nodes.Nodes[1].CommandStat(t, "evalsha")
 	}
