@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// denialSlots is how many buckets are remembered at most, which takes 768 KB.
+	// denialSlots is how many buckets are remembered at most, which takes 1 MB.
 	// Of two that fall into one slot the later is.
 	denialSlots = 1 << 14
 
@@ -28,10 +28,13 @@ const (
 type denials struct {
 	seed   maphash.Seed
 	latest atomic.Int64 // until when anything is remembered
-	slots  [denialSlots]struct {
-		mu sync.Mutex
-		denial
-	}
+	slots  []denialSlot
+}
+
+// denialSlot has room for one bucket.
+type denialSlot struct {
+	mu sync.Mutex
+	denial
 }
 
 // denial is what is remembered of one bucket. Times are in µs on a monotonic
@@ -44,7 +47,16 @@ type denial struct {
 	forgotten int64 // when units came back last
 }
 
-func newDenials() *denials { return &denials{seed: maphash.MakeSeed()} }
+// newDenials returns room for so many buckets.
+func newDenials(slots int) *denials {
+	return &denials{seed: maphash.MakeSeed(), slots: make([]denialSlot, slots)}
+}
+
+// slot returns the slot in which b belongs, and b's hash.
+func (d *denials) slot(b *Bucket) (*denialSlot, uint64) {
+	hash := b.hash(d.seed)
+	return &d.slots[hash%uint64(len(d.slots))], hash
+}
 
 // deniedAlike reports whether a full bucket denies req whatever its other buckets
 // hold, and nothing is charged then.
@@ -114,8 +126,7 @@ func (d *denials) remember(req Request, outcomes []outcome, final bool, sent, an
 // forget forgets a bucket that holds less since now than it has been charged.
 // What was asked before says nothing any more.
 func (d *denials) forget(b *Bucket, now int64) {
-	hash := b.hash(d.seed)
-	slot := &d.slots[hash%denialSlots]
+	slot, hash := d.slot(b)
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
 	slot.denial = denial{hash: hash, forgotten: now}
@@ -123,8 +134,7 @@ func (d *denials) forget(b *Bucket, now int64) {
 
 // get returns what is remembered of b, and whether that is anything.
 func (d *denials) get(b *Bucket, now int64) (denial, bool) {
-	hash := b.hash(d.seed)
-	slot := &d.slots[hash%denialSlots]
+	slot, hash := d.slot(b)
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
 	return slot.denial, slot.hash == hash && slot.until > now
@@ -133,8 +143,8 @@ func (d *denials) get(b *Bucket, now int64) (denial, bool) {
 // put remembers e of b, which was asked about at sent and is answered now: anew,
 // or only if something is remembered.
 func (d *denials) put(b *Bucket, e denial, anew bool, sent, now int64) {
-	e.hash = b.hash(d.seed)
-	slot := &d.slots[e.hash%denialSlots]
+	slot, hash := d.slot(b)
+	e.hash = hash
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
 	if slot.hash == e.hash {
@@ -143,18 +153,11 @@ func (d *denials) put(b *Bucket, e denial, anew bool, sent, now int64) {
 	if sent < e.forgotten || !anew && (slot.hash != e.hash || slot.until <= now) {
 		return
 	}
+	if !anew && !e.full {
+		e.until = slot.until // or it would be remembered as long as anybody asks
+	}
 	slot.denial = e
 	for latest := d.latest.Load(); e.until > latest && !d.latest.CompareAndSwap(latest, e.until); {
 		latest = d.latest.Load()
-	}
-}
-
-// reset forgets all.
-func (d *denials) reset() {
-	for i := range d.slots {
-		slot := &d.slots[i]
-		slot.mu.Lock()
-		slot.denial = denial{}
-		slot.mu.Unlock()
 	}
 }

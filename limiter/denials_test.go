@@ -105,7 +105,7 @@ func TestDenialsReset(t *testing.T) {
 	if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	r.denials.reset()
+	r.denials = newDenials(denialSlots)
 	for i := range 100 {
 		b := hourly(1)
 		b.Key = fmt.Sprint(i)
@@ -250,7 +250,7 @@ func TestDenialsInDoubt(t *testing.T) {
 	denials := 0
 	inDoubt := func(t *rapid.T) {
 		b := Bucket{Name: "b", Key: "k", Limit: drawShape(t), Cost: 1}
-		d, p := newDenials(), plain{}
+		d, p := newDenials(denialSlots), plain{}
 		now := time.Now().UnixMicro()
 		// The process's clock began some time before.
 		age := rapid.Int64Range(3e6, 1e12).Draw(t, "age")
@@ -611,7 +611,7 @@ func TestDenialsInCluster(t *testing.T) {
 // are are denied as they should, all others are asked for, and no more memory is
 // taken.
 func TestDenialsBounded(t *testing.T) {
-	d := newDenials()
+	d := newDenials(denialSlots)
 	full := outcome{state: state{clear: time.Hour.Microseconds()}, denied: true}
 	var buckets []Bucket
 	for i := range 4 * denialSlots {
@@ -671,7 +671,6 @@ func TestDenialsConcurrently(t *testing.T) {
 			}
 			if g == 0 && n%50 == 0 {
 				r.denials.forget(&buckets[n%3], r.clock().Microseconds())
-				r.denials.reset()
 			}
 		}
 	})

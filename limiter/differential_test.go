@@ -54,7 +54,7 @@ func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual 
 func (v *virtual) at(t rapid.TB, now int64) {
 	t.Helper()
 	if now < v.now {
-		v.denials.reset()
+		v.denials = newDenials(64)
 	}
 	v.now = now
 	if err := v.admin.HSet(context.Background(), "clock", "s", now/1e6, "us", now%1e6).Err(); err != nil {
@@ -75,7 +75,7 @@ func (v *virtual) flush(t rapid.TB) {
 		t.Fatal(err)
 	}
 	v.at(t, v.start)
-	v.denials.reset()
+	v.denials = newDenials(64)
 }
 
 // stored returns what is stored for each bucket, "" for one that is absent.

@@ -290,7 +290,7 @@ func TestGiveBackUndoesTake(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v.denials.reset()
+		v.denials = newDenials(64)
 		place := m.place(&b)
 		inMemory, _ := m.tables[place.table].get(place.hash)
 		if inMemory != want {

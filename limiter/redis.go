@@ -87,7 +87,7 @@ func NewRedis(opt RedisOptions) *Redis {
 		timeout:  opt.Timeout,
 		fallback: opt.Fallback,
 		script:   takeScript,
-		denials:  newDenials(),
+		denials:  newDenials(denialSlots),
 		clock:    func() time.Duration { return time.Since(start) },
 	}
 	if opt.MasterName == "" && (opt.Cluster || len(opt.Addresses) > 1) {

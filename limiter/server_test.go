@@ -584,7 +584,7 @@ func TestCorruptIsReported(t *testing.T) {
 		if err := fill(); err != nil {
 			t.Fatal(err)
 		}
-		r.denials.reset()
+		r.denials = newDenials(denialSlots)
 		for m := range 6 {
 			if d := mustTake(t, r, Request{Buckets: []Bucket{b}}); d[0].Denied != (m == 5) {
 				t.Errorf("request %d: decided %+v", m, d)

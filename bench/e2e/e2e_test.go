@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 		"keys":        2 + 2 + 1,
 		"limits":      2 + 2 + 1,
 		"fleet":       7,
-		"handler":     2 + 4,
+		"handler":     2 + 6,
 	} {
 		text := part(name)
 		if got := strings.Count(strings.TrimSpace(text), "\n") + 1; got != lines || strings.Contains(text, "%!") || strings.Contains(text, "NaN") {
