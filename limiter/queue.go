@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -21,13 +22,13 @@ const (
 	// alone is how many requests may be on their way by themselves.
 	alone = 2
 
-	// senders is how many calls of several requests may be on their way: while
-	// the server decides on one, the next is written.
-	senders = 2
+	// senders is how many calls of several requests may be on their way. With more
+	// each carries fewer, and all that have a part in them have more to do.
+	senders = 1
 
 	// patience is how long a request waits for another call to come back before
 	// one more is made for it: the server is far away, or slow.
-	patience = time.Millisecond
+	patience = 2 * time.Millisecond
 
 	// fullCall is how many buckets a call may carry, so that it does not keep the
 	// server from others for more than about a millisecond.
@@ -181,6 +182,7 @@ func (s *server) send() {
 		if errors.Is(err, errNoConnection) || errors.Is(err, errConnecting) {
 			continue // others have come later, and all know when to give up
 		}
+		runtime.Gosched() // to those who are about to ask too
 		batch = s.next(batch[:0])
 		switch {
 		case err != nil:
