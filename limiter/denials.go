@@ -44,7 +44,7 @@ type denial struct {
 	state
 	full      bool
 	until     int64 // when it is to be asked for again
-	forgotten int64 // when units came back last
+	forgotten int64 // what was asked before tells nothing, for units have come back
 }
 
 // newDenials returns room for so many buckets.
@@ -129,7 +129,7 @@ func (d *denials) forget(b *Bucket, now int64) {
 	slot, hash := d.slot(b)
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
-	slot.denial = denial{hash: hash, forgotten: now}
+	slot.denial = denial{hash: hash, forgotten: now + 1}
 }
 
 // get returns what is remembered of b, and whether that is anything.
