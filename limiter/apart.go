@@ -125,9 +125,7 @@ func (r *Redis) giveBack(ctx context.Context, req Request, outcomes []outcome, i
 		}
 		args := r.keys.giveBackArguments(b)
 		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
-			defer cancel()
-			_, _, _ = r.call(ctx, giveBackScript, args)
+			_, _, _ = r.call(within(r.timeout), giveBackScript, args)
 			r.denials.forget(b, r.clock().Microseconds())
 		})
 	}

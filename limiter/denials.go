@@ -87,8 +87,7 @@ func (d *denials) decide(req Request, now int64, dst []outcome) ([]outcome, bool
 		}
 		denied = denied || e.full
 		s := b.Limit.at(e.state, now, false)
-		fits := b.Cost <= b.Limit.Size && b.Limit.wait(s, now, b.Cost) == 0
-		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !fits})
+		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !b.fits(s, now)})
 	}
 	if !denied {
 		return dst[:before], false
@@ -104,7 +103,7 @@ func (d *denials) decide(req Request, now int64, dst []outcome) ([]outcome, bool
 func (d *denials) remember(req Request, outcomes []outcome, final bool, sent, answered int64) {
 	keep := false
 	for i := range outcomes {
-		keep = keep || req.Buckets[i].Limit.remaining(outcomes[i].state, 0) == 0
+		keep = keep || req.Buckets[i].Limit.wait(outcomes[i].state, 0, 1) > 0
 	}
 	keep = keep && final && req.deniedAlike()
 	if !keep && answered >= d.latest.Load() {
@@ -123,8 +122,8 @@ func (d *denials) remember(req Request, outcomes []outcome, final bool, sent, an
 	}
 }
 
-// forget forgets a bucket that holds less since now than it has been charged.
-// What was asked before says nothing any more.
+// forget forgets a bucket to which units have come back now. What was asked
+// before says nothing any more.
 func (d *denials) forget(b *Bucket, now int64) {
 	slot, hash := d.slot(b)
 	slot.mu.Lock()

@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -703,15 +702,19 @@ func TestDenialsDuringGiveBack(t *testing.T) {
 			t.Errorf("decided %+v, error %v", d, err)
 		}
 	})
-	waitFor(t, 4*time.Second, func() error {
-		if waitingAt(s) == 0 {
-			return errors.New("does not wait")
-		}
-		return nil
-	})
-	time.Sleep(50 * time.Millisecond) // until it is the first to wait for the connection
+	wanted := func(n int32) {
+		t.Helper()
+		waitFor(t, 4*time.Second, func() error {
+			if got := s.wanted.Load(); got != n {
+				return fmt.Errorf("%d wait for the connection, want %d", got, n)
+			}
+			return nil
+		})
+	}
+	wanted(1)
+	time.Sleep(50 * time.Millisecond) // it is about to, and is to be the first
 	both.Go(func() { r.giveBack(ctx, req, outcomes, []int{0}) })
-	time.Sleep(50 * time.Millisecond)
+	wanted(2)
 	s.ready <- conn
 	both.Wait()
 	if d := mustTake(t, r, req); d[0].Denied {

@@ -126,18 +126,14 @@ func (s *server) await(ctx context.Context, q *question) ([]int64, error) {
 	case <-q.timer.C:
 	}
 	if s.withdraw(q) {
-		f := s.failure(errNoConnection)
-		s.guard.failure(f)
-		return nil, f
+		return nil, s.giveUp(errNoConnection)
 	}
 	q.timer.Reset(time.Until(end))
 	select {
 	case <-q.done:
 		return q.reply, q.err
 	case <-q.timer.C:
-		f := s.failure(errLate)
-		s.guard.failure(f)
-		return nil, f
+		return nil, s.giveUp(errLate)
 	}
 }
 
@@ -242,23 +238,20 @@ func (s *server) connection() (*connection, error) {
 	if conn := s.idle(); conn != nil {
 		return conn, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
-	defer cancel()
-	return s.wait(ctx, false)
+	return s.wait(context.Background(), false)
 }
 
 // carry asks about all requests of a batch at once. A server of a cluster is asked
 // in one call for each slot, for no call may have keys of two.
 func (s *server) carry(conn *connection, batch []*question) {
-	ctx := deadline{context.Background(), time.Now().Add(s.timeout)}
 	calls := s.calls(batch)
-	batch[0].script.runAll(ctx, conn.Conn, calls)
+	batch[0].script.runAll(within(s.timeout), conn.Conn, calls)
 
 	// Whatever fails together has failed once.
 	var worst error
 	wrote := false
 	for _, c := range calls {
-		wrote = wrote || c.err == nil && c.charged()
+		wrote = c.split() || wrote
 		if s.worse(c.err, worst) {
 			worst = c.err
 		}
@@ -273,7 +266,7 @@ func (s *server) carry(conn *connection, batch []*question) {
 		if c.err != nil {
 			answer(c.batch, s.failure(c.err))
 		} else {
-			c.answer()
+			answer(c.batch, nil)
 		}
 	}
 }
@@ -312,30 +305,11 @@ func (s *server) worse(err, than error) bool {
 	return rank(err) > rank(than)
 }
 
-// answer tells all requests of a batch what has failed.
+// answer tells all requests of a batch that there is an answer, or what has
+// failed.
 func answer(batch []*question, err error) {
 	for _, q := range batch {
 		q.err = err
 		q.done <- struct{}{}
 	}
-}
-
-// deadline is a context that has one and nothing else. Done never fires: it is
-// for those who ask for the time, as the client does whenever it reads or
-// writes, and so needs no timer.
-type deadline struct {
-	context.Context
-	at time.Time
-}
-
-// Deadline returns the time by which all must be done.
-func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
-
-// timed returns a context that is done at the deadline of one that only tells
-// when that is.
-func timed(ctx context.Context) (context.Context, context.CancelFunc) {
-	if end, ok := ctx.Deadline(); ok {
-		return context.WithDeadline(context.Background(), end)
-	}
-	return context.WithCancel(ctx)
 }

@@ -277,23 +277,15 @@ func TestQueueLoneRequest(t *testing.T) {
 }
 
 // TestQueueCallsAtOnce tests how many calls are under way to a server that does
-// not answer: some requests by themselves, two calls for all others, and one more
-// each time that somebody has lost patience.
+// not answer: some requests by themselves, those of senders for all others, and
+// one more each time that somebody has lost patience.
 func TestQueueCallsAtOnce(t *testing.T) {
 	t.Parallel()
 	const callers, size = 150, 100
 	server := redistest.Start(t)
 	r, s := newQueued(t, server, func(opt *RedisOptions) { opt.PoolSize = size })
 	mustTake(t, r, Request{Buckets: []Bucket{numbered(0)}})
-	for range size {
-		s.connect(false)
-	}
-	waitFor(t, 5*time.Second, func() error {
-		if n := len(s.ready); n < size {
-			return fmt.Errorf("%d connections", n)
-		}
-		return nil
-	})
+	connectAll(t, s, size)
 	server.Pause(t)
 	var asked atomic.Int64
 	clock := r.clock
@@ -659,15 +651,7 @@ func TestQueueLost(t *testing.T) {
 		opt.Addresses, opt.Timeout = []string{p.Addr}, timeout
 		opt.PoolSize, opt.Report = size, seen.report
 	})
-	for range size {
-		s.connect(false)
-	}
-	waitFor(t, 5*time.Second, func() error {
-		if n := len(s.ready); n < size {
-			return fmt.Errorf("%d connections", n)
-		}
-		return nil
-	})
+	connectAll(t, s, size)
 	p.BlackHole()
 	take := func() *failure {
 		_, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(100)}}, nil)
@@ -769,15 +753,7 @@ func TestQueueFarAway(t *testing.T) {
 	r, s := newQueued(t, server, func(opt *RedisOptions) { opt.Addresses, opt.PoolSize = []string{p.Addr}, size })
 	b := hourly(100_000)
 	mustTake(t, r, Request{Buckets: []Bucket{b}})
-	for range size {
-		s.connect(false)
-	}
-	waitFor(t, 5*time.Second, func() error {
-		if n := len(s.ready); n < size {
-			return fmt.Errorf("%d connections", n)
-		}
-		return nil
-	})
+	connectAll(t, s, size)
 	p.Delay(delay)
 	r.timeout, s.timeout = timeout, timeout
 

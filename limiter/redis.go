@@ -125,7 +125,7 @@ func (r *Redis) Take(_ context.Context, req Request, dst []Decision) ([]Decision
 			return req.decisions(outcomes, dst), nil
 		}
 	}
-	ctx := deadline{context.Background(), time.Now().Add(r.timeout)}
+	ctx := within(r.timeout)
 	var outcomes []outcome
 	var err error
 	if apart {

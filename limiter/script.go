@@ -125,33 +125,22 @@ func (s *script) sendAll(ctx context.Context, conn *redis.Conn, calls []*call, w
 	}
 }
 
-// charged reports whether any of the requests has shown to write.
-func (c *call) charged() bool {
-	reply := c.reply
-	for _, q := range c.batch {
-		n := min(2*len(q.keys), len(reply))
-		if charged(reply[:n]) {
-			return true
-		}
-		reply = reply[n:]
-	}
-	return false
-}
-
-// answer gives each request its part of the reply; nothing, if the reply is not
-// one to all of them.
-func (c *call) answer() {
+// split gives each request its part of the reply, and reports whether any of them
+// has shown to write. They get nothing if the reply is not one to all of them.
+func (c *call) split() (wrote bool) {
 	n := 0
 	for _, q := range c.batch {
 		n += 2 * len(q.keys)
 	}
+	if n != len(c.reply) {
+		return false
+	}
 	reply := c.reply
 	for _, q := range c.batch {
-		if n == len(c.reply) {
-			q.reply, reply = reply[:2*len(q.keys)], reply[2*len(q.keys):]
-		}
-		q.done <- struct{}{}
+		q.reply, reply = reply[:2*len(q.keys)], reply[2*len(q.keys):]
+		wrote = wrote || charged(q.reply)
 	}
+	return wrote
 }
 
 // keys names the buckets in a server.

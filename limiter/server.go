@@ -118,19 +118,23 @@ func (s *server) runNow(ctx context.Context, probe bool, sc *script, args []any,
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
-		defer cancel()
-		reply, err := s.use(ctx, conn, sc, args, asking)
+		reply, err := s.use(within(s.timeout), conn, sc, args, asking)
 		answers <- answer{reply, err}
 	}()
 	select {
 	case a := <-answers:
 		return a.reply, a.err
 	case <-ctx.Done():
+		return nil, s.giveUp(errLate)
 	}
-	f := s.failure(errLate)
+}
+
+// giveUp takes note that a request has waited in vain, for which no call is to
+// blame, and returns what that means.
+func (s *server) giveUp(why error) *failure {
+	f := s.failure(why)
 	s.guard.failure(f)
-	return nil, f
+	return f
 }
 
 // oneMore makes a connection for the next who asks, unless one is being made.
@@ -248,9 +252,7 @@ func (s *server) wait(ctx context.Context, probe bool) (*connection, error) {
 	}
 	if s.made.Load() > 0 {
 		// The server does answer, but not all of those who ask at once.
-		f := s.failure(errNoConnection)
-		s.guard.failure(f)
-		return nil, f
+		return nil, s.giveUp(errNoConnection)
 	}
 	f := s.failure(errConnecting)
 	s.fail(f)

@@ -36,6 +36,20 @@ func clients(t testing.TB, server *redistest.Server) int {
 	return n
 }
 
+// connectAll makes so many connections to a server, and waits for them.
+func connectAll(t testing.TB, s *server, n int) {
+	t.Helper()
+	for range n {
+		s.connect(false)
+	}
+	waitFor(t, 5*time.Second, func() error {
+		if ready := len(s.ready); ready < n {
+			return fmt.Errorf("%d connections", ready)
+		}
+		return nil
+	})
+}
+
 // mustTake takes one request that must be decided.
 func mustTake(t testing.TB, r *Redis, req Request) []Decision {
 	t.Helper()
@@ -1112,15 +1126,7 @@ func TestNameOfAnotherServer(t *testing.T) {
 		opt.Addresses, opt.PoolSize, opt.Report = []string{p.Addr}, size, seen.report
 	})
 	s := r.servers.(*single).server
-	for range size {
-		s.connect(false)
-	}
-	waitFor(t, 5*time.Second, func() error {
-		if n := len(s.ready); n < size {
-			return fmt.Errorf("%d connections", n)
-		}
-		return nil
-	})
+	connectAll(t, s, size)
 	p.Retarget(after.Addr)
 	if err := before.Client().Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err(); err != nil {
 		t.Fatal(err)

@@ -44,8 +44,8 @@ var swept = []struct {
 }
 
 // write measures all that is told of whole requests, and puts it into the
-// document. A text is made as soon as what it tells has
-// been measured, for the next section may measure the same once more.
+// document. A text is made as soon as what it tells has been measured, for the
+// next section may measure the same once more.
 func (m *measurement) write(ctx context.Context, d *document) error {
 	c := m.connections[0]
 	sweep := make([][]variant, len(m.connections)-1)
@@ -119,10 +119,7 @@ func (m *measurement) connectionsTables() string {
 			row := make([]string, 1, 1+len(connections))
 			row[0] = l
 			for _, c := range connections {
-				v := s.by(c, l)[0]
-				if l == bare {
-					v = v.baseline()
-				}
+				v := s.orBaseline(c, l)
 				row = append(row, fmt.Sprintf("%s, %s ms", spread(m.ratios(v)), colP99.cell(m, v)))
 			}
 			rows = append(rows, row)
@@ -142,10 +139,7 @@ func (m *measurement) panels() []panel {
 		for _, l := range append([]string{bare}, limiters...) {
 			ratio, p99 := line{name: l}, line{name: l}
 			for _, c := range connections {
-				v := s.by(c, l)[0]
-				if l == bare {
-					v = v.baseline()
-				}
+				v := s.orBaseline(c, l)
 				ratio.points = append(ratio.points, point{float64(c), median(m.ratios(v))})
 				p99.points = append(p99.points, point{float64(c), median(m.figures(v, func(r result) float64 { return r.p99 }))})
 			}

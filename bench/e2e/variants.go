@@ -90,6 +90,16 @@ func (v variant) by(connections int, limiters ...string) []variant {
 	return variants
 }
 
+// orBaseline returns the variant by one limiter, or its baseline if that is bare
+// Caddy.
+func (v variant) orBaseline(connections int, limiter string) variant {
+	v = v.by(connections, limiter)[0]
+	if limiter == bare {
+		return v.baseline()
+	}
+	return v
+}
+
 // site returns what the site does before it responds.
 func (v variant) site(redis string) string {
 	key := "{header.X-Key}"

@@ -1,0 +1,31 @@
+package limiter
+
+import (
+	"context"
+	"time"
+)
+
+// deadline is a context that has one and nothing else. Done never fires: it is
+// for those who ask for the time, as the client does whenever it reads or
+// writes, and so needs no timer.
+type deadline struct {
+	context.Context
+	at time.Time
+}
+
+// Deadline returns the time by which all must be done.
+func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
+
+// within returns a context that ends after d.
+func within(d time.Duration) context.Context {
+	return deadline{context.Background(), time.Now().Add(d)}
+}
+
+// timed returns a context that is done at the deadline of one that only tells
+// when that is.
+func timed(ctx context.Context) (context.Context, context.CancelFunc) {
+	if end, ok := ctx.Deadline(); ok {
+		return context.WithDeadline(context.Background(), end)
+	}
+	return context.WithCancel(ctx)
+}
