@@ -89,15 +89,12 @@ func takeScript(b *testing.B, client *redis.Client, limit limiter.Limit) script 
 // groups returns take.lua's arguments for so many groups of one bucket, as its
 // header describes them.
 func groups(limit limiter.Limit, cost, n int) []any {
-	group := []byte{0, 1, 0} // one bucket, atomic
+	run := binary.BigEndian.AppendUint16(nil, uint16(n)) //nolint:gosec // 64 at most
+	run = append(run, 0, 1, 0)                           // of one bucket, atomic
 	for _, number := range []int64{limit.Size, limit.DripRate.Microseconds(), limit.DripSize, int64(cost)} {
-		group = binary.BigEndian.AppendUint64(group, math.Float64bits(float64(number)))
+		run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(number)))
 	}
-	args := []any{append(group, 0)} // its size does not vary
-	for range n - 1 {
-		args = append(args, "") // the same again
-	}
-	return args
+	return []any{append(run, 0)} // its size does not vary
 }
 
 // rateScript returns redis_rate's script. It makes one decision a call.

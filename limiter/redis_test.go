@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -70,10 +71,11 @@ func storedState(t testing.TB, server *redistest.Server, key string) (s state, e
 }
 
 // checkExpiry checks that a key expires when its bucket is empty: never
-// before, and within a millisecond.
+// before, and within a millisecond. It has expired when the clock has gone past
+// the millisecond that it is told.
 func checkExpiry(t testing.TB, s state, expires int64) {
 	t.Helper()
-	if want := (s.clear + 999) / 1000; expires < want || expires > want+1 {
+	if want := s.clear / 1000; expires < want || expires > want+1 {
 		t.Errorf("bucket is empty at %d µs, its key expires at %d ms", s.clear, expires)
 	}
 }
@@ -456,23 +458,36 @@ func TestRedisScriptFlushed(t *testing.T) {
 
 // TestRedisGroups tests that several requests in one call of the script are
 // decided as they would be one after the other, also where they meet in a
-// bucket.
+// bucket, are alike, or tell levels that buckets have at least.
 func TestRedisGroups(t *testing.T) {
 	server := redistest.Start(t)
 	one, all := newVirtual(t, server, "one:"), newVirtual(t, server, "all:")
-	groups, shared := 0, 0
+	groups, shared, alike, owing := 0, 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		one.flush(t)
 		buckets, last, limit := drawBuckets(t), Decision{}, Limit{1, time.Second, 1}
 		for range rapid.IntRange(1, 20).Draw(t, "calls") {
 			one.at(t, one.keep(one.now+drawMove(t, limit, last)))
-			reqs := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Request {
-				return drawRequest(t, buckets)
-			}), 1, 8).Draw(t, "requests")
+			var reqs []told
+			for range rapid.IntRange(1, 8).Draw(t, "requests") {
+				req := told{Request: drawRequest(t, buckets)}
+				if rapid.Bool().Draw(t, "owed") {
+					req.owed = drawOwed(t, req.Buckets)
+				}
+				times := rapid.IntRange(1, 3).Draw(t, "times")
+				reqs = append(reqs, slices.Repeat([]told{req}, times)...)
+				if alike += times - 1; times > 1 && req.owed != nil {
+					owing++
+				}
+			}
 
 			var want, got []Decision
 			for _, req := range reqs {
-				want = append(want, decide(t, one, req.Accounting, req.Buckets...)...)
+				outcomes, err := one.ask(t.Context(), req.Request, req.owed, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want = req.decisions(outcomes, want)
 			}
 			reply := callScript(t, all, reqs)
 			used := map[string]bool{}
@@ -507,34 +522,61 @@ func TestRedisGroups(t *testing.T) {
 			last, limit = want[i], reqs[0].Buckets[0].Limit
 		}
 	})
-	if groups < 500 || shared < 500 {
-		t.Errorf("%d requests, %d buckets shared in one call: the test shows too little", groups, shared)
+	if groups < 500 || shared < 500 || alike < 500 || owing < 100 {
+		t.Errorf("%d requests, %d buckets shared in one call, %d requests like the last, %d such with levels: the test shows too little",
+			groups, shared, alike, owing)
 	}
+}
+
+// told is a request as the script is told of it: with levels that its buckets
+// have at least.
+type told struct {
+	Request
+	owed []state
+}
+
+// drawOwed draws such levels. Not every bucket has one.
+func drawOwed(t *rapid.T, buckets []Bucket) []state {
+	owed := make([]state, len(buckets))
+	for i, b := range buckets {
+		if rapid.Bool().Draw(t, "this") {
+			owed[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
+			owed[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
+		}
+	}
+	return owed
 }
 
 // callScript has the script of v decide several requests in one call, by the
 // interface that take.lua describes.
-func callScript(t rapid.TB, v *virtual, reqs []Request) []int64 {
+func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 	t.Helper()
 	truth := map[bool]byte{true: 1}
 	var keys []string
 	var args []any
-	last := ""
+	var last []byte
 	for _, req := range reqs {
-		group := []byte{0, byte(len(req.Buckets)), truth[req.Accounting == Each]}
-		for _, b := range req.Buckets {
+		run := []byte{0, 1, 0, byte(len(req.Buckets)), truth[req.Accounting == Each]}
+		for i, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
-			for _, n := range []int64{b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize, b.Cost} {
-				group = binary.BigEndian.AppendUint64(group, math.Float64bits(float64(n)))
+			numbers, flags := []int64{b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize, b.Cost}, truth[b.SizeVaries]
+			var owed []int64
+			if req.owed != nil && req.owed[i] != (state{}) {
+				owed, flags = []int64{req.owed[i].clear, req.owed[i].slack}, flags+2
 			}
-			group = append(group, truth[b.SizeVaries])
+			for _, n := range numbers {
+				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
+			}
+			run = append(run, flags)
+			for _, n := range owed {
+				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
+			}
 		}
-		if string(group) == last {
-			args = append(args, "")
-		} else {
-			args = append(args, group)
+		if last != nil && bytes.Equal(run[2:], last[2:]) {
+			last[1]++
+			continue
 		}
-		last = string(group)
+		args, last = append(args, run), run
 	}
 	reply, err := v.admin.Eval(context.Background(), v.script.source, keys, args...).Int64Slice()
 	if err != nil {

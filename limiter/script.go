@@ -184,7 +184,7 @@ func (k keys) append(key []byte, b *Bucket) []byte {
 type question struct {
 	script *script
 	keys   []string // of its buckets
-	group  string
+	group  string   // as a run of one
 
 	reply []int64
 	err   error
@@ -233,8 +233,9 @@ func (q *question) release() {
 	questions.Put(q)
 }
 
-// appendGroup appends what take.lua is told of req.
+// appendGroup appends what take.lua is told of req, if no other is like it.
 func (req Request) appendGroup(b []byte, owed []state) []byte {
+	b = binary.BigEndian.AppendUint16(b, 1)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(req.Buckets))) //nolint:gosec // no configuration has 65 536 limits
 	b = append(b, flag(req.Accounting == Each))
 	for i := range req.Buckets {
@@ -273,16 +274,25 @@ func appendArguments(args []any, batch ...*question) []any {
 			args = append(args, &q.keys[i])
 		}
 	}
-	last := ""
-	for _, q := range batch {
-		if q.group == last {
-			args = append(args, "")
-		} else {
-			args = append(args, &q.group)
+	for len(batch) > 0 {
+		n := 1
+		for n < len(batch) && batch[n].group == batch[0].group {
+			n++
 		}
-		last = q.group
+		args = append(args, batch[0].run(n))
+		batch = batch[n:]
 	}
 	return args
+}
+
+// run returns what take.lua is told of n questions like q.
+func (q *question) run(n int) any {
+	if n == 1 {
+		return &q.group
+	}
+	run := []byte(q.group)
+	binary.BigEndian.PutUint16(run, uint16(n)) //nolint:gosec // at most fullCall
+	return run
 }
 
 // giveBackArguments returns the call that takes b's cost out of it again, see

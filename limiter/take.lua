@@ -5,10 +5,10 @@
 -- last that a double holds exactly; times are microseconds.
 --
 -- KEYS   the buckets' keys, group after group
--- ARGV   for each group what it consists of, or '' if that is the same as of the
---        group before. It is packed, for arguments cost the server as much as
---        what is done with them: 2 bytes, how many buckets there are; 1 byte, 1
---        if each bucket that has room is charged even if another denies, 0 if
+-- ARGV   for each run of equal groups what they consist of. It is packed, for
+--        arguments cost the server as much as what is done with them: 2 bytes,
+--        how many groups there are; 2 bytes, how many buckets each has; 1 byte,
+--        1 if each bucket that has room is charged even if another denies, 0 if
 --        all are or none; then for each bucket 4 doubles, size, drip rate, drip
 --        size and cost, and 1 byte, 1 if the size may differ from request to
 --        request, else 0; or 2 more, and then 2 doubles, a time until it runs
@@ -27,8 +27,9 @@
 -- their own, which would cost more than the arithmetic.
 
 local call, pcall, unpack = redis.call, redis.pcall, struct.unpack
-local floor, ceil, format, match, number = math.floor, math.ceil, string.format, string.match, tonumber
-local keys, groups = KEYS, ARGV
+local floor, ceil, number = math.floor, math.ceil, tonumber
+local format, find, match, sub = string.format, string.find, string.match, string.sub
+local keys, runs = KEYS, ARGV
 
 local HORIZON = 2 ^ 50    -- further ahead no bucket's time can lie
 local STEP_BACK = 1000000 -- further ahead than a full bucket by this: the clock was set back
@@ -37,83 +38,98 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 local reply, replies, key = {}, 0, 0
-local group, buckets, each, size, rate, drip, cost, flags
-for g = 1, #groups do
-  local another = groups[g] ~= ''
-  if another then
-    group = groups[g]
-    buckets, each = unpack('>HB', group)
-  end
-  local several, at = buckets > 1, 4
-
-  -- What each bucket holds, and whether the request fits in.
-  local seen, admitted = several and {}, true
-  local clear, slack, fits, changed, foreign
+for r = 1, #runs do
+  local run = runs[r]
+  local groups, buckets, each, at = unpack('>HHB', run)
+  local several, rows = buckets > 1, {}
+  local row, size, rate, drip, cost, flags, owed, spare
   for i = 1, buckets do
-    if another or several then
-      size, rate, drip, cost, flags, at = unpack('>ddddB', group, at)
+    size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
+    if flags >= 2 then
+      owed, spare, at = unpack('>dd', run, at)
     end
-    clear, slack, changed, foreign = now, 0, false, false
-    local value = pcall('GET', keys[key + i])
-    if type(value) == 'string' then
-      -- What is no bucket of ours is an empty one; the next charge replaces it.
-      local c, s = match(value, '^%d+$'), 0
-      if not c then
-        c, s = match(value, '^(%d+):(%d+)$')
-        s = number(s)
+    if several then
+      -- With room for what is found out of each group.
+      rows[i] = {size, rate, drip, cost, flags, owed, spare, 0, 0, false, false, false}
+    end
+  end
+
+  for _ = 1, groups do
+    -- What each bucket holds, and whether the request fits in.
+    local admitted = true
+    local clear, slack, fits, changed, foreign
+    for i = 1, buckets do
+      if several then
+        row = rows[i]
+        size, rate, drip, cost, flags, owed, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
       end
-      c = number(c)
-      if not c or c - now > HORIZON or s >= drip then
+      clear, slack, changed, foreign = now, 0, false, false
+      local value = pcall('GET', keys[key + i])
+      if type(value) == 'string' then
+        -- What is no bucket of ours is an empty one; the next charge replaces it.
+        local c, s = value, 0
+        if not find(value, '^%d+$') then
+          c, s = match(value, '^(%d+):(%d+)$')
+          s = number(s)
+        end
+        c = number(c)
+        if not c or c - now > HORIZON or s >= drip then
+          foreign = true
+        elseif c > now then
+          clear, slack = c, s
+          local drips = ceil(size / drip)
+          if c - now > drips * rate + STEP_BACK and flags % 2 == 0 then
+            clear, slack, changed = now + drips * rate, drips * drip - size, true
+          end
+        end
+      elseif value then
+        if not match(value.err, '^WRONGTYPE') then
+          return value
+        end
         foreign = true
-      elseif c > now then
-        clear, slack = c, s
-        local drips = ceil(size / drip)
-        if c - now > drips * rate + STEP_BACK and flags % 2 == 0 then
-          clear, slack, changed = now + drips * rate, drips * drip - size, true
+      end
+      if flags >= 2 then
+        -- It was told with some delay: less than half a drip apart is the same.
+        local apart = 2 * (now + owed - clear)
+        if clear == now or apart >= rate then
+          clear, slack, changed = now + owed, spare, true
+        elseif apart > -rate and spare < slack then
+          slack, changed = spare, true
         end
       end
-    elseif value then
-      if not match(value.err, '^WRONGTYPE') then
-        return value
-      end
-      foreign = true
-    end
-    if flags >= 2 then
-      local c, s
-      c, s, at = unpack('>dd', group, at)
-      c = now + c
-      -- It was told with some delay: less than half a drip apart is the same.
-      local apart = 2 * (c - clear)
-      if clear == now or apart >= rate then
-        clear, slack, changed = c, s, true
-      elseif apart > -rate and s < slack then
-        slack, changed = s, true
+      fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
+      admitted = admitted and fits
+      if several then
+        row[8], row[9], row[10], row[11], row[12] = clear, slack, fits, changed, foreign
       end
     end
-    fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
-    admitted = admitted and fits
-    if several then
-      seen[i] = {rate, drip, cost, clear, slack, changed, foreign, fits}
-    end
-  end
 
-  for i = 1, buckets do
-    if several then
-      local s = seen[i]
-      rate, drip, cost, clear, slack, changed, foreign, fits = s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8]
+    for i = 1, buckets do
+      if several then
+        row = rows[i]
+        rate, drip, cost = row[2], row[3], row[4]
+        clear, slack, fits, changed, foreign = row[8], row[9], row[10], row[11], row[12]
+      end
+      if fits and (admitted or each == 1) then
+        local drips = ceil((cost - slack) / drip)
+        clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
+      end
+      if changed then
+        -- In two pieces, which even servers of 32 bits have integers for.
+        local value = format('%d%09d', floor(clear / 1e9), clear % 1e9)
+        -- A key has expired when the clock has gone past the millisecond, so it may
+        -- be told the one in which the bucket runs empty.
+        local expires = sub(value, 1, -4)
+        if slack > 0 then
+          value = format('%s:%.0f', value, slack)
+        end
+        call('SET', keys[key + i], value, 'PXAT', expires)
+      end
+      reply[replies + 1] = foreign and now - clear - 1 or clear - now
+      reply[replies + 2] = fits and slack or -1 - slack
+      replies = replies + 2
     end
-    if fits and (admitted or each == 1) then
-      local drips = ceil((cost - slack) / drip)
-      clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
-    end
-    if changed then
-      local value = slack == 0 and format('%.0f', clear) or format('%.0f:%.0f', clear, slack)
-      call('SET', keys[key + i], value, 'PXAT', format('%.0f', ceil(clear / 1000)))
-    end
-    reply[replies + 1] = foreign and now - clear - 1 or clear - now
-    reply[replies + 2] = fits and slack or -1 - slack
-    replies = replies + 2
+    key = key + buckets
   end
-  key = key + buckets
 end
 return reply
