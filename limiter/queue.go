@@ -22,9 +22,13 @@ const (
 	// alone is how many requests may be on their way by themselves.
 	alone = 2
 
-	// senders is how many calls of several requests may be on their way. With more
-	// each carries fewer, and all that have a part in them have more to do.
-	senders = 1
+	// senders is how many calls of several requests may be on their way, so that
+	// one is made while the server works on another. With more each carries fewer,
+	// and all that have a part in them have more to do.
+	senders = 2
+
+	// crowd is how many must wait for a second such call to be worth it.
+	crowd = 8
 
 	// patience is how long a request waits for another call to come back before
 	// one more is made for it: the server is far away, or slow.
@@ -98,7 +102,7 @@ func (s *server) pass(q *question) *connection {
 	}
 	s.queue.waiting = append(s.queue.waiting, q)
 	switch {
-	case s.queue.senders < senders:
+	case s.queue.senders < senders && len(s.queue.waiting) > crowd*s.queue.senders:
 		s.queue.senders++
 		go s.send()
 	case !s.queue.impatient:

@@ -323,6 +323,27 @@ func TestQueueCallsAtOnce(t *testing.T) {
 	checkCharged(t, r, callers, 0)
 }
 
+// TestQueueCrowd tests when a second call is made beside another: few have more
+// of waiting for the next.
+func TestQueueCrowd(t *testing.T) {
+	server := redistest.Start(t)
+	r, s := newQueued(t, server, nil)
+	mustTake(t, r, Request{Buckets: []Bucket{numbered(0)}})
+	for _, tc := range []struct{ waiting, senders int }{
+		{1, 1}, {crowd, 1}, {crowd + 1, 2}, {2*crowd + 1, 2}, {5 * crowd, 2},
+	} {
+		got := 0
+		gather(t, s, tc.waiting, func(i int) { takeOwn(t, r, i, 1, 100) }, func() {
+			s.queue.mu.Lock()
+			defer s.queue.mu.Unlock()
+			got = s.queue.senders
+		})
+		if got != tc.senders {
+			t.Errorf("%d wait: %d senders, want %d", tc.waiting, got, tc.senders)
+		}
+	}
+}
+
 // TestQueueConnections tests that those who wait make no more connections than
 // there may be, however long they wait.
 func TestQueueConnections(t *testing.T) {

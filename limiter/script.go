@@ -152,31 +152,36 @@ type keys struct {
 // of returns the name under which b is kept: the prefix, in braces a digest of
 // whose bucket it is, what it limits, and the numbers that must not mix, in base
 // 36. The braces put all buckets of one key value into one slot of a cluster.
-func (k keys) of(b *Bucket) string { return string(k.append(nil, b)) }
+func (k keys) of(b *Bucket) string { return string(b.appendRest(k.appendSlot(nil, b.Key))) }
 
-// append appends b's name to key.
-func (k keys) append(key []byte, b *Bucket) []byte {
+// appendSlot appends to name what the names of all buckets of a key begin with.
+func (k keys) appendSlot(name []byte, key string) []byte {
 	var digest [sha256.Size]byte
 	if len(k.secret) == 0 {
-		digest = sha256.Sum256([]byte(b.Key))
+		digest = sha256.Sum256([]byte(key))
 	} else {
 		mac := hmac.New(sha256.New, k.secret)
-		mac.Write([]byte(b.Key))
+		mac.Write([]byte(key))
 		mac.Sum(digest[:0])
 	}
-	key = append(key, k.prefix...)
-	key = append(key, '{')
-	key = base64.RawURLEncoding.AppendEncode(key, digest[:16])
-	key = append(key, '}', ':')
-	key = append(key, b.Name...)
-	key = append(key, ':')
+	name = append(name, k.prefix...)
+	name = append(name, '{')
+	name = base64.RawURLEncoding.AppendEncode(name, digest[:16])
+	return append(name, '}')
+}
+
+// appendRest appends to name what tells b from other buckets of its key.
+func (b *Bucket) appendRest(name []byte) []byte {
+	name = append(name, ':')
+	name = append(name, b.Name...)
+	name = append(name, ':')
 	if !b.SizeVaries {
-		key = strconv.AppendInt(key, b.Limit.Size, 36)
+		name = strconv.AppendInt(name, b.Limit.Size, 36)
 	}
-	key = append(key, '.')
-	key = strconv.AppendInt(key, b.Limit.rate(), 36)
-	key = append(key, '.')
-	return strconv.AppendInt(key, b.Limit.DripSize, 36)
+	name = append(name, '.')
+	name = strconv.AppendInt(name, b.Limit.rate(), 36)
+	name = append(name, '.')
+	return strconv.AppendInt(name, b.Limit.DripSize, 36)
 }
 
 // question is a request as a server is asked about it: a group of take.lua's, in
@@ -208,8 +213,16 @@ func (k keys) question(s *script, req Request, owed []state) *question {
 	// All text is made in one piece, of which each is a part.
 	var few [8]int
 	ends, text := few[:0], q.text[:0]
+	var slot []byte // of the last bucket, which most share
 	for i := range req.Buckets {
-		text = k.append(text, &req.Buckets[i])
+		b, from := &req.Buckets[i], len(text)
+		if i > 0 && b.Key == req.Buckets[i-1].Key {
+			text = append(text, slot...)
+		} else {
+			text = k.appendSlot(text, b.Key)
+		}
+		slot = text[from:]
+		text = b.appendRest(text)
 		ends = append(ends, len(text))
 	}
 	q.text = req.appendGroup(text, owed)
