@@ -664,6 +664,25 @@ func TestRedisForeignValues(t *testing.T) {
 	}
 }
 
+// TestRedisClockOfAnotherAge tests that a server whose clock is wrong by decades
+// knows the buckets that it has stored: its times have fewer digits, or more.
+func TestRedisClockOfAnotherAge(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripRate: time.Hour, DripSize: 1}, Cost: 1}
+	for _, year := range []int{1971, 1999, 2030, 2300} {
+		now := time.Date(year, time.June, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
+		v.at(t, now)
+		full := now + b.Limit.DrainTime().Microseconds()
+		if err := v.admin.Set(t.Context(), v.keys.of(&b), full, 0).Err(); err != nil { // or it might expire
+			t.Fatal(err)
+		}
+		want := Decision{Size: 5, Denied: true, Clear: 5 * time.Hour, Retry: time.Hour}
+		if d := decide(t, v, Atomic, b)[0]; d != want {
+			t.Errorf("in %d: decided %+v, want %+v", year, d, want)
+		}
+	}
+}
+
 // TestRedisClockSetBack tests a state from before the server's clock was set
 // back: it becomes one full bucket, at once and for good, also where the
 // request is denied. Where sizes vary, nobody can know that it is too full.

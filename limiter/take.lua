@@ -28,7 +28,7 @@
 
 local call, pcall, unpack = redis.call, redis.pcall, struct.unpack
 local floor, ceil, number = math.floor, math.ceil, tonumber
-local format, match, sub = string.format, string.match, string.sub
+local format, find, match, sub = string.format, string.find, string.match, string.sub
 local keys, runs = KEYS, ARGV
 
 local HORIZON = 2 ^ 50    -- further ahead no bucket's time can lie
@@ -67,9 +67,9 @@ for r = 1, #runs do
       local value = pcall('GET', keys[key + i])
       if type(value) == 'string' then
         -- What is no bucket of ours is an empty one; the next charge replaces it.
-        -- A time has 16 digits until the year 2286: a number of that length that lies
+        -- A time has 16 digits from 2001 to 2286: a number of that length that lies
         -- ahead is one, and to look at each digit would cost as much as to read it.
-        local c, s = #value == 16 and number(value), 0
+        local c, s = (#value == 16 or find(value, '^%d+$')) and number(value), 0
         if not c then
           c, s = match(value, '^(%d+):(%d+)$')
           c, s = number(c), number(s)
