@@ -27,7 +27,7 @@ const (
 	// and all that have a part in them have more to do.
 	senders = 2
 
-	// crowd is how many must wait for a second such call to be worth it.
+	// crowd is how many may wait before a second such call is worth it.
 	crowd = 8
 
 	// patience is how long a request waits for another call to come back before

@@ -323,8 +323,8 @@ func TestQueueCallsAtOnce(t *testing.T) {
 	checkCharged(t, r, callers, 0)
 }
 
-// TestQueueCrowd tests when a second call is made beside another: few have more
-// of waiting for the next.
+// TestQueueCrowd tests when a second call is made beside another: a few gain more
+// by waiting for the next.
 func TestQueueCrowd(t *testing.T) {
 	server := redistest.Start(t)
 	r, s := newQueued(t, server, nil)
@@ -341,6 +341,24 @@ func TestQueueCrowd(t *testing.T) {
 		if got != tc.senders {
 			t.Errorf("%d wait: %d senders, want %d", tc.waiting, got, tc.senders)
 		}
+	}
+}
+
+// TestQueueSenderWaits tests that a sender which finds all connections in use for
+// too long reports nothing: there may be nobody left that it waits for, and those
+// who wait report for themselves.
+func TestQueueSenderWaits(t *testing.T) {
+	var seen events
+	r, s := newQueued(t, redistest.Start(t), func(opt *RedisOptions) { opt.Report = seen.report })
+	mustTake(t, r, Request{Buckets: []Bucket{hourly(10)}})
+	conn := hold(t, s)
+	s.timeout = 20 * time.Millisecond
+	if _, err := s.connection(); !errors.Is(err, errNoConnection) {
+		t.Errorf("error %v, want %v", err, errNoConnection)
+	}
+	s.put(conn)
+	if got := seen.take(); len(got) > 0 {
+		t.Errorf("reported %q", got)
 	}
 }
 

@@ -665,11 +665,11 @@ func TestRedisForeignValues(t *testing.T) {
 }
 
 // TestRedisClockOfAnotherAge tests that a server whose clock is wrong by decades
-// knows the buckets that it has stored: its times have fewer digits, or more.
+// knows the buckets that it has stored: its times have fewer digits.
 func TestRedisClockOfAnotherAge(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripRate: time.Hour, DripSize: 1}, Cost: 1}
-	for _, year := range []int{1971, 1999, 2030, 2300} {
+	for _, year := range []int{1971, 1999, 2030} {
 		now := time.Date(year, time.June, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 		v.at(t, now)
 		full := now + b.Limit.DrainTime().Microseconds()
@@ -679,6 +679,30 @@ func TestRedisClockOfAnotherAge(t *testing.T) {
 		want := Decision{Size: 5, Denied: true, Clear: 5 * time.Hour, Retry: time.Hour}
 		if d := decide(t, v, Atomic, b)[0]; d != want {
 			t.Errorf("in %d: decided %+v, want %+v", year, d, want)
+		}
+	}
+}
+
+// TestRedisExpiresLater tests that no key is told to expire in the millisecond
+// that it is, however soon its bucket is empty: newer servers would not store it.
+func TestRedisExpiresLater(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 4, DripRate: 250 * time.Microsecond, DripSize: 1}}
+	for offset := int64(0); offset < 1000; offset += 50 {
+		for b.Cost = 1; b.Cost <= 4; b.Cost++ {
+			v.flush(t)
+			v.at(t, v.start/1000*1000+offset)
+			decide(t, v, Atomic, b)
+			key := v.keys.of(&b)
+			expires, err := v.admin.Do(t.Context(), "PEXPIRETIME", key).Int64()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if expires <= v.now/1000 {
+				t.Errorf("%d units at %d µs: the key expires at %d ms", b.Cost, v.now, expires)
+			}
+			clear := v.now + b.Cost*250
+			checkExpiry(t, state{clear: clear}, expires)
 		}
 	}
 }

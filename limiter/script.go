@@ -213,7 +213,7 @@ func (k keys) question(s *script, req Request, owed []state) *question {
 	// All text is made in one piece, of which each is a part.
 	var few [8]int
 	ends, text := few[:0], q.text[:0]
-	var slot []byte // of the last bucket, which most share
+	var slot []byte // what the last name begins with; most share the key
 	for i := range req.Buckets {
 		b, from := &req.Buckets[i], len(text)
 		if i > 0 && b.Key == req.Buckets[i-1].Key {
@@ -246,7 +246,7 @@ func (q *question) release() {
 	questions.Put(q)
 }
 
-// appendGroup appends what take.lua is told of req, if no other is like it.
+// appendGroup appends what take.lua is told of req, as a run of one group.
 func (req Request) appendGroup(b []byte, owed []state) []byte {
 	b = binary.BigEndian.AppendUint16(b, 1)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(req.Buckets))) //nolint:gosec // no configuration has 65 536 limits

@@ -106,7 +106,10 @@ func (s *server) runNow(ctx context.Context, probe bool, sc *script, args []any,
 	ctx, cancel := timed(ctx)
 	defer cancel()
 	conn, err := s.wait(ctx, probe)
-	if err != nil {
+	switch {
+	case errors.Is(err, errNoConnection):
+		return nil, s.giveUp(err)
+	case err != nil:
 		return nil, err
 	}
 
@@ -229,8 +232,9 @@ func (s *server) fail(f *failure) {
 
 // wait has one more connection made and returns the first that is ready. It
 // waits for half of the time that a request has, so that some is left to answer
-// in: those who come when too many do would otherwise all be too late. A probe
-// does not wait.
+// in: those who come when too many do would otherwise all be too late. That this
+// was in vain, errNoConnection, is for the request to take note of. A probe does
+// not wait.
 func (s *server) wait(ctx context.Context, probe bool) (*connection, error) {
 	failed := s.failed.next()
 	s.wanted.Add(1)
@@ -252,7 +256,7 @@ func (s *server) wait(ctx context.Context, probe bool) (*connection, error) {
 	}
 	if s.made.Load() > 0 {
 		// The server does answer, but not all of those who ask at once.
-		return nil, s.giveUp(errNoConnection)
+		return nil, errNoConnection
 	}
 	f := s.failure(errConnecting)
 	s.fail(f)

@@ -41,7 +41,8 @@ local reply, replies, key = {}, 0, 0
 for r = 1, #runs do
   local run = runs[r]
   local groups, buckets, each, at = unpack('>HHB', run)
-  local several, rows = buckets > 1, {}
+  local several = buckets > 1
+  local rows = several and {}
   local row, size, rate, drip, cost, flags, owed, spare
   for i = 1, buckets do
     size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
@@ -49,7 +50,8 @@ for r = 1, #runs do
       owed, spare, at = unpack('>dd', run, at)
     end
     if several then
-      -- With room for what is found out of each group.
+      -- With room for what comes out in each group: clear, slack, fits, changed and
+      -- foreign.
       rows[i] = {size, rate, drip, cost, flags, owed, spare, 0, 0, false, false, false}
     end
   end
@@ -67,8 +69,9 @@ for r = 1, #runs do
       local value = pcall('GET', keys[key + i])
       if type(value) == 'string' then
         -- What is no bucket of ours is an empty one; the next charge replaces it.
-        -- A time has 16 digits from 2001 to 2286: a number of that length that lies
-        -- ahead is one, and to look at each digit would cost as much as to read it.
+        -- A time has 16 digits from 2001 to 2286. Whatever else of that length reads
+        -- as a number, as hexadecimal may, passes for one too: to look at each digit
+        -- would cost as much as to read it.
         local c, s = (#value == 16 or find(value, '^%d+$')) and number(value), 0
         if not c then
           c, s = match(value, '^(%d+):(%d+)$')
@@ -119,8 +122,12 @@ for r = 1, #runs do
         -- In two pieces, which even servers of 32 bits have integers for.
         local value = format('%d%09d', floor(clear / 1e9), clear % 1e9)
         -- A key has expired when the clock has gone past the millisecond, so it may
-        -- be told the one in which the bucket runs empty.
+        -- be told the one in which the bucket runs empty; but not the one that it is,
+        -- which newer servers take for past and store nothing.
         local expires = sub(value, 1, -4)
+        if clear - now < 1000 then
+          expires = format('%.0f', ceil(clear / 1000))
+        end
         if slack > 0 then
           value = format('%s:%.0f', value, slack)
         end

@@ -97,7 +97,7 @@ func TestRun(t *testing.T) {
 }
 
 // TestDocument guards that the document has a place for each benchmark: it
-// would be found missing only when half an hour has been spent.
+// would be found missing only when all has been measured.
 func TestDocument(t *testing.T) {
 	d, err := readDocument("../../docs/performance.md")
 	if err != nil {

@@ -95,7 +95,7 @@ func run(ctx context.Context, o options, out, progress io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, b := range o.benchmarks { // before half an hour is spent
+	for _, b := range o.benchmarks { // before all is measured
 		if err := d.set(b.mark, ""); err != nil {
 			return err
 		}
