@@ -16,7 +16,7 @@ type deadline struct {
 // Deadline returns the time by which all must be done.
 func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
-// within returns a context that ends after d.
+// within returns a context with a deadline d from now.
 func within(d time.Duration) context.Context {
 	return deadline{context.Background(), time.Now().Add(d)}
 }

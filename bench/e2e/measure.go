@@ -191,7 +191,16 @@ func (m *measurement) figures(v variant, figure func(result) float64) []float64 
 	return figures
 }
 
-func rate(r result) float64 { return r.rate }
+// The figures that are told in several places.
+func rate(r result) float64       { return r.rate }
+func p99(r result) float64        { return r.p99 }
+func redisCalls(r result) float64 { return r.redisCalls }
+func redisCPU(r result) float64   { return r.redisCPU }
+
+// median returns the median of a figure of all runs of a variant.
+func (m *measurement) median(v variant, figure func(result) float64) float64 {
+	return median(m.figures(v, figure))
+}
 
 // ratios returns the throughput of each run over that of its baseline in the
 // same round.

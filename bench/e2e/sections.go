@@ -137,14 +137,14 @@ func (m *measurement) panels() []panel {
 		throughput := panel{title: s.name, label: "throughput, bare Caddy = 1"}
 		latency := panel{title: s.name, label: "p99, ms", log: true}
 		for _, l := range append([]string{bare}, limiters...) {
-			ratio, p99 := line{name: l}, line{name: l}
+			ratio, slowest := line{name: l}, line{name: l}
 			for _, c := range connections {
 				v := s.orBaseline(c, l)
 				ratio.points = append(ratio.points, point{float64(c), median(m.ratios(v))})
-				p99.points = append(p99.points, point{float64(c), median(m.figures(v, func(r result) float64 { return r.p99 }))})
+				slowest.points = append(slowest.points, point{float64(c), m.median(v, p99)})
 			}
 			throughput.lines = append(throughput.lines, ratio)
-			latency.lines = append(latency.lines, p99)
+			latency.lines = append(latency.lines, slowest)
 		}
 		above, below = append(above, throughput), append(below, latency)
 	}
@@ -157,12 +157,11 @@ func (m *measurement) fleet() string {
 	c := m.connections[0]
 	few := slices.Min(m.connections)
 	most := slices.Max(m.limits)
-	cost := func(v variant) float64 { return median(m.figures(v, func(r result) float64 { return r.redisCPU })) }
-	busy := cost(manyKeys.by(c, onRedis)[0])
-	idle := cost(manyKeys.by(few, onRedis)[0])
-	many := cost(variant{keys: 10_000, limits: most, processes: 1}.by(c, onRedis)[0])
+	busy := m.median(manyKeys.by(c, onRedis)[0], redisCPU)
+	idle := m.median(manyKeys.by(few, onRedis)[0], redisCPU)
+	many := m.median(variant{keys: 10_000, limits: most, processes: 1}.by(c, onRedis)[0], redisCPU)
 	denied := flood.by(c, onRedis)[0]
-	calls := median(m.figures(denied, func(r result) float64 { return r.redisCalls }))
+	calls, asked := m.median(denied, redisCalls), m.median(denied, rate)
 
 	const nodes, each, limits = 20, 10_000, 2
 	decisions := float64(nodes * each * limits)
@@ -180,7 +179,7 @@ func (m *measurement) fleet() string {
 		about(1e6/busy), about(1e6/idle),
 		nodes, count(each), limits, count(int(decisions)), figure(dearest),
 		figure(decisions*dearest/1e6), count(int(primaries)),
-		figure(calls), about(median(m.figures(denied, rate))), about(calls*median(m.figures(denied, rate))))
+		figure(calls), about(asked), about(calls*asked))
 }
 
 // about returns a number of ten or more to two digits.

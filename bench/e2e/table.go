@@ -61,17 +61,17 @@ var (
 	colRate      = column{"requests/s", func(m *measurement, v variant) string { return spread(m.figures(v, rate)) }}
 	colRatio     = column{"ratio", func(m *measurement, v variant) string { return spread(m.ratios(v)) }}
 	colP50       = medianOf("p50 ms", func(r result) float64 { return r.p50 })
-	colP99       = medianOf("p99 ms", func(r result) float64 { return r.p99 })
+	colP99       = medianOf("p99 ms", p99)
 	colCaddyCPU  = medianOf("Caddy µs", func(r result) float64 { return r.caddyCPU })
-	colCalls     = redisOnly(medianOf("Redis calls", func(r result) float64 { return r.redisCalls }))
-	colRedisCPU  = redisOnly(medianOf("Redis µs", func(r result) float64 { return r.redisCPU }))
+	colCalls     = redisOnly(medianOf("Redis calls", redisCalls))
+	colRedisCPU  = redisOnly(medianOf("Redis µs", redisCPU))
 	colRedisBusy = redisOnly(column{"Redis busy", func(m *measurement, v variant) string {
-		return fmt.Sprintf("%.0f %%", median(m.figures(v, func(r result) float64 { return r.redisCPUPerSecond }))/1e4)
+		return fmt.Sprintf("%.0f %%", m.median(v, func(r result) float64 { return r.redisCPUPerSecond })/1e4)
 	}})
 )
 
 func medianOf(head string, f func(result) float64) column {
-	return column{head, func(m *measurement, v variant) string { return figure(median(m.figures(v, f))) }}
+	return column{head, func(m *measurement, v variant) string { return figure(m.median(v, f)) }}
 }
 
 // redisOnly leaves a column empty where there is no Redis.
