@@ -22,13 +22,15 @@ const (
 	// alone is how many requests may be on their way by themselves.
 	alone = 2
 
+	// crowd is how many requests are a crowd. After a call that carried so many
+	// none goes by itself: others are about to ask too. And if more wait, a second
+	// call is made beside one on its way.
+	crowd = 8
+
 	// senders is how many calls of several requests may be on their way, so that
 	// one is made while the server works on another. With more each carries fewer,
 	// and all that have a part in them have more to do.
 	senders = 2
-
-	// crowd is how many may wait before a second such call is worth it.
-	crowd = 8
 
 	// patience is how long a request waits for another call to come back before
 	// one more is made for it: the server is far away, or slow.
@@ -44,6 +46,7 @@ type queue struct {
 	mu        sync.Mutex
 	alone     int // requests on their way by themselves
 	senders   int
+	carried   int  // requests in the last call for those who waited
 	impatient bool // whether hurry runs
 	waiting   []*question
 }
@@ -86,7 +89,7 @@ func (s *server) take(ctx context.Context, q *question) ([]int64, error) {
 func (s *server) pass(q *question) *connection {
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
-	if len(s.queue.waiting) == 0 && s.queue.alone < alone {
+	if len(s.queue.waiting) == 0 && s.queue.alone < alone && s.queue.carried < crowd {
 		if conn := s.idle(); conn != nil {
 			s.queue.alone++
 			if len(s.ready) == 0 {
@@ -168,6 +171,9 @@ func (qu *queue) next(batch []*question) []*question {
 		}
 		q.sent = true
 		n++
+	}
+	if n > 0 {
+		qu.carried = n
 	}
 	batch = append(batch, qu.waiting[:n]...)
 	qu.waiting = slices.Delete(qu.waiting, 0, n)

@@ -344,6 +344,51 @@ func TestQueueCrowd(t *testing.T) {
 	}
 }
 
+// TestQueueAfterCrowd tests that no request goes by itself after a call that
+// carried a crowd, for others will be about to ask too; and that the next one does
+// if none came.
+func TestQueueAfterCrowd(t *testing.T) {
+	server := redistest.Start(t)
+	r, s := newQueued(t, server, nil)
+	mustTake(t, r, Request{Buckets: []Bucket{numbered(0)}})
+	alone := func() bool {
+		t.Helper()
+		waitFor(t, 5*time.Second, func() error { // for the last sender to be done
+			s.queue.mu.Lock()
+			defer s.queue.mu.Unlock()
+			if s.queue.senders > 0 || len(s.ready) == 0 {
+				return fmt.Errorf("%d senders, %d connections lie idle", s.queue.senders, len(s.ready))
+			}
+			return nil
+		})
+		q := r.keys.question(r.script, Request{Buckets: []Bucket{numbered(1)}}, nil)
+		conn := s.pass(q)
+		if conn == nil {
+			<-q.done
+			return false
+		}
+		s.put(conn)
+		s.queue.mu.Lock()
+		s.queue.alone--
+		s.queue.mu.Unlock()
+		return true
+	}
+	for _, tc := range []struct {
+		carried int
+		alone   bool
+	}{
+		{1, true}, {crowd - 1, true}, {crowd, false}, {crowd + 1, false}, {5 * crowd, false}, {1, true},
+	} {
+		gather(t, s, tc.carried, func(i int) { takeOwn(t, r, i, 1, 100) })
+		if got := alone(); got != tc.alone {
+			t.Errorf("after a call of %d a request goes by itself: %t, want %t", tc.carried, got, tc.alone)
+		}
+		if !alone() {
+			t.Errorf("after a call of %d, and one of 1, a request does not go by itself", tc.carried)
+		}
+	}
+}
+
 // TestQueueSenderWaits tests that a sender which finds all connections in use for
 // too long reports nothing: there may be nobody left that it waits for, and those
 // who wait report for themselves.

@@ -281,7 +281,7 @@ func appendArguments(args []any, batch ...*question) []any {
 	for _, q := range batch {
 		n += len(q.keys)
 	}
-	args = append(args[:0], nil, nil, n)
+	args = append(slices.Grow(args[:0], firstKey+n+1), nil, nil, n)
 	for _, q := range batch {
 		for i := range q.keys {
 			args = append(args, &q.keys[i])
