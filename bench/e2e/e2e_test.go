@@ -59,8 +59,8 @@ func TestRun(t *testing.T) {
 	}
 	for name, lines := range map[string]int{
 		"machine":     1,
-		"requests":    2 + 20 + 3, // head and rule, variants, baselines
-		"connections": 2*(2+2+6) + 1,
+		"requests":    2 + 26 + 3, // head and rule, variants, baselines
+		"connections": 2*(2+2+7) + 1,
 		"processes":   2 + 3 + 1,
 		"keys":        2 + 2 + 1,
 		"limits":      2 + 2 + 1,
@@ -91,8 +91,8 @@ func TestRun(t *testing.T) {
 			drawn++
 		}
 	}
-	if drawn != 4*6 {
-		t.Errorf("the plot has %d lines, want 6 in each of 4 panels", drawn)
+	if drawn != 4*7 {
+		t.Errorf("the plot has %d lines, want 7 in each of 4 panels", drawn)
 	}
 }
 

@@ -31,6 +31,7 @@ var colours = map[string]struct{ light, dark, dash string }{
 	mholt:     {"#bc4c00", "#f0883e", "7 4"},
 	redisRate: {"#8250df", "#bc8cff", "7 4"},
 	evalsha:   {"#bf3989", "#f778ba", "7 4"},
+	oneCall:   {"#9a6700", "#d29922", "2 3"},
 }
 
 // The measures of a panel, in pixels.
@@ -38,7 +39,7 @@ const (
 	plotWidth, plotHeight = 350, 230
 	left, top             = 60, 40
 	cellWidth, cellHeight = left + plotWidth + 25, top + plotHeight + 55
-	legendHeight          = 60
+	legendHeight          = 85
 )
 
 // plot draws panels of the same lines, two in a row, as SVG.

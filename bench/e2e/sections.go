@@ -19,9 +19,10 @@ type section struct {
 func (m *measurement) requests() []variant {
 	c := m.connections[0]
 	return withBaselines(slices.Concat(
-		oneKey.by(c, inProcess, mholt),
+		oneKey.by(c, header, inProcess, mholt),
+		manyKeys.by(c, header),
 		manyKeys.by(c, limiters...),
-		eight.by(c, onRedis, redisRate, evalsha),
+		eight.by(c, onRedis, redisRate, evalsha, oneCall),
 		flood.by(c, limiters...),
 		routed.by(c, limiters...),
 	))

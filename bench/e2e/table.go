@@ -78,7 +78,7 @@ func medianOf(head string, f func(result) float64) column {
 func redisOnly(c column) column {
 	cell := c.cell
 	c.cell = func(m *measurement, v variant) string {
-		if !usesRedis[v.limiter] {
+		if !usesRedis(v.limiter) {
 			return ""
 		}
 		return cell(m, v)

@@ -13,12 +13,17 @@ const (
 	mholt     = "mholt/caddy-ratelimit"
 	redisRate = "redis_rate"
 	evalsha   = "EVALSHA each"
+	oneCall   = "one EVALSHA for all"
+	header    = "three header fields" // set by Caddy
 )
 
-var limiters = []string{inProcess, mholt, onRedis, redisRate, evalsha}
+var limiters = []string{inProcess, mholt, onRedis, redisRate, evalsha, oneCall}
 
-// usesRedis tells which limiters keep their buckets in Redis.
-var usesRedis = map[string]bool{onRedis: true, redisRate: true, evalsha: true}
+// directives are those of package peers.
+var directives = map[string]string{redisRate: "redis_rate", evalsha: "evalsha", oneCall: "one_call"}
+
+// usesRedis tells whether a limiter keeps its buckets in Redis.
+func usesRedis(limiter string) bool { return limiter == onRedis || directives[limiter] != "" }
 
 // variant is what is measured: a limiter, what it has to do, and under what
 // load.
@@ -139,11 +144,13 @@ func (v variant) site(redis string) string {
 		block("rate_limit", func(i int) {
 			fmt.Fprintf(&b, "\t\tzone z%d {\n\t\t\tkey %s\n\t\t\tevents %d\n\t\t\twindow %s\n\t\t}\n", i, key, events, window)
 		})
-	case redisRate, evalsha:
-		directive := map[string]string{redisRate: "redis_rate", evalsha: "evalsha"}[v.limiter]
+	case redisRate, evalsha, oneCall:
+		directive := directives[v.limiter]
 		block(directive+" "+redis, func(i int) {
 			fmt.Fprintf(&b, "\t\tlimit %s:%d%s %d %s\n", directive, i, key, size, dripRate)
 		})
+	case header:
+		b.WriteString("\theader X-RateLimit-Limit 1000000\n\theader X-RateLimit-Remaining 999999\n\theader X-RateLimit-Clear 600.000\n")
 	default:
 		if v.denied {
 			b.WriteString("\terror 429\n")

@@ -92,7 +92,7 @@ func (m *measurement) load(ctx context.Context, v variant, duration time.Duratio
 		return r, fmt.Errorf("%v: of %d requests %d were refused, want %d, and %d failed",
 			v, sum.Requests, sum.Refused, refused, sum.Failed)
 	}
-	if usesRedis[v.limiter] && !v.denied && calls == 0 {
+	if usesRedis(v.limiter) && !v.denied && calls == 0 {
 		return r, fmt.Errorf("%v: of %d requests none was decided by Redis", v, sum.Requests)
 	}
 	if err := site.errorLogged(); err != nil {

@@ -1,14 +1,16 @@
-// Package peers has the two rate limiters for Caddy that one writes in an
-// afternoon: a handler that asks redis_rate, and one that runs a script of its
-// own. They are what e2e measures the limiter beside, so they do what is usual:
-// a go-redis client with its defaults, a round trip for each limit, the usual
-// header fields, and an error for Caddy to answer where a request is denied.
+// Package peers has what e2e measures the limiter beside: the two rate limiters
+// for Caddy that one writes in an afternoon, a handler that asks redis_rate and
+// one that runs a script of its own. So they do what is usual: a go-redis client
+// with its defaults, a round trip for each limit, the usual header fields, and an
+// error for Caddy to answer where a request is denied. A third one is not for
+// use, but shows what the least is that having Redis decide can cost.
 //
 //	redis_rate <address> {
 //		limit <key> <size> <drip_rate>
 //	}
 //
-// and likewise evalsha. A limit's bucket loses one unit every drip_rate.
+// and likewise evalsha and one_call. A limit's bucket loses one unit every
+// drip_rate.
 package peers
 
 import (
@@ -31,6 +33,7 @@ import (
 func init() {
 	caddy.RegisterModule(new(RedisRate))
 	caddy.RegisterModule(new(Evalsha))
+	caddy.RegisterModule(new(OneCall))
 	httpcaddyfile.RegisterHandlerDirective("redis_rate", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 		p := new(RedisRate)
 		return p, p.unmarshal(h.Dispenser)
@@ -39,12 +42,16 @@ func init() {
 		p := new(Evalsha)
 		return p, p.unmarshal(h.Dispenser)
 	})
-	for _, directive := range []string{"redis_rate", "evalsha"} {
+	httpcaddyfile.RegisterHandlerDirective("one_call", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		p := new(OneCall)
+		return p, p.unmarshal(h.Dispenser)
+	})
+	for _, directive := range []string{"redis_rate", "evalsha", "one_call"} {
 		httpcaddyfile.RegisterDirectiveOrder(directive, httpcaddyfile.Before, "basic_auth")
 	}
 }
 
-// peer is what both have in common.
+// peer is what they have in common.
 type peer struct {
 	Address string  `json:"address"`
 	Limits  []limit `json:"limits"`
@@ -63,6 +70,21 @@ type decision struct {
 	allowed      bool
 	remaining    int
 	clear, retry time.Duration
+}
+
+// drip returns the time between two drips in µs.
+func (l limit) drip() int64 { return time.Duration(l.DripRate).Microseconds() }
+
+// decision returns what a script has replied: after how long the bucket is empty,
+// and how much room is left, both in µs.
+func (l limit) decision(clear, room int64) decision {
+	d := decision{allowed: room >= 0, clear: time.Duration(clear) * time.Microsecond}
+	if d.allowed {
+		d.remaining = int(room / l.drip())
+	} else {
+		d.retry = time.Duration(-room) * time.Microsecond
+	}
+	return d
 }
 
 func (p *peer) unmarshal(d *caddyfile.Dispenser) error {
@@ -97,27 +119,28 @@ func (p *peer) connect() {
 // Cleanup closes the connections.
 func (p *peer) Cleanup() error { return p.client.Close() }
 
-// serve asks the limits one after the other, until one denies. The header
-// fields tell of the one with the least room.
+// serve asks the limits, each with its key. The header fields tell of the one
+// with the least room, or of one that denies.
 func (p *peer) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler,
-	take func(ctx context.Context, key string, l limit) (decision, error),
+	take func(ctx context.Context, keys []string) ([]decision, error),
 ) error {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	keys := make([]string, len(p.Limits))
+	for i, l := range p.Limits {
+		keys[i] = repl.ReplaceAll(l.Key, "")
+	}
+	decisions, err := take(r.Context(), keys)
+	if errors.Is(err, context.Canceled) { // the client has gone
+		return caddyhttp.Error(499, err)
+	}
+	if err != nil {
+		return caddyhttp.Error(http.StatusInternalServerError, err)
+	}
 	var size int
 	least := decision{remaining: math.MaxInt}
-	for _, l := range p.Limits {
-		d, err := take(r.Context(), repl.ReplaceAll(l.Key, ""), l)
-		if errors.Is(err, context.Canceled) { // the client has gone
-			return caddyhttp.Error(499, err)
-		}
-		if err != nil {
-			return caddyhttp.Error(http.StatusInternalServerError, err)
-		}
+	for i, d := range decisions {
 		if d.remaining < least.remaining || !d.allowed {
-			size, least = l.Size, d
-		}
-		if !d.allowed {
-			break
+			size, least = p.Limits[i].Size, d
 		}
 	}
 	header := w.Header()
@@ -130,6 +153,24 @@ func (p *peer) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Hand
 		return caddyhttp.Error(http.StatusTooManyRequests, fmt.Errorf("retry after %v", least.retry))
 	}
 	return next.ServeHTTP(w, r)
+}
+
+// oneByOne asks the limits one after the other, until one denies.
+func (p *peer) oneByOne(take func(ctx context.Context, key string, l limit) (decision, error)) func(context.Context, []string) ([]decision, error) {
+	return func(ctx context.Context, keys []string) ([]decision, error) {
+		decisions := make([]decision, 0, len(keys))
+		for i, l := range p.Limits {
+			d, err := take(ctx, keys[i], l)
+			if err != nil {
+				return nil, err
+			}
+			decisions = append(decisions, d)
+			if !d.allowed {
+				break
+			}
+		}
+		return decisions, nil
+	}
 }
 
 // RedisRate asks redis_rate.
@@ -151,13 +192,13 @@ func (h *RedisRate) Provision(caddy.Context) error {
 }
 
 func (h *RedisRate) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	return h.serve(w, r, next, func(ctx context.Context, key string, l limit) (decision, error) {
+	return h.serve(w, r, next, h.oneByOne(func(ctx context.Context, key string, l limit) (decision, error) {
 		res, err := h.limiter.Allow(ctx, key, redis_rate.Limit{Rate: 1, Burst: l.Size, Period: time.Duration(l.DripRate)})
 		if err != nil {
 			return decision{}, err
 		}
 		return decision{allowed: res.Allowed > 0, remaining: res.Remaining, clear: res.ResetAfter, retry: res.RetryAfter}, nil
-	})
+	}))
 }
 
 // Evalsha runs a script once for each limit.
@@ -192,20 +233,13 @@ return {clear - now, room}
 `)
 
 func (h *Evalsha) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	return h.serve(w, r, next, func(ctx context.Context, key string, l limit) (decision, error) {
-		drip := time.Duration(l.DripRate).Microseconds()
-		res, err := gcra.Run(ctx, h.client, []string{key}, drip*int64(l.Size), drip).Int64Slice()
+	return h.serve(w, r, next, h.oneByOne(func(ctx context.Context, key string, l limit) (decision, error) {
+		res, err := gcra.Run(ctx, h.client, []string{key}, l.drip()*int64(l.Size), l.drip()).Int64Slice()
 		if err != nil {
 			return decision{}, err
 		}
-		d := decision{allowed: res[1] >= 0, clear: time.Duration(res[0]) * time.Microsecond}
-		if d.allowed {
-			d.remaining = int(res[1] / drip)
-		} else {
-			d.retry = time.Duration(-res[1]) * time.Microsecond
-		}
-		return d, nil
-	})
+		return l.decision(res[0], res[1]), nil
+	}))
 }
 
 var (
