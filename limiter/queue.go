@@ -16,7 +16,7 @@ import (
 // together: each call takes along all that have come since the last. The server
 // has as much to do with a call of many as with two or three calls of one, and
 // so have both ends of the connection. A request that finds few on their way
-// goes at once and by itself.
+// goes at once and by itself, unless the last call carried a crowd.
 
 const (
 	// alone is how many requests may be on their way by themselves.
@@ -172,7 +172,7 @@ func (qu *queue) next(batch []*question) []*question {
 		q.sent = true
 		n++
 	}
-	if n > 0 {
+	if n > 0 { // or another call has taken all: that was the last
 		qu.carried = n
 	}
 	batch = append(batch, qu.waiting[:n]...)

@@ -58,6 +58,20 @@ func waitingAt(s *server) int {
 	return len(s.queue.waiting)
 }
 
+// atRest waits until nothing is on its way to a server, and nobody sees to it.
+func atRest(t testing.TB, s *server) {
+	t.Helper()
+	waitFor(t, 5*time.Second, func() error {
+		s.queue.mu.Lock()
+		defer s.queue.mu.Unlock()
+		if q := &s.queue; q.alone > 0 || q.senders > 0 || q.impatient || len(s.ready) != int(s.held.Load()) {
+			return fmt.Errorf("%d alone, %d senders, impatient %t, %d of %d connections lie idle",
+				q.alone, q.senders, q.impatient, len(s.ready), s.held.Load())
+		}
+		return nil
+	})
+}
+
 // gather has n requests wait for a server that has one connection, does what is
 // to be done meanwhile, lets them go, and returns when all are done.
 func gather(t testing.TB, s *server, n int, take func(i int), meanwhile ...func()) {
@@ -353,14 +367,7 @@ func TestQueueAfterCrowd(t *testing.T) {
 	mustTake(t, r, Request{Buckets: []Bucket{numbered(0)}})
 	alone := func() bool {
 		t.Helper()
-		waitFor(t, 5*time.Second, func() error { // for the last sender to be done
-			s.queue.mu.Lock()
-			defer s.queue.mu.Unlock()
-			if s.queue.senders > 0 || len(s.ready) == 0 {
-				return fmt.Errorf("%d senders, %d connections lie idle", s.queue.senders, len(s.ready))
-			}
-			return nil
-		})
+		atRest(t, s)
 		q := r.keys.question(r.script, Request{Buckets: []Bucket{numbered(1)}}, nil)
 		conn := s.pass(q)
 		if conn == nil {
@@ -804,15 +811,7 @@ func TestQueueLeavesNothing(t *testing.T) {
 		mustTake(t, r, Request{Buckets: []Bucket{hourly(100)}})
 		p.Delay(5 * time.Millisecond)
 		together(t, 100, func(i int) { takeOwn(t, r, i, 1, 1<<20) })
-		waitFor(t, 5*time.Second, func() error {
-			s.queue.mu.Lock()
-			defer s.queue.mu.Unlock()
-			if q := &s.queue; q.alone > 0 || q.senders > 0 || q.impatient || len(s.ready) != int(s.held.Load()) {
-				return fmt.Errorf("%d alone, %d senders, impatient %t, %d of %d connections lie idle",
-					q.alone, q.senders, q.impatient, len(s.ready), s.held.Load())
-			}
-			return nil
-		})
+		atRest(t, s)
 		p.Pass()
 		r.Close()
 	}

@@ -31,24 +31,25 @@ import (
 )
 
 func init() {
-	caddy.RegisterModule(new(RedisRate))
-	caddy.RegisterModule(new(Evalsha))
-	caddy.RegisterModule(new(OneCall))
-	httpcaddyfile.RegisterHandlerDirective("redis_rate", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-		p := new(RedisRate)
+	register("redis_rate", func() handler { return new(RedisRate) })
+	register("evalsha", func() handler { return new(Evalsha) })
+	register("one_call", func() handler { return new(OneCall) })
+}
+
+type handler interface {
+	caddy.Module
+	caddyhttp.MiddlewareHandler
+	unmarshal(d *caddyfile.Dispenser) error
+}
+
+// register makes a handler's module and directive known to Caddy.
+func register(directive string, fresh func() handler) {
+	caddy.RegisterModule(fresh())
+	httpcaddyfile.RegisterHandlerDirective(directive, func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		p := fresh()
 		return p, p.unmarshal(h.Dispenser)
 	})
-	httpcaddyfile.RegisterHandlerDirective("evalsha", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-		p := new(Evalsha)
-		return p, p.unmarshal(h.Dispenser)
-	})
-	httpcaddyfile.RegisterHandlerDirective("one_call", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-		p := new(OneCall)
-		return p, p.unmarshal(h.Dispenser)
-	})
-	for _, directive := range []string{"redis_rate", "evalsha", "one_call"} {
-		httpcaddyfile.RegisterDirectiveOrder(directive, httpcaddyfile.Before, "basic_auth")
-	}
+	httpcaddyfile.RegisterDirectiveOrder(directive, httpcaddyfile.Before, "basic_auth")
 }
 
 // peer is what they have in common.
