@@ -46,16 +46,26 @@ func onNode(t testing.TB, r *Redis, nodes *redistest.Cluster, node *redistest.Se
 }
 
 // storedUnits returns how many units b holds on the given node, by what is
-// stored there; no drip must have passed.
+// stored there once all that was held is settled; no drip must have passed.
 func storedUnits(t testing.TB, r *Redis, node *redistest.Server, b Bucket) int64 {
 	t.Helper()
 	key := r.keys.of(&b)
+	waitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
 	if node.Client().Exists(t.Context(), key).Val() == 0 {
 		return 0
 	}
 	s, _ := storedState(t, node, key)
 	s.clear -= serverTime(t, node)
 	return b.Limit.Size - b.Limit.remaining(s, 0)
+}
+
+// unsettled returns an error if units are held under key.
+func unsettled(t testing.TB, node *redistest.Server, key string) error {
+	t.Helper()
+	if value := node.Client().Get(t.Context(), key).Val(); strings.Count(value, ":") == 3 {
+		return fmt.Errorf("%s holds %q", key, value)
+	}
+	return nil
 }
 
 // TestCluster tests requests to a healthy cluster: to one node and to several,

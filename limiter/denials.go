@@ -21,10 +21,11 @@ const (
 // cost, is denied, and the server need not be asked. So a flood of requests that
 // are denied costs it nothing.
 //
-// That does not hold where units may come back, or where the size, and so
-// whether the bucket is full, depends on the request. Of a request with several
-// buckets, of which one is full, the others are remembered too, for what they
-// hold shows in the answer. It is then what the server last said of them.
+// That does not hold where the size, and so whether the bucket is full, depends
+// on the request. Nor is a bucket full that denies only for units that are held,
+// see crossslot.go: they may come back. Of a request with several buckets, of
+// which one is full, the others are remembered too, for what they hold shows in
+// the answer. It is then what the server last said of them.
 type denials struct {
 	seed   maphash.Seed
 	latest atomic.Int64 // until when anything is remembered
@@ -42,9 +43,8 @@ type denialSlot struct {
 type denial struct {
 	hash uint64
 	state
-	full      bool
-	until     int64 // when it is to be asked for again
-	forgotten int64 // what was asked before tells nothing, for units have come back
+	full  bool
+	until int64 // when it is to be asked for again
 }
 
 // newDenials returns room for so many buckets.
@@ -98,37 +98,27 @@ func (d *denials) decide(req Request, now int64, dst []outcome) ([]outcome, bool
 // remember takes note of what a server has decided on req, which was sent and
 // answered at these times. Somewhere between is when the server looked at the
 // clock: a bucket is denied for no longer than if that was at once, and drips as
-// if it was at last, so that no client is told to come too early. Not final is
-// what may be given back: it only replaces what was remembered before.
-func (d *denials) remember(req Request, outcomes []outcome, final bool, sent, answered int64) {
+// if it was at last, so that no client is told to come too early.
+func (d *denials) remember(req Request, outcomes []outcome, sent, answered int64) {
 	keep := false
 	for i := range outcomes {
-		keep = keep || req.Buckets[i].Limit.wait(outcomes[i].state, 0, 1) > 0
+		keep = keep || !outcomes[i].blocked && req.Buckets[i].Limit.wait(outcomes[i].state, 0, 1) > 0
 	}
-	keep = keep && final && req.deniedAlike()
+	keep = keep && req.deniedAlike()
 	if !keep && answered >= d.latest.Load() {
 		return
 	}
 	for i, o := range outcomes {
 		b := &req.Buckets[i]
-		if b.SizeVaries {
+		if b.SizeVaries || o.blocked {
 			continue
 		}
 		e := denial{state: state{o.clear + answered, o.slack}, until: sent + rememberFor}
-		if wait := b.Limit.wait(o.state, 0, 1); wait > 0 && final {
+		if wait := b.Limit.wait(o.state, 0, 1); wait > 0 {
 			e.until, e.full = sent+min(wait, rememberFor), true
 		}
-		d.put(b, e, keep, sent, answered)
+		d.put(b, e, keep, answered)
 	}
-}
-
-// forget forgets a bucket to which units have come back now. What was asked
-// before says nothing any more.
-func (d *denials) forget(b *Bucket, now int64) {
-	slot, hash := d.slot(b)
-	slot.mu.Lock()
-	defer slot.mu.Unlock()
-	slot.denial = denial{hash: hash, forgotten: now + 1}
 }
 
 // get returns what is remembered of b, and whether that is anything.
@@ -139,17 +129,14 @@ func (d *denials) get(b *Bucket, now int64) (denial, bool) {
 	return slot.denial, slot.hash == hash && slot.until > now
 }
 
-// put remembers e of b, which was asked about at sent and is answered now: anew,
-// or only if something is remembered.
-func (d *denials) put(b *Bucket, e denial, anew bool, sent, now int64) {
+// put remembers e of b, which is answered now: anew, or only if something is
+// remembered.
+func (d *denials) put(b *Bucket, e denial, anew bool, now int64) {
 	slot, hash := d.slot(b)
 	e.hash = hash
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
-	if slot.hash == e.hash {
-		e.forgotten = slot.forgotten
-	}
-	if sent < e.forgotten || !anew && (slot.hash != e.hash || slot.until <= now) {
+	if !anew && (slot.hash != e.hash || slot.until <= now) {
 		return
 	}
 	if !anew && !e.full {

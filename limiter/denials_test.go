@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -262,7 +261,7 @@ func TestDenialsInDoubt(t *testing.T) {
 		p.take(Request{Buckets: []Bucket{fill}}, now-rapid.Int64Range(0, b.Limit.rate()).Draw(t, "ago"))
 		s := b.Limit.at(p[identity(b)], now, false)
 		fits := b.Limit.wait(s, now, 1) == 0
-		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{state: state{s.clear - now, s.slack}, denied: !fits}}, true, age-to, age+from)
+		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{state: state{s.clear - now, s.slack}, denied: !fits}}, age-to, age+from)
 
 		later := rapid.OneOf(
 			rapid.Int64Range(0, 1e4), rapid.Int64Range(0, 3e6), rapid.Int64Range(0, b.Limit.rate()),
@@ -528,46 +527,9 @@ func TestDenialsOfFallback(t *testing.T) {
 	}
 }
 
-// TestDenialsGivenBack tests buckets that get units back: what may be given back
-// is not remembered, and what is given back is forgotten.
-func TestDenialsGivenBack(t *testing.T) {
-	server := redistest.Start(t)
-	r, clock := newClocked(t, server, nil)
-	b := hourly(1)
-	req := Request{Buckets: []Bucket{b}}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	outcomes, err := r.decide(ctx, req, false, nil)
-	if err != nil || outcomes[0].denied {
-		t.Fatalf("decided %+v, error %v", outcomes, err)
-	}
-	if remembered(r, req) {
-		t.Error("remembered what may be given back")
-	}
-	if d := mustTake(t, r, req); !d[0].Denied || !remembered(r, req) {
-		t.Errorf("decided %+v, remembered %t", d, remembered(r, req))
-	}
-	r.giveBack(ctx, req, outcomes, []int{0})
-	clock.Add(int64(time.Microsecond)) // or it would not be known what came first
-	if d := mustTake(t, r, req); d[0].Denied {
-		t.Errorf("decided %+v after the unit was given back", d)
-	}
-
-	// A later word that is not final takes the place of one that was.
-	if !remembered(r, req) {
-		t.Error("not remembered")
-	}
-	if _, err := r.decide(ctx, req, false, nil); err != nil {
-		t.Fatal(err)
-	}
-	if remembered(r, req) {
-		t.Error("remembered though units may come back")
-	}
-}
-
-// TestDenialsInCluster tests requests to several slots of a cluster: what one slot
-// has charged is given back when another denies, so each is asked for, and nothing
-// stays charged. Those to one slot are remembered as elsewhere.
+// TestDenialsInCluster tests requests to several slots of a cluster: once one of
+// their buckets is known to be full they are denied without asking, as those to
+// one slot are, and the other buckets lose nothing.
 func TestDenialsInCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 2)
@@ -575,30 +537,36 @@ func TestDenialsInCluster(t *testing.T) {
 	r.clock = frozen
 	full := onNode(t, r, nodes, nodes.Nodes[0], hourly(1))
 	room := onNode(t, r, nodes, nodes.Nodes[1], hourly(3))
-	beside := room // of the same key, so that both are remembered
-	beside.Name, beside.Limit.Size = "beside", 1
-	mustTake(t, r, Request{Buckets: []Bucket{room, beside}})
 	evals := func() int64 {
 		return nodes.Nodes[0].CommandStat(t, "evalsha") + nodes.Nodes[1].CommandStat(t, "evalsha")
 	}
+	mustTake(t, r, Request{Buckets: []Bucket{room}})
 	mustTake(t, r, Request{Buckets: []Bucket{full}})
 	before := evals()
-	for range 10 {
-		if d := mustTake(t, r, Request{Buckets: []Bucket{full}}); !d[0].Denied {
-			t.Fatalf("decided %+v", d)
+	for _, tc := range []struct {
+		buckets []Bucket
+		calls   int64 // one to each bucket, and one to let go of what is held
+	}{
+		{[]Bucket{full}, 0},
+		{[]Bucket{full, room}, 3},
+		{[]Bucket{room, full}, 3},
+	} {
+		for n := range 10 {
+			d := mustTake(t, r, Request{Buckets: tc.buckets})
+			if !Summarize(d).Denied {
+				t.Errorf("request %d: decided %+v", n, d)
+			}
+			for i, b := range tc.buckets {
+				if b == room && (d[i].Denied || d[i].Remaining != 2) {
+					t.Errorf("request %d: decided %+v", n, d)
+				}
+			}
 		}
-	}
-	if got := evals() - before; got > 0 {
-		t.Errorf("%d calls for requests that are denied for sure", got)
-	}
-	for n := range 10 {
-		d := mustTake(t, r, Request{Buckets: []Bucket{full, room}})
-		if !d[0].Denied || d[1].Denied || d[1].Remaining != 2 {
-			t.Errorf("request %d: decided %+v", n, d)
+		storedUnits(t, r, nodes.Nodes[0], full)
+		storedUnits(t, r, nodes.Nodes[1], room)
+		if got := evals() - before; got > tc.calls {
+			t.Errorf("%d calls for 10 requests to %d slots, want %d", got, len(tc.buckets), tc.calls)
 		}
-	}
-	if got := evals() - before; got < 20 {
-		t.Errorf("%d calls for 10 requests to two slots", got)
 	}
 	for n := range 3 {
 		if d := mustTake(t, r, Request{Buckets: []Bucket{room}}); d[0].Denied != (n == 2) {
@@ -619,7 +587,7 @@ func TestDenialsBounded(t *testing.T) {
 		b.Key = fmt.Sprint(i)
 		full.clear = b.Limit.Size * b.Limit.rate()
 		buckets = append(buckets, b)
-		d.remember(Request{Buckets: []Bucket{b}}, []outcome{full}, true, 1000, 1000)
+		d.remember(Request{Buckets: []Bucket{b}}, []outcome{full}, 1000, 1000)
 	}
 	known := 0
 	for i, b := range buckets {
@@ -643,8 +611,8 @@ func TestDenialsBounded(t *testing.T) {
 }
 
 // TestDenialsConcurrently tests many requests at once on buckets that fill up and
-// drip, with one and several buckets, while some are forgotten: each bucket admits
-// its size and what has dripped since, to the unit.
+// drip, with one and several buckets: each bucket admits its size and what has
+// dripped since, to the unit.
 func TestDenialsConcurrently(t *testing.T) {
 	const goroutines, requests, size = 16, 500, 40
 	server := redistest.Start(t)
@@ -669,9 +637,6 @@ func TestDenialsConcurrently(t *testing.T) {
 			case d[0].Denied && (d[0].Remaining > 0 || d[0].Retry > req.Buckets[0].Limit.DripRate+time.Minute):
 				t.Errorf("decided %+v", d)
 			}
-			if g == 0 && n%50 == 0 {
-				r.denials.forget(&buckets[n%3], r.clock().Microseconds())
-			}
 		}
 	})
 	took := serverTime(t, server) - began
@@ -680,45 +645,6 @@ func TestDenialsConcurrently(t *testing.T) {
 	}
 	if got, most := quick.Load(), fromEmpty(buckets[2].Limit, took); got > most || got < size {
 		t.Errorf("admitted %d, want %d to %d", got, size, most)
-	}
-}
-
-// TestDenialsDuringGiveBack tests a request that finds a bucket full just before
-// units are given back: afterwards it is not denied for having been full.
-func TestDenialsDuringGiveBack(t *testing.T) {
-	r, _ := newClocked(t, redistest.Start(t), func(opt *RedisOptions) { opt.PoolSize = 1 })
-	s := r.servers.(*single).server
-	req := Request{Buckets: []Bucket{hourly(1)}}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	outcomes, err := r.decide(ctx, req, false, nil)
-	if err != nil || outcomes[0].denied {
-		t.Fatalf("decided %+v, error %v", outcomes, err)
-	}
-	conn := hold(t, s)
-	var both sync.WaitGroup
-	both.Go(func() {
-		if d, err := r.Take(context.Background(), req, nil); err != nil || !d[0].Denied {
-			t.Errorf("decided %+v, error %v", d, err)
-		}
-	})
-	wanted := func(n int32) {
-		t.Helper()
-		waitFor(t, 4*time.Second, func() error {
-			if got := s.wanted.Load(); got != n {
-				return fmt.Errorf("%d wait for the connection, want %d", got, n)
-			}
-			return nil
-		})
-	}
-	wanted(1)
-	time.Sleep(50 * time.Millisecond) // it is about to, and is to be the first
-	both.Go(func() { r.giveBack(ctx, req, outcomes, []int{0}) })
-	wanted(2)
-	s.ready <- conn
-	both.Wait()
-	if d := mustTake(t, r, req); d[0].Denied {
-		t.Errorf("decided %+v though the bucket has room again", d)
 	}
 }
 

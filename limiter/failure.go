@@ -31,6 +31,8 @@ type failure struct {
 	breaks bool
 	// Whether the server is well, only not the one to ask.
 	elsewhere bool
+	// Whether it is certain that nothing was done.
+	undone bool
 }
 
 func (f *failure) Error() string {
@@ -53,6 +55,10 @@ var (
 
 	// errLate is the failure to be answered after a wait for a connection.
 	errLate = errors.New("no time was left after the wait for a connection")
+
+	// errIdleClosed is the failure of a connection that was closed while nobody
+	// used it. Nothing was sent on it.
+	errIdleClosed = errors.New("the connection was closed while it was idle")
 
 	// errConnecting is the failure to get a first connection.
 	errConnecting = errors.New("a connection was not made in time")
@@ -131,6 +137,7 @@ func newFailure(server string, timeout time.Duration, err error) *failure {
 		f.reason, f.text, f.breaks = "closed", "closed the connection", true
 	}
 	f.server, f.err = server, err
+	f.undone = reply != nil || errors.Is(err, errNoConnection) || errors.Is(err, errNotConnected) || errors.Is(err, errConnecting)
 	return &f
 }
 

@@ -88,7 +88,7 @@ func (g *guard) enter() (probe bool, err error) {
 	case g.since.IsZero():
 		return false, nil
 	case g.probing || now.Before(g.probeAt):
-		return false, g.last
+		return false, g.unasked()
 	default:
 		g.probing, g.probeAt = true, now.Add(jittered(probeEvery))
 		return true, nil
@@ -122,7 +122,14 @@ func (g *guard) lost() error {
 	if g.since.IsZero() {
 		return nil
 	}
-	return g.last
+	return g.unasked()
+}
+
+// unasked returns why the server is lost, for a request that is not sent to it.
+func (g *guard) unasked() *failure {
+	f := *g.last
+	f.undone = true
+	return &f
 }
 
 // doubtsWrites reports whether the server is lost for not taking writes.

@@ -655,38 +655,39 @@ func TestGuardOutageOfWrites(t *testing.T) {
 	}
 }
 
-// TestGiveBackProvesNoWrites tests that a server which takes no writes is not
-// taken for well because there was nothing to give back to it.
-func TestGiveBackProvesNoWrites(t *testing.T) {
+// TestProbeOfNothing tests that a server which takes no writes is not taken for
+// well because a key to prove it by was absent.
+func TestProbeOfNothing(t *testing.T) {
 	server := redistest.Start(t)
-	var seen events
-	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Report = seen.report })
+	r := newTestRedis(t, server, nil)
 	b := hourly(100)
-	giveBack := func() error {
-		_, _, err := r.call(t.Context(), giveBackScript, r.keys.giveBackArguments(&b))
-		return err
-	}
-	if err := giveBack(); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Client().Do(t.Context(), "CONFIG", "SET", "maxmemory", 1).Err(); err != nil {
-		t.Fatal(err)
-	}
-	for range lostAfter {
-		if _, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
-			t.Fatal("charged without memory")
+	mustTake(t, r, Request{Buckets: []Bucket{b}})
+	for _, tc := range []struct {
+		memory string
+		key    string
+		proves bool
+		fails  bool
+	}{
+		{"0", r.keys.of(&b), true, false},
+		{"0", "rl:absent", false, false},
+		{"1", r.keys.of(&b), false, true},
+		{"1", "rl:absent", false, false},
+	} {
+		if err := server.Client().ConfigSet(t.Context(), "maxmemory", tc.memory).Err(); err != nil {
+			t.Fatal(err)
+		}
+		conn := hold(t, r.servers.(*single).server)
+		reply, err := takeScript.probe(t.Context(), conn.Conn, tc.key, false)
+		r.servers.(*single).server.put(conn)
+		if proves := err == nil && reply[0] > 0; proves != tc.proves || err != nil != tc.fails {
+			t.Errorf("maxmemory %s, %s: replied %v, error %v", tc.memory, tc.key, reply, err)
 		}
 	}
-	guardOf(r).soon()
-	waitFor(t, 5*time.Second, func() error {
-		err := giveBack()
-		if err != nil {
-			guardOf(r).soon()
-		}
-		return err
-	})
-	if got, want := seen.take(), []string{"lost oom"}; !slices.Equal(got, want) {
-		t.Errorf("reported %q, want %q", got, want)
+	if err := server.Client().ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got := level(t, r, b); got != 1 {
+		t.Errorf("the bucket holds %d after it was probed, want 1", got)
 	}
 }
 

@@ -111,16 +111,6 @@ func (l Limit) add(s state, cost int64) state {
 	}
 }
 
-// remove returns the bucket with cost units fewer in it: the opposite of add.
-func (l Limit) remove(s state, now, cost int64) state {
-	drips := floorDiv(s.slack+cost, l.DripSize)
-	s.clear, s.slack = s.clear-drips*l.rate(), s.slack+cost-drips*l.DripSize
-	if s.clear <= now {
-		return state{clear: now}
-	}
-	return s
-}
-
 // remaining returns how many units a bucket that stands at s has room for.
 func (l Limit) remaining(s state, now int64) int64 {
 	// drips·DripSize − slack units are in it. The product is only taken where
@@ -137,8 +127,10 @@ func (l Limit) remaining(s state, now int64) int64 {
 // time told from now, after it was charged or, if not, as it was.
 type outcome struct {
 	state
-	denied bool
-	here   bool // whether this process decided instead of a server
+	denied  bool
+	blocked bool  // denied only for units that are held, and may come back
+	here    bool  // whether this process decided instead of a server
+	beside  int64 // units that this process has held in the bucket
 }
 
 // report fills in d, which is zero, about a bucket of limit l after a request of

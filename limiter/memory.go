@@ -32,7 +32,7 @@ type Memory struct {
 	held    atomic.Int64 // how many buckets there are
 	sweptAt atomic.Int64 // when a table was last swept, in µs on clock
 	next    atomic.Int64 // which table is next
-	owes    atomic.Int64 // when the last bucket will have drained that is owed, in µs on clock
+	owes    atomic.Int64 // when the last bucket will have drained that is dirty, in µs on clock
 }
 
 const (
@@ -86,7 +86,7 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 		return b.decision(s, denied, dst), nil
 	}
 	var few [8]outcome
-	return req.decisions(m.take(req, few[:0], false), dst), nil
+	return req.decisions(m.take(req, few[:0], nil), dst), nil
 }
 
 // takeOne decides a request on b alone, as take would, and returns what becomes
@@ -119,9 +119,15 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 	return s, denied
 }
 
+// standIn says how to decide instead of another store, see fallback.go.
+type standIn struct {
+	inFlight []int64 // units of each bucket that the other store may still admit
+	peek     bool    // whether to change nothing
+}
+
 // take decides req, which is valid, and appends what becomes of each bucket to
-// dst. What it charges may be owed to another store, see mirror.go.
-func (m *Memory) take(req Request, dst []outcome, owed bool) []outcome {
+// dst. As a stand-in it makes the buckets dirty that hold something.
+func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 	m.makeRoom()
 	var few [8]place
 	places := few[:0]
@@ -139,21 +145,28 @@ func (m *Memory) take(req Request, dst []outcome, owed bool) []outcome {
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
 		room := m.look(p, b, now)
+		if as != nil {
+			p.inFlight = as.inFlight[i]
+			p.stale = p.stale || room && !p.owed && p.state.clear > now
+		}
 		for j := range i {
 			// Two keys may share a bucket: this one comes behind.
 			if q := &places[j]; q.fits && q.hash == p.hash && q.table == p.table {
 				p.state = b.Limit.add(q.state, req.Buckets[j].Cost)
+				p.stale = false
 			}
 		}
-		p.fits = room && b.fits(p.state, now)
+		p.fits = room && b.fitsBeside(p.state, p.inFlight, now)
 		admitted = admitted && p.fits
 	}
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
 		charge := p.fits && (admitted || req.Accounting == Each)
-		p.owed = p.owed || owed && charge
-		m.settle(p, b, now, charge)
-		p.state.clear -= now
+		if as == nil || !as.peek {
+			p.owed = p.owed || as != nil
+			m.settle(p, b, now, charge)
+		}
+		p.state = b.Limit.atLeast(state{p.state.clear - now, p.state.slack}, p.inFlight)
 		dst = append(dst, outcome{state: p.state, denied: !p.fits})
 	}
 	for _, i := range held {
@@ -202,9 +215,11 @@ type place struct {
 	hash  uint64
 	table uint64
 	state state
-	owed  bool // some of it is owed to another store
-	stale bool // what is stored is from before the clock was set back
+	owed  bool // it is dirty: another store may not know what it holds
+	stale bool // what is stored is not what should be
 	fits  bool
+
+	inFlight int64 // units that another store may still admit
 }
 
 // place returns where b has its place.

@@ -230,12 +230,12 @@ func inTables(m *Memory, n int, few uint64, b Bucket) []Bucket {
 }
 
 // TestMemoryDoesNotAllocate guards that a decision on known buckets leaves
-// nothing for the garbage collector, be they the keys' own, owed to another
-// store, or shared for want of room.
+// nothing for the garbage collector, be they the keys' own, dirty, or
+// shared for want of room.
 func TestMemoryDoesNotAllocate(t *testing.T) {
 	whose := map[string]func(m *Memory, req Request){
-		"own":  func(*Memory, Request) {},
-		"owed": func(m *Memory, req Request) { m.take(req, nil, true) },
+		"own":   func(*Memory, Request) {},
+		"dirty": func(m *Memory, req Request) { takeInstead(m, req) },
 		"shared": func(m *Memory, _ Request) {
 			m.SetMaxKeys(1)
 			decide(t, m, Atomic, Bucket{Name: "first", Limit: Limit{1, time.Hour, 1}, Cost: 1})
@@ -268,8 +268,8 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 					if own := ownBuckets(m, req.Buckets); (own == 0) != (name == "shared") {
 						t.Errorf("%d keys have a bucket", own)
 					}
-					if owed := m.owed(req.Buckets) != nil; owed != (name == "owed") {
-						t.Errorf("owed %t", owed)
+					if dirty := dirtyLevels(m, req.Buckets) != nil; dirty != (name == "dirty") {
+						t.Errorf("dirty %t", dirty)
 					}
 				})
 			}
@@ -425,7 +425,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 // TestMemoryOneBucketAsSeveral compares the two ways to decide a request on one
 // bucket, that of requests with a single one and that of those with several, on
 // two stores that differ in nothing else: both decide the same and hold the
-// same, whatever the numbers, where buckets are owed to another store, where
+// same, whatever the numbers, where buckets are dirty, where
 // keys share one, and where the clock was set back.
 func TestMemoryOneBucketAsSeveral(t *testing.T) {
 	const keys, most, steps = 300, 200, 200_000
@@ -444,7 +444,7 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 		{1 << 40, time.Microsecond, 1 << 20},
 	}
 	random := rand.New(rand.NewPCG(6, 7))
-	seen := struct{ admitted, denied, never, slack, owed, shared, back, fresh int }{}
+	seen := struct{ admitted, denied, never, slack, dirty, shared, back, fresh int }{}
 	for step := range steps {
 		b := Bucket{Name: "b", Limit: limits[random.IntN(len(limits))]}
 		// Some are busy, others come and go; now and then so many at once that
@@ -472,15 +472,15 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 
 		req := Request{Buckets: []Bucket{b}, Accounting: Accounting(random.IntN(2))}
 		if random.IntN(50) == 0 {
-			one.take(req, nil, true)
-			several.take(req, nil, true)
+			takeInstead(one, req)
+			takeInstead(several, req)
 			continue
 		}
-		if one.owed(req.Buckets) != nil {
-			seen.owed++
+		if dirtyLevels(one, req.Buckets) != nil {
+			seen.dirty++
 		}
 		before := one.Len()
-		got, outcomes := decide(t, one, req.Accounting, b), several.take(req, nil, false)
+		got, outcomes := decide(t, one, req.Accounting, b), several.take(req, nil, nil)
 		if want := req.decisions(outcomes, nil); !slices.Equal(got, want) {
 			t.Fatalf("step %d, %+v: decided %+v, want %+v", step, b, got, want)
 		}
@@ -489,8 +489,8 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 			t.Fatalf("step %d, %+v: holds\n%+v, want\n%+v",
 				step, b, one.tables[p.table].slots, several.tables[p.table].slots)
 		}
-		if got, want := one.owed(req.Buckets), several.owed(req.Buckets); !slices.Equal(got, want) {
-			t.Fatalf("step %d, %+v: owed %+v, want %+v", step, b, got, want)
+		if got, want := dirtyLevels(one, req.Buckets), dirtyLevels(several, req.Buckets); !slices.Equal(got, want) {
+			t.Fatalf("step %d, %+v: dirty %+v, want %+v", step, b, got, want)
 		}
 		switch d := got[0]; {
 		case d.Never:
@@ -514,7 +514,7 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 		t.Errorf("%d buckets, want %d", got, want)
 	}
 	t.Logf("%+v", seen)
-	if min(seen.admitted, seen.denied, seen.never, seen.slack, seen.owed, seen.shared, seen.back, seen.fresh) < 500 {
+	if min(seen.admitted, seen.denied, seen.never, seen.slack, seen.dirty, seen.shared, seen.back, seen.fresh) < 500 {
 		t.Errorf("the test shows too little: %+v", seen)
 	}
 }

@@ -66,11 +66,10 @@ func (s *server) take(ctx context.Context, q *question) ([]int64, error) {
 		return nil, err
 	}
 	if probe || s.made.Load() == 0 {
-		return s.runNow(ctx, probe, q.script, appendArguments(nil, q), false)
+		return s.runNow(ctx, probe, q, false)
 	}
 	if conn := s.pass(q); conn != nil {
-		q.args = appendArguments(q.args, q)
-		reply, err := s.use(ctx, conn, q.script, q.args, false)
+		reply, err := s.use(ctx, conn, q, false)
 		s.queue.mu.Lock()
 		s.queue.alone--
 		s.queue.mu.Unlock()
@@ -80,7 +79,7 @@ func (s *server) take(ctx context.Context, q *question) ([]int64, error) {
 	if redis.IsTryAgainError(err) {
 		// The slot is on its way to another server, and of those who asked together
 		// some have their buckets there already. Nothing was done.
-		return s.runNow(ctx, false, q.script, appendArguments(nil, q), false)
+		return s.runNow(ctx, false, q, false)
 	}
 	return reply, err
 }
@@ -98,11 +97,17 @@ func (s *server) pass(q *question) *connection {
 			return conn
 		}
 	}
-	q.since, q.sent = time.Now(), false
-	q.reply, q.err = nil, nil // of a server that has sent it on
 	if q.done == nil {
 		q.done = make(chan struct{}, 1)
 	}
+	s.enqueue(q)
+	return nil
+}
+
+// enqueue has q wait until it is taken along. The lock must be held.
+func (s *server) enqueue(q *question) {
+	q.since, q.sent = time.Now(), false
+	q.reply, q.err = nil, nil // of a server that has sent it on
 	s.queue.waiting = append(s.queue.waiting, q)
 	switch {
 	case s.queue.senders < senders && len(s.queue.waiting) > crowd*s.queue.senders:
@@ -112,16 +117,26 @@ func (s *server) pass(q *question) *connection {
 		s.queue.impatient = true
 		go s.hurry()
 	}
-	return nil
+}
+
+// settle has q taken along with others, and its answer told to q.settled.
+func (s *server) settle(q *question) {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	s.enqueue(q)
 }
 
 // await waits for the answer to q, but for half of the time that a request has
 // at most until it is on its way: those who come when too many do would
-// otherwise all be too late.
+// otherwise all be too late. Only who has nobody else to decide waits on.
 func (s *server) await(ctx context.Context, q *question) ([]int64, error) {
 	end, _ := ctx.Deadline()
 	left := end.Sub(q.since)
-	if first := min(left, s.timeout/2); q.timer == nil {
+	first := min(left, s.timeout/2)
+	if q.patient {
+		first = left
+	}
+	if q.timer == nil {
 		q.timer = time.NewTimer(first)
 	} else {
 		q.timer.Reset(first)
@@ -248,14 +263,18 @@ func (s *server) connection() (*connection, error) {
 	if conn := s.idle(); conn != nil {
 		return conn, nil
 	}
-	return s.wait(context.Background(), false)
+	return s.wait(context.Background(), false, false)
 }
 
 // carry asks about all requests of a batch at once. A server of a cluster is asked
 // in one call for each slot, for no call may have keys of two.
 func (s *server) carry(conn *connection, batch []*question) {
 	calls := s.calls(batch)
-	batch[0].script.runAll(within(s.timeout), conn.Conn, calls)
+	conn, err := s.sendCalls(within(s.timeout), conn, calls)
+	if err != nil {
+		answer(batch, err)
+		return
+	}
 
 	// Whatever fails together has failed once.
 	var worst error
@@ -278,6 +297,36 @@ func (s *server) carry(conn *connection, batch []*question) {
 		} else {
 			answer(c.batch, nil)
 		}
+	}
+}
+
+// sendCalls sends the calls on conn, or on another connection if the server has
+// closed it, which it returns. An error says that there is none.
+func (s *server) sendCalls(ctx context.Context, conn *connection, calls []*call) (*connection, error) {
+	for {
+		sc := calls[0].batch[0].script
+		s.sendingAll(calls)
+		sc.sendAll(ctx, conn.Conn, calls, false)
+		if again := unknown(calls); len(again) > 0 {
+			s.restarted()
+			s.sendingAll(again)
+			sc.sendAll(ctx, conn.Conn, again, true)
+		}
+		if !errors.Is(calls[0].err, errIdleClosed) {
+			return conn, nil
+		}
+		s.idledOut(conn)
+		var err error
+		if conn, err = s.connection(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// sendingAll takes note that the calls are about to be sent.
+func (s *server) sendingAll(calls []*call) {
+	for _, c := range calls {
+		s.sending(c.batch)
 	}
 }
 
@@ -319,6 +368,10 @@ func (s *server) worse(err, than error) bool {
 // failed.
 func answer(batch []*question, err error) {
 	for _, q := range batch {
+		if q.settled != nil {
+			q.settled(err)
+			continue
+		}
 		q.err = err
 		q.done <- struct{}{}
 	}

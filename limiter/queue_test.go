@@ -280,7 +280,7 @@ func TestQueueLoneRequest(t *testing.T) {
 	}
 	c.check(t, "evalsha", requests)
 
-	used := r.keys.question(r.script, req, nil)
+	used := r.question(req, byte(req.Accounting))
 	q := &question{script: used.script, keys: used.keys, group: used.group}
 	if _, err := s.take(deadline{t.Context(), time.Now().Add(time.Minute)}, q); err != nil {
 		t.Error(err)
@@ -368,7 +368,7 @@ func TestQueueAfterCrowd(t *testing.T) {
 	alone := func() bool {
 		t.Helper()
 		atRest(t, s)
-		q := r.keys.question(r.script, Request{Buckets: []Bucket{numbered(1)}}, nil)
+		q := r.question(Request{Buckets: []Bucket{numbered(1)}}, 0)
 		conn := s.pass(q)
 		if conn == nil {
 			<-q.done

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -59,6 +60,10 @@ type RedisOptions struct {
 	// Is told what an operator should know, if not nil. It must return soon and
 	// not use the store, and may be called from several goroutines at once.
 	Report func(Event)
+
+	// What the fallback wants to know of the servers.
+	sending   func([]*question)
+	restarted func()
 }
 
 // Redis is a Store that keeps its buckets in Redis servers, so that any number
@@ -67,29 +72,33 @@ type RedisOptions struct {
 // are denied only the first of a drip is asked for.
 //
 // In a cluster all buckets of one key lie in one slot. A request with several
-// keys is decided by a call for each of them, side by side; if one denies, what
-// the others charged is given back.
+// keys is decided by a call for each of them, side by side, that holds its units
+// until all have answered.
 type Redis struct {
 	keys     keys
 	timeout  time.Duration
-	fallback *Memory
+	fallback *fallback // nil if there is none
 	servers  servers
 	script   *script // that decides
 	denials  *denials
-	clock    func() time.Duration // for denials; it never goes back
+	clock    func() time.Duration // it never goes back
+	closed   atomic.Bool
 }
 
 // NewRedis returns a store in the given Redis. It does not connect yet.
 func NewRedis(opt RedisOptions) *Redis {
 	start := time.Now()
 	r := &Redis{
-		keys:     keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
-		timeout:  opt.Timeout,
-		fallback: opt.Fallback,
-		script:   takeScript,
-		denials:  newDenials(denialSlots),
-		clock:    func() time.Duration { return time.Since(start) },
+		keys:    keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
+		timeout: opt.Timeout,
+		script:  takeScript,
+		denials: newDenials(denialSlots),
+		clock:   func() time.Duration { return time.Since(start) },
 	}
+	if opt.Fallback != nil {
+		r.fallback = &fallback{memory: opt.Fallback, timeout: opt.Timeout}
+	}
+	opt.sending, opt.restarted = r.fallback.send, r.fallback.restarted
 	if opt.MasterName == "" && (opt.Cluster || len(opt.Addresses) > 1) {
 		r.servers = newCluster(opt)
 	} else {
@@ -103,15 +112,19 @@ func (r *Redis) Connect() { r.servers.connect() }
 
 // Close closes all connections. Later calls are decided as if the servers did
 // not answer.
-func (r *Redis) Close() error { return r.servers.close() }
+func (r *Redis) Close() error {
+	r.closed.Store(true)
+	return r.servers.close()
+}
 
 // ErrUnavailable is returned, wrapped, by Take if a server can't be asked.
 var ErrUnavailable = errors.New("no decision")
 
-// Take implements Store. It waits at most the store's timeout. A request whose
-// context is cancelled meanwhile is decided all the same: abandoning it would
-// cost the connection and leave open whether it was charged.
-func (r *Redis) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
+// Take implements Store. It waits at most the store's timeout, and not beyond
+// the deadline of ctx. A request whose context is cancelled meanwhile is decided
+// all the same: abandoning it would cost the connection and leave open whether
+// it was charged.
+func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.validate(); err != nil {
 		return dst, err
 	}
@@ -119,93 +132,100 @@ func (r *Redis) Take(_ context.Context, req Request, dst []Decision) ([]Decision
 		return dst, nil
 	}
 	var few [8]outcome
-	apart := !r.servers.one() && req.severalKeys()
-	if !apart {
-		if outcomes, ok := r.denials.decide(req, r.clock().Microseconds(), few[:0]); ok {
-			return req.decisions(outcomes, dst), nil
-		}
+	sent := r.clock()
+	if outcomes, ok := r.denials.decide(req, sent.Microseconds(), few[:0]); ok {
+		return req.decisions(outcomes, dst), nil
 	}
-	ctx := within(r.timeout)
+	end := time.Now().Add(r.timeout)
+	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end) {
+		end = sooner
+	}
+	ctx = deadline{context.Background(), end}
 	var outcomes []outcome
 	var err error
-	if apart {
-		outcomes, err = r.decideApart(ctx, req, req.byKey())
+	if !r.servers.one() && req.severalKeys() {
+		outcomes, err = r.decideSplit(ctx, req, req.byKey())
 	} else {
-		outcomes, err = r.decide(ctx, req, true, few[:0])
+		outcomes, err = r.decide(ctx, req, few[:0])
 	}
 	if err != nil {
 		return dst, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
+	if !anyHere(outcomes) {
+		r.denials.remember(req, outcomes, sent.Microseconds(), r.clock().Microseconds())
+	}
 	return req.decisions(outcomes, dst), nil
 }
 
-// decide decides a request whose buckets lie together: on their server, or in
-// this process if that can't be asked. It appends to dst. That is final unless
-// what the request is charged may be given back.
-func (r *Redis) decide(ctx context.Context, req Request, final bool, dst []outcome) ([]outcome, error) {
-	sent := r.clock()
-	var owed []state
-	if r.fallback != nil {
-		owed = r.fallback.owed(req.Buckets)
-	}
-	outcomes, err := r.ask(ctx, req, owed, dst)
-	if err == nil {
-		r.denials.remember(req, outcomes[len(dst):], final, sent.Microseconds(), r.clock().Microseconds())
-	}
-	switch {
-	case err == nil && r.fallback != nil:
-		for i, o := range outcomes[len(dst):] {
-			r.fallback.mirror(&req.Buckets[i], o.state, owed != nil && owed[i] != state{})
+// anyHere reports whether this process decided on any bucket.
+func anyHere(outcomes []outcome) bool {
+	for i := range outcomes {
+		if outcomes[i].here {
+			return true
 		}
-		return outcomes, nil
+	}
+	return false
+}
+
+// decide decides a request whose buckets lie together: on their server, or in
+// this process if that can't be asked. It appends to dst.
+func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outcome, error) {
+	q := r.question(req, byte(req.Accounting))
+	_, outcomes, err := r.ask(ctx, req, q, dst)
+	switch {
 	case err == nil:
+		r.fallback.answered(q, outcomes[len(dst):], false)
+		q.release()
 		return outcomes, nil
 	case redis.IsTryAgainError(err) && len(req.Buckets) > 1:
 		// The slot is on its way to another server, and has buckets on both.
-		outcomes, err = r.decideApart(ctx, req, req.byBucket())
+		r.fallback.drop(q)
+		all := make([]int, len(req.Buckets))
+		for i := range all {
+			all[i] = i
+		}
+		outcomes, err = r.decideSplit(ctx, req, req.byBucket(all))
 		return append(dst, outcomes...), err
 	case r.fallback == nil || req.NoFallback:
+		r.fallback.drop(q)
 		return dst, err
 	}
-	before := len(dst)
-	dst = r.fallback.take(req, dst, true)
-	for i := range dst[before:] {
-		dst[before+i].here = true
-	}
-	return dst, nil
+	return r.fallback.decide(req, dst, false, q), nil
 }
 
-// ask has req decided by the server on which its buckets lie. They are at least
-// at the levels that are owed, if any are.
-func (r *Redis) ask(ctx context.Context, req Request, owed []state, dst []outcome) ([]outcome, error) {
-	q := r.keys.question(r.script, req, owed)
+// question returns the question what becomes of req.
+func (r *Redis) question(req Request, what byte) *question {
+	q := r.keys.question(r.script, req, what)
+	q.gone = false
+	q.patient = r.fallback == nil || req.NoFallback
+	if r.fallback != nil {
+		q.pending = r.fallback.pending(req, q.pending[:0])
+	}
+	return q
+}
+
+// ask has req, of which q asks, decided by the server on which its buckets lie,
+// and appends to dst. After an error q may still be on its way.
+func (r *Redis) ask(ctx context.Context, req Request, q *question, dst []outcome) (*server, []outcome, error) {
 	srv, reply, err := r.follow(ctx, q.keys[0], func(srv *server, asking bool) ([]int64, error) {
 		if asking { // which is said of one call
-			return srv.run(ctx, q.script, appendArguments(nil, q), asking)
+			return srv.run(ctx, q, asking)
 		}
 		return srv.take(ctx, q)
 	})
-	if err != nil { // after which q may still be on its way
-		return dst, err
+	if err != nil {
+		return srv, dst, err
 	}
 	outcomes, corrupt, err := req.outcomes(reply, dst)
-	q.release()
 	if err == nil && corrupt {
 		srv.guard.lapse(srv.failure(errCorrupt))
 	}
 	if err != nil {
 		f := srv.failure(fmt.Errorf("%w: %w", errCorrupt, err))
 		srv.guard.lapse(f)
-		return dst, f
+		return srv, dst, f
 	}
-	return outcomes, nil
-}
-
-// call runs a script on the server that has the first key in args.
-func (r *Redis) call(ctx context.Context, s *script, args []any) (*server, []int64, error) {
-	return r.follow(ctx, args[firstKey].(string), func(srv *server, asking bool) ([]int64, error) {
-		return srv.run(ctx, s, args, asking)
-	})
+	return srv, outcomes, nil
 }
 
 // follow asks the server that has a key, and then those to which it is sent on.

@@ -483,7 +483,7 @@ func TestRedisGroups(t *testing.T) {
 
 			var want, got []Decision
 			for _, req := range reqs {
-				outcomes, err := one.ask(t.Context(), req.Request, req.owed, nil)
+				outcomes, err := askTold(one.Redis, req.Request, req.owed)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -1376,7 +1376,8 @@ func FuzzStoredValue(f *testing.F) {
 		"", "0", "1", "1:1", "-1", "nan", "12:", ":1", "1e18", "9007199254740993", "99999999999999999999:2",
 		"1790000000000000", "4000000000000000", "4000000000000000:2", "4000000000000000:3", "18446744073709551616",
 		"0x10", " 1", "1 ", "1\n", "\x00", "1:1:1", "１",
-		strings.Repeat("9", 310), strings.Repeat("9", 310) + ":1",
+		strings.Repeat("9", 310), strings.Repeat("9", 310) + ":1", "1:2:3:4", "4000000000000000:0:1:4000000000000000",
+		"1790000000000000:0:" + strings.Repeat("9", 310) + ":1790000000000000",
 	} {
 		f.Add(value, int64(0), false)
 		f.Add(value, int64(3600e6), true)
@@ -1387,6 +1388,9 @@ func FuzzStoredValue(f *testing.F) {
 		f.Add("%d:2", ahead, false)
 		f.Add("%d:3", ahead, true)
 		f.Add("%d.5", ahead, false)
+		f.Add("%d:0:3:9", ahead, false)
+		f.Add("0:0:6:%d", ahead, true)
+		f.Add("0:0:1:%d", ahead, false)
 	}
 	f.Fuzz(func(t *testing.T, value string, ahead int64, varies bool) {
 		if strings.Count(value, "%") == 1 && strings.Contains(value, "%d") {
@@ -1414,13 +1418,21 @@ func FuzzStoredValue(f *testing.F) {
 		if admitted > 5 {
 			t.Fatalf("%.40q: %d admitted", value, admitted)
 		}
-		if admitted > 0 {
+		stored, err := server.Client().Get(t.Context(), key).Result()
+		if strings.Count(stored, ":") == 3 { // units are held
+			if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl <= 0 {
+				t.Fatalf("%.40q: expires in %v", stored, ttl)
+			}
+		} else if err == nil && admitted > 0 {
 			s, expires := storedState(t, server, key)
 			checkExpiry(t, s, expires)
 		}
-		set()
-		if _, _, err := r.call(t.Context(), giveBackScript, r.keys.giveBackArguments(&b)); err != nil {
-			t.Fatalf("%.40q: %v", value, err)
+		for _, what := range []byte{whatHold, whatCommit, whatRelease} {
+			set()
+			req := Request{Buckets: []Bucket{b}}
+			if _, _, err := r.ask(within(10*time.Second), req, r.question(req, what), nil); err != nil {
+				t.Fatalf("%.40q: %d: %v", value, what, err)
+			}
 		}
 	})
 }

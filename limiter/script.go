@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -22,14 +23,8 @@ import (
 //go:embed take.lua
 var takeSource string
 
-//go:embed giveback.lua
-var giveBackSource string
-
-// The scripts that run on the servers.
-var (
-	takeScript     = newScript(takeSource)
-	giveBackScript = newScript(giveBackSource)
-)
+// takeScript runs on the servers.
+var takeScript = newScript(takeSource)
 
 // script is a Lua script, and the name by which servers know it once they have
 // run it.
@@ -51,21 +46,16 @@ type scriptCall struct{ *redis.IntSliceCmd }
 // NoRetry tells the client not to send the call again, whatever happens.
 func (scriptCall) NoRetry() bool { return true }
 
-// run runs the script on a server, by its name or, if the server does not know
-// that, in full. With asking it is also served for a slot that is only on its
+// send sends one call and returns what it replies: by the script's name or, with
+// whole, in full. With asking it is also served for a slot that is only on its
 // way to the server.
-func (s *script) run(ctx context.Context, conn *redis.Conn, args []any, asking bool) ([]int64, error) {
-	reply, err := send(ctx, conn, "evalsha", &s.sha, args, asking)
-	if redis.HasErrorPrefix(err, "NOSCRIPT") {
-		reply, err = send(ctx, conn, "eval", &s.source, args, asking)
+func (s *script) send(ctx context.Context, conn *redis.Conn, q *question, whole, asking bool) ([]int64, error) {
+	q.args = appendArguments(q.args, q)
+	q.args[0], q.args[1] = "evalsha", &s.sha
+	if whole {
+		q.args[0], q.args[1] = "eval", &s.source
 	}
-	return reply, err
-}
-
-// send sends a call and returns what it replies.
-func send(ctx context.Context, conn *redis.Conn, command any, script *string, args []any, asking bool) ([]int64, error) {
-	args[0], args[1] = command, script
-	call := scriptCall{redis.NewIntSliceCmd(ctx, args...)}
+	call := scriptCall{redis.NewIntSliceCmd(ctx, q.args...)}
 	if !asking {
 		_ = conn.Process(ctx, call) // the call has the error too
 		return call.Result()
@@ -81,27 +71,47 @@ func send(ctx context.Context, conn *redis.Conn, command any, script *string, ar
 	return call.Result()
 }
 
+// probe sends a call that changes nothing, but shows whether the server takes
+// writes.
+func (s *script) probe(ctx context.Context, conn *redis.Conn, key string, asking bool) ([]int64, error) {
+	nothing := Request{Buckets: []Bucket{{
+		Limit: Limit{Size: 1, DripRate: time.Microsecond, DripSize: MaxUnits}, SizeVaries: true,
+	}}}
+	q := &question{keys: []string{key}, group: string(nothing.appendGroup(nil, whatRelease))}
+	reply, err := s.send(ctx, conn, q, false, asking)
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		reply, err = s.send(ctx, conn, q, true, asking)
+	}
+	return reply, err
+}
+
+// load has a server know the script, and reports whether it did not before. It
+// is asked by a command that no decision is made with, so that servers count
+// these apart. A user who may not use that finds out with the first decision.
+func (s *script) load(ctx context.Context, conn *redis.Conn) (unknown bool, err error) {
+	var known *redis.Cmd
+	hello := redis.NewCmd(ctx, "hello")
+	_, _ = conn.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		// This one is allowed to everybody who has logged in.
+		_ = pipe.Process(ctx, hello)
+		known = pipe.EvalShaRO(ctx, s.sha, nil)
+		return nil
+	})
+	if err := hello.Err(); err != nil {
+		return false, err
+	}
+	if !redis.HasErrorPrefix(known.Err(), "NOSCRIPT") {
+		return false, nil // what else is wrong shows when it is used
+	}
+	_ = conn.Eval(ctx, s.source, nil).Err()
+	return true, nil
+}
+
 // call is a call of take.lua for several requests.
 type call struct {
 	batch []*question
 	reply []int64
 	err   error
-}
-
-// runAll runs the script for all of the calls at once.
-func (s *script) runAll(ctx context.Context, conn *redis.Conn, calls []*call) {
-	if len(calls) == 1 {
-		c := calls[0]
-		c.reply, c.err = s.run(ctx, conn, appendArguments(nil, c.batch...), false)
-		return
-	}
-	s.sendAll(ctx, conn, calls, false)
-	calls = slices.DeleteFunc(slices.Clone(calls), func(c *call) bool {
-		return !redis.HasErrorPrefix(c.err, "NOSCRIPT")
-	})
-	if len(calls) > 0 {
-		s.sendAll(ctx, conn, calls, true)
-	}
 }
 
 // sendAll sends the calls; the first with the whole script, if the server does
@@ -123,6 +133,13 @@ func (s *script) sendAll(ctx context.Context, conn *redis.Conn, calls []*call, w
 	for i, c := range calls {
 		c.reply, c.err = sent[i].Result()
 	}
+}
+
+// unknown returns those calls whose server did not know the script.
+func unknown(calls []*call) []*call {
+	return slices.DeleteFunc(slices.Clone(calls), func(c *call) bool {
+		return !redis.HasErrorPrefix(c.err, "NOSCRIPT")
+	})
 }
 
 // split gives each request its part of the reply, and reports whether any of them
@@ -189,24 +206,45 @@ func (b *Bucket) appendRest(name []byte) []byte {
 type question struct {
 	script *script
 	keys   []string // of its buckets
-	group  string   // as a run of one
+	plain  string   // what take.lua is told, as a run of one group
+	group  string   // the same with what the fallback knows
 
 	reply []int64
 	err   error
 
+	// Whether to wait for an answer as long as there is time, since nobody else
+	// decides.
+	patient bool
+	// Is told that there is an answer, or what has failed, if no goroutine waits
+	// for it.
+	settled func(error)
+
 	waiting // to be taken along with others
+
+	// What the fallback knows of it, guarded by its lock.
+	pending    []pending
+	linked     bool // whether it is in flight
+	gone       bool // whether nobody waits for it any more
+	next, prev *question
 
 	// What is used again by the next question.
 	text []byte
 	args []any
+	self [1]*question
 }
 
 // questions are those that are no longer in use, with their memory.
 var questions = sync.Pool{New: func() any { return new(question) }}
 
-// question returns the question whether a server admits req. Its buckets are at
-// least at the levels that are owed, if any are.
-func (k keys) question(s *script, req Request, owed []state) *question {
+// What take.lua can do with a request's buckets besides what Accounting says.
+const (
+	whatHold    = 2
+	whatCommit  = 3
+	whatRelease = 4
+)
+
+// question returns the question whether a server admits req.
+func (k keys) question(s *script, req Request, what byte) *question {
 	q := questions.Get().(*question)
 	q.script = s
 
@@ -225,41 +263,70 @@ func (k keys) question(s *script, req Request, owed []state) *question {
 		text = b.appendRest(text)
 		ends = append(ends, len(text))
 	}
-	q.text = req.appendGroup(text, owed)
+	q.text = req.appendGroup(text, what)
 	all, from := string(q.text), 0
 	q.keys = q.keys[:0]
 	for _, to := range ends {
 		q.keys = append(q.keys, all[from:to])
 		from = to
 	}
-	q.group = all[from:]
+	q.plain = all[from:]
+	q.group = q.plain
 	return q
+}
+
+// again makes q the question to do something else with its buckets.
+func (q *question) again(what byte) {
+	group := []byte(q.plain)
+	group[4] = what
+	q.plain = string(group)
+	q.group = q.plain
+}
+
+// tell adds levels to what take.lua is told of q's buckets, see known.
+func (q *question) tell(levels []state) {
+	if levels == nil {
+		return
+	}
+	const head, numbers = 5, 4 * 8
+	group := append(make([]byte, 0, len(q.plain)+16*len(levels)), q.plain[:head]...)
+	for i, rest := 0, q.plain[head:]; i < len(levels); i, rest = i+1, rest[numbers+1:] {
+		group = append(group, rest[:numbers]...)
+		if levels[i] == (state{}) {
+			group = append(group, rest[numbers])
+		} else {
+			group = append(group, rest[numbers]+2)
+			group = appendNumbers(group, levels[i].clear, levels[i].slack)
+		}
+	}
+	q.group = string(group)
 }
 
 // slot returns the part of q's keys that says in which slot of a cluster they
 // lie.
 func (q *question) slot() string { return q.keys[0][:strings.IndexByte(q.keys[0], '}')] }
 
+// alone returns q as a batch of its own.
+func (q *question) alone() []*question {
+	q.self[0] = q
+	return q.self[:]
+}
+
 // release lets another request use q.
 func (q *question) release() {
-	q.reply = nil
+	q.reply, q.settled, q.patient = nil, nil, false
 	questions.Put(q)
 }
 
 // appendGroup appends what take.lua is told of req, as a run of one group.
-func (req Request) appendGroup(b []byte, owed []state) []byte {
+func (req Request) appendGroup(b []byte, what byte) []byte {
 	b = binary.BigEndian.AppendUint16(b, 1)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(req.Buckets))) //nolint:gosec // no configuration has 65 536 limits
-	b = append(b, flag(req.Accounting == Each))
+	b = append(b, what)
 	for i := range req.Buckets {
 		bucket := &req.Buckets[i]
 		b = appendNumbers(b, bucket.Limit.Size, bucket.Limit.rate(), bucket.Limit.DripSize, bucket.Cost)
-		if owed == nil || owed[i] == (state{}) {
-			b = append(b, flag(bucket.SizeVaries))
-		} else {
-			b = append(b, flag(bucket.SizeVaries)+2)
-			b = appendNumbers(b, owed[i].clear, owed[i].slack)
-		}
+		b = append(b, flag(bucket.SizeVaries))
 	}
 	return b
 }
@@ -308,12 +375,6 @@ func (q *question) run(n int) any {
 	return run
 }
 
-// giveBackArguments returns the call that takes b's cost out of it again, see
-// giveback.lua.
-func (k keys) giveBackArguments(b *Bucket) []any {
-	return []any{nil, nil, 1, k.of(b), b.Limit.rate(), b.Limit.DripSize, b.Cost}
-}
-
 // flag returns how a script is told a truth.
 func flag(b bool) byte {
 	if b {
@@ -334,14 +395,17 @@ func (req Request) outcomes(reply []int64, dst []outcome) (outcomes []outcome, c
 		if ahead < 0 {
 			ahead, corrupt = -1-ahead, true
 		}
-		denied := slack < 0
+		denied, blocked := slack < 0, false
 		if denied {
 			slack = -1 - slack
+			if blocked = slack >= horizon; blocked {
+				slack -= horizon
+			}
 		}
 		if ahead < 0 || ahead > horizon || slack >= req.Buckets[i].Limit.DripSize || ahead == 0 && slack > 0 {
 			return dst, false, fmt.Errorf("reply of %d, %d is no bucket", reply[2*i], reply[2*i+1])
 		}
-		outcomes = append(outcomes, outcome{state: state{clear: ahead, slack: slack}, denied: denied})
+		outcomes = append(outcomes, outcome{state: state{clear: ahead, slack: slack}, denied: denied, blocked: blocked})
 	}
 	return outcomes, corrupt, nil
 }

@@ -15,9 +15,16 @@ const (
 	// hands and log in. No request waits for that longer than its own timeout.
 	connectWithin = 5 * time.Second
 
-	// checkEvery is how long a connection lies idle before it is seen whether
-	// the server has closed it.
-	checkEvery = 30 * time.Second
+	// checkEvery is how long a connection lies idle before something is sent on
+	// it, so that nobody closes it. If a server or whatever is in between closes
+	// connections sooner, it is sent in half of the time that it took them, but
+	// not more often than each leastCheckEvery.
+	checkEvery      = 30 * time.Second
+	leastCheckEvery = 250 * time.Millisecond
+
+	// slowToConnect is how long a first connection may take before the server
+	// counts as failing.
+	slowToConnect = time.Second
 )
 
 // server is a Redis server: the connections to it, and a guard.
@@ -31,8 +38,12 @@ type server struct {
 	client  *redis.Client
 	timeout time.Duration
 	changed func() // called after failures: the server may not be the right one any more
-	known   bool   // whether the client of a cluster knows the server
-	slots   bool   // whether it is a cluster's, and a call has keys of one slot
+	clock   func() time.Duration
+	known   bool // whether the client of a cluster knows the server
+	slots   bool // whether it is a cluster's, and a call has keys of one slot
+
+	sending   func([]*question) // called before a call is sent
+	restarted func()            // called when the server does not know the script
 
 	ready  chan *connection // connections that nobody uses
 	held   atomic.Int32     // connections there are or are being made, at most what ready can hold
@@ -41,7 +52,9 @@ type server struct {
 	broke  atomic.Int32     // how often a connection broke that was made after others had
 	failed signal           // there is none, and none could be made; or the server is lost
 	dials  atomic.Int32     // how often in a row one more could not be made
-	dialAt atomic.Int64     // when one more may be made after one could not be, in Unix µs
+	dialAt atomic.Int64     // when one more may be made after one could not be, in µs on clock
+	began  atomic.Int64     // when making the first connection began, in µs on clock
+	checks atomic.Int64     // how long a connection may lie idle until it is tried, in ns
 
 	queue queue
 
@@ -51,7 +64,8 @@ type server struct {
 	closed sync.Once
 }
 
-// connection is a connection to a server.
+// connection is a connection to a server. The client holds what is behind it, see
+// idleConn.
 type connection struct {
 	*redis.Conn
 	broke int32     // the server's count when it was made
@@ -60,15 +74,22 @@ type connection struct {
 
 func newServer(name string, client *redis.Client, opt *RedisOptions, changed func()) *server {
 	client.AddHook(refusals{})
-	return &server{
-		guard:   newGuard(name, opt.Report),
-		client:  client,
-		timeout: opt.Timeout,
-		changed: changed,
-		ready:   make(chan *connection, opt.poolSize()),
-		lost:    make(chan struct{}, 1),
-		done:    make(chan struct{}),
+	client.AddHook(idleHook{})
+	start := time.Now()
+	s := &server{
+		guard:     newGuard(name, opt.Report),
+		client:    client,
+		timeout:   opt.Timeout,
+		changed:   changed,
+		clock:     func() time.Duration { return time.Since(start) },
+		ready:     make(chan *connection, opt.poolSize()),
+		lost:      make(chan struct{}, 1),
+		done:      make(chan struct{}),
+		sending:   opt.sending,
+		restarted: opt.restarted,
 	}
+	s.checks.Store(int64(checkEvery))
+	return s
 }
 
 // close closes all connections.
@@ -83,17 +104,18 @@ func (s *server) close() error {
 // failure returns what err means for a request.
 func (s *server) failure(err error) *failure { return newFailure(s.guard.server, s.timeout, err) }
 
-// run runs a script. It returns when ctx ends at the latest.
-func (s *server) run(ctx context.Context, sc *script, args []any, asking bool) ([]int64, error) {
+// run asks about one request, in a call of its own. It returns when ctx ends at
+// the latest.
+func (s *server) run(ctx context.Context, q *question, asking bool) ([]int64, error) {
 	probe, err := s.guard.enter()
 	if err != nil {
 		return nil, err
 	}
-	return s.runNow(ctx, probe, sc, args, asking)
+	return s.runNow(ctx, probe, q, asking)
 }
 
-// runNow runs a script for one who has entered.
-func (s *server) runNow(ctx context.Context, probe bool, sc *script, args []any, asking bool) ([]int64, error) {
+// runNow asks about the request of one who has entered.
+func (s *server) runNow(ctx context.Context, probe bool, q *question, asking bool) ([]int64, error) {
 	if probe {
 		defer s.guard.leave()
 	}
@@ -101,11 +123,11 @@ func (s *server) runNow(ctx context.Context, probe bool, sc *script, args []any,
 		if !probe && len(s.ready) == 0 {
 			s.oneMore()
 		}
-		return s.use(ctx, conn, sc, args, asking)
+		return s.use(ctx, conn, q, asking)
 	}
 	ctx, cancel := timed(ctx)
 	defer cancel()
-	conn, err := s.wait(ctx, probe)
+	conn, err := s.wait(ctx, probe, q.patient)
 	switch {
 	case errors.Is(err, errNoConnection):
 		return nil, s.giveUp(err)
@@ -121,7 +143,7 @@ func (s *server) runNow(ctx context.Context, probe bool, sc *script, args []any,
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		reply, err := s.use(within(s.timeout), conn, sc, args, asking)
+		reply, err := s.use(within(s.timeout), conn, q, asking)
 		answers <- answer{reply, err}
 	}()
 	select {
@@ -163,23 +185,48 @@ func (s *server) idle() *connection {
 	}
 }
 
-// use runs a script on a connection.
-func (s *server) use(ctx context.Context, conn *connection, sc *script, args []any, asking bool) ([]int64, error) {
-	reply, err := sc.run(ctx, conn.Conn, args, asking)
+// use asks about one request on a connection, or on another one if the server has
+// closed it.
+func (s *server) use(ctx context.Context, conn *connection, q *question, asking bool) ([]int64, error) {
+	var reply []int64
+	var err error
+	for {
+		s.sending(q.alone())
+		reply, err = q.script.send(ctx, conn.Conn, q, false, asking)
+		if redis.HasErrorPrefix(err, "NOSCRIPT") {
+			s.restarted()
+			s.sending(q.alone())
+			reply, err = q.script.send(ctx, conn.Conn, q, true, asking)
+		}
+		if !errors.Is(err, errIdleClosed) {
+			break
+		}
+		s.idledOut(conn)
+		if conn = s.idle(); conn != nil {
+			continue
+		}
+		end, cancel := timed(ctx)
+		conn, err = s.wait(end, false, q.patient)
+		cancel()
+		switch {
+		case errors.Is(err, errNoConnection):
+			return nil, s.giveUp(err)
+		case err != nil:
+			return nil, err
+		}
+	}
 	if err != nil {
 		return nil, s.blame(conn, err)
 	}
 	wrote := charged(reply)
 	if !wrote && s.guard.doubtsWrites() {
-		// A denial does not tell whether the server takes writes again. To give
-		// nothing back does.
-		nothing := []any{nil, nil, 1, args[firstKey], 1, MaxUnits, 0}
-		written, err := giveBackScript.run(ctx, conn.Conn, nothing, asking)
+		// A denial does not tell whether the server takes writes again.
+		nothing, err := q.script.probe(ctx, conn.Conn, q.keys[0], asking)
 		if err != nil {
 			_ = s.blame(conn, err)
 			return reply, nil
 		}
-		wrote = charged(written)
+		wrote = len(nothing) == 2 && nothing[0] > 0
 	}
 	s.put(conn)
 	s.guard.success(wrote)
@@ -232,10 +279,13 @@ func (s *server) fail(f *failure) {
 
 // wait has one more connection made and returns the first that is ready. It
 // waits for half of the time that a request has, so that some is left to answer
-// in: those who come when too many do would otherwise all be too late. That this
-// was in vain, errNoConnection, is for the request to take note of. A probe does
-// not wait.
-func (s *server) wait(ctx context.Context, probe bool) (*connection, error) {
+// in: those who come when too many do would otherwise all be too late. Only the
+// patient wait for all of it. That this was in vain, errNoConnection, is for the
+// request to take note of. A probe does not wait.
+//
+// Nobody waits for a first connection that takes longer than a request may wait.
+// That is no failure unless it takes very long: the server may be far away.
+func (s *server) wait(ctx context.Context, probe, patient bool) (*connection, error) {
 	failed := s.failed.next()
 	s.wanted.Add(1)
 	defer s.wanted.Add(-1)
@@ -243,7 +293,14 @@ func (s *server) wait(ctx context.Context, probe bool) (*connection, error) {
 	if probe {
 		return nil, s.failure(errNotConnected)
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.timeout/2)
+	longest := s.timeout
+	if !patient {
+		longest /= 2
+	}
+	if s.made.Load() == 0 {
+		longest = min(longest, s.timeout-s.connecting())
+	}
+	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
 	select {
 	case conn := <-s.ready:
@@ -259,8 +316,15 @@ func (s *server) wait(ctx context.Context, probe bool) (*connection, error) {
 		return nil, errNoConnection
 	}
 	f := s.failure(errConnecting)
-	s.fail(f)
+	if f.counts = s.connecting() > slowToConnect; f.counts {
+		s.fail(f)
+	}
 	return nil, f
+}
+
+// connecting returns for how long a first connection has been in the making.
+func (s *server) connecting() time.Duration {
+	return s.clock() - time.Duration(s.began.Load())*time.Microsecond
 }
 
 // connect makes a connection, unless there may be no more. If it is for a probe
@@ -274,6 +338,9 @@ func (s *server) connect(probe bool) {
 		case !probe && n > 0 && !s.mayDial():
 			return
 		case s.held.CompareAndSwap(n, n+1):
+			if n == 0 {
+				s.began.Store(s.clock().Microseconds())
+			}
 			s.keeper.Do(func() { go s.keep() })
 			go s.dial(probe)
 			return
@@ -284,20 +351,22 @@ func (s *server) connect(probe bool) {
 // mayDial reports whether to try for one more connection. After one could not be
 // made that is only now and then, and one at a time.
 func (s *server) mayDial() bool {
-	at, now := s.dialAt.Load(), time.Now()
-	return at == 0 || now.UnixMicro() >= at &&
-		s.dialAt.CompareAndSwap(at, now.Add(jittered(probeEvery)).UnixMicro())
+	at, now := s.dialAt.Load(), s.clock()
+	return at == 0 || now.Microseconds() >= at &&
+		s.dialAt.CompareAndSwap(at, (now+jittered(probeEvery)).Microseconds())
 }
 
 // dial makes a connection.
 func (s *server) dial(probe bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 	defer cancel()
-	// The client dials and logs in for the first command. This one is allowed to
-	// everybody who has.
+	// The client dials and logs in for the first command.
 	conn := &connection{Conn: s.client.EphemeralConn()}
 	var refused error
-	err := conn.Process(context.WithValue(ctx, refusedKey{}, &refused), redis.NewCmd(ctx, "hello"))
+	unknown, err := takeScript.load(context.WithValue(ctx, refusedKey{}, &refused), conn.Conn)
+	if unknown {
+		s.restarted()
+	}
 	if err == nil {
 		s.made.Add(1)
 		s.dials.Store(0)
@@ -314,7 +383,7 @@ func (s *server) dial(probe bool) {
 	}
 	_ = conn.Close()
 	s.held.Add(-1)
-	s.dialAt.Store(time.Now().Add(jittered(probeEvery)).UnixMicro())
+	s.dialAt.Store((s.clock() + jittered(probeEvery)).Microseconds())
 	f := newFailure(s.guard.server, 0, err)
 	if s.made.Load() > 0 {
 		// Those there are will do, unless they are broken too and it is not known
@@ -332,7 +401,7 @@ func (s *server) dial(probe bool) {
 // and a lost server is connected to when it is back.
 func (s *server) keep() {
 	for {
-		next := time.NewTimer(checkEvery)
+		next := time.NewTimer(time.Duration(s.checks.Load()) / 2)
 		if s.guard.isLost() {
 			next.Reset(jittered(probeEvery))
 		}
@@ -353,19 +422,23 @@ func (s *server) keep() {
 	}
 }
 
-// check tries the connections that lie idle.
+// check tries the connections that lie idle, and makes one if there is none left.
 func (s *server) check() {
+	every := time.Duration(s.checks.Load())
 	for range len(s.ready) {
 		select {
 		case conn := <-s.ready:
-			if time.Since(conn.used) < checkEvery {
+			if time.Since(conn.used) < every/2 {
 				s.ready <- conn
 				continue
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
-			if err := conn.Process(ctx, redis.NewCmd(ctx, "hello")); err == nil {
+			switch err := conn.Process(ctx, redis.NewCmd(ctx, "hello")); {
+			case err == nil:
 				s.put(conn)
-			} else {
+			case errors.Is(err, errIdleClosed):
+				s.idledOut(conn)
+			default:
 				s.discard(conn)
 				s.connect(false)
 			}
@@ -373,6 +446,21 @@ func (s *server) check() {
 		default:
 			return
 		}
+	}
+}
+
+// idledOut discards a connection that was closed while it lay idle, which is no
+// failure of the server, and has the others tried sooner from now on.
+func (s *server) idledOut(conn *connection) {
+	every := max(time.Since(conn.used)/2, leastCheckEvery)
+	for last := s.checks.Load(); int64(every) < last; last = s.checks.Load() {
+		if s.checks.CompareAndSwap(last, int64(every)) {
+			break
+		}
+	}
+	s.discard(conn)
+	if s.made.Load() == 0 {
+		s.connect(false)
 	}
 }
 

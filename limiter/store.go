@@ -62,6 +62,12 @@ func (b *Bucket) fits(s state, now int64) bool {
 	return b.Cost <= b.Limit.Size && b.Limit.wait(s, now, b.Cost) == 0
 }
 
+// fitsBeside reports whether b, which stands at s, has room for the request and
+// for other units, at most its size.
+func (b *Bucket) fitsBeside(s state, units, now int64) bool {
+	return b.Cost <= b.Limit.Size-units && b.Limit.wait(s, now, b.Cost+units) == 0
+}
+
 // Accounting says what a request charges when some of its buckets have room
 // for it and others do not.
 type Accounting uint8

@@ -8,31 +8,46 @@
 -- ARGV   for each run of equal groups what they consist of. It is packed, for
 --        arguments cost the server as much as what is done with them: 2 bytes,
 --        how many groups there are; 2 bytes, how many buckets each has; 1 byte,
---        1 if each bucket that has room is charged even if another denies, 0 if
---        all are or none; then for each bucket 4 doubles, size, drip rate, drip
---        size and cost, and 1 byte, 1 if the size may differ from request to
---        request, else 0; or 2 more, and then 2 doubles, a time until it runs
---        empty and a slack that it has at least: it was charged elsewhere while
---        this server could not be asked
+--        what to do, see below; then for each bucket 4 doubles, size, drip rate,
+--        drip size and cost, and 1 byte, 1 if the size may differ from request
+--        to request, else 0; or 2 more, and then 2 doubles, a time until it runs
+--        empty and a slack that it has at least: what a node knows of it that
+--        this server may not
 -- reply  for each bucket: the time until it runs empty, t, or -1 - t if its key
 --        held something else than a bucket; and its slack, s, or -1 - s if it
---        denies
+--        denies, or -1 - 2^50 - s if it denies only for units that are held
+--
+-- What to do with a group:
+--
+-- 0  charge all buckets if all have room, else none
+-- 1  charge each bucket that has room
+-- 2  hold the cost in all buckets if all have room, else none: the request has
+--    other buckets in other slots, and may be denied there
+-- 3  charge what was held: it was admitted
+-- 4  let go of what was held: it was denied. A cost of 0 changes nothing, but
+--    shows whether the server takes writes
 --
 -- A key holds the time at which its bucket runs empty, and behind a colon the
 -- slack, if there is any: the units by which the last drip before that time
--- falls short of a full one. The key expires when the bucket is empty, never
--- before. limit.go has the same arithmetic in Go.
+-- falls short of a full one. If units are held, two more numbers follow: how
+-- many, and until when. Held units take room but do not drip. Units that are
+-- still held then are charged: the node that knows what became of them can't
+-- tell. The key expires when the bucket is empty, never before. limit.go has the
+-- same arithmetic in Go.
 --
 -- Most groups are of one bucket. They make do without tables and functions of
 -- their own, which would cost more than the arithmetic.
 
 local call, pcall, unpack = redis.call, redis.pcall, struct.unpack
-local floor, ceil, number = math.floor, math.ceil, tonumber
+local floor, ceil, min, number = math.floor, math.ceil, math.min, tonumber
 local format, find, match, sub = string.format, string.find, string.match, string.sub
 local keys, runs = KEYS, ARGV
 
-local HORIZON = 2 ^ 50    -- further ahead no bucket's time can lie
-local STEP_BACK = 1000000 -- further ahead than a full bucket by this: the clock was set back
+local HORIZON = 2 ^ 50     -- further ahead no bucket's time can lie
+local SECOND = 1000000
+local STEP_BACK = SECOND   -- further ahead than a full bucket by this: the clock was set back
+local HELD_FOR = 10 * SECOND
+local HOLD, COMMIT, RELEASE = 2, 3, 4
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -40,32 +55,32 @@ local now = time[1] * 1000000 + time[2]
 local reply, replies, key = {}, 0, 0
 for r = 1, #runs do
   local run = runs[r]
-  local groups, buckets, each, at = unpack('>HHB', run)
+  local groups, buckets, what, at = unpack('>HHB', run)
   local several = buckets > 1
   local rows = several and {}
-  local row, size, rate, drip, cost, flags, owed, spare
+  local row, size, rate, drip, cost, flags, told, spare
   for i = 1, buckets do
     size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
     if flags >= 2 then
-      owed, spare, at = unpack('>dd', run, at)
+      told, spare, at = unpack('>dd', run, at)
     end
     if several then
-      -- With room for what comes out in each group: clear, slack, fits, changed and
-      -- foreign.
-      rows[i] = {size, rate, drip, cost, flags, owed, spare, 0, 0, false, false, false}
+      -- With room for what comes out in each group: clear, slack, fits, changed,
+      -- foreign, held, till and blocked.
+      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false}
     end
   end
 
   for _ = 1, groups do
     -- What each bucket holds, and whether the request fits in.
     local admitted = true
-    local clear, slack, fits, changed, foreign
+    local clear, slack, fits, changed, foreign, held, till, blocked
     for i = 1, buckets do
       if several then
         row = rows[i]
-        size, rate, drip, cost, flags, owed, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
+        size, rate, drip, cost, flags, told, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
       end
-      clear, slack, changed, foreign = now, 0, false, false
+      clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
       local value = pcall('GET', keys[key + i])
       if type(value) == 'string' then
         -- What is no bucket of ours is an empty one; the next charge replaces it.
@@ -75,15 +90,35 @@ for r = 1, #runs do
         local c, s = (#value == 16 or find(value, '^%d+$')) and number(value), 0
         if not c then
           c, s = match(value, '^(%d+):(%d+)$')
+          if not c then
+            c, s, held, till = match(value, '^(%d+):(%d+):(%d+):(%d+)$')
+            held, till = number(held) or 0, number(till) or 0
+          end
           c, s = number(c), number(s)
         end
-        if not c or c - now > HORIZON or s >= drip then
-          foreign = true
+        if not c or c - now > HORIZON or s >= drip or held > HORIZON then
+          foreign, held = true, 0
         elseif c > now then
           clear, slack = c, s
           local drips = ceil(size / drip)
           if c - now > drips * rate + STEP_BACK and flags % 2 == 0 then
             clear, slack, changed = now + drips * rate, drips * drip - size, true
+          end
+        end
+        if held > 0 then
+          till = min(till, now + HELD_FOR) -- or the clock was set back
+          if till <= now then
+            -- They were not settled in time. They drip from then on.
+            if c < till then
+              clear, slack = till, 0
+            elseif c <= now then
+              clear, slack = c, s
+            end
+            local drips = ceil((held - slack) / drip)
+            clear, slack, held, changed = clear + drips * rate, slack + drips * drip - held, 0, true
+            if clear <= now then
+              clear, slack = now, 0
+            end
           end
         end
       elseif value then
@@ -93,18 +128,35 @@ for r = 1, #runs do
         foreign = true
       end
       if flags >= 2 then
-        -- It was told with some delay: less than half a drip apart is the same.
-        local apart = 2 * (now + owed - clear)
-        if clear == now or apart >= rate then
-          clear, slack, changed = now + owed, spare, true
-        elseif apart > -rate and spare < slack then
+        -- It was told with some delay: less than half a drip apart is the same time.
+        -- Of fast drips nobody knows whether they are the same, and so the lesser
+        -- slack holds.
+        local apart = now + told - clear
+        local near = rate > 2 * SECOND and rate / 2 or rate
+        if clear == now or 2 * apart >= rate then
+          if clear > now and apart < near then
+            spare = min(spare, slack)
+          end
+          clear, slack, changed = now + told, spare, true
+        elseif apart > -near and spare < slack then
           slack, changed = spare, true
         end
       end
-      fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
+      if what < COMMIT then
+        fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
+        blocked = false
+        if fits and held > 0 then
+          blocked = cost + held > size or clear - now > floor((size - cost - held + slack) / drip) * rate
+          fits = not blocked
+        end
+      else
+        fits = cost <= held
+        changed = changed or fits and not foreign and type(value) == 'string'
+      end
       admitted = admitted and fits
       if several then
         row[8], row[9], row[10], row[11], row[12] = clear, slack, fits, changed, foreign
+        row[13], row[14], row[15] = held, till, blocked
       end
     end
 
@@ -113,8 +165,21 @@ for r = 1, #runs do
         row = rows[i]
         rate, drip, cost = row[2], row[3], row[4]
         clear, slack, fits, changed, foreign = row[8], row[9], row[10], row[11], row[12]
+        held, till, blocked = row[13], row[14], row[15]
       end
-      if fits and (admitted or each == 1) then
+      local charge = fits and (admitted or what == 1)
+      if what >= HOLD and fits then
+        charge = what == COMMIT
+        if what >= COMMIT then
+          held = held - cost
+        elseif admitted then
+          if held == 0 then
+            till = now + HELD_FOR
+          end
+          held, changed = held + cost, true
+        end
+      end
+      if charge then
         local drips = ceil((cost - slack) / drip)
         clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
       end
@@ -125,16 +190,26 @@ for r = 1, #runs do
         -- be told the one in which the bucket runs empty; but not the one that it is,
         -- which newer servers take for past and store nothing.
         local expires = sub(value, 1, -4)
-        if clear - now < 1000 then
-          expires = format('%.0f', ceil(clear / 1000))
-        end
-        if slack > 0 then
-          value = format('%s:%.0f', value, slack)
+        if held > 0 then
+          value = format('%s:%.0f:%.0f:%.0f', value, slack, held, till)
+          local last = (clear < till and till or clear) + ceil(held / drip) * rate
+          expires = format('%.0f', ceil(last / 1000))
+        else
+          if clear - now < 1000 then
+            expires = format('%.0f', ceil(clear / 1000))
+          end
+          if slack > 0 then
+            value = format('%s:%.0f', value, slack)
+          end
         end
         call('SET', keys[key + i], value, 'PXAT', expires)
       end
+      if blocked then
+        local drips = ceil((held - slack) / drip)
+        clear, slack = min(clear + drips * rate, now + HORIZON), slack + drips * drip - held
+      end
       reply[replies + 1] = foreign and now - clear - 1 or clear - now
-      reply[replies + 2] = fits and slack or -1 - slack
+      reply[replies + 2] = (fits or what >= COMMIT) and slack or -1 - slack - (blocked and HORIZON or 0)
       replies = replies + 2
     end
     key = key + buckets

@@ -1,0 +1,9 @@
+//go:build !unix
+
+package limiter
+
+import "syscall"
+
+// closed can't tell here. A closed connection shows when it is used, or when it
+// is next tried, see server.check.
+func closed(syscall.RawConn) bool { return false }

@@ -1,0 +1,19 @@
+//go:build unix
+
+package limiter
+
+import "syscall"
+
+// closed reports whether the other end of a connection on which nothing is
+// expected has closed it, or says something unasked, as a server does before it
+// closes one.
+func closed(raw syscall.RawConn) bool {
+	var is bool
+	err := raw.Read(func(fd uintptr) bool {
+		var b [1]byte
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		is = err != syscall.EAGAIN && err != syscall.EINTR //nolint:errorlint // an errno
+		return true
+	})
+	return is && err == nil
+}

@@ -1,0 +1,300 @@
+package limiter
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// In a cluster the buckets of a request may lie in several slots, and no call
+// has keys of two. Then the request is decided in parts, one for each key, or one
+// for each bucket while a slot moves. To charge all buckets or none, each part
+// first holds its units: they take room beside what the bucket holds, but do not
+// drip. Once all parts have answered, what is held is charged, or let go of.
+// Nothing is ever taken out of a bucket again, since nobody could tell how much
+// of it has dripped meanwhile.
+//
+// Nobody waits for the second step. It travels with the next call. If it never
+// comes, the server charges what is held after heldFor.
+
+// heldFor is how long a server holds units, see take.lua.
+const heldFor = 10 * time.Second
+
+// part is some of a request's buckets that are decided together.
+type part struct {
+	Request
+	indexes []int // where its buckets stand in the whole request
+
+	// What became of it. The question is kept as long as its units are held.
+	question *question
+	server   *server
+	outcomes []outcome
+	err      error
+}
+
+// severalKeys reports whether the buckets are of more than one key.
+func (req Request) severalKeys() bool {
+	for i := range req.Buckets {
+		if req.Buckets[i].Key != req.Buckets[0].Key {
+			return true
+		}
+	}
+	return false
+}
+
+// byKey parts the request into one for each key.
+func (req Request) byKey() []*part {
+	var parts []*part
+next:
+	for i, b := range req.Buckets {
+		for _, p := range parts {
+			if p.Buckets[0].Key == b.Key {
+				p.add(b, i)
+				continue next
+			}
+		}
+		parts = append(parts, req.part(b, i))
+	}
+	return parts
+}
+
+// byBucket parts the request into one for each bucket, which stand at these
+// indexes in the whole request.
+func (req Request) byBucket(indexes []int) []*part {
+	parts := make([]*part, len(req.Buckets))
+	for i, b := range req.Buckets {
+		parts[i] = req.part(b, indexes[i])
+	}
+	return parts
+}
+
+// part returns a part of the request that has one bucket.
+func (req Request) part(b Bucket, index int) *part {
+	p := &part{Request: req}
+	p.Buckets = nil
+	p.add(b, index)
+	return p
+}
+
+// add adds a bucket to the part.
+func (p *part) add(b Bucket, index int) {
+	p.Buckets = append(p.Buckets, b)
+	p.indexes = append(p.indexes, index)
+}
+
+// denied reports whether one of the part's buckets denied.
+func (p *part) denied() bool {
+	for i := range p.outcomes {
+		if p.outcomes[i].denied {
+			return true
+		}
+	}
+	return false
+}
+
+// decideSplit decides the parts of req side by side. What no server decides is
+// then decided here, in one step and only if no server has denied.
+func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]outcome, error) {
+	parts = r.holdParts(ctx, req, parts)
+	outcomes := make([]outcome, len(req.Buckets))
+	var failed []*part
+	var err error
+	denied := false
+	for _, p := range parts {
+		if p.err != nil {
+			failed, err = append(failed, p), p.err
+			continue
+		}
+		denied = denied || p.denied()
+		for j, o := range p.outcomes {
+			outcomes[p.indexes[j]] = o
+		}
+	}
+	if err != nil && (r.fallback == nil || req.NoFallback) {
+		r.settle(parts, whatRelease)
+		for _, p := range failed {
+			r.fallback.drop(p.question)
+		}
+		return nil, err
+	}
+	if err != nil {
+		denied = r.decideHere(req, failed, denied, outcomes)
+	}
+	what := byte(whatCommit)
+	if denied {
+		what = whatRelease
+	}
+	for _, p := range parts {
+		if p.question == nil || p.err != nil {
+			continue
+		}
+		for _, i := range p.indexes { // as they will be
+			b, o := &req.Buckets[i], &outcomes[i]
+			units := o.beside
+			if !denied {
+				units += b.Cost
+			}
+			o.state = b.Limit.atLeast(o.state, units)
+		}
+	}
+	r.settle(parts, what)
+	return outcomes, nil
+}
+
+// holdParts asks about all parts of req, and returns them with what became of
+// them; more if a slot is moving.
+func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*part {
+	what := byte(whatHold)
+	if req.Accounting == Each {
+		what = byte(Each)
+	}
+	var wg sync.WaitGroup
+	for _, p := range parts {
+		wg.Go(func() { r.askPart(ctx, p, what) })
+	}
+	wg.Wait()
+	var all []*part
+	for _, p := range parts {
+		if redis.IsTryAgainError(p.err) && len(p.Buckets) > 1 {
+			r.fallback.drop(p.question)
+			all = append(all, r.holdParts(ctx, req, p.byBucket(p.indexes))...)
+			continue
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// askPart asks about one part.
+func (r *Redis) askPart(ctx context.Context, p *part, what byte) {
+	p.question = r.question(p.Request, what)
+	p.server, p.outcomes, p.err = r.ask(ctx, p.Request, p.question, nil)
+	if p.err != nil {
+		return
+	}
+	if what == whatHold && !p.denied() {
+		r.fallback.answered(p.question, p.outcomes, true)
+		return
+	}
+	r.fallback.answered(p.question, p.outcomes, false)
+	p.question.release()
+	p.question = nil
+}
+
+// decideHere decides the parts that no server has decided, and reports whether
+// the request is denied.
+func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []outcome) bool {
+	here := req
+	here.Buckets = nil
+	var indexes []int
+	var instead []*question
+	for _, p := range failed {
+		here.Buckets = append(here.Buckets, p.Buckets...)
+		indexes = append(indexes, p.indexes...)
+		instead = append(instead, p.question)
+	}
+	peek := denied && req.Accounting == Atomic
+	for i, o := range r.fallback.decide(here, nil, peek, instead...) {
+		outcomes[indexes[i]] = o
+		denied = denied || o.denied
+	}
+	return denied
+}
+
+// settle has all units that are held for the parts charged, or let go of.
+func (r *Redis) settle(parts []*part, what byte) {
+	for _, p := range parts {
+		if p.err != nil || p.question == nil {
+			continue
+		}
+		q, srv, until := p.question, p.server, r.clock()+heldFor
+		if what == whatRelease {
+			// What it held is no admission of this process.
+			r.fallback.drop(q)
+		}
+		q.again(what)
+		q.settled = func(err error) { r.afterSettling(q, what, until, err) }
+		srv.settle(q)
+	}
+}
+
+// afterSettling takes note that units are settled, or what has failed. As long
+// as they are held, and it is certain that the server has done nothing, they are
+// settled again.
+func (r *Redis) afterSettling(q *question, what byte, until time.Duration, err error) {
+	switch {
+	case err == nil:
+		r.settledOn(q, what)
+	case !undone(err):
+		r.leave(q, what)
+	default:
+		go r.settleLater(q, what, until)
+	}
+}
+
+// settleLater tries to settle units until they are no longer held.
+func (r *Redis) settleLater(q *question, what byte, until time.Duration) {
+	q.settled = nil
+	for {
+		time.Sleep(jittered(probeEvery))
+		if r.closed.Load() || r.clock() >= until {
+			r.leave(q, what)
+			return
+		}
+		ctx := within(r.timeout)
+		_, reply, err := r.follow(ctx, q.keys[0], func(srv *server, asking bool) ([]int64, error) {
+			return srv.run(ctx, q, asking)
+		})
+		if err == nil {
+			q.reply = reply
+			r.settledOn(q, what)
+			return
+		}
+		if !undone(err) {
+			r.leave(q, what)
+			return
+		}
+	}
+}
+
+// settledOn takes note of what a server has replied to a question that settles
+// units.
+func (r *Redis) settledOn(q *question, what byte) {
+	if what == whatCommit && r.fallback != nil {
+		outcomes, err := settledOutcomes(q)
+		if err != nil {
+			r.leave(q, what)
+			return
+		}
+		r.fallback.answered(q, outcomes, false)
+	}
+	q.release()
+}
+
+// leave takes note that nobody knows whether units are settled. The server
+// charges them in the end.
+func (r *Redis) leave(q *question, what byte) {
+	if what == whatCommit {
+		r.fallback.charge(q)
+	}
+}
+
+// settledOutcomes returns what a server has replied to a question that settles
+// units.
+func settledOutcomes(q *question) ([]outcome, error) {
+	req := Request{Buckets: make([]Bucket, len(q.pending))}
+	for i := range q.pending {
+		req.Buckets[i].Limit = q.pending[i].limit
+	}
+	outcomes, _, err := req.outcomes(q.reply, nil)
+	return outcomes, err
+}
+
+// undone reports whether err, which a server or the way to it returned, says
+// that nothing was done.
+func undone(err error) bool {
+	f, ok := err.(*failure) //nolint:errorlint // as servers return it
+	return ok && f.undone
+}

@@ -1,0 +1,237 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// heldBucket is a bucket as take.lua keeps it, told plainly.
+type heldBucket struct {
+	state
+	held, till int64
+}
+
+// at returns the bucket as it stands at now.
+func (h heldBucket) at(l Limit, now int64) heldBucket {
+	if h.held > 0 && now >= h.till {
+		h.state = l.add(l.at(h.state, h.till, true), h.held)
+		h.held = 0
+	}
+	h.state = l.at(h.state, now, true)
+	return h
+}
+
+// room reports whether a request of the given cost fits beside what is held.
+func (h heldBucket) room(l Limit, now, cost int64) bool {
+	return cost+h.held <= l.Size && l.wait(h.state, now, cost+h.held) == 0
+}
+
+// TestHolds tests units that are held, charged and let go of, against a plain
+// model: held units take room and do not drip, and those that nobody settles in
+// time are charged when the time is up. Other requests come in between. No more
+// than the bucket's bound is ever held or charged.
+func TestHolds(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	seen := map[string]int{}
+	checkTraces(t, 5, func(t *rapid.T) {
+		v.flush(t)
+		b := Bucket{Name: "b", Key: "k", SizeVaries: true, Limit: Limit{
+			Size:     rapid.Int64Range(1, 12).Draw(t, "size"),
+			DripRate: rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, 7 * time.Second, time.Hour}).Draw(t, "drip rate"),
+			DripSize: rapid.SampledFrom([]int64{1, 1, 2, 5}).Draw(t, "drip size"),
+		}}
+		var model heldBucket
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			v.at(t, v.now+rapid.SampledFrom([]int64{
+				0, 1, 500, b.Limit.rate() - 1, b.Limit.rate(), heldFor.Microseconds() - 1, heldFor.Microseconds(), 3 * heldFor.Microseconds(),
+			}).Draw(t, "gap"))
+			what := rapid.SampledFrom([]byte{0, 0, whatHold, whatHold, whatHold, whatCommit, whatCommit, whatRelease}).Draw(t, "what")
+			b.Cost = rapid.Int64Range(1, b.Limit.Size).Draw(t, "cost")
+			req := Request{Buckets: []Bucket{b}}
+			_, got, err := v.ask(within(10*time.Second), req, v.question(req, what), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			before := model.at(b.Limit, v.now)
+			model = before
+			want := outcome{}
+			switch what {
+			case 0, whatHold:
+				want.denied = !before.room(b.Limit, v.now, b.Cost)
+				want.blocked = want.denied && b.Limit.wait(before.state, v.now, b.Cost) == 0
+				switch {
+				case want.denied:
+					seen["denied"]++
+				case what == 0:
+					model.state = b.Limit.add(before.state, b.Cost)
+				default:
+					if model.held == 0 {
+						model.till = v.now + heldFor.Microseconds()
+					}
+					model.held += b.Cost
+				}
+			case whatCommit:
+				if before.held >= b.Cost {
+					model.held -= b.Cost
+					model.state = b.Limit.add(before.state, b.Cost)
+					seen["committed"]++
+				}
+			case whatRelease:
+				if before.held >= b.Cost {
+					model.held -= b.Cost
+					seen["released"]++
+				}
+			}
+			want.state = model.state
+			if want.blocked {
+				want.state = b.Limit.add(model.state, model.held)
+				seen["blocked"]++
+			}
+			want.clear -= v.now
+			if got[0] != want {
+				t.Fatalf("%+v: %d of %d: decided %+v, want %+v with %+v", b.Limit, what, b.Cost, got[0], want, model)
+			}
+			if !model.room(b.Limit, v.now, 0) {
+				t.Fatalf("%+v: holds more than there is room for: %+v", b.Limit, model)
+			}
+			stored := v.stored(t, req.Buckets)[0]
+			if parts := strings.Split(stored, ":"); model.held > 0 {
+				if len(parts) != 4 || parts[2] != strconv.FormatInt(model.held, 10) || parts[3] != strconv.FormatInt(model.till, 10) {
+					t.Fatalf("stored %q, want %+v", stored, model)
+				}
+				expires, err := v.admin.Do(context.Background(), "PEXPIRETIME", v.keys.of(&b)).Int64()
+				if last := model.at(b.Limit, model.till); err != nil || expires < max(model.till, last.clear)/1000 {
+					t.Fatalf("%q expires at %d ms, before it is empty", stored, expires)
+				}
+			} else if len(parts) > 2 {
+				seen["expired"]++ // and nothing was written since
+			}
+		}
+	})
+	for _, what := range []string{"denied", "blocked", "committed", "released"} {
+		if seen[what] < 100 {
+			t.Errorf("%v: the test shows too little", seen)
+		}
+	}
+}
+
+// TestHoldsNeverOverAdmit tests whole requests against buckets that hold units
+// for them, by the times at which they are admitted: however long it takes to
+// settle, and if it is never done, no more is admitted in any time than the
+// bucket allows.
+func TestHoldsNeverOverAdmit(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	checkTraces(t, 3, func(t *rapid.T) {
+		v.flush(t)
+		limit := Limit{
+			Size:     rapid.Int64Range(1, 6).Draw(t, "size"),
+			DripRate: rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, time.Hour}).Draw(t, "drip rate"),
+			DripSize: rapid.Int64Range(1, 3).Draw(t, "drip size"),
+		}
+		b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
+		req := Request{Buckets: []Bucket{b}}
+		var open []bool // requests that hold a unit: whether each is admitted
+		var admitted []int64
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			v.at(t, v.now+rapid.SampledFrom([]int64{0, 1, 900, 1000, 999_000, 1_000_000, 5_000_000, 11_000_000}).Draw(t, "gap"))
+			ask := func(what byte) bool {
+				_, got, err := v.ask(within(10*time.Second), req, v.question(req, what), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return !got[0].denied
+			}
+			switch rapid.IntRange(0, 3).Draw(t, "what") {
+			case 0:
+				if ask(0) {
+					admitted = append(admitted, v.now)
+				}
+			case 1, 2:
+				if ask(whatHold) {
+					admits := rapid.Bool().Draw(t, "admitted")
+					if admits {
+						admitted = append(admitted, v.now)
+					}
+					open = append(open, admits)
+				}
+			case 3:
+				if len(open) > 0 {
+					i := rapid.IntRange(0, len(open)-1).Draw(t, "which")
+					what := byte(whatRelease)
+					if open[i] {
+						what = whatCommit
+					}
+					ask(what)
+					open = slices.Delete(open, i, i+1)
+				}
+			}
+		}
+		checkBound(t, limit, admitted)
+	})
+}
+
+// checkBound checks that no more units are admitted in any time, at the given
+// moments, than a bucket of limit l allows.
+func checkBound(t rapid.TB, l Limit, admitted []int64) {
+	t.Helper()
+	s := min(l.DripSize, l.Size)
+	for i, from := range admitted {
+		for j, to := range admitted[i:] {
+			whole, rest := (to-from)/l.rate(), (to-from)%l.rate()
+			up := whole
+			if rest > 0 {
+				up++
+			}
+			if most := max(l.Size+s*whole, l.Size-1+s*up); int64(j+1) > most {
+				t.Fatalf("%+v: %d units admitted within %d µs, at most %d may be", l, j+1, to-from, most)
+			}
+		}
+	}
+}
+
+// TestFloodOfOneKey tests limits of several keys in a cluster while one client
+// alone asks for all it can: the limit of all loses what that client is admitted,
+// and nothing else, at any number of callers and whichever limit comes first.
+func TestFloodOfOneKey(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 3)
+	for _, callers := range []int{1, 16, 512} {
+		for _, drip := range []time.Duration{100 * time.Millisecond, time.Hour} {
+			t.Run(fmt.Sprintf("callers=%d,drip=%v", callers, drip), func(t *testing.T) {
+				r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Timeout = 5 * time.Second })
+				client := onNode(t, r, nodes, nodes.Nodes[0], Bucket{Name: "ip", Limit: Limit{10, drip, 1}, Cost: 1})
+				everybody := onNode(t, r, nodes, nodes.Nodes[1], Bucket{Name: "everybody", Limit: Limit{5000, time.Hour, 1}, Cost: 1})
+				var admitted atomic.Int64
+				end := time.Now().Add(time.Second)
+				together(t, callers, func(g int) {
+					req := Request{Buckets: []Bucket{client, everybody}}
+					if g%2 == 0 {
+						slices.Reverse(req.Buckets)
+					}
+					for time.Now().Before(end) {
+						d, err := r.Take(context.Background(), req, nil)
+						if err != nil {
+							t.Error(err)
+						} else if !Summarize(d).Denied {
+							admitted.Add(1)
+						}
+					}
+				})
+				if got, want := storedUnits(t, r, nodes.Nodes[1], everybody), admitted.Load(); got != want {
+					t.Errorf("%d admitted, and the limit of all has lost %d", want, got)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,371 @@
+package limiter
+
+import (
+	"sync"
+	"time"
+)
+
+// fallback decides requests in this process while their server can't be asked,
+// such that one node alone never admits more than its buckets allow, whatever
+// the server answers, when, and whatever it has lost. With several nodes each
+// knows only what it has admitted itself and what the server has told it.
+//
+// The memory holds each bucket's level as this process knows it: never less
+// than the server's last word, and every admission of this process is in it or
+// in flight. From that follows:
+//
+//   - What is decided here must fit beside the level and everything in flight.
+//     It makes the bucket dirty: the server does not know of it. A denial does
+//     so too, for the server may have lost what the bucket was full of; and so
+//     does, for all buckets, the news that the server has restarted.
+//   - A request for a dirty bucket tells the server the level and what is in
+//     flight, as the least that the bucket holds.
+//   - Its answer makes the bucket clean, unless something was decided here while
+//     it was on its way: then the level grows by what the answer admits.
+//   - What is given up is no longer in flight. Its late answer changes nothing.
+type fallback struct {
+	memory  *Memory
+	timeout time.Duration // how late an answer may be
+
+	// Held while requests begin or end to be in flight and while something is
+	// decided here, so that each of the two knows of the other. The memory's
+	// tables are locked inside of it.
+	mu       sync.Mutex
+	inFlight *question // the latest of them; a list
+}
+
+// pending is what the fallback knows of one bucket of a request in flight.
+type pending struct {
+	hash    uint64 // the bucket's in the memory
+	limit   Limit
+	cost    int64
+	crossed bool // something was decided here while it was in flight
+}
+
+// pending appends what f has to know of req's buckets to dst.
+func (f *fallback) pending(req Request, dst []pending) []pending {
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		dst = append(dst, pending{hash: f.memory.hash(b), limit: b.Limit, cost: b.Cost})
+	}
+	return dst
+}
+
+// send takes note that a batch is about to be sent. It has those requests that
+// ask for dirty buckets tell what is known of them here.
+func (f *fallback) send(batch []*question) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	dirty := f.memory.anyDirty()
+	for _, q := range batch {
+		f.unlink(q) // it may have been sent to another server before
+		q.group = q.plain
+		if dirty {
+			q.tell(f.known(q))
+		}
+		for i := range q.pending {
+			q.pending[i].crossed = false
+		}
+		if !q.gone {
+			f.link(q)
+		}
+	}
+}
+
+// known returns what the server has to be told of q's buckets: levels, the clear
+// times told from now, and empty ones for clean buckets; nil if all are clean.
+func (f *fallback) known(q *question) []state {
+	var levels []state
+	for i := range q.pending {
+		p := &q.pending[i]
+		level, dirty := f.memory.dirty(p.hash)
+		if !dirty {
+			continue
+		}
+		if levels == nil {
+			levels = make([]state, len(q.pending))
+		}
+		levels[i] = p.limit.atLeast(level, f.units(p.hash, p.limit.Size))
+	}
+	return levels
+}
+
+// atLeast returns the level of a bucket at s, its clear time told from now, to
+// which units are added, though not beyond a full one.
+func (l Limit) atLeast(s state, units int64) state {
+	full := state{clear: l.drips() * l.rate(), slack: l.drips()*l.DripSize - l.Size}
+	if units == 0 || !s.below(full) {
+		return s
+	}
+	if sum := l.add(s, units); sum.below(full) {
+		return sum
+	}
+	return full
+}
+
+// below reports whether a bucket at s holds less than one at t.
+func (s state) below(t state) bool {
+	return s.clear < t.clear || s.clear == t.clear && s.slack > t.slack
+}
+
+// units returns how many units are in flight for a bucket, but no more than most.
+func (f *fallback) units(hash uint64, most int64) int64 {
+	units := int64(0)
+	for q := f.inFlight; q != nil; q = q.next {
+		for i := range q.pending {
+			if p := &q.pending[i]; p.hash == hash {
+				if p.cost >= most-units {
+					return most
+				}
+				units += p.cost
+			}
+		}
+	}
+	return units
+}
+
+// answered takes note of what a server has decided on q's request. If its units
+// are only held it stays in flight until they are settled, and the outcomes tell
+// what is held beside them.
+func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
+	if f == nil {
+		return
+	}
+	admitted := true
+	for i := range outcomes {
+		admitted = admitted && !outcomes[i].denied
+	}
+	f.mu.Lock()
+	for i := range outcomes {
+		o, p := &outcomes[i], &q.pending[i]
+		if !o.blocked {
+			f.memory.follow(p, o.state, f.timeout, p.crossed && !o.denied && !held)
+		}
+		if held && admitted {
+			o.beside = f.units(p.hash, p.limit.Size) - p.cost
+		}
+	}
+	if !held || !admitted {
+		f.unlink(q)
+	}
+	f.mu.Unlock()
+	f.memory.sweep(f.memory.clock().Microseconds())
+}
+
+// drop takes note that nobody waits for the answers to the given requests any
+// more, and nothing is admitted by them.
+func (f *fallback) drop(questions ...*question) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, q := range questions {
+		f.unlink(q)
+		q.gone = true
+	}
+}
+
+// decide decides req here, instead of the given requests to servers, which are
+// given up. It appends to dst. With peek it only tells what would be decided.
+func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*question) []outcome {
+	f.drop(instead...)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var few [8]int64
+	inFlight := few[:0]
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		inFlight = append(inFlight, f.units(f.memory.hash(b), b.Limit.Size))
+	}
+	before := len(dst)
+	dst = f.memory.take(req, dst, &standIn{inFlight: inFlight, peek: peek})
+	for i := range dst[before:] {
+		dst[before+i].here = true
+		if !peek {
+			f.cross(f.memory.hash(&req.Buckets[i]))
+		}
+	}
+	return dst
+}
+
+// charge adds what q's request was charged to the levels here, and ends it: it
+// was admitted, but it is not known whether its server will know of it.
+func (f *fallback) charge(q *question) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.unlink(q)
+	for i := range q.pending {
+		p := &q.pending[i]
+		f.memory.charge(p)
+		f.cross(p.hash)
+	}
+}
+
+// restarted takes note that a server does not know the script: it has
+// restarted, or is another, or has lost its scripts. What it knows of the
+// buckets is not known any more.
+func (f *fallback) restarted() {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.memory.markAllDirty()
+	for q := f.inFlight; q != nil; q = q.next {
+		for i := range q.pending {
+			q.pending[i].crossed = true
+		}
+	}
+}
+
+// cross takes note that something was decided here on a bucket.
+func (f *fallback) cross(hash uint64) {
+	for q := f.inFlight; q != nil; q = q.next {
+		for i := range q.pending {
+			if p := &q.pending[i]; p.hash == hash {
+				p.crossed = true
+			}
+		}
+	}
+}
+
+// link begins to count q as in flight.
+func (f *fallback) link(q *question) {
+	q.next = f.inFlight
+	if q.next != nil {
+		q.next.prev = q
+	}
+	f.inFlight, q.linked = q, true
+}
+
+// unlink ends to count q as in flight, if it is.
+func (f *fallback) unlink(q *question) {
+	if !q.linked {
+		return
+	}
+	if q.prev != nil {
+		q.prev.next = q.next
+	} else {
+		f.inFlight = q.next
+	}
+	if q.next != nil {
+		q.next.prev = q.prev
+	}
+	q.next, q.prev, q.linked = nil, nil, false
+}
+
+// follow takes over what a server has reported of a bucket: s, its clear time
+// told from now. It is told at most late after it was so, and so is never too
+// low. What is held already stays if it is more. With charged, what the report
+// admits is not in the level here. A new bucket enters only if there is room.
+func (m *Memory) follow(p *pending, s state, late time.Duration, charged bool) {
+	t := &m.tables[p.hash%tables]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := m.clock().Microseconds()
+	stored, dirty := t.get(p.hash)
+	level := stored
+	if charged {
+		if level.clear <= now {
+			level = state{clear: now}
+		}
+		level = p.limit.add(level, p.cost)
+	}
+	if s.clear += now; s.clear > now {
+		level = p.limit.higher(level, s, late)
+	}
+	if level.clear <= now {
+		return
+	}
+	// What was decided here meanwhile, or lost there, is not in the report.
+	dirty = p.crossed && (dirty || charged)
+	if stored.clear == 0 && m.crowded() {
+		return
+	}
+	m.put(&place{hash: p.hash, table: p.hash % tables, owed: dirty}, level, now)
+}
+
+// higher returns the higher of two levels of one bucket, which were told with
+// delays of at most late. Of two that tell of the same drip, the one with the
+// later time may be the one that holds less, and so has more slack.
+func (l Limit) higher(a, b state, late time.Duration) state {
+	if a.clear < b.clear {
+		a, b = b, a
+	}
+	same := l.rate() / 2
+	if l.DripRate <= 2*late {
+		same = l.rate() // or so it may be
+	}
+	if a.clear-b.clear < same {
+		a.slack = min(a.slack, b.slack)
+	}
+	return a
+}
+
+// charge adds p's cost to its bucket, whether there is room or not, and makes it
+// dirty.
+func (m *Memory) charge(p *pending) {
+	t := &m.tables[p.hash%tables]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := m.clock().Microseconds()
+	stored, _ := t.get(p.hash)
+	if stored.clear == 0 && m.crowded() {
+		return
+	}
+	if stored.clear <= now {
+		stored = state{clear: now}
+	}
+	m.put(&place{hash: p.hash, table: p.hash % tables, owed: true}, p.limit.add(stored, p.cost), now)
+}
+
+// anyDirty reports whether any bucket may be dirty.
+func (m *Memory) anyDirty() bool {
+	until := m.owes.Load()
+	return until != 0 && until > m.clock().Microseconds()
+}
+
+// dirty returns the level of a bucket that is dirty, its clear time told from
+// now, and whether it is.
+func (m *Memory) dirty(hash uint64) (s state, dirty bool) {
+	t := &m.tables[hash%tables]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s, dirty = t.get(hash)
+	s.clear -= m.clock().Microseconds()
+	return s, dirty && s.clear > 0
+}
+
+// owe takes note that a bucket is dirty that will have drained at clear.
+func (m *Memory) owe(clear int64) {
+	for {
+		last := m.owes.Load()
+		if clear <= last || m.owes.CompareAndSwap(last, clear) {
+			return
+		}
+	}
+}
+
+// markAllDirty makes all buckets dirty that hold something.
+func (m *Memory) markAllDirty() {
+	now := m.clock().Microseconds()
+	for i := range m.tables {
+		t := &m.tables[i]
+		t.mu.Lock()
+		for j := range t.slots {
+			s := &t.slots[j]
+			if s.clear > now {
+				s.slack = min(s.slack, -1-s.slack)
+				m.owe(s.clear)
+			}
+		}
+		t.mu.Unlock()
+	}
+}

@@ -1,0 +1,341 @@
+package limiter
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// held returns what m holds in b, told from now.
+func held(m *Memory, b Bucket) state {
+	p := m.place(&b)
+	s, _ := m.tables[p.table].get(p.hash)
+	if s = b.Limit.at(s, m.clock().Microseconds(), b.SizeVaries); s.clear > 0 {
+		s.clear -= m.clock().Microseconds()
+	}
+	return s
+}
+
+// takeInstead has m decide req in place of a server.
+func takeInstead(m *Memory, req Request) []outcome {
+	return m.take(req, nil, &standIn{inFlight: make([]int64, len(req.Buckets))})
+}
+
+// dirtyLevels returns the levels of the buckets that are dirty in m, nil if none
+// is.
+func dirtyLevels(m *Memory, buckets []Bucket) []state {
+	f := &fallback{memory: m}
+	return f.known(&question{pending: f.pending(Request{Buckets: buckets}, nil)})
+}
+
+// follow has m follow what a server reports of b.
+func follow(m *Memory, b *Bucket, s state) {
+	p := (&fallback{memory: m}).pending(Request{Buckets: []Bucket{*b}}, nil)
+	m.follow(&p[0], s, 50*time.Millisecond, false)
+}
+
+// askTold has a server decide req, and tells it levels that the buckets have at
+// least.
+func askTold(r *Redis, req Request, told []state) ([]outcome, error) {
+	q := r.question(req, byte(req.Accounting))
+	q.tell(told)
+	_, outcomes, err := r.ask(within(10*time.Second), req, q, nil)
+	return outcomes, err
+}
+
+// TestFollowKeepsTheFuller tests which level a fallback goes by: what the
+// servers report if that is more than what is held here, else that.
+func TestFollowKeepsTheFuller(t *testing.T) {
+	for _, tc := range fullerTests {
+		for _, other := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s,other=%t", tc.name, other), func(t *testing.T) {
+				first, second := tc.first, tc.second
+				if other {
+					first, second = second, first
+				}
+				m := NewMemory(frozen)
+				b := Bucket{Name: "b", Key: "k", Limit: Limit{100, time.Hour, tc.drip}, Cost: 1}
+				follow(m, &b, first)
+				if got := held(m, b); got != first {
+					t.Fatalf("holds %+v, want %+v", got, first)
+				}
+				follow(m, &b, second)
+				want := tc.fuller
+				if tc.near {
+					want.clear = max(first.clear, second.clear)
+				}
+				if got := held(m, b); got != want {
+					t.Errorf("holds %+v, want %+v", got, want)
+				}
+				usedSlots(t, m)
+			})
+		}
+	}
+}
+
+// TestToldKeepsTheFuller tests which level the script goes by when it is told
+// one: the fuller, just as above, whether it admits or denies.
+func TestToldKeepsTheFuller(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	for _, tc := range fullerTests {
+		for _, other := range []bool{false, true} {
+			for _, admits := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s,other=%t,admits=%t", tc.name, other, admits), func(t *testing.T) {
+					stored, owed, want := tc.first, tc.second, tc.fuller
+					if other {
+						stored, owed = owed, stored
+					}
+					if tc.near {
+						want.clear = stored.clear
+					}
+					v.flush(t)
+					b := Bucket{Name: "b", Key: "k", Limit: Limit{100, time.Hour, tc.drip}, Cost: 101}
+					if admits {
+						b.Cost = 1
+						want = b.Limit.add(want, 1)
+					}
+					at := func(s state) state {
+						if s.clear > 0 {
+							s.clear += v.now
+						}
+						return s
+					}
+					if stored.clear > 0 {
+						err := v.admin.Set(t.Context(), v.keys.of(&b), at(stored).value(), 0).Err()
+						if err != nil {
+							t.Fatal(err)
+						}
+					}
+					req := Request{Buckets: []Bucket{b}}
+					got, err := askTold(v.Redis, req, []state{owed})
+					if err != nil || got[0].state != want || got[0].denied == admits {
+						t.Errorf("decided %+v, error %v, want %+v", got, err, want)
+					}
+					if got := v.stored(t, req.Buckets)[0]; got != at(want).value() {
+						t.Errorf("stored %q, want %q", got, at(want).value())
+					}
+				})
+			}
+		}
+	}
+}
+
+// fullerTests are pairs of levels of one bucket, told from now, as two who see it
+// may have them, and the one to go by.
+var fullerTests = func() []fullerTest {
+	const hour = 3600e6
+	return []fullerTest{
+		{"one", 1, state{}, state{clear: 3 * hour}, state{clear: 3 * hour}, false},
+		{"more", 1, state{clear: 3 * hour}, state{clear: 4 * hour}, state{clear: 4 * hour}, false},
+		{"the same", 1, state{clear: hour}, state{clear: hour}, state{clear: hour}, false},
+		{"a little later", 1, state{clear: hour}, state{clear: hour + 9}, state{}, true},
+		{"more in one drip", 3, state{2 * hour, 2}, state{2 * hour, 1}, state{2 * hour, 1}, false},
+		{"more in one drip, a little earlier", 3, state{2*hour + 9, 2}, state{2 * hour, 1}, state{0, 1}, true},
+		{"more in one drip, a little later", 3, state{2 * hour, 2}, state{2*hour + 9, 1}, state{0, 1}, true},
+		{"next drip", 3, state{2 * hour, 0}, state{3 * hour, 2}, state{3 * hour, 2}, false},
+		{"next drip, a little later", 3, state{2 * hour, 0}, state{3*hour + 9, 2}, state{3*hour + 9, 2}, false},
+		{"next drip, a little earlier", 3, state{2*hour + 9, 0}, state{3 * hour, 2}, state{3 * hour, 2}, false},
+		{"far ahead", 3, state{2 * hour, 0}, state{9 * hour, 2}, state{9 * hour, 2}, false},
+	}
+}()
+
+type fullerTest struct {
+	name                  string
+	drip                  int64
+	first, second, fuller state
+
+	// Whether both tell of the same drip, one of them late: then a fallback goes
+	// by the later, which is never too low, and a server by its own.
+	near bool
+}
+
+// TestFollow tests a fallback that is told of a bucket elsewhere by
+// answers which take their time and overtake each other: once all have come it
+// is at that bucket's level, as of at most that time ago; never emptier, nor
+// fuller by a single unit.
+func TestFollow(t *testing.T) {
+	const delay = int64(50_000)
+	slack := 0
+	checkTraces(t, 10, func(t *rapid.T) {
+		drip := rapid.SampledFrom([]int64{1, 1, 2, 3, 7}).Draw(t, "drip size")
+		b := Bucket{Name: "b", Key: "k", Limit: Limit{40, time.Second, drip}}
+		now := int64(1_000_000)
+		p := plain{}
+		m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
+		type answer struct {
+			state
+			at int64 // when it comes
+		}
+		var under []answer
+		deliver := func(until int64) {
+			slices.SortFunc(under, func(a, b answer) int { return int(a.at - b.at) })
+			for len(under) > 0 && under[0].at <= until {
+				now = under[0].at
+				follow(m, &b, under[0].state)
+				under = under[1:]
+			}
+			now = until
+		}
+		for range rapid.IntRange(1, 60).Draw(t, "requests") {
+			deliver(now + rapid.SampledFrom([]int64{0, 1, 1000, 20_000, 400_000, 1_000_000, 3_000_000}).Draw(t, "gap"))
+			b.Cost = rapid.Int64Range(1, 9).Draw(t, "cost")
+			p.take(Request{Buckets: []Bucket{b}}, now)
+			s := b.Limit.at(p[identity(b)], now, false)
+			s.clear -= now
+			under = append(under, answer{s, now + rapid.Int64Range(0, delay).Draw(t, "delay")})
+		}
+		deliver(now + delay)
+		want, got := p[identity(b)], held(m, b)
+		if want.clear <= now {
+			if got.clear > delay {
+				t.Fatalf("%+v: holds %+v, want next to nothing", b.Limit, got)
+			}
+			return
+		}
+		want.clear -= now
+		if want.slack > 0 {
+			slack++
+		}
+		if got.slack != want.slack || got.clear < want.clear || got.clear > want.clear+delay {
+			t.Fatalf("%+v: holds %+v, want %+v", b.Limit, got, want)
+		}
+	})
+	if slack < 100 {
+		t.Errorf("%d buckets with slack: the test shows too little", slack)
+	}
+}
+
+// TestFollowWhenCrowded tests that a store which is full follows what it knows
+// already and nothing else: no bucket more, and none that is shared.
+func TestFollowWhenCrowded(t *testing.T) {
+	const hour = 3600e6
+	m := NewMemory(frozen)
+	m.SetMaxKeys(1)
+	b := Bucket{Name: "b", Limit: Limit{100, time.Hour, 1}, Cost: 5}
+	keys := inTables(m, 3, 1, b)
+	follow(m, &keys[0], state{clear: 3 * hour})
+	decide(t, m, Atomic, keys[1]) // shared
+	follow(m, &keys[0], state{clear: 4 * hour})
+	follow(m, &keys[1], state{clear: 60 * hour})
+	follow(m, &keys[2], state{clear: 70 * hour})
+	for i, want := range []int64{4, 5, 5} {
+		if got := level(t, m, keys[i]); got != want {
+			t.Errorf("bucket %d holds %d, want %d", i, got, want)
+		}
+	}
+	if got := usedSlots(t, m); got != 2 {
+		t.Errorf("%d buckets, want 2", got)
+	}
+
+	m.SetMaxKeys(3)
+	follow(m, &keys[1], state{clear: 60 * hour})
+	if got := level(t, m, keys[1]); got != 60 {
+		t.Errorf("with room bucket 1 holds %d, want 60", got)
+	}
+}
+
+// TestDirty tests which buckets a server is told the levels of: those on which
+// something was decided here, be it a denial, until a server that was told has
+// answered, or they have drained.
+func TestDirty(t *testing.T) {
+	now := time.Hour
+	m := NewMemory(func() time.Duration { return now })
+	f := &fallback{memory: m}
+	const hour, minute = 3600e6, 60e6
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{9, time.Hour, 2}, Cost: 3}
+	other := b
+	other.Key = "other"
+	check := func(want ...state) {
+		t.Helper()
+		if got := dirtyLevels(m, []Bucket{b, other}); !slices.Equal(got, want) {
+			t.Errorf("dirty %+v, want %+v", got, want)
+		}
+	}
+	ask := func(buckets ...Bucket) *question {
+		q := &question{pending: f.pending(Request{Buckets: buckets}, nil)}
+		q.plain = string(Request{Buckets: buckets}.appendGroup(nil, 0))
+		f.send([]*question{q})
+		return q
+	}
+	answer := func(q *question, s state) { f.answered(q, []outcome{{state: s}}, false) }
+	here := func(buckets ...Bucket) { f.decide(Request{Buckets: buckets}, nil, false) }
+
+	check()
+	follow(m, &b, state{clear: hour})
+	check()
+	decide(t, m, Atomic, other) // by itself, for nobody else
+	check()
+	here(b)
+	check(state{3 * hour, 1}, state{})
+	now += time.Minute
+	check(state{3*hour - minute, 1}, state{})
+
+	before := ask(b)
+	b.Cost = 1
+	here(b)
+	b.Cost = 3
+	check(state{3*hour - minute, 0}, state{})
+	answer(before, state{4*hour - minute, 0}) // it was not told what was decided meanwhile
+	check(state{5*hour - minute, 1}, state{})
+	denied := ask(b)
+	here(b, b)
+	if !denied.pending[0].crossed {
+		t.Error("a denial here goes by the server unnoticed")
+	}
+	f.drop(denied)
+	answer(ask(b), state{5*hour - minute, 1})
+	check()
+
+	full := b
+	full.Cost = 9
+	here(full) // denied
+	check(state{5*hour - minute, 1}, state{})
+	answer(ask(b), state{5*hour - minute, 1})
+	check()
+	f.restarted()
+	check(state{5*hour - minute, 1}, state{2*hour - minute, 1})
+	answer(ask(b), state{5*hour - minute, 1})
+	check(state{}, state{2*hour - minute, 1})
+	now += 2 * time.Hour
+	check()
+	if f.inFlight != nil {
+		t.Error("something is still in flight")
+	}
+	usedSlots(t, m)
+}
+
+// TestDecideBesideInFlight tests that what is decided here leaves room for what
+// a server may still admit, and no more than that.
+func TestDecideBesideInFlight(t *testing.T) {
+	m := NewMemory(frozen)
+	f := &fallback{memory: m}
+	b := hourly(10)
+	var sent []*question
+	for range 3 {
+		q := &question{pending: f.pending(Request{Buckets: []Bucket{b}}, nil)}
+		f.send([]*question{q})
+		sent = append(sent, q)
+	}
+	take := func(cost int64) outcome {
+		b.Cost = cost
+		return f.decide(Request{Buckets: []Bucket{b}}, nil, false)[0]
+	}
+	if o := take(8); !o.denied {
+		t.Errorf("admitted 8 of 10 beside 3 in flight: %+v", o)
+	}
+	if o := take(7); o.denied || o.clear != 10*time.Hour.Microseconds() {
+		t.Errorf("decided %+v, want 7 admitted beside 3 in flight, and nothing left", o)
+	}
+	if o := take(1); !o.denied || b.Limit.wait(o.state, 0, 1) != time.Hour.Microseconds() {
+		t.Errorf("decided %+v, want a full bucket", o)
+	}
+	f.drop(sent[0])
+	if o := take(1); o.denied {
+		t.Errorf("decided %+v after a request in flight was given up", o)
+	}
+}

@@ -1,0 +1,84 @@
+package limiter
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// idleFor is how long a connection is idle before it is looked at whether the
+// other end has closed it. Under load no time is spent on that.
+const idleFor = time.Millisecond
+
+// idleConn is a network connection that does not begin to send what the other
+// end will never read: servers and whatever stands in between close connections
+// that have been idle for long. Such a request would be lost, though it could be
+// sent on another connection. Only where the system can't tell it is sent.
+type idleConn struct {
+	net.Conn
+	raw  syscall.RawConn // nil if there is none
+	read atomic.Int64    // when something was last read, in ns since start; 0 since something was sent
+}
+
+var start = time.Now()
+
+// Write returns errIdleClosed, and sends nothing, if the other end has closed
+// the connection while it was idle.
+func (c *idleConn) Write(b []byte) (int, error) {
+	if last := c.read.Swap(0); c.raw != nil && last != 0 && time.Since(start)-time.Duration(last) >= idleFor && closed(c.raw) {
+		return 0, errIdleClosed
+	}
+	return c.Conn.Write(b)
+}
+
+// Read takes note of when it was.
+func (c *idleConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.read.Store(int64(time.Since(start)))
+	return n, err
+}
+
+// pollableConn is an idleConn that lets the client look at the connection too,
+// as it does with those in its own pool.
+type pollableConn struct {
+	*idleConn
+	syscall.Conn
+}
+
+// Read, Write and the rest are those of the idleConn.
+func (c pollableConn) Read(b []byte) (int, error)  { return c.idleConn.Read(b) }
+func (c pollableConn) Write(b []byte) (int, error) { return c.idleConn.Write(b) }
+
+// idleHook makes all of a client's connections idleConns.
+type idleHook struct{}
+
+func (idleHook) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := next(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		idle := &idleConn{Conn: conn}
+		if pollable, ok := conn.(syscall.Conn); ok {
+			if idle.raw, err = pollable.SyscallConn(); err == nil {
+				return pollableConn{idle, pollable}, nil
+			}
+		}
+		if tls, ok := conn.(interface{ NetConn() net.Conn }); ok {
+			// What comes unasked over TLS is its goodbye.
+			if pollable, ok := tls.NetConn().(syscall.Conn); ok {
+				idle.raw, _ = pollable.SyscallConn()
+			}
+		}
+		return idle, nil
+	}
+}
+
+func (idleHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (idleHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
