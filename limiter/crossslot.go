@@ -132,11 +132,10 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 		}
 		for _, i := range p.indexes { // as they will be
 			b, o := &req.Buckets[i], &outcomes[i]
-			units := o.beside
-			if !denied {
-				units += b.Cost
+			if denied {
+				o.held -= b.Cost
 			}
-			o.state = b.Limit.atLeast(o.state, units)
+			o.state = b.Limit.atLeast(o.state, o.held)
 		}
 	}
 	r.settle(parts, what)
@@ -214,7 +213,7 @@ func (r *Redis) settle(parts []*part, what byte) {
 			// What it held is no admission of this process.
 			r.fallback.drop(q)
 		}
-		q.again(what)
+		q.settle(what, p.outcomes)
 		q.settled = func(err error) { r.afterSettling(q, what, until, err) }
 		srv.settle(q)
 	}
@@ -288,7 +287,7 @@ func settledOutcomes(q *question) ([]outcome, error) {
 	for i := range q.pending {
 		req.Buckets[i].Limit = q.pending[i].limit
 	}
-	outcomes, _, err := req.outcomes(q.reply, nil)
+	outcomes, _, err := req.outcomes(q.reply, false, nil)
 	return outcomes, err
 }
 

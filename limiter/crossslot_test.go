@@ -58,12 +58,19 @@ func TestHolds(t *testing.T) {
 			what := rapid.SampledFrom([]byte{0, 0, whatHold, whatHold, whatHold, whatCommit, whatCommit, whatRelease}).Draw(t, "what")
 			b.Cost = rapid.Int64Range(1, b.Limit.Size).Draw(t, "cost")
 			req := Request{Buckets: []Bucket{b}}
-			_, got, err := v.ask(within(10*time.Second), req, v.question(req, what), nil)
+			q := v.question(req, what)
+			before := model.at(b.Limit, v.now)
+			due := before.till
+			if what > whatHold {
+				if rapid.IntRange(0, 4).Draw(t, "late") == 0 {
+					due -= 1 + heldFor.Microseconds() // of units that were held before
+				}
+				q.settle(what, []outcome{{till: due}})
+			}
+			_, got, err := v.ask(within(10*time.Second), req, q, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-
-			before := model.at(b.Limit, v.now)
 			model = before
 			want := outcome{}
 			switch what {
@@ -82,13 +89,13 @@ func TestHolds(t *testing.T) {
 					model.held += b.Cost
 				}
 			case whatCommit:
-				if before.held >= b.Cost {
+				if before.held >= b.Cost && due == before.till {
 					model.held -= b.Cost
 					model.state = b.Limit.add(before.state, b.Cost)
 					seen["committed"]++
 				}
 			case whatRelease:
-				if before.held >= b.Cost {
+				if before.held >= b.Cost && due == before.till {
 					model.held -= b.Cost
 					seen["released"]++
 				}
@@ -99,6 +106,12 @@ func TestHolds(t *testing.T) {
 				seen["blocked"]++
 			}
 			want.clear -= v.now
+			if what == whatHold {
+				want.held, want.till = model.held, model.till
+				if want.denied {
+					got[0].held, got[0].till, want.held, want.till = 0, 0, 0, 0
+				}
+			}
 			if got[0] != want {
 				t.Fatalf("%+v: %d of %d: decided %+v, want %+v with %+v", b.Limit, what, b.Cost, got[0], want, model)
 			}
@@ -141,39 +154,46 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 		}
 		b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
 		req := Request{Buckets: []Bucket{b}}
-		var open []bool // requests that hold a unit: whether each is admitted
+		type open struct {
+			question *question
+			outcomes []outcome
+			admitted bool
+		}
+		var holding []open
 		var admitted []int64
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			v.at(t, v.now+rapid.SampledFrom([]int64{0, 1, 900, 1000, 999_000, 1_000_000, 5_000_000, 11_000_000}).Draw(t, "gap"))
-			ask := func(what byte) bool {
-				_, got, err := v.ask(within(10*time.Second), req, v.question(req, what), nil)
+			ask := func(q *question) []outcome {
+				_, got, err := v.ask(within(10*time.Second), req, q, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
-				return !got[0].denied
+				return got
 			}
 			switch rapid.IntRange(0, 3).Draw(t, "what") {
 			case 0:
-				if ask(0) {
+				if !ask(v.question(req, 0))[0].denied {
 					admitted = append(admitted, v.now)
 				}
 			case 1, 2:
-				if ask(whatHold) {
-					admits := rapid.Bool().Draw(t, "admitted")
-					if admits {
+				q := v.question(req, whatHold)
+				if got := ask(q); !got[0].denied {
+					holding = append(holding, open{q, got, rapid.Bool().Draw(t, "admitted")})
+					if holding[len(holding)-1].admitted {
 						admitted = append(admitted, v.now)
 					}
-					open = append(open, admits)
 				}
 			case 3:
-				if len(open) > 0 {
-					i := rapid.IntRange(0, len(open)-1).Draw(t, "which")
+				if len(holding) > 0 {
+					i := rapid.IntRange(0, len(holding)-1).Draw(t, "which")
+					h := holding[i]
 					what := byte(whatRelease)
-					if open[i] {
+					if h.admitted {
 						what = whatCommit
 					}
-					ask(what)
-					open = slices.Delete(open, i, i+1)
+					h.question.settle(what, h.outcomes)
+					ask(h.question)
+					holding = slices.Delete(holding, i, i+1)
 				}
 			}
 		}

@@ -10,7 +10,8 @@ import (
 // writes, and so needs no timer.
 type deadline struct {
 	context.Context
-	at time.Time
+	at      time.Time
+	hurried bool // whether that is sooner than servers are given to answer
 }
 
 // Deadline returns the time by which all must be done.
@@ -18,7 +19,14 @@ func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
 // within returns a context with a deadline d from now.
 func within(d time.Duration) context.Context {
-	return deadline{context.Background(), time.Now().Add(d)}
+	return deadline{context.Background(), time.Now().Add(d), false}
+}
+
+// hurried reports whether there is less time for an answer than servers are
+// given. If it takes longer, neither they nor connections are to blame.
+func hurried(ctx context.Context) bool {
+	d, ok := ctx.(deadline)
+	return ok && d.hurried
 }
 
 // timed returns a context that is done at the deadline of one that only tells

@@ -128,8 +128,7 @@ func (f *fallback) units(hash uint64, most int64) int64 {
 }
 
 // answered takes note of what a server has decided on q's request. If its units
-// are only held it stays in flight until they are settled, and the outcomes tell
-// what is held beside them.
+// are only held it stays in flight until they are settled.
 func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 	if f == nil {
 		return
@@ -143,9 +142,6 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 		o, p := &outcomes[i], &q.pending[i]
 		if !o.blocked {
 			f.memory.follow(p, o.state, f.timeout, p.crossed && !o.denied && !held)
-		}
-		if held && admitted {
-			o.beside = f.units(p.hash, p.limit.Size) - p.cost
 		}
 	}
 	if !held || !admitted {

@@ -128,9 +128,10 @@ func (l Limit) remaining(s state, now int64) int64 {
 type outcome struct {
 	state
 	denied  bool
-	blocked bool  // denied only for units that are held, and may come back
-	here    bool  // whether this process decided instead of a server
-	beside  int64 // units that this process has held in the bucket
+	blocked bool // denied only for units that are held, and may come back
+	here    bool // whether this process decided instead of a server
+
+	held, till int64 // the units that are held, this request's too, and until when
 }
 
 // report fills in d, which is zero, about a bucket of limit l after a request of

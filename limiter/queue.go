@@ -68,7 +68,7 @@ func (s *server) take(ctx context.Context, q *question) ([]int64, error) {
 	if probe || s.made.Load() == 0 {
 		return s.runNow(ctx, probe, q, false)
 	}
-	if conn := s.pass(q); conn != nil {
+	if conn := s.pass(q, hurried(ctx)); conn != nil {
 		reply, err := s.use(ctx, conn, q, false)
 		s.queue.mu.Lock()
 		s.queue.alone--
@@ -85,10 +85,10 @@ func (s *server) take(ctx context.Context, q *question) ([]int64, error) {
 }
 
 // pass returns a connection if q may go by itself. Otherwise q waits from now on.
-func (s *server) pass(q *question) *connection {
+func (s *server) pass(q *question, hurried bool) *connection {
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
-	if len(s.queue.waiting) == 0 && s.queue.alone < alone && s.queue.carried < crowd {
+	if !hurried && len(s.queue.waiting) == 0 && s.queue.alone < alone && s.queue.carried < crowd {
 		if conn := s.idle(); conn != nil {
 			s.queue.alone++
 			if len(s.ready) == 0 {

@@ -121,9 +121,9 @@ func (r *Redis) Close() error {
 var ErrUnavailable = errors.New("no decision")
 
 // Take implements Store. It waits at most the store's timeout, and not beyond
-// the deadline of ctx. A request whose context is cancelled meanwhile is decided
-// all the same: abandoning it would cost the connection and leave open whether
-// it was charged.
+// the deadline of ctx: after that the fallback decides. A request whose context
+// is cancelled is decided all the same: abandoning it would cost the connection
+// and leave open whether it was charged.
 func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.validate(); err != nil {
 		return dst, err
@@ -137,15 +137,19 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 		return req.decisions(outcomes, dst), nil
 	}
 	end := time.Now().Add(r.timeout)
+	hurried := false
 	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end) {
-		end = sooner
+		end, hurried = sooner, true
 	}
-	ctx = deadline{context.Background(), end}
+	ctx = deadline{context.Background(), end, hurried}
 	var outcomes []outcome
 	var err error
-	if !r.servers.one() && req.severalKeys() {
+	switch {
+	case hurried && !time.Now().Before(end):
+		outcomes, err = r.tooLate(req, few[:0])
+	case !r.servers.one() && req.severalKeys():
 		outcomes, err = r.decideSplit(ctx, req, req.byKey())
-	} else {
+	default:
 		outcomes, err = r.decide(ctx, req, few[:0])
 	}
 	if err != nil {
@@ -155,6 +159,14 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 		r.denials.remember(req, outcomes, sent.Microseconds(), r.clock().Microseconds())
 	}
 	return req.decisions(outcomes, dst), nil
+}
+
+// tooLate decides a request for which there is no time left to ask a server.
+func (r *Redis) tooLate(req Request, dst []outcome) ([]outcome, error) {
+	if r.fallback == nil || req.NoFallback {
+		return dst, errLate
+	}
+	return r.fallback.decide(req, dst, false), nil
 }
 
 // anyHere reports whether this process decided on any bucket.
@@ -216,7 +228,7 @@ func (r *Redis) ask(ctx context.Context, req Request, q *question, dst []outcome
 	if err != nil {
 		return srv, dst, err
 	}
-	outcomes, corrupt, err := req.outcomes(reply, dst)
+	outcomes, corrupt, err := req.outcomes(reply, q.what() == whatHold, dst)
 	if err == nil && corrupt {
 		srv.guard.lapse(srv.failure(errCorrupt))
 	}

@@ -496,7 +496,7 @@ func TestRedisGroups(t *testing.T) {
 				if len(reply) < n {
 					t.Fatalf("%+v: %d numbers missing from the reply", reqs, n-len(reply))
 				}
-				outcomes, _, err := req.outcomes(reply[:n], nil)
+				outcomes, _, err := req.outcomes(reply[:n], false, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -1187,10 +1187,8 @@ func TestRedisDecidesForTheGone(t *testing.T) {
 	r := newTestRedis(t, server, nil)
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
-	defer cancel()
 	b := hourly(2)
-	for i, ctx := range []context.Context{cancelled, late, cancelled} {
+	for i, ctx := range []context.Context{cancelled, cancelled, cancelled} {
 		d, err := r.Take(ctx, Request{Buckets: []Bucket{b}}, nil)
 		if err != nil || d[0].Denied != (i == 2) {
 			t.Errorf("request %d: decided %+v, error %v", i, d, err)
@@ -1198,6 +1196,48 @@ func TestRedisDecidesForTheGone(t *testing.T) {
 	}
 	if got := level(t, r, b); got != 2 {
 		t.Errorf("%d units after 2 requests", got)
+	}
+}
+
+// TestRedisKeepsDeadlines tests requests whose context leaves less time than the
+// store's timeout: they are decided by then, in this process if the server has
+// not answered, and that is no failure of the server.
+func TestRedisKeepsDeadlines(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr)
+	var seen events
+	memory := NewMemory(nil)
+	r := newTestRedis(t, server, func(opt *RedisOptions) {
+		opt.Addresses, opt.Fallback, opt.Report, opt.Timeout = []string{proxy.Addr}, memory, seen.report, 5*time.Second
+	})
+	b := hourly(1000)
+	mustTake(t, r, Request{Buckets: []Bucket{b}})
+	proxy.Delay(200 * time.Millisecond)
+	for _, left := range []time.Duration{-time.Second, 0, time.Millisecond, 50 * time.Millisecond} {
+		for _, noFallback := range []bool{false, true} {
+			for range 2 * lostAfter {
+				ctx, cancel := context.WithTimeout(t.Context(), left)
+				began := time.Now()
+				_, err := r.Take(ctx, Request{Buckets: []Bucket{b}, NoFallback: noFallback}, nil)
+				if took := time.Since(began); took > max(left, 0)+100*time.Millisecond {
+					t.Errorf("waited %v of %v", took, left)
+				}
+				if errors.Is(err, ErrUnavailable) != noFallback {
+					t.Errorf("with %v left: error %v", left, err)
+				}
+				cancel()
+			}
+		}
+	}
+	proxy.Pass()
+	for _, what := range seen.take() {
+		if what != "lapse pool" {
+			t.Errorf("reported %q", what)
+		}
+	}
+	if got := proxy.Connections(); got > r.servers.(*single).server.capacity() {
+		t.Errorf("%d connections were made", got)
 	}
 }
 
@@ -1236,7 +1276,7 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		{}, {1}, {1, 0}, {1, 0, 1}, {1, 0, 1, 1}, {1, 0, 0, 1}, {1, 0, -1, 1}, {1, 0, horizon + 1, 0},
 		{-2, 0, -2 - horizon, 0}, {1, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0},
 	} {
-		got, corrupt, err := req.outcomes(reply, []outcome{kept})
+		got, corrupt, err := req.outcomes(reply, false, []outcome{kept})
 		if err == nil || corrupt || len(got) != 1 || got[0] != kept {
 			t.Errorf("reply %d: %+v, corrupt %t, error %v", reply, got, corrupt, err)
 		}
@@ -1251,7 +1291,7 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		{[]int64{-1 - hour, 0, 6 * hour, -1}, true},
 		{[]int64{hour, 0, -1 - 6*hour, -1}, true},
 	} {
-		got, corrupt, err := req.outcomes(tc.reply, []outcome{kept})
+		got, corrupt, err := req.outcomes(tc.reply, false, []outcome{kept})
 		if want := []outcome{kept, admitted, denied}; err != nil || !slices.Equal(got, want) {
 			t.Fatalf("reply %d: %+v, error %v, want %+v", tc.reply, got, err, want)
 		}
@@ -1328,7 +1368,7 @@ func FuzzReply(f *testing.F) {
 		}
 
 		kept := outcome{state: state{clear: 1234}}
-		outcomes, corrupt, err := req.outcomes(reply, []outcome{kept})
+		outcomes, corrupt, err := req.outcomes(reply, false, []outcome{kept})
 		if outcomes[0] != kept {
 			t.Fatalf("%+v in place of what was there before", outcomes[0])
 		}
@@ -1419,7 +1459,7 @@ func FuzzStoredValue(f *testing.F) {
 			t.Fatalf("%.40q: %d admitted", value, admitted)
 		}
 		stored, err := server.Client().Get(t.Context(), key).Result()
-		if strings.Count(stored, ":") == 3 { // units are held
+		if admitted > 0 && strings.Count(stored, ":") == 3 { // units are held
 			if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl <= 0 {
 				t.Fatalf("%.40q: expires in %v", stored, ttl)
 			}

@@ -147,15 +147,16 @@ func unknown(calls []*call) []*call {
 func (c *call) split() (wrote bool) {
 	n := 0
 	for _, q := range c.batch {
-		n += 2 * len(q.keys)
+		n += q.replies()
 	}
 	if n != len(c.reply) {
 		return false
 	}
 	reply := c.reply
 	for _, q := range c.batch {
-		q.reply, reply = reply[:2*len(q.keys)], reply[2*len(q.keys):]
-		wrote = wrote || charged(q.reply)
+		n := q.replies()
+		q.reply, reply = reply[:n], reply[n:]
+		wrote = wrote || q.wrote(q.reply)
 	}
 	return wrote
 }
@@ -275,29 +276,60 @@ func (k keys) question(s *script, req Request, what byte) *question {
 	return q
 }
 
-// again makes q the question to do something else with its buckets.
-func (q *question) again(what byte) {
-	group := []byte(q.plain)
-	group[4] = what
+// What a group consists of, see take.lua.
+const (
+	groupHead    = 5     // bytes before the first bucket
+	whatIndex    = 4     // where among them is what to do
+	groupNumbers = 4 * 8 // bytes of a bucket's numbers, before its flags
+)
+
+// what returns what q asks to do.
+func (q *question) what() byte { return q.plain[whatIndex] }
+
+// replies returns how many numbers reply to q.
+func (q *question) replies() int {
+	if q.what() == whatHold {
+		return 4 * len(q.keys)
+	}
+	return 2 * len(q.keys)
+}
+
+// settle makes q, of which units are held, the question to settle them.
+func (q *question) settle(what byte, held []outcome) {
+	group := append([]byte(nil), q.plain[:groupHead]...)
+	group[whatIndex] = what
+	rest := q.plain[groupHead:]
+	for i := range held {
+		group = append(group, rest[:groupNumbers]...)
+		group = append(group, rest[groupNumbers]+4)
+		group = appendNumbers(group, held[i].till)
+		rest = rest[groupNumbers+1:]
+	}
 	q.plain = string(group)
 	q.group = q.plain
 }
 
-// tell adds levels to what take.lua is told of q's buckets, see known.
+// tell adds levels to what take.lua is told of q's buckets, see fallback.known.
 func (q *question) tell(levels []state) {
 	if levels == nil {
 		return
 	}
-	const head, numbers = 5, 4 * 8
-	group := append(make([]byte, 0, len(q.plain)+16*len(levels)), q.plain[:head]...)
-	for i, rest := 0, q.plain[head:]; i < len(levels); i, rest = i+1, rest[numbers+1:] {
-		group = append(group, rest[:numbers]...)
-		if levels[i] == (state{}) {
-			group = append(group, rest[numbers])
+	group := append(make([]byte, 0, len(q.plain)+16*len(levels)), q.plain[:groupHead]...)
+	rest := q.plain[groupHead:]
+	for _, level := range levels {
+		flags, after := rest[groupNumbers], groupNumbers+1
+		group = append(group, rest[:groupNumbers]...)
+		if level == (state{}) {
+			group = append(group, flags)
 		} else {
-			group = append(group, rest[numbers]+2)
-			group = appendNumbers(group, levels[i].clear, levels[i].slack)
+			group = append(group, flags+2)
+			group = appendNumbers(group, level.clear, level.slack)
 		}
+		if flags >= 4 {
+			group = append(group, rest[after:after+8]...)
+			after += 8
+		}
+		rest = rest[after:]
 	}
 	q.group = string(group)
 }
@@ -384,14 +416,20 @@ func flag(b bool) byte {
 }
 
 // outcomes appends what take.lua replied about req to dst, and reports whether
-// a key held something that was no bucket.
-func (req Request) outcomes(reply []int64, dst []outcome) (outcomes []outcome, corrupt bool, err error) {
-	if len(reply) != 2*len(req.Buckets) {
+// a key held something that was no bucket. With held the reply tells of units
+// that are held.
+func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes []outcome, corrupt bool, err error) {
+	each := 2
+	if held {
+		each = 4
+	}
+	if len(reply) != each*len(req.Buckets) {
 		return dst, false, fmt.Errorf("reply of %d numbers to a request of %d buckets", len(reply), len(req.Buckets))
 	}
 	outcomes = dst
 	for i := range req.Buckets {
-		ahead, slack := reply[2*i], reply[2*i+1]
+		reply := reply[each*i:]
+		ahead, slack := reply[0], reply[1]
 		if ahead < 0 {
 			ahead, corrupt = -1-ahead, true
 		}
@@ -403,20 +441,29 @@ func (req Request) outcomes(reply []int64, dst []outcome) (outcomes []outcome, c
 			}
 		}
 		if ahead < 0 || ahead > horizon || slack >= req.Buckets[i].Limit.DripSize || ahead == 0 && slack > 0 {
-			return dst, false, fmt.Errorf("reply of %d, %d is no bucket", reply[2*i], reply[2*i+1])
+			return dst, false, fmt.Errorf("reply of %d, %d is no bucket", reply[0], reply[1])
 		}
 		outcomes = append(outcomes, outcome{state: state{clear: ahead, slack: slack}, denied: denied, blocked: blocked})
+		if held {
+			o := &outcomes[len(outcomes)-1]
+			if o.held, o.till = reply[2], reply[3]; o.held < 0 || o.held > MaxUnits || o.till < 0 || o.till > 1<<53 {
+				return dst, false, fmt.Errorf("reply of %d, %d tells of no units held", o.held, o.till)
+			}
+		}
 	}
 	return outcomes, corrupt, nil
 }
 
-// charged reports whether what take.lua replied shows that it has written: then
-// no bucket denied.
-func charged(reply []int64) bool {
-	for i := 1; i < len(reply); i += 2 {
+// wrote reports whether what take.lua replied to q shows that it has written:
+// then no bucket denied.
+func (q *question) wrote(reply []int64) bool {
+	if len(reply) == 0 || q.what() > whatHold {
+		return false
+	}
+	for i := 1; i < len(reply); i += len(reply) / len(q.keys) {
 		if reply[i] < 0 {
 			return false
 		}
 	}
-	return len(reply) > 0
+	return true
 }

@@ -101,6 +101,9 @@ func (s *server) close() error {
 	return s.client.Close()
 }
 
+// capacity returns the most connections that there can be.
+func (s *server) capacity() int { return cap(s.ready) }
+
 // failure returns what err means for a request.
 func (s *server) failure(err error) *failure { return newFailure(s.guard.server, s.timeout, err) }
 
@@ -123,7 +126,10 @@ func (s *server) runNow(ctx context.Context, probe bool, q *question, asking boo
 		if !probe && len(s.ready) == 0 {
 			s.oneMore()
 		}
-		return s.use(ctx, conn, q, asking)
+		if !hurried(ctx) {
+			return s.use(ctx, conn, q, asking)
+		}
+		s.put(conn)
 	}
 	ctx, cancel := timed(ctx)
 	defer cancel()
@@ -218,7 +224,7 @@ func (s *server) use(ctx context.Context, conn *connection, q *question, asking 
 	if err != nil {
 		return nil, s.blame(conn, err)
 	}
-	wrote := charged(reply)
+	wrote := q.wrote(reply)
 	if !wrote && s.guard.doubtsWrites() {
 		// A denial does not tell whether the server takes writes again.
 		nothing, err := q.script.probe(ctx, conn.Conn, q.keys[0], asking)

@@ -32,7 +32,7 @@
 -- falls short of a full one. If units are held, two more numbers follow: how
 -- many, and until when. Held units take room but do not drip. Units that are
 -- still held then are charged: the node that knows what became of them can't
--- tell. The key expires when the bucket is empty, never before. limit.go has the
+-- tell, and what it tells later is ignored. The key expires when the bucket is empty, never before. limit.go has the
 -- same arithmetic in Go.
 --
 -- Most groups are of one bucket. They make do without tables and functions of
@@ -49,6 +49,10 @@ local STEP_BACK = SECOND   -- further ahead than a full bucket by this: the cloc
 local HELD_FOR = 10 * SECOND
 local HOLD, COMMIT, RELEASE = 2, 3, 4
 
+if #runs == 0 then
+  return {} -- somebody only wants to know whether there is this script
+end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -58,16 +62,19 @@ for r = 1, #runs do
   local groups, buckets, what, at = unpack('>HHB', run)
   local several = buckets > 1
   local rows = several and {}
-  local row, size, rate, drip, cost, flags, told, spare
+  local row, size, rate, drip, cost, flags, told, spare, due
   for i = 1, buckets do
     size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
-    if flags >= 2 then
+    if flags % 4 >= 2 then
       told, spare, at = unpack('>dd', run, at)
+    end
+    if flags >= 4 then
+      due, at = unpack('>d', run, at)
     end
     if several then
       -- With room for what comes out in each group: clear, slack, fits, changed,
       -- foreign, held, till and blocked.
-      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false}
+      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due}
     end
   end
 
@@ -79,6 +86,7 @@ for r = 1, #runs do
       if several then
         row = rows[i]
         size, rate, drip, cost, flags, told, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
+        due = row[16]
       end
       clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
       local value = pcall('GET', keys[key + i])
@@ -106,7 +114,9 @@ for r = 1, #runs do
           end
         end
         if held > 0 then
-          till = min(till, now + HELD_FOR) -- or the clock was set back
+          if till > now + HELD_FOR then -- the clock was set back
+            till, changed = now + HELD_FOR, true
+          end
           if till <= now then
             -- They were not settled in time. They drip from then on.
             if c < till then
@@ -127,7 +137,7 @@ for r = 1, #runs do
         end
         foreign = true
       end
-      if flags >= 2 then
+      if flags % 4 >= 2 then
         -- It was told with some delay: less than half a drip apart is the same time.
         -- Of fast drips nobody knows whether they are the same, and so the lesser
         -- slack holds.
@@ -150,7 +160,7 @@ for r = 1, #runs do
           fits = not blocked
         end
       else
-        fits = cost <= held
+        fits = cost <= held and till == due or cost == 0
         changed = changed or fits and not foreign and type(value) == 'string'
       end
       admitted = admitted and fits
@@ -211,6 +221,10 @@ for r = 1, #runs do
       reply[replies + 1] = foreign and now - clear - 1 or clear - now
       reply[replies + 2] = (fits or what >= COMMIT) and slack or -1 - slack - (blocked and HORIZON or 0)
       replies = replies + 2
+      if what == HOLD then
+        reply[replies + 1], reply[replies + 2] = held, till
+        replies = replies + 2
+      end
     end
     key = key + buckets
   end

@@ -154,7 +154,9 @@ func newFault() *fault { return &fault{over: make(chan struct{})} }
 // means reports whether what is answered to the request is to be cut.
 func (f *fault) means(request []byte) bool {
 	request = bytes.ToLower(request)
-	return slices.ContainsFunc(f.requests, func(part []byte) bool { return bytes.Contains(request, part) })
+	return slices.ContainsFunc(f.requests, func(word []byte) bool {
+		return bytes.Contains(request, slices.Concat([]byte("\r\n"), word, []byte("\r\n")))
+	})
 }
 
 // set changes the fault to one for which the proxy listens.
