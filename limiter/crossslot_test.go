@@ -43,7 +43,7 @@ func (h heldBucket) room(l Limit, now, cost int64) bool {
 func TestHolds(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
-	checkTraces(t, 5, func(t *rapid.T) {
+	checkTraces(t, 10, func(t *rapid.T) {
 		v.flush(t)
 		b := Bucket{Name: "b", Key: "k", SizeVaries: true, Limit: Limit{
 			Size:     rapid.Int64Range(1, 12).Draw(t, "size"),
@@ -53,7 +53,7 @@ func TestHolds(t *testing.T) {
 		var model heldBucket
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.at(t, v.now+rapid.SampledFrom([]int64{
-				0, 1, 500, b.Limit.rate() - 1, b.Limit.rate(), heldFor.Microseconds() - 1, heldFor.Microseconds(), 3 * heldFor.Microseconds(),
+				0, 0, 0, 1, 500, b.Limit.rate() - 1, b.Limit.rate(), heldFor.Microseconds() - 1, heldFor.Microseconds(), 3 * heldFor.Microseconds(),
 			}).Draw(t, "gap"))
 			what := rapid.SampledFrom([]byte{0, 0, whatHold, whatHold, whatHold, whatCommit, whatCommit, whatRelease}).Draw(t, "what")
 			b.Cost = rapid.Int64Range(1, b.Limit.Size).Draw(t, "cost")

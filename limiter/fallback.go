@@ -19,7 +19,9 @@ import (
 //     so too, for the server may have lost what the bucket was full of; and so
 //     does, for all buckets, the news that the server has restarted.
 //   - A request for a dirty bucket tells the server the level and what is in
-//     flight, as the least that the bucket holds.
+//     flight, as the least that the bucket holds. If nothing was decided here,
+//     both know of the same charges, at times that differ only by how long they
+//     were on the way.
 //   - Its answer makes the bucket clean, unless something was decided here while
 //     it was on its way: then the level grows by what the answer admits.
 //   - What is given up is no longer in flight. Its late answer changes nothing.
@@ -69,26 +71,34 @@ func (f *fallback) send(batch []*question) {
 		for i := range q.pending {
 			q.pending[i].crossed = false
 		}
+		q.lost = false
 		if !q.gone {
 			f.link(q)
 		}
 	}
 }
 
-// known returns what the server has to be told of q's buckets: levels, the clear
-// times told from now, and empty ones for clean buckets; nil if all are clean.
-func (f *fallback) known(q *question) []state {
-	var levels []state
+// known is the level of a bucket that a server has to be told, the clear time
+// told from now.
+type known struct {
+	state
+	dirty dirt // clean: there is nothing to tell
+}
+
+// known returns what the server has to be told of q's buckets, nil if all are
+// clean.
+func (f *fallback) known(q *question) []known {
+	var levels []known
 	for i := range q.pending {
 		p := &q.pending[i]
 		level, dirty := f.memory.dirty(p.hash)
-		if !dirty {
+		if dirty == clean {
 			continue
 		}
 		if levels == nil {
-			levels = make([]state, len(q.pending))
+			levels = make([]known, len(q.pending))
 		}
-		levels[i] = p.limit.atLeast(level, f.units(p.hash, p.limit.Size))
+		levels[i] = known{p.limit.atLeast(level, f.units(p.hash, p.limit.Size)), dirty}
 	}
 	return levels
 }
@@ -144,8 +154,11 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 			f.memory.follow(p, o.state, f.timeout, p.crossed && !o.denied && !held)
 		}
 	}
-	if !held || !admitted {
+	switch q.holds = held && admitted; {
+	case !q.holds:
 		f.unlink(q)
+	case q.lost:
+		f.chargeHeld(q)
 	}
 	f.mu.Unlock()
 	f.memory.sweep(f.memory.clock().Microseconds())
@@ -196,7 +209,16 @@ func (f *fallback) charge(q *question) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.chargeHeld(q)
+}
+
+// chargeHeld is charge with the lock held.
+func (f *fallback) chargeHeld(q *question) {
+	if q.gone {
+		return
+	}
 	f.unlink(q)
+	q.gone = true
 	for i := range q.pending {
 		p := &q.pending[i]
 		f.memory.charge(p)
@@ -214,7 +236,12 @@ func (f *fallback) restarted() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.memory.markAllDirty()
-	for q := f.inFlight; q != nil; q = q.next {
+	for q, next := f.inFlight, f.inFlight; q != nil; q = next {
+		next = q.next
+		if q.lost = true; q.holds { // it may be admitted
+			f.chargeHeld(q)
+			continue
+		}
 		for i := range q.pending {
 			q.pending[i].crossed = true
 		}
@@ -281,11 +308,16 @@ func (m *Memory) follow(p *pending, s state, late time.Duration, charged bool) {
 		return
 	}
 	// What was decided here meanwhile, or lost there, is not in the report.
-	dirty = p.crossed && (dirty || charged)
+	switch {
+	case !p.crossed:
+		dirty = clean
+	case charged:
+		dirty = ahead
+	}
 	if stored.clear == 0 && m.crowded() {
 		return
 	}
-	m.put(&place{hash: p.hash, table: p.hash % tables, owed: dirty}, level, now)
+	m.put(&place{hash: p.hash, table: p.hash % tables, dirty: dirty}, level, now)
 }
 
 // higher returns the higher of two levels of one bucket, which were told with
@@ -319,31 +351,33 @@ func (m *Memory) charge(p *pending) {
 	if stored.clear <= now {
 		stored = state{clear: now}
 	}
-	m.put(&place{hash: p.hash, table: p.hash % tables, owed: true}, p.limit.add(stored, p.cost), now)
+	m.put(&place{hash: p.hash, table: p.hash % tables, dirty: ahead}, p.limit.add(stored, p.cost), now)
 }
 
 // anyDirty reports whether any bucket may be dirty.
 func (m *Memory) anyDirty() bool {
-	until := m.owes.Load()
+	until := m.soiled.Load()
 	return until != 0 && until > m.clock().Microseconds()
 }
 
-// dirty returns the level of a bucket that is dirty, its clear time told from
-// now, and whether it is.
-func (m *Memory) dirty(hash uint64) (s state, dirty bool) {
+// dirty returns the level of a bucket, its clear time told from now, and whether
+// it is dirty.
+func (m *Memory) dirty(hash uint64) (s state, dirty dirt) {
 	t := &m.tables[hash%tables]
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s, dirty = t.get(hash)
-	s.clear -= m.clock().Microseconds()
-	return s, dirty && s.clear > 0
+	if s.clear -= m.clock().Microseconds(); s.clear <= 0 {
+		return s, clean
+	}
+	return s, dirty
 }
 
-// owe takes note that a bucket is dirty that will have drained at clear.
-func (m *Memory) owe(clear int64) {
+// dirtyUntil takes note that a bucket is dirty that will have drained at clear.
+func (m *Memory) dirtyUntil(clear int64) {
 	for {
-		last := m.owes.Load()
-		if clear <= last || m.owes.CompareAndSwap(last, clear) {
+		last := m.soiled.Load()
+		if clear <= last || m.soiled.CompareAndSwap(last, clear) {
 			return
 		}
 	}
@@ -358,8 +392,9 @@ func (m *Memory) markAllDirty() {
 		for j := range t.slots {
 			s := &t.slots[j]
 			if s.clear > now {
-				s.slack = min(s.slack, -1-s.slack)
-				m.owe(s.clear)
+				slack, dirty := wash(s.slack)
+				s.slack = soil(slack, max(dirty, unsure))
+				m.dirtyUntil(s.clear)
 			}
 		}
 		t.mu.Unlock()

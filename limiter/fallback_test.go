@@ -28,7 +28,7 @@ func takeInstead(m *Memory, req Request) []outcome {
 
 // dirtyLevels returns the levels of the buckets that are dirty in m, nil if none
 // is.
-func dirtyLevels(m *Memory, buckets []Bucket) []state {
+func dirtyLevels(m *Memory, buckets []Bucket) []known {
 	f := &fallback{memory: m}
 	return f.known(&question{pending: f.pending(Request{Buckets: buckets}, nil)})
 }
@@ -39,9 +39,23 @@ func follow(m *Memory, b *Bucket, s state) {
 	m.follow(&p[0], s, 50*time.Millisecond, false)
 }
 
+// unsureOf returns what a server is told of levels that it may have lost. There
+// is nothing to tell of empty buckets.
+func unsureOf(levels ...state) []known {
+	var told []known
+	for _, level := range levels {
+		k := known{state: level}
+		if level != (state{}) {
+			k.dirty = unsure
+		}
+		told = append(told, k)
+	}
+	return told
+}
+
 // askTold has a server decide req, and tells it levels that the buckets have at
 // least.
-func askTold(r *Redis, req Request, told []state) ([]outcome, error) {
+func askTold(r *Redis, req Request, told []known) ([]outcome, error) {
 	q := r.question(req, byte(req.Accounting))
 	q.tell(told)
 	_, outcomes, err := r.ask(within(10*time.Second), req, q, nil)
@@ -112,7 +126,7 @@ func TestToldKeepsTheFuller(t *testing.T) {
 						}
 					}
 					req := Request{Buckets: []Bucket{b}}
-					got, err := askTold(v.Redis, req, []state{owed})
+					got, err := askTold(v.Redis, req, unsureOf(owed))
 					if err != nil || got[0].state != want || got[0].denied == admits {
 						t.Errorf("decided %+v, error %v, want %+v", got, err, want)
 					}
@@ -250,7 +264,7 @@ func TestDirty(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{9, time.Hour, 2}, Cost: 3}
 	other := b
 	other.Key = "other"
-	check := func(want ...state) {
+	check := func(want ...known) {
 		t.Helper()
 		if got := dirtyLevels(m, []Bucket{b, other}); !slices.Equal(got, want) {
 			t.Errorf("dirty %+v, want %+v", got, want)
@@ -271,17 +285,17 @@ func TestDirty(t *testing.T) {
 	decide(t, m, Atomic, other) // by itself, for nobody else
 	check()
 	here(b)
-	check(state{3 * hour, 1}, state{})
+	check(known{state{3 * hour, 1}, ahead}, known{})
 	now += time.Minute
-	check(state{3*hour - minute, 1}, state{})
+	check(known{state{3*hour - minute, 1}, ahead}, known{})
 
 	before := ask(b)
 	b.Cost = 1
 	here(b)
 	b.Cost = 3
-	check(state{3*hour - minute, 0}, state{})
+	check(known{state{3*hour - minute, 0}, ahead}, known{})
 	answer(before, state{4*hour - minute, 0}) // it was not told what was decided meanwhile
-	check(state{5*hour - minute, 1}, state{})
+	check(known{state{5*hour - minute, 1}, ahead}, known{})
 	denied := ask(b)
 	here(b, b)
 	if !denied.pending[0].crossed {
@@ -294,13 +308,13 @@ func TestDirty(t *testing.T) {
 	full := b
 	full.Cost = 9
 	here(full) // denied
-	check(state{5*hour - minute, 1}, state{})
+	check(known{state{5*hour - minute, 1}, unsure}, known{})
 	answer(ask(b), state{5*hour - minute, 1})
 	check()
 	f.restarted()
-	check(state{5*hour - minute, 1}, state{2*hour - minute, 1})
+	check(known{state{5*hour - minute, 1}, unsure}, known{state{2*hour - minute, 1}, unsure})
 	answer(ask(b), state{5*hour - minute, 1})
-	check(state{}, state{2*hour - minute, 1})
+	check(known{}, known{state{2*hour - minute, 1}, unsure})
 	now += 2 * time.Hour
 	check()
 	if f.inFlight != nil {

@@ -32,7 +32,7 @@ type Memory struct {
 	held    atomic.Int64 // how many buckets there are
 	sweptAt atomic.Int64 // when a table was last swept, in µs on clock
 	next    atomic.Int64 // which table is next
-	owes    atomic.Int64 // when the last bucket will have drained that is dirty, in µs on clock
+	soiled  atomic.Int64 // when the last bucket will have drained that is dirty, in µs on clock
 }
 
 const (
@@ -147,7 +147,7 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		room := m.look(p, b, now)
 		if as != nil {
 			p.inFlight = as.inFlight[i]
-			p.stale = p.stale || room && !p.owed && p.state.clear > now
+			p.stale = p.stale || room && p.dirty == clean && p.state.clear > now
 		}
 		for j := range i {
 			// Two keys may share a bucket: this one comes behind.
@@ -163,7 +163,11 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		p, b := &places[i], &req.Buckets[i]
 		charge := p.fits && (admitted || req.Accounting == Each)
 		if as == nil || !as.peek {
-			p.owed = p.owed || as != nil
+			if as != nil && charge {
+				p.dirty = ahead
+			} else if as != nil {
+				p.dirty = max(p.dirty, unsure)
+			}
 			m.settle(p, b, now, charge)
 		}
 		p.state = b.Limit.atLeast(state{p.state.clear - now, p.state.slack}, p.inFlight)
@@ -186,8 +190,8 @@ func (m *Memory) makeRoom() {
 
 // look finds out how p's bucket stands at now, and whether there is room for it.
 func (m *Memory) look(p *place, b *Bucket, now int64) (room bool) {
-	stored, owed, room := m.find(p, b, now)
-	p.owed = owed
+	stored, dirty, room := m.find(p, b, now)
+	p.dirty = dirty
 	p.state = b.Limit.at(stored, now, b.SizeVaries)
 	p.stale = p.state != stored && p.state.clear > now
 	return room
@@ -215,7 +219,7 @@ type place struct {
 	hash  uint64
 	table uint64
 	state state
-	owed  bool // it is dirty: another store may not know what it holds
+	dirty dirt // whether another store may not know what it holds
 	stale bool // what is stored is not what should be
 	fits  bool
 
@@ -231,27 +235,30 @@ func (m *Memory) place(b *Bucket) place {
 // find returns what p's bucket holds. If it is none yet and there is no room
 // for one more, p becomes the bucket that b's limit shares among such keys. If
 // there is no room for that either, it is full for now.
-func (m *Memory) find(p *place, b *Bucket, now int64) (stored state, owed, room bool) {
+func (m *Memory) find(p *place, b *Bucket, now int64) (stored state, dirty dirt, room bool) {
 	t := &m.tables[p.table]
-	if stored, owed = t.get(p.hash); stored.clear != 0 || !m.crowded() {
-		return stored, owed && stored.clear > now, true
+	if stored, dirty = t.get(p.hash); stored.clear != 0 || !m.crowded() {
+		if stored.clear <= now {
+			dirty = clean
+		}
+		return stored, dirty, true
 	}
 	anyKey := *b
 	anyKey.Key = ""
 	p.hash = ^m.hash(&anyKey) // and no key's own
-	if stored, owed = t.get(p.hash); stored.clear != 0 || m.held.Load() < m.maxKeys.Load()*5/4+shared {
-		return stored, owed, true
+	if stored, dirty = t.get(p.hash); stored.clear != 0 || m.held.Load() < m.maxKeys.Load()*5/4+shared {
+		return stored, dirty, true
 	}
-	return state{clear: now + b.Limit.drips()*b.Limit.rate()}, false, false
+	return state{clear: now + b.Limit.drips()*b.Limit.rate()}, clean, false
 }
 
 // put stores the bucket at p.
 func (m *Memory) put(p *place, s state, now int64) {
 	s.clear = max(s.clear, 1) // 0 is a free slot's
-	if p.owed {
-		m.owe(s.clear)
+	if p.dirty != clean {
+		m.dirtyUntil(s.clear)
 	}
-	if more := m.tables[p.table].put(p.hash, s, p.owed, now); more != 0 {
+	if more := m.tables[p.table].put(p.hash, s, p.dirty, now); more != 0 {
 		m.held.Add(int64(more))
 	}
 }
@@ -327,27 +334,53 @@ type table struct {
 
 // slot holds one bucket. A slot whose clear time is 0 is free; no bucket's is,
 // because a bucket is stored when something was put into it. The slack s of one
-// that is owed is held as -1 - s.
+// that is dirty is held as -1 - s, and with a further 2^50 taken off as what
+// makes it so.
 type slot struct {
 	hash uint64
 	state
 }
 
+// dirt says whether another store, for which this one stands in, may know less
+// of a bucket than this one does.
+type dirt int64
+
+const (
+	clean  dirt = iota
+	unsure      // it may have lost what it knew
+	ahead       // something was decided here, which it was not told
+)
+
+// soil returns the slack to hold of a bucket that is dirty.
+func soil(slack int64, dirty dirt) int64 {
+	if dirty == clean {
+		return slack
+	}
+	return -1 - slack - int64(dirty-unsure)<<50
+}
+
+// wash returns the slack of a bucket and whether it is dirty.
+func wash(slack int64) (int64, dirt) {
+	if slack >= 0 {
+		return slack, clean
+	}
+	slack = -1 - slack
+	return slack & (1<<50 - 1), unsure + dirt(slack>>50)
+}
+
 // get returns the bucket of the given hash, an empty one if there is none, and
-// whether it is owed.
-func (t *table) get(hash uint64) (s state, owed bool) {
+// whether it is dirty.
+func (t *table) get(hash uint64) (s state, dirty dirt) {
 	if t.used == 0 {
-		return state{}, false
+		return state{}, clean
 	}
 	s = t.slots[t.find(hash)].state
-	if s.slack < 0 {
-		s.slack, owed = -1-s.slack, true
-	}
-	return s, owed
+	s.slack, dirty = wash(s.slack)
+	return s, dirty
 }
 
 // own returns the slot of the bucket of the given hash, nil if there is none or
-// it is owed.
+// it is dirty.
 func (t *table) own(hash uint64) *slot {
 	if t.used == 0 {
 		return nil
@@ -361,10 +394,8 @@ func (t *table) own(hash uint64) *slot {
 
 // put stores the bucket of the given hash, and returns how many buckets there
 // are more now.
-func (t *table) put(hash uint64, s state, owed bool, now int64) int {
-	if owed {
-		s.slack = -1 - s.slack
-	}
+func (t *table) put(hash uint64, s state, dirty dirt, now int64) int {
+	s.slack = soil(s.slack, dirty)
 	i, more := -1, 0
 	if t.used > 0 {
 		i = t.find(hash)

@@ -537,14 +537,14 @@ func TestTableFindsWhatItHolds(t *testing.T) {
 				if got, _ := tab.get(hash(i)); got != (state{}) {
 					t.Fatalf("absent bucket %d: %+v", i, got)
 				}
-				tab.put(hash(i), state{clear: int64(1000 + i), slack: int64(i)}, i%3 == 0, 1)
+				tab.put(hash(i), state{clear: int64(1000 + i), slack: int64(i)}, dirt(i%3), 1)
 				if tab.used != i+1 || tab.used >= len(tab.slots) {
 					t.Fatalf("%d slots, %d used by %d buckets", len(tab.slots), tab.used, i+1)
 				}
 				for j := range i + 1 {
-					got, owed := tab.get(hash(j))
-					if want := (state{int64(1000 + j), int64(j)}); got != want || owed != (j%3 == 0) {
-						t.Fatalf("bucket %d of %d: %+v, owed %t, want %+v", j, i+1, got, owed, want)
+					got, dirty := tab.get(hash(j))
+					if want := (state{int64(1000 + j), int64(j)}); got != want || dirty != dirt(j%3) {
+						t.Fatalf("bucket %d of %d: %+v, dirty %d, want %+v", j, i+1, got, dirty, want)
 					}
 				}
 				wrapped = wrapped || name == "last slot" && tab.slots[0].clear != 0
@@ -560,7 +560,7 @@ func TestTableFindsWhatItHolds(t *testing.T) {
 			}
 
 			// A stored bucket is replaced where it lies.
-			tab.put(hash(7), state{clear: 5000}, false, 1)
+			tab.put(hash(7), state{clear: 5000}, clean, 1)
 			if got, _ := tab.get(hash(7)); got.clear != 5000 || tab.used != n {
 				t.Errorf("replaced bucket: %+v, %d of %d slots used", got, tab.used, n)
 			}
@@ -595,7 +595,7 @@ func TestTableFindsWhatItHolds(t *testing.T) {
 func TestTableDropsDrainedInsteadOfGrowing(t *testing.T) {
 	var tab table
 	for i := range int64(10_000) {
-		tab.put(uint64(i)*0x9e3779b97f4a7c15, state{clear: i + 3}, false, i)
+		tab.put(uint64(i)*0x9e3779b97f4a7c15, state{clear: i + 3}, clean, i)
 	}
 	if len(tab.slots) > 16 {
 		t.Errorf("%d slots for three live buckets at a time", len(tab.slots))

@@ -208,7 +208,7 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 // question returns the question what becomes of req.
 func (r *Redis) question(req Request, what byte) *question {
 	q := r.keys.question(r.script, req, what)
-	q.gone = false
+	q.gone, q.holds = false, false
 	q.patient = r.fallback == nil || req.NoFallback
 	if r.fallback != nil {
 		q.pending = r.fallback.pending(req, q.pending[:0])

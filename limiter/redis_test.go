@@ -532,14 +532,15 @@ func TestRedisGroups(t *testing.T) {
 // have at least.
 type told struct {
 	Request
-	owed []state
+	owed []known
 }
 
 // drawOwed draws such levels. Not every bucket has one.
-func drawOwed(t *rapid.T, buckets []Bucket) []state {
-	owed := make([]state, len(buckets))
+func drawOwed(t *rapid.T, buckets []Bucket) []known {
+	owed := make([]known, len(buckets))
 	for i, b := range buckets {
 		if rapid.Bool().Draw(t, "this") {
+			owed[i].dirty = rapid.SampledFrom([]dirt{unsure, ahead}).Draw(t, "dirty")
 			owed[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
 			owed[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
 		}
@@ -561,8 +562,11 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			keys = append(keys, v.keys.of(&b))
 			numbers, flags := []int64{b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize, b.Cost}, truth[b.SizeVaries]
 			var owed []int64
-			if req.owed != nil && req.owed[i] != (state{}) {
+			if req.owed != nil && req.owed[i].dirty != clean {
 				owed, flags = []int64{req.owed[i].clear, req.owed[i].slack}, flags+2
+				if req.owed[i].dirty == ahead {
+					flags += 8
+				}
 			}
 			for _, n := range numbers {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))

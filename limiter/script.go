@@ -225,7 +225,9 @@ type question struct {
 	// What the fallback knows of it, guarded by its lock.
 	pending    []pending
 	linked     bool // whether it is in flight
-	gone       bool // whether nobody waits for it any more
+	gone       bool // whether it no longer counts, and nobody waits for it
+	holds      bool // whether a server has held its units
+	lost       bool // whether a server has restarted since it was sent
 	next, prev *question
 
 	// What is used again by the next question.
@@ -310,7 +312,7 @@ func (q *question) settle(what byte, held []outcome) {
 }
 
 // tell adds levels to what take.lua is told of q's buckets, see fallback.known.
-func (q *question) tell(levels []state) {
+func (q *question) tell(levels []known) {
 	if levels == nil {
 		return
 	}
@@ -319,10 +321,15 @@ func (q *question) tell(levels []state) {
 	for _, level := range levels {
 		flags, after := rest[groupNumbers], groupNumbers+1
 		group = append(group, rest[:groupNumbers]...)
-		if level == (state{}) {
+		switch level.dirty {
+		case clean:
 			group = append(group, flags)
-		} else {
+		case unsure:
 			group = append(group, flags+2)
+		case ahead:
+			group = append(group, flags+2+8)
+		}
+		if level.dirty != clean {
 			group = appendNumbers(group, level.clear, level.slack)
 		}
 		if flags >= 4 {
@@ -358,7 +365,7 @@ func (req Request) appendGroup(b []byte, what byte) []byte {
 	for i := range req.Buckets {
 		bucket := &req.Buckets[i]
 		b = appendNumbers(b, bucket.Limit.Size, bucket.Limit.rate(), bucket.Limit.DripSize, bucket.Cost)
-		b = append(b, flag(bucket.SizeVaries))
+		b = append(b, flagOf(bucket.SizeVaries))
 	}
 	return b
 }
@@ -407,8 +414,8 @@ func (q *question) run(n int) any {
 	return run
 }
 
-// flag returns how a script is told a truth.
-func flag(b bool) byte {
+// flagOf returns how a script is told a truth.
+func flagOf(b bool) byte {
 	if b {
 		return 1
 	}

@@ -483,7 +483,9 @@ func (s *server) put(conn *connection) {
 // discard closes a connection.
 func (s *server) discard(conn *connection) {
 	_ = conn.Close()
-	s.made.Add(-1)
+	if s.made.Add(-1) == 0 {
+		s.began.Store(s.clock().Microseconds())
+	}
 	s.held.Add(-1)
 	if s.wanted.Load() > 0 {
 		s.connect(false)

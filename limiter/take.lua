@@ -68,7 +68,7 @@ for r = 1, #runs do
     if flags % 4 >= 2 then
       told, spare, at = unpack('>dd', run, at)
     end
-    if flags >= 4 then
+    if flags % 8 >= 4 then
       due, at = unpack('>d', run, at)
     end
     if several then
@@ -119,7 +119,7 @@ for r = 1, #runs do
           end
           if till <= now then
             -- They were not settled in time. They drip from then on.
-            if c < till then
+            if c <= till then
               clear, slack = till, 0
             elseif c <= now then
               clear, slack = c, s
@@ -138,12 +138,12 @@ for r = 1, #runs do
         foreign = true
       end
       if flags % 4 >= 2 then
-        -- It was told with some delay: less than half a drip apart is the same time.
-        -- Of fast drips nobody knows whether they are the same, and so the lesser
-        -- slack holds.
+        -- It was told with some delay. If both know the same charges, their times
+        -- are whole drips apart: less than half a drip is the delay. Of fast drips
+        -- nobody knows whether they are the same, and so the lesser slack holds.
         local apart = now + told - clear
         local near = rate > 2 * SECOND and rate / 2 or rate
-        if clear == now or 2 * apart >= rate then
+        if clear == now or 2 * apart >= rate or flags >= 8 and apart > 0 then
           if clear > now and apart < near then
             spare = min(spare, slack)
           end

@@ -1,0 +1,433 @@
+package limiter
+
+import (
+	"container/heap"
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+var histories = flag.Int("histories", 600, "how many histories of faults to simulate")
+
+// TestNoFaultOverAdmits tests that one node never admits more than its buckets
+// allow, to the unit and the microsecond, whatever becomes of its server and of
+// what is on the way: random histories of requests, stalls, lost answers and
+// calls, deaths that lose all data, and restarts, on a virtual clock. The script
+// and the fallback are the real ones. Drips take from a millisecond to an hour,
+// requests have one or several buckets, of one slot or two, and cost one unit or
+// more.
+//
+// The simulated network stands between them: it carries what a call would say.
+func TestNoFaultOverAdmits(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	v := newVirtual(t, server, "rl:")
+	if err := v.admin.ScriptLoad(t.Context(), v.script.source).Err(); err != nil {
+		t.Fatal(err)
+	}
+	total := simulated{}
+	for seed := range uint64(*histories) { //nolint:gosec // not negative
+		h := newHistory(t, v, seed)
+		h.run()
+		if t.Failed() {
+			t.Fatalf("history %d", seed)
+		}
+		total.add(h.simulated)
+	}
+	t.Logf("%d histories: %+v", *histories, total)
+	least := *histories / 4
+	for what, n := range map[string]int{
+		"by the server": total.there, "here": total.here, "denied here": total.deniedHere, "given up": total.givenUp, "restarts": total.restarts,
+		"lost": total.lost, "over two slots": total.split, "settled too late": total.leaves,
+	} {
+		if n < least {
+			t.Errorf("%d %s: the test shows too little", n, what)
+		}
+	}
+}
+
+// simulated counts what happened.
+type simulated struct {
+	there, here, deniedHere, givenUp, restarts, lost, split, leaves int
+}
+
+func (s *simulated) add(other simulated) {
+	s.there += other.there
+	s.here += other.here
+	s.deniedHere += other.deniedHere
+	s.givenUp += other.givenUp
+	s.restarts += other.restarts
+	s.lost += other.lost
+	s.split += other.split
+	s.leaves += other.leaves
+}
+
+// history is one of them.
+type history struct {
+	simulated
+	t        *testing.T
+	v        *virtual
+	random   *rand.Rand
+	events   agenda
+	buckets  []Bucket
+	admitted [][]charge // of each bucket
+	timeout  int64
+
+	up           bool
+	lives        int   // how often the server has been restarted
+	stalledUntil int64 // when it works on
+}
+
+// charge is when units were admitted.
+type charge struct{ at, units int64 }
+
+// exchange is a request on its way.
+type exchange struct {
+	req   Request
+	split bool // the first bucket lies in another slot than the others
+	parts []*simulatedPart
+	done  bool
+}
+
+// simulatedPart is the part of an exchange in one slot.
+type simulatedPart struct {
+	*part
+	answered bool
+	at       int64 // when the server decided
+}
+
+func newHistory(t *testing.T, v *virtual, seed uint64) *history {
+	v.flush(t)
+	h := &history{t: t, v: v, random: rand.New(rand.NewPCG(seed, 1)), up: true, timeout: 50_000}
+	v.fallback = &fallback{
+		memory:  NewMemory(func() time.Duration { return time.Duration(v.now-v.start+1e9) * time.Microsecond }),
+		timeout: time.Duration(h.timeout) * time.Microsecond,
+	}
+	rates := []time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, time.Hour}
+	for i := range 1 + h.random.IntN(3) {
+		h.buckets = append(h.buckets, Bucket{Name: fmt.Sprint("b", i), Key: "k", Limit: Limit{
+			Size:     pick[int64](h.random, 1, 2, 5, 20),
+			DripRate: rates[h.random.IntN(len(rates))],
+			DripSize: pick[int64](h.random, 1, 1, 1, 2, 3),
+		}})
+	}
+	h.buckets[0].Key = "first"
+	h.admitted = make([][]charge, len(h.buckets))
+	return h
+}
+
+// pick returns one of the values.
+func pick[T any](random *rand.Rand, values ...T) T { return values[random.IntN(len(values))] }
+
+// run lets it happen, and checks what was admitted.
+func (h *history) run() {
+	now := h.v.now
+	for range 10 + h.random.IntN(30) {
+		rate := h.buckets[h.random.IntN(len(h.buckets))].Limit.rate()
+		now += pick(h.random, 0, 3, 50, 700, 5000, 20_000, 30_000, 60_000, rate, 2*rate)
+		for range pick(h.random, 1, 1, 2, 6) {
+			h.events.at(now+h.random.Int64N(5), h.arrive)
+		}
+		switch x := h.random.IntN(100); {
+		case x < 15:
+			until := now + pick[int64](h.random, 5000, 30_000, 45_000, 80_000, 11_000_000)
+			h.events.at(now, func() { h.stalledUntil = max(h.stalledUntil, until) })
+		case x < 22:
+			h.events.at(now, h.die)
+			h.events.at(now+h.random.Int64N(200_000), h.restart)
+		}
+	}
+	for len(h.events.all) > 0 && !h.t.Failed() {
+		e := heap.Pop(&h.events).(event)
+		h.v.at(h.t, e.when)
+		e.do()
+	}
+	if h.v.fallback.inFlight != nil {
+		h.t.Error("something is in flight for ever")
+	}
+	for i, b := range h.buckets {
+		checkUnits(h.t, b.Limit, h.admitted[i])
+	}
+}
+
+// die loses the server's data and what is on its way to it.
+func (h *history) die() {
+	h.up = false
+	h.lives++
+	if err := h.v.admin.Eval(context.Background(), "for _, k in ipairs(redis.call('KEYS', 'rl:*')) do redis.call('DEL', k) end", nil).Err(); err != nil && err.Error() != "redis: nil" {
+		h.t.Fatal(err)
+	}
+}
+
+// restart has the server answer again. It does not know the script, and that is
+// found out before anything else is sent to it.
+func (h *history) restart() {
+	if !h.up {
+		h.up = true
+		h.restarts++
+		h.v.fallback.restarted()
+	}
+}
+
+// arrive has a request come, for some of the buckets.
+func (h *history) arrive() {
+	x := &exchange{req: Request{Accounting: Accounting(h.random.IntN(4) / 3)}}
+	for i := range h.buckets {
+		if h.random.IntN(2) == 0 || i == len(h.buckets)-1 && len(x.req.Buckets) == 0 {
+			b := h.buckets[i]
+			b.Cost = min(pick[int64](h.random, 1, 1, 1, 2, 3), b.Limit.Size)
+			x.req.Buckets = append(x.req.Buckets, b)
+		}
+	}
+	if !h.up && h.random.IntN(2) == 0 { // which is known
+		h.here(x, x.req, nil, false)
+		return
+	}
+	what := byte(x.req.Accounting)
+	parts := x.req.byKey()
+	if len(parts) > 1 {
+		h.split++
+		x.split = true
+		if what == byte(Atomic) {
+			what = whatHold
+		}
+	}
+	var batch []*question
+	for _, p := range parts {
+		p.question = h.v.question(p.Request, what)
+		x.parts = append(x.parts, &simulatedPart{part: p})
+		batch = append(batch, p.question)
+	}
+	// Those that wait for a connection for too long are decided here.
+	if h.stalledUntil > h.v.now && h.random.IntN(7) == 0 {
+		h.events.at(h.v.now+h.timeout/2, func() { h.giveUp(x) })
+		return
+	}
+	h.v.fallback.send(batch)
+	for _, p := range x.parts {
+		p.err = errLate // until it is answered
+		h.ask(p.question, func(outcomes []outcome, at int64) {
+			if p.outcomes, p.at, p.answered = outcomes, at, true; x.done {
+				return // too late; nobody waits any more
+			}
+			p.err = nil
+			h.v.fallback.answered(p.question, p.outcomes, p.question.what() == whatHold)
+			for _, p := range x.parts {
+				if !p.answered {
+					return
+				}
+			}
+			h.finish(x)
+		})
+	}
+	h.events.at(h.v.now+h.timeout, func() { h.giveUp(x) })
+}
+
+// ask carries what q says to the server, and its answer back, unless one of the
+// two is lost.
+func (h *history) ask(q *question, answered func([]outcome, int64)) {
+	group, keys, life := q.group, append([]string(nil), q.keys...), h.lives
+	req := Request{}
+	for i := range q.pending {
+		req.Buckets = append(req.Buckets, Bucket{Limit: q.pending[i].limit})
+	}
+	held := q.what() == whatHold
+	var process func()
+	process = func() {
+		if !h.up || h.lives != life {
+			h.lost++
+			return
+		}
+		if h.stalledUntil > h.v.now {
+			h.events.at(h.stalledUntil, process)
+			return
+		}
+		reply, err := h.v.admin.EvalSha(context.Background(), h.v.script.sha, keys, group).Int64Slice()
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		outcomes, _, err := req.outcomes(reply, held, nil)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		if h.random.IntN(20) == 0 {
+			h.lost++
+			return
+		}
+		at := h.v.now
+		h.events.at(at+h.random.Int64N(300), func() { answered(outcomes, at) })
+	}
+	h.events.at(h.v.now+h.random.Int64N(300), process)
+}
+
+// giveUp decides an exchange that has taken too long.
+func (h *history) giveUp(x *exchange) {
+	if x.done {
+		return
+	}
+	h.givenUp++
+	h.finish(x)
+}
+
+// finish makes one of the parts of an exchange, as Redis.decide and
+// Redis.decideSplit do: what no server has decided is decided here.
+func (h *history) finish(x *exchange) {
+	x.done = true
+	var failed []*part
+	denied := false
+	for _, p := range x.parts {
+		if !p.answered {
+			failed = append(failed, p.part)
+			continue
+		}
+		denied = denied || p.denied()
+		h.there++
+	}
+	if len(failed) > 0 {
+		var here Request
+		here.Accounting = x.req.Accounting
+		var instead []*question
+		for _, p := range failed {
+			here.Buckets = append(here.Buckets, p.Buckets...)
+			instead = append(instead, p.question)
+		}
+		denied = h.here(x, here, instead, denied) || denied
+	}
+	for _, p := range x.parts {
+		if !p.answered || p.denied() && x.req.Accounting == Atomic {
+			continue
+		}
+		if !denied || x.req.Accounting == Each {
+			for i, b := range p.Buckets {
+				if !p.outcomes[i].denied {
+					h.admit(b, p.at)
+				}
+			}
+		}
+		if p.question.what() == whatHold {
+			what := byte(whatCommit)
+			if denied {
+				what = whatRelease
+			}
+			h.settle(p, what)
+		}
+	}
+}
+
+// here decides req in this process, and reports whether it is denied.
+func (h *history) here(x *exchange, req Request, instead []*question, denied bool) bool {
+	x.done = true
+	h.simulated.here++
+	peek := denied && req.Accounting == Atomic
+	outcomes := h.v.fallback.decide(req, nil, peek, instead...)
+	for i := range outcomes {
+		denied = denied || outcomes[i].denied
+	}
+	if denied {
+		h.deniedHere++
+	}
+	for i, b := range req.Buckets {
+		if !outcomes[i].denied && (!denied || req.Accounting == Each) {
+			h.admit(b, h.v.now)
+		}
+	}
+	return denied
+}
+
+// settle settles the units that are held for a part, sooner or later.
+func (h *history) settle(p *simulatedPart, what byte) {
+	q := p.question
+	if what == whatRelease {
+		h.v.fallback.drop(q)
+	}
+	q.settle(what, p.outcomes)
+	answered := false
+	h.events.at(h.v.now+pick[int64](h.random, 0, 0, 20, 2000, 9_900_000), func() {
+		h.v.fallback.send([]*question{q})
+		h.ask(q, func(outcomes []outcome, _ int64) {
+			if answered {
+				return
+			}
+			answered = true
+			if what == whatCommit {
+				h.v.fallback.answered(q, outcomes, false)
+			}
+		})
+		h.events.at(h.v.now+h.timeout, func() {
+			if !answered {
+				answered = true
+				h.leaves++
+				h.v.leave(q, what)
+			}
+		})
+	})
+}
+
+// admit takes note that units of b were admitted.
+func (h *history) admit(b Bucket, at int64) {
+	for i := range h.buckets {
+		if h.buckets[i].Name == b.Name {
+			h.admitted[i] = append(h.admitted[i], charge{at, b.Cost})
+		}
+	}
+}
+
+// checkUnits checks that no more units are admitted in any time than a bucket of
+// limit l allows.
+func checkUnits(t *testing.T, l Limit, admitted []charge) {
+	t.Helper()
+	s := min(l.DripSize, l.Size)
+	for _, from := range admitted {
+		for _, to := range admitted {
+			if to.at < from.at {
+				continue
+			}
+			units := int64(0)
+			for _, a := range admitted {
+				if a.at >= from.at && a.at <= to.at {
+					units += a.units
+				}
+			}
+			time := to.at - from.at
+			if most := max(l.Size+s*(time/l.rate()), l.Size-1+s*ceilDiv(time, l.rate())); units > most {
+				t.Errorf("%+v: %d units admitted within %d µs, at most %d may be", l, units, time, most)
+				return
+			}
+		}
+	}
+}
+
+// event is something that happens at its time.
+type event struct {
+	when int64
+	nth  int
+	do   func()
+}
+
+// agenda is what is to happen, the soonest first, and of the same time the first.
+type agenda struct {
+	all []event
+	n   int
+}
+
+func (a *agenda) at(when int64, do func()) {
+	a.n++
+	heap.Push(a, event{when, a.n, do})
+}
+
+func (a *agenda) Len() int      { return len(a.all) }
+func (a *agenda) Swap(i, j int) { a.all[i], a.all[j] = a.all[j], a.all[i] }
+func (a *agenda) Push(x any)    { a.all = append(a.all, x.(event)) }
+func (a *agenda) Less(i, j int) bool {
+	return a.all[i].when < a.all[j].when || a.all[i].when == a.all[j].when && a.all[i].nth < a.all[j].nth
+}
+func (a *agenda) Pop() any {
+	last := a.all[len(a.all)-1]
+	a.all = a.all[:len(a.all)-1]
+	return last
+}
