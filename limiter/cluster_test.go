@@ -366,7 +366,7 @@ func TestClusterAskingRefused(t *testing.T) {
 // decided here, and those of the others by them as before.
 func TestClusterLosesNode(t *testing.T) {
 	t.Parallel()
-	const timeout = 50 * time.Millisecond
+	const timeout = 250 * time.Millisecond
 	nodes := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no")
 	var seen events
 	memory := NewMemory(nil)

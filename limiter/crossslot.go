@@ -208,15 +208,33 @@ func (r *Redis) settle(parts []*part, what byte) {
 		if p.err != nil || p.question == nil {
 			continue
 		}
-		q, srv, until := p.question, p.server, r.clock()+heldFor
 		if what == whatRelease {
 			// What it held is no admission of this process.
-			r.fallback.drop(q)
+			r.fallback.drop(p.question)
 		}
-		q.settle(what, p.outcomes)
-		q.settled = func(err error) { r.afterSettling(q, what, until, err) }
-		srv.settle(q)
+		r.settleOn(p.server, p.question, what, p.outcomes)
 	}
+}
+
+// releaseLate lets go of units that a server has held for a request that nobody
+// waits for any more: it was decided here.
+func (r *Redis) releaseLate(srv *server, q *question) {
+	if q.what() != whatHold || !q.wrote(q.reply) {
+		return
+	}
+	held := make([]outcome, len(q.keys))
+	for i := range held {
+		held[i].till = q.reply[4*i+3]
+	}
+	r.settleOn(srv, q, whatRelease, held)
+}
+
+// settleOn has the units that are held for q charged, or let go of.
+func (r *Redis) settleOn(srv *server, q *question, what byte, held []outcome) {
+	until := r.clock() + heldFor
+	q.settle(what, held)
+	q.settled = func(err error) { r.afterSettling(q, what, until, err) }
+	srv.settle(q)
 }
 
 // afterSettling takes note that units are settled, or what has failed. As long

@@ -53,9 +53,9 @@ func (f *fallback) pending(req Request, dst []pending) []pending {
 	return dst
 }
 
-// send takes note that a batch is about to be sent. It has those requests that
-// ask for dirty buckets tell what is known of them here.
-func (f *fallback) send(batch []*question) {
+// send takes note that a batch is about to be sent to a server. It has those
+// requests that ask for dirty buckets tell what is known of them here.
+func (f *fallback) send(to *server, batch []*question) {
 	if f == nil {
 		return
 	}
@@ -71,7 +71,7 @@ func (f *fallback) send(batch []*question) {
 		for i := range q.pending {
 			q.pending[i].crossed = false
 		}
-		q.lost = false
+		q.server, q.lost = to, false
 		if !q.gone {
 			f.link(q)
 		}
@@ -226,10 +226,9 @@ func (f *fallback) chargeHeld(q *question) {
 	}
 }
 
-// restarted takes note that a server does not know the script: it has
-// restarted, or is another, or has lost its scripts. What it knows of the
-// buckets is not known any more.
-func (f *fallback) restarted() {
+// restarted takes note that a server has restarted, or is another, or has lost
+// its scripts. Nobody knows which buckets are its, and what it knows of them.
+func (f *fallback) restarted(server *server) {
 	if f == nil {
 		return
 	}
@@ -238,6 +237,9 @@ func (f *fallback) restarted() {
 	f.memory.markAllDirty()
 	for q, next := f.inFlight, f.inFlight; q != nil; q = next {
 		next = q.next
+		if q.server != server {
+			continue
+		}
 		if q.lost = true; q.holds { // it may be admitted
 			f.chargeHeld(q)
 			continue

@@ -273,7 +273,7 @@ func TestDirty(t *testing.T) {
 	ask := func(buckets ...Bucket) *question {
 		q := &question{pending: f.pending(Request{Buckets: buckets}, nil)}
 		q.plain = string(Request{Buckets: buckets}.appendGroup(nil, 0))
-		f.send([]*question{q})
+		f.send(nil, []*question{q})
 		return q
 	}
 	answer := func(q *question, s state) { f.answered(q, []outcome{{state: s}}, false) }
@@ -311,7 +311,7 @@ func TestDirty(t *testing.T) {
 	check(known{state{5*hour - minute, 1}, unsure}, known{})
 	answer(ask(b), state{5*hour - minute, 1})
 	check()
-	f.restarted()
+	f.restarted(nil)
 	check(known{state{5*hour - minute, 1}, unsure}, known{state{2*hour - minute, 1}, unsure})
 	answer(ask(b), state{5*hour - minute, 1})
 	check(known{}, known{state{2*hour - minute, 1}, unsure})
@@ -332,7 +332,7 @@ func TestDecideBesideInFlight(t *testing.T) {
 	var sent []*question
 	for range 3 {
 		q := &question{pending: f.pending(Request{Buckets: []Bucket{b}}, nil)}
-		f.send([]*question{q})
+		f.send(nil, []*question{q})
 		sent = append(sent, q)
 	}
 	take := func(cost int64) outcome {

@@ -109,6 +109,17 @@ func (g *guard) soon() {
 	g.probeAt = time.Time{}
 }
 
+// timedOut reports whether the last that is known of the server is that it did
+// not answer in time.
+func (g *guard) timedOut() bool {
+	if g.failures.Load() == 0 {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.last != nil && g.last.reason == "timeout"
+}
+
 // isLost reports whether the server is lost.
 func (g *guard) isLost() bool { return g.failures.Load() >= lostAfter }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -55,6 +56,7 @@ type queue struct {
 type waiting struct {
 	since time.Time
 	sent  bool          // guarded by the queue's lock
+	over  atomic.Bool   // whether there is an answer, or nobody waits for one
 	done  chan struct{} // gets a word when there is an answer
 	timer *time.Timer
 }
@@ -108,6 +110,7 @@ func (s *server) pass(q *question, hurried bool) *connection {
 func (s *server) enqueue(q *question) {
 	q.since, q.sent = time.Now(), false
 	q.reply, q.err = nil, nil // of a server that has sent it on
+	q.over.Store(false)
 	s.queue.waiting = append(s.queue.waiting, q)
 	switch {
 	case s.queue.senders < senders && len(s.queue.waiting) > crowd*s.queue.senders:
@@ -153,11 +156,21 @@ func (s *server) await(ctx context.Context, q *question) ([]int64, error) {
 	q.timer.Reset(time.Until(end))
 	select {
 	case <-q.done:
-		return q.reply, q.err
 	case <-q.timer.C:
-		return nil, s.giveUp(errLate)
+		if q.abandon() {
+			return nil, s.giveUp(errLate)
+		}
+		<-q.done
 	}
+	return q.reply, q.err
 }
+
+// abandon takes note that nobody waits for the answer to q any more, unless
+// there is one.
+func (w *waiting) abandon() bool { return w.over.CompareAndSwap(false, true) }
+
+// answered takes note that there is an answer to q, unless nobody waits for one.
+func (w *waiting) answered() bool { return w.over.CompareAndSwap(false, true) }
 
 // withdraw takes q back, unless it is on its way.
 func (s *server) withdraw(q *question) bool {
@@ -207,7 +220,7 @@ func (s *server) send() {
 		batch = s.next(batch[:0])
 		switch {
 		case err != nil:
-			answer(batch, err)
+			s.answer(batch, err)
 		case len(batch) == 0:
 			s.put(conn)
 		default:
@@ -272,7 +285,7 @@ func (s *server) carry(conn *connection, batch []*question) {
 	calls := s.calls(batch)
 	conn, err := s.sendCalls(within(s.timeout), conn, calls)
 	if err != nil {
-		answer(batch, err)
+		s.answer(batch, err)
 		return
 	}
 
@@ -293,9 +306,9 @@ func (s *server) carry(conn *connection, batch []*question) {
 	}
 	for _, c := range calls {
 		if c.err != nil {
-			answer(c.batch, s.failure(c.err))
+			s.answer(c.batch, s.failure(c.err))
 		} else {
-			answer(c.batch, nil)
+			s.answer(c.batch, nil)
 		}
 	}
 }
@@ -304,11 +317,11 @@ func (s *server) carry(conn *connection, batch []*question) {
 // closed it, which it returns. An error says that there is none.
 func (s *server) sendCalls(ctx context.Context, conn *connection, calls []*call) (*connection, error) {
 	for {
-		sc := calls[0].batch[0].script
+		sc, news := calls[0].batch[0].script, s.latestNews()
 		s.sendingAll(calls)
 		sc.sendAll(ctx, conn.Conn, calls, false)
 		if again := unknown(calls); len(again) > 0 {
-			s.restarted()
+			s.restart(news)
 			s.sendingAll(again)
 			sc.sendAll(ctx, conn.Conn, again, true)
 		}
@@ -326,7 +339,7 @@ func (s *server) sendCalls(ctx context.Context, conn *connection, calls []*call)
 // sendingAll takes note that the calls are about to be sent.
 func (s *server) sendingAll(calls []*call) {
 	for _, c := range calls {
-		s.sending(c.batch)
+		s.sending(s, c.batch)
 	}
 }
 
@@ -366,13 +379,16 @@ func (s *server) worse(err, than error) bool {
 
 // answer tells all requests of a batch that there is an answer, or what has
 // failed.
-func answer(batch []*question, err error) {
+func (s *server) answer(batch []*question, err error) {
 	for _, q := range batch {
-		if q.settled != nil {
+		switch {
+		case q.settled != nil:
 			q.settled(err)
-			continue
+		case q.answered():
+			q.err = err
+			q.done <- struct{}{}
+		case err == nil:
+			s.late(s, q)
 		}
-		q.err = err
-		q.done <- struct{}{}
 	}
 }

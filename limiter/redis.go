@@ -62,8 +62,9 @@ type RedisOptions struct {
 	Report func(Event)
 
 	// What the fallback wants to know of the servers.
-	sending   func([]*question)
-	restarted func()
+	sending   func(*server, []*question)
+	restarted func(*server)
+	late      func(*server, *question)
 }
 
 // Redis is a Store that keeps its buckets in Redis servers, so that any number
@@ -98,7 +99,7 @@ func NewRedis(opt RedisOptions) *Redis {
 	if opt.Fallback != nil {
 		r.fallback = &fallback{memory: opt.Fallback, timeout: opt.Timeout}
 	}
-	opt.sending, opt.restarted = r.fallback.send, r.fallback.restarted
+	opt.sending, opt.restarted, opt.late = r.fallback.send, r.fallback.restarted, r.releaseLate
 	if opt.MasterName == "" && (opt.Cluster || len(opt.Addresses) > 1) {
 		r.servers = newCluster(opt)
 	} else {

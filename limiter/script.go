@@ -85,10 +85,12 @@ func (s *script) probe(ctx context.Context, conn *redis.Conn, key string, asking
 	return reply, err
 }
 
-// load has a server know the script, and reports whether it did not before. It
-// is asked by a command that no decision is made with, so that servers count
-// these apart. A user who may not use that finds out with the first decision.
-func (s *script) load(ctx context.Context, conn *redis.Conn) (unknown bool, err error) {
+// load has a server know the script. It returns the number that the server has
+// given the connection, and whether it did not know the script before: both tell
+// of servers that have restarted. It is asked by a command that no decision is
+// made with, so that servers count these apart. A user who may not use that finds
+// out what is missing with the first decision.
+func (s *script) load(ctx context.Context, conn *redis.Conn) (id int64, unknown bool, err error) {
 	var known *redis.Cmd
 	hello := redis.NewCmd(ctx, "hello")
 	_, _ = conn.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -98,13 +100,19 @@ func (s *script) load(ctx context.Context, conn *redis.Conn) (unknown bool, err 
 		return nil
 	})
 	if err := hello.Err(); err != nil {
-		return false, err
+		return 0, false, err
 	}
-	if !redis.HasErrorPrefix(known.Err(), "NOSCRIPT") {
-		return false, nil // what else is wrong shows when it is used
+	reply, _ := hello.Slice()
+	for i := 0; i+1 < len(reply); i += 2 {
+		if reply[i] == "id" {
+			id, _ = reply[i+1].(int64)
+		}
 	}
-	_ = conn.Eval(ctx, s.source, nil).Err()
-	return true, nil
+	if redis.HasErrorPrefix(known.Err(), "NOSCRIPT") {
+		_ = conn.Eval(ctx, s.source, nil).Err() // what is wrong shows when it is used
+		return id, true, nil
+	}
+	return id, false, nil
 }
 
 // call is a call of take.lua for several requests.
@@ -224,10 +232,11 @@ type question struct {
 
 	// What the fallback knows of it, guarded by its lock.
 	pending    []pending
-	linked     bool // whether it is in flight
-	gone       bool // whether it no longer counts, and nobody waits for it
-	holds      bool // whether a server has held its units
-	lost       bool // whether a server has restarted since it was sent
+	server     *server // to which it was sent last
+	linked     bool    // whether it is in flight
+	gone       bool    // whether it no longer counts, and nobody waits for it
+	holds      bool    // whether a server has held its units
+	lost       bool    // whether a server has restarted since it was sent
 	next, prev *question
 
 	// What is used again by the next question.

@@ -42,21 +42,26 @@ type server struct {
 	known   bool // whether the client of a cluster knows the server
 	slots   bool // whether it is a cluster's, and a call has keys of one slot
 
-	sending   func([]*question) // called before a call is sent
-	restarted func()            // called when the server does not know the script
+	sending   func(*server, []*question) // called before a call is sent
+	restarted func(*server)              // called when the server may have lost what it knew
+	late      func(*server, *question)   // called with an answer for which nobody waits any more
 
-	ready  chan *connection // connections that nobody uses
-	held   atomic.Int32     // connections there are or are being made, at most what ready can hold
-	made   atomic.Int32     // of these, connections there are
-	wanted atomic.Int32     // how many wait for one
-	broke  atomic.Int32     // how often a connection broke that was made after others had
-	failed signal           // there is none, and none could be made; or the server is lost
-	dials  atomic.Int32     // how often in a row one more could not be made
-	dialAt atomic.Int64     // when one more may be made after one could not be, in µs on clock
-	began  atomic.Int64     // when making the first connection began, in µs on clock
-	checks atomic.Int64     // how long a connection may lie idle until it is tried, in ns
+	ready    chan *connection // connections that nobody uses
+	held     atomic.Int32     // connections there are or are being made, at most what ready can hold
+	made     atomic.Int32     // of these, connections there are
+	wanted   atomic.Int32     // how many wait for one
+	broke    atomic.Int32     // how often a connection broke that was made after others had
+	failed   signal           // there is none, and none could be made; or the server is lost
+	dials    atomic.Int32     // how often in a row one more could not be made
+	dialAt   atomic.Int64     // when one more may be made after one could not be, in µs on clock
+	began    atomic.Int64     // when making the first connection began, in µs on clock
+	latestID atomic.Int64     // the highest number that the server has given a connection
+	checks   atomic.Int64     // how long a connection may lie idle until it is tried, in ns
 
 	queue queue
+
+	newsMu sync.Mutex
+	news   int // how often the server has turned out to be another, or to have restarted
 
 	keeper sync.Once     // starts keep
 	lost   chan struct{} // tells keep that the server is lost
@@ -87,6 +92,7 @@ func newServer(name string, client *redis.Client, opt *RedisOptions, changed fun
 		done:      make(chan struct{}),
 		sending:   opt.sending,
 		restarted: opt.restarted,
+		late:      opt.late,
 	}
 	s.checks.Store(int64(checkEvery))
 	return s
@@ -148,15 +154,26 @@ func (s *server) runNow(ctx context.Context, probe bool, q *question, asking boo
 		err   error
 	}
 	answers := make(chan answer, 1)
+	q.over.Store(false)
 	go func() {
 		reply, err := s.use(within(s.timeout), conn, q, asking)
-		answers <- answer{reply, err}
+		switch {
+		case q.answered():
+			answers <- answer{reply, err}
+		case err == nil:
+			q.reply = reply
+			s.late(s, q)
+		}
 	}()
 	select {
 	case a := <-answers:
 		return a.reply, a.err
 	case <-ctx.Done():
-		return nil, s.giveUp(errLate)
+		if q.abandon() {
+			return nil, s.giveUp(errLate)
+		}
+		a := <-answers
+		return a.reply, a.err
 	}
 }
 
@@ -197,11 +214,12 @@ func (s *server) use(ctx context.Context, conn *connection, q *question, asking 
 	var reply []int64
 	var err error
 	for {
-		s.sending(q.alone())
+		news := s.latestNews()
+		s.sending(s, q.alone())
 		reply, err = q.script.send(ctx, conn.Conn, q, false, asking)
 		if redis.HasErrorPrefix(err, "NOSCRIPT") {
-			s.restarted()
-			s.sending(q.alone())
+			s.restart(news)
+			s.sending(s, q.alone())
 			reply, err = q.script.send(ctx, conn.Conn, q, true, asking)
 		}
 		if !errors.Is(err, errIdleClosed) {
@@ -290,7 +308,8 @@ func (s *server) fail(f *failure) {
 // request to take note of. A probe does not wait.
 //
 // Nobody waits for a first connection that takes longer than a request may wait.
-// That is no failure unless it takes very long: the server may be far away.
+// That is no failure unless it takes very long, or calls have got no answer
+// either: the server may be far away.
 func (s *server) wait(ctx context.Context, probe, patient bool) (*connection, error) {
 	failed := s.failed.next()
 	s.wanted.Add(1)
@@ -322,7 +341,7 @@ func (s *server) wait(ctx context.Context, probe, patient bool) (*connection, er
 		return nil, errNoConnection
 	}
 	f := s.failure(errConnecting)
-	if f.counts = s.connecting() > slowToConnect; f.counts {
+	if f.counts = s.connecting() > slowToConnect || s.guard.timedOut(); f.counts {
 		s.fail(f)
 	}
 	return nil, f
@@ -369,11 +388,15 @@ func (s *server) dial(probe bool) {
 	// The client dials and logs in for the first command.
 	conn := &connection{Conn: s.client.EphemeralConn()}
 	var refused error
-	unknown, err := takeScript.load(context.WithValue(ctx, refusedKey{}, &refused), conn.Conn)
-	if unknown {
-		s.restarted()
-	}
+	news, before := s.latestNews(), s.latestID.Load()
+	id, unknown, err := takeScript.load(context.WithValue(ctx, refusedKey{}, &refused), conn.Conn)
 	if err == nil {
+		if unknown || id < before {
+			s.restart(news)
+		}
+		for last := s.latestID.Load(); id > last && !s.latestID.CompareAndSwap(last, id); {
+			last = s.latestID.Load()
+		}
 		s.made.Add(1)
 		s.dials.Store(0)
 		s.dialAt.Store(0)
@@ -467,6 +490,27 @@ func (s *server) idledOut(conn *connection) {
 	s.discard(conn)
 	if s.made.Load() == 0 {
 		s.connect(false)
+	}
+}
+
+// latestNews returns a number that changes whenever the server turns out to have
+// restarted.
+func (s *server) latestNews() int {
+	s.newsMu.Lock()
+	defer s.newsMu.Unlock()
+	return s.news
+}
+
+// restart takes note that the server has restarted, or is another, as became
+// clear from something that was sent after the given news. If there are others by
+// now, these told of the same.
+func (s *server) restart(news int) {
+	s.newsMu.Lock()
+	defer s.newsMu.Unlock()
+	if s.news == news {
+		s.restarted(s)
+		s.latestID.Store(0)
+		s.news++
 	}
 }
 

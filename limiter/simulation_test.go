@@ -170,7 +170,7 @@ func (h *history) restart() {
 	if !h.up {
 		h.up = true
 		h.restarts++
-		h.v.fallback.restarted()
+		h.v.fallback.restarted(nil)
 	}
 }
 
@@ -208,7 +208,7 @@ func (h *history) arrive() {
 		h.events.at(h.v.now+h.timeout/2, func() { h.giveUp(x) })
 		return
 	}
-	h.v.fallback.send(batch)
+	h.v.fallback.send(nil, batch)
 	for _, p := range x.parts {
 		p.err = errLate // until it is answered
 		h.ask(p.question, func(outcomes []outcome, at int64) {
@@ -232,6 +232,9 @@ func (h *history) arrive() {
 // two is lost.
 func (h *history) ask(q *question, answered func([]outcome, int64)) {
 	group, keys, life := q.group, append([]string(nil), q.keys...), h.lives
+	if !h.up {
+		life = -1 // a connection to a server that is gone
+	}
 	req := Request{}
 	for i := range q.pending {
 		req.Buckets = append(req.Buckets, Bucket{Limit: q.pending[i].limit})
@@ -348,7 +351,7 @@ func (h *history) settle(p *simulatedPart, what byte) {
 	q.settle(what, p.outcomes)
 	answered := false
 	h.events.at(h.v.now+pick[int64](h.random, 0, 0, 20, 2000, 9_900_000), func() {
-		h.v.fallback.send([]*question{q})
+		h.v.fallback.send(nil, []*question{q})
 		h.ask(q, func(outcomes []outcome, _ int64) {
 			if answered {
 				return
