@@ -93,6 +93,12 @@ func TestClusterRemove(t *testing.T) {
 	if got := c.Owner(t, slot).Client().Get(ctx, "{k}").Val(); got != "v" {
 		t.Errorf("got %q, want %q", got, "v")
 	}
+	gone = c.Nodes[0]
+	gone.Kill()
+	c.Remove(t, gone)
+	if owner := c.Owner(t, slot); len(c.Nodes) != 1 || owner != c.Nodes[0] {
+		t.Errorf("got %d nodes and slot %d at %s, want all at one", len(c.Nodes), slot, owner.Addr)
+	}
 }
 
 // TestClusterVariants guards that a cluster with a password and one with TLS
