@@ -88,7 +88,7 @@ func rotated(tr *trial) {
 	// Each attempt greets, and then tries the older way to log in.
 	most(tr, "attempts to log in, a second", float64(greetings)/lasts.Seconds(), 10+float64(poolSize)/lasts.Seconds())
 	most(tr, "back after the reload", recovery, 2*time.Second)
-	most(tr, "over-admitted", excess(requests), 0)
+	overAdmitted(tr, requests, 0, 0)
 	found := reasons(nodes[0].events(from))
 	tr.is("reason "+found, strings.Contains(found, "wrongpass"))
 	log := nodes[0].log()

@@ -42,7 +42,7 @@ func slowAnswers(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "not decided by Redis", len(slow)-asked, 10) // those under way
 	most(tr, "p99", percentile(slow, 0.99), 30*time.Millisecond+slack)
-	most(tr, "over-admitted", excess(requests), 0)
+	overAdmitted(tr, requests, 0, 0)
 	most(tr, "servers lost", count(nodes[0].events(from), lost), 0)
 }
 
@@ -83,7 +83,7 @@ func flappingAnswers(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	most(tr, "changes of state", changes, int(4*time.Since(began).Seconds()))
-	most(tr, "over-admitted", excess(requests), inFlight)
+	overAdmitted(tr, requests, 0, 0)
 }
 
 // cutAnswers: a call whose answer is lost may have charged. It must not be sent
@@ -101,7 +101,7 @@ func cutAnswers(tr *trial) {
 	most(tr, "calls run", ran, len(requests))
 	least(tr, "of which answers were lost", ran, 5)
 	most(tr, "a second", float64(ran)/lasts.Seconds(), 10+float64(poolSize)/lasts.Seconds())
-	most(tr, "over-admitted", excess(requests), inFlight)
+	overAdmitted(tr, requests, 0, 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 }
 
@@ -144,7 +144,7 @@ func cutAnswersInCluster(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "calls run", ran, len(requests))
 	least(tr, "of which answers were lost", ran, 15)
-	most(tr, "over-admitted", excess(requests), inFlight)
+	overAdmitted(tr, requests, 0, 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 }
 
@@ -162,7 +162,7 @@ func slicedAnswers(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	most(tr, "servers lost while bytes are some µs apart", count(eventsUntil(nodes[0], from, to), lost), 0)
-	most(tr, "over-admitted", excess(requests), inFlight)
+	overAdmitted(tr, requests, 0, 0)
 }
 
 // eventsUntil returns what a node logged within a time.
