@@ -48,12 +48,12 @@ func slowAnswers(tr *trial) {
 
 func tooSlowAnswers(tr *trial) {
 	server, proxy, nodes := behindProxy(tr, site)
-	lasts := during(3*time.Second, 20*time.Second)
+	lasts := during(2500*time.Millisecond, 20*time.Second)
 	before, asked := 0, 0
 	outage{
 		// So many that the probes, which do wait, are fewer than one in a hundred.
 		nodes: nodes, server: server, rate: 800, reason: "timeout",
-		before: during(2*time.Second, 5*time.Second), lasts: lasts, after: time.Second,
+		before: during(1500*time.Millisecond, 5*time.Second), lasts: lasts, after: time.Second,
 		begin: func() {
 			before = decisions(tr, server)
 			proxy.Delay(200*time.Millisecond, 50*time.Millisecond)
@@ -154,10 +154,10 @@ func slicedAnswers(tr *trial) {
 	time.Sleep(time.Second)
 	proxy.Slice(1, 10*time.Microsecond)
 	from := time.Now()
-	time.Sleep(during(2*time.Second, 10*time.Second))
+	time.Sleep(during(1500*time.Millisecond, 10*time.Second))
 	to := time.Now()
 	proxy.Slice(1, 10*time.Millisecond)
-	time.Sleep(during(2*time.Second, 10*time.Second))
+	time.Sleep(during(1500*time.Millisecond, 10*time.Second))
 	requests := l.stop()
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
@@ -178,12 +178,12 @@ func eventsUntil(n *node, from, to time.Time) []event {
 
 func blackHole(tr *trial) {
 	server, proxy, nodes := behindProxy(tr, site)
-	cutOff(tr, server, nodes, "timeout", during(4*time.Second, 60*time.Second), proxy.BlackHole, proxy.Pass)
+	cutOff(tr, server, nodes, "timeout", during(3*time.Second, 60*time.Second), proxy.BlackHole, proxy.Pass)
 }
 
 func refused(tr *trial) {
 	server, proxy, nodes := behindProxy(tr, site)
-	cutOff(tr, server, nodes, "refused", during(3*time.Second, 60*time.Second), proxy.Refuse, proxy.Pass)
+	cutOff(tr, server, nodes, "refused", during(2*time.Second, 60*time.Second), proxy.Refuse, proxy.Pass)
 }
 
 // cutOff lets no request reach the server for a time.
@@ -192,7 +192,7 @@ func cutOff(
 ) {
 	outage{
 		nodes: nodes, server: server, rate: 400, reason: reason,
-		before: during(2*time.Second, 5*time.Second), lasts: lasts, after: time.Second,
+		before: during(1500*time.Millisecond, 5*time.Second), lasts: lasts, after: time.Second,
 		begin: begin, end: end,
 	}.run(tr)
 }

@@ -37,7 +37,7 @@ func crowd(tr *trial) {
 	for _, n := range nodes {
 		n.get("other") // connects
 	}
-	requests := hammer(tr, nodes, 64, during(4*time.Second, 60*time.Second), mixed())
+	requests := hammer(tr, nodes, 64, during(3*time.Second, 60*time.Second), mixed())
 	admitted := 0
 	for _, r := range requests {
 		if r.status == http.StatusOK {
@@ -323,7 +323,7 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 // flood: keys that nobody has asked for before must neither fill the memory nor
 // make room for anybody whose bucket is full.
 func flood(tr *trial) {
-	maxKeys, keys := int(during(2_000, 100_000)), int(during(30_000, 1_000_000))
+	maxKeys, keys := int(during(2_000, 100_000)), int(during(20_000, 1_000_000))
 	nodes := startNodes(tr, 1, caddyfile(fmt.Sprintf("memory {\nmax_keys %d\n}", maxKeys), `
 		rate_limit {
 			key {header.X-Key}
@@ -447,12 +447,12 @@ func pingPong(tr *trial) {
 	began := time.Now()
 	l := startLoad(tr, nodes, 400)
 	for range int(during(3, 10)) {
-		time.Sleep(during(1500*time.Millisecond, 3*time.Second))
+		time.Sleep(during(1200*time.Millisecond, 3*time.Second))
 		server.Kill()
-		time.Sleep(during(1500*time.Millisecond, 3*time.Second))
+		time.Sleep(during(1200*time.Millisecond, 3*time.Second))
 		server.Restart(tr)
 	}
-	time.Sleep(2 * time.Second)
+	time.Sleep(1500 * time.Millisecond)
 	requests := l.stop()
 	events := nodes[0].events(began)
 	transitions := count(events, lost) + count(events, back)

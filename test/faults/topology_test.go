@@ -191,7 +191,7 @@ func serverKilled(tr *trial) {
 	time.Sleep(during(2*time.Second, 5*time.Second))
 	before, from := decisions(tr, live...), time.Now()
 	dead.Kill()
-	time.Sleep(during(4*time.Second, 15*time.Second))
+	time.Sleep(during(3*time.Second, 15*time.Second))
 	asked, to := decisions(tr, live...)-before, time.Now()
 	dead.Restart(tr)
 	recovery := eventually(tr, "the server decides again", func() bool {
@@ -241,7 +241,7 @@ func coverageLost(tr *trial) {
 	l := startLoad(tr, nodes, 400)
 	time.Sleep(during(2*time.Second, 5*time.Second))
 	dead.Kill()
-	time.Sleep(during(5*time.Second, 15*time.Second))
+	time.Sleep(during(4*time.Second, 15*time.Second))
 	before := decisions(tr, live)
 	time.Sleep(500 * time.Millisecond)
 	still := decisions(tr, live) - before
