@@ -75,8 +75,8 @@ func TestCluster(t *testing.T) {
 	get(to, "{k}2", "redis: nil")
 }
 
-// TestClusterRemove guards that a node leaves with nothing lost, and that the
-// others no longer know of it.
+// TestClusterRemove guards that a node leaves, or gives way to its replica, with
+// nothing lost, and that the others no longer know of it.
 func TestClusterRemove(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -92,6 +92,13 @@ func TestClusterRemove(t *testing.T) {
 	}
 	if got := c.Owner(t, slot).Client().Get(ctx, "{k}").Val(); got != "v" {
 		t.Errorf("got %q, want %q", got, "v")
+	}
+	gone = c.Owner(t, slot)
+	c.Replace(t, gone)
+	if owner := c.Owner(t, slot); owner == gone || len(c.Nodes) != 2 {
+		t.Errorf("got %d nodes and slot %d at %s, which was replaced", len(c.Nodes), slot, owner.Addr)
+	} else if got := owner.Client().Get(ctx, "{k}").Val(); got != "v" {
+		t.Errorf("got %q of the replica, want %q", got, "v")
 	}
 	gone = c.Nodes[0]
 	gone.Kill()

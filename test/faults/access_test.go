@@ -125,6 +125,7 @@ func rights(tr *trial) {
 	requests := l.stop()
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+	overAdmitted(tr, requests, 0, 0)
 	tr.note("noperm without each of %s and ~rl:*", strings.Join(minimal, " "))
 }
 
@@ -138,6 +139,7 @@ func works(tr *trial, nodes []*node, servers ...*redistest.Server) {
 	requests := l.stop()
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "not decided by Redis", len(requests)-(decisions(tr, servers...)-before), 4) // two of each limit, for a new connection
+	overAdmitted(tr, requests, 0, 0)
 }
 
 func sentinelRights(tr *trial) {
@@ -175,7 +177,9 @@ func clusterRights(tr *trial) {
 	nodes = startNodes(tr, 1, config)
 	l := startLoad(tr, nodes, 100)
 	eventually(tr, "noperm", func() bool { return reasons(nodes[0].events(began)) == "noperm" })
-	most(tr, "without: 5xx", strange(l.stop()), 0)
+	requests := l.stop()
+	most(tr, "without: 5xx", strange(requests), 0)
+	overAdmitted(tr, requests, 0, 0)
 	tr.is("reason noperm", true)
 }
 
@@ -220,6 +224,7 @@ func tlsKinds(tr *trial) {
 		if strange(requests) > 0 {
 			tr.Errorf("%s: %d of %d requests failed", kind.name, strange(requests), len(requests))
 		}
+		overAdmitted(tr, requests, 0, 0)
 		if kind.works {
 			least(tr, "decided by Redis", decisions(tr, kind.server), len(requests)-2)
 		} else {
@@ -292,5 +297,6 @@ func absent(tr *trial) {
 		most(tr, "5xx", strange(requests), 0)
 		most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 		most(tr, "Redis decides after", recovery, 2*time.Second)
+		overAdmitted(tr, requests, 0, 0)
 	}
 }

@@ -170,18 +170,20 @@ func farBursts(tr *trial) {
 	server := redistest.Start(tr)
 	proxy := redistest.StartProxy(tr, server.Addr)
 	failed := 0
-	for _, away := range []time.Duration{24 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond} {
+	for i, away := range []time.Duration{24 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond} {
 		worst := 0
 		for _, pool := range []string{"", "pool_size 2"} {
-			for _, s := range []shape{shapes[0], shapes[2]} {
-				// A new node, for its pool grows with what it is asked.
-				proxy.Delay(away)
-				n := startNode(tr, caddyfile(redisAt(proxy.Addr, pool), shaped("")))
-				v := newVolley(tr, n, burst)
-				decides(tr, n, server)
-				requests := v.fire(s.path, fmt.Sprint("k", away, pool))
-				requests = append(requests, v.fire(s.path, fmt.Sprint("k", away, pool))...)
-				v.close()
+			// A new node, for its pool grows with what it is asked. Not every
+			// distance begins with the same shape.
+			proxy.Delay(away)
+			n := startNode(tr, caddyfile(redisAt(proxy.Addr, pool), shaped("")))
+			v := newVolley(tr, n, burst)
+			decides(tr, n, server)
+			for j := range shapes {
+				s := shapes[(2*i+j)%len(shapes)]
+				key := fmt.Sprint("k", away, pool)
+				requests := v.fire(s.path, key)
+				requests = append(requests, v.fire(s.path, key)...)
 				over := beyond(requests, s.size, s.rate)
 				if over > 0 {
 					tr.Logf("%v, %v away %s: over-admitted %d", s, away, pool, over)
@@ -189,6 +191,7 @@ func farBursts(tr *trial) {
 				worst = max(worst, over)
 				failed += strange(requests)
 			}
+			v.close()
 		}
 		strictly(tr, fmt.Sprintf("%v away: over-admitted", away), worst, 0)
 	}

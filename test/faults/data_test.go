@@ -41,7 +41,7 @@ func scriptFlush(tr *trial) {
 	}
 	evals := int(server.CommandStat(tr, "eval"))
 	most(tr, "5xx", strange(requests), 0)
-	overAdmitted(tr, requests, 0, 0)
+	overAdmittedTogether(tr, nodes, began, requests)
 	most(tr, "under-admitted", shortfall(requests), 1)
 	most(tr, "EVAL", evals, (flushes+1)*(len(nodes)*poolSize+1))
 	most(tr, "calls", decisions(tr, server), len(requests))

@@ -134,6 +134,21 @@ func overAdmitted(tr *trial, requests []request, hot, slow int) {
 	strictly(tr, "over-admitted by slow limits", excess(requests, true), slow)
 }
 
+// overAdmittedTogether does as overAdmitted for several nodes of which each can ask
+// Redis all the time. Those that can't in time don't know of each other, so a busy
+// machine is an excuse there, if the nodes tell of it.
+func overAdmittedTogether(tr *trial, nodes []*node, since time.Time, requests []request) {
+	tr.Helper()
+	broken, told := tr.broken, 0
+	for _, n := range nodes {
+		told += len(n.events(since))
+	}
+	overAdmitted(tr, requests, 0, 0)
+	if told > 0 {
+		tr.broken = broken
+	}
+}
+
 // is judges something that is so or not.
 func (tr *trial) is(what string, ok bool) {
 	tr.Helper()
