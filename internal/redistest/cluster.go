@@ -29,6 +29,7 @@ type Cluster struct {
 
 	ids      map[*Server]string
 	password string
+	start    func(testing.TB) (node *Server, bus string) // one more, which knows nobody
 }
 
 // StartCluster runs a cluster until the test ends and returns when all its
@@ -56,26 +57,34 @@ func startCluster(t testing.TB, masters int, tls, args []string) *Cluster {
 		port = "--tls-port"
 	}
 	c := &Cluster{ids: make(map[*Server]string), password: redisPassword(args)}
-	buses := make([]string, masters)
-	for n := range masters {
-		c.Nodes = append(c.Nodes, start(t, "", c.password, func(_, own string) []string {
-			buses[n] = freePort(t)
+	c.start = func(t testing.TB) (node *Server, bus string) {
+		t.Helper()
+		node = start(t, "", c.password, func(_, own string) []string {
+			bus = freePort(t)
 			// A master that gives its last slot away is to stay a master.
 			options := []string{
-				port, own, "--cluster-enabled", "yes", "--cluster-port", buses[n],
+				port, own, "--cluster-enabled", "yes", "--cluster-port", bus,
 				"--cluster-config-file", "nodes.conf", "--cluster-announce-ip", "127.0.0.1",
 				"--cluster-node-timeout", "1000", "--cluster-allow-replica-migration", "no",
+				"--masterauth", c.password, "--repl-diskless-sync-delay", "0",
 			}
 			return slices.Concat(options, tls, args)
-		}))
-	}
-
-	for n, node := range c.Nodes {
+		})
 		id, err := node.client.ClusterMyID(context.Background()).Result()
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.ids[node] = id
+		return node, bus
+	}
+	buses := make([]string, masters)
+	for n := range masters {
+		var node *Server
+		node, buses[n] = c.start(t)
+		c.Nodes = append(c.Nodes, node)
+	}
+
+	for n, node := range c.Nodes {
 		// Otherwise all have the same, and take time to sort that out.
 		do(t, node, "cluster", "set-config-epoch", n+1)
 		do(t, node, "cluster", "addslotsrange", n*slots/masters, (n+1)*slots/masters-1)
@@ -191,6 +200,112 @@ func (c *Cluster) EndMove(t testing.TB, slot int, to *Server) {
 		if node != to && node != from {
 			do(t, node, "cluster", "setslot", slot, "node", c.ids[to])
 		}
+	}
+	c.WaitOK(t)
+}
+
+// Remove hands a node's slots with their keys to another one, lets the others
+// forget it and kills it. It returns when they agree. Nothing may be written to
+// its slots meanwhile. Of one that was killed before the keys are lost.
+func (c *Cluster) Remove(t testing.TB, node *Server) {
+	t.Helper()
+	ctx := context.Background()
+	i := slices.Index(c.Nodes, node)
+	heir := c.Nodes[(i+1)%len(c.Nodes)]
+	told := []*Server{heir} // first
+	if node.running() {
+		told = append(told, node) // before those who only hear of it
+		keys, err := node.client.Keys(ctx, "*").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range keys {
+			if slot := c.Slot(t, key); c.Owner(t, slot) == node {
+				c.MoveSlot(t, slot, heir)
+			}
+		}
+	}
+	for _, s := range c.Nodes {
+		if s != heir && s != node {
+			told = append(told, s)
+		}
+	}
+	ranges, err := heir.client.ClusterSlots(ctx).Result() //nolint:staticcheck // as above
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range told {
+		pipe := s.client.Pipeline()
+		for _, r := range ranges {
+			for slot := r.Start; slot <= r.End && r.Nodes[0].Addr == node.Addr; slot++ {
+				pipe.Do(ctx, "cluster", "setslot", slot, "node", c.ids[heir])
+			}
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if node.running() {
+		c.WaitOK(t)
+	}
+	c.Nodes = slices.Delete(slices.Clone(c.Nodes), i, i+1)
+	c.forget(t, node)
+}
+
+// Replace starts a replica of a node, lets it take the node's place by a failover
+// in order, lets the others forget the node and kills it. It returns when they
+// agree.
+func (c *Cluster) Replace(t testing.TB, node *Server) {
+	t.Helper()
+	ctx := context.Background()
+	replica, bus := c.start(t)
+	host, port := hostPort(t, replica)
+	for _, s := range c.Nodes {
+		do(t, s, "cluster", "meet", host, port, bus)
+	}
+	waitFor(t, stableWithin, func() error {
+		for _, s := range append(slices.Clone(c.Nodes), replica) {
+			info, err := s.client.ClusterInfo(ctx).Result()
+			if err != nil {
+				return err
+			}
+			if line := fmt.Sprint("cluster_known_nodes:", len(c.Nodes)+1, "\r\n"); !strings.Contains(info, line) {
+				return fmt.Errorf("no %q in %q", line, info)
+			}
+		}
+		return replica.client.Do(ctx, "cluster", "replicate", c.ids[node]).Err()
+	})
+	role := func(want string) func() error {
+		return func() error {
+			info, err := replica.client.Info(ctx, "replication").Result()
+			if err == nil && !strings.Contains(info, want+"\r\n") {
+				err = fmt.Errorf("no %s in %q", want, info)
+			}
+			return err
+		}
+	}
+	waitFor(t, stableWithin, role("master_link_status:up"))
+	waitFor(t, stableWithin, func() error {
+		if role("role:master")() == nil {
+			return nil
+		}
+		if err := replica.client.Do(ctx, "cluster", "failover").Err(); err != nil {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+		return role("role:master")()
+	})
+	c.Nodes = slices.Clone(c.Nodes)
+	c.Nodes[slices.Index(c.Nodes, node)] = replica
+	c.forget(t, node)
+}
+
+// forget lets all nodes forget one that has left, and kills it.
+func (c *Cluster) forget(t testing.TB, node *Server) {
+	t.Helper()
+	node.Kill() // first, so that it can't make itself known again
+	for _, s := range c.Nodes {
+		do(t, s, "cluster", "forget", c.ids[node])
 	}
 	c.WaitOK(t)
 }

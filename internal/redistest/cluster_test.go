@@ -75,6 +75,39 @@ func TestCluster(t *testing.T) {
 	get(to, "{k}2", "redis: nil")
 }
 
+// TestClusterRemove guards that a node leaves, or gives way to its replica, with
+// nothing lost, and that the others no longer know of it.
+func TestClusterRemove(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := StartCluster(t, 3)
+	slot := c.Slot(t, "{k}")
+	gone := c.Owner(t, slot)
+	if err := gone.Client().Set(ctx, "{k}", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	c.Remove(t, gone)
+	if len(c.Nodes) != 2 {
+		t.Errorf("got %d nodes, want 2", len(c.Nodes))
+	}
+	if got := c.Owner(t, slot).Client().Get(ctx, "{k}").Val(); got != "v" {
+		t.Errorf("got %q, want %q", got, "v")
+	}
+	gone = c.Owner(t, slot)
+	c.Replace(t, gone)
+	if owner := c.Owner(t, slot); owner == gone || len(c.Nodes) != 2 {
+		t.Errorf("got %d nodes and slot %d at %s, which was replaced", len(c.Nodes), slot, owner.Addr)
+	} else if got := owner.Client().Get(ctx, "{k}").Val(); got != "v" {
+		t.Errorf("got %q of the replica, want %q", got, "v")
+	}
+	gone = c.Nodes[0]
+	gone.Kill()
+	c.Remove(t, gone)
+	if owner := c.Owner(t, slot); len(c.Nodes) != 1 || owner != c.Nodes[0] {
+		t.Errorf("got %d nodes and slot %d at %s, want all at one", len(c.Nodes), slot, owner.Addr)
+	}
+}
+
 // TestClusterVariants guards that a cluster with a password and one with TLS
 // form, serve clients and move slots, and that args are passed on.
 func TestClusterVariants(t *testing.T) {

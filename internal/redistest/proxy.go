@@ -14,7 +14,7 @@ import (
 
 // Proxy stands between clients and a server and passes on what they say, until
 // it is told to get in the way. It does one thing at a time: each method that
-// names a fault ends the one before, for new connections and for those that
+// names a fault that lasts ends the one before, for new connections and for those that
 // are open. One that is closed for a fault stays closed.
 type Proxy struct {
 	Addr string // where it listens: 127.0.0.1:port
@@ -125,6 +125,16 @@ func (p *Proxy) Refuse() {
 		p.listener = nil
 	}
 	p.replace(newFault())
+	for l := range p.links {
+		l.close()
+	}
+}
+
+// CloseAll closes all connections that are open, as a load balancer does that
+// finds them idle. What comes anew is treated as before.
+func (p *Proxy) CloseAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for l := range p.links {
 		l.close()
 	}

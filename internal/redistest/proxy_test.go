@@ -248,6 +248,20 @@ func TestProxyRefuse(t *testing.T) {
 	expect(t, conn, "+PONG\r\n")
 }
 
+// TestProxyCloseAll guards that open connections end and new ones pass.
+func TestProxyCloseAll(t *testing.T) {
+	t.Parallel()
+	p := StartProxy(t, Start(t).Addr)
+	conn := dial(t, p.Addr)
+	send(t, conn, "PING")
+	expect(t, conn, "+PONG\r\n")
+	p.CloseAll()
+	expectClosed(t, conn)
+	conn = dial(t, p.Addr)
+	send(t, conn, "PING")
+	expect(t, conn, "+PONG\r\n")
+}
+
 // TestProxyRetarget guards that another target is that of new connections only.
 func TestProxyRetarget(t *testing.T) {
 	t.Parallel()

@@ -88,7 +88,7 @@ func rotated(tr *trial) {
 	// Each attempt greets, and then tries the older way to log in.
 	most(tr, "attempts to log in, a second", float64(greetings)/lasts.Seconds(), 10+float64(poolSize)/lasts.Seconds())
 	most(tr, "back after the reload", recovery, 2*time.Second)
-	most(tr, "over-admitted", excess(requests), 0)
+	overAdmitted(tr, requests, 0, 0)
 	found := reasons(nodes[0].events(from))
 	tr.is("reason "+found, strings.Contains(found, "wrongpass"))
 	log := nodes[0].log()
@@ -125,6 +125,7 @@ func rights(tr *trial) {
 	requests := l.stop()
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+	overAdmitted(tr, requests, 0, 0)
 	tr.note("noperm without each of %s and ~rl:*", strings.Join(minimal, " "))
 }
 
@@ -137,7 +138,8 @@ func works(tr *trial, nodes []*node, servers ...*redistest.Server) {
 	time.Sleep(500 * time.Millisecond)
 	requests := l.stop()
 	most(tr, "5xx", strange(requests), 0)
-	most(tr, "not decided by Redis", len(requests)-(decisions(tr, servers...)-before), 2) // for a new connection
+	most(tr, "not decided by Redis", len(requests)-(decisions(tr, servers...)-before), 4) // two of each limit, for a new connection
+	overAdmitted(tr, requests, 0, 0)
 }
 
 func sentinelRights(tr *trial) {
@@ -175,7 +177,9 @@ func clusterRights(tr *trial) {
 	nodes = startNodes(tr, 1, config)
 	l := startLoad(tr, nodes, 100)
 	eventually(tr, "noperm", func() bool { return reasons(nodes[0].events(began)) == "noperm" })
-	most(tr, "without: 5xx", strange(l.stop()), 0)
+	requests := l.stop()
+	most(tr, "without: 5xx", strange(requests), 0)
+	overAdmitted(tr, requests, 0, 0)
 	tr.is("reason noperm", true)
 }
 
@@ -213,13 +217,14 @@ func tlsKinds(tr *trial) {
 		nodes := startNodes(tr, 1, caddyfile(redisAt(kind.server.Addr, kind.options...), counted))
 		started := time.Since(began)
 		l := startLoad(tr, nodes, 100)
-		time.Sleep(700 * time.Millisecond)
+		time.Sleep(500 * time.Millisecond)
 		requests := l.stop()
 		events := nodes[0].events(began)
 		most(tr, kind.name+": start", started, 5*time.Second)
 		if strange(requests) > 0 {
 			tr.Errorf("%s: %d of %d requests failed", kind.name, strange(requests), len(requests))
 		}
+		overAdmitted(tr, requests, 0, 0)
 		if kind.works {
 			least(tr, "decided by Redis", decisions(tr, kind.server), len(requests)-2)
 		} else {
@@ -292,5 +297,6 @@ func absent(tr *trial) {
 		most(tr, "5xx", strange(requests), 0)
 		most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 		most(tr, "Redis decides after", recovery, 2*time.Second)
+		overAdmitted(tr, requests, 0, 0)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -18,13 +19,35 @@ const (
 	rate = 100 * time.Millisecond
 )
 
+// The slow limit of the site: nothing drips while a test runs, so that a single
+// request too many shows.
+const (
+	slowSize = 10
+	slowRate = time.Hour
+)
+
 // hotKeys are the keys that the load asks for more of than they get.
 const hotKeys = 8
+
+const (
+	// slowEvery is the time between two requests on the slow limit, from
+	// whichever node.
+	slowEvery = 25 * time.Millisecond
+
+	// slowKeys are as many of its keys as are asked for from first to last: they
+	// are full before a fault begins. Beside them there is a new one each second,
+	// which fills while others are asked for.
+	slowKeys = 2
+)
+
+// loads numbers the loads, so that each fills slow buckets of its own.
+var loads atomic.Int64
 
 // request is what became of one request.
 type request struct {
 	node      int
 	key       string
+	slow      bool      // on the slow limit
 	due       time.Time // when the load's schedule had it
 	sent, got time.Time
 	status    int // 0 if there was no answer
@@ -37,6 +60,7 @@ func (r request) wait() time.Duration { return r.got.Sub(r.due) }
 // answers do not slow it down.
 type load struct {
 	t      testing.TB
+	id     int64
 	client *http.Client
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -48,14 +72,14 @@ type load struct {
 // newLoad returns a load of no requests yet, which keeps so many connections to
 // each node at most when they are idle.
 func newLoad(t testing.TB, connections int) *load {
-	return &load{t: t, client: &http.Client{
+	return &load{t: t, id: loads.Add(1), client: &http.Client{
 		Timeout:   patience,
 		Transport: &http.Transport{MaxIdleConnsPerHost: connections, DisableCompression: true},
 	}}
 }
 
 // startLoad begins to send each node the given number of requests a second,
-// for the hot keys in turn.
+// for the hot keys in turn, and to all nodes together some on the slow limit.
 func startLoad(t testing.TB, nodes []*node, perSecond int) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -63,6 +87,7 @@ func startLoad(t testing.TB, nodes []*node, perSecond int) *load {
 	l.cancel = cancel
 	for i, n := range nodes {
 		l.wg.Go(func() { l.send(ctx, i, n, time.Second/time.Duration(perSecond)) })
+		l.wg.Go(func() { l.sendSlow(ctx, i, n, slowEvery*time.Duration(len(nodes))) })
 	}
 	t.Cleanup(func() { l.stop() })
 	return l
@@ -91,6 +116,65 @@ func (l *load) send(ctx context.Context, index int, n *node, every time.Duration
 	}
 }
 
+// sendSlow sends one node's requests on the slow limit. They are due a little
+// after those of send, so that calls go by themselves where there are few.
+func (l *load) sendSlow(ctx context.Context, index int, n *node, every time.Duration) {
+	url := "http://" + n.addr + slowPath
+	began := time.Now()
+	due := began.Add(time.Millisecond)
+	for i := 0; ctx.Err() == nil; i++ {
+		if wait := time.Until(due); wait > 0 {
+			time.Sleep(wait)
+		}
+		key := fmt.Sprintf("slow%d.%d", l.id, i/2%slowKeys)
+		if i%2 == 1 {
+			key = fmt.Sprintf("new%d.%d", l.id, due.Sub(began)/time.Second)
+		}
+		r := request{node: index, key: key, slow: true, due: due}
+		l.wg.Go(func() { l.do(url, r) })
+		due = due.Add(every)
+	}
+}
+
+// hammer asks nodes as fast as some connections to each can, each connection for
+// what next returns, turn by turn, and returns what became of the requests.
+func hammer(
+	t testing.TB, nodes []*node, connections int, lasts time.Duration, next func(turn int) request,
+) []request {
+	l := newLoad(t, connections)
+	defer l.client.CloseIdleConnections()
+	end := time.Now().Add(lasts)
+	for i, n := range nodes {
+		for range connections {
+			l.wg.Go(func() {
+				for turn := 0; time.Now().Before(end); turn++ {
+					r := next(turn)
+					r.node, r.due = i, time.Now()
+					url := "http://" + n.addr
+					if r.slow {
+						url += slowPath
+					}
+					l.do(url, r)
+				}
+			})
+		}
+	}
+	l.wg.Wait()
+	return l.requests
+}
+
+// mixed returns what to hammer a site with: one key of the hot limit and, one time
+// in eight, one of the slow limit, another each quarter of a second.
+func mixed() func(turn int) request {
+	began := time.Now()
+	return func(turn int) request {
+		if turn%8 == 7 {
+			return request{slow: true, key: fmt.Sprint("new", time.Since(began)/(250*time.Millisecond))}
+		}
+		return request{key: "one"}
+	}
+}
+
 // do sends a request and keeps what becomes of it.
 func (l *load) do(url string, r request) {
 	req, err := http.NewRequest(http.MethodGet, url, nil)
@@ -115,10 +199,32 @@ func (l *load) do(url string, r request) {
 // of length d.
 func bound(d time.Duration) int { return size + int(d/rate) }
 
-// excess returns the most requests for one key that were admitted in any time
-// beyond the bound; 0 if it held. A request counts as admitted at any moment
-// between its sending and its answer.
-func excess(requests []request) int {
+// apart returns how many requests for one key nodes may admit beyond the bound of
+// the hot limit, and of the slow one, for not knowing of each other in a time of
+// length d.
+func apart(nodes int, d time.Duration) (hot, slow int) {
+	more := func(size int, rate time.Duration) int { return (nodes - 1) * (size + int((d+rate-1)/rate)) }
+	return more(size, rate), more(slowSize, slowRate)
+}
+
+// excess returns the most requests for one key of the hot limit, or of the slow
+// one, that were admitted in any time beyond the bound; 0 if it held. A request
+// counts as admitted at any moment between its sending and its answer.
+func excess(requests []request, slow bool) int {
+	var some []request
+	for _, r := range requests {
+		if r.slow == slow {
+			some = append(some, r)
+		}
+	}
+	if slow {
+		return beyond(some, slowSize, slowRate)
+	}
+	return beyond(some, size, rate)
+}
+
+// beyond does what excess does for a limit of the given numbers.
+func beyond(requests []request, size int, rate time.Duration) int {
 	byKey := make(map[string][]request)
 	for _, r := range requests {
 		if r.status == http.StatusOK {
@@ -134,15 +240,15 @@ func excess(requests []request) int {
 				if admitted[j].got.After(last) {
 					last = admitted[j].got
 				}
-				worst = max(worst, j-i+1-bound(last.Sub(admitted[i].sent)))
+				worst = max(worst, j-i+1-size-int(last.Sub(admitted[i].sent)/rate))
 			}
 		}
 	}
 	return worst
 }
 
-// shortfall returns the most requests for one key that were admitted too few,
-// over the whole time: every key is asked for more than it gets.
+// shortfall returns the most requests for one key of the hot limit that were
+// admitted too few, over the whole time: every key is asked for more than it gets.
 func shortfall(requests []request) int {
 	if len(requests) == 0 {
 		return 0
@@ -151,6 +257,9 @@ func shortfall(requests []request) int {
 	first := make(map[string]time.Time)
 	last := make(map[string]time.Time)
 	for _, r := range requests {
+		if r.slow {
+			continue
+		}
 		if first[r.key].IsZero() {
 			first[r.key] = r.got
 		}

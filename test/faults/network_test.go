@@ -42,18 +42,18 @@ func slowAnswers(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "not decided by Redis", len(slow)-asked, 10) // those under way
 	most(tr, "p99", percentile(slow, 0.99), 30*time.Millisecond+slack)
-	most(tr, "over-admitted", excess(requests), 0)
+	overAdmitted(tr, requests, 0, 0)
 	most(tr, "servers lost", count(nodes[0].events(from), lost), 0)
 }
 
 func tooSlowAnswers(tr *trial) {
 	server, proxy, nodes := behindProxy(tr, site)
-	lasts := during(3*time.Second, 20*time.Second)
+	lasts := during(2500*time.Millisecond, 20*time.Second)
 	before, asked := 0, 0
 	outage{
 		// So many that the probes, which do wait, are fewer than one in a hundred.
 		nodes: nodes, server: server, rate: 800, reason: "timeout",
-		before: during(2*time.Second, 5*time.Second), lasts: lasts, after: time.Second,
+		before: during(1500*time.Millisecond, 5*time.Second), lasts: lasts, after: time.Second,
 		begin: func() {
 			before = decisions(tr, server)
 			proxy.Delay(200*time.Millisecond, 50*time.Millisecond)
@@ -83,7 +83,7 @@ func flappingAnswers(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	most(tr, "changes of state", changes, int(4*time.Since(began).Seconds()))
-	most(tr, "over-admitted", excess(requests), inFlight)
+	overAdmitted(tr, requests, 0, 0)
 }
 
 // cutAnswers: a call whose answer is lost may have charged. It must not be sent
@@ -101,7 +101,7 @@ func cutAnswers(tr *trial) {
 	most(tr, "calls run", ran, len(requests))
 	least(tr, "of which answers were lost", ran, 5)
 	most(tr, "a second", float64(ran)/lasts.Seconds(), 10+float64(poolSize)/lasts.Seconds())
-	most(tr, "over-admitted", excess(requests), inFlight)
+	overAdmitted(tr, requests, 0, 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 }
 
@@ -144,7 +144,7 @@ func cutAnswersInCluster(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "calls run", ran, len(requests))
 	least(tr, "of which answers were lost", ran, 15)
-	most(tr, "over-admitted", excess(requests), inFlight)
+	overAdmitted(tr, requests, 0, 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 }
 
@@ -154,15 +154,15 @@ func slicedAnswers(tr *trial) {
 	time.Sleep(time.Second)
 	proxy.Slice(1, 10*time.Microsecond)
 	from := time.Now()
-	time.Sleep(during(2*time.Second, 10*time.Second))
+	time.Sleep(during(1500*time.Millisecond, 10*time.Second))
 	to := time.Now()
 	proxy.Slice(1, 10*time.Millisecond)
-	time.Sleep(during(2*time.Second, 10*time.Second))
+	time.Sleep(during(1500*time.Millisecond, 10*time.Second))
 	requests := l.stop()
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	most(tr, "servers lost while bytes are some µs apart", count(eventsUntil(nodes[0], from, to), lost), 0)
-	most(tr, "over-admitted", excess(requests), inFlight)
+	overAdmitted(tr, requests, 0, 0)
 }
 
 // eventsUntil returns what a node logged within a time.
@@ -178,12 +178,12 @@ func eventsUntil(n *node, from, to time.Time) []event {
 
 func blackHole(tr *trial) {
 	server, proxy, nodes := behindProxy(tr, site)
-	cutOff(tr, server, nodes, "timeout", during(4*time.Second, 60*time.Second), proxy.BlackHole, proxy.Pass)
+	cutOff(tr, server, nodes, "timeout", during(3*time.Second, 60*time.Second), proxy.BlackHole, proxy.Pass)
 }
 
 func refused(tr *trial) {
 	server, proxy, nodes := behindProxy(tr, site)
-	cutOff(tr, server, nodes, "refused", during(3*time.Second, 60*time.Second), proxy.Refuse, proxy.Pass)
+	cutOff(tr, server, nodes, "refused", during(2*time.Second, 60*time.Second), proxy.Refuse, proxy.Pass)
 }
 
 // cutOff lets no request reach the server for a time.
@@ -192,7 +192,7 @@ func cutOff(
 ) {
 	outage{
 		nodes: nodes, server: server, rate: 400, reason: reason,
-		before: during(2*time.Second, 5*time.Second), lasts: lasts, after: time.Second,
+		before: during(1500*time.Millisecond, 5*time.Second), lasts: lasts, after: time.Second,
 		begin: begin, end: end,
 	}.run(tr)
 }

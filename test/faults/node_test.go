@@ -41,26 +41,47 @@ type node struct {
 	write func(n *node) string // makes its Caddyfile
 }
 
+// slowPath is where the slow limit applies and the hot one does not.
+const slowPath = "/slow"
+
 // site is what nodes serve unless a fault asks for something else: the hot
-// limit, 20 requests and one more each 100 ms.
+// limit, 20 requests and one more each 100 ms, and the slow one, 10 requests and
+// one more each hour.
 const site = `
-	rate_limit hot {
+	@hot not path /slow
+	rate_limit @hot hot {
 		key {header.X-Key}
 		size 20
 		drip_rate 100ms
 	}
+	rate_limit /slow slow {
+		key {header.X-Key}
+		size 10
+		drip_rate 1h
+	}
 	respond ok
 `
 
-// counted is site with one more limit, which never denies and is charged whatever
-// the other says: each request that Redis decides is a call. Of site's it decides
-// some for all until the next drip.
+// counted is site with one more limit in each block, which never denies and is
+// charged whatever the other says: each request that Redis decides is a call. Of
+// site's it decides some for all until the next drip.
 const counted = `
-	rate_limit hot {
+	@hot not path /slow
+	rate_limit @hot hot {
 		accounting each
 		key {header.X-Key}
 		size 20
 		drip_rate 100ms
+		limit all {
+			size 1000000
+			drip_rate 1ms
+		}
+	}
+	rate_limit /slow slow {
+		accounting each
+		key {header.X-Key}
+		size 10
+		drip_rate 1h
 		limit all {
 			size 1000000
 			drip_rate 1ms
@@ -184,6 +205,7 @@ func (n *node) reload(write func(*node) string) error {
 	}
 	req.Header.Set("Content-Type", "text/caddyfile")
 	req.Header.Set("Cache-Control", "must-revalidate") // load it even if it is the same
+	req.Close = true // a reload replaces the admin endpoint, and its connections go with it
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
@@ -199,11 +221,20 @@ func (n *node) reload(write func(*node) string) error {
 // get sends one request with the given key, and returns its status and fields.
 func (n *node) get(key string) *http.Response {
 	n.t.Helper()
-	req, err := http.NewRequest(http.MethodGet, "http://"+n.addr+"/", nil)
+	return n.ask("/", "X-Key", key)
+}
+
+// ask sends one request with the given header fields, each a name and a value, and
+// returns its status and fields.
+func (n *node) ask(path string, fields ...string) *http.Response {
+	n.t.Helper()
+	req, err := http.NewRequest(http.MethodGet, "http://"+n.addr+path, nil)
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	req.Header.Set("X-Key", key)
+	for i := 0; i < len(fields); i += 2 {
+		req.Header.Set(fields[i], fields[i+1])
+	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		n.t.Fatal(err)

@@ -8,10 +8,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// inFlight is how many requests for one key may be admitted too many when some
-// are on their way to Redis while others are decided without it.
-const inFlight = 2
-
 // poolSize is the most connections a node has to a server, by default.
 var poolSize = 10 * runtime.GOMAXPROCS(0)
 
@@ -71,7 +67,7 @@ func (o outage) run(tr *trial) {
 
 	calm := percentile(between(requests, began.Add(o.before/4), down[0].from), 0.99)
 	var added, worst time.Duration
-	slow := 0
+	waited := 0
 	longest := time.Duration(0)
 	for _, d := range down {
 		added = max(added, percentile(between(requests, d.from.Add(time.Second), d.to), 0.99)-calm)
@@ -79,17 +75,17 @@ func (o outage) run(tr *trial) {
 		affected := between(requests, d.from, d.to.Add(recovery))
 		worst = max(worst, percentile(affected, 1))
 		for i := range o.nodes {
-			slow = max(slow, slower(affected, i, timeout-5*time.Millisecond))
+			waited = max(waited, slower(affected, i, timeout-5*time.Millisecond))
 		}
 	}
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", worst, timeout+slack)
 	most(tr, "p99 from 1 s on: added", added, 5*time.Millisecond)
-	most(tr, "requests of a node that waited out the timeout", slow, 5+poolSize+int(5*longest.Seconds()))
+	most(tr, "requests of a node that waited out the timeout", waited, 5+poolSize+int(5*longest.Seconds()))
 	most(tr, "back after", recovery, o.within)
 
-	others := (len(o.nodes) - 1) * (size + int((longest+rate-1)/rate))
-	most(tr, "over-admitted", excess(requests), o.cycles*(others+inFlight))
+	hot, slow := apart(len(o.nodes), longest)
+	overAdmitted(tr, requests, o.cycles*hot, o.cycles*slow)
 	most(tr, "under-admitted", shortfall(requests), size*o.cycles)
 	o.lines(tr, began, ended)
 	for i, n := range o.nodes {
@@ -128,8 +124,12 @@ func settled(tr *trial, servers ...*redistest.Server) {
 			if err != nil {
 				tr.Fatal(err)
 			}
-			if ttl == -1 || ttl > size*rate+2*time.Second {
-				tr.Errorf("a bucket expires in %v", ttl)
+			drain := size * rate
+			if strings.Contains(key, "}:slow") {
+				drain = slowSize * slowRate
+			}
+			if ttl == -1 || ttl > drain+2*time.Second {
+				tr.Errorf("a bucket expires in %v, and takes %v to drain", ttl, drain)
 			}
 		}
 	}

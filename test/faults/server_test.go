@@ -24,7 +24,7 @@ func killed(tr *trial, count int) {
 	}
 	outage{
 		nodes: nodes, server: server, rate: 400, cycles: cycles, reason: "refused",
-		before: during(2*time.Second, 5*time.Second), lasts: during(2500*time.Millisecond, 10*time.Second),
+		before: during(1500*time.Millisecond, 5*time.Second), lasts: during(2*time.Second, 10*time.Second),
 		after: during(time.Second, 3*time.Second),
 		begin: server.Kill, end: func() { server.Restart(tr) },
 	}.run(tr)
@@ -35,7 +35,7 @@ func killedWithFile(tr *trial) {
 	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
 	outage{
 		nodes: nodes, server: server, rate: 400, reason: "refused",
-		before: during(2*time.Second, 5*time.Second), lasts: during(2*time.Second, 10*time.Second),
+		before: during(1500*time.Millisecond, 5*time.Second), lasts: during(2*time.Second, 10*time.Second),
 		after: time.Second,
 		begin: func() {
 			set(tr, server, "marker", "kept")
@@ -65,7 +65,7 @@ func stopped(tr *trial, count int) {
 	nodes := startNodes(tr, count, caddyfile(redisAt(server.Addr), site))
 	outage{
 		nodes: nodes, server: server, rate: 400, reason: "timeout",
-		before: during(2*time.Second, 5*time.Second), lasts: during(2500*time.Millisecond, 10*time.Second),
+		before: during(1500*time.Millisecond, 5*time.Second), lasts: during(2*time.Second, 10*time.Second),
 		after: during(time.Second, 5*time.Second),
 		begin: func() { server.Pause(tr) }, end: func() { server.Resume(tr) },
 	}.run(tr)

@@ -2,8 +2,11 @@ package faults
 
 import (
 	"fmt"
+	"net"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
@@ -16,6 +19,8 @@ var topologyFaults = []fault{
 	{"11a", "cluster: the slots of all keys move to another server", slotsMove},
 	{"11b", "cluster: one of three servers is killed, cluster-require-full-coverage no", serverKilled},
 	{"11c", "cluster: the same, cluster-require-full-coverage yes", coverageLost},
+	{"30", "cluster: limits of several keys in one block, a flood from one client over 16, 128 and 512 connections", severalKeys},
+	{"31", "cluster: of four servers one dies and is forgotten, one leaves, one is replaced by its replica", serversLeave},
 }
 
 // sentinelSite returns the configuration of nodes that find Redis by sentinels.
@@ -43,8 +48,8 @@ func masterKilled(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	most(tr, "back after", outageEnds, 6*time.Second)
-	others := (len(nodes) - 1) * (size + int((outageEnds+rate-1)/rate))
-	most(tr, "over-admitted", excess(requests), others+inFlight)
+	hot, slow := apart(len(nodes), outageEnds)
+	overAdmitted(tr, requests, hot, slow)
 }
 
 func failover(tr *trial) {
@@ -70,8 +75,8 @@ func failover(tr *trial) {
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	most(tr, "2 s after, not decided by the new master", len(between(requests, at, to))-asked, 4)
 	most(tr, "connections to the old master", dials, len(nodes)*(5+poolSize)+int(10*(switched.Seconds()+2)))
-	others := (len(nodes) - 1) * (size + int((switched+2*time.Second)/rate))
-	most(tr, "over-admitted", excess(requests), others+inFlight)
+	hot, slow := apart(len(nodes), switched+2*time.Second)
+	overAdmitted(tr, requests, hot, slow)
 	tr.note("reasons: %s", reasons(append(nodes[0].events(began), nodes[1].events(began)...)))
 }
 
@@ -101,21 +106,26 @@ func owners(tr *trial, c *redistest.Cluster, n *node) map[string]*redistest.Serv
 	of := make(map[string]*redistest.Server)
 	for i := range hotKeys {
 		key := fmt.Sprintf("hot%d", i)
-		before := make([]int, len(c.Nodes))
-		for j, s := range c.Nodes {
-			before[j] = decisions(tr, s)
-		}
-		n.get(key)
-		for j, s := range c.Nodes {
-			if decisions(tr, s) > before[j] {
-				of[key] = s
-			}
-		}
-		if of[key] == nil {
-			tr.Fatalf("no server has decided on %s", key)
-		}
+		of[key] = owner(tr, c, n, key)
 	}
 	return of
+}
+
+// owner returns which server has the buckets of a key, by asking the hot limit.
+func owner(tr *trial, c *redistest.Cluster, n *node, key string) *redistest.Server {
+	tr.Helper()
+	before := make([]int, len(c.Nodes))
+	for i, s := range c.Nodes {
+		before[i] = decisions(tr, s)
+	}
+	n.get(key)
+	for i, s := range c.Nodes {
+		if decisions(tr, s) > before[i] {
+			return s
+		}
+	}
+	tr.Fatalf("no server has decided on %s", key)
+	return nil
 }
 
 func slotsMove(tr *trial) {
@@ -123,6 +133,11 @@ func slotsMove(tr *trial) {
 	nodes := startNodes(tr, 2, clusterSite(c, counted))
 	owners(tr, c, nodes[0]) // connects to all
 	owners(tr, c, nodes[1])
+	time.Sleep(size*rate + 100*time.Millisecond) // until all buckets are empty
+	began := time.Now()
+	before := decisions(tr, c.Nodes...)
+	l := startLoad(tr, nodes, 200)
+	time.Sleep(500 * time.Millisecond) // until buckets of the slow limit are there
 	var slots []int
 	for _, s := range c.Nodes {
 		keys, err := s.Client().Keys(tr.Context(), "rl:*").Result()
@@ -135,10 +150,6 @@ func slotsMove(tr *trial) {
 	}
 	slices.Sort(slots)
 	slots = slices.Compact(slots)
-	time.Sleep(size*rate + 100*time.Millisecond) // until all buckets are empty
-	began := time.Now()
-	before := decisions(tr, c.Nodes...)
-	l := startLoad(tr, nodes, 200)
 	moves := 0
 	for _, slot := range slots {
 		from := c.Owner(tr, slot)
@@ -156,7 +167,7 @@ func slotsMove(tr *trial) {
 	asked := decisions(tr, c.Nodes...) - before
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "not decided by Redis", len(requests)-asked, len(requests)/1000)
-	most(tr, "over-admitted", excess(requests), 0)
+	overAdmittedTogether(tr, nodes, began, requests)
 	most(tr, "under-admitted", shortfall(requests), 1)
 	most(tr, "servers lost", count(append(nodes[0].events(began), nodes[1].events(began)...), lost), 0)
 	settled(tr, c.Nodes...)
@@ -180,7 +191,7 @@ func serverKilled(tr *trial) {
 	time.Sleep(during(2*time.Second, 5*time.Second))
 	before, from := decisions(tr, live...), time.Now()
 	dead.Kill()
-	time.Sleep(during(4*time.Second, 15*time.Second))
+	time.Sleep(during(3*time.Second, 15*time.Second))
 	asked, to := decisions(tr, live...)-before, time.Now()
 	dead.Restart(tr)
 	recovery := eventually(tr, "the server decides again", func() bool {
@@ -188,6 +199,11 @@ func serverKilled(tr *trial) {
 	})
 	time.Sleep(time.Second)
 	requests := l.stop()
+	for _, r := range requests {
+		if of[r.key] == nil {
+			of[r.key] = owner(tr, c, nodes[0], r.key)
+		}
+	}
 
 	of2 := func(requests []request, alive bool) []request {
 		var some []request
@@ -203,9 +219,10 @@ func serverKilled(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "keys of live servers: not decided by Redis", len(unaffected)-asked, 8) // those under way
 	most(tr, "p99: added", percentile(unaffected, 0.99)-calm, 5*time.Millisecond)
-	most(tr, "over-admitted", excess(of2(requests, true)), 0)
+	overAdmitted(tr, of2(requests, true), 0, 0)
 	most(tr, "all keys: longest wait", percentile(requests, 1), timeout+slack)
-	most(tr, "keys of the dead server: over-admitted", excess(of2(requests, false)), inFlight)
+	tr.note("keys of the dead server")
+	overAdmitted(tr, of2(requests, false), 0, 0)
 	most(tr, "back after", recovery, 5*time.Second)
 	most(tr, "servers lost", count(nodes[0].events(began), lost), 1)
 }
@@ -224,7 +241,7 @@ func coverageLost(tr *trial) {
 	l := startLoad(tr, nodes, 400)
 	time.Sleep(during(2*time.Second, 5*time.Second))
 	dead.Kill()
-	time.Sleep(during(5*time.Second, 15*time.Second))
+	time.Sleep(during(4*time.Second, 15*time.Second))
 	before := decisions(tr, live)
 	time.Sleep(500 * time.Millisecond)
 	still := decisions(tr, live) - before
@@ -239,7 +256,139 @@ func coverageLost(tr *trial) {
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	most(tr, "decided by live servers while the cluster is down", still, 0)
 	most(tr, "back after", recovery, 5*time.Second)
-	most(tr, "over-admitted", excess(requests), inFlight)
+	overAdmitted(tr, requests, 0, 0)
 	found := reasons(nodes[0].events(began))
 	tr.is("reasons "+found, strings.Contains(found, "clusterdown") && strings.Contains(found, "refused"))
+}
+
+// severalKeys: what a flood of one client costs the limit that all share is what
+// that client was admitted.
+func severalKeys(tr *trial) {
+	const all, each = 5000, 10
+	c := redistest.StartCluster(tr, 3)
+	nodes := startNodes(tr, 1, clusterSite(c, fmt.Sprintf(`
+		rate_limit site {
+			headers ratelimit
+			limit everybody {
+				key all
+				size %d
+				drip_rate 1h
+			}
+			limit ip {
+				key {header.X-Key}
+				size %d
+				drip_rate 1h
+			}
+		}
+		respond ok
+	`, all, each)))
+	n := nodes[0]
+	others, refused := 0, 0
+	// left asks for a client that has not asked before, and returns what is left to
+	// all then.
+	left := func() int {
+		others++
+		res := n.get(fmt.Sprint("other", others))
+		if res.StatusCode != http.StatusOK {
+			refused++
+			return 0
+		}
+		_, rest, _ := strings.Cut(res.Header.Get("RateLimit"), `"site/everybody";r=`)
+		var units int
+		if _, err := fmt.Sscan(strings.SplitN(rest, ";", 2)[0], &units); err != nil {
+			tr.Fatalf("%v in %q", err, res.Header)
+		}
+		return units
+	}
+	for range 2 * hotKeys {
+		left() // connects to all
+	}
+	for _, connections := range []int{16, 128, 512} {
+		before, asked := left(), others
+		refused = 0
+		crowd := make(chan []request)
+		go func() {
+			crowd <- hammer(tr, nodes, connections, during(1500*time.Millisecond, 3*time.Second), func(int) request {
+				return request{key: fmt.Sprint("flood", connections)}
+			})
+		}()
+		var requests []request
+		for requests == nil {
+			select {
+			case requests = <-crowd:
+			case <-time.After(100 * time.Millisecond):
+				left()
+			}
+		}
+		admitted := 0
+		for _, r := range requests {
+			if r.status == http.StatusOK {
+				admitted++
+			}
+		}
+		// What is still to be given back may take a moment.
+		var lost int
+		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			if lost = before - left() - (others - asked) - admitted; lost <= 0 {
+				break
+			}
+		}
+		tr.note("%d connections, %d requests", connections, len(requests))
+		most(tr, "5xx", strange(requests), 0)
+		strictly(tr, "admitted", admitted, each)
+		most(tr, "units that all have lost beyond that", lost, 0)
+		strictly(tr, "and that they have gained", max(-lost, 0), 0)
+		most(tr, "others refused", refused, 0)
+	}
+}
+
+// serversLeave: a server that a cluster no longer has is left alone.
+func serversLeave(tr *trial) {
+	c := redistest.StartCluster(tr, 4, "--cluster-require-full-coverage", "no")
+	nodes := startNodes(tr, 1, clusterSite(c, site))
+	l := startLoad(tr, nodes, 200)
+	time.Sleep(time.Second)
+	var attempts atomic.Int64
+	for _, leave := range []func(*redistest.Server){
+		func(s *redistest.Server) { // found dead by requests
+			s.Kill()
+			time.Sleep(time.Second)
+			l.stop()
+			c.Remove(tr, s)
+		},
+		func(s *redistest.Server) { c.Remove(tr, s) },
+		func(s *redistest.Server) { c.Replace(tr, s) },
+	} {
+		gone := c.Nodes[len(c.Nodes)-1]
+		leave(gone)
+		listener, err := net.Listen("tcp", gone.Addr)
+		if err != nil {
+			tr.Fatal(err)
+		}
+		tr.Cleanup(func() { _ = listener.Close() })
+		go func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				attempts.Add(1)
+				_ = conn.Close()
+			}
+		}()
+	}
+	l = startLoad(tr, nodes, 200)
+	const quiet, patience = 2 * time.Second, 14 * time.Second
+	began, last, seen := time.Now(), time.Now(), attempts.Load()
+	for time.Since(last) < quiet && time.Since(began) < patience {
+		time.Sleep(20 * time.Millisecond)
+		if now := attempts.Load(); now != seen {
+			last, seen = time.Now(), now
+		}
+	}
+	requests := l.stop()
+	tr.is(fmt.Sprintf("left alone after %s", show(last.Sub(began))), time.Since(last) >= quiet)
+	tr.note("%d attempts to connect", seen)
+	most(tr, "5xx", strange(requests), 0)
+	overAdmitted(tr, requests, 0, 0)
 }

@@ -1,0 +1,265 @@
+package faults
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// burstFaults are those that meet many requests at once, or many connections.
+var burstFaults = []fault{
+	{"1 (512 connections)", "Redis is killed and restarted empty while 512 connections ask as fast as they can; one node", killedInCrowd},
+	{"3 (512 connections)", "the same, but it is stopped by SIGSTOP and continues", stoppedInCrowd},
+	{"25", "Redis stalls for less than the timeout, and 300 requests come at once; one node", stalls},
+	{"25 (far)", "the same without a stall; Redis is far away, and there are few connections to it", farBursts},
+	{"25 (deny)", "the same with on_error deny; Redis stalls for more than half the timeout", stallsDenied},
+}
+
+// volley is connections to a node over which requests go at once.
+type volley struct {
+	tr    *trial
+	node  *node
+	conns []net.Conn
+	reads []*bufio.Reader
+}
+
+// newVolley connects to a node so many times.
+func newVolley(tr *trial, n *node, connections int) *volley {
+	tr.Helper()
+	v := &volley{tr: tr, node: n}
+	tr.Cleanup(v.close)
+	for range connections {
+		conn, err := net.Dial("tcp", n.addr)
+		if err != nil {
+			tr.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		v.conns = append(v.conns, conn)
+		v.reads = append(v.reads, bufio.NewReader(conn))
+	}
+	return v
+}
+
+func (v *volley) close() {
+	for _, conn := range v.conns {
+		_ = conn.Close()
+	}
+	v.conns = nil
+}
+
+// fire sends a request for a key on each connection at once, and returns what
+// became of them.
+func (v *volley) fire(path, key string) []request {
+	requests := make([]request, len(v.conns))
+	text := fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\nX-Key: %s\r\n\r\n", path, v.node.addr, key)
+	start := make(chan struct{})
+	var ready, done sync.WaitGroup
+	for i, conn := range v.conns {
+		ready.Add(1)
+		done.Go(func() {
+			r := &requests[i]
+			ready.Done()
+			<-start
+			r.key, r.sent = key, time.Now()
+			r.due = r.sent
+			if _, err := conn.Write(text); err == nil {
+				if res, err := http.ReadResponse(v.reads[i], nil); err == nil {
+					_, _ = io.Copy(io.Discard, res.Body)
+					r.status = res.StatusCode
+				}
+			}
+			r.got = time.Now()
+		})
+	}
+	ready.Wait()
+	close(start)
+	done.Wait()
+	return requests
+}
+
+// shape is a limit that bursts meet, at a path of its own.
+type shape struct {
+	path string
+	size int
+	rate time.Duration
+}
+
+func (s shape) String() string { return fmt.Sprintf("size %d, drip rate %v", s.size, s.rate) }
+
+// shapes are limits that are large and small, fast and slow.
+var shapes = []shape{
+	{"/large-slow", 100, time.Hour},
+	{"/large-fast", 100, 100 * time.Millisecond},
+	{"/small-slow", 1, time.Hour},
+	{"/small-fast", 1, 100 * time.Millisecond},
+}
+
+// shaped returns a site with a limit of each shape, and options for all of them.
+func shaped(options string) string {
+	var text strings.Builder
+	for _, s := range shapes {
+		fmt.Fprintf(&text, "rate_limit %s %s {\nkey {header.X-Key}\nsize %d\ndrip_rate %v\n%s\n}\n",
+			s.path, s.path[1:], s.size, s.rate, options)
+	}
+	return text.String() + "respond ok\n"
+}
+
+const burst = 300
+
+// decides waits until Redis decides what a node is asked.
+func decides(tr *trial, n *node, server *redistest.Server) {
+	tr.Helper()
+	i := 0
+	eventually(tr, "Redis decides", func() bool {
+		i++
+		before := decisions(tr, server)
+		n.ask(shapes[0].path, "X-Key", fmt.Sprintf("first%d.%d", time.Now().UnixNano(), i))
+		return decisions(tr, server) > before
+	})
+}
+
+// stalls: requests that Redis decides late, and those that it does not decide at
+// all for that, are on one bucket.
+func stalls(tr *trial) {
+	server := redistest.Start(tr, "--enable-debug-command", "yes")
+	n := startNode(tr, caddyfile(redisAt(server.Addr), shaped("")))
+	v := newVolley(tr, n, burst)
+	failed := 0
+	for _, stall := range []time.Duration{25 * time.Millisecond, 30 * time.Millisecond, 45 * time.Millisecond} {
+		worst, first := 0, 0
+		for _, s := range shapes {
+			for round := range int(during(2, 10)) {
+				decides(tr, n, server)
+				key := fmt.Sprint("k", stall, round)
+				asleep := make(chan error, 1)
+				go func() {
+					asleep <- server.Client().Do(context.Background(), "debug", "sleep", stall.Seconds()).Err()
+				}()
+				time.Sleep(2 * time.Millisecond)
+				requests := v.fire(s.path, key)
+				if err := <-asleep; err != nil {
+					tr.Fatal(err)
+				}
+				atOnce := beyond(requests, s.size, s.rate)
+				// What was decided apart comes together again without loss.
+				requests = append(requests, v.fire(s.path, key)...)
+				inAll := beyond(requests, s.size, s.rate)
+				if inAll > 0 {
+					tr.Logf("%v, stalled for %v: over-admitted %d at once, %d in all", s, stall, atOnce, inAll)
+				}
+				first, worst = max(first, atOnce), max(worst, inAll)
+				failed += strange(requests)
+			}
+		}
+		strictly(tr, fmt.Sprintf("stalled for %v: over-admitted at once", stall), first, 0)
+		strictly(tr, "with what comes later", worst, 0)
+	}
+	most(tr, "5xx", failed, 0)
+}
+
+// farBursts: so it is with requests that wait for a connection.
+func farBursts(tr *trial) {
+	server := redistest.Start(tr)
+	proxy := redistest.StartProxy(tr, server.Addr)
+	failed := 0
+	for i, away := range []time.Duration{24 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond} {
+		worst := 0
+		for _, pool := range []string{"", "pool_size 2"} {
+			// A new node, for its pool grows with what it is asked. Not every
+			// distance begins with the same shape.
+			proxy.Delay(away)
+			n := startNode(tr, caddyfile(redisAt(proxy.Addr, pool), shaped("")))
+			v := newVolley(tr, n, burst)
+			decides(tr, n, server)
+			for j := range shapes {
+				s := shapes[(2*i+j)%len(shapes)]
+				key := fmt.Sprint("k", away, pool)
+				requests := v.fire(s.path, key)
+				requests = append(requests, v.fire(s.path, key)...)
+				over := beyond(requests, s.size, s.rate)
+				if over > 0 {
+					tr.Logf("%v, %v away %s: over-admitted %d", s, away, pool, over)
+				}
+				worst = max(worst, over)
+				failed += strange(requests)
+			}
+			v.close()
+		}
+		strictly(tr, fmt.Sprintf("%v away: over-admitted", away), worst, 0)
+	}
+	most(tr, "5xx", failed, 0)
+}
+
+// stallsDenied: a request whose answer can still come in time is not refused
+// for being late.
+func stallsDenied(tr *trial) {
+	const timeout, stall = 100 * time.Millisecond, 60 * time.Millisecond
+	server := redistest.Start(tr, "--enable-debug-command", "yes")
+	n := startNode(tr, caddyfile(redisAt(server.Addr, fmt.Sprintf("timeout %v", timeout)), shaped("on_error deny")))
+	v := newVolley(tr, n, burst)
+	s := shapes[0]
+	refused, over := 0, 0
+	for round := range int(during(3, 20)) {
+		decides(tr, n, server)
+		key := fmt.Sprint("k", round)
+		asleep := make(chan error, 1)
+		go func() {
+			asleep <- server.Client().Do(context.Background(), "debug", "sleep", stall.Seconds()).Err()
+		}()
+		time.Sleep(2 * time.Millisecond)
+		requests := v.fire(s.path, key)
+		if err := <-asleep; err != nil {
+			tr.Fatal(err)
+		}
+		for _, r := range requests {
+			if r.status == http.StatusServiceUnavailable {
+				refused++
+			}
+		}
+		over = max(over, beyond(requests, s.size, s.rate))
+	}
+	most(tr, "refused", refused, 0)
+	strictly(tr, "over-admitted", over, 0)
+}
+
+func killedInCrowd(tr *trial) {
+	server := redistest.Start(tr)
+	inCrowd(tr, server, server.Kill, func() { server.Restart(tr) })
+}
+
+func stoppedInCrowd(tr *trial) {
+	server := redistest.Start(tr)
+	inCrowd(tr, server, func() { server.Pause(tr) }, func() { server.Resume(tr) })
+}
+
+// inCrowd lets something happen while so many ask that a small machine is busy
+// with nothing else. Waits are not judged then.
+func inCrowd(tr *trial, server *redistest.Server, begin, end func()) {
+	tr.Helper()
+	const connections = 512
+	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
+	nodes[0].get("first") // connects
+	began := time.Now()
+	third := during(time.Second, 10*time.Second)
+	crowd := make(chan []request)
+	go func() { crowd <- hammer(tr, nodes, connections, 3*third, mixed()) }()
+	time.Sleep(third)
+	begin()
+	time.Sleep(third)
+	ended := time.Now()
+	end()
+	requests := <-crowd
+	eventually(tr, "Redis decides again", func() bool { return count(nodes[0].events(ended), back) > 0 })
+	most(tr, "5xx", strange(requests), 0)
+	overAdmitted(tr, requests, 0, 0)
+	tr.note("%d requests; reasons: %s", len(requests), reasons(nodes[0].events(began)))
+	settled(tr, server)
+}

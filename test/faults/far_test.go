@@ -1,0 +1,272 @@
+package faults
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// farFaults are those of connections: that they are closed while nobody uses
+// them, and that it takes a while to make one.
+var farFaults = []fault{
+	{"26", "idle connections are closed: by `timeout 1`, by CLIENT KILL, by what is between; three nodes", idleClosed},
+	{"27", "all connections are closed every 50 ms: by CLIENT KILL, by what is 5 ms between; one node", killedClients},
+	{"28", "Redis is 30 ms away: a start under load, a reload that changes its settings, SCRIPT FLUSH; 24 clients", far},
+	{"28 (fallback)", "the same, with limits that deny", farFallback},
+}
+
+// idleClosed: a connection that was closed while nobody used it is no failure.
+func idleClosed(tr *trial) {
+	const limit = 5
+	for _, kind := range []struct {
+		name   string
+		args   []string
+		rounds int
+		idle   func(*redistest.Server, *redistest.Proxy)
+	}{
+		{"timeout 1", []string{"--timeout", "1"}, 3, func(*redistest.Server, *redistest.Proxy) {
+			time.Sleep(3200 * time.Millisecond) // Redis looks each second
+		}},
+		{"CLIENT KILL", nil, 4, func(s *redistest.Server, _ *redistest.Proxy) {
+			time.Sleep(20 * time.Millisecond)
+			killClients(tr, s)
+			time.Sleep(20 * time.Millisecond)
+		}},
+		{"closed on the way", nil, 4, func(_ *redistest.Server, p *redistest.Proxy) {
+			time.Sleep(20 * time.Millisecond)
+			p.CloseAll()
+			time.Sleep(20 * time.Millisecond)
+		}},
+	} {
+		server := redistest.Start(tr, kind.args...)
+		proxy := redistest.StartProxy(tr, server.Addr)
+		// A timeout that a busy machine does not reach: nodes that decide alone may
+		// admit more.
+		nodes := startNodes(tr, 3, caddyfile(redisAt(proxy.Addr, "timeout 1s"), fmt.Sprintf(`
+			rate_limit {
+				key all
+				size %d
+				drip_rate 1h
+			}
+			respond ok
+		`, limit)))
+		began := time.Now()
+		admitted := 0
+		for round := range kind.rounds {
+			if round > 0 {
+				kind.idle(server, proxy)
+			}
+			for _, n := range nodes {
+				if n.get("k").StatusCode == http.StatusOK {
+					admitted++
+				}
+			}
+		}
+		lines := 0
+		for _, n := range nodes {
+			events := n.events(began)
+			lines += count(events, lost) + count(events, lapse)
+		}
+		tr.note("%s", kind.name)
+		strictly(tr, "admitted", admitted, limit)
+		least(tr, "and", admitted, limit)
+		most(tr, "lines of a failure", lines, 0)
+	}
+}
+
+// killClients closes the connections of all clients but this one.
+func killClients(tr *trial, s *redistest.Server) {
+	tr.Helper()
+	if err := s.Client().Do(tr.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err(); err != nil {
+		tr.Fatal(err)
+	}
+}
+
+// killedClients: what was on its way may have charged, or not.
+func killedClients(tr *trial) {
+	server := redistest.Start(tr)
+	proxy := redistest.StartProxy(tr, server.Addr)
+	for _, kind := range []struct {
+		name        string
+		addr        string
+		delay       time.Duration
+		connections int // of clients
+		kill        func()
+	}{
+		{"CLIENT KILL", server.Addr, 0, 64, func() { killClients(tr, server) }},
+		{"closed on the way", proxy.Addr, 5 * time.Millisecond, 16, proxy.CloseAll},
+	} {
+		if kind.delay > 0 {
+			proxy.Delay(kind.delay)
+		}
+		nodes := startNodes(tr, 1, caddyfile(redisAt(kind.addr), site))
+		nodes[0].get("first") // connects
+		lasts := during(2*time.Second, 20*time.Second)
+		crowd := make(chan []request)
+		go func() { crowd <- hammer(tr, nodes, kind.connections, lasts, mixed()) }()
+		var requests []request
+		for requests == nil {
+			select {
+			case requests = <-crowd:
+			case <-time.After(50 * time.Millisecond):
+				kind.kill()
+			}
+		}
+		tr.note("%s, %d requests", kind.name, len(requests))
+		most(tr, "5xx", strange(requests), 0)
+		overAdmitted(tr, requests, 0, 0)
+	}
+}
+
+const (
+	// away is how far Redis is in what follows: with a connection that is there
+	// already, well within the timeout, and more than half of it.
+	away = 30 * time.Millisecond
+
+	farClients = 24
+
+	// soon is how long it may take until there is a connection over which Redis has
+	// answered: some ways there and back.
+	soon = 10 * away
+)
+
+// undecided returns how many of the requests sent in a time were refused because
+// Redis had not decided them, and how many of these had not waited for their time.
+func undecided(requests []request, from, to time.Time) (refused, early int) {
+	for _, r := range requests {
+		if r.status == http.StatusServiceUnavailable && !r.sent.Before(from) && r.sent.Before(to) {
+			refused++
+			if r.got.Sub(r.sent) < timeout-5*time.Millisecond {
+				early++
+			}
+		}
+	}
+	return refused, early
+}
+
+// firstAnswer returns when the first request that was sent after the given time
+// was answered by Redis.
+func firstAnswer(requests []request, from time.Time) time.Time {
+	first := from.Add(patience)
+	for _, r := range requests {
+		if r.status == http.StatusOK && !r.sent.Before(from) && r.got.Before(first) {
+			first = r.got
+		}
+	}
+	return first
+}
+
+// far: with on_error deny, a request that Redis does not decide is refused, so
+// that clients can tell.
+func far(tr *trial) {
+	server := redistest.Start(tr)
+	proxy := redistest.StartProxy(tr, server.Addr)
+	proxy.Delay(away)
+	config := func(timeout time.Duration) func(*node) string {
+		return caddyfile(redisAt(proxy.Addr, fmt.Sprintf("timeout %v", timeout)), `
+			rate_limit {
+				key all
+				size 1000000
+				drip_rate 1m
+				on_error deny
+			}
+			respond ok
+		`)
+	}
+	began := time.Now()
+	nodes := startNodes(tr, 1, config(timeout))
+	n, served := nodes[0], time.Now()
+	lasts := during(1500*time.Millisecond, 10*time.Second)
+	all := func(int) request { return request{key: "k"} }
+	ask := func(meanwhile func()) []request {
+		answered := make(chan []request)
+		go func() { answered <- hammer(tr, nodes, farClients, lasts, all) }()
+		meanwhile()
+		return <-answered
+	}
+	// A few may be late because the machine is: not those that did not wait.
+	judge := func(what string, requests []request, from, to time.Time, late int) {
+		refused, early := undecided(requests, from, to)
+		most(tr, what+": given up before their time", early, 0)
+		most(tr, "late", refused-early, late)
+	}
+
+	requests := ask(func() {})
+	total, _ := undecided(requests, began, time.Now())
+	most(tr, "first answer after", firstAnswer(requests, began).Sub(served), soon)
+	judge("after the first answer", requests, firstAnswer(requests, began), time.Now(), len(requests)/200)
+	most(tr, "Redis lost", count(n.events(began), lost), 0)
+	tr.note("%d of %d not decided by Redis", total, len(requests))
+
+	var reloading, reloaded time.Time
+	requests = ask(func() {
+		time.Sleep(lasts / 3)
+		reloading = time.Now()
+		if err := n.reload(config(timeout + time.Millisecond)); err != nil {
+			tr.Fatal(err)
+		}
+		reloaded = time.Now()
+	})
+	total, _ = undecided(requests, began, time.Now())
+	judge("before a reload", requests, began, reloading, len(requests)/200)
+	most(tr, "first answer after a reload", firstAnswer(requests, reloaded).Sub(reloaded), soon)
+	judge("after a reload and the first answer", requests, firstAnswer(requests, reloaded), time.Now(), len(requests)/200)
+	most(tr, "Redis lost", count(n.events(reloading), lost), 0)
+	tr.note("%d of %d not decided by Redis", total, len(requests))
+
+	var flushed []time.Time
+	const flushes = 3
+	requests = ask(func() {
+		for range flushes {
+			time.Sleep(lasts / (flushes + 1))
+			flushed = append(flushed, time.Now())
+			if err := server.Client().ScriptFlush(tr.Context()).Err(); err != nil {
+				tr.Fatal(err)
+			}
+		}
+	})
+	// Those on their way are a client's one, and are gone when the news is there.
+	total, _ = undecided(requests, began, time.Now())
+	meanwhile := 0
+	for _, at := range flushed {
+		refused, _ := undecided(requests, at.Add(-timeout), at.Add(2*away))
+		most(tr, "SCRIPT FLUSH: not decided of those on their way", refused, farClients)
+		meanwhile += refused
+	}
+	most(tr, "and of others", total-meanwhile, len(requests)/200)
+	most(tr, "Redis lost", count(n.events(flushed[0]), lost), 0)
+}
+
+// farFallback: whoever decides meanwhile, nothing is admitted too much.
+func farFallback(tr *trial) {
+	server := redistest.Start(tr)
+	proxy := redistest.StartProxy(tr, server.Addr)
+	proxy.Delay(away)
+	config := func(timeout time.Duration) func(*node) string {
+		return caddyfile(redisAt(proxy.Addr, fmt.Sprintf("timeout %v", timeout)), site)
+	}
+	began := time.Now()
+	nodes := startNodes(tr, 1, config(timeout))
+	l := startLoad(tr, nodes, 400)
+	pause := during(700*time.Millisecond, 5*time.Second)
+	time.Sleep(pause)
+	for i := range int(during(2, 5)) {
+		if err := nodes[0].reload(config(timeout + time.Duration(1+i)*time.Millisecond)); err != nil {
+			tr.Fatal(err)
+		}
+		time.Sleep(pause)
+		for range 3 {
+			if err := server.Client().ScriptFlush(tr.Context()).Err(); err != nil {
+				tr.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+	requests := l.stop()
+	most(tr, "5xx", strange(requests)-unanswered(requests), 0)
+	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
+	most(tr, "Redis lost", count(nodes[0].events(began), lost), 0)
+	overAdmitted(tr, requests, 0, 0)
+}
