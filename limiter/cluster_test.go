@@ -650,7 +650,7 @@ func TestClusterRedirects(t *testing.T) {
 			if got := hostPort(tc.named); got != tc.meant {
 				t.Errorf("address %q, want %q", got, tc.meant)
 			}
-			c := newCluster(RedisOptions{Addresses: []string{redistest.FreeAddr(t)}, Timeout: time.Second})
+			c := newCluster(RedisOptions{Addresses: []string{redistest.FreeAddr(t)}, Timeout: time.Second}, listener{})
 			defer c.close()
 			c.newClient(&redis.Options{Addr: tc.meant})
 			want := c.at(tc.meant)

@@ -45,10 +45,12 @@ const (
 // queue holds the requests that wait to be taken along to a server.
 type queue struct {
 	mu        sync.Mutex
+	asked     int // how often the server was asked
 	alone     int // requests on their way by themselves
 	senders   int
-	carried   int  // requests in the last call for those who waited
-	impatient bool // whether hurry runs
+	carried   int           // requests in the last call for those who waited
+	took      time.Duration // how long calls take, on average of late
+	impatient bool          // whether hurry runs
 	waiting   []*question
 }
 
@@ -90,6 +92,7 @@ func (s *server) take(ctx context.Context, q *question) ([]int64, error) {
 func (s *server) pass(q *question, hurried bool) *connection {
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
+	s.queue.asked++
 	if !hurried && len(s.queue.waiting) == 0 && s.queue.alone < alone && s.queue.carried < crowd {
 		if conn := s.idle(); conn != nil {
 			s.queue.alone++
@@ -129,6 +132,13 @@ func (s *server) settle(q *question) {
 	s.enqueue(q)
 }
 
+// asked returns how often the server was asked.
+func (s *server) asked() int {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	return s.queue.asked
+}
+
 // await waits for the answer to q, but for half of the time that a request has
 // at most until it is on its way: those who come when too many do would
 // otherwise all be too late. Only who has nobody else to decide waits on.
@@ -147,6 +157,9 @@ func (s *server) await(ctx context.Context, q *question) ([]int64, error) {
 	defer q.timer.Stop()
 	select {
 	case <-q.done:
+		if errors.Is(q.err, errNoConnection) {
+			return nil, s.giveUp(q.err)
+		}
 		return q.reply, q.err
 	case <-q.timer.C:
 	}
@@ -187,11 +200,12 @@ func (s *server) withdraw(q *question) bool {
 func (s *server) next(batch []*question) []*question {
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
-	return s.queue.next(batch)
+	return s.nextLocked(batch)
 }
 
-// next appends to batch what a call takes along. The lock must be held.
-func (qu *queue) next(batch []*question) []*question {
+// nextLocked is next with the lock held.
+func (s *server) nextLocked(batch []*question) []*question {
+	qu := &s.queue
 	n, buckets := 0, 0
 	for _, q := range qu.waiting {
 		if buckets += len(q.keys); n > 0 && buckets > fullCall {
@@ -203,9 +217,25 @@ func (qu *queue) next(batch []*question) []*question {
 	if n > 0 { // or another call has taken all: that was the last
 		qu.carried = n
 	}
-	batch = append(batch, qu.waiting[:n]...)
+	// The patient have waited on; by now there may be no time left for an answer.
+	latest := time.Now().Add(qu.took - s.timeout)
+	for _, q := range qu.waiting[:n] {
+		if q.patient && q.since.Before(latest) && q.answered() {
+			q.err = errNoConnection
+			q.done <- struct{}{}
+			continue
+		}
+		batch = append(batch, q)
+	}
 	qu.waiting = slices.Delete(qu.waiting, 0, n)
 	return batch
+}
+
+// tookFor takes note of how long a call took.
+func (qu *queue) tookFor(d time.Duration) {
+	qu.mu.Lock()
+	defer qu.mu.Unlock()
+	qu.took += (d - qu.took) / 8
 }
 
 // send makes calls as long as requests wait.
@@ -254,13 +284,15 @@ func (s *server) hurry() {
 		var batch []*question
 		if rest <= 0 {
 			if conn = s.idle(); conn != nil {
-				batch = s.queue.next(nil)
+				batch = s.nextLocked(nil)
 			}
 			rest = patience
 		}
 		s.queue.mu.Unlock()
-		if conn != nil {
+		if len(batch) > 0 {
 			go s.carry(conn, batch)
+		} else if conn != nil {
+			s.put(conn)
 		} else {
 			time.Sleep(rest)
 		}
@@ -283,6 +315,7 @@ func (s *server) connection() (*connection, error) {
 // in one call for each slot, for no call may have keys of two.
 func (s *server) carry(conn *connection, batch []*question) {
 	calls := s.calls(batch)
+	began := time.Now()
 	conn, err := s.sendCalls(within(s.timeout), conn, calls)
 	if err != nil {
 		s.answer(batch, err)
@@ -299,6 +332,7 @@ func (s *server) carry(conn *connection, batch []*question) {
 		}
 	}
 	if worst == nil {
+		s.queue.tookFor(time.Since(began))
 		s.put(conn)
 		s.guard.success(wrote)
 	} else {
@@ -339,7 +373,7 @@ func (s *server) sendCalls(ctx context.Context, conn *connection, calls []*call)
 // sendingAll takes note that the calls are about to be sent.
 func (s *server) sendingAll(calls []*call) {
 	for _, c := range calls {
-		s.sending(s, c.batch)
+		s.tell.sending(s, c.batch)
 	}
 }
 
@@ -388,7 +422,7 @@ func (s *server) answer(batch []*question, err error) {
 			q.err = err
 			q.done <- struct{}{}
 		case err == nil:
-			s.late(s, q)
+			s.tell.late(s, q)
 		}
 	}
 }

@@ -60,11 +60,6 @@ type RedisOptions struct {
 	// Is told what an operator should know, if not nil. It must return soon and
 	// not use the store, and may be called from several goroutines at once.
 	Report func(Event)
-
-	// What the fallback wants to know of the servers.
-	sending   func(*server, []*question)
-	restarted func(*server)
-	late      func(*server, *question)
 }
 
 // Redis is a Store that keeps its buckets in Redis servers, so that any number
@@ -99,11 +94,11 @@ func NewRedis(opt RedisOptions) *Redis {
 	if opt.Fallback != nil {
 		r.fallback = &fallback{memory: opt.Fallback, timeout: opt.Timeout}
 	}
-	opt.sending, opt.restarted, opt.late = r.fallback.send, r.fallback.restarted, r.releaseLate
+	tell := listener{sending: r.fallback.send, restarted: r.fallback.restarted, late: r.releaseLate}
 	if opt.MasterName == "" && (opt.Cluster || len(opt.Addresses) > 1) {
-		r.servers = newCluster(opt)
+		r.servers = newCluster(opt, tell)
 	} else {
-		r.servers = newSingle(opt)
+		r.servers = newSingle(opt, tell)
 	}
 	return r
 }

@@ -42,9 +42,7 @@ type server struct {
 	known   bool // whether the client of a cluster knows the server
 	slots   bool // whether it is a cluster's, and a call has keys of one slot
 
-	sending   func(*server, []*question) // called before a call is sent
-	restarted func(*server)              // called when the server may have lost what it knew
-	late      func(*server, *question)   // called with an answer for which nobody waits any more
+	tell listener
 
 	ready    chan *connection // connections that nobody uses
 	held     atomic.Int32     // connections there are or are being made, at most what ready can hold
@@ -69,6 +67,13 @@ type server struct {
 	closed sync.Once
 }
 
+// listener is told what happens to requests on their way to a server.
+type listener struct {
+	sending   func(*server, []*question) // they are about to be sent
+	restarted func(*server)              // the server may have lost what it knew
+	late      func(*server, *question)   // there is an answer for which nobody waits any more
+}
+
 // connection is a connection to a server. The client holds what is behind it, see
 // idleConn.
 type connection struct {
@@ -77,22 +82,20 @@ type connection struct {
 	used  time.Time // when it was laid down
 }
 
-func newServer(name string, client *redis.Client, opt *RedisOptions, changed func()) *server {
+func newServer(name string, client *redis.Client, opt *RedisOptions, tell listener, changed func()) *server {
 	client.AddHook(refusals{})
 	client.AddHook(idleHook{})
 	start := time.Now()
 	s := &server{
-		guard:     newGuard(name, opt.Report),
-		client:    client,
-		timeout:   opt.Timeout,
-		changed:   changed,
-		clock:     func() time.Duration { return time.Since(start) },
-		ready:     make(chan *connection, opt.poolSize()),
-		lost:      make(chan struct{}, 1),
-		done:      make(chan struct{}),
-		sending:   opt.sending,
-		restarted: opt.restarted,
-		late:      opt.late,
+		guard:   newGuard(name, opt.Report),
+		client:  client,
+		timeout: opt.Timeout,
+		changed: changed,
+		clock:   func() time.Duration { return time.Since(start) },
+		ready:   make(chan *connection, opt.poolSize()),
+		lost:    make(chan struct{}, 1),
+		done:    make(chan struct{}),
+		tell:    tell,
 	}
 	s.checks.Store(int64(checkEvery))
 	return s
@@ -125,6 +128,9 @@ func (s *server) run(ctx context.Context, q *question, asking bool) ([]int64, er
 
 // runNow asks about the request of one who has entered.
 func (s *server) runNow(ctx context.Context, probe bool, q *question, asking bool) ([]int64, error) {
+	s.queue.mu.Lock()
+	s.queue.asked++
+	s.queue.mu.Unlock()
 	if probe {
 		defer s.guard.leave()
 	}
@@ -162,7 +168,7 @@ func (s *server) runNow(ctx context.Context, probe bool, q *question, asking boo
 			answers <- answer{reply, err}
 		case err == nil:
 			q.reply = reply
-			s.late(s, q)
+			s.tell.late(s, q)
 		}
 	}()
 	select {
@@ -215,11 +221,11 @@ func (s *server) use(ctx context.Context, conn *connection, q *question, asking 
 	var err error
 	for {
 		news := s.latestNews()
-		s.sending(s, q.alone())
+		s.tell.sending(s, q.alone())
 		reply, err = q.script.send(ctx, conn.Conn, q, false, asking)
 		if redis.HasErrorPrefix(err, "NOSCRIPT") {
 			s.restart(news)
-			s.sending(s, q.alone())
+			s.tell.sending(s, q.alone())
 			reply, err = q.script.send(ctx, conn.Conn, q, true, asking)
 		}
 		if !errors.Is(err, errIdleClosed) {
@@ -308,8 +314,8 @@ func (s *server) fail(f *failure) {
 // request to take note of. A probe does not wait.
 //
 // Nobody waits for a first connection that takes longer than a request may wait.
-// That is no failure unless it takes very long, or calls have got no answer
-// either: the server may be far away.
+// That is no failure unless calls have got no answer either: the server may be
+// far away. If it takes very long, see dial.
 func (s *server) wait(ctx context.Context, probe, patient bool) (*connection, error) {
 	failed := s.failed.next()
 	s.wanted.Add(1)
@@ -341,7 +347,7 @@ func (s *server) wait(ctx context.Context, probe, patient bool) (*connection, er
 		return nil, errNoConnection
 	}
 	f := s.failure(errConnecting)
-	if f.counts = s.connecting() > slowToConnect || s.guard.timedOut(); f.counts {
+	if f.counts = s.guard.timedOut(); f.counts {
 		s.fail(f)
 	}
 	return nil, f
@@ -385,6 +391,8 @@ func (s *server) mayDial() bool {
 func (s *server) dial(probe bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 	defer cancel()
+	slow := time.AfterFunc(slowToConnect, s.slowToConnect)
+	defer slow.Stop()
 	// The client dials and logs in for the first command.
 	conn := &connection{Conn: s.client.EphemeralConn()}
 	var refused error
@@ -424,6 +432,17 @@ func (s *server) dial(probe bool) {
 	}
 	s.fail(f)
 	s.failed.raise(f)
+}
+
+// slowToConnect takes note that a connection takes very long to make. If there is
+// none, the server is as good as lost.
+func (s *server) slowToConnect() {
+	if s.made.Load() > 0 {
+		return
+	}
+	for range lostAfter {
+		s.fail(s.failure(errConnecting))
+	}
 }
 
 // keep keeps connections well while nobody asks: those that lie idle are tried,
@@ -508,7 +527,7 @@ func (s *server) restart(news int) {
 	s.newsMu.Lock()
 	defer s.newsMu.Unlock()
 	if s.news == news {
-		s.restarted(s)
+		s.tell.restarted(s)
 		s.latestID.Store(0)
 		s.news++
 	}

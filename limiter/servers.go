@@ -77,7 +77,7 @@ func (opt *RedisOptions) client() *redis.UniversalOptions {
 // single is one server, found by its address or by asking sentinels.
 type single struct{ server *server }
 
-func newSingle(opt RedisOptions) *single {
+func newSingle(opt RedisOptions, tell listener) *single {
 	name := strings.Join(opt.Addresses, ", ")
 	var client *redis.Client
 	if opt.MasterName == "" {
@@ -86,7 +86,7 @@ func newSingle(opt RedisOptions) *single {
 		name = opt.MasterName + " of the sentinels at " + name
 		client = redis.NewFailoverClient(opt.client().Failover())
 	}
-	return &single{newServer(name, client, &opt, func() {})}
+	return &single{newServer(name, client, &opt, tell, func() {})}
 }
 
 func (s *single) one() bool                                   { return true }
@@ -101,6 +101,9 @@ func (s *single) close() error                                { return s.server.
 type cluster struct {
 	client *redis.ClusterClient
 	opt    RedisOptions
+	tell   listener
+	done   chan struct{} // closed when the cluster is no longer used
+	closed sync.Once
 
 	// While it is not yet known which servers there are, the cluster is guarded
 	// like a server.
@@ -114,9 +117,11 @@ type cluster struct {
 	like    *redis.Options     // those of any of them; nil as long as there is none
 }
 
-func newCluster(opt RedisOptions) *cluster {
+func newCluster(opt RedisOptions, tell listener) *cluster {
 	c := &cluster{
 		opt:     opt,
+		tell:    tell,
+		done:    make(chan struct{}),
 		guard:   newGuard(strings.Join(opt.Addresses, ", "), opt.Report),
 		known:   make(chan struct{}),
 		servers: make(map[string]*server),
@@ -151,7 +156,7 @@ func (c *cluster) newClient(opt *redis.Options) *redis.Client {
 
 // add adds a server. The lock must be held.
 func (c *cluster) add(opt *redis.Options) *server {
-	s := newServer(opt.Addr, redis.NewClient(opt), &c.opt, func() { c.client.ReloadState(context.Background()) })
+	s := newServer(opt.Addr, redis.NewClient(opt), &c.opt, c.tell, func() { c.client.ReloadState(context.Background()) })
 	s.slots = true
 	c.servers[opt.Addr] = s
 	return s
@@ -243,6 +248,7 @@ func (c *cluster) connect() {
 		if err == nil {
 			close(c.known) // and this is never begun again
 			c.guard.success(true)
+			go c.prune()
 			return
 		}
 		f := newFailure(c.guard.server, 0, err)
@@ -250,6 +256,57 @@ func (c *cluster) connect() {
 		c.loading.Store(false)
 		c.failed.raise(f)
 	}()
+}
+
+// pruneEvery is how often it is seen whether servers have left the cluster.
+const pruneEvery = 2 * time.Second
+
+// prune lets go of servers that have left the cluster: of those that the client
+// has not known any more twice in a row, and that nobody has asked meanwhile. One
+// that is only about to get a slot is asked.
+func (c *cluster) prune() {
+	missing := make(map[*server]int)
+	for {
+		select {
+		case <-c.done:
+			return
+		case <-time.After(pruneEvery):
+		}
+		missing = c.leave(missing)
+	}
+}
+
+// leave lets go of the servers that are missing still, and returns those that
+// are missing now, with how often they have been asked.
+func (c *cluster) leave(missing map[*server]int) map[*server]int {
+	var mu sync.Mutex
+	members := make(map[string]bool)
+	err := c.client.ForEachShard(context.Background(), func(_ context.Context, client *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		members[client.Options().Addr] = true
+		return nil
+	})
+	now := make(map[*server]int)
+	if err != nil {
+		return now // nobody knows
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for addr, s := range c.servers {
+		asked := s.asked()
+		before, still := missing[s]
+		switch {
+		case members[addr]:
+		case still && asked == before:
+			delete(c.servers, addr)
+			s.guard.silence()
+			go func() { _ = s.close() }()
+		default:
+			now[s] = asked
+		}
+	}
+	return now
 }
 
 func (c *cluster) redirected(err error) (next *server, asking bool) {
@@ -264,6 +321,7 @@ func (c *cluster) redirected(err error) (next *server, asking bool) {
 }
 
 func (c *cluster) close() error {
+	c.closed.Do(func() { close(c.done) })
 	c.guard.silence()
 	c.mu.RLock()
 	for _, s := range c.servers {
