@@ -36,6 +36,9 @@ type undecidedError struct{ error }
 // fields. It returns the request's record, or nil if no limit applies. An error
 // is a denial, a refusal, an undecidedError, or one to be returned as it is.
 func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error) {
+	if virtual(r) {
+		return nil, nil
+	}
 	c := checkOf(r)
 	defer c.release()
 	for _, l := range h.Limits {
@@ -61,6 +64,14 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error
 		return nil, denial{decider}
 	}
 	return rec, nil
+}
+
+// virtual reports whether r is a request that Caddy made itself, as templates do
+// to include another page. It came over no connection, so that it lacks what
+// every server of HTTP puts into the context of one that did; whatever a client
+// sends changes nothing about that.
+func virtual(r *http.Request) bool {
+	return r.Context().Value(http.LocalAddrContextKey) == nil
 }
 
 // undecided does what on_error says with a request on which there is no

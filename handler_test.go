@@ -1714,7 +1714,7 @@ func TestEarlyData(t *testing.T) {
 					r.Header.Set("X-Key", tc.header)
 				}
 				w := httptest.NewRecorder()
-				activeServer(t).ServeHTTP(w, r)
+				activeServer(t).ServeHTTP(w, received(r))
 				return answer{w.Result(), w.Body.String()}
 			}
 			early := send(false)
@@ -1749,11 +1749,16 @@ func TestMatcherErrors(t *testing.T) {
 		r := httptest.NewRequest("GET", "https://"+s.addr+"/", nil)
 		r.TLS = &tls.ConnectionState{HandshakeComplete: complete}
 		w := httptest.NewRecorder()
-		activeServer(t).ServeHTTP(w, r)
+		activeServer(t).ServeHTTP(w, received(r))
 		if got := (answer{w.Result(), w.Body.String()}).String(); got != want {
 			t.Errorf("handshake complete %t: got %s, want %s", complete, got, want)
 		}
 	}
+}
+
+// received returns r as if it had come over a connection.
+func received(r *http.Request) *http.Request {
+	return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{}))
 }
 
 // activeServer returns the HTTP server of the config that Caddy runs.
@@ -2300,7 +2305,7 @@ func TestCancelledRequestCounts(t *testing.T) {
 	for range 2 {
 		r := httptest.NewRequestWithContext(ctx, "GET", s.url("/"), nil)
 		r.RemoteAddr = "127.0.0.1:1"
-		activeServer(t).ServeHTTP(httptest.NewRecorder(), r)
+		activeServer(t).ServeHTTP(httptest.NewRecorder(), received(r))
 	}
 	if a := s.get("/"); a.Header.Get("X-RateLimit-Remaining") != "6" {
 		t.Errorf("after two cancelled requests of 9: %s", a)

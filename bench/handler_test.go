@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -70,6 +71,8 @@ func serve(server *caddyhttp.Server, handle func(http.ResponseWriter, *http.Requ
 		w.WriteHeader(http.StatusOK)
 		return nil
 	})
+	// A request that came over no connection would not be limited.
+	ctx := context.WithValue(context.Background(), http.LocalAddrContextKey, new(net.TCPAddr))
 	return func() func(int) {
 		w := nowhere{header: make(http.Header)}
 		request := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -77,7 +80,7 @@ func serve(server *caddyhttp.Server, handle func(http.ResponseWriter, *http.Requ
 		return func(int) {
 			clear(w.header)
 			repl := caddy.NewReplacer()
-			_ = handle(w, caddyhttp.PrepareRequest(request.WithContext(context.Background()), repl, w, server), next)
+			_ = handle(w, caddyhttp.PrepareRequest(request.WithContext(ctx), repl, w, server), next)
 		}
 	}
 }
