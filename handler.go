@@ -1,8 +1,10 @@
 package ratelimit
 
 import (
+	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
@@ -50,21 +52,48 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error
 		return nil, nil
 	}
 
-	var err error
-	c.decisions, err = h.store.Take(r.Context(), limiter.Request{
-		Buckets:    c.buckets,
-		Accounting: h.accounting,
-		NoFallback: h.onError != onErrorFallback,
-	}, c.decisions)
-	if err != nil {
+	rec := recordOf(c)
+	if err := h.take(c, rec); err != nil {
 		return nil, undecidedError{err}
 	}
-	rec := recordOf(c)
 	if decider := rec.add(c, h.families, w.Header()); decider.decision.Denied {
 		return nil, denial{decider}
 	}
 	return rec, nil
 }
+
+// take has the store decide on the buckets of c. All blocks that a request passes
+// wait for Redis no longer than its timeout together; the time that it spends
+// elsewhere between them does not count.
+func (h *Handler) take(c *check, rec *record) error {
+	ctx, start := c.request.Context(), time.Time{}
+	if h.timeout > 0 {
+		start = time.Now()
+		if rec.waited > 0 {
+			ctx = deadline{ctx, start.Add(h.timeout - rec.waited)}
+		}
+	}
+	var err error
+	c.decisions, err = h.store.Take(ctx, limiter.Request{
+		Buckets:    c.buckets,
+		Accounting: h.accounting,
+		NoFallback: h.onError != onErrorFallback,
+	}, c.decisions)
+	if h.timeout > 0 {
+		rec.waited += time.Since(start)
+	}
+	return err
+}
+
+// deadline is a context with a deadline that is only told, so that it needs no
+// timer: the store keeps it.
+type deadline struct {
+	context.Context
+	at time.Time
+}
+
+// Deadline returns the time by which all must be done.
+func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
 // virtual reports whether r is a request that Caddy made itself, as templates do
 // to include another page. It came over no connection, so that it lacks what

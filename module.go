@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -57,7 +58,8 @@ type App struct {
 	taken       []any // keys of the references held in stores
 	store       limiter.Store
 	memory      *limiter.Memory
-	redis       *sharedRedis // nil without Redis
+	redis       *sharedRedis  // nil without Redis
+	timeout     time.Duration // of Redis; 0 without
 	maxKeys     int
 	onError     onError
 	definitions *definitions
@@ -124,9 +126,9 @@ type Redis struct {
 	// plain digests.
 	KeySecret string `json:"key_secret,omitempty"`
 
-	// The most a request may wait for Redis, everything included, at least
-	// `1ms`. If there is no answer by then, `on_error` decides what becomes of
-	// it. Connections are made outside of it. Default: `50ms`.
+	// The most a request may wait for Redis, everything included, in all
+	// handlers that it passes together; at least `1ms`. If there is no answer by
+	// then, `on_error` decides what becomes of it. Connections are made outside of it. Default: `50ms`.
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
 	// The most connections to each server. Default: 10 for each CPU.
@@ -188,6 +190,7 @@ type Handler struct {
 	OnError string `json:"on_error,omitempty"`
 
 	store      limiter.Store
+	timeout    time.Duration // of Redis; 0 without
 	onError    onError
 	accounting limiter.Accounting
 	families   families
@@ -320,6 +323,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("redis: %w", err)
 	}
 	a.takeRedis(opt)
+	a.timeout = opt.Timeout
 	return nil
 }
 
@@ -359,7 +363,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	app := loaded.(*App)
-	h.store = app.store
+	h.store, h.timeout = app.store, app.timeout
 	if h.onError, err = newConstant("on_error", or(h.OnError, string(app.onError)), parseOnError); err != nil {
 		return err
 	}

@@ -5,13 +5,15 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// record is what all rate_limit handlers decided on one request.
+// record is what all rate_limit handlers decided on one request; nothing as long
+// as no store has decided.
 //
 // It has room for what most requests need, so that they make do with this one
 // piece of memory.
@@ -19,6 +21,7 @@ type record struct {
 	items  []item
 	fields fields
 	writer responseWriter
+	waited time.Duration // for Redis
 	few    [1]item
 	text   [64]byte // of the fields that the first handler sets
 }
@@ -70,7 +73,10 @@ func (rec *record) placeholder(name string) (any, bool) {
 	if !ours {
 		return nil, false
 	}
-	sum, _ := summarize(rec.items, 0)
+	sum, decided := summarize(rec.items, 0)
+	if !decided {
+		return nil, false
+	}
 	decider := &rec.items[sum.Deciding]
 	switch name {
 	case "limit":

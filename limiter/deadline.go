@@ -10,15 +10,32 @@ import (
 // writes, and so needs no timer.
 type deadline struct {
 	context.Context
-	at time.Time
+	at     time.Time
+	passed bool // before it began
 }
 
 // Deadline returns the time by which all must be done.
 func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
+// Err returns an error if the deadline had passed before anything was done.
+func (d deadline) Err() error {
+	if d.passed {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
 // within returns a context with a deadline d from now.
-func within(d time.Duration) context.Context {
-	return deadline{context.Background(), time.Now().Add(d)}
+func within(d time.Duration) deadline {
+	return deadline{Context: context.Background(), at: time.Now().Add(d)}
+}
+
+// before returns d, or with the deadline of ctx if that is earlier.
+func (d deadline) before(ctx context.Context) deadline {
+	if end, ok := ctx.Deadline(); ok && end.Before(d.at) {
+		d.at, d.passed = end, !time.Now().Before(end)
+	}
+	return d
 }
 
 // timed returns a context that is done at the deadline of one that only tells

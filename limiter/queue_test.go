@@ -282,7 +282,7 @@ func TestQueueLoneRequest(t *testing.T) {
 
 	used := r.keys.question(r.script, req, nil)
 	q := &question{script: used.script, keys: used.keys, group: used.group}
-	if _, err := s.take(deadline{t.Context(), time.Now().Add(time.Minute)}, q); err != nil {
+	if _, err := s.take(deadline{Context: t.Context(), at: time.Now().Add(time.Minute)}, q); err != nil {
 		t.Error(err)
 	}
 	if q.done != nil || q.timer != nil {

@@ -108,10 +108,11 @@ func (r *Redis) Close() error { return r.servers.close() }
 // ErrUnavailable is returned, wrapped, by Take if a server can't be asked.
 var ErrUnavailable = errors.New("no decision")
 
-// Take implements Store. It waits at most the store's timeout. A request whose
-// context is cancelled meanwhile is decided all the same: abandoning it would
-// cost the connection and leave open whether it was charged.
-func (r *Redis) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
+// Take implements Store. It waits at most the store's timeout, or until the
+// deadline of ctx if that is earlier; once that has passed no server is asked. A
+// request whose context is cancelled meanwhile is decided all the same: abandoning
+// it would cost the connection and leave open whether it was charged.
+func (r *Redis) Take(parent context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.validate(); err != nil {
 		return dst, err
 	}
@@ -125,7 +126,7 @@ func (r *Redis) Take(_ context.Context, req Request, dst []Decision) ([]Decision
 			return req.decisions(outcomes, dst), nil
 		}
 	}
-	ctx := within(r.timeout)
+	ctx := within(r.timeout).before(parent)
 	var outcomes []outcome
 	var err error
 	if apart {
@@ -178,6 +179,9 @@ func (r *Redis) decide(ctx context.Context, req Request, final bool, dst []outco
 // ask has req decided by the server on which its buckets lie. They are at least
 // at the levels that are owed, if any are.
 func (r *Redis) ask(ctx context.Context, req Request, owed []state, dst []outcome) ([]outcome, error) {
+	if err := ctx.Err(); err != nil {
+		return dst, err
+	}
 	q := r.keys.question(r.script, req, owed)
 	srv, reply, err := r.follow(ctx, q.keys[0], func(srv *server, asking bool) ([]int64, error) {
 		if asking { // which is said of one call
