@@ -196,9 +196,12 @@ type Handler struct {
 	families   families
 	logger     *zap.Logger
 
-	// Whether error routes of a server may see the handler's errors, by
+	// Which error routes of a server see the handler's errors, *errorRoutes by
 	// *caddyhttp.Server.
 	errorRoutes sync.Map
+
+	origin   atomic.Pointer[string] // of the handler's errors, once there was one
+	reported minutely
 }
 
 // Limit is a leaky bucket for each key, such as each client address. The
@@ -279,7 +282,7 @@ type Limit struct {
 	logger   *zap.Logger
 
 	warnNoKey sync.Once
-	reported  atomic.Int64 // when a bad value was last reported, in Unix seconds
+	reported  minutely // bad values
 }
 
 // CaddyModule returns the Caddy module information.

@@ -46,9 +46,7 @@ func BenchmarkHandler(b *testing.B) {
 			}
 			server := &caddyhttp.Server{Routes: caddyhttp.RouteList{{Handlers: []caddyhttp.MiddlewareHandler{h}}}}
 			if c.name == errorRoutes {
-				server.Routes = append(server.Routes, caddyhttp.Route{Handlers: []caddyhttp.MiddlewareHandler{
-					&caddyhttp.Subroute{Errors: new(caddyhttp.HTTPErrorConfig)},
-				}})
+				server.Errors = &caddyhttp.HTTPErrorConfig{Routes: make(caddyhttp.RouteList, 1)}
 			}
 			with, without := serve(server, h.ServeHTTP)(), serve(server, pass)()
 			more := testing.AllocsPerRun(1000, func() { with(0) }) - testing.AllocsPerRun(1000, func() { without(0) })
