@@ -954,17 +954,7 @@ func TestEncode(t *testing.T) {
 // TestUpgrade guards that connections can be handed over, as to WebSocket, and
 // that the 101 has the fields, those of the upstream dropped.
 func TestUpgrade(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		conn, rw, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close()
-		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n"+
-			"X-RateLimit-Limit: 5000\r\n\r\n")
-		io.Copy(conn, rw)
-	})
+	upstream := newWebSocket(t)
 	s := startSite(t, "rate_limit {\nsize 2\n}\nrespond /plain admitted\nreverse_proxy "+upstream)
 	conn, err := net.Dial("tcp", s.addr)
 	if err != nil {
