@@ -98,11 +98,13 @@ type deadline struct {
 func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
 // virtual reports whether r is a request that Caddy made itself, as templates do
-// to include another page. It came over no connection, so that it lacks what
-// every server of HTTP puts into the context of one that did; whatever a client
-// sends changes nothing about that.
+// to include another page. It came over no connection, so that it lacks what the
+// servers of HTTP/1, 2 and 3 put into the context of one that did; whatever a
+// client sends changes nothing about that. The address may be missing for a
+// connection that a plugin made, which is why it alone does not tell.
 func virtual(r *http.Request) bool {
-	return r.Context().Value(http.LocalAddrContextKey) == nil
+	ctx := r.Context()
+	return ctx.Value(http.LocalAddrContextKey) == nil && ctx.Value(http.ServerContextKey) == nil
 }
 
 // undecided does what on_error says with a request on which there is no
