@@ -113,7 +113,7 @@ func (rec *record) wrap(w http.ResponseWriter) http.ResponseWriter {
 		return w
 	}
 	rw := &rec.writer
-	if rw.record != nil { // in use, maybe where it can't be seen from here
+	if rw.ResponseWriter != nil { // in use, maybe where it can't be seen from here
 		if wrapped(w) {
 			return w
 		}
@@ -142,15 +142,14 @@ func wrapped(w http.ResponseWriter) bool {
 // connection, is found through Unwrap.
 type responseWriter struct {
 	caddyhttp.ResponseWriterWrapper
-	record *record
-	done   bool
+	record *record // nil once the fields are in order
 }
 
 // finish puts our fields in order, once.
 func (rw *responseWriter) finish() {
-	if !rw.done {
-		rw.done = true
-		rw.record.fields.keep(rw.Header())
+	if rec := rw.record; rec != nil {
+		rw.record = nil
+		rec.fields.keep(rw.Header())
 	}
 }
 
