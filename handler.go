@@ -66,9 +66,10 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error
 
 // take has the store decide on the buckets of c. All blocks that a request passes
 // wait for Redis no longer than its timeout together; the time that it spends
-// elsewhere between them does not count.
+// elsewhere between them does not count. Nor does its own context: a client that
+// goes away, or is in a hurry, is charged like others.
 func (h *Handler) take(c *check, rec *record) error {
-	ctx, start := c.request.Context(), time.Time{}
+	ctx, start := context.Background(), time.Time{}
 	if h.timeout > 0 {
 		start = time.Now()
 		if rec.waited > 0 {

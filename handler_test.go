@@ -2079,23 +2079,25 @@ func TestReloadSharesConnections(t *testing.T) {
 	})
 }
 
-// TestCancelledRequestCounts guards that a client which goes away early is
-// charged all the same, and is no failure of Redis.
+// TestCancelledRequestCounts guards that a client which goes away early, or whose
+// request has a deadline, is charged all the same, and is no failure of Redis.
 func TestCancelledRequestCounts(t *testing.T) {
 	server := redistest.Start(t)
 	s := startConfig(t, config{
 		global: redisGlobal(server.Addr, slowly),
 		site:   "rate_limit {\nsize 9\ndrip_rate 1h\n}\nrespond admitted",
 	})
-	ctx, cancel := context.WithCancel(t.Context())
+	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 2 {
+	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	for _, ctx := range []context.Context{cancelled, late} {
 		r := httptest.NewRequestWithContext(ctx, "GET", s.url("/"), nil)
 		r.RemoteAddr = "127.0.0.1:1"
 		activeServer(t).ServeHTTP(httptest.NewRecorder(), received(r))
 	}
 	if a := s.get("/"); a.Header.Get("X-RateLimit-Remaining") != "6" {
-		t.Errorf("after two cancelled requests of 9: %s", a)
+		t.Errorf("after two such requests of 9: %s", a)
 	}
 	if reports := s.log("error", ownLogger); len(reports) > 0 {
 		t.Errorf("cancelled requests are reported: %v", reports)
