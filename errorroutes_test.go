@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
@@ -15,6 +16,14 @@ import (
 
 func init() {
 	caddy.RegisterModule(new(holder))
+	httpcaddyfile.RegisterHandlerDirective("test_holder",
+		func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+			parsed, err := httpcaddyfile.ParseSegmentAsSubroute(h)
+			if err != nil {
+				return nil, err
+			}
+			return &holder{parsed.(*caddyhttp.Subroute).Routes}, nil
+		})
 }
 
 // holder is a handler with routes in it that nothing else knows of, as plugins
@@ -107,6 +116,20 @@ func TestDenialWithinErrorRoutes(t *testing.T) {
 				reverse_proxy ` + upstream + ` {
 					@any status 2xx
 					handle_response @any {
+						rate_limit failures {
+							size 1
+							drip_rate 30s
+						}
+						respond "error page" 401
+					}
+				}
+			}
+		`},
+		"in routes of another plugin": {site: `
+			error 401
+			handle_errors 401 {
+				route {
+					test_holder {
 						rate_limit failures {
 							size 1
 							drip_rate 30s
@@ -284,6 +307,10 @@ func TestClientsCannotFillTheLog(t *testing.T) {
 		{"with error routes for others", config{site: limits("x") + "handle_errors 404 {\nrespond {err.message}\n}"}},
 		{"with error routes of another site", config{site: limits("x"),
 			sites: "http://other.test:{port} {\nhandle_errors {\nrespond {err.message}\n}\n}"}},
+		{"beside a subroute that has error routes", config{routes: json(
+			`[{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": {"routes": [
+				{"handle": [{"handler": "static_response"}]}]}}]},
+			{"handle": [%s]}]`)}},
 		{"in routes of another plugin", config{routes: json(
 			`[{"handle": [{"handler": "test_holder", "routes": [{"handle": [%s]}]}]}]`)}},
 		{"in routes of another plugin, beside error routes", config{routes: json(
@@ -442,6 +469,19 @@ func TestWhoSeesDenials(t *testing.T) {
 			`},
 		},
 		{
+			name: "error routes of a site for all hosts",
+			config: config{
+				site: "rate_limit {\nsize 1\n}\nrespond admitted",
+				sites: `
+				http://:{port} {
+					handle_errors {
+						respond "{err.message}"
+					}
+				}
+			`},
+			returned: true, body: text,
+		},
+		{
 			name: "error routes of another server",
 			config: config{
 				site: "rate_limit {\nsize 1\n}\nrespond admitted",
@@ -474,6 +514,13 @@ func TestWhoSeesDenials(t *testing.T) {
 			returned: true,
 		},
 		{
+			name: "error routes of a subroute beside it, behind which nothing comes",
+			config: config{routes: `[
+				{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": ` + shaped + `}],
+					"terminal": true},
+				{"handle": [` + limit + `, ` + admitted + `]}]`},
+		},
+		{
 			name: "a named route, without error routes",
 			config: config{site: "invoke limited\nrespond admitted", sites: `
 				&(limited) {
@@ -503,6 +550,22 @@ func TestWhoSeesDenials(t *testing.T) {
 		{
 			name:   "routes that handle a proxy's response, without error routes",
 			config: config{routes: `[{"handle": [` + proxy + `]}]`},
+		},
+		{
+			name: "routes for intercepted responses, without error routes",
+			config: config{site: `
+				route {
+					intercept {
+						handle_response {
+							rate_limit {
+								size 1
+							}
+							respond "admitted"
+						}
+					}
+					respond 200
+				}
+			`},
 		},
 		{
 			name: "behind a subroute that has error routes",

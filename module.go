@@ -150,7 +150,8 @@ type Memory struct {
 // header fields tell the client how much room is left, and the next handler is
 // invoked. If it does not, it is denied with status 429 and `Retry-After`, and
 // error routes shape the response. Only where no error route could see the
-// error is the bare response written directly.
+// error is the bare response written directly. Requests that Caddy makes itself,
+// as for `httpInclude` in templates, are not limited.
 //
 // The handler sets these placeholders. Where several `rate_limit` handlers
 // see a request, they show the tightest of their limits:
