@@ -1,8 +1,12 @@
 package ratelimit
 
 import (
+	"context"
 	"errors"
+	"math/rand/v2"
 	"net/http"
+	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
@@ -26,7 +30,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	case undecidedError:
 		return h.undecided(w, r, next, err.error)
 	}
-	return err
+	return h.unmatched(w, r, err)
 }
 
 // undecidedError is why a store has not decided.
@@ -34,8 +38,11 @@ type undecidedError struct{ error }
 
 // decide charges the request to the limits that apply to it and sets the header
 // fields. It returns the request's record, or nil if no limit applies. An error
-// is a denial, a refusal, an undecidedError, or one to be returned as it is.
+// is a denial, a refusal, an undecidedError, or that of a matcher.
 func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error) {
+	if virtual(r) {
+		return nil, nil
+	}
 	c := checkOf(r)
 	defer c.release()
 	for _, l := range h.Limits {
@@ -47,20 +54,58 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error
 		return nil, nil
 	}
 
-	var err error
-	c.decisions, err = h.store.Take(r.Context(), limiter.Request{
-		Buckets:    c.buckets,
-		Accounting: h.accounting,
-		NoFallback: h.onError != onErrorFallback,
-	}, c.decisions)
-	if err != nil {
+	rec := recordOf(c)
+	if err := h.take(c, rec); err != nil {
 		return nil, undecidedError{err}
 	}
-	rec := recordOf(c)
 	if decider := rec.add(c, h.families, w.Header()); decider.decision.Denied {
 		return nil, denial{decider}
 	}
 	return rec, nil
+}
+
+// take has the store decide on the buckets of c. All blocks that a request passes
+// wait for Redis no longer than its timeout together; the time that it spends
+// elsewhere between them does not count. Nor does its own context: a client that
+// goes away, or is in a hurry, is charged like others.
+func (h *Handler) take(c *check, rec *record) error {
+	ctx, start := context.Background(), time.Time{}
+	if h.timeout > 0 {
+		start = time.Now()
+		if rec.waited > 0 {
+			ctx = deadline{ctx, start.Add(h.timeout - rec.waited)}
+		}
+	}
+	var err error
+	c.decisions, err = h.store.Take(ctx, limiter.Request{
+		Buckets:    c.buckets,
+		Accounting: h.accounting,
+		NoFallback: h.onError != onErrorFallback,
+	}, c.decisions)
+	if h.timeout > 0 {
+		rec.waited += time.Since(start)
+	}
+	return err
+}
+
+// deadline is a context with a deadline that is only told, so that it needs no
+// timer: the store keeps it.
+type deadline struct {
+	context.Context
+	at time.Time
+}
+
+// Deadline returns the time by which all must be done.
+func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
+
+// virtual reports whether r is a request that Caddy made itself, as templates do
+// to include another page. It came over no connection, so that it lacks what the
+// servers of HTTP/1, 2 and 3 put into the context of one that did; whatever a
+// client sends changes nothing about that. The address may be missing for a
+// connection that a plugin made, which is why it alone does not tell.
+func virtual(r *http.Request) bool {
+	ctx := r.Context()
+	return ctx.Value(http.LocalAddrContextKey) == nil && ctx.Value(http.ServerContextKey) == nil
 }
 
 // undecided does what on_error says with a request on which there is no
@@ -69,7 +114,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error
 func (h *Handler) undecided(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, err error) error {
 	switch {
 	case !errors.Is(err, limiter.ErrUnavailable): // not the store's fault
-		h.logger.Error("no decision on a request, answering 500", zap.Error(err))
+		h.reportError("no decision on a request, answering 500", err)
 		return h.refuse(w, r, http.StatusInternalServerError, err)
 	case h.onError == onErrorAllow:
 		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, letting it pass"); c != nil {
@@ -79,6 +124,40 @@ func (h *Handler) undecided(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	w.Header().Set("Retry-After", "1")
 	return h.refuse(w, r, http.StatusServiceUnavailable, err)
+}
+
+// unmatched answers a request for which a matcher of a limit failed: it is not
+// known whether the limit applies.
+func (h *Handler) unmatched(w http.ResponseWriter, r *http.Request, err error) error {
+	refused, ok := err.(caddyhttp.HandlerError) //nolint:errorlint // as Caddy does
+	if !ok {
+		refused = caddyhttp.HandlerError{StatusCode: http.StatusInternalServerError, Err: err}
+	}
+	if refused.StatusCode >= http.StatusInternalServerError {
+		h.reportError("a matcher failed, requests are refused", err)
+	}
+	return h.refuse(w, r, refused.StatusCode, refused.Err)
+}
+
+// reportError logs an error that clients can bring about, at most once a minute.
+func (h *Handler) reportError(msg string, err error) {
+	if h.reported.due() {
+		h.logger.Error(msg, zap.Error(err))
+	}
+}
+
+// minutely says when something is due that is done once a minute at most.
+type minutely struct {
+	last atomic.Int64 // time since epoch, plus a minute
+}
+
+// epoch is some time from which a clock counts that nobody sets.
+var epoch = time.Now()
+
+// due reports whether a minute has passed since it was last true.
+func (m *minutely) due() bool {
+	now, last := int64(time.Since(epoch)+time.Minute), m.last.Load()
+	return now-last >= int64(time.Minute) && m.last.CompareAndSwap(last, now)
 }
 
 // denial is the error of a request that a limit denies: what that decided.
@@ -110,11 +189,11 @@ var errNoDecision = errors.New("rate limits can't be checked for this request")
 // for error routes to shape. Where none can see it the bare status is written,
 // as the server would: a returned error costs it more than twice as much.
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err error) error {
-	if h.seenByErrorRoutes(r) {
+	if h.seenByErrorRoutes(r, status) {
 		if status != http.StatusTooManyRequests && status != http.StatusTooEarly {
 			err = errNoDecision
 		}
-		return caddyhttp.HandlerError{StatusCode: status, Err: err}
+		return h.handlerError(status, err)
 	}
 	if c := h.logger.Check(zap.DebugLevel, "request refused"); c != nil {
 		c.Write(zap.Int("status", status), zap.Error(err))
@@ -123,42 +202,40 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 	return nil
 }
 
-// seenByErrorRoutes reports whether error routes might see an error that h
-// returns for r. It is decided once for each server.
-func (h *Handler) seenByErrorRoutes(r *http.Request) bool {
+// handlerError returns err as Caddy's handlers do, with an id and where it comes
+// from. To look that up takes longer than all the rest, and it is always here.
+func (h *Handler) handlerError(status int, err error) error {
+	origin := h.origin.Load()
+	if origin == nil {
+		e := caddyhttp.Error(status, err)
+		h.origin.Store(&e.Trace)
+		return e
+	}
+	return caddyhttp.HandlerError{Err: err, StatusCode: status, ID: newErrorID(), Trace: *origin}
+}
+
+// newErrorID returns an id as Caddy's errors have them.
+func newErrorID() string {
+	const chars = "abcdefghijkmnpqrstuvwxyz23456789" // 32 that are not mistaken for others
+	var id [9]byte
+	bits := rand.Uint64() //nolint:gosec // it is no secret
+	for i := range id {
+		id[i] = chars[bits%32]
+		bits /= 32
+	}
+	return string(id[:])
+}
+
+// seenByErrorRoutes reports whether error routes might see an error with the
+// given status that h returns for r.
+func (h *Handler) seenByErrorRoutes(r *http.Request, status int) bool {
 	srv, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	if !ok {
 		return true
 	}
-	if seen, ok := h.errorRoutes.Load(srv); ok {
-		return seen.(bool)
+	found, ok := h.errorRoutes.Load(srv)
+	if !ok {
+		found, _ = h.errorRoutes.LoadOrStore(srv, errorRoutesOf(srv, h))
 	}
-	// If h does not turn up, something else than a subroute holds it, such as a
-	// named route, which may be invoked wherever errors are seen.
-	inner, found := h.search(srv.Routes)
-	seen := inner || !found
-	if srv.Errors != nil && len(srv.Errors.Routes) > 0 {
-		// The server's error routes see all errors but their own.
-		inner, found = h.search(srv.Errors.Routes)
-		seen = inner || !found
-	}
-	h.errorRoutes.Store(srv, seen)
-	return seen
-}
-
-// search reports whether any subroute in routes has error routes, and whether
-// h is in one of them.
-func (h *Handler) search(routes caddyhttp.RouteList) (errorRoutes, found bool) {
-	for _, route := range routes {
-		for _, handler := range route.Handlers {
-			switch handler := handler.(type) {
-			case *Handler:
-				found = found || handler == h
-			case *caddyhttp.Subroute:
-				e, f := h.search(handler.Routes)
-				errorRoutes, found = errorRoutes || e || handler.Errors != nil, found || f
-			}
-		}
-	}
-	return errorRoutes, found
+	return found.(*errorRoutes).see(r, status)
 }

@@ -491,209 +491,6 @@ func TestBareDenial(t *testing.T) {
 	}
 }
 
-// TestDenialWithinErrorRoutes guards that a limit in error routes, as against
-// those who keep failing to log in, answers 429 and not the status of the first
-// error, and that this is no error of Caddy's.
-func TestDenialWithinErrorRoutes(t *testing.T) {
-	for name, c := range map[string]config{
-		"of the server": {site: `
-			error 401
-			handle_errors 401 {
-				rate_limit failures {
-					size 1
-					drip_rate 30s
-				}
-				respond "error page" 401
-			}
-		`},
-		"of a subroute": {routes: `[{"handle": [{"handler": "subroute",
-			"routes": [{"handle": [{"handler": "error", "status_code": "401"}]}],
-			"errors": {"routes": [{"handle": [
-				{"handler": "rate_limit", "limits": [{"name": "failures", "size": 1, "drip_rate": "30s"}]},
-				{"handler": "static_response", "status_code": "401", "body": "error page"}]}]}}]}]`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, c)
-			s.run(
-				step{want: "401 limit=1 remaining=0 clear=30.000", body: "error page"},
-				step{want: "429 limit=1 remaining=0 clear=30.000 reset=30.000 retry-after=30"},
-			)
-			for _, e := range s.log("error", errorLogger) {
-				t.Errorf("a denial is logged: %v", e)
-			}
-		})
-	}
-}
-
-// TestWhoSeesDenials guards that a denial is an error wherever an error route
-// might shape it, and written directly, which costs less, where none could.
-func TestWhoSeesDenials(t *testing.T) {
-	const (
-		limit    = `{"handler": "rate_limit", "limits": [{"size": 1}]}`
-		admitted = `{"handler": "static_response", "body": "admitted"}`
-		shaped   = `{"routes": [{"handle": [{"handler": "static_response", "body": "{http.error.message}"}]}]}`
-		text     = "rate limit default exceeded: retry after 1 s"
-	)
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {})
-	proxy := fmt.Sprintf(`{"handler": "reverse_proxy", "upstreams": [{"dial": %q}],
-		"handle_response": [{"routes": [{"handle": [%s, %s]}]}]}`, upstream, limit, admitted)
-
-	for _, tc := range []struct {
-		name     string
-		config   config
-		returned bool
-		body     string
-	}{
-		{
-			name:   "no error routes",
-			config: config{site: "rate_limit {\nsize 1\n}\nrespond admitted"},
-		},
-		{
-			name: "in blocks, without error routes",
-			config: config{site: `
-				route {
-					handle / {
-						rate_limit {
-							size 1
-						}
-						respond "admitted"
-					}
-				}
-			`},
-		},
-		{
-			name: "error routes of the server",
-			config: config{site: `
-				rate_limit {
-					size 1
-				}
-				handle_errors {
-					respond "{err.message}"
-				}
-				respond "admitted"
-			`},
-			returned: true, body: text,
-		},
-		{
-			name: "error routes of the server, for others than 429",
-			config: config{site: `
-				rate_limit {
-					size 1
-				}
-				handle_errors 5xx {
-					respond "{err.message}"
-				}
-				respond "admitted"
-			`},
-			returned: true,
-		},
-		{
-			name: "error routes of another site of the server",
-			config: config{
-				site: "rate_limit {\nsize 1\n}\nrespond admitted",
-				sites: `
-				http://other.test:{port} {
-					handle_errors {
-						respond "{err.message}"
-					}
-				}
-			`},
-			returned: true,
-		},
-		{
-			name: "error routes of another server",
-			config: config{
-				site: "rate_limit {\nsize 1\n}\nrespond admitted",
-				sites: `
-				http://other.test:0 {
-					handle_errors {
-						respond "{err.message}"
-					}
-				}
-			`},
-		},
-		{
-			name: "error routes of the subroute it is in",
-			config: config{routes: `[{"handle": [{"handler": "subroute",
-				"routes": [{"handle": [` + limit + `, ` + admitted + `]}], "errors": ` + shaped + `}]}]`},
-			returned: true, body: text,
-		},
-		{
-			name: "error routes of a subroute further out",
-			config: config{routes: `[{"handle": [{"handler": "subroute", "routes": [{"handle": [
-				{"handler": "subroute", "routes": [{"handle": [` + limit + `, ` + admitted + `]}]}
-				]}], "errors": ` + shaped + `}]}]`},
-			returned: true, body: text,
-		},
-		{
-			name: "error routes of a subroute beside it",
-			config: config{routes: `[
-				{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "errors": ` + shaped + `}]},
-				{"handle": [` + limit + `, ` + admitted + `]}]`},
-			returned: true,
-		},
-		{
-			name: "a named route, which may be invoked from anywhere",
-			config: config{site: "invoke limited\nrespond admitted", sites: `
-				&(limited) {
-					rate_limit {
-						size 1
-					}
-				}
-			`},
-			returned: true,
-		},
-		{
-			name: "a named route, and error routes of the server",
-			config: config{site: `
-				invoke limited
-				respond "admitted"
-				handle_errors {
-					respond "{err.message}"
-				}
-			`, sites: `
-				&(limited) {
-					rate_limit {
-						size 1
-					}
-				}
-			`},
-			returned: true, body: text,
-		},
-		{
-			name:     "routes of another handler, which may do anything with errors",
-			config:   config{routes: `[{"handle": [` + proxy + `]}]`},
-			returned: true,
-		},
-		{
-			name: "routes of another handler within a subroute with error routes",
-			config: config{routes: `[{"handle": [{"handler": "subroute",
-				"routes": [{"handle": [` + proxy + `]}], "errors": ` + shaped + `}]}]`},
-			returned: true, body: text,
-		},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, tc.config)
-			s.run(
-				step{want: "200 limit=1 remaining=0 clear=1.000", body: "admitted"},
-				step{want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
-			)
-			if body := s.get("/").body; body != tc.body {
-				t.Errorf("got body %q, want %q", body, tc.body)
-			}
-			var written int
-			for _, e := range s.log("debug", ownLogger) {
-				if e["msg"] == "request refused" && e["status"] == 429.0 {
-					written++
-				}
-			}
-			if want := map[bool]int{true: 0, false: 2}[tc.returned]; written != want {
-				t.Errorf("%d of 2 denials were written directly, want %d", written, want)
-			}
-		})
-	}
-}
-
 // newUpstream starts a server for Caddy to proxy to and returns its host:port.
 func newUpstream(t testing.TB, h http.HandlerFunc) string {
 	upstream := httptest.NewServer(h)
@@ -1157,17 +954,7 @@ func TestEncode(t *testing.T) {
 // TestUpgrade guards that connections can be handed over, as to WebSocket, and
 // that the 101 has the fields, those of the upstream dropped.
 func TestUpgrade(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		conn, rw, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close()
-		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n"+
-			"X-RateLimit-Limit: 5000\r\n\r\n")
-		io.Copy(conn, rw)
-	})
+	upstream := newWebSocket(t)
 	s := startSite(t, "rate_limit {\nsize 2\n}\nrespond /plain admitted\nreverse_proxy "+upstream)
 	conn, err := net.Dial("tcp", s.addr)
 	if err != nil {
@@ -1714,7 +1501,7 @@ func TestEarlyData(t *testing.T) {
 					r.Header.Set("X-Key", tc.header)
 				}
 				w := httptest.NewRecorder()
-				activeServer(t).ServeHTTP(w, r)
+				activeServer(t).ServeHTTP(w, received(r))
 				return answer{w.Result(), w.Body.String()}
 			}
 			early := send(false)
@@ -1749,11 +1536,16 @@ func TestMatcherErrors(t *testing.T) {
 		r := httptest.NewRequest("GET", "https://"+s.addr+"/", nil)
 		r.TLS = &tls.ConnectionState{HandshakeComplete: complete}
 		w := httptest.NewRecorder()
-		activeServer(t).ServeHTTP(w, r)
+		activeServer(t).ServeHTTP(w, received(r))
 		if got := (answer{w.Result(), w.Body.String()}).String(); got != want {
 			t.Errorf("handshake complete %t: got %s, want %s", complete, got, want)
 		}
 	}
+}
+
+// received returns r as if it had come over a connection.
+func received(r *http.Request) *http.Request {
+	return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{}))
 }
 
 // activeServer returns the HTTP server of the config that Caddy runs.
@@ -2291,23 +2083,25 @@ func TestReloadSharesConnections(t *testing.T) {
 	})
 }
 
-// TestCancelledRequestCounts guards that a client which goes away early is
-// charged all the same, and is no failure of Redis.
+// TestCancelledRequestCounts guards that a client which goes away early, or whose
+// request has a deadline, is charged all the same, and is no failure of Redis.
 func TestCancelledRequestCounts(t *testing.T) {
 	server := redistest.Start(t)
 	s := startConfig(t, config{
 		global: redisGlobal(server.Addr, slowly),
 		site:   "rate_limit {\nsize 9\ndrip_rate 1h\n}\nrespond admitted",
 	})
-	ctx, cancel := context.WithCancel(t.Context())
+	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 2 {
+	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	for _, ctx := range []context.Context{cancelled, late} {
 		r := httptest.NewRequestWithContext(ctx, "GET", s.url("/"), nil)
 		r.RemoteAddr = "127.0.0.1:1"
-		activeServer(t).ServeHTTP(httptest.NewRecorder(), r)
+		activeServer(t).ServeHTTP(httptest.NewRecorder(), received(r))
 	}
 	if a := s.get("/"); a.Header.Get("X-RateLimit-Remaining") != "6" {
-		t.Errorf("after two cancelled requests of 9: %s", a)
+		t.Errorf("after two such requests of 9: %s", a)
 	}
 	if reports := s.log("error", ownLogger); len(reports) > 0 {
 		t.Errorf("cancelled requests are reported: %v", reports)

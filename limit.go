@@ -289,8 +289,7 @@ func (l *Limit) reportNoKey() {
 // reportBadValue logs that a placeholder made no usable value, at most once a
 // minute for a limit.
 func (l *Limit) reportBadValue(err error) {
-	now := time.Now().Unix()
-	if last := l.reported.Load(); now-last >= 60 && l.reported.CompareAndSwap(last, now) {
+	if l.reported.due() {
 		l.logger.Error("a placeholder makes no usable value; requests are refused",
 			zap.String("limit", l.path), zap.Error(err))
 	}

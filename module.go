@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -57,7 +58,8 @@ type App struct {
 	taken       []any // keys of the references held in stores
 	store       limiter.Store
 	memory      *limiter.Memory
-	redis       *sharedRedis // nil without Redis
+	redis       *sharedRedis  // nil without Redis
+	timeout     time.Duration // of Redis; 0 without
 	maxKeys     int
 	onError     onError
 	definitions *definitions
@@ -124,9 +126,9 @@ type Redis struct {
 	// plain digests.
 	KeySecret string `json:"key_secret,omitempty"`
 
-	// The most a request may wait for Redis, everything included, at least
-	// `1ms`. If there is no answer by then, `on_error` decides what becomes of
-	// it. Connections are made outside of it. Default: `50ms`.
+	// The most a request may wait for Redis, everything included, in all
+	// handlers that it passes together; at least `1ms`. If there is no answer by
+	// then, `on_error` decides what becomes of it. Connections are made outside of it. Default: `50ms`.
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
 	// The most connections to each server. Default: 10 for each CPU.
@@ -148,7 +150,8 @@ type Memory struct {
 // header fields tell the client how much room is left, and the next handler is
 // invoked. If it does not, it is denied with status 429 and `Retry-After`, and
 // error routes shape the response. Only where no error route could see the
-// error is the bare response written directly.
+// error is the bare response written directly. Requests that Caddy makes itself,
+// as for `httpInclude` in templates, are not limited.
 //
 // The handler sets these placeholders. Where several `rate_limit` handlers
 // see a request, they show the tightest of their limits:
@@ -188,14 +191,18 @@ type Handler struct {
 	OnError string `json:"on_error,omitempty"`
 
 	store      limiter.Store
+	timeout    time.Duration // of Redis; 0 without
 	onError    onError
 	accounting limiter.Accounting
 	families   families
 	logger     *zap.Logger
 
-	// Whether error routes of a server may see the handler's errors, by
+	// Which error routes of a server see the handler's errors, *errorRoutes by
 	// *caddyhttp.Server.
 	errorRoutes sync.Map
+
+	origin   atomic.Pointer[string] // of the handler's errors, once there was one
+	reported minutely
 }
 
 // Limit is a leaky bucket for each key, such as each client address. The
@@ -276,7 +283,7 @@ type Limit struct {
 	logger   *zap.Logger
 
 	warnNoKey sync.Once
-	reported  atomic.Int64 // when a bad value was last reported, in Unix seconds
+	reported  minutely // bad values
 }
 
 // CaddyModule returns the Caddy module information.
@@ -320,6 +327,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("redis: %w", err)
 	}
 	a.takeRedis(opt)
+	a.timeout = opt.Timeout
 	return nil
 }
 
@@ -359,7 +367,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	app := loaded.(*App)
-	h.store = app.store
+	h.store, h.timeout = app.store, app.timeout
 	if h.onError, err = newConstant("on_error", or(h.OnError, string(app.onError)), parseOnError); err != nil {
 		return err
 	}

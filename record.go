@@ -5,13 +5,15 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// record is what all rate_limit handlers decided on one request.
+// record is what all rate_limit handlers decided on one request; nothing as long
+// as no store has decided.
 //
 // It has room for what most requests need, so that they make do with this one
 // piece of memory.
@@ -19,6 +21,7 @@ type record struct {
 	items  []item
 	fields fields
 	writer responseWriter
+	waited time.Duration // for Redis
 	few    [1]item
 	text   [64]byte // of the fields that the first handler sets
 }
@@ -70,7 +73,10 @@ func (rec *record) placeholder(name string) (any, bool) {
 	if !ours {
 		return nil, false
 	}
-	sum, _ := summarize(rec.items, 0)
+	sum, decided := summarize(rec.items, 0)
+	if !decided {
+		return nil, false
+	}
 	decider := &rec.items[sum.Deciding]
 	switch name {
 	case "limit":
@@ -107,7 +113,7 @@ func (rec *record) wrap(w http.ResponseWriter) http.ResponseWriter {
 		return w
 	}
 	rw := &rec.writer
-	if rw.record != nil { // in use, maybe where it can't be seen from here
+	if rw.ResponseWriter != nil { // in use, maybe where it can't be seen from here
 		if wrapped(w) {
 			return w
 		}
@@ -136,15 +142,14 @@ func wrapped(w http.ResponseWriter) bool {
 // connection, is found through Unwrap.
 type responseWriter struct {
 	caddyhttp.ResponseWriterWrapper
-	record *record
-	done   bool
+	record *record // nil once the fields are in order
 }
 
 // finish puts our fields in order, once.
 func (rw *responseWriter) finish() {
-	if !rw.done {
-		rw.done = true
-		rw.record.fields.keep(rw.Header())
+	if rec := rw.record; rec != nil {
+		rw.record = nil
+		rec.fields.keep(rw.Header())
 	}
 }
 

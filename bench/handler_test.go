@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -45,9 +46,7 @@ func BenchmarkHandler(b *testing.B) {
 			}
 			server := &caddyhttp.Server{Routes: caddyhttp.RouteList{{Handlers: []caddyhttp.MiddlewareHandler{h}}}}
 			if c.name == errorRoutes {
-				server.Routes = append(server.Routes, caddyhttp.Route{Handlers: []caddyhttp.MiddlewareHandler{
-					&caddyhttp.Subroute{Errors: new(caddyhttp.HTTPErrorConfig)},
-				}})
+				server.Errors = &caddyhttp.HTTPErrorConfig{Routes: make(caddyhttp.RouteList, 1)}
 			}
 			with, without := serve(server, h.ServeHTTP)(), serve(server, pass)()
 			more := testing.AllocsPerRun(1000, func() { with(0) }) - testing.AllocsPerRun(1000, func() { without(0) })
@@ -70,6 +69,8 @@ func serve(server *caddyhttp.Server, handle func(http.ResponseWriter, *http.Requ
 		w.WriteHeader(http.StatusOK)
 		return nil
 	})
+	// A request that came over no connection would not be limited.
+	ctx := context.WithValue(context.Background(), http.LocalAddrContextKey, new(net.TCPAddr))
 	return func() func(int) {
 		w := nowhere{header: make(http.Header)}
 		request := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -77,7 +78,7 @@ func serve(server *caddyhttp.Server, handle func(http.ResponseWriter, *http.Requ
 		return func(int) {
 			clear(w.header)
 			repl := caddy.NewReplacer()
-			_ = handle(w, caddyhttp.PrepareRequest(request.WithContext(context.Background()), repl, w, server), next)
+			_ = handle(w, caddyhttp.PrepareRequest(request.WithContext(ctx), repl, w, server), next)
 		}
 	}
 }

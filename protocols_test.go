@@ -1,0 +1,346 @@
+package ratelimit
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go/http3"
+	"golang.org/x/net/http2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// from makes s send from another loopback address, as another client would.
+func (s *server) from(address string) {
+	s.t.Helper()
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	s.client.CloseIdleConnections()
+	s.client.Transport = &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}
+}
+
+// TestVirtualRequests guards that the requests which Caddy makes itself, for a
+// template that includes other pages, are charged to nobody, and that clients
+// can't pass theirs off as such.
+func TestVirtualRequests(t *testing.T) {
+	dir := tempDir(t)
+	page := []byte(`{{httpInclude "/part"}} and {{httpInclude "/part"}}`)
+	if err := os.WriteFile(filepath.Join(dir, "page.html"), page, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := startSite(t, `
+		rate_limit {
+			size 1
+			drip_rate 1h
+		}
+		root `+dir+`
+		templates
+		respond /part "part"
+		file_server
+	`)
+	const (
+		admitted = "200 limit=1 remaining=0 clear=3600.000"
+		denied   = "429 limit=1 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"
+	)
+	for _, client := range []string{"127.0.0.2", "127.0.0.3"} {
+		s.from(client)
+		s.run(
+			step{path: "/page.html", want: admitted, body: "part and part"},
+			step{path: "/page.html", want: denied},
+			step{path: "/part", header: []string{"Caddy-Templates-Include: 1"}, want: denied},
+		)
+	}
+	// The address that virtual requests come from has its bucket for itself.
+	s.from("127.0.0.1")
+	s.run(
+		step{path: "/part", header: []string{"Caddy-Templates-Include: 1"}, want: admitted, body: "part"},
+		step{path: "/part", header: []string{"Caddy-Templates-Include: 1"}, want: denied},
+	)
+	if lines := s.log("error", ""); len(lines) > 0 {
+		t.Errorf("got %v, want no error in the log", lines)
+	}
+}
+
+// TestProtocols guards that what comes over a connection is limited, whatever
+// version of HTTP it speaks, with TLS or without.
+func TestProtocols(t *testing.T) {
+	addr := redistest.FreeAddr(t)
+	s := startConfig(t, config{
+		global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects\nskip_install_trust",
+		site:   "rate_limit {\nkey {http.request.proto}\nsize 1\n}\nrespond admitted",
+		sites: "https://" + addr + ` {
+			tls internal
+			rate_limit {
+				key {http.request.proto}-tls
+				size 1
+			}
+			respond admitted
+		}`,
+	})
+	trusting := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // a certificate of this test
+	eventually(t, "a certificate", func() bool {
+		conn, err := tls.Dial("tcp", addr, trusting)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	only := func(set func(*http.Protocols)) *http.Transport {
+		transport := &http.Transport{TLSClientConfig: trusting.Clone(), Protocols: new(http.Protocols)}
+		set(transport.Protocols)
+		return transport
+	}
+	h3 := &http3.Transport{TLSClientConfig: trusting.Clone()}
+	t.Cleanup(func() { h3.Close() })
+	for _, tc := range []struct {
+		name, url, proto string
+		transport        http.RoundTripper
+	}{
+		{"HTTP/1.1", s.url("/"), "HTTP/1.1", only(func(p *http.Protocols) { p.SetHTTP1(true) })},
+		{"HTTP/1.1 with TLS", "https://" + addr, "HTTP/1.1", only(func(p *http.Protocols) { p.SetHTTP1(true) })},
+		{"HTTP/2", s.url("/"), "HTTP/2.0", only(func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) })},
+		{"HTTP/2 with TLS", "https://" + addr, "HTTP/2.0", only(func(p *http.Protocols) { p.SetHTTP2(true) })},
+		{"HTTP/3", "https://" + addr, "HTTP/3.0", h3},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			client := &http.Client{Transport: tc.transport, Timeout: patience}
+			defer client.CloseIdleConnections()
+			for i, want := range []string{
+				"200 limit=1 remaining=0 clear=1.000",
+				"429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1",
+			} {
+				res, err := client.Get(tc.url)
+				if err != nil {
+					t.Fatal(err)
+				}
+				res.Body.Close()
+				if got := (answer{Response: res}).String(); got != want || res.Proto != tc.proto {
+					t.Errorf("request %d: got %s over %s, want %s over %s", i+1, got, res.Proto, want, tc.proto)
+				}
+			}
+		})
+	}
+}
+
+// newWebSocket starts a server that takes over connections and sends back what
+// comes over them, and returns its host:port.
+func newWebSocket(t testing.TB) string {
+	return newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+
+			r.Header.Get("Upgrade")+"\r\nX-RateLimit-Limit: 5000\r\n\r\n")
+		io.Copy(conn, rw)
+	})
+}
+
+// TestWebSocketOverHTTP2 guards that a WebSocket that is opened by CONNECT in a
+// stream of HTTP/2 is charged once and told so, works, and is denied like any
+// other request.
+func TestWebSocketOverHTTP2(t *testing.T) {
+	upstream := newWebSocket(t)
+	t.Setenv("GODEBUG", "http2xconnect=1") // without it Go's server takes no such CONNECT
+	addr := startProcess(t, config{
+		global: "servers {\nprotocols h1 h2c\n}",
+		site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nreverse_proxy " + upstream,
+	})
+	client := &http2.Transport{AllowHTTP: true,
+		DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}}
+	t.Cleanup(client.CloseIdleConnections)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	open := func(want string) (io.Writer, *bufio.Reader) {
+		t.Helper()
+		body, in := io.Pipe()
+		t.Cleanup(func() { in.Close() })
+		req, err := http.NewRequestWithContext(ctx, http.MethodConnect, "http://"+addr+"/chat", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header[":protocol"] = []string{"websocket"}
+		res, err := client.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { res.Body.Close() })
+		a := answer{Response: res}
+		if !strings.HasPrefix(a.String(), want+" clear=") || res.ProtoMajor != 2 {
+			t.Errorf("got %s over %s, want %s", a, res.Proto, want)
+		}
+		return in, bufio.NewReader(res.Body)
+	}
+	for _, want := range []string{"200 limit=2 remaining=1", "200 limit=2 remaining=0"} {
+		in, out := open(want)
+		for _, text := range []string{"one\n", "two\n"} {
+			io.WriteString(in, text)
+			if echo, err := out.ReadString('\n'); echo != text || err != nil {
+				t.Fatalf("%q came back as %q, %v", text, echo, err)
+			}
+		}
+	}
+	open("429 limit=2 remaining=0")
+}
+
+// TestForwardAuth guards that a limit in front of forward_auth keeps what it
+// denies from the authentication server, that one behind it can go by what that
+// server says, and that denials behind it are shaped by error routes.
+func TestForwardAuth(t *testing.T) {
+	var asked atomic.Int64
+	auth := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		w.Header().Set("X-RateLimit-Limit", "5000")
+		user := r.Header.Get("X-Token")
+		if user == "" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		w.Header().Set("Remote-User", user)
+	})
+	for name, tc := range map[string]struct{ errors, body string }{
+		"without error routes": {},
+		"with error routes": {
+			errors: "handle_errors 429 {\nrespond {err.message}\n}",
+			body:   "rate limit user exceeded: retry after 3600 s",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asked.Store(0)
+			s := startSite(t, `
+				rate_limit address {
+					size 6
+					drip_rate 1h
+				}
+				forward_auth `+auth+` {
+					uri /auth
+					copy_headers Remote-User
+				}
+				route {
+					rate_limit user {
+						key {header.Remote-User}
+						size 1
+						drip_rate 1h
+					}
+					respond "{header.Remote-User}"
+				}
+				`+tc.errors)
+			s.run(
+				step{want: "401 limit=6 remaining=5 clear=3600.000"},
+				step{header: []string{"X-Token: alice"}, want: "200 limit=1 remaining=0 clear=7200.000", body: "alice"},
+				step{header: []string{"X-Token: alice"}, body: tc.body,
+					want: "429 limit=1 remaining=0 clear=10800.000 reset=3600.000 retry-after=3600"},
+				step{header: []string{"X-Token: bob", "Remote-User: eve"}, want: "200 limit=1 remaining=0 clear=14400.000", body: "bob"},
+				step{header: []string{"Remote-User: eve"}, want: "401 limit=6 remaining=1 clear=18000.000"},
+				step{want: "401 limit=6 remaining=0 clear=21600.000"},
+				step{want: "429 limit=6 remaining=0 clear=21600.000 reset=3600.000 retry-after=3600"},
+			)
+			if n := asked.Load(); n != 6 {
+				t.Errorf("the authentication server was asked %d times, want 6", n)
+			}
+		})
+	}
+}
+
+// TestTracing guards that limits work within tracing, whose spans can tell what
+// they decided.
+func TestTracing(t *testing.T) {
+	spans := make(chan string, 100)
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		spans <- string(body)
+	}))
+	t.Cleanup(collector.Close)
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+	s := startSite(t, `
+		tracing {
+			span site
+			span_attributes {
+				exceeded "<{http.rate_limit.exceeded.name}>"
+			}
+		}
+		rate_limit tight {
+			size 1
+		}
+		respond "admitted {http.vars.trace_id}"
+		handle_errors {
+			respond "{err.message} {http.vars.trace_id}"
+		}
+	`)
+	s.run(step{want: "200 limit=1 remaining=0 clear=1.000"})
+	denied := s.get("/")
+	if got, want := denied.String(), "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if text, id, _ := strings.Cut(denied.body, " s "); text != "rate limit tight exceeded: retry after 1" || len(id) != 32 {
+		t.Errorf("got body %q", denied.body)
+	}
+	for got := ""; !strings.Contains(got, "<>") || !strings.Contains(got, "<tight>"); {
+		select {
+		case span := <-spans:
+			got += span
+		case <-time.After(patience):
+			t.Fatalf("no spans tell of one request admitted and one denied: %q", got)
+		}
+	}
+}
+
+// TestPreflights guards that the OPTIONS requests by which browsers ask whether
+// they may send another count like any request, and do not where a matcher says
+// so; the answer to one carries our fields.
+func TestPreflights(t *testing.T) {
+	preflight := []string{"Origin: https://app.test", "Access-Control-Request-Method: POST"}
+	const site = `
+		rate_limit %s {
+			size 1
+			drip_rate 1h
+		}
+		header Access-Control-Allow-Origin *
+		header Access-Control-Expose-Headers "Retry-After, X-RateLimit-Remaining"
+		@preflight method OPTIONS
+		respond @preflight 204
+		respond "admitted"
+	`
+	const (
+		denied = "429 limit=1 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"
+		full   = "limit=1 remaining=0 clear=3600.000"
+	)
+	t.Run("counted", func(t *testing.T) {
+		s := startSite(t, strings.Replace(site, "%s", "", 1))
+		s.run(
+			step{method: "OPTIONS", header: preflight, want: "204 " + full},
+			step{method: "OPTIONS", header: preflight, want: denied},
+			step{method: "POST", want: denied},
+		)
+		// Scripts may read why.
+		if got := s.get("/").Header.Get("Access-Control-Expose-Headers"); got != "Retry-After, X-RateLimit-Remaining" {
+			t.Errorf("a denial exposes %q", got)
+		}
+	})
+	t.Run("not counted", func(t *testing.T) {
+		s := startSite(t, "@counted not method OPTIONS\n"+strings.Replace(site, "%s", "@counted", 1))
+		s.run(
+			step{method: "OPTIONS", header: preflight, want: "204"},
+			step{method: "OPTIONS", header: preflight, want: "204"},
+			step{method: "POST", want: "200 " + full},
+			step{method: "POST", want: denied},
+			step{method: "OPTIONS", header: preflight, want: "204"},
+		)
+	})
+}
