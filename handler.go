@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
@@ -57,8 +58,8 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error
 		return nil, undecidedError{err}
 	}
 	rec := recordOf(c)
-	if decider := rec.add(c, h.families, w.Header()); decider.decision.Denied {
-		return nil, denial{decider}
+	if decider, wait := rec.add(c, h.families, w.Header()); decider.decision.Denied {
+		return nil, denial{decider, wait}
 	}
 	return rec, nil
 }
@@ -81,15 +82,19 @@ func (h *Handler) undecided(w http.ResponseWriter, r *http.Request, next caddyht
 	return h.refuse(w, r, http.StatusServiceUnavailable, err)
 }
 
-// denial is the error of a request that a limit denies: what that decided.
-type denial struct{ *item }
+// denial is the error of a request that a limit denies: what that decided, and
+// how long to wait for all limits.
+type denial struct {
+	*item
+	wait time.Duration
+}
 
 // Error names the limit and the wait.
 func (d denial) Error() string {
 	if d.decision.Never {
 		return "rate limit " + d.path + " exceeded: the request costs more than the limit holds"
 	}
-	return "rate limit " + d.path + " exceeded: retry after " + wholeSeconds(d.decision.Retry) + " s"
+	return "rate limit " + d.path + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
 }
 
 // refusal is the error of a request that is kept from the next handler for

@@ -114,8 +114,17 @@ func (f *fields) keep(h http.Header) {
 type item struct {
 	path     string
 	limit    limiter.Limit
+	cost     int64
 	families families
 	decision limiter.Decision
+}
+
+// await makes Retry, of a bucket that was charged for a request which another
+// denies, the time until it has room for that request again: clients that come
+// earlier are denied by it.
+func (it *item) await() {
+	b := limiter.Bucket{Limit: it.limit, Cost: it.cost}
+	it.decision.Retry = b.Wait(&it.decision)
 }
 
 // describe makes f the fields of a request on which items were decided, each
@@ -207,8 +216,8 @@ func appendPolicies(b []byte, items []item) []byte {
 // appendLimits appends the value of RateLimit. What is available, r, is meant
 // for the time t in which it will have been dripped again: so clients that
 // spread r over t keep to the rate. With nothing available t is the time until
-// something is; on denial only the limits that deny have a t, so that none is
-// later than Retry-After.
+// something is; on denial only the limits without room for the same request have
+// a t, so that none is later than Retry-After.
 func appendLimits(b []byte, items []item, denied bool) []byte {
 	start := len(b)
 	for i := range items {
@@ -220,7 +229,7 @@ func appendLimits(b []byte, items []item, denied bool) []byte {
 		b = appendParameter(b, ";r=", it.decision.Remaining)
 		switch d := &it.decision; {
 		case d.Never:
-		case d.Denied:
+		case denied && d.Retry > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(d.Retry))
 		case denied:
 		case d.Remaining > 0:

@@ -182,6 +182,18 @@ var fieldsTests = []struct {
 			`policy="a";q=100;w=6000, "a/b";q=5;w=5 ratelimit="a";r=50, "a/b";r=0;t=1`,
 	},
 	{
+		"one denies and another is charged its last: both tell to wait, and the longer wait counts",
+		[]item{
+			{path: "a", limit: limitOf(100, time.Minute), families: xRateLimit | ietf, decision: limiter.Decision{
+				Size: 100, Remaining: 0, Clear: 100 * time.Minute, Retry: time.Minute}},
+			{path: "a/b", limit: limitOf(5), families: xRateLimit | ietf,
+				decision: limiter.Decision{
+					Denied: true, Size: 5, Clear: 5 * time.Second, Retry: 700 * time.Millisecond}},
+		},
+		`limit=5 remaining=0 clear=6000.000 reset=60.000 retry-after=60 ` +
+			`policy="a";q=100;w=6000, "a/b";q=5;w=5 ratelimit="a";r=0;t=60, "a/b";r=0;t=1`,
+	},
+	{
 		"several deny: the longest wait counts",
 		[]item{
 			{path: "a", limit: limitOf(8, 3*time.Second), families: xRateLimit | ietf,
@@ -315,7 +327,7 @@ func checkStructured(items []item, f fields) error {
 		p, l := policies[i], limits[i]
 		q, w, r := p.parameters["q"], p.parameters["w"], l.parameters["r"]
 		t, hasT := l.parameters["t"]
-		wantsT := !it.decision.Never && it.decision.Denied == all.Denied
+		wantsT := !it.decision.Never && (!all.Denied || it.decision.Retry > 0)
 		switch {
 		case p.name != it.path || l.name != it.path:
 			return fmt.Errorf("limit %q is called %q and %q", it.path, p.name, l.name)
@@ -420,7 +432,10 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, d := range decisions {
-				items[i].decision = d
+				items[i].decision, items[i].cost = d, req.Buckets[i].Cost
+				if limiter.Summarize(decisions).Denied {
+					items[i].await()
+				}
 			}
 			f := fieldsOf(items)
 			if err := checkStructured(items, f); err != nil {

@@ -155,11 +155,11 @@ type Memory struct {
 //
 // Placeholder | Description
 // ------------|-------------
-// `{http.rate_limit.limit}` | The path of the limit that decided: of a denied request the one that takes longest to admit it, else the one with the least room
+// `{http.rate_limit.limit}` | The path of the limit that decided: of a denied request the one that denies it, the longest if several do, else the one with the least room
 // `{http.rate_limit.size}` | The size of that limit's bucket
 // `{http.rate_limit.remaining}` | The units that the fullest bucket still has room for
 // `{http.rate_limit.clear}` | The seconds until all buckets have run empty
-// `{http.rate_limit.retry_after}` | The whole seconds to wait before the same request is admitted; `0` if it was, empty if it never will be
+// `{http.rate_limit.retry_after}` | The whole seconds to wait before all limits admit the same request; `0` if it was admitted, empty if it never will be
 // `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
 // `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request; empty if none did
 type Handler struct {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
@@ -40,14 +41,15 @@ func recordOf(c *check) *record {
 }
 
 // add adds what the buckets of c decided, sets the fields anew, and returns the
-// one that decided among those of c.
-func (rec *record) add(c *check, show families, h http.Header) *item {
+// one that decided among those of c, and how long to wait for all.
+func (rec *record) add(c *check, show families, h http.Header) (decider *item, wait time.Duration) {
 	earlier := len(rec.items)
 	rec.items = slices.Grow(rec.items, len(c.decisions))
 	for i, d := range c.decisions {
 		rec.items = append(rec.items, item{
 			path:     c.paths[i],
 			limit:    c.buckets[i].Limit,
+			cost:     c.buckets[i].Cost,
 			families: show,
 			decision: d,
 		})
@@ -59,9 +61,15 @@ func (rec *record) add(c *check, show families, h http.Header) *item {
 		text = nil // others have strings of rec.text
 		rec.fields.unset(h)
 	}
+	if all.Denied && len(rec.items) > 1 {
+		for i := range rec.items {
+			rec.items[i].await()
+		}
+		all, _ = summarize(rec.items, 0)
+	}
 	rec.fields.describe(rec.items, all, text)
 	rec.fields.set(h)
-	return &rec.items[earlier+own.Deciding]
+	return &rec.items[earlier+own.Deciding], all.Retry
 }
 
 // placeholder returns the value of one of our placeholders.
