@@ -131,7 +131,7 @@ type check struct {
 	paths     []string // what the buckets are called in answers
 	decisions []limiter.Decision
 
-	// The key expanded last: most limits of a request have it in common.
+	// The fixed key expanded last: most limits of a request have it in common.
 	key     *key
 	keyText string
 	keyOwn  bool
@@ -166,7 +166,7 @@ func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
 	if err == nil && !own {
 		text, err = k.client(c.request)
 	}
-	if err == nil {
+	if err == nil && k.fixed {
 		c.key, c.keyText, c.keyOwn = k, text, own
 	}
 	return text, own, err

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/textproto"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -17,7 +18,8 @@ import (
 type key struct {
 	template   string
 	parts      []part
-	ipv4, ipv6 int // how many bits of an address count
+	ipv4, ipv6 int  // how many bits of an address count
+	fixed      bool // whether it is the same wherever it stands on one request
 }
 
 // part is a piece of a key's template: literal text or a placeholder.
@@ -26,6 +28,7 @@ type part struct {
 	placeholder bool
 	address     bool   // whether its value is an address, to be normalised
 	unverified  bool   // whether its value can't be relied on in early data
+	fixed       bool   // whether nothing can change its value while a request is decided
 	header      string // the field that it is the value of, as http.Header has it
 }
 
@@ -65,9 +68,10 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 			k.parts = append(k.parts, newPlaceholder(names[i-1]))
 		}
 		if literal != "" {
-			k.parts = append(k.parts, part{text: literal})
+			k.parts = append(k.parts, part{text: literal, fixed: true})
 		}
 	}
+	k.fixed = !slices.ContainsFunc(k.parts, func(p part) bool { return !p.fixed })
 	return k, nil
 }
 
@@ -78,6 +82,10 @@ func newPlaceholder(name string) part {
 		p.text, p.address = full, true
 	}
 	p.unverified = p.address || strings.HasPrefix(p.text, "http.request.remote")
+	// What the request itself holds stays. Anything else a matcher may set, as
+	// path_regexp sets its captures, or time may.
+	p.fixed = p.text == clientIP ||
+		strings.HasPrefix(p.text, "http.request.") && !strings.HasPrefix(p.text, "http.request.duration")
 	if field, ok := strings.CutPrefix(p.text, "http.request.header."); ok {
 		p.header = textproto.CanonicalMIMEHeaderKey(field)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -673,6 +674,57 @@ func TestValuesReadDirectly(t *testing.T) {
 			if got := p.value(r, repl); got != want {
 				t.Errorf("%s: {%s} is %q, want %q", name, placeholder, got, want)
 			}
+		}
+	}
+}
+
+// Guards that an inherited key is what its placeholders are where the limit
+// stands that takes it, when the matchers before it have set them: by another
+// limit's capture, strangers would share buckets and clients choose theirs.
+func TestInheritedKeyIsReadWhereItStands(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			key {re.id.1}
+			headers ratelimit
+			limit first {
+				match path_regexp id ^/([^/]+)/
+				size 9
+				limit within {
+					size 9
+				}
+			}
+			limit second {
+				match path_regexp id /([^/]+)$
+				size 9
+			}
+			limit other {
+				match path_regexp id ^/((.+)/.+)$
+				key {re.id.2}{header.X-Key}
+				size 9
+			}
+			limit last {
+				size 9
+			}
+		}
+		respond "admitted"
+	`)
+	// What is left of the 9 after each request.
+	for _, tc := range []struct{ path, want string }{
+		{"/a/x", "first 8, within 8, second 8, other 8, last 8"}, // the captures are a, a, x, a and a/x
+		{"/b/x", "first 8, within 8, second 7, other 8, last 8"},
+		{"/a/y", "first 7, within 7, second 8, other 7, last 8"},
+		{"/a/x", "first 6, within 6, second 6, other 6, last 7"},
+	} {
+		limits, err := parseList(s.get(tc.path).Header.Get("RateLimit"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var left []string
+		for _, l := range limits {
+			left = append(left, fmt.Sprint(path.Base(l.name), " ", l.parameters["r"]))
+		}
+		if got := strings.Join(left, ", "); got != tc.want {
+			t.Errorf("%s:\n got %s\nwant %s", tc.path, got, tc.want)
 		}
 	}
 }
