@@ -14,8 +14,9 @@ import (
 // bucket is one bucket of a limit, made ready.
 type bucket struct {
 	limit        *Limit
-	path         string
-	fallbackPath string // where the client's address stands in for the key
+	path         string // what it is called in answers
+	name         string // what it is called in the store
+	fallbackName string // the same where the client's address stands in for the key
 
 	size, drip, cost value[int64]
 	rate             value[time.Duration]
@@ -56,7 +57,7 @@ func (b *bucket) check() error {
 		return err
 	}
 	if !b.sizeVaries() && !b.rate.varies() && !b.drip.varies() && !b.cost.varies() {
-		b.constant = &limiter.Bucket{Name: b.path, Limit: numbers, Cost: b.cost.constant}
+		b.constant = &limiter.Bucket{Name: b.name, Limit: numbers, Cost: b.cost.constant}
 	}
 	return nil
 }
@@ -97,7 +98,7 @@ func (b *bucket) apply(c *check) error {
 	if b.off {
 		return nil
 	}
-	add := limiter.Bucket{Name: b.path, SizeVaries: b.sizeVaries()}
+	add := limiter.Bucket{Name: b.name, SizeVaries: b.sizeVaries()}
 	if b.constant != nil {
 		add = *b.constant
 	} else {
@@ -115,7 +116,7 @@ func (b *bucket) apply(c *check) error {
 		return err
 	}
 	if add.Key = text; !own {
-		add.Name = b.fallbackPath
+		add.Name = b.fallbackName
 		b.limit.reportNoKey()
 	}
 	c.buckets = append(c.buckets, add)

@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net/http"
 	"net/netip"
 	"net/textproto"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -120,6 +122,20 @@ func (k *key) String() string {
 		}
 	}
 	return text.String()
+}
+
+// mark returns what tells buckets of a path apart by the key. Those of limits
+// with a name agree in it. Without one they need not: by values of another key,
+// such as a header field, clients could otherwise fill each other's buckets. The
+// default key has no mark.
+func (k *key) mark(path string) string {
+	template := k.String()
+	if first, _, _ := strings.Cut(path, "/"); first != defaultName || template == defaultKey {
+		return ""
+	}
+	digest := fnv.New64a()
+	fmt.Fprintf(digest, "%s %d %d", template, k.ipv4, k.ipv6)
+	return "@" + strconv.FormatUint(digest.Sum64(), 36)
 }
 
 // errEarlyData refuses a request whose address cannot be known yet: while the

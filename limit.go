@@ -233,7 +233,8 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 		return err
 	}
 	b.limit = l
-	b.fallbackPath = b.path + "@client_ip"
+	b.name = b.path + l.key.mark(b.path)
+	b.fallbackName = b.name + "@client_ip"
 	if err := b.check(); err != nil {
 		return err
 	}
@@ -312,7 +313,7 @@ func (d *definitions) inHandler() *definitions {
 // add adds the buckets of l. In one handler every path may stand once: a
 // request could not be charged twice in one step. Limits of one name share
 // their buckets wherever they stand, so they have to agree in what makes a
-// bucket. Those without a name need not: they share if their numbers are equal.
+// bucket. Those without a name need not: they share if key and numbers are equal.
 func (d *definitions) add(l *Limit) error {
 	for _, b := range l.buckets {
 		if d.paths[b.path] {

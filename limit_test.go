@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -101,6 +102,79 @@ func TestWaitIsOfAllBuckets(t *testing.T) {
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
 			startSite(t, tc.site).run(tc.steps...)
+		})
+	}
+}
+
+// Guards that nobody fills another's bucket where two limits without a name have
+// equal numbers: values of different keys mean different things, even if they
+// are the same text, and so does a key that is missing.
+func TestUnnamedLimitsWithOtherKeysAreApart(t *testing.T) {
+	tests := []struct {
+		name  string
+		limit string // of the site; the one beside it has the default key
+	}{
+		{"another key", "{\nkey {header.X-Api-Key}\nsize %s\n}"},
+		{"the default name", "default {\nkey {header.X-Api-Key}\nsize %s\n}"},
+		{"text around the address", "{\nkey {client_ip}{header.X-Api-Key}\nsize %s\n}"},
+		{"a limit within, called as the interval's bucket", `{
+			size 9
+			limit min_interval {
+				key {header.X-Api-Key}
+				size %s
+			}
+		}`},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startConfig(t, config{
+				global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+				site:   "rate_limit " + fmt.Sprintf(tc.limit, "1") + "\nrespond admitted",
+				sites: `http://default.test:{port} {
+					rate_limit {
+						max 1
+						duration 1s
+						min_interval 1s
+					}
+					respond admitted
+				}
+				http://other.test:{port} {
+					rate_limit {
+						key {query.k}
+						size 1
+					}
+					respond admitted
+				}`,
+			})
+			const full = "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"
+			const first = "200 limit=1 remaining=0 clear=1.000"
+			attack := []string{"X-Api-Key: 192.0.2.1"}
+			victim := []string{"Host: default.test", "X-Forwarded-For: 192.0.2.1"}
+			s.run(
+				step{header: attack, want: first},
+				step{header: attack, want: full},
+				step{header: victim, want: first},
+				step{header: victim, want: full},
+				step{header: append(victim, "Host: other.test"), path: "/?k=192.0.2.1", want: first},
+				step{header: append(victim, "Host: other.test"), want: first},
+				step{header: append(victim, "Host: other.test"), want: full},
+			)
+		})
+	}
+}
+
+// Guards that limits without a name still share their buckets, on all sites,
+// where key and numbers are the same.
+func TestUnnamedLimitsWithOneKeyShare(t *testing.T) {
+	for _, key := range []string{"{client_ip}", "{header.X-Api-Key}", "all"} {
+		t.Run(key, func(t *testing.T) {
+			site := "rate_limit {\nkey " + key + "\nsize 1\n}\nrespond admitted"
+			s := startConfig(t, config{site: site, sites: "http://other.test:{port} {\n" + site + "\n}"})
+			s.run(
+				step{header: []string{"X-Api-Key: a"}, want: "200 limit=1 remaining=0 clear=1.000"},
+				step{header: []string{"X-Api-Key: a", "Host: other.test"},
+					want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+			)
 		})
 	}
 }

@@ -217,7 +217,8 @@ type Handler struct {
 type Limit struct {
 	// What the limit is called, in header fields, logs and the names of its
 	// buckets: 1 to 64 letters, digits, `_`, `.` or `-`. Limits of one name and
-	// equal numbers share their buckets, on all sites and Caddy instances.
+	// equal numbers share their buckets, on all sites and Caddy instances; those
+	// without a name do if their keys are equal too.
 	// Needed within another limit; otherwise `default` if empty.
 	Name string `json:"name,omitempty"`
 
