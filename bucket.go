@@ -117,7 +117,7 @@ func (b *bucket) apply(c *check) error {
 	}
 	if add.Key = text; !own {
 		add.Name = b.fallbackName
-		b.limit.reportNoKey()
+		b.limit.reportNoKey(text)
 	}
 	c.buckets = append(c.buckets, add)
 	c.paths = append(c.paths, b.path)

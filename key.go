@@ -95,12 +95,12 @@ func newPlaceholder(name string) part {
 }
 
 // value returns the value of a placeholder: what the replacer has for it, of the
-// most common ones without asking it.
+// most common ones without asking it. An address that is none is no value.
 func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 	switch {
 	case p.text == clientIP:
 		if address, ok := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string); ok {
-			return address
+			return unlessSocket(address)
 		}
 	case p.header != "":
 		if values := r.Header[p.header]; len(values) == 1 {
@@ -108,7 +108,19 @@ func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 		}
 	}
 	v, _ := repl.GetString(p.text)
+	if p.address {
+		return unlessSocket(v)
+	}
 	return v
+}
+
+// unlessSocket returns address, or nothing if it is what stands for one where
+// the client is a unix socket.
+func unlessSocket(address string) string {
+	if address == "@" {
+		return ""
+	}
+	return address
 }
 
 // String returns the template, every placeholder by its full name.
@@ -192,16 +204,16 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 }
 
 // client returns the address of the client, which stands in for a key that a
-// request does not have.
+// request does not have. It is empty if the client has none.
 func (k *key) client(r *http.Request) (string, error) {
 	if earlyData(r) {
 		return "", errEarlyData
 	}
 	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	return k.address(address), nil
+	return k.address(unlessSocket(address)), nil
 }
 
-// address returns an IP address as far as it counts: an IPv4 address written as
+// address returns an IP address as far as it counts: an IPv4 address in one of
 // IPv6 is the IPv4 address, a zone is dropped, and of the rest the prefix
 // remains. Anything else is returned as it is.
 func (k *key) address(text string) string {
@@ -215,7 +227,7 @@ func (k *key) address(text string) string {
 	if ip.Is4() && k.ipv4 == ip.BitLen() {
 		return text // which is the only way to write it
 	}
-	ip = ip.WithZone("").Unmap()
+	ip = inner(ip.WithZone("").Unmap())
 	bits := k.ipv6
 	if ip.Is4() {
 		bits = k.ipv4
@@ -224,6 +236,24 @@ func (k *key) address(text string) string {
 		return ip.String()
 	}
 	return netip.PrefixFrom(ip, bits).Masked().String()
+}
+
+// inner returns the IPv4 address that an address of 6to4 (2002::/16, RFC 3056) or
+// NAT64 (64:ff9b::/96, RFC 6052) holds, or ip if it is none of these. A single
+// host of IPv4 may use any of 65536 networks of 6to4, and all of them come from one
+// network through NAT64.
+func inner(ip netip.Addr) netip.Addr {
+	if !ip.Is6() {
+		return ip
+	}
+	b := ip.As16()
+	switch {
+	case b[0] == 0x20 && b[1] == 0x02:
+		return netip.AddrFrom4([4]byte(b[2:6]))
+	case [12]byte(b[:12]) == [12]byte{0, 0x64, 0xff, 0x9b}:
+		return netip.AddrFrom4([4]byte(b[12:16]))
+	}
+	return ip
 }
 
 // earlyData reports whether r came before its TLS handshake was complete.

@@ -279,11 +279,16 @@ func (l *Limit) apply(c *check) error {
 	return nil
 }
 
-// reportNoKey logs, once, that the client's address stands in for the key.
-func (l *Limit) reportNoKey() {
-	l.warnNoKey.Do(func() {
-		l.logger.Warn("a request has no value for the key of this limit; its client's address is used instead",
-			zap.String("limit", l.path), zap.Stringer("key", l.key))
+// reportNoKey logs, once, that the client's address stands in for the key, or
+// that there is none either.
+func (l *Limit) reportNoKey(address string) {
+	once, message := &l.warnNoKey, "a request has no value for the key of this limit; its client's address is used instead"
+	if address == "" {
+		once, message = &l.warnNoAddress, "a request has neither a value for the key of this limit nor a client address, "+
+			"as on a unix socket without trusted_proxies_unix; all such requests share one bucket"
+	}
+	once.Do(func() {
+		l.logger.Warn(message, zap.String("limit", l.path), zap.Stringer("key", l.key))
 	})
 }
 

@@ -276,8 +276,9 @@ type Limit struct {
 	matchers caddyhttp.MatcherSets
 	logger   *zap.Logger
 
-	warnNoKey sync.Once
-	reported  atomic.Int64 // when a bad value was last reported, in Unix seconds
+	warnNoKey     sync.Once
+	warnNoAddress sync.Once
+	reported      atomic.Int64 // when a bad value was last reported, in Unix seconds
 }
 
 // CaddyModule returns the Caddy module information.
