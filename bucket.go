@@ -14,7 +14,8 @@ import (
 // bucket is one bucket of a limit, made ready.
 type bucket struct {
 	limit        *Limit
-	path         string // what it is called in answers
+	path         string
+	policy       *policy
 	name         string // what it is called in the store
 	fallbackName string // the same where the client's address stands in for the key
 
@@ -25,6 +26,12 @@ type bucket struct {
 	// What all requests have in common, where nothing depends on the request.
 	constant *limiter.Bucket
 	off      bool
+}
+
+// policy is what answers tell of a bucket besides its numbers.
+type policy struct {
+	path  string
+	units bool // whether requests may cost other than one unit
 }
 
 // sizeVaries reports whether the size in force depends on the request.
@@ -120,7 +127,7 @@ func (b *bucket) apply(c *check) error {
 		b.limit.reportNoKey(text)
 	}
 	c.buckets = append(c.buckets, add)
-	c.paths = append(c.paths, b.path)
+	c.policies = append(c.policies, b.policy)
 	return nil
 }
 
@@ -129,7 +136,7 @@ type check struct {
 	request   *http.Request
 	replacer  *caddy.Replacer
 	buckets   []limiter.Bucket
-	paths     []string // what the buckets are called in answers
+	policies  []*policy // of the buckets
 	decisions []limiter.Decision
 
 	// The fixed key expanded last: most limits of a request have it in common.
@@ -152,7 +159,7 @@ func checkOf(r *http.Request) *check {
 // release lets another request use the check.
 func (c *check) release() {
 	clear(c.buckets) // of what clients sent
-	*c = check{buckets: c.buckets[:0], paths: c.paths[:0], decisions: c.decisions[:0]}
+	*c = check{buckets: c.buckets[:0], policies: c.policies[:0], decisions: c.decisions[:0]}
 	checks.Put(c)
 }
 

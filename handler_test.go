@@ -1666,11 +1666,11 @@ func TestNeverAdmitted(t *testing.T) {
 	`)
 	s.run(
 		step{header: []string{"X-Cost: 4"},
-			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
+			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=3`},
 		step{header: []string{"X-Cost: 562949953421312"},
-			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
+			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=3`},
 		step{header: []string{"X-Cost: 3"},
-			want: `200 limit=3 remaining=0 clear=3.000 policy="default";q=3;w=3 ratelimit="default";r=0;t=1`},
+			want: `200 limit=3 remaining=0 clear=3.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=0;t=1`},
 	)
 }
 

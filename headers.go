@@ -112,11 +112,22 @@ func (f *fields) keep(h http.Header) {
 
 // item is what one bucket decided on a request, and how to show it.
 type item struct {
-	path     string
+	*policy
+	name     string // of the bucket in the store
 	limit    limiter.Limit
 	cost     int64
 	families families
+	earlier  uint16 // how many other limits of its path were listed before
 	decision limiter.Decision
+}
+
+// tighter reports whether it leaves less room than other does.
+func (it *item) tighter(other *item) bool {
+	d, o := &it.decision, &other.decision
+	if d.Denied != o.Denied {
+		return d.Denied
+	}
+	return d.Remaining < o.Remaining
 }
 
 // await makes Retry, of a bucket that was charged for a request which another
@@ -198,7 +209,8 @@ func allShown(items []item, family families) bool {
 // appendPolicies appends the value of RateLimit-Policy, as appendLimits does
 // that of RateLimit. The two are as draft-ietf-httpapi-ratelimit-headers-11 has
 // them: structured fields with an item for each limit. A policy's quota q is the
-// size, its window w the time in which a full bucket drains.
+// size, its window w the time in which a full bucket drains. Its unit qu is
+// requests unless said otherwise; the draft has no word for units of our kind.
 func appendPolicies(b []byte, items []item) []byte {
 	start := len(b)
 	for i := range items {
@@ -206,8 +218,11 @@ func appendPolicies(b []byte, items []item) []byte {
 		if it.families&ietf == 0 {
 			continue
 		}
-		b = appendItem(b, len(b) == start, it.path)
+		b = appendItem(b, len(b) == start, it)
 		b = appendParameter(b, ";q=", it.limit.Size)
+		if it.units {
+			b = append(b, `;qu="units"`...)
+		}
 		b = appendParameter(b, ";w=", ceilSeconds(it.limit.DrainTime()))
 	}
 	return b
@@ -225,7 +240,7 @@ func appendLimits(b []byte, items []item, denied bool) []byte {
 		if it.families&ietf == 0 {
 			continue
 		}
-		b = appendItem(b, len(b) == start, it.path)
+		b = appendItem(b, len(b) == start, it)
 		b = appendParameter(b, ";r=", it.decision.Remaining)
 		switch d := &it.decision; {
 		case d.Never:
@@ -242,13 +257,17 @@ func appendLimits(b []byte, items []item, denied bool) []byte {
 }
 
 // appendItem appends a policy's name as a structured field string, behind a
-// comma unless it is the first. The characters of a path need no escaping.
-func appendItem(b []byte, first bool, path string) []byte {
+// comma unless it is the first. The characters of a path need no escaping, and it
+// has no '#'.
+func appendItem(b []byte, first bool, it *item) []byte {
 	if !first {
 		b = append(b, ", "...)
 	}
 	b = append(b, '"')
-	b = append(b, path...)
+	b = append(b, it.path...)
+	if it.earlier > 0 {
+		b = strconv.AppendInt(append(b, '#'), int64(it.earlier)+1, 10)
+	}
 	return append(b, '"')
 }
 

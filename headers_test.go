@@ -122,48 +122,48 @@ var fieldsTests = []struct {
 }{
 	{
 		"admitted with room",
-		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 10, Remaining: 7, Clear: 2500 * time.Millisecond}}},
 		`limit=10 remaining=7 clear=2.500 policy="a";q=10;w=10 ratelimit="a";r=7;t=7`,
 	},
 	{
 		"admitted with none left: t is the wait for the next drip",
-		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 10, Remaining: 0, Clear: 9200 * time.Millisecond}}},
 		`limit=10 remaining=0 clear=9.200 policy="a";q=10;w=10 ratelimit="a";r=0;t=1`,
 	},
 	{
 		"admitted with none left of slow drips",
-		[]item{{path: "a", limit: limitOf(2, time.Hour), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(2, time.Hour), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 2, Remaining: 0, Clear: 2*time.Hour - time.Minute}}},
 		`limit=2 remaining=0 clear=7140.000 policy="a";q=2;w=7200 ratelimit="a";r=0;t=3540`,
 	},
 	{
 		"denied: no room, and one time to wait in three fields",
-		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
 			Denied: true, Size: 10, Clear: 10 * time.Second, Retry: 1000_001 * time.Microsecond}}},
 		`limit=10 remaining=0 clear=10.000 reset=1.001 retry-after=2 ` +
 			`policy="a";q=10;w=10 ratelimit="a";r=0;t=2`,
 	},
 	{
 		"denied with room for cheaper requests",
-		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
 			Denied: true, Size: 10, Remaining: 4, Clear: 6 * time.Second, Retry: time.Microsecond}}},
 		`limit=10 remaining=4 clear=6.000 reset=0.001 retry-after=1 ` +
 			`policy="a";q=10;w=10 ratelimit="a";r=4;t=1`,
 	},
 	{
 		"never admitted: nothing tells to wait",
-		[]item{{path: "a", limit: limitOf(3), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(3), families: xRateLimit | ietf,
 			decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}}},
 		`limit=3 remaining=3 clear=0.000 policy="a";q=3;w=3 ratelimit="a";r=3`,
 	},
 	{
 		"several admit: the least room shows, and the longest time to clear",
 		[]item{
-			{path: "a", limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
+			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 100, Remaining: 50, Clear: 50 * time.Minute}},
-			{path: "a/b", limit: limitOf(5), families: xRateLimit | ietf,
+			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 5, Remaining: 2, Clear: 3 * time.Second}},
 		},
 		`limit=5 remaining=2 clear=3000.000 ` +
@@ -172,9 +172,9 @@ var fieldsTests = []struct {
 	{
 		"one of several denies: only it tells to wait",
 		[]item{
-			{path: "a", limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
+			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 100, Remaining: 50, Clear: 50 * time.Minute}},
-			{path: "a/b", limit: limitOf(5), families: xRateLimit | ietf,
+			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
 				decision: limiter.Decision{
 					Denied: true, Size: 5, Clear: 5 * time.Second, Retry: 700 * time.Millisecond}},
 		},
@@ -184,9 +184,9 @@ var fieldsTests = []struct {
 	{
 		"one denies and another is charged its last: both tell to wait, and the longer wait counts",
 		[]item{
-			{path: "a", limit: limitOf(100, time.Minute), families: xRateLimit | ietf, decision: limiter.Decision{
+			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf, decision: limiter.Decision{
 				Size: 100, Remaining: 0, Clear: 100 * time.Minute, Retry: time.Minute}},
-			{path: "a/b", limit: limitOf(5), families: xRateLimit | ietf,
+			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
 				decision: limiter.Decision{
 					Denied: true, Size: 5, Clear: 5 * time.Second, Retry: 700 * time.Millisecond}},
 		},
@@ -196,10 +196,10 @@ var fieldsTests = []struct {
 	{
 		"several deny: the longest wait counts",
 		[]item{
-			{path: "a", limit: limitOf(8, 3*time.Second), families: xRateLimit | ietf,
+			{policy: &policy{path: "a"}, limit: limitOf(8, 3*time.Second), families: xRateLimit | ietf,
 				decision: limiter.Decision{
 					Denied: true, Size: 8, Clear: 24 * time.Second, Retry: 2100 * time.Millisecond}},
-			{path: "b", limit: limitOf(9), families: xRateLimit | ietf,
+			{policy: &policy{path: "b"}, limit: limitOf(9), families: xRateLimit | ietf,
 				decision: limiter.Decision{Denied: true, Size: 9, Clear: 9 * time.Second, Retry: 400 * time.Millisecond}},
 		},
 		`limit=8 remaining=0 clear=24.000 reset=2.100 retry-after=3 ` +
@@ -208,9 +208,9 @@ var fieldsTests = []struct {
 	{
 		"never admitted by one outranks the wait for another",
 		[]item{
-			{path: "a", limit: limitOf(8), families: xRateLimit | ietf,
+			{policy: &policy{path: "a"}, limit: limitOf(8), families: xRateLimit | ietf,
 				decision: limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, Retry: 2 * time.Second}},
-			{path: "b", limit: limitOf(3), families: xRateLimit | ietf,
+			{policy: &policy{path: "b"}, limit: limitOf(3), families: xRateLimit | ietf,
 				decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}},
 		},
 		`limit=8 remaining=0 clear=8.000 ` +
@@ -219,47 +219,57 @@ var fieldsTests = []struct {
 	{
 		"equally little room: the smaller size shows",
 		[]item{
-			{path: "a", limit: limitOf(9), families: xRateLimit, decision: limiter.Decision{Size: 9, Remaining: 3}},
-			{path: "b", limit: limitOf(7), families: xRateLimit, decision: limiter.Decision{Size: 7, Remaining: 3}},
-			{path: "c", limit: limitOf(8), families: xRateLimit, decision: limiter.Decision{Size: 8, Remaining: 3}},
+			{policy: &policy{path: "a"}, limit: limitOf(9), families: xRateLimit, decision: limiter.Decision{Size: 9, Remaining: 3}},
+			{policy: &policy{path: "b"}, limit: limitOf(7), families: xRateLimit, decision: limiter.Decision{Size: 7, Remaining: 3}},
+			{policy: &policy{path: "c"}, limit: limitOf(8), families: xRateLimit, decision: limiter.Decision{Size: 8, Remaining: 3}},
 		},
 		`limit=7 remaining=3 clear=0.000`,
 	},
 	{
 		"drip_size does not divide size: the last drip counts in full",
-		[]item{{path: "a", limit: limitOf(10, 3), families: ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10, 3), families: ietf,
 			decision: limiter.Decision{Size: 10, Remaining: 7, Clear: time.Second}}},
 		`policy="a";q=10;w=4 ratelimit="a";r=7;t=3`,
 	},
 	{
 		"windows below a second are rounded up: w must not be 0",
-		[]item{{path: "a", limit: limitOf(2, time.Millisecond), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(2, time.Millisecond), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 2, Remaining: 1, Clear: time.Millisecond}}},
 		`limit=2 remaining=1 clear=0.001 policy="a";q=2;w=1 ratelimit="a";r=1;t=1`,
 	},
 	{
 		"the largest numbers",
-		[]item{{path: "a", limit: limitOf(limiter.MaxUnits, time.Microsecond), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(limiter.MaxUnits, time.Microsecond), families: xRateLimit | ietf,
 			decision: limiter.Decision{
 				Size: limiter.MaxUnits, Remaining: limiter.MaxUnits - 1, Clear: time.Microsecond}}},
 		`limit=562949953421312 remaining=562949953421311 clear=0.001 ` +
 			`policy="a";q=562949953421312;w=562949954 ratelimit="a";r=562949953421311;t=562949954`,
 	},
 	{
+		"requests may cost more than one unit: the quota is not of requests",
+		[]item{
+			{policy: &policy{path: "a", units: true}, limit: limitOf(10), families: xRateLimit | ietf,
+				decision: limiter.Decision{Size: 10, Remaining: 7, Clear: 2500 * time.Millisecond}},
+			{policy: &policy{path: "b"}, limit: limitOf(9), families: ietf,
+				decision: limiter.Decision{Size: 9, Remaining: 8, Clear: time.Second}},
+		},
+		`limit=10 remaining=7 clear=2.500 policy="a";q=10;qu="units";w=10, "b";q=9;w=9 ratelimit="a";r=7;t=7, "b";r=8;t=8`,
+	},
+	{
 		"headers off: still a denial tells to wait",
-		[]item{{path: "a", limit: limitOf(1), decision: limiter.Decision{
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{
 			Denied: true, Size: 1, Clear: time.Second, Retry: time.Second}}},
 		`retry-after=1`,
 	},
-	{"headers off, admitted", []item{{path: "a", limit: limitOf(1), decision: limiter.Decision{Size: 1}}}, ``},
+	{"headers off, admitted", []item{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{Size: 1}}}, ``},
 	{
 		"each limit shows in its own families; all count for the wait",
 		[]item{
-			{path: "x", limit: limitOf(4), families: xRateLimit,
+			{policy: &policy{path: "x"}, limit: limitOf(4), families: xRateLimit,
 				decision: limiter.Decision{Size: 4, Remaining: 3, Clear: time.Second}},
-			{path: "i", limit: limitOf(5), families: ietf,
+			{policy: &policy{path: "i"}, limit: limitOf(5), families: ietf,
 				decision: limiter.Decision{Size: 5, Remaining: 2, Clear: 3 * time.Second}},
-			{path: "o", limit: limitOf(1, time.Minute), decision: limiter.Decision{
+			{policy: &policy{path: "o"}, limit: limitOf(1, time.Minute), decision: limiter.Decision{
 				Denied: true, Size: 1, Clear: time.Minute, Retry: time.Minute}},
 		},
 		`limit=4 remaining=3 clear=1.000 retry-after=60 policy="i";q=5;w=5 ratelimit="i";r=2`,
@@ -267,9 +277,9 @@ var fieldsTests = []struct {
 	{
 		"one family only shows its own denials",
 		[]item{
-			{path: "i", limit: limitOf(1, time.Minute), families: ietf, decision: limiter.Decision{
+			{policy: &policy{path: "i"}, limit: limitOf(1, time.Minute), families: ietf, decision: limiter.Decision{
 				Denied: true, Size: 1, Clear: time.Minute, Retry: time.Minute}},
-			{path: "x", limit: limitOf(4), families: xRateLimit,
+			{policy: &policy{path: "x"}, limit: limitOf(4), families: xRateLimit,
 				decision: limiter.Decision{Denied: true, Size: 4, Clear: 4 * time.Second, Retry: time.Second}},
 		},
 		`limit=4 remaining=0 clear=4.000 reset=1.000 retry-after=60 policy="i";q=1;w=60 ratelimit="i";r=0;t=60`,
@@ -325,13 +335,14 @@ func checkStructured(items []item, f fields) error {
 	}
 	for i, it := range items {
 		p, l := policies[i], limits[i]
+		wantsQ := map[bool]string{false: "q w", true: "q qu w"}[it.units]
 		q, w, r := p.parameters["q"], p.parameters["w"], l.parameters["r"]
 		t, hasT := l.parameters["t"]
 		wantsT := !it.decision.Never && (!all.Denied || it.decision.Retry > 0)
 		switch {
 		case p.name != it.path || l.name != it.path:
 			return fmt.Errorf("limit %q is called %q and %q", it.path, p.name, l.name)
-		case p.names != "q w" || l.names != "r" && l.names != "r t":
+		case p.names != wantsQ || it.units && p.unit != "units" || l.names != "r" && l.names != "r t":
 			return fmt.Errorf("limit %q: parameters %q and %q", it.path, p.names, l.names)
 		case q != it.limit.Size:
 			return fmt.Errorf("limit %q: q=%d, size %d", it.path, q, it.limit.Size)
@@ -353,11 +364,13 @@ func checkStructured(items []item, f fields) error {
 // member is one member of a structured field list.
 type member struct {
 	name       string
+	unit       string // the value of qu
 	names      string // of the parameters, in order
 	parameters map[string]int64
 }
 
-// parseList parses a list of strings with integers as parameters.
+// parseList parses a list of strings, each of them once, with integers as
+// parameters, but for qu, which is a string.
 func parseList(text string) ([]member, error) {
 	if text == "" {
 		return nil, nil
@@ -376,9 +389,16 @@ func parseList(text string) ([]member, error) {
 		if !ok {
 			return nil, fmt.Errorf("%v is no string but a %T", it.Value, it.Value)
 		}
-		parsed := member{name, strings.Join(it.Params.Names(), " "), make(map[string]int64)}
+		if slices.ContainsFunc(members, func(m member) bool { return m.name == name }) {
+			return nil, fmt.Errorf("two members are called %q", name)
+		}
+		parsed := member{name: name, names: strings.Join(it.Params.Names(), " "), parameters: make(map[string]int64)}
 		for _, n := range it.Params.Names() {
 			v, _ := it.Params.Get(n)
+			if unit, ok := v.(string); ok && n == "qu" {
+				parsed.unit = unit
+				continue
+			}
 			integer, ok := v.(int64)
 			if !ok {
 				return nil, fmt.Errorf("%s=%v is no integer but a %T", n, v, v)
@@ -416,7 +436,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 				l.DripSize = l.Size
 			}
 			show := families(rapid.IntRange(0, 3).Draw(t, "families"))
-			items = append(items, item{path: path, limit: l, families: show})
+			items = append(items, item{policy: &policy{path: path}, limit: l, families: show})
 			req.Buckets = append(req.Buckets, limiter.Bucket{Name: path, Limit: l})
 		}
 		req.Accounting = limiter.Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
@@ -527,4 +547,155 @@ func TestSetReplaces(t *testing.T) {
 	if got, want := fieldsIn(h), "limit=5 retry-after=120"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
+}
+
+// Guards that each limit has one member in the lists, and each member a name of
+// its own, however many blocks without a name a request passes, and if it passes
+// one block twice.
+func TestMembersAreUnique(t *testing.T) {
+	for _, tc := range []struct{ name, site, want string }{
+		{
+			"blocks without a name", `route {
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				rate_limit {
+					size 8
+					headers ratelimit
+				}
+				rate_limit {
+					key all
+					size 8
+					headers ratelimit
+				}
+				respond admitted
+			}`,
+			`200 policy="default";q=9;w=9, "default#2";q=8;w=8, "default#3";q=8;w=8 ` +
+				`ratelimit="default";r=8;t=8, "default#2";r=7;t=7, "default#3";r=7;t=7`,
+		},
+		{
+			"blocks without a name that are one limit", `route {
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				rate_limit {
+					size 9
+					headers x-ratelimit ratelimit
+				}
+				respond admitted
+			}`,
+			`200 limit=9 remaining=7 clear=2.000 policy="default";q=9;w=9 ratelimit="default";r=7;t=7`,
+		},
+		{
+			"one of them again behind another", `route {
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				rate_limit {
+					size 8
+					headers ratelimit
+				}
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				rate_limit {
+					size 7
+					headers ratelimit
+				}
+				respond admitted
+			}`,
+			`200 policy="default#2";q=8;w=8, "default";q=9;w=9, "default#3";q=7;w=7 ` +
+				`ratelimit="default#2";r=7;t=7, "default";r=7;t=7, "default#3";r=6;t=6`,
+		},
+		{
+			"one of them without these fields", `route {
+				rate_limit {
+					size 9
+				}
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				respond admitted
+			}`,
+			`200 limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=7;t=7`,
+		},
+		{
+			"a limit whose size changes on the way", `route {
+				vars size 9
+				rate_limit sized {
+					size {vars.size}
+					headers ratelimit
+				}
+				vars size 8
+				rate_limit sized {
+					size {vars.size}
+					headers ratelimit
+				}
+				respond admitted
+			}`,
+			`200 policy="sized";q=9;w=9, "sized#2";q=8;w=8 ratelimit="sized";r=8;t=8, "sized#2";r=6;t=6`,
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startSite(t, tc.site)
+			s.run(step{want: tc.want})
+		})
+	}
+	t.Run("a named route invoked twice", func(t *testing.T) {
+		s := startConfig(t, config{
+			site:  "route {\ninvoke limited\ninvoke limited\nrespond admitted\n}",
+			sites: "&(limited) {\nrate_limit api {\nsize 9\nheaders ratelimit\n}\n}",
+		})
+		s.run(
+			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=7;t=7`},
+			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=5;t=5`},
+			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=3;t=3`},
+			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=1;t=1`},
+			step{want: `429 retry-after=1 policy="api";q=9;w=9 ratelimit="api";r=0;t=1`},
+		)
+	})
+}
+
+// Guards that where requests cost other than one unit the fields do not claim
+// that quotas are of requests: not for any block of a limit that charges more
+// elsewhere, and always the same.
+func TestQuotaUnits(t *testing.T) {
+	s := startSite(t, `
+		route /cheap {
+			rate_limit api {
+				size 9
+				headers ratelimit
+			}
+			rate_limit {
+				size 9
+				headers ratelimit
+			}
+			rate_limit each {
+				max 9
+				duration 9s
+				min_interval 1s
+				cost {header.X-Cost}
+				headers ratelimit
+			}
+		}
+		rate_limit /dear api {
+			size 9
+			cost 2
+			headers ratelimit
+		}
+		respond admitted
+	`)
+	const policies = `policy="api";q=9;qu="units";w=9, "default";q=9;w=9, "each";q=9;qu="units";w=9, "each/min_interval";q=1;w=1 `
+	s.run(
+		step{path: "/cheap", header: []string{"X-Cost: 1"}, want: `200 ` + policies +
+			`ratelimit="api";r=8;t=8, "default";r=8;t=8, "each";r=8;t=8, "each/min_interval";r=0;t=1`},
+		step{path: "/dear", want: `200 policy="api";q=9;qu="units";w=9 ratelimit="api";r=6;t=6`},
+		step{path: "/cheap", after: time.Second, header: []string{"X-Cost: 5"}, want: `200 ` + policies +
+			`ratelimit="api";r=6;t=6, "default";r=8;t=8, "each";r=4;t=4, "each/min_interval";r=0;t=1`},
+	)
 }

@@ -487,9 +487,9 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 			if err := l.apply(c); err != nil || len(c.buckets) != 1 {
 				t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
 			}
-			if b := c.buckets[0]; b.Name != tc.wantName || b.Key != tc.wantKey || c.paths[0] != "limit" {
+			if b := c.buckets[0]; b.Name != tc.wantName || b.Key != tc.wantKey || c.policies[0].path != "limit" {
 				t.Errorf("got bucket %q with key %q, called %q, want %q with key %q, called limit",
-					b.Name, b.Key, c.paths[0], tc.wantName, tc.wantKey)
+					b.Name, b.Key, c.policies[0].path, tc.wantName, tc.wantKey)
 			}
 			if fell := tc.wantName != "limit"; (logs.Len() > 0) != fell {
 				t.Errorf("got %d log entries, want some = %t", logs.Len(), fell)

@@ -305,8 +305,19 @@ func (l *Limit) reportBadValue(err error) {
 // definitions holds what the limits of a configuration are, to find those that
 // share a path by mistake.
 type definitions struct {
-	named map[string][]setting // of the whole configuration, by path
-	paths map[string]bool      // of one handler
+	named map[string]definition // of the whole configuration, by path
+	paths map[string]bool       // of one handler
+}
+
+// definition is what limits of one path have in common.
+type definition struct {
+	options []setting
+	policy  *policy
+}
+
+// newDefinitions returns the definitions of a configuration without limits.
+func newDefinitions() *definitions {
+	return &definitions{named: make(map[string]definition)}
 }
 
 // inHandler returns the definitions as the limits of one more handler add to
@@ -325,6 +336,7 @@ func (d *definitions) add(l *Limit) error {
 			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
 		}
 		d.paths[b.path] = true
+		b.policy = &policy{path: b.path, units: b.cost.varies() || b.cost.constant != 1}
 		if l.Name == "" {
 			continue
 		}
@@ -336,15 +348,17 @@ func (d *definitions) add(l *Limit) error {
 		}
 		earlier, found := d.named[b.path]
 		if !found {
-			d.named[b.path] = options
+			d.named[b.path] = definition{options, b.policy}
 			continue
 		}
 		for i, o := range options {
-			if o != earlier[i] {
+			if o != earlier.options[i] {
 				return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want them equal, since limits of one path share their buckets, or another name",
-					o.option, o.text, earlier[i].text, b.path)
+					o.option, o.text, earlier.options[i].text, b.path)
 			}
 		}
+		earlier.policy.units = earlier.policy.units || b.policy.units
+		b.policy = earlier.policy
 	}
 	return nil
 }

@@ -54,13 +54,13 @@ func TestWaitIsOfAllBuckets(t *testing.T) {
 			}
 			respond "{http.rate_limit.limit}"`,
 			[]step{
-				{want: `200 limit=1 remaining=0 clear=7200.000 policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
+				{want: `200 limit=1 remaining=0 clear=7200.000 policy="day";q=4;qu="units";w=14400, "day/burst";q=1;w=1 ` +
 					`ratelimit="day";r=2;t=7200, "day/burst";r=0;t=1`},
 				{want: `429 limit=1 remaining=0 clear=14400.000 reset=7200.000 retry-after=7200 ` +
-					`policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
+					`policy="day";q=4;qu="units";w=14400, "day/burst";q=1;w=1 ` +
 					`ratelimit="day";r=0;t=7200, "day/burst";r=0;t=1`},
 				{after: 2 * time.Hour,
-					want: `200 limit=1 remaining=0 clear=14400.000 policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
+					want: `200 limit=1 remaining=0 clear=14400.000 policy="day";q=4;qu="units";w=14400, "day/burst";q=1;w=1 ` +
 						`ratelimit="day";r=0;t=3600, "day/burst";r=0;t=1`},
 			},
 		},

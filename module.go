@@ -300,7 +300,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // Provision takes the stores that the configuration names.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.logger = ctx.Logger()
-	a.definitions = &definitions{named: make(map[string][]setting)}
+	a.definitions = newDefinitions()
 	var err error
 	a.onError, err = newConstant("on_error", or(a.OnError, string(onErrorFallback)), parseOnError)
 	if err != nil {

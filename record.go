@@ -47,7 +47,8 @@ func (rec *record) add(c *check, show families, h http.Header) (decider *item, w
 	rec.items = slices.Grow(rec.items, len(c.decisions))
 	for i, d := range c.decisions {
 		rec.items = append(rec.items, item{
-			path:     c.paths[i],
+			policy:   c.policies[i],
+			name:     c.buckets[i].Name,
 			limit:    c.buckets[i].Limit,
 			cost:     c.buckets[i].Cost,
 			families: show,
@@ -60,6 +61,7 @@ func (rec *record) add(c *check, show families, h http.Header) (decider *item, w
 		all, _ = summarize(rec.items, 0)
 		text = nil // others have strings of rec.text
 		rec.fields.unset(h)
+		rec.list(earlier)
 	}
 	if all.Denied && len(rec.items) > 1 {
 		for i := range rec.items {
@@ -70,6 +72,36 @@ func (rec *record) add(c *check, show families, h http.Header) (decider *item, w
 	rec.fields.describe(rec.items, all, text)
 	rec.fields.set(h)
 	return &rec.items[earlier+own.Deciding], all.Retry
+}
+
+// list makes the names in the IETF fields unique when the items from the given
+// index on have joined: one member tells of a limit that several handlers, or one
+// that was invoked twice, have charged, and limits that only share their path, as
+// all without a name do, are numbered.
+func (rec *record) list(from int) {
+	for j := from; j < len(rec.items); j++ {
+		rec.items[j].listBehind(rec.items[:j])
+	}
+}
+
+// listBehind lists it behind others, or one of them if that is of the same limit
+// and leaves less room.
+func (it *item) listBehind(others []item) {
+	for i := range others {
+		other := &others[i]
+		switch {
+		case it.families&other.families&ietf == 0 || it.path != other.path:
+		case it.name != other.name || it.limit != other.limit:
+			it.earlier = max(it.earlier, other.earlier+1)
+		case other.tighter(it):
+			it.families &^= ietf
+			return
+		default:
+			it.earlier = other.earlier
+			other.families &^= ietf
+			return
+		}
+	}
 }
 
 // placeholder returns the value of one of our placeholders.
