@@ -18,6 +18,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	case nil:
 		if rec != nil {
 			w = rec.wrap(w)
+			if rw, ok := w.(*responseWriter); ok {
+				err := next.ServeHTTP(w, r)
+				rw.end()
+				return err
+			}
 		}
 		return next.ServeHTTP(w, r)
 	case denial:

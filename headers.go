@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"fmt"
 	"net/http"
+	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,8 +106,48 @@ func (f *fields) keep(h http.Header) {
 			h[fieldNames[i]] = values[:1]
 		}
 	}
-	if f[fieldLimit] != "" && f[fieldReset] == "" {
+	if f.own(fieldReset) && f[fieldReset] == "" {
 		delete(h, fieldNames[fieldReset])
+	}
+}
+
+// own reports whether no other values than ours may stand in a field.
+func (f *fields) own(field int) bool {
+	return f[field] != "" || field == fieldReset && f[fieldLimit] != ""
+}
+
+// ownName is own of a field by its name.
+func (f *fields) ownName(name string) bool {
+	i := slices.Index(fieldNames[:], textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)))
+	return i >= 0 && f.own(i)
+}
+
+// unannounce drops our fields from those that h announces as trailers: what
+// would come there is an upstream's.
+func (f *fields) unannounce(h http.Header) {
+	announced, ok := h["Trailer"]
+	if !ok {
+		return
+	}
+	var rest []string
+	for _, names := range announced {
+		for name := range strings.SplitSeq(names, ",") {
+			if !f.ownName(name) {
+				rest = append(rest, strings.TrimSpace(name))
+			}
+		}
+	}
+	if delete(h, "Trailer"); len(rest) > 0 {
+		h["Trailer"] = []string{strings.Join(rest, ", ")}
+	}
+}
+
+// dropTrailers drops our fields from the trailers in h that were not announced.
+func (f *fields) dropTrailers(h http.Header) {
+	for key := range h {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && f.ownName(name) {
+			delete(h, key)
+		}
 	}
 }
 

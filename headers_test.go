@@ -3,8 +3,12 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptrace"
 	"net/textproto"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -698,4 +702,174 @@ func TestQuotaUnits(t *testing.T) {
 		step{path: "/cheap", after: time.Second, header: []string{"X-Cost: 5"}, want: `200 ` + policies +
 			`ratelimit="api";r=6;t=6, "default";r=8;t=8, "each";r=4;t=4, "each/min_interval";r=0;t=1`},
 	)
+}
+
+// upstreamFields are fields of ours as an upstream sends them.
+var upstreamFields = map[string]string{
+	"X-RateLimit-Limit":     "5000",
+	"X-RateLimit-Remaining": "4999",
+	"X-RateLimit-Clear":     "1.5",
+	"X-RateLimit-Reset":     "1795259336",
+	"RateLimit-Policy":      `"up";q=5000;w=60`,
+	"RateLimit":             `"up";r=4999;t=1`,
+}
+
+// Guards that an upstream's fields do not come behind the body where ours stand
+// before it, announced or not: a client would take the last ones it sees. The
+// draft forbids its fields there. Other trailers pass.
+func TestUpstreamTrailers(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		prefix := http.TrailerPrefix
+		if r.URL.Path == "/announced" {
+			prefix = ""
+			for name := range upstreamFields {
+				w.Header().Add("Trailer", name)
+			}
+			w.Header().Add("Trailer", "X-Checksum")
+		}
+		switch r.URL.Path {
+		case "/only-ours":
+			w.Header().Set("Trailer", "X-RateLimit-Limit")
+		case "/partly":
+			w.Header().Set("Trailer", "X-Checksum, X-Absent")
+		}
+		io.WriteString(w, "upstream")
+		http.NewResponseController(w).Flush()
+		if r.URL.Path == "/only-ours" {
+			w.Header().Set("X-RateLimit-Limit", "5000")
+			return
+		}
+		for name, value := range upstreamFields {
+			w.Header().Set(prefix+name, value)
+		}
+		w.Header().Set(prefix+"X-Checksum", "1")
+	})
+	const all = "limit=5000 remaining=4999 clear=1.5 reset=1795259336 policy=\"up\";q=5000;w=60 ratelimit=\"up\";r=4999;t=1"
+	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		for _, tc := range []struct{ name, block, want string }{
+			{"both families", "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit\n}", ""},
+			{"one family", "rate_limit {\nsize 9\n}", `policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`},
+			{"none", "rate_limit {\nsize 9\nheaders off\n}", all},
+			{"two blocks", `
+				rate_limit outer {
+					size 9
+				}
+				encode gzip
+				rate_limit inner {
+					size 8
+					headers ratelimit
+				}`, ""},
+		} {
+			t.Run(protocol+" "+tc.name, func(t *testing.T) {
+				s := startConfig(t, config{
+					global: "servers {\nprotocols h1 h2c\n}",
+					site:   "route {\n" + tc.block + "\nreverse_proxy " + upstream + "\n}",
+				})
+				if protocol == "HTTP/2.0" {
+					s.client.Transport.(*http.Transport).Protocols = new(http.Protocols)
+					s.client.Transport.(*http.Transport).Protocols.SetUnencryptedHTTP2(true)
+				}
+				for _, path := range []string{"/announced", "/sudden", "/partly"} {
+					a := s.get(path)
+					if a.Proto != protocol || a.body != "upstream" {
+						t.Errorf("%s: got %s, body %q", path, a.Proto, a.body)
+					}
+					if got := fieldsIn(a.Trailer); got != tc.want {
+						t.Errorf("%s: got %s in trailers, want %s", path, got, tc.want)
+					}
+					if a.Trailer.Get("X-Checksum") != "1" {
+						t.Errorf("%s: another trailer is lost: %v", path, a.Trailer)
+					}
+				}
+				if a := s.get("/only-ours"); tc.want == "" && len(a.Trailer) > 0 {
+					t.Errorf("of our fields alone: %v is announced", a.Trailer)
+				}
+			})
+		}
+	}
+}
+
+// Guards that an informational response has no other rate limit than ours, like
+// the final one that it tells of beforehand.
+func TestEarlyHintsHaveOneLimit(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range upstreamFields {
+			w.Header().Set(name, value)
+		}
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(http.StatusEarlyHints)
+		io.WriteString(w, "upstream")
+	})
+	s := startSite(t, "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit\n}\nreverse_proxy "+upstream)
+	const ours = `limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`
+	var hints []string
+	ctx := httptrace.WithClientTrace(context.Background(), &httptrace.ClientTrace{
+		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+			hints = append(hints, fmt.Sprint(code, " ", header.Get("Link"), " ", fieldsIn(http.Header(header))))
+			return nil
+		},
+	})
+	req, err := http.NewRequestWithContext(ctx, "GET", s.url("/"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	const hint = "103 </style.css>; rel=preload " + ours
+	if want := []string{hint, hint}; !slices.Equal(hints, want) {
+		t.Errorf("got hints\n %q\nwant\n %q", hints, want)
+	}
+	if got, want := (answer{Response: res}).String(), "200 "+ours; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// Guards the remedy that the documentation gives where an error route proxies:
+// of all fields only ours are left.
+func TestErrorRouteThatProxies(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range upstreamFields {
+			w.Header().Set(name, value)
+		}
+		w.Header().Set("Retry-After", "120")
+		w.Header().Set("X-Error-Page", "slow down")
+		io.WriteString(w, "error page")
+	})
+	s := startSite(t, `
+		rate_limit {
+			size 1
+			headers x-ratelimit ratelimit
+		}
+		respond admitted
+		handle_errors {
+			reverse_proxy `+upstream+` {
+				`+remedy(t)+`
+			}
+		}
+	`)
+	s.get("/")
+	a := s.get("/")
+	const want = `200 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1 ` +
+		`policy="default";q=1;w=1 ratelimit="default";r=0;t=1`
+	if a.String() != want || a.body != "error page" || a.Header.Get("X-Error-Page") != "slow down" {
+		t.Errorf("got %s, body %q\nwant %s, the upstream's body", a, a.body, want)
+	}
+}
+
+// remedy returns the lines of the documentation by which a proxy in an error
+// route removes an upstream's fields.
+func remedy(t *testing.T) string {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := regexp.MustCompile(`(?m)^\s*header_down -.*$`).FindAllString(string(text), -1)
+	if len(lines) == 0 {
+		t.Fatal("the documentation has no lines with header_down")
+	}
+	return strings.Join(lines, "\n")
 }

@@ -178,21 +178,36 @@ type responseWriter struct {
 	caddyhttp.ResponseWriterWrapper
 	record *record
 	done   bool
+	length int // of the header when it was written
 }
 
 // finish puts our fields in order, once.
 func (rw *responseWriter) finish() {
 	if !rw.done {
 		rw.done = true
-		rw.record.fields.keep(rw.Header())
+		h := rw.Header()
+		rw.record.fields.keep(h)
+		rw.record.fields.unannounce(h)
+		rw.length = len(h)
+	}
+}
+
+// end is called when everything is written but the trailers. Those that were not
+// announced have joined the header meanwhile.
+func (rw *responseWriter) end() {
+	if h := rw.Header(); len(h) > rw.length {
+		rw.record.fields.dropTrailers(h)
 	}
 }
 
 // WriteHeader implements http.ResponseWriter. Informational responses are not
-// the final one; only switching protocols is.
+// the final one, though our fields stand alone there too; only switching
+// protocols is.
 func (rw *responseWriter) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		rw.finish()
+	} else {
+		rw.record.fields.keep(rw.Header())
 	}
 	rw.ResponseWriter.WriteHeader(status)
 }
