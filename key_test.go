@@ -828,3 +828,45 @@ func TestClientsWithoutAddress(t *testing.T) {
 		})
 	}
 }
+
+// Guards what the documentation says of keys that can be told in several ways:
+// where an upstream goes by another, clients choose a fresh bucket for each.
+func TestKeysToldInSeveralWays(t *testing.T) {
+	for _, tc := range []struct {
+		key      string
+		requests []string // a path and header fields, separated by "; "
+		want     string   // how much each leaves of the 9
+	}{
+		{"{header.X-Key}", []string{"/; X-Key: a", "/; X-Key: a; X-Key: zz", "/; X-Key: zz; X-Key: a"}, "8 8 8"},
+		{"{query.key}", []string{"/?key=a", "/?key=a&key=zz", "/?key=zz&key=a", "/?Key=zz&key=a"}, "8 8 8 7"},
+		{"{cookie.session}", []string{
+			"/; Cookie: session=a", "/; Cookie: session=a, SESSION=zz", "/; Cookie: SESSION=zz, session=a",
+			"/; Cookie: session=yy, session=a", "/; Cookie: session=a, session=yy",
+		}, "8 7 8 8 6"},
+		{"{host}", []string{"/; Host: any.test", "/; Host: ANY.test", "/; Host: any.test.", "/; Host: any.test:80"}, "8 8 8 7"},
+		{"{host}", []string{"/; Host: named.test", "/; Host: Named.Test", "/; Host: named.test:80"}, "8 8 7"},
+	} {
+		t.Run(tc.key, func(t *testing.T) {
+			site := "rate_limit {\nkey " + tc.key + "\nsize 9\n}\nrespond admitted"
+			s := startConfig(t, config{
+				site:  site,
+				sites: "http://named.test:{port} {\n" + site + "\n}\nhttp://:{port} {\n" + site + "\n}",
+			})
+			var left []string
+			for _, request := range tc.requests {
+				path, fields, _ := strings.Cut(request, "; ")
+				var header []string
+				for field := range strings.SplitSeq(fields, "; ") {
+					if field == "" {
+						continue
+					}
+					header = append(header, strings.ReplaceAll(field, ", ", "; "))
+				}
+				left = append(left, s.get(path, header...).Header.Get("X-RateLimit-Remaining"))
+			}
+			if got := strings.Join(left, " "); got != tc.want {
+				t.Errorf("requests %q leave %s, want %s", tc.requests, got, tc.want)
+			}
+		})
+	}
+}
