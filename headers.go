@@ -129,7 +129,7 @@ func (f *fields) unannounce(h http.Header) {
 	if !ok {
 		return
 	}
-	var rest []string
+	rest := make([]string, 0, len(announced))
 	for _, names := range announced {
 		for name := range strings.SplitSeq(names, ",") {
 			if !f.ownName(name) {

@@ -2,6 +2,8 @@ package ratelimit
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 )
@@ -175,6 +177,62 @@ func TestUnnamedLimitsWithOneKeyShare(t *testing.T) {
 				step{header: []string{"X-Api-Key: a", "Host: other.test"},
 					want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
 			)
+		})
+	}
+}
+
+// Guards that one wait is enough for any limits in any blocks: a client that
+// comes again when told to is admitted, unless a block denies it that the request
+// did not reach before.
+func TestOneWaitIsEnough(t *testing.T) {
+	for seed := range uint64(30) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(1, seed))
+			among := func(words ...string) string { return words[random.IntN(len(words))] }
+			limit := func() string {
+				return fmt.Sprintf("size %d\ndrip_rate %dms\ndrip_size %d\ncost {vars.cost}\n",
+					4+random.IntN(6), 1+random.IntN(3000), 1+random.IntN(4))
+			}
+			var site strings.Builder
+			fmt.Fprint(&site, "vars cost {header.X-Cost}\nroute {\n")
+			blocks := 1 + random.IntN(3)
+			for i := range blocks {
+				fmt.Fprintf(&site, "rate_limit b%d {\naccounting %s\n%s", i, among("atomic", "each"), limit())
+				for j := range random.IntN(3) {
+					fmt.Fprintf(&site, "limit l%d {\n%s}\n", j, limit())
+				}
+				fmt.Fprint(&site, "}\n")
+			}
+			fmt.Fprint(&site, "respond admitted\n}\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}\n")
+			s := startSite(t, site.String())
+
+			const admitted = "admitted"
+			block := func(a answer) string {
+				name, _, _ := strings.Cut(a.body, "/")
+				return name
+			}
+			denials := 0
+			for range 100 {
+				s.clock.advance(time.Duration(random.IntN(1000)) * time.Millisecond)
+				cost := "X-Cost: " + among("1", "2", "3", "4")
+				a := s.get("/", cost)
+				for block(a) != admitted {
+					denials++
+					wait, err := time.ParseDuration(a.Header.Get("X-RateLimit-Reset") + "s")
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.clock.advance(wait)
+					again := s.get("/", cost)
+					if block(again) != admitted && block(again) <= block(a) {
+						t.Fatalf("%s\n%s by %s, and after that time %s by %s", site.String(), a, a.body, again, again.body)
+					}
+					a = again
+				}
+			}
+			if denials == 0 {
+				t.Error("nothing was denied")
+			}
 		})
 	}
 }

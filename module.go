@@ -225,10 +225,12 @@ type Limit struct {
 	// The requests that the limit applies to. All if empty.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
-	// Whose bucket a request meets: text with placeholders. An IP address is
-	// normalised and shortened to its prefix. If none of the placeholders has
-	// a value, the client's address is used, apart from other keys. Default:
-	// that of the limit this one is in, else `{http.vars.client_ip}`.
+	// Whose bucket a request meets: text with placeholders, read after the
+	// limit's matchers. An IP address is normalised and shortened to its
+	// prefix; one of 6to4 or NAT64 counts as the IPv4 address in it. If none of
+	// the placeholders has a value, the client's address is used, apart from
+	// other keys. Default: that of the limit this one is in, else
+	// `{http.vars.client_ip}`.
 	Key string `json:"key,omitempty"`
 
 	// The most units the bucket holds, from 1 to 2^49.
