@@ -15,7 +15,9 @@ import (
 type bucket struct {
 	limit        *Limit
 	path         string
-	fallbackPath string // where the client's address stands in for the key
+	policy       *policy
+	name         string // what it is called in the store
+	fallbackName string // the same where the client's address stands in for the key
 
 	size, drip, cost value[int64]
 	rate             value[time.Duration]
@@ -24,6 +26,12 @@ type bucket struct {
 	// What all requests have in common, where nothing depends on the request.
 	constant *limiter.Bucket
 	off      bool
+}
+
+// policy is what answers tell of a bucket besides its numbers.
+type policy struct {
+	path  string
+	units bool // whether requests may cost other than one unit
 }
 
 // sizeVaries reports whether the size in force depends on the request.
@@ -56,7 +64,7 @@ func (b *bucket) check() error {
 		return err
 	}
 	if !b.sizeVaries() && !b.rate.varies() && !b.drip.varies() && !b.cost.varies() {
-		b.constant = &limiter.Bucket{Name: b.path, Limit: numbers, Cost: b.cost.constant}
+		b.constant = &limiter.Bucket{Name: b.name, Limit: numbers, Cost: b.cost.constant}
 	}
 	return nil
 }
@@ -97,7 +105,7 @@ func (b *bucket) apply(c *check) error {
 	if b.off {
 		return nil
 	}
-	add := limiter.Bucket{Name: b.path, SizeVaries: b.sizeVaries()}
+	add := limiter.Bucket{Name: b.name, SizeVaries: b.sizeVaries()}
 	if b.constant != nil {
 		add = *b.constant
 	} else {
@@ -115,11 +123,11 @@ func (b *bucket) apply(c *check) error {
 		return err
 	}
 	if add.Key = text; !own {
-		add.Name = b.fallbackPath
-		b.limit.reportNoKey()
+		add.Name = b.fallbackName
+		b.limit.reportNoKey(text)
 	}
 	c.buckets = append(c.buckets, add)
-	c.paths = append(c.paths, b.path)
+	c.policies = append(c.policies, b.policy)
 	return nil
 }
 
@@ -128,10 +136,10 @@ type check struct {
 	request   *http.Request
 	replacer  *caddy.Replacer
 	buckets   []limiter.Bucket
-	paths     []string // what the buckets are called in answers
+	policies  []*policy // of the buckets
 	decisions []limiter.Decision
 
-	// The key expanded last: most limits of a request have it in common.
+	// The fixed key expanded last: most limits of a request have it in common.
 	key     *key
 	keyText string
 	keyOwn  bool
@@ -151,7 +159,7 @@ func checkOf(r *http.Request) *check {
 // release lets another request use the check.
 func (c *check) release() {
 	clear(c.buckets) // of what clients sent
-	*c = check{buckets: c.buckets[:0], paths: c.paths[:0], decisions: c.decisions[:0]}
+	*c = check{buckets: c.buckets[:0], policies: c.policies[:0], decisions: c.decisions[:0]}
 	checks.Put(c)
 }
 
@@ -166,7 +174,7 @@ func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
 	if err == nil && !own {
 		text, err = k.client(c.request)
 	}
-	if err == nil {
+	if err == nil && k.fixed {
 		c.key, c.keyText, c.keyOwn = k, text, own
 	}
 	return text, own, err

@@ -2,13 +2,16 @@ package ratelimit
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
@@ -127,4 +130,55 @@ func validateJSON(code string) error {
 		return validateConfig(configOf(members[1 : len(members)-1]))
 	}
 	return fmt.Errorf("it is neither a configuration, with apps, nor a handler")
+}
+
+// Guards the README's example with authentication: those who guess passwords are
+// stopped by the limit in front, and the one behind counts what a user who knows theirs sends.
+func TestReadmeAuthentication(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var site string
+	for _, block := range fenced.FindAllStringSubmatch(string(text), -1) {
+		if strings.Contains(block[3], "basic_auth") {
+			_, site, _ = strings.Cut(block[3], "{")
+			site = site[:strings.LastIndex(site, "}")]
+		}
+	}
+	// The same for two users whose hashes take less time, with the password "secret".
+	const hash = "$2a$04$en50XSOSRK6koiBfio.FceBm05YZ6/aoY6lwR1hzV41PDo.aHhWyG"
+	user := regexp.MustCompile(`(?m)bob .*$`)
+	if !user.MatchString(site) {
+		t.Fatal("the README has no example with a user called bob")
+	}
+	site = user.ReplaceAllLiteralString(site, "bob "+hash+"\nalice "+hash)
+	s := startSite(t, strings.ReplaceAll(site, "localhost:9000", newUpstream(t, func(http.ResponseWriter, *http.Request) {})))
+
+	login := func(user, password string) int {
+		t.Helper()
+		return s.get("/", "Authorization: Basic "+base64.StdEncoding.EncodeToString([]byte(user+":"+password))).StatusCode
+	}
+	count := func(n int, user, password string) string {
+		statuses := make(map[int]int)
+		for range n {
+			statuses[login(user, password)]++
+		}
+		return fmt.Sprint(statuses)
+	}
+	for _, tc := range []struct {
+		after          time.Duration
+		user, password string
+		want           string // how many of 21 requests get which status
+	}{
+		{0, "bob", "guess", "map[401:20 429:1]"},
+		{time.Minute, "bob", "secret", "map[200:10 429:11]"},
+		{10 * time.Second, "bob", "guess", "map[401:10 429:11]"},
+		{20 * time.Second, "alice", "secret", "map[200:10 429:11]"},
+	} {
+		s.clock.advance(tc.after)
+		if got := count(21, tc.user, tc.password); got != tc.want {
+			t.Errorf("%s with %s: got %s, want %s", tc.user, tc.password, got, tc.want)
+		}
+	}
 }

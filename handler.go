@@ -21,6 +21,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	case nil:
 		if rec != nil {
 			w = rec.wrap(w)
+			if rw, ok := w.(*responseWriter); ok {
+				err := next.ServeHTTP(w, r)
+				rw.end()
+				return err
+			}
 		}
 		return next.ServeHTTP(w, r)
 	case denial:
@@ -58,8 +63,8 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error
 	if err := h.take(c, rec); err != nil {
 		return nil, undecidedError{err}
 	}
-	if decider := rec.add(c, h.families, w.Header()); decider.decision.Denied {
-		return nil, denial{decider}
+	if decider, wait := rec.add(c, h.families, w.Header()); decider.decision.Denied {
+		return nil, denial{decider, wait}
 	}
 	return rec, nil
 }
@@ -160,15 +165,19 @@ func (m *minutely) due() bool {
 	return now-last >= int64(time.Minute) && m.last.CompareAndSwap(last, now)
 }
 
-// denial is the error of a request that a limit denies: what that decided.
-type denial struct{ *item }
+// denial is the error of a request that a limit denies: what that decided, and
+// how long to wait for all limits.
+type denial struct {
+	*item
+	wait time.Duration
+}
 
 // Error names the limit and the wait.
 func (d denial) Error() string {
 	if d.decision.Never {
 		return "rate limit " + d.path + " exceeded: the request costs more than the limit holds"
 	}
-	return "rate limit " + d.path + " exceeded: retry after " + wholeSeconds(d.decision.Retry) + " s"
+	return "rate limit " + d.path + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
 }
 
 // refusal is the error of a request that is kept from the next handler for

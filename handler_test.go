@@ -282,11 +282,13 @@ func TestEachAccounting(t *testing.T) {
 	for n := 1; n <= 6; n++ {
 		s.run(step{path: "/trade", want: fmt.Sprintf("200 limit=6 remaining=%d clear=%d.000", 6-n, 2*n)})
 	}
-	for n := 7; n <= 16; n++ {
+	for n := 7; n <= 15; n++ {
 		s.run(step{path: "/trade",
 			want: fmt.Sprintf("429 limit=6 remaining=0 clear=%d.000 reset=1.500 retry-after=2", 2*n)})
 	}
 	s.run(
+		// What this one is charged fills the user's bucket: the wait is for both.
+		step{path: "/trade", want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
 		step{path: "/trade", want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
 		step{path: "/trade", want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
 		step{want: "429 limit=16 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
@@ -1451,11 +1453,11 @@ func TestNeverAdmitted(t *testing.T) {
 	`)
 	s.run(
 		step{header: []string{"X-Cost: 4"},
-			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
+			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=3`},
 		step{header: []string{"X-Cost: 562949953421312"},
-			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
+			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=3`},
 		step{header: []string{"X-Cost: 3"},
-			want: `200 limit=3 remaining=0 clear=3.000 policy="default";q=3;w=3 ratelimit="default";r=0;t=1`},
+			want: `200 limit=3 remaining=0 clear=3.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=0;t=1`},
 	)
 }
 

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"fmt"
 	"net/http"
+	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,17 +106,77 @@ func (f *fields) keep(h http.Header) {
 			h[fieldNames[i]] = values[:1]
 		}
 	}
-	if f[fieldLimit] != "" && f[fieldReset] == "" {
+	if f.own(fieldReset) && f[fieldReset] == "" {
 		delete(h, fieldNames[fieldReset])
+	}
+}
+
+// own reports whether no other values than ours may stand in a field.
+func (f *fields) own(field int) bool {
+	return f[field] != "" || field == fieldReset && f[fieldLimit] != ""
+}
+
+// ownName is own of a field by its name.
+func (f *fields) ownName(name string) bool {
+	i := slices.Index(fieldNames[:], textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)))
+	return i >= 0 && f.own(i)
+}
+
+// unannounce drops our fields from those that h announces as trailers: what
+// would come there is an upstream's.
+func (f *fields) unannounce(h http.Header) {
+	announced, ok := h["Trailer"]
+	if !ok {
+		return
+	}
+	rest := make([]string, 0, len(announced))
+	for _, names := range announced {
+		for name := range strings.SplitSeq(names, ",") {
+			if !f.ownName(name) {
+				rest = append(rest, strings.TrimSpace(name))
+			}
+		}
+	}
+	if delete(h, "Trailer"); len(rest) > 0 {
+		h["Trailer"] = []string{strings.Join(rest, ", ")}
+	}
+}
+
+// dropTrailers drops our fields from the trailers in h that were not announced.
+func (f *fields) dropTrailers(h http.Header) {
+	for key := range h {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && f.ownName(name) {
+			delete(h, key)
+		}
 	}
 }
 
 // item is what one bucket decided on a request, and how to show it.
 type item struct {
-	path     string
+	*policy
+	name     string // of the bucket in the store
 	limit    limiter.Limit
+	cost     int64
 	families families
+	earlier  uint16 // how many other limits of its path were listed before
 	decision limiter.Decision
+}
+
+// tighter reports whether it leaves less room than other does.
+func (it *item) tighter(other *item) bool {
+	d, o := &it.decision, &other.decision
+	if d.Denied != o.Denied {
+		return d.Denied
+	}
+	return d.Remaining < o.Remaining
+}
+
+// await makes Retry, of a bucket that was charged for a request which another
+// denies, the time until it has room for that request again: clients that come
+// earlier are denied by it.
+func (it *item) await() {
+	b := limiter.Bucket{Limit: it.limit, Cost: it.cost}
+	it.decision.Retry = b.Wait(&it.decision)
 }
 
 // describe makes f the fields of a request on which items were decided, each
@@ -189,7 +250,8 @@ func allShown(items []item, family families) bool {
 // appendPolicies appends the value of RateLimit-Policy, as appendLimits does
 // that of RateLimit. The two are as draft-ietf-httpapi-ratelimit-headers-11 has
 // them: structured fields with an item for each limit. A policy's quota q is the
-// size, its window w the time in which a full bucket drains.
+// size, its window w the time in which a full bucket drains. Its unit qu is
+// requests unless said otherwise; the draft has no word for units of our kind.
 func appendPolicies(b []byte, items []item) []byte {
 	start := len(b)
 	for i := range items {
@@ -197,8 +259,11 @@ func appendPolicies(b []byte, items []item) []byte {
 		if it.families&ietf == 0 {
 			continue
 		}
-		b = appendItem(b, len(b) == start, it.path)
+		b = appendItem(b, len(b) == start, it)
 		b = appendParameter(b, ";q=", it.limit.Size)
+		if it.units {
+			b = append(b, `;qu="units"`...)
+		}
 		b = appendParameter(b, ";w=", ceilSeconds(it.limit.DrainTime()))
 	}
 	return b
@@ -207,8 +272,8 @@ func appendPolicies(b []byte, items []item) []byte {
 // appendLimits appends the value of RateLimit. What is available, r, is meant
 // for the time t in which it will have been dripped again: so clients that
 // spread r over t keep to the rate. With nothing available t is the time until
-// something is; on denial only the limits that deny have a t, so that none is
-// later than Retry-After.
+// something is; on denial only the limits without room for the same request have
+// a t, so that none is later than Retry-After.
 func appendLimits(b []byte, items []item, denied bool) []byte {
 	start := len(b)
 	for i := range items {
@@ -216,11 +281,11 @@ func appendLimits(b []byte, items []item, denied bool) []byte {
 		if it.families&ietf == 0 {
 			continue
 		}
-		b = appendItem(b, len(b) == start, it.path)
+		b = appendItem(b, len(b) == start, it)
 		b = appendParameter(b, ";r=", it.decision.Remaining)
 		switch d := &it.decision; {
 		case d.Never:
-		case d.Denied:
+		case denied && d.Retry > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(d.Retry))
 		case denied:
 		case d.Remaining > 0:
@@ -233,13 +298,17 @@ func appendLimits(b []byte, items []item, denied bool) []byte {
 }
 
 // appendItem appends a policy's name as a structured field string, behind a
-// comma unless it is the first. The characters of a path need no escaping.
-func appendItem(b []byte, first bool, path string) []byte {
+// comma unless it is the first. The characters of a path need no escaping, and it
+// has no '#'.
+func appendItem(b []byte, first bool, it *item) []byte {
 	if !first {
 		b = append(b, ", "...)
 	}
 	b = append(b, '"')
-	b = append(b, path...)
+	b = append(b, it.path...)
+	if it.earlier > 0 {
+		b = strconv.AppendInt(append(b, '#'), int64(it.earlier)+1, 10)
+	}
 	return append(b, '"')
 }
 

@@ -3,8 +3,12 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptrace"
 	"net/textproto"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -122,48 +126,48 @@ var fieldsTests = []struct {
 }{
 	{
 		"admitted with room",
-		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 10, Remaining: 7, Clear: 2500 * time.Millisecond}}},
 		`limit=10 remaining=7 clear=2.500 policy="a";q=10;w=10 ratelimit="a";r=7;t=7`,
 	},
 	{
 		"admitted with none left: t is the wait for the next drip",
-		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 10, Remaining: 0, Clear: 9200 * time.Millisecond}}},
 		`limit=10 remaining=0 clear=9.200 policy="a";q=10;w=10 ratelimit="a";r=0;t=1`,
 	},
 	{
 		"admitted with none left of slow drips",
-		[]item{{path: "a", limit: limitOf(2, time.Hour), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(2, time.Hour), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 2, Remaining: 0, Clear: 2*time.Hour - time.Minute}}},
 		`limit=2 remaining=0 clear=7140.000 policy="a";q=2;w=7200 ratelimit="a";r=0;t=3540`,
 	},
 	{
 		"denied: no room, and one time to wait in three fields",
-		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
 			Denied: true, Size: 10, Clear: 10 * time.Second, Retry: 1000_001 * time.Microsecond}}},
 		`limit=10 remaining=0 clear=10.000 reset=1.001 retry-after=2 ` +
 			`policy="a";q=10;w=10 ratelimit="a";r=0;t=2`,
 	},
 	{
 		"denied with room for cheaper requests",
-		[]item{{path: "a", limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
 			Denied: true, Size: 10, Remaining: 4, Clear: 6 * time.Second, Retry: time.Microsecond}}},
 		`limit=10 remaining=4 clear=6.000 reset=0.001 retry-after=1 ` +
 			`policy="a";q=10;w=10 ratelimit="a";r=4;t=1`,
 	},
 	{
 		"never admitted: nothing tells to wait",
-		[]item{{path: "a", limit: limitOf(3), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(3), families: xRateLimit | ietf,
 			decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}}},
 		`limit=3 remaining=3 clear=0.000 policy="a";q=3;w=3 ratelimit="a";r=3`,
 	},
 	{
 		"several admit: the least room shows, and the longest time to clear",
 		[]item{
-			{path: "a", limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
+			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 100, Remaining: 50, Clear: 50 * time.Minute}},
-			{path: "a/b", limit: limitOf(5), families: xRateLimit | ietf,
+			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 5, Remaining: 2, Clear: 3 * time.Second}},
 		},
 		`limit=5 remaining=2 clear=3000.000 ` +
@@ -172,9 +176,9 @@ var fieldsTests = []struct {
 	{
 		"one of several denies: only it tells to wait",
 		[]item{
-			{path: "a", limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
+			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 100, Remaining: 50, Clear: 50 * time.Minute}},
-			{path: "a/b", limit: limitOf(5), families: xRateLimit | ietf,
+			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
 				decision: limiter.Decision{
 					Denied: true, Size: 5, Clear: 5 * time.Second, Retry: 700 * time.Millisecond}},
 		},
@@ -182,12 +186,24 @@ var fieldsTests = []struct {
 			`policy="a";q=100;w=6000, "a/b";q=5;w=5 ratelimit="a";r=50, "a/b";r=0;t=1`,
 	},
 	{
+		"one denies and another is charged its last: both tell to wait, and the longer wait counts",
+		[]item{
+			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf, decision: limiter.Decision{
+				Size: 100, Remaining: 0, Clear: 100 * time.Minute, Retry: time.Minute}},
+			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
+				decision: limiter.Decision{
+					Denied: true, Size: 5, Clear: 5 * time.Second, Retry: 700 * time.Millisecond}},
+		},
+		`limit=5 remaining=0 clear=6000.000 reset=60.000 retry-after=60 ` +
+			`policy="a";q=100;w=6000, "a/b";q=5;w=5 ratelimit="a";r=0;t=60, "a/b";r=0;t=1`,
+	},
+	{
 		"several deny: the longest wait counts",
 		[]item{
-			{path: "a", limit: limitOf(8, 3*time.Second), families: xRateLimit | ietf,
+			{policy: &policy{path: "a"}, limit: limitOf(8, 3*time.Second), families: xRateLimit | ietf,
 				decision: limiter.Decision{
 					Denied: true, Size: 8, Clear: 24 * time.Second, Retry: 2100 * time.Millisecond}},
-			{path: "b", limit: limitOf(9), families: xRateLimit | ietf,
+			{policy: &policy{path: "b"}, limit: limitOf(9), families: xRateLimit | ietf,
 				decision: limiter.Decision{Denied: true, Size: 9, Clear: 9 * time.Second, Retry: 400 * time.Millisecond}},
 		},
 		`limit=8 remaining=0 clear=24.000 reset=2.100 retry-after=3 ` +
@@ -196,9 +212,9 @@ var fieldsTests = []struct {
 	{
 		"never admitted by one outranks the wait for another",
 		[]item{
-			{path: "a", limit: limitOf(8), families: xRateLimit | ietf,
+			{policy: &policy{path: "a"}, limit: limitOf(8), families: xRateLimit | ietf,
 				decision: limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, Retry: 2 * time.Second}},
-			{path: "b", limit: limitOf(3), families: xRateLimit | ietf,
+			{policy: &policy{path: "b"}, limit: limitOf(3), families: xRateLimit | ietf,
 				decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}},
 		},
 		`limit=8 remaining=0 clear=8.000 ` +
@@ -207,47 +223,57 @@ var fieldsTests = []struct {
 	{
 		"equally little room: the smaller size shows",
 		[]item{
-			{path: "a", limit: limitOf(9), families: xRateLimit, decision: limiter.Decision{Size: 9, Remaining: 3}},
-			{path: "b", limit: limitOf(7), families: xRateLimit, decision: limiter.Decision{Size: 7, Remaining: 3}},
-			{path: "c", limit: limitOf(8), families: xRateLimit, decision: limiter.Decision{Size: 8, Remaining: 3}},
+			{policy: &policy{path: "a"}, limit: limitOf(9), families: xRateLimit, decision: limiter.Decision{Size: 9, Remaining: 3}},
+			{policy: &policy{path: "b"}, limit: limitOf(7), families: xRateLimit, decision: limiter.Decision{Size: 7, Remaining: 3}},
+			{policy: &policy{path: "c"}, limit: limitOf(8), families: xRateLimit, decision: limiter.Decision{Size: 8, Remaining: 3}},
 		},
 		`limit=7 remaining=3 clear=0.000`,
 	},
 	{
 		"drip_size does not divide size: the last drip counts in full",
-		[]item{{path: "a", limit: limitOf(10, 3), families: ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(10, 3), families: ietf,
 			decision: limiter.Decision{Size: 10, Remaining: 7, Clear: time.Second}}},
 		`policy="a";q=10;w=4 ratelimit="a";r=7;t=3`,
 	},
 	{
 		"windows below a second are rounded up: w must not be 0",
-		[]item{{path: "a", limit: limitOf(2, time.Millisecond), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(2, time.Millisecond), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 2, Remaining: 1, Clear: time.Millisecond}}},
 		`limit=2 remaining=1 clear=0.001 policy="a";q=2;w=1 ratelimit="a";r=1;t=1`,
 	},
 	{
 		"the largest numbers",
-		[]item{{path: "a", limit: limitOf(limiter.MaxUnits, time.Microsecond), families: xRateLimit | ietf,
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(limiter.MaxUnits, time.Microsecond), families: xRateLimit | ietf,
 			decision: limiter.Decision{
 				Size: limiter.MaxUnits, Remaining: limiter.MaxUnits - 1, Clear: time.Microsecond}}},
 		`limit=562949953421312 remaining=562949953421311 clear=0.001 ` +
 			`policy="a";q=562949953421312;w=562949954 ratelimit="a";r=562949953421311;t=562949954`,
 	},
 	{
+		"requests may cost more than one unit: the quota is not of requests",
+		[]item{
+			{policy: &policy{path: "a", units: true}, limit: limitOf(10), families: xRateLimit | ietf,
+				decision: limiter.Decision{Size: 10, Remaining: 7, Clear: 2500 * time.Millisecond}},
+			{policy: &policy{path: "b"}, limit: limitOf(9), families: ietf,
+				decision: limiter.Decision{Size: 9, Remaining: 8, Clear: time.Second}},
+		},
+		`limit=10 remaining=7 clear=2.500 policy="a";q=10;qu="units";w=10, "b";q=9;w=9 ratelimit="a";r=7;t=7, "b";r=8;t=8`,
+	},
+	{
 		"headers off: still a denial tells to wait",
-		[]item{{path: "a", limit: limitOf(1), decision: limiter.Decision{
+		[]item{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{
 			Denied: true, Size: 1, Clear: time.Second, Retry: time.Second}}},
 		`retry-after=1`,
 	},
-	{"headers off, admitted", []item{{path: "a", limit: limitOf(1), decision: limiter.Decision{Size: 1}}}, ``},
+	{"headers off, admitted", []item{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{Size: 1}}}, ``},
 	{
 		"each limit shows in its own families; all count for the wait",
 		[]item{
-			{path: "x", limit: limitOf(4), families: xRateLimit,
+			{policy: &policy{path: "x"}, limit: limitOf(4), families: xRateLimit,
 				decision: limiter.Decision{Size: 4, Remaining: 3, Clear: time.Second}},
-			{path: "i", limit: limitOf(5), families: ietf,
+			{policy: &policy{path: "i"}, limit: limitOf(5), families: ietf,
 				decision: limiter.Decision{Size: 5, Remaining: 2, Clear: 3 * time.Second}},
-			{path: "o", limit: limitOf(1, time.Minute), decision: limiter.Decision{
+			{policy: &policy{path: "o"}, limit: limitOf(1, time.Minute), decision: limiter.Decision{
 				Denied: true, Size: 1, Clear: time.Minute, Retry: time.Minute}},
 		},
 		`limit=4 remaining=3 clear=1.000 retry-after=60 policy="i";q=5;w=5 ratelimit="i";r=2`,
@@ -255,9 +281,9 @@ var fieldsTests = []struct {
 	{
 		"one family only shows its own denials",
 		[]item{
-			{path: "i", limit: limitOf(1, time.Minute), families: ietf, decision: limiter.Decision{
+			{policy: &policy{path: "i"}, limit: limitOf(1, time.Minute), families: ietf, decision: limiter.Decision{
 				Denied: true, Size: 1, Clear: time.Minute, Retry: time.Minute}},
-			{path: "x", limit: limitOf(4), families: xRateLimit,
+			{policy: &policy{path: "x"}, limit: limitOf(4), families: xRateLimit,
 				decision: limiter.Decision{Denied: true, Size: 4, Clear: 4 * time.Second, Retry: time.Second}},
 		},
 		`limit=4 remaining=0 clear=4.000 reset=1.000 retry-after=60 policy="i";q=1;w=60 ratelimit="i";r=0;t=60`,
@@ -313,13 +339,14 @@ func checkStructured(items []item, f fields) error {
 	}
 	for i, it := range items {
 		p, l := policies[i], limits[i]
+		wantsQ := map[bool]string{false: "q w", true: "q qu w"}[it.units]
 		q, w, r := p.parameters["q"], p.parameters["w"], l.parameters["r"]
 		t, hasT := l.parameters["t"]
-		wantsT := !it.decision.Never && it.decision.Denied == all.Denied
+		wantsT := !it.decision.Never && (!all.Denied || it.decision.Retry > 0)
 		switch {
 		case p.name != it.path || l.name != it.path:
 			return fmt.Errorf("limit %q is called %q and %q", it.path, p.name, l.name)
-		case p.names != "q w" || l.names != "r" && l.names != "r t":
+		case p.names != wantsQ || it.units && p.unit != "units" || l.names != "r" && l.names != "r t":
 			return fmt.Errorf("limit %q: parameters %q and %q", it.path, p.names, l.names)
 		case q != it.limit.Size:
 			return fmt.Errorf("limit %q: q=%d, size %d", it.path, q, it.limit.Size)
@@ -341,11 +368,13 @@ func checkStructured(items []item, f fields) error {
 // member is one member of a structured field list.
 type member struct {
 	name       string
+	unit       string // the value of qu
 	names      string // of the parameters, in order
 	parameters map[string]int64
 }
 
-// parseList parses a list of strings with integers as parameters.
+// parseList parses a list of strings, each of them once, with integers as
+// parameters, but for qu, which is a string.
 func parseList(text string) ([]member, error) {
 	if text == "" {
 		return nil, nil
@@ -364,9 +393,16 @@ func parseList(text string) ([]member, error) {
 		if !ok {
 			return nil, fmt.Errorf("%v is no string but a %T", it.Value, it.Value)
 		}
-		parsed := member{name, strings.Join(it.Params.Names(), " "), make(map[string]int64)}
+		if slices.ContainsFunc(members, func(m member) bool { return m.name == name }) {
+			return nil, fmt.Errorf("two members are called %q", name)
+		}
+		parsed := member{name: name, names: strings.Join(it.Params.Names(), " "), parameters: make(map[string]int64)}
 		for _, n := range it.Params.Names() {
 			v, _ := it.Params.Get(n)
+			if unit, ok := v.(string); ok && n == "qu" {
+				parsed.unit = unit
+				continue
+			}
 			integer, ok := v.(int64)
 			if !ok {
 				return nil, fmt.Errorf("%s=%v is no integer but a %T", n, v, v)
@@ -404,7 +440,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 				l.DripSize = l.Size
 			}
 			show := families(rapid.IntRange(0, 3).Draw(t, "families"))
-			items = append(items, item{path: path, limit: l, families: show})
+			items = append(items, item{policy: &policy{path: path}, limit: l, families: show})
 			req.Buckets = append(req.Buckets, limiter.Bucket{Name: path, Limit: l})
 		}
 		req.Accounting = limiter.Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
@@ -420,7 +456,10 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, d := range decisions {
-				items[i].decision = d
+				items[i].decision, items[i].cost = d, req.Buckets[i].Cost
+				if limiter.Summarize(decisions).Denied {
+					items[i].await()
+				}
 			}
 			f := fieldsOf(items)
 			if err := checkStructured(items, f); err != nil {
@@ -512,4 +551,325 @@ func TestSetReplaces(t *testing.T) {
 	if got, want := fieldsIn(h), "limit=5 retry-after=120"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
+}
+
+// Guards that each limit has one member in the lists, and each member a name of
+// its own, however many blocks without a name a request passes, and if it passes
+// one block twice.
+func TestMembersAreUnique(t *testing.T) {
+	for _, tc := range []struct{ name, site, want string }{
+		{
+			"blocks without a name", `route {
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				rate_limit {
+					size 8
+					headers ratelimit
+				}
+				rate_limit {
+					key all
+					size 8
+					headers ratelimit
+				}
+				respond admitted
+			}`,
+			`200 policy="default";q=9;w=9, "default#2";q=8;w=8, "default#3";q=8;w=8 ` +
+				`ratelimit="default";r=8;t=8, "default#2";r=7;t=7, "default#3";r=7;t=7`,
+		},
+		{
+			"blocks without a name that are one limit", `route {
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				rate_limit {
+					size 9
+					headers x-ratelimit ratelimit
+				}
+				respond admitted
+			}`,
+			`200 limit=9 remaining=7 clear=2.000 policy="default";q=9;w=9 ratelimit="default";r=7;t=7`,
+		},
+		{
+			"one of them again behind another", `route {
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				rate_limit {
+					size 8
+					headers ratelimit
+				}
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				rate_limit {
+					size 7
+					headers ratelimit
+				}
+				respond admitted
+			}`,
+			`200 policy="default#2";q=8;w=8, "default";q=9;w=9, "default#3";q=7;w=7 ` +
+				`ratelimit="default#2";r=7;t=7, "default";r=7;t=7, "default#3";r=6;t=6`,
+		},
+		{
+			"one of them without these fields", `route {
+				rate_limit {
+					size 9
+				}
+				rate_limit {
+					size 9
+					headers ratelimit
+				}
+				respond admitted
+			}`,
+			`200 limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=7;t=7`,
+		},
+		{
+			"a limit whose size changes on the way", `route {
+				vars size 9
+				rate_limit sized {
+					size {vars.size}
+					headers ratelimit
+				}
+				vars size 8
+				rate_limit sized {
+					size {vars.size}
+					headers ratelimit
+				}
+				respond admitted
+			}`,
+			`200 policy="sized";q=9;w=9, "sized#2";q=8;w=8 ratelimit="sized";r=8;t=8, "sized#2";r=6;t=6`,
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startSite(t, tc.site)
+			s.run(step{want: tc.want})
+		})
+	}
+	t.Run("a named route invoked twice", func(t *testing.T) {
+		s := startConfig(t, config{
+			site:  "route {\ninvoke limited\ninvoke limited\nrespond admitted\n}",
+			sites: "&(limited) {\nrate_limit api {\nsize 9\nheaders ratelimit\n}\n}",
+		})
+		s.run(
+			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=7;t=7`},
+			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=5;t=5`},
+			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=3;t=3`},
+			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=1;t=1`},
+			step{want: `429 retry-after=1 policy="api";q=9;w=9 ratelimit="api";r=0;t=1`},
+		)
+	})
+}
+
+// Guards that where requests cost other than one unit the fields do not claim
+// that quotas are of requests: not for any block of a limit that charges more
+// elsewhere, and always the same.
+func TestQuotaUnits(t *testing.T) {
+	s := startSite(t, `
+		route /cheap {
+			rate_limit api {
+				size 9
+				headers ratelimit
+			}
+			rate_limit {
+				size 9
+				headers ratelimit
+			}
+			rate_limit each {
+				max 9
+				duration 9s
+				min_interval 1s
+				cost {header.X-Cost}
+				headers ratelimit
+			}
+		}
+		rate_limit /dear api {
+			size 9
+			cost 2
+			headers ratelimit
+		}
+		respond admitted
+	`)
+	const policies = `policy="api";q=9;qu="units";w=9, "default";q=9;w=9, "each";q=9;qu="units";w=9, "each/min_interval";q=1;w=1 `
+	s.run(
+		step{path: "/cheap", header: []string{"X-Cost: 1"}, want: `200 ` + policies +
+			`ratelimit="api";r=8;t=8, "default";r=8;t=8, "each";r=8;t=8, "each/min_interval";r=0;t=1`},
+		step{path: "/dear", want: `200 policy="api";q=9;qu="units";w=9 ratelimit="api";r=6;t=6`},
+		step{path: "/cheap", after: time.Second, header: []string{"X-Cost: 5"}, want: `200 ` + policies +
+			`ratelimit="api";r=6;t=6, "default";r=8;t=8, "each";r=4;t=4, "each/min_interval";r=0;t=1`},
+	)
+}
+
+// upstreamFields are fields of ours as an upstream sends them.
+var upstreamFields = map[string]string{
+	"X-RateLimit-Limit":     "5000",
+	"X-RateLimit-Remaining": "4999",
+	"X-RateLimit-Clear":     "1.5",
+	"X-RateLimit-Reset":     "1795259336",
+	"RateLimit-Policy":      `"up";q=5000;w=60`,
+	"RateLimit":             `"up";r=4999;t=1`,
+}
+
+// Guards that an upstream's fields do not come behind the body where ours stand
+// before it, announced or not: a client would take the last ones it sees. The
+// draft forbids its fields there. Other trailers pass.
+func TestUpstreamTrailers(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		prefix := http.TrailerPrefix
+		if r.URL.Path == "/announced" {
+			prefix = ""
+			for name := range upstreamFields {
+				w.Header().Add("Trailer", name)
+			}
+			w.Header().Add("Trailer", "X-Checksum")
+		}
+		switch r.URL.Path {
+		case "/only-ours":
+			w.Header().Set("Trailer", "X-RateLimit-Limit")
+		case "/partly":
+			w.Header().Set("Trailer", "X-Checksum, X-Absent")
+		}
+		io.WriteString(w, "upstream")
+		http.NewResponseController(w).Flush()
+		if r.URL.Path == "/only-ours" {
+			w.Header().Set("X-RateLimit-Limit", "5000")
+			return
+		}
+		for name, value := range upstreamFields {
+			w.Header().Set(prefix+name, value)
+		}
+		w.Header().Set(prefix+"X-Checksum", "1")
+	})
+	const all = "limit=5000 remaining=4999 clear=1.5 reset=1795259336 policy=\"up\";q=5000;w=60 ratelimit=\"up\";r=4999;t=1"
+	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		for _, tc := range []struct{ name, block, want string }{
+			{"both families", "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit\n}", ""},
+			{"one family", "rate_limit {\nsize 9\n}", `policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`},
+			{"none", "rate_limit {\nsize 9\nheaders off\n}", all},
+			{"two blocks", `
+				rate_limit outer {
+					size 9
+				}
+				encode gzip
+				rate_limit inner {
+					size 8
+					headers ratelimit
+				}`, ""},
+		} {
+			t.Run(protocol+" "+tc.name, func(t *testing.T) {
+				s := startConfig(t, config{
+					global: "servers {\nprotocols h1 h2c\n}",
+					site:   "route {\n" + tc.block + "\nreverse_proxy " + upstream + "\n}",
+				})
+				if protocol == "HTTP/2.0" {
+					s.client.Transport.(*http.Transport).Protocols = new(http.Protocols)
+					s.client.Transport.(*http.Transport).Protocols.SetUnencryptedHTTP2(true)
+				}
+				for _, path := range []string{"/announced", "/sudden", "/partly"} {
+					a := s.get(path)
+					if a.Proto != protocol || a.body != "upstream" {
+						t.Errorf("%s: got %s, body %q", path, a.Proto, a.body)
+					}
+					if got := fieldsIn(a.Trailer); got != tc.want {
+						t.Errorf("%s: got %s in trailers, want %s", path, got, tc.want)
+					}
+					if a.Trailer.Get("X-Checksum") != "1" {
+						t.Errorf("%s: another trailer is lost: %v", path, a.Trailer)
+					}
+				}
+				if a := s.get("/only-ours"); tc.want == "" && len(a.Trailer) > 0 {
+					t.Errorf("of our fields alone: %v is announced", a.Trailer)
+				}
+			})
+		}
+	}
+}
+
+// Guards that an informational response has no other rate limit than ours, like
+// the final one that it tells of beforehand.
+func TestEarlyHintsHaveOneLimit(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range upstreamFields {
+			w.Header().Set(name, value)
+		}
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(http.StatusEarlyHints)
+		io.WriteString(w, "upstream")
+	})
+	s := startSite(t, "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit\n}\nreverse_proxy "+upstream)
+	const ours = `limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`
+	var hints []string
+	ctx := httptrace.WithClientTrace(context.Background(), &httptrace.ClientTrace{
+		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+			hints = append(hints, fmt.Sprint(code, " ", header.Get("Link"), " ", fieldsIn(http.Header(header))))
+			return nil
+		},
+	})
+	req, err := http.NewRequestWithContext(ctx, "GET", s.url("/"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	const hint = "103 </style.css>; rel=preload " + ours
+	if want := []string{hint, hint}; !slices.Equal(hints, want) {
+		t.Errorf("got hints\n %q\nwant\n %q", hints, want)
+	}
+	if got, want := (answer{Response: res}).String(), "200 "+ours; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// Guards the remedy that the documentation gives where an error route proxies:
+// of all fields only ours are left.
+func TestErrorRouteThatProxies(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range upstreamFields {
+			w.Header().Set(name, value)
+		}
+		w.Header().Set("Retry-After", "120")
+		w.Header().Set("X-Error-Page", "slow down")
+		io.WriteString(w, "error page")
+	})
+	s := startSite(t, `
+		rate_limit {
+			size 1
+			headers x-ratelimit ratelimit
+		}
+		respond admitted
+		handle_errors {
+			reverse_proxy `+upstream+` {
+				`+remedy(t)+`
+			}
+		}
+	`)
+	s.get("/")
+	a := s.get("/")
+	const want = `200 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1 ` +
+		`policy="default";q=1;w=1 ratelimit="default";r=0;t=1`
+	if a.String() != want || a.body != "error page" || a.Header.Get("X-Error-Page") != "slow down" {
+		t.Errorf("got %s, body %q\nwant %s, the upstream's body", a, a.body, want)
+	}
+}
+
+// remedy returns the lines of the documentation by which a proxy in an error
+// route removes an upstream's fields.
+func remedy(t *testing.T) string {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := regexp.MustCompile(`(?m)^\s*header_down -.*$`).FindAllString(string(text), -1)
+	if len(lines) == 0 {
+		t.Fatal("the documentation has no lines with header_down")
+	}
+	return strings.Join(lines, "\n")
 }

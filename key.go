@@ -4,9 +4,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net/http"
 	"net/netip"
 	"net/textproto"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -17,7 +20,8 @@ import (
 type key struct {
 	template   string
 	parts      []part
-	ipv4, ipv6 int // how many bits of an address count
+	ipv4, ipv6 int  // how many bits of an address count
+	fixed      bool // whether it is the same wherever it stands on one request
 }
 
 // part is a piece of a key's template: literal text or a placeholder.
@@ -26,6 +30,7 @@ type part struct {
 	placeholder bool
 	address     bool   // whether its value is an address, to be normalised
 	unverified  bool   // whether its value can't be relied on in early data
+	fixed       bool   // whether nothing can change its value while a request is decided
 	header      string // the field that it is the value of, as http.Header has it
 }
 
@@ -65,9 +70,10 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 			k.parts = append(k.parts, newPlaceholder(names[i-1]))
 		}
 		if literal != "" {
-			k.parts = append(k.parts, part{text: literal})
+			k.parts = append(k.parts, part{text: literal, fixed: true})
 		}
 	}
+	k.fixed = !slices.ContainsFunc(k.parts, func(p part) bool { return !p.fixed })
 	return k, nil
 }
 
@@ -78,6 +84,10 @@ func newPlaceholder(name string) part {
 		p.text, p.address = full, true
 	}
 	p.unverified = p.address || strings.HasPrefix(p.text, "http.request.remote")
+	// What the request itself holds stays. Anything else a matcher may set, as
+	// path_regexp sets its captures, or time may.
+	p.fixed = p.text == clientIP ||
+		strings.HasPrefix(p.text, "http.request.") && !strings.HasPrefix(p.text, "http.request.duration")
 	if field, ok := strings.CutPrefix(p.text, "http.request.header."); ok {
 		p.header = textproto.CanonicalMIMEHeaderKey(field)
 	}
@@ -85,12 +95,12 @@ func newPlaceholder(name string) part {
 }
 
 // value returns the value of a placeholder: what the replacer has for it, of the
-// most common ones without asking it.
+// most common ones without asking it. An address that is none is no value.
 func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 	switch {
 	case p.text == clientIP:
 		if address, ok := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string); ok {
-			return address
+			return unlessSocket(address)
 		}
 	case p.header != "":
 		if values := r.Header[p.header]; len(values) == 1 {
@@ -98,7 +108,19 @@ func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 		}
 	}
 	v, _ := repl.GetString(p.text)
+	if p.address {
+		return unlessSocket(v)
+	}
 	return v
+}
+
+// unlessSocket returns address, or nothing if it is what stands for one where
+// the client is a unix socket.
+func unlessSocket(address string) string {
+	if address == "@" {
+		return ""
+	}
+	return address
 }
 
 // String returns the template, every placeholder by its full name.
@@ -112,6 +134,20 @@ func (k *key) String() string {
 		}
 	}
 	return text.String()
+}
+
+// mark returns what tells buckets of a path apart by the key. Those of limits
+// with a name agree in it. Without one they need not: by values of another key,
+// such as a header field, clients could otherwise fill each other's buckets. The
+// default key has no mark.
+func (k *key) mark(path string) string {
+	template := k.String()
+	if first, _, _ := strings.Cut(path, "/"); first != defaultName || template == defaultKey {
+		return ""
+	}
+	digest := fnv.New64a()
+	fmt.Fprintf(digest, "%s %d %d", template, k.ipv4, k.ipv6)
+	return "@" + strconv.FormatUint(digest.Sum64(), 36)
 }
 
 // errEarlyData refuses a request whose address cannot be known yet: while the
@@ -168,16 +204,16 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 }
 
 // client returns the address of the client, which stands in for a key that a
-// request does not have.
+// request does not have. It is empty if the client has none.
 func (k *key) client(r *http.Request) (string, error) {
 	if earlyData(r) {
 		return "", errEarlyData
 	}
 	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	return k.address(address), nil
+	return k.address(unlessSocket(address)), nil
 }
 
-// address returns an IP address as far as it counts: an IPv4 address written as
+// address returns an IP address as far as it counts: an IPv4 address in one of
 // IPv6 is the IPv4 address, a zone is dropped, and of the rest the prefix
 // remains. Anything else is returned as it is.
 func (k *key) address(text string) string {
@@ -191,7 +227,7 @@ func (k *key) address(text string) string {
 	if ip.Is4() && k.ipv4 == ip.BitLen() {
 		return text // which is the only way to write it
 	}
-	ip = ip.WithZone("").Unmap()
+	ip = inner(ip.WithZone("").Unmap())
 	bits := k.ipv6
 	if ip.Is4() {
 		bits = k.ipv4
@@ -200,6 +236,24 @@ func (k *key) address(text string) string {
 		return ip.String()
 	}
 	return netip.PrefixFrom(ip, bits).Masked().String()
+}
+
+// inner returns the IPv4 address that an address of 6to4 (2002::/16, RFC 3056) or
+// NAT64 (64:ff9b::/96, RFC 6052) holds, or ip if it is none of these. A single
+// host of IPv4 may use any of 65536 networks of 6to4, and all of them come from one
+// network through NAT64.
+func inner(ip netip.Addr) netip.Addr {
+	if !ip.Is6() {
+		return ip
+	}
+	b := ip.As16()
+	switch {
+	case b[0] == 0x20 && b[1] == 0x02:
+		return netip.AddrFrom4([4]byte(b[2:6]))
+	case [12]byte(b[:12]) == [12]byte{0, 0x64, 0xff, 0x9b}:
+		return netip.AddrFrom4([4]byte(b[12:16]))
+	}
+	return ip
 }
 
 // earlyData reports whether r came before its TLS handshake was complete.

@@ -1,12 +1,16 @@
 package ratelimit
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
+	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -171,6 +175,20 @@ func TestKeyAddresses(t *testing.T) {
 		{"fe80::1%eth0", 32, 128, "fe80::1"},
 		{"::1", 32, 64, "::/64"},
 		{"::192.0.2.77", 32, 128, "::c000:24d"}, // an IPv6 address, not one of IPv4
+
+		// One host of IPv4 has 65536 networks of 6to4.
+		{"2002:c000:24d::1", 32, 64, "192.0.2.77"},
+		{"2002:c000:24d:ffff:1:2:3:4", 32, 128, "192.0.2.77"},
+		{"2002:c000:24d::1%eth0", 24, 64, "192.0.2.0/24"},
+		{"2003:c000:24d::1", 32, 64, "2003:c000:24d::/64"},
+		// All hosts of IPv4 come from one network through NAT64.
+		{"64:ff9b::192.0.2.77", 32, 64, "192.0.2.77"},
+		{"64:ff9b::c000:24d", 24, 64, "192.0.2.0/24"},
+		{"64:ff9b::1:c000:24d", 32, 64, "64:ff9b::/64"}, // beyond the prefix of NAT64
+		{"64:ff9b:1::c000:24d", 32, 64, "64:ff9b:1::/64"},
+		// Of Teredo and link-local addresses the prefix counts as of any.
+		{"2001:0:cb00:7101:8000:63bf:3fff:fdb2", 32, 64, "2001:0:cb00:7101::/64"},
+		{"fe80::2%eth1", 32, 64, "fe80::/64"},
 	}
 	for _, tc := range tests {
 		name := fmt.Sprintf("%s /%d /%d", tc.address, tc.ipv4, tc.ipv6)
@@ -469,9 +487,9 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 			if err := l.apply(c); err != nil || len(c.buckets) != 1 {
 				t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
 			}
-			if b := c.buckets[0]; b.Name != tc.wantName || b.Key != tc.wantKey || c.paths[0] != "limit" {
+			if b := c.buckets[0]; b.Name != tc.wantName || b.Key != tc.wantKey || c.policies[0].path != "limit" {
 				t.Errorf("got bucket %q with key %q, called %q, want %q with key %q, called limit",
-					b.Name, b.Key, c.paths[0], tc.wantName, tc.wantKey)
+					b.Name, b.Key, c.policies[0].path, tc.wantName, tc.wantKey)
 			}
 			if fell := tc.wantName != "limit"; (logs.Len() > 0) != fell {
 				t.Errorf("got %d log entries, want some = %t", logs.Len(), fell)
@@ -674,5 +692,181 @@ func TestValuesReadDirectly(t *testing.T) {
 				t.Errorf("%s: {%s} is %q, want %q", name, placeholder, got, want)
 			}
 		}
+	}
+}
+
+// Guards that an inherited key is what its placeholders are where the limit
+// stands that takes it, when the matchers before it have set them: by another
+// limit's capture, strangers would share buckets and clients choose theirs.
+func TestInheritedKeyIsReadWhereItStands(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			key {re.id.1}
+			headers ratelimit
+			limit first {
+				match path_regexp id ^/([^/]+)/
+				size 9
+				limit within {
+					size 9
+				}
+			}
+			limit second {
+				match path_regexp id /([^/]+)$
+				size 9
+			}
+			limit other {
+				match path_regexp id ^/((.+)/.+)$
+				key {re.id.2}{header.X-Key}
+				size 9
+			}
+			limit last {
+				size 9
+			}
+		}
+		respond "admitted"
+	`)
+	// What is left of the 9 after each request.
+	for _, tc := range []struct{ path, want string }{
+		{"/a/x", "first 8, within 8, second 8, other 8, last 8"}, // the captures are a, a, x, a and a/x
+		{"/b/x", "first 8, within 8, second 7, other 8, last 8"},
+		{"/a/y", "first 7, within 7, second 8, other 7, last 8"},
+		{"/a/x", "first 6, within 6, second 6, other 6, last 7"},
+	} {
+		limits, err := parseList(s.get(tc.path).Header.Get("RateLimit"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var left []string
+		for _, l := range limits {
+			left = append(left, fmt.Sprint(path.Base(l.name), " ", l.parameters["r"]))
+		}
+		if got := strings.Join(left, ", "); got != tc.want {
+			t.Errorf("%s:\n got %s\nwant %s", tc.path, got, tc.want)
+		}
+	}
+}
+
+// Guards that a host of IPv4 has one bucket however it comes: as itself, or by
+// 6to4 or NAT64, which put its address into one of IPv6.
+func TestHostOfIPv4HasOneBucket(t *testing.T) {
+	s := startConfig(t, config{
+		global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+		site:   "rate_limit {\nsize 9\n}\nrespond admitted",
+	})
+	for _, tc := range []struct{ address, want string }{
+		{"192.0.2.1", "8"},
+		{"2002:c000:201::1", "7"},
+		{"2002:c000:201:ffff::2", "6"},
+		{"64:ff9b::c000:201", "5"},
+		{"64:ff9b::192.0.2.2", "8"}, // another host behind the same NAT64
+		{"2002:c000:202:1::", "7"},
+		{"192.0.2.2", "6"},
+	} {
+		if got := s.get("/", "X-Forwarded-For: "+tc.address).Header.Get("X-RateLimit-Remaining"); got != tc.want {
+			t.Errorf("%s leaves %s of 9, want %s", tc.address, got, tc.want)
+		}
+	}
+}
+
+// Guards that whoever runs the server is told what really happens where clients
+// have no address, as on a unix socket of which no proxy is trusted: all of
+// them share one bucket. Where a proxy is trusted that tells one, it counts.
+func TestClientsWithoutAddress(t *testing.T) {
+	const noAddress = "a request has neither a value for the key of this limit nor a client address, " +
+		"as on a unix socket without trusted_proxies_unix; all such requests share one bucket: default "
+	const noKey = "a request has no value for the key of this limit; its client's address is used instead: default "
+	for _, tc := range []struct {
+		name, global, key string
+		forwarded         bool   // whether the requests tell an address
+		left              string // of 9, by two clients
+		warnings          []string
+	}{
+		{"address", "", "{client_ip}", true, "8 7", []string{noAddress + "{http.vars.client_ip}"}},
+		{"address of the connection", "", "{remote_host}", true, "8 7",
+			[]string{noAddress + "{http.request.remote.host}"}},
+		{"header field", "", "{header.X-Key}", true, "8 7", []string{noAddress + "{http.request.header.X-Key}"}},
+		{"trusted proxy", "servers {\ntrusted_proxies_unix\n}", "{client_ip}", true, "8 8", nil},
+		{"trusted proxy that tells none", "servers {\ntrusted_proxies_unix\n}", "{client_ip}", false, "8 7",
+			[]string{noAddress + "{http.vars.client_ip}"}},
+		{"strictly trusted proxy that tells none",
+			"servers {\ntrusted_proxies_unix\ntrusted_proxies_strict\n}", "{client_ip}", false, "8 7",
+			[]string{noAddress + "{http.vars.client_ip}"}},
+		{"trusted proxy and header field", "servers {\ntrusted_proxies_unix\n}", "{header.X-Key}", true, "8 8",
+			[]string{noKey + "{http.request.header.X-Key}"}},
+		{"no address needed", "", "all", false, "8 7", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			socket := filepath.Join(tempDir(t), "caddy.sock")
+			s := startConfig(t, config{
+				global: tc.global,
+				site:   "respond other",
+				sites: "http:// {\nbind unix/" + socket + "\nlog\nrate_limit {\nkey " + tc.key +
+					"\nsize 9\n}\nrespond admitted\n}",
+			})
+			s.client.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", socket)
+			}}
+			var left []string
+			for _, address := range []string{"192.0.2.1", "192.0.2.2"} {
+				var header []string
+				if tc.forwarded {
+					header = []string{"X-Forwarded-For: " + address}
+				}
+				a := s.get("/", header...)
+				left = append(left, a.Header.Get("X-RateLimit-Remaining"))
+			}
+			if got := strings.Join(left, " "); got != tc.left {
+				t.Errorf("two clients leave %s of 9, want %s", got, tc.left)
+			}
+			var warnings []string
+			for _, e := range s.log("warn", ownLogger) {
+				warnings = append(warnings, fmt.Sprint(e["msg"], ": ", e["limit"], " ", e["key"]))
+			}
+			if !slices.Equal(warnings, tc.warnings) {
+				t.Errorf("got warnings\n %q\nwant\n %q", warnings, tc.warnings)
+			}
+		})
+	}
+}
+
+// Guards what the documentation says of keys that can be told in several ways:
+// where an upstream goes by another, clients choose a fresh bucket for each.
+func TestKeysToldInSeveralWays(t *testing.T) {
+	for _, tc := range []struct {
+		key      string
+		requests []string // a path and header fields, separated by "; "
+		want     string   // how much each leaves of the 9
+	}{
+		{"{header.X-Key}", []string{"/; X-Key: a", "/; X-Key: a; X-Key: zz", "/; X-Key: zz; X-Key: a"}, "8 8 8"},
+		{"{query.key}", []string{"/?key=a", "/?key=a&key=zz", "/?key=zz&key=a", "/?Key=zz&key=a"}, "8 8 8 7"},
+		{"{cookie.session}", []string{
+			"/; Cookie: session=a", "/; Cookie: session=a, SESSION=zz", "/; Cookie: SESSION=zz, session=a",
+			"/; Cookie: session=yy, session=a", "/; Cookie: session=a, session=yy",
+		}, "8 7 8 8 6"},
+		{"{host}", []string{"/; Host: any.test", "/; Host: ANY.test", "/; Host: any.test.", "/; Host: any.test:80"}, "8 8 8 7"},
+		{"{host}", []string{"/; Host: named.test", "/; Host: Named.Test", "/; Host: named.test:80"}, "8 8 7"},
+	} {
+		t.Run(tc.key, func(t *testing.T) {
+			site := "rate_limit {\nkey " + tc.key + "\nsize 9\n}\nrespond admitted"
+			s := startConfig(t, config{
+				site:  site,
+				sites: "http://named.test:{port} {\n" + site + "\n}\nhttp://:{port} {\n" + site + "\n}",
+			})
+			var left []string
+			for _, request := range tc.requests {
+				path, fields, _ := strings.Cut(request, "; ")
+				var header []string
+				for field := range strings.SplitSeq(fields, "; ") {
+					if field == "" {
+						continue
+					}
+					header = append(header, strings.ReplaceAll(field, ", ", "; "))
+				}
+				left = append(left, s.get(path, header...).Header.Get("X-RateLimit-Remaining"))
+			}
+			if got := strings.Join(left, " "); got != tc.want {
+				t.Errorf("requests %q leave %s, want %s", tc.requests, got, tc.want)
+			}
+		})
 	}
 }

@@ -233,7 +233,8 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 		return err
 	}
 	b.limit = l
-	b.fallbackPath = b.path + "@client_ip"
+	b.name = b.path + l.key.mark(b.path)
+	b.fallbackName = b.name + "@client_ip"
 	if err := b.check(); err != nil {
 		return err
 	}
@@ -278,11 +279,16 @@ func (l *Limit) apply(c *check) error {
 	return nil
 }
 
-// reportNoKey logs, once, that the client's address stands in for the key.
-func (l *Limit) reportNoKey() {
-	l.warnNoKey.Do(func() {
-		l.logger.Warn("a request has no value for the key of this limit; its client's address is used instead",
-			zap.String("limit", l.path), zap.Stringer("key", l.key))
+// reportNoKey logs, once, that the client's address stands in for the key, or
+// that there is none either.
+func (l *Limit) reportNoKey(address string) {
+	once, message := &l.warnNoKey, "a request has no value for the key of this limit; its client's address is used instead"
+	if address == "" {
+		once, message = &l.warnNoAddress, "a request has neither a value for the key of this limit nor a client address, "+
+			"as on a unix socket without trusted_proxies_unix; all such requests share one bucket"
+	}
+	once.Do(func() {
+		l.logger.Warn(message, zap.String("limit", l.path), zap.Stringer("key", l.key))
 	})
 }
 
@@ -298,8 +304,19 @@ func (l *Limit) reportBadValue(err error) {
 // definitions holds what the limits of a configuration are, to find those that
 // share a path by mistake.
 type definitions struct {
-	named map[string][]setting // of the whole configuration, by path
-	paths map[string]bool      // of one handler
+	named map[string]definition // of the whole configuration, by path
+	paths map[string]bool       // of one handler
+}
+
+// definition is what limits of one path have in common.
+type definition struct {
+	options []setting
+	policy  *policy
+}
+
+// newDefinitions returns the definitions of a configuration without limits.
+func newDefinitions() *definitions {
+	return &definitions{named: make(map[string]definition)}
 }
 
 // inHandler returns the definitions as the limits of one more handler add to
@@ -311,13 +328,14 @@ func (d *definitions) inHandler() *definitions {
 // add adds the buckets of l. In one handler every path may stand once: a
 // request could not be charged twice in one step. Limits of one name share
 // their buckets wherever they stand, so they have to agree in what makes a
-// bucket. Those without a name need not: they share if their numbers are equal.
+// bucket. Those without a name need not: they share if key and numbers are equal.
 func (d *definitions) add(l *Limit) error {
 	for _, b := range l.buckets {
 		if d.paths[b.path] {
 			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
 		}
 		d.paths[b.path] = true
+		b.policy = &policy{path: b.path, units: b.cost.varies() || b.cost.constant != 1}
 		if l.Name == "" {
 			continue
 		}
@@ -329,15 +347,17 @@ func (d *definitions) add(l *Limit) error {
 		}
 		earlier, found := d.named[b.path]
 		if !found {
-			d.named[b.path] = options
+			d.named[b.path] = definition{options, b.policy}
 			continue
 		}
 		for i, o := range options {
-			if o != earlier[i] {
+			if o != earlier.options[i] {
 				return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want them equal, since limits of one path share their buckets, or another name",
-					o.option, o.text, earlier[i].text, b.path)
+					o.option, o.text, earlier.options[i].text, b.path)
 			}
 		}
+		earlier.policy.units = earlier.policy.units || b.policy.units
+		b.policy = earlier.policy
 	}
 	return nil
 }

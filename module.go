@@ -158,11 +158,11 @@ type Memory struct {
 //
 // Placeholder | Description
 // ------------|-------------
-// `{http.rate_limit.limit}` | The path of the limit that decided: of a denied request the one that takes longest to admit it, else the one with the least room
+// `{http.rate_limit.limit}` | The path of the limit that decided: of a denied request the one that denies it, the longest if several do, else the one with the least room
 // `{http.rate_limit.size}` | The size of that limit's bucket
 // `{http.rate_limit.remaining}` | The units that the fullest bucket still has room for
 // `{http.rate_limit.clear}` | The seconds until all buckets have run empty
-// `{http.rate_limit.retry_after}` | The whole seconds to wait before the same request is admitted; `0` if it was, empty if it never will be
+// `{http.rate_limit.retry_after}` | The whole seconds to wait before all limits admit the same request; `0` if it was admitted, empty if it never will be
 // `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
 // `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request; empty if none did
 type Handler struct {
@@ -224,17 +224,20 @@ type Handler struct {
 type Limit struct {
 	// What the limit is called, in header fields, logs and the names of its
 	// buckets: 1 to 64 letters, digits, `_`, `.` or `-`. Limits of one name and
-	// equal numbers share their buckets, on all sites and Caddy instances.
+	// equal numbers share their buckets, on all sites and Caddy instances; those
+	// without a name do if their keys are equal too.
 	// Needed within another limit; otherwise `default` if empty.
 	Name string `json:"name,omitempty"`
 
 	// The requests that the limit applies to. All if empty.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
-	// Whose bucket a request meets: text with placeholders. An IP address is
-	// normalised and shortened to its prefix. If none of the placeholders has
-	// a value, the client's address is used, apart from other keys. Default:
-	// that of the limit this one is in, else `{http.vars.client_ip}`.
+	// Whose bucket a request meets: text with placeholders, read after the
+	// limit's matchers. An IP address is normalised and shortened to its
+	// prefix; one of 6to4 or NAT64 counts as the IPv4 address in it. If none of
+	// the placeholders has a value, the client's address is used, apart from
+	// other keys. Default: that of the limit this one is in, else
+	// `{http.vars.client_ip}`.
 	Key string `json:"key,omitempty"`
 
 	// The most units the bucket holds, from 1 to 2^49.
@@ -282,8 +285,9 @@ type Limit struct {
 	matchers caddyhttp.MatcherSets
 	logger   *zap.Logger
 
-	warnNoKey sync.Once
-	reported  minutely // bad values
+	warnNoKey     sync.Once
+	warnNoAddress sync.Once
+	reported      minutely // bad values
 }
 
 // CaddyModule returns the Caddy module information.
@@ -305,7 +309,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // Provision takes the stores that the configuration names.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.logger = ctx.Logger()
-	a.definitions = &definitions{named: make(map[string][]setting)}
+	a.definitions = newDefinitions()
 	var err error
 	a.onError, err = newConstant("on_error", or(a.OnError, string(onErrorFallback)), parseOnError)
 	if err != nil {

@@ -43,14 +43,16 @@ func recordOf(c *check) *record {
 }
 
 // add adds what the buckets of c decided, sets the fields anew, and returns the
-// one that decided among those of c.
-func (rec *record) add(c *check, show families, h http.Header) *item {
+// one that decided among those of c, and how long to wait for all.
+func (rec *record) add(c *check, show families, h http.Header) (decider *item, wait time.Duration) {
 	earlier := len(rec.items)
 	rec.items = slices.Grow(rec.items, len(c.decisions))
 	for i, d := range c.decisions {
 		rec.items = append(rec.items, item{
-			path:     c.paths[i],
+			policy:   c.policies[i],
+			name:     c.buckets[i].Name,
 			limit:    c.buckets[i].Limit,
+			cost:     c.buckets[i].Cost,
 			families: show,
 			decision: d,
 		})
@@ -61,10 +63,47 @@ func (rec *record) add(c *check, show families, h http.Header) *item {
 		all, _ = summarize(rec.items, 0)
 		text = nil // others have strings of rec.text
 		rec.fields.unset(h)
+		rec.list(earlier)
+	}
+	if all.Denied && len(rec.items) > 1 {
+		for i := range rec.items {
+			rec.items[i].await()
+		}
+		all, _ = summarize(rec.items, 0)
 	}
 	rec.fields.describe(rec.items, all, text)
 	rec.fields.set(h)
-	return &rec.items[earlier+own.Deciding]
+	return &rec.items[earlier+own.Deciding], all.Retry
+}
+
+// list makes the names in the IETF fields unique when the items from the given
+// index on have joined: one member tells of a limit that several handlers, or one
+// that was invoked twice, have charged, and limits that only share their path, as
+// all without a name do, are numbered.
+func (rec *record) list(from int) {
+	for j := from; j < len(rec.items); j++ {
+		rec.items[j].listBehind(rec.items[:j])
+	}
+}
+
+// listBehind lists it behind others, or one of them if that is of the same limit
+// and leaves less room.
+func (it *item) listBehind(others []item) {
+	for i := range others {
+		other := &others[i]
+		switch {
+		case it.families&other.families&ietf == 0 || it.path != other.path:
+		case it.name != other.name || it.limit != other.limit:
+			it.earlier = max(it.earlier, other.earlier+1)
+		case other.tighter(it):
+			it.families &^= ietf
+			return
+		default:
+			it.earlier = other.earlier
+			other.families &^= ietf
+			return
+		}
+	}
 }
 
 // placeholder returns the value of one of our placeholders.
@@ -142,22 +181,38 @@ func wrapped(w http.ResponseWriter) bool {
 // connection, is found through Unwrap.
 type responseWriter struct {
 	caddyhttp.ResponseWriterWrapper
-	record *record // nil once the fields are in order
+	record *record
+	done   bool
+	length int // of the header when it was written
 }
 
 // finish puts our fields in order, once.
 func (rw *responseWriter) finish() {
-	if rec := rw.record; rec != nil {
-		rw.record = nil
-		rec.fields.keep(rw.Header())
+	if !rw.done {
+		rw.done = true
+		h := rw.Header()
+		rw.record.fields.keep(h)
+		rw.record.fields.unannounce(h)
+		rw.length = len(h)
+	}
+}
+
+// end is called when everything is written but the trailers. Those that were not
+// announced have joined the header meanwhile.
+func (rw *responseWriter) end() {
+	if h := rw.Header(); len(h) > rw.length {
+		rw.record.fields.dropTrailers(h)
 	}
 }
 
 // WriteHeader implements http.ResponseWriter. Informational responses are not
-// the final one; only switching protocols is.
+// the final one, though our fields stand alone there too; only switching
+// protocols is.
 func (rw *responseWriter) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		rw.finish()
+	} else {
+		rw.record.fields.keep(rw.Header())
 	}
 	rw.ResponseWriter.WriteHeader(status)
 }

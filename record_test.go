@@ -32,9 +32,10 @@ func visited(visits ...visit) (*record, *caddy.Replacer, http.Header) {
 	h := make(http.Header)
 	var rec *record
 	for _, v := range visits {
-		c := check{request: r, replacer: repl, paths: v.paths, decisions: v.decisions}
-		for _, d := range v.decisions {
-			c.buckets = append(c.buckets, limiter.Bucket{Limit: limitOf(d.Size)})
+		c := check{request: r, replacer: repl, decisions: v.decisions}
+		for i, d := range v.decisions {
+			c.buckets = append(c.buckets, limiter.Bucket{Name: v.paths[i], Limit: limitOf(d.Size)})
+			c.policies = append(c.policies, &policy{path: v.paths[i]})
 		}
 		rec = recordOf(&c)
 		rec.add(&c, v.show, h)
@@ -140,7 +141,7 @@ func TestValuesStay(t *testing.T) {
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	for _, d := range []limiter.Decision{roomy, tight, full} {
 		c := check{
-			request: r, replacer: repl, paths: []string{"a"},
+			request: r, replacer: repl, policies: []*policy{{path: "a"}},
 			buckets: []limiter.Bucket{{Limit: limitOf(d.Size)}}, decisions: []limiter.Decision{d},
 		}
 		recordOf(&c).add(&c, xRateLimit|ietf, h)
@@ -321,12 +322,12 @@ func TestWriter(t *testing.T) {
 		{"ReadFrom", copyFrom, []string{"ReadFrom limit=5"}},
 		{"Flush", flush, []string{"Flush limit=5"}},
 		{
-			"103 is not the final response",
+			"103 is not the final response, but has one limit too",
 			func(w http.ResponseWriter) {
 				w.WriteHeader(103)
 				w.WriteHeader(200)
 			},
-			[]string{"Early Hints limit=5|100", "OK limit=5"},
+			[]string{"Early Hints limit=5", "OK limit=5"},
 		},
 		{
 			"what comes after the header is left alone, such as trailers",

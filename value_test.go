@@ -369,7 +369,7 @@ func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
 	t.Helper()
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	t.Cleanup(cancel)
-	defs := &definitions{named: make(map[string][]setting)}
+	defs := newDefinitions()
 	if err := l.provision(ctx, nil, defs.inHandler()); err != nil {
 		t.Fatal(err)
 	}

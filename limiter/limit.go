@@ -149,6 +149,22 @@ func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 	}
 }
 
+// Wait returns how long b will have no room for the same request again, if
+// nothing more is added after d was decided: denied one microsecond before,
+// admitted at it. It differs from d.Retry where b did not deny: what b was charged
+// for a request that another bucket denies may have been its last room. Zero if
+// there is room, or never will be.
+func (b *Bucket) Wait(d *Decision) time.Duration {
+	if d.Denied || d.Remaining >= b.Cost {
+		return d.Retry
+	}
+	// A bucket that had room holds Size − Remaining units, and that many and
+	// slack leave it until it is clear.
+	l, clear := &b.Limit, int64(d.Clear/time.Microsecond)
+	slack := ceilDiv(clear, l.rate())*l.DripSize - (l.Size - d.Remaining)
+	return time.Duration(l.wait(state{clear, slack}, 0, b.Cost)) * time.Microsecond
+}
+
 // ceilDiv returns a/b rounded up, for b > 0 and a > −b.
 func ceilDiv(a, b int64) int64 { return floorDiv(a+b-1, b) }
 
@@ -182,7 +198,7 @@ type Decision struct {
 
 	// The exact time until this bucket will have room for the same request:
 	// denied one microsecond before, admitted at it. Zero if the bucket did
-	// not deny, or never will admit.
+	// not deny, or never will admit; see also Bucket.Wait.
 	Retry time.Duration
 }
 
@@ -204,19 +220,20 @@ type Summary struct {
 	// The time until all buckets have run empty.
 	Clear time.Duration
 
-	// The time until no bucket denies any more. Zero if none does, or if one
-	// always will.
+	// The longest Retry of all decisions. Zero if none denies, or if one always
+	// will.
 	Retry time.Duration
 
 	// The index of the bucket that decided: of a denied request the one that
-	// never admits it or takes longest to, otherwise the one whose Size and
-	// Remaining these are.
+	// never admits it, or takes longest to of those that deny it, otherwise
+	// the one whose Size and Remaining these are.
 	Deciding int
 }
 
 // Summarize returns the summary of at least one decision.
 func Summarize(decisions []Decision) Summary {
 	least, decider := 0, -1
+	var wait time.Duration
 	var sum Summary
 	for i, d := range decisions {
 		l := decisions[least]
@@ -226,12 +243,14 @@ func Summarize(decisions []Decision) Summary {
 		if d.Denied && (decider < 0 || outranks(d, decisions[decider])) {
 			decider = i
 		}
-		sum.Clear = max(sum.Clear, d.Clear)
+		sum.Clear, wait = max(sum.Clear, d.Clear), max(wait, d.Retry)
 	}
 	sum.Size, sum.Remaining, sum.Deciding = decisions[least].Size, decisions[least].Remaining, least
 	if decider >= 0 {
-		d := decisions[decider]
-		sum.Denied, sum.Never, sum.Retry, sum.Deciding = true, d.Never, d.Retry, decider
+		sum.Denied, sum.Never, sum.Deciding = true, decisions[decider].Never, decider
+		if !sum.Never {
+			sum.Retry = wait
+		}
 	}
 	return sum
 }

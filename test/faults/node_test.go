@@ -205,7 +205,7 @@ func (n *node) reload(write func(*node) string) error {
 	}
 	req.Header.Set("Content-Type", "text/caddyfile")
 	req.Header.Set("Cache-Control", "must-revalidate") // load it even if it is the same
-	req.Close = true // a reload replaces the admin endpoint, and its connections go with it
+	req.Close = true                                   // a reload replaces the admin endpoint, and its connections go with it
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
