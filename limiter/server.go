@@ -173,7 +173,7 @@ func (s *server) use(ctx context.Context, conn *connection, sc *script, args []a
 	if !wrote && s.guard.doubtsWrites() {
 		// A denial does not tell whether the server takes writes again. To give
 		// nothing back does.
-		nothing := []any{nil, nil, 1, args[firstKey], 1, MaxUnits, 0}
+		nothing := []any{nil, nil, 1, args[firstKey], 1, int64(MaxUnits), 0}
 		written, err := giveBackScript.run(ctx, conn.Conn, nothing, asking)
 		if err != nil {
 			_ = s.blame(conn, err)
