@@ -570,11 +570,11 @@ func TestBadValuesAreReportedOnceAMinute(t *testing.T) {
 	if fields["limit"] != "a" || len(fmt.Sprint(fields["error"])) > 250 {
 		t.Errorf("got fields %v, want the limit's name and no more of the value than fits", fields)
 	}
-	l.reported.Add(-59)
+	l.reportAt.Add(-int64(59 * time.Second))
 	if send(); logs.Len() != 0 {
 		t.Error("reported again after 59 s")
 	}
-	l.reported.Add(-1)
+	l.reportAt.Add(-int64(time.Second))
 	if send(); logs.Len() != 1 {
 		t.Error("not reported again after 60 s")
 	}
