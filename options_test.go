@@ -1,15 +1,22 @@
 package ratelimit
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // numbers are the options that take a number or a duration: how each stands in
@@ -225,4 +232,214 @@ func TestLoadAfterAbsurdNumbers(t *testing.T) {
 			t.Errorf("the next configuration: %v", err)
 		}
 	}
+}
+
+// Guards that a unix socket can be written as Caddy writes it elsewhere, and that
+// limits are then kept there.
+func TestUnixNetworkAddress(t *testing.T) {
+	redis := redistest.Start(t)
+	s := startConfig(t, config{
+		global: redisGlobal("unix/"+redis.Socket, slowly),
+		site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted",
+	})
+	for _, want := range []int{200, 200, 429} {
+		if a := s.get("/"); a.StatusCode != want {
+			t.Errorf("got %s, want %d", a, want)
+		}
+	}
+	if keys, err := redis.Client().Keys(t.Context(), "*").Result(); err != nil || len(keys) != 1 {
+		t.Errorf("Redis has keys %q, %v, want one", keys, err)
+	}
+}
+
+// Guards that placeholders in all options on TLS are resolved: otherwise no
+// certificate would be found, or one would have a wrong name.
+func TestTLSPlaceholders(t *testing.T) {
+	authority := redistest.NewAuthority(t)
+	cert, key := authority.Issue(t, "redis.test")
+	redis := redistest.StartTLS(t, authority, true, "--tls-cert-file", cert, "--tls-key-file", key)
+	cert, key = authority.Issue(t, "client")
+	for name, value := range map[string]string{
+		"NAME": "redis.test", "CERT": cert, "KEY": key, "CA": authority.CAFile,
+	} {
+		t.Setenv("RATE_LIMIT_TEST_"+name, value)
+	}
+	s := startConfig(t, config{
+		global: redisGlobal(redis.Addr, slowly,
+			"tls_server_name {env.RATE_LIMIT_TEST_NAME}",
+			"tls_client_auth {env.RATE_LIMIT_TEST_CERT} {env.RATE_LIMIT_TEST_KEY}",
+			"tls_trust_pool file {env.RATE_LIMIT_TEST_CA}"),
+		site: "rate_limit {\nsize 2\ndrip_rate 1h\non_error deny\n}\nrespond admitted",
+	})
+	if a := s.get("/"); a.StatusCode != 200 {
+		t.Errorf("got %s, log %v", a, s.log("error", "rate_limit"))
+	}
+	if keys, err := redis.Client().Keys(t.Context(), "*").Result(); err != nil || len(keys) != 1 {
+		t.Errorf("Redis has keys %q, %v, want one", keys, err)
+	}
+
+	for option, want := range map[string]string{
+		"tls_server_name {env.RATE_LIMIT_TEST_UNSET}": `redis: tls: server_name: ` +
+			`evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
+		"tls_server_name {http.request.host}": `redis: tls: server_name: got a placeholder that is unknown here, ` +
+			`want {env.*}, {file.*} or {system.*}, or \{ and \} for braces`,
+	} {
+		wantError(t, validateCaddyfile(inApp("redis a:1 {; "+option+"; }")), want)
+	}
+}
+
+// Guards that stores are told apart by what the options on TLS stand for, not by
+// how they are written.
+func TestTLSPlaceholdersTellStoresApart(t *testing.T) {
+	const app = `{"redis":{"addresses":["a:1"],"tls":{"server_name":"{env.RATE_LIMIT_TEST_NAME}"}}}`
+	t.Setenv("RATE_LIMIT_TEST_NAME", "x")
+	first := provisionApp(t, app)
+	if provisionApp(t, `{"redis":{"addresses":["a:1"],"tls":{"server_name":"x"}}}`).redis != first.redis {
+		t.Error("a name and a placeholder for it make two stores")
+	}
+	t.Setenv("RATE_LIMIT_TEST_NAME", "y")
+	if provisionApp(t, app).redis == first.redis {
+		t.Error("a placeholder for another name makes the same store")
+	}
+}
+
+// Guards that what is the same for all requests is resolved when the
+// configuration is loaded, in every number, and that what can't be right is then
+// refused: it would be an error for each request.
+func TestNumbersFromEnvironment(t *testing.T) {
+	file := filepath.Join(tempDir(t), "n")
+	if err := os.WriteFile(file, []byte("canary\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{
+		"N": "3", "D": "1h", "BAD": "three", "BRACES": "{query.n}", "POOL": "4", "EMPTY": "",
+	} {
+		t.Setenv("RATE_LIMIT_TEST_"+name, value)
+	}
+	env := func(text string) string { return strings.ReplaceAll(text, "$", "env.RATE_LIMIT_TEST_") }
+
+	s := startConfig(t, config{
+		global: env("rate_limit {\nmemory {\nmax_keys {$N}\n}\n}"),
+		site: env("rate_limit /max {\nmax {$N}\nduration {$D}\nmin_interval 1{$N}ms\n}\n" +
+			"rate_limit /size {\nsize {$N}\ndrip_rate {$D}\ndrip_size {$N}\ncost {$N}\nfactor 1{query.f}\n" +
+			"ipv4_prefix {$N}\nipv6_prefix {$N}\n}\nrespond admitted"),
+	})
+	s.run(
+		step{path: "/size", want: "200 limit=3 remaining=0 clear=3600.000"},
+		step{path: "/size", want: "429 limit=3 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"},
+		step{path: "/max", want: "200 limit=1 remaining=0 clear=1200.000"},
+	)
+	running.Lock()
+	if n := running.apps[0].maxKeys; n != 3 {
+		t.Errorf("max_keys is %d", n)
+	}
+	running.Unlock()
+
+	limit := func(text string) string { return `limit "api": ` + text }
+	for block, want := range map[string]string{
+		"size {$UNSET}":              limit("size: got {$UNSET}, which is empty, want a value"),
+		"size {$EMPTY}":              limit("size: got {$EMPTY}, which is empty, want a value"),
+		"size {$BAD}":                limit(`size: got "three", ` + wantUnits + ` from {$BAD}`),
+		"size 1{$BAD}":               limit(`size: got "1three", ` + wantUnits + ` from 1{$BAD}`),
+		"size {$BRACES}":             limit("size: got {$BRACES}, whose value has braces, want one without"),
+		"size {file." + file + "}":   limit(`size: got "{file.` + file + `}", want that to hold a whole number`),
+		"size 5; ipv4_prefix {$BAD}": limit(`ipv4_prefix: got "three", ` + wantBits4 + ` from {$BAD}`),
+		"max {$BAD}; duration 1s":    limit(`max: got "three", ` + wantUnits + ` from {$BAD}`),
+	} {
+		err := validateCaddyfile(env(inLimit(block)))
+		if err == nil || !strings.Contains(err.Error(), env(want)) {
+			t.Errorf("%s: got error %v\nwant %s", block, err, env(want))
+		}
+		if err != nil && strings.Contains(err.Error(), "canary") {
+			t.Errorf("%s: error %v shows what the file holds", block, err)
+		}
+	}
+	wantError(t, validateCaddyfile(env(inApp("redis a:1 {; pool_size {$POOL}; db {$N}; timeout {$POOL}ms; }"))), "")
+	wantError(t, validateCaddyfile(env(inApp("redis a:1 {; pool_size {$BAD}; }"))),
+		env(`redis: pool_size: got "three", want a whole number from 1 to 4096 from {$BAD}`))
+}
+
+// Guards that a URL without a host does not make the client send its password to
+// this machine, where a variable is unset.
+func TestURLNeedsHost(t *testing.T) {
+	s := startConfig(t, config{site: "respond ok"})
+	t.Setenv("RATE_LIMIT_TEST_PW", "canary")
+	for _, address := range []string{
+		"redis://:{env.RATE_LIMIT_TEST_PW}@{$RATE_LIMIT_TEST_UNSET}:6379", "redis://", "redis:///",
+		"redis://:canary@", "rediss://:canary@/1",
+	} {
+		err := s.load(config{global: redisGlobal(address), site: "respond ok"})
+		if err == nil || !strings.Contains(err.Error(), wantAddress) || strings.Contains(err.Error(), "canary") {
+			t.Errorf("%s: got error %v", address, err)
+		}
+	}
+}
+
+// Guards that no line of the log, of any level, has the user or password,
+// whatever a server or sentinel replies: even if it is all that it replies.
+func TestLogHasNoSecret(t *testing.T) {
+	const user, password = "canary-user", "canary-pass"
+	for _, reply := range []string{
+		"-NOPERM User " + user + " has no permissions to run the 'evalsha' command",
+		"-WRONGPASS " + user + " " + password, "-NOAUTH " + password, "-OOM " + password, "-LOADING " + password,
+		"-ERR " + user + " " + password, "-ERR unknown command '" + password + "'", "-" + password, "-",
+		"-READONLY " + user, "-BUSY " + password, "-TRYAGAIN " + password, "-CLUSTERDOWN " + password,
+		"+" + user, ":" + password, "$" + password, "*" + password, "!5", password, "tls: " + password,
+	} {
+		for _, kind := range []string{"", "cluster", "master_name m\nsentinel_username " + user + "\nsentinel_password " + password} {
+			addr := replyServer(t, reply)
+			s := startConfig(t, config{
+				global: redisGlobal(addr, "username "+user, "password "+password, kind),
+				site:   "rate_limit {\nsize 1000\non_error deny\n}\nhandle_errors {\nrespond \"{err.message}\"\n}\nrespond ok",
+			})
+			for range 8 {
+				if a := s.get("/"); strings.Contains(a.body, "canary") {
+					t.Errorf("%q: the answer has it: %s", reply, a.body)
+				}
+			}
+			eventually(t, "a line about Redis", func() bool {
+				return len(append(s.log("error", "rate_limit"), s.log("warn", "rate_limit")...)) > 0
+			})
+			for _, e := range s.entries() {
+				if text, _ := json.Marshal(e); strings.Contains(string(text), "canary") {
+					t.Errorf("%q %q: the log has %s", kind, reply, text)
+				}
+			}
+			if err := s.load(config{site: "respond ok"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := caddy.Stop(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// replyServer runs a server that replies the same to every command.
+func replyServer(t *testing.T, reply string) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					if strings.HasPrefix(lines.Text(), "*") {
+						if _, err := io.WriteString(conn, reply+"\r\n"); err != nil {
+							return
+						}
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().String()
 }

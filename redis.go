@@ -33,11 +33,29 @@ func init() {
 // logger for all clients in the process, those of other modules too.
 type clientLogger struct{}
 
-// Printf implements the client's logging interface.
+// Printf implements the client's logging interface. Of what the client wants to
+// tell only numbers and addresses are kept: errors may quote what a server
+// replied, and so the user or password.
 func (clientLogger) Printf(_ context.Context, format string, v ...any) {
-	if log := caddy.Log(); log.Core().Enabled(zap.DebugLevel) {
-		log.Named("redis").Debug(fmt.Sprintf(format, v...))
+	log := caddy.Log()
+	if !log.Core().Enabled(zap.DebugLevel) {
+		return
 	}
+	shown := make([]any, len(v))
+	for i, value := range v {
+		switch value := value.(type) {
+		case int, int32, int64, uint32, uint64, bool, time.Duration:
+			shown[i] = value
+		case string:
+			shown[i] = "…"
+			if isHostPort(value) {
+				shown[i] = value
+			}
+		default:
+			shown[i] = "…"
+		}
+	}
+	log.Named("redis").Debug(fmt.Sprintf(format, shown...))
 }
 
 // options returns the options as the store takes them, placeholders resolved,

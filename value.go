@@ -115,7 +115,10 @@ func newValue[T any](option, text string, parse parser[T]) (value[T], error) {
 	}
 	var want string
 	if v.constant, want = parse(resolved); want != "" {
-		return v, badNumber(option, text, resolved, want+", or a placeholder")
+		if text == resolved {
+			want += ", or a placeholder"
+		}
+		return v, badNumber(option, text, resolved, want)
 	}
 	return v, nil
 }
