@@ -3,6 +3,7 @@ package limiter
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -25,6 +26,8 @@ func (opt RedisOptions) Validate() error {
 	switch n := len(opt.Addresses); {
 	case n < 1 || n > RedisMaxAddresses:
 		return fmt.Errorf("%d addresses: must be from 1 to %d", n, RedisMaxAddresses)
+	case slices.Contains(opt.Addresses, ""):
+		return errors.New("addresses: one is empty")
 	case len(opt.KeyPrefix) > RedisMaxPrefix || strings.ContainsAny(opt.KeyPrefix, "{}"):
 		return fmt.Errorf("key prefix: must have no braces and at most %d bytes", RedisMaxPrefix)
 	case opt.DB < 0 || opt.DB > RedisMaxDB:
@@ -37,11 +40,6 @@ func (opt RedisOptions) Validate() error {
 		return fmt.Errorf("timeout %v: must be from %v to %v", opt.Timeout, RedisMinTimeout, RedisMaxTimeout)
 	case opt.PoolSize < 0 || opt.PoolSize > RedisMaxPoolSize:
 		return fmt.Errorf("pool size %d: must be from 1 to %d, or 0 for the default", opt.PoolSize, RedisMaxPoolSize)
-	}
-	for _, address := range opt.Addresses {
-		if address == "" {
-			return errors.New("addresses: one is empty")
-		}
 	}
 	for _, text := range []struct{ name, text string }{
 		{"master name", opt.MasterName},
