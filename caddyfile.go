@@ -138,7 +138,8 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	switch {
 	case len(args) == 1 && args[0] != "":
 		return args[0], nil
-	case slices.Contains(secrets, option) && len(args) > 1:
+	case len(args) > 1 && (slices.Contains(secrets, option) ||
+		slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(secrets, arg) })):
 		return "", d.Errf("%s: got %d words, want one, in quotes if there are spaces in it", option, len(args))
 	}
 	return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))

@@ -443,3 +443,35 @@ func replyServer(t *testing.T, reply string) (addr string) {
 	}()
 	return l.Addr().String()
 }
+
+// Guards that a password in the wrong place of a Caddyfile is not shown by the
+// error that says so.
+func TestMisplacedSecrets(t *testing.T) {
+	for _, src := range []string{
+		"{\nrate_limit redis://:canary@a:1\n}\n:8080 {\n}\n",
+		inApp("redis://u:canary@a:1"),
+		inApp("memory redis://:canary@a:1"),
+		inApp("redis a:1 {; redis://:canary@b:2; }"),
+		inApp("redis a:1 {; username u password canary; }"),
+		inApp("redis a:1 {; password canary canary; }"),
+		inApp("redis a:1 {; db 1 password canary; }"),
+		inApp("redis a:1 {; sentinel_username u canary; }"),
+		inApp("redis a:1 {; password canary {; x; }; }"),
+		inApp("redis u:canary@a:1"),
+		inApp("redis canary@a:1"),
+		inApp("redis unix/u:canary@/run/redis.sock"),
+		inApp("redis redis://:can{ary}@a:1/x"),
+		inApp("redis a:1 {; password a{canary}b; }"),
+		inApp("redis redis://:canary@a:1 {; password canary; }"),
+		inApp("redis redis://:canary@a:1 redis://:canary@a:1"),
+		inApp("redis redis://:canary@a:1/99999999999999999999"),
+		inApp("redis redis://:canary@a:1/65536"),
+	} {
+		switch err := validateCaddyfile(src); {
+		case err == nil:
+			t.Errorf("%s: got no error", src)
+		case strings.Contains(err.Error(), "canary") || strings.Contains(err.Error(), "{ary}"):
+			t.Errorf("%s: error %q shows it", src, err)
+		}
+	}
+}
