@@ -2,8 +2,9 @@
 
 CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
+LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 
-.PHONY: run build test fuzz faults programs bench bench-e2e performance
+.PHONY: run build test lint targets fuzz faults programs bench bench-e2e performance
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -24,6 +25,22 @@ test: programs
 	go test -race ./...
 	cd test/faults && go vet . && go test -count=1 .
 	$(MAKE) fuzz FUZZ_TIME=5s
+
+# Lint all modules with what .golangci.yml has.
+lint:
+	$(LINT) ./...
+	cd bench && $(LINT) ./...
+	cd test/faults && $(LINT) ./...
+
+# Build for other systems that Caddy is shipped for, and run on 32 bits what
+# reckons: the arithmetic, the store in the process and, against a Redis, both
+# stores side by side.
+targets:
+	for t in linux/386 linux/arm windows/amd64 darwin/arm64; do \
+		echo "$$t"; CGO_ENABLED=0 GOOS=$${t%/*} GOARCH=$${t#*/} go build ./... || exit; done
+	CGO_ENABLED=0 GOARCH=386 go test -run '$(RECKONS)' ./limiter
+
+RECKONS = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Summarize|Seed001|Extremes|Validate|Retry|Denial|Remaining|Window|Bounds|Sizes|StoresAgree|Numbers|Options|NewRedis
 
 # Feed what users, clients and servers may send to what reads it.
 FUZZ_TIME = 5m

@@ -19,6 +19,10 @@ type bucket struct {
 	name         string // what it is called in the store
 	fallbackName string // the same where the client's address stands in for the key
 
+	// The option that tells how long the bucket takes to drain, if it is not
+	// drip_rate.
+	written setting
+
 	size, drip, cost value[int64]
 	rate             value[time.Duration]
 	factor           value[factor]
@@ -61,6 +65,10 @@ func (b *bucket) check() error {
 		numbers.DripSize = b.drip.constant
 	}
 	if err := numbers.Validate(); err != nil {
+		if b.written.option != "" {
+			return badOption(b.written.option, b.written.text,
+				"less: a full bucket and one drip more must drain within 35 years")
+		}
 		return err
 	}
 	if !b.sizeVaries() && !b.rate.varies() && !b.drip.varies() && !b.cost.varies() {

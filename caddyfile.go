@@ -2,10 +2,8 @@ package ratelimit
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -131,7 +129,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 }
 
 // secrets are the options whose values errors do not show.
-var secrets = []string{"password", "sentinel_password", "key_secret"}
+var secrets = []string{"username", "password", "sentinel_username", "sentinel_password", "key_secret"}
 
 // parseArgument parses the one argument of an option.
 func parseArgument(d *caddyfile.Dispenser) (string, error) {
@@ -140,7 +138,8 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	switch {
 	case len(args) == 1 && args[0] != "":
 		return args[0], nil
-	case slices.Contains(secrets, option) && len(args) > 1:
+	case len(args) > 1 && (slices.Contains(secrets, option) ||
+		slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(secrets, arg) })):
 		return "", d.Errf("%s: got %d words, want one, in quotes if there are spaces in it", option, len(args))
 	}
 	return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))
@@ -205,7 +204,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		return nil, d.Err("rate_limit: got the global option twice, want it once")
 	}
 	if d.NextArg() {
-		return nil, d.Errf("rate_limit: got %q, want a block", d.Val())
+		return nil, d.Errf("rate_limit: got %q, want a block", withoutPassword(d.Val()))
 	}
 	app := new(App)
 	seen := make(map[string]bool)
@@ -228,7 +227,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 				err = parseEnd(d, option)
 			}
 		default:
-			return nil, d.Errf("%s: got an unknown option, want one of redis, memory, on_error", word(option))
+			return nil, d.Errf("%s: got an unknown option, want one of redis, memory, on_error", word(withoutPassword(option)))
 		}
 		if err != nil {
 			return nil, err
@@ -238,20 +237,22 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 }
 
 // parseMemory parses the memory block.
-func parseMemory(d *caddyfile.Dispenser, m *Memory) (err error) {
+func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 	if d.NextArg() {
-		return d.Errf("memory: got %q, want a block", d.Val())
+		return d.Errf("memory: got %q, want a block", withoutPassword(d.Val()))
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		switch option := d.Val(); {
 		case option != "max_keys":
 			return d.Errf("%s: got an unknown option, want max_keys", word(option))
-		case m.MaxKeys != 0:
+		case m.MaxKeys != "":
 			return d.Errf("%s: got it twice, want it once", option)
 		}
-		if m.MaxKeys, err = parseInteger(d, 1, "a whole number from 1"); err != nil {
+		text, err := parseNumber(d, parseMaxKeys)
+		if err != nil {
 			return err
 		}
+		m.MaxKeys = Number(text)
 		if err := parseEnd(d, "max_keys"); err != nil {
 			return err
 		}
@@ -281,14 +282,18 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 		}
 		seen[option] = true
 
+		var text string
 		var err error
 		switch option {
 		case "db":
-			r.DB, err = parseInteger(d, 0, "the number of a database, from 0")
+			text, err = parseNumber(d, parseDB)
+			r.DB = Number(text)
 		case "pool_size":
-			r.PoolSize, err = parseInteger(d, 1, "a whole number from 1")
+			text, err = parseNumber(d, parsePoolSize)
+			r.PoolSize = Number(text)
 		case "timeout":
-			r.Timeout, err = parseTimeout(d)
+			text, err = parseNumber(d, parseTimeout)
+			r.Timeout = Duration(text)
 		case "cluster":
 			r.Cluster, err = parseFlag(d)
 		case "tls", "tls_client_auth", "tls_server_name", "tls_trust_pool", "tls_insecure_skip_verify":
@@ -300,7 +305,8 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 			if texts[option] == nil {
 				return d.Errf("%s: got an unknown option, want one of username, password, db, cluster, "+
 					"master_name, sentinel_username, sentinel_password, tls, tls_client_auth, tls_server_name, "+
-					"tls_trust_pool, tls_insecure_skip_verify, key_prefix, key_secret, timeout, pool_size", word(option))
+					"tls_trust_pool, tls_insecure_skip_verify, key_prefix, key_secret, timeout, pool_size",
+					word(withoutPassword(option)))
 			}
 			*texts[option], err = parseArgument(d)
 		}
@@ -356,31 +362,18 @@ func parseFlag(d *caddyfile.Dispenser) (bool, error) {
 	return true, nil
 }
 
-// parseInteger parses the argument of an option, a whole number.
-func parseInteger(d *caddyfile.Dispenser, least int, want string) (int, error) {
+// parseNumber parses the argument of an option, a number or duration. What
+// placeholders stand for is only known when the configuration is loaded.
+func parseNumber[T any](d *caddyfile.Dispenser, parse parser[T]) (string, error) {
 	option := d.Val()
 	text, err := parseArgument(d)
-	if err != nil {
-		return 0, err
+	if err != nil || isTemplate(text) {
+		return text, err
 	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < least {
-		return 0, d.Errf("%s: got %q, want %s", option, text, want)
+	if _, err := newConstant(option, text, parse); err != nil {
+		return "", d.WrapErr(err)
 	}
-	return n, nil
-}
-
-// parseTimeout parses the argument of the option timeout.
-func parseTimeout(d *caddyfile.Dispenser) (caddy.Duration, error) {
-	text, err := parseArgument(d)
-	if err != nil {
-		return 0, err
-	}
-	timeout, err := caddy.ParseDuration(text)
-	if err != nil || timeout <= 0 {
-		return 0, d.Errf("timeout: got %q, want a duration such as 50ms", text)
-	}
-	return caddy.Duration(timeout), nil
+	return text, nil
 }
 
 // parseEnd refuses a block behind an option.

@@ -1892,7 +1892,7 @@ func TestRedisFails(t *testing.T) {
 		{"accepts and never answers", hole.Addr().String(), "x", short, late},
 		{"refuses connections", "127.0.0.1:1", "x", longer, `^redis at ADDR .*connection refused$`},
 		{"refuses the password", locked.Addr, "canary-5fd4", longer, `^redis at ADDR .*: WRONGPASS`},
-		{"has no memory left", full.Addr, "", longer, `^redis at ADDR .*: OOM `},
+		{"has no memory left", full.Addr, "", longer, `^redis at ADDR .*: OOM$`},
 		{"has no such socket", "/nonexistent/redis.sock", "", longer, `^redis at ADDR .*no such file`},
 	} {
 		for name, errors := range map[string]string{

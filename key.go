@@ -65,6 +65,9 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 	if err != nil {
 		return nil, badOption("key", template, fmt.Sprintf("%s: %v", want, err))
 	}
+	if !balanced(template) {
+		return nil, badOption("key", template, `each placeholder with both of its braces, and others as \{ and \}`)
+	}
 	for i, literal := range strings.Split(text, "\x00") {
 		if i > 0 {
 			k.parts = append(k.parts, newPlaceholder(names[i-1]))

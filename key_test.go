@@ -74,19 +74,16 @@ func placeholders(k *key) (n int) {
 }
 
 // Guards that the placeholders of a key are the ones that Caddy replaces, and
-// its text is the one that Caddy makes, of escaped, unclosed and nested braces
-// too.
+// its text is the one that Caddy makes, of escaped braces too.
 func TestKeyTemplates(t *testing.T) {
 	templates := []string{
 		"a", "{a}", "{a}{b}", "{a} {b}", "x{a}", "{a}x", "x{a}y{b}z", "{b}{a}{b}", "{a}{nope}", "{a}\n{b}",
-		`\{a\}`, `\{a}`, `{a\}`, `{a\}}`, `\{{a}\}`, `{\{a}`, `\\{a}`, `{a}\`, `\`, `\x{a}`, `\{\}`,
-		`\{a}{a}`, `{a}\{b\}`, "{", "}", "}{", "{a", "a}", "{a}{", "{{a}", "{{a}}", "{a}}", "{a{b}}", "{a}{b",
-		"{{{a}}}", "{a}{}", "{ a }", "{a b}{a}", "{a}" + strings.Repeat("{", 100), "ключ {a}", "\xff{a}",
+		`\{a\}`, `\{a}`, `{a\}}`, `\{{a}\}`, `{\{a}`, `\\{a}`, `{a}\`, `\`, `\x{a}`, `\{\}`,
+		`\{a}{a}`, `{a}\{b\}`, `{a}\}`, `\{\{{a}}}`, "{a}{}", "{ a }", "{a b}{a}", "ключ {a}", "\xff{a}",
 		"{a}\x01\x7f",
 	}
 	values := map[string]string{
-		"a": "A", "b": "B", "a b": "C", " a ": "D", `a\`: "E", `a\}`: "F", `\{a`: "G", "{a": "H", "{{a": "I",
-		"a{b": "J",
+		"a": "A", "b": "B", "a b": "C", " a ": "D", `a\}`: "F", `\{a`: "G",
 	}
 	for _, template := range templates {
 		t.Run(template, func(t *testing.T) {
@@ -121,6 +118,21 @@ func TestKeyTemplateErrors(t *testing.T) {
 	} {
 		if _, err := newKey(template, 32, 64); err == nil || err.Error() != message {
 			t.Errorf("got error %v\nwant %s", err, message)
+		}
+	}
+}
+
+// Guards that a placeholder which lacks a brace is no text: all clients would
+// have one bucket.
+func TestKeyBraces(t *testing.T) {
+	for _, template := range []string{
+		"{", "}", "}{", "{a", "a}", "{a}{", "{{a}", "{{a}}", "{a}}", "{a{b}}", "{a}{b", "{{{a}}}", `{a\}`,
+		"{a}" + strings.Repeat("{", 50), "{http.vars.client_ip", "x-{a}-{b", `\{a}}`,
+	} {
+		_, err := newKey(template, 32, 64)
+		want := fmt.Sprintf(`key: got %q, want each placeholder with both of its braces, and others as \{ and \}`, template)
+		if err == nil || err.Error() != want {
+			t.Errorf("got error %v\nwant %s", err, want)
 		}
 	}
 }

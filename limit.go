@@ -95,12 +95,12 @@ func (l *Limit) setKey(parent *Limit) error {
 	}
 	var err error
 	if l.IPv4Prefix != "" {
-		if ipv4, err = newConstant("ipv4_prefix", string(l.IPv4Prefix), parseBits(32)); err != nil {
+		if ipv4, err = newNumber("ipv4_prefix", string(l.IPv4Prefix), parseBits(32)); err != nil {
 			return err
 		}
 	}
 	if l.IPv6Prefix != "" {
-		if ipv6, err = newConstant("ipv6_prefix", string(l.IPv6Prefix), parseBits(128)); err != nil {
+		if ipv6, err = newNumber("ipv6_prefix", string(l.IPv6Prefix), parseBits(128)); err != nil {
 			return err
 		}
 	}
@@ -187,11 +187,11 @@ func (l *Limit) setLegacyBuckets(first *setting) error {
 		return fmt.Errorf("%s: got %q without %s, want max and duration; "+
 			"for an interval alone write size 1 and drip_rate <interval>", first.option, first.text, missing)
 	}
-	most, err := newConstant("max", string(l.Max), parseUnits)
+	most, err := newNumber("max", string(l.Max), parseUnits)
 	if err != nil {
 		return err
 	}
-	duration, err := newConstant("duration", string(l.Duration), parseInterval)
+	duration, err := newNumber("duration", string(l.Duration), parseInterval)
 	if err != nil {
 		return err
 	}
@@ -200,17 +200,21 @@ func (l *Limit) setLegacyBuckets(first *setting) error {
 		return badOption("max", string(l.Max), fmt.Sprintf("at most one for each microsecond of the duration, %d", micros))
 	}
 	rate := time.Duration((micros+most-1)/most) * time.Microsecond
-	if err := l.addBucket(constantBucket(l.path, most, rate), string(l.Cost), string(l.Factor)); err != nil {
+	b := constantBucket(l.path, most, rate)
+	b.written = setting{"duration", string(l.Duration)}
+	if err := l.addBucket(b, string(l.Cost), string(l.Factor)); err != nil {
 		return err
 	}
 	if l.MinInterval == "" {
 		return nil
 	}
-	interval, err := newConstant("min_interval", string(l.MinInterval), parseInterval)
+	interval, err := newNumber("min_interval", string(l.MinInterval), parseInterval)
 	if err != nil {
 		return err
 	}
-	return l.addBucket(constantBucket(l.path+"/min_interval", 1, interval), "", "")
+	b = constantBucket(l.path+"/min_interval", 1, interval)
+	b.written = setting{"min_interval", string(l.MinInterval)}
+	return l.addBucket(b, "", "")
 }
 
 // constantBucket returns a bucket that drips one unit at a time.

@@ -10,7 +10,6 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,19 +68,20 @@ type App struct {
 // Redis is the Redis that keeps the buckets: a single server, a cluster, or a
 // server that sentinels know. Servers have to be 7.0 or later.
 //
-// Addresses, names, users, passwords and the secret may hold `{env.*}` and
-// `{file.*}` placeholders. They are resolved when the configuration is loaded
-// and only kept unresolved; one that resolves to nothing is an error. A
+// Addresses, names, users, passwords, the secret, numbers and the options of TLS
+// may hold `{env.*}`, `{file.*}` and `{system.*}` placeholders. They are resolved
+// when the configuration is loaded and only kept unresolved; one that resolves
+// to nothing is an error. A
 // configuration loads whether Redis can be reached or not. Configurations with
 // equal settings share their connections.
 type Redis struct {
-	// Where the servers are, each as `host:port`, the path of a unix socket, or
-	// a URL: `redis://[[user]:password@]host[:port][/db]`, the same with
+	// Where the servers are, each as `host:port`, the path of a unix socket,
+	// that as Caddy has it elsewhere, `unix//path`, or a URL: `redis://[[user]:password@]host[:port][/db]`, the same with
 	// `rediss://` for TLS, or `unix://[[user]:password@]/path`. One is the
 	// server itself, several are servers of a cluster, and with `master_name`
 	// they are sentinels. All must be written in one form, and only a single
 	// server can be a unix socket.
-	Addresses []string `json:"addresses,omitempty"`
+	Addresses List `json:"addresses,omitempty"`
 
 	// The user to log in as. The server's default user if empty.
 	Username string `json:"username,omitempty"`
@@ -89,8 +89,9 @@ type Redis struct {
 	// The password to log in with.
 	Password string `json:"password,omitempty"`
 
-	// The number of the database. A cluster has only 0. Default: 0.
-	DB int `json:"db,omitempty"`
+	// The number of the database, from 0 to 65535. A cluster has only 0.
+	// Default: 0.
+	DB Number `json:"db,omitempty"`
 
 	// Whether a single address is that of a cluster's server, which is asked for
 	// the others. Several addresses without `master_name` are a cluster anyway.
@@ -116,7 +117,7 @@ type Redis struct {
 	// `except_ports` have no effect here. Default: TLS only with `rediss://`.
 	TLS *reverseproxy.TLSConfig `json:"tls,omitempty"`
 
-	// What the names of all keys begin with. It must not contain braces.
+	// What the names of all keys begin with: at most 128 bytes without braces.
 	// Default: `rl:`.
 	KeyPrefix string `json:"key_prefix,omitempty"`
 
@@ -127,21 +128,23 @@ type Redis struct {
 	KeySecret string `json:"key_secret,omitempty"`
 
 	// The most a request may wait for Redis, everything included, in all
-	// handlers that it passes together; at least `1ms`. If there is no answer by
-	// then, `on_error` decides what becomes of it. Connections are made outside of it. Default: `50ms`.
-	Timeout caddy.Duration `json:"timeout,omitempty"`
+	// handlers that it passes together: from `1ms` to `1m`. If there is no answer
+	// by then, `on_error` decides what becomes of it. Connections are made outside
+	// of it. Default: `50ms`.
+	Timeout Duration `json:"timeout,omitempty"`
 
-	// The most connections to each server. Default: 10 for each CPU.
-	PoolSize int `json:"pool_size,omitempty"`
+	// The most connections to each server, from 1 to 4096. Default: 10 for each
+	// CPU.
+	PoolSize Number `json:"pool_size,omitempty"`
 }
 
 // Memory is the buckets in this process.
 type Memory struct {
-	// The most buckets to hold. Once there is no room even after drained ones
+	// The most buckets to hold, from 1 to 1000000000. Once there is no room even after drained ones
 	// have left, keys that have no bucket yet share some of their limit, so that
 	// a flood of keys neither grows memory nor empties anyone's bucket. A
 	// million take less than 50 MB. Default: 1000000.
-	MaxKeys int `json:"max_keys,omitempty"`
+	MaxKeys Number `json:"max_keys,omitempty"`
 }
 
 // Handler limits how often clients may send requests, by leaky buckets.
@@ -183,7 +186,7 @@ type Handler struct {
 	// - `off`: neither
 	//
 	// A denied request gets `Retry-After` in any case.
-	Headers []string `json:"headers,omitempty"`
+	Headers List `json:"headers,omitempty"`
 
 	// What becomes of a request if Redis can't be asked, or does not answer in
 	// time: `fallback`, `allow` or `deny`, see the app's option of the same name.
@@ -221,6 +224,8 @@ type Handler struct {
 // `size`, `drip_rate`, `drip_size`, `cost` and `factor` may be strings with
 // placeholders, evaluated for each request. A request for which one makes no
 // usable value is refused: with status 400 for `cost`, 500 for the others.
+// `{env.*}`, `{file.*}` and `{system.*}` are resolved when the configuration is
+// loaded, in any number or duration.
 type Limit struct {
 	// What the limit is called, in header fields, logs and the names of its
 	// buckets: 1 to 64 letters, digits, `_`, `.` or `-`. Limits of one name and
@@ -265,15 +270,16 @@ type Limit struct {
 	IPv6Prefix Number `json:"ipv6_prefix,omitempty"`
 
 	// The burst, and the most on average in each duration. Takes no
-	// placeholders.
+	// placeholders that depend on the request.
 	Max Number `json:"max,omitempty"`
 
 	// The time in which `max` requests are admitted on average. Takes no
-	// placeholders.
+	// placeholders that depend on the request.
 	Duration Duration `json:"duration,omitempty"`
 
 	// The least time between two requests, kept by a second bucket beside
-	// that of `max` and `duration`. Takes no placeholders.
+	// that of `max` and `duration`. Takes no placeholders
+	// that depend on the request.
 	MinInterval Duration `json:"min_interval,omitempty"`
 
 	// Limits that apply to the same requests as this one, if they match.
@@ -316,21 +322,24 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return err
 	}
 	a.maxKeys = limiter.DefaultMaxKeys
-	if a.Memory != nil && a.Memory.MaxKeys != 0 {
-		a.maxKeys = a.Memory.MaxKeys
+	if a.Memory != nil && a.Memory.MaxKeys != "" {
+		if a.maxKeys, err = newNumber("max_keys", string(a.Memory.MaxKeys), parseMaxKeys); err != nil {
+			return fmt.Errorf("memory: %w", err)
+		}
 	}
-	if a.maxKeys < 1 {
-		return fmt.Errorf("memory: %w", badOption("max_keys", strconv.Itoa(a.maxKeys), "a whole number from 1"))
+	if err := a.takeMemory(); err != nil {
+		return err
 	}
-	a.takeMemory()
 	if a.Redis == nil {
 		return nil
 	}
-	opt, err := a.Redis.options(ctx)
+	opt, tls, err := a.Redis.options(ctx)
+	if err == nil {
+		err = a.takeRedis(opt, tls)
+	}
 	if err != nil {
 		return fmt.Errorf("redis: %w", err)
 	}
-	a.takeRedis(opt)
 	a.timeout = opt.Timeout
 	return nil
 }

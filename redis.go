@@ -1,13 +1,16 @@
 package ratelimit
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,22 +33,103 @@ func init() {
 // logger for all clients in the process, those of other modules too.
 type clientLogger struct{}
 
-// Printf implements the client's logging interface.
+// Printf implements the client's logging interface. Of what the client wants to
+// tell only numbers and addresses are kept: errors may quote what a server
+// replied, and so the user or password.
 func (clientLogger) Printf(_ context.Context, format string, v ...any) {
-	if log := caddy.Log(); log.Core().Enabled(zap.DebugLevel) {
-		log.Named("redis").Debug(fmt.Sprintf(format, v...))
+	log := caddy.Log()
+	if !log.Core().Enabled(zap.DebugLevel) {
+		return
 	}
+	shown := make([]any, len(v))
+	for i, value := range v {
+		switch value := value.(type) {
+		case int, int32, int64, uint32, uint64, bool, time.Duration:
+			shown[i] = value
+		case string:
+			shown[i] = "…"
+			if isHostPort(value) {
+				shown[i] = value
+			}
+		default:
+			shown[i] = "…"
+		}
+	}
+	log.Named("redis").Debug(fmt.Sprintf(format, shown...))
 }
 
-// options returns the options as the store takes them, placeholders resolved.
-// Errors do not show what they resolve to.
-func (rd *Redis) options(ctx caddy.Context) (limiter.RedisOptions, error) {
+// options returns the options as the store takes them, placeholders resolved,
+// and those of TLS that its own are made of. Errors do not show what placeholders
+// resolve to, nor anything of what is secret.
+func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reverseproxy.TLSConfig, err error) {
 	repl := caddy.NewReplacer()
-	var opt limiter.RedisOptions
 	form, err := rd.resolveAddresses(repl, &opt)
 	if err != nil {
-		return opt, err
+		return opt, nil, err
 	}
+	if err := rd.resolveTexts(repl, &opt); err != nil {
+		return opt, nil, err
+	}
+	if rd.DB != "" {
+		inAddress := opt.DB
+		if opt.DB, err = newNumber("db", string(rd.DB), parseDB); err != nil {
+			return opt, nil, err
+		}
+		if inAddress != 0 && opt.DB != inAddress {
+			return opt, nil, badOption("db", string(rd.DB), fmt.Sprintf("none, or %d as in the address", inAddress))
+		}
+	}
+	opt.Cluster = rd.Cluster || len(opt.Addresses) > 1 && rd.MasterName == ""
+	if err := rd.contradiction(&opt, form); err != nil {
+		return opt, nil, err
+	}
+	opt.KeyPrefix = or(rd.KeyPrefix, "rl:")
+	if strings.ContainsAny(opt.KeyPrefix, "{}") || len(opt.KeyPrefix) > limiter.RedisMaxPrefix {
+		return opt, nil, badOption("key_prefix", rd.KeyPrefix,
+			fmt.Sprintf("text without braces of at most %d bytes", limiter.RedisMaxPrefix))
+	}
+	if opt.Timeout, err = newNumber("timeout", or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
+		return opt, nil, err
+	}
+	if rd.PoolSize != "" {
+		if opt.PoolSize, err = newNumber("pool_size", string(rd.PoolSize), parsePoolSize); err != nil {
+			return opt, nil, err
+		}
+	}
+	if rd.TLS != nil || form == formRediss {
+		if tls, err = resolveTLS(repl, cmp.Or(rd.TLS, new(reverseproxy.TLSConfig))); err == nil {
+			opt.TLS, err = clientTLS(ctx, tls)
+		}
+	}
+	return opt, tls, err
+}
+
+// What the numbers of a store may be.
+var (
+	parseMaxKeys  = parseInteger(1, 1_000_000_000)
+	parsePoolSize = parseInteger(1, limiter.RedisMaxPoolSize)
+)
+
+// parseDB reads the number of a database.
+func parseDB(text string) (int, string) {
+	n, want := parseInteger(0, limiter.RedisMaxDB)(text)
+	if want != "" {
+		want = fmt.Sprintf("the number of a database, from 0 to %d", limiter.RedisMaxDB)
+	}
+	return n, want
+}
+
+// parseTimeout reads how long a request may wait.
+func parseTimeout(text string) (time.Duration, string) {
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d < limiter.RedisMinTimeout || d > limiter.RedisMaxTimeout {
+		return 0, "a duration from 1ms to 1m, such as 50ms"
+	}
+	return d, ""
+}
+
+// resolveTexts sets in opt what names, users, passwords and secrets stand for.
+func (rd *Redis) resolveTexts(repl *caddy.Replacer, opt *limiter.RedisOptions) error {
 	for _, o := range []struct {
 		option, text string
 		set          *string
@@ -61,42 +145,39 @@ func (rd *Redis) options(ctx caddy.Context) (limiter.RedisOptions, error) {
 			continue
 		}
 		if *o.set != "" {
-			return opt, fmt.Errorf("%s: got one in the address too, want it in one place", o.option)
+			return fmt.Errorf("%s: got one in the address too, want it in one place", o.option)
 		}
-		if *o.set, err = repl.ReplaceOrErr(o.text, true, true); err != nil {
-			return opt, fmt.Errorf("%s: %w", o.option, err)
+		var err error
+		if *o.set, err = resolve(repl, o.text, nil); err != nil {
+			return fmt.Errorf("%s: %w", o.option, err)
+		}
+		if n := len(*o.set); n > limiter.RedisMaxText {
+			return fmt.Errorf("%s: got %d bytes, want at most %d", o.option, n, limiter.RedisMaxText)
 		}
 	}
-	switch {
-	case rd.DB < 0:
-		return opt, badOption("db", strconv.Itoa(rd.DB), "the number of a database, from 0")
-	case rd.DB != 0 && opt.DB != 0 && rd.DB != opt.DB:
-		return opt, badOption("db", strconv.Itoa(rd.DB), fmt.Sprintf("none, or %d as in the address", opt.DB))
-	case rd.DB != 0:
-		opt.DB = rd.DB
-	}
-	opt.Cluster = rd.Cluster || len(opt.Addresses) > 1 && rd.MasterName == ""
-	if err := rd.contradiction(&opt, form); err != nil {
-		return opt, err
-	}
-	opt.KeyPrefix = or(rd.KeyPrefix, "rl:")
-	if strings.ContainsAny(opt.KeyPrefix, "{}") {
-		return opt, badOption("key_prefix", rd.KeyPrefix, "text without braces")
-	}
-	opt.Timeout = time.Duration(rd.Timeout)
-	if opt.Timeout == 0 {
-		opt.Timeout = 50 * time.Millisecond
-	}
-	if opt.Timeout < time.Millisecond {
-		return opt, badOption("timeout", opt.Timeout.String(), "at least 1ms")
-	}
-	if opt.PoolSize = rd.PoolSize; opt.PoolSize < 0 {
-		return opt, badOption("pool_size", strconv.Itoa(rd.PoolSize), "at least 1")
-	}
-	if rd.TLS != nil || form == formRediss {
-		opt.TLS, err = rd.clientTLS(ctx)
-	}
-	return opt, err
+	return nil
+}
+
+// errUnknown is the error of a placeholder that is unknown. It is not shown: it
+// may be a part of a password with braces in it.
+var errUnknown = errors.New(`got a placeholder that is unknown here, ` +
+	`want {env.*}, {file.*} or {system.*}, or \{ and \} for braces`)
+
+// resolve resolves the placeholders in text, each of which has to stand for
+// something. The values are escaped first, if there is a need to.
+func resolve(repl *caddy.Replacer, text string, escape func(string) string) (string, error) {
+	return repl.ReplaceFunc(text, func(name string, v any) (any, error) {
+		value := caddy.ToString(v)
+		switch {
+		case value == "" && isGlobal(name):
+			return nil, fmt.Errorf("evaluated placeholder {%s} is empty", name)
+		case value == "":
+			return nil, errUnknown
+		case escape != nil:
+			value = escape(value)
+		}
+		return value, nil
+	})
 }
 
 // contradiction returns an error if options do not go together.
@@ -125,9 +206,56 @@ func (rd *Redis) contradiction(opt *limiter.RedisOptions, form form) error {
 	return nil
 }
 
+// resolveTLS returns the options on TLS with the placeholders in all their texts
+// resolved, those of the module for authorities too.
+func resolveTLS(repl *caddy.Replacer, options *reverseproxy.TLSConfig) (*reverseproxy.TLSConfig, error) {
+	text, err := json.Marshal(options)
+	if err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	var tree any
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	if err := decoder.Decode(&tree); err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	if tree, err = resolveTree(repl, tree); err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	if text, err = json.Marshal(tree); err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	resolved := new(reverseproxy.TLSConfig)
+	if err := json.Unmarshal(text, resolved); err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	return resolved, nil
+}
+
+// resolveTree resolves the placeholders in all texts of a JSON value.
+func resolveTree(repl *caddy.Replacer, tree any) (_ any, err error) {
+	switch value := tree.(type) {
+	case string:
+		return resolve(repl, value, nil)
+	case []any:
+		for i := range value {
+			if value[i], err = resolveTree(repl, value[i]); err != nil {
+				return nil, err
+			}
+		}
+	case map[string]any:
+		for name := range value {
+			if value[name], err = resolveTree(repl, value[name]); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	return tree, nil
+}
+
 // clientTLS returns how to speak TLS.
-func (rd *Redis) clientTLS(ctx caddy.Context) (*tls.Config, error) {
-	config, err := cmp.Or(rd.TLS, new(reverseproxy.TLSConfig)).MakeTLSClientConfig(ctx)
+func clientTLS(ctx caddy.Context, options *reverseproxy.TLSConfig) (*tls.Config, error) {
+	config, err := options.MakeTLSClientConfig(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}
@@ -164,8 +292,11 @@ type address struct {
 // resolveAddresses sets in opt what the addresses stand for, and returns the
 // form they all have.
 func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOptions) (form, error) {
-	if len(rd.Addresses) == 0 {
+	switch n := len(rd.Addresses); {
+	case n == 0:
 		return "", errors.New("addresses: got none, want at least one")
+	case n > limiter.RedisMaxAddresses:
+		return "", fmt.Errorf("addresses: got %d, want at most %d, which know the others", n, limiter.RedisMaxAddresses)
 	}
 	port := "6379"
 	if rd.MasterName != "" {
@@ -209,11 +340,21 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 	bad := badOption("address", withoutPassword(text),
 		"host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL")
 	resolved, err := resolveAddress(repl, text)
-	if err != nil {
+	switch network, path, _, _ := caddy.SplitNetworkAddress(resolved); {
+	case errors.Is(err, errUnknown):
+		return address{}, badOption("address", withoutPassword(text),
+			"an address whose placeholders are {env.*}, {file.*} or {system.*}")
+	case err != nil:
 		return address{}, fmt.Errorf("address: %w", err)
-	}
-	switch {
+	case network == "unix": // as Caddy writes it: unix//path
+		if path, err = filepath.Abs(path); err != nil || strings.ContainsAny(path, "@|") || !isSocket(path) {
+			return address{}, bad
+		}
+		return address{form: formUnix, server: path}, nil
 	case strings.HasPrefix(resolved, "/"):
+		if !isSocket(resolved) {
+			return address{}, bad
+		}
 		return address{form: formUnix, server: resolved}, nil
 	case !strings.Contains(resolved, "://"):
 		if !isHostPort(resolved) {
@@ -226,14 +367,14 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 		return address{}, bad
 	}
 	opt, err := redis.ParseURL(resolved)
-	if err != nil || opt.DB < 0 {
+	if err != nil || opt.DB < 0 || opt.DB > limiter.RedisMaxDB {
 		return address{}, bad
 	}
 	a := address{server: opt.Addr, username: opt.Username, password: opt.Password, db: opt.DB}
 	switch u.Scheme {
 	case "unix":
 		a.form = formUnix
-		if u.Host != "" {
+		if u.Host != "" || !isSocket(a.server) {
 			return address{}, bad
 		}
 		return a, nil
@@ -247,7 +388,8 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 	if host, _, _ := net.SplitHostPort(a.server); u.Port() == "" {
 		a.server = net.JoinHostPort(host, port)
 	}
-	if !isHostPort(a.server) {
+	// The client would ask this host for want of another.
+	if u.Hostname() == "" || !isHostPort(a.server) {
 		return address{}, bad
 	}
 	return a, nil
@@ -259,30 +401,34 @@ func resolveAddress(repl *caddy.Replacer, address string) (string, error) {
 	scheme, rest, isURL := strings.Cut(address, "://")
 	i := strings.LastIndexByte(rest, '@')
 	if !isURL || i < 0 {
-		return repl.ReplaceOrErr(address, true, true)
+		return resolve(repl, address, nil)
 	}
-	user, err := repl.ReplaceFunc(rest[:i], func(name string, v any) (any, error) {
-		text := caddy.ToString(v)
-		if text == "" {
-			return nil, fmt.Errorf("evaluated placeholder {%s} is empty", name)
-		}
-		return strings.ReplaceAll(url.QueryEscape(text), "+", "%20"), nil
+	user, err := resolve(repl, rest[:i], func(text string) string {
+		return strings.ReplaceAll(url.QueryEscape(text), "+", "%20")
 	})
 	if err != nil {
 		return "", err
 	}
-	host, err := repl.ReplaceOrErr(rest[i:], true, true)
+	host, err := resolve(repl, rest[i:], nil)
 	return scheme + "://" + user + host, err
 }
 
-// isHostPort reports whether address is a host and a port to connect to.
+// isHostPort reports whether address is a host and a port to connect to. What a
+// host can't have may come of a URL without its scheme, and be a password.
 func isHostPort(address string) bool {
+	const longest = 253 // in DNS
 	host, port, err := net.SplitHostPort(address)
-	if err != nil || host == "" {
+	if err != nil || host == "" || len(host) > longest || strings.ContainsAny(host, "{}@/ \t\r\n") {
 		return false
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	return err == nil && n > 0
+}
+
+// isSocket reports whether a unix socket can have the path.
+func isSocket(path string) bool {
+	const longest = 107 // and a zero
+	return len(path) <= longest && !strings.ContainsRune(path, 0)
 }
 
 // withoutPassword returns an address as it may be shown: nothing before an @,

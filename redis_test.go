@@ -20,6 +20,10 @@ const wantAddress = `want host:port, the path of a unix socket, or a redis://, r
 
 // Guards what each form of an address stands for.
 func TestParseAddress(t *testing.T) {
+	wd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
 	tests := []struct {
 		address string
 		want    address
@@ -32,6 +36,8 @@ func TestParseAddress(t *testing.T) {
 		{"a:65535", address{form: formHostPort, server: "a:65535"}},
 		{"/run/redis.sock", address{form: formUnix, server: "/run/redis.sock"}},
 		{"/run/redis 1:2.sock", address{form: formUnix, server: "/run/redis 1:2.sock"}},
+		{"unix//run/redis.sock", address{form: formUnix, server: "/run/redis.sock"}},
+		{"unix/redis.sock", address{form: formUnix, server: filepath.Join(wd, "redis.sock")}},
 		{"redis://a", address{form: formRedis, server: "a:1234"}},
 		{"redis://a/", address{form: formRedis, server: "a:1234"}},
 		{"redis://[::1]", address{form: formRedis, server: "[::1]:1234"}},
@@ -88,6 +94,19 @@ func TestParseAddressErrors(t *testing.T) {
 		{"rediss://a?skip_verify=1", "rediss://a?…"},
 		{"rediss://u:canary@a:b", "rediss://…@a:b"},
 		{"redis+tls://a:6379", "redis+tls://a:6379"},
+		{"redis://", "redis://"},
+		{"redis:///", "redis:///"},
+		{"redis:///1", "redis:///1"},
+		{"redis://:6379", "redis://:6379"},
+		{"redis://:canary@", "redis://…@"},
+		{"redis://:canary@/0", "redis://…@/0"},
+		{"redis://:canary@:6379", "redis://…@:6379"},
+		{"rediss://u:canary@:6379/1", "rediss://…@:6379/1"},
+		{"canary@a:6379", "…@a:6379"},
+		{"a{b:6379", "a{b:6379"},
+		{"tcp/a:6379", "tcp/a:6379"},
+		{"unix/@abstract", "…@abstract"},
+		{"unix//run/redis.sock|0200", "unix//run/redis.sock|0200"},
 		{"redis://a:b", "redis://…"},
 		{"redis://u:canary", "redis://…"},
 		{"redis://:canary/0", "redis://…"},
@@ -147,8 +166,8 @@ func TestRedisOptions(t *testing.T) {
 		{
 			"all options of a server",
 			Redis{
-				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: 3,
-				KeyPrefix: "x", KeySecret: "k", Timeout: 1e9, PoolSize: 4,
+				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: "3",
+				KeyPrefix: "x", KeySecret: "k", Timeout: "1s", PoolSize: "4",
 			},
 			limiter.RedisOptions{
 				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: 3,
@@ -159,7 +178,7 @@ func TestRedisOptions(t *testing.T) {
 			"all options of sentinels",
 			Redis{
 				Addresses: []string{"a:1", "b:1"}, MasterName: "m", SentinelUsername: "su", SentinelPassword: "sp",
-				Username: "u", Password: "p", DB: 3,
+				Username: "u", Password: "p", DB: "3",
 			},
 			with(func(opt *limiter.RedisOptions) {
 				opt.Addresses, opt.MasterName = []string{"a:1", "b:1"}, "m"
@@ -192,7 +211,7 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"least timeout",
-			Redis{Addresses: []string{"a:1"}, Timeout: 1e6},
+			Redis{Addresses: []string{"a:1"}, Timeout: "1ms"},
 			with(func(opt *limiter.RedisOptions) { opt.Timeout = time.Millisecond }),
 		},
 		{
@@ -202,7 +221,7 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"the same database twice",
-			Redis{Addresses: []string{"redis://a:1/3"}, DB: 3},
+			Redis{Addresses: []string{"redis://a:1/3"}, DB: "3"},
 			with(func(opt *limiter.RedisOptions) { opt.DB = 3 }),
 		},
 		{
@@ -250,7 +269,7 @@ func TestRedisOptions(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			if got, err := tc.redis.options(caddy.Context{}); err != nil || !reflect.DeepEqual(got, tc.want) {
+			if got, _, err := tc.redis.options(caddy.Context{}); err != nil || !reflect.DeepEqual(got, tc.want) {
 				t.Errorf("got %+v, %v\nwant %+v", got, err, tc.want)
 			}
 		})
@@ -271,6 +290,8 @@ func TestRedisOptionsErrors(t *testing.T) {
 	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	const wantKnown = `got a placeholder that is unknown here, want {env.*}, {file.*} or {system.*}, ` +
+		`or \{ and \} for braces`
 	const inTwo = `got one in the address too, want it in one place`
 	const onSocket = `got it with a unix socket, want it with host:port or a URL of it`
 	const ofSentinel = `want a sentinel's without user, password and database, which are options of their own`
@@ -344,7 +365,7 @@ func TestRedisOptionsErrors(t *testing.T) {
 		},
 		{
 			"database of a cluster",
-			Redis{Addresses: []string{"a:1"}, Cluster: true, DB: 2},
+			Redis{Addresses: []string{"a:1"}, Cluster: true, DB: "2"},
 			`db: got "2", want none with a cluster, which has only 0`,
 		},
 		{
@@ -401,33 +422,33 @@ func TestRedisOptionsErrors(t *testing.T) {
 		},
 		{
 			"two databases",
-			Redis{Addresses: []string{"redis://:canary@a:1/2"}, DB: 3},
+			Redis{Addresses: []string{"redis://:canary@a:1/2"}, DB: "3"},
 			`db: got "3", want none, or 2 as in the address`,
 		},
 		{
 			"negative database",
-			Redis{Addresses: []string{"a:1"}, DB: -1},
-			`db: got "-1", want the number of a database, from 0`,
+			Redis{Addresses: []string{"a:1"}, DB: "-1"},
+			`db: got "-1", want the number of a database, from 0 to 65535`,
 		},
 		{
 			"braces in prefix",
 			Redis{Addresses: []string{"a:1"}, KeyPrefix: "{a}"},
-			`key_prefix: got "{a}", want text without braces`,
+			`key_prefix: got "{a}", want text without braces of at most 128 bytes`,
 		},
 		{
 			"short timeout",
-			Redis{Addresses: []string{"a:1"}, Timeout: 999_999},
-			`timeout: got "999.999µs", want at least 1ms`,
+			Redis{Addresses: []string{"a:1"}, Timeout: "999999ns"},
+			`timeout: got "999999ns", want a duration from 1ms to 1m, such as 50ms`,
 		},
 		{
 			"negative timeout",
-			Redis{Addresses: []string{"a:1"}, Timeout: -1e9},
-			`timeout: got "-1s", want at least 1ms`,
+			Redis{Addresses: []string{"a:1"}, Timeout: "-1s"},
+			`timeout: got "-1s", want a duration from 1ms to 1m, such as 50ms`,
 		},
 		{
 			"negative pool",
-			Redis{Addresses: []string{"a:1"}, PoolSize: -1},
-			`pool_size: got "-1", want at least 1`,
+			Redis{Addresses: []string{"a:1"}, PoolSize: "-1"},
+			`pool_size: got "-1", want a whole number from 1 to 4096`,
 		},
 
 		{
@@ -478,8 +499,23 @@ func TestRedisOptionsErrors(t *testing.T) {
 			`password: evaluated placeholder {file.` + dir + `/none} is empty`,
 		},
 		{
+			"braces in a password",
+			Redis{Addresses: []string{"a:1"}, Password: "a{canary}"},
+			`password: ` + wantKnown,
+		},
+		{
+			"braces in a URL's password",
+			Redis{Addresses: []string{"redis://:{canary}@a:1"}},
+			`address: got "redis://…@a:1", want an address whose placeholders are {env.*}, {file.*} or {system.*}`,
+		},
+		{
+			"unset variable in a URL's host, without a port",
+			Redis{Addresses: []string{"redis://:canary@"}},
+			`address: got "redis://…@", ` + wantAddress,
+		},
+		{
 			"unknown placeholder", Redis{Addresses: []string{"a:1"}, Password: "{http.request.host}"},
-			`password: unrecognized placeholder {http.request.host}`,
+			`password: ` + wantKnown,
 		},
 		{
 			"secret in a bad address", Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_SECRET}"}},
@@ -508,7 +544,7 @@ func TestRedisOptionsErrors(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := tc.redis.options(caddy.Context{})
+			got, _, err := tc.redis.options(caddy.Context{})
 			if err == nil {
 				t.Fatalf("got %+v, want an error", got)
 			}

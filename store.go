@@ -60,32 +60,55 @@ func (s *sharedRedis) Destruct() error {
 }
 
 // takeMemory makes the store of this process the app's.
-func (a *App) takeMemory() {
-	a.memory = take(a, memoryKey, func() sharedMemory { return sharedMemory{newMemory()} }).Memory
-	a.store = a.memory
+func (a *App) takeMemory() error {
+	store, err := take(a, memoryKey, func() (sharedMemory, error) { return sharedMemory{newMemory()}, nil })
+	if err != nil {
+		return err
+	}
+	a.memory, a.store = store.Memory, store.Memory
+	return nil
 }
 
 // takeRedis makes a store in Redis the app's, with that of this process to fall
-// back on.
-func (a *App) takeRedis(opt limiter.RedisOptions) {
+// back on. Its TLS is made of the given options.
+func (a *App) takeRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) error {
 	opt.Fallback, opt.Report = a.memory, report
-	a.redis = take(a, newRedisKey(opt, a.Redis.TLS).inUse(), func() *sharedRedis {
-		return &sharedRedis{Redis: limiter.NewRedis(opt)}
+	store, err := take(a, newRedisKey(opt, options).inUse(), func() (*sharedRedis, error) {
+		if err := opt.Validate(); err != nil {
+			return nil, err
+		}
+		return &sharedRedis{Redis: limiter.NewRedis(opt)}, nil
 	})
-	a.store = a.redis
+	if err != nil {
+		return err
+	}
+	a.redis, a.store = store, store
+	return nil
 }
 
-// take returns the store that the pool has under key, or opens it.
-func take[S caddy.Destructor](a *App, key any, open func() S) S {
-	store, _, _ := stores.LoadOrNew(key, func() (caddy.Destructor, error) { return open(), nil })
+// take returns the store that the pool has under key, or opens it. A panic in
+// open is an error: the pool would stay locked.
+func take[S caddy.Destructor](a *App, key any, open func() (S, error)) (S, error) {
+	store, _, err := stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("opening the store: %v", p)
+			}
+		}()
+		return open()
+	})
+	if err != nil {
+		var none S
+		return none, err
+	}
 	a.taken = append(a.taken, key)
-	return store.(S)
+	return store.(S), nil
 }
 
 // release lets go of the stores that the app has taken, of Redis before its
 // fallback.
 func (a *App) release() error {
-	var errs []error
+	errs := make([]error, 0, len(a.taken))
 	for _, key := range slices.Backward(a.taken) {
 		_, err := stores.Delete(key)
 		errs = append(errs, err)

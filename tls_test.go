@@ -47,7 +47,7 @@ func TestClientTLS(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			opt, err := (&Redis{Addresses: []string{tc.address}, TLS: tc.tls}).options(caddy.Context{})
+			opt, _, err := (&Redis{Addresses: []string{tc.address}, TLS: tc.tls}).options(caddy.Context{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -134,7 +134,7 @@ func TestTLSFiles(t *testing.T) {
 	}
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
 	defer cancel()
-	opt, err := app.Redis.options(ctx)
+	opt, _, err := app.Redis.options(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

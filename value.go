@@ -52,6 +52,31 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return err
 }
 
+// List is a list of texts, in JSON also one text alone.
+type List []string
+
+// UnmarshalJSON reads a list, or what stands in the place of one, as it is
+// written. What the texts may be is for the option to say.
+func (l *List) UnmarshalJSON(b []byte) error {
+	raw := []json.RawMessage{b}
+	if b[0] == '[' {
+		if err := json.Unmarshal(b, &raw); err != nil {
+			return err
+		}
+	}
+	*l = nil
+	for _, element := range raw {
+		text, err := scalar(element)
+		if err != nil {
+			return err
+		}
+		if string(b) != "null" {
+			*l = append(*l, text)
+		}
+	}
+	return nil
+}
+
 // scalar returns the text of a JSON string, number or other value.
 func scalar(b []byte) (text string, err error) {
 	switch {
@@ -80,16 +105,111 @@ type parser[T any] func(text string) (v T, want string)
 // newValue reads an option; text is what it is set to, or its default.
 func newValue[T any](option, text string, parse parser[T]) (value[T], error) {
 	v := value[T]{option: option, parse: parse}
-	// What is JSON, such as an object in the place of a number, is no template.
-	if hasPlaceholder(text) && !json.Valid([]byte(text)) {
-		v.template = text
+	resolved, err := resolveNumber(option, text)
+	if err != nil {
+		return v, err
+	}
+	if isTemplate(resolved) {
+		v.template = resolved
 		return v, nil
 	}
 	var want string
-	if v.constant, want = parse(text); want != "" {
-		return v, badOption(option, text, want+", or a placeholder")
+	if v.constant, want = parse(resolved); want != "" {
+		if text == resolved {
+			want += ", or a placeholder"
+		}
+		return v, badNumber(option, text, resolved, want)
 	}
 	return v, nil
+}
+
+// newNumber reads an option that is a number or duration for all requests.
+func newNumber[T any](option, text string, parse parser[T]) (T, error) {
+	resolved, err := resolveNumber(option, text)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	v, want := parse(resolved)
+	if want != "" {
+		return v, badNumber(option, text, resolved, want)
+	}
+	return v, nil
+}
+
+// resolveNumber resolves those placeholders in the text of an option that stand
+// for the same in all requests. One that stands for nothing is an error, and so
+// is one whose value has braces: it would be a placeholder in its turn.
+func resolveNumber(option, text string) (string, error) {
+	if !isTemplate(text) {
+		return text, nil
+	}
+	if !balanced(text) {
+		return text, badOption(option, text, "each placeholder with both of its braces")
+	}
+	known := caddy.NewReplacer()
+	resolved, err := caddy.NewEmptyReplacer().ReplaceFunc(text, func(name string, _ any) (any, error) {
+		if !isGlobal(name) {
+			return "{" + name + "}", nil
+		}
+		v, _ := known.GetString(name)
+		switch {
+		case v == "":
+			return nil, fmt.Errorf("%s: got {%s}, which is empty, want a value", option, name)
+		case strings.ContainsAny(v, "{}"):
+			return nil, fmt.Errorf("%s: got {%s}, whose value has braces, want one without", option, name)
+		}
+		return v, nil
+	})
+	if err != nil || resolved == "" {
+		return text, err
+	}
+	return resolved, nil
+}
+
+// isTemplate reports whether text has placeholders. What is JSON, such as an
+// object in the place of a number, has none.
+func isTemplate(text string) bool { return hasPlaceholder(text) && !json.Valid([]byte(text)) }
+
+// isGlobal reports whether a placeholder stands for the same in all requests.
+func isGlobal(name string) bool {
+	return strings.HasPrefix(name, "env.") || strings.HasPrefix(name, "file.") || strings.HasPrefix(name, "system.")
+}
+
+// badNumber returns the error for an option whose text, once its placeholders
+// are resolved, is not what is wanted. What a file holds is not shown.
+func badNumber(option, text, resolved, want string) error {
+	switch {
+	case text == resolved:
+		return badOption(option, text, want)
+	case strings.Contains(text, "{file."):
+		return badOption(option, text, "that to hold "+want)
+	}
+	return badOption(option, resolved, fmt.Sprintf("%s from %s", want, word(text)))
+}
+
+// balanced reports whether every brace in text belongs to a placeholder or is
+// escaped. One that closes an escaped one need not be.
+func balanced(text string) bool {
+	open, literal := false, 0
+	for i := range len(text) {
+		switch escaped := i > 0 && text[i-1] == '\\'; {
+		case open && text[i] == '}' && !escaped:
+			open = false
+		case open && text[i] == '{' && !escaped:
+			return false
+		case open:
+		case text[i] == '{' && escaped:
+			literal++
+		case text[i] == '{':
+			open = true
+		case text[i] == '}' && literal > 0:
+			literal--
+		case text[i] == '}' && !escaped:
+			return false
+		}
+	}
+	return !open
 }
 
 // newConstant reads an option that takes no placeholders.
@@ -169,6 +289,17 @@ func parseBits(most uint64) parser[int] {
 		n, err := strconv.ParseUint(text, 10, 16)
 		if err != nil || n < 1 || n > most {
 			return 0, fmt.Sprintf("a whole number of bits from 1 to %d", most)
+		}
+		return int(n), ""
+	}
+}
+
+// parseInteger returns a parser of whole numbers.
+func parseInteger(least, most int64) parser[int] {
+	return func(text string) (int, string) {
+		n, err := strconv.ParseUint(text, 10, 31)
+		if err != nil || int64(n) < least || int64(n) > most {
+			return 0, fmt.Sprintf("a whole number from %d to %d", least, most)
 		}
 		return int(n), ""
 	}

@@ -9,6 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -40,7 +42,69 @@ func (f *failure) Error() string {
 	if f.text != "" {
 		text += " " + f.text
 	}
-	return fmt.Sprintf("%s: %v", text, f.err)
+	return text + ": " + describe(f.err)
+}
+
+// describe returns what of an error may be shown: what this process, the system
+// and TLS say, and of a server's reply its code. The rest may hold anything that
+// was sent to the server, the user and the password too.
+func describe(err error) string {
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		word, _, _ := strings.Cut(reply.Error(), " ")
+		_, known := replies[word]
+		switch {
+		case known || slices.Contains(otherCodes, word):
+			return word
+		case word == "ERR":
+			return "ERR, and more that is not shown, as it may name the user or password"
+		}
+		return "an error that is not shown, as it may name the user or password"
+	}
+	if texts := harmless(err, nil); len(texts) > 0 {
+		return strings.Join(texts, ": ")
+	}
+	return "an error that is not shown, as it may quote what was sent"
+}
+
+// otherCodes are those of replies that mean nothing in particular here.
+var otherCodes = []string{
+	"CROSSSLOT", "DENIED", "EXECABORT", "NOPROTO", "NOSCRIPT", "NOTBUSY", "UNKILLABLE", "WRONGTYPE",
+}
+
+// ownErrors are those whose texts are known.
+var ownErrors = []error{
+	errCorrupt, errNoConnection, errLate, errConnecting, errNotConnected,
+	context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
+	net.ErrClosed, redis.ErrClosed, redis.ErrPoolTimeout,
+}
+
+// harmless appends the texts of those errors in the tree of err that may be
+// shown.
+func harmless(err error, texts []string) []string {
+	if slices.Contains(ownErrors, err) {
+		return append(texts, err.Error())
+	}
+	switch err := err.(type) { //nolint:errorlint // its own tree is walked
+	case *net.OpError, *net.DNSError, syscall.Errno, *os.SyscallError, *fs.PathError,
+		tls.AlertError, tls.RecordHeaderError, *tls.CertificateVerificationError,
+		x509.UnknownAuthorityError, x509.HostnameError, x509.CertificateInvalidError:
+		return append(texts, err.Error())
+	case interface{ Unwrap() error }:
+		return harmless(err.Unwrap(), texts)
+	case interface{ Unwrap() []error }:
+		for _, one := range err.Unwrap() {
+			texts = harmless(one, texts)
+		}
+		return texts
+	case nil:
+		return texts
+	}
+	// What TLS says of a handshake has no type of its own.
+	if text := err.Error(); strings.HasPrefix(text, "tls: ") || strings.HasPrefix(text, "remote error: tls: ") {
+		return append(texts, text)
+	}
+	return texts
 }
 
 func (f *failure) Unwrap() error { return f.err }
@@ -90,6 +154,9 @@ var replies = map[string]failure{
 var replyTexts = map[string]failure{
 	"max number of clients":     {reason: "maxclients", text: "has too many clients", counts: true},
 	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true},
+	"DB index is out of range":  {reason: "error", text: "has no database of this number", counts: true},
+	"SELECT is not allowed":     {reason: "error", text: "is a cluster's, which has only database 0", counts: true},
+	"unknown command":           {reason: "error", text: "does not know a command; is it older than 7.0?", counts: true},
 }
 
 // newFailure returns what err means to those who have waited for the timeout, or

@@ -140,12 +140,61 @@ func TestFailureReasons(t *testing.T) {
 					t.Errorf("%q does not unwrap to its cause", f)
 				}
 				text := f.Error()
-				if !strings.HasPrefix(text, "redis at redis.test:6379") || !strings.HasSuffix(text, err.Error()) {
-					t.Errorf("error %q", text)
+				if !strings.HasPrefix(text, "redis at redis.test:6379") || !strings.HasSuffix(text, shown(tc.err)) {
+					t.Errorf("error %q does not end with %q", text, shown(tc.err))
 				}
 				if tc.reason == "timeout" && !strings.Contains(text, "50ms") {
 					t.Errorf("error %q does not say how long", text)
 				}
+			}
+		})
+	}
+}
+
+// shown returns what may be shown of an error of TestFailureReasons: of replies
+// the code, and nothing of what is not known.
+func shown(err error) string {
+	if _, reply := err.(redis.Error); reply {
+		word, rest, _ := strings.Cut(err.Error(), " ")
+		switch {
+		case word == "ERR":
+			return "ERR, and more that is not shown, as it may name the user or password"
+		case rest == "" || word == "OOMS" || word == "redis:":
+			return "an error that is not shown, as it may name the user or password"
+		}
+		return word
+	}
+	if err.Error() == "something" {
+		return "an error that is not shown, as it may quote what was sent"
+	}
+	return err.Error()
+}
+
+// TestFailuresShowNoSecret tests that no error tells anything of what a server
+// was sent, whatever it replies, and that the rest still says what is wrong.
+func TestFailuresShowNoSecret(t *testing.T) {
+	tests := []struct {
+		err  error
+		want string // what its text ends with
+	}{
+		{replyError("NOPERM User canary has no permissions to run the 'evalsha' command"), ": NOPERM"},
+		{replyError("WRONGPASS invalid username-password pair canary"), ": WRONGPASS"},
+		{replyError("canary"), "it may name the user or password"},
+		{replyError("CANARY canary"), "it may name the user or password"},
+		{replyError("ERR canary"), "it may name the user or password"},
+		{replyError("ERR DB index is out of range canary"), "it may name the user or password"},
+		{fmt.Errorf("failed to authenticate: canary: %w", replyError("NOAUTH canary")), ": NOAUTH"},
+		{errors.New(`redis: can't parse "canary"`), "it may quote what was sent"},
+		{errors.New(`redis: invalid reply: "tls: canary"`), "it may quote what was sent"},
+		{errors.Join(errors.New("canary"), io.EOF), ": EOF"},
+		{fmt.Errorf("canary: %w", syscall.ECONNREFUSED), ": connection refused"},
+		{fmt.Errorf("%w: %w", errCorrupt, errors.New("canary")), ": the value of a key is no bucket's"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.err.Error(), func(t *testing.T) {
+			text := newFailure("a:1", time.Second, tc.err).Error()
+			if strings.Contains(strings.ToLower(text), "canary") || !strings.HasSuffix(text, tc.want) {
+				t.Errorf("got %q, want …%s and nothing else of it", text, tc.want)
 			}
 		})
 	}

@@ -44,12 +44,12 @@ type RedisOptions struct {
 	// find out whose they are by trying. Empty means a plain digest.
 	KeySecret string
 
-	// The most time that Take waits for an answer, everything included. It must
-	// be positive. Connections are made outside of it.
+	// The most time that Take waits for an answer, everything included, from
+	// RedisMinTimeout to RedisMaxTimeout. Connections are made outside of it.
 	Timeout time.Duration
 
-	// The most connections for requests to each server; 0 means ten for each
-	// CPU.
+	// The most connections for requests to each server, up to RedisMaxPoolSize;
+	// 0 means ten for each CPU.
 	PoolSize int
 
 	// Decides while a server can't be asked. It follows the levels that the
@@ -81,8 +81,12 @@ type Redis struct {
 	closed   atomic.Bool
 }
 
-// NewRedis returns a store in the given Redis. It does not connect yet.
+// NewRedis returns a store in the given Redis. It does not connect yet. Options
+// that are not valid, see RedisOptions.Validate, make a store that may fail on
+// every request; a PoolSize that is out of range counts as the nearest that is
+// not.
 func NewRedis(opt RedisOptions) *Redis {
+	opt.PoolSize = min(max(opt.PoolSize, 0), RedisMaxPoolSize)
 	start := time.Now()
 	r := &Redis{
 		keys:    keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},

@@ -624,7 +624,7 @@ func TestRedisForeignValues(t *testing.T) {
 	}
 	hold( // further ahead than any bucket can be
 		fmt.Sprint(soon+horizon), fmt.Sprintf("%d:1", soon+horizon),
-		fmt.Sprint(int64(1)<<53), fmt.Sprint(math.MaxInt64))
+		fmt.Sprint(int64(1)<<53), fmt.Sprint(int64(math.MaxInt64)))
 	for name, command := range map[string][]any{
 		"list": {"RPUSH", "", 1, 2}, "hash": {"HSET", "", "a", 1}, "set": {"SADD", "", soon},
 		"sorted set": {"ZADD", "", soon, "a"}, "stream": {"XADD", "", "*", "a", 1},

@@ -1,0 +1,78 @@
+package limiter
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestRedisOptionsValidate tests that each option which can't work is refused by
+// name, without what is secret in it, and that what can is not.
+func TestRedisOptionsValidate(t *testing.T) {
+	long := strings.Repeat("canary", 20_000)
+	tests := []struct {
+		name   string
+		change func(*RedisOptions)
+		want   string // what the error begins with, none if empty
+	}{
+		{"least", func(*RedisOptions) {}, ""},
+		{"no address", func(o *RedisOptions) { o.Addresses = nil }, "0 addresses: "},
+		{"an empty address", func(o *RedisOptions) { o.Addresses = []string{""} }, "addresses: "},
+		{"129 addresses", func(o *RedisOptions) { o.Addresses = make([]string, 129) }, "129 addresses: "},
+		{"braces", func(o *RedisOptions) { o.KeyPrefix = "a{" }, "key prefix: "},
+		{"a long prefix", func(o *RedisOptions) { o.KeyPrefix = strings.Repeat("x", 129) }, "key prefix: "},
+		{"a negative database", func(o *RedisOptions) { o.DB = -1 }, "database -1: "},
+		{"a large database", func(o *RedisOptions) { o.DB = 65536 }, "database 65536: "},
+		{"the largest database", func(o *RedisOptions) { o.DB = 65535 }, ""},
+		{"a cluster's database", func(o *RedisOptions) { o.DB, o.Cluster = 1, true }, "database 1: "},
+		{"sentinels' database", func(o *RedisOptions) { o.DB, o.MasterName = 1, "m" }, ""},
+		{"cluster and sentinels", func(o *RedisOptions) { o.Cluster, o.MasterName = true, "m" }, "a cluster and "},
+		{"no timeout", func(o *RedisOptions) { o.Timeout = 0 }, "timeout 0s: "},
+		{"a negative timeout", func(o *RedisOptions) { o.Timeout = math.MinInt64 }, "timeout -"},
+		{"a long timeout", func(o *RedisOptions) { o.Timeout = time.Minute + 1 }, "timeout 1m0.000000001s: "},
+		{"the longest timeout", func(o *RedisOptions) { o.Timeout = time.Minute }, ""},
+		{"a negative pool", func(o *RedisOptions) { o.PoolSize = -1 }, "pool size -1: "},
+		{"a large pool", func(o *RedisOptions) { o.PoolSize = 4097 }, "pool size 4097: "},
+		{"the largest pool", func(o *RedisOptions) { o.PoolSize = 4096 }, ""},
+		{"a long user", func(o *RedisOptions) { o.Username = long }, "username of 120000 bytes: "},
+		{"a long password", func(o *RedisOptions) { o.Password = long }, "password of 120000 bytes: "},
+		{"a long secret", func(o *RedisOptions) { o.KeySecret = long }, "key secret of 120000 bytes: "},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			opt := RedisOptions{Addresses: []string{"a:1"}, Timeout: time.Millisecond}
+			tc.change(&opt)
+			switch err := opt.Validate(); {
+			case tc.want == "" && err != nil:
+				t.Errorf("got error %v", err)
+			case tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)):
+				t.Errorf("got error %v, want %s…", err, tc.want)
+			case err != nil && strings.Contains(err.Error(), "canary"):
+				t.Errorf("error %v shows what is secret", err)
+			}
+		})
+	}
+}
+
+// TestNewRedisDoesNotPanic tests that options which can't work, unchecked, make a
+// store that fails and no panic.
+func TestNewRedisDoesNotPanic(t *testing.T) {
+	for name, opt := range map[string]RedisOptions{
+		"nothing":            {},
+		"nothing, cluster":   {Cluster: true},
+		"nothing, sentinels": {MasterName: "m"},
+		"a negative pool":    {Addresses: []string{"127.0.0.1:1"}, PoolSize: -1},
+		"the least pool":     {Addresses: []string{"127.0.0.1:1"}, PoolSize: math.MinInt},
+		"a huge pool":        {Addresses: []string{"127.0.0.1:1"}, PoolSize: math.MaxInt},
+		"a huge cluster":     {Addresses: []string{"127.0.0.1:1", "127.0.0.1:2"}, PoolSize: math.MaxInt},
+		"a negative timeout": {Addresses: []string{"127.0.0.1:1"}, Timeout: -1},
+		"a negative number":  {Addresses: []string{"127.0.0.1:1"}, DB: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := NewRedis(opt).Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
