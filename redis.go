@@ -350,7 +350,7 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 		if !strings.HasPrefix(path, "/") {
 			path, err = filepath.Abs(path)
 		}
-		if err != nil || strings.ContainsAny(path, "@|") || !isSocket(path) {
+		if err != nil || resolved == "unix/" || strings.ContainsAny(path, "@|") || !isSocket(path) {
 			return address{}, bad
 		}
 		return address{form: formUnix, server: path}, nil
