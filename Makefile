@@ -32,15 +32,14 @@ lint:
 	cd bench && $(LINT) ./...
 	cd test/faults && $(LINT) ./...
 
-# Build for other systems that Caddy is shipped for, and run on 32 bits what
-# reckons: the arithmetic, the store in the process and, against a Redis, both
-# stores side by side.
+# Build for other systems that Caddy is shipped for, and run on 32 bits the tests
+# of the arithmetic, of the store in the process and of both stores side by side.
 targets:
 	for t in linux/386 linux/arm windows/amd64 darwin/arm64; do \
 		echo "$$t"; CGO_ENABLED=0 GOOS=$${t%/*} GOARCH=$${t#*/} go build ./... || exit; done
-	CGO_ENABLED=0 GOARCH=386 go test -run '$(RECKONS)' ./limiter
+	CGO_ENABLED=0 GOARCH=386 go test -run '$(TESTS_32BIT)' ./limiter
 
-RECKONS = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Summarize|Seed001|Extremes|Validate|Retry|Denial|Remaining|Window|Bounds|Sizes|StoresAgree|Numbers|Options|NewRedis
+TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Summarize|Seed001|Extremes|Validate|Retry|Denial|Remaining|Window|Bounds|Sizes|StoresAgree|Numbers|Options|NewRedis
 
 # Feed what users, clients and servers may send to what reads it.
 FUZZ_TIME = 5m

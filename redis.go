@@ -347,7 +347,10 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 	case err != nil:
 		return address{}, fmt.Errorf("address: %w", err)
 	case network == "unix": // as Caddy writes it: unix//path
-		if path, err = filepath.Abs(path); err != nil || strings.ContainsAny(path, "@|") || !isSocket(path) {
+		if !strings.HasPrefix(path, "/") {
+			path, err = filepath.Abs(path)
+		}
+		if err != nil || resolved == "unix/" || strings.ContainsAny(path, "@|") || !isSocket(path) {
 			return address{}, bad
 		}
 		return address{form: formUnix, server: path}, nil

@@ -105,6 +105,7 @@ func TestParseAddressErrors(t *testing.T) {
 		{"canary@a:6379", "…@a:6379"},
 		{"a{b:6379", "a{b:6379"},
 		{"tcp/a:6379", "tcp/a:6379"},
+		{"unix/", "unix/"},
 		{"unix/@abstract", "…@abstract"},
 		{"unix//run/redis.sock|0200", "unix//run/redis.sock|0200"},
 		{"redis://a:b", "redis://…"},

@@ -53,6 +53,13 @@ func describe(err error) string {
 	if errors.As(err, &reply) {
 		word, _, _ := strings.Cut(reply.Error(), " ")
 		_, known := replies[word]
+		if word == "NOPERM" {
+			for _, command := range commands {
+				if strings.Contains(reply.Error(), "'"+command+"' command") {
+					return word + " on " + command
+				}
+			}
+		}
 		switch {
 		case known || slices.Contains(otherCodes, word):
 			return word
@@ -65,6 +72,12 @@ func describe(err error) string {
 		return strings.Join(texts, ": ")
 	}
 	return "an error that is not shown, as it may quote what was sent"
+}
+
+// commands are those that a user of Redis or of sentinels needs.
+var commands = []string{
+	"evalsha", "eval", "get", "set", "time", "select", "asking", "script|load", "cluster|slots", "hello", "ping", "subscribe",
+	"sentinel|get-master-addr-by-name", "sentinel|sentinels", "sentinel|replicas",
 }
 
 // otherCodes are those of replies that mean nothing in particular here.

@@ -177,7 +177,9 @@ func TestFailuresShowNoSecret(t *testing.T) {
 		err  error
 		want string // what its text ends with
 	}{
-		{replyError("NOPERM User canary has no permissions to run the 'evalsha' command"), ": NOPERM"},
+		{replyError("NOPERM User canary has no permissions to run the 'evalsha' command"), ": NOPERM on evalsha"},
+		{replyError("NOPERM User canary has no permissions to run the 'canary' command"), ": NOPERM"},
+		{replyError("NOPERM No permissions to access a key"), ": NOPERM"},
 		{replyError("WRONGPASS invalid username-password pair canary"), ": WRONGPASS"},
 		{replyError("canary"), "it may name the user or password"},
 		{replyError("CANARY canary"), "it may name the user or password"},
