@@ -397,7 +397,7 @@ func TestLogHasNoSecret(t *testing.T) {
 					t.Errorf("%q: the answer has it: %s", reply, a.body)
 				}
 			}
-			eventually(t, "a line about Redis", func() bool {
+			eventually(t, "a line about Redis: "+reply+kind, func() bool {
 				return len(append(s.log("error", "rate_limit"), s.log("warn", "rate_limit")...)) > 0
 			})
 			for _, e := range s.entries() {

@@ -29,7 +29,12 @@ var start = time.Now()
 // Write returns errIdleClosed, and sends nothing, if the other end has closed
 // the connection while it was idle.
 func (c *idleConn) Write(b []byte) (int, error) {
-	if last := c.read.Swap(0); c.raw != nil && last != 0 && time.Since(start)-time.Duration(last) >= idleFor && closed(c.raw) {
+	last := c.read.Swap(0)
+	if c.raw == nil || last == 0 || time.Since(start)-time.Duration(last) < idleFor {
+		return c.Conn.Write(b)
+	}
+	// The deadline of the last read has passed, and would answer instead.
+	if err := c.SetReadDeadline(time.Time{}); err != nil || closed(c.raw) {
 		return 0, errIdleClosed
 	}
 	return c.Conn.Write(b)

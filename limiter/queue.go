@@ -73,7 +73,7 @@ func (s *server) take(ctx context.Context, q *question) ([]int64, error) {
 		return s.runNow(ctx, probe, q, false)
 	}
 	if conn := s.pass(q, hurried(ctx)); conn != nil {
-		reply, err := s.use(ctx, conn, q, false)
+		reply, err := s.use(ctx, conn, q, false, false)
 		s.queue.mu.Lock()
 		s.queue.alone--
 		s.queue.mu.Unlock()
@@ -357,7 +357,7 @@ func (s *server) sendCalls(ctx context.Context, conn *connection, calls []*call)
 		if again := unknown(calls); len(again) > 0 {
 			s.restart(news)
 			s.sendingAll(again)
-			sc.sendAll(ctx, conn.Conn, again, true)
+			sc.sendAll(within(s.timeout), conn.Conn, again, true)
 		}
 		if !errors.Is(calls[0].err, errIdleClosed) {
 			return conn, nil

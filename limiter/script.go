@@ -93,7 +93,7 @@ func (s *script) probe(ctx context.Context, conn *redis.Conn, key string, asking
 func (s *script) load(ctx context.Context, conn *redis.Conn) (id int64, unknown bool, err error) {
 	var known *redis.Cmd
 	hello := redis.NewCmd(ctx, "hello")
-	_, _ = conn.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+	_, failed := conn.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		// This one is allowed to everybody who has logged in.
 		_ = pipe.Process(ctx, hello)
 		known = pipe.EvalShaRO(ctx, s.sha, nil)
@@ -101,6 +101,9 @@ func (s *script) load(ctx context.Context, conn *redis.Conn) (id int64, unknown 
 	})
 	if err := hello.Err(); err != nil {
 		return 0, false, err
+	}
+	if failed != nil && known.Err() == nil { // neither was sent
+		return 0, false, failed
 	}
 	reply, _ := hello.Slice()
 	for i := 0; i+1 < len(reply); i += 2 {

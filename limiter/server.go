@@ -139,13 +139,13 @@ func (s *server) runNow(ctx context.Context, probe bool, q *question, asking boo
 			s.oneMore()
 		}
 		if !hurried(ctx) {
-			return s.use(ctx, conn, q, asking)
+			return s.use(ctx, conn, q, asking, false)
 		}
 		s.put(conn)
 	}
-	ctx, cancel := timed(ctx)
+	end, cancel := timed(ctx)
 	defer cancel()
-	conn, err := s.wait(ctx, probe, q.patient)
+	conn, err := s.wait(end, probe, q.patient)
 	switch {
 	case errors.Is(err, errNoConnection):
 		return nil, s.giveUp(err)
@@ -153,8 +153,15 @@ func (s *server) runNow(ctx context.Context, probe bool, q *question, asking boo
 		return nil, err
 	}
 
-	// There is less time left than a server is given to answer. If it takes
-	// longer the request gives up, and neither server nor connection is blamed.
+	return s.inTime(ctx, q, func() ([]int64, error) {
+		return s.use(within(s.timeout), conn, q, asking, true)
+	})
+}
+
+// inTime waits for the answer to q, for which there is less time left than a
+// server is given. If it takes longer the request gives up, and neither server
+// nor connection is blamed. ask gets the answer.
+func (s *server) inTime(ctx context.Context, q *question, ask func() ([]int64, error)) ([]int64, error) {
 	type answer struct {
 		reply []int64
 		err   error
@@ -162,7 +169,7 @@ func (s *server) runNow(ctx context.Context, probe bool, q *question, asking boo
 	answers := make(chan answer, 1)
 	q.over.Store(false)
 	go func() {
-		reply, err := s.use(within(s.timeout), conn, q, asking)
+		reply, err := ask()
 		switch {
 		case q.answered():
 			answers <- answer{reply, err}
@@ -171,6 +178,8 @@ func (s *server) runNow(ctx context.Context, probe bool, q *question, asking boo
 			s.tell.late(s, q)
 		}
 	}()
+	ctx, cancel := timed(ctx)
+	defer cancel()
 	select {
 	case a := <-answers:
 		return a.reply, a.err
@@ -215,21 +224,27 @@ func (s *server) idle() *connection {
 }
 
 // use asks about one request on a connection, or on another one if the server has
-// closed it.
-func (s *server) use(ctx context.Context, conn *connection, q *question, asking bool) ([]int64, error) {
-	var reply []int64
-	var err error
+// closed it. With apart, nobody waits longer for that than he may: otherwise ctx
+// is the time that the request has.
+func (s *server) use(ctx context.Context, conn *connection, q *question, asking, apart bool) ([]int64, error) {
 	for {
 		news := s.latestNews()
 		s.tell.sending(s, q.alone())
-		reply, err = q.script.send(ctx, conn.Conn, q, false, asking)
-		if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		reply, err := q.script.send(ctx, conn.Conn, q, false, asking)
+		switch {
+		case redis.HasErrorPrefix(err, "NOSCRIPT"):
 			s.restart(news)
-			s.tell.sending(s, q.alone())
-			reply, err = q.script.send(ctx, conn.Conn, q, true, asking)
-		}
-		if !errors.Is(err, errIdleClosed) {
-			break
+			whole := func() ([]int64, error) {
+				s.tell.sending(s, q.alone())
+				reply, err := q.script.send(within(s.timeout), conn.Conn, q, true, asking)
+				return s.used(within(s.timeout), conn, q, asking, reply, err)
+			}
+			if apart {
+				return whole()
+			}
+			return s.inTime(ctx, q, whole)
+		case !errors.Is(err, errIdleClosed):
+			return s.used(ctx, conn, q, asking, reply, err)
 		}
 		s.idledOut(conn)
 		if conn = s.idle(); conn != nil {
@@ -245,6 +260,10 @@ func (s *server) use(ctx context.Context, conn *connection, q *question, asking 
 			return nil, err
 		}
 	}
+}
+
+// used takes note of what came of a call about q on a connection.
+func (s *server) used(ctx context.Context, conn *connection, q *question, asking bool, reply []int64, err error) ([]int64, error) {
 	if err != nil {
 		return nil, s.blame(conn, err)
 	}

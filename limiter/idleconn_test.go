@@ -1,0 +1,73 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// TestIdleConnectionsClosed tests connections that the server closes while
+// nobody uses them, for shorter and longer than a request may take: the next
+// request is decided by the server all the same, once, and nothing is reported.
+// From then on connections are tried before they have been idle for as long.
+func TestIdleConnectionsClosed(t *testing.T) {
+	t.Parallel()
+	authority := redistest.NewAuthority(t)
+	for _, kind := range []struct {
+		name   string
+		server *redistest.Server
+		change func(*RedisOptions, *redistest.Server)
+	}{
+		{"tcp", redistest.Start(t), func(opt *RedisOptions, s *redistest.Server) { opt.Addresses = []string{s.Addr} }},
+		{"unix socket", redistest.Start(t), func(opt *RedisOptions, s *redistest.Server) { opt.Addresses = []string{s.Socket} }},
+		{"TLS", redistest.StartTLS(t, authority, false), func(opt *RedisOptions, s *redistest.Server) {
+			opt.Addresses, opt.TLS = []string{s.Addr}, clientTLS(t, authority)
+		}},
+	} {
+		for _, connections := range []int{1, 5} {
+			t.Run(fmt.Sprintf("%s,connections=%d", kind.name, connections), func(t *testing.T) {
+				var seen events
+				r := newTestRedis(t, kind.server, func(opt *RedisOptions) {
+					kind.change(opt, kind.server)
+					opt.Timeout, opt.Report = 250*time.Millisecond, seen.report
+				})
+				s := r.servers.(*single).server
+				b := hourly(100_000)
+				b.Key = t.Name()
+				waitFor(t, 5*time.Second, func() error {
+					_, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
+					return err
+				})
+				connectAll(t, s, connections)
+				before := level(t, r, b)
+				const rounds = 6
+				for n := range int64(rounds) {
+					waitFor(t, 5*time.Second, func() error {
+						if held, made := s.held.Load(), s.made.Load(); held != made {
+							return fmt.Errorf("%d connections are being made", held-made)
+						}
+						return nil
+					})
+					if err := kind.server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep([]time.Duration{20 * time.Millisecond, 2 * r.timeout}[n%2])
+					mustTake(t, r, Request{Buckets: []Bucket{b}})
+				}
+				if got := level(t, r, b); got != before+rounds {
+					t.Errorf("%d requests were charged %d units", rounds, got-before)
+				}
+				if got := slices.DeleteFunc(seen.take(), func(what string) bool { return what == "lapse pool" }); len(got) > 0 {
+					t.Errorf("reported %q", got)
+				}
+				if every := time.Duration(s.checks.Load()); every > 2*r.timeout {
+					t.Errorf("connections are tried once they have been idle for %v", every)
+				}
+			})
+		}
+	}
+}
