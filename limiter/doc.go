@@ -19,8 +19,9 @@
 //
 // While a Redis server can't be asked, a Memory stands in for it, if there is
 // one: it follows the levels that the server reports, goes on from the last of
-// them, and tells the server its own when that is back. No request waits for
-// longer than its timeout.
+// them, and tells the server its own when that is back. So one process alone
+// never admits more than its buckets allow, whatever becomes of the server. No
+// request waits for longer than its timeout.
 //
 // Every number is an integer, times are microseconds, and nothing is rounded:
 // from empty a bucket admits at most Size + min(DripSize, Size)·⌊T/DripRate⌋

@@ -7,11 +7,13 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"pgregory.net/rapid"
 )
@@ -1174,5 +1176,28 @@ func TestMemorySharedTwice(t *testing.T) {
 	}
 	if got := level(t, m, both[1]); got != 9 {
 		t.Errorf("holds %d, want 9", got)
+	}
+}
+
+// TestMemoryTakesLittle tests how much memory buckets take at most, and that it
+// does not depend on how many there are, or in which order they come.
+func TestMemoryTakesLittle(t *testing.T) {
+	for _, keys := range []int{30_000, 100_000, 300_000, 1_000_000} {
+		m := NewMemory(frozen)
+		b := Bucket{Name: "b", Limit: Limit{9, time.Hour, 1}, Cost: 1}
+		for i := range keys {
+			b.Key = strconv.Itoa(i)
+			decide(t, m, Atomic, b)
+		}
+		bytes := 0
+		for i := range m.tables {
+			bytes += cap(m.tables[i].slots) * int(unsafe.Sizeof(slot{}))
+		}
+		if perKey := float64(bytes) / float64(keys); perKey < 24 || perKey > 36.5 {
+			t.Errorf("%d buckets take %.1f bytes each", keys, perKey)
+		}
+		if total := bytes + int(unsafe.Sizeof(*m)); keys == 1_000_000 && total > 50_000_000 {
+			t.Errorf("a million buckets take %d bytes", total)
+		}
 	}
 }
