@@ -80,7 +80,7 @@ func (s *server) take(ctx context.Context, q *question) ([]int64, error) {
 		return reply, err
 	}
 	reply, err := s.await(ctx, q)
-	if redis.IsTryAgainError(err) {
+	if err != nil && redis.IsTryAgainError(err) {
 		// The slot is on its way to another server, and of those who asked together
 		// some have their buckets there already. Nothing was done.
 		return s.runNow(ctx, false, q, false)
@@ -351,7 +351,7 @@ func (s *server) carry(conn *connection, batch []*question) {
 // closed it, which it returns. An error says that there is none.
 func (s *server) sendCalls(ctx context.Context, conn *connection, calls []*call) (*connection, error) {
 	for {
-		sc, news := calls[0].batch[0].script, s.latestNews()
+		sc, news := calls[0].batch[0].script, s.news.Load()
 		s.sendingAll(calls)
 		sc.sendAll(ctx, conn.Conn, calls, false)
 		if again := unknown(calls); len(again) > 0 {

@@ -147,10 +147,13 @@ func (s *script) sendAll(ctx context.Context, conn *redis.Conn, calls []*call, w
 }
 
 // unknown returns those calls whose server did not know the script.
-func unknown(calls []*call) []*call {
-	return slices.DeleteFunc(slices.Clone(calls), func(c *call) bool {
-		return !redis.HasErrorPrefix(c.err, "NOSCRIPT")
-	})
+func unknown(calls []*call) (again []*call) {
+	for _, c := range calls {
+		if c.err != nil && redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+			again = append(again, c)
+		}
+	}
+	return again
 }
 
 // split gives each request its part of the reply, and reports whether any of them

@@ -58,8 +58,8 @@ type server struct {
 
 	queue queue
 
-	newsMu sync.Mutex
-	news   int // how often the server has turned out to be another, or to have restarted
+	newsMu sync.Mutex   // held while the news is told
+	news   atomic.Int64 // how often the server has turned out to be another, or to have restarted
 
 	keeper sync.Once     // starts keep
 	lost   chan struct{} // tells keep that the server is lost
@@ -228,21 +228,18 @@ func (s *server) idle() *connection {
 // is the time that the request has.
 func (s *server) use(ctx context.Context, conn *connection, q *question, asking, apart bool) ([]int64, error) {
 	for {
-		news := s.latestNews()
+		news := s.news.Load()
 		s.tell.sending(s, q.alone())
 		reply, err := q.script.send(ctx, conn.Conn, q, false, asking)
 		switch {
+		case err == nil:
+			return s.used(ctx, conn, q, asking, reply, nil)
 		case redis.HasErrorPrefix(err, "NOSCRIPT"):
 			s.restart(news)
-			whole := func() ([]int64, error) {
-				s.tell.sending(s, q.alone())
-				reply, err := q.script.send(within(s.timeout), conn.Conn, q, true, asking)
-				return s.used(within(s.timeout), conn, q, asking, reply, err)
-			}
 			if apart {
-				return whole()
+				return s.useWhole(conn, q, asking)
 			}
-			return s.inTime(ctx, q, whole)
+			return s.useWholeInTime(ctx, conn, q, asking)
 		case !errors.Is(err, errIdleClosed):
 			return s.used(ctx, conn, q, asking, reply, err)
 		}
@@ -260,6 +257,19 @@ func (s *server) use(ctx context.Context, conn *connection, q *question, asking,
 			return nil, err
 		}
 	}
+}
+
+// useWhole asks about one request by the whole script, which the server does not
+// know.
+func (s *server) useWhole(conn *connection, q *question, asking bool) ([]int64, error) {
+	s.tell.sending(s, q.alone())
+	reply, err := q.script.send(within(s.timeout), conn.Conn, q, true, asking)
+	return s.used(within(s.timeout), conn, q, asking, reply, err)
+}
+
+// useWholeInTime is useWhole for one who waits.
+func (s *server) useWholeInTime(ctx context.Context, conn *connection, q *question, asking bool) ([]int64, error) {
+	return s.inTime(ctx, q, func() ([]int64, error) { return s.useWhole(conn, q, asking) })
 }
 
 // used takes note of what came of a call about q on a connection.
@@ -415,7 +425,7 @@ func (s *server) dial(probe bool) {
 	// The client dials and logs in for the first command.
 	conn := &connection{Conn: s.client.EphemeralConn()}
 	var refused error
-	news, before := s.latestNews(), s.latestID.Load()
+	news, before := s.news.Load(), s.latestID.Load()
 	id, unknown, err := takeScript.load(context.WithValue(ctx, refusedKey{}, &refused), conn.Conn)
 	if err == nil {
 		if unknown || id < before {
@@ -531,24 +541,16 @@ func (s *server) idledOut(conn *connection) {
 	}
 }
 
-// latestNews returns a number that changes whenever the server turns out to have
-// restarted.
-func (s *server) latestNews() int {
-	s.newsMu.Lock()
-	defer s.newsMu.Unlock()
-	return s.news
-}
-
 // restart takes note that the server has restarted, or is another, as became
-// clear from something that was sent after the given news. If there are others by
-// now, these told of the same.
-func (s *server) restart(news int) {
+// clear from something that was sent after the given news. If there is more by
+// now, that told of the same.
+func (s *server) restart(news int64) {
 	s.newsMu.Lock()
 	defer s.newsMu.Unlock()
-	if s.news == news {
+	if s.news.Load() == news {
 		s.tell.restarted(s)
 		s.latestID.Store(0)
-		s.news++
+		s.news.Add(1)
 	}
 }
 
@@ -562,9 +564,9 @@ func (s *server) put(conn *connection) {
 	s.ready <- conn
 }
 
-// discard closes a connection.
+// discard closes a connection. Nobody waits for that: TLS says goodbye first.
 func (s *server) discard(conn *connection) {
-	_ = conn.Close()
+	go func() { _ = conn.Close() }()
 	if s.made.Add(-1) == 0 {
 		s.began.Store(s.clock().Microseconds())
 	}
