@@ -182,7 +182,7 @@ type filterSet struct {
 
 // newRequestFilter returns the filter of a route's matchers.
 func newRequestFilter(sets caddyhttp.MatcherSets) requestFilter {
-	var filter requestFilter
+	filter := make(requestFilter, 0, len(sets))
 	for _, set := range sets {
 		var fs filterSet
 		for _, matcher := range set {

@@ -251,7 +251,7 @@ func inner(ip netip.Addr) netip.Addr {
 	}
 	b := ip.As16()
 	switch {
-	case b[0] == 0x20 && b[1] == 0x02:
+	case [2]byte(b[:2]) == [2]byte{0x20, 0x02}:
 		return netip.AddrFrom4([4]byte(b[2:6]))
 	case [12]byte(b[:12]) == [12]byte{0, 0x64, 0xff, 0x9b}:
 		return netip.AddrFrom4([4]byte(b[12:16]))

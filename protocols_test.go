@@ -158,11 +158,12 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 		global: "servers {\nprotocols h1 h2c\n}",
 		site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nreverse_proxy " + upstream,
 	})
+	//nolint:staticcheck // http.Transport sends no such CONNECT
 	client := &http2.Transport{AllowHTTP: true,
 		DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, addr)
 		}}
-	t.Cleanup(client.CloseIdleConnections)
+	t.Cleanup(client.CloseIdleConnections) //nolint:staticcheck // see above
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	open := func(want string) (io.Writer, *bufio.Reader) {
@@ -174,7 +175,7 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Header[":protocol"] = []string{"websocket"}
-		res, err := client.RoundTrip(req)
+		res, err := client.RoundTrip(req) //nolint:staticcheck // see above
 		if err != nil {
 			t.Fatal(err)
 		}

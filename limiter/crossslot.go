@@ -154,7 +154,7 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 		wg.Go(func() { r.askPart(ctx, p, what) })
 	}
 	wg.Wait()
-	var all []*part
+	all := make([]*part, 0, len(parts))
 	for _, p := range parts {
 		if redis.IsTryAgainError(p.err) && len(p.Buckets) > 1 {
 			r.fallback.drop(p.question)
@@ -188,7 +188,7 @@ func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []
 	here := req
 	here.Buckets = nil
 	var indexes []int
-	var instead []*question
+	instead := make([]*question, 0, len(failed))
 	for _, p := range failed {
 		here.Buckets = append(here.Buckets, p.Buckets...)
 		indexes = append(indexes, p.indexes...)

@@ -235,17 +235,18 @@ func (f *fallback) restarted(server *server) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.memory.markAllDirty()
-	for q, next := f.inFlight, f.inFlight; q != nil; q = next {
-		next = q.next
-		if q.server != server {
+	for q := f.inFlight; q != nil; {
+		this := q
+		q = q.next
+		if this.server != server {
 			continue
 		}
-		if q.lost = true; q.holds { // it may be admitted
-			f.chargeHeld(q)
+		if this.lost = true; this.holds { // it may be admitted
+			f.chargeHeld(this)
 			continue
 		}
-		for i := range q.pending {
-			q.pending[i].crossed = true
+		for i := range this.pending {
+			this.pending[i].crossed = true
 		}
 	}
 }
