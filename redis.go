@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -421,7 +422,10 @@ func resolveAddress(repl *caddy.Replacer, address string) (string, error) {
 func isHostPort(address string) bool {
 	const longest = 253 // in DNS
 	host, port, err := net.SplitHostPort(address)
-	if err != nil || host == "" || len(host) > longest || strings.ContainsAny(host, "{}@/ \t\r\n") {
+	if err != nil || host == "" || len(host) > longest || strings.ContainsAny(host, "{}@/,;\" \t\r\n") {
+		return false
+	}
+	if _, err := netip.ParseAddr(host); strings.Contains(host, ":") && err != nil {
 		return false
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
@@ -431,7 +435,7 @@ func isHostPort(address string) bool {
 // isSocket reports whether a unix socket can have the path.
 func isSocket(path string) bool {
 	const longest = 107 // and a zero
-	return len(path) <= longest && !strings.ContainsRune(path, 0)
+	return len(path) <= longest && !strings.ContainsRune(path, 0) && strings.Trim(path, "/") != ""
 }
 
 // withoutPassword returns an address as it may be shown: nothing before an @,

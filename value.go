@@ -249,6 +249,9 @@ func (v *value[T]) String() string {
 // one line what it got and what would be right.
 func badOption(option, got, want string) error {
 	const most = 64 // what a client sent must not fill the log
+	if strings.Contains(got, "://") {
+		got = withoutPassword(got) // written in the wrong place
+	}
 	if len(got) > most {
 		got = strings.ToValidUTF8(got[:most], "") + "…"
 	}

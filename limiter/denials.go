@@ -110,7 +110,7 @@ func (d *denials) remember(req Request, outcomes []outcome, sent, answered int64
 	}
 	for i, o := range outcomes {
 		b := &req.Buckets[i]
-		if b.SizeVaries || o.blocked {
+		if b.SizeVaries || o.blocked || o.foreign {
 			continue
 		}
 		e := denial{state: state{o.clear + answered, o.slack}, until: sent + rememberFor}

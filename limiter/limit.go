@@ -129,6 +129,7 @@ type outcome struct {
 	state
 	denied  bool
 	blocked bool // denied only for units that are held, and may come back
+	foreign bool // its key held what is no bucket, at least for now
 	here    bool // whether this process decided instead of a server
 
 	held, till int64 // the units that are held, this request's too, and until when

@@ -1292,27 +1292,29 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 	admitted, denied := outcome{state: state{clear: hour}}, outcome{state: state{clear: 6 * hour}, denied: true}
 	for _, tc := range []struct {
 		reply   []int64
-		corrupt bool
+		foreign int // which of the outcomes is, if any
 	}{
-		{[]int64{hour, 0, 6 * hour, -1}, false},
-		{[]int64{-1 - hour, 0, 6 * hour, -1}, true},
-		{[]int64{hour, 0, -1 - 6*hour, -1}, true},
+		{[]int64{hour, 0, 6 * hour, -1}, 0},
+		{[]int64{-1 - hour, 0, 6 * hour, -1}, 1},
+		{[]int64{hour, 0, -1 - 6*hour, -1}, 2},
 	} {
 		got, corrupt, err := req.outcomes(tc.reply, false, []outcome{kept})
-		if want := []outcome{kept, admitted, denied}; err != nil || !slices.Equal(got, want) {
+		want := []outcome{kept, admitted, denied}
+		want[tc.foreign].foreign = tc.foreign > 0
+		if err != nil || !slices.Equal(got, want) {
 			t.Fatalf("reply %d: %+v, error %v, want %+v", tc.reply, got, err, want)
 		}
-		if corrupt != tc.corrupt {
-			t.Errorf("reply %d: corrupt %t, want %t", tc.reply, corrupt, tc.corrupt)
+		if corrupt != (tc.foreign > 0) {
+			t.Errorf("reply %d: corrupt %t", tc.reply, corrupt)
 		}
 		d := req.decisions(got[1:], []Decision{{Size: 1234}})
-		want := []Decision{
+		decisions := []Decision{
 			{Size: 1234},
 			{Size: 5, Remaining: 4, Clear: time.Hour},
 			{Size: 6, Clear: 6 * time.Hour, Denied: true, Retry: time.Hour},
 		}
-		if !slices.Equal(d, want) {
-			t.Errorf("decided %+v, want %+v", d, want)
+		if !slices.Equal(d, decisions) {
+			t.Errorf("decided %+v, want %+v", d, decisions)
 		}
 	}
 }
