@@ -279,15 +279,15 @@ func (r *Redis) settleLater(q *question, what byte, until time.Duration) {
 // settledOn takes note of what a server has replied to a question that settles
 // units.
 func (r *Redis) settledOn(q *question, what byte) {
-	if what == whatCommit && r.fallback != nil {
-		outcomes, err := settledOutcomes(q)
-		if err != nil {
-			r.leave(q, what)
-			return
-		}
-		r.fallback.answered(q, outcomes, false)
+	if what != whatCommit || r.fallback == nil {
+		return
 	}
-	q.release()
+	outcomes, err := settledOutcomes(q)
+	if err != nil {
+		r.leave(q, what)
+		return
+	}
+	r.fallback.answered(q, outcomes, false)
 }
 
 // leave takes note that nobody knows whether units are settled. The server

@@ -151,7 +151,8 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.pending[i]
 		if !o.blocked {
-			f.memory.follow(p, o.state, f.timeout, p.crossed && !o.denied && !held)
+			charged := !held && !o.denied && (admitted || q.what() != byte(Atomic))
+			f.memory.follow(p, o.state, f.timeout, p.crossed && charged)
 		}
 	}
 	switch q.holds = held && admitted; {
@@ -192,9 +193,15 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 	}
 	before := len(dst)
 	dst = f.memory.take(req, dst, &standIn{inFlight: inFlight, peek: peek})
+	denied := false
 	for i := range dst[before:] {
-		dst[before+i].here = true
-		if !peek {
+		denied = denied || dst[before+i].denied
+	}
+	for i := range dst[before:] {
+		o := &dst[before+i]
+		o.here = true
+		// A bucket that had room, but was not charged for another, is as it was.
+		if !peek && (o.denied || !denied || req.Accounting == Each) {
 			f.cross(f.memory.hash(&req.Buckets[i]))
 		}
 	}

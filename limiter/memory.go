@@ -147,13 +147,13 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		room := m.look(p, b, now)
 		if as != nil {
 			p.inFlight = as.inFlight[i]
-			p.stale = p.stale || room && p.dirty == clean && p.state.clear > now
+			p.unsure = room && p.dirty == clean && p.state.clear > now
 		}
 		for j := range i {
 			// Two keys may share a bucket: this one comes behind.
 			if q := &places[j]; q.fits && q.hash == p.hash && q.table == p.table {
 				p.state = b.Limit.add(q.state, req.Buckets[j].Cost)
-				p.stale = false
+				p.unsure = false
 			}
 		}
 		p.fits = room && b.fitsBeside(p.state, p.inFlight, now)
@@ -163,10 +163,12 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		p, b := &places[i], &req.Buckets[i]
 		charge := p.fits && (admitted || req.Accounting == Each)
 		if as == nil || !as.peek {
-			if as != nil && charge {
+			switch {
+			case as == nil:
+			case charge:
 				p.dirty = ahead
-			} else if as != nil {
-				p.dirty = max(p.dirty, unsure)
+			case !p.fits && p.unsure: // for what it holds, which the other store may have lost
+				p.dirty, p.stale = unsure, true
 			}
 			m.settle(p, b, now, charge)
 		}
@@ -222,6 +224,8 @@ type place struct {
 	dirty dirt // whether another store may not know what it holds
 	stale bool // what is stored is not what should be
 	fits  bool
+
+	unsure bool // whether a denial makes it dirty
 
 	inFlight int64 // units that another store may still admit
 }

@@ -220,7 +220,7 @@ func (s *server) nextLocked(batch []*question) []*question {
 	// The patient have waited on; by now there may be no time left for an answer.
 	latest := time.Now().Add(qu.took - s.timeout)
 	for _, q := range qu.waiting[:n] {
-		if q.patient && q.since.Before(latest) && q.answered() {
+		if q.patient && q.settled == nil && q.since.Before(latest) && q.answered() {
 			q.err = errNoConnection
 			q.done <- struct{}{}
 			continue
@@ -243,8 +243,12 @@ func (s *server) send() {
 	var batch []*question
 	for s.more() {
 		conn, err := s.connection()
-		if errors.Is(err, errNoConnection) || errors.Is(err, errConnecting) {
+		if errors.Is(err, errNoConnection) {
 			continue // others have come later, and all know when to give up
+		}
+		if errors.Is(err, errConnecting) {
+			time.Sleep(patience) // nobody waits for a first connection for long
+			continue
 		}
 		runtime.Gosched() // to those who are about to ask too
 		batch = s.next(batch[:0])

@@ -291,20 +291,25 @@ func (c *cluster) leave(missing map[*server]int) map[*server]int {
 	if err != nil {
 		return now // nobody knows
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.mu.RLock()
 	for addr, s := range c.servers {
-		asked := s.asked()
-		before, still := missing[s]
-		switch {
-		case members[addr]:
-		case still && asked == before:
-			delete(c.servers, addr)
-			s.guard.silence()
-			go func() { _ = s.close() }()
-		default:
-			now[s] = asked
+		if !members[addr] {
+			now[s] = 0
 		}
+	}
+	c.mu.RUnlock()
+	for s := range now {
+		asked := s.asked()
+		if before, still := missing[s]; !still || asked != before {
+			now[s] = asked
+			continue
+		}
+		delete(now, s)
+		c.mu.Lock()
+		delete(c.servers, s.guard.server)
+		c.mu.Unlock()
+		s.guard.silence()
+		_ = s.close()
 	}
 	return now
 }
