@@ -18,10 +18,10 @@ import (
 //     It makes the bucket dirty: the server does not know of it. A denial does
 //     so too, for the server may have lost what the bucket was full of; and so
 //     does, for all buckets, the news that the server has restarted.
-//   - A request for a dirty bucket tells the server the level and what is in
-//     flight, as the least that the bucket holds. If nothing was decided here,
-//     both know of the same charges, at times that differ only by how long they
-//     were on the way.
+//   - A request for a dirty bucket tells the server the level, as the least that
+//     the bucket holds, and what is in flight beside, for which there has to be
+//     room too. If nothing was decided here, both know of the same charges, at
+//     times that differ only by how long they were on the way.
 //   - Its answer makes the bucket clean, unless something was decided here while
 //     it was on its way: then the level grows by what the answer admits.
 //   - What is given up is no longer in flight. Its late answer changes nothing.
@@ -78,11 +78,11 @@ func (f *fallback) send(to *server, batch []*question) {
 	}
 }
 
-// known is the level of a bucket that a server has to be told, the clear time
-// told from now.
+// known is what a server has to be told of a bucket, clear times told from now.
 type known struct {
-	state
-	dirty dirt // clean: there is nothing to tell
+	state       // its level
+	with  state // the same with what is in flight, but no more than a full one
+	dirty dirt  // clean: there is nothing to tell
 }
 
 // known returns what the server has to be told of q's buckets, nil if all are
@@ -98,7 +98,7 @@ func (f *fallback) known(q *question) []known {
 		if levels == nil {
 			levels = make([]known, len(q.pending))
 		}
-		levels[i] = known{p.limit.atLeast(level, f.units(p.hash, p.limit.Size)), dirty}
+		levels[i] = known{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size)), dirty}
 	}
 	return levels
 }

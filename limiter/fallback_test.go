@@ -44,7 +44,7 @@ func follow(m *Memory, b *Bucket, s state) {
 func unsureOf(levels ...state) []known {
 	var told []known
 	for _, level := range levels {
-		k := known{state: level}
+		k := known{state: level, with: level}
 		if level != (state{}) {
 			k.dirty = unsure
 		}
@@ -285,17 +285,17 @@ func TestDirty(t *testing.T) {
 	decide(t, m, Atomic, other) // by itself, for nobody else
 	check()
 	here(b)
-	check(known{state{3 * hour, 1}, ahead}, known{})
+	check(known{state{3 * hour, 1}, state{3 * hour, 1}, ahead}, known{})
 	now += time.Minute
-	check(known{state{3*hour - minute, 1}, ahead}, known{})
+	check(known{state{3*hour - minute, 1}, state{3*hour - minute, 1}, ahead}, known{})
 
 	before := ask(b)
 	b.Cost = 1
 	here(b)
 	b.Cost = 3
-	check(known{state{3*hour - minute, 0}, ahead}, known{})
+	check(known{state{3*hour - minute, 0}, state{3*hour - minute, 0}, ahead}, known{})
 	answer(before, state{4*hour - minute, 0}) // it was not told what was decided meanwhile
-	check(known{state{5*hour - minute, 1}, ahead}, known{})
+	check(known{state{5*hour - minute, 1}, state{5*hour - minute, 1}, ahead}, known{})
 	denied := ask(b)
 	here(b, b)
 	if !denied.pending[0].crossed {
@@ -308,13 +308,13 @@ func TestDirty(t *testing.T) {
 	full := b
 	full.Cost = 9
 	here(full) // denied
-	check(known{state{5*hour - minute, 1}, unsure}, known{})
+	check(known{state{5*hour - minute, 1}, state{5*hour - minute, 1}, unsure}, known{})
 	answer(ask(b), state{5*hour - minute, 1})
 	check()
 	f.restarted(nil)
-	check(known{state{5*hour - minute, 1}, unsure}, known{state{2*hour - minute, 1}, unsure})
+	check(known{state{5*hour - minute, 1}, state{5*hour - minute, 1}, unsure}, known{state{2*hour - minute, 1}, state{2*hour - minute, 1}, unsure})
 	answer(ask(b), state{5*hour - minute, 1})
-	check(known{}, known{state{2*hour - minute, 1}, unsure})
+	check(known{}, known{state{2*hour - minute, 1}, state{2*hour - minute, 1}, unsure})
 	now += 2 * time.Hour
 	check()
 	if f.inFlight != nil {

@@ -546,6 +546,7 @@ func drawOwed(t *rapid.T, buckets []Bucket) []known {
 			owed[i].dirty = rapid.SampledFrom([]dirt{unsure, ahead}).Draw(t, "dirty")
 			owed[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
 			owed[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
+			owed[i].with = b.Limit.atLeast(owed[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"))
 		}
 	}
 	return owed
@@ -566,7 +567,8 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			numbers, flags := []int64{b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize, b.Cost}, truth[b.SizeVaries]
 			var owed []int64
 			if req.owed != nil && req.owed[i].dirty != clean {
-				owed, flags = []int64{req.owed[i].clear, req.owed[i].slack}, flags+2
+				k := req.owed[i]
+				owed, flags = []int64{k.clear, k.slack, k.with.clear, k.with.slack}, flags+2
 				if req.owed[i].dirty == ahead {
 					flags += 8
 				}

@@ -331,7 +331,7 @@ func (q *question) tell(levels []known) {
 	if levels == nil {
 		return
 	}
-	group := append(make([]byte, 0, len(q.plain)+16*len(levels)), q.plain[:groupHead]...)
+	group := append(make([]byte, 0, len(q.plain)+32*len(levels)), q.plain[:groupHead]...)
 	rest := q.plain[groupHead:]
 	for _, level := range levels {
 		flags, after := rest[groupNumbers], groupNumbers+1
@@ -345,7 +345,7 @@ func (q *question) tell(levels []known) {
 			group = append(group, flags+2+8)
 		}
 		if level.dirty != clean {
-			group = appendNumbers(group, level.clear, level.slack)
+			group = appendNumbers(group, level.clear, level.slack, level.with.clear, level.with.slack)
 		}
 		if flags >= 4 {
 			group = append(group, rest[after:after+8]...)

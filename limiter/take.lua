@@ -10,12 +10,16 @@
 --        how many groups there are; 2 bytes, how many buckets each has; 1 byte,
 --        what to do, see below; then for each bucket 4 doubles, size, drip rate,
 --        drip size and cost, and 1 byte, 1 if the size may differ from request
---        to request, else 0; or 2 more, and then 2 doubles, a time until it runs
+--        to request, else 0; or 2 more, and then 4 doubles, a time until it runs
 --        empty and a slack that it has at least: what a node knows of it that
---        this server may not
+--        this server may have lost; and the same with what that node has on the
+--        way, for which there has to be room; and 8 more if the server has never
+--        known it; or 4 more, and then a double, until when the units are held
+--        that are to be settled
 -- reply  for each bucket: the time until it runs empty, t, or -1 - t if its key
 --        held something else than a bucket; and its slack, s, or -1 - s if it
---        denies, or -1 - 2^50 - s if it denies only for units that are held
+--        denies, or -1 - 2^50 - s if it denies only for units that are held or on
+--        the way; if units are to be held then also how many are, and until when
 --
 -- What to do with a group:
 --
@@ -62,11 +66,11 @@ for r = 1, #runs do
   local groups, buckets, what, at = unpack('>HHB', run)
   local several = buckets > 1
   local rows = several and {}
-  local row, size, rate, drip, cost, flags, told, spare, due
+  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2
   for i = 1, buckets do
     size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
     if flags % 4 >= 2 then
-      told, spare, at = unpack('>dd', run, at)
+      told, spare, told2, spare2, at = unpack('>dddd', run, at)
     end
     if flags % 8 >= 4 then
       due, at = unpack('>d', run, at)
@@ -74,7 +78,7 @@ for r = 1, #runs do
     if several then
       -- With room for what comes out in each group: clear, slack, fits, changed,
       -- foreign, held, till and blocked.
-      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due}
+      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2}
     end
   end
 
@@ -86,7 +90,7 @@ for r = 1, #runs do
       if several then
         row = rows[i]
         size, rate, drip, cost, flags, told, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
-        due = row[16]
+        due, told2, spare2 = row[16], row[17], row[18]
       end
       clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
       local value = pcall('GET', keys[key + i])
@@ -155,6 +159,10 @@ for r = 1, #runs do
       if what < COMMIT then
         fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
         blocked = false
+        if fits and flags % 4 >= 2 and now + told2 > clear then
+          blocked = cost + held > size or told2 > floor((size - cost - held + spare2) / drip) * rate
+          fits = not blocked
+        end
         if fits and held > 0 then
           blocked = cost + held > size or clear - now > floor((size - cost - held + slack) / drip) * rate
           fits = not blocked
