@@ -194,6 +194,9 @@ func report(e limiter.Event) {
 		log = running.apps[n-1].logger
 	}
 	running.Unlock()
+	if e.Dropped > 0 {
+		log = log.With(zap.Int("dropped", e.Dropped)) // events before, while the log took nothing
+	}
 	switch server := zap.String("server", e.Server); e.Kind {
 	case limiter.Lost:
 		log.Error("redis lost: on_error says what becomes of requests until it is back; "+

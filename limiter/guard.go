@@ -35,6 +35,10 @@ type Event struct {
 
 	// With Back, how long the server was lost.
 	Lost time.Duration
+
+	// How many events before this one were dropped, since too many waited to be
+	// reported.
+	Dropped int
 }
 
 // EventKind is a kind of event.
@@ -56,7 +60,7 @@ const (
 // guard knows whether a server can be asked: a circuit breaker.
 type guard struct {
 	server string
-	report func(Event)
+	report func(Event) // called with the lock held, so it must not wait
 	now    func() time.Time
 
 	failures atomic.Int32 // in a row; from lostAfter on the server is lost
