@@ -255,7 +255,7 @@ func (r *Redis) follow(ctx context.Context, key string, ask func(_ *server, aski
 	asking := false
 	for hop := 0; ; hop++ {
 		reply, err := ask(srv, asking)
-		next, asks := r.servers.redirected(err)
+		next, asks := r.servers.redirected(srv, err)
 		if next == nil || hop == hops {
 			if f, ok := err.(*failure); ok && f.reason == "moved" { //nolint:errorlint // what run returns
 				srv.guard.lapse(f)
