@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -33,9 +34,9 @@ const memoryKey = "memory"
 // clock.
 var newMemory = func() *limiter.Memory { return limiter.NewMemory(nil) }
 
-// drainTime is how long a store in Redis stays open after the last app let go
-// of it: Caddy cleans a configuration up while its requests are still on their
-// way. Tests lower it.
+// drainTime is how long a store in Redis stays open at least after the last app
+// let go of it, and how often it is then seen whether its requests are over: Caddy
+// cleans a configuration up while they are still on their way. Tests lower it.
 var drainTime = 10 * time.Second
 
 // sharedMemory is the store of this process in the pool.
@@ -48,14 +49,22 @@ func (sharedMemory) Destruct() error { return nil }
 type sharedRedis struct {
 	*limiter.Redis
 	connected sync.Once
+	requests  atomic.Int64 // under way beyond a handler that uses the store
 }
 
 // connect begins to connect. A store that an earlier app used has connections.
 func (s *sharedRedis) connect() { s.connected.Do(s.Connect) }
 
-// Destruct closes the store's connections when nobody can need them any more.
+// Destruct closes the store's connections when nobody can need them any more: a
+// request that has passed one handler may come to another one much later.
 func (s *sharedRedis) Destruct() error {
-	time.AfterFunc(drainTime, func() { _ = s.Close() })
+	time.AfterFunc(drainTime, func() {
+		if s.requests.Load() > 0 {
+			_ = s.Destruct()
+			return
+		}
+		_ = s.Close()
+	})
 	return nil
 }
 
