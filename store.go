@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -193,6 +194,32 @@ func (a *App) leave() {
 	}
 }
 
+// lapses keeps lapses of one server for one reason to one line a minute, also over
+// reloads that make new stores.
+var lapses lapseLog
+
+type lapseLog struct {
+	sync.Mutex
+	last map[[2]string]time.Time // by server and reason; of the last minute
+}
+
+// due reports whether a lapse is to be logged.
+func (l *lapseLog) due(e limiter.Event) bool {
+	l.Lock()
+	defer l.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(l.last, func(_ [2]string, at time.Time) bool { return now.Sub(at) >= time.Minute })
+	key := [2]string{e.Server, e.Reason}
+	if _, ok := l.last[key]; ok {
+		return false
+	}
+	if l.last == nil {
+		l.last = make(map[[2]string]time.Time)
+	}
+	l.last[key] = now
+	return true
+}
+
 // report logs what happened to a Redis server, once each time, whatever number
 // of requests notice it. Stores outlive configurations: it is logged where the
 // newest one says.
@@ -213,7 +240,13 @@ func report(e limiter.Event) {
 			server, zap.String("reason", e.Reason), zap.Error(e.Err))
 	case limiter.Back:
 		log.Info("redis is back and decides again", server, zap.Duration("down", e.Lost))
+	case limiter.Replaced:
+		log.Info("redis server replaced: other servers of the cluster decide on its keys",
+			server, zap.Duration("down", e.Lost))
 	case limiter.Lapse:
+		if !lapses.due(e) {
+			return
+		}
 		log.Warn("redis failed on single requests: on_error says what becomes of those it does not decide",
 			server, zap.String("reason", e.Reason), zap.Error(e.Err))
 	}

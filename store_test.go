@@ -515,7 +515,14 @@ func TestReport(t *testing.T) {
 			"redis failed on single requests: on_error says what becomes of those it does not decide",
 			map[string]any{"server": "a:1", "reason": "timeout", "error": "late"},
 		},
+		{
+			limiter.Event{Server: "a:1", Kind: limiter.Replaced, Lost: time.Minute},
+			zap.InfoLevel,
+			"redis server replaced: other servers of the cluster decide on its keys",
+			map[string]any{"server": "a:1", "down": time.Minute},
+		},
 	}
+	lapses.last = nil // of another run
 	var logs []*observer.ObservedLogs
 	var apps []*App
 	for range 2 {
@@ -534,6 +541,10 @@ func TestReport(t *testing.T) {
 			!reflect.DeepEqual(got[0].ContextMap(), tc.fields) {
 			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
 		}
+	}
+	report(tests[2].event) // of a store that a reload has made
+	if logs[1].Len() > 0 {
+		t.Errorf("a lapse is logged twice in a minute: %v", logs[1].TakeAll())
 	}
 	if logs[0].Len() > 0 {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())

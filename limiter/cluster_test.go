@@ -711,6 +711,34 @@ func TestUnknownEndpoints(t *testing.T) {
 	}
 }
 
+// TestReplacedServer tests that the loss of a server whose slots others have
+// taken over is reported as ended, once.
+func TestReplacedServer(t *testing.T) {
+	nodes := redistest.StartCluster(t, 3)
+	var seen events
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Report = seen.report })
+	gone := nodes.Nodes[0]
+	mustTake(t, r, Request{Buckets: []Bucket{onNode(t, r, nodes, gone, hourly(100))}})
+	s := r.servers.(*cluster).at(gone.Addr)
+	nodes.Remove(t, gone)
+	for range lostAfter {
+		s.guard.failure(s.failure(io.EOF))
+	}
+	s.changed()
+	if got := seen.take(); !slices.Equal(got, []string{"lost closed"}) {
+		t.Fatalf("reported %q", got)
+	}
+	waitFor(t, 20*time.Second, func() error {
+		if s.guard.isLost() {
+			return errors.New("the server still counts as lost")
+		}
+		return nil
+	})
+	if got := seen.take(); !slices.Equal(got, []string{"replaced"}) {
+		t.Errorf("reported %q", got)
+	}
+}
+
 // TestClusterSlotsReply tests how a reply to CLUSTER SLOTS is read, and that one
 // which makes no sense is an error.
 func TestClusterSlotsReply(t *testing.T) {

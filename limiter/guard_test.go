@@ -66,7 +66,7 @@ func (e *events) take() []string {
 }
 
 func eventWords(ev Event) string {
-	kind := map[EventKind]string{Lost: "lost", Back: "back", Lapse: "lapse"}[ev.Kind]
+	kind := map[EventKind]string{Lost: "lost", Back: "back", Lapse: "lapse", Replaced: "replaced"}[ev.Kind]
 	return strings.TrimSpace(kind + " " + ev.Reason)
 }
 

@@ -272,8 +272,17 @@ func (c *cluster) prune() {
 // are missing now, with how often they have been asked.
 func (c *cluster) leave(missing map[*server]int) map[*server]int {
 	var mu sync.Mutex
-	members := make(map[string]bool)
-	err := c.client.ForEachShard(context.Background(), func(_ context.Context, client *redis.Client) error {
+	members, masters := make(map[string]bool), make(map[string]bool)
+	err := c.client.ForEachMaster(context.Background(), func(_ context.Context, client *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		masters[client.Options().Addr] = true
+		return nil
+	})
+	if err != nil {
+		return make(map[*server]int) // nobody knows
+	}
+	err = c.client.ForEachShard(context.Background(), func(_ context.Context, client *redis.Client) error {
 		mu.Lock()
 		defer mu.Unlock()
 		members[client.Options().Addr] = true
@@ -286,6 +295,9 @@ func (c *cluster) leave(missing map[*server]int) map[*server]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for addr, s := range c.servers {
+		if !masters[addr] {
+			s.guard.replaced()
+		}
 		asked := s.asked()
 		before, still := missing[s]
 		switch {
