@@ -16,6 +16,11 @@ import (
 
 // ServeHTTP admits the request to the next handler or denies it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if h.redis != nil {
+		// It may come to another handler with the same store.
+		h.redis.requests.Add(1)
+		defer h.redis.requests.Add(-1)
+	}
 	rec, err := h.decide(w, r)
 	switch err := err.(type) { //nolint:errorlint // decide's own
 	case nil:

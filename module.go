@@ -194,6 +194,7 @@ type Handler struct {
 	OnError string `json:"on_error,omitempty"`
 
 	store      limiter.Store
+	redis      *sharedRedis  // the same; nil without Redis
 	timeout    time.Duration // of Redis; 0 without
 	onError    onError
 	accounting limiter.Accounting
@@ -380,7 +381,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	app := loaded.(*App)
-	h.store, h.timeout = app.store, app.timeout
+	h.store, h.redis, h.timeout = app.store, app.redis, app.timeout
 	if h.onError, err = newConstant("on_error", or(h.OnError, string(app.onError)), parseOnError); err != nil {
 		return err
 	}

@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -33,9 +35,9 @@ const memoryKey = "memory"
 // clock.
 var newMemory = func() *limiter.Memory { return limiter.NewMemory(nil) }
 
-// drainTime is how long a store in Redis stays open after the last app let go
-// of it: Caddy cleans a configuration up while its requests are still on their
-// way. Tests lower it.
+// drainTime is how long a store in Redis stays open at least after the last app
+// let go of it, and how often it is then seen whether its requests are over: Caddy
+// cleans a configuration up while they are still on their way. Tests lower it.
 var drainTime = 10 * time.Second
 
 // sharedMemory is the store of this process in the pool.
@@ -48,14 +50,22 @@ func (sharedMemory) Destruct() error { return nil }
 type sharedRedis struct {
 	*limiter.Redis
 	connected sync.Once
+	requests  atomic.Int64 // under way beyond a handler that uses the store
 }
 
 // connect begins to connect. A store that an earlier app used has connections.
 func (s *sharedRedis) connect() { s.connected.Do(s.Connect) }
 
-// Destruct closes the store's connections when nobody can need them any more.
+// Destruct closes the store's connections when nobody can need them any more: a
+// request that has passed one handler may come to another one much later.
 func (s *sharedRedis) Destruct() error {
-	time.AfterFunc(drainTime, func() { _ = s.Close() })
+	time.AfterFunc(drainTime, func() {
+		if s.requests.Load() > 0 {
+			_ = s.Destruct()
+			return
+		}
+		_ = s.Close()
+	})
 	return nil
 }
 
@@ -184,6 +194,32 @@ func (a *App) leave() {
 	}
 }
 
+// lapses keeps lapses of one server for one reason to one line a minute, also over
+// reloads that make new stores.
+var lapses lapseLog
+
+type lapseLog struct {
+	sync.Mutex
+	last map[[2]string]time.Time // by server and reason; of the last minute
+}
+
+// due reports whether a lapse is to be logged.
+func (l *lapseLog) due(e limiter.Event) bool {
+	l.Lock()
+	defer l.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(l.last, func(_ [2]string, at time.Time) bool { return now.Sub(at) >= time.Minute })
+	key := [2]string{e.Server, e.Reason}
+	if _, ok := l.last[key]; ok {
+		return false
+	}
+	if l.last == nil {
+		l.last = make(map[[2]string]time.Time)
+	}
+	l.last[key] = now
+	return true
+}
+
 // report logs what happened to a Redis server, once each time, whatever number
 // of requests notice it. Stores outlive configurations: it is logged where the
 // newest one says.
@@ -194,6 +230,9 @@ func report(e limiter.Event) {
 		log = running.apps[n-1].logger
 	}
 	running.Unlock()
+	if e.Dropped > 0 {
+		log = log.With(zap.Int("dropped", e.Dropped)) // events before, while the log took nothing
+	}
 	switch server := zap.String("server", e.Server); e.Kind {
 	case limiter.Lost:
 		log.Error("redis lost: on_error says what becomes of requests until it is back; "+
@@ -201,7 +240,13 @@ func report(e limiter.Event) {
 			server, zap.String("reason", e.Reason), zap.Error(e.Err))
 	case limiter.Back:
 		log.Info("redis is back and decides again", server, zap.Duration("down", e.Lost))
+	case limiter.Replaced:
+		log.Info("redis server replaced: other servers of the cluster decide on its keys",
+			server, zap.Duration("down", e.Lost))
 	case limiter.Lapse:
+		if !lapses.due(e) {
+			return
+		}
 		log.Warn("redis failed on single requests: on_error says what becomes of those it does not decide",
 			server, zap.String("reason", e.Reason), zap.Error(e.Err))
 	}

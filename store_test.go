@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
@@ -513,7 +515,14 @@ func TestReport(t *testing.T) {
 			"redis failed on single requests: on_error says what becomes of those it does not decide",
 			map[string]any{"server": "a:1", "reason": "timeout", "error": "late"},
 		},
+		{
+			limiter.Event{Server: "a:1", Kind: limiter.Replaced, Lost: time.Minute},
+			zap.InfoLevel,
+			"redis server replaced: other servers of the cluster decide on its keys",
+			map[string]any{"server": "a:1", "down": time.Minute},
+		},
 	}
+	lapses.last = nil // of another run
 	var logs []*observer.ObservedLogs
 	var apps []*App
 	for range 2 {
@@ -533,6 +542,10 @@ func TestReport(t *testing.T) {
 			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
 		}
 	}
+	report(tests[2].event) // of a store that a reload has made
+	if logs[1].Len() > 0 {
+		t.Errorf("a lapse is logged twice in a minute: %v", logs[1].TakeAll())
+	}
 	if logs[0].Len() > 0 {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())
 	}
@@ -543,4 +556,78 @@ func TestReport(t *testing.T) {
 	}
 	cleanUp(t, apps[0])
 	report(tests[0].event) // Caddy's own log
+}
+
+// gate is a handler at which requests wait until it opens.
+type gate struct{}
+
+var gates struct{ reached, open chan struct{} }
+
+func (gate) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.rate_limit_test_gate", New: func() caddy.Module { return new(gate) }}
+}
+
+func (gate) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	gates.reached <- struct{}{}
+	<-gates.open
+	return next.ServeHTTP(w, r)
+}
+
+func init() { caddy.RegisterModule(gate{}) }
+
+// Guards that a request which is under way while Redis's settings change finds
+// its store open, however long it takes to come to its next handler, and that the
+// store is closed after it.
+func TestStoreOutlivesRequests(t *testing.T) {
+	original := drainTime
+	drainTime = ms
+	t.Cleanup(func() { drainTime = original })
+	redis := redistest.Start(t)
+	limits := func(name string) string {
+		return `{"handle":[{"handler":"rate_limit","on_error":"deny","limits":[{"name":"` + name + `","size":9,"drip_rate":"1h"}]}]}`
+	}
+	gates.reached, gates.open = make(chan struct{}), make(chan struct{})
+	s := startConfig(t, config{
+		global: redisGlobal(redis.Addr, "timeout 5s"),
+		routes: `[` + limits("first") + `,{"handle":[{"handler":"rate_limit_test_gate"}]},` + limits("second") +
+			`,{"handle":[{"handler":"static_response","body":"admitted"}]}]`,
+	})
+	var old *sharedRedis
+	stores.Range(func(_, store any) bool {
+		if store, ok := store.(*sharedRedis); ok {
+			old = store
+		}
+		return true
+	})
+	type result struct {
+		status int
+		err    error
+	}
+	results := make(chan result, 1)
+	url := s.url("/")
+	go func() {
+		res, err := http.Get(url)
+		if err != nil {
+			results <- result{err: err}
+			return
+		}
+		_ = res.Body.Close()
+		results <- result{status: res.StatusCode}
+	}()
+	<-gates.reached
+	if err := s.load(config{global: redisGlobal(redis.Addr, "timeout 6s"), site: "respond admitted"}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * drainTime) // nothing is to happen
+	close(gates.open)
+	if got := <-results; got.err != nil || got.status != 200 {
+		t.Errorf("a request that was under way: status %d, error %v", got.status, got.err)
+	}
+	eventually(t, "a closed store", func() bool {
+		_, err := old.Take(t.Context(), limiter.Request{
+			Buckets:    []limiter.Bucket{{Name: "a", Limit: limiter.Limit{Size: 1000, DripRate: time.Millisecond, DripSize: 1000}, Cost: 1}},
+			NoFallback: true,
+		}, nil)
+		return errors.Is(err, limiter.ErrUnavailable)
+	})
 }

@@ -645,20 +645,131 @@ func TestClusterRedirects(t *testing.T) {
 		{"[::1]:7000", "[::1]:7000"},
 		{"2001:db8::a:b:7000", "[2001:db8::a:b]:7000"},
 		{"fe80::1%eth0:7000", "[fe80::1%eth0]:7000"},
+		{":7000", "asked.test:7000"},
 	} {
 		t.Run(tc.named, func(t *testing.T) {
-			if got := hostPort(tc.named); got != tc.meant {
-				t.Errorf("address %q, want %q", got, tc.meant)
-			}
 			c := newCluster(RedisOptions{Addresses: []string{redistest.FreeAddr(t)}, Timeout: time.Second}, listener{})
 			defer c.close()
+			c.newClient(&redis.Options{Addr: "asked.test:7001"})
 			c.newClient(&redis.Options{Addr: tc.meant})
 			want := c.at(tc.meant)
 			for reply, wantAsking := range map[string]bool{"MOVED": false, "ASK": true} {
 				err := newFailure("", 0, fmt.Errorf("wrapped: %w", redisError(t, reply+" 1 "+tc.named)))
-				if next, asking := c.redirected(err); next != want || asking != wantAsking {
+				if next, asking := c.redirected(c.at("asked.test:7001"), err); next != want || asking != wantAsking {
 					t.Errorf("%s: not the server at %s, or asking %t, want %t", reply, tc.meant, asking, wantAsking)
 				}
+			}
+		})
+	}
+}
+
+// TestUnknownEndpoints tests that a server which a cluster names without a host
+// is asked under the one of the server that named it: when the cluster is met, and
+// when it begins to do so later and then sends on to a server.
+func TestUnknownEndpoints(t *testing.T) {
+	for _, when := range []string{"before", "later"} {
+		t.Run(when, func(t *testing.T) {
+			nodes := redistest.StartCluster(t, 2)
+			var seen events
+			r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Report = seen.report })
+			var buckets []Bucket
+			for i, node := range nodes.Nodes {
+				buckets = append(buckets, onNode(t, r, nodes, node, Bucket{Name: fmt.Sprint(i), Limit: Limit{100, time.Hour, 1}, Cost: 1}))
+			}
+			on := slices.Clone(nodes.Nodes)
+			if when == "later" {
+				mustTake(t, r, Request{Buckets: buckets}) // connects
+				nodes.MoveSlot(t, nodes.Slot(t, r.keys.of(&buckets[0])), nodes.Nodes[1])
+				on[0] = nodes.Nodes[1]
+			}
+			for _, node := range nodes.Nodes {
+				if err := node.Client().ConfigSet(t.Context(), "cluster-preferred-endpoint-type", "unknown-endpoint").Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var calls int64
+			for i := range buckets {
+				before := on[i].CommandStat(t, "evalsha")
+				mustTake(t, r, Request{Buckets: buckets[i : i+1]})
+				calls += on[i].CommandStat(t, "evalsha") - before
+			}
+			if calls == 0 {
+				t.Error("no server was asked")
+			}
+			if got := seen.take(); len(got) > 0 {
+				t.Errorf("reported %q", got)
+			}
+			c := r.servers.(*cluster)
+			c.mu.RLock()
+			defer c.mu.RUnlock()
+			for addr := range c.servers {
+				if host, _, _ := net.SplitHostPort(addr); host != "127.0.0.1" {
+					t.Errorf("a server is known by the address %q", addr)
+				}
+			}
+		})
+	}
+}
+
+// TestReplacedServer tests that the loss of a server whose slots others have
+// taken over is reported as ended, once.
+func TestReplacedServer(t *testing.T) {
+	nodes := redistest.StartCluster(t, 3)
+	var seen events
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Report = seen.report })
+	gone := nodes.Nodes[0]
+	mustTake(t, r, Request{Buckets: []Bucket{onNode(t, r, nodes, gone, hourly(100))}})
+	s := r.servers.(*cluster).at(gone.Addr)
+	nodes.Remove(t, gone)
+	for range lostAfter {
+		s.guard.failure(s.failure(io.EOF))
+	}
+	s.changed()
+	if got := seen.take(); !slices.Equal(got, []string{"lost closed"}) {
+		t.Fatalf("reported %q", got)
+	}
+	waitFor(t, 20*time.Second, func() error {
+		if s.guard.isLost() {
+			return errors.New("the server still counts as lost")
+		}
+		return nil
+	})
+	if got := seen.take(); !slices.Equal(got, []string{"replaced"}) {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// TestClusterSlotsReply tests how a reply to CLUSTER SLOTS is read, and that one
+// which makes no sense is an error.
+func TestClusterSlotsReply(t *testing.T) {
+	node := func(host any, port any) []any { return []any{host, port, "id", []any{}} }
+	for _, tc := range []struct {
+		name  string
+		reply any
+		want  string // the addresses, or none if it is an error
+	}{
+		{"hosts", []any{[]any{int64(0), int64(9), node("a.test", int64(1)), node("::1", int64(2))}}, "[a.test:1 [::1]:2]"},
+		{"no hosts", []any{[]any{int64(0), int64(9), node(nil, int64(1)), node("", int64(2))}}, "[asked.test:1 asked.test:2]"},
+		{"nothing", []any{}, "[]"},
+		{"no list", "OK", ""},
+		{"no ranges", []any{int64(1)}, ""},
+		{"no numbers", []any{[]any{"0", "9"}}, ""},
+		{"no server", []any{[]any{int64(0), int64(9), "a.test"}}, ""},
+		{"no port", []any{[]any{int64(0), int64(9), node("a.test", nil)}}, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			slots, err := endpoints{"asked.test:7000"}.slots(tc.reply)
+			if (err != nil) != (tc.want == "") {
+				t.Fatalf("error %v", err)
+			}
+			addrs := []string{}
+			for _, s := range slots {
+				for _, n := range s.Nodes {
+					addrs = append(addrs, n.Addr)
+				}
+			}
+			if got := fmt.Sprint(addrs); err == nil && got != tc.want {
+				t.Errorf("servers %s, want %s", got, tc.want)
 			}
 		})
 	}

@@ -27,14 +27,18 @@ type Event struct {
 	// What happened.
 	Kind EventKind
 
-	// Why, in a word, such as "refused", "timeout" or "oom". Empty with Back.
+	// Why, in a word, such as "refused", "timeout" or "oom". Empty with Back and Replaced.
 	Reason string
 
-	// Why, in full. Nil with Back.
+	// Why, in full. Nil with Back and Replaced.
 	Err error
 
-	// With Back, how long the server was lost.
+	// With Back and Replaced, how long the server was lost.
 	Lost time.Duration
+
+	// How many events before this one were dropped, since too many waited to be
+	// reported.
+	Dropped int
 }
 
 // EventKind is a kind of event.
@@ -51,12 +55,16 @@ const (
 	// Lapse: the server failed in single cases. Reported at most once a minute
 	// for each reason.
 	Lapse
+
+	// Replaced: a lost server of a cluster has no slots any more, as after a
+	// failover. Others decide on its keys.
+	Replaced
 )
 
 // guard knows whether a server can be asked: a circuit breaker.
 type guard struct {
 	server string
-	report func(Event)
+	report func(Event) // called with the lock held, so it must not wait
 	now    func() time.Time
 
 	failures atomic.Int32 // in a row; from lostAfter on the server is lost
@@ -193,6 +201,20 @@ func (g *guard) failure(f *failure) (lost bool) {
 	g.probeAt = g.since.Add(jittered(probeEvery))
 	g.report(Event{Server: g.server, Kind: Lost, Reason: f.reason, Err: f})
 	return true
+}
+
+// replaced takes note that others have taken the server's place. If it was lost
+// that is over: nobody will ask it.
+func (g *guard) replaced() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.since.IsZero() {
+		return
+	}
+	lost := g.now().Sub(g.since)
+	g.failures.Store(0)
+	g.since, g.last = time.Time{}, nil
+	g.report(Event{Server: g.server, Kind: Replaced, Lost: lost})
 }
 
 // silence ends all reports.

@@ -23,6 +23,22 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
+// reporters are the reporters of the stores that tests use.
+var reporters sync.Map
+
+// allReported waits until nothing waits to be reported.
+func allReported() {
+	reporters.Range(func(r, _ any) bool {
+		for telling := true; telling; time.Sleep(time.Microsecond) {
+			r := r.(*reporter)
+			r.mu.Lock()
+			telling = r.telling
+			r.mu.Unlock()
+		}
+		return true
+	})
+}
+
 // events collects what is reported.
 type events struct {
 	mu  sync.Mutex
@@ -38,6 +54,7 @@ func (e *events) report(ev Event) {
 // take returns what was reported since it was called last, in words such as
 // "lost oom", "back" and "lapse pool".
 func (e *events) take() []string {
+	allReported()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var words []string
@@ -49,7 +66,7 @@ func (e *events) take() []string {
 }
 
 func eventWords(ev Event) string {
-	kind := map[EventKind]string{Lost: "lost", Back: "back", Lapse: "lapse"}[ev.Kind]
+	kind := map[EventKind]string{Lost: "lost", Back: "back", Lapse: "lapse", Replaced: "replaced"}[ev.Kind]
 	return strings.TrimSpace(kind + " " + ev.Reason)
 }
 

@@ -57,8 +57,9 @@ type RedisOptions struct {
 	// go on where it stopped. With nil, Take returns an error instead.
 	Fallback *Memory
 
-	// Is told what an operator should know, if not nil. It must return soon and
-	// not use the store, and may be called from several goroutines at once.
+	// Is told what an operator should know, if not nil: one event after the
+	// other, and no request waits for it. While it takes long the latest 64
+	// events wait, and the next says how many were dropped before it.
 	Report func(Event)
 }
 
@@ -77,6 +78,7 @@ type Redis struct {
 	servers  servers
 	script   *script // that decides
 	denials  *denials
+	reporter *reporter
 	clock    func() time.Duration // it never goes back
 	closed   atomic.Bool
 }
@@ -98,6 +100,8 @@ func NewRedis(opt RedisOptions) *Redis {
 	if opt.Fallback != nil {
 		r.fallback = &fallback{memory: opt.Fallback, timeout: opt.Timeout}
 	}
+	r.reporter = newReporter(opt.Report)
+	opt.Report = r.reporter.report
 	tell := listener{sending: r.fallback.send, restarted: r.fallback.restarted, late: r.releaseLate}
 	if opt.MasterName == "" && (opt.Cluster || len(opt.Addresses) > 1) {
 		r.servers = newCluster(opt, tell)
@@ -114,6 +118,7 @@ func (r *Redis) Connect() { r.servers.connect() }
 // not answer.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
+	r.reporter.close()
 	return r.servers.close()
 }
 
@@ -250,7 +255,7 @@ func (r *Redis) follow(ctx context.Context, key string, ask func(_ *server, aski
 	asking := false
 	for hop := 0; ; hop++ {
 		reply, err := ask(srv, asking)
-		next, asks := r.servers.redirected(err)
+		next, asks := r.servers.redirected(srv, err)
 		if next == nil || hop == hops {
 			if f, ok := err.(*failure); ok && f.reason == "moved" { //nolint:errorlint // what run returns
 				srv.guard.lapse(f)

@@ -28,7 +28,11 @@ func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOpti
 		change(&opt)
 	}
 	r := NewRedis(opt)
-	t.Cleanup(func() { r.Close() })
+	reporters.Store(r.reporter, nil)
+	t.Cleanup(func() {
+		r.Close()
+		reporters.Delete(r.reporter)
+	})
 	return r
 }
 

@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"context"
-	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -19,10 +18,10 @@ type servers interface {
 	one() bool
 	// of returns the server that has a key.
 	of(ctx context.Context, key string) (*server, error)
-	// redirected returns the server that err, which another returned, says to
-	// ask instead, and whether to ask it for a slot that it does not have yet;
+	// redirected returns the server that err, which the given one returned, says
+	// to ask instead, and whether to ask it for a slot that it does not have yet;
 	// nil if it says nothing like that.
-	redirected(err error) (next *server, asking bool)
+	redirected(from *server, err error) (next *server, asking bool)
 	// connect begins to connect.
 	connect()
 	close() error
@@ -91,7 +90,7 @@ func newSingle(opt RedisOptions, tell listener) *single {
 
 func (s *single) one() bool                                   { return true }
 func (s *single) of(context.Context, string) (*server, error) { return s.server, nil }
-func (s *single) redirected(error) (*server, bool)            { return nil, false }
+func (s *single) redirected(*server, error) (*server, bool)   { return nil, false }
 func (s *single) connect()                                    { s.server.connect(false) }
 func (s *single) close() error                                { return s.server.close() }
 
@@ -156,7 +155,9 @@ func (c *cluster) newClient(opt *redis.Options) *redis.Client {
 
 // add adds a server. The lock must be held.
 func (c *cluster) add(opt *redis.Options) *server {
-	s := newServer(opt.Addr, redis.NewClient(opt), &c.opt, c.tell, func() { c.client.ReloadState(context.Background()) })
+	client := redis.NewClient(opt)
+	client.AddHook(endpoints{opt.Addr})
+	s := newServer(opt.Addr, client, &c.opt, c.tell, func() { c.client.ReloadState(context.Background()) })
 	s.slots = true
 	c.servers[opt.Addr] = s
 	return s
@@ -179,15 +180,6 @@ func (c *cluster) at(addr string) *server {
 		s = c.add(&opt)
 	}
 	return s
-}
-
-// hostPort returns an address as clients write it: servers leave out the
-// brackets around one of IPv6.
-func hostPort(addr string) string {
-	if i := strings.LastIndexByte(addr, ':'); i >= 0 {
-		return net.JoinHostPort(strings.Trim(addr[:i], "[]"), addr[i+1:])
-	}
-	return addr
 }
 
 func (c *cluster) one() bool { return false }
@@ -280,8 +272,17 @@ func (c *cluster) prune() {
 // are missing now, with how often they have been asked.
 func (c *cluster) leave(missing map[*server]int) map[*server]int {
 	var mu sync.Mutex
-	members := make(map[string]bool)
-	err := c.client.ForEachShard(context.Background(), func(_ context.Context, client *redis.Client) error {
+	members, masters := make(map[string]bool), make(map[string]bool)
+	err := c.client.ForEachMaster(context.Background(), func(_ context.Context, client *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		masters[client.Options().Addr] = true
+		return nil
+	})
+	if err != nil {
+		return make(map[*server]int) // nobody knows
+	}
+	err = c.client.ForEachShard(context.Background(), func(_ context.Context, client *redis.Client) error {
 		mu.Lock()
 		defer mu.Unlock()
 		members[client.Options().Addr] = true
@@ -293,6 +294,9 @@ func (c *cluster) leave(missing map[*server]int) map[*server]int {
 	}
 	c.mu.RLock()
 	for addr, s := range c.servers {
+		if !masters[addr] {
+			s.guard.replaced()
+		}
 		if !members[addr] {
 			now[s] = 0
 		}
@@ -314,13 +318,13 @@ func (c *cluster) leave(missing map[*server]int) map[*server]int {
 	return now
 }
 
-func (c *cluster) redirected(err error) (next *server, asking bool) {
+func (c *cluster) redirected(from *server, err error) (next *server, asking bool) {
 	if addr, ok := redis.IsMovedError(err); ok {
 		c.client.ReloadState(context.Background())
-		return c.at(hostPort(addr)), false
+		return c.at(endpoints{from.client.Options().Addr}.fill(addr)), false
 	}
 	if addr, ok := redis.IsAskError(err); ok {
-		return c.at(hostPort(addr)), true
+		return c.at(endpoints{from.client.Options().Addr}.fill(addr)), true
 	}
 	return nil, false
 }

@@ -1,0 +1,96 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A cluster may not know under which host clients reach its servers, or be told
+// to say so (cluster-preferred-endpoint-type unknown-endpoint). Then it names none,
+// and means the one under which it was asked.
+
+// endpoints is a hook for the client of a cluster's server, which fills these
+// hosts in. The client itself can't read a reply that has none.
+type endpoints struct{ addr string }
+
+func (endpoints) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (endpoints) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (e endpoints) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		slots, ok := cmd.(*redis.ClusterSlotsCmd)
+		if !ok {
+			return next(ctx, cmd)
+		}
+		raw := redis.NewCmd(ctx, slots.Args()...)
+		err := next(ctx, raw)
+		if err == nil {
+			var val []redis.ClusterSlot
+			if val, err = e.slots(raw.Val()); err == nil {
+				slots.SetVal(val)
+				return nil
+			}
+		}
+		slots.SetErr(err)
+		return err
+	}
+}
+
+// slots reads a reply to CLUSTER SLOTS.
+func (e endpoints) slots(reply any) ([]redis.ClusterSlot, error) {
+	ranges, ok := reply.([]any)
+	if !ok {
+		return nil, unreadable("no list", reply)
+	}
+	slots := make([]redis.ClusterSlot, len(ranges))
+	for i, entry := range ranges {
+		fields, _ := entry.([]any)
+		if len(fields) < 2 {
+			return nil, unreadable("no range of slots", entry)
+		}
+		first, ok := fields[0].(int64)
+		last, ok2 := fields[1].(int64)
+		if !ok || !ok2 {
+			return nil, unreadable("no range of slots", entry)
+		}
+		slots[i].Start, slots[i].End = int(first), int(last)
+		for _, field := range fields[2:] {
+			node, _ := field.([]any)
+			if len(node) < 2 {
+				return nil, unreadable("no server", field)
+			}
+			host, _ := node[0].(string) // none if it is null
+			port, ok := node[1].(int64)
+			if !ok {
+				return nil, unreadable("no port", node[1])
+			}
+			slots[i].Nodes = append(slots[i].Nodes, redis.ClusterNode{Addr: e.fill(net.JoinHostPort(host, fmt.Sprint(port)))})
+		}
+	}
+	return slots, nil
+}
+
+// unreadable returns the error of a reply that does not have what it should.
+func unreadable(what string, got any) error {
+	return fmt.Errorf("reply to CLUSTER SLOTS: %s in a value of type %T", what, got)
+}
+
+// fill returns an address with the host of the server that was asked, if it has
+// none, as clients write it: servers leave out the brackets around one of IPv6.
+func (e endpoints) fill(addr string) string {
+	i := strings.LastIndexByte(addr, ':')
+	if i < 0 {
+		return addr
+	}
+	host := strings.Trim(addr[:i], "[]")
+	if host == "" {
+		host, _, _ = net.SplitHostPort(e.addr)
+	}
+	return net.JoinHostPort(host, addr[i+1:])
+}

@@ -1,0 +1,123 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// TestReporterOrder tests that events are told in their order, and that of too
+// many the oldest are dropped and counted.
+func TestReporterOrder(t *testing.T) {
+	for _, n := range []int{1, mostWaiting, mostWaiting + 1, 3 * mostWaiting} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			begun, resume := make(chan struct{}), make(chan struct{})
+			told := make(chan Event, 4*mostWaiting)
+			r := newReporter(func(e Event) {
+				if e.Server == "0" {
+					close(begun)
+					<-resume
+				}
+				told <- e
+			})
+			r.report(Event{Server: "0"})
+			<-begun
+			for i := range n {
+				r.report(Event{Server: fmt.Sprint(i + 1)})
+			}
+			close(resume)
+			<-told
+			dropped := max(n-mostWaiting, 0)
+			for i := dropped; i < n; i++ {
+				want := Event{Server: fmt.Sprint(i + 1)}
+				if i == dropped {
+					want.Dropped = dropped
+				}
+				if got := <-told; got != want {
+					t.Errorf("told %+v, want %+v", got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestStuckReport tests that requests are decided in time, and the store closes
+// at once, while a report never returns.
+func TestStuckReport(t *testing.T) {
+	server := redistest.Start(t)
+	stuck := make(chan struct{})
+	resume := sync.OnceFunc(func() { close(stuck) })
+	var calls events
+	memory := NewMemory(nil)
+	r := newTestRedis(t, server, func(opt *RedisOptions) {
+		opt.Fallback = memory
+		opt.Report = func(e Event) {
+			calls.report(e)
+			<-stuck
+		}
+	})
+	t.Cleanup(resume)
+	mustTake(t, r, Request{Buckets: []Bucket{hourly(100_000)}})
+	server.Kill()
+	var took struct {
+		sync.Mutex
+		all []time.Duration
+	}
+	ask := func() {
+		var asks sync.WaitGroup
+		for range 16 {
+			asks.Go(func() {
+				for range 5 {
+					began := time.Now()
+					_, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(100_000)}}, nil)
+					if err != nil {
+						t.Error(err)
+					}
+					took.Lock()
+					took.all = append(took.all, time.Since(began))
+					took.Unlock()
+				}
+			})
+		}
+		all := make(chan struct{})
+		go func() { asks.Wait(); close(all) }()
+		select {
+		case <-all:
+		case <-time.After(10 * time.Second):
+			t.Fatal("requests wait for the report")
+		}
+	}
+	ask()
+	server.Restart(t)
+	ask()
+	if longest := slices.Max(took.all); longest > r.timeout+time.Second {
+		t.Errorf("a request took %v", longest)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- r.Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("Close waits for the report")
+	}
+	resume()
+	waitFor(t, 5*time.Second, func() error {
+		r.reporter.mu.Lock()
+		defer r.reporter.mu.Unlock()
+		if r.reporter.telling || len(r.reporter.waiting) > 0 {
+			return fmt.Errorf("there is still something to report")
+		}
+		return nil
+	})
+	if got := calls.take(); len(got) != 1 {
+		t.Errorf("reported %q, want the first only", got)
+	}
+}
