@@ -36,7 +36,7 @@ func dirtyLevels(m *Memory, buckets []Bucket) []known {
 // follow has m follow what a server reports of b.
 func follow(m *Memory, b *Bucket, s state) {
 	p := (&fallback{memory: m}).pending(Request{Buckets: []Bucket{*b}}, nil)
-	m.follow(&p[0], s, 50*time.Millisecond, false)
+	m.follow(&p[0], s, 50*time.Millisecond, false, false)
 }
 
 // unsureOf returns what a server is told of levels that it may have lost. There
@@ -221,6 +221,77 @@ func TestFollow(t *testing.T) {
 	})
 	if slack < 100 {
 		t.Errorf("%d buckets with slack: the test shows too little", slack)
+	}
+}
+
+// TestFollowDeletedKeys tests that a level goes down with a key that somebody
+// deletes, as soon as an answer tells of it which nothing can have overtaken: the
+// only one that was on its way, or, if there are always several, the first that
+// was sent after another told less. Nothing that a server has admitted since is
+// forgotten.
+func TestFollowDeletedKeys(t *testing.T) {
+	const hour = 3600e6
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{20, time.Hour, 1}, Cost: 1}
+	type step struct {
+		send, answer string  // which request, a letter
+		level        float64 // what the server answers, in hours
+		want         float64 // what this process then holds
+	}
+	for _, tc := range []struct {
+		name  string
+		steps []step
+	}{
+		{"one at a time", []step{
+			{send: "a"}, {answer: "a", level: 9, want: 9},
+			{send: "b"}, {answer: "b", level: 1, want: 1},
+			{send: "c"}, {answer: "c", level: 0, want: 0},
+			{send: "d"}, {answer: "d", level: 2, want: 2},
+		}},
+		{"an answer that was overtaken", []step{
+			{send: "a"}, {send: "b"},
+			{answer: "b", level: 9, want: 9},
+			{answer: "a", level: 8, want: 9},
+		}},
+		{"an answer that was overtaken by a lower one", []step{
+			{send: "a"}, {answer: "a", level: 9, want: 9},
+			{send: "b"}, {send: "c"},
+			{answer: "c", level: 2, want: 2},
+			{answer: "b", level: 1, want: 2},
+			{send: "d"}, {answer: "d", level: 3, want: 3},
+		}},
+		{"always two on their way", []step{
+			{send: "a"}, {send: "b"},
+			{answer: "a", level: 9, want: 9}, {send: "c"},
+			{answer: "b", level: 1, want: 9}, {send: "d"},
+			{answer: "c", level: 2, want: 2}, {send: "e"},
+			{answer: "d", level: 3, want: 3}, {send: "f"},
+			{answer: "f", level: 5, want: 5}, {answer: "e", level: 4, want: 5},
+		}},
+		{"two of one call", []step{
+			{send: "a"}, {answer: "a", level: 9, want: 9},
+			{send: "b"}, {send: "c"},
+			{answer: "b", level: 1, want: 1},
+			{answer: "c", level: 2, want: 2},
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := NewMemory(frozen)
+			f := &fallback{memory: m, timeout: 50 * time.Millisecond}
+			sent := make(map[string]*question)
+			for i, st := range tc.steps {
+				if st.send != "" {
+					q := &question{pending: f.pending(Request{Buckets: []Bucket{b}}, nil)}
+					f.send(nil, []*question{q})
+					sent[st.send] = q
+					continue
+				}
+				f.answered(sent[st.answer], []outcome{{state: state{clear: int64(st.level * hour)}}}, false)
+				if got := held(m, b); got.clear != int64(st.want*hour) {
+					t.Fatalf("step %d: holds %v hours, want %v", i+1, float64(got.clear)/hour, st.want)
+				}
+			}
+			usedSlots(t, m)
+		})
 	}
 }
 
