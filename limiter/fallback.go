@@ -18,6 +18,8 @@ import (
 //     It makes the bucket dirty: the server does not know of it. A denial does
 //     so too, for the server may have lost what the bucket was full of; and so
 //     does, for all buckets, the news that the server has restarted.
+//   - All buckets become dirty when something is first sent to a store that keeps
+//     its buckets elsewhere than the one before, see lead.
 //   - A request for a dirty bucket tells the server the level and what is in
 //     flight, as the least that the bucket holds. If nothing was decided here,
 //     both know of the same charges, at times that differ only by how long they
@@ -29,16 +31,78 @@ import (
 //     all there is to know of it, even if it is lower: then somebody has deleted
 //     the key, or Redis has.
 type fallback struct {
+	*traffic
 	memory  *Memory
 	timeout time.Duration // how late an answer may be
+	place   string        // where the servers keep the buckets, see place
+	nth     int           // of those of the memory
+}
 
+// traffic is what all fallbacks that share a memory know of requests in flight.
+// While a store replaces another, there are two.
+type traffic struct {
 	// Held while requests begin or end to be in flight and while something is
 	// decided here, so that each of the two knows of the other. The memory's
 	// tables are locked inside of it.
-	mu       sync.Mutex
-	inFlight *question // the latest of them; a list
-	sent     uint64    // how many requests have been sent
-	traces   [traces]trace
+	mu        sync.Mutex
+	inFlight  *question // the latest of them; a list
+	sent      uint64    // how many requests have been sent
+	traces    [traces]trace
+	fallbacks int // how many there have been
+}
+
+// newFallback returns a fallback to m from servers that may answer late by the
+// given time, and keep their buckets at the given place.
+func newFallback(m *Memory, timeout time.Duration, place string) *fallback {
+	m.traffic.mu.Lock()
+	defer m.traffic.mu.Unlock()
+	m.traffic.fallbacks++
+	return &fallback{m.traffic, m, timeout, place, m.traffic.fallbacks}
+}
+
+// close takes note that nothing more is sent to f's servers.
+func (f *fallback) close() {
+	if f != nil {
+		f.memory.leader.CompareAndSwap(f, nil)
+	}
+}
+
+// lead reports whether buckets are clean if the servers of f know what they hold.
+// Those of the newest fallback that something was sent to have to: what comes
+// first to them knows nothing of what others were told, or was decided in the
+// process alone.
+func (f *fallback) lead() bool {
+	leader := f.memory.leader.Load()
+	switch {
+	case leader == f:
+		return true
+	case leader == nil:
+		f.memory.markAllDirty(ahead)
+	case leader.nth > f.nth:
+		return leader.place == f.place
+	case leader.place != f.place:
+		f.memory.markAllDirty(unsure)
+	}
+	f.memory.leader.Store(f)
+	if leader == nil || leader.place != f.place {
+		for q := f.inFlight; q != nil; q = q.next {
+			q.cross()
+		}
+	}
+	return true
+}
+
+// leads reports what lead last did.
+func (f *fallback) leads() bool {
+	leader := f.memory.leader.Load()
+	return leader == f || leader != nil && leader.place == f.place
+}
+
+// cross takes note that q's answer does not tell of all that is known here.
+func (q *question) cross() {
+	for i := range q.pending {
+		q.pending[i].crossed = true
+	}
 }
 
 // trace tells which answers are newer than others. A request that was sent after
@@ -85,13 +149,14 @@ func (f *fallback) send(to *server, batch []*question) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	leads := f.lead()
 	dirty := f.memory.anyDirty()
 	for _, q := range batch {
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
 		q.group, q.order = q.plain, f.sent
 		for i := range q.pending {
-			q.pending[i].told, q.pending[i].crossed = false, false
+			q.pending[i].told, q.pending[i].crossed = false, !leads
 		}
 		if dirty {
 			q.tell(f.known(q))
@@ -174,11 +239,14 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 		admitted = admitted && !outcomes[i].denied
 	}
 	f.mu.Lock()
+	if !f.leads() {
+		q.cross()
+	}
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.pending[i]
 		if !o.blocked {
 			s, newest := f.newest(q.order, p, o.state)
-			f.memory.follow(p, s, f.timeout, newest, p.crossed && !o.denied && !held)
+			f.memory.follow(p, s, f.timeout, newest, p.crossed && !o.denied && !held && !q.gone)
 		}
 	}
 	for i := range q.pending {
@@ -287,7 +355,7 @@ func (f *fallback) restarted(server *server) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.memory.markAllDirty()
+	f.memory.markAllDirty(unsure)
 	for q, next := f.inFlight, f.inFlight; q != nil; q = next {
 		next = q.next
 		if q.server != server {
@@ -297,9 +365,7 @@ func (f *fallback) restarted(server *server) {
 			f.chargeHeld(q)
 			continue
 		}
-		for i := range q.pending {
-			q.pending[i].crossed = true
-		}
+		q.cross()
 	}
 }
 
@@ -445,8 +511,8 @@ func (m *Memory) dirtyUntil(clear int64) {
 	}
 }
 
-// markAllDirty makes all buckets dirty that hold something.
-func (m *Memory) markAllDirty() {
+// markAllDirty makes all buckets dirty, at least like that, that hold something.
+func (m *Memory) markAllDirty(as dirt) {
 	now := m.clock().Microseconds()
 	for i := range m.tables {
 		t := &m.tables[i]
@@ -455,7 +521,7 @@ func (m *Memory) markAllDirty() {
 			s := &t.slots[j]
 			if s.clear > now {
 				slack, dirty := wash(s.slack)
-				s.slack = soil(slack, max(dirty, unsure))
+				s.slack = soil(slack, max(dirty, as))
 				m.dirtyUntil(s.clear)
 			}
 		}

@@ -29,13 +29,13 @@ func takeInstead(m *Memory, req Request) []outcome {
 // dirtyLevels returns the levels of the buckets that are dirty in m, nil if none
 // is.
 func dirtyLevels(m *Memory, buckets []Bucket) []known {
-	f := &fallback{memory: m}
+	f := &fallback{traffic: new(traffic), memory: m} // with nothing in flight
 	return f.known(&question{pending: f.pending(Request{Buckets: buckets}, nil)})
 }
 
 // follow has m follow what a server reports of b.
 func follow(m *Memory, b *Bucket, s state) {
-	p := (&fallback{memory: m}).pending(Request{Buckets: []Bucket{*b}}, nil)
+	p := newFallback(m, 0, "").pending(Request{Buckets: []Bucket{*b}}, nil)
 	m.follow(&p[0], s, 50*time.Millisecond, false, false)
 }
 
@@ -276,7 +276,7 @@ func TestFollowDeletedKeys(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := NewMemory(frozen)
-			f := &fallback{memory: m, timeout: 50 * time.Millisecond}
+			f := newFallback(m, 50*time.Millisecond, "")
 			sent := make(map[string]*question)
 			for i, st := range tc.steps {
 				if st.send != "" {
@@ -330,7 +330,7 @@ func TestFollowWhenCrowded(t *testing.T) {
 func TestDirty(t *testing.T) {
 	now := time.Hour
 	m := NewMemory(func() time.Duration { return now })
-	f := &fallback{memory: m}
+	f := newFallback(m, 0, "")
 	const hour, minute = 3600e6, 60e6
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{9, time.Hour, 2}, Cost: 3}
 	other := b
@@ -354,6 +354,7 @@ func TestDirty(t *testing.T) {
 	follow(m, &b, state{clear: hour})
 	check()
 	decide(t, m, Atomic, other) // by itself, for nobody else
+	m.leader.Store(f)           // whose servers have heard of that
 	check()
 	here(b)
 	check(known{state{3 * hour, 1}, ahead}, known{})
@@ -398,7 +399,7 @@ func TestDirty(t *testing.T) {
 // a server may still admit, and no more than that.
 func TestDecideBesideInFlight(t *testing.T) {
 	m := NewMemory(frozen)
-	f := &fallback{memory: m}
+	f := newFallback(m, 0, "")
 	b := hourly(10)
 	var sent []*question
 	for range 3 {

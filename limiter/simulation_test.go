@@ -117,10 +117,9 @@ type simulatedPart struct {
 func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	v.flush(t)
 	h := &history{t: t, v: v, random: rand.New(rand.NewPCG(seed, 1)), up: true, timeout: 50_000}
-	v.fallback = &fallback{
-		memory:  NewMemory(func() time.Duration { return time.Duration(v.now-v.start+1e9) * time.Microsecond }),
-		timeout: time.Duration(h.timeout) * time.Microsecond,
-	}
+	v.fallback = newFallback(
+		NewMemory(func() time.Duration { return time.Duration(v.now-v.start+1e9) * time.Microsecond }),
+		time.Duration(h.timeout)*time.Microsecond, "")
 	rates := []time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, time.Hour}
 	for i := range 1 + h.random.IntN(3) {
 		h.buckets = append(h.buckets, Bucket{Name: fmt.Sprint("b", i), Key: "k", Limit: Limit{
