@@ -122,6 +122,57 @@ func TestLevelsMove(t *testing.T) {
 	}
 }
 
+// TestLevelsKeepWithNumbersFromEnvironment guards that a number is the same for a
+// bucket whether it is written or comes from a placeholder that is resolved when
+// the configuration is loaded.
+func TestLevelsKeepWithNumbersFromEnvironment(t *testing.T) {
+	t.Setenv("RATELIMIT_TEST_SIZE", "10")
+	t.Setenv("RATELIMIT_TEST_RATE", "1h")
+	redis := redisGlobal(startUsed(t).Addr, slowly)
+	for name, global := range map[string]string{"memory": "", "redis": redis} {
+		t.Run(name, func(t *testing.T) {
+			site := func(size, rate string) config {
+				return config{global: global, site: "rate_limit {\nsize " + size + "\ndrip_rate " + rate + "\nkey all\n}\nrespond admitted"}
+			}
+			s := startConfig(t, site("10", "1h"))
+			s.get("/")
+			if err := s.load(site("{env.RATELIMIT_TEST_SIZE}", "{env.RATELIMIT_TEST_RATE}")); err != nil {
+				t.Fatal(err)
+			}
+			if a := s.get("/"); a.Header.Get("X-RateLimit-Remaining") != "8" {
+				t.Errorf("the second of 10: %s", a)
+			}
+		})
+	}
+}
+
+// TestLevelsKeepWithSizeOfRequests guards that a size which comes from a placeholder
+// of requests can be changed without that limits start afresh, and that instances
+// whose sizes differ share them: each denies by its own size.
+func TestLevelsKeepWithSizeOfRequests(t *testing.T) {
+	redis := redisGlobal(startUsed(t).Addr, slowly)
+	for name, global := range map[string]string{"memory": "", "redis": redis} {
+		t.Run(name, func(t *testing.T) {
+			site := func(size string) config {
+				return config{global: global, site: "vars bucket " + size +
+					"\nrate_limit {\nsize {vars.bucket}\ndrip_rate 1h\nkey all\n}\nrespond admitted"}
+			}
+			s := startConfig(t, site("2"))
+			for _, st := range []struct{ size, want string }{
+				{"2", "200 1"}, {"2", "200 0"}, {"2", "429 0"},
+				{"3", "200 0"}, {"2", "429 0"}, {"3", "429 0"}, {"4", "200 0"},
+			} {
+				if err := s.load(site(st.size)); err != nil {
+					t.Fatal(err)
+				}
+				if a := s.get("/"); fmt.Sprint(a.StatusCode, " ", a.Header.Get("X-RateLimit-Remaining")) != st.want {
+					t.Errorf("with size %s: %s, want %s", st.size, a, st.want)
+				}
+			}
+		})
+	}
+}
+
 // TestLevelsOfSeveralMove guards that limits which three instances share stay when
 // all of them are reloaded, one after the other, to use another Redis; and that
 // what each of them has decided alone does not start afresh in a Redis.
