@@ -123,7 +123,7 @@ type Redis struct {
 
 	// A secret to hash keys with, so that who can see Redis's keys can't find out
 	// by trying whose buckets they are. It must be the same on all Caddy
-	// instances; limits start afresh when it changes. Default: none, keys are
+	// instances: those with different ones limit apart. Default: none, keys are
 	// plain digests.
 	KeySecret string `json:"key_secret,omitempty"`
 

@@ -183,7 +183,6 @@ type responseWriter struct {
 	caddyhttp.ResponseWriterWrapper
 	record *record
 	done   bool
-	length int // of the header when it was written
 }
 
 // finish puts our fields in order, once.
@@ -193,16 +192,13 @@ func (rw *responseWriter) finish() {
 		h := rw.Header()
 		rw.record.fields.keep(h)
 		rw.record.fields.unannounce(h)
-		rw.length = len(h)
 	}
 }
 
 // end is called when everything is written but the trailers. Those that were not
 // announced have joined the header meanwhile.
 func (rw *responseWriter) end() {
-	if h := rw.Header(); len(h) > rw.length {
-		rw.record.fields.dropTrailers(h)
-	}
+	rw.record.fields.dropTrailers(rw.Header())
 }
 
 // WriteHeader implements http.ResponseWriter. Informational responses are not

@@ -180,8 +180,28 @@ var running struct {
 func (a *App) enter() {
 	running.Lock()
 	defer running.Unlock()
+	if n := len(running.apps); n > 0 {
+		a.logMove(running.apps[n-1])
+	}
 	running.apps = append(running.apps, a)
 	a.memory.SetMaxKeys(a.maxKeys)
+}
+
+// logMove logs what becomes of the limits if the app keeps its buckets elsewhere
+// than the one before it.
+func (a *App) logMove(before *App) {
+	switch {
+	case a.redis == nil && before.redis == nil:
+	case a.redis == nil:
+		a.logger.Info("this process keeps the limits from now on, as redis last reported them; " +
+			"each Caddy instance limits for itself")
+	case before.redis == nil:
+		a.logger.Info("redis keeps the limits from now on and is told those of this process; " +
+			"what several Caddy instances have admitted apart is not added up")
+	case !a.redis.SharesBuckets(before.redis.Redis):
+		a.logger.Info("another redis, or other keys in it, keeps the limits from now on and is told those that " +
+			"this process knows; what it has not heard of other Caddy instances is not carried over until these are reloaded")
+	}
 }
 
 // leave puts the settings of the newest other app in force, if there is one.

@@ -18,6 +18,8 @@ import (
 //     It makes the bucket dirty: the server does not know of it. A denial does
 //     so too, for the server may have lost what the bucket was full of; and so
 //     does, for all buckets, the news that the server has restarted.
+//   - All buckets become dirty when something is first sent to a store that keeps
+//     its buckets elsewhere than the one before, see lead.
 //   - A request for a dirty bucket tells the server the level, as the least that
 //     the bucket holds, and what is in flight beside, for which there has to be
 //     room too. If nothing was decided here, both know of the same charges, at
@@ -25,22 +27,108 @@ import (
 //   - Its answer makes the bucket clean, unless something was decided here while
 //     it was on its way: then the level grows by what the answer admits.
 //   - What is given up is no longer in flight. Its late answer changes nothing.
+//   - An answer that is newer than all others of a clean bucket, see traces, is
+//     all there is to know of it, even if it is lower: then somebody has deleted
+//     the key, or Redis has.
 type fallback struct {
+	*traffic
 	memory  *Memory
 	timeout time.Duration // how late an answer may be
+	place   string        // where the servers keep the buckets, see place
+	nth     int           // of those of the memory
+}
 
+// traffic is what all fallbacks that share a memory know of requests in flight.
+// While a store replaces another, there are two.
+type traffic struct {
 	// Held while requests begin or end to be in flight and while something is
 	// decided here, so that each of the two knows of the other. The memory's
 	// tables are locked inside of it.
-	mu       sync.Mutex
-	inFlight *question // the latest of them; a list
+	mu        sync.Mutex
+	inFlight  *question // the latest of them; a list
+	sent      uint64    // how many requests have been sent
+	traces    [traces]trace
+	fallbacks int // how many there have been
 }
+
+// newFallback returns a fallback to m from servers that may answer late by the
+// given time, and keep their buckets at the given place.
+func newFallback(m *Memory, timeout time.Duration, place string) *fallback {
+	m.traffic.mu.Lock()
+	defer m.traffic.mu.Unlock()
+	m.traffic.fallbacks++
+	return &fallback{m.traffic, m, timeout, place, m.traffic.fallbacks}
+}
+
+// close takes note that nothing more is sent to f's servers.
+func (f *fallback) close() {
+	if f != nil {
+		f.memory.leader.CompareAndSwap(f, nil)
+	}
+}
+
+// lead reports whether buckets are clean if the servers of f know what they hold.
+// Those of the newest fallback that something was sent to have to: what comes
+// first to them knows nothing of what others were told, or was decided in the
+// process alone.
+func (f *fallback) lead() bool {
+	leader := f.memory.leader.Load()
+	switch {
+	case leader == f:
+		return true
+	case leader == nil:
+		f.memory.markAllDirty(ahead)
+	case leader.nth > f.nth:
+		return leader.place == f.place
+	case leader.place != f.place:
+		f.memory.markAllDirty(unsure)
+	}
+	f.memory.leader.Store(f)
+	if leader == nil || leader.place != f.place {
+		for q := f.inFlight; q != nil; q = q.next {
+			q.cross()
+		}
+	}
+	return true
+}
+
+// leads reports what lead last did.
+func (f *fallback) leads() bool {
+	leader := f.memory.leader.Load()
+	return leader == f || leader != nil && leader.place == f.place
+}
+
+// cross takes note that q's answer does not tell of all that is known here.
+func (q *question) cross() {
+	for i := range q.pending {
+		q.pending[i].crossed = true
+	}
+}
+
+// trace tells which answers are newer than others. A request that was sent after
+// another one's answer had come was decided after that one. So if no other answer
+// has come since it was sent, its own is the newest that there is.
+//
+// Of a bucket that is always asked for by several requests at once no answer is
+// of that kind. But of those that come after a given moment, the highest level is
+// as new as any as soon as one of them was sent after it.
+type trace struct {
+	last uint64 // how many requests had been sent when the last answer came
+
+	hash    uint64 // the bucket whose answers are compared
+	since   uint64 // how many requests had been sent when that began
+	highest state  // what they have told since, the clear time on the memory's clock
+}
+
+// traces is how many there are; buckets whose hashes meet share one.
+const traces = 1024
 
 // pending is what the fallback knows of one bucket of a request in flight.
 type pending struct {
 	hash    uint64 // the bucket's in the memory
 	limit   Limit
 	cost    int64
+	told    bool // the server was told a level when it was sent
 	crossed bool // something was decided here while it was in flight
 }
 
@@ -61,15 +149,17 @@ func (f *fallback) send(to *server, batch []*question) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	leads := f.lead()
 	dirty := f.memory.anyDirty()
 	for _, q := range batch {
 		f.unlink(q) // it may have been sent to another server before
-		q.group = q.plain
+		f.sent++
+		q.group, q.order = q.plain, f.sent
+		for i := range q.pending {
+			q.pending[i].told, q.pending[i].crossed = false, !leads
+		}
 		if dirty {
 			q.tell(f.known(q))
-		}
-		for i := range q.pending {
-			q.pending[i].crossed = false
 		}
 		q.server, q.lost = to, false
 		if !q.gone {
@@ -86,7 +176,7 @@ type known struct {
 }
 
 // known returns what the server has to be told of q's buckets, nil if all are
-// clean.
+// clean, and takes note of which it is told.
 func (f *fallback) known(q *question) []known {
 	var levels []known
 	for i := range q.pending {
@@ -98,6 +188,7 @@ func (f *fallback) known(q *question) []known {
 		if levels == nil {
 			levels = make([]known, len(q.pending))
 		}
+		p.told = true
 		levels[i] = known{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size)), dirty}
 	}
 	return levels
@@ -148,12 +239,19 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 		admitted = admitted && !outcomes[i].denied
 	}
 	f.mu.Lock()
+	if !f.leads() {
+		q.cross()
+	}
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.pending[i]
 		if !o.blocked {
-			charged := !held && !o.denied && (admitted || q.what() != byte(Atomic))
-			f.memory.follow(p, o.state, f.timeout, p.crossed && charged)
+			charged := !held && !o.denied && !q.gone && (admitted || q.what() != byte(Atomic))
+			s, newest := f.newest(q.order, p, o.state)
+			f.memory.follow(p, s, f.timeout, newest, p.crossed && charged)
 		}
+	}
+	for i := range q.pending {
+		f.traces[q.pending[i].hash%traces].last = f.sent
 	}
 	switch q.holds = held && admitted; {
 	case !q.holds:
@@ -163,6 +261,29 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 	}
 	f.mu.Unlock()
 	f.memory.sweep(f.memory.clock().Microseconds())
+}
+
+// newest reports whether s, what has been answered of p's bucket to a request
+// that was the order-th to be sent, is the newest that is known of it, and if so
+// returns the level that is. Clear times are told from now.
+func (f *fallback) newest(order uint64, p *pending, s state) (state, bool) {
+	t := &f.traces[p.hash%traces]
+	newest := order > t.last
+	if !newest && p.hash == t.hash {
+		now := f.memory.clock().Microseconds()
+		if told := (state{s.clear + now, s.slack}); t.highest.clear <= now {
+			t.highest = told
+		} else if s.clear > 0 {
+			t.highest = p.limit.higher(t.highest, told, f.timeout)
+		}
+		if newest = order > t.since; newest {
+			s = state{t.highest.clear - now, t.highest.slack}
+		}
+	}
+	if newest || p.hash != t.hash {
+		t.hash, t.since, t.highest = p.hash, f.sent, state{}
+	}
+	return s, newest
 }
 
 // drop takes note that nobody waits for the answers to the given requests any
@@ -241,7 +362,7 @@ func (f *fallback) restarted(server *server) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.memory.markAllDirty()
+	f.memory.markAllDirty(unsure)
 	for q := f.inFlight; q != nil; {
 		this := q
 		q = q.next
@@ -252,9 +373,7 @@ func (f *fallback) restarted(server *server) {
 			f.chargeHeld(this)
 			continue
 		}
-		for i := range this.pending {
-			this.pending[i].crossed = true
-		}
+		this.cross()
 	}
 }
 
@@ -296,9 +415,10 @@ func (f *fallback) unlink(q *question) {
 
 // follow takes over what a server has reported of a bucket: s, its clear time
 // told from now. It is told at most late after it was so, and so is never too
-// low. What is held already stays if it is more. With charged, what the report
-// admits is not in the level here. A new bucket enters only if there is room.
-func (m *Memory) follow(p *pending, s state, late time.Duration, charged bool) {
+// low. What is held already stays if it is more, unless the report is the newest
+// and was made of the same charges. With charged, what the report admits is not
+// in the level here. A new bucket enters only if there is room.
+func (m *Memory) follow(p *pending, s state, late time.Duration, newest, charged bool) {
 	t := &m.tables[p.hash%tables]
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -311,10 +431,16 @@ func (m *Memory) follow(p *pending, s state, late time.Duration, charged bool) {
 		}
 		level = p.limit.add(level, p.cost)
 	}
-	if s.clear += now; s.clear > now {
+	s.clear += now
+	switch newest = newest && dirty == clean && !p.told && !p.crossed; {
+	case newest && s.clear > now:
+		level = s
+	case newest && level.clear > now:
+		level = state{clear: now} // it has been emptied
+	case s.clear > now:
 		level = p.limit.higher(level, s, late)
 	}
-	if level.clear <= now {
+	if level.clear <= now && stored.clear <= now {
 		return
 	}
 	// What was decided here meanwhile, or lost there, is not in the report.
@@ -393,8 +519,8 @@ func (m *Memory) dirtyUntil(clear int64) {
 	}
 }
 
-// markAllDirty makes all buckets dirty that hold something.
-func (m *Memory) markAllDirty() {
+// markAllDirty makes all buckets dirty, at least like that, that hold something.
+func (m *Memory) markAllDirty(as dirt) {
 	now := m.clock().Microseconds()
 	for i := range m.tables {
 		t := &m.tables[i]
@@ -403,7 +529,7 @@ func (m *Memory) markAllDirty() {
 			s := &t.slots[j]
 			if s.clear > now {
 				slack, dirty := wash(s.slack)
-				s.slack = soil(slack, max(dirty, unsure))
+				s.slack = soil(slack, max(dirty, as))
 				m.dirtyUntil(s.clear)
 			}
 		}

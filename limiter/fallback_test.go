@@ -29,14 +29,14 @@ func takeInstead(m *Memory, req Request) []outcome {
 // dirtyLevels returns the levels of the buckets that are dirty in m, nil if none
 // is.
 func dirtyLevels(m *Memory, buckets []Bucket) []known {
-	f := &fallback{memory: m}
+	f := &fallback{traffic: new(traffic), memory: m} // with nothing in flight
 	return f.known(&question{pending: f.pending(Request{Buckets: buckets}, nil)})
 }
 
 // follow has m follow what a server reports of b.
 func follow(m *Memory, b *Bucket, s state) {
-	p := (&fallback{memory: m}).pending(Request{Buckets: []Bucket{*b}}, nil)
-	m.follow(&p[0], s, 50*time.Millisecond, false)
+	p := newFallback(m, 0, "").pending(Request{Buckets: []Bucket{*b}}, nil)
+	m.follow(&p[0], s, 50*time.Millisecond, false, false)
 }
 
 // unsureOf returns what a server is told of levels that it may have lost. There
@@ -224,6 +224,77 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// TestFollowDeletedKeys tests that a level goes down with a key that somebody
+// deletes, as soon as an answer tells of it which nothing can have overtaken: the
+// only one that was on its way, or, if there are always several, the first that
+// was sent after another told less. Nothing that a server has admitted since is
+// forgotten.
+func TestFollowDeletedKeys(t *testing.T) {
+	const hour = 3600e6
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{20, time.Hour, 1}, Cost: 1}
+	type step struct {
+		send, answer string  // which request, a letter
+		level        float64 // what the server answers, in hours
+		want         float64 // what this process then holds
+	}
+	for _, tc := range []struct {
+		name  string
+		steps []step
+	}{
+		{"one at a time", []step{
+			{send: "a"}, {answer: "a", level: 9, want: 9},
+			{send: "b"}, {answer: "b", level: 1, want: 1},
+			{send: "c"}, {answer: "c", level: 0, want: 0},
+			{send: "d"}, {answer: "d", level: 2, want: 2},
+		}},
+		{"an answer that was overtaken", []step{
+			{send: "a"}, {send: "b"},
+			{answer: "b", level: 9, want: 9},
+			{answer: "a", level: 8, want: 9},
+		}},
+		{"an answer that was overtaken by a lower one", []step{
+			{send: "a"}, {answer: "a", level: 9, want: 9},
+			{send: "b"}, {send: "c"},
+			{answer: "c", level: 2, want: 2},
+			{answer: "b", level: 1, want: 2},
+			{send: "d"}, {answer: "d", level: 3, want: 3},
+		}},
+		{"always two on their way", []step{
+			{send: "a"}, {send: "b"},
+			{answer: "a", level: 9, want: 9}, {send: "c"},
+			{answer: "b", level: 1, want: 9}, {send: "d"},
+			{answer: "c", level: 2, want: 2}, {send: "e"},
+			{answer: "d", level: 3, want: 3}, {send: "f"},
+			{answer: "f", level: 5, want: 5}, {answer: "e", level: 4, want: 5},
+		}},
+		{"two of one call", []step{
+			{send: "a"}, {answer: "a", level: 9, want: 9},
+			{send: "b"}, {send: "c"},
+			{answer: "b", level: 1, want: 1},
+			{answer: "c", level: 2, want: 2},
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := NewMemory(frozen)
+			f := newFallback(m, 50*time.Millisecond, "")
+			sent := make(map[string]*question)
+			for i, st := range tc.steps {
+				if st.send != "" {
+					q := &question{pending: f.pending(Request{Buckets: []Bucket{b}}, nil)}
+					f.send(nil, []*question{q})
+					sent[st.send] = q
+					continue
+				}
+				f.answered(sent[st.answer], []outcome{{state: state{clear: int64(st.level * hour)}}}, false)
+				if got := held(m, b); got.clear != int64(st.want*hour) {
+					t.Fatalf("step %d: holds %v hours, want %v", i+1, float64(got.clear)/hour, st.want)
+				}
+			}
+			usedSlots(t, m)
+		})
+	}
+}
+
 // TestFollowWhenCrowded tests that a store which is full follows what it knows
 // already and nothing else: no bucket more, and none that is shared.
 func TestFollowWhenCrowded(t *testing.T) {
@@ -259,7 +330,7 @@ func TestFollowWhenCrowded(t *testing.T) {
 func TestDirty(t *testing.T) {
 	now := time.Hour
 	m := NewMemory(func() time.Duration { return now })
-	f := &fallback{memory: m}
+	f := newFallback(m, 0, "")
 	const hour, minute = 3600e6, 60e6
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{9, time.Hour, 2}, Cost: 3}
 	other := b
@@ -283,6 +354,7 @@ func TestDirty(t *testing.T) {
 	follow(m, &b, state{clear: hour})
 	check()
 	decide(t, m, Atomic, other) // by itself, for nobody else
+	m.leader.Store(f)           // whose servers have heard of that
 	check()
 	here(b)
 	check(known{state{3 * hour, 1}, state{3 * hour, 1}, ahead}, known{})
@@ -327,7 +399,7 @@ func TestDirty(t *testing.T) {
 // a server may still admit, and no more than that.
 func TestDecideBesideInFlight(t *testing.T) {
 	m := NewMemory(frozen)
-	f := &fallback{memory: m}
+	f := newFallback(m, 0, "")
 	b := hourly(10)
 	var sent []*question
 	for range 3 {

@@ -33,6 +33,10 @@ type Memory struct {
 	sweptAt atomic.Int64 // when a table was last swept, in µs on clock
 	next    atomic.Int64 // which table is next
 	soiled  atomic.Int64 // when the last bucket will have drained that is dirty, in µs on clock
+
+	// For the stores that this one stands in for.
+	traffic *traffic
+	leader  atomic.Pointer[fallback] // whose servers know what the clean buckets hold; nil if none do
 }
 
 const (
@@ -65,7 +69,7 @@ func NewMemory(clock func() time.Duration) *Memory {
 		start := time.Now()
 		clock = func() time.Duration { return time.Since(start) }
 	}
-	m := &Memory{seed: maphash.MakeSeed(), clock: clock}
+	m := &Memory{seed: maphash.MakeSeed(), clock: clock, traffic: new(traffic)}
 	m.SetMaxKeys(DefaultMaxKeys)
 	return m
 }
@@ -79,6 +83,9 @@ func (m *Memory) SetMaxKeys(n int) { m.maxKeys.Store(int64(n)) }
 func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.validate(); err != nil {
 		return dst, err
+	}
+	if m.leader.Load() != nil {
+		m.leader.Store(nil) // whose servers do not hear of this
 	}
 	if len(req.Buckets) == 1 {
 		b := &req.Buckets[0]

@@ -2,9 +2,11 @@ package limiter
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -54,7 +56,9 @@ type RedisOptions struct {
 
 	// Decides while a server can't be asked. It follows the levels that the
 	// servers report, and so goes on where they stopped; when they are back they
-	// go on where it stopped. With nil, Take returns an error instead.
+	// go on where it stopped. Servers that keep the buckets instead of others, or
+	// of the Memory itself, are told what it holds. With nil, Take returns an error
+	// instead.
 	Fallback *Memory
 
 	// Is told what an operator should know, if not nil: one event after the
@@ -79,6 +83,7 @@ type Redis struct {
 	script   *script // that decides
 	denials  *denials
 	reporter *reporter
+	place    string               // where the buckets are, see place
 	clock    func() time.Duration // it never goes back
 	closed   atomic.Bool
 }
@@ -95,10 +100,11 @@ func NewRedis(opt RedisOptions) *Redis {
 		timeout: opt.Timeout,
 		script:  takeScript,
 		denials: newDenials(denialSlots),
+		place:   opt.place(),
 		clock:   func() time.Duration { return time.Since(start) },
 	}
 	if opt.Fallback != nil {
-		r.fallback = &fallback{memory: opt.Fallback, timeout: opt.Timeout}
+		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
 	}
 	r.reporter = newReporter(opt.Report)
 	opt.Report = r.reporter.report
@@ -111,6 +117,19 @@ func NewRedis(opt RedisOptions) *Redis {
 	return r
 }
 
+// place returns what is equal for options with which buckets have the same keys
+// in the same servers, and tells nothing else.
+func (opt *RedisOptions) place() string {
+	digest := sha256.New()
+	fmt.Fprintf(digest, "%q %t %q %d %q %q", slices.Sorted(slices.Values(opt.Addresses)),
+		opt.Cluster, opt.MasterName, opt.DB, opt.KeyPrefix, opt.KeySecret)
+	return string(digest.Sum(nil))
+}
+
+// SharesBuckets reports whether r and other, as far as their options tell, keep
+// their buckets in the same servers and under the same keys.
+func (r *Redis) SharesBuckets(other *Redis) bool { return r.place == other.place }
+
 // Connect begins to connect, so that the first request need not wait for it.
 func (r *Redis) Connect() { r.servers.connect() }
 
@@ -119,6 +138,7 @@ func (r *Redis) Connect() { r.servers.connect() }
 func (r *Redis) Close() error {
 	r.closed.Store(true)
 	r.reporter.close()
+	r.fallback.close()
 	return r.servers.close()
 }
 

@@ -239,6 +239,7 @@ type question struct {
 	// What the fallback knows of it, guarded by its lock.
 	pending    []pending
 	server     *server // to which it was sent last
+	order      uint64  // how many had been sent when it was, it included
 	linked     bool    // whether it is in flight
 	gone       bool    // whether it no longer counts, and nobody waits for it
 	holds      bool    // whether a server has held its units

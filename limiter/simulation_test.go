@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,7 +18,9 @@ var histories = flag.Int("histories", 600, "how many histories of faults to simu
 // TestNoFaultOverAdmits tests that one node never admits more than its buckets
 // allow, to the unit and the microsecond, whatever becomes of its server and of
 // what is on the way: random histories of requests, stalls, lost answers and
-// calls, deaths that lose all data, and restarts, on a virtual clock. The script
+// calls, deaths that lose all data, restarts, and operators who delete keys, on a
+// virtual clock. What is admitted after a key was deleted is held against a
+// bucket that was empty then: nothing else may be forgotten. The script
 // and the fallback are the real ones. Drips take from a millisecond to an hour,
 // requests have one or several buckets, of one slot or two, and cost one unit or
 // more.
@@ -44,6 +47,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 	for what, n := range map[string]int{
 		"by the server": total.there, "here": total.here, "denied here": total.deniedHere, "given up": total.givenUp, "restarts": total.restarts,
 		"lost": total.lost, "over two slots": total.split, "settled too late": total.leaves,
+		"deleted": total.deleted, "followed": total.followed,
 	} {
 		if n < least {
 			t.Errorf("%d %s: the test shows too little", n, what)
@@ -54,6 +58,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 // simulated counts what happened.
 type simulated struct {
 	there, here, deniedHere, givenUp, restarts, lost, split, leaves int
+	deleted, followed                                               int
 }
 
 func (s *simulated) add(other simulated) {
@@ -65,6 +70,8 @@ func (s *simulated) add(other simulated) {
 	s.lost += other.lost
 	s.split += other.split
 	s.leaves += other.leaves
+	s.deleted += other.deleted
+	s.followed += other.followed
 }
 
 // history is one of them.
@@ -76,6 +83,7 @@ type history struct {
 	events   agenda
 	buckets  []Bucket
 	admitted [][]charge // of each bucket
+	lifetime []int      // how often each bucket's key has been deleted
 	timeout  int64
 
 	up           bool
@@ -83,8 +91,12 @@ type history struct {
 	stalledUntil int64 // when it works on
 }
 
-// charge is when units were admitted.
-type charge struct{ at, units int64 }
+// charge is when units were admitted, and how often the bucket's key had been
+// deleted before.
+type charge struct {
+	at, units int64
+	lifetime  int
+}
 
 // exchange is a request on its way.
 type exchange struct {
@@ -99,15 +111,15 @@ type simulatedPart struct {
 	*part
 	answered bool
 	at       int64 // when the server decided
+	lifetime []int // of all buckets, at that time
 }
 
 func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	v.flush(t)
 	h := &history{t: t, v: v, random: rand.New(rand.NewPCG(seed, 1)), up: true, timeout: 50_000}
-	v.fallback = &fallback{
-		memory:  NewMemory(func() time.Duration { return time.Duration(v.now-v.start+1e9) * time.Microsecond }),
-		timeout: time.Duration(h.timeout) * time.Microsecond,
-	}
+	v.fallback = newFallback(
+		NewMemory(func() time.Duration { return time.Duration(v.now-v.start+1e9) * time.Microsecond }),
+		time.Duration(h.timeout)*time.Microsecond, "")
 	rates := []time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, time.Hour}
 	for i := range 1 + h.random.IntN(3) {
 		h.buckets = append(h.buckets, Bucket{Name: fmt.Sprint("b", i), Key: "k", Limit: Limit{
@@ -118,6 +130,7 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	}
 	h.buckets[0].Key = "first"
 	h.admitted = make([][]charge, len(h.buckets))
+	h.lifetime = make([]int, len(h.buckets))
 	return h
 }
 
@@ -140,6 +153,8 @@ func (h *history) run() {
 		case x < 22:
 			h.events.at(now, h.die)
 			h.events.at(now+h.random.Int64N(200_000), h.restart)
+		case x < 32:
+			h.events.at(now, h.deleteKeys)
 		}
 	}
 	for len(h.events.all) > 0 && !h.t.Failed() {
@@ -151,7 +166,31 @@ func (h *history) run() {
 		h.t.Error("something is in flight for ever")
 	}
 	for i, b := range h.buckets {
-		checkUnits(h.t, b.Limit, h.admitted[i])
+		lifetimes := make([][]charge, h.lifetime[i]+1)
+		for _, c := range h.admitted[i] {
+			lifetimes[c.lifetime] = append(lifetimes[c.lifetime], c)
+		}
+		for n, admitted := range lifetimes {
+			checkUnits(h.t, b.Limit, admitted, n > 0)
+		}
+	}
+}
+
+// deleteKeys has an operator delete all keys, or some.
+func (h *history) deleteKeys() {
+	if !h.up {
+		return
+	}
+	h.deleted++
+	all := h.random.IntN(2) == 0
+	for i := range h.buckets {
+		if !all && h.random.IntN(2) == 0 {
+			continue
+		}
+		if err := h.v.admin.Del(context.Background(), h.v.keys.of(&h.buckets[i])).Err(); err != nil {
+			h.t.Fatal(err)
+		}
+		h.lifetime[i]++
 	}
 }
 
@@ -211,12 +250,18 @@ func (h *history) arrive() {
 	h.v.fallback.send(nil, batch)
 	for _, p := range x.parts {
 		p.err = errLate // until it is answered
-		h.ask(p.question, func(outcomes []outcome, at int64) {
-			if p.outcomes, p.at, p.answered = outcomes, at, true; x.done {
+		h.ask(p.question, func(outcomes []outcome, at int64, lifetime []int) {
+			if p.outcomes, p.at, p.lifetime, p.answered = outcomes, at, lifetime, true; x.done {
 				return // too late; nobody waits any more
 			}
 			p.err = nil
+			before := h.levels(p.question)
 			h.v.fallback.answered(p.question, p.outcomes, p.question.what() == whatHold)
+			for i, level := range h.levels(p.question) {
+				if level.clear < before[i].clear-h.timeout {
+					h.followed++
+				}
+			}
 			for _, p := range x.parts {
 				if !p.answered {
 					return
@@ -230,7 +275,7 @@ func (h *history) arrive() {
 
 // ask carries what q says to the server, and its answer back, unless one of the
 // two is lost.
-func (h *history) ask(q *question, answered func([]outcome, int64)) {
+func (h *history) ask(q *question, answered func(_ []outcome, at int64, lifetime []int)) {
 	group, keys, life := q.group, append([]string(nil), q.keys...), h.lives
 	if !h.up {
 		life = -1 // a connection to a server that is gone
@@ -258,14 +303,25 @@ func (h *history) ask(q *question, answered func([]outcome, int64)) {
 		if err != nil {
 			h.t.Fatal(err)
 		}
+		lifetime := slices.Clone(h.lifetime)
 		if h.random.IntN(20) == 0 {
 			h.lost++
 			return
 		}
 		at := h.v.now
-		h.events.at(at+h.random.Int64N(300), func() { answered(outcomes, at) })
+		h.events.at(at+h.random.Int64N(300), func() { answered(outcomes, at, lifetime) })
 	}
 	h.events.at(h.v.now+h.random.Int64N(300), process)
+}
+
+// levels returns what this process holds of q's buckets.
+func (h *history) levels(q *question) []state {
+	var levels []state
+	for i := range q.pending {
+		level, _ := h.v.fallback.memory.dirty(q.pending[i].hash)
+		levels = append(levels, level)
+	}
+	return levels
 }
 
 // giveUp decides an exchange that has taken too long.
@@ -308,7 +364,7 @@ func (h *history) finish(x *exchange) {
 		if !denied || x.req.Accounting == Each {
 			for i, b := range p.Buckets {
 				if !p.outcomes[i].denied {
-					h.admit(b, p.at)
+					h.admit(b, p.at, p.lifetime)
 				}
 			}
 		}
@@ -336,7 +392,7 @@ func (h *history) here(x *exchange, req Request, instead []*question, denied boo
 	}
 	for i, b := range req.Buckets {
 		if !outcomes[i].denied && (!denied || req.Accounting == Each) {
-			h.admit(b, h.v.now)
+			h.admit(b, h.v.now, h.lifetime)
 		}
 	}
 	return denied
@@ -352,7 +408,7 @@ func (h *history) settle(p *simulatedPart, what byte) {
 	answered := false
 	h.events.at(h.v.now+pick[int64](h.random, 0, 0, 20, 2000, 9_900_000), func() {
 		h.v.fallback.send(nil, []*question{q})
-		h.ask(q, func(outcomes []outcome, _ int64) {
+		h.ask(q, func(outcomes []outcome, _ int64, _ []int) {
 			if answered {
 				return
 			}
@@ -372,17 +428,18 @@ func (h *history) settle(p *simulatedPart, what byte) {
 }
 
 // admit takes note that units of b were admitted.
-func (h *history) admit(b Bucket, at int64) {
+func (h *history) admit(b Bucket, at int64, lifetime []int) {
 	for i := range h.buckets {
 		if h.buckets[i].Name == b.Name {
-			h.admitted[i] = append(h.admitted[i], charge{at, b.Cost})
+			h.admitted[i] = append(h.admitted[i], charge{at, b.Cost, lifetime[i]})
 		}
 	}
 }
 
 // checkUnits checks that no more units are admitted in any time than a bucket of
-// limit l allows.
-func checkUnits(t *testing.T, l Limit, admitted []charge) {
+// limit l allows. If a key was deleted while its bucket was dirty, the server is
+// told what it held, and the next drip may be that of the bucket before.
+func checkUnits(t *testing.T, l Limit, admitted []charge, deleted bool) {
 	t.Helper()
 	s := min(l.DripSize, l.Size)
 	for _, from := range admitted {
@@ -397,7 +454,11 @@ func checkUnits(t *testing.T, l Limit, admitted []charge) {
 				}
 			}
 			time := to.at - from.at
-			if most := max(l.Size+s*(time/l.rate()), l.Size-1+s*ceilDiv(time, l.rate())); units > most {
+			most := max(l.Size+s*(time/l.rate()), l.Size-1+s*ceilDiv(time, l.rate()))
+			if deleted {
+				most = l.Size + s*ceilDiv(time, l.rate())
+			}
+			if units > most {
 				t.Errorf("%+v: %d units admitted within %d µs, at most %d may be", l, units, time, most)
 				return
 			}
