@@ -55,7 +55,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		}
 		return nil, helper.Errf("rate_limit: got %q, want at most a name; "+
 			"limits are written in a block, such as { key %s; size 10; drip_rate 1s } with a line for each",
-			strings.Join(args, " "), word(args[0]))
+			word(strings.Join(args, " ")), word(args[0]))
 	}
 	h.Limits = []*Limit{l}
 	return h, parseLimit(helper, l, h)

@@ -27,7 +27,7 @@ var names = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 // names the limit and its option, if one is wrong.
 func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) error {
 	if err := l.setPath(parent); err != nil {
-		return fmt.Errorf("limit %q: %w", l.Name, err)
+		return fmt.Errorf("limit %q: %w", shown(l.Name), err)
 	}
 	l.logger = ctx.Logger()
 	err := l.setKey(parent)

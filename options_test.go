@@ -466,6 +466,11 @@ func TestMisplacedSecrets(t *testing.T) {
 		inApp("redis redis://:canary@a:1 redis://:canary@a:1"),
 		inApp("redis redis://:canary@a:1/99999999999999999999"),
 		inApp("redis redis://:canary@a:1/65536"),
+		inApp("redis a:1 {; db redis://:canary@h/2; }"),
+		inApp("redis redis://:canary@h:6379,g:6379"),
+		":8080 {\nrate_limit redis redis://u:canary@h\n}\n",
+		":8080 {\nrate_limit redis://u:canary@h\n}\n",
+		inLimit("redis://u:canary@h"),
 	} {
 		switch err := validateCaddyfile(src); {
 		case err == nil:

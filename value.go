@@ -249,18 +249,26 @@ func (v *value[T]) String() string {
 // one line what it got and what would be right.
 func badOption(option, got, want string) error {
 	const most = 64 // what a client sent must not fill the log
-	if strings.Contains(got, "://") {
-		got = withoutPassword(got) // written in the wrong place
-	}
+	got = shown(got)
 	if len(got) > most {
 		got = strings.ToValidUTF8(got[:most], "") + "…"
 	}
 	return fmt.Errorf("%s: got %q, want %s", option, got, want)
 }
 
+// shown returns text as an error may show it: a URL in the wrong place may have a
+// password.
+func shown(text string) string {
+	if strings.Contains(text, "://") {
+		return withoutPassword(text)
+	}
+	return text
+}
+
 // word returns what was written where a word should be, quoted if it would
-// break the line.
+// break the line, and without a password if it is a URL in the wrong place.
 func word(text string) string {
+	text = shown(text)
 	if quoted := strconv.Quote(text); quoted[1:len(quoted)-1] != text {
 		return quoted
 	}

@@ -1,9 +1,9 @@
 package redistest
 
 import (
-	"bytes"
 	"math/rand/v2"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -34,11 +34,11 @@ type Proxy struct {
 type fault struct {
 	delay, jitter time.Duration
 	blackHole     bool
-	slice         int           // replies go in pieces of so many bytes, with
-	gap           time.Duration // so much time between
-	cut           bool          // a reply ends the connection, after
-	first         int           // so many bytes of it
-	requests      [][]byte      // replies to which are meant; none means all
+	slice         int              // replies go in pieces of so many bytes, with
+	gap           time.Duration    // so much time between
+	cut           bool             // a reply ends the connection, after
+	first         int              // so many bytes of it
+	requests      []*regexp.Regexp // replies to which are meant; none means all
 
 	over chan struct{} // closed when another fault has taken its place
 }
@@ -91,8 +91,8 @@ func (p *Proxy) BlackHole() {
 
 // CutReplies passes requests on and resets the connection when the reply comes:
 // the command ran and the client cannot know. With requests it does so only for
-// what is answered to one that contains any of them, such as "evalsha", in
-// upper or lower case. That lets a client greet the server. It looks into what
+// what is answered to one that contains any of them as a word, such as "evalsha",
+// in upper or lower case. That lets a client greet the server. It looks into what
 // comes in one piece, and not into TLS.
 func (p *Proxy) CutReplies(requests ...string) { p.cut(0, requests) }
 
@@ -104,7 +104,7 @@ func (p *Proxy) cut(first int, requests []string) {
 	f := newFault()
 	f.cut, f.first = true, first
 	for _, r := range requests {
-		f.requests = append(f.requests, []byte(strings.ToLower(r)))
+		f.requests = append(f.requests, regexp.MustCompile(`(?i)\b`+regexp.QuoteMeta(r)+`\b`))
 	}
 	p.set(f)
 }
@@ -163,10 +163,7 @@ func newFault() *fault { return &fault{over: make(chan struct{})} }
 
 // means reports whether what is answered to the request is to be cut.
 func (f *fault) means(request []byte) bool {
-	request = bytes.ToLower(request)
-	return slices.ContainsFunc(f.requests, func(word []byte) bool {
-		return bytes.Contains(request, slices.Concat([]byte("\r\n"), word, []byte("\r\n")))
-	})
+	return slices.ContainsFunc(f.requests, func(word *regexp.Regexp) bool { return word.Match(request) })
 }
 
 // set changes the fault to one for which the proxy listens.
