@@ -1226,14 +1226,14 @@ func TestRedisKeepsDeadlines(t *testing.T) {
 	})
 	b := hourly(1000)
 	mustTake(t, r, Request{Buckets: []Bucket{b}})
-	proxy.Delay(200 * time.Millisecond)
+	proxy.Delay(2 * time.Second)
 	for _, left := range []time.Duration{-time.Second, 0, time.Millisecond, 50 * time.Millisecond} {
 		for _, noFallback := range []bool{false, true} {
 			for range 2 * lostAfter {
 				ctx, cancel := context.WithTimeout(t.Context(), left)
 				began := time.Now()
 				_, err := r.Take(ctx, Request{Buckets: []Bucket{b}, NoFallback: noFallback}, nil)
-				if took := time.Since(began); took > max(left, 0)+100*time.Millisecond {
+				if took := time.Since(began); took > max(left, 0)+time.Second {
 					t.Errorf("waited %v of %v", took, left)
 				}
 				if errors.Is(err, ErrUnavailable) != noFallback {

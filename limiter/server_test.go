@@ -139,10 +139,10 @@ func TestBoundedWait(t *testing.T) {
 // connection to be made: it is made all the same, and then serves.
 func TestSlowGreeting(t *testing.T) {
 	t.Parallel()
-	const timeout = 50 * time.Millisecond
+	const timeout = 250 * time.Millisecond
 	server := redistest.Start(t)
 	p := redistest.StartProxy(t, server.Addr)
-	p.Delay(60 * time.Millisecond)
+	p.Delay(300 * time.Millisecond)
 	var seen events
 	memory := NewMemory(nil)
 	r := newTestRedis(t, server, func(opt *RedisOptions) {
@@ -158,7 +158,7 @@ func TestSlowGreeting(t *testing.T) {
 		}
 		return nil
 	})
-	p.Delay(10 * time.Millisecond)
+	p.Delay(50 * time.Millisecond)
 	for n := range int64(20) {
 		d := mustTake(t, r, Request{Buckets: []Bucket{b}})
 		if d[0].Denied {
