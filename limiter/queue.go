@@ -170,7 +170,7 @@ func (s *server) await(ctx context.Context, q *question) ([]int64, error) {
 	select {
 	case <-q.done:
 	case <-q.timer.C:
-		if q.abandon() {
+		if q.end() {
 			return nil, s.giveUp(errLate)
 		}
 		<-q.done
@@ -178,12 +178,9 @@ func (s *server) await(ctx context.Context, q *question) ([]int64, error) {
 	return q.reply, q.err
 }
 
-// abandon takes note that nobody waits for the answer to q any more, unless
-// there is one.
-func (w *waiting) abandon() bool { return w.over.CompareAndSwap(false, true) }
-
-// answered takes note that there is an answer to q, unless nobody waits for one.
-func (w *waiting) answered() bool { return w.over.CompareAndSwap(false, true) }
+// end ends the wait for an answer, because there is one or because nobody waits
+// for it any more, and reports whether it had not ended yet.
+func (w *waiting) end() bool { return w.over.CompareAndSwap(false, true) }
 
 // withdraw takes q back, unless it is on its way.
 func (s *server) withdraw(q *question) bool {
@@ -220,7 +217,7 @@ func (s *server) nextLocked(batch []*question) []*question {
 	// The patient have waited on; by now there may be no time left for an answer.
 	latest := time.Now().Add(qu.took - s.timeout)
 	for _, q := range qu.waiting[:n] {
-		if q.patient && q.settled == nil && q.since.Before(latest) && q.answered() {
+		if q.patient && q.settled == nil && q.since.Before(latest) && q.end() {
 			q.err = errNoConnection
 			q.done <- struct{}{}
 			continue
@@ -422,7 +419,7 @@ func (s *server) answer(batch []*question, err error) {
 		switch {
 		case q.settled != nil:
 			q.settled(err)
-		case q.answered():
+		case q.end():
 			q.err = err
 			q.done <- struct{}{}
 		case err == nil:

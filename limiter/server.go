@@ -171,7 +171,7 @@ func (s *server) inTime(ctx context.Context, q *question, ask func() ([]int64, e
 	go func() {
 		reply, err := ask()
 		switch {
-		case q.answered():
+		case q.end():
 			answers <- answer{reply, err}
 		case err == nil:
 			q.reply = reply
@@ -184,7 +184,7 @@ func (s *server) inTime(ctx context.Context, q *question, ask func() ([]int64, e
 	case a := <-answers:
 		return a.reply, a.err
 	case <-ctx.Done():
-		if q.abandon() {
+		if q.end() {
 			return nil, s.giveUp(errLate)
 		}
 		a := <-answers
