@@ -2,6 +2,7 @@ package redisscript
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -133,7 +134,10 @@ func newTestClient(t testing.TB, server *redistest.Server, change func(*Options)
 // nil do nothing.
 func newHookedClient(t testing.TB, server *redistest.Server, script *Script, hooks Hooks, change func(*Options)) *testClient {
 	t.Helper()
-	opt := Options{Addresses: []string{server.Addr}, Timeout: 10 * time.Second}
+	opt := Options{Timeout: 10 * time.Second}
+	if server != nil {
+		opt.Addresses = []string{server.Addr}
+	}
 	if change != nil {
 		change(&opt)
 	}
@@ -379,4 +383,30 @@ func waitFor(t testing.TB, within time.Duration, try func() error) {
 			t.Fatalf("after %v: %v", within, err)
 		}
 	}
+}
+
+// setUser makes a user of the rights that a server takes, and more.
+func setUser(t testing.TB, server *redistest.Server, more ...string) {
+	t.Helper()
+	acl := []any{
+		"ACL", "SETUSER", "limiter", "reset", "on", ">pass", "~rl:*", "resetchannels", "-@all",
+		"+evalsha", "+eval", "+get", "+set", "+exists",
+	}
+	for _, right := range more {
+		acl = append(acl, right)
+	}
+	if err := server.Client().Do(t.Context(), acl...).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// clientTLS returns how to speak TLS with a server of the given authority that
+// wants a certificate.
+func clientTLS(t testing.TB, a *redistest.Authority) *tls.Config {
+	t.Helper()
+	cert, err := tls.LoadX509KeyPair(a.Issue(t, "client"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{cert}}
 }
