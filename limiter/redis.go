@@ -90,7 +90,10 @@ type Redis struct {
 // that are not valid, see RedisOptions.Validate, make a store that may fail on
 // every request; a PoolSize that is out of range counts as the nearest that is
 // not.
-func NewRedis(opt RedisOptions) *Redis {
+func NewRedis(opt RedisOptions) *Redis { return newRedis(opt, takeScript) }
+
+// newRedis is NewRedis with another script, for tests.
+func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	opt.PoolSize = min(max(opt.PoolSize, 0), RedisMaxPoolSize)
 	start := time.Now()
 	r := &Redis{
@@ -103,7 +106,7 @@ func NewRedis(opt RedisOptions) *Redis {
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
 	}
-	r.client = redisscript.Open(opt.forScripts(), takeScript, redisscript.Hooks{
+	r.client = redisscript.Open(opt.forScripts(), script, redisscript.Hooks{
 		Sending:   r.fallback.send,
 		Restarted: r.fallback.restarted,
 		Late:      r.releaseLate,

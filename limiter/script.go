@@ -19,10 +19,12 @@ import (
 var takeSource string
 
 // takeScript runs on the servers.
-var takeScript = newTakeScript()
+var takeScript = newTakeScript(takeSource)
 
-func newTakeScript() *redisscript.Script {
-	s := redisscript.NewScript(takeSource)
+// newTakeScript returns the script of the given source, which replies as take.lua
+// does.
+func newTakeScript(source string) *redisscript.Script {
+	s := redisscript.NewScript(source)
 	nothing := Request{Buckets: []Bucket{{
 		Limit: Limit{Size: 1, DripRate: time.Microsecond, DripSize: MaxUnits}, SizeVaries: true,
 	}}}

@@ -126,6 +126,9 @@ func harmless(err error, texts []string) []string {
 
 func (f *Failure) Unwrap() error { return f.err }
 
+// Reason returns why, in a word.
+func (f *Failure) Reason() string { return f.reason }
+
 var (
 	// errNoConnection is the failure to get one of the connections there are.
 	errNoConnection = errors.New("all connections are in use")
