@@ -27,14 +27,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
-)
-
-const (
-	ms = time.Millisecond
-	µs = time.Microsecond
 )
 
 // TestDripByDrip guards what this module is for: a full bucket denies until the
@@ -491,13 +485,6 @@ func TestBareDenial(t *testing.T) {
 			t.Errorf("%s: got body %q of type %q, want none", method, a.body, a.Header.Get("Content-Type"))
 		}
 	}
-}
-
-// newUpstream starts a server for Caddy to proxy to and returns its host:port.
-func newUpstream(t testing.TB, h http.HandlerFunc) string {
-	upstream := httptest.NewServer(h)
-	t.Cleanup(upstream.Close)
-	return upstream.Listener.Addr().String()
 }
 
 // TestPlaceholdersInConfig guards that what was decided can be used wherever
@@ -1545,21 +1532,6 @@ func TestMatcherErrors(t *testing.T) {
 	}
 }
 
-// received returns r as if it had come over a connection.
-func received(r *http.Request) *http.Request {
-	return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{}))
-}
-
-// activeServer returns the HTTP server of the config that Caddy runs.
-func activeServer(t testing.TB) *caddyhttp.Server {
-	t.Helper()
-	app, err := caddy.ActiveContext().AppIfConfigured("http")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return app.(*caddyhttp.App).Servers["srv0"]
-}
-
 // TestReloadKeepsLevels guards that a new config goes on with the buckets of the
 // old one, except those whose numbers it changes, and that a rejected one
 // changes nothing.
@@ -1661,14 +1633,6 @@ func TestReloadWithoutLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.run(step{want: "200 limit=1 remaining=0 clear=1.000"})
-}
-
-// slowly gives requests time, for tests of other things than timeouts.
-const slowly = "timeout 10s"
-
-// redisGlobal returns the global option for a Redis server at addr.
-func redisGlobal(addr string, options ...string) string {
-	return "rate_limit {\nredis " + addr + " {\n" + strings.Join(options, "\n") + "\n}\n}"
 }
 
 // TestRedis guards that buckets in Redis work as those in the process do, by

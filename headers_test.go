@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dunglas/httpsfv"
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -101,20 +100,6 @@ func TestFieldNames(t *testing.T) {
 			t.Errorf("field %d is called %q, want %q", i, name, canonical)
 		}
 	}
-}
-
-// limitOf returns a limit that drips one unit a second, unless said otherwise.
-func limitOf(size int64, more ...any) limiter.Limit {
-	l := limiter.Limit{Size: size, DripRate: time.Second, DripSize: 1}
-	for _, m := range more {
-		switch m := m.(type) {
-		case time.Duration:
-			l.DripRate = m
-		case int:
-			l.DripSize = int64(m)
-		}
-	}
-	return l
 }
 
 // fieldsTests are what the buckets of one request decided and the fields that
@@ -363,61 +348,6 @@ func checkStructured(items []item, f fields) error {
 		}
 	}
 	return nil
-}
-
-// member is one member of a structured field list.
-type member struct {
-	name       string
-	unit       string // the value of qu
-	names      string // of the parameters, in order
-	parameters map[string]int64
-}
-
-// parseList parses a list of strings, each of them once, with integers as
-// parameters, but for qu, which is a string.
-func parseList(text string) ([]member, error) {
-	if text == "" {
-		return nil, nil
-	}
-	list, err := httpsfv.UnmarshalList([]string{text})
-	if err != nil {
-		return nil, err
-	}
-	var members []member
-	for _, m := range list {
-		it, ok := m.(httpsfv.Item)
-		if !ok {
-			return nil, fmt.Errorf("%T is no item", m)
-		}
-		name, ok := it.Value.(string)
-		if !ok {
-			return nil, fmt.Errorf("%v is no string but a %T", it.Value, it.Value)
-		}
-		if slices.ContainsFunc(members, func(m member) bool { return m.name == name }) {
-			return nil, fmt.Errorf("two members are called %q", name)
-		}
-		parsed := member{name: name, names: strings.Join(it.Params.Names(), " "), parameters: make(map[string]int64)}
-		for _, n := range it.Params.Names() {
-			v, _ := it.Params.Get(n)
-			if unit, ok := v.(string); ok && n == "qu" {
-				parsed.unit = unit
-				continue
-			}
-			integer, ok := v.(int64)
-			if !ok {
-				return nil, fmt.Errorf("%s=%v is no integer but a %T", n, v, v)
-			}
-			parsed.parameters[n] = integer
-		}
-		members = append(members, parsed)
-	}
-	return members, nil
-}
-
-// number returns the integer that text stands for.
-func number(text string) (n int64) {
-	fmt.Sscan(text, &n)
-	return n
 }
 
 // TestFieldsOfAnyDecision guards that whatever limits decide on whatever

@@ -21,14 +21,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// from makes s send from another loopback address, as another client would.
-func (s *server) from(address string) {
-	s.t.Helper()
-	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	s.client.CloseIdleConnections()
-	s.client.Transport = &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}
-}
-
 // TestVirtualRequests guards that the requests which Caddy makes itself, for a
 // template that includes other pages, are charged to nobody, and that clients
 // can't pass theirs off as such.

@@ -16,8 +16,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-const wantAddress = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
-
 // Guards what each form of an address stands for.
 func TestParseAddress(t *testing.T) {
 	wd, err := os.Getwd()

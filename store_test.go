@@ -1,12 +1,12 @@
 package ratelimit
 
 import (
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
@@ -21,30 +21,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
-
-// provisionApp returns an app that is ready to start, until the test ends.
-func provisionApp(t *testing.T, config string) *App {
-	t.Helper()
-	app := new(App)
-	if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
-	t.Cleanup(cancel)
-	if err := app.Provision(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cleanUp(t, app) })
-	return app
-}
-
-// cleanUp does what Caddy does with an app whose configuration ends.
-func cleanUp(t *testing.T, app *App) {
-	t.Helper()
-	if err := app.Cleanup(); err != nil {
-		t.Error(err)
-	}
-}
 
 // storesInUse returns how many references there are to stores in the process, and to
 // all in Redis.
@@ -62,6 +38,12 @@ func storesInUse() (memory, redis int) {
 		memory, _ = stores.References(memoryKey)
 	}
 	return memory, redis
+}
+
+// newTestRequest returns a request as Caddy passes it on, outside of a server.
+func newTestRequest(t *testing.T) (*httptest.ResponseRecorder, *http.Request) {
+	r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
+	return httptest.NewRecorder(), r
 }
 
 // Guards that a configuration lets go of its stores however far it got: after

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/big"
-	"net/http/httptest"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,10 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	"go.uber.org/zap/zaptest/observer"
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -362,36 +358,6 @@ func TestConstantValue(t *testing.T) {
 	if got != 90*time.Minute || err != nil || v.varies() || v.String() != "1h30m0s" {
 		t.Errorf("got %v, %v, varies = %t, shown as %s", got, err, v.varies(), v.String())
 	}
-}
-
-// readyLimit returns a limit that is ready for requests, and what it logs.
-func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
-	t.Helper()
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
-	t.Cleanup(cancel)
-	defs := newDefinitions()
-	if err := l.provision(ctx, nil, defs.inHandler()); err != nil {
-		t.Fatal(err)
-	}
-	core, logs := observer.New(zapcore.DebugLevel)
-	setLogger(l, zap.New(core))
-	return l, logs
-}
-
-func setLogger(l *Limit, logger *zap.Logger) {
-	l.logger = logger
-	for _, child := range l.Limits {
-		setLogger(child, logger)
-	}
-}
-
-// newCheck returns the check of a new request, before any limit has been
-// applied. Its client has the address 192.0.2.1.
-func newCheck() *check {
-	r := httptest.NewRequest("GET", "/", nil)
-	repl := caddy.NewReplacer()
-	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
-	return &check{request: r, replacer: repl}
 }
 
 // Guards that a value which is no usable number is never a free pass: the
