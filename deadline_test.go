@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -64,4 +65,53 @@ func TestTimeoutIsOfWaiting(t *testing.T) {
 		`,
 	})
 	s.run(step{want: "200 limit=5 remaining=4 clear=3600.000", body: "upstream"})
+}
+
+// TestTimeoutIsOfAll guards that the timeout bounds all of a request's waiting
+// for Redis: several steps that are each in time are not.
+func TestTimeoutIsOfAll(t *testing.T) {
+	const timeout, delay = 400 * ms, 300 * ms
+	server := redistest.Start(t)
+	proxy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { proxy.Close() })
+	go func() {
+		for {
+			client, err := proxy.Accept()
+			if err != nil {
+				return
+			}
+			behind, err := net.Dial("tcp", server.Addr)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			go func() {
+				defer behind.Close()
+				io.Copy(behind, client)
+			}()
+			go func() {
+				defer client.Close()
+				reply := make([]byte, 4096)
+				for {
+					n, err := behind.Read(reply)
+					if err != nil {
+						return
+					}
+					<-time.After(delay)
+					client.Write(reply[:n])
+				}
+			}()
+		}
+	}()
+	s := startConfig(t, config{
+		global: redisGlobal(proxy.Addr().String(), "timeout "+timeout.String()),
+		site:   "rate_limit {\nsize 9\non_error deny\n}\nrespond admitted",
+	})
+	// The greeting takes one delay, the script at least another.
+	if a := s.get("/"); a.StatusCode != 503 {
+		t.Errorf("got %s", a)
+	}
 }

@@ -2,10 +2,12 @@ package ratelimit
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -624,6 +626,155 @@ func TestWhoSeesDenials(t *testing.T) {
 			}
 			if want := map[bool]int{true: 0, false: 2}[tc.returned]; written != want {
 				t.Errorf("%d of 2 denials were written directly, want %d", written, want)
+			}
+		})
+	}
+}
+
+// TestBareDenial guards what clients get where nobody shapes it: status and
+// fields and no body.
+func TestBareDenial(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			size 1
+		}
+		respond "admitted"
+	`)
+	s.get("/")
+	for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS"} {
+		a := s.send(method, "/")
+		if got, want := a.String(), "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"; got != want {
+			t.Errorf("%s: got %s, want %s", method, got, want)
+		}
+		if a.body != "" || a.Header.Get("Content-Type") != "" {
+			t.Errorf("%s: got body %q of type %q, want none", method, a.body, a.Header.Get("Content-Type"))
+		}
+	}
+}
+
+// TestErrorRoutesShapeDenials guards that handle_errors makes the body of a 429
+// and our fields survive it, and that the error's text says what to do.
+func TestErrorRoutesShapeDenials(t *testing.T) {
+	s := startSite(t, `
+		rate_limit logins {
+			size 2
+			drip_rate 90s
+			cost {header.X-Cost}
+		}
+		handle_errors 429 {
+			header Content-Type text/plain
+			respond "{err.status_code} {err.status_text}: {err.message} ({http.rate_limit.exceeded.name})"
+		}
+		respond "admitted"
+	`)
+	a := s.get("/", "X-Cost: 2")
+	if got, want := a.String(), "200 limit=2 remaining=0 clear=180.000"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	s.run(
+		step{header: []string{"X-Cost: 1"},
+			want: "429 limit=2 remaining=0 clear=180.000 reset=90.000 retry-after=90",
+			body: "429 Too Many Requests: rate limit logins exceeded: retry after 90 s (logins)"},
+		step{header: []string{"X-Cost: 3"},
+			want: "429 limit=2 remaining=0 clear=180.000",
+			body: "429 Too Many Requests: rate limit logins exceeded: " +
+				"the request costs more than the limit holds (logins)"},
+	)
+	if got := s.get("/", "X-Cost: 1").Header.Get("Content-Type"); got != "text/plain" {
+		t.Errorf("a denial has Content-Type %q", got)
+	}
+}
+
+// TestLimitWithinErrorRoutes guards that limits work there too, such as one on
+// failed logins, and keep their fields clean of an upstream's.
+func TestLimitWithinErrorRoutes(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-RateLimit-Limit", "5000")
+		io.WriteString(w, "error page")
+	})
+	s := startSite(t, `
+		rate_limit all {
+			size 10
+			drip_rate 1m
+		}
+		error 401
+		handle_errors 401 {
+			rate_limit failures {
+				size 1
+				drip_rate 30s
+			}
+			reverse_proxy `+upstream+`
+		}
+	`)
+	s.run(
+		step{want: "200 limit=1 remaining=0 clear=60.000", body: "error page"},
+		step{after: 30 * time.Second, want: "200 limit=1 remaining=0 clear=90.000", body: "error page"},
+	)
+}
+
+// TestErrorsTellClientsLittle guards that error routes which show an error's
+// text tell clients neither where Redis is nor what the configuration says.
+func TestErrorsTellClientsLittle(t *testing.T) {
+	addr := redistest.FreeAddr(t)
+	s := startConfig(t, config{global: redisGlobal(addr, slowly), site: `
+		rate_limit {
+			size 1
+			cost {header.X-Cost}
+			on_error deny
+		}
+		handle_errors {
+			respond "{err.message}"
+		}
+		respond "admitted"
+	`})
+	for cost, status := range map[string]int{"1": 503, "canary": 400} {
+		a := s.get("/", "X-Cost: "+cost)
+		if want := "rate limits can't be checked for this request"; a.StatusCode != status || a.body != want {
+			t.Errorf("cost %s: got %d %q, want %d %q", cost, a.StatusCode, a.body, status, want)
+		}
+	}
+	if lines := s.log("error", ownLogger); len(lines) != 1 {
+		t.Errorf("got %v, want one line in the log, on the cost", lines)
+	}
+}
+
+// TestDenialsAreNotLogged guards that whoever is denied can't fill the log, and
+// that nothing in it tells whose bucket a request met.
+func TestDenialsAreNotLogged(t *testing.T) {
+	const canary = "canary-5fd4a1"
+	for name, site := range map[string]string{
+		"directly":             "",
+		"through error routes": "handle_errors {\nrespond {err.message}\n}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startSite(t, `
+				rate_limit {
+					key {header.X-Key}
+					size 1
+					limit never {
+						match /never
+						size {header.X-Size}
+						cost 2
+					}
+				}
+				respond "admitted"
+				`+site)
+			for range 5 {
+				s.get("/", "X-Key: "+canary)
+				s.get("/never", "X-Key: "+canary, "X-Size: 1")
+			}
+			if got := s.get("/", "X-Key: "+canary).StatusCode; got != 429 {
+				t.Fatalf("status %d, want a denial", got)
+			}
+			for _, e := range s.entries() {
+				logger, _ := e["logger"].(string)
+				ours := strings.HasPrefix(logger, ownLogger) || strings.HasPrefix(logger, errorLogger)
+				if ours && e["level"] != "debug" {
+					t.Errorf("a denial is logged: %v", e)
+				}
+				if strings.Contains(e.text(), canary) {
+					t.Errorf("a key is in the log: %s", e.text())
+				}
 			}
 		})
 	}

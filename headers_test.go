@@ -803,3 +803,149 @@ func remedy(t *testing.T) string {
 	}
 	return strings.Join(lines, "\n")
 }
+
+// TestUpstreamFields guards that fields of ours which an upstream sends too do
+// not stand twice in the response, and that nothing else of it is lost.
+func TestUpstreamFields(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range map[string]string{
+			"X-RateLimit-Limit":     "5000",
+			"X-RateLimit-Remaining": "4999",
+			"X-RateLimit-Clear":     "1.5",
+			"X-RateLimit-Reset":     "1795259336", // on denial ours; now it would not go with the others
+			"RateLimit-Policy":      `"up";q=5000;w=60`,
+			"RateLimit":             `"up";r=4999;t=1`,
+			"X-RateLimit-Resource":  "core",
+		} {
+			w.Header().Set(name, value)
+		}
+		if r.URL.Path == "/busy" {
+			w.Header().Set("Retry-After", "120")
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		io.WriteString(w, "upstream")
+	})
+	site := `
+		@limited not path /free
+		rate_limit @limited {
+			size 9
+			headers %s
+		}
+		reverse_proxy ` + upstream
+
+	t.Run("both families", func(t *testing.T) {
+		s := startSite(t, fmt.Sprintf(site, "x-ratelimit ratelimit"))
+		s.run(
+			step{body: "upstream",
+				want: `200 limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`},
+			// When the upstream wants clients to wait it is not for us to change.
+			step{path: "/busy", body: "upstream", want: `503 limit=9 remaining=7 clear=2.000 retry-after=120 ` +
+				`policy="default";q=9;w=9 ratelimit="default";r=7;t=7`},
+		)
+		if got := s.get("/").Header.Values("X-RateLimit-Resource"); !slices.Equal(got, []string{"core"}) {
+			t.Errorf("a field of the upstream's own is %q", got)
+		}
+	})
+	t.Run("one family", func(t *testing.T) {
+		s := startSite(t, fmt.Sprintf(site, "x-ratelimit"))
+		s.run(step{want: `200 limit=9 remaining=8 clear=1.000 ` +
+			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
+	})
+	t.Run("no limit applies", func(t *testing.T) {
+		s := startSite(t, fmt.Sprintf(site, "x-ratelimit"))
+		s.run(step{path: "/free", want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
+			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
+	})
+	t.Run("off", func(t *testing.T) {
+		s := startSite(t, fmt.Sprintf(site, "off"))
+		s.run(step{want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
+			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
+	})
+}
+
+// TestHeadersOption guards which fields each word brings, and that no setting
+// hides from a denied client how long to wait.
+func TestHeadersOption(t *testing.T) {
+	for _, tc := range []struct{ headers, admitted, denied string }{
+		{"", "200 limit=1 remaining=0 clear=1.000",
+			"429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+		{"headers x-ratelimit", "200 limit=1 remaining=0 clear=1.000",
+			"429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+		{"headers ratelimit", `200 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`,
+			`429 retry-after=1 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`},
+		{"headers ratelimit x-ratelimit",
+			`200 limit=1 remaining=0 clear=1.000 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`,
+			`429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1 ` +
+				`policy="default";q=1;w=1 ratelimit="default";r=0;t=1`},
+		{"headers off", "200", "429 retry-after=1"},
+	} {
+		t.Run(tc.headers, func(t *testing.T) {
+			s := startSite(t, `
+				rate_limit {
+					size 1
+					`+tc.headers+`
+				}
+				respond "admitted"
+			`)
+			s.run(step{want: tc.admitted, body: "admitted"}, step{want: tc.denied})
+		})
+	}
+}
+
+// TestHeaderDirective guards that whoever configures a header directive has the
+// last word on our fields: they are not restored when removed or replaced.
+func TestHeaderDirective(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-RateLimit-Limit", "5000")
+	})
+	for _, tc := range []struct{ name, routes, want string }{
+		{"removed outside", `
+			header -X-RateLimit-Limit
+			rate_limit {
+				size 2
+			}
+			respond "admitted"`, "200 remaining=1 clear=1.000"},
+		{"all removed outside", `
+			header -X-RateLimit-*
+			rate_limit {
+				size 2
+			}
+			reverse_proxy ` + upstream, "200"},
+		{"replaced outside, when the response is written", `
+			header >X-RateLimit-Limit mine
+			rate_limit {
+				size 2
+			}
+			reverse_proxy ` + upstream, "200 limit=mine remaining=1 clear=1.000"},
+		{"removed inside", `
+			rate_limit {
+				size 2
+			}
+			header -X-RateLimit-Limit
+			respond "admitted"`, "200 remaining=1 clear=1.000"},
+		{"replaced inside", `
+			rate_limit {
+				size 2
+			}
+			header X-RateLimit-Limit mine
+			respond "admitted"`, "200 limit=mine remaining=1 clear=1.000"},
+		{"changed inside", `
+			rate_limit {
+				size 2
+			}
+			header X-RateLimit-Limit 2 two
+			reverse_proxy ` + upstream, "200 limit=two remaining=1 clear=1.000"},
+		// What stood there before is as an upstream's.
+		{"set outside, at once", `
+			header X-RateLimit-Limit mine
+			rate_limit {
+				size 2
+			}
+			respond "admitted"`, "200 limit=2 remaining=1 clear=1.000"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startSite(t, "route {"+tc.routes+"\n}")
+			s.run(step{want: tc.want})
+		})
+	}
+}
