@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -72,42 +71,10 @@ func TestTimeoutIsOfWaiting(t *testing.T) {
 func TestTimeoutIsOfAll(t *testing.T) {
 	const timeout, delay = 400 * ms, 300 * ms
 	server := redistest.Start(t)
-	proxy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { proxy.Close() })
-	go func() {
-		for {
-			client, err := proxy.Accept()
-			if err != nil {
-				return
-			}
-			behind, err := net.Dial("tcp", server.Addr)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			go func() {
-				defer behind.Close()
-				io.Copy(behind, client)
-			}()
-			go func() {
-				defer client.Close()
-				reply := make([]byte, 4096)
-				for {
-					n, err := behind.Read(reply)
-					if err != nil {
-						return
-					}
-					<-time.After(delay)
-					client.Write(reply[:n])
-				}
-			}()
-		}
-	}()
+	proxy := redistest.StartProxy(t, server.Addr)
+	proxy.Delay(delay)
 	s := startConfig(t, config{
-		global: redisGlobal(proxy.Addr().String(), "timeout "+timeout.String()),
+		global: redisGlobal(proxy.Addr, "timeout "+timeout.String()),
 		site:   "rate_limit {\nsize 9\non_error deny\n}\nrespond admitted",
 	})
 	// The greeting takes one delay, the script at least another.

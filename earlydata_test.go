@@ -10,6 +10,20 @@ import (
 	"testing"
 )
 
+// getOverTLS has s answer a GET request over TLS, whose handshake is complete or
+// not yet, with a key in X-Key unless it is empty.
+func getOverTLS(s *server, complete bool, key string) answer {
+	s.t.Helper()
+	r := httptest.NewRequest("GET", "https://"+s.addr+"/", nil)
+	r.TLS = &tls.ConnectionState{HandshakeComplete: complete}
+	if key != "" {
+		r.Header.Set("X-Key", key)
+	}
+	w := httptest.NewRecorder()
+	activeServer(s.t).ServeHTTP(w, received(r))
+	return answer{w.Result(), w.Body.String()}
+}
+
 // TestEarlyData guards that before a handshake is complete no address counts:
 // such a request could be anybody's replay. It is told to come again, and
 // nobody is charged.
@@ -45,17 +59,7 @@ func TestEarlyData(t *testing.T) {
 				}
 				respond "admitted"
 			`)
-			send := func(complete bool) answer {
-				r := httptest.NewRequest("GET", "https://"+s.addr+"/", nil)
-				r.TLS = &tls.ConnectionState{HandshakeComplete: complete}
-				if tc.header != "" {
-					r.Header.Set("X-Key", tc.header)
-				}
-				w := httptest.NewRecorder()
-				activeServer(t).ServeHTTP(w, received(r))
-				return answer{w.Result(), w.Body.String()}
-			}
-			early := send(false)
+			early := getOverTLS(s, false, tc.header)
 			if early.String() != tc.want {
 				t.Errorf("got %s, want %s", early, tc.want)
 			}
@@ -65,7 +69,7 @@ func TestEarlyData(t *testing.T) {
 			if !strings.Contains(early.body, "handshake") {
 				t.Errorf("the error says %q", early.body)
 			}
-			if got, want := send(true).String(), "200 limit=3 remaining=2 clear=1.000"; got != want {
+			if got, want := getOverTLS(s, true, tc.header).String(), "200 limit=3 remaining=2 clear=1.000"; got != want {
 				t.Errorf("when it comes again: got %s, want %s", got, want)
 			}
 		})
@@ -84,11 +88,7 @@ func TestMatcherErrors(t *testing.T) {
 		respond "admitted"
 	`)
 	for complete, want := range map[bool]string{false: "425", true: "200 limit=3 remaining=2 clear=1.000"} {
-		r := httptest.NewRequest("GET", "https://"+s.addr+"/", nil)
-		r.TLS = &tls.ConnectionState{HandshakeComplete: complete}
-		w := httptest.NewRecorder()
-		activeServer(t).ServeHTTP(w, received(r))
-		if got := (answer{w.Result(), w.Body.String()}).String(); got != want {
+		if got := getOverTLS(s, complete, "").String(); got != want {
 			t.Errorf("handshake complete %t: got %s, want %s", complete, got, want)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"net/textproto"
 	"os"
 	"regexp"
@@ -487,75 +486,30 @@ func TestSetReplaces(t *testing.T) {
 // its own, however many blocks without a name a request passes, and if it passes
 // one block twice.
 func TestMembersAreUnique(t *testing.T) {
+	block := func(size int, headers string) string {
+		return fmt.Sprintf("rate_limit {\nsize %d\n%s\n}\n", size, headers)
+	}
+	const one, both = "headers ratelimit", "headers x-ratelimit ratelimit"
 	for _, tc := range []struct{ name, site, want string }{
 		{
-			"blocks without a name", `route {
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				rate_limit {
-					size 8
-					headers ratelimit
-				}
-				rate_limit {
-					key all
-					size 8
-					headers ratelimit
-				}
-				respond admitted
-			}`,
+			"blocks without a name", "route {\n" + block(9, one) + block(8, one) + block(8, one+"\nkey all") +
+				"respond admitted\n}",
 			`200 policy="default";q=9;w=9, "default#2";q=8;w=8, "default#3";q=8;w=8 ` +
 				`ratelimit="default";r=8;t=8, "default#2";r=7;t=7, "default#3";r=7;t=7`,
 		},
 		{
-			"blocks without a name that are one limit", `route {
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				rate_limit {
-					size 9
-					headers x-ratelimit ratelimit
-				}
-				respond admitted
-			}`,
+			"blocks without a name that are one limit", "route {\n" + block(9, one) + block(9, both) +
+				"respond admitted\n}",
 			`200 limit=9 remaining=7 clear=2.000 policy="default";q=9;w=9 ratelimit="default";r=7;t=7`,
 		},
 		{
-			"one of them again behind another", `route {
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				rate_limit {
-					size 8
-					headers ratelimit
-				}
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				rate_limit {
-					size 7
-					headers ratelimit
-				}
-				respond admitted
-			}`,
+			"one of them again behind another",
+			"route {\n" + block(9, one) + block(8, one) + block(9, one) + block(7, one) + "respond admitted\n}",
 			`200 policy="default#2";q=8;w=8, "default";q=9;w=9, "default#3";q=7;w=7 ` +
 				`ratelimit="default#2";r=7;t=7, "default";r=7;t=7, "default#3";r=6;t=6`,
 		},
 		{
-			"one of them without these fields", `route {
-				rate_limit {
-					size 9
-				}
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				respond admitted
-			}`,
+			"one of them without these fields", "route {\n" + block(9, "") + block(9, one) + "respond admitted\n}",
 			`200 limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=7;t=7`,
 		},
 		{
@@ -639,7 +593,7 @@ var upstreamFields = map[string]string{
 	"X-RateLimit-Limit":     "5000",
 	"X-RateLimit-Remaining": "4999",
 	"X-RateLimit-Clear":     "1.5",
-	"X-RateLimit-Reset":     "1795259336",
+	"X-RateLimit-Reset":     "1795259336", // on denial ours; else it would not go with the others
 	"RateLimit-Policy":      `"up";q=5000;w=60`,
 	"RateLimit":             `"up";r=4999;t=1`,
 }
@@ -696,8 +650,7 @@ func TestUpstreamTrailers(t *testing.T) {
 					site:   "route {\n" + tc.block + "\nreverse_proxy " + upstream + "\n}",
 				})
 				if protocol == "HTTP/2.0" {
-					s.client.Transport.(*http.Transport).Protocols = new(http.Protocols)
-					s.client.Transport.(*http.Transport).Protocols.SetUnencryptedHTTP2(true)
+					s.useHTTP2()
 				}
 				for _, path := range []string{"/announced", "/sudden", "/partly"} {
 					a := s.get(path)
@@ -733,27 +686,12 @@ func TestEarlyHintsHaveOneLimit(t *testing.T) {
 	})
 	s := startSite(t, "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit\n}\nreverse_proxy "+upstream)
 	const ours = `limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`
-	var hints []string
-	ctx := httptrace.WithClientTrace(context.Background(), &httptrace.ClientTrace{
-		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-			hints = append(hints, fmt.Sprint(code, " ", header.Get("Link"), " ", fieldsIn(http.Header(header))))
-			return nil
-		},
-	})
-	req, err := http.NewRequestWithContext(ctx, "GET", s.url("/"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
+	hints, final := s.getWithHints("/")
 	const hint = "103 </style.css>; rel=preload " + ours
 	if want := []string{hint, hint}; !slices.Equal(hints, want) {
 		t.Errorf("got hints\n %q\nwant\n %q", hints, want)
 	}
-	if got, want := (answer{Response: res}).String(), "200 "+ours; got != want {
+	if got, want := final.String(), "200 "+ours; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
@@ -808,17 +746,10 @@ func remedy(t *testing.T) string {
 // not stand twice in the response, and that nothing else of it is lost.
 func TestUpstreamFields(t *testing.T) {
 	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		for name, value := range map[string]string{
-			"X-RateLimit-Limit":     "5000",
-			"X-RateLimit-Remaining": "4999",
-			"X-RateLimit-Clear":     "1.5",
-			"X-RateLimit-Reset":     "1795259336", // on denial ours; now it would not go with the others
-			"RateLimit-Policy":      `"up";q=5000;w=60`,
-			"RateLimit":             `"up";r=4999;t=1`,
-			"X-RateLimit-Resource":  "core",
-		} {
+		for name, value := range upstreamFields {
 			w.Header().Set(name, value)
 		}
+		w.Header().Set("X-RateLimit-Resource", "core")
 		if r.URL.Path == "/busy" {
 			w.Header().Set("Retry-After", "120")
 			w.WriteHeader(http.StatusServiceUnavailable)

@@ -263,35 +263,32 @@ func TestDripSize(t *testing.T) {
 	)
 }
 
-// tree is a limit with limits within; its verb takes more options.
-const tree = `
-	rate_limit all {
-		size 10
-		limit api {
-			match /api/*
-			size 4
-			limit writes {
-				match {
-					method POST PUT
-				}
-				size 2
-			}
-		}
-		limit api-free {
-			match {
-				not path /api/*
-			}
-			size 9
-		}
-		%s
-	}
-	respond "{http.rate_limit.limit}"
-`
-
 // TestTree guards that a limit within another applies only where that one
 // does, and that a request is charged to all that apply.
 func TestTree(t *testing.T) {
-	s := startSite(t, fmt.Sprintf(tree, "headers ratelimit"))
+	s := startSite(t, `
+		rate_limit all {
+			size 10
+			limit api {
+				match /api/*
+				size 4
+				limit writes {
+					match {
+						method POST PUT
+					}
+					size 2
+				}
+			}
+			limit api-free {
+				match {
+					not path /api/*
+				}
+				size 9
+			}
+			headers ratelimit
+		}
+		respond "{http.rate_limit.limit}"
+	`)
 	const (
 		all    = `"all";q=10;w=10`
 		api    = `"all/api";q=4;w=4`

@@ -11,6 +11,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -231,10 +233,30 @@ func (s *server) get(path string, header ...string) answer {
 	return s.send("GET", path, header...)
 }
 
+// getWithHints is get, and returns the informational responses too: the status,
+// the field Link and our fields of each.
+func (s *server) getWithHints(path string) (hints []string, final answer) {
+	s.t.Helper()
+	ctx := httptrace.WithClientTrace(s.t.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+			hints = append(hints, fmt.Sprint(code, " ", header.Get("Link"), " ", fieldsIn(http.Header(header))))
+			return nil
+		},
+	})
+	final = s.sendContext(ctx, "GET", path)
+	return hints, final
+}
+
 // send sends a request and returns the whole answer.
 func (s *server) send(method, path string, header ...string) answer {
 	s.t.Helper()
-	req, err := http.NewRequest(method, s.url(path), nil)
+	return s.sendContext(s.t.Context(), method, path, header...)
+}
+
+// sendContext is send with a context.
+func (s *server) sendContext(ctx context.Context, method, path string, header ...string) answer {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, method, s.url(path), nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -265,6 +287,13 @@ func (s *server) from(address string) {
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
 	s.client.CloseIdleConnections()
 	s.client.Transport = &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}
+}
+
+// useHTTP2 makes s send over HTTP/2 without TLS, for a server with protocol h2c.
+func (s *server) useHTTP2() {
+	transport := s.client.Transport.(*http.Transport)
+	transport.Protocols = new(http.Protocols)
+	transport.Protocols.SetUnencryptedHTTP2(true)
 }
 
 // answer is a response and its body.
@@ -486,22 +515,8 @@ func tryProcess(t testing.TB, c config) (addr string, err error) {
 	if err := os.WriteFile(file, caddyfile, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	output := new(bytes.Buffer)
-	cmd := exec.Command(self, "run", "--config", file)
-	cmd.Env = append(os.Environ(), asCaddy+"=1")
-	cmd.Stdout, cmd.Stderr = output, output
-	exited, err := redistest.Run(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		<-exited
-	})
+	cmd, exited := runCaddy(t, file, output)
 	eventually(t, "a Caddy process that serves", func() bool {
 		select {
 		case <-exited:
@@ -516,6 +531,28 @@ func tryProcess(t testing.TB, c config) (addr string, err error) {
 		return errDial == nil
 	})
 	return addr, err
+}
+
+// runCaddy starts a Caddy with a Caddyfile in a process of its own, until the
+// test ends. The channel is closed once it has exited.
+func runCaddy(t testing.TB, caddyfile string, output io.Writer) (*exec.Cmd, <-chan struct{}) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "run", "--config", caddyfile)
+	cmd.Env = append(os.Environ(), asCaddy+"=1")
+	cmd.Stdout, cmd.Stderr = output, output
+	exited, err := redistest.Run(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-exited
+	})
+	return cmd, exited
 }
 
 // newUpstream starts a server for Caddy to proxy to and returns its host:port.

@@ -11,8 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httptrace"
-	"net/textproto"
 	"os"
 	"path/filepath"
 	"slices"
@@ -350,9 +348,7 @@ func TestHTTP2(t *testing.T) {
 		global: "servers {\nprotocols h1 h2c\n}",
 		site:   "rate_limit {\nsize 1\n}\nrespond admitted",
 	})
-	transport := s.client.Transport.(*http.Transport)
-	transport.Protocols = new(http.Protocols)
-	transport.Protocols.SetUnencryptedHTTP2(true)
+	s.useHTTP2()
 	s.run(
 		step{want: "200 limit=1 remaining=0 clear=1.000", body: "admitted"},
 		step{want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
@@ -538,26 +534,12 @@ func TestEarlyHints(t *testing.T) {
 		io.WriteString(w, "upstream")
 	})
 	s := startSite(t, "rate_limit {\nsize 2\n}\nreverse_proxy "+upstream)
-	var hints []string
-	ctx := httptrace.WithClientTrace(context.Background(), &httptrace.ClientTrace{
-		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-			hints = append(hints, fmt.Sprint(code, " ", header.Get("Link")))
-			return nil
-		},
-	})
-	req, err := http.NewRequestWithContext(ctx, "GET", s.url("/"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	if want := []string{"103 </style.css>; rel=preload"}; !slices.Equal(hints, want) {
+	hints, final := s.getWithHints("/")
+	const ours = "limit=2 remaining=1 clear=1.000"
+	if want := []string{"103 </style.css>; rel=preload " + ours}; !slices.Equal(hints, want) {
 		t.Errorf("got hints %q, want %q", hints, want)
 	}
-	if got, want := (answer{Response: res}).String(), "200 limit=2 remaining=1 clear=1.000"; got != want {
+	if got, want := final.String(), "200 "+ours; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

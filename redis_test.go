@@ -891,11 +891,11 @@ func TestRedisFails(t *testing.T) {
 					}
 				}
 				want := regexp.MustCompile(strings.Replace(tc.log, "ADDR", regexp.QuoteMeta(tc.addr), 1))
-				reports := s.log("error", "rate_limit")
-				for end := time.Now().Add(3 * time.Second); len(reports) == 0 && time.Now().Before(end); {
-					time.Sleep(10 * ms) // a server that is silent may for a while only be far away
+				var reports []entry
+				eventually(t, "a report", func() bool { // a silent server may for a while only be far away
 					reports = s.log("error", "rate_limit")
-				}
+					return len(reports) > 0
+				})
 				for _, e := range reports {
 					if text, _ := e["error"].(string); !want.MatchString(text) {
 						t.Errorf("the log says %q, want %s", text, want)
