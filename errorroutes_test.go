@@ -44,18 +44,12 @@ func (h *holder) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhtt
 	return h.Routes.Compile(next).ServeHTTP(w, r)
 }
 
-// failures is a limit on failed logins, as a handler in JSON and as a named
-// route.
+// failures is a limit on failed logins, as a directive, as a handler in JSON and
+// as a named route.
 const (
+	failures      = "rate_limit failures {\nsize 1\ndrip_rate 30s\n}\n"
 	failuresJSON  = `{"handler": "rate_limit", "limits": [{"name": "failures", "size": 1, "drip_rate": "30s"}]}`
-	failuresRoute = `
-		&(failures) {
-			rate_limit failures {
-				size 1
-				drip_rate 30s
-			}
-		}
-	`
+	failuresRoute = "\n&(failures) {\n" + failures + "}\n"
 )
 
 // TestDenialWithinErrorRoutes guards that a limit in error routes, as against
@@ -66,81 +60,34 @@ func TestDenialWithinErrorRoutes(t *testing.T) {
 	const (
 		failing = `{"handle": [{"handler": "error", "status_code": "401"}]}`
 		page    = `{"handler": "static_response", "status_code": "401", "body": "error page"}`
+
+		page401 = "respond \"error page\" 401\n"
+		invoked = "invoke failures\n" + page401
 	)
+	on401 := func(routes string) string { return "error 401\nhandle_errors 401 {\n" + routes + "}\n" }
 	for name, c := range map[string]config{
-		"of the server": {site: `
-			error 401
-			handle_errors 401 {
-				rate_limit failures {
-					size 1
-					drip_rate 30s
-				}
-				respond "error page" 401
-			}
-		`},
+		"of the server": {site: on401(failures + page401)},
 		"of a subroute": {routes: `[{"handle": [{"handler": "subroute", "routes": [` + failing + `],
 			"errors": {"routes": [{"handle": [` + failuresJSON + `, ` + page + `]}]}}]}]`},
-		"in a named route": {site: `
-			error 401
-			handle_errors 401 {
-				invoke failures
-				respond "error page" 401
-			}
-		`, sites: failuresRoute},
-		"in a named route that another invokes": {site: `
-			error 401
-			handle_errors 401 {
-				invoke outer
-				respond "error page" 401
-			}
-		`, sites: failuresRoute + "&(outer) {\ninvoke failures\n}"},
-		"in a named route that is invoked elsewhere too": {site: `
-			route /elsewhere {
-				invoke failures
-			}
-			error 401
-			handle_errors 401 {
-				invoke failures
-				respond "error page" 401
-			}
-		`, sites: failuresRoute},
+		"in a named route": {site: on401(invoked), sites: failuresRoute},
+		"in a named route that another invokes": {
+			site:  on401("invoke outer\n" + page401),
+			sites: failuresRoute + "&(outer) {\ninvoke failures\n}",
+		},
+		"in a named route that is invoked elsewhere too": {
+			site: "route /elsewhere {\ninvoke failures\n}\n" + on401(invoked), sites: failuresRoute,
+		},
 		"in a named route that error routes of a subroute invoke too": {
-			site: "error 401\nhandle_errors 401 {\ninvoke failures\nrespond \"error page\" 401\n}",
+			site: on401(invoked),
 			routes: `[
 				{"match": [{"path": ["/elsewhere"]}], "handle": [{"handler": "subroute", "routes": [` + failing + `],
 					"errors": {"routes": [{"handle": [{"handler": "invoke", "name": "failures"}]}]}}]},
 				` + failing + `]`,
 			sites: "http://other.test:{port} {\ninvoke failures\n}" + failuresRoute,
 		},
-		"of a proxy's handle_response": {site: `
-			error 401
-			handle_errors 401 {
-				reverse_proxy ` + upstream + ` {
-					@any status 2xx
-					handle_response @any {
-						rate_limit failures {
-							size 1
-							drip_rate 30s
-						}
-						respond "error page" 401
-					}
-				}
-			}
-		`},
-		"in routes of another plugin": {site: `
-			error 401
-			handle_errors 401 {
-				route {
-					test_holder {
-						rate_limit failures {
-							size 1
-							drip_rate 30s
-						}
-						respond "error page" 401
-					}
-				}
-			}
-		`},
+		"of a proxy's handle_response": {site: on401(
+			"reverse_proxy " + upstream + " {\n@any status 2xx\nhandle_response @any {\n" + failures + page401 + "}\n}\n")},
+		"in routes of another plugin": {site: on401("route {\ntest_holder {\n" + failures + page401 + "}\n}\n")},
 		"of a subroute, with routes of another plugin": {routes: `[{"handle": [{"handler": "subroute",
 			"routes": [` + failing + `],
 			"errors": {"routes": [{"handle": [{"handler": "test_holder", "routes": [

@@ -749,6 +749,14 @@ func cleanUp(t *testing.T, app *App) {
 	}
 }
 
+// setDrainTime sets for how long a store that no config uses stays open, until
+// the test ends.
+func setDrainTime(t testing.TB, d time.Duration) {
+	original := drainTime
+	drainTime = d
+	t.Cleanup(func() { drainTime = original })
+}
+
 // readyLimit returns a limit that is ready for requests, and what it logs.
 func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
 	t.Helper()

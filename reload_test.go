@@ -115,9 +115,7 @@ func TestReloadWithoutLimits(t *testing.T) {
 // TestReloadSharesConnections guards that configs with equal settings use the
 // same connections, and that nothing is left open when none needs them.
 func TestReloadSharesConnections(t *testing.T) {
-	original := drainTime
-	drainTime = ms
-	t.Cleanup(func() { drainTime = original })
+	setDrainTime(t, ms)
 	server := redistest.Start(t)
 	info := func(section, name string) (n int64) {
 		t.Helper()

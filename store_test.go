@@ -223,8 +223,6 @@ func TestRedisKey(t *testing.T) {
 func TestStoreDrains(t *testing.T) {
 	server := redistest.Start(t)
 	config := `{"redis":{"addresses":["` + server.Addr + `"],"timeout":"30s"}}`
-	original := drainTime
-	t.Cleanup(func() { drainTime = original })
 	take := func(store limiter.Store) error {
 		_, err := store.Take(t.Context(), limiter.Request{
 			Buckets: []limiter.Bucket{{
@@ -235,7 +233,7 @@ func TestStoreDrains(t *testing.T) {
 		return err
 	}
 
-	drainTime = time.Hour
+	setDrainTime(t, time.Hour)
 	app := provisionApp(t, config)
 	first := app.redis
 	cleanUp(t, app)
@@ -246,7 +244,7 @@ func TestStoreDrains(t *testing.T) {
 		t.Error(err)
 	}
 
-	drainTime = time.Millisecond
+	setDrainTime(t, ms)
 	app = provisionApp(t, config)
 	if app.redis == first {
 		t.Fatal("a store that is to be closed is used again")
@@ -561,9 +559,7 @@ func init() { caddy.RegisterModule(gate{}) }
 // its store open, however long it takes to come to its next handler, and that the
 // store is closed after it.
 func TestStoreOutlivesRequests(t *testing.T) {
-	original := drainTime
-	drainTime = ms
-	t.Cleanup(func() { drainTime = original })
+	setDrainTime(t, ms)
 	redis := redistest.Start(t)
 	limits := func(name string) string {
 		return `{"handle":[{"handler":"rate_limit","on_error":"deny","limits":[{"name":"` + name + `","size":9,"drip_rate":"1h"}]}]}`
