@@ -380,7 +380,7 @@ func TestLimitsAccepted(t *testing.T) {
 }
 
 // Guards that no option is given twice: which one counts would be a guess.
-func TestOptionsOnce(t *testing.T) {
+func TestDuplicateOptions(t *testing.T) {
 	limit := []string{
 		`key a`, `size 1`, `drip_rate 1s`, `drip_size 1`, `cost 1`, `factor 1`, `max 1`, `duration 1s`,
 		`min_interval 1s`, `ipv4_prefix 24`, `ipv6_prefix 48`, `match /a`, `match *`, `accounting each`,
@@ -408,7 +408,7 @@ func TestOptionsOnce(t *testing.T) {
 }
 
 // Guards the options of the app in the same way.
-func TestAppOptionsOnce(t *testing.T) {
+func TestDuplicateGlobalOptions(t *testing.T) {
 	for block, want := range map[string]string{
 		`redis a:1; redis b:2`:                `redis: got it twice, want it once, at Caddyfile:4`,
 		`on_error deny; on_error deny`:        `on_error: got it twice, want it once, at Caddyfile:4`,

@@ -106,10 +106,11 @@ func TestDenialWithinErrorRoutes(t *testing.T) {
 	}
 }
 
-// TestOtherSites guards that error routes of one site change nothing for
-// another, also where both are of one server: what is done to the 429 of a site
-// without error routes is done whether its neighbour has some or not.
-func TestOtherSites(t *testing.T) {
+// TestErrorRoutesOfOtherSites guards that error routes of one site change
+// nothing for another, also where both are of one server: what is done to the
+// 429 of a site without error routes is done whether its neighbour has some or
+// not.
+func TestErrorRoutesOfOtherSites(t *testing.T) {
 	const site = `
 		route {
 			header -X-RateLimit-Clear
@@ -146,9 +147,10 @@ func TestOtherSites(t *testing.T) {
 	}
 }
 
-// TestErrorRoutesOfPath guards that a denial gets to the error routes of its site
-// by the path that was asked for, as Caddy goes by that, though it was rewritten.
-func TestErrorRoutesOfPath(t *testing.T) {
+// TestErrorRoutesOfRewrittenPath guards that a denial gets to the error routes
+// of its site by the path that was asked for, as Caddy goes by that, though it
+// was rewritten.
+func TestErrorRoutesOfRewrittenPath(t *testing.T) {
 	s := startConfig(t, config{
 		site: "respond elsewhere",
 		sites: `
@@ -343,9 +345,10 @@ func TestErrorPlaceholders(t *testing.T) {
 	}
 }
 
-// TestWhoSeesDenials guards that a denial is an error wherever an error route
-// might shape it, and written directly, which costs less, where none could.
-func TestWhoSeesDenials(t *testing.T) {
+// TestDenialsReachErrorRoutes guards that a denial is an error wherever an error
+// route might shape it, and written directly, which costs less, where none
+// could.
+func TestDenialsReachErrorRoutes(t *testing.T) {
 	const (
 		limit    = `{"handler": "rate_limit", "limits": [{"size": 1}]}`
 		admitted = `{"handler": "static_response", "body": "admitted"}`

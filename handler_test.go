@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// TestDripByDrip guards what this module is for: a full bucket denies until the
-// very microsecond at which a unit has dripped out, and the fields tell when.
-func TestDripByDrip(t *testing.T) {
+// TestFullBucketDeniesUntilNextDrip guards what this module is for: a full
+// bucket denies until the very microsecond at which a unit has dripped out, and
+// the fields tell when.
+func TestFullBucketDeniesUntilNextDrip(t *testing.T) {
 	s := startSite(t, `
 		rate_limit {
 			size 2

@@ -429,9 +429,9 @@ func checkTimes(t *rapid.T, items []item, f fields) {
 	}
 }
 
-// TestKeep guards what becomes of values that others add to our fields: those
-// behind ours go, but what replaced or removed ours stays.
-func TestKeep(t *testing.T) {
+// TestValuesAddedToOurFields guards what becomes of values that others add to
+// our fields: those behind ours go, but what replaced or removed ours stays.
+func TestValuesAddedToOurFields(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
 		ours      string
@@ -465,10 +465,10 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// TestSetReplaces guards that our fields stand alone, whatever was there
-// before, that one we do not set any more goes, and that fields which were
+// TestFieldsReplaceWhatWasThere guards that our fields stand alone, whatever was
+// there before, that one we do not set any more goes, and that fields which were
 // never ours are left as they are.
-func TestSetReplaces(t *testing.T) {
+func TestFieldsReplaceWhatWasThere(t *testing.T) {
 	h := http.Header{
 		"X-Ratelimit-Limit": {"100", "200"},
 		"X-Ratelimit-Reset": {"1.000"},
@@ -485,7 +485,7 @@ func TestSetReplaces(t *testing.T) {
 // Guards that each limit has one member in the lists, and each member a name of
 // its own, however many blocks without a name a request passes, and if it passes
 // one block twice.
-func TestMembersAreUnique(t *testing.T) {
+func TestEachLimitIsListedOnce(t *testing.T) {
 	block := func(size int, headers string) string {
 		return fmt.Sprintf("rate_limit {\nsize %d\n%s\n}\n", size, headers)
 	}

@@ -644,7 +644,7 @@ func TestValuesReadDirectly(t *testing.T) {
 // Guards that an inherited key is what its placeholders are where the limit
 // stands that takes it, when the matchers before it have set them: by another
 // limit's capture, strangers would share buckets and clients choose theirs.
-func TestInheritedKeyIsReadWhereItStands(t *testing.T) {
+func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 	s := startSite(t, `
 		rate_limit {
 			key {re.id.1}
@@ -777,7 +777,7 @@ func TestClientsWithoutAddress(t *testing.T) {
 
 // Guards what the documentation says of keys that can be told in several ways:
 // where an upstream goes by another, clients choose a fresh bucket for each.
-func TestKeysToldInSeveralWays(t *testing.T) {
+func TestKeysSentInSeveralWays(t *testing.T) {
 	for _, tc := range []struct {
 		key      string
 		requests []string // a path and header fields, separated by "; "
@@ -817,8 +817,8 @@ func TestKeysToldInSeveralWays(t *testing.T) {
 	}
 }
 
-// TestKeys guards whose bucket a request meets.
-func TestKeys(t *testing.T) {
+// TestKeysChooseBuckets guards whose bucket a request meets.
+func TestKeysChooseBuckets(t *testing.T) {
 	const site = `
 		rate_limit {
 			key %s

@@ -12,7 +12,7 @@ import (
 // Guards that a denied client which waits as long as it is told is admitted:
 // the wait is that of every bucket that has no room for the same request once
 // this one is charged, not only of those that denied it.
-func TestWaitIsOfAllBuckets(t *testing.T) {
+func TestRetryTimeCoversAllBuckets(t *testing.T) {
 	tests := []struct {
 		name  string
 		site  string
@@ -185,7 +185,7 @@ func TestUnnamedLimitsWithOneKeyShare(t *testing.T) {
 // Guards that one wait is enough for any limits in any blocks: a client that
 // comes again when told to is admitted, unless a block denies it that the request
 // did not reach before.
-func TestOneWaitIsEnough(t *testing.T) {
+func TestClientAdmittedAfterOneWait(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, seed))
@@ -263,9 +263,9 @@ func TestDripSize(t *testing.T) {
 	)
 }
 
-// TestTree guards that a limit within another applies only where that one
+// TestNestedLimits guards that a limit within another applies only where that one
 // does, and that a request is charged to all that apply.
-func TestTree(t *testing.T) {
+func TestNestedLimits(t *testing.T) {
 	s := startSite(t, `
 		rate_limit all {
 			size 10
@@ -506,9 +506,9 @@ func TestNeverAdmitted(t *testing.T) {
 	)
 }
 
-// TestSitesShare guards that limits of one name and equal numbers share their
-// buckets on all sites, and others do not.
-func TestSitesShare(t *testing.T) {
+// TestSitesShareBuckets guards that limits of one name and equal numbers share
+// their buckets on all sites, and others do not.
+func TestSitesShareBuckets(t *testing.T) {
 	const limits = `
 		rate_limit /named api {
 			size 2

@@ -51,9 +51,10 @@ var (
 	never = limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}
 )
 
-// TestNeverOutranksWait guards that a request which one handler denies for a
-// while and a later one, in an error route, never admits is not told to wait.
-func TestNeverOutranksWait(t *testing.T) {
+// TestNeverAdmittedOutranksRetry guards that a request which one handler denies
+// for a while and a later one, in an error route, never admits is not told to
+// wait.
+func TestNeverAdmittedOutranksRetry(t *testing.T) {
 	_, _, h := visited(
 		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},
 		visit{xRateLimit, []string{"never"}, []limiter.Decision{never}},
@@ -131,10 +132,10 @@ func TestRecordMerges(t *testing.T) {
 	}
 }
 
-// TestValuesStay guards that a later handler does not change the values of an
-// earlier one where somebody has kept them: the memory they are in is not used
-// again.
-func TestValuesStay(t *testing.T) {
+// TestFieldValuesAreNotOverwritten guards that a later handler does not change
+// the values of an earlier one where somebody has kept them: the memory they are
+// in is not used again.
+func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	kept := make(map[string]string)
 	h := make(http.Header)
 	repl := caddy.NewReplacer()
@@ -157,9 +158,9 @@ func TestValuesStay(t *testing.T) {
 	}
 }
 
-// TestRecordIsOne guards that all handlers of a request share one record, and
-// requests share none.
-func TestRecordIsOne(t *testing.T) {
+// TestHandlersShareOneRecord guards that all handlers of a request share one
+// record, and requests share none.
+func TestHandlersShareOneRecord(t *testing.T) {
 	v := visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}}
 	rec, _, _ := visited(v, v, v)
 	if len(rec.items) != 3 {
@@ -231,9 +232,10 @@ func countWriters(w http.ResponseWriter) int {
 	return n
 }
 
-// TestWrapsOnce guards that a request's writer is wrapped by the first handler
-// that sets fields, and by no other while that writer is in use.
-func TestWrapsOnce(t *testing.T) {
+// TestResponseWriterIsWrappedOnce guards that a request's writer is wrapped by
+// the first handler that sets fields, and by no other while that writer is in
+// use.
+func TestResponseWriterIsWrappedOnce(t *testing.T) {
 	shown, _, _ := visited(visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}})
 	hidden, _, _ := visited(visit{0, []string{"a"}, []limiter.Decision{roomy}})
 	raw := httptest.NewRecorder()

@@ -643,9 +643,10 @@ func TestSecretsAreNotStored(t *testing.T) {
 	}
 }
 
-// TestRedis guards that buckets in Redis work as those in the process do, by
-// whatever way it is reached, and that what logs in is found nowhere else.
-func TestRedis(t *testing.T) {
+// TestWaysToReachRedis guards that buckets in Redis work as those in the process
+// do, by whatever way it is reached, and that what logs in is found nowhere
+// else.
+func TestWaysToReachRedis(t *testing.T) {
 	const secret = "s3cret-canary-81c6"
 	server := redistest.Start(t, "--requirepass", secret)
 	file := filepath.Join(tempDir(t), "password")
@@ -915,9 +916,9 @@ func TestRedisFails(t *testing.T) {
 	}
 }
 
-// TestRedisComesBack guards that after an outage limits work again by
+// TestRedisRecovers guards that after an outage limits work again by
 // themselves.
-func TestRedisComesBack(t *testing.T) {
+func TestRedisRecovers(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		stop func(*redistest.Server)
@@ -947,9 +948,10 @@ func TestRedisComesBack(t *testing.T) {
 	}
 }
 
-// TestCancelledRequestCounts guards that a client which goes away early, or whose
-// request has a deadline, is charged all the same, and is no failure of Redis.
-func TestCancelledRequestCounts(t *testing.T) {
+// TestCancelledRequestsAreCharged guards that a client which goes away early, or
+// whose request has a deadline, is charged all the same, and is no failure of
+// Redis.
+func TestCancelledRequestsAreCharged(t *testing.T) {
 	server := redistest.Start(t)
 	s := startConfig(t, config{
 		global: redisGlobal(server.Addr, slowly),

@@ -166,7 +166,7 @@ func TestStoreIsShared(t *testing.T) {
 
 // Guards that a store's key tells all of its options apart, also those of a
 // later day, and keeps no secret.
-func TestRedisKey(t *testing.T) {
+func TestStoreKeyCoversAllOptions(t *testing.T) {
 	var plain limiter.RedisOptions
 	keys := map[redisKey]string{newRedisKey(plain, nil): "no option"}
 	fields := reflect.TypeFor[limiter.RedisOptions]()
@@ -449,7 +449,7 @@ func TestOnError(t *testing.T) {
 
 // Guards that an error which is not the store's fault is a 500 and reported,
 // whatever on_error says.
-func TestUndecidedOtherwise(t *testing.T) {
+func TestUnexpectedStoreErrorIs500(t *testing.T) {
 	for _, policy := range []onError{onErrorFallback, onErrorAllow, onErrorDeny} {
 		core, logs := observer.New(zap.DebugLevel)
 		h := &Handler{onError: policy, logger: zap.New(core)}
@@ -469,7 +469,7 @@ func TestUndecidedOtherwise(t *testing.T) {
 
 // Guards what the log says of a Redis server, and that it is the log of the
 // newest configuration.
-func TestReport(t *testing.T) {
+func TestRedisEventsAreLogged(t *testing.T) {
 	tests := []struct {
 		event  limiter.Event
 		level  zapcore.Level

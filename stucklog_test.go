@@ -18,7 +18,7 @@ import (
 
 // Guards that requests are answered in time while nobody reads Caddy's log, when
 // Redis is lost, and when it is back.
-func TestStuckLog(t *testing.T) {
+func TestBlockedLogDelaysNoRequest(t *testing.T) {
 	redis := redistest.Start(t)
 	dir, addr := tempDir(t), redistest.FreeAddr(t)
 	pipe := filepath.Join(dir, "pipe")

@@ -181,7 +181,7 @@ func TestParseFactor(t *testing.T) {
 
 // Guards that every factor is read back from how it is shown, and is the
 // decimal that stands there.
-func TestFactorShownIsRead(t *testing.T) {
+func TestFactorTextRoundTrips(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := factor(rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 20_000_000)).Draw(t, "factor"))
 		if got, message := parseFactor(f.String()); got != f || message != "" {
