@@ -7,88 +7,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"reflect"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 )
-
-// adaptCaddyfile returns the JSON that a Caddyfile stands for. A warning, such
-// as that it is not formatted, is an error.
-func adaptCaddyfile(src string) ([]byte, error) {
-	options := map[string]any{"filename": "Caddyfile"}
-	out, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), options)
-	if err == nil && len(warnings) > 0 {
-		err = fmt.Errorf("warnings: %v", warnings)
-	}
-	return out, err
-}
-
-// validateConfig loads a configuration as `caddy validate` does, without admin
-// endpoint and logs.
-func validateConfig(config []byte) error {
-	var cfg caddy.Config
-	if err := caddy.StrictUnmarshalJSON(config, &cfg); err != nil {
-		return err
-	}
-	cfg.Admin = &caddy.AdminConfig{Disabled: true}
-	cfg.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
-		"default": {BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"discard"}`)}},
-	}}
-	return caddy.Validate(&cfg)
-}
-
-// validateCaddyfile adapts a Caddyfile, formatted or not, and validates what
-// it stands for.
-func validateCaddyfile(src string) error {
-	options := map[string]any{"filename": "Caddyfile"}
-	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), options)
-	if err != nil {
-		return err
-	}
-	return validateConfig(config)
-}
-
-// inLines makes a Caddyfile of text that stands in one line.
-func inLines(text string) string { return strings.ReplaceAll(text, "; ", "\n") }
-
-// Line numbers in errors count from these.
-func inLimit(block string) string { // line 3 is the first of the block
-	return ":8080 {\nrate_limit api {\n" + inLines(block) + "\n}\n}\n"
-}
-
-func inSite(directives string) string { // line 2 is the first directive
-	return ":8080 {\n" + inLines(directives) + "\n}\n"
-}
-
-func inApp(block string) string { // line 3 is the first of the block
-	return "{\nrate_limit {\n" + inLines(block) + "\n}\n}\n:8080 {\nrespond ok\n}\n"
-}
-
-// wrapping is what Caddy puts in front of our errors.
-var wrapping = regexp.MustCompile(`^.*(parsing caddyfile tokens for 'rate_limit'|` +
-	`(provision|decoding module config:) (http\.handlers\.)?rate_limit): `)
-
-// wantError checks an error: behind what Caddy puts in front of it, it is
-// exactly the one line that is wanted, nothing if it is to be accepted.
-func wantError(t *testing.T, err error, want string) {
-	t.Helper()
-	got := ""
-	if err != nil {
-		got = wrapping.ReplaceAllLiteralString(err.Error(), "")
-	}
-	if got != want {
-		t.Errorf("\n got error %q\nwant error %q", got, want)
-	}
-	if strings.Contains(got, "\n") {
-		t.Errorf("error %q has several lines, want one", got)
-	}
-}
 
 // Guards what a Caddyfile means: each file in testdata holds a Caddyfile, a
 // line of dashes and what `caddy adapt --pretty` prints for it. That is also
@@ -132,62 +57,6 @@ func TestAdapt(t *testing.T) {
 	}
 }
 
-// checkStoredAgain checks that all that is ours in a configuration has a field
-// in our types, and is the same when it is written from them. It returns how
-// many modules of ours there are.
-func checkStoredAgain(t *testing.T, config []byte) (found int) {
-	t.Helper()
-	check := func(module any, raw map[string]any) {
-		found++
-		text, err := json.Marshal(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := caddy.StrictUnmarshalJSON(text, module); err != nil {
-			t.Errorf("%s: %v", text, err)
-		}
-		stored, err := json.Marshal(module)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var again map[string]any
-		if err := json.Unmarshal(stored, &again); err != nil {
-			t.Fatal(err)
-		}
-		if !reflect.DeepEqual(again, raw) {
-			t.Errorf("stored again got\n%s\nwant\n%s", stored, text)
-		}
-	}
-	var search func(any)
-	search = func(value any) {
-		switch value := value.(type) {
-		case []any:
-			for _, v := range value {
-				search(v)
-			}
-		case map[string]any:
-			if value["handler"] == "rate_limit" {
-				delete(value, "handler") // Caddy's own
-				check(new(Handler), value)
-				return
-			}
-			for name, v := range value {
-				if app, ok := v.(map[string]any); ok && name == "rate_limit" {
-					check(new(App), app)
-					continue
-				}
-				search(v)
-			}
-		}
-	}
-	var all map[string]any
-	if err := json.Unmarshal(config, &all); err != nil {
-		t.Fatal(err)
-	}
-	search(all)
-	return found
-}
-
 // Guards that Caddy can be validated, and so deployed, while there is no Redis:
 // not even a connection is tried.
 func TestValidateNeedsNoRedis(t *testing.T) {
@@ -205,26 +74,6 @@ func TestValidateNeedsNoRedis(t *testing.T) {
 		t.Error("validating connected to Redis")
 	}
 }
-
-// What would be right, in errors that several tests want.
-const (
-	wantUnits    = `want a whole number from 1 to 562949953421312`
-	wantInterval = `want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`
-	wantFactor   = `want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2`
-	wantHolder   = `, or a placeholder`
-	wantBits4    = `want a whole number of bits from 1 to 32`
-	wantBits6    = `want a whole number of bits from 1 to 128`
-	wantName     = `want 1 to 64 letters, digits, '_', '.' or '-'`
-	wantSize     = `want one that leaves a size of at most 562949953421312`
-	wantDrain    = `a full bucket and one drip more must drain within 35 years`
-	wantEither   = `want either size, drip_rate and drip_size or max, duration and min_interval`
-	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
-	wantOutside  = `want it in the rate_limit block itself: it is of the whole handler`
-	wantOption   = `want one of key, size, drip_rate, drip_size, cost, factor, max, duration, ` +
-		`min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers, on_error`
-	wantPolicy    = `want fallback, allow or deny`
-	limitsNothing = `it limits nothing, want size, max or limits within it`
-)
 
 // twoLimits is the error for a path that stands twice in one handler.
 func twoLimits(path string) string {
@@ -531,7 +380,7 @@ func TestLimitsAccepted(t *testing.T) {
 }
 
 // Guards that no option is given twice: which one counts would be a guess.
-func TestOptionsOnce(t *testing.T) {
+func TestDuplicateOptions(t *testing.T) {
 	limit := []string{
 		`key a`, `size 1`, `drip_rate 1s`, `drip_size 1`, `cost 1`, `factor 1`, `max 1`, `duration 1s`,
 		`min_interval 1s`, `ipv4_prefix 24`, `ipv6_prefix 48`, `match /a`, `match *`, `accounting each`,
@@ -559,7 +408,7 @@ func TestOptionsOnce(t *testing.T) {
 }
 
 // Guards the options of the app in the same way.
-func TestAppOptionsOnce(t *testing.T) {
+func TestDuplicateGlobalOptions(t *testing.T) {
 	for block, want := range map[string]string{
 		`redis a:1; redis b:2`:                `redis: got it twice, want it once, at Caddyfile:4`,
 		`on_error deny; on_error deny`:        `on_error: got it twice, want it once, at Caddyfile:4`,
@@ -1066,12 +915,6 @@ func TestJSONErrors(t *testing.T) {
 			wantError(t, validateConfig(configOf(`"handler":"rate_limit",`+tc.handler)), tc.want)
 		})
 	}
-}
-
-// configOf returns a configuration with one handler.
-func configOf(handler string) []byte {
-	return []byte(`{"apps":{"http":{"servers":{"srv":{"listen":[":8080"],` +
-		`"routes":[{"handle":[{` + handler + `}]}]}}}}}`)
 }
 
 // Guards the app's JSON in the same way.

@@ -11,9 +11,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestTimeoutIsOfRequest guards that the timeout bounds what a request waits for
-// Redis in all blocks that it passes, and not in each.
-func TestTimeoutIsOfRequest(t *testing.T) {
+// TestTimeoutCoversAllBlocks guards that the timeout bounds what a request waits
+// for Redis in all blocks that it passes, and not in each.
+func TestTimeoutCoversAllBlocks(t *testing.T) {
 	const timeout = time.Second
 	server := redistest.Start(t)
 	var blocks strings.Builder
@@ -33,9 +33,10 @@ func TestTimeoutIsOfRequest(t *testing.T) {
 	}
 }
 
-// TestTimeoutIsOfWaiting guards that only the waiting for Redis counts: a request
-// that took long elsewhere, between one block and the next, is decided by Redis.
-func TestTimeoutIsOfWaiting(t *testing.T) {
+// TestTimeoutCountsOnlyWaitingForRedis guards that only the waiting for Redis
+// counts: a request that took long elsewhere, between one block and the next, is
+// decided by Redis.
+func TestTimeoutCountsOnlyWaitingForRedis(t *testing.T) {
 	const timeout = 250 * ms
 	server := redistest.Start(t)
 	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -64,4 +65,21 @@ func TestTimeoutIsOfWaiting(t *testing.T) {
 		`,
 	})
 	s.run(step{want: "200 limit=5 remaining=4 clear=3600.000", body: "upstream"})
+}
+
+// TestTimeoutCoversAllSteps guards that the timeout bounds all of a request's
+// waiting for Redis: several steps that are each in time are not.
+func TestTimeoutCoversAllSteps(t *testing.T) {
+	const timeout, delay = 400 * ms, 300 * ms
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr)
+	proxy.Delay(delay)
+	s := startConfig(t, config{
+		global: redisGlobal(proxy.Addr, "timeout "+timeout.String()),
+		site:   "rate_limit {\nsize 9\non_error deny\n}\nrespond admitted",
+	})
+	// The greeting takes one delay, the script at least another.
+	if a := s.get("/"); a.StatusCode != 503 {
+		t.Errorf("got %s", a)
+	}
 }

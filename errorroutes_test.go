@@ -2,10 +2,12 @@ package ratelimit
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -42,18 +44,12 @@ func (h *holder) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhtt
 	return h.Routes.Compile(next).ServeHTTP(w, r)
 }
 
-// failures is a limit on failed logins, as a handler in JSON and as a named
-// route.
+// failures is a limit on failed logins, as a directive, as a handler in JSON and
+// as a named route.
 const (
+	failures      = "rate_limit failures {\nsize 1\ndrip_rate 30s\n}\n"
 	failuresJSON  = `{"handler": "rate_limit", "limits": [{"name": "failures", "size": 1, "drip_rate": "30s"}]}`
-	failuresRoute = `
-		&(failures) {
-			rate_limit failures {
-				size 1
-				drip_rate 30s
-			}
-		}
-	`
+	failuresRoute = "\n&(failures) {\n" + failures + "}\n"
 )
 
 // TestDenialWithinErrorRoutes guards that a limit in error routes, as against
@@ -64,81 +60,34 @@ func TestDenialWithinErrorRoutes(t *testing.T) {
 	const (
 		failing = `{"handle": [{"handler": "error", "status_code": "401"}]}`
 		page    = `{"handler": "static_response", "status_code": "401", "body": "error page"}`
+
+		page401 = "respond \"error page\" 401\n"
+		invoked = "invoke failures\n" + page401
 	)
+	on401 := func(routes string) string { return "error 401\nhandle_errors 401 {\n" + routes + "}\n" }
 	for name, c := range map[string]config{
-		"of the server": {site: `
-			error 401
-			handle_errors 401 {
-				rate_limit failures {
-					size 1
-					drip_rate 30s
-				}
-				respond "error page" 401
-			}
-		`},
+		"of the server": {site: on401(failures + page401)},
 		"of a subroute": {routes: `[{"handle": [{"handler": "subroute", "routes": [` + failing + `],
 			"errors": {"routes": [{"handle": [` + failuresJSON + `, ` + page + `]}]}}]}]`},
-		"in a named route": {site: `
-			error 401
-			handle_errors 401 {
-				invoke failures
-				respond "error page" 401
-			}
-		`, sites: failuresRoute},
-		"in a named route that another invokes": {site: `
-			error 401
-			handle_errors 401 {
-				invoke outer
-				respond "error page" 401
-			}
-		`, sites: failuresRoute + "&(outer) {\ninvoke failures\n}"},
-		"in a named route that is invoked elsewhere too": {site: `
-			route /elsewhere {
-				invoke failures
-			}
-			error 401
-			handle_errors 401 {
-				invoke failures
-				respond "error page" 401
-			}
-		`, sites: failuresRoute},
+		"in a named route": {site: on401(invoked), sites: failuresRoute},
+		"in a named route that another invokes": {
+			site:  on401("invoke outer\n" + page401),
+			sites: failuresRoute + "&(outer) {\ninvoke failures\n}",
+		},
+		"in a named route that is invoked elsewhere too": {
+			site: "route /elsewhere {\ninvoke failures\n}\n" + on401(invoked), sites: failuresRoute,
+		},
 		"in a named route that error routes of a subroute invoke too": {
-			site: "error 401\nhandle_errors 401 {\ninvoke failures\nrespond \"error page\" 401\n}",
+			site: on401(invoked),
 			routes: `[
 				{"match": [{"path": ["/elsewhere"]}], "handle": [{"handler": "subroute", "routes": [` + failing + `],
 					"errors": {"routes": [{"handle": [{"handler": "invoke", "name": "failures"}]}]}}]},
 				` + failing + `]`,
 			sites: "http://other.test:{port} {\ninvoke failures\n}" + failuresRoute,
 		},
-		"of a proxy's handle_response": {site: `
-			error 401
-			handle_errors 401 {
-				reverse_proxy ` + upstream + ` {
-					@any status 2xx
-					handle_response @any {
-						rate_limit failures {
-							size 1
-							drip_rate 30s
-						}
-						respond "error page" 401
-					}
-				}
-			}
-		`},
-		"in routes of another plugin": {site: `
-			error 401
-			handle_errors 401 {
-				route {
-					test_holder {
-						rate_limit failures {
-							size 1
-							drip_rate 30s
-						}
-						respond "error page" 401
-					}
-				}
-			}
-		`},
+		"of a proxy's handle_response": {site: on401(
+			"reverse_proxy " + upstream + " {\n@any status 2xx\nhandle_response @any {\n" + failures + page401 + "}\n}\n")},
+		"in routes of another plugin": {site: on401("route {\ntest_holder {\n" + failures + page401 + "}\n}\n")},
 		"of a subroute, with routes of another plugin": {routes: `[{"handle": [{"handler": "subroute",
 			"routes": [` + failing + `],
 			"errors": {"routes": [{"handle": [{"handler": "test_holder", "routes": [
@@ -157,10 +106,11 @@ func TestDenialWithinErrorRoutes(t *testing.T) {
 	}
 }
 
-// TestOtherSites guards that error routes of one site change nothing for
-// another, also where both are of one server: what is done to the 429 of a site
-// without error routes is done whether its neighbour has some or not.
-func TestOtherSites(t *testing.T) {
+// TestErrorRoutesOfOtherSites guards that error routes of one site change
+// nothing for another, also where both are of one server: what is done to the
+// 429 of a site without error routes is done whether its neighbour has some or
+// not.
+func TestErrorRoutesOfOtherSites(t *testing.T) {
 	const site = `
 		route {
 			header -X-RateLimit-Clear
@@ -197,9 +147,10 @@ func TestOtherSites(t *testing.T) {
 	}
 }
 
-// TestErrorRoutesOfPath guards that a denial gets to the error routes of its site
-// by the path that was asked for, as Caddy goes by that, though it was rewritten.
-func TestErrorRoutesOfPath(t *testing.T) {
+// TestErrorRoutesOfRewrittenPath guards that a denial gets to the error routes
+// of its site by the path that was asked for, as Caddy goes by that, though it
+// was rewritten.
+func TestErrorRoutesOfRewrittenPath(t *testing.T) {
 	s := startConfig(t, config{
 		site: "respond elsewhere",
 		sites: `
@@ -394,9 +345,10 @@ func TestErrorPlaceholders(t *testing.T) {
 	}
 }
 
-// TestWhoSeesDenials guards that a denial is an error wherever an error route
-// might shape it, and written directly, which costs less, where none could.
-func TestWhoSeesDenials(t *testing.T) {
+// TestDenialsReachErrorRoutes guards that a denial is an error wherever an error
+// route might shape it, and written directly, which costs less, where none
+// could.
+func TestDenialsReachErrorRoutes(t *testing.T) {
 	const (
 		limit    = `{"handler": "rate_limit", "limits": [{"size": 1}]}`
 		admitted = `{"handler": "static_response", "body": "admitted"}`
@@ -624,6 +576,155 @@ func TestWhoSeesDenials(t *testing.T) {
 			}
 			if want := map[bool]int{true: 0, false: 2}[tc.returned]; written != want {
 				t.Errorf("%d of 2 denials were written directly, want %d", written, want)
+			}
+		})
+	}
+}
+
+// TestBareDenial guards what clients get where nobody shapes it: status and
+// fields and no body.
+func TestBareDenial(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			size 1
+		}
+		respond "admitted"
+	`)
+	s.get("/")
+	for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS"} {
+		a := s.send(method, "/")
+		if got, want := a.String(), "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"; got != want {
+			t.Errorf("%s: got %s, want %s", method, got, want)
+		}
+		if a.body != "" || a.Header.Get("Content-Type") != "" {
+			t.Errorf("%s: got body %q of type %q, want none", method, a.body, a.Header.Get("Content-Type"))
+		}
+	}
+}
+
+// TestErrorRoutesShapeDenials guards that handle_errors makes the body of a 429
+// and our fields survive it, and that the error's text says what to do.
+func TestErrorRoutesShapeDenials(t *testing.T) {
+	s := startSite(t, `
+		rate_limit logins {
+			size 2
+			drip_rate 90s
+			cost {header.X-Cost}
+		}
+		handle_errors 429 {
+			header Content-Type text/plain
+			respond "{err.status_code} {err.status_text}: {err.message} ({http.rate_limit.exceeded.name})"
+		}
+		respond "admitted"
+	`)
+	a := s.get("/", "X-Cost: 2")
+	if got, want := a.String(), "200 limit=2 remaining=0 clear=180.000"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	s.run(
+		step{header: []string{"X-Cost: 1"},
+			want: "429 limit=2 remaining=0 clear=180.000 reset=90.000 retry-after=90",
+			body: "429 Too Many Requests: rate limit logins exceeded: retry after 90 s (logins)"},
+		step{header: []string{"X-Cost: 3"},
+			want: "429 limit=2 remaining=0 clear=180.000",
+			body: "429 Too Many Requests: rate limit logins exceeded: " +
+				"the request costs more than the limit holds (logins)"},
+	)
+	if got := s.get("/", "X-Cost: 1").Header.Get("Content-Type"); got != "text/plain" {
+		t.Errorf("a denial has Content-Type %q", got)
+	}
+}
+
+// TestLimitWithinErrorRoutes guards that limits work there too, such as one on
+// failed logins, and keep their fields clean of an upstream's.
+func TestLimitWithinErrorRoutes(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-RateLimit-Limit", "5000")
+		io.WriteString(w, "error page")
+	})
+	s := startSite(t, `
+		rate_limit all {
+			size 10
+			drip_rate 1m
+		}
+		error 401
+		handle_errors 401 {
+			rate_limit failures {
+				size 1
+				drip_rate 30s
+			}
+			reverse_proxy `+upstream+`
+		}
+	`)
+	s.run(
+		step{want: "200 limit=1 remaining=0 clear=60.000", body: "error page"},
+		step{after: 30 * time.Second, want: "200 limit=1 remaining=0 clear=90.000", body: "error page"},
+	)
+}
+
+// TestErrorsTellClientsLittle guards that error routes which show an error's
+// text tell clients neither where Redis is nor what the configuration says.
+func TestErrorsTellClientsLittle(t *testing.T) {
+	addr := redistest.FreeAddr(t)
+	s := startConfig(t, config{global: redisGlobal(addr, slowly), site: `
+		rate_limit {
+			size 1
+			cost {header.X-Cost}
+			on_error deny
+		}
+		handle_errors {
+			respond "{err.message}"
+		}
+		respond "admitted"
+	`})
+	for cost, status := range map[string]int{"1": 503, "canary": 400} {
+		a := s.get("/", "X-Cost: "+cost)
+		if want := "rate limits can't be checked for this request"; a.StatusCode != status || a.body != want {
+			t.Errorf("cost %s: got %d %q, want %d %q", cost, a.StatusCode, a.body, status, want)
+		}
+	}
+	if lines := s.log("error", ownLogger); len(lines) != 1 {
+		t.Errorf("got %v, want one line in the log, on the cost", lines)
+	}
+}
+
+// TestDenialsAreNotLogged guards that whoever is denied can't fill the log, and
+// that nothing in it tells whose bucket a request met.
+func TestDenialsAreNotLogged(t *testing.T) {
+	const canary = "canary-5fd4a1"
+	for name, site := range map[string]string{
+		"directly":             "",
+		"through error routes": "handle_errors {\nrespond {err.message}\n}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startSite(t, `
+				rate_limit {
+					key {header.X-Key}
+					size 1
+					limit never {
+						match /never
+						size {header.X-Size}
+						cost 2
+					}
+				}
+				respond "admitted"
+				`+site)
+			for range 5 {
+				s.get("/", "X-Key: "+canary)
+				s.get("/never", "X-Key: "+canary, "X-Size: 1")
+			}
+			if got := s.get("/", "X-Key: "+canary).StatusCode; got != 429 {
+				t.Fatalf("status %d, want a denial", got)
+			}
+			for _, e := range s.entries() {
+				logger, _ := e["logger"].(string)
+				ours := strings.HasPrefix(logger, ownLogger) || strings.HasPrefix(logger, errorLogger)
+				if ours && e["level"] != "debug" {
+					t.Errorf("a denial is logged: %v", e)
+				}
+				if strings.Contains(e.text(), canary) {
+					t.Errorf("a key is in the log: %s", e.text())
+				}
 			}
 		})
 	}

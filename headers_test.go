@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"net/textproto"
 	"os"
 	"regexp"
@@ -14,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dunglas/httpsfv"
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -101,20 +99,6 @@ func TestFieldNames(t *testing.T) {
 			t.Errorf("field %d is called %q, want %q", i, name, canonical)
 		}
 	}
-}
-
-// limitOf returns a limit that drips one unit a second, unless said otherwise.
-func limitOf(size int64, more ...any) limiter.Limit {
-	l := limiter.Limit{Size: size, DripRate: time.Second, DripSize: 1}
-	for _, m := range more {
-		switch m := m.(type) {
-		case time.Duration:
-			l.DripRate = m
-		case int:
-			l.DripSize = int64(m)
-		}
-	}
-	return l
 }
 
 // fieldsTests are what the buckets of one request decided and the fields that
@@ -365,61 +349,6 @@ func checkStructured(items []item, f fields) error {
 	return nil
 }
 
-// member is one member of a structured field list.
-type member struct {
-	name       string
-	unit       string // the value of qu
-	names      string // of the parameters, in order
-	parameters map[string]int64
-}
-
-// parseList parses a list of strings, each of them once, with integers as
-// parameters, but for qu, which is a string.
-func parseList(text string) ([]member, error) {
-	if text == "" {
-		return nil, nil
-	}
-	list, err := httpsfv.UnmarshalList([]string{text})
-	if err != nil {
-		return nil, err
-	}
-	var members []member
-	for _, m := range list {
-		it, ok := m.(httpsfv.Item)
-		if !ok {
-			return nil, fmt.Errorf("%T is no item", m)
-		}
-		name, ok := it.Value.(string)
-		if !ok {
-			return nil, fmt.Errorf("%v is no string but a %T", it.Value, it.Value)
-		}
-		if slices.ContainsFunc(members, func(m member) bool { return m.name == name }) {
-			return nil, fmt.Errorf("two members are called %q", name)
-		}
-		parsed := member{name: name, names: strings.Join(it.Params.Names(), " "), parameters: make(map[string]int64)}
-		for _, n := range it.Params.Names() {
-			v, _ := it.Params.Get(n)
-			if unit, ok := v.(string); ok && n == "qu" {
-				parsed.unit = unit
-				continue
-			}
-			integer, ok := v.(int64)
-			if !ok {
-				return nil, fmt.Errorf("%s=%v is no integer but a %T", n, v, v)
-			}
-			parsed.parameters[n] = integer
-		}
-		members = append(members, parsed)
-	}
-	return members, nil
-}
-
-// number returns the integer that text stands for.
-func number(text string) (n int64) {
-	fmt.Sscan(text, &n)
-	return n
-}
-
 // TestFieldsOfAnyDecision guards that whatever limits decide on whatever
 // requests, the fields parse and do not contradict each other.
 func TestFieldsOfAnyDecision(t *testing.T) {
@@ -500,9 +429,9 @@ func checkTimes(t *rapid.T, items []item, f fields) {
 	}
 }
 
-// TestKeep guards what becomes of values that others add to our fields: those
-// behind ours go, but what replaced or removed ours stays.
-func TestKeep(t *testing.T) {
+// TestValuesAddedToOurFields guards what becomes of values that others add to
+// our fields: those behind ours go, but what replaced or removed ours stays.
+func TestValuesAddedToOurFields(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
 		ours      string
@@ -536,10 +465,10 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// TestSetReplaces guards that our fields stand alone, whatever was there
-// before, that one we do not set any more goes, and that fields which were
+// TestFieldsReplaceWhatWasThere guards that our fields stand alone, whatever was
+// there before, that one we do not set any more goes, and that fields which were
 // never ours are left as they are.
-func TestSetReplaces(t *testing.T) {
+func TestFieldsReplaceWhatWasThere(t *testing.T) {
 	h := http.Header{
 		"X-Ratelimit-Limit": {"100", "200"},
 		"X-Ratelimit-Reset": {"1.000"},
@@ -556,76 +485,31 @@ func TestSetReplaces(t *testing.T) {
 // Guards that each limit has one member in the lists, and each member a name of
 // its own, however many blocks without a name a request passes, and if it passes
 // one block twice.
-func TestMembersAreUnique(t *testing.T) {
+func TestEachLimitIsListedOnce(t *testing.T) {
+	block := func(size int, headers string) string {
+		return fmt.Sprintf("rate_limit {\nsize %d\n%s\n}\n", size, headers)
+	}
+	const one, both = "headers ratelimit", "headers x-ratelimit ratelimit"
 	for _, tc := range []struct{ name, site, want string }{
 		{
-			"blocks without a name", `route {
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				rate_limit {
-					size 8
-					headers ratelimit
-				}
-				rate_limit {
-					key all
-					size 8
-					headers ratelimit
-				}
-				respond admitted
-			}`,
+			"blocks without a name", "route {\n" + block(9, one) + block(8, one) + block(8, one+"\nkey all") +
+				"respond admitted\n}",
 			`200 policy="default";q=9;w=9, "default#2";q=8;w=8, "default#3";q=8;w=8 ` +
 				`ratelimit="default";r=8;t=8, "default#2";r=7;t=7, "default#3";r=7;t=7`,
 		},
 		{
-			"blocks without a name that are one limit", `route {
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				rate_limit {
-					size 9
-					headers x-ratelimit ratelimit
-				}
-				respond admitted
-			}`,
+			"blocks without a name that are one limit", "route {\n" + block(9, one) + block(9, both) +
+				"respond admitted\n}",
 			`200 limit=9 remaining=7 clear=2.000 policy="default";q=9;w=9 ratelimit="default";r=7;t=7`,
 		},
 		{
-			"one of them again behind another", `route {
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				rate_limit {
-					size 8
-					headers ratelimit
-				}
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				rate_limit {
-					size 7
-					headers ratelimit
-				}
-				respond admitted
-			}`,
+			"one of them again behind another",
+			"route {\n" + block(9, one) + block(8, one) + block(9, one) + block(7, one) + "respond admitted\n}",
 			`200 policy="default#2";q=8;w=8, "default";q=9;w=9, "default#3";q=7;w=7 ` +
 				`ratelimit="default#2";r=7;t=7, "default";r=7;t=7, "default#3";r=6;t=6`,
 		},
 		{
-			"one of them without these fields", `route {
-				rate_limit {
-					size 9
-				}
-				rate_limit {
-					size 9
-					headers ratelimit
-				}
-				respond admitted
-			}`,
+			"one of them without these fields", "route {\n" + block(9, "") + block(9, one) + "respond admitted\n}",
 			`200 limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=7;t=7`,
 		},
 		{
@@ -709,7 +593,7 @@ var upstreamFields = map[string]string{
 	"X-RateLimit-Limit":     "5000",
 	"X-RateLimit-Remaining": "4999",
 	"X-RateLimit-Clear":     "1.5",
-	"X-RateLimit-Reset":     "1795259336",
+	"X-RateLimit-Reset":     "1795259336", // on denial ours; else it would not go with the others
 	"RateLimit-Policy":      `"up";q=5000;w=60`,
 	"RateLimit":             `"up";r=4999;t=1`,
 }
@@ -766,8 +650,7 @@ func TestUpstreamTrailers(t *testing.T) {
 					site:   "route {\n" + tc.block + "\nreverse_proxy " + upstream + "\n}",
 				})
 				if protocol == "HTTP/2.0" {
-					s.client.Transport.(*http.Transport).Protocols = new(http.Protocols)
-					s.client.Transport.(*http.Transport).Protocols.SetUnencryptedHTTP2(true)
+					s.useHTTP2()
 				}
 				for _, path := range []string{"/announced", "/sudden", "/partly"} {
 					a := s.get(path)
@@ -803,27 +686,12 @@ func TestEarlyHintsHaveOneLimit(t *testing.T) {
 	})
 	s := startSite(t, "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit\n}\nreverse_proxy "+upstream)
 	const ours = `limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`
-	var hints []string
-	ctx := httptrace.WithClientTrace(context.Background(), &httptrace.ClientTrace{
-		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-			hints = append(hints, fmt.Sprint(code, " ", header.Get("Link"), " ", fieldsIn(http.Header(header))))
-			return nil
-		},
-	})
-	req, err := http.NewRequestWithContext(ctx, "GET", s.url("/"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
+	hints, final := s.getWithHints("/")
 	const hint = "103 </style.css>; rel=preload " + ours
 	if want := []string{hint, hint}; !slices.Equal(hints, want) {
 		t.Errorf("got hints\n %q\nwant\n %q", hints, want)
 	}
-	if got, want := (answer{Response: res}).String(), "200 "+ours; got != want {
+	if got, want := final.String(), "200 "+ours; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
@@ -872,4 +740,143 @@ func remedy(t *testing.T) string {
 		t.Fatal("the documentation has no lines with header_down")
 	}
 	return strings.Join(lines, "\n")
+}
+
+// TestUpstreamFields guards that fields of ours which an upstream sends too do
+// not stand twice in the response, and that nothing else of it is lost.
+func TestUpstreamFields(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range upstreamFields {
+			w.Header().Set(name, value)
+		}
+		w.Header().Set("X-RateLimit-Resource", "core")
+		if r.URL.Path == "/busy" {
+			w.Header().Set("Retry-After", "120")
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		io.WriteString(w, "upstream")
+	})
+	site := `
+		@limited not path /free
+		rate_limit @limited {
+			size 9
+			headers %s
+		}
+		reverse_proxy ` + upstream
+
+	t.Run("both families", func(t *testing.T) {
+		s := startSite(t, fmt.Sprintf(site, "x-ratelimit ratelimit"))
+		s.run(
+			step{body: "upstream",
+				want: `200 limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`},
+			// When the upstream wants clients to wait it is not for us to change.
+			step{path: "/busy", body: "upstream", want: `503 limit=9 remaining=7 clear=2.000 retry-after=120 ` +
+				`policy="default";q=9;w=9 ratelimit="default";r=7;t=7`},
+		)
+		if got := s.get("/").Header.Values("X-RateLimit-Resource"); !slices.Equal(got, []string{"core"}) {
+			t.Errorf("a field of the upstream's own is %q", got)
+		}
+	})
+	t.Run("one family", func(t *testing.T) {
+		s := startSite(t, fmt.Sprintf(site, "x-ratelimit"))
+		s.run(step{want: `200 limit=9 remaining=8 clear=1.000 ` +
+			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
+	})
+	t.Run("no limit applies", func(t *testing.T) {
+		s := startSite(t, fmt.Sprintf(site, "x-ratelimit"))
+		s.run(step{path: "/free", want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
+			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
+	})
+	t.Run("off", func(t *testing.T) {
+		s := startSite(t, fmt.Sprintf(site, "off"))
+		s.run(step{want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
+			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
+	})
+}
+
+// TestHeadersOption guards which fields each word brings, and that no setting
+// hides from a denied client how long to wait.
+func TestHeadersOption(t *testing.T) {
+	for _, tc := range []struct{ headers, admitted, denied string }{
+		{"", "200 limit=1 remaining=0 clear=1.000",
+			"429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+		{"headers x-ratelimit", "200 limit=1 remaining=0 clear=1.000",
+			"429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+		{"headers ratelimit", `200 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`,
+			`429 retry-after=1 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`},
+		{"headers ratelimit x-ratelimit",
+			`200 limit=1 remaining=0 clear=1.000 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`,
+			`429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1 ` +
+				`policy="default";q=1;w=1 ratelimit="default";r=0;t=1`},
+		{"headers off", "200", "429 retry-after=1"},
+	} {
+		t.Run(tc.headers, func(t *testing.T) {
+			s := startSite(t, `
+				rate_limit {
+					size 1
+					`+tc.headers+`
+				}
+				respond "admitted"
+			`)
+			s.run(step{want: tc.admitted, body: "admitted"}, step{want: tc.denied})
+		})
+	}
+}
+
+// TestHeaderDirective guards that whoever configures a header directive has the
+// last word on our fields: they are not restored when removed or replaced.
+func TestHeaderDirective(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-RateLimit-Limit", "5000")
+	})
+	for _, tc := range []struct{ name, routes, want string }{
+		{"removed outside", `
+			header -X-RateLimit-Limit
+			rate_limit {
+				size 2
+			}
+			respond "admitted"`, "200 remaining=1 clear=1.000"},
+		{"all removed outside", `
+			header -X-RateLimit-*
+			rate_limit {
+				size 2
+			}
+			reverse_proxy ` + upstream, "200"},
+		{"replaced outside, when the response is written", `
+			header >X-RateLimit-Limit mine
+			rate_limit {
+				size 2
+			}
+			reverse_proxy ` + upstream, "200 limit=mine remaining=1 clear=1.000"},
+		{"removed inside", `
+			rate_limit {
+				size 2
+			}
+			header -X-RateLimit-Limit
+			respond "admitted"`, "200 remaining=1 clear=1.000"},
+		{"replaced inside", `
+			rate_limit {
+				size 2
+			}
+			header X-RateLimit-Limit mine
+			respond "admitted"`, "200 limit=mine remaining=1 clear=1.000"},
+		{"changed inside", `
+			rate_limit {
+				size 2
+			}
+			header X-RateLimit-Limit 2 two
+			reverse_proxy ` + upstream, "200 limit=two remaining=1 clear=1.000"},
+		// What stood there before is as an upstream's.
+		{"set outside, at once", `
+			header X-RateLimit-Limit mine
+			rate_limit {
+				size 2
+			}
+			respond "admitted"`, "200 limit=2 remaining=1 clear=1.000"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startSite(t, "route {"+tc.routes+"\n}")
+			s.run(step{want: tc.want})
+		})
+	}
 }

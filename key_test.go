@@ -2,9 +2,7 @@ package ratelimit
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -573,70 +571,6 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 	}
 }
 
-// Guards that an address that anyone may have forged is not relied on: while
-// the TLS handshake is incomplete a request whose key needs one is answered
-// 425, and any other is not.
-func TestKeyInEarlyData(t *testing.T) {
-	tests := []struct {
-		name, key string
-		values    map[string]string
-		refused   bool
-	}{
-		{"client address", "{http.vars.client_ip}", nil, true},
-		{"short name", "{client_ip}", nil, true},
-		{"remote address", "{http.request.remote.host}", nil, true},
-		{"prefix of the remote address", "{http.request.remote.host/24,64}", nil, true},
-		{"remote address with its port", "{http.request.remote}", nil, true},
-		{"remote port", "{http.request.remote.port}", nil, true},
-		{"address among others", "{a} {client_ip}", map[string]string{"a": "x"}, true},
-		{"address that stands in for a key", "{a}", nil, true},
-		{"default key", "", nil, true},
-		{"header", "{a}", map[string]string{"a": "x"}, false},
-		{"header that holds an address", "{a}", map[string]string{"a": "192.0.2.1"}, false},
-		{"host", "{http.request.host}", nil, false},
-		{"static", "everyone", nil, false},
-	}
-	for _, tc := range tests {
-		t.Run(tc.name, func(t *testing.T) {
-			for _, state := range []*tls.ConnectionState{nil, {HandshakeComplete: true}, {}} {
-				early := state != nil && !state.HandshakeComplete
-				l, _ := readyLimit(t, &Limit{Key: tc.key, Size: "1"})
-				c := newCheck()
-				c.request.TLS = state
-				for name, v := range tc.values {
-					c.replacer.Set(name, v)
-				}
-				err := l.apply(c)
-				if !early || !tc.refused {
-					if err != nil || len(c.buckets) != 1 {
-						t.Errorf("TLS %+v: got buckets %+v, %v, want one", state, c.buckets, err)
-					}
-					continue
-				}
-				ref, ok := errors.AsType[refusal](err)
-				const want = "TLS handshake not complete, the client's address cannot be verified"
-				if !ok || ref.status != http.StatusTooEarly || ref.Error() != want || len(c.buckets) != 0 {
-					t.Errorf("in early data got buckets %+v, %v, want status 425", c.buckets, err)
-				}
-			}
-		})
-	}
-}
-
-// Guards that a limit which does not apply needs no address either.
-func TestKeyInEarlyDataOutsideMatch(t *testing.T) {
-	var l Limit
-	if err := json.Unmarshal([]byte(`{"size":1,"match":[{"path":["/api/*"]}]}`), &l); err != nil {
-		t.Fatal(err)
-	}
-	readyLimit(t, &l)
-	c := newCheck()
-	c.request.TLS = new(tls.ConnectionState)
-	if err := l.apply(c); err != nil || len(c.buckets) != 0 {
-		t.Errorf("got buckets %+v, %v, want none", c.buckets, err)
-	}
-}
-
 // Guards that a request without a known client address is still limited.
 func TestUnknownClientAddress(t *testing.T) {
 	l, logs := readyLimit(t, &Limit{Size: "1"})
@@ -710,7 +644,7 @@ func TestValuesReadDirectly(t *testing.T) {
 // Guards that an inherited key is what its placeholders are where the limit
 // stands that takes it, when the matchers before it have set them: by another
 // limit's capture, strangers would share buckets and clients choose theirs.
-func TestInheritedKeyIsReadWhereItStands(t *testing.T) {
+func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 	s := startSite(t, `
 		rate_limit {
 			key {re.id.1}
@@ -843,7 +777,7 @@ func TestClientsWithoutAddress(t *testing.T) {
 
 // Guards what the documentation says of keys that can be told in several ways:
 // where an upstream goes by another, clients choose a fresh bucket for each.
-func TestKeysToldInSeveralWays(t *testing.T) {
+func TestKeysSentInSeveralWays(t *testing.T) {
 	for _, tc := range []struct {
 		key      string
 		requests []string // a path and header fields, separated by "; "
@@ -880,5 +814,132 @@ func TestKeysToldInSeveralWays(t *testing.T) {
 				t.Errorf("requests %q leave %s, want %s", tc.requests, got, tc.want)
 			}
 		})
+	}
+}
+
+// TestKeysChooseBuckets guards whose bucket a request meets.
+func TestKeysChooseBuckets(t *testing.T) {
+	const site = `
+		rate_limit {
+			key %s
+			size 9
+		}
+		respond "admitted"
+	`
+	for _, tc := range []struct {
+		key      string
+		requests []string // header fields of each, separated by "; "
+		want     string   // how much each leaves of the 9
+	}{
+		{"{header.X-Key}", []string{"X-Key: a", "X-Key: a", "X-Key: b", "X-Key: A"}, "8 7 8 8"},
+		// Without the field it is the client's address, apart from other keys.
+		{"{header.X-Key}", []string{"X-Key: 127.0.0.1", "", "", "X-Key: 127.0.0.1", "X-Key: "}, "8 8 7 7 6"},
+		// A field sent twice is as one with both values.
+		{"{header.X-Key}", []string{"X-Key: a", "X-Key: a; X-Key: b", "X-Key: a,b", "X-Key: a"}, "8 8 7 7"},
+		{"{header.X-Key}{header.X-More}", []string{"X-Key: a; X-More: bc", "X-Key: ab; X-More: c"}, "8 8"},
+		{"{header.X-Key}{header.X-More}", []string{"X-Key: a", "X-More: a", "X-Key: a", ""}, "8 8 7 8"},
+		{"user-{header.X-Key}", []string{"X-Key: a", "", "X-Key: a"}, "8 8 7"},
+		{"everyone", []string{"", "X-Key: a", "X-Forwarded-For: 1.2.3.4"}, "8 7 6"},
+		// An address is normalised wherever it comes from.
+		{"{header.X-Key}", []string{"X-Key: 1.2.3.4", "X-Key: ::ffff:1.2.3.4", "X-Key: ::FFFF:102:304"}, "8 7 6"},
+		{"{header.X-Key}", []string{
+			"X-Key: 2001:db8::1", "X-Key: 2001:db8:0:0:8::2", "X-Key: 2001:db8:0:1::1",
+		}, "8 7 8"},
+		{"{client_ip}", []string{
+			"X-Forwarded-For: 1.2.3.4", "X-Forwarded-For: ::ffff:1.2.3.4", "X-Forwarded-For: 1.2.3.5", "",
+		}, "8 7 8 8"},
+		{"{client_ip}", []string{
+			"X-Forwarded-For: 2001:db8::1", "X-Forwarded-For: 2001:db8::ffff:ffff:ffff:ffff",
+			"X-Forwarded-For: 2001:db8:0:1::1", "X-Forwarded-For: 2001:db8::1%eth0",
+		}, "8 7 8 6"},
+		{"{client_ip} {header.X-Key}", []string{
+			"X-Forwarded-For: 2001:db8::1; X-Key: a", "X-Forwarded-For: 2001:db8::2; X-Key: a",
+			"X-Forwarded-For: 2001:db8::2; X-Key: b",
+		}, "8 7 8"},
+		{"{remote_host}", []string{"X-Forwarded-For: 1.2.3.4", "X-Forwarded-For: 1.2.3.5"}, "8 7"},
+		// A request without a key is still told by its prefix.
+		{"{header.X-Key}", []string{"X-Forwarded-For: 2001:db8::1", "X-Forwarded-For: 2001:db8::2"}, "8 7"},
+		{"{header.X-Key}\nipv6_prefix 128", []string{
+			"X-Key: 2001:db8::1", "X-Key: 2001:DB8:0::1%eth0", "X-Key: 2001:db8::2",
+		}, "8 7 8"},
+		{"{client_ip}\nipv4_prefix 24\nipv6_prefix 48", []string{
+			"X-Forwarded-For: 1.2.3.4", "X-Forwarded-For: 1.2.3.5", "X-Forwarded-For: 1.2.4.4",
+			"X-Forwarded-For: 2001:db8:0:1::1", "X-Forwarded-For: 2001:db8:0:2::1",
+			"X-Forwarded-For: 2001:db8:1::1",
+		}, "8 7 8 8 7 8"},
+	} {
+		t.Run(tc.key, func(t *testing.T) {
+			s := startConfig(t, config{
+				global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+				site:   fmt.Sprintf(site, quoted(tc.key)),
+			})
+			var left []string
+			for _, header := range tc.requests {
+				var fields []string
+				if header != "" {
+					fields = strings.Split(header, "; ")
+				}
+				left = append(left, s.get("/", fields...).Header.Get("X-RateLimit-Remaining"))
+			}
+			if got := strings.Join(left, " "); got != tc.want {
+				t.Errorf("requests %q leave %s, want %s", tc.requests, got, tc.want)
+			}
+		})
+	}
+}
+
+// quoted returns a value of the Caddyfile, in quotes if it has spaces, and the
+// lines behind it as they are.
+func quoted(text string) string {
+	value, rest, _ := strings.Cut(text, "\n")
+	return fmt.Sprintf("%q\n%s", value, rest)
+}
+
+// TestAddressNotTrusted guards that clients can't choose their bucket by a
+// field that only proxies may send.
+func TestAddressNotTrusted(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			size 1
+		}
+		respond "admitted"
+	`)
+	s.run(
+		step{header: []string{"X-Forwarded-For: 1.2.3.4"}, want: "200 limit=1 remaining=0 clear=1.000"},
+		step{header: []string{"X-Forwarded-For: 1.2.3.5"},
+			want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+	)
+}
+
+// TestMissingKeyIsReported guards that whoever runs the server learns, once for
+// each limit, that requests come without a key.
+func TestMissingKeyIsReported(t *testing.T) {
+	s := startSite(t, `
+		rate_limit by-key {
+			key {header.X-Key}
+			size 9
+			limit deeper {
+				size 8
+			}
+		}
+		respond "{http.rate_limit.limit}"
+	`)
+	s.get("/", "X-Key: a")
+	if warnings := s.log("warn", ownLogger); len(warnings) > 0 {
+		t.Errorf("with a key: %v", warnings)
+	}
+	for range 3 {
+		// Clients learn nothing of it.
+		if a := s.get("/"); a.body != "by-key/deeper" {
+			t.Errorf("the limit is called %q", a.body)
+		}
+	}
+	var got []string
+	for _, e := range s.log("warn", ownLogger) {
+		got = append(got, fmt.Sprint(e["limit"], " ", e["key"]))
+	}
+	want := []string{"by-key {http.request.header.X-Key}", "by-key/deeper {http.request.header.X-Key}"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got warnings of %q, want %q", got, want)
 	}
 }

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +12,7 @@ import (
 // Guards that a denied client which waits as long as it is told is admitted:
 // the wait is that of every bucket that has no room for the same request once
 // this one is charged, not only of those that denied it.
-func TestWaitIsOfAllBuckets(t *testing.T) {
+func TestRetryTimeCoversAllBuckets(t *testing.T) {
 	tests := []struct {
 		name  string
 		site  string
@@ -184,7 +185,7 @@ func TestUnnamedLimitsWithOneKeyShare(t *testing.T) {
 // Guards that one wait is enough for any limits in any blocks: a client that
 // comes again when told to is admitted, unless a block denies it that the request
 // did not reach before.
-func TestOneWaitIsEnough(t *testing.T) {
+func TestClientAdmittedAfterOneWait(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, seed))
@@ -235,4 +236,300 @@ func TestOneWaitIsEnough(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDripSize guards that each drip takes drip_size units at once, also where
+// the last is short, and that the wait for a dear request is exact.
+func TestDripSize(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			size 5
+			drip_rate 1s
+			drip_size 2
+			cost {header.X-Cost}
+		}
+		respond "admitted"
+	`)
+	cost := func(n string) []string { return []string{"X-Cost: " + n} }
+	s.run(
+		step{header: cost("5"), want: "200 limit=5 remaining=0 clear=3.000"},
+		step{header: cost("1"), want: "429 limit=5 remaining=0 clear=3.000 reset=1.000 retry-after=1"},
+		step{header: cost("3"), want: "429 limit=5 remaining=0 clear=3.000 reset=2.000 retry-after=2"},
+		step{after: time.Second - µs, header: cost("1"),
+			want: "429 limit=5 remaining=0 clear=2.001 reset=0.001 retry-after=1"},
+		step{after: µs, header: cost("1"), want: "200 limit=5 remaining=1 clear=2.000"},
+		step{header: cost("2"), want: "429 limit=5 remaining=1 clear=2.000 reset=1.000 retry-after=1"},
+		step{header: cost("1"), want: "200 limit=5 remaining=0 clear=3.000"},
+	)
+}
+
+// TestNestedLimits guards that a limit within another applies only where that one
+// does, and that a request is charged to all that apply.
+func TestNestedLimits(t *testing.T) {
+	s := startSite(t, `
+		rate_limit all {
+			size 10
+			limit api {
+				match /api/*
+				size 4
+				limit writes {
+					match {
+						method POST PUT
+					}
+					size 2
+				}
+			}
+			limit api-free {
+				match {
+					not path /api/*
+				}
+				size 9
+			}
+			headers ratelimit
+		}
+		respond "{http.rate_limit.limit}"
+	`)
+	const (
+		all    = `"all";q=10;w=10`
+		api    = `"all/api";q=4;w=4`
+		writes = `"all/api/writes";q=2;w=2`
+		free   = `"all/api-free";q=9;w=9`
+	)
+	s.run(
+		step{path: "/", body: "all/api-free",
+			want: `200 policy=` + all + `, ` + free + ` ratelimit="all";r=9;t=9, "all/api-free";r=8;t=8`},
+		// A method alone does not reach the innermost limit.
+		step{path: "/", method: "POST",
+			want: `200 policy=` + all + `, ` + free + ` ratelimit="all";r=8;t=8, "all/api-free";r=7;t=7`},
+		step{path: "/api/x", body: "all/api",
+			want: `200 policy=` + all + `, ` + api + ` ratelimit="all";r=7;t=7, "all/api";r=3;t=3`},
+		step{path: "/api/x", method: "PUT", body: "all/api/writes",
+			want: `200 policy=` + all + `, ` + api + `, ` + writes +
+				` ratelimit="all";r=6;t=6, "all/api";r=2;t=2, "all/api/writes";r=1;t=1`},
+	)
+}
+
+// TestMatchForms guards that a limit's matcher may be a named one, a path,
+// matchers in a line or in a block, and * for all requests.
+func TestMatchForms(t *testing.T) {
+	s := startSite(t, `
+		@get method GET
+		rate_limit {
+			limit named {
+				match @get
+				size 90
+			}
+			limit path {
+				match /a*
+				size 80
+			}
+			limit line {
+				match method GET
+				size 70
+			}
+			limit block {
+				match {
+					path /ab*
+					method GET
+				}
+				size 60
+			}
+			limit any {
+				match *
+				size 50
+			}
+			headers ratelimit
+		}
+		respond "admitted"
+	`)
+	applied := regexp.MustCompile(`"[^"]*"`)
+	for _, tc := range []struct{ method, path, want string }{
+		{"GET", "/ab", `"named" "path" "line" "block" "any"`},
+		{"GET", "/ac", `"named" "path" "line" "any"`},
+		{"POST", "/ab", `"path" "any"`},
+		{"POST", "/", `"any"`},
+	} {
+		policy := s.send(tc.method, tc.path).Header.Get("RateLimit-Policy")
+		if got := strings.Join(applied.FindAllString(policy, -1), " "); got != tc.want {
+			t.Errorf("%s %s: limits %s apply, want %s", tc.method, tc.path, got, tc.want)
+		}
+	}
+}
+
+// TestAtomicAccounting guards that a denied request uses up no limit anywhere:
+// neither above the one that denies nor within it nor beside it.
+func TestAtomicAccounting(t *testing.T) {
+	s := startSite(t, `
+		rate_limit all {
+			size 10
+			limit api {
+				match /api
+				size 2
+				limit deep {
+					size 7
+				}
+			}
+			headers ratelimit
+		}
+		respond "admitted"
+	`)
+	const policies = `policy="all";q=10;w=10, "all/api";q=2;w=2, "all/api/deep";q=7;w=7 `
+	s.run(
+		step{path: "/api", want: `200 ` + policies +
+			`ratelimit="all";r=9;t=9, "all/api";r=1;t=1, "all/api/deep";r=6;t=6`},
+		step{path: "/api", want: `200 ` + policies +
+			`ratelimit="all";r=8;t=8, "all/api";r=0;t=1, "all/api/deep";r=5;t=5`},
+	)
+	s.run(times(5, step{path: "/api", want: `429 retry-after=1 ` + policies +
+		`ratelimit="all";r=8, "all/api";r=0;t=1, "all/api/deep";r=5`})...)
+	s.run(step{path: "/", want: `200 policy="all";q=10;w=10 ratelimit="all";r=7;t=7`})
+}
+
+// TestEachAccounting guards the other way to account, by the table of its
+// source: whoever keeps asking for what is full uses up what is not.
+func TestEachAccounting(t *testing.T) {
+	s := startSite(t, `
+		rate_limit user {
+			size 16
+			drip_rate 2s
+			accounting each
+			limit trade {
+				match /trade
+				size 6
+				drip_rate 1500ms
+			}
+		}
+		respond "admitted"
+	`)
+	for n := 1; n <= 6; n++ {
+		s.run(step{path: "/trade", want: fmt.Sprintf("200 limit=6 remaining=%d clear=%d.000", 6-n, 2*n)})
+	}
+	for n := 7; n <= 15; n++ {
+		s.run(step{path: "/trade",
+			want: fmt.Sprintf("429 limit=6 remaining=0 clear=%d.000 reset=1.500 retry-after=2", 2*n)})
+	}
+	s.run(
+		// What this one is charged fills the user's bucket: the wait is for both.
+		step{path: "/trade", want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+		step{path: "/trade", want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+		step{path: "/trade", want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+		step{want: "429 limit=16 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+	)
+}
+
+// TestLegacyLimit guards the limits told by max, duration and min_interval:
+// bursts of max, that many per duration on average, and between any two
+// requests at least the interval.
+func TestLegacyLimit(t *testing.T) {
+	t.Run("max and duration", func(t *testing.T) {
+		s := startSite(t, `
+			rate_limit {
+				max 3
+				duration 10s
+			}
+			respond "admitted"
+		`)
+		// 10 s / 3, rounded up to a whole microsecond: never more than max on average.
+		s.run(
+			step{want: "200 limit=3 remaining=2 clear=3.334"},
+			step{want: "200 limit=3 remaining=1 clear=6.667"},
+			step{want: "200 limit=3 remaining=0 clear=10.001"},
+			step{want: "429 limit=3 remaining=0 clear=10.001 reset=3.334 retry-after=4"},
+			step{after: 3_333_333 * µs, want: "429 limit=3 remaining=0 clear=6.667 reset=0.001 retry-after=1"},
+			step{after: µs, want: "200 limit=3 remaining=0 clear=10.001"},
+		)
+	})
+	t.Run("min_interval", func(t *testing.T) {
+		s := startSite(t, `
+			rate_limit login {
+				max 3
+				duration 6s
+				min_interval 500ms
+			}
+			handle_errors {
+				respond "{http.rate_limit.exceeded.name}"
+			}
+			respond "admitted"
+		`)
+		s.run(
+			step{want: "200 limit=1 remaining=0 clear=2.000"},
+			step{want: "429 limit=1 remaining=0 clear=2.000 reset=0.500 retry-after=1",
+				body: "login/min_interval"},
+			step{after: 500*ms - µs, want: "429 limit=1 remaining=0 clear=1.501 reset=0.001 retry-after=1"},
+			step{after: µs, want: "200 limit=1 remaining=0 clear=3.500"},
+			// Those that came too early used up none of the 3.
+			step{after: 500 * ms, want: "200 limit=1 remaining=0 clear=5.000"},
+			step{after: 500 * ms, want: "429 limit=3 remaining=0 clear=4.500 reset=0.500 retry-after=1",
+				body: "login"},
+			step{after: 500 * ms, want: "200 limit=1 remaining=0 clear=6.000"},
+		)
+	})
+	t.Run("cost and factor apply to the burst alone", func(t *testing.T) {
+		s := startSite(t, `
+			rate_limit {
+				max 2
+				duration 2s
+				min_interval 1s
+				cost 2
+				factor 0.5
+			}
+			respond "admitted"
+		`)
+		s.run(
+			step{want: "200 limit=1 remaining=0 clear=2.000"},
+			step{want: "429 limit=1 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
+			step{after: time.Second, want: "200 limit=1 remaining=0 clear=3.000"},
+			step{after: time.Second, want: "200 limit=1 remaining=0 clear=4.000"},
+			step{after: time.Second, want: "429 limit=1 remaining=1 clear=3.000 reset=1.000 retry-after=1"},
+		)
+	})
+}
+
+// TestNeverAdmitted guards what a request gets that costs more than the bucket
+// holds: a denial that does not invite to retry, and no charge.
+func TestNeverAdmitted(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			size 3
+			cost {header.X-Cost}
+			headers x-ratelimit ratelimit
+		}
+		respond "admitted"
+	`)
+	s.run(
+		step{header: []string{"X-Cost: 4"},
+			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=3`},
+		step{header: []string{"X-Cost: 562949953421312"},
+			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=3`},
+		step{header: []string{"X-Cost: 3"},
+			want: `200 limit=3 remaining=0 clear=3.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=0;t=1`},
+	)
+}
+
+// TestSitesShareBuckets guards that limits of one name and equal numbers share
+// their buckets on all sites, and others do not.
+func TestSitesShareBuckets(t *testing.T) {
+	const limits = `
+		rate_limit /named api {
+			size 2
+		}
+		rate_limit /unnamed {
+			size %d
+		}
+		respond "admitted"
+	`
+	s := startConfig(t, config{
+		site:  fmt.Sprintf(limits, 5),
+		sites: "http://other.test:{port} {\nlog\n" + fmt.Sprintf(limits, 6) + "\n}",
+	})
+	other := func(path, want string) step {
+		return step{path: path, header: []string{"Host: other.test"}, want: want}
+	}
+	s.run(
+		step{path: "/named", want: "200 limit=2 remaining=1 clear=1.000"},
+		other("/named", "200 limit=2 remaining=0 clear=2.000"),
+		step{path: "/named", want: "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
+		step{path: "/unnamed", want: "200 limit=5 remaining=4 clear=1.000"},
+		other("/unnamed", "200 limit=6 remaining=5 clear=1.000"),
+	)
 }

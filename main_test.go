@@ -4,14 +4,20 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -21,7 +27,12 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
+	"github.com/dunglas/httpsfv"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -39,6 +50,11 @@ const (
 	// inUse is what errors say when another process took a port that was free
 	// a moment before.
 	inUse = "address already in use"
+)
+
+const (
+	ms = time.Millisecond
+	µs = time.Microsecond
 )
 
 // storage is where Caddy may write while tests run.
@@ -217,10 +233,30 @@ func (s *server) get(path string, header ...string) answer {
 	return s.send("GET", path, header...)
 }
 
+// getWithHints is get, and returns the informational responses too: the status,
+// the field Link and our fields of each.
+func (s *server) getWithHints(path string) (hints []string, final answer) {
+	s.t.Helper()
+	ctx := httptrace.WithClientTrace(s.t.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+			hints = append(hints, fmt.Sprint(code, " ", header.Get("Link"), " ", fieldsIn(http.Header(header))))
+			return nil
+		},
+	})
+	final = s.sendContext(ctx, "GET", path)
+	return hints, final
+}
+
 // send sends a request and returns the whole answer.
 func (s *server) send(method, path string, header ...string) answer {
 	s.t.Helper()
-	req, err := http.NewRequest(method, s.url(path), nil)
+	return s.sendContext(s.t.Context(), method, path, header...)
+}
+
+// sendContext is send with a context.
+func (s *server) sendContext(ctx context.Context, method, path string, header ...string) answer {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, method, s.url(path), nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -243,6 +279,21 @@ func (s *server) send(method, path string, header ...string) answer {
 	}
 	s.requests++
 	return answer{res, string(body)}
+}
+
+// from makes s send from another loopback address, as another client would.
+func (s *server) from(address string) {
+	s.t.Helper()
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	s.client.CloseIdleConnections()
+	s.client.Transport = &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}
+}
+
+// useHTTP2 makes s send over HTTP/2 without TLS, for a server with protocol h2c.
+func (s *server) useHTTP2() {
+	transport := s.client.Transport.(*http.Transport)
+	transport.Protocols = new(http.Protocols)
+	transport.Protocols.SetUnencryptedHTTP2(true)
 }
 
 // answer is a response and its body.
@@ -382,6 +433,21 @@ func (s *server) lastAccess() entry {
 	return nil
 }
 
+// activeServer returns the HTTP server of the config that Caddy runs.
+func activeServer(t testing.TB) *caddyhttp.Server {
+	t.Helper()
+	app, err := caddy.ActiveContext().AppIfConfigured("http")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return app.(*caddyhttp.App).Servers["srv0"]
+}
+
+// received returns r as if it had come over a connection.
+func received(r *http.Request) *http.Request {
+	return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{}))
+}
+
 // readEntries reads a log file, but for a line that is still being written.
 func readEntries(t testing.TB, path string) []entry {
 	t.Helper()
@@ -449,22 +515,8 @@ func tryProcess(t testing.TB, c config) (addr string, err error) {
 	if err := os.WriteFile(file, caddyfile, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	output := new(bytes.Buffer)
-	cmd := exec.Command(self, "run", "--config", file)
-	cmd.Env = append(os.Environ(), asCaddy+"=1")
-	cmd.Stdout, cmd.Stderr = output, output
-	exited, err := redistest.Run(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		<-exited
-	})
+	cmd, exited := runCaddy(t, file, output)
 	eventually(t, "a Caddy process that serves", func() bool {
 		select {
 		case <-exited:
@@ -479,4 +531,327 @@ func tryProcess(t testing.TB, c config) (addr string, err error) {
 		return errDial == nil
 	})
 	return addr, err
+}
+
+// runCaddy starts a Caddy with a Caddyfile in a process of its own, until the
+// test ends. The channel is closed once it has exited.
+func runCaddy(t testing.TB, caddyfile string, output io.Writer) (*exec.Cmd, <-chan struct{}) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "run", "--config", caddyfile)
+	cmd.Env = append(os.Environ(), asCaddy+"=1")
+	cmd.Stdout, cmd.Stderr = output, output
+	exited, err := redistest.Run(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-exited
+	})
+	return cmd, exited
+}
+
+// newUpstream starts a server for Caddy to proxy to and returns its host:port.
+func newUpstream(t testing.TB, h http.HandlerFunc) string {
+	upstream := httptest.NewServer(h)
+	t.Cleanup(upstream.Close)
+	return upstream.Listener.Addr().String()
+}
+
+// slowly gives requests time, for tests of other things than timeouts.
+const slowly = "timeout 10s"
+
+// redisGlobal returns the global option for a Redis server at addr.
+func redisGlobal(addr string, options ...string) string {
+	return "rate_limit {\nredis " + addr + " {\n" + strings.Join(options, "\n") + "\n}\n}"
+}
+
+// adaptCaddyfile returns the JSON that a Caddyfile stands for. A warning, such
+// as that it is not formatted, is an error.
+func adaptCaddyfile(src string) ([]byte, error) {
+	options := map[string]any{"filename": "Caddyfile"}
+	out, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), options)
+	if err == nil && len(warnings) > 0 {
+		err = fmt.Errorf("warnings: %v", warnings)
+	}
+	return out, err
+}
+
+// validateConfig loads a configuration as `caddy validate` does, without admin
+// endpoint and logs.
+func validateConfig(config []byte) error {
+	var cfg caddy.Config
+	if err := caddy.StrictUnmarshalJSON(config, &cfg); err != nil {
+		return err
+	}
+	cfg.Admin = &caddy.AdminConfig{Disabled: true}
+	cfg.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		"default": {BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"discard"}`)}},
+	}}
+	return caddy.Validate(&cfg)
+}
+
+// validateCaddyfile adapts a Caddyfile, formatted or not, and validates what
+// it stands for.
+func validateCaddyfile(src string) error {
+	options := map[string]any{"filename": "Caddyfile"}
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), options)
+	if err != nil {
+		return err
+	}
+	return validateConfig(config)
+}
+
+// configOf returns a configuration with one handler.
+func configOf(handler string) []byte {
+	return []byte(`{"apps":{"http":{"servers":{"srv":{"listen":[":8080"],` +
+		`"routes":[{"handle":[{` + handler + `}]}]}}}}}`)
+}
+
+// inLines makes a Caddyfile of text that stands in one line.
+func inLines(text string) string { return strings.ReplaceAll(text, "; ", "\n") }
+
+// Line numbers in errors count from these.
+func inLimit(block string) string { // line 3 is the first of the block
+	return ":8080 {\nrate_limit api {\n" + inLines(block) + "\n}\n}\n"
+}
+
+func inSite(directives string) string { // line 2 is the first directive
+	return ":8080 {\n" + inLines(directives) + "\n}\n"
+}
+
+func inApp(block string) string { // line 3 is the first of the block
+	return "{\nrate_limit {\n" + inLines(block) + "\n}\n}\n:8080 {\nrespond ok\n}\n"
+}
+
+// wrapping is what Caddy puts in front of our errors.
+var wrapping = regexp.MustCompile(`^.*(parsing caddyfile tokens for 'rate_limit'|` +
+	`(provision|decoding module config:) (http\.handlers\.)?rate_limit): `)
+
+// wantError checks an error: behind what Caddy puts in front of it, it is
+// exactly the one line that is wanted, nothing if it is to be accepted.
+func wantError(t *testing.T, err error, want string) {
+	t.Helper()
+	got := ""
+	if err != nil {
+		got = wrapping.ReplaceAllLiteralString(err.Error(), "")
+	}
+	if got != want {
+		t.Errorf("\n got error %q\nwant error %q", got, want)
+	}
+	if strings.Contains(got, "\n") {
+		t.Errorf("error %q has several lines, want one", got)
+	}
+}
+
+// checkStoredAgain checks that all that is ours in a configuration has a field
+// in our types, and is the same when it is written from them. It returns how
+// many modules of ours there are.
+func checkStoredAgain(t *testing.T, config []byte) (found int) {
+	t.Helper()
+	check := func(module any, raw map[string]any) {
+		found++
+		text, err := json.Marshal(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := caddy.StrictUnmarshalJSON(text, module); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+		stored, err := json.Marshal(module)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again map[string]any
+		if err := json.Unmarshal(stored, &again); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(again, raw) {
+			t.Errorf("stored again got\n%s\nwant\n%s", stored, text)
+		}
+	}
+	var search func(any)
+	search = func(value any) {
+		switch value := value.(type) {
+		case []any:
+			for _, v := range value {
+				search(v)
+			}
+		case map[string]any:
+			if value["handler"] == "rate_limit" {
+				delete(value, "handler") // Caddy's own
+				check(new(Handler), value)
+				return
+			}
+			for name, v := range value {
+				if app, ok := v.(map[string]any); ok && name == "rate_limit" {
+					check(new(App), app)
+					continue
+				}
+				search(v)
+			}
+		}
+	}
+	var all map[string]any
+	if err := json.Unmarshal(config, &all); err != nil {
+		t.Fatal(err)
+	}
+	search(all)
+	return found
+}
+
+// What would be right, in errors that several tests want.
+const (
+	wantUnits    = `want a whole number from 1 to 562949953421312`
+	wantInterval = `want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`
+	wantFactor   = `want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2`
+	wantHolder   = `, or a placeholder`
+	wantBits4    = `want a whole number of bits from 1 to 32`
+	wantBits6    = `want a whole number of bits from 1 to 128`
+	wantName     = `want 1 to 64 letters, digits, '_', '.' or '-'`
+	wantSize     = `want one that leaves a size of at most 562949953421312`
+	wantDrain    = `a full bucket and one drip more must drain within 35 years`
+	wantEither   = `want either size, drip_rate and drip_size or max, duration and min_interval`
+	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
+	wantOutside  = `want it in the rate_limit block itself: it is of the whole handler`
+	wantOption   = `want one of key, size, drip_rate, drip_size, cost, factor, max, duration, ` +
+		`min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers, on_error`
+	wantPolicy    = `want fallback, allow or deny`
+	limitsNothing = `it limits nothing, want size, max or limits within it`
+	wantAddress   = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
+)
+
+// provisionApp returns an app that is ready to start, until the test ends.
+func provisionApp(t *testing.T, config string) *App {
+	t.Helper()
+	app := new(App)
+	if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
+	t.Cleanup(cancel)
+	if err := app.Provision(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cleanUp(t, app) })
+	return app
+}
+
+// cleanUp does what Caddy does with an app whose configuration ends.
+func cleanUp(t *testing.T, app *App) {
+	t.Helper()
+	if err := app.Cleanup(); err != nil {
+		t.Error(err)
+	}
+}
+
+// setDrainTime sets for how long a store that no config uses stays open, until
+// the test ends.
+func setDrainTime(t testing.TB, d time.Duration) {
+	original := drainTime
+	drainTime = d
+	t.Cleanup(func() { drainTime = original })
+}
+
+// readyLimit returns a limit that is ready for requests, and what it logs.
+func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
+	t.Helper()
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+	t.Cleanup(cancel)
+	defs := newDefinitions()
+	if err := l.provision(ctx, nil, defs.inHandler()); err != nil {
+		t.Fatal(err)
+	}
+	core, logs := observer.New(zapcore.DebugLevel)
+	setLogger(l, zap.New(core))
+	return l, logs
+}
+
+func setLogger(l *Limit, logger *zap.Logger) {
+	l.logger = logger
+	for _, child := range l.Limits {
+		setLogger(child, logger)
+	}
+}
+
+// newCheck returns the check of a new request, before any limit has been
+// applied. Its client has the address 192.0.2.1.
+func newCheck() *check {
+	r := httptest.NewRequest("GET", "/", nil)
+	repl := caddy.NewReplacer()
+	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
+	return &check{request: r, replacer: repl}
+}
+
+// limitOf returns a limit that drips one unit a second, unless said otherwise.
+func limitOf(size int64, more ...any) limiter.Limit {
+	l := limiter.Limit{Size: size, DripRate: time.Second, DripSize: 1}
+	for _, m := range more {
+		switch m := m.(type) {
+		case time.Duration:
+			l.DripRate = m
+		case int:
+			l.DripSize = int64(m)
+		}
+	}
+	return l
+}
+
+// member is one member of a structured field list.
+type member struct {
+	name       string
+	unit       string // the value of qu
+	names      string // of the parameters, in order
+	parameters map[string]int64
+}
+
+// parseList parses a list of strings, each of them once, with integers as
+// parameters, but for qu, which is a string.
+func parseList(text string) ([]member, error) {
+	if text == "" {
+		return nil, nil
+	}
+	list, err := httpsfv.UnmarshalList([]string{text})
+	if err != nil {
+		return nil, err
+	}
+	var members []member
+	for _, m := range list {
+		it, ok := m.(httpsfv.Item)
+		if !ok {
+			return nil, fmt.Errorf("%T is no item", m)
+		}
+		name, ok := it.Value.(string)
+		if !ok {
+			return nil, fmt.Errorf("%v is no string but a %T", it.Value, it.Value)
+		}
+		if slices.ContainsFunc(members, func(m member) bool { return m.name == name }) {
+			return nil, fmt.Errorf("two members are called %q", name)
+		}
+		parsed := member{name: name, names: strings.Join(it.Params.Names(), " "), parameters: make(map[string]int64)}
+		for _, n := range it.Params.Names() {
+			v, _ := it.Params.Get(n)
+			if unit, ok := v.(string); ok && n == "qu" {
+				parsed.unit = unit
+				continue
+			}
+			integer, ok := v.(int64)
+			if !ok {
+				return nil, fmt.Errorf("%s=%v is no integer but a %T", n, v, v)
+			}
+			parsed.parameters[n] = integer
+		}
+		members = append(members, parsed)
+	}
+	return members, nil
+}
+
+// number returns the integer that text stands for.
+func number(text string) (n int64) {
+	fmt.Sscan(text, &n)
+	return n
 }

@@ -2,14 +2,18 @@ package ratelimit
 
 import (
 	"bufio"
+	"compress/gzip"
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,14 +24,6 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
-
-// from makes s send from another loopback address, as another client would.
-func (s *server) from(address string) {
-	s.t.Helper()
-	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	s.client.CloseIdleConnections()
-	s.client.Transport = &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}
-}
 
 // TestVirtualRequests guards that the requests which Caddy makes itself, for a
 // template that includes other pages, are charged to nobody, and that clients
@@ -344,4 +340,226 @@ func TestPreflights(t *testing.T) {
 			step{method: "OPTIONS", header: preflight, want: "204"},
 		)
 	})
+}
+
+// TestHTTP2 guards that requests are limited and told so on HTTP/2 too.
+func TestHTTP2(t *testing.T) {
+	s := startConfig(t, config{
+		global: "servers {\nprotocols h1 h2c\n}",
+		site:   "rate_limit {\nsize 1\n}\nrespond admitted",
+	})
+	s.useHTTP2()
+	s.run(
+		step{want: "200 limit=1 remaining=0 clear=1.000", body: "admitted"},
+		step{want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+	)
+	if a := s.get("/"); a.ProtoMajor != 2 {
+		t.Errorf("this was %s", a.Proto)
+	}
+}
+
+// TestUpgrade guards that connections can be handed over, as to WebSocket, and
+// that the 101 has the fields, those of the upstream dropped.
+func TestUpgrade(t *testing.T) {
+	upstream := newWebSocket(t)
+	s := startSite(t, "rate_limit {\nsize 2\n}\nrespond /plain admitted\nreverse_proxy "+upstream)
+	conn, err := net.Dial("tcp", s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.addr)
+	r := bufio.NewReader(conn)
+	res, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := answer{Response: res}
+	if got, want := a.String(), "101 limit=2 remaining=1 clear=1.000"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	for _, text := range []string{"one\n", "two\n"} {
+		io.WriteString(conn, text)
+		if echo, err := r.ReadString('\n'); echo != text || err != nil {
+			t.Fatalf("%q came back as %q, %v", text, echo, err)
+		}
+	}
+	// An upgraded connection has been charged once, and a full bucket takes no more.
+	s.run(
+		step{path: "/plain", want: "200 limit=2 remaining=0 clear=2.000", body: "admitted"},
+		step{header: []string{"Connection: Upgrade", "Upgrade: echo"},
+			want: "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
+	)
+}
+
+// TestServerSentEvents guards that events of an upstream come through at once:
+// the second is only sent when the first has arrived.
+func TestServerSentEvents(t *testing.T) {
+	for _, tc := range []struct{ name, contentType, proxy string }{
+		{"by content type", "text/event-stream", "reverse_proxy %s"},
+		{"by flush_interval", "text/plain", "reverse_proxy %s {\nflush_interval -1\n}"},
+		{"every millisecond", "text/plain", "reverse_proxy %s {\nflush_interval 1ms\n}"},
+		{"through encode", "text/event-stream", "encode gzip\nreverse_proxy %s"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			arrived := make(chan struct{})
+			upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", tc.contentType)
+				w.Header().Set("X-RateLimit-Limit", "5000")
+				for i := range 3 {
+					fmt.Fprintf(w, "data: %d\n\n", i)
+					w.(http.Flusher).Flush()
+					select {
+					case <-arrived:
+					case <-r.Context().Done():
+						return
+					}
+				}
+			})
+			s := startSite(t, "rate_limit {\nsize 9\n}\n"+fmt.Sprintf(tc.proxy, upstream))
+			res, err := s.client.Get(s.url("/"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer res.Body.Close()
+			if got, want := fieldsIn(res.Header), "limit=9 remaining=8 clear=1.000"; got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+			body := bufio.NewReader(res.Body)
+			for i := range 3 {
+				event, err := body.ReadString('\n')
+				if want := fmt.Sprintf("data: %d\n", i); event != want || err != nil {
+					t.Fatalf("got event %q, %v, want %q", event, err, want)
+				}
+				body.ReadString('\n')
+				arrived <- struct{}{}
+			}
+			if rest, err := io.ReadAll(body); len(rest) > 0 || err != nil {
+				t.Errorf("after the events: %q, %v", rest, err)
+			}
+		})
+	}
+}
+
+// TestFiles guards that files come through whole, in part, not at all where
+// the client has them, and that each such answer has the fields.
+func TestFiles(t *testing.T) {
+	dir := t.TempDir()
+	content := make([]byte, 3<<20)
+	random := rand.NewChaCha8([32]byte{})
+	random.Read(content)
+	if err := os.WriteFile(filepath.Join(dir, "file"), content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := startSite(t, `
+		root `+dir+`
+		rate_limit {
+			size 9
+			drip_rate 1h
+		}
+		file_server
+	`)
+	a := s.get("/file")
+	if got, want := a.String(), "200 limit=9 remaining=8 clear=3600.000"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if a.body != string(content) {
+		t.Errorf("the file of %d bytes came through as %d others", len(content), len(a.body))
+	}
+	etag := a.Header.Get("Etag")
+	s.run(
+		step{path: "/file", header: []string{"Range: bytes=1000-1003"},
+			want: "206 limit=9 remaining=7 clear=7200.000", body: string(content[1000:1004])},
+		step{path: "/file", header: []string{"If-None-Match: " + etag},
+			want: "304 limit=9 remaining=6 clear=10800.000"},
+		step{path: "/none", want: "404 limit=9 remaining=5 clear=14400.000"},
+		step{path: "/file", method: "HEAD", want: "200 limit=9 remaining=4 clear=18000.000"},
+	)
+	if length := s.send("HEAD", "/file").ContentLength; length != int64(len(content)) {
+		t.Errorf("HEAD tells of %d bytes, want %d", length, len(content))
+	}
+}
+
+// TestEncode guards that responses are still compressed, whether encode stands
+// before or behind.
+func TestEncode(t *testing.T) {
+	text := strings.Repeat("text ", 1000)
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/plain")
+		w.Header().Set("X-RateLimit-Limit", "5000")
+		io.WriteString(w, text)
+	})
+	const limit = "rate_limit {\nsize 2\n}\n"
+	for name, order := range map[string]string{
+		"before": "encode gzip\n" + limit,
+		"behind": limit + "encode gzip\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startSite(t, "route {\n"+order+"reverse_proxy "+upstream+"\n}")
+			a := s.get("/", "Accept-Encoding: gzip")
+			if got, want := a.String(), "200 limit=2 remaining=1 clear=1.000"; got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+			if got := a.Header.Get("Content-Encoding"); got != "gzip" {
+				t.Fatalf("Content-Encoding is %q", got)
+			}
+			zipped, err := gzip.NewReader(strings.NewReader(a.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if plain, err := io.ReadAll(zipped); string(plain) != text || err != nil {
+				t.Errorf("%d bytes came through as %d others, %v", len(text), len(plain), err)
+			}
+			// The denial has no body to compress.
+			s.get("/")
+			a = s.get("/", "Accept-Encoding: gzip")
+			if got, want := a.String(), "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"; got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+			if a.body != "" || a.Header.Get("Content-Encoding") != "" {
+				t.Errorf("a denial has body %q of encoding %q", a.body, a.Header.Get("Content-Encoding"))
+			}
+		})
+	}
+}
+
+// TestEarlyHints guards that informational responses pass, and that the final
+// one behind them still has clean fields.
+func TestEarlyHints(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-RateLimit-Limit", "5000")
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		io.WriteString(w, "upstream")
+	})
+	s := startSite(t, "rate_limit {\nsize 2\n}\nreverse_proxy "+upstream)
+	hints, final := s.getWithHints("/")
+	const ours = "limit=2 remaining=1 clear=1.000"
+	if want := []string{"103 </style.css>; rel=preload " + ours}; !slices.Equal(hints, want) {
+		t.Errorf("got hints %q, want %q", hints, want)
+	}
+	if got, want := final.String(), "200 "+ours; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestTrailers guards that trailer fields pass, announced or not.
+func TestTrailers(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Trailer", "X-Announced")
+		io.WriteString(w, "upstream")
+		w.Header().Set("X-Announced", "yes")
+		w.Header().Set(http.TrailerPrefix+"X-Sudden", "yes")
+	})
+	s := startSite(t, "rate_limit {\nsize 2\n}\nreverse_proxy "+upstream)
+	a := s.get("/")
+	if got, want := a.String(), "200 limit=2 remaining=1 clear=1.000"; got != want || a.body != "upstream" {
+		t.Errorf("got %s %q, want %s", got, a.body, want)
+	}
+	for _, name := range []string{"X-Announced", "X-Sudden"} {
+		if a.Trailer.Get(name) != "yes" {
+			t.Errorf("trailer %s is lost: %v", name, a.Trailer)
+		}
+	}
 }

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -50,9 +51,10 @@ var (
 	never = limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}
 )
 
-// TestNeverOutranksWait guards that a request which one handler denies for a
-// while and a later one, in an error route, never admits is not told to wait.
-func TestNeverOutranksWait(t *testing.T) {
+// TestNeverAdmittedOutranksRetry guards that a request which one handler denies
+// for a while and a later one, in an error route, never admits is not told to
+// wait.
+func TestNeverAdmittedOutranksRetry(t *testing.T) {
 	_, _, h := visited(
 		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},
 		visit{xRateLimit, []string{"never"}, []limiter.Decision{never}},
@@ -130,10 +132,10 @@ func TestRecordMerges(t *testing.T) {
 	}
 }
 
-// TestValuesStay guards that a later handler does not change the values of an
-// earlier one where somebody has kept them: the memory they are in is not used
-// again.
-func TestValuesStay(t *testing.T) {
+// TestFieldValuesAreNotOverwritten guards that a later handler does not change
+// the values of an earlier one where somebody has kept them: the memory they are
+// in is not used again.
+func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	kept := make(map[string]string)
 	h := make(http.Header)
 	repl := caddy.NewReplacer()
@@ -156,9 +158,9 @@ func TestValuesStay(t *testing.T) {
 	}
 }
 
-// TestRecordIsOne guards that all handlers of a request share one record, and
-// requests share none.
-func TestRecordIsOne(t *testing.T) {
+// TestHandlersShareOneRecord guards that all handlers of a request share one
+// record, and requests share none.
+func TestHandlersShareOneRecord(t *testing.T) {
 	v := visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}}
 	rec, _, _ := visited(v, v, v)
 	if len(rec.items) != 3 {
@@ -230,9 +232,10 @@ func countWriters(w http.ResponseWriter) int {
 	return n
 }
 
-// TestWrapsOnce guards that a request's writer is wrapped by the first handler
-// that sets fields, and by no other while that writer is in use.
-func TestWrapsOnce(t *testing.T) {
+// TestResponseWriterIsWrappedOnce guards that a request's writer is wrapped by
+// the first handler that sets fields, and by no other while that writer is in
+// use.
+func TestResponseWriterIsWrappedOnce(t *testing.T) {
 	shown, _, _ := visited(visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}})
 	hidden, _, _ := visited(visit{0, []string{"a"}, []limiter.Decision{roomy}})
 	raw := httptest.NewRecorder()
@@ -371,5 +374,89 @@ func TestWriterOverPlainWriter(t *testing.T) {
 	}
 	if err := w.(http.Pusher).Push("/", nil); err == nil {
 		t.Error("a push over a writer that can't succeeded")
+	}
+}
+
+// TestPlaceholdersInConfig guards that what was decided can be used wherever
+// Caddy takes placeholders: in later handlers, in error routes, in the access
+// log.
+func TestPlaceholdersInConfig(t *testing.T) {
+	s := startSite(t, `
+		log_append limit {http.rate_limit.limit}
+		log_append remaining {http.rate_limit.remaining}
+		log_append denied {http.rate_limit.denied}
+		route {
+			rate_limit all {
+				size 3
+				drip_rate 2s
+				limit dear {
+					match /dear
+					size 2
+					cost {header.X-Cost}
+				}
+			}
+			header X-Left {http.rate_limit.remaining}
+			respond <<TEXT
+				limit {http.rate_limit.limit} size {http.rate_limit.size} remaining {http.rate_limit.remaining}
+				clear {http.rate_limit.clear} retry {http.rate_limit.retry_after}
+				denied {http.rate_limit.denied} exceeded {http.rate_limit.exceeded.name}
+				TEXT
+		}
+		handle_errors {
+			header X-Error-Left {http.rate_limit.remaining}
+			header X-Error "{err.message}"
+			respond <<TEXT
+				limit {http.rate_limit.limit} size {http.rate_limit.size} remaining {http.rate_limit.remaining}
+				clear {http.rate_limit.clear} retry {http.rate_limit.retry_after}
+				denied {http.rate_limit.denied} exceeded {http.rate_limit.exceeded.name}
+				TEXT
+		}
+	`)
+	for i, tc := range []struct{ path, cost, body, left, errorLeft, logged string }{
+		{"/dear", "1", "limit all/dear size 2 remaining 1\nclear 2.000 retry 0\ndenied false exceeded ",
+			"1", "", "all/dear 1 false"},
+		{"/", "", "limit all size 3 remaining 1\nclear 4.000 retry 0\ndenied false exceeded ",
+			"1", "", "all 1 false"},
+		{"/dear", "2", "limit all/dear size 2 remaining 1\nclear 4.000 retry 1\ndenied true exceeded all/dear",
+			"", "1", "all/dear 1 true"},
+		{"/dear", "3", "limit all/dear size 2 remaining 1\nclear 4.000 retry \ndenied true exceeded all/dear",
+			"", "1", "all/dear 1 true"},
+	} {
+		a := s.get(tc.path, "X-Cost: "+tc.cost)
+		if a.body != tc.body {
+			t.Errorf("request %d:\n got %q\nwant %q", i+1, a.body, tc.body)
+		}
+		if got := a.Header.Get("X-Left"); got != tc.left {
+			t.Errorf("request %d: a later handler sees remaining %q, want %q", i+1, got, tc.left)
+		}
+		text := a.Header.Get("X-Error")
+		if a.StatusCode == 429 && !strings.Contains(text, "limit all/dear exceeded") {
+			t.Errorf("request %d: an error route sees error %q", i+1, text)
+		}
+		if got := a.Header.Get("X-Error-Left"); got != tc.errorLeft {
+			t.Errorf("request %d: an error route sees remaining %q, want %q", i+1, got, tc.errorLeft)
+		}
+		e := s.lastAccess()
+		if got := fmt.Sprint(e["limit"], " ", e["remaining"], " ", e["denied"]); got != tc.logged {
+			t.Errorf("request %d: the access log says %s, want %s", i+1, got, tc.logged)
+		}
+	}
+}
+
+// TestPlaceholdersWithoutLimit guards that where no limit applied nothing is
+// known: no values are left over from other requests.
+func TestPlaceholdersWithoutLimit(t *testing.T) {
+	s := startSite(t, `
+		log_append limit {http.rate_limit.limit}
+		rate_limit /limited {
+			size 1
+		}
+		respond "admitted"
+	`)
+	for path, want := range map[string]any{"/limited": "default", "/": nil} {
+		s.get(path)
+		if got := s.lastAccess()["limit"]; got != want {
+			t.Errorf("%s: limit is %v in the access log, want %v", path, got, want)
+		}
 	}
 }

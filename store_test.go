@@ -1,12 +1,12 @@
 package ratelimit
 
 import (
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
@@ -21,30 +21,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
-
-// provisionApp returns an app that is ready to start, until the test ends.
-func provisionApp(t *testing.T, config string) *App {
-	t.Helper()
-	app := new(App)
-	if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
-	t.Cleanup(cancel)
-	if err := app.Provision(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cleanUp(t, app) })
-	return app
-}
-
-// cleanUp does what Caddy does with an app whose configuration ends.
-func cleanUp(t *testing.T, app *App) {
-	t.Helper()
-	if err := app.Cleanup(); err != nil {
-		t.Error(err)
-	}
-}
 
 // storesInUse returns how many references there are to stores in the process, and to
 // all in Redis.
@@ -62,6 +38,12 @@ func storesInUse() (memory, redis int) {
 		memory, _ = stores.References(memoryKey)
 	}
 	return memory, redis
+}
+
+// newTestRequest returns a request as Caddy passes it on, outside of a server.
+func newTestRequest(t *testing.T) (*httptest.ResponseRecorder, *http.Request) {
+	r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
+	return httptest.NewRecorder(), r
 }
 
 // Guards that a configuration lets go of its stores however far it got: after
@@ -184,7 +166,7 @@ func TestStoreIsShared(t *testing.T) {
 
 // Guards that a store's key tells all of its options apart, also those of a
 // later day, and keeps no secret.
-func TestRedisKey(t *testing.T) {
+func TestStoreKeyCoversAllOptions(t *testing.T) {
 	var plain limiter.RedisOptions
 	keys := map[redisKey]string{newRedisKey(plain, nil): "no option"}
 	fields := reflect.TypeFor[limiter.RedisOptions]()
@@ -241,8 +223,6 @@ func TestRedisKey(t *testing.T) {
 func TestStoreDrains(t *testing.T) {
 	server := redistest.Start(t)
 	config := `{"redis":{"addresses":["` + server.Addr + `"],"timeout":"30s"}}`
-	original := drainTime
-	t.Cleanup(func() { drainTime = original })
 	take := func(store limiter.Store) error {
 		_, err := store.Take(t.Context(), limiter.Request{
 			Buckets: []limiter.Bucket{{
@@ -253,7 +233,7 @@ func TestStoreDrains(t *testing.T) {
 		return err
 	}
 
-	drainTime = time.Hour
+	setDrainTime(t, time.Hour)
 	app := provisionApp(t, config)
 	first := app.redis
 	cleanUp(t, app)
@@ -264,7 +244,7 @@ func TestStoreDrains(t *testing.T) {
 		t.Error(err)
 	}
 
-	drainTime = time.Millisecond
+	setDrainTime(t, ms)
 	app = provisionApp(t, config)
 	if app.redis == first {
 		t.Fatal("a store that is to be closed is used again")
@@ -469,7 +449,7 @@ func TestOnError(t *testing.T) {
 
 // Guards that an error which is not the store's fault is a 500 and reported,
 // whatever on_error says.
-func TestUndecidedOtherwise(t *testing.T) {
+func TestUnexpectedStoreErrorIs500(t *testing.T) {
 	for _, policy := range []onError{onErrorFallback, onErrorAllow, onErrorDeny} {
 		core, logs := observer.New(zap.DebugLevel)
 		h := &Handler{onError: policy, logger: zap.New(core)}
@@ -489,7 +469,7 @@ func TestUndecidedOtherwise(t *testing.T) {
 
 // Guards what the log says of a Redis server, and that it is the log of the
 // newest configuration.
-func TestReport(t *testing.T) {
+func TestRedisEventsAreLogged(t *testing.T) {
 	tests := []struct {
 		event  limiter.Event
 		level  zapcore.Level
@@ -579,9 +559,7 @@ func init() { caddy.RegisterModule(gate{}) }
 // its store open, however long it takes to come to its next handler, and that the
 // store is closed after it.
 func TestStoreOutlivesRequests(t *testing.T) {
-	original := drainTime
-	drainTime = ms
-	t.Cleanup(func() { drainTime = original })
+	setDrainTime(t, ms)
 	redis := redistest.Start(t)
 	limits := func(name string) string {
 		return `{"handle":[{"handler":"rate_limit","on_error":"deny","limits":[{"name":"` + name + `","size":9,"drip_rate":"1h"}]}]}`

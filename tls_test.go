@@ -3,8 +3,6 @@ package ratelimit
 import (
 	"context"
 	"encoding/json"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,12 +14,6 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
-
-// newTestRequest returns a request as Caddy passes it on, outside of a server.
-func newTestRequest(t *testing.T) (*httptest.ResponseRecorder, *http.Request) {
-	r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
-	return httptest.NewRecorder(), r
-}
 
 // Guards what the options on TLS come to, and that there is none without them.
 func TestClientTLS(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/big"
-	"net/http/httptest"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,10 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	"go.uber.org/zap/zaptest/observer"
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -185,7 +181,7 @@ func TestParseFactor(t *testing.T) {
 
 // Guards that every factor is read back from how it is shown, and is the
 // decimal that stands there.
-func TestFactorShownIsRead(t *testing.T) {
+func TestFactorTextRoundTrips(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := factor(rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 20_000_000)).Draw(t, "factor"))
 		if got, message := parseFactor(f.String()); got != f || message != "" {
@@ -362,36 +358,6 @@ func TestConstantValue(t *testing.T) {
 	if got != 90*time.Minute || err != nil || v.varies() || v.String() != "1h30m0s" {
 		t.Errorf("got %v, %v, varies = %t, shown as %s", got, err, v.varies(), v.String())
 	}
-}
-
-// readyLimit returns a limit that is ready for requests, and what it logs.
-func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
-	t.Helper()
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
-	t.Cleanup(cancel)
-	defs := newDefinitions()
-	if err := l.provision(ctx, nil, defs.inHandler()); err != nil {
-		t.Fatal(err)
-	}
-	core, logs := observer.New(zapcore.DebugLevel)
-	setLogger(l, zap.New(core))
-	return l, logs
-}
-
-func setLogger(l *Limit, logger *zap.Logger) {
-	l.logger = logger
-	for _, child := range l.Limits {
-		setLogger(child, logger)
-	}
-}
-
-// newCheck returns the check of a new request, before any limit has been
-// applied. Its client has the address 192.0.2.1.
-func newCheck() *check {
-	r := httptest.NewRequest("GET", "/", nil)
-	repl := caddy.NewReplacer()
-	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
-	return &check{request: r, replacer: repl}
 }
 
 // Guards that a value which is no usable number is never a free pass: the
@@ -577,6 +543,191 @@ func TestBadValuesAreReportedOnceAMinute(t *testing.T) {
 	l.reported.last.Add(-int64(time.Second))
 	if send(); logs.Len() != 1 {
 		t.Error("not reported again after 60 s")
+	}
+}
+
+// TestDynamicNumbers guards that numbers may come from each request, and where
+// size, cost and factor do the fields tell those in force.
+func TestDynamicNumbers(t *testing.T) {
+	s := startSite(t, `
+		vars /premium size 20
+		vars /free size 2
+		rate_limit {
+			limit plan {
+				match not header X-Factor *
+				size {vars.size}
+				cost {header.X-Cost}
+				drip_rate {header.X-Rate}
+				drip_size {header.X-Drip}
+			}
+			limit tuned {
+				match header X-Factor *
+				size 7
+				factor {header.X-Factor}
+				limit within {
+					size 100
+				}
+			}
+		}
+		respond "admitted"
+	`)
+	plan := func(cost, rate, drip string) []string {
+		return []string{"X-Cost: " + cost, "X-Rate: " + rate, "X-Drip: " + drip}
+	}
+	factor := func(x string) []string { return []string{"X-Factor: " + x} }
+	s.run(
+		step{path: "/premium", header: plan("5", "1s", "1"), want: "200 limit=20 remaining=15 clear=5.000"},
+		// The size alone is of this moment: it is the same bucket.
+		step{path: "/free", header: plan("1", "1s", "1"),
+			want: "429 limit=2 remaining=0 clear=5.000 reset=4.000 retry-after=4"},
+		step{path: "/premium", header: plan("1", "1s", "1"), want: "200 limit=20 remaining=14 clear=6.000"},
+		// Other drips are another bucket.
+		step{path: "/premium", header: plan("3", "500ms", "2"), want: "200 limit=20 remaining=17 clear=1.000"},
+		step{path: "/premium", header: plan("20", "2m", "20"), want: "200 limit=20 remaining=0 clear=120.000"},
+		step{path: "/free", header: plan("3", "1s", "3"), want: "429 limit=2 remaining=2 clear=0.000"},
+
+		step{header: factor("2"), want: "200 limit=4 remaining=3 clear=1.000"},
+		step{header: factor("0.5"), want: "200 limit=14 remaining=12 clear=2.000"},
+		step{header: factor("100"), want: "429 limit=1 remaining=0 clear=2.000 reset=2.000 retry-after=2"},
+		// The bucket is off, those within are not.
+		step{header: factor("0"), want: "200 limit=100 remaining=97 clear=3.000"},
+		step{header: factor("0.000"), want: "200 limit=100 remaining=96 clear=4.000"},
+	)
+}
+
+// TestBadDynamicNumbers guards that a request which makes a number unusable is
+// never let through, whoever chose it: its own cost is its fault, other numbers
+// are not.
+func TestBadDynamicNumbers(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			key everyone
+			limit cost {
+				match /cost
+				size 100
+				cost {header.X-Number}
+			}
+			limit size {
+				match /size
+				size {header.X-Number}
+			}
+			limit drip-size {
+				match /drip-size
+				size 100
+				drip_size {header.X-Number}
+			}
+			limit drip-rate {
+				match /drip-rate
+				size 100
+				drip_rate {header.X-Number}
+			}
+			limit factor {
+				match /factor
+				size 100
+				factor {header.X-Number}
+			}
+			limit unknown {
+				match /unknown
+				size {http.no.such.placeholder}
+			}
+		}
+		respond "admitted"
+	`)
+	numbers := []string{
+		"", "0", "-1", "+1", "1.5", "1e3", "0x10", "x", "1_000", "1 000", "1,000", "١", "NaN", "Inf",
+		"562949953421313", "9223372036854775808", "18446744073709551617", strings.Repeat("9", 1000),
+	}
+	for path, tc := range map[string]struct {
+		status int
+		bad    []string
+		good   string
+	}{
+		"/cost":      {400, numbers, "7"},
+		"/size":      {500, numbers, "7"},
+		"/drip-size": {500, numbers, "7"},
+		"/drip-rate": {500, []string{"", "0", "0s", "-1s", "1", "x", "100ns", "1500ns", "9999999h", "1s 1s"}, "7s"},
+		"/factor": {500, []string{
+			"", "-1", "+1", "1.", ".5", "1e3", "x", "1.0000001", "0.0000000", "NaN", "99999999999999999",
+		}, "0.7"},
+		"/unknown": {500, []string{"1"}, ""},
+	} {
+		for _, number := range tc.bad {
+			a := s.get(path, "X-Number: "+number)
+			if a.StatusCode != tc.status || a.body != "" {
+				t.Errorf("%s with %.40q: got %d %q, want %d and nothing",
+					path, number, a.StatusCode, a.body, tc.status)
+			}
+			if got := fieldsIn(a.Header); got != "" {
+				t.Errorf("%s with %.40q: got fields %s", path, number, got)
+			}
+		}
+		if tc.good != "" {
+			if a := s.get(path, "X-Number: "+tc.good); a.StatusCode != 200 || a.body != "admitted" {
+				t.Errorf("%s with %q: got %d %q", path, tc.good, a.StatusCode, a.body)
+			}
+		}
+	}
+}
+
+// TestBadNumbersChargeNothing guards that a request refused for one limit's
+// number has used up no other.
+func TestBadNumbersChargeNothing(t *testing.T) {
+	s := startSite(t, `
+		rate_limit all {
+			size 3
+			accounting each
+			limit costly {
+				size 100
+				cost {header.X-Cost}
+			}
+		}
+		respond "admitted"
+	`)
+	s.run(times(5, step{want: "400"})...)
+	s.run(step{header: []string{"X-Cost: 1"}, want: "200 limit=3 remaining=2 clear=1.000"})
+}
+
+// TestBadNumbersAreReported guards that the log says so, clearly, but at most
+// once a minute for a limit: clients may send such requests as they like.
+func TestBadNumbersAreReported(t *testing.T) {
+	for name, errors := range map[string]string{
+		"written directly":     "",
+		"through error routes": "handle_errors {\nrespond {err.message}\n}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startSite(t, `
+				rate_limit {
+					limit one {
+						match /one
+						size {header.X-Size}
+					}
+					limit two {
+						match /two
+						size 9
+						cost {header.X-Cost}
+					}
+				}
+				respond "admitted"
+				`+errors)
+			for range 3 {
+				s.get("/one", "X-Size: lots")
+				s.get("/two", "X-Cost: 0")
+			}
+			var got []string
+			for _, e := range s.log("error", ownLogger) {
+				got = append(got, fmt.Sprint(e["limit"], ": ", e["error"]))
+			}
+			want := []string{
+				`one: size: got "lots", want a whole number from 1 to 562949953421312 from {http.request.header.X-Size}`,
+				`two: cost: got "0", want a whole number from 1 to 562949953421312 from {http.request.header.X-Cost}`,
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			if more := s.log("error", errorLogger); len(more) > 0 {
+				t.Errorf("Caddy reports it again: %v", more)
+			}
+		})
 	}
 }
 
