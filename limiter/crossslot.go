@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // In a cluster the buckets of a request may lie in several slots, and no call
@@ -22,6 +22,9 @@ import (
 // heldFor is how long a server holds units, see take.lua.
 const heldFor = 10 * time.Second
 
+// settleEvery is the time between two attempts to settle held units.
+const settleEvery = 250 * time.Millisecond
+
 // part is some of a request's buckets that are decided together.
 type part struct {
 	Request
@@ -29,7 +32,7 @@ type part struct {
 
 	// What became of it. The question is kept as long as its units are held.
 	question *question
-	server   *server
+	server   *redisscript.Server
 	outcomes []outcome
 	err      error
 }
@@ -156,7 +159,7 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 	wg.Wait()
 	all := make([]*part, 0, len(parts))
 	for _, p := range parts {
-		if redis.IsTryAgainError(p.err) && len(p.Buckets) > 1 {
+		if redisscript.MovingSlot(p.err) && len(p.Buckets) > 1 {
 			r.fallback.drop(p.question)
 			all = append(all, r.holdParts(ctx, req, p.byBucket(p.indexes))...)
 			continue
@@ -218,23 +221,24 @@ func (r *Redis) settle(parts []*part, what byte) {
 
 // releaseLate lets go of units that a server has held for a request that nobody
 // waits for any more: it was decided here.
-func (r *Redis) releaseLate(srv *server, q *question) {
-	if q.what() != whatHold || !q.wrote(q.reply) {
+func (r *Redis) releaseLate(srv *redisscript.Server, c *redisscript.Call) {
+	q := c.Owner.(*question)
+	if q.what() != whatHold || !wrote(c) {
 		return
 	}
-	held := make([]outcome, len(q.keys))
+	held := make([]outcome, len(q.Keys))
 	for i := range held {
-		held[i].till = q.reply[4*i+3]
+		held[i].till = q.Reply[4*i+3]
 	}
 	r.settleOn(srv, q, whatRelease, held)
 }
 
 // settleOn has the units that are held for q charged, or let go of.
-func (r *Redis) settleOn(srv *server, q *question, what byte, held []outcome) {
+func (r *Redis) settleOn(srv *redisscript.Server, q *question, what byte, held []outcome) {
 	until := r.clock() + heldFor
 	q.settle(what, held)
-	q.settled = func(err error) { r.afterSettling(q, what, until, err) }
-	srv.settle(q)
+	q.Done = func(err error) { r.afterSettling(q, what, until, err) }
+	srv.Submit(&q.Call)
 }
 
 // afterSettling takes note that units are settled, or what has failed. As long
@@ -244,7 +248,7 @@ func (r *Redis) afterSettling(q *question, what byte, until time.Duration, err e
 	switch {
 	case err == nil:
 		r.settledOn(q, what)
-	case !undone(err):
+	case !redisscript.NotRun(err):
 		r.leave(q, what)
 	default:
 		go r.settleLater(q, what, until)
@@ -253,23 +257,20 @@ func (r *Redis) afterSettling(q *question, what byte, until time.Duration, err e
 
 // settleLater tries to settle units until they are no longer held.
 func (r *Redis) settleLater(q *question, what byte, until time.Duration) {
-	q.settled = nil
+	q.Done = nil
 	for {
-		time.Sleep(jittered(probeEvery))
+		time.Sleep(settleEvery)
 		if r.closed.Load() || r.clock() >= until {
 			r.leave(q, what)
 			return
 		}
-		ctx := within(r.timeout)
-		_, reply, err := r.follow(ctx, q.keys[0], func(srv *server, asking bool) ([]int64, error) {
-			return srv.run(ctx, q, asking)
-		})
+		ctx := redisscript.WithDeadline(time.Now().Add(r.timeout), false)
+		_, err := r.client.DoAlone(ctx, &q.Call)
 		if err == nil {
-			q.reply = reply
 			r.settledOn(q, what)
 			return
 		}
-		if !undone(err) {
+		if !redisscript.NotRun(err) {
 			r.leave(q, what)
 			return
 		}
@@ -305,13 +306,6 @@ func settledOutcomes(q *question) ([]outcome, error) {
 	for i := range q.pending {
 		req.Buckets[i].Limit = q.pending[i].limit
 	}
-	outcomes, _, err := req.outcomes(q.reply, false, nil)
+	outcomes, _, err := req.outcomes(q.Reply, false, nil)
 	return outcomes, err
-}
-
-// undone reports whether err, which a server or the way to it returned, says
-// that nothing was done.
-func undone(err error) bool {
-	f, ok := err.(*failure) //nolint:errorlint // as servers return it
-	return ok && f.undone
 }

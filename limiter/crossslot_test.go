@@ -67,7 +67,7 @@ func TestHolds(t *testing.T) {
 				}
 				q.settle(what, []outcome{{till: due}})
 			}
-			_, got, err := v.ask(within(10*time.Second), req, q, nil)
+			_, got, err := v.ask(inTime(), req, q, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -164,7 +164,7 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			v.at(t, v.now+rapid.SampledFrom([]int64{0, 1, 900, 1000, 999_000, 1_000_000, 5_000_000, 11_000_000}).Draw(t, "gap"))
 			ask := func(q *question) []outcome {
-				_, got, err := v.ask(within(10*time.Second), req, q, nil)
+				_, got, err := v.ask(inTime(), req, q, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

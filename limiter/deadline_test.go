@@ -27,7 +27,8 @@ func TestPassedDeadline(t *testing.T) {
 	}
 	asked := calls{server: server}
 	asked.since(t, "evalsha")
-	passed := deadline{Context: t.Context(), at: time.Now().Add(-time.Second)}
+	passed, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
 	for range 20 {
 		if err := take(passed); !errors.Is(err, ErrUnavailable) {
 			t.Fatalf("got %v, want ErrUnavailable", err)

@@ -22,6 +22,8 @@ type virtual struct {
 	now   int64 // µs; set it with at
 	start int64 // where it began
 	admin *redis.Client
+
+	source string // of the script
 }
 
 // newVirtual returns a virtual store in the given server.
@@ -35,14 +37,16 @@ func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual 
 	if n := strings.Count(takeSource, real); n != 1 {
 		t.Fatalf("the script reads the time %d times", n)
 	}
-	r := NewRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second})
-	r.script = newScript(strings.Replace(takeSource, real, ours, 1))
+	source := strings.Replace(takeSource, real, ours, 1)
+	r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second}, newTakeScript(source))
 	t.Cleanup(func() { _ = r.Close() })
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()
 	v := &virtual{
 		Redis: r,
 		start: start,
 		admin: server.Client(),
+
+		source: source,
 	}
 	r.clock = func() time.Duration { return time.Duration(v.now-v.start) * time.Microsecond }
 	v.at(t, start)

@@ -3,6 +3,8 @@ package limiter
 import (
 	"sync"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // fallback decides requests in this process while their server can't be asked,
@@ -143,7 +145,7 @@ func (f *fallback) pending(req Request, dst []pending) []pending {
 
 // send takes note that a batch is about to be sent to a server. It has those
 // requests that ask for dirty buckets tell what is known of them here.
-func (f *fallback) send(to *server, batch []*question) {
+func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	if f == nil {
 		return
 	}
@@ -151,10 +153,11 @@ func (f *fallback) send(to *server, batch []*question) {
 	defer f.mu.Unlock()
 	leads := f.lead()
 	dirty := f.memory.anyDirty()
-	for _, q := range batch {
+	for _, c := range batch {
+		q := c.Owner.(*question)
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
-		q.group, q.order = q.plain, f.sent
+		q.Arg, q.order = q.plain, f.sent
 		for i := range q.pending {
 			q.pending[i].told, q.pending[i].crossed = false, !leads
 		}
@@ -356,7 +359,7 @@ func (f *fallback) chargeHeld(q *question) {
 
 // restarted takes note that a server has restarted, or is another, or has lost
 // its scripts. Nobody knows which buckets are its, and what it knows of them.
-func (f *fallback) restarted(server *server) {
+func (f *fallback) restarted(server *redisscript.Server) {
 	if f == nil {
 		return
 	}

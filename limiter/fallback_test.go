@@ -58,7 +58,7 @@ func unsureOf(levels ...state) []known {
 func askTold(r *Redis, req Request, told []known) ([]outcome, error) {
 	q := r.question(req, byte(req.Accounting))
 	q.tell(told)
-	_, outcomes, err := r.ask(within(10*time.Second), req, q, nil)
+	_, outcomes, err := r.ask(inTime(), req, q, nil)
 	return outcomes, err
 }
 
@@ -281,7 +281,7 @@ func TestFollowDeletedKeys(t *testing.T) {
 			for i, st := range tc.steps {
 				if st.send != "" {
 					q := &question{pending: f.pending(Request{Buckets: []Bucket{b}}, nil)}
-					f.send(nil, []*question{q})
+					f.send(nil, callsOf(q))
 					sent[st.send] = q
 					continue
 				}
@@ -344,7 +344,7 @@ func TestDirty(t *testing.T) {
 	ask := func(buckets ...Bucket) *question {
 		q := &question{pending: f.pending(Request{Buckets: buckets}, nil)}
 		q.plain = string(Request{Buckets: buckets}.appendGroup(nil, 0))
-		f.send(nil, []*question{q})
+		f.send(nil, callsOf(q))
 		return q
 	}
 	answer := func(q *question, s state) { f.answered(q, []outcome{{state: s}}, false) }
@@ -404,7 +404,7 @@ func TestDecideBesideInFlight(t *testing.T) {
 	var sent []*question
 	for range 3 {
 		q := &question{pending: f.pending(Request{Buckets: []Bucket{b}}, nil)}
-		f.send(nil, []*question{q})
+		f.send(nil, callsOf(q))
 		sent = append(sent, q)
 	}
 	take := func(cost int64) outcome {

@@ -1,13 +1,106 @@
 package limiter
 
 import (
+	"context"
+	"errors"
 	"os"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 func TestMain(m *testing.M) {
 	logging.Disable() // of each connection that can't be made
 	os.Exit(m.Run())
+}
+
+// manyFailures is more failures in a row than it takes for a server to be left
+// alone.
+const manyFailures = 10
+
+// events collects what is reported.
+type events struct {
+	mu  sync.Mutex
+	all []Event
+}
+
+func (e *events) report(ev Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, ev)
+}
+
+// take returns what was reported since it was called last, in words such as "lost
+// oom", "back" and "lapse pool".
+func (e *events) take() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var words []string
+	for _, ev := range e.all {
+		kind := map[EventKind]string{Lost: "lost", Back: "back", Lapse: "lapse", Replaced: "replaced"}[ev.Kind]
+		words = append(words, strings.TrimSpace(kind+" "+ev.Reason))
+	}
+	e.all = nil
+	return words
+}
+
+// check checks what was reported since it was called last. Nobody waits for
+// reports, so they may take a moment.
+func (e *events) check(t testing.TB, want ...string) {
+	t.Helper()
+	var got []string
+	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if got = append(got, e.take()...); len(got) >= len(want) && len(got) > 0 || time.Now().After(deadline) {
+			break
+		}
+		if len(want) == 0 && time.Until(deadline) < 2*time.Second-20*time.Millisecond {
+			break
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("reported %q, want %q", got, want)
+	}
+}
+
+// reasonOf returns why a server was not asked, or did not answer.
+func reasonOf(t testing.TB, err error) string {
+	t.Helper()
+	var f *redisscript.Failure
+	if !errors.As(err, &f) {
+		t.Fatalf("error %v tells of no failure", err)
+	}
+	return f.Reason()
+}
+
+// callsOf returns the calls that ask questions.
+func callsOf(questions ...*question) []*redisscript.Call {
+	var calls []*redisscript.Call
+	for _, q := range questions {
+		q.Owner = q
+		calls = append(calls, &q.Call)
+	}
+	return calls
+}
+
+// inTime returns a context for a call that has all the time it needs.
+func inTime() context.Context { return redisscript.WithDeadline(time.Now().Add(10*time.Second), false) }
+
+// waitFor calls try until it returns no error.
+func waitFor(t testing.TB, within time.Duration, try func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
+		err := try()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %v", within, err)
+		}
+	}
 }

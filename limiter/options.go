@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // What RedisOptions may hold at most, or at least. It is far beyond what is of
@@ -54,4 +56,25 @@ func (opt RedisOptions) Validate() error {
 		}
 	}
 	return nil
+}
+
+// forScripts returns the options of the client that runs the scripts.
+func (opt *RedisOptions) forScripts() redisscript.Options {
+	options := redisscript.Options{
+		Addresses:        opt.Addresses,
+		Cluster:          opt.Cluster,
+		MasterName:       opt.MasterName,
+		SentinelUsername: opt.SentinelUsername,
+		SentinelPassword: opt.SentinelPassword,
+		Username:         opt.Username,
+		Password:         opt.Password,
+		DB:               opt.DB,
+		TLS:              opt.TLS,
+		Timeout:          opt.Timeout,
+		PoolSize:         opt.PoolSize,
+	}
+	if report := opt.Report; report != nil {
+		options.Report = func(e redisscript.Event) { report(newEvent(e)) }
+	}
+	return options
 }

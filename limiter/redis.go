@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // RedisOptions says which Redis keeps the buckets, and how to reach it.
@@ -79,10 +79,8 @@ type Redis struct {
 	keys     keys
 	timeout  time.Duration
 	fallback *fallback // nil if there is none
-	servers  servers
-	script   *script // that decides
+	client   *redisscript.Client
 	denials  *denials
-	reporter *reporter
 	place    string               // where the buckets are, see place
 	clock    func() time.Duration // it never goes back
 	closed   atomic.Bool
@@ -92,13 +90,15 @@ type Redis struct {
 // that are not valid, see RedisOptions.Validate, make a store that may fail on
 // every request; a PoolSize that is out of range counts as the nearest that is
 // not.
-func NewRedis(opt RedisOptions) *Redis {
+func NewRedis(opt RedisOptions) *Redis { return newRedis(opt, takeScript) }
+
+// newRedis is NewRedis with another script, for tests.
+func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	opt.PoolSize = min(max(opt.PoolSize, 0), RedisMaxPoolSize)
 	start := time.Now()
 	r := &Redis{
 		keys:    keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
 		timeout: opt.Timeout,
-		script:  takeScript,
 		denials: newDenials(denialSlots),
 		place:   opt.place(),
 		clock:   func() time.Duration { return time.Since(start) },
@@ -106,14 +106,11 @@ func NewRedis(opt RedisOptions) *Redis {
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
 	}
-	r.reporter = newReporter(opt.Report)
-	opt.Report = r.reporter.report
-	tell := listener{sending: r.fallback.send, restarted: r.fallback.restarted, late: r.releaseLate}
-	if opt.MasterName == "" && (opt.Cluster || len(opt.Addresses) > 1) {
-		r.servers = newCluster(opt, tell)
-	} else {
-		r.servers = newSingle(opt, tell)
-	}
+	r.client = redisscript.Open(opt.forScripts(), script, redisscript.Hooks{
+		Sending:   r.fallback.send,
+		Restarted: r.fallback.restarted,
+		Late:      r.releaseLate,
+	})
 	return r
 }
 
@@ -131,15 +128,14 @@ func (opt *RedisOptions) place() string {
 func (r *Redis) SharesBuckets(other *Redis) bool { return r.place == other.place }
 
 // Connect begins to connect, so that the first request need not wait for it.
-func (r *Redis) Connect() { r.servers.connect() }
+func (r *Redis) Connect() { r.client.Connect() }
 
 // Close closes all connections. Later calls are decided as if the servers did
 // not answer.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
-	r.reporter.close()
 	r.fallback.close()
-	return r.servers.close()
+	return r.client.Close()
 }
 
 // ErrUnavailable is returned, wrapped, by Take if a server can't be asked.
@@ -166,13 +162,13 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end) {
 		end, hurried = sooner, true
 	}
-	ctx = deadline{context.Background(), end, hurried}
+	ctx = redisscript.WithDeadline(end, hurried)
 	var outcomes []outcome
 	var err error
 	switch {
 	case hurried && !time.Now().Before(end):
 		outcomes, err = r.tooLate(req, few[:0])
-	case !r.servers.one() && req.severalKeys():
+	case !r.client.OneServer() && req.severalKeys():
 		outcomes, err = r.decideSplit(ctx, req, req.byKey())
 	default:
 		outcomes, err = r.decide(ctx, req, few[:0])
@@ -214,7 +210,7 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 		r.fallback.answered(q, outcomes[len(dst):], false)
 		q.release()
 		return outcomes, nil
-	case redis.IsTryAgainError(err) && len(req.Buckets) > 1:
+	case redisscript.MovingSlot(err) && len(req.Buckets) > 1:
 		// The slot is on its way to another server, and has buckets on both.
 		r.fallback.drop(q)
 		all := make([]int, len(req.Buckets))
@@ -232,9 +228,9 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 
 // question returns the question what becomes of req.
 func (r *Redis) question(req Request, what byte) *question {
-	q := r.keys.question(r.script, req, what)
+	q := r.keys.question(req, what)
 	q.gone, q.holds = false, false
-	q.patient = r.fallback == nil || req.NoFallback
+	q.Patient = r.fallback == nil || req.NoFallback
 	if r.fallback != nil {
 		q.pending = r.fallback.pending(req, q.pending[:0])
 	}
@@ -243,45 +239,23 @@ func (r *Redis) question(req Request, what byte) *question {
 
 // ask has req, of which q asks, decided by the server on which its buckets lie,
 // and appends to dst. After an error q may still be on its way.
-func (r *Redis) ask(ctx context.Context, req Request, q *question, dst []outcome) (*server, []outcome, error) {
-	srv, reply, err := r.follow(ctx, q.keys[0], func(srv *server, asking bool) ([]int64, error) {
-		if asking { // which is said of one call
-			return srv.run(ctx, q, asking)
-		}
-		return srv.take(ctx, q)
-	})
+func (r *Redis) ask(ctx context.Context, req Request, q *question, dst []outcome) (*redisscript.Server, []outcome, error) {
+	srv, err := r.client.Do(ctx, &q.Call)
 	if err != nil {
 		return srv, dst, err
 	}
-	outcomes, corrupt, err := req.outcomes(reply, q.what() == whatHold, dst)
+	outcomes, corrupt, err := req.outcomes(q.Reply, q.what() == whatHold, dst)
 	if err == nil && corrupt {
-		srv.guard.lapse(srv.failure(errCorrupt))
+		_ = srv.ReportCorrupt(errCorrupt)
 	}
 	if err != nil {
-		f := srv.failure(fmt.Errorf("%w: %w", errCorrupt, err))
-		srv.guard.lapse(f)
-		return srv, dst, f
+		return srv, dst, srv.ReportCorrupt(fmt.Errorf("%w: %w", errCorrupt, err))
 	}
 	return srv, outcomes, nil
 }
 
-// follow asks the server that has a key, and then those to which it is sent on.
-func (r *Redis) follow(ctx context.Context, key string, ask func(_ *server, asking bool) ([]int64, error)) (*server, []int64, error) {
-	const hops = 3
-	srv, err := r.servers.of(ctx, key)
-	if err != nil {
-		return nil, nil, err
-	}
-	asking := false
-	for hop := 0; ; hop++ {
-		reply, err := ask(srv, asking)
-		next, asks := r.servers.redirected(srv, err)
-		if next == nil || hop == hops {
-			if f, ok := err.(*failure); ok && f.reason == "moved" { //nolint:errorlint // what run returns
-				srv.guard.lapse(f)
-			}
-			return srv, reply, err
-		}
-		srv, asking = next, asks
-	}
-}
+// errCorrupt is the error of a key of ours that something else has written to.
+var errCorrupt = errors.New("the value of a key is no bucket's")
+
+// errLate is the error of a request that comes when its time is over.
+var errLate = errors.New("no time was left to ask a server")

@@ -1,9 +1,7 @@
 package limiter
 
 import (
-	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -71,96 +69,4 @@ func TestSentinel(t *testing.T) {
 	if worst > 2*timeout {
 		t.Errorf("waited %v, may wait %v", worst, timeout)
 	}
-}
-
-// TestSentinelFailures tests what an operator is told where sentinels can't be
-// asked, or do not know the name.
-func TestSentinelFailures(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	r := newTestRedis(t, server, func(opt *RedisOptions) {
-		opt.Addresses, opt.MasterName = []string{server.Addr}, "no sentinel's"
-	})
-	began := time.Now()
-	_, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(5)}}, nil)
-	checkError(t, err, server.Addr, "no sentinel's")
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("waited %v", took)
-	}
-}
-
-// TestSentinelsFail tests sentinels that fail while their server is well: one
-// that hangs costs little time, and without any of them the connections there
-// are stay and serve all.
-func TestSentinelsFail(t *testing.T) {
-	t.Parallel()
-	sentinel := redistest.StartSentinel(t)
-	first := redistest.StartProxy(t, sentinel.Sentinels[0].Addr)
-	second := redistest.StartProxy(t, sentinel.Sentinels[1].Addr)
-	b := hourly(100_000)
-	const size, callers = 20, 40
-	var seen events
-	start := func(t *testing.T, timeout time.Duration) (*Redis, *server) {
-		t.Helper()
-		second.Refuse() // so that the first is asked
-		r := newTestRedis(t, sentinel.Master, func(opt *RedisOptions) {
-			opt.Addresses, opt.MasterName = []string{first.Addr, second.Addr}, redistest.MasterName
-			opt.PoolSize, opt.Timeout, opt.Report = size, timeout, seen.report
-		})
-		s := r.servers.(*single).server
-		r.Connect()
-		waitFor(t, 5*time.Second, func() error {
-			if s.made.Load() == 0 {
-				return errors.New("not connected")
-			}
-			return nil
-		})
-		second.Pass()
-		return r, s
-	}
-
-	t.Run("one hangs", func(t *testing.T) {
-		r, s := start(t, 50*time.Millisecond)
-		first.BlackHole()
-		defer first.Pass()
-		began := time.Now()
-		if err := sentinel.Master.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err(); err != nil {
-			t.Fatal(err)
-		}
-		failed := 0
-		for {
-			_, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
-			if took := time.Since(began); took > 3500*time.Millisecond {
-				t.Fatalf("not decided for %v: %v", took, err)
-			}
-			if err == nil && !s.guard.isLost() {
-				break
-			}
-			failed++
-			time.Sleep(5 * time.Millisecond)
-		}
-		if failed == 0 {
-			t.Error("no request failed: the test shows nothing")
-		}
-	})
-
-	t.Run("none is left", func(t *testing.T) {
-		r, server := start(t, 10*time.Second)
-		for _, s := range sentinel.Sentinels {
-			s.Kill()
-		}
-		failToConnect(t, server)
-		seen.take()
-		before := second.Connections()
-		made, decided := busy(t, r, callers, b)
-		if decided != made {
-			t.Errorf("%d of %d requests decided", decided, made)
-		}
-		checkFewDials(t, int64(second.Connections()-before))
-		for _, event := range seen.take() {
-			if !strings.HasPrefix(event, "lapse ") {
-				t.Errorf("reported %q", event)
-			}
-		}
-	})
 }

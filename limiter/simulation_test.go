@@ -30,12 +30,14 @@ func TestNoFaultOverAdmits(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	v := newVirtual(t, server, "rl:")
-	if err := v.admin.ScriptLoad(t.Context(), v.script.source).Err(); err != nil {
+	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
+	if err != nil {
 		t.Fatal(err)
 	}
 	total := simulated{}
 	for seed := range uint64(*histories) { //nolint:gosec // not negative
 		h := newHistory(t, v, seed)
+		h.sha = sha
 		h.run()
 		if t.Failed() {
 			t.Fatalf("history %d", seed)
@@ -81,6 +83,7 @@ type history struct {
 	v        *virtual
 	random   *rand.Rand
 	events   agenda
+	sha      string // of the script
 	buckets  []Bucket
 	admitted [][]charge // of each bucket
 	lifetime []int      // how often each bucket's key has been deleted
@@ -247,7 +250,7 @@ func (h *history) arrive() {
 		h.events.at(h.v.now+h.timeout/2, func() { h.giveUp(x) })
 		return
 	}
-	h.v.fallback.send(nil, batch)
+	h.v.fallback.send(nil, callsOf(batch...))
 	for _, p := range x.parts {
 		p.err = errLate // until it is answered
 		h.ask(p.question, func(outcomes []outcome, at int64, lifetime []int) {
@@ -276,7 +279,7 @@ func (h *history) arrive() {
 // ask carries what q says to the server, and its answer back, unless one of the
 // two is lost.
 func (h *history) ask(q *question, answered func(_ []outcome, at int64, lifetime []int)) {
-	group, keys, life := q.group, append([]string(nil), q.keys...), h.lives
+	group, keys, life := q.Arg, append([]string(nil), q.Keys...), h.lives
 	if !h.up {
 		life = -1 // a connection to a server that is gone
 	}
@@ -295,7 +298,7 @@ func (h *history) ask(q *question, answered func(_ []outcome, at int64, lifetime
 			h.events.at(h.stalledUntil, process)
 			return
 		}
-		reply, err := h.v.admin.EvalSha(context.Background(), h.v.script.sha, keys, group).Int64Slice()
+		reply, err := h.v.admin.EvalSha(context.Background(), h.sha, keys, group).Int64Slice()
 		if err != nil {
 			h.t.Fatal(err)
 		}
@@ -407,7 +410,7 @@ func (h *history) settle(p *simulatedPart, what byte) {
 	q.settle(what, p.outcomes)
 	answered := false
 	h.events.at(h.v.now+pick[int64](h.random, 0, 0, 20, 2000, 9_900_000), func() {
-		h.v.fallback.send(nil, []*question{q})
+		h.v.fallback.send(nil, callsOf(q))
 		h.ask(q, func(outcomes []outcome, _ int64, _ []int) {
 			if answered {
 				return

@@ -1,6 +1,6 @@
 //go:build unix
 
-package limiter
+package redisscript
 
 import "syscall"
 

@@ -1,4 +1,4 @@
-package limiter
+package redisscript
 
 import (
 	"context"
@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -23,57 +21,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// reporters are the reporters of the stores that tests use.
-var reporters sync.Map
-
-// allReported waits until nothing waits to be reported.
-func allReported() {
-	reporters.Range(func(r, _ any) bool {
-		for telling := true; telling; time.Sleep(time.Microsecond) {
-			r := r.(*reporter)
-			r.mu.Lock()
-			telling = r.telling
-			r.mu.Unlock()
-		}
-		return true
-	})
-}
-
-// events collects what is reported.
-type events struct {
-	mu  sync.Mutex
-	all []Event
-}
-
-func (e *events) report(ev Event) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.all = append(e.all, ev)
-}
-
-// take returns what was reported since it was called last, in words such as
-// "lost oom", "back" and "lapse pool".
-func (e *events) take() []string {
-	allReported()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var words []string
-	for _, ev := range e.all {
-		words = append(words, eventWords(ev))
-	}
-	e.all = nil
-	return words
-}
-
-func eventWords(ev Event) string {
-	kind := map[EventKind]string{Lost: "lost", Back: "back", Lapse: "lapse", Replaced: "replaced"}[ev.Kind]
-	return strings.TrimSpace(kind + " " + ev.Reason)
-}
-
 // failureOf returns the failure of a server that err tells of.
-func failureOf(t testing.TB, err error) *failure {
+func failureOf(t testing.TB, err error) *Failure {
 	t.Helper()
-	var f *failure
+	var f *Failure
 	if !errors.As(err, &f) {
 		t.Fatalf("error %v tells of no failure", err)
 	}
@@ -127,7 +78,7 @@ func TestFailureReasons(t *testing.T) {
 		{&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, "tls", "counts"},
 		{x509.UnknownAuthorityError{}, "tls", "counts"},
 		{op(errors.New("remote error: tls: certificate required")), "tls", "counts"},
-		{errCorrupt, "corrupt", ""},
+		{corrupt{errors.New("a value is not ours")}, "corrupt", ""},
 		{errNoConnection, "pool", ""},
 		{errConnecting, "timeout", "counts"},
 		{errors.New("something"), "error", "counts"},
@@ -207,7 +158,6 @@ func TestFailuresShowNoSecret(t *testing.T) {
 		{errors.New(`redis: invalid reply: "tls: canary"`), "it may quote what was sent"},
 		{errors.Join(errors.New("canary"), io.EOF), ": EOF"},
 		{fmt.Errorf("canary: %w", syscall.ECONNREFUSED), ": connection refused"},
-		{fmt.Errorf("%w: %w", errCorrupt, errors.New("canary")), ": the value of a key is no bucket's"},
 	}
 	for _, tc := range tests {
 		t.Run(tc.err.Error(), func(t *testing.T) {
@@ -244,7 +194,7 @@ func tcpServer(t testing.TB, do func(*net.TCPConn)) string {
 }
 
 // TestFailuresToConnect tests what an operator is told of addresses where no
-// server is found, and that Take says so too: without waiting where there is
+// server is found, and that callers are told so too: without waiting where there is
 // nothing to wait for.
 func TestFailuresToConnect(t *testing.T) {
 	t.Parallel()
@@ -303,19 +253,19 @@ func TestFailuresToConnect(t *testing.T) {
 			t.Parallel()
 			var seen events
 			const timeout = 250 * time.Millisecond
-			r := newTestRedis(t, server, func(opt *RedisOptions) {
+			r := newTestClient(t, server, func(opt *Options) {
 				opt.Addresses, opt.TLS, opt.Timeout, opt.Report = []string{tc.address}, tc.tls, timeout, seen.report
 			})
-			for n := range 2 * lostAfter {
+			for n := range 2 * openAfter {
 				began := time.Now()
-				d, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(5)}}, nil)
+				d, err := r.count(t.Context(), upTo(5))
 				took := time.Since(began)
 				checkError(t, err, tc.address)
 				if f := failureOf(t, err); !strings.Contains(tc.reason, f.reason) || len(d) > 0 {
 					t.Errorf("reason %q, want %q: decided %+v, error %v", f.reason, tc.reason, d, err)
 				}
-				if n >= lostAfter && took > timeout/2 {
-					t.Errorf("waited %v for a lost server", took)
+				if n >= openAfter && took > timeout/2 {
+					t.Errorf("waited %v for a server that is down", took)
 				}
 			}
 			got := seen.take()
@@ -330,7 +280,7 @@ func TestFailuresToConnect(t *testing.T) {
 					return nil
 				})
 			}
-			reason, _ := strings.CutPrefix(strings.Join(got, ", "), "lost ")
+			reason, _ := strings.CutPrefix(strings.Join(got, ", "), "down ")
 			if reason == "" || !strings.Contains(tc.reason, reason) {
 				t.Errorf("reported %q, want it lost for %q", got, tc.reason)
 			}
@@ -408,25 +358,25 @@ func TestFailuresOfReplies(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t, tc.args...)
 			var seen events
-			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.PoolSize, opt.Report = 1, seen.report })
-			guard := &r.servers.(*single).server.guard
-			room, full := hourly(100), hourly(1)
-			full.Name = "full"
+			r := newTestClient(t, server, func(opt *Options) { opt.PoolSize, opt.Report = 1, seen.report })
+			guard := &r.server().breaker
+			room, full := upTo(100), upTo(1)
+			full.key = "rl:{full}"
 			if tc.begin != nil {
-				decide(t, r, Atomic, full)
+				mustCount(t, r, full)
 				tc.begin(t, server)
 			}
 			connections := int64(0)
 			if tc.reason != "busy" { // else it does not tell
 				connections = infoNumber(t, server, "stats", "total_connections_received")
 			}
-			for n := range lostAfter - 1 {
+			for n := range openAfter - 1 {
 				if n > 0 && tc.denials {
-					if d, err := r.Take(t.Context(), Request{Buckets: []Bucket{full}}, nil); err != nil || !d[0].Denied {
+					if d, err := r.count(t.Context(), full); err != nil || !d[0].denied {
 						t.Fatalf("decided %+v on a full bucket, error %v", d, err)
 					}
 				}
-				_, err := r.Take(t.Context(), Request{Buckets: []Bucket{room}}, nil)
+				_, err := r.count(t.Context(), room)
 				checkError(t, err, server.Addr)
 				if f := failureOf(t, err); f.reason != tc.reason {
 					t.Fatalf("reason %q, want %q: %v", f.reason, tc.reason, err)
@@ -434,14 +384,14 @@ func TestFailuresOfReplies(t *testing.T) {
 			}
 			want := []string(nil)
 			if tc.reason == "clusterdown" {
-				want = []string{"lapse clusterdown"}
+				want = []string{"error clusterdown"}
 			}
 			if got := seen.take(); !slices.Equal(got, want) {
 				t.Errorf("reported %q, want %q", got, want)
 			}
 			tc.end(t, server)
 			waitFor(t, 5*time.Second, func() error {
-				_, err := r.Take(t.Context(), Request{Buckets: []Bucket{room}}, nil)
+				_, err := r.count(t.Context(), room)
 				return err
 			})
 			more := infoNumber(t, server, "stats", "total_connections_received") - connections
@@ -449,7 +399,7 @@ func TestFailuresOfReplies(t *testing.T) {
 				t.Errorf("%d more connections", more)
 			}
 			if want = nil; tc.reason != "clusterdown" {
-				want = []string{"lapse " + tc.reason}
+				want = []string{"error " + tc.reason}
 			}
 			if got := seen.take(); !slices.Equal(got, want) {
 				t.Errorf("reported %q, want %q", got, want)
@@ -480,10 +430,10 @@ func TestFailuresToLogIn(t *testing.T) {
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			r := newTestRedis(t, server, func(opt *RedisOptions) {
+			r := newTestClient(t, server, func(opt *Options) {
 				opt.Username, opt.Password = tc.user, tc.password
 			})
-			_, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(100)}}, nil)
+			_, err := r.count(t.Context(), upTo(100))
 			if tc.reason == "" {
 				if err != nil {
 					t.Error(err)
@@ -503,8 +453,8 @@ func TestFailuresToLogIn(t *testing.T) {
 		if err := server.Client().Do(t.Context(), "CONFIG", "SET", "maxclients", 1).Err(); err != nil {
 			t.Fatal(err)
 		}
-		r := newTestRedis(t, server, nil)
-		_, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(100)}}, nil)
+		r := newTestClient(t, server, nil)
+		_, err := r.count(t.Context(), upTo(100))
 		checkError(t, err, server.Addr)
 		// The server closes behind its reply, which may get lost by that.
 		if f := failureOf(t, err); f.reason != "maxclients" && f.reason != "closed" {
@@ -513,260 +463,39 @@ func TestFailuresToLogIn(t *testing.T) {
 	})
 }
 
-// guarded is a guard on a clock that the test moves.
-type guarded struct {
-	guard
-	events
-	t   testing.TB
-	now time.Time
-}
-
-func newGuarded(t testing.TB) *guarded {
-	g := &guarded{t: t, now: time.Unix(1_790_000_000, 0)}
-	g.guard = newGuard("redis.test:6379", g.events.report)
-	g.guard.now = func() time.Time { return g.now }
-	return g
-}
-
-// fail lets n requests fail for the given reason.
-func (g *guarded) fail(n int, reason string) (lost bool) {
-	for range n {
-		known, ok := replies[strings.ToUpper(reason)]
-		if !ok {
-			known = failure{reason: reason, counts: reason != "pool"}
-		}
-		lost = g.failure(&known)
-	}
-	return lost
-}
-
-// check checks whether requests are let through, and what was reported since it
-// was called last.
-func (g *guarded) check(open bool, events ...string) {
-	g.t.Helper()
-	probe, err := g.enter()
-	if probe {
-		g.leave()
-		g.t.Error("a probe is let through")
-	} else if open != (err == nil) {
-		g.t.Errorf("let through: %t, error %v", err == nil, err)
-	}
-	if got := g.take(); !slices.Equal(got, events) {
-		g.t.Errorf("reported %q, want %q", got, events)
-	}
-}
-
-// probe lets the time of the next probe come and checks that there is one.
-func (g *guarded) probe() {
-	g.t.Helper()
-	g.now = g.now.Add(probeEvery * 6 / 5)
-	if probe, err := g.enter(); !probe || err != nil {
-		g.t.Fatalf("probe %t, error %v", probe, err)
-	}
-}
-
-// TestGuardOpens tests what makes a server count as lost: so many failures in a
-// row, one more than come by chance, and no failure that tells nothing of the
-// next request.
-func TestGuardOpens(t *testing.T) {
-	t.Run("five in a row", func(t *testing.T) {
-		g := newGuarded(t)
-		if g.fail(4, "timeout") {
-			t.Error("lost by the fourth failure")
-		}
-		g.check(true)
-		if !g.fail(1, "refused") {
-			t.Error("not lost by the fifth failure")
-		}
-		if g.fail(3, "timeout") {
-			t.Error("lost again while it is")
-		}
-		g.check(false, "lost refused")
-		if _, err := g.enter(); failureOf(t, err).reason != "timeout" {
-			t.Errorf("error %v, want the last", err)
-		}
-	})
-	t.Run("a success between", func(t *testing.T) {
-		g := newGuarded(t)
-		for n := range 10 {
-			g.fail(4, "timeout")
-			g.success(false)
-			want := []string{"lapse timeout"}
-			if n > 0 {
-				want = nil
-			}
-			g.check(true, want...)
-		}
-	})
-	t.Run("uncounted", func(t *testing.T) {
-		g := newGuarded(t)
-		g.fail(4, "timeout")
-		g.fail(100, "clusterdown")
-		g.fail(100, "pool")
-		g.fail(100, "moved")
-		g.check(true, "lapse clusterdown", "lapse pool", "lapse moved")
-		if !g.fail(1, "timeout") {
-			t.Error("not lost by the fifth failure that counts")
-		}
-		g.check(false, "lost timeout")
-	})
-}
-
-// TestGuardProbes tests how a lost server is asked again: by one request at a
-// time, not more often than is told, and not in step with other processes.
-func TestGuardProbes(t *testing.T) {
-	g := newGuarded(t)
-	g.fail(5, "timeout")
-	var gaps []time.Duration
-	last := g.now
-	for range 40_000 {
-		g.now = g.now.Add(time.Millisecond)
-		probe, err := g.enter()
-		if probe != (err == nil) {
-			t.Fatalf("probe %t, error %v", probe, err)
-		}
-		if !probe {
-			continue
-		}
-		if again, err := g.enter(); again || err == nil {
-			t.Fatalf("two probes at once: probe %t, error %v", again, err)
-		}
-		gaps = append(gaps, g.now.Sub(last))
-		last = g.now
-		g.fail(1, "timeout")
-		g.leave()
-	}
-	slices.Sort(gaps)
-	least, most := gaps[0], gaps[len(gaps)-1]
-	if least < probeEvery*4/5 || most > probeEvery*6/5+time.Millisecond {
-		t.Errorf("%v to %v between probes", least, most)
-	}
-	if most-least < probeEvery/5 {
-		t.Errorf("%v to %v between probes: in step", least, most)
-	}
-
-	// However long a probe takes it is the only one.
-	g.probe()
-	g.take()
-	for range 100 {
-		g.now = g.now.Add(time.Second)
-		g.check(false)
-	}
-	g.leave()
-	g.probe()
-	g.leave()
-
-	// There is a new connection: no need to wait.
-	g.soon()
-	if probe, err := g.enter(); !probe || err != nil {
-		t.Errorf("with a new connection: probe %t, error %v", probe, err)
-	}
-	g.soon()
-	if probe, err := g.enter(); probe || err == nil {
-		t.Errorf("two probes at once: probe %t, error %v", probe, err)
-	}
-	g.leave()
-}
-
-// TestGuardCloses tests that the first success ends an outage, whoever had it,
-// and that each outage is reported once when it begins and once when it ends.
-func TestGuardCloses(t *testing.T) {
-	g := newGuarded(t)
-	for n := range 3 {
-		g.fail(5, "timeout")
-		g.fail(20, "refused")
-		g.check(false, "lost timeout")
-		g.now = g.now.Add(7 * time.Second)
-		if n < 2 {
-			g.probe()
-			g.success(false)
-			g.leave()
-		} else {
-			g.success(false) // one that was under way when the server was lost
-		}
-		back := g.all[0]
-		want := 7 * time.Second
-		if n < 2 {
-			want += probeEvery * 6 / 5
-		}
-		if back.Lost != want || back.Server != "redis.test:6379" || back.Reason != "" || back.Err != nil {
-			t.Errorf("reported %+v, want %v", back, want)
-		}
-		g.check(true, "back")
-		if g.fail(4, "timeout") {
-			t.Error("lost by the fourth failure after an outage")
-		}
-		g.check(true)
-		g.success(false)
-		g.take()
-		g.check(true)
-	}
-}
-
-// TestGuardOutageOfWrites tests failures of a server that still answers what
-// only reads: a reply which has written nothing does not end such an outage.
-func TestGuardOutageOfWrites(t *testing.T) {
-	for _, reason := range []string{"oom", "misconf", "noreplicas", "readonly"} {
-		t.Run(reason, func(t *testing.T) {
-			g := newGuarded(t)
-			for range 4 {
-				g.fail(1, reason)
-				g.success(false)
-			}
-			g.check(true)
-			g.fail(1, reason)
-			g.check(false, "lost "+reason)
-			g.success(false)
-			g.check(false)
-			g.probe()
-			g.success(false)
-			g.leave()
-			g.check(false)
-			g.probe()
-			g.success(true)
-			g.leave()
-			g.check(true, "back")
-
-			g.fail(4, reason)
-			g.success(true)
-			g.check(true, "lapse "+reason)
-		})
-	}
-}
-
 // TestProbeOfNothing tests that a server which takes no writes is not taken for
 // well because a key to prove it by was absent.
 func TestProbeOfNothing(t *testing.T) {
 	server := redistest.Start(t)
-	r := newTestRedis(t, server, nil)
-	b := hourly(100)
-	mustTake(t, r, Request{Buckets: []Bucket{b}})
+	r := newTestClient(t, server, nil)
+	b := upTo(100)
+	mustCount(t, r, b)
 	for _, tc := range []struct {
 		memory string
 		key    string
 		proves bool
 		fails  bool
 	}{
-		{"0", r.keys.of(&b), true, false},
+		{"0", b.key, true, false},
 		{"0", "rl:absent", false, false},
-		{"1", r.keys.of(&b), false, true},
+		{"1", b.key, false, true},
 		{"1", "rl:absent", false, false},
 	} {
 		if err := server.Client().ConfigSet(t.Context(), "maxmemory", tc.memory).Err(); err != nil {
 			t.Fatal(err)
 		}
-		conn := hold(t, r.servers.(*single).server)
-		reply, err := takeScript.probe(t.Context(), conn.Conn, tc.key, false)
-		r.servers.(*single).server.put(conn)
-		if proves := err == nil && reply[0] > 0; proves != tc.proves || err != nil != tc.fails {
-			t.Errorf("maxmemory %s, %s: replied %v, error %v", tc.memory, tc.key, reply, err)
+		conn := hold(t, r.server())
+		proves, err := r.server().script.probe(t.Context(), conn.Conn, tc.key, false)
+		r.server().pool.put(conn)
+		if proves != tc.proves || err != nil != tc.fails {
+			t.Errorf("maxmemory %s, %s: proves %t, error %v", tc.memory, tc.key, proves, err)
 		}
 	}
 	if err := server.Client().ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if got := level(t, r, b); got != 1 {
-		t.Errorf("the bucket holds %d after it was probed, want 1", got)
+	if got := stored(t, server, b.key); got != 1 {
+		t.Errorf("the key holds %d after it was probed, want 1", got)
 	}
 }
 
@@ -786,14 +515,14 @@ func TestBackByDenials(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
 			var seen events
-			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Report = seen.report })
-			room, full := hourly(100), Bucket{Name: "full", Key: "k", Limit: Limit{7, time.Hour, 3}, Cost: 7}
-			mustTake(t, r, Request{Buckets: []Bucket{full}})
-			before, _ := storedState(t, server, r.keys.of(&full))
+			r := newTestClient(t, server, func(opt *Options) { opt.Report = seen.report })
+			room, full := upTo(100), counter{key: "rl:{full}", add: 7, limit: 7}
+			mustCount(t, r, full)
+			before := stored(t, server, full.key)
 			// denied reports whether the server has denied a request to the full bucket.
 			denied := func() bool {
-				d, err := r.Take(t.Context(), Request{Buckets: []Bucket{full}}, nil)
-				if err == nil && !d[0].Denied {
+				d, err := r.count(t.Context(), full)
+				if err == nil && !d[0].denied {
 					t.Fatalf("decided %+v", d)
 				}
 				return err == nil
@@ -806,8 +535,8 @@ func TestBackByDenials(t *testing.T) {
 			}
 
 			do(tc.begin)
-			for range lostAfter {
-				_, err := r.Take(t.Context(), Request{Buckets: []Bucket{room}}, nil)
+			for range openAfter {
+				_, err := r.count(t.Context(), room)
 				checkError(t, err, server.Addr)
 			}
 			waitFor(t, 5*time.Second, func() error {
@@ -816,116 +545,27 @@ func TestBackByDenials(t *testing.T) {
 				}
 				return nil
 			})
-			if got, want := seen.take(), []string{"lost " + tc.reason}; !slices.Equal(got, want) {
+			if got, want := seen.take(), []string{"down " + tc.reason}; !slices.Equal(got, want) {
 				t.Errorf("reported %q, want %q", got, want)
 			}
 
 			do(tc.end)
 			waitFor(t, 5*time.Second, func() error {
 				denied()
-				if guardOf(r).isLost() {
+				if r.server().breaker.isOpen() {
 					return errors.New("still lost")
 				}
 				return nil
 			})
-			if got, want := seen.take(), []string{"back"}; !slices.Equal(got, want) {
+			if got, want := seen.take(), []string{"recovered"}; !slices.Equal(got, want) {
 				t.Errorf("reported %q, want %q", got, want)
 			}
 			if !denied() {
 				t.Error("not decided by a server that is back")
 			}
-			if s, _ := storedState(t, server, r.keys.of(&full)); s != before {
-				t.Errorf("stored %+v, want %+v as before", s, before)
+			if n := stored(t, server, full.key); n != before {
+				t.Errorf("stored %d, want %d as before", n, before)
 			}
 		})
-	}
-}
-
-// TestGuardLapses tests that single failures are reported at most once a minute
-// for each reason, however many there are.
-func TestGuardLapses(t *testing.T) {
-	g := newGuarded(t)
-	began := g.now
-	reported := map[string][]time.Duration{}
-	for range 4 * 60 {
-		g.fail(50, "pool")
-		g.fail(4, "timeout")
-		g.success(true)
-		for _, event := range g.take() {
-			reported[event] = append(reported[event], g.now.Sub(began))
-		}
-		g.now = g.now.Add(time.Second)
-	}
-	want := []time.Duration{0, time.Minute, 2 * time.Minute, 3 * time.Minute}
-	for _, event := range []string{"lapse pool", "lapse timeout"} {
-		if !slices.Equal(reported[event], want) {
-			t.Errorf("%s reported at %v, want %v", event, reported[event], want)
-		}
-	}
-	if len(reported) != 2 {
-		t.Errorf("reported %v", reported)
-	}
-}
-
-// TestGuardConcurrently puts a guard through random failures and successes of
-// many requests at once: what it reports is one outage after the other.
-func TestGuardConcurrently(t *testing.T) {
-	var seen events
-	var ms atomic.Int64
-	g := newGuard("redis.test:6379", seen.report)
-	g.now = func() time.Time { return time.UnixMilli(ms.Add(1)) }
-	together(t, 16, func(i int) {
-		random := rand.New(rand.NewPCG(7, uint64(i)))
-		timeout, oom := failure{reason: "timeout", counts: true}, replies["OOM"]
-		for range 3000 {
-			probe, err := g.enter()
-			switch n := random.IntN(20); {
-			case err != nil && n < 19:
-			case n < 12:
-				g.failure(&timeout)
-			case n < 14:
-				g.failure(&oom)
-			case n < 15:
-				g.soon()
-			default:
-				g.success(n%2 == 0)
-			}
-			if probe {
-				g.leave()
-			}
-		}
-	})
-	g.success(true)
-	if probe, err := g.enter(); probe || err != nil {
-		t.Errorf("after a success: probe %t, error %v", probe, err)
-	}
-	lost, outages := false, 0
-	for _, ev := range seen.all {
-		if ev.Kind == Lapse {
-			continue
-		}
-		if (ev.Kind == Lost) == lost {
-			t.Fatalf("reported %s, lost %t", eventWords(ev), lost)
-		}
-		if lost = ev.Kind == Lost; lost {
-			outages++
-		}
-	}
-	if lost || outages < 10 {
-		t.Errorf("%d outages, lost %t in the end", outages, lost)
-	}
-}
-
-// waitFor calls try until it returns no error.
-func waitFor(t testing.TB, within time.Duration, try func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", within, err)
-		}
 	}
 }

@@ -1,4 +1,4 @@
-package limiter
+package redisscript
 
 import (
 	"context"
@@ -20,34 +20,34 @@ func TestIdleConnectionsClosed(t *testing.T) {
 	for _, kind := range []struct {
 		name   string
 		server *redistest.Server
-		change func(*RedisOptions, *redistest.Server)
+		change func(*Options, *redistest.Server)
 	}{
-		{"tcp", redistest.Start(t), func(opt *RedisOptions, s *redistest.Server) { opt.Addresses = []string{s.Addr} }},
-		{"unix socket", redistest.Start(t), func(opt *RedisOptions, s *redistest.Server) { opt.Addresses = []string{s.Socket} }},
-		{"TLS", redistest.StartTLS(t, authority, false), func(opt *RedisOptions, s *redistest.Server) {
+		{"tcp", redistest.Start(t), func(opt *Options, s *redistest.Server) { opt.Addresses = []string{s.Addr} }},
+		{"unix socket", redistest.Start(t), func(opt *Options, s *redistest.Server) { opt.Addresses = []string{s.Socket} }},
+		{"TLS", redistest.StartTLS(t, authority, false), func(opt *Options, s *redistest.Server) {
 			opt.Addresses, opt.TLS = []string{s.Addr}, clientTLS(t, authority)
 		}},
 	} {
 		for _, connections := range []int{1, 5} {
 			t.Run(fmt.Sprintf("%s,connections=%d", kind.name, connections), func(t *testing.T) {
 				var seen events
-				r := newTestRedis(t, kind.server, func(opt *RedisOptions) {
+				r := newTestClient(t, kind.server, func(opt *Options) {
 					kind.change(opt, kind.server)
 					opt.Timeout, opt.Report = 250*time.Millisecond, seen.report
 				})
-				s := r.servers.(*single).server
-				b := hourly(100_000)
-				b.Key = t.Name()
+				s := r.server()
+				b := upTo(100_000)
+				b.key = "rl:{" + t.Name() + "}"
 				waitFor(t, 5*time.Second, func() error {
-					_, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
+					_, err := r.count(context.Background(), b)
 					return err
 				})
 				connectAll(t, s, connections)
-				before := level(t, r, b)
+				before := stored(t, kind.server, b.key)
 				const rounds = 6
 				for n := range int64(rounds) {
 					waitFor(t, 5*time.Second, func() error {
-						if held, made := s.held.Load(), s.made.Load(); held != made {
+						if held, made := s.pool.held.Load(), s.pool.made.Load(); held != made {
 							return fmt.Errorf("%d connections are being made", held-made)
 						}
 						return nil
@@ -56,15 +56,15 @@ func TestIdleConnectionsClosed(t *testing.T) {
 						t.Fatal(err)
 					}
 					time.Sleep([]time.Duration{20 * time.Millisecond, 2 * r.timeout}[n%2])
-					mustTake(t, r, Request{Buckets: []Bucket{b}})
+					mustCount(t, r, b)
 				}
-				if got := level(t, r, b); got != before+rounds {
+				if got := stored(t, kind.server, b.key); got != before+rounds {
 					t.Errorf("%d requests were charged %d units", rounds, got-before)
 				}
-				if got := slices.DeleteFunc(seen.take(), func(what string) bool { return what == "lapse pool" }); len(got) > 0 {
+				if got := slices.DeleteFunc(seen.take(), func(what string) bool { return what == "error pool" }); len(got) > 0 {
 					t.Errorf("reported %q", got)
 				}
-				if every := time.Duration(s.checks.Load()); every > 2*r.timeout {
+				if every := time.Duration(s.pool.checks.Load()); every > 2*r.timeout {
 					t.Errorf("connections are tried once they have been idle for %v", every)
 				}
 			})

@@ -1,4 +1,4 @@
-package limiter
+package redisscript
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// failure is why a server could not be asked, or did not answer as it should.
-type failure struct {
+// Failure is why a server could not be asked, or did not answer as it should.
+type Failure struct {
 	server string
 	reason string
 	text   string
@@ -34,10 +34,10 @@ type failure struct {
 	// Whether the server is well, only not the one to ask.
 	elsewhere bool
 	// Whether it is certain that nothing was done.
-	undone bool
+	notRun bool
 }
 
-func (f *failure) Error() string {
+func (f *Failure) Error() string {
 	text := "redis at " + f.server
 	if f.text != "" {
 		text += " " + f.text
@@ -85,9 +85,13 @@ var otherCodes = []string{
 	"CROSSSLOT", "DENIED", "EXECABORT", "NOPROTO", "NOSCRIPT", "NOTBUSY", "UNKILLABLE", "WRONGTYPE",
 }
 
+// corrupt is the error of what a server holds, or has replied, that it can't have
+// got from the script. Its text is shown.
+type corrupt struct{ error }
+
 // ownErrors are those whose texts are known.
 var ownErrors = []error{
-	errCorrupt, errNoConnection, errLate, errConnecting, errNotConnected,
+	errNoConnection, errLate, errConnecting, errNotConnected,
 	context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
 	net.ErrClosed, redis.ErrClosed, redis.ErrPoolTimeout,
 }
@@ -99,7 +103,7 @@ func harmless(err error, texts []string) []string {
 		return append(texts, err.Error())
 	}
 	switch err := err.(type) { //nolint:errorlint // its own tree is walked
-	case *net.OpError, *net.DNSError, syscall.Errno, *os.SyscallError, *fs.PathError,
+	case corrupt, *net.OpError, *net.DNSError, syscall.Errno, *os.SyscallError, *fs.PathError,
 		tls.AlertError, tls.RecordHeaderError, *tls.CertificateVerificationError,
 		x509.UnknownAuthorityError, x509.HostnameError, x509.CertificateInvalidError:
 		return append(texts, err.Error())
@@ -120,13 +124,12 @@ func harmless(err error, texts []string) []string {
 	return texts
 }
 
-func (f *failure) Unwrap() error { return f.err }
+func (f *Failure) Unwrap() error { return f.err }
+
+// Reason returns why, in a word.
+func (f *Failure) Reason() string { return f.reason }
 
 var (
-	// errCorrupt is the failure of a server with a key of ours that something
-	// else has written to.
-	errCorrupt = errors.New("the value of a key is no bucket's")
-
 	// errNoConnection is the failure to get one of the connections there are.
 	errNoConnection = errors.New("all connections are in use")
 
@@ -146,7 +149,7 @@ var (
 )
 
 // replies tells the errors that servers reply apart by their first word.
-var replies = map[string]failure{
+var replies = map[string]Failure{
 	"OOM":         {reason: "oom", text: "is out of memory", counts: true, writes: true},
 	"MISCONF":     {reason: "misconf", text: "can't save its data and takes no writes", counts: true, writes: true},
 	"NOREPLICAS":  {reason: "noreplicas", text: "has too few replicas to take writes", counts: true, writes: true},
@@ -164,7 +167,7 @@ var replies = map[string]failure{
 }
 
 // replyTexts tells those apart that all begin with "ERR".
-var replyTexts = map[string]failure{
+var replyTexts = map[string]Failure{
 	"max number of clients":     {reason: "maxclients", text: "has too many clients", counts: true},
 	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true},
 	"DB index is out of range":  {reason: "error", text: "has no database of this number", counts: true},
@@ -174,8 +177,8 @@ var replyTexts = map[string]failure{
 
 // newFailure returns what err means to those who have waited for the timeout, or
 // for as long as it takes if that is 0.
-func newFailure(server string, timeout time.Duration, err error) *failure {
-	f := failure{reason: "error", counts: true}
+func newFailure(server string, timeout time.Duration, err error) *Failure {
+	f := Failure{reason: "error", counts: true}
 	late := "did not answer in time"
 	if timeout > 0 {
 		late = fmt.Sprintf("did not answer within %v", timeout)
@@ -184,12 +187,12 @@ func newFailure(server string, timeout time.Duration, err error) *failure {
 	var netErr net.Error
 	var dns *net.DNSError
 	switch {
-	case errors.Is(err, errCorrupt):
-		f = failure{reason: "corrupt"}
+	case errors.As(err, new(corrupt)):
+		f = Failure{reason: "corrupt"}
 	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
-		f = failure{reason: "pool", text: late}
+		f = Failure{reason: "pool", text: late}
 	case errors.Is(err, errNotConnected):
-		f = failure{reason: "lost", text: "is lost"}
+		f = Failure{reason: "lost", text: "is lost"}
 	case errors.As(err, &reply):
 		word, _, _ := strings.Cut(reply.Error(), " ")
 		if known, ok := replies[word]; ok {
@@ -211,13 +214,13 @@ func newFailure(server string, timeout time.Duration, err error) *failure {
 	case isTLS(err):
 		f.reason, f.text = "tls", "can't be connected to by TLS"
 	case errors.Is(err, redis.ErrClosed):
-		f = failure{reason: "unused", text: "is no longer in use"}
+		f = Failure{reason: "unused", text: "is no longer in use"}
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
 		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		f.reason, f.text, f.breaks = "closed", "closed the connection", true
 	}
 	f.server, f.err = server, err
-	f.undone = reply != nil || errors.Is(err, errNoConnection) || errors.Is(err, errNotConnected) || errors.Is(err, errConnecting)
+	f.notRun = reply != nil || errors.Is(err, errNoConnection) || errors.Is(err, errNotConnected) || errors.Is(err, errConnecting)
 	return &f
 }
 

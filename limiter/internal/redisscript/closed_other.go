@@ -1,9 +1,9 @@
 //go:build !unix
 
-package limiter
+package redisscript
 
 import "syscall"
 
 // closed can't tell here. A closed connection shows when it is used, or when it
-// is next tried, see server.check.
+// is next tried, see pool.check.
 func closed(syscall.RawConn) bool { return false }

@@ -1,4 +1,4 @@
-package limiter
+package redisscript
 
 import (
 	"context"
@@ -36,4 +36,11 @@ func timed(ctx context.Context) (context.Context, context.CancelFunc) {
 		return context.WithDeadline(context.Background(), end)
 	}
 	return context.WithCancel(ctx)
+}
+
+// WithDeadline returns a context for Do that tells when the answer must be there.
+// Shortened says whether that is sooner than the client's timeout: then no server
+// is to blame if it is late.
+func WithDeadline(at time.Time, shortened bool) context.Context {
+	return deadline{context.Background(), at, shortened}
 }

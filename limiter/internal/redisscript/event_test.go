@@ -1,4 +1,4 @@
-package limiter
+package redisscript
 
 import (
 	"context"
@@ -11,28 +11,28 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestReporterOrder tests that events are told in their order, and that of too
+// TestEventsInOrder tests that events are told in their order, and that of too
 // many the oldest are dropped and counted.
-func TestReporterOrder(t *testing.T) {
-	for _, n := range []int{1, mostWaiting, mostWaiting + 1, 3 * mostWaiting} {
+func TestEventsInOrder(t *testing.T) {
+	for _, n := range []int{1, maxQueuedEvents, maxQueuedEvents + 1, 3 * maxQueuedEvents} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			begun, resume := make(chan struct{}), make(chan struct{})
-			told := make(chan Event, 4*mostWaiting)
-			r := newReporter(func(e Event) {
+			told := make(chan Event, 4*maxQueuedEvents)
+			r := newEventQueue(func(e Event) {
 				if e.Server == "0" {
 					close(begun)
 					<-resume
 				}
 				told <- e
 			})
-			r.report(Event{Server: "0"})
+			r.add(Event{Server: "0"})
 			<-begun
 			for i := range n {
-				r.report(Event{Server: fmt.Sprint(i + 1)})
+				r.add(Event{Server: fmt.Sprint(i + 1)})
 			}
 			close(resume)
 			<-told
-			dropped := max(n-mostWaiting, 0)
+			dropped := max(n-maxQueuedEvents, 0)
 			for i := dropped; i < n; i++ {
 				want := Event{Server: fmt.Sprint(i + 1)}
 				if i == dropped {
@@ -46,23 +46,21 @@ func TestReporterOrder(t *testing.T) {
 	}
 }
 
-// TestStuckReport tests that requests are decided in time, and the store closes
+// TestStuckReport tests that calls return in time, and the client closes
 // at once, while a report never returns.
 func TestStuckReport(t *testing.T) {
 	server := redistest.Start(t)
 	stuck := make(chan struct{})
 	resume := sync.OnceFunc(func() { close(stuck) })
 	var calls events
-	memory := NewMemory(nil)
-	r := newTestRedis(t, server, func(opt *RedisOptions) {
-		opt.Fallback = memory
+	r := newTestClient(t, server, func(opt *Options) {
 		opt.Report = func(e Event) {
 			calls.report(e)
 			<-stuck
 		}
 	})
 	t.Cleanup(resume)
-	mustTake(t, r, Request{Buckets: []Bucket{hourly(100_000)}})
+	mustCount(t, r, upTo(100_000))
 	server.Kill()
 	var took struct {
 		sync.Mutex
@@ -74,10 +72,7 @@ func TestStuckReport(t *testing.T) {
 			asks.Go(func() {
 				for range 5 {
 					began := time.Now()
-					_, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(100_000)}}, nil)
-					if err != nil {
-						t.Error(err)
-					}
+					_, _ = r.count(context.Background(), upTo(100_000)) // which may fail, but not hang
 					took.Lock()
 					took.all = append(took.all, time.Since(began))
 					took.Unlock()
@@ -110,9 +105,9 @@ func TestStuckReport(t *testing.T) {
 	}
 	resume()
 	waitFor(t, 5*time.Second, func() error {
-		r.reporter.mu.Lock()
-		defer r.reporter.mu.Unlock()
-		if r.reporter.telling || len(r.reporter.waiting) > 0 {
+		r.events.mu.Lock()
+		defer r.events.mu.Unlock()
+		if r.events.running || len(r.events.queue) > 0 {
 			return fmt.Errorf("there is still something to report")
 		}
 		return nil

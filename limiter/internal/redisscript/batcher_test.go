@@ -1,0 +1,895 @@
+package redisscript
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/metrics"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// newBatched returns a client with one connection to a server, and that server.
+func newBatched(t testing.TB, server *redistest.Server, change func(*Options)) (*testClient, *Server) {
+	t.Helper()
+	r := newTestClient(t, server, func(opt *Options) {
+		opt.PoolSize = 1
+		if change != nil {
+			change(opt)
+		}
+	})
+	return r, r.server()
+}
+
+// setTimeout changes the time that calls to r's one server have.
+func (c *testClient) setTimeout(d time.Duration) {
+	s := c.server()
+	c.timeout, s.timeout, s.pool.timeout, s.batcher.timeout = d, d, d, d
+}
+
+// waitingAt returns how many requests wait for a server.
+func waitingAt(s *Server) int {
+	s.batcher.mu.Lock()
+	defer s.batcher.mu.Unlock()
+	return len(s.batcher.queue)
+}
+
+// atRest waits until nothing is on its way to a server, and nobody sees to it.
+func atRest(t testing.TB, s *Server) {
+	t.Helper()
+	waitFor(t, 5*time.Second, func() error {
+		s.batcher.mu.Lock()
+		defer s.batcher.mu.Unlock()
+		if b := s.batcher; b.direct > 0 || b.inFlight > 0 || b.watched || len(s.pool.idle) != int(s.pool.held.Load()) {
+			return fmt.Errorf("%d by themselves, %d senders, watched %t, %d of %d connections idle",
+				b.direct, b.inFlight, b.watched, len(s.pool.idle), s.pool.held.Load())
+		}
+		return nil
+	})
+}
+
+// gather has n requests wait for a server that has one connection, does what is
+// to be done meanwhile, lets them go, and returns when all are done.
+func gather(t testing.TB, s *Server, n int, take func(i int), meanwhile ...func()) {
+	t.Helper()
+	conn := hold(t, s)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer func() { s.pool.idle <- conn }()
+	for i := range n {
+		all.Go(func() { take(i) })
+	}
+	waitFor(t, 4*time.Second, func() error {
+		if waiting := waitingAt(s); waiting < n {
+			return fmt.Errorf("%d of %d calls wait", waiting, n)
+		}
+		return nil
+	})
+	for _, do := range meanwhile {
+		do()
+	}
+}
+
+// recording is a script that counts, and besides notes down how many keys it is
+// run with.
+var recording = newCounting("redis.call('RPUSH', 'carried', #KEYS)\n" + counting)
+
+// carried returns how many buckets the calls have carried, in their order.
+func carried(t testing.TB, server *redistest.Server) []int {
+	t.Helper()
+	var buckets []int
+	if err := server.Client().LRange(t.Context(), "carried", 0, -1).ScanSlice(&buckets); err != nil {
+		t.Fatal(err)
+	}
+	return buckets
+}
+
+// TestBatchesAreExact tests that calls which are batched run one after the other:
+// many in one batch count up to the limit, to the unit, and a call on several keys
+// counts on all or none.
+func TestBatchesAreExact(t *testing.T) {
+	const calls, limit = 100, 30
+	server := redistest.Start(t)
+	for _, tc := range []struct {
+		name  string
+		add   int64
+		keys  int   // whose calls are batched
+		other int64 // the limit of another key that all calls have too, if there is one
+	}{
+		{name: "one key", add: 1, keys: 1},
+		{name: "more than one at a time", add: 3, keys: 1},
+		{name: "several keys", add: 1, keys: 3},
+		{name: "two keys in a call", add: 1, keys: 1, other: 1000},
+		{name: "the other reaches its limit first", add: 1, keys: 1, other: 20},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			r, s := newBatched(t, server, nil)
+			s.script = recording
+			on := func(i int) []counter {
+				all := []counter{{key: fmt.Sprintf("rl:{%d}", i%tc.keys), add: tc.add, limit: limit}}
+				if tc.other > 0 {
+					all = append(all, counter{key: "rl:{0}:other", add: 1, limit: tc.other})
+				}
+				return all
+			}
+			admitted := make([]atomic.Int64, tc.keys)
+			gather(t, s, calls, func(i int) {
+				d, err := r.count(t.Context(), on(i)...)
+				if err != nil {
+					t.Error(err)
+				} else if !d[0].denied {
+					admitted[i%tc.keys].Add(1)
+				}
+			})
+			want := limit / tc.add
+			if tc.other > 0 {
+				want = min(want, tc.other)
+			}
+			for key := range tc.keys {
+				if got := admitted[key].Load(); got != want {
+					t.Errorf("key %d: %d calls counted, want %d", key, got, want)
+				}
+				for _, c := range on(key) {
+					if got := stored(t, server, c.key); got != want*c.add {
+						t.Errorf("%s holds %d, want %d", c.key, got, want*c.add)
+					}
+				}
+			}
+			if got := carried(t, server); len(got) > 1+calls*2/maxBatchKeys {
+				t.Errorf("batches of %d keys", got)
+			}
+		})
+	}
+}
+
+// takeOwn makes a call of caller i, whose keys then have counted no fewer and no
+// more than told. Whose answer one is shows in what it adds.
+func takeOwn(t testing.TB, r *testClient, i int, least, most int64) {
+	var own []counter
+	for n := range 1 + i%3 {
+		own = append(own, counter{key: fmt.Sprintf("rl:{own%d}:%d", i, n), add: int64(1000*(n+1) + i), limit: 1 << 30})
+	}
+	all, err := r.count(context.Background(), own...)
+	if err != nil || len(all) != len(own) {
+		t.Errorf("caller %d: counted %+v, error %v", i, all, err)
+		return
+	}
+	for n, c := range all {
+		if add := own[n].add; c.denied || c.n%add != 0 || c.n < least*add || c.n > most*add {
+			t.Errorf("caller %d, key %d: counted %+v, want %d to %d times %d", i, n, c, least, most, add)
+		}
+	}
+}
+
+// checkCharged checks that calls on the counters numbered from 1 on have counted
+// once each, and those that failed at most once.
+func checkCharged(t testing.TB, server *redistest.Server, calls, failed int64) {
+	t.Helper()
+	missing := int64(0)
+	for n := range calls {
+		switch got := stored(t, server, numbered(n+1).key); got {
+		case 1:
+		case 0:
+			missing++
+		default:
+			t.Fatalf("call %d counted %d times", n, got)
+		}
+	}
+	if missing > failed {
+		t.Errorf("%d calls were not counted, %d failed", missing, failed)
+	}
+}
+
+// TestBatchedCallsGetTheirOwnAnswers tests that of the calls in a batch each gets
+// its own answer.
+func TestBatchedCallsGetTheirOwnAnswers(t *testing.T) {
+	const callers, rounds = 60, 5
+	r, s := newBatched(t, redistest.Start(t), nil)
+	for n := range int64(rounds) {
+		gather(t, s, callers, func(i int) { takeOwn(t, r, i, n+1, n+1) })
+	}
+}
+
+// TestManyCallsTakeFewInvocations tests what batching is for: the server runs the
+// script far less often than it is called, though nobody holds a connection back.
+func TestManyCallsTakeFewInvocations(t *testing.T) {
+	t.Parallel()
+	const callers, rounds, size = 64, 8, 200
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	r, s := newBatched(t, server, func(opt *Options) { opt.Addresses, opt.PoolSize = []string{p.Addr}, 4 })
+	b := upTo(size)
+	s.pool.idle <- hold(t, s)
+	p.Delay(20 * time.Millisecond)
+	var admitted atomic.Int64
+	c := invoked{server: server}
+	c.since(t, "evalsha")
+	together(t, callers, func(int) {
+		for range rounds {
+			d, err := r.count(context.Background(), b)
+			if err != nil {
+				t.Error(err)
+			} else if !d[0].denied {
+				admitted.Add(1)
+			}
+		}
+	})
+	if got := c.since(t, "evalsha"); got > callers*rounds/4 {
+		t.Errorf("%d invocations for %d calls", got, callers*rounds)
+	}
+	if got := admitted.Load(); got != size {
+		t.Errorf("admitted %d, want %d", got, size)
+	}
+	if got := p.Connections(); got > 4 {
+		t.Errorf("%d connections, may be 4", got)
+	}
+}
+
+// TestLoneCallIsCheap guards what a call costs that need not wait: an invocation of
+// its own, and neither a goroutine nor a timer nor a channel.
+func TestLoneCallIsCheap(t *testing.T) {
+	const requests = 1000
+	server := redistest.Start(t)
+	r, s := newBatched(t, server, func(opt *Options) { opt.PoolSize = 2 })
+	req := upTo(100_000)
+	mustCount(t, r, req)
+	s.pool.connect(false)
+	waitFor(t, 5*time.Second, func() error {
+		if n := len(s.pool.idle); n < 2 {
+			return fmt.Errorf("%d connections", n)
+		}
+		return nil
+	})
+	created := func() uint64 {
+		sample := []metrics.Sample{{Name: "/sched/goroutines-created:goroutines"}}
+		metrics.Read(sample)
+		return sample[0].Value.Uint64()
+	}
+	c := invoked{server: server}
+	c.since(t, "evalsha")
+	before := created()
+	for range requests {
+		mustCount(t, r, req)
+	}
+	if got := created() - before; got > requests/10 { // the runtime has some of its own
+		t.Errorf("%d goroutines for %d requests", got, requests)
+	}
+	c.check(t, "evalsha", requests)
+
+	q := callOf(req)
+	if err := s.do(within(time.Minute), q); err != nil {
+		t.Error(err)
+	}
+	if q.done != nil || q.timer != nil {
+		t.Error("it was about to wait")
+	}
+}
+
+// TestInvocationsAtOnce tests how many invocations are under way to a server that
+// does not answer: some calls by themselves, the batches of all others, and one
+// more each time that a call has waited for too long.
+func TestInvocationsAtOnce(t *testing.T) {
+	t.Parallel()
+	const callers, size = 150, 100
+	server := redistest.Start(t)
+	r, s := newBatched(t, server, func(opt *Options) { opt.PoolSize = size })
+	mustCount(t, r, numbered(0))
+	connectAll(t, s, size)
+	server.Pause(t)
+	before := s.calls.Load()
+	began := time.Now()
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer server.Resume(t)
+	for i := range callers {
+		all.Go(func() {
+			if _, err := r.count(context.Background(), numbered(int64(i+1))); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	apart, sending := 0, 0
+	waitFor(t, 4*time.Second, func() error {
+		s.batcher.mu.Lock()
+		defer s.batcher.mu.Unlock()
+		if apart, sending = s.batcher.direct, s.batcher.inFlight; apart < maxDirect || s.calls.Load()-before < callers || len(s.batcher.queue) > 0 {
+			return fmt.Errorf("%d under way by themselves, %d wait", apart, len(s.batcher.queue))
+		}
+		return nil
+	})
+	underWay, impatient := size-len(s.pool.idle), int(time.Since(began)/maxLinger)+1
+	server.Resume(t)
+	all.Wait()
+	if apart > maxDirect || sending > maxInFlight || underWay > apart+sending+impatient {
+		t.Errorf("%d calls under way, %d of them by themselves and %d of senders; may be %d more",
+			underWay, apart, sending, impatient)
+	}
+	checkCharged(t, server, callers, 0)
+}
+
+// TestSecondBatchForMany tests when a second batch is sent beside another: a few
+// calls gain more by waiting for the next.
+func TestSecondBatchForMany(t *testing.T) {
+	server := redistest.Start(t)
+	r, s := newBatched(t, server, nil)
+	mustCount(t, r, numbered(0))
+	for _, tc := range []struct{ waiting, senders int }{
+		{1, 1}, {largeBatch, 1}, {largeBatch + 1, 2}, {2*largeBatch + 1, 2}, {5 * largeBatch, 2},
+	} {
+		got := 0
+		gather(t, s, tc.waiting, func(i int) { takeOwn(t, r, i, 1, 100) }, func() {
+			s.batcher.mu.Lock()
+			defer s.batcher.mu.Unlock()
+			got = s.batcher.inFlight
+		})
+		if got != tc.senders {
+			t.Errorf("%d wait: %d senders, want %d", tc.waiting, got, tc.senders)
+		}
+	}
+}
+
+// TestBatchingGoesOnAfterLargeBatch tests that no call goes by itself after a large
+// batch, for others will be about to come; and that the next one does if none came.
+func TestBatchingGoesOnAfterLargeBatch(t *testing.T) {
+	server := redistest.Start(t)
+	r, s := newBatched(t, server, nil)
+	mustCount(t, r, numbered(0))
+	alone := func() bool {
+		t.Helper()
+		atRest(t, s)
+		q := callOf(numbered(1))
+		conn := s.batcher.tryDirect(q, false)
+		if conn == nil {
+			<-q.done
+			return false
+		}
+		s.pool.put(conn)
+		s.batcher.endDirect()
+		return true
+	}
+	for _, tc := range []struct {
+		carried int
+		alone   bool
+	}{
+		{1, true}, {largeBatch - 1, true}, {largeBatch, false}, {largeBatch + 1, false}, {5 * largeBatch, false}, {1, true},
+	} {
+		gather(t, s, tc.carried, func(i int) { takeOwn(t, r, i, 1, 100) })
+		if got := alone(); got != tc.alone {
+			t.Errorf("after a call of %d a request goes by itself: %t, want %t", tc.carried, got, tc.alone)
+		}
+		if !alone() {
+			t.Errorf("after a call of %d, and one of 1, a request does not go by itself", tc.carried)
+		}
+	}
+}
+
+// TestBatchWithoutConnectionReportsNothing tests a batch for which all connections
+// are in use for too long: there may be nobody left that waits for it, and those
+// who wait report for themselves.
+func TestBatchWithoutConnectionReportsNothing(t *testing.T) {
+	var seen events
+	r, s := newBatched(t, redistest.Start(t), func(opt *Options) { opt.Report = seen.report })
+	mustCount(t, r, upTo(10))
+	conn := hold(t, s)
+	r.setTimeout(20 * time.Millisecond)
+	if _, err := s.batcher.connection(); !errors.Is(err, errNoConnection) {
+		t.Errorf("error %v, want %v", err, errNoConnection)
+	}
+	s.pool.put(conn)
+	if got := seen.take(); len(got) > 0 {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// TestWaitingCallsMakeFewConnections tests that calls which wait make no more
+// connections than there may be, however long they wait.
+func TestWaitingCallsMakeFewConnections(t *testing.T) {
+	t.Parallel()
+	const size, callers = 3, 60
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	r, s := newBatched(t, server, func(opt *Options) { opt.Addresses, opt.PoolSize = []string{p.Addr}, size })
+	p.Delay(10*time.Millisecond, 10*time.Millisecond)
+	var most atomic.Int32
+	together(t, callers, func(i int) {
+		for n := range int64(5) {
+			takeOwn(t, r, i, n+1, n+1)
+			most.Store(max(most.Load(), s.pool.held.Load()))
+		}
+	})
+	if got, taken := most.Load(), p.Connections(); got != size || taken > size {
+		t.Errorf("%d connections at a time, %d made, may be %d", got, taken, size)
+	}
+}
+
+// TestBatchSize tests how much a batch carries: what has come first, up to so many
+// keys. A call that has more goes by itself, in its turn.
+func TestBatchSize(t *testing.T) {
+	server := redistest.Start(t)
+	for _, tc := range []struct {
+		name  string
+		calls []int // how many keys each has, in the order in which they come
+		want  []int // how many each batch carries
+	}{
+		{"all", slices.Repeat([]int{1}, maxBatchKeys), []int{maxBatchKeys}},
+		{"one too many", slices.Repeat([]int{1}, maxBatchKeys+1), []int{maxBatchKeys, 1}},
+		{"never a part", slices.Repeat([]int{maxBatchKeys/2 - 1}, 5), []int{maxBatchKeys - 2, maxBatchKeys - 2, maxBatchKeys/2 - 1}},
+		{"exactly", []int{maxBatchKeys - 2, 2, maxBatchKeys, 1}, []int{maxBatchKeys, maxBatchKeys, 1}},
+		{"more", []int{1, 2, maxBatchKeys + 44, 3, 4}, []int{3, maxBatchKeys + 44, 7}},
+		{"more at first", []int{maxBatchKeys + 44, maxBatchKeys + 1, 1}, []int{maxBatchKeys + 44, maxBatchKeys + 1, 1}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			r, s := newBatched(t, server, nil)
+			s.script = recording
+			conn := hold(t, s)
+			var all sync.WaitGroup
+			defer all.Wait()
+			for i, n := range tc.calls {
+				var own []counter
+				for j := range n {
+					own = append(own, counter{key: fmt.Sprintf("rl:{%d}:%d", i, j), add: int64(1 + i), limit: 1 << 30})
+				}
+				all.Go(func() {
+					d, err := r.count(t.Context(), own...)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					for _, d := range d {
+						if d.denied || d.n != int64(1+i) {
+							t.Errorf("call %d: counted %+v", i, d)
+						}
+					}
+				})
+				for deadline := time.Now().Add(4 * time.Second); waitingAt(s) <= i; runtime.Gosched() {
+					if time.Now().After(deadline) {
+						t.Fatalf("call %d does not wait", i)
+					}
+				}
+			}
+			s.pool.idle <- conn
+			all.Wait()
+			if got := carried(t, server); !slices.Equal(got, tc.want) {
+				t.Errorf("batches of %d keys, want %d", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestBatchFails tests batches that fail: each of the calls fails, once and for the
+// same reason, and none is sent again; the batch counts as one failure, and only
+// several in a row as an outage.
+func TestBatchFails(t *testing.T) {
+	t.Parallel()
+	const calls = 30
+	reply := func(reply string) func(*testing.T, *Server, *redistest.Server, *redistest.Proxy) {
+		return func(_ *testing.T, s *Server, _ *redistest.Server, _ *redistest.Proxy) {
+			s.script = newCounting("return redis.error_reply('" + reply + "')")
+		}
+	}
+	for _, tc := range []struct {
+		name, reason string
+		begin        func(*testing.T, *Server, *redistest.Server, *redistest.Proxy)
+		ran          int64 // units that the calls of one call charge each
+	}{
+		{"reply lost", "closed", func(_ *testing.T, _ *Server, _ *redistest.Server, p *redistest.Proxy) {
+			p.CutReplies("evalsha")
+		}, 1},
+		{"reply cut", "closed", func(_ *testing.T, _ *Server, _ *redistest.Server, p *redistest.Proxy) {
+			p.HalfReply(20, "evalsha")
+		}, 1},
+		{"out of memory", "oom", func(t *testing.T, _ *Server, s *redistest.Server, _ *redistest.Proxy) {
+			if err := s.Client().ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+				t.Fatal(err)
+			}
+		}, 0},
+		{"loading", "loading", reply("LOADING Redis is loading the dataset in memory"), 0},
+		{"busy", "busy", reply("BUSY Redis is busy running a script"), 0},
+		{"unknown", "error", reply("ERR something else"), 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			if err := server.Client().ScriptLoad(t.Context(), counting).Err(); err != nil {
+				t.Fatal(err)
+			}
+			p := redistest.StartProxy(t, server.Addr)
+			var seen events
+			r, s := newBatched(t, server, func(opt *Options) {
+				opt.Addresses, opt.Report = []string{p.Addr}, seen.report
+			})
+			mustCount(t, r, upTo(100))
+			tc.begin(t, s, server, p)
+			for n := range openAfter {
+				if got, want := int(s.breaker.failures.Load()), n; got != want {
+					t.Errorf("%d failures by %d batches", got, want)
+				}
+				if got := seen.take(); len(got) > 0 {
+					t.Errorf("reported %q after %d batches", got, n)
+				}
+				gather(t, s, calls, func(i int) {
+					d, err := r.count(context.Background(), numbered(int64(n*calls+i+1)))
+					if len(d) > 0 {
+						t.Errorf("counted %+v", d)
+					}
+					checkError(t, err, p.Addr)
+					if f := failureOf(t, err); f.reason != tc.reason {
+						t.Errorf("reason %q, want %q: %v", f.reason, tc.reason, err)
+					}
+				})
+			}
+			if got, want := seen.take(), []string{"down " + tc.reason}; !slices.Equal(got, want) {
+				t.Errorf("reported %q, want %q", got, want)
+			}
+			for n := range int64(openAfter * calls) {
+				if got := stored(t, server, numbered(n+1).key); got != tc.ran {
+					t.Fatalf("call %d counted %d, want %d", n, got, tc.ran)
+				}
+			}
+		})
+	}
+}
+
+// TestRepliesOfWrongLength tests a server that answers a batch with more or fewer
+// numbers than the calls have asked for: whose they are nobody knows, and no call
+// gets any of them.
+func TestRepliesOfWrongLength(t *testing.T) {
+	const calls = 30
+	server := redistest.Start(t)
+	for _, script := range []string{
+		"return {}",
+		"return {1}",
+		"local r = {} for i = 1, #KEYS - 1 do r[i] = 0 end return r",
+		"local r = {} for i = 1, #KEYS + 1 do r[i] = 0 end return r",
+		"local r = {} for i = 1, 2 * #KEYS do r[i] = 0 end return r",
+	} {
+		t.Run(script, func(t *testing.T) {
+			r, s := newBatched(t, server, nil)
+			s.script = newCounting(script)
+			gather(t, s, calls, func(i int) {
+				if d, err := r.count(context.Background(), numbered(int64(i))); err == nil || !strings.HasPrefix(err.Error(), "reply []") {
+					t.Errorf("counted %+v, error %v, want no reply", d, err)
+				}
+			})
+			s.script = newCounting(counting)
+			gather(t, s, calls, func(i int) { takeOwn(t, r, i, 1, 1<<20) })
+		})
+	}
+}
+
+// TestScriptFlushedWhileCallsWait tests that a server which forgets the script while
+// calls wait disturbs none of them, and that none counts twice.
+func TestScriptFlushedWhileCallsWait(t *testing.T) {
+	server := redistest.Start(t)
+	r, s := newBatched(t, server, nil)
+	c := invoked{server: server}
+	for n := range int64(3) {
+		gather(t, s, 50, func(i int) { takeOwn(t, r, i, n+1, n+1) }, func() {
+			if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+				t.Error(err)
+			}
+		})
+		c.check(t, "evalsha", 1)
+		// Connections that are made meanwhile have the server learn it too.
+		if got, most := c.since(t, "eval"), 1+c.since(t, "evalsha_ro"); got < 1 || got > most {
+			t.Errorf("%d calls of eval, want 1 to %d", got, most)
+		}
+	}
+}
+
+// TestCallsGiveUpWithoutConnection tests calls for which no connection gets free in
+// half of their time, neither for a batch nor because all batches are on their way:
+// they do not count later, and the server is not blamed.
+func TestCallsGiveUpWithoutConnection(t *testing.T) {
+	t.Parallel()
+	const calls, timeout = 20, 100 * time.Millisecond
+	for _, making := range []int{0, maxInFlight} {
+		t.Run(fmt.Sprintf("%d batches", making), func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			var seen events
+			r, s := newBatched(t, server, func(opt *Options) { opt.Report = seen.report })
+			mustCount(t, r, upTo(100))
+			r.patient = false
+			conn := hold(t, s)
+			calling := func(n int) {
+				s.batcher.mu.Lock()
+				defer s.batcher.mu.Unlock()
+				s.batcher.inFlight += n
+			}
+			calling(making)
+			r.setTimeout(timeout)
+			together(t, calls, func(i int) {
+				began := time.Now()
+				_, err := r.count(context.Background(), numbered(int64(i+1)))
+				if took := time.Since(began); err == nil || took < timeout/2-time.Millisecond {
+					t.Errorf("gave up after %v, error %v", took, err)
+					return
+				}
+				if f := failureOf(t, err); f.reason != "pool" {
+					t.Errorf("reason %q: %v", f.reason, err)
+				}
+			})
+			if n := waitingAt(s); n > 0 {
+				t.Errorf("%d calls still wait", n)
+			}
+			waitFor(t, 5*time.Second, func() error {
+				s.batcher.mu.Lock()
+				defer s.batcher.mu.Unlock()
+				if s.batcher.inFlight > making || s.batcher.watched {
+					return errors.New("somebody still calls for them")
+				}
+				return nil
+			})
+			calling(-making)
+			r.setTimeout(10 * time.Second)
+			s.pool.idle <- conn
+			gather(t, s, calls, func(i int) { takeOwn(t, r, i, 1, 1) })
+			for n := range int64(calls) {
+				if got := stored(t, server, numbered(n+1).key); got != 0 {
+					t.Errorf("call %d counted %d after it had given up", n, got)
+				}
+			}
+			if got, want := seen.take(), []string{"error pool"}; !slices.Equal(got, want) {
+				t.Errorf("reported %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// TestLateAnswersOfBatches tests calls that end while they are on their way: they
+// return in time. When their answers come at last, which costs no connection and
+// is no failure, none of those that wait by then takes them for its own.
+func TestLateAnswersOfBatches(t *testing.T) {
+	t.Parallel()
+	const requests, timeout = 40, 3 * time.Second
+	server := redistest.Start(t)
+	var seen events
+	r, s := newBatched(t, server, func(opt *Options) { opt.Timeout, opt.Report = timeout, seen.report })
+	mustCount(t, r, upTo(100))
+	received := infoNumber(t, server, "stats", "total_connections_received")
+	gather(t, s, requests, func(i int) {
+		began := time.Now()
+		_, err := r.count(context.Background(), numbered(int64(i+1)))
+		if took := time.Since(began); err == nil || took < timeout-time.Millisecond {
+			t.Errorf("returned after %v, error %v", took, err)
+			return
+		}
+		if f := failureOf(t, err); f.reason != "pool" {
+			t.Errorf("reason %q: %v", f.reason, err)
+		}
+	}, func() {
+		time.Sleep(timeout / 3) // so much longer may the call take
+		server.Pause(t)
+	})
+	var later sync.WaitGroup
+	for i := range requests {
+		later.Go(func() { takeOwn(t, r, i, 1, 1) })
+	}
+	waitFor(t, timeout/4, func() error {
+		if n := waitingAt(s); n < requests {
+			return fmt.Errorf("%d calls wait", n)
+		}
+		return nil
+	})
+	server.Resume(t)
+	later.Wait()
+	checkCharged(t, server, requests, 0)
+	if made := infoNumber(t, server, "stats", "total_connections_received") - received; made > 0 {
+		t.Errorf("%d connections made", made)
+	}
+	if got, want := seen.take(), []string{"error pool"}; !slices.Equal(got, want) {
+		t.Errorf("reported %q, want %q", got, want)
+	}
+}
+
+// TestWaitingCallsFailWhenServerGoesDown tests calls that wait when the breaker
+// opens: they fail at once and for that reason, for nothing will come of waiting.
+func TestWaitingCallsFailWhenServerGoesDown(t *testing.T) {
+	t.Parallel()
+	const size, timeout = maxDirect + maxInFlight + 2, 2 * time.Second
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	var seen events
+	r, s := newBatched(t, server, func(opt *Options) {
+		opt.Addresses, opt.Timeout = []string{p.Addr}, timeout
+		opt.PoolSize, opt.Report = size, seen.report
+	})
+	connectAll(t, s, size)
+	p.BlackHole()
+	take := func() *Failure {
+		_, err := r.count(context.Background(), upTo(100))
+		return failureOf(t, err)
+	}
+	var all sync.WaitGroup
+	for range 10 * size {
+		all.Go(func() { take() })
+		time.Sleep(maxLinger) // until all connections are in use
+	}
+	time.Sleep(timeout * 7 / 10)
+	for range 20 {
+		all.Go(func() {
+			if f := take(); f.reason != "timeout" {
+				t.Errorf("reason %q, want why the server is down: %v", f.reason, f)
+			}
+		})
+	}
+	all.Wait()
+	if got := seen.take(); !slices.Contains(got, "down timeout") {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// TestCloseEndsWaitingCalls tests that closing a client ends the calls that wait,
+// without a word to the operator.
+func TestCloseEndsWaitingCalls(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var seen events
+	r, s := newBatched(t, server, func(opt *Options) { opt.Report = seen.report })
+	var closed time.Time
+	gather(t, s, 30, func(int) {
+		_, err := r.count(context.Background(), upTo(100))
+		checkError(t, err, server.Addr)
+		if f := failureOf(t, err); f.reason != "unused" {
+			t.Errorf("reason %q: %v", f.reason, err)
+		}
+	}, func() {
+		closed = time.Now()
+		r.Close()
+		waitFor(t, 4*time.Second, func() error {
+			if n := waitingAt(s); n > 0 {
+				return fmt.Errorf("%d calls wait", n)
+			}
+			return nil
+		})
+	})
+	if took := time.Since(closed); took > r.timeout/4 {
+		t.Errorf("waited %v for what can't be", took)
+	}
+	if got := seen.take(); len(got) > 0 {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// TestBatcherLeavesNothing tests that nothing goes on once nobody calls, and that
+// nothing is left of a closed client.
+func TestBatcherLeavesNothing(t *testing.T) {
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	clients(t, server)
+	before := runtime.NumGoroutine()
+	for range 5 {
+		r, s := newBatched(t, server, func(opt *Options) { opt.Addresses, opt.PoolSize = []string{p.Addr}, 20 })
+		mustCount(t, r, upTo(100))
+		p.Delay(5 * time.Millisecond)
+		together(t, 100, func(i int) { takeOwn(t, r, i, 1, 1<<20) })
+		atRest(t, s)
+		p.Pass()
+		r.Close()
+	}
+	waitFor(t, 10*time.Second, func() error {
+		if n := runtime.NumGoroutine(); n > before+2 {
+			return fmt.Errorf("%d goroutines, were %d", n, before)
+		}
+		return nil
+	})
+}
+
+// TestBatchesToServerFarAway tests a server that is so far away that the way there and back
+// takes more than half of a request's time, at once and all the time: nobody
+// waits for those who went before to come back. All is five times as slow here
+// as with the timeout by default and a server 30 ms away.
+func TestBatchesToServerFarAway(t *testing.T) {
+	t.Parallel()
+	const times = 5
+	const delay, timeout, size = times * 30 * time.Millisecond, times * 50 * time.Millisecond, times * 20
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	r, s := newBatched(t, server, func(opt *Options) { opt.Addresses, opt.PoolSize = []string{p.Addr}, size })
+	b := upTo(100_000)
+	mustCount(t, r, b)
+	connectAll(t, s, size)
+	p.Delay(delay)
+	r.setTimeout(timeout)
+
+	const burst, steady = 100, 1000
+	var decided atomic.Int64
+	take := func() {
+		if _, err := r.count(context.Background(), b); err == nil {
+			decided.Add(1)
+		}
+	}
+	together(t, burst, func(int) { take() })
+	if got := decided.Load(); got < burst*9/10 {
+		t.Errorf("%d of %d requests at once decided", got, burst)
+	}
+	decided.Store(0)
+	var all sync.WaitGroup
+	for began, n := time.Now(), 0; n < steady; n++ {
+		time.Sleep(time.Until(began.Add(time.Duration(n) * time.Millisecond)))
+		all.Go(take)
+	}
+	all.Wait()
+	if got := decided.Load(); got < steady*9/10 {
+		t.Errorf("%d of %d requests decided that came one each millisecond", got, steady)
+	}
+}
+
+// TestWaitingCallsGetAnotherConnection tests calls that wait for a connection which
+// then breaks: another one is made for them, at once, and they are answered.
+func TestWaitingCallsGetAnotherConnection(t *testing.T) {
+	t.Parallel()
+	const requests = 50
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	r, s := newBatched(t, server, func(opt *Options) { opt.Addresses = []string{p.Addr} })
+	mustCount(t, r, upTo(100))
+	p.BlackHole()
+	var all sync.WaitGroup
+	all.Go(func() { // which is under way when the connection breaks
+		_, err := r.count(context.Background(), upTo(100))
+		checkError(t, err, p.Addr)
+	})
+	waitFor(t, 5*time.Second, func() error {
+		if len(s.pool.idle) > 0 {
+			return errors.New("not under way")
+		}
+		return nil
+	})
+	for i := range requests {
+		all.Go(func() { takeOwn(t, r, i, 1, 1) })
+	}
+	waitFor(t, 4*time.Second, func() error {
+		if n := waitingAt(s); n < requests {
+			return fmt.Errorf("%d calls wait", n)
+		}
+		return nil
+	})
+	began := time.Now()
+	if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err(); err != nil {
+		t.Fatal(err)
+	}
+	p.Pass()
+	all.Wait()
+	if took := time.Since(began); took > r.timeout/4 {
+		t.Errorf("waited %v for another connection", took)
+	}
+}
+
+// TestEachCallHasItsOwnTime tests that each call has half of its time to wait for a
+// connection: one that comes late does not give up with those that came first.
+func TestEachCallHasItsOwnTime(t *testing.T) {
+	t.Parallel()
+	const timeout = 2 * time.Second
+	r, s := newBatched(t, redistest.Start(t), func(opt *Options) { opt.Timeout = timeout })
+	mustCount(t, r, upTo(100))
+	r.patient = false
+	conn := hold(t, s)
+	var all sync.WaitGroup
+	all.Go(func() {
+		began := time.Now()
+		_, err := r.count(t.Context(), upTo(100))
+		if took := time.Since(began); took > timeout*11/20 || failureOf(t, err).reason != "pool" {
+			t.Errorf("waited %v of %v for a connection, error %v", took, timeout, err)
+		}
+	})
+	time.Sleep(timeout * 7 / 20)
+	all.Go(func() { takeOwn(t, r, 1, 1, 1) })
+	time.Sleep(timeout * 5 / 20)
+	s.pool.idle <- conn
+	all.Wait()
+}

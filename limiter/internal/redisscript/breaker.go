@@ -1,0 +1,238 @@
+package redisscript
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// openAfter is how many failures in a row open a breaker.
+	openAfter = 5
+
+	// probeEvery is the time between two probes, give or take a fifth, so that
+	// processes do not probe in step.
+	probeEvery = 250 * time.Millisecond
+
+	// errorEvery is the least time between two reports of errors for one reason.
+	errorEvery = time.Minute
+)
+
+// breakerState is the state of a breaker.
+type breakerState int32
+
+const (
+	// breakerClosed: calls go through, and failures in a row are counted.
+	breakerClosed breakerState = iota
+
+	// breakerOpen: the server is down, and calls fail at once. One that comes when
+	// the next probe is due is that probe.
+	breakerOpen
+
+	// breakerHalfOpen: the server is down, and a probe is on its way.
+	breakerHalfOpen
+)
+
+// breaker is a circuit breaker: it knows whether a server can be asked.
+type breaker struct {
+	server string
+	report func(Event) // called with the lock held, so it must not wait
+	now    func() time.Time
+
+	// Written with the lock held. Of a server that is well nothing else is looked
+	// at.
+	state    atomic.Int32 // a breakerState
+	failures atomic.Int32 // in a row
+
+	mu       sync.Mutex
+	last     *Failure             // nil if there are none in a row
+	openedAt time.Time            // when the server went down
+	probeAt  time.Time            // when the next probe is due
+	reported map[string]time.Time // when an error was last reported, by reason
+}
+
+func newBreaker(server string, report func(Event)) breaker {
+	if report == nil {
+		report = func(Event) {}
+	}
+	return breaker{server: server, report: report, now: time.Now, reported: make(map[string]time.Time)}
+}
+
+// isOpen reports whether the server is down.
+func (b *breaker) isOpen() bool { return b.is() != breakerClosed }
+
+// is returns the state.
+func (b *breaker) is() breakerState { return breakerState(b.state.Load()) }
+
+// set changes the state. The lock must be held.
+func (b *breaker) set(state breakerState) { b.state.Store(int32(state)) }
+
+// allow returns nil if the server may be asked. If it is down that is only for a
+// probe, and endProbe must be called after it.
+func (b *breaker) allow() (probe bool, err error) {
+	if b.is() == breakerClosed {
+		return false, nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch now := b.now(); b.is() {
+	case breakerOpen:
+		if now.Before(b.probeAt) {
+			return false, b.down()
+		}
+		b.set(breakerHalfOpen)
+		b.probeAt = now.Add(jittered(probeEvery))
+		return true, nil
+	case breakerHalfOpen:
+		return false, b.down()
+	default: // it was closed a moment ago
+		return false, nil
+	}
+}
+
+// endProbe ends a probe, whatever came of it.
+func (b *breaker) endProbe() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.is() == breakerHalfOpen {
+		b.set(breakerOpen)
+	}
+}
+
+// probeNow makes the next call a probe: the connection for it is there.
+func (b *breaker) probeNow() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.probeAt = time.Time{}
+}
+
+// openError returns why the server is down, or nil if it is not.
+func (b *breaker) openError() error {
+	if !b.isOpen() {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.isOpen() {
+		return nil
+	}
+	return b.down()
+}
+
+// down returns why the server is down, for a call that is not sent to it.
+func (b *breaker) down() *Failure {
+	f := *b.last
+	f.notRun = true
+	return &f
+}
+
+// timedOut reports whether the last that is known of the server is that it did
+// not answer in time.
+func (b *breaker) timedOut() bool {
+	if b.failures.Load() == 0 {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.last != nil && b.last.reason == "timeout"
+}
+
+// awaitsWrite reports whether the server is down for not taking writes.
+func (b *breaker) awaitsWrite() bool {
+	if !b.isOpen() {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.last != nil && b.last.writes
+}
+
+// success takes note that the server has answered; wrote, that it has shown to
+// take writes.
+func (b *breaker) success(wrote bool) {
+	if b.failures.Load() == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.last == nil || b.last.writes && !wrote {
+		return
+	}
+	last, now := b.last, b.now()
+	if b.isOpen() {
+		b.close(EventRecovered, now)
+		return
+	}
+	b.failures.Store(0)
+	b.last = nil
+	b.reportErrorAt(last, now)
+}
+
+// close closes the breaker, which is reported as an event of the given kind.
+func (b *breaker) close(kind EventKind, now time.Time) {
+	b.set(breakerClosed)
+	b.failures.Store(0)
+	b.last = nil
+	b.report(Event{Server: b.server, Kind: kind, Downtime: now.Sub(b.openedAt)})
+}
+
+// failure takes note of a failure, and reports whether it has opened the breaker.
+func (b *breaker) failure(f *Failure) (opened bool) {
+	if !f.counts {
+		b.reportError(f)
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last = f
+	if b.failures.Add(1) < openAfter || b.isOpen() {
+		return false
+	}
+	b.set(breakerOpen)
+	b.openedAt = b.now()
+	b.probeAt = b.openedAt.Add(jittered(probeEvery))
+	b.report(Event{Server: b.server, Kind: EventDown, Reason: f.reason, Err: f})
+	return true
+}
+
+// replaced takes note that other servers have taken this one's place. If it was
+// down that is over: nobody will ask it.
+func (b *breaker) replaced() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.isOpen() {
+		b.close(EventReplaced, b.now())
+	}
+}
+
+// mute ends all reports.
+func (b *breaker) mute() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.report = func(Event) {}
+}
+
+// reportError reports a failure that tells nothing of other calls.
+func (b *breaker) reportError(f *Failure) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.reportErrorAt(f, b.now())
+}
+
+// reportErrorAt reports f, unless one for its reason was reported just now.
+func (b *breaker) reportErrorAt(f *Failure, now time.Time) {
+	if f.reason == "unused" {
+		return // by nobody who could be told
+	}
+	if last, ok := b.reported[f.reason]; ok && now.Sub(last) < errorEvery {
+		return
+	}
+	b.reported[f.reason] = now
+	b.report(Event{Server: b.server, Kind: EventError, Reason: f.reason, Err: f})
+}
+
+// jittered returns d give or take a fifth.
+func jittered(d time.Duration) time.Duration {
+	return d*4/5 + rand.N(d*2/5) //nolint:gosec // nothing secret
+}

@@ -1,0 +1,306 @@
+package redisscript
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// testBreaker is a breaker on a clock that the test moves.
+type testBreaker struct {
+	breaker
+	events
+	t   testing.TB
+	now time.Time
+}
+
+func newTestBreaker(t testing.TB) *testBreaker {
+	g := &testBreaker{t: t, now: time.Unix(1_790_000_000, 0)}
+	g.breaker = newBreaker("redis.test:6379", g.events.report)
+	g.breaker.now = func() time.Time { return g.now }
+	return g
+}
+
+// fail lets n calls fail for the given reason.
+func (g *testBreaker) fail(n int, reason string) (opened bool) {
+	for range n {
+		known, ok := replies[strings.ToUpper(reason)]
+		if !ok {
+			known = Failure{reason: reason, counts: reason != "pool"}
+		}
+		opened = g.failure(&known)
+	}
+	return opened
+}
+
+// check checks whether calls are let through, and what was reported since it
+// was called last.
+func (g *testBreaker) check(open bool, events ...string) {
+	g.t.Helper()
+	probe, err := g.allow()
+	if probe {
+		g.endProbe()
+		g.t.Error("a probe is let through")
+	} else if open != (err == nil) {
+		g.t.Errorf("let through: %t, error %v", err == nil, err)
+	}
+	if got := g.take(); !slices.Equal(got, events) {
+		g.t.Errorf("reported %q, want %q", got, events)
+	}
+}
+
+// probe lets the time of the next probe come and checks that there is one.
+func (g *testBreaker) probe() {
+	g.t.Helper()
+	g.now = g.now.Add(probeEvery * 6 / 5)
+	if probe, err := g.allow(); !probe || err != nil {
+		g.t.Fatalf("probe %t, error %v", probe, err)
+	}
+}
+
+// TestBreakerOpens tests what opens a breaker: so many failures in a
+// row, one more than come by chance, and no failure that tells nothing of the
+// next call.
+func TestBreakerOpens(t *testing.T) {
+	t.Run("five in a row", func(t *testing.T) {
+		g := newTestBreaker(t)
+		if g.fail(4, "timeout") {
+			t.Error("down by the fourth failure")
+		}
+		g.check(true)
+		if !g.fail(1, "refused") {
+			t.Error("not opened by the fifth failure")
+		}
+		if g.fail(3, "timeout") {
+			t.Error("down again while it is")
+		}
+		g.check(false, "down refused")
+		if _, err := g.allow(); failureOf(t, err).reason != "timeout" {
+			t.Errorf("error %v, want the last", err)
+		}
+	})
+	t.Run("a success between", func(t *testing.T) {
+		g := newTestBreaker(t)
+		for n := range 10 {
+			g.fail(4, "timeout")
+			g.success(false)
+			want := []string{"error timeout"}
+			if n > 0 {
+				want = nil
+			}
+			g.check(true, want...)
+		}
+	})
+	t.Run("uncounted", func(t *testing.T) {
+		g := newTestBreaker(t)
+		g.fail(4, "timeout")
+		g.fail(100, "clusterdown")
+		g.fail(100, "pool")
+		g.fail(100, "moved")
+		g.check(true, "error clusterdown", "error pool", "error moved")
+		if !g.fail(1, "timeout") {
+			t.Error("not opened by the fifth failure that counts")
+		}
+		g.check(false, "down timeout")
+	})
+}
+
+// TestBreakerProbes tests how a server that is down is asked again: by one call at a
+// time, not more often than is told, and not in step with other processes.
+func TestBreakerProbes(t *testing.T) {
+	g := newTestBreaker(t)
+	g.fail(5, "timeout")
+	var gaps []time.Duration
+	last := g.now
+	for range 40_000 {
+		g.now = g.now.Add(time.Millisecond)
+		probe, err := g.allow()
+		if probe != (err == nil) {
+			t.Fatalf("probe %t, error %v", probe, err)
+		}
+		if !probe {
+			continue
+		}
+		if again, err := g.allow(); again || err == nil {
+			t.Fatalf("two probes at once: probe %t, error %v", again, err)
+		}
+		gaps = append(gaps, g.now.Sub(last))
+		last = g.now
+		g.fail(1, "timeout")
+		g.endProbe()
+	}
+	slices.Sort(gaps)
+	least, most := gaps[0], gaps[len(gaps)-1]
+	if least < probeEvery*4/5 || most > probeEvery*6/5+time.Millisecond {
+		t.Errorf("%v to %v between probes", least, most)
+	}
+	if most-least < probeEvery/5 {
+		t.Errorf("%v to %v between probes: in step", least, most)
+	}
+
+	// However long a probe takes it is the only one.
+	g.probe()
+	g.take()
+	for range 100 {
+		g.now = g.now.Add(time.Second)
+		g.check(false)
+	}
+	g.endProbe()
+	g.probe()
+	g.endProbe()
+
+	// There is a new connection: no need to wait.
+	g.probeNow()
+	if probe, err := g.allow(); !probe || err != nil {
+		t.Errorf("with a new connection: probe %t, error %v", probe, err)
+	}
+	g.probeNow()
+	if probe, err := g.allow(); probe || err == nil {
+		t.Errorf("two probes at once: probe %t, error %v", probe, err)
+	}
+	g.endProbe()
+}
+
+// TestBreakerCloses tests that the first success ends an outage, whoever had it,
+// and that each outage is reported once when it begins and once when it ends.
+func TestBreakerCloses(t *testing.T) {
+	g := newTestBreaker(t)
+	for n := range 3 {
+		g.fail(5, "timeout")
+		g.fail(20, "refused")
+		g.check(false, "down timeout")
+		g.now = g.now.Add(7 * time.Second)
+		if n < 2 {
+			g.probe()
+			g.success(false)
+			g.endProbe()
+		} else {
+			g.success(false) // one that was under way when the server went down
+		}
+		back := g.all[0]
+		want := 7 * time.Second
+		if n < 2 {
+			want += probeEvery * 6 / 5
+		}
+		if back.Downtime != want || back.Server != "redis.test:6379" || back.Reason != "" || back.Err != nil {
+			t.Errorf("reported %+v, want %v", back, want)
+		}
+		g.check(true, "recovered")
+		if g.fail(4, "timeout") {
+			t.Error("down by the fourth failure after an outage")
+		}
+		g.check(true)
+		g.success(false)
+		g.take()
+		g.check(true)
+	}
+}
+
+// TestBreakerWaitsForWrite tests failures of a server that still answers what
+// only reads: a reply which has written nothing does not end such an outage.
+func TestBreakerWaitsForWrite(t *testing.T) {
+	for _, reason := range []string{"oom", "misconf", "noreplicas", "readonly"} {
+		t.Run(reason, func(t *testing.T) {
+			g := newTestBreaker(t)
+			for range 4 {
+				g.fail(1, reason)
+				g.success(false)
+			}
+			g.check(true)
+			g.fail(1, reason)
+			g.check(false, "down "+reason)
+			g.success(false)
+			g.check(false)
+			g.probe()
+			g.success(false)
+			g.endProbe()
+			g.check(false)
+			g.probe()
+			g.success(true)
+			g.endProbe()
+			g.check(true, "recovered")
+
+			g.fail(4, reason)
+			g.success(true)
+			g.check(true, "error "+reason)
+		})
+	}
+}
+
+// TestBreakerReportsErrorsOncePerMinute tests that single failures are reported at most once a minute
+// for each reason, however many there are.
+func TestBreakerReportsErrorsOncePerMinute(t *testing.T) {
+	g := newTestBreaker(t)
+	began := g.now
+	reported := map[string][]time.Duration{}
+	for range 4 * 60 {
+		g.fail(50, "pool")
+		g.fail(4, "timeout")
+		g.success(true)
+		for _, event := range g.take() {
+			reported[event] = append(reported[event], g.now.Sub(began))
+		}
+		g.now = g.now.Add(time.Second)
+	}
+	want := []time.Duration{0, time.Minute, 2 * time.Minute, 3 * time.Minute}
+	for _, event := range []string{"error pool", "error timeout"} {
+		if !slices.Equal(reported[event], want) {
+			t.Errorf("%s reported at %v, want %v", event, reported[event], want)
+		}
+	}
+	if len(reported) != 2 {
+		t.Errorf("reported %v", reported)
+	}
+}
+
+// TestBreakerConcurrently puts a breaker through random failures and successes of
+// many calls at once: what it reports is one outage after the other.
+func TestBreakerConcurrently(t *testing.T) {
+	var seen events
+	var ms atomic.Int64
+	g := newBreaker("redis.test:6379", seen.report)
+	g.now = func() time.Time { return time.UnixMilli(ms.Add(1)) }
+	together(t, 16, func(i int) {
+		random := rand.New(rand.NewPCG(7, uint64(i)))
+		timeout, oom := Failure{reason: "timeout", counts: true}, replies["OOM"]
+		for range 3000 {
+			probe, err := g.allow()
+			switch n := random.IntN(20); {
+			case err != nil && n < 19:
+			case n < 12:
+				g.failure(&timeout)
+			case n < 14:
+				g.failure(&oom)
+			case n < 15:
+				g.probeNow()
+			default:
+				g.success(n%2 == 0)
+			}
+			if probe {
+				g.endProbe()
+			}
+		}
+	})
+	g.success(true)
+	if probe, err := g.allow(); probe || err != nil {
+		t.Errorf("after a success: probe %t, error %v", probe, err)
+	}
+	down, outages := false, 0
+	for _, ev := range seen.all {
+		if ev.Kind == EventError {
+			continue
+		}
+		if (ev.Kind == EventDown) == down {
+			t.Fatalf("reported %s, down %t", eventWords(ev), down)
+		}
+		if down = ev.Kind == EventDown; down {
+			outages++
+		}
+	}
+	if down || outages < 10 {
+		t.Errorf("%d outages, down %t in the end", outages, down)
+	}
+}

@@ -1,0 +1,412 @@
+package redisscript
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	logging.Disable() // of each connection that can't be made
+	os.Exit(m.Run())
+}
+
+// counting is the source of the script that tests run. Each key counts: a call
+// adds a number to each of its keys, unless one of them would exceed its limit.
+// The reply has for each key what it has counted, as -1 - n if it would.
+const counting = `
+if #ARGV == 0 then
+  return {}
+end
+local reply, first = {}, 0
+for _, run in ipairs(ARGV) do
+  local calls, keys, at = struct.unpack('>HH', run)
+  for _ = 1, calls do
+    local fits, before, pos = true, {}, at
+    for i = 1, keys do
+      local add, limit
+      add, limit, pos = struct.unpack('>II', run, pos)
+      before[i] = tonumber(redis.call('GET', KEYS[first + i]) or 0)
+      fits = fits and before[i] + add <= limit
+    end
+    pos = at
+    for i = 1, keys do
+      local add, limit
+      add, limit, pos = struct.unpack('>II', run, pos)
+      local value = before[i]
+      if fits then
+        value = value + add
+        redis.call('SET', KEYS[first + i], value)
+      elseif limit == 0 and redis.call('EXISTS', KEYS[first + i]) == 1 then
+        redis.call('SET', KEYS[first + i], value) -- a probe
+      end
+      reply[#reply + 1] = fits and value or -1 - value
+    end
+    first = first + keys
+  end
+end
+return reply
+`
+
+// newCounting returns the script of the given source, which counts.
+func newCounting(source string) *Script {
+	s := NewScript(source)
+	s.ProbeArg = argOf(counter{add: 1})
+	s.Wrote = func(c *Call) bool {
+		if c.Arg == s.ProbeArg {
+			return len(c.Reply) == 1 && c.Reply[0] < -1 // otherwise there was nothing to write
+		}
+		return len(c.Reply) > 0 && c.Reply[0] >= 0
+	}
+	return s
+}
+
+// counter is a key that counts, and what a call adds to it.
+type counter struct {
+	key   string
+	add   int64
+	limit int64
+}
+
+// upTo returns a counter to which one call adds 1, up to a limit.
+func upTo(limit int64) counter { return counter{key: "rl:{k}", add: 1, limit: limit} }
+
+// numbered returns the n-th of many counters that never reach their limit.
+func numbered(n int64) counter {
+	return counter{key: fmt.Sprintf("rl:{%d}", n), add: 1, limit: 1 << 30}
+}
+
+// argOf returns what the script is told of a call on some counters.
+func argOf(counters ...counter) string {
+	arg := binary.BigEndian.AppendUint16([]byte{0, 1}, uint16(len(counters)))
+	for _, c := range counters {
+		arg = binary.BigEndian.AppendUint32(arg, uint32(c.add))
+		arg = binary.BigEndian.AppendUint32(arg, uint32(c.limit))
+	}
+	return string(arg)
+}
+
+// callOf returns a call on some counters.
+func callOf(counters ...counter) *Call {
+	c := &Call{Arg: argOf(counters...), Replies: len(counters)}
+	for _, counter := range counters {
+		c.Keys = append(c.Keys, counter.key)
+	}
+	return c
+}
+
+// counted is what became of a call on one counter.
+type counted struct {
+	n      int64 // what it has counted
+	denied bool  // whether nothing was added
+}
+
+// testClient is a client whose script counts.
+type testClient struct {
+	*Client
+	patient bool
+	timeout time.Duration
+	hooks   Hooks
+}
+
+// newTestClient returns a client of the given server that has all the time it
+// needs; change may change its options.
+func newTestClient(t testing.TB, server *redistest.Server, change func(*Options)) *testClient {
+	t.Helper()
+	return newHookedClient(t, server, newCounting(counting), Hooks{}, change)
+}
+
+// newHookedClient is newTestClient with another script and hooks; those that are
+// nil do nothing.
+func newHookedClient(t testing.TB, server *redistest.Server, script *Script, hooks Hooks, change func(*Options)) *testClient {
+	t.Helper()
+	opt := Options{Timeout: 10 * time.Second}
+	if server != nil {
+		opt.Addresses = []string{server.Addr}
+	}
+	if change != nil {
+		change(&opt)
+	}
+	if hooks.Sending == nil {
+		hooks.Sending = func(*Server, []*Call) {}
+	}
+	if hooks.Restarted == nil {
+		hooks.Restarted = func(*Server) {}
+	}
+	if hooks.Late == nil {
+		hooks.Late = func(*Server, *Call) {}
+	}
+	c := &testClient{Client: Open(opt, script, hooks), patient: true, timeout: opt.Timeout, hooks: hooks}
+	eventQueues.Store(c.events, nil)
+	t.Cleanup(func() {
+		c.Close()
+		eventQueues.Delete(c.events)
+	})
+	return c
+}
+
+// server returns the one server of c.
+func (c *testClient) server() *Server { return c.topology.(*single).server }
+
+// count makes a call on some counters.
+func (c *testClient) count(ctx context.Context, counters ...counter) ([]counted, error) {
+	call := callOf(counters...)
+	call.Patient = c.patient
+	end, shortened := time.Now().Add(c.timeout), false
+	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end) {
+		end, shortened = sooner, true
+	}
+	if _, err := c.Do(WithDeadline(end, shortened), call); err != nil {
+		return nil, err
+	}
+	if len(call.Reply) != len(counters) {
+		return nil, fmt.Errorf("reply %d to %d counters", call.Reply, len(counters))
+	}
+	var all []counted
+	for _, n := range call.Reply {
+		if n < 0 {
+			all = append(all, counted{-1 - n, true})
+		} else {
+			all = append(all, counted{n, false})
+		}
+	}
+	return all, nil
+}
+
+// mustCount makes a call that must be answered.
+func mustCount(t testing.TB, c *testClient, counters ...counter) []counted {
+	t.Helper()
+	all, err := c.count(t.Context(), counters...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// stored returns what a key has counted, by what is stored on a server.
+func stored(t testing.TB, server *redistest.Server, key string) int64 {
+	t.Helper()
+	n, err := server.Client().Get(t.Context(), key).Int64()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// eventQueues are those of the clients that tests use.
+var eventQueues sync.Map
+
+// allReported waits until no event waits to be reported.
+func allReported() {
+	eventQueues.Range(func(q, _ any) bool {
+		for running := true; running; time.Sleep(time.Microsecond) {
+			q := q.(*eventQueue)
+			q.mu.Lock()
+			running = q.running
+			q.mu.Unlock()
+		}
+		return true
+	})
+}
+
+// events collects what is reported.
+type events struct {
+	mu  sync.Mutex
+	all []Event
+}
+
+func (e *events) report(ev Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, ev)
+}
+
+// take returns what was reported since it was called last, in words such as "down
+// oom", "recovered" and "error pool".
+func (e *events) take() []string {
+	allReported()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var words []string
+	for _, ev := range e.all {
+		words = append(words, eventWords(ev))
+	}
+	e.all = nil
+	return words
+}
+
+// eventWords returns an event in words.
+func eventWords(ev Event) string {
+	kind := map[EventKind]string{
+		EventDown: "down", EventRecovered: "recovered", EventError: "error", EventReplaced: "replaced",
+	}[ev.Kind]
+	return strings.TrimSpace(kind + " " + ev.Reason)
+}
+
+// hold takes a connection to a server out of its pool, so that calls must wait
+// until it is put back.
+func hold(t testing.TB, s *Server) *connection {
+	t.Helper()
+	var conn *connection
+	waitFor(t, 5*time.Second, func() error {
+		if conn = s.pool.tryGet(); conn == nil {
+			s.pool.connect(false)
+			return errors.New("no connection")
+		}
+		return nil
+	})
+	return conn
+}
+
+// connectAll makes so many connections to a server, and waits for them.
+func connectAll(t testing.TB, s *Server, n int) {
+	t.Helper()
+	for range n {
+		s.pool.connect(false)
+	}
+	waitFor(t, 5*time.Second, func() error {
+		if idle := len(s.pool.idle); idle < n {
+			return fmt.Errorf("%d connections", idle)
+		}
+		return nil
+	})
+}
+
+// checkError checks that an error tells, in one line, what it is said to.
+func checkError(t testing.TB, err error, says ...string) {
+	t.Helper()
+	if err == nil {
+		t.Error("no error")
+		return
+	}
+	text := err.Error()
+	if strings.ContainsAny(text, "\r\n") || !strings.HasPrefix(text, "redis at ") {
+		t.Errorf("error %q, want one line about the Redis", text)
+	}
+	for _, word := range says {
+		if !strings.Contains(text, word) {
+			t.Errorf("error %q does not say %q", text, word)
+		}
+	}
+}
+
+// infoNumber returns a number of a server's INFO.
+func infoNumber(t testing.TB, server *redistest.Server, section, name string) int64 {
+	t.Helper()
+	info, err := server.Client().Info(t.Context(), section).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, digits, _ := strings.Cut(info, name+":")
+	digits, _, _ = strings.Cut(digits, "\r\n")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// invoked tells how often a server has run some commands since it was asked last.
+type invoked struct {
+	server *redistest.Server
+	before map[string]int64
+}
+
+func (c *invoked) since(t testing.TB, name string) int64 {
+	t.Helper()
+	if c.before == nil {
+		c.before = map[string]int64{}
+	}
+	n := c.server.CommandStat(t, name)
+	defer func() { c.before[name] = n }()
+	return n - c.before[name]
+}
+
+// check checks how often the server has run the named command since.
+func (c *invoked) check(t testing.TB, name string, want int64) {
+	t.Helper()
+	if got := c.since(t, name); got != want {
+		t.Errorf("%d calls of %s, want %d", got, name, want)
+	}
+}
+
+// together calls do in n goroutines at once, and waits for all.
+func together(t testing.TB, n int, do func(i int)) {
+	t.Helper()
+	var ready, done sync.WaitGroup
+	start, finished := make(chan struct{}), make(chan struct{})
+	ready.Add(n)
+	for i := range n {
+		done.Go(func() {
+			ready.Done()
+			<-start
+			do(i)
+		})
+	}
+	ready.Wait()
+	close(start)
+	go func() {
+		done.Wait()
+		close(finished)
+	}()
+	select {
+	case <-finished:
+	case <-time.After(time.Minute):
+		buf := make([]byte, 1<<20)
+		t.Fatalf("goroutines still busy after a minute:\n%s", buf[:runtime.Stack(buf, true)])
+	}
+}
+
+// waitFor calls try until it returns no error.
+func waitFor(t testing.TB, within time.Duration, try func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
+		err := try()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %v", within, err)
+		}
+	}
+}
+
+// setUser makes a user of the rights that a server takes, and more.
+func setUser(t testing.TB, server *redistest.Server, more ...string) {
+	t.Helper()
+	acl := []any{
+		"ACL", "SETUSER", "limiter", "reset", "on", ">pass", "~rl:*", "resetchannels", "-@all",
+		"+evalsha", "+eval", "+get", "+set", "+exists",
+	}
+	for _, right := range more {
+		acl = append(acl, right)
+	}
+	if err := server.Client().Do(t.Context(), acl...).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// clientTLS returns how to speak TLS with a server of the given authority that
+// wants a certificate.
+func clientTLS(t testing.TB, a *redistest.Authority) *tls.Config {
+	t.Helper()
+	cert, err := tls.LoadX509KeyPair(a.Issue(t, "client"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{cert}}
+}

@@ -1,0 +1,427 @@
+package redisscript
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Server is a Redis server. It composes a pool of connections, a breaker that
+// knows whether the server can be asked, and a batcher that lets calls travel
+// together.
+type Server struct {
+	script  *Script
+	timeout time.Duration
+	hooks   Hooks
+	changed func() // called after failures: the server may not be the right one any more
+
+	breaker  breaker
+	pool     *pool
+	batcher  *batcher
+	restarts *restarts
+	calls    atomic.Int64 // how many calls there were
+
+	known  bool // whether the client of a cluster knows the server
+	slots  bool // whether it is a cluster's, and an invocation has keys of one slot
+	closed sync.Once
+}
+
+func newServer(name string, client *redis.Client, opt *Options, script *Script, hooks Hooks, changed func()) *Server {
+	s := &Server{
+		script:  script,
+		timeout: opt.Timeout,
+		hooks:   hooks,
+		changed: changed,
+		breaker: newBreaker(name, opt.Report),
+	}
+	s.restarts = &restarts{tell: func() { hooks.Restarted(s) }}
+	s.pool = newPool(client, script, opt, &s.breaker, s.restarts, s.fail)
+	s.batcher = newBatcher(opt.Timeout, s.pool, &s.breaker, s.flush, s.complete)
+	return s
+}
+
+// close closes all connections.
+func (s *Server) close() error {
+	s.closed.Do(func() {
+		s.breaker.mute()
+		s.pool.stop()
+	})
+	return s.pool.client.Close()
+}
+
+// failure returns what err means for a call.
+func (s *Server) failure(err error) *Failure { return newFailure(s.breaker.server, s.timeout, err) }
+
+// ReportCorrupt has it reported that the server holds, or has replied, what it
+// can't have got from the script, and returns the error that says so.
+func (s *Server) ReportCorrupt(err error) error {
+	f := s.failure(corrupt{err})
+	s.breaker.reportError(f)
+	return f
+}
+
+// do runs the script for a call, batched with others. It returns at the deadline
+// of ctx at the latest.
+func (s *Server) do(ctx context.Context, c *Call) error {
+	probe, err := s.breaker.allow()
+	if err != nil {
+		return err
+	}
+	s.calls.Add(1)
+	if probe || s.pool.made.Load() == 0 {
+		return s.doNow(ctx, probe, c, false)
+	}
+	if conn := s.batcher.tryDirect(c, hurried(ctx)); conn != nil {
+		err := s.send(ctx, conn, c, false, false)
+		s.batcher.endDirect()
+		return err
+	}
+	err = s.batcher.wait(ctx, c)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
+		return s.giveUp(err)
+	case MovingSlot(err):
+		// Of those that were batched some have their keys on the other server
+		// already. Nothing was done.
+		s.calls.Add(1)
+		return s.doNow(ctx, false, c, false)
+	}
+	return err
+}
+
+// doAlone runs the script for a call by itself.
+func (s *Server) doAlone(ctx context.Context, c *Call, asking bool) error {
+	probe, err := s.breaker.allow()
+	if err != nil {
+		return err
+	}
+	s.calls.Add(1)
+	return s.doNow(ctx, probe, c, asking)
+}
+
+// doNow runs the script for a call that the breaker has allowed, by itself.
+func (s *Server) doNow(ctx context.Context, probe bool, c *Call, asking bool) error {
+	if probe {
+		defer s.breaker.endProbe()
+	}
+	if conn := s.pool.tryGet(); conn != nil {
+		if !probe {
+			s.pool.grow()
+		}
+		if !hurried(ctx) {
+			return s.send(ctx, conn, c, asking, false)
+		}
+		s.pool.put(conn)
+	}
+	conn, err := s.connection(ctx, probe, c.Patient)
+	if err != nil {
+		return err
+	}
+	return s.inTime(ctx, c, func() ([]int64, error) {
+		err := s.send(within(s.timeout), conn, c, asking, true)
+		return c.Reply, err
+	})
+}
+
+// Submit has the script run for a call, batched with others, and the outcome told
+// to its Done. It does not wait.
+func (s *Server) Submit(c *Call) { s.batcher.add(c) }
+
+// connection waits for a connection for a call.
+func (s *Server) connection(ctx context.Context, probe, patient bool) (*connection, error) {
+	ctx, cancel := timed(ctx)
+	defer cancel()
+	conn, err := s.pool.get(ctx, probe, patient)
+	if errors.Is(err, errNoConnection) {
+		return nil, s.giveUp(err)
+	}
+	return conn, err
+}
+
+// inTime waits for the answer to a call for which there is less time left than a
+// server is given. If it takes longer the call gives up, and neither server nor
+// connection is blamed. ask gets the answer.
+func (s *Server) inTime(ctx context.Context, c *Call, ask func() ([]int64, error)) error {
+	type answer struct {
+		reply []int64
+		err   error
+	}
+	answers := make(chan answer, 1)
+	c.over.Store(false)
+	go func() {
+		reply, err := ask()
+		switch {
+		case c.end():
+			answers <- answer{reply, err}
+		case err == nil:
+			c.Reply = reply
+			s.hooks.Late(s, c)
+		}
+	}()
+	ctx, cancel := timed(ctx)
+	defer cancel()
+	select {
+	case a := <-answers:
+		c.Reply = a.reply
+		return a.err
+	case <-ctx.Done():
+		if c.end() {
+			return s.giveUp(errLate)
+		}
+		a := <-answers
+		c.Reply = a.reply
+		return a.err
+	}
+}
+
+// giveUp takes note that a call has waited in vain, for which no command is to
+// blame, and returns what that means.
+func (s *Server) giveUp(why error) *Failure {
+	f := s.failure(why)
+	s.breaker.failure(f)
+	return f
+}
+
+// send runs the script for one call on a connection, or on another one if the
+// server has closed it. With apart, nobody waits longer for that than he may:
+// otherwise ctx is the time that the call has.
+func (s *Server) send(ctx context.Context, conn *connection, c *Call, asking, apart bool) error {
+	for {
+		seen := s.restarts.seen()
+		s.hooks.Sending(s, c.batch())
+		reply, err := s.script.send(ctx, conn.Conn, c, false, asking)
+		switch {
+		case err == nil:
+			return s.sent(ctx, conn, c, asking, reply, nil)
+		case redis.HasErrorPrefix(err, "NOSCRIPT"):
+			s.restarts.since(seen)
+			if apart {
+				return s.sendWhole(conn, c, asking)
+			}
+			return s.inTime(ctx, c, func() ([]int64, error) {
+				err := s.sendWhole(conn, c, asking)
+				return c.Reply, err
+			})
+		case !errors.Is(err, errIdleClosed):
+			return s.sent(ctx, conn, c, asking, reply, err)
+		}
+		s.pool.idledOut(conn)
+		if conn = s.pool.tryGet(); conn != nil {
+			continue
+		}
+		if conn, err = s.connection(ctx, false, c.Patient); err != nil {
+			return err
+		}
+	}
+}
+
+// sendWhole sends one call with the whole script, which the server does not know.
+func (s *Server) sendWhole(conn *connection, c *Call, asking bool) error {
+	s.hooks.Sending(s, c.batch())
+	reply, err := s.script.send(within(s.timeout), conn.Conn, c, true, asking)
+	return s.sent(within(s.timeout), conn, c, asking, reply, err)
+}
+
+// sent takes note of what came of a call on a connection.
+func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking bool, reply []int64, err error) error {
+	if err != nil {
+		c.Reply = nil
+		return s.blame(conn, err)
+	}
+	c.Reply = reply
+	wrote := s.script.Wrote(c)
+	if !wrote && s.breaker.awaitsWrite() {
+		// The reply does not tell whether the server takes writes again.
+		wrote, err = s.script.probe(ctx, conn.Conn, c.Keys[0], asking)
+		if err != nil {
+			_ = s.blame(conn, err)
+			return nil
+		}
+	}
+	s.pool.put(conn)
+	s.breaker.success(wrote)
+	return nil
+}
+
+// blame takes note of what failed on a connection, and returns what it means.
+//
+// After a reply the connection is as good as before; but the client closes those
+// to a replica, for its name may by now stand for another server. An error that
+// only wraps a reply is the client's, of a connection it has closed.
+func (s *Server) blame(conn *connection, err error) *Failure {
+	f := s.failure(err)
+	_, replied := err.(redis.Error) //nolint:errorlint // see above
+	first := true
+	if replied && !f.breaks {
+		s.pool.put(conn)
+	} else {
+		s.pool.discard(conn)
+		if f.breaks && !replied {
+			first = s.pool.broken(conn)
+		}
+	}
+	switch {
+	case f.elsewhere:
+		s.breaker.success(false)
+	case !first:
+		// It broke together with others, for which one failure counts.
+		s.breaker.reportError(f)
+	default:
+		s.fail(f)
+	}
+	return f
+}
+
+// fail takes note of a failure.
+func (s *Server) fail(f *Failure) {
+	opened := s.breaker.failure(f)
+	if opened || f.breaks {
+		s.pool.clear() // those that are idle will hardly be any better
+	}
+	if opened {
+		s.pool.down(f)
+	}
+	s.changed()
+}
+
+// flush sends a batch on a connection. A server of a cluster gets an invocation
+// for each slot.
+func (s *Server) flush(conn *connection, batch []*Call) {
+	all := invocations(batch, s.slots)
+	began := time.Now()
+	conn, err := s.sendAll(conn, all)
+	if err != nil {
+		s.complete(batch, err)
+		return
+	}
+
+	// Whatever fails together has failed once.
+	var worst error
+	wrote := false
+	for _, in := range all {
+		wrote = s.script.split(in) || wrote
+		if s.worse(in.err, worst) {
+			worst = in.err
+		}
+	}
+	if worst == nil {
+		s.batcher.tookFor(time.Since(began))
+		s.pool.put(conn)
+		s.breaker.success(wrote)
+	} else {
+		_ = s.blame(conn, worst) // each is told its own
+	}
+	for _, in := range all {
+		if in.err != nil {
+			s.complete(in.batch, s.failure(in.err))
+		} else {
+			s.complete(in.batch, nil)
+		}
+	}
+}
+
+// sendAll sends invocations on conn, or on another connection if the server has
+// closed it, which it returns. An error says that there is none.
+func (s *Server) sendAll(conn *connection, all []*invocation) (*connection, error) {
+	ctx := within(s.timeout)
+	for {
+		seen := s.restarts.seen()
+		s.sending(all)
+		s.script.sendAll(ctx, conn.Conn, all, false)
+		if again := unknown(all); len(again) > 0 {
+			s.restarts.since(seen)
+			s.sending(again)
+			s.script.sendAll(within(s.timeout), conn.Conn, again, true)
+		}
+		if !errors.Is(all[0].err, errIdleClosed) {
+			return conn, nil
+		}
+		s.pool.idledOut(conn)
+		var err error
+		if conn, err = s.batcher.connection(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// sending takes note that invocations are about to be sent.
+func (s *Server) sending(all []*invocation) {
+	for _, in := range all {
+		s.hooks.Sending(s, in.batch)
+	}
+}
+
+// worse reports whether err tells more than another about the next call, or even
+// about the connection.
+func (s *Server) worse(err, than error) bool {
+	rank := func(err error) int {
+		switch _, replied := err.(redis.Error); { //nolint:errorlint // as in blame
+		case err == nil:
+			return 0
+		case !replied:
+			return 3
+		case s.failure(err).counts:
+			return 2
+		}
+		return 1
+	}
+	return rank(err) > rank(than)
+}
+
+// complete tells all calls of a batch that there is an answer, or what has failed.
+func (s *Server) complete(batch []*Call, err error) {
+	for _, c := range batch {
+		switch {
+		case c.Done != nil:
+			c.Done(err)
+		case c.end():
+			c.err = err
+			c.done <- struct{}{}
+		case err == nil:
+			s.hooks.Late(s, c)
+		}
+	}
+}
+
+// restarts takes note of whether a server has restarted, or is another one now.
+type restarts struct {
+	tell func()
+
+	mu       sync.Mutex   // held while it is told
+	count    atomic.Int64 // how often it has
+	latestID atomic.Int64 // the highest number that the server has given a connection
+}
+
+// seen returns how often the server is known to have restarted.
+func (r *restarts) seen() int64 { return r.count.Load() }
+
+// since takes note that the server has restarted, as became clear from something
+// that was sent when so many restarts had been seen. If there are more by now,
+// those are the same.
+func (r *restarts) since(seen int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.count.Load() == seen {
+		r.tell()
+		r.latestID.Store(0)
+		r.count.Add(1)
+	}
+}
+
+// connected takes note of a new connection: of its number, and whether the server
+// did not know the script. Both were asked for when so many restarts had been seen
+// and before was the highest number.
+func (r *restarts) connected(seen, before, id int64, unknown bool) {
+	if unknown || id < before {
+		r.since(seen)
+	}
+	for last := r.latestID.Load(); id > last && !r.latestID.CompareAndSwap(last, id); {
+		last = r.latestID.Load()
+	}
+}

@@ -1,0 +1,84 @@
+package redisscript
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// topology knows which server has which keys.
+type topology interface {
+	// one reports whether all keys lie on one server.
+	one() bool
+	// of returns the server that has a key.
+	of(ctx context.Context, key string) (*Server, error)
+	// redirected returns the server that err, which the given one returned, says
+	// to ask instead, and whether to ask it for a slot that it does not have yet;
+	// nil if it says nothing like that.
+	redirected(from *Server, err error) (next *Server, asking bool)
+	// connect begins to connect.
+	connect()
+	close() error
+}
+
+// client returns the options of the client, of which there is one for each kind
+// of deployment.
+func (opt *Options) client() *redis.UniversalOptions {
+	return &redis.UniversalOptions{
+		Addrs:            opt.Addresses,
+		MasterName:       opt.MasterName,
+		SentinelUsername: opt.SentinelUsername,
+		SentinelPassword: opt.SentinelPassword,
+		Username:         opt.Username,
+		Password:         opt.Password,
+		DB:               opt.DB,
+		TLSConfig:        opt.TLS,
+
+		// Two more than requests may hold: the client itself asks a cluster
+		// about its slots.
+		PoolSize: opt.poolSize() + 2,
+
+		// A script that charges must run at most once, whatever becomes of its
+		// answer.
+		MaxRetries: -1,
+
+		// The context of a request bounds whatever it waits for. These are for
+		// what is done outside of requests, such as to ask one sentinel, or one
+		// server of a cluster, after the other.
+		ContextTimeoutEnabled: true,
+		DialTimeout:           connectWithin / time.Duration(len(opt.Addresses)+1),
+		ReadTimeout:           max(time.Second, opt.Timeout),
+		DialerRetries:         1,
+
+		// One round trip to greet instead of up to four, and no pool beside
+		// ours.
+		Protocol:                 2,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		PipelinePoolSize:         -1,
+	}
+}
+
+// single is one server, found by its address or by asking sentinels.
+type single struct{ server *Server }
+
+func newSingle(opt Options, script *Script, hooks Hooks) *single {
+	name := strings.Join(opt.Addresses, ", ")
+	var client *redis.Client
+	if opt.MasterName == "" {
+		client = redis.NewClient(opt.client().Simple())
+	} else {
+		name = opt.MasterName + " of the sentinels at " + name
+		client = redis.NewFailoverClient(opt.client().Failover())
+	}
+	return &single{newServer(name, client, &opt, script, hooks, func() {})}
+}
+
+func (s *single) one() bool                                   { return true }
+func (s *single) of(context.Context, string) (*Server, error) { return s.server, nil }
+func (s *single) redirected(*Server, error) (*Server, bool)   { return nil, false }
+func (s *single) connect()                                    { s.server.pool.connect(false) }
+func (s *single) close() error                                { return s.server.close() }
