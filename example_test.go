@@ -1,13 +1,11 @@
 package ratelimit
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -34,48 +32,6 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// fenced is a block of code in Markdown: how far it is indented, its language
-// and what is in it.
-var fenced = regexp.MustCompile("(?ms)^( *)```([a-z]+)\n(.*?)^ *```$")
-
-// Guards the code in the README. A block of language `caddyfile` is valid,
-// either as a whole file or as what stands in a site; one of language `json` is
-// valid as a whole configuration or as a handler. What is neither, such as a
-// summary of options, is to have another language or none.
-func TestReadme(t *testing.T) {
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-
-	validators := map[string]func(string) error{"caddyfile": validateSnippet, "json": validateJSON}
-	found := make(map[string]int)
-	for _, i := range fenced.FindAllSubmatchIndex(text, -1) {
-		indent, language := string(text[i[2]:i[3]]), string(text[i[4]:i[5]])
-		code := strings.ReplaceAll("\n"+string(text[i[6]:i[7]]), "\n"+indent, "\n")
-		line := 1 + bytes.Count(text[:i[6]], []byte("\n"))
-		found[language]++
-		validate := validators[language]
-		if validate == nil {
-			continue
-		}
-		t.Run(fmt.Sprintf("%s in line %d", language, line), func(t *testing.T) {
-			if err := validate(withSecrets(t, code, secret)); err != nil {
-				t.Errorf("README.md:%d: %v%s", line, err, code)
-			}
-		})
-	}
-	for language := range validators {
-		if all := bytes.Count(text, []byte("```"+language)); found[language] != all || all == 0 {
-			t.Errorf("found %d of %d blocks of %s", found[language], all, language)
-		}
-	}
-}
-
 var (
 	envPlaceholder  = regexp.MustCompile(`\{(?:env\.|\$)(\w+)\}`)
 	filePlaceholder = regexp.MustCompile(`\{file\.[^}]+\}`)
@@ -98,7 +54,7 @@ func withSecrets(t *testing.T, code, file string) string {
 // brace of global options, nor a snippet, nor a site's address, it is what
 // stands in a site.
 func validateSnippet(code string) error {
-	tokens, err := caddyfile.Tokenize([]byte(code), "README.md")
+	tokens, err := caddyfile.Tokenize([]byte(code), "Caddyfile")
 	if err != nil {
 		return err
 	}
@@ -107,7 +63,7 @@ func validateSnippet(code string) error {
 	}
 	first := tokens[0].Text
 	if !strings.ContainsAny(first, "{(.:") && first != "localhost" {
-		code = ":8080 {" + code + "}\n"
+		code = ":8080 {\n" + code + "}\n"
 	}
 	config, err := adaptCaddyfile(string(caddyfile.Format([]byte(code))))
 	if err != nil {
@@ -132,17 +88,13 @@ func validateJSON(code string) error {
 	return fmt.Errorf("it is neither a configuration, with apps, nor a handler")
 }
 
-// Guards the README's example with authentication: those who guess passwords are
-// stopped by the limit in front, and the one behind counts what a user who knows theirs sends.
-func TestReadmeAuthentication(t *testing.T) {
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+// Guards the example with authentication: those who guess passwords are stopped
+// by the limit in front, and the one behind counts what a user who knows theirs sends.
+func TestAuthenticationExample(t *testing.T) {
 	var site string
-	for _, block := range fenced.FindAllStringSubmatch(string(text), -1) {
-		if strings.Contains(block[3], "basic_auth") {
-			_, site, _ = strings.Cut(block[3], "{")
+	for _, b := range codeBlocks(t, "docs/keys.md") {
+		if strings.Contains(b.code, "basic_auth") {
+			_, site, _ = strings.Cut(b.code, "{")
 			site = site[:strings.LastIndex(site, "}")]
 		}
 	}
@@ -150,7 +102,7 @@ func TestReadmeAuthentication(t *testing.T) {
 	const hash = "$2a$04$en50XSOSRK6koiBfio.FceBm05YZ6/aoY6lwR1hzV41PDo.aHhWyG"
 	user := regexp.MustCompile(`(?m)bob .*$`)
 	if !user.MatchString(site) {
-		t.Fatal("the README has no example with a user called bob")
+		t.Fatal("docs/keys.md has no example with a user called bob")
 	}
 	site = user.ReplaceAllLiteralString(site, "bob "+hash+"\nalice "+hash)
 	s := startSite(t, strings.ReplaceAll(site, "localhost:9000", newUpstream(t, func(http.ResponseWriter, *http.Request) {})))

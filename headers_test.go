@@ -731,7 +731,7 @@ func TestErrorRouteThatProxies(t *testing.T) {
 // remedy returns the lines of the documentation by which a proxy in an error
 // route removes an upstream's fields.
 func remedy(t *testing.T) string {
-	text, err := os.ReadFile("README.md")
+	text, err := os.ReadFile("docs/directive.md")
 	if err != nil {
 		t.Fatal(err)
 	}

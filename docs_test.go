@@ -1,0 +1,372 @@
+package ratelimit
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// documents returns the paths of all documents that may have examples in them.
+func documents(t *testing.T) []string {
+	t.Helper()
+	docs, err := filepath.Glob("docs/*.md")
+	if err != nil || len(docs) == 0 {
+		t.Fatalf("found no documents: %v", err)
+	}
+	return append(docs, "README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")
+}
+
+// codeBlock is a block of code in a document.
+type codeBlock struct {
+	place    string // file:line of the first line of code
+	language string // empty if the document names none
+	code     string // without the block's indentation
+}
+
+// fenced matches a block of code: its indentation, its language, and the code.
+var fenced = regexp.MustCompile("(?ms)^( *)```([a-z]*)\n(.*?)^ *```$")
+
+// codeBlocks returns the blocks of code in a document.
+func codeBlocks(t *testing.T, path string) []codeBlock {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []codeBlock
+	for _, i := range fenced.FindAllSubmatchIndex(text, -1) {
+		indent := string(text[i[2]:i[3]])
+		blocks = append(blocks, codeBlock{
+			place:    fmt.Sprintf("%s:%d", path, 1+bytes.Count(text[:i[6]], []byte("\n"))),
+			language: string(text[i[4]:i[5]]),
+			code:     strings.ReplaceAll("\n"+string(text[i[6]:i[7]]), "\n"+indent, "\n")[1:],
+		})
+	}
+	if fences := bytes.Count(text, []byte("```")); fences != 2*len(blocks) {
+		t.Errorf("%s: found %d blocks of code between %d fences", path, len(blocks), fences)
+	}
+	return blocks
+}
+
+// TestDocumentedCode guards the examples in all documents. A block of
+// language `caddyfile` is valid, either as a whole file or as part of a site;
+// one of language `json` is valid as a configuration or as a handler. The other
+// languages have tests of their own below, and a language without a test fails.
+func TestDocumentedCode(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found := make(map[string]int)
+	for _, path := range documents(t) {
+		for _, b := range codeBlocks(t, path) {
+			found[b.language]++
+			t.Run(fmt.Sprintf("%s %s", b.language, b.place), func(t *testing.T) {
+				var err error
+				switch b.language {
+				case "caddyfile":
+					err = validateSnippet(withSecrets(t, b.code, secret))
+				case "json":
+					err = validateJSON(withSecrets(t, b.code, secret))
+				case "sh":
+					err = validateShell(t, b.code)
+				case "go":
+					err = validateGo(t, b.code)
+				case "", "console", "http": // see TestDocumentedSyntax, TestConsole and TestDocumentedFields
+				case "mermaid": // a picture
+				default:
+					err = fmt.Errorf("no test checks blocks of language %q", b.language)
+				}
+				if err != nil {
+					t.Errorf("%s: %v\n%s", b.place, err, b.code)
+				}
+			})
+		}
+	}
+	for _, language := range []string{"caddyfile", "json", "sh", "go"} {
+		if found[language] == 0 {
+			t.Errorf("found no block of language %q", language)
+		}
+	}
+}
+
+// validateShell checks that commands name targets of the Makefile, packages and
+// directories that exist.
+func validateShell(t *testing.T, code string) error {
+	t.Helper()
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	module, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := testNames(t)
+	name := regexp.MustCompile(`^'?(Test[\w/]+)\$?'?$`)
+	dir := "."
+	for line := range strings.Lines(code) {
+		line, _, _ = strings.Cut(line, "#")
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		for _, word := range words[1:] {
+			switch {
+			case words[0] == "make" && !strings.Contains(word, "=") && !bytes.Contains(makefile, []byte("\n"+word+":")):
+				return fmt.Errorf("the Makefile has no target %s", word)
+			case words[0] == "xcaddy" && strings.Contains(word, "/") && !bytes.HasPrefix(module, []byte("module "+word+"\n")):
+				return fmt.Errorf("this is not module %s", word)
+			case words[0] == "cd":
+				dir = filepath.Join(dir, word)
+			case words[0] == "go" && strings.HasPrefix(word, "./"):
+				if _, err := os.Stat(filepath.Join(dir, word)); err != nil {
+					return err
+				}
+			case words[0] == "go" && name.MatchString(word):
+				test := name.FindStringSubmatch(word)[1]
+				if !tests[test] && !tests["ratelimit."+test] {
+					return fmt.Errorf("there is no test %s", test)
+				}
+			}
+		}
+		if _, err := os.Stat(dir); err != nil {
+			return err
+		}
+		if !slices.Contains([]string{"make", "xcaddy", "cd", "go"}, words[0]) {
+			return fmt.Errorf("no test knows the command %s", words[0])
+		}
+	}
+	return nil
+}
+
+// validateGo checks that code, or an import of a package of ours, stands in the
+// examples of package limiter, which are run.
+func validateGo(t *testing.T, code string) error {
+	t.Helper()
+	examples, err := os.ReadFile("limiter/example_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := func(code string) string { return strings.Join(strings.Fields(code), " ") }
+	want := strings.TrimPrefix(plain(code), "import ")
+	if want == "" || !strings.Contains(plain(string(examples)), want) {
+		return fmt.Errorf("it is not part of limiter/example_test.go")
+	}
+	return nil
+}
+
+// TestDocumentedSyntax guards that the summary of the directive's syntax has the
+// options that the parser accepts, in the order in which it names them.
+func TestDocumentedSyntax(t *testing.T) {
+	var got []string
+	for _, path := range documents(t) {
+		for _, b := range codeBlocks(t, path) {
+			if b.language != "" {
+				continue
+			}
+			if !strings.HasPrefix(b.code, "rate_limit [<matcher>]") || got != nil {
+				t.Fatalf("%s: the language of this block is missing", b.place)
+			}
+			for line := range strings.Lines(b.code) {
+				if words := strings.Fields(line); strings.HasPrefix(line, "\t") {
+					got = append(got, words[0])
+				}
+			}
+		}
+	}
+	_, err := adaptCaddyfile(":8080 {\n\trate_limit {\n\t\tunknown\n\t}\n}\n")
+	if err == nil {
+		t.Fatal("an unknown option is accepted")
+	}
+	_, list, _ := strings.Cut(err.Error(), "want one of ")
+	list, _, _ = strings.Cut(list, ", at ")
+	if documented := strings.Join(got, ", "); documented != list {
+		t.Errorf("the document has %q, the parser %q", documented, list)
+	}
+}
+
+// TestConsole guards the session in the README: the requests, sent to the example
+// one after the other with a few milliseconds between them, have the
+// responses that are shown, but for the date.
+func TestConsole(t *testing.T) {
+	example, err := os.ReadFile("example.Caddyfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, site, _ := strings.Cut(string(example), "\nhttp://localhost:8080 {")
+	s := startSite(t, site[:strings.LastIndex(site, "}")])
+	date := regexp.MustCompile(`(?m)^Date: .*$`)
+	commands := 0
+	for _, path := range documents(t) {
+		for _, b := range codeBlocks(t, path) {
+			if b.language != "console" {
+				continue
+			}
+			command, want, _ := strings.Cut(b.code, "\n")
+			raw, err := s.curl(command)
+			if err != nil {
+				t.Errorf("%s: %v", b.place, err)
+				continue
+			}
+			got := date.ReplaceAllString(strings.ReplaceAll(raw, "\r\n", "\n"), "Date:")
+			if want := date.ReplaceAllString(want, "Date:"); got != want {
+				t.Errorf("%s:\ngot\n%s\nwant\n%s", b.place, got, want)
+			}
+			s.clock.advance(7 * time.Millisecond)
+			commands++
+		}
+	}
+	if commands == 0 {
+		t.Error("found no commands")
+	}
+}
+
+// curlCommand is what TestConsole understands: one header field, and the path.
+var curlCommand = regexp.MustCompile(`^\$ curl -i (?:-H '([^']+)' )?http://localhost:8080(/\S*)$`)
+
+// curl sends the request of a command, and returns the response as it arrives.
+func (s *server) curl(command string) (string, error) {
+	parts := curlCommand.FindStringSubmatch(command)
+	if parts == nil {
+		return "", fmt.Errorf("no test knows the command %s", command)
+	}
+	conn, err := net.Dial("tcp", s.addr)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
+	}
+	header := "Host: " + s.addr + "\r\n"
+	if parts[1] != "" {
+		header += parts[1] + "\r\n"
+	}
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\n%s\r\n", parts[2], header); err != nil {
+		return "", err
+	}
+	var raw bytes.Buffer
+	res, err := http.ReadResponse(bufio.NewReader(io.TeeReader(conn, &raw)), nil)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	_, err = io.Copy(io.Discard, res.Body)
+	s.requests++
+	return raw.String(), err
+}
+
+// TestDocumentedFields guards the header fields that are shown behind an example:
+// the first response to a search has them.
+func TestDocumentedFields(t *testing.T) {
+	examples := 0
+	for _, path := range documents(t) {
+		var before codeBlock
+		for _, b := range codeBlocks(t, path) {
+			if b.language == "http" {
+				examples++
+				res := startSite(t, before.code).get("/api/search", "X-Api-Key: alice")
+				for line := range strings.Lines(b.code) {
+					name, want, _ := strings.Cut(strings.TrimSpace(line), ": ")
+					if got := res.Header.Get(name); got != want {
+						t.Errorf("%s: %s: got %q, want %q", b.place, name, got, want)
+					}
+				}
+			}
+			before = b
+		}
+	}
+	if examples != 1 {
+		t.Errorf("found %d examples, want 1", examples)
+	}
+}
+
+// TestDocumentedLogLines guards that the messages in the table of log lines are
+// those of the code.
+func TestDocumentedLogLines(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var source []byte
+	for _, path := range files {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source = append(source, text...)
+	}
+	source = regexp.MustCompile(`"\s*\+\s*"`).ReplaceAll(source, nil) // texts of several lines
+	doc, err := os.ReadFile("docs/failure.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile("(?m)^\\| (ERROR|WARN|INFO) \\| `([^`]+)` \\|").FindAllStringSubmatch(string(doc), -1)
+	if len(rows) == 0 {
+		t.Fatal("found no log lines")
+	}
+	for _, row := range rows {
+		method := row[1][:1] + strings.ToLower(row[1][1:])
+		if !bytes.Contains(source, []byte("."+method+"(\""+row[2]+"\"")) {
+			t.Errorf("no %s line of the code says %q", row[1], row[2])
+		}
+	}
+}
+
+// TestDocumentedLinks guards that links from one document to another, and to
+// headings, lead somewhere.
+func TestDocumentedLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	for _, path := range documents(t) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range link.FindAllStringSubmatch(string(text), -1) {
+			target, heading, _ := strings.Cut(match[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			file := path
+			if target != "" {
+				file = filepath.Join(filepath.Dir(path), target)
+			}
+			if _, err := os.Stat(file); err != nil {
+				t.Errorf("%s: link to %s: %v", path, match[1], err)
+			} else if heading != "" && !slices.Contains(anchors(t, file), heading) {
+				t.Errorf("%s: link to %s: no such heading", path, match[1])
+			}
+		}
+	}
+}
+
+// anchors returns the names by which links refer to the headings of a document.
+func anchors(t *testing.T, path string) []string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dropped := regexp.MustCompile(`[^a-z0-9 _-]`)
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		if marks, title, ok := strings.Cut(strings.TrimSpace(line), " "); ok && strings.Trim(marks, "#") == "" {
+			names = append(names, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(title), ""), " ", "-"))
+		}
+	}
+	return names
+}
