@@ -852,7 +852,7 @@ func TestClusterMovedToItself(t *testing.T) {
 		return ""
 	})
 	own.Store(addr)
-	r := NewRedis(RedisOptions{Addresses: []string{addr}, Cluster: true, Timeout: 10 * time.Second})
+	r := mustNewRedis(t, RedisOptions{Addresses: []string{addr}, Cluster: true, Timeout: 10 * time.Second})
 	t.Cleanup(func() { r.Close() })
 	req := Request{Buckets: []Bucket{hourly(100)}}
 	mustTake(t, r, req)

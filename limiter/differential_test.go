@@ -35,7 +35,7 @@ func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual 
 	if n := strings.Count(takeSource, real); n != 1 {
 		t.Fatalf("the script reads the time %d times", n)
 	}
-	r := NewRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second})
+	r := mustNewRedis(t, RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second})
 	r.script = newScript(strings.Replace(takeSource, real, ours, 1))
 	t.Cleanup(func() { _ = r.Close() })
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()

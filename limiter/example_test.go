@@ -76,11 +76,15 @@ func ExampleSummarize() {
 // Processes that use one Redis server share their buckets. Where it does not
 // answer in time, as here where there is none, the caller has to decide.
 func ExampleRedis() {
-	store := limiter.NewRedis(limiter.RedisOptions{
+	store, err := limiter.NewRedis(limiter.RedisOptions{
 		Addresses: []string{"127.0.0.1:1"},
 		KeyPrefix: "rl:",
 		Timeout:   50 * time.Millisecond,
 	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	defer store.Close()
 
 	decisions, err := store.Take(context.Background(), limiter.Request{Buckets: []limiter.Bucket{{

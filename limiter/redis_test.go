@@ -19,6 +19,16 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
+// mustNewRedis returns a store with options that work.
+func mustNewRedis(t testing.TB, opt RedisOptions) *Redis {
+	t.Helper()
+	r, err := NewRedis(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 // newTestRedis returns a store in the given server that has all the time it
 // needs; change may change its options.
 func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOptions)) *Redis {
@@ -27,7 +37,7 @@ func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOpti
 	if change != nil {
 		change(&opt)
 	}
-	r := NewRedis(opt)
+	r := mustNewRedis(t, opt)
 	reporters.Store(r.reporter, nil)
 	t.Cleanup(func() {
 		r.Close()
@@ -1267,7 +1277,7 @@ func TestRedisUnknownReplies(t *testing.T) {
 		"return redis.call('NOSUCH')", "return redis.call('INCR', KEYS[1])",
 	} {
 		t.Run(script, func(t *testing.T) {
-			r := NewRedis(RedisOptions{Addresses: []string{server.Socket}, Timeout: 10 * time.Second})
+			r := mustNewRedis(t, RedisOptions{Addresses: []string{server.Socket}, Timeout: 10 * time.Second})
 			r.script = newScript(script)
 			defer r.Close()
 			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)

@@ -407,7 +407,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 	before := settled()
 	for range 20 {
-		r := NewRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: time.Second, PoolSize: 4})
+		r := mustNewRedis(t, RedisOptions{Addresses: []string{server.Addr}, Timeout: time.Second, PoolSize: 4})
 		together(t, 8, func(int) {
 			for range 5 {
 				if _, err := r.Take(t.Context(), Request{Buckets: []Bucket{hourly(100_000)}}, nil); err != nil {
@@ -422,7 +422,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Error("decided by a closed store")
 		}
 
-		lost := NewRedis(RedisOptions{Addresses: []string{silent.Addr}, Timeout: time.Millisecond, PoolSize: 4})
+		lost := mustNewRedis(t, RedisOptions{Addresses: []string{silent.Addr}, Timeout: time.Millisecond, PoolSize: 4})
 		for range 6 {
 			lost.Take(t.Context(), Request{Buckets: []Bucket{hourly(100_000)}}, nil)
 		}
