@@ -152,7 +152,7 @@ var ErrUnavailable = errors.New("no decision")
 // cancelled is decided all the same: abandoning it would cost the connection and
 // leave open whether it was charged. The values of ctx do not matter.
 func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
-	if err := req.validate(); err != nil {
+	if err := req.prepare(); err != nil {
 		return dst, err
 	}
 	if len(req.Buckets) == 0 {
