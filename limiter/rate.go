@@ -63,9 +63,9 @@ func NewLimit(n int64, d time.Duration, size int64) (Limit, error) {
 	case n < 1 || n > MaxUnits:
 		return Limit{}, fmt.Errorf("rate of %d units: must be from 1 to %d", n, int64(MaxUnits))
 	case d < time.Microsecond || d%time.Microsecond != 0:
-		return Limit{}, fmt.Errorf("rate of %d units each %v: must be for a whole number of microseconds, at least 1µs", n, d)
+		return Limit{}, fmt.Errorf("rate of %d/%v: must be for a whole number of microseconds, at least 1µs", n, d)
 	case l.rate() > horizon:
-		return Limit{}, fmt.Errorf("rate of %d units each %v: must be for at most 35 years", n, d)
+		return Limit{}, fmt.Errorf("rate of %d/%v: must be for at most 35 years", n, d)
 	}
 	divisor := gcd(n, l.rate())
 	l.DripSize /= divisor
