@@ -23,6 +23,7 @@ func init() {
 //
 //	rate_limit [<matcher>] [<name>] {
 //		key          <template>
+//		rate         <n>/<duration>
 //		size         <n>
 //		drip_rate    <duration>
 //		drip_size    <n>
@@ -66,6 +67,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 	values := map[string]*string{
 		"key":          &l.Key,
+		"rate":         (*string)(&l.Rate),
 		"size":         (*string)(&l.Size),
 		"drip_rate":    (*string)(&l.DripRate),
 		"drip_size":    (*string)(&l.DripSize),
@@ -114,7 +116,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 			return helper.Errf("zone: got an option of another plugin, want limit <name> { ... }, " +
 				"with size for events and drip_rate for the window divided by them")
 		default:
-			return helper.Errf("%s: got an unknown option, want one of key, size, drip_rate, drip_size, cost, factor, "+
+			return helper.Errf("%s: got an unknown option, want one of key, rate, size, drip_rate, drip_size, cost, factor, "+
 				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers, on_error",
 				word(option))
 		}

@@ -226,9 +226,12 @@ func TestLevelsOfSeveralMove(t *testing.T) {
 func startUsed(t *testing.T) *redistest.Server {
 	t.Helper()
 	server := redistest.Start(t)
-	r := limiter.NewRedis(limiter.RedisOptions{Addresses: []string{server.Addr}, Timeout: patience})
+	r, err := limiter.NewRedis(limiter.RedisOptions{Addresses: []string{server.Addr}, Timeout: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer r.Close()
-	_, err := r.Take(t.Context(), limiter.Request{Buckets: []limiter.Bucket{{
+	_, err = r.Take(t.Context(), limiter.Request{Buckets: []limiter.Bucket{{
 		Name: "other", Limit: limiter.Limit{Size: 1, DripRate: time.Millisecond, DripSize: 1}, Cost: 1,
 	}}}, nil)
 	if err != nil {

@@ -55,7 +55,7 @@ func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) e
 }
 
 // groups reports whether l has no bucket, only limits within it.
-func (l *Limit) groups() bool { return l.Size == "" && l.Max == "" }
+func (l *Limit) groups() bool { return l.Size == "" && l.Rate == "" && l.Max == "" }
 
 // shownPath returns what l is called in messages.
 func (l *Limit) shownPath() string {
@@ -130,6 +130,9 @@ func (l *Limit) setMatchers(ctx caddy.Context) error {
 // setBuckets makes the limit's buckets ready: one, or for a legacy limit with
 // a min_interval two.
 func (l *Limit) setBuckets() error {
+	if l.Rate != "" {
+		return l.setRateBucket()
+	}
 	bucketOptions := []setting{
 		{"size", string(l.Size)},
 		{"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
@@ -152,7 +155,7 @@ func (l *Limit) setBuckets() error {
 			return badOption(o.option, o.text, "a size beside it")
 		}
 		if len(l.Limits) == 0 {
-			return errors.New("it limits nothing, want size, max or limits within it")
+			return errors.New("it limits nothing, want rate, size, max or limits within it")
 		}
 		return nil
 	}

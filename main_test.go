@@ -718,10 +718,10 @@ const (
 	wantEither   = `want either size, drip_rate and drip_size or max, duration and min_interval`
 	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
 	wantOutside  = `want it in the rate_limit block itself: it is of the whole handler`
-	wantOption   = `want one of key, size, drip_rate, drip_size, cost, factor, max, duration, ` +
+	wantOption   = `want one of key, rate, size, drip_rate, drip_size, cost, factor, max, duration, ` +
 		`min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers, on_error`
 	wantPolicy    = `want fallback, allow or deny`
-	limitsNothing = `it limits nothing, want size, max or limits within it`
+	limitsNothing = `it limits nothing, want rate, size, max or limits within it`
 	wantAddress   = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
 )
 

@@ -246,7 +246,14 @@ type Limit struct {
 	// `{http.vars.client_ip}`.
 	Key string `json:"key,omitempty"`
 
-	// The most units the bucket holds, from 1 to 2^49.
+	// The rate, as `<n>/<duration>`: n units each duration, evenly, such as
+	// `60/1s`, `1000/1h` or `5/1d`. It takes the place of `drip_rate` and
+	// `drip_size`, and makes the size n unless that is set. Takes no placeholders
+	// that depend on the request.
+	Rate Rate `json:"rate,omitempty"`
+
+	// The most units the bucket holds, from 1 to 2^49. Default: the `n` of the
+	// rate, if there is one.
 	Size Number `json:"size,omitempty"`
 
 	// The time from one drip to the next, in whole microseconds. Default: `1s`.

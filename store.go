@@ -84,10 +84,11 @@ func (a *App) takeMemory() error {
 func (a *App) takeRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) error {
 	opt.Fallback, opt.Report = a.memory, report
 	store, err := take(a, newRedisKey(opt, options).inUse(), func() (*sharedRedis, error) {
-		if err := opt.Validate(); err != nil {
+		r, err := limiter.NewRedis(opt)
+		if err != nil {
 			return nil, err
 		}
-		return &sharedRedis{Redis: limiter.NewRedis(opt)}, nil
+		return &sharedRedis{Redis: r}, nil
 	})
 	if err != nil {
 		return err

@@ -46,10 +46,13 @@ func BenchmarkRedis(b *testing.B) {
 // openStore returns a store that is closed when the benchmark ends. It fails
 // the benchmark where a request was not decided by the server.
 func openStore(b *testing.B, address string, fallback *limiter.Memory) *limiter.Redis {
-	store := limiter.NewRedis(limiter.RedisOptions{
+	store, err := limiter.NewRedis(limiter.RedisOptions{
 		Addresses: []string{address}, KeyPrefix: "rl:", Timeout: timeout, Fallback: fallback,
 		Report: func(e limiter.Event) { wrong(b, "not decided by the server: %v", e.Err) },
 	})
+	if err != nil {
+		b.Fatal(err)
+	}
 	b.Cleanup(func() { store.Close() })
 	return store
 }

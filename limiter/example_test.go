@@ -2,34 +2,47 @@ package limiter_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// A bucket that holds two and drips once a second: two requests may come at
-// once, and then one a second.
+// Ten requests a second for each client, up to ten of them at once.
 func Example() {
+	api := limiter.Limiter{Store: limiter.NewMemory(nil), Limit: limiter.PerSecond(10)}
+
+	d, err := api.Allow(context.Background(), "203.0.113.7")
+	switch {
+	case err != nil:
+		fmt.Println(err)
+	case d.Denied:
+		fmt.Println("too many requests, retry in", d.Retry)
+	default:
+		fmt.Println("welcome, room for", d.Remaining)
+	}
+	// Output: welcome, room for 9
+}
+
+// Two requests may come at once, and then one a second.
+func ExampleLimiter_Allow() {
 	var now time.Duration // a clock to play with; give nil for the real one
 	store := limiter.NewMemory(func() time.Duration { return now })
 
-	req := limiter.Request{Buckets: []limiter.Bucket{{
-		Name:  "login",
-		Key:   "203.0.113.7",
-		Limit: limiter.Limit{Size: 2, DripRate: time.Second, DripSize: 1},
-		Cost:  1,
-	}}}
+	limit := limiter.Every(time.Second)
+	limit.Size = 2
+	login := limiter.Limiter{Store: store, Name: "login", Limit: limit}
 	for range 3 {
-		d, err := store.Take(context.Background(), req, nil)
+		d, err := login.Allow(context.Background(), "203.0.113.7")
 		if err != nil {
 			fmt.Println(err)
 			return
 		}
-		if d[0].Denied {
-			fmt.Println("denied, retry in", d[0].Retry)
+		if d.Denied {
+			fmt.Println("denied, retry in", d.Retry)
 		} else {
-			fmt.Println("admitted, room for", d[0].Remaining)
+			fmt.Println("admitted, room for", d.Remaining)
 		}
 		now += 100 * time.Millisecond
 	}
@@ -39,6 +52,60 @@ func Example() {
 	// denied, retry in 800ms
 }
 
+// An expensive request costs more: all of its units, or none.
+func ExampleLimiter_AllowN() {
+	store := limiter.NewMemory(func() time.Duration { return 0 })
+	export := limiter.Limiter{Store: store, Name: "export", Limit: limiter.PerMinute(60)}
+	for _, rows := range []int64{50, 20, 10, 61} {
+		d, err := export.AllowN(context.Background(), "alex", rows)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("%d rows: denied %t, never %t, retry in %v, room for %d\n", rows, d.Denied, d.Never, d.Retry, d.Remaining)
+	}
+	// Output:
+	// 50 rows: denied false, never false, retry in 0s, room for 10
+	// 20 rows: denied true, never false, retry in 10s, room for 10
+	// 10 rows: denied false, never false, retry in 0s, room for 0
+	// 61 rows: denied true, never true, retry in 0s, room for 0
+}
+
+// Units leave the bucket evenly, at whole microseconds and never too fast.
+func ExamplePerSecond() {
+	for _, n := range []int64{5, 7, 60} {
+		l := limiter.PerSecond(n)
+		fmt.Printf("%d a second: a burst of %d, then %d every %v\n", n, l.Size, l.DripSize, l.DripRate)
+	}
+	// Output:
+	// 5 a second: a burst of 5, then 1 every 200ms
+	// 7 a second: a burst of 7, then 1 every 142.858ms
+	// 60 a second: a burst of 60, then 3 every 50ms
+}
+
+func ExamplePerMinute() {
+	fmt.Printf("%+v\n", limiter.PerMinute(30))
+	// Output: {Size:30 DripRate:2s DripSize:1}
+}
+
+func ExampleEvery() {
+	fmt.Printf("%+v\n", limiter.Every(200*time.Millisecond))
+	// Output: {Size:1 DripRate:200ms DripSize:1}
+}
+
+// A thousand a day, of which no more than 50 may come at once.
+func ExampleNewLimit() {
+	limit, err := limiter.NewLimit(1000, 24*time.Hour, 50)
+	fmt.Printf("%+v, %v\n", limit, err)
+
+	// Whole units at whole microseconds can't keep every rate with a bucket this small.
+	_, err = limiter.NewLimit(999, time.Second, 5)
+	fmt.Println(err)
+	// Output:
+	// {Size:50 DripRate:1m26.4s DripSize:1}, <nil>
+	// size 5: must be at least 10 for a rate of 999/1s; the nearest rates for it are 5/5.006ms and 5/5.005ms
+}
+
 // A request that has to pass several buckets is charged to all of them or to
 // none, and Summarize makes one answer of theirs.
 func ExampleSummarize() {
@@ -46,13 +113,12 @@ func ExampleSummarize() {
 	user := limiter.Bucket{
 		Name:  "user",
 		Key:   "alex",
-		Limit: limiter.Limit{Size: 16, DripRate: 2 * time.Second, DripSize: 1},
-		Cost:  1,
+		Limit: limiter.Limit{Size: 16, DripRate: 2 * time.Second},
 	}
 	trade := limiter.Bucket{
 		Name:  "user/trade",
 		Key:   "alex",
-		Limit: limiter.Limit{Size: 6, DripRate: 1500 * time.Millisecond, DripSize: 1},
+		Limit: limiter.Limit{Size: 6, DripRate: 1500 * time.Millisecond},
 		Cost:  5,
 	}
 	buckets := []limiter.Bucket{user, trade}
@@ -73,29 +139,49 @@ func ExampleSummarize() {
 	// denied true: user/trade has room for 1 of 6, retry in 6s, empty in 7.5s; user has room for 15
 }
 
-// Processes that use one Redis server share their buckets. Where it does not
-// answer in time, as here where there is none, the caller has to decide.
+// Processes that use one Redis server share their buckets. While it can't be
+// asked, as here where there is none, each goes on by itself with the Fallback.
 func ExampleRedis() {
-	store := limiter.NewRedis(limiter.RedisOptions{
+	store, err := limiter.NewRedis(limiter.RedisOptions{
 		Addresses: []string{"127.0.0.1:1"},
 		KeyPrefix: "rl:",
 		Timeout:   50 * time.Millisecond,
+		Fallback:  limiter.NewMemory(nil),
 	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	defer store.Close()
 
-	decisions, err := store.Take(context.Background(), limiter.Request{Buckets: []limiter.Bucket{{
-		Name:  "api",
-		Key:   "203.0.113.7",
-		Limit: limiter.Limit{Size: 100, DripRate: time.Minute, DripSize: 60},
-		Cost:  1,
-	}}}, nil)
+	api := limiter.Limiter{Store: store, Name: "api", Limit: limiter.PerSecond(100)}
+	d, err := api.Allow(context.Background(), "203.0.113.7")
 	switch {
 	case err != nil:
-		fmt.Println("no answer from Redis")
-	case limiter.Summarize(decisions).Denied:
+		fmt.Println(err)
+	case d.Denied:
 		fmt.Println("too many requests")
 	default:
 		fmt.Println("welcome")
 	}
-	// Output: no answer from Redis
+	// Output: welcome
+}
+
+// Without a Fallback the caller has to decide where Redis does not answer in
+// time.
+func ExampleErrUnavailable() {
+	store, err := limiter.NewRedis(limiter.RedisOptions{
+		Addresses: []string{"127.0.0.1:1"},
+		Timeout:   50 * time.Millisecond,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+
+	api := limiter.Limiter{Store: store, Name: "api", Limit: limiter.PerSecond(100)}
+	_, err = api.Allow(context.Background(), "203.0.113.7")
+	fmt.Println(errors.Is(err, limiter.ErrUnavailable))
+	// Output: true
 }

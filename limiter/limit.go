@@ -23,7 +23,9 @@ const (
 )
 
 // Limit is the shape of a bucket: it holds at most Size units, and every
-// DripRate it loses DripSize of them.
+// DripRate it loses DripSize of them. [PerSecond], [PerMinute], [Every] and
+// [NewLimit] make one of a rate. The zero Limit is not valid: neither a size nor a
+// time can be guessed.
 type Limit struct {
 	// The most units the bucket holds, 1 to MaxUnits.
 	Size int64
@@ -31,7 +33,7 @@ type Limit struct {
 	// The time from one drip to the next: whole microseconds, at least one.
 	DripRate time.Duration
 
-	// The units that leave with each drip, 1 to MaxUnits.
+	// The units that leave with each drip, 1 to MaxUnits; 0 means 1.
 	DripSize int64
 }
 
@@ -39,6 +41,7 @@ type Limit struct {
 // one is. A full bucket and one drip more must drain within 2^50 µs, which is
 // about 35 years.
 func (l Limit) Validate() error {
+	l = l.complete()
 	switch {
 	case l.Size < 1 || l.Size > MaxUnits:
 		return fmt.Errorf("size %d: must be from 1 to %d", l.Size, int64(MaxUnits))
@@ -54,6 +57,14 @@ func (l Limit) Validate() error {
 	return nil
 }
 
+// complete returns l with what it leaves out.
+func (l Limit) complete() Limit {
+	if l.DripSize == 0 {
+		l.DripSize = 1
+	}
+	return l
+}
+
 // rate returns the time between two drips in µs.
 func (l Limit) rate() int64 { return int64(l.DripRate / time.Microsecond) }
 
@@ -61,12 +72,12 @@ func (l Limit) rate() int64 { return int64(l.DripRate / time.Microsecond) }
 func (l Limit) drips() int64 { return ceilDiv(l.Size, l.DripSize) }
 
 // DrainTime returns how long a full bucket takes to run empty.
-func (l Limit) DrainTime() time.Duration { return time.Duration(l.drips()) * l.DripRate }
+func (l Limit) DrainTime() time.Duration { return time.Duration(l.complete().drips()) * l.DripRate }
 
 // DripTime returns how long l takes to drip the given number of units, at
 // most Size, out of a bucket that has just dripped.
 func (l Limit) DripTime(units int64) time.Duration {
-	return time.Duration(ceilDiv(units, l.DripSize)) * l.DripRate
+	return time.Duration(ceilDiv(units, l.complete().DripSize)) * l.DripRate
 }
 
 // state is what a bucket holds, told by when it will have run empty: clear is
@@ -156,14 +167,15 @@ func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 // for a request that another bucket denies may have been its last room. Zero if
 // there is room, or never will be.
 func (b *Bucket) Wait(d *Decision) time.Duration {
-	if d.Denied || d.Remaining >= b.Cost {
+	cost := max(b.Cost, 1)
+	if d.Denied || d.Remaining >= cost {
 		return d.Retry
 	}
 	// A bucket that had room holds Size − Remaining units, and that many and
 	// slack leave it until it is clear.
-	l, clear := &b.Limit, int64(d.Clear/time.Microsecond)
+	l, clear := b.Limit.complete(), int64(d.Clear/time.Microsecond)
 	slack := ceilDiv(clear, l.rate())*l.DripSize - (l.Size - d.Remaining)
-	return time.Duration(l.wait(state{clear, slack}, 0, b.Cost)) * time.Microsecond
+	return time.Duration(l.wait(state{clear, slack}, 0, cost)) * time.Microsecond
 }
 
 // ceilDiv returns a/b rounded up, for b > 0 and a > −b.
@@ -231,8 +243,12 @@ type Summary struct {
 	Deciding int
 }
 
-// Summarize returns the summary of at least one decision.
+// Summarize returns the summary of the decisions on one request. That of none is
+// the zero Summary: a request that has nothing to pass is not denied.
 func Summarize(decisions []Decision) Summary {
+	if len(decisions) == 0 {
+		return Summary{}
+	}
 	least, decider := 0, -1
 	var wait time.Duration
 	var sum Summary

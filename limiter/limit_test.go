@@ -380,7 +380,6 @@ func TestLimitValidate(t *testing.T) {
 		{"negative size", Limit{-1, us, 1}, "size -1: must be from 1 to 562949953421312"},
 		{"size too large", Limit{1<<49 + 1, us, 1},
 			"size 562949953421313: must be from 1 to 562949953421312"},
-		{"no drip size", Limit{1, us, 0}, "drip size 0: must be from 1 to 562949953421312"},
 		{"negative drip size", Limit{1, us, -1}, "drip size -1: must be from 1 to 562949953421312"},
 		{"drip size too large", Limit{1, us, 1<<49 + 1},
 			"drip size 562949953421313: must be from 1 to 562949953421312"},
@@ -404,6 +403,7 @@ func TestLimitValidate(t *testing.T) {
 			"size 7, drip rate 78187h29m36.710657s, drip size 3: a full bucket and one drip more must drain within 35 years"},
 
 		{"least", Limit{1, us, 1}, ""},
+		{"no drip size, which means 1", Limit{1, us, 0}, ""},
 		{"largest size, smallest drip", Limit{1 << 49, us, 1}, ""},
 		{"largest size and drip", Limit{1 << 49, 1 << 49 * us, 1 << 49}, ""},
 		{"largest drip", Limit{1, us, 1 << 49}, ""},

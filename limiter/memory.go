@@ -79,9 +79,10 @@ func NewMemory(clock func() time.Duration) *Memory {
 // at most. Lowering it takes no bucket away that holds something.
 func (m *Memory) SetMaxKeys(n int) { m.maxKeys.Store(int64(n)) }
 
-// Take implements Store. It never waits and fails only on malformed requests.
+// Take implements Store. It never waits, so the context does not matter to it,
+// and fails only on malformed requests.
 func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
-	if err := req.validate(); err != nil {
+	if err := req.prepare(); err != nil {
 		return dst, err
 	}
 	if m.leader.Load() != nil {

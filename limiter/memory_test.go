@@ -683,8 +683,8 @@ func testMalformed(t *testing.T, store Store) {
 		{"least size", Limit{math.MinInt64, hour, 1}, 1, "size -9223372036854775808:"},
 		{"size too large", Limit{MaxUnits + 1, time.Microsecond, 1}, 1, "size 562949953421313:"},
 		{"largest size", Limit{math.MaxInt64, time.Microsecond, 1}, 1, "size 9223372036854775807:"},
-		{"no drip size", Limit{1, hour, 0}, 1, "drip size 0:"},
 		{"negative drip size", Limit{1, hour, -1}, 1, "drip size -1:"},
+		{"least drip size", Limit{1, hour, math.MinInt64}, 1, "drip size -9223372036854775808:"},
 		{"drip size too large", Limit{1, hour, MaxUnits + 1}, 1, "drip size 562949953421313:"},
 		{"no drip rate", Limit{1, 0, 1}, 1, "drip rate 0s:"},
 		{"negative drip rate", Limit{1, -hour, 1}, 1, "drip rate -1h0m0s:"},
@@ -692,7 +692,6 @@ func testMalformed(t *testing.T, store Store) {
 		{"fraction of a microsecond", Limit{1, 1500 * time.Nanosecond, 1}, 1, "drip rate 1.5µs:"},
 		{"too long to drain", Limit{MaxUnits, 2 * time.Microsecond, 1}, 1, "drip rate 2µs, drip size 1:"},
 		{"product beyond 64 bits", Limit{MaxUnits, math.MaxInt64 / 1000 * 1000, 1}, 1, "within 35 years"},
-		{"no cost", Limit{1, hour, 1}, 0, "cost 0:"},
 		{"negative cost", Limit{1, hour, 1}, -1, "cost -1:"},
 		{"least cost", Limit{1, hour, 1}, math.MinInt64, "cost -9223372036854775808:"},
 	}

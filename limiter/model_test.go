@@ -597,6 +597,9 @@ func TestValidateAcceptsExactlyWhatIsAllowed(t *testing.T) {
 
 		one, most := big.NewInt(1), big.NewInt(1<<49)
 		B, S := big.NewInt(l.Size), big.NewInt(l.DripSize)
+		if l.DripSize == 0 { // which means 1
+			S = one
+		}
 		allowed := B.Cmp(one) >= 0 && B.Cmp(most) <= 0 && S.Cmp(one) >= 0 && S.Cmp(most) <= 0
 
 		rates := []int64{

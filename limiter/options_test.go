@@ -55,23 +55,26 @@ func TestRedisOptionsValidate(t *testing.T) {
 	}
 }
 
-// TestNewRedisDoesNotPanic tests that options which can't work, unchecked, make a
-// store that fails and no panic.
-func TestNewRedisDoesNotPanic(t *testing.T) {
+// TestNewRedisRefusesOptions tests that options which can't work make no store,
+// and no panic.
+func TestNewRedisRefusesOptions(t *testing.T) {
 	for name, opt := range map[string]RedisOptions{
 		"nothing":            {},
 		"nothing, cluster":   {Cluster: true},
 		"nothing, sentinels": {MasterName: "m"},
-		"a negative pool":    {Addresses: []string{"127.0.0.1:1"}, PoolSize: -1},
-		"the least pool":     {Addresses: []string{"127.0.0.1:1"}, PoolSize: math.MinInt},
-		"a huge pool":        {Addresses: []string{"127.0.0.1:1"}, PoolSize: math.MaxInt},
-		"a huge cluster":     {Addresses: []string{"127.0.0.1:1", "127.0.0.1:2"}, PoolSize: math.MaxInt},
+		"a negative pool":    {Addresses: []string{"127.0.0.1:1"}, Timeout: time.Second, PoolSize: -1},
+		"the least pool":     {Addresses: []string{"127.0.0.1:1"}, Timeout: time.Second, PoolSize: math.MinInt},
+		"a huge pool":        {Addresses: []string{"127.0.0.1:1"}, Timeout: time.Second, PoolSize: math.MaxInt},
+		"a huge cluster": {
+			Addresses: []string{"127.0.0.1:1", "127.0.0.1:2"}, Timeout: time.Second, PoolSize: math.MaxInt,
+		},
 		"a negative timeout": {Addresses: []string{"127.0.0.1:1"}, Timeout: -1},
-		"a negative number":  {Addresses: []string{"127.0.0.1:1"}, DB: -1},
+		"a negative number":  {Addresses: []string{"127.0.0.1:1"}, Timeout: time.Second, DB: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := NewRedis(opt).Close(); err != nil {
-				t.Error(err)
+			r, err := NewRedis(opt)
+			if want := opt.Validate(); r != nil || err == nil || err.Error() != want.Error() {
+				t.Errorf("made %v, error %v, want that of Validate: %v", r, err, want)
 			}
 		})
 	}

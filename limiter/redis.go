@@ -86,15 +86,18 @@ type Redis struct {
 	closed   atomic.Bool
 }
 
-// NewRedis returns a store in the given Redis. It does not connect yet. Options
-// that are not valid, see RedisOptions.Validate, make a store that may fail on
-// every request; a PoolSize that is out of range counts as the nearest that is
-// not.
-func NewRedis(opt RedisOptions) *Redis { return newRedis(opt, takeScript) }
+// NewRedis returns a store in the given Redis. It does not connect yet, see
+// [Redis.Connect], and whether there is a Redis makes no difference. It returns
+// the error of [RedisOptions.Validate] for options that cannot work.
+func NewRedis(opt RedisOptions) (*Redis, error) {
+	if err := opt.Validate(); err != nil {
+		return nil, err
+	}
+	return newRedis(opt, takeScript), nil
+}
 
-// newRedis is NewRedis with another script, for tests.
+// newRedis returns a store whose script is the given one.
 func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
-	opt.PoolSize = min(max(opt.PoolSize, 0), RedisMaxPoolSize)
 	start := time.Now()
 	r := &Redis{
 		keys:    keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
@@ -142,11 +145,12 @@ func (r *Redis) Close() error {
 var ErrUnavailable = errors.New("no decision")
 
 // Take implements Store. It waits at most the store's timeout, and not beyond
-// the deadline of ctx: after that the fallback decides. A request whose context
-// is cancelled is decided all the same: abandoning it would cost the connection
-// and leave open whether it was charged.
+// the deadline of ctx: after that the fallback decides or, if there is none, it
+// returns an error that wraps [ErrUnavailable]. A request whose context is
+// cancelled is decided all the same: abandoning it would cost the connection and
+// leave open whether it was charged. The values of ctx do not matter.
 func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
-	if err := req.validate(); err != nil {
+	if err := req.prepare(); err != nil {
 		return dst, err
 	}
 	if len(req.Buckets) == 0 {

@@ -20,6 +20,16 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
+// mustNewRedis returns a store with options that work.
+func mustNewRedis(t testing.TB, opt RedisOptions) *Redis {
+	t.Helper()
+	r, err := NewRedis(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 // newTestRedis returns a store in the given server that has all the time it
 // needs; change may change its options.
 func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOptions)) *Redis {
@@ -28,7 +38,7 @@ func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOpti
 	if change != nil {
 		change(&opt)
 	}
-	r := NewRedis(opt)
+	r := mustNewRedis(t, opt)
 	t.Cleanup(func() { r.Close() })
 	return r
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Store keeps buckets and decides requests against them. Its methods may be
@@ -14,11 +15,20 @@ type Store interface {
 	// for each bucket to dst, in order, and returns the extended slice; the
 	// request is admitted if none of them is Denied.
 	//
+	// It waits no longer than until the deadline of ctx. A ctx that is cancelled
+	// need not end it: a request that is on its way may be charged anyway, and
+	// its decision is then worth more than an error.
+	//
 	// An error means that nothing was decided: the request is malformed, or
 	// the store did not answer in time. In the latter case buckets may or may
 	// not have been charged.
 	Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error)
 }
+
+var (
+	_ Store = (*Memory)(nil)
+	_ Store = (*Redis)(nil)
+)
 
 // Request is the buckets that one request has to pass.
 type Request struct {
@@ -52,8 +62,8 @@ type Bucket struct {
 	// size is then no part of the bucket's identity.
 	SizeVaries bool
 
-	// The units the request adds, at least 1. A request that costs more than
-	// the size is never admitted.
+	// The units the request adds, at least 1; 0 means 1. A request that costs
+	// more than the size is never admitted.
 	Cost int64
 }
 
@@ -88,11 +98,16 @@ func (a Accounting) String() string {
 	return "atomic"
 }
 
-// validate returns an error if req does not describe buckets that can be
-// decided. Stores call it, so that numbers of any origin are safe to pass.
-func (req Request) validate() error {
+// prepare gives the buckets what they leave out, and returns an error if req
+// does not describe buckets that can be decided. Stores call it, so that numbers
+// of any origin are safe to pass.
+func (req *Request) prepare() error {
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
+		if b.Cost == 0 || b.Limit.DripSize == 0 {
+			req.complete()
+			b = &req.Buckets[i]
+		}
 		if err := b.Limit.Validate(); err != nil {
 			return fmt.Errorf("bucket %q: %w", b.Name, err)
 		}
@@ -106,6 +121,19 @@ func (req Request) validate() error {
 		}
 	}
 	return nil
+}
+
+// complete gives the buckets what they leave out. They are copied first: those of
+// the caller may be in use elsewhere.
+func (req *Request) complete() {
+	req.Buckets = slices.Clone(req.Buckets)
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		b.Limit = b.Limit.complete()
+		if b.Cost == 0 {
+			b.Cost = 1
+		}
+	}
 }
 
 // decisions appends what became of the buckets to dst.

@@ -1,0 +1,183 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// storeFunc is a Store that is a function.
+type storeFunc func(ctx context.Context, req Request, dst []Decision) ([]Decision, error)
+
+func (f storeFunc) Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
+	return f(ctx, req, dst)
+}
+
+// Guards what a Limiter makes of a question and of its answer.
+func TestLimiterAsksStore(t *testing.T) {
+	type contextKey struct{}
+	ctx := context.WithValue(t.Context(), contextKey{}, "ours")
+	want := Decision{Denied: true, Size: 10, Remaining: 2, Clear: 8 * time.Second, Retry: time.Second}
+	failed := errors.New("failed")
+	var asked []Bucket
+	var fail error
+	l := Limiter{Name: "login", Limit: PerSecond(10)}
+	l.Store = storeFunc(func(got context.Context, req Request, dst []Decision) ([]Decision, error) {
+		if got.Value(contextKey{}) != "ours" || req.Accounting != Atomic || req.NoFallback {
+			t.Errorf("asked with %v for %+v", got, req)
+		}
+		asked = append(asked, req.Buckets...)
+		if fail != nil {
+			return dst, fail
+		}
+		return append(dst, want), nil
+	})
+
+	if d, err := l.Allow(ctx, "a"); d != want || err != nil {
+		t.Errorf("Allow returns %+v, %v", d, err)
+	}
+	if d, err := l.AllowN(ctx, "b", 7); d != want || err != nil {
+		t.Errorf("AllowN returns %+v, %v", d, err)
+	}
+	fail = failed
+	if d, err := l.Allow(ctx, "c"); d != (Decision{}) || !errors.Is(err, failed) {
+		t.Errorf("of a store that fails Allow returns %+v, %v", d, err)
+	}
+	limit := PerSecond(10)
+	if want := []Bucket{
+		{Name: "login", Key: "a", Limit: limit, Cost: 1},
+		{Name: "login", Key: "b", Limit: limit, Cost: 7},
+		{Name: "login", Key: "c", Limit: limit, Cost: 1},
+	}; !slices.Equal(asked, want) {
+		t.Errorf("asked for %+v\nwant %+v", asked, want)
+	}
+}
+
+// Guards whose bucket is whose: limiters of one store, name and limit are one, and
+// keys, names and limits tell buckets apart.
+func TestLimitersShare(t *testing.T) {
+	store := NewMemory(func() time.Duration { return time.Hour })
+	once := Every(time.Hour)
+	tests := []struct {
+		name     string
+		l        Limiter
+		key      string
+		admitted bool
+	}{
+		{"first", Limiter{store, "a", once}, "k", true},
+		{"the same", Limiter{store, "a", once}, "k", false},
+		{"another key", Limiter{store, "a", once}, "k2", true},
+		{"another name", Limiter{store, "b", once}, "k", true},
+		{"another limit", Limiter{store, "a", Every(time.Minute)}, "k", true},
+		{"no name", Limiter{store, "", once}, "k", true},
+		{"no name again", Limiter{store, "", once}, "k", false},
+		{"no key", Limiter{store, "a", once}, "", true},
+		{"no key again", Limiter{store, "a", once}, "", false},
+	}
+	for _, tc := range tests {
+		if d, err := tc.l.Allow(t.Context(), tc.key); err != nil || d.Denied == tc.admitted {
+			t.Errorf("%s: denied %t, %v, want admitted %t", tc.name, d.Denied, err, tc.admitted)
+		}
+	}
+}
+
+// Guards that nothing is decided for numbers that can't be meant: a cost of 0
+// would be free, and a limit that is not valid has no rate to hold.
+func TestLimiterRefusesNumbers(t *testing.T) {
+	store := NewMemory(nil)
+	for _, tc := range []struct {
+		limit Limit
+		n     int64
+		want  string
+	}{
+		{PerSecond(1), 0, `bucket "api": cost 0: must be at least 1`},
+		{PerSecond(1), -1, `bucket "api": cost -1: must be at least 1`},
+		{PerSecond(0), 1, `bucket "api": size 0: must be from 1 to 562949953421312`},
+		{PerMinute(-5), 1, `bucket "api": size -5: must be from 1 to 562949953421312`},
+		{Every(0), 1, `bucket "api": drip rate 0s: must be a whole number of microseconds, at least 1µs`},
+		{Limit{}, 1, `bucket "api": size 0: must be from 1 to 562949953421312`},
+		{Limit{Size: 1}, 1, `bucket "api": drip rate 0s: must be a whole number of microseconds, at least 1µs`},
+	} {
+		l := Limiter{Store: store, Name: "api", Limit: tc.limit}
+		if d, err := l.AllowN(t.Context(), "k", tc.n); err == nil || err.Error() != tc.want || d != (Decision{}) {
+			t.Errorf("%+v, cost %d: got %+v, %v, want error %s", tc.limit, tc.n, d, err, tc.want)
+		}
+	}
+	if n := store.Len(); n > 0 {
+		t.Errorf("%d buckets", n)
+	}
+}
+
+// Guards that what is left out means 1, in both stores: the bucket is that of a
+// request which says so. The caller's buckets, which others may be reading, stay
+// as they are.
+func TestZeroMeansOne(t *testing.T) {
+	clock := func() time.Duration { return time.Hour }
+	server := redistest.Start(t)
+	for name, store := range map[string]Store{
+		"memory": NewMemory(clock), "redis": newVirtual(t, server, "v:"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			full := Limit{Size: 3, DripRate: time.Hour, DripSize: 1}
+			left := Limit{Size: 3, DripRate: time.Hour}
+			said := []Bucket{{Name: "a", Key: "k", Limit: full, Cost: 1}, {Name: "b", Key: "k", Limit: full, Cost: 1}}
+			for _, buckets := range [][]Bucket{
+				{{Name: "a", Key: "k", Limit: left}, {Name: "b", Key: "k", Limit: left}},
+				{{Name: "a", Key: "k", Limit: full}, {Name: "b", Key: "k", Limit: left, Cost: 1}},
+				said,
+				{{Name: "a", Key: "k", Limit: full, Cost: 1}, {Name: "b", Key: "k", Limit: left}},
+			} {
+				before := slices.Clone(buckets)
+				d, err := store.Take(t.Context(), Request{Buckets: buckets}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(buckets, before) {
+					t.Fatalf("%+v became %+v", before, buckets)
+				}
+				for i := range d {
+					if got, want := buckets[i].Wait(&d[i]), said[i].Wait(&d[i]); got != want {
+						t.Errorf("%+v: waits %v, want %v", buckets[i], got, want)
+					}
+				}
+			}
+			// Three were admitted, the fourth was not.
+			d, err := store.Take(t.Context(), Request{Buckets: said}, nil)
+			if err != nil || !d[0].Denied || !d[1].Denied || d[0].Remaining != 0 || d[1].Clear.Round(time.Second) != 3*time.Hour {
+				t.Errorf("decided %+v, %v, want both full", d, err)
+			}
+		})
+	}
+
+	left, full := Limit{Size: 3, DripRate: time.Hour}, Limit{Size: 3, DripRate: time.Hour, DripSize: 1}
+	if got, want := fmt.Sprint(left.DrainTime(), left.DripTime(2), left.Validate()),
+		fmt.Sprint(full.DrainTime(), full.DripTime(2), full.Validate()); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// Guards that zero means 1, and no negative number does.
+func TestNegativeIsRefused(t *testing.T) {
+	for _, b := range []Bucket{
+		{Name: "a", Limit: Limit{Size: 1, DripRate: time.Second}, Cost: -1},
+		{Name: "a", Limit: Limit{Size: 1, DripRate: time.Second, DripSize: -1}},
+	} {
+		if d, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
+			t.Errorf("%+v: decided %+v", b, d)
+		}
+	}
+}
+
+// Guards that a request with nothing to pass is admitted.
+func TestSummarizeNothing(t *testing.T) {
+	for _, none := range [][]Decision{nil, {}} {
+		if got := Summarize(none); got != (Summary{}) {
+			t.Errorf("got %+v", got)
+		}
+	}
+}

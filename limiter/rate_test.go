@@ -1,0 +1,257 @@
+package limiter
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// Guards what drips at a rate: n/d reduced to whole microseconds, unless that is
+// uneven or more than the bucket holds.
+func TestNewLimit(t *testing.T) {
+	const (
+		µs  = time.Microsecond
+		ms  = time.Millisecond
+		day = 24 * time.Hour
+	)
+	tests := []struct {
+		n    int64
+		d    time.Duration
+		size int64
+		drip int64 // wanted
+		rate time.Duration
+	}{
+		{1, time.Second, 1, 1, time.Second},
+		{5, time.Second, 5, 1, 200 * ms},
+		{60, time.Minute, 60, 1, time.Second},
+		{3, day, 3, 1, 8 * time.Hour},
+		{1000, day, 50, 1, 86_400 * ms},
+		{60, time.Second, 60, 3, 50 * ms},
+		{60, time.Second, 3, 3, 50 * ms},
+		{60, time.Second, 2, 1, 16_667 * µs}, // 3 would not fit
+		{60, time.Second, 1, 1, 16_667 * µs},
+		{30, time.Second, 30, 3, 100 * ms},
+		{15, time.Second, 15, 1, 66_667 * µs}, // not 3 every 200 ms
+		{7, time.Second, 7, 1, 142_858 * µs},  // not 7 every second
+		{7, time.Minute, 100, 1, 8_571_429 * µs},
+		{999, time.Second, 999, 10, 10_011 * µs},
+		{1000, time.Second, 1, 1, ms},
+		{999_983, time.Second, 999_983, 8547, 8548 * µs},
+		{1_000_000, time.Second, 1, 1, µs},
+		{3_000_000, time.Second, 3, 3, µs},
+		{MaxUnits, µs, MaxUnits, MaxUnits, µs},
+		{MaxUnits, MaxUnits * µs, 1, 1, µs},
+		{1, MaxUnits * µs, 1, 1, MaxUnits * µs},
+	}
+	for _, tc := range tests {
+		t.Run(fmt.Sprintf("%d each %v, size %d", tc.n, tc.d, tc.size), func(t *testing.T) {
+			got, err := NewLimit(tc.n, tc.d, tc.size)
+			if want := (Limit{tc.size, tc.rate, tc.drip}); err != nil || got != want {
+				t.Errorf("got %+v, %v, want %+v", got, err, want)
+			}
+		})
+	}
+}
+
+// Guards that a rate which can't be kept is refused, with what is out of range.
+func TestNewLimitErrors(t *testing.T) {
+	const drain = ": a full bucket and one drip more must drain within 35 years"
+	tests := []struct {
+		n    int64
+		d    time.Duration
+		size int64
+		want string
+	}{
+		{0, time.Second, 1, "rate of 0 units: must be from 1 to 562949953421312"},
+		{-1, time.Second, 1, "rate of -1 units: must be from 1 to 562949953421312"},
+		{MaxUnits + 1, time.Second, 1, "rate of 562949953421313 units: must be from 1 to 562949953421312"},
+		{1, 0, 1, "rate of 1/0s: must be for a whole number of microseconds, at least 1µs"},
+		{1, -time.Second, 1, "rate of 1/-1s: must be for a whole number of microseconds, at least 1µs"},
+		{1, 1500, 1, "rate of 1/1.5µs: must be for a whole number of microseconds, at least 1µs"},
+		{
+			1, math.MaxInt64 / 1000 * time.Microsecond, 1,
+			"rate of 1/2562047h47m16.854775s: must be for at most 35 years",
+		},
+		{1, time.Second, 0, "size 0: must be from 1 to 562949953421312"},
+		{1, time.Second, MaxUnits + 1, "size 562949953421313: must be from 1 to 562949953421312"},
+		{999, time.Second, -1, "size -1: must be from 1 to 562949953421312"},
+		{1, time.Second, MaxUnits, "size 562949953421312, drip rate 1s, drip size 1" + drain},
+		{
+			999, time.Second, 9, "size 9: must be at least 10 for a rate of 999/1s; " +
+				"the nearest rates for it are 9/9.01ms and 9/9.009ms",
+		},
+		{
+			3_000_000, time.Second, 2, "size 2: must be at least 3 for a rate of 3000000/1s; " +
+				"the nearest rates for it are 2/1µs",
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.want, func(t *testing.T) {
+			l, err := NewLimit(tc.n, tc.d, tc.size)
+			if err == nil || err.Error() != tc.want || l != (Limit{}) {
+				t.Errorf("got %+v, %v", l, err)
+			}
+		})
+	}
+}
+
+// Guards the promise for every rate and size: never above the rate, below it by
+// less than one in 10 000, even, and no drip larger than the bucket. Only where
+// no drip can keep it is the size refused, and the rates named are accepted.
+func TestNewLimitKeepsRate(t *testing.T) {
+	anyOf := func(most int64) *rapid.Generator[int64] {
+		return rapid.OneOf(rapid.Int64Range(1, 100), rapid.Int64Range(1, 2_000_000), rapid.Int64Range(1, most),
+			rapid.Map(rapid.IntRange(0, 49), func(bit int) int64 { return min(1<<bit, most) }))
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		n := anyOf(MaxUnits).Draw(t, "n")
+		d := rapid.OneOf(anyOf(horizon), rapid.SampledFrom([]int64{1e3, 1e6, 60e6, 3600e6, 86400e6})).Draw(t, "d")
+		size := rapid.OneOf(anyOf(MaxUnits), rapid.Just(n)).Draw(t, "size")
+		l, err := NewLimit(n, time.Duration(d)*time.Microsecond, size)
+		if err != nil {
+			// Of drips that fit none may do: with s units a drip, the best time
+			// between two is ⌈s·d/n⌉, of at most some 10 000 µs.
+			for s := int64(1); s <= min(size, 20_000); s++ {
+				p := new(big.Int).Mul(big.NewInt(s), big.NewInt(d))
+				p.Add(p, big.NewInt(n-1)).Div(p, big.NewInt(n))
+				best := Limit{size, time.Duration(p.Int64()) * time.Microsecond, s}
+				if best.Validate() == nil && short(n, d, best) {
+					t.Fatalf("%d each %d µs, size %d: %v, but %+v keeps the rate", n, d, size, err, best)
+				}
+			}
+			return
+		}
+		switch {
+		case l.Size != size || l.Validate() != nil:
+			t.Fatalf("%+v: %v, want size %d", l, l.Validate(), size)
+		case l.DripSize > size:
+			t.Fatalf("%+v: a drip is more than the bucket holds", l)
+		case l.DripSize > 1 && l.DripRate > evenly:
+			t.Fatalf("%+v is not even", l)
+		case !short(n, d, l):
+			t.Fatalf("%+v does not keep %d each %d µs", l, n, d)
+		}
+	})
+}
+
+// short reports whether l drips at most n units each d µs, and less by less than
+// one in 10 000.
+func short(n, d int64, l Limit) bool {
+	rate := big.NewRat(n, d)
+	drips := big.NewRat(l.DripSize, l.DripRate.Microseconds())
+	least := new(big.Rat).Mul(rate, big.NewRat(9_999, 10_000))
+	return drips.Cmp(rate) <= 0 && drips.Cmp(least) > 0
+}
+
+// Guards that the search for a drip ends within the numbers that it computes
+// with, where they are largest.
+func TestNewLimitExtremes(t *testing.T) {
+	for _, n := range []int64{1, 2, 3, 1<<25 - 1, 1<<49 - 1, MaxUnits} {
+		for _, d := range []int64{1, 2, 3, 9_999, 10_001, 1<<25 + 1, 1<<49 - 1, 1<<49 + 1, horizon - 1, horizon} {
+			l := Limit{Size: n, DripRate: time.Duration(d) * time.Microsecond, DripSize: n}.finest()
+			if l.DripSize < 1 || l.DripSize > n || !short(n, d, l) {
+				t.Errorf("%d each %d µs: %+v", n, d, l)
+			}
+		}
+	}
+}
+
+// Guards what a client gets at a rate over a long time, drip by drip in a store:
+// size at once, and then n each d.
+func TestRateHoldsOverLongTimes(t *testing.T) {
+	for _, tc := range []struct {
+		n    int64
+		d    time.Duration
+		size int64
+	}{
+		{60, time.Second, 60}, {60, time.Second, 1}, {60, time.Second, 4}, {7, time.Second, 7}, {7, time.Second, 1},
+		{999, time.Second, 10}, {1, time.Second, 5}, {3, 24 * time.Hour, 3}, {350, time.Second, 100},
+		{999_983, time.Second, 20_000}, {100, time.Minute, 1},
+	} {
+		t.Run(fmt.Sprintf("%d each %v, size %d", tc.n, tc.d, tc.size), func(t *testing.T) {
+			limit, err := NewLimit(tc.n, tc.d, tc.size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			now := time.Hour
+			start := now
+			l := Limiter{Store: NewMemory(func() time.Duration { return now }), Limit: limit}
+			admitted := int64(0)
+			for range 50_000 {
+				d, err := l.Allow(t.Context(), "k")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !d.Denied {
+					admitted++
+					continue
+				}
+				// All that the time so far allows, and not a unit more.
+				due := float64(tc.size) + float64(tc.n)*float64(now-start)/float64(tc.d)
+				least := float64(tc.size) + (due-float64(tc.size))*0.9999 - float64(limit.DripSize)
+				if got := float64(admitted); got > due || got < least {
+					t.Fatalf("%d admitted within %v, want %f to %f", admitted, now-start, least, due)
+				}
+				now += d.Retry
+			}
+			if now == start {
+				t.Error("nothing was denied")
+			}
+		})
+	}
+}
+
+// Guards the limits that are made in a word, for numbers that make sense and
+// that do not: nothing panics, and what is not valid admits nothing.
+func TestLimitsInAWord(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		got   Limit
+		want  Limit
+		valid bool
+	}{
+		{"PerSecond(1)", PerSecond(1), Limit{1, time.Second, 1}, true},
+		{"PerSecond(10)", PerSecond(10), Limit{10, 100 * time.Millisecond, 1}, true},
+		{"PerSecond(60)", PerSecond(60), Limit{60, 50 * time.Millisecond, 3}, true},
+		{"PerSecond(MaxUnits)", PerSecond(MaxUnits), Limit{MaxUnits, 15_625 * time.Microsecond, MaxUnits / 64}, true},
+		{"PerSecond(0)", PerSecond(0), Limit{0, time.Second, 0}, false},
+		{"PerSecond(-1)", PerSecond(-1), Limit{-1, time.Second, -1}, false},
+		{"PerSecond(MaxUnits+1)", PerSecond(MaxUnits + 1), Limit{MaxUnits + 1, time.Second, MaxUnits + 1}, false},
+		{"PerMinute(30)", PerMinute(30), Limit{30, 2 * time.Second, 1}, true},
+		{"PerMinute(0)", PerMinute(0), Limit{0, time.Minute, 0}, false},
+		{"Every(1s)", Every(time.Second), Limit{1, time.Second, 1}, true},
+		{"Every(1ns)", Every(1), Limit{1, time.Microsecond, 1}, true},
+		{"Every(1001ns)", Every(1001), Limit{1, 2 * time.Microsecond, 1}, true},
+		{"Every(0)", Every(0), Limit{1, 0, 1}, false},
+		{"Every(-1s)", Every(-time.Second), Limit{1, -time.Second, 1}, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if tc.got != tc.want {
+				t.Errorf("got %+v, want %+v", tc.got, tc.want)
+			}
+			if err := tc.got.Validate(); (err == nil) != tc.valid {
+				t.Errorf("%+v: %v", tc.got, err)
+			}
+		})
+	}
+	if l := Every(math.MaxInt64); l.Validate() == nil {
+		t.Errorf("Every(MaxInt64) is %+v", l)
+	}
+}
+
+// Guards that the number of units is all that can be wrong with PerSecond and
+// PerMinute, which have no error to tell it.
+func TestPerSecondIsValid(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.OneOf(rapid.Int64Range(1, 3_000_000), rapid.Int64Range(1, MaxUnits)).Draw(t, "n")
+		for _, l := range []Limit{PerSecond(n), PerMinute(n)} {
+			if err := l.Validate(); err != nil || l.Size != n {
+				t.Fatalf("%d: %+v: %v", n, l, err)
+			}
+		}
+	})
+}
