@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -312,6 +313,9 @@ func settledOutcomes(q *question) ([]outcome, error) {
 // undone reports whether err, which a server or the way to it returned, says
 // that nothing was done.
 func undone(err error) bool {
+	if errors.Is(err, errNoConnection) {
+		return true // as senders say it, who have nobody to tell what it means
+	}
 	f, ok := err.(*failure) //nolint:errorlint // as servers return it
 	return ok && f.undone
 }

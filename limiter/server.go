@@ -366,7 +366,9 @@ func (s *server) wait(ctx context.Context, probe, patient bool) (*connection, er
 	case conn := <-s.ready:
 		return conn, nil
 	case <-failed:
-		return nil, s.failed.last()
+		f := *s.failed.last()
+		f.undone = true // whatever has failed was not for this one
+		return nil, &f
 	case <-s.done:
 		return nil, s.failure(redis.ErrClosed)
 	case <-ctx.Done():
@@ -580,7 +582,7 @@ func (s *server) discard(conn *connection) {
 type signal struct {
 	mu     sync.Mutex
 	raised chan struct{} // closed with the next failure; nil if nobody waits
-	err    error
+	err    *failure
 }
 
 // next returns a channel that is closed with the next failure.
@@ -594,14 +596,14 @@ func (s *signal) next() <-chan struct{} {
 }
 
 // last returns the last failure.
-func (s *signal) last() error {
+func (s *signal) last() *failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
 // raise tells of a failure.
-func (s *signal) raise(err error) {
+func (s *signal) raise(err *failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.err = err
