@@ -189,7 +189,10 @@ func (s *server) withdraw(q *question) bool {
 	if q.sent {
 		return false
 	}
-	s.queue.waiting = slices.DeleteFunc(s.queue.waiting, func(other *question) bool { return other == q })
+	// It is among the first: those behind it have waited for less.
+	if i := slices.Index(s.queue.waiting, q); i >= 0 {
+		s.queue.waiting = slices.Delete(s.queue.waiting, i, i+1)
+	}
 	return true
 }
 
