@@ -15,6 +15,17 @@ const (
 	// take a fifth, so that processes do not ask in step.
 	probeEvery = 250 * time.Millisecond
 
+	// provenBy is how many probes in a row have to write until a server is back
+	// that took no writes. One that has no memory left still takes some, as keys
+	// expire, and would be lost and back many times a second.
+	provenBy = 3
+
+	// Such a server may be back for a moment only, and lost again. Then it is not
+	// asked for twice as long as it was last time, up to longestHold. After it was
+	// well for quietFor that begins anew.
+	longestHold = 8 * time.Second
+	quietFor    = time.Minute
+
 	// lapseEvery is the least time between two reports of lapses for one reason.
 	lapseEvery = time.Minute
 )
@@ -75,6 +86,12 @@ type guard struct {
 	probeAt time.Time // when a lost server may be asked again
 	probing bool      // whether it is being asked
 	lapses  map[string]time.Time
+
+	// Of a server that took no writes.
+	proofs    int           // how many probes in a row have written
+	hold      time.Duration // how long it was not asked when it was last lost
+	heldUntil time.Time     // until when it is not asked
+	backAt    time.Time     // when it was back; zero if that is long ago
 }
 
 func newGuard(server string, report func(Event)) guard {
@@ -114,7 +131,7 @@ func (g *guard) leave() {
 func (g *guard) soon() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.probeAt = time.Time{}
+	g.probeAt = g.heldUntil
 }
 
 // timedOut reports whether the last that is known of the server is that it did
@@ -173,6 +190,16 @@ func (g *guard) success(wrote bool) {
 		return
 	}
 	last, now := g.last, g.now()
+	if last.writes && !g.since.IsZero() {
+		if !g.probing {
+			return // it was under way when the server was lost
+		}
+		if g.proofs++; g.proofs < provenBy {
+			g.probeAt = time.Time{}
+			return
+		}
+		g.backAt = now
+	}
 	g.failures.Store(0)
 	g.last = nil
 	if g.since.IsZero() {
@@ -193,13 +220,32 @@ func (g *guard) failure(f *failure) (lost bool) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.last = f
+	g.last, g.proofs = f, 0
 	if g.failures.Add(1) < lostAfter || !g.since.IsZero() {
 		return false
 	}
 	g.since = g.now()
-	g.probeAt = g.since.Add(jittered(probeEvery))
+	if g.heldUntil = (time.Time{}); g.backTooSoon(f) {
+		g.probeAt = g.since.Add(jittered(g.hold))
+		g.heldUntil = g.probeAt
+	} else {
+		g.probeAt = g.since.Add(jittered(probeEvery))
+	}
 	g.report(Event{Server: g.server, Kind: Lost, Reason: f.reason, Err: f})
+	return true
+}
+
+// backTooSoon reports whether the server, now lost by f, was back from not taking
+// writes for a moment only, and decides for how long it is not asked then.
+func (g *guard) backTooSoon(f *failure) bool {
+	switch {
+	case !f.writes:
+		return false
+	case g.backAt.IsZero() || g.since.Sub(g.backAt) >= quietFor:
+		g.hold = probeEvery
+		return false
+	}
+	g.hold = min(2*g.hold, longestHold)
 	return true
 }
 

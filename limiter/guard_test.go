@@ -704,7 +704,8 @@ func TestGuardCloses(t *testing.T) {
 }
 
 // TestGuardOutageOfWrites tests failures of a server that still answers what
-// only reads: a reply which has written nothing does not end such an outage.
+// only reads: a reply which has written nothing does not end such an outage, nor
+// does a single one that has.
 func TestGuardOutageOfWrites(t *testing.T) {
 	for _, reason := range []string{"oom", "misconf", "noreplicas", "readonly"} {
 		t.Run(reason, func(t *testing.T) {
@@ -722,9 +723,18 @@ func TestGuardOutageOfWrites(t *testing.T) {
 			g.success(false)
 			g.leave()
 			g.check(false)
+			g.success(true) // one that was under way when the server was lost
+			g.check(false)
 			g.probe()
-			g.success(true)
-			g.leave()
+			for n := range provenBy {
+				if n > 0 { // the next need not wait
+					if probe, err := g.enter(); !probe || err != nil {
+						t.Fatalf("probe %t, error %v", probe, err)
+					}
+				}
+				g.success(true)
+				g.leave()
+			}
 			g.check(true, "back")
 
 			g.fail(4, reason)
@@ -895,9 +905,16 @@ func TestGuardConcurrently(t *testing.T) {
 			}
 		}
 	})
-	g.success(true)
+	for range provenBy {
+		ms.Add(2 * longestHold.Milliseconds())
+		probe, _ := g.enter()
+		g.success(true)
+		if probe {
+			g.leave()
+		}
+	}
 	if probe, err := g.enter(); probe || err != nil {
-		t.Errorf("after a success: probe %t, error %v", probe, err)
+		t.Errorf("after successes: probe %t, error %v", probe, err)
 	}
 	lost, outages := false, 0
 	for _, ev := range seen.all {
