@@ -87,7 +87,7 @@ var otherCodes = []string{
 
 // ownErrors are those whose texts are known.
 var ownErrors = []error{
-	errCorrupt, errNoConnection, errLate, errConnecting, errNotConnected,
+	errCorrupt, errReplyTooLarge, errReplyMalformed, errNoConnection, errLate, errConnecting, errNotConnected,
 	context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
 	net.ErrClosed, redis.ErrClosed, redis.ErrPoolTimeout,
 }
@@ -188,6 +188,8 @@ func newFailure(server string, timeout time.Duration, err error) *failure {
 		f = failure{reason: "corrupt"}
 	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
 		f = failure{reason: "pool", text: late}
+	case errors.Is(err, errReplyTooLarge), errors.Is(err, errReplyMalformed):
+		f.reason, f.text = "reply", "sent what can't be a reply"
 	case errors.Is(err, errNotConnected):
 		f = failure{reason: "lost", text: "is lost"}
 	case errors.As(err, &reply):
