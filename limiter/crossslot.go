@@ -49,6 +49,9 @@ func (req Request) severalKeys() bool {
 
 // byKey parts the request into one for each key.
 func (req Request) byKey() []*part {
+	if len(req.Buckets) > fewBuckets {
+		return req.manyByKey()
+	}
 	var parts []*part
 next:
 	for i, b := range req.Buckets {
@@ -59,6 +62,23 @@ next:
 			}
 		}
 		parts = append(parts, req.part(b, i))
+	}
+	return parts
+}
+
+// manyByKey is byKey for many buckets.
+func (req Request) manyByKey() []*part {
+	var parts []*part
+	of := make(map[string]*part)
+	for i, b := range req.Buckets {
+		p := of[b.Key]
+		if p != nil {
+			p.add(b, i)
+			continue
+		}
+		p = req.part(b, i)
+		of[b.Key] = p
+		parts = append(parts, p)
 	}
 	return parts
 }

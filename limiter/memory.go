@@ -152,12 +152,13 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 	admitted := true
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
+		own := p.hash
 		room := m.look(p, b, now)
 		if as != nil {
 			p.inFlight = as.inFlight[i]
 			p.unsure = room && p.dirty == clean && p.state.clear > now
 		}
-		for j := range i {
+		for j := 0; j < i && p.hash != own; j++ {
 			// Two keys may share a bucket: this one comes behind.
 			if q := &places[j]; q.fits && q.hash == p.hash && q.table == p.table {
 				p.state = b.Limit.add(q.state, req.Buckets[j].Cost)

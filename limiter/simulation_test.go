@@ -18,9 +18,11 @@ var histories = flag.Int("histories", 600, "how many histories of faults to simu
 // TestNoFaultOverAdmits tests that one node never admits more than its buckets
 // allow, to the unit and the microsecond, whatever becomes of its server and of
 // what is on the way: random histories of requests, stalls, lost answers and
-// calls, deaths that lose all data, restarts, and operators who delete keys, on a
+// calls, deaths that lose all data, restarts, failovers to servers that know
+// nothing, of which there is no news, and operators who delete keys, on a
 // virtual clock. What is admitted after a key was deleted is held against a
-// bucket that was empty then: nothing else may be forgotten. The script
+// bucket that was empty then, and so it is after a failover if nothing was
+// decided here about that bucket meanwhile: nothing else may be forgotten. The script
 // and the fallback are the real ones. Drips take from a millisecond to an hour,
 // requests have one or several buckets, of one slot or two, and cost one unit or
 // more.
@@ -50,6 +52,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 		"by the server": total.there, "here": total.here, "denied here": total.deniedHere, "given up": total.givenUp, "restarts": total.restarts,
 		"lost": total.lost, "over two slots": total.split, "settled too late": total.leaves,
 		"deleted": total.deleted, "followed": total.followed,
+		"kept over a failover": total.kept,
 	} {
 		if n < least {
 			t.Errorf("%d %s: the test shows too little", n, what)
@@ -60,7 +63,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 // simulated counts what happened.
 type simulated struct {
 	there, here, deniedHere, givenUp, restarts, lost, split, leaves int
-	deleted, followed                                               int
+	deleted, followed, kept                                         int
 }
 
 func (s *simulated) add(other simulated) {
@@ -74,6 +77,7 @@ func (s *simulated) add(other simulated) {
 	s.leaves += other.leaves
 	s.deleted += other.deleted
 	s.followed += other.followed
+	s.kept += other.kept
 }
 
 // history is one of them.
@@ -87,6 +91,8 @@ type history struct {
 	buckets  []Bucket
 	admitted [][]charge // of each bucket
 	lifetime []int      // how often each bucket's key has been deleted
+	decided  []bool     // whether each bucket was decided here since the server died
+	moved    []bool     // whether each bucket was told to another server after a failover
 	timeout  int64
 
 	up           bool
@@ -134,6 +140,8 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	h.buckets[0].Key = "first"
 	h.admitted = make([][]charge, len(h.buckets))
 	h.lifetime = make([]int, len(h.buckets))
+	h.decided = make([]bool, len(h.buckets))
+	h.moved = make([]bool, len(h.buckets))
 	return h
 }
 
@@ -156,8 +164,11 @@ func (h *history) run() {
 		case x < 22:
 			h.events.at(now, h.die)
 			h.events.at(now+h.random.Int64N(200_000), h.restart)
-		case x < 32:
+		case x < 37:
 			h.events.at(now, h.deleteKeys)
+		case x < 42:
+			h.events.at(now, h.die)
+			h.events.at(now+h.random.Int64N(200_000), h.failover)
 		}
 	}
 	for len(h.events.all) > 0 && !h.t.Failed() {
@@ -174,7 +185,7 @@ func (h *history) run() {
 			lifetimes[c.lifetime] = append(lifetimes[c.lifetime], c)
 		}
 		for n, admitted := range lifetimes {
-			checkUnits(h.t, b.Limit, admitted, n > 0)
+			checkUnits(h.t, b.Limit, admitted, n > 0 || h.moved[i])
 		}
 	}
 }
@@ -201,6 +212,7 @@ func (h *history) deleteKeys() {
 func (h *history) die() {
 	h.up = false
 	h.lives++
+	clear(h.decided)
 	if err := h.v.admin.Eval(context.Background(), "for _, k in ipairs(redis.call('KEYS', 'rl:*')) do redis.call('DEL', k) end", nil).Err(); err != nil && err.Error() != "redis: nil" {
 		h.t.Fatal(err)
 	}
@@ -213,6 +225,34 @@ func (h *history) restart() {
 		h.up = true
 		h.restarts++
 		h.v.fallback.restarted(nil)
+	}
+}
+
+// failover has another server answer, which knows the script but no bucket, and
+// nobody notices that it is another. Only what was decided here meanwhile is not
+// forgotten: the server is told of that. But nobody knows any more of units that
+// the other one held.
+func (h *history) failover() {
+	if h.up {
+		return
+	}
+	h.up = true
+	for q := h.v.fallback.inFlight; q != nil; q = q.next {
+		for i := range h.buckets {
+			if q.holds && slices.ContainsFunc(q.pending, func(p pending) bool {
+				return p.hash == h.v.fallback.memory.hash(&h.buckets[i])
+			}) {
+				h.decided[i] = false
+			}
+		}
+	}
+	for i, decided := range h.decided {
+		if decided {
+			h.kept++
+			h.moved[i] = true
+		} else {
+			h.lifetime[i]++
+		}
 	}
 }
 
@@ -394,8 +434,12 @@ func (h *history) here(x *exchange, req Request, instead []*question, denied boo
 		h.deniedHere++
 	}
 	for i, b := range req.Buckets {
-		if !outcomes[i].denied && (!denied || req.Accounting == Each) {
+		admitted := !outcomes[i].denied && (!denied || req.Accounting == Each)
+		if admitted {
 			h.admit(b, h.v.now, h.lifetime)
+		}
+		if admitted || outcomes[i].denied && !peek {
+			h.decided[h.index(b)] = true
 		}
 	}
 	return denied
@@ -432,17 +476,19 @@ func (h *history) settle(p *simulatedPart, what byte) {
 
 // admit takes note that units of b were admitted.
 func (h *history) admit(b Bucket, at int64, lifetime []int) {
-	for i := range h.buckets {
-		if h.buckets[i].Name == b.Name {
-			h.admitted[i] = append(h.admitted[i], charge{at, b.Cost, lifetime[i]})
-		}
-	}
+	i := h.index(b)
+	h.admitted[i] = append(h.admitted[i], charge{at, b.Cost, lifetime[i]})
+}
+
+// index returns which of the buckets b is.
+func (h *history) index(b Bucket) int {
+	return slices.IndexFunc(h.buckets, func(other Bucket) bool { return other.Name == b.Name })
 }
 
 // checkUnits checks that no more units are admitted in any time than a bucket of
-// limit l allows. If a key was deleted while its bucket was dirty, the server is
-// told what it held, and the next drip may be that of the bucket before.
-func checkUnits(t *testing.T, l Limit, admitted []charge, deleted bool) {
+// limit l allows. If a key was lost, or deleted while its bucket was dirty, the
+// server is told what it held, and the next drip may be that of the bucket before.
+func checkUnits(t *testing.T, l Limit, admitted []charge, lost bool) {
 	t.Helper()
 	s := min(l.DripSize, l.Size)
 	for _, from := range admitted {
@@ -458,7 +504,7 @@ func checkUnits(t *testing.T, l Limit, admitted []charge, deleted bool) {
 			}
 			time := to.at - from.at
 			most := max(l.Size+s*(time/l.rate()), l.Size-1+s*ceilDiv(time, l.rate()))
-			if deleted {
+			if lost {
 				most = l.Size + s*ceilDiv(time, l.rate())
 			}
 			if units > most {

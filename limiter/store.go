@@ -114,10 +114,34 @@ func (req *Request) prepare() error {
 		if b.Cost < 1 {
 			return fmt.Errorf("bucket %q: cost %d: must be at least 1", b.Name, b.Cost)
 		}
+		if len(req.Buckets) > fewBuckets {
+			continue
+		}
 		for j := range i {
 			if a := &req.Buckets[j]; a.Name == b.Name && a.Key == b.Key {
 				return fmt.Errorf("bucket %q: %w", b.Name, errTwice)
 			}
+		}
+	}
+	if len(req.Buckets) > fewBuckets {
+		return req.twiceOfMany()
+	}
+	return nil
+}
+
+// fewBuckets is how many buckets are compared each with each, which takes no
+// memory. More would take longer than to look them up.
+const fewBuckets = 16
+
+// twiceOfMany returns an error if one of many buckets is named twice with the
+// same key.
+func (req Request) twiceOfMany() error {
+	type named struct{ name, key string }
+	seen := make(map[named]struct{}, len(req.Buckets))
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		if seen[named{b.Name, b.Key}] = struct{}{}; len(seen) == i {
+			return fmt.Errorf("bucket %q: %w", b.Name, errTwice)
 		}
 	}
 	return nil

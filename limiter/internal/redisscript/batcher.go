@@ -166,7 +166,10 @@ func (b *batcher) cancel(c *Call) bool {
 	if c.taken {
 		return false
 	}
-	b.queue = slices.DeleteFunc(b.queue, func(other *Call) bool { return other == c })
+	// It is among the first: those behind it have waited for less.
+	if i := slices.Index(b.queue, c); i >= 0 {
+		b.queue = slices.Delete(b.queue, i, i+1)
+	}
 	return true
 }
 

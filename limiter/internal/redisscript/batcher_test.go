@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"runtime/metrics"
 	"slices"
@@ -892,4 +893,121 @@ func TestEachCallHasItsOwnTime(t *testing.T) {
 	time.Sleep(timeout * 5 / 20)
 	s.pool.idle <- conn
 	all.Wait()
+}
+
+// TestBatcherDoesNotSpin tests what a batcher does for calls that wait while there
+// is no connection: it tries now and then, and does not keep a CPU busy.
+func TestBatcherDoesNotSpin(t *testing.T) {
+	t.Parallel()
+	hangs := tcpServer(t, func(c *net.TCPConn) {
+		defer c.Close()
+		_, _ = c.Read(make([]byte, 4096))
+		_ = c.SetReadDeadline(time.Now().Add(3 * time.Second))
+		_, _ = c.Read(make([]byte, 1))
+	})
+	refuses, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refuses.Close()
+	server := redistest.Start(t)
+	for _, tc := range []struct {
+		name, addr string
+		inUse      bool
+	}{
+		{"connections take long", hangs, false},
+		{"connections are refused", refuses.Addr().String(), false},
+		{"all connections are in use", server.Addr, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			r, s := newBatched(t, server, func(opt *Options) {
+				opt.Addresses, opt.Timeout = []string{tc.addr}, 20*time.Millisecond
+			})
+			var looks atomic.Int64 // at the clock, several in each attempt
+			clock := s.pool.clock
+			s.pool.clock = func() time.Duration {
+				looks.Add(1)
+				return clock()
+			}
+			if tc.inUse {
+				defer s.pool.put(hold(t, s))
+			} else {
+				r.Connect()
+				time.Sleep(2 * r.timeout) // so long that nobody waits for it
+			}
+			looks.Store(0)
+			q := callOf(upTo(10))
+			q.Done = func(error) {}
+			s.Submit(q) // which nobody cancels
+			const whole = 400 * time.Millisecond
+			time.Sleep(whole)
+			if n := looks.Load(); n > 6*int64(whole/maxLinger) {
+				t.Errorf("the clock was looked at %d times", n)
+			}
+			_ = r.Close()
+		})
+	}
+}
+
+// TestSubmittedCallIsKnownNotToRun tests a call that nobody waits for, when the
+// connection on which it should be sent was closed while it was idle, and there is no
+// other at that time: it is told that nothing was run, so that it can be tried again.
+func TestSubmittedCallIsKnownNotToRun(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name        string
+		connections int
+		fault       func(*redistest.Proxy) // once the connection is closed
+	}{
+		{"all others are in use", 2, (*redistest.Proxy).BlackHole},
+		{"no other, the next takes long", 1, (*redistest.Proxy).BlackHole},
+		{"no other, the next is refused", 1, (*redistest.Proxy).Refuse},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			p := redistest.StartProxy(t, server.Addr)
+			r, s := newBatched(t, server, func(opt *Options) {
+				opt.Addresses, opt.PoolSize, opt.Timeout = []string{p.Addr}, tc.connections, 200*time.Millisecond
+			})
+			connectAll(t, s, tc.connections)
+			conn := hold(t, s)
+			if tc.connections > 1 {
+				other := hold(t, s) // as if a call used it
+				defer s.pool.put(other)
+			}
+			id, err := conn.ClientID(t.Context()).Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "ID", id).Err(); err != nil {
+				t.Fatal(err)
+			}
+			waitFor(t, 5*time.Second, func() error {
+				if n := p.Open(); n >= tc.connections {
+					return errors.New("the connection is still open")
+				}
+				return nil
+			})
+			time.Sleep(5 * idleFor)
+			tc.fault(p)
+			s.pool.put(conn)
+			c, done := callOf(upTo(10)), make(chan error, 1)
+			c.Done = func(err error) { done <- err }
+			s.Submit(c)
+			select {
+			case err := <-done:
+				if !NotRun(err) {
+					t.Errorf("error %v, want one that says that nothing was run", err)
+				}
+			case <-time.After(5 * time.Second):
+				t.Error("nothing was told")
+			}
+			if got := stored(t, server, "rl:{k}"); got != 0 {
+				t.Errorf("counted %d", got)
+			}
+			_ = r
+		})
+	}
 }

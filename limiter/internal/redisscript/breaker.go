@@ -15,6 +15,16 @@ const (
 	// processes do not probe in step.
 	probeEvery = 250 * time.Millisecond
 
+	// provingWrites is how many probes in a row have to write until a server has
+	// recovered that took no writes. One that has no memory left still takes some, as
+	// keys expire, and would be down and up many times a second.
+	provingWrites = 3
+
+	// A server that goes down again for taking no writes, within flapsWithin, is left
+	// alone for twice as long as the last time, up to maxHold.
+	flapsWithin = time.Minute
+	maxHold     = 8 * time.Second
+
 	// errorEvery is the least time between two reports of errors for one reason.
 	errorEvery = time.Minute
 )
@@ -50,6 +60,12 @@ type breaker struct {
 	openedAt time.Time            // when the server went down
 	probeAt  time.Time            // when the next probe is due
 	reported map[string]time.Time // when an error was last reported, by reason
+
+	// Of a server that took no writes.
+	proofs      int           // how many probes in a row have written
+	hold        time.Duration // how long it was left alone when it last went down
+	heldUntil   time.Time     // until when it is left alone
+	recoveredAt time.Time     // zero if it has not been down before
 }
 
 func newBreaker(server string, report func(Event)) breaker {
@@ -104,7 +120,7 @@ func (b *breaker) endProbe() {
 func (b *breaker) probeNow() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.probeAt = time.Time{}
+	b.probeAt = b.heldUntil
 }
 
 // openError returns why the server is down, or nil if it is not.
@@ -161,12 +177,29 @@ func (b *breaker) success(wrote bool) {
 	}
 	last, now := b.last, b.now()
 	if b.isOpen() {
+		if last.writes && !b.provesWrites(now) {
+			return
+		}
 		b.close(EventRecovered, now)
 		return
 	}
 	b.failures.Store(0)
 	b.last = nil
 	b.reportErrorAt(last, now)
+}
+
+// provesWrites takes note that a server which took no writes has shown to take one,
+// and reports whether that is enough.
+func (b *breaker) provesWrites(now time.Time) bool {
+	if b.is() != breakerHalfOpen {
+		return false // the call was on its way when the server went down
+	}
+	if b.proofs++; b.proofs < provingWrites {
+		b.probeAt = time.Time{}
+		return false
+	}
+	b.recoveredAt = now
+	return true
 }
 
 // close closes the breaker, which is reported as an event of the given kind.
@@ -185,14 +218,33 @@ func (b *breaker) failure(f *Failure) (opened bool) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.last = f
+	b.last, b.proofs = f, 0
 	if b.failures.Add(1) < openAfter || b.isOpen() {
 		return false
 	}
 	b.set(breakerOpen)
 	b.openedAt = b.now()
 	b.probeAt = b.openedAt.Add(jittered(probeEvery))
+	b.heldUntil = time.Time{}
+	if b.flaps(f) {
+		b.heldUntil = b.openedAt.Add(jittered(b.hold))
+		b.probeAt = b.heldUntil
+	}
 	b.report(Event{Server: b.server, Kind: EventDown, Reason: f.reason, Err: f})
+	return true
+}
+
+// flaps reports whether the server, now down by f, had recovered from taking no
+// writes only just now, and decides for how long it is left alone then.
+func (b *breaker) flaps(f *Failure) bool {
+	switch {
+	case !f.writes:
+		return false
+	case b.recoveredAt.IsZero() || b.openedAt.Sub(b.recoveredAt) >= flapsWithin:
+		b.hold = probeEvery
+		return false
+	}
+	b.hold = min(2*b.hold, maxHold)
 	return true
 }
 

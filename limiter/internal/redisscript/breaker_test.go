@@ -200,7 +200,8 @@ func TestBreakerCloses(t *testing.T) {
 }
 
 // TestBreakerWaitsForWrite tests failures of a server that still answers what
-// only reads: a reply which has written nothing does not end such an outage.
+// only reads: a reply which has written nothing does not end such an
+// outage, nor does a single one that has.
 func TestBreakerWaitsForWrite(t *testing.T) {
 	for _, reason := range []string{"oom", "misconf", "noreplicas", "readonly"} {
 		t.Run(reason, func(t *testing.T) {
@@ -218,9 +219,18 @@ func TestBreakerWaitsForWrite(t *testing.T) {
 			g.success(false)
 			g.endProbe()
 			g.check(false)
+			g.success(true) // one that was on its way when the server went down
+			g.check(false)
 			g.probe()
-			g.success(true)
-			g.endProbe()
+			for n := range provingWrites {
+				if n > 0 { // the next need not wait
+					if probe, err := g.allow(); !probe || err != nil {
+						t.Fatalf("probe %t, error %v", probe, err)
+					}
+				}
+				g.success(true)
+				g.endProbe()
+			}
 			g.check(true, "recovered")
 
 			g.fail(4, reason)
@@ -284,9 +294,16 @@ func TestBreakerConcurrently(t *testing.T) {
 			}
 		}
 	})
-	g.success(true)
+	for range provingWrites {
+		ms.Add(2 * maxHold.Milliseconds())
+		probe, _ := g.allow()
+		g.success(true)
+		if probe {
+			g.endProbe()
+		}
+	}
 	if probe, err := g.allow(); probe || err != nil {
-		t.Errorf("after a success: probe %t, error %v", probe, err)
+		t.Errorf("after successes: probe %t, error %v", probe, err)
 	}
 	down, outages := false, 0
 	for _, ev := range seen.all {
@@ -302,5 +319,107 @@ func TestBreakerConcurrently(t *testing.T) {
 	}
 	if down || outages < 10 {
 		t.Errorf("%d outages, down %t in the end", outages, down)
+	}
+}
+
+// TestBreakerNeedsProofsInARow tests that a failure between probes that write has a
+// server without memory prove anew that it takes writes.
+func TestBreakerNeedsProofsInARow(t *testing.T) {
+	g := newTestBreaker(t)
+	g.fail(openAfter, "oom")
+	g.check(false, "down oom")
+	for range 3 {
+		g.probe()
+		for range provingWrites - 1 {
+			g.success(true)
+			g.endProbe()
+			if probe, err := g.allow(); !probe {
+				t.Fatalf("no further probe: %v", err)
+			}
+		}
+		g.fail(1, "oom")
+		g.endProbe()
+		g.check(false)
+	}
+}
+
+// TestBreakerHoldsOffFlappingServer tests the time for which a server is not asked that takes
+// writes for moments only: twice as long each time, up to a most, and as at first
+// once it was well for long. A connection that is made meanwhile changes nothing.
+func TestBreakerHoldsOffFlappingServer(t *testing.T) {
+	g := newTestBreaker(t)
+	down := func(reason string) (held time.Duration) {
+		t.Helper()
+		g.fail(openAfter, reason)
+		g.check(false, "down "+reason)
+		g.probeNow()
+		since := g.now
+		for {
+			if probe, _ := g.allow(); probe {
+				break
+			}
+			if g.now = g.now.Add(time.Millisecond); g.now.Sub(since) > time.Minute {
+				t.Fatal("no probe")
+			}
+		}
+		for n := range provingWrites {
+			if n > 0 {
+				g.allow()
+			}
+			g.success(true)
+			g.endProbe()
+		}
+		g.check(true, "recovered")
+		return g.now.Sub(since)
+	}
+	check := func(held, want time.Duration) {
+		t.Helper()
+		if held < want*4/5 || held > want*6/5+time.Millisecond {
+			t.Errorf("not asked for %v, want %v", held, want)
+		}
+	}
+	for range 2 {
+		check(down("oom"), 0) // a connection has just been made
+		for want := 2 * probeEvery; want <= 2*maxHold; want *= 2 {
+			g.now = g.now.Add(time.Second)
+			check(down("oom"), min(want, maxHold))
+			check(down("timeout"), 0)
+		}
+		g.now = g.now.Add(flapsWithin)
+	}
+}
+
+// TestBreakerReportsFewFlaps tests what an operator reads of a server that takes one
+// write in two for ten minutes: one loss and one return for each time that it is
+// not asked, which comes to a few a minute.
+func TestBreakerReportsFewFlaps(t *testing.T) {
+	g := newTestBreaker(t)
+	random := rand.New(rand.NewPCG(1, 2))
+	began := g.now
+	for ; g.now.Sub(began) < 10*time.Minute; g.now = g.now.Add(10 * time.Millisecond) {
+		probe, err := g.allow()
+		if err != nil {
+			continue
+		}
+		switch random.IntN(4) {
+		case 0: // denied
+			g.success(false)
+		case 1:
+			g.success(true)
+		default:
+			g.fail(1, "oom")
+		}
+		if probe {
+			g.endProbe()
+		}
+	}
+	downs := 0
+	for _, what := range g.take() {
+		if what == "down oom" {
+			downs++
+		}
+	}
+	if downs < 5 || downs > 5+int(10*time.Minute/(maxHold*4/5)) {
+		t.Errorf("down %d times in ten minutes", downs)
 	}
 }

@@ -135,7 +135,7 @@ func (c *cluster) wait(ctx context.Context) error {
 	case <-c.known:
 		return nil
 	case <-failed:
-		return c.failed.last()
+		return c.failed.why()
 	case <-ctx.Done():
 	}
 	f := newFailure(c.breaker.server, c.opt.Timeout, errConnecting)

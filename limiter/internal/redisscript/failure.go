@@ -91,7 +91,7 @@ type corrupt struct{ error }
 
 // ownErrors are those whose texts are known.
 var ownErrors = []error{
-	errNoConnection, errLate, errConnecting, errNotConnected,
+	errReplyTooLarge, errReplyMalformed, errNoConnection, errLate, errConnecting, errNotConnected,
 	context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
 	net.ErrClosed, redis.ErrClosed, redis.ErrPoolTimeout,
 }
@@ -143,7 +143,7 @@ var (
 	// errConnecting is the failure to get a first connection.
 	errConnecting = errors.New("a connection was not made in time")
 
-	// errNotConnected is the failure of a server that is lost and to which there
+	// errNotConnected is the failure of a server that is down and to which there
 	// is no connection yet.
 	errNotConnected = errors.New("there is no connection yet")
 )
@@ -191,8 +191,10 @@ func newFailure(server string, timeout time.Duration, err error) *Failure {
 		f = Failure{reason: "corrupt"}
 	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
 		f = Failure{reason: "pool", text: late}
+	case errors.Is(err, errReplyTooLarge), errors.Is(err, errReplyMalformed):
+		f.reason, f.text = "reply", "sent what can't be a reply"
 	case errors.Is(err, errNotConnected):
-		f = Failure{reason: "lost", text: "is lost"}
+		f = Failure{reason: "down", text: "is down"}
 	case errors.As(err, &reply):
 		word, _, _ := strings.Cut(reply.Error(), " ")
 		if known, ok := replies[word]; ok {

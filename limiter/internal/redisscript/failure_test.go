@@ -237,7 +237,7 @@ func TestFailuresToConnect(t *testing.T) {
 		{"hangs up", hangUp, nil, "closed"},
 		{"resets", reset, nil, "closed"},
 		{"silent", silent, nil, "timeout"},
-		{"not Redis", garbage, nil, "error"},
+		{"not Redis", garbage, nil, "reply"},
 		{"TLS to a plain port", server.Addr, config(good, "localhost"), "timeout"}, // which waits for a line's end
 		{"TLS to what is not Redis", garbage, config(good, "localhost"), "tls"},
 		{"plain to a TLS port", secure.Addr, nil, "closed"},
@@ -567,5 +567,78 @@ func TestBackByDenials(t *testing.T) {
 				t.Errorf("stored %d, want %d as before", n, before)
 			}
 		})
+	}
+}
+
+// TestOutOfMemory tests a server that has no memory left and gets a little now
+// and then, as keys expire: most writes fail, some go through, and all that is
+// denied is still answered. It does not go down and recover at each of these, and
+// recovers for good soon after there is memory again.
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--maxmemory-policy", "noeviction", "--maxmemory-clients", "0")
+	var seen events
+	r := newTestClient(t, server, func(opt *Options) {
+		opt.Report = seen.report
+	})
+	full := counter{key: "rl:{full}", add: 1, limit: 1}
+	mustCount(t, r, full)
+	ctx := context.Background()
+	client := server.Client()
+	memory := func(spare int64) {
+		t.Helper()
+		used := infoNumber(t, server, "memory", "used_memory")
+		if err := client.ConfigSet(ctx, "maxmemory", fmt.Sprint(max(used+spare, 1))).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filler := strings.Repeat("x", 2000)
+	fills, ask := 0, int64(0)
+	began := time.Now()
+	for time.Since(began) < 6*time.Second {
+		memory(-50_000)
+		for range 30 {
+			ask++
+			_, _ = r.count(ctx, numbered(ask))
+			_, _ = r.count(ctx, full)
+		}
+		memory(200_000) // drained a little
+		for range 30 {
+			ask++
+			_, _ = r.count(ctx, numbered(ask))
+			if client.Set(ctx, fmt.Sprint("filler", fills), filler, 0).Err() == nil {
+				fills++
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	got := seen.take()
+	downs := 0
+	for _, what := range got {
+		if what == "down oom" {
+			downs++
+		}
+	}
+	t.Logf("reported %q, %d fillers", got, fills)
+	// At first for 0.25 s, then 0.5, 1, 2 and 4, less a fifth.
+	if downs < 1 || downs > 5 {
+		t.Errorf("down %d times in 6 s", downs)
+	}
+	if fills == 0 {
+		t.Error("there never was any memory")
+	}
+	if err := client.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, 12*time.Second, func() error {
+		ask++
+		_, _ = r.count(ctx, numbered(ask))
+		if r.server().breaker.isOpen() {
+			return fmt.Errorf("still down")
+		}
+		return nil
+	})
+	if got := seen.take(); len(got) > 0 && !slices.Equal(got, []string{"recovered"}) {
+		t.Errorf("reported %q when there was memory again", got)
 	}
 }

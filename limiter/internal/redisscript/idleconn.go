@@ -58,7 +58,7 @@ type pollableConn struct {
 func (c pollableConn) Read(b []byte) (int, error)  { return c.idleConn.Read(b) }
 func (c pollableConn) Write(b []byte) (int, error) { return c.idleConn.Write(b) }
 
-// idleHook makes all of a client's connections idleConns.
+// idleHook makes all of a client's connections idleConns, and bounded.
 type idleHook struct{}
 
 func (idleHook) DialHook(next redis.DialHook) redis.DialHook {
@@ -67,7 +67,13 @@ func (idleHook) DialHook(next redis.DialHook) redis.DialHook {
 		if err != nil {
 			return nil, err
 		}
-		idle := &idleConn{Conn: conn}
+		bounded, ok := conn.(*boundedConn)
+		if ok {
+			conn = bounded.Conn
+		} else {
+			bounded = &boundedConn{Conn: conn}
+		}
+		idle := &idleConn{Conn: bounded}
 		if pollable, ok := conn.(syscall.Conn); ok {
 			if idle.raw, err = pollable.SyscallConn(); err == nil {
 				return pollableConn{idle, pollable}, nil

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"strconv"
@@ -410,3 +411,6 @@ func clientTLS(t testing.TB, a *redistest.Authority) *tls.Config {
 	}
 	return &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{cert}}
 }
+
+// pick returns one of some values.
+func pick[T any](random *rand.Rand, values ...T) T { return values[random.IntN(len(values))] }

@@ -167,7 +167,9 @@ func (p *pool) get(ctx context.Context, probe, patient bool) (*connection, error
 	case conn := <-p.idle:
 		return conn, nil
 	case <-failed:
-		return nil, p.failed.last()
+		f := *p.failed.why()
+		f.notRun = true // what has failed was not this call
+		return nil, &f
 	case <-p.done:
 		return nil, p.failure(redis.ErrClosed)
 	case <-ctx.Done():
@@ -363,7 +365,7 @@ func (p *pool) discard(conn *connection) {
 type signal struct {
 	mu     sync.Mutex
 	raised chan struct{} // closed with the next failure; nil if nobody waits
-	err    error
+	last   *Failure
 }
 
 // next returns a channel that is closed with the next failure.
@@ -376,18 +378,18 @@ func (s *signal) next() <-chan struct{} {
 	return s.raised
 }
 
-// last returns the last failure.
-func (s *signal) last() error {
+// why returns the last failure.
+func (s *signal) why() *Failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.err
+	return s.last
 }
 
 // raise tells of a failure.
-func (s *signal) raise(err error) {
+func (s *signal) raise(f *Failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.err = err
+	s.last = f
 	if s.raised != nil {
 		close(s.raised)
 		s.raised = nil

@@ -20,6 +20,7 @@ package redisscript
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"runtime"
 	"time"
 
@@ -155,6 +156,9 @@ func (c *Client) follow(ctx context.Context, call *Call, do func(*Server, contex
 // NotRun reports whether err, which Do or a call's Done got, says that the script
 // was certainly not run for the call.
 func NotRun(err error) bool {
+	if errors.Is(err, errNoConnection) {
+		return true // as batches tell it, in which nobody waits for what it means
+	}
 	f, ok := err.(*Failure) //nolint:errorlint // as servers return it
 	return ok && f.notRun
 }

@@ -72,7 +72,12 @@ func newSingle(opt Options, script *Script, hooks Hooks) *single {
 		client = redis.NewClient(opt.client().Simple())
 	} else {
 		name = opt.MasterName + " of the sentinels at " + name
-		client = redis.NewFailoverClient(opt.client().Failover())
+		failover := opt.client().Failover()
+		// Connections to sentinels are made by nothing else.
+		failover.Dialer = boundedDialer(redis.NewDialer(&redis.Options{
+			DialTimeout: failover.DialTimeout, TLSConfig: failover.TLSConfig,
+		}))
+		client = redis.NewFailoverClient(failover)
 	}
 	return &single{newServer(name, client, &opt, script, hooks, func() {})}
 }

@@ -1,0 +1,132 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+)
+
+// manyBuckets returns a request that has so many buckets, of as many keys.
+func manyBuckets(n, keys int) Request {
+	req := Request{}
+	for i := range n {
+		req.Buckets = append(req.Buckets, Bucket{
+			Name: fmt.Sprint("limit", i/keys), Key: fmt.Sprint("key", i%keys), Limit: Limit{1 << 40, time.Microsecond, 1}, Cost: 1,
+		})
+	}
+	return req
+}
+
+// TestManyBucketsNamedTwice tests that a bucket which is named twice is found in
+// requests of any number of buckets, wherever the two stand, and that neither one
+// of equal name nor one of equal key alone is taken for it.
+func TestManyBucketsNamedTwice(t *testing.T) {
+	for _, n := range []int{2, 3, fewBuckets - 1, fewBuckets, fewBuckets + 1, fewBuckets + 2, 300} {
+		for _, keys := range []int{1, 2, n} {
+			req := manyBuckets(n, keys)
+			if err := req.prepare(); err != nil {
+				t.Errorf("%d buckets of %d keys: error %v", n, keys, err)
+			}
+		}
+		for _, pair := range [][2]int{{0, 1}, {0, n - 1}, {n - 2, n - 1}} {
+			req := manyBuckets(n, 1)
+			req.Buckets[pair[1]].Name = req.Buckets[pair[0]].Name
+			if err := req.prepare(); pair[0] != pair[1] && !errors.Is(err, errTwice) {
+				t.Errorf("%d buckets, %d is %d: error %v", n, pair[1], pair[0], err)
+			}
+		}
+		req := manyBuckets(n, n)
+		req.Buckets[n-1].Cost = -1
+		if req.prepare() == nil {
+			t.Errorf("%d buckets: the last may cost less than nothing", n)
+		}
+	}
+}
+
+// TestManyKeys tests that requests of any number of buckets are parted by their
+// keys: each part has those of one, in their order, and knows where they stand.
+func TestManyKeys(t *testing.T) {
+	for _, n := range []int{1, 2, fewBuckets, fewBuckets + 1, 300} {
+		for _, keys := range []int{1, 2, 7, n} {
+			keys = min(keys, n)
+			req := manyBuckets(n, keys)
+			req.Accounting = Each
+			parts := req.byKey()
+			if len(parts) != keys {
+				t.Fatalf("%d buckets of %d keys: %d parts", n, keys, len(parts))
+			}
+			for i, p := range parts {
+				if len(p.Buckets) != (n-i+keys-1)/keys || p.Accounting != Each {
+					t.Errorf("%d buckets of %d keys: part %d has %d", n, keys, i, len(p.Buckets))
+				}
+				for j, b := range p.Buckets {
+					if at := p.indexes[j]; at != i+j*keys || req.Buckets[at] != b {
+						t.Errorf("%d buckets of %d keys: part %d has %+v as %d", n, keys, i, b, at)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestFewBucketsNoMemory guards that looking for buckets which are named twice
+// takes no memory in requests as most are.
+func TestFewBucketsNoMemory(t *testing.T) {
+	req := manyBuckets(fewBuckets, 3)
+	if n := testing.AllocsPerRun(100, func() { _ = req.prepare() }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestManyBucketsTakeTheirShare guards that ten times as many buckets do not take a
+// hundred times as long.
+func TestManyBucketsTakeTheirShare(t *testing.T) {
+	m := NewMemory(nil)
+	for name, do := range map[string]func(Request) int{
+		"prepare": func(req Request) int { _ = req.prepare(); return 0 },
+		"parts":   func(req Request) int { return len(req.byKey()) },
+		"memory": func(req Request) int {
+			d, _ := m.Take(context.Background(), req, nil)
+			return len(d)
+		},
+	} {
+		took := func(n int) time.Duration {
+			req, best := manyBuckets(n, n), time.Hour
+			for range 20 {
+				began := time.Now()
+				do(req)
+				best = min(best, time.Since(began))
+			}
+			return best
+		}
+		if few, many := took(400), took(4000); many > 40*few {
+			t.Errorf("%s: %v for 400 buckets, %v for 4000", name, few, many)
+		} else {
+			t.Logf("%s: %v for 400 buckets, %v for 4000", name, few, many)
+		}
+	}
+}
+
+func BenchmarkManyBuckets(b *testing.B) {
+	for _, n := range []int{1, 3, 16, 100, 1000} {
+		req := manyBuckets(n, n)
+		b.Run(fmt.Sprint("prepare/", n), func(b *testing.B) {
+			for b.Loop() {
+				_ = req.prepare()
+			}
+		})
+		b.Run(fmt.Sprint("parts/", n), func(b *testing.B) {
+			for b.Loop() {
+				_ = req.byKey()
+			}
+		})
+		b.Run(fmt.Sprint("memory/", n), func(b *testing.B) {
+			m := NewMemory(nil)
+			for b.Loop() {
+				_, _ = m.Take(context.Background(), req, nil)
+			}
+		})
+	}
+}

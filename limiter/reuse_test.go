@@ -1,0 +1,88 @@
+package limiter
+
+import (
+	"errors"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// pooled returns the questions that the next requests would use, and takes them
+// away.
+func pooled() map[*question]bool {
+	all := make(map[*question]bool)
+	for {
+		q := questions.Get().(*question)
+		if q.Keys == nil {
+			return all // a new one: there are no more
+		}
+		all[q] = true
+	}
+}
+
+// TestQuestionsInUse tests that no request uses a question again that a queue, or
+// an answer which comes too late, may still touch: neither one that was given up,
+// nor one that settles units. One that was answered is used again.
+func TestQuestionsInUse(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // all see one pool
+	node := redistest.Start(t)
+	p := redistest.StartProxy(t, node.Addr)
+	r := newTestRedis(t, node, func(opt *RedisOptions) {
+		opt.Addresses, opt.Fallback, opt.Timeout = []string{p.Addr}, NewMemory(nil), 100*time.Millisecond
+	})
+	req := Request{Buckets: []Bucket{hourly(1000)}}
+	waitFor(t, 5*time.Second, func() error { return unconnected(t, r, node, req) })
+	pooled()
+	again := 0
+	for range 20 {
+		mustTake(t, r, req)
+		again += len(pooled())
+	}
+	if again == 0 {
+		t.Error("no question is used again, so the test shows nothing")
+	}
+
+	for _, what := range []byte{whatCommit, whatRelease} {
+		q := r.question(req, whatHold)
+		srv, held, err := r.ask(inTime(), req, q, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.fallback.answered(q, held, true)
+		r.settleOn(srv, q, what, held)
+		key := r.keys.of(&req.Buckets[0])
+		waitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
+		if pooled()[q] {
+			t.Errorf("one that settles, %d, is used again", what)
+		}
+	}
+
+	// The answers come when nobody waits any more.
+	p.Delay(r.timeout * 3 / 2)
+	for range 3 {
+		mustTake(t, r, req)
+		if n := len(pooled()); n > 0 {
+			t.Error("one that was given up is used again")
+		}
+	}
+	time.Sleep(r.timeout)
+	if n := len(pooled()); n > 0 {
+		t.Error("one that was given up is used again once there is an answer")
+	}
+}
+
+// unconnected returns an error unless a server decides on req.
+func unconnected(t testing.TB, r *Redis, node *redistest.Server, req Request) error {
+	t.Helper()
+	c := calls{server: node}
+	c.since(t, "evalsha")
+	mustTake(t, r, req)
+	if c.since(t, "evalsha") == 0 {
+		return errNotDecided
+	}
+	return nil
+}
+
+var errNotDecided = errors.New("not decided by the server")
