@@ -275,3 +275,30 @@ func TestDenialsAmongSizes(t *testing.T) {
 		c.check(t, "evalsha", st.calls)
 	}
 }
+
+// TestDenialsAmongSizesInDoubt guards that what a request of a small size was
+// answered does not deny one of a larger size for longer than the server might:
+// it may have looked at the clock as soon as it was asked.
+func TestDenialsAmongSizesInDoubt(t *testing.T) {
+	const sent, answered, rate = 5_000_000, 5_300_000, 400_000
+	of := func(size int64) Request {
+		l := Limit{size, rate * time.Microsecond, 1}
+		return Request{Buckets: []Bucket{{Name: "b", Key: "k", Limit: l, Cost: 1}}}
+	}
+	d := newDenials(denialSlots)
+	d.remember(of(5), []outcome{{state: state{clear: 9 * rate}, denied: true}}, sent, answered)
+	for _, tc := range []struct {
+		size, now int64
+		denied    bool
+	}{
+		{9, sent + rate - 1, true},
+		{9, sent + rate, false},
+		{5, sent + rate, true},
+		{5, sent + rememberFor - 1, true},
+		{5, sent + rememberFor, false},
+	} {
+		if _, denied := d.decide(of(tc.size), tc.now, nil); denied != tc.denied {
+			t.Errorf("size %d, %d µs after it was sent: denied %t", tc.size, tc.now-sent, denied)
+		}
+	}
+}
