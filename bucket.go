@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -72,7 +73,7 @@ func (b *bucket) check() error {
 		return err
 	}
 	if !b.sizeVaries() && !b.rate.varies() && !b.drip.varies() && !b.cost.varies() {
-		b.constant = &limiter.Bucket{Name: b.name, Limit: numbers, Cost: b.cost.constant}
+		b.constant = &limiter.Bucket{Limit: numbers, Cost: b.cost.constant}
 	}
 	return nil
 }
@@ -94,6 +95,16 @@ func (b *bucket) sizeInForce(repl *caddy.Replacer) (size int64, off bool, err er
 	return size, false, nil
 }
 
+// shownSize returns the size in force or, if that depends on the request, what
+// it is made of.
+func (b *bucket) shownSize() string {
+	if b.sizeVaries() {
+		return b.size.String() + " / " + b.factor.String()
+	}
+	size, _, _ := b.sizeInForce(nil) // as has been checked
+	return strconv.FormatInt(size, 10)
+}
+
 // numbers returns the bucket's numbers for one request, or that it is off.
 func (b *bucket) numbers(repl *caddy.Replacer) (numbers limiter.Limit, off bool, err error) {
 	if numbers.Size, off, err = b.sizeInForce(repl); err != nil || off {
@@ -113,7 +124,7 @@ func (b *bucket) apply(c *check) error {
 	if b.off {
 		return nil
 	}
-	add := limiter.Bucket{Name: b.name, SizeVaries: b.sizeVaries()}
+	var add limiter.Bucket
 	if b.constant != nil {
 		add = *b.constant
 	} else {
@@ -130,7 +141,8 @@ func (b *bucket) apply(c *check) error {
 	if err != nil {
 		return err
 	}
-	if add.Key = text; !own {
+	add.Name, add.Key = b.name, text
+	if !own {
 		add.Name = b.fallbackName
 		b.limit.reportNoKey(text)
 	}

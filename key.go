@@ -139,17 +139,21 @@ func (k *key) String() string {
 	return text.String()
 }
 
-// mark returns what tells buckets of a path apart by the key. Those of limits
-// with a name agree in it. Without one they need not: by values of another key,
-// such as a header field, clients could otherwise fill each other's buckets. The
-// default key has no mark.
-func (k *key) mark(path string) string {
+// mark returns what tells buckets of a path apart by the key, and by the size if
+// one is given. Those of limits with a name agree in both. Without one they need
+// not: by values of another key, such as a header field, clients could otherwise
+// fill each other's buckets, and a small limit of one site would deny what a large
+// one of another has admitted. The default key alone has no mark.
+func (k *key) mark(path, size string) string {
 	template := k.String()
-	if first, _, _ := strings.Cut(path, "/"); first != defaultName || template == defaultKey {
+	if first, _, _ := strings.Cut(path, "/"); first != defaultName || template == defaultKey && size == "" {
 		return ""
 	}
 	digest := fnv.New64a()
 	fmt.Fprintf(digest, "%s %d %d", template, k.ipv4, k.ipv6)
+	if size != "" {
+		fmt.Fprintf(digest, "\x00%s", size)
+	}
 	return "@" + strconv.FormatUint(digest.Sum64(), 36)
 }
 

@@ -573,14 +573,14 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 
 // Guards that a request without a known client address is still limited.
 func TestUnknownClientAddress(t *testing.T) {
-	l, logs := readyLimit(t, &Limit{Size: "1"})
+	l, logs := readyLimit(t, &Limit{Name: "a", Size: "1"})
 	c := newCheck()
 	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "")
 	if err := l.apply(c); err != nil || len(c.buckets) != 1 {
 		t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
 	}
-	if b := c.buckets[0]; b.Name != "default@client_ip" || b.Key != "" {
-		t.Errorf("got bucket %q with key %q, want default@client_ip with none", b.Name, b.Key)
+	if b := c.buckets[0]; b.Name != "a@client_ip" || b.Key != "" {
+		t.Errorf("got bucket %q with key %q, want a@client_ip with none", b.Name, b.Key)
 	}
 	if logs.FilterLevelExact(zapcore.WarnLevel).Len() != 1 {
 		t.Errorf("got %d log entries, want a warning", logs.Len())

@@ -240,11 +240,15 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 		return err
 	}
 	b.limit = l
-	b.name = b.path + l.key.mark(b.path)
-	b.fallbackName = b.name + "@client_ip"
 	if err := b.check(); err != nil {
 		return err
 	}
+	size := "" // limits of one name share their buckets also while their size changes
+	if l.Name == "" {
+		size = b.shownSize()
+	}
+	b.name = b.path + l.key.mark(b.path, size)
+	b.fallbackName = b.name + "@client_ip"
 	l.buckets = append(l.buckets, b)
 	return nil
 }

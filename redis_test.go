@@ -780,7 +780,7 @@ func TestRedisKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	form := regexp.MustCompile(`^shop:limits:\{[A-Za-z0-9_-]{22}\}:` +
-		`api(/writes)?(@client_ip)?:[0-9a-z]*\.[0-9a-z]+\.[0-9a-z]+$`)
+		`api(/writes)?(@client_ip)?:[0-9a-z]+\.[0-9a-z]+$`)
 	slots := make(map[string]bool)
 	for _, key := range keys {
 		if !form.MatchString(key) {

@@ -418,11 +418,10 @@ func TestBadValueOfLimitWithin(t *testing.T) {
 	}
 }
 
-// Guards that values from placeholders arrive in the bucket, and that only a
-// size that varies is marked as such.
+// Guards that values from placeholders arrive in the bucket.
 func TestPlaceholderNumbers(t *testing.T) {
 	l, _ := readyLimit(t, &Limit{
-		Size: "{size}", DripRate: "{rate}", DripSize: "{drip}", Cost: "{cost}", Factor: "{factor}",
+		Name: "plan", Size: "{size}", DripRate: "{rate}", DripSize: "{drip}", Cost: "{cost}", Factor: "{factor}",
 	})
 	c := newCheck()
 	for option, text := range map[string]string{
@@ -433,30 +432,10 @@ func TestPlaceholderNumbers(t *testing.T) {
 	if err := l.apply(c); err != nil {
 		t.Fatal(err)
 	}
-	want := limiter.Bucket{Name: "default", Key: "192.0.2.1", SizeVaries: true, Cost: 4,
+	want := limiter.Bucket{Name: "plan", Key: "192.0.2.1", Cost: 4,
 		Limit: limiter.Limit{Size: 20, DripRate: 2 * time.Minute, DripSize: 3}}
 	if len(c.buckets) != 1 || c.buckets[0] != want {
 		t.Errorf("got buckets %+v, want %+v", c.buckets, want)
-	}
-
-	for _, tc := range []struct {
-		limit  *Limit
-		varies bool
-	}{
-		{&Limit{Size: "10"}, false},
-		{&Limit{Size: "10", Factor: "2"}, false},
-		{&Limit{Size: "10", Cost: "{n}"}, false},
-		{&Limit{Size: "10", DripRate: "{n}s"}, false},
-		{&Limit{Size: "10", DripSize: "{n}"}, false},
-		{&Limit{Size: "10", Factor: "{n}"}, true},
-		{&Limit{Size: "{n}"}, true},
-	} {
-		l, _ := readyLimit(t, tc.limit)
-		c := newCheck()
-		c.replacer.Set("n", "3")
-		if err := l.apply(c); err != nil || len(c.buckets) != 1 || c.buckets[0].SizeVaries != tc.varies {
-			t.Errorf("got buckets %+v, %v, want one whose size varies = %t", c.buckets, err, tc.varies)
-		}
 	}
 }
 
@@ -472,10 +451,10 @@ func TestFactorZeroSwitchesOff(t *testing.T) {
 			t.Errorf("with factor %s got buckets %+v, %v, want a/b alone", factor, c.buckets, err)
 		}
 	}
-	l, _ := readyLimit(t, &Limit{Max: "5", Duration: "1s", MinInterval: "1s", Factor: "0"})
+	l, _ := readyLimit(t, &Limit{Name: "old", Max: "5", Duration: "1s", MinInterval: "1s", Factor: "0"})
 	c := newCheck()
-	if err := l.apply(c); err != nil || len(c.buckets) != 1 || c.buckets[0].Name != "default/min_interval" {
-		t.Errorf("of a legacy limit got buckets %+v, %v, want default/min_interval alone", c.buckets, err)
+	if err := l.apply(c); err != nil || len(c.buckets) != 1 || c.buckets[0].Name != "old/min_interval" {
+		t.Errorf("of a legacy limit got buckets %+v, %v, want old/min_interval alone", c.buckets, err)
 	}
 }
 
@@ -485,7 +464,7 @@ func TestFactorZeroSwitchesOff(t *testing.T) {
 func TestLegacyBuckets(t *testing.T) {
 	type buckets = []limiter.Bucket
 	bucket := func(name string, size int64, rate time.Duration, cost int64) limiter.Bucket {
-		return limiter.Bucket{Name: "default" + name, Key: "192.0.2.1", Cost: cost,
+		return limiter.Bucket{Name: "old" + name, Key: "192.0.2.1", Cost: cost,
 			Limit: limiter.Limit{Size: size, DripRate: rate, DripSize: 1}}
 	}
 	tests := []struct {
@@ -505,6 +484,7 @@ func TestLegacyBuckets(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
+			tc.limit.Name = "old"
 			l, _ := readyLimit(t, tc.limit)
 			c := newCheck()
 			if err := l.apply(c); err != nil || !slices.Equal(c.buckets, tc.want) {

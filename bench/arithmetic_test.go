@@ -22,7 +22,6 @@ func BenchmarkArithmetic(b *testing.B) {
 	}{
 		{"drip_size=1", limiter.Bucket{Limit: open}},
 		{"drip_size=3", limiter.Bucket{Limit: thirds}},
-		{"size_varies", limiter.Bucket{Limit: open, SizeVaries: true}},
 		{"denied", limiter.Bucket{Limit: shut}},
 	} {
 		b.Run(bc.name, func(b *testing.B) {

@@ -24,10 +24,10 @@ type heldBucket struct {
 // at returns the bucket as it stands at now.
 func (h heldBucket) at(l Limit, now int64) heldBucket {
 	if h.held > 0 && now >= h.till {
-		h.state = l.add(l.at(h.state, h.till, true), h.held)
+		h.state = l.add(h.state.at(h.till), h.held)
 		h.held = 0
 	}
-	h.state = l.at(h.state, now, true)
+	h.state = h.state.at(now)
 	return h
 }
 
@@ -45,7 +45,7 @@ func TestHolds(t *testing.T) {
 	seen := map[string]int{}
 	checkTraces(t, 10, func(t *rapid.T) {
 		v.flush(t)
-		b := Bucket{Name: "b", Key: "k", SizeVaries: true, Limit: Limit{
+		b := Bucket{Name: "b", Key: "k", Limit: Limit{
 			Size:     rapid.Int64Range(1, 12).Draw(t, "size"),
 			DripRate: rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, 7 * time.Second, time.Hour}).Draw(t, "drip rate"),
 			DripSize: rapid.SampledFrom([]int64{1, 1, 2, 5}).Draw(t, "drip size"),

@@ -21,11 +21,13 @@ const (
 // cost, is denied, and the server need not be asked. So a flood of requests that
 // are denied costs it nothing.
 //
-// That does not hold where the size, and so whether the bucket is full, depends
-// on the request. Nor is a bucket full that denies only for units that are held,
-// see crossslot.go: they may come back. Of a request with several buckets, of
-// which one is full, the others are remembered too, for what they hold shows in
-// the answer. It is then what the server last said of them.
+// Whether a bucket is full depends on the size that the request goes by. What
+// requests of a larger size may still add makes it only fuller: until the next drip
+// that counts, a bucket that was full for a size stays so. A bucket is not full
+// that denies only for units that are held, see crossslot.go: they may come back.
+// Of a request with several buckets, of which one is full, the others are
+// remembered too, for what they hold shows in the answer. It is then what the server
+// last said of them.
 type denials struct {
 	seed   maphash.Seed
 	latest atomic.Int64 // until when anything is remembered
@@ -43,8 +45,13 @@ type denialSlot struct {
 type denial struct {
 	hash uint64
 	state
-	full  bool
+	doubt int64 // how much sooner it may run empty
 	until int64 // when it is to be asked for again
+}
+
+// full reports whether a bucket of limit l has room for nothing at now.
+func (e *denial) full(l *Limit, now int64) bool {
+	return l.wait(state{e.clear - e.doubt, e.slack}, now, 1) > 0
 }
 
 // newDenials returns room for so many buckets.
@@ -61,15 +68,7 @@ func (d *denials) slot(b *Bucket) (*denialSlot, uint64) {
 // deniedAlike reports whether a full bucket denies req whatever its other buckets
 // hold, and nothing is charged then.
 func (req Request) deniedAlike() bool {
-	if req.Accounting == Each && len(req.Buckets) > 1 {
-		return false
-	}
-	for i := range req.Buckets {
-		if req.Buckets[i].SizeVaries {
-			return false
-		}
-	}
-	return true
+	return req.Accounting == Atomic || len(req.Buckets) == 1
 }
 
 // decide appends the outcomes of req to dst, if it is denied for sure, and
@@ -85,8 +84,8 @@ func (d *denials) decide(req Request, now int64, dst []outcome) ([]outcome, bool
 		if !ok {
 			return dst[:before], false
 		}
-		denied = denied || e.full
-		s := b.Limit.at(e.state, now, false)
+		denied = denied || e.full(&b.Limit, now)
+		s := e.state.at(now)
 		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !b.fits(s, now)})
 	}
 	if !denied {
@@ -110,14 +109,15 @@ func (d *denials) remember(req Request, outcomes []outcome, sent, answered int64
 	}
 	for i, o := range outcomes {
 		b := &req.Buckets[i]
-		if b.SizeVaries || o.blocked || o.foreign {
+		if o.blocked || o.foreign {
 			continue
 		}
-		e := denial{state: state{o.clear + answered, o.slack}, until: sent + rememberFor}
-		if wait := b.Limit.wait(o.state, 0, 1); wait > 0 {
-			e.until, e.full = sent+min(wait, rememberFor), true
+		e := denial{state: state{o.clear + answered, o.slack}, doubt: answered - sent, until: sent + rememberFor}
+		wait := b.Limit.wait(o.state, 0, 1)
+		if wait > 0 {
+			e.until = sent + min(wait, rememberFor)
 		}
-		d.put(b, e, keep, answered)
+		d.put(b, e, wait > 0, keep, answered)
 	}
 }
 
@@ -129,9 +129,9 @@ func (d *denials) get(b *Bucket, now int64) (denial, bool) {
 	return slot.denial, slot.hash == hash && slot.until > now
 }
 
-// put remembers e of b, which is answered now: anew, or only if something is
-// remembered.
-func (d *denials) put(b *Bucket, e denial, anew bool, now int64) {
+// put remembers e of b, which is answered now and full or not: anew, or only if
+// something is remembered.
+func (d *denials) put(b *Bucket, e denial, full, anew bool, now int64) {
 	slot, hash := d.slot(b)
 	e.hash = hash
 	slot.mu.Lock()
@@ -139,7 +139,7 @@ func (d *denials) put(b *Bucket, e denial, anew bool, now int64) {
 	if !anew && (slot.hash != e.hash || slot.until <= now) {
 		return
 	}
-	if !anew && !e.full {
+	if !anew && !full {
 		e.until = slot.until // or it would be remembered as long as anybody asks
 	}
 	slot.denial = e

@@ -124,9 +124,6 @@ func TestDenialsAgree(t *testing.T) {
 		v.flush(t)
 		p := plain{}
 		buckets := drawBuckets(t)
-		for i := range buckets {
-			buckets[i].SizeVaries = buckets[i].SizeVaries && i%2 == 0
-		}
 		var last Decision
 		asked := int64(0)
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
@@ -139,7 +136,7 @@ func TestDenialsAgree(t *testing.T) {
 			if rapid.IntRange(0, 2).Draw(t, "fill: 2") == 2 {
 				for i := range req.Buckets {
 					b := &req.Buckets[i]
-					b.Cost = max(b.Limit.remaining(b.Limit.at(p[identity(*b)], v.now, b.SizeVaries), v.now), 1)
+					b.Cost = max(b.Limit.remaining(p[identity(*b)].state.at(v.now), v.now), 1)
 				}
 			}
 			unasked := remembered(v.Redis, req)
@@ -259,7 +256,7 @@ func TestDenialsInDoubt(t *testing.T) {
 		fill := b
 		fill.Cost = b.Limit.Size
 		p.take(Request{Buckets: []Bucket{fill}}, now-rapid.Int64Range(0, b.Limit.rate()).Draw(t, "ago"))
-		s := b.Limit.at(p[identity(b)], now, false)
+		s := p[identity(b)].state.at(now)
 		fits := b.Limit.wait(s, now, 1) == 0
 		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{state: state{s.clear - now, s.slack}, denied: !fits}}, age-to, age+from)
 
@@ -366,10 +363,9 @@ func TestDenialsOfAnyCost(t *testing.T) {
 func TestDenialsNotRemembered(t *testing.T) {
 	server := redistest.Start(t)
 	const requests = 5
-	full, room, varies := hourly(1), hourly(100), hourly(1)
-	full.Name, room.Name, varies.Name = "full", "room", "varies"
-	varies.SizeVaries = true
-	larger, dear := varies, hourly(3)
+	full, room := hourly(1), hourly(100)
+	full.Name, room.Name = "full", "room"
+	larger, dear := full, hourly(3)
 	larger.Limit.Size = 50
 	dear.Name, dear.Cost = "dear", 2
 	for _, tc := range []struct {
@@ -380,9 +376,7 @@ func TestDenialsNotRemembered(t *testing.T) {
 		charged    []int64 // what the buckets hold at last
 	}{
 		{"each of several", Each, []Bucket{full}, []Bucket{full, room}, []int64{1, requests}},
-		{"size varies", Atomic, []Bucket{varies}, []Bucket{varies}, []int64{1}},
-		{"size varies and grows", Atomic, []Bucket{varies}, []Bucket{larger}, []int64{1 + requests}},
-		{"another's size varies", Atomic, []Bucket{full}, []Bucket{full, varies}, []int64{1, 0}},
+		{"a larger size", Atomic, []Bucket{full}, []Bucket{larger}, []int64{1 + requests}},
 		{"a little room", Atomic, []Bucket{dear}, []Bucket{dear}, []int64{2}},
 		{"another that is new", Atomic, []Bucket{full}, []Bucket{room, full}, []int64{0, 1}},
 	} {
@@ -470,10 +464,8 @@ func TestDenialsIdentity(t *testing.T) {
 		"key":       func(b *Bucket) { b.Key = "l" },
 		"no key":    func(b *Bucket) { b.Key = "" },
 		"swapped":   func(b *Bucket) { b.Name, b.Key = b.Key, b.Name },
-		"size":      func(b *Bucket) { b.Limit.Size = 3 },
 		"drip rate": func(b *Bucket) { b.Limit.DripRate = time.Hour + time.Microsecond },
 		"drip size": func(b *Bucket) { b.Limit.DripSize = 2 },
-		"varies":    func(b *Bucket) { b.SizeVaries = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {

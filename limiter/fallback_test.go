@@ -15,7 +15,7 @@ import (
 func held(m *Memory, b Bucket) state {
 	p := m.place(&b)
 	s, _ := m.tables[p.table].get(p.hash)
-	if s = b.Limit.at(s, m.clock().Microseconds(), b.SizeVaries); s.clear > 0 {
+	if s = s.at(m.clock().Microseconds()); s.clear > 0 {
 		s.clear -= m.clock().Microseconds()
 	}
 	return s
@@ -120,7 +120,7 @@ func TestToldKeepsTheFuller(t *testing.T) {
 						return s
 					}
 					if stored.clear > 0 {
-						err := v.admin.Set(t.Context(), v.keys.of(&b), at(stored).value(), 0).Err()
+						err := v.admin.Set(t.Context(), v.keys.of(&b), b.Limit.written(at(stored), v.now).value(), 0).Err()
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -130,8 +130,8 @@ func TestToldKeepsTheFuller(t *testing.T) {
 					if err != nil || got[0].state != want || got[0].denied == admits {
 						t.Errorf("decided %+v, error %v, want %+v", got, err, want)
 					}
-					if got := v.stored(t, req.Buckets)[0]; got != at(want).value() {
-						t.Errorf("stored %q, want %q", got, at(want).value())
+					if got, want := v.stored(t, req.Buckets)[0], b.Limit.written(at(want), v.now).value(); got != want {
+						t.Errorf("stored %q, want %q", got, want)
 					}
 				})
 			}
@@ -199,12 +199,12 @@ func TestFollow(t *testing.T) {
 			deliver(now + rapid.SampledFrom([]int64{0, 1, 1000, 20_000, 400_000, 1_000_000, 3_000_000}).Draw(t, "gap"))
 			b.Cost = rapid.Int64Range(1, 9).Draw(t, "cost")
 			p.take(Request{Buckets: []Bucket{b}}, now)
-			s := b.Limit.at(p[identity(b)], now, false)
+			s := p[identity(b)].state.at(now)
 			s.clear -= now
 			under = append(under, answer{s, now + rapid.Int64Range(0, delay).Draw(t, "delay")})
 		}
 		deliver(now + delay)
-		want, got := p[identity(b)], held(m, b)
+		want, got := p[identity(b)].state, held(m, b)
 		if want.clear <= now {
 			if got.clear > delay {
 				t.Fatalf("%+v: holds %+v, want next to nothing", b.Limit, got)

@@ -10,17 +10,10 @@ import (
 // leave it with one drip: 2^49.
 const MaxUnits = 1 << 49
 
-const (
-	// horizon is the furthest, in µs, that a bucket's clear time may lie
-	// ahead: about 35 years. It keeps every sum below 2^53, where the doubles
-	// of Redis's Lua are still exact.
-	horizon = 1 << 50
-
-	// stepBack is how much further ahead, in µs, than a full bucket needs to
-	// drain a clear time may lie before the clock is taken to have been set
-	// back. Smaller steps are waited out.
-	stepBack = 1_000_000
-)
+// horizon is the furthest, in µs, that a bucket's clear time may lie ahead:
+// about 35 years. It keeps every sum below 2^53, where the doubles of Redis's
+// Lua are still exact.
+const horizon = 1 << 50
 
 // Limit is the shape of a bucket: it holds at most Size units, and every
 // DripRate it loses DripSize of them. [PerSecond], [PerMinute], [Every] and
@@ -91,17 +84,11 @@ type state struct {
 }
 
 // at returns the bucket as it stands at now. One that has drained, or lies
-// beyond the horizon, is empty. One that lies further ahead than a full bucket
-// can is left from before the clock was set back: it is full now, and not for
-// as long as the step was. Where the size varies from request to request
-// nothing can be concluded from how far it lies ahead.
-func (l Limit) at(s state, now int64, sizeVaries bool) state {
-	ahead := s.clear - now
-	if ahead <= 0 || ahead > horizon {
+// beyond the horizon, is empty. It may hold more than the size of a limit that
+// another limit of the same drips has filled it by.
+func (s state) at(now int64) state {
+	if ahead := s.clear - now; ahead <= 0 || ahead > horizon {
 		return state{clear: now}
-	}
-	if drips := l.drips(); !sizeVaries && ahead > drips*l.rate()+stepBack {
-		return state{clear: now + drips*l.rate(), slack: drips*l.DripSize - l.Size}
 	}
 	return s
 }
@@ -125,8 +112,8 @@ func (l Limit) add(s state, cost int64) state {
 // remaining returns how many units a bucket that stands at s has room for.
 func (l Limit) remaining(s state, now int64) int64 {
 	// drips·DripSize − slack units are in it. The product is only taken where
-	// it is known to be small: a bucket may hold far more than its size of
-	// this moment, if that varies.
+	// it is known to be small: a bucket may hold far more than this size, if
+	// requests of another have filled it.
 	drips, room := ceilDiv(s.clear-now, l.rate()), l.Size+s.slack
 	if drips > floorDiv(room, l.DripSize) {
 		return 0

@@ -275,74 +275,35 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// Guards against a bucket that stays full for as long as the clock was set
-// back, and against one that drips out early because of what only looks like
-// it.
-func TestClockSetBack(t *testing.T) {
-	const (
-		now  = 1_790_000_000_000_000
-		full = 4_000_000
-	)
-	l := Limit{Size: 10, DripRate: time.Second, DripSize: 3} // slack of a full bucket: 2
+// Guards what a stored state is taken for: one that has drained, or lies further
+// ahead than any can, is an empty bucket; any other stays as it is, also if it holds
+// more than the size of a request.
+func TestStateAtNow(t *testing.T) {
+	const now = 1_790_000_000_000_000
 	tests := []struct {
-		name       string
-		stored     state
-		sizeVaries bool
-		want       state
+		name         string
+		stored, want state
 	}{
-		{name: "absent", want: state{now, 0}},
-		{name: "drained", stored: state{now, 1}, want: state{now, 0}},
-		{name: "drained long ago", stored: state{1, 1}, want: state{now, 0}},
-		{name: "not drained", stored: state{now + 1, 1}, want: state{now + 1, 1}},
-		{name: "full", stored: state{now + full, 2}, want: state{now + full, 2}},
-		{name: "a second beyond full", stored: state{now + full + 1e6, 1}, want: state{now + full + 1e6, 1}},
-		{name: "further", stored: state{now + full + 1e6 + 1, 1}, want: state{now + full, 2}},
-		{name: "an hour", stored: state{now + full + 3600e6, 0}, want: state{now + full, 2}},
-		{name: "at the horizon", stored: state{now + 1<<50, 0}, want: state{now + full, 2}},
-		{name: "beyond the horizon", stored: state{now + 1<<50 + 1, 1}, want: state{now, 0}},
-		{name: "end of time", stored: state{math.MaxInt64, 1}, want: state{now, 0}},
-		{name: "an hour, size varies", stored: state{now + full + 3600e6, 1}, sizeVaries: true,
-			want: state{now + full + 3600e6, 1}},
-		{name: "at the horizon, size varies", stored: state{now + 1<<50, 1}, sizeVaries: true,
-			want: state{now + 1<<50, 1}},
-		{name: "beyond the horizon, size varies", stored: state{now + 1<<50 + 1, 1}, sizeVaries: true,
-			want: state{now, 0}},
+		{"absent", state{}, state{now, 0}},
+		{"drained", state{now, 1}, state{now, 0}},
+		{"drained long ago", state{1, 1}, state{now, 0}},
+		{"not drained", state{now + 1, 1}, state{now + 1, 1}},
+		{"an hour", state{now + 3600e6, 2}, state{now + 3600e6, 2}},
+		{"at the horizon", state{now + 1<<50, 1}, state{now + 1<<50, 1}},
+		{"beyond the horizon", state{now + 1<<50 + 1, 1}, state{now, 0}},
+		{"end of time", state{math.MaxInt64, 1}, state{now, 0}},
 	}
 	for _, tc := range tests {
-		t.Run(tc.name, func(t *testing.T) {
-			if got := l.at(tc.stored, now, tc.sizeVaries); got != tc.want {
-				t.Errorf("got now%+d µs, slack %d, want now%+d µs, slack %d",
-					got.clear-now, got.slack, tc.want.clear-now, tc.want.slack)
-			}
-		})
-	}
-}
-
-// Guards against a bucket that is made full anew by each request after the
-// clock was set back: a client that keeps asking would never be let in again.
-func TestClockSetBackUnderLoad(t *testing.T) {
-	l := Limit{Size: 10, DripRate: time.Second, DripSize: 3}
-	s := newSubject(3600e6)
-	s.take(t, l, 10)
-	for s.now = 0; s.now < 1e6; s.now += 100e3 {
-		want := Decision{
-			Denied: true,
-			Size:   10,
-			Clear:  4*time.Second - time.Duration(s.now)*time.Microsecond,
-			Retry:  time.Second - time.Duration(s.now)*time.Microsecond,
+		if got := tc.stored.at(now); got != tc.want {
+			t.Errorf("%s: got now%+d µs, slack %d, want now%+d µs, slack %d",
+				tc.name, got.clear-now, got.slack, tc.want.clear-now, tc.want.slack)
 		}
-		if got := s.take(t, l, 1); got != want {
-			t.Fatalf("at %d µs:\n got %+v\nwant %+v", s.now, got, want)
-		}
-	}
-	if got := s.flood(t, l); got != 3 {
-		t.Errorf("admitted %d after one drip, want 3", got)
 	}
 }
 
 // Guards against overflow and negative numbers where a bucket holds more than
-// its size, which it may if that varies: there is no room, and the wait is for
-// all that is too much.
+// its size, which it may if requests of a larger one have filled it: there is no
+// room, and the wait is for all that is too much.
 func TestOverfullBucket(t *testing.T) {
 	const us, s = time.Microsecond, time.Second
 	tests := []struct {
@@ -360,7 +321,7 @@ func TestOverfullBucket(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := tc.limit.decision(tc.limit.at(tc.state, 0, true), 0, 1, true); got != tc.want {
+			if got := tc.limit.decision(tc.state.at(0), 0, 1, true); got != tc.want {
 				t.Errorf("\n got %+v\nwant %+v", got, tc.want)
 			}
 		})

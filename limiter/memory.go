@@ -109,11 +109,9 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 	// meanwhile.
 	now := m.clock().Microseconds()
 	if stored := t.own(p.hash); stored != nil {
-		s = b.Limit.at(stored.state, now, b.SizeVaries)
+		s = stored.at(now)
 		if denied = !b.fits(s, now); !denied {
 			s = b.Limit.add(s, b.Cost)
-		}
-		if s != stored.state && s.clear > now {
 			stored.state = s
 		}
 	} else {
@@ -203,12 +201,11 @@ func (m *Memory) makeRoom() {
 func (m *Memory) look(p *place, b *Bucket, now int64) (room bool) {
 	stored, dirty, room := m.find(p, b, now)
 	p.dirty = dirty
-	p.state = b.Limit.at(stored, now, b.SizeVaries)
-	p.stale = p.state != stored && p.state.clear > now
+	p.state = stored.at(now)
 	return room
 }
 
-// settle charges p's bucket, or does not, and stores it if that changes it.
+// settle charges p's bucket, or does not, and stores it if that changes anything.
 func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
 	if charge {
 		p.state = b.Limit.add(p.state, b.Cost)
@@ -231,7 +228,7 @@ type place struct {
 	table uint64
 	state state
 	dirty dirt // whether another store may not know what it holds
-	stale bool // what is stored is not what should be
+	stale bool // whether it is to be stored though nothing is charged
 	fits  bool
 
 	unsure bool // whether a denial makes it dirty
@@ -279,17 +276,13 @@ func (m *Memory) put(p *place, s state, now int64) {
 // hash returns the identity of b in 64 bits.
 func (m *Memory) hash(b *Bucket) uint64 { return b.hash(m.seed) }
 
-// hash returns the identity of b in 64 bits. The seed is secret, so nobody can
+// hash returns the identity of b, see Bucket, in 64 bits. The seed is secret, so nobody can
 // aim at another's bucket; that two of a million buckets meet by chance has
 // odds of one in 37 million.
 func (b *Bucket) hash(seed maphash.Seed) uint64 {
 	h := mix(maphash.String(seed, b.Name), maphash.String(seed, b.Key))
 	h = mix(h, uint64(b.Limit.rate()))
-	h = mix(h, uint64(b.Limit.DripSize))
-	if b.SizeVaries {
-		return h
-	}
-	return mix(h, uint64(b.Limit.Size))
+	return mix(h, uint64(b.Limit.DripSize))
 }
 
 // mix returns a hash of h and v, in which their order matters.

@@ -76,18 +76,8 @@ func newSubject(now int64) *subject {
 // take decides a request both ways, which must agree.
 func (s *subject) take(t rapid.TB, l Limit, cost int64) Decision {
 	t.Helper()
-	return s.takeFrom(t, Bucket{Name: "test", Key: "key", Limit: l, Cost: cost})
-}
-
-// takeVarying is take on a bucket whose size varies.
-func (s *subject) takeVarying(t rapid.TB, l Limit, cost int64) Decision {
-	t.Helper()
-	return s.takeFrom(t, Bucket{Name: "test", Key: "key", Limit: l, Cost: cost, SizeVaries: true})
-}
-
-func (s *subject) takeFrom(t rapid.TB, b Bucket) Decision {
-	t.Helper()
-	s.state = b.Limit.at(s.state, s.now, b.SizeVaries)
+	b := Bucket{Name: "test", Key: "key", Limit: l, Cost: cost}
+	s.state = s.state.at(s.now)
 	fits := b.Cost <= b.Limit.Size && b.Limit.wait(s.state, s.now, b.Cost) == 0
 	if fits {
 		s.state = b.Limit.add(s.state, b.Cost)
@@ -301,7 +291,7 @@ func TestFullerBucketAdmitsNoMore(t *testing.T) {
 		}
 		now := s.now + drawGap(t, l, last)
 		cost := rapid.Int64Range(1, l.Size).Draw(t, "cost")
-		less, more = l.at(less, now, true), l.at(more, now, true)
+		less, more = less.at(now), more.at(now)
 		if l.wait(more, now, cost) < l.wait(less, now, cost) {
 			t.Errorf("%+v, cost %d, at %d µs: waits longer at %+v than at %+v", l, cost, now, less, more)
 		}
@@ -623,10 +613,10 @@ func TestValidateAcceptsExactlyWhatIsAllowed(t *testing.T) {
 	})
 }
 
-// Guards sizes from placeholders: where the size differs from request to
-// request the bucket is still one, follows its description, is never taken for
-// one from before the clock was set back, and admits no more than if every
-// request had named the largest size.
+// Guards sizes that differ, from placeholders, between nodes or over a reload:
+// where the size differs from request to request the bucket is still one, follows
+// its description, and admits no more than if every request had named the largest
+// size.
 func TestVaryingSizesShareOneBucket(t *testing.T) {
 	checkTraces(t, 30, func(t *rapid.T) {
 		largest, s := drawLimit(t), drawSubject(t)
@@ -642,7 +632,7 @@ func TestVaryingSizesShareOneBucket(t *testing.T) {
 			a := admission{at: s.now, empty: s.state.clear <= s.now}
 			cost := drawCost(t, l)
 			want := m.take(l, s.now, cost)
-			if last = s.takeVarying(t, l, cost); last != want {
+			if last = s.take(t, l, cost); last != want {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v",
 					l, i, cost, s.now, last, want)
 			}

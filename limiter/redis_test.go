@@ -67,14 +67,11 @@ func storedState(t testing.TB, server *redistest.Server, key string) (s state, e
 	if err != nil {
 		t.Fatalf("%s: %v", key, err)
 	}
-	first, second, found := strings.Cut(value, ":")
-	s.clear, err = strconv.ParseInt(first, 10, 64)
-	if err == nil && found {
-		s.slack, err = strconv.ParseInt(second, 10, 64)
-	}
-	if err != nil || value != s.value() {
+	w, ok := parseWritten(value)
+	if !ok || value != w.value() {
 		t.Fatalf("%s holds %q, which is no state", key, value)
 	}
+	s = w.state
 	if expires, err = server.Client().Do(t.Context(), "PEXPIRETIME", key).Int64(); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +115,7 @@ func (c *calls) check(t testing.TB, name string, want int64) {
 
 // TestRedisKeys pins the names of keys, by which all nodes and all releases
 // find the same buckets: the prefix, 128 bits of SHA-256 of the user's key in
-// base64url, the bucket's name, and in base 36 its numbers.
+// base64url, the bucket's name, and in base 36 how it drips.
 func TestRedisKeys(t *testing.T) {
 	limit := Limit{Size: 16, DripRate: 2 * time.Second, DripSize: 1}
 	tests := []struct {
@@ -128,19 +125,19 @@ func TestRedisKeys(t *testing.T) {
 	}{
 		{
 			"rl:", Bucket{Name: "default", Key: "203.0.113.7", Limit: limit},
-			"rl:{_sUlZaoM8Y9X189bOscoUA}:default:g.16v7k.1",
+			"rl:{_sUlZaoM8Y9X189bOscoUA}:default:16v7k.1",
 		}, {
 			"rl:", Bucket{Name: "user/trade", Key: "2001:db8::/64", Limit: Limit{36, time.Hour, 35}},
-			"rl:{si6RIWL4MZXCBDx37WqVCQ}:user/trade:10.1njchs0.z",
+			"rl:{si6RIWL4MZXCBDx37WqVCQ}:user/trade:1njchs0.z",
 		}, {
 			"a:b:", Bucket{Name: "x:1.2.3", Key: "", Limit: Limit{MaxUnits, time.Microsecond, 7}},
-			"a:b:{47DEQpj8HBSa-_TImW-5JA}:x:1.2.3:5jjrmzbvnk.1.7",
+			"a:b:{47DEQpj8HBSa-_TImW-5JA}:x:1.2.3:1.7",
 		}, {
-			"", Bucket{Name: "varies", Key: "alice{1}\r\n\x00\xff", Limit: limit, SizeVaries: true},
-			"{2T0FuUBtSpjg5umgndGNwQ}:varies:.16v7k.1",
+			"", Bucket{Name: "odd", Key: "alice{1}\r\n\x00\xff", Limit: limit},
+			"{2T0FuUBtSpjg5umgndGNwQ}:odd:16v7k.1",
 		}, {
-			"rl:", Bucket{Name: "long", Key: strings.Repeat("x", 100_000), Limit: limit, SizeVaries: true},
-			"rl:{1p5omIFXgzJyMFqvIfRTyA}:long:.16v7k.1",
+			"rl:", Bucket{Name: "long", Key: strings.Repeat("x", 100_000), Limit: limit},
+			"rl:{1p5omIFXgzJyMFqvIfRTyA}:long:16v7k.1",
 		},
 	}
 	server := redistest.Start(t)
@@ -481,7 +478,7 @@ func TestRedisGroups(t *testing.T) {
 		one.flush(t)
 		buckets, last, limit := drawBuckets(t), Decision{}, Limit{1, time.Second, 1}
 		for range rapid.IntRange(1, 20).Draw(t, "calls") {
-			one.at(t, one.keep(one.now+drawMove(t, limit, last)))
+			one.at(t, one.keep(one.now+drawMove(t, limit, last, true)))
 			var reqs []told
 			for range rapid.IntRange(1, 8).Draw(t, "requests") {
 				req := told{Request: drawRequest(t, buckets)}
@@ -575,7 +572,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 		run := []byte{0, 1, 0, byte(len(req.Buckets)), truth[req.Accounting == Each]}
 		for i, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
-			numbers, flags := []int64{b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize, b.Cost}, truth[b.SizeVaries]
+			numbers, flags := []int64{b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize, b.Cost}, byte(0)
 			var owed []int64
 			if req.owed != nil && req.owed[i].dirty != clean {
 				k := req.owed[i]
@@ -612,10 +609,8 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 func TestRedisForeignValues(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
-	soon := serverTime(t, server) + (5 * time.Hour).Microseconds()
+	soon := 1000*(serverTime(t, server)+(5*time.Hour).Microseconds()) + 5 // drips from when it was written
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripRate: time.Hour, DripSize: 3}, Cost: 4}
-	varies := b
-	varies.SizeVaries = true
 
 	fill := map[string]func(key string) error{}
 	hold := func(values ...string) {
@@ -636,8 +631,10 @@ func TestRedisForeignValues(t *testing.T) {
 		hold(fmt.Sprintf(format, soon))
 	}
 	hold( // further ahead than any bucket can be
-		fmt.Sprint(soon+horizon), fmt.Sprintf("%d:1", soon+horizon),
+		fmt.Sprint(soon+1000*horizon), fmt.Sprintf("%d:1", soon+1000*horizon),
 		fmt.Sprint(int64(1)<<53), fmt.Sprint(int64(math.MaxInt64)))
+	hold( // nothing that is left to drip
+		fmt.Sprintf("%d000", soon/1000), fmt.Sprintf("%d000:2", soon/1000), fmt.Sprintf("%d   ", soon/1000))
 	for name, command := range map[string][]any{
 		"list": {"RPUSH", "", 1, 2}, "hash": {"HSET", "", "a", 1}, "set": {"SADD", "", soon},
 		"sorted set": {"ZADD", "", soon, "a"}, "stream": {"XADD", "", "*", "a", 1},
@@ -649,38 +646,36 @@ func TestRedisForeignValues(t *testing.T) {
 	}
 
 	for name, fill := range fill {
-		for _, b := range []Bucket{b, varies} {
-			t.Run(fmt.Sprintf("%s,varies=%t", name, b.SizeVaries), func(t *testing.T) {
-				key := r.keys.of(&b)
-				if err := server.Client().Del(t.Context(), key).Err(); err != nil {
-					t.Fatal(err)
-				}
-				if err := fill(key); err != nil {
-					t.Fatal(err)
-				}
-				never := b
-				never.Cost = 6
-				d := decide(t, r, Each, never)[0]
-				want := Decision{Size: 5, Remaining: 5, Denied: true, Never: true}
-				if d != want {
-					t.Errorf("decided %+v, want %+v", d, want)
-				}
-				before := serverTime(t, server)
-				d = decide(t, r, Atomic, b)[0]
-				want = Decision{Size: 5, Remaining: 1, Clear: 2 * time.Hour}
-				if d != want {
-					t.Errorf("decided %+v, want %+v", d, want)
-				}
-				s, expires := storedState(t, server, key)
-				if at := s.clear - 2*3600e6; at < before || at > serverTime(t, server) || s.slack != 2 {
-					t.Errorf("stored %+v", s)
-				}
-				checkExpiry(t, s, expires)
-				if d := decide(t, r, Atomic, b)[0]; !d.Denied {
-					t.Errorf("the charge is not kept: %+v", d)
-				}
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			key := r.keys.of(&b)
+			if err := server.Client().Del(t.Context(), key).Err(); err != nil {
+				t.Fatal(err)
+			}
+			if err := fill(key); err != nil {
+				t.Fatal(err)
+			}
+			never := b
+			never.Cost = 6
+			d := decide(t, r, Each, never)[0]
+			want := Decision{Size: 5, Remaining: 5, Denied: true, Never: true}
+			if d != want {
+				t.Errorf("decided %+v, want %+v", d, want)
+			}
+			before := serverTime(t, server)
+			d = decide(t, r, Atomic, b)[0]
+			want = Decision{Size: 5, Remaining: 1, Clear: 2 * time.Hour}
+			if d != want {
+				t.Errorf("decided %+v, want %+v", d, want)
+			}
+			s, expires := storedState(t, server, key)
+			if at := s.clear - 2*3600e6; at < before || at > serverTime(t, server) || s.slack != 2 {
+				t.Errorf("stored %+v", s)
+			}
+			checkExpiry(t, s, expires)
+			if d := decide(t, r, Atomic, b)[0]; !d.Denied {
+				t.Errorf("the charge is not kept: %+v", d)
+			}
+		})
 	}
 }
 
@@ -692,8 +687,8 @@ func TestRedisClockOfAnotherAge(t *testing.T) {
 	for _, year := range []int{1971, 1999, 2030} {
 		now := time.Date(year, time.June, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 		v.at(t, now)
-		full := now + b.Limit.DrainTime().Microseconds()
-		if err := v.admin.Set(t.Context(), v.keys.of(&b), full, 0).Err(); err != nil { // or it might expire
+		full := b.Limit.written(state{clear: now + b.Limit.DrainTime().Microseconds()}, now)
+		if err := v.admin.Set(t.Context(), v.keys.of(&b), full.value(), 0).Err(); err != nil { // or it might expire
 			t.Fatal(err)
 		}
 		want := Decision{Size: 5, Denied: true, Clear: 5 * time.Hour, Retry: time.Hour}
@@ -725,95 +720,6 @@ func TestRedisExpiresLater(t *testing.T) {
 			checkExpiry(t, state{clear: clear}, expires)
 		}
 	}
-}
-
-// TestRedisClockSetBack tests a state from before the server's clock was set
-// back: it becomes one full bucket, at once and for good, also where the
-// request is denied. Where sizes vary, nobody can know that it is too full.
-func TestRedisClockSetBack(t *testing.T) {
-	server := redistest.Start(t)
-	r := newTestRedis(t, server, nil)
-	const size, dripSize, rate, full = 10, 3, 10 * time.Second, 40 * time.Second // with 2 units of slack
-	tests := []struct {
-		name   string
-		stored time.Duration // ahead
-		cost   int64
-		varies bool
-		full   bool // whether it becomes a full bucket
-	}{
-		{"an hour", time.Hour, 1, false, true},
-		{"an hour, cost of the size", time.Hour, size, false, true},
-		{"an hour, cost beyond the size", time.Hour, size + 1, false, true},
-		{"an hour, size varies", time.Hour, 1, true, false},
-		{"the furthest", horizon*time.Microsecond - time.Minute, 1, false, true},
-		{"waited out", full + 900*time.Millisecond, 1, false, false},
-		{"not at all", full, 1, false, false},
-	}
-	for _, accounting := range []Accounting{Atomic, Each} {
-		for _, tc := range tests {
-			t.Run(fmt.Sprintf("%s,%v", tc.name, accounting), func(t *testing.T) {
-				b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{size, rate, dripSize}, Cost: tc.cost}
-				b.SizeVaries = tc.varies
-				key := r.keys.of(&b)
-				before := serverTime(t, server)
-				was := state{clear: before + tc.stored.Microseconds(), slack: 2}
-				if err := server.Client().Set(t.Context(), key, was.value(), 0).Err(); err != nil {
-					t.Fatal(err)
-				}
-				d := decide(t, r, accounting, b)[0]
-				after := serverTime(t, server)
-				value, err := server.Client().Get(t.Context(), key).Result()
-				if err != nil {
-					t.Fatal(err)
-				}
-
-				if !d.Denied || d.Never != (tc.cost > size) {
-					t.Errorf("decided %+v", d)
-				}
-				if !tc.full {
-					if value != was.value() {
-						t.Errorf("%q became %q", was.value(), value)
-					}
-					took := time.Duration(after-before) * time.Microsecond
-					if d.Clear > tc.stored || d.Clear < tc.stored-took {
-						t.Errorf("%v until empty, want %v", d.Clear, tc.stored)
-					}
-					return
-				}
-				s, expires := storedState(t, server, key)
-				if at := s.clear - full.Microseconds(); at < before || at > after || s.slack != 2 {
-					t.Errorf("stored %+v between %d and %d", s, before, after)
-				}
-				checkExpiry(t, s, expires)
-				retry := full - time.Duration((size-tc.cost+2)/dripSize)*rate
-				if d.Never {
-					retry = 0
-				}
-				if d.Clear != full || d.Remaining != 0 || d.Retry != retry {
-					t.Errorf("decided %+v, want %v until empty and to wait %v", d, full, retry)
-				}
-			})
-		}
-	}
-
-	t.Run("beside others", func(t *testing.T) {
-		// A denied atomic request writes back the one, and charges none.
-		back, room := hourly(5), hourly(5)
-		back.Key, room.Key = "back", "room"
-		far := serverTime(t, server) + (100 * time.Hour).Microseconds()
-		if err := server.Client().Set(t.Context(), r.keys.of(&back), far, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
-		d := decide(t, r, Atomic, room, back)
-		if d[0].Denied || d[0].Remaining != 5 || !d[1].Denied || d[1].Clear != 5*time.Hour {
-			t.Errorf("decided %+v", d)
-		}
-		s, expires := storedState(t, server, r.keys.of(&back))
-		checkExpiry(t, s, expires)
-		if n := server.Client().Exists(t.Context(), r.keys.of(&room)).Val(); n != 0 {
-			t.Error("a bucket was charged by a denied request")
-		}
-	})
 }
 
 // TestRedisExactConcurrently floods buckets through two stores at once, as two
@@ -1440,24 +1346,29 @@ func FuzzStoredValue(f *testing.F) {
 		strings.Repeat("9", 310), strings.Repeat("9", 310) + ":1", "1:2:3:4", "4000000000000000:0:1:4000000000000000",
 		"1790000000000000:0:" + strings.Repeat("9", 310) + ":1790000000000000",
 	} {
-		f.Add(value, int64(0), false)
-		f.Add(value, int64(3600e6), true)
+		f.Add(value, int64(0), int64(5))
+		f.Add(value, int64(3600e6), int64(1))
 	}
 	for _, ahead := range []int64{-1, 1, 3600e6, 2 * 3600e6, 3 * 3600e6, horizon - 60e6, horizon + 60e6} {
-		f.Add("%d", ahead, false)
-		f.Add("%d:1", ahead, true)
-		f.Add("%d:2", ahead, false)
-		f.Add("%d:3", ahead, true)
-		f.Add("%d.5", ahead, false)
-		f.Add("%d:0:3:9", ahead, false)
-		f.Add("0:0:6:%d", ahead, true)
-		f.Add("0:0:1:%d", ahead, false)
+		for _, drips := range []string{"000", "001", "002", "500", "999", "   ", "-01", "1e9", "nan", "\xff\xff\xff"} {
+			f.Add("%d"+drips, ahead, int64(5))
+			f.Add("%d"+drips+":1", ahead, int64(9))
+			f.Add("%d"+drips+":2", ahead, int64(5))
+		}
+		f.Add("%d001:3", ahead, int64(1))
+		f.Add("%d1.5", ahead, int64(5))
+		f.Add("%d001:0:3:9", ahead, int64(5))
+		f.Add("000:0:6:%d", ahead, int64(7))
+		f.Add("000:0:1:%d", ahead, int64(5))
 	}
-	f.Fuzz(func(t *testing.T, value string, ahead int64, varies bool) {
+	f.Fuzz(func(t *testing.T, value string, ahead, size int64) {
+		if size < 1 || size > 9 {
+			return
+		}
 		if strings.Count(value, "%") == 1 && strings.Contains(value, "%d") {
 			value = fmt.Sprintf(value, serverTime(t, server)+ahead)
 		}
-		b := Bucket{Name: "b", Key: "k", Limit: Limit{5, time.Hour, 3}, SizeVaries: varies, Cost: 1}
+		b := Bucket{Name: "b", Key: "k", Limit: Limit{size, time.Hour, 3}, Cost: 1}
 		key := r.keys.of(&b)
 		set := func() {
 			t.Helper()
@@ -1467,16 +1378,16 @@ func FuzzStoredValue(f *testing.F) {
 		}
 		set()
 		admitted := 0
-		for range 7 {
+		for range 11 {
 			d := decide(t, r, Atomic, b)[0]
-			if d.Remaining < 0 || d.Remaining > 5 || d.Clear < 0 || d.Retry < 0 || d.Retry > d.Clear {
+			if d.Remaining < 0 || d.Remaining > size || d.Clear < 0 || d.Retry < 0 || d.Retry > d.Clear {
 				t.Fatalf("%.40q: decided %+v", value, d)
 			}
 			if !d.Denied {
 				admitted++
 			}
 		}
-		if admitted > 5 {
+		if admitted > int(size) {
 			t.Fatalf("%.40q: %d admitted", value, admitted)
 		}
 		stored, err := server.Client().Get(t.Context(), key).Result()

@@ -26,7 +26,7 @@ var takeScript = newTakeScript(takeSource)
 func newTakeScript(source string) *redisscript.Script {
 	s := redisscript.NewScript(source)
 	nothing := Request{Buckets: []Bucket{{
-		Limit: Limit{Size: 1, DripRate: time.Microsecond, DripSize: MaxUnits}, SizeVaries: true,
+		Limit: Limit{Size: 1, DripRate: time.Microsecond, DripSize: MaxUnits},
 	}}}
 	s.ProbeArg = string(nothing.appendGroup(nil, whatRelease))
 	s.Wrote = func(c *redisscript.Call) bool {
@@ -45,8 +45,9 @@ type keys struct {
 }
 
 // of returns the name under which b is kept: the prefix, in braces a digest of
-// whose bucket it is, what it limits, and the numbers that must not mix, in base
-// 36. The braces put all buckets of one key value into one slot of a cluster.
+// whose bucket it is, what it limits, and how it drips, in base 36. Levels of
+// other drips must not mix; those of other sizes do, see Bucket. The braces put all
+// buckets of one key value into one slot of a cluster.
 func (k keys) of(b *Bucket) string { return string(b.appendRest(k.appendSlot(nil, b.Key))) }
 
 // appendSlot appends to name what the names of all buckets of a key begin with.
@@ -70,10 +71,6 @@ func (b *Bucket) appendRest(name []byte) []byte {
 	name = append(name, ':')
 	name = append(name, b.Name...)
 	name = append(name, ':')
-	if !b.SizeVaries {
-		name = strconv.AppendInt(name, b.Limit.Size, 36)
-	}
-	name = append(name, '.')
 	name = strconv.AppendInt(name, b.Limit.rate(), 36)
 	name = append(name, '.')
 	return strconv.AppendInt(name, b.Limit.DripSize, 36)
@@ -222,7 +219,7 @@ func (req Request) appendGroup(b []byte, what byte) []byte {
 	for i := range req.Buckets {
 		bucket := &req.Buckets[i]
 		b = appendNumbers(b, bucket.Limit.Size, bucket.Limit.rate(), bucket.Limit.DripSize, bucket.Cost)
-		b = append(b, flagOf(bucket.SizeVaries))
+		b = append(b, 0)
 	}
 	return b
 }
@@ -234,14 +231,6 @@ func appendNumbers(b []byte, numbers ...int64) []byte {
 		b = binary.BigEndian.AppendUint64(b, math.Float64bits(float64(n)))
 	}
 	return b
-}
-
-// flagOf returns how a script is told a truth.
-func flagOf(b bool) byte {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // outcomes appends what take.lua replied about req to dst, and reports whether

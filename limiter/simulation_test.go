@@ -24,8 +24,8 @@ var histories = flag.Int("histories", 600, "how many histories of faults to simu
 // bucket that was empty then, and so it is after a failover if nothing was
 // decided here about that bucket meanwhile: nothing else may be forgotten. The script
 // and the fallback are the real ones. Drips take from a millisecond to an hour,
-// requests have one or several buckets, of one slot or two, and cost one unit or
-// more.
+// requests have one or several buckets, of one slot or two, go by sizes that differ,
+// and cost one unit or more.
 //
 // The simulated network stands between them: it carries what a call would say.
 func TestNoFaultOverAdmits(t *testing.T) {
@@ -262,6 +262,9 @@ func (h *history) arrive() {
 	for i := range h.buckets {
 		if h.random.IntN(2) == 0 || i == len(h.buckets)-1 && len(x.req.Buckets) == 0 {
 			b := h.buckets[i]
+			if h.random.IntN(4) == 0 { // as of a request, or node, that goes by a smaller one
+				b.Limit.Size = 1 + h.random.Int64N(b.Limit.Size)
+			}
 			b.Cost = min(pick[int64](h.random, 1, 1, 1, 2, 3), b.Limit.Size)
 			x.req.Buckets = append(x.req.Buckets, b)
 		}

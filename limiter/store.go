@@ -43,9 +43,12 @@ type Request struct {
 	NoFallback bool
 }
 
-// Bucket is one bucket and what a request adds to it. Its Name, Limit and Key
-// are its identity: requests that agree in them meet in one bucket, and
-// buckets of different limits never mix.
+// Bucket is one bucket and what a request adds to it. Its Name and Key and its
+// Limit's DripRate and DripSize are its identity: requests that agree in them
+// meet in one bucket. The size is no part of it: it may differ from request to
+// request, and each is decided by its own. What a bucket holds stays when the
+// size changes, and together requests of several sizes are admitted no more than
+// the largest allows.
 type Bucket struct {
 	// What the bucket limits, such as "login". Stores may show it; any
 	// characters but spaces and braces are fine.
@@ -55,12 +58,8 @@ type Bucket struct {
 	// only a digest.
 	Key string
 
-	// The bucket's numbers.
+	// The bucket's numbers, as this request goes by them.
 	Limit Limit
-
-	// Whether Limit.Size may differ from request to request on one bucket. The
-	// size is then no part of the bucket's identity.
-	SizeVaries bool
 
 	// The units the request adds, at least 1; 0 means 1. A request that costs
 	// more than the size is never admitted.

@@ -9,13 +9,12 @@
 --        arguments cost the server as much as what is done with them: 2 bytes,
 --        how many groups there are; 2 bytes, how many buckets each has; 1 byte,
 --        what to do, see below; then for each bucket 4 doubles, size, drip rate,
---        drip size and cost, and 1 byte, 1 if the size may differ from request
---        to request, else 0; or 2 more, and then 4 doubles, a time until it runs
---        empty and a slack that it has at least: what a node knows of it that
---        this server may have lost; and the same with what that node has on the
---        way, for which there has to be room; and 8 more if the server has never
---        known it; or 4 more, and then a double, until when the units are held
---        that are to be settled
+--        drip size and cost, and 1 byte, 0; or 2, and then 4 doubles, a time
+--        until it runs empty and a slack that it has at least: what a node knows
+--        of it that this server may have lost; and the same with what that node
+--        has on the way, for which there has to be room; and 8 more if the server
+--        has never known it; or 4 more, and then a double, until when the units
+--        are held that are to be settled
 -- reply  for each bucket: the time until it runs empty, t, or -1 - t if its key
 --        held something else than a bucket; and its slack, s, or -1 - s if it
 --        denies, or -1 - 2^50 - s if it denies only for units that are held or on
@@ -29,27 +28,35 @@
 --    other buckets in other slots, and may be denied there
 -- 3  charge what was held: it was admitted
 -- 4  let go of what was held: it was denied. A cost of 0 changes nothing, but
---    shows whether the server takes writes
+--    shows whether the server takes writes: a key is written as it is
 --
--- A key holds the time at which its bucket runs empty, and behind a colon the
--- slack, if there is any: the units by which the last drip before that time
--- falls short of a full one. If units are held, two more numbers follow: how
--- many, and until when. Held units take room but do not drip. Units that are
--- still held then are charged: the node that knows what became of them can't
--- tell, and what it tells later is ignored. The key expires when the bucket is empty, never before. limit.go has the
--- same arithmetic in Go.
+-- A key holds the time at which its bucket runs empty, in all but the last three
+-- digits; in those how many drips that was away when it was written, see below; and
+-- behind a colon the slack, if there is any: the units by which the last drip
+-- before that time falls short of a full one. All of it but the slack is one number
+-- of 19 digits, which the server keeps in no more memory than any other, but a
+-- double can't hold. If units are held, two more numbers follow: how many, and
+-- until when. Held units take room but do not drip. Units that are still held then
+-- are charged: the node that knows what became of them can't tell, and what it
+-- tells later is ignored. The key expires when the bucket is empty, never before.
+-- limit.go has the same arithmetic in Go.
+--
+-- Since it was written a bucket can only have dripped. If its time is further away
+-- than it was then, the clock was set back: it holds what it held then. The size
+-- tells nothing of that, for requests of several sizes may meet in a bucket, and it
+-- may hold more than that of one of them. Up to 256 drips are told as they are, more
+-- in steps of at most a sixteenth, rounded up: 16 for each doubling.
 --
 -- Most groups are of one bucket. They make do without tables and functions of
 -- their own, which would cost more than the arithmetic.
 
 local call, pcall, unpack = redis.call, redis.pcall, struct.unpack
-local floor, ceil, min, number = math.floor, math.ceil, math.min, tonumber
-local format, find, match, sub = string.format, string.find, string.match, string.sub
+local floor, ceil, frexp, min, number = math.floor, math.ceil, math.frexp, math.min, tonumber
+local byte, format, find, match, sub = string.byte, string.format, string.find, string.match, string.sub
 local keys, runs = KEYS, ARGV
 
 local HORIZON = 2 ^ 50     -- further ahead no bucket's time can lie
 local SECOND = 1000000
-local STEP_BACK = SECOND   -- further ahead than a full bucket by this: the clock was set back
 local HELD_FOR = 10 * SECOND
 local HOLD, COMMIT, RELEASE = 2, 3, 4
 
@@ -69,10 +76,10 @@ for r = 1, #runs do
   local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2
   for i = 1, buckets do
     size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
-    if flags % 4 >= 2 then
+    if flags > 0 and flags % 4 >= 2 then
       told, spare, told2, spare2, at = unpack('>dddd', run, at)
     end
-    if flags % 8 >= 4 then
+    if flags > 0 and flags % 8 >= 4 then
       due, at = unpack('>d', run, at)
     end
     if several then
@@ -96,25 +103,42 @@ for r = 1, #runs do
       local value = pcall('GET', keys[key + i])
       if type(value) == 'string' then
         -- What is no bucket of ours is an empty one; the next charge replaces it.
-        -- A time has 16 digits from 2001 to 2286. Whatever else of that length reads
-        -- as a number, as hexadecimal may, passes for one too: to look at each digit
-        -- would cost as much as to read it.
-        local c, s = (#value == 16 or find(value, '^%d+$')) and number(value), 0
+        -- A time has 16 digits from 2001 to 2286, and three of drips. Whatever else of
+        -- that length begins with a number, as hexadecimal may be, passes for one too:
+        -- to look at each digit would cost as much as to read it.
+        local c, w, s
+        if #value == 19 or find(value, '^%d%d%d%d+$') then
+          local hundreds, tens, ones = byte(value, -3, -1)
+          c, w, s = number(sub(value, 1, -4)), hundreds * 100 + tens * 10 + ones - 5328, 0
+        end
         if not c then
-          c, s = match(value, '^(%d+):(%d+)$')
+          c, w, s = match(value, '^(%d+)(%d%d%d):(%d+)$')
           if not c then
-            c, s, held, till = match(value, '^(%d+):(%d+):(%d+):(%d+)$')
+            c, w, s, held, till = match(value, '^(%d+)(%d%d%d):(%d+):(%d+):(%d+)$')
             held, till = number(held) or 0, number(till) or 0
           end
-          c, s = number(c), number(s)
+          c, w, s = number(c), number(w), number(s)
         end
         if not c or c - now > HORIZON or s >= drip or held > HORIZON then
           foreign, held = true, 0
         elseif c > now then
           clear, slack = c, s
-          local drips = ceil(size / drip)
-          if c - now > drips * rate + STEP_BACK and flags % 2 == 0 then
-            clear, slack, changed = now + drips * rate, drips * drip - size, true
+          if c - now > w * rate then
+            local step = 1
+            if w > 256 then
+              step = 2 ^ (floor((w - 257) / 16) + 4)
+              w = ((w - 257) % 16 + 17) * step
+            end
+            if c - now > w * rate then -- the clock was set back
+              local full = ceil(size / drip)
+              if w > full and w - full < step then
+                w, slack = full, full * drip - size -- it may have been just full
+              end
+              clear, changed = now + w * rate, true
+              if w < 1 then
+                clear, slack = now, 0
+              end
+            end
           end
         end
         if held > 0 then
@@ -141,7 +165,7 @@ for r = 1, #runs do
         end
         foreign = true
       end
-      if flags % 4 >= 2 then
+      if flags > 0 and flags % 4 >= 2 then
         -- It was told with some delay. If both know the same charges, their times
         -- are whole drips apart: less than half a drip is the delay. Of fast drips
         -- nobody knows whether they are the same, and so the lesser slack holds.
@@ -159,7 +183,7 @@ for r = 1, #runs do
       if what < COMMIT then
         fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
         blocked = false
-        if fits and flags % 4 >= 2 and now + told2 > clear then
+        if fits and flags > 0 and flags % 4 >= 2 and now + told2 > clear then
           blocked = cost + held > size or told2 > floor((size - cost - held + spare2) / drip) * rate
           fits = not blocked
         end
@@ -168,8 +192,16 @@ for r = 1, #runs do
           fits = not blocked
         end
       else
-        fits = cost <= held and till == due or cost == 0
-        changed = changed or fits and not foreign and type(value) == 'string'
+        fits = cost <= held and till == due
+        if fits then
+          changed = true
+        elseif cost == 0 then
+          -- It does not know the bucket's numbers.
+          fits, changed = true, false
+          if type(value) == 'string' then
+            call('SET', keys[key + i], value, 'KEEPTTL')
+          end
+        end
       end
       admitted = admitted and fits
       if several then
@@ -203,11 +235,16 @@ for r = 1, #runs do
       end
       if changed then
         -- In two pieces, which even servers of 32 bits have integers for.
-        local value = format('%d%09d', floor(clear / 1e9), clear % 1e9)
+        local w = ceil((clear - now) / rate)
+        if w > 256 then
+          local m, x = frexp(w - 1)
+          w = floor(m * 32) + 16 * x + 97
+        end
+        local value = format('%u%09d', floor(clear / 1e6), clear % 1e6 * 1000 + w)
         -- A key has expired when the clock has gone past the millisecond, so it may
         -- be told the one in which the bucket runs empty; but not the one that it is,
         -- which newer servers take for past and store nothing.
-        local expires = sub(value, 1, -4)
+        local expires = sub(value, 1, -7)
         if held > 0 then
           value = format('%s:%.0f:%.0f:%.0f', value, slack, held, till)
           local last = (clear < till and till or clear) + ceil(held / drip) * rate

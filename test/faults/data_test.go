@@ -210,9 +210,9 @@ func garbage(tr *trial) {
 	res := nodes[0].get("k")
 	tr.is("a list counts as empty", res.StatusCode == 200 && res.Header.Get("X-RateLimit-Remaining") == "19")
 
-	// Two hours ahead: the clock was set back. That is a full bucket, for no
-	// longer than it takes to drain.
-	ahead := fmt.Sprint(time.Now().Add(2 * time.Hour).UnixMicro())
+	// Two hours ahead, of a bucket that was full when it was written: the clock was
+	// set back. It is full, for no longer than it takes to drain.
+	ahead := fmt.Sprintf("%d%03d", time.Now().Add(2*time.Hour).UnixMicro(), size)
 	set(tr, server, keys[0], ahead)
 	res = nodes[0].get("k")
 	tr.is("two hours ahead counts as full", res.StatusCode == 429 && res.Header.Get("X-RateLimit-Clear") == "2.000")

@@ -1,0 +1,304 @@
+package limiter
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// written is what Redis holds of a bucket: its state, and so many drips, at least,
+// that its clear time lay ahead when it was written.
+type written struct {
+	state
+	drips int64
+}
+
+// scale is the numbers of drips that Redis can tell, in the order of how it tells
+// them: all up to 256, and then 16 for each doubling.
+var scale = func() (scale []int64) {
+	for n := range int64(257) {
+		scale = append(scale, n)
+	}
+	for step := int64(16); step <= horizon; step *= 2 {
+		for n := 17 * step; n <= 32*step; n += step {
+			scale = append(scale, n)
+		}
+	}
+	return scale
+}()
+
+// written returns what a bucket at s is held as, if it is written at now.
+func (l Limit) written(s state, now int64) written {
+	i, _ := slices.BinarySearch(scale, ceilDiv(s.clear-now, l.rate()))
+	return written{s, scale[i]}
+}
+
+// at returns the bucket as it stands at now for a request of limit l, and whether
+// the clock has been set back since it was written: then it has as many drips to
+// go as it had. Where that is not known exactly, and it may have been just full,
+// it is.
+func (w written) at(l Limit, now int64) (s state, back bool) {
+	if s = w.state.at(now); s.clear-now <= w.drips*l.rate() {
+		return s, false
+	}
+	i, _ := slices.BinarySearch(scale, w.drips)
+	if full := l.drips(); full < w.drips && full > scale[i-1] {
+		return state{clear: now + full*l.rate(), slack: full*l.DripSize - l.Size}, true
+	}
+	return state{clear: now + w.drips*l.rate(), slack: s.slack}, true
+}
+
+// value returns how Redis holds w.
+func (w written) value() string {
+	if w.state == (state{}) {
+		return ""
+	}
+	code, _ := slices.BinarySearch(scale, w.drips)
+	value := fmt.Sprintf("%d%03d", w.clear, code)
+	if w.slack > 0 {
+		value += fmt.Sprint(":", w.slack)
+	}
+	return value
+}
+
+var writtenValue = regexp.MustCompile(`^(\d+)(\d{3})(?::(\d+))?$`)
+
+// parseWritten returns what value says, and whether it says anything.
+func parseWritten(value string) (w written, ok bool) {
+	parts := writtenValue.FindStringSubmatch(value)
+	if parts == nil {
+		return w, false
+	}
+	w.clear, _ = strconv.ParseInt(parts[1], 10, 64)
+	code, _ := strconv.Atoi(parts[2])
+	w.slack, _ = strconv.ParseInt(parts[3], 10, 64)
+	if code >= len(scale) {
+		return w, false
+	}
+	w.drips = scale[code]
+	return w, true
+}
+
+// TestRedisClockSetBack guards what clients meet when Redis's clock is set back, or a
+// master takes over whose clock is behind: a bucket holds no more than when it was
+// last charged, and its clients wait no longer than a client who came then. After
+// that it drips, also while it is asked for.
+func TestRedisClockSetBack(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	minutely := Limit{10, time.Minute, 1}
+	for _, tc := range []struct {
+		name         string
+		limit        Limit
+		filled       int64
+		dripped      time.Duration // before the clock is set back
+		back         time.Duration
+		want         int64 // units that are left then
+		clear, retry time.Duration
+	}{
+		{"full", minutely, 10, 0, 600 * time.Second, 0, 10 * time.Minute, time.Minute},
+		{"full, a little", minutely, 10, 0, 2 * time.Microsecond, 0, 10 * time.Minute, time.Minute},
+		{"full, years", minutely, 10, 0, 30 * 365 * 24 * time.Hour, 0, 10 * time.Minute, time.Minute},
+		{"by what has passed", minutely, 10, 90 * time.Second, 90 * time.Second, 0, 10 * time.Minute, time.Minute},
+		{"by less", minutely, 10, 90 * time.Second, 80 * time.Second, 0, 590 * time.Second, 50 * time.Second},
+		{"after drips", minutely, 10, 5 * time.Minute, 600 * time.Second, 0, 10 * time.Minute, time.Minute},
+		{"half full", minutely, 5, 0, 600 * time.Second, 5, 5 * time.Minute, 0},
+		{"slack", Limit{10, time.Minute, 3}, 7, 0, time.Hour, 3, 3 * time.Minute, 0},
+		{"slack, full", Limit{10, time.Minute, 3}, 10, 0, time.Hour, 0, 4 * time.Minute, time.Minute},
+		{"256 drips", Limit{1000, time.Second, 1}, 256, 0, time.Hour, 744, 256 * time.Second, 0},
+		{"many drips: up to a sixteenth more", Limit{1000, time.Second, 1}, 257, 0, time.Hour, 728, 272 * time.Second, 0},
+		{"many drips, full", Limit{1000, time.Second, 1}, 1000, 0, time.Hour, 0, 1000 * time.Second, time.Second},
+		{"many drips and slack, full", Limit{3000, time.Second, 7}, 3000, 0, time.Hour, 0, 429 * time.Second, time.Second},
+		{"the most drips, full", Limit{MaxUnits, time.Microsecond, 1}, MaxUnits, 0, time.Hour, 0, MaxUnits * time.Microsecond, time.Microsecond},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			v.flush(t)
+			v.advance(t, 40*365*24*time.Hour)
+			b := Bucket{Name: "b", Key: "k", Limit: tc.limit, Cost: tc.filled}
+			decide(t, v, Atomic, b)
+			v.advance(t, tc.dripped)
+			v.advance(t, -tc.back)
+
+			b.Cost = 1
+			if tc.retry == 0 {
+				b.Cost = tc.limit.Size + 1 // only to see
+			}
+			want := Decision{Denied: true, Never: tc.retry == 0, Size: tc.limit.Size, Remaining: tc.want, Clear: tc.clear, Retry: tc.retry}
+			for _, wait := range []time.Duration{0, tc.retry - time.Microsecond} {
+				if wait > 0 {
+					v.advance(t, wait)
+					want.Clear -= wait
+					want.Retry -= wait
+				}
+				if got := decide(t, v, Atomic, b)[0]; got != want {
+					t.Fatalf("%v after that: decided %+v, want %+v", wait, got, want)
+				}
+			}
+			v.advance(t, time.Microsecond)
+			if d := decide(t, v, Atomic, b)[0]; d.Denied == (tc.retry > 0) {
+				t.Errorf("when it is time: decided %+v", d)
+			}
+		})
+	}
+}
+
+// TestRedisClockSetBackAmongSizes guards that a request of a small size, which finds
+// more in a bucket than its own limit ever puts there, does not take that for a
+// clock that was set back; and what it does if one was.
+func TestRedisClockSetBackAmongSizes(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	of := func(size, cost int64) Bucket {
+		return Bucket{Name: "b", Key: "k", Limit: Limit{size, time.Minute, 1}, Cost: cost}
+	}
+	remaining := func(want int64) {
+		t.Helper()
+		if d := decide(t, v, Atomic, of(100, 101))[0]; d.Remaining != want {
+			t.Errorf("%d remaining, want %d", d.Remaining, want)
+		}
+	}
+	decide(t, v, Atomic, of(100, 90))
+	for range 3 {
+		v.advance(t, time.Minute)
+		decide(t, v, Atomic, of(10, 1))
+	}
+	remaining(13)
+	v.advance(t, -time.Hour)
+	want := Decision{Denied: true, Size: 10, Clear: 90 * time.Minute, Retry: 81 * time.Minute}
+	if d := decide(t, v, Atomic, of(10, 1))[0]; d != want {
+		t.Errorf("decided %+v, want %+v", d, want)
+	}
+	remaining(10)
+	v.advance(t, time.Minute)
+	remaining(11)
+}
+
+// TestRedisClockSetAhead guards the bound that is documented for a clock which is set
+// ahead, or a master whose clock is: once, a bucket admits up to a whole bucket
+// more, and no more once it is set back again.
+func TestRedisClockSetAhead(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 1}
+	flood := func() (n int) {
+		t.Helper()
+		for !decide(t, v, Atomic, b)[0].Denied {
+			n++
+		}
+		return n
+	}
+	var got []int
+	for _, move := range []time.Duration{0, 600 * time.Second, -600 * time.Second, time.Minute, 5 * time.Minute, -time.Hour} {
+		v.advance(t, move)
+		got = append(got, flood())
+	}
+	if want := []int{10, 10, 0, 1, 5, 0}; !slices.Equal(got, want) {
+		t.Errorf("%d admitted, want %d", got, want)
+	}
+}
+
+// TestSizesMeet guards a deploy that changes a size from one node to the next:
+// nodes of both sizes admit together what the larger size allows, and no more.
+func TestSizesMeet(t *testing.T) {
+	server := redistest.Start(t)
+	var now time.Duration
+	m := NewMemory(func() time.Duration { return now })
+	v, other := newVirtual(t, server, "rl:"), newVirtual(t, server, "rl:")
+	v.start = other.start // both have the server's clock
+	v.flush(t)
+	for _, tc := range []struct {
+		name    string
+		stores  []Store
+		advance func(time.Duration)
+	}{
+		{"Memory", []Store{m, m}, func(d time.Duration) { now += d }},
+		{"Redis", []Store{v, other}, func(d time.Duration) {
+			v.advance(t, d)
+			other.now = v.now
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			smaller := Bucket{Name: "b", Key: "k", Limit: Limit{20, time.Second, 1}, Cost: 1}
+			larger := smaller
+			larger.Limit.Size = 21
+			admitted := int64(0)
+			for second := range int64(100) {
+				for range 30 {
+					for i, b := range []Bucket{smaller, larger} {
+						if !decide(t, tc.stores[i], Atomic, b)[0].Denied {
+							admitted++
+						}
+					}
+				}
+				if want := 21 + second; admitted != want {
+					t.Fatalf("%d admitted in %d s, want %d", admitted, second, want)
+				}
+				tc.advance(time.Second)
+			}
+		})
+	}
+}
+
+// TestDenialsAmongSizes guards what is remembered of a bucket that requests of
+// several sizes meet in: each size is denied without a call as long as the bucket
+// is full for it, and told the wait for what the others have added.
+func TestDenialsAmongSizes(t *testing.T) {
+	server := redistest.Start(t)
+	v := newVirtual(t, server, "rl:")
+	of := func(size, cost int64) Bucket {
+		return Bucket{Name: "b", Key: "k", Limit: Limit{size, time.Minute, 1}, Cost: cost}
+	}
+	c := calls{server: server}
+	c.since(t, "evalsha")
+	for _, st := range []struct {
+		bucket Bucket
+		denied bool
+		retry  time.Duration
+		calls  int64
+	}{
+		{of(5, 5), false, 0, 1},
+		{of(5, 1), true, time.Minute, 0},
+		{of(3, 1), true, 3 * time.Minute, 0}, // which is full all the more
+		{of(9, 2), false, 0, 1},              // which is not
+		{of(5, 1), true, 3 * time.Minute, 0},
+		{of(9, 2), false, 0, 1},
+		{of(9, 1), true, time.Minute, 0},
+		{of(5, 1), true, 5 * time.Minute, 0},
+		{of(10, 1), false, 0, 1},
+	} {
+		d := decide(t, v, Atomic, st.bucket)[0]
+		if d.Denied != st.denied || d.Retry != st.retry {
+			t.Errorf("size %d, cost %d: decided %+v, want a wait of %v", st.bucket.Limit.Size, st.bucket.Cost, d, st.retry)
+		}
+		c.check(t, "evalsha", st.calls)
+	}
+}
+
+// TestDenialsAmongSizesInDoubt guards that what a request of a small size was
+// answered does not deny one of a larger size for longer than the server might:
+// it may have looked at the clock as soon as it was asked.
+func TestDenialsAmongSizesInDoubt(t *testing.T) {
+	const sent, answered, rate = 5_000_000, 5_300_000, 400_000
+	of := func(size int64) Request {
+		l := Limit{size, rate * time.Microsecond, 1}
+		return Request{Buckets: []Bucket{{Name: "b", Key: "k", Limit: l, Cost: 1}}}
+	}
+	d := newDenials(denialSlots)
+	d.remember(of(5), []outcome{{state: state{clear: 9 * rate}, denied: true}}, sent, answered)
+	for _, tc := range []struct {
+		size, now int64
+		denied    bool
+	}{
+		{9, sent + rate - 1, true},
+		{9, sent + rate, false},
+		{5, sent + rate, true},
+		{5, sent + rememberFor - 1, true},
+		{5, sent + rememberFor, false},
+	} {
+		if _, denied := d.decide(of(tc.size), tc.now, nil); denied != tc.denied {
+			t.Errorf("size %d, %d µs after it was sent: denied %t", tc.size, tc.now-sent, denied)
+		}
+	}
+}
