@@ -56,7 +56,7 @@ func TestRates(t *testing.T) {
 			if err := l.apply(c); err != nil {
 				t.Fatal(err)
 			}
-			if len(c.buckets) != 1 || c.buckets[0].Limit != tc.want || c.buckets[0].Name != "default" || c.buckets[0].Cost != 1 {
+			if len(c.buckets) != 1 || c.buckets[0].Limit != tc.want || !strings.HasPrefix(c.buckets[0].Name, "default@") || c.buckets[0].Cost != 1 {
 				t.Errorf("got %+v, want %+v", c.buckets, tc.want)
 			}
 		})

@@ -433,6 +433,7 @@ func TestOnError(t *testing.T) {
 				if own := append(s.log("error", ownLogger), s.log("warn", ownLogger)...); len(own) > 0 {
 					t.Errorf("the handler reports it: %v", own)
 				}
+				eventually(t, "a line that Redis is lost", func() bool { return len(s.log("error", "rate_limit")) > 0 })
 				lost := s.log("error", "rate_limit")
 				if len(lost) != 1 || lost[0]["server"] != "127.0.0.1:1" || lost[0]["reason"] == "" {
 					t.Errorf("got %v, want one line that Redis is lost", lost)
