@@ -52,6 +52,7 @@ type fault struct {
 // faults are all of them, in the order of the table.
 var faults = slices.Concat(
 	serverFaults, networkFaults, dataFaults, topologyFaults, accessFaults, siteFaults, burstFaults, farFaults,
+	fleetFaults,
 )
 
 // TestFaults runs one fault after the other.
