@@ -191,9 +191,14 @@ func (tr *trial) row(f fault) string {
 	return fmt.Sprintf("| %s | %s | %s |", f.id, cell(f.name), cell(strings.Join(tr.findings, "; ")))
 }
 
-// writeTable replaces the table in a document, which stands between two marks.
+// writeTable replaces the table in a document.
 func writeTable(path string, rows []string) error {
-	const begin, end = "<!-- results -->\n", "<!-- end of results -->"
+	return rewrite(path, "results", "| | fault | found |\n|---|---|---|\n"+strings.Join(rows, "\n")+"\n")
+}
+
+// rewrite replaces what stands in a document between two marks of the given name.
+func rewrite(path, name, with string) error {
+	begin, end := "<!-- "+name+" -->\n", "<!-- end of "+name+" -->"
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -203,14 +208,6 @@ func writeTable(path string, rows []string) error {
 	if !ok || !ok2 {
 		return fmt.Errorf("%s: no marks %q and %q", path, begin, end)
 	}
-	var out bytes.Buffer
-	out.Write(before)
-	out.WriteString(begin)
-	out.WriteString("| | fault | found |\n|---|---|---|\n")
-	for _, row := range rows {
-		out.WriteString(row + "\n")
-	}
-	out.WriteString(end)
-	out.Write(after)
-	return os.WriteFile(path, out.Bytes(), 0o644) //nolint:gosec // a document
+	text = slices.Concat(before, []byte(begin+with+end), after)
+	return os.WriteFile(path, text, 0o644) //nolint:gosec // a document
 }
