@@ -45,7 +45,7 @@ var fleetFaults = []fault{
 func killedClientsOfFleet(tr *trial) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, 3, caddyfile(redisAt(server.Addr), site))
-	lasts := during(2*time.Second, 20*time.Second)
+	lasts := during(1500*time.Millisecond, 20*time.Second)
 	for _, kind := range []struct {
 		name string
 		ask  func() []request

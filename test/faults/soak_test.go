@@ -100,11 +100,9 @@ func TestSoak(t *testing.T) {
 		case now.After(flush):
 			flush = flush.Add(soakFlush)
 			flushes++
-			disturb(-1, func() {
-				if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
-			})
+			if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
 		case now.After(kill):
 			kill = kill.Add(soakKill)
 			kills++
@@ -148,7 +146,7 @@ func TestSoak(t *testing.T) {
 	most(tr, "connections closed by Caddy", cut, len(nodes)*(reloads+1))
 	tr.note("p99 %s, longest wait %s", show(percentile(requests, 0.99)), show(percentile(requests, 1)))
 	tr.note("over-admitted %d, by slow limits %d", excess(requests, false), excess(requests, true))
-	most(tr, "decided by a node alone, at most, of 100", 100*(len(requests)-len(together))/len(requests), 25)
+	most(tr, "requests that a node may have decided alone, of 100", 100*(len(requests)-len(together))/len(requests), 25)
 	tr.note("without these")
 	overAdmitted(tr, together, 0, 0)
 	most(tr, "under-admitted", shortfall(requests), 2*size+cut)
