@@ -467,6 +467,21 @@ func splitBrain(tr *trial) {
 		tr.note("by node %d alone", i+1)
 		overAdmitted(tr, ofNode(requests, i), 0, 0)
 	}
+
+	// A node that goes to the other side and comes back has what it admitted there.
+	if err := a.Client().SlaveOf(tr.Context(), "no", "one").Err(); err != nil {
+		tr.Fatal(err)
+	}
+	const here, there = 4, 3
+	back := fill(nodes[2], "back", here)
+	to(a, proxies[2])
+	time.Sleep(50 * time.Millisecond)
+	back += fill(nodes[2], "back", there)
+	to(b, proxies[2])
+	time.Sleep(50 * time.Millisecond)
+	back += fill(nodes[2], "back", 3*slowSize)
+	strictly(tr, "there and back: admitted", back, slowSize)
+	least(tr, "and", back, slowSize)
 }
 
 // clusterDown: a cluster that is gone and comes back empty.
