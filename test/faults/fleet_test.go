@@ -420,7 +420,7 @@ func splitBrain(tr *trial) {
 	a, b := redistest.Start(tr, now, "0"), redistest.Start(tr, now, "0")
 	replicate := func(of, s *redistest.Server) {
 		host, port, _ := strings.Cut(of.Addr, ":")
-		if err := s.Client().SlaveOf(tr.Context(), host, port).Err(); err != nil {
+		if err := s.Client().ReplicaOf(tr.Context(), host, port).Err(); err != nil {
 			tr.Fatal(err)
 		}
 		eventually(tr, "the replica follows", func() bool {
@@ -449,7 +449,7 @@ func splitBrain(tr *trial) {
 		if winner == b {
 			loser = a
 		}
-		if err := b.Client().SlaveOf(tr.Context(), "no", "one").Err(); err != nil {
+		if err := b.Client().ReplicaOf(tr.Context(), "no", "one").Err(); err != nil {
 			tr.Fatal(err)
 		}
 		split := time.Now()
@@ -471,7 +471,7 @@ func splitBrain(tr *trial) {
 	}
 
 	// A node that goes to the other side and comes back has what it admitted there.
-	if err := a.Client().SlaveOf(tr.Context(), "no", "one").Err(); err != nil {
+	if err := a.Client().ReplicaOf(tr.Context(), "no", "one").Err(); err != nil {
 		tr.Fatal(err)
 	}
 	const here, there = 4, 3

@@ -74,7 +74,7 @@ func TestSoak(t *testing.T) {
 	}
 	began := time.Now()
 	l := startLoad(t, nodes, soakRate)
-	samples := make([][]usage, len(nodes)) // just before reloads, when what the last one replaced is closed
+	samples := make([][]held, len(nodes)) // just before reloads, when what the last one replaced is closed
 	var connected []int
 	reloads, flushes, kills := 0, 0, 0
 	sample := began.Add(soakReload - time.Second)
@@ -87,7 +87,8 @@ func TestSoak(t *testing.T) {
 			l.client.CloseIdleConnections()
 			time.Sleep(100 * time.Millisecond)
 			for i, n := range nodes {
-				samples[i] = append(samples[i], n.usage())
+				samples[i] = append(samples[i], held{n.usage(), n.heap()})
+				t.Logf("after %s node %d holds %+v", time.Since(began).Round(time.Second), i+1, samples[i][len(samples[i])-1])
 			}
 			connected = append(connected, clients(tr, server))
 		case now.After(reload):
@@ -193,30 +194,59 @@ func clients(tr *trial, s *redistest.Server) int {
 	return strings.Count(list, "\n") - 1
 }
 
+// held is what a process holds, and of its memory, in kB, the part that is in use.
+type held struct {
+	usage
+	heap int
+}
+
+// heap returns how much memory the node uses, in kB, after a collection of garbage.
+func (n *node) heap() int {
+	n.t.Helper()
+	profile, err := n.debug("heap?gc=1&debug=1")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(profile, "# HeapAlloc = ")
+	var bytes int
+	if _, err := fmt.Sscan(rest, &bytes); err != nil {
+		n.t.Fatal(err)
+	}
+	return bytes >> 10
+}
+
 // steady judges what each node held at some times, in the same state but for the
 // requests on their way: in the last third hardly more than in the first. What was
 // held least tells, for what is not let go of stays.
-func steady(tr *trial, samples [][]usage) {
+func steady(tr *trial, samples [][]held) {
 	tr.Helper()
 	for i, s := range samples {
 		if len(s) < 4 {
 			tr.note("node %d: too short to judge what it holds", i+1)
 			continue
 		}
-		floor := func(s []usage) usage {
-			least := s[0]
-			for _, u := range s[1:] {
-				least = usage{min(least.goroutines, u.goroutines), min(least.files, u.files), min(least.rss, u.rss)}
-			}
-			return least
-		}
 		third := (len(s) - 1) / 3
-		first, last := floor(s[1:1+third]), floor(s[len(s)-third:]) // without the first, while all is new
-		tr.note("node %d: memory %d → %d MB", i+1, first.rss>>10, last.rss>>10)
-		most(tr, "grew by MB", (last.rss-first.rss)>>10, 12)
-		tr.note("goroutines %d → %d", first.goroutines, last.goroutines)
-		most(tr, "more by", last.goroutines-first.goroutines, 5)
-		tr.note("files %d → %d", first.files, last.files)
-		most(tr, "more by", last.files-first.files, 10)
+		first, last := s[1:1+third], s[len(s)-third:] // without the first, while all is new
+		tr.note("node %d", i+1)
+		for _, of := range []struct {
+			what string
+			more int // the most that it may be more by
+			get  func(held) int
+		}{
+			{"resident kB", 12 << 10, func(h held) int { return h.rss }},
+			{"used kB", 2 << 10, func(h held) int { return h.heap }},
+			{"goroutines", 3, func(h held) int { return h.goroutines }},
+			{"files", 5, func(h held) int { return h.files }},
+		} {
+			floor := func(s []held) int {
+				least := of.get(s[0])
+				for _, h := range s[1:] {
+					least = min(least, of.get(h))
+				}
+				return least
+			}
+			before := floor(first)
+			most(tr, fmt.Sprintf("%s %d →", of.what, before), floor(last), before+of.more)
+		}
 	}
 }
