@@ -6,6 +6,7 @@
 //	go test .                    what CI runs: every fault, briefly
 //	go test . -run 'Faults/3'    one fault
 //	go test . -long -table ../../docs/faults.md
+//	go test . -v -run Soak -soak 10m
 package faults
 
 import (
