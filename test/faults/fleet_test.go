@@ -566,10 +566,14 @@ func hundredNodes(tr *trial) {
 	var events atomic.Int64
 	stores := make([]*limiter.Redis, fleet)
 	for i := range stores {
-		stores[i] = limiter.NewRedis(limiter.RedisOptions{
+		var err error
+		stores[i], err = limiter.NewRedis(limiter.RedisOptions{
 			Addresses: []string{server.Addr}, KeyPrefix: "rl:", Timeout: 2 * time.Second,
 			Fallback: limiter.NewMemory(nil), Report: func(limiter.Event) { events.Add(1) },
 		})
+		if err != nil {
+			tr.Fatal(err)
+		}
 		tr.Cleanup(func() { _ = stores[i].Close() })
 	}
 	bucket := func(key string) limiter.Bucket {
