@@ -4,7 +4,7 @@ CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 
-.PHONY: run build test lint targets fuzz faults programs bench bench-e2e performance
+.PHONY: run build test lint targets fuzz faults soak programs bench bench-e2e performance
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -52,6 +52,12 @@ fuzz:
 # some fifteen minutes.
 faults: programs
 	cd test/faults && go test -count=1 -timeout 1h -v . -long -table ../../docs/faults.md
+
+# Let three nodes run for long, with reloads and closed connections, and write what
+# they held and admitted to docs/faults.md.
+SOAK_TIME = 10m
+soak: programs
+	cd test/faults && go test -count=1 -timeout 0 -v -run '^TestSoak$$' . -soak $(SOAK_TIME) -table ../../docs/faults.md
 
 # The tests start Redis servers of their own, the benchmarks a load generator,
 # and the race detector needs a C compiler. All come from the distribution.

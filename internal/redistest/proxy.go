@@ -39,6 +39,7 @@ type fault struct {
 	cut           bool             // a reply ends the connection, after
 	first         int              // so many bytes of it
 	requests      []*regexp.Regexp // replies to which are meant; none means all
+	up, down      *line            // of so much bandwidth; nil of any
 
 	over chan struct{} // closed when another fault has taken its place
 }
@@ -116,6 +117,14 @@ func (p *Proxy) Slice(n int, gap time.Duration) {
 	p.set(f)
 }
 
+// Throttle lets so many bytes a second pass in each direction, of all connections
+// together. What is too much waits.
+func (p *Proxy) Throttle(bytesPerSecond int) {
+	f := newFault()
+	f.up, f.down = &line{rate: bytesPerSecond}, &line{rate: bytesPerSecond}
+	p.set(f)
+}
+
 // Refuse closes all connections and lets nobody connect.
 func (p *Proxy) Refuse() {
 	p.mu.Lock()
@@ -157,6 +166,26 @@ func (p *Proxy) Open() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.links)
+}
+
+// line is one direction of a link with little bandwidth.
+type line struct {
+	rate int // bytes a second
+
+	mu   sync.Mutex
+	free time.Time // when what was taken so far will have passed
+}
+
+// take returns how long it takes until n more bytes have passed.
+func (l *line) take(n int) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if l.free.Before(now) {
+		l.free = now
+	}
+	l.free = l.free.Add(time.Duration(n) * time.Second / time.Duration(l.rate))
+	return l.free.Sub(now)
 }
 
 func newFault() *fault { return &fault{over: make(chan struct{})} }
@@ -266,6 +295,9 @@ func (l *link) passRequests() {
 			if f.means(buffer[:n]) {
 				l.meant.Store(f)
 			}
+			if f.up != nil {
+				l.wait(f, f.up.take(n))
+			}
 			if _, err := l.server.Write(buffer[:n]); err != nil {
 				return
 			}
@@ -319,6 +351,8 @@ func (l *link) pass(reply []byte) bool {
 			}
 		case f.slice > 0:
 			n = min(n, f.slice)
+		case f.down != nil:
+			l.wait(f, f.down.take(n))
 		}
 		if _, err := l.client.Write(reply[:n]); err != nil {
 			return false

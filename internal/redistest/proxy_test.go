@@ -232,6 +232,26 @@ func TestProxySlice(t *testing.T) {
 	}
 }
 
+// TestProxyThrottle guards that what passes takes as long as the bandwidth asks for,
+// in both directions and for all connections together.
+func TestProxyThrottle(t *testing.T) {
+	t.Parallel()
+	_, p, one := startProxied(t)
+	other := dial(t, p.Addr)
+	send(t, other, "PING")
+	expect(t, other, "+PONG\r\n")
+	p.Throttle(200)
+	begin := time.Now()
+	send(t, one, "PING")
+	send(t, other, "PING")
+	expect(t, one, "+PONG\r\n")
+	expect(t, other, "+PONG\r\n")
+	// 6 bytes there and 7 back, twice: those there and those back overlap by one.
+	if took := time.Since(begin); took < 90*time.Millisecond {
+		t.Errorf("took %v", took)
+	}
+}
+
 // TestProxyRefuse guards that nobody gets or stays connected while the proxy
 // refuses, and that it is back at the same address after it.
 func TestProxyRefuse(t *testing.T) {
@@ -289,6 +309,7 @@ func TestProxyEnds(t *testing.T) {
 		"delay":      func(p *Proxy) { p.Delay(time.Hour) },
 		"slice":      func(p *Proxy) { p.Slice(1, time.Hour) },
 		"black hole": (*Proxy).BlackHole,
+		"throttle":   func(p *Proxy) { p.Throttle(1) },
 		"refuse":     (*Proxy).Refuse,
 		"target down": func(p *Proxy) {
 			p.Retarget("127.0.0.1:1")

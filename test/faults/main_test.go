@@ -6,6 +6,7 @@
 //	go test .                    what CI runs: every fault, briefly
 //	go test . -run 'Faults/3'    one fault
 //	go test . -long -table ../../docs/faults.md
+//	go test . -v -run Soak -soak 10m
 package faults
 
 import (
@@ -52,6 +53,7 @@ type fault struct {
 // faults are all of them, in the order of the table.
 var faults = slices.Concat(
 	serverFaults, networkFaults, dataFaults, topologyFaults, accessFaults, siteFaults, burstFaults, farFaults,
+	fleetFaults,
 )
 
 // TestFaults runs one fault after the other.
@@ -190,9 +192,14 @@ func (tr *trial) row(f fault) string {
 	return fmt.Sprintf("| %s | %s | %s |", f.id, cell(f.name), cell(strings.Join(tr.findings, "; ")))
 }
 
-// writeTable replaces the table in a document, which stands between two marks.
+// writeTable replaces the table in a document.
 func writeTable(path string, rows []string) error {
-	const begin, end = "<!-- results -->\n", "<!-- end of results -->"
+	return rewrite(path, "results", "| | fault | found |\n|---|---|---|\n"+strings.Join(rows, "\n")+"\n")
+}
+
+// rewrite replaces what stands in a document between two marks of the given name.
+func rewrite(path, name, with string) error {
+	begin, end := "<!-- "+name+" -->\n", "<!-- end of "+name+" -->"
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -202,14 +209,6 @@ func writeTable(path string, rows []string) error {
 	if !ok || !ok2 {
 		return fmt.Errorf("%s: no marks %q and %q", path, begin, end)
 	}
-	var out bytes.Buffer
-	out.Write(before)
-	out.WriteString(begin)
-	out.WriteString("| | fault | found |\n|---|---|---|\n")
-	for _, row := range rows {
-		out.WriteString(row + "\n")
-	}
-	out.WriteString(end)
-	out.Write(after)
-	return os.WriteFile(path, out.Bytes(), 0o644) //nolint:gosec // a document
+	text = slices.Concat(before, []byte(begin+with+end), after)
+	return os.WriteFile(path, text, 0o644) //nolint:gosec // a document
 }

@@ -39,6 +39,8 @@ type node struct {
 	dir   string
 	cmd   *exec.Cmd
 	write func(n *node) string // makes its Caddyfile
+
+	exited <-chan struct{} // closed when the process has exited and was reaped
 }
 
 // slowPath is where the slow limit applies and the hot one does not.
@@ -160,40 +162,53 @@ func tryNode(t testing.TB, write func(*node) string) (*node, error) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	n := &node{t: t, addr: redistest.FreeAddr(t), admin: redistest.FreeAddr(t), dir: dir, write: write}
-	file := filepath.Join(dir, "Caddyfile")
-	if err := os.WriteFile(file, []byte(write(n)), 0o600); err != nil {
+	if err := os.WriteFile(n.file(), []byte(write(n)), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(n.kill)
+	return n, n.launch("--config", n.file())
+}
+
+// file returns the path of the node's Caddyfile.
+func (n *node) file() string { return filepath.Join(n.dir, "Caddyfile") }
+
+// launch runs the node's process, with options of `caddy run`, and returns once it
+// serves.
+func (n *node) launch(options ...string) error {
 	self, err := os.Executable()
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	var output bytes.Buffer
-	n.cmd = exec.Command(self, "run", "--config", file)
-	n.cmd.Env = append(os.Environ(), asCaddy+"=1", "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	n.cmd = exec.Command(self, append([]string{"run"}, options...)...)
+	n.cmd.Env = append(os.Environ(), asCaddy+"=1", "HOME="+n.dir, "XDG_DATA_HOME="+n.dir, "XDG_CONFIG_HOME="+n.dir)
 	n.cmd.Stdout, n.cmd.Stderr = &output, &output
-	exited, err := redistest.Run(n.cmd)
-	if err != nil {
-		t.Fatal(err)
+	if n.exited, err = redistest.Run(n.cmd); err != nil {
+		n.exited = nil
+		return err
 	}
-	t.Cleanup(func() {
-		_ = n.cmd.Process.Kill()
-		<-exited
-	})
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		select {
-		case <-exited:
-			return nil, fmt.Errorf("caddy exited: %v\n%s", n.cmd.ProcessState, &output)
+		case <-n.exited:
+			return fmt.Errorf("caddy exited: %v\n%s", n.cmd.ProcessState, &output)
 		default:
 		}
 		conn, err := net.Dial("tcp", n.addr)
 		if err == nil {
 			_ = conn.Close()
-			return n, nil
+			return nil
 		}
 		if time.Now().After(deadline) {
-			return nil, errors.New("caddy does not serve")
+			return errors.New("caddy does not serve")
 		}
+	}
+}
+
+// kill ends the node's process, if it runs, and waits until it is gone.
+func (n *node) kill() {
+	if n.exited != nil {
+		_ = n.cmd.Process.Kill()
+		<-n.exited
 	}
 }
 

@@ -231,7 +231,9 @@ func (p *pool) dial(probe bool) {
 	seen, before := p.restarts.seen(), p.restarts.latestID.Load()
 	id, unknown, err := p.script.load(context.WithValue(ctx, refusedKey{}, &refused), conn.Conn)
 	if err == nil {
-		p.restarts.connected(seen, before, id, unknown)
+		// When all connections are gone the next may be to another server, which
+		// knows the script from others and has numbered more connections.
+		p.restarts.connected(seen, before, id, unknown || p.made.Load() == 0)
 		p.made.Add(1)
 		p.dials.Store(0)
 		p.dialAt.Store(0)

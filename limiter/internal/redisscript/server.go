@@ -414,11 +414,12 @@ func (r *restarts) since(seen int64) {
 	}
 }
 
-// connected takes note of a new connection: of its number, and whether the server
-// did not know the script. Both were asked for when so many restarts had been seen
-// and before was the highest number.
-func (r *restarts) connected(seen, before, id int64, unknown bool) {
-	if unknown || id < before {
+// connected takes note of a new connection: of its number, and whether there is
+// another reason to take the server for another, such as that it did not know the
+// script. Both were asked for when so many restarts had been seen and before was
+// the highest number.
+func (r *restarts) connected(seen, before, id int64, another bool) {
+	if another || id < before {
 		r.since(seen)
 	}
 	for last := r.latestID.Load(); id > last && !r.latestID.CompareAndSwap(last, id); {

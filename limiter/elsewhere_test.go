@@ -1,0 +1,97 @@
+package limiter
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// TestAddressOfTwoServers guards that one process admits nothing extra when its
+// address is at times one server's and at times another's, of which neither knows
+// what the other was asked: a name or a load balancer that points elsewhere for a
+// while, two masters after a split.
+func TestAddressOfTwoServers(t *testing.T) {
+	const size, first, second = 10, 4, 3
+	for name, connections := range map[string]int{
+		"the first has made fewer connections": 0,
+		"the first has made more connections":  20,
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := redistest.Start(t), redistest.Start(t)
+			proxy := redistest.StartProxy(t, a.Addr)
+			// For both, so that not even that the script is unknown tells them apart.
+			for _, s := range []*redistest.Server{a, b} {
+				other := hourly(size)
+				other.Key = "other"
+				decide(t, newTestRedis(t, s, nil), Atomic, other)
+			}
+			for range connections {
+				if err := a.Client().Conn().Ping(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r := newTestRedis(t, a, func(opt *RedisOptions) {
+				opt.Addresses = []string{proxy.Addr}
+				opt.Fallback = NewMemory(nil)
+			})
+			admitted := 0
+			ask := func(requests int) {
+				for range requests {
+					d, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(size)}}, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !d[0].Denied {
+						admitted++
+					}
+				}
+			}
+			to := func(s *redistest.Server) {
+				proxy.Retarget(s.Addr)
+				proxy.CloseAll()
+				time.Sleep(20 * time.Millisecond)
+			}
+			ask(first)
+			to(b)
+			ask(second)
+			to(a)
+			ask(2 * size)
+			if admitted != size {
+				t.Errorf("admitted %d, want %d", admitted, size)
+			}
+		})
+	}
+}
+
+// TestStoppedClock guards that a process whose clock stood still for a while, as
+// that of a machine that was suspended may, admits nothing extra, and that once
+// Redis has answered its levels are Redis's again, not those of the time before.
+func TestStoppedClock(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, func(opt *RedisOptions) {
+		opt.Fallback, opt.Timeout = NewMemory(frozen), 500*time.Millisecond
+	})
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripRate: 100 * time.Millisecond, DripSize: 1}, Cost: 1}
+	ask := func(requests int) (admitted int) {
+		for range requests {
+			if !decide(t, r, Atomic, b)[0].Denied {
+				admitted++
+			}
+		}
+		return admitted
+	}
+	if got := ask(10); got != 10 {
+		t.Fatalf("admitted %d, want 10", got)
+	}
+	time.Sleep(1100 * time.Millisecond) // Redis's clock goes on, and the bucket is empty
+	d := decide(t, r, Atomic, b)[0]
+	if d.Denied || d.Remaining != 9 {
+		t.Errorf("after the stop: denied %v, remaining %d, want 9", d.Denied, d.Remaining)
+	}
+	server.Kill()
+	if got := ask(20); got != 9 {
+		t.Errorf("admitted %d by the process, want 9", got)
+	}
+}
