@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -48,6 +49,7 @@ type traffic struct {
 	// tables are locked inside of it.
 	mu        sync.Mutex
 	inFlight  *question // the latest of them; a list
+	lost      int       // how many of them a server may have forgotten that has restarted
 	sent      uint64    // how many requests have been sent
 	traces    [traces]trace
 	fallbacks int // how many there have been
@@ -152,7 +154,7 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	leads := f.lead()
-	dirty := f.memory.anyDirty()
+	dirty := f.memory.anyDirty() || f.lost > 0
 	for _, c := range batch {
 		q := c.Owner.(*question)
 		f.unlink(q) // it may have been sent to another server before
@@ -186,12 +188,23 @@ func (f *fallback) known(q *question) []known {
 		p := &q.pending[i]
 		level, dirty := f.memory.dirty(p.hash)
 		if dirty == clean {
-			continue
+			// What was admitted before a server restarted may still be on its way here.
+			if !f.anyLost(p.hash) {
+				continue
+			}
+			if dirty = unsure; level.clear <= 0 {
+				level = state{}
+			}
 		}
 		if levels == nil {
 			levels = make([]known, len(q.pending))
 		}
 		p.told = true
+		if level.clear <= int64(f.timeout/time.Microsecond) {
+			// The bucket may have drained when the server is told. Units that would
+			// have left with its last drip are then no longer free.
+			level.slack = 0
+		}
 		levels[i] = known{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size)), dirty}
 	}
 	return levels
@@ -250,7 +263,11 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 		if !o.blocked {
 			charged := !held && !o.denied && !q.gone && (admitted || q.what() != byte(Atomic))
 			s, newest := f.newest(q.order, p, o.state)
-			f.memory.follow(p, s, f.timeout, newest, p.crossed && charged)
+			crossed := p.crossed && charged
+			f.memory.follow(p, s, f.timeout, newest, crossed)
+			if crossed { // which the servers of others in flight need not know of
+				f.cross(p.hash)
+			}
 		}
 	}
 	for i := range q.pending {
@@ -301,6 +318,20 @@ func (f *fallback) drop(questions ...*question) {
 		f.unlink(q)
 		q.gone = true
 	}
+}
+
+// anyLost reports whether units of a bucket are in flight that a server may have
+// forgotten.
+func (f *fallback) anyLost(hash uint64) bool {
+	if f.lost == 0 {
+		return false
+	}
+	for q := f.inFlight; q != nil; q = q.next {
+		if q.lost && slices.ContainsFunc(q.pending, func(p pending) bool { return p.hash == hash }) {
+			return true
+		}
+	}
+	return false
 }
 
 // decide decides req here, instead of the given requests to servers, which are
@@ -372,7 +403,11 @@ func (f *fallback) restarted(server *redisscript.Server) {
 		if this.server != server {
 			continue
 		}
-		if this.lost = true; this.holds { // it may be admitted
+		if !this.lost {
+			this.lost = true
+			f.lost++
+		}
+		if this.holds { // it may be admitted
 			f.chargeHeld(this)
 			continue
 		}
@@ -404,6 +439,9 @@ func (f *fallback) link(q *question) {
 func (f *fallback) unlink(q *question) {
 	if !q.linked {
 		return
+	}
+	if q.lost {
+		f.lost--
 	}
 	if q.prev != nil {
 		q.prev.next = q.next

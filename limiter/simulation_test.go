@@ -163,7 +163,7 @@ func (h *history) run() {
 			h.events.at(now, func() { h.stalledUntil = max(h.stalledUntil, until) })
 		case x < 22:
 			h.events.at(now, h.die)
-			h.events.at(now+h.random.Int64N(200_000), h.restart)
+			h.events.at(now+h.random.Int64N(pick[int64](h.random, 100, 200_000)), h.restart)
 		case x < 37:
 			h.events.at(now, h.deleteKeys)
 		case x < 42:
