@@ -105,6 +105,7 @@ func NewRedis(opt RedisOptions) *Redis {
 	}
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
+		r.fallback.removals.send = r.remove
 	}
 	r.reporter = newReporter(opt.Report)
 	opt.Report = r.reporter.report
@@ -155,6 +156,9 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	}
 	if len(req.Buckets) == 0 {
 		return dst, nil
+	}
+	if r.fallback != nil && req.mayShare() {
+		req.Buckets = r.fallback.memory.shareBuckets(req.Buckets, ahead, nil)
 	}
 	var few [8]outcome
 	sent := r.clock()
@@ -237,6 +241,9 @@ func (r *Redis) question(req Request, what byte) *question {
 	q.patient = r.fallback == nil || req.NoFallback
 	if r.fallback != nil {
 		q.pending = r.fallback.pending(req, q.pending[:0])
+		for i := range q.pending {
+			q.pending[i].key = q.keys[i]
+		}
 	}
 	return q
 }

@@ -66,7 +66,15 @@ type Bucket struct {
 	// full, keys that have no bucket share one with all others of their ShareKey,
 	// such as the network that a client's address is in.
 	ShareKey string
+
+	shared bool // whether it is one that keys share; Key is then what they share it by
 }
+
+// keeps reports whether b's limit forgets no bucket.
+func (b *Bucket) keeps() bool { return b.shared || b.ShareKey != "" }
+
+// sameKey reports whether a and b are of one key.
+func (b *Bucket) sameKey(a *Bucket) bool { return a.Key == b.Key && a.shared == b.shared }
 
 // fits reports whether b, which stands at s, has room for the request.
 func (b *Bucket) fits(s state, now int64) bool {
