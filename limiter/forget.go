@@ -33,7 +33,9 @@ func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
 	if p.partition.id.rate != otherNames {
 		p.partition.usage.agree(maxKeys, keeps)
 	}
-	for n := 0; n < forgetAtOnce && m.forgetOne(p.partition, p.hash%tables, p.hash, now); n++ {
+	table := p.hash % tables
+	for n := 0; n < forgetAtOnce && m.forgetOne(p.partition, table, p.hash, now); n++ {
+		table = rand.Uint64() // or one that was just emptied
 	}
 }
 
@@ -55,7 +57,7 @@ func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 	default:
 		return false
 	}
-	return p != nil && m.forget(p, table%tables, except, now, false)
+	return p != nil && m.forget(p, table, except, now, false)
 }
 
 // largestUsage returns the usage of the Name that has most buckets and forgets
@@ -84,7 +86,7 @@ func (m *Memory) largest(u *usage, p *partition) *partition {
 }
 
 // forget removes the bucket that drains soonest of a sample that begins in the
-// given table of p, and reports whether it has. It is none of the given hash,
+// given table of p, modulo how many it has, and reports whether it has. It is none of the given hash,
 // and with drained only one that holds nothing.
 func (m *Memory) forget(p *partition, table, except uint64, now int64, drained bool) bool {
 	best, seen := slot{}, 0

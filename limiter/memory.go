@@ -58,7 +58,7 @@ func NewMemory(clock func() time.Duration) *Memory {
 		clock = func() time.Duration { return time.Since(start) }
 	}
 	m := &Memory{seed: maphash.MakeSeed(), clock: clock, traffic: new(traffic)}
-	m.directory.Store(&directory{map[limitID]*partition{}, nil, map[string]*usage{}, new(usage)})
+	m.directory.Store(newDirectory(nil, map[string]*usage{}, new(usage)))
 	m.SetMaxKeys(DefaultMaxKeys)
 	return m
 }
@@ -99,12 +99,13 @@ func (m *Memory) decide(req Request, dst []Decision) []Decision {
 // of it, the clear time told from now. Most requests are of this kind, and on a
 // bucket that is there already: that one is read and written where it lies.
 func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
-	p := m.place(b)
-	p.table.mu.Lock()
+	part, hash := m.locate(b)
+	t := &part.tables[hash%tables]
+	t.mu.Lock()
 	// The clock is read first, so that the processor can fetch the bucket
 	// meanwhile.
 	now := m.clock().Microseconds()
-	if stored := p.table.own(p.hash); stored != nil {
+	if stored := t.own(hash); stored != nil {
 		s = b.Limit.at(stored.state, now, b.SizeVaries)
 		if denied = !b.fits(s, now); !denied {
 			s = b.Limit.add(s, b.Cost)
@@ -112,12 +113,13 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 		if s != stored.state && s.clear > now {
 			stored.state = s
 		}
-		p.table.mu.Unlock()
+		t.mu.Unlock()
 	} else {
-		for p.partition.dead {
-			p.table.mu.Unlock()
-			p = m.place(b)
-			p.table.mu.Lock()
+		p := place{hash: hash, partition: part, table: t}
+		if part.dead {
+			t.mu.Unlock()
+			m.lock(&p)
+			now = m.clock().Microseconds()
 		}
 		m.look(&p, b, now)
 		p.fits = b.fits(p.state, now)
@@ -244,9 +246,14 @@ type place struct {
 
 // place returns where b has its place.
 func (m *Memory) place(b *Bucket) place {
-	p := m.partition(b.limitID())
-	h := m.hashIn(p, b)
+	p, h := m.locate(b)
 	return place{hash: h, partition: p, table: &p.tables[h%tables]}
+}
+
+// locate returns the partition that b lies in, and b's hash.
+func (m *Memory) locate(b *Bucket) (*partition, uint64) {
+	salt := b.limitHash(m.seed)
+	return m.partition(b, salt), mix(salt, maphash.String(m.seed, b.Key))
 }
 
 // put stores the bucket at p.

@@ -2,8 +2,9 @@ package limiter
 
 import (
 	"cmp"
-	"hash/maphash"
 	"maps"
+	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -104,13 +105,41 @@ func (u *usage) agree(maxKeys int, keeps bool) {
 // directory finds partitions. It never changes: a new one replaces it.
 type directory struct {
 	partitions map[limitID]*partition
+	bySalt     []*partition // the same by their salts: a hash table with linear probing
 	all        []*partition
 	usages     map[string]*usage
 	others     *usage // of all limits that have no partition of their Name
 }
 
-// partition returns the partition of a limit.
-func (m *Memory) partition(id limitID) *partition {
+// newDirectory returns a directory of the given partitions and usages.
+func newDirectory(all []*partition, usages map[string]*usage, others *usage) *directory {
+	d := &directory{map[limitID]*partition{}, nil, all, usages, others}
+	d.bySalt = make([]*partition, 2<<bits.Len(uint(len(all))))
+	for _, p := range all {
+		d.partitions[p.id] = p
+		i := p.salt
+		for d.bySalt[i%uint64(len(d.bySalt))] != nil {
+			i++
+		}
+		d.bySalt[i%uint64(len(d.bySalt))] = p
+	}
+	return d
+}
+
+// partition returns the partition of b's limit, of which the hash is given.
+func (m *Memory) partition(b *Bucket, salt uint64) *partition {
+	all := m.directory.Load().bySalt
+	mask := uint64(len(all) - 1)
+	for i := salt & mask; all[i] != nil; i = (i + 1) & mask {
+		if all[i].salt == salt {
+			return all[i]
+		}
+	}
+	return m.partitionOf(b.limitID())
+}
+
+// partitionOf returns the partition of a limit.
+func (m *Memory) partitionOf(id limitID) *partition {
 	d := m.directory.Load()
 	if p := d.partitions[id]; p != nil {
 		return p
@@ -154,13 +183,12 @@ func (m *Memory) newPartition(id limitID) *partition {
 	b := id.bucket()
 	p := &partition{id: id, order: m.made, salt: b.limitHash(m.seed), usage: u}
 	u.parts.Add(1)
-	d := &directory{maps.Clone(old.partitions), append(slices.Clip(old.all), p), old.usages, old.others}
-	d.partitions[id] = p
-	if u != old.others && old.usages[u.name] != u {
-		d.usages = maps.Clone(old.usages)
-		d.usages[u.name] = u
+	usages := old.usages
+	if u != old.others && usages[u.name] != u {
+		usages = maps.Clone(usages)
+		usages[u.name] = u
 	}
-	m.directory.Store(d)
+	m.directory.Store(newDirectory(append(slices.Clip(old.all), p), usages, old.others))
 	return p
 }
 
@@ -181,14 +209,13 @@ func (m *Memory) drop(p *partition) {
 	if empty && !p.dead {
 		p.dead = true
 		old := m.directory.Load()
-		d := &directory{maps.Clone(old.partitions), slices.Clone(old.all), old.usages, old.others}
-		delete(d.partitions, p.id)
-		d.all = slices.DeleteFunc(d.all, func(q *partition) bool { return q == p })
+		all := slices.DeleteFunc(slices.Clone(old.all), func(q *partition) bool { return q == p })
+		usages := old.usages
 		if u := p.usage; u.parts.Add(-1) == 0 && u.forgotten.Load() == 0 && u.onShared.Load() == 0 {
-			d.usages = maps.Clone(old.usages)
-			delete(d.usages, u.name)
+			usages = maps.Clone(usages)
+			delete(usages, u.name)
 		}
-		m.directory.Store(d)
+		m.directory.Store(newDirectory(all, usages, old.others))
 	}
 	for i := range p.tables {
 		p.tables[i].mu.Unlock()
@@ -240,14 +267,6 @@ func (m *Memory) Limits() []LimitUsage {
 // hash returns the identity of b in 64 bits.
 func (m *Memory) hash(b *Bucket) uint64 { return b.hash(m.seed) }
 
-// hashIn returns the identity of b, which lies in p, in 64 bits.
-func (m *Memory) hashIn(p *partition, b *Bucket) uint64 {
-	if p.mixed() {
-		return m.hash(b)
-	}
-	return mix(p.salt, maphash.String(m.seed, b.Key))
-}
-
 // sweep lets drained buckets leave, if it is time to.
 func (m *Memory) sweep(now int64) {
 	if last := m.sweptAt.Load(); now-last >= sweepEvery && m.sweptAt.CompareAndSwap(last, now) {
@@ -278,7 +297,7 @@ func (m *Memory) sweepTables(now int64) {
 			p.idle = false
 			m.mu.Unlock()
 		}
-		for n := 0; n < 64 && m.forgetOne(p, next%tables, 0, now); n++ {
+		for n := 0; n < 64 && m.forgetOne(p, rand.Uint64(), 0, now); n++ {
 		}
 	}
 }

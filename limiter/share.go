@@ -109,7 +109,7 @@ func (m *Memory) lock(p *place) {
 			return
 		}
 		p.table.mu.Unlock()
-		p.partition = m.partition(p.partition.id)
+		p.partition = m.partitionOf(p.partition.id)
 		p.table = &p.partition.tables[p.hash%tables]
 	}
 }
