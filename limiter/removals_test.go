@@ -9,7 +9,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// settled waits until the store's removals have been carried out.
+// settledRemovals waits until the store's removals have been carried out.
 func (f *fallback) settledRemovals(t testing.TB) {
 	t.Helper()
 	waitFor(t, 10*time.Second, func() error {
@@ -227,7 +227,6 @@ func TestShareOnRedis(t *testing.T) {
 	}
 
 	b.MaxKeys, b.Key = 10, "later"
-	time.Sleep(time.Millisecond) // nothing drips
 	if d := decide(t, node, Atomic, b)[0]; !d.Denied {
 		t.Errorf("its own bucket began empty: %+v", d)
 	}

@@ -13,7 +13,7 @@ import (
 func TestShareUnderFlood(t *testing.T) {
 	const most, honest = 5000, 1000
 	for _, tc := range []struct{ networks, denied int }{
-		{1, 0},
+		{1, 1},
 		{10, honest * 2 / 100},
 		{100, honest * 13 / 100},
 	} {
