@@ -30,6 +30,8 @@ import (
 //   - An answer that is newer than all others of a clean bucket, see traces, is
 //     all there is to know of it, even if it is lower: then somebody has deleted
 //     the key, or Redis has.
+//   - What the memory forgets for want of room is forgotten, whoever knew of it;
+//     the server is told so, see removals.
 type fallback struct {
 	*traffic
 	memory  *Memory

@@ -3,6 +3,8 @@ package limiter
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -421,4 +423,49 @@ func TestPartitionsComeAndGo(t *testing.T) {
 		t.Errorf("%d limits have tables", n)
 	}
 	usedSlots(t, f.m)
+}
+
+// TestPartitionDroppedMeanwhile tests that a bucket which enters while its limit's
+// tables are about to leave is not lost with them.
+func TestPartitionDroppedMeanwhile(t *testing.T) {
+	var now, stop atomic.Int64
+	m := NewMemory(func() time.Duration { return time.Duration(now.Load()) })
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for stop.Load() == 0 {
+			m.sweepTables(now.Load() / 1000)
+		}
+	})
+	b := Bucket{Name: "b", Limit: Limit{1, time.Second, 1}, Cost: 1}
+	random := rand.New(rand.NewPCG(3, 4))
+	dropped, last := 0, m.place(&b).partition
+	for i, end := 0, time.Now().Add(time.Second); time.Now().Before(end); i++ {
+		b.Key = fmt.Sprint(i)
+		if i%2 == 0 {
+			decide(t, m, Atomic, b)
+		} else {
+			other := b
+			other.Key += "x"
+			decide(t, m, Atomic, b, other)
+		}
+		if _, known := m.level(&b); !known {
+			t.Fatalf("bucket %d was lost", i)
+		}
+		now.Add(int64(2 * time.Second))
+		for range random.IntN(2000) {
+			if p := m.directory.Load(); len(p.all) == 0 || p.all[0] != last {
+				break
+			}
+		}
+		if p := m.place(&b).partition; p != last {
+			dropped, last = dropped+1, p
+		}
+	}
+	stop.Store(1)
+	wg.Wait()
+	t.Logf("dropped %d times", dropped)
+	if dropped == 0 {
+		t.Error("never dropped: the test shows nothing")
+	}
+	usedSlots(t, m)
 }

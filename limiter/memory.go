@@ -46,8 +46,8 @@ type Memory struct {
 }
 
 // DefaultMaxKeys is the most buckets that a Memory holds unless it is told
-// otherwise. A bucket takes 28 to 36 bytes, or 47 to 60 where it follows a
-// server's: a million need less than 50 MB, or 70.
+// otherwise. A bucket takes 28 to 36 bytes, or 46 to 60 where it follows
+// a server's.
 const DefaultMaxKeys = 1_000_000
 
 // NewMemory returns an empty store. Its clock tells the time since some fixed

@@ -59,6 +59,11 @@ type RedisOptions struct {
 	// go on where it stopped. Servers that keep the buckets instead of others, or
 	// of the Memory itself, are told what it holds. With nil, Take returns an error
 	// instead.
+	//
+	// It also bounds what the servers hold: what a Memory forgets is removed from
+	// them, unless another process has charged it meanwhile. So they hold no more
+	// than the Memories of all processes, what drains within a second and what is
+	// on its way. With nil nothing bounds that, and ShareKeys do nothing.
 	Fallback *Memory
 
 	// Is told what an operator should know, if not nil: one event after the

@@ -234,3 +234,27 @@ func TestShareOnRedis(t *testing.T) {
 		t.Errorf("the server holds %d units, want 3", got)
 	}
 }
+
+// TestShareTwiceOnRedis tests that a request is charged for each of two keys that
+// have to share, though a server can't be asked about one bucket twice at once.
+func TestShareTwiceOnRedis(t *testing.T) {
+	server := redistest.Start(t)
+	node, _ := testNode(t, server)
+	b := hourly(10)
+	b.MaxKeys, b.ShareKey = 1, "network"
+	decide(t, node, Atomic, b)
+	one, two := b, b
+	one.Key, two.Key = "one", "two"
+	for i := range 12 {
+		if d := decide(t, node, Atomic, one, two); Summarize(d).Denied != (i >= 10) {
+			t.Fatalf("request %d: %+v", i, d)
+		}
+	}
+	one.shared, one.Key = true, "network"
+	two.shared, two.Key = true, "network\x00"
+	for _, b := range []Bucket{one, two} {
+		if got := storedUnits(t, node, server, b); got != 10 {
+			t.Errorf("the bucket shared by %q holds %d, want 10", b.Key, got)
+		}
+	}
+}

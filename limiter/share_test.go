@@ -124,3 +124,24 @@ func TestShareTwiceInOneRequest(t *testing.T) {
 		t.Errorf("decided %+v, want a shared bucket of 8 units", d)
 	}
 }
+
+// TestShareDrainedMakesRoom tests that a full limit has room at once when its
+// buckets have drained, before a sweep has come to them.
+func TestShareDrainedMakesRoom(t *testing.T) {
+	const most = 1000
+	f := newFlooded(t)
+	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most, ShareKey: "network"}
+	for i := range most {
+		f.ask(b, fmt.Sprint("old", i))
+	}
+	f.now += time.Hour
+	for i := range most / 2 {
+		b.Key = fmt.Sprint("new", i)
+		if f.ask(b, b.Key); ownBuckets(f.m, []Bucket{b}) != 1 {
+			t.Fatalf("key %d has to share, though %d buckets have drained", i, most-i)
+		}
+	}
+	if u := f.usage("b"); u.Buckets > most || u.Shared > 0 {
+		t.Errorf("%+v", u)
+	}
+}
