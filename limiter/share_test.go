@@ -135,7 +135,7 @@ func TestShareDrainedMakesRoom(t *testing.T) {
 		f.ask(b, fmt.Sprint("old", i))
 	}
 	f.now += time.Hour
-	for i := range most / 2 {
+	for i := range most / 4 {
 		b.Key = fmt.Sprint("new", i)
 		if f.ask(b, b.Key); ownBuckets(f.m, []Bucket{b}) != 1 {
 			t.Fatalf("key %d has to share, though %d buckets have drained", i, most-i)
