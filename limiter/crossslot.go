@@ -40,7 +40,7 @@ type part struct {
 // severalKeys reports whether the buckets are of more than one key.
 func (req Request) severalKeys() bool {
 	for i := range req.Buckets {
-		if req.Buckets[i].Key != req.Buckets[0].Key {
+		if !req.Buckets[i].sameKey(&req.Buckets[0]) {
 			return true
 		}
 	}
@@ -56,7 +56,7 @@ func (req Request) byKey() []*part {
 next:
 	for i, b := range req.Buckets {
 		for _, p := range parts {
-			if p.Buckets[0].Key == b.Key {
+			if p.Buckets[0].sameKey(&b) {
 				p.add(b, i)
 				continue next
 			}

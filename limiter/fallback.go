@@ -33,12 +33,16 @@ import (
 //   - An answer that is newer than all others of a clean bucket, see traces, is
 //     all there is to know of it, even if it is lower: then somebody has deleted
 //     the key, or Redis has.
+//   - What the memory forgets for want of room is forgotten, whoever knew of it;
+//     the server is told so, see removals.
 type fallback struct {
 	*traffic
 	memory  *Memory
 	timeout time.Duration // how late an answer may be
 	place   string        // where the servers keep the buckets, see place
 	nth     int           // of those of the memory
+
+	removals removals
 }
 
 // traffic is what all fallbacks that share a memory know of requests in flight.
@@ -61,7 +65,7 @@ func newFallback(m *Memory, timeout time.Duration, place string) *fallback {
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
 	m.traffic.fallbacks++
-	return &fallback{m.traffic, m, timeout, place, m.traffic.fallbacks}
+	return &fallback{traffic: m.traffic, memory: m, timeout: timeout, place: place, nth: m.traffic.fallbacks}
 }
 
 // close takes note that nothing more is sent to f's servers.
@@ -130,8 +134,12 @@ const traces = 1024
 // pending is what the fallback knows of one bucket of a request in flight.
 type pending struct {
 	hash    uint64 // the bucket's in the memory
+	place   place  // where it lies there
+	key     string // its name in the server
 	limit   Limit
 	cost    int64
+	maxKeys int
+	keeps   bool
 	told    bool // the server was told a level when it was sent
 	crossed bool // something was decided here while it was in flight
 }
@@ -140,7 +148,10 @@ type pending struct {
 func (f *fallback) pending(req Request, dst []pending) []pending {
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
-		dst = append(dst, pending{hash: f.memory.hash(b), limit: b.Limit, cost: b.Cost})
+		p := f.memory.place(b)
+		dst = append(dst, pending{
+			hash: p.hash, place: p, limit: b.Limit, cost: b.Cost, maxKeys: b.MaxKeys, keeps: b.keeps(),
+		})
 	}
 	return dst
 }
@@ -186,7 +197,7 @@ func (f *fallback) known(q *question) []known {
 	var levels []known
 	for i := range q.pending {
 		p := &q.pending[i]
-		level, dirty := f.memory.dirty(p.hash)
+		level, dirty := f.memory.dirty(&p.place)
 		if dirty == clean {
 			// What was admitted before a server restarted may still be on its way here.
 			if !f.anyLost(p.hash) {
@@ -458,11 +469,10 @@ func (f *fallback) unlink(q *question) {
 // told from now. It is told at most late after it was so, and so is never too
 // low. What is held already stays if it is more, unless the report is the newest
 // and was made of the same charges. With charged, what the report admits is not
-// in the level here. A new bucket enters only if there is room.
+// in the level here. A new bucket may displace another.
 func (m *Memory) follow(p *pending, s state, late time.Duration, newest, charged bool) {
-	t := &m.tables[p.hash%tables]
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	m.lock(&p.place)
+	t := p.place.table
 	now := m.clock().Microseconds()
 	stored, dirty := t.get(p.hash)
 	level := stored
@@ -482,6 +492,7 @@ func (m *Memory) follow(p *pending, s state, late time.Duration, newest, charged
 		level = p.limit.higher(level, s, late)
 	}
 	if level.clear <= now && stored.clear <= now {
+		t.mu.Unlock()
 		return
 	}
 	// What was decided here meanwhile, or lost there, is not in the report.
@@ -491,10 +502,20 @@ func (m *Memory) follow(p *pending, s state, late time.Duration, newest, charged
 	case charged:
 		dirty = ahead
 	}
-	if stored.clear == 0 && m.crowded() {
-		return
+	m.enter(p, level, dirty, now)
+}
+
+// enter stores p's bucket, whose table is locked, and unlocks that.
+func (m *Memory) enter(p *pending, level state, dirty dirt, now int64) {
+	p.place.dirty, p.place.entered = dirty, false
+	m.put(&p.place, level, now)
+	if p.key != "" {
+		p.place.table.name(p.hash, p.key)
 	}
-	m.put(&place{hash: p.hash, table: p.hash % tables, dirty: dirty}, level, now)
+	p.place.table.mu.Unlock()
+	if p.place.entered {
+		m.makeRoom(&p.place, p.maxKeys, p.keeps, now)
+	}
 }
 
 // higher returns the higher of two levels of one bucket, which were told with
@@ -517,18 +538,13 @@ func (l Limit) higher(a, b state, late time.Duration) state {
 // charge adds p's cost to its bucket, whether there is room or not, and makes it
 // dirty.
 func (m *Memory) charge(p *pending) {
-	t := &m.tables[p.hash%tables]
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	m.lock(&p.place)
 	now := m.clock().Microseconds()
-	stored, _ := t.get(p.hash)
-	if stored.clear == 0 && m.crowded() {
-		return
-	}
+	stored, _ := p.place.table.get(p.hash)
 	if stored.clear <= now {
 		stored = state{clear: now}
 	}
-	m.put(&place{hash: p.hash, table: p.hash % tables, dirty: ahead}, p.limit.add(stored, p.cost), now)
+	m.enter(p, p.limit.add(stored, p.cost), ahead, now)
 }
 
 // anyDirty reports whether any bucket may be dirty.
@@ -539,11 +555,10 @@ func (m *Memory) anyDirty() bool {
 
 // dirty returns the level of a bucket, its clear time told from now, and whether
 // it is dirty.
-func (m *Memory) dirty(hash uint64) (s state, dirty dirt) {
-	t := &m.tables[hash%tables]
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s, dirty = t.get(hash)
+func (m *Memory) dirty(p *place) (s state, dirty dirt) {
+	m.lock(p)
+	defer p.table.mu.Unlock()
+	s, dirty = p.table.get(p.hash)
 	if s.clear -= m.clock().Microseconds(); s.clear <= 0 {
 		return s, clean
 	}
@@ -563,17 +578,19 @@ func (m *Memory) dirtyUntil(clear int64) {
 // markAllDirty makes all buckets dirty, at least like that, that hold something.
 func (m *Memory) markAllDirty(as dirt) {
 	now := m.clock().Microseconds()
-	for i := range m.tables {
-		t := &m.tables[i]
-		t.mu.Lock()
-		for j := range t.slots {
-			s := &t.slots[j]
-			if s.clear > now {
-				slack, dirty := wash(s.slack)
-				s.slack = soil(slack, max(dirty, as))
-				m.dirtyUntil(s.clear)
+	for _, p := range m.directory.Load().all {
+		for i := range p.tables {
+			t := &p.tables[i]
+			t.mu.Lock()
+			for j := range t.slots {
+				s := &t.slots[j]
+				if s.clear > now {
+					slack, dirty := wash(s.slack)
+					s.slack = soil(slack, max(dirty, as))
+					m.dirtyUntil(s.clear)
+				}
 			}
+			t.mu.Unlock()
 		}
-		t.mu.Unlock()
 	}
 }

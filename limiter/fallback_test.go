@@ -14,7 +14,7 @@ import (
 // held returns what m holds in b, told from now.
 func held(m *Memory, b Bucket) state {
 	p := m.place(&b)
-	s, _ := m.tables[p.table].get(p.hash)
+	s, _ := p.table.get(p.hash)
 	if s = s.at(m.clock().Microseconds()); s.clear > 0 {
 		s.clear -= m.clock().Microseconds()
 	}
@@ -292,35 +292,6 @@ func TestFollowDeletedKeys(t *testing.T) {
 			}
 			usedSlots(t, m)
 		})
-	}
-}
-
-// TestFollowWhenCrowded tests that a store which is full follows what it knows
-// already and nothing else: no bucket more, and none that is shared.
-func TestFollowWhenCrowded(t *testing.T) {
-	const hour = 3600e6
-	m := NewMemory(frozen)
-	m.SetMaxKeys(1)
-	b := Bucket{Name: "b", Limit: Limit{100, time.Hour, 1}, Cost: 5}
-	keys := inTables(m, 3, 1, b)
-	follow(m, &keys[0], state{clear: 3 * hour})
-	decide(t, m, Atomic, keys[1]) // shared
-	follow(m, &keys[0], state{clear: 4 * hour})
-	follow(m, &keys[1], state{clear: 60 * hour})
-	follow(m, &keys[2], state{clear: 70 * hour})
-	for i, want := range []int64{4, 5, 5} {
-		if got := level(t, m, keys[i]); got != want {
-			t.Errorf("bucket %d holds %d, want %d", i, got, want)
-		}
-	}
-	if got := usedSlots(t, m); got != 2 {
-		t.Errorf("%d buckets, want 2", got)
-	}
-
-	m.SetMaxKeys(3)
-	follow(m, &keys[1], state{clear: 60 * hour})
-	if got := level(t, m, keys[1]); got != 60 {
-		t.Errorf("with room bucket 1 holds %d, want 60", got)
 	}
 }
 

@@ -221,7 +221,7 @@ func inTables(m *Memory, n int, few uint64, b Bucket) []Bucket {
 	var buckets []Bucket
 	for i := 0; len(buckets) < n; i++ {
 		b.Key = fmt.Sprint(i)
-		if m.hash(&b)%tables < few {
+		if m.place(&b).hash%tables < few {
 			buckets = append(buckets, b)
 		}
 	}
@@ -235,9 +235,13 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 	whose := map[string]func(m *Memory, req Request){
 		"own":   func(*Memory, Request) {},
 		"dirty": func(m *Memory, req Request) { takeInstead(m, req) },
-		"shared": func(m *Memory, _ Request) {
-			m.SetMaxKeys(1)
-			decide(t, m, Atomic, Bucket{Name: "first", Limit: Limit{1, time.Hour, 1}, Cost: 1})
+		"shared": func(m *Memory, req Request) {
+			for i := range req.Buckets {
+				req.Buckets[i].MaxKeys, req.Buckets[i].ShareKey = 1, fmt.Sprint("network ", i)
+			}
+			first := req.Buckets[0]
+			first.Key = "first"
+			decide(t, m, Atomic, first)
 		},
 	}
 	for name, prepare := range whose {
@@ -358,33 +362,20 @@ func TestMemoryAgainstMap(t *testing.T) {
 				continue
 			}
 			live++
-			h := m.hash(&b)
-			if got, _ := m.tables[h%tables].get(h); got != want.state {
+			p := m.place(&b)
+			if got, _ := p.table.get(p.hash); got != want.state {
 				t.Fatalf("bucket of %s holds %+v, want %+v", b.Key, got, want)
 			}
 		}
-		slots := 0
-		for i := range m.tables {
-			used := 0
-			for _, s := range m.tables[i].slots {
-				if s.clear != 0 {
-					used++
-				}
-			}
-			if used != m.tables[i].used || used > 0 && used == len(m.tables[i].slots) {
-				t.Fatalf("table %d of %d slots: %d used, %d counted",
-					i, len(m.tables[i].slots), used, m.tables[i].used)
-			}
-			slots += used
-		}
+		slots := usedSlots(t, m)
 		if got := m.Len(); got != slots || got < live {
 			t.Fatalf("Len() = %d with %d slots used by %d live buckets", got, slots, live)
 		}
 		return live
 	}
 	used := func() (n int) {
-		for i := range crowded {
-			n += m.tables[i].used
+		for _, t := range tablesOf(m) {
+			n += t.used
 		}
 		return n
 	}
@@ -424,15 +415,13 @@ func TestMemoryAgainstMap(t *testing.T) {
 // TestMemoryOneBucketAsSeveral compares the two ways to decide a request on one
 // bucket, that of requests with a single one and that of those with several, on
 // two stores that differ in nothing else: both decide the same and hold the
-// same, whatever the numbers, where buckets are dirty, and where keys share one.
+// same, whatever the numbers, and where buckets are dirty.
 func TestMemoryOneBucketAsSeveral(t *testing.T) {
-	const keys, most, steps = 300, 60, 200_000
+	const keys, steps = 300, 200_000
 	now := time.Hour
 	clock := func() time.Duration { return now }
 	one, several := NewMemory(clock), NewMemory(clock)
 	several.seed = one.seed
-	one.SetMaxKeys(most)
-	several.SetMaxKeys(most)
 	limits := []Limit{
 		{1, time.Second, 1},
 		{9, 700 * time.Millisecond, 1},
@@ -442,11 +431,10 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 		{1 << 40, time.Microsecond, 1 << 20},
 	}
 	random := rand.New(rand.NewPCG(6, 7))
-	seen := struct{ admitted, denied, never, slack, dirty, shared, fresh int }{}
+	seen := struct{ admitted, denied, never, slack, dirty, fresh int }{}
 	for step := range steps {
 		b := Bucket{Name: "b", Limit: limits[random.IntN(len(limits))]}
-		// Some are busy, others come and go; now and then so many at once that
-		// keys have to share.
+		// Some are busy, others come and go.
 		few := 10
 		if step/5000%4 == 3 {
 			few = keys
@@ -479,10 +467,8 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 		if want := req.decisions(outcomes, nil); !slices.Equal(got, want) {
 			t.Fatalf("step %d, %+v: decided %+v, want %+v", step, b, got, want)
 		}
-		if p := several.place(&b); one.tables[p.table].used != several.tables[p.table].used ||
-			!slices.Equal(one.tables[p.table].slots, several.tables[p.table].slots) {
-			t.Fatalf("step %d, %+v: holds\n%+v, want\n%+v",
-				step, b, one.tables[p.table].slots, several.tables[p.table].slots)
+		if got, want := one.place(&b).table, several.place(&b).table; got.used != want.used || !slices.Equal(got.slots, want.slots) {
+			t.Fatalf("step %d, %+v: holds\n%+v, want\n%+v", step, b, got.slots, want.slots)
 		}
 		if got, want := dirtyLevels(one, req.Buckets), dirtyLevels(several, req.Buckets); !slices.Equal(got, want) {
 			t.Fatalf("step %d, %+v: dirty %+v, want %+v", step, b, got, want)
@@ -497,9 +483,6 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 			if outcomes[0].slack > 0 {
 				seen.slack++
 			}
-			if ownBuckets(one, req.Buckets) == 0 {
-				seen.shared++
-			}
 			if one.Len() > before {
 				seen.fresh++
 			}
@@ -509,7 +492,7 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 		t.Errorf("%d buckets, want %d", got, want)
 	}
 	t.Logf("%+v", seen)
-	if min(seen.admitted, seen.denied, seen.never, seen.slack, seen.dirty, seen.shared, seen.fresh) < 500 {
+	if min(seen.admitted, seen.denied, seen.never, seen.slack, seen.dirty, seen.fresh) < 500 {
 		t.Errorf("the test shows too little: %+v", seen)
 	}
 }
@@ -742,20 +725,44 @@ func TestMemorySystemClock(t *testing.T) {
 	}
 }
 
+// tablesOf returns all tables of m.
+func tablesOf(m *Memory) (all []*table) {
+	for _, p := range m.directory.Load().all {
+		for i := range p.tables {
+			all = append(all, &p.tables[i])
+		}
+	}
+	return all
+}
+
 // usedSlots counts the buckets in m's tables, one by one. It checks that they
-// are as many as m says.
+// are as many as m says, and that each is found.
 func usedSlots(t testing.TB, m *Memory) int {
 	t.Helper()
 	used := 0
-	for i := range m.tables {
-		for _, s := range m.tables[i].slots {
+	for i, tab := range tablesOf(m) {
+		before := used
+		for j, s := range tab.slots {
 			if s.clear != 0 {
 				used++
+				if tab.find(s.hash) != j {
+					t.Fatalf("table %d of %d slots: the bucket in slot %d is not found", i, len(tab.slots), j)
+				}
 			}
+		}
+		if n := used - before; n != tab.used || n > 0 && n == len(tab.slots) {
+			t.Fatalf("table %d of %d slots: %d used, %d counted", i, len(tab.slots), n, tab.used)
 		}
 	}
 	if got := m.Len(); got != used {
 		t.Errorf("Len() = %d, %d slots are used", got, used)
+	}
+	held := 0
+	for _, l := range m.Limits() {
+		held += l.Buckets
+	}
+	if got := int(m.held.Load()); got != held {
+		t.Errorf("%d buckets in all, %d of all limits", got, held)
 	}
 	return used
 }
@@ -765,7 +772,7 @@ func ownBuckets(m *Memory, buckets []Bucket) int {
 	own := 0
 	for i := range buckets {
 		p := m.place(&buckets[i])
-		if s, _ := m.tables[p.table].get(p.hash); s.clear != 0 {
+		if p.table.has(p.hash) {
 			own++
 		}
 	}
@@ -782,404 +789,24 @@ func keyed(n int, b Bucket) []Bucket {
 	return buckets
 }
 
-// TestMemoryMaxKeys tests that there are never more buckets than the most, and
-// beside them no more than one for each limit and table, however many keys
-// there are; and that which of them a key gets is always the same.
-func TestMemoryMaxKeys(t *testing.T) {
-	const most, keys = 3000, 30_000
-	limits := []Limit{{9, time.Hour, 1}, {9, time.Hour, 2}, {1e6, time.Minute, 1}}
-	m := NewMemory(frozen)
-	m.SetMaxKeys(most)
-	var all []Bucket
-	for n, l := range limits {
-		buckets := keyed(keys, Bucket{Name: "b", Limit: l, Cost: 1})
-		all = append(all, buckets...)
-		for i := range buckets {
-			decide(t, m, Atomic, buckets[i])
-			if got := m.Len(); got > most+(n+1)*tables {
-				t.Fatalf("%d buckets, may be %d and %d shared", got, most, (n+1)*tables)
-			}
-		}
-	}
-	held := usedSlots(t, m)
-	if own := ownBuckets(m, all); own != most {
-		t.Errorf("%d keys have a bucket, want %d", own, most)
-	}
-	if want := most + len(limits)*tables; held < want-10 || held > want {
-		t.Errorf("%d buckets, want %d", held, want)
-	}
-
-	// Whoever comes again finds what is there.
-	for i := range all {
-		decide(t, m, Atomic, all[i])
-	}
-	if got := usedSlots(t, m); got != held {
-		t.Errorf("%d buckets, were %d", got, held)
-	}
-}
-
-// TestMemoryFloodEmptiesNoBucket tests what a flood of new keys is for: buckets
-// that hold something stay as they are, and so does each limit's word on those
-// who come again.
-func TestMemoryFloodEmptiesNoBucket(t *testing.T) {
-	const most, kept, flood = 20_000, 1000, 1_000_000
-	var now time.Duration
-	m := NewMemory(func() time.Duration { return now })
-	m.SetMaxKeys(most)
-	buckets := keyed(kept, Bucket{Name: "kept", Limit: Limit{9, time.Hour, 2}})
-	for i := range buckets {
-		buckets[i].Cost = 1 + int64(i%9)
-		decide(t, m, Atomic, buckets[i])
-	}
-
-	req := Request{Buckets: []Bucket{{Name: "flood", Limit: Limit{5, 10 * time.Minute, 1}, Cost: 1}}}
-	var dst []Decision
-	admitted := 0
-	for i := range flood {
-		now += 10 * time.Microsecond
-		req.Buckets[0].Key = fmt.Sprint(i)
-		var err error
-		if dst, err = m.Take(t.Context(), req, dst[:0]); err != nil {
-			t.Fatal(err)
-		}
-		if !dst[0].Denied {
-			admitted++
-		}
-		if i%100_000 == 0 {
-			usedSlots(t, m)
-		}
-	}
-	for i := range buckets {
-		if got, want := level(t, m, buckets[i]), buckets[i].Cost; got != want {
-			t.Fatalf("bucket %d holds %d, want %d", i, got, want)
-		}
-	}
-	if got := usedSlots(t, m); got > most+tables {
-		t.Errorf("%d buckets", got)
-	}
-	// Those who have a bucket of their own pass, and so do those first to use a
-	// shared one: of each of these as many as the limit says.
-	if bound := most - kept + 5*tables; admitted > bound || admitted < bound-tables {
-		t.Errorf("admitted %d of a flood, want %d", admitted, bound)
-	}
-}
-
-// TestMemoryDrainedBucketsMakeRoom tests that a store which is full has room
-// again as soon as something has drained, be it all or little: a new key gets a
-// bucket of its own.
-func TestMemoryDrainedBucketsMakeRoom(t *testing.T) {
-	const most = 1000
-	for _, drained := range []int{most, most / 10} {
-		t.Run(fmt.Sprint(drained), func(t *testing.T) {
-			var now time.Duration
-			m := NewMemory(func() time.Duration { return now })
-			m.SetMaxKeys(most)
-			// In few tables, so that each of them keeps something.
-			old := inTables(m, most, 4, Bucket{Name: "old", Limit: Limit{9, time.Minute, 1}, Cost: 1})
-			for i := range old {
-				if i >= drained {
-					old[i].Cost = 9
-				}
-				decide(t, m, Atomic, old[i])
-			}
-			decide(t, m, Atomic, Bucket{Name: "shared", Limit: Limit{9, time.Minute, 1}, Cost: 1})
-			if got := usedSlots(t, m); got != most+1 {
-				t.Fatalf("%d buckets", got)
-			}
-
-			now += time.Minute
-			fresh := keyed(drained/2, Bucket{Name: "new", Limit: Limit{9, time.Hour, 1}, Cost: 1})
-			for i := range fresh {
-				decide(t, m, Atomic, fresh[i])
-				now += time.Millisecond
-			}
-			if own := ownBuckets(m, fresh); own != len(fresh) {
-				t.Errorf("%d of %d new keys have a bucket", own, len(fresh))
-			}
-			if got := usedSlots(t, m); got > most {
-				t.Errorf("%d buckets", got)
-			}
-		})
-	}
-}
-
-// TestMemorySharedBuckets tests who shares a bucket where there is no room:
-// keys of one limit in one table, nobody else, and always the same.
-func TestMemorySharedBuckets(t *testing.T) {
-	m := NewMemory(frozen)
-	m.SetMaxKeys(1)
-	decide(t, m, Atomic, Bucket{Name: "first", Limit: Limit{9, time.Hour, 1}, Cost: 1})
-	b := Bucket{Name: "b", Limit: Limit{100, time.Hour, 1}, Cost: 7}
-	same := inTables(m, 5, 1, b)
-	for i := range same {
-		if got, want := level(t, m, same[i]), int64(7*i); got != want {
-			t.Errorf("bucket %d of one table holds %d, want %d", i, got, want)
-		}
-		decide(t, m, Atomic, same[i])
-	}
-	for range 3 {
-		for i := range same {
-			if got := level(t, m, same[i]); got != 35 {
-				t.Errorf("bucket %d of one table holds %d, want 35", i, got)
-			}
-		}
-	}
-
-	for name, change := range map[string]func(*Bucket){
-		"name":      func(b *Bucket) { b.Name = "c" },
-		"drip rate": func(b *Bucket) { b.Limit.DripRate++; b.Limit.DripRate += 999 },
-		"drip size": func(b *Bucket) { b.Limit.DripSize++ },
-	} {
-		other := b
-		change(&other)
-		for _, o := range inTables(m, 3, 1, other) {
-			if got := level(t, m, o); got != 0 {
-				t.Errorf("bucket of another %s holds %d", name, got)
-			}
-		}
-	}
-	for i := range 1000 {
-		b.Key = fmt.Sprint("elsewhere ", i)
-		if m.place(&b).table == 0 {
-			continue
-		}
-		if got := level(t, m, b); got != 0 {
-			t.Fatalf("bucket in another table holds %d", got)
-		}
-	}
-
-	// Whatever their sizes, it is one bucket, shared or not.
-	varies := inTables(m, 2, 1, Bucket{Name: "v", Limit: Limit{100, time.Hour, 1}, Cost: 7})
-	decide(t, m, Atomic, varies[0])
-	varies[1].Limit.Size = 50
-	if got := level(t, m, varies[1]); got != 7 {
-		t.Errorf("bucket of another size holds %d, want 7", got)
-	}
-	usedSlots(t, m)
-}
-
-// TestMemoryLoweredMaxKeys tests that a lower most takes away nothing that
-// holds something; it only lets nobody in until enough has drained.
-func TestMemoryLoweredMaxKeys(t *testing.T) {
-	const keys = 2000
-	var now time.Duration
-	m := NewMemory(func() time.Duration { return now })
-	buckets := keyed(keys, Bucket{Name: "b", Limit: Limit{9, time.Minute, 1}, Cost: 3})
-	for i := range buckets {
-		decide(t, m, Atomic, buckets[i])
-	}
-	m.SetMaxKeys(10)
-	crowd := keyed(keys, Bucket{Name: "c", Limit: Limit{9, time.Minute, 1}, Cost: 1})
-	for i := range crowd {
-		now += 2 * time.Millisecond
-		decide(t, m, Atomic, crowd[i])
-	}
-	if own := ownBuckets(m, crowd); own != 0 {
-		t.Errorf("%d new keys have a bucket", own)
-	}
-	for i := range buckets {
-		if got := level(t, m, buckets[i]); got != 3 {
-			t.Fatalf("bucket %d holds %d", i, got)
-		}
-	}
-	usedSlots(t, m)
-
-	now += 10 * time.Minute // some hold more, for they were shared
-	for i := range 200 {
-		now += 10 * time.Millisecond
-		crowd[i].Limit.DripRate = time.Hour
-		decide(t, m, Atomic, crowd[i])
-	}
-	if own := ownBuckets(m, crowd[:200]); own < 8 || own > 10 {
-		t.Errorf("%d keys have a bucket, may be 10", own)
-	}
-	if got := usedSlots(t, m); got > 10+200 {
-		t.Errorf("%d buckets", got)
-	}
-}
-
-// TestMemoryHardCap tests the end of all room: where there are so many limits
-// that not even shared buckets can be more, who has none is denied, until some
-// have drained. Those who have one see nothing of it.
-func TestMemoryHardCap(t *testing.T) {
-	const most = 1000
-	var now time.Duration
-	m := NewMemory(func() time.Duration { return now })
-	m.SetMaxKeys(most)
-	req := Request{Buckets: []Bucket{{Limit: Limit{1e6, time.Minute, 1}, Cost: 1}}}
-	var dst []Decision
-	take := func(name, key int) Decision {
-		req.Buckets[0].Name, req.Buckets[0].Key = fmt.Sprint(name), fmt.Sprint(key)
-		var err error
-		if dst, err = m.Take(t.Context(), req, dst[:0]); err != nil {
-			t.Fatal(err)
-		}
-		return dst[0]
-	}
-	const hard = most*5/4 + shared
-	denied := -1
-	for name := 0; denied < 0 && name < 200; name++ {
-		for key := range 3 * tables {
-			d := take(name, key)
-			if m.Len() > hard {
-				t.Fatalf("%d buckets, may be %d", m.Len(), hard)
-			}
-			if !d.Denied {
-				continue
-			}
-			if d.Never || d.Retry <= 0 || d.Remaining != 0 {
-				t.Fatalf("decided %+v without room", d)
-			}
-			denied = name
-			break
-		}
-	}
-	if denied < 0 || usedSlots(t, m) != hard {
-		t.Fatalf("denied at limit %d with %d buckets, may be %d", denied, m.Len(), hard)
-	}
-	for key := range 100 {
-		if d := take(0, key); d.Denied {
-			t.Fatalf("decided %+v for one who has a bucket", d)
-		}
-	}
-	for range 10 {
-		for key := range tables {
-			take(-1, key)
-		}
-	}
-	if got := usedSlots(t, m); got != hard {
-		t.Errorf("%d buckets, may be %d", got, hard)
-	}
-
-	now += 40 * time.Minute
-	for range 2000 {
-		now += time.Millisecond
-		take(0, 0)
-	}
-	for key := range 100 {
-		if d := take(-1, key); d.Denied {
-			t.Fatalf("decided %+v after all have drained", d)
-		}
-	}
-	if got := usedSlots(t, m); got > 200 {
-		t.Errorf("%d buckets after all have drained", got)
-	}
-}
-
-// TestMemoryFloodConcurrently tests that goroutines which all find the last
-// room at once exceed the most by no more than one bucket each.
-func TestMemoryFloodConcurrently(t *testing.T) {
-	const goroutines, keys, most = 16, 4000, 2000
-	m := NewMemory(frozen)
-	m.SetMaxKeys(most)
-	buckets := keyed(keys, Bucket{Name: "b", Limit: Limit{1e6, time.Minute, 1}, Cost: 1})
-	together(t, goroutines, func(g int) {
-		random := rand.New(rand.NewPCG(5, uint64(g)))
-		for _, i := range random.Perm(keys) {
-			if _, err := m.Take(t.Context(), Request{Buckets: buckets[i : i+1]}, nil); err != nil {
-				t.Error(err)
-				return
-			}
-		}
-	})
-	if own := ownBuckets(m, buckets); own < most || own > most+goroutines {
-		t.Errorf("%d keys have a bucket, may be %d", own, most)
-	}
-	if got := usedSlots(t, m); got > most+goroutines+tables {
-		t.Errorf("%d buckets", got)
-	}
-	units := int64(0)
-	for i := range m.tables {
-		for _, s := range m.tables[i].slots {
-			if s.clear != 0 {
-				units += (s.clear - frozen().Microseconds()) / time.Minute.Microseconds()
-			}
-		}
-	}
-	if units != goroutines*keys {
-		t.Errorf("%d units in all buckets from %d requests", units, goroutines*keys)
-	}
-}
-
-// TestMemoryShrinksAfterFlood tests that a store which was crowded gives back
-// its room once what crowded it has drained, shared buckets too.
-func TestMemoryShrinksAfterFlood(t *testing.T) {
-	const most, flood = 50_000, 150_000
-	var now time.Duration
-	m := NewMemory(func() time.Duration { return now })
-	m.SetMaxKeys(most)
-	req := Request{Buckets: []Bucket{{Name: "b", Limit: Limit{9, time.Second, 1}, Cost: 1}}}
-	var dst []Decision
-	slots := func() (n int) {
-		for i := range m.tables {
-			n += len(m.tables[i].slots)
-		}
-		return n
-	}
-	for i := range flood {
-		req.Buckets[0].Key = fmt.Sprint(i)
-		dst, _ = m.Take(t.Context(), req, dst[:0])
-	}
-	if held, n := usedSlots(t, m), slots(); held < most || held > most+tables || n > 2*held+8*tables {
-		t.Errorf("%d buckets in %d slots", held, n)
-	}
-	now += 9 * time.Second
-	req.Buckets[0].Key = "quiet"
-	for range 1100 {
-		now += 10 * time.Millisecond
-		dst, _ = m.Take(t.Context(), req, dst[:0])
-	}
-	if held, n := usedSlots(t, m), slots(); held > 1 || n > 16 {
-		t.Errorf("%d buckets in %d slots after all have drained", held, n)
-	}
-}
-
-// TestMemorySharedTwice tests a request of which two keys come to share one
-// bucket: it is charged for both, or, if they have no room together, for none.
-func TestMemorySharedTwice(t *testing.T) {
-	m := NewMemory(frozen)
-	m.SetMaxKeys(1)
-	decide(t, m, Atomic, Bucket{Name: "first", Limit: Limit{9, time.Hour, 1}, Cost: 1})
-	both := inTables(m, 2, 1, Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 4})
-	for n, want := range []struct {
-		denied bool
-		level  int64
-	}{{false, 8}, {true, 8}} {
-		d := decide(t, m, Atomic, both...)
-		if Summarize(d).Denied != want.denied {
-			t.Errorf("request %d: decided %+v", n, d)
-		}
-		if got := level(t, m, both[0]); got != want.level {
-			t.Errorf("after request %d it holds %d, want %d", n, got, want.level)
-		}
-	}
-	both[0].Cost, both[1].Cost = 1, 2
-	if d := decide(t, m, Each, both...); d[0].Denied || !d[1].Denied {
-		t.Errorf("decided %+v", d)
-	}
-	if got := level(t, m, both[1]); got != 9 {
-		t.Errorf("holds %d, want 9", got)
-	}
-}
-
 // TestMemoryTakesLittle tests how much memory buckets take at most, and that it
 // does not depend on how many there are, or in which order they come.
 func TestMemoryTakesLittle(t *testing.T) {
 	for _, keys := range []int{30_000, 100_000, 300_000, 1_000_000} {
 		m := NewMemory(frozen)
-		b := Bucket{Name: "b", Limit: Limit{9, time.Hour, 1}, Cost: 1}
+		b := Bucket{Name: "b", Limit: Limit{9, time.Hour, 1}, Cost: 1, MaxKeys: keys}
 		for i := range keys {
 			b.Key = strconv.Itoa(i)
 			decide(t, m, Atomic, b)
 		}
 		bytes := 0
-		for i := range m.tables {
-			bytes += cap(m.tables[i].slots) * int(unsafe.Sizeof(slot{}))
+		for _, t := range tablesOf(m) {
+			bytes += cap(t.slots) * int(unsafe.Sizeof(slot{}))
 		}
 		if perKey := float64(bytes) / float64(keys); perKey < 24 || perKey > 36.5 {
 			t.Errorf("%d buckets take %.1f bytes each", keys, perKey)
 		}
-		if total := bytes + int(unsafe.Sizeof(*m)); keys == 1_000_000 && total > 50_000_000 {
+		if total := bytes + int(unsafe.Sizeof(*m)+unsafe.Sizeof(partition{})); keys == 1_000_000 && total > 50_000_000 {
 			t.Errorf("a million buckets take %d bytes", total)
 		}
 	}

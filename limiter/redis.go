@@ -59,6 +59,11 @@ type RedisOptions struct {
 	// go on where it stopped. Servers that keep the buckets instead of others, or
 	// of the Memory itself, are told what it holds. With nil, Take returns an error
 	// instead.
+	//
+	// It also bounds what the servers hold: what a Memory forgets is removed from
+	// them, unless another process has charged it meanwhile. So they hold no more
+	// than the Memories of all processes, what drains within a second and what is
+	// on its way. With nil nothing bounds that, and ShareKeys do nothing.
 	Fallback *Memory
 
 	// Is told what an operator should know, if not nil: one event after the
@@ -108,6 +113,7 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	}
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
+		r.fallback.removals.send = r.remove
 	}
 	r.client = redisscript.Open(opt.forScripts(), script, redisscript.Hooks{
 		Sending:   r.fallback.send,
@@ -155,6 +161,9 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	}
 	if len(req.Buckets) == 0 {
 		return dst, nil
+	}
+	if r.fallback != nil && req.mayShare() {
+		req.Buckets = r.fallback.memory.shareBuckets(req.Buckets, ahead, nil)
 	}
 	var few [8]outcome
 	sent := r.clock()
@@ -237,6 +246,9 @@ func (r *Redis) question(req Request, what byte) *question {
 	q.Patient = r.fallback == nil || req.NoFallback
 	if r.fallback != nil {
 		q.pending = r.fallback.pending(req, q.pending[:0])
+		for i := range q.pending {
+			q.pending[i].key = q.Keys[i]
+		}
 	}
 	return q
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -48,22 +49,41 @@ type keys struct {
 // whose bucket it is, what it limits, and how it drips, in base 36. Levels of
 // other drips must not mix; those of other sizes do, see Bucket. The braces put all
 // buckets of one key value into one slot of a cluster.
-func (k keys) of(b *Bucket) string { return string(b.appendRest(k.appendSlot(nil, b.Key))) }
+func (k keys) of(b *Bucket) string { return string(b.appendRest(k.appendSlot(nil, b))) }
 
-// appendSlot appends to name what the names of all buckets of a key begin with.
-func (k keys) appendSlot(name []byte, key string) []byte {
+// appendSlot appends to name what the names of all buckets of b's key begin with.
+// Those that keys share have the other half of the digest, so that no key has the
+// same.
+func (k keys) appendSlot(name []byte, b *Bucket) []byte {
 	var digest [sha256.Size]byte
 	if len(k.secret) == 0 {
-		digest = sha256.Sum256([]byte(key))
+		digest = sha256.Sum256([]byte(b.Key))
 	} else {
 		mac := hmac.New(sha256.New, k.secret)
-		mac.Write([]byte(key))
+		mac.Write([]byte(b.Key))
 		mac.Sum(digest[:0])
 	}
+	if b.shared {
+		return k.appendDigest(name, keyDigest(digest[16:]))
+	}
+	return k.appendDigest(name, keyDigest(digest[:16]))
+}
+
+// appendDigest appends to name what it begins with.
+func (k keys) appendDigest(name []byte, digest keyDigest) []byte {
 	name = append(name, k.prefix...)
 	name = append(name, '{')
-	name = base64.RawURLEncoding.AppendEncode(name, digest[:16])
+	name = base64.RawURLEncoding.AppendEncode(name, digest[:])
 	return append(name, '}')
+}
+
+// digestOf returns the digest in the name of a bucket.
+func digestOf(name string) (digest keyDigest) {
+	from := strings.IndexByte(name, '{') + 1
+	var text [22]byte
+	copy(text[:], name[from:])
+	_, _ = base64.RawURLEncoding.Decode(digest[:], text[:]) // names are made here
+	return digest
 }
 
 // appendRest appends to name what tells b from other buckets of its key.
@@ -107,6 +127,7 @@ const (
 	whatHold    = 2
 	whatCommit  = 3
 	whatRelease = 4
+	whatRemove  = 5 // see removals
 )
 
 // question returns the question whether a server admits req.
@@ -119,10 +140,10 @@ func (k keys) question(req Request, what byte) *question {
 	var slot []byte // what the last name begins with; most share the key
 	for i := range req.Buckets {
 		b, from := &req.Buckets[i], len(text)
-		if i > 0 && b.Key == req.Buckets[i-1].Key {
+		if i > 0 && b.sameKey(&req.Buckets[i-1]) {
 			text = append(text, slot...)
 		} else {
-			text = k.appendSlot(text, b.Key)
+			text = k.appendSlot(text, b)
 		}
 		slot = text[from:]
 		text = b.appendRest(text)
@@ -153,8 +174,11 @@ func (q *question) what() byte { return q.plain[whatIndex] }
 
 // repliesTo returns how many numbers reply to a group.
 func repliesTo(what byte, buckets int) int {
-	if what == whatHold {
+	switch what {
+	case whatHold:
 		return 4 * buckets
+	case whatRemove:
+		return 0
 	}
 	return 2 * buckets
 }

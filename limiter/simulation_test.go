@@ -364,7 +364,7 @@ func (h *history) ask(q *question, answered func(_ []outcome, at int64, lifetime
 func (h *history) levels(q *question) []state {
 	var levels []state
 	for i := range q.pending {
-		level, _ := h.v.fallback.memory.dirty(q.pending[i].hash)
+		level, _ := h.v.fallback.memory.dirty(&q.pending[i].place)
 		levels = append(levels, level)
 	}
 	return levels

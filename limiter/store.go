@@ -64,7 +64,26 @@ type Bucket struct {
 	// The units the request adds, at least 1; 0 means 1. A request that costs
 	// more than the size is never admitted.
 	Cost int64
+
+	// The most buckets of this Name that a process holds; 0 means half of those
+	// that its Memory holds in all. A limit that is full forgets the bucket that
+	// is emptiest, unless there is a ShareKey. Buckets of one Name should agree
+	// in it.
+	MaxKeys int
+
+	// If not empty, buckets of this limit are never forgotten. While the limit is
+	// full, keys that have no bucket share one with all others of their ShareKey,
+	// such as the network that a client's address is in.
+	ShareKey string
+
+	shared bool // whether it is one that keys share; Key is then what they share it by
 }
+
+// keeps reports whether b's limit forgets no bucket.
+func (b *Bucket) keeps() bool { return b.shared || b.ShareKey != "" }
+
+// sameKey reports whether a and b are of one key.
+func (b *Bucket) sameKey(a *Bucket) bool { return a.Key == b.Key && a.shared == b.shared }
 
 // fits reports whether b, which stands at s, has room for the request.
 func (b *Bucket) fits(s state, now int64) bool {

@@ -29,6 +29,9 @@
 -- 3  charge what was held: it was admitted
 -- 4  let go of what was held: it was denied. A cost of 0 changes nothing, but
 --    shows whether the server takes writes: a key is written as it is
+-- 5  remove the buckets, unless they hold more than a node knew that has
+--    forgotten them: for each there are only 3 doubles, the time until it runs
+--    empty, a slack and the drip rate. There is no reply
 --
 -- A key holds the time at which its bucket runs empty, in all but the last three
 -- digits; in those how many drips that was away when it was written, see below; and
@@ -58,7 +61,7 @@ local keys, runs = KEYS, ARGV
 local HORIZON = 2 ^ 50     -- further ahead no bucket's time can lie
 local SECOND = 1000000
 local HELD_FOR = 10 * SECOND
-local HOLD, COMMIT, RELEASE = 2, 3, 4
+local HOLD, COMMIT, RELEASE, REMOVE = 2, 3, 4, 5
 
 if #runs == 0 then
   return {} -- somebody only wants to know whether there is this script
@@ -71,6 +74,22 @@ local reply, replies, key = {}, 0, 0
 for r = 1, #runs do
   local run = runs[r]
   local groups, buckets, what, at = unpack('>HHB', run)
+  if what == REMOVE then
+    for i = 1, buckets do
+      local told, spare, rate
+      told, spare, rate, at = unpack('>ddd', run, at)
+      local value = pcall('GET', keys[key + i])
+      local c, s = match(type(value) == 'string' and value or '', '^(%d+)%d%d%d:?(%d*)$')
+      c, s = number(c), number(s) or 0
+      -- Where nobody else has charged it, it lies no further ahead: what was told
+      -- is late. What another node has added is a drip, or takes slack.
+      local apart = c and c - now - told
+      if c and c > now and 2 * apart < rate and (s >= spare or apart <= -rate / 2) then
+        pcall('SET', keys[key + i], 0, 'PXAT', 1)
+      end
+    end
+    key, groups, buckets = key + buckets, 0, 0
+  end
   local several = buckets > 1
   local rows = several and {}
   local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2

@@ -127,6 +127,22 @@ func (c *Client) DoAlone(ctx context.Context, call *Call) (*Server, error) {
 	})
 }
 
+// Submit has the script run for a call, batched with others, on the server that has
+// its keys, and the outcome told to its Done. It waits for nothing but, at first, to
+// learn which server that is. An error means that the call was not submitted: the
+// server is down.
+func (c *Client) Submit(ctx context.Context, call *Call) error {
+	s, err := c.topology.of(ctx, call.Keys[0])
+	if err != nil {
+		return err
+	}
+	if err := s.breaker.openError(); err != nil {
+		return err
+	}
+	s.Submit(call)
+	return nil
+}
+
 // follow runs a call on the server that has its keys, and then on those to which
 // it is redirected.
 func (c *Client) follow(ctx context.Context, call *Call, do func(*Server, context.Context, *Call) error) (*Server, error) {

@@ -1,0 +1,136 @@
+package limiter
+
+import "math/rand/v2"
+
+// When a limit is full, the emptiest bucket makes room for a new one, as if the
+// memory were without end as nearly as a bound allows: a key of which nothing is
+// known gets its units, and what is forgotten is what mattered least. The single
+// requests of a flood of keys displace each other, and a bucket that is fuller
+// stays. What a client gains whose bucket is forgotten is what that held.
+
+const (
+	// sampled is how many buckets are looked at to find one that is nearly the
+	// emptiest.
+	sampled = 16
+
+	// forgetAtOnce is how many buckets may leave for one that enters: more than
+	// one, so that fewer are held after the bounds were lowered.
+	forgetAtOnce = 8
+)
+
+// room returns the most buckets of a limit.
+func (m *Memory) room(u *usage) int64 {
+	if n := u.maxKeys.Load(); n > 0 {
+		return n
+	}
+	return max(m.maxKeys.Load()/2, 1)
+}
+
+// makeRoom forgets buckets if there are too many now that the one at p has
+// entered. It says of its limit how many there may be, and whether that keeps
+// all. No lock may be held.
+func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
+	if p.partition.id.rate != otherNames {
+		p.partition.usage.agree(maxKeys, keeps)
+	}
+	table := p.hash % tables
+	for n := 0; n < forgetAtOnce && m.forgetOne(p.partition, table, p.hash, now); n++ {
+		table = rand.Uint64() // or one that was just emptied
+	}
+}
+
+// forgetOne forgets a bucket if p's limit, or the process, holds too many, and
+// reports whether it has. It is none of the given hash, and preferably from the
+// given table.
+func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
+	u := p.usage
+	switch {
+	case u.held.Load() > m.room(u) && !u.keeps.Load():
+		if u.parts.Load() > 1 {
+			p, table = m.largest(u, p), rand.Uint64()
+		}
+	case m.held.Load() > m.maxKeys.Load():
+		if u = m.largestUsage(); u == nil {
+			return false
+		}
+		p, table = m.largest(u, p), rand.Uint64()
+	default:
+		return false
+	}
+	return p != nil && m.forget(p, table, except, now, false)
+}
+
+// largestUsage returns the usage of the Name that has most buckets and forgets
+// some, nil if there is none.
+func (m *Memory) largestUsage() (most *usage) {
+	for _, p := range m.directory.Load().all {
+		if u := p.usage; !u.keeps.Load() && u.held.Load() > 0 && (most == nil || u.held.Load() > most.held.Load()) {
+			most = u
+		}
+	}
+	return most
+}
+
+// largest returns the partition of u that has most buckets, or p if none has
+// more. It is none of shared ones.
+func (m *Memory) largest(u *usage, p *partition) *partition {
+	if p.usage != u || p.id.shared {
+		p = nil
+	}
+	for _, q := range m.directory.Load().all {
+		if q.usage == u && !q.id.shared && (p == nil || q.held.Load() > p.held.Load()) {
+			p = q
+		}
+	}
+	return p
+}
+
+// forget removes the bucket that drains soonest of a sample that begins in the
+// given table of p, modulo how many it has, and reports whether it has. It is none of the given hash,
+// and with drained only one that holds nothing.
+func (m *Memory) forget(p *partition, table, except uint64, now int64, drained bool) bool {
+	best, seen := slot{}, 0
+	for n := uint64(0); n < tables && seen < sampled; n++ {
+		t := &p.tables[(table+n)%tables]
+		t.mu.Lock()
+		if t.used > 0 {
+			seen += t.emptiest(int(rand.Uint32N(uint32(len(t.slots)))), sampled-seen, except, &best) //nolint:gosec // far fewer than 2^32
+		}
+		if n == 0 && seen == sampled {
+			// Mostly it is all in one table, and its lock is held already.
+			return m.remove(p, t, best, now, drained)
+		}
+		t.mu.Unlock()
+	}
+	if best.clear == 0 {
+		return false
+	}
+	t := &p.tables[best.hash%tables]
+	t.mu.Lock()
+	return m.remove(p, t, best, now, drained)
+}
+
+// remove removes a bucket from t, whose lock is held and given up, unless it has
+// changed.
+func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool) bool {
+	if t.used == 0 || drained && s.clear > now {
+		t.mu.Unlock()
+		return false
+	}
+	i := t.find(s.hash)
+	if t.slots[i] != s {
+		t.mu.Unlock()
+		return false
+	}
+	digest := t.remove(i)
+	m.count(p, -1)
+	t.mu.Unlock()
+	if s.clear > now {
+		p.usage.forgotten.Add(1)
+		if f := m.leader.Load(); f != nil && digest != (keyDigest{}) && !p.mixed() {
+			slack, _ := wash(s.slack)
+			f.removals.add(removal{p, s.hash, digest, state{s.clear, slack}})
+		}
+	}
+	return true
+}

@@ -1,0 +1,260 @@
+package limiter
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// settledRemovals waits until the store's removals have been carried out.
+func (f *fallback) settledRemovals(t testing.TB) {
+	t.Helper()
+	waitFor(t, 10*time.Second, func() error {
+		f.removals.mu.Lock()
+		defer f.removals.mu.Unlock()
+		if f.removals.sending > 0 || len(f.removals.waiting) > 0 || f.removals.timed {
+			return fmt.Errorf("%d calls on their way, %d buckets wait", f.removals.sending, len(f.removals.waiting))
+		}
+		return nil
+	})
+}
+
+// testNode returns a store with a memory of its own.
+func testNode(t testing.TB, server *redistest.Server) (*Redis, *Memory) {
+	m := NewMemory(nil)
+	return newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = m }), m
+}
+
+// TestFloodLeavesRedisBounded floods an hourly limit by two nodes. It guards that
+// the server holds no more than the nodes do, whose bounds are its too, at next to
+// no more calls; and that each knows all that the server decided for it.
+func TestFloodLeavesRedisBounded(t *testing.T) {
+	const most, callers, each = 300, 16, 400
+	server := redistest.Start(t)
+	var nodes [2]*Redis
+	var memories [2]*Memory
+	for i := range nodes {
+		nodes[i], memories[i] = testNode(t, server)
+		decide(t, nodes[i], Atomic, Bucket{Name: "warm", Limit: Limit{1, time.Microsecond, 1}, Cost: 1})
+	}
+	calls := server.CommandStat(t, "evalsha")
+	var asked atomic.Int64
+	together(t, callers, func(g int) {
+		b := hourly(10)
+		b.MaxKeys = most
+		for i := range each {
+			b.Key = fmt.Sprint(g, i)
+			if d := decide(t, nodes[g%2], Atomic, b); d[0].Denied {
+				t.Errorf("newcomer denied: %+v", d)
+			}
+			asked.Add(1)
+		}
+	})
+	for _, node := range nodes {
+		node.fallback.settledRemovals(t)
+	}
+	calls = server.CommandStat(t, "evalsha") - calls
+	t.Logf("%d decisions, %.3f calls each, %d removals", asked.Load(), float64(calls)/float64(asked.Load()), memories[0].Limits()[0].Forgotten+memories[1].Limits()[0].Forgotten)
+	var n int64
+	waitFor(t, 10*time.Second, func() error {
+		if n = server.Client().DBSize(t.Context()).Val(); n > 2*most {
+			return fmt.Errorf("%d keys, may be %d", n, 2*most)
+		}
+		return nil
+	})
+	if n < 2*most*9/10 {
+		t.Errorf("%d keys, want nearly %d", n, 2*most)
+	}
+	for i, m := range memories {
+		usedSlots(t, m)
+		if got := m.Len(); got < most || got > most+2 {
+			t.Errorf("node %d holds %d buckets", i, got)
+		}
+	}
+}
+
+// TestRemovalsAreFew guards that removals travel together: a single caller, whose
+// requests each go alone, makes hardly any call more for them.
+func TestRemovalsAreFew(t *testing.T) {
+	const requests = 640
+	server := redistest.Start(t)
+	node, _ := testNode(t, server)
+	b := hourly(10)
+	b.MaxKeys = 10
+	decide(t, node, Atomic, b)
+	calls := server.CommandStat(t, "evalsha")
+	for i := range requests {
+		b.Key = fmt.Sprint(i)
+		decide(t, node, Atomic, b)
+	}
+	node.fallback.settledRemovals(t)
+	calls = server.CommandStat(t, "evalsha") - calls
+	if calls < requests || calls > requests*11/10+10 {
+		t.Errorf("%d calls for %d decisions", calls, requests)
+	}
+}
+
+// TestRemovalSparesWhatOthersKnow tests which buckets a node removes that it has
+// forgotten: not those that another has charged meanwhile, that are held again, of
+// which units are held, or that are none of ours.
+func TestRemovalSparesWhatOthersKnow(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		drip int64
+		do   func(t *testing.T, server *redistest.Server, node, other *Redis, b Bucket)
+		kept bool
+	}{
+		{"nothing", 1, func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}, false},
+		{"another's drip", 1, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+			decide(t, other, Atomic, b)
+		}, true},
+		{"another's units within a drip", 5, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+			decide(t, other, Atomic, b)
+		}, true},
+		{"another's denial", 1, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+			b.Cost = 9
+			decide(t, other, Atomic, b)
+		}, false},
+		{"held again", 1, func(t *testing.T, _ *redistest.Server, node, _ *Redis, b Bucket) {
+			b.Cost = 9 // denied, but followed
+			decide(t, node, Atomic, b)
+		}, true},
+		{"units are held", 1, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
+			key := node.keys.of(&b)
+			v := server.Client().Get(t.Context(), key).Val()
+			server.Client().Set(t.Context(), key, fmt.Sprintf("%s:0:1:%d", v, serverTime(t, server)+5e6), time.Hour)
+		}, true},
+		{"no bucket", 1, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
+			server.Client().Set(t.Context(), node.keys.of(&b), "something", time.Hour)
+		}, true},
+		{"a list", 1, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
+			server.Client().Del(t.Context(), node.keys.of(&b))
+			server.Client().LPush(t.Context(), node.keys.of(&b), "x")
+		}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			server := redistest.Start(t)
+			node, m := testNode(t, server)
+			other, _ := testNode(t, server)
+			b := hourly(10)
+			b.Limit.DripSize = tc.drip
+			b.Cost, b.MaxKeys = 2, 1
+			decide(t, node, Atomic, b)
+			send, waiting := node.fallback.removals.send, make(chan []removal, 1)
+			node.fallback.removals.send = func(list []removal) { waiting <- list }
+			next := b
+			next.Key, next.Cost = "next", 3
+			decide(t, node, Atomic, next)
+			if b.MaxKeys = 10; ownBuckets(m, []Bucket{b}) > 0 {
+				t.Fatal("the bucket was not forgotten")
+			}
+			tc.do(t, server, node, other, b)
+			send(<-waiting)
+			waitFor(t, 10*time.Second, func() error {
+				node.fallback.removals.mu.Lock()
+				defer node.fallback.removals.mu.Unlock()
+				if node.fallback.removals.sending > 0 {
+					return fmt.Errorf("a removal is on its way")
+				}
+				return nil
+			})
+			kept := server.Client().Exists(t.Context(), node.keys.of(&b)).Val() == 1
+			if kept != tc.kept {
+				t.Errorf("the key is there: %t, want %t", kept, tc.kept)
+			}
+			if server.Client().Exists(t.Context(), node.keys.of(&next)).Val() != 1 {
+				t.Error("the bucket that displaced it is gone")
+			}
+		})
+	}
+}
+
+// TestRemovalsInCluster tests that removals go to the server of each key's slot.
+func TestRemovalsInCluster(t *testing.T) {
+	const most, requests = 20, 300
+	cluster := redistest.StartCluster(t, 3)
+	m := NewMemory(nil)
+	node := newTestRedis(t, cluster.Nodes[0], func(opt *RedisOptions) { opt.Cluster, opt.Fallback = true, m })
+	b := hourly(10)
+	b.MaxKeys = most
+	for i := range requests {
+		b.Key = fmt.Sprint(i)
+		decide(t, node, Atomic, b)
+	}
+	node.fallback.settledRemovals(t)
+	waitFor(t, 10*time.Second, func() error {
+		n := int64(0)
+		for _, server := range cluster.Nodes {
+			n += server.Client().DBSize(t.Context()).Val()
+		}
+		if n > most {
+			return fmt.Errorf("%d keys, may be %d", n, most)
+		}
+		return nil
+	})
+}
+
+// TestShareOnRedis tests a full limit that forgets nothing: the server is asked
+// about the shared bucket, which no key can name, and a key's own bucket later
+// begins at its level there too.
+func TestShareOnRedis(t *testing.T) {
+	server := redistest.Start(t)
+	node, m := testNode(t, server)
+	b := hourly(3)
+	b.MaxKeys, b.ShareKey, b.Key = 1, "network", "first"
+	decide(t, node, Atomic, b)
+	for i := range 4 {
+		b.Key = fmt.Sprint(i)
+		if d := decide(t, node, Atomic, b)[0]; d.Denied != (i == 3) {
+			t.Fatalf("request %d: %+v", i, d)
+		}
+	}
+	if n := server.Client().DBSize(t.Context()).Val(); n != 2 {
+		t.Errorf("%d keys, want 2", n)
+	}
+	for _, key := range []string{"network", "network\x00", ""} {
+		own := hourly(3)
+		own.Key = key
+		if server.Client().Exists(t.Context(), node.keys.of(&own)).Val() != 0 {
+			t.Errorf("the shared bucket is that of key %q", key)
+		}
+	}
+	if u := m.Limits()[0]; u.Buckets != 1 || u.Shared != 4 {
+		t.Errorf("%+v", u)
+	}
+
+	b.MaxKeys, b.Key = 10, "later"
+	if d := decide(t, node, Atomic, b)[0]; !d.Denied {
+		t.Errorf("its own bucket began empty: %+v", d)
+	}
+	if got := storedUnits(t, node, server, b); got != 3 {
+		t.Errorf("the server holds %d units, want 3", got)
+	}
+}
+
+// TestShareTwiceOnRedis tests that a request is charged for each of two keys that
+// have to share, though a server can't be asked about one bucket twice at once.
+func TestShareTwiceOnRedis(t *testing.T) {
+	server := redistest.Start(t)
+	node, _ := testNode(t, server)
+	b := hourly(10)
+	b.MaxKeys, b.ShareKey = 1, "network"
+	decide(t, node, Atomic, b)
+	one, two := b, b
+	one.Key, two.Key = "one", "two"
+	for i := range 12 {
+		if d := decide(t, node, Atomic, one, two); Summarize(d).Denied != (i >= 10) {
+			t.Fatalf("request %d: %+v", i, d)
+		}
+	}
+	one.shared, one.Key = true, "network"
+	two.shared, two.Key = true, "network\x00"
+	for _, b := range []Bucket{one, two} {
+		if got := storedUnits(t, node, server, b); got != 10 {
+			t.Errorf("the bucket shared by %q holds %d, want 10", b.Key, got)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package limiter
+
+import "math/rand/v2"
+
+// Where no bucket may be forgotten, see Bucket.ShareKey, keys that find their
+// limit full share buckets. These lie apart from those of keys, and do not count
+// as their limit's. There are only so many of them too: where there are too many
+// ShareKeys, those that are left share one.
+
+// minShared is how many shared buckets a limit may have in any case; otherwise
+// one for each eight keys.
+const minShared = 1024
+
+// mayShare reports whether any of req's keys may have to share a bucket.
+func (req Request) mayShare() bool {
+	for i := range req.Buckets {
+		if req.Buckets[i].ShareKey != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// shareBuckets appends the buckets to dst, with those in the place of others that
+// these share. Levels that are carried over from one to another are dirty like
+// that.
+func (m *Memory) shareBuckets(buckets []Bucket, as dirt, dst []Bucket) []Bucket {
+	changed := append(dst, buckets...)
+	for i := range changed {
+		b := &changed[i]
+		if b.ShareKey == "" {
+			continue
+		}
+		m.share(b, as)
+		for j := range i {
+			// A server can't be asked about one bucket twice at once.
+			if a := &changed[j]; b.shared && a.sameKey(b) && a.limitID() == b.limitID() {
+				b.Key += "\x00"
+			}
+		}
+	}
+	return changed
+}
+
+// share makes b the bucket that its key shares with others, if it has none of its
+// own and there is no room for one. If there is room, its own begins at the level
+// of that one.
+func (m *Memory) share(b *Bucket, as dirt) {
+	p := m.place(b)
+	u := p.partition.usage
+	if p.partition.id.rate != otherNames {
+		u.agree(b.MaxKeys, true)
+	}
+	if u.shared.Load() == 0 && !m.full(u) {
+		return
+	}
+	if m.lock(&p); p.table.has(p.hash) {
+		p.table.mu.Unlock()
+		return
+	}
+	p.table.mu.Unlock()
+
+	now := m.clock().Microseconds()
+	full := m.full(u)
+	for table, n := p.hash, 0; full && n < 3; table, n = rand.Uint64(), n+1 {
+		// One sample may be where many have left already.
+		full = !m.forget(p.partition, table, p.hash, now, true)
+	}
+	common := *b
+	common.shared, common.Key, common.ShareKey = true, b.ShareKey, ""
+	level, known := m.level(&common)
+	if !known && u.shared.Load() >= max(m.room(u)/8, minShared) {
+		common.Key = ""
+		level, _ = m.level(&common)
+	}
+	if full {
+		u.onShared.Add(1)
+		*b = common
+		return
+	}
+	if level.clear <= now {
+		return
+	}
+	m.lock(&p)
+	if !p.table.has(p.hash) {
+		p.dirty = as
+		m.put(&p, level, now)
+	}
+	p.table.mu.Unlock()
+}
+
+// full reports whether there is no room for one more bucket in a limit that
+// forgets none.
+func (m *Memory) full(u *usage) bool {
+	if u.held.Load() >= m.room(u) {
+		return true
+	}
+	return m.held.Load() >= m.maxKeys.Load() && m.largestUsage() == nil
+}
+
+// level returns what b holds, and whether there is such a bucket.
+func (m *Memory) level(b *Bucket) (state, bool) {
+	p := m.place(b)
+	p.table.mu.Lock()
+	defer p.table.mu.Unlock()
+	s, _ := p.table.get(p.hash)
+	return s, s.clear != 0
+}
+
+// lock locks p's table; if its partition is dead, that of the new one.
+func (m *Memory) lock(p *place) {
+	for {
+		p.table.mu.Lock()
+		if !p.partition.dead {
+			return
+		}
+		p.table.mu.Unlock()
+		p.partition = m.partitionOf(p.partition.id)
+		p.table = &p.partition.tables[p.hash%tables]
+	}
+}

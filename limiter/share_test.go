@@ -1,0 +1,147 @@
+package limiter
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// TestShareUnderFlood fills a limit that forgets nothing by keys from few or many
+// networks, of which each then goes on with new keys. It guards that newcomers
+// from other networks are served, that those from flooded ones share, and that no
+// bucket is lost.
+func TestShareUnderFlood(t *testing.T) {
+	const most, honest = 5000, 1000
+	for _, tc := range []struct{ networks, denied int }{
+		{1, 1},
+		{10, honest * 2 / 100},
+		{100, honest * 13 / 100},
+	} {
+		t.Run(fmt.Sprint(tc.networks), func(t *testing.T) {
+			f := newFlooded(t)
+			b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most}
+			b.ShareKey = "kept"
+			for range 10 {
+				f.ask(b, "kept")
+			}
+			for i := range 10 * most {
+				f.now += 10 * time.Microsecond
+				b.ShareKey = fmt.Sprint("network ", i%tc.networks*(1000/tc.networks))
+				f.ask(b, fmt.Sprint("flood", i))
+			}
+			denied := 0
+			for i := range honest {
+				b.ShareKey = fmt.Sprint("network ", i)
+				if !f.ask(b, fmt.Sprint("honest", i)) {
+					denied++
+				}
+			}
+			t.Logf("%d of %d denied", denied, honest)
+			if denied > tc.denied || denied < tc.networks {
+				t.Errorf("denied %d of %d newcomers, want %d to %d", denied, honest, tc.networks, tc.denied)
+			}
+			if f.ask(b, "kept") {
+				t.Error("a full bucket was forgotten")
+			}
+			if u := f.usage("b"); u.Buckets != most || u.Forgotten != 0 || u.Shared < 9*most {
+				t.Errorf("%+v", u)
+			}
+			usedSlots(t, f.m)
+		})
+	}
+}
+
+// TestShareEnds tests a key whose limit has room again: its own bucket begins at
+// the level of the one that it shared, so that it does not get twice the size.
+func TestShareEnds(t *testing.T) {
+	f := newFlooded(t)
+	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: 1, ShareKey: "network"}
+	quick := b
+	quick.Limit.DripRate = time.Second
+	f.ask(quick, "first")
+	for i := range 10 {
+		if !f.ask(b, fmt.Sprint(i%3)) {
+			t.Fatalf("request %d on the shared bucket was denied", i)
+		}
+	}
+	if f.ask(b, "4") {
+		t.Error("the shared bucket is full, and admits")
+	}
+	other := b
+	other.ShareKey = "elsewhere"
+	if !f.ask(other, "5") {
+		t.Error("networks share a bucket")
+	}
+	f.now += 2 * time.Second
+	for range 1100 { // until the first bucket has left
+		f.now += 10 * time.Millisecond
+		decide(t, f.m, Atomic, Bucket{Name: "c", Limit: Limit{1, time.Microsecond, 1}, Cost: 1})
+	}
+	if f.ask(b, "4") {
+		t.Error("with room, a key got more than its shared bucket held")
+	}
+	b.Key = "4"
+	if own := ownBuckets(f.m, []Bucket{b}); own != 1 {
+		t.Fatalf("%d buckets of its own", own)
+	}
+	f.now += time.Hour
+	if !f.ask(b, "4") || f.ask(b, "4") {
+		t.Error("its own bucket does not drip")
+	}
+	usedSlots(t, f.m)
+}
+
+// TestShareIsBounded tests that shared buckets are only so many, and that whoever
+// is left shares one: nobody who knows how to make networks fills the memory.
+func TestShareIsBounded(t *testing.T) {
+	f := newFlooded(t)
+	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: 2}
+	for i := range 3 * minShared {
+		b.ShareKey = fmt.Sprint(i)
+		f.ask(b, fmt.Sprint(i))
+	}
+	if n := usedSlots(t, f.m); n != 2+minShared+1 {
+		t.Errorf("%d buckets, want %d", n, 2+minShared+1)
+	}
+	b.ShareKey = "last"
+	if f.ask(b, "last") {
+		t.Error("the last shared bucket is full, and admits")
+	}
+}
+
+// TestShareTwiceInOneRequest tests a request with two keys of one limit that have
+// to share: both are charged.
+func TestShareTwiceInOneRequest(t *testing.T) {
+	f := newFlooded(t)
+	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 4, MaxKeys: 1, ShareKey: "network"}
+	f.ask(b, "first")
+	one, two := b, b
+	one.Key, two.Key = "one", "two"
+	for range 2 {
+		decide(t, f.m, Atomic, one, two)
+	}
+	if d := decide(t, f.m, Atomic, one, two); !d[0].Denied {
+		t.Errorf("decided %+v, want a shared bucket of 8 units", d)
+	}
+}
+
+// TestShareDrainedMakesRoom tests that a full limit has room at once when its
+// buckets have drained, before a sweep has come to them.
+func TestShareDrainedMakesRoom(t *testing.T) {
+	const most = 1000
+	f := newFlooded(t)
+	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most, ShareKey: "network"}
+	for i := range most {
+		f.ask(b, fmt.Sprint("old", i))
+	}
+	f.now += time.Hour
+	for i := range most / 4 {
+		b.Key = fmt.Sprint("new", i)
+		if f.ask(b, b.Key); ownBuckets(f.m, []Bucket{b}) != 1 {
+			t.Fatalf("key %d has to share, though %d buckets have drained", i, most-i)
+		}
+	}
+	if u := f.usage("b"); u.Buckets > most || u.Shared > 0 {
+		t.Errorf("%+v", u)
+	}
+}

@@ -1,0 +1,218 @@
+package limiter
+
+import (
+	"math/bits"
+	"sync"
+)
+
+// table is an open-addressing hash table with linear probing.
+type table struct {
+	mu      sync.Mutex
+	used    int
+	slots   []slot
+	digests []keyDigest // as many as slots, or none
+}
+
+// slot holds one bucket. A slot whose clear time is 0 is free; no bucket's is,
+// because a bucket is stored when something was put into it. The slack s of one
+// that is dirty is held as -1 - s, and with a further 2^50 taken off as what
+// makes it so.
+type slot struct {
+	hash uint64
+	state
+}
+
+// keyDigest is what the name of a bucket's key in a server has of whose bucket
+// it is. It is zero if no server was asked.
+type keyDigest [16]byte
+
+// dirt says whether another store, for which this one stands in, may know less
+// of a bucket than this one does.
+type dirt int64
+
+const (
+	clean  dirt = iota
+	unsure      // it may have lost what it knew
+	ahead       // something was decided here, which it was not told
+)
+
+// soil returns the slack to hold of a bucket that is dirty.
+func soil(slack int64, dirty dirt) int64 {
+	if dirty == clean {
+		return slack
+	}
+	return -1 - slack - int64(dirty-unsure)<<50
+}
+
+// wash returns the slack of a bucket and whether it is dirty.
+func wash(slack int64) (int64, dirt) {
+	if slack >= 0 {
+		return slack, clean
+	}
+	slack = -1 - slack
+	return slack & (1<<50 - 1), unsure + dirt(slack>>50)
+}
+
+// get returns the bucket of the given hash, an empty one if there is none, and
+// whether it is dirty.
+func (t *table) get(hash uint64) (s state, dirty dirt) {
+	if t.used == 0 {
+		return state{}, clean
+	}
+	s = t.slots[t.find(hash)].state
+	s.slack, dirty = wash(s.slack)
+	return s, dirty
+}
+
+// has reports whether t has a bucket of the given hash.
+func (t *table) has(hash uint64) bool { return t.used > 0 && t.slots[t.find(hash)].clear != 0 }
+
+// own returns the slot of the bucket of the given hash, nil if there is none or
+// it is dirty.
+func (t *table) own(hash uint64) *slot {
+	if t.used == 0 {
+		return nil
+	}
+	s := &t.slots[t.find(hash)]
+	if s.clear == 0 || s.slack < 0 {
+		return nil
+	}
+	return s
+}
+
+// put stores the bucket of the given hash, and returns how many buckets there
+// are more now, and whether this one is new.
+func (t *table) put(hash uint64, s state, dirty dirt, now int64) (more int, entered bool) {
+	s.slack = soil(s.slack, dirty)
+	i := -1
+	if len(t.slots) > 0 {
+		i = t.find(hash)
+	}
+	if i < 0 || t.slots[i].clear == 0 {
+		if t.used >= len(t.slots)*7/8 {
+			more = -t.rebuild(t.live(now)+1, now)
+			i = t.find(hash)
+		}
+		t.used++
+		more++
+		entered = true
+	}
+	t.slots[i] = slot{hash: hash, state: s}
+	return more, entered
+}
+
+// name takes note of the key by which a server knows the bucket of the given
+// hash, which t holds.
+func (t *table) name(hash uint64, key string) {
+	if len(t.digests) != len(t.slots) {
+		t.digests = make([]keyDigest, len(t.slots))
+	}
+	if i := t.find(hash); t.digests[i] == (keyDigest{}) {
+		t.digests[i] = digestOf(key)
+	}
+}
+
+// remove removes the bucket in the i-th slot, and returns its digest. Those
+// behind it that would no longer be found move up.
+func (t *table) remove(i int) (digest keyDigest) {
+	if t.digests != nil {
+		digest = t.digests[i]
+	}
+	for j := i; ; {
+		if j++; j == len(t.slots) {
+			j = 0
+		}
+		if t.slots[j].clear == 0 {
+			break
+		}
+		home := t.home(t.slots[j].hash)
+		if i < j && (i < home && home <= j) || j < i && (i < home || home <= j) {
+			continue // its home is behind the free slot
+		}
+		t.slots[i] = t.slots[j]
+		if t.digests != nil {
+			t.digests[i] = t.digests[j]
+		}
+		i = j
+	}
+	t.slots[i] = slot{}
+	if t.digests != nil {
+		t.digests[i] = keyDigest{}
+	}
+	t.used--
+	return digest
+}
+
+// emptiest looks at up to n buckets from the i-th slot on, and returns at how
+// many. If one of them drains before best, or best is none yet, best becomes it.
+// It is none of the given hash.
+func (t *table) emptiest(i, n int, except uint64, best *slot) (seen int) {
+	for range t.slots {
+		if s := &t.slots[i]; s.clear != 0 && s.hash != except {
+			if best.clear == 0 || s.clear < best.clear {
+				*best = *s
+			}
+			if seen++; seen == n {
+				break
+			}
+		}
+		if i++; i == len(t.slots) {
+			i = 0
+		}
+	}
+	return seen
+}
+
+// home returns the index of the slot where the bucket of the given hash belongs.
+func (t *table) home(hash uint64) int {
+	home, _ := bits.Mul64(hash, uint64(len(t.slots)))
+	return int(home) //nolint:gosec // less than the slots
+}
+
+// find returns the index of the slot that holds the bucket of the given hash,
+// or of the free one where it belongs. At least one slot must be free.
+func (t *table) find(hash uint64) int {
+	i := t.home(hash)
+	for t.slots[i].clear != 0 && t.slots[i].hash != hash {
+		if i++; i == len(t.slots) {
+			i = 0
+		}
+	}
+	return i
+}
+
+// live returns how many buckets in t have not drained.
+func (t *table) live(now int64) int {
+	n := 0
+	for i := range t.slots {
+		if t.slots[i].clear > now {
+			n++
+		}
+	}
+	return n
+}
+
+// rebuild drops what has drained and makes room for n buckets and half as many
+// more. It returns how many buckets left.
+func (t *table) rebuild(n int, now int64) int {
+	slots, digests, before := t.slots, t.digests, t.used
+	t.slots, t.digests, t.used = nil, nil, 0
+	if n == 0 {
+		return before
+	}
+	t.slots = make([]slot, n+n/2+4)
+	if digests != nil {
+		t.digests = make([]keyDigest, len(t.slots))
+	}
+	for i, s := range slots {
+		if s.clear > now {
+			j := t.find(s.hash)
+			t.slots[j] = s
+			if digests != nil {
+				t.digests[j] = digests[i]
+			}
+			t.used++
+		}
+	}
+	return before - t.used
+}
