@@ -134,6 +134,9 @@ func (b *bucket) apply(c *check) error {
 		add.Name = b.fallbackName
 		b.limit.reportNoKey(text)
 	}
+	if add.MaxKeys = b.limit.maxKeys; b.limit.share {
+		add.ShareKey = c.clientNetwork()
+	}
 	c.buckets = append(c.buckets, add)
 	c.policies = append(c.policies, b.policy)
 	return nil
@@ -151,6 +154,8 @@ type check struct {
 	key     *key
 	keyText string
 	keyOwn  bool
+
+	network string // that the client's address is in, once it was needed
 }
 
 // checks are those that no request uses, with the memory of their slices.
@@ -186,6 +191,14 @@ func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
 		c.key, c.keyText, c.keyOwn = k, text, own
 	}
 	return text, own, err
+}
+
+// clientNetwork returns the network that the client's address is in.
+func (c *check) clientNetwork() string {
+	if c.network == "" {
+		c.network = networkOf(c.request)
+	}
+	return c.network
 }
 
 // badValue returns the refusal of a request for which a placeholder made no

@@ -241,6 +241,37 @@ func (k *key) address(text string) string {
 	return netip.PrefixFrom(ip, bits).Masked().String()
 }
 
+// How many bits of an address are the network that new keys of a full limit share
+// a bucket by: many more than a provider hands to one customer, so that it is hard
+// to have addresses in many of them.
+const (
+	networkBits4 = 16
+	networkBits6 = 32
+)
+
+// noNetwork stands for the network of clients whose address is not known, as on
+// a unix socket, or not proven yet, as in early data.
+const noNetwork = "none"
+
+// networkOf returns the network that the client's address is in. The address
+// counts as it does in keys.
+func networkOf(r *http.Request) string {
+	if earlyData(r) {
+		return noNetwork
+	}
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	ip, err := netip.ParseAddr(address)
+	if err != nil {
+		return noNetwork
+	}
+	ip = inner(ip.WithZone("").Unmap())
+	bits := networkBits6
+	if ip.Is4() {
+		bits = networkBits4
+	}
+	return netip.PrefixFrom(ip, bits).Masked().String()
+}
+
 // inner returns the IPv4 address that an address of 6to4 (2002::/16, RFC 3056) or
 // NAT64 (64:ff9b::/96, RFC 6052) holds, or ip if it is none of these. A single
 // host of IPv4 may use any of 65536 networks of 6to4, and all of them come from one
