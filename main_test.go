@@ -172,12 +172,14 @@ func startConfig(t testing.TB, c config) *server {
 	s.clock.advance(time.Hour)
 	original := newMemory
 	newMemory = func() *limiter.Memory { return limiter.NewMemory(s.clock.read) }
+	kept.Store(nil)
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
 		if err := caddy.Stop(); err != nil {
 			t.Errorf("stopping Caddy: %v", err)
 		}
 		newMemory = original
+		kept.Store(nil)
 		stores.Range(func(key, _ any) bool {
 			t.Errorf("Caddy stopped, but a store is still in use: %T", key)
 			return true
