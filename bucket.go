@@ -95,14 +95,21 @@ func (b *bucket) sizeInForce(repl *caddy.Replacer) (size int64, off bool, err er
 	return size, false, nil
 }
 
-// shownSize returns the size in force or, if that depends on the request, what
-// it is made of.
-func (b *bucket) shownSize() string {
-	if b.sizeVaries() {
-		return b.size.String() + " / " + b.factor.String()
+// shownNumbers returns the bucket's numbers in force or, for those that depend on
+// the request, what they are made of.
+func (b *bucket) shownNumbers() string {
+	size, rate, drip := b.size.String()+" / "+b.factor.String(), b.rate.String(), b.drip.String()
+	if !b.sizeVaries() {
+		inForce, _, _ := b.sizeInForce(nil) // as has been checked
+		size = strconv.FormatInt(inForce, 10)
 	}
-	size, _, _ := b.sizeInForce(nil) // as has been checked
-	return strconv.FormatInt(size, 10)
+	if !b.rate.varies() {
+		rate = b.rate.constant.String()
+	}
+	if !b.drip.varies() {
+		drip = strconv.FormatInt(b.drip.constant, 10)
+	}
+	return size + " " + rate + " " + drip
 }
 
 // numbers returns the bucket's numbers for one request, or that it is off.
@@ -146,6 +153,9 @@ func (b *bucket) apply(c *check) error {
 		add.Name = b.fallbackName
 		b.limit.reportNoKey(text)
 	}
+	if add.MaxKeys = b.limit.maxKeys; b.limit.share {
+		add.ShareKey = c.clientNetwork()
+	}
 	c.buckets = append(c.buckets, add)
 	c.policies = append(c.policies, b.policy)
 	return nil
@@ -163,6 +173,8 @@ type check struct {
 	key     *key
 	keyText string
 	keyOwn  bool
+
+	network string // that the client's address is in, once it was needed
 }
 
 // checks are those that no request uses, with the memory of their slices.
@@ -198,6 +210,14 @@ func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
 		c.key, c.keyText, c.keyOwn = k, text, own
 	}
 	return text, own, err
+}
+
+// clientNetwork returns the network that the client's address is in.
+func (c *check) clientNetwork() string {
+	if c.network == "" {
+		c.network = networkOf(c.request)
+	}
+	return c.network
 }
 
 // badValue returns the refusal of a request for which a placeholder made no

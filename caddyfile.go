@@ -34,6 +34,8 @@ func init() {
 //		min_interval <duration>
 //		ipv4_prefix  <bits>
 //		ipv6_prefix  <bits>
+//		max_keys     <n>
+//		when_full    forget | share
 //		match        @name | /path | <matcher...> | { ... }
 //		limit        <name> { ... }
 //
@@ -78,6 +80,8 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 		"min_interval": (*string)(&l.MinInterval),
 		"ipv4_prefix":  (*string)(&l.IPv4Prefix),
 		"ipv6_prefix":  (*string)(&l.IPv6Prefix),
+		"max_keys":     (*string)(&l.MaxKeys),
+		"when_full":    &l.WhenFull,
 	}
 	if h != nil {
 		values["accounting"] = &h.Accounting
@@ -117,7 +121,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 				"with size for events and drip_rate for the window divided by them")
 		default:
 			return helper.Errf("%s: got an unknown option, want one of key, rate, size, drip_rate, drip_size, cost, factor, "+
-				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers, on_error",
+				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, match, limit, accounting, headers, on_error",
 				word(option))
 		}
 		if err == nil && option != "match" && option != "limit" {

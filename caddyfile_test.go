@@ -383,8 +383,8 @@ func TestLimitsAccepted(t *testing.T) {
 func TestDuplicateOptions(t *testing.T) {
 	limit := []string{
 		`key a`, `size 1`, `drip_rate 1s`, `drip_size 1`, `cost 1`, `factor 1`, `max 1`, `duration 1s`,
-		`min_interval 1s`, `ipv4_prefix 24`, `ipv6_prefix 48`, `match /a`, `match *`, `accounting each`,
-		`headers off`, `on_error deny`,
+		`min_interval 1s`, `ipv4_prefix 24`, `ipv6_prefix 48`, `max_keys 1`, `when_full share`, `match /a`, `match *`,
+		`accounting each`, `headers off`, `on_error deny`,
 	}
 	for _, option := range limit {
 		name, _, _ := strings.Cut(option, " ")
@@ -424,7 +424,7 @@ func TestDuplicateGlobalOptions(t *testing.T) {
 func TestOptionsNeedValues(t *testing.T) {
 	limit := []string{
 		"key", "size", "drip_rate", "drip_size", "cost", "factor", "max", "duration", "min_interval",
-		"ipv4_prefix", "ipv6_prefix", "accounting", "on_error",
+		"ipv4_prefix", "ipv6_prefix", "max_keys", "when_full", "accounting", "on_error",
 	}
 	for _, option := range limit {
 		for _, empty := range []string{``, ` ""`, ` {$RATE_LIMIT_TEST_UNSET}`} {

@@ -139,20 +139,20 @@ func (k *key) String() string {
 	return text.String()
 }
 
-// mark returns what tells buckets of a path apart by the key, and by the size if
-// one is given. Those of limits with a name agree in both. Without one they need
+// mark returns what tells buckets of a path apart by the key, and by their numbers if
+// any are given. Those of limits with a name agree in both. Without one they need
 // not: by values of another key, such as a header field, clients could otherwise
 // fill each other's buckets, and a small limit of one site would deny what a large
 // one of another has admitted. The default key alone has no mark.
-func (k *key) mark(path, size string) string {
+func (k *key) mark(path, numbers string) string {
 	template := k.String()
-	if first, _, _ := strings.Cut(path, "/"); first != defaultName || template == defaultKey && size == "" {
+	if first, _, _ := strings.Cut(path, "/"); first != defaultName || template == defaultKey && numbers == "" {
 		return ""
 	}
 	digest := fnv.New64a()
 	fmt.Fprintf(digest, "%s %d %d", template, k.ipv4, k.ipv6)
-	if size != "" {
-		fmt.Fprintf(digest, "\x00%s", size)
+	if numbers != "" {
+		fmt.Fprintf(digest, "\x00%s", numbers)
 	}
 	return "@" + strconv.FormatUint(digest.Sum64(), 36)
 }
@@ -241,6 +241,37 @@ func (k *key) address(text string) string {
 	}
 	if bits == ip.BitLen() {
 		return ip.String()
+	}
+	return netip.PrefixFrom(ip, bits).Masked().String()
+}
+
+// How many bits of an address are the network that new keys of a full limit share
+// a bucket by: many more than a provider hands to one customer, so that it is hard
+// to have addresses in many of them.
+const (
+	networkBits4 = 16
+	networkBits6 = 32
+)
+
+// noNetwork stands for the network of clients whose address is not known, as on
+// a unix socket, or not proven yet, as in early data.
+const noNetwork = "none"
+
+// networkOf returns the network that the client's address is in. The address
+// counts as it does in keys.
+func networkOf(r *http.Request) string {
+	if earlyData(r) {
+		return noNetwork
+	}
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	ip, err := netip.ParseAddr(address)
+	if err != nil {
+		return noNetwork
+	}
+	ip = inner(ip.WithZone("").Unmap())
+	bits := networkBits6
+	if ip.Is4() {
+		bits = networkBits4
 	}
 	return netip.PrefixFrom(ip, bits).Masked().String()
 }

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -8,6 +9,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 const (
@@ -32,6 +35,9 @@ func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) e
 	l.logger = ctx.Logger()
 	err := l.setKey(parent)
 	if err == nil {
+		err = l.setRoom(defs.maxKeys)
+	}
+	if err == nil {
 		err = l.setBuckets()
 	}
 	if err == nil {
@@ -43,6 +49,7 @@ func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) e
 	if err != nil {
 		return fmt.Errorf("limit %q: %w", l.shownPath(), err)
 	}
+	l.warnOfChoice()
 	for i, child := range l.Limits {
 		if child == nil {
 			return fmt.Errorf("limit %q: limit %d within it is null", l.shownPath(), i)
@@ -115,6 +122,39 @@ func (l *Limit) setKey(parent *Limit) error {
 	return err
 }
 
+// setRoom reads how many buckets there may be, of most in the process, and what
+// becomes of new keys then.
+func (l *Limit) setRoom(most int) error {
+	if l.MaxKeys != "" {
+		var err error
+		if l.maxKeys, err = newNumber("max_keys", string(l.MaxKeys), parseMaxKeys); err != nil {
+			return err
+		}
+		if l.maxKeys > most {
+			return badOption("max_keys", string(l.MaxKeys),
+				fmt.Sprintf("at most that of memory in the global option, %d", most))
+		}
+	}
+	var err error
+	l.share, err = newConstant("when_full", or(l.WhenFull, whenFullForget), parseWhenFull)
+	return err
+}
+
+// What becomes of keys that have no bucket when a limit has no room for more.
+const (
+	whenFullForget = "forget" // each takes the place of the emptiest bucket
+	whenFullShare  = "share"  // they share buckets
+)
+
+// parseWhenFull reads what becomes of such keys: whether they share buckets.
+func parseWhenFull(text string) (share bool, want string) {
+	switch text {
+	case whenFullForget, whenFullShare:
+		return text == whenFullShare, ""
+	}
+	return false, "forget or share"
+}
+
 // setMatchers makes the matchers ready.
 func (l *Limit) setMatchers(ctx caddy.Context) error {
 	if l.MatcherSetsRaw == nil {
@@ -141,7 +181,10 @@ func (l *Limit) setBuckets() error {
 		{"max", string(l.Max)},
 		{"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
 	}
-	shared := []setting{{"cost", string(l.Cost)}, {"factor", string(l.Factor)}}
+	shared := []setting{
+		{"cost", string(l.Cost)}, {"factor", string(l.Factor)},
+		{"max_keys", string(l.MaxKeys)}, {"when_full", l.WhenFull},
+	}
 
 	if legacy := firstSet(legacyOptions); legacy != nil {
 		if o := firstSet(bucketOptions); o != nil {
@@ -243,11 +286,11 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	if err := b.check(); err != nil {
 		return err
 	}
-	size := "" // limits of one name share their buckets also while their size changes
+	numbers := "" // limits of one name share their buckets also while their size changes
 	if l.Name == "" {
-		size = b.shownSize()
+		numbers = b.shownNumbers()
 	}
-	b.name = b.path + l.key.mark(b.path, size)
+	b.name = b.path + l.key.mark(b.path, numbers)
 	b.fallbackName = b.name + "@client_ip"
 	l.buckets = append(l.buckets, b)
 	return nil
@@ -290,6 +333,20 @@ func (l *Limit) apply(c *check) error {
 	return nil
 }
 
+// warnOfChoice logs if clients can choose a fresh bucket for each request, because
+// they send what its drips are read from: these tell buckets apart.
+func (l *Limit) warnOfChoice() {
+	for _, b := range l.buckets {
+		for _, o := range []setting{{"drip_rate", b.rate.template}, {"drip_size", b.drip.template}} {
+			if name := sentByClients(o.text); name != "" && !b.off {
+				l.logger.Warn("an option of this limit reads what clients send, and each of its values has a bucket of its own; "+
+					"take it from what they can't choose, or they choose a fresh bucket",
+					zap.String("limit", b.path), zap.String("option", o.option), zap.String("placeholder", "{"+name+"}"))
+			}
+		}
+	}
+}
+
 // reportNoKey logs, once, that the client's address stands in for the key, or
 // that there is none either.
 func (l *Limit) reportNoKey(address string) {
@@ -316,7 +373,10 @@ func (l *Limit) reportBadValue(err error) {
 // share a path by mistake.
 type definitions struct {
 	named map[string]definition // of the whole configuration, by path
+	rooms map[string][2]setting // the same, by the name of the buckets in stores
 	paths map[string]bool       // of one handler
+
+	maxKeys int // of all limits together
 }
 
 // definition is what limits of one path have in common.
@@ -327,13 +387,17 @@ type definition struct {
 
 // newDefinitions returns the definitions of a configuration without limits.
 func newDefinitions() *definitions {
-	return &definitions{named: make(map[string]definition)}
+	return &definitions{
+		named:   make(map[string]definition),
+		rooms:   make(map[string][2]setting),
+		maxKeys: limiter.DefaultMaxKeys,
+	}
 }
 
 // inHandler returns the definitions as the limits of one more handler add to
 // them.
 func (d *definitions) inHandler() *definitions {
-	return &definitions{named: d.named, paths: make(map[string]bool)}
+	return &definitions{named: d.named, rooms: d.rooms, paths: make(map[string]bool), maxKeys: d.maxKeys}
 }
 
 // add adds the buckets of l. In one handler every path may stand once: a
@@ -347,6 +411,9 @@ func (d *definitions) add(l *Limit) error {
 		}
 		d.paths[b.path] = true
 		b.policy = &policy{path: b.path, units: b.cost.varies() || b.cost.constant != 1}
+		if err := d.addRoom(b); err != nil {
+			return err
+		}
 		if l.Name == "" {
 			continue
 		}
@@ -363,12 +430,39 @@ func (d *definitions) add(l *Limit) error {
 		}
 		for i, o := range options {
 			if o != earlier.options[i] {
-				return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want them equal, since limits of one path share their buckets, or another name",
-					o.option, o.text, earlier.options[i].text, b.path)
+				return disagreement(b, o, earlier.options[i])
 			}
 		}
 		earlier.policy.units = earlier.policy.units || b.policy.units
 		b.policy = earlier.policy
 	}
 	return nil
+}
+
+// addRoom adds how many buckets b's limit may have. Stores bound all buckets of
+// one name together, so that limits which come to one have to agree in it, even
+// where they have no name themselves.
+func (d *definitions) addRoom(b *bucket) error {
+	options := [2]setting{
+		{"max_keys", fmt.Sprint(cmp.Or(b.limit.maxKeys, max(d.maxKeys/2, 1)))},
+		{"when_full", or(b.limit.WhenFull, whenFullForget)},
+	}
+	earlier, found := d.rooms[b.name]
+	if !found {
+		d.rooms[b.name] = options
+		return nil
+	}
+	for i, o := range options {
+		if o != earlier[i] {
+			return disagreement(b, o, earlier[i])
+		}
+	}
+	return nil
+}
+
+// disagreement returns the error for an option of b's limit that is another in
+// an earlier one.
+func disagreement(b *bucket, got, earlier setting) error {
+	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want them equal, since limits of one path share their buckets, or another name",
+		got.option, got.text, earlier.text, b.path)
 }

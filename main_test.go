@@ -188,12 +188,14 @@ func startConfig(t testing.TB, c config) *server {
 	s.clock.advance(time.Hour)
 	original := newMemory
 	newMemory = func() *limiter.Memory { return limiter.NewMemory(s.clock.read) }
+	kept.Store(nil)
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
 		if err := caddy.Stop(); err != nil {
 			t.Errorf("stopping Caddy: %v", err)
 		}
 		newMemory = original
+		kept.Store(nil)
 		stores.Range(func(key, _ any) bool {
 			t.Errorf("Caddy stopped, but a store is still in use: %T", key)
 			return true
@@ -719,7 +721,7 @@ const (
 	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
 	wantOutside  = `want it in the rate_limit block itself: it is of the whole handler`
 	wantOption   = `want one of key, rate, size, drip_rate, drip_size, cost, factor, max, duration, ` +
-		`min_interval, ipv4_prefix, ipv6_prefix, match, limit, accounting, headers, on_error`
+		`min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, match, limit, accounting, headers, on_error`
 	wantPolicy    = `want fallback, allow or deny`
 	limitsNothing = `it limits nothing, want rate, size, max or limits within it`
 	wantAddress   = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`

@@ -29,7 +29,8 @@ func init() {
 
 // App says where the buckets of all `rate_limit` handlers are kept. Without it
 // they live in this process: each Caddy instance then limits for itself, and
-// limits start afresh when it does. Reloading the configuration keeps them.
+// limits start afresh when it does. Reloading the configuration keeps them, and
+// a configuration without limits does for a minute.
 type App struct {
 	// The Redis that keeps the buckets, so that every Caddy instance that uses
 	// it enforces the same limits.
@@ -140,10 +141,11 @@ type Redis struct {
 
 // Memory is the buckets in this process.
 type Memory struct {
-	// The most buckets to hold, from 1 to 1000000000. Once there is no room even after drained ones
-	// have left, keys that have no bucket yet share some of their limit, so that
-	// a flood of keys neither grows memory nor empties anyone's bucket. A
-	// million take less than 50 MB. Default: 1000000.
+	// The most buckets to hold, of all limits together, from 1 to 1000000000. Each
+	// limit holds at most its own `max_keys`, by default half of this one, so that
+	// a flood of keys neither grows memory nor takes the room of other limits. A
+	// million buckets take about 52 MB of memory (RSS), ten million 514 MB.
+	// Default: 1000000.
 	MaxKeys Number `json:"max_keys,omitempty"`
 }
 
@@ -225,7 +227,10 @@ type Handler struct {
 // `size`, `drip_rate`, `drip_size`, `cost` and `factor` may be strings with
 // placeholders, evaluated for each request. A request for which one makes no
 // usable value is refused: with status 400 for `cost`, 500 for the others.
-// `{env.*}`, `{file.*}` and `{system.*}` are resolved when the configuration is
+// `drip_rate` and `drip_size` are a part of what tells buckets apart, so who can
+// influence them gets a fresh bucket with each value: take them from what clients
+// can't choose, as variables are that were set by who is logged in. The log has a
+// warning where they read what clients send. `{env.*}`, `{file.*}` and `{system.*}` are resolved when the configuration is
 // loaded, in any number or duration.
 type Limit struct {
 	// What the limit is called, in header fields, logs and the names of its
@@ -256,10 +261,12 @@ type Limit struct {
 	// rate, if there is one.
 	Size Number `json:"size,omitempty"`
 
-	// The time from one drip to the next, in whole microseconds. Default: `1s`.
+	// The time from one drip to the next, in whole microseconds. Each value that
+	// placeholders make has buckets of its own. Default: `1s`.
 	DripRate Duration `json:"drip_rate,omitempty"`
 
-	// The units that leave with each drip, from 1 to 2^49. Default: 1.
+	// The units that leave with each drip, from 1 to 2^49. Each value that
+	// placeholders make has buckets of its own. Default: 1.
 	DripSize Number `json:"drip_size,omitempty"`
 
 	// The units a request adds, at least 1. Default: 1.
@@ -290,11 +297,39 @@ type Limit struct {
 	// that depend on the request.
 	MinInterval Duration `json:"min_interval,omitempty"`
 
+	// The most keys of this limit that have buckets in this process, from 1 to
+	// 1000000000, and no more than the app's `max_keys` of `memory`. It is this
+	// limit's alone: limits within it have their own, and so has the interval of
+	// `min_interval`. With Redis it also bounds what this instance keeps there, at
+	// about 173 bytes a key, so that Redis holds at most so many of each instance.
+	//
+	// To be never full it has to be the new keys that come in a second times the
+	// seconds that a bucket takes to drain. A million keys take about 52 MB of
+	// memory (RSS), ten million 514 MB. Default: half of the app's.
+	MaxKeys Number `json:"max_keys,omitempty"`
+
+	// What becomes of keys that have no bucket while `max_keys` others have one:
+	//
+	// - `forget` (default): each gets a bucket, in place of one that is nearly
+	//   empty compared with others. Nobody is kept out. Whose bucket is forgotten
+	//   has as much room again as it held.
+	// - `share`: nothing is ever forgotten. New keys share buckets, one for each
+	//   network of the client's address, a /16 of IPv4 or a /32 of IPv6, whatever
+	//   the key is. One for all whose clients have no address, as on a unix
+	//   socket. It is for limits that must hold whatever happens, such as those of
+	//   logins.
+	//
+	// The log has a line a minute while a limit does either. Limits within have
+	// their own.
+	WhenFull string `json:"when_full,omitempty"`
+
 	// Limits that apply to the same requests as this one, if they match.
 	Limits []*Limit `json:"limits,omitempty"`
 
 	path     string
 	key      *key
+	maxKeys  int  // 0 for the default
+	share    bool // whether new keys share buckets when there is no room
 	buckets  []*bucket
 	matchers caddyhttp.MatcherSets
 	logger   *zap.Logger
@@ -335,6 +370,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 			return fmt.Errorf("memory: %w", err)
 		}
 	}
+	a.definitions.maxKeys = a.maxKeys
 	if err := a.takeMemory(); err != nil {
 		return err
 	}

@@ -50,6 +50,7 @@ var numbers = []struct {
 		`app{"redis":{"addresses":["a:1"],"cluster":true,"pool_size":%}}`, "",
 	},
 	{"timeout", inApp("redis a:1 {; timeout %; }"), `app{"redis":{"addresses":["a:1"],"timeout":%}}`, ""},
+	{"max_keys", inLimit("size 5; max_keys %"), `{"size":5,"max_keys":%}`, ""},
 	{"max_keys", inApp("memory {; max_keys %; }"), `app{"memory":{"max_keys":%}}`, ""},
 }
 

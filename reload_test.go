@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
@@ -94,22 +95,31 @@ func TestReloadKeepsLevels(t *testing.T) {
 }
 
 // TestReloadWithoutLimits guards that buckets last as long as some config uses
-// them, and no longer.
+// them and for keepTime after, and no longer.
 func TestReloadWithoutLimits(t *testing.T) {
+	original := keepTime
+	t.Cleanup(func() { keepTime = original })
 	c := config{site: "rate_limit {\nsize 1\n}\nrespond admitted"}
 	s := startConfig(t, c)
 	s.run(step{want: "200 limit=1 remaining=0 clear=1.000"})
-	if err := s.load(config{site: "respond admitted"}); err != nil {
-		t.Fatal(err)
+	for _, keepTime = range []time.Duration{time.Hour, 0} {
+		if err := s.load(config{site: "respond admitted"}); err != nil {
+			t.Fatal(err)
+		}
+		if n, used := stores.References("memory"); used {
+			t.Errorf("the store is in use %d times, by no config", n)
+		}
+		s.run(step{want: "200"})
+		want := "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"
+		if keepTime == 0 {
+			eventually(t, "a store that is let go of", func() bool { return kept.Load() == nil })
+			want = "200 limit=1 remaining=0 clear=1.000"
+		}
+		if err := s.load(c); err != nil {
+			t.Fatal(err)
+		}
+		s.run(step{want: want})
 	}
-	if n, used := stores.References("memory"); used {
-		t.Errorf("the store is in use %d times, by no config", n)
-	}
-	s.run(step{want: "200"})
-	if err := s.load(c); err != nil {
-		t.Fatal(err)
-	}
-	s.run(step{want: "200 limit=1 remaining=0 clear=1.000"})
 }
 
 // TestReloadSharesConnections guards that configs with equal settings use the

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/json"
@@ -35,6 +36,14 @@ const memoryKey = "memory"
 // clock.
 var newMemory = func() *limiter.Memory { return limiter.NewMemory(nil) }
 
+// keepTime is how long the buckets of this process are kept when no app uses them
+// any more, in case a configuration without limits is soon replaced by one with
+// them. Tests lower it.
+var keepTime = time.Minute
+
+// kept is the store of this process while no app uses it.
+var kept atomic.Pointer[sharedMemory]
+
 // drainTime is how long a store in Redis stays open at least after the last app
 // let go of it, and how often it is then seen whether its requests are over: Caddy
 // cleans a configuration up while they are still on their way. Tests lower it.
@@ -43,8 +52,13 @@ var drainTime = 10 * time.Second
 // sharedMemory is the store of this process in the pool.
 type sharedMemory struct{ *limiter.Memory }
 
-// Destruct does nothing: there is nothing to close.
-func (sharedMemory) Destruct() error { return nil }
+// Destruct keeps the store for the next app for a while.
+func (m sharedMemory) Destruct() error {
+	this := &m
+	kept.Store(this)
+	time.AfterFunc(keepTime, func() { kept.CompareAndSwap(this, nil) })
+	return nil
+}
 
 // sharedRedis is a store in Redis in the pool.
 type sharedRedis struct {
@@ -71,7 +85,13 @@ func (s *sharedRedis) Destruct() error {
 
 // takeMemory makes the store of this process the app's.
 func (a *App) takeMemory() error {
-	store, err := take(a, memoryKey, func() (sharedMemory, error) { return sharedMemory{newMemory()}, nil })
+	store, err := take(a, memoryKey, func() (sharedMemory, error) {
+		if m := kept.Swap(nil); m != nil {
+			return *m, nil
+		}
+		fullLimits.reset()
+		return sharedMemory{newMemory()}, nil
+	})
 	if err != nil {
 		return err
 	}
@@ -174,7 +194,8 @@ func (k redisKey) inUse() redisKey {
 // to start it leaves, and the old one's settings are in force as before.
 var running struct {
 	sync.Mutex
-	apps []*App
+	apps    []*App
+	unwatch context.CancelFunc // ends watchLimits, while there are apps
 }
 
 // enter puts the app's settings in force.
@@ -183,6 +204,10 @@ func (a *App) enter() {
 	defer running.Unlock()
 	if n := len(running.apps); n > 0 {
 		a.logMove(running.apps[n-1])
+	} else {
+		var ctx context.Context
+		ctx, running.unwatch = context.WithCancel(context.Background())
+		go watchLimits(ctx, watchEvery, limitUsages)
 	}
 	running.apps = append(running.apps, a)
 	a.memory.SetMaxKeys(a.maxKeys)
@@ -212,6 +237,9 @@ func (a *App) leave() {
 	running.apps = slices.DeleteFunc(running.apps, func(other *App) bool { return other == a })
 	if n := len(running.apps); n > 0 {
 		running.apps[n-1].memory.SetMaxKeys(running.apps[n-1].maxKeys)
+	} else if running.unwatch != nil {
+		running.unwatch()
+		running.unwatch = nil
 	}
 }
 

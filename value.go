@@ -285,6 +285,27 @@ func hasPlaceholder(text string) bool {
 	return found
 }
 
+// sentByClients returns the first placeholder in a template that stands for what
+// clients send, none if there is none. What a client's certificate says was
+// verified, and matchers capture what they match from what was sent.
+func sentByClients(template string) (name string) {
+	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(template, func(found string, _ any) (any, error) {
+		if name == "" && isSent(found) {
+			name = found
+		}
+		return nil, nil
+	})
+	return name
+}
+
+// isSent reports whether a placeholder stands for what clients send.
+func isSent(name string) bool {
+	if rest, ok := strings.CutPrefix(name, "http.request."); ok {
+		return !strings.HasPrefix(rest, "local") && !strings.HasPrefix(rest, "tls.client.")
+	}
+	return strings.HasPrefix(name, "http.regexp.") || strings.HasPrefix(name, "http.matchers.")
+}
+
 // parseUnits reads a number of units.
 func parseUnits(text string) (int64, string) {
 	n, err := strconv.ParseUint(text, 10, 64)
