@@ -49,7 +49,7 @@ func (b *bucket) check() error {
 		return nil
 	}
 	// What depends on the request is taken to be what drains soonest.
-	numbers := limiter.Limit{Size: 1, DripRate: time.Microsecond, DripSize: limiter.MaxUnits}
+	numbers := limiter.Limit{Size: 1, DripInterval: time.Microsecond, DripSize: limiter.MaxUnits}
 	if !b.sizeVaries() {
 		var err error
 		if numbers.Size, _, err = b.sizeInForce(nil); err != nil {
@@ -60,7 +60,7 @@ func (b *bucket) check() error {
 		}
 	}
 	if !b.rate.varies() {
-		numbers.DripRate = b.rate.constant
+		numbers.DripInterval = b.rate.constant
 	}
 	if !b.drip.varies() {
 		numbers.DripSize = b.drip.constant
@@ -117,7 +117,7 @@ func (b *bucket) numbers(repl *caddy.Replacer) (numbers limiter.Limit, off bool,
 	if numbers.Size, off, err = b.sizeInForce(repl); err != nil || off {
 		return numbers, off, err
 	}
-	if numbers.DripRate, err = b.rate.at(repl); err != nil {
+	if numbers.DripInterval, err = b.rate.at(repl); err != nil {
 		return numbers, false, err
 	}
 	if numbers.DripSize, err = b.drip.at(repl); err != nil {

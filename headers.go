@@ -171,12 +171,12 @@ func (it *item) tighter(other *item) bool {
 	return d.Remaining < o.Remaining
 }
 
-// await makes Retry, of a bucket that was charged for a request which another
+// await makes RetryAfter, of a bucket that was charged for a request which another
 // denies, the time until it has room for that request again: clients that come
 // earlier are denied by it.
 func (it *item) await() {
 	b := limiter.Bucket{Limit: it.limit, Cost: it.cost}
-	it.decision.Retry = b.Wait(&it.decision)
+	it.decision.RetryAfter = b.Wait(&it.decision)
 }
 
 // describe makes f the fields of a request on which items were decided, each
@@ -198,12 +198,12 @@ func (f *fields) describe(items []item, sum limiter.Summary, text []byte) {
 		text = appendSeconds(text, shown.Clear)
 		end(fieldClear)
 		if shown.Denied && !shown.Never {
-			text = appendSeconds(text, shown.Retry)
+			text = appendSeconds(text, shown.RetryAfter)
 			end(fieldReset)
 		}
 	}
 	if sum.Denied && !sum.Never {
-		text = appendWholeSeconds(text, sum.Retry)
+		text = appendWholeSeconds(text, sum.RetryAfter)
 		end(fieldRetryAfter)
 	}
 	text = appendPolicies(text, items)
@@ -285,13 +285,13 @@ func appendLimits(b []byte, items []item, denied bool) []byte {
 		b = appendParameter(b, ";r=", it.decision.Remaining)
 		switch d := &it.decision; {
 		case d.Never:
-		case denied && d.Retry > 0:
-			b = appendParameter(b, ";t=", ceilSeconds(d.Retry))
+		case denied && d.RetryAfter > 0:
+			b = appendParameter(b, ";t=", ceilSeconds(d.RetryAfter))
 		case denied:
 		case d.Remaining > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(it.limit.DripTime(d.Remaining)))
 		default:
-			b = appendParameter(b, ";t=", ceilSeconds(d.Clear-it.limit.DrainTime()+it.limit.DripRate))
+			b = appendParameter(b, ";t=", ceilSeconds(d.Clear-it.limit.DrainTime()+it.limit.DripInterval))
 		}
 	}
 	return b

@@ -129,14 +129,14 @@ var fieldsTests = []struct {
 	{
 		"denied: no room, and one time to wait in three fields",
 		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
-			Denied: true, Size: 10, Clear: 10 * time.Second, Retry: 1000_001 * time.Microsecond}}},
+			Denied: true, Size: 10, Clear: 10 * time.Second, RetryAfter: 1000_001 * time.Microsecond}}},
 		`limit=10 remaining=0 clear=10.000 reset=1.001 retry-after=2 ` +
 			`policy="a";q=10;w=10 ratelimit="a";r=0;t=2`,
 	},
 	{
 		"denied with room for cheaper requests",
 		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
-			Denied: true, Size: 10, Remaining: 4, Clear: 6 * time.Second, Retry: time.Microsecond}}},
+			Denied: true, Size: 10, Remaining: 4, Clear: 6 * time.Second, RetryAfter: time.Microsecond}}},
 		`limit=10 remaining=4 clear=6.000 reset=0.001 retry-after=1 ` +
 			`policy="a";q=10;w=10 ratelimit="a";r=4;t=1`,
 	},
@@ -164,7 +164,7 @@ var fieldsTests = []struct {
 				decision: limiter.Decision{Size: 100, Remaining: 50, Clear: 50 * time.Minute}},
 			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
 				decision: limiter.Decision{
-					Denied: true, Size: 5, Clear: 5 * time.Second, Retry: 700 * time.Millisecond}},
+					Denied: true, Size: 5, Clear: 5 * time.Second, RetryAfter: 700 * time.Millisecond}},
 		},
 		`limit=5 remaining=0 clear=3000.000 reset=0.700 retry-after=1 ` +
 			`policy="a";q=100;w=6000, "a/b";q=5;w=5 ratelimit="a";r=50, "a/b";r=0;t=1`,
@@ -173,10 +173,10 @@ var fieldsTests = []struct {
 		"one denies and another is charged its last: both tell to wait, and the longer wait counts",
 		[]item{
 			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf, decision: limiter.Decision{
-				Size: 100, Remaining: 0, Clear: 100 * time.Minute, Retry: time.Minute}},
+				Size: 100, Remaining: 0, Clear: 100 * time.Minute, RetryAfter: time.Minute}},
 			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
 				decision: limiter.Decision{
-					Denied: true, Size: 5, Clear: 5 * time.Second, Retry: 700 * time.Millisecond}},
+					Denied: true, Size: 5, Clear: 5 * time.Second, RetryAfter: 700 * time.Millisecond}},
 		},
 		`limit=5 remaining=0 clear=6000.000 reset=60.000 retry-after=60 ` +
 			`policy="a";q=100;w=6000, "a/b";q=5;w=5 ratelimit="a";r=0;t=60, "a/b";r=0;t=1`,
@@ -186,9 +186,9 @@ var fieldsTests = []struct {
 		[]item{
 			{policy: &policy{path: "a"}, limit: limitOf(8, 3*time.Second), families: xRateLimit | ietf,
 				decision: limiter.Decision{
-					Denied: true, Size: 8, Clear: 24 * time.Second, Retry: 2100 * time.Millisecond}},
+					Denied: true, Size: 8, Clear: 24 * time.Second, RetryAfter: 2100 * time.Millisecond}},
 			{policy: &policy{path: "b"}, limit: limitOf(9), families: xRateLimit | ietf,
-				decision: limiter.Decision{Denied: true, Size: 9, Clear: 9 * time.Second, Retry: 400 * time.Millisecond}},
+				decision: limiter.Decision{Denied: true, Size: 9, Clear: 9 * time.Second, RetryAfter: 400 * time.Millisecond}},
 		},
 		`limit=8 remaining=0 clear=24.000 reset=2.100 retry-after=3 ` +
 			`policy="a";q=8;w=24, "b";q=9;w=9 ratelimit="a";r=0;t=3, "b";r=0;t=1`,
@@ -197,7 +197,7 @@ var fieldsTests = []struct {
 		"never admitted by one outranks the wait for another",
 		[]item{
 			{policy: &policy{path: "a"}, limit: limitOf(8), families: xRateLimit | ietf,
-				decision: limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, Retry: 2 * time.Second}},
+				decision: limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, RetryAfter: 2 * time.Second}},
 			{policy: &policy{path: "b"}, limit: limitOf(3), families: xRateLimit | ietf,
 				decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}},
 		},
@@ -246,7 +246,7 @@ var fieldsTests = []struct {
 	{
 		"headers off: still a denial tells to wait",
 		[]item{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{
-			Denied: true, Size: 1, Clear: time.Second, Retry: time.Second}}},
+			Denied: true, Size: 1, Clear: time.Second, RetryAfter: time.Second}}},
 		`retry-after=1`,
 	},
 	{"headers off, admitted", []item{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{Size: 1}}}, ``},
@@ -258,7 +258,7 @@ var fieldsTests = []struct {
 			{policy: &policy{path: "i"}, limit: limitOf(5), families: ietf,
 				decision: limiter.Decision{Size: 5, Remaining: 2, Clear: 3 * time.Second}},
 			{policy: &policy{path: "o"}, limit: limitOf(1, time.Minute), decision: limiter.Decision{
-				Denied: true, Size: 1, Clear: time.Minute, Retry: time.Minute}},
+				Denied: true, Size: 1, Clear: time.Minute, RetryAfter: time.Minute}},
 		},
 		`limit=4 remaining=3 clear=1.000 retry-after=60 policy="i";q=5;w=5 ratelimit="i";r=2`,
 	},
@@ -266,9 +266,9 @@ var fieldsTests = []struct {
 		"one family only shows its own denials",
 		[]item{
 			{policy: &policy{path: "i"}, limit: limitOf(1, time.Minute), families: ietf, decision: limiter.Decision{
-				Denied: true, Size: 1, Clear: time.Minute, Retry: time.Minute}},
+				Denied: true, Size: 1, Clear: time.Minute, RetryAfter: time.Minute}},
 			{policy: &policy{path: "x"}, limit: limitOf(4), families: xRateLimit,
-				decision: limiter.Decision{Denied: true, Size: 4, Clear: 4 * time.Second, Retry: time.Second}},
+				decision: limiter.Decision{Denied: true, Size: 4, Clear: 4 * time.Second, RetryAfter: time.Second}},
 		},
 		`limit=4 remaining=0 clear=4.000 reset=1.000 retry-after=60 policy="i";q=1;w=60 ratelimit="i";r=0;t=60`,
 	},
@@ -326,7 +326,7 @@ func checkStructured(items []item, f fields) error {
 		wantsQ := map[bool]string{false: "q w", true: "q qu w"}[it.units]
 		q, w, r := p.parameters["q"], p.parameters["w"], l.parameters["r"]
 		t, hasT := l.parameters["t"]
-		wantsT := !it.decision.Never && (!all.Denied || it.decision.Retry > 0)
+		wantsT := !it.decision.Never && (!all.Denied || it.decision.RetryAfter > 0)
 		switch {
 		case p.name != it.path || l.name != it.path:
 			return fmt.Errorf("limit %q is called %q and %q", it.path, p.name, l.name)
@@ -361,7 +361,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 		for _, path := range paths {
 			l := limiter.Limit{
 				Size: rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, mostParsed)).Draw(t, "size"),
-				DripRate: time.Microsecond * time.Duration(rapid.OneOf(rapid.Int64Range(1, 10),
+				DripInterval: time.Microsecond * time.Duration(rapid.OneOf(rapid.Int64Range(1, 10),
 					rapid.Int64Range(1, 1e7), rapid.Int64Range(1, 1<<49)).Draw(t, "drip rate")),
 				DripSize: rapid.OneOf(rapid.Int64Range(1, 5), rapid.Int64Range(1, limiter.MaxUnits)).Draw(t, "drip size"),
 			}
@@ -409,8 +409,8 @@ func checkTimes(t *rapid.T, items []item, f fields) {
 	}
 	if f[fieldRetryAfter] != "" {
 		after := time.Duration(number(f[fieldRetryAfter])) * time.Second
-		if after < sum.Retry || after < time.Second || after >= sum.Retry+time.Second {
-			t.Fatalf("Retry-After %v of %v", after, sum.Retry)
+		if after < sum.RetryAfter || after < time.Second || after >= sum.RetryAfter+time.Second {
+			t.Fatalf("Retry-After %v of %v", after, sum.RetryAfter)
 		}
 	}
 	for _, i := range []int{fieldClear, fieldReset} {
@@ -421,7 +421,7 @@ func checkTimes(t *rapid.T, items []item, f fields) {
 		if whole == "" || len(millis) != 3 || strings.Trim(f[i], "0123456789.") != "" {
 			t.Fatalf("%s: %q is no number of seconds with three decimals", fieldNames[i], f[i])
 		}
-		exact := map[int]time.Duration{fieldClear: shown.Clear, fieldReset: shown.Retry}[i]
+		exact := map[int]time.Duration{fieldClear: shown.Clear, fieldReset: shown.RetryAfter}[i]
 		got, err := time.ParseDuration(f[i] + "s")
 		if err != nil || got < exact || got >= exact+time.Millisecond {
 			t.Fatalf("%s: %s, want %v: %v", fieldNames[i], f[i], exact, err)

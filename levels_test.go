@@ -232,7 +232,7 @@ func startUsed(t *testing.T) *redistest.Server {
 	}
 	defer r.Close()
 	_, err = r.Take(t.Context(), limiter.Request{Buckets: []limiter.Bucket{{
-		Name: "other", Limit: limiter.Limit{Size: 1, DripRate: time.Millisecond, DripSize: 1}, Cost: 1,
+		Name: "other", Limit: limiter.Limit{Size: 1, DripInterval: time.Millisecond, DripSize: 1}, Cost: 1,
 	}}}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -791,11 +791,11 @@ func newCheck() *check {
 
 // limitOf returns a limit that drips one unit a second, unless said otherwise.
 func limitOf(size int64, more ...any) limiter.Limit {
-	l := limiter.Limit{Size: size, DripRate: time.Second, DripSize: 1}
+	l := limiter.Limit{Size: size, DripInterval: time.Second, DripSize: 1}
 	for _, m := range more {
 		switch m := m.(type) {
 		case time.Duration:
-			l.DripRate = m
+			l.DripInterval = m
 		case int:
 			l.DripSize = int64(m)
 		}

@@ -446,10 +446,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 // parseAccounting reads a kind of accounting.
 func parseAccounting(text string) (limiter.Accounting, string) {
 	switch text {
-	case limiter.Atomic.String():
-		return limiter.Atomic, ""
-	case limiter.Each.String():
-		return limiter.Each, ""
+	case limiter.AccountingAtomic.String():
+		return limiter.AccountingAtomic, ""
+	case limiter.AccountingEach.String():
+		return limiter.AccountingEach, ""
 	}
 	return 0, "atomic or each"
 }

@@ -70,7 +70,7 @@ func (l *Limit) setRateBucket() error {
 	if err != nil {
 		return fmt.Errorf("rate: got %q, want another rate or size: %w", string(l.Rate), err)
 	}
-	b.rate = value[time.Duration]{option: "drip_rate", constant: numbers.DripRate}
+	b.rate = value[time.Duration]{option: "drip_rate", constant: numbers.DripInterval}
 	b.drip = value[int64]{option: "drip_size", constant: numbers.DripSize}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }

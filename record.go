@@ -73,7 +73,7 @@ func (rec *record) add(c *check, show families, h http.Header) (decider *item, w
 	}
 	rec.fields.describe(rec.items, all, text)
 	rec.fields.set(h)
-	return &rec.items[earlier+own.Deciding], all.Retry
+	return &rec.items[earlier+own.Deciding], all.RetryAfter
 }
 
 // list makes the names in the IETF fields unique when the items from the given
@@ -133,7 +133,7 @@ func (rec *record) placeholder(name string) (any, bool) {
 		case !sum.Denied:
 			return "0", true
 		}
-		return wholeSeconds(sum.Retry), true
+		return wholeSeconds(sum.RetryAfter), true
 	case "denied":
 		return sum.Denied, true
 	case "exceeded.name":

@@ -47,7 +47,7 @@ func visited(visits ...visit) (*record, *caddy.Replacer, http.Header) {
 var (
 	roomy = limiter.Decision{Size: 100, Remaining: 90, Clear: 10 * time.Second}
 	tight = limiter.Decision{Size: 5, Remaining: 1, Clear: 4 * time.Second}
-	full  = limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, Retry: 900 * time.Millisecond}
+	full  = limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, RetryAfter: 900 * time.Millisecond}
 	never = limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}
 )
 

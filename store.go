@@ -283,20 +283,19 @@ func report(e limiter.Event) {
 		log = log.With(zap.Int("dropped", e.Dropped)) // events before, while the log took nothing
 	}
 	switch server := zap.String("server", e.Server); e.Kind {
-	case limiter.Lost:
-		log.Error("redis lost: on_error says what becomes of requests until it is back; "+
-			"with fallback, each Caddy instance limits for itself",
+	case limiter.EventDown:
+		log.Error("redis unavailable, applying on_error",
 			server, zap.String("reason", e.Reason), zap.Error(e.Err))
-	case limiter.Back:
-		log.Info("redis is back and decides again", server, zap.Duration("down", e.Lost))
-	case limiter.Replaced:
-		log.Info("redis server replaced: other servers of the cluster decide on its keys",
-			server, zap.Duration("down", e.Lost))
-	case limiter.Lapse:
+	case limiter.EventRecovered:
+		log.Info("redis recovered", server, zap.Duration("down", e.Downtime))
+	case limiter.EventReplaced:
+		log.Info("redis server replaced by others of its cluster",
+			server, zap.Duration("down", e.Downtime))
+	case limiter.EventError:
 		if !lapses.due(e) {
 			return
 		}
-		log.Warn("redis failed on single requests: on_error says what becomes of those it does not decide",
+		log.Warn("redis failed on single requests, applying on_error to them",
 			server, zap.String("reason", e.Reason), zap.Error(e.Err))
 	}
 }

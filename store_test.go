@@ -226,7 +226,7 @@ func TestStoreDrains(t *testing.T) {
 	take := func(store limiter.Store) error {
 		_, err := store.Take(t.Context(), limiter.Request{
 			Buckets: []limiter.Bucket{{
-				Name: "a", Limit: limiter.Limit{Size: 1000, DripRate: time.Millisecond, DripSize: 1000}, Cost: 1,
+				Name: "a", Limit: limiter.Limit{Size: 1000, DripInterval: time.Millisecond, DripSize: 1000}, Cost: 1,
 			}},
 			NoFallback: true,
 		}, nil)
@@ -290,7 +290,7 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 			keys++
 			req := limiter.Request{Buckets: []limiter.Bucket{{
 				Name: "a", Key: fmt.Sprint(keys), Cost: 1,
-				Limit: limiter.Limit{Size: 9, DripRate: time.Hour, DripSize: 1},
+				Limit: limiter.Limit{Size: 9, DripInterval: time.Hour, DripSize: 1},
 			}}}
 			if _, err := store.Take(t.Context(), req, nil); err != nil {
 				t.Fatal(err)
@@ -478,28 +478,27 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		fields map[string]any
 	}{
 		{
-			limiter.Event{Server: "a:1", Kind: limiter.Lost, Reason: "refused", Err: errors.New("no")},
+			limiter.Event{Server: "a:1", Kind: limiter.EventDown, Reason: "refused", Err: errors.New("no")},
 			zap.ErrorLevel,
-			"redis lost: on_error says what becomes of requests until it is back; " +
-				"with fallback, each Caddy instance limits for itself",
+			"redis unavailable, applying on_error",
 			map[string]any{"server": "a:1", "reason": "refused", "error": "no"},
 		},
 		{
-			limiter.Event{Server: "a:1", Kind: limiter.Back, Lost: time.Minute},
+			limiter.Event{Server: "a:1", Kind: limiter.EventRecovered, Downtime: time.Minute},
 			zap.InfoLevel,
-			"redis is back and decides again",
+			"redis recovered",
 			map[string]any{"server": "a:1", "down": time.Minute},
 		},
 		{
-			limiter.Event{Server: "a:1", Kind: limiter.Lapse, Reason: "timeout", Err: errors.New("late")},
+			limiter.Event{Server: "a:1", Kind: limiter.EventError, Reason: "timeout", Err: errors.New("late")},
 			zap.WarnLevel,
-			"redis failed on single requests: on_error says what becomes of those it does not decide",
+			"redis failed on single requests, applying on_error to them",
 			map[string]any{"server": "a:1", "reason": "timeout", "error": "late"},
 		},
 		{
-			limiter.Event{Server: "a:1", Kind: limiter.Replaced, Lost: time.Minute},
+			limiter.Event{Server: "a:1", Kind: limiter.EventReplaced, Downtime: time.Minute},
 			zap.InfoLevel,
-			"redis server replaced: other servers of the cluster decide on its keys",
+			"redis server replaced by others of its cluster",
 			map[string]any{"server": "a:1", "down": time.Minute},
 		},
 	}
@@ -604,7 +603,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 	}
 	eventually(t, "a closed store", func() bool {
 		_, err := old.Take(t.Context(), limiter.Request{
-			Buckets:    []limiter.Bucket{{Name: "a", Limit: limiter.Limit{Size: 1000, DripRate: time.Millisecond, DripSize: 1000}, Cost: 1}},
+			Buckets:    []limiter.Bucket{{Name: "a", Limit: limiter.Limit{Size: 1000, DripInterval: time.Millisecond, DripSize: 1000}, Cost: 1}},
 			NoFallback: true,
 		}, nil)
 		return errors.Is(err, limiter.ErrUnavailable)

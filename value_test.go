@@ -433,7 +433,7 @@ func TestPlaceholderNumbers(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := limiter.Bucket{Name: "plan", Key: "192.0.2.1", Cost: 4,
-		Limit: limiter.Limit{Size: 20, DripRate: 2 * time.Minute, DripSize: 3}}
+		Limit: limiter.Limit{Size: 20, DripInterval: 2 * time.Minute, DripSize: 3}}
 	if len(c.buckets) != 1 || c.buckets[0] != want {
 		t.Errorf("got buckets %+v, want %+v", c.buckets, want)
 	}
@@ -465,7 +465,7 @@ func TestLegacyBuckets(t *testing.T) {
 	type buckets = []limiter.Bucket
 	bucket := func(name string, size int64, rate time.Duration, cost int64) limiter.Bucket {
 		return limiter.Bucket{Name: "old" + name, Key: "192.0.2.1", Cost: cost,
-			Limit: limiter.Limit{Size: size, DripRate: rate, DripSize: 1}}
+			Limit: limiter.Limit{Size: size, DripInterval: rate, DripSize: 1}}
 	}
 	tests := []struct {
 		name  string

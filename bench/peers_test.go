@@ -37,7 +37,7 @@ func redisRate(b *testing.B, client *redis.Client, limit limiter.Limit, keys int
 
 // rateLimit returns redis_rate's limit of the same numbers.
 func rateLimit(limit limiter.Limit) redis_rate.Limit {
-	return redis_rate.Limit{Rate: 1, Period: limit.DripRate, Burst: int(limit.Size)}
+	return redis_rate.Limit{Rate: 1, Period: limit.DripInterval, Burst: int(limit.Size)}
 }
 
 // prefixOf returns what the names of keys begin with, which makes them about as
@@ -91,7 +91,7 @@ func takeScript(b *testing.B, client *redis.Client, limit limiter.Limit) script 
 func groups(limit limiter.Limit, cost, n int) []any {
 	run := binary.BigEndian.AppendUint16(nil, uint16(n)) //nolint:gosec // 64 at most
 	run = append(run, 0, 1, 0)                           // of one bucket, atomic
-	for _, number := range []int64{limit.Size, limit.DripRate.Microseconds(), limit.DripSize, int64(cost)} {
+	for _, number := range []int64{limit.Size, limit.DripInterval.Microseconds(), limit.DripSize, int64(cost)} {
 		run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(number)))
 	}
 	return []any{append(run, 0)} // its size does not vary

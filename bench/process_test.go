@@ -36,7 +36,7 @@ var libraries = []struct {
 			mu.Lock()
 			l, ok := limiters[key]
 			if !ok {
-				l = rate.NewLimiter(rate.Every(open.DripRate), int(open.Size))
+				l = rate.NewLimiter(rate.Every(open.DripInterval), int(open.Size))
 				limiters[key] = l
 			}
 			mu.Unlock()
@@ -61,7 +61,7 @@ var libraries = []struct {
 			b.Fatal(err)
 		}
 		l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
-			MaxRate: throttled.PerDuration(1, open.DripRate), MaxBurst: int(open.Size),
+			MaxRate: throttled.PerDuration(1, open.DripInterval), MaxBurst: int(open.Size),
 		})
 		if err != nil {
 			b.Fatal(err)

@@ -13,10 +13,10 @@ import (
 
 var (
 	// open has room for any number of requests: a benchmark does not fill it.
-	open = limiter.Limit{Size: 1 << 40, DripRate: time.Millisecond, DripSize: 1}
+	open = limiter.Limit{Size: 1 << 40, DripInterval: time.Millisecond, DripSize: 1}
 
 	// shut has room for one request, and then for none while a benchmark runs.
-	shut = limiter.Limit{Size: 1, DripRate: 24 * time.Hour, DripSize: 1}
+	shut = limiter.Limit{Size: 1, DripInterval: 24 * time.Hour, DripSize: 1}
 )
 
 // hour is the cost after which an open bucket takes an hour to drain. Each is

@@ -80,7 +80,7 @@ func BenchmarkServerMemory(b *testing.B) {
 	store, client := openStore(b, srv.Socket, nil), srv.Client()
 
 	day := func(drip int64) limiter.Limit {
-		return limiter.Limit{Size: 100, DripRate: 24 * time.Hour, DripSize: drip}
+		return limiter.Limit{Size: 100, DripInterval: 24 * time.Hour, DripSize: drip}
 	}
 	fill(b, store, buckets(1, day(1)), 1)
 	name, err := client.RandomKey(ctx).Result()

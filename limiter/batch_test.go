@@ -48,8 +48,8 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 		{name: "several keys", drip: 1, cost: 1, keys: 3},
 		{name: "atomic", drip: 1, cost: 1, keys: 1, other: 1000, held: size},
 		{name: "atomic, other is full first", drip: 1, cost: 1, keys: 1, other: 20, held: 20},
-		{name: "each", accounting: Each, drip: 1, cost: 1, keys: 1, other: 1000, held: requests},
-		{name: "each with slack", accounting: Each, drip: 4, cost: 3, keys: 2, other: 1000, held: requests / 2},
+		{name: "each", accounting: AccountingEach, drip: 1, cost: 1, keys: 1, other: 1000, held: requests},
+		{name: "each with slack", accounting: AccountingEach, drip: 4, cost: 3, keys: 2, other: 1000, held: requests / 2},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {

@@ -119,7 +119,7 @@ func TestRedisClockSetBack(t *testing.T) {
 			v.flush(t)
 			v.advance(t, 40*365*24*time.Hour)
 			b := Bucket{Name: "b", Key: "k", Limit: tc.limit, Cost: tc.filled}
-			decide(t, v, Atomic, b)
+			decide(t, v, AccountingAtomic, b)
 			v.advance(t, tc.dripped)
 			v.advance(t, -tc.back)
 
@@ -127,19 +127,19 @@ func TestRedisClockSetBack(t *testing.T) {
 			if tc.retry == 0 {
 				b.Cost = tc.limit.Size + 1 // only to see
 			}
-			want := Decision{Denied: true, Never: tc.retry == 0, Size: tc.limit.Size, Remaining: tc.want, Clear: tc.clear, Retry: tc.retry}
+			want := Decision{Denied: true, Never: tc.retry == 0, Size: tc.limit.Size, Remaining: tc.want, Clear: tc.clear, RetryAfter: tc.retry}
 			for _, wait := range []time.Duration{0, tc.retry - time.Microsecond} {
 				if wait > 0 {
 					v.advance(t, wait)
 					want.Clear -= wait
-					want.Retry -= wait
+					want.RetryAfter -= wait
 				}
-				if got := decide(t, v, Atomic, b)[0]; got != want {
+				if got := decide(t, v, AccountingAtomic, b)[0]; got != want {
 					t.Fatalf("%v after that: decided %+v, want %+v", wait, got, want)
 				}
 			}
 			v.advance(t, time.Microsecond)
-			if d := decide(t, v, Atomic, b)[0]; d.Denied == (tc.retry > 0) {
+			if d := decide(t, v, AccountingAtomic, b)[0]; d.Denied == (tc.retry > 0) {
 				t.Errorf("when it is time: decided %+v", d)
 			}
 		})
@@ -156,19 +156,19 @@ func TestRedisClockSetBackAmongSizes(t *testing.T) {
 	}
 	remaining := func(want int64) {
 		t.Helper()
-		if d := decide(t, v, Atomic, of(100, 101))[0]; d.Remaining != want {
+		if d := decide(t, v, AccountingAtomic, of(100, 101))[0]; d.Remaining != want {
 			t.Errorf("%d remaining, want %d", d.Remaining, want)
 		}
 	}
-	decide(t, v, Atomic, of(100, 90))
+	decide(t, v, AccountingAtomic, of(100, 90))
 	for range 3 {
 		v.advance(t, time.Minute)
-		decide(t, v, Atomic, of(10, 1))
+		decide(t, v, AccountingAtomic, of(10, 1))
 	}
 	remaining(13)
 	v.advance(t, -time.Hour)
-	want := Decision{Denied: true, Size: 10, Clear: 90 * time.Minute, Retry: 81 * time.Minute}
-	if d := decide(t, v, Atomic, of(10, 1))[0]; d != want {
+	want := Decision{Denied: true, Size: 10, Clear: 90 * time.Minute, RetryAfter: 81 * time.Minute}
+	if d := decide(t, v, AccountingAtomic, of(10, 1))[0]; d != want {
 		t.Errorf("decided %+v, want %+v", d, want)
 	}
 	remaining(10)
@@ -184,7 +184,7 @@ func TestRedisClockSetAhead(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 1}
 	flood := func() (n int) {
 		t.Helper()
-		for !decide(t, v, Atomic, b)[0].Denied {
+		for !decide(t, v, AccountingAtomic, b)[0].Denied {
 			n++
 		}
 		return n
@@ -227,7 +227,7 @@ func TestSizesMeet(t *testing.T) {
 			for second := range int64(100) {
 				for range 30 {
 					for i, b := range []Bucket{smaller, larger} {
-						if !decide(t, tc.stores[i], Atomic, b)[0].Denied {
+						if !decide(t, tc.stores[i], AccountingAtomic, b)[0].Denied {
 							admitted++
 						}
 					}
@@ -268,8 +268,8 @@ func TestDenialsAmongSizes(t *testing.T) {
 		{of(5, 1), true, 5 * time.Minute, 0},
 		{of(10, 1), false, 0, 1},
 	} {
-		d := decide(t, v, Atomic, st.bucket)[0]
-		if d.Denied != st.denied || d.Retry != st.retry {
+		d := decide(t, v, AccountingAtomic, st.bucket)[0]
+		if d.Denied != st.denied || d.RetryAfter != st.retry {
 			t.Errorf("size %d, cost %d: decided %+v, want a wait of %v", st.bucket.Limit.Size, st.bucket.Cost, d, st.retry)
 		}
 		c.check(t, "evalsha", st.calls)

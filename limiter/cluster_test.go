@@ -113,7 +113,7 @@ func TestCluster(t *testing.T) {
 	})
 
 	t.Run("several keys", func(t *testing.T) {
-		for _, accounting := range []Accounting{Atomic, Each} {
+		for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 			t.Run(accounting.String(), func(t *testing.T) {
 				var buckets []Bucket
 				for i, node := range nodes.Nodes {
@@ -132,7 +132,7 @@ func TestCluster(t *testing.T) {
 					}
 					for i, b := range buckets {
 						want := (n + 1) * b.Cost
-						if accounting == Atomic || b.Limit.Size == 7 {
+						if accounting == AccountingAtomic || b.Limit.Size == 7 {
 							want = min(n+1, 7) * b.Cost
 						}
 						if got := storedUnits(t, r, nodes.Nodes[i/2], b); got != want {

@@ -169,8 +169,8 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 // them; more if a slot is moving.
 func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*part {
 	what := byte(whatHold)
-	if req.Accounting == Each {
-		what = byte(Each)
+	if req.Accounting == AccountingEach {
+		what = byte(AccountingEach)
 	}
 	var wg sync.WaitGroup
 	for _, p := range parts {
@@ -217,7 +217,7 @@ func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []
 		indexes = append(indexes, p.indexes...)
 		instead = append(instead, p.question)
 	}
-	peek := denied && req.Accounting == Atomic
+	peek := denied && req.Accounting == AccountingAtomic
 	for i, o := range r.fallback.decide(here, nil, peek, instead...) {
 		outcomes[indexes[i]] = o
 		denied = denied || o.denied

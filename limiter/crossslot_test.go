@@ -46,9 +46,9 @@ func TestHolds(t *testing.T) {
 	checkTraces(t, 10, func(t *rapid.T) {
 		v.flush(t)
 		b := Bucket{Name: "b", Key: "k", Limit: Limit{
-			Size:     rapid.Int64Range(1, 12).Draw(t, "size"),
-			DripRate: rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, 7 * time.Second, time.Hour}).Draw(t, "drip rate"),
-			DripSize: rapid.SampledFrom([]int64{1, 1, 2, 5}).Draw(t, "drip size"),
+			Size:         rapid.Int64Range(1, 12).Draw(t, "size"),
+			DripInterval: rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, 7 * time.Second, time.Hour}).Draw(t, "drip rate"),
+			DripSize:     rapid.SampledFrom([]int64{1, 1, 2, 5}).Draw(t, "drip size"),
 		}}
 		var model heldBucket
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
@@ -148,9 +148,9 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 	checkTraces(t, 3, func(t *rapid.T) {
 		v.flush(t)
 		limit := Limit{
-			Size:     rapid.Int64Range(1, 6).Draw(t, "size"),
-			DripRate: rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, time.Hour}).Draw(t, "drip rate"),
-			DripSize: rapid.Int64Range(1, 3).Draw(t, "drip size"),
+			Size:         rapid.Int64Range(1, 6).Draw(t, "size"),
+			DripInterval: rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, time.Hour}).Draw(t, "drip rate"),
+			DripSize:     rapid.Int64Range(1, 3).Draw(t, "drip size"),
 		}
 		b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
 		req := Request{Buckets: []Bucket{b}}

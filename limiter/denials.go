@@ -68,7 +68,7 @@ func (d *denials) slot(b *Bucket) (*denialSlot, uint64) {
 // deniedAlike reports whether a full bucket denies req whatever its other buckets
 // hold, and nothing is charged then.
 func (req Request) deniedAlike() bool {
-	return req.Accounting == Atomic || len(req.Buckets) == 1
+	return req.Accounting == AccountingAtomic || len(req.Buckets) == 1
 }
 
 // decide appends the outcomes of req to dst, if it is denied for sure, and

@@ -34,7 +34,7 @@ func remembered(r *Redis, req Request) bool {
 func TestDenialsFlood(t *testing.T) {
 	const size, requests = 5, 10_000
 	server := redistest.Start(t)
-	for _, accounting := range []Accounting{Atomic, Each} {
+	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 		t.Run(accounting.String(), func(t *testing.T) {
 			r, clock := newClocked(t, server, nil)
 			b := hourly(size)
@@ -129,7 +129,7 @@ func TestDenialsAgree(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			move := rapid.OneOf(
 				rapid.Just(int64(0)), rapid.Int64Range(0, 1000), rapid.Int64Range(0, rememberFor),
-				rapid.Just(last.Retry.Microseconds()), rapid.Just(max(last.Retry.Microseconds()-1, 0)),
+				rapid.Just(last.RetryAfter.Microseconds()), rapid.Just(max(last.RetryAfter.Microseconds()-1, 0)),
 			).Draw(t, "gap")
 			v.at(t, v.keep(v.now+move))
 			req := drawRequest(t, buckets)
@@ -160,7 +160,7 @@ func TestDenialsAgree(t *testing.T) {
 				{len(want) > 1, &seen.several},
 				{b.Cost > 1 && !sum.Never, &seen.dear},
 				{sum.Never, &seen.never},
-				{req.Accounting == Each, &seen.each},
+				{req.Accounting == AccountingEach, &seen.each},
 				{v.now-asked > 0, &seen.dripped},
 			} {
 				if n.is {
@@ -213,7 +213,7 @@ func TestDenialsLoseNothing(t *testing.T) {
 				for range 6 {
 					for _, v := range stores {
 						requests++
-						if d := decide(t, v, Atomic, b); !d[0].Denied {
+						if d := decide(t, v, AccountingAtomic, b); !d[0].Denied {
 							admitted++
 						}
 						if !reference.take(Request{Buckets: []Bucket{b}}, now)[0].Denied {
@@ -279,7 +279,7 @@ func TestDenialsInDoubt(t *testing.T) {
 			t.Fatalf("decided %+v where the server would decide %+v", got, real)
 		}
 		late := time.Duration(to+from) * time.Microsecond
-		if got.Retry < real.Retry || got.Retry > real.Retry+late || got.Clear < real.Clear || got.Clear > real.Clear+late {
+		if got.RetryAfter < real.RetryAfter || got.RetryAfter > real.RetryAfter+late || got.Clear < real.Clear || got.Clear > real.Clear+late {
 			t.Fatalf("decided %+v where the server, asked %v before, would decide %+v", got, late, real)
 		}
 	}
@@ -320,7 +320,7 @@ func TestDenialsWayThere(t *testing.T) {
 		switch {
 		case tc.clear == 0 && len(d) > 0, tc.clear > 0 && len(d) == 0:
 			t.Errorf("%v after it was asked: decided %+v", tc.at, d)
-		case len(d) > 0 && (!d[0].Denied || d[0].Clear != tc.clear || d[0].Retry != tc.clear):
+		case len(d) > 0 && (!d[0].Denied || d[0].Clear != tc.clear || d[0].RetryAfter != tc.clear):
 			t.Errorf("%v after it was asked: decided %+v, want to wait for %v", tc.at, d, tc.clear)
 		}
 	}
@@ -331,7 +331,7 @@ func TestDenialsWayThere(t *testing.T) {
 func TestDenialsOfAnyCost(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 10}
-	decide(t, v, Atomic, b)
+	decide(t, v, AccountingAtomic, b)
 	v.advance(t, 500*time.Millisecond)
 	for _, tc := range []struct {
 		cost  int64
@@ -350,9 +350,9 @@ func TestDenialsOfAnyCost(t *testing.T) {
 		}
 		want := Decision{Denied: true, Never: tc.never, Size: 10, Clear: 10*time.Minute - 500*time.Millisecond}
 		if !tc.never {
-			want.Retry = tc.retry - 500*time.Millisecond
+			want.RetryAfter = tc.retry - 500*time.Millisecond
 		}
-		if d := decide(t, v, Atomic, b); d[0] != want {
+		if d := decide(t, v, AccountingAtomic, b); d[0] != want {
 			t.Errorf("cost %d: decided %+v, want %+v", tc.cost, d[0], want)
 		}
 	}
@@ -375,10 +375,10 @@ func TestDenialsNotRemembered(t *testing.T) {
 		buckets    []Bucket
 		charged    []int64 // what the buckets hold at last
 	}{
-		{"each of several", Each, []Bucket{full}, []Bucket{full, room}, []int64{1, requests}},
-		{"a larger size", Atomic, []Bucket{full}, []Bucket{larger}, []int64{1 + requests}},
-		{"a little room", Atomic, []Bucket{dear}, []Bucket{dear}, []int64{2}},
-		{"another that is new", Atomic, []Bucket{full}, []Bucket{room, full}, []int64{0, 1}},
+		{"each of several", AccountingEach, []Bucket{full}, []Bucket{full, room}, []int64{1, requests}},
+		{"a larger size", AccountingAtomic, []Bucket{full}, []Bucket{larger}, []int64{1 + requests}},
+		{"a little room", AccountingAtomic, []Bucket{dear}, []Bucket{dear}, []int64{2}},
+		{"another that is new", AccountingAtomic, []Bucket{full}, []Bucket{room, full}, []int64{0, 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
@@ -464,7 +464,7 @@ func TestDenialsIdentity(t *testing.T) {
 		"key":       func(b *Bucket) { b.Key = "l" },
 		"no key":    func(b *Bucket) { b.Key = "" },
 		"swapped":   func(b *Bucket) { b.Name, b.Key = b.Key, b.Name },
-		"drip rate": func(b *Bucket) { b.Limit.DripRate = time.Hour + time.Microsecond },
+		"drip rate": func(b *Bucket) { b.Limit.DripInterval = time.Hour + time.Microsecond },
 		"drip size": func(b *Bucket) { b.Limit.DripSize = 2 },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -615,7 +615,7 @@ func TestDenialsConcurrently(t *testing.T) {
 				t.Error(err)
 			case !Summarize(d).Denied:
 				admitted.Add(1)
-			case d[0].Denied && (d[0].Remaining > 0 || d[0].Retry > req.Buckets[0].Limit.DripRate+time.Minute):
+			case d[0].Denied && (d[0].Remaining > 0 || d[0].RetryAfter > req.Buckets[0].Limit.DripInterval+time.Minute):
 				t.Errorf("decided %+v", d)
 			}
 		}

@@ -105,7 +105,7 @@ func drawShape(t *rapid.T) Limit {
 	case 0:
 		l.Size = rapid.Int64Range(1, 20).Draw(t, "size")
 		l.DripSize = rapid.SampledFrom([]int64{1, 1, 2, 3, 7, 20, 25}).Draw(t, "drip size")
-		l.DripRate = rapid.SampledFrom([]time.Duration{
+		l.DripInterval = rapid.SampledFrom([]time.Duration{
 			time.Microsecond, 7 * time.Microsecond, 999 * time.Microsecond, time.Millisecond,
 			333_333 * time.Microsecond, time.Second, time.Hour,
 		}).Draw(t, "drip rate")
@@ -114,11 +114,11 @@ func drawShape(t *rapid.T) Limit {
 		l.Size = rapid.Int64Range(1, 1<<bits.Draw(t, "size bits")).Draw(t, "size")
 		l.DripSize = rapid.Int64Range(1, 1<<bits.Draw(t, "drip size bits")).Draw(t, "drip size")
 		most := horizon / (l.drips() + 1)
-		l.DripRate = time.Duration(rapid.Int64Range(1, most).Draw(t, "drip rate")) * time.Microsecond
+		l.DripInterval = time.Duration(rapid.Int64Range(1, most).Draw(t, "drip rate")) * time.Microsecond
 	case 2: // (drips + 1) · rate is 2^50, to the unit
 		bits := rapid.IntRange(1, 49).Draw(t, "drip rate bits")
 		drips := int64(horizon>>bits) - 1
-		l.DripRate = time.Duration(int64(1)<<bits) * time.Microsecond
+		l.DripInterval = time.Duration(int64(1)<<bits) * time.Microsecond
 		l.DripSize = rapid.Int64Range(1, max(MaxUnits/drips, 1)).Draw(t, "drip size")
 		l.Size = rapid.Int64Range((drips-1)*l.DripSize+1, min(drips*l.DripSize, MaxUnits)).Draw(t, "size")
 		if (l.drips()+1)*l.rate() != horizon {
@@ -148,7 +148,7 @@ func drawBuckets(t *rapid.T) []Bucket {
 
 // drawRequest draws a request to one to four of the buckets.
 func drawRequest(t *rapid.T, buckets []Bucket) Request {
-	req := Request{Accounting: rapid.SampledFrom([]Accounting{Atomic, Each}).Draw(t, "accounting")}
+	req := Request{Accounting: rapid.SampledFrom([]Accounting{AccountingAtomic, AccountingEach}).Draw(t, "accounting")}
 	first := rapid.IntRange(0, len(buckets)-1).Draw(t, "first")
 	for i := range rapid.IntRange(1, min(len(buckets), 4)).Draw(t, "number") {
 		b := buckets[(first+i)%len(buckets)]
@@ -187,7 +187,7 @@ func drawMove(t *rapid.T, l Limit, last Decision, back bool) int64 {
 	case 4:
 		gap = rapid.Int64Range(1, 3*l.rate()).Draw(t, "drips")
 	case 5:
-		gap = last.Retry.Microseconds() + near.Draw(t, "near")
+		gap = last.RetryAfter.Microseconds() + near.Draw(t, "near")
 	case 6:
 		gap = last.Clear.Microseconds() + near.Draw(t, "near")
 	case 7:

@@ -10,11 +10,11 @@
 //
 //	d, err := api.Allow(ctx, "203.0.113.7")
 //	if err != nil || d.Denied {
-//		// refuse, and say when to come again: d.Retry
+//		// refuse, and say when to come again: d.RetryAfter
 //	}
 //
 // Think of a bucket with a hole. It holds at most Size units. Each request
-// that is admitted pours its cost in; every DripRate, DripSize units drip out.
+// that is admitted pours its cost in; every DripInterval, DripSize units drip out.
 // A request whose cost no longer fits is denied and adds nothing. Drips are
 // counted from the request that found the bucket empty, and an empty bucket stays
 // empty however long it is left alone: idle time is not saved up. All that has to
@@ -34,6 +34,6 @@
 // request waits for longer than its timeout.
 //
 // Every number is an integer, times are microseconds, and nothing is rounded:
-// from empty a bucket admits at most Size + min(DripSize, Size)·⌊T/DripRate⌋
+// from empty a bucket admits at most Size + min(DripSize, Size)·⌊T/DripInterval⌋
 // in a time T, however many requests come at once, wherever they come in.
 package limiter

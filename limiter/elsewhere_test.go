@@ -25,7 +25,7 @@ func TestAddressOfTwoServers(t *testing.T) {
 			for _, s := range []*redistest.Server{a, b} {
 				other := hourly(size)
 				other.Key = "other"
-				decide(t, newTestRedis(t, s, nil), Atomic, other)
+				decide(t, newTestRedis(t, s, nil), AccountingAtomic, other)
 			}
 			for range connections {
 				if err := a.Client().Conn().Ping(t.Context()).Err(); err != nil {
@@ -73,10 +73,10 @@ func TestStoppedClock(t *testing.T) {
 	r := newTestRedis(t, server, func(opt *RedisOptions) {
 		opt.Fallback, opt.Timeout = NewMemory(frozen), 500*time.Millisecond
 	})
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripRate: 100 * time.Millisecond, DripSize: 1}, Cost: 1}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: 100 * time.Millisecond, DripSize: 1}, Cost: 1}
 	ask := func(requests int) (admitted int) {
 		for range requests {
-			if !decide(t, r, Atomic, b)[0].Denied {
+			if !decide(t, r, AccountingAtomic, b)[0].Denied {
 				admitted++
 			}
 		}
@@ -86,7 +86,7 @@ func TestStoppedClock(t *testing.T) {
 		t.Fatalf("admitted %d, want 10", got)
 	}
 	time.Sleep(1100 * time.Millisecond) // Redis's clock goes on, and the bucket is empty
-	d := decide(t, r, Atomic, b)[0]
+	d := decide(t, r, AccountingAtomic, b)[0]
 	if d.Denied || d.Remaining != 9 {
 		t.Errorf("after the stop: denied %v, remaining %d, want 9", d.Denied, d.Remaining)
 	}

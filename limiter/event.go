@@ -14,14 +14,15 @@ type Event struct {
 	// What happened.
 	Kind EventKind
 
-	// Why, in a word, such as "refused", "timeout" or "oom". Empty with Back and Replaced.
+	// Why, in a word, such as "refused", "timeout" or "oom". Empty with
+	// EventRecovered and EventReplaced.
 	Reason string
 
-	// Why, in full. Nil with Back and Replaced.
+	// Why, in full. Nil with EventRecovered and EventReplaced.
 	Err error
 
-	// With Back and Replaced, how long the server was lost.
-	Lost time.Duration
+	// With EventRecovered and EventReplaced, how long the server was down.
+	Downtime time.Duration
 
 	// How many events before this one were dropped, since too many waited to be
 	// reported.
@@ -32,29 +33,29 @@ type Event struct {
 type EventKind uint8
 
 const (
-	// Lost: the server has failed several times in a row. It is no longer asked,
-	// but for a probe now and then.
-	Lost EventKind = iota
+	// EventDown: the server has failed several times in a row. It is no longer
+	// asked, except for a probe now and then.
+	EventDown EventKind = iota
 
-	// Back: the server has answered a probe and decides again.
-	Back
+	// EventRecovered: the server has answered a probe and decides again.
+	EventRecovered
 
-	// Lapse: the server failed in single cases. Reported at most once a minute
-	// for each reason.
-	Lapse
+	// EventError: a single call failed, or several apart from each other. Reported
+	// at most once a minute for each reason.
+	EventError
 
-	// Replaced: a lost server of a cluster has no slots any more, as after a
-	// failover. Others decide on its keys.
-	Replaced
+	// EventReplaced: a server of a cluster that was down has no slots any more, as
+	// after a failover. Other servers have its keys.
+	EventReplaced
 )
 
 // newEvent returns an event of the servers as it is reported.
 func newEvent(e redisscript.Event) Event {
 	kinds := map[redisscript.EventKind]EventKind{
-		redisscript.EventDown:      Lost,
-		redisscript.EventRecovered: Back,
-		redisscript.EventError:     Lapse,
-		redisscript.EventReplaced:  Replaced,
+		redisscript.EventDown:      EventDown,
+		redisscript.EventRecovered: EventRecovered,
+		redisscript.EventError:     EventError,
+		redisscript.EventReplaced:  EventReplaced,
 	}
-	return Event{Server: e.Server, Kind: kinds[e.Kind], Reason: e.Reason, Err: e.Err, Lost: e.Downtime, Dropped: e.Dropped}
+	return Event{Server: e.Server, Kind: kinds[e.Kind], Reason: e.Reason, Err: e.Err, Downtime: e.Downtime, Dropped: e.Dropped}
 }

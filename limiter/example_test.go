@@ -18,7 +18,7 @@ func Example() {
 	case err != nil:
 		fmt.Println(err)
 	case d.Denied:
-		fmt.Println("too many requests, retry in", d.Retry)
+		fmt.Println("too many requests, retry in", d.RetryAfter)
 	default:
 		fmt.Println("welcome, room for", d.Remaining)
 	}
@@ -40,7 +40,7 @@ func ExampleLimiter_Allow() {
 			return
 		}
 		if d.Denied {
-			fmt.Println("denied, retry in", d.Retry)
+			fmt.Println("denied, retry in", d.RetryAfter)
 		} else {
 			fmt.Println("admitted, room for", d.Remaining)
 		}
@@ -62,7 +62,7 @@ func ExampleLimiter_AllowN() {
 			fmt.Println(err)
 			return
 		}
-		fmt.Printf("%d rows: denied %t, never %t, retry in %v, room for %d\n", rows, d.Denied, d.Never, d.Retry, d.Remaining)
+		fmt.Printf("%d rows: denied %t, never %t, retry in %v, room for %d\n", rows, d.Denied, d.Never, d.RetryAfter, d.Remaining)
 	}
 	// Output:
 	// 50 rows: denied false, never false, retry in 0s, room for 10
@@ -75,7 +75,7 @@ func ExampleLimiter_AllowN() {
 func ExamplePerSecond() {
 	for _, n := range []int64{5, 7, 60} {
 		l := limiter.PerSecond(n)
-		fmt.Printf("%d a second: a burst of %d, then %d every %v\n", n, l.Size, l.DripSize, l.DripRate)
+		fmt.Printf("%d a second: a burst of %d, then %d every %v\n", n, l.Size, l.DripSize, l.DripInterval)
 	}
 	// Output:
 	// 5 a second: a burst of 5, then 1 every 200ms
@@ -85,12 +85,12 @@ func ExamplePerSecond() {
 
 func ExamplePerMinute() {
 	fmt.Printf("%+v\n", limiter.PerMinute(30))
-	// Output: {Size:30 DripRate:2s DripSize:1}
+	// Output: {Size:30 DripInterval:2s DripSize:1}
 }
 
 func ExampleEvery() {
 	fmt.Printf("%+v\n", limiter.Every(200*time.Millisecond))
-	// Output: {Size:1 DripRate:200ms DripSize:1}
+	// Output: {Size:1 DripInterval:200ms DripSize:1}
 }
 
 // A thousand a day, of which no more than 50 may come at once.
@@ -102,7 +102,7 @@ func ExampleNewLimit() {
 	_, err = limiter.NewLimit(999, time.Second, 5)
 	fmt.Println(err)
 	// Output:
-	// {Size:50 DripRate:1m26.4s DripSize:1}, <nil>
+	// {Size:50 DripInterval:1m26.4s DripSize:1}, <nil>
 	// size 5: must be at least 10 for a rate of 999/1s; the nearest rates for it are 5/5.006ms and 5/5.005ms
 }
 
@@ -113,12 +113,12 @@ func ExampleSummarize() {
 	user := limiter.Bucket{
 		Name:  "user",
 		Key:   "alex",
-		Limit: limiter.Limit{Size: 16, DripRate: 2 * time.Second},
+		Limit: limiter.Limit{Size: 16, DripInterval: 2 * time.Second},
 	}
 	trade := limiter.Bucket{
 		Name:  "user/trade",
 		Key:   "alex",
-		Limit: limiter.Limit{Size: 6, DripRate: 1500 * time.Millisecond},
+		Limit: limiter.Limit{Size: 6, DripInterval: 1500 * time.Millisecond},
 		Cost:  5,
 	}
 	buckets := []limiter.Bucket{user, trade}
@@ -131,7 +131,7 @@ func ExampleSummarize() {
 		}
 		sum := limiter.Summarize(decisions)
 		fmt.Printf("denied %t: %s has room for %d of %d, retry in %v, empty in %v; user has room for %d\n",
-			sum.Denied, buckets[sum.Deciding].Name, sum.Remaining, sum.Size, sum.Retry, sum.Clear,
+			sum.Denied, buckets[sum.Deciding].Name, sum.Remaining, sum.Size, sum.RetryAfter, sum.Clear,
 			decisions[0].Remaining)
 	}
 	// Output:

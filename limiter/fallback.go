@@ -272,7 +272,7 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.pending[i]
 		if !o.blocked {
-			charged := !held && !o.denied && !q.gone && (admitted || q.what() != byte(Atomic))
+			charged := !held && !o.denied && !q.gone && (admitted || q.what() != byte(AccountingAtomic))
 			s, newest := f.newest(q.order, p, o.state)
 			crossed := p.crossed && charged
 			f.memory.follow(p, s, f.timeout, newest, crossed)
@@ -367,7 +367,7 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 		o := &dst[before+i]
 		o.here = true
 		// A bucket that had room, but was not charged for another, is as it was.
-		if !peek && (o.denied || !denied || req.Accounting == Each) {
+		if !peek && (o.denied || !denied || req.Accounting == AccountingEach) {
 			f.cross(f.memory.hash(&req.Buckets[i]))
 		}
 	}
@@ -526,7 +526,7 @@ func (l Limit) higher(a, b state, late time.Duration) state {
 		a, b = b, a
 	}
 	same := l.rate() / 2
-	if l.DripRate <= 2*late {
+	if l.DripInterval <= 2*late {
 		same = l.rate() // or so it may be
 	}
 	if a.clear-b.clear < same {

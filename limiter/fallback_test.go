@@ -324,8 +324,8 @@ func TestDirty(t *testing.T) {
 	check()
 	follow(m, &b, state{clear: hour})
 	check()
-	decide(t, m, Atomic, other) // by itself, for nobody else
-	m.leader.Store(f)           // whose servers have heard of that
+	decide(t, m, AccountingAtomic, other) // by itself, for nobody else
+	m.leader.Store(f)                     // whose servers have heard of that
 	check()
 	here(b)
 	check(known{state{3 * hour, 1}, state{3 * hour, 1}, ahead}, known{})

@@ -25,7 +25,7 @@ func newFlooded(t testing.TB) *flooded {
 // ask reports whether b's next unit is admitted for the key.
 func (f *flooded) ask(b Bucket, key string) bool {
 	b.Key = key
-	return !decide(f.t, f.m, Atomic, b)[0].Denied
+	return !decide(f.t, f.m, AccountingAtomic, b)[0].Denied
 }
 
 // forgotten returns how many buckets of a limit were forgotten.
@@ -135,7 +135,7 @@ func TestFloodOfOneLimit(t *testing.T) {
 	for i := range kept {
 		b := other
 		b.Key, b.Cost = fmt.Sprint(i), 1+int64(i%10)
-		decide(t, f.m, Atomic, b)
+		decide(t, f.m, AccountingAtomic, b)
 	}
 	for i := range 5 * most {
 		f.now += 100 * time.Microsecond
@@ -220,7 +220,7 @@ func TestSmallBounds(t *testing.T) {
 	m := NewMemory(frozen)
 	m.SetMaxKeys(1)
 	for i := range 10 {
-		decide(t, m, Atomic, Bucket{Name: fmt.Sprint(i), Limit: Limit{1, time.Hour, 1}, Cost: 1})
+		decide(t, m, AccountingAtomic, Bucket{Name: fmt.Sprint(i), Limit: Limit{1, time.Hour, 1}, Cost: 1})
 		if m.Len() != 1 {
 			t.Fatalf("%d buckets, may be 1", m.Len())
 		}
@@ -235,7 +235,7 @@ func TestLoweredMaxKeys(t *testing.T) {
 	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, MaxKeys: before}
 	for i := range before {
 		b.Key, b.Cost = fmt.Sprint(i), 1+int64(i%4)*3
-		decide(t, f.m, Atomic, b)
+		decide(t, f.m, AccountingAtomic, b)
 	}
 	b.Cost, b.MaxKeys = 1, after
 	f.ask(b, "new")
@@ -345,7 +345,7 @@ func TestFloodConcurrently(t *testing.T) {
 				{Name: fmt.Sprint(random.IntN(3)), Key: fmt.Sprint(g, i), Limit: limit, Cost: 1, MaxKeys: most},
 				{Name: "kept", Key: fmt.Sprint(g, i), Limit: limit, Cost: 1, MaxKeys: most, ShareKey: fmt.Sprint(i % 10)},
 				{Name: fmt.Sprint("rare", i/1000), Key: "k", Limit: limit, Cost: 1},
-			}, Accounting: Each}
+			}, Accounting: AccountingEach}
 			random.Shuffle(3, func(i, j int) { req.Buckets[i], req.Buckets[j] = req.Buckets[j], req.Buckets[i] })
 			if _, err := f.m.Take(t.Context(), req, nil); err != nil {
 				t.Error(err)
@@ -406,14 +406,14 @@ func TestPartitionsComeAndGo(t *testing.T) {
 
 	shapes := maxShapes + 100
 	for i := range shapes {
-		b.Limit.DripRate = time.Hour + time.Duration(i)*time.Millisecond
+		b.Limit.DripInterval = time.Hour + time.Duration(i)*time.Millisecond
 		b.MaxKeys = 10_000
 		for range 1 + i%10 {
 			f.ask(b, "k")
 		}
 	}
 	for i := range shapes {
-		b.Limit.DripRate = time.Hour + time.Duration(i)*time.Millisecond
+		b.Limit.DripInterval = time.Hour + time.Duration(i)*time.Millisecond
 		b.Key = "k"
 		if got, want := level(t, f.m, b), int64(1+i%10); got != want {
 			t.Fatalf("bucket of limit %d holds %d, want %d", i, got, want)
@@ -442,11 +442,11 @@ func TestPartitionDroppedMeanwhile(t *testing.T) {
 	for i, end := 0, time.Now().Add(time.Second); time.Now().Before(end); i++ {
 		b.Key = fmt.Sprint(i)
 		if i%2 == 0 {
-			decide(t, m, Atomic, b)
+			decide(t, m, AccountingAtomic, b)
 		} else {
 			other := b
 			other.Key += "x"
-			decide(t, m, Atomic, b, other)
+			decide(t, m, AccountingAtomic, b, other)
 		}
 		if _, known := m.level(&b); !known {
 			t.Fatalf("bucket %d was lost", i)

@@ -16,7 +16,7 @@ const MaxUnits = 1 << 49
 const horizon = 1 << 50
 
 // Limit is the shape of a bucket: it holds at most Size units, and every
-// DripRate it loses DripSize of them. [PerSecond], [PerMinute], [Every] and
+// DripInterval it loses DripSize of them. [PerSecond], [PerMinute], [Every] and
 // [NewLimit] make one of a rate. The zero Limit is not valid: neither a size nor a
 // time can be guessed.
 type Limit struct {
@@ -24,7 +24,7 @@ type Limit struct {
 	Size int64
 
 	// The time from one drip to the next: whole microseconds, at least one.
-	DripRate time.Duration
+	DripInterval time.Duration
 
 	// The units that leave with each drip, 1 to MaxUnits; 0 means 1.
 	DripSize int64
@@ -40,12 +40,12 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("size %d: must be from 1 to %d", l.Size, int64(MaxUnits))
 	case l.DripSize < 1 || l.DripSize > MaxUnits:
 		return fmt.Errorf("drip size %d: must be from 1 to %d", l.DripSize, int64(MaxUnits))
-	case l.DripRate < time.Microsecond || l.DripRate%time.Microsecond != 0:
-		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripRate)
+	case l.DripInterval < time.Microsecond || l.DripInterval%time.Microsecond != 0:
+		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripInterval)
 	}
 	if over, drain := bits.Mul64(uint64(l.drips()+1), uint64(l.rate())); over != 0 || drain > horizon {
 		return fmt.Errorf("size %d, drip rate %v, drip size %d: a full bucket and one drip more must drain within 35 years",
-			l.Size, l.DripRate, l.DripSize)
+			l.Size, l.DripInterval, l.DripSize)
 	}
 	return nil
 }
@@ -59,18 +59,18 @@ func (l Limit) complete() Limit {
 }
 
 // rate returns the time between two drips in µs.
-func (l Limit) rate() int64 { return int64(l.DripRate / time.Microsecond) }
+func (l Limit) rate() int64 { return int64(l.DripInterval / time.Microsecond) }
 
 // drips returns how many drips empty a full bucket.
 func (l Limit) drips() int64 { return ceilDiv(l.Size, l.DripSize) }
 
 // DrainTime returns how long a full bucket takes to run empty.
-func (l Limit) DrainTime() time.Duration { return time.Duration(l.complete().drips()) * l.DripRate }
+func (l Limit) DrainTime() time.Duration { return time.Duration(l.complete().drips()) * l.DripInterval }
 
 // DripTime returns how long l takes to drip the given number of units, at
 // most Size, out of a bucket that has just dripped.
 func (l Limit) DripTime(units int64) time.Duration {
-	return time.Duration(ceilDiv(units, l.complete().DripSize)) * l.DripRate
+	return time.Duration(ceilDiv(units, l.complete().DripSize)) * l.DripInterval
 }
 
 // state is what a bucket holds, told by when it will have run empty: clear is
@@ -143,20 +143,20 @@ func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 	if denied {
 		d.Denied = true
 		if d.Never = cost > l.Size; !d.Never {
-			d.Retry = time.Duration(l.wait(s, now, cost)) * time.Microsecond
+			d.RetryAfter = time.Duration(l.wait(s, now, cost)) * time.Microsecond
 		}
 	}
 }
 
 // Wait returns how long b will have no room for the same request again, if
 // nothing more is added after d was decided: denied one microsecond before,
-// admitted at it. It differs from d.Retry where b did not deny: what b was charged
+// admitted at it. It differs from d.RetryAfter where b did not deny: what b was charged
 // for a request that another bucket denies may have been its last room. Zero if
 // there is room, or never will be.
 func (b *Bucket) Wait(d *Decision) time.Duration {
 	cost := max(b.Cost, 1)
 	if d.Denied || d.Remaining >= cost {
-		return d.Retry
+		return d.RetryAfter
 	}
 	// A bucket that had room holds Size − Remaining units, and that many and
 	// slack leave it until it is clear.
@@ -199,7 +199,7 @@ type Decision struct {
 	// The exact time until this bucket will have room for the same request:
 	// denied one microsecond before, admitted at it. Zero if the bucket did
 	// not deny, or never will admit; see also Bucket.Wait.
-	Retry time.Duration
+	RetryAfter time.Duration
 }
 
 // Summary is what several buckets decided on one request, in one.
@@ -220,9 +220,9 @@ type Summary struct {
 	// The time until all buckets have run empty.
 	Clear time.Duration
 
-	// The longest Retry of all decisions. Zero if none denies, or if one always
+	// The longest RetryAfter of all decisions. Zero if none denies, or if one always
 	// will.
-	Retry time.Duration
+	RetryAfter time.Duration
 
 	// The index of the bucket that decided: of a denied request the one that
 	// never admits it, or takes longest to of those that deny it, otherwise
@@ -247,13 +247,13 @@ func Summarize(decisions []Decision) Summary {
 		if d.Denied && (decider < 0 || outranks(d, decisions[decider])) {
 			decider = i
 		}
-		sum.Clear, wait = max(sum.Clear, d.Clear), max(wait, d.Retry)
+		sum.Clear, wait = max(sum.Clear, d.Clear), max(wait, d.RetryAfter)
 	}
 	sum.Size, sum.Remaining, sum.Deciding = decisions[least].Size, decisions[least].Remaining, least
 	if decider >= 0 {
 		sum.Denied, sum.Never, sum.Deciding = true, decisions[decider].Never, decider
 		if !sum.Never {
-			sum.Retry = wait
+			sum.RetryAfter = wait
 		}
 	}
 	return sum
@@ -264,5 +264,5 @@ func outranks(d, e Decision) bool {
 	if d.Never || e.Never {
 		return d.Never && !e.Never
 	}
-	return d.Retry > e.Retry
+	return d.RetryAfter > e.RetryAfter
 }

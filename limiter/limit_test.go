@@ -39,31 +39,31 @@ func TestAdmitted(t *testing.T) {
 	}{
 		{
 			name:  "idle time after one request is not banked", // seed: 18
-			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 1},
+			limit: Limit{Size: 10, DripInterval: time.Second, DripSize: 1},
 			load:  []burst{at(0, 1), at(9*time.Second, 40)},
 			want:  []int64{1, 10},
 		},
 		{
 			name:  "idle time between five slow requests is not banked", // seed: 45
-			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 1},
+			limit: Limit{Size: 10, DripInterval: time.Second, DripSize: 1},
 			load:  []burst{{0, 32 * time.Second, 8 * time.Second, 1}, at(40*time.Second, 4000)},
 			want:  []int64{5, 10},
 		},
 		{
 			name:  "idle time between fifty slow requests is not banked", // seed: 360
-			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 1},
+			limit: Limit{Size: 10, DripInterval: time.Second, DripSize: 1},
 			load:  []burst{{0, 392 * time.Second, 8 * time.Second, 1}, at(400*time.Second, 4000)},
 			want:  []int64{50, 10},
 		},
 		{
 			name:  "idle time in an hour of slow requests is not banked", // seed: 3160
-			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 1},
+			limit: Limit{Size: 10, DripInterval: time.Second, DripSize: 1},
 			load:  []burst{{0, 3592 * time.Second, 8 * time.Second, 1}, at(time.Hour, 4000)},
 			want:  []int64{450, 10},
 		},
 		{
 			name:  "sustained rate is drip size per drip", // seed: 70
-			limit: Limit{Size: 10, DripRate: time.Second, DripSize: 2},
+			limit: Limit{Size: 10, DripInterval: time.Second, DripSize: 2},
 			load:  []burst{{0, 60 * time.Second, 100 * time.Millisecond, 20}},
 			want:  []int64{10 + 2*60},
 		},
@@ -71,7 +71,7 @@ func TestAdmitted(t *testing.T) {
 			// At 301 s the timestamp of the pseudocode has expired, the counter
 			// has not.
 			name:  "state that expires does not open the bucket", // seed: all 1000
-			limit: Limit{Size: 5, DripRate: time.Minute, DripSize: 1},
+			limit: Limit{Size: 5, DripInterval: time.Minute, DripSize: 1},
 			load: []burst{
 				at(0, 1), at(59*time.Second, 1),
 				{301 * time.Second, 311*time.Second - 1, 10 * time.Millisecond, 1},
@@ -80,7 +80,7 @@ func TestAdmitted(t *testing.T) {
 		},
 		{
 			name:  "one drip comes one drip rate after the first request",
-			limit: Limit{Size: 2, DripRate: time.Second, DripSize: 1},
+			limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1},
 			load: []burst{
 				at(500*time.Millisecond, 1), at(1499*time.Millisecond, 1),
 				at(1500*time.Millisecond-time.Microsecond, 1), at(1500*time.Millisecond, 2),
@@ -89,13 +89,13 @@ func TestAdmitted(t *testing.T) {
 		},
 		{
 			name:  "largest drip never fills the bucket beyond its size",
-			limit: Limit{Size: 3, DripRate: time.Second, DripSize: 100},
+			limit: Limit{Size: 3, DripInterval: time.Second, DripSize: 100},
 			load:  []burst{at(0, 10), at(999*time.Millisecond, 10), at(time.Second, 10), at(time.Hour, 10)},
 			want:  []int64{3, 0, 3, 3},
 		},
 		{
 			name:  "bucket of one unit keeps requests a drip rate apart",
-			limit: Limit{Size: 1, DripRate: time.Second, DripSize: 1},
+			limit: Limit{Size: 1, DripInterval: time.Second, DripSize: 1},
 			load:  []burst{{0, 10 * time.Second, time.Millisecond, 1}},
 			want:  []int64{11},
 		},
@@ -173,22 +173,22 @@ func TestDecisions(t *testing.T) {
 	}{
 		{
 			name:  "drip size 1",
-			limit: Limit{Size: 2, DripRate: s, DripSize: 1},
+			limit: Limit{Size: 2, DripInterval: s, DripSize: 1},
 			steps: []step{
 				{0, 1, Decision{Remaining: 1, Clear: s}},
 				{0, 1, Decision{Remaining: 0, Clear: 2 * s}},
-				{0, 1, Decision{Denied: true, Clear: 2 * s, Retry: s}},
-				{0, 2, Decision{Denied: true, Clear: 2 * s, Retry: 2 * s}},
-				{s - us, 1, Decision{Denied: true, Clear: s + us, Retry: us}},
-				{s, 2, Decision{Denied: true, Remaining: 1, Clear: s, Retry: s}},
+				{0, 1, Decision{Denied: true, Clear: 2 * s, RetryAfter: s}},
+				{0, 2, Decision{Denied: true, Clear: 2 * s, RetryAfter: 2 * s}},
+				{s - us, 1, Decision{Denied: true, Clear: s + us, RetryAfter: us}},
+				{s, 2, Decision{Denied: true, Remaining: 1, Clear: s, RetryAfter: s}},
 				{s, 1, Decision{Remaining: 0, Clear: 2 * s}},
-				{3*s - us, 2, Decision{Denied: true, Remaining: 1, Clear: us, Retry: us}},
+				{3*s - us, 2, Decision{Denied: true, Remaining: 1, Clear: us, RetryAfter: us}},
 				{3 * s, 2, Decision{Remaining: 0, Clear: 2 * s}},
 			},
 		},
 		{
 			name:  "cost above the size",
-			limit: Limit{Size: 2, DripRate: s, DripSize: 1},
+			limit: Limit{Size: 2, DripInterval: s, DripSize: 1},
 			steps: []step{
 				{0, 3, Decision{Denied: true, Never: true, Remaining: 2}},
 				{0, 1, Decision{Remaining: 1, Clear: s}},
@@ -199,49 +199,49 @@ func TestDecisions(t *testing.T) {
 		},
 		{
 			name:  "size is no multiple of drip size", // levels 10, 7, 4, 1, 0
-			limit: Limit{Size: 10, DripRate: s, DripSize: 3},
+			limit: Limit{Size: 10, DripInterval: s, DripSize: 3},
 			steps: []step{
 				{0, 1, Decision{Remaining: 9, Clear: s}},
 				{0, 2, Decision{Remaining: 7, Clear: s}}, // fills the drip up
 				{0, 1, Decision{Remaining: 6, Clear: 2 * s}},
 				{0, 6, Decision{Remaining: 0, Clear: 4 * s}},
-				{0, 1, Decision{Denied: true, Clear: 4 * s, Retry: s}},
-				{0, 3, Decision{Denied: true, Clear: 4 * s, Retry: s}},
-				{0, 4, Decision{Denied: true, Clear: 4 * s, Retry: 2 * s}},
-				{0, 6, Decision{Denied: true, Clear: 4 * s, Retry: 2 * s}},
-				{0, 9, Decision{Denied: true, Clear: 4 * s, Retry: 3 * s}},
-				{0, 10, Decision{Denied: true, Clear: 4 * s, Retry: 4 * s}},
-				{s - us, 1, Decision{Denied: true, Clear: 3*s + us, Retry: us}},
-				{s, 4, Decision{Denied: true, Remaining: 3, Clear: 3 * s, Retry: s}},
+				{0, 1, Decision{Denied: true, Clear: 4 * s, RetryAfter: s}},
+				{0, 3, Decision{Denied: true, Clear: 4 * s, RetryAfter: s}},
+				{0, 4, Decision{Denied: true, Clear: 4 * s, RetryAfter: 2 * s}},
+				{0, 6, Decision{Denied: true, Clear: 4 * s, RetryAfter: 2 * s}},
+				{0, 9, Decision{Denied: true, Clear: 4 * s, RetryAfter: 3 * s}},
+				{0, 10, Decision{Denied: true, Clear: 4 * s, RetryAfter: 4 * s}},
+				{s - us, 1, Decision{Denied: true, Clear: 3*s + us, RetryAfter: us}},
+				{s, 4, Decision{Denied: true, Remaining: 3, Clear: 3 * s, RetryAfter: s}},
 				{s, 1, Decision{Remaining: 2, Clear: 3 * s}},
-				{2*s + s/2, 6, Decision{Denied: true, Remaining: 5, Clear: s + s/2, Retry: s / 2}},
+				{2*s + s/2, 6, Decision{Denied: true, Remaining: 5, Clear: s + s/2, RetryAfter: s / 2}},
 				{2*s + s/2, 5, Decision{Remaining: 0, Clear: 3*s + s/2}},
 			},
 		},
 		{
 			name:  "size is a multiple of drip size", // levels 10, 8, 6, 4, 2, 0
-			limit: Limit{Size: 10, DripRate: s, DripSize: 2},
+			limit: Limit{Size: 10, DripInterval: s, DripSize: 2},
 			steps: []step{
 				{0, 10, Decision{Remaining: 0, Clear: 5 * s}},
-				{s, 3, Decision{Denied: true, Remaining: 2, Clear: 4 * s, Retry: s}},
+				{s, 3, Decision{Denied: true, Remaining: 2, Clear: 4 * s, RetryAfter: s}},
 				{s, 1, Decision{Remaining: 1, Clear: 5 * s}},
 				{2 * s, 1, Decision{Remaining: 2, Clear: 4 * s}},
 			},
 		},
 		{
 			name:  "drip size above the size",
-			limit: Limit{Size: 3, DripRate: s, DripSize: 5},
+			limit: Limit{Size: 3, DripInterval: s, DripSize: 5},
 			steps: []step{
 				{0, 1, Decision{Remaining: 2, Clear: s}},
 				{s / 2, 2, Decision{Remaining: 0, Clear: s / 2}},
-				{s / 2, 1, Decision{Denied: true, Clear: s / 2, Retry: s / 2}},
-				{s / 2, 3, Decision{Denied: true, Clear: s / 2, Retry: s / 2}},
+				{s / 2, 1, Decision{Denied: true, Clear: s / 2, RetryAfter: s / 2}},
+				{s / 2, 3, Decision{Denied: true, Clear: s / 2, RetryAfter: s / 2}},
 				{s, 3, Decision{Remaining: 0, Clear: s}},
 			},
 		},
 		{
 			name:  "drips keep their beat while the bucket is not empty",
-			limit: Limit{Size: 5, DripRate: s, DripSize: 1},
+			limit: Limit{Size: 5, DripInterval: s, DripSize: 1},
 			steps: []step{
 				{0, 2, Decision{Remaining: 3, Clear: 2 * s}},
 				{s + s/2, 1, Decision{Remaining: 3, Clear: s + s/2}}, // 1 + 1 units, drips at 2 s and 3 s
@@ -251,7 +251,7 @@ func TestDecisions(t *testing.T) {
 		},
 		{
 			name:  "an empty bucket finds a new beat",
-			limit: Limit{Size: 5, DripRate: s, DripSize: 2},
+			limit: Limit{Size: 5, DripInterval: s, DripSize: 2},
 			steps: []step{
 				{0, 1, Decision{Remaining: 4, Clear: s}},
 				{s + 1*us, 1, Decision{Remaining: 4, Clear: s}},
@@ -313,11 +313,11 @@ func TestOverfullBucket(t *testing.T) {
 		want  Decision
 	}{
 		{"filled to size 5, finds size 2", Limit{2, s, 1}, state{clear: 5e6},
-			Decision{Denied: true, Size: 2, Clear: 5 * s, Retry: 4 * s}},
+			Decision{Denied: true, Size: 2, Clear: 5 * s, RetryAfter: 4 * s}},
 		{"filled to size 9 with slack 3, finds size 2", Limit{2, s, 4}, state{clear: 3e6, slack: 3},
-			Decision{Denied: true, Size: 2, Clear: 3 * s, Retry: 2 * s}},
+			Decision{Denied: true, Size: 2, Clear: 3 * s, RetryAfter: 2 * s}},
 		{"all that fits in Redis: 2^99 units", Limit{10, us, 1 << 49}, state{clear: 1 << 50},
-			Decision{Denied: true, Size: 10, Clear: 1 << 50 * us, Retry: 1 << 50 * us}},
+			Decision{Denied: true, Size: 10, Clear: 1 << 50 * us, RetryAfter: 1 << 50 * us}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -437,7 +437,7 @@ func TestSummarize(t *testing.T) {
 		return Decision{Size: size, Remaining: remaining, Clear: clear}
 	}
 	denies := func(size, remaining int64, clear, retry time.Duration) Decision {
-		return Decision{Denied: true, Size: size, Remaining: remaining, Clear: clear, Retry: retry}
+		return Decision{Denied: true, Size: size, Remaining: remaining, Clear: clear, RetryAfter: retry}
 	}
 	never := func(size, remaining int64, clear time.Duration) Decision {
 		return Decision{Denied: true, Never: true, Size: size, Remaining: remaining, Clear: clear}
@@ -455,7 +455,7 @@ func TestSummarize(t *testing.T) {
 		{
 			"one that denies",
 			[]Decision{denies(10, 3, 9*s, 2*s)},
-			Summary{Denied: true, Size: 10, Remaining: 3, Clear: 9 * s, Retry: 2 * s},
+			Summary{Denied: true, Size: 10, Remaining: 3, Clear: 9 * s, RetryAfter: 2 * s},
 		},
 		{
 			"one that never admits",
@@ -485,22 +485,22 @@ func TestSummarize(t *testing.T) {
 		{
 			"longest clear, of one that neither denies nor has least",
 			[]Decision{denies(5, 0, 5*s, s), admits(10, 2, 30*s), denies(5, 1, 4*s, s)},
-			Summary{Denied: true, Size: 5, Remaining: 0, Clear: 30 * s, Retry: s},
+			Summary{Denied: true, Size: 5, Remaining: 0, Clear: 30 * s, RetryAfter: s},
 		},
 		{
 			"any denial denies",
 			[]Decision{admits(10, 0, 30*s), admits(10, 1, 30*s), denies(10, 4, 5*s, s)},
-			Summary{Denied: true, Size: 10, Remaining: 0, Clear: 30 * s, Retry: s, Deciding: 2},
+			Summary{Denied: true, Size: 10, Remaining: 0, Clear: 30 * s, RetryAfter: s, Deciding: 2},
 		},
 		{
 			"longest retry decides",
 			[]Decision{denies(5, 0, 5*s, s), denies(10, 1, 20*s, 3*s), denies(7, 0, 9*s, 2*s)},
-			Summary{Denied: true, Size: 5, Remaining: 0, Clear: 20 * s, Retry: 3 * s, Deciding: 1},
+			Summary{Denied: true, Size: 5, Remaining: 0, Clear: 20 * s, RetryAfter: 3 * s, Deciding: 1},
 		},
 		{
 			"order on equal retries",
 			[]Decision{admits(9, 0, s), denies(5, 2, s, s), denies(4, 1, s, s)},
-			Summary{Denied: true, Size: 9, Remaining: 0, Clear: s, Retry: s, Deciding: 1},
+			Summary{Denied: true, Size: 9, Remaining: 0, Clear: s, RetryAfter: s, Deciding: 1},
 		},
 		{
 			"never outranks a retry before it",
@@ -535,7 +535,7 @@ func TestSummarize(t *testing.T) {
 // asking.
 func TestAccountingString(t *testing.T) {
 	var unset Accounting
-	for a, want := range map[Accounting]string{unset: "atomic", Atomic: "atomic", Each: "each"} {
+	for a, want := range map[Accounting]string{unset: "atomic", AccountingAtomic: "atomic", AccountingEach: "each"} {
 		if got := a.String(); got != want {
 			t.Errorf("Accounting(%d).String() = %q, want %q", a, got, want)
 		}
@@ -571,9 +571,9 @@ func takeSeed001(t *testing.T, store Store, accounting Accounting) [3]seed001Row
 	}
 	s := Summarize(d)
 	return [3]seed001Row{
-		seed001RowOf(d[0].Denied, d[0].Size, d[0].Remaining, d[0].Retry, d[0].Clear),
-		seed001RowOf(d[1].Denied, d[1].Size, d[1].Remaining, d[1].Retry, d[1].Clear),
-		seed001RowOf(s.Denied, s.Size, s.Remaining, s.Retry, s.Clear),
+		seed001RowOf(d[0].Denied, d[0].Size, d[0].Remaining, d[0].RetryAfter, d[0].Clear),
+		seed001RowOf(d[1].Denied, d[1].Size, d[1].Remaining, d[1].RetryAfter, d[1].Clear),
+		seed001RowOf(s.Denied, s.Size, s.Remaining, s.RetryAfter, s.Clear),
 	}
 }
 
@@ -604,10 +604,10 @@ func testSeed001(t *testing.T, store Store, advance func(time.Duration)) {
 		table = append(table, [3]seed001Row{{1, 16, 0, 1, 31}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 31}})
 	}
 
-	takeSeed001(t, store, Each)
+	takeSeed001(t, store, AccountingEach)
 	for i, want := range table {
 		advance(time.Millisecond)
-		if got := takeSeed001(t, store, Each); got != want {
+		if got := takeSeed001(t, store, AccountingEach); got != want {
 			t.Fatalf("row %d: got %v, want %v", i, got, want)
 		}
 	}
@@ -630,14 +630,14 @@ func TestAtomicDenialChargesNothing(t *testing.T) {
 		want := [3]seed001Row{
 			{0, 16, 16 - i, -1, 2 * i}, {0, 6, 6 - i, -1, 3 * i / 2}, {0, 6, 6 - i, -1, 2 * i},
 		}
-		if got := takeSeed001(t, store, Atomic); got != want {
+		if got := takeSeed001(t, store, AccountingAtomic); got != want {
 			t.Fatalf("request %d: got %v, want %v", i, got, want)
 		}
 	}
 	for i := range 72 {
 		now += time.Millisecond
 		want := [3]seed001Row{{0, 16, 10, -1, 11}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 11}}
-		if got := takeSeed001(t, store, Atomic); got != want {
+		if got := takeSeed001(t, store, AccountingAtomic); got != want {
 			t.Fatalf("denied request %d: got %v, want %v", i, got, want)
 		}
 	}

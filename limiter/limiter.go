@@ -32,7 +32,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 
 // AllowN decides one request of the key that costs n units, at least 1: all of
 // them are charged, or none if it is Denied. It never waits for room; if it is
-// denied, Retry tells when there will be room, and Never that there never will.
+// denied, RetryAfter tells when there will be room, and Never that there never will.
 //
 // An error means that nothing was decided, and the caller has to: Limit or n
 // is out of range, or the Store can't be asked (see [ErrUnavailable]). How ctx is

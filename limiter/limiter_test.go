@@ -22,13 +22,13 @@ func (f storeFunc) Take(ctx context.Context, req Request, dst []Decision) ([]Dec
 func TestLimiterAsksStore(t *testing.T) {
 	type contextKey struct{}
 	ctx := context.WithValue(t.Context(), contextKey{}, "ours")
-	want := Decision{Denied: true, Size: 10, Remaining: 2, Clear: 8 * time.Second, Retry: time.Second}
+	want := Decision{Denied: true, Size: 10, Remaining: 2, Clear: 8 * time.Second, RetryAfter: time.Second}
 	failed := errors.New("failed")
 	var asked []Bucket
 	var fail error
 	l := Limiter{Name: "login", Limit: PerSecond(10)}
 	l.Store = storeFunc(func(got context.Context, req Request, dst []Decision) ([]Decision, error) {
-		if got.Value(contextKey{}) != "ours" || req.Accounting != Atomic || req.NoFallback {
+		if got.Value(contextKey{}) != "ours" || req.Accounting != AccountingAtomic || req.NoFallback {
 			t.Errorf("asked with %v for %+v", got, req)
 		}
 		asked = append(asked, req.Buckets...)
@@ -123,8 +123,8 @@ func TestZeroMeansOne(t *testing.T) {
 		"memory": NewMemory(clock), "redis": newVirtual(t, server, "v:"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			full := Limit{Size: 3, DripRate: time.Hour, DripSize: 1}
-			left := Limit{Size: 3, DripRate: time.Hour}
+			full := Limit{Size: 3, DripInterval: time.Hour, DripSize: 1}
+			left := Limit{Size: 3, DripInterval: time.Hour}
 			said := []Bucket{{Name: "a", Key: "k", Limit: full, Cost: 1}, {Name: "b", Key: "k", Limit: full, Cost: 1}}
 			for _, buckets := range [][]Bucket{
 				{{Name: "a", Key: "k", Limit: left}, {Name: "b", Key: "k", Limit: left}},
@@ -154,7 +154,7 @@ func TestZeroMeansOne(t *testing.T) {
 		})
 	}
 
-	left, full := Limit{Size: 3, DripRate: time.Hour}, Limit{Size: 3, DripRate: time.Hour, DripSize: 1}
+	left, full := Limit{Size: 3, DripInterval: time.Hour}, Limit{Size: 3, DripInterval: time.Hour, DripSize: 1}
 	if got, want := fmt.Sprint(left.DrainTime(), left.DripTime(2), left.Validate()),
 		fmt.Sprint(full.DrainTime(), full.DripTime(2), full.Validate()); got != want {
 		t.Errorf("got %s, want %s", got, want)
@@ -164,8 +164,8 @@ func TestZeroMeansOne(t *testing.T) {
 // Guards that zero means 1, and no negative number does.
 func TestNegativeIsRefused(t *testing.T) {
 	for _, b := range []Bucket{
-		{Name: "a", Limit: Limit{Size: 1, DripRate: time.Second}, Cost: -1},
-		{Name: "a", Limit: Limit{Size: 1, DripRate: time.Second, DripSize: -1}},
+		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second}, Cost: -1},
+		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second, DripSize: -1}},
 	} {
 		if d, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
 			t.Errorf("%+v: decided %+v", b, d)

@@ -43,7 +43,7 @@ func (e *events) take() []string {
 	defer e.mu.Unlock()
 	var words []string
 	for _, ev := range e.all {
-		kind := map[EventKind]string{Lost: "lost", Back: "back", Lapse: "lapse", Replaced: "replaced"}[ev.Kind]
+		kind := map[EventKind]string{EventDown: "lost", EventRecovered: "back", EventError: "lapse", EventReplaced: "replaced"}[ev.Kind]
 		words = append(words, strings.TrimSpace(kind+" "+ev.Reason))
 	}
 	e.all = nil

@@ -52,13 +52,13 @@ func TestManyKeys(t *testing.T) {
 		for _, keys := range []int{1, 2, 7, n} {
 			keys = min(keys, n)
 			req := manyBuckets(n, keys)
-			req.Accounting = Each
+			req.Accounting = AccountingEach
 			parts := req.byKey()
 			if len(parts) != keys {
 				t.Fatalf("%d buckets of %d keys: %d parts", n, keys, len(parts))
 			}
 			for i, p := range parts {
-				if len(p.Buckets) != (n-i+keys-1)/keys || p.Accounting != Each {
+				if len(p.Buckets) != (n-i+keys-1)/keys || p.Accounting != AccountingEach {
 					t.Errorf("%d buckets of %d keys: part %d has %d", n, keys, i, len(p.Buckets))
 				}
 				for j, b := range p.Buckets {

@@ -177,7 +177,7 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 	}
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
-		charge := p.fits && (admitted || req.Accounting == Each)
+		charge := p.fits && (admitted || req.Accounting == AccountingEach)
 		if as == nil || !as.peek {
 			switch {
 			case as == nil:

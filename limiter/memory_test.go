@@ -38,7 +38,7 @@ func decide(t rapid.TB, store Store, accounting Accounting, buckets ...Bucket) [
 func level(t rapid.TB, store Store, b Bucket) int64 {
 	t.Helper()
 	b.Cost = b.Limit.Size + 1
-	return b.Limit.Size - decide(t, store, Each, b)[0].Remaining
+	return b.Limit.Size - decide(t, store, AccountingEach, b)[0].Remaining
 }
 
 // plain is a store with nothing to it but limit.go and a map: the yardstick
@@ -66,7 +66,7 @@ func (p plain) take(req Request, now int64) []Decision {
 	}
 	decisions := make([]Decision, len(req.Buckets))
 	for i, b := range req.Buckets {
-		if fits[i] && (admitted || req.Accounting == Each) {
+		if fits[i] && (admitted || req.Accounting == AccountingEach) {
 			states[i] = b.Limit.add(states[i], b.Cost)
 			p[identity(b)] = b.Limit.written(states[i], now)
 		}
@@ -116,7 +116,7 @@ func TestMemoryExactConcurrently(t *testing.T) {
 			got, err := m.Take(t.Context(), Request{Buckets: []Bucket{{
 				Name:  "flood",
 				Key:   fmt.Sprint(k),
-				Limit: Limit{Size: sizes[k], DripRate: time.Minute, DripSize: 1},
+				Limit: Limit{Size: sizes[k], DripInterval: time.Minute, DripSize: 1},
 				Cost:  1,
 			}}}, nil)
 			if err != nil {
@@ -143,7 +143,7 @@ func TestMemoryExactConcurrently(t *testing.T) {
 // another forever, and each bucket ends up holding precisely what the requests
 // that it was charged for add up to.
 func TestMemorySeveralBucketsConcurrently(t *testing.T) {
-	for _, accounting := range []Accounting{Atomic, Each} {
+	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 		t.Run(accounting.String(), func(t *testing.T) {
 			const goroutines, requests = 16, 3000
 			m := NewMemory(frozen)
@@ -152,7 +152,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 				buckets[k] = Bucket{
 					Name:  fmt.Sprint("b", k%3),
 					Key:   fmt.Sprint(k),
-					Limit: Limit{Size: int64(100 + 500*k), DripRate: time.Second, DripSize: int64(1 + k%4)},
+					Limit: Limit{Size: int64(100 + 500*k), DripInterval: time.Second, DripSize: int64(1 + k%4)},
 				}
 			}
 			charged := make([]atomic.Int64, len(buckets))
@@ -175,7 +175,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 					}
 					denied := Summarize(dst).Denied
 					for i, k := range set {
-						if accounting == Each && !dst[i].Denied || !denied {
+						if accounting == AccountingEach && !dst[i].Denied || !denied {
 							charged[k].Add(req.Buckets[i].Cost)
 						}
 					}
@@ -202,11 +202,11 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 // so a lock.
 func TestMemoryBucketsInOneTable(t *testing.T) {
 	m := NewMemory(frozen)
-	limit := Limit{Size: 2, DripRate: time.Second, DripSize: 1}
+	limit := Limit{Size: 2, DripInterval: time.Second, DripSize: 1}
 	together(t, 1, func(int) {
 		buckets := inTables(m, 5, 1, Bucket{Name: "b", Limit: limit, Cost: 1})
 		for i, denied := range []bool{false, false, true} {
-			for j, d := range decide(t, m, Atomic, buckets...) {
+			for j, d := range decide(t, m, AccountingAtomic, buckets...) {
 				if d.Denied != denied {
 					t.Errorf("request %d, bucket %d: denied %t, want %t", i, j, d.Denied, denied)
 				}
@@ -241,7 +241,7 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 			}
 			first := req.Buckets[0]
 			first.Key = "first"
-			decide(t, m, Atomic, first)
+			decide(t, m, AccountingAtomic, first)
 		},
 	}
 	for name, prepare := range whose {
@@ -254,12 +254,12 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 						req.Buckets = append(req.Buckets, Bucket{
 							Name:  "b",
 							Key:   fmt.Sprint(i),
-							Limit: Limit{Size: size, DripRate: time.Millisecond, DripSize: 1},
+							Limit: Limit{Size: size, DripInterval: time.Millisecond, DripSize: 1},
 							Cost:  1,
 						})
 					}
 					prepare(m, req)
-					decide(t, m, Atomic, req.Buckets...)
+					decide(t, m, AccountingAtomic, req.Buckets...)
 					ctx, dst := t.Context(), make([]Decision, 0, n)
 					allocs := testing.AllocsPerRun(1000, func() { dst, _ = m.Take(ctx, req, dst[:0]) })
 					if allocs != 0 {
@@ -299,7 +299,7 @@ func TestMemoryDrainedBucketsLeave(t *testing.T) {
 		req.Buckets[0] = Bucket{
 			Name:  "b",
 			Key:   fmt.Sprint(key),
-			Limit: Limit{Size: 1, DripRate: rate, DripSize: 1},
+			Limit: Limit{Size: 1, DripInterval: rate, DripSize: 1},
 			Cost:  1,
 		}
 		var err error
@@ -336,7 +336,7 @@ func TestMemoryDrainedBucketsLeave(t *testing.T) {
 		t.Errorf("heap: %d B before, %d B with the keys, %d B after they drained", empty, full, after)
 	}
 	for key := range stay {
-		if d := take(key, 24*time.Hour); !d.Denied || d.Retry != 24*time.Hour-now {
+		if d := take(key, 24*time.Hour); !d.Denied || d.RetryAfter != 24*time.Hour-now {
 			t.Fatalf("full bucket %d: %+v", key, d)
 		}
 	}
@@ -352,7 +352,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 3))
 	buckets := inTables(m, keys, crowded, Bucket{
 		Name:  "b",
-		Limit: Limit{Size: 9, DripRate: 700 * time.Millisecond, DripSize: 2},
+		Limit: Limit{Size: 9, DripInterval: 700 * time.Millisecond, DripSize: 2},
 	})
 
 	check := func() (live int) {
@@ -588,7 +588,7 @@ func TestMemoryIdentity(t *testing.T) {
 // testIdentity tests that buckets are told apart by name, key, drip rate and drip
 // size; and that nothing else tells them apart.
 func testIdentity(t *testing.T, newStore func(testing.TB) Store) {
-	limit := Limit{Size: 5, DripRate: time.Hour, DripSize: 2}
+	limit := Limit{Size: 5, DripInterval: time.Hour, DripSize: 2}
 	fixed := Bucket{Name: "a", Key: "k", Limit: limit, Cost: 3}
 	tests := []struct {
 		name   string
@@ -605,7 +605,7 @@ func testIdentity(t *testing.T, newStore func(testing.TB) Store) {
 		{"name longer, key shorter", fixed, func(b *Bucket) { b.Name, b.Key = "ak", "" }, false},
 		{"larger size", fixed, func(b *Bucket) { b.Limit.Size = 6 }, true},
 		{"smaller size", fixed, func(b *Bucket) { b.Limit.Size = 3 }, true},
-		{"drip rate", fixed, func(b *Bucket) { b.Limit.DripRate += time.Microsecond }, false},
+		{"drip rate", fixed, func(b *Bucket) { b.Limit.DripInterval += time.Microsecond }, false},
 		{"drip size", fixed, func(b *Bucket) { b.Limit.DripSize = 3 }, false},
 		{"both sizes swapped", fixed, func(b *Bucket) { b.Limit.Size, b.Limit.DripSize = 2, 5 }, false},
 	}
@@ -613,7 +613,7 @@ func testIdentity(t *testing.T, newStore func(testing.TB) Store) {
 		t.Run(tc.name, func(t *testing.T) {
 			store, second := newStore(t), tc.first
 			tc.change(&second)
-			if d := decide(t, store, Atomic, tc.first)[0]; d.Denied || d.Remaining != 2 {
+			if d := decide(t, store, AccountingAtomic, tc.first)[0]; d.Denied || d.Remaining != 2 {
 				t.Fatalf("first bucket: %+v", d)
 			}
 			want := int64(0)
@@ -667,7 +667,7 @@ func testMalformed(t *testing.T, store Store) {
 	good := Bucket{Name: "good", Key: "malformed", Limit: Limit{3, hour, 1}, Cost: 1}
 	refused := func(t *testing.T, want string, buckets ...Bucket) {
 		t.Helper()
-		for _, accounting := range []Accounting{Atomic, Each} {
+		for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 			dst := []Decision{{Size: 1234}}
 			dst, err := store.Take(context.Background(), Request{Buckets: buckets, Accounting: accounting}, dst)
 			text := fmt.Sprint(err)
@@ -703,7 +703,7 @@ func testMalformed(t *testing.T, store Store) {
 // TestMemoryDecidesNothing guards the request without buckets: there is
 // nothing to decide, and nothing fails.
 func TestMemoryDecidesNothing(t *testing.T) {
-	if got := decide(t, NewMemory(nil), Atomic); len(got) != 0 {
+	if got := decide(t, NewMemory(nil), AccountingAtomic); len(got) != 0 {
 		t.Errorf("decided %+v", got)
 	}
 }
@@ -715,9 +715,9 @@ func TestMemorySystemClock(t *testing.T) {
 	b := Bucket{Name: "b", Limit: Limit{1, 5 * time.Millisecond, 1}, Cost: 1}
 	deadline := time.Now().Add(10 * time.Second)
 	for n := 0; n < 3; {
-		if d := decide(t, m, Atomic, b)[0]; !d.Denied {
+		if d := decide(t, m, AccountingAtomic, b)[0]; !d.Denied {
 			n++
-		} else if d.Retry <= 0 || d.Retry > 5*time.Millisecond {
+		} else if d.RetryAfter <= 0 || d.RetryAfter > 5*time.Millisecond {
 			t.Fatalf("denied: %+v", d)
 		} else if time.Now().After(deadline) {
 			t.Fatal("the bucket does not drip")
@@ -797,7 +797,7 @@ func TestMemoryTakesLittle(t *testing.T) {
 		b := Bucket{Name: "b", Limit: Limit{9, time.Hour, 1}, Cost: 1, MaxKeys: keys}
 		for i := range keys {
 			b.Key = strconv.Itoa(i)
-			decide(t, m, Atomic, b)
+			decide(t, m, AccountingAtomic, b)
 		}
 		bytes := 0
 		for _, t := range tablesOf(m) {

@@ -21,7 +21,7 @@ type model struct {
 // drip lets one drip happen.
 func (m *model) drip(l Limit) {
 	m.level = max(m.level-l.DripSize, 0)
-	m.next += l.DripRate.Microseconds()
+	m.next += l.DripInterval.Microseconds()
 }
 
 // take decides a request at the time now, in µs.
@@ -32,7 +32,7 @@ func (m *model) take(l Limit, now, cost int64) Decision {
 	admitted := m.level+cost <= l.Size
 	if admitted {
 		if m.level == 0 {
-			m.next = now + l.DripRate.Microseconds()
+			m.next = now + l.DripInterval.Microseconds()
 		}
 		m.level += cost
 	}
@@ -44,7 +44,7 @@ func (m *model) take(l Limit, now, cost int64) Decision {
 		Clear:     m.until(l, now, 0),
 	}
 	if d.Denied && !d.Never {
-		d.Retry = m.until(l, now, l.Size-cost)
+		d.RetryAfter = m.until(l, now, l.Size-cost)
 	}
 	return d
 }
@@ -137,7 +137,7 @@ func drawLimit(t *rapid.T) Limit {
 		drip = rapid.Int64Range(size+1, 2*size+1).Draw(t, "drip size")
 	}
 	rate := rapid.SampledFrom([]int64{1, 2, 7, 1000, 999_983, 1_000_000, 60_000_000}).Draw(t, "drip rate")
-	return Limit{Size: size, DripRate: time.Duration(rate) * time.Microsecond, DripSize: drip}
+	return Limit{Size: size, DripInterval: time.Duration(rate) * time.Microsecond, DripSize: drip}
 }
 
 // drawCost draws a cost that the size may well have no room for.
@@ -152,7 +152,7 @@ func drawCost(t *rapid.T, l Limit) int64 {
 // one drip or several, about what the last decision told to wait, or very
 // long.
 func drawGap(t *rapid.T, l Limit, last Decision) int64 {
-	rate := l.DripRate.Microseconds()
+	rate := l.DripInterval.Microseconds()
 	off := rapid.Int64Range(-1, 1)
 	gap := int64(0)
 	switch rapid.IntRange(0, 7).Draw(t, "gap") {
@@ -163,7 +163,7 @@ func drawGap(t *rapid.T, l Limit, last Decision) int64 {
 	case 3:
 		gap = rapid.Int64Range(2, l.Size+2).Draw(t, "drips")*rate + off.Draw(t, "off by")
 	case 4:
-		gap = last.Retry.Microseconds() + off.Draw(t, "off by")
+		gap = last.RetryAfter.Microseconds() + off.Draw(t, "off by")
 	case 5:
 		gap = last.Clear.Microseconds() + off.Draw(t, "off by")
 	case 6:
@@ -212,12 +212,12 @@ func TestRetryIsExact(t *testing.T) {
 		last := s.take(t, l, 1) // so that it is not empty
 		cost := rapid.Int64Range(last.Remaining+1, l.Size).Draw(t, "cost that has no room")
 		d := s.take(t, l, cost)
-		if !d.Denied || d.Never || d.Retry < time.Microsecond {
+		if !d.Denied || d.Never || d.RetryAfter < time.Microsecond {
 			t.Fatalf("%+v, cost %d with room for %d: %+v", l, cost, last.Remaining, d)
 		}
-		retry := d.Retry.Microseconds()
+		retry := d.RetryAfter.Microseconds()
 		s.now += retry - 1
-		if d := s.take(t, l, cost); !d.Denied || d.Retry != time.Microsecond {
+		if d := s.take(t, l, cost); !d.Denied || d.RetryAfter != time.Microsecond {
 			t.Fatalf("%+v, cost %d, 1 µs before the retry time of %d µs: %+v", l, cost, retry, d)
 		}
 		s.now++
@@ -287,7 +287,7 @@ func TestFullerBucketAdmitsNoMore(t *testing.T) {
 		more := l.add(less, rapid.Int64Range(0, last.Remaining).Draw(t, "more units"))
 		if l.DripSize == 1 {
 			// Then the moments do not matter either.
-			more.clear += rapid.Int64Range(0, 3*l.DripRate.Microseconds()).Draw(t, "µs later")
+			more.clear += rapid.Int64Range(0, 3*l.DripInterval.Microseconds()).Draw(t, "µs later")
 		}
 		now := s.now + drawGap(t, l, last)
 		cost := rapid.Int64Range(1, l.Size).Draw(t, "cost")
@@ -304,13 +304,13 @@ func TestFullerBucketAdmitsNoMore(t *testing.T) {
 // fromEmpty returns the most units that a bucket may admit in a window, in µs,
 // that begins when it is empty.
 func fromEmpty(l Limit, window int64) int64 {
-	return l.Size + min(l.DripSize, l.Size)*(window/l.DripRate.Microseconds())
+	return l.Size + min(l.DripSize, l.Size)*(window/l.DripInterval.Microseconds())
 }
 
 // inAnyWindow returns the most units that a bucket may admit in any window of
 // that length.
 func inAnyWindow(l Limit, window int64) int64 {
-	rate := l.DripRate.Microseconds()
+	rate := l.DripInterval.Microseconds()
 	return max(fromEmpty(l, window), l.Size-1+min(l.DripSize, l.Size)*((window+rate-1)/rate))
 }
 
@@ -389,7 +389,7 @@ func TestBoundsAreReached(t *testing.T) {
 		{size: 10, drip: 1000, drips: 2, fromEmpty: 30, anyWindow: 39},
 	}
 	for _, tc := range tests {
-		l := Limit{Size: tc.size, DripRate: time.Second, DripSize: tc.drip}
+		l := Limit{Size: tc.size, DripInterval: time.Second, DripSize: tc.drip}
 		const second = 1_000_000 // µs
 		window := tc.drips * second
 
@@ -429,7 +429,7 @@ func TestBoundsAreReached(t *testing.T) {
 func TestSaturatedBucketWastesNothing(t *testing.T) {
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
-		begin, rate, units := s.now, l.DripRate.Microseconds(), int64(0)
+		begin, rate, units := s.now, l.DripInterval.Microseconds(), int64(0)
 		for drip := range rapid.Int64Range(1, 20).Draw(t, "drips") {
 			s.now = begin + drip*rate
 			units += s.flood(t, l)
@@ -473,7 +473,7 @@ func TestDrainedBucketIsAbsentBucket(t *testing.T) {
 type exact struct{ clear, slack *big.Int }
 
 func (e *exact) take(l Limit, at, price int64) (admitted bool, retry, remaining, clear *big.Int) {
-	B, S, R := big.NewInt(l.Size), big.NewInt(l.DripSize), big.NewInt(l.DripRate.Microseconds())
+	B, S, R := big.NewInt(l.Size), big.NewInt(l.DripSize), big.NewInt(l.DripInterval.Microseconds())
 	now, c, zero := big.NewInt(at), big.NewInt(price), new(big.Int)
 
 	// clear <= now, or no key: clear = now, slack = 0
@@ -533,7 +533,7 @@ func TestExtremesDoNotOverflow(t *testing.T) {
 		l := Limit{Size: drawUnits(t, "size", MaxUnits), DripSize: drawUnits(t, "drip size", MaxUnits)}
 		drips := (l.Size-1)/l.DripSize + 1
 		rate := drawUnits(t, "drip rate", horizon/(drips+1))
-		l.DripRate = time.Duration(rate) * time.Microsecond
+		l.DripInterval = time.Duration(rate) * time.Microsecond
 		if err := l.Validate(); err != nil {
 			t.Fatalf("%d drips at most: %v", drips+1, err)
 		}
@@ -544,7 +544,7 @@ func TestExtremesDoNotOverflow(t *testing.T) {
 		for i := range rapid.IntRange(1, 8).Draw(t, "requests") {
 			off := rapid.Int64Range(-1, 1).Draw(t, "off by")
 			gap := rapid.SampledFrom([]int64{
-				0, 1, rate + off, last.Retry.Microseconds() + off, last.Clear.Microseconds() + off, horizon,
+				0, 1, rate + off, last.RetryAfter.Microseconds() + off, last.Clear.Microseconds() + off, horizon,
 			}).Draw(t, "gap")
 			s.now = min(s.now+max(gap, 0), latest)
 			cost := rapid.SampledFrom([]int64{
@@ -562,7 +562,7 @@ func TestExtremesDoNotOverflow(t *testing.T) {
 				Clear:     time.Duration(ahead.Int64()) * time.Microsecond,
 			}
 			if want.Denied && !want.Never {
-				want.Retry = time.Duration(retry.Int64()) * time.Microsecond
+				want.RetryAfter = time.Duration(retry.Int64()) * time.Microsecond
 			}
 			if got != want {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v",
@@ -600,15 +600,15 @@ func TestValidateAcceptsExactlyWhatIsAllowed(t *testing.T) {
 			longest := floorOf(big.NewInt(1<<50), plus(ceilOf(B, S), one)).Int64() * 1000
 			rates = append(rates, longest-1000, longest-1, longest, longest+1, longest+1000)
 		}
-		l.DripRate = time.Duration(rapid.SampledFrom(rates).Draw(t, "drip rate"))
+		l.DripInterval = time.Duration(rapid.SampledFrom(rates).Draw(t, "drip rate"))
 		if allowed {
-			R := big.NewInt(int64(l.DripRate) / 1000)
+			R := big.NewInt(int64(l.DripInterval) / 1000)
 			drain := times(plus(ceilOf(B, S), one), R)
-			allowed = l.DripRate%1000 == 0 && R.Cmp(one) >= 0 && drain.Cmp(big.NewInt(1<<50)) <= 0
+			allowed = l.DripInterval%1000 == 0 && R.Cmp(one) >= 0 && drain.Cmp(big.NewInt(1<<50)) <= 0
 		}
 		if err := l.Validate(); err == nil != allowed {
 			t.Fatalf("size %d, drip size %d, drip rate %d ns: got error %v, allowed: %t",
-				l.Size, l.DripSize, int64(l.DripRate), err, allowed)
+				l.Size, l.DripSize, int64(l.DripInterval), err, allowed)
 		}
 	})
 }

@@ -47,12 +47,12 @@ type limitID struct {
 
 // limitID returns the identity of b's limit.
 func (b *Bucket) limitID() limitID {
-	return limitID{name: b.Name, rate: b.Limit.DripRate, dripSize: b.Limit.DripSize, shared: b.shared}
+	return limitID{name: b.Name, rate: b.Limit.DripInterval, dripSize: b.Limit.DripSize, shared: b.shared}
 }
 
 // bucket returns a bucket of the limit, without a key.
 func (id limitID) bucket() Bucket {
-	return Bucket{Name: id.name, Limit: Limit{DripRate: id.rate, DripSize: id.dripSize}, shared: id.shared}
+	return Bucket{Name: id.name, Limit: Limit{DripInterval: id.rate, DripSize: id.dripSize}, shared: id.shared}
 }
 
 // partition holds the buckets of one limit, or of several that have none.

@@ -32,14 +32,14 @@ func Every(d time.Duration) Limit {
 	if d > 0 { // one that overflows is not valid
 		d = (d-1)/time.Microsecond*time.Microsecond + time.Microsecond
 	}
-	return Limit{Size: 1, DripRate: d, DripSize: 1}
+	return Limit{Size: 1, DripInterval: d, DripSize: 1}
 }
 
 // per returns the limit of n units each d, which is a second or a minute.
 func per(n int64, d time.Duration) Limit {
 	l, err := NewLimit(n, d, n)
 	if err != nil {
-		return Limit{Size: n, DripRate: d, DripSize: n} // not valid, as n is not
+		return Limit{Size: n, DripInterval: d, DripSize: n} // not valid, as n is not
 	}
 	return l
 }
@@ -58,7 +58,7 @@ func per(n int64, d time.Duration) Limit {
 // is too small for drips of the rate, or that a full bucket would take more than
 // 35 years to drain.
 func NewLimit(n int64, d time.Duration, size int64) (Limit, error) {
-	l := Limit{Size: size, DripRate: d, DripSize: n}
+	l := Limit{Size: size, DripInterval: d, DripSize: n}
 	switch {
 	case n < 1 || n > MaxUnits:
 		return Limit{}, fmt.Errorf("rate of %d units: must be from 1 to %d", n, int64(MaxUnits))
@@ -69,8 +69,8 @@ func NewLimit(n int64, d time.Duration, size int64) (Limit, error) {
 	}
 	divisor := gcd(n, l.rate())
 	l.DripSize /= divisor
-	l.DripRate /= time.Duration(divisor)
-	if l.DripSize > 1 && (l.DripRate > evenly || l.DripSize > size) {
+	l.DripInterval /= time.Duration(divisor)
+	if l.DripSize > 1 && (l.DripInterval > evenly || l.DripSize > size) {
 		l = l.finest()
 	}
 	if err := l.Validate(); err != nil {
@@ -94,7 +94,7 @@ func (l Limit) finest() Limit {
 	for p := ceilDiv(d, n); ; p++ {
 		units, lost := p*n/d, p*n%d
 		if lost <= (p*n-1)/tolerance { // lost·tolerance < p·n
-			return Limit{Size: l.Size, DripRate: time.Duration(p) * time.Microsecond, DripSize: units}
+			return Limit{Size: l.Size, DripInterval: time.Duration(p) * time.Microsecond, DripSize: units}
 		}
 	}
 }

@@ -130,7 +130,7 @@ func TestNewLimitKeepsRate(t *testing.T) {
 			t.Fatalf("%+v: %v, want size %d", l, l.Validate(), size)
 		case l.DripSize > size:
 			t.Fatalf("%+v: a drip is more than the bucket holds", l)
-		case l.DripSize > 1 && l.DripRate > evenly:
+		case l.DripSize > 1 && l.DripInterval > evenly:
 			t.Fatalf("%+v is not even", l)
 		case !short(n, d, l):
 			t.Fatalf("%+v does not keep %d each %d µs", l, n, d)
@@ -142,7 +142,7 @@ func TestNewLimitKeepsRate(t *testing.T) {
 // one in 10 000.
 func short(n, d int64, l Limit) bool {
 	rate := big.NewRat(n, d)
-	drips := big.NewRat(l.DripSize, l.DripRate.Microseconds())
+	drips := big.NewRat(l.DripSize, l.DripInterval.Microseconds())
 	least := new(big.Rat).Mul(rate, big.NewRat(9_999, 10_000))
 	return drips.Cmp(rate) <= 0 && drips.Cmp(least) > 0
 }
@@ -152,7 +152,7 @@ func short(n, d int64, l Limit) bool {
 func TestNewLimitExtremes(t *testing.T) {
 	for _, n := range []int64{1, 2, 3, 1<<25 - 1, 1<<49 - 1, MaxUnits} {
 		for _, d := range []int64{1, 2, 3, 9_999, 10_001, 1<<25 + 1, 1<<49 - 1, 1<<49 + 1, horizon - 1, horizon} {
-			l := Limit{Size: n, DripRate: time.Duration(d) * time.Microsecond, DripSize: n}.finest()
+			l := Limit{Size: n, DripInterval: time.Duration(d) * time.Microsecond, DripSize: n}.finest()
 			if l.DripSize < 1 || l.DripSize > n || !short(n, d, l) {
 				t.Errorf("%d each %d µs: %+v", n, d, l)
 			}
@@ -196,7 +196,7 @@ func TestRateHoldsOverLongTimes(t *testing.T) {
 				if got := float64(admitted); got > due || got < least {
 					t.Fatalf("%d admitted within %v, want %f to %f", admitted, now-start, least, due)
 				}
-				now += d.Retry
+				now += d.RetryAfter
 			}
 			if now == start {
 				t.Error("nothing was denied")

@@ -46,7 +46,7 @@ func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOpti
 // hourly returns a bucket of the given size that drips a unit an hour, so not
 // within a test.
 func hourly(size int64) Bucket {
-	return Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripRate: time.Hour, DripSize: 1}, Cost: 1}
+	return Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 }
 
 // serverTime returns the server's clock, in µs.
@@ -117,7 +117,7 @@ func (c *calls) check(t testing.TB, name string, want int64) {
 // find the same buckets: the prefix, 128 bits of SHA-256 of the user's key in
 // base64url, the bucket's name, and in base 36 how it drips.
 func TestRedisKeys(t *testing.T) {
-	limit := Limit{Size: 16, DripRate: 2 * time.Second, DripSize: 1}
+	limit := Limit{Size: 16, DripInterval: 2 * time.Second, DripSize: 1}
 	tests := []struct {
 		prefix string
 		bucket Bucket
@@ -148,7 +148,7 @@ func TestRedisKeys(t *testing.T) {
 			}
 			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix = tc.prefix })
 			tc.bucket.Cost = tc.bucket.Limit.Size
-			decide(t, r, Atomic, tc.bucket)
+			decide(t, r, AccountingAtomic, tc.bucket)
 			got, err := server.Client().Keys(t.Context(), "*").Result()
 			if err != nil || len(got) != 1 || got[0] != tc.want {
 				t.Errorf("keys %q, error %v, want %q", got, err, tc.want)
@@ -165,8 +165,8 @@ func TestRedisKeepsNoUserBytes(t *testing.T) {
 	r := newTestRedis(t, server, nil)
 	for _, drip := range []int64{1, 4} {
 		for _, key := range []string{canary, "Bearer " + canary, "{" + canary + "}", canary + "\r\nDEL x"} {
-			limit := Limit{Size: 9, DripRate: time.Hour, DripSize: drip}
-			decide(t, r, Atomic, Bucket{Name: "login", Key: key, Limit: limit, Cost: 1})
+			limit := Limit{Size: 9, DripInterval: time.Hour, DripSize: drip}
+			decide(t, r, AccountingAtomic, Bucket{Name: "login", Key: key, Limit: limit, Cost: 1})
 		}
 	}
 	keys, err := server.Client().Keys(t.Context(), "*").Result()
@@ -205,7 +205,7 @@ func TestRedisStoredState(t *testing.T) {
 		t.Run(fmt.Sprintf("size=%d,drip=%d,cost=%d", tc.size, tc.dripSize, tc.cost), func(t *testing.T) {
 			b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{tc.size, rate, tc.dripSize}, Cost: tc.cost}
 			before := serverTime(t, server)
-			d := decide(t, r, Atomic, b)[0]
+			d := decide(t, r, AccountingAtomic, b)[0]
 			after := serverTime(t, server)
 
 			drain := time.Duration(tc.drips) * rate
@@ -254,10 +254,10 @@ func TestRedisNumbersAreExact(t *testing.T) {
 			t.Run(fmt.Sprintf("%+v,cost=%d", l, cost), func(t *testing.T) {
 				b := Bucket{Name: "b", Key: t.Name(), Limit: l, Cost: cost}
 				drips := (cost + l.DripSize - 1) / l.DripSize
-				drain, slack := time.Duration(drips)*l.DripRate, drips*l.DripSize-cost
+				drain, slack := time.Duration(drips)*l.DripInterval, drips*l.DripSize-cost
 
 				before := serverTime(t, server)
-				d := decide(t, r, Atomic, b)[0]
+				d := decide(t, r, AccountingAtomic, b)[0]
 				after := serverTime(t, server)
 				if want := (Decision{Size: l.Size, Remaining: l.Size - cost, Clear: drain}); d != want {
 					t.Errorf("decided %+v, want %+v", d, want)
@@ -271,9 +271,9 @@ func TestRedisNumbersAreExact(t *testing.T) {
 				// A whole bucketful more has to wait until what is there has
 				// drained, but for the slack.
 				b.Cost = l.Size
-				d = decide(t, r, Atomic, b)[0]
-				want := d.Clear - time.Duration(slack/l.DripSize)*l.DripRate
-				if !d.Denied || d.Retry != want {
+				d = decide(t, r, AccountingAtomic, b)[0]
+				want := d.Clear - time.Duration(slack/l.DripSize)*l.DripInterval
+				if !d.Denied || d.RetryAfter != want {
 					t.Errorf("decided %+v on a full bucket, want to wait for %v", d, want)
 				}
 				if d.Clear > drain || d.Clear < drain-time.Minute {
@@ -290,7 +290,7 @@ func TestRedisKeyGoesWhenBucketIsEmpty(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{3, 100 * time.Millisecond, 1}, Cost: 3}
-	decide(t, r, Atomic, b)
+	decide(t, r, AccountingAtomic, b)
 	s, _ := storedState(t, server, r.keys.of(&b))
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		before := serverTime(t, server)
@@ -308,7 +308,7 @@ func TestRedisKeyGoesWhenBucketIsEmpty(t *testing.T) {
 			t.Fatalf("the key is there %d µs after its bucket was empty", before-s.clear)
 		}
 	}
-	if d := decide(t, r, Atomic, b)[0]; d.Denied || d.Clear != 300*time.Millisecond {
+	if d := decide(t, r, AccountingAtomic, b)[0]; d.Denied || d.Clear != 300*time.Millisecond {
 		t.Errorf("decided %+v after the key went", d)
 	}
 }
@@ -321,7 +321,7 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 	full, room, empty := hourly(5), hourly(9), hourly(5)
 	full.Key, room.Key, empty.Key = "full", "room", "empty"
 	full.Cost = 5
-	decide(t, r, Atomic, full, room)
+	decide(t, r, AccountingAtomic, full, room)
 	wantFull, wantFullExpires := storedState(t, server, r.keys.of(&full))
 	wantRoom, wantRoomExpires := storedState(t, server, r.keys.of(&room))
 
@@ -331,7 +331,7 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 	for range 10 {
 		for _, req := range []Request{
 			{Buckets: []Bucket{full}},
-			{Buckets: []Bucket{full}, Accounting: Each},
+			{Buckets: []Bucket{full}, Accounting: AccountingEach},
 			{Buckets: []Bucket{room, full, empty}},
 			{Buckets: []Bucket{empty, room, full}},
 		} {
@@ -341,7 +341,7 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 		}
 		never := empty
 		never.Cost = 6
-		decide(t, r, Each, never)
+		decide(t, r, AccountingEach, never)
 	}
 	sets.check(t, "set", 0)
 	if now := changes(t, server); now != dirty {
@@ -393,7 +393,7 @@ func TestRedisOneCall(t *testing.T) {
 	}
 	c := calls{server: server}
 
-	decide(t, r, Atomic, buckets...)
+	decide(t, r, AccountingAtomic, buckets...)
 	c.check(t, "evalsha", 1)
 	c.check(t, "eval", 1)
 	for _, name := range []string{"time", "get", "set"} {
@@ -401,7 +401,7 @@ func TestRedisOneCall(t *testing.T) {
 	}
 
 	for range 10 {
-		decide(t, r, Atomic, buckets...)
+		decide(t, r, AccountingAtomic, buckets...)
 	}
 	c.check(t, "evalsha", 10)
 	c.check(t, "eval", 0)
@@ -432,8 +432,8 @@ func TestRedisScriptFlushed(t *testing.T) {
 	}
 	for n := range int64(20) {
 		flush()
-		decide(t, r, Atomic, b)
-		decide(t, r, Atomic, b)
+		decide(t, r, AccountingAtomic, b)
+		decide(t, r, AccountingAtomic, b)
 		if got := level(t, r, b); got != 2*n+2 {
 			t.Fatalf("%d units after %d requests", got, 2*n+2)
 		}
@@ -569,10 +569,10 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 	var args []any
 	var last []byte
 	for _, req := range reqs {
-		run := []byte{0, 1, 0, byte(len(req.Buckets)), truth[req.Accounting == Each]}
+		run := []byte{0, 1, 0, byte(len(req.Buckets)), truth[req.Accounting == AccountingEach]}
 		for i, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
-			numbers, flags := []int64{b.Limit.Size, b.Limit.DripRate.Microseconds(), b.Limit.DripSize, b.Cost}, byte(0)
+			numbers, flags := []int64{b.Limit.Size, b.Limit.DripInterval.Microseconds(), b.Limit.DripSize, b.Cost}, byte(0)
 			var owed []int64
 			if req.owed != nil && req.owed[i].dirty != clean {
 				k := req.owed[i]
@@ -610,7 +610,7 @@ func TestRedisForeignValues(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
 	soon := 1000*(serverTime(t, server)+(5*time.Hour).Microseconds()) + 5 // drips from when it was written
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripRate: time.Hour, DripSize: 3}, Cost: 4}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 3}, Cost: 4}
 
 	fill := map[string]func(key string) error{}
 	hold := func(values ...string) {
@@ -656,13 +656,13 @@ func TestRedisForeignValues(t *testing.T) {
 			}
 			never := b
 			never.Cost = 6
-			d := decide(t, r, Each, never)[0]
+			d := decide(t, r, AccountingEach, never)[0]
 			want := Decision{Size: 5, Remaining: 5, Denied: true, Never: true}
 			if d != want {
 				t.Errorf("decided %+v, want %+v", d, want)
 			}
 			before := serverTime(t, server)
-			d = decide(t, r, Atomic, b)[0]
+			d = decide(t, r, AccountingAtomic, b)[0]
 			want = Decision{Size: 5, Remaining: 1, Clear: 2 * time.Hour}
 			if d != want {
 				t.Errorf("decided %+v, want %+v", d, want)
@@ -672,7 +672,7 @@ func TestRedisForeignValues(t *testing.T) {
 				t.Errorf("stored %+v", s)
 			}
 			checkExpiry(t, s, expires)
-			if d := decide(t, r, Atomic, b)[0]; !d.Denied {
+			if d := decide(t, r, AccountingAtomic, b)[0]; !d.Denied {
 				t.Errorf("the charge is not kept: %+v", d)
 			}
 		})
@@ -683,7 +683,7 @@ func TestRedisForeignValues(t *testing.T) {
 // knows the buckets that it has stored: its times have fewer digits.
 func TestRedisClockOfAnotherAge(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripRate: time.Hour, DripSize: 1}, Cost: 1}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	for _, year := range []int{1971, 1999, 2030} {
 		now := time.Date(year, time.June, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 		v.at(t, now)
@@ -691,8 +691,8 @@ func TestRedisClockOfAnotherAge(t *testing.T) {
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), full.value(), 0).Err(); err != nil { // or it might expire
 			t.Fatal(err)
 		}
-		want := Decision{Size: 5, Denied: true, Clear: 5 * time.Hour, Retry: time.Hour}
-		if d := decide(t, v, Atomic, b)[0]; d != want {
+		want := Decision{Size: 5, Denied: true, Clear: 5 * time.Hour, RetryAfter: time.Hour}
+		if d := decide(t, v, AccountingAtomic, b)[0]; d != want {
 			t.Errorf("in %d: decided %+v, want %+v", year, d, want)
 		}
 	}
@@ -702,12 +702,12 @@ func TestRedisClockOfAnotherAge(t *testing.T) {
 // that it is, however soon its bucket is empty: newer servers would not store it.
 func TestRedisExpiresLater(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 4, DripRate: 250 * time.Microsecond, DripSize: 1}}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 4, DripInterval: 250 * time.Microsecond, DripSize: 1}}
 	for offset := int64(0); offset < 1000; offset += 50 {
 		for b.Cost = 1; b.Cost <= 4; b.Cost++ {
 			v.flush(t)
 			v.at(t, v.start/1000*1000+offset)
-			decide(t, v, Atomic, b)
+			decide(t, v, AccountingAtomic, b)
 			key := v.keys.of(&b)
 			expires, err := v.admin.Do(t.Context(), "PEXPIRETIME", key).Int64()
 			if err != nil {
@@ -808,7 +808,7 @@ func TestRedisOptions(t *testing.T) {
 			r := newTestRedis(t, server, tc.change)
 			b := hourly(5)
 			b.Name = tc.name
-			decide(t, r, Atomic, b)
+			decide(t, r, AccountingAtomic, b)
 			admin := server.Client().Conn()
 			defer admin.Close()
 			if err := admin.Select(t.Context(), tc.db).Err(); err != nil {
@@ -830,7 +830,7 @@ func TestRedisPermissions(t *testing.T) {
 	full := hourly(3)
 	full.Key = "full"
 	full.Cost = 3
-	decide(t, good, Atomic, full)
+	decide(t, good, AccountingAtomic, full)
 	full.Cost = 1
 
 	tests := []struct {
@@ -982,8 +982,8 @@ func TestRedisUnreachable(t *testing.T) {
 			opt.Addresses, opt.Timeout = []string{server.Socket}, timeout
 		})
 		other := newTestRedis(t, server, func(opt *RedisOptions) { opt.Timeout, opt.PoolSize = timeout, 2 })
-		decide(t, r, Atomic, req.Buckets...)
-		decide(t, other, Atomic, req.Buckets...)
+		decide(t, r, AccountingAtomic, req.Buckets...)
+		decide(t, other, AccountingAtomic, req.Buckets...)
 		server.Kill()
 		for range 10 {
 			take(t, r, server.Socket)
@@ -1009,10 +1009,10 @@ func TestRedisUnreachable(t *testing.T) {
 		server := redistest.Start(t)
 		admin := server.Client()
 		connected := newTestRedis(t, server, short)
-		decide(t, connected, Atomic, req.Buckets...)
+		decide(t, connected, AccountingAtomic, req.Buckets...)
 		unconnected := newTestRedis(t, server, short)
 		crowded := newTestRedis(t, server, func(opt *RedisOptions) { opt.Timeout, opt.PoolSize = timeout, 1 })
-		decide(t, crowded, Atomic, req.Buckets...)
+		decide(t, crowded, AccountingAtomic, req.Buckets...)
 		c := calls{server: server}
 		c.since(t, "evalsha")
 
@@ -1058,7 +1058,7 @@ func TestRedisTimeoutIncludesEverything(t *testing.T) {
 	slow := func(opt *RedisOptions) { opt.Addresses, opt.Timeout = []string{p.Addr}, timeout }
 	greeted := newTestRedis(t, server, slow)
 	b := hourly(1000)
-	decide(t, greeted, Atomic, b)
+	decide(t, greeted, AccountingAtomic, b)
 	ungreeted := newTestRedis(t, server, slow)
 
 	p.Delay(timeout * 3 / 4)
@@ -1229,7 +1229,7 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		decisions := []Decision{
 			{Size: 1234},
 			{Size: 5, Remaining: 4, Clear: time.Hour},
-			{Size: 6, Clear: 6 * time.Hour, Denied: true, Retry: time.Hour},
+			{Size: 6, Clear: 6 * time.Hour, Denied: true, RetryAfter: time.Hour},
 		}
 		if !slices.Equal(d, decisions) {
 			t.Errorf("decided %+v, want %+v", d, decisions)
@@ -1322,8 +1322,8 @@ func FuzzReply(f *testing.F) {
 				d.Clear != time.Duration(ahead)*time.Microsecond,
 				d.Denied != (slack < 0),
 				d.Never != (d.Denied && cost > size),
-				d.Retry < 0 || d.Retry > d.Clear,
-				d.Retry > 0 && (!d.Denied || d.Never),
+				d.RetryAfter < 0 || d.RetryAfter > d.Clear,
+				d.RetryAfter > 0 && (!d.Denied || d.Never),
 				outcomes[i].here:
 				t.Errorf("%+v, cost %d, reply %d: decided %+v", limit, cost, reply[2*i:2*i+2], d)
 			}
@@ -1379,8 +1379,8 @@ func FuzzStoredValue(f *testing.F) {
 		set()
 		admitted := 0
 		for range 11 {
-			d := decide(t, r, Atomic, b)[0]
-			if d.Remaining < 0 || d.Remaining > size || d.Clear < 0 || d.Retry < 0 || d.Retry > d.Clear {
+			d := decide(t, r, AccountingAtomic, b)[0]
+			if d.Remaining < 0 || d.Remaining > size || d.Clear < 0 || d.RetryAfter < 0 || d.RetryAfter > d.Clear {
 				t.Fatalf("%.40q: decided %+v", value, d)
 			}
 			if !d.Denied {

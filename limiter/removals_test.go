@@ -38,7 +38,7 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 	var memories [2]*Memory
 	for i := range nodes {
 		nodes[i], memories[i] = testNode(t, server)
-		decide(t, nodes[i], Atomic, Bucket{Name: "warm", Limit: Limit{1, time.Microsecond, 1}, Cost: 1})
+		decide(t, nodes[i], AccountingAtomic, Bucket{Name: "warm", Limit: Limit{1, time.Microsecond, 1}, Cost: 1})
 	}
 	calls := server.CommandStat(t, "evalsha")
 	var asked atomic.Int64
@@ -47,7 +47,7 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 		b.MaxKeys = most
 		for i := range each {
 			b.Key = fmt.Sprint(g, i)
-			if d := decide(t, nodes[g%2], Atomic, b); d[0].Denied {
+			if d := decide(t, nodes[g%2], AccountingAtomic, b); d[0].Denied {
 				t.Errorf("newcomer denied: %+v", d)
 			}
 			asked.Add(1)
@@ -84,11 +84,11 @@ func TestRemovalsAreFew(t *testing.T) {
 	node, _ := testNode(t, server)
 	b := hourly(10)
 	b.MaxKeys = 10
-	decide(t, node, Atomic, b)
+	decide(t, node, AccountingAtomic, b)
 	calls := server.CommandStat(t, "evalsha")
 	for i := range requests {
 		b.Key = fmt.Sprint(i)
-		decide(t, node, Atomic, b)
+		decide(t, node, AccountingAtomic, b)
 	}
 	node.fallback.settledRemovals(t)
 	calls = server.CommandStat(t, "evalsha") - calls
@@ -109,18 +109,18 @@ func TestRemovalSparesWhatOthersKnow(t *testing.T) {
 	}{
 		{"nothing", 1, func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}, false},
 		{"another's drip", 1, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			decide(t, other, Atomic, b)
+			decide(t, other, AccountingAtomic, b)
 		}, true},
 		{"another's units within a drip", 5, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			decide(t, other, Atomic, b)
+			decide(t, other, AccountingAtomic, b)
 		}, true},
 		{"another's denial", 1, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
 			b.Cost = 9
-			decide(t, other, Atomic, b)
+			decide(t, other, AccountingAtomic, b)
 		}, false},
 		{"held again", 1, func(t *testing.T, _ *redistest.Server, node, _ *Redis, b Bucket) {
 			b.Cost = 9 // denied, but followed
-			decide(t, node, Atomic, b)
+			decide(t, node, AccountingAtomic, b)
 		}, true},
 		{"units are held", 1, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
 			key := node.keys.of(&b)
@@ -142,12 +142,12 @@ func TestRemovalSparesWhatOthersKnow(t *testing.T) {
 			b := hourly(10)
 			b.Limit.DripSize = tc.drip
 			b.Cost, b.MaxKeys = 2, 1
-			decide(t, node, Atomic, b)
+			decide(t, node, AccountingAtomic, b)
 			send, waiting := node.fallback.removals.send, make(chan []removal, 1)
 			node.fallback.removals.send = func(list []removal) { waiting <- list }
 			next := b
 			next.Key, next.Cost = "next", 3
-			decide(t, node, Atomic, next)
+			decide(t, node, AccountingAtomic, next)
 			if b.MaxKeys = 10; ownBuckets(m, []Bucket{b}) > 0 {
 				t.Fatal("the bucket was not forgotten")
 			}
@@ -182,7 +182,7 @@ func TestRemovalsInCluster(t *testing.T) {
 	b.MaxKeys = most
 	for i := range requests {
 		b.Key = fmt.Sprint(i)
-		decide(t, node, Atomic, b)
+		decide(t, node, AccountingAtomic, b)
 	}
 	node.fallback.settledRemovals(t)
 	waitFor(t, 10*time.Second, func() error {
@@ -205,10 +205,10 @@ func TestShareOnRedis(t *testing.T) {
 	node, m := testNode(t, server)
 	b := hourly(3)
 	b.MaxKeys, b.ShareKey, b.Key = 1, "network", "first"
-	decide(t, node, Atomic, b)
+	decide(t, node, AccountingAtomic, b)
 	for i := range 4 {
 		b.Key = fmt.Sprint(i)
-		if d := decide(t, node, Atomic, b)[0]; d.Denied != (i == 3) {
+		if d := decide(t, node, AccountingAtomic, b)[0]; d.Denied != (i == 3) {
 			t.Fatalf("request %d: %+v", i, d)
 		}
 	}
@@ -227,7 +227,7 @@ func TestShareOnRedis(t *testing.T) {
 	}
 
 	b.MaxKeys, b.Key = 10, "later"
-	if d := decide(t, node, Atomic, b)[0]; !d.Denied {
+	if d := decide(t, node, AccountingAtomic, b)[0]; !d.Denied {
 		t.Errorf("its own bucket began empty: %+v", d)
 	}
 	if got := storedUnits(t, node, server, b); got != 3 {
@@ -242,11 +242,11 @@ func TestShareTwiceOnRedis(t *testing.T) {
 	node, _ := testNode(t, server)
 	b := hourly(10)
 	b.MaxKeys, b.ShareKey = 1, "network"
-	decide(t, node, Atomic, b)
+	decide(t, node, AccountingAtomic, b)
 	one, two := b, b
 	one.Key, two.Key = "one", "two"
 	for i := range 12 {
-		if d := decide(t, node, Atomic, one, two); Summarize(d).Denied != (i >= 10) {
+		if d := decide(t, node, AccountingAtomic, one, two); Summarize(d).Denied != (i >= 10) {
 			t.Fatalf("request %d: %+v", i, d)
 		}
 	}

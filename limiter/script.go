@@ -27,7 +27,7 @@ var takeScript = newTakeScript(takeSource)
 func newTakeScript(source string) *redisscript.Script {
 	s := redisscript.NewScript(source)
 	nothing := Request{Buckets: []Bucket{{
-		Limit: Limit{Size: 1, DripRate: time.Microsecond, DripSize: MaxUnits},
+		Limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: MaxUnits},
 	}}}
 	s.ProbeArg = string(nothing.appendGroup(nil, whatRelease))
 	s.Wrote = func(c *redisscript.Call) bool {

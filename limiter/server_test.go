@@ -78,7 +78,7 @@ func TestCancelledRequests(t *testing.T) {
 // left is.
 func TestWarmFallback(t *testing.T) {
 	t.Parallel()
-	for _, accounting := range []Accounting{Atomic, Each} {
+	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 		for _, drip := range []int64{1, 3} {
 			for _, several := range []bool{false, true} {
 				name := fmt.Sprintf("%v,drip=%d,several=%t", accounting, drip, several)
@@ -115,7 +115,7 @@ func TestWarmFallback(t *testing.T) {
 						// The other bucket was charged for what was admitted, or, if each is
 						// charged for itself, for all.
 						want := int64(10)
-						if accounting == Each {
+						if accounting == AccountingEach {
 							want = int64(before) + 20
 						}
 						if got := level(t, r, req.Buckets[1]); got != want {

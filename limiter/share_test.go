@@ -57,7 +57,7 @@ func TestShareEnds(t *testing.T) {
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: 1, ShareKey: "network"}
 	quick := b
-	quick.Limit.DripRate = time.Second
+	quick.Limit.DripInterval = time.Second
 	f.ask(quick, "first")
 	for i := range 10 {
 		if !f.ask(b, fmt.Sprint(i%3)) {
@@ -75,7 +75,7 @@ func TestShareEnds(t *testing.T) {
 	f.now += 2 * time.Second
 	for range 1100 { // until the first bucket has left
 		f.now += 10 * time.Millisecond
-		decide(t, f.m, Atomic, Bucket{Name: "c", Limit: Limit{1, time.Microsecond, 1}, Cost: 1})
+		decide(t, f.m, AccountingAtomic, Bucket{Name: "c", Limit: Limit{1, time.Microsecond, 1}, Cost: 1})
 	}
 	if f.ask(b, "4") {
 		t.Error("with room, a key got more than its shared bucket held")
@@ -118,9 +118,9 @@ func TestShareTwiceInOneRequest(t *testing.T) {
 	one, two := b, b
 	one.Key, two.Key = "one", "two"
 	for range 2 {
-		decide(t, f.m, Atomic, one, two)
+		decide(t, f.m, AccountingAtomic, one, two)
 	}
-	if d := decide(t, f.m, Atomic, one, two); !d[0].Denied {
+	if d := decide(t, f.m, AccountingAtomic, one, two); !d[0].Denied {
 		t.Errorf("decided %+v, want a shared bucket of 8 units", d)
 	}
 }

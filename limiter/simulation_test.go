@@ -132,9 +132,9 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	rates := []time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, time.Hour}
 	for i := range 1 + h.random.IntN(3) {
 		h.buckets = append(h.buckets, Bucket{Name: fmt.Sprint("b", i), Key: "k", Limit: Limit{
-			Size:     pick[int64](h.random, 1, 2, 5, 20),
-			DripRate: rates[h.random.IntN(len(rates))],
-			DripSize: pick[int64](h.random, 1, 1, 1, 2, 3),
+			Size:         pick[int64](h.random, 1, 2, 5, 20),
+			DripInterval: rates[h.random.IntN(len(rates))],
+			DripSize:     pick[int64](h.random, 1, 1, 1, 2, 3),
 		}})
 	}
 	h.buckets[0].Key = "first"
@@ -278,7 +278,7 @@ func (h *history) arrive() {
 	if len(parts) > 1 {
 		h.split++
 		x.split = true
-		if what == byte(Atomic) {
+		if what == byte(AccountingAtomic) {
 			what = whatHold
 		}
 	}
@@ -404,10 +404,10 @@ func (h *history) finish(x *exchange) {
 		denied = h.here(x, here, instead, denied) || denied
 	}
 	for _, p := range x.parts {
-		if !p.answered || p.denied() && x.req.Accounting == Atomic {
+		if !p.answered || p.denied() && x.req.Accounting == AccountingAtomic {
 			continue
 		}
-		if !denied || x.req.Accounting == Each {
+		if !denied || x.req.Accounting == AccountingEach {
 			for i, b := range p.Buckets {
 				if !p.outcomes[i].denied {
 					h.admit(b, p.at, p.lifetime)
@@ -428,7 +428,7 @@ func (h *history) finish(x *exchange) {
 func (h *history) here(x *exchange, req Request, instead []*question, denied bool) bool {
 	x.done = true
 	h.simulated.here++
-	peek := denied && req.Accounting == Atomic
+	peek := denied && req.Accounting == AccountingAtomic
 	outcomes := h.v.fallback.decide(req, nil, peek, instead...)
 	for i := range outcomes {
 		denied = denied || outcomes[i].denied
@@ -437,7 +437,7 @@ func (h *history) here(x *exchange, req Request, instead []*question, denied boo
 		h.deniedHere++
 	}
 	for i, b := range req.Buckets {
-		admitted := !outcomes[i].denied && (!denied || req.Accounting == Each)
+		admitted := !outcomes[i].denied && (!denied || req.Accounting == AccountingEach)
 		if admitted {
 			h.admit(b, h.v.now, h.lifetime)
 		}

@@ -44,7 +44,7 @@ type Request struct {
 }
 
 // Bucket is one bucket and what a request adds to it. Its Name and Key and its
-// Limit's DripRate and DripSize are its identity: requests that agree in them
+// Limit's DripInterval and DripSize are its identity: requests that agree in them
 // meet in one bucket. The size is no part of it: it may differ from request to
 // request, and each is decided by its own. What a bucket holds stays when the
 // size changes, and together requests of several sizes are admitted no more than
@@ -101,16 +101,16 @@ func (b *Bucket) fitsBeside(s state, units, now int64) bool {
 type Accounting uint8
 
 const (
-	// Atomic charges all buckets if all have room, else none.
-	Atomic Accounting = iota
+	// AccountingAtomic charges all buckets if all have room, else none.
+	AccountingAtomic Accounting = iota
 
-	// Each charges every bucket that has room, even if others deny.
-	Each
+	// AccountingEach charges every bucket that has room, even if others deny.
+	AccountingEach
 )
 
 // String returns the word for a in a configuration.
 func (a Accounting) String() string {
-	if a == Each {
+	if a == AccountingEach {
 		return "each"
 	}
 	return "atomic"

@@ -16,9 +16,9 @@ func TestWaitIsExact(t *testing.T) {
 		var now time.Duration
 		units := rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, MaxUnits))
 		l := Limit{
-			Size:     units.Draw(t, "size"),
-			DripRate: time.Microsecond * time.Duration(rapid.Int64Range(1, 1e7).Draw(t, "drip rate")),
-			DripSize: units.Draw(t, "drip size"),
+			Size:         units.Draw(t, "size"),
+			DripInterval: time.Microsecond * time.Duration(rapid.Int64Range(1, 1e7).Draw(t, "drip rate")),
+			DripSize:     units.Draw(t, "drip size"),
 		}
 		if l.Validate() != nil { // it drains too slowly
 			l.DripSize = l.Size
@@ -60,7 +60,7 @@ func TestWaitIsExact(t *testing.T) {
 			if wait > 0 && !replay(at+wait-time.Microsecond, cost).Denied {
 				t.Fatalf("%+v, cost %d: %+v, but admitted 1 µs before %v", l, cost, d, wait)
 			}
-			if d.Denied && wait != d.Retry {
+			if d.Denied && wait != d.RetryAfter {
 				t.Fatalf("%+v, cost %d: %+v, but waits %v", l, cost, d, wait)
 			}
 		}
@@ -69,7 +69,7 @@ func TestWaitIsExact(t *testing.T) {
 
 // Guards that a cost above the size, which no wait helps, has none.
 func TestWaitOfNeverAdmitted(t *testing.T) {
-	b := Bucket{Name: "a", Key: "k", Limit: Limit{Size: 2, DripRate: time.Second, DripSize: 1}, Cost: 3}
+	b := Bucket{Name: "a", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, Cost: 3}
 	d, err := NewMemory(func() time.Duration { return 0 }).Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
 	if err != nil {
 		t.Fatal(err)

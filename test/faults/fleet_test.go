@@ -577,7 +577,7 @@ func hundredNodes(tr *trial) {
 		tr.Cleanup(func() { _ = stores[i].Close() })
 	}
 	bucket := func(key string) limiter.Bucket {
-		return limiter.Bucket{Name: "b", Key: key, Limit: limiter.Limit{Size: 150, DripRate: time.Hour, DripSize: 1}, Cost: 1}
+		return limiter.Bucket{Name: "b", Key: key, Limit: limiter.Limit{Size: 150, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	}
 	// ask asks all nodes, each in so many requests at once, and returns how many were
 	// admitted.
