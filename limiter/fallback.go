@@ -266,13 +266,17 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 		admitted = admitted && !outcomes[i].denied
 	}
 	f.mu.Lock()
+	if q.gone { // and what it was charged is in the levels here
+		f.mu.Unlock()
+		return
+	}
 	if !f.leads() {
 		q.cross()
 	}
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.pending[i]
 		if !o.blocked {
-			charged := !held && !o.denied && !q.gone && (admitted || q.what() != byte(AccountingAtomic))
+			charged := !held && !o.denied && (admitted || q.what() != byte(AccountingAtomic))
 			s, newest := f.newest(q.order, p, o.state)
 			crossed := p.crossed && charged
 			f.memory.follow(p, s, f.timeout, newest, crossed)
