@@ -31,7 +31,7 @@ type part struct {
 	indexes []int // where its buckets stand in the whole request
 
 	// What became of it. The question is kept as long as its units are held.
-	question *question
+	question *query
 	server   *redisscript.Server
 	outcomes []outcome
 	err      error
@@ -211,7 +211,7 @@ func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []
 	here := req
 	here.Buckets = nil
 	var indexes []int
-	instead := make([]*question, 0, len(failed))
+	instead := make([]*query, 0, len(failed))
 	for _, p := range failed {
 		here.Buckets = append(here.Buckets, p.Buckets...)
 		indexes = append(indexes, p.indexes...)
@@ -242,7 +242,7 @@ func (r *Redis) settle(parts []*part, what byte) {
 // releaseLate lets go of units that a server has held for a request that nobody
 // waits for any more: it was decided here.
 func (r *Redis) releaseLate(srv *redisscript.Server, c *redisscript.Call) {
-	q := c.Owner.(*question)
+	q := c.Owner.(*query)
 	if q.what() != whatHold || !wrote(c) {
 		return
 	}
@@ -254,66 +254,66 @@ func (r *Redis) releaseLate(srv *redisscript.Server, c *redisscript.Call) {
 }
 
 // settleOn has the units that are held for q charged, or let go of.
-func (r *Redis) settleOn(srv *redisscript.Server, q *question, what byte, held []outcome) {
+func (r *Redis) settleOn(srv *redisscript.Server, q *query, what byte, held []outcome) {
 	until := r.clock() + heldFor
 	q.settle(what, held)
 	q.Done = func(err error) { r.afterSettling(q, what, until, err) }
 	srv.Submit(&q.Call)
 }
 
-// afterSettling takes note that units are settled, or what has failed. As long
+// afterSettling records that units are settled, or what has failed. As long
 // as they are held, and it is certain that the server has done nothing, they are
 // settled again.
-func (r *Redis) afterSettling(q *question, what byte, until time.Duration, err error) {
+func (r *Redis) afterSettling(q *query, what byte, until time.Duration, err error) {
 	switch {
 	case err == nil:
-		r.settledOn(q, what)
+		r.settled(q, what)
 	case !redisscript.NotRun(err):
-		r.leave(q, what)
+		r.leaveToServer(q, what)
 	default:
 		go r.settleLater(q, what, until)
 	}
 }
 
 // settleLater tries to settle units until they are no longer held.
-func (r *Redis) settleLater(q *question, what byte, until time.Duration) {
+func (r *Redis) settleLater(q *query, what byte, until time.Duration) {
 	q.Done = nil
 	for {
 		time.Sleep(settleEvery)
 		if r.closed.Load() || r.clock() >= until {
-			r.leave(q, what)
+			r.leaveToServer(q, what)
 			return
 		}
 		ctx := redisscript.WithDeadline(time.Now().Add(r.timeout), false)
 		_, err := r.client.DoAlone(ctx, &q.Call)
 		if err == nil {
-			r.settledOn(q, what)
+			r.settled(q, what)
 			return
 		}
 		if !redisscript.NotRun(err) {
-			r.leave(q, what)
+			r.leaveToServer(q, what)
 			return
 		}
 	}
 }
 
-// settledOn takes note of what a server has replied to a question that settles
+// settled records what a server has replied to a question that settles
 // units.
-func (r *Redis) settledOn(q *question, what byte) {
+func (r *Redis) settled(q *query, what byte) {
 	if what != whatCommit || r.fallback == nil {
 		return
 	}
 	outcomes, err := settledOutcomes(q)
 	if err != nil {
-		r.leave(q, what)
+		r.leaveToServer(q, what)
 		return
 	}
 	r.fallback.answered(q, outcomes, false)
 }
 
-// leave takes note that nobody knows whether units are settled. The server
+// leaveToServer records that nobody knows whether units are settled. The server
 // charges them in the end.
-func (r *Redis) leave(q *question, what byte) {
+func (r *Redis) leaveToServer(q *query, what byte) {
 	if what == whatCommit {
 		r.fallback.charge(q)
 	}
@@ -321,10 +321,10 @@ func (r *Redis) leave(q *question, what byte) {
 
 // settledOutcomes returns what a server has replied to a question that settles
 // units.
-func settledOutcomes(q *question) ([]outcome, error) {
-	req := Request{Buckets: make([]Bucket, len(q.pending))}
-	for i := range q.pending {
-		req.Buckets[i].Limit = q.pending[i].limit
+func settledOutcomes(q *query) ([]outcome, error) {
+	req := Request{Buckets: make([]Bucket, len(q.buckets))}
+	for i := range q.buckets {
+		req.Buckets[i].Limit = q.buckets[i].limit
 	}
 	outcomes, _, err := req.outcomes(q.Reply, false, nil)
 	return outcomes, err

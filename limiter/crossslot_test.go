@@ -155,7 +155,7 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 		b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
 		req := Request{Buckets: []Bucket{b}}
 		type open struct {
-			question *question
+			question *query
 			outcomes []outcome
 			admitted bool
 		}
@@ -163,7 +163,7 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 		var admitted []int64
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			v.at(t, v.now+rapid.SampledFrom([]int64{0, 1, 900, 1000, 999_000, 1_000_000, 5_000_000, 11_000_000}).Draw(t, "gap"))
-			ask := func(q *question) []outcome {
+			ask := func(q *query) []outcome {
 				_, got, err := v.ask(inTime(), req, q, nil)
 				if err != nil {
 					t.Fatal(err)

@@ -79,7 +79,7 @@ func reasonOf(t testing.TB, err error) string {
 }
 
 // callsOf returns the calls that ask questions.
-func callsOf(questions ...*question) []*redisscript.Call {
+func callsOf(questions ...*query) []*redisscript.Call {
 	var calls []*redisscript.Call
 	for _, q := range questions {
 		q.Owner = q

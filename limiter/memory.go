@@ -39,7 +39,7 @@ type Memory struct {
 	shared  atomic.Int64  // how many there are that keys share
 	sweptAt atomic.Int64  // when tables were last swept, in µs on clock
 	next    atomic.Uint64 // which table is next
-	soiled  atomic.Int64  // when the last bucket will have drained that is dirty, in µs on clock
+	dirtyEnd  atomic.Int64  // when the last bucket will have drained that is dirty, in µs on clock
 
 	mu   sync.Mutex // held while the directory changes; tables are locked inside of it
 	made uint64     // how many partitions there have been
@@ -232,7 +232,7 @@ type place struct {
 	partition *partition
 	table     *table
 	state     state
-	dirty     dirt // whether another store may not know what it holds
+	dirty     dirtiness // whether another store may not know what it holds
 	stale     bool // whether it is to be stored though nothing is charged
 	fits      bool
 	entered   bool // whether there was no such bucket before

@@ -23,7 +23,7 @@ type Redis struct {
 	timeout  time.Duration
 	fallback *fallback // nil if there is none
 	client   *redisscript.Client
-	denials  *denials
+	denyCache  *denyCache
 	place    string               // where the buckets are, see place
 	clock    func() time.Duration // it never goes back
 	closed   atomic.Bool
@@ -45,7 +45,7 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	r := &Redis{
 		keys:    keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
 		timeout: opt.Timeout,
-		denials: newDenials(denialSlots),
+		denyCache: newDenyCache(denySlots),
 		place:   opt.place(),
 		clock:   func() time.Duration { return time.Since(start) },
 	}
@@ -96,7 +96,7 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	}
 	var few [8]outcome
 	sent := r.clock()
-	if outcomes, ok := r.denials.decide(req, sent.Microseconds(), few[:0]); ok {
+	if outcomes, ok := r.denyCache.decide(req, sent.Microseconds(), few[:0]); ok {
 		return req.decisions(outcomes, dst), nil
 	}
 	end := time.Now().Add(r.timeout)
@@ -119,7 +119,7 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 		return dst, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	if !anyHere(outcomes) {
-		r.denials.remember(req, outcomes, sent.Microseconds(), r.clock().Microseconds())
+		r.denyCache.remember(req, outcomes, sent.Microseconds(), r.clock().Microseconds())
 	}
 	return req.decisions(outcomes, dst), nil
 }
@@ -169,14 +169,14 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 }
 
 // question returns the question what becomes of req.
-func (r *Redis) question(req Request, what byte) *question {
+func (r *Redis) question(req Request, what byte) *query {
 	q := r.keys.question(req, what)
-	q.gone, q.holds = false, false
+	q.abandoned, q.holdsUnits = false, false
 	q.Patient = r.fallback == nil || req.NoFallback
 	if r.fallback != nil {
-		q.pending = r.fallback.pending(req, q.pending[:0])
-		for i := range q.pending {
-			q.pending[i].key = q.Keys[i]
+		q.buckets = r.fallback.pending(req, q.buckets[:0])
+		for i := range q.buckets {
+			q.buckets[i].key = q.Keys[i]
 		}
 	}
 	return q
@@ -184,7 +184,7 @@ func (r *Redis) question(req Request, what byte) *question {
 
 // ask has req, of which q asks, decided by the server on which its buckets lie,
 // and appends to dst. After an error q may still be on its way.
-func (r *Redis) ask(ctx context.Context, req Request, q *question, dst []outcome) (*redisscript.Server, []outcome, error) {
+func (r *Redis) ask(ctx context.Context, req Request, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
 	srv, err := r.client.Do(ctx, &q.Call)
 	if err != nil {
 		return srv, dst, err

@@ -77,7 +77,7 @@ func (r *removals) flush() {
 	go r.send(waiting)
 }
 
-// sent takes note that a call of send is over.
+// sent records that a call of send is over.
 func (r *removals) sent() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,7 +97,7 @@ func (r *Redis) remove(buckets []removal) {
 		return
 	}
 	ctx := redisscript.WithDeadline(time.Now().Add(r.timeout), false)
-	var q *question
+	var q *query
 	var group []byte
 	ask := func() {
 		if q == nil {
@@ -120,8 +120,8 @@ func (r *Redis) remove(buckets []removal) {
 		}
 		if q == nil || !r.client.OneServer() {
 			ask()
-			q = new(question)
-			q.Owner, q.gone = q, true // nothing is decided by it
+			q = new(query)
+			q.Owner, q.abandoned = q, true // nothing is decided by it
 			group = []byte{0, 1, 0, 0, whatRemove}
 		}
 		limit := b.partition.id.bucket()

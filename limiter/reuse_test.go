@@ -11,10 +11,10 @@ import (
 
 // pooled returns the questions that the next requests would use, and takes them
 // away.
-func pooled() map[*question]bool {
-	all := make(map[*question]bool)
+func pooled() map[*query]bool {
+	all := make(map[*query]bool)
 	for {
-		q := questions.Get().(*question)
+		q := queries.Get().(*query)
 		if q.Keys == nil {
 			return all // a new one: there are no more
 		}

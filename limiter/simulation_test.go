@@ -239,7 +239,7 @@ func (h *history) failover() {
 	h.up = true
 	for q := h.v.fallback.inFlight; q != nil; q = q.next {
 		for i := range h.buckets {
-			if q.holds && slices.ContainsFunc(q.pending, func(p pending) bool {
+			if q.holdsUnits && slices.ContainsFunc(q.buckets, func(p tracked) bool {
 				return p.hash == h.v.fallback.memory.hash(&h.buckets[i])
 			}) {
 				h.decided[i] = false
@@ -282,7 +282,7 @@ func (h *history) arrive() {
 			what = whatHold
 		}
 	}
-	var batch []*question
+	var batch []*query
 	for _, p := range parts {
 		p.question = h.v.question(p.Request, what)
 		x.parts = append(x.parts, &simulatedPart{part: p})
@@ -321,14 +321,14 @@ func (h *history) arrive() {
 
 // ask carries what q says to the server, and its answer back, unless one of the
 // two is lost.
-func (h *history) ask(q *question, answered func(_ []outcome, at int64, lifetime []int)) {
+func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []int)) {
 	group, keys, life := q.Arg, append([]string(nil), q.Keys...), h.lives
 	if !h.up {
 		life = -1 // a connection to a server that is gone
 	}
 	req := Request{}
-	for i := range q.pending {
-		req.Buckets = append(req.Buckets, Bucket{Limit: q.pending[i].limit})
+	for i := range q.buckets {
+		req.Buckets = append(req.Buckets, Bucket{Limit: q.buckets[i].limit})
 	}
 	held := q.what() == whatHold
 	var process func()
@@ -361,10 +361,10 @@ func (h *history) ask(q *question, answered func(_ []outcome, at int64, lifetime
 }
 
 // levels returns what this process holds of q's buckets.
-func (h *history) levels(q *question) []state {
+func (h *history) levels(q *query) []state {
 	var levels []state
-	for i := range q.pending {
-		level, _ := h.v.fallback.memory.dirty(&q.pending[i].place)
+	for i := range q.buckets {
+		level, _ := h.v.fallback.memory.dirty(&q.buckets[i].place)
 		levels = append(levels, level)
 	}
 	return levels
@@ -396,7 +396,7 @@ func (h *history) finish(x *exchange) {
 	if len(failed) > 0 {
 		var here Request
 		here.Accounting = x.req.Accounting
-		var instead []*question
+		var instead []*query
 		for _, p := range failed {
 			here.Buckets = append(here.Buckets, p.Buckets...)
 			instead = append(instead, p.question)
@@ -425,7 +425,7 @@ func (h *history) finish(x *exchange) {
 }
 
 // here decides req in this process, and reports whether it is denied.
-func (h *history) here(x *exchange, req Request, instead []*question, denied bool) bool {
+func (h *history) here(x *exchange, req Request, instead []*query, denied bool) bool {
 	x.done = true
 	h.simulated.here++
 	peek := denied && req.Accounting == AccountingAtomic
@@ -471,13 +471,13 @@ func (h *history) settle(p *simulatedPart, what byte) {
 			if !answered {
 				answered = true
 				h.leaves++
-				h.v.leave(q, what)
+				h.v.leaveToServer(q, what)
 			}
 		})
 	})
 }
 
-// admit takes note that units of b were admitted.
+// admit records that units of b were admitted.
 func (h *history) admit(b Bucket, at int64, lifetime []int) {
 	i := h.index(b)
 	h.admitted[i] = append(h.admitted[i], charge{at, b.Cost, lifetime[i]})

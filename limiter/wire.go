@@ -15,11 +15,11 @@ import (
 var takeSource string
 
 // takeScript runs on the servers.
-var takeScript = newTakeScript(takeSource)
+var takeScript = newScript(takeSource)
 
-// newTakeScript returns the script of the given source, which replies as take.lua
+// newScript returns the script of the given source, which replies as take.lua
 // does.
-func newTakeScript(source string) *redisscript.Script {
+func newScript(source string) *redisscript.Script {
 	s := redisscript.NewScript(source)
 	nothing := Request{Buckets: []Bucket{{
 		Limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: MaxUnits},
@@ -34,28 +34,28 @@ func newTakeScript(source string) *redisscript.Script {
 	return s
 }
 
-// question is a request as a server is asked about it: a group of take.lua's, in
+// query is a request as a server is asked about it: a group of take.lua's, in
 // an invocation of its own or together with others.
-type question struct {
+type query struct {
 	redisscript.Call        // its Arg is what take.lua is told, with what the fallback knows
 	plain            string // the same without that, as a run of one group
 
 	// What the fallback knows of it, guarded by its lock.
-	pending    []pending
+	buckets    []tracked
 	server     *redisscript.Server // to which it was sent last
 	order      uint64              // how many had been sent when it was, it included
-	linked     bool                // whether it is in flight
-	gone       bool                // whether it no longer counts, and nobody waits for it
-	holds      bool                // whether a server has held its units
-	lost       bool                // whether a server has restarted since it was sent
-	next, prev *question
+	counted     bool                // whether it is in flight
+	abandoned       bool                // whether it no longer counts, and nobody waits for it
+	holdsUnits      bool                // whether a server has held its units
+	serverRestarted       bool                // whether a server has restarted since it was sent
+	next, prev *query
 
 	text []byte // used again by the next question
 }
 
-// questions are those that are no longer in use, with their memory.
-var questions = sync.Pool{New: func() any {
-	q := new(question)
+// queries are those that are no longer in use, with their memory.
+var queries = sync.Pool{New: func() any {
+	q := new(query)
 	q.Owner = q
 	return q
 }}
@@ -69,8 +69,8 @@ const (
 )
 
 // question returns the question whether a server admits req.
-func (k keys) question(req Request, what byte) *question {
-	q := questions.Get().(*question)
+func (k keys) question(req Request, what byte) *query {
+	q := queries.Get().(*query)
 
 	// All text is made in one piece, of which each is a part.
 	var few [8]int
@@ -108,7 +108,7 @@ const (
 )
 
 // what returns what q asks to do.
-func (q *question) what() byte { return q.plain[whatIndex] }
+func (q *query) what() byte { return q.plain[whatIndex] }
 
 // repliesTo returns how many numbers reply to a group.
 func repliesTo(what byte, buckets int) int {
@@ -122,7 +122,7 @@ func repliesTo(what byte, buckets int) int {
 }
 
 // settle makes q, of which units are held, the question to settle them.
-func (q *question) settle(what byte, held []outcome) {
+func (q *query) settle(what byte, held []outcome) {
 	group := append([]byte(nil), q.plain[:groupHead]...)
 	group[whatIndex] = what
 	rest := q.plain[groupHead:]
@@ -138,7 +138,7 @@ func (q *question) settle(what byte, held []outcome) {
 }
 
 // tell adds levels to what take.lua is told of q's buckets, see fallback.known.
-func (q *question) tell(levels []known) {
+func (q *query) tell(levels []toldLevel) {
 	if levels == nil {
 		return
 	}
@@ -168,9 +168,9 @@ func (q *question) tell(levels []known) {
 }
 
 // release lets another request use q.
-func (q *question) release() {
+func (q *query) release() {
 	q.Reset()
-	questions.Put(q)
+	queries.Put(q)
 }
 
 // appendGroup appends what take.lua is told of req, as a run of one group.
