@@ -30,8 +30,8 @@ type part struct {
 	Request
 	indexes []int // where its buckets stand in the whole request
 
-	// What became of it. The question is kept as long as its units are held.
-	question *query
+	// What became of it. The query is kept as long as its units are held.
+	query    *query
 	server   *redisscript.Server
 	outcomes []outcome
 	err      error
@@ -138,7 +138,7 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 	if err != nil && (r.fallback == nil || req.NoFallback) {
 		r.settle(parts, whatRelease)
 		for _, p := range failed {
-			r.fallback.drop(p.question)
+			r.fallback.drop(p.query)
 		}
 		return nil, err
 	}
@@ -150,7 +150,7 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 		what = whatRelease
 	}
 	for _, p := range parts {
-		if p.question == nil || p.err != nil {
+		if p.query == nil || p.err != nil {
 			continue
 		}
 		for _, i := range p.indexes { // as they will be
@@ -180,7 +180,7 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 	all := make([]*part, 0, len(parts))
 	for _, p := range parts {
 		if redisscript.MovingSlot(p.err) && len(p.Buckets) > 1 {
-			r.fallback.drop(p.question)
+			r.fallback.drop(p.query)
 			all = append(all, r.holdParts(ctx, req, p.byBucket(p.indexes))...)
 			continue
 		}
@@ -191,18 +191,18 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 
 // askPart asks about one part.
 func (r *Redis) askPart(ctx context.Context, p *part, what byte) {
-	p.question = r.question(p.Request, what)
-	p.server, p.outcomes, p.err = r.ask(ctx, p.Request, p.question, nil)
+	p.query = r.query(p.Request, what)
+	p.server, p.outcomes, p.err = r.ask(ctx, p.Request, p.query, nil)
 	if p.err != nil {
 		return
 	}
 	if what == whatHold && !p.denied() {
-		r.fallback.answered(p.question, p.outcomes, true)
+		r.fallback.answered(p.query, p.outcomes, true)
 		return
 	}
-	r.fallback.answered(p.question, p.outcomes, false)
-	p.question.release()
-	p.question = nil
+	r.fallback.answered(p.query, p.outcomes, false)
+	p.query.release()
+	p.query = nil
 }
 
 // decideHere decides the parts that no server has decided, and reports whether
@@ -215,7 +215,7 @@ func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []
 	for _, p := range failed {
 		here.Buckets = append(here.Buckets, p.Buckets...)
 		indexes = append(indexes, p.indexes...)
-		instead = append(instead, p.question)
+		instead = append(instead, p.query)
 	}
 	peek := denied && req.Accounting == AccountingAtomic
 	for i, o := range r.fallback.decide(here, nil, peek, instead...) {
@@ -228,14 +228,14 @@ func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []
 // settle has all units that are held for the parts charged, or let go of.
 func (r *Redis) settle(parts []*part, what byte) {
 	for _, p := range parts {
-		if p.err != nil || p.question == nil {
+		if p.err != nil || p.query == nil {
 			continue
 		}
 		if what == whatRelease {
 			// What it held is no admission of this process.
-			r.fallback.drop(p.question)
+			r.fallback.drop(p.query)
 		}
-		r.settleOn(p.server, p.question, what, p.outcomes)
+		r.settleOn(p.server, p.query, what, p.outcomes)
 	}
 }
 
@@ -297,7 +297,7 @@ func (r *Redis) settleLater(q *query, what byte, until time.Duration) {
 	}
 }
 
-// settled records what a server has replied to a question that settles
+// settled records what a server has replied to a query that settles
 // units.
 func (r *Redis) settled(q *query, what byte) {
 	if what != whatCommit || r.fallback == nil {
@@ -319,7 +319,7 @@ func (r *Redis) leaveToServer(q *query, what byte) {
 	}
 }
 
-// settledOutcomes returns what a server has replied to a question that settles
+// settledOutcomes returns what a server has replied to a query that settles
 // units.
 func settledOutcomes(q *query) ([]outcome, error) {
 	req := Request{Buckets: make([]Bucket, len(q.buckets))}

@@ -56,7 +56,7 @@ func unsureOf(levels ...state) []toldLevel {
 // askTold has a server decide req, and tells it levels that the buckets have at
 // least.
 func askTold(r *Redis, req Request, told []toldLevel) ([]outcome, error) {
-	q := r.question(req, byte(req.Accounting))
+	q := r.query(req, byte(req.Accounting))
 	q.tell(told)
 	_, outcomes, err := r.ask(inTime(), req, q, nil)
 	return outcomes, err

@@ -10,23 +10,23 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// Redis is a Store that keeps its buckets in Redis servers, so that any number
-// of processes share them. A request is decided by one call of a script, on
-// the server's clock. Requests that wait for it travel together, and of those that
-// are denied only the first of a drip is asked for.
+// Redis is a Store that keeps its buckets in Redis servers, so that any number of
+// processes share them. A request is decided by one call of a script, on the
+// server's clock. Concurrent requests are batched, and once a bucket is full, the
+// server is not asked about it again before the next drip.
 //
-// In a cluster all buckets of one key lie in one slot. A request with several
-// keys is decided by a call for each of them, side by side, that holds its units
-// until all have answered.
+// In a cluster all buckets of one key lie in one slot. A request with several keys
+// takes a call for each of them, side by side. These calls hold the units until all
+// have been answered.
 type Redis struct {
-	keys     keys
-	timeout  time.Duration
-	fallback *fallback // nil if there is none
-	client   *redisscript.Client
-	denyCache  *denyCache
-	place    string               // where the buckets are, see place
-	clock    func() time.Duration // it never goes back
-	closed   atomic.Bool
+	keys      keys
+	timeout   time.Duration
+	fallback  *fallback // nil if there is none
+	client    *redisscript.Client
+	denyCache *denyCache
+	place     string               // where the buckets are, see place
+	clock     func() time.Duration // it never goes back
+	closed    atomic.Bool
 }
 
 // NewRedis returns a store in the given Redis. It does not connect yet, see
@@ -43,11 +43,11 @@ func NewRedis(opt RedisOptions) (*Redis, error) {
 func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	start := time.Now()
 	r := &Redis{
-		keys:    keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
-		timeout: opt.Timeout,
+		keys:      keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
+		timeout:   opt.Timeout,
 		denyCache: newDenyCache(denySlots),
-		place:   opt.place(),
-		clock:   func() time.Duration { return time.Since(start) },
+		place:     opt.place(),
+		clock:     func() time.Duration { return time.Since(start) },
 	}
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
@@ -68,8 +68,8 @@ func (r *Redis) SharesBuckets(other *Redis) bool { return r.place == other.place
 // Connect begins to connect, so that the first request need not wait for it.
 func (r *Redis) Connect() { r.client.Connect() }
 
-// Close closes all connections. Later calls are decided as if the servers did
-// not answer.
+// Close closes all connections. Later requests are decided as if the servers did not
+// answer.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
 	r.fallback.close()
@@ -124,7 +124,7 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	return req.decisions(outcomes, dst), nil
 }
 
-// tooLate decides a request for which there is no time left to ask a server.
+// tooLate decides a request whose deadline leaves no time to ask a server.
 func (r *Redis) tooLate(req Request, dst []outcome) ([]outcome, error) {
 	if r.fallback == nil || req.NoFallback {
 		return dst, errLate
@@ -145,7 +145,7 @@ func anyHere(outcomes []outcome) bool {
 // decide decides a request whose buckets lie together: on their server, or in
 // this process if that can't be asked. It appends to dst.
 func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outcome, error) {
-	q := r.question(req, byte(req.Accounting))
+	q := r.query(req, byte(req.Accounting))
 	_, outcomes, err := r.ask(ctx, req, q, dst)
 	switch {
 	case err == nil:
@@ -168,9 +168,9 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 	return r.fallback.decide(req, dst, false, q), nil
 }
 
-// question returns the question what becomes of req.
-func (r *Redis) question(req Request, what byte) *query {
-	q := r.keys.question(req, what)
+// query returns what a server is asked about req.
+func (r *Redis) query(req Request, what byte) *query {
+	q := r.keys.query(req, what)
 	q.abandoned, q.holdsUnits = false, false
 	q.Patient = r.fallback == nil || req.NoFallback
 	if r.fallback != nil {
@@ -202,5 +202,5 @@ func (r *Redis) ask(ctx context.Context, req Request, q *query, dst []outcome) (
 // errCorrupt is the error of a key of ours that something else has written to.
 var errCorrupt = errors.New("the value of a key is no bucket's")
 
-// errLate is the error of a request that comes when its time is over.
+// errLate is the error of a request whose deadline has passed before it is sent.
 var errLate = errors.New("no time was left to ask a server")

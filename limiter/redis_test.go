@@ -1402,7 +1402,7 @@ func FuzzStoredValue(f *testing.F) {
 		for _, what := range []byte{whatHold, whatCommit, whatRelease} {
 			set()
 			req := Request{Buckets: []Bucket{b}}
-			if _, _, err := r.ask(inTime(), req, r.question(req, what), nil); err != nil {
+			if _, _, err := r.ask(inTime(), req, r.query(req, what), nil); err != nil {
 				t.Fatalf("%.40q: %d: %v", value, what, err)
 			}
 		}

@@ -11,16 +11,16 @@ import (
 // A server holds no more buckets than the nodes together do, because a node that
 // forgets a bucket removes it there too, unless the server knows of more than the
 // node did: then another node still asks for it. Nobody waits for that. Removals
-// travel with the next call, some in one question. Those that nobody takes are
+// travel with the next call, some in one query. Those that nobody takes are
 // dropped; their buckets leave when they have drained.
 
 const (
-	// removeTogether is how many removals are one question, and removeWithin how
+	// removeTogether is how many removals are one query, and removeWithin how
 	// long the first waits for others.
 	removeTogether = 64
 	removeWithin   = 100 * time.Millisecond
 
-	// removing is how many questions may be on their way.
+	// removing is how many queries may be on their way.
 	removing = 16
 
 	// drainsAnyway is the time, in µs, within which a bucket drains that is not

@@ -284,9 +284,9 @@ func (h *history) arrive() {
 	}
 	var batch []*query
 	for _, p := range parts {
-		p.question = h.v.question(p.Request, what)
+		p.query = h.v.query(p.Request, what)
 		x.parts = append(x.parts, &simulatedPart{part: p})
-		batch = append(batch, p.question)
+		batch = append(batch, p.query)
 	}
 	// Those that wait for a connection for too long are decided here.
 	if h.stalledUntil > h.v.now && h.random.IntN(7) == 0 {
@@ -296,14 +296,14 @@ func (h *history) arrive() {
 	h.v.fallback.send(nil, callsOf(batch...))
 	for _, p := range x.parts {
 		p.err = errLate // until it is answered
-		h.ask(p.question, func(outcomes []outcome, at int64, lifetime []int) {
+		h.ask(p.query, func(outcomes []outcome, at int64, lifetime []int) {
 			if p.outcomes, p.at, p.lifetime, p.answered = outcomes, at, lifetime, true; x.done {
 				return // too late; nobody waits any more
 			}
 			p.err = nil
-			before := h.levels(p.question)
-			h.v.fallback.answered(p.question, p.outcomes, p.question.what() == whatHold)
-			for i, level := range h.levels(p.question) {
+			before := h.levels(p.query)
+			h.v.fallback.answered(p.query, p.outcomes, p.query.what() == whatHold)
+			for i, level := range h.levels(p.query) {
 				if level.clear < before[i].clear-h.timeout {
 					h.followed++
 				}
@@ -399,7 +399,7 @@ func (h *history) finish(x *exchange) {
 		var instead []*query
 		for _, p := range failed {
 			here.Buckets = append(here.Buckets, p.Buckets...)
-			instead = append(instead, p.question)
+			instead = append(instead, p.query)
 		}
 		denied = h.here(x, here, instead, denied) || denied
 	}
@@ -414,7 +414,7 @@ func (h *history) finish(x *exchange) {
 				}
 			}
 		}
-		if p.question.what() == whatHold {
+		if p.query.what() == whatHold {
 			what := byte(whatCommit)
 			if denied {
 				what = whatRelease
@@ -450,7 +450,7 @@ func (h *history) here(x *exchange, req Request, instead []*query, denied bool) 
 
 // settle settles the units that are held for a part, sooner or later.
 func (h *history) settle(p *simulatedPart, what byte) {
-	q := p.question
+	q := p.query
 	if what == whatRelease {
 		h.v.fallback.drop(q)
 	}

@@ -32,8 +32,8 @@ type dirtiness int64
 
 const (
 	clean  dirtiness = iota
-	unsure      // it may have lost what it knew
-	ahead       // something was decided here, which it was not told
+	unsure           // it may have lost what it knew
+	ahead            // something was decided here, which it was not told
 )
 
 // encodeSlack returns the slack to hold of a bucket that is dirty.

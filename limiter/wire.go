@@ -41,16 +41,16 @@ type query struct {
 	plain            string // the same without that, as a run of one group
 
 	// What the fallback knows of it, guarded by its lock.
-	buckets    []tracked
-	server     *redisscript.Server // to which it was sent last
-	order      uint64              // how many had been sent when it was, it included
-	counted     bool                // whether it is in flight
+	buckets         []tracked
+	server          *redisscript.Server // to which it was sent last
+	order           uint64              // how many had been sent when it was, it included
+	counted         bool                // whether it is in flight
 	abandoned       bool                // whether it no longer counts, and nobody waits for it
 	holdsUnits      bool                // whether a server has held its units
-	serverRestarted       bool                // whether a server has restarted since it was sent
-	next, prev *query
+	serverRestarted bool                // whether a server has restarted since it was sent
+	next, prev      *query
 
-	text []byte // used again by the next question
+	text []byte // used again by the next query
 }
 
 // queries are those that are no longer in use, with their memory.
@@ -68,8 +68,8 @@ const (
 	whatRemove  = 5 // see removals
 )
 
-// question returns the question whether a server admits req.
-func (k keys) question(req Request, what byte) *query {
+// query returns what a server is asked about req.
+func (k keys) query(req Request, what byte) *query {
 	q := queries.Get().(*query)
 
 	// All text is made in one piece, of which each is a part.
@@ -121,7 +121,7 @@ func repliesTo(what byte, buckets int) int {
 	return 2 * buckets
 }
 
-// settle makes q, of which units are held, the question to settle them.
+// settle makes q, of which units are held, the query to settle them.
 func (q *query) settle(what byte, held []outcome) {
 	group := append([]byte(nil), q.plain[:groupHead]...)
 	group[whatIndex] = what
