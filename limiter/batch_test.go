@@ -147,7 +147,7 @@ func TestWrongRepliesDecideNothing(t *testing.T) {
 		t.Run(script, func(t *testing.T) {
 			var seen events
 			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, PoolSize: 1, Report: seen.report},
-				newTakeScript(script))
+				newScript(script))
 			defer r.Close()
 			together(t, requests, func(i int) {
 				if script == "return {1, 0}" && i > 0 {

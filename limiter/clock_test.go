@@ -285,7 +285,7 @@ func TestDenialsAmongSizesInDoubt(t *testing.T) {
 		l := Limit{size, rate * time.Microsecond, 1}
 		return Request{Buckets: []Bucket{{Name: "b", Key: "k", Limit: l, Cost: 1}}}
 	}
-	d := newDenials(denialSlots)
+	d := newDenyCache(denySlots)
 	d.remember(of(5), []outcome{{state: state{clear: 9 * rate}, denied: true}}, sent, answered)
 	for _, tc := range []struct {
 		size, now int64
@@ -294,8 +294,8 @@ func TestDenialsAmongSizesInDoubt(t *testing.T) {
 		{9, sent + rate - 1, true},
 		{9, sent + rate, false},
 		{5, sent + rate, true},
-		{5, sent + rememberFor - 1, true},
-		{5, sent + rememberFor, false},
+		{5, sent + cacheFor - 1, true},
+		{5, sent + cacheFor, false},
 	} {
 		if _, denied := d.decide(of(tc.size), tc.now, nil); denied != tc.denied {
 			t.Errorf("size %d, %d µs after it was sent: denied %t", tc.size, tc.now-sent, denied)

@@ -30,8 +30,8 @@ type part struct {
 	Request
 	indexes []int // where its buckets stand in the whole request
 
-	// What became of it. The question is kept as long as its units are held.
-	question *question
+	// What became of it. The query is kept as long as its units are held.
+	query    *query
 	server   *redisscript.Server
 	outcomes []outcome
 	err      error
@@ -138,7 +138,7 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 	if err != nil && (r.fallback == nil || req.NoFallback) {
 		r.settle(parts, whatRelease)
 		for _, p := range failed {
-			r.fallback.drop(p.question)
+			r.fallback.drop(p.query)
 		}
 		return nil, err
 	}
@@ -150,7 +150,7 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 		what = whatRelease
 	}
 	for _, p := range parts {
-		if p.question == nil || p.err != nil {
+		if p.query == nil || p.err != nil {
 			continue
 		}
 		for _, i := range p.indexes { // as they will be
@@ -180,7 +180,7 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 	all := make([]*part, 0, len(parts))
 	for _, p := range parts {
 		if redisscript.MovingSlot(p.err) && len(p.Buckets) > 1 {
-			r.fallback.drop(p.question)
+			r.fallback.drop(p.query)
 			all = append(all, r.holdParts(ctx, req, p.byBucket(p.indexes))...)
 			continue
 		}
@@ -191,18 +191,18 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 
 // askPart asks about one part.
 func (r *Redis) askPart(ctx context.Context, p *part, what byte) {
-	p.question = r.question(p.Request, what)
-	p.server, p.outcomes, p.err = r.ask(ctx, p.Request, p.question, nil)
+	p.query = r.query(p.Request, what)
+	p.server, p.outcomes, p.err = r.ask(ctx, p.Request, p.query, nil)
 	if p.err != nil {
 		return
 	}
 	if what == whatHold && !p.denied() {
-		r.fallback.answered(p.question, p.outcomes, true)
+		r.fallback.answered(p.query, p.outcomes, true)
 		return
 	}
-	r.fallback.answered(p.question, p.outcomes, false)
-	p.question.release()
-	p.question = nil
+	r.fallback.answered(p.query, p.outcomes, false)
+	p.query.release()
+	p.query = nil
 }
 
 // decideHere decides the parts that no server has decided, and reports whether
@@ -211,11 +211,11 @@ func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []
 	here := req
 	here.Buckets = nil
 	var indexes []int
-	instead := make([]*question, 0, len(failed))
+	instead := make([]*query, 0, len(failed))
 	for _, p := range failed {
 		here.Buckets = append(here.Buckets, p.Buckets...)
 		indexes = append(indexes, p.indexes...)
-		instead = append(instead, p.question)
+		instead = append(instead, p.query)
 	}
 	peek := denied && req.Accounting == AccountingAtomic
 	for i, o := range r.fallback.decide(here, nil, peek, instead...) {
@@ -228,21 +228,21 @@ func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []
 // settle has all units that are held for the parts charged, or let go of.
 func (r *Redis) settle(parts []*part, what byte) {
 	for _, p := range parts {
-		if p.err != nil || p.question == nil {
+		if p.err != nil || p.query == nil {
 			continue
 		}
 		if what == whatRelease {
 			// What it held is no admission of this process.
-			r.fallback.drop(p.question)
+			r.fallback.drop(p.query)
 		}
-		r.settleOn(p.server, p.question, what, p.outcomes)
+		r.settleOn(p.server, p.query, what, p.outcomes)
 	}
 }
 
 // releaseLate lets go of units that a server has held for a request that nobody
 // waits for any more: it was decided here.
 func (r *Redis) releaseLate(srv *redisscript.Server, c *redisscript.Call) {
-	q := c.Owner.(*question)
+	q := c.Owner.(*query)
 	if q.what() != whatHold || !wrote(c) {
 		return
 	}
@@ -254,77 +254,77 @@ func (r *Redis) releaseLate(srv *redisscript.Server, c *redisscript.Call) {
 }
 
 // settleOn has the units that are held for q charged, or let go of.
-func (r *Redis) settleOn(srv *redisscript.Server, q *question, what byte, held []outcome) {
+func (r *Redis) settleOn(srv *redisscript.Server, q *query, what byte, held []outcome) {
 	until := r.clock() + heldFor
 	q.settle(what, held)
 	q.Done = func(err error) { r.afterSettling(q, what, until, err) }
 	srv.Submit(&q.Call)
 }
 
-// afterSettling takes note that units are settled, or what has failed. As long
+// afterSettling records that units are settled, or what has failed. As long
 // as they are held, and it is certain that the server has done nothing, they are
 // settled again.
-func (r *Redis) afterSettling(q *question, what byte, until time.Duration, err error) {
+func (r *Redis) afterSettling(q *query, what byte, until time.Duration, err error) {
 	switch {
 	case err == nil:
-		r.settledOn(q, what)
+		r.settled(q, what)
 	case !redisscript.NotRun(err):
-		r.leave(q, what)
+		r.leaveToServer(q, what)
 	default:
 		go r.settleLater(q, what, until)
 	}
 }
 
 // settleLater tries to settle units until they are no longer held.
-func (r *Redis) settleLater(q *question, what byte, until time.Duration) {
+func (r *Redis) settleLater(q *query, what byte, until time.Duration) {
 	q.Done = nil
 	for {
 		time.Sleep(settleEvery)
 		if r.closed.Load() || r.clock() >= until {
-			r.leave(q, what)
+			r.leaveToServer(q, what)
 			return
 		}
 		ctx := redisscript.WithDeadline(time.Now().Add(r.timeout), false)
 		_, err := r.client.DoAlone(ctx, &q.Call)
 		if err == nil {
-			r.settledOn(q, what)
+			r.settled(q, what)
 			return
 		}
 		if !redisscript.NotRun(err) {
-			r.leave(q, what)
+			r.leaveToServer(q, what)
 			return
 		}
 	}
 }
 
-// settledOn takes note of what a server has replied to a question that settles
+// settled records what a server has replied to a query that settles
 // units.
-func (r *Redis) settledOn(q *question, what byte) {
+func (r *Redis) settled(q *query, what byte) {
 	if what != whatCommit || r.fallback == nil {
 		return
 	}
 	outcomes, err := settledOutcomes(q)
 	if err != nil {
-		r.leave(q, what)
+		r.leaveToServer(q, what)
 		return
 	}
 	r.fallback.answered(q, outcomes, false)
 }
 
-// leave takes note that nobody knows whether units are settled. The server
+// leaveToServer records that nobody knows whether units are settled. The server
 // charges them in the end.
-func (r *Redis) leave(q *question, what byte) {
+func (r *Redis) leaveToServer(q *query, what byte) {
 	if what == whatCommit {
 		r.fallback.charge(q)
 	}
 }
 
-// settledOutcomes returns what a server has replied to a question that settles
+// settledOutcomes returns what a server has replied to a query that settles
 // units.
-func settledOutcomes(q *question) ([]outcome, error) {
-	req := Request{Buckets: make([]Bucket, len(q.pending))}
-	for i := range q.pending {
-		req.Buckets[i].Limit = q.pending[i].limit
+func settledOutcomes(q *query) ([]outcome, error) {
+	req := Request{Buckets: make([]Bucket, len(q.buckets))}
+	for i := range q.buckets {
+		req.Buckets[i].Limit = q.buckets[i].limit
 	}
 	outcomes, _, err := req.outcomes(q.Reply, false, nil)
 	return outcomes, err

@@ -58,7 +58,7 @@ func TestHolds(t *testing.T) {
 			what := rapid.SampledFrom([]byte{0, 0, whatHold, whatHold, whatHold, whatCommit, whatCommit, whatRelease}).Draw(t, "what")
 			b.Cost = rapid.Int64Range(1, b.Limit.Size).Draw(t, "cost")
 			req := Request{Buckets: []Bucket{b}}
-			q := v.question(req, what)
+			q := v.query(req, what)
 			before := model.at(b.Limit, v.now)
 			due := before.till
 			if what > whatHold {
@@ -155,7 +155,7 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 		b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
 		req := Request{Buckets: []Bucket{b}}
 		type open struct {
-			question *question
+			query    *query
 			outcomes []outcome
 			admitted bool
 		}
@@ -163,7 +163,7 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 		var admitted []int64
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			v.at(t, v.now+rapid.SampledFrom([]int64{0, 1, 900, 1000, 999_000, 1_000_000, 5_000_000, 11_000_000}).Draw(t, "gap"))
-			ask := func(q *question) []outcome {
+			ask := func(q *query) []outcome {
 				_, got, err := v.ask(inTime(), req, q, nil)
 				if err != nil {
 					t.Fatal(err)
@@ -172,11 +172,11 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 			}
 			switch rapid.IntRange(0, 3).Draw(t, "what") {
 			case 0:
-				if !ask(v.question(req, 0))[0].denied {
+				if !ask(v.query(req, 0))[0].denied {
 					admitted = append(admitted, v.now)
 				}
 			case 1, 2:
-				q := v.question(req, whatHold)
+				q := v.query(req, whatHold)
 				if got := ask(q); !got[0].denied {
 					holding = append(holding, open{q, got, rapid.Bool().Draw(t, "admitted")})
 					if holding[len(holding)-1].admitted {
@@ -191,8 +191,8 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 					if h.admitted {
 						what = whatCommit
 					}
-					h.question.settle(what, h.outcomes)
-					ask(h.question)
+					h.query.settle(what, h.outcomes)
+					ask(h.query)
 					holding = slices.Delete(holding, i, i+1)
 				}
 			}

@@ -36,7 +36,7 @@ func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual 
 		t.Fatalf("the script reads the time %d times", n)
 	}
 	source := strings.Replace(takeSource, real, ours, 1)
-	r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second}, newTakeScript(source))
+	r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second}, newScript(source))
 	t.Cleanup(func() { _ = r.Close() })
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()
 	v := &virtual{
@@ -56,7 +56,7 @@ func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual 
 func (v *virtual) at(t rapid.TB, now int64) {
 	t.Helper()
 	if now < v.now {
-		v.denials = newDenials(64)
+		v.denyCache = newDenyCache(64)
 	}
 	v.now = now
 	if err := v.admin.HSet(context.Background(), "clock", "s", now/1e6, "us", now%1e6).Err(); err != nil {
@@ -77,7 +77,7 @@ func (v *virtual) flush(t rapid.TB) {
 		t.Fatal(err)
 	}
 	v.at(t, v.start)
-	v.denials = newDenials(64)
+	v.denyCache = newDenyCache(64)
 }
 
 // stored returns what is stored for each bucket, "" for one that is absent.

@@ -37,10 +37,10 @@ import (
 //     the server is told so, see removals.
 type fallback struct {
 	*traffic
-	memory  *Memory
-	timeout time.Duration // how late an answer may be
-	place   string        // where the servers keep the buckets, see place
-	nth     int           // of those of the memory
+	memory     *Memory
+	timeout    time.Duration // how late an answer may be
+	place      string        // where the servers keep the buckets, see place
+	generation int           // of those of the memory
 
 	removals removals
 }
@@ -52,9 +52,9 @@ type traffic struct {
 	// decided here, so that each of the two knows of the other. The memory's
 	// tables are locked inside of it.
 	mu        sync.Mutex
-	inFlight  *question // the latest of them; a list
-	lost      int       // how many of them a server may have forgotten that has restarted
-	sent      uint64    // how many requests have been sent
+	inFlight  *query // the latest of them; a list
+	lost      int    // how many of them a server may have forgotten that has restarted
+	sent      uint64 // how many requests have been sent
 	traces    [traces]trace
 	fallbacks int // how many there have been
 }
@@ -65,28 +65,28 @@ func newFallback(m *Memory, timeout time.Duration, place string) *fallback {
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
 	m.traffic.fallbacks++
-	return &fallback{traffic: m.traffic, memory: m, timeout: timeout, place: place, nth: m.traffic.fallbacks}
+	return &fallback{traffic: m.traffic, memory: m, timeout: timeout, place: place, generation: m.traffic.fallbacks}
 }
 
-// close takes note that nothing more is sent to f's servers.
+// close records that nothing more is sent to f's servers.
 func (f *fallback) close() {
 	if f != nil {
 		f.memory.leader.CompareAndSwap(f, nil)
 	}
 }
 
-// lead reports whether buckets are clean if the servers of f know what they hold.
+// takeLead reports whether buckets are clean if the servers of f know what they hold.
 // Those of the newest fallback that something was sent to have to: what comes
 // first to them knows nothing of what others were told, or was decided in the
 // process alone.
-func (f *fallback) lead() bool {
+func (f *fallback) takeLead() bool {
 	leader := f.memory.leader.Load()
 	switch {
 	case leader == f:
 		return true
 	case leader == nil:
 		f.memory.markAllDirty(ahead)
-	case leader.nth > f.nth:
+	case leader.generation > f.generation:
 		return leader.place == f.place
 	case leader.place != f.place:
 		f.memory.markAllDirty(unsure)
@@ -100,16 +100,16 @@ func (f *fallback) lead() bool {
 	return true
 }
 
-// leads reports what lead last did.
-func (f *fallback) leads() bool {
+// hasLead reports what lead last did.
+func (f *fallback) hasLead() bool {
 	leader := f.memory.leader.Load()
 	return leader == f || leader != nil && leader.place == f.place
 }
 
-// cross takes note that q's answer does not tell of all that is known here.
-func (q *question) cross() {
-	for i := range q.pending {
-		q.pending[i].crossed = true
+// cross records that q's answer does not tell of all that is known here.
+func (q *query) cross() {
+	for i := range q.buckets {
+		q.buckets[i].crossed = true
 	}
 }
 
@@ -131,8 +131,8 @@ type trace struct {
 // traces is how many there are; buckets whose hashes meet share one.
 const traces = 1024
 
-// pending is what the fallback knows of one bucket of a request in flight.
-type pending struct {
+// tracked is what the fallback knows of one bucket of a request in flight.
+type tracked struct {
 	hash    uint64 // the bucket's in the memory
 	place   place  // where it lies there
 	key     string // its name in the server
@@ -145,18 +145,18 @@ type pending struct {
 }
 
 // pending appends what f has to know of req's buckets to dst.
-func (f *fallback) pending(req Request, dst []pending) []pending {
+func (f *fallback) pending(req Request, dst []tracked) []tracked {
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		p := f.memory.place(b)
-		dst = append(dst, pending{
+		dst = append(dst, tracked{
 			hash: p.hash, place: p, limit: b.Limit, cost: b.Cost, maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
 	}
 	return dst
 }
 
-// send takes note that a batch is about to be sent to a server. It has those
+// send records that a batch is about to be sent to a server. It has those
 // requests that ask for dirty buckets tell what is known of them here.
 func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	if f == nil {
@@ -164,39 +164,39 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	leads := f.lead()
+	leads := f.takeLead()
 	dirty := f.memory.anyDirty() || f.lost > 0
 	for _, c := range batch {
-		q := c.Owner.(*question)
+		q := c.Owner.(*query)
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
 		q.Arg, q.order = q.plain, f.sent
-		for i := range q.pending {
-			q.pending[i].told, q.pending[i].crossed = false, !leads
+		for i := range q.buckets {
+			q.buckets[i].told, q.buckets[i].crossed = false, !leads
 		}
 		if dirty {
-			q.tell(f.known(q))
+			q.tell(f.toldFor(q))
 		}
-		q.server, q.lost = to, false
-		if !q.gone {
+		q.server, q.serverRestarted = to, false
+		if !q.abandoned {
 			f.link(q)
 		}
 	}
 }
 
-// known is what a server has to be told of a bucket, clear times told from now.
-type known struct {
-	state       // its level
-	with  state // the same with what is in flight, but no more than a full one
-	dirty dirt  // clean: there is nothing to tell
+// toldLevel is what a server has to be told of a bucket, clear times told from now.
+type toldLevel struct {
+	state           // its level
+	with  state     // the same with what is in flight, but no more than a full one
+	dirty dirtiness // clean: there is nothing to tell
 }
 
-// known returns what the server has to be told of q's buckets, nil if all are
-// clean, and takes note of which it is told.
-func (f *fallback) known(q *question) []known {
-	var levels []known
-	for i := range q.pending {
-		p := &q.pending[i]
+// toldFor returns what the server has to be told of q's buckets, nil if all are
+// clean, and records which it is told.
+func (f *fallback) toldFor(q *query) []toldLevel {
+	var levels []toldLevel
+	for i := range q.buckets {
+		p := &q.buckets[i]
 		level, dirty := f.memory.dirty(&p.place)
 		if dirty == clean {
 			// What was admitted before a server restarted may still be on its way here.
@@ -208,7 +208,7 @@ func (f *fallback) known(q *question) []known {
 			}
 		}
 		if levels == nil {
-			levels = make([]known, len(q.pending))
+			levels = make([]toldLevel, len(q.buckets))
 		}
 		p.told = true
 		if level.clear <= int64(f.timeout/time.Microsecond) {
@@ -216,7 +216,7 @@ func (f *fallback) known(q *question) []known {
 			// have left with its last drip are then no longer free.
 			level.slack = 0
 		}
-		levels[i] = known{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size)), dirty}
+		levels[i] = toldLevel{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size)), dirty}
 	}
 	return levels
 }
@@ -243,8 +243,8 @@ func (s state) below(t state) bool {
 func (f *fallback) units(hash uint64, most int64) int64 {
 	units := int64(0)
 	for q := f.inFlight; q != nil; q = q.next {
-		for i := range q.pending {
-			if p := &q.pending[i]; p.hash == hash {
+		for i := range q.buckets {
+			if p := &q.buckets[i]; p.hash == hash {
 				if p.cost >= most-units {
 					return most
 				}
@@ -255,9 +255,9 @@ func (f *fallback) units(hash uint64, most int64) int64 {
 	return units
 }
 
-// answered takes note of what a server has decided on q's request. If its units
+// answered records what a server has decided on q's request. If its units
 // are only held it stays in flight until they are settled.
-func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
+func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	if f == nil {
 		return
 	}
@@ -266,13 +266,17 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 		admitted = admitted && !outcomes[i].denied
 	}
 	f.mu.Lock()
-	if !f.leads() {
+	if q.abandoned { // and what it was charged is in the levels here
+		f.mu.Unlock()
+		return
+	}
+	if !f.hasLead() {
 		q.cross()
 	}
 	for i := range outcomes {
-		o, p := &outcomes[i], &q.pending[i]
+		o, p := &outcomes[i], &q.buckets[i]
 		if !o.blocked {
-			charged := !held && !o.denied && !q.gone && (admitted || q.what() != byte(AccountingAtomic))
+			charged := !held && !o.denied && (admitted || q.what() != byte(AccountingAtomic))
 			s, newest := f.newest(q.order, p, o.state)
 			crossed := p.crossed && charged
 			f.memory.follow(p, s, f.timeout, newest, crossed)
@@ -281,13 +285,13 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 			}
 		}
 	}
-	for i := range q.pending {
-		f.traces[q.pending[i].hash%traces].last = f.sent
+	for i := range q.buckets {
+		f.traces[q.buckets[i].hash%traces].last = f.sent
 	}
-	switch q.holds = held && admitted; {
-	case !q.holds:
+	switch q.holdsUnits = held && admitted; {
+	case !q.holdsUnits:
 		f.unlink(q)
-	case q.lost:
+	case q.serverRestarted:
 		f.chargeHeld(q)
 	}
 	f.mu.Unlock()
@@ -297,7 +301,7 @@ func (f *fallback) answered(q *question, outcomes []outcome, held bool) {
 // newest reports whether s, what has been answered of p's bucket to a request
 // that was the order-th to be sent, is the newest that is known of it, and if so
 // returns the level that is. Clear times are told from now.
-func (f *fallback) newest(order uint64, p *pending, s state) (state, bool) {
+func (f *fallback) newest(order uint64, p *tracked, s state) (state, bool) {
 	t := &f.traces[p.hash%traces]
 	newest := order > t.last
 	if !newest && p.hash == t.hash {
@@ -317,17 +321,17 @@ func (f *fallback) newest(order uint64, p *pending, s state) (state, bool) {
 	return s, newest
 }
 
-// drop takes note that nobody waits for the answers to the given requests any
+// drop records that nobody waits for the answers to the given requests any
 // more, and nothing is admitted by them.
-func (f *fallback) drop(questions ...*question) {
+func (f *fallback) drop(queries ...*query) {
 	if f == nil {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, q := range questions {
+	for _, q := range queries {
 		f.unlink(q)
-		q.gone = true
+		q.abandoned = true
 	}
 }
 
@@ -338,7 +342,7 @@ func (f *fallback) anyLost(hash uint64) bool {
 		return false
 	}
 	for q := f.inFlight; q != nil; q = q.next {
-		if q.lost && slices.ContainsFunc(q.pending, func(p pending) bool { return p.hash == hash }) {
+		if q.serverRestarted && slices.ContainsFunc(q.buckets, func(p tracked) bool { return p.hash == hash }) {
 			return true
 		}
 	}
@@ -347,7 +351,7 @@ func (f *fallback) anyLost(hash uint64) bool {
 
 // decide decides req here, instead of the given requests to servers, which are
 // given up. It appends to dst. With peek it only tells what would be decided.
-func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*question) []outcome {
+func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*query) []outcome {
 	f.drop(instead...)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -376,7 +380,7 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 
 // charge adds what q's request was charged to the levels here, and ends it: it
 // was admitted, but it is not known whether its server will know of it.
-func (f *fallback) charge(q *question) {
+func (f *fallback) charge(q *query) {
 	if f == nil {
 		return
 	}
@@ -386,20 +390,20 @@ func (f *fallback) charge(q *question) {
 }
 
 // chargeHeld is charge with the lock held.
-func (f *fallback) chargeHeld(q *question) {
-	if q.gone {
+func (f *fallback) chargeHeld(q *query) {
+	if q.abandoned {
 		return
 	}
 	f.unlink(q)
-	q.gone = true
-	for i := range q.pending {
-		p := &q.pending[i]
+	q.abandoned = true
+	for i := range q.buckets {
+		p := &q.buckets[i]
 		f.memory.charge(p)
 		f.cross(p.hash)
 	}
 }
 
-// restarted takes note that a server has restarted, or is another, or has lost
+// restarted records that a server has restarted, or is another, or has lost
 // its scripts. Nobody knows which buckets are its, and what it knows of them.
 func (f *fallback) restarted(server *redisscript.Server) {
 	if f == nil {
@@ -414,11 +418,11 @@ func (f *fallback) restarted(server *redisscript.Server) {
 		if this.server != server {
 			continue
 		}
-		if !this.lost {
-			this.lost = true
+		if !this.serverRestarted {
+			this.serverRestarted = true
 			f.lost++
 		}
-		if this.holds { // it may be admitted
+		if this.holdsUnits { // it may be admitted
 			f.chargeHeld(this)
 			continue
 		}
@@ -426,11 +430,11 @@ func (f *fallback) restarted(server *redisscript.Server) {
 	}
 }
 
-// cross takes note that something was decided here on a bucket.
+// cross records that something was decided here on a bucket.
 func (f *fallback) cross(hash uint64) {
 	for q := f.inFlight; q != nil; q = q.next {
-		for i := range q.pending {
-			if p := &q.pending[i]; p.hash == hash {
+		for i := range q.buckets {
+			if p := &q.buckets[i]; p.hash == hash {
 				p.crossed = true
 			}
 		}
@@ -438,20 +442,20 @@ func (f *fallback) cross(hash uint64) {
 }
 
 // link begins to count q as in flight.
-func (f *fallback) link(q *question) {
+func (f *fallback) link(q *query) {
 	q.next = f.inFlight
 	if q.next != nil {
 		q.next.prev = q
 	}
-	f.inFlight, q.linked = q, true
+	f.inFlight, q.counted = q, true
 }
 
 // unlink ends to count q as in flight, if it is.
-func (f *fallback) unlink(q *question) {
-	if !q.linked {
+func (f *fallback) unlink(q *query) {
+	if !q.counted {
 		return
 	}
-	if q.lost {
+	if q.serverRestarted {
 		f.lost--
 	}
 	if q.prev != nil {
@@ -462,135 +466,5 @@ func (f *fallback) unlink(q *question) {
 	if q.next != nil {
 		q.next.prev = q.prev
 	}
-	q.next, q.prev, q.linked = nil, nil, false
-}
-
-// follow takes over what a server has reported of a bucket: s, its clear time
-// told from now. It is told at most late after it was so, and so is never too
-// low. What is held already stays if it is more, unless the report is the newest
-// and was made of the same charges. With charged, what the report admits is not
-// in the level here. A new bucket may displace another.
-func (m *Memory) follow(p *pending, s state, late time.Duration, newest, charged bool) {
-	m.lock(&p.place)
-	t := p.place.table
-	now := m.clock().Microseconds()
-	stored, dirty := t.get(p.hash)
-	level := stored
-	if charged {
-		if level.clear <= now {
-			level = state{clear: now}
-		}
-		level = p.limit.add(level, p.cost)
-	}
-	s.clear += now
-	switch newest = newest && dirty == clean && !p.told && !p.crossed; {
-	case newest && s.clear > now:
-		level = s
-	case newest && level.clear > now:
-		level = state{clear: now} // it has been emptied
-	case s.clear > now:
-		level = p.limit.higher(level, s, late)
-	}
-	if level.clear <= now && stored.clear <= now {
-		t.mu.Unlock()
-		return
-	}
-	// What was decided here meanwhile, or lost there, is not in the report.
-	switch {
-	case !p.crossed:
-		dirty = clean
-	case charged:
-		dirty = ahead
-	}
-	m.enter(p, level, dirty, now)
-}
-
-// enter stores p's bucket, whose table is locked, and unlocks that.
-func (m *Memory) enter(p *pending, level state, dirty dirt, now int64) {
-	p.place.dirty, p.place.entered = dirty, false
-	m.put(&p.place, level, now)
-	if p.key != "" {
-		p.place.table.name(p.hash, p.key)
-	}
-	p.place.table.mu.Unlock()
-	if p.place.entered {
-		m.makeRoom(&p.place, p.maxKeys, p.keeps, now)
-	}
-}
-
-// higher returns the higher of two levels of one bucket, which were told with
-// delays of at most late. Of two that tell of the same drip, the one with the
-// later time may be the one that holds less, and so has more slack.
-func (l Limit) higher(a, b state, late time.Duration) state {
-	if a.clear < b.clear {
-		a, b = b, a
-	}
-	same := l.rate() / 2
-	if l.DripInterval <= 2*late {
-		same = l.rate() // or so it may be
-	}
-	if a.clear-b.clear < same {
-		a.slack = min(a.slack, b.slack)
-	}
-	return a
-}
-
-// charge adds p's cost to its bucket, whether there is room or not, and makes it
-// dirty.
-func (m *Memory) charge(p *pending) {
-	m.lock(&p.place)
-	now := m.clock().Microseconds()
-	stored, _ := p.place.table.get(p.hash)
-	if stored.clear <= now {
-		stored = state{clear: now}
-	}
-	m.enter(p, p.limit.add(stored, p.cost), ahead, now)
-}
-
-// anyDirty reports whether any bucket may be dirty.
-func (m *Memory) anyDirty() bool {
-	until := m.soiled.Load()
-	return until != 0 && until > m.clock().Microseconds()
-}
-
-// dirty returns the level of a bucket, its clear time told from now, and whether
-// it is dirty.
-func (m *Memory) dirty(p *place) (s state, dirty dirt) {
-	m.lock(p)
-	defer p.table.mu.Unlock()
-	s, dirty = p.table.get(p.hash)
-	if s.clear -= m.clock().Microseconds(); s.clear <= 0 {
-		return s, clean
-	}
-	return s, dirty
-}
-
-// dirtyUntil takes note that a bucket is dirty that will have drained at clear.
-func (m *Memory) dirtyUntil(clear int64) {
-	for {
-		last := m.soiled.Load()
-		if clear <= last || m.soiled.CompareAndSwap(last, clear) {
-			return
-		}
-	}
-}
-
-// markAllDirty makes all buckets dirty, at least like that, that hold something.
-func (m *Memory) markAllDirty(as dirt) {
-	now := m.clock().Microseconds()
-	for _, p := range m.directory.Load().all {
-		for i := range p.tables {
-			t := &p.tables[i]
-			t.mu.Lock()
-			for j := range t.slots {
-				s := &t.slots[j]
-				if s.clear > now {
-					slack, dirty := wash(s.slack)
-					s.slack = soil(slack, max(dirty, as))
-					m.dirtyUntil(s.clear)
-				}
-			}
-			t.mu.Unlock()
-		}
-	}
+	q.next, q.prev, q.counted = nil, nil, false
 }

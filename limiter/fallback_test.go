@@ -28,9 +28,9 @@ func takeInstead(m *Memory, req Request) []outcome {
 
 // dirtyLevels returns the levels of the buckets that are dirty in m, nil if none
 // is.
-func dirtyLevels(m *Memory, buckets []Bucket) []known {
+func dirtyLevels(m *Memory, buckets []Bucket) []toldLevel {
 	f := &fallback{traffic: new(traffic), memory: m} // with nothing in flight
-	return f.known(&question{pending: f.pending(Request{Buckets: buckets}, nil)})
+	return f.toldFor(&query{buckets: f.pending(Request{Buckets: buckets}, nil)})
 }
 
 // follow has m follow what a server reports of b.
@@ -41,10 +41,10 @@ func follow(m *Memory, b *Bucket, s state) {
 
 // unsureOf returns what a server is told of levels that it may have lost. There
 // is nothing to tell of empty buckets.
-func unsureOf(levels ...state) []known {
-	var told []known
+func unsureOf(levels ...state) []toldLevel {
+	var told []toldLevel
 	for _, level := range levels {
-		k := known{state: level, with: level}
+		k := toldLevel{state: level, with: level}
 		if level != (state{}) {
 			k.dirty = unsure
 		}
@@ -55,8 +55,8 @@ func unsureOf(levels ...state) []known {
 
 // askTold has a server decide req, and tells it levels that the buckets have at
 // least.
-func askTold(r *Redis, req Request, told []known) ([]outcome, error) {
-	q := r.question(req, byte(req.Accounting))
+func askTold(r *Redis, req Request, told []toldLevel) ([]outcome, error) {
+	q := r.query(req, byte(req.Accounting))
 	q.tell(told)
 	_, outcomes, err := r.ask(inTime(), req, q, nil)
 	return outcomes, err
@@ -277,10 +277,10 @@ func TestFollowDeletedKeys(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			m := NewMemory(frozen)
 			f := newFallback(m, 50*time.Millisecond, "")
-			sent := make(map[string]*question)
+			sent := make(map[string]*query)
 			for i, st := range tc.steps {
 				if st.send != "" {
-					q := &question{pending: f.pending(Request{Buckets: []Bucket{b}}, nil)}
+					q := &query{buckets: f.pending(Request{Buckets: []Bucket{b}}, nil)}
 					f.send(nil, callsOf(q))
 					sent[st.send] = q
 					continue
@@ -306,19 +306,19 @@ func TestDirty(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{9, time.Hour, 2}, Cost: 3}
 	other := b
 	other.Key = "other"
-	check := func(want ...known) {
+	check := func(want ...toldLevel) {
 		t.Helper()
 		if got := dirtyLevels(m, []Bucket{b, other}); !slices.Equal(got, want) {
 			t.Errorf("dirty %+v, want %+v", got, want)
 		}
 	}
-	ask := func(buckets ...Bucket) *question {
-		q := &question{pending: f.pending(Request{Buckets: buckets}, nil)}
+	ask := func(buckets ...Bucket) *query {
+		q := &query{buckets: f.pending(Request{Buckets: buckets}, nil)}
 		q.plain = string(Request{Buckets: buckets}.appendGroup(nil, 0))
 		f.send(nil, callsOf(q))
 		return q
 	}
-	answer := func(q *question, s state) { f.answered(q, []outcome{{state: s}}, false) }
+	answer := func(q *query, s state) { f.answered(q, []outcome{{state: s}}, false) }
 	here := func(buckets ...Bucket) { f.decide(Request{Buckets: buckets}, nil, false) }
 
 	check()
@@ -328,20 +328,20 @@ func TestDirty(t *testing.T) {
 	m.leader.Store(f)                     // whose servers have heard of that
 	check()
 	here(b)
-	check(known{state{3 * hour, 1}, state{3 * hour, 1}, ahead}, known{})
+	check(toldLevel{state{3 * hour, 1}, state{3 * hour, 1}, ahead}, toldLevel{})
 	now += time.Minute
-	check(known{state{3*hour - minute, 1}, state{3*hour - minute, 1}, ahead}, known{})
+	check(toldLevel{state{3*hour - minute, 1}, state{3*hour - minute, 1}, ahead}, toldLevel{})
 
 	before := ask(b)
 	b.Cost = 1
 	here(b)
 	b.Cost = 3
-	check(known{state{3*hour - minute, 0}, state{3*hour - minute, 0}, ahead}, known{})
+	check(toldLevel{state{3*hour - minute, 0}, state{3*hour - minute, 0}, ahead}, toldLevel{})
 	answer(before, state{4*hour - minute, 0}) // it was not told what was decided meanwhile
-	check(known{state{5*hour - minute, 1}, state{5*hour - minute, 1}, ahead}, known{})
+	check(toldLevel{state{5*hour - minute, 1}, state{5*hour - minute, 1}, ahead}, toldLevel{})
 	denied := ask(b)
 	here(b, b)
-	if !denied.pending[0].crossed {
+	if !denied.buckets[0].crossed {
 		t.Error("a denial here goes by the server unnoticed")
 	}
 	f.drop(denied)
@@ -351,13 +351,13 @@ func TestDirty(t *testing.T) {
 	full := b
 	full.Cost = 9
 	here(full) // denied
-	check(known{state{5*hour - minute, 1}, state{5*hour - minute, 1}, unsure}, known{})
+	check(toldLevel{state{5*hour - minute, 1}, state{5*hour - minute, 1}, unsure}, toldLevel{})
 	answer(ask(b), state{5*hour - minute, 1})
 	check()
 	f.restarted(nil)
-	check(known{state{5*hour - minute, 1}, state{5*hour - minute, 1}, unsure}, known{state{2*hour - minute, 1}, state{2*hour - minute, 1}, unsure})
+	check(toldLevel{state{5*hour - minute, 1}, state{5*hour - minute, 1}, unsure}, toldLevel{state{2*hour - minute, 1}, state{2*hour - minute, 1}, unsure})
 	answer(ask(b), state{5*hour - minute, 1})
-	check(known{}, known{state{2*hour - minute, 1}, state{2*hour - minute, 1}, unsure})
+	check(toldLevel{}, toldLevel{state{2*hour - minute, 1}, state{2*hour - minute, 1}, unsure})
 	now += 2 * time.Hour
 	check()
 	if f.inFlight != nil {
@@ -372,9 +372,9 @@ func TestDecideBesideInFlight(t *testing.T) {
 	m := NewMemory(frozen)
 	f := newFallback(m, 0, "")
 	b := hourly(10)
-	var sent []*question
+	var sent []*query
 	for range 3 {
-		q := &question{pending: f.pending(Request{Buckets: []Bucket{b}}, nil)}
+		q := &query{buckets: f.pending(Request{Buckets: []Bucket{b}}, nil)}
 		f.send(nil, callsOf(q))
 		sent = append(sent, q)
 	}

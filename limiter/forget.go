@@ -128,7 +128,7 @@ func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool)
 	if s.clear > now {
 		p.usage.forgotten.Add(1)
 		if f := m.leader.Load(); f != nil && digest != (keyDigest{}) && !p.mixed() {
-			slack, _ := wash(s.slack)
+			slack, _ := decodeSlack(s.slack)
 			f.removals.add(removal{p, s.hash, digest, state{s.clear, slack}})
 		}
 	}

@@ -18,7 +18,7 @@ func (f storeFunc) Take(ctx context.Context, req Request, dst []Decision) ([]Dec
 	return f(ctx, req, dst)
 }
 
-// Guards what a Limiter makes of a question and of its answer.
+// Guards what a Limiter makes of a query and of its answer.
 func TestLimiterAsksStore(t *testing.T) {
 	type contextKey struct{}
 	ctx := context.WithValue(t.Context(), contextKey{}, "ours")

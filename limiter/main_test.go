@@ -78,10 +78,10 @@ func reasonOf(t testing.TB, err error) string {
 	return f.Reason()
 }
 
-// callsOf returns the calls that ask questions.
-func callsOf(questions ...*question) []*redisscript.Call {
+// callsOf returns the calls that ask queries.
+func callsOf(queries ...*query) []*redisscript.Call {
 	var calls []*redisscript.Call
-	for _, q := range questions {
+	for _, q := range queries {
 		q.Owner = q
 		calls = append(calls, &q.Call)
 	}

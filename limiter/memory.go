@@ -34,12 +34,12 @@ type Memory struct {
 	traffic *traffic
 	leader  atomic.Pointer[fallback] // whose servers know what the clean buckets hold; nil if none do
 
-	_       [64]byte      // what is above is seldom written
-	held    atomic.Int64  // how many buckets there are, without those that keys share
-	shared  atomic.Int64  // how many there are that keys share
-	sweptAt atomic.Int64  // when tables were last swept, in µs on clock
-	next    atomic.Uint64 // which table is next
-	soiled  atomic.Int64  // when the last bucket will have drained that is dirty, in µs on clock
+	_        [64]byte      // what is above is seldom written
+	held     atomic.Int64  // how many buckets there are, without those that keys share
+	shared   atomic.Int64  // how many there are that keys share
+	sweptAt  atomic.Int64  // when tables were last swept, in µs on clock
+	next     atomic.Uint64 // which table is next
+	dirtyEnd atomic.Int64  // when the last bucket will have drained that is dirty, in µs on clock
 
 	mu   sync.Mutex // held while the directory changes; tables are locked inside of it
 	made uint64     // how many partitions there have been
@@ -232,8 +232,8 @@ type place struct {
 	partition *partition
 	table     *table
 	state     state
-	dirty     dirt // whether another store may not know what it holds
-	stale     bool // whether it is to be stored though nothing is charged
+	dirty     dirtiness // whether another store may not know what it holds
+	stale     bool      // whether it is to be stored though nothing is charged
 	fits      bool
 	entered   bool // whether there was no such bucket before
 

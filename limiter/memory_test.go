@@ -515,13 +515,13 @@ func TestTableFindsWhatItHolds(t *testing.T) {
 				if got, _ := tab.get(hash(i)); got != (state{}) {
 					t.Fatalf("absent bucket %d: %+v", i, got)
 				}
-				tab.put(hash(i), state{clear: int64(1000 + i), slack: int64(i)}, dirt(i%3), 1)
+				tab.put(hash(i), state{clear: int64(1000 + i), slack: int64(i)}, dirtiness(i%3), 1)
 				if tab.used != i+1 || tab.used >= len(tab.slots) {
 					t.Fatalf("%d slots, %d used by %d buckets", len(tab.slots), tab.used, i+1)
 				}
 				for j := range i + 1 {
 					got, dirty := tab.get(hash(j))
-					if want := (state{int64(1000 + j), int64(j)}); got != want || dirty != dirt(j%3) {
+					if want := (state{int64(1000 + j), int64(j)}); got != want || dirty != dirtiness(j%3) {
 						t.Fatalf("bucket %d of %d: %+v, dirty %d, want %+v", j, i+1, got, dirty, want)
 					}
 				}

@@ -86,7 +86,7 @@ type usage struct {
 	onShared  atomic.Uint64 // requests decided on a shared bucket
 }
 
-// agree takes note of what b says about its limit.
+// agree records what b says about its limit.
 func (u *usage) agree(maxKeys int, keeps bool) {
 	if n := int64(maxKeys); u.maxKeys.Load() != n {
 		u.maxKeys.Store(n)
@@ -296,7 +296,7 @@ func (m *Memory) sweepTables(now int64) {
 	}
 }
 
-// count takes note that p has so many buckets more. The lock of one of its
+// count records that p has so many buckets more. The lock of one of its
 // tables must be held.
 func (m *Memory) count(p *partition, more int) {
 	n := int64(more)

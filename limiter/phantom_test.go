@@ -90,7 +90,7 @@ func TestDenialsChargeNothingInDoubt(t *testing.T) {
 }
 
 // forgetOnce has the next requests asked for, though they are known to be denied.
-func forgetOnce(r *Redis) { r.denials.latest.Store(0) }
+func forgetOnce(r *Redis) { r.denyCache.latest.Store(0) }
 
 // TestStalledServerOfCluster tests requests of several keys which nobody else
 // decides while one server of a cluster stalls now and then: no caller hangs, and

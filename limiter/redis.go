@@ -2,93 +2,31 @@ package limiter
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// RedisOptions says which Redis keeps the buckets, and how to reach it.
-type RedisOptions struct {
-	// The host:port of servers, or the path of one's unix socket. One is the
-	// server itself. Several are servers of a cluster, which know the others.
-	// With MasterName they are sentinels.
-	Addresses []string
-
-	// Whether a single address is that of a cluster's server.
-	Cluster bool
-
-	// The name by which sentinels know the server. They are asked for its
-	// address whenever a connection is made.
-	MasterName string
-
-	// The user and password to log in to the sentinels with, if any.
-	SentinelUsername, SentinelPassword string
-
-	// The user and password to log in with, if any.
-	Username, Password string
-
-	// The number of the database. A cluster has only 0.
-	DB int
-
-	// How to speak TLS, to sentinels too; nil means not at all.
-	TLS *tls.Config
-
-	// What the name of every key begins with. It must not contain braces.
-	KeyPrefix string
-
-	// A secret to hash keys with, so that nobody who sees the server's keys can
-	// find out whose they are by trying. Empty means a plain digest.
-	KeySecret string
-
-	// The most time that Take waits for an answer, everything included, from
-	// RedisMinTimeout to RedisMaxTimeout. Connections are made outside of it.
-	Timeout time.Duration
-
-	// The most connections for requests to each server, up to RedisMaxPoolSize;
-	// 0 means ten for each CPU.
-	PoolSize int
-
-	// Decides while a server can't be asked. It follows the levels that the
-	// servers report, and so goes on where they stopped; when they are back they
-	// go on where it stopped. Servers that keep the buckets instead of others, or
-	// of the Memory itself, are told what it holds. With nil, Take returns an error
-	// instead.
-	//
-	// It also bounds what the servers hold: what a Memory forgets is removed from
-	// them, unless another process has charged it meanwhile. So they hold no more
-	// than the Memories of all processes, what drains within a second and what is
-	// on its way. With nil nothing bounds that, and ShareKeys do nothing.
-	Fallback *Memory
-
-	// Is told what an operator should know, if not nil: one event after the
-	// other, and no request waits for it. While it takes long the latest 64
-	// events wait, and the next says how many were dropped before it.
-	Report func(Event)
-}
-
-// Redis is a Store that keeps its buckets in Redis servers, so that any number
-// of processes share them. A request is decided by one call of a script, on
-// the server's clock. Requests that wait for it travel together, and of those that
-// are denied only the first of a drip is asked for.
+// Redis is a Store that keeps its buckets in Redis servers, so that any number of
+// processes share them. A request is decided by one call of a script, on the
+// server's clock. Concurrent requests are batched, and once a bucket is full, the
+// server is not asked about it again before the next drip.
 //
-// In a cluster all buckets of one key lie in one slot. A request with several
-// keys is decided by a call for each of them, side by side, that holds its units
-// until all have answered.
+// In a cluster all buckets of one key lie in one slot. A request with several keys
+// takes a call for each of them, side by side. These calls hold the units until all
+// have been answered.
 type Redis struct {
-	keys     keys
-	timeout  time.Duration
-	fallback *fallback // nil if there is none
-	client   *redisscript.Client
-	denials  *denials
-	place    string               // where the buckets are, see place
-	clock    func() time.Duration // it never goes back
-	closed   atomic.Bool
+	keys      keys
+	timeout   time.Duration
+	fallback  *fallback // nil if there is none
+	client    *redisscript.Client
+	denyCache *denyCache
+	place     string               // where the buckets are, see place
+	clock     func() time.Duration // it never goes back
+	closed    atomic.Bool
 }
 
 // NewRedis returns a store in the given Redis. It does not connect yet, see
@@ -105,11 +43,11 @@ func NewRedis(opt RedisOptions) (*Redis, error) {
 func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	start := time.Now()
 	r := &Redis{
-		keys:    keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
-		timeout: opt.Timeout,
-		denials: newDenials(denialSlots),
-		place:   opt.place(),
-		clock:   func() time.Duration { return time.Since(start) },
+		keys:      keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
+		timeout:   opt.Timeout,
+		denyCache: newDenyCache(denySlots),
+		place:     opt.place(),
+		clock:     func() time.Duration { return time.Since(start) },
 	}
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
@@ -123,15 +61,6 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	return r
 }
 
-// place returns what is equal for options with which buckets have the same keys
-// in the same servers, and tells nothing else.
-func (opt *RedisOptions) place() string {
-	digest := sha256.New()
-	fmt.Fprintf(digest, "%q %t %q %d %q %q", slices.Sorted(slices.Values(opt.Addresses)),
-		opt.Cluster, opt.MasterName, opt.DB, opt.KeyPrefix, opt.KeySecret)
-	return string(digest.Sum(nil))
-}
-
 // SharesBuckets reports whether r and other, as far as their options tell, keep
 // their buckets in the same servers and under the same keys.
 func (r *Redis) SharesBuckets(other *Redis) bool { return r.place == other.place }
@@ -139,8 +68,8 @@ func (r *Redis) SharesBuckets(other *Redis) bool { return r.place == other.place
 // Connect begins to connect, so that the first request need not wait for it.
 func (r *Redis) Connect() { r.client.Connect() }
 
-// Close closes all connections. Later calls are decided as if the servers did
-// not answer.
+// Close closes all connections. Later requests are decided as if the servers did not
+// answer.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
 	r.fallback.close()
@@ -167,7 +96,7 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	}
 	var few [8]outcome
 	sent := r.clock()
-	if outcomes, ok := r.denials.decide(req, sent.Microseconds(), few[:0]); ok {
+	if outcomes, ok := r.denyCache.decide(req, sent.Microseconds(), few[:0]); ok {
 		return req.decisions(outcomes, dst), nil
 	}
 	end := time.Now().Add(r.timeout)
@@ -190,12 +119,12 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 		return dst, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	if !anyHere(outcomes) {
-		r.denials.remember(req, outcomes, sent.Microseconds(), r.clock().Microseconds())
+		r.denyCache.remember(req, outcomes, sent.Microseconds(), r.clock().Microseconds())
 	}
 	return req.decisions(outcomes, dst), nil
 }
 
-// tooLate decides a request for which there is no time left to ask a server.
+// tooLate decides a request whose deadline leaves no time to ask a server.
 func (r *Redis) tooLate(req Request, dst []outcome) ([]outcome, error) {
 	if r.fallback == nil || req.NoFallback {
 		return dst, errLate
@@ -216,7 +145,7 @@ func anyHere(outcomes []outcome) bool {
 // decide decides a request whose buckets lie together: on their server, or in
 // this process if that can't be asked. It appends to dst.
 func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outcome, error) {
-	q := r.question(req, byte(req.Accounting))
+	q := r.query(req, byte(req.Accounting))
 	_, outcomes, err := r.ask(ctx, req, q, dst)
 	switch {
 	case err == nil:
@@ -239,15 +168,15 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 	return r.fallback.decide(req, dst, false, q), nil
 }
 
-// question returns the question what becomes of req.
-func (r *Redis) question(req Request, what byte) *question {
-	q := r.keys.question(req, what)
-	q.gone, q.holds = false, false
+// query returns what a server is asked about req.
+func (r *Redis) query(req Request, what byte) *query {
+	q := r.keys.query(req, what)
+	q.abandoned, q.holdsUnits = false, false
 	q.Patient = r.fallback == nil || req.NoFallback
 	if r.fallback != nil {
-		q.pending = r.fallback.pending(req, q.pending[:0])
-		for i := range q.pending {
-			q.pending[i].key = q.Keys[i]
+		q.buckets = r.fallback.pending(req, q.buckets[:0])
+		for i := range q.buckets {
+			q.buckets[i].key = q.Keys[i]
 		}
 	}
 	return q
@@ -255,7 +184,7 @@ func (r *Redis) question(req Request, what byte) *question {
 
 // ask has req, of which q asks, decided by the server on which its buckets lie,
 // and appends to dst. After an error q may still be on its way.
-func (r *Redis) ask(ctx context.Context, req Request, q *question, dst []outcome) (*redisscript.Server, []outcome, error) {
+func (r *Redis) ask(ctx context.Context, req Request, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
 	srv, err := r.client.Do(ctx, &q.Call)
 	if err != nil {
 		return srv, dst, err
@@ -273,5 +202,5 @@ func (r *Redis) ask(ctx context.Context, req Request, q *question, dst []outcome
 // errCorrupt is the error of a key of ours that something else has written to.
 var errCorrupt = errors.New("the value of a key is no bucket's")
 
-// errLate is the error of a request that comes when its time is over.
+// errLate is the error of a request whose deadline has passed before it is sent.
 var errLate = errors.New("no time was left to ask a server")

@@ -543,15 +543,15 @@ func TestRedisGroups(t *testing.T) {
 // have at least.
 type told struct {
 	Request
-	owed []known
+	owed []toldLevel
 }
 
 // drawOwed draws such levels. Not every bucket has one.
-func drawOwed(t *rapid.T, buckets []Bucket) []known {
-	owed := make([]known, len(buckets))
+func drawOwed(t *rapid.T, buckets []Bucket) []toldLevel {
+	owed := make([]toldLevel, len(buckets))
 	for i, b := range buckets {
 		if rapid.Bool().Draw(t, "this") {
-			owed[i].dirty = rapid.SampledFrom([]dirt{unsure, ahead}).Draw(t, "dirty")
+			owed[i].dirty = rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
 			owed[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
 			owed[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
 			owed[i].with = b.Limit.atLeast(owed[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"))
@@ -1180,7 +1180,7 @@ func TestRedisUnknownReplies(t *testing.T) {
 		"return redis.call('NOSUCH')", "return redis.call('INCR', KEYS[1])",
 	} {
 		t.Run(script, func(t *testing.T) {
-			r := newRedis(RedisOptions{Addresses: []string{server.Socket}, Timeout: 10 * time.Second}, newTakeScript(script))
+			r := newRedis(RedisOptions{Addresses: []string{server.Socket}, Timeout: 10 * time.Second}, newScript(script))
 			defer r.Close()
 			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
 			if err == nil || len(d) > 0 {
@@ -1402,7 +1402,7 @@ func FuzzStoredValue(f *testing.F) {
 		for _, what := range []byte{whatHold, whatCommit, whatRelease} {
 			set()
 			req := Request{Buckets: []Bucket{b}}
-			if _, _, err := r.ask(inTime(), req, r.question(req, what), nil); err != nil {
+			if _, _, err := r.ask(inTime(), req, r.query(req, what), nil); err != nil {
 				t.Fatalf("%.40q: %d: %v", value, what, err)
 			}
 		}

@@ -11,16 +11,16 @@ import (
 // A server holds no more buckets than the nodes together do, because a node that
 // forgets a bucket removes it there too, unless the server knows of more than the
 // node did: then another node still asks for it. Nobody waits for that. Removals
-// travel with the next call, some in one question. Those that nobody takes are
+// travel with the next call, some in one query. Those that nobody takes are
 // dropped; their buckets leave when they have drained.
 
 const (
-	// removeTogether is how many removals are one question, and removeWithin how
+	// removeTogether is how many removals are one query, and removeWithin how
 	// long the first waits for others.
 	removeTogether = 64
 	removeWithin   = 100 * time.Millisecond
 
-	// removing is how many questions may be on their way.
+	// removing is how many queries may be on their way.
 	removing = 16
 
 	// drainsAnyway is the time, in µs, within which a bucket drains that is not
@@ -77,7 +77,7 @@ func (r *removals) flush() {
 	go r.send(waiting)
 }
 
-// sent takes note that a call of send is over.
+// sent records that a call of send is over.
 func (r *removals) sent() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,7 +97,7 @@ func (r *Redis) remove(buckets []removal) {
 		return
 	}
 	ctx := redisscript.WithDeadline(time.Now().Add(r.timeout), false)
-	var q *question
+	var q *query
 	var group []byte
 	ask := func() {
 		if q == nil {
@@ -120,8 +120,8 @@ func (r *Redis) remove(buckets []removal) {
 		}
 		if q == nil || !r.client.OneServer() {
 			ask()
-			q = new(question)
-			q.Owner, q.gone = q, true // nothing is decided by it
+			q = new(query)
+			q.Owner, q.abandoned = q, true // nothing is decided by it
 			group = []byte{0, 1, 0, 0, whatRemove}
 		}
 		limit := b.partition.id.bucket()

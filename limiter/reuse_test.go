@@ -9,12 +9,12 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// pooled returns the questions that the next requests would use, and takes them
+// pooled returns the queries that the next requests would use, and takes them
 // away.
-func pooled() map[*question]bool {
-	all := make(map[*question]bool)
+func pooled() map[*query]bool {
+	all := make(map[*query]bool)
 	for {
-		q := questions.Get().(*question)
+		q := queries.Get().(*query)
 		if q.Keys == nil {
 			return all // a new one: there are no more
 		}
@@ -22,10 +22,10 @@ func pooled() map[*question]bool {
 	}
 }
 
-// TestQuestionsInUse tests that no request uses a question again that a queue, or
+// TestQueriesInUse tests that no request uses a query again that a queue, or
 // an answer which comes too late, may still touch: neither one that was given up,
 // nor one that settles units. One that was answered is used again.
-func TestQuestionsInUse(t *testing.T) {
+func TestQueriesInUse(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // all see one pool
 	node := redistest.Start(t)
 	p := redistest.StartProxy(t, node.Addr)
@@ -41,11 +41,11 @@ func TestQuestionsInUse(t *testing.T) {
 		again += len(pooled())
 	}
 	if again == 0 {
-		t.Error("no question is used again, so the test shows nothing")
+		t.Error("no query is used again, so the test shows nothing")
 	}
 
 	for _, what := range []byte{whatCommit, whatRelease} {
-		q := r.question(req, whatHold)
+		q := r.query(req, whatHold)
 		srv, held, err := r.ask(inTime(), req, q, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -228,7 +228,7 @@ func TestCorruptIsReported(t *testing.T) {
 		if err := fill(); err != nil {
 			t.Fatal(err)
 		}
-		r.denials = newDenials(denialSlots)
+		r.denyCache = newDenyCache(denySlots)
 		for m := range 6 {
 			if d := mustTake(t, r, Request{Buckets: []Bucket{b}}); d[0].Denied != (m == 5) {
 				t.Errorf("request %d: decided %+v", m, d)

@@ -24,7 +24,7 @@ func (req Request) mayShare() bool {
 // shareBuckets appends the buckets to dst, with those in the place of others that
 // these share. Levels that are carried over from one to another are dirty like
 // that.
-func (m *Memory) shareBuckets(buckets []Bucket, as dirt, dst []Bucket) []Bucket {
+func (m *Memory) shareBuckets(buckets []Bucket, as dirtiness, dst []Bucket) []Bucket {
 	changed := append(dst, buckets...)
 	for i := range changed {
 		b := &changed[i]
@@ -45,7 +45,7 @@ func (m *Memory) shareBuckets(buckets []Bucket, as dirt, dst []Bucket) []Bucket 
 // share makes b the bucket that its key shares with others, if it has none of its
 // own and there is no room for one. If there is room, its own begins at the level
 // of that one.
-func (m *Memory) share(b *Bucket, as dirt) {
+func (m *Memory) share(b *Bucket, as dirtiness) {
 	p := m.place(b)
 	u := p.partition.usage
 	if p.partition.id.rate != otherNames {

@@ -239,7 +239,7 @@ func (h *history) failover() {
 	h.up = true
 	for q := h.v.fallback.inFlight; q != nil; q = q.next {
 		for i := range h.buckets {
-			if q.holds && slices.ContainsFunc(q.pending, func(p pending) bool {
+			if q.holdsUnits && slices.ContainsFunc(q.buckets, func(p tracked) bool {
 				return p.hash == h.v.fallback.memory.hash(&h.buckets[i])
 			}) {
 				h.decided[i] = false
@@ -282,11 +282,11 @@ func (h *history) arrive() {
 			what = whatHold
 		}
 	}
-	var batch []*question
+	var batch []*query
 	for _, p := range parts {
-		p.question = h.v.question(p.Request, what)
+		p.query = h.v.query(p.Request, what)
 		x.parts = append(x.parts, &simulatedPart{part: p})
-		batch = append(batch, p.question)
+		batch = append(batch, p.query)
 	}
 	// Those that wait for a connection for too long are decided here.
 	if h.stalledUntil > h.v.now && h.random.IntN(7) == 0 {
@@ -296,14 +296,14 @@ func (h *history) arrive() {
 	h.v.fallback.send(nil, callsOf(batch...))
 	for _, p := range x.parts {
 		p.err = errLate // until it is answered
-		h.ask(p.question, func(outcomes []outcome, at int64, lifetime []int) {
+		h.ask(p.query, func(outcomes []outcome, at int64, lifetime []int) {
 			if p.outcomes, p.at, p.lifetime, p.answered = outcomes, at, lifetime, true; x.done {
 				return // too late; nobody waits any more
 			}
 			p.err = nil
-			before := h.levels(p.question)
-			h.v.fallback.answered(p.question, p.outcomes, p.question.what() == whatHold)
-			for i, level := range h.levels(p.question) {
+			before := h.levels(p.query)
+			h.v.fallback.answered(p.query, p.outcomes, p.query.what() == whatHold)
+			for i, level := range h.levels(p.query) {
 				if level.clear < before[i].clear-h.timeout {
 					h.followed++
 				}
@@ -321,14 +321,14 @@ func (h *history) arrive() {
 
 // ask carries what q says to the server, and its answer back, unless one of the
 // two is lost.
-func (h *history) ask(q *question, answered func(_ []outcome, at int64, lifetime []int)) {
+func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []int)) {
 	group, keys, life := q.Arg, append([]string(nil), q.Keys...), h.lives
 	if !h.up {
 		life = -1 // a connection to a server that is gone
 	}
 	req := Request{}
-	for i := range q.pending {
-		req.Buckets = append(req.Buckets, Bucket{Limit: q.pending[i].limit})
+	for i := range q.buckets {
+		req.Buckets = append(req.Buckets, Bucket{Limit: q.buckets[i].limit})
 	}
 	held := q.what() == whatHold
 	var process func()
@@ -361,10 +361,10 @@ func (h *history) ask(q *question, answered func(_ []outcome, at int64, lifetime
 }
 
 // levels returns what this process holds of q's buckets.
-func (h *history) levels(q *question) []state {
+func (h *history) levels(q *query) []state {
 	var levels []state
-	for i := range q.pending {
-		level, _ := h.v.fallback.memory.dirty(&q.pending[i].place)
+	for i := range q.buckets {
+		level, _ := h.v.fallback.memory.dirty(&q.buckets[i].place)
 		levels = append(levels, level)
 	}
 	return levels
@@ -396,10 +396,10 @@ func (h *history) finish(x *exchange) {
 	if len(failed) > 0 {
 		var here Request
 		here.Accounting = x.req.Accounting
-		var instead []*question
+		var instead []*query
 		for _, p := range failed {
 			here.Buckets = append(here.Buckets, p.Buckets...)
-			instead = append(instead, p.question)
+			instead = append(instead, p.query)
 		}
 		denied = h.here(x, here, instead, denied) || denied
 	}
@@ -414,7 +414,7 @@ func (h *history) finish(x *exchange) {
 				}
 			}
 		}
-		if p.question.what() == whatHold {
+		if p.query.what() == whatHold {
 			what := byte(whatCommit)
 			if denied {
 				what = whatRelease
@@ -425,7 +425,7 @@ func (h *history) finish(x *exchange) {
 }
 
 // here decides req in this process, and reports whether it is denied.
-func (h *history) here(x *exchange, req Request, instead []*question, denied bool) bool {
+func (h *history) here(x *exchange, req Request, instead []*query, denied bool) bool {
 	x.done = true
 	h.simulated.here++
 	peek := denied && req.Accounting == AccountingAtomic
@@ -450,7 +450,7 @@ func (h *history) here(x *exchange, req Request, instead []*question, denied boo
 
 // settle settles the units that are held for a part, sooner or later.
 func (h *history) settle(p *simulatedPart, what byte) {
-	q := p.question
+	q := p.query
 	if what == whatRelease {
 		h.v.fallback.drop(q)
 	}
@@ -471,13 +471,13 @@ func (h *history) settle(p *simulatedPart, what byte) {
 			if !answered {
 				answered = true
 				h.leaves++
-				h.v.leave(q, what)
+				h.v.leaveToServer(q, what)
 			}
 		})
 	})
 }
 
-// admit takes note that units of b were admitted.
+// admit records that units of b were admitted.
 func (h *history) admit(b Bucket, at int64, lifetime []int) {
 	i := h.index(b)
 	h.admitted[i] = append(h.admitted[i], charge{at, b.Cost, lifetime[i]})

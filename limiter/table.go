@@ -26,41 +26,41 @@ type slot struct {
 // it is. It is zero if no server was asked.
 type keyDigest [16]byte
 
-// dirt says whether another store, for which this one stands in, may know less
+// dirtiness says whether another store, for which this one stands in, may know less
 // of a bucket than this one does.
-type dirt int64
+type dirtiness int64
 
 const (
-	clean  dirt = iota
-	unsure      // it may have lost what it knew
-	ahead       // something was decided here, which it was not told
+	clean  dirtiness = iota
+	unsure           // it may have lost what it knew
+	ahead            // something was decided here, which it was not told
 )
 
-// soil returns the slack to hold of a bucket that is dirty.
-func soil(slack int64, dirty dirt) int64 {
+// encodeSlack returns the slack to hold of a bucket that is dirty.
+func encodeSlack(slack int64, dirty dirtiness) int64 {
 	if dirty == clean {
 		return slack
 	}
 	return -1 - slack - int64(dirty-unsure)<<50
 }
 
-// wash returns the slack of a bucket and whether it is dirty.
-func wash(slack int64) (int64, dirt) {
+// decodeSlack returns the slack of a bucket and whether it is dirty.
+func decodeSlack(slack int64) (int64, dirtiness) {
 	if slack >= 0 {
 		return slack, clean
 	}
 	slack = -1 - slack
-	return slack & (1<<50 - 1), unsure + dirt(slack>>50)
+	return slack & (1<<50 - 1), unsure + dirtiness(slack>>50)
 }
 
 // get returns the bucket of the given hash, an empty one if there is none, and
 // whether it is dirty.
-func (t *table) get(hash uint64) (s state, dirty dirt) {
+func (t *table) get(hash uint64) (s state, dirty dirtiness) {
 	if t.used == 0 {
 		return state{}, clean
 	}
 	s = t.slots[t.find(hash)].state
-	s.slack, dirty = wash(s.slack)
+	s.slack, dirty = decodeSlack(s.slack)
 	return s, dirty
 }
 
@@ -82,8 +82,8 @@ func (t *table) own(hash uint64) *slot {
 
 // put stores the bucket of the given hash, and returns how many buckets there
 // are more now, and whether this one is new.
-func (t *table) put(hash uint64, s state, dirty dirt, now int64) (more int, entered bool) {
-	s.slack = soil(s.slack, dirty)
+func (t *table) put(hash uint64, s state, dirty dirtiness, now int64) (more int, entered bool) {
+	s.slack = encodeSlack(s.slack, dirty)
 	i := -1
 	if len(t.slots) > 0 {
 		i = t.find(hash)
@@ -101,7 +101,7 @@ func (t *table) put(hash uint64, s state, dirty dirt, now int64) (more int, ente
 	return more, entered
 }
 
-// name takes note of the key by which a server knows the bucket of the given
+// name records the key by which a server knows the bucket of the given
 // hash, which t holds.
 func (t *table) name(hash uint64, key string) {
 	if len(t.digests) != len(t.slots) {

@@ -91,7 +91,7 @@ func (b *batcher) tryDirect(c *Call, hurried bool) *connection {
 	return nil
 }
 
-// endDirect takes note that a call that went by itself is over.
+// endDirect records that a call that went by itself is over.
 func (b *batcher) endDirect() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -207,7 +207,7 @@ func (b *batcher) nextLocked(batch []*Call) []*Call {
 	return batch
 }
 
-// tookFor takes note of how long a batch took.
+// tookFor records how long a batch took.
 func (b *batcher) tookFor(d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -164,7 +164,7 @@ func (b *breaker) awaitsWrite() bool {
 	return b.last != nil && b.last.writes
 }
 
-// success takes note that the server has answered; wrote, that it has shown to
+// success records that the server has answered; wrote, that it has shown to
 // take writes.
 func (b *breaker) success(wrote bool) {
 	if b.failures.Load() == 0 {
@@ -188,7 +188,7 @@ func (b *breaker) success(wrote bool) {
 	b.reportErrorAt(last, now)
 }
 
-// provesWrites takes note that a server which took no writes has shown to take one,
+// provesWrites records that a server which took no writes has shown to take one,
 // and reports whether that is enough.
 func (b *breaker) provesWrites(now time.Time) bool {
 	if b.is() != breakerHalfOpen {
@@ -210,7 +210,7 @@ func (b *breaker) close(kind EventKind, now time.Time) {
 	b.report(Event{Server: b.server, Kind: kind, Downtime: now.Sub(b.openedAt)})
 }
 
-// failure takes note of a failure, and reports whether it has opened the breaker.
+// failure records a failure, and reports whether it has opened the breaker.
 func (b *breaker) failure(f *Failure) (opened bool) {
 	if !f.counts {
 		b.reportError(f)
@@ -248,7 +248,7 @@ func (b *breaker) flaps(f *Failure) bool {
 	return true
 }
 
-// replaced takes note that other servers have taken this one's place. If it was
+// replaced records that other servers have taken this one's place. If it was
 // down that is over: nobody will ask it.
 func (b *breaker) replaced() {
 	b.mu.Lock()

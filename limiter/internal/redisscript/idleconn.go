@@ -40,7 +40,7 @@ func (c *idleConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Read takes note of when it was.
+// Read records when it was.
 func (c *idleConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.read.Store(int64(time.Since(start)))

@@ -39,7 +39,7 @@ type pool struct {
 	clock    func() time.Duration
 	breaker  *breaker
 	restarts *restarts
-	fail     func(*Failure) // takes note of a failure of the server
+	fail     func(*Failure) // records a failure of the server
 
 	idle   chan *connection // connections that nobody uses
 	held   atomic.Int32     // connections there are or are being made, at most the capacity of idle
@@ -115,7 +115,7 @@ func (p *pool) down(f *Failure) {
 	}
 }
 
-// broken takes note that a connection broke, and reports whether it is the first
+// broken records that a connection broke, and reports whether it is the first
 // of those that were made together.
 func (p *pool) broken(conn *connection) (first bool) {
 	return p.broke.CompareAndSwap(conn.broke, conn.broke+1)
@@ -263,7 +263,7 @@ func (p *pool) dial(probe bool) {
 	p.failed.raise(f)
 }
 
-// slowToConnect takes note that a connection takes very long to make. If there is
+// slowToConnect records that a connection takes very long to make. If there is
 // no other, the server counts as down.
 func (p *pool) slowToConnect() {
 	if p.made.Load() > 0 {

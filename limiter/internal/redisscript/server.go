@@ -180,7 +180,7 @@ func (s *Server) inTime(ctx context.Context, c *Call, ask func() ([]int64, error
 	}
 }
 
-// giveUp takes note that a call has waited in vain, for which no command is to
+// giveUp records that a call has waited in vain, for which no command is to
 // blame, and returns what that means.
 func (s *Server) giveUp(why error) *Failure {
 	f := s.failure(why)
@@ -228,7 +228,7 @@ func (s *Server) sendWhole(conn *connection, c *Call, asking bool) error {
 	return s.sent(within(s.timeout), conn, c, asking, reply, err)
 }
 
-// sent takes note of what came of a call on a connection.
+// sent records what came of a call on a connection.
 func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking bool, reply []int64, err error) error {
 	if err != nil {
 		c.Reply = nil
@@ -249,7 +249,7 @@ func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking boo
 	return nil
 }
 
-// blame takes note of what failed on a connection, and returns what it means.
+// blame records what failed on a connection, and returns what it means.
 //
 // After a reply the connection is as good as before; but the client closes those
 // to a replica, for its name may by now stand for another server. An error that
@@ -278,7 +278,7 @@ func (s *Server) blame(conn *connection, err error) *Failure {
 	return f
 }
 
-// fail takes note of a failure.
+// fail records a failure.
 func (s *Server) fail(f *Failure) {
 	opened := s.breaker.failure(f)
 	if opened || f.breaks {
@@ -350,7 +350,7 @@ func (s *Server) sendAll(conn *connection, all []*invocation) (*connection, erro
 	}
 }
 
-// sending takes note that invocations are about to be sent.
+// sending records that invocations are about to be sent.
 func (s *Server) sending(all []*invocation) {
 	for _, in := range all {
 		s.hooks.Sending(s, in.batch)
@@ -389,7 +389,7 @@ func (s *Server) complete(batch []*Call, err error) {
 	}
 }
 
-// restarts takes note of whether a server has restarted, or is another one now.
+// restarts records whether a server has restarted, or is another one now.
 type restarts struct {
 	tell func()
 
@@ -401,7 +401,7 @@ type restarts struct {
 // seen returns how often the server is known to have restarted.
 func (r *restarts) seen() int64 { return r.count.Load() }
 
-// since takes note that the server has restarted, as became clear from something
+// since records that the server has restarted, as became clear from something
 // that was sent when so many restarts had been seen. If there are more by now,
 // those are the same.
 func (r *restarts) since(seen int64) {
@@ -414,7 +414,7 @@ func (r *restarts) since(seen int64) {
 	}
 }
 
-// connected takes note of a new connection: of its number, and whether there is
+// connected records a new connection: of its number, and whether there is
 // another reason to take the server for another, such as that it did not know the
 // script. Both were asked for when so many restarts had been seen and before was
 // the highest number.

@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	// denialSlots is how many buckets are remembered at most, which takes 1 MB.
+	// denySlots is how many buckets are remembered at most, which takes 1 MB.
 	// Of two that fall into one slot the later is.
-	denialSlots = 1 << 14
+	denySlots = 1 << 14
 
-	// rememberFor is how long a bucket is remembered at most, in µs. What nobody
+	// cacheFor is how long a bucket is remembered at most, in µs. What nobody
 	// foresees, such as an operator who deletes keys, shows after that time.
-	rememberFor = 1_000_000
+	cacheFor = 1_000_000
 )
 
-// denials remembers buckets that a server has reported full. Nothing can enter a
+// denyCache remembers buckets that a server has reported full. Nothing can enter a
 // full bucket before its next drip: until then every request on it, of whatever
 // cost, is denied, and the server need not be asked. So a flood of requests that
 // are denied costs it nothing.
@@ -28,21 +28,21 @@ const (
 // Of a request with several buckets, of which one is full, the others are
 // remembered too, for what they hold shows in the answer. It is then what the server
 // last said of them.
-type denials struct {
+type denyCache struct {
 	seed   maphash.Seed
 	latest atomic.Int64 // until when anything is remembered
-	slots  []denialSlot
+	slots  []denySlot
 }
 
-// denialSlot has room for one bucket.
-type denialSlot struct {
+// denySlot has room for one bucket.
+type denySlot struct {
 	mu sync.Mutex
-	denial
+	cachedDenial
 }
 
-// denial is what is remembered of one bucket. Times are in µs on a monotonic
+// cachedDenial is what is remembered of one bucket. Times are in µs on a monotonic
 // clock of this process.
-type denial struct {
+type cachedDenial struct {
 	hash uint64
 	state
 	doubt int64 // how much sooner it may run empty
@@ -50,17 +50,17 @@ type denial struct {
 }
 
 // full reports whether a bucket of limit l has room for nothing at now.
-func (e *denial) full(l *Limit, now int64) bool {
+func (e *cachedDenial) full(l *Limit, now int64) bool {
 	return l.wait(state{e.clear - e.doubt, e.slack}, now, 1) > 0
 }
 
-// newDenials returns room for so many buckets.
-func newDenials(slots int) *denials {
-	return &denials{seed: maphash.MakeSeed(), slots: make([]denialSlot, slots)}
+// newDenyCache returns room for so many buckets.
+func newDenyCache(slots int) *denyCache {
+	return &denyCache{seed: maphash.MakeSeed(), slots: make([]denySlot, slots)}
 }
 
 // slot returns the slot in which b belongs, and b's hash.
-func (d *denials) slot(b *Bucket) (*denialSlot, uint64) {
+func (d *denyCache) slot(b *Bucket) (*denySlot, uint64) {
 	hash := b.hash(d.seed)
 	return &d.slots[hash%uint64(len(d.slots))], hash
 }
@@ -73,7 +73,7 @@ func (req Request) deniedAlike() bool {
 
 // decide appends the outcomes of req to dst, if it is denied for sure, and
 // reports whether it is.
-func (d *denials) decide(req Request, now int64, dst []outcome) ([]outcome, bool) {
+func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bool) {
 	if now >= d.latest.Load() || !req.deniedAlike() {
 		return dst, false
 	}
@@ -94,11 +94,11 @@ func (d *denials) decide(req Request, now int64, dst []outcome) ([]outcome, bool
 	return dst, true
 }
 
-// remember takes note of what a server has decided on req, which was sent and
+// remember records what a server has decided on req, which was sent and
 // answered at these times. Somewhere between is when the server looked at the
 // clock: a bucket is denied for no longer than if that was at once, and drips as
 // if it was at last, so that no client is told to come too early.
-func (d *denials) remember(req Request, outcomes []outcome, sent, answered int64) {
+func (d *denyCache) remember(req Request, outcomes []outcome, sent, answered int64) {
 	keep := false
 	for i := range outcomes {
 		keep = keep || !outcomes[i].blocked && req.Buckets[i].Limit.wait(outcomes[i].state, 0, 1) > 0
@@ -112,26 +112,26 @@ func (d *denials) remember(req Request, outcomes []outcome, sent, answered int64
 		if o.blocked || o.foreign {
 			continue
 		}
-		e := denial{state: state{o.clear + answered, o.slack}, doubt: answered - sent, until: sent + rememberFor}
+		e := cachedDenial{state: state{o.clear + answered, o.slack}, doubt: answered - sent, until: sent + cacheFor}
 		wait := b.Limit.wait(o.state, 0, 1)
 		if wait > 0 {
-			e.until = sent + min(wait, rememberFor)
+			e.until = sent + min(wait, cacheFor)
 		}
 		d.put(b, e, wait > 0, keep, answered)
 	}
 }
 
 // get returns what is remembered of b, and whether that is anything.
-func (d *denials) get(b *Bucket, now int64) (denial, bool) {
+func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 	slot, hash := d.slot(b)
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
-	return slot.denial, slot.hash == hash && slot.until > now
+	return slot.cachedDenial, slot.hash == hash && slot.until > now
 }
 
 // put remembers e of b, which is answered now and full or not: anew, or only if
 // something is remembered.
-func (d *denials) put(b *Bucket, e denial, full, anew bool, now int64) {
+func (d *denyCache) put(b *Bucket, e cachedDenial, full, anew bool, now int64) {
 	slot, hash := d.slot(b)
 	e.hash = hash
 	slot.mu.Lock()
@@ -142,7 +142,7 @@ func (d *denials) put(b *Bucket, e denial, full, anew bool, now int64) {
 	if !anew && !full {
 		e.until = slot.until // or it would be remembered as long as anybody asks
 	}
-	slot.denial = e
+	slot.cachedDenial = e
 	for latest := d.latest.Load(); e.until > latest && !d.latest.CompareAndSwap(latest, e.until); {
 		latest = d.latest.Load()
 	}

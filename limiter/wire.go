@@ -1,15 +1,10 @@
 package limiter
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
 	_ "embed"
-	"encoding/base64"
 	"encoding/binary"
 	"fmt"
 	"math"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,11 +15,11 @@ import (
 var takeSource string
 
 // takeScript runs on the servers.
-var takeScript = newTakeScript(takeSource)
+var takeScript = newScript(takeSource)
 
-// newTakeScript returns the script of the given source, which replies as take.lua
+// newScript returns the script of the given source, which replies as take.lua
 // does.
-func newTakeScript(source string) *redisscript.Script {
+func newScript(source string) *redisscript.Script {
 	s := redisscript.NewScript(source)
 	nothing := Request{Buckets: []Bucket{{
 		Limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: MaxUnits},
@@ -39,85 +34,28 @@ func newTakeScript(source string) *redisscript.Script {
 	return s
 }
 
-// keys names the buckets in a server.
-type keys struct {
-	prefix string
-	secret []byte
-}
-
-// of returns the name under which b is kept: the prefix, in braces a digest of
-// whose bucket it is, what it limits, and how it drips, in base 36. Levels of
-// other drips must not mix; those of other sizes do, see Bucket. The braces put all
-// buckets of one key value into one slot of a cluster.
-func (k keys) of(b *Bucket) string { return string(b.appendRest(k.appendSlot(nil, b))) }
-
-// appendSlot appends to name what the names of all buckets of b's key begin with.
-// Those that keys share have the other half of the digest, so that no key has the
-// same.
-func (k keys) appendSlot(name []byte, b *Bucket) []byte {
-	var digest [sha256.Size]byte
-	if len(k.secret) == 0 {
-		digest = sha256.Sum256([]byte(b.Key))
-	} else {
-		mac := hmac.New(sha256.New, k.secret)
-		mac.Write([]byte(b.Key))
-		mac.Sum(digest[:0])
-	}
-	if b.shared {
-		return k.appendDigest(name, keyDigest(digest[16:]))
-	}
-	return k.appendDigest(name, keyDigest(digest[:16]))
-}
-
-// appendDigest appends to name what it begins with.
-func (k keys) appendDigest(name []byte, digest keyDigest) []byte {
-	name = append(name, k.prefix...)
-	name = append(name, '{')
-	name = base64.RawURLEncoding.AppendEncode(name, digest[:])
-	return append(name, '}')
-}
-
-// digestOf returns the digest in the name of a bucket.
-func digestOf(name string) (digest keyDigest) {
-	from := strings.IndexByte(name, '{') + 1
-	var text [22]byte
-	copy(text[:], name[from:])
-	_, _ = base64.RawURLEncoding.Decode(digest[:], text[:]) // names are made here
-	return digest
-}
-
-// appendRest appends to name what tells b from other buckets of its key.
-func (b *Bucket) appendRest(name []byte) []byte {
-	name = append(name, ':')
-	name = append(name, b.Name...)
-	name = append(name, ':')
-	name = strconv.AppendInt(name, b.Limit.rate(), 36)
-	name = append(name, '.')
-	return strconv.AppendInt(name, b.Limit.DripSize, 36)
-}
-
-// question is a request as a server is asked about it: a group of take.lua's, in
+// query is a request as a server is asked about it: a group of take.lua's, in
 // an invocation of its own or together with others.
-type question struct {
+type query struct {
 	redisscript.Call        // its Arg is what take.lua is told, with what the fallback knows
 	plain            string // the same without that, as a run of one group
 
 	// What the fallback knows of it, guarded by its lock.
-	pending    []pending
-	server     *redisscript.Server // to which it was sent last
-	order      uint64              // how many had been sent when it was, it included
-	linked     bool                // whether it is in flight
-	gone       bool                // whether it no longer counts, and nobody waits for it
-	holds      bool                // whether a server has held its units
-	lost       bool                // whether a server has restarted since it was sent
-	next, prev *question
+	buckets         []tracked
+	server          *redisscript.Server // to which it was sent last
+	order           uint64              // how many had been sent when it was, it included
+	counted         bool                // whether it is in flight
+	abandoned       bool                // whether it no longer counts, and nobody waits for it
+	holdsUnits      bool                // whether a server has held its units
+	serverRestarted bool                // whether a server has restarted since it was sent
+	next, prev      *query
 
-	text []byte // used again by the next question
+	text []byte // used again by the next query
 }
 
-// questions are those that are no longer in use, with their memory.
-var questions = sync.Pool{New: func() any {
-	q := new(question)
+// queries are those that are no longer in use, with their memory.
+var queries = sync.Pool{New: func() any {
+	q := new(query)
 	q.Owner = q
 	return q
 }}
@@ -130,9 +68,9 @@ const (
 	whatRemove  = 5 // see removals
 )
 
-// question returns the question whether a server admits req.
-func (k keys) question(req Request, what byte) *question {
-	q := questions.Get().(*question)
+// query returns what a server is asked about req.
+func (k keys) query(req Request, what byte) *query {
+	q := queries.Get().(*query)
 
 	// All text is made in one piece, of which each is a part.
 	var few [8]int
@@ -170,7 +108,7 @@ const (
 )
 
 // what returns what q asks to do.
-func (q *question) what() byte { return q.plain[whatIndex] }
+func (q *query) what() byte { return q.plain[whatIndex] }
 
 // repliesTo returns how many numbers reply to a group.
 func repliesTo(what byte, buckets int) int {
@@ -183,8 +121,8 @@ func repliesTo(what byte, buckets int) int {
 	return 2 * buckets
 }
 
-// settle makes q, of which units are held, the question to settle them.
-func (q *question) settle(what byte, held []outcome) {
+// settle makes q, of which units are held, the query to settle them.
+func (q *query) settle(what byte, held []outcome) {
 	group := append([]byte(nil), q.plain[:groupHead]...)
 	group[whatIndex] = what
 	rest := q.plain[groupHead:]
@@ -200,7 +138,7 @@ func (q *question) settle(what byte, held []outcome) {
 }
 
 // tell adds levels to what take.lua is told of q's buckets, see fallback.known.
-func (q *question) tell(levels []known) {
+func (q *query) tell(levels []toldLevel) {
 	if levels == nil {
 		return
 	}
@@ -230,9 +168,9 @@ func (q *question) tell(levels []known) {
 }
 
 // release lets another request use q.
-func (q *question) release() {
+func (q *query) release() {
 	q.Reset()
-	questions.Put(q)
+	queries.Put(q)
 }
 
 // appendGroup appends what take.lua is told of req, as a run of one group.

@@ -25,7 +25,7 @@ func newClocked(t testing.TB, server *redistest.Server, change func(*RedisOption
 
 // remembered reports whether req would be denied without a call.
 func remembered(r *Redis, req Request) bool {
-	_, ok := r.denials.decide(req, r.clock().Microseconds(), nil)
+	_, ok := r.denyCache.decide(req, r.clock().Microseconds(), nil)
 	return ok
 }
 
@@ -50,7 +50,7 @@ func TestDenialsFlood(t *testing.T) {
 			}
 			// The one that fills the bucket tells that it is full.
 			c.check(t, "evalsha", size-1)
-			clock.Add(int64(rememberFor * time.Microsecond))
+			clock.Add(int64(cacheFor * time.Microsecond))
 			for range requests {
 				mustTake(t, r, req)
 			}
@@ -103,7 +103,7 @@ func TestDenialsReset(t *testing.T) {
 	if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	r.denials = newDenials(denialSlots)
+	r.denyCache = newDenyCache(denySlots)
 	for i := range 100 {
 		b := hourly(1)
 		b.Key = fmt.Sprint(i)
@@ -128,7 +128,7 @@ func TestDenialsAgree(t *testing.T) {
 		asked := int64(0)
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			move := rapid.OneOf(
-				rapid.Just(int64(0)), rapid.Int64Range(0, 1000), rapid.Int64Range(0, rememberFor),
+				rapid.Just(int64(0)), rapid.Int64Range(0, 1000), rapid.Int64Range(0, cacheFor),
 				rapid.Just(last.RetryAfter.Microseconds()), rapid.Just(max(last.RetryAfter.Microseconds()-1, 0)),
 			).Draw(t, "gap")
 			v.at(t, v.keep(v.now+move))
@@ -229,7 +229,7 @@ func TestDenialsLoseNothing(t *testing.T) {
 				now += 1 + int64(seed%uint64(max(tc.limit.rate()/5, 1)))
 			}
 			asked := c.since(t, "evalsha")
-			most := int64(4*want+10) + 4*(now-start)/rememberFor
+			most := int64(4*want+10) + 4*(now-start)/cacheFor
 			if asked > most || asked*2 > requests {
 				t.Errorf("%d of %d requests reached the server, which admitted %d", asked, requests, want)
 			}
@@ -245,7 +245,7 @@ func TestDenialsInDoubt(t *testing.T) {
 	denials := 0
 	inDoubt := func(t *rapid.T) {
 		b := Bucket{Name: "b", Key: "k", Limit: drawShape(t), Cost: 1}
-		d, p := newDenials(denialSlots), plain{}
+		d, p := newDenyCache(denySlots), plain{}
 		now := time.Now().UnixMicro()
 		// The process's clock began some time before.
 		age := rapid.Int64Range(3e6, 1e12).Draw(t, "age")
@@ -267,7 +267,7 @@ func TestDenialsInDoubt(t *testing.T) {
 		b.Cost = rapid.Int64Range(1, b.Limit.Size).Draw(t, "cost")
 		outcomes, denied := d.decide(Request{Buckets: []Bucket{b}}, age+from+later, nil)
 		if !denied {
-			if fits || to+from+later >= min(b.Limit.wait(s, now, 1), rememberFor) {
+			if fits || to+from+later >= min(b.Limit.wait(s, now, 1), cacheFor) {
 				return
 			}
 			t.Fatalf("a full bucket is not remembered for %v", b.Limit)
@@ -315,7 +315,7 @@ func TestDenialsWayThere(t *testing.T) {
 		{rate - time.Microsecond, trip + time.Microsecond},
 		{rate, 0},
 	} {
-		outcomes, _ := v.denials.decide(req, (frozen + tc.at).Microseconds(), nil)
+		outcomes, _ := v.denyCache.decide(req, (frozen + tc.at).Microseconds(), nil)
 		d := req.decisions(outcomes, nil)
 		switch {
 		case tc.clear == 0 && len(d) > 0, tc.clear > 0 && len(d) == 0:
@@ -560,10 +560,10 @@ func TestDenialsInCluster(t *testing.T) {
 // are are denied as they should, all others are asked for, and no more memory is
 // taken.
 func TestDenialsBounded(t *testing.T) {
-	d := newDenials(denialSlots)
+	d := newDenyCache(denySlots)
 	full := outcome{state: state{clear: time.Hour.Microseconds()}, denied: true}
 	var buckets []Bucket
-	for i := range 4 * denialSlots {
+	for i := range 4 * denySlots {
 		b := hourly(int64(1 + i%3))
 		b.Key = fmt.Sprint(i)
 		full.clear = b.Limit.Size * b.Limit.rate()
@@ -581,8 +581,8 @@ func TestDenialsBounded(t *testing.T) {
 			t.Fatalf("bucket %d: %+v, want %+v", i, outcomes, full)
 		}
 	}
-	if known > denialSlots || known < denialSlots/2 {
-		t.Errorf("%d of %d buckets remembered, may be %d", known, len(buckets), denialSlots)
+	if known > denySlots || known < denySlots/2 {
+		t.Errorf("%d of %d buckets remembered, may be %d", known, len(buckets), denySlots)
 	}
 	b := hourly(1)
 	b.Key = "empty"
@@ -636,10 +636,10 @@ func TestDenialsNothingToRemember(t *testing.T) {
 	mustTake(t, r, Request{Buckets: []Bucket{hourly(1)}})
 	room := hourly(100)
 	for range 5 {
-		clock.Add(int64(rememberFor * time.Microsecond / 2))
+		clock.Add(int64(cacheFor * time.Microsecond / 2))
 		mustTake(t, r, Request{Buckets: []Bucket{room}})
 	}
-	if now, until := r.clock().Microseconds(), r.denials.latest.Load(); now < until {
+	if now, until := r.clock().Microseconds(), r.denyCache.latest.Load(); now < until {
 		t.Errorf("something may be remembered for %d µs more", until-now)
 	}
 }

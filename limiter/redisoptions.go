@@ -1,6 +1,8 @@
 package limiter
 
 import (
+	"crypto/sha256"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +11,65 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
+
+// RedisOptions says which Redis keeps the buckets, and how to reach it.
+type RedisOptions struct {
+	// The host:port of servers, or the path of one's unix socket. One is the
+	// server itself. Several are servers of a cluster, which know the others.
+	// With MasterName they are sentinels.
+	Addresses []string
+
+	// Whether a single address is that of a cluster's server.
+	Cluster bool
+
+	// The name by which sentinels know the server. They are asked for its
+	// address whenever a connection is made.
+	MasterName string
+
+	// The user and password to log in to the sentinels with, if any.
+	SentinelUsername, SentinelPassword string
+
+	// The user and password to log in with, if any.
+	Username, Password string
+
+	// The number of the database. A cluster has only 0.
+	DB int
+
+	// How to speak TLS, to sentinels too; nil means not at all.
+	TLS *tls.Config
+
+	// What the name of every key begins with. It must not contain braces.
+	KeyPrefix string
+
+	// A secret to hash keys with, so that nobody who sees the server's keys can
+	// find out whose they are by trying. Empty means a plain digest.
+	KeySecret string
+
+	// The most time that Take waits for an answer, everything included, from
+	// RedisMinTimeout to RedisMaxTimeout. Connections are made outside of it.
+	Timeout time.Duration
+
+	// The most connections for requests to each server, up to RedisMaxPoolSize;
+	// 0 means ten for each CPU.
+	PoolSize int
+
+	// Decides while a server can't be asked. It follows the levels that the
+	// servers report, and so goes on where they stopped; when they are back they
+	// go on where it stopped. Servers that keep the buckets instead of others, or
+	// of the Memory itself, are told what it holds. With nil, Take returns an error
+	// instead.
+	//
+	// It also bounds what the servers hold: what a Memory forgets is removed from
+	// them, unless another process has charged it meanwhile. So they hold no more
+	// than the Memories of all processes, what drains within a second and what is
+	// on its way. With nil nothing bounds that, and ShareKeys do nothing.
+	Fallback *Memory
+
+	// Is told what an operator should know, if not nil: one event after the
+	// other, and no request waits for it. While it takes long the latest 64
+	// events wait, and the next says how many were dropped before it.
+	Report func(Event)
+}
 
 // What RedisOptions may hold at most, or at least. It is far beyond what is of
 // use, and far below what would not work.
@@ -77,4 +138,13 @@ func (opt *RedisOptions) forScripts() redisscript.Options {
 		options.Report = func(e redisscript.Event) { report(newEvent(e)) }
 	}
 	return options
+}
+
+// place returns what is equal for options with which buckets have the same keys
+// in the same servers, and tells nothing else.
+func (opt *RedisOptions) place() string {
+	digest := sha256.New()
+	fmt.Fprintf(digest, "%q %t %q %d %q %q", slices.Sorted(slices.Values(opt.Addresses)),
+		opt.Cluster, opt.MasterName, opt.DB, opt.KeyPrefix, opt.KeySecret)
+	return string(digest.Sum(nil))
 }
