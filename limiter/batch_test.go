@@ -101,9 +101,9 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 	}
 }
 
-// TestLevelIsToldOnce tests requests that are batched to a server which is back
+// TestDirtyLevelCountsOnce tests requests that are batched to a server which is back
 // after an outage: what it is told of the time in between counts once.
-func TestLevelIsToldOnce(t *testing.T) {
+func TestDirtyLevelCountsOnce(t *testing.T) {
 	t.Parallel()
 	const before, requests = 30, 20
 	server := redistest.Start(t)

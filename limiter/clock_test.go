@@ -146,10 +146,10 @@ func TestRedisClockSetBack(t *testing.T) {
 	}
 }
 
-// TestRedisClockSetBackAmongSizes guards that a request of a small size, which finds
+// TestRedisClockSetBackWithSeveralSizes guards that a request of a small size, which finds
 // more in a bucket than its own limit ever puts there, does not take that for a
 // clock that was set back; and what it does if one was.
-func TestRedisClockSetBackAmongSizes(t *testing.T) {
+func TestRedisClockSetBackWithSeveralSizes(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	of := func(size, cost int64) Bucket {
 		return Bucket{Name: "b", Key: "k", Limit: Limit{size, time.Minute, 1}, Cost: cost}
@@ -199,9 +199,9 @@ func TestRedisClockSetAhead(t *testing.T) {
 	}
 }
 
-// TestSizesMeet guards a deploy that changes a size from one node to the next:
+// TestSizesShareBucket guards a deploy that changes a size from one node to the next:
 // nodes of both sizes admit together what the larger size allows, and no more.
-func TestSizesMeet(t *testing.T) {
+func TestSizesShareBucket(t *testing.T) {
 	server := redistest.Start(t)
 	var now time.Duration
 	m := NewMemory(func() time.Duration { return now })
@@ -241,10 +241,10 @@ func TestSizesMeet(t *testing.T) {
 	}
 }
 
-// TestDenialsAmongSizes guards what is remembered of a bucket that requests of
+// TestDenyCacheOfSeveralSizes guards what is remembered of a bucket that requests of
 // several sizes meet in: each size is denied without a call as long as the bucket
 // is full for it, and told the wait for what the others have added.
-func TestDenialsAmongSizes(t *testing.T) {
+func TestDenyCacheOfSeveralSizes(t *testing.T) {
 	server := redistest.Start(t)
 	v := newVirtual(t, server, "rl:")
 	of := func(size, cost int64) Bucket {
@@ -276,10 +276,10 @@ func TestDenialsAmongSizes(t *testing.T) {
 	}
 }
 
-// TestDenialsAmongSizesInDoubt guards that what a request of a small size was
+// TestDenyCacheOfSeveralSizesAllowsForLatency guards that what a request of a small size was
 // answered does not deny one of a larger size for longer than the server might:
 // it may have looked at the clock as soon as it was asked.
-func TestDenialsAmongSizesInDoubt(t *testing.T) {
+func TestDenyCacheOfSeveralSizesAllowsForLatency(t *testing.T) {
 	const sent, answered, rate = 5_000_000, 5_300_000, 400_000
 	of := func(size int64) Request {
 		l := Limit{size, rate * time.Microsecond, 1}

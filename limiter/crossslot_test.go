@@ -36,11 +36,11 @@ func (h heldBucket) room(l Limit, now, cost int64) bool {
 	return cost+h.held <= l.Size && l.wait(h.state, now, cost+h.held) == 0
 }
 
-// TestHolds tests units that are held, charged and let go of, against a plain
+// TestHeldUnits tests units that are held, charged and let go of, against a plain
 // model: held units take room and do not drip, and those that nobody settles in
 // time are charged when the time is up. Other requests come in between. No more
 // than the bucket's bound is ever held or charged.
-func TestHolds(t *testing.T) {
+func TestHeldUnits(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 10, func(t *rapid.T) {
@@ -139,11 +139,11 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// TestHoldsNeverOverAdmit tests whole requests against buckets that hold units
+// TestHeldUnitsNeverOverAdmit tests whole requests against buckets that hold units
 // for them, by the times at which they are admitted: however long it takes to
 // settle, and if it is never done, no more is admitted in any time than the
 // bucket allows.
-func TestHoldsNeverOverAdmit(t *testing.T) {
+func TestHeldUnitsNeverOverAdmit(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	checkTraces(t, 3, func(t *rapid.T) {
 		v.flush(t)

@@ -29,9 +29,9 @@ func remembered(r *Redis, req Request) bool {
 	return ok
 }
 
-// TestDenialsFlood tests what denials are remembered for: of a flood on a full
+// TestDenyCacheAbsorbsFlood tests what denials are remembered for: of a flood on a full
 // bucket the server sees nothing but a request now and then.
-func TestDenialsFlood(t *testing.T) {
+func TestDenyCacheAbsorbsFlood(t *testing.T) {
 	const size, requests = 5, 10_000
 	server := redistest.Start(t)
 	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
@@ -59,10 +59,10 @@ func TestDenialsFlood(t *testing.T) {
 	}
 }
 
-// TestDenialsForgotten tests how long a denial is remembered: until the bucket
+// TestDenyCacheExpires tests how long a denial is remembered: until the bucket
 // drips, and for no longer than a second, for then it shows what nobody foresees,
 // such as an operator who deletes the key.
-func TestDenialsForgotten(t *testing.T) {
+func TestDenyCacheExpires(t *testing.T) {
 	server := redistest.Start(t)
 	for _, tc := range []struct {
 		drip, want time.Duration
@@ -91,8 +91,8 @@ func TestDenialsForgotten(t *testing.T) {
 	}
 }
 
-// TestDenialsReset tests that all can be forgotten at once.
-func TestDenialsReset(t *testing.T) {
+// TestDenyCacheReset tests that all can be forgotten at once.
+func TestDenyCacheReset(t *testing.T) {
 	server := redistest.Start(t)
 	r, _ := newClocked(t, server, nil)
 	for i := range 100 {
@@ -113,11 +113,11 @@ func TestDenialsReset(t *testing.T) {
 	}
 }
 
-// TestDenialsAgree drives two stores on the same buckets with the same random
+// TestDenyCacheAgreesWithServer drives two stores on the same buckets with the same random
 // requests at the same times, as TestStoresAgree does, but with a clock that only
 // goes on and mostly by little: many are answered without a call, and with the
 // same numbers to the microsecond.
-func TestDenialsAgree(t *testing.T) {
+func TestDenyCacheAgreesWithServer(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := struct{ steps, unasked, several, dear, never, each, dripped int }{}
 	agree := func(t *rapid.T) {
@@ -178,11 +178,11 @@ func TestDenialsAgree(t *testing.T) {
 	}
 }
 
-// TestDenialsLoseNothing tests two stores, as of two processes, that share a
+// TestDenyCacheLosesNoDrips tests two stores, as of two processes, that share a
 // bucket and are flooded: together they admit over many drips what one bucket
 // admits, and nothing of it is lost for being remembered; but for each drip only a
 // few requests reach the server.
-func TestDenialsLoseNothing(t *testing.T) {
+func TestDenyCacheLosesNoDrips(t *testing.T) {
 	server := redistest.Start(t)
 	seed := uint64(1)
 	for _, tc := range []struct {
@@ -237,11 +237,11 @@ func TestDenialsLoseNothing(t *testing.T) {
 	}
 }
 
-// TestDenialsInDoubt tests denials of which nobody knows when, between the call
+// TestDenyCacheAllowsForLatency tests denials of which nobody knows when, between the call
 // and its answer, they were decided: however that was, none is denied that would
 // not be by the server, and none told to come back before it would be admitted.
 // Nor is it told to come back later than by as long as the answer took.
-func TestDenialsInDoubt(t *testing.T) {
+func TestDenyCacheAllowsForLatency(t *testing.T) {
 	denials := 0
 	inDoubt := func(t *rapid.T) {
 		b := Bucket{Name: "b", Key: "k", Limit: drawShape(t), Cost: 1}
@@ -291,9 +291,9 @@ func TestDenialsInDoubt(t *testing.T) {
 	}
 }
 
-// TestDenialsWayThere tests the same through a store: the time of an answer is
+// TestDenialsCountFromSendTime tests the same through a store: the time of an answer is
 // from before it was asked for to after it was there.
-func TestDenialsWayThere(t *testing.T) {
+func TestDenialsCountFromSendTime(t *testing.T) {
 	const rate, trip = 500 * time.Millisecond, 200 * time.Millisecond
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{1, rate, 1}, Cost: 1}
@@ -326,9 +326,9 @@ func TestDenialsWayThere(t *testing.T) {
 	}
 }
 
-// TestDenialsOfAnyCost tests that what is remembered holds for requests of
+// TestDenyCacheHoldsForAnyCost tests that what is remembered holds for requests of
 // whatever cost: each is told when it would have room, or that it never will.
-func TestDenialsOfAnyCost(t *testing.T) {
+func TestDenyCacheHoldsForAnyCost(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 10}
 	decide(t, v, AccountingAtomic, b)
@@ -358,9 +358,9 @@ func TestDenialsOfAnyCost(t *testing.T) {
 	}
 }
 
-// TestDenialsNotRemembered tests requests of which not all is known: they are
+// TestDenyCacheAsksWhenUncertain tests requests of which not all is known: they are
 // asked for each time.
-func TestDenialsNotRemembered(t *testing.T) {
+func TestDenyCacheAsksWhenUncertain(t *testing.T) {
 	server := redistest.Start(t)
 	const requests = 5
 	full, room := hourly(1), hourly(100)
@@ -406,10 +406,10 @@ func TestDenialsNotRemembered(t *testing.T) {
 	}
 }
 
-// TestDenialsOfSeveral tests a request with several buckets of which one is full:
+// TestDenyCacheOfSeveralBuckets tests a request with several buckets of which one is full:
 // it is denied without a call, nothing is charged, and of the others it is told
 // what the server said last, whichever request that was about.
-func TestDenialsOfSeveral(t *testing.T) {
+func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 	server := redistest.Start(t)
 	r, clock := newClocked(t, server, nil)
 	full, room := hourly(2), hourly(100)
@@ -454,9 +454,9 @@ func TestDenialsOfSeveral(t *testing.T) {
 	}
 }
 
-// TestDenialsIdentity tests that a full bucket denies no other, however much they
+// TestDenyCacheIdentity tests that a full bucket denies no other, however much they
 // have in common.
-func TestDenialsIdentity(t *testing.T) {
+func TestDenyCacheIdentity(t *testing.T) {
 	server := redistest.Start(t)
 	full := Bucket{Name: "b", Key: "k", Limit: Limit{2, time.Hour, 1}, Cost: 2}
 	for name, change := range map[string]func(*Bucket){
@@ -485,9 +485,9 @@ func TestDenialsIdentity(t *testing.T) {
 	}
 }
 
-// TestDenialsOfFallback tests that what is decided here while the server can't be
+// TestDenyCacheIgnoresFallback tests that what is decided here while the server can't be
 // asked is not taken for its word; what it said before still holds.
-func TestDenialsOfFallback(t *testing.T) {
+func TestDenyCacheIgnoresFallback(t *testing.T) {
 	server := redistest.Start(t)
 	r, _ := newClocked(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(frozen) })
 	before, after := hourly(1), hourly(1)
@@ -508,10 +508,10 @@ func TestDenialsOfFallback(t *testing.T) {
 	}
 }
 
-// TestDenialsInCluster tests requests to several slots of a cluster: once one of
+// TestDenyCacheInCluster tests requests to several slots of a cluster: once one of
 // their buckets is known to be full they are denied without asking, as those to
 // one slot are, and the other buckets lose nothing.
-func TestDenialsInCluster(t *testing.T) {
+func TestDenyCacheInCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 2)
 	r := newTestCluster(t, nodes, nil)
@@ -556,10 +556,10 @@ func TestDenialsInCluster(t *testing.T) {
 	}
 }
 
-// TestDenialsBounded tests more full buckets than can be remembered: those that
+// TestDenyCacheIsBounded tests more full buckets than can be remembered: those that
 // are are denied as they should, all others are asked for, and no more memory is
 // taken.
-func TestDenialsBounded(t *testing.T) {
+func TestDenyCacheIsBounded(t *testing.T) {
 	d := newDenyCache(denySlots)
 	full := outcome{state: state{clear: time.Hour.Microseconds()}, denied: true}
 	var buckets []Bucket
@@ -591,10 +591,10 @@ func TestDenialsBounded(t *testing.T) {
 	}
 }
 
-// TestDenialsConcurrently tests many requests at once on buckets that fill up and
+// TestDenyCacheConcurrently tests many requests at once on buckets that fill up and
 // drip, with one and several buckets: each bucket admits its size and what has
 // dripped since, to the unit.
-func TestDenialsConcurrently(t *testing.T) {
+func TestDenyCacheConcurrently(t *testing.T) {
 	const goroutines, requests, size = 16, 500, 40
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -629,9 +629,9 @@ func TestDenialsConcurrently(t *testing.T) {
 	}
 }
 
-// TestDenialsNothingToRemember guards the requests of those who are not denied:
+// TestEmptyDenyCacheIsSkipped guards the requests of those who are not denied:
 // once no bucket is remembered any more, they do not pay for looking for one.
-func TestDenialsNothingToRemember(t *testing.T) {
+func TestEmptyDenyCacheIsSkipped(t *testing.T) {
 	r, clock := newClocked(t, redistest.Start(t), nil)
 	mustTake(t, r, Request{Buckets: []Bucket{hourly(1)}})
 	room := hourly(100)

@@ -8,11 +8,11 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestAddressOfTwoServers guards that one process admits nothing extra when its
+// TestAddressSwitchesBetweenServers guards that one process admits nothing extra when its
 // address is at times one server's and at times another's, of which neither knows
 // what the other was asked: a name or a load balancer that points elsewhere for a
 // while, two masters after a split.
-func TestAddressOfTwoServers(t *testing.T) {
+func TestAddressSwitchesBetweenServers(t *testing.T) {
 	const size, first, second = 10, 4, 3
 	for name, connections := range map[string]int{
 		"the first has made fewer connections": 0,

@@ -62,9 +62,9 @@ func askTold(r *Redis, req Request, told []toldLevel) ([]outcome, error) {
 	return outcomes, err
 }
 
-// TestFollowKeepsTheFuller tests which level a fallback goes by: what the
+// TestFollowKeepsHigherLevel tests which level a fallback goes by: what the
 // servers report if that is more than what is held here, else that.
-func TestFollowKeepsTheFuller(t *testing.T) {
+func TestFollowKeepsHigherLevel(t *testing.T) {
 	for _, tc := range fullerTests {
 		for _, other := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,other=%t", tc.name, other), func(t *testing.T) {
@@ -92,9 +92,9 @@ func TestFollowKeepsTheFuller(t *testing.T) {
 	}
 }
 
-// TestToldKeepsTheFuller tests which level the script goes by when it is told
+// TestScriptKeepsHigherLevel tests which level the script goes by when it is told
 // one: the fuller, just as above, whether it admits or denies.
-func TestToldKeepsTheFuller(t *testing.T) {
+func TestScriptKeepsHigherLevel(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	for _, tc := range fullerTests {
 		for _, other := range []bool{false, true} {
@@ -295,10 +295,10 @@ func TestFollowDeletedKeys(t *testing.T) {
 	}
 }
 
-// TestDirty tests which buckets a server is told the levels of: those on which
+// TestDirtyBuckets tests which buckets a server is told the levels of: those on which
 // something was decided here, be it a denial, until a server that was told has
 // answered, or they have drained.
-func TestDirty(t *testing.T) {
+func TestDirtyBuckets(t *testing.T) {
 	now := time.Hour
 	m := NewMemory(func() time.Duration { return now })
 	f := newFallback(m, 0, "")
@@ -366,9 +366,9 @@ func TestDirty(t *testing.T) {
 	usedSlots(t, m)
 }
 
-// TestDecideBesideInFlight tests that what is decided here leaves room for what
+// TestFallbackLeavesRoomForInFlight tests that what is decided here leaves room for what
 // a server may still admit, and no more than that.
-func TestDecideBesideInFlight(t *testing.T) {
+func TestFallbackLeavesRoomForInFlight(t *testing.T) {
 	m := NewMemory(frozen)
 	f := newFallback(m, 0, "")
 	b := hourly(10)

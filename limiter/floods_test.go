@@ -198,9 +198,9 @@ func TestFloodDisplacesFullBucket(t *testing.T) {
 	}
 }
 
-// TestSmallBounds tests limits that hold next to nothing: the latest stay, the
+// TestSmallMaxKeys tests limits that hold next to nothing: the latest stay, the
 // bound holds, and nothing is lost that is in the tables.
-func TestSmallBounds(t *testing.T) {
+func TestSmallMaxKeys(t *testing.T) {
 	for _, most := range []int{1, 2, 3, 15, 16, 17, 100} {
 		f := newFlooded(t)
 		b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most}
@@ -372,10 +372,10 @@ func TestFloodConcurrently(t *testing.T) {
 	usedSlots(t, f.m)
 }
 
-// TestPartitionsComeAndGo tests that the tables of a limit leave when all of its
+// TestEmptyPartitionsAreDropped tests that the tables of a limit leave when all of its
 // buckets have drained, and what was counted stays; and that limits beyond the
 // most share tables without mixing.
-func TestPartitionsComeAndGo(t *testing.T) {
+func TestEmptyPartitionsAreDropped(t *testing.T) {
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{10, time.Second, 1}, Cost: 1, MaxKeys: 10}
 	for i := range 20 {
@@ -425,9 +425,9 @@ func TestPartitionsComeAndGo(t *testing.T) {
 	usedSlots(t, f.m)
 }
 
-// TestPartitionDroppedMeanwhile tests that a bucket which enters while its limit's
+// TestPartitionDroppedConcurrently tests that a bucket which enters while its limit's
 // tables are about to leave is not lost with them.
-func TestPartitionDroppedMeanwhile(t *testing.T) {
+func TestPartitionDroppedConcurrently(t *testing.T) {
 	var now, stop atomic.Int64
 	m := NewMemory(func() time.Duration { return time.Duration(now.Load()) })
 	var wg sync.WaitGroup

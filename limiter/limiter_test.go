@@ -60,7 +60,7 @@ func TestLimiterAsksStore(t *testing.T) {
 
 // Guards whose bucket is whose: limiters of one store, name and limit are one, and
 // keys, names and limits tell buckets apart.
-func TestLimitersShare(t *testing.T) {
+func TestLimitersShareBuckets(t *testing.T) {
 	store := NewMemory(func() time.Duration { return time.Hour })
 	once := Every(time.Hour)
 	tests := []struct {
@@ -88,7 +88,7 @@ func TestLimitersShare(t *testing.T) {
 
 // Guards that nothing is decided for numbers that can't be meant: a cost of 0
 // would be free, and a limit that is not valid has no rate to hold.
-func TestLimiterRefusesNumbers(t *testing.T) {
+func TestLimiterRejectsInvalidNumbers(t *testing.T) {
 	store := NewMemory(nil)
 	for _, tc := range []struct {
 		limit Limit
@@ -162,7 +162,7 @@ func TestZeroMeansOne(t *testing.T) {
 }
 
 // Guards that zero means 1, and no negative number does.
-func TestNegativeIsRefused(t *testing.T) {
+func TestNegativeNumbersAreRejected(t *testing.T) {
 	for _, b := range []Bucket{
 		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second}, Cost: -1},
 		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second, DripSize: -1}},

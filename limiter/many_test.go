@@ -71,18 +71,18 @@ func TestManyKeys(t *testing.T) {
 	}
 }
 
-// TestFewBucketsNoMemory guards that looking for buckets which are named twice
+// TestFewBucketsDoNotAllocate guards that looking for buckets which are named twice
 // takes no memory in requests as most are.
-func TestFewBucketsNoMemory(t *testing.T) {
+func TestFewBucketsDoNotAllocate(t *testing.T) {
 	req := manyBuckets(fewBuckets, 3)
 	if n := testing.AllocsPerRun(100, func() { _ = req.prepare() }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
-// TestManyBucketsTakeTheirShare guards that ten times as many buckets do not take a
+// TestManyBucketsTakeLinearTime guards that ten times as many buckets do not take a
 // hundred times as long.
-func TestManyBucketsTakeTheirShare(t *testing.T) {
+func TestManyBucketsTakeLinearTime(t *testing.T) {
 	m := NewMemory(nil)
 	for name, do := range map[string]func(Request) int{
 		"prepare": func(req Request) int { _ = req.prepare(); return 0 },

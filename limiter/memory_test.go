@@ -280,10 +280,10 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestMemoryDrainedBucketsLeave guards the store's memory: after many keys
+// TestMemoryRemovesDrainedBuckets guards the store's memory: after many keys
 // came once, a few requests on others are enough to make them leave, and the
 // heap gets their room back; buckets that still hold something stay.
-func TestMemoryDrainedBucketsLeave(t *testing.T) {
+func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 	const keys, stay, others = 200_000, 100, 8
 	var now time.Duration
 	m := NewMemory(func() time.Duration { return now })
@@ -412,11 +412,11 @@ func TestMemoryAgainstMap(t *testing.T) {
 	}
 }
 
-// TestMemoryOneBucketAsSeveral compares the two ways to decide a request on one
+// TestMemoryOneBucketMatchesSeveral compares the two ways to decide a request on one
 // bucket, that of requests with a single one and that of those with several, on
 // two stores that differ in nothing else: both decide the same and hold the
 // same, whatever the numbers, and where buckets are dirty.
-func TestMemoryOneBucketAsSeveral(t *testing.T) {
+func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 	const keys, steps = 300, 200_000
 	now := time.Hour
 	clock := func() time.Duration { return now }
@@ -497,10 +497,10 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 	}
 }
 
-// TestTableFindsWhatItHolds guards the table's edges: buckets whose place is
+// TestTableFindsItsBuckets guards the table's edges: buckets whose place is
 // the last slot go on at the first one, and a table always keeps a free slot,
 // without which a search would not end. As it grows it is seldom rebuilt.
-func TestTableFindsWhatItHolds(t *testing.T) {
+func TestTableFindsItsBuckets(t *testing.T) {
 	hashes := map[string]func(i int) uint64{
 		"last slot":  func(i int) uint64 { return math.MaxUint64 - uint64(i) },
 		"first slot": func(i int) uint64 { return uint64(i) },
@@ -627,8 +627,8 @@ func testIdentity(t *testing.T, newStore func(testing.TB) Store) {
 	}
 }
 
-// TestMemoryRefusesMalformedRequests tests what Memory does not decide.
-func TestMemoryRefusesMalformedRequests(t *testing.T) {
+// TestMemoryRejectsMalformedRequests tests what Memory does not decide.
+func TestMemoryRejectsMalformedRequests(t *testing.T) {
 	m := NewMemory(frozen)
 	testMalformed(t, m)
 	if n := m.Len(); n != 0 {
@@ -700,9 +700,9 @@ func testMalformed(t *testing.T, store Store) {
 	})
 }
 
-// TestMemoryDecidesNothing guards the request without buckets: there is
+// TestMemoryEmptyRequest guards the request without buckets: there is
 // nothing to decide, and nothing fails.
-func TestMemoryDecidesNothing(t *testing.T) {
+func TestMemoryEmptyRequest(t *testing.T) {
 	if got := decide(t, NewMemory(nil), AccountingAtomic); len(got) != 0 {
 		t.Errorf("decided %+v", got)
 	}
@@ -789,9 +789,9 @@ func keyed(n int, b Bucket) []Bucket {
 	return buckets
 }
 
-// TestMemoryTakesLittle tests how much memory buckets take at most, and that it
+// TestMemoryBytesPerBucket tests how much memory buckets take at most, and that it
 // does not depend on how many there are, or in which order they come.
-func TestMemoryTakesLittle(t *testing.T) {
+func TestMemoryBytesPerBucket(t *testing.T) {
 	for _, keys := range []int{30_000, 100_000, 300_000, 1_000_000} {
 		m := NewMemory(frozen)
 		b := Bucket{Name: "b", Limit: Limit{9, time.Hour, 1}, Cost: 1, MaxKeys: keys}

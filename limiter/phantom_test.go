@@ -11,11 +11,11 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestDenialsChargeNothingInDoubt tests that what is told to a server that may
+// TestDeniedRequestsNeverChargeReportedLevels tests that what is told to a server that may
 // have lost what it knew is never charged there for requests that are denied:
 // for another bucket that is full, or for their cost. What was admitted just as
 // the server lost its scripts may count twice.
-func TestDenialsChargeNothingInDoubt(t *testing.T) {
+func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 	t.Parallel()
 	for _, callers := range []int{16, 128} {
 		t.Run(fmt.Sprintf("another bucket,callers=%d", callers), func(t *testing.T) {

@@ -207,7 +207,7 @@ func TestRateHoldsOverLongTimes(t *testing.T) {
 
 // Guards the limits that are made in a word, for numbers that make sense and
 // that do not: nothing panics, and what is not valid admits nothing.
-func TestLimitsInAWord(t *testing.T) {
+func TestRateConstructors(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		got   Limit

@@ -284,9 +284,9 @@ func TestRedisNumbersAreExact(t *testing.T) {
 	}
 }
 
-// TestRedisKeyGoesWhenBucketIsEmpty tests that the server itself drops a key
+// TestRedisKeyExpiresWhenBucketIsEmpty tests that the server itself drops a key
 // once its bucket has drained, and that the bucket is then as new.
-func TestRedisKeyGoesWhenBucketIsEmpty(t *testing.T) {
+func TestRedisKeyExpiresWhenBucketIsEmpty(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{3, 100 * time.Millisecond, 1}, Cost: 3}
@@ -679,9 +679,9 @@ func TestRedisForeignValues(t *testing.T) {
 	}
 }
 
-// TestRedisClockOfAnotherAge tests that a server whose clock is wrong by decades
+// TestRedisClockWrongByDecades tests that a server whose clock is wrong by decades
 // knows the buckets that it has stored: its times have fewer digits.
-func TestRedisClockOfAnotherAge(t *testing.T) {
+func TestRedisClockWrongByDecades(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	for _, year := range []int{1971, 1999, 2030} {
@@ -698,9 +698,9 @@ func TestRedisClockOfAnotherAge(t *testing.T) {
 	}
 }
 
-// TestRedisExpiresLater tests that no key is told to expire in the millisecond
+// TestRedisExpiryIsInTheFuture tests that no key is told to expire in the millisecond
 // that it is, however soon its bucket is empty: newer servers would not store it.
-func TestRedisExpiresLater(t *testing.T) {
+func TestRedisExpiryIsInTheFuture(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 4, DripInterval: 250 * time.Microsecond, DripSize: 1}}
 	for offset := int64(0); offset < 1000; offset += 50 {
@@ -776,8 +776,8 @@ func TestRedisIdentity(t *testing.T) {
 	})
 }
 
-// TestRedisRefusesMalformedRequests tests what does not even reach the server.
-func TestRedisRefusesMalformedRequests(t *testing.T) {
+// TestRedisRejectsMalformedRequests tests what does not even reach the server.
+func TestRedisRejectsMalformedRequests(t *testing.T) {
 	server := redistest.Start(t)
 	testMalformed(t, newTestRedis(t, server, nil))
 	c := calls{server: server}
@@ -1106,9 +1106,9 @@ func TestRedisRunsScriptOnce(t *testing.T) {
 	}
 }
 
-// TestRedisDecidesForTheGone tests that a request whose client has left is
+// TestRedisChargesCancelledRequests tests that a request whose client has left is
 // decided and charged: else leaving early would be a way around the limit.
-func TestRedisDecidesForTheGone(t *testing.T) {
+func TestRedisChargesCancelledRequests(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
 	cancelled, cancel := context.WithCancel(t.Context())

@@ -55,9 +55,9 @@ func TestRedisOptionsValidate(t *testing.T) {
 	}
 }
 
-// TestNewRedisRefusesOptions tests that options which can't work make no store,
+// TestNewRedisRejectsInvalidOptions tests that options which can't work make no store,
 // and no panic.
-func TestNewRedisRefusesOptions(t *testing.T) {
+func TestNewRedisRejectsInvalidOptions(t *testing.T) {
 	for name, opt := range map[string]RedisOptions{
 		"nothing":            {},
 		"nothing, cluster":   {Cluster: true},

@@ -76,9 +76,9 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 	}
 }
 
-// TestRemovalsAreFew guards that removals travel together: a single caller, whose
+// TestRemovalsAreBatched guards that removals travel together: a single caller, whose
 // requests each go alone, makes hardly any call more for them.
-func TestRemovalsAreFew(t *testing.T) {
+func TestRemovalsAreBatched(t *testing.T) {
 	const requests = 640
 	server := redistest.Start(t)
 	node, _ := testNode(t, server)
@@ -97,10 +97,10 @@ func TestRemovalsAreFew(t *testing.T) {
 	}
 }
 
-// TestRemovalSparesWhatOthersKnow tests which buckets a node removes that it has
+// TestRemovalSparesBucketsInUse tests which buckets a node removes that it has
 // forgotten: not those that another has charged meanwhile, that are held again, of
 // which units are held, or that are none of ours.
-func TestRemovalSparesWhatOthersKnow(t *testing.T) {
+func TestRemovalSparesBucketsInUse(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		drip int64

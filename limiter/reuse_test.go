@@ -22,10 +22,10 @@ func pooled() map[*query]bool {
 	}
 }
 
-// TestQueriesInUse tests that no request uses a query again that a queue, or
+// TestQueriesInUseAreNotReused tests that no request uses a query again that a queue, or
 // an answer which comes too late, may still touch: neither one that was given up,
 // nor one that settles units. One that was answered is used again.
-func TestQueriesInUse(t *testing.T) {
+func TestQueriesInUseAreNotReused(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // all see one pool
 	node := redistest.Start(t)
 	p := redistest.StartProxy(t, node.Addr)

@@ -43,8 +43,8 @@ func checkCharged(t testing.TB, r *Redis, requests, failed int64) {
 	}
 }
 
-// TestCancelledRequests tests that clients which leave cost no connection.
-func TestCancelledRequests(t *testing.T) {
+// TestCancelledRequestsKeepConnections tests that clients which leave cost no connection.
+func TestCancelledRequestsKeepConnections(t *testing.T) {
 	server := redistest.Start(t)
 	var seen events
 	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.PoolSize, opt.Report = 1, seen.report })
@@ -140,9 +140,9 @@ func warmRequest(key int64, accounting Accounting, drip int64, several bool) Req
 	return req
 }
 
-// TestOutageIsPaid tests the other end of an outage: what was admitted here
+// TestOutageAdmissionsReachServer tests the other end of an outage: what was admitted here
 // meanwhile counts in the server when it is back, and is not admitted again.
-func TestOutageIsPaid(t *testing.T) {
+func TestOutageAdmissionsReachServer(t *testing.T) {
 	t.Parallel()
 	for _, drip := range []int64{1, 3} {
 		t.Run(fmt.Sprint(drip), func(t *testing.T) {
@@ -245,9 +245,9 @@ func TestCorruptIsReported(t *testing.T) {
 	}
 }
 
-// TestRedisDecidesNothing guards the request without buckets: there is nothing
+// TestRedisEmptyRequest guards the request without buckets: there is nothing
 // to ask a server.
-func TestRedisDecidesNothing(t *testing.T) {
+func TestRedisEmptyRequest(t *testing.T) {
 	server := redistest.Start(t)
 	checkDecidesNothing(t, newTestRedis(t, server, nil))
 	server.Kill()

@@ -51,9 +51,9 @@ func TestShareUnderFlood(t *testing.T) {
 	}
 }
 
-// TestShareEnds tests a key whose limit has room again: its own bucket begins at
+// TestSharedLevelCarriesOver tests a key whose limit has room again: its own bucket begins at
 // the level of the one that it shared, so that it does not get twice the size.
-func TestShareEnds(t *testing.T) {
+func TestSharedLevelCarriesOver(t *testing.T) {
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: 1, ShareKey: "network"}
 	quick := b
@@ -125,9 +125,9 @@ func TestShareTwiceInOneRequest(t *testing.T) {
 	}
 }
 
-// TestShareDrainedMakesRoom tests that a full limit has room at once when its
+// TestDrainedBucketsMakeRoom tests that a full limit has room at once when its
 // buckets have drained, before a sweep has come to them.
-func TestShareDrainedMakesRoom(t *testing.T) {
+func TestDrainedBucketsMakeRoom(t *testing.T) {
 	const most = 1000
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most, ShareKey: "network"}

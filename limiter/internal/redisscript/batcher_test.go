@@ -276,10 +276,10 @@ func TestLoneCallIsCheap(t *testing.T) {
 	}
 }
 
-// TestInvocationsAtOnce tests how many invocations are under way to a server that
+// TestInvocationsInFlight tests how many invocations are under way to a server that
 // does not answer: some calls by themselves, the batches of all others, and one
 // more each time that a call has waited for too long.
-func TestInvocationsAtOnce(t *testing.T) {
+func TestInvocationsInFlight(t *testing.T) {
 	t.Parallel()
 	const callers, size = 150, 100
 	server := redistest.Start(t)
@@ -318,9 +318,9 @@ func TestInvocationsAtOnce(t *testing.T) {
 	checkCharged(t, server, callers, 0)
 }
 
-// TestSecondBatchForMany tests when a second batch is sent beside another: a few
+// TestSecondBatchWhenManyWait tests when a second batch is sent beside another: a few
 // calls gain more by waiting for the next.
-func TestSecondBatchForMany(t *testing.T) {
+func TestSecondBatchWhenManyWait(t *testing.T) {
 	server := redistest.Start(t)
 	r, s := newBatched(t, server, nil)
 	mustCount(t, r, numbered(0))
@@ -339,9 +339,9 @@ func TestSecondBatchForMany(t *testing.T) {
 	}
 }
 
-// TestBatchingGoesOnAfterLargeBatch tests that no call goes by itself after a large
+// TestBatchingContinuesAfterLargeBatch tests that no call goes by itself after a large
 // batch, for others will be about to come; and that the next one does if none came.
-func TestBatchingGoesOnAfterLargeBatch(t *testing.T) {
+func TestBatchingContinuesAfterLargeBatch(t *testing.T) {
 	server := redistest.Start(t)
 	r, s := newBatched(t, server, nil)
 	mustCount(t, r, numbered(0))
@@ -392,9 +392,9 @@ func TestBatchWithoutConnectionReportsNothing(t *testing.T) {
 	}
 }
 
-// TestWaitingCallsMakeFewConnections tests that calls which wait make no more
+// TestPendingCallsMakeFewConnections tests that calls which wait make no more
 // connections than there may be, however long they wait.
-func TestWaitingCallsMakeFewConnections(t *testing.T) {
+func TestPendingCallsMakeFewConnections(t *testing.T) {
 	t.Parallel()
 	const size, callers = 3, 60
 	server := redistest.Start(t)
@@ -571,9 +571,9 @@ func TestRepliesOfWrongLength(t *testing.T) {
 	}
 }
 
-// TestScriptFlushedWhileCallsWait tests that a server which forgets the script while
+// TestScriptFlushedWithPendingCalls tests that a server which forgets the script while
 // calls wait disturbs none of them, and that none counts twice.
-func TestScriptFlushedWhileCallsWait(t *testing.T) {
+func TestScriptFlushedWithPendingCalls(t *testing.T) {
 	server := redistest.Start(t)
 	r, s := newBatched(t, server, nil)
 	c := invoked{server: server}
@@ -697,9 +697,9 @@ func TestLateAnswersOfBatches(t *testing.T) {
 	}
 }
 
-// TestWaitingCallsFailWhenServerGoesDown tests calls that wait when the breaker
+// TestPendingCallsFailWhenServerGoesDown tests calls that wait when the breaker
 // opens: they fail at once and for that reason, for nothing will come of waiting.
-func TestWaitingCallsFailWhenServerGoesDown(t *testing.T) {
+func TestPendingCallsFailWhenServerGoesDown(t *testing.T) {
 	t.Parallel()
 	const size, timeout = maxDirect + maxInFlight + 2, 2 * time.Second
 	server := redistest.Start(t)
@@ -734,9 +734,9 @@ func TestWaitingCallsFailWhenServerGoesDown(t *testing.T) {
 	}
 }
 
-// TestCloseEndsWaitingCalls tests that closing a client ends the calls that wait,
+// TestCloseEndsPendingCalls tests that closing a client ends the calls that wait,
 // without a word to the operator.
-func TestCloseEndsWaitingCalls(t *testing.T) {
+func TestCloseEndsPendingCalls(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	var seen events
@@ -766,9 +766,9 @@ func TestCloseEndsWaitingCalls(t *testing.T) {
 	}
 }
 
-// TestBatcherLeavesNothing tests that nothing goes on once nobody calls, and that
+// TestBatcherLeaksNothing tests that nothing goes on once nobody calls, and that
 // nothing is left of a closed client.
-func TestBatcherLeavesNothing(t *testing.T) {
+func TestBatcherLeaksNothing(t *testing.T) {
 	server := redistest.Start(t)
 	p := redistest.StartProxy(t, server.Addr)
 	clients(t, server)
@@ -790,11 +790,11 @@ func TestBatcherLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestBatchesToServerFarAway tests a server that is so far away that the way there and back
+// TestBatchesToDistantServer tests a server that is so far away that the way there and back
 // takes more than half of a request's time, at once and all the time: nobody
 // waits for those who went before to come back. All is five times as slow here
 // as with the timeout by default and a server 30 ms away.
-func TestBatchesToServerFarAway(t *testing.T) {
+func TestBatchesToDistantServer(t *testing.T) {
 	t.Parallel()
 	const times = 5
 	const delay, timeout, size = times * 30 * time.Millisecond, times * 50 * time.Millisecond, times * 20
@@ -830,9 +830,9 @@ func TestBatchesToServerFarAway(t *testing.T) {
 	}
 }
 
-// TestWaitingCallsGetAnotherConnection tests calls that wait for a connection which
+// TestPendingCallsGetAnotherConnection tests calls that wait for a connection which
 // then breaks: another one is made for them, at once, and they are answered.
-func TestWaitingCallsGetAnotherConnection(t *testing.T) {
+func TestPendingCallsGetAnotherConnection(t *testing.T) {
 	t.Parallel()
 	const requests = 50
 	server := redistest.Start(t)
@@ -871,9 +871,9 @@ func TestWaitingCallsGetAnotherConnection(t *testing.T) {
 	}
 }
 
-// TestEachCallHasItsOwnTime tests that each call has half of its time to wait for a
+// TestEachCallHasItsOwnTimeout tests that each call has half of its time to wait for a
 // connection: one that comes late does not give up with those that came first.
-func TestEachCallHasItsOwnTime(t *testing.T) {
+func TestEachCallHasItsOwnTimeout(t *testing.T) {
 	t.Parallel()
 	const timeout = 2 * time.Second
 	r, s := newBatched(t, redistest.Start(t), func(opt *Options) { opt.Timeout = timeout })
@@ -950,10 +950,10 @@ func TestBatcherDoesNotSpin(t *testing.T) {
 	}
 }
 
-// TestSubmittedCallIsKnownNotToRun tests a call that nobody waits for, when the
+// TestSubmittedCallReportsNotRun tests a call that nobody waits for, when the
 // connection on which it should be sent was closed while it was idle, and there is no
 // other at that time: it is told that nothing was run, so that it can be tried again.
-func TestSubmittedCallIsKnownNotToRun(t *testing.T) {
+func TestSubmittedCallReportsNotRun(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name        string

@@ -343,10 +343,10 @@ func TestBreakerNeedsProofsInARow(t *testing.T) {
 	}
 }
 
-// TestBreakerHoldsOffFlappingServer tests the time for which a server is not asked that takes
+// TestBreakerBacksOffFlappingServer tests the time for which a server is not asked that takes
 // writes for moments only: twice as long each time, up to a most, and as at first
 // once it was well for long. A connection that is made meanwhile changes nothing.
-func TestBreakerHoldsOffFlappingServer(t *testing.T) {
+func TestBreakerBacksOffFlappingServer(t *testing.T) {
 	g := newTestBreaker(t)
 	down := func(reason string) (held time.Duration) {
 		t.Helper()

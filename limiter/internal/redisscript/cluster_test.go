@@ -128,9 +128,9 @@ func TestClusterTLS(t *testing.T) {
 	}
 }
 
-// TestClusterCloseLeavesNothing tests that of a closed store of a cluster neither
+// TestClusterCloseLeaksNothing tests that of a closed store of a cluster neither
 // connections nor goroutines remain.
-func TestClusterCloseLeavesNothing(t *testing.T) {
+func TestClusterCloseLeaksNothing(t *testing.T) {
 	nodes := redistest.StartCluster(t, 2)
 	for _, node := range nodes.Nodes {
 		clients(t, node)
@@ -165,9 +165,9 @@ func TestClusterCloseLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestClusterConnectAhead tests that a store which was told to connect does, to
+// TestClusterConnect tests that a store which was told to connect does, to
 // all servers of a cluster and before there is any request.
-func TestClusterConnectAhead(t *testing.T) {
+func TestClusterConnect(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	r := newTestCluster(t, nodes, nil)

@@ -46,9 +46,9 @@ func TestEventsInOrder(t *testing.T) {
 	}
 }
 
-// TestStuckReport tests that calls return in time, and the client closes
+// TestBlockedReport tests that calls return in time, and the client closes
 // at once, while a report never returns.
-func TestStuckReport(t *testing.T) {
+func TestBlockedReport(t *testing.T) {
 	server := redistest.Start(t)
 	stuck := make(chan struct{})
 	resume := sync.OnceFunc(func() { close(stuck) })

@@ -463,9 +463,9 @@ func TestFailuresToLogIn(t *testing.T) {
 	})
 }
 
-// TestProbeOfNothing tests that a server which takes no writes is not taken for
+// TestProbeOfAbsentKey tests that a server which takes no writes is not taken for
 // well because a key to prove it by was absent.
-func TestProbeOfNothing(t *testing.T) {
+func TestProbeOfAbsentKey(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestClient(t, server, nil)
 	b := upTo(100)
@@ -499,10 +499,10 @@ func TestProbeOfNothing(t *testing.T) {
 	}
 }
 
-// TestBackByDenials tests a server that was lost for not taking writes and takes
+// TestRecoveryWhileAllIsDenied tests a server that was lost for not taking writes and takes
 // them again, when all requests are to full buckets: that it denies them does
 // not show that, but it is found out and nothing is charged for it.
-func TestBackByDenials(t *testing.T) {
+func TestRecoveryWhileAllIsDenied(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		reason     string

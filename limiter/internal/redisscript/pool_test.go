@@ -107,9 +107,9 @@ func TestBoundedWait(t *testing.T) {
 	t.Error("waited too long three times")
 }
 
-// TestSlowGreeting tests a server so far away that no request could wait for a
+// TestSlowHandshake tests a server so far away that no request could wait for a
 // connection to be made: it is made all the same, and then serves.
-func TestSlowGreeting(t *testing.T) {
+func TestSlowHandshake(t *testing.T) {
 	t.Parallel()
 	const timeout = 250 * time.Millisecond
 	server := redistest.Start(t)
@@ -202,9 +202,9 @@ func TestConnectionsAsNeeded(t *testing.T) {
 	}
 }
 
-// TestConnectAhead tests that a store which was told to connect does, before
+// TestConnect tests that a store which was told to connect does, before
 // there is any request.
-func TestConnectAhead(t *testing.T) {
+func TestConnect(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestClient(t, server, nil)
 	r.Connect()
@@ -310,9 +310,9 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestCloseLeavesNothing tests that of a closed store neither connections nor
+// TestCloseLeaksNothing tests that of a closed store neither connections nor
 // goroutines remain, whatever it was doing.
-func TestCloseLeavesNothing(t *testing.T) {
+func TestCloseLeaksNothing(t *testing.T) {
 	server := redistest.Start(t)
 	silent := redistest.StartProxy(t, server.Addr)
 	silent.BlackHole()
@@ -361,9 +361,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestRepliesCutConcurrently tests that of many requests whose answers get lost
+// TestLostRepliesConcurrently tests that of many requests whose answers get lost
 // none runs twice.
-func TestRepliesCutConcurrently(t *testing.T) {
+func TestLostRepliesConcurrently(t *testing.T) {
 	server := redistest.Start(t)
 	if err := server.Client().ScriptLoad(t.Context(), counting).Err(); err != nil {
 		t.Fatal(err)
@@ -513,9 +513,9 @@ func checkFewDials(t testing.TB, dials int64) {
 	}
 }
 
-// TestNoMoreClients tests a server that takes no more clients than it has: the
+// TestMaxClients tests a server that takes no more clients than it has: the
 // connections there are stay and serve all, and next to no others are tried.
-func TestNoMoreClients(t *testing.T) {
+func TestMaxClients(t *testing.T) {
 	t.Parallel()
 	const size, callers = 20, 40
 	server := redistest.Start(t)
@@ -687,9 +687,9 @@ func TestIdleConnections(t *testing.T) {
 	}
 }
 
-// TestBackUnasked tests an outage that ends while nobody asks: there is a
+// TestReconnectsWhileIdle tests an outage that ends while nobody asks: there is a
 // connection to the server again before the first request, which it decides.
-func TestBackUnasked(t *testing.T) {
+func TestReconnectsWhileIdle(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	var seen events
@@ -773,10 +773,10 @@ func TestClosedReportsNothing(t *testing.T) {
 	}
 }
 
-// TestNameOfAnotherServer tests a name, or an address that is passed on, which by
+// TestAddressMovesToAnotherServer tests a name, or an address that is passed on, which by
 // a failover comes to stand for another server: one reply of the old server, now
 // a replica, is enough for all connections to it to be given up.
-func TestNameOfAnotherServer(t *testing.T) {
+func TestAddressMovesToAnotherServer(t *testing.T) {
 	const size = 20
 	before, after := redistest.Start(t), redistest.Start(t)
 	p := redistest.StartProxy(t, before.Addr)

@@ -146,9 +146,9 @@ func writeReply(random *rand.Rand, b *bytes.Buffer, depth int) {
 
 func writePlain(b *bytes.Buffer, s []byte) { fmt.Fprintf(b, "$%d\r\n%s\r\n", len(s), s) }
 
-// TestRepliesPass tests that what servers may reply comes through as it is, of all
+// TestValidRepliesPass tests that what servers may reply comes through as it is, of all
 // types and in pieces of any size.
-func TestRepliesPass(t *testing.T) {
+func TestValidRepliesPass(t *testing.T) {
 	types := map[byte]int{}
 	for seed := range uint64(3000) {
 		random := rand.New(rand.NewPCG(seed, 3))
@@ -174,9 +174,9 @@ func TestRepliesPass(t *testing.T) {
 // alike reports whether two replies are equal; numbers that are none too.
 func alike(a, b any) bool { return reflect.DeepEqual(a, b) || fmt.Sprint(a) == fmt.Sprint(b) }
 
-// TestRepliesLarge tests that the largest replies that anything here asks for
+// TestLargestRepliesPass tests that the largest replies that anything here asks for
 // pass.
-func TestRepliesLarge(t *testing.T) {
+func TestLargestRepliesPass(t *testing.T) {
 	var slots, groups bytes.Buffer
 	fmt.Fprintf(&slots, "*16384\r\n")
 	for i := range 16384 {
@@ -226,9 +226,9 @@ var hugeReplies = map[string]string{
 	"line":                   "+" + strings.Repeat("a", maxReply+100_000),
 }
 
-// TestRepliesRefused tests what is refused: claims that are too large, when they
+// TestInvalidRepliesAreRejected tests what is refused: claims that are too large, when they
 // are made and however they come, and what is no reply.
-func TestRepliesRefused(t *testing.T) {
+func TestInvalidRepliesAreRejected(t *testing.T) {
 	check := func(t *testing.T, stream string, want error) {
 		t.Helper()
 		for _, size := range []int{1, 7, 4096, len(stream)} {
