@@ -14,8 +14,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// newClocked returns a store whose clock, by which it remembers denials, stands
-// still unless the test moves it.
+// newClocked returns a store whose deny cache uses a clock that stands still
+// unless the test moves it.
 func newClocked(t testing.TB, server *redistest.Server, change func(*RedisOptions)) (r *Redis, clock *atomic.Int64) {
 	t.Helper()
 	r, clock = newTestRedis(t, server, change), new(atomic.Int64)
@@ -29,8 +29,8 @@ func remembered(r *Redis, req Request) bool {
 	return ok
 }
 
-// TestDenyCacheAbsorbsFlood tests what denials are remembered for: of a flood on a full
-// bucket the server sees nothing but a request now and then.
+// TestDenyCacheAbsorbsFlood guards what the deny cache is for: of a flood on a
+// full bucket, only an occasional request reaches the server.
 func TestDenyCacheAbsorbsFlood(t *testing.T) {
 	const size, requests = 5, 10_000
 	server := redistest.Start(t)
@@ -48,7 +48,8 @@ func TestDenyCacheAbsorbsFlood(t *testing.T) {
 					t.Fatalf("request %d: decided %+v", n, d)
 				}
 			}
-			// The one that fills the bucket tells that it is full.
+			// The answer to the request that fills the bucket shows that it is
+			// full.
 			c.check(t, "evalsha", size-1)
 			clock.Add(int64(cacheFor * time.Microsecond))
 			for range requests {
@@ -59,9 +60,9 @@ func TestDenyCacheAbsorbsFlood(t *testing.T) {
 	}
 }
 
-// TestDenyCacheExpires tests how long a denial is remembered: until the bucket
-// drips, and for no longer than a second, for then it shows what nobody foresees,
-// such as an operator who deletes the key.
+// TestDenyCacheExpires guards how long a denial is cached: until the bucket drips,
+// but at most a second, after which unforeseeable changes take effect, such as an
+// operator deleting the key.
 func TestDenyCacheExpires(t *testing.T) {
 	server := redistest.Start(t)
 	for _, tc := range []struct {
@@ -91,7 +92,7 @@ func TestDenyCacheExpires(t *testing.T) {
 	}
 }
 
-// TestDenyCacheReset tests that all can be forgotten at once.
+// TestDenyCacheReset guards that the whole cache can be reset at once.
 func TestDenyCacheReset(t *testing.T) {
 	server := redistest.Start(t)
 	r, _ := newClocked(t, server, nil)
@@ -113,10 +114,10 @@ func TestDenyCacheReset(t *testing.T) {
 	}
 }
 
-// TestDenyCacheAgreesWithServer drives two stores on the same buckets with the same random
-// requests at the same times, as TestStoresAgree does, but with a clock that only
-// goes on and mostly by little: many are answered without a call, and with the
-// same numbers to the microsecond.
+// TestDenyCacheAgreesWithServer sends the same random requests at the same times
+// to two stores with the same buckets, as TestStoresAgree does, but with a clock
+// that only moves forward and mostly by little: many requests are answered without
+// a call, with the same numbers to the microsecond.
 func TestDenyCacheAgreesWithServer(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := struct{ steps, unasked, several, dear, never, each, dripped int }{}
@@ -178,10 +179,10 @@ func TestDenyCacheAgreesWithServer(t *testing.T) {
 	}
 }
 
-// TestDenyCacheLosesNoDrips tests two stores, as of two processes, that share a
-// bucket and are flooded: together they admit over many drips what one bucket
-// admits, and nothing of it is lost for being remembered; but for each drip only a
-// few requests reach the server.
+// TestDenyCacheLosesNoDrips guards that two flooded stores, as of two processes,
+// that share a bucket admit together over many drips exactly what one bucket
+// admits: the cache costs no drip, though only a few requests for each drip reach
+// the server.
 func TestDenyCacheLosesNoDrips(t *testing.T) {
 	server := redistest.Start(t)
 	seed := uint64(1)
@@ -237,22 +238,22 @@ func TestDenyCacheLosesNoDrips(t *testing.T) {
 	}
 }
 
-// TestDenyCacheAllowsForLatency tests denials of which nobody knows when, between the call
-// and its answer, they were decided: however that was, none is denied that would
-// not be by the server, and none told to come back before it would be admitted.
-// Nor is it told to come back later than by as long as the answer took.
+// TestDenyCacheAllowsForLatency guards denials decided at an unknown time between
+// a call and its answer: whenever that was, no request is denied that the server
+// would admit, none is told to retry before it would be admitted, and none is told
+// to retry later than that by more than the latency of the answer.
 func TestDenyCacheAllowsForLatency(t *testing.T) {
 	denials := 0
 	inDoubt := func(t *rapid.T) {
 		b := Bucket{Name: "b", Key: "k", Limit: drawShape(t), Cost: 1}
 		d, p := newDenyCache(denySlots), plain{}
 		now := time.Now().UnixMicro()
-		// The process's clock began some time before.
+		// The process's clock started some time ago.
 		age := rapid.Int64Range(3e6, 1e12).Draw(t, "age")
 		to := rapid.Int64Range(0, 3e6).Draw(t, "way there")
 		from := rapid.Int64Range(0, 3e6).Draw(t, "way back")
 
-		// It was full some time ago, and may have dripped once since.
+		// The bucket was full some time ago, and may have dripped once since.
 		fill := b
 		fill.Cost = b.Limit.Size
 		p.take(Request{Buckets: []Bucket{fill}}, now-rapid.Int64Range(0, b.Limit.rate()).Draw(t, "ago"))
@@ -291,8 +292,8 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 	}
 }
 
-// TestDenialsCountFromSendTime tests the same through a store: the time of an answer is
-// from before it was asked for to after it was there.
+// TestDenialsCountFromSendTime guards the same through a store: an answer was
+// decided at some time between sending the request and receiving the answer.
 func TestDenialsCountFromSendTime(t *testing.T) {
 	const rate, trip = 500 * time.Millisecond, 200 * time.Millisecond
 	v := newVirtual(t, redistest.Start(t), "rl:")
@@ -301,7 +302,7 @@ func TestDenialsCountFromSendTime(t *testing.T) {
 	frozen, asked := v.clock(), false
 	v.clock = func() time.Duration {
 		if !asked {
-			asked = true // after this
+			asked = true // set after this
 			return frozen
 		}
 		return frozen + trip
@@ -309,7 +310,7 @@ func TestDenialsCountFromSendTime(t *testing.T) {
 	mustTake(t, v.Redis, req)
 	for _, tc := range []struct {
 		at    time.Duration
-		clear time.Duration // 0 if it is asked for
+		clear time.Duration // 0 if the server is asked
 	}{
 		{trip, rate},
 		{rate - time.Microsecond, trip + time.Microsecond},
@@ -326,8 +327,9 @@ func TestDenialsCountFromSendTime(t *testing.T) {
 	}
 }
 
-// TestDenyCacheHoldsForAnyCost tests that what is remembered holds for requests of
-// whatever cost: each is told when it would have room, or that it never will.
+// TestDenyCacheHoldsForAnyCost guards that a cached denial holds for requests of
+// any cost: each gets the time when it would have room, or learns that it never
+// will.
 func TestDenyCacheHoldsForAnyCost(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 10}
@@ -358,8 +360,8 @@ func TestDenyCacheHoldsForAnyCost(t *testing.T) {
 	}
 }
 
-// TestDenyCacheAsksWhenUncertain tests requests of which not all is known: they are
-// asked for each time.
+// TestDenyCacheAsksWhenUncertain guards that the server is asked each time the
+// cache does not know enough to decide.
 func TestDenyCacheAsksWhenUncertain(t *testing.T) {
 	server := redistest.Start(t)
 	const requests = 5
@@ -371,9 +373,9 @@ func TestDenyCacheAsksWhenUncertain(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
 		accounting Accounting
-		first      []Bucket // what fills them
+		first      []Bucket // requests that fill the buckets
 		buckets    []Bucket
-		charged    []int64 // what the buckets hold at last
+		charged    []int64 // what the buckets hold at the end
 	}{
 		{"each of several", AccountingEach, []Bucket{full}, []Bucket{full, room}, []int64{1, requests}},
 		{"a larger size", AccountingAtomic, []Bucket{full}, []Bucket{larger}, []int64{1 + requests}},
@@ -406,9 +408,10 @@ func TestDenyCacheAsksWhenUncertain(t *testing.T) {
 	}
 }
 
-// TestDenyCacheOfSeveralBuckets tests a request with several buckets of which one is full:
-// it is denied without a call, nothing is charged, and of the others it is told
-// what the server said last, whichever request that was about.
+// TestDenyCacheOfSeveralBuckets guards a request with several buckets, one of
+// which is full: it is denied without a call, nothing is charged, and its other
+// decisions show the levels that the server last reported, whichever request that
+// was for.
 func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 	server := redistest.Start(t)
 	r, clock := newClocked(t, server, nil)
@@ -443,7 +446,7 @@ func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 	if got := storedUnits(t, r, server, room); got != 5 {
 		t.Errorf("the other bucket holds %d, want 5", got)
 	}
-	room.Cost = 96 // which the other bucket denies as well
+	room.Cost = 96 // the other bucket denies it too
 	if d := mustTake(t, r, Request{Buckets: []Bucket{room, full}}); !d[0].Denied || !d[1].Denied {
 		t.Errorf("decided %+v", d)
 	}
@@ -454,8 +457,8 @@ func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 	}
 }
 
-// TestDenyCacheIdentity tests that a full bucket denies no other, however much they
-// have in common.
+// TestDenyCacheIdentity guards that a full bucket denies no requests to any other,
+// however much they have in common.
 func TestDenyCacheIdentity(t *testing.T) {
 	server := redistest.Start(t)
 	full := Bucket{Name: "b", Key: "k", Limit: Limit{2, time.Hour, 1}, Cost: 2}
@@ -485,8 +488,9 @@ func TestDenyCacheIdentity(t *testing.T) {
 	}
 }
 
-// TestDenyCacheIgnoresFallback tests that what is decided here while the server can't be
-// asked is not taken for its word; what it said before still holds.
+// TestDenyCacheIgnoresFallback guards that decisions of the fallback during an
+// outage are not cached as answers of the server; cached answers from before still
+// hold.
 func TestDenyCacheIgnoresFallback(t *testing.T) {
 	server := redistest.Start(t)
 	r, _ := newClocked(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(frozen) })
@@ -508,9 +512,9 @@ func TestDenyCacheIgnoresFallback(t *testing.T) {
 	}
 }
 
-// TestDenyCacheInCluster tests requests to several slots of a cluster: once one of
-// their buckets is known to be full they are denied without asking, as those to
-// one slot are, and the other buckets lose nothing.
+// TestDenyCacheInCluster guards requests to several slots of a cluster: once one
+// of their buckets is known to be full, they are denied without a call, like those
+// to one slot, and the other buckets lose nothing.
 func TestDenyCacheInCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 2)
@@ -526,7 +530,7 @@ func TestDenyCacheInCluster(t *testing.T) {
 	before := evals()
 	for _, tc := range []struct {
 		buckets []Bucket
-		calls   int64 // one to each bucket, and one to let go of what is held
+		calls   int64 // one to each bucket, and one to release held units
 	}{
 		{[]Bucket{full}, 0},
 		{[]Bucket{full, room}, 3},
@@ -556,9 +560,9 @@ func TestDenyCacheInCluster(t *testing.T) {
 	}
 }
 
-// TestDenyCacheIsBounded tests more full buckets than can be remembered: those that
-// are are denied as they should, all others are asked for, and no more memory is
-// taken.
+// TestDenyCacheIsBounded guards what happens with more full buckets than the cache
+// has slots: cached ones are denied correctly, the server is asked about all
+// others, and no more memory is used.
 func TestDenyCacheIsBounded(t *testing.T) {
 	d := newDenyCache(denySlots)
 	full := outcome{state: state{clear: time.Hour.Microseconds()}, denied: true}
@@ -591,8 +595,8 @@ func TestDenyCacheIsBounded(t *testing.T) {
 	}
 }
 
-// TestDenyCacheConcurrently tests many requests at once on buckets that fill up and
-// drip, with one and several buckets: each bucket admits its size and what has
+// TestDenyCacheConcurrently guards concurrent requests on buckets that fill up and
+// drip, each with one or several buckets: each bucket admits its size and what has
 // dripped since, to the unit.
 func TestDenyCacheConcurrently(t *testing.T) {
 	const goroutines, requests, size = 16, 500, 40
@@ -629,8 +633,8 @@ func TestDenyCacheConcurrently(t *testing.T) {
 	}
 }
 
-// TestEmptyDenyCacheIsSkipped guards the requests of those who are not denied:
-// once no bucket is remembered any more, they do not pay for looking for one.
+// TestEmptyDenyCacheIsSkipped guards that requests which are not denied do not pay
+// for a lookup once the cache has no valid entries.
 func TestEmptyDenyCacheIsSkipped(t *testing.T) {
 	r, clock := newClocked(t, redistest.Start(t), nil)
 	mustTake(t, r, Request{Buckets: []Bucket{hourly(1)}})

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// TestRedisOptionsValidate tests that each option which can't work is refused by
-// name, without what is secret in it, and that what can is not.
+// TestRedisOptionsValidate guards that each invalid option is rejected by name,
+// without secrets, and that valid ones are not.
 func TestRedisOptionsValidate(t *testing.T) {
 	long := strings.Repeat("canary", 20_000)
 	tests := []struct {
 		name   string
 		change func(*RedisOptions)
-		want   string // what the error begins with, none if empty
+		want   string // prefix of the error, empty if none
 	}{
 		{"least", func(*RedisOptions) {}, ""},
 		{"no address", func(o *RedisOptions) { o.Addresses = nil }, "0 addresses: "},
@@ -55,8 +55,8 @@ func TestRedisOptionsValidate(t *testing.T) {
 	}
 }
 
-// TestNewRedisRejectsInvalidOptions tests that options which can't work make no store,
-// and no panic.
+// TestNewRedisRejectsInvalidOptions guards that invalid options return an error
+// and do not panic.
 func TestNewRedisRejectsInvalidOptions(t *testing.T) {
 	for name, opt := range map[string]RedisOptions{
 		"nothing":            {},

@@ -9,7 +9,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// settledRemovals waits until the store's removals have been carried out.
+// settledRemovals waits until the store's removals are complete.
 func (f *fallback) settledRemovals(t testing.TB) {
 	t.Helper()
 	waitFor(t, 10*time.Second, func() error {
@@ -28,9 +28,10 @@ func testNode(t testing.TB, server *redistest.Server) (*Redis, *Memory) {
 	return newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = m }), m
 }
 
-// TestFloodLeavesRedisBounded floods an hourly limit by two nodes. It guards that
-// the server holds no more than the nodes do, whose bounds are its too, at next to
-// no more calls; and that each knows all that the server decided for it.
+// TestFloodLeavesRedisBounded floods an hourly limit through two nodes. It guards
+// that the server holds no more buckets than the nodes, whose caps apply to it
+// too, with hardly any extra calls; and that each node knows everything that the
+// server decided for it.
 func TestFloodLeavesRedisBounded(t *testing.T) {
 	const most, callers, each = 300, 16, 400
 	server := redistest.Start(t)
@@ -76,8 +77,8 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 	}
 }
 
-// TestRemovalsAreBatched guards that removals travel together: a single caller, whose
-// requests each go alone, makes hardly any call more for them.
+// TestRemovalsAreBatched guards that removals are sent together: for a single
+// caller, whose requests are each sent alone, they hardly add any calls.
 func TestRemovalsAreBatched(t *testing.T) {
 	const requests = 640
 	server := redistest.Start(t)
@@ -97,9 +98,9 @@ func TestRemovalsAreBatched(t *testing.T) {
 	}
 }
 
-// TestRemovalSparesBucketsInUse tests which buckets a node removes that it has
-// forgotten: not those that another has charged meanwhile, that are held again, of
-// which units are held, or that are none of ours.
+// TestRemovalSparesBucketsInUse guards which evicted buckets a node removes from
+// the server: not those that another node has charged meanwhile, that are held
+// here again, that have held units, or that are not our buckets.
 func TestRemovalSparesBucketsInUse(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -172,7 +173,8 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 	}
 }
 
-// TestRemovalsInCluster tests that removals go to the server of each key's slot.
+// TestRemovalsInCluster guards that removals go to the server with each key's
+// slot.
 func TestRemovalsInCluster(t *testing.T) {
 	const most, requests = 20, 300
 	cluster := redistest.StartCluster(t, 3)
@@ -197,9 +199,9 @@ func TestRemovalsInCluster(t *testing.T) {
 	})
 }
 
-// TestShareOnRedis tests a full limit that forgets nothing: the server is asked
+// TestShareOnRedis guards a full limit that evicts nothing: the server is asked
 // about the shared bucket, which no key can name, and a key's own bucket later
-// begins at its level there too.
+// starts at its level on the server too.
 func TestShareOnRedis(t *testing.T) {
 	server := redistest.Start(t)
 	node, m := testNode(t, server)
@@ -235,8 +237,8 @@ func TestShareOnRedis(t *testing.T) {
 	}
 }
 
-// TestShareTwiceOnRedis tests that a request is charged for each of two keys that
-// have to share, though a server can't be asked about one bucket twice at once.
+// TestShareTwiceOnRedis guards that a request is charged for each of two keys that
+// have to share, although one request cannot name a bucket twice.
 func TestShareTwiceOnRedis(t *testing.T) {
 	server := redistest.Start(t)
 	node, _ := testNode(t, server)

@@ -9,24 +9,24 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// pooled returns the queries that the next requests would use, and takes them
-// away.
+// pooled returns the queries that the next requests would use, and removes them
+// from the pool.
 func pooled() map[*query]bool {
 	all := make(map[*query]bool)
 	for {
 		q := queries.Get().(*query)
 		if q.Keys == nil {
-			return all // a new one: there are no more
+			return all // a new one: the pool is empty
 		}
 		all[q] = true
 	}
 }
 
-// TestQueriesInUseAreNotReused tests that no request uses a query again that a queue, or
-// an answer which comes too late, may still touch: neither one that was given up,
-// nor one that settles units. One that was answered is used again.
+// TestQueriesInUseAreNotReused guards that no request reuses a query that a queue
+// or a late answer may still touch: neither one that was given up, nor one that
+// settles units. One that was answered is reused.
 func TestQueriesInUseAreNotReused(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // all see one pool
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // all use one pool
 	node := redistest.Start(t)
 	p := redistest.StartProxy(t, node.Addr)
 	r := newTestRedis(t, node, func(opt *RedisOptions) {
@@ -59,7 +59,7 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 		}
 	}
 
-	// The answers come when nobody waits any more.
+	// The answers arrive after the callers have given up.
 	p.Delay(r.timeout * 3 / 2)
 	for range 3 {
 		mustTake(t, r, req)
@@ -73,7 +73,7 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 	}
 }
 
-// unconnected returns an error unless a server decides on req.
+// unconnected returns an error unless a server decides req.
 func unconnected(t testing.TB, r *Redis, node *redistest.Server, req Request) error {
 	t.Helper()
 	c := calls{server: node}

@@ -8,9 +8,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestSentinel tests a server that is found by sentinels: by two failovers, of
-// which the second follows the master's death, it is soon decided by the new
-// one, and meanwhile here. Nobody waits longer than he may.
+// TestSentinel guards a server that is found by sentinels: after each of two
+// failovers, the second of which follows the master's death, the new master soon
+// decides, and until then this process does. No request waits longer than its
+// timeout.
 func TestSentinel(t *testing.T) {
 	t.Parallel()
 	const timeout = 50 * time.Millisecond
