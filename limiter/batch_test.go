@@ -77,7 +77,7 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 				}
 			})
 			if n := c.since(t, "evalsha"); n > requests/4 {
-				t.Errorf("%d calls for %d requests: the test shows too little", n, requests)
+				t.Errorf("%d calls for %d requests: the test covers too little", n, requests)
 			}
 			want := int64(size) / tc.cost
 			if tc.other > 0 {
@@ -170,7 +170,7 @@ func TestWrongRepliesDecideNothing(t *testing.T) {
 					t.Errorf("reason %q: %v", reason, err)
 				}
 			})
-			seen.check(t, "lapse corrupt")
+			seen.check(t, "error corrupt")
 		})
 	}
 }

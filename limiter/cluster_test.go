@@ -139,7 +139,7 @@ func TestCluster(t *testing.T) {
 							t.Fatalf("after request %d bucket %s holds %d, want %d", n, b.Name, got, want)
 						}
 						if got := d[i].Size - d[i].Remaining; got != want {
-							t.Fatalf("request %d: bucket %s is said to hold %d, want %d", n, b.Name, got, want)
+							t.Fatalf("request %d: bucket %s is reported to hold %d, want %d", n, b.Name, got, want)
 						}
 					}
 				}
@@ -209,7 +209,7 @@ func TestCluster(t *testing.T) {
 			}
 		}
 		mustTake(t, single, Request{Buckets: []Bucket{onNode(t, r, nodes, nodes.Nodes[0], hourly(5))}})
-		seen.check(t, "lapse moved")
+		seen.check(t, "error moved")
 	})
 	seen.check(t)
 }
@@ -334,7 +334,7 @@ func TestClusterLosesNode(t *testing.T) {
 		want++
 		for _, d := range mustTake(t, r, Request{Buckets: buckets}) {
 			if got := d.Size - d.Remaining; got != want {
-				t.Fatalf("after %d requests it is said to hold %d", want, got)
+				t.Fatalf("after %d requests it is reported to hold %d", want, got)
 			}
 		}
 	}
@@ -358,7 +358,7 @@ func TestClusterLosesNode(t *testing.T) {
 		t.Errorf("waited %v though it is known that the node is gone", worst)
 	}
 	got := seen.take()
-	if len(got) == 0 || got[0] != "lost refused" && got[0] != "lost closed" {
+	if len(got) == 0 || got[0] != "down refused" && got[0] != "down closed" {
 		t.Errorf("reported %q", got)
 	}
 	// If nothing may be decided in this process, units held by the other nodes are

@@ -134,7 +134,7 @@ func TestHeldUnits(t *testing.T) {
 	})
 	for _, what := range []string{"denied", "blocked", "committed", "released"} {
 		if seen[what] < 100 {
-			t.Errorf("%v: the test shows too little", seen)
+			t.Errorf("%v: the test covers too little", seen)
 		}
 	}
 }
@@ -214,7 +214,7 @@ func checkBound(t rapid.TB, l Limit, admitted []int64) {
 				up++
 			}
 			if most := max(l.Size+s*whole, l.Size-1+s*up); int64(j+1) > most {
-				t.Fatalf("%+v: %d units admitted within %d µs, at most %d may be", l, j+1, to-from, most)
+				t.Fatalf("%+v: %d units admitted within %d µs, want at most %d", l, j+1, to-from, most)
 			}
 		}
 	}
@@ -249,7 +249,7 @@ func TestFloodOfOneKey(t *testing.T) {
 					}
 				})
 				if got, want := storedUnits(t, r, nodes.Nodes[1], everybody), admitted.Load(); got != want {
-					t.Errorf("%d admitted, and the limit of all has lost %d", want, got)
+					t.Errorf("%d admitted, and the shared limit has lost %d", want, got)
 				}
 			})
 		}

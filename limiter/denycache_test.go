@@ -82,11 +82,11 @@ func TestDenyCacheExpires(t *testing.T) {
 			}
 			clock.Add(int64(tc.want - time.Microsecond))
 			if d := mustTake(t, r, req); !d[0].Denied {
-				t.Errorf("decided %+v before it is to be forgotten", d)
+				t.Errorf("decided %+v before it expires", d)
 			}
 			clock.Add(int64(time.Microsecond))
 			if d := mustTake(t, r, req); d[0].Denied {
-				t.Errorf("decided %+v after it is to be forgotten", d)
+				t.Errorf("decided %+v after it expires", d)
 			}
 		})
 	}
@@ -175,7 +175,7 @@ func TestDenyCacheAgreesWithServer(t *testing.T) {
 	}
 	t.Logf("%+v", seen)
 	if min(seen.several, seen.dear, seen.never, seen.each, seen.dripped) < 25 || seen.unasked*20 < seen.steps {
-		t.Errorf("the test shows too little: %+v", seen)
+		t.Errorf("the test covers too little: %+v", seen)
 	}
 }
 
@@ -271,7 +271,7 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 			if fits || to+from+later >= min(b.Limit.wait(s, now, 1), cacheFor) {
 				return
 			}
-			t.Fatalf("a full bucket is not remembered for %v", b.Limit)
+			t.Fatalf("a full bucket of %+v is not cached", b.Limit)
 		}
 		got := b.Limit.decision(outcomes[0].state, 0, b.Cost, outcomes[0].denied)
 		real := p.take(Request{Buckets: []Bucket{b}}, now+from+later)[0]
@@ -288,7 +288,7 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 		rapid.Check(t, inDoubt)
 	}
 	if denials < 50 {
-		t.Errorf("%d denials: the test shows too little", denials)
+		t.Errorf("%d denials: the test covers too little", denials)
 	}
 }
 
@@ -348,7 +348,7 @@ func TestDenyCacheHoldsForAnyCost(t *testing.T) {
 	} {
 		b.Cost = tc.cost
 		if !remembered(v.Redis, Request{Buckets: []Bucket{b}}) {
-			t.Errorf("cost %d: not remembered", tc.cost)
+			t.Errorf("cost %d: not cached", tc.cost)
 		}
 		want := Decision{Denied: true, Never: tc.never, Size: 10, Clear: 10*time.Minute - 500*time.Millisecond}
 		if !tc.never {
@@ -453,7 +453,7 @@ func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 	c.check(t, "evalsha", 0)
 	clock.Add(int64(time.Second))
 	if remembered(r, req) {
-		t.Error("still remembered")
+		t.Error("still cached")
 	}
 }
 
@@ -504,7 +504,7 @@ func TestDenyCacheIgnoresFallback(t *testing.T) {
 		}
 	}
 	if remembered(r, Request{Buckets: []Bucket{after}}) {
-		t.Error("remembered what the fallback decided")
+		t.Error("cached what the fallback decided")
 	}
 	d, err := r.Take(t.Context(), Request{Buckets: []Bucket{before}, NoFallback: true}, nil)
 	if err != nil || !d[0].Denied {
@@ -586,12 +586,12 @@ func TestDenyCacheIsBounded(t *testing.T) {
 		}
 	}
 	if known > denySlots || known < denySlots/2 {
-		t.Errorf("%d of %d buckets remembered, may be %d", known, len(buckets), denySlots)
+		t.Errorf("%d of %d buckets cached, want at most %d", known, len(buckets), denySlots)
 	}
 	b := hourly(1)
 	b.Key = "empty"
 	if _, ok := d.decide(Request{Buckets: []Bucket{b}}, 1000, nil); ok {
-		t.Error("a bucket that nobody has seen is denied")
+		t.Error("a bucket that was never used is denied")
 	}
 }
 
@@ -644,6 +644,6 @@ func TestEmptyDenyCacheIsSkipped(t *testing.T) {
 		mustTake(t, r, Request{Buckets: []Bucket{room}})
 	}
 	if now, until := r.clock().Microseconds(), r.denyCache.latest.Load(); now < until {
-		t.Errorf("something may be remembered for %d µs more", until-now)
+		t.Errorf("the cache may have an entry for %d µs more", until-now)
 	}
 }

@@ -282,7 +282,7 @@ func TestStoresAgree(t *testing.T) {
 	}
 	t.Logf("%+v", seen)
 	if min(seen.both, seen.admitted, seen.denied, seen.never, seen.overfull, seen.slack) < 200 || min(seen.reset, seen.partly) < 20 {
-		t.Errorf("the test shows too little: %+v", seen)
+		t.Errorf("the test covers too little: %+v", seen)
 	}
 }
 

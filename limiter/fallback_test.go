@@ -219,7 +219,7 @@ func TestFollow(t *testing.T) {
 		}
 	})
 	if slack < 100 {
-		t.Errorf("%d buckets with slack: the test shows too little", slack)
+		t.Errorf("%d buckets with slack: the test covers too little", slack)
 	}
 }
 
@@ -341,7 +341,7 @@ func TestDirtyBuckets(t *testing.T) {
 	denied := ask(b)
 	here(b, b)
 	if !denied.buckets[0].crossed {
-		t.Error("a denial here goes by the server unnoticed")
+		t.Error("the server is not told of a denial here")
 	}
 	f.drop(denied)
 	answer(ask(b), state{5*hour - minute, 1})

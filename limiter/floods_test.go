@@ -94,7 +94,7 @@ func TestFloodServesNewcomers(t *testing.T) {
 					}
 				}
 				if n%(10*flood) == 0 && f.usage("b").Buckets > most {
-					t.Fatalf("%d buckets, may be %d", f.usage("b").Buckets, most)
+					t.Fatalf("%d buckets, want at most %d", f.usage("b").Buckets, most)
 				}
 			}
 			if denied > 0 || deniedAgain > 0 {
@@ -118,7 +118,7 @@ func TestFloodServesNewcomers(t *testing.T) {
 			u := f.usage("b")
 			t.Logf("quiet full buckets forgotten: %d of %d; %+v", lost, len(quiet), u)
 			if u.Forgotten < flood {
-				t.Errorf("only %d buckets were forgotten: the test shows nothing", u.Forgotten)
+				t.Errorf("only %d buckets were forgotten: the test proves nothing", u.Forgotten)
 			}
 			usedSlots(t, f.m)
 		})
@@ -223,7 +223,7 @@ func TestSmallMaxKeys(t *testing.T) {
 	for i := range 10 {
 		decide(t, m, AccountingAtomic, Bucket{Name: fmt.Sprint(i), Limit: Limit{1, time.Hour, 1}, Cost: 1})
 		if m.Len() != 1 {
-			t.Fatalf("%d buckets, may be 1", m.Len())
+			t.Fatalf("%d buckets, want at most 1", m.Len())
 		}
 	}
 }
@@ -466,7 +466,7 @@ func TestPartitionDroppedConcurrently(t *testing.T) {
 	wg.Wait()
 	t.Logf("dropped %d times", dropped)
 	if dropped == 0 {
-		t.Error("never dropped: the test shows nothing")
+		t.Error("never dropped: the test proves nothing")
 	}
 	usedSlots(t, m)
 }

@@ -35,14 +35,14 @@ func (e *events) report(ev Event) {
 	e.all = append(e.all, ev)
 }
 
-// take returns the events since its last call, in words such as "lost oom", "back"
-// and "lapse pool".
+// take returns the events since its last call, in words such as "down oom",
+// "recovered" and "error pool".
 func (e *events) take() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var words []string
 	for _, ev := range e.all {
-		kind := map[EventKind]string{EventDown: "lost", EventRecovered: "back", EventError: "lapse", EventReplaced: "replaced"}[ev.Kind]
+		kind := map[EventKind]string{EventDown: "down", EventRecovered: "recovered", EventError: "error", EventReplaced: "replaced"}[ev.Kind]
 		words = append(words, strings.TrimSpace(kind+" "+ev.Reason))
 	}
 	e.all = nil

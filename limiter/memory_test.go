@@ -191,7 +191,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 				}
 			}
 			if full == 0 {
-				t.Error("no bucket was ever full: the test shows nothing")
+				t.Error("no bucket was ever full: the test proves nothing")
 			}
 		})
 	}
@@ -406,7 +406,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 	}
 	check()
 	if most < keys/2 || least > keys/10 || !shrunk {
-		t.Errorf("%d to %d buckets alive, shrunk %t: the test shows too little", least, most, shrunk)
+		t.Errorf("%d to %d buckets alive, shrunk %t: the test covers too little", least, most, shrunk)
 	}
 }
 
@@ -491,7 +491,7 @@ func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 	}
 	t.Logf("%+v", seen)
 	if min(seen.admitted, seen.denied, seen.never, seen.slack, seen.dirty, seen.fresh) < 500 {
-		t.Errorf("the test shows too little: %+v", seen)
+		t.Errorf("the test covers too little: %+v", seen)
 	}
 }
 
@@ -532,7 +532,7 @@ func TestTableFindsItsBuckets(t *testing.T) {
 				t.Errorf("rebuilt %d times for %d buckets", rebuilt, n)
 			}
 			if name == "last slot" && !wrapped {
-				t.Error("no bucket lies before its place: the test shows nothing")
+				t.Error("no bucket lies before its place: the test proves nothing")
 			}
 
 			// A stored bucket is replaced in place.

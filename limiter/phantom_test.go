@@ -58,7 +58,7 @@ func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 			close(stop)
 			all.Wait()
 			if used := level(t, r, everybody); used < admitted.Load() || used > 2*admitted.Load() {
-				t.Errorf("%d admitted, and the limit of all has lost %d", admitted.Load(), used)
+				t.Errorf("%d admitted, and the shared limit has lost %d", admitted.Load(), used)
 			}
 		})
 		t.Run(fmt.Sprintf("its cost,callers=%d", callers), func(t *testing.T) {

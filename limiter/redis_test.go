@@ -463,7 +463,7 @@ func TestRedisScriptFlushed(t *testing.T) {
 		t.Errorf("%d units after %d requests", got, want)
 	}
 	if c.since(t, "eval") == 0 {
-		t.Error("the script was never forgotten: the test shows nothing")
+		t.Error("the script was never forgotten: the test proves nothing")
 	}
 }
 
@@ -473,7 +473,7 @@ func TestRedisScriptFlushed(t *testing.T) {
 func TestRedisGroups(t *testing.T) {
 	server := redistest.Start(t)
 	one, all := newVirtual(t, server, "one:"), newVirtual(t, server, "all:")
-	groups, shared, alike, owing := 0, 0, 0, 0
+	groups, shared, alike, leveled := 0, 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		one.flush(t)
 		buckets, last, limit := drawBuckets(t), Decision{}, Limit{1, time.Second, 1}
@@ -482,19 +482,19 @@ func TestRedisGroups(t *testing.T) {
 			var reqs []told
 			for range rapid.IntRange(1, 8).Draw(t, "requests") {
 				req := told{Request: drawRequest(t, buckets)}
-				if rapid.Bool().Draw(t, "owed") {
-					req.owed = drawOwed(t, req.Buckets)
+				if rapid.Bool().Draw(t, "levels") {
+					req.levels = drawLevels(t, req.Buckets)
 				}
 				times := rapid.IntRange(1, 3).Draw(t, "times")
 				reqs = append(reqs, slices.Repeat([]told{req}, times)...)
-				if alike += times - 1; times > 1 && req.owed != nil {
-					owing++
+				if alike += times - 1; times > 1 && req.levels != nil {
+					leveled++
 				}
 			}
 
 			var want, got []Decision
 			for _, req := range reqs {
-				outcomes, err := askTold(one.Redis, req.Request, req.owed)
+				outcomes, err := askTold(one.Redis, req.Request, req.levels)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -533,9 +533,9 @@ func TestRedisGroups(t *testing.T) {
 			last, limit = want[i], reqs[0].Buckets[0].Limit
 		}
 	})
-	if groups < 500 || shared < 500 || alike < 500 || owing < 100 {
-		t.Errorf("%d requests, %d buckets shared in one call, %d requests like the last, %d such with levels: the test shows too little",
-			groups, shared, alike, owing)
+	if groups < 500 || shared < 500 || alike < 500 || leveled < 100 {
+		t.Errorf("%d requests, %d buckets shared in one call, %d requests like the last, %d such with levels: the test covers too little",
+			groups, shared, alike, leveled)
 	}
 }
 
@@ -543,21 +543,21 @@ func TestRedisGroups(t *testing.T) {
 // at least.
 type told struct {
 	Request
-	owed []toldLevel
+	levels []toldLevel
 }
 
-// drawOwed draws such levels. Not every bucket has one.
-func drawOwed(t *rapid.T, buckets []Bucket) []toldLevel {
-	owed := make([]toldLevel, len(buckets))
+// drawLevels draws such levels. Not every bucket has one.
+func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
+	levels := make([]toldLevel, len(buckets))
 	for i, b := range buckets {
 		if rapid.Bool().Draw(t, "this") {
-			owed[i].dirty = rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
-			owed[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
-			owed[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
-			owed[i].with = b.Limit.atLeast(owed[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"))
+			levels[i].dirty = rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
+			levels[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
+			levels[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
+			levels[i].with = b.Limit.atLeast(levels[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"))
 		}
 	}
-	return owed
+	return levels
 }
 
 // callScript has the script of v decide several requests in one call, by the
@@ -573,11 +573,11 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 		for i, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
 			numbers, flags := []int64{b.Limit.Size, b.Limit.DripInterval.Microseconds(), b.Limit.DripSize, b.Cost}, byte(0)
-			var owed []int64
-			if req.owed != nil && req.owed[i].dirty != clean {
-				k := req.owed[i]
-				owed, flags = []int64{k.clear, k.slack, k.with.clear, k.with.slack}, flags+2
-				if req.owed[i].dirty == ahead {
+			var levels []int64
+			if req.levels != nil && req.levels[i].dirty != clean {
+				k := req.levels[i]
+				levels, flags = []int64{k.clear, k.slack, k.with.clear, k.with.slack}, flags+2
+				if req.levels[i].dirty == ahead {
 					flags += 8
 				}
 			}
@@ -585,7 +585,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
 			}
 			run = append(run, flags)
-			for _, n := range owed {
+			for _, n := range levels {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
 			}
 		}
@@ -961,7 +961,7 @@ func TestRedisUnreachable(t *testing.T) {
 		began := time.Now()
 		d, err := r.Take(context.Background(), req, kept)
 		if took := time.Since(began); took > timeout+margin {
-			t.Errorf("waited %v, may wait %v", took, timeout)
+			t.Errorf("waited %v, want at most %v", took, timeout)
 		}
 		if !slices.Equal(d, kept) {
 			t.Errorf("decided %+v", d)
@@ -1071,7 +1071,7 @@ func TestRedisTimeoutIncludesEverything(t *testing.T) {
 		_, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
 		checkError(t, err, timeout.String())
 		if took := time.Since(began); took > timeout*5/4 {
-			t.Errorf("waited %v, may wait %v", took, timeout)
+			t.Errorf("waited %v, want at most %v", took, timeout)
 		}
 	}
 }
@@ -1160,7 +1160,7 @@ func TestRedisKeepsDeadlines(t *testing.T) {
 	}
 	proxy.Pass()
 	for _, what := range seen.take() {
-		if what != "lapse pool" {
+		if what != "error pool" {
 			t.Errorf("reported %q", what)
 		}
 	}

@@ -49,7 +49,7 @@ func TestRedisOptionsValidate(t *testing.T) {
 			case tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)):
 				t.Errorf("got error %v, want %s…", err, tc.want)
 			case err != nil && strings.Contains(err.Error(), "canary"):
-				t.Errorf("error %v shows what is secret", err)
+				t.Errorf("error %v shows a secret", err)
 			}
 		})
 	}

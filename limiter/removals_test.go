@@ -16,7 +16,7 @@ func (f *fallback) settledRemovals(t testing.TB) {
 		f.removals.mu.Lock()
 		defer f.removals.mu.Unlock()
 		if f.removals.sending > 0 || len(f.removals.waiting) > 0 || f.removals.timed {
-			return fmt.Errorf("%d calls on their way, %d buckets wait", f.removals.sending, len(f.removals.waiting))
+			return fmt.Errorf("%d calls in flight, %d buckets waiting", f.removals.sending, len(f.removals.waiting))
 		}
 		return nil
 	})
@@ -62,7 +62,7 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 	var n int64
 	waitFor(t, 10*time.Second, func() error {
 		if n = server.Client().DBSize(t.Context()).Val(); n > 2*most {
-			return fmt.Errorf("%d keys, may be %d", n, 2*most)
+			return fmt.Errorf("%d keys, want at most %d", n, 2*most)
 		}
 		return nil
 	})
@@ -158,7 +158,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 				node.fallback.removals.mu.Lock()
 				defer node.fallback.removals.mu.Unlock()
 				if node.fallback.removals.sending > 0 {
-					return fmt.Errorf("a removal is on its way")
+					return fmt.Errorf("a removal is in flight")
 				}
 				return nil
 			})
@@ -193,7 +193,7 @@ func TestRemovalsInCluster(t *testing.T) {
 			n += server.Client().DBSize(t.Context()).Val()
 		}
 		if n > most {
-			return fmt.Errorf("%d keys, may be %d", n, most)
+			return fmt.Errorf("%d keys, want at most %d", n, most)
 		}
 		return nil
 	})

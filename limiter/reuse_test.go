@@ -41,7 +41,7 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 		again += len(pooled())
 	}
 	if again == 0 {
-		t.Error("no query is used again, so the test shows nothing")
+		t.Error("no query is reused, so the test proves nothing")
 	}
 
 	for _, what := range []byte{whatCommit, whatRelease} {
@@ -55,7 +55,7 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 		key := r.keys.of(&req.Buckets[0])
 		waitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
 		if pooled()[q] {
-			t.Errorf("one that settles, %d, is used again", what)
+			t.Errorf("one that settles, %d, is reused", what)
 		}
 	}
 
@@ -64,12 +64,12 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 	for range 3 {
 		mustTake(t, r, req)
 		if n := len(pooled()); n > 0 {
-			t.Error("one that was given up is used again")
+			t.Error("one that was given up is reused")
 		}
 	}
 	time.Sleep(r.timeout)
 	if n := len(pooled()); n > 0 {
-		t.Error("one that was given up is used again once there is an answer")
+		t.Error("one that was given up is reused after its answer")
 	}
 }
 

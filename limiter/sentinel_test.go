@@ -32,7 +32,7 @@ func TestSentinel(t *testing.T) {
 		worst = max(worst, time.Since(began))
 		requests++
 		if got := d[0].Size - d[0].Remaining; got > requests || got < requests-20 {
-			t.Errorf("after %d requests it is said to hold %d", requests, got)
+			t.Errorf("after %d requests it is reported to hold %d", requests, got)
 		}
 	}
 	// decides waits until the server decides all requests.
@@ -68,6 +68,6 @@ func TestSentinel(t *testing.T) {
 		t.Errorf("%d units after %d requests", got, requests)
 	}
 	if worst > 2*timeout {
-		t.Errorf("waited %v, may wait %v", worst, timeout)
+		t.Errorf("waited %v, want at most %v", worst, timeout)
 	}
 }

@@ -240,7 +240,7 @@ func TestCorruptIsReported(t *testing.T) {
 		}
 		want := []string(nil)
 		if n == 0 {
-			want = []string{"lapse corrupt"}
+			want = []string{"error corrupt"}
 		}
 		seen.check(t, want...)
 	}

@@ -56,7 +56,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 		"kept over a failover": total.kept,
 	} {
 		if n < least {
-			t.Errorf("%d %s: the test shows too little", n, what)
+			t.Errorf("%d %s: the test covers too little", n, what)
 		}
 	}
 }
@@ -178,7 +178,7 @@ func (h *history) run() {
 		e.do()
 	}
 	if h.v.fallback.inFlight != nil {
-		h.t.Error("something is in flight for ever")
+		h.t.Error("something is in flight forever")
 	}
 	for i, b := range h.buckets {
 		lifetimes := make([][]charge, h.lifetime[i]+1)
@@ -511,7 +511,7 @@ func checkUnits(t *testing.T, l Limit, admitted []charge, lost bool) {
 				most = l.Size + s*ceilDiv(time, l.rate())
 			}
 			if units > most {
-				t.Errorf("%+v: %d units admitted within %d µs, at most %d may be", l, units, time, most)
+				t.Errorf("%+v: %d units admitted within %d µs, want at most %d", l, units, time, most)
 				return
 			}
 		}
