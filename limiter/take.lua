@@ -87,8 +87,8 @@ for r = 1, #runs do
       local c, s = match(type(value) == 'string' and value or '', '^(%d+)%d%d%d:?(%d*)$')
       c, s = number(c), number(s) or 0
       -- If nobody else has charged the bucket, its time is no further ahead than
-      -- told, which arrives late. What another node has added is a whole drip, or
-      -- takes slack.
+      -- told, because told arrives late. What another node has added is a whole
+      -- drip, or takes slack.
       local apart = c and c - now - told
       if c and c > now and 2 * apart < rate and (s >= spare or apart <= -rate / 2) then
         pcall('SET', keys[key + i], 0, 'PXAT', 1)
