@@ -118,7 +118,8 @@ func (p *part) denied() bool {
 }
 
 // decideSplit decides the parts of req in parallel. Parts that no server decides
-// are then decided here, in one step, and charged only if no server has denied.
+// are then decided here, in one step. If charging is atomic, they are charged only
+// if no server has denied.
 func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]outcome, error) {
 	parts = r.holdParts(ctx, req, parts)
 	outcomes := make([]outcome, len(req.Buckets))

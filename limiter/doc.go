@@ -15,25 +15,26 @@
 //
 // Think of a bucket with a hole. It holds at most Size units. Each admitted
 // request pours in its cost, and every DripInterval, DripSize units drip out. A
-// request whose cost does not fit is denied and adds nothing. Drips are counted
-// from the request that found the bucket empty, and an empty bucket stays empty:
-// idle time is not saved up. All that a bucket has to remember is when it will run
-// empty; with a DripSize of 1 this is the generic cell rate algorithm (GCRA).
+// request whose cost no longer fits is denied and adds nothing. Drips are counted
+// from the request that found the bucket empty, and an empty bucket stays empty
+// however long it is left alone: idle time is not saved up. All that a bucket has
+// to remember is when it will run empty; with a DripSize of 1 this is the generic
+// cell rate algorithm (GCRA).
 //
 // A [Store] keeps buckets and decides requests: a [Memory] keeps them in this
 // process, a [Redis] shares them among all processes that use the same Redis. A
 // [Limiter] applies one limit. A [Request] names several buckets that a request
-// has to pass, and is decided in one atomic step: by default it charges either all
-// of its buckets or none. [Summarize] combines their decisions into one.
+// has to pass, and is decided in one atomic step: unless asked otherwise it
+// charges all of its buckets or none. [Summarize] combines their decisions into
+// one.
 //
 // A Redis store can have a Memory as its fallback. The Memory follows the levels
 // that the servers report, takes over from the last of them while a server is
 // unavailable, and reports its own levels when the server is back. So a single
 // process never admits more than its buckets allow, whatever happens to the
-// server. No request waits longer than its timeout.
+// server. No request waits for longer than its timeout.
 //
-// Every number is an integer, times are in microseconds, and nothing is rounded:
-// from empty, a bucket admits at most Size + min(DripSize, Size)·⌊T/DripInterval⌋
-// units in a time T, however many requests arrive at once and in whichever
-// process.
+// Every number is an integer, times are microseconds, and nothing is rounded: from
+// empty a bucket admits at most Size + min(DripSize, Size)·⌊T/DripInterval⌋ in a
+// time T, however many requests come at once, wherever they come in.
 package limiter

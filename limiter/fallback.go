@@ -34,8 +34,8 @@ import (
 //   - An answer that is newer than all others for a clean bucket (see trace) is
 //     authoritative, even if its level is lower: then somebody has deleted the key,
 //     or Redis has.
-//   - A bucket that the memory evicts is gone, whoever knew of it; it is removed
-//     from the server too, see removals.
+//   - A bucket that the memory evicts is gone, even if a server knew of it; it is
+//     removed from the server too, see removals.
 type fallback struct {
 	*traffic
 	memory     *Memory

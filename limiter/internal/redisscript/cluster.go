@@ -198,7 +198,7 @@ func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 		return nil
 	})
 	if err != nil {
-		return make(map[*Server]int64) // nobody knows
+		return make(map[*Server]int64) // unknown
 	}
 	err = c.client.ForEachShard(context.Background(), func(_ context.Context, client *redis.Client) error {
 		mu.Lock()
@@ -208,7 +208,7 @@ func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 	})
 	now := make(map[*Server]int64)
 	if err != nil {
-		return now // nobody knows
+		return now // unknown
 	}
 	c.mu.RLock()
 	for addr, s := range c.servers {
