@@ -179,7 +179,7 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 	wg.Wait()
 	all := make([]*part, 0, len(parts))
 	for _, p := range parts {
-		if redisscript.MovingSlot(p.err) && len(p.Buckets) > 1 {
+		if len(p.Buckets) > 1 && redisscript.MovingSlot(p.err) {
 			r.fallback.drop(p.query)
 			all = append(all, r.holdParts(ctx, req, p.byBucket(p.indexes))...)
 			continue

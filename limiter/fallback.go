@@ -52,9 +52,10 @@ type traffic struct {
 	// decided here, so that each of the two knows of the other. The memory's
 	// tables are locked inside of it.
 	mu        sync.Mutex
-	inFlight  *query // the latest of them; a list
-	lost      int    // how many of them a server may have forgotten that has restarted
-	sent      uint64 // how many requests have been sent
+	inFlight  *query       // the latest of them; a list
+	lost      int          // how many of them a server may have forgotten that has restarted
+	marks     [marks]int32 // how many buckets in flight have a hash that ends like this
+	sent      uint64       // how many requests have been sent
 	traces    [traces]trace
 	fallbacks int // how many there have been
 }
@@ -126,6 +127,18 @@ type trace struct {
 	hash    uint64 // the bucket whose answers are compared
 	since   uint64 // how many requests had been sent when that began
 	highest state  // what they have told since, the clear time on the memory's clock
+}
+
+// marks is how many hashes are told apart to see that nothing is in flight for a
+// bucket. To look through all that is in flight would hold up everybody when that is
+// much.
+const marks = 1 << 14
+
+// mark counts the buckets of q as in flight, or no longer so.
+func (f *fallback) mark(q *query, n int32) {
+	for i := range q.buckets {
+		f.marks[q.buckets[i].hash%marks] += n
+	}
 }
 
 // traces is how many there are; buckets whose hashes meet share one.
@@ -241,6 +254,9 @@ func (s state) below(t state) bool {
 
 // units returns how many units are in flight for a bucket, but no more than most.
 func (f *fallback) units(hash uint64, most int64) int64 {
+	if f.marks[hash%marks] == 0 {
+		return 0
+	}
 	units := int64(0)
 	for q := f.inFlight; q != nil; q = q.next {
 		for i := range q.buckets {
@@ -338,7 +354,7 @@ func (f *fallback) drop(queries ...*query) {
 // anyLost reports whether units of a bucket are in flight that a server may have
 // forgotten.
 func (f *fallback) anyLost(hash uint64) bool {
-	if f.lost == 0 {
+	if f.lost == 0 || f.marks[hash%marks] == 0 {
 		return false
 	}
 	for q := f.inFlight; q != nil; q = q.next {
@@ -432,6 +448,9 @@ func (f *fallback) restarted(server *redisscript.Server) {
 
 // cross records that something was decided here on a bucket.
 func (f *fallback) cross(hash uint64) {
+	if f.marks[hash%marks] == 0 {
+		return
+	}
 	for q := f.inFlight; q != nil; q = q.next {
 		for i := range q.buckets {
 			if p := &q.buckets[i]; p.hash == hash {
@@ -448,6 +467,7 @@ func (f *fallback) link(q *query) {
 		q.next.prev = q
 	}
 	f.inFlight, q.counted = q, true
+	f.mark(q, 1)
 }
 
 // unlink ends to count q as in flight, if it is.
@@ -455,6 +475,7 @@ func (f *fallback) unlink(q *query) {
 	if !q.counted {
 		return
 	}
+	f.mark(q, -1)
 	if q.serverRestarted {
 		f.lost--
 	}

@@ -85,16 +85,38 @@ func (m *Memory) largest(u *usage, p *partition) *partition {
 	return p
 }
 
-// forget removes the bucket that drains soonest of a sample that begins in the
+// emptier returns a function that reports whether the bucket in one slot of p is
+// emptier than that in another: whether it holds fewer units or, with as many,
+// drains sooner. One that drips a single unit at a time holds fewer if it drains
+// sooner, and of a mixed partition nobody knows how its buckets drip.
+func (p *partition) emptier(now int64) func(a, b *slot) bool {
+	if p.mixed() || p.id.dripSize == 1 {
+		return func(a, b *slot) bool { return a.clear < b.clear }
+	}
+	limit := p.id.bucket().Limit
+	units := func(s *slot) int64 {
+		if s.clear <= now {
+			return 0
+		}
+		slack, _ := decodeSlack(s.slack)
+		return ceilDiv(s.clear-now, limit.rate())*limit.DripSize - slack
+	}
+	return func(a, b *slot) bool {
+		x, y := units(a), units(b)
+		return x < y || x == y && a.clear < b.clear
+	}
+}
+
+// forget removes the emptiest bucket of a sample that begins in the
 // given table of p, modulo how many it has, and reports whether it has. It is none of the given hash,
 // and with drained only one that holds nothing.
 func (m *Memory) forget(p *partition, table, except uint64, now int64, drained bool) bool {
-	best, seen := slot{}, 0
+	best, seen, emptier := slot{}, 0, p.emptier(now)
 	for n := uint64(0); n < tables && seen < sampled; n++ {
 		t := &p.tables[(table+n)%tables]
 		t.mu.Lock()
 		if t.used > 0 {
-			seen += t.emptiest(int(rand.Uint32N(uint32(len(t.slots)))), sampled-seen, except, &best) //nolint:gosec // far fewer than 2^32
+			seen += t.emptiest(int(rand.Uint32N(uint32(len(t.slots)))), sampled-seen, except, emptier, &best) //nolint:gosec // far fewer than 2^32
 		}
 		if n == 0 && seen == sampled {
 			// Mostly it is all in one table, and its lock is held already.

@@ -36,6 +36,7 @@ type Memory struct {
 
 	_        [64]byte      // what is above is seldom written
 	held     atomic.Int64  // how many buckets there are, without those that keys share
+	kept     atomic.Int64  // of those held, how many limits have that forget none
 	shared   atomic.Int64  // how many there are that keys share
 	sweptAt  atomic.Int64  // when tables were last swept, in µs on clock
 	next     atomic.Uint64 // which table is next

@@ -205,7 +205,7 @@ func (m *Memory) drop(p *partition) {
 		old := m.directory.Load()
 		all := slices.DeleteFunc(slices.Clone(old.all), func(q *partition) bool { return q == p })
 		usages := old.usages
-		if u := p.usage; u.parts.Add(-1) == 0 && u.forgotten.Load() == 0 && u.onShared.Load() == 0 {
+		if u := p.usage; u.parts.Add(-1) == 0 && u != old.others && u.forgotten.Load() == 0 && u.onShared.Load() == 0 {
 			usages = maps.Clone(usages)
 			delete(usages, u.name)
 		}
@@ -271,6 +271,14 @@ func (m *Memory) sweep(now int64) {
 // sweepTables lets drained buckets leave from the tables that are next, and
 // forgets some where there are too many since the bounds were lowered.
 func (m *Memory) sweepTables(now int64) {
+	kept := int64(0) // anew, since a limit may have begun to forget, or to keep
+	for _, u := range m.directory.Load().usages {
+		if u.keeps.Load() {
+			kept += u.held.Load()
+		}
+	}
+	m.kept.Store(kept)
+
 	all := m.directory.Load().all
 	for range (len(all)*tables + sweepSteps - 1) / sweepSteps {
 		next := m.next.Add(1) - 1
@@ -310,5 +318,8 @@ func (m *Memory) count(p *partition, more int) {
 	} else {
 		p.usage.held.Add(n)
 		m.held.Add(n)
+		if p.usage.keeps.Load() {
+			m.kept.Add(n)
+		}
 	}
 }

@@ -90,12 +90,10 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 }
 
 // full reports whether there is no room for one more bucket in a limit that
-// forgets none.
+// forgets none. All limits of that kind together have half of the room that there
+// is: otherwise they could fill it, and what other limits hold would be forgotten.
 func (m *Memory) full(u *usage) bool {
-	if u.held.Load() >= m.room(u) {
-		return true
-	}
-	return m.held.Load() >= m.maxKeys.Load() && m.largestUsage() == nil
+	return u.held.Load() >= m.room(u) || m.kept.Load() >= max(m.maxKeys.Load()/2, 1)
 }
 
 // level returns what b holds, and whether there is such a bucket.

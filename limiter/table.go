@@ -144,12 +144,12 @@ func (t *table) remove(i int) (digest keyDigest) {
 }
 
 // emptiest looks at up to n buckets from the i-th slot on, and returns at how
-// many. If one of them drains before best, or best is none yet, best becomes it.
+// many. If one of them is emptier than best, or best is none yet, best becomes it.
 // It is none of the given hash.
-func (t *table) emptiest(i, n int, except uint64, best *slot) (seen int) {
+func (t *table) emptiest(i, n int, except uint64, emptier func(a, b *slot) bool, best *slot) (seen int) {
 	for range t.slots {
 		if s := &t.slots[i]; s.clear != 0 && s.hash != except {
-			if best.clear == 0 || s.clear < best.clear {
+			if best.clear == 0 || emptier(s, best) {
 				*best = *s
 			}
 			if seen++; seen == n {

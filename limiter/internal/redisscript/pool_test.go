@@ -408,7 +408,7 @@ func TestPoolExhausted(t *testing.T) {
 	r := newTestClient(t, server, func(opt *Options) { opt.PoolSize, opt.Report = 1, seen.report })
 	b := upTo(100)
 	mustCount(t, r, b)
-	r.setTimeout(timeout)
+	r.setTimeout(t, timeout)
 	s := r.server()
 	conn := <-s.pool.idle // as a request that takes long does
 	together(t, 20, func(int) {
@@ -419,7 +419,7 @@ func TestPoolExhausted(t *testing.T) {
 		}
 	})
 	s.pool.idle <- conn
-	r.setTimeout(10 * time.Second)
+	r.setTimeout(t, 10*time.Second)
 	mustCount(t, r, b)
 	if got, want := seen.take(), []string{"error pool"}; !slices.Equal(got, want) {
 		t.Errorf("reported %q, want %q", got, want)

@@ -50,7 +50,8 @@ type Call struct {
 	// What the call belongs to, for hooks.
 	Owner any
 
-	// The reply, once there is one. It is valid until the call is used again.
+	// The reply, once there is one: as many integers as Replies, or none if the server
+	// has sent another number. It is valid until the call is used again.
 	Reply []int64
 
 	// What became of a call that was submitted: nil if there is a reply. It must

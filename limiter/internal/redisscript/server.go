@@ -234,6 +234,9 @@ func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking boo
 		c.Reply = nil
 		return s.blame(conn, err)
 	}
+	if len(reply) != c.Replies {
+		reply = nil // whoever has sent it was not the script
+	}
 	c.Reply = reply
 	wrote := s.script.Wrote(c)
 	if !wrote && s.breaker.awaitsWrite() {
