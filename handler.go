@@ -3,16 +3,154 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
+
+// Handler limits how often clients may send requests, by leaky buckets.
+//
+// A request has to pass all limits that apply to it. If it does, response
+// header fields tell the client how much room is left, and the next handler is
+// invoked. If it does not, it is denied with status 429 and `Retry-After`, and
+// error routes shape the response. Only where no error route could see the
+// error is the bare response written directly. Requests that Caddy makes itself,
+// as for `httpInclude` in templates, are not limited.
+//
+// The handler sets these placeholders. Where several `rate_limit` handlers
+// see a request, they show the tightest of their limits:
+//
+// Placeholder | Description
+// ------------|-------------
+// `{http.rate_limit.limit}` | The path of the limit that decided: of a denied request the one that denies it, the longest if several do, else the one with the least room
+// `{http.rate_limit.size}` | The size of that limit's bucket
+// `{http.rate_limit.remaining}` | The units that the fullest bucket still has room for
+// `{http.rate_limit.clear}` | The seconds until all buckets have run empty
+// `{http.rate_limit.retry_after}` | The whole seconds to wait before all limits admit the same request; `0` if it was admitted, empty if it never will be
+// `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
+// `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request; empty if none did
+type Handler struct {
+	// The limits that requests have to pass.
+	Limits []*Limit `json:"limits,omitempty"`
+
+	// What a request is charged if some of its buckets have room and others do
+	// not. With `atomic`, the default, nothing anywhere: a denied request uses
+	// up no limit. With `each`, every bucket that has room is charged.
+	Accounting string `json:"accounting,omitempty"`
+
+	// The header fields to set on responses, one or several of:
+	//
+	// - `x-ratelimit` (default): `X-RateLimit-Limit`, `-Remaining`, `-Clear`,
+	//   and on denial `-Reset`
+	// - `ratelimit`: `RateLimit-Policy` and `RateLimit` of
+	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
+	// - `off`: neither
+	//
+	// A denied request gets `Retry-After` in any case.
+	Headers List `json:"headers,omitempty"`
+
+	// What becomes of a request if Redis can't be asked, or does not answer in
+	// time: `fallback`, `allow` or `deny`, see the app's option of the same name.
+	// Default: what the app says.
+	OnError string `json:"on_error,omitempty"`
+
+	store      limiter.Store
+	redis      *sharedRedis  // the same; nil without Redis
+	timeout    time.Duration // of Redis; 0 without
+	onError    onError
+	accounting limiter.Accounting
+	families   families
+	logger     *zap.Logger
+
+	// Which error routes of a server see the handler's errors, *errorRoutes by
+	// *caddyhttp.Server.
+	errorRoutes sync.Map
+
+	origin   atomic.Pointer[string] // of the handler's errors, once there was one
+	reported minutely
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.rate_limit",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision makes the limits ready, and returns an error if an option of one
+// can't be right.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	var err error
+	if h.accounting, err = newConstant("accounting", or(h.Accounting, "atomic"), parseAccounting); err != nil {
+		return err
+	}
+	if h.families, err = newFamilies(h.Headers); err != nil {
+		return err
+	}
+
+	loaded, err := ctx.App("rate_limit")
+	if err != nil {
+		return err
+	}
+	app := loaded.(*App)
+	h.store, h.redis, h.timeout = app.store, app.redis, app.timeout
+	if h.onError, err = newConstant("on_error", or(h.OnError, string(app.onError)), parseOnError); err != nil {
+		return err
+	}
+	defs := app.definitions.inHandler()
+	if len(h.Limits) == 0 {
+		return errors.New("limits: got none, want at least one")
+	}
+	for i, l := range h.Limits {
+		if l == nil {
+			return fmt.Errorf("limits: limit %d is null", i)
+		}
+		if err := l.provision(ctx, nil, defs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseAccounting reads a kind of accounting.
+func parseAccounting(text string) (limiter.Accounting, string) {
+	switch text {
+	case limiter.AccountingAtomic.String():
+		return limiter.AccountingAtomic, ""
+	case limiter.AccountingEach.String():
+		return limiter.AccountingEach, ""
+	}
+	return 0, "atomic or each"
+}
+
+// onError is what becomes of a request on which Redis does not decide.
+type onError string
+
+const (
+	onErrorFallback onError = "fallback" // this process decides
+	onErrorAllow    onError = "allow"    // it passes
+	onErrorDeny     onError = "deny"     // it is refused
+)
+
+// parseOnError reads what becomes of such a request.
+func parseOnError(text string) (onError, string) {
+	switch o := onError(text); o {
+	case onErrorFallback, onErrorAllow, onErrorDeny:
+		return o, ""
+	}
+	return "", "fallback, allow or deny"
+}
 
 // ServeHTTP admits the request to the next handler or denies it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
@@ -154,20 +292,6 @@ func (h *Handler) reportError(msg string, err error) {
 	if h.reported.due() {
 		h.logger.Error(msg, zap.Error(err))
 	}
-}
-
-// minutely says when something is due that is done once a minute at most.
-type minutely struct {
-	last atomic.Int64 // time since epoch, plus a minute
-}
-
-// epoch is some time from which a clock counts that nobody sets.
-var epoch = time.Now()
-
-// due reports whether a minute has passed since it was last true.
-func (m *minutely) due() bool {
-	now, last := int64(time.Since(epoch)+time.Minute), m.last.Load()
-	return now-last >= int64(time.Minute) && m.last.CompareAndSwap(last, now)
 }
 
 // denial is the error of a request that a limit denies: what that decided, and

@@ -151,34 +151,6 @@ func (f *fields) dropTrailers(h http.Header) {
 	}
 }
 
-// item is what one bucket decided on a request, and how to show it.
-type item struct {
-	*policy
-	name     string // of the bucket in the store
-	limit    limiter.Limit
-	cost     int64
-	families families
-	earlier  uint16 // how many other limits of its path were listed before
-	decision limiter.Decision
-}
-
-// tighter reports whether it leaves less room than other does.
-func (it *item) tighter(other *item) bool {
-	d, o := &it.decision, &other.decision
-	if d.Denied != o.Denied {
-		return d.Denied
-	}
-	return d.Remaining < o.Remaining
-}
-
-// await makes RetryAfter, of a bucket that was charged for a request which another
-// denies, the time until it has room for that request again: clients that come
-// earlier are denied by it.
-func (it *item) await() {
-	b := limiter.Bucket{Limit: it.limit, Cost: it.cost}
-	it.decision.RetryAfter = b.Wait(&it.decision)
-}
-
 // describe makes f the fields of a request on which items were decided, each
 // shown in its families; sum is what they come to. The values are parts of text,
 // which is appended to; nobody may change it any more.
@@ -219,32 +191,6 @@ func (f *fields) describe(items []item, sum limiter.Summary, text []byte) {
 			f[i], from = all[from:to], to
 		}
 	}
-}
-
-// summarize returns the summary of the items that are shown in a family, 0
-// meaning any, and whether there are such items.
-func summarize(items []item, family families) (limiter.Summary, bool) {
-	var few [8]limiter.Decision
-	decisions := few[:0]
-	for i := range items {
-		if items[i].families&family == family {
-			decisions = append(decisions, items[i].decision)
-		}
-	}
-	if len(decisions) == 0 {
-		return limiter.Summary{}, false
-	}
-	return limiter.Summarize(decisions), true
-}
-
-// allShown reports whether all items are shown in a family.
-func allShown(items []item, family families) bool {
-	for i := range items {
-		if items[i].families&family == 0 {
-			return false
-		}
-	}
-	return true
 }
 
 // appendPolicies appends the value of RateLimit-Policy, as appendLimits does

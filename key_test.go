@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -941,5 +942,49 @@ func TestMissingKeyIsReported(t *testing.T) {
 	want := []string{"by-key {http.request.header.X-Key}", "by-key/deeper {http.request.header.X-Key}"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got warnings of %q, want %q", got, want)
+	}
+}
+
+// setClient gives a request a client's address.
+func setClient(c *check, address string) {
+	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, address)
+}
+
+// Guards by which network keys share buckets: that of the client's address,
+// which counts as in keys, so that nobody has more of them by writing it in
+// another way.
+func TestNetworkOfClients(t *testing.T) {
+	for address, want := range map[string]string{
+		"203.0.113.7":          "203.0.0.0/16",
+		"203.0.255.255":        "203.0.0.0/16",
+		"203.1.0.0":            "203.1.0.0/16",
+		"::ffff:203.0.113.7":   "203.0.0.0/16",
+		"2002:cb00:7107::1":    "203.0.0.0/16",
+		"64:ff9b::203.0.113.7": "203.0.0.0/16",
+		"2001:db8:1:2::3":      "2001:db8::/32",
+		"2001:db8:ffff::":      "2001:db8::/32",
+		"2001:db9::":           "2001:db9::/32",
+		"fe80::1%eth0":         "fe80::/32",
+		"fe80::2%eth1":         "fe80::/32",
+		"@":                    "none",
+		"":                     "none",
+		"203.0.113.7:80":       "none",
+	} {
+		c := newCheck()
+		setClient(c, address)
+		if got := c.clientNetwork(); got != want {
+			t.Errorf("%q: got %q, want %q", address, got, want)
+		}
+		// Nothing has proven the address yet.
+		c = newCheck()
+		setClient(c, address)
+		if c.request.TLS = new(tls.ConnectionState); c.clientNetwork() != noNetwork {
+			t.Errorf("%q in early data: got %q, want %q", address, c.clientNetwork(), noNetwork)
+		}
+	}
+	c := newCheck()
+	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, nil)
+	if got := c.clientNetwork(); got != noNetwork {
+		t.Errorf("without an address: got %q, want %q", got, noNetwork)
 	}
 }

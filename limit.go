@@ -1,16 +1,16 @@
 package ratelimit
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 const (
@@ -25,6 +25,134 @@ type setting struct{ option, text string }
 
 // names are what limits and their paths are made of.
 var names = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+
+// Limit is a leaky bucket for each key, such as each client address. The
+// bucket holds at most `size` units. A request adds its `cost` if it fits;
+// otherwise it is denied and adds nothing. Every `drip_rate`, `drip_size` units
+// drip out.
+//
+// Instead of `size`, `drip_rate` and `drip_size`, a limit can be told by `max`
+// and `duration`: a bucket of size `max` that drips one unit every
+// `duration`/`max`. That is a burst of `max` and `max` per duration on average,
+// so up to 2·`max` − 1 in one duration.
+//
+// Limits within a limit apply where it does, as well as it. A limit without
+// size only holds others.
+//
+// `size`, `drip_rate`, `drip_size`, `cost` and `factor` may be strings with
+// placeholders, evaluated for each request. A request for which one makes no
+// usable value is refused: with status 400 for `cost`, 500 for the others.
+// `drip_rate` and `drip_size` are a part of what tells buckets apart, so who can
+// influence them gets a fresh bucket with each value: take them from what clients
+// can't choose, as variables are that were set by who is logged in. The log has a
+// warning where they read what clients send. `{env.*}`, `{file.*}` and `{system.*}` are resolved when the configuration is
+// loaded, in any number or duration.
+type Limit struct {
+	// What the limit is called, in header fields, logs and the names of its
+	// buckets: 1 to 64 letters, digits, `_`, `.` or `-`. Limits of one name and
+	// equal numbers share their buckets, on all sites and Caddy instances; those
+	// without a name do if their keys are equal too.
+	// Needed within another limit; otherwise `default` if empty.
+	Name string `json:"name,omitempty"`
+
+	// The requests that the limit applies to. All if empty.
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
+
+	// Whose bucket a request meets: text with placeholders, read after the
+	// limit's matchers. An IP address is normalised and shortened to its
+	// prefix; one of 6to4 or NAT64 counts as the IPv4 address in it. If none of
+	// the placeholders has a value, the client's address is used, apart from
+	// other keys. Default: that of the limit this one is in, else
+	// `{http.vars.client_ip}`.
+	Key string `json:"key,omitempty"`
+
+	// The rate, as `<n>/<duration>`: n units each duration, evenly, such as
+	// `60/1s`, `1000/1h` or `5/1d`. It takes the place of `drip_rate` and
+	// `drip_size`, and makes the size n unless that is set. Takes no placeholders
+	// that depend on the request.
+	Rate Rate `json:"rate,omitempty"`
+
+	// The most units the bucket holds, from 1 to 2^49. Default: the `n` of the
+	// rate, if there is one.
+	Size Number `json:"size,omitempty"`
+
+	// The time from one drip to the next, in whole microseconds. Each value that
+	// placeholders make has buckets of its own. Default: `1s`.
+	DripRate Duration `json:"drip_rate,omitempty"`
+
+	// The units that leave with each drip, from 1 to 2^49. Each value that
+	// placeholders make has buckets of its own. Default: 1.
+	DripSize Number `json:"drip_size,omitempty"`
+
+	// The units a request adds, at least 1. Default: 1.
+	Cost Number `json:"cost,omitempty"`
+
+	// What the size is divided by, rounding up: a decimal of at most 6 digits
+	// after the point. 0 switches the bucket off, but not the limits within
+	// this one. Default: 1.
+	Factor Number `json:"factor,omitempty"`
+
+	// How many bits of an IPv4 address count, from 1 to 32. Default: 32.
+	IPv4Prefix Number `json:"ipv4_prefix,omitempty"`
+
+	// How many bits of an IPv6 address count, from 1 to 128. Default: 64,
+	// since a single host may use any address of its /64.
+	IPv6Prefix Number `json:"ipv6_prefix,omitempty"`
+
+	// The burst, and the most on average in each duration. Takes no
+	// placeholders that depend on the request.
+	Max Number `json:"max,omitempty"`
+
+	// The time in which `max` requests are admitted on average. Takes no
+	// placeholders that depend on the request.
+	Duration Duration `json:"duration,omitempty"`
+
+	// The least time between two requests, kept by a second bucket beside
+	// that of `max` and `duration`. Takes no placeholders
+	// that depend on the request.
+	MinInterval Duration `json:"min_interval,omitempty"`
+
+	// The most keys of this limit that have buckets in this process, from 1 to
+	// 1000000000, and no more than the app's `max_keys` of `memory`. It is this
+	// limit's alone: limits within it have their own, and so has the interval of
+	// `min_interval`. With Redis it also bounds what this instance keeps there, at
+	// about 173 bytes a key, so that Redis holds at most so many of each instance.
+	//
+	// To be never full it has to be the new keys that come in a second times the
+	// seconds that a bucket takes to drain. A million keys take about 52 MB of
+	// memory (RSS), ten million 514 MB. Default: half of the app's.
+	MaxKeys Number `json:"max_keys,omitempty"`
+
+	// What becomes of keys that have no bucket while `max_keys` others have one:
+	//
+	// - `forget` (default): each gets a bucket, in place of one that is nearly
+	//   empty compared with others. Nobody is kept out. Whose bucket is forgotten
+	//   has as much room again as it held.
+	// - `share`: nothing is ever forgotten. New keys share buckets, one for each
+	//   network of the client's address, a /16 of IPv4 or a /32 of IPv6, whatever
+	//   the key is. One for all whose clients have no address, as on a unix
+	//   socket. It is for limits that must hold whatever happens, such as those of
+	//   logins.
+	//
+	// The log has a line a minute while a limit does either. Limits within have
+	// their own.
+	WhenFull string `json:"when_full,omitempty"`
+
+	// Limits that apply to the same requests as this one, if they match.
+	Limits []*Limit `json:"limits,omitempty"`
+
+	path     string
+	key      *key
+	maxKeys  int  // 0 for the default
+	share    bool // whether new keys share buckets when there is no room
+	buckets  []*bucket
+	matchers caddyhttp.MatcherSets
+	logger   *zap.Logger
+
+	warnNoKey     sync.Once
+	warnNoAddress sync.Once
+	reported      minutely // bad values
+}
 
 // provision makes l and the limits within it ready. It returns an error that
 // names the limit and its option, if one is wrong.
@@ -217,6 +345,42 @@ func (l *Limit) setBuckets() error {
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
+// setRateBucket makes the bucket of a limit that is told by its rate. Its size
+// is the rate's number of units unless it is set.
+func (l *Limit) setRateBucket() error {
+	if o := firstSet([]setting{
+		{"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)}, {"max", string(l.Max)},
+		{"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
+	}); o != nil {
+		return fmt.Errorf("%s: got %q beside rate, want either rate and size, or size, drip_rate and drip_size, "+
+			"or max, duration and min_interval", o.option, o.text)
+	}
+	r, err := newNumber("rate", string(l.Rate), parseRate)
+	if err != nil {
+		return err
+	}
+	b := &bucket{path: l.path}
+	if b.size, err = newValue("size", or(string(l.Size), strconv.FormatInt(r.units, 10)), parseUnits); err != nil {
+		return err
+	}
+	if b.factor, err = newValue("factor", or(string(l.Factor), "1"), parseFactor); err != nil {
+		return err
+	}
+	var size int64
+	if !b.sizeVaries() {
+		if size, _, err = b.sizeInForce(nil); err != nil {
+			return err
+		}
+	}
+	numbers, err := r.limit(size)
+	if err != nil {
+		return fmt.Errorf("rate: got %q, want another rate or size: %w", string(l.Rate), err)
+	}
+	b.rate = value[time.Duration]{option: "drip_rate", constant: numbers.DripInterval}
+	b.drip = value[int64]{option: "drip_size", constant: numbers.DripSize}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
+
 // setLegacyBuckets makes the buckets of a limit that is told by max, duration
 // and min_interval: one that holds max units and drips one at a time, max of
 // them in the duration, and one that holds a single unit for the interval. The
@@ -367,102 +531,4 @@ func (l *Limit) reportBadValue(err error) {
 		l.logger.Error("a placeholder makes no usable value; requests are refused",
 			zap.String("limit", l.path), zap.Error(err))
 	}
-}
-
-// definitions holds what the limits of a configuration are, to find those that
-// share a path by mistake.
-type definitions struct {
-	named map[string]definition // of the whole configuration, by path
-	rooms map[string][2]setting // the same, by the name of the buckets in stores
-	paths map[string]bool       // of one handler
-
-	maxKeys int // of all limits together
-}
-
-// definition is what limits of one path have in common.
-type definition struct {
-	options []setting
-	policy  *policy
-}
-
-// newDefinitions returns the definitions of a configuration without limits.
-func newDefinitions() *definitions {
-	return &definitions{
-		named:   make(map[string]definition),
-		rooms:   make(map[string][2]setting),
-		maxKeys: limiter.DefaultMaxKeys,
-	}
-}
-
-// inHandler returns the definitions as the limits of one more handler add to
-// them.
-func (d *definitions) inHandler() *definitions {
-	return &definitions{named: d.named, rooms: d.rooms, paths: make(map[string]bool), maxKeys: d.maxKeys}
-}
-
-// add adds the buckets of l. In one handler every path may stand once: a
-// request could not be charged twice in one step. Limits of one name share
-// their buckets wherever they stand, so they have to agree in what makes a
-// bucket. Those without a name need not: they share if key and numbers are equal.
-func (d *definitions) add(l *Limit) error {
-	for _, b := range l.buckets {
-		if d.paths[b.path] {
-			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
-		}
-		d.paths[b.path] = true
-		b.policy = &policy{path: b.path, units: b.cost.varies() || b.cost.constant != 1}
-		if err := d.addRoom(b); err != nil {
-			return err
-		}
-		if l.Name == "" {
-			continue
-		}
-		options := []setting{
-			{"key", l.key.String()},
-			{"ipv4_prefix", fmt.Sprint(l.key.ipv4)}, {"ipv6_prefix", fmt.Sprint(l.key.ipv6)},
-			{"size", b.size.String()}, {"drip_rate", b.rate.String()}, {"drip_size", b.drip.String()},
-			{"factor", b.factor.String()},
-		}
-		earlier, found := d.named[b.path]
-		if !found {
-			d.named[b.path] = definition{options, b.policy}
-			continue
-		}
-		for i, o := range options {
-			if o != earlier.options[i] {
-				return disagreement(b, o, earlier.options[i])
-			}
-		}
-		earlier.policy.units = earlier.policy.units || b.policy.units
-		b.policy = earlier.policy
-	}
-	return nil
-}
-
-// addRoom adds how many buckets b's limit may have. Stores bound all buckets of
-// one name together, so that limits which come to one have to agree in it, even
-// where they have no name themselves.
-func (d *definitions) addRoom(b *bucket) error {
-	options := [2]setting{
-		{"max_keys", fmt.Sprint(cmp.Or(b.limit.maxKeys, max(d.maxKeys/2, 1)))},
-		{"when_full", or(b.limit.WhenFull, whenFullForget)},
-	}
-	earlier, found := d.rooms[b.name]
-	if !found {
-		d.rooms[b.name] = options
-		return nil
-	}
-	for i, o := range options {
-		if o != earlier[i] {
-			return disagreement(b, o, earlier[i])
-		}
-	}
-	return nil
-}
-
-// disagreement returns the error for an option of b's limit that is another in
-// an earlier one.
-func disagreement(b *bucket, got, earlier setting) error {
-	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want them equal, since limits of one path share their buckets, or another name",
-		got.option, got.text, earlier.text, b.path)
 }

@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -86,26 +85,6 @@ func (rec *record) list(from int) {
 	}
 }
 
-// listBehind lists it behind others, or one of them if that is of the same limit
-// and leaves less room.
-func (it *item) listBehind(others []item) {
-	for i := range others {
-		other := &others[i]
-		switch {
-		case it.families&other.families&ietf == 0 || it.path != other.path:
-		case it.name != other.name || it.limit != other.limit:
-			it.earlier = max(it.earlier, other.earlier+1)
-		case other.tighter(it):
-			it.families &^= ietf
-			return
-		default:
-			it.earlier = other.earlier
-			other.families &^= ietf
-			return
-		}
-	}
-}
-
 // placeholder returns the value of one of our placeholders.
 func (rec *record) placeholder(name string) (any, bool) {
 	name, ours := strings.CutPrefix(name, "http.rate_limit.")
@@ -162,78 +141,76 @@ func (rec *record) wrap(w http.ResponseWriter) http.ResponseWriter {
 	return rw
 }
 
-// wrapped reports whether a writer of ours is in w.
-func wrapped(w http.ResponseWriter) bool {
-	for {
-		if _, ok := w.(*responseWriter); ok {
-			return true
+// item is what one bucket decided on a request, and how to show it.
+type item struct {
+	*policy
+	name     string // of the bucket in the store
+	limit    limiter.Limit
+	cost     int64
+	families families
+	earlier  uint16 // how many other limits of its path were listed before
+	decision limiter.Decision
+}
+
+// tighter reports whether it leaves less room than other does.
+func (it *item) tighter(other *item) bool {
+	d, o := &it.decision, &other.decision
+	if d.Denied != o.Denied {
+		return d.Denied
+	}
+	return d.Remaining < o.Remaining
+}
+
+// await makes RetryAfter, of a bucket that was charged for a request which another
+// denies, the time until it has room for that request again: clients that come
+// earlier are denied by it.
+func (it *item) await() {
+	b := limiter.Bucket{Limit: it.limit, Cost: it.cost}
+	it.decision.RetryAfter = b.Wait(&it.decision)
+}
+
+// listBehind lists it behind others, or one of them if that is of the same limit
+// and leaves less room.
+func (it *item) listBehind(others []item) {
+	for i := range others {
+		other := &others[i]
+		switch {
+		case it.families&other.families&ietf == 0 || it.path != other.path:
+		case it.name != other.name || it.limit != other.limit:
+			it.earlier = max(it.earlier, other.earlier+1)
+		case other.tighter(it):
+			it.families &^= ietf
+			return
+		default:
+			it.earlier = other.earlier
+			other.families &^= ietf
+			return
 		}
-		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
+	}
+}
+
+// summarize returns the summary of the items that are shown in a family, 0
+// meaning any, and whether there are such items.
+func summarize(items []item, family families) (limiter.Summary, bool) {
+	var few [8]limiter.Decision
+	decisions := few[:0]
+	for i := range items {
+		if items[i].families&family == family {
+			decisions = append(decisions, items[i].decision)
+		}
+	}
+	if len(decisions) == 0 {
+		return limiter.Summary{}, false
+	}
+	return limiter.Summarize(decisions), true
+}
+
+// allShown reports whether all items are shown in a family.
+func allShown(items []item, family families) bool {
+	for i := range items {
+		if items[i].families&family == 0 {
 			return false
 		}
-		w = wrapper.Unwrap()
 	}
+	return true
 }
-
-// responseWriter puts our fields in order just before the header is written.
-// Whatever else can be done with the writer underneath, such as hijacking its
-// connection, is found through Unwrap.
-type responseWriter struct {
-	caddyhttp.ResponseWriterWrapper
-	record *record
-	done   bool
-}
-
-// finish puts our fields in order, once.
-func (rw *responseWriter) finish() {
-	if !rw.done {
-		rw.done = true
-		h := rw.Header()
-		rw.record.fields.keep(h)
-		rw.record.fields.unannounce(h)
-	}
-}
-
-// end is called when everything is written but the trailers. Those that were not
-// announced have joined the header meanwhile.
-func (rw *responseWriter) end() {
-	rw.record.fields.dropTrailers(rw.Header())
-}
-
-// WriteHeader implements http.ResponseWriter. Informational responses are not
-// the final one, though our fields stand alone there too; only switching
-// protocols is.
-func (rw *responseWriter) WriteHeader(status int) {
-	if status >= 200 || status == http.StatusSwitchingProtocols {
-		rw.finish()
-	} else {
-		rw.record.fields.keep(rw.Header())
-	}
-	rw.ResponseWriter.WriteHeader(status)
-}
-
-// Write implements http.ResponseWriter.
-func (rw *responseWriter) Write(b []byte) (int, error) {
-	rw.finish()
-	return rw.ResponseWriter.Write(b)
-}
-
-// ReadFrom implements io.ReaderFrom, by which files are sent without copying.
-func (rw *responseWriter) ReadFrom(r io.Reader) (int64, error) {
-	rw.finish()
-	return rw.ResponseWriterWrapper.ReadFrom(r)
-}
-
-// FlushError flushes what was written, for http.ResponseController.
-func (rw *responseWriter) FlushError() error {
-	rw.finish()
-	return http.NewResponseController(rw.ResponseWriter).Flush()
-}
-
-// Interface guards
-var (
-	_ http.ResponseWriter = (*responseWriter)(nil)
-	_ http.Pusher         = (*responseWriter)(nil)
-	_ io.ReaderFrom       = (*responseWriter)(nil)
-)

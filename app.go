@@ -1,17 +1,12 @@
 package ratelimit
 
 import (
-	"cmp"
 	"context"
-	"crypto/sha256"
-	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -21,67 +16,126 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// stores holds the stores in use, so that handlers of one configuration share
-// one, and limits outlive reloads: a new configuration takes its references
-// before the old one lets go of its own.
-//
-// There is one store in this process, under memoryKey, that every app takes:
-// with Redis for its fallback, so that limits stay when Redis comes into the
-// configuration or leaves it. Stores in Redis are under a redisKey each.
-var stores = caddy.NewUsagePool()
+// App says where the buckets of all `rate_limit` handlers are kept. Without it
+// they live in this process: each Caddy instance then limits for itself, and
+// limits start afresh when it does. Reloading the configuration keeps them, and
+// a configuration without limits does for a minute.
+type App struct {
+	// The Redis that keeps the buckets, so that every Caddy instance that uses
+	// it enforces the same limits.
+	Redis *Redis `json:"redis,omitempty"`
 
-const memoryKey = "memory"
+	// The buckets in this process: all there are without Redis, and with it
+	// those that decide while it can't be asked.
+	Memory *Memory `json:"memory,omitempty"`
 
-// newMemory makes the store of this process. Tests replace it to move the
-// clock.
-var newMemory = func() *limiter.Memory { return limiter.NewMemory(nil) }
+	// What becomes of a request if Redis can't be asked, or does not answer in
+	// time; the option of the same name in a handler overrides it. One of:
+	//
+	// - `fallback` (default): buckets in this process decide, beginning with
+	//   the levels that Redis reported last. Each Caddy instance limits for
+	//   itself meanwhile.
+	// - `allow`: the request passes without being limited, and its response
+	//   gets no header fields.
+	// - `deny`: the request is refused with status 503 and `Retry-After`.
+	//
+	// The log tells when Redis is lost and when it is back. After a few failures
+	// it is no longer asked, but for a probe now and then, so that requests need
+	// not wait for it.
+	OnError string `json:"on_error,omitempty"`
 
-// keepTime is how long the buckets of this process are kept when no app uses them
-// any more, in case a configuration without limits is soon replaced by one with
-// them. Tests lower it.
-var keepTime = time.Minute
-
-// kept is the store of this process while no app uses it.
-var kept atomic.Pointer[sharedMemory]
-
-// drainTime is how long a store in Redis stays open at least after the last app
-// let go of it, and how often it is then seen whether its requests are over: Caddy
-// cleans a configuration up while they are still on their way. Tests lower it.
-var drainTime = 10 * time.Second
-
-// sharedMemory is the store of this process in the pool.
-type sharedMemory struct{ *limiter.Memory }
-
-// Destruct keeps the store for the next app for a while.
-func (m sharedMemory) Destruct() error {
-	this := &m
-	kept.Store(this)
-	time.AfterFunc(keepTime, func() { kept.CompareAndSwap(this, nil) })
-	return nil
+	taken       []any // keys of the references held in stores
+	store       limiter.Store
+	memory      *limiter.Memory
+	redis       *sharedRedis  // nil without Redis
+	timeout     time.Duration // of Redis; 0 without
+	maxKeys     int
+	onError     onError
+	definitions *definitions
+	logger      *zap.Logger
 }
 
-// sharedRedis is a store in Redis in the pool.
-type sharedRedis struct {
-	*limiter.Redis
-	connected sync.Once
-	requests  atomic.Int64 // under way beyond a handler that uses the store
+// Memory is the buckets in this process.
+type Memory struct {
+	// The most buckets to hold, of all limits together, from 1 to 1000000000. Each
+	// limit holds at most its own `max_keys`, by default half of this one, so that
+	// a flood of keys neither grows memory nor takes the room of other limits. A
+	// million buckets take about 52 MB of memory (RSS), ten million 514 MB.
+	// Default: 1000000.
+	MaxKeys Number `json:"max_keys,omitempty"`
 }
 
-// connect begins to connect. A store that an earlier app used has connections.
-func (s *sharedRedis) connect() { s.connected.Do(s.Connect) }
+// parseMaxKeys reads a number of buckets.
+var parseMaxKeys = parseInteger(1, 1_000_000_000)
 
-// Destruct closes the store's connections when nobody can need them any more: a
-// request that has passed one handler may come to another one much later.
-func (s *sharedRedis) Destruct() error {
-	time.AfterFunc(drainTime, func() {
-		if s.requests.Load() > 0 {
-			_ = s.Destruct()
-			return
+// running holds the apps that were started and not cleaned up yet, the newest
+// last. There are two while a configuration is replaced; if the new one fails
+// to start it leaves, and the old one's settings are in force as before.
+var running struct {
+	sync.Mutex
+	apps    []*App
+	unwatch context.CancelFunc // ends watchLimits, while there are apps
+}
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "rate_limit",
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+// Provision takes the stores that the configuration names.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.logger = ctx.Logger()
+	a.definitions = newDefinitions()
+	var err error
+	a.onError, err = newConstant("on_error", or(a.OnError, string(onErrorFallback)), parseOnError)
+	if err != nil {
+		return err
+	}
+	a.maxKeys = limiter.DefaultMaxKeys
+	if a.Memory != nil && a.Memory.MaxKeys != "" {
+		if a.maxKeys, err = newNumber("max_keys", string(a.Memory.MaxKeys), parseMaxKeys); err != nil {
+			return fmt.Errorf("memory: %w", err)
 		}
-		_ = s.Close()
-	})
+	}
+	a.definitions.maxKeys = a.maxKeys
+	if err := a.takeMemory(); err != nil {
+		return err
+	}
+	if a.Redis == nil {
+		return nil
+	}
+	opt, tls, err := a.Redis.options(ctx)
+	if err == nil {
+		err = a.takeRedis(opt, tls)
+	}
+	if err != nil {
+		return fmt.Errorf("redis: %w", err)
+	}
+	a.timeout = opt.Timeout
 	return nil
 }
+
+// Cleanup lets go of what Provision and Start took. Caddy also calls it when
+// one of them failed, or was never called.
+func (a *App) Cleanup() error {
+	a.leave()
+	return a.release()
+}
+
+// Start puts the app's settings in force and begins to connect to Redis.
+func (a *App) Start() error {
+	a.enter()
+	if a.redis != nil {
+		a.redis.connect()
+	}
+	return nil
+}
+
+// Stop does nothing: requests may still be on their way.
+func (*App) Stop() error { return nil }
 
 // takeMemory makes the store of this process the app's.
 func (a *App) takeMemory() error {
@@ -117,25 +171,6 @@ func (a *App) takeRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfi
 	return nil
 }
 
-// take returns the store that the pool has under key, or opens it. A panic in
-// open is an error: the pool would stay locked.
-func take[S caddy.Destructor](a *App, key any, open func() (S, error)) (S, error) {
-	store, _, err := stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
-		defer func() {
-			if p := recover(); p != nil {
-				err = fmt.Errorf("opening the store: %v", p)
-			}
-		}()
-		return open()
-	})
-	if err != nil {
-		var none S
-		return none, err
-	}
-	a.taken = append(a.taken, key)
-	return store.(S), nil
-}
-
 // release lets go of the stores that the app has taken, of Redis before its
 // fallback.
 func (a *App) release() error {
@@ -146,56 +181,6 @@ func (a *App) release() error {
 	}
 	a.taken = nil
 	return errors.Join(errs...)
-}
-
-// redisKey tells stores in Redis apart. It is equal for equal settings, however
-// they are written, and holds none of them in clear.
-type redisKey struct {
-	digest [sha256.Size]byte // of all but the roots
-	roots  *x509.CertPool    // that are trusted; nil means the system's
-}
-
-// newRedisKey returns the key of a store with the given options, its TLS being
-// made of the given ones.
-func newRedisKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) redisKey {
-	digest := sha256.New()
-	fmt.Fprintf(digest, "%q %t %q %q %q %q %q %d %q %q %d %d",
-		slices.Sorted(slices.Values(opt.Addresses)), opt.Cluster,
-		opt.MasterName, opt.SentinelUsername, opt.SentinelPassword,
-		opt.Username, opt.Password, opt.DB, opt.KeyPrefix, opt.KeySecret, opt.Timeout, opt.PoolSize)
-	if opt.TLS == nil {
-		return redisKey{digest: [sha256.Size]byte(digest.Sum(nil))}
-	}
-	// The options name the client's certificate, whose file may have changed
-	// since; those it was read from have to be compared too.
-	_ = json.NewEncoder(digest).Encode(cmp.Or(options, new(reverseproxy.TLSConfig)))
-	for _, certificate := range opt.TLS.Certificates {
-		fmt.Fprintf(digest, "%x", certificate.Certificate)
-	}
-	return redisKey{digest: [sha256.Size]byte(digest.Sum(nil)), roots: opt.TLS.RootCAs}
-}
-
-// inUse returns the key in the pool that is equal to k, or k if there is none:
-// roots can only be compared one by one.
-func (k redisKey) inUse() redisKey {
-	stores.Range(func(key, _ any) bool {
-		other, ok := key.(redisKey)
-		same := ok && other.digest == k.digest && other.roots.Equal(k.roots)
-		if same {
-			k = other
-		}
-		return !same
-	})
-	return k
-}
-
-// running holds the apps that were started and not cleaned up yet, the newest
-// last. There are two while a configuration is replaced; if the new one fails
-// to start it leaves, and the old one's settings are in force as before.
-var running struct {
-	sync.Mutex
-	apps    []*App
-	unwatch context.CancelFunc // ends watchLimits, while there are apps
 }
 
 // enter puts the app's settings in force.

@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -20,43 +19,81 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-func init() {
-	redis.SetLogger(clientLogger{})
-}
+// Redis is the Redis that keeps the buckets: a single server, a cluster, or a
+// server that sentinels know. Servers have to be 7.0 or later.
+//
+// Addresses, names, users, passwords, the secret, numbers and the options of TLS
+// may hold `{env.*}`, `{file.*}` and `{system.*}` placeholders. They are resolved
+// when the configuration is loaded and only kept unresolved; one that resolves
+// to nothing is an error. A
+// configuration loads whether Redis can be reached or not. Configurations with
+// equal settings share their connections.
+type Redis struct {
+	// Where the servers are, each as `host:port`, the path of a unix socket,
+	// that as Caddy has it elsewhere, `unix//path`, or a URL: `redis://[[user]:password@]host[:port][/db]`, the same with
+	// `rediss://` for TLS, or `unix://[[user]:password@]/path`. One is the
+	// server itself, several are servers of a cluster, and with `master_name`
+	// they are sentinels. All must be written in one form, and only a single
+	// server can be a unix socket.
+	Addresses List `json:"addresses,omitempty"`
 
-// clientLogger takes what the Redis client logs into Caddy's log, at level
-// DEBUG: what matters to a request is in the error that it gets. There is one
-// logger for all clients in the process, those of other modules too.
-type clientLogger struct{}
+	// The user to log in as. The server's default user if empty.
+	Username string `json:"username,omitempty"`
 
-// Printf implements the client's logging interface. Of what the client wants to
-// tell only numbers and addresses are kept: errors may quote what a server
-// replied, and so the user or password.
-func (clientLogger) Printf(_ context.Context, format string, v ...any) {
-	log := caddy.Log()
-	if !log.Core().Enabled(zap.DebugLevel) {
-		return
-	}
-	shown := make([]any, len(v))
-	for i, value := range v {
-		switch value := value.(type) {
-		case int, int32, int64, uint32, uint64, bool, time.Duration:
-			shown[i] = value
-		case string:
-			shown[i] = "…"
-			if isHostPort(value) {
-				shown[i] = value
-			}
-		default:
-			shown[i] = "…"
-		}
-	}
-	log.Named("redis").Debug(fmt.Sprintf(format, shown...))
+	// The password to log in with.
+	Password string `json:"password,omitempty"`
+
+	// The number of the database, from 0 to 65535. A cluster has only 0.
+	// Default: 0.
+	DB Number `json:"db,omitempty"`
+
+	// Whether a single address is that of a cluster's server, which is asked for
+	// the others. Several addresses without `master_name` are a cluster anyway.
+	Cluster bool `json:"cluster,omitempty"`
+
+	// The name by which sentinels know the server. The addresses are then the
+	// sentinels', without users, passwords and databases; the port of a URL
+	// is 26379 if left out.
+	MasterName string `json:"master_name,omitempty"`
+
+	// The user to log in to the sentinels as. Their default user if empty.
+	SentinelUsername string `json:"sentinel_username,omitempty"`
+
+	// The password to log in to the sentinels with. Default: none, whatever the
+	// server's password is.
+	SentinelPassword string `json:"sentinel_password,omitempty"`
+
+	// Speaks TLS with the servers, and with sentinels. The options are those of
+	// the reverse proxy's transport; all may be left out: the system's roots are
+	// trusted, and certificates checked for the name in the server's address.
+	// Files are read when the configuration is loaded. Certificate and CA files
+	// that have changed by then make new connections. `handshake_timeout` and
+	// `except_ports` have no effect here. Default: TLS only with `rediss://`.
+	TLS *reverseproxy.TLSConfig `json:"tls,omitempty"`
+
+	// What the names of all keys begin with: at most 128 bytes without braces.
+	// Default: `rl:`.
+	KeyPrefix string `json:"key_prefix,omitempty"`
+
+	// A secret to hash keys with, so that who can see Redis's keys can't find out
+	// by trying whose buckets they are. It must be the same on all Caddy
+	// instances: those with different ones limit apart. Default: none, keys are
+	// plain digests.
+	KeySecret string `json:"key_secret,omitempty"`
+
+	// The most a request may wait for Redis, everything included, in all
+	// handlers that it passes together: from `1ms` to `1m`. If there is no answer
+	// by then, `on_error` decides what becomes of it. Connections are made outside
+	// of it. Default: `50ms`.
+	Timeout Duration `json:"timeout,omitempty"`
+
+	// The most connections to each server, from 1 to 4096. Default: 10 for each
+	// CPU.
+	PoolSize Number `json:"pool_size,omitempty"`
 }
 
 // options returns the options as the store takes them, placeholders resolved,
@@ -105,11 +142,8 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 	return opt, tls, err
 }
 
-// What the numbers of a store may be.
-var (
-	parseMaxKeys  = parseInteger(1, 1_000_000_000)
-	parsePoolSize = parseInteger(1, limiter.RedisMaxPoolSize)
-)
+// parsePoolSize reads a number of connections.
+var parsePoolSize = parseInteger(1, limiter.RedisMaxPoolSize)
 
 // parseDB reads the number of a database.
 func parseDB(text string) (int, string) {
