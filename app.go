@@ -16,35 +16,35 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// App says where the buckets of all `rate_limit` handlers are kept. Without it
-// they live in this process: each Caddy instance then limits for itself, and
-// limits start afresh when it does. Reloading the configuration keeps them, and
-// a configuration without limits does for a minute.
+// App configures where the buckets of all `rate_limit` handlers are kept. Without
+// it they are kept in this process: each Caddy instance then limits on its own,
+// and buckets start empty when it restarts. They survive config reloads, and are
+// kept for a minute while the config has no limits.
 type App struct {
-	// The Redis that keeps the buckets, so that every Caddy instance that uses
-	// it enforces the same limits.
+	// The Redis in which to keep the buckets, so that all Caddy instances that use
+	// it enforce the same limits.
 	Redis *Redis `json:"redis,omitempty"`
 
-	// The buckets in this process: all there are without Redis, and with it
-	// those that decide while it can't be asked.
+	// The buckets in this process. With Redis, they are the fallback for when it
+	// is unavailable.
 	Memory *Memory `json:"memory,omitempty"`
 
-	// What becomes of a request if Redis can't be asked, or does not answer in
-	// time; the option of the same name in a handler overrides it. One of:
+	// How to handle a request if Redis is unavailable or does not reply in time.
+	// Handlers can override it by their option of the same name. One of:
 	//
-	// - `fallback` (default): buckets in this process decide, beginning with
-	//   the levels that Redis reported last. Each Caddy instance limits for
-	//   itself meanwhile.
+	// - `fallback` (default): buckets in this process decide, starting from the
+	//   levels that Redis reported last. Meanwhile each Caddy instance limits on
+	//   its own.
 	// - `allow`: the request passes without being limited, and its response
 	//   gets no header fields.
-	// - `deny`: the request is refused with status 503 and `Retry-After`.
+	// - `deny`: the request is rejected with status 503 and `Retry-After`.
 	//
-	// The log tells when Redis is lost and when it is back. After a few failures
-	// it is no longer asked, but for a probe now and then, so that requests need
-	// not wait for it.
+	// Outages and recoveries are logged. After a few failures in a row, Redis is
+	// only probed now and then until it recovers, so that requests do not wait
+	// for it.
 	OnError string `json:"on_error,omitempty"`
 
-	taken       []any // keys of the references held in stores
+	storeKeys   []any // keys in the pool of the stores that the app uses
 	store       limiter.Store
 	memory      *limiter.Memory
 	redis       *sharedRedis  // nil without Redis
@@ -55,12 +55,13 @@ type App struct {
 	logger      *zap.Logger
 }
 
-// Memory is the buckets in this process.
+// Memory configures the buckets in this process.
 type Memory struct {
-	// The most buckets to hold, of all limits together, from 1 to 1000000000. Each
-	// limit holds at most its own `max_keys`, by default half of this one, so that
-	// a flood of keys neither grows memory nor takes the room of other limits. A
-	// million buckets take about 52 MB of memory (RSS), ten million 514 MB.
+	// The maximum number of buckets for all limits together, from 1 to 1000000000.
+	// Each limit has at most its own `max_keys`, by default half of this one, so
+	// that a flood of keys neither uses up the memory nor crowds out the buckets of
+	// other limits. A million buckets take about 52 MB of memory (RSS), ten million
+	// 514 MB.
 	// Default: 1000000.
 	MaxKeys Number `json:"max_keys,omitempty"`
 }
@@ -69,12 +70,12 @@ type Memory struct {
 var parseMaxKeys = parseInteger(1, 1_000_000_000)
 
 // running holds the apps that were started and not cleaned up yet, the newest
-// last. There are two while a configuration is replaced; if the new one fails
-// to start it leaves, and the old one's settings are in force as before.
+// last. There are two while a config is being replaced. If the new one fails to
+// start it is removed, and the settings of the old one apply again.
 var running struct {
 	sync.Mutex
-	apps    []*App
-	unwatch context.CancelFunc // ends watchLimits, while there are apps
+	apps      []*App
+	stopWatch context.CancelFunc // ends watchLimits, while there are apps
 }
 
 // CaddyModule returns the Caddy module information.
@@ -85,7 +86,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// Provision takes the stores that the configuration names.
+// Provision opens the stores, or takes over those of the previous config.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.logger = ctx.Logger()
 	a.definitions = newDefinitions()
@@ -101,7 +102,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		}
 	}
 	a.definitions.maxKeys = a.maxKeys
-	if err := a.takeMemory(); err != nil {
+	if err := a.openMemory(); err != nil {
 		return err
 	}
 	if a.Redis == nil {
@@ -109,7 +110,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	}
 	opt, tls, err := a.Redis.options(ctx)
 	if err == nil {
-		err = a.takeRedis(opt, tls)
+		err = a.openRedis(opt, tls)
 	}
 	if err != nil {
 		return fmt.Errorf("redis: %w", err)
@@ -118,29 +119,29 @@ func (a *App) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Cleanup lets go of what Provision and Start took. Caddy also calls it when
-// one of them failed, or was never called.
+// Cleanup undoes Start and releases the stores. Caddy also calls it if Provision
+// or Start failed, or was never called.
 func (a *App) Cleanup() error {
-	a.leave()
-	return a.release()
+	a.deactivate()
+	return a.releaseStores()
 }
 
-// Start puts the app's settings in force and begins to connect to Redis.
+// Start applies the app's settings and starts connecting to Redis.
 func (a *App) Start() error {
-	a.enter()
+	a.activate()
 	if a.redis != nil {
 		a.redis.connect()
 	}
 	return nil
 }
 
-// Stop does nothing: requests may still be on their way.
+// Stop does nothing: requests may still be in flight.
 func (*App) Stop() error { return nil }
 
-// takeMemory makes the store of this process the app's.
-func (a *App) takeMemory() error {
-	store, err := take(a, memoryKey, func() (sharedMemory, error) {
-		if m := kept.Swap(nil); m != nil {
+// openMemory makes the app use the memory store of this process.
+func (a *App) openMemory() error {
+	store, err := openStore(a, memoryKey, func() (sharedMemory, error) {
+		if m := idleMemory.Swap(nil); m != nil {
 			return *m, nil
 		}
 		fullLimits.reset()
@@ -153,11 +154,11 @@ func (a *App) takeMemory() error {
 	return nil
 }
 
-// takeRedis makes a store in Redis the app's, with that of this process to fall
-// back on. Its TLS is made of the given options.
-func (a *App) takeRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) error {
-	opt.Fallback, opt.Report = a.memory, report
-	store, err := take(a, newRedisKey(opt, options).inUse(), func() (*sharedRedis, error) {
+// openRedis makes the app use a Redis store, with the memory store as its
+// fallback. options are those that opt.TLS was made from.
+func (a *App) openRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) error {
+	opt.Fallback, opt.Report = a.memory, logEvent
+	store, err := openStore(a, newRedisStoreKey(opt, options).pooled(), func() (*sharedRedis, error) {
 		r, err := limiter.NewRedis(opt)
 		if err != nil {
 			return nil, err
@@ -171,93 +172,94 @@ func (a *App) takeRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfi
 	return nil
 }
 
-// release lets go of the stores that the app has taken, of Redis before its
+// releaseStores releases the stores that the app uses, Redis before its
 // fallback.
-func (a *App) release() error {
-	errs := make([]error, 0, len(a.taken))
-	for _, key := range slices.Backward(a.taken) {
+func (a *App) releaseStores() error {
+	errs := make([]error, 0, len(a.storeKeys))
+	for _, key := range slices.Backward(a.storeKeys) {
 		_, err := stores.Delete(key)
 		errs = append(errs, err)
 	}
-	a.taken = nil
+	a.storeKeys = nil
 	return errors.Join(errs...)
 }
 
-// enter puts the app's settings in force.
-func (a *App) enter() {
+// activate applies the app's settings.
+func (a *App) activate() {
 	running.Lock()
 	defer running.Unlock()
 	if n := len(running.apps); n > 0 {
-		a.logMove(running.apps[n-1])
+		a.logStoreChange(running.apps[n-1])
 	} else {
 		var ctx context.Context
-		ctx, running.unwatch = context.WithCancel(context.Background())
+		ctx, running.stopWatch = context.WithCancel(context.Background())
 		go watchLimits(ctx, watchEvery, limitUsages)
 	}
 	running.apps = append(running.apps, a)
 	a.memory.SetMaxKeys(a.maxKeys)
 }
 
-// logMove logs what becomes of the limits if the app keeps its buckets elsewhere
-// than the one before it.
-func (a *App) logMove(before *App) {
+// logStoreChange logs what happens to the limits if the app keeps its buckets
+// elsewhere than the one before it.
+func (a *App) logStoreChange(before *App) {
 	switch {
 	case a.redis == nil && before.redis == nil:
 	case a.redis == nil:
-		a.logger.Info("this process keeps the limits from now on, as redis last reported them; " +
-			"each Caddy instance limits for itself")
+		a.logger.Info("limits are now kept in this process, starting from the levels that redis last reported; " +
+			"each Caddy instance limits on its own")
 	case before.redis == nil:
-		a.logger.Info("redis keeps the limits from now on and is told those of this process; " +
-			"what several Caddy instances have admitted apart is not added up")
+		a.logger.Info("limits are now kept in redis, starting from the levels in this process; " +
+			"what several Caddy instances admitted on their own is not added up")
 	case !a.redis.SharesBuckets(before.redis.Redis):
-		a.logger.Info("another redis, or other keys in it, keeps the limits from now on and is told those that " +
-			"this process knows; what it has not heard of other Caddy instances is not carried over until these are reloaded")
+		a.logger.Info("limits are now kept in another redis or under other keys, starting from the levels that this process knows; " +
+			"levels known only to other Caddy instances are carried over when those are reloaded")
 	}
 }
 
-// leave puts the settings of the newest other app in force, if there is one.
-func (a *App) leave() {
+// deactivate applies the settings of the newest other app, if there is one.
+func (a *App) deactivate() {
 	running.Lock()
 	defer running.Unlock()
 	running.apps = slices.DeleteFunc(running.apps, func(other *App) bool { return other == a })
 	if n := len(running.apps); n > 0 {
 		running.apps[n-1].memory.SetMaxKeys(running.apps[n-1].maxKeys)
-	} else if running.unwatch != nil {
-		running.unwatch()
-		running.unwatch = nil
+	} else if running.stopWatch != nil {
+		running.stopWatch()
+		running.stopWatch = nil
 	}
 }
 
-// lapses keeps lapses of one server for one reason to one line a minute, also over
-// reloads that make new stores.
-var lapses lapseLog
+// errorEvents limits the log to one error a minute for each server and reason,
+// also across reloads that open new stores.
+var errorEvents eventThrottle
 
-type lapseLog struct {
+// eventThrottle lets one event of each server and reason through a minute.
+type eventThrottle struct {
 	sync.Mutex
 	last map[[2]string]time.Time // by server and reason; of the last minute
 }
 
-// due reports whether a lapse is to be logged.
-func (l *lapseLog) due(e limiter.Event) bool {
-	l.Lock()
-	defer l.Unlock()
+// allow reports whether e may be logged.
+func (t *eventThrottle) allow(e limiter.Event) bool {
+	t.Lock()
+	defer t.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(l.last, func(_ [2]string, at time.Time) bool { return now.Sub(at) >= time.Minute })
+	maps.DeleteFunc(t.last, func(_ [2]string, at time.Time) bool { return now.Sub(at) >= time.Minute })
 	key := [2]string{e.Server, e.Reason}
-	if _, ok := l.last[key]; ok {
+	if _, ok := t.last[key]; ok {
 		return false
 	}
-	if l.last == nil {
-		l.last = make(map[[2]string]time.Time)
+	if t.last == nil {
+		t.last = make(map[[2]string]time.Time)
 	}
-	l.last[key] = now
+	t.last[key] = now
 	return true
 }
 
-// report logs what happened to a Redis server, once each time, whatever number
-// of requests notice it. Stores outlive configurations: it is logged where the
-// newest one says.
-func report(e limiter.Event) {
+// logEvent logs an event of a Redis server, once for however many requests it
+// affects. Stores outlive configs, so the event goes to the logger of the newest
+// one.
+func logEvent(e limiter.Event) {
 	log := caddy.Log().Named("rate_limit")
 	running.Lock()
 	if n := len(running.apps); n > 0 {
@@ -265,7 +267,7 @@ func report(e limiter.Event) {
 	}
 	running.Unlock()
 	if e.Dropped > 0 {
-		log = log.With(zap.Int("dropped", e.Dropped)) // events before, while the log took nothing
+		log = log.With(zap.Int("dropped", e.Dropped)) // earlier events, while logging was blocked
 	}
 	switch server := zap.String("server", e.Server); e.Kind {
 	case limiter.EventDown:
@@ -277,7 +279,7 @@ func report(e limiter.Event) {
 		log.Info("redis server replaced by others of its cluster",
 			server, zap.Duration("down", e.Downtime))
 	case limiter.EventError:
-		if !lapses.due(e) {
+		if !errorEvents.allow(e) {
 			return
 		}
 		log.Warn("redis failed on single requests, applying on_error to them",

@@ -158,7 +158,7 @@ func TestRedisEventsAreLogged(t *testing.T) {
 			map[string]any{"server": "a:1", "down": time.Minute},
 		},
 	}
-	lapses.last = nil // of another run
+	errorEvents.last = nil // of another run
 	var logs []*observer.ObservedLogs
 	var apps []*App
 	for range 2 {
@@ -171,14 +171,14 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		apps, logs = append(apps, app), append(logs, observed)
 	}
 	for _, tc := range tests {
-		report(tc.event)
+		logEvent(tc.event)
 		got := logs[1].TakeAll()
 		if len(got) != 1 || got[0].Level != tc.level || got[0].Message != tc.text ||
 			!reflect.DeepEqual(got[0].ContextMap(), tc.fields) {
 			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
 		}
 	}
-	report(tests[2].event) // of a store that a reload has made
+	logEvent(tests[2].event) // of a store that a reload has made
 	if logs[1].Len() > 0 {
 		t.Errorf("a lapse is logged twice in a minute: %v", logs[1].TakeAll())
 	}
@@ -186,10 +186,10 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())
 	}
 	cleanUp(t, apps[1])
-	report(tests[0].event)
+	logEvent(tests[0].event)
 	if logs[0].Len() != 1 || logs[1].Len() != 0 {
 		t.Errorf("after the new configuration ended the logs say %v and %v", logs[0].All(), logs[1].All())
 	}
 	cleanUp(t, apps[0])
-	report(tests[0].event) // Caddy's own log
+	logEvent(tests[0].event) // Caddy's own log
 }

@@ -7,49 +7,49 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// definitions holds what the limits of a configuration are, to find those that
-// share a path by mistake.
+// definitions records the limits of a config, to find those that share a path by
+// mistake or contradict each other.
 type definitions struct {
-	named map[string]definition // of the whole configuration, by path
-	rooms map[string][2]setting // the same, by the name of the buckets in stores
-	paths map[string]bool       // of one handler
+	named        map[string]definition // in the whole config, by path
+	bounds       map[string][2]setting // likewise, by the name of the bucket in stores
+	handlerPaths map[string]bool       // in one handler
 
-	maxKeys int // of all limits together
+	maxKeys int // for all limits together
 }
 
-// definition is what limits of one path have in common.
+// definition is what all limits of one path must have in common.
 type definition struct {
 	options []setting
 	policy  *policy
 }
 
-// newDefinitions returns the definitions of a configuration without limits.
+// newDefinitions returns the definitions of a config without limits.
 func newDefinitions() *definitions {
 	return &definitions{
 		named:   make(map[string]definition),
-		rooms:   make(map[string][2]setting),
+		bounds:  make(map[string][2]setting),
 		maxKeys: limiter.DefaultMaxKeys,
 	}
 }
 
-// inHandler returns the definitions as the limits of one more handler add to
-// them.
+// inHandler returns the definitions for the limits of one more handler to be
+// added to.
 func (d *definitions) inHandler() *definitions {
-	return &definitions{named: d.named, rooms: d.rooms, paths: make(map[string]bool), maxKeys: d.maxKeys}
+	return &definitions{named: d.named, bounds: d.bounds, handlerPaths: make(map[string]bool), maxKeys: d.maxKeys}
 }
 
-// add adds the buckets of l. In one handler every path may stand once: a
-// request could not be charged twice in one step. Limits of one name share
-// their buckets wherever they stand, so they have to agree in what makes a
-// bucket. Those without a name need not: they share if key and numbers are equal.
+// add adds the buckets of l. A path may occur once in a handler, since a request
+// can't be charged twice in one step. Limits of the same name share their buckets
+// wherever they are, so their options must agree. Those of limits without a name
+// need not: these share buckets if key and numbers are equal.
 func (d *definitions) add(l *Limit) error {
 	for _, b := range l.buckets {
-		if d.paths[b.path] {
+		if d.handlerPaths[b.path] {
 			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
 		}
-		d.paths[b.path] = true
-		b.policy = &policy{path: b.path, units: b.cost.varies() || b.cost.constant != 1}
-		if err := d.addRoom(b); err != nil {
+		d.handlerPaths[b.path] = true
+		b.policy = &policy{path: b.path, units: b.cost.isDynamic() || b.cost.constant != 1}
+		if err := d.addBounds(b); err != nil {
 			return err
 		}
 		if l.Name == "" {
@@ -77,17 +77,17 @@ func (d *definitions) add(l *Limit) error {
 	return nil
 }
 
-// addRoom adds how many buckets b's limit may have. Stores bound all buckets of
-// one name together, so that limits which come to one have to agree in it, even
-// where they have no name themselves.
-func (d *definitions) addRoom(b *bucket) error {
+// addBounds adds max_keys and when_full of b's limit. A store bounds all buckets
+// of one name together, so limits whose buckets have the same name must agree in
+// these, even if the limits have no name themselves.
+func (d *definitions) addBounds(b *bucket) error {
 	options := [2]setting{
 		{"max_keys", fmt.Sprint(cmp.Or(b.limit.maxKeys, max(d.maxKeys/2, 1)))},
 		{"when_full", or(b.limit.WhenFull, whenFullForget)},
 	}
-	earlier, found := d.rooms[b.name]
+	earlier, found := d.bounds[b.name]
 	if !found {
-		d.rooms[b.name] = options
+		d.bounds[b.name] = options
 		return nil
 	}
 	for i, o := range options {
@@ -98,9 +98,9 @@ func (d *definitions) addRoom(b *bucket) error {
 	return nil
 }
 
-// disagreement returns the error for an option of b's limit that is another in
-// an earlier one.
+// disagreement returns the error for an option of b's limit that differs from an
+// earlier one.
 func disagreement(b *bucket, got, earlier setting) error {
-	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want them equal, since limits of one path share their buckets, or another name",
+	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want equal values, since limits of one path share their buckets, or another name",
 		got.option, got.text, earlier.text, b.path)
 }

@@ -10,68 +10,68 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// check collects what one request has to pass.
-type check struct {
+// evaluation collects the buckets that one request has to pass.
+type evaluation struct {
 	request   *http.Request
 	replacer  *caddy.Replacer
 	buckets   []limiter.Bucket
-	policies  []*policy // of the buckets
+	policies  []*policy // one for each bucket
 	decisions []limiter.Decision
 
-	// The fixed key expanded last: most limits of a request have it in common.
+	// The last fixed key that was expanded: most limits of a request share it.
 	key     *key
 	keyText string
 	keyOwn  bool
 
-	network string // that the client's address is in, once it was needed
+	network string // of the client's address; empty until it is needed
 }
 
-// checks are those that no request uses, with the memory of their slices.
-var checks = sync.Pool{New: func() any { return new(check) }}
+// evaluations pools them for the memory of their slices.
+var evaluations = sync.Pool{New: func() any { return new(evaluation) }}
 
-// checkOf returns the check of a request, to be released when it is done.
-func checkOf(r *http.Request) *check {
-	c := checks.Get().(*check)
-	c.request = r
-	c.replacer = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	return c
+// evaluationOf returns an evaluation of r. The caller must release it.
+func evaluationOf(r *http.Request) *evaluation {
+	e := evaluations.Get().(*evaluation)
+	e.request = r
+	e.replacer = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	return e
 }
 
-// release lets another request use the check.
-func (c *check) release() {
-	clear(c.buckets) // of what clients sent
-	*c = check{buckets: c.buckets[:0], policies: c.policies[:0], decisions: c.decisions[:0]}
-	checks.Put(c)
+// release returns e to the pool.
+func (e *evaluation) release() {
+	clear(e.buckets) // drop references to what clients sent
+	*e = evaluation{buckets: e.buckets[:0], policies: e.policies[:0], decisions: e.decisions[:0]}
+	evaluations.Put(e)
 }
 
-// keyOf returns the key of the request for b, and whether it has one or the
-// client's address stands in.
-func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
+// keyFor returns the request's key for b. If the request has none, own is false
+// and the key is the client's address.
+func (e *evaluation) keyFor(b *bucket) (text string, own bool, err error) {
 	k := b.limit.key
-	if c.key == k {
-		return c.keyText, c.keyOwn, nil
+	if e.key == k {
+		return e.keyText, e.keyOwn, nil
 	}
-	text, own, err = k.expand(c.request, c.replacer)
+	text, own, err = k.expand(e.request, e.replacer)
 	if err == nil && !own {
-		text, err = k.client(c.request)
+		text, err = k.clientAddress(e.request)
 	}
 	if err == nil && k.fixed {
-		c.key, c.keyText, c.keyOwn = k, text, own
+		e.key, e.keyText, e.keyOwn = k, text, own
 	}
 	return text, own, err
 }
 
-// clientNetwork returns the network that the client's address is in.
-func (c *check) clientNetwork() string {
-	if c.network == "" {
-		c.network = networkOf(c.request)
+// clientNetwork returns the network of the client's address.
+func (e *evaluation) clientNetwork() string {
+	if e.network == "" {
+		e.network = networkOfClient(e.request)
 	}
-	return c.network
+	return e.network
 }
 
-// badValue returns the refusal of a request for which a placeholder made no
-// usable value; none if there is no error.
-func (c *check) badValue(b *bucket, status int, err error) error {
+// valueError returns the refusal of a request for which a placeholder had no
+// usable value, or nil if err is nil.
+func (e *evaluation) valueError(b *bucket, status int, err error) error {
 	if err == nil {
 		return nil
 	}

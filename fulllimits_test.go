@@ -72,7 +72,7 @@ func TestFullLimitOptions(t *testing.T) {
 // and in what becomes of others, with a name or without, and that others need not.
 func TestFullLimitsOfOnePath(t *testing.T) {
 	disagree := func(path, option, got, earlier string) string {
-		return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want them equal, `+
+		return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want equal values, `+
 			`since limits of one path share their buckets, or another name`, path, option, got, earlier, path)
 	}
 	for _, tc := range []struct{ name, a, b, want string }{
@@ -124,10 +124,10 @@ func TestBucketsOfFullLimits(t *testing.T) {
 		{&Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
 	} {
 		l, _ := readyLimit(t, tc.limit)
-		c := newCheck()
+		c := newTestEvaluation()
 		setClient(c, "192.0.2.1")
 		c.replacer.Set("n", "3")
-		if err := l.apply(c); err != nil {
+		if err := l.addTo(c); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -344,7 +344,7 @@ func watchers(t *testing.T) int {
 	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 2); err != nil {
 		t.Fatal(err)
 	}
-	return strings.Count(stacks.String(), "caddy-ratelimit.(*App).enter in goroutine")
+	return strings.Count(stacks.String(), "caddy-ratelimit.(*App).activate in goroutine")
 }
 
 // Guards that a configuration which does not start leaves that to the one before.

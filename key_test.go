@@ -37,7 +37,7 @@ func expandKeyPrefixes(
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newCheck()
+	c := newTestEvaluation()
 	for name, v := range values {
 		if name == "http.vars.client_ip" {
 			caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, v)
@@ -90,7 +90,7 @@ func TestKeyTemplates(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := newCheck()
+			c := newTestEvaluation()
 			for name, v := range values {
 				c.replacer.Set(name, v)
 			}
@@ -285,9 +285,9 @@ func TestKeyShorthandsInJSON(t *testing.T) {
 	if got := l.key.String(); got != want {
 		t.Errorf("got key %s, want %s", got, want)
 	}
-	c := newCheck()
+	c := newTestEvaluation()
 	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "203.0.113.9")
-	if err := l.apply(c); err != nil || len(c.buckets) != 1 {
+	if err := l.addTo(c); err != nil || len(c.buckets) != 1 {
 		t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
 	}
 	want = "203.0.113.9 192.0.2.1 example.com"
@@ -486,7 +486,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
 			l, logs := readyLimit(t, &Limit{Name: "limit", Key: tc.key, Size: "1", IPv4Prefix: "24"})
-			c := newCheck()
+			c := newTestEvaluation()
 			caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "::ffff:198.51.100.7")
 			for name, v := range tc.values {
 				if name == "http.request.remote.host" {
@@ -495,7 +495,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 				}
 				c.replacer.Set(name, v)
 			}
-			if err := l.apply(c); err != nil || len(c.buckets) != 1 {
+			if err := l.addTo(c); err != nil || len(c.buckets) != 1 {
 				t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
 			}
 			if b := c.buckets[0]; b.Name != tc.wantName || b.Key != tc.wantKey || c.policies[0].path != "limit" {
@@ -512,8 +512,8 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 // Guards that the other bucket of a legacy limit is apart in the same way.
 func TestMissingKeyOfLegacyLimit(t *testing.T) {
 	l, logs := readyLimit(t, &Limit{Name: "a", Key: "{a}", Max: "5", Duration: "1s", MinInterval: "1s"})
-	c := newCheck()
-	if err := l.apply(c); err != nil || len(c.buckets) != 2 || logs.Len() != 1 {
+	c := newTestEvaluation()
+	if err := l.addTo(c); err != nil || len(c.buckets) != 2 || logs.Len() != 1 {
 		t.Fatalf("got buckets %+v, %v and %d log entries, want two and one", c.buckets, err, logs.Len())
 	}
 	for i, want := range []string{"a@client_ip", "a/min_interval@client_ip"} {
@@ -547,9 +547,9 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 	want := []string{"warn a {a}", "warn c {c}-{a}"}
 	for range 2 { // two configurations
 		l, warned := load()
-		c := newCheck()
+		c := newTestEvaluation()
 		c.replacer.Set("a", "secret")
-		if err := l.apply(c); err != nil {
+		if err := l.addTo(c); err != nil {
 			t.Fatal(err)
 		}
 		if got := warned(); len(got) > 0 {
@@ -558,7 +558,7 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 		var requests sync.WaitGroup
 		for range 20 {
 			requests.Go(func() {
-				if err := l.apply(newCheck()); err != nil {
+				if err := l.addTo(newTestEvaluation()); err != nil {
 					t.Error(err)
 				}
 			})
@@ -575,9 +575,9 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 // Guards that a request without a known client address is still limited.
 func TestUnknownClientAddress(t *testing.T) {
 	l, logs := readyLimit(t, &Limit{Name: "a", Size: "1"})
-	c := newCheck()
+	c := newTestEvaluation()
 	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "")
-	if err := l.apply(c); err != nil || len(c.buckets) != 1 {
+	if err := l.addTo(c); err != nil || len(c.buckets) != 1 {
 		t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
 	}
 	if b := c.buckets[0]; b.Name != "a@client_ip" || b.Key != "" {
@@ -597,10 +597,10 @@ func TestKeyOfEachRequest(t *testing.T) {
 		{Name: "d", Size: "1"},
 	}})
 	for _, v := range []string{"1", "2"} {
-		c := newCheck()
+		c := newTestEvaluation()
 		c.replacer.Set("a", "a"+v)
 		c.replacer.Set("c", "c"+v)
-		if err := l.apply(c); err != nil {
+		if err := l.addTo(c); err != nil {
 			t.Fatal(err)
 		}
 		got := make([]string, len(c.buckets))
@@ -623,7 +623,7 @@ func TestValuesReadDirectly(t *testing.T) {
 		"other fields": {"X-Keys: alice", "Host: example.com"},
 	}
 	for name, header := range requests {
-		c := newCheck()
+		c := newTestEvaluation()
 		r, repl := c.request, c.replacer
 		for _, field := range header {
 			name, value, _ := strings.Cut(field, ": ")
@@ -946,7 +946,7 @@ func TestMissingKeyIsReported(t *testing.T) {
 }
 
 // setClient gives a request a client's address.
-func setClient(c *check, address string) {
+func setClient(c *evaluation, address string) {
 	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, address)
 }
 
@@ -970,19 +970,19 @@ func TestNetworkOfClients(t *testing.T) {
 		"":                     "none",
 		"203.0.113.7:80":       "none",
 	} {
-		c := newCheck()
+		c := newTestEvaluation()
 		setClient(c, address)
 		if got := c.clientNetwork(); got != want {
 			t.Errorf("%q: got %q, want %q", address, got, want)
 		}
 		// Nothing has proven the address yet.
-		c = newCheck()
+		c = newTestEvaluation()
 		setClient(c, address)
 		if c.request.TLS = new(tls.ConnectionState); c.clientNetwork() != noNetwork {
 			t.Errorf("%q in early data: got %q, want %q", address, c.clientNetwork(), noNetwork)
 		}
 	}
-	c := newCheck()
+	c := newTestEvaluation()
 	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, nil)
 	if got := c.clientNetwork(); got != noNetwork {
 		t.Errorf("without an address: got %q, want %q", got, noNetwork)

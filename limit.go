@@ -20,150 +20,150 @@ const (
 	defaultIPv6Prefix = 64
 )
 
-// setting is one option of a limit as it was written.
+// setting is an option of a limit as written in the config.
 type setting struct{ option, text string }
 
-// names are what limits and their paths are made of.
-var names = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+// validName matches the names of limits.
+var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 
 // Limit is a leaky bucket for each key, such as each client address. The
 // bucket holds at most `size` units. A request adds its `cost` if it fits;
 // otherwise it is denied and adds nothing. Every `drip_rate`, `drip_size` units
 // drip out.
 //
-// Instead of `size`, `drip_rate` and `drip_size`, a limit can be told by `max`
+// Instead of `size`, `drip_rate` and `drip_size`, a limit can be defined by `max`
 // and `duration`: a bucket of size `max` that drips one unit every
 // `duration`/`max`. That is a burst of `max` and `max` per duration on average,
 // so up to 2·`max` − 1 in one duration.
 //
-// Limits within a limit apply where it does, as well as it. A limit without
-// size only holds others.
+// Nested limits apply in addition to the limit that contains them, if that
+// applies. A limit without a size only groups others.
 //
 // `size`, `drip_rate`, `drip_size`, `cost` and `factor` may be strings with
-// placeholders, evaluated for each request. A request for which one makes no
-// usable value is refused: with status 400 for `cost`, 500 for the others.
-// `drip_rate` and `drip_size` are a part of what tells buckets apart, so who can
-// influence them gets a fresh bucket with each value: take them from what clients
-// can't choose, as variables are that were set by who is logged in. The log has a
-// warning where they read what clients send. `{env.*}`, `{file.*}` and `{system.*}` are resolved when the configuration is
-// loaded, in any number or duration.
+// placeholders, evaluated for each request. If the value for a request can't be
+// used, the request is rejected: with status 400 for `cost`, 500 for the others.
+// Each value of `drip_rate` and `drip_size` has its own buckets, so a client that
+// can choose them gets a fresh bucket with each value. Use values that clients
+// can't choose, such as variables that are set depending on the user who is logged
+// in. A warning is logged for placeholders of what clients send. `{env.*}`,
+// `{file.*}` and `{system.*}` are resolved when the config is loaded, in any number
+// or duration.
 type Limit struct {
-	// What the limit is called, in header fields, logs and the names of its
-	// buckets: 1 to 64 letters, digits, `_`, `.` or `-`. Limits of one name and
-	// equal numbers share their buckets, on all sites and Caddy instances; those
-	// without a name do if their keys are equal too.
-	// Needed within another limit; otherwise `default` if empty.
+	// The name of the limit, used in header fields, logs and the names of its
+	// buckets: 1 to 64 letters, digits, `_`, `.` or `-`. Limits of the same name
+	// and equal numbers share their buckets, on all sites and Caddy instances;
+	// those without a name do so if their keys are equal too. Required for a
+	// nested limit. Default: `default`.
 	Name string `json:"name,omitempty"`
 
-	// The requests that the limit applies to. All if empty.
+	// Matches the requests that the limit applies to. Default: all requests.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
-	// Whose bucket a request meets: text with placeholders, read after the
-	// limit's matchers. An IP address is normalised and shortened to its
-	// prefix; one of 6to4 or NAT64 counts as the IPv4 address in it. If none of
-	// the placeholders has a value, the client's address is used, apart from
-	// other keys. Default: that of the limit this one is in, else
+	// The key of a request, whose bucket is charged: text with placeholders,
+	// evaluated after the limit's matchers. An IP address is normalised and
+	// shortened to its prefix; one of 6to4 or NAT64 counts as the IPv4 address in
+	// it. If none of the placeholders has a value, the client's address is used
+	// instead, with buckets of its own. Default: that of the containing limit, or
 	// `{http.vars.client_ip}`.
 	Key string `json:"key,omitempty"`
 
-	// The rate, as `<n>/<duration>`: n units each duration, evenly, such as
-	// `60/1s`, `1000/1h` or `5/1d`. It takes the place of `drip_rate` and
-	// `drip_size`, and makes the size n unless that is set. Takes no placeholders
-	// that depend on the request.
+	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as
+	// `60/1s`, `1000/1h` or `5/1d`. It replaces `drip_rate` and `drip_size`, and
+	// the size is n unless it is set. Placeholders must not depend on the request.
 	Rate Rate `json:"rate,omitempty"`
 
-	// The most units the bucket holds, from 1 to 2^49. Default: the `n` of the
-	// rate, if there is one.
+	// The number of units that the bucket holds, from 1 to 2^49. Default: the `n`
+	// of the rate, if it is set.
 	Size Number `json:"size,omitempty"`
 
-	// The time from one drip to the next, in whole microseconds. Each value that
-	// placeholders make has buckets of its own. Default: `1s`.
+	// The time from one drip to the next, in whole microseconds. Each value of
+	// placeholders has its own buckets. Default: `1s`.
 	DripRate Duration `json:"drip_rate,omitempty"`
 
-	// The units that leave with each drip, from 1 to 2^49. Each value that
-	// placeholders make has buckets of its own. Default: 1.
+	// The number of units in a drip, from 1 to 2^49. Each value of placeholders
+	// has its own buckets. Default: 1.
 	DripSize Number `json:"drip_size,omitempty"`
 
-	// The units a request adds, at least 1. Default: 1.
+	// The number of units that a request adds, at least 1. Default: 1.
 	Cost Number `json:"cost,omitempty"`
 
-	// What the size is divided by, rounding up: a decimal of at most 6 digits
-	// after the point. 0 switches the bucket off, but not the limits within
-	// this one. Default: 1.
+	// Divides the size, rounding up: a decimal with at most 6 digits after the
+	// point. 0 switches the bucket off, but not nested limits. Default: 1.
 	Factor Number `json:"factor,omitempty"`
 
-	// How many bits of an IPv4 address count, from 1 to 32. Default: 32.
+	// The prefix length to which IPv4 addresses are shortened, from 1 to 32.
+	// Default: 32.
 	IPv4Prefix Number `json:"ipv4_prefix,omitempty"`
 
-	// How many bits of an IPv6 address count, from 1 to 128. Default: 64,
-	// since a single host may use any address of its /64.
+	// The prefix length to which IPv6 addresses are shortened, from 1 to 128.
+	// Default: 64, since a single host may use any address of its /64.
 	IPv6Prefix Number `json:"ipv6_prefix,omitempty"`
 
-	// The burst, and the most on average in each duration. Takes no
-	// placeholders that depend on the request.
+	// The burst, and the number of requests per `duration` on average.
+	// Placeholders must not depend on the request.
 	Max Number `json:"max,omitempty"`
 
-	// The time in which `max` requests are admitted on average. Takes no
-	// placeholders that depend on the request.
+	// The time in which `max` requests are admitted on average. Placeholders must
+	// not depend on the request.
 	Duration Duration `json:"duration,omitempty"`
 
-	// The least time between two requests, kept by a second bucket beside
-	// that of `max` and `duration`. Takes no placeholders
-	// that depend on the request.
+	// The minimum time between two requests, enforced by a second bucket besides
+	// that of `max` and `duration`. Placeholders must not depend on the request.
 	MinInterval Duration `json:"min_interval,omitempty"`
 
-	// The most keys of this limit that have buckets in this process, from 1 to
-	// 1000000000, and no more than the app's `max_keys` of `memory`. It is this
-	// limit's alone: limits within it have their own, and so has the interval of
-	// `min_interval`. With Redis it also bounds what this instance keeps there, at
-	// about 173 bytes a key, so that Redis holds at most so many of each instance.
+	// The maximum number of keys of this limit that have buckets in this process,
+	// from 1 to 1000000000, and no more than the app's `max_keys` of `memory`. It
+	// only counts for this limit: nested limits have their own, and so has the
+	// bucket of `min_interval`. With Redis, it also bounds the number of keys that
+	// this instance keeps there, at about 173 bytes a key.
 	//
-	// To be never full it has to be the new keys that come in a second times the
-	// seconds that a bucket takes to drain. A million keys take about 52 MB of
-	// memory (RSS), ten million 514 MB. Default: half of the app's.
+	// A limit is never full if this is at least the number of new keys a second
+	// times the seconds that a bucket takes to drain. A million keys take about
+	// 52 MB of memory (RSS), ten million 514 MB. Default: half of the app's.
 	MaxKeys Number `json:"max_keys,omitempty"`
 
-	// What becomes of keys that have no bucket while `max_keys` others have one:
+	// What to do with keys that have no bucket when `max_keys` others have one:
 	//
-	// - `forget` (default): each gets a bucket, in place of one that is nearly
-	//   empty compared with others. Nobody is kept out. Whose bucket is forgotten
-	//   has as much room again as it held.
-	// - `share`: nothing is ever forgotten. New keys share buckets, one for each
+	// - `forget` (default): each new key gets a bucket, replacing one that is
+	//   nearly empty compared with others. No key is locked out. A key whose
+	//   bucket is forgotten starts with an empty one.
+	// - `share`: no bucket is forgotten. New keys share buckets, one for each
 	//   network of the client's address, a /16 of IPv4 or a /32 of IPv6, whatever
-	//   the key is. One for all whose clients have no address, as on a unix
-	//   socket. It is for limits that must hold whatever happens, such as those of
-	//   logins.
+	//   the key is. Clients without an address, as on a unix socket, share one.
+	//   Use it for limits that must hold under any circumstances, such as those
+	//   of logins.
 	//
-	// The log has a line a minute while a limit does either. Limits within have
-	// their own.
+	// While a limit does either, this is logged once a minute. Nested limits have
+	// their own option.
 	WhenFull string `json:"when_full,omitempty"`
 
-	// Limits that apply to the same requests as this one, if they match.
+	// Nested limits, which apply to requests that this limit applies to and that
+	// they match.
 	Limits []*Limit `json:"limits,omitempty"`
 
-	path     string
-	key      *key
-	maxKeys  int  // 0 for the default
-	share    bool // whether new keys share buckets when there is no room
-	buckets  []*bucket
-	matchers caddyhttp.MatcherSets
-	logger   *zap.Logger
+	path          string
+	key           *key
+	maxKeys       int  // 0 for the default
+	shareWhenFull bool // whether new keys share buckets when the limit is full
+	buckets       []*bucket
+	matchers      caddyhttp.MatcherSets
+	logger        *zap.Logger
 
-	warnNoKey     sync.Once
-	warnNoAddress sync.Once
-	reported      minutely // bad values
+	warnNoKey          sync.Once
+	warnNoAddress      sync.Once
+	valueErrorThrottle logThrottle // bad values
 }
 
-// provision makes l and the limits within it ready. It returns an error that
-// names the limit and its option, if one is wrong.
+// provision sets up l and its nested limits. If an option is invalid, it returns
+// an error that names the limit and the option.
 func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) error {
 	if err := l.setPath(parent); err != nil {
-		return fmt.Errorf("limit %q: %w", shown(l.Name), err)
+		return fmt.Errorf("limit %q: %w", redacted(l.Name), err)
 	}
 	l.logger = ctx.Logger()
 	err := l.setKey(parent)
 	if err == nil {
-		err = l.setRoom(defs.maxKeys)
+		err = l.setMaxKeys(defs.maxKeys)
 	}
 	if err == nil {
 		err = l.setBuckets()
@@ -175,12 +175,12 @@ func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) e
 		err = l.setMatchers(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("limit %q: %w", l.shownPath(), err)
+		return fmt.Errorf("limit %q: %w", l.displayPath(), err)
 	}
-	l.warnOfChoice()
+	l.warnClientControlled()
 	for i, child := range l.Limits {
 		if child == nil {
-			return fmt.Errorf("limit %q: limit %d within it is null", l.shownPath(), i)
+			return fmt.Errorf("limit %q: limit %d within it is null", l.displayPath(), i)
 		}
 		if err := child.provision(ctx, l, defs); err != nil {
 			return err
@@ -189,26 +189,26 @@ func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) e
 	return nil
 }
 
-// groups reports whether l has no bucket, only limits within it.
-func (l *Limit) groups() bool { return l.Size == "" && l.Rate == "" && l.Max == "" }
+// isGroup reports whether l has no bucket, only nested limits.
+func (l *Limit) isGroup() bool { return l.Size == "" && l.Rate == "" && l.Max == "" }
 
-// shownPath returns what l is called in messages.
-func (l *Limit) shownPath() string {
+// displayPath returns the path of l for messages.
+func (l *Limit) displayPath() string {
 	if l.path == "" {
 		return defaultName
 	}
 	return l.path
 }
 
-// setPath gives l its path: its name behind those of the limits it is in. A
-// limit that has no name and only groups others does not show in paths.
+// setPath sets the path of l: the names of the limits that contain it and its
+// own. A limit without a name that only groups others is not part of paths.
 func (l *Limit) setPath(parent *Limit) error {
 	switch {
-	case l.Name != "" && !names.MatchString(l.Name):
+	case l.Name != "" && !validName.MatchString(l.Name):
 		return badOption("name", l.Name, "1 to 64 letters, digits, '_', '.' or '-'")
 	case l.Name == "" && parent != nil:
 		return errors.New("a limit within another needs a name")
-	case l.Name == "" && l.groups():
+	case l.Name == "" && l.isGroup():
 		return nil
 	}
 	l.path = l.Name
@@ -221,8 +221,8 @@ func (l *Limit) setPath(parent *Limit) error {
 	return nil
 }
 
-// setKey makes the key ready. Unless l has its own it is the parent's, with its
-// prefixes where l sets none.
+// setKey sets the key. By default it is the parent's, and so are its prefix
+// lengths.
 func (l *Limit) setKey(parent *Limit) error {
 	template, ipv4, ipv6 := l.Key, defaultIPv4Prefix, defaultIPv6Prefix
 	if template == "" && parent != nil {
@@ -250,31 +250,31 @@ func (l *Limit) setKey(parent *Limit) error {
 	return err
 }
 
-// setRoom reads how many buckets there may be, of most in the process, and what
-// becomes of new keys then.
-func (l *Limit) setRoom(most int) error {
+// setMaxKeys sets how many buckets the limit may have, at most limit, and what to
+// do with new keys when it is full.
+func (l *Limit) setMaxKeys(limit int) error {
 	if l.MaxKeys != "" {
 		var err error
 		if l.maxKeys, err = newNumber("max_keys", string(l.MaxKeys), parseMaxKeys); err != nil {
 			return err
 		}
-		if l.maxKeys > most {
+		if l.maxKeys > limit {
 			return badOption("max_keys", string(l.MaxKeys),
-				fmt.Sprintf("at most that of memory in the global option, %d", most))
+				fmt.Sprintf("at most that of memory in the global option, %d", limit))
 		}
 	}
 	var err error
-	l.share, err = newConstant("when_full", or(l.WhenFull, whenFullForget), parseWhenFull)
+	l.shareWhenFull, err = newConstant("when_full", or(l.WhenFull, whenFullForget), parseWhenFull)
 	return err
 }
 
-// What becomes of keys that have no bucket when a limit has no room for more.
+// What to do with new keys when a limit is full.
 const (
-	whenFullForget = "forget" // each takes the place of the emptiest bucket
+	whenFullForget = "forget" // each replaces the emptiest bucket
 	whenFullShare  = "share"  // they share buckets
 )
 
-// parseWhenFull reads what becomes of such keys: whether they share buckets.
+// parseWhenFull parses the when_full option.
 func parseWhenFull(text string) (share bool, want string) {
 	switch text {
 	case whenFullForget, whenFullShare:
@@ -283,7 +283,7 @@ func parseWhenFull(text string) (share bool, want string) {
 	return false, "forget or share"
 }
 
-// setMatchers makes the matchers ready.
+// setMatchers loads the matchers.
 func (l *Limit) setMatchers(ctx caddy.Context) error {
 	if l.MatcherSetsRaw == nil {
 		return nil
@@ -295,8 +295,8 @@ func (l *Limit) setMatchers(ctx caddy.Context) error {
 	return l.matchers.FromInterface(sets)
 }
 
-// setBuckets makes the limit's buckets ready: one, or for a legacy limit with
-// a min_interval two.
+// setBuckets sets up the limit's buckets: one, or two for a legacy limit with
+// min_interval.
 func (l *Limit) setBuckets() error {
 	if l.Rate != "" {
 		return l.setRateBucket()
@@ -345,8 +345,8 @@ func (l *Limit) setBuckets() error {
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
-// setRateBucket makes the bucket of a limit that is told by its rate. Its size
-// is the rate's number of units unless it is set.
+// setRateBucket sets up the bucket of a limit that is defined by its rate. The
+// size is the rate's number of units unless it is set.
 func (l *Limit) setRateBucket() error {
 	if o := firstSet([]setting{
 		{"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)}, {"max", string(l.Max)},
@@ -367,8 +367,8 @@ func (l *Limit) setRateBucket() error {
 		return err
 	}
 	var size int64
-	if !b.sizeVaries() {
-		if size, _, err = b.sizeInForce(nil); err != nil {
+	if !b.sizeIsDynamic() {
+		if size, _, err = b.effectiveSize(nil); err != nil {
 			return err
 		}
 	}
@@ -381,10 +381,10 @@ func (l *Limit) setRateBucket() error {
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
-// setLegacyBuckets makes the buckets of a limit that is told by max, duration
-// and min_interval: one that holds max units and drips one at a time, max of
-// them in the duration, and one that holds a single unit for the interval. The
-// first of them that is set is given.
+// setLegacyBuckets sets up the buckets of a limit that is defined by max, duration
+// and min_interval: one that holds max units and drips one at a time, max of them
+// per duration, and one that holds a single unit for the interval. first is the
+// first of these options that is set.
 func (l *Limit) setLegacyBuckets(first *setting) error {
 	missing := ""
 	switch {
@@ -411,7 +411,7 @@ func (l *Limit) setLegacyBuckets(first *setting) error {
 	}
 	rate := time.Duration((micros+most-1)/most) * time.Microsecond
 	b := constantBucket(l.path, most, rate)
-	b.written = setting{"duration", string(l.Duration)}
+	b.source = setting{"duration", string(l.Duration)}
 	if err := l.addBucket(b, string(l.Cost), string(l.Factor)); err != nil {
 		return err
 	}
@@ -423,7 +423,7 @@ func (l *Limit) setLegacyBuckets(first *setting) error {
 		return err
 	}
 	b = constantBucket(l.path+"/min_interval", 1, interval)
-	b.written = setting{"min_interval", string(l.MinInterval)}
+	b.source = setting{"min_interval", string(l.MinInterval)}
 	return l.addBucket(b, "", "")
 }
 
@@ -437,7 +437,7 @@ func constantBucket(path string, size int64, rate time.Duration) *bucket {
 	}
 }
 
-// addBucket completes b and adds it to l's.
+// addBucket completes b and adds it to the buckets of l.
 func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	var err error
 	if b.cost, err = newValue("cost", or(cost, "1"), parseUnits); err != nil {
@@ -447,20 +447,20 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 		return err
 	}
 	b.limit = l
-	if err := b.check(); err != nil {
+	if err := b.validate(); err != nil {
 		return err
 	}
-	numbers := "" // limits of one name share their buckets also while their size changes
+	numbers := "" // limits of one name keep sharing buckets while their size changes
 	if l.Name == "" {
-		numbers = b.shownNumbers()
+		numbers = b.describe()
 	}
-	b.name = b.path + l.key.mark(b.path, numbers)
+	b.name = b.path + l.key.nameSuffix(b.path, numbers)
 	b.fallbackName = b.name + "@client_ip"
 	l.buckets = append(l.buckets, b)
 	return nil
 }
 
-// firstSet returns the first of the options that is set, nil if none is.
+// firstSet returns the first of the options that is set, or nil.
 func firstSet(options []setting) *setting {
 	for i := range options {
 		if options[i].text != "" {
@@ -478,41 +478,41 @@ func or(text, def string) string {
 	return text
 }
 
-// apply adds to c the buckets of l, and of the limits within it, that the
-// request has to pass.
-func (l *Limit) apply(c *check) error {
-	if matches, err := l.matchers.AnyMatchWithError(c.request); err != nil || !matches {
+// addTo adds to e the buckets of l, and of its nested limits, that the request has
+// to pass.
+func (l *Limit) addTo(e *evaluation) error {
+	if matches, err := l.matchers.AnyMatchWithError(e.request); err != nil || !matches {
 		return err
 	}
 	for _, b := range l.buckets {
-		if err := b.apply(c); err != nil {
+		if err := b.addTo(e); err != nil {
 			return err
 		}
 	}
 	for _, child := range l.Limits {
-		if err := child.apply(c); err != nil {
+		if err := child.addTo(e); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// warnOfChoice logs if clients can choose a fresh bucket for each request, because
-// they send what its drips are read from: these tell buckets apart.
-func (l *Limit) warnOfChoice() {
+// warnClientControlled logs a warning if clients can choose a fresh bucket for each
+// request, because they send the values of its drips: each has its own buckets.
+func (l *Limit) warnClientControlled() {
 	for _, b := range l.buckets {
 		for _, o := range []setting{{"drip_rate", b.rate.template}, {"drip_size", b.drip.template}} {
-			if name := sentByClients(o.text); name != "" && !b.off {
-				l.logger.Warn("an option of this limit reads what clients send, and each of its values has a bucket of its own; "+
-					"take it from what they can't choose, or they choose a fresh bucket",
+			if name := clientControlled(o.text); name != "" && !b.off {
+				l.logger.Warn("an option of this limit uses what clients send, and each of its values has its own bucket; "+
+					"use a value that they can't choose, or they can choose a fresh bucket",
 					zap.String("limit", b.path), zap.String("option", o.option), zap.String("placeholder", "{"+name+"}"))
 			}
 		}
 	}
 }
 
-// reportNoKey logs, once, that the client's address stands in for the key, or
-// that there is none either.
+// reportNoKey logs, once, that the client's address is used instead of the key, or
+// that it is missing too.
 func (l *Limit) reportNoKey(address string) {
 	once, message := &l.warnNoKey, "a request has no value for the key of this limit; its client's address is used instead"
 	if address == "" {
@@ -524,11 +524,11 @@ func (l *Limit) reportNoKey(address string) {
 	})
 }
 
-// reportBadValue logs that a placeholder made no usable value, at most once a
-// minute for a limit.
+// reportBadValue logs that the value of a placeholder can't be used, at most once
+// a minute for a limit.
 func (l *Limit) reportBadValue(err error) {
-	if l.reported.due() {
-		l.logger.Error("a placeholder makes no usable value; requests are refused",
+	if l.valueErrorThrottle.allow() {
+		l.logger.Error("the value of a placeholder can't be used; requests are rejected",
 			zap.String("limit", l.path), zap.Error(err))
 	}
 }

@@ -1,10 +1,10 @@
 // Package ratelimit is a Caddy module that limits how often clients may send
-// requests. It puts leaky buckets in front of any site: in this process, or in
-// a Redis server, where all Caddy instances share them.
+// requests. It uses leaky buckets, kept either in this process or in Redis, where
+// all Caddy instances share them.
 //
-// The package is the HTTP handler `rate_limit` and the app of the same name,
-// which says where the buckets are kept. What a bucket is and how it decides is
-// in package limiter.
+// The package provides the HTTP handler `rate_limit` and the app of the same
+// name, which configures where the buckets are kept. The buckets themselves are
+// implemented by package limiter.
 package ratelimit
 
 import (

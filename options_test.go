@@ -174,21 +174,21 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := new(App)
-			if _, err := take(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
+			if _, err := openStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
 				t.Errorf("got error %v", err)
 			}
-			if len(a.taken) > 0 {
-				t.Errorf("the app has taken %v", a.taken)
+			if len(a.storeKeys) > 0 {
+				t.Errorf("the app has taken %v", a.storeKeys)
 			}
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				store, err := take(a, "test", func() (sharedMemory, error) { return sharedMemory{newMemory()}, nil })
+				store, err := openStore(a, "test", func() (sharedMemory, error) { return sharedMemory{newMemory()}, nil })
 				if err != nil || store.Memory == nil {
 					t.Errorf("afterwards got %v, %v", store, err)
 				}
 				stores.Range(func(any, any) bool { return true })
-				if err := a.release(); err != nil {
+				if err := a.releaseStores(); err != nil {
 					t.Error(err)
 				}
 			}()

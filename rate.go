@@ -8,25 +8,24 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Rate is `<n>/<duration>`: n units each duration, evenly, such as `60/1s`,
+// Rate is `<n>/<duration>`: n units per duration, evenly, such as `60/1s`,
 // `1000/1h` or `5/1d`.
 type Rate string
 
-// UnmarshalJSON reads what stands in the place of a rate as it is written. What
-// it may be is for the option to say.
+// UnmarshalJSON accepts any JSON value as text. It is validated with the option.
 func (r *Rate) UnmarshalJSON(b []byte) error {
 	text, err := scalar(b)
 	*r = Rate(text)
 	return err
 }
 
-// rate is a number of units each duration.
+// rate is a number of units per duration.
 type rate struct {
 	units int64
 	each  time.Duration
 }
 
-// parseRate reads a rate.
+// parseRate parses a rate.
 func parseRate(text string) (rate, string) {
 	n, each, _ := strings.Cut(text, "/")
 	units, wrongUnits := parseUnits(n)
@@ -38,9 +37,9 @@ func parseRate(text string) (rate, string) {
 	return rate{units, interval}, ""
 }
 
-// limit returns the limit of the given size, or of one that is not known: what
-// drips must not depend on the request, and is then one unit, which any size
-// holds, wherever that keeps the rate.
+// limit returns the limit of the given size; 0 means that the size depends on the
+// request. The drip must not depend on it: it is then a single unit, which fits in
+// any size, if that results in the exact rate.
 func (r rate) limit(size int64) (limiter.Limit, error) {
 	if size > 0 {
 		return limiter.NewLimit(r.units, r.each, size)

@@ -51,9 +51,9 @@ func TestRates(t *testing.T) {
 		tc := &tests[i]
 		t.Run(fmt.Sprintf("%s size %s factor %s", tc.limit.Rate, tc.limit.Size, tc.limit.Factor), func(t *testing.T) {
 			l, _ := readyLimit(t, &tc.limit)
-			c := newCheck()
+			c := newTestEvaluation()
 			c.replacer.Set("n", 4)
-			if err := l.apply(c); err != nil {
+			if err := l.addTo(c); err != nil {
 				t.Fatal(err)
 			}
 			if len(c.buckets) != 1 || c.buckets[0].Limit != tc.want || !strings.HasPrefix(c.buckets[0].Name, "default@") || c.buckets[0].Cost != 1 {
@@ -79,7 +79,7 @@ func TestRateErrors(t *testing.T) {
 
 		{`rate`, `rate: got "", want one value, at Caddyfile:3`},
 		{`rate 60 1s`, `rate: got "60 1s", want one value, at Caddyfile:3`},
-		{`rate 60/1s; rate 60/1s`, `rate: got it twice, want it once, at Caddyfile:4`},
+		{`rate 60/1s; rate 60/1s`, `rate: got a duplicate option, want it once, at Caddyfile:4`},
 		{
 			`rate 999/1s; size 9`, `limit "api": rate: got "999/1s", want another rate or size: ` +
 				`size 9: must be at least 10 for a rate of 999/1s; the nearest rates for it are 9/9.01ms and 9/9.009ms`,

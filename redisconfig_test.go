@@ -292,7 +292,7 @@ func TestRedisOptionsErrors(t *testing.T) {
 	const wantKnown = `got a placeholder that is unknown here, want {env.*}, {file.*} or {system.*}, ` +
 		`or \{ and \} for braces`
 	const inTwo = `got one in the address too, want it in one place`
-	const onSocket = `got it with a unix socket, want it with host:port or a URL of it`
+	const onSocket = `got it with a unix socket, want it with host:port or such a URL`
 	const ofSentinel = `want a sentinel's without user, password and database, which are options of their own`
 	tests := []struct {
 		name  string

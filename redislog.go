@@ -14,14 +14,14 @@ func init() {
 	redis.SetLogger(clientLogger{})
 }
 
-// clientLogger takes what the Redis client logs into Caddy's log, at level
-// DEBUG: what matters to a request is in the error that it gets. There is one
-// logger for all clients in the process, those of other modules too.
+// clientLogger writes the messages of the Redis client to Caddy's log, at level
+// DEBUG: what matters to a request is in the error that it gets. The client has
+// one logger for the whole process, shared with other modules.
 type clientLogger struct{}
 
-// Printf implements the client's logging interface. Of what the client wants to
-// tell only numbers and addresses are kept: errors may quote what a server
-// replied, and so the user or password.
+// Printf implements the client's logging interface. Of the arguments only numbers
+// and addresses are logged: errors may quote a server's reply, which may contain
+// the user or password.
 func (clientLogger) Printf(_ context.Context, format string, v ...any) {
 	log := caddy.Log()
 	if !log.Core().Enabled(zap.DebugLevel) {

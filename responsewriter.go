@@ -7,8 +7,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// wrapped reports whether a writer of ours is in w.
-func wrapped(w http.ResponseWriter) bool {
+// isWrapped reports whether w wraps a responseWriter.
+func isWrapped(w http.ResponseWriter) bool {
 	for {
 		if _, ok := w.(*responseWriter); ok {
 			return true
@@ -21,58 +21,57 @@ func wrapped(w http.ResponseWriter) bool {
 	}
 }
 
-// responseWriter puts our fields in order just before the header is written.
-// Whatever else can be done with the writer underneath, such as hijacking its
-// connection, is found through Unwrap.
+// responseWriter removes values that others added to our fields just before the
+// header is written. Other features of the underlying writer, such as hijacking,
+// are available through Unwrap.
 type responseWriter struct {
 	caddyhttp.ResponseWriterWrapper
-	record *record
-	done   bool
+	result  *result
+	cleaned bool
 }
 
-// finish puts our fields in order, once.
-func (rw *responseWriter) finish() {
-	if !rw.done {
-		rw.done = true
+// cleanHeader removes foreign values and announced trailers from the header, once.
+func (rw *responseWriter) cleanHeader() {
+	if !rw.cleaned {
+		rw.cleaned = true
 		h := rw.Header()
-		rw.record.fields.keep(h)
-		rw.record.fields.unannounce(h)
+		rw.result.fields.dropForeign(h)
+		rw.result.fields.dropAnnounced(h)
 	}
 }
 
-// end is called when everything is written but the trailers. Those that were not
-// announced have joined the header meanwhile.
-func (rw *responseWriter) end() {
-	rw.record.fields.dropTrailers(rw.Header())
+// cleanTrailers must be called when everything but the trailers is written. It
+// removes ours from those that were not announced, which are in the header by now.
+func (rw *responseWriter) cleanTrailers() {
+	rw.result.fields.dropTrailers(rw.Header())
 }
 
-// WriteHeader implements http.ResponseWriter. Informational responses are not
-// the final one, though our fields stand alone there too; only switching
-// protocols is.
+// WriteHeader implements http.ResponseWriter. An informational response is not
+// the final one, unless it switches protocols, but its fields are cleaned too.
 func (rw *responseWriter) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
-		rw.finish()
+		rw.cleanHeader()
 	} else {
-		rw.record.fields.keep(rw.Header())
+		rw.result.fields.dropForeign(rw.Header())
 	}
 	rw.ResponseWriter.WriteHeader(status)
 }
 
 // Write implements http.ResponseWriter.
 func (rw *responseWriter) Write(b []byte) (int, error) {
-	rw.finish()
+	rw.cleanHeader()
 	return rw.ResponseWriter.Write(b)
 }
 
-// ReadFrom implements io.ReaderFrom, by which files are sent without copying.
+// ReadFrom implements io.ReaderFrom, which lets files be sent without copying.
 func (rw *responseWriter) ReadFrom(r io.Reader) (int64, error) {
-	rw.finish()
+	rw.cleanHeader()
 	return rw.ResponseWriterWrapper.ReadFrom(r)
 }
 
-// FlushError flushes what was written, for http.ResponseController.
+// FlushError implements flushing for http.ResponseController.
 func (rw *responseWriter) FlushError() error {
-	rw.finish()
+	rw.cleanHeader()
 	return http.NewResponseController(rw.ResponseWriter).Flush()
 }
 

@@ -34,8 +34,8 @@ func countWriters(w http.ResponseWriter) int {
 // the first handler that sets fields, and by no other while that writer is in
 // use.
 func TestResponseWriterIsWrappedOnce(t *testing.T) {
-	shown, _, _ := visited(visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}})
-	hidden, _, _ := visited(visit{0, []string{"a"}, []limiter.Decision{roomy}})
+	shown, _, _ := resultOfVisits(visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}})
+	hidden, _, _ := resultOfVisits(visit{0, []string{"a"}, []limiter.Decision{roomy}})
 	raw := httptest.NewRecorder()
 
 	if w := hidden.wrap(raw); w != http.ResponseWriter(raw) {
@@ -149,7 +149,7 @@ func TestWriter(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			bottom := &spy{header: http.Header{"X-Ratelimit-Limit": {"5", "100"}}}
-			rec := &record{fields: fields{fieldLimit: "5"}}
+			rec := &result{fields: fields{fieldLimit: "5"}}
 			tc.do(rec.wrap(bottom))
 			if !reflect.DeepEqual(bottom.events, tc.want) {
 				t.Errorf("the writer underneath got %q, want %q", bottom.events, tc.want)
@@ -162,7 +162,7 @@ func TestWriter(t *testing.T) {
 // nothing special.
 func TestWriterOverPlainWriter(t *testing.T) {
 	bottom := httptest.NewRecorder()
-	rec := &record{fields: fields{fieldLimit: "5"}}
+	rec := &result{fields: fields{fieldLimit: "5"}}
 	w := rec.wrap(struct{ http.ResponseWriter }{bottom})
 	if n, err := io.Copy(w, bytes.NewReader(make([]byte, 100_000))); n != 100_000 || err != nil {
 		t.Errorf("copied %d, %v", n, err)

@@ -11,91 +11,91 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// record is what all rate_limit handlers decided on one request; nothing as long
-// as no store has decided.
+// result is what all rate_limit handlers decided on one request. It is empty until
+// a store has decided.
 //
-// It has room for what most requests need, so that they make do with this one
-// piece of memory.
-type record struct {
-	items  []item
-	fields fields
-	writer responseWriter
-	waited time.Duration // for Redis
-	few    [1]item
-	text   [64]byte // of the fields that the first handler sets
+// It has room for what most requests need, so that a single allocation suffices
+// for them.
+type result struct {
+	buckets []bucketResult
+	fields  fields
+	writer  responseWriter
+	waited  time.Duration // for Redis, so far
+	inline  [1]bucketResult
+	text    [64]byte // backs the fields that the first handler sets
 }
 
-// recordVar is the request's variable that holds its record.
-const recordVar = "rate_limit.record"
+// resultVar is the variable of the request that holds its result.
+const resultVar = "rate_limit.result"
 
-// recordOf returns the record of the request, a new one if there is none yet.
-func recordOf(c *check) *record {
-	vars := c.request.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
-	if rec, ok := vars[recordVar].(*record); ok {
-		return rec
+// resultOf returns the result of the request, a new one if there is none yet.
+func resultOf(eval *evaluation) *result {
+	vars := eval.request.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
+	if res, ok := vars[resultVar].(*result); ok {
+		return res
 	}
-	rec := new(record)
-	rec.items = rec.few[:0]
-	vars[recordVar] = rec
-	c.replacer.Map(rec.placeholder)
-	return rec
+	res := new(result)
+	res.buckets = res.inline[:0]
+	vars[resultVar] = res
+	eval.replacer.Map(res.placeholder)
+	return res
 }
 
-// add adds what the buckets of c decided, sets the fields anew, and returns the
-// one that decided among those of c, and how long to wait for all.
-func (rec *record) add(c *check, show families, h http.Header) (decider *item, wait time.Duration) {
-	earlier := len(rec.items)
-	rec.items = slices.Grow(rec.items, len(c.decisions))
-	for i, d := range c.decisions {
-		rec.items = append(rec.items, item{
-			policy:   c.policies[i],
-			name:     c.buckets[i].Name,
-			limit:    c.buckets[i].Limit,
-			cost:     c.buckets[i].Cost,
+// add adds the decisions of eval and updates the header fields. It returns the
+// result of the deciding bucket of eval, and how long to wait for all buckets.
+func (res *result) add(eval *evaluation, show families, h http.Header) (decider *bucketResult, wait time.Duration) {
+	before := len(res.buckets)
+	res.buckets = slices.Grow(res.buckets, len(eval.decisions))
+	for i, d := range eval.decisions {
+		res.buckets = append(res.buckets, bucketResult{
+			policy:   eval.policies[i],
+			name:     eval.buckets[i].Name,
+			limit:    eval.buckets[i].Limit,
+			cost:     eval.buckets[i].Cost,
 			families: show,
 			decision: d,
 		})
 	}
-	own := limiter.Summarize(c.decisions)
-	all, text := own, rec.text[:0]
-	if earlier > 0 {
-		all, _ = summarize(rec.items, 0)
-		text = nil // others have strings of rec.text
-		rec.fields.unset(h)
-		rec.list(earlier)
+	own := limiter.Summarize(eval.decisions)
+	all, text := own, res.text[:0]
+	if before > 0 {
+		all, _ = summarize(res.buckets, 0)
+		text = nil // strings of earlier fields point into res.text
+		res.fields.remove(h)
+		res.numberDuplicates(before)
 	}
-	if all.Denied && len(rec.items) > 1 {
-		for i := range rec.items {
-			rec.items[i].await()
+	if all.Denied && len(res.buckets) > 1 {
+		for i := range res.buckets {
+			res.buckets[i].extendRetryAfter()
 		}
-		all, _ = summarize(rec.items, 0)
+		all, _ = summarize(res.buckets, 0)
 	}
-	rec.fields.describe(rec.items, all, text)
-	rec.fields.set(h)
-	return &rec.items[earlier+own.Deciding], all.RetryAfter
+	res.fields.render(res.buckets, all, text)
+	res.fields.set(h)
+	return &res.buckets[before+own.Deciding], all.RetryAfter
 }
 
-// list makes the names in the IETF fields unique when the items from the given
-// index on have joined: one member tells of a limit that several handlers, or one
-// that was invoked twice, have charged, and limits that only share their path, as
-// all without a name do, are numbered.
-func (rec *record) list(from int) {
-	for j := from; j < len(rec.items); j++ {
-		rec.items[j].listBehind(rec.items[:j])
+// numberDuplicates makes the names in the IETF fields unique, given that results
+// from index from on are new. A limit that was charged several times, by several
+// handlers or one that was invoked twice, is listed once. Different limits of one
+// path, such as those without a name, are numbered.
+func (res *result) numberDuplicates(from int) {
+	for j := from; j < len(res.buckets); j++ {
+		res.buckets[j].listAfter(res.buckets[:j])
 	}
 }
 
-// placeholder returns the value of one of our placeholders.
-func (rec *record) placeholder(name string) (any, bool) {
+// placeholder returns the value of a placeholder of this module.
+func (res *result) placeholder(name string) (any, bool) {
 	name, ours := strings.CutPrefix(name, "http.rate_limit.")
 	if !ours {
 		return nil, false
 	}
-	sum, decided := summarize(rec.items, 0)
+	sum, decided := summarize(res.buckets, 0)
 	if !decided {
 		return nil, false
 	}
-	decider := &rec.items[sum.Deciding]
+	decider := &res.buckets[sum.Deciding]
 	switch name {
 	case "limit":
 		return decider.path, true
@@ -124,79 +124,79 @@ func (rec *record) placeholder(name string) (any, bool) {
 	return nil, false
 }
 
-// wrap returns a writer that keeps our fields free of values that others add to
-// them, or w if there is one in it already or there is nothing to keep.
-func (rec *record) wrap(w http.ResponseWriter) http.ResponseWriter {
-	if rec.fields == (fields{}) {
+// wrap returns a writer that keeps values of others out of our fields. It returns
+// w if w has such a writer already or there are no fields.
+func (res *result) wrap(w http.ResponseWriter) http.ResponseWriter {
+	if res.fields == (fields{}) {
 		return w
 	}
-	rw := &rec.writer
-	if rw.ResponseWriter != nil { // in use, maybe where it can't be seen from here
-		if wrapped(w) {
+	rw := &res.writer
+	if rw.ResponseWriter != nil { // in use, but not necessarily in w
+		if isWrapped(w) {
 			return w
 		}
 		rw = new(responseWriter)
 	}
-	rw.record, rw.ResponseWriter = rec, w
+	rw.result, rw.ResponseWriter = res, w
 	return rw
 }
 
-// item is what one bucket decided on a request, and how to show it.
-type item struct {
+// bucketResult is what one bucket decided on a request, and how to show it.
+type bucketResult struct {
 	*policy
 	name     string // of the bucket in the store
 	limit    limiter.Limit
 	cost     int64
 	families families
-	earlier  uint16 // how many other limits of its path were listed before
+	ordinal  uint16 // how many other limits of the same path are listed before
 	decision limiter.Decision
 }
 
-// tighter reports whether it leaves less room than other does.
-func (it *item) tighter(other *item) bool {
-	d, o := &it.decision, &other.decision
+// tighter reports whether br leaves less room than other.
+func (br *bucketResult) tighter(other *bucketResult) bool {
+	d, o := &br.decision, &other.decision
 	if d.Denied != o.Denied {
 		return d.Denied
 	}
 	return d.Remaining < o.Remaining
 }
 
-// await makes RetryAfter, of a bucket that was charged for a request which another
-// denies, the time until it has room for that request again: clients that come
-// earlier are denied by it.
-func (it *item) await() {
-	b := limiter.Bucket{Limit: it.limit, Cost: it.cost}
-	it.decision.RetryAfter = b.Wait(&it.decision)
+// extendRetryAfter sets RetryAfter of a bucket that was charged for a request that
+// another one denied: the time until it has room for the same request again, since
+// it would deny clients that retry earlier.
+func (br *bucketResult) extendRetryAfter() {
+	b := limiter.Bucket{Limit: br.limit, Cost: br.cost}
+	br.decision.RetryAfter = b.Wait(&br.decision)
 }
 
-// listBehind lists it behind others, or one of them if that is of the same limit
-// and leaves less room.
-func (it *item) listBehind(others []item) {
+// listAfter numbers br after others of its path. If one of them is of the same
+// limit, only the one with less room stays listed.
+func (br *bucketResult) listAfter(others []bucketResult) {
 	for i := range others {
 		other := &others[i]
 		switch {
-		case it.families&other.families&ietf == 0 || it.path != other.path:
-		case it.name != other.name || it.limit != other.limit:
-			it.earlier = max(it.earlier, other.earlier+1)
-		case other.tighter(it):
-			it.families &^= ietf
+		case br.families&other.families&ietf == 0 || br.path != other.path:
+		case br.name != other.name || br.limit != other.limit:
+			br.ordinal = max(br.ordinal, other.ordinal+1)
+		case other.tighter(br):
+			br.families &^= ietf
 			return
 		default:
-			it.earlier = other.earlier
+			br.ordinal = other.ordinal
 			other.families &^= ietf
 			return
 		}
 	}
 }
 
-// summarize returns the summary of the items that are shown in a family, 0
-// meaning any, and whether there are such items.
-func summarize(items []item, family families) (limiter.Summary, bool) {
+// summarize returns the summary of the results shown in a family, or of all
+// results if it is 0. It returns false if there are none.
+func summarize(results []bucketResult, family families) (limiter.Summary, bool) {
 	var few [8]limiter.Decision
 	decisions := few[:0]
-	for i := range items {
-		if items[i].families&family == family {
-			decisions = append(decisions, items[i].decision)
+	for i := range results {
+		if results[i].families&family == family {
+			decisions = append(decisions, results[i].decision)
 		}
 	}
 	if len(decisions) == 0 {
@@ -205,10 +205,10 @@ func summarize(items []item, family families) (limiter.Summary, bool) {
 	return limiter.Summarize(decisions), true
 }
 
-// allShown reports whether all items are shown in a family.
-func allShown(items []item, family families) bool {
-	for i := range items {
-		if items[i].families&family == 0 {
+// allShown reports whether all results are shown in a family.
+func allShown(results []bucketResult, family families) bool {
+	for i := range results {
+		if results[i].families&family == 0 {
 			return false
 		}
 	}

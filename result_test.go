@@ -23,19 +23,19 @@ type visit struct {
 
 // visited returns the record of a request that several handlers saw, its
 // replacer, and the fields that they set.
-func visited(visits ...visit) (*record, *caddy.Replacer, http.Header) {
+func resultOfVisits(visits ...visit) (*result, *caddy.Replacer, http.Header) {
 	repl := caddy.NewReplacer()
 	r := httptest.NewRequest("GET", "/", nil)
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	h := make(http.Header)
-	var rec *record
+	var rec *result
 	for _, v := range visits {
-		c := check{request: r, replacer: repl, decisions: v.decisions}
+		c := evaluation{request: r, replacer: repl, decisions: v.decisions}
 		for i, d := range v.decisions {
 			c.buckets = append(c.buckets, limiter.Bucket{Name: v.paths[i], Limit: limitOf(d.Size)})
 			c.policies = append(c.policies, &policy{path: v.paths[i]})
 		}
-		rec = recordOf(&c)
+		rec = resultOf(&c)
 		rec.add(&c, v.show, h)
 	}
 	return rec, repl, h
@@ -52,7 +52,7 @@ var (
 // for a while and a later one, in an error route, never admits is not told to
 // wait.
 func TestNeverAdmittedOutranksRetry(t *testing.T) {
-	_, _, h := visited(
+	_, _, h := resultOfVisits(
 		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},
 		visit{xRateLimit, []string{"never"}, []limiter.Decision{never}},
 	)
@@ -122,7 +122,7 @@ func TestRecordMerges(t *testing.T) {
 			``,
 		},
 	} {
-		_, _, h := visited(tc.visits...)
+		_, _, h := resultOfVisits(tc.visits...)
 		if got := fieldsIn(h); got != tc.want {
 			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
 		}
@@ -139,11 +139,11 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	r := httptest.NewRequest("GET", "/", nil)
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	for _, d := range []limiter.Decision{roomy, tight, full} {
-		c := check{
+		c := evaluation{
 			request: r, replacer: repl, policies: []*policy{{path: "a"}},
 			buckets: []limiter.Bucket{{Limit: limitOf(d.Size)}}, decisions: []limiter.Decision{d},
 		}
-		recordOf(&c).add(&c, xRateLimit|ietf, h)
+		resultOf(&c).add(&c, xRateLimit|ietf, h)
 		for _, values := range h {
 			kept[values[0]] = strings.Clone(values[0])
 		}
@@ -159,12 +159,12 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 // record, and requests share none.
 func TestHandlersShareOneRecord(t *testing.T) {
 	v := visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}}
-	rec, _, _ := visited(v, v, v)
-	if len(rec.items) != 3 {
-		t.Errorf("the record of three handlers has %d limits", len(rec.items))
+	rec, _, _ := resultOfVisits(v, v, v)
+	if len(rec.buckets) != 3 {
+		t.Errorf("the record of three handlers has %d limits", len(rec.buckets))
 	}
-	if other, _, _ := visited(v); other == rec || len(other.items) != 1 {
-		t.Errorf("another request's record has %d limits", len(other.items))
+	if other, _, _ := resultOfVisits(v); other == rec || len(other.buckets) != 1 {
+		t.Errorf("another request's record has %d limits", len(other.buckets))
 	}
 }
 
@@ -184,7 +184,7 @@ func TestPlaceholders(t *testing.T) {
 		{"never and denied", []limiter.Decision{full, never}, []string{"b", "3", "0", "8.000", "", "true", "b"}},
 	} {
 		paths := []string{"a", "b"}[:len(tc.decisions)]
-		_, repl, _ := visited(visit{0, paths, tc.decisions}) // headers off hides nothing here
+		_, repl, _ := resultOfVisits(visit{0, paths, tc.decisions}) // headers off hides nothing here
 		for i, name := range names {
 			got, known := repl.GetString("http.rate_limit." + name)
 			if !known || got != tc.want[i] {
@@ -203,7 +203,7 @@ func TestPlaceholders(t *testing.T) {
 // TestPlaceholdersOfSeveralHandlers guards that later handlers show in the
 // placeholders too, though the first one made them known.
 func TestPlaceholdersOfSeveralHandlers(t *testing.T) {
-	_, repl, _ := visited(
+	_, repl, _ := resultOfVisits(
 		visit{xRateLimit, []string{"roomy"}, []limiter.Decision{roomy}},
 		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},
 	)

@@ -164,7 +164,7 @@ func TestStoreIsShared(t *testing.T) {
 // later day, and keeps no secret.
 func TestStoreKeyCoversAllOptions(t *testing.T) {
 	var plain limiter.RedisOptions
-	keys := map[redisKey]string{newRedisKey(plain, nil): "no option"}
+	keys := map[redisStoreKey]string{newRedisStoreKey(plain, nil): "no option"}
 	fields := reflect.TypeFor[limiter.RedisOptions]()
 	for i := range fields.NumField() {
 		name := fields.Field(i).Name
@@ -188,7 +188,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		default:
 			t.Fatalf("%s: no value for a %T", name, field)
 		}
-		key := newRedisKey(opt, nil)
+		key := newRedisStoreKey(opt, nil)
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}
@@ -206,7 +206,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		"ff": {Password: "\xff"}, "fe": {Password: "\xfe"},
 		"one address": {Addresses: []string{"a b"}}, "two": {Addresses: []string{"a", "b"}},
 	} {
-		key := newRedisKey(opt, nil)
+		key := newRedisStoreKey(opt, nil)
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}
@@ -229,7 +229,7 @@ func TestStoreDrains(t *testing.T) {
 		return err
 	}
 
-	setDrainTime(t, time.Hour)
+	setRedisCloseDelay(t, time.Hour)
 	app := provisionApp(t, config)
 	first := app.redis
 	cleanUp(t, app)
@@ -240,7 +240,7 @@ func TestStoreDrains(t *testing.T) {
 		t.Error(err)
 	}
 
-	setDrainTime(t, ms)
+	setRedisCloseDelay(t, ms)
 	app = provisionApp(t, config)
 	if app.redis == first {
 		t.Fatal("a store that is to be closed is used again")
@@ -298,7 +298,7 @@ func init() { caddy.RegisterModule(gate{}) }
 // its store open, however long it takes to come to its next handler, and that the
 // store is closed after it.
 func TestStoreOutlivesRequests(t *testing.T) {
-	setDrainTime(t, ms)
+	setRedisCloseDelay(t, ms)
 	redis := redistest.Start(t)
 	limits := func(name string) string {
 		return `{"handle":[{"handler":"rate_limit","on_error":"deny","limits":[{"name":"` + name + `","size":9,"drip_rate":"1h"}]}]}`
@@ -335,7 +335,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 	if err := s.load(config{global: redisGlobal(redis.Addr, "timeout 6s"), site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(50 * drainTime) // nothing is to happen
+	time.Sleep(50 * redisCloseDelay) // nothing is to happen
 	close(gates.open)
 	if got := <-results; got.err != nil || got.status != 200 {
 		t.Errorf("a request that was under way: status %d, error %v", got.status, got.err)
@@ -352,24 +352,24 @@ func TestStoreOutlivesRequests(t *testing.T) {
 // Guards that a store which was used again is kept for the whole time when that
 // is over, though the time that it was kept before ends meanwhile.
 func TestStoreIsKeptAgain(t *testing.T) {
-	original := keepTime
+	original := idleMemoryTime
 	t.Cleanup(func() {
-		keepTime = original
-		kept.Store(nil)
+		idleMemoryTime = original
+		idleMemory.Store(nil)
 	})
-	kept.Store(nil)
+	idleMemory.Store(nil)
 	app := provisionApp(t, `{}`)
-	for _, keepTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
+	for _, idleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
 		before := app.memory
 		cleanUp(t, app)
-		if keepTime == time.Hour {
+		if idleMemoryTime == time.Hour {
 			time.Sleep(50 * time.Millisecond) // nothing is to happen
 		}
 		app = provisionApp(t, `{}`)
-		if app.memory != before && keepTime == time.Hour {
+		if app.memory != before && idleMemoryTime == time.Hour {
 			t.Error("got another store")
 		}
-		if kept.Load() != nil {
+		if idleMemory.Load() != nil {
 			t.Error("a store that is in use is kept besides")
 		}
 	}
