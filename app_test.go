@@ -124,7 +124,7 @@ func theApp(t *testing.T) (*limiter.Memory, *zap.Logger) {
 	return running.apps[0].memory, running.apps[0].logger
 }
 
-// Guards what the log says of a Redis server, and that it is the log of the
+// Guards what is logged about a Redis server, and that it is the log of the
 // newest configuration.
 func TestRedisEventsAreLogged(t *testing.T) {
 	tests := []struct {
@@ -180,7 +180,7 @@ func TestRedisEventsAreLogged(t *testing.T) {
 	}
 	logEvent(tests[2].event) // of a store that a reload has made
 	if logs[1].Len() > 0 {
-		t.Errorf("a lapse is logged twice in a minute: %v", logs[1].TakeAll())
+		t.Errorf("an error is logged twice in a minute: %v", logs[1].TakeAll())
 	}
 	if logs[0].Len() > 0 {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())

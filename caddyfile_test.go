@@ -143,7 +143,7 @@ func TestFactorErrors(t *testing.T) {
 	}
 }
 
-// Guards that what is wrong in a limit is told in one line that names the
+// Guards that an error in a limit is reported in one line that names the
 // option, what it got and what would be right.
 func TestLimitErrors(t *testing.T) {
 	long := strings.Repeat("x", 65)
@@ -449,7 +449,7 @@ func TestOptionsNeedValues(t *testing.T) {
 }
 
 // Guards what stands beside a directive: its matcher, its name, and the
-// one-line syntax of another plugin, which gets told how it is written here.
+// one-line syntax of another plugin, for which the error shows the syntax of this one.
 func TestDirectiveErrors(t *testing.T) {
 	const inBlock = `want at most a name; limits are written in a block, such as ` +
 		`{ key %s; size 10; drip_rate 1s } with a line for each, at Caddyfile:%d`
@@ -613,7 +613,7 @@ func TestLimitsOfOnePath(t *testing.T) {
 	}
 }
 
-// Guards that what is wrong in the global option is told in one line that names
+// Guards that an error in the global option is reported in one line that names
 // the option, what it got and what would be right.
 func TestGlobalOptionErrors(t *testing.T) {
 	const wantRedis = `want one of username, password, db, cluster, master_name, sentinel_username, ` +

@@ -25,7 +25,7 @@ func getOverTLS(s *server, complete bool, key string) answer {
 }
 
 // TestEarlyData guards that before a handshake is complete no address counts:
-// such a request could be anybody's replay. It is told to come again, and
+// such a request may be replayed by anyone. The client is asked to retry it, and
 // nobody is charged.
 func TestEarlyData(t *testing.T) {
 	for _, tc := range []struct {

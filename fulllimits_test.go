@@ -17,7 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Guards max_keys and when_full of a limit: what is wrong is told in one line
+// Guards max_keys and when_full of a limit: errors are reported in one line
 // that has the option, what it got and what would be right.
 func TestFullLimitOptions(t *testing.T) {
 	const wantMaxKeys = `want a whole number from 1 to 1000000000`
@@ -100,7 +100,7 @@ func TestFullLimitsOfOnePath(t *testing.T) {
 	}
 }
 
-// Guards what a store is told of a limit's room: of each of its buckets, not of
+// Guards the bounds of a limit that are passed to the store: of each of its buckets, not of
 // those within, and whatever depends on the request.
 func TestBucketsOfFullLimits(t *testing.T) {
 	within := []*Limit{{Name: "a", Size: "1"}, {Name: "b", Size: "1", MaxKeys: "7", WhenFull: "share"}}
@@ -190,7 +190,7 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 		from("/other", "203.0.113.2", first),
 		from("/other", "203.0.113.1", second),
 	)
-	told := func() (got []string) {
+	logged := func() (got []string) {
 		for _, e := range s.log("warn", "rate_limit") {
 			if strings.HasPrefix(fmt.Sprint(e["msg"]), "limit full: ") {
 				got = append(got, fmt.Sprint(e["limit"], " ", e["max_keys"]))
@@ -198,8 +198,8 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 		}
 		return got
 	}
-	eventually(t, "a line of each limit", func() bool { return len(told()) >= 3 })
-	got := told()
+	eventually(t, "a line of each limit", func() bool { return len(logged()) >= 3 })
+	got := logged()
 	slices.Sort(got)
 	if got := strings.Join(got, ", "); got != "forgets 1, keys 1, shares 1" {
 		t.Errorf("the log tells of %s", got)
@@ -213,7 +213,7 @@ func usage(name string, forgotten, shared uint64) limiter.LimitUsage {
 
 // Guards that a limit which forgets or shares is logged at once, then once a
 // minute, each time with what became since, and not any more when that is over.
-func TestFullLimitsAreDueOnceAMinute(t *testing.T) {
+func TestFullLimitsAreLoggedOnceAMinute(t *testing.T) {
 	var log fullLimitLog
 	log.reset()
 	now := time.Now()
@@ -255,7 +255,7 @@ func TestFullLimitsAreDueOnceAMinute(t *testing.T) {
 	}
 }
 
-// Guards what the log says of a limit that is full.
+// Guards what is logged about a full limit.
 func TestFullLimitLog(t *testing.T) {
 	const remedy = "; unless this is a flood, raise max_keys of the limit, and of memory if need be, " +
 		"to the new keys a second times the seconds that a bucket takes to drain"
@@ -348,7 +348,7 @@ func watchers(t *testing.T) int {
 }
 
 // Guards that a configuration which does not start leaves that to the one before.
-func TestRejectedConfigWatchesNothing(t *testing.T) {
+func TestRejectedConfigStartsNoWatcher(t *testing.T) {
 	app := provisionApp(t, `{}`)
 	cleanUp(t, app) // was never started
 	eventually(t, "no goroutine, as no app was started", func() bool { return watchers(t) == 0 })

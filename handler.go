@@ -261,10 +261,10 @@ func virtual(r *http.Request) bool {
 func (h *Handler) handleStoreError(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, err error) error {
 	switch {
 	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
-		h.reportError("no decision on a request, answering 500", err)
+		h.reportError("the store could not process a request, responding with 500", err)
 		return h.refuse(w, r, http.StatusInternalServerError, err)
 	case h.onError == onErrorAllow:
-		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, letting it pass"); c != nil {
+		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
 			c.Write(zap.Error(err))
 		}
 		return next.ServeHTTP(w, r)
@@ -281,7 +281,7 @@ func (h *Handler) handleMatcherError(w http.ResponseWriter, r *http.Request, err
 		refused = caddyhttp.HandlerError{StatusCode: http.StatusInternalServerError, Err: err}
 	}
 	if refused.StatusCode >= http.StatusInternalServerError {
-		h.reportError("a matcher failed, requests are refused", err)
+		h.reportError("a matcher failed; requests are rejected", err)
 	}
 	return h.refuse(w, r, refused.StatusCode, refused.Err)
 }
@@ -332,7 +332,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 		}
 		return h.handlerError(status, err)
 	}
-	if c := h.logger.Check(zap.DebugLevel, "request refused"); c != nil {
+	if c := h.logger.Check(zap.DebugLevel, "request rejected"); c != nil {
 		c.Write(zap.Int("status", status), zap.Error(err))
 	}
 	w.WriteHeader(status)

@@ -19,7 +19,7 @@ import (
 )
 
 // TestSeconds guards that times are shown exactly to the millisecond and never
-// too short: a client that waits as long as it is told is admitted.
+// too short: a client that waits as long as the fields say is admitted.
 func TestSeconds(t *testing.T) {
 	for _, tc := range []struct {
 		d           time.Duration
@@ -274,7 +274,7 @@ var fieldsTests = []struct {
 	},
 }
 
-// fieldsOf returns the fields of a request on which items were decided.
+// fieldsOf returns the fields of a request with the given results.
 func fieldsOf(items []bucketResult) fields {
 	var f fields
 	sum, _ := summarize(items, 0)
@@ -465,10 +465,10 @@ func TestValuesAddedToOurFields(t *testing.T) {
 	}
 }
 
-// TestFieldsReplaceWhatWasThere guards that our fields stand alone, whatever was
+// TestFieldsReplaceEarlierValues guards that our fields stand alone, whatever was
 // there before, that one we do not set any more goes, and that fields which were
 // never ours are left as they are.
-func TestFieldsReplaceWhatWasThere(t *testing.T) {
+func TestFieldsReplaceEarlierValues(t *testing.T) {
 	h := http.Header{
 		"X-Ratelimit-Limit": {"100", "200"},
 		"X-Ratelimit-Reset": {"1.000"},
@@ -571,7 +571,7 @@ func TestQuotaUnits(t *testing.T) {
 				headers ratelimit
 			}
 		}
-		rate_limit /dear api {
+		rate_limit /costly api {
 			size 9
 			cost 2
 			headers ratelimit
@@ -582,7 +582,7 @@ func TestQuotaUnits(t *testing.T) {
 	s.run(
 		step{path: "/cheap", header: []string{"X-Cost: 1"}, want: `200 ` + policies +
 			`ratelimit="api";r=8;t=8, "default";r=8;t=8, "each";r=8;t=8, "each/min_interval";r=0;t=1`},
-		step{path: "/dear", want: `200 policy="api";q=9;qu="units";w=9 ratelimit="api";r=6;t=6`},
+		step{path: "/costly", want: `200 policy="api";q=9;qu="units";w=9 ratelimit="api";r=6;t=6`},
 		step{path: "/cheap", after: time.Second, header: []string{"X-Cost: 5"}, want: `200 ` + policies +
 			`ratelimit="api";r=6;t=6, "default";r=8;t=8, "each";r=4;t=4, "each/min_interval";r=0;t=1`},
 	)
@@ -823,7 +823,7 @@ func TestHeadersOption(t *testing.T) {
 	}
 }
 
-// TestHeaderDirective guards that whoever configures a header directive has the
+// TestHeaderDirective guards that an administrator who configures a header directive has the
 // last word on our fields: they are not restored when removed or replaced.
 func TestHeaderDirective(t *testing.T) {
 	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {

@@ -523,7 +523,7 @@ func TestMissingKeyOfLegacyLimit(t *testing.T) {
 	}
 }
 
-// Guards that missing keys are told to the administrator, by the template and
+// Guards that missing keys are reported to the administrator, by the template and
 // not by what anyone sent, once for each limit until the configuration is
 // loaded again, and not once for each request.
 func TestMissingKeyWarnsOnce(t *testing.T) {
@@ -695,7 +695,7 @@ func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 
 // Guards that a host of IPv4 has one bucket however it comes: as itself, or by
 // 6to4 or NAT64, which put its address into one of IPv6.
-func TestHostOfIPv4HasOneBucket(t *testing.T) {
+func TestIPv4HostHasOneBucket(t *testing.T) {
 	s := startConfig(t, config{
 		global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
 		site:   "rate_limit {\nsize 9\n}\nrespond admitted",
@@ -715,7 +715,7 @@ func TestHostOfIPv4HasOneBucket(t *testing.T) {
 	}
 }
 
-// Guards that whoever runs the server is told what really happens where clients
+// Guards that the administrator is told what really happens where clients
 // have no address, as on a unix socket of which no proxy is trusted: all of
 // them share one bucket. Where a proxy is trusted that tells one, it counts.
 func TestClientsWithoutAddress(t *testing.T) {
@@ -912,7 +912,7 @@ func TestAddressNotTrusted(t *testing.T) {
 	)
 }
 
-// TestMissingKeyIsReported guards that whoever runs the server learns, once for
+// TestMissingKeyIsReported guards that the administrator learns, once for
 // each limit, that requests come without a key.
 func TestMissingKeyIsReported(t *testing.T) {
 	s := startSite(t, `

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Guards that a denied client which waits as long as it is told is admitted:
+// Guards that a denied client which waits for Retry-After is admitted:
 // the wait is that of every bucket that has no room for the same request once
 // this one is charged, not only of those that denied it.
 func TestRetryTimeCoversAllBuckets(t *testing.T) {
@@ -239,7 +239,7 @@ func TestClientAdmittedAfterOneWait(t *testing.T) {
 }
 
 // TestDripSize guards that each drip takes drip_size units at once, also where
-// the last is short, and that the wait for a dear request is exact.
+// the last is short, and that the wait for an expensive request is exact.
 func TestDripSize(t *testing.T) {
 	s := startSite(t, `
 		rate_limit {
@@ -386,7 +386,7 @@ func TestAtomicAccounting(t *testing.T) {
 }
 
 // TestEachAccounting guards the other way to account, by the table of its
-// source: whoever keeps asking for what is full uses up what is not.
+// source: a client that keeps retrying a full limit uses up the others.
 func TestEachAccounting(t *testing.T) {
 	s := startSite(t, `
 		rate_limit user {
@@ -417,7 +417,7 @@ func TestEachAccounting(t *testing.T) {
 	)
 }
 
-// TestLegacyLimit guards the limits told by max, duration and min_interval:
+// TestLegacyLimit guards the limits defined by max, duration and min_interval:
 // bursts of max, that many per duration on average, and between any two
 // requests at least the interval.
 func TestLegacyLimit(t *testing.T) {
@@ -536,7 +536,7 @@ func TestSitesShareBuckets(t *testing.T) {
 
 // Guards that the log warns where drips are read from what clients send, and only
 // there: each value has a bucket of its own, so that they choose a fresh one.
-func TestDripsThatClientsChoose(t *testing.T) {
+func TestClientControlledDrips(t *testing.T) {
 	for block, want := range map[string]string{
 		`size 5; drip_rate {header.X-Rate}`:       "drip_rate {http.request.header.X-Rate}",
 		`size 5; drip_rate {query.rate}ms`:        "drip_rate {http.request.uri.query.rate}",

@@ -780,7 +780,7 @@ func setLogger(l *Limit, logger *zap.Logger) {
 	}
 }
 
-// newCheck returns the check of a new request, before any limit has been
+// newTestEvaluation returns the evaluation of a new request, before any limit has been
 // applied. Its client has the address 192.0.2.1.
 func newTestEvaluation() *evaluation {
 	r := httptest.NewRequest("GET", "/", nil)

@@ -68,7 +68,7 @@ var absurd = []string{
 // Guards every number and duration of every option against values that can't be
 // meant, from a Caddyfile and from JSON: each is refused in one line that has the
 // option, what it got and what would be right, and none panics.
-func TestAbsurdNumbers(t *testing.T) {
+func TestOutOfRangeNumbers(t *testing.T) {
 	for _, n := range numbers {
 		for _, text := range absurd {
 			want := n.option + `: got "`
@@ -203,7 +203,7 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 
 // Guards that a running Caddy goes on, and takes the next configuration, after
 // it was given numbers that it can't have.
-func TestLoadAfterAbsurdNumbers(t *testing.T) {
+func TestLoadAfterOutOfRangeNumbers(t *testing.T) {
 	const site = "rate_limit {\nsize 9\n}\nrespond admitted"
 	s := startConfig(t, config{site: site})
 	for _, size := range []string{"2147483647", "3000000000", "1000000000"} {
@@ -289,7 +289,7 @@ func TestTLSPlaceholders(t *testing.T) {
 	}
 }
 
-// Guards that stores are told apart by what the options on TLS stand for, not by
+// Guards that stores are distinguished by the resolved TLS options, not by
 // how they are written.
 func TestTLSPlaceholdersTellStoresApart(t *testing.T) {
 	const app = `{"redis":{"addresses":["a:1"],"tls":{"server_name":"{env.RATE_LIMIT_TEST_NAME}"}}}`

@@ -42,7 +42,7 @@ func TestRates(t *testing.T) {
 		{Limit{Rate: "60/1s", Size: "2"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
 		{Limit{Rate: "60/1s", Factor: "0.5"}, limiter.Limit{Size: 120, DripInterval: 50_000 * µs, DripSize: 3}},
 		{Limit{Rate: "60/1s", Factor: "30"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
-		// What drips is told before the size is known.
+		// The drip is determined before the size is known.
 		{Limit{Rate: "60/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 16_667 * µs, DripSize: 1}},
 		{Limit{Rate: "999/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 10_011 * µs, DripSize: 10}},
 		{Limit{Rate: "60/1s", Factor: "{n}"}, limiter.Limit{Size: 15, DripInterval: 16_667 * µs, DripSize: 1}},
@@ -144,8 +144,8 @@ func TestRateErrorsInJSON(t *testing.T) {
 }
 
 // Guards what clients meet at a rate, and that it is what they would meet if the
-// limit were told by its drips: same fields, same bucket.
-func TestRateIsDrips(t *testing.T) {
+// limit were defined by its drips: same fields, same bucket.
+func TestRateEqualsDrips(t *testing.T) {
 	rate, drips := "rate 60/1s\nsize 4", "size 4\ndrip_rate 50ms\ndrip_size 3"
 	for _, tc := range []struct{ first, second string }{{rate, rate}, {rate, drips}, {drips, rate}} {
 		site := func(limit string) string {
@@ -208,7 +208,7 @@ func TestRateWithSizeOfRequest(t *testing.T) {
 	)
 }
 
-// Guards that limits of one name agree, however they are told.
+// Guards that limits of one name agree, however they are written.
 func TestRatesOfOneName(t *testing.T) {
 	for second, want := range map[string]string{
 		"rate 60/1s":                              "",

@@ -221,7 +221,7 @@ func TestProcessesShareRedis(t *testing.T) {
 
 // TestRedisFails guards that a Redis which does not answer costs a request at
 // most the timeout, that with on_error deny it is refused and not let through,
-// and that the log says once what is wrong and where.
+// and that the error is logged once, with its place.
 func TestRedisFails(t *testing.T) {
 	const short, longer, margin = 200 * ms, 2 * time.Second, 3 * time.Second
 	paused := redistest.Start(t)

@@ -112,7 +112,7 @@ func TestReloadWithoutLimits(t *testing.T) {
 		s.run(step{want: "200"})
 		want := "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"
 		if idleMemoryTime == 0 {
-			eventually(t, "a store that is let go of", func() bool { return idleMemory.Load() == nil })
+			eventually(t, "the store to be released", func() bool { return idleMemory.Load() == nil })
 			want = "200 limit=1 remaining=0 clear=1.000"
 		}
 		if err := s.load(c); err != nil {

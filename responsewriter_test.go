@@ -61,7 +61,7 @@ func TestResponseWriterIsWrappedOnce(t *testing.T) {
 	}
 }
 
-// spy is a writer at the bottom that notes what it is told, and the fields as
+// spy is a writer at the bottom that notes what it is called with, and the fields as
 // they stood at that moment.
 type spy struct {
 	header http.Header

@@ -21,24 +21,24 @@ type visit struct {
 	decisions []limiter.Decision
 }
 
-// visited returns the record of a request that several handlers saw, its
+// resultOfVisits returns the result of a request that several handlers saw, its
 // replacer, and the fields that they set.
 func resultOfVisits(visits ...visit) (*result, *caddy.Replacer, http.Header) {
 	repl := caddy.NewReplacer()
 	r := httptest.NewRequest("GET", "/", nil)
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	h := make(http.Header)
-	var rec *result
+	var res *result
 	for _, v := range visits {
 		c := evaluation{request: r, replacer: repl, decisions: v.decisions}
 		for i, d := range v.decisions {
 			c.buckets = append(c.buckets, limiter.Bucket{Name: v.paths[i], Limit: limitOf(d.Size)})
 			c.policies = append(c.policies, &policy{path: v.paths[i]})
 		}
-		rec = resultOf(&c)
-		rec.add(&c, v.show, h)
+		res = resultOf(&c)
+		res.add(&c, v.show, h)
 	}
-	return rec, repl, h
+	return res, repl, h
 }
 
 var (
@@ -61,9 +61,9 @@ func TestNeverAdmittedOutranksRetry(t *testing.T) {
 	}
 }
 
-// TestRecordMerges guards that several handlers on one request make one
+// TestResultsMerge guards that several handlers on one request make one
 // answer: the tightest limit shows, whichever handler it is in.
-func TestRecordMerges(t *testing.T) {
+func TestResultsMerge(t *testing.T) {
 	one := func(path string, d limiter.Decision, show families) visit {
 		return visit{show, []string{path}, []limiter.Decision{d}}
 	}
@@ -155,16 +155,16 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	}
 }
 
-// TestHandlersShareOneRecord guards that all handlers of a request share one
-// record, and requests share none.
-func TestHandlersShareOneRecord(t *testing.T) {
+// TestHandlersShareOneResult guards that all handlers of a request share one
+// result, and requests share none.
+func TestHandlersShareOneResult(t *testing.T) {
 	v := visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}}
-	rec, _, _ := resultOfVisits(v, v, v)
-	if len(rec.buckets) != 3 {
-		t.Errorf("the record of three handlers has %d limits", len(rec.buckets))
+	res, _, _ := resultOfVisits(v, v, v)
+	if len(res.buckets) != 3 {
+		t.Errorf("the result of three handlers has %d limits", len(res.buckets))
 	}
-	if other, _, _ := resultOfVisits(v); other == rec || len(other.buckets) != 1 {
-		t.Errorf("another request's record has %d limits", len(other.buckets))
+	if other, _, _ := resultOfVisits(v); other == res || len(other.buckets) != 1 {
+		t.Errorf("another request's result has %d limits", len(other.buckets))
 	}
 }
 
@@ -225,8 +225,8 @@ func TestPlaceholdersInConfig(t *testing.T) {
 			rate_limit all {
 				size 3
 				drip_rate 2s
-				limit dear {
-					match /dear
+				limit costly {
+					match /costly
 					size 2
 					cost {header.X-Cost}
 				}
@@ -249,14 +249,14 @@ func TestPlaceholdersInConfig(t *testing.T) {
 		}
 	`)
 	for i, tc := range []struct{ path, cost, body, left, errorLeft, logged string }{
-		{"/dear", "1", "limit all/dear size 2 remaining 1\nclear 2.000 retry 0\ndenied false exceeded ",
-			"1", "", "all/dear 1 false"},
+		{"/costly", "1", "limit all/costly size 2 remaining 1\nclear 2.000 retry 0\ndenied false exceeded ",
+			"1", "", "all/costly 1 false"},
 		{"/", "", "limit all size 3 remaining 1\nclear 4.000 retry 0\ndenied false exceeded ",
 			"1", "", "all 1 false"},
-		{"/dear", "2", "limit all/dear size 2 remaining 1\nclear 4.000 retry 1\ndenied true exceeded all/dear",
-			"", "1", "all/dear 1 true"},
-		{"/dear", "3", "limit all/dear size 2 remaining 1\nclear 4.000 retry \ndenied true exceeded all/dear",
-			"", "1", "all/dear 1 true"},
+		{"/costly", "2", "limit all/costly size 2 remaining 1\nclear 4.000 retry 1\ndenied true exceeded all/costly",
+			"", "1", "all/costly 1 true"},
+		{"/costly", "3", "limit all/costly size 2 remaining 1\nclear 4.000 retry \ndenied true exceeded all/costly",
+			"", "1", "all/costly 1 true"},
 	} {
 		a := s.get(tc.path, "X-Cost: "+tc.cost)
 		if a.body != tc.body {
@@ -266,7 +266,7 @@ func TestPlaceholdersInConfig(t *testing.T) {
 			t.Errorf("request %d: a later handler sees remaining %q, want %q", i+1, got, tc.left)
 		}
 		text := a.Header.Get("X-Error")
-		if a.StatusCode == 429 && !strings.Contains(text, "limit all/dear exceeded") {
+		if a.StatusCode == 429 && !strings.Contains(text, "limit all/costly exceeded") {
 			t.Errorf("request %d: an error route sees error %q", i+1, text)
 		}
 		if got := a.Header.Get("X-Error-Left"); got != tc.errorLeft {

@@ -42,7 +42,7 @@ func newTestRequest(t *testing.T) (*httptest.ResponseRecorder, *http.Request) {
 	return httptest.NewRecorder(), r
 }
 
-// Guards that a configuration lets go of its stores however far it got: after
+// Guards that a configuration releases its stores however far it got: after
 // validation, and when it or another module of it is refused.
 func TestStoreIsReleased(t *testing.T) {
 	handler := func(limit string) string {
@@ -69,7 +69,7 @@ func TestStoreIsReleased(t *testing.T) {
 	}
 }
 
-// Guards that Cleanup lets go only of what its app has taken, however far
+// Guards that Cleanup releases only what its app has opened, however far
 // Provision got, and once.
 func TestCleanupAfterFailedProvision(t *testing.T) {
 	other := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`)
@@ -93,7 +93,7 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 		}
 	}
 	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.redis != other.redis {
-		t.Error("the store in Redis was let go of")
+		t.Error("the Redis store was released")
 	}
 }
 
@@ -216,7 +216,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 
 // Guards that a store which nobody uses any more is closed for good, but not
 // while requests of the last configuration may still be on their way to it.
-func TestStoreDrains(t *testing.T) {
+func TestReleasedRedisStaysOpen(t *testing.T) {
 	server := redistest.Start(t)
 	config := `{"redis":{"addresses":["` + server.Addr + `"],"timeout":"30s"}}`
 	take := func(store limiter.Store) error {
@@ -234,7 +234,7 @@ func TestStoreDrains(t *testing.T) {
 	first := app.redis
 	cleanUp(t, app)
 	if err := take(first); err != nil {
-		t.Errorf("right after the last app let go of it: %v", err)
+		t.Errorf("right after the last app released it: %v", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Error(err)
@@ -351,7 +351,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 
 // Guards that a store which was used again is kept for the whole time when that
 // is over, though the time that it was kept before ends meanwhile.
-func TestStoreIsKeptAgain(t *testing.T) {
+func TestIdleMemoryIsKeptAgain(t *testing.T) {
 	original := idleMemoryTime
 	t.Cleanup(func() {
 		idleMemoryTime = original

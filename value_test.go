@@ -363,7 +363,7 @@ func TestConstantValue(t *testing.T) {
 // Guards that a value which is no usable number is never a free pass: the
 // request is refused, by 400 if the cost may have been the client's doing and
 // else by 500, and the buckets of other limits are not asked either.
-func TestBadValuesRefuse(t *testing.T) {
+func TestBadValuesRejectRequests(t *testing.T) {
 	good := map[string]string{"size": "10", "drip_rate": "1s", "drip_size": "1", "cost": "1", "factor": "1"}
 	tests := []struct {
 		option, text string
@@ -407,7 +407,7 @@ func TestBadValuesRefuse(t *testing.T) {
 }
 
 // Guards that a limit within refuses a request just as one on its own does.
-func TestBadValueOfLimitWithin(t *testing.T) {
+func TestBadValueOfNestedLimit(t *testing.T) {
 	child := &Limit{Name: "a", Size: "10", Cost: "{cost}"}
 	l, _ := readyLimit(t, &Limit{Name: "api", Size: "10", Limits: []*Limit{child, {Name: "b", Size: "10"}}})
 	err := l.addTo(newTestEvaluation())
