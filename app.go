@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,7 +92,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	a.logger = ctx.Logger()
 	a.definitions = newDefinitions()
 	var err error
-	a.onError, err = newConstant("on_error", or(a.OnError, string(onErrorFallback)), parseOnError)
+	a.onError, err = newConstant("on_error", cmp.Or(a.OnError, string(onErrorFallback)), parseOnError)
 	if err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ func (d *definitions) add(l *Limit) error {
 func (d *definitions) addBounds(b *bucket) error {
 	options := [2]setting{
 		{"max_keys", fmt.Sprint(cmp.Or(b.limit.maxKeys, max(d.maxKeys/2, 1)))},
-		{"when_full", or(b.limit.WhenFull, whenFullForget)},
+		{"when_full", cmp.Or(b.limit.WhenFull, whenFullForget)},
 	}
 	earlier, found := d.bounds[b.name]
 	if !found {

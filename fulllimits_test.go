@@ -42,9 +42,9 @@ func TestFullLimitOptions(t *testing.T) {
 		`size 5; when_full {query.n}`:  limit(`when_full: got "{http.request.uri.query.n}", want forget or share`),
 		`size 5; when_full share deny`: `when_full: got "share deny", want one value, at Caddyfile:4`,
 
-		`max_keys 5; limit a {; size 1; }`:       limit(`max_keys: got "5", want a size beside it`),
-		`when_full share; limit a {; size 1; }`:  limit(`when_full: got "share", want a size beside it`),
-		`when_full forget; limit a {; size 1; }`: limit(`when_full: got "forget", want a size beside it`),
+		`max_keys 5; limit a {; size 1; }`:       limit(`max_keys: got "5", want a size with it`),
+		`when_full share; limit a {; size 1; }`:  limit(`when_full: got "share", want a size with it`),
+		`when_full forget; limit a {; size 1; }`: limit(`when_full: got "forget", want a size with it`),
 	} {
 		t.Run(block, func(t *testing.T) { wantError(t, validateCaddyfile(inLimit(block)), want) })
 	}
@@ -55,7 +55,7 @@ func TestFullLimitOptions(t *testing.T) {
 		`"limits":[{"size":5,"max_keys":true}]`:                  `limit "default": max_keys: got "true", ` + wantMaxKeys,
 		`"limits":[{"size":5,"when_full":"x"}]`:                  `limit "default": when_full: got "x", want forget or share`,
 		`"limits":[{"max_keys":5,"limits":[{"name":"a","size":1}]}]`: `limit "default": max_keys: got "5", ` +
-			`want a size beside it`,
+			`want a size with it`,
 	} {
 		t.Run(handler, func(t *testing.T) {
 			wantError(t, validateConfig(configOf(`"handler":"rate_limit",`+handler)), want)

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,7 +92,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	var err error
-	if h.accounting, err = newConstant("accounting", or(h.Accounting, "atomic"), parseAccounting); err != nil {
+	if h.accounting, err = newConstant("accounting", cmp.Or(h.Accounting, "atomic"), parseAccounting); err != nil {
 		return err
 	}
 	if h.families, err = newFamilies(h.Headers); err != nil {
@@ -104,7 +105,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	app := loaded.(*App)
 	h.store, h.redis, h.timeout = app.store, app.redis, app.timeout
-	if h.onError, err = newConstant("on_error", or(h.OnError, string(app.onError)), parseOnError); err != nil {
+	if h.onError, err = newConstant("on_error", cmp.Or(h.OnError, string(app.onError)), parseOnError); err != nil {
 		return err
 	}
 	defs := app.definitions.inHandler()

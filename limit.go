@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -264,7 +265,7 @@ func (l *Limit) setMaxKeys(limit int) error {
 		}
 	}
 	var err error
-	l.shareWhenFull, err = newConstant("when_full", or(l.WhenFull, whenFullForget), parseWhenFull)
+	l.shareWhenFull, err = newConstant("when_full", cmp.Or(l.WhenFull, whenFullForget), parseWhenFull)
 	return err
 }
 
@@ -316,14 +317,14 @@ func (l *Limit) setBuckets() error {
 
 	if legacy := firstSet(legacyOptions); legacy != nil {
 		if o := firstSet(bucketOptions); o != nil {
-			return fmt.Errorf("%s: got %q beside %s, want either size, drip_rate and drip_size or max, duration and min_interval",
+			return fmt.Errorf("%s: got %q together with %s, want either size, drip_rate and drip_size or max, duration and min_interval",
 				o.option, o.text, legacy.option)
 		}
 		return l.setLegacyBuckets(legacy)
 	}
 	if l.Size == "" {
 		if o := firstSet(append(bucketOptions, shared...)); o != nil {
-			return badOption(o.option, o.text, "a size beside it")
+			return badOption(o.option, o.text, "a size with it")
 		}
 		if len(l.Limits) == 0 {
 			return errors.New("it limits nothing, want rate, size, max or limits within it")
@@ -336,10 +337,10 @@ func (l *Limit) setBuckets() error {
 	if b.size, err = newValue("size", string(l.Size), parseUnits); err != nil {
 		return err
 	}
-	if b.rate, err = newValue("drip_rate", or(string(l.DripRate), "1s"), parseInterval); err != nil {
+	if b.rate, err = newValue("drip_rate", cmp.Or(string(l.DripRate), "1s"), parseInterval); err != nil {
 		return err
 	}
-	if b.drip, err = newValue("drip_size", or(string(l.DripSize), "1"), parseUnits); err != nil {
+	if b.drip, err = newValue("drip_size", cmp.Or(string(l.DripSize), "1"), parseUnits); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
@@ -352,7 +353,7 @@ func (l *Limit) setRateBucket() error {
 		{"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)}, {"max", string(l.Max)},
 		{"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
 	}); o != nil {
-		return fmt.Errorf("%s: got %q beside rate, want either rate and size, or size, drip_rate and drip_size, "+
+		return fmt.Errorf("%s: got %q together with rate, want either rate and size, or size, drip_rate and drip_size, "+
 			"or max, duration and min_interval", o.option, o.text)
 	}
 	r, err := newNumber("rate", string(l.Rate), parseRate)
@@ -360,10 +361,10 @@ func (l *Limit) setRateBucket() error {
 		return err
 	}
 	b := &bucket{path: l.path}
-	if b.size, err = newValue("size", or(string(l.Size), strconv.FormatInt(r.units, 10)), parseUnits); err != nil {
+	if b.size, err = newValue("size", cmp.Or(string(l.Size), strconv.FormatInt(r.units, 10)), parseUnits); err != nil {
 		return err
 	}
-	if b.factor, err = newValue("factor", or(string(l.Factor), "1"), parseFactor); err != nil {
+	if b.factor, err = newValue("factor", cmp.Or(string(l.Factor), "1"), parseFactor); err != nil {
 		return err
 	}
 	var size int64
@@ -440,10 +441,10 @@ func constantBucket(path string, size int64, rate time.Duration) *bucket {
 // addBucket completes b and adds it to the buckets of l.
 func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	var err error
-	if b.cost, err = newValue("cost", or(cost, "1"), parseUnits); err != nil {
+	if b.cost, err = newValue("cost", cmp.Or(cost, "1"), parseUnits); err != nil {
 		return err
 	}
-	if b.factor, err = newValue("factor", or(factor, "1"), parseFactor); err != nil {
+	if b.factor, err = newValue("factor", cmp.Or(factor, "1"), parseFactor); err != nil {
 		return err
 	}
 	b.limit = l
@@ -468,14 +469,6 @@ func firstSet(options []setting) *setting {
 		}
 	}
 	return nil
-}
-
-// or returns text, or def if there is none.
-func or(text, def string) string {
-	if text == "" {
-		return def
-	}
-	return text
 }
 
 // addTo adds to e the buckets of l, and of its nested limits, that the request has

@@ -343,7 +343,7 @@ func TestNumbersFromEnvironment(t *testing.T) {
 		"size {$BAD}":                limit(`size: got "three", ` + wantUnits + ` from {$BAD}`),
 		"size 1{$BAD}":               limit(`size: got "1three", ` + wantUnits + ` from 1{$BAD}`),
 		"size {$BRACES}":             limit("size: got {$BRACES}, whose value has braces, want one without"),
-		"size {file." + file + "}":   limit(`size: got "{file.` + file + `}", want that to hold a whole number`),
+		"size {file." + file + "}":   limit(`size: got "{file.` + file + `}", want the file to contain a whole number`),
 		"size 5; ipv4_prefix {$BAD}": limit(`ipv4_prefix: got "three", ` + wantBits4 + ` from {$BAD}`),
 		"max {$BAD}; duration 1s":    limit(`max: got "three", ` + wantUnits + ` from {$BAD}`),
 	} {

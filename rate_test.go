@@ -101,12 +101,12 @@ func TestRateErrors(t *testing.T) {
 		{`rate 5/1s; factor -1`, `limit "api": factor: got "-1", ` + wantFactor + wantHolder},
 		{`rate 562949953421312/1s; factor 0.5`, `limit "api": factor: got "0.5", ` + wantSize},
 
-		{`rate 5/1s; drip_rate 1s`, `limit "api": drip_rate: got "1s" beside rate, ` + wantOneForm},
-		{`drip_size 2; rate 5/1s`, `limit "api": drip_size: got "2" beside rate, ` + wantOneForm},
-		{`rate 5/1s; max 5`, `limit "api": max: got "5" beside rate, ` + wantOneForm},
-		{`rate 5/1s; duration 1s`, `limit "api": duration: got "1s" beside rate, ` + wantOneForm},
-		{`rate 5/1s; min_interval 1s`, `limit "api": min_interval: got "1s" beside rate, ` + wantOneForm},
-		{`rate 5/1s; max 5; duration 1s`, `limit "api": max: got "5" beside rate, ` + wantOneForm},
+		{`rate 5/1s; drip_rate 1s`, `limit "api": drip_rate: got "1s" together with rate, ` + wantOneForm},
+		{`drip_size 2; rate 5/1s`, `limit "api": drip_size: got "2" together with rate, ` + wantOneForm},
+		{`rate 5/1s; max 5`, `limit "api": max: got "5" together with rate, ` + wantOneForm},
+		{`rate 5/1s; duration 1s`, `limit "api": duration: got "1s" together with rate, ` + wantOneForm},
+		{`rate 5/1s; min_interval 1s`, `limit "api": min_interval: got "1s" together with rate, ` + wantOneForm},
+		{`rate 5/1s; max 5; duration 1s`, `limit "api": max: got "5" together with rate, ` + wantOneForm},
 
 		{`rate {env.BAD}`, `limit "api": rate: got "60", ` + wantRate + ` from {env.BAD}`},
 		{`rate {env.UNSET_RATE}`, `limit "api": rate: got {env.UNSET_RATE}, which is empty, want a value`},

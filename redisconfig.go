@@ -121,12 +121,12 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 	if err := rd.checkConflicts(&opt, form); err != nil {
 		return opt, nil, err
 	}
-	opt.KeyPrefix = or(rd.KeyPrefix, "rl:")
+	opt.KeyPrefix = cmp.Or(rd.KeyPrefix, "rl:")
 	if strings.ContainsAny(opt.KeyPrefix, "{}") || len(opt.KeyPrefix) > limiter.RedisMaxPrefix {
 		return opt, nil, badOption("key_prefix", rd.KeyPrefix,
 			fmt.Sprintf("text without braces of at most %d bytes", limiter.RedisMaxPrefix))
 	}
-	if opt.Timeout, err = newNumber("timeout", or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
+	if opt.Timeout, err = newNumber("timeout", cmp.Or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
 		return opt, nil, err
 	}
 	if rd.PoolSize != "" {
@@ -231,7 +231,7 @@ func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form form) error {
 	case form == formRedis && rd.TLS != nil:
 		return errors.New("tls: got it with a redis:// URL, want rediss:// or host:port")
 	case rd.MasterName != "" && rd.Cluster:
-		return errors.New("cluster: got it beside master_name, want one of them")
+		return errors.New("cluster: got it together with master_name, want one of them")
 	case rd.MasterName == "" && rd.SentinelUsername != "":
 		return errors.New("sentinel_username: got it without master_name, want both or username")
 	case rd.MasterName == "" && rd.SentinelPassword != "":
@@ -350,7 +350,7 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 		login := a.username != "" || a.password != "" || a.db != 0
 		switch {
 		case a.form != first:
-			return "", fmt.Errorf("addresses: got %s beside %s, want one form", a.form, first)
+			return "", fmt.Errorf("addresses: got %s together with %s, want one form", a.form, first)
 		case slices.Contains(opt.Addresses, a.server):
 			return "", badOption("addresses", withoutPassword(text), "each server once")
 		case rd.MasterName != "" && login:
@@ -362,8 +362,8 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 			return "", errors.New("password: got several in the addresses, want one")
 		}
 		opt.Addresses = append(opt.Addresses, a.server)
-		opt.Username = or(a.username, opt.Username)
-		opt.Password = or(a.password, opt.Password)
+		opt.Username = cmp.Or(a.username, opt.Username)
+		opt.Password = cmp.Or(a.password, opt.Password)
 		opt.DB = cmp.Or(a.db, opt.DB)
 	}
 	return first, nil

@@ -319,17 +319,17 @@ func TestRedisOptionsErrors(t *testing.T) {
 		{
 			"with and without TLS",
 			Redis{Addresses: []string{"rediss://a", "redis://b"}},
-			`addresses: got redis:// beside rediss://, want one form`,
+			`addresses: got redis:// together with rediss://, want one form`,
 		},
 		{
 			"host and URL",
 			Redis{Addresses: []string{"a:1", "rediss://b"}},
-			`addresses: got rediss:// beside host:port, want one form`,
+			`addresses: got rediss:// together with host:port, want one form`,
 		},
 		{
 			"host and socket",
 			Redis{Addresses: []string{"a:1", "/s"}},
-			`addresses: got a unix socket beside host:port, want one form`,
+			`addresses: got a unix socket together with host:port, want one form`,
 		},
 		{
 			"two sockets",
@@ -375,7 +375,7 @@ func TestRedisOptionsErrors(t *testing.T) {
 		{
 			"cluster and sentinels",
 			Redis{Addresses: []string{"a:1"}, Cluster: true, MasterName: "m"},
-			`cluster: got it beside master_name, want one of them`,
+			`cluster: got it together with master_name, want one of them`,
 		},
 		{
 			"sentinels' user alone",

@@ -183,7 +183,7 @@ func badNumber(option, text, resolved, want string) error {
 	case text == resolved:
 		return badOption(option, text, want)
 	case strings.Contains(text, "{file."):
-		return badOption(option, text, "that to hold "+want)
+		return badOption(option, text, "the file to contain "+want)
 	}
 	return badOption(option, resolved, fmt.Sprintf("%s from %s", want, quoteWord(text)))
 }
