@@ -90,7 +90,7 @@ func (l *fullLimitLog) due(now time.Time, usages []limiter.LimitUsage) []fullLim
 		limit.shared += u.Shared - before.Shared
 		l.limits[path] = limit
 	}
-	var due []fullLimit
+	due := make([]fullLimit, 0, len(l.limits))
 	for _, path := range slices.Sorted(maps.Keys(l.limits)) {
 		limit := l.limits[path]
 		if limit.forgotten+limit.shared == 0 || now.Before(limit.next) {
