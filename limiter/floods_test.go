@@ -177,7 +177,7 @@ func TestFloodDisplacesFullBucket(t *testing.T) {
 			f.ask(b, "full")
 		}
 		asked := 0
-		for n := 0; n < 5*most; n++ {
+		for n := range 5 * most {
 			for range fill {
 				f.ask(b, fmt.Sprint(n))
 				asked++

@@ -35,7 +35,7 @@ func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
 	}
 	table := p.hash % tables
 	for n := 0; n < forgetAtOnce && m.forgetOne(p.partition, table, p.hash, now); n++ {
-		table = rand.Uint64() // or one that was just emptied
+		table = anyTable() // or one that was just emptied
 	}
 }
 
@@ -47,18 +47,21 @@ func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 	switch {
 	case u.held.Load() > m.room(u) && !u.keeps.Load():
 		if u.parts.Load() > 1 {
-			p, table = m.largest(u, p), rand.Uint64()
+			p, table = m.largest(u, p), anyTable()
 		}
 	case m.held.Load() > m.maxKeys.Load():
 		if u = m.largestUsage(); u == nil {
 			return false
 		}
-		p, table = m.largest(u, p), rand.Uint64()
+		p, table = m.largest(u, p), anyTable()
 	default:
 		return false
 	}
 	return p != nil && m.forget(p, table, except, now, false)
 }
+
+// anyTable returns where to look for a bucket to forget.
+func anyTable() uint64 { return rand.Uint64() } //nolint:gosec // nothing secret
 
 // largestUsage returns the usage of the Name that has most buckets and forgets
 // some, nil if there is none.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"math/bits"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -299,7 +298,7 @@ func (m *Memory) sweepTables(now int64) {
 			p.idle = false
 			m.mu.Unlock()
 		}
-		for n := 0; n < 64 && m.forgetOne(p, rand.Uint64(), 0, now); n++ {
+		for n := 0; n < 64 && m.forgetOne(p, anyTable(), 0, now); n++ {
 		}
 	}
 }

@@ -30,7 +30,7 @@ func PerMinute(n int64) Limit { return per(n, time.Minute) }
 // valid, and every request is an error.
 func Every(d time.Duration) Limit {
 	if d > 0 { // one that overflows is not valid
-		d = (d-1)/time.Microsecond*time.Microsecond + time.Microsecond
+		d = (d + time.Microsecond - 1).Truncate(time.Microsecond)
 	}
 	return Limit{Size: 1, DripInterval: d, DripSize: 1}
 }

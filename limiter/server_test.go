@@ -27,22 +27,6 @@ func numbered(n int64) Bucket {
 	return b
 }
 
-// checkCharged checks that of so many requests, each with a bucket of its own,
-// those were charged once that did not fail, and of the others none more.
-func checkCharged(t testing.TB, r *Redis, requests, failed int64) {
-	t.Helper()
-	charged := int64(0)
-	for n := range requests {
-		units := level(t, r, numbered(n+1))
-		if charged += units; units > 1 {
-			t.Fatalf("%d units by one request", units)
-		}
-	}
-	if charged < requests-failed {
-		t.Errorf("%d of %d requests charged, of which %d failed", charged, requests, failed)
-	}
-}
-
 // TestCancelledRequests tests that clients which leave cost no connection.
 func TestCancelledRequests(t *testing.T) {
 	server := redistest.Start(t)

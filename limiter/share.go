@@ -1,7 +1,5 @@
 package limiter
 
-import "math/rand/v2"
-
 // Where no bucket may be forgotten, see Bucket.ShareKey, keys that find their
 // limit full share buckets. These lie apart from those of keys, and do not count
 // as their limit's. There are only so many of them too: where there are too many
@@ -62,7 +60,7 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 
 	now := m.clock().Microseconds()
 	full := m.full(u)
-	for table, n := p.hash, 0; full && n < 3; table, n = rand.Uint64(), n+1 {
+	for table, n := p.hash, 0; full && n < 3; table, n = anyTable(), n+1 {
 		// One sample may be where many have left already.
 		full = !m.forget(p.partition, table, p.hash, now, true)
 	}

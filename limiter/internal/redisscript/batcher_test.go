@@ -721,7 +721,7 @@ func TestWaitingCallsFailWhenServerGoesDown(t *testing.T) {
 	})
 	connectAll(t, s, size)
 	p.BlackHole()
-	take := func() *Failure {
+	take := func() *ServerError {
 		_, err := r.count(context.Background(), upTo(100))
 		return failureOf(t, err)
 	}

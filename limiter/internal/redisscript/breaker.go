@@ -56,7 +56,7 @@ type breaker struct {
 	failures atomic.Int32 // in a row
 
 	mu       sync.Mutex
-	last     *Failure             // nil if there are none in a row
+	last     *ServerError         // nil if there are none in a row
 	openedAt time.Time            // when the server went down
 	probeAt  time.Time            // when the next probe is due
 	reported map[string]time.Time // when an error was last reported, by reason
@@ -102,9 +102,9 @@ func (b *breaker) allow() (probe bool, err error) {
 		return true, nil
 	case breakerHalfOpen:
 		return false, b.down()
-	default: // it was closed a moment ago
-		return false, nil
+	case breakerClosed: // since a moment ago
 	}
+	return false, nil
 }
 
 // endProbe ends a probe, whatever came of it.
@@ -137,7 +137,7 @@ func (b *breaker) openError() error {
 }
 
 // down returns why the server is down, for a call that is not sent to it.
-func (b *breaker) down() *Failure {
+func (b *breaker) down() *ServerError {
 	f := *b.last
 	f.notRun = true
 	return &f
@@ -211,7 +211,7 @@ func (b *breaker) close(kind EventKind, now time.Time) {
 }
 
 // failure records a failure, and reports whether it has opened the breaker.
-func (b *breaker) failure(f *Failure) (opened bool) {
+func (b *breaker) failure(f *ServerError) (opened bool) {
 	if !f.counts {
 		b.reportError(f)
 		return false
@@ -236,7 +236,7 @@ func (b *breaker) failure(f *Failure) (opened bool) {
 
 // flaps reports whether the server, now down by f, had recovered from taking no
 // writes only just now, and decides for how long it is left alone then.
-func (b *breaker) flaps(f *Failure) bool {
+func (b *breaker) flaps(f *ServerError) bool {
 	switch {
 	case !f.writes:
 		return false
@@ -266,14 +266,14 @@ func (b *breaker) mute() {
 }
 
 // reportError reports a failure that tells nothing of other calls.
-func (b *breaker) reportError(f *Failure) {
+func (b *breaker) reportError(f *ServerError) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.reportErrorAt(f, b.now())
 }
 
 // reportErrorAt reports f, unless one for its reason was reported just now.
-func (b *breaker) reportErrorAt(f *Failure, now time.Time) {
+func (b *breaker) reportErrorAt(f *ServerError, now time.Time) {
 	if f.reason == "unused" {
 		return // by nobody who could be told
 	}

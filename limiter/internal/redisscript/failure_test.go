@@ -22,9 +22,9 @@ import (
 )
 
 // failureOf returns the failure of a server that err tells of.
-func failureOf(t testing.TB, err error) *Failure {
+func failureOf(t testing.TB, err error) *ServerError {
 	t.Helper()
-	var f *Failure
+	var f *ServerError
 	if !errors.As(err, &f) {
 		t.Fatalf("error %v tells of no failure", err)
 	}

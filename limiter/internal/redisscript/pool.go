@@ -39,7 +39,7 @@ type pool struct {
 	clock    func() time.Duration
 	breaker  *breaker
 	restarts *restarts
-	fail     func(*Failure) // records a failure of the server
+	fail     func(*ServerError) // records a failure of the server
 
 	idle   chan *connection // connections that nobody uses
 	held   atomic.Int32     // connections there are or are being made, at most the capacity of idle
@@ -65,7 +65,7 @@ type connection struct {
 	used  time.Time // when it was put back
 }
 
-func newPool(client *redis.Client, script *Script, opt *Options, b *breaker, r *restarts, fail func(*Failure)) *pool {
+func newPool(client *redis.Client, script *Script, opt *Options, b *breaker, r *restarts, fail func(*ServerError)) *pool {
 	client.AddHook(refusals{})
 	client.AddHook(idleHook{})
 	start := time.Now()
@@ -89,7 +89,7 @@ func newPool(client *redis.Client, script *Script, opt *Options, b *breaker, r *
 func (p *pool) stop() { close(p.done) }
 
 // failure returns what err means for a call.
-func (p *pool) failure(err error) *Failure { return newFailure(p.breaker.server, p.timeout, err) }
+func (p *pool) failure(err error) *ServerError { return newFailure(p.breaker.server, p.timeout, err) }
 
 // grow makes a connection for the next who asks, if there is none left and none is
 // being made.
@@ -107,7 +107,7 @@ func (p *pool) clear() {
 }
 
 // down tells those who wait for a connection that the server is down.
-func (p *pool) down(f *Failure) {
+func (p *pool) down(f *ServerError) {
 	p.failed.raise(f)
 	select {
 	case p.wake <- struct{}{}:
@@ -367,7 +367,7 @@ func (p *pool) discard(conn *connection) {
 type signal struct {
 	mu     sync.Mutex
 	raised chan struct{} // closed with the next failure; nil if nobody waits
-	last   *Failure
+	last   *ServerError
 }
 
 // next returns a channel that is closed with the next failure.
@@ -381,14 +381,14 @@ func (s *signal) next() <-chan struct{} {
 }
 
 // why returns the last failure.
-func (s *signal) why() *Failure {
+func (s *signal) why() *ServerError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
 // raise tells of a failure.
-func (s *signal) raise(f *Failure) {
+func (s *signal) raise(f *ServerError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last = f

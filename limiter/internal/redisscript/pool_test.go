@@ -239,7 +239,7 @@ func TestConnectionsKilled(t *testing.T) {
 					if _, err := r.count(context.Background(), b); err != nil {
 						failures++
 						failed.Add(1)
-						if f := new(Failure); errors.As(err, &f) && f.reason != "closed" {
+						if f := new(ServerError); errors.As(err, &f) && f.reason != "closed" {
 							t.Error(err)
 						}
 					}

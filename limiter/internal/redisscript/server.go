@@ -54,7 +54,7 @@ func (s *Server) close() error {
 }
 
 // failure returns what err means for a call.
-func (s *Server) failure(err error) *Failure { return newFailure(s.breaker.server, s.timeout, err) }
+func (s *Server) failure(err error) *ServerError { return newFailure(s.breaker.server, s.timeout, err) }
 
 // ReportCorrupt has it reported that the server holds, or has replied, what it
 // can't have got from the script, and returns the error that says so.
@@ -182,7 +182,7 @@ func (s *Server) inTime(ctx context.Context, c *Call, ask func() ([]int64, error
 
 // giveUp records that a call has waited in vain, for which no command is to
 // blame, and returns what that means.
-func (s *Server) giveUp(why error) *Failure {
+func (s *Server) giveUp(why error) *ServerError {
 	f := s.failure(why)
 	s.breaker.failure(f)
 	return f
@@ -257,7 +257,7 @@ func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking boo
 // After a reply the connection is as good as before; but the client closes those
 // to a replica, for its name may by now stand for another server. An error that
 // only wraps a reply is the client's, of a connection it has closed.
-func (s *Server) blame(conn *connection, err error) *Failure {
+func (s *Server) blame(conn *connection, err error) *ServerError {
 	f := s.failure(err)
 	_, replied := err.(redis.Error) //nolint:errorlint // see above
 	first := true
@@ -282,7 +282,7 @@ func (s *Server) blame(conn *connection, err error) *Failure {
 }
 
 // fail records a failure.
-func (s *Server) fail(f *Failure) {
+func (s *Server) fail(f *ServerError) {
 	opened := s.breaker.failure(f)
 	if opened || f.breaks {
 		s.pool.clear() // those that are idle will hardly be any better
