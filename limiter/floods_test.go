@@ -314,7 +314,7 @@ func TestTableAgainstMap(t *testing.T) {
 				}
 			}
 			var best slot
-			if seen := tab.emptiest(0, 1000, h, func(a, b *slot) bool { return a.clear < b.clear }, &best); len(tab.slots) > 0 {
+			if seen := tab.emptiest(0, 1000, h, new(emptiness), &best); len(tab.slots) > 0 {
 				least, others := state{}, 0
 				for other, s := range model {
 					if other == h {

@@ -88,38 +88,50 @@ func (m *Memory) largest(u *usage, p *partition) *partition {
 	return p
 }
 
-// emptier returns a function that reports whether the bucket in one slot of p is
-// emptier than that in another: whether it holds fewer units or, with as many,
-// drains sooner. One that drips a single unit at a time holds fewer if it drains
-// sooner, and of a mixed partition nobody knows how its buckets drip.
-func (p *partition) emptier(now int64) func(a, b *slot) bool {
+// emptiness compares buckets of one partition.
+type emptiness struct {
+	limit Limit // how they drip; the zero Limit if they drip a unit at a time, or nobody knows
+	now   int64
+}
+
+// emptiness returns what compares the buckets of p at now.
+func (p *partition) emptiness(now int64) emptiness {
 	if p.mixed() || p.id.dripSize == 1 {
-		return func(a, b *slot) bool { return a.clear < b.clear }
+		return emptiness{now: now}
 	}
-	limit := p.id.bucket().Limit
-	units := func(s *slot) int64 {
-		if s.clear <= now {
-			return 0
-		}
-		slack, _ := decodeSlack(s.slack)
-		return ceilDiv(s.clear-now, limit.rate())*limit.DripSize - slack
+	return emptiness{p.id.bucket().Limit, now}
+}
+
+// less reports whether the bucket in a is emptier than that in b: whether it holds
+// fewer units or, with as many, drains sooner. One that drips a unit at a time holds
+// fewer if it drains sooner.
+func (e *emptiness) less(a, b *slot) bool {
+	if e.limit.DripSize == 0 {
+		return a.clear < b.clear
 	}
-	return func(a, b *slot) bool {
-		x, y := units(a), units(b)
-		return x < y || x == y && a.clear < b.clear
+	x, y := e.units(a), e.units(b)
+	return x < y || x == y && a.clear < b.clear
+}
+
+// units returns how many units the bucket in s holds.
+func (e *emptiness) units(s *slot) int64 {
+	if s.clear <= e.now {
+		return 0
 	}
+	slack, _ := decodeSlack(s.slack)
+	return ceilDiv(s.clear-e.now, e.limit.rate())*e.limit.DripSize - slack
 }
 
 // forget removes the emptiest bucket of a sample that begins in the
 // given table of p, modulo how many it has, and reports whether it has. It is none of the given hash,
 // and with drained only one that holds nothing.
 func (m *Memory) forget(p *partition, table, except uint64, now int64, drained bool) bool {
-	best, seen, emptier := slot{}, 0, p.emptier(now)
+	best, seen, order := slot{}, 0, p.emptiness(now)
 	for n := uint64(0); n < tables && seen < sampled; n++ {
 		t := &p.tables[(table+n)%tables]
 		t.mu.Lock()
 		if t.used > 0 {
-			seen += t.emptiest(int(rand.Uint32N(uint32(len(t.slots)))), sampled-seen, except, emptier, &best) //nolint:gosec // far fewer than 2^32
+			seen += t.emptiest(int(rand.Uint32N(uint32(len(t.slots)))), sampled-seen, except, &order, &best) //nolint:gosec // far fewer than 2^32
 		}
 		if n == 0 && seen == sampled {
 			// Mostly it is all in one table, and its lock is held already.

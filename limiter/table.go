@@ -146,10 +146,10 @@ func (t *table) remove(i int) (digest keyDigest) {
 // emptiest looks at up to n buckets from the i-th slot on, and returns at how
 // many. If one of them is emptier than best, or best is none yet, best becomes it.
 // It is none of the given hash.
-func (t *table) emptiest(i, n int, except uint64, emptier func(a, b *slot) bool, best *slot) (seen int) {
+func (t *table) emptiest(i, n int, except uint64, order *emptiness, best *slot) (seen int) {
 	for range t.slots {
 		if s := &t.slots[i]; s.clear != 0 && s.hash != except {
-			if best.clear == 0 || emptier(s, best) {
+			if best.clear == 0 || order.less(s, best) {
 				*best = *s
 			}
 			if seen++; seen == n {
