@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -12,75 +11,76 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// bucket is one bucket of a limit, made ready.
+// bucket is a provisioned bucket of a limit.
 type bucket struct {
 	limit        *Limit
 	path         string
 	policy       *policy
-	name         string // what it is called in the store
-	fallbackName string // the same where the client's address stands in for the key
+	name         string // in the store
+	fallbackName string // in the store if the client's address replaces the key
 
-	// The option that tells how long the bucket takes to drain, if it is not
-	// drip_rate.
-	written setting
+	// The option that determines how long the bucket takes to drain, if it is
+	// not drip_rate.
+	source setting
 
 	size, drip, cost value[int64]
 	rate             value[time.Duration]
 	factor           value[factor]
 
-	// What all requests have in common, where nothing depends on the request.
+	// The bucket of all requests but for its key, or nil if its numbers depend
+	// on the request.
 	constant *limiter.Bucket
 	off      bool
 }
 
-// policy is what answers tell of a bucket besides its numbers.
+// policy is what responses show of a bucket besides its numbers.
 type policy struct {
 	path  string
 	units bool // whether requests may cost other than one unit
 }
 
-// sizeVaries reports whether the size in force depends on the request.
-func (b *bucket) sizeVaries() bool { return b.size.varies() || b.factor.varies() }
+// sizeIsDynamic reports whether the effective size depends on the request.
+func (b *bucket) sizeIsDynamic() bool { return b.size.isDynamic() || b.factor.isDynamic() }
 
-// check makes what is constant ready, and returns an error if it can't be
-// right for any request.
-func (b *bucket) check() error {
-	if b.off = !b.factor.varies() && b.factor.constant == 0; b.off {
+// validate returns an error if the bucket can't be valid for any request. It sets
+// off and constant.
+func (b *bucket) validate() error {
+	if b.off = !b.factor.isDynamic() && b.factor.constant == 0; b.off {
 		return nil
 	}
-	// What depends on the request is taken to be what drains soonest.
+	// For numbers that depend on the request, assume the ones that drain fastest.
 	numbers := limiter.Limit{Size: 1, DripInterval: time.Microsecond, DripSize: limiter.MaxUnits}
-	if !b.sizeVaries() {
+	if !b.sizeIsDynamic() {
 		var err error
-		if numbers.Size, _, err = b.sizeInForce(nil); err != nil {
+		if numbers.Size, _, err = b.effectiveSize(nil); err != nil {
 			return err
 		}
-		if !b.cost.varies() && b.cost.constant > numbers.Size {
+		if !b.cost.isDynamic() && b.cost.constant > numbers.Size {
 			return badOption("cost", b.cost.String(), fmt.Sprintf("at most the size, %d", numbers.Size))
 		}
 	}
-	if !b.rate.varies() {
+	if !b.rate.isDynamic() {
 		numbers.DripInterval = b.rate.constant
 	}
-	if !b.drip.varies() {
+	if !b.drip.isDynamic() {
 		numbers.DripSize = b.drip.constant
 	}
 	if err := numbers.Validate(); err != nil {
-		if b.written.option != "" {
-			return badOption(b.written.option, b.written.text,
+		if b.source.option != "" {
+			return badOption(b.source.option, b.source.text,
 				"less: a full bucket and one drip more must drain within 35 years")
 		}
 		return err
 	}
-	if !b.sizeVaries() && !b.rate.varies() && !b.drip.varies() && !b.cost.varies() {
+	if !b.sizeIsDynamic() && !b.rate.isDynamic() && !b.drip.isDynamic() && !b.cost.isDynamic() {
 		b.constant = &limiter.Bucket{Limit: numbers, Cost: b.cost.constant}
 	}
 	return nil
 }
 
-// sizeInForce returns the size divided by the factor, or that the bucket is
-// off.
-func (b *bucket) sizeInForce(repl *caddy.Replacer) (size int64, off bool, err error) {
+// effectiveSize returns the size divided by the factor. The bucket is off if the
+// factor is 0.
+func (b *bucket) effectiveSize(repl *caddy.Replacer) (size int64, off bool, err error) {
 	divisor, err := b.factor.at(repl)
 	if err != nil || divisor == 0 {
 		return 0, err == nil, err
@@ -95,26 +95,26 @@ func (b *bucket) sizeInForce(repl *caddy.Replacer) (size int64, off bool, err er
 	return size, false, nil
 }
 
-// shownNumbers returns the bucket's numbers in force or, for those that depend on
-// the request, what they are made of.
-func (b *bucket) shownNumbers() string {
+// describe returns the bucket's effective numbers or, for those that depend on
+// the request, the templates they are made from.
+func (b *bucket) describe() string {
 	size, rate, drip := b.size.String()+" / "+b.factor.String(), b.rate.String(), b.drip.String()
-	if !b.sizeVaries() {
-		inForce, _, _ := b.sizeInForce(nil) // as has been checked
+	if !b.sizeIsDynamic() {
+		inForce, _, _ := b.effectiveSize(nil) // validated before
 		size = strconv.FormatInt(inForce, 10)
 	}
-	if !b.rate.varies() {
+	if !b.rate.isDynamic() {
 		rate = b.rate.constant.String()
 	}
-	if !b.drip.varies() {
+	if !b.drip.isDynamic() {
 		drip = strconv.FormatInt(b.drip.constant, 10)
 	}
 	return size + " " + rate + " " + drip
 }
 
-// numbers returns the bucket's numbers for one request, or that it is off.
+// numbers returns the bucket's numbers for one request, or whether it is off.
 func (b *bucket) numbers(repl *caddy.Replacer) (numbers limiter.Limit, off bool, err error) {
-	if numbers.Size, off, err = b.sizeInForce(repl); err != nil || off {
+	if numbers.Size, off, err = b.effectiveSize(repl); err != nil || off {
 		return numbers, off, err
 	}
 	if numbers.DripInterval, err = b.rate.at(repl); err != nil {
@@ -126,8 +126,8 @@ func (b *bucket) numbers(repl *caddy.Replacer) (numbers limiter.Limit, off bool,
 	return numbers, false, numbers.Validate()
 }
 
-// apply adds the bucket to c, unless it is off.
-func (b *bucket) apply(c *check) error {
+// addTo adds the bucket to e, unless it is off.
+func (b *bucket) addTo(e *evaluation) error {
 	if b.off {
 		return nil
 	}
@@ -137,14 +137,14 @@ func (b *bucket) apply(c *check) error {
 	} else {
 		var off bool
 		var err error
-		if add.Limit, off, err = b.numbers(c.replacer); err != nil || off {
-			return c.badValue(b, http.StatusInternalServerError, err)
+		if add.Limit, off, err = b.numbers(e.replacer); err != nil || off {
+			return e.valueError(b, http.StatusInternalServerError, err)
 		}
-		if add.Cost, err = b.cost.at(c.replacer); err != nil {
-			return c.badValue(b, http.StatusBadRequest, err)
+		if add.Cost, err = b.cost.at(e.replacer); err != nil {
+			return e.valueError(b, http.StatusBadRequest, err)
 		}
 	}
-	text, own, err := c.keyOf(b)
+	text, own, err := e.keyFor(b)
 	if err != nil {
 		return err
 	}
@@ -153,79 +153,10 @@ func (b *bucket) apply(c *check) error {
 		add.Name = b.fallbackName
 		b.limit.reportNoKey(text)
 	}
-	if add.MaxKeys = b.limit.maxKeys; b.limit.share {
-		add.ShareKey = c.clientNetwork()
+	if add.MaxKeys = b.limit.maxKeys; b.limit.shareWhenFull {
+		add.ShareKey = e.clientNetwork()
 	}
-	c.buckets = append(c.buckets, add)
-	c.policies = append(c.policies, b.policy)
+	e.buckets = append(e.buckets, add)
+	e.policies = append(e.policies, b.policy)
 	return nil
-}
-
-// check collects what one request has to pass.
-type check struct {
-	request   *http.Request
-	replacer  *caddy.Replacer
-	buckets   []limiter.Bucket
-	policies  []*policy // of the buckets
-	decisions []limiter.Decision
-
-	// The fixed key expanded last: most limits of a request have it in common.
-	key     *key
-	keyText string
-	keyOwn  bool
-
-	network string // that the client's address is in, once it was needed
-}
-
-// checks are those that no request uses, with the memory of their slices.
-var checks = sync.Pool{New: func() any { return new(check) }}
-
-// checkOf returns the check of a request, to be released when it is done.
-func checkOf(r *http.Request) *check {
-	c := checks.Get().(*check)
-	c.request = r
-	c.replacer = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	return c
-}
-
-// release lets another request use the check.
-func (c *check) release() {
-	clear(c.buckets) // of what clients sent
-	*c = check{buckets: c.buckets[:0], policies: c.policies[:0], decisions: c.decisions[:0]}
-	checks.Put(c)
-}
-
-// keyOf returns the key of the request for b, and whether it has one or the
-// client's address stands in.
-func (c *check) keyOf(b *bucket) (text string, own bool, err error) {
-	k := b.limit.key
-	if c.key == k {
-		return c.keyText, c.keyOwn, nil
-	}
-	text, own, err = k.expand(c.request, c.replacer)
-	if err == nil && !own {
-		text, err = k.client(c.request)
-	}
-	if err == nil && k.fixed {
-		c.key, c.keyText, c.keyOwn = k, text, own
-	}
-	return text, own, err
-}
-
-// clientNetwork returns the network that the client's address is in.
-func (c *check) clientNetwork() string {
-	if c.network == "" {
-		c.network = networkOf(c.request)
-	}
-	return c.network
-}
-
-// badValue returns the refusal of a request for which a placeholder made no
-// usable value; none if there is no error.
-func (c *check) badValue(b *bucket, status int, err error) error {
-	if err == nil {
-		return nil
-	}
-	b.limit.reportBadValue(err)
-	return refusal{status: status, err: fmt.Errorf("limit %q: %w", b.path, err)}
 }

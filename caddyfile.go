@@ -14,8 +14,8 @@ import (
 func init() {
 	httpcaddyfile.RegisterGlobalOption("rate_limit", parseApp)
 	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseHandler)
-	// Limits see rewritten requests, and come before what is dear to compute,
-	// such as a password's hash.
+	// Limits see rewritten requests, and come before expensive handlers, such as
+	// those that hash passwords.
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
 }
 
@@ -44,7 +44,7 @@ func init() {
 //		on_error     fallback | allow | deny
 //	}
 //
-// A limit within takes the options above the blank line.
+// A nested limit takes the options above the blank line.
 func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	helper.Next() // the directive's name
 	h, l := new(Handler), new(Limit)
@@ -58,14 +58,14 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		}
 		return nil, helper.Errf("rate_limit: got %q, want at most a name; "+
 			"limits are written in a block, such as { key %s; size 10; drip_rate 1s } with a line for each",
-			word(strings.Join(args, " ")), word(args[0]))
+			quoteWord(strings.Join(args, " ")), quoteWord(args[0]))
 	}
 	h.Limits = []*Limit{l}
 	return h, parseLimit(helper, l, h)
 }
 
 // parseLimit parses the block of a limit. Only the outermost may have options
-// of the handler; for the others h is nil.
+// of the handler; h is nil for nested limits.
 func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 	values := map[string]*string{
 		"key":          &l.Key,
@@ -91,7 +91,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
 		option := helper.Val()
 		if seen[option] && option != "limit" {
-			return helper.Errf("%s: got it twice, want it once", option)
+			return helper.Errf("%s: got a duplicate option, want it once", option)
 		}
 		seen[option] = true
 
@@ -110,7 +110,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 			l.Limits = append(l.Limits, child)
 			err = parseLimit(helper, child, nil)
 		case h == nil && (option == "accounting" || option == "headers" || option == "on_error"):
-			return helper.Errf("%s: got it in limit %q, want it in the rate_limit block itself: it is of the whole handler",
+			return helper.Errf("%s: got it in limit %q, want it in the rate_limit block itself, as it applies to the whole handler",
 				option, l.Name)
 		case option == "headers":
 			if h.Headers = helper.RemainingArgs(); len(h.Headers) == 0 {
@@ -122,7 +122,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 		default:
 			return helper.Errf("%s: got an unknown option, want one of key, rate, size, drip_rate, drip_size, cost, factor, "+
 				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, match, limit, accounting, headers, on_error",
-				word(option))
+				quoteWord(option))
 		}
 		if err == nil && option != "match" && option != "limit" {
 			err = parseEnd(helper.Dispenser, option)
@@ -134,7 +134,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 	return nil
 }
 
-// secrets are the options whose values errors do not show.
+// secrets are the options whose values must not be in errors.
 var secrets = []string{"username", "password", "sentinel_username", "sentinel_password", "key_secret"}
 
 // parseArgument parses the one argument of an option.
@@ -151,8 +151,8 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))
 }
 
-// parseMatch parses the matchers of a limit: a matcher as a directive has it,
-// or matchers in a line or a block as a named matcher has them.
+// parseMatch parses the matchers of a limit: a matcher token like that of a
+// directive, or matchers in a line or a block like those of a named matcher.
 func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 	if helper.CountRemainingArgs() > 0 {
 		set, found, err := helper.MatcherToken()
@@ -160,13 +160,13 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 		case err != nil:
 			return nil, helper.WrapErr(err)
 		case found && helper.NextArg():
-			return nil, helper.Errf("match: got %q behind a matcher, want one matcher, or several in a block", helper.Val())
+			return nil, helper.Errf("match: got %q after a matcher, want one matcher, or several in a block", helper.Val())
 		case found && set == nil: // * is all requests
 			return nil, nil
 		case found:
 			return caddyhttp.RawMatcherSets{set}, nil
 		}
-		helper.Prev() // it was no matcher token
+		helper.Prev() // not a matcher token
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
 	if err != nil {
@@ -207,7 +207,7 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
 	if existing != nil {
-		return nil, d.Err("rate_limit: got the global option twice, want it once")
+		return nil, d.Err("rate_limit: got a duplicate global option, want it once")
 	}
 	if d.NextArg() {
 		return nil, d.Errf("rate_limit: got %q, want a block", withoutPassword(d.Val()))
@@ -217,7 +217,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		option := d.Val()
 		if seen[option] {
-			return nil, d.Errf("%s: got it twice, want it once", option)
+			return nil, d.Errf("%s: got a duplicate option, want it once", option)
 		}
 		seen[option] = true
 		var err error
@@ -233,7 +233,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 				err = parseEnd(d, option)
 			}
 		default:
-			return nil, d.Errf("%s: got an unknown option, want one of redis, memory, on_error", word(withoutPassword(option)))
+			return nil, d.Errf("%s: got an unknown option, want one of redis, memory, on_error", quoteWord(withoutPassword(option)))
 		}
 		if err != nil {
 			return nil, err
@@ -250,9 +250,9 @@ func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		switch option := d.Val(); {
 		case option != "max_keys":
-			return d.Errf("%s: got an unknown option, want max_keys", word(option))
+			return d.Errf("%s: got an unknown option, want max_keys", quoteWord(option))
 		case m.MaxKeys != "":
-			return d.Errf("%s: got it twice, want it once", option)
+			return d.Errf("%s: got a duplicate option, want it once", option)
 		}
 		text, err := parseNumber(d, parseMaxKeys)
 		if err != nil {
@@ -284,7 +284,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		option := d.Val()
 		if seen[option] {
-			return d.Errf("%s: got it twice, want it once", option)
+			return d.Errf("%s: got a duplicate option, want it once", option)
 		}
 		seen[option] = true
 
@@ -312,7 +312,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 				return d.Errf("%s: got an unknown option, want one of username, password, db, cluster, "+
 					"master_name, sentinel_username, sentinel_password, tls, tls_client_auth, tls_server_name, "+
 					"tls_trust_pool, tls_insecure_skip_verify, key_prefix, key_secret, timeout, pool_size",
-					word(withoutPassword(option)))
+					quoteWord(withoutPassword(option)))
 			}
 			*texts[option], err = parseArgument(d)
 		}
@@ -326,7 +326,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	return nil
 }
 
-// parseTLS parses an option on TLS. They are those of the reverse proxy's
+// parseTLS parses a TLS option. The options are those of the reverse proxy's
 // transport.
 func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 	switch option := d.Val(); option {
@@ -360,16 +360,16 @@ func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 	return err
 }
 
-// parseFlag parses an option that stands alone.
+// parseFlag parses an option without arguments.
 func parseFlag(d *caddyfile.Dispenser) (bool, error) {
 	if option := d.Val(); d.NextArg() {
-		return false, d.Errf("%s: got %q, want it alone", option, d.Val())
+		return false, d.Errf("%s: got %q, want no argument", option, d.Val())
 	}
 	return true, nil
 }
 
-// parseNumber parses the argument of an option, a number or duration. What
-// placeholders stand for is only known when the configuration is loaded.
+// parseNumber parses the argument of an option that is a number or duration. It is
+// not validated if it has placeholders, which are resolved when the config is loaded.
 func parseNumber[T any](d *caddyfile.Dispenser, parse parser[T]) (string, error) {
 	option := d.Val()
 	text, err := parseArgument(d)
@@ -382,7 +382,7 @@ func parseNumber[T any](d *caddyfile.Dispenser, parse parser[T]) (string, error)
 	return text, nil
 }
 
-// parseEnd refuses a block behind an option.
+// parseEnd returns an error if a block follows an option.
 func parseEnd(d *caddyfile.Dispenser, option string) error {
 	if d.NextBlock(d.Nesting()) {
 		return d.Errf("%s: got a block, want it in one line", option)

@@ -143,7 +143,7 @@ func TestFactorErrors(t *testing.T) {
 	}
 }
 
-// Guards that what is wrong in a limit is told in one line that names the
+// Guards that an error in a limit is reported in one line that names the
 // option, what it got and what would be right.
 func TestLimitErrors(t *testing.T) {
 	long := strings.Repeat("x", 65)
@@ -178,14 +178,14 @@ func TestLimitErrors(t *testing.T) {
 		{`limit a {; }`, `limit "api/a": ` + limitsNothing},
 		{`size 1; limit a`, `limit "api/a": ` + limitsNothing},
 		{`limit a {; limit b {; key x; }; }`, `limit "api/a/b": ` + limitsNothing},
-		{`drip_rate 2s; limit a {; size 1; }`, `limit "api": drip_rate: got "2s", want a size beside it`},
-		{`drip_size 2; limit a {; size 1; }`, `limit "api": drip_size: got "2", want a size beside it`},
-		{`cost 2; limit a {; size 1; }`, `limit "api": cost: got "2", want a size beside it`},
-		{`factor 0; limit a {; size 1; }`, `limit "api": factor: got "0", want a size beside it`},
-		{`size 10; max 5; duration 1s`, `limit "api": size: got "10" beside max, ` + wantEither},
-		{`max 5; duration 1s; drip_rate 2s`, `limit "api": drip_rate: got "2s" beside max, ` + wantEither},
-		{`duration 1s; drip_size 2`, `limit "api": drip_size: got "2" beside duration, ` + wantEither},
-		{`size 10; min_interval 1s`, `limit "api": size: got "10" beside min_interval, ` + wantEither},
+		{`drip_rate 2s; limit a {; size 1; }`, `limit "api": drip_rate: got "2s", want a size with it`},
+		{`drip_size 2; limit a {; size 1; }`, `limit "api": drip_size: got "2", want a size with it`},
+		{`cost 2; limit a {; size 1; }`, `limit "api": cost: got "2", want a size with it`},
+		{`factor 0; limit a {; size 1; }`, `limit "api": factor: got "0", want a size with it`},
+		{`size 10; max 5; duration 1s`, `limit "api": size: got "10" together with max, ` + wantEither},
+		{`max 5; duration 1s; drip_rate 2s`, `limit "api": drip_rate: got "2s" together with max, ` + wantEither},
+		{`duration 1s; drip_size 2`, `limit "api": drip_size: got "2" together with duration, ` + wantEither},
+		{`size 10; min_interval 1s`, `limit "api": size: got "10" together with min_interval, ` + wantEither},
 		{`max 5`, `limit "api": max: got "5" without duration, ` + wantBoth},
 		{`duration 1s`, `limit "api": duration: got "1s" without max, ` + wantBoth},
 		{`min_interval 1s`, `limit "api": min_interval: got "1s" without max, ` + wantBoth},
@@ -234,7 +234,7 @@ func TestLimitErrors(t *testing.T) {
 			`limit "api": size 5, drip rate 400000h0m0s, drip size 562949953421312: ` + wantDrain,
 		},
 		{`headers`, `headers: got nothing, want x-ratelimit, ratelimit or both, or off, at Caddyfile:3`},
-		{`size 1; headers x-ratelimit x-ratelimit`, `headers: got "x-ratelimit" twice, want it once`},
+		{`size 1; headers x-ratelimit x-ratelimit`, `headers: got a duplicate "x-ratelimit", want it once`},
 		{
 			`size 562949953421312; cost {query.n}`,
 			`limit "api": size 562949953421312, drip rate 1s, drip size 1: ` + wantDrain,
@@ -329,11 +329,11 @@ func TestLimitErrors(t *testing.T) {
 		},
 		{
 			`size 1; match /a /b`,
-			`match: got "/b" behind a matcher, want one matcher, or several in a block, at Caddyfile:4`,
+			`match: got "/b" after a matcher, want one matcher, or several in a block, at Caddyfile:4`,
 		},
 		{
 			`size 1; match * /b`,
-			`match: got "/b" behind a matcher, want one matcher, or several in a block, at Caddyfile:4`,
+			`match: got "/b" after a matcher, want one matcher, or several in a block, at Caddyfile:4`,
 		},
 	}
 	for _, tc := range tests {
@@ -390,7 +390,7 @@ func TestDuplicateOptions(t *testing.T) {
 		name, _, _ := strings.Cut(option, " ")
 		t.Run(option, func(t *testing.T) {
 			err := validateCaddyfile(inLimit(option + "; " + option))
-			wantError(t, err, name+": got it twice, want it once, at Caddyfile:4")
+			wantError(t, err, name+": got a duplicate option, want it once, at Caddyfile:4")
 		})
 	}
 	redis := []string{
@@ -402,7 +402,7 @@ func TestDuplicateOptions(t *testing.T) {
 		name, _, _ := strings.Cut(option, " ")
 		t.Run("redis "+option, func(t *testing.T) {
 			err := validateCaddyfile(inApp("redis localhost:6379 {; " + option + "; " + option + "; }"))
-			wantError(t, err, name+": got it twice, want it once, at Caddyfile:5")
+			wantError(t, err, name+": got a duplicate option, want it once, at Caddyfile:5")
 		})
 	}
 }
@@ -410,10 +410,10 @@ func TestDuplicateOptions(t *testing.T) {
 // Guards the options of the app in the same way.
 func TestDuplicateGlobalOptions(t *testing.T) {
 	for block, want := range map[string]string{
-		`redis a:1; redis b:2`:                `redis: got it twice, want it once, at Caddyfile:4`,
-		`on_error deny; on_error deny`:        `on_error: got it twice, want it once, at Caddyfile:4`,
-		`memory; memory`:                      `memory: got it twice, want it once, at Caddyfile:4`,
-		`memory {; max_keys 1; max_keys 1; }`: `max_keys: got it twice, want it once, at Caddyfile:5`,
+		`redis a:1; redis b:2`:                `redis: got a duplicate option, want it once, at Caddyfile:4`,
+		`on_error deny; on_error deny`:        `on_error: got a duplicate option, want it once, at Caddyfile:4`,
+		`memory; memory`:                      `memory: got a duplicate option, want it once, at Caddyfile:4`,
+		`memory {; max_keys 1; max_keys 1; }`: `max_keys: got a duplicate option, want it once, at Caddyfile:5`,
 	} {
 		t.Run(block, func(t *testing.T) { wantError(t, validateCaddyfile(inApp(block)), want) })
 	}
@@ -449,7 +449,7 @@ func TestOptionsNeedValues(t *testing.T) {
 }
 
 // Guards what stands beside a directive: its matcher, its name, and the
-// one-line syntax of another plugin, which gets told how it is written here.
+// one-line syntax of another plugin, for which the error shows the syntax of this one.
 func TestDirectiveErrors(t *testing.T) {
 	const inBlock = `want at most a name; limits are written in a block, such as ` +
 		`{ key %s; size 10; drip_rate 1s } with a line for each, at Caddyfile:%d`
@@ -470,7 +470,7 @@ func TestDirectiveErrors(t *testing.T) {
 		{`rate_limit @nope {; size 1; }`, `unrecognized matcher name: @nope`},
 		{
 			`@a path /a; rate_limit {; size 1; match @a /b; }`,
-			`match: got "/b" behind a matcher, want one matcher, or several in a block, at Caddyfile:5`,
+			`match: got "/b" after a matcher, want one matcher, or several in a block, at Caddyfile:5`,
 		},
 		{`rate_limit a b {; size 1; }`, `rate_limit: got "a b", ` + fmt.Sprintf(inBlock, "a", 2)},
 		{
@@ -505,7 +505,7 @@ func TestDirectiveErrors(t *testing.T) {
 // nested. Those without a name may.
 func TestLimitsOfOnePath(t *testing.T) {
 	disagree := func(path, option, got, earlier string) string {
-		return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want them equal, `+
+		return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want equal values, `+
 			`since limits of one path share their buckets, or another name`, path, option, got, earlier, path)
 	}
 	tests := []struct{ name, a, b, want string }{
@@ -613,7 +613,7 @@ func TestLimitsOfOnePath(t *testing.T) {
 	}
 }
 
-// Guards that what is wrong in the global option is told in one line that names
+// Guards that an error in the global option is reported in one line that names
 // the option, what it got and what would be right.
 func TestGlobalOptionErrors(t *testing.T) {
 	const wantRedis = `want one of username, password, db, cluster, master_name, sentinel_username, ` +
@@ -639,13 +639,13 @@ func TestGlobalOptionErrors(t *testing.T) {
 		{`redis a:1 {; address b:2; }`, `address: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
 		{`redis a:1 {; sentinel; }`, `sentinel: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
 		{`redis a:1 {; tls_curves x; }`, `tls_curves: got an unknown option, ` + wantRedis + `, at Caddyfile:4`},
-		{`redis a:1 {; cluster yes; }`, `cluster: got "yes", want it alone, at Caddyfile:4`},
+		{`redis a:1 {; cluster yes; }`, `cluster: got "yes", want no argument, at Caddyfile:4`},
 		{`redis a:1 {; cluster {; x; }; }`, `cluster: got a block, want it in one line, at Caddyfile:5`},
 		{`redis a:1 {; db 1 {; x; }; }`, `db: got a block, want it in one line, at Caddyfile:5`},
-		{`redis a:1 {; tls internal; }`, `tls: got "internal", want it alone, at Caddyfile:4`},
+		{`redis a:1 {; tls internal; }`, `tls: got "internal", want no argument, at Caddyfile:4`},
 		{
 			`redis a:1 {; tls_insecure_skip_verify off; }`,
-			`tls_insecure_skip_verify: got "off", want it alone, at Caddyfile:4`,
+			`tls_insecure_skip_verify: got "off", want no argument, at Caddyfile:4`,
 		},
 		{`redis a:1 {; tls_server_name a b; }`, `tls_server_name: got "a b", want one value, at Caddyfile:4`},
 		{`redis a:1 {; tls_client_auth; }`, `tls_client_auth: got "", ` + wantCertificate + `, at Caddyfile:4`},
@@ -680,7 +680,7 @@ func TestGlobalOptionErrors(t *testing.T) {
 			`redis: tls: failed to load ca module: loading module 'file': provision tls.ca_pool.source.file: ` +
 				`reading /nonexistent/ca: open /nonexistent/ca: no such file or directory`,
 		},
-		{`redis /s {; tls; }`, `redis: tls: got it with a unix socket, want it with host:port or a URL of it`},
+		{`redis /s {; tls; }`, `redis: tls: got it with a unix socket, want it with host:port or such a URL`},
 		{`redis a:1 b:1 {; db 1; }`, `redis: db: got "1", want none with a cluster, which has only 0`},
 		{
 			`redis a:1 {; sentinel_password my secret; }`,
@@ -747,7 +747,7 @@ func TestGlobalOptionErrors(t *testing.T) {
 	}
 
 	const site = "\n:8080 {\nrespond ok\n}\n"
-	const wantOnce = `got the global option twice, want it once`
+	const wantOnce = `got a duplicate global option, want it once`
 	for options, want := range map[string]string{
 		"rate_limit a:1":                         `rate_limit: got "a:1", want a block, at Caddyfile:2`,
 		"rate_limit {; }; rate_limit {; }":       `rate_limit: ` + wantOnce + `, at Caddyfile:4`,

@@ -25,7 +25,7 @@ func getOverTLS(s *server, complete bool, key string) answer {
 }
 
 // TestEarlyData guards that before a handshake is complete no address counts:
-// such a request could be anybody's replay. It is told to come again, and
+// such a request may be replayed by anyone. The client is asked to retry it, and
 // nobody is charged.
 func TestEarlyData(t *testing.T) {
 	for _, tc := range []struct {
@@ -122,12 +122,12 @@ func TestKeyInEarlyData(t *testing.T) {
 			for _, state := range []*tls.ConnectionState{nil, {HandshakeComplete: true}, {}} {
 				early := state != nil && !state.HandshakeComplete
 				l, _ := readyLimit(t, &Limit{Key: tc.key, Size: "1"})
-				c := newCheck()
+				c := newTestEvaluation()
 				c.request.TLS = state
 				for name, v := range tc.values {
 					c.replacer.Set(name, v)
 				}
-				err := l.apply(c)
+				err := l.addTo(c)
 				if !early || !tc.refused {
 					if err != nil || len(c.buckets) != 1 {
 						t.Errorf("TLS %+v: got buckets %+v, %v, want one", state, c.buckets, err)
@@ -151,9 +151,9 @@ func TestKeyInEarlyDataOutsideMatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	readyLimit(t, &l)
-	c := newCheck()
+	c := newTestEvaluation()
 	c.request.TLS = new(tls.ConnectionState)
-	if err := l.apply(c); err != nil || len(c.buckets) != 0 {
+	if err := l.addTo(c); err != nil || len(c.buckets) != 0 {
 		t.Errorf("got buckets %+v, %v, want none", c.buckets, err)
 	}
 }

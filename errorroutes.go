@@ -9,173 +9,174 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// outlet is where the errors go that a handler returns, a set of:
-type outlet uint8
+// destination is where the errors that a handler returns go to, a set of:
+type destination uint8
 
 const (
-	toNobody   outlet = 1 << iota // from error routes of the server: it answers with the first error's status
-	toServer                      // to the error routes of the server that match the request
-	toSubroute                    // to the error routes of a subroute
+	toNone     destination = 1 << iota // from error routes of the server, which responds with the status of the first error
+	toServer                           // to the error routes of the server that match the request
+	toSubroute                         // to the error routes of a subroute
 )
 
-// outlets are where the errors go of requests that come to a handler as usual,
-// and of those that come to it in error routes; nothing if none does.
-type outlets struct{ usual, inError outlet }
+// destinations are where the errors go of requests that reach a handler normally
+// and of those that reach it in error routes; 0 if none do.
+type destinations struct{ normal, inErrorRoute destination }
 
-// or returns the outlets of a handler that requests come to in either way.
-func (o outlets) or(other outlets) outlets {
-	return outlets{o.usual | other.usual, o.inError | other.inError}
+// union returns the destinations of a handler that requests reach in both ways.
+func (o destinations) union(other destinations) destinations {
+	return destinations{o.normal | other.normal, o.inErrorRoute | other.inErrorRoute}
 }
 
-// errorRoutes tells which error routes of a server see what one handler returns.
+// errorRoutes are the error routes of a server that may handle the errors of one
+// handler.
 type errorRoutes struct {
-	// Named routes may be invoked from several places. Nothing if the handler was
-	// not found: handlers of other plugins may hold routes.
-	outlets
+	// Several, as named routes may be invoked from several places. None if the
+	// handler was not found: handlers of other plugins may contain routes.
+	destinations
 
-	subroutes bool            // whether any subroute has error routes
-	sites     []requestFilter // of the server's error routes
+	hasSubroutes bool            // whether any subroute has error routes
+	filters      []requestFilter // one for each error route of the server
 }
 
-// errorRoutesOf returns the error routes of srv that see what h returns.
+// errorRoutesOf returns the error routes of srv that may handle the errors of h.
 func errorRoutesOf(srv *caddyhttp.Server, h *Handler) *errorRoutes {
-	s := errorRoutesSearch{server: srv, handler: h, invoked: map[invocation]outlets{}}
-	s.routes(srv.Routes, outlets{usual: toServer})
+	s := errorRoutesSearch{server: srv, handler: h, invoked: map[invocation]destinations{}}
+	s.routes(srv.Routes, destinations{normal: toServer})
 	if srv.Errors != nil {
-		s.routes(srv.Errors.Routes, outlets{inError: toNobody})
+		s.routes(srv.Errors.Routes, destinations{inErrorRoute: toNone})
 		for i := range srv.Errors.Routes {
-			s.found.sites = append(s.found.sites, newRequestFilter(srv.Errors.Routes[i].MatcherSets))
+			s.found.filters = append(s.found.filters, newRequestFilter(srv.Errors.Routes[i].MatcherSets))
 		}
 	}
 	return &s.found
 }
 
-// errorRoutesSearch looks for a handler in the routes of a server, and follows
-// where errors go on the way. That is not told by what a handler stands in alone:
-// a subroute invokes what comes behind it too, and sees the errors of that.
+// errorRoutesSearch looks for a handler in the routes of a server and tracks where
+// errors go. That does not only depend on the routes that contain a handler: a
+// subroute also invokes the handlers after it, and handles their errors.
 type errorRoutesSearch struct {
 	server  *caddyhttp.Server
 	handler *Handler
 	found   errorRoutes
-	invoked map[invocation]outlets // behind named routes that were searched
+	invoked map[invocation]destinations // after named routes that were searched
 }
 
-// invocation is a named route and where its errors go.
+// invocation is a named route and the destinations of its errors.
 type invocation struct {
 	name string
-	outlets
+	destinations
 }
 
-// routes searches routes whose errors go to out, and returns where those of
-// what comes behind them go.
-func (s *errorRoutesSearch) routes(routes caddyhttp.RouteList, out outlets) outlets {
+// routes searches routes whose errors go to dest, and returns the destinations of
+// the errors of handlers after them.
+func (s *errorRoutesSearch) routes(routes caddyhttp.RouteList, dest destinations) destinations {
 	for i := range routes {
-		behind := out
+		after := dest
 		for _, handler := range routes[i].Handlers {
-			behind = s.in(handler, behind)
+			after = s.handle(handler, after)
 		}
 		if !routes[i].Terminal {
-			out = out.or(behind) // for it may not match
+			dest = dest.union(after) // as it may not match
 		}
 	}
-	return out
+	return dest
 }
 
-// in searches a handler as routes does routes. It knows the handlers of Caddy's
-// that have routes in them.
-func (s *errorRoutesSearch) in(handler caddyhttp.MiddlewareHandler, out outlets) outlets {
+// handle searches a handler like routes does routes. It knows the handlers of
+// Caddy that contain routes.
+func (s *errorRoutesSearch) handle(handler caddyhttp.MiddlewareHandler, dest destinations) destinations {
 	switch handler := handler.(type) {
 	case *Handler:
 		if handler == s.handler {
-			s.found.outlets = s.found.or(out)
+			s.found.destinations = s.found.union(dest)
 		}
 	case *caddyhttp.Subroute:
-		return s.subroute(handler, out)
+		return s.subroute(handler, dest)
 	case *caddyhttp.Invoke:
-		at := invocation{handler.Name, out}
+		at := invocation{handler.Name, dest}
 		route := s.server.NamedRoutes[handler.Name]
 		if _, known := s.invoked[at]; !known && route != nil {
-			s.invoked[at] = out // should it invoke itself
-			s.invoked[at] = s.routes(caddyhttp.RouteList{*route}, out)
+			s.invoked[at] = dest // in case it invokes itself
+			s.invoked[at] = s.routes(caddyhttp.RouteList{*route}, dest)
 		}
-		return out.or(s.invoked[at])
+		return dest.union(s.invoked[at])
 	case *reverseproxy.Handler:
-		return s.responses(handler.HandleResponse, out)
+		return s.responses(handler.HandleResponse, dest)
 	case *intercept.Intercept:
-		return s.responses(handler.HandleResponse, out)
+		return s.responses(handler.HandleResponse, dest)
 	}
-	return out
+	return dest
 }
 
-// subroute searches a subroute as in does any handler.
-func (s *errorRoutesSearch) subroute(sr *caddyhttp.Subroute, out outlets) outlets {
+// subroute searches a subroute like handle does any handler.
+func (s *errorRoutesSearch) subroute(sr *caddyhttp.Subroute, dest destinations) destinations {
 	if sr.Errors == nil || len(sr.Errors.Routes) == 0 {
-		return s.routes(sr.Routes, out)
+		return s.routes(sr.Routes, dest)
 	}
-	s.found.subroutes = true
-	var inner outlets
-	if out.usual != 0 {
-		inner.usual = toSubroute
+	s.found.hasSubroutes = true
+	var inner destinations
+	if dest.normal != 0 {
+		inner.normal = toSubroute
 	}
-	if out.inError != 0 {
-		inner.inError = toSubroute
+	if dest.inErrorRoute != 0 {
+		inner.inErrorRoute = toSubroute
 	}
-	behind := s.routes(sr.Routes, inner)
-	return behind.or(s.routes(sr.Errors.Routes, outlets{inError: out.usual | out.inError}))
+	after := s.routes(sr.Routes, inner)
+	return after.union(s.routes(sr.Errors.Routes, destinations{inErrorRoute: dest.normal | dest.inErrorRoute}))
 }
 
-// responses searches the routes that handle responses as in does any handler.
-func (s *errorRoutesSearch) responses(handlers []caddyhttp.ResponseHandler, out outlets) outlets {
-	behind := out
+// responses searches routes that handle responses like handle does any handler.
+func (s *errorRoutesSearch) responses(handlers []caddyhttp.ResponseHandler, dest destinations) destinations {
+	after := dest
 	for i := range handlers {
-		behind = behind.or(s.routes(handlers[i].Routes, out))
+		after = after.union(s.routes(handlers[i].Routes, dest))
 	}
-	return behind
+	return after
 }
 
-// see reports whether an error with the given status that is returned for r may
-// be seen by error routes. Where that can't be told it is returned only if no harm
-// comes of it: in error routes of the server Caddy would answer with the status of
-// the first error, and one from 500 on that nobody sees it would log for each
-// request, with the fields of its header.
-func (e *errorRoutes) see(r *http.Request, status int) bool {
-	found := e.outlets != outlets{}
-	if found && !e.subroutes && len(e.sites) == 0 {
+// maySee reports whether error routes may handle an error with the given status
+// that is returned for r. If that is unknown, it is true only if returning the
+// error is harmless: in error routes of the server, Caddy would respond with the
+// status of the first error, and it would log an unhandled error of status 500 or
+// above for each request, with the request's header fields.
+func (e *errorRoutes) maySee(r *http.Request, status int) bool {
+	found := e.destinations != destinations{}
+	if found && !e.hasSubroutes && len(e.filters) == 0 {
 		return false
 	}
-	out := e.usual
+	dest := e.normal
 	if r.Context().Value(caddyhttp.ErrorCtxKey) != nil {
-		if out = e.inError; out == 0 {
+		if dest = e.inErrorRoute; dest == 0 {
 			return false
 		}
 	}
 	switch {
-	case out&toNobody != 0:
+	case dest&toNone != 0:
 		return false
-	case out == toSubroute || e.matchSite(r):
+	case dest == toSubroute || e.matchFilters(r):
 		return true
-	case out == toServer:
+	case dest == toServer:
 		return false
 	}
 	return status < http.StatusInternalServerError
 }
 
-// matchSite reports whether the server has error routes for the site of r.
-func (e *errorRoutes) matchSite(r *http.Request) bool {
-	for i := range e.sites {
-		if e.sites[i].match(r) {
+// matchFilters reports whether the server has error routes for the site of r.
+func (e *errorRoutes) matchFilters(r *http.Request) bool {
+	for i := range e.filters {
+		if e.filters[i].match(r) {
 			return true
 		}
 	}
 	return false
 }
 
-// requestFilter is what matchers of a route say that does not depend on the
-// error: the hosts and paths by which Caddyfiles tell sites apart. There is none
+// requestFilter is the part of a route's matchers that does not depend on the
+// error: the hosts and paths that separate the sites of a Caddyfile. It is empty
 // if all requests may match.
 type requestFilter []filterSet
 
-// filterSet is matchers of which all have to match.
+// filterSet is a set of matchers that must all match.
 type filterSet struct {
 	host, path []caddyhttp.RequestMatcherWithError
 }
@@ -201,7 +202,7 @@ func newRequestFilter(sets caddyhttp.MatcherSets) requestFilter {
 	return filter
 }
 
-// match reports whether the filter lets r through.
+// match reports whether r may match the route.
 func (f requestFilter) match(r *http.Request) bool {
 	for i := range f {
 		if matchAll(f[i].host, r) && (f[i].path == nil || matchAll(f[i].path, asReceived(r))) {
@@ -211,7 +212,8 @@ func (f requestFilter) match(r *http.Request) bool {
 	return len(f) == 0
 }
 
-// matchAll reports whether all matchers match r. One that can't tell might.
+// matchAll reports whether all matchers match r. A matcher that fails counts as
+// a match.
 func matchAll(matchers []caddyhttp.RequestMatcherWithError, r *http.Request) bool {
 	for _, m := range matchers {
 		if matches, err := m.MatchWithError(r); err == nil && !matches {
@@ -221,8 +223,8 @@ func matchAll(matchers []caddyhttp.RequestMatcherWithError, r *http.Request) boo
 	return true
 }
 
-// asReceived returns r with the URL that the client sent, which Caddy restores
-// before it goes to error routes.
+// asReceived returns r with the URL that the client sent, as Caddy restores it for
+// error routes.
 func asReceived(r *http.Request) *http.Request {
 	original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request)
 	if !ok {

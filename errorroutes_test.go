@@ -570,7 +570,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 			}
 			var written int
 			for _, e := range s.log("debug", ownLogger) {
-				if e["msg"] == "request refused" && e["status"] == 429.0 {
+				if e["msg"] == "request rejected" && e["status"] == 429.0 {
 					written++
 				}
 			}
@@ -602,9 +602,9 @@ func TestBareDenial(t *testing.T) {
 	}
 }
 
-// TestErrorRoutesShapeDenials guards that handle_errors makes the body of a 429
+// TestErrorRoutesHandleDenials guards that handle_errors makes the body of a 429
 // and our fields survive it, and that the error's text says what to do.
-func TestErrorRoutesShapeDenials(t *testing.T) {
+func TestErrorRoutesHandleDenials(t *testing.T) {
 	s := startSite(t, `
 		rate_limit logins {
 			size 2
@@ -662,9 +662,9 @@ func TestLimitWithinErrorRoutes(t *testing.T) {
 	)
 }
 
-// TestErrorsTellClientsLittle guards that error routes which show an error's
+// TestErrorsRevealLittleToClients guards that error routes which show an error's
 // text tell clients neither where Redis is nor what the configuration says.
-func TestErrorsTellClientsLittle(t *testing.T) {
+func TestErrorsRevealLittleToClients(t *testing.T) {
 	addr := redistest.FreeAddr(t)
 	s := startConfig(t, config{global: redisGlobal(addr, slowly), site: `
 		rate_limit {
@@ -688,7 +688,7 @@ func TestErrorsTellClientsLittle(t *testing.T) {
 	}
 }
 
-// TestDenialsAreNotLogged guards that whoever is denied can't fill the log, and
+// TestDenialsAreNotLogged guards that denied clients can't flood the log, and
 // that nothing in it tells whose bucket a request met.
 func TestDenialsAreNotLogged(t *testing.T) {
 	const canary = "canary-5fd4a1"

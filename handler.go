@@ -1,34 +1,172 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// ServeHTTP admits the request to the next handler or denies it.
+// Handler limits how often clients may send requests, by leaky buckets.
+//
+// A request must pass all limits that apply to it. If it does, response header
+// fields tell the client how much it has left, and the next handler is invoked.
+// If it does not, it is denied with status 429 and `Retry-After`, as an error that
+// error routes can handle. If no error route would handle it, the empty response
+// is written directly. Requests that Caddy makes itself, such as for `httpInclude`
+// in templates, are not limited.
+//
+// The handler sets these placeholders. If a request passes several `rate_limit`
+// handlers, they show the tightest of all limits:
+//
+// Placeholder | Description
+// ------------|-------------
+// `{http.rate_limit.limit}` | The path of the limit that decided: if the request was denied, the limit that denied it (of several, the one with the longest wait), otherwise the one with the least room
+// `{http.rate_limit.size}` | The size of that limit's bucket
+// `{http.rate_limit.remaining}` | The units for which the fullest bucket still has room
+// `{http.rate_limit.clear}` | The seconds until all buckets are empty
+// `{http.rate_limit.retry_after}` | The whole seconds until all limits would admit the same request; `0` if it was admitted, empty if they never will
+// `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
+// `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request; empty if none did
+type Handler struct {
+	// The limits that requests must pass.
+	Limits []*Limit `json:"limits,omitempty"`
+
+	// Which buckets to charge if some have room for the request and others do
+	// not. With `atomic` (default), none: a denied request uses up no limit. With
+	// `each`, every bucket that has room.
+	Accounting string `json:"accounting,omitempty"`
+
+	// The header fields to set on responses, one or more of:
+	//
+	// - `x-ratelimit` (default): `X-RateLimit-Limit`, `-Remaining`, `-Clear`,
+	//   and on denial `-Reset`
+	// - `ratelimit`: `RateLimit-Policy` and `RateLimit` of
+	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
+	// - `off`: neither
+	//
+	// The response to a denied request always has `Retry-After`.
+	Headers List `json:"headers,omitempty"`
+
+	// How to handle a request if Redis is unavailable or does not reply in time:
+	// `fallback`, `allow` or `deny`, see the app's option of the same name.
+	// Default: the app's.
+	OnError string `json:"on_error,omitempty"`
+
+	store      limiter.Store
+	redis      *sharedRedis  // the same store; nil without Redis
+	timeout    time.Duration // of Redis; 0 without
+	onError    onError
+	accounting limiter.Accounting
+	families   families
+	logger     *zap.Logger
+
+	// The error routes that may handle the handler's errors: *caddyhttp.Server to
+	// *errorRoutes.
+	errorRoutes sync.Map
+
+	origin        atomic.Pointer[string] // trace of the handler's errors, from the first one
+	errorThrottle logThrottle
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.rate_limit",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets up the limits. It returns an error if an option is invalid.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	var err error
+	if h.accounting, err = newConstant("accounting", cmp.Or(h.Accounting, "atomic"), parseAccounting); err != nil {
+		return err
+	}
+	if h.families, err = newFamilies(h.Headers); err != nil {
+		return err
+	}
+
+	loaded, err := ctx.App("rate_limit")
+	if err != nil {
+		return err
+	}
+	app := loaded.(*App)
+	h.store, h.redis, h.timeout = app.store, app.redis, app.timeout
+	if h.onError, err = newConstant("on_error", cmp.Or(h.OnError, string(app.onError)), parseOnError); err != nil {
+		return err
+	}
+	defs := app.definitions.inHandler()
+	if len(h.Limits) == 0 {
+		return errors.New("limits: got none, want at least one")
+	}
+	for i, l := range h.Limits {
+		if l == nil {
+			return fmt.Errorf("limits: limit %d is null", i)
+		}
+		if err := l.provision(ctx, nil, defs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseAccounting parses the accounting option.
+func parseAccounting(text string) (limiter.Accounting, string) {
+	switch text {
+	case limiter.AccountingAtomic.String():
+		return limiter.AccountingAtomic, ""
+	case limiter.AccountingEach.String():
+		return limiter.AccountingEach, ""
+	}
+	return 0, "atomic or each"
+}
+
+// onError is how to handle a request on which Redis does not decide.
+type onError string
+
+const (
+	onErrorFallback onError = "fallback" // this process decides
+	onErrorAllow    onError = "allow"    // it passes
+	onErrorDeny     onError = "deny"     // it is rejected with 503
+)
+
+// parseOnError parses the on_error option.
+func parseOnError(text string) (onError, string) {
+	switch o := onError(text); o {
+	case onErrorFallback, onErrorAllow, onErrorDeny:
+		return o, ""
+	}
+	return "", "fallback, allow or deny"
+}
+
+// ServeHTTP passes the request to the next handler or denies it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	if h.redis != nil {
-		// It may come to another handler with the same store.
+		// The store must stay open: another handler may use it for this request.
 		h.redis.requests.Add(1)
 		defer h.redis.requests.Add(-1)
 	}
-	rec, err := h.decide(w, r)
-	switch err := err.(type) { //nolint:errorlint // decide's own
+	res, err := h.decide(w, r)
+	switch err := err.(type) { //nolint:errorlint // decide does not wrap them
 	case nil:
-		if rec != nil {
-			w = rec.wrap(w)
+		if res != nil {
+			w = res.wrap(w)
 			if rw, ok := w.(*responseWriter); ok {
 				err := next.ServeHTTP(w, r)
-				rw.end()
+				rw.cleanTrailers()
 				return err
 			}
 		}
@@ -37,97 +175,97 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return h.refuse(w, r, http.StatusTooManyRequests, err)
 	case refusal:
 		return h.refuse(w, r, err.status, err.err)
-	case undecidedError:
-		return h.undecided(w, r, next, err.error)
+	case storeError:
+		return h.handleStoreError(w, r, next, err.error)
 	}
-	return h.unmatched(w, r, err)
+	return h.handleMatcherError(w, r, err)
 }
 
-// undecidedError is why a store has not decided.
-type undecidedError struct{ error }
+// storeError is the error of a store that did not decide.
+type storeError struct{ error }
 
 // decide charges the request to the limits that apply to it and sets the header
-// fields. It returns the request's record, or nil if no limit applies. An error
-// is a denial, a refusal, an undecidedError, or that of a matcher.
-func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*record, error) {
+// fields. It returns the request's result, or nil if no limit applies. Its error
+// is a denial, a refusal, a storeError, or the error of a matcher.
+func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error) {
 	if virtual(r) {
 		return nil, nil
 	}
-	c := checkOf(r)
-	defer c.release()
+	eval := evaluationOf(r)
+	defer eval.release()
 	for _, l := range h.Limits {
-		if err := l.apply(c); err != nil {
+		if err := l.addTo(eval); err != nil {
 			return nil, err
 		}
 	}
-	if len(c.buckets) == 0 {
+	if len(eval.buckets) == 0 {
 		return nil, nil
 	}
 
-	rec := recordOf(c)
-	if err := h.take(c, rec); err != nil {
-		return nil, undecidedError{err}
+	res := resultOf(eval)
+	if err := h.askStore(eval, res); err != nil {
+		return nil, storeError{err}
 	}
-	if decider, wait := rec.add(c, h.families, w.Header()); decider.decision.Denied {
+	if decider, wait := res.add(eval, h.families, w.Header()); decider.decision.Denied {
 		return nil, denial{decider, wait}
 	}
-	return rec, nil
+	return res, nil
 }
 
-// take has the store decide on the buckets of c. All blocks that a request passes
-// wait for Redis no longer than its timeout together; the time that it spends
-// elsewhere between them does not count. Nor does its own context: a client that
-// goes away, or is in a hurry, is charged like others.
-func (h *Handler) take(c *check, rec *record) error {
+// askStore has the store decide on the buckets of eval. All handlers that a
+// request passes wait for Redis no longer than its timeout in total; time spent
+// elsewhere between them does not count. The request's own context is ignored: a
+// client that disconnects is charged like any other.
+func (h *Handler) askStore(eval *evaluation, res *result) error {
 	ctx, start := context.Background(), time.Time{}
 	if h.timeout > 0 {
 		start = time.Now()
-		if rec.waited > 0 {
-			ctx = deadline{ctx, start.Add(h.timeout - rec.waited)}
+		if res.waited > 0 {
+			ctx = deadline{ctx, start.Add(h.timeout - res.waited)}
 		}
 	}
 	var err error
-	c.decisions, err = h.store.Take(ctx, limiter.Request{
-		Buckets:    c.buckets,
+	eval.decisions, err = h.store.Take(ctx, limiter.Request{
+		Buckets:    eval.buckets,
 		Accounting: h.accounting,
 		NoFallback: h.onError != onErrorFallback,
-	}, c.decisions)
+	}, eval.decisions)
 	if h.timeout > 0 {
-		rec.waited += time.Since(start)
+		res.waited += time.Since(start)
 	}
 	return err
 }
 
-// deadline is a context with a deadline that is only told, so that it needs no
-// timer: the store keeps it.
+// deadline is a context that reports a deadline but is never done, which saves a
+// timer: the store enforces the deadline itself.
 type deadline struct {
 	context.Context
 	at time.Time
 }
 
-// Deadline returns the time by which all must be done.
+// Deadline implements context.Context.
 func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
 // virtual reports whether r is a request that Caddy made itself, as templates do
-// to include another page. It came over no connection, so that it lacks what the
-// servers of HTTP/1, 2 and 3 put into the context of one that did; whatever a
-// client sends changes nothing about that. The address may be missing for a
-// connection that a plugin made, which is why it alone does not tell.
+// to include another page. It did not come over a connection, so its context lacks
+// the values that the HTTP/1, 2 and 3 servers set; clients can't influence these.
+// Both are checked, since the local address may be missing if a plugin made the
+// connection.
 func virtual(r *http.Request) bool {
 	ctx := r.Context()
 	return ctx.Value(http.LocalAddrContextKey) == nil && ctx.Value(http.ServerContextKey) == nil
 }
 
-// undecided does what on_error says with a request on which there is no
-// decision. Nothing above DEBUG tells of a single one: that Redis is lost is
-// reported once, see report.
-func (h *Handler) undecided(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, err error) error {
+// handleStoreError applies on_error to a request on which the store did not
+// decide. Single requests are only logged at DEBUG: an outage of Redis is logged
+// once, see logEvent.
+func (h *Handler) handleStoreError(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, err error) error {
 	switch {
-	case !errors.Is(err, limiter.ErrUnavailable): // not the store's fault
-		h.reportError("no decision on a request, answering 500", err)
+	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
+		h.reportError("the store could not process a request, responding with 500", err)
 		return h.refuse(w, r, http.StatusInternalServerError, err)
 	case h.onError == onErrorAllow:
-		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, letting it pass"); c != nil {
+		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
 			c.Write(zap.Error(err))
 		}
 		return next.ServeHTTP(w, r)
@@ -136,48 +274,34 @@ func (h *Handler) undecided(w http.ResponseWriter, r *http.Request, next caddyht
 	return h.refuse(w, r, http.StatusServiceUnavailable, err)
 }
 
-// unmatched answers a request for which a matcher of a limit failed: it is not
-// known whether the limit applies.
-func (h *Handler) unmatched(w http.ResponseWriter, r *http.Request, err error) error {
+// handleMatcherError rejects a request for which a matcher of a limit failed: it
+// is unknown whether the limit applies.
+func (h *Handler) handleMatcherError(w http.ResponseWriter, r *http.Request, err error) error {
 	refused, ok := err.(caddyhttp.HandlerError) //nolint:errorlint // as Caddy does
 	if !ok {
 		refused = caddyhttp.HandlerError{StatusCode: http.StatusInternalServerError, Err: err}
 	}
 	if refused.StatusCode >= http.StatusInternalServerError {
-		h.reportError("a matcher failed, requests are refused", err)
+		h.reportError("a matcher failed; requests are rejected", err)
 	}
 	return h.refuse(w, r, refused.StatusCode, refused.Err)
 }
 
-// reportError logs an error that clients can bring about, at most once a minute.
+// reportError logs an error that clients can provoke, at most once a minute.
 func (h *Handler) reportError(msg string, err error) {
-	if h.reported.due() {
+	if h.errorThrottle.allow() {
 		h.logger.Error(msg, zap.Error(err))
 	}
 }
 
-// minutely says when something is due that is done once a minute at most.
-type minutely struct {
-	last atomic.Int64 // time since epoch, plus a minute
-}
-
-// epoch is some time from which a clock counts that nobody sets.
-var epoch = time.Now()
-
-// due reports whether a minute has passed since it was last true.
-func (m *minutely) due() bool {
-	now, last := int64(time.Since(epoch)+time.Minute), m.last.Load()
-	return now-last >= int64(time.Minute) && m.last.CompareAndSwap(last, now)
-}
-
-// denial is the error of a request that a limit denies: what that decided, and
-// how long to wait for all limits.
+// denial is the error of a request that a limit denied: the result of that limit,
+// and how long to wait for all limits.
 type denial struct {
-	*item
+	*bucketResult
 	wait time.Duration
 }
 
-// Error names the limit and the wait.
+// Error returns the path of the limit and the wait.
 func (d denial) Error() string {
 	if d.decision.Never {
 		return "rate limit " + d.path + " exceeded: the request costs more than the limit holds"
@@ -185,23 +309,23 @@ func (d denial) Error() string {
 	return "rate limit " + d.path + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
 }
 
-// refusal is the error of a request that is kept from the next handler for
-// another reason.
+// refusal is the error of a request that is rejected for another reason than
+// its rate.
 type refusal struct {
 	status int
 	err    error
 }
 
-// Error returns why the request is refused.
+// Error returns why the request is rejected.
 func (ref refusal) Error() string { return ref.err.Error() }
 
-// errNoDecision is what error routes may show to clients where the reason is
-// none of their business: the store's address, say. That is in the log.
+// errNoDecision replaces errors that error routes should not show to clients, as
+// they may contain the store's address, for example. The reason is in the log.
 var errNoDecision = errors.New("rate limits can't be checked for this request")
 
-// refuse answers a request that does not get to the next handler, by an error
-// for error routes to shape. Where none can see it the bare status is written,
-// as the server would: a returned error costs it more than twice as much.
+// refuse rejects a request, by an error for error routes to handle. If none would
+// handle it, the status is written directly, as the server would do: returning an
+// error is more than twice as expensive.
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err error) error {
 	if h.seenByErrorRoutes(r, status) {
 		if status != http.StatusTooManyRequests && status != http.StatusTooEarly {
@@ -209,15 +333,15 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 		}
 		return h.handlerError(status, err)
 	}
-	if c := h.logger.Check(zap.DebugLevel, "request refused"); c != nil {
+	if c := h.logger.Check(zap.DebugLevel, "request rejected"); c != nil {
 		c.Write(zap.Int("status", status), zap.Error(err))
 	}
 	w.WriteHeader(status)
 	return nil
 }
 
-// handlerError returns err as Caddy's handlers do, with an id and where it comes
-// from. To look that up takes longer than all the rest, and it is always here.
+// handlerError returns err as Caddy's handlers do, with an ID and a trace. The
+// trace is always the same, and computing it takes longer than all the rest.
 func (h *Handler) handlerError(status int, err error) error {
 	origin := h.origin.Load()
 	if origin == nil {
@@ -228,11 +352,11 @@ func (h *Handler) handlerError(status int, err error) error {
 	return caddyhttp.HandlerError{Err: err, StatusCode: status, ID: newErrorID(), Trace: *origin}
 }
 
-// newErrorID returns an id as Caddy's errors have them.
+// newErrorID returns an ID like those of Caddy's errors.
 func newErrorID() string {
-	const chars = "abcdefghijkmnpqrstuvwxyz23456789" // 32 that are not mistaken for others
+	const chars = "abcdefghijkmnpqrstuvwxyz23456789" // 32 that look distinct
 	var id [9]byte
-	bits := rand.Uint64() //nolint:gosec // it is no secret
+	bits := rand.Uint64() //nolint:gosec // not a secret
 	for i := range id {
 		id[i] = chars[bits%32]
 		bits /= 32
@@ -240,7 +364,7 @@ func newErrorID() string {
 	return string(id[:])
 }
 
-// seenByErrorRoutes reports whether error routes might see an error with the
+// seenByErrorRoutes reports whether error routes might handle an error with the
 // given status that h returns for r.
 func (h *Handler) seenByErrorRoutes(r *http.Request, status int) bool {
 	srv, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
@@ -251,5 +375,5 @@ func (h *Handler) seenByErrorRoutes(r *http.Request, status int) bool {
 	if !ok {
 		found, _ = h.errorRoutes.LoadOrStore(srv, errorRoutesOf(srv, h))
 	}
-	return found.(*errorRoutes).see(r, status)
+	return found.(*errorRoutes).maySee(r, status)
 }

@@ -1,12 +1,17 @@
 package ratelimit
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 // TestFullBucketDeniesUntilNextDrip guards what this module is for: a full
@@ -197,4 +202,86 @@ func TestInnerHandlerDenies(t *testing.T) {
 		step{want: "429 limit=1 remaining=0 clear=120.000 reset=30.000 retry-after=30",
 			body: "rate limit inner exceeded: retry after 30 s, inner"},
 	)
+}
+
+// Guards what on_error makes of requests while Redis is lost, for the app and
+// for a handler, and that the log tells of it once, not for each request.
+func TestOnError(t *testing.T) {
+	const (
+		first   = "200 limit=2 remaining=1 clear=1.000"
+		second  = "200 limit=2 remaining=0 clear=2.000"
+		third   = "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"
+		refused = "503 retry-after=1"
+	)
+	limits := []string{first, second, third, third, third, third, third, third}
+	all := func(want string) []string { return []string{want, want, want, want, want, want, want, want} }
+	for _, tc := range []struct {
+		name, app, handler string
+		want               []string
+	}{
+		{"by default", "", "", limits},
+		{"fallback", "on_error fallback", "", limits},
+		{"fallback of the handler", "on_error deny", "on_error fallback", limits},
+		{"allow", "on_error allow", "", all("200")},
+		{"allow of the handler", "", "on_error allow", all("200")},
+		{"deny", "on_error deny", "", all(refused)},
+		{"deny of the handler", "on_error allow", "on_error deny", all(refused)},
+	} {
+		for name, routes := range map[string]string{
+			"": "", ", with error routes": "handle_errors {\nrespond \"{err.status_code} {err.message}\"\n}",
+		} {
+			t.Run(tc.name+name, func(t *testing.T) {
+				s := startConfig(t, config{
+					global: "rate_limit {\nredis 127.0.0.1:1 {\ntimeout 5s\npassword canary-5fd4\n}\n" + tc.app + "\n}",
+					site:   "rate_limit {\nsize 2\n" + tc.handler + "\n}\n" + routes + "\nrespond admitted",
+				})
+				for _, want := range tc.want {
+					body := "admitted"
+					switch {
+					case want[:3] == "200":
+					case routes == "":
+						body = ""
+					case want[:3] == "503":
+						body = "503 rate limits can't be checked for this request"
+					default:
+						body = "429 rate limit default exceeded: retry after 1 s"
+					}
+					s.run(step{want: want, body: body})
+				}
+				if own := append(s.log("error", ownLogger), s.log("warn", ownLogger)...); len(own) > 0 {
+					t.Errorf("the handler reports it: %v", own)
+				}
+				eventually(t, "a line that Redis is lost", func() bool { return len(s.log("error", "rate_limit")) > 0 })
+				lost := s.log("error", "rate_limit")
+				if len(lost) != 1 || lost[0]["server"] != "127.0.0.1:1" || lost[0]["reason"] == "" {
+					t.Errorf("got %v, want one line that Redis is lost", lost)
+				}
+				for _, e := range s.entries() {
+					if strings.Contains(e.text(), "canary") {
+						t.Errorf("the password is in the log: %s", e.text())
+					}
+				}
+			})
+		}
+	}
+}
+
+// Guards that an error which is not the store's fault is a 500 and reported,
+// whatever on_error says.
+func TestUnexpectedStoreErrorIs500(t *testing.T) {
+	for _, policy := range []onError{onErrorFallback, onErrorAllow, onErrorDeny} {
+		core, logs := observer.New(zap.DebugLevel)
+		h := &Handler{onError: policy, logger: zap.New(core)}
+		w, r := newTestRequest(t)
+		err := h.handleStoreError(w, r, nil, errors.New("malformed"))
+		if err == nil || !strings.Contains(err.Error(), "HTTP 500") {
+			t.Errorf("%s: got error %v, want a 500", policy, err)
+		}
+		if retry := w.Header().Get("Retry-After"); retry != "" {
+			t.Errorf("%s: got Retry-After %s, though it is no help", policy, retry)
+		}
+		if logs.FilterLevelExact(zap.ErrorLevel).Len() != 1 {
+			t.Errorf("%s: the log says %v", policy, logs.All())
+		}
+	}
 }

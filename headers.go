@@ -21,7 +21,7 @@ const (
 	ietf                            // RateLimit-Policy and RateLimit
 )
 
-// newFamilies reads the words of the headers option.
+// newFamilies parses the headers option.
 func newFamilies(words []string) (families, error) {
 	if len(words) == 0 {
 		return xRateLimit, nil
@@ -29,7 +29,7 @@ func newFamilies(words []string) (families, error) {
 	var set families
 	for i, word := range words {
 		if slices.Contains(words[:i], word) {
-			return 0, fmt.Errorf("headers: got %q twice, want it once", word)
+			return 0, fmt.Errorf("headers: got a duplicate %q, want it once", word)
 		}
 		switch word {
 		case "x-ratelimit":
@@ -47,8 +47,8 @@ func newFamilies(words []string) (families, error) {
 	return set, nil
 }
 
-// The fields, in the order of their values in fields. The names are as Go's
-// http.Header keeps them.
+// The fields, in the order of their values in fields. The names are in the
+// canonical form of http.Header.
 const (
 	fieldLimit = iota
 	fieldRemaining
@@ -70,12 +70,11 @@ var fieldNames = [fieldCount]string{
 	fieldRateLimit:  "Ratelimit",
 }
 
-// fields are the values of our header fields; those that are empty are not
-// set.
+// fields are the values of our header fields. Empty ones are not set.
 type fields [fieldCount]string
 
-// set sets the fields in h. They are not copied: what others change there in
-// place is ours from then on.
+// set sets the fields in h. They are not copied: if others modify a value in h in
+// place, it changes here too.
 func (f *fields) set(h http.Header) {
 	for i, v := range f {
 		if v != "" {
@@ -84,8 +83,8 @@ func (f *fields) set(h http.Header) {
 	}
 }
 
-// unset removes from h the fields that were set before.
-func (f *fields) unset(h http.Header) {
+// remove removes from h the fields that were set before.
+func (f *fields) remove(h http.Header) {
 	for i, v := range f {
 		if v != "" {
 			delete(h, fieldNames[i])
@@ -93,11 +92,11 @@ func (f *fields) unset(h http.Header) {
 	}
 }
 
-// keep drops from h the values that were added behind ours, as a proxy adds
-// those of an upstream, and an upstream's X-RateLimit-Reset if we have none: it
-// would not go with our other fields. A field of ours that was removed or
-// replaced meanwhile is left as it is.
-func (f *fields) keep(h http.Header) {
+// dropForeign removes from h the values that were added after ours, as a proxy adds
+// those of an upstream. It also removes an upstream's X-RateLimit-Reset if we have
+// none, as it would contradict our other fields. A field of ours that was removed
+// or replaced meanwhile is left alone.
+func (f *fields) dropForeign(h http.Header) {
 	for i, v := range f {
 		if v == "" {
 			continue
@@ -106,25 +105,25 @@ func (f *fields) keep(h http.Header) {
 			h[fieldNames[i]] = values[:1]
 		}
 	}
-	if f.own(fieldReset) && f[fieldReset] == "" {
+	if f.owns(fieldReset) && f[fieldReset] == "" {
 		delete(h, fieldNames[fieldReset])
 	}
 }
 
-// own reports whether no other values than ours may stand in a field.
-func (f *fields) own(field int) bool {
+// owns reports whether a field may only have our value.
+func (f *fields) owns(field int) bool {
 	return f[field] != "" || field == fieldReset && f[fieldLimit] != ""
 }
 
-// ownName is own of a field by its name.
-func (f *fields) ownName(name string) bool {
+// ownsName is like owns, for the name of a field.
+func (f *fields) ownsName(name string) bool {
 	i := slices.Index(fieldNames[:], textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)))
-	return i >= 0 && f.own(i)
+	return i >= 0 && f.owns(i)
 }
 
-// unannounce drops our fields from those that h announces as trailers: what
-// would come there is an upstream's.
-func (f *fields) unannounce(h http.Header) {
+// dropAnnounced removes our fields from the trailers that h announces: their values
+// would be an upstream's.
+func (f *fields) dropAnnounced(h http.Header) {
 	announced, ok := h["Trailer"]
 	if !ok {
 		return
@@ -132,7 +131,7 @@ func (f *fields) unannounce(h http.Header) {
 	rest := make([]string, 0, len(announced))
 	for _, names := range announced {
 		for name := range strings.SplitSeq(names, ",") {
-			if !f.ownName(name) {
+			if !f.ownsName(name) {
 				rest = append(rest, strings.TrimSpace(name))
 			}
 		}
@@ -142,53 +141,25 @@ func (f *fields) unannounce(h http.Header) {
 	}
 }
 
-// dropTrailers drops our fields from the trailers in h that were not announced.
+// dropTrailers removes our fields from the trailers in h that were not announced.
 func (f *fields) dropTrailers(h http.Header) {
 	for key := range h {
-		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && f.ownName(name) {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && f.ownsName(name) {
 			delete(h, key)
 		}
 	}
 }
 
-// item is what one bucket decided on a request, and how to show it.
-type item struct {
-	*policy
-	name     string // of the bucket in the store
-	limit    limiter.Limit
-	cost     int64
-	families families
-	earlier  uint16 // how many other limits of its path were listed before
-	decision limiter.Decision
-}
-
-// tighter reports whether it leaves less room than other does.
-func (it *item) tighter(other *item) bool {
-	d, o := &it.decision, &other.decision
-	if d.Denied != o.Denied {
-		return d.Denied
-	}
-	return d.Remaining < o.Remaining
-}
-
-// await makes RetryAfter, of a bucket that was charged for a request which another
-// denies, the time until it has room for that request again: clients that come
-// earlier are denied by it.
-func (it *item) await() {
-	b := limiter.Bucket{Limit: it.limit, Cost: it.cost}
-	it.decision.RetryAfter = b.Wait(&it.decision)
-}
-
-// describe makes f the fields of a request on which items were decided, each
-// shown in its families; sum is what they come to. The values are parts of text,
-// which is appended to; nobody may change it any more.
-func (f *fields) describe(items []item, sum limiter.Summary, text []byte) {
+// render sets f to the fields of a request with the given results, each shown in
+// its families; sum is the summary of all. The values are substrings of what is
+// appended to text, so the caller must not modify it any more.
+func (f *fields) render(results []bucketResult, sum limiter.Summary, text []byte) {
 	var ends [fieldCount]int
 	end := func(i int) { ends[i] = len(text) }
 
 	shown, ok := sum, true
-	if !allShown(items, xRateLimit) {
-		shown, ok = summarize(items, xRateLimit)
+	if !allShown(results, xRateLimit) {
+		shown, ok = summarize(results, xRateLimit)
 	}
 	if ok {
 		text = strconv.AppendInt(text, shown.Size, 10)
@@ -206,12 +177,12 @@ func (f *fields) describe(items []item, sum limiter.Summary, text []byte) {
 		text = appendWholeSeconds(text, sum.RetryAfter)
 		end(fieldRetryAfter)
 	}
-	text = appendPolicies(text, items)
+	text = appendPolicies(text, results)
 	end(fieldPolicy)
-	text = appendLimits(text, items, sum.Denied)
+	text = appendLimits(text, results, sum.Denied)
 	end(fieldRateLimit)
 
-	// Bytes that nobody changes are as good as a string: this saves the copy.
+	// The bytes are never modified again, so the copy can be saved.
 	all, from := unsafe.String(unsafe.SliceData(text), len(text)), 0
 	for i, to := range ends {
 		f[i] = ""
@@ -221,93 +192,66 @@ func (f *fields) describe(items []item, sum limiter.Summary, text []byte) {
 	}
 }
 
-// summarize returns the summary of the items that are shown in a family, 0
-// meaning any, and whether there are such items.
-func summarize(items []item, family families) (limiter.Summary, bool) {
-	var few [8]limiter.Decision
-	decisions := few[:0]
-	for i := range items {
-		if items[i].families&family == family {
-			decisions = append(decisions, items[i].decision)
-		}
-	}
-	if len(decisions) == 0 {
-		return limiter.Summary{}, false
-	}
-	return limiter.Summarize(decisions), true
-}
-
-// allShown reports whether all items are shown in a family.
-func allShown(items []item, family families) bool {
-	for i := range items {
-		if items[i].families&family == 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// appendPolicies appends the value of RateLimit-Policy, as appendLimits does
-// that of RateLimit. The two are as draft-ietf-httpapi-ratelimit-headers-11 has
-// them: structured fields with an item for each limit. A policy's quota q is the
-// size, its window w the time in which a full bucket drains. Its unit qu is
-// requests unless said otherwise; the draft has no word for units of our kind.
-func appendPolicies(b []byte, items []item) []byte {
+// appendPolicies appends the value of RateLimit-Policy. Like RateLimit, it follows
+// draft-ietf-httpapi-ratelimit-headers-11: a structured field with an item for each
+// limit. The quota q is the size, the window w the time in which a full bucket
+// drains. The unit qu is requests by default; the draft has no name for units
+// of this kind.
+func appendPolicies(b []byte, results []bucketResult) []byte {
 	start := len(b)
-	for i := range items {
-		it := &items[i]
-		if it.families&ietf == 0 {
+	for i := range results {
+		br := &results[i]
+		if br.families&ietf == 0 {
 			continue
 		}
-		b = appendItem(b, len(b) == start, it)
-		b = appendParameter(b, ";q=", it.limit.Size)
-		if it.units {
+		b = appendName(b, len(b) == start, br)
+		b = appendParameter(b, ";q=", br.limit.Size)
+		if br.units {
 			b = append(b, `;qu="units"`...)
 		}
-		b = appendParameter(b, ";w=", ceilSeconds(it.limit.DrainTime()))
+		b = appendParameter(b, ";w=", ceilSeconds(br.limit.DrainTime()))
 	}
 	return b
 }
 
-// appendLimits appends the value of RateLimit. What is available, r, is meant
-// for the time t in which it will have been dripped again: so clients that
-// spread r over t keep to the rate. With nothing available t is the time until
-// something is; on denial only the limits without room for the same request have
-// a t, so that none is later than Retry-After.
-func appendLimits(b []byte, items []item, denied bool) []byte {
+// appendLimits appends the value of RateLimit. The time t is how long the available
+// units r take to drip out again, so clients that spread r over t keep to the rate.
+// If nothing is available, t is the time until something is. On denial, only limits
+// without room for the same request have a t, so that none exceeds Retry-After.
+func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 	start := len(b)
-	for i := range items {
-		it := &items[i]
-		if it.families&ietf == 0 {
+	for i := range results {
+		br := &results[i]
+		if br.families&ietf == 0 {
 			continue
 		}
-		b = appendItem(b, len(b) == start, it)
-		b = appendParameter(b, ";r=", it.decision.Remaining)
-		switch d := &it.decision; {
+		b = appendName(b, len(b) == start, br)
+		b = appendParameter(b, ";r=", br.decision.Remaining)
+		switch d := &br.decision; {
 		case d.Never:
 		case denied && d.RetryAfter > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(d.RetryAfter))
 		case denied:
 		case d.Remaining > 0:
-			b = appendParameter(b, ";t=", ceilSeconds(it.limit.DripTime(d.Remaining)))
+			b = appendParameter(b, ";t=", ceilSeconds(br.limit.DripTime(d.Remaining)))
 		default:
-			b = appendParameter(b, ";t=", ceilSeconds(d.Clear-it.limit.DrainTime()+it.limit.DripInterval))
+			b = appendParameter(b, ";t=", ceilSeconds(d.Clear-br.limit.DrainTime()+br.limit.DripInterval))
 		}
 	}
 	return b
 }
 
-// appendItem appends a policy's name as a structured field string, behind a
-// comma unless it is the first. The characters of a path need no escaping, and it
-// has no '#'.
-func appendItem(b []byte, first bool, it *item) []byte {
+// appendName appends the name of a policy as a structured field string, after a
+// comma unless it is the first. The characters of a path need no escaping, and a
+// path has no '#'.
+func appendName(b []byte, first bool, br *bucketResult) []byte {
 	if !first {
 		b = append(b, ", "...)
 	}
 	b = append(b, '"')
-	b = append(b, it.path...)
-	if it.earlier > 0 {
-		b = strconv.AppendInt(append(b, '#'), int64(it.earlier)+1, 10)
+	b = append(b, br.path...)
+	if br.ordinal > 0 {
+		b = strconv.AppendInt(append(b, '#'), int64(br.ordinal)+1, 10)
 	}
 	return append(b, '"')
 }

@@ -19,7 +19,7 @@ import (
 )
 
 // TestSeconds guards that times are shown exactly to the millisecond and never
-// too short: a client that waits as long as it is told is admitted.
+// too short: a client that waits as long as the fields say is admitted.
 func TestSeconds(t *testing.T) {
 	for _, tc := range []struct {
 		d           time.Duration
@@ -68,7 +68,7 @@ func TestNewFamilies(t *testing.T) {
 		{"ratelimit", ietf, ""},
 		{"x-ratelimit ratelimit", xRateLimit | ietf, ""},
 		{"ratelimit x-ratelimit", xRateLimit | ietf, ""},
-		{"ratelimit ratelimit", 0, `headers: got "ratelimit" twice, want it once`},
+		{"ratelimit ratelimit", 0, `headers: got a duplicate "ratelimit", want it once`},
 		{"off", 0, ""},
 		{"off ratelimit", 0, `headers: got "off ratelimit", want off alone`},
 		{"ratelimit off", 0, `headers: got "ratelimit off", want off alone`},
@@ -105,50 +105,50 @@ func TestFieldNames(t *testing.T) {
 // tell of it, as fieldsIn has them.
 var fieldsTests = []struct {
 	name  string
-	items []item
+	items []bucketResult
 	want  string
 }{
 	{
 		"admitted with room",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf,
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 10, Remaining: 7, Clear: 2500 * time.Millisecond}}},
 		`limit=10 remaining=7 clear=2.500 policy="a";q=10;w=10 ratelimit="a";r=7;t=7`,
 	},
 	{
 		"admitted with none left: t is the wait for the next drip",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf,
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 10, Remaining: 0, Clear: 9200 * time.Millisecond}}},
 		`limit=10 remaining=0 clear=9.200 policy="a";q=10;w=10 ratelimit="a";r=0;t=1`,
 	},
 	{
 		"admitted with none left of slow drips",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(2, time.Hour), families: xRateLimit | ietf,
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(2, time.Hour), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 2, Remaining: 0, Clear: 2*time.Hour - time.Minute}}},
 		`limit=2 remaining=0 clear=7140.000 policy="a";q=2;w=7200 ratelimit="a";r=0;t=3540`,
 	},
 	{
 		"denied: no room, and one time to wait in three fields",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
 			Denied: true, Size: 10, Clear: 10 * time.Second, RetryAfter: 1000_001 * time.Microsecond}}},
 		`limit=10 remaining=0 clear=10.000 reset=1.001 retry-after=2 ` +
 			`policy="a";q=10;w=10 ratelimit="a";r=0;t=2`,
 	},
 	{
 		"denied with room for cheaper requests",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf, decision: limiter.Decision{
 			Denied: true, Size: 10, Remaining: 4, Clear: 6 * time.Second, RetryAfter: time.Microsecond}}},
 		`limit=10 remaining=4 clear=6.000 reset=0.001 retry-after=1 ` +
 			`policy="a";q=10;w=10 ratelimit="a";r=4;t=1`,
 	},
 	{
 		"never admitted: nothing tells to wait",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(3), families: xRateLimit | ietf,
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(3), families: xRateLimit | ietf,
 			decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}}},
 		`limit=3 remaining=3 clear=0.000 policy="a";q=3;w=3 ratelimit="a";r=3`,
 	},
 	{
 		"several admit: the least room shows, and the longest time to clear",
-		[]item{
+		[]bucketResult{
 			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 100, Remaining: 50, Clear: 50 * time.Minute}},
 			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
@@ -159,7 +159,7 @@ var fieldsTests = []struct {
 	},
 	{
 		"one of several denies: only it tells to wait",
-		[]item{
+		[]bucketResult{
 			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 100, Remaining: 50, Clear: 50 * time.Minute}},
 			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
@@ -171,7 +171,7 @@ var fieldsTests = []struct {
 	},
 	{
 		"one denies and another is charged its last: both tell to wait, and the longer wait counts",
-		[]item{
+		[]bucketResult{
 			{policy: &policy{path: "a"}, limit: limitOf(100, time.Minute), families: xRateLimit | ietf, decision: limiter.Decision{
 				Size: 100, Remaining: 0, Clear: 100 * time.Minute, RetryAfter: time.Minute}},
 			{policy: &policy{path: "a/b"}, limit: limitOf(5), families: xRateLimit | ietf,
@@ -183,7 +183,7 @@ var fieldsTests = []struct {
 	},
 	{
 		"several deny: the longest wait counts",
-		[]item{
+		[]bucketResult{
 			{policy: &policy{path: "a"}, limit: limitOf(8, 3*time.Second), families: xRateLimit | ietf,
 				decision: limiter.Decision{
 					Denied: true, Size: 8, Clear: 24 * time.Second, RetryAfter: 2100 * time.Millisecond}},
@@ -195,7 +195,7 @@ var fieldsTests = []struct {
 	},
 	{
 		"never admitted by one outranks the wait for another",
-		[]item{
+		[]bucketResult{
 			{policy: &policy{path: "a"}, limit: limitOf(8), families: xRateLimit | ietf,
 				decision: limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, RetryAfter: 2 * time.Second}},
 			{policy: &policy{path: "b"}, limit: limitOf(3), families: xRateLimit | ietf,
@@ -206,7 +206,7 @@ var fieldsTests = []struct {
 	},
 	{
 		"equally little room: the smaller size shows",
-		[]item{
+		[]bucketResult{
 			{policy: &policy{path: "a"}, limit: limitOf(9), families: xRateLimit, decision: limiter.Decision{Size: 9, Remaining: 3}},
 			{policy: &policy{path: "b"}, limit: limitOf(7), families: xRateLimit, decision: limiter.Decision{Size: 7, Remaining: 3}},
 			{policy: &policy{path: "c"}, limit: limitOf(8), families: xRateLimit, decision: limiter.Decision{Size: 8, Remaining: 3}},
@@ -215,19 +215,19 @@ var fieldsTests = []struct {
 	},
 	{
 		"drip_size does not divide size: the last drip counts in full",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(10, 3), families: ietf,
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(10, 3), families: ietf,
 			decision: limiter.Decision{Size: 10, Remaining: 7, Clear: time.Second}}},
 		`policy="a";q=10;w=4 ratelimit="a";r=7;t=3`,
 	},
 	{
 		"windows below a second are rounded up: w must not be 0",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(2, time.Millisecond), families: xRateLimit | ietf,
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(2, time.Millisecond), families: xRateLimit | ietf,
 			decision: limiter.Decision{Size: 2, Remaining: 1, Clear: time.Millisecond}}},
 		`limit=2 remaining=1 clear=0.001 policy="a";q=2;w=1 ratelimit="a";r=1;t=1`,
 	},
 	{
 		"the largest numbers",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(limiter.MaxUnits, time.Microsecond), families: xRateLimit | ietf,
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(limiter.MaxUnits, time.Microsecond), families: xRateLimit | ietf,
 			decision: limiter.Decision{
 				Size: limiter.MaxUnits, Remaining: limiter.MaxUnits - 1, Clear: time.Microsecond}}},
 		`limit=562949953421312 remaining=562949953421311 clear=0.001 ` +
@@ -235,7 +235,7 @@ var fieldsTests = []struct {
 	},
 	{
 		"requests may cost more than one unit: the quota is not of requests",
-		[]item{
+		[]bucketResult{
 			{policy: &policy{path: "a", units: true}, limit: limitOf(10), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 10, Remaining: 7, Clear: 2500 * time.Millisecond}},
 			{policy: &policy{path: "b"}, limit: limitOf(9), families: ietf,
@@ -245,14 +245,14 @@ var fieldsTests = []struct {
 	},
 	{
 		"headers off: still a denial tells to wait",
-		[]item{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{
+		[]bucketResult{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{
 			Denied: true, Size: 1, Clear: time.Second, RetryAfter: time.Second}}},
 		`retry-after=1`,
 	},
-	{"headers off, admitted", []item{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{Size: 1}}}, ``},
+	{"headers off, admitted", []bucketResult{{policy: &policy{path: "a"}, limit: limitOf(1), decision: limiter.Decision{Size: 1}}}, ``},
 	{
 		"each limit shows in its own families; all count for the wait",
-		[]item{
+		[]bucketResult{
 			{policy: &policy{path: "x"}, limit: limitOf(4), families: xRateLimit,
 				decision: limiter.Decision{Size: 4, Remaining: 3, Clear: time.Second}},
 			{policy: &policy{path: "i"}, limit: limitOf(5), families: ietf,
@@ -264,7 +264,7 @@ var fieldsTests = []struct {
 	},
 	{
 		"one family only shows its own denials",
-		[]item{
+		[]bucketResult{
 			{policy: &policy{path: "i"}, limit: limitOf(1, time.Minute), families: ietf, decision: limiter.Decision{
 				Denied: true, Size: 1, Clear: time.Minute, RetryAfter: time.Minute}},
 			{policy: &policy{path: "x"}, limit: limitOf(4), families: xRateLimit,
@@ -274,11 +274,11 @@ var fieldsTests = []struct {
 	},
 }
 
-// fieldsOf returns the fields of a request on which items were decided.
-func fieldsOf(items []item) fields {
+// fieldsOf returns the fields of a request with the given results.
+func fieldsOf(items []bucketResult) fields {
 	var f fields
 	sum, _ := summarize(items, 0)
-	f.describe(items, sum, nil)
+	f.render(items, sum, nil)
 	return f
 }
 
@@ -291,7 +291,7 @@ func TestFields(t *testing.T) {
 		if got := fieldsIn(h); got != tc.want {
 			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
 		}
-		if slices.ContainsFunc(tc.items, func(it item) bool { return it.limit.Size > mostParsed }) {
+		if slices.ContainsFunc(tc.items, func(it bucketResult) bool { return it.limit.Size > mostParsed }) {
 			continue
 		}
 		if err := checkStructured(tc.items, f); err != nil {
@@ -307,9 +307,9 @@ const mostParsed = 99_999_999_999_999
 
 // checkStructured returns an error unless the IETF fields are structured fields
 // of the kind that draft-ietf-httpapi-ratelimit-headers-11 wants, and true.
-func checkStructured(items []item, f fields) error {
+func checkStructured(items []bucketResult, f fields) error {
 	all, _ := summarize(items, 0)
-	items = slices.DeleteFunc(slices.Clone(items), func(it item) bool { return it.families&ietf == 0 })
+	items = slices.DeleteFunc(slices.Clone(items), func(it bucketResult) bool { return it.families&ietf == 0 })
 	policies, err := parseList(f[fieldPolicy])
 	if err != nil {
 		return fmt.Errorf("RateLimit-Policy: %s: %w", f[fieldPolicy], err)
@@ -356,7 +356,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 		var now clock
 		store := limiter.NewMemory(now.read)
 		paths := []string{"default", "a", "a/b", "x.y-z_0"}[:rapid.IntRange(1, 4).Draw(t, "limits")]
-		var items []item
+		var items []bucketResult
 		var req limiter.Request
 		for _, path := range paths {
 			l := limiter.Limit{
@@ -369,7 +369,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 				l.DripSize = l.Size
 			}
 			show := families(rapid.IntRange(0, 3).Draw(t, "families"))
-			items = append(items, item{policy: &policy{path: path}, limit: l, families: show})
+			items = append(items, bucketResult{policy: &policy{path: path}, limit: l, families: show})
 			req.Buckets = append(req.Buckets, limiter.Bucket{Name: path, Limit: l})
 		}
 		req.Accounting = limiter.Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
@@ -387,7 +387,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 			for i, d := range decisions {
 				items[i].decision, items[i].cost = d, req.Buckets[i].Cost
 				if limiter.Summarize(decisions).Denied {
-					items[i].await()
+					items[i].extendRetryAfter()
 				}
 			}
 			f := fieldsOf(items)
@@ -401,7 +401,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 
 // checkTimes checks the times in the fields: Retry-After against all limits, the
 // others against those that show in their family.
-func checkTimes(t *rapid.T, items []item, f fields) {
+func checkTimes(t *rapid.T, items []bucketResult, f fields) {
 	sum, _ := summarize(items, 0)
 	shown, _ := summarize(items, xRateLimit)
 	if wants := sum.Denied && !sum.Never; wants != (f[fieldRetryAfter] != "") {
@@ -454,7 +454,7 @@ func TestValuesAddedToOurFields(t *testing.T) {
 			if tc.now != nil {
 				h[name] = slices.Clone(tc.now)
 			}
-			f.keep(h)
+			f.dropForeign(h)
 			if got := h[name]; !slices.Equal(got, tc.want) || (got == nil) != (tc.want == nil) {
 				t.Errorf("%s: %s is %q, want %q", tc.name, name, got, tc.want)
 			}
@@ -465,17 +465,17 @@ func TestValuesAddedToOurFields(t *testing.T) {
 	}
 }
 
-// TestFieldsReplaceWhatWasThere guards that our fields stand alone, whatever was
+// TestFieldsReplaceEarlierValues guards that our fields stand alone, whatever was
 // there before, that one we do not set any more goes, and that fields which were
 // never ours are left as they are.
-func TestFieldsReplaceWhatWasThere(t *testing.T) {
+func TestFieldsReplaceEarlierValues(t *testing.T) {
 	h := http.Header{
 		"X-Ratelimit-Limit": {"100", "200"},
 		"X-Ratelimit-Reset": {"1.000"},
 		"Retry-After":       {"120"},
 	}
 	f, before := fields{fieldLimit: "5"}, fields{fieldLimit: "8", fieldReset: "1.000"}
-	before.unset(h)
+	before.remove(h)
 	f.set(h)
 	if got, want := fieldsIn(h), "limit=5 retry-after=120"; got != want {
 		t.Errorf("got %s, want %s", got, want)
@@ -571,7 +571,7 @@ func TestQuotaUnits(t *testing.T) {
 				headers ratelimit
 			}
 		}
-		rate_limit /dear api {
+		rate_limit /costly api {
 			size 9
 			cost 2
 			headers ratelimit
@@ -582,7 +582,7 @@ func TestQuotaUnits(t *testing.T) {
 	s.run(
 		step{path: "/cheap", header: []string{"X-Cost: 1"}, want: `200 ` + policies +
 			`ratelimit="api";r=8;t=8, "default";r=8;t=8, "each";r=8;t=8, "each/min_interval";r=0;t=1`},
-		step{path: "/dear", want: `200 policy="api";q=9;qu="units";w=9 ratelimit="api";r=6;t=6`},
+		step{path: "/costly", want: `200 policy="api";q=9;qu="units";w=9 ratelimit="api";r=6;t=6`},
 		step{path: "/cheap", after: time.Second, header: []string{"X-Cost: 5"}, want: `200 ` + policies +
 			`ratelimit="api";r=6;t=6, "default";r=8;t=8, "each";r=4;t=4, "each/min_interval";r=0;t=1`},
 	)
@@ -823,7 +823,7 @@ func TestHeadersOption(t *testing.T) {
 	}
 }
 
-// TestHeaderDirective guards that whoever configures a header directive has the
+// TestHeaderDirective guards that an administrator who configures a header directive has the
 // last word on our fields: they are not restored when removed or replaced.
 func TestHeaderDirective(t *testing.T) {
 	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {

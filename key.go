@@ -16,22 +16,22 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// key tells whose bucket a request meets: a template, made ready.
+// key is a parsed key template, which determines the bucket of a request.
 type key struct {
 	template   string
 	parts      []part
-	ipv4, ipv6 int  // how many bits of an address count
-	fixed      bool // whether it is the same wherever it stands on one request
+	ipv4, ipv6 int  // prefix lengths of addresses
+	fixed      bool // whether its value stays the same throughout a request
 }
 
 // part is a piece of a key's template: literal text or a placeholder.
 type part struct {
 	text        string // the literal, or the placeholder's name without braces
 	placeholder bool
-	address     bool   // whether its value is an address, to be normalised
-	unverified  bool   // whether its value can't be relied on in early data
-	fixed       bool   // whether nothing can change its value while a request is decided
-	header      string // the field that it is the value of, as http.Header has it
+	address     bool   // whether its value is an address to be normalised
+	unverified  bool   // whether its value is not verified in early data
+	fixed       bool   // whether its value stays the same throughout a request
+	header      string // the canonical name of the header field, if it is one
 }
 
 const (
@@ -39,9 +39,9 @@ const (
 	remoteHost = "http.request.remote.host"
 )
 
-// addresses are the placeholders that hold one address and are normalised
-// wherever they stand, by their names. The short ones are the Caddyfile's; in
-// JSON they would otherwise be unknown, and so empty.
+// addresses maps the placeholders whose value is a single address, which is always
+// normalised, to their full names. The short names are those of the Caddyfile; in
+// JSON they would otherwise be unknown, and thus empty.
 var addresses = map[string]string{
 	clientIP:      clientIP,
 	remoteHost:    remoteHost,
@@ -49,13 +49,13 @@ var addresses = map[string]string{
 	"remote_host": remoteHost,
 }
 
-// newKey makes a template ready.
+// newKey parses a template.
 func newKey(template string, ipv4, ipv6 int) (*key, error) {
 	const want = "text or placeholders, such as {client_ip}, or a word for one bucket for all"
 	if template == "" || strings.ContainsRune(template, 0) {
 		return nil, badOption("key", template, want)
 	}
-	// Caddy's own replacer finds the placeholders: it knows what is escaped.
+	// Caddy's own replacer finds the placeholders, as it handles escapes.
 	k := &key{template: template, ipv4: ipv4, ipv6: ipv6}
 	var names []string
 	text, err := caddy.NewEmptyReplacer().ReplaceFunc(template, func(name string, _ any) (any, error) {
@@ -65,7 +65,7 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 	if err != nil {
 		return nil, badOption("key", template, fmt.Sprintf("%s: %v", want, err))
 	}
-	if !balanced(template) {
+	if !bracesBalance(template) {
 		return nil, badOption("key", template, `each placeholder with both of its braces, and others as \{ and \}`)
 	}
 	for i, literal := range strings.Split(text, "\x00") {
@@ -80,15 +80,15 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 	return k, nil
 }
 
-// newPlaceholder returns the piece of a key that is a placeholder.
+// newPlaceholder returns the part of a key that is a placeholder.
 func newPlaceholder(name string) part {
 	p := part{text: name, placeholder: true}
 	if full := addresses[name]; full != "" {
 		p.text, p.address = full, true
 	}
 	p.unverified = p.address || strings.HasPrefix(p.text, "http.request.remote")
-	// What the request itself holds stays. Anything else a matcher may set, as
-	// path_regexp sets its captures, or time may.
+	// Values of the request itself do not change. Others may: a matcher can set
+	// them, as path_regexp sets its captures, and some change with time.
 	p.fixed = p.text == clientIP ||
 		strings.HasPrefix(p.text, "http.request.") && !strings.HasPrefix(p.text, "http.request.duration")
 	if field, ok := strings.CutPrefix(p.text, "http.request.header."); ok {
@@ -97,13 +97,13 @@ func newPlaceholder(name string) part {
 	return p
 }
 
-// value returns the value of a placeholder: what the replacer has for it, of the
-// most common ones without asking it. An address that is none is no value.
+// value returns the value of a placeholder as the replacer would, but faster for
+// the most common ones. It returns "" if the client has no address.
 func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 	switch {
 	case p.text == clientIP:
 		if address, ok := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string); ok {
-			return unlessSocket(address)
+			return dropSocketAddress(address)
 		}
 	case p.header != "":
 		if values := r.Header[p.header]; len(values) == 1 {
@@ -112,21 +112,21 @@ func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 	}
 	v, _ := repl.GetString(p.text)
 	if p.address {
-		return unlessSocket(v)
+		return dropSocketAddress(v)
 	}
 	return v
 }
 
-// unlessSocket returns address, or nothing if it is what stands for one where
-// the client is a unix socket.
-func unlessSocket(address string) string {
+// dropSocketAddress returns address, or "" if it is the placeholder address of a
+// client on a unix socket.
+func dropSocketAddress(address string) string {
 	if address == "@" {
 		return ""
 	}
 	return address
 }
 
-// String returns the template, every placeholder by its full name.
+// String returns the template with the full names of all placeholders.
 func (k *key) String() string {
 	var text strings.Builder
 	for _, p := range k.parts {
@@ -139,12 +139,13 @@ func (k *key) String() string {
 	return text.String()
 }
 
-// mark returns what tells buckets of a path apart by the key, and by their numbers if
-// any are given. Those of limits with a name agree in both. Without one they need
-// not: by values of another key, such as a header field, clients could otherwise
-// fill each other's buckets, and a small limit of one site would deny what a large
-// one of another has admitted. The default key alone has no mark.
-func (k *key) mark(path, numbers string) string {
+// nameSuffix returns a suffix for the names of buckets that distinguishes buckets of
+// one path by the key and, if given, by their numbers. Limits of the same name agree
+// in both, but limits without a name need not. Without a suffix, clients could fill
+// each other's buckets by values of another key, such as a header field, and a small
+// limit of one site would deny what a large one of another has admitted. The suffix
+// is empty for the default key without numbers.
+func (k *key) nameSuffix(path, numbers string) string {
 	template := k.String()
 	if first, _, _ := strings.Cut(path, "/"); first != defaultName || template == defaultKey && numbers == "" {
 		return ""
@@ -157,30 +158,30 @@ func (k *key) mark(path, numbers string) string {
 	return "@" + strconv.FormatUint(digest.Sum64(), 36)
 }
 
-// errEarlyData refuses a request whose address cannot be known yet: while the
-// TLS handshake is incomplete anybody could have replayed it from anywhere.
+// errEarlyData rejects a request whose address is not verified yet: until the TLS
+// handshake is complete, it may have been replayed by anyone from anywhere.
 var errEarlyData = refusal{
 	status: http.StatusTooEarly,
 	err:    errors.New("TLS handshake not complete, the client's address cannot be verified"),
 }
 
-// expand returns the key of one request, and whether it has one: if none of
-// the key's placeholders has a value it does not.
+// expand returns the key of a request, and whether it has one: it does not if none
+// of the placeholders has a value.
 //
-// Where several placeholders make a key the lengths of their values are part of
-// it, so that no client can choose values that run together to another's. It is
-// then no address as a whole either, even if it looks like one.
+// If there are several placeholders, the lengths of their values are part of the
+// key, so that no client can choose values that concatenate to another client's key.
+// Such a key is never treated as an address, even if it looks like one.
 func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
 	if len(k.parts) == 1 {
 		p := &k.parts[0]
 		if !p.placeholder {
-			return k.address(p.text), true, nil
+			return k.normalize(p.text), true, nil
 		}
 		if p.unverified && earlyData(r) {
 			return "", false, errEarlyData
 		}
 		v := p.value(r, repl)
-		return k.address(v), v != "", nil
+		return k.normalize(v), v != "", nil
 	}
 	var text, lengths []byte
 	placeholders, given := 0, false
@@ -195,7 +196,7 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 		}
 		v := p.value(r, repl)
 		if p.address {
-			v = k.address(v)
+			v = k.normalize(v)
 		}
 		text = append(text, v...)
 		lengths = binary.AppendUvarint(lengths, uint64(len(v)))
@@ -207,34 +208,34 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 	case placeholders > 1:
 		return string(append(append(text, 0), lengths...)), true, nil
 	}
-	return k.address(string(text)), true, nil
+	return k.normalize(string(text)), true, nil
 }
 
-// client returns the address of the client, which stands in for a key that a
-// request does not have. It is empty if the client has none.
-func (k *key) client(r *http.Request) (string, error) {
+// clientAddress returns the address of the client, which is used if a request has
+// no key. It is empty if the client has none.
+func (k *key) clientAddress(r *http.Request) (string, error) {
 	if earlyData(r) {
 		return "", errEarlyData
 	}
 	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	return k.address(unlessSocket(address)), nil
+	return k.normalize(dropSocketAddress(address)), nil
 }
 
-// address returns an IP address as far as it counts: an IPv4 address in one of
-// IPv6 is the IPv4 address, a zone is dropped, and of the rest the prefix
-// remains. Anything else is returned as it is.
-func (k *key) address(text string) string {
+// normalize returns the prefix of an IP address: an IPv4 address embedded in an
+// IPv6 address counts as the IPv4 address, and a zone is dropped. Anything else is
+// returned unchanged.
+func (k *key) normalize(text string) string {
 	if !strings.ContainsAny(text, ".:") {
-		return text // no address, and no need to have an error made
+		return text // not an address; saves the cost of an error
 	}
 	ip, err := netip.ParseAddr(text)
 	if err != nil {
 		return text
 	}
 	if ip.Is4() && k.ipv4 == ip.BitLen() {
-		return text // which is the only way to write it
+		return text // already normalised
 	}
-	ip = inner(ip.WithZone("").Unmap())
+	ip = embeddedIPv4(ip.WithZone("").Unmap())
 	bits := k.ipv6
 	if ip.Is4() {
 		bits = k.ipv4
@@ -245,21 +246,21 @@ func (k *key) address(text string) string {
 	return netip.PrefixFrom(ip, bits).Masked().String()
 }
 
-// How many bits of an address are the network that new keys of a full limit share
-// a bucket by: many more than a provider hands to one customer, so that it is hard
-// to have addresses in many of them.
+// The prefix lengths of the networks that share a bucket in a full limit. The
+// networks are much larger than what a provider assigns to a customer, so that it
+// is hard to get addresses in many of them.
 const (
 	networkBits4 = 16
 	networkBits6 = 32
 )
 
-// noNetwork stands for the network of clients whose address is not known, as on
-// a unix socket, or not proven yet, as in early data.
+// noNetwork is the network of clients whose address is unknown, as on a unix
+// socket, or not verified yet, as in early data.
 const noNetwork = "none"
 
-// networkOf returns the network that the client's address is in. The address
-// counts as it does in keys.
-func networkOf(r *http.Request) string {
+// networkOfClient returns the network of the client's address, which is normalised
+// like in keys.
+func networkOfClient(r *http.Request) string {
 	if earlyData(r) {
 		return noNetwork
 	}
@@ -268,7 +269,7 @@ func networkOf(r *http.Request) string {
 	if err != nil {
 		return noNetwork
 	}
-	ip = inner(ip.WithZone("").Unmap())
+	ip = embeddedIPv4(ip.WithZone("").Unmap())
 	bits := networkBits6
 	if ip.Is4() {
 		bits = networkBits4
@@ -276,11 +277,11 @@ func networkOf(r *http.Request) string {
 	return netip.PrefixFrom(ip, bits).Masked().String()
 }
 
-// inner returns the IPv4 address that an address of 6to4 (2002::/16, RFC 3056) or
-// NAT64 (64:ff9b::/96, RFC 6052) holds, or ip if it is none of these. A single
-// host of IPv4 may use any of 65536 networks of 6to4, and all of them come from one
-// network through NAT64.
-func inner(ip netip.Addr) netip.Addr {
+// embeddedIPv4 returns the IPv4 address embedded in an address of 6to4 (2002::/16,
+// RFC 3056) or NAT64 (64:ff9b::/96, RFC 6052), or ip if it is neither. A single IPv4
+// host may use any of the 65536 networks of its 6to4 prefix, and all IPv4 hosts
+// share one network with NAT64.
+func embeddedIPv4(ip netip.Addr) netip.Addr {
 	if !ip.Is6() {
 		return ip
 	}
@@ -294,7 +295,7 @@ func inner(ip netip.Addr) netip.Addr {
 	return ip
 }
 
-// earlyData reports whether r came before its TLS handshake was complete.
+// earlyData reports whether r was received before its TLS handshake was complete.
 func earlyData(r *http.Request) bool {
 	return r.TLS != nil && !r.TLS.HandshakeComplete
 }

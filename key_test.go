@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -36,7 +37,7 @@ func expandKeyPrefixes(
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newCheck()
+	c := newTestEvaluation()
 	for name, v := range values {
 		if name == "http.vars.client_ip" {
 			caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, v)
@@ -89,7 +90,7 @@ func TestKeyTemplates(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := newCheck()
+			c := newTestEvaluation()
 			for name, v := range values {
 				c.replacer.Set(name, v)
 			}
@@ -284,9 +285,9 @@ func TestKeyShorthandsInJSON(t *testing.T) {
 	if got := l.key.String(); got != want {
 		t.Errorf("got key %s, want %s", got, want)
 	}
-	c := newCheck()
+	c := newTestEvaluation()
 	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "203.0.113.9")
-	if err := l.apply(c); err != nil || len(c.buckets) != 1 {
+	if err := l.addTo(c); err != nil || len(c.buckets) != 1 {
 		t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
 	}
 	want = "203.0.113.9 192.0.2.1 example.com"
@@ -485,7 +486,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
 			l, logs := readyLimit(t, &Limit{Name: "limit", Key: tc.key, Size: "1", IPv4Prefix: "24"})
-			c := newCheck()
+			c := newTestEvaluation()
 			caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "::ffff:198.51.100.7")
 			for name, v := range tc.values {
 				if name == "http.request.remote.host" {
@@ -494,7 +495,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 				}
 				c.replacer.Set(name, v)
 			}
-			if err := l.apply(c); err != nil || len(c.buckets) != 1 {
+			if err := l.addTo(c); err != nil || len(c.buckets) != 1 {
 				t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
 			}
 			if b := c.buckets[0]; b.Name != tc.wantName || b.Key != tc.wantKey || c.policies[0].path != "limit" {
@@ -511,8 +512,8 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 // Guards that the other bucket of a legacy limit is apart in the same way.
 func TestMissingKeyOfLegacyLimit(t *testing.T) {
 	l, logs := readyLimit(t, &Limit{Name: "a", Key: "{a}", Max: "5", Duration: "1s", MinInterval: "1s"})
-	c := newCheck()
-	if err := l.apply(c); err != nil || len(c.buckets) != 2 || logs.Len() != 1 {
+	c := newTestEvaluation()
+	if err := l.addTo(c); err != nil || len(c.buckets) != 2 || logs.Len() != 1 {
 		t.Fatalf("got buckets %+v, %v and %d log entries, want two and one", c.buckets, err, logs.Len())
 	}
 	for i, want := range []string{"a@client_ip", "a/min_interval@client_ip"} {
@@ -522,7 +523,7 @@ func TestMissingKeyOfLegacyLimit(t *testing.T) {
 	}
 }
 
-// Guards that missing keys are told to the administrator, by the template and
+// Guards that missing keys are reported to the administrator, by the template and
 // not by what anyone sent, once for each limit until the configuration is
 // loaded again, and not once for each request.
 func TestMissingKeyWarnsOnce(t *testing.T) {
@@ -546,9 +547,9 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 	want := []string{"warn a {a}", "warn c {c}-{a}"}
 	for range 2 { // two configurations
 		l, warned := load()
-		c := newCheck()
+		c := newTestEvaluation()
 		c.replacer.Set("a", "secret")
-		if err := l.apply(c); err != nil {
+		if err := l.addTo(c); err != nil {
 			t.Fatal(err)
 		}
 		if got := warned(); len(got) > 0 {
@@ -557,7 +558,7 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 		var requests sync.WaitGroup
 		for range 20 {
 			requests.Go(func() {
-				if err := l.apply(newCheck()); err != nil {
+				if err := l.addTo(newTestEvaluation()); err != nil {
 					t.Error(err)
 				}
 			})
@@ -574,9 +575,9 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 // Guards that a request without a known client address is still limited.
 func TestUnknownClientAddress(t *testing.T) {
 	l, logs := readyLimit(t, &Limit{Name: "a", Size: "1"})
-	c := newCheck()
+	c := newTestEvaluation()
 	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "")
-	if err := l.apply(c); err != nil || len(c.buckets) != 1 {
+	if err := l.addTo(c); err != nil || len(c.buckets) != 1 {
 		t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
 	}
 	if b := c.buckets[0]; b.Name != "a@client_ip" || b.Key != "" {
@@ -596,10 +597,10 @@ func TestKeyOfEachRequest(t *testing.T) {
 		{Name: "d", Size: "1"},
 	}})
 	for _, v := range []string{"1", "2"} {
-		c := newCheck()
+		c := newTestEvaluation()
 		c.replacer.Set("a", "a"+v)
 		c.replacer.Set("c", "c"+v)
-		if err := l.apply(c); err != nil {
+		if err := l.addTo(c); err != nil {
 			t.Fatal(err)
 		}
 		got := make([]string, len(c.buckets))
@@ -622,7 +623,7 @@ func TestValuesReadDirectly(t *testing.T) {
 		"other fields": {"X-Keys: alice", "Host: example.com"},
 	}
 	for name, header := range requests {
-		c := newCheck()
+		c := newTestEvaluation()
 		r, repl := c.request, c.replacer
 		for _, field := range header {
 			name, value, _ := strings.Cut(field, ": ")
@@ -694,7 +695,7 @@ func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 
 // Guards that a host of IPv4 has one bucket however it comes: as itself, or by
 // 6to4 or NAT64, which put its address into one of IPv6.
-func TestHostOfIPv4HasOneBucket(t *testing.T) {
+func TestIPv4HostHasOneBucket(t *testing.T) {
 	s := startConfig(t, config{
 		global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
 		site:   "rate_limit {\nsize 9\n}\nrespond admitted",
@@ -714,7 +715,7 @@ func TestHostOfIPv4HasOneBucket(t *testing.T) {
 	}
 }
 
-// Guards that whoever runs the server is told what really happens where clients
+// Guards that the administrator is told what really happens where clients
 // have no address, as on a unix socket of which no proxy is trusted: all of
 // them share one bucket. Where a proxy is trusted that tells one, it counts.
 func TestClientsWithoutAddress(t *testing.T) {
@@ -911,7 +912,7 @@ func TestAddressNotTrusted(t *testing.T) {
 	)
 }
 
-// TestMissingKeyIsReported guards that whoever runs the server learns, once for
+// TestMissingKeyIsReported guards that the administrator learns, once for
 // each limit, that requests come without a key.
 func TestMissingKeyIsReported(t *testing.T) {
 	s := startSite(t, `
@@ -941,5 +942,49 @@ func TestMissingKeyIsReported(t *testing.T) {
 	want := []string{"by-key {http.request.header.X-Key}", "by-key/deeper {http.request.header.X-Key}"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got warnings of %q, want %q", got, want)
+	}
+}
+
+// setClient gives a request a client's address.
+func setClient(c *evaluation, address string) {
+	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, address)
+}
+
+// Guards by which network keys share buckets: that of the client's address,
+// which counts as in keys, so that nobody has more of them by writing it in
+// another way.
+func TestNetworkOfClients(t *testing.T) {
+	for address, want := range map[string]string{
+		"203.0.113.7":          "203.0.0.0/16",
+		"203.0.255.255":        "203.0.0.0/16",
+		"203.1.0.0":            "203.1.0.0/16",
+		"::ffff:203.0.113.7":   "203.0.0.0/16",
+		"2002:cb00:7107::1":    "203.0.0.0/16",
+		"64:ff9b::203.0.113.7": "203.0.0.0/16",
+		"2001:db8:1:2::3":      "2001:db8::/32",
+		"2001:db8:ffff::":      "2001:db8::/32",
+		"2001:db9::":           "2001:db9::/32",
+		"fe80::1%eth0":         "fe80::/32",
+		"fe80::2%eth1":         "fe80::/32",
+		"@":                    "none",
+		"":                     "none",
+		"203.0.113.7:80":       "none",
+	} {
+		c := newTestEvaluation()
+		setClient(c, address)
+		if got := c.clientNetwork(); got != want {
+			t.Errorf("%q: got %q, want %q", address, got, want)
+		}
+		// Nothing has proven the address yet.
+		c = newTestEvaluation()
+		setClient(c, address)
+		if c.request.TLS = new(tls.ConnectionState); c.clientNetwork() != noNetwork {
+			t.Errorf("%q in early data: got %q, want %q", address, c.clientNetwork(), noNetwork)
+		}
+	}
+	c := newTestEvaluation()
+	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, nil)
+	if got := c.clientNetwork(); got != noNetwork {
+		t.Errorf("without an address: got %q, want %q", got, noNetwork)
 	}
 }

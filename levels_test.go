@@ -70,9 +70,9 @@ func TestDeletedKeysStayDeleted(t *testing.T) {
 	}
 }
 
-// TestLevelsMove guards that limits stay when a reload moves the buckets: from
+// TestLevelsSurviveStoreChange guards that limits stay when a reload moves the buckets: from
 // memory to Redis, to another Redis, database, prefix or secret, and back.
-func TestLevelsMove(t *testing.T) {
+func TestLevelsSurviveStoreChange(t *testing.T) {
 	a, b := startUsed(t), startUsed(t)
 	const site = "rate_limit {\nsize 10\ndrip_rate 1h\nkey all\n}\nrespond admitted"
 	none := config{site: site}
@@ -122,10 +122,10 @@ func TestLevelsMove(t *testing.T) {
 	}
 }
 
-// TestLevelsKeepWithNumbersFromEnvironment guards that a number is the same for a
+// TestLevelsWithNumbersFromEnvironment guards that a number is the same for a
 // bucket whether it is written or comes from a placeholder that is resolved when
 // the configuration is loaded.
-func TestLevelsKeepWithNumbersFromEnvironment(t *testing.T) {
+func TestLevelsWithNumbersFromEnvironment(t *testing.T) {
 	t.Setenv("RATELIMIT_TEST_SIZE", "10")
 	t.Setenv("RATELIMIT_TEST_RATE", "1h")
 	redis := redisGlobal(startUsed(t).Addr, slowly)
@@ -146,10 +146,10 @@ func TestLevelsKeepWithNumbersFromEnvironment(t *testing.T) {
 	}
 }
 
-// TestLevelsKeepWithSizeOfRequests guards that a size which comes from a placeholder
+// TestLevelsWithDynamicSize guards that a size which comes from a placeholder
 // of requests can be changed without that limits start afresh, and that instances
 // whose sizes differ share them: each denies by its own size.
-func TestLevelsKeepWithSizeOfRequests(t *testing.T) {
+func TestLevelsWithDynamicSize(t *testing.T) {
 	redis := redisGlobal(startUsed(t).Addr, slowly)
 	for name, global := range map[string]string{"memory": "", "redis": redis} {
 		t.Run(name, func(t *testing.T) {
@@ -173,10 +173,10 @@ func TestLevelsKeepWithSizeOfRequests(t *testing.T) {
 	}
 }
 
-// TestLevelsOfSeveralMove guards that limits which three instances share stay when
+// TestSharedLevelsSurviveStoreChange guards that limits which three instances share stay when
 // all of them are reloaded, one after the other, to use another Redis; and that
 // what each of them has decided alone does not start afresh in a Redis.
-func TestLevelsOfSeveralMove(t *testing.T) {
+func TestSharedLevelsSurviveStoreChange(t *testing.T) {
 	const site = "rate_limit {\nsize 10\ndrip_rate 1h\nkey all\n}\nrespond admitted"
 	for _, tc := range []struct {
 		name   string

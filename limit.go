@@ -5,12 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 const (
@@ -20,22 +21,150 @@ const (
 	defaultIPv6Prefix = 64
 )
 
-// setting is one option of a limit as it was written.
+// setting is an option of a limit as written in the config.
 type setting struct{ option, text string }
 
-// names are what limits and their paths are made of.
-var names = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+// validName matches the names of limits.
+var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 
-// provision makes l and the limits within it ready. It returns an error that
-// names the limit and its option, if one is wrong.
+// Limit is a leaky bucket for each key, such as each client address. The
+// bucket holds at most `size` units. A request adds its `cost` if it fits;
+// otherwise it is denied and adds nothing. Every `drip_rate`, `drip_size` units
+// drip out.
+//
+// Instead of `size`, `drip_rate` and `drip_size`, a limit can be defined by `max`
+// and `duration`: a bucket of size `max` that drips one unit every
+// `duration`/`max`. That is a burst of `max` and `max` per duration on average,
+// so up to 2·`max` − 1 in one duration.
+//
+// Nested limits apply in addition to the limit that contains them, if that
+// applies. A limit without a size only groups others.
+//
+// `size`, `drip_rate`, `drip_size`, `cost` and `factor` may be strings with
+// placeholders, evaluated for each request. If the value for a request can't be
+// used, the request is rejected: with status 400 for `cost`, 500 for the others.
+// Each value of `drip_rate` and `drip_size` has its own buckets, so a client that
+// can choose them gets a fresh bucket with each value. Use values that clients
+// can't choose, such as variables that are set depending on the user who is logged
+// in. A warning is logged for placeholders of what clients send. `{env.*}`,
+// `{file.*}` and `{system.*}` are resolved when the config is loaded, in any number
+// or duration.
+type Limit struct {
+	// The name of the limit, used in header fields, logs and the names of its
+	// buckets: 1 to 64 letters, digits, `_`, `.` or `-`. Limits of the same name
+	// and equal numbers share their buckets, on all sites and Caddy instances;
+	// those without a name do so if their keys are equal too. Required for a
+	// nested limit. Default: `default`.
+	Name string `json:"name,omitempty"`
+
+	// Matches the requests that the limit applies to. Default: all requests.
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
+
+	// The key of a request, whose bucket is charged: text with placeholders,
+	// evaluated after the limit's matchers. An IP address is normalised and
+	// shortened to its prefix; one of 6to4 or NAT64 counts as the IPv4 address in
+	// it. If none of the placeholders has a value, the client's address is used
+	// instead, with buckets of its own. Default: that of the containing limit, or
+	// `{http.vars.client_ip}`.
+	Key string `json:"key,omitempty"`
+
+	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as
+	// `60/1s`, `1000/1h` or `5/1d`. It replaces `drip_rate` and `drip_size`, and
+	// the size is n unless it is set. Placeholders must not depend on the request.
+	Rate Rate `json:"rate,omitempty"`
+
+	// The number of units that the bucket holds, from 1 to 2^49. Default: the `n`
+	// of the rate, if it is set.
+	Size Number `json:"size,omitempty"`
+
+	// The time from one drip to the next, in whole microseconds. Each value of
+	// placeholders has its own buckets. Default: `1s`.
+	DripRate Duration `json:"drip_rate,omitempty"`
+
+	// The number of units in a drip, from 1 to 2^49. Each value of placeholders
+	// has its own buckets. Default: 1.
+	DripSize Number `json:"drip_size,omitempty"`
+
+	// The number of units that a request adds, at least 1. Default: 1.
+	Cost Number `json:"cost,omitempty"`
+
+	// Divides the size, rounding up: a decimal with at most 6 digits after the
+	// point. 0 switches the bucket off, but not nested limits. Default: 1.
+	Factor Number `json:"factor,omitempty"`
+
+	// The prefix length to which IPv4 addresses are shortened, from 1 to 32.
+	// Default: 32.
+	IPv4Prefix Number `json:"ipv4_prefix,omitempty"`
+
+	// The prefix length to which IPv6 addresses are shortened, from 1 to 128.
+	// Default: 64, since a single host may use any address of its /64.
+	IPv6Prefix Number `json:"ipv6_prefix,omitempty"`
+
+	// The burst, and the number of requests per `duration` on average.
+	// Placeholders must not depend on the request.
+	Max Number `json:"max,omitempty"`
+
+	// The time in which `max` requests are admitted on average. Placeholders must
+	// not depend on the request.
+	Duration Duration `json:"duration,omitempty"`
+
+	// The minimum time between two requests, enforced by a second bucket besides
+	// that of `max` and `duration`. Placeholders must not depend on the request.
+	MinInterval Duration `json:"min_interval,omitempty"`
+
+	// The maximum number of keys of this limit that have buckets in this process,
+	// from 1 to 1000000000, and no more than the app's `max_keys` of `memory`. It
+	// only counts for this limit: nested limits have their own, and so has the
+	// bucket of `min_interval`. With Redis, it also bounds the number of keys that
+	// this instance keeps there, at about 173 bytes a key.
+	//
+	// A limit is never full if this is at least the number of new keys a second
+	// times the seconds that a bucket takes to drain. A million keys take about
+	// 52 MB of memory (RSS), ten million 514 MB. Default: half of the app's.
+	MaxKeys Number `json:"max_keys,omitempty"`
+
+	// What to do with keys that have no bucket when `max_keys` others have one:
+	//
+	// - `forget` (default): each new key gets a bucket, replacing one that is
+	//   nearly empty compared with others. No key is locked out. A key whose
+	//   bucket is forgotten starts with an empty one.
+	// - `share`: no bucket is forgotten. New keys share buckets, one for each
+	//   network of the client's address, a /16 of IPv4 or a /32 of IPv6, whatever
+	//   the key is. Clients without an address, as on a unix socket, share one.
+	//   Use it for limits that must hold under any circumstances, such as those
+	//   of logins.
+	//
+	// While a limit does either, this is logged once a minute. Nested limits have
+	// their own option.
+	WhenFull string `json:"when_full,omitempty"`
+
+	// Nested limits, which apply to requests that this limit applies to and that
+	// they match.
+	Limits []*Limit `json:"limits,omitempty"`
+
+	path          string
+	key           *key
+	maxKeys       int  // 0 for the default
+	shareWhenFull bool // whether new keys share buckets when the limit is full
+	buckets       []*bucket
+	matchers      caddyhttp.MatcherSets
+	logger        *zap.Logger
+
+	warnNoKey          sync.Once
+	warnNoAddress      sync.Once
+	valueErrorThrottle logThrottle // bad values
+}
+
+// provision sets up l and its nested limits. If an option is invalid, it returns
+// an error that names the limit and the option.
 func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) error {
 	if err := l.setPath(parent); err != nil {
-		return fmt.Errorf("limit %q: %w", shown(l.Name), err)
+		return fmt.Errorf("limit %q: %w", redacted(l.Name), err)
 	}
 	l.logger = ctx.Logger()
 	err := l.setKey(parent)
 	if err == nil {
-		err = l.setRoom(defs.maxKeys)
+		err = l.setMaxKeys(defs.maxKeys)
 	}
 	if err == nil {
 		err = l.setBuckets()
@@ -47,12 +176,12 @@ func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) e
 		err = l.setMatchers(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("limit %q: %w", l.shownPath(), err)
+		return fmt.Errorf("limit %q: %w", l.displayPath(), err)
 	}
-	l.warnOfChoice()
+	l.warnClientControlled()
 	for i, child := range l.Limits {
 		if child == nil {
-			return fmt.Errorf("limit %q: limit %d within it is null", l.shownPath(), i)
+			return fmt.Errorf("limit %q: limit %d within it is null", l.displayPath(), i)
 		}
 		if err := child.provision(ctx, l, defs); err != nil {
 			return err
@@ -61,26 +190,26 @@ func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) e
 	return nil
 }
 
-// groups reports whether l has no bucket, only limits within it.
-func (l *Limit) groups() bool { return l.Size == "" && l.Rate == "" && l.Max == "" }
+// isGroup reports whether l has no bucket, only nested limits.
+func (l *Limit) isGroup() bool { return l.Size == "" && l.Rate == "" && l.Max == "" }
 
-// shownPath returns what l is called in messages.
-func (l *Limit) shownPath() string {
+// displayPath returns the path of l for messages.
+func (l *Limit) displayPath() string {
 	if l.path == "" {
 		return defaultName
 	}
 	return l.path
 }
 
-// setPath gives l its path: its name behind those of the limits it is in. A
-// limit that has no name and only groups others does not show in paths.
+// setPath sets the path of l: the names of the limits that contain it and its
+// own. A limit without a name that only groups others is not part of paths.
 func (l *Limit) setPath(parent *Limit) error {
 	switch {
-	case l.Name != "" && !names.MatchString(l.Name):
+	case l.Name != "" && !validName.MatchString(l.Name):
 		return badOption("name", l.Name, "1 to 64 letters, digits, '_', '.' or '-'")
 	case l.Name == "" && parent != nil:
 		return errors.New("a limit within another needs a name")
-	case l.Name == "" && l.groups():
+	case l.Name == "" && l.isGroup():
 		return nil
 	}
 	l.path = l.Name
@@ -93,8 +222,8 @@ func (l *Limit) setPath(parent *Limit) error {
 	return nil
 }
 
-// setKey makes the key ready. Unless l has its own it is the parent's, with its
-// prefixes where l sets none.
+// setKey sets the key. By default it is the parent's, and so are its prefix
+// lengths.
 func (l *Limit) setKey(parent *Limit) error {
 	template, ipv4, ipv6 := l.Key, defaultIPv4Prefix, defaultIPv6Prefix
 	if template == "" && parent != nil {
@@ -122,31 +251,31 @@ func (l *Limit) setKey(parent *Limit) error {
 	return err
 }
 
-// setRoom reads how many buckets there may be, of most in the process, and what
-// becomes of new keys then.
-func (l *Limit) setRoom(most int) error {
+// setMaxKeys sets how many buckets the limit may have, at most limit, and what to
+// do with new keys when it is full.
+func (l *Limit) setMaxKeys(limit int) error {
 	if l.MaxKeys != "" {
 		var err error
 		if l.maxKeys, err = newNumber("max_keys", string(l.MaxKeys), parseMaxKeys); err != nil {
 			return err
 		}
-		if l.maxKeys > most {
+		if l.maxKeys > limit {
 			return badOption("max_keys", string(l.MaxKeys),
-				fmt.Sprintf("at most that of memory in the global option, %d", most))
+				fmt.Sprintf("at most that of memory in the global option, %d", limit))
 		}
 	}
 	var err error
-	l.share, err = newConstant("when_full", or(l.WhenFull, whenFullForget), parseWhenFull)
+	l.shareWhenFull, err = newConstant("when_full", cmp.Or(l.WhenFull, whenFullForget), parseWhenFull)
 	return err
 }
 
-// What becomes of keys that have no bucket when a limit has no room for more.
+// What to do with new keys when a limit is full.
 const (
-	whenFullForget = "forget" // each takes the place of the emptiest bucket
+	whenFullForget = "forget" // each replaces the emptiest bucket
 	whenFullShare  = "share"  // they share buckets
 )
 
-// parseWhenFull reads what becomes of such keys: whether they share buckets.
+// parseWhenFull parses the when_full option.
 func parseWhenFull(text string) (share bool, want string) {
 	switch text {
 	case whenFullForget, whenFullShare:
@@ -155,7 +284,7 @@ func parseWhenFull(text string) (share bool, want string) {
 	return false, "forget or share"
 }
 
-// setMatchers makes the matchers ready.
+// setMatchers loads the matchers.
 func (l *Limit) setMatchers(ctx caddy.Context) error {
 	if l.MatcherSetsRaw == nil {
 		return nil
@@ -167,8 +296,8 @@ func (l *Limit) setMatchers(ctx caddy.Context) error {
 	return l.matchers.FromInterface(sets)
 }
 
-// setBuckets makes the limit's buckets ready: one, or for a legacy limit with
-// a min_interval two.
+// setBuckets sets up the limit's buckets: one, or two for a legacy limit with
+// min_interval.
 func (l *Limit) setBuckets() error {
 	if l.Rate != "" {
 		return l.setRateBucket()
@@ -188,14 +317,14 @@ func (l *Limit) setBuckets() error {
 
 	if legacy := firstSet(legacyOptions); legacy != nil {
 		if o := firstSet(bucketOptions); o != nil {
-			return fmt.Errorf("%s: got %q beside %s, want either size, drip_rate and drip_size or max, duration and min_interval",
+			return fmt.Errorf("%s: got %q together with %s, want either size, drip_rate and drip_size or max, duration and min_interval",
 				o.option, o.text, legacy.option)
 		}
 		return l.setLegacyBuckets(legacy)
 	}
 	if l.Size == "" {
 		if o := firstSet(append(bucketOptions, shared...)); o != nil {
-			return badOption(o.option, o.text, "a size beside it")
+			return badOption(o.option, o.text, "a size with it")
 		}
 		if len(l.Limits) == 0 {
 			return errors.New("it limits nothing, want rate, size, max or limits within it")
@@ -208,19 +337,55 @@ func (l *Limit) setBuckets() error {
 	if b.size, err = newValue("size", string(l.Size), parseUnits); err != nil {
 		return err
 	}
-	if b.rate, err = newValue("drip_rate", or(string(l.DripRate), "1s"), parseInterval); err != nil {
+	if b.rate, err = newValue("drip_rate", cmp.Or(string(l.DripRate), "1s"), parseInterval); err != nil {
 		return err
 	}
-	if b.drip, err = newValue("drip_size", or(string(l.DripSize), "1"), parseUnits); err != nil {
+	if b.drip, err = newValue("drip_size", cmp.Or(string(l.DripSize), "1"), parseUnits); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
-// setLegacyBuckets makes the buckets of a limit that is told by max, duration
-// and min_interval: one that holds max units and drips one at a time, max of
-// them in the duration, and one that holds a single unit for the interval. The
-// first of them that is set is given.
+// setRateBucket sets up the bucket of a limit that is defined by its rate. The
+// size is the rate's number of units unless it is set.
+func (l *Limit) setRateBucket() error {
+	if o := firstSet([]setting{
+		{"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)}, {"max", string(l.Max)},
+		{"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
+	}); o != nil {
+		return fmt.Errorf("%s: got %q together with rate, want either rate and size, or size, drip_rate and drip_size, "+
+			"or max, duration and min_interval", o.option, o.text)
+	}
+	r, err := newNumber("rate", string(l.Rate), parseRate)
+	if err != nil {
+		return err
+	}
+	b := &bucket{path: l.path}
+	if b.size, err = newValue("size", cmp.Or(string(l.Size), strconv.FormatInt(r.units, 10)), parseUnits); err != nil {
+		return err
+	}
+	if b.factor, err = newValue("factor", cmp.Or(string(l.Factor), "1"), parseFactor); err != nil {
+		return err
+	}
+	var size int64
+	if !b.sizeIsDynamic() {
+		if size, _, err = b.effectiveSize(nil); err != nil {
+			return err
+		}
+	}
+	numbers, err := r.limit(size)
+	if err != nil {
+		return fmt.Errorf("rate: got %q, want another rate or size: %w", string(l.Rate), err)
+	}
+	b.rate = value[time.Duration]{option: "drip_rate", constant: numbers.DripInterval}
+	b.drip = value[int64]{option: "drip_size", constant: numbers.DripSize}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
+
+// setLegacyBuckets sets up the buckets of a limit that is defined by max, duration
+// and min_interval: one that holds max units and drips one at a time, max of them
+// per duration, and one that holds a single unit for the interval. first is the
+// first of these options that is set.
 func (l *Limit) setLegacyBuckets(first *setting) error {
 	missing := ""
 	switch {
@@ -247,7 +412,7 @@ func (l *Limit) setLegacyBuckets(first *setting) error {
 	}
 	rate := time.Duration((micros+most-1)/most) * time.Microsecond
 	b := constantBucket(l.path, most, rate)
-	b.written = setting{"duration", string(l.Duration)}
+	b.source = setting{"duration", string(l.Duration)}
 	if err := l.addBucket(b, string(l.Cost), string(l.Factor)); err != nil {
 		return err
 	}
@@ -259,7 +424,7 @@ func (l *Limit) setLegacyBuckets(first *setting) error {
 		return err
 	}
 	b = constantBucket(l.path+"/min_interval", 1, interval)
-	b.written = setting{"min_interval", string(l.MinInterval)}
+	b.source = setting{"min_interval", string(l.MinInterval)}
 	return l.addBucket(b, "", "")
 }
 
@@ -273,30 +438,30 @@ func constantBucket(path string, size int64, rate time.Duration) *bucket {
 	}
 }
 
-// addBucket completes b and adds it to l's.
+// addBucket completes b and adds it to the buckets of l.
 func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	var err error
-	if b.cost, err = newValue("cost", or(cost, "1"), parseUnits); err != nil {
+	if b.cost, err = newValue("cost", cmp.Or(cost, "1"), parseUnits); err != nil {
 		return err
 	}
-	if b.factor, err = newValue("factor", or(factor, "1"), parseFactor); err != nil {
+	if b.factor, err = newValue("factor", cmp.Or(factor, "1"), parseFactor); err != nil {
 		return err
 	}
 	b.limit = l
-	if err := b.check(); err != nil {
+	if err := b.validate(); err != nil {
 		return err
 	}
-	numbers := "" // limits of one name share their buckets also while their size changes
+	numbers := "" // limits of one name keep sharing buckets while their size changes
 	if l.Name == "" {
-		numbers = b.shownNumbers()
+		numbers = b.describe()
 	}
-	b.name = b.path + l.key.mark(b.path, numbers)
+	b.name = b.path + l.key.nameSuffix(b.path, numbers)
 	b.fallbackName = b.name + "@client_ip"
 	l.buckets = append(l.buckets, b)
 	return nil
 }
 
-// firstSet returns the first of the options that is set, nil if none is.
+// firstSet returns the first of the options that is set, or nil.
 func firstSet(options []setting) *setting {
 	for i := range options {
 		if options[i].text != "" {
@@ -306,49 +471,41 @@ func firstSet(options []setting) *setting {
 	return nil
 }
 
-// or returns text, or def if there is none.
-func or(text, def string) string {
-	if text == "" {
-		return def
-	}
-	return text
-}
-
-// apply adds to c the buckets of l, and of the limits within it, that the
-// request has to pass.
-func (l *Limit) apply(c *check) error {
-	if matches, err := l.matchers.AnyMatchWithError(c.request); err != nil || !matches {
+// addTo adds to e the buckets of l, and of its nested limits, that the request has
+// to pass.
+func (l *Limit) addTo(e *evaluation) error {
+	if matches, err := l.matchers.AnyMatchWithError(e.request); err != nil || !matches {
 		return err
 	}
 	for _, b := range l.buckets {
-		if err := b.apply(c); err != nil {
+		if err := b.addTo(e); err != nil {
 			return err
 		}
 	}
 	for _, child := range l.Limits {
-		if err := child.apply(c); err != nil {
+		if err := child.addTo(e); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// warnOfChoice logs if clients can choose a fresh bucket for each request, because
-// they send what its drips are read from: these tell buckets apart.
-func (l *Limit) warnOfChoice() {
+// warnClientControlled logs a warning if clients can choose a fresh bucket for each
+// request, because they send the values of its drips: each has its own buckets.
+func (l *Limit) warnClientControlled() {
 	for _, b := range l.buckets {
 		for _, o := range []setting{{"drip_rate", b.rate.template}, {"drip_size", b.drip.template}} {
-			if name := sentByClients(o.text); name != "" && !b.off {
-				l.logger.Warn("an option of this limit reads what clients send, and each of its values has a bucket of its own; "+
-					"take it from what they can't choose, or they choose a fresh bucket",
+			if name := clientControlled(o.text); name != "" && !b.off {
+				l.logger.Warn("an option of this limit uses what clients send, and each of its values has its own bucket; "+
+					"use a value that they can't choose, or they can choose a fresh bucket",
 					zap.String("limit", b.path), zap.String("option", o.option), zap.String("placeholder", "{"+name+"}"))
 			}
 		}
 	}
 }
 
-// reportNoKey logs, once, that the client's address stands in for the key, or
-// that there is none either.
+// reportNoKey logs, once, that the client's address is used instead of the key, or
+// that it is missing too.
 func (l *Limit) reportNoKey(address string) {
 	once, message := &l.warnNoKey, "a request has no value for the key of this limit; its client's address is used instead"
 	if address == "" {
@@ -360,109 +517,11 @@ func (l *Limit) reportNoKey(address string) {
 	})
 }
 
-// reportBadValue logs that a placeholder made no usable value, at most once a
-// minute for a limit.
+// reportBadValue logs that the value of a placeholder can't be used, at most once
+// a minute for a limit.
 func (l *Limit) reportBadValue(err error) {
-	if l.reported.due() {
-		l.logger.Error("a placeholder makes no usable value; requests are refused",
+	if l.valueErrorThrottle.allow() {
+		l.logger.Error("the value of a placeholder can't be used; requests are rejected",
 			zap.String("limit", l.path), zap.Error(err))
 	}
-}
-
-// definitions holds what the limits of a configuration are, to find those that
-// share a path by mistake.
-type definitions struct {
-	named map[string]definition // of the whole configuration, by path
-	rooms map[string][2]setting // the same, by the name of the buckets in stores
-	paths map[string]bool       // of one handler
-
-	maxKeys int // of all limits together
-}
-
-// definition is what limits of one path have in common.
-type definition struct {
-	options []setting
-	policy  *policy
-}
-
-// newDefinitions returns the definitions of a configuration without limits.
-func newDefinitions() *definitions {
-	return &definitions{
-		named:   make(map[string]definition),
-		rooms:   make(map[string][2]setting),
-		maxKeys: limiter.DefaultMaxKeys,
-	}
-}
-
-// inHandler returns the definitions as the limits of one more handler add to
-// them.
-func (d *definitions) inHandler() *definitions {
-	return &definitions{named: d.named, rooms: d.rooms, paths: make(map[string]bool), maxKeys: d.maxKeys}
-}
-
-// add adds the buckets of l. In one handler every path may stand once: a
-// request could not be charged twice in one step. Limits of one name share
-// their buckets wherever they stand, so they have to agree in what makes a
-// bucket. Those without a name need not: they share if key and numbers are equal.
-func (d *definitions) add(l *Limit) error {
-	for _, b := range l.buckets {
-		if d.paths[b.path] {
-			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
-		}
-		d.paths[b.path] = true
-		b.policy = &policy{path: b.path, units: b.cost.varies() || b.cost.constant != 1}
-		if err := d.addRoom(b); err != nil {
-			return err
-		}
-		if l.Name == "" {
-			continue
-		}
-		options := []setting{
-			{"key", l.key.String()},
-			{"ipv4_prefix", fmt.Sprint(l.key.ipv4)}, {"ipv6_prefix", fmt.Sprint(l.key.ipv6)},
-			{"size", b.size.String()}, {"drip_rate", b.rate.String()}, {"drip_size", b.drip.String()},
-			{"factor", b.factor.String()},
-		}
-		earlier, found := d.named[b.path]
-		if !found {
-			d.named[b.path] = definition{options, b.policy}
-			continue
-		}
-		for i, o := range options {
-			if o != earlier.options[i] {
-				return disagreement(b, o, earlier.options[i])
-			}
-		}
-		earlier.policy.units = earlier.policy.units || b.policy.units
-		b.policy = earlier.policy
-	}
-	return nil
-}
-
-// addRoom adds how many buckets b's limit may have. Stores bound all buckets of
-// one name together, so that limits which come to one have to agree in it, even
-// where they have no name themselves.
-func (d *definitions) addRoom(b *bucket) error {
-	options := [2]setting{
-		{"max_keys", fmt.Sprint(cmp.Or(b.limit.maxKeys, max(d.maxKeys/2, 1)))},
-		{"when_full", or(b.limit.WhenFull, whenFullForget)},
-	}
-	earlier, found := d.rooms[b.name]
-	if !found {
-		d.rooms[b.name] = options
-		return nil
-	}
-	for i, o := range options {
-		if o != earlier[i] {
-			return disagreement(b, o, earlier[i])
-		}
-	}
-	return nil
-}
-
-// disagreement returns the error for an option of b's limit that is another in
-// an earlier one.
-func disagreement(b *bucket, got, earlier setting) error {
-	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want them equal, since limits of one path share their buckets, or another name",
-		got.option, got.text, earlier.text, b.path)
 }

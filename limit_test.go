@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Guards that a denied client which waits as long as it is told is admitted:
+// Guards that a denied client which waits for Retry-After is admitted:
 // the wait is that of every bucket that has no room for the same request once
 // this one is charged, not only of those that denied it.
 func TestRetryTimeCoversAllBuckets(t *testing.T) {
@@ -239,7 +239,7 @@ func TestClientAdmittedAfterOneWait(t *testing.T) {
 }
 
 // TestDripSize guards that each drip takes drip_size units at once, also where
-// the last is short, and that the wait for a dear request is exact.
+// the last is short, and that the wait for an expensive request is exact.
 func TestDripSize(t *testing.T) {
 	s := startSite(t, `
 		rate_limit {
@@ -386,7 +386,7 @@ func TestAtomicAccounting(t *testing.T) {
 }
 
 // TestEachAccounting guards the other way to account, by the table of its
-// source: whoever keeps asking for what is full uses up what is not.
+// source: a client that keeps retrying a full limit uses up the others.
 func TestEachAccounting(t *testing.T) {
 	s := startSite(t, `
 		rate_limit user {
@@ -417,7 +417,7 @@ func TestEachAccounting(t *testing.T) {
 	)
 }
 
-// TestLegacyLimit guards the limits told by max, duration and min_interval:
+// TestLegacyLimit guards the limits defined by max, duration and min_interval:
 // bursts of max, that many per duration on average, and between any two
 // requests at least the interval.
 func TestLegacyLimit(t *testing.T) {
@@ -532,4 +532,51 @@ func TestSitesShareBuckets(t *testing.T) {
 		step{path: "/unnamed", want: "200 limit=5 remaining=4 clear=1.000"},
 		other("/unnamed", "200 limit=6 remaining=5 clear=1.000"),
 	)
+}
+
+// Guards that the log warns where drips are read from what clients send, and only
+// there: each value has a bucket of its own, so that they choose a fresh one.
+func TestClientControlledDrips(t *testing.T) {
+	for block, want := range map[string]string{
+		`size 5; drip_rate {header.X-Rate}`:       "drip_rate {http.request.header.X-Rate}",
+		`size 5; drip_rate {query.rate}ms`:        "drip_rate {http.request.uri.query.rate}",
+		`size 5; drip_size {cookie.n}`:            "drip_size {http.request.cookie.n}",
+		`size 5; drip_size {path.0}`:              "drip_size {http.request.uri.path.0}",
+		`size 5; drip_size {file.base}`:           "drip_size {http.request.uri.path.file.base}",
+		`size 5; drip_size {http.request.body}`:   "drip_size {http.request.body}",
+		`size 5; drip_size {http.request.form.n}`: "drip_size {http.request.form.n}",
+		`size 5; drip_size {labels.0}`:            "drip_size {http.request.host.labels.0}",
+		`size 5; drip_size {re.a.1}`:              "drip_size {http.regexp.a.1}",
+		`size 5; drip_size {file_match.relative}`: "drip_size {http.matchers.file.relative}",
+		`size 5; drip_rate {remote_port}ms`:       "drip_rate {http.request.remote.port}",
+		`size 5; drip_rate {vars.a}{query.b}`:     "drip_rate {http.request.uri.query.b}",
+		`size 5; drip_rate {query.a}; drip_size {query.b}`: "drip_rate {http.request.uri.query.a}, " +
+			"drip_size {http.request.uri.query.b}",
+
+		`size {query.n}`:                                              "",
+		`size 5; cost {query.n}`:                                      "",
+		`size 5; factor {query.n}`:                                    "",
+		`key {query.n}; size 5; drip_rate 5s`:                         "",
+		`size 5; drip_rate {vars.rate}`:                               "",
+		`size 5; drip_rate {http.auth.user.rate}`:                     "",
+		`size 5; drip_rate {plan_rate}`:                               "",
+		`size 5; drip_size {env.RATE_LIMIT_TEST_N}`:                   "",
+		`size 5; drip_size {http.request.tls.client.san.dns_names.0}`: "",
+		`size 5; drip_rate {query.a}; factor 0`:                       "",
+	} {
+		t.Run(block, func(t *testing.T) {
+			t.Setenv("RATE_LIMIT_TEST_N", "5")
+			s := startConfig(t, config{site: "rate_limit api {\n" + inLines(block) + "\n}\nrespond admitted"})
+			var got []string
+			for _, e := range s.log("warn", ownLogger) {
+				if e["limit"] != "api" {
+					t.Errorf("got %v, want it of limit api", e)
+				}
+				got = append(got, fmt.Sprint(e["option"], " ", e["placeholder"]))
+			}
+			if got := strings.Join(got, ", "); got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
 }

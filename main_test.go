@@ -188,14 +188,14 @@ func startConfig(t testing.TB, c config) *server {
 	s.clock.advance(time.Hour)
 	original := newMemory
 	newMemory = func() *limiter.Memory { return limiter.NewMemory(s.clock.read) }
-	kept.Store(nil)
+	idleMemory.Store(nil)
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
 		if err := caddy.Stop(); err != nil {
 			t.Errorf("stopping Caddy: %v", err)
 		}
 		newMemory = original
-		kept.Store(nil)
+		idleMemory.Store(nil)
 		stores.Range(func(key, _ any) bool {
 			t.Errorf("Caddy stopped, but a store is still in use: %T", key)
 			return true
@@ -719,7 +719,7 @@ const (
 	wantDrain    = `a full bucket and one drip more must drain within 35 years`
 	wantEither   = `want either size, drip_rate and drip_size or max, duration and min_interval`
 	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
-	wantOutside  = `want it in the rate_limit block itself: it is of the whole handler`
+	wantOutside  = `want it in the rate_limit block itself, as it applies to the whole handler`
 	wantOption   = `want one of key, rate, size, drip_rate, drip_size, cost, factor, max, duration, ` +
 		`min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, match, limit, accounting, headers, on_error`
 	wantPolicy    = `want fallback, allow or deny`
@@ -753,10 +753,10 @@ func cleanUp(t *testing.T, app *App) {
 
 // setDrainTime sets for how long a store that no config uses stays open, until
 // the test ends.
-func setDrainTime(t testing.TB, d time.Duration) {
-	original := drainTime
-	drainTime = d
-	t.Cleanup(func() { drainTime = original })
+func setRedisCloseDelay(t testing.TB, d time.Duration) {
+	original := redisCloseDelay
+	redisCloseDelay = d
+	t.Cleanup(func() { redisCloseDelay = original })
 }
 
 // readyLimit returns a limit that is ready for requests, and what it logs.
@@ -780,13 +780,13 @@ func setLogger(l *Limit, logger *zap.Logger) {
 	}
 }
 
-// newCheck returns the check of a new request, before any limit has been
+// newTestEvaluation returns the evaluation of a new request, before any limit has been
 // applied. Its client has the address 192.0.2.1.
-func newCheck() *check {
+func newTestEvaluation() *evaluation {
 	r := httptest.NewRequest("GET", "/", nil)
 	repl := caddy.NewReplacer()
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
-	return &check{request: r, replacer: repl}
+	return &evaluation{request: r, replacer: repl}
 }
 
 // limitOf returns a limit that drips one unit a second, unless said otherwise.

@@ -68,7 +68,7 @@ var absurd = []string{
 // Guards every number and duration of every option against values that can't be
 // meant, from a Caddyfile and from JSON: each is refused in one line that has the
 // option, what it got and what would be right, and none panics.
-func TestAbsurdNumbers(t *testing.T) {
+func TestOutOfRangeNumbers(t *testing.T) {
 	for _, n := range numbers {
 		for _, text := range absurd {
 			want := n.option + `: got "`
@@ -174,21 +174,21 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := new(App)
-			if _, err := take(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
+			if _, err := openStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
 				t.Errorf("got error %v", err)
 			}
-			if len(a.taken) > 0 {
-				t.Errorf("the app has taken %v", a.taken)
+			if len(a.storeKeys) > 0 {
+				t.Errorf("the app has taken %v", a.storeKeys)
 			}
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				store, err := take(a, "test", func() (sharedMemory, error) { return sharedMemory{newMemory()}, nil })
+				store, err := openStore(a, "test", func() (sharedMemory, error) { return sharedMemory{newMemory()}, nil })
 				if err != nil || store.Memory == nil {
 					t.Errorf("afterwards got %v, %v", store, err)
 				}
 				stores.Range(func(any, any) bool { return true })
-				if err := a.release(); err != nil {
+				if err := a.releaseStores(); err != nil {
 					t.Error(err)
 				}
 			}()
@@ -203,7 +203,7 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 
 // Guards that a running Caddy goes on, and takes the next configuration, after
 // it was given numbers that it can't have.
-func TestLoadAfterAbsurdNumbers(t *testing.T) {
+func TestLoadAfterOutOfRangeNumbers(t *testing.T) {
 	const site = "rate_limit {\nsize 9\n}\nrespond admitted"
 	s := startConfig(t, config{site: site})
 	for _, size := range []string{"2147483647", "3000000000", "1000000000"} {
@@ -289,7 +289,7 @@ func TestTLSPlaceholders(t *testing.T) {
 	}
 }
 
-// Guards that stores are told apart by what the options on TLS stand for, not by
+// Guards that stores are distinguished by the resolved TLS options, not by
 // how they are written.
 func TestTLSPlaceholdersTellStoresApart(t *testing.T) {
 	const app = `{"redis":{"addresses":["a:1"],"tls":{"server_name":"{env.RATE_LIMIT_TEST_NAME}"}}}`
@@ -343,7 +343,7 @@ func TestNumbersFromEnvironment(t *testing.T) {
 		"size {$BAD}":                limit(`size: got "three", ` + wantUnits + ` from {$BAD}`),
 		"size 1{$BAD}":               limit(`size: got "1three", ` + wantUnits + ` from 1{$BAD}`),
 		"size {$BRACES}":             limit("size: got {$BRACES}, whose value has braces, want one without"),
-		"size {file." + file + "}":   limit(`size: got "{file.` + file + `}", want that to hold a whole number`),
+		"size {file." + file + "}":   limit(`size: got "{file.` + file + `}", want the file to contain a whole number`),
 		"size 5; ipv4_prefix {$BAD}": limit(`ipv4_prefix: got "three", ` + wantBits4 + ` from {$BAD}`),
 		"max {$BAD}; duration 1s":    limit(`max: got "three", ` + wantUnits + ` from {$BAD}`),
 	} {

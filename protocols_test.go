@@ -145,7 +145,7 @@ func newWebSocket(t testing.TB) string {
 }
 
 // TestWebSocketOverHTTP2 guards that a WebSocket that is opened by CONNECT in a
-// stream of HTTP/2 is charged once and told so, works, and is denied like any
+// stream of HTTP/2 is charged once and gets the fields, works, and is denied like any
 // other request.
 func TestWebSocketOverHTTP2(t *testing.T) {
 	upstream := newWebSocket(t)
@@ -342,7 +342,7 @@ func TestPreflights(t *testing.T) {
 	})
 }
 
-// TestHTTP2 guards that requests are limited and told so on HTTP/2 too.
+// TestHTTP2 guards that requests are limited and get the fields on HTTP/2 too.
 func TestHTTP2(t *testing.T) {
 	s := startConfig(t, config{
 		global: "servers {\nprotocols h1 h2c\n}",

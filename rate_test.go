@@ -42,7 +42,7 @@ func TestRates(t *testing.T) {
 		{Limit{Rate: "60/1s", Size: "2"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
 		{Limit{Rate: "60/1s", Factor: "0.5"}, limiter.Limit{Size: 120, DripInterval: 50_000 * µs, DripSize: 3}},
 		{Limit{Rate: "60/1s", Factor: "30"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
-		// What drips is told before the size is known.
+		// The drip is determined before the size is known.
 		{Limit{Rate: "60/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 16_667 * µs, DripSize: 1}},
 		{Limit{Rate: "999/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 10_011 * µs, DripSize: 10}},
 		{Limit{Rate: "60/1s", Factor: "{n}"}, limiter.Limit{Size: 15, DripInterval: 16_667 * µs, DripSize: 1}},
@@ -51,9 +51,9 @@ func TestRates(t *testing.T) {
 		tc := &tests[i]
 		t.Run(fmt.Sprintf("%s size %s factor %s", tc.limit.Rate, tc.limit.Size, tc.limit.Factor), func(t *testing.T) {
 			l, _ := readyLimit(t, &tc.limit)
-			c := newCheck()
+			c := newTestEvaluation()
 			c.replacer.Set("n", 4)
-			if err := l.apply(c); err != nil {
+			if err := l.addTo(c); err != nil {
 				t.Fatal(err)
 			}
 			if len(c.buckets) != 1 || c.buckets[0].Limit != tc.want || !strings.HasPrefix(c.buckets[0].Name, "default@") || c.buckets[0].Cost != 1 {
@@ -79,7 +79,7 @@ func TestRateErrors(t *testing.T) {
 
 		{`rate`, `rate: got "", want one value, at Caddyfile:3`},
 		{`rate 60 1s`, `rate: got "60 1s", want one value, at Caddyfile:3`},
-		{`rate 60/1s; rate 60/1s`, `rate: got it twice, want it once, at Caddyfile:4`},
+		{`rate 60/1s; rate 60/1s`, `rate: got a duplicate option, want it once, at Caddyfile:4`},
 		{
 			`rate 999/1s; size 9`, `limit "api": rate: got "999/1s", want another rate or size: ` +
 				`size 9: must be at least 10 for a rate of 999/1s; the nearest rates for it are 9/9.01ms and 9/9.009ms`,
@@ -101,12 +101,12 @@ func TestRateErrors(t *testing.T) {
 		{`rate 5/1s; factor -1`, `limit "api": factor: got "-1", ` + wantFactor + wantHolder},
 		{`rate 562949953421312/1s; factor 0.5`, `limit "api": factor: got "0.5", ` + wantSize},
 
-		{`rate 5/1s; drip_rate 1s`, `limit "api": drip_rate: got "1s" beside rate, ` + wantOneForm},
-		{`drip_size 2; rate 5/1s`, `limit "api": drip_size: got "2" beside rate, ` + wantOneForm},
-		{`rate 5/1s; max 5`, `limit "api": max: got "5" beside rate, ` + wantOneForm},
-		{`rate 5/1s; duration 1s`, `limit "api": duration: got "1s" beside rate, ` + wantOneForm},
-		{`rate 5/1s; min_interval 1s`, `limit "api": min_interval: got "1s" beside rate, ` + wantOneForm},
-		{`rate 5/1s; max 5; duration 1s`, `limit "api": max: got "5" beside rate, ` + wantOneForm},
+		{`rate 5/1s; drip_rate 1s`, `limit "api": drip_rate: got "1s" together with rate, ` + wantOneForm},
+		{`drip_size 2; rate 5/1s`, `limit "api": drip_size: got "2" together with rate, ` + wantOneForm},
+		{`rate 5/1s; max 5`, `limit "api": max: got "5" together with rate, ` + wantOneForm},
+		{`rate 5/1s; duration 1s`, `limit "api": duration: got "1s" together with rate, ` + wantOneForm},
+		{`rate 5/1s; min_interval 1s`, `limit "api": min_interval: got "1s" together with rate, ` + wantOneForm},
+		{`rate 5/1s; max 5; duration 1s`, `limit "api": max: got "5" together with rate, ` + wantOneForm},
 
 		{`rate {env.BAD}`, `limit "api": rate: got "60", ` + wantRate + ` from {env.BAD}`},
 		{`rate {env.UNSET_RATE}`, `limit "api": rate: got {env.UNSET_RATE}, which is empty, want a value`},
@@ -144,8 +144,8 @@ func TestRateErrorsInJSON(t *testing.T) {
 }
 
 // Guards what clients meet at a rate, and that it is what they would meet if the
-// limit were told by its drips: same fields, same bucket.
-func TestRateIsDrips(t *testing.T) {
+// limit were defined by its drips: same fields, same bucket.
+func TestRateEqualsDrips(t *testing.T) {
 	rate, drips := "rate 60/1s\nsize 4", "size 4\ndrip_rate 50ms\ndrip_size 3"
 	for _, tc := range []struct{ first, second string }{{rate, rate}, {rate, drips}, {drips, rate}} {
 		site := func(limit string) string {
@@ -208,7 +208,7 @@ func TestRateWithSizeOfRequest(t *testing.T) {
 	)
 }
 
-// Guards that limits of one name agree, however they are told.
+// Guards that limits of one name agree, however they are written.
 func TestRatesOfOneName(t *testing.T) {
 	for second, want := range map[string]string{
 		"rate 60/1s":                              "",

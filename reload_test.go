@@ -97,12 +97,12 @@ func TestReloadKeepsLevels(t *testing.T) {
 // TestReloadWithoutLimits guards that buckets last as long as some config uses
 // them and for keepTime after, and no longer.
 func TestReloadWithoutLimits(t *testing.T) {
-	original := keepTime
-	t.Cleanup(func() { keepTime = original })
+	original := idleMemoryTime
+	t.Cleanup(func() { idleMemoryTime = original })
 	c := config{site: "rate_limit {\nsize 1\n}\nrespond admitted"}
 	s := startConfig(t, c)
 	s.run(step{want: "200 limit=1 remaining=0 clear=1.000"})
-	for _, keepTime = range []time.Duration{time.Hour, 0} {
+	for _, idleMemoryTime = range []time.Duration{time.Hour, 0} {
 		if err := s.load(config{site: "respond admitted"}); err != nil {
 			t.Fatal(err)
 		}
@@ -111,8 +111,8 @@ func TestReloadWithoutLimits(t *testing.T) {
 		}
 		s.run(step{want: "200"})
 		want := "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"
-		if keepTime == 0 {
-			eventually(t, "a store that is let go of", func() bool { return kept.Load() == nil })
+		if idleMemoryTime == 0 {
+			eventually(t, "the store to be released", func() bool { return idleMemory.Load() == nil })
 			want = "200 limit=1 remaining=0 clear=1.000"
 		}
 		if err := s.load(c); err != nil {
@@ -125,7 +125,7 @@ func TestReloadWithoutLimits(t *testing.T) {
 // TestReloadSharesConnections guards that configs with equal settings use the
 // same connections, and that nothing is left open when none needs them.
 func TestReloadSharesConnections(t *testing.T) {
-	setDrainTime(t, ms)
+	setRedisCloseDelay(t, ms)
 	server := redistest.Start(t)
 	info := func(section, name string) (n int64) {
 		t.Helper()

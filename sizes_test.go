@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// TestLevelsKeepWhenSizeChanges guards that what a bucket of a named limit holds
+// TestLevelsSurviveSizeChange guards that what a bucket of a named limit holds
 // stays when a reload changes its size, by whatever option, and that it is then
 // held against the new size.
-func TestLevelsKeepWhenSizeChanges(t *testing.T) {
+func TestLevelsSurviveSizeChange(t *testing.T) {
 	redis := redisGlobal(startUsed(t).Addr, slowly)
 	for name, global := range map[string]string{"memory": "", "redis": redis} {
 		t.Run(name, func(t *testing.T) {

@@ -49,7 +49,7 @@ func TestBlockedLogDelaysNoRequest(t *testing.T) {
 	}
 	http://%s {
 		rate_limit {
-			size 1000
+			size 100000
 			drip_rate 1h
 		}
 		respond admitted

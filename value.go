@@ -13,12 +13,12 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Number is a number, or a string with placeholders that makes one for each
-// request.
+// Number is a number, or a string with placeholders that is evaluated to one for
+// each request.
 type Number string
 
-// MarshalJSON writes a string, or a number if that stays the same text where
-// Caddy decodes and encodes its configuration, as it does to keep it.
+// MarshalJSON returns a number if its text survives decoding and encoding, as Caddy
+// does to store its config, and a string otherwise.
 func (n Number) MarshalJSON() ([]byte, error) {
 	var f float64
 	if json.Unmarshal([]byte(n), &f) == nil {
@@ -29,8 +29,7 @@ func (n Number) MarshalJSON() ([]byte, error) {
 	return json.Marshal(string(n))
 }
 
-// UnmarshalJSON reads a number or a string as it is written. What it may be is
-// for the option to say.
+// UnmarshalJSON accepts any JSON value as text. It is validated with the option.
 func (n *Number) UnmarshalJSON(b []byte) error {
 	text, err := scalar(b)
 	*n = Number(text)
@@ -38,11 +37,12 @@ func (n *Number) UnmarshalJSON(b []byte) error {
 }
 
 // Duration is a duration such as `500ms`, `1s` or `1d` (in JSON also an integer
-// of nanoseconds), or a string with placeholders that makes one for each
+// of nanoseconds), or a string with placeholders that is evaluated to one for each
 // request.
 type Duration string
 
-// UnmarshalJSON reads a string as it is written, or a number of nanoseconds.
+// UnmarshalJSON accepts any JSON value as text, and a number as nanoseconds. It is
+// validated with the option.
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	text, err := scalar(b)
 	if strings.IndexByte("-0123456789", b[0]) >= 0 {
@@ -52,11 +52,11 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// List is a list of texts, in JSON also one text alone.
+// List is a list of strings. In JSON it may also be a single string.
 type List []string
 
-// UnmarshalJSON reads a list, or what stands in the place of one, as it is
-// written. What the texts may be is for the option to say.
+// UnmarshalJSON accepts a list or a single element, each any JSON value as text.
+// They are validated with the option.
 func (l *List) UnmarshalJSON(b []byte) error {
 	raw := []json.RawMessage{b}
 	if b[0] == '[' {
@@ -89,8 +89,8 @@ func scalar(b []byte) (text string, err error) {
 	return text, err
 }
 
-// value is what an option is set to: a constant, or a template that makes a
-// value for each request.
+// value is the value of an option: a constant, or a template that is evaluated for
+// each request.
 type value[T any] struct {
 	option   string
 	constant T
@@ -98,11 +98,11 @@ type value[T any] struct {
 	parse    parser[T]
 }
 
-// parser reads the text of a value. If it can't, it returns what would be
-// right.
+// parser parses the text of a value. If that is invalid, want describes valid
+// texts; otherwise it is empty.
 type parser[T any] func(text string) (v T, want string)
 
-// newValue reads an option; text is what it is set to, or its default.
+// newValue parses an option, given its text or default.
 func newValue[T any](option, text string, parse parser[T]) (value[T], error) {
 	v := value[T]{option: option, parse: parse}
 	resolved, err := resolveNumber(option, text)
@@ -123,7 +123,7 @@ func newValue[T any](option, text string, parse parser[T]) (value[T], error) {
 	return v, nil
 }
 
-// newNumber reads an option that is a number or duration for all requests.
+// newNumber parses an option that is a number or duration for all requests.
 func newNumber[T any](option, text string, parse parser[T]) (T, error) {
 	resolved, err := resolveNumber(option, text)
 	if err != nil {
@@ -137,14 +137,14 @@ func newNumber[T any](option, text string, parse parser[T]) (T, error) {
 	return v, nil
 }
 
-// resolveNumber resolves those placeholders in the text of an option that stand
-// for the same in all requests. One that stands for nothing is an error, and so
-// is one whose value has braces: it would be a placeholder in its turn.
+// resolveNumber resolves the global placeholders in the text of an option. It is an
+// error if one has no value, or a value with braces, which would be a placeholder
+// again.
 func resolveNumber(option, text string) (string, error) {
 	if !isTemplate(text) {
 		return text, nil
 	}
-	if !balanced(text) {
+	if !bracesBalance(text) {
 		return text, badOption(option, text, "each placeholder with both of its braces")
 	}
 	known := caddy.NewReplacer()
@@ -167,30 +167,30 @@ func resolveNumber(option, text string) (string, error) {
 	return resolved, nil
 }
 
-// isTemplate reports whether text has placeholders. What is JSON, such as an
-// object in the place of a number, has none.
+// isTemplate reports whether text has placeholders. JSON has none, such as an
+// object that was given instead of a number.
 func isTemplate(text string) bool { return hasPlaceholder(text) && !json.Valid([]byte(text)) }
 
-// isGlobal reports whether a placeholder stands for the same in all requests.
+// isGlobal reports whether a placeholder has the same value in all requests.
 func isGlobal(name string) bool {
 	return strings.HasPrefix(name, "env.") || strings.HasPrefix(name, "file.") || strings.HasPrefix(name, "system.")
 }
 
-// badNumber returns the error for an option whose text, once its placeholders
-// are resolved, is not what is wanted. What a file holds is not shown.
+// badNumber returns the error for an option whose resolved text is invalid. It does
+// not show the content of files.
 func badNumber(option, text, resolved, want string) error {
 	switch {
 	case text == resolved:
 		return badOption(option, text, want)
 	case strings.Contains(text, "{file."):
-		return badOption(option, text, "that to hold "+want)
+		return badOption(option, text, "the file to contain "+want)
 	}
-	return badOption(option, resolved, fmt.Sprintf("%s from %s", want, word(text)))
+	return badOption(option, resolved, fmt.Sprintf("%s from %s", want, quoteWord(text)))
 }
 
-// balanced reports whether every brace in text belongs to a placeholder or is
-// escaped. One that closes an escaped one need not be.
-func balanced(text string) bool {
+// bracesBalance reports whether every brace in text is part of a placeholder or
+// escaped. A closing brace that matches an escaped one need not be escaped.
+func bracesBalance(text string) bool {
 	open, literal := false, 0
 	for i := range len(text) {
 		switch escaped := i > 0 && text[i-1] == '\\'; {
@@ -212,7 +212,7 @@ func balanced(text string) bool {
 	return !open
 }
 
-// newConstant reads an option that takes no placeholders.
+// newConstant parses an option that must not have placeholders.
 func newConstant[T any](option, text string, parse parser[T]) (T, error) {
 	v, want := parse(text)
 	if want != "" {
@@ -221,8 +221,8 @@ func newConstant[T any](option, text string, parse parser[T]) (T, error) {
 	return v, nil
 }
 
-// varies reports whether the value depends on the request.
-func (v *value[T]) varies() bool { return v.template != "" }
+// isDynamic reports whether the value depends on the request.
+func (v *value[T]) isDynamic() bool { return v.template != "" }
 
 // at returns the value for one request.
 func (v *value[T]) at(repl *caddy.Replacer) (T, error) {
@@ -232,12 +232,12 @@ func (v *value[T]) at(repl *caddy.Replacer) (T, error) {
 	text := repl.ReplaceAll(v.template, "")
 	got, want := v.parse(text)
 	if want != "" {
-		return got, badOption(v.option, text, fmt.Sprintf("%s from %s", want, word(v.template)))
+		return got, badOption(v.option, text, fmt.Sprintf("%s from %s", want, quoteWord(v.template)))
 	}
 	return got, nil
 }
 
-// String returns the value as it is compared and shown.
+// String returns the constant or the template.
 func (v *value[T]) String() string {
 	if v.template != "" {
 		return v.template
@@ -245,30 +245,29 @@ func (v *value[T]) String() string {
 	return fmt.Sprint(v.constant)
 }
 
-// badOption returns the error for an option that is set to the wrong thing: in
-// one line what it got and what would be right.
+// badOption returns the error for an option with an invalid value: one line with
+// what it got and what is valid.
 func badOption(option, got, want string) error {
-	const most = 64 // what a client sent must not fill the log
-	got = shown(got)
+	const most = 64 // clients must not be able to flood the log
+	got = redacted(got)
 	if len(got) > most {
 		got = strings.ToValidUTF8(got[:most], "") + "…"
 	}
 	return fmt.Errorf("%s: got %q, want %s", option, got, want)
 }
 
-// shown returns text as an error may show it: a URL in the wrong place may have a
-// password.
-func shown(text string) string {
+// redacted returns text for an error message, without the password of a URL.
+func redacted(text string) string {
 	if strings.Contains(text, "://") {
 		return withoutPassword(text)
 	}
 	return text
 }
 
-// word returns what was written where a word should be, quoted if it would
-// break the line, and without a password if it is a URL in the wrong place.
-func word(text string) string {
-	text = shown(text)
+// quoteWord returns text for an error message that expected a word: quoted if it
+// has special characters, and without the password of a URL.
+func quoteWord(text string) string {
+	text = redacted(text)
 	if quoted := strconv.Quote(text); quoted[1:len(quoted)-1] != text {
 		return quoted
 	}
@@ -285,12 +284,12 @@ func hasPlaceholder(text string) bool {
 	return found
 }
 
-// sentByClients returns the first placeholder in a template that stands for what
-// clients send, none if there is none. What a client's certificate says was
-// verified, and matchers capture what they match from what was sent.
-func sentByClients(template string) (name string) {
+// clientControlled returns the first placeholder in a template whose value clients
+// can choose, or "". Client certificates are verified, so clients can't choose their
+// values; captures of matchers are taken from what clients send.
+func clientControlled(template string) (name string) {
 	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(template, func(found string, _ any) (any, error) {
-		if name == "" && isSent(found) {
+		if name == "" && isClientControlled(found) {
 			name = found
 		}
 		return nil, nil
@@ -298,15 +297,15 @@ func sentByClients(template string) (name string) {
 	return name
 }
 
-// isSent reports whether a placeholder stands for what clients send.
-func isSent(name string) bool {
+// isClientControlled reports whether clients can choose the value of a placeholder.
+func isClientControlled(name string) bool {
 	if rest, ok := strings.CutPrefix(name, "http.request."); ok {
 		return !strings.HasPrefix(rest, "local") && !strings.HasPrefix(rest, "tls.client.")
 	}
 	return strings.HasPrefix(name, "http.regexp.") || strings.HasPrefix(name, "http.matchers.")
 }
 
-// parseUnits reads a number of units.
+// parseUnits parses a number of units.
 func parseUnits(text string) (int64, string) {
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n < 1 || n > limiter.MaxUnits {
@@ -337,7 +336,7 @@ func parseInteger(least, most int64) parser[int] {
 	}
 }
 
-// parseInterval reads the time between two drips.
+// parseInterval parses the time between two drips.
 func parseInterval(text string) (time.Duration, string) {
 	d, err := caddy.ParseDuration(text)
 	if err != nil || d < time.Microsecond || d%time.Microsecond != 0 {
@@ -346,10 +345,10 @@ func parseInterval(text string) (time.Duration, string) {
 	return d, ""
 }
 
-// factor is what a size is divided by, in millionths.
+// factor is a divisor of sizes, in millionths.
 type factor uint64
 
-// parseFactor reads a factor.
+// parseFactor parses a factor.
 func parseFactor(text string) (factor, string) {
 	const digits, want = 6, "a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2"
 	whole, fraction, point := strings.Cut(text, ".")
@@ -369,8 +368,8 @@ func (f factor) String() string {
 	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
 }
 
-// divide returns size divided by f, rounded up, at least 1. It is more than a
-// bucket can hold if it overflows. f must not be 0.
+// divide returns size divided by f, rounded up, at least 1. Results above
+// limiter.MaxUnits are capped at one more than that. f must not be 0.
 func (f factor) divide(size int64) int64 {
 	hi, lo := bits.Mul64(uint64(size), 1e6)
 	if hi >= uint64(f) {

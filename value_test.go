@@ -327,8 +327,8 @@ func TestValueAt(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !v.varies() || v.String() != tc.template {
-				t.Errorf("varies = %t and shown as %s, want true and %s", v.varies(), v.String(), tc.template)
+			if !v.isDynamic() || v.String() != tc.template {
+				t.Errorf("varies = %t and shown as %s, want true and %s", v.isDynamic(), v.String(), tc.template)
 			}
 			repl := caddy.NewEmptyReplacer()
 			repl.Set("n", "7")
@@ -355,15 +355,15 @@ func TestConstantValue(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := v.at(nil)
-	if got != 90*time.Minute || err != nil || v.varies() || v.String() != "1h30m0s" {
-		t.Errorf("got %v, %v, varies = %t, shown as %s", got, err, v.varies(), v.String())
+	if got != 90*time.Minute || err != nil || v.isDynamic() || v.String() != "1h30m0s" {
+		t.Errorf("got %v, %v, varies = %t, shown as %s", got, err, v.isDynamic(), v.String())
 	}
 }
 
 // Guards that a value which is no usable number is never a free pass: the
 // request is refused, by 400 if the cost may have been the client's doing and
 // else by 500, and the buckets of other limits are not asked either.
-func TestBadValuesRefuse(t *testing.T) {
+func TestBadValuesRejectRequests(t *testing.T) {
 	good := map[string]string{"size": "10", "drip_rate": "1s", "drip_size": "1", "cost": "1", "factor": "1"}
 	tests := []struct {
 		option, text string
@@ -388,12 +388,12 @@ func TestBadValuesRefuse(t *testing.T) {
 		t.Run(tc.option+" "+tc.text, func(t *testing.T) {
 			l, _ := readyLimit(t, &Limit{Size: "{size}", DripRate: "{drip_rate}", DripSize: "{drip_size}",
 				Cost: "{cost}", Factor: "{factor}", Limits: []*Limit{{Name: "child", Size: "1"}}})
-			c := newCheck()
+			c := newTestEvaluation()
 			for option, text := range good {
 				c.replacer.Set(option, text)
 			}
 			c.replacer.Set(tc.option, tc.text)
-			err := l.apply(c)
+			err := l.addTo(c)
 			ref, ok := errors.AsType[refusal](err)
 			want := `limit "default": ` + tc.message
 			if !ok || ref.status != tc.status || ref.Error() != want {
@@ -407,10 +407,10 @@ func TestBadValuesRefuse(t *testing.T) {
 }
 
 // Guards that a limit within refuses a request just as one on its own does.
-func TestBadValueOfLimitWithin(t *testing.T) {
+func TestBadValueOfNestedLimit(t *testing.T) {
 	child := &Limit{Name: "a", Size: "10", Cost: "{cost}"}
 	l, _ := readyLimit(t, &Limit{Name: "api", Size: "10", Limits: []*Limit{child, {Name: "b", Size: "10"}}})
-	err := l.apply(newCheck())
+	err := l.addTo(newTestEvaluation())
 	ref, ok := errors.AsType[refusal](err)
 	const want = `limit "api/a": cost: got "", ` + wantUnits + ` from {cost}`
 	if !ok || ref.status != 400 || ref.Error() != want {
@@ -423,13 +423,13 @@ func TestPlaceholderNumbers(t *testing.T) {
 	l, _ := readyLimit(t, &Limit{
 		Name: "plan", Size: "{size}", DripRate: "{rate}", DripSize: "{drip}", Cost: "{cost}", Factor: "{factor}",
 	})
-	c := newCheck()
+	c := newTestEvaluation()
 	for option, text := range map[string]string{
 		"size": "10", "rate": "2m", "drip": "3", "cost": "4", "factor": "0.5",
 	} {
 		c.replacer.Set(option, text)
 	}
-	if err := l.apply(c); err != nil {
+	if err := l.addTo(c); err != nil {
 		t.Fatal(err)
 	}
 	want := limiter.Bucket{Name: "plan", Key: "192.0.2.1", Cost: 4,
@@ -445,15 +445,15 @@ func TestFactorZeroSwitchesOff(t *testing.T) {
 	for _, factor := range []Number{"0", "0.0", "{factor}"} {
 		child := &Limit{Name: "b", Size: "1"}
 		l, _ := readyLimit(t, &Limit{Name: "a", Size: "1", Factor: factor, Limits: []*Limit{child}})
-		c := newCheck()
+		c := newTestEvaluation()
 		c.replacer.Set("factor", "0")
-		if err := l.apply(c); err != nil || len(c.buckets) != 1 || c.buckets[0].Name != "a/b" {
+		if err := l.addTo(c); err != nil || len(c.buckets) != 1 || c.buckets[0].Name != "a/b" {
 			t.Errorf("with factor %s got buckets %+v, %v, want a/b alone", factor, c.buckets, err)
 		}
 	}
 	l, _ := readyLimit(t, &Limit{Name: "old", Max: "5", Duration: "1s", MinInterval: "1s", Factor: "0"})
-	c := newCheck()
-	if err := l.apply(c); err != nil || len(c.buckets) != 1 || c.buckets[0].Name != "old/min_interval" {
+	c := newTestEvaluation()
+	if err := l.addTo(c); err != nil || len(c.buckets) != 1 || c.buckets[0].Name != "old/min_interval" {
 		t.Errorf("of a legacy limit got buckets %+v, %v, want old/min_interval alone", c.buckets, err)
 	}
 }
@@ -486,8 +486,8 @@ func TestLegacyBuckets(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.limit.Name = "old"
 			l, _ := readyLimit(t, tc.limit)
-			c := newCheck()
-			if err := l.apply(c); err != nil || !slices.Equal(c.buckets, tc.want) {
+			c := newTestEvaluation()
+			if err := l.addTo(c); err != nil || !slices.Equal(c.buckets, tc.want) {
 				t.Errorf("got buckets %+v, %v\nwant %+v", c.buckets, err, tc.want)
 			}
 		})
@@ -499,9 +499,9 @@ func TestLegacyBuckets(t *testing.T) {
 func TestBadValuesAreReportedOnceAMinute(t *testing.T) {
 	l, logs := readyLimit(t, &Limit{Name: "a", Size: "10", Cost: "{cost}"})
 	send := func() {
-		c := newCheck()
+		c := newTestEvaluation()
 		c.replacer.Set("cost", "secret"+strings.Repeat("x", 1000))
-		if l.apply(c) == nil {
+		if l.addTo(c) == nil {
 			t.Error("got no refusal")
 		}
 	}
@@ -516,11 +516,11 @@ func TestBadValuesAreReportedOnceAMinute(t *testing.T) {
 	if fields["limit"] != "a" || len(fmt.Sprint(fields["error"])) > 250 {
 		t.Errorf("got fields %v, want the limit's name and no more of the value than fits", fields)
 	}
-	l.reported.last.Add(-int64(59 * time.Second))
+	l.valueErrorThrottle.last.Add(-int64(59 * time.Second))
 	if send(); logs.Len() != 0 {
 		t.Error("reported again after 59 s")
 	}
-	l.reported.last.Add(-int64(time.Second))
+	l.valueErrorThrottle.last.Add(-int64(time.Second))
 	if send(); logs.Len() != 1 {
 		t.Error("not reported again after 60 s")
 	}
@@ -742,9 +742,9 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		for option, l := range limits {
-			c := newCheck()
+			c := newTestEvaluation()
 			c.replacer.Set("n", text)
-			err := l.apply(c)
+			err := l.addTo(c)
 			if err != nil {
 				ref, ok := errors.AsType[refusal](err)
 				if !ok || ref.status != 500 && (ref.status != 400 || option != "cost") {

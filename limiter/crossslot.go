@@ -68,16 +68,21 @@ next:
 
 // manyByKey is byKey for many buckets.
 func (req Request) manyByKey() []*part {
-	var parts []*part
-	of := make(map[string]*part)
+	parts := make([]*part, 0, len(req.Buckets))
+	type key struct {
+		text   string
+		shared bool
+	}
+	of := make(map[key]*part)
 	for i, b := range req.Buckets {
-		p := of[b.Key]
+		k := key{b.Key, b.shared}
+		p := of[k]
 		if p != nil {
 			p.add(b, i)
 			continue
 		}
 		p = req.part(b, i)
-		of[b.Key] = p
+		of[k] = p
 		parts = append(parts, p)
 	}
 	return parts
@@ -180,7 +185,7 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 	wg.Wait()
 	all := make([]*part, 0, len(parts))
 	for _, p := range parts {
-		if redisscript.MovingSlot(p.err) && len(p.Buckets) > 1 {
+		if len(p.Buckets) > 1 && redisscript.MovingSlot(p.err) {
 			r.fallback.drop(p.query)
 			all = append(all, r.holdParts(ctx, req, p.byBucket(p.indexes))...)
 			continue

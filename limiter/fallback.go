@@ -53,9 +53,10 @@ type traffic struct {
 	// decided here, so that each sees the other. The memory's table locks are
 	// taken while holding it.
 	mu        sync.Mutex
-	inFlight  *query // the latest one; the head of a list
-	lost      int    // how many of them a restarted server may have lost
-	sent      uint64 // number of queries sent
+	inFlight  *query       // the latest of them; a list
+	lost      int          // how many of them a server may have forgotten that has restarted
+	marks     [marks]int32 // how many buckets in flight have a hash that ends like this
+	sent      uint64       // how many requests have been sent
 	traces    [traces]trace
 	fallbacks int // number of fallbacks ever made
 }
@@ -131,7 +132,19 @@ type trace struct {
 	highest state  // the highest level reported since, its clear time on the memory's clock
 }
 
-// traces is the number of traces. Buckets whose hashes collide share one.
+// marks is how many hashes are told apart to see that nothing is in flight for a
+// bucket. To look through all that is in flight would hold up everybody when that is
+// much.
+const marks = 1 << 14
+
+// mark counts the buckets of q as in flight, or no longer so.
+func (f *fallback) mark(q *query, n int32) {
+	for i := range q.buckets {
+		f.marks[q.buckets[i].hash%marks] += n
+	}
+}
+
+// traces is how many there are; buckets whose hashes meet share one.
 const traces = 1024
 
 // tracked is the state of one bucket of a query in flight.
@@ -246,6 +259,9 @@ func (s state) below(t state) bool {
 
 // units returns the number of units in flight for a bucket, at most most.
 func (f *fallback) units(hash uint64, most int64) int64 {
+	if f.marks[hash%marks] == 0 {
+		return 0
+	}
 	units := int64(0)
 	for q := f.inFlight; q != nil; q = q.next {
 		for i := range q.buckets {
@@ -342,7 +358,7 @@ func (f *fallback) drop(queries ...*query) {
 // anyLost reports whether a restarted server may have lost units in flight for a
 // bucket.
 func (f *fallback) anyLost(hash uint64) bool {
-	if f.lost == 0 {
+	if f.lost == 0 || f.marks[hash%marks] == 0 {
 		return false
 	}
 	for q := f.inFlight; q != nil; q = q.next {
@@ -438,6 +454,9 @@ func (f *fallback) restarted(server *redisscript.Server) {
 
 // cross records that something was decided here on a bucket.
 func (f *fallback) cross(hash uint64) {
+	if f.marks[hash%marks] == 0 {
+		return
+	}
 	for q := f.inFlight; q != nil; q = q.next {
 		for i := range q.buckets {
 			if p := &q.buckets[i]; p.hash == hash {
@@ -454,6 +473,7 @@ func (f *fallback) link(q *query) {
 		q.next.prev = q
 	}
 	f.inFlight, q.counted = q, true
+	f.mark(q, 1)
 }
 
 // unlink stops counting q as in flight, if it does.
@@ -461,6 +481,7 @@ func (f *fallback) unlink(q *query) {
 	if !q.counted {
 		return
 	}
+	f.mark(q, -1)
 	if q.serverRestarted {
 		f.lost--
 	}

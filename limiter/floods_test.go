@@ -170,14 +170,15 @@ func TestFloodOfOneLimit(t *testing.T) {
 // bucket: its keys have to fill about as many buckets as the limit holds.
 func TestFloodDisplacesFullBucket(t *testing.T) {
 	const most, size = 5000, 10
-	for _, fill := range []int{size / 2, size - 1, size} {
+	for n := range 9 {
+		fill, drip := []int{size / 2, size - 1, size}[n%3], []int64{1, 4, size}[n/3]
 		f := newFlooded(t)
-		b := Bucket{Name: "b", Limit: Limit{size, time.Hour, 1}, Cost: 1, MaxKeys: most}
+		b := Bucket{Name: "b", Limit: Limit{size, time.Hour, drip}, Cost: 1, MaxKeys: most}
 		for range size {
 			f.ask(b, "full")
 		}
 		asked := 0
-		for n := 0; n < 5*most; n++ {
+		for n := range 5 * most {
 			for range fill {
 				f.ask(b, fmt.Sprint(n))
 				asked++
@@ -189,7 +190,7 @@ func TestFloodDisplacesFullBucket(t *testing.T) {
 		}
 		b.Key = "full"
 		gone := ownBuckets(f.m, []Bucket{b}) == 0
-		t.Logf("filled to %d of %d: %d admitted requests, forgotten %t", fill, size, asked, gone)
+		t.Logf("drip size %d, filled to %d of %d: %d admitted requests, forgotten %t", drip, fill, size, asked, gone)
 		if fill < size && gone {
 			t.Errorf("forgotten by buckets that hold %d of %d, after %d requests", fill, size, asked)
 		}
@@ -314,7 +315,7 @@ func TestTableAgainstMap(t *testing.T) {
 				}
 			}
 			var best slot
-			if seen := tab.emptiest(0, 1000, h, &best); len(tab.slots) > 0 {
+			if seen := tab.emptiest(0, 1000, h, new(emptiness), &best); len(tab.slots) > 0 {
 				least, others := state{}, 0
 				for other, s := range model {
 					if other == h {

@@ -34,7 +34,7 @@ func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
 	}
 	table := p.hash % tables
 	for n := 0; n < forgetAtOnce && m.forgetOne(p.partition, table, p.hash, now); n++ {
-		table = rand.Uint64() // the first table may have just been emptied
+		table = anyTable() // or one that was just emptied
 	}
 }
 
@@ -46,21 +46,24 @@ func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 	switch {
 	case u.held.Load() > m.room(u) && !u.keeps.Load():
 		if u.parts.Load() > 1 {
-			p, table = m.largest(u, p), rand.Uint64()
+			p, table = m.largest(u, p), anyTable()
 		}
 	case m.held.Load() > m.maxKeys.Load():
 		if u = m.largestUsage(); u == nil {
 			return false
 		}
-		p, table = m.largest(u, p), rand.Uint64()
+		p, table = m.largest(u, p), anyTable()
 	default:
 		return false
 	}
 	return p != nil && m.forget(p, table, except, now, false)
 }
 
-// largestUsage returns the usage of the Name with the most buckets among those
-// that evict, or nil if there is none.
+// anyTable returns where to look for a bucket to forget.
+func anyTable() uint64 { return rand.Uint64() } //nolint:gosec // nothing secret
+
+// largestUsage returns the usage of the Name that has most buckets and forgets
+// some, nil if there is none.
 func (m *Memory) largestUsage() (most *usage) {
 	for _, p := range m.directory.Load().all {
 		if u := p.usage; !u.keeps.Load() && u.held.Load() > 0 && (most == nil || u.held.Load() > most.held.Load()) {
@@ -84,17 +87,50 @@ func (m *Memory) largest(u *usage, p *partition) *partition {
 	return p
 }
 
-// forget evicts the bucket that drains soonest among a sample, and reports whether
-// it did. The sample starts in the given table of p, modulo the number of tables.
-// It spares the bucket with hash except; with drained it only removes a bucket
-// that is empty.
+// emptiness compares buckets of one partition.
+type emptiness struct {
+	limit Limit // how they drip; the zero Limit if they drip a unit at a time, or nobody knows
+	now   int64
+}
+
+// emptiness returns what compares the buckets of p at now.
+func (p *partition) emptiness(now int64) emptiness {
+	if p.mixed() || p.id.dripSize == 1 {
+		return emptiness{now: now}
+	}
+	return emptiness{p.id.bucket().Limit, now}
+}
+
+// less reports whether the bucket in a is emptier than that in b: whether it holds
+// fewer units or, with as many, drains sooner. One that drips a unit at a time holds
+// fewer if it drains sooner.
+func (e *emptiness) less(a, b *slot) bool {
+	if e.limit.DripSize == 0 {
+		return a.clear < b.clear
+	}
+	x, y := e.units(a), e.units(b)
+	return x < y || x == y && a.clear < b.clear
+}
+
+// units returns how many units the bucket in s holds.
+func (e *emptiness) units(s *slot) int64 {
+	if s.clear <= e.now {
+		return 0
+	}
+	slack, _ := decodeSlack(s.slack)
+	return ceilDiv(s.clear-e.now, e.limit.rate())*e.limit.DripSize - slack
+}
+
+// forget removes the emptiest bucket of a sample that begins in the
+// given table of p, modulo how many it has, and reports whether it has. It is none of the given hash,
+// and with drained only one that holds nothing.
 func (m *Memory) forget(p *partition, table, except uint64, now int64, drained bool) bool {
-	best, seen := slot{}, 0
+	best, seen, order := slot{}, 0, p.emptiness(now)
 	for n := uint64(0); n < tables && seen < sampled; n++ {
 		t := &p.tables[(table+n)%tables]
 		t.mu.Lock()
 		if t.used > 0 {
-			seen += t.emptiest(int(rand.Uint32N(uint32(len(t.slots)))), sampled-seen, except, &best) //nolint:gosec // far fewer than 2^32
+			seen += t.emptiest(int(rand.Uint32N(uint32(len(t.slots)))), sampled-seen, except, &order, &best) //nolint:gosec // far fewer than 2^32
 		}
 		if n == 0 && seen == sampled {
 			// Usually the whole sample is in one table, whose lock is already

@@ -70,7 +70,7 @@ func (e *events) check(t testing.TB, want ...string) {
 // reasonOf returns the reason of an error as one word.
 func reasonOf(t testing.TB, err error) string {
 	t.Helper()
-	var f *redisscript.Failure
+	var f *redisscript.ServerError
 	if !errors.As(err, &f) {
 		t.Fatalf("error %v tells of no failure", err)
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"math/bits"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -205,7 +204,7 @@ func (m *Memory) drop(p *partition) {
 		old := m.directory.Load()
 		all := slices.DeleteFunc(slices.Clone(old.all), func(q *partition) bool { return q == p })
 		usages := old.usages
-		if u := p.usage; u.parts.Add(-1) == 0 && u.forgotten.Load() == 0 && u.onShared.Load() == 0 {
+		if u := p.usage; u.parts.Add(-1) == 0 && u != old.others && u.forgotten.Load() == 0 && u.onShared.Load() == 0 {
 			usages = maps.Clone(usages)
 			delete(usages, u.name)
 		}
@@ -271,6 +270,14 @@ func (m *Memory) sweep(now int64) {
 // sweepTables removes drained buckets from the next tables, and evicts buckets
 // where there are too many since the maximum was lowered.
 func (m *Memory) sweepTables(now int64) {
+	kept := int64(0) // anew, since a limit may have begun to forget, or to keep
+	for _, u := range m.directory.Load().usages {
+		if u.keeps.Load() {
+			kept += u.held.Load()
+		}
+	}
+	m.kept.Store(kept)
+
 	all := m.directory.Load().all
 	for range (len(all)*tables + sweepSteps - 1) / sweepSteps {
 		next := m.next.Add(1) - 1
@@ -291,7 +298,7 @@ func (m *Memory) sweepTables(now int64) {
 			p.idle = false
 			m.mu.Unlock()
 		}
-		for n := 0; n < 64 && m.forgetOne(p, rand.Uint64(), 0, now); n++ {
+		for n := 0; n < 64 && m.forgetOne(p, anyTable(), 0, now); n++ {
 		}
 	}
 }
@@ -310,5 +317,8 @@ func (m *Memory) count(p *partition, more int) {
 	} else {
 		p.usage.held.Add(n)
 		m.held.Add(n)
+		if p.usage.keeps.Load() {
+			m.kept.Add(n)
+		}
 	}
 }

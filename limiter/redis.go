@@ -153,8 +153,8 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 		r.fallback.answered(q, outcomes[len(dst):], false)
 		q.release()
 		return outcomes, nil
-	case redisscript.MovingSlot(err) && len(req.Buckets) > 1:
-		// The slot is being moved to another server, and has buckets on both.
+	case len(req.Buckets) > 1 && redisscript.MovingSlot(err):
+		// The slot is on its way to another server, and has buckets on both.
 		r.fallback.drop(q)
 		all := make([]int, len(req.Buckets))
 		for i := range all {

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"encoding/binary"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,9 @@ const (
 
 	// removing is the maximum number of calls of send in flight.
 	removing = 16
+
+	// removalsWaiting is how many removals may wait, for a server that is slow.
+	removalsWaiting = 1 << 14
 
 	// drainsAnyway is the time, in µs, within which a bucket drains that is not
 	// worth removing.
@@ -66,16 +70,18 @@ func (r *removals) add(b removal) {
 	}
 }
 
-// flush sends the waiting removals, or drops them if too many calls are in flight.
-// The lock must be held.
+// flush sends what waits, as far as not too much is on its way. Of too much that
+// waits the oldest is dropped. The lock must be held.
 func (r *removals) flush() {
-	waiting := r.waiting
-	r.waiting = nil
-	if len(waiting) == 0 || r.sending >= removing {
-		return
+	for len(r.waiting) > 0 && r.sending < removing {
+		n := min(len(r.waiting), removeTogether)
+		r.sending++
+		go r.send(slices.Clone(r.waiting[:n]))
+		r.waiting = r.waiting[n:]
 	}
-	r.sending++
-	go r.send(waiting)
+	if n := len(r.waiting) - removalsWaiting; n > 0 {
+		r.waiting = r.waiting[n:]
+	}
 }
 
 // sent records that a call of send has ended.
@@ -83,6 +89,9 @@ func (r *removals) sent() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sending--
+	if len(r.waiting) >= removeTogether {
+		r.flush()
+	}
 }
 
 // remove removes buckets from their servers, unless this process holds them again.

@@ -260,3 +260,36 @@ func TestShareTwiceOnRedis(t *testing.T) {
 		}
 	}
 }
+
+// TestEqualRemovals tests removals that are told in the same words, and so are one
+// run of the script: each is made, and what comes behind them in the batch is charged
+// to its own bucket.
+func TestEqualRemovals(t *testing.T) {
+	server := redistest.Start(t)
+	client, now := server.Client(), serverTime(t, server)
+	limit := Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}
+	for _, buckets := range []int{1, 2} {
+		removal := []byte{0, 2, 0, byte(buckets), whatRemove} // a run of two
+		var keys []string
+		for range buckets {
+			removal = appendNumbers(removal, limit.rate(), 0, limit.rate())
+		}
+		for i := range 2 * buckets {
+			keys = append(keys, fmt.Sprint("gone", i))
+			if err := client.Set(t.Context(), keys[i], fmt.Sprintf("%d001", now+limit.rate()), 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		charged := fmt.Sprint("charged", buckets)
+		take := Request{Buckets: []Bucket{{Limit: limit, Cost: 1}}}.appendGroup(nil, 0)
+		if err := client.Eval(t.Context(), takeSource, append(keys, charged), removal, take).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if n := client.Exists(t.Context(), keys...).Val(); n > 0 {
+			t.Errorf("%d of %d keys are still there", n, len(keys))
+		}
+		if client.Exists(t.Context(), charged).Val() != 1 {
+			t.Error("the request behind them is charged to another key")
+		}
+	}
+}

@@ -1,11 +1,9 @@
 package limiter
 
-import "math/rand/v2"
-
-// If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
-// full share buckets. Shared buckets are kept apart from those of keys and do not
-// count towards MaxKeys. Their number is capped too: when there are too many
-// ShareKeys, the remaining ones share one bucket.
+// Where no bucket may be forgotten, see Bucket.ShareKey, keys that find their
+// limit full share buckets. These lie apart from those of keys, and do not count
+// as their limit's. There are only so many of them too: where there are too many
+// ShareKeys, those that are left share one.
 
 // minShared is the number of shared buckets that a limit may always have. Larger
 // limits may have one for every eight keys.
@@ -63,8 +61,8 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 
 	now := m.clock().Microseconds()
 	full := m.full(u)
-	for table, n := p.hash, 0; full && n < 3; table, n = rand.Uint64(), n+1 {
-		// One sample may hit a table that many buckets have already left.
+	for table, n := p.hash, 0; full && n < 3; table, n = anyTable(), n+1 {
+		// One sample may be where many have left already.
 		full = !m.forget(p.partition, table, p.hash, now, true)
 	}
 	common := *b
@@ -90,13 +88,11 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 	p.table.mu.Unlock()
 }
 
-// full reports whether there is no room for another bucket in a limit that evicts
-// none.
+// full reports whether there is no room for one more bucket in a limit that
+// forgets none. All limits of that kind together have half of the room that there
+// is: otherwise they could fill it, and what other limits hold would be forgotten.
 func (m *Memory) full(u *usage) bool {
-	if u.held.Load() >= m.room(u) {
-		return true
-	}
-	return m.held.Load() >= m.maxKeys.Load() && m.largestUsage() == nil
+	return u.held.Load() >= m.room(u) || m.kept.Load() >= max(m.maxKeys.Load()/2, 1)
 }
 
 // level returns the level of b, and whether b exists.

@@ -147,3 +147,36 @@ func TestDrainedBucketsMakeRoom(t *testing.T) {
 		t.Errorf("%+v", u)
 	}
 }
+
+// TestSharingLimitsLeaveRoom tests that limits which forget nothing do not take
+// the room of others, however many of them are flooded and however large they may
+// be: a full bucket of another limit stays full.
+func TestSharingLimitsLeaveRoom(t *testing.T) {
+	for _, tc := range []struct{ limits, maxKeys int }{{1, 2000}, {2, 0}, {5, 0}} {
+		t.Run(fmt.Sprint(tc), func(t *testing.T) {
+			var now time.Duration
+			m := NewMemory(func() time.Duration { return now })
+			m.SetMaxKeys(2000)
+			hourly := Limit{Size: 3, DripInterval: time.Hour, DripSize: 1}
+			full := keyed(50, Bucket{Name: "api", Limit: hourly, Cost: 3})
+			for i := range full {
+				decide(t, m, AccountingAtomic, full[i])
+			}
+			for n := range tc.limits {
+				for i := range 4000 {
+					now += time.Millisecond
+					decide(t, m, AccountingAtomic, Bucket{
+						Name: fmt.Sprint("login", n), Key: fmt.Sprint(i), ShareKey: fmt.Sprint(i % 7), MaxKeys: tc.maxKeys, Limit: hourly, Cost: 1,
+					})
+				}
+			}
+			for i := range full {
+				now += time.Millisecond
+				full[i].Cost = 1
+				if d := decide(t, m, AccountingAtomic, full[i]); !d[0].Denied {
+					t.Fatalf("bucket %d was forgotten: %+v", i, d)
+				}
+			}
+		})
+	}
+}

@@ -80,9 +80,8 @@ for r = 1, #runs do
   local run = runs[r]
   local groups, buckets, what, at = unpack('>HHB', run)
   if what == REMOVE then
-    for i = 1, buckets do
-      local told, spare, rate
-      told, spare, rate, at = unpack('>ddd', run, at)
+    for i = 1, groups * buckets do
+      local told, spare, rate = unpack('>ddd', run, at + (i - 1) % buckets * 24)
       local value = pcall('GET', keys[key + i])
       local c, s = match(type(value) == 'string' and value or '', '^(%d+)%d%d%d:?(%d*)$')
       c, s = number(c), number(s) or 0
@@ -94,7 +93,7 @@ for r = 1, #runs do
         pcall('SET', keys[key + i], 0, 'PXAT', 1)
       end
     end
-    key, groups, buckets = key + buckets, 0, 0
+    key, groups, buckets = key + groups * buckets, 0, 0
   end
   local several = buckets > 1
   local rows = several and {}

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -25,6 +26,7 @@ var siteFaults = []fault{
 	{"19", "clients that reset the connection right after their request", resets},
 	{"21", "events, an upgraded connection, a large body and trailers through reverse_proxy", streams},
 	{"22a", "a flood of distinct keys, buckets in the process, max_keys far fewer", flood},
+	{"22c", "the same with Redis; two nodes", floodOfFleet},
 	{"22b", "keys of 1 MB, with braces, line breaks and NUL; a secret as a key", strangeKeys},
 	{"23", "Redis is killed and restarted again and again", pingPong},
 }
@@ -335,22 +337,7 @@ func flood(tr *trial) {
 	for range 3 {
 		n.get("blocked")
 	}
-	fill := func(from, to int) []request {
-		l := newLoad(tr, 8)
-		defer l.client.CloseIdleConnections()
-		var next atomic.Int64
-		next.Store(int64(from))
-		var wg sync.WaitGroup
-		for range 8 {
-			wg.Go(func() {
-				for i := next.Add(1); i <= int64(to); i = next.Add(1) {
-					l.do("http://"+n.addr+"/", request{key: fmt.Sprint("flood", i), due: time.Now()})
-				}
-			})
-		}
-		wg.Wait()
-		return l.requests
-	}
+	fill := func(from, to int) []request { return askForKeys(tr, nodes, from, to) }
 	calm := fill(0, maxKeys/2)
 	before := n.usage()
 	requests := fill(maxKeys/2, keys)
@@ -370,8 +357,80 @@ func flood(tr *trial) {
 	tr.note("%d keys, max_keys %d", keys, maxKeys)
 }
 
-// strangeKeys: whatever a key is, only a digest of it leaves the process, and it
-// collides with no other key.
+// askForKeys sends a request for each of many keys, to the nodes in turns.
+func askForKeys(tr *trial, nodes []*node, from, to int) []request {
+	l := newLoad(tr, 8)
+	defer l.client.CloseIdleConnections()
+	var next atomic.Int64
+	next.Store(int64(from))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for i := next.Add(1); i <= int64(to); i = next.Add(1) {
+				n := nodes[int(i)%len(nodes)]
+				l.do("http://"+n.addr+"/", request{key: fmt.Sprint("flood", i), due: time.Now()})
+			}
+		})
+	}
+	wg.Wait()
+	return l.requests
+}
+
+// floodOfFleet: Redis holds no more buckets than its nodes do, and full ones stay.
+func floodOfFleet(tr *trial) {
+	maxKeys, keys := 2_000, int(during(20_000, 500_000))
+	server := redistest.Start(tr)
+	// What a node decides alone for want of time is not what is tested.
+	nodes := startNodes(tr, 2, caddyfile(redisAt(server.Addr, "timeout 1s")+fmt.Sprintf("memory {\nmax_keys %d\n}", 2*maxKeys), `
+		rate_limit {
+			key {header.X-Key}
+			size 3
+			drip_rate 1h
+		}
+		respond ok
+	`))
+	for range 2 {
+		for _, n := range nodes {
+			n.get("blocked")
+		}
+	}
+	client := server.Client()
+	stop, sampled := make(chan struct{}), make(chan struct{})
+	peak := int64(0)
+	go func() {
+		defer close(sampled)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Millisecond):
+				peak = max(peak, client.DBSize(context.Background()).Val())
+			}
+		}
+	}()
+	requests := askForKeys(tr, nodes, 0, keys)
+	close(stop)
+	<-sampled
+	for i, n := range nodes {
+		tr.is(fmt.Sprintf("a full bucket is still full on node %d", i+1), n.get("blocked").StatusCode == http.StatusTooManyRequests)
+	}
+	admitted := 0
+	for _, r := range requests {
+		if r.status == http.StatusOK {
+			admitted++
+		}
+	}
+	most(tr, "5xx", strange(requests), 0)
+	most(tr, "newcomers denied", len(requests)-admitted, 0)
+	// Removals are on their way for a tenth of a second, and some are lost.
+	most(tr, "buckets in Redis at most", peak, int64(4*maxKeys))
+	time.Sleep(time.Second)
+	most(tr, "buckets in Redis afterwards", client.DBSize(context.Background()).Val(), int64(2*maxKeys*21/20))
+	tr.note("%d keys, max_keys %d on each node", keys, maxKeys)
+}
+
+// strangeKeys: whatever a key is, no more of it than a digest leaves the process,
+// and it is nobody else's.
 func strangeKeys(tr *trial) {
 	const canary = "canary-7f3a-token"
 	server := redistest.Start(tr)

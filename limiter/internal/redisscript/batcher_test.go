@@ -29,9 +29,19 @@ func newBatched(t testing.TB, server *redistest.Server, change func(*Options)) (
 	return r, r.server()
 }
 
-// setTimeout changes the timeout of calls to r's one server.
-func (c *testClient) setTimeout(d time.Duration) {
+// setTimeout changes the time that calls to c's one server have, once nothing is on
+// its way to it.
+func (c *testClient) setTimeout(t testing.TB, d time.Duration) {
+	t.Helper()
 	s := c.server()
+	waitFor(t, 5*time.Second, func() error {
+		s.batcher.mu.Lock()
+		defer s.batcher.mu.Unlock()
+		if s.batcher.inFlight > 0 || s.batcher.watched {
+			return errors.New("batches are sent")
+		}
+		return nil
+	})
 	c.timeout, s.timeout, s.pool.timeout, s.batcher.timeout = d, d, d, d
 }
 
@@ -384,7 +394,7 @@ func TestBatchWithoutConnectionReportsNothing(t *testing.T) {
 	r, s := newBatched(t, redistest.Start(t), func(opt *Options) { opt.Report = seen.report })
 	mustCount(t, r, upTo(10))
 	conn := hold(t, s)
-	r.setTimeout(20 * time.Millisecond)
+	r.setTimeout(t, 20*time.Millisecond)
 	if _, err := s.batcher.connection(); !errors.Is(err, errNoConnection) {
 		t.Errorf("error %v, want %v", err, errNoConnection)
 	}
@@ -613,8 +623,8 @@ func TestCallsGiveUpWithoutConnection(t *testing.T) {
 				defer s.batcher.mu.Unlock()
 				s.batcher.inFlight += n
 			}
+			r.setTimeout(t, timeout)
 			calling(making)
-			r.setTimeout(timeout)
 			together(t, calls, func(i int) {
 				began := time.Now()
 				_, err := r.count(context.Background(), numbered(int64(i+1)))
@@ -638,7 +648,7 @@ func TestCallsGiveUpWithoutConnection(t *testing.T) {
 				return nil
 			})
 			calling(-making)
-			r.setTimeout(10 * time.Second)
+			r.setTimeout(t, 10*time.Second)
 			s.pool.idle <- conn
 			gather(t, s, calls, func(i int) { takeOwn(t, r, i, 1, 1) })
 			for n := range int64(calls) {
@@ -714,7 +724,7 @@ func TestPendingCallsFailWhenServerGoesDown(t *testing.T) {
 	})
 	connectAll(t, s, size)
 	p.BlackHole()
-	take := func() *Failure {
+	take := func() *ServerError {
 		_, err := r.count(context.Background(), upTo(100))
 		return failureOf(t, err)
 	}
@@ -808,7 +818,7 @@ func TestBatchesToDistantServer(t *testing.T) {
 	mustCount(t, r, b)
 	connectAll(t, s, size)
 	p.Delay(delay)
-	r.setTimeout(timeout)
+	r.setTimeout(t, timeout)
 
 	const burst, steady = 100, 1000
 	var decided atomic.Int64

@@ -29,7 +29,7 @@ func (g *testBreaker) fail(n int, reason string) (opened bool) {
 	for range n {
 		known, ok := replies[strings.ToUpper(reason)]
 		if !ok {
-			known = Failure{reason: reason, counts: reason != "pool"}
+			known = ServerError{reason: reason, counts: reason != "pool"}
 		}
 		opened = g.failure(&known)
 	}
@@ -274,7 +274,7 @@ func TestBreakerConcurrently(t *testing.T) {
 	g.now = func() time.Time { return time.UnixMilli(ms.Add(1)) }
 	together(t, 16, func(i int) {
 		random := rand.New(rand.NewPCG(7, uint64(i)))
-		timeout, oom := Failure{reason: "timeout", counts: true}, replies["OOM"]
+		timeout, oom := ServerError{reason: "timeout", counts: true}, replies["OOM"]
 		for range 3000 {
 			probe, err := g.allow()
 			switch n := random.IntN(20); {

@@ -18,9 +18,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Failure is the reason why a server could not be asked, or did not answer as it
-// should.
-type Failure struct {
+// ServerError is why a server could not be asked, or did not answer as it should.
+type ServerError struct {
 	server string
 	reason string
 	text   string
@@ -38,7 +37,7 @@ type Failure struct {
 	notRun bool
 }
 
-func (f *Failure) Error() string {
+func (f *ServerError) Error() string {
 	text := "redis at " + f.server
 	if f.text != "" {
 		text += " " + f.text
@@ -125,10 +124,10 @@ func harmless(err error, texts []string) []string {
 	return texts
 }
 
-func (f *Failure) Unwrap() error { return f.err }
+func (f *ServerError) Unwrap() error { return f.err }
 
-// Reason returns the reason as one word.
-func (f *Failure) Reason() string { return f.reason }
+// Reason returns why, in a word.
+func (f *ServerError) Reason() string { return f.reason }
 
 var (
 	// errNoConnection means that all connections were in use.
@@ -150,8 +149,8 @@ var (
 	errNotConnected = errors.New("there is no connection yet")
 )
 
-// replies describes error replies by their first word.
-var replies = map[string]Failure{
+// replies tells the errors that servers reply apart by their first word.
+var replies = map[string]ServerError{
 	"OOM":         {reason: "oom", text: "is out of memory", counts: true, writes: true},
 	"MISCONF":     {reason: "misconf", text: "can't save its data and takes no writes", counts: true, writes: true},
 	"NOREPLICAS":  {reason: "noreplicas", text: "has too few replicas to take writes", counts: true, writes: true},
@@ -168,9 +167,8 @@ var replies = map[string]Failure{
 	"TRYAGAIN":    {reason: "tryagain", text: "is moving the slot to another server", elsewhere: true},
 }
 
-// replyTexts describes those that all begin with "ERR" by another part of their
-// text.
-var replyTexts = map[string]Failure{
+// replyTexts tells those apart that all begin with "ERR".
+var replyTexts = map[string]ServerError{
 	"max number of clients":     {reason: "maxclients", text: "has too many clients", counts: true},
 	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true},
 	"DB index is out of range":  {reason: "error", text: "has no database of this number", counts: true},
@@ -178,10 +176,10 @@ var replyTexts = map[string]Failure{
 	"unknown command":           {reason: "error", text: "does not know a command; is it older than 7.0?", counts: true},
 }
 
-// newFailure converts err to a Failure for callers that have waited for the
-// timeout, or without a limit if that is 0.
-func newFailure(server string, timeout time.Duration, err error) *Failure {
-	f := Failure{reason: "error", counts: true}
+// newFailure returns what err means to those who have waited for the timeout, or
+// for as long as it takes if that is 0.
+func newFailure(server string, timeout time.Duration, err error) *ServerError {
+	f := ServerError{reason: "error", counts: true}
 	late := "did not answer in time"
 	if timeout > 0 {
 		late = fmt.Sprintf("did not answer within %v", timeout)
@@ -191,13 +189,13 @@ func newFailure(server string, timeout time.Duration, err error) *Failure {
 	var dns *net.DNSError
 	switch {
 	case errors.As(err, new(corrupt)):
-		f = Failure{reason: "corrupt"}
+		f = ServerError{reason: "corrupt"}
 	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
-		f = Failure{reason: "pool", text: late}
+		f = ServerError{reason: "pool", text: late}
 	case errors.Is(err, errReplyTooLarge), errors.Is(err, errReplyMalformed):
 		f.reason, f.text = "reply", "sent what can't be a reply"
 	case errors.Is(err, errNotConnected):
-		f = Failure{reason: "down", text: "is down"}
+		f = ServerError{reason: "down", text: "is down"}
 	case errors.As(err, &reply):
 		word, _, _ := strings.Cut(reply.Error(), " ")
 		if known, ok := replies[word]; ok {
@@ -219,7 +217,7 @@ func newFailure(server string, timeout time.Duration, err error) *Failure {
 	case isTLS(err):
 		f.reason, f.text = "tls", "can't be connected to by TLS"
 	case errors.Is(err, redis.ErrClosed):
-		f = Failure{reason: "unused", text: "is no longer in use"}
+		f = ServerError{reason: "unused", text: "is no longer in use"}
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
 		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		f.reason, f.text, f.breaks = "closed", "closed the connection", true

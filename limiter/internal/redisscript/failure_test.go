@@ -21,10 +21,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// failureOf returns the Failure in err.
-func failureOf(t testing.TB, err error) *Failure {
+// failureOf returns the failure of a server that err tells of.
+func failureOf(t testing.TB, err error) *ServerError {
 	t.Helper()
-	var f *Failure
+	var f *ServerError
 	if !errors.As(err, &f) {
 		t.Fatalf("error %v tells of no failure", err)
 	}

@@ -40,7 +40,7 @@ type pool struct {
 	clock    func() time.Duration
 	breaker  *breaker
 	restarts *restarts
-	fail     func(*Failure) // records a failure of the server
+	fail     func(*ServerError) // records a failure of the server
 
 	idle   chan *connection // idle connections
 	held   atomic.Int32     // connections that exist or are being made, at most the capacity of idle
@@ -66,7 +66,7 @@ type connection struct {
 	used  time.Time // when it was put back
 }
 
-func newPool(client *redis.Client, script *Script, opt *Options, b *breaker, r *restarts, fail func(*Failure)) *pool {
+func newPool(client *redis.Client, script *Script, opt *Options, b *breaker, r *restarts, fail func(*ServerError)) *pool {
 	client.AddHook(refusals{})
 	client.AddHook(idleHook{})
 	start := time.Now()
@@ -89,8 +89,8 @@ func newPool(client *redis.Client, script *Script, opt *Options, b *breaker, r *
 // stop ends the pool's background work.
 func (p *pool) stop() { close(p.done) }
 
-// failure converts err to a Failure of the pool's server.
-func (p *pool) failure(err error) *Failure { return newFailure(p.breaker.server, p.timeout, err) }
+// failure returns what err means for a call.
+func (p *pool) failure(err error) *ServerError { return newFailure(p.breaker.server, p.timeout, err) }
 
 // grow starts making a connection for the next call if none is idle and none is
 // being made.
@@ -107,8 +107,8 @@ func (p *pool) clear() {
 	}
 }
 
-// down tells callers waiting for a connection that the server is down.
-func (p *pool) down(f *Failure) {
+// down tells those who wait for a connection that the server is down.
+func (p *pool) down(f *ServerError) {
 	p.failed.raise(f)
 	select {
 	case p.wake <- struct{}{}:
@@ -372,7 +372,7 @@ func (p *pool) discard(conn *connection) {
 type signal struct {
 	mu     sync.Mutex
 	raised chan struct{} // closed with the next failure; nil if nobody waits
-	last   *Failure
+	last   *ServerError
 }
 
 // next returns a channel that is closed with the next failure.
@@ -386,14 +386,14 @@ func (s *signal) next() <-chan struct{} {
 }
 
 // why returns the last failure.
-func (s *signal) why() *Failure {
+func (s *signal) why() *ServerError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
-// raise reports a failure.
-func (s *signal) raise(f *Failure) {
+// raise tells of a failure.
+func (s *signal) raise(f *ServerError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last = f

@@ -237,7 +237,7 @@ func TestConnectionsKilled(t *testing.T) {
 					if _, err := r.count(context.Background(), b); err != nil {
 						failures++
 						failed.Add(1)
-						if f := new(Failure); errors.As(err, &f) && f.reason != "closed" {
+						if f := new(ServerError); errors.As(err, &f) && f.reason != "closed" {
 							t.Error(err)
 						}
 					}
@@ -406,7 +406,7 @@ func TestPoolExhausted(t *testing.T) {
 	r := newTestClient(t, server, func(opt *Options) { opt.PoolSize, opt.Report = 1, seen.report })
 	b := upTo(100)
 	mustCount(t, r, b)
-	r.setTimeout(timeout)
+	r.setTimeout(t, timeout)
 	s := r.server()
 	conn := <-s.pool.idle // like a call that takes long
 	together(t, 20, func(int) {
@@ -417,7 +417,7 @@ func TestPoolExhausted(t *testing.T) {
 		}
 	})
 	s.pool.idle <- conn
-	r.setTimeout(10 * time.Second)
+	r.setTimeout(t, 10*time.Second)
 	mustCount(t, r, b)
 	if got, want := seen.take(), []string{"error pool"}; !slices.Equal(got, want) {
 		t.Errorf("reported %q, want %q", got, want)

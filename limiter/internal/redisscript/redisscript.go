@@ -167,7 +167,7 @@ func (c *Client) follow(ctx context.Context, call *Call, do func(*Server, contex
 			err = do(s, ctx, call)
 		}
 	}
-	if f, ok := err.(*Failure); ok && f.reason == "moved" { //nolint:errorlint // what do returns
+	if f, ok := err.(*ServerError); ok && f.reason == "moved" { //nolint:errorlint // what do returns
 		s.breaker.reportError(f)
 	}
 	return s, err
@@ -179,7 +179,7 @@ func NotRun(err error) bool {
 	if errors.Is(err, errNoConnection) {
 		return true // batches pass this error on as it is
 	}
-	f, ok := err.(*Failure) //nolint:errorlint // as servers return it
+	f, ok := err.(*ServerError) //nolint:errorlint // as servers return it
 	return ok && f.notRun
 }
 

@@ -50,7 +50,8 @@ type Call struct {
 	// The owner of the call, for hooks.
 	Owner any
 
-	// The reply, once there is one. It is valid until the call is reused.
+	// The reply, once there is one: as many integers as Replies, or none if the server
+	// has sent another number. It is valid until the call is used again.
 	Reply []int64
 
 	// Called with the outcome of a submitted call: nil if there is a reply. It

@@ -52,8 +52,8 @@ func (s *Server) close() error {
 	return s.pool.client.Close()
 }
 
-// failure converts err to a Failure of this server.
-func (s *Server) failure(err error) *Failure { return newFailure(s.breaker.server, s.timeout, err) }
+// failure returns what err means for a call.
+func (s *Server) failure(err error) *ServerError { return newFailure(s.breaker.server, s.timeout, err) }
 
 // ReportCorrupt reports that the server holds, or has replied, something that the
 // script cannot have written, and returns an error that says so.
@@ -180,9 +180,9 @@ func (s *Server) inTime(ctx context.Context, c *Call, ask func() ([]int64, error
 	}
 }
 
-// giveUp records a call that has timed out without a command being to blame, and
-// returns its Failure.
-func (s *Server) giveUp(why error) *Failure {
+// giveUp records that a call has waited in vain, for which no command is to
+// blame, and returns what that means.
+func (s *Server) giveUp(why error) *ServerError {
 	f := s.failure(why)
 	s.breaker.failure(f)
 	return f
@@ -234,6 +234,9 @@ func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking boo
 		c.Reply = nil
 		return s.blame(conn, err)
 	}
+	if len(reply) != c.Replies {
+		reply = nil // whoever has sent it was not the script
+	}
 	c.Reply = reply
 	wrote := s.script.Wrote(c)
 	if !wrote && s.breaker.awaitsWrite() {
@@ -251,11 +254,10 @@ func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking boo
 
 // blame records an error on a connection and returns it as a Failure.
 //
-// After an error reply the connection can still be used. But connections to a
-// replica are discarded, because its name may by now belong to another server. An
-// error that only wraps a reply comes from the client, about a connection that it
-// has closed.
-func (s *Server) blame(conn *connection, err error) *Failure {
+// After a reply the connection is as good as before; but the client closes those
+// to a replica, for its name may by now stand for another server. An error that
+// only wraps a reply is the client's, of a connection it has closed.
+func (s *Server) blame(conn *connection, err error) *ServerError {
 	f := s.failure(err)
 	_, replied := err.(redis.Error) //nolint:errorlint // see above
 	first := true
@@ -280,7 +282,7 @@ func (s *Server) blame(conn *connection, err error) *Failure {
 }
 
 // fail records a failure.
-func (s *Server) fail(f *Failure) {
+func (s *Server) fail(f *ServerError) {
 	opened := s.breaker.failure(f)
 	if opened || f.breaks {
 		s.pool.clear() // idle connections are probably broken too

@@ -2,24 +2,22 @@ package ratelimit
 
 import (
 	"bytes"
-	"crypto/tls"
 	"fmt"
 	"reflect"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Guards max_keys and when_full of a limit: what is wrong is told in one line
+// Guards max_keys and when_full of a limit: errors are reported in one line
 // that has the option, what it got and what would be right.
 func TestFullLimitOptions(t *testing.T) {
 	const wantMaxKeys = `want a whole number from 1 to 1000000000`
@@ -44,9 +42,9 @@ func TestFullLimitOptions(t *testing.T) {
 		`size 5; when_full {query.n}`:  limit(`when_full: got "{http.request.uri.query.n}", want forget or share`),
 		`size 5; when_full share deny`: `when_full: got "share deny", want one value, at Caddyfile:4`,
 
-		`max_keys 5; limit a {; size 1; }`:       limit(`max_keys: got "5", want a size beside it`),
-		`when_full share; limit a {; size 1; }`:  limit(`when_full: got "share", want a size beside it`),
-		`when_full forget; limit a {; size 1; }`: limit(`when_full: got "forget", want a size beside it`),
+		`max_keys 5; limit a {; size 1; }`:       limit(`max_keys: got "5", want a size with it`),
+		`when_full share; limit a {; size 1; }`:  limit(`when_full: got "share", want a size with it`),
+		`when_full forget; limit a {; size 1; }`: limit(`when_full: got "forget", want a size with it`),
 	} {
 		t.Run(block, func(t *testing.T) { wantError(t, validateCaddyfile(inLimit(block)), want) })
 	}
@@ -57,7 +55,7 @@ func TestFullLimitOptions(t *testing.T) {
 		`"limits":[{"size":5,"max_keys":true}]`:                  `limit "default": max_keys: got "true", ` + wantMaxKeys,
 		`"limits":[{"size":5,"when_full":"x"}]`:                  `limit "default": when_full: got "x", want forget or share`,
 		`"limits":[{"max_keys":5,"limits":[{"name":"a","size":1}]}]`: `limit "default": max_keys: got "5", ` +
-			`want a size beside it`,
+			`want a size with it`,
 	} {
 		t.Run(handler, func(t *testing.T) {
 			wantError(t, validateConfig(configOf(`"handler":"rate_limit",`+handler)), want)
@@ -74,7 +72,7 @@ func TestFullLimitOptions(t *testing.T) {
 // and in what becomes of others, with a name or without, and that others need not.
 func TestFullLimitsOfOnePath(t *testing.T) {
 	disagree := func(path, option, got, earlier string) string {
-		return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want them equal, `+
+		return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want equal values, `+
 			`since limits of one path share their buckets, or another name`, path, option, got, earlier, path)
 	}
 	for _, tc := range []struct{ name, a, b, want string }{
@@ -102,7 +100,7 @@ func TestFullLimitsOfOnePath(t *testing.T) {
 	}
 }
 
-// Guards what a store is told of a limit's room: of each of its buckets, not of
+// Guards the bounds of a limit that are passed to the store: of each of its buckets, not of
 // those within, and whatever depends on the request.
 func TestBucketsOfFullLimits(t *testing.T) {
 	within := []*Limit{{Name: "a", Size: "1"}, {Name: "b", Size: "1", MaxKeys: "7", WhenFull: "share"}}
@@ -126,10 +124,10 @@ func TestBucketsOfFullLimits(t *testing.T) {
 		{&Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
 	} {
 		l, _ := readyLimit(t, tc.limit)
-		c := newCheck()
+		c := newTestEvaluation()
 		setClient(c, "192.0.2.1")
 		c.replacer.Set("n", "3")
-		if err := l.apply(c); err != nil {
+		if err := l.addTo(c); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -143,47 +141,68 @@ func TestBucketsOfFullLimits(t *testing.T) {
 	}
 }
 
-// setClient gives a request a client's address.
-func setClient(c *check, address string) {
-	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, address)
-}
-
-// Guards by which network keys share buckets: that of the client's address,
-// which counts as in keys, so that nobody has more of them by writing it in
-// another way.
-func TestNetworkOfClients(t *testing.T) {
-	for address, want := range map[string]string{
-		"203.0.113.7":          "203.0.0.0/16",
-		"203.0.255.255":        "203.0.0.0/16",
-		"203.1.0.0":            "203.1.0.0/16",
-		"::ffff:203.0.113.7":   "203.0.0.0/16",
-		"2002:cb00:7107::1":    "203.0.0.0/16",
-		"64:ff9b::203.0.113.7": "203.0.0.0/16",
-		"2001:db8:1:2::3":      "2001:db8::/32",
-		"2001:db8:ffff::":      "2001:db8::/32",
-		"2001:db9::":           "2001:db9::/32",
-		"fe80::1%eth0":         "fe80::/32",
-		"fe80::2%eth1":         "fe80::/32",
-		"@":                    "none",
-		"":                     "none",
-		"203.0.113.7:80":       "none",
-	} {
-		c := newCheck()
-		setClient(c, address)
-		if got := c.clientNetwork(); got != want {
-			t.Errorf("%q: got %q, want %q", address, got, want)
-		}
-		// Nothing has proven the address yet.
-		c = newCheck()
-		setClient(c, address)
-		if c.request.TLS = new(tls.ConnectionState); c.clientNetwork() != noNetwork {
-			t.Errorf("%q in early data: got %q, want %q", address, c.clientNetwork(), noNetwork)
-		}
+// Guards what clients see of a limit that is full: with forget a new key gets a
+// bucket in place of another, with share it shares one with its network, whatever
+// the key is. No other limit is touched, and the log tells of each once.
+func TestNewKeysOfFullLimits(t *testing.T) {
+	original := watchEvery
+	t.Cleanup(func() { watchEvery = original })
+	watchEvery = time.Millisecond
+	limit := func(options string) string { return " {\nsize 2\ndrip_rate 1h\n" + inLines(options) + "\n}\n" }
+	s := startConfig(t, config{
+		global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+		site: "rate_limit /forget forgets" + limit("max_keys 1") +
+			"rate_limit /share shares" + limit("max_keys 1; when_full share") +
+			"rate_limit /key keys" + limit("key {header.X-Api-Key}; max_keys 1; when_full share") +
+			"rate_limit /other" + limit("") + "respond admitted",
+	})
+	const first, second = "200 limit=2 remaining=1 clear=3600.000", "200 limit=2 remaining=0 clear=7200.000"
+	const full = "429 limit=2 remaining=0 clear=7200.000 reset=3600.000 retry-after=3600"
+	from := func(path, address, want string, header ...string) step {
+		return step{path: path, header: append(header, "X-Forwarded-For: "+address), want: want}
 	}
-	c := newCheck()
-	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, nil)
-	if got := c.clientNetwork(); got != noNetwork {
-		t.Errorf("without an address: got %q, want %q", got, noNetwork)
+	s.run(
+		from("/forget", "203.0.113.1", first),
+		from("/forget", "203.0.113.1", second),
+		from("/forget", "203.0.113.2", first),
+		from("/forget", "203.0.113.1", first),
+
+		from("/share", "203.0.113.1", first),
+		from("/share", "203.0.113.2", first),
+		from("/share", "203.0.200.3", second),
+		from("/share", "203.0.113.2", full),
+		from("/share", "2002:cb00:7107::1", full),
+		from("/share", "203.1.113.2", first),
+		from("/share", "2001:db8:1::1", first),
+		from("/share", "2001:db8:ffff::1", second),
+		from("/share", "2001:db8:2::1", full),
+		from("/share", "2001:db9::1", first),
+		from("/share", "203.0.113.1", second),
+
+		from("/key", "203.0.113.1", first, "X-Api-Key: a"),
+		from("/key", "203.0.113.1", first, "X-Api-Key: b"),
+		from("/key", "203.0.113.2", second, "X-Api-Key: c"),
+		from("/key", "203.0.113.2", full, "X-Api-Key: d"),
+		from("/key", "203.1.113.2", first, "X-Api-Key: e"),
+		from("/key", "203.1.113.2", second, "X-Api-Key: a"),
+
+		from("/other", "203.0.113.1", first),
+		from("/other", "203.0.113.2", first),
+		from("/other", "203.0.113.1", second),
+	)
+	logged := func() (got []string) {
+		for _, e := range s.log("warn", "rate_limit") {
+			if strings.HasPrefix(fmt.Sprint(e["msg"]), "limit full: ") {
+				got = append(got, fmt.Sprint(e["limit"], " ", e["max_keys"]))
+			}
+		}
+		return got
+	}
+	eventually(t, "a line of each limit", func() bool { return len(logged()) >= 3 })
+	got := logged()
+	slices.Sort(got)
+	if got := strings.Join(got, ", "); got != "forgets 1, keys 1, shares 1" {
+		t.Errorf("the log tells of %s", got)
 	}
 }
 
@@ -194,7 +213,7 @@ func usage(name string, forgotten, shared uint64) limiter.LimitUsage {
 
 // Guards that a limit which forgets or shares is logged at once, then once a
 // minute, each time with what became since, and not any more when that is over.
-func TestFullLimitsAreDueOnceAMinute(t *testing.T) {
+func TestFullLimitsAreLoggedOnceAMinute(t *testing.T) {
 	var log fullLimitLog
 	log.reset()
 	now := time.Now()
@@ -236,7 +255,7 @@ func TestFullLimitsAreDueOnceAMinute(t *testing.T) {
 	}
 }
 
-// Guards what the log says of a limit that is full.
+// Guards what is logged about a full limit.
 func TestFullLimitLog(t *testing.T) {
 	const remedy = "; unless this is a flood, raise max_keys of the limit, and of memory if need be, " +
 		"to the new keys a second times the seconds that a bucket takes to drain"
@@ -325,11 +344,11 @@ func watchers(t *testing.T) int {
 	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 2); err != nil {
 		t.Fatal(err)
 	}
-	return strings.Count(stacks.String(), "caddy-ratelimit.(*App).enter in goroutine")
+	return strings.Count(stacks.String(), "caddy-ratelimit.(*App).activate in goroutine")
 }
 
 // Guards that a configuration which does not start leaves that to the one before.
-func TestRejectedConfigWatchesNothing(t *testing.T) {
+func TestRejectedConfigStartsNoWatcher(t *testing.T) {
 	app := provisionApp(t, `{}`)
 	cleanUp(t, app) // was never started
 	eventually(t, "no goroutine, as no app was started", func() bool { return watchers(t) == 0 })
@@ -345,108 +364,4 @@ func TestRejectedConfigWatchesNothing(t *testing.T) {
 	}
 	cleanUp(t, first)
 	eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })
-}
-
-// Guards that the log warns where drips are read from what clients send, and only
-// there: each value has a bucket of its own, so that they choose a fresh one.
-func TestDripsThatClientsChoose(t *testing.T) {
-	for block, want := range map[string]string{
-		`size 5; drip_rate {header.X-Rate}`:       "drip_rate {http.request.header.X-Rate}",
-		`size 5; drip_rate {query.rate}ms`:        "drip_rate {http.request.uri.query.rate}",
-		`size 5; drip_size {cookie.n}`:            "drip_size {http.request.cookie.n}",
-		`size 5; drip_size {path.0}`:              "drip_size {http.request.uri.path.0}",
-		`size 5; drip_size {file.base}`:           "drip_size {http.request.uri.path.file.base}",
-		`size 5; drip_size {http.request.body}`:   "drip_size {http.request.body}",
-		`size 5; drip_size {http.request.form.n}`: "drip_size {http.request.form.n}",
-		`size 5; drip_size {labels.0}`:            "drip_size {http.request.host.labels.0}",
-		`size 5; drip_size {re.a.1}`:              "drip_size {http.regexp.a.1}",
-		`size 5; drip_size {file_match.relative}`: "drip_size {http.matchers.file.relative}",
-		`size 5; drip_rate {remote_port}ms`:       "drip_rate {http.request.remote.port}",
-		`size 5; drip_rate {vars.a}{query.b}`:     "drip_rate {http.request.uri.query.b}",
-		`size 5; drip_rate {query.a}; drip_size {query.b}`: "drip_rate {http.request.uri.query.a}, " +
-			"drip_size {http.request.uri.query.b}",
-
-		`size {query.n}`:                                              "",
-		`size 5; cost {query.n}`:                                      "",
-		`size 5; factor {query.n}`:                                    "",
-		`key {query.n}; size 5; drip_rate 5s`:                         "",
-		`size 5; drip_rate {vars.rate}`:                               "",
-		`size 5; drip_rate {http.auth.user.rate}`:                     "",
-		`size 5; drip_rate {plan_rate}`:                               "",
-		`size 5; drip_size {env.RATE_LIMIT_TEST_N}`:                   "",
-		`size 5; drip_size {http.request.tls.client.san.dns_names.0}`: "",
-		`size 5; drip_rate {query.a}; factor 0`:                       "",
-	} {
-		t.Run(block, func(t *testing.T) {
-			t.Setenv("RATE_LIMIT_TEST_N", "5")
-			s := startConfig(t, config{site: "rate_limit api {\n" + inLines(block) + "\n}\nrespond admitted"})
-			var got []string
-			for _, e := range s.log("warn", ownLogger) {
-				if e["limit"] != "api" {
-					t.Errorf("got %v, want it of limit api", e)
-				}
-				got = append(got, fmt.Sprint(e["option"], " ", e["placeholder"]))
-			}
-			if got := strings.Join(got, ", "); got != want {
-				t.Errorf("got %q, want %q", got, want)
-			}
-		})
-	}
-}
-
-// Guards that a store which was used again is kept for the whole time when that
-// is over, though the time that it was kept before ends meanwhile.
-func TestStoreIsKeptAgain(t *testing.T) {
-	original := keepTime
-	t.Cleanup(func() {
-		keepTime = original
-		kept.Store(nil)
-	})
-	kept.Store(nil)
-	app := provisionApp(t, `{}`)
-	for _, keepTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
-		before := app.memory
-		cleanUp(t, app)
-		if keepTime == time.Hour {
-			time.Sleep(50 * time.Millisecond) // nothing is to happen
-		}
-		app = provisionApp(t, `{}`)
-		if app.memory != before && keepTime == time.Hour {
-			t.Error("got another store")
-		}
-		if kept.Load() != nil {
-			t.Error("a store that is in use is kept besides")
-		}
-	}
-}
-
-// Guards that limits stay, in the process and with a Redis that can't be reached,
-// where a configuration without them was loaded in between.
-func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
-	for name, global := range map[string]string{"memory": "", "redis": redisGlobal("127.0.0.1:1", slowly)} {
-		t.Run(name, func(t *testing.T) {
-			c := config{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
-			s := startConfig(t, c)
-			for _, want := range []int{200, 200, 429, 429} {
-				if a := s.get("/"); a.StatusCode != want {
-					t.Errorf("got %s, want %d", a, want)
-				}
-				if err := s.load(config{site: "respond admitted"}); err != nil {
-					t.Fatal(err)
-				}
-				if err := s.load(c); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := caddy.Stop(); err != nil { // and all of Caddy
-				t.Fatal(err)
-			}
-			if err := s.load(c); err != nil {
-				t.Fatal(err)
-			}
-			if a := s.get("/"); a.StatusCode != 429 {
-				t.Errorf("after a stop got %s", a)
-			}
-		})
-	}
 }

@@ -13,15 +13,15 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// watchEvery is how often it is looked which limits are full. Tests lower it.
+// watchEvery is how often to look for full limits. Tests lower it.
 var watchEvery = 2 * time.Second
 
-// limitUsages returns what the limits of a store use. Tests replace it.
+// limitUsages returns the usage of each limit of a store. Tests replace it.
 var limitUsages = (*limiter.Memory).Limits
 
-// watchLimits logs which limits are full, until ctx ends. One goroutine does so
-// for all configurations, so that no request has to or waits for the log. The log
-// is that of the newest one.
+// watchLimits logs which limits are full until ctx is done. One goroutine does so
+// for all configs, with the logger of the newest one, so that no request waits
+// for the log.
 func watchLimits(ctx context.Context, every time.Duration, usages func(*limiter.Memory) []limiter.LimitUsage) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -37,7 +37,7 @@ func watchLimits(ctx context.Context, every time.Duration, usages func(*limiter.
 			}
 			running.Unlock()
 			if app == nil {
-				continue // it is about to end
+				continue // ctx is about to be cancelled
 			}
 			for _, limit := range fullLimits.due(now, usages(app.memory)) {
 				limit.log(app.logger)
@@ -46,18 +46,18 @@ func watchLimits(ctx context.Context, every time.Duration, usages func(*limiter.
 	}
 }
 
-// fullLimits are those of this process, also over reloads.
+// fullLimits are the full limits of this process, also across reloads.
 var fullLimits fullLimitLog
 
-// fullLimitLog finds which limits forget buckets or have keys share them, and
-// keeps them to one line a minute each.
+// fullLimitLog finds the limits that forget buckets or have keys share them, and
+// lets each be logged once a minute.
 type fullLimitLog struct {
 	mu     sync.Mutex
-	seen   map[string]limiter.LimitUsage // by name, as of when it was last looked
+	seen   map[string]limiter.LimitUsage // by name, as last seen
 	limits map[string]fullLimit          // by path
 }
 
-// fullLimit is what became of the buckets of a limit since it was last logged.
+// fullLimit counts what happened to buckets of a limit since it was last logged.
 type fullLimit struct {
 	path              string
 	forgotten, shared uint64
@@ -65,14 +65,14 @@ type fullLimit struct {
 	next              time.Time // when it may be logged again
 }
 
-// reset begins anew, for a store that has not forgotten anything yet.
+// reset starts over, for a new store.
 func (l *fullLimitLog) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seen, l.limits = make(map[string]limiter.LimitUsage), make(map[string]fullLimit)
 }
 
-// due returns the limits that are to be logged now, given what all of them use.
+// due returns the limits to log now, given the usage of all.
 func (l *fullLimitLog) due(now time.Time, usages []limiter.LimitUsage) []fullLimit {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +82,7 @@ func (l *fullLimitLog) due(now time.Time, usages []limiter.LimitUsage) []fullLim
 		if u.Forgotten == before.Forgotten && u.Shared == before.Shared {
 			continue
 		}
-		// What tells buckets of one path apart stands behind it.
+		// The path may have a suffix, see key.nameSuffix.
 		path, _, _ := strings.Cut(u.Name, "@")
 		limit := l.limits[path]
 		limit.path, limit.maxKeys = path, u.MaxKeys
@@ -90,7 +90,7 @@ func (l *fullLimitLog) due(now time.Time, usages []limiter.LimitUsage) []fullLim
 		limit.shared += u.Shared - before.Shared
 		l.limits[path] = limit
 	}
-	var due []fullLimit
+	due := make([]fullLimit, 0, len(l.limits))
 	for _, path := range slices.Sorted(maps.Keys(l.limits)) {
 		limit := l.limits[path]
 		if limit.forgotten+limit.shared == 0 || now.Before(limit.next) {
@@ -102,7 +102,7 @@ func (l *fullLimitLog) due(now time.Time, usages []limiter.LimitUsage) []fullLim
 	return due
 }
 
-// log tells what becomes of new keys, and what to change.
+// log logs what happens to new keys, and how to avoid it.
 func (l fullLimit) log(log *zap.Logger) {
 	message := "limit full: the emptiest buckets are forgotten for those of new keys"
 	if l.shared > 0 {

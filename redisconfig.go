@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -20,55 +19,93 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-func init() {
-	redis.SetLogger(clientLogger{})
+// Redis configures the Redis in which to keep the buckets: a single server, a
+// cluster, or a server that is found through sentinels. Requires Redis 7.0 or later.
+//
+// Addresses, names, users, passwords, the secret, numbers and the TLS options may
+// contain `{env.*}`, `{file.*}` and `{system.*}` placeholders. They are resolved
+// when the config is loaded, and stored unresolved; it is an error if one is empty.
+// A config loads whether or not Redis can be reached. Configs with equal settings
+// share their connections.
+type Redis struct {
+	// The addresses of the servers, each as `host:port`, the path of a unix socket,
+	// a Caddy network address `unix//path`, or a URL:
+	// `redis://[[user]:password@]host[:port][/db]`, the same with `rediss://` for
+	// TLS, or `unix://[[user]:password@]/path`. A single address is that of the
+	// server, several are those of servers of a cluster, and with `master_name`
+	// they are those of sentinels. All must have the same form, and only a single
+	// server can be a unix socket.
+	Addresses List `json:"addresses,omitempty"`
+
+	// The user to log in as. Default: the server's default user.
+	Username string `json:"username,omitempty"`
+
+	// The password to log in with.
+	Password string `json:"password,omitempty"`
+
+	// The database number, from 0 to 65535. A cluster has only 0.
+	// Default: 0.
+	DB Number `json:"db,omitempty"`
+
+	// Whether a single address is that of a server of a cluster, from which the
+	// others are discovered. Several addresses without `master_name` are always a
+	// cluster.
+	Cluster bool `json:"cluster,omitempty"`
+
+	// The name of the server in the sentinels' config. The addresses are then those
+	// of the sentinels, without users, passwords and databases; the default port
+	// of a URL is 26379.
+	MasterName string `json:"master_name,omitempty"`
+
+	// The user to log in to the sentinels as. Default: their default user.
+	SentinelUsername string `json:"sentinel_username,omitempty"`
+
+	// The password to log in to the sentinels with. Default: none, even if the
+	// server has a password.
+	SentinelPassword string `json:"sentinel_password,omitempty"`
+
+	// Enables TLS with the servers and sentinels. The options are those of the
+	// reverse proxy's transport, and all are optional: by default, the system's
+	// roots are trusted, and certificates are verified for the name in the
+	// server's address. Files are read when the config is loaded; if certificate
+	// or CA files have changed, new connections are made. `handshake_timeout` and
+	// `except_ports` have no effect. Default: TLS only with `rediss://`.
+	TLS *reverseproxy.TLSConfig `json:"tls,omitempty"`
+
+	// The prefix of all keys in Redis: at most 128 bytes without braces.
+	// Default: `rl:`.
+	KeyPrefix string `json:"key_prefix,omitempty"`
+
+	// A secret with which keys are hashed, so that someone who can read the keys in
+	// Redis can't find out by trial whose buckets they are. It must be the same on
+	// all Caddy instances: those with different secrets do not share limits.
+	// Default: none, keys are plain digests.
+	KeySecret string `json:"key_secret,omitempty"`
+
+	// The maximum time that a request waits for Redis, in all handlers that it
+	// passes together: from `1ms` to `1m`. If there is no reply by then, `on_error`
+	// applies. Connections are made independently of it. Default: `50ms`.
+	Timeout Duration `json:"timeout,omitempty"`
+
+	// The maximum number of connections to each server, from 1 to 4096. Default:
+	// 10 per CPU.
+	PoolSize Number `json:"pool_size,omitempty"`
 }
 
-// clientLogger takes what the Redis client logs into Caddy's log, at level
-// DEBUG: what matters to a request is in the error that it gets. There is one
-// logger for all clients in the process, those of other modules too.
-type clientLogger struct{}
-
-// Printf implements the client's logging interface. Of what the client wants to
-// tell only numbers and addresses are kept: errors may quote what a server
-// replied, and so the user or password.
-func (clientLogger) Printf(_ context.Context, format string, v ...any) {
-	log := caddy.Log()
-	if !log.Core().Enabled(zap.DebugLevel) {
-		return
-	}
-	shown := make([]any, len(v))
-	for i, value := range v {
-		switch value := value.(type) {
-		case int, int32, int64, uint32, uint64, bool, time.Duration:
-			shown[i] = value
-		case string:
-			shown[i] = "…"
-			if isHostPort(value) {
-				shown[i] = value
-			}
-		default:
-			shown[i] = "…"
-		}
-	}
-	log.Named("redis").Debug(fmt.Sprintf(format, shown...))
-}
-
-// options returns the options as the store takes them, placeholders resolved,
-// and those of TLS that its own are made of. Errors do not show what placeholders
-// resolve to, nor anything of what is secret.
+// options returns the options of the store, and the TLS options that opt.TLS was
+// made from, with all placeholders resolved. Errors show neither values of
+// placeholders nor secrets.
 func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reverseproxy.TLSConfig, err error) {
 	repl := caddy.NewReplacer()
 	form, err := rd.resolveAddresses(repl, &opt)
 	if err != nil {
 		return opt, nil, err
 	}
-	if err := rd.resolveTexts(repl, &opt); err != nil {
+	if err := rd.resolveStrings(repl, &opt); err != nil {
 		return opt, nil, err
 	}
 	if rd.DB != "" {
@@ -81,15 +118,15 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 		}
 	}
 	opt.Cluster = rd.Cluster || len(opt.Addresses) > 1 && rd.MasterName == ""
-	if err := rd.contradiction(&opt, form); err != nil {
+	if err := rd.checkConflicts(&opt, form); err != nil {
 		return opt, nil, err
 	}
-	opt.KeyPrefix = or(rd.KeyPrefix, "rl:")
+	opt.KeyPrefix = cmp.Or(rd.KeyPrefix, "rl:")
 	if strings.ContainsAny(opt.KeyPrefix, "{}") || len(opt.KeyPrefix) > limiter.RedisMaxPrefix {
 		return opt, nil, badOption("key_prefix", rd.KeyPrefix,
 			fmt.Sprintf("text without braces of at most %d bytes", limiter.RedisMaxPrefix))
 	}
-	if opt.Timeout, err = newNumber("timeout", or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
+	if opt.Timeout, err = newNumber("timeout", cmp.Or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
 		return opt, nil, err
 	}
 	if rd.PoolSize != "" {
@@ -105,13 +142,10 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 	return opt, tls, err
 }
 
-// What the numbers of a store may be.
-var (
-	parseMaxKeys  = parseInteger(1, 1_000_000_000)
-	parsePoolSize = parseInteger(1, limiter.RedisMaxPoolSize)
-)
+// parsePoolSize parses a number of connections.
+var parsePoolSize = parseInteger(1, limiter.RedisMaxPoolSize)
 
-// parseDB reads the number of a database.
+// parseDB parses a database number.
 func parseDB(text string) (int, string) {
 	n, want := parseInteger(0, limiter.RedisMaxDB)(text)
 	if want != "" {
@@ -120,7 +154,7 @@ func parseDB(text string) (int, string) {
 	return n, want
 }
 
-// parseTimeout reads how long a request may wait.
+// parseTimeout parses how long a request may wait.
 func parseTimeout(text string) (time.Duration, string) {
 	d, err := caddy.ParseDuration(text)
 	if err != nil || d < limiter.RedisMinTimeout || d > limiter.RedisMaxTimeout {
@@ -129,8 +163,9 @@ func parseTimeout(text string) (time.Duration, string) {
 	return d, ""
 }
 
-// resolveTexts sets in opt what names, users, passwords and secrets stand for.
-func (rd *Redis) resolveTexts(repl *caddy.Replacer, opt *limiter.RedisOptions) error {
+// resolveStrings sets the names, users, passwords and secrets in opt, with
+// placeholders resolved.
+func (rd *Redis) resolveStrings(repl *caddy.Replacer, opt *limiter.RedisOptions) error {
 	for _, o := range []struct {
 		option, text string
 		set          *string
@@ -159,13 +194,13 @@ func (rd *Redis) resolveTexts(repl *caddy.Replacer, opt *limiter.RedisOptions) e
 	return nil
 }
 
-// errUnknown is the error of a placeholder that is unknown. It is not shown: it
-// may be a part of a password with braces in it.
+// errUnknown is the error of an unknown placeholder. It does not show its name,
+// which may be part of a password that contains braces.
 var errUnknown = errors.New(`got a placeholder that is unknown here, ` +
 	`want {env.*}, {file.*} or {system.*}, or \{ and \} for braces`)
 
-// resolve resolves the placeholders in text, each of which has to stand for
-// something. The values are escaped first, if there is a need to.
+// resolve resolves the placeholders in text, none of which may be empty. The values
+// are passed through escape unless it is nil.
 func resolve(repl *caddy.Replacer, text string, escape func(string) string) (string, error) {
 	return repl.ReplaceFunc(text, func(name string, v any) (any, error) {
 		value := caddy.ToString(v)
@@ -181,9 +216,9 @@ func resolve(repl *caddy.Replacer, text string, escape func(string) string) (str
 	})
 }
 
-// contradiction returns an error if options do not go together.
-func (rd *Redis) contradiction(opt *limiter.RedisOptions, form form) error {
-	const onSocket = "got it with a unix socket, want it with host:port or a URL of it"
+// checkConflicts returns an error if options contradict each other.
+func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form form) error {
+	const onSocket = "got it with a unix socket, want it with host:port or such a URL"
 	switch {
 	case form == formUnix && rd.MasterName != "":
 		return errors.New("master_name: " + onSocket)
@@ -196,7 +231,7 @@ func (rd *Redis) contradiction(opt *limiter.RedisOptions, form form) error {
 	case form == formRedis && rd.TLS != nil:
 		return errors.New("tls: got it with a redis:// URL, want rediss:// or host:port")
 	case rd.MasterName != "" && rd.Cluster:
-		return errors.New("cluster: got it beside master_name, want one of them")
+		return errors.New("cluster: got it together with master_name, want one of them")
 	case rd.MasterName == "" && rd.SentinelUsername != "":
 		return errors.New("sentinel_username: got it without master_name, want both or username")
 	case rd.MasterName == "" && rd.SentinelPassword != "":
@@ -207,8 +242,8 @@ func (rd *Redis) contradiction(opt *limiter.RedisOptions, form form) error {
 	return nil
 }
 
-// resolveTLS returns the options on TLS with the placeholders in all their texts
-// resolved, those of the module for authorities too.
+// resolveTLS returns the TLS options with the placeholders in all strings resolved,
+// including those of the CA pool module.
 func resolveTLS(repl *caddy.Replacer, options *reverseproxy.TLSConfig) (*reverseproxy.TLSConfig, error) {
 	text, err := json.Marshal(options)
 	if err != nil {
@@ -233,7 +268,7 @@ func resolveTLS(repl *caddy.Replacer, options *reverseproxy.TLSConfig) (*reverse
 	return resolved, nil
 }
 
-// resolveTree resolves the placeholders in all texts of a JSON value.
+// resolveTree resolves the placeholders in all strings of a JSON value.
 func resolveTree(repl *caddy.Replacer, tree any) (_ any, err error) {
 	switch value := tree.(type) {
 	case string:
@@ -254,24 +289,24 @@ func resolveTree(repl *caddy.Replacer, tree any) (_ any, err error) {
 	return tree, nil
 }
 
-// clientTLS returns how to speak TLS.
+// clientTLS returns the TLS config of the client.
 func clientTLS(ctx caddy.Context, options *reverseproxy.TLSConfig) (*tls.Config, error) {
 	config, err := options.MakeTLSClientConfig(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}
-	if config == nil { // all is as usual
+	if config == nil { // no option is set
 		config = new(tls.Config)
 	}
 	config.MinVersion = tls.VersionTLS12
 	if config.InsecureSkipVerify {
-		ctx.Logger().Warn("tls_insecure_skip_verify: certificates of redis are not checked, " +
-			"anyone on the way can read and change what is sent")
+		ctx.Logger().Warn("tls_insecure_skip_verify: certificates of redis are not verified, " +
+			"anyone on the network path can read and change what is sent")
 	}
 	return config, nil
 }
 
-// form is how an address is written.
+// form is the notation of an address.
 type form string
 
 const (
@@ -281,7 +316,7 @@ const (
 	formRediss   form = "rediss://"
 )
 
-// address is what the address of a server stands for.
+// address is a parsed address of a server.
 type address struct {
 	form     form
 	server   string // host:port or the path of a socket
@@ -290,8 +325,8 @@ type address struct {
 	db       int
 }
 
-// resolveAddresses sets in opt what the addresses stand for, and returns the
-// form they all have.
+// resolveAddresses sets the servers, and the login and database of URLs, in opt. It
+// returns the form of the addresses.
 func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOptions) (form, error) {
 	switch n := len(rd.Addresses); {
 	case n == 0:
@@ -315,7 +350,7 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 		login := a.username != "" || a.password != "" || a.db != 0
 		switch {
 		case a.form != first:
-			return "", fmt.Errorf("addresses: got %s beside %s, want one form", a.form, first)
+			return "", fmt.Errorf("addresses: got %s together with %s, want one form", a.form, first)
 		case slices.Contains(opt.Addresses, a.server):
 			return "", badOption("addresses", withoutPassword(text), "each server once")
 		case rd.MasterName != "" && login:
@@ -327,16 +362,15 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 			return "", errors.New("password: got several in the addresses, want one")
 		}
 		opt.Addresses = append(opt.Addresses, a.server)
-		opt.Username = or(a.username, opt.Username)
-		opt.Password = or(a.password, opt.Password)
+		opt.Username = cmp.Or(a.username, opt.Username)
+		opt.Password = cmp.Or(a.password, opt.Password)
 		opt.DB = cmp.Or(a.db, opt.DB)
 	}
 	return first, nil
 }
 
-// parseAddress returns what the address of a server stands for; port is that of
-// a URL without one. Its errors show neither what placeholders resolve to nor a
-// password.
+// parseAddress parses the address of a server. port is the default port of URLs.
+// Errors show neither values of placeholders nor passwords.
 func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 	bad := badOption("address", withoutPassword(text),
 		"host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL")
@@ -347,7 +381,7 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 			"an address whose placeholders are {env.*}, {file.*} or {system.*}")
 	case err != nil:
 		return address{}, fmt.Errorf("address: %w", err)
-	case network == "unix": // as Caddy writes it: unix//path
+	case network == "unix": // a Caddy network address: unix//path
 		if !strings.HasPrefix(path, "/") {
 			path, err = filepath.Abs(path)
 		}
@@ -392,15 +426,15 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 	if host, _, _ := net.SplitHostPort(a.server); u.Port() == "" {
 		a.server = net.JoinHostPort(host, port)
 	}
-	// The client would ask this host for want of another.
+	// Without a host, the client would use localhost.
 	if u.Hostname() == "" || !isHostPort(a.server) {
 		return address{}, bad
 	}
 	return a, nil
 }
 
-// resolveAddress resolves the placeholders in an address. Those for a URL's
-// user and password may stand for any characters.
+// resolveAddress resolves the placeholders in an address. The values of those in a
+// URL's user and password may have any characters.
 func resolveAddress(repl *caddy.Replacer, address string) (string, error) {
 	scheme, rest, isURL := strings.Cut(address, "://")
 	i := strings.LastIndexByte(rest, '@')
@@ -417,8 +451,8 @@ func resolveAddress(repl *caddy.Replacer, address string) (string, error) {
 	return scheme + "://" + user + host, err
 }
 
-// isHostPort reports whether address is a host and a port to connect to. What a
-// host can't have may come of a URL without its scheme, and be a password.
+// isHostPort reports whether address is a host and a port to connect to. Characters
+// that a host can't have may be from a URL without a scheme, and part of a password.
 func isHostPort(address string) bool {
 	const longest = 253 // in DNS
 	host, port, err := net.SplitHostPort(address)
@@ -432,15 +466,15 @@ func isHostPort(address string) bool {
 	return err == nil && n > 0
 }
 
-// isSocket reports whether a unix socket can have the path.
+// isSocket reports whether path can be that of a unix socket.
 func isSocket(path string) bool {
-	const longest = 107 // and a zero
+	const longest = 107 // and a terminating zero
 	return len(path) <= longest && !strings.ContainsRune(path, 0) && strings.Trim(path, "/") != ""
 }
 
-// withoutPassword returns an address as it may be shown: nothing before an @,
-// nothing of a query, and of a URL nothing that a forgotten @ makes look like a
-// port.
+// withoutPassword returns an address that is safe to show: without what precedes an
+// @, without the query, and, for a URL, without an invalid port, which may be a
+// password if the @ is missing.
 func withoutPassword(address string) string {
 	scheme, rest, isURL := strings.Cut(address, "://")
 	if !isURL {

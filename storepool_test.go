@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -14,9 +13,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -46,7 +42,7 @@ func newTestRequest(t *testing.T) (*httptest.ResponseRecorder, *http.Request) {
 	return httptest.NewRecorder(), r
 }
 
-// Guards that a configuration lets go of its stores however far it got: after
+// Guards that a configuration releases its stores however far it got: after
 // validation, and when it or another module of it is refused.
 func TestStoreIsReleased(t *testing.T) {
 	handler := func(limit string) string {
@@ -73,7 +69,7 @@ func TestStoreIsReleased(t *testing.T) {
 	}
 }
 
-// Guards that Cleanup lets go only of what its app has taken, however far
+// Guards that Cleanup releases only what its app has opened, however far
 // Provision got, and once.
 func TestCleanupAfterFailedProvision(t *testing.T) {
 	other := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`)
@@ -97,7 +93,7 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 		}
 	}
 	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.redis != other.redis {
-		t.Error("the store in Redis was let go of")
+		t.Error("the Redis store was released")
 	}
 }
 
@@ -168,7 +164,7 @@ func TestStoreIsShared(t *testing.T) {
 // later day, and keeps no secret.
 func TestStoreKeyCoversAllOptions(t *testing.T) {
 	var plain limiter.RedisOptions
-	keys := map[redisKey]string{newRedisKey(plain, nil): "no option"}
+	keys := map[redisStoreKey]string{newRedisStoreKey(plain, nil): "no option"}
 	fields := reflect.TypeFor[limiter.RedisOptions]()
 	for i := range fields.NumField() {
 		name := fields.Field(i).Name
@@ -192,7 +188,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		default:
 			t.Fatalf("%s: no value for a %T", name, field)
 		}
-		key := newRedisKey(opt, nil)
+		key := newRedisStoreKey(opt, nil)
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}
@@ -210,7 +206,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		"ff": {Password: "\xff"}, "fe": {Password: "\xfe"},
 		"one address": {Addresses: []string{"a b"}}, "two": {Addresses: []string{"a", "b"}},
 	} {
-		key := newRedisKey(opt, nil)
+		key := newRedisStoreKey(opt, nil)
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}
@@ -220,7 +216,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 
 // Guards that a store which nobody uses any more is closed for good, but not
 // while requests of the last configuration may still be on their way to it.
-func TestStoreDrains(t *testing.T) {
+func TestReleasedRedisStaysOpen(t *testing.T) {
 	server := redistest.Start(t)
 	config := `{"redis":{"addresses":["` + server.Addr + `"],"timeout":"30s"}}`
 	take := func(store limiter.Store) error {
@@ -233,18 +229,18 @@ func TestStoreDrains(t *testing.T) {
 		return err
 	}
 
-	setDrainTime(t, time.Hour)
+	setRedisCloseDelay(t, time.Hour)
 	app := provisionApp(t, config)
 	first := app.redis
 	cleanUp(t, app)
 	if err := take(first); err != nil {
-		t.Errorf("right after the last app let go of it: %v", err)
+		t.Errorf("right after the last app released it: %v", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Error(err)
 	}
 
-	setDrainTime(t, ms)
+	setRedisCloseDelay(t, ms)
 	app = provisionApp(t, config)
 	if app.redis == first {
 		t.Fatal("a store that is to be closed is used again")
@@ -259,111 +255,6 @@ func TestStoreDrains(t *testing.T) {
 		text, err := server.Client().Info(t.Context(), "clients").Result()
 		return err == nil && strings.Contains(text, "connected_clients:1\r\n") // the test's
 	})
-}
-
-// failingApp is an app that does not start.
-type failingApp struct{}
-
-func (failingApp) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "rate_limit_test_failing", New: func() caddy.Module { return new(failingApp) }}
-}
-func (failingApp) Start() error { return errors.New("as the test wants it") }
-func (failingApp) Stop() error  { return nil }
-
-func init() { caddy.RegisterModule(failingApp{}) }
-
-// Guards that a configuration which is rejected, be it when it is loaded or
-// when an app of it does not start, leaves max_keys, the stores and the log as
-// they were, and that one which is accepted does not.
-func TestRejectedConfigLeavesSettings(t *testing.T) {
-	const few = "rate_limit {\nmemory {\nmax_keys 10\n}\n}"
-	const many = "rate_limit {\nmemory {\nmax_keys 1000000\n}\n}"
-	site := "rate_limit {\nsize 9\n}\nrespond admitted"
-	s := startConfig(t, config{global: few, site: site})
-	keys := 0
-	bounded := func() bool {
-		t.Helper()
-		store, _ := theApp(t)
-		const n = 3000 // more than share buckets of one limit
-		before := store.Len()
-		for range n {
-			keys++
-			req := limiter.Request{Buckets: []limiter.Bucket{{
-				Name: "a", Key: fmt.Sprint(keys), Cost: 1,
-				Limit: limiter.Limit{Size: 9, DripInterval: time.Hour, DripSize: 1},
-			}}}
-			if _, err := store.Take(t.Context(), req, nil); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return store.Len()-before < n
-	}
-	if !bounded() {
-		t.Fatal("max_keys of the first configuration is not in force")
-	}
-	store, logger := theApp(t)
-
-	validated := provisionApp(t, `{"memory":{"max_keys":1000000}}`)
-	if !bounded() {
-		t.Error("max_keys of a configuration that was not started is in force")
-	}
-	cleanUp(t, validated)
-
-	rejected := config{global: many, site: site}
-	for n := range 10 { // apps start in any order
-		var root map[string]any
-		if err := json.Unmarshal(rejected.json(t, redistest.FreeAddr(t), s.logPath), &root); err != nil {
-			t.Fatal(err)
-		}
-		if n%2 == 0 {
-			root["apps"].(map[string]any)["rate_limit_test_failing"] = map[string]any{}
-		} else {
-			root["apps"].(map[string]any)["rate_limit"].(map[string]any)["on_error"] = "x"
-		}
-		text, err := json.Marshal(root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := caddy.Load(text, true); err == nil {
-			t.Fatal("the configuration was not rejected")
-		}
-		if memory, redis := storesInUse(); memory != 1 || redis != 0 {
-			t.Errorf("%d references to the store in the process, %d stores in Redis", memory, redis)
-		}
-		if now, nowLogger := theApp(t); now != store || nowLogger != logger {
-			t.Error("another app is in force")
-		}
-	}
-	if !bounded() {
-		t.Error("max_keys of a rejected configuration is in force")
-	}
-	if err := s.load(config{global: many, site: site}); err != nil {
-		t.Fatal(err)
-	}
-	if bounded() {
-		t.Error("max_keys of the new configuration is not in force")
-	}
-	if err := s.load(config{site: site}); err != nil {
-		t.Fatal(err)
-	}
-	if bounded() {
-		t.Error("the default of max_keys is not in force")
-	}
-	if now, _ := theApp(t); now != store {
-		t.Error("a reload made a new store")
-	}
-}
-
-// theApp returns the store in the process and the logger of the only app that
-// runs.
-func theApp(t *testing.T) (*limiter.Memory, *zap.Logger) {
-	t.Helper()
-	running.Lock()
-	defer running.Unlock()
-	if len(running.apps) != 1 {
-		t.Fatalf("%d apps run, want one", len(running.apps))
-	}
-	return running.apps[0].memory, running.apps[0].logger
 }
 
 // Guards that limits stay when Redis comes into the configuration, as long as
@@ -384,158 +275,6 @@ func TestMemoryOutlivesRedis(t *testing.T) {
 	if a := s.get("/"); a.StatusCode != 429 {
 		t.Errorf("got %s", a)
 	}
-}
-
-// Guards what on_error makes of requests while Redis is lost, for the app and
-// for a handler, and that the log tells of it once, not for each request.
-func TestOnError(t *testing.T) {
-	const (
-		first   = "200 limit=2 remaining=1 clear=1.000"
-		second  = "200 limit=2 remaining=0 clear=2.000"
-		third   = "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"
-		refused = "503 retry-after=1"
-	)
-	limits := []string{first, second, third, third, third, third, third, third}
-	all := func(want string) []string { return []string{want, want, want, want, want, want, want, want} }
-	for _, tc := range []struct {
-		name, app, handler string
-		want               []string
-	}{
-		{"by default", "", "", limits},
-		{"fallback", "on_error fallback", "", limits},
-		{"fallback of the handler", "on_error deny", "on_error fallback", limits},
-		{"allow", "on_error allow", "", all("200")},
-		{"allow of the handler", "", "on_error allow", all("200")},
-		{"deny", "on_error deny", "", all(refused)},
-		{"deny of the handler", "on_error allow", "on_error deny", all(refused)},
-	} {
-		for name, routes := range map[string]string{
-			"": "", ", with error routes": "handle_errors {\nrespond \"{err.status_code} {err.message}\"\n}",
-		} {
-			t.Run(tc.name+name, func(t *testing.T) {
-				s := startConfig(t, config{
-					global: "rate_limit {\nredis 127.0.0.1:1 {\ntimeout 5s\npassword canary-5fd4\n}\n" + tc.app + "\n}",
-					site:   "rate_limit {\nsize 2\n" + tc.handler + "\n}\n" + routes + "\nrespond admitted",
-				})
-				for _, want := range tc.want {
-					body := "admitted"
-					switch {
-					case want[:3] == "200":
-					case routes == "":
-						body = ""
-					case want[:3] == "503":
-						body = "503 rate limits can't be checked for this request"
-					default:
-						body = "429 rate limit default exceeded: retry after 1 s"
-					}
-					s.run(step{want: want, body: body})
-				}
-				if own := append(s.log("error", ownLogger), s.log("warn", ownLogger)...); len(own) > 0 {
-					t.Errorf("the handler reports it: %v", own)
-				}
-				eventually(t, "a line that Redis is lost", func() bool { return len(s.log("error", "rate_limit")) > 0 })
-				lost := s.log("error", "rate_limit")
-				if len(lost) != 1 || lost[0]["server"] != "127.0.0.1:1" || lost[0]["reason"] == "" {
-					t.Errorf("got %v, want one line that Redis is lost", lost)
-				}
-				for _, e := range s.entries() {
-					if strings.Contains(e.text(), "canary") {
-						t.Errorf("the password is in the log: %s", e.text())
-					}
-				}
-			})
-		}
-	}
-}
-
-// Guards that an error which is not the store's fault is a 500 and reported,
-// whatever on_error says.
-func TestUnexpectedStoreErrorIs500(t *testing.T) {
-	for _, policy := range []onError{onErrorFallback, onErrorAllow, onErrorDeny} {
-		core, logs := observer.New(zap.DebugLevel)
-		h := &Handler{onError: policy, logger: zap.New(core)}
-		w, r := newTestRequest(t)
-		err := h.undecided(w, r, nil, errors.New("malformed"))
-		if err == nil || !strings.Contains(err.Error(), "HTTP 500") {
-			t.Errorf("%s: got error %v, want a 500", policy, err)
-		}
-		if retry := w.Header().Get("Retry-After"); retry != "" {
-			t.Errorf("%s: got Retry-After %s, though it is no help", policy, retry)
-		}
-		if logs.FilterLevelExact(zap.ErrorLevel).Len() != 1 {
-			t.Errorf("%s: the log says %v", policy, logs.All())
-		}
-	}
-}
-
-// Guards what the log says of a Redis server, and that it is the log of the
-// newest configuration.
-func TestRedisEventsAreLogged(t *testing.T) {
-	tests := []struct {
-		event  limiter.Event
-		level  zapcore.Level
-		text   string
-		fields map[string]any
-	}{
-		{
-			limiter.Event{Server: "a:1", Kind: limiter.EventDown, Reason: "refused", Err: errors.New("no")},
-			zap.ErrorLevel,
-			"redis unavailable, applying on_error",
-			map[string]any{"server": "a:1", "reason": "refused", "error": "no"},
-		},
-		{
-			limiter.Event{Server: "a:1", Kind: limiter.EventRecovered, Downtime: time.Minute},
-			zap.InfoLevel,
-			"redis recovered",
-			map[string]any{"server": "a:1", "down": time.Minute},
-		},
-		{
-			limiter.Event{Server: "a:1", Kind: limiter.EventError, Reason: "timeout", Err: errors.New("late")},
-			zap.WarnLevel,
-			"redis failed on single requests, applying on_error to them",
-			map[string]any{"server": "a:1", "reason": "timeout", "error": "late"},
-		},
-		{
-			limiter.Event{Server: "a:1", Kind: limiter.EventReplaced, Downtime: time.Minute},
-			zap.InfoLevel,
-			"redis server replaced by others of its cluster",
-			map[string]any{"server": "a:1", "down": time.Minute},
-		},
-	}
-	lapses.last = nil // of another run
-	var logs []*observer.ObservedLogs
-	var apps []*App
-	for range 2 {
-		core, observed := observer.New(zap.DebugLevel)
-		app := provisionApp(t, `{}`)
-		app.logger = zap.New(core)
-		if err := app.Start(); err != nil {
-			t.Fatal(err)
-		}
-		apps, logs = append(apps, app), append(logs, observed)
-	}
-	for _, tc := range tests {
-		report(tc.event)
-		got := logs[1].TakeAll()
-		if len(got) != 1 || got[0].Level != tc.level || got[0].Message != tc.text ||
-			!reflect.DeepEqual(got[0].ContextMap(), tc.fields) {
-			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
-		}
-	}
-	report(tests[2].event) // of a store that a reload has made
-	if logs[1].Len() > 0 {
-		t.Errorf("a lapse is logged twice in a minute: %v", logs[1].TakeAll())
-	}
-	if logs[0].Len() > 0 {
-		t.Errorf("the log of the old configuration says %v", logs[0].All())
-	}
-	cleanUp(t, apps[1])
-	report(tests[0].event)
-	if logs[0].Len() != 1 || logs[1].Len() != 0 {
-		t.Errorf("after the new configuration ended the logs say %v and %v", logs[0].All(), logs[1].All())
-	}
-	cleanUp(t, apps[0])
-	report(tests[0].event) // Caddy's own log
 }
 
 // gate is a handler at which requests wait until it opens.
@@ -559,7 +298,7 @@ func init() { caddy.RegisterModule(gate{}) }
 // its store open, however long it takes to come to its next handler, and that the
 // store is closed after it.
 func TestStoreOutlivesRequests(t *testing.T) {
-	setDrainTime(t, ms)
+	setRedisCloseDelay(t, ms)
 	redis := redistest.Start(t)
 	limits := func(name string) string {
 		return `{"handle":[{"handler":"rate_limit","on_error":"deny","limits":[{"name":"` + name + `","size":9,"drip_rate":"1h"}]}]}`
@@ -596,7 +335,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 	if err := s.load(config{global: redisGlobal(redis.Addr, "timeout 6s"), site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(50 * drainTime) // nothing is to happen
+	time.Sleep(50 * redisCloseDelay) // nothing is to happen
 	close(gates.open)
 	if got := <-results; got.err != nil || got.status != 200 {
 		t.Errorf("a request that was under way: status %d, error %v", got.status, got.err)
@@ -608,4 +347,61 @@ func TestStoreOutlivesRequests(t *testing.T) {
 		}, nil)
 		return errors.Is(err, limiter.ErrUnavailable)
 	})
+}
+
+// Guards that a store which was used again is kept for the whole time when that
+// is over, though the time that it was kept before ends meanwhile.
+func TestIdleMemoryIsKeptAgain(t *testing.T) {
+	original := idleMemoryTime
+	t.Cleanup(func() {
+		idleMemoryTime = original
+		idleMemory.Store(nil)
+	})
+	idleMemory.Store(nil)
+	app := provisionApp(t, `{}`)
+	for _, idleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
+		before := app.memory
+		cleanUp(t, app)
+		if idleMemoryTime == time.Hour {
+			time.Sleep(50 * time.Millisecond) // nothing is to happen
+		}
+		app = provisionApp(t, `{}`)
+		if app.memory != before && idleMemoryTime == time.Hour {
+			t.Error("got another store")
+		}
+		if idleMemory.Load() != nil {
+			t.Error("a store that is in use is kept besides")
+		}
+	}
+}
+
+// Guards that limits stay, in the process and with a Redis that can't be reached,
+// where a configuration without them was loaded in between.
+func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
+	for name, global := range map[string]string{"memory": "", "redis": redisGlobal("127.0.0.1:1", slowly)} {
+		t.Run(name, func(t *testing.T) {
+			c := config{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
+			s := startConfig(t, c)
+			for _, want := range []int{200, 200, 429, 429} {
+				if a := s.get("/"); a.StatusCode != want {
+					t.Errorf("got %s, want %d", a, want)
+				}
+				if err := s.load(config{site: "respond admitted"}); err != nil {
+					t.Fatal(err)
+				}
+				if err := s.load(c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := caddy.Stop(); err != nil { // and all of Caddy
+				t.Fatal(err)
+			}
+			if err := s.load(c); err != nil {
+				t.Fatal(err)
+			}
+			if a := s.get("/"); a.StatusCode != 429 {
+				t.Errorf("after a stop got %s", a)
+			}
+		})
+	}
 }

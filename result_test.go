@@ -1,12 +1,9 @@
 package ratelimit
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -24,24 +21,24 @@ type visit struct {
 	decisions []limiter.Decision
 }
 
-// visited returns the record of a request that several handlers saw, its
+// resultOfVisits returns the result of a request that several handlers saw, its
 // replacer, and the fields that they set.
-func visited(visits ...visit) (*record, *caddy.Replacer, http.Header) {
+func resultOfVisits(visits ...visit) (*result, *caddy.Replacer, http.Header) {
 	repl := caddy.NewReplacer()
 	r := httptest.NewRequest("GET", "/", nil)
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	h := make(http.Header)
-	var rec *record
+	var res *result
 	for _, v := range visits {
-		c := check{request: r, replacer: repl, decisions: v.decisions}
+		c := evaluation{request: r, replacer: repl, decisions: v.decisions}
 		for i, d := range v.decisions {
 			c.buckets = append(c.buckets, limiter.Bucket{Name: v.paths[i], Limit: limitOf(d.Size)})
 			c.policies = append(c.policies, &policy{path: v.paths[i]})
 		}
-		rec = recordOf(&c)
-		rec.add(&c, v.show, h)
+		res = resultOf(&c)
+		res.add(&c, v.show, h)
 	}
-	return rec, repl, h
+	return res, repl, h
 }
 
 var (
@@ -55,7 +52,7 @@ var (
 // for a while and a later one, in an error route, never admits is not told to
 // wait.
 func TestNeverAdmittedOutranksRetry(t *testing.T) {
-	_, _, h := visited(
+	_, _, h := resultOfVisits(
 		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},
 		visit{xRateLimit, []string{"never"}, []limiter.Decision{never}},
 	)
@@ -64,9 +61,9 @@ func TestNeverAdmittedOutranksRetry(t *testing.T) {
 	}
 }
 
-// TestRecordMerges guards that several handlers on one request make one
+// TestResultsMerge guards that several handlers on one request make one
 // answer: the tightest limit shows, whichever handler it is in.
-func TestRecordMerges(t *testing.T) {
+func TestResultsMerge(t *testing.T) {
 	one := func(path string, d limiter.Decision, show families) visit {
 		return visit{show, []string{path}, []limiter.Decision{d}}
 	}
@@ -125,7 +122,7 @@ func TestRecordMerges(t *testing.T) {
 			``,
 		},
 	} {
-		_, _, h := visited(tc.visits...)
+		_, _, h := resultOfVisits(tc.visits...)
 		if got := fieldsIn(h); got != tc.want {
 			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
 		}
@@ -142,11 +139,11 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	r := httptest.NewRequest("GET", "/", nil)
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	for _, d := range []limiter.Decision{roomy, tight, full} {
-		c := check{
+		c := evaluation{
 			request: r, replacer: repl, policies: []*policy{{path: "a"}},
 			buckets: []limiter.Bucket{{Limit: limitOf(d.Size)}}, decisions: []limiter.Decision{d},
 		}
-		recordOf(&c).add(&c, xRateLimit|ietf, h)
+		resultOf(&c).add(&c, xRateLimit|ietf, h)
 		for _, values := range h {
 			kept[values[0]] = strings.Clone(values[0])
 		}
@@ -158,16 +155,16 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	}
 }
 
-// TestHandlersShareOneRecord guards that all handlers of a request share one
-// record, and requests share none.
-func TestHandlersShareOneRecord(t *testing.T) {
+// TestHandlersShareOneResult guards that all handlers of a request share one
+// result, and requests share none.
+func TestHandlersShareOneResult(t *testing.T) {
 	v := visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}}
-	rec, _, _ := visited(v, v, v)
-	if len(rec.items) != 3 {
-		t.Errorf("the record of three handlers has %d limits", len(rec.items))
+	res, _, _ := resultOfVisits(v, v, v)
+	if len(res.buckets) != 3 {
+		t.Errorf("the result of three handlers has %d limits", len(res.buckets))
 	}
-	if other, _, _ := visited(v); other == rec || len(other.items) != 1 {
-		t.Errorf("another request's record has %d limits", len(other.items))
+	if other, _, _ := resultOfVisits(v); other == res || len(other.buckets) != 1 {
+		t.Errorf("another request's result has %d limits", len(other.buckets))
 	}
 }
 
@@ -187,7 +184,7 @@ func TestPlaceholders(t *testing.T) {
 		{"never and denied", []limiter.Decision{full, never}, []string{"b", "3", "0", "8.000", "", "true", "b"}},
 	} {
 		paths := []string{"a", "b"}[:len(tc.decisions)]
-		_, repl, _ := visited(visit{0, paths, tc.decisions}) // headers off hides nothing here
+		_, repl, _ := resultOfVisits(visit{0, paths, tc.decisions}) // headers off hides nothing here
 		for i, name := range names {
 			got, known := repl.GetString("http.rate_limit." + name)
 			if !known || got != tc.want[i] {
@@ -206,174 +203,13 @@ func TestPlaceholders(t *testing.T) {
 // TestPlaceholdersOfSeveralHandlers guards that later handlers show in the
 // placeholders too, though the first one made them known.
 func TestPlaceholdersOfSeveralHandlers(t *testing.T) {
-	_, repl, _ := visited(
+	_, repl, _ := resultOfVisits(
 		visit{xRateLimit, []string{"roomy"}, []limiter.Decision{roomy}},
 		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},
 	)
 	const all = "{http.rate_limit.limit} {http.rate_limit.remaining} {http.rate_limit.denied}"
 	if got, want := repl.ReplaceAll(all, "?"), "full 0 true"; got != want {
 		t.Errorf("got %s, want %s", got, want)
-	}
-}
-
-// countWriters returns how many writers of ours lie in w.
-func countWriters(w http.ResponseWriter) int {
-	n := 0
-	for w != nil {
-		if _, ok := w.(*responseWriter); ok {
-			n++
-		}
-		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
-			break
-		}
-		w = u.Unwrap()
-	}
-	return n
-}
-
-// TestResponseWriterIsWrappedOnce guards that a request's writer is wrapped by
-// the first handler that sets fields, and by no other while that writer is in
-// use.
-func TestResponseWriterIsWrappedOnce(t *testing.T) {
-	shown, _, _ := visited(visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}})
-	hidden, _, _ := visited(visit{0, []string{"a"}, []limiter.Decision{roomy}})
-	raw := httptest.NewRecorder()
-
-	if w := hidden.wrap(raw); w != http.ResponseWriter(raw) {
-		t.Errorf("without fields the writer became a %T", w)
-	}
-	w := shown.wrap(raw)
-	if n := countWriters(w); n != 1 {
-		t.Fatalf("wrapped %d times, want once", n)
-	}
-	if again := shown.wrap(w); again != w {
-		t.Errorf("wrapped again, into a %T", again)
-	}
-	between := &caddyhttp.ResponseWriterWrapper{
-		ResponseWriter: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
-	}
-	if again := shown.wrap(between); again != http.ResponseWriter(between) {
-		t.Errorf("wrapped again although ours lies under another, into a %T", again)
-	}
-	// Error routes get the server's own writer, without what was around it.
-	other := &caddyhttp.ResponseWriterWrapper{ResponseWriter: raw}
-	if n := countWriters(shown.wrap(other)); n != 1 {
-		t.Errorf("with the raw writer back, wrapped %d times, want once", n)
-	}
-}
-
-// spy is a writer at the bottom that notes what it is told, and the fields as
-// they stood at that moment.
-type spy struct {
-	header http.Header
-	events []string
-}
-
-func (s *spy) note(what string) { s.events = append(s.events, what+" "+fieldsIn(s.header)) }
-
-func (s *spy) Header() http.Header { return s.header }
-
-func (s *spy) WriteHeader(status int) { s.note(http.StatusText(status)) }
-
-func (s *spy) Write(b []byte) (int, error) {
-	s.note("Write")
-	return len(b), nil
-}
-
-func (s *spy) ReadFrom(r io.Reader) (int64, error) {
-	s.note("ReadFrom")
-	return io.Copy(io.Discard, r)
-}
-
-func (s *spy) FlushError() error {
-	s.note("Flush")
-	return nil
-}
-
-func (s *spy) Push(target string, _ *http.PushOptions) error {
-	s.note("Push")
-	return nil
-}
-
-// TestWriter guards that values added behind ours are gone before anything of
-// the final response is written, by whatever way that begins, and that all
-// ways lead to the writer underneath: files are not copied through memory,
-// flushes are not lost.
-func TestWriter(t *testing.T) {
-	copyFrom := func(w http.ResponseWriter) {
-		// Hidden, so that io.Copy does not take a short cut at the source.
-		if _, err := io.Copy(w, struct{ io.Reader }{strings.NewReader("text")}); err != nil {
-			t.Error(err)
-		}
-	}
-	flush := func(w http.ResponseWriter) {
-		if err := http.NewResponseController(w).Flush(); err != nil {
-			t.Error(err)
-		}
-	}
-	for _, tc := range []struct {
-		name string
-		do   func(http.ResponseWriter)
-		want []string
-	}{
-		{"status 200", func(w http.ResponseWriter) { w.WriteHeader(200) }, []string{"OK limit=5"}},
-		{"status 304", func(w http.ResponseWriter) { w.WriteHeader(304) }, []string{"Not Modified limit=5"}},
-		{"status 404", func(w http.ResponseWriter) { w.WriteHeader(404) }, []string{"Not Found limit=5"}},
-		{"status 101", func(w http.ResponseWriter) { w.WriteHeader(101) }, []string{"Switching Protocols limit=5"}},
-		{"Write", func(w http.ResponseWriter) { w.Write([]byte("text")) }, []string{"Write limit=5"}},
-		{"ReadFrom", copyFrom, []string{"ReadFrom limit=5"}},
-		{"Flush", flush, []string{"Flush limit=5"}},
-		{
-			"103 is not the final response, but has one limit too",
-			func(w http.ResponseWriter) {
-				w.WriteHeader(103)
-				w.WriteHeader(200)
-			},
-			[]string{"Early Hints limit=5", "OK limit=5"},
-		},
-		{
-			"what comes after the header is left alone, such as trailers",
-			func(w http.ResponseWriter) {
-				w.WriteHeader(200)
-				w.Header().Add("X-RateLimit-Limit", "101")
-				w.Write(nil)
-				flush(w)
-				copyFrom(w)
-			},
-			[]string{"OK limit=5", "Write limit=5|101", "Flush limit=5|101", "ReadFrom limit=5|101"},
-		},
-		{
-			"Push",
-			func(w http.ResponseWriter) { w.(http.Pusher).Push("/", nil) },
-			[]string{"Push limit=5|100"},
-		},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			bottom := &spy{header: http.Header{"X-Ratelimit-Limit": {"5", "100"}}}
-			rec := &record{fields: fields{fieldLimit: "5"}}
-			tc.do(rec.wrap(bottom))
-			if !reflect.DeepEqual(bottom.events, tc.want) {
-				t.Errorf("the writer underneath got %q, want %q", bottom.events, tc.want)
-			}
-		})
-	}
-}
-
-// TestWriterOverPlainWriter guards that bodies also reach a writer that can do
-// nothing special.
-func TestWriterOverPlainWriter(t *testing.T) {
-	bottom := httptest.NewRecorder()
-	rec := &record{fields: fields{fieldLimit: "5"}}
-	w := rec.wrap(struct{ http.ResponseWriter }{bottom})
-	if n, err := io.Copy(w, bytes.NewReader(make([]byte, 100_000))); n != 100_000 || err != nil {
-		t.Errorf("copied %d, %v", n, err)
-	}
-	if bottom.Body.Len() != 100_000 {
-		t.Errorf("%d bytes came through", bottom.Body.Len())
-	}
-	if err := w.(http.Pusher).Push("/", nil); err == nil {
-		t.Error("a push over a writer that can't succeeded")
 	}
 }
 
@@ -389,8 +225,8 @@ func TestPlaceholdersInConfig(t *testing.T) {
 			rate_limit all {
 				size 3
 				drip_rate 2s
-				limit dear {
-					match /dear
+				limit costly {
+					match /costly
 					size 2
 					cost {header.X-Cost}
 				}
@@ -413,14 +249,14 @@ func TestPlaceholdersInConfig(t *testing.T) {
 		}
 	`)
 	for i, tc := range []struct{ path, cost, body, left, errorLeft, logged string }{
-		{"/dear", "1", "limit all/dear size 2 remaining 1\nclear 2.000 retry 0\ndenied false exceeded ",
-			"1", "", "all/dear 1 false"},
+		{"/costly", "1", "limit all/costly size 2 remaining 1\nclear 2.000 retry 0\ndenied false exceeded ",
+			"1", "", "all/costly 1 false"},
 		{"/", "", "limit all size 3 remaining 1\nclear 4.000 retry 0\ndenied false exceeded ",
 			"1", "", "all 1 false"},
-		{"/dear", "2", "limit all/dear size 2 remaining 1\nclear 4.000 retry 1\ndenied true exceeded all/dear",
-			"", "1", "all/dear 1 true"},
-		{"/dear", "3", "limit all/dear size 2 remaining 1\nclear 4.000 retry \ndenied true exceeded all/dear",
-			"", "1", "all/dear 1 true"},
+		{"/costly", "2", "limit all/costly size 2 remaining 1\nclear 4.000 retry 1\ndenied true exceeded all/costly",
+			"", "1", "all/costly 1 true"},
+		{"/costly", "3", "limit all/costly size 2 remaining 1\nclear 4.000 retry \ndenied true exceeded all/costly",
+			"", "1", "all/costly 1 true"},
 	} {
 		a := s.get(tc.path, "X-Cost: "+tc.cost)
 		if a.body != tc.body {
@@ -430,7 +266,7 @@ func TestPlaceholdersInConfig(t *testing.T) {
 			t.Errorf("request %d: a later handler sees remaining %q, want %q", i+1, got, tc.left)
 		}
 		text := a.Header.Get("X-Error")
-		if a.StatusCode == 429 && !strings.Contains(text, "limit all/dear exceeded") {
+		if a.StatusCode == 429 && !strings.Contains(text, "limit all/costly exceeded") {
 			t.Errorf("request %d: an error route sees error %q", i+1, text)
 		}
 		if got := a.Header.Get("X-Error-Left"); got != tc.errorLeft {

@@ -1,0 +1,106 @@
+package ratelimit
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// definitions records the limits of a config, to find those that share a path by
+// mistake or contradict each other.
+type definitions struct {
+	named        map[string]definition // in the whole config, by path
+	bounds       map[string][2]setting // likewise, by the name of the bucket in stores
+	handlerPaths map[string]bool       // in one handler
+
+	maxKeys int // for all limits together
+}
+
+// definition is what all limits of one path must have in common.
+type definition struct {
+	options []setting
+	policy  *policy
+}
+
+// newDefinitions returns the definitions of a config without limits.
+func newDefinitions() *definitions {
+	return &definitions{
+		named:   make(map[string]definition),
+		bounds:  make(map[string][2]setting),
+		maxKeys: limiter.DefaultMaxKeys,
+	}
+}
+
+// inHandler returns the definitions for the limits of one more handler to be
+// added to.
+func (d *definitions) inHandler() *definitions {
+	return &definitions{named: d.named, bounds: d.bounds, handlerPaths: make(map[string]bool), maxKeys: d.maxKeys}
+}
+
+// add adds the buckets of l. A path may occur once in a handler, since a request
+// can't be charged twice in one step. Limits of the same name share their buckets
+// wherever they are, so their options must agree. Those of limits without a name
+// need not: these share buckets if key and numbers are equal.
+func (d *definitions) add(l *Limit) error {
+	for _, b := range l.buckets {
+		if d.handlerPaths[b.path] {
+			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
+		}
+		d.handlerPaths[b.path] = true
+		b.policy = &policy{path: b.path, units: b.cost.isDynamic() || b.cost.constant != 1}
+		if err := d.addBounds(b); err != nil {
+			return err
+		}
+		if l.Name == "" {
+			continue
+		}
+		options := []setting{
+			{"key", l.key.String()},
+			{"ipv4_prefix", fmt.Sprint(l.key.ipv4)}, {"ipv6_prefix", fmt.Sprint(l.key.ipv6)},
+			{"size", b.size.String()}, {"drip_rate", b.rate.String()}, {"drip_size", b.drip.String()},
+			{"factor", b.factor.String()},
+		}
+		earlier, found := d.named[b.path]
+		if !found {
+			d.named[b.path] = definition{options, b.policy}
+			continue
+		}
+		for i, o := range options {
+			if o != earlier.options[i] {
+				return disagreement(b, o, earlier.options[i])
+			}
+		}
+		earlier.policy.units = earlier.policy.units || b.policy.units
+		b.policy = earlier.policy
+	}
+	return nil
+}
+
+// addBounds adds max_keys and when_full of b's limit. A store bounds all buckets
+// of one name together, so limits whose buckets have the same name must agree in
+// these, even if the limits have no name themselves.
+func (d *definitions) addBounds(b *bucket) error {
+	options := [2]setting{
+		{"max_keys", fmt.Sprint(cmp.Or(b.limit.maxKeys, max(d.maxKeys/2, 1)))},
+		{"when_full", cmp.Or(b.limit.WhenFull, whenFullForget)},
+	}
+	earlier, found := d.bounds[b.name]
+	if !found {
+		d.bounds[b.name] = options
+		return nil
+	}
+	for i, o := range options {
+		if o != earlier[i] {
+			return disagreement(b, o, earlier[i])
+		}
+	}
+	return nil
+}
+
+// disagreement returns the error for an option of b's limit that differs from an
+// earlier one.
+func disagreement(b *bucket, got, earlier setting) error {
+	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want equal values, since limits of one path share their buckets, or another name",
+		got.option, got.text, earlier.text, b.path)
+}

@@ -1,0 +1,80 @@
+package ratelimit
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// evaluation collects the buckets that one request has to pass.
+type evaluation struct {
+	request   *http.Request
+	replacer  *caddy.Replacer
+	buckets   []limiter.Bucket
+	policies  []*policy // one for each bucket
+	decisions []limiter.Decision
+
+	// The last fixed key that was expanded: most limits of a request share it.
+	key     *key
+	keyText string
+	keyOwn  bool
+
+	network string // of the client's address; empty until it is needed
+}
+
+// evaluations pools them for the memory of their slices.
+var evaluations = sync.Pool{New: func() any { return new(evaluation) }}
+
+// evaluationOf returns an evaluation of r. The caller must release it.
+func evaluationOf(r *http.Request) *evaluation {
+	e := evaluations.Get().(*evaluation)
+	e.request = r
+	e.replacer = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	return e
+}
+
+// release returns e to the pool.
+func (e *evaluation) release() {
+	clear(e.buckets) // drop references to what clients sent
+	*e = evaluation{buckets: e.buckets[:0], policies: e.policies[:0], decisions: e.decisions[:0]}
+	evaluations.Put(e)
+}
+
+// keyFor returns the request's key for b. If the request has none, own is false
+// and the key is the client's address.
+func (e *evaluation) keyFor(b *bucket) (text string, own bool, err error) {
+	k := b.limit.key
+	if e.key == k {
+		return e.keyText, e.keyOwn, nil
+	}
+	text, own, err = k.expand(e.request, e.replacer)
+	if err == nil && !own {
+		text, err = k.clientAddress(e.request)
+	}
+	if err == nil && k.fixed {
+		e.key, e.keyText, e.keyOwn = k, text, own
+	}
+	return text, own, err
+}
+
+// clientNetwork returns the network of the client's address.
+func (e *evaluation) clientNetwork() string {
+	if e.network == "" {
+		e.network = networkOfClient(e.request)
+	}
+	return e.network
+}
+
+// valueError returns the refusal of a request for which a placeholder had no
+// usable value, or nil if err is nil.
+func (e *evaluation) valueError(b *bucket, status int, err error) error {
+	if err == nil {
+		return nil
+	}
+	b.limit.reportBadValue(err)
+	return refusal{status: status, err: fmt.Errorf("limit %q: %w", b.path, err)}
+}

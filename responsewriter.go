@@ -1,0 +1,83 @@
+package ratelimit
+
+import (
+	"io"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// isWrapped reports whether w wraps a responseWriter.
+func isWrapped(w http.ResponseWriter) bool {
+	for {
+		if _, ok := w.(*responseWriter); ok {
+			return true
+		}
+		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return false
+		}
+		w = wrapper.Unwrap()
+	}
+}
+
+// responseWriter removes values that others added to our fields just before the
+// header is written. Other features of the underlying writer, such as hijacking,
+// are available through Unwrap.
+type responseWriter struct {
+	caddyhttp.ResponseWriterWrapper
+	result  *result
+	cleaned bool
+}
+
+// cleanHeader removes foreign values and announced trailers from the header, once.
+func (rw *responseWriter) cleanHeader() {
+	if !rw.cleaned {
+		rw.cleaned = true
+		h := rw.Header()
+		rw.result.fields.dropForeign(h)
+		rw.result.fields.dropAnnounced(h)
+	}
+}
+
+// cleanTrailers must be called when everything but the trailers is written. It
+// removes ours from those that were not announced, which are in the header by now.
+func (rw *responseWriter) cleanTrailers() {
+	rw.result.fields.dropTrailers(rw.Header())
+}
+
+// WriteHeader implements http.ResponseWriter. An informational response is not
+// the final one, unless it switches protocols, but its fields are cleaned too.
+func (rw *responseWriter) WriteHeader(status int) {
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		rw.cleanHeader()
+	} else {
+		rw.result.fields.dropForeign(rw.Header())
+	}
+	rw.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (rw *responseWriter) Write(b []byte) (int, error) {
+	rw.cleanHeader()
+	return rw.ResponseWriter.Write(b)
+}
+
+// ReadFrom implements io.ReaderFrom, which lets files be sent without copying.
+func (rw *responseWriter) ReadFrom(r io.Reader) (int64, error) {
+	rw.cleanHeader()
+	return rw.ResponseWriterWrapper.ReadFrom(r)
+}
+
+// FlushError implements flushing for http.ResponseController.
+func (rw *responseWriter) FlushError() error {
+	rw.cleanHeader()
+	return http.NewResponseController(rw.ResponseWriter).Flush()
+}
+
+// Interface guards
+var (
+	_ http.ResponseWriter = (*responseWriter)(nil)
+	_ http.Pusher         = (*responseWriter)(nil)
+	_ io.ReaderFrom       = (*responseWriter)(nil)
+)

@@ -1,0 +1,216 @@
+package ratelimit
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// result is what all rate_limit handlers decided on one request. It is empty until
+// a store has decided.
+//
+// It has room for what most requests need, so that a single allocation suffices
+// for them.
+type result struct {
+	buckets []bucketResult
+	fields  fields
+	writer  responseWriter
+	waited  time.Duration // for Redis, so far
+	inline  [1]bucketResult
+	text    [64]byte // backs the fields that the first handler sets
+}
+
+// resultVar is the variable of the request that holds its result.
+const resultVar = "rate_limit.result"
+
+// resultOf returns the result of the request, a new one if there is none yet.
+func resultOf(eval *evaluation) *result {
+	vars := eval.request.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
+	if res, ok := vars[resultVar].(*result); ok {
+		return res
+	}
+	res := new(result)
+	res.buckets = res.inline[:0]
+	vars[resultVar] = res
+	eval.replacer.Map(res.placeholder)
+	return res
+}
+
+// add adds the decisions of eval and updates the header fields. It returns the
+// result of the deciding bucket of eval, and how long to wait for all buckets.
+func (res *result) add(eval *evaluation, show families, h http.Header) (decider *bucketResult, wait time.Duration) {
+	before := len(res.buckets)
+	res.buckets = slices.Grow(res.buckets, len(eval.decisions))
+	for i, d := range eval.decisions {
+		res.buckets = append(res.buckets, bucketResult{
+			policy:   eval.policies[i],
+			name:     eval.buckets[i].Name,
+			limit:    eval.buckets[i].Limit,
+			cost:     eval.buckets[i].Cost,
+			families: show,
+			decision: d,
+		})
+	}
+	own := limiter.Summarize(eval.decisions)
+	all, text := own, res.text[:0]
+	if before > 0 {
+		all, _ = summarize(res.buckets, 0)
+		text = nil // strings of earlier fields point into res.text
+		res.fields.remove(h)
+		res.numberDuplicates(before)
+	}
+	if all.Denied && len(res.buckets) > 1 {
+		for i := range res.buckets {
+			res.buckets[i].extendRetryAfter()
+		}
+		all, _ = summarize(res.buckets, 0)
+	}
+	res.fields.render(res.buckets, all, text)
+	res.fields.set(h)
+	return &res.buckets[before+own.Deciding], all.RetryAfter
+}
+
+// numberDuplicates makes the names in the IETF fields unique, given that results
+// from index from on are new. A limit that was charged several times, by several
+// handlers or one that was invoked twice, is listed once. Different limits of one
+// path, such as those without a name, are numbered.
+func (res *result) numberDuplicates(from int) {
+	for j := from; j < len(res.buckets); j++ {
+		res.buckets[j].listAfter(res.buckets[:j])
+	}
+}
+
+// placeholder returns the value of a placeholder of this module.
+func (res *result) placeholder(name string) (any, bool) {
+	name, ours := strings.CutPrefix(name, "http.rate_limit.")
+	if !ours {
+		return nil, false
+	}
+	sum, decided := summarize(res.buckets, 0)
+	if !decided {
+		return nil, false
+	}
+	decider := &res.buckets[sum.Deciding]
+	switch name {
+	case "limit":
+		return decider.path, true
+	case "size":
+		return decider.decision.Size, true
+	case "remaining":
+		return sum.Remaining, true
+	case "clear":
+		return seconds(sum.Clear), true
+	case "retry_after":
+		switch {
+		case sum.Never:
+			return "", true
+		case !sum.Denied:
+			return "0", true
+		}
+		return wholeSeconds(sum.RetryAfter), true
+	case "denied":
+		return sum.Denied, true
+	case "exceeded.name":
+		if !sum.Denied {
+			return "", true
+		}
+		return decider.path, true
+	}
+	return nil, false
+}
+
+// wrap returns a writer that keeps values of others out of our fields. It returns
+// w if w has such a writer already or there are no fields.
+func (res *result) wrap(w http.ResponseWriter) http.ResponseWriter {
+	if res.fields == (fields{}) {
+		return w
+	}
+	rw := &res.writer
+	if rw.ResponseWriter != nil { // in use, but not necessarily in w
+		if isWrapped(w) {
+			return w
+		}
+		rw = new(responseWriter)
+	}
+	rw.result, rw.ResponseWriter = res, w
+	return rw
+}
+
+// bucketResult is what one bucket decided on a request, and how to show it.
+type bucketResult struct {
+	*policy
+	name     string // of the bucket in the store
+	limit    limiter.Limit
+	cost     int64
+	families families
+	ordinal  uint16 // how many other limits of the same path are listed before
+	decision limiter.Decision
+}
+
+// tighter reports whether br leaves less room than other.
+func (br *bucketResult) tighter(other *bucketResult) bool {
+	d, o := &br.decision, &other.decision
+	if d.Denied != o.Denied {
+		return d.Denied
+	}
+	return d.Remaining < o.Remaining
+}
+
+// extendRetryAfter sets RetryAfter of a bucket that was charged for a request that
+// another one denied: the time until it has room for the same request again, since
+// it would deny clients that retry earlier.
+func (br *bucketResult) extendRetryAfter() {
+	b := limiter.Bucket{Limit: br.limit, Cost: br.cost}
+	br.decision.RetryAfter = b.Wait(&br.decision)
+}
+
+// listAfter numbers br after others of its path. If one of them is of the same
+// limit, only the one with less room stays listed.
+func (br *bucketResult) listAfter(others []bucketResult) {
+	for i := range others {
+		other := &others[i]
+		switch {
+		case br.families&other.families&ietf == 0 || br.path != other.path:
+		case br.name != other.name || br.limit != other.limit:
+			br.ordinal = max(br.ordinal, other.ordinal+1)
+		case other.tighter(br):
+			br.families &^= ietf
+			return
+		default:
+			br.ordinal = other.ordinal
+			other.families &^= ietf
+			return
+		}
+	}
+}
+
+// summarize returns the summary of the results shown in a family, or of all
+// results if it is 0. It returns false if there are none.
+func summarize(results []bucketResult, family families) (limiter.Summary, bool) {
+	var few [8]limiter.Decision
+	decisions := few[:0]
+	for i := range results {
+		if results[i].families&family == family {
+			decisions = append(decisions, results[i].decision)
+		}
+	}
+	if len(decisions) == 0 {
+		return limiter.Summary{}, false
+	}
+	return limiter.Summarize(decisions), true
+}
+
+// allShown reports whether all results are shown in a family.
+func allShown(results []bucketResult, family families) bool {
+	for i := range results {
+		if results[i].families&family == 0 {
+			return false
+		}
+	}
+	return true
+}

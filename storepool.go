@@ -1,0 +1,140 @@
+package ratelimit
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// stores holds the stores in use. All handlers of a config share one, and stores
+// survive reloads, because a new config takes its references before the old one
+// releases its own.
+//
+// There is a single memory store, under memoryKey, which every app uses. With
+// Redis it is the fallback, so that levels are kept when Redis is added to the
+// config or removed from it. Each Redis store is under a redisStoreKey.
+var stores = caddy.NewUsagePool()
+
+const memoryKey = "memory"
+
+// newMemory returns a new memory store. Tests replace it to control the clock.
+var newMemory = func() *limiter.Memory { return limiter.NewMemory(nil) }
+
+// idleMemoryTime is how long the memory store is kept after the last app released
+// it, in case a config without limits is soon replaced by one with limits. Tests
+// lower it.
+var idleMemoryTime = time.Minute
+
+// idleMemory is the memory store while no app uses it.
+var idleMemory atomic.Pointer[sharedMemory]
+
+// redisCloseDelay is how long a Redis store stays open, at least, after the last
+// app released it, since Caddy cleans up a config while requests are still in
+// flight. It is also how often the store then checks whether they have finished.
+// Tests lower it.
+var redisCloseDelay = 10 * time.Second
+
+// sharedMemory is the memory store in the pool.
+type sharedMemory struct{ *limiter.Memory }
+
+// Destruct keeps the store for the next app for idleMemoryTime.
+func (m sharedMemory) Destruct() error {
+	this := &m
+	idleMemory.Store(this)
+	time.AfterFunc(idleMemoryTime, func() { idleMemory.CompareAndSwap(this, nil) })
+	return nil
+}
+
+// sharedRedis is a Redis store in the pool.
+type sharedRedis struct {
+	*limiter.Redis
+	connected sync.Once
+	requests  atomic.Int64 // in flight, having reached a handler that uses the store
+}
+
+// connect starts connecting, unless an earlier app already did.
+func (s *sharedRedis) connect() { s.connected.Do(s.Connect) }
+
+// Destruct closes the store once no request can use it any more: one that has
+// passed a handler may reach another one much later.
+func (s *sharedRedis) Destruct() error {
+	time.AfterFunc(redisCloseDelay, func() {
+		if s.requests.Load() > 0 {
+			_ = s.Destruct()
+			return
+		}
+		_ = s.Close()
+	})
+	return nil
+}
+
+// openStore returns the store that the pool has under key, or opens it. A panic
+// in open is returned as an error, since the pool would stay locked.
+func openStore[S caddy.Destructor](a *App, key any, open func() (S, error)) (S, error) {
+	store, _, err := stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("opening the store: %v", p)
+			}
+		}()
+		return open()
+	})
+	if err != nil {
+		var none S
+		return none, err
+	}
+	a.storeKeys = append(a.storeKeys, key)
+	return store.(S), nil
+}
+
+// redisStoreKey identifies a Redis store in the pool. It is equal for equal
+// settings, however they are written, and contains none of them in plain text.
+type redisStoreKey struct {
+	digest [sha256.Size]byte // of all settings but the roots
+	roots  *x509.CertPool    // that are trusted; nil for the system's
+}
+
+// newRedisStoreKey returns the key of a store with the given options; options
+// are those that opt.TLS was made from.
+func newRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) redisStoreKey {
+	digest := sha256.New()
+	fmt.Fprintf(digest, "%q %t %q %q %q %q %q %d %q %q %d %d",
+		slices.Sorted(slices.Values(opt.Addresses)), opt.Cluster,
+		opt.MasterName, opt.SentinelUsername, opt.SentinelPassword,
+		opt.Username, opt.Password, opt.DB, opt.KeyPrefix, opt.KeySecret, opt.Timeout, opt.PoolSize)
+	if opt.TLS == nil {
+		return redisStoreKey{digest: [sha256.Size]byte(digest.Sum(nil))}
+	}
+	// The options only name the certificate files, which may have changed, so
+	// the certificates are compared too.
+	_ = json.NewEncoder(digest).Encode(cmp.Or(options, new(reverseproxy.TLSConfig)))
+	for _, certificate := range opt.TLS.Certificates {
+		fmt.Fprintf(digest, "%x", certificate.Certificate)
+	}
+	return redisStoreKey{digest: [sha256.Size]byte(digest.Sum(nil)), roots: opt.TLS.RootCAs}
+}
+
+// pooled returns the key in the pool that is equivalent to k, or k if there is
+// none. A lookup would not find it: roots are compared by Equal, not ==.
+func (k redisStoreKey) pooled() redisStoreKey {
+	stores.Range(func(key, _ any) bool {
+		other, ok := key.(redisStoreKey)
+		same := ok && other.digest == k.digest && other.roots.Equal(k.roots)
+		if same {
+			k = other
+		}
+		return !same
+	})
+	return k
+}
