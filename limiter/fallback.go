@@ -53,10 +53,10 @@ type traffic struct {
 	// decided here, so that each sees the other. The memory's table locks are
 	// taken while holding it.
 	mu        sync.Mutex
-	inFlight  *query       // the latest of them; a list
-	lost      int          // how many of them a server may have forgotten that has restarted
+	inFlight  *query       // the latest one; the head of a list
+	lost      int          // how many of them a restarted server may have lost
 	marks     [marks]int32 // how many buckets in flight have a hash that ends like this
-	sent      uint64       // how many requests have been sent
+	sent      uint64       // number of queries sent
 	traces    [traces]trace
 	fallbacks int // number of fallbacks ever made
 }
@@ -144,7 +144,7 @@ func (f *fallback) mark(q *query, n int32) {
 	}
 }
 
-// traces is how many there are; buckets whose hashes meet share one.
+// traces is the number of traces. Buckets whose hashes collide share one.
 const traces = 1024
 
 // tracked is the state of one bucket of a query in flight.

@@ -34,7 +34,7 @@ func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
 	}
 	table := p.hash % tables
 	for n := 0; n < forgetAtOnce && m.forgetOne(p.partition, table, p.hash, now); n++ {
-		table = anyTable() // or one that was just emptied
+		table = anyTable() // the first table may have just been emptied
 	}
 }
 
@@ -62,8 +62,8 @@ func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 // anyTable returns where to look for a bucket to forget.
 func anyTable() uint64 { return rand.Uint64() } //nolint:gosec // nothing secret
 
-// largestUsage returns the usage of the Name that has most buckets and forgets
-// some, nil if there is none.
+// largestUsage returns the usage of the Name with the most buckets among those
+// that evict, or nil if there is none.
 func (m *Memory) largestUsage() (most *usage) {
 	for _, p := range m.directory.Load().all {
 		if u := p.usage; !u.keeps.Load() && u.held.Load() > 0 && (most == nil || u.held.Load() > most.held.Load()) {

@@ -33,10 +33,10 @@ type Memory struct {
 	traffic *traffic
 	leader  atomic.Pointer[fallback] // whose servers know the levels of the clean buckets; nil if none do
 
-	_        [64]byte      // what is above is seldom written
-	held     atomic.Int64  // how many buckets there are, without those that keys share
+	_        [64]byte      // what is above is rarely written
+	held     atomic.Int64  // number of buckets, without shared ones
 	kept     atomic.Int64  // of those held, how many limits have that forget none
-	shared   atomic.Int64  // how many there are that keys share
+	shared   atomic.Int64  // number of shared buckets
 	sweptAt  atomic.Int64  // when tables were last swept, in µs on clock
 	next     atomic.Uint64 // which table to sweep next
 	dirtyEnd atomic.Int64  // when the last dirty bucket will have drained, in µs on clock

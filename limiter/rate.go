@@ -28,7 +28,7 @@ func PerMinute(n int64) Limit { return per(n, time.Minute) }
 // allow bursts. d is rounded up to whole microseconds. If d is not positive, or
 // more than 17 years, the Limit is not valid, and every request returns an error.
 func Every(d time.Duration) Limit {
-	if d > 0 { // one that overflows is not valid
+	if d > 0 { // a d that overflows is not valid
 		d = (d + time.Microsecond - 1).Truncate(time.Microsecond)
 	}
 	return Limit{Size: 1, DripInterval: d, DripSize: 1}

@@ -154,7 +154,7 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 		q.release()
 		return outcomes, nil
 	case len(req.Buckets) > 1 && redisscript.MovingSlot(err):
-		// The slot is on its way to another server, and has buckets on both.
+		// The slot is being moved to another server, and has buckets on both.
 		r.fallback.drop(q)
 		all := make([]int, len(req.Buckets))
 		for i := range all {

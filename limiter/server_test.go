@@ -27,8 +27,8 @@ func numbered(n int64) Bucket {
 	return b
 }
 
-// TestCancelledRequests tests that clients which leave cost no connection.
-func TestCancelledRequests(t *testing.T) {
+// TestCancelledRequestsKeepConnections tests that clients which leave cost no connection.
+func TestCancelledRequestsKeepConnections(t *testing.T) {
 	server := redistest.Start(t)
 	var seen events
 	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.PoolSize, opt.Report = 1, seen.report })

@@ -1,9 +1,9 @@
 package limiter
 
-// Where no bucket may be forgotten, see Bucket.ShareKey, keys that find their
-// limit full share buckets. These lie apart from those of keys, and do not count
-// as their limit's. There are only so many of them too: where there are too many
-// ShareKeys, those that are left share one.
+// If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
+// full share buckets. Shared buckets are kept apart from those of keys and do not
+// count towards MaxKeys. Their number is capped too: when there are too many
+// ShareKeys, the remaining ones share one bucket.
 
 // minShared is the number of shared buckets that a limit may always have. Larger
 // limits may have one for every eight keys.
@@ -62,7 +62,7 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 	now := m.clock().Microseconds()
 	full := m.full(u)
 	for table, n := p.hash, 0; full && n < 3; table, n = anyTable(), n+1 {
-		// One sample may be where many have left already.
+		// One sample may hit a table that many buckets have already left.
 		full = !m.forget(p.partition, table, p.hash, now, true)
 	}
 	common := *b

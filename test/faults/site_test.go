@@ -429,8 +429,8 @@ func floodOfFleet(tr *trial) {
 	tr.note("%d keys, max_keys %d on each node", keys, maxKeys)
 }
 
-// strangeKeys: whatever a key is, no more of it than a digest leaves the process,
-// and it is nobody else's.
+// strangeKeys: whatever a key is, only a digest of it leaves the process, and it
+// collides with no other key.
 func strangeKeys(tr *trial) {
 	const canary = "canary-7f3a-token"
 	server := redistest.Start(tr)

@@ -59,7 +59,7 @@ type breaker struct {
 	failures atomic.Int32 // in a row
 
 	mu       sync.Mutex
-	last     *ServerError         // nil if there are none in a row
+	last     *ServerError         // nil if failures is 0
 	openedAt time.Time            // when the server went down
 	probeAt  time.Time            // when the next probe is due
 	reported map[string]time.Time // when an error was last reported, by reason
@@ -213,7 +213,7 @@ func (b *breaker) close(kind EventKind, now time.Time) {
 	b.report(Event{Server: b.server, Kind: kind, Downtime: now.Sub(b.openedAt)})
 }
 
-// failure records a failure, and reports whether it has opened the breaker.
+// failure records a failure, and reports whether it opened the breaker.
 func (b *breaker) failure(f *ServerError) (opened bool) {
 	if !f.counts {
 		b.reportError(f)
@@ -237,8 +237,9 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 	return true
 }
 
-// flaps reports whether the server, now down by f, had recovered from taking no
-// writes only just now, and decides for how long it is left alone then.
+// flaps reports whether the server, which f has just brought down, had only just
+// recovered from rejecting writes. It also sets for how long probes are then held
+// back.
 func (b *breaker) flaps(f *ServerError) bool {
 	switch {
 	case !f.writes:
@@ -268,14 +269,15 @@ func (b *breaker) mute() {
 	b.report = func(Event) {}
 }
 
-// reportError reports a failure that tells nothing of other calls.
+// reportError reports a failure that says nothing about other calls.
 func (b *breaker) reportError(f *ServerError) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.reportErrorAt(f, b.now())
 }
 
-// reportErrorAt reports f, unless one for its reason was reported just now.
+// reportErrorAt reports f, unless an error with the same reason was reported
+// within errorEvery.
 func (b *breaker) reportErrorAt(f *ServerError, now time.Time) {
 	if f.reason == "unused" {
 		return // the client was closed: there is nobody to report to

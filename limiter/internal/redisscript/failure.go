@@ -18,7 +18,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ServerError is why a server could not be asked, or did not answer as it should.
+// ServerError is the reason why a server could not be asked, or did not answer as it
+// should.
 type ServerError struct {
 	server string
 	reason string
@@ -126,7 +127,7 @@ func harmless(err error, texts []string) []string {
 
 func (f *ServerError) Unwrap() error { return f.err }
 
-// Reason returns why, in a word.
+// Reason returns the reason as one word.
 func (f *ServerError) Reason() string { return f.reason }
 
 var (
@@ -149,7 +150,7 @@ var (
 	errNotConnected = errors.New("there is no connection yet")
 )
 
-// replies tells the errors that servers reply apart by their first word.
+// replies describes error replies by their first word.
 var replies = map[string]ServerError{
 	"OOM":         {reason: "oom", text: "is out of memory", counts: true, writes: true},
 	"MISCONF":     {reason: "misconf", text: "can't save its data and takes no writes", counts: true, writes: true},
@@ -167,7 +168,8 @@ var replies = map[string]ServerError{
 	"TRYAGAIN":    {reason: "tryagain", text: "is moving the slot to another server", elsewhere: true},
 }
 
-// replyTexts tells those apart that all begin with "ERR".
+// replyTexts describes those that all begin with "ERR" by another part of their
+// text.
 var replyTexts = map[string]ServerError{
 	"max number of clients":     {reason: "maxclients", text: "has too many clients", counts: true},
 	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true},
@@ -176,8 +178,8 @@ var replyTexts = map[string]ServerError{
 	"unknown command":           {reason: "error", text: "does not know a command; is it older than 7.0?", counts: true},
 }
 
-// newFailure returns what err means to those who have waited for the timeout, or
-// for as long as it takes if that is 0.
+// newFailure converts err to a ServerError for callers that have waited for the
+// timeout, or without a limit if that is 0.
 func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	f := ServerError{reason: "error", counts: true}
 	late := "did not answer in time"

@@ -21,7 +21,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// failureOf returns the failure of a server that err tells of.
+// failureOf returns the ServerError in err.
 func failureOf(t testing.TB, err error) *ServerError {
 	t.Helper()
 	var f *ServerError

@@ -89,7 +89,7 @@ func newPool(client *redis.Client, script *Script, opt *Options, b *breaker, r *
 // stop ends the pool's background work.
 func (p *pool) stop() { close(p.done) }
 
-// failure returns what err means for a call.
+// failure converts err to a ServerError of the pool's server.
 func (p *pool) failure(err error) *ServerError { return newFailure(p.breaker.server, p.timeout, err) }
 
 // grow starts making a connection for the next call if none is idle and none is
@@ -107,7 +107,7 @@ func (p *pool) clear() {
 	}
 }
 
-// down tells those who wait for a connection that the server is down.
+// down tells callers waiting for a connection that the server is down.
 func (p *pool) down(f *ServerError) {
 	p.failed.raise(f)
 	select {
@@ -392,7 +392,7 @@ func (s *signal) why() *ServerError {
 	return s.last
 }
 
-// raise tells of a failure.
+// raise reports a failure.
 func (s *signal) raise(f *ServerError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -52,7 +52,7 @@ func (s *Server) close() error {
 	return s.pool.client.Close()
 }
 
-// failure returns what err means for a call.
+// failure converts err to a ServerError of this server.
 func (s *Server) failure(err error) *ServerError { return newFailure(s.breaker.server, s.timeout, err) }
 
 // ReportCorrupt reports that the server holds, or has replied, something that the
@@ -180,8 +180,8 @@ func (s *Server) inTime(ctx context.Context, c *Call, ask func() ([]int64, error
 	}
 }
 
-// giveUp records that a call has waited in vain, for which no command is to
-// blame, and returns what that means.
+// giveUp records a call that has timed out without a command being to blame, and
+// returns its ServerError.
 func (s *Server) giveUp(why error) *ServerError {
 	f := s.failure(why)
 	s.breaker.failure(f)
@@ -252,7 +252,7 @@ func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking boo
 	return nil
 }
 
-// blame records an error on a connection and returns it as a Failure.
+// blame records an error on a connection and returns it as a ServerError.
 //
 // After a reply the connection is as good as before; but the client closes those
 // to a replica, for its name may by now stand for another server. An error that
