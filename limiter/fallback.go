@@ -55,7 +55,7 @@ type traffic struct {
 	mu        sync.Mutex
 	inFlight  *query       // the latest one; the head of a list
 	lost      int          // how many of them a restarted server may have lost
-	marks     [marks]int32 // how many buckets in flight have a hash that ends like this
+	marks     [marks]int32 // number of buckets in flight by the end of their hash
 	sent      uint64       // number of queries sent
 	traces    [traces]trace
 	fallbacks int // number of fallbacks ever made
@@ -132,12 +132,12 @@ type trace struct {
 	highest state  // the highest level reported since, its clear time on the memory's clock
 }
 
-// marks is how many hashes are told apart to see that nothing is in flight for a
-// bucket. To look through all that is in flight would hold up everybody when that is
-// much.
+// marks is the number of counters that show whether anything is in flight for a
+// bucket. Searching all queries in flight would delay every request when there are
+// many.
 const marks = 1 << 14
 
-// mark counts the buckets of q as in flight, or no longer so.
+// mark adds n to the counters of q's buckets.
 func (f *fallback) mark(q *query, n int32) {
 	for i := range q.buckets {
 		f.marks[q.buckets[i].hash%marks] += n

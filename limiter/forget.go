@@ -59,7 +59,7 @@ func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 	return p != nil && m.forget(p, table, except, now, false)
 }
 
-// anyTable returns where to look for a bucket to forget.
+// anyTable returns a random table in which to look for a bucket to evict.
 func anyTable() uint64 { return rand.Uint64() } //nolint:gosec // nothing secret
 
 // largestUsage returns the usage of the Name with the most buckets among those
@@ -87,13 +87,13 @@ func (m *Memory) largest(u *usage, p *partition) *partition {
 	return p
 }
 
-// emptiness compares buckets of one partition.
+// emptiness is an order of the buckets in one partition, emptiest first.
 type emptiness struct {
-	limit Limit // how they drip; the zero Limit if they drip a unit at a time, or nobody knows
+	limit Limit // how they drip; the zero Limit if they drip one unit at a time, or if that is unknown
 	now   int64
 }
 
-// emptiness returns what compares the buckets of p at now.
+// emptiness returns the order of p's buckets at now.
 func (p *partition) emptiness(now int64) emptiness {
 	if p.mixed() || p.id.dripSize == 1 {
 		return emptiness{now: now}
@@ -101,9 +101,9 @@ func (p *partition) emptiness(now int64) emptiness {
 	return emptiness{p.id.bucket().Limit, now}
 }
 
-// less reports whether the bucket in a is emptier than that in b: whether it holds
-// fewer units or, with as many, drains sooner. One that drips a unit at a time holds
-// fewer if it drains sooner.
+// less reports whether the bucket in a is emptier than that in b: it holds fewer
+// units or, with equally many, drains sooner. Buckets that drip one unit at a time
+// hold fewer if they drain sooner.
 func (e *emptiness) less(a, b *slot) bool {
 	if e.limit.DripSize == 0 {
 		return a.clear < b.clear
@@ -112,7 +112,7 @@ func (e *emptiness) less(a, b *slot) bool {
 	return x < y || x == y && a.clear < b.clear
 }
 
-// units returns how many units the bucket in s holds.
+// units returns the number of units in the bucket in s.
 func (e *emptiness) units(s *slot) int64 {
 	if s.clear <= e.now {
 		return 0
@@ -121,9 +121,10 @@ func (e *emptiness) units(s *slot) int64 {
 	return ceilDiv(s.clear-e.now, e.limit.rate())*e.limit.DripSize - slack
 }
 
-// forget removes the emptiest bucket of a sample that begins in the
-// given table of p, modulo how many it has, and reports whether it has. It is none of the given hash,
-// and with drained only one that holds nothing.
+// forget evicts the emptiest bucket of a sample, and reports whether it did. The
+// sample starts in the given table of p, modulo the number of tables. It spares
+// the bucket with hash except; with drained it only removes a bucket that is
+// empty.
 func (m *Memory) forget(p *partition, table, except uint64, now int64, drained bool) bool {
 	best, seen, order := slot{}, 0, p.emptiness(now)
 	for n := uint64(0); n < tables && seen < sampled; n++ {

@@ -35,7 +35,7 @@ type Memory struct {
 
 	_        [64]byte      // what is above is rarely written
 	held     atomic.Int64  // number of buckets, without shared ones
-	kept     atomic.Int64  // of those held, how many limits have that forget none
+	kept     atomic.Int64  // number of those in limits that evict none
 	shared   atomic.Int64  // number of shared buckets
 	sweptAt  atomic.Int64  // when tables were last swept, in µs on clock
 	next     atomic.Uint64 // which table to sweep next

@@ -270,7 +270,7 @@ func (m *Memory) sweep(now int64) {
 // sweepTables removes drained buckets from the next tables, and evicts buckets
 // where there are too many since the maximum was lowered.
 func (m *Memory) sweepTables(now int64) {
-	kept := int64(0) // anew, since a limit may have begun to forget, or to keep
+	kept := int64(0) // recounted, because a limit may have started or stopped evicting
 	for _, u := range m.directory.Load().usages {
 		if u.keeps.Load() {
 			kept += u.held.Load()

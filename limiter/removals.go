@@ -13,7 +13,7 @@ import (
 // that evicts a bucket also removes it from the server, unless the server's level
 // is higher than the process knew: then another process still uses the bucket.
 // Removals are asynchronous: several form one query, which is sent with the next
-// batch. A removal that fails is dropped; its key expires when the bucket has
+// batch. The key of a removal that fails or is dropped expires when the bucket has
 // drained.
 
 const (
@@ -25,7 +25,7 @@ const (
 	// removing is the maximum number of calls of send in flight.
 	removing = 16
 
-	// removalsWaiting is how many removals may wait, for a server that is slow.
+	// removalsWaiting is the maximum number of removals waiting for a slow server.
 	removalsWaiting = 1 << 14
 
 	// drainsAnyway is the time, in µs, within which a bucket drains that is not
@@ -70,8 +70,8 @@ func (r *removals) add(b removal) {
 	}
 }
 
-// flush sends what waits, as far as not too much is on its way. Of too much that
-// waits the oldest is dropped. The lock must be held.
+// flush sends the waiting removals, unless too many calls are in flight. If too
+// many are waiting, the oldest are dropped. The lock must be held.
 func (r *removals) flush() {
 	for len(r.waiting) > 0 && r.sending < removing {
 		n := min(len(r.waiting), removeTogether)

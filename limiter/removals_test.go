@@ -261,9 +261,8 @@ func TestShareTwiceOnRedis(t *testing.T) {
 	}
 }
 
-// TestEqualRemovals tests removals that are told in the same words, and so are one
-// run of the script: each is made, and what comes behind them in the batch is charged
-// to its own bucket.
+// TestEqualRemovals guards equal removals, which form one run of the script: each
+// is made, and what follows them in the batch is charged to its own bucket.
 func TestEqualRemovals(t *testing.T) {
 	server := redistest.Start(t)
 	client, now := server.Client(), serverTime(t, server)

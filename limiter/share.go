@@ -88,9 +88,9 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 	p.table.mu.Unlock()
 }
 
-// full reports whether there is no room for one more bucket in a limit that
-// forgets none. All limits of that kind together have half of the room that there
-// is: otherwise they could fill it, and what other limits hold would be forgotten.
+// full reports whether there is no room for another bucket in a limit that evicts
+// none. All limits of that kind together have half of the room of the Memory:
+// otherwise they could fill it, and the buckets of other limits would be evicted.
 func (m *Memory) full(u *usage) bool {
 	return u.held.Load() >= m.room(u) || m.kept.Load() >= max(m.maxKeys.Load()/2, 1)
 }

@@ -148,9 +148,9 @@ func TestDrainedBucketsMakeRoom(t *testing.T) {
 	}
 }
 
-// TestSharingLimitsLeaveRoom tests that limits which forget nothing do not take
-// the room of others, however many of them are flooded and however large they may
-// be: a full bucket of another limit stays full.
+// TestSharingLimitsLeaveRoom guards that limits which evict nothing do not take
+// the room of others, however many of them are flooded and however large they are:
+// a full bucket of another limit stays full.
 func TestSharingLimitsLeaveRoom(t *testing.T) {
 	for _, tc := range []struct{ limits, maxKeys int }{{1, 2000}, {2, 0}, {5, 0}} {
 		t.Run(fmt.Sprint(tc), func(t *testing.T) {

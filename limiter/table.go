@@ -143,9 +143,9 @@ func (t *table) remove(i int) (digest keyDigest) {
 	return digest
 }
 
-// emptiest looks at up to n buckets from the i-th slot on, and returns at how
-// many. If one of them is emptier than best, or best is none yet, best becomes it.
-// It is none of the given hash.
+// emptiest looks at up to n buckets from the i-th slot on, and returns how many it
+// saw. If one of them is emptier than best, or best is still zero, it is copied to
+// best. It skips the bucket with hash except.
 func (t *table) emptiest(i, n int, except uint64, order *emptiness, best *slot) (seen int) {
 	for range t.slots {
 		if s := &t.slots[i]; s.clear != 0 && s.hash != except {

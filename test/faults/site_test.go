@@ -357,7 +357,7 @@ func flood(tr *trial) {
 	tr.note("%d keys, max_keys %d", keys, maxKeys)
 }
 
-// askForKeys sends a request for each of many keys, to the nodes in turns.
+// askForKeys sends one request for each of many keys, to the nodes in turn.
 func askForKeys(tr *trial, nodes []*node, from, to int) []request {
 	l := newLoad(tr, 8)
 	defer l.client.CloseIdleConnections()
@@ -376,11 +376,11 @@ func askForKeys(tr *trial, nodes []*node, from, to int) []request {
 	return l.requests
 }
 
-// floodOfFleet: Redis holds no more buckets than its nodes do, and full ones stay.
+// floodOfFleet: Redis holds no more buckets than its nodes, and full ones stay.
 func floodOfFleet(tr *trial) {
 	maxKeys, keys := 2_000, int(during(20_000, 500_000))
 	server := redistest.Start(tr)
-	// What a node decides alone for want of time is not what is tested.
+	// Decisions of a node that had no time to ask Redis are not tested here.
 	nodes := startNodes(tr, 2, caddyfile(redisAt(server.Addr, "timeout 1s")+fmt.Sprintf("memory {\nmax_keys %d\n}", 2*maxKeys), `
 		rate_limit {
 			key {header.X-Key}
@@ -422,7 +422,7 @@ func floodOfFleet(tr *trial) {
 	}
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "newcomers denied", len(requests)-admitted, 0)
-	// Removals are on their way for a tenth of a second, and some are lost.
+	// Removals are in flight for a tenth of a second, and some are lost.
 	most(tr, "buckets in Redis at most", peak, int64(4*maxKeys))
 	time.Sleep(time.Second)
 	most(tr, "buckets in Redis afterwards", client.DBSize(context.Background()).Val(), int64(2*maxKeys*21/20))

@@ -29,8 +29,8 @@ func newBatched(t testing.TB, server *redistest.Server, change func(*Options)) (
 	return r, r.server()
 }
 
-// setTimeout changes the time that calls to c's one server have, once nothing is on
-// its way to it.
+// setTimeout changes the timeout of calls to c's one server, once nothing is in
+// flight to it.
 func (c *testClient) setTimeout(t testing.TB, d time.Duration) {
 	t.Helper()
 	s := c.server()

@@ -105,7 +105,7 @@ func (b *breaker) allow() (probe bool, err error) {
 		return true, nil
 	case breakerHalfOpen:
 		return false, b.down()
-	case breakerClosed: // since a moment ago
+	case breakerClosed: // it was closed just now
 	}
 	return false, nil
 }

@@ -50,8 +50,8 @@ type Call struct {
 	// The owner of the call, for hooks.
 	Owner any
 
-	// The reply, once there is one: as many integers as Replies, or none if the server
-	// has sent another number. It is valid until the call is used again.
+	// The reply, once there is one: as many integers as Replies, or none if the
+	// server has sent another number. It is valid until the call is reused.
 	Reply []int64
 
 	// Called with the outcome of a submitted call: nil if there is a reply. It

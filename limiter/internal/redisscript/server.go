@@ -235,7 +235,7 @@ func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking boo
 		return s.blame(conn, err)
 	}
 	if len(reply) != c.Replies {
-		reply = nil // whoever has sent it was not the script
+		reply = nil // the script cannot have sent it
 	}
 	c.Reply = reply
 	wrote := s.script.Wrote(c)
