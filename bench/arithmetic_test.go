@@ -9,9 +9,9 @@ import (
 )
 
 // BenchmarkArithmetic decides requests on one bucket under a clock that stands
-// still. Finding the bucket is part of it, and the same in all cases; where they
-// differ it is by the arithmetic on the bucket's numbers. The baseline is that
-// of BenchmarkMemory.
+// still. It includes finding the bucket, which is the same in all cases; the
+// differences come from the arithmetic on the bucket's numbers. The baseline is
+// that of BenchmarkMemory.
 func BenchmarkArithmetic(b *testing.B) {
 	stopped := func() time.Duration { return time.Hour }
 	thirds := open
@@ -37,7 +37,7 @@ func BenchmarkArithmetic(b *testing.B) {
 	}
 }
 
-// BenchmarkSummarize makes one answer of several decisions.
+// BenchmarkSummarize combines several decisions into one.
 func BenchmarkSummarize(b *testing.B) {
 	for _, n := range []int{1, 2, 8} {
 		b.Run(fmt.Sprintf("buckets=%d", n), func(b *testing.B) {

@@ -10,10 +10,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// BenchmarkClient has many goroutines at once take requests from one Redis
-// server, by TCP. The baselines are clients with go-redis's own settings: pool
-// calls the limiter's script by hand for each decision, as anybody would write
-// it, and redis_rate is asked through its library.
+// BenchmarkClient has many concurrent goroutines send requests to one Redis server
+// by TCP. The baselines are clients with go-redis's defaults: pool calls the
+// limiter's script directly for each decision, as most programs would, and
+// redis_rate uses that library.
 func BenchmarkClient(b *testing.B) {
 	const keys = 100_000
 	srv := redistest.Start(b)

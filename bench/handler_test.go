@@ -14,11 +14,11 @@ import (
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 )
 
-// BenchmarkHandler serves requests through the handler, on the store of this
-// process. The baseline, x-pass, invokes the next handler alone; both make
-// Caddy's part of the request anew each time. allocs-more/op is how many
-// allocations the handler adds. A denial is written by the handler or, in a
-// server with error routes, returned as an error; those are not run.
+// BenchmarkHandler serves requests through the handler, with buckets in this
+// process. The baseline, x-pass, invokes the next handler alone; both create
+// Caddy's part of the request anew each time. allocs-more/op is the number of
+// allocations that the handler adds. A denial is written by the handler or, in a
+// server with error routes, returned as an error; those routes are not run.
 func BenchmarkHandler(b *testing.B) {
 	for _, c := range []struct{ name, config string }{
 		{"allowed", `{"limits":[{"size":1000000000,"drip_rate":"1ms"}]}`},
@@ -69,7 +69,7 @@ func serve(server *caddyhttp.Server, handle func(http.ResponseWriter, *http.Requ
 		w.WriteHeader(http.StatusOK)
 		return nil
 	})
-	// A request that came over no connection would not be limited.
+	// A request without a connection would not be limited.
 	ctx := context.WithValue(context.Background(), http.LocalAddrContextKey, new(net.TCPAddr))
 	return func() func(int) {
 		w := nowhere{header: make(http.Header)}
@@ -83,7 +83,7 @@ func serve(server *caddyhttp.Server, handle func(http.ResponseWriter, *http.Requ
 	}
 }
 
-// nowhere is a response that nobody reads.
+// nowhere is a response writer that discards everything.
 type nowhere struct{ header http.Header }
 
 func (w nowhere) Header() http.Header       { return w.header }

@@ -10,9 +10,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// BenchmarkMemory takes requests from the store of this process. The baseline,
-// x-hash, is what no such store can do without: to hash name and key of each
-// bucket, and to read the clock.
+// BenchmarkMemory sends requests to a store in this process. The baseline, x-hash,
+// is what every such store has to do: hash the name and key of each bucket, and
+// read the clock.
 func BenchmarkMemory(b *testing.B) {
 	for _, keys := range []int{1, 1_000_000} {
 		for _, n := range []int{1, 8} {
@@ -33,15 +33,15 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// newMemory returns a store that is far from full with so many buckets: one that
-// is full looks for drained ones.
+// newMemory returns a store that is far from full with the given number of
+// buckets: a full one looks for drained ones.
 func newMemory(buckets int) *limiter.Memory {
 	store := limiter.NewMemory(nil)
 	store.SetMaxKeys(2 * buckets)
 	return store
 }
 
-// verdict names a limit by how it decides.
+// verdict names a limit by its decision.
 func verdict(limit limiter.Limit) string {
 	if limit == shut {
 		return "denied"
@@ -49,7 +49,7 @@ func verdict(limit limiter.Limit) string {
 	return "allowed"
 }
 
-// hashAndClock returns a task that hashes what take's would, and reads the
+// hashAndClock returns a task that hashes what take's task would, and reads the
 // clock.
 func hashAndClock(of []limiter.Bucket, keys int) task {
 	seed, start := maphash.MakeSeed(), time.Now()

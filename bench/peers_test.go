@@ -13,14 +13,14 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// plain returns a client as anybody has it who sets no option.
+// plain returns a client with default options.
 func plain(b *testing.B, address string) *redis.Client {
 	client := redis.NewClient(&redis.Options{Addr: address})
 	b.Cleanup(func() { client.Close() })
 	return client
 }
 
-// redisRate returns a task that asks redis_rate.
+// redisRate returns a task that uses redis_rate.
 func redisRate(b *testing.B, client *redis.Client, limit limiter.Limit, keys int) task {
 	peer, like, prefix := redis_rate.NewLimiter(client), rateLimit(limit), prefixOf("", limit)
 	return func() func(int) {
@@ -35,29 +35,29 @@ func redisRate(b *testing.B, client *redis.Client, limit limiter.Limit, keys int
 	}
 }
 
-// rateLimit returns redis_rate's limit of the same numbers.
+// rateLimit returns redis_rate's limit with the same numbers.
 func rateLimit(limit limiter.Limit) redis_rate.Limit {
 	return redis_rate.Limit{Rate: 1, Period: limit.DripInterval, Burst: int(limit.Size)}
 }
 
-// prefixOf returns what the names of keys begin with, which makes them about as
-// long as those of the limiter.
+// prefixOf returns a prefix for the names of keys, which makes them about as long
+// as those of the limiter.
 func prefixOf(scheme string, limit limiter.Limit) string {
 	return scheme + "{0123456789abcdefghijkl}:api/limit-0:" + verdict(limit) + ":"
 }
 
-// script is a limiter's script that is called by hand.
+// script is a limiter's script that is called directly.
 type script struct {
 	limit  limiter.Limit
 	client *redis.Client
 	sha    string
 	prefix string // of the keys' names
 
-	// args returns the arguments of a call with so many decisions, each of a
-	// request of that cost.
+	// args returns the arguments of a call with n decisions, each for a request of
+	// that cost.
 	args func(cost, decisions int) []any
 
-	// count returns how many decisions a reply tells, and how many denials.
+	// count returns the number of decisions in a reply, and the number of denials.
 	count func(reply []any) (decided, denied int)
 }
 
@@ -86,8 +86,8 @@ func takeScript(b *testing.B, client *redis.Client, limit limiter.Limit) script 
 	}
 }
 
-// groups returns take.lua's arguments for so many groups of one bucket, as its
-// header describes them.
+// groups returns take.lua's arguments for n groups of one bucket, as its header
+// describes them.
 func groups(limit limiter.Limit, cost, n int) []any {
 	run := binary.BigEndian.AppendUint16(nil, uint16(n)) //nolint:gosec // 64 at most
 	run = append(run, 0, 1, 0)                           // of one bucket, atomic
@@ -97,7 +97,7 @@ func groups(limit limiter.Limit, cost, n int) []any {
 	return []any{append(run, 0)} // its size does not vary
 }
 
-// rateScript returns redis_rate's script. It makes one decision a call.
+// rateScript returns redis_rate's script. It makes one decision per call.
 func rateScript(b *testing.B, client *redis.Client, limit limiter.Limit) script {
 	heard := &eavesdropper{Client: client}
 	peer, like := redis_rate.NewLimiter(heard), rateLimit(limit)
@@ -122,7 +122,7 @@ func rateScript(b *testing.B, client *redis.Client, limit limiter.Limit) script 
 	}
 }
 
-// eavesdropper hears how redis_rate calls its script, which it keeps to itself.
+// eavesdropper records how redis_rate calls its script, which is not exported.
 type eavesdropper struct {
 	*redis.Client
 	sha  string
@@ -146,8 +146,8 @@ func (s script) each(b *testing.B, keys int) task {
 	}
 }
 
-// pipelined returns a task that sends so many calls at once, for one decision
-// each.
+// pipelined returns a task that sends the given number of calls in one pipeline,
+// each for one decision.
 func (s script) pipelined(b *testing.B, depth, keys int) task {
 	args := s.args(1, 1)
 	return func() func(int) {
@@ -167,7 +167,7 @@ func (s script) pipelined(b *testing.B, depth, keys int) task {
 	}
 }
 
-// grouped returns a task that makes one call for so many decisions.
+// grouped returns a task that makes one call for the given number of decisions.
 func (s script) grouped(b *testing.B, decisions, keys int) task {
 	args := s.args(1, decisions)
 	return func() func(int) {
@@ -181,7 +181,8 @@ func (s script) grouped(b *testing.B, decisions, keys int) task {
 	}
 }
 
-// fill brings the buckets of so many keys into the state that is measured.
+// fill brings the buckets of the given number of keys into the state that is
+// measured.
 func (s script) fill(b *testing.B, keys int) {
 	b.Helper()
 	cost := 1
@@ -200,7 +201,7 @@ func (s script) fill(b *testing.B, keys int) {
 	}
 }
 
-// pipeline calls the script for each name at once.
+// pipeline calls the script for all names in one pipeline.
 func (s script) pipeline(names []string, args []any) ([]redis.Cmder, error) {
 	ctx := context.Background()
 	return s.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -211,8 +212,8 @@ func (s script) pipeline(names []string, args []any) ([]redis.Cmder, error) {
 	})
 }
 
-// check reports an error where a call did not make so many decisions, or not the
-// expected ones.
+// check fails the benchmark if a call did not make the given number of decisions,
+// or not the expected ones.
 func (s script) check(b *testing.B, call *redis.Cmd, decisions int) {
 	reply, err := call.Slice()
 	if err != nil {

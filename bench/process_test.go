@@ -17,9 +17,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// libraries are those that keep buckets in this process. Each is used as its
-// documentation has it. Opened, it has buckets of so many keys, with room for any
-// number of requests.
+// libraries are libraries that keep buckets in this process, each used as in its
+// documentation. Once opened, a library has buckets for the given number of keys,
+// with room for any number of requests.
 var libraries = []struct {
 	name string
 	open func(b *testing.B, keys int) task
@@ -66,7 +66,7 @@ var libraries = []struct {
 		if err != nil {
 			b.Fatal(err)
 		}
-		l.SetMaxCASAttemptsLimit(math.MaxInt) // after ten it fails, as two callers on one key make it
+		l.SetMaxCASAttemptsLimit(math.MaxInt) // it fails after ten, which two callers on one key can cause
 		return asking(b, keys, func(key string) (bool, error) {
 			limited, _, err := l.RateLimitCtx(context.Background(), key, 1)
 			return !limited, err
@@ -81,8 +81,8 @@ var libraries = []struct {
 	}},
 }
 
-// asking has a library make its bucket of each key, and returns a task that asks
-// it about them.
+// asking has a library make its bucket for each key, and returns a task that sends
+// requests for them.
 func asking(b *testing.B, keys int, allow func(key string) (bool, error)) task {
 	ask := func(key string) {
 		if allowed, err := allow(key); err != nil || !allowed {
@@ -97,9 +97,9 @@ func asking(b *testing.B, keys int, allow func(key string) (bool, error)) task {
 	}
 }
 
-// BenchmarkProcess takes requests of one limit from the store of this process,
-// and from other libraries that have one. Two callers are as many as a lock needs
-// to be fought for. The baseline is that of BenchmarkMemory.
+// BenchmarkProcess sends requests for one limit to a store in this process, and to
+// other libraries that have one. Two callers are enough for lock contention. The
+// baseline is that of BenchmarkMemory.
 func BenchmarkProcess(b *testing.B) {
 	for _, library := range libraries {
 		for _, keys := range []int{1, 100_000, 1_000_000} {
@@ -116,9 +116,9 @@ func BenchmarkProcess(b *testing.B) {
 	}
 }
 
-// BenchmarkProcessHeap has the same make buckets of a million keys. B/key is what
-// the heap has grown by when garbage is collected, the keys' text not counted:
-// that is the caller's, though all but the limiter hold on to it.
+// BenchmarkProcessHeap makes the same libraries hold buckets for a million keys.
+// B/key is the growth of the heap after a garbage collection, without the keys'
+// text: that is the caller's, although all but the limiter keep references to it.
 func BenchmarkProcessHeap(b *testing.B) {
 	for _, library := range libraries {
 		b.Run(library.name, func(b *testing.B) {
@@ -131,13 +131,13 @@ func BenchmarkProcessHeap(b *testing.B) {
 				runtime.KeepAlive(opened)
 			}
 			b.ReportMetric(float64(grown)/float64(b.N*keys), "B/key")
-			b.ReportMetric(0, "ns/op") // it would be that of the collector
+			b.ReportMetric(0, "ns/op") // it would be the time of the collector
 		})
 	}
 }
 
-// heap returns how many bytes are in use. The first collection runs what
-// finalizers are due, for the second to collect.
+// heap returns the number of bytes in use. The first collection runs due
+// finalizers, for the second to collect.
 func heap() uint64 {
 	runtime.GC()
 	runtime.GC()

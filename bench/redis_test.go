@@ -15,13 +15,13 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// timeout is far more than any call takes: one that fails measures nothing.
+// timeout is far more than any call takes: a failed call would measure nothing.
 const timeout = 10 * time.Second
 
-// BenchmarkRedis takes requests of one and of several limits from a Redis
-// server on this machine, by its unix socket. The baselines are a PING, the
-// least that a round trip costs, and a script of one line, the least that a
-// decision by script does.
+// BenchmarkRedis sends requests for one limit and for several to a Redis server on
+// this machine, by its unix socket. The baselines are a PING, the minimum cost of
+// a round trip, and a script of one line, the minimum cost of a decision by a
+// script.
 func BenchmarkRedis(b *testing.B) {
 	const keys = 10_000
 	srv := redistest.Start(b)
@@ -43,8 +43,8 @@ func BenchmarkRedis(b *testing.B) {
 	}
 }
 
-// openStore returns a store that is closed when the benchmark ends. It fails
-// the benchmark where a request was not decided by the server.
+// openStore returns a store that is closed when the benchmark ends. The benchmark
+// fails if a request was not decided by the server.
 func openStore(b *testing.B, address string, fallback *limiter.Memory) *limiter.Redis {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
 		Addresses: []string{address}, KeyPrefix: "rl:", Timeout: timeout, Fallback: fallback,
@@ -75,8 +75,8 @@ func dial(b *testing.B, network, address string) *redis.Client {
 	return client
 }
 
-// ping returns a task that only goes to the server and back, within a deadline
-// as a decision has one.
+// ping returns a task that only makes a round trip to the server, with a deadline
+// as a decision has.
 func ping(b *testing.B, client *redis.Client) task {
 	return func() func(int) {
 		return func(int) {

@@ -12,18 +12,18 @@ import (
 )
 
 var (
-	// open has room for any number of requests: a benchmark does not fill it.
+	// open has room for any number of requests: no benchmark fills it.
 	open = limiter.Limit{Size: 1 << 40, DripInterval: time.Millisecond, DripSize: 1}
 
 	// shut has room for one request, and then for none while a benchmark runs.
 	shut = limiter.Limit{Size: 1, DripInterval: 24 * time.Hour, DripSize: 1}
 )
 
-// hour is the cost after which an open bucket takes an hour to drain. Each is
-// given that first: what is measured are buckets in use, not drained ones.
+// hour is the cost after which an open bucket takes an hour to drain. Each bucket
+// starts with it, so that buckets in use are measured, not drained ones.
 const hour = 3_600_000
 
-// addresses are keys as limits mostly have them.
+// addresses are typical keys of limits.
 var addresses = sync.OnceValue(func() []string {
 	all := make([]string, 1_000_000)
 	for i := range all {
@@ -33,13 +33,13 @@ var addresses = sync.OnceValue(func() []string {
 })
 
 // key returns the key of the i-th request: one of the first n addresses, in an
-// order that no cache foresees.
+// order that no cache can predict.
 func key(i, n int) string {
 	return addresses()[uint32(i)*2654435761%uint32(n)]
 }
 
-// buckets returns n buckets of different names, as a request with n limits on
-// one key has them.
+// buckets returns n buckets with different names, as in a request with n limits on
+// one key.
 func buckets(n int, limit limiter.Limit) []limiter.Bucket {
 	all := make([]limiter.Bucket, n)
 	for i := range all {
@@ -48,8 +48,8 @@ func buckets(n int, limit limiter.Limit) []limiter.Bucket {
 	return all
 }
 
-// take returns a task that takes requests of the given buckets from a store,
-// each for one of so many keys.
+// take returns a task that sends requests for the given buckets to a store, each
+// for one of the given number of keys.
 func take(b *testing.B, store limiter.Store, of []limiter.Bucket, keys int) task {
 	denied := of[0].Limit == shut
 	return func() func(int) {
@@ -93,8 +93,8 @@ func fill(b *testing.B, store limiter.Store, of []limiter.Bucket, keys int) {
 	}
 }
 
-// wrong fails a benchmark for an answer that is not the expected one: then
-// something else was measured. The first such answer is told, not a million.
+// wrong fails a benchmark for an unexpected answer, which means that something
+// else was measured. Only the first such answer is reported.
 func wrong(b *testing.B, format string, args ...any) {
 	b.Helper()
 	if !b.Failed() {

@@ -15,13 +15,14 @@ import (
 )
 
 // BenchmarkServer measures the CPU time that a decision costs a Redis server,
-// beside one of redis_rate. Where there are callers, its reading and writing of
-// sockets is part of it: of the limiter, and of its script called by hand for
-// each decision. Below script, where 64 decisions come and go at once on one
-// connection, nearly all is the script: in calls of one group each, or in one
-// call with 64 groups; redis_rate's comes in calls of one decision each.
+// compared with one of redis_rate. With callers, this includes the server's socket
+// reads and writes: for the limiter, and for its script called directly for each
+// decision. Below script, where 64 decisions at once use one connection, nearly
+// all of it is the script: in calls of one group each, or in one call with 64
+// groups; redis_rate uses calls of one decision each.
 //
-// Denials are asked for by hand only: a limiter that remembers them sends none.
+// Denials are measured only by direct calls: the limiter caches them and would
+// send none.
 func BenchmarkServer(b *testing.B) {
 	const keys, depth = 100_000, 64
 	srv := redistest.Start(b)
@@ -69,11 +70,11 @@ func BenchmarkServer(b *testing.B) {
 	}
 }
 
-// BenchmarkServerMemory puts 100 000 buckets into an empty server, their keys'
-// names equally long. B/bucket is what the memory it uses grew by, that of its
-// clients not counted. x-two-keys is how many times that of two keys it is, a
-// time and a counter that expire, as the limiter has them whose options this one
-// has. A bucket of the limiter whose drip size is not 1 has more to remember.
+// BenchmarkServerMemory puts 100,000 buckets into an empty server, with key names
+// of equal length. B/bucket is the growth of its used memory, without that of its
+// clients. x-two-keys is the ratio to two keys, a time and a counter that expire,
+// as in the limiter whose options this one has. A bucket of the limiter with a
+// drip size other than 1 has more to store.
 func BenchmarkServerMemory(b *testing.B) {
 	const keys = 100_000
 	ctx, srv := context.Background(), redistest.Start(b)
@@ -89,7 +90,7 @@ func BenchmarkServerMemory(b *testing.B) {
 	}
 	pad := func(suffix string) string { return strings.Repeat("k", len(name)-len(suffix)) + suffix }
 
-	// grown returns for how many bytes a bucket is put there, as put does it.
+	// grown returns the growth in bytes per bucket when put adds them.
 	grown := func(b *testing.B, put func(), keysEach int64) float64 {
 		if err := client.FlushAll(ctx).Err(); err != nil {
 			b.Fatal(err)

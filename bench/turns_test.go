@@ -9,32 +9,33 @@ import (
 	"time"
 )
 
-// turns is into how many pieces the calls of a benchmark are cut. After each
-// the baselines have theirs, so that whatever else the machine does meanwhile
-// slows all of them, and hardly moves the ratios.
+// turns is the number of pieces into which the calls of a benchmark are cut. After
+// each piece the baselines have theirs, so that other load on the machine slows
+// all of them and hardly changes the ratios.
 const turns = 20
 
-// task returns what one caller calls over and over. Callers run at the same
-// time and share nothing that the task doesn't make them share; i numbers the
-// calls of all of them.
+// task returns the function that one caller calls repeatedly. Callers run
+// concurrently and share nothing unless the task makes them; i numbers the calls
+// of all of them.
 type task func() func(i int)
 
-// comparison is a benchmark of a task beside baselines.
+// comparison is a benchmark of a task with baselines.
 type comparison struct {
 	task      task
 	baselines []baseline
 
-	// How many callers there are at once.
+	// The number of concurrent callers.
 	callers int
 
-	// Whether decisions a second are told, and their ratios, in place of the
-	// ratios of times.
+	// Whether to report decisions per second and their ratios instead of ratios of
+	// times.
 	rates bool
 
-	// How many decisions a call makes, if it is more than one.
+	// The number of decisions in a call, if more than one.
 	decisions int
 
-	// Whose CPU time is measured too, and how much it has used so far. Optional.
+	// Returns the CPU time used so far by a process that is measured too.
+	// Optional.
 	whose string
 	used  func() time.Duration
 }
@@ -48,12 +49,11 @@ type baseline struct {
 // cost is what some calls took.
 type cost struct{ wall, cpu time.Duration }
 
-// run calls the task b.N times, in turns with as many calls of each baseline.
-// The benchmark's own figures are those of the task. It also reports how many
-// times as long as each baseline the task took, as x-<baseline>, or how many
-// times as many decisions a second it made, as of-<baseline>. Where CPU time is
-// measured it reports that of each decision, and how many times that of each
-// baseline it is, as x-<baseline>-cpu.
+// run calls the task b.N times, in turns with as many calls of each baseline. The
+// benchmark's own figures are those of the task. It also reports the ratio of its
+// time to that of each baseline, as x-<baseline>, or the ratio of decisions per
+// second, as of-<baseline>. If CPU time is measured, it reports that of each
+// decision, and its ratio to that of each baseline, as x-<baseline>-cpu.
 func (c comparison) run(b *testing.B) {
 	b.ReportAllocs()
 	b.StopTimer()
@@ -103,7 +103,7 @@ func (c comparison) run(b *testing.B) {
 	}
 }
 
-// spread returns what each caller calls.
+// spread returns the function that each caller calls.
 func (c comparison) spread(t task) []func(int) {
 	calls := make([]func(int), c.callers)
 	for i := range calls {
@@ -112,7 +112,7 @@ func (c comparison) spread(t task) []func(int) {
 	return calls
 }
 
-// measure returns what do takes.
+// measure returns the cost of do.
 func (c comparison) measure(do func()) cost {
 	var before, after time.Duration
 	if c.used != nil {
@@ -127,8 +127,9 @@ func (c comparison) measure(do func()) cost {
 	return cost{wall, after - before}
 }
 
-// call makes n calls, numbered from first, each caller at once. Callers take
-// several at a time: in process a call is not dearer than taking its number.
+// call makes n calls, numbered from first, with all callers at once. Callers take
+// several numbers at a time: an in-process call costs no more than taking its
+// number.
 func call(callers []func(i int), first, n int) {
 	if len(callers) == 1 {
 		for i := range n {

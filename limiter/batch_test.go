@@ -11,8 +11,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// newBatched returns a store whose server is far away, so that requests which come
-// together are batched. It does not remember denials: the server decides all.
+// newBatched returns a store whose server is far away, so that concurrent requests
+// are batched. It has no deny cache: the server decides every request.
 func newBatched(t testing.TB, server *redistest.Server, change func(*RedisOptions)) *Redis {
 	t.Helper()
 	p := redistest.StartProxy(t, server.Addr)
@@ -29,9 +29,9 @@ func newBatched(t testing.TB, server *redistest.Server, change func(*RedisOption
 	return r
 }
 
-// TestBatchedRequestsAreExact tests that requests which are batched are decided one
-// after the other: many at once on one bucket admit its size, to the unit, and
-// charge the others as the accounting says.
+// TestBatchedRequestsAreExact guards that batched requests are decided one after
+// the other: many concurrent requests to one bucket are admitted up to its size,
+// to the unit, and charge other buckets according to their Accounting.
 func TestBatchedRequestsAreExact(t *testing.T) {
 	const requests, size = 100, 30
 	server := redistest.Start(t)
@@ -77,7 +77,7 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 				}
 			})
 			if n := c.since(t, "evalsha"); n > requests/4 {
-				t.Errorf("%d calls for %d requests: the test shows too little", n, requests)
+				t.Errorf("%d calls for %d requests: the test covers too little", n, requests)
 			}
 			want := int64(size) / tc.cost
 			if tc.other > 0 {
@@ -101,9 +101,9 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 	}
 }
 
-// TestLevelIsToldOnce tests requests that are batched to a server which is back
-// after an outage: what it is told of the time in between counts once.
-func TestLevelIsToldOnce(t *testing.T) {
+// TestDirtyLevelCountsOnce guards that when batched requests report the level of a
+// dirty bucket to a server after an outage, the level counts only once.
+func TestDirtyLevelCountsOnce(t *testing.T) {
 	t.Parallel()
 	const before, requests = 30, 20
 	server := redistest.Start(t)
@@ -132,9 +132,10 @@ func TestLevelIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestWrongRepliesDecideNothing tests a server that answers a batch with more or
-// fewer numbers than it was asked for: whose they are nobody knows, and no request
-// is decided by them. That is reported, and is no outage.
+// TestWrongRepliesDecideNothing guards that a server which answers a batch with
+// too many or too few numbers decides no request, because it is unknown which
+// number belongs to which request. The error is reported, and does not count as an
+// outage.
 func TestWrongRepliesDecideNothing(t *testing.T) {
 	const requests = 30
 	server := redistest.Start(t)
@@ -151,7 +152,7 @@ func TestWrongRepliesDecideNothing(t *testing.T) {
 			defer r.Close()
 			together(t, requests, func(i int) {
 				if script == "return {1, 0}" && i > 0 {
-					return // it would be the right answer to a call of one
+					return // a batch of one would get the right answer
 				}
 				b := numbered(int64(i))
 				req := Request{Buckets: []Bucket{b}}
@@ -169,7 +170,7 @@ func TestWrongRepliesDecideNothing(t *testing.T) {
 					t.Errorf("reason %q: %v", reason, err)
 				}
 			})
-			seen.check(t, "lapse corrupt")
+			seen.check(t, "error corrupt")
 		})
 	}
 }

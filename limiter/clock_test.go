@@ -11,15 +11,15 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// written is what Redis holds of a bucket: its state, and so many drips, at least,
-// that its clear time lay ahead when it was written.
+// written is the value of a bucket in Redis: its state, and a lower bound for the
+// number of drips that its clear time lay in the future when it was written.
 type written struct {
 	state
 	drips int64
 }
 
-// scale is the numbers of drips that Redis can tell, in the order of how it tells
-// them: all up to 256, and then 16 for each doubling.
+// scale lists the numbers of drips that a value can express, in ascending order:
+// all up to 256, and then 16 for each doubling.
 var scale = func() (scale []int64) {
 	for n := range int64(257) {
 		scale = append(scale, n)
@@ -32,16 +32,16 @@ var scale = func() (scale []int64) {
 	return scale
 }()
 
-// written returns what a bucket at s is held as, if it is written at now.
+// written returns the value of a bucket at s that is written at now.
 func (l Limit) written(s state, now int64) written {
 	i, _ := slices.BinarySearch(scale, ceilDiv(s.clear-now, l.rate()))
 	return written{s, scale[i]}
 }
 
-// at returns the bucket as it stands at now for a request of limit l, and whether
-// the clock has been set back since it was written: then it has as many drips to
-// go as it had. Where that is not known exactly, and it may have been just full,
-// it is.
+// at returns the level at now for a request with limit l, and whether the clock
+// has been set back since the value was written: then the bucket has as many drips
+// to go as when it was written. If that number is not known exactly and the bucket
+// may have been just full, it counts as full.
 func (w written) at(l Limit, now int64) (s state, back bool) {
 	if s = w.state.at(now); s.clear-now <= w.drips*l.rate() {
 		return s, false
@@ -53,7 +53,7 @@ func (w written) at(l Limit, now int64) (s state, back bool) {
 	return state{clear: now + w.drips*l.rate(), slack: s.slack}, true
 }
 
-// value returns how Redis holds w.
+// value returns w as a string in Redis.
 func (w written) value() string {
 	if w.state == (state{}) {
 		return ""
@@ -68,7 +68,7 @@ func (w written) value() string {
 
 var writtenValue = regexp.MustCompile(`^(\d+)(\d{3})(?::(\d+))?$`)
 
-// parseWritten returns what value says, and whether it says anything.
+// parseWritten parses a string in Redis, and reports whether it is valid.
 func parseWritten(value string) (w written, ok bool) {
 	parts := writtenValue.FindStringSubmatch(value)
 	if parts == nil {
@@ -84,10 +84,10 @@ func parseWritten(value string) (w written, ok bool) {
 	return w, true
 }
 
-// TestRedisClockSetBack guards what clients meet when Redis's clock is set back, or a
-// master takes over whose clock is behind: a bucket holds no more than when it was
-// last charged, and its clients wait no longer than a client who came then. After
-// that it drips, also while it is asked for.
+// TestRedisClockSetBack guards what clients see when Redis's clock is set back, or
+// when a master with a slower clock takes over: a bucket holds no more than when
+// it was last charged, and clients wait no longer than they would have then. After
+// that the bucket drips, even while requests keep coming.
 func TestRedisClockSetBack(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	minutely := Limit{10, time.Minute, 1}
@@ -125,7 +125,7 @@ func TestRedisClockSetBack(t *testing.T) {
 
 			b.Cost = 1
 			if tc.retry == 0 {
-				b.Cost = tc.limit.Size + 1 // only to see
+				b.Cost = tc.limit.Size + 1 // only to read the level
 			}
 			want := Decision{Denied: true, Never: tc.retry == 0, Size: tc.limit.Size, Remaining: tc.want, Clear: tc.clear, RetryAfter: tc.retry}
 			for _, wait := range []time.Duration{0, tc.retry - time.Microsecond} {
@@ -146,10 +146,10 @@ func TestRedisClockSetBack(t *testing.T) {
 	}
 }
 
-// TestRedisClockSetBackAmongSizes guards that a request of a small size, which finds
-// more in a bucket than its own limit ever puts there, does not take that for a
-// clock that was set back; and what it does if one was.
-func TestRedisClockSetBackAmongSizes(t *testing.T) {
+// TestRedisClockSetBackWithSeveralSizes guards that a request with a small size,
+// which finds more in a bucket than its own limit ever adds, does not mistake that
+// for a clock that was set back; and what happens if the clock was set back.
+func TestRedisClockSetBackWithSeveralSizes(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	of := func(size, cost int64) Bucket {
 		return Bucket{Name: "b", Key: "k", Limit: Limit{size, time.Minute, 1}, Cost: cost}
@@ -176,9 +176,9 @@ func TestRedisClockSetBackAmongSizes(t *testing.T) {
 	remaining(11)
 }
 
-// TestRedisClockSetAhead guards the bound that is documented for a clock which is set
-// ahead, or a master whose clock is: once, a bucket admits up to a whole bucket
-// more, and no more once it is set back again.
+// TestRedisClockSetAhead guards the documented bound when Redis's clock, or that
+// of a new master, is ahead: a bucket admits up to one more bucketful, once, and
+// nothing more when the clock is set back again.
 func TestRedisClockSetAhead(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 1}
@@ -199,9 +199,10 @@ func TestRedisClockSetAhead(t *testing.T) {
 	}
 }
 
-// TestSizesMeet guards a deploy that changes a size from one node to the next:
-// nodes of both sizes admit together what the larger size allows, and no more.
-func TestSizesMeet(t *testing.T) {
+// TestSizesShareBucket guards a deployment that changes a size from one node to
+// the next: together, nodes with both sizes admit what the larger size allows, and
+// no more.
+func TestSizesShareBucket(t *testing.T) {
 	server := redistest.Start(t)
 	var now time.Duration
 	m := NewMemory(func() time.Duration { return now })
@@ -241,10 +242,10 @@ func TestSizesMeet(t *testing.T) {
 	}
 }
 
-// TestDenialsAmongSizes guards what is remembered of a bucket that requests of
-// several sizes meet in: each size is denied without a call as long as the bucket
-// is full for it, and told the wait for what the others have added.
-func TestDenialsAmongSizes(t *testing.T) {
+// TestDenyCacheOfSeveralSizes guards cached denials of a bucket that is used with
+// several sizes: each size is denied without a call as long as the bucket is full
+// for it, and RetryAfter includes what the others have added.
+func TestDenyCacheOfSeveralSizes(t *testing.T) {
 	server := redistest.Start(t)
 	v := newVirtual(t, server, "rl:")
 	of := func(size, cost int64) Bucket {
@@ -260,8 +261,8 @@ func TestDenialsAmongSizes(t *testing.T) {
 	}{
 		{of(5, 5), false, 0, 1},
 		{of(5, 1), true, time.Minute, 0},
-		{of(3, 1), true, 3 * time.Minute, 0}, // which is full all the more
-		{of(9, 2), false, 0, 1},              // which is not
+		{of(3, 1), true, 3 * time.Minute, 0}, // the bucket is even fuller for a smaller size
+		{of(9, 2), false, 0, 1},              // not full for a larger size
 		{of(5, 1), true, 3 * time.Minute, 0},
 		{of(9, 2), false, 0, 1},
 		{of(9, 1), true, time.Minute, 0},
@@ -276,10 +277,10 @@ func TestDenialsAmongSizes(t *testing.T) {
 	}
 }
 
-// TestDenialsAmongSizesInDoubt guards that what a request of a small size was
-// answered does not deny one of a larger size for longer than the server might:
-// it may have looked at the clock as soon as it was asked.
-func TestDenialsAmongSizesInDoubt(t *testing.T) {
+// TestDenyCacheOfSeveralSizesAllowsForLatency guards that the answer to a request
+// with a small size denies a request with a larger one no longer than the server
+// might: the server may have read its clock as soon as it got the first request.
+func TestDenyCacheOfSeveralSizesAllowsForLatency(t *testing.T) {
 	const sent, answered, rate = 5_000_000, 5_300_000, 400_000
 	of := func(size int64) Request {
 		l := Limit{size, rate * time.Microsecond, 1}

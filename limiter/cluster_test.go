@@ -24,7 +24,7 @@ func newTestCluster(t testing.TB, nodes *redistest.Cluster, change func(*RedisOp
 	})
 }
 
-// onNode returns a bucket like b with a key of its own that lies on the given
+// onNode returns a bucket like b with a key of its own in a slot of the given
 // node.
 func onNode(t testing.TB, r *Redis, nodes *redistest.Cluster, node *redistest.Server, b Bucket) Bucket {
 	t.Helper()
@@ -38,8 +38,8 @@ func onNode(t testing.TB, r *Redis, nodes *redistest.Cluster, node *redistest.Se
 	return b
 }
 
-// storedUnits returns how many units b holds on the given node, by what is
-// stored there once all that was held is settled; no drip must have passed.
+// storedUnits returns the number of units in b on the given node, read from the
+// stored value after all held units are settled. No drip must have passed.
 func storedUnits(t testing.TB, r *Redis, node *redistest.Server, b Bucket) int64 {
 	t.Helper()
 	key := r.keys.of(&b)
@@ -61,9 +61,9 @@ func unsettled(t testing.TB, node *redistest.Server, key string) error {
 	return nil
 }
 
-// TestCluster tests requests to a healthy cluster: to one node and to several,
-// with the rights that are documented, and by a store that takes a node for a
-// server of its own.
+// TestCluster guards requests to a healthy cluster: to one node and to several,
+// with the documented permissions, and from a store that takes a cluster node for
+// a single server.
 func TestCluster(t *testing.T) {
 	nodes := redistest.StartCluster(t, 3)
 	evals := func() []int64 {
@@ -92,7 +92,7 @@ func TestCluster(t *testing.T) {
 				Name: fmt.Sprint("b", i), Key: t.Name(), Limit: Limit{int64(3 + i), time.Hour, 1}, Cost: 1,
 			})
 		}
-		mustTake(t, r, req) // which tells the node the script
+		mustTake(t, r, req) // loads the script on the node
 		before := evals()
 		for n := range 4 {
 			d := mustTake(t, r, req)
@@ -102,7 +102,7 @@ func TestCluster(t *testing.T) {
 		}
 		got := grew(before)
 		slices.Sort(got)
-		if want := []int64{0, 0, 2}; !slices.Equal(got, want) { // the others are known to be denied
+		if want := []int64{0, 0, 2}; !slices.Equal(got, want) { // the deny cache answers the others
 			t.Errorf("%d calls on the nodes, want %d", got, want)
 		}
 		for _, b := range req.Buckets {
@@ -139,7 +139,7 @@ func TestCluster(t *testing.T) {
 							t.Fatalf("after request %d bucket %s holds %d, want %d", n, b.Name, got, want)
 						}
 						if got := d[i].Size - d[i].Remaining; got != want {
-							t.Fatalf("request %d: bucket %s is said to hold %d, want %d", n, b.Name, got, want)
+							t.Fatalf("request %d: bucket %s is reported to hold %d, want %d", n, b.Name, got, want)
 						}
 					}
 				}
@@ -209,14 +209,14 @@ func TestCluster(t *testing.T) {
 			}
 		}
 		mustTake(t, single, Request{Buckets: []Bucket{onNode(t, r, nodes, nodes.Nodes[0], hourly(5))}})
-		seen.check(t, "lapse moved")
+		seen.check(t, "error moved")
 	})
 	seen.check(t)
 }
 
-// TestClusterMovesSlots tests requests while a slot goes back and forth between
-// nodes: all but next to none are decided there, and to the unit. They have the
-// rights that are documented and no more.
+// TestClusterMovesSlots guards requests while a slot moves back and forth between
+// nodes: nearly all of them are decided by the nodes, exactly to the unit, and
+// with only the documented permissions.
 func TestClusterMovesSlots(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 2} {
@@ -271,7 +271,7 @@ func TestClusterMovesSlots(t *testing.T) {
 				nodes.BeginMove(t, slot, to)
 				time.Sleep(20 * time.Millisecond)
 				nodes.MoveKeys(t, slot, to, r.keys.of(&buckets[0]))
-				time.Sleep(20 * time.Millisecond) // one key here, one there
+				time.Sleep(20 * time.Millisecond) // one key on each node
 				nodes.MoveKeys(t, slot, to)
 				time.Sleep(20 * time.Millisecond)
 				nodes.EndMove(t, slot, to)
@@ -301,8 +301,9 @@ func TestClusterMovesSlots(t *testing.T) {
 	}
 }
 
-// TestClusterLosesNode tests a cluster of which a node is gone: its buckets are
-// decided here, and those of the others by them as before.
+// TestClusterLosesNode guards a cluster that loses a node: requests to its buckets
+// are decided in this process, and requests to other buckets by the other nodes as
+// before.
 func TestClusterLosesNode(t *testing.T) {
 	t.Parallel()
 	const timeout = 250 * time.Millisecond
@@ -333,7 +334,7 @@ func TestClusterLosesNode(t *testing.T) {
 		want++
 		for _, d := range mustTake(t, r, Request{Buckets: buckets}) {
 			if got := d.Size - d.Remaining; got != want {
-				t.Fatalf("after %d requests it is said to hold %d", want, got)
+				t.Fatalf("after %d requests it is reported to hold %d", want, got)
 			}
 		}
 	}
@@ -357,10 +358,11 @@ func TestClusterLosesNode(t *testing.T) {
 		t.Errorf("waited %v though it is known that the node is gone", worst)
 	}
 	got := seen.take()
-	if len(got) == 0 || got[0] != "lost refused" && got[0] != "lost closed" {
+	if len(got) == 0 || got[0] != "down refused" && got[0] != "down closed" {
 		t.Errorf("reported %q", got)
 	}
-	// Where nothing may be decided here, what the others charged is given back.
+	// If nothing may be decided in this process, units held by the other nodes are
+	// released.
 	for range 5 {
 		d, err := r.Take(t.Context(), Request{Buckets: buckets, NoFallback: true}, nil)
 		checkError(t, err, dead.Addr)

@@ -8,36 +8,36 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// In a cluster the buckets of a request may lie in several slots, and no call
-// has keys of two. Then the request is decided in parts, one for each key, or one
-// for each bucket while a slot moves. To charge all buckets or none, each part
-// first holds its units: they take room beside what the bucket holds, but do not
-// drip. Once all parts have answered, what is held is charged, or let go of.
-// Nothing is ever taken out of a bucket again, since nobody could tell how much
-// of it has dripped meanwhile.
+// In a cluster, the buckets of a request may be in several slots, and no call can
+// have keys in two slots. Then the request is decided in parts: one for each key,
+// or one for each bucket while a slot is being moved. To charge all buckets or
+// none, each part first holds its units: held units take room beside what the
+// bucket holds, but do not drip. Once all parts have been answered, the held units
+// are committed or released. Nothing is ever taken out of a bucket again, because
+// nobody could tell how much of it has dripped meanwhile.
 //
-// Nobody waits for the second step. It travels with the next call. If it never
-// comes, the server charges what is held after heldFor.
+// The second step is asynchronous: it is sent with the next batch. If it never
+// arrives, the server charges the held units after heldFor.
 
-// heldFor is how long a server holds units, see take.lua.
+// heldFor is the time for which a server holds units, see take.lua.
 const heldFor = 10 * time.Second
 
 // settleEvery is the time between two attempts to settle held units.
 const settleEvery = 250 * time.Millisecond
 
-// part is some of a request's buckets that are decided together.
+// part is a subset of a request's buckets that is decided in one call.
 type part struct {
 	Request
-	indexes []int // where its buckets stand in the whole request
+	indexes []int // the indexes of its buckets in the whole request
 
-	// What became of it. The query is kept as long as its units are held.
+	// The result. The query is kept as long as its units are held.
 	query    *query
 	server   *redisscript.Server
 	outcomes []outcome
 	err      error
 }
 
-// severalKeys reports whether the buckets are of more than one key.
+// severalKeys reports whether the buckets belong to more than one key.
 func (req Request) severalKeys() bool {
 	for i := range req.Buckets {
 		if !req.Buckets[i].sameKey(&req.Buckets[0]) {
@@ -47,7 +47,7 @@ func (req Request) severalKeys() bool {
 	return false
 }
 
-// byKey parts the request into one for each key.
+// byKey splits the request into one part for each key.
 func (req Request) byKey() []*part {
 	if len(req.Buckets) > fewBuckets {
 		return req.manyByKey()
@@ -88,8 +88,8 @@ func (req Request) manyByKey() []*part {
 	return parts
 }
 
-// byBucket parts the request into one for each bucket, which stand at these
-// indexes in the whole request.
+// byBucket splits the request into one part for each bucket. indexes are those of
+// its buckets in the whole request.
 func (req Request) byBucket(indexes []int) []*part {
 	parts := make([]*part, len(req.Buckets))
 	for i, b := range req.Buckets {
@@ -98,7 +98,7 @@ func (req Request) byBucket(indexes []int) []*part {
 	return parts
 }
 
-// part returns a part of the request that has one bucket.
+// part returns a part of the request with one bucket.
 func (req Request) part(b Bucket, index int) *part {
 	p := &part{Request: req}
 	p.Buckets = nil
@@ -112,7 +112,7 @@ func (p *part) add(b Bucket, index int) {
 	p.indexes = append(p.indexes, index)
 }
 
-// denied reports whether one of the part's buckets denied.
+// denied reports whether any of the part's buckets denied.
 func (p *part) denied() bool {
 	for i := range p.outcomes {
 		if p.outcomes[i].denied {
@@ -122,8 +122,9 @@ func (p *part) denied() bool {
 	return false
 }
 
-// decideSplit decides the parts of req side by side. What no server decides is
-// then decided here, in one step and only if no server has denied.
+// decideSplit decides the parts of req in parallel. Parts that no server decides
+// are then decided here, in one step. If charging is atomic, they are charged only
+// if no server has denied.
 func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]outcome, error) {
 	parts = r.holdParts(ctx, req, parts)
 	outcomes := make([]outcome, len(req.Buckets))
@@ -158,7 +159,7 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 		if p.query == nil || p.err != nil {
 			continue
 		}
-		for _, i := range p.indexes { // as they will be
+		for _, i := range p.indexes { // the levels after settling
 			b, o := &req.Buckets[i], &outcomes[i]
 			if denied {
 				o.held -= b.Cost
@@ -170,8 +171,8 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 	return outcomes, nil
 }
 
-// holdParts asks about all parts of req, and returns them with what became of
-// them; more if a slot is moving.
+// holdParts sends all parts of req and returns them with their results. It returns
+// more parts if a slot is being moved.
 func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*part {
 	what := byte(whatHold)
 	if req.Accounting == AccountingEach {
@@ -194,7 +195,7 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 	return all
 }
 
-// askPart asks about one part.
+// askPart sends one part.
 func (r *Redis) askPart(ctx context.Context, p *part, what byte) {
 	p.query = r.query(p.Request, what)
 	p.server, p.outcomes, p.err = r.ask(ctx, p.Request, p.query, nil)
@@ -210,8 +211,8 @@ func (r *Redis) askPart(ctx context.Context, p *part, what byte) {
 	p.query = nil
 }
 
-// decideHere decides the parts that no server has decided, and reports whether
-// the request is denied.
+// decideHere decides the parts that no server has decided, and reports whether the
+// request is denied.
 func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []outcome) bool {
 	here := req
 	here.Buckets = nil
@@ -230,22 +231,22 @@ func (r *Redis) decideHere(req Request, failed []*part, denied bool, outcomes []
 	return denied
 }
 
-// settle has all units that are held for the parts charged, or let go of.
+// settle commits or releases all units that are held for the parts.
 func (r *Redis) settle(parts []*part, what byte) {
 	for _, p := range parts {
 		if p.err != nil || p.query == nil {
 			continue
 		}
 		if what == whatRelease {
-			// What it held is no admission of this process.
+			// Held units that are released are not an admission by this process.
 			r.fallback.drop(p.query)
 		}
 		r.settleOn(p.server, p.query, what, p.outcomes)
 	}
 }
 
-// releaseLate lets go of units that a server has held for a request that nobody
-// waits for any more: it was decided here.
+// releaseLate releases units that a server has held for a call that was given up:
+// its request was decided here.
 func (r *Redis) releaseLate(srv *redisscript.Server, c *redisscript.Call) {
 	q := c.Owner.(*query)
 	if q.what() != whatHold || !wrote(c) {
@@ -258,7 +259,7 @@ func (r *Redis) releaseLate(srv *redisscript.Server, c *redisscript.Call) {
 	r.settleOn(srv, q, whatRelease, held)
 }
 
-// settleOn has the units that are held for q charged, or let go of.
+// settleOn commits or releases the units that are held for q.
 func (r *Redis) settleOn(srv *redisscript.Server, q *query, what byte, held []outcome) {
 	until := r.clock() + heldFor
 	q.settle(what, held)
@@ -266,9 +267,8 @@ func (r *Redis) settleOn(srv *redisscript.Server, q *query, what byte, held []ou
 	srv.Submit(&q.Call)
 }
 
-// afterSettling records that units are settled, or what has failed. As long
-// as they are held, and it is certain that the server has done nothing, they are
-// settled again.
+// afterSettling handles the result of settling. As long as the units are held and
+// it is certain that the server did nothing, it tries again.
 func (r *Redis) afterSettling(q *query, what byte, until time.Duration, err error) {
 	switch {
 	case err == nil:
@@ -302,8 +302,7 @@ func (r *Redis) settleLater(q *query, what byte, until time.Duration) {
 	}
 }
 
-// settled records what a server has replied to a query that settles
-// units.
+// settled records the reply to a query that settles units.
 func (r *Redis) settled(q *query, what byte) {
 	if what != whatCommit || r.fallback == nil {
 		return
@@ -316,7 +315,7 @@ func (r *Redis) settled(q *query, what byte) {
 	r.fallback.answered(q, outcomes, false)
 }
 
-// leaveToServer records that nobody knows whether units are settled. The server
+// leaveToServer records that it is unknown whether units are settled. The server
 // charges them in the end.
 func (r *Redis) leaveToServer(q *query, what byte) {
 	if what == whatCommit {
@@ -324,8 +323,7 @@ func (r *Redis) leaveToServer(q *query, what byte) {
 	}
 }
 
-// settledOutcomes returns what a server has replied to a query that settles
-// units.
+// settledOutcomes returns the outcomes in the reply to a query that settles units.
 func settledOutcomes(q *query) ([]outcome, error) {
 	req := Request{Buckets: make([]Bucket, len(q.buckets))}
 	for i := range q.buckets {

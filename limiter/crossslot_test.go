@@ -15,13 +15,13 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// heldBucket is a bucket as take.lua keeps it, told plainly.
+// heldBucket is a bucket with held units as take.lua stores it, in a plain form.
 type heldBucket struct {
 	state
 	held, till int64
 }
 
-// at returns the bucket as it stands at now.
+// at returns the bucket at now.
 func (h heldBucket) at(l Limit, now int64) heldBucket {
 	if h.held > 0 && now >= h.till {
 		h.state = l.add(h.state.at(h.till), h.held)
@@ -36,11 +36,11 @@ func (h heldBucket) room(l Limit, now, cost int64) bool {
 	return cost+h.held <= l.Size && l.wait(h.state, now, cost+h.held) == 0
 }
 
-// TestHolds tests units that are held, charged and let go of, against a plain
-// model: held units take room and do not drip, and those that nobody settles in
+// TestHeldUnits guards held units that are committed or released, against a plain
+// model: held units take room and do not drip, and units that are not settled in
 // time are charged when the time is up. Other requests come in between. No more
 // than the bucket's bound is ever held or charged.
-func TestHolds(t *testing.T) {
+func TestHeldUnits(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 10, func(t *rapid.T) {
@@ -63,7 +63,7 @@ func TestHolds(t *testing.T) {
 			due := before.till
 			if what > whatHold {
 				if rapid.IntRange(0, 4).Draw(t, "late") == 0 {
-					due -= 1 + heldFor.Microseconds() // of units that were held before
+					due -= 1 + heldFor.Microseconds() // of units that were held earlier
 				}
 				q.settle(what, []outcome{{till: due}})
 			}
@@ -134,16 +134,16 @@ func TestHolds(t *testing.T) {
 	})
 	for _, what := range []string{"denied", "blocked", "committed", "released"} {
 		if seen[what] < 100 {
-			t.Errorf("%v: the test shows too little", seen)
+			t.Errorf("%v: the test covers too little", seen)
 		}
 	}
 }
 
-// TestHoldsNeverOverAdmit tests whole requests against buckets that hold units
-// for them, by the times at which they are admitted: however long it takes to
-// settle, and if it is never done, no more is admitted in any time than the
-// bucket allows.
-func TestHoldsNeverOverAdmit(t *testing.T) {
+// TestHeldUnitsNeverOverAdmit guards the times at which whole requests are
+// admitted by buckets that hold units for them: however long settling takes, and
+// even if it never happens, no more is admitted in any time than the bucket
+// allows.
+func TestHeldUnitsNeverOverAdmit(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	checkTraces(t, 3, func(t *rapid.T) {
 		v.flush(t)
@@ -201,8 +201,8 @@ func TestHoldsNeverOverAdmit(t *testing.T) {
 	})
 }
 
-// checkBound checks that no more units are admitted in any time, at the given
-// moments, than a bucket of limit l allows.
+// checkBound checks that no more units are admitted in any time than a bucket of
+// limit l allows, given the times of admissions.
 func checkBound(t rapid.TB, l Limit, admitted []int64) {
 	t.Helper()
 	s := min(l.DripSize, l.Size)
@@ -214,15 +214,15 @@ func checkBound(t rapid.TB, l Limit, admitted []int64) {
 				up++
 			}
 			if most := max(l.Size+s*whole, l.Size-1+s*up); int64(j+1) > most {
-				t.Fatalf("%+v: %d units admitted within %d µs, at most %d may be", l, j+1, to-from, most)
+				t.Fatalf("%+v: %d units admitted within %d µs, want at most %d", l, j+1, to-from, most)
 			}
 		}
 	}
 }
 
-// TestFloodOfOneKey tests limits of several keys in a cluster while one client
-// alone asks for all it can: the limit of all loses what that client is admitted,
-// and nothing else, at any number of callers and whichever limit comes first.
+// TestFloodOfOneKey guards limits with several keys in a cluster while one client
+// floods them: the limit shared by all clients loses only what that client is
+// admitted, for any number of callers and whichever limit comes first.
 func TestFloodOfOneKey(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
@@ -249,7 +249,7 @@ func TestFloodOfOneKey(t *testing.T) {
 					}
 				})
 				if got, want := storedUnits(t, r, nodes.Nodes[1], everybody), admitted.Load(); got != want {
-					t.Errorf("%d admitted, and the limit of all has lost %d", want, got)
+					t.Errorf("%d admitted, and the shared limit has lost %d", want, got)
 				}
 			})
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestPassedDeadline guards that a request which has no time left to ask in is
-// decided without Redis, and is no failure of it.
+// TestPassedDeadline guards that a request with no time left to ask Redis is
+// decided without it, and that this is not a failure of Redis.
 func TestPassedDeadline(t *testing.T) {
 	server := redistest.Start(t)
 	var events []Event

@@ -2,10 +2,10 @@ package limiter
 
 import "time"
 
-// Decision tells how one bucket decided on a request.
+// Decision is the result for one bucket of a request.
 type Decision struct {
-	// Whether this bucket had no room for the request. Nothing was added to it
-	// then.
+	// Whether this bucket had no room for the request. Then nothing was added to
+	// it.
 	Denied bool
 
 	// Whether the request can never be admitted, because its cost exceeds the
@@ -15,48 +15,49 @@ type Decision struct {
 	// The bucket's size.
 	Size int64
 
-	// The whole units there is still room for.
+	// The units that the bucket still has room for.
 	Remaining int64
 
-	// The time until the bucket runs empty, if nothing more is added.
+	// The time until the bucket runs empty if nothing more is added.
 	Clear time.Duration
 
-	// The exact time until this bucket will have room for the same request:
-	// denied one microsecond before, admitted at it. Zero if the bucket did
-	// not deny, or never will admit; see also Bucket.Wait.
+	// The exact time until this bucket has room for the same request: it is denied
+	// one microsecond earlier and admitted at that time. Zero if the bucket did
+	// not deny, or will never admit; see also Bucket.Wait.
 	RetryAfter time.Duration
 }
 
-// Summary is what several buckets decided on one request, in one.
+// Summary combines the Decisions of several buckets on one request.
 type Summary struct {
-	// Whether any bucket denied, and so the request is denied.
+	// Whether any bucket denied, so that the request is denied.
 	Denied bool
 
-	// Whether any bucket can never admit the request. No retry helps then.
+	// Whether any bucket can never admit the request. Then retrying does not help.
 	Never bool
 
-	// The size of the bucket with the least room, the smaller size if two
-	// have equally little.
+	// The size of the bucket with the least room; of two with equally little, the
+	// smaller size.
 	Size int64
 
-	// The least room left in any bucket.
+	// The least room left in any bucket, in units.
 	Remaining int64
 
 	// The time until all buckets have run empty.
 	Clear time.Duration
 
-	// The longest RetryAfter of all decisions. Zero if none denies, or if one always
-	// will.
+	// The longest RetryAfter of all Decisions. Zero if no bucket denied, or if
+	// Never.
 	RetryAfter time.Duration
 
-	// The index of the bucket that decided: of a denied request the one that
-	// never admits it, or takes longest to of those that deny it, otherwise
-	// the one whose Size and Remaining these are.
+	// The index of the deciding bucket. If the request is denied, that is the
+	// bucket which will never admit it or, failing that, the denying bucket with
+	// the longest RetryAfter. If it is admitted, it is the bucket whose Size and
+	// Remaining are in the Summary.
 	Deciding int
 }
 
-// Summarize returns the summary of the decisions on one request. That of none is
-// the zero Summary: a request that has nothing to pass is not denied.
+// Summarize combines the Decisions on one request. Without any Decisions it
+// returns the zero Summary: a request that has no bucket to pass is not denied.
 func Summarize(decisions []Decision) Summary {
 	if len(decisions) == 0 {
 		return Summary{}
@@ -92,21 +93,22 @@ func outranks(d, e Decision) bool {
 	return d.RetryAfter > e.RetryAfter
 }
 
-// outcome is what became of one bucket of a request: its state, with the clear
-// time told from now, after it was charged or, if not, as it was.
+// outcome is the result for one bucket of a request: its level after the request,
+// whether it was charged or not. The clear time is relative to now.
 type outcome struct {
 	state
 	denied  bool
-	blocked bool // denied only for units that are held, and may come back
-	foreign bool // its key held what is no bucket, at least for now
+	blocked bool // denied only because of held units, which may be released
+	foreign bool // its key held something that is not a bucket, at least for now
 	here    bool // whether this process decided instead of a server
 
-	held, till int64 // the units that are held, this request's too, and until when
+	held, till int64 // the units that are held, including this request's, and until when
 }
 
-// report fills in d, which is zero, about a bucket of limit l after a request of
-// the given cost was decided: s holds what was charged, or, if it denied, what
-// it held all along. To return so large a struct would cost more than to make it.
+// report fills in d, which is zero, for a bucket of limit l after a request of the
+// given cost. s is the level after the charge or, if the bucket denied, the
+// unchanged level. Returning such a large struct would cost more than filling it
+// in.
 func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 	d.Size = l.Size
 	d.Remaining = l.remaining(s, now)
@@ -119,18 +121,17 @@ func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 	}
 }
 
-// Wait returns how long b will have no room for the same request again, if
-// nothing more is added after d was decided: denied one microsecond before,
-// admitted at it. It differs from d.RetryAfter where b did not deny: what b was charged
-// for a request that another bucket denies may have been its last room. Zero if
-// there is room, or never will be.
+// Wait returns how long b will have no room for the same request again, if nothing
+// more is added after d was decided: the request is denied one microsecond earlier
+// and admitted at that time. It differs from d.RetryAfter if b did not deny: the
+// request may have taken b's last room. Zero if there is room, or never will be.
 func (b *Bucket) Wait(d *Decision) time.Duration {
 	cost := max(b.Cost, 1)
 	if d.Denied || d.Remaining >= cost {
 		return d.RetryAfter
 	}
-	// A bucket that had room holds Size − Remaining units, and that many and
-	// slack leave it until it is clear.
+	// A bucket that had room holds Size − Remaining units, and that many units
+	// plus slack leave it until it is clear.
 	l, clear := b.Limit.complete(), int64(d.Clear/time.Microsecond)
 	slack := ceilDiv(clear, l.rate())*l.DripSize - (l.Size - d.Remaining)
 	return time.Duration(l.wait(state{clear, slack}, 0, cost)) * time.Microsecond

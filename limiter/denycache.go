@@ -7,71 +7,72 @@ import (
 )
 
 const (
-	// denySlots is how many buckets are remembered at most, which takes 1 MB.
-	// Of two that fall into one slot the later is.
+	// denySlots is the maximum number of buckets in the cache, which takes 1 MB.
+	// Of two buckets that fall into one slot, the later one stays.
 	denySlots = 1 << 14
 
-	// cacheFor is how long a bucket is remembered at most, in µs. What nobody
-	// foresees, such as an operator who deletes keys, shows after that time.
+	// cacheFor is the longest time, in µs, that a bucket is cached. A change that
+	// cannot be foreseen, such as an operator deleting keys, takes effect after
+	// that time.
 	cacheFor = 1_000_000
 )
 
-// denyCache remembers buckets that a server has reported full. Nothing can enter a
-// full bucket before its next drip: until then every request on it, of whatever
-// cost, is denied, and the server need not be asked. So a flood of requests that
-// are denied costs it nothing.
+// denyCache remembers buckets that a server has reported full. Nothing fits into a
+// full bucket before its next drip: until then every request to it, whatever its
+// cost, is denied without asking the server. So a flood of denied requests costs
+// the server nothing.
 //
-// Whether a bucket is full depends on the size that the request goes by. What
-// requests of a larger size may still add makes it only fuller: until the next drip
-// that counts, a bucket that was full for a size stays so. A bucket is not full
-// that denies only for units that are held, see crossslot.go: they may come back.
-// Of a request with several buckets, of which one is full, the others are
-// remembered too, for what they hold shows in the answer. It is then what the server
-// last said of them.
+// Whether a bucket is full depends on the size in the request. Requests with a
+// larger size may still add to it, but that only makes it fuller: a bucket that
+// was full for one size stays full for that size until the next drip that counts.
+// A bucket that denies only because of held units is not full, since those may be
+// released; see crossslot.go. If one of several buckets in a request is full, the
+// others are cached too, because their levels are part of the answer. These levels
+// are then the last that the server reported.
 type denyCache struct {
 	seed   maphash.Seed
-	latest atomic.Int64 // until when anything is remembered
+	latest atomic.Int64 // until when any entry is valid
 	slots  []denySlot
 }
 
-// denySlot has room for one bucket.
+// denySlot holds one bucket.
 type denySlot struct {
 	mu sync.Mutex
 	cachedDenial
 }
 
-// cachedDenial is what is remembered of one bucket. Times are in µs on a monotonic
+// cachedDenial is what is cached of one bucket. Times are in µs on a monotonic
 // clock of this process.
 type cachedDenial struct {
 	hash uint64
 	state
-	doubt int64 // how much sooner it may run empty
-	until int64 // when it is to be asked for again
+	doubt int64 // how much earlier it may run empty
+	until int64 // until when the entry is valid
 }
 
-// full reports whether a bucket of limit l has room for nothing at now.
+// full reports whether a bucket of limit l has no room at all at now.
 func (e *cachedDenial) full(l *Limit, now int64) bool {
 	return l.wait(state{e.clear - e.doubt, e.slack}, now, 1) > 0
 }
 
-// newDenyCache returns room for so many buckets.
+// newDenyCache returns a cache with the given number of slots.
 func newDenyCache(slots int) *denyCache {
 	return &denyCache{seed: maphash.MakeSeed(), slots: make([]denySlot, slots)}
 }
 
-// slot returns the slot in which b belongs, and b's hash.
+// slot returns the slot for b, and b's hash.
 func (d *denyCache) slot(b *Bucket) (*denySlot, uint64) {
 	hash := b.hash(d.seed)
 	return &d.slots[hash%uint64(len(d.slots))], hash
 }
 
-// deniedAlike reports whether a full bucket denies req whatever its other buckets
-// hold, and nothing is charged then.
+// deniedAlike reports whether one full bucket denies req and nothing is charged,
+// whatever its other buckets hold.
 func (req Request) deniedAlike() bool {
 	return req.Accounting == AccountingAtomic || len(req.Buckets) == 1
 }
 
-// decide appends the outcomes of req to dst, if it is denied for sure, and
+// decide appends the outcomes of req to dst if it is certain to be denied, and
 // reports whether it is.
 func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bool) {
 	if now >= d.latest.Load() || !req.deniedAlike() {
@@ -94,10 +95,11 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 	return dst, true
 }
 
-// remember records what a server has decided on req, which was sent and
-// answered at these times. Somewhere between is when the server looked at the
-// clock: a bucket is denied for no longer than if that was at once, and drips as
-// if it was at last, so that no client is told to come too early.
+// remember caches what a server has decided on req, which was sent and answered at
+// the given times. The server read its clock somewhere in between. The denial is
+// cached as if that was when the request was sent, so not for too long; its times
+// are computed as if it was when the answer arrived, so that no client is told to
+// retry too early.
 func (d *denyCache) remember(req Request, outcomes []outcome, sent, answered int64) {
 	keep := false
 	for i := range outcomes {
@@ -121,7 +123,7 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent, answered int
 	}
 }
 
-// get returns what is remembered of b, and whether that is anything.
+// get returns the entry for b, and whether there is a valid one.
 func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 	slot, hash := d.slot(b)
 	slot.mu.Lock()
@@ -129,8 +131,8 @@ func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 	return slot.cachedDenial, slot.hash == hash && slot.until > now
 }
 
-// put remembers e of b, which is answered now and full or not: anew, or only if
-// something is remembered.
+// put stores the entry e for b, which was answered at now. Without anew it only
+// replaces a valid entry.
 func (d *denyCache) put(b *Bucket, e cachedDenial, full, anew bool, now int64) {
 	slot, hash := d.slot(b)
 	e.hash = hash
@@ -140,7 +142,7 @@ func (d *denyCache) put(b *Bucket, e cachedDenial, full, anew bool, now int64) {
 		return
 	}
 	if !anew && !full {
-		e.until = slot.until // or it would be remembered as long as anybody asks
+		e.until = slot.until // or it would stay as long as requests keep coming
 	}
 	slot.cachedDenial = e
 	for latest := d.latest.Load(); e.until > latest && !d.latest.CompareAndSwap(latest, e.until); {

@@ -14,8 +14,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// newClocked returns a store whose clock, by which it remembers denials, stands
-// still unless the test moves it.
+// newClocked returns a store whose deny cache uses a clock that stands still
+// unless the test moves it.
 func newClocked(t testing.TB, server *redistest.Server, change func(*RedisOptions)) (r *Redis, clock *atomic.Int64) {
 	t.Helper()
 	r, clock = newTestRedis(t, server, change), new(atomic.Int64)
@@ -29,9 +29,9 @@ func remembered(r *Redis, req Request) bool {
 	return ok
 }
 
-// TestDenialsFlood tests what denials are remembered for: of a flood on a full
-// bucket the server sees nothing but a request now and then.
-func TestDenialsFlood(t *testing.T) {
+// TestDenyCacheAbsorbsFlood guards what the deny cache is for: of a flood on a
+// full bucket, only an occasional request reaches the server.
+func TestDenyCacheAbsorbsFlood(t *testing.T) {
 	const size, requests = 5, 10_000
 	server := redistest.Start(t)
 	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
@@ -48,7 +48,8 @@ func TestDenialsFlood(t *testing.T) {
 					t.Fatalf("request %d: decided %+v", n, d)
 				}
 			}
-			// The one that fills the bucket tells that it is full.
+			// The answer to the request that fills the bucket shows that it is
+			// full.
 			c.check(t, "evalsha", size-1)
 			clock.Add(int64(cacheFor * time.Microsecond))
 			for range requests {
@@ -59,10 +60,10 @@ func TestDenialsFlood(t *testing.T) {
 	}
 }
 
-// TestDenialsForgotten tests how long a denial is remembered: until the bucket
-// drips, and for no longer than a second, for then it shows what nobody foresees,
-// such as an operator who deletes the key.
-func TestDenialsForgotten(t *testing.T) {
+// TestDenyCacheExpires guards how long a denial is cached: until the bucket drips,
+// but at most a second, after which unforeseeable changes take effect, such as an
+// operator deleting the key.
+func TestDenyCacheExpires(t *testing.T) {
 	server := redistest.Start(t)
 	for _, tc := range []struct {
 		drip, want time.Duration
@@ -81,18 +82,18 @@ func TestDenialsForgotten(t *testing.T) {
 			}
 			clock.Add(int64(tc.want - time.Microsecond))
 			if d := mustTake(t, r, req); !d[0].Denied {
-				t.Errorf("decided %+v before it is to be forgotten", d)
+				t.Errorf("decided %+v before it expires", d)
 			}
 			clock.Add(int64(time.Microsecond))
 			if d := mustTake(t, r, req); d[0].Denied {
-				t.Errorf("decided %+v after it is to be forgotten", d)
+				t.Errorf("decided %+v after it expires", d)
 			}
 		})
 	}
 }
 
-// TestDenialsReset tests that all can be forgotten at once.
-func TestDenialsReset(t *testing.T) {
+// TestDenyCacheReset guards that the whole cache can be reset at once.
+func TestDenyCacheReset(t *testing.T) {
 	server := redistest.Start(t)
 	r, _ := newClocked(t, server, nil)
 	for i := range 100 {
@@ -113,11 +114,11 @@ func TestDenialsReset(t *testing.T) {
 	}
 }
 
-// TestDenialsAgree drives two stores on the same buckets with the same random
-// requests at the same times, as TestStoresAgree does, but with a clock that only
-// goes on and mostly by little: many are answered without a call, and with the
-// same numbers to the microsecond.
-func TestDenialsAgree(t *testing.T) {
+// TestDenyCacheAgreesWithServer sends the same random requests at the same times
+// to two stores with the same buckets, as TestStoresAgree does, but with a clock
+// that only moves forward and mostly by little: many requests are answered without
+// a call, with the same numbers to the microsecond.
+func TestDenyCacheAgreesWithServer(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := struct{ steps, unasked, several, dear, never, each, dripped int }{}
 	agree := func(t *rapid.T) {
@@ -174,15 +175,15 @@ func TestDenialsAgree(t *testing.T) {
 	}
 	t.Logf("%+v", seen)
 	if min(seen.several, seen.dear, seen.never, seen.each, seen.dripped) < 25 || seen.unasked*20 < seen.steps {
-		t.Errorf("the test shows too little: %+v", seen)
+		t.Errorf("the test covers too little: %+v", seen)
 	}
 }
 
-// TestDenialsLoseNothing tests two stores, as of two processes, that share a
-// bucket and are flooded: together they admit over many drips what one bucket
-// admits, and nothing of it is lost for being remembered; but for each drip only a
-// few requests reach the server.
-func TestDenialsLoseNothing(t *testing.T) {
+// TestDenyCacheLosesNoDrips guards that two flooded stores, as of two processes,
+// that share a bucket admit together over many drips exactly what one bucket
+// admits: the cache costs no drip, though only a few requests for each drip reach
+// the server.
+func TestDenyCacheLosesNoDrips(t *testing.T) {
 	server := redistest.Start(t)
 	seed := uint64(1)
 	for _, tc := range []struct {
@@ -237,22 +238,22 @@ func TestDenialsLoseNothing(t *testing.T) {
 	}
 }
 
-// TestDenialsInDoubt tests denials of which nobody knows when, between the call
-// and its answer, they were decided: however that was, none is denied that would
-// not be by the server, and none told to come back before it would be admitted.
-// Nor is it told to come back later than by as long as the answer took.
-func TestDenialsInDoubt(t *testing.T) {
+// TestDenyCacheAllowsForLatency guards denials decided at an unknown time between
+// a call and its answer: whenever that was, no request is denied that the server
+// would admit, none is told to retry before it would be admitted, and none is told
+// to retry later than that by more than the latency of the answer.
+func TestDenyCacheAllowsForLatency(t *testing.T) {
 	denials := 0
 	inDoubt := func(t *rapid.T) {
 		b := Bucket{Name: "b", Key: "k", Limit: drawShape(t), Cost: 1}
 		d, p := newDenyCache(denySlots), plain{}
 		now := time.Now().UnixMicro()
-		// The process's clock began some time before.
+		// The process's clock started some time ago.
 		age := rapid.Int64Range(3e6, 1e12).Draw(t, "age")
 		to := rapid.Int64Range(0, 3e6).Draw(t, "way there")
 		from := rapid.Int64Range(0, 3e6).Draw(t, "way back")
 
-		// It was full some time ago, and may have dripped once since.
+		// The bucket was full some time ago, and may have dripped once since.
 		fill := b
 		fill.Cost = b.Limit.Size
 		p.take(Request{Buckets: []Bucket{fill}}, now-rapid.Int64Range(0, b.Limit.rate()).Draw(t, "ago"))
@@ -270,7 +271,7 @@ func TestDenialsInDoubt(t *testing.T) {
 			if fits || to+from+later >= min(b.Limit.wait(s, now, 1), cacheFor) {
 				return
 			}
-			t.Fatalf("a full bucket is not remembered for %v", b.Limit)
+			t.Fatalf("a full bucket of %+v is not cached", b.Limit)
 		}
 		got := b.Limit.decision(outcomes[0].state, 0, b.Cost, outcomes[0].denied)
 		real := p.take(Request{Buckets: []Bucket{b}}, now+from+later)[0]
@@ -287,13 +288,13 @@ func TestDenialsInDoubt(t *testing.T) {
 		rapid.Check(t, inDoubt)
 	}
 	if denials < 50 {
-		t.Errorf("%d denials: the test shows too little", denials)
+		t.Errorf("%d denials: the test covers too little", denials)
 	}
 }
 
-// TestDenialsWayThere tests the same through a store: the time of an answer is
-// from before it was asked for to after it was there.
-func TestDenialsWayThere(t *testing.T) {
+// TestDenialsCountFromSendTime guards the same through a store: an answer was
+// decided at some time between sending the request and receiving the answer.
+func TestDenialsCountFromSendTime(t *testing.T) {
 	const rate, trip = 500 * time.Millisecond, 200 * time.Millisecond
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{1, rate, 1}, Cost: 1}
@@ -301,7 +302,7 @@ func TestDenialsWayThere(t *testing.T) {
 	frozen, asked := v.clock(), false
 	v.clock = func() time.Duration {
 		if !asked {
-			asked = true // after this
+			asked = true // set after this
 			return frozen
 		}
 		return frozen + trip
@@ -309,7 +310,7 @@ func TestDenialsWayThere(t *testing.T) {
 	mustTake(t, v.Redis, req)
 	for _, tc := range []struct {
 		at    time.Duration
-		clear time.Duration // 0 if it is asked for
+		clear time.Duration // 0 if the server is asked
 	}{
 		{trip, rate},
 		{rate - time.Microsecond, trip + time.Microsecond},
@@ -326,9 +327,10 @@ func TestDenialsWayThere(t *testing.T) {
 	}
 }
 
-// TestDenialsOfAnyCost tests that what is remembered holds for requests of
-// whatever cost: each is told when it would have room, or that it never will.
-func TestDenialsOfAnyCost(t *testing.T) {
+// TestDenyCacheHoldsForAnyCost guards that a cached denial holds for requests of
+// any cost: each gets the time when it would have room, or learns that it never
+// will.
+func TestDenyCacheHoldsForAnyCost(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 10}
 	decide(t, v, AccountingAtomic, b)
@@ -346,7 +348,7 @@ func TestDenialsOfAnyCost(t *testing.T) {
 	} {
 		b.Cost = tc.cost
 		if !remembered(v.Redis, Request{Buckets: []Bucket{b}}) {
-			t.Errorf("cost %d: not remembered", tc.cost)
+			t.Errorf("cost %d: not cached", tc.cost)
 		}
 		want := Decision{Denied: true, Never: tc.never, Size: 10, Clear: 10*time.Minute - 500*time.Millisecond}
 		if !tc.never {
@@ -358,9 +360,9 @@ func TestDenialsOfAnyCost(t *testing.T) {
 	}
 }
 
-// TestDenialsNotRemembered tests requests of which not all is known: they are
-// asked for each time.
-func TestDenialsNotRemembered(t *testing.T) {
+// TestDenyCacheAsksWhenUncertain guards that the server is asked each time the
+// cache does not know enough to decide.
+func TestDenyCacheAsksWhenUncertain(t *testing.T) {
 	server := redistest.Start(t)
 	const requests = 5
 	full, room := hourly(1), hourly(100)
@@ -371,9 +373,9 @@ func TestDenialsNotRemembered(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
 		accounting Accounting
-		first      []Bucket // what fills them
+		first      []Bucket // requests that fill the buckets
 		buckets    []Bucket
-		charged    []int64 // what the buckets hold at last
+		charged    []int64 // what the buckets hold at the end
 	}{
 		{"each of several", AccountingEach, []Bucket{full}, []Bucket{full, room}, []int64{1, requests}},
 		{"a larger size", AccountingAtomic, []Bucket{full}, []Bucket{larger}, []int64{1 + requests}},
@@ -406,10 +408,11 @@ func TestDenialsNotRemembered(t *testing.T) {
 	}
 }
 
-// TestDenialsOfSeveral tests a request with several buckets of which one is full:
-// it is denied without a call, nothing is charged, and of the others it is told
-// what the server said last, whichever request that was about.
-func TestDenialsOfSeveral(t *testing.T) {
+// TestDenyCacheOfSeveralBuckets guards a request with several buckets, one of
+// which is full: it is denied without a call, nothing is charged, and its other
+// decisions show the levels that the server last reported, whichever request that
+// was for.
+func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 	server := redistest.Start(t)
 	r, clock := newClocked(t, server, nil)
 	full, room := hourly(2), hourly(100)
@@ -443,20 +446,20 @@ func TestDenialsOfSeveral(t *testing.T) {
 	if got := storedUnits(t, r, server, room); got != 5 {
 		t.Errorf("the other bucket holds %d, want 5", got)
 	}
-	room.Cost = 96 // which the other bucket denies as well
+	room.Cost = 96 // the other bucket denies it too
 	if d := mustTake(t, r, Request{Buckets: []Bucket{room, full}}); !d[0].Denied || !d[1].Denied {
 		t.Errorf("decided %+v", d)
 	}
 	c.check(t, "evalsha", 0)
 	clock.Add(int64(time.Second))
 	if remembered(r, req) {
-		t.Error("still remembered")
+		t.Error("still cached")
 	}
 }
 
-// TestDenialsIdentity tests that a full bucket denies no other, however much they
-// have in common.
-func TestDenialsIdentity(t *testing.T) {
+// TestDenyCacheIdentity guards that a full bucket denies no requests to any other,
+// however much they have in common.
+func TestDenyCacheIdentity(t *testing.T) {
 	server := redistest.Start(t)
 	full := Bucket{Name: "b", Key: "k", Limit: Limit{2, time.Hour, 1}, Cost: 2}
 	for name, change := range map[string]func(*Bucket){
@@ -485,9 +488,10 @@ func TestDenialsIdentity(t *testing.T) {
 	}
 }
 
-// TestDenialsOfFallback tests that what is decided here while the server can't be
-// asked is not taken for its word; what it said before still holds.
-func TestDenialsOfFallback(t *testing.T) {
+// TestDenyCacheIgnoresFallback guards that decisions of the fallback during an
+// outage are not cached as answers of the server; cached answers from before still
+// hold.
+func TestDenyCacheIgnoresFallback(t *testing.T) {
 	server := redistest.Start(t)
 	r, _ := newClocked(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(frozen) })
 	before, after := hourly(1), hourly(1)
@@ -500,7 +504,7 @@ func TestDenialsOfFallback(t *testing.T) {
 		}
 	}
 	if remembered(r, Request{Buckets: []Bucket{after}}) {
-		t.Error("remembered what the fallback decided")
+		t.Error("cached what the fallback decided")
 	}
 	d, err := r.Take(t.Context(), Request{Buckets: []Bucket{before}, NoFallback: true}, nil)
 	if err != nil || !d[0].Denied {
@@ -508,10 +512,10 @@ func TestDenialsOfFallback(t *testing.T) {
 	}
 }
 
-// TestDenialsInCluster tests requests to several slots of a cluster: once one of
-// their buckets is known to be full they are denied without asking, as those to
-// one slot are, and the other buckets lose nothing.
-func TestDenialsInCluster(t *testing.T) {
+// TestDenyCacheInCluster guards requests to several slots of a cluster: once one
+// of their buckets is known to be full, they are denied without a call, like those
+// to one slot, and the other buckets lose nothing.
+func TestDenyCacheInCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 2)
 	r := newTestCluster(t, nodes, nil)
@@ -526,7 +530,7 @@ func TestDenialsInCluster(t *testing.T) {
 	before := evals()
 	for _, tc := range []struct {
 		buckets []Bucket
-		calls   int64 // one to each bucket, and one to let go of what is held
+		calls   int64 // one to each bucket, and one to release held units
 	}{
 		{[]Bucket{full}, 0},
 		{[]Bucket{full, room}, 3},
@@ -556,10 +560,10 @@ func TestDenialsInCluster(t *testing.T) {
 	}
 }
 
-// TestDenialsBounded tests more full buckets than can be remembered: those that
-// are are denied as they should, all others are asked for, and no more memory is
-// taken.
-func TestDenialsBounded(t *testing.T) {
+// TestDenyCacheIsBounded guards what happens with more full buckets than the cache
+// has slots: cached ones are denied correctly, the server is asked about all
+// others, and no more memory is used.
+func TestDenyCacheIsBounded(t *testing.T) {
 	d := newDenyCache(denySlots)
 	full := outcome{state: state{clear: time.Hour.Microseconds()}, denied: true}
 	var buckets []Bucket
@@ -582,19 +586,19 @@ func TestDenialsBounded(t *testing.T) {
 		}
 	}
 	if known > denySlots || known < denySlots/2 {
-		t.Errorf("%d of %d buckets remembered, may be %d", known, len(buckets), denySlots)
+		t.Errorf("%d of %d buckets cached, want at most %d", known, len(buckets), denySlots)
 	}
 	b := hourly(1)
 	b.Key = "empty"
 	if _, ok := d.decide(Request{Buckets: []Bucket{b}}, 1000, nil); ok {
-		t.Error("a bucket that nobody has seen is denied")
+		t.Error("a bucket that was never used is denied")
 	}
 }
 
-// TestDenialsConcurrently tests many requests at once on buckets that fill up and
-// drip, with one and several buckets: each bucket admits its size and what has
+// TestDenyCacheConcurrently guards concurrent requests on buckets that fill up and
+// drip, each with one or several buckets: each bucket admits its size and what has
 // dripped since, to the unit.
-func TestDenialsConcurrently(t *testing.T) {
+func TestDenyCacheConcurrently(t *testing.T) {
 	const goroutines, requests, size = 16, 500, 40
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -629,9 +633,9 @@ func TestDenialsConcurrently(t *testing.T) {
 	}
 }
 
-// TestDenialsNothingToRemember guards the requests of those who are not denied:
-// once no bucket is remembered any more, they do not pay for looking for one.
-func TestDenialsNothingToRemember(t *testing.T) {
+// TestEmptyDenyCacheIsSkipped guards that requests which are not denied do not pay
+// for a lookup once the cache has no valid entries.
+func TestEmptyDenyCacheIsSkipped(t *testing.T) {
 	r, clock := newClocked(t, redistest.Start(t), nil)
 	mustTake(t, r, Request{Buckets: []Bucket{hourly(1)}})
 	room := hourly(100)
@@ -640,6 +644,6 @@ func TestDenialsNothingToRemember(t *testing.T) {
 		mustTake(t, r, Request{Buckets: []Bucket{room}})
 	}
 	if now, until := r.clock().Microseconds(), r.denyCache.latest.Load(); now < until {
-		t.Errorf("something may be remembered for %d µs more", until-now)
+		t.Errorf("the cache may have an entry for %d µs more", until-now)
 	}
 }

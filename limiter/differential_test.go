@@ -14,11 +14,11 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// virtual is a Redis store whose script is told the time by the test.
+// virtual is a Redis store whose script gets its time from the test.
 type virtual struct {
 	*Redis
 	now   int64 // µs; set it with at
-	start int64 // where it began
+	start int64 // where the clock started
 	admin *redis.Client
 
 	source string // of the script
@@ -26,9 +26,9 @@ type virtual struct {
 
 // newVirtual returns a virtual store in the given server.
 //
-// Its keys still expire on the server's own clock. So its time begins ten
-// years ahead of that: no key expires while the test runs, and a bucket that
-// has drained is found as the script left it, which must make no difference.
+// Its keys still expire on the server's own clock. So the virtual clock starts ten
+// years ahead of that: no key expires while the test runs, and drained buckets are
+// found as the script left them, which must make no difference.
 func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual {
 	t.Helper()
 	const real, ours = "redis.call('TIME')", "redis.call('HMGET', 'clock', 's', 'us')"
@@ -51,8 +51,8 @@ func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual 
 	return v
 }
 
-// at moves the clock to the given time. If that is back, as no clock of a process
-// goes, what the process remembers of the server would show it later.
+// at sets the clock. If that is back in time, the deny cache is reset, because the
+// clock of a process never goes back.
 func (v *virtual) at(t rapid.TB, now int64) {
 	t.Helper()
 	if now < v.now {
@@ -64,13 +64,13 @@ func (v *virtual) at(t rapid.TB, now int64) {
 	}
 }
 
-// advance moves the clock on.
+// advance moves the clock forward.
 func (v *virtual) advance(t rapid.TB, d time.Duration) {
 	t.Helper()
 	v.at(t, v.now+d.Microseconds())
 }
 
-// flush begins anew: no key, and the clock at its start.
+// flush starts afresh: with no keys, and the clock at its start.
 func (v *virtual) flush(t rapid.TB) {
 	t.Helper()
 	if err := v.admin.FlushDB(context.Background()).Err(); err != nil {
@@ -80,7 +80,7 @@ func (v *virtual) flush(t rapid.TB) {
 	v.denyCache = newDenyCache(64)
 }
 
-// stored returns what is stored for each bucket, "" for one that is absent.
+// stored returns the stored value of each bucket, "" for one that is absent.
 func (v *virtual) stored(t rapid.TB, buckets []Bucket) []string {
 	t.Helper()
 	keys := make([]string, len(buckets))
@@ -131,8 +131,8 @@ func drawShape(t *rapid.T) Limit {
 	return l
 }
 
-// drawBuckets draws the few buckets that a trace of requests is about, no two
-// of which have the same name and key.
+// drawBuckets draws the few buckets that a trace of requests uses. No two have the
+// same name and key.
 func drawBuckets(t *rapid.T) []Bucket {
 	shapes := rapid.SliceOfN(rapid.Custom(drawShape), 1, 3).Draw(t, "limits")
 	buckets := make([]Bucket, rapid.IntRange(1, 6).Draw(t, "buckets"))
@@ -169,9 +169,9 @@ func drawRequest(t *rapid.T, buckets []Bucket) Request {
 	return req
 }
 
-// drawMove draws how far the clock moves before the next request: by next to
-// nothing, about as long as a drip, a full bucket or the last answer's wait
-// takes, or any time; and with back now and then back.
+// drawMove draws how far the clock moves before the next request: hardly at all,
+// by about the time of a drip, of a full bucket or of the last RetryAfter, or by
+// any time; and, with back, sometimes backwards.
 func drawMove(t *rapid.T, l Limit, last Decision, back bool) int64 {
 	near := rapid.Int64Range(-2, 2)
 	gap, kinds := int64(0), 7
@@ -192,7 +192,7 @@ func drawMove(t *rapid.T, l Limit, last Decision, back bool) int64 {
 		gap = last.Clear.Microseconds() + near.Draw(t, "near")
 	case 7:
 		gap = rapid.Int64Range(1, 1<<rapid.IntRange(1, 50).Draw(t, "bits")).Draw(t, "µs")
-	case 8: // back by little, and by just enough to be noticed
+	case 8: // back a little, and by just enough to be noticed
 		return -max(rapid.Int64Range(0, 2).Draw(t, "drips")*l.rate()+near.Draw(t, "near"), 1)
 	case 9:
 		return -rapid.Int64Range(1, 1<<rapid.IntRange(1, 50).Draw(t, "bits")).Draw(t, "back")
@@ -200,20 +200,20 @@ func drawMove(t *rapid.T, l Limit, last Decision, back bool) int64 {
 	return max(gap, 0)
 }
 
-// keep brings a time on the virtual clock back into the fifty years from its
-// start, well before which no key may expire and well behind which numbers
-// would grow past what a time may be.
+// keep brings a time on the virtual clock back into the fifty years after its
+// start: before that keys may expire, and after it numbers would exceed what a
+// time may be.
 func (v *virtual) keep(now int64) int64 {
 	const span = 50 * 365 * 24 * 3600 * 1e6
 	return v.start + ((now-v.start)%span+span)%span
 }
 
-// TestStoresAgree drives the script in Redis, Memory, and limit.go over a
-// plain map with the same random requests at the same times, and demands the
-// same decisions from all, and in Redis the state that limit.go computes.
+// TestStoresAgree sends the same random requests at the same times to the script
+// in Redis, to Memory, and to limit.go over a plain map. It requires the same
+// decisions from all, and in Redis the state that limit.go computes.
 //
-// In half of the traces the clock also goes back, which Memory's never may: it is
-// left out from then on.
+// In half of the traces the clock also goes back, which Memory's clock never may:
+// Memory is left out from then on.
 func TestStoresAgree(t *testing.T) {
 	server := redistest.Start(t)
 	v := newVirtual(t, server, "rl:")
@@ -282,12 +282,12 @@ func TestStoresAgree(t *testing.T) {
 	}
 	t.Logf("%+v", seen)
 	if min(seen.both, seen.admitted, seen.denied, seen.never, seen.overfull, seen.slack) < 200 || min(seen.reset, seen.partly) < 20 {
-		t.Errorf("the test shows too little: %+v", seen)
+		t.Errorf("the test covers too little: %+v", seen)
 	}
 }
 
-// TestSeed001Redis tests that Redis decides the example of seed 001 as its
-// table has it.
+// TestSeed001Redis guards that Redis decides the example of seed 001 as in its
+// table.
 func TestSeed001Redis(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	testSeed001(t, v, func(d time.Duration) { v.advance(t, d) })

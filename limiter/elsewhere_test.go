@@ -8,11 +8,11 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestAddressOfTwoServers guards that one process admits nothing extra when its
-// address is at times one server's and at times another's, of which neither knows
-// what the other was asked: a name or a load balancer that points elsewhere for a
-// while, two masters after a split.
-func TestAddressOfTwoServers(t *testing.T) {
+// TestAddressSwitchesBetweenServers guards that one process admits nothing extra
+// when its address sometimes belongs to one server and sometimes to another,
+// neither of which knows of requests to the other: a DNS name or load balancer
+// that points elsewhere for a while, or two masters after a split.
+func TestAddressSwitchesBetweenServers(t *testing.T) {
 	const size, first, second = 10, 4, 3
 	for name, connections := range map[string]int{
 		"the first has made fewer connections": 0,
@@ -21,7 +21,7 @@ func TestAddressOfTwoServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b := redistest.Start(t), redistest.Start(t)
 			proxy := redistest.StartProxy(t, a.Addr)
-			// For both, so that not even that the script is unknown tells them apart.
+			// For both, so that not even a missing script tells them apart.
 			for _, s := range []*redistest.Server{a, b} {
 				other := hourly(size)
 				other.Key = "other"
@@ -65,9 +65,9 @@ func TestAddressOfTwoServers(t *testing.T) {
 	}
 }
 
-// TestStoppedClock guards that a process whose clock stood still for a while, as
-// that of a machine that was suspended may, admits nothing extra, and that once
-// Redis has answered its levels are Redis's again, not those of the time before.
+// TestStoppedClock guards that a process whose clock stood still for a while, such
+// as on a suspended machine, admits nothing extra, and that after an answer from
+// Redis its levels are Redis's again, not those from before.
 func TestStoppedClock(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, func(opt *RedisOptions) {

@@ -6,7 +6,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// Event is something about a server that an operator should know.
+// Event reports a change in the state of a server, or an error.
 type Event struct {
 	// The server's address.
 	Server string
@@ -14,18 +14,18 @@ type Event struct {
 	// What happened.
 	Kind EventKind
 
-	// Why, in a word, such as "refused", "timeout" or "oom". Empty with
+	// The reason as one word, such as "refused", "timeout" or "oom". Empty with
 	// EventRecovered and EventReplaced.
 	Reason string
 
-	// Why, in full. Nil with EventRecovered and EventReplaced.
+	// The reason in full. Nil with EventRecovered and EventReplaced.
 	Err error
 
 	// With EventRecovered and EventReplaced, how long the server was down.
 	Downtime time.Duration
 
-	// How many events before this one were dropped, since too many waited to be
-	// reported.
+	// The number of events that were dropped before this one because too many were
+	// waiting to be reported.
 	Dropped int
 }
 
@@ -33,23 +33,23 @@ type Event struct {
 type EventKind uint8
 
 const (
-	// EventDown: the server has failed several times in a row. It is no longer
-	// asked, except for a probe now and then.
+	// EventDown: the server has failed several times in a row. Its breaker is
+	// open: no requests are sent to it except for occasional probes.
 	EventDown EventKind = iota
 
-	// EventRecovered: the server has answered a probe and decides again.
+	// EventRecovered: the server has answered a probe and decides requests again.
 	EventRecovered
 
-	// EventError: a single call failed, or several apart from each other. Reported
-	// at most once a minute for each reason.
+	// EventError: calls failed, but not enough of them in a row for EventDown.
+	// Reported at most once a minute for each reason.
 	EventError
 
-	// EventReplaced: a server of a cluster that was down has no slots any more, as
+	// EventReplaced: a cluster server that was down no longer has any slots, as
 	// after a failover. Other servers have its keys.
 	EventReplaced
 )
 
-// newEvent returns an event of the servers as it is reported.
+// newEvent converts an event of the Redis client.
 func newEvent(e redisscript.Event) Event {
 	kinds := map[redisscript.EventKind]EventKind{
 		redisscript.EventDown:      EventDown,

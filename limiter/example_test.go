@@ -9,7 +9,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Ten requests a second for each client, up to ten of them at once.
+// Ten requests a second for each client, with bursts of up to ten.
 func Example() {
 	api := limiter.Limiter{Store: limiter.NewMemory(nil), Limit: limiter.PerSecond(10)}
 
@@ -25,9 +25,9 @@ func Example() {
 	// Output: welcome, room for 9
 }
 
-// Two requests may come at once, and then one a second.
+// Bursts of two requests, and then one a second.
 func ExampleLimiter_Allow() {
-	var now time.Duration // a clock to play with; give nil for the real one
+	var now time.Duration // a clock for the example; use nil for the real one
 	store := limiter.NewMemory(func() time.Duration { return now })
 
 	limit := limiter.Every(time.Second)
@@ -71,7 +71,7 @@ func ExampleLimiter_AllowN() {
 	// 61 rows: denied true, never true, retry in 0s, room for 0
 }
 
-// Units leave the bucket evenly, at whole microseconds and never too fast.
+// The units leave the bucket evenly, at whole microseconds and never too fast.
 func ExamplePerSecond() {
 	for _, n := range []int64{5, 7, 60} {
 		l := limiter.PerSecond(n)
@@ -93,12 +93,13 @@ func ExampleEvery() {
 	// Output: {Size:1 DripInterval:200ms DripSize:1}
 }
 
-// A thousand a day, of which no more than 50 may come at once.
+// A thousand a day, in bursts of at most 50.
 func ExampleNewLimit() {
 	limit, err := limiter.NewLimit(1000, 24*time.Hour, 50)
 	fmt.Printf("%+v, %v\n", limit, err)
 
-	// Whole units at whole microseconds can't keep every rate with a bucket this small.
+	// Whole units at whole microseconds cannot keep every rate with so small a
+	// bucket.
 	_, err = limiter.NewLimit(999, time.Second, 5)
 	fmt.Println(err)
 	// Output:
@@ -106,8 +107,8 @@ func ExampleNewLimit() {
 	// size 5: must be at least 10 for a rate of 999/1s; the nearest rates for it are 5/5.006ms and 5/5.005ms
 }
 
-// A request that has to pass several buckets is charged to all of them or to
-// none, and Summarize makes one answer of theirs.
+// A request that has to pass several buckets is charged to all of them or to none.
+// Summarize combines their decisions.
 func ExampleSummarize() {
 	store := limiter.NewMemory(func() time.Duration { return 0 })
 	user := limiter.Bucket{
@@ -139,8 +140,9 @@ func ExampleSummarize() {
 	// denied true: user/trade has room for 1 of 6, retry in 6s, empty in 7.5s; user has room for 15
 }
 
-// Processes that use one Redis server share their buckets. While it can't be
-// asked, as here where there is none, each goes on by itself with the Fallback.
+// Processes that use one Redis server share their buckets. While it is
+// unavailable, as here where there is none, each process continues on its own with
+// its Fallback.
 func ExampleRedis() {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
 		Addresses: []string{"127.0.0.1:1"},
@@ -167,8 +169,7 @@ func ExampleRedis() {
 	// Output: welcome
 }
 
-// Without a Fallback the caller has to decide where Redis does not answer in
-// time.
+// Without a Fallback, the caller has to decide when Redis does not answer in time.
 func ExampleErrUnavailable() {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
 		Addresses: []string{"127.0.0.1:1"},

@@ -8,60 +8,61 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// fallback decides requests in this process while their server can't be asked,
-// such that one node alone never admits more than its buckets allow, whatever
-// the server answers, when, and whatever it has lost. With several nodes each
-// knows only what it has admitted itself and what the server has told it.
+// fallback decides requests in this process while their server is unavailable,
+// such that one process alone never admits more than its buckets allow, whatever
+// the server answers, and when, and whatever it has lost. With several processes,
+// each knows only what it has admitted itself and what the server has reported.
 //
-// The memory holds each bucket's level as this process knows it: never less
-// than the server's last word, and every admission of this process is in it or
-// in flight. From that follows:
+// The memory holds each bucket's level as this process knows it: never less than
+// the server last reported. Every admission of this process is either in that
+// level or in flight. It follows that:
 //
-//   - What is decided here must fit beside the level and everything in flight.
-//     It makes the bucket dirty: the server does not know of it. A denial does
-//     so too, for the server may have lost what the bucket was full of; and so
-//     does, for all buckets, the news that the server has restarted.
+//   - A request that is decided here must fit beside the level and everything in
+//     flight. It makes the bucket dirty: the server does not know of it. So does a
+//     denial, because the server may have lost what the bucket was full of. All
+//     buckets become dirty when a server is found to have restarted.
 //   - All buckets become dirty when something is first sent to a store that keeps
-//     its buckets elsewhere than the one before, see lead.
-//   - A request for a dirty bucket tells the server the level, as the least that
-//     the bucket holds, and what is in flight beside, for which there has to be
-//     room too. If nothing was decided here, both know of the same charges, at
-//     times that differ only by how long they were on the way.
-//   - Its answer makes the bucket clean, unless something was decided here while
-//     it was on its way: then the level grows by what the answer admits.
-//   - What is given up is no longer in flight. Its late answer changes nothing.
-//   - An answer that is newer than all others of a clean bucket, see traces, is
-//     all there is to know of it, even if it is lower: then somebody has deleted
-//     the key, or Redis has.
-//   - What the memory forgets for want of room is forgotten, whoever knew of it;
-//     the server is told so, see removals.
+//     its buckets in another place than the one before, see takeLead.
+//   - A request for a dirty bucket sends the server two levels: the least that the
+//     bucket holds, and the same plus what is in flight, for which there must be
+//     room too. If nothing was decided here, both sides know the same charges, and
+//     their times differ only by network delay.
+//   - The answer makes the bucket clean, unless something was decided here while
+//     the request was in flight: then the charge is added to the level here.
+//   - A query that was given up is no longer in flight. A late answer to it changes
+//     nothing.
+//   - An answer that is newer than all others for a clean bucket (see trace) is
+//     authoritative, even if its level is lower: then somebody has deleted the key,
+//     or Redis has.
+//   - A bucket that the memory evicts is gone, even if a server knew of it; it is
+//     removed from the server too, see removals.
 type fallback struct {
 	*traffic
 	memory     *Memory
-	timeout    time.Duration // how late an answer may be
-	place      string        // where the servers keep the buckets, see place
-	generation int           // of those of the memory
+	timeout    time.Duration // how late an answer may arrive
+	place      string        // identifies where the servers keep the buckets
+	generation int           // its number among the memory's fallbacks
 
 	removals removals
 }
 
-// traffic is what all fallbacks that share a memory know of requests in flight.
-// While a store replaces another, there are two.
+// traffic tracks the requests in flight of all fallbacks that share a memory.
+// While one store replaces another, there are two.
 type traffic struct {
-	// Held while requests begin or end to be in flight and while something is
-	// decided here, so that each of the two knows of the other. The memory's
-	// tables are locked inside of it.
+	// Held while a query starts or stops being in flight and while something is
+	// decided here, so that each sees the other. The memory's table locks are
+	// taken while holding it.
 	mu        sync.Mutex
-	inFlight  *query       // the latest of them; a list
-	lost      int          // how many of them a server may have forgotten that has restarted
-	marks     [marks]int32 // how many buckets in flight have a hash that ends like this
-	sent      uint64       // how many requests have been sent
+	inFlight  *query       // the latest one; the head of a list
+	lost      int          // how many of them a restarted server may have lost
+	marks     [marks]int32 // number of buckets in flight by the end of their hash
+	sent      uint64       // number of queries sent
 	traces    [traces]trace
-	fallbacks int // how many there have been
+	fallbacks int // number of fallbacks ever made
 }
 
-// newFallback returns a fallback to m from servers that may answer late by the
-// given time, and keep their buckets at the given place.
+// newFallback returns a fallback to m for servers that may answer late by up to
+// timeout, and keep their buckets in the given place.
 func newFallback(m *Memory, timeout time.Duration, place string) *fallback {
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
@@ -69,17 +70,18 @@ func newFallback(m *Memory, timeout time.Duration, place string) *fallback {
 	return &fallback{traffic: m.traffic, memory: m, timeout: timeout, place: place, generation: m.traffic.fallbacks}
 }
 
-// close records that nothing more is sent to f's servers.
+// close records that nothing more will be sent to f's servers.
 func (f *fallback) close() {
 	if f != nil {
 		f.memory.leader.CompareAndSwap(f, nil)
 	}
 }
 
-// takeLead reports whether buckets are clean if the servers of f know what they hold.
-// Those of the newest fallback that something was sent to have to: what comes
-// first to them knows nothing of what others were told, or was decided in the
-// process alone.
+// takeLead reports whether a bucket may be marked clean when f's servers know its
+// level. That is so for the newest fallback that has sent something, which leads,
+// and others with the same place. When the lead changes, the new servers know
+// nothing of what others were sent or of what was decided by the Memory alone, so
+// buckets become dirty.
 func (f *fallback) takeLead() bool {
 	leader := f.memory.leader.Load()
 	switch {
@@ -101,63 +103,64 @@ func (f *fallback) takeLead() bool {
 	return true
 }
 
-// hasLead reports what lead last did.
+// hasLead reports what takeLead would, without taking the lead.
 func (f *fallback) hasLead() bool {
 	leader := f.memory.leader.Load()
 	return leader == f || leader != nil && leader.place == f.place
 }
 
-// cross records that q's answer does not tell of all that is known here.
+// cross records that q's answer does not include all that is known here.
 func (q *query) cross() {
 	for i := range q.buckets {
 		q.buckets[i].crossed = true
 	}
 }
 
-// trace tells which answers are newer than others. A request that was sent after
-// another one's answer had come was decided after that one. So if no other answer
-// has come since it was sent, its own is the newest that there is.
+// trace finds out which answers are newer than others. A query that was sent after
+// another one's answer had arrived was decided after that one. So if no other
+// answer has arrived since a query was sent, its own answer is the newest.
 //
-// Of a bucket that is always asked for by several requests at once no answer is
-// of that kind. But of those that come after a given moment, the highest level is
-// as new as any as soon as one of them was sent after it.
+// For a bucket that several concurrent requests always ask about, no answer meets
+// that condition. But among the answers that arrive after a given moment, the
+// highest level is up to date as soon as one of their queries was sent after that
+// moment.
 type trace struct {
-	last uint64 // how many requests had been sent when the last answer came
+	last uint64 // number of queries sent when the last answer arrived
 
-	hash    uint64 // the bucket whose answers are compared
-	since   uint64 // how many requests had been sent when that began
-	highest state  // what they have told since, the clear time on the memory's clock
+	hash    uint64 // the bucket whose answers are being compared
+	since   uint64 // number of queries sent when that began
+	highest state  // the highest level reported since, its clear time on the memory's clock
 }
 
-// marks is how many hashes are told apart to see that nothing is in flight for a
-// bucket. To look through all that is in flight would hold up everybody when that is
-// much.
+// marks is the number of counters that show whether anything is in flight for a
+// bucket. Searching all queries in flight would delay every request when there are
+// many.
 const marks = 1 << 14
 
-// mark counts the buckets of q as in flight, or no longer so.
+// mark adds n to the counters of q's buckets.
 func (f *fallback) mark(q *query, n int32) {
 	for i := range q.buckets {
 		f.marks[q.buckets[i].hash%marks] += n
 	}
 }
 
-// traces is how many there are; buckets whose hashes meet share one.
+// traces is the number of traces. Buckets whose hashes collide share one.
 const traces = 1024
 
-// tracked is what the fallback knows of one bucket of a request in flight.
+// tracked is the state of one bucket of a query in flight.
 type tracked struct {
-	hash    uint64 // the bucket's in the memory
-	place   place  // where it lies there
-	key     string // its name in the server
+	hash    uint64 // its hash in the memory
+	place   place  // its location there
+	key     string // its Redis key
 	limit   Limit
 	cost    int64
 	maxKeys int
 	keeps   bool
-	told    bool // the server was told a level when it was sent
+	told    bool // the query sent a level to the server
 	crossed bool // something was decided here while it was in flight
 }
 
-// pending appends what f has to know of req's buckets to dst.
+// pending appends the tracked buckets of req to dst.
 func (f *fallback) pending(req Request, dst []tracked) []tracked {
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
@@ -169,8 +172,8 @@ func (f *fallback) pending(req Request, dst []tracked) []tracked {
 	return dst
 }
 
-// send records that a batch is about to be sent to a server. It has those
-// requests that ask for dirty buckets tell what is known of them here.
+// send records that a batch is about to be sent to a server. It adds the levels of
+// dirty buckets to the queries that ask about them.
 func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	if f == nil {
 		return
@@ -197,22 +200,24 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 }
 
-// toldLevel is what a server has to be told of a bucket, clear times told from now.
+// toldLevel is what a query sends to the server about a bucket. Clear times are
+// relative to now.
 type toldLevel struct {
 	state           // its level
-	with  state     // the same with what is in flight, but no more than a full one
-	dirty dirtiness // clean: there is nothing to tell
+	with  state     // the level plus what is in flight, at most that of a full bucket
+	dirty dirtiness // if clean, nothing is sent
 }
 
-// toldFor returns what the server has to be told of q's buckets, nil if all are
-// clean, and records which it is told.
+// toldFor returns the levels to send with q, nil if all of its buckets are clean,
+// and records for which buckets it sends one.
 func (f *fallback) toldFor(q *query) []toldLevel {
 	var levels []toldLevel
 	for i := range q.buckets {
 		p := &q.buckets[i]
 		level, dirty := f.memory.dirty(&p.place)
 		if dirty == clean {
-			// What was admitted before a server restarted may still be on its way here.
+			// The answer to a request that was admitted before a server restarted
+			// may still be in flight.
 			if !f.anyLost(p.hash) {
 				continue
 			}
@@ -225,8 +230,8 @@ func (f *fallback) toldFor(q *query) []toldLevel {
 		}
 		p.told = true
 		if level.clear <= int64(f.timeout/time.Microsecond) {
-			// The bucket may have drained when the server is told. Units that would
-			// have left with its last drip are then no longer free.
+			// The bucket may have drained by the time the level arrives. Then its
+			// slack no longer counts.
 			level.slack = 0
 		}
 		levels[i] = toldLevel{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size)), dirty}
@@ -234,8 +239,8 @@ func (f *fallback) toldFor(q *query) []toldLevel {
 	return levels
 }
 
-// atLeast returns the level of a bucket at s, its clear time told from now, to
-// which units are added, though not beyond a full one.
+// atLeast returns level s, its clear time relative to now, plus the given units,
+// but not beyond a full bucket.
 func (l Limit) atLeast(s state, units int64) state {
 	full := state{clear: l.drips() * l.rate(), slack: l.drips()*l.DripSize - l.Size}
 	if units == 0 || !s.below(full) {
@@ -247,12 +252,12 @@ func (l Limit) atLeast(s state, units int64) state {
 	return full
 }
 
-// below reports whether a bucket at s holds less than one at t.
+// below reports whether level s is lower than level t.
 func (s state) below(t state) bool {
 	return s.clear < t.clear || s.clear == t.clear && s.slack > t.slack
 }
 
-// units returns how many units are in flight for a bucket, but no more than most.
+// units returns the number of units in flight for a bucket, at most most.
 func (f *fallback) units(hash uint64, most int64) int64 {
 	if f.marks[hash%marks] == 0 {
 		return 0
@@ -271,8 +276,8 @@ func (f *fallback) units(hash uint64, most int64) int64 {
 	return units
 }
 
-// answered records what a server has decided on q's request. If its units
-// are only held it stays in flight until they are settled.
+// answered records what a server has decided on q. If its units are only held, q
+// stays in flight until they are settled.
 func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	if f == nil {
 		return
@@ -282,7 +287,7 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 		admitted = admitted && !outcomes[i].denied
 	}
 	f.mu.Lock()
-	if q.abandoned { // and what it was charged is in the levels here
+	if q.abandoned { // the levels here already include what it may have been charged
 		f.mu.Unlock()
 		return
 	}
@@ -296,7 +301,7 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 			s, newest := f.newest(q.order, p, o.state)
 			crossed := p.crossed && charged
 			f.memory.follow(p, s, f.timeout, newest, crossed)
-			if crossed { // which the servers of others in flight need not know of
+			if crossed { // the servers of other queries in flight may not know of this charge
 				f.cross(p.hash)
 			}
 		}
@@ -314,9 +319,9 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	f.memory.sweep(f.memory.clock().Microseconds())
 }
 
-// newest reports whether s, what has been answered of p's bucket to a request
-// that was the order-th to be sent, is the newest that is known of it, and if so
-// returns the level that is. Clear times are told from now.
+// newest reports whether an answer is the newest for p's bucket, and if so returns
+// its level. The answer is to the query with the given order and reported level s.
+// Clear times are relative to now.
 func (f *fallback) newest(order uint64, p *tracked, s state) (state, bool) {
 	t := &f.traces[p.hash%traces]
 	newest := order > t.last
@@ -337,8 +342,7 @@ func (f *fallback) newest(order uint64, p *tracked, s state) (state, bool) {
 	return s, newest
 }
 
-// drop records that nobody waits for the answers to the given requests any
-// more, and nothing is admitted by them.
+// drop records that queries were given up and admit nothing.
 func (f *fallback) drop(queries ...*query) {
 	if f == nil {
 		return
@@ -351,8 +355,8 @@ func (f *fallback) drop(queries ...*query) {
 	}
 }
 
-// anyLost reports whether units of a bucket are in flight that a server may have
-// forgotten.
+// anyLost reports whether a restarted server may have lost units in flight for a
+// bucket.
 func (f *fallback) anyLost(hash uint64) bool {
 	if f.lost == 0 || f.marks[hash%marks] == 0 {
 		return false
@@ -365,8 +369,8 @@ func (f *fallback) anyLost(hash uint64) bool {
 	return false
 }
 
-// decide decides req here, instead of the given requests to servers, which are
-// given up. It appends to dst. With peek it only tells what would be decided.
+// decide decides req here, in place of the given queries, which are given up. It
+// appends to dst. With peek it only reports what would be decided.
 func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*query) []outcome {
 	f.drop(instead...)
 	f.mu.Lock()
@@ -386,7 +390,8 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 	for i := range dst[before:] {
 		o := &dst[before+i]
 		o.here = true
-		// A bucket that had room, but was not charged for another, is as it was.
+		// A bucket that had room, but was not charged because another denied, is
+		// unchanged.
 		if !peek && (o.denied || !denied || req.Accounting == AccountingEach) {
 			f.cross(f.memory.hash(&req.Buckets[i]))
 		}
@@ -394,8 +399,8 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 	return dst
 }
 
-// charge adds what q's request was charged to the levels here, and ends it: it
-// was admitted, but it is not known whether its server will know of it.
+// charge adds what q's request was charged to the levels here and ends q: the
+// request was admitted, but it is not known whether its server will know of it.
 func (f *fallback) charge(q *query) {
 	if f == nil {
 		return
@@ -419,8 +424,9 @@ func (f *fallback) chargeHeld(q *query) {
 	}
 }
 
-// restarted records that a server has restarted, or is another, or has lost
-// its scripts. Nobody knows which buckets are its, and what it knows of them.
+// restarted records that a server has restarted, has been replaced by another, or
+// has lost its scripts. It is not known which buckets it has, or what it knows of
+// them.
 func (f *fallback) restarted(server *redisscript.Server) {
 	if f == nil {
 		return
@@ -438,7 +444,7 @@ func (f *fallback) restarted(server *redisscript.Server) {
 			this.serverRestarted = true
 			f.lost++
 		}
-		if this.holdsUnits { // it may be admitted
+		if this.holdsUnits { // the request may be admitted
 			f.chargeHeld(this)
 			continue
 		}
@@ -460,7 +466,7 @@ func (f *fallback) cross(hash uint64) {
 	}
 }
 
-// link begins to count q as in flight.
+// link starts counting q as in flight.
 func (f *fallback) link(q *query) {
 	q.next = f.inFlight
 	if q.next != nil {
@@ -470,7 +476,7 @@ func (f *fallback) link(q *query) {
 	f.mark(q, 1)
 }
 
-// unlink ends to count q as in flight, if it is.
+// unlink stops counting q as in flight, if it does.
 func (f *fallback) unlink(q *query) {
 	if !q.counted {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// held returns what m holds in b, told from now.
+// held returns the level of b in m, its clear time relative to now.
 func held(m *Memory, b Bucket) state {
 	p := m.place(&b)
 	s, _ := p.table.get(p.hash)
@@ -26,21 +26,21 @@ func takeInstead(m *Memory, req Request) []outcome {
 	return m.take(req, nil, &standIn{inFlight: make([]int64, len(req.Buckets))})
 }
 
-// dirtyLevels returns the levels of the buckets that are dirty in m, nil if none
-// is.
+// dirtyLevels returns the levels that would be sent for the buckets, nil if none
+// of them is dirty in m.
 func dirtyLevels(m *Memory, buckets []Bucket) []toldLevel {
 	f := &fallback{traffic: new(traffic), memory: m} // with nothing in flight
 	return f.toldFor(&query{buckets: f.pending(Request{Buckets: buckets}, nil)})
 }
 
-// follow has m follow what a server reports of b.
+// follow has m follow a server's report about b.
 func follow(m *Memory, b *Bucket, s state) {
 	p := newFallback(m, 0, "").pending(Request{Buckets: []Bucket{*b}}, nil)
 	m.follow(&p[0], s, 50*time.Millisecond, false, false)
 }
 
-// unsureOf returns what a server is told of levels that it may have lost. There
-// is nothing to tell of empty buckets.
+// unsureOf returns the levels to send for buckets that a server may have lost. For
+// empty buckets nothing is sent.
 func unsureOf(levels ...state) []toldLevel {
 	var told []toldLevel
 	for _, level := range levels {
@@ -53,7 +53,7 @@ func unsureOf(levels ...state) []toldLevel {
 	return told
 }
 
-// askTold has a server decide req, and tells it levels that the buckets have at
+// askTold has a server decide req, and sends it levels that the buckets have at
 // least.
 func askTold(r *Redis, req Request, told []toldLevel) ([]outcome, error) {
 	q := r.query(req, byte(req.Accounting))
@@ -62,9 +62,9 @@ func askTold(r *Redis, req Request, told []toldLevel) ([]outcome, error) {
 	return outcomes, err
 }
 
-// TestFollowKeepsTheFuller tests which level a fallback goes by: what the
-// servers report if that is more than what is held here, else that.
-func TestFollowKeepsTheFuller(t *testing.T) {
+// TestFollowKeepsHigherLevel guards that a fallback uses the higher of the level
+// that the server reports and its own.
+func TestFollowKeepsHigherLevel(t *testing.T) {
 	for _, tc := range fullerTests {
 		for _, other := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,other=%t", tc.name, other), func(t *testing.T) {
@@ -92,9 +92,9 @@ func TestFollowKeepsTheFuller(t *testing.T) {
 	}
 }
 
-// TestToldKeepsTheFuller tests which level the script goes by when it is told
-// one: the fuller, just as above, whether it admits or denies.
-func TestToldKeepsTheFuller(t *testing.T) {
+// TestScriptKeepsHigherLevel guards that the script uses the higher of the level
+// it is sent and its own, as above, whether it admits or denies.
+func TestScriptKeepsHigherLevel(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	for _, tc := range fullerTests {
 		for _, other := range []bool{false, true} {
@@ -139,8 +139,8 @@ func TestToldKeepsTheFuller(t *testing.T) {
 	}
 }
 
-// fullerTests are pairs of levels of one bucket, told from now, as two who see it
-// may have them, and the one to go by.
+// fullerTests are pairs of levels of one bucket, with clear times relative to now,
+// as two sides may know them, and the level to use.
 var fullerTests = func() []fullerTest {
 	const hour = 3600e6
 	return []fullerTest{
@@ -163,15 +163,14 @@ type fullerTest struct {
 	drip                  int64
 	first, second, fuller state
 
-	// Whether both tell of the same drip, one of them late: then a fallback goes
-	// by the later, which is never too low, and a server by its own.
+	// Whether both levels include the same drip, one of them with a delay: then a
+	// fallback uses the later one, which is never too low, and a server its own.
 	near bool
 }
 
-// TestFollow tests a fallback that is told of a bucket elsewhere by
-// answers which take their time and overtake each other: once all have come it
-// is at that bucket's level, as of at most that time ago; never emptier, nor
-// fuller by a single unit.
+// TestFollow guards a fallback that follows a bucket on a server by answers that
+// are delayed and overtake each other: once all have arrived, it has that bucket's
+// level as of at most the delay ago, exactly to the unit.
 func TestFollow(t *testing.T) {
 	const delay = int64(50_000)
 	slack := 0
@@ -183,7 +182,7 @@ func TestFollow(t *testing.T) {
 		m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
 		type answer struct {
 			state
-			at int64 // when it comes
+			at int64 // when the answer arrives
 		}
 		var under []answer
 		deliver := func(until int64) {
@@ -220,22 +219,22 @@ func TestFollow(t *testing.T) {
 		}
 	})
 	if slack < 100 {
-		t.Errorf("%d buckets with slack: the test shows too little", slack)
+		t.Errorf("%d buckets with slack: the test covers too little", slack)
 	}
 }
 
-// TestFollowDeletedKeys tests that a level goes down with a key that somebody
-// deletes, as soon as an answer tells of it which nothing can have overtaken: the
-// only one that was on its way, or, if there are always several, the first that
-// was sent after another told less. Nothing that a server has admitted since is
+// TestFollowDeletedKeys guards that a level goes down when somebody deletes the
+// key, as soon as an answer shows it that nothing can have overtaken: the only one
+// in flight or, if several always are, the first that was sent after another
+// answer with a lower level. Nothing that a server has admitted since is
 // forgotten.
 func TestFollowDeletedKeys(t *testing.T) {
 	const hour = 3600e6
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{20, time.Hour, 1}, Cost: 1}
 	type step struct {
-		send, answer string  // which request, a letter
+		send, answer string  // which request, as a letter
 		level        float64 // what the server answers, in hours
-		want         float64 // what this process then holds
+		want         float64 // the level in this process afterwards
 	}
 	for _, tc := range []struct {
 		name  string
@@ -295,10 +294,10 @@ func TestFollowDeletedKeys(t *testing.T) {
 	}
 }
 
-// TestDirty tests which buckets a server is told the levels of: those on which
-// something was decided here, be it a denial, until a server that was told has
-// answered, or they have drained.
-func TestDirty(t *testing.T) {
+// TestDirtyBuckets guards for which buckets a server is sent levels: those on
+// which something was decided here, even a denial, until a server that was sent
+// the level has answered or the bucket has drained.
+func TestDirtyBuckets(t *testing.T) {
 	now := time.Hour
 	m := NewMemory(func() time.Duration { return now })
 	f := newFallback(m, 0, "")
@@ -324,8 +323,8 @@ func TestDirty(t *testing.T) {
 	check()
 	follow(m, &b, state{clear: hour})
 	check()
-	decide(t, m, AccountingAtomic, other) // by itself, for nobody else
-	m.leader.Store(f)                     // whose servers have heard of that
+	decide(t, m, AccountingAtomic, other) // by itself, not as a fallback
+	m.leader.Store(f)                     // whose servers know of that
 	check()
 	here(b)
 	check(toldLevel{state{3 * hour, 1}, state{3 * hour, 1}, ahead}, toldLevel{})
@@ -337,12 +336,12 @@ func TestDirty(t *testing.T) {
 	here(b)
 	b.Cost = 3
 	check(toldLevel{state{3*hour - minute, 0}, state{3*hour - minute, 0}, ahead}, toldLevel{})
-	answer(before, state{4*hour - minute, 0}) // it was not told what was decided meanwhile
+	answer(before, state{4*hour - minute, 0}) // it was not sent what was decided meanwhile
 	check(toldLevel{state{5*hour - minute, 1}, state{5*hour - minute, 1}, ahead}, toldLevel{})
 	denied := ask(b)
 	here(b, b)
 	if !denied.buckets[0].crossed {
-		t.Error("a denial here goes by the server unnoticed")
+		t.Error("the server is not told of a denial here")
 	}
 	f.drop(denied)
 	answer(ask(b), state{5*hour - minute, 1})
@@ -366,9 +365,9 @@ func TestDirty(t *testing.T) {
 	usedSlots(t, m)
 }
 
-// TestDecideBesideInFlight tests that what is decided here leaves room for what
-// a server may still admit, and no more than that.
-func TestDecideBesideInFlight(t *testing.T) {
+// TestFallbackLeavesRoomForInFlight guards that a decision in this process leaves
+// room for what a server may still admit, and for no more than that.
+func TestFallbackLeavesRoomForInFlight(t *testing.T) {
 	m := NewMemory(frozen)
 	f := newFallback(m, 0, "")
 	b := hourly(10)

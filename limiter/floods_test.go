@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// flooded is a Memory on a clock that the test sets, asked for single units.
+// flooded is a Memory on a clock that the test sets. Requests ask for single
+// units.
 type flooded struct {
 	t   testing.TB
 	m   *Memory
@@ -28,7 +29,7 @@ func (f *flooded) ask(b Bucket, key string) bool {
 	return !decide(f.t, f.m, AccountingAtomic, b)[0].Denied
 }
 
-// forgotten returns how many buckets of a limit were forgotten.
+// usage returns the usage of a limit.
 func (f *flooded) usage(name string) LimitUsage {
 	for _, l := range f.m.Limits() {
 		if l.Name == name {
@@ -39,10 +40,10 @@ func (f *flooded) usage(name string) LimitUsage {
 }
 
 // TestFloodServesNewcomers floods a limit with far more keys than it holds, each
-// asking once or several times. It guards what the bound is for: newcomers and
-// clients that come back are served as if there were no flood, a client that
-// stays at its limit gets nothing extra, and full buckets of clients that are
-// quiet are kept while the flood's are emptier.
+// with one or several requests. It guards what eviction is for: newcomers and
+// returning clients are served as if there were no flood, a client that stays at
+// its limit gets nothing extra, and full buckets of inactive clients stay while
+// the flood's buckets are emptier.
 func TestFloodServesNewcomers(t *testing.T) {
 	const most, size, flood, drips = 2000, 10, 5000, 60
 	for _, per := range []int{1, 2, 5, 10} {
@@ -93,7 +94,7 @@ func TestFloodServesNewcomers(t *testing.T) {
 					}
 				}
 				if n%(10*flood) == 0 && f.usage("b").Buckets > most {
-					t.Fatalf("%d buckets, may be %d", f.usage("b").Buckets, most)
+					t.Fatalf("%d buckets, want at most %d", f.usage("b").Buckets, most)
 				}
 			}
 			if denied > 0 || deniedAgain > 0 {
@@ -117,15 +118,15 @@ func TestFloodServesNewcomers(t *testing.T) {
 			u := f.usage("b")
 			t.Logf("quiet full buckets forgotten: %d of %d; %+v", lost, len(quiet), u)
 			if u.Forgotten < flood {
-				t.Errorf("only %d buckets were forgotten: the test shows nothing", u.Forgotten)
+				t.Errorf("only %d buckets were forgotten: the test proves nothing", u.Forgotten)
 			}
 			usedSlots(t, f.m)
 		})
 	}
 }
 
-// TestFloodOfOneLimit tests that a flood on a slow limit touches no other: its
-// buckets stay, and newcomers there find room, even where the process is full.
+// TestFloodOfOneLimit guards that a flood on a slow limit affects no other limit:
+// other buckets stay, and newcomers there find room, even if the process is full.
 func TestFloodOfOneLimit(t *testing.T) {
 	const most, kept = 10_000, 1000
 	f := newFlooded(t)
@@ -165,8 +166,8 @@ func TestFloodOfOneLimit(t *testing.T) {
 	usedSlots(t, f.m)
 }
 
-// TestFloodDisplacesFullBucket tests what it costs a flood to have a full bucket
-// forgotten: its keys have to fill about as many buckets as the limit holds.
+// TestFloodDisplacesFullBucket guards what it costs a flood to evict a full
+// bucket: its keys have to fill about as many buckets as the limit holds.
 func TestFloodDisplacesFullBucket(t *testing.T) {
 	const most, size = 5000, 10
 	for n := range 9 {
@@ -199,9 +200,9 @@ func TestFloodDisplacesFullBucket(t *testing.T) {
 	}
 }
 
-// TestSmallBounds tests limits that hold next to nothing: the latest stay, the
-// bound holds, and nothing is lost that is in the tables.
-func TestSmallBounds(t *testing.T) {
+// TestSmallMaxKeys guards limits that hold very few buckets: the latest ones stay,
+// the maximum holds, and nothing that is in the tables is lost.
+func TestSmallMaxKeys(t *testing.T) {
 	for _, most := range []int{1, 2, 3, 15, 16, 17, 100} {
 		f := newFlooded(t)
 		b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most}
@@ -223,13 +224,13 @@ func TestSmallBounds(t *testing.T) {
 	for i := range 10 {
 		decide(t, m, AccountingAtomic, Bucket{Name: fmt.Sprint(i), Limit: Limit{1, time.Hour, 1}, Cost: 1})
 		if m.Len() != 1 {
-			t.Fatalf("%d buckets, may be 1", m.Len())
+			t.Fatalf("%d buckets, want at most 1", m.Len())
 		}
 	}
 }
 
-// TestLoweredMaxKeys tests that what is too much after a bound was lowered is
-// forgotten as requests come, some at a time and the emptiest first.
+// TestLoweredMaxKeys guards that surplus buckets are evicted as requests come in
+// after a maximum was lowered, a few at a time and the emptiest first.
 func TestLoweredMaxKeys(t *testing.T) {
 	const before, after = 4000, 1000
 	f := newFlooded(t)
@@ -256,14 +257,14 @@ func TestLoweredMaxKeys(t *testing.T) {
 			full++
 		}
 	}
-	if full < after/2 { // at random it would be a quarter
+	if full < after/2 { // if evicted at random it would be a quarter
 		t.Errorf("%d of the %d fullest buckets were kept", full, before/4)
 	}
 	usedSlots(t, f.m)
 }
 
-// TestTableAgainstMap compares a table with a map under random insertions,
-// changes and removals, where hashes crowd at few places and at the table's end.
+// TestTableAgainstMap compares a table with a map under random insertions, changes
+// and removals, with hashes that cluster in a few places and at the table's end.
 func TestTableAgainstMap(t *testing.T) {
 	for seed := range uint64(8) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -332,9 +333,9 @@ func TestTableAgainstMap(t *testing.T) {
 	}
 }
 
-// TestFloodConcurrently tests that the bound holds, but for requests in
-// progress, where many goroutines come with new keys of several limits, one of
-// which goes away; and that the clients of kept buckets lose nothing.
+// TestFloodConcurrently guards that the maximum holds, except for requests in
+// progress, while many goroutines use new keys of several limits, one of which
+// goes away; and that clients whose buckets stay lose nothing.
 func TestFloodConcurrently(t *testing.T) {
 	const goroutines, requests, most = 8, 4000, 500
 	f := newFlooded(t)
@@ -373,10 +374,10 @@ func TestFloodConcurrently(t *testing.T) {
 	usedSlots(t, f.m)
 }
 
-// TestPartitionsComeAndGo tests that the tables of a limit leave when all of its
-// buckets have drained, and what was counted stays; and that limits beyond the
-// most share tables without mixing.
-func TestPartitionsComeAndGo(t *testing.T) {
+// TestEmptyPartitionsAreDropped guards that the tables of a limit are freed when
+// all of its buckets have drained, while its counters stay; and that limits beyond
+// the maximum share tables without mixing their buckets.
+func TestEmptyPartitionsAreDropped(t *testing.T) {
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{10, time.Second, 1}, Cost: 1, MaxKeys: 10}
 	for i := range 20 {
@@ -394,7 +395,7 @@ func TestPartitionsComeAndGo(t *testing.T) {
 	if u := f.usage("b"); u != (LimitUsage{Name: "b", MaxKeys: 10, Forgotten: 10}) {
 		t.Errorf("%+v", u)
 	}
-	// One who found the old tables before they left.
+	// A request that found the old tables before they were dropped.
 	late := b
 	late.Key = "late"
 	_, hash := f.m.locate(&late)
@@ -426,9 +427,9 @@ func TestPartitionsComeAndGo(t *testing.T) {
 	usedSlots(t, f.m)
 }
 
-// TestPartitionDroppedMeanwhile tests that a bucket which enters while its limit's
-// tables are about to leave is not lost with them.
-func TestPartitionDroppedMeanwhile(t *testing.T) {
+// TestPartitionDroppedConcurrently guards that a bucket which is added while its
+// limit's tables are being dropped is not lost with them.
+func TestPartitionDroppedConcurrently(t *testing.T) {
 	var now, stop atomic.Int64
 	m := NewMemory(func() time.Duration { return time.Duration(now.Load()) })
 	var wg sync.WaitGroup
@@ -466,7 +467,7 @@ func TestPartitionDroppedMeanwhile(t *testing.T) {
 	wg.Wait()
 	t.Logf("dropped %d times", dropped)
 	if dropped == 0 {
-		t.Error("never dropped: the test shows nothing")
+		t.Error("never dropped: the test proves nothing")
 	}
 	usedSlots(t, m)
 }

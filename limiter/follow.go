@@ -2,15 +2,15 @@ package limiter
 
 import "time"
 
-// A Memory that stands in for a Redis store holds each bucket at least as full as
-// the server does, and knows which buckets are dirty: of which the server may know
-// less.
+// A Memory that is the fallback of a Redis store holds each bucket at least as
+// full as the server does, and knows which buckets are dirty: those of which the
+// server may know less.
 
-// follow takes over what a server has reported of a bucket: s, its clear time
-// told from now. It is told at most late after it was so, and so is never too
-// low. What is held already stays if it is more, unless the report is the newest
-// and was made of the same charges. With charged, what the report admits is not
-// in the level here. A new bucket may displace another.
+// follow takes over a level that a server has reported: s, its clear time relative
+// to now. The report is at most late old, so s is never too low. A higher level
+// that is already stored stays, unless the report is the newest and covers the
+// same charges. With charged, the charge that the report admits is not in the
+// stored level yet. A new bucket may displace another.
 func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged bool) {
 	m.lock(&p.place)
 	t := p.place.table
@@ -28,7 +28,7 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 	case newest && s.clear > now:
 		level = s
 	case newest && level.clear > now:
-		level = state{clear: now} // it has been emptied
+		level = state{clear: now} // the server's bucket was emptied
 	case s.clear > now:
 		level = p.limit.higher(level, s, late)
 	}
@@ -36,7 +36,8 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 		t.mu.Unlock()
 		return
 	}
-	// What was decided here meanwhile, or lost there, is not in the report.
+	// The report does not include what was decided here meanwhile, or what was
+	// lost there.
 	switch {
 	case !p.crossed:
 		dirty = clean
@@ -46,7 +47,8 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 	m.enter(p, level, dirty, now)
 }
 
-// enter stores p's bucket, whose table is locked, and unlocks that.
+// enter stores the level of p's bucket. It unlocks its table, which must be
+// locked.
 func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 	p.place.dirty, p.place.entered = dirty, false
 	m.put(&p.place, level, now)
@@ -59,16 +61,16 @@ func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 	}
 }
 
-// higher returns the higher of two levels of one bucket, which were told with
-// delays of at most late. Of two that tell of the same drip, the one with the
-// later time may be the one that holds less, and so has more slack.
+// higher returns the higher of two levels of one bucket, each reported with a
+// delay of at most late. If both mean the same drip, the one with the later time
+// may hold less and so have more slack.
 func (l Limit) higher(a, b state, late time.Duration) state {
 	if a.clear < b.clear {
 		a, b = b, a
 	}
 	same := l.rate() / 2
 	if l.DripInterval <= 2*late {
-		same = l.rate() // or so it may be
+		same = l.rate() // they may be the same drip
 	}
 	if a.clear-b.clear < same {
 		a.slack = min(a.slack, b.slack)
@@ -76,8 +78,8 @@ func (l Limit) higher(a, b state, late time.Duration) state {
 	return a
 }
 
-// charge adds p's cost to its bucket, whether there is room or not, and makes it
-// dirty.
+// charge adds p's cost to its bucket, whether or not there is room, and marks it
+// as dirty.
 func (m *Memory) charge(p *tracked) {
 	m.lock(&p.place)
 	now := m.clock().Microseconds()
@@ -94,8 +96,8 @@ func (m *Memory) anyDirty() bool {
 	return until != 0 && until > m.clock().Microseconds()
 }
 
-// dirty returns the level of a bucket, its clear time told from now, and whether
-// it is dirty.
+// dirty returns the level of a bucket, its clear time relative to now, and its
+// dirtiness.
 func (m *Memory) dirty(p *place) (s state, dirty dirtiness) {
 	m.lock(p)
 	defer p.table.mu.Unlock()
@@ -106,7 +108,8 @@ func (m *Memory) dirty(p *place) (s state, dirty dirtiness) {
 	return s, dirty
 }
 
-// dirtyUntil records that a bucket is dirty that will have drained at clear.
+// dirtyUntil records that there is a dirty bucket which will have drained at
+// clear.
 func (m *Memory) dirtyUntil(clear int64) {
 	for {
 		last := m.dirtyEnd.Load()
@@ -116,7 +119,8 @@ func (m *Memory) dirtyUntil(clear int64) {
 	}
 }
 
-// markAllDirty makes all buckets dirty, at least like that, that hold something.
+// markAllDirty raises the dirtiness of all buckets that hold something to at least
+// as.
 func (m *Memory) markAllDirty(as dirtiness) {
 	now := m.clock().Microseconds()
 	for _, p := range m.directory.Load().all {

@@ -2,23 +2,23 @@ package limiter
 
 import "math/rand/v2"
 
-// When a limit is full, the emptiest bucket makes room for a new one, as if the
-// memory were without end as nearly as a bound allows: a key of which nothing is
-// known gets its units, and what is forgotten is what mattered least. The single
-// requests of a flood of keys displace each other, and a bucket that is fuller
-// stays. What a client gains whose bucket is forgotten is what that held.
+// When a limit is full, a new bucket displaces the emptiest one of a sample. That
+// comes as close to unlimited memory as a cap allows: an unknown key gets its
+// units, and what is lost mattered least. The single requests of a flood of keys
+// displace each other, while fuller buckets stay. A client whose bucket is evicted
+// gains only what the bucket held.
 
 const (
-	// sampled is how many buckets are looked at to find one that is nearly the
-	// emptiest.
+	// sampled is the number of buckets in a sample, of which the emptiest is
+	// evicted.
 	sampled = 16
 
-	// forgetAtOnce is how many buckets may leave for one that enters: more than
-	// one, so that fewer are held after the bounds were lowered.
+	// forgetAtOnce is the maximum number of buckets evicted for each new one: more
+	// than one, so that the number shrinks after the maximum was lowered.
 	forgetAtOnce = 8
 )
 
-// room returns the most buckets of a limit.
+// room returns the maximum number of buckets of a limit.
 func (m *Memory) room(u *usage) int64 {
 	if n := u.maxKeys.Load(); n > 0 {
 		return n
@@ -26,21 +26,20 @@ func (m *Memory) room(u *usage) int64 {
 	return max(m.maxKeys.Load()/2, 1)
 }
 
-// makeRoom forgets buckets if there are too many now that the one at p has
-// entered. It says of its limit how many there may be, and whether that keeps
-// all. No lock may be held.
+// makeRoom evicts buckets if there are too many after the one at p was added.
+// maxKeys and keeps are that bucket's options for its limit. No lock may be held.
 func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
 	if p.partition.id.rate != otherNames {
 		p.partition.usage.agree(maxKeys, keeps)
 	}
 	table := p.hash % tables
 	for n := 0; n < forgetAtOnce && m.forgetOne(p.partition, table, p.hash, now); n++ {
-		table = anyTable() // or one that was just emptied
+		table = anyTable() // the first table may have just been emptied
 	}
 }
 
-// forgetOne forgets a bucket if p's limit, or the process, holds too many, and
-// reports whether it has. It is none of the given hash, and preferably from the
+// forgetOne evicts a bucket if p's limit, or the process, holds too many, and
+// reports whether it did. It spares the bucket with hash except, and prefers the
 // given table.
 func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 	u := p.usage
@@ -60,11 +59,11 @@ func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 	return p != nil && m.forget(p, table, except, now, false)
 }
 
-// anyTable returns where to look for a bucket to forget.
+// anyTable returns a random table in which to look for a bucket to evict.
 func anyTable() uint64 { return rand.Uint64() } //nolint:gosec // nothing secret
 
-// largestUsage returns the usage of the Name that has most buckets and forgets
-// some, nil if there is none.
+// largestUsage returns the usage of the Name with the most buckets among those
+// that evict, or nil if there is none.
 func (m *Memory) largestUsage() (most *usage) {
 	for _, p := range m.directory.Load().all {
 		if u := p.usage; !u.keeps.Load() && u.held.Load() > 0 && (most == nil || u.held.Load() > most.held.Load()) {
@@ -74,8 +73,8 @@ func (m *Memory) largestUsage() (most *usage) {
 	return most
 }
 
-// largest returns the partition of u that has most buckets, or p if none has
-// more. It is none of shared ones.
+// largest returns the partition of u with the most buckets, or p if none has more.
+// It skips partitions of shared buckets.
 func (m *Memory) largest(u *usage, p *partition) *partition {
 	if p.usage != u || p.id.shared {
 		p = nil
@@ -88,13 +87,13 @@ func (m *Memory) largest(u *usage, p *partition) *partition {
 	return p
 }
 
-// emptiness compares buckets of one partition.
+// emptiness is an order of the buckets in one partition, emptiest first.
 type emptiness struct {
-	limit Limit // how they drip; the zero Limit if they drip a unit at a time, or nobody knows
+	limit Limit // how they drip; the zero Limit if they drip one unit at a time, or if that is unknown
 	now   int64
 }
 
-// emptiness returns what compares the buckets of p at now.
+// emptiness returns the order of p's buckets at now.
 func (p *partition) emptiness(now int64) emptiness {
 	if p.mixed() || p.id.dripSize == 1 {
 		return emptiness{now: now}
@@ -102,9 +101,9 @@ func (p *partition) emptiness(now int64) emptiness {
 	return emptiness{p.id.bucket().Limit, now}
 }
 
-// less reports whether the bucket in a is emptier than that in b: whether it holds
-// fewer units or, with as many, drains sooner. One that drips a unit at a time holds
-// fewer if it drains sooner.
+// less reports whether the bucket in a is emptier than that in b: it holds fewer
+// units or, with equally many, drains sooner. Buckets that drip one unit at a time
+// hold fewer if they drain sooner.
 func (e *emptiness) less(a, b *slot) bool {
 	if e.limit.DripSize == 0 {
 		return a.clear < b.clear
@@ -113,7 +112,7 @@ func (e *emptiness) less(a, b *slot) bool {
 	return x < y || x == y && a.clear < b.clear
 }
 
-// units returns how many units the bucket in s holds.
+// units returns the number of units in the bucket in s.
 func (e *emptiness) units(s *slot) int64 {
 	if s.clear <= e.now {
 		return 0
@@ -122,9 +121,10 @@ func (e *emptiness) units(s *slot) int64 {
 	return ceilDiv(s.clear-e.now, e.limit.rate())*e.limit.DripSize - slack
 }
 
-// forget removes the emptiest bucket of a sample that begins in the
-// given table of p, modulo how many it has, and reports whether it has. It is none of the given hash,
-// and with drained only one that holds nothing.
+// forget evicts the emptiest bucket of a sample, and reports whether it did. The
+// sample starts in the given table of p, modulo the number of tables. It spares
+// the bucket with hash except; with drained it only removes a bucket that is
+// empty.
 func (m *Memory) forget(p *partition, table, except uint64, now int64, drained bool) bool {
 	best, seen, order := slot{}, 0, p.emptiness(now)
 	for n := uint64(0); n < tables && seen < sampled; n++ {
@@ -134,7 +134,8 @@ func (m *Memory) forget(p *partition, table, except uint64, now int64, drained b
 			seen += t.emptiest(int(rand.Uint32N(uint32(len(t.slots)))), sampled-seen, except, &order, &best) //nolint:gosec // far fewer than 2^32
 		}
 		if n == 0 && seen == sampled {
-			// Mostly it is all in one table, and its lock is held already.
+			// Usually the whole sample is in one table, whose lock is already
+			// held.
 			return m.remove(p, t, best, now, drained)
 		}
 		t.mu.Unlock()
@@ -147,8 +148,8 @@ func (m *Memory) forget(p *partition, table, except uint64, now int64, drained b
 	return m.remove(p, t, best, now, drained)
 }
 
-// remove removes a bucket from t, whose lock is held and given up, unless it has
-// changed.
+// remove removes bucket s from t unless it has changed. It unlocks t, which must
+// be locked.
 func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool) bool {
 	if t.used == 0 || drained && s.clear > now {
 		t.mu.Unlock()

@@ -8,21 +8,21 @@ import (
 	"strings"
 )
 
-// keys names the buckets in a server.
+// keys makes the names of the Redis keys in which buckets are stored.
 type keys struct {
 	prefix string
 	secret []byte
 }
 
-// of returns the name under which b is kept: the prefix, in braces a digest of
-// whose bucket it is, what it limits, and how it drips, in base 36. Levels of
-// other drips must not mix; those of other sizes do, see Bucket. The braces put all
-// buckets of one key value into one slot of a cluster.
+// of returns the name of b's Redis key: the prefix, a digest of b.Key in braces,
+// b's Name, and its drips in base 36. Levels with different drips must not mix;
+// levels with different sizes may, see Bucket. The braces put all buckets of one
+// key into one cluster slot.
 func (k keys) of(b *Bucket) string { return string(b.appendRest(k.appendSlot(nil, b))) }
 
-// appendSlot appends to name what the names of all buckets of b's key begin with.
-// Those that keys share have the other half of the digest, so that no key has the
-// same.
+// appendSlot appends the part of the name that all buckets of b.Key have in
+// common. Shared buckets use the other half of the digest, so they never collide
+// with those of a key.
 func (k keys) appendSlot(name []byte, b *Bucket) []byte {
 	var digest [sha256.Size]byte
 	if len(k.secret) == 0 {
@@ -38,7 +38,7 @@ func (k keys) appendSlot(name []byte, b *Bucket) []byte {
 	return k.appendDigest(name, keyDigest(digest[:16]))
 }
 
-// appendDigest appends to name what it begins with.
+// appendDigest appends the prefix and the digest to name.
 func (k keys) appendDigest(name []byte, digest keyDigest) []byte {
 	name = append(name, k.prefix...)
 	name = append(name, '{')
@@ -46,7 +46,7 @@ func (k keys) appendDigest(name []byte, digest keyDigest) []byte {
 	return append(name, '}')
 }
 
-// digestOf returns the digest in the name of a bucket.
+// digestOf returns the digest in the name of a Redis key.
 func digestOf(name string) (digest keyDigest) {
 	from := strings.IndexByte(name, '{') + 1
 	var text [22]byte
@@ -55,7 +55,8 @@ func digestOf(name string) (digest keyDigest) {
 	return digest
 }
 
-// appendRest appends to name what tells b from other buckets of its key.
+// appendRest appends the part of the name that tells b from other buckets of its
+// key.
 func (b *Bucket) appendRest(name []byte) []byte {
 	name = append(name, ':')
 	name = append(name, b.Name...)

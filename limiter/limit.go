@@ -6,32 +6,31 @@ import (
 	"time"
 )
 
-// MaxUnits is the most units that a bucket can hold, and the most that can
-// leave it with one drip: 2^49.
+// MaxUnits is the largest Size and DripSize of a Limit: 2^49.
 const MaxUnits = 1 << 49
 
-// horizon is the furthest, in µs, that a bucket's clear time may lie ahead:
-// about 35 years. It keeps every sum below 2^53, where the doubles of Redis's
-// Lua are still exact.
+// horizon is the furthest, in µs, that a bucket's clear time may lie in the
+// future: about 35 years. It keeps every sum below 2^53, where the doubles of
+// Redis's Lua are still exact.
 const horizon = 1 << 50
 
-// Limit is the shape of a bucket: it holds at most Size units, and every
-// DripInterval it loses DripSize of them. [PerSecond], [PerMinute], [Every] and
-// [NewLimit] make one of a rate. The zero Limit is not valid: neither a size nor a
-// time can be guessed.
+// Limit describes a bucket: it holds at most Size units, and every DripInterval it
+// loses DripSize of them. [PerSecond], [PerMinute], [Every] and [NewLimit] make a
+// Limit from a rate. The zero Limit is not valid: Size and DripInterval have no
+// default.
 type Limit struct {
-	// The most units the bucket holds, 1 to MaxUnits.
+	// The most units that the bucket holds, from 1 to MaxUnits.
 	Size int64
 
-	// The time from one drip to the next: whole microseconds, at least one.
+	// The time between two drips: a whole number of microseconds, at least 1 µs.
 	DripInterval time.Duration
 
-	// The units that leave with each drip, 1 to MaxUnits; 0 means 1.
+	// The units that leave with each drip, from 1 to MaxUnits; 0 means 1.
 	DripSize int64
 }
 
-// Validate returns an error that says which number of l is out of range, if
-// one is. A full bucket and one drip more must drain within 2^50 µs, which is
+// Validate returns an error that names the first number of l that is out of range,
+// or nil. A full bucket and one more drip must drain within 2^50 µs, which is
 // about 35 years.
 func (l Limit) Validate() error {
 	l = l.complete()
@@ -50,7 +49,7 @@ func (l Limit) Validate() error {
 	return nil
 }
 
-// complete returns l with what it leaves out.
+// complete returns l with its default values filled in.
 func (l Limit) complete() Limit {
 	if l.DripSize == 0 {
 		l.DripSize = 1
@@ -58,34 +57,34 @@ func (l Limit) complete() Limit {
 	return l
 }
 
-// rate returns the time between two drips in µs.
+// rate returns the time between two drips, in µs.
 func (l Limit) rate() int64 { return int64(l.DripInterval / time.Microsecond) }
 
-// drips returns how many drips empty a full bucket.
+// drips returns the number of drips that empty a full bucket.
 func (l Limit) drips() int64 { return ceilDiv(l.Size, l.DripSize) }
 
 // DrainTime returns how long a full bucket takes to run empty.
 func (l Limit) DrainTime() time.Duration { return time.Duration(l.complete().drips()) * l.DripInterval }
 
-// DripTime returns how long l takes to drip the given number of units, at
-// most Size, out of a bucket that has just dripped.
+// DripTime returns how long a bucket that has just dripped takes to lose the given
+// number of units, at most Size.
 func (l Limit) DripTime(units int64) time.Duration {
 	return time.Duration(ceilDiv(units, l.complete().DripSize)) * l.DripInterval
 }
 
-// state is what a bucket holds, told by when it will have run empty: clear is
-// that moment, in µs on the store's clock, and slack the units by which the
-// last drip before it will fall short of a full drip, 0 ≤ slack < DripSize.
-// Nothing has to be written as the bucket drips. An absent bucket is an empty
-// one.
+// state is the level of a bucket. It is stored as the time at which the bucket
+// runs empty, clear, in µs on the store's clock, and slack, the number of units by
+// which the last drip before that falls short of a full drip, 0 ≤ slack <
+// DripSize. So nothing has to be written as the bucket drips. A bucket that is not
+// stored is empty.
 type state struct {
 	clear int64
 	slack int64
 }
 
-// at returns the bucket as it stands at now. One that has drained, or lies
-// beyond the horizon, is empty. It may hold more than the size of a limit that
-// another limit of the same drips has filled it by.
+// at returns the level at now. A bucket that has drained, or whose clear time lies
+// beyond the horizon, is empty. The level may exceed the Size of one limit if
+// another limit with the same drips has filled the bucket further.
 func (s state) at(now int64) state {
 	if ahead := s.clear - now; ahead <= 0 || ahead > horizon {
 		return state{clear: now}
@@ -93,14 +92,14 @@ func (s state) at(now int64) state {
 	return s
 }
 
-// wait returns how long, in µs, until a bucket that stands at s has room for
-// cost; none if it has room now. The cost must not exceed the size.
+// wait returns how long, in µs, until a bucket at level s has room for cost, or 0
+// if it has room now. The cost must not exceed the size.
 func (l Limit) wait(s state, now, cost int64) int64 {
 	fits := floorDiv(l.Size-cost+s.slack, l.DripSize) * l.rate()
 	return max(s.clear-now-fits, 0)
 }
 
-// add returns the bucket with cost units more in it.
+// add returns the level s with cost more units.
 func (l Limit) add(s state, cost int64) state {
 	drips := ceilDiv(cost-s.slack, l.DripSize)
 	return state{
@@ -109,11 +108,11 @@ func (l Limit) add(s state, cost int64) state {
 	}
 }
 
-// remaining returns how many units a bucket that stands at s has room for.
+// remaining returns the number of units that a bucket at level s has room for.
 func (l Limit) remaining(s state, now int64) int64 {
-	// drips·DripSize − slack units are in it. The product is only taken where
-	// it is known to be small: a bucket may hold far more than this size, if
-	// requests of another have filled it.
+	// The bucket holds drips·DripSize − slack units. The product is computed only
+	// where it is known to be small: the level may far exceed this size if
+	// requests with a larger one have filled the bucket.
 	drips, room := ceilDiv(s.clear-now, l.rate()), l.Size+s.slack
 	if drips > floorDiv(room, l.DripSize) {
 		return 0
@@ -124,8 +123,8 @@ func (l Limit) remaining(s state, now int64) int64 {
 // ceilDiv returns a/b rounded up, for b > 0 and a > −b.
 func ceilDiv(a, b int64) int64 { return floorDiv(a+b-1, b) }
 
-// floorDiv returns a/b rounded down, for b > 0 and a ≥ 0. Mostly b is a drip
-// size of 1, and a division the dearest thing that there is to do.
+// floorDiv returns a/b rounded down, for b > 0 and a ≥ 0. Usually b is a drip size
+// of 1, and the division would be the most expensive step of all.
 func floorDiv(a, b int64) int64 {
 	if b == 1 {
 		return a

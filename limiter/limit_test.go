@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// decision returns what is reported on a bucket of limit l.
+// decision returns the Decision on a bucket of limit l.
 func (l Limit) decision(s state, now, cost int64, denied bool) (d Decision) {
 	d.report(&l, s, now, cost, denied)
 	return d
 }
 
-// Guards the numbers that the documentation works out, and the four ways in
-// which the pseudocode of SkRateLimiterService, where this limiter comes from,
-// lets through more or less than it says. What that admits of the last burst is
-// noted beside the case.
+// TestAdmitted guards the numbers that the documentation works out, and the four
+// ways in which the pseudocode of SkRateLimiterService, on which this limiter is
+// based, admits more or fewer requests than it says. The number that it admits of
+// the last burst is noted at each case.
 func TestAdmitted(t *testing.T) {
-	// burst is as many requests of cost 1, every so often from one time until
+	// burst is a series of requests of cost 1 at a fixed interval from one time to
 	// another, both included.
 	type burst struct {
 		from, until, every time.Duration
@@ -35,7 +35,7 @@ func TestAdmitted(t *testing.T) {
 		name  string
 		limit Limit
 		load  []burst
-		want  []int64 // how many each burst admits
+		want  []int64 // how many of each burst are admitted
 	}{
 		{
 			name:  "idle time after one request is not banked", // seed: 18
@@ -68,8 +68,8 @@ func TestAdmitted(t *testing.T) {
 			want:  []int64{10 + 2*60},
 		},
 		{
-			// At 301 s the timestamp of the pseudocode has expired, the counter
-			// has not.
+			// At 301 s the timestamp of the pseudocode has expired, but the
+			// counter has not.
 			name:  "state that expires does not open the bucket", // seed: all 1000
 			limit: Limit{Size: 5, DripInterval: time.Minute, DripSize: 1},
 			load: []burst{
@@ -123,9 +123,9 @@ func TestAdmitted(t *testing.T) {
 	}
 }
 
-// Guards against requests that slip in between another's check and its charge,
-// as they do where the two are separate steps: of many at once just as many
-// pass as there is room for.
+// TestConcurrentRequestsShareOneBucket guards against requests that slip in
+// between another one's check and its charge, as when the two are separate steps:
+// of many concurrent requests, exactly as many are admitted as there is room for.
 func TestConcurrentRequestsShareOneBucket(t *testing.T) {
 	for _, size := range []int64{1, 10} {
 		t.Run(fmt.Sprintf("size=%d", size), func(t *testing.T) {
@@ -154,8 +154,8 @@ func TestConcurrentRequestsShareOneBucket(t *testing.T) {
 	}
 }
 
-// Guards every formula with numbers worked out by hand, most of all those where
-// the last drip falls short.
+// TestDecisions guards every formula with numbers worked out by hand, especially
+// where the last drip falls short.
 func TestDecisions(t *testing.T) {
 	const (
 		us = time.Microsecond
@@ -202,7 +202,7 @@ func TestDecisions(t *testing.T) {
 			limit: Limit{Size: 10, DripInterval: s, DripSize: 3},
 			steps: []step{
 				{0, 1, Decision{Remaining: 9, Clear: s}},
-				{0, 2, Decision{Remaining: 7, Clear: s}}, // fills the drip up
+				{0, 2, Decision{Remaining: 7, Clear: s}}, // fills up the drip
 				{0, 1, Decision{Remaining: 6, Clear: 2 * s}},
 				{0, 6, Decision{Remaining: 0, Clear: 4 * s}},
 				{0, 1, Decision{Denied: true, Clear: 4 * s, RetryAfter: s}},
@@ -275,9 +275,9 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// Guards what a stored state is taken for: one that has drained, or lies further
-// ahead than any can, is an empty bucket; any other stays as it is, also if it holds
-// more than the size of a request.
+// TestStateAtNow guards how a stored state is read: one that has drained, or lies
+// beyond the horizon, is an empty bucket. Any other stays as it is, even if it
+// holds more than the size in a request.
 func TestStateAtNow(t *testing.T) {
 	const now = 1_790_000_000_000_000
 	tests := []struct {
@@ -301,15 +301,15 @@ func TestStateAtNow(t *testing.T) {
 	}
 }
 
-// Guards against overflow and negative numbers where a bucket holds more than
-// its size, which it may if requests of a larger one have filled it: there is no
-// room, and the wait is for all that is too much.
+// TestOverfullBucket guards against overflow and negative numbers when a bucket
+// holds more than its size, after requests with a larger size: there is no room,
+// and the wait includes the surplus.
 func TestOverfullBucket(t *testing.T) {
 	const us, s = time.Microsecond, time.Second
 	tests := []struct {
 		name  string
 		limit Limit
-		state state // from a larger size
+		state state // filled by a larger size
 		want  Decision
 	}{
 		{"filled to size 5, finds size 2", Limit{2, s, 1}, state{clear: 5e6},
@@ -328,14 +328,14 @@ func TestOverfullBucket(t *testing.T) {
 	}
 }
 
-// Guards the texts that users see when a number is out of range, and the edges
+// TestLimitValidate guards the error texts for numbers out of range, and the edges
 // of the ranges.
 func TestLimitValidate(t *testing.T) {
 	const us = time.Microsecond
 	tests := []struct {
 		name  string
 		limit Limit
-		want  string // the error; none if empty
+		want  string // the error, empty if none
 	}{
 		{"zero", Limit{}, "size 0: must be from 1 to 562949953421312"},
 		{"negative size", Limit{-1, us, 1}, "size -1: must be from 1 to 562949953421312"},
@@ -385,8 +385,8 @@ func TestLimitValidate(t *testing.T) {
 	}
 }
 
-// Guards the rounding that all the rest is made of, at the edges of what it is
-// called with.
+// TestCeilDiv guards the rounding that everything else uses, at the edges of its
+// arguments.
 func TestCeilDiv(t *testing.T) {
 	tests := []struct{ a, b, want int64 }{
 		{0, 1, 0}, {1, 1, 1}, {5, 1, 5},
@@ -402,8 +402,8 @@ func TestCeilDiv(t *testing.T) {
 	}
 }
 
-// Guards the two durations that documentation and policies are written from:
-// an incomplete last drip takes as long as any.
+// TestDrainAndDripTime guards two durations that the documentation and policies
+// use: an incomplete last drip takes as long as any.
 func TestDrainAndDripTime(t *testing.T) {
 	tests := []struct {
 		limit Limit
@@ -430,7 +430,8 @@ func TestDrainAndDripTime(t *testing.T) {
 	}
 }
 
-// Guards the one answer that a client gets where several buckets decided.
+// TestSummarize guards the one answer that a client gets when several buckets
+// decide.
 func TestSummarize(t *testing.T) {
 	const s = time.Second
 	admits := func(size, remaining int64, clear time.Duration) Decision {
@@ -531,8 +532,8 @@ func TestSummarize(t *testing.T) {
 	}
 }
 
-// Guards the words of configurations, and that atomic is what one gets without
-// asking.
+// TestAccountingString guards the words used in configurations, and that atomic is
+// the default.
 func TestAccountingString(t *testing.T) {
 	var unset Accounting
 	for a, want := range map[Accounting]string{unset: "atomic", AccountingAtomic: "atomic", AccountingEach: "each"} {
@@ -542,8 +543,8 @@ func TestAccountingString(t *testing.T) {
 	}
 }
 
-// The columns of seed 001: limited, size, remaining, seconds to wait or -1 if
-// not limited, seconds until empty; seconds rounded down.
+// seed001Row has the columns of seed 001: limited, size, remaining, seconds to
+// wait or -1 if not limited, seconds until empty; seconds are rounded down.
 type seed001Row [5]int64
 
 func seed001RowOf(denied bool, size, remaining int64, retry, clear time.Duration) seed001Row {
@@ -561,8 +562,8 @@ func seed001Buckets() []Bucket {
 	}
 }
 
-// takeSeed001 makes the request of seed 001's example, and returns its rows for
-// "user" and "user/trade" and their summary.
+// takeSeed001 makes the request of seed 001's example, and returns the rows for
+// "user", for "user/trade" and for their summary.
 func takeSeed001(t *testing.T, store Store, accounting Accounting) [3]seed001Row {
 	t.Helper()
 	d, err := store.Take(context.Background(), Request{Buckets: seed001Buckets(), Accounting: accounting}, nil)
@@ -577,10 +578,10 @@ func takeSeed001(t *testing.T, store Store, accounting Accounting) [3]seed001Row
 	}
 }
 
-// testSeed001 makes requests about a millisecond apart of a store that knows
-// nothing yet, and compares with the table that seed 001 prints from its second
-// request on. The advance function lets that time pass; it may do nothing where
-// time passes by itself. The table's last row is printed there 85 times.
+// testSeed001 makes requests about a millisecond apart to an empty store and
+// compares the results with the table that seed 001 prints from its second request
+// on. advance lets that time pass; it may do nothing if time passes by itself. The
+// table's last row is printed 85 times in seed 001.
 func testSeed001(t *testing.T, store Store, advance func(time.Duration)) {
 	t.Helper()
 	table := [][3]seed001Row{
@@ -613,16 +614,16 @@ func testSeed001(t *testing.T, store Store, advance func(time.Duration)) {
 	}
 }
 
-// Guards the example of the seed that nested limits come from: where each
-// bucket is charged for itself, its table comes out to the digit.
+// TestSeed001Memory guards the example of the seed that nested limits come from:
+// if each bucket is charged on its own, its table is reproduced exactly.
 func TestSeed001Memory(t *testing.T) {
 	var now time.Duration
 	testSeed001(t, NewMemory(func() time.Duration { return now }), func(d time.Duration) { now += d })
 }
 
-// Guards the default accounting on the requests of seed 001's example: what one
-// bucket denies is charged to none, so the user's other requests have the room
-// they should.
+// TestAtomicDenialChargesNothing guards the default Accounting with the requests
+// of seed 001's example: a request that one bucket denies charges none, so the
+// user's other requests have the room they should.
 func TestAtomicDenialChargesNothing(t *testing.T) {
 	var now time.Duration
 	store := NewMemory(func() time.Duration { return now })
@@ -642,7 +643,7 @@ func TestAtomicDenialChargesNothing(t *testing.T) {
 		}
 	}
 
-	// It does not matter where in the request the bucket stands that denies.
+	// The position of the denying bucket in the request does not matter.
 	buckets := seed001Buckets()
 	slices.Reverse(buckets)
 	for range 2 {

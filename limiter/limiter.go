@@ -5,38 +5,39 @@ import (
 	"fmt"
 )
 
-// Limiter asks a [Store] about one limit, for any number of keys: each key, such
-// as an address, has a bucket of its own. Set its fields before its first use and
-// not after. It may be used by several goroutines at once.
+// Limiter applies one limit to any number of keys: each key, such as an address,
+// has a bucket of its own in the [Store]. Set the fields before the first use and
+// do not change them afterwards. A Limiter is safe for concurrent use.
 //
-// Limiters are cheap, and hold nothing themselves: those of equal Store, Name and
-// Limit are one. To ask about several limits in one step use the Store itself.
+// Limiters are cheap and have no state: those with equal Store, Name and Limit are
+// interchangeable. To check several limits in one atomic step, use the Store
+// itself.
 type Limiter struct {
-	// Where the buckets are.
+	// The Store that keeps the buckets.
 	Store Store
 
-	// What is limited, such as "login". Limiters of one Store that have different
-	// names never share buckets. Any characters but spaces and braces are fine,
-	// and so is no name.
+	// What is limited, such as "login". Limiters of one Store never share buckets
+	// if their names differ. The name may be empty, and may contain any characters
+	// except spaces and braces.
 	Name string
 
-	// How much each key may do.
+	// The limit for each key.
 	Limit Limit
 }
 
-// Allow decides one request of the key, at a cost of 1: unless the decision is
-// Denied it is admitted and has been charged. See [Limiter.AllowN].
+// Allow is shorthand for AllowN(ctx, key, 1).
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	return l.AllowN(ctx, key, 1)
 }
 
-// AllowN decides one request of the key that costs n units, at least 1: all of
-// them are charged, or none if it is Denied. It never waits for room; if it is
-// denied, RetryAfter tells when there will be room, and Never that there never will.
+// AllowN decides one request of the key that costs n units, n ≥ 1. Either all of
+// them are charged, or the Decision is Denied and none are. AllowN never waits for
+// room: after a denial, RetryAfter says when there will be room, and Never whether
+// there never will be.
 //
-// An error means that nothing was decided, and the caller has to: Limit or n
-// is out of range, or the Store can't be asked (see [ErrUnavailable]). How ctx is
-// used is up to the Store; see [Redis.Take].
+// An error means that nothing was decided, and the caller has to decide: Limit or
+// n is out of range, or the Store is unavailable (see [ErrUnavailable]). How ctx
+// is used is up to the Store; see [Redis.Take].
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (Decision, error) {
 	if n < 1 {
 		return Decision{}, fmt.Errorf("bucket %q: cost %d: must be at least 1", l.Name, n)

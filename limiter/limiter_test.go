@@ -11,14 +11,15 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// storeFunc is a Store that is a function.
+// storeFunc is a function that implements Store.
 type storeFunc func(ctx context.Context, req Request, dst []Decision) ([]Decision, error)
 
 func (f storeFunc) Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
 	return f(ctx, req, dst)
 }
 
-// Guards what a Limiter makes of a query and of its answer.
+// TestLimiterAsksStore guards the request that a Limiter makes, and what it
+// returns for the answer.
 func TestLimiterAsksStore(t *testing.T) {
 	type contextKey struct{}
 	ctx := context.WithValue(t.Context(), contextKey{}, "ours")
@@ -58,9 +59,10 @@ func TestLimiterAsksStore(t *testing.T) {
 	}
 }
 
-// Guards whose bucket is whose: limiters of one store, name and limit are one, and
-// keys, names and limits tell buckets apart.
-func TestLimitersShare(t *testing.T) {
+// TestLimitersShareBuckets guards which buckets are shared: limiters with equal
+// store, name and limit are interchangeable, and different keys, names or limits
+// use different buckets.
+func TestLimitersShareBuckets(t *testing.T) {
 	store := NewMemory(func() time.Duration { return time.Hour })
 	once := Every(time.Hour)
 	tests := []struct {
@@ -86,9 +88,10 @@ func TestLimitersShare(t *testing.T) {
 	}
 }
 
-// Guards that nothing is decided for numbers that can't be meant: a cost of 0
-// would be free, and a limit that is not valid has no rate to hold.
-func TestLimiterRefusesNumbers(t *testing.T) {
+// TestLimiterRejectsInvalidNumbers guards that numbers which cannot be intended
+// are errors: a cost of 0 would be free, and a limit that is not valid has no
+// rate.
+func TestLimiterRejectsInvalidNumbers(t *testing.T) {
 	store := NewMemory(nil)
 	for _, tc := range []struct {
 		limit Limit
@@ -113,9 +116,9 @@ func TestLimiterRefusesNumbers(t *testing.T) {
 	}
 }
 
-// Guards that what is left out means 1, in both stores: the bucket is that of a
-// request which says so. The caller's buckets, which others may be reading, stay
-// as they are.
+// TestZeroMeansOne guards that a zero DripSize or Cost means 1 in both stores, and
+// uses the same bucket as 1. The caller's buckets, which others may be reading,
+// are not changed.
 func TestZeroMeansOne(t *testing.T) {
 	clock := func() time.Duration { return time.Hour }
 	server := redistest.Start(t)
@@ -146,7 +149,7 @@ func TestZeroMeansOne(t *testing.T) {
 					}
 				}
 			}
-			// Three were admitted, the fourth was not.
+			// Three were admitted, the fourth was denied.
 			d, err := store.Take(t.Context(), Request{Buckets: said}, nil)
 			if err != nil || !d[0].Denied || !d[1].Denied || d[0].Remaining != 0 || d[1].Clear.Round(time.Second) != 3*time.Hour {
 				t.Errorf("decided %+v, %v, want both full", d, err)
@@ -161,8 +164,9 @@ func TestZeroMeansOne(t *testing.T) {
 	}
 }
 
-// Guards that zero means 1, and no negative number does.
-func TestNegativeIsRefused(t *testing.T) {
+// TestNegativeNumbersAreRejected guards that negative numbers are errors, unlike
+// zero.
+func TestNegativeNumbersAreRejected(t *testing.T) {
 	for _, b := range []Bucket{
 		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second}, Cost: -1},
 		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second, DripSize: -1}},
@@ -173,7 +177,7 @@ func TestNegativeIsRefused(t *testing.T) {
 	}
 }
 
-// Guards that a request with nothing to pass is admitted.
+// TestSummarizeNothing guards that a request with no buckets to pass is admitted.
 func TestSummarizeNothing(t *testing.T) {
 	for _, none := range [][]Decision{nil, {}} {
 		if got := Summarize(none); got != (Summary{}) {

@@ -16,15 +16,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	logging.Disable() // of each connection that can't be made
+	logging.Disable() // it would log each failed connection
 	os.Exit(m.Run())
 }
 
-// manyFailures is more failures in a row than it takes for a server to be left
-// alone.
+// manyFailures is more than enough failures in a row to open a breaker.
 const manyFailures = 10
 
-// events collects what is reported.
+// events collects reported events.
 type events struct {
 	mu  sync.Mutex
 	all []Event
@@ -36,22 +35,22 @@ func (e *events) report(ev Event) {
 	e.all = append(e.all, ev)
 }
 
-// take returns what was reported since it was called last, in words such as "lost
-// oom", "back" and "lapse pool".
+// take returns the events since its last call, in words such as "down oom",
+// "recovered" and "error pool".
 func (e *events) take() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var words []string
 	for _, ev := range e.all {
-		kind := map[EventKind]string{EventDown: "lost", EventRecovered: "back", EventError: "lapse", EventReplaced: "replaced"}[ev.Kind]
+		kind := map[EventKind]string{EventDown: "down", EventRecovered: "recovered", EventError: "error", EventReplaced: "replaced"}[ev.Kind]
 		words = append(words, strings.TrimSpace(kind+" "+ev.Reason))
 	}
 	e.all = nil
 	return words
 }
 
-// check checks what was reported since it was called last. Nobody waits for
-// reports, so they may take a moment.
+// check checks the events since the last call. Reports are asynchronous, so it
+// waits a moment for them.
 func (e *events) check(t testing.TB, want ...string) {
 	t.Helper()
 	var got []string
@@ -68,7 +67,7 @@ func (e *events) check(t testing.TB, want ...string) {
 	}
 }
 
-// reasonOf returns why a server was not asked, or did not answer.
+// reasonOf returns the reason of an error as one word.
 func reasonOf(t testing.TB, err error) string {
 	t.Helper()
 	var f *redisscript.ServerError
@@ -78,7 +77,7 @@ func reasonOf(t testing.TB, err error) string {
 	return f.Reason()
 }
 
-// callsOf returns the calls that ask queries.
+// callsOf returns the calls of queries.
 func callsOf(queries ...*query) []*redisscript.Call {
 	var calls []*redisscript.Call
 	for _, q := range queries {
@@ -88,7 +87,7 @@ func callsOf(queries ...*query) []*redisscript.Call {
 	return calls
 }
 
-// inTime returns a context for a call that has all the time it needs.
+// inTime returns a context with plenty of time for a call.
 func inTime() context.Context { return redisscript.WithDeadline(time.Now().Add(10*time.Second), false) }
 
 // waitFor calls try until it returns no error.

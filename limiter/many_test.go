@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// manyBuckets returns a request that has so many buckets, of as many keys.
+// manyBuckets returns a request with n buckets and the given number of keys.
 func manyBuckets(n, keys int) Request {
 	req := Request{}
 	for i := range n {
@@ -19,9 +19,9 @@ func manyBuckets(n, keys int) Request {
 	return req
 }
 
-// TestManyBucketsNamedTwice tests that a bucket which is named twice is found in
-// requests of any number of buckets, wherever the two stand, and that neither one
-// of equal name nor one of equal key alone is taken for it.
+// TestManyBucketsNamedTwice guards that two buckets with the same name and key are
+// found in requests with any number of buckets, wherever the two are, and that
+// buckets with only the same name or only the same key are not mistaken for them.
 func TestManyBucketsNamedTwice(t *testing.T) {
 	for _, n := range []int{2, 3, fewBuckets - 1, fewBuckets, fewBuckets + 1, fewBuckets + 2, 300} {
 		for _, keys := range []int{1, 2, n} {
@@ -45,8 +45,8 @@ func TestManyBucketsNamedTwice(t *testing.T) {
 	}
 }
 
-// TestManyKeys tests that requests of any number of buckets are parted by their
-// keys: each part has those of one, in their order, and knows where they stand.
+// TestManyKeys guards that requests with any number of buckets are split by key:
+// each part has the buckets of one key, in order, and their indexes.
 func TestManyKeys(t *testing.T) {
 	for _, n := range []int{1, 2, fewBuckets, fewBuckets + 1, 300} {
 		for _, keys := range []int{1, 2, 7, n} {
@@ -71,18 +71,18 @@ func TestManyKeys(t *testing.T) {
 	}
 }
 
-// TestFewBucketsNoMemory guards that looking for buckets which are named twice
-// takes no memory in requests as most are.
-func TestFewBucketsNoMemory(t *testing.T) {
+// TestFewBucketsDoNotAllocate guards that the check for buckets named twice does
+// not allocate in a request with few buckets, as most have.
+func TestFewBucketsDoNotAllocate(t *testing.T) {
 	req := manyBuckets(fewBuckets, 3)
 	if n := testing.AllocsPerRun(100, func() { _ = req.prepare() }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
-// TestManyBucketsTakeTheirShare guards that ten times as many buckets do not take a
-// hundred times as long.
-func TestManyBucketsTakeTheirShare(t *testing.T) {
+// TestManyBucketsTakeLinearTime guards that ten times as many buckets do not take
+// a hundred times as long.
+func TestManyBucketsTakeLinearTime(t *testing.T) {
 	m := NewMemory(nil)
 	for name, do := range map[string]func(Request) int{
 		"prepare": func(req Request) int { _ = req.prepare(); return 0 },

@@ -11,47 +11,46 @@ import (
 	"time"
 )
 
-// Memory is a Store that keeps its buckets in this process. The zero value is
-// not usable; use NewMemory.
+// Memory is a Store that keeps its buckets in this process. The zero value is not
+// usable; use NewMemory.
 //
-// Buckets are spread over many small tables, each with a lock of its own, so
-// that requests seldom meet. The tables hold no pointers: the garbage
-// collector does not look into them, however many buckets there are. A bucket
-// that has drained is as good as absent; it leaves when its table is next
-// rebuilt, which happens when that is full and, one table at a time, as
-// requests come in.
+// Buckets are spread over many small tables, each with its own lock, so that
+// requests rarely contend. The tables hold no pointers, so the garbage collector
+// does not scan them, however many buckets there are. A drained bucket counts as
+// absent. It is removed when its table is next rebuilt: when the table is full or,
+// one table at a time, as requests come in.
 //
-// The number of buckets is capped, for each limit by Bucket.MaxKeys and for all
-// by SetMaxKeys. Where there are too many the emptiest are forgotten, or, with
-// Bucket.ShareKey, keys that have no bucket share some.
+// The number of buckets is capped: for each limit by Bucket.MaxKeys, and in total
+// by SetMaxKeys. When there are too many, the emptiest of a sample are evicted or,
+// with Bucket.ShareKey, keys that have no bucket share one.
 type Memory struct {
 	directory atomic.Pointer[directory]
 	seed      maphash.Seed
 	clock     func() time.Duration
 	maxKeys   atomic.Int64
 
-	// For the stores that this one stands in for.
+	// For the stores that use this one as their fallback.
 	traffic *traffic
-	leader  atomic.Pointer[fallback] // whose servers know what the clean buckets hold; nil if none do
+	leader  atomic.Pointer[fallback] // whose servers know the levels of the clean buckets; nil if none do
 
-	_        [64]byte      // what is above is seldom written
-	held     atomic.Int64  // how many buckets there are, without those that keys share
-	kept     atomic.Int64  // of those held, how many limits have that forget none
-	shared   atomic.Int64  // how many there are that keys share
+	_        [64]byte      // what is above is rarely written
+	held     atomic.Int64  // number of buckets, without shared ones
+	kept     atomic.Int64  // number of those in limits that evict none
+	shared   atomic.Int64  // number of shared buckets
 	sweptAt  atomic.Int64  // when tables were last swept, in µs on clock
-	next     atomic.Uint64 // which table is next
-	dirtyEnd atomic.Int64  // when the last bucket will have drained that is dirty, in µs on clock
+	next     atomic.Uint64 // which table to sweep next
+	dirtyEnd atomic.Int64  // when the last dirty bucket will have drained, in µs on clock
 
-	mu   sync.Mutex // held while the directory changes; tables are locked inside of it
-	made uint64     // how many partitions there have been
+	mu   sync.Mutex // held while the directory changes; table locks are taken while holding it
+	made uint64     // number of partitions ever made
 }
 
-// DefaultMaxKeys is the most buckets that a Memory holds unless it is told
-// otherwise. A bucket takes 28 to 36 bytes, or 46 to 60 where it follows
-// a server's.
+// DefaultMaxKeys is the maximum number of buckets in a Memory unless SetMaxKeys
+// changes it. A bucket takes 28 to 36 bytes, or 46 to 60 in the fallback of a
+// Redis.
 const DefaultMaxKeys = 1_000_000
 
-// NewMemory returns an empty store. Its clock tells the time since some fixed
+// NewMemory returns an empty Memory. clock returns the time since some fixed
 // moment and must never go back; nil means the system's monotonic clock.
 func NewMemory(clock func() time.Duration) *Memory {
 	if clock == nil {
@@ -64,19 +63,19 @@ func NewMemory(clock func() time.Duration) *Memory {
 	return m
 }
 
-// SetMaxKeys sets the most buckets that are held, of all limits together, at
-// least 1, not counting those that keys share, see Bucket.ShareKey. When it is
-// lowered, what is too much is forgotten as requests come.
+// SetMaxKeys sets the maximum number of buckets of all limits together, at least
+// 1, not counting shared ones (see Bucket.ShareKey). After it is lowered, surplus
+// buckets are evicted as requests come in.
 func (m *Memory) SetMaxKeys(n int) { m.maxKeys.Store(int64(n)) }
 
-// Take implements Store. It never waits, so the context does not matter to it,
-// and fails only on malformed requests.
+// Take implements Store. It never waits and ignores the context. It returns an
+// error only for malformed requests.
 func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.prepare(); err != nil {
 		return dst, err
 	}
 	if m.leader.Load() != nil {
-		m.leader.Store(nil) // whose servers do not hear of this
+		m.leader.Store(nil) // its servers will not know of this request
 	}
 	if req.mayShare() {
 		var few [8]Bucket
@@ -86,7 +85,7 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 	return m.decide(req, dst), nil
 }
 
-// decide appends what becomes of req, which is valid, to dst.
+// decide decides req, which is valid, and appends the Decisions to dst.
 func (m *Memory) decide(req Request, dst []Decision) []Decision {
 	if len(req.Buckets) == 1 {
 		b := &req.Buckets[0]
@@ -97,15 +96,14 @@ func (m *Memory) decide(req Request, dst []Decision) []Decision {
 	return req.decisions(m.take(req, few[:0], nil), dst)
 }
 
-// takeOne decides a request on b alone, as take would, and returns what becomes
-// of it, the clear time told from now. Most requests are of this kind, and on a
-// bucket that is there already: that one is read and written where it lies.
+// takeOne decides a request on b alone, as take would, and returns the level, its
+// clear time relative to now. Most requests are of this kind, for a bucket that
+// already exists: that bucket is read and written in place.
 func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 	part, hash := m.locate(b)
 	t := &part.tables[hash%tables]
 	t.mu.Lock()
-	// The clock is read first, so that the processor can fetch the bucket
-	// meanwhile.
+	// Read the clock first, so that the processor can fetch the bucket meanwhile.
 	now := m.clock().Microseconds()
 	if stored := t.own(hash); stored != nil {
 		s = stored.at(now)
@@ -135,14 +133,14 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 	return s, denied
 }
 
-// standIn says how to decide instead of another store, see fallback.go.
+// standIn says how to decide in place of another store, see fallback.go.
 type standIn struct {
-	inFlight []int64 // units of each bucket that the other store may still admit
-	peek     bool    // whether to change nothing
+	inFlight []int64 // for each bucket, the units that the other store may still admit
+	peek     bool    // whether to only look and change nothing
 }
 
-// take decides req, which is valid, and appends what becomes of each bucket to
-// dst. As a stand-in it makes the buckets dirty that hold something.
+// take decides req, which is valid, and appends the outcome for each bucket to
+// dst. With as, it marks buckets that hold something as dirty.
 func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 	var few [8]place
 	places := few[:0]
@@ -167,7 +165,7 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 			p.unsure = p.dirty == clean && p.state.clear > now
 		}
 		for j := 0; j < i && b.shared; j++ {
-			// Two keys may share a bucket: this one comes behind.
+			// Two keys may share a bucket: this one is charged after that one.
 			if q := &places[j]; q.fits && q.hash == p.hash {
 				p.state = b.Limit.add(q.state, req.Buckets[j].Cost)
 				p.unsure = false
@@ -184,7 +182,7 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 			case as == nil:
 			case charge:
 				p.dirty = ahead
-			case !p.fits && p.unsure: // for what it holds, which the other store may have lost
+			case !p.fits && p.unsure: // the other store may have lost what it holds
 				p.dirty, p.stale = unsure, true
 			}
 			m.settle(p, b, now, charge)
@@ -203,7 +201,7 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 	return dst
 }
 
-// look finds out how p's bucket stands at now.
+// look reads the level of p's bucket at now.
 func (m *Memory) look(p *place, b *Bucket, now int64) {
 	stored, dirty := p.table.get(p.hash)
 	if stored.clear <= now {
@@ -213,7 +211,7 @@ func (m *Memory) look(p *place, b *Bucket, now int64) {
 	p.state = stored.at(now)
 }
 
-// settle charges p's bucket, or does not, and stores it if that changes anything.
+// settle charges p's bucket if told to, and stores it if anything has changed.
 func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
 	if charge {
 		p.state = b.Limit.add(p.state, b.Cost)
@@ -223,41 +221,41 @@ func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
 	}
 }
 
-// Len returns how many buckets the store holds, drained ones that have not
-// left yet included.
+// Len returns the number of buckets held, including drained ones that have not
+// been removed yet.
 func (m *Memory) Len() int { return int(m.held.Load() + m.shared.Load()) }
 
-// place is where one bucket of a request lies and what was found there.
+// place is the location of one bucket of a request, and what was found there.
 type place struct {
 	hash      uint64
 	partition *partition
 	table     *table
 	state     state
-	dirty     dirtiness // whether another store may not know what it holds
-	stale     bool      // whether it is to be stored though nothing is charged
+	dirty     dirtiness // whether another store may know less than this one
+	stale     bool      // whether to store it even if nothing is charged
 	fits      bool
-	entered   bool // whether there was no such bucket before
+	entered   bool // whether the bucket is new
 
-	unsure bool // whether a denial makes it dirty
+	unsure bool // whether a denial makes the bucket dirty
 
 	inFlight int64 // units that another store may still admit
 }
 
-// place returns where b has its place.
+// place returns the location of b.
 func (m *Memory) place(b *Bucket) place {
 	p, h := m.locate(b)
 	return place{hash: h, partition: p, table: &p.tables[h%tables]}
 }
 
-// locate returns the partition that b lies in, and b's hash.
+// locate returns b's partition and b's hash.
 func (m *Memory) locate(b *Bucket) (*partition, uint64) {
 	salt := b.limitHash(m.seed)
 	return m.partition(b, salt), mix(salt, maphash.String(m.seed, b.Key))
 }
 
-// put stores the bucket at p.
+// put stores s as the level of the bucket at p.
 func (m *Memory) put(p *place, s state, now int64) {
-	s.clear = max(s.clear, 1) // 0 is a free slot's
+	s.clear = max(s.clear, 1) // 0 marks a free slot
 	if p.dirty != clean {
 		m.dirtyUntil(s.clear)
 	}
@@ -268,14 +266,14 @@ func (m *Memory) put(p *place, s state, now int64) {
 	}
 }
 
-// hash returns the identity of b, see Bucket, in 64 bits. The seed is secret, so nobody can
-// aim at another's bucket; that two of a million buckets meet by chance has
-// odds of one in 37 million.
+// hash returns the identity of b, see Bucket, as 64 bits. The seed is secret, so
+// nobody can aim at another client's bucket. The odds that any two of a million
+// buckets collide by chance are one in 37 million.
 func (b *Bucket) hash(seed maphash.Seed) uint64 {
 	return mix(b.limitHash(seed), maphash.String(seed, b.Key))
 }
 
-// limitHash returns the identity of b's limit in 64 bits.
+// limitHash returns the identity of b's limit as 64 bits.
 func (b *Bucket) limitHash(seed maphash.Seed) uint64 {
 	h := maphash.String(seed, b.Name)
 	if b.shared {
@@ -285,20 +283,20 @@ func (b *Bucket) limitHash(seed maphash.Seed) uint64 {
 	return mix(h, uint64(b.Limit.DripSize))
 }
 
-// mix returns a hash of h and v, in which their order matters.
+// mix returns a hash of h and v that depends on their order.
 func mix(h, v uint64) uint64 {
 	hi, lo := bits.Mul64(h^0x9e3779b97f4a7c15, v^0xd1b54a32d192ed03)
 	return hi ^ lo
 }
 
-// ordered is a table, and what comes before it in the order in which tables are
-// locked: so no two requests can wait for each other.
+// ordered is a table and its rank in the order in which tables are locked, so that
+// no two requests can deadlock.
 type ordered struct {
 	order uint64
 	table *table
 }
 
-// lockAll locks the tables of all places, and appends them to dst.
+// lockAll locks the tables of all places and appends them to dst.
 func lockAll(places []place, dst []ordered) []ordered {
 	for i := range places {
 		p := &places[i]

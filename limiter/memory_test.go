@@ -21,7 +21,7 @@ import (
 // frozen is a clock that stands still.
 func frozen() time.Duration { return time.Hour }
 
-// decide takes one request from store that must not fail.
+// decide sends a request to store, which must decide it.
 func decide(t rapid.TB, store Store, accounting Accounting, buckets ...Bucket) []Decision {
 	t.Helper()
 	got, err := store.Take(context.Background(), Request{Buckets: buckets, Accounting: accounting}, nil)
@@ -34,19 +34,19 @@ func decide(t rapid.TB, store Store, accounting Accounting, buckets ...Bucket) [
 	return got
 }
 
-// level returns how many units b holds, by a request that it can never admit.
+// level returns the number of units in b, by sending a request that can never be
+// admitted.
 func level(t rapid.TB, store Store, b Bucket) int64 {
 	t.Helper()
 	b.Cost = b.Limit.Size + 1
 	return b.Limit.Size - decide(t, store, AccountingEach, b)[0].Remaining
 }
 
-// plain is a store with nothing to it but limit.go and a map: the yardstick
-// for the others. It has Redis's rule for a clock that was set back too, see
-// written.
+// plain is a store made of limit.go and a map: the reference for the others. It
+// also handles a clock that was set back as Redis does, see written.
 type plain map[Bucket]written
 
-// identity returns what makes b the bucket it is.
+// identity returns b with only the fields that identify it.
 func identity(b Bucket) Bucket {
 	b.Cost, b.Limit.Size = 0, 0
 	return b
@@ -75,8 +75,8 @@ func (p plain) take(req Request, now int64) []Decision {
 	return decisions
 }
 
-// together runs do in n goroutines at once, each with its number, and returns
-// when all are done; it gives up where they have locked each other out.
+// together runs do in n goroutines at once, each with its number, and returns when
+// all are done. It gives up if they have deadlocked.
 func together(t testing.TB, n int, do func(i int)) {
 	t.Helper()
 	var ready, done sync.WaitGroup
@@ -103,8 +103,8 @@ func together(t testing.TB, n int, do func(i int)) {
 	}
 }
 
-// TestMemoryExactConcurrently floods a few buckets from many goroutines while
-// the clock stands still: each admits its size, to the unit.
+// TestMemoryExactConcurrently floods a few buckets from many goroutines while the
+// clock stands still: each admits exactly its size.
 func TestMemoryExactConcurrently(t *testing.T) {
 	const goroutines, requests = 32, 2000
 	m := NewMemory(frozen)
@@ -138,10 +138,9 @@ func TestMemoryExactConcurrently(t *testing.T) {
 	}
 }
 
-// TestMemorySeveralBucketsConcurrently sends requests with overlapping random
-// sets of buckets, in random order, from many goroutines: none waits for
-// another forever, and each bucket ends up holding precisely what the requests
-// that it was charged for add up to.
+// TestMemorySeveralBucketsConcurrently sends requests with overlapping random sets
+// of buckets, in random order, from many goroutines: there is no deadlock, and
+// each bucket ends up with exactly the total cost of the requests that charged it.
 func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 		t.Run(accounting.String(), func(t *testing.T) {
@@ -192,14 +191,14 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 				}
 			}
 			if full == 0 {
-				t.Error("no bucket was ever full: the test shows nothing")
+				t.Error("no bucket was ever full: the test proves nothing")
 			}
 		})
 	}
 }
 
-// TestMemoryBucketsInOneTable guards requests whose buckets share a table, and
-// so a lock.
+// TestMemoryBucketsInOneTable guards requests whose buckets share a table, and so
+// a lock.
 func TestMemoryBucketsInOneTable(t *testing.T) {
 	m := NewMemory(frozen)
 	limit := Limit{Size: 2, DripInterval: time.Second, DripSize: 1}
@@ -215,7 +214,7 @@ func TestMemoryBucketsInOneTable(t *testing.T) {
 	})
 }
 
-// inTables returns n buckets like b whose keys put them into the first few
+// inTables returns n buckets like b with keys that put them into the first few
 // tables of m.
 func inTables(m *Memory, n int, few uint64, b Bucket) []Bucket {
 	var buckets []Bucket
@@ -228,9 +227,8 @@ func inTables(m *Memory, n int, few uint64, b Bucket) []Bucket {
 	return buckets
 }
 
-// TestMemoryDoesNotAllocate guards that a decision on known buckets leaves
-// nothing for the garbage collector, be they the keys' own, dirty, or
-// shared for want of room.
+// TestMemoryDoesNotAllocate guards that decisions on existing buckets do not
+// allocate, whether these are clean, dirty, or shared for lack of room.
 func TestMemoryDoesNotAllocate(t *testing.T) {
 	whose := map[string]func(m *Memory, req Request){
 		"own":   func(*Memory, Request) {},
@@ -280,10 +278,10 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestMemoryDrainedBucketsLeave guards the store's memory: after many keys
-// came once, a few requests on others are enough to make them leave, and the
-// heap gets their room back; buckets that still hold something stay.
-func TestMemoryDrainedBucketsLeave(t *testing.T) {
+// TestMemoryRemovesDrainedBuckets guards the store's memory use: after many keys
+// were used once, a few requests with other keys are enough to remove their
+// drained buckets and free the memory. Buckets that still hold something stay.
+func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 	const keys, stay, others = 200_000, 100, 8
 	var now time.Duration
 	m := NewMemory(func() time.Duration { return now })
@@ -342,9 +340,9 @@ func TestMemoryDrainedBucketsLeave(t *testing.T) {
 	}
 }
 
-// TestMemoryAgainstMap compares the store with a plain map under random
-// requests on many keys crowded into a few tables, while the clock moves: no
-// live bucket is lost or changed as tables grow, are swept and rebuilt.
+// TestMemoryAgainstMap compares the store with a plain map under random requests
+// with many keys that share a few tables, while the clock moves: no live bucket is
+// lost or changed as tables grow, are swept and rebuilt.
 func TestMemoryAgainstMap(t *testing.T) {
 	const keys, crowded, steps = 2000, 4, 60_000
 	var now time.Duration
@@ -382,7 +380,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 
 	most, least, shrunk := 0, keys, false
 	for step := range steps {
-		// Now and then only a few keys are busy, so that the others drain.
+		// Sometimes only a few keys are busy, so that the others drain.
 		busy, gap := keys, 3*time.Millisecond
 		if step/10_000%2 == 1 {
 			busy, gap = 20, 15*time.Millisecond
@@ -408,15 +406,15 @@ func TestMemoryAgainstMap(t *testing.T) {
 	}
 	check()
 	if most < keys/2 || least > keys/10 || !shrunk {
-		t.Errorf("%d to %d buckets alive, shrunk %t: the test shows too little", least, most, shrunk)
+		t.Errorf("%d to %d buckets alive, shrunk %t: the test covers too little", least, most, shrunk)
 	}
 }
 
-// TestMemoryOneBucketAsSeveral compares the two ways to decide a request on one
-// bucket, that of requests with a single one and that of those with several, on
-// two stores that differ in nothing else: both decide the same and hold the
-// same, whatever the numbers, and where buckets are dirty.
-func TestMemoryOneBucketAsSeveral(t *testing.T) {
+// TestMemoryOneBucketMatchesSeveral compares the two ways to decide a request on
+// one bucket, the one for requests with a single bucket and the one for several,
+// on two otherwise equal stores: both decide and store the same, for any numbers,
+// dirty buckets included.
+func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 	const keys, steps = 300, 200_000
 	now := time.Hour
 	clock := func() time.Duration { return now }
@@ -434,7 +432,7 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 	seen := struct{ admitted, denied, never, slack, dirty, fresh int }{}
 	for step := range steps {
 		b := Bucket{Name: "b", Limit: limits[random.IntN(len(limits))]}
-		// Some are busy, others come and go.
+		// Some keys are busy, others come and go.
 		few := 10
 		if step/5000%4 == 3 {
 			few = keys
@@ -493,14 +491,14 @@ func TestMemoryOneBucketAsSeveral(t *testing.T) {
 	}
 	t.Logf("%+v", seen)
 	if min(seen.admitted, seen.denied, seen.never, seen.slack, seen.dirty, seen.fresh) < 500 {
-		t.Errorf("the test shows too little: %+v", seen)
+		t.Errorf("the test covers too little: %+v", seen)
 	}
 }
 
-// TestTableFindsWhatItHolds guards the table's edges: buckets whose place is
-// the last slot go on at the first one, and a table always keeps a free slot,
-// without which a search would not end. As it grows it is seldom rebuilt.
-func TestTableFindsWhatItHolds(t *testing.T) {
+// TestTableFindsItsBuckets guards the table's edges: buckets that belong in the
+// last slot continue at the first one, and a table always keeps a free slot,
+// without which a search would not end. A growing table is rarely rebuilt.
+func TestTableFindsItsBuckets(t *testing.T) {
 	hashes := map[string]func(i int) uint64{
 		"last slot":  func(i int) uint64 { return math.MaxUint64 - uint64(i) },
 		"first slot": func(i int) uint64 { return uint64(i) },
@@ -534,16 +532,16 @@ func TestTableFindsWhatItHolds(t *testing.T) {
 				t.Errorf("rebuilt %d times for %d buckets", rebuilt, n)
 			}
 			if name == "last slot" && !wrapped {
-				t.Error("no bucket lies before its place: the test shows nothing")
+				t.Error("no bucket lies before its place: the test proves nothing")
 			}
 
-			// A stored bucket is replaced where it lies.
+			// A stored bucket is replaced in place.
 			tab.put(hash(7), state{clear: 5000}, clean, 1)
 			if got, _ := tab.get(hash(7)); got.clear != 5000 || tab.used != n {
 				t.Errorf("replaced bucket: %+v, %d of %d slots used", got, tab.used, n)
 			}
 
-			// Half of them drain, and leave when the table is rebuilt.
+			// Half of them drain, and are removed when the table is rebuilt.
 			now := int64(1000 + n/2)
 			live := tab.live(now)
 			if want := n/2 - 1 + 1; live != want { // the later half, and the replaced one
@@ -568,8 +566,8 @@ func TestTableFindsWhatItHolds(t *testing.T) {
 	}
 }
 
-// TestTableDropsDrainedInsteadOfGrowing guards that a table through which keys
-// only pass stays small.
+// TestTableDropsDrainedInsteadOfGrowing guards that a table stays small if each
+// key is used only briefly.
 func TestTableDropsDrainedInsteadOfGrowing(t *testing.T) {
 	var tab table
 	for i := range int64(10_000) {
@@ -580,13 +578,13 @@ func TestTableDropsDrainedInsteadOfGrowing(t *testing.T) {
 	}
 }
 
-// TestMemoryIdentity tests what makes two buckets one in Memory.
+// TestMemoryIdentity guards which fields identify a bucket in Memory.
 func TestMemoryIdentity(t *testing.T) {
 	testIdentity(t, func(testing.TB) Store { return NewMemory(frozen) })
 }
 
-// testIdentity tests that buckets are told apart by name, key, drip rate and drip
-// size; and that nothing else tells them apart.
+// testIdentity checks that name, key, drip rate and drip size identify a bucket,
+// and nothing else.
 func testIdentity(t *testing.T, newStore func(testing.TB) Store) {
 	limit := Limit{Size: 5, DripInterval: time.Hour, DripSize: 2}
 	fixed := Bucket{Name: "a", Key: "k", Limit: limit, Cost: 3}
@@ -627,8 +625,9 @@ func testIdentity(t *testing.T, newStore func(testing.TB) Store) {
 	}
 }
 
-// TestMemoryRefusesMalformedRequests tests what Memory does not decide.
-func TestMemoryRefusesMalformedRequests(t *testing.T) {
+// TestMemoryRejectsMalformedRequests guards the requests that Memory does not
+// decide.
+func TestMemoryRejectsMalformedRequests(t *testing.T) {
 	m := NewMemory(frozen)
 	testMalformed(t, m)
 	if n := m.Len(); n != 0 {
@@ -636,9 +635,9 @@ func TestMemoryRefusesMalformedRequests(t *testing.T) {
 	}
 }
 
-// testMalformed tests that a request with numbers out of range, or with one
-// bucket twice, is refused in words that name the bucket and what is wrong,
-// and charges nothing.
+// testMalformed checks that a request with numbers out of range, or with one
+// bucket twice, returns an error that names the bucket and the problem, and
+// charges nothing.
 func testMalformed(t *testing.T, store Store) {
 	const hour = time.Hour
 	tests := []struct {
@@ -692,7 +691,7 @@ func testMalformed(t *testing.T, store Store) {
 		login.Name, other.Key = "login", "someone else"
 		refused(t, "twice", login, login)
 		refused(t, "twice", login, good, other, login)
-		// Even where the numbers differ, so that they would be two buckets.
+		// Even if the numbers differ, so that they would be two buckets.
 		again := login
 		again.Limit.Size++
 		again.Cost++
@@ -700,16 +699,16 @@ func testMalformed(t *testing.T, store Store) {
 	})
 }
 
-// TestMemoryDecidesNothing guards the request without buckets: there is
-// nothing to decide, and nothing fails.
-func TestMemoryDecidesNothing(t *testing.T) {
+// TestMemoryEmptyRequest guards that a request without buckets decides nothing and
+// is not an error.
+func TestMemoryEmptyRequest(t *testing.T) {
 	if got := decide(t, NewMemory(nil), AccountingAtomic); len(got) != 0 {
 		t.Errorf("decided %+v", got)
 	}
 }
 
-// TestMemorySystemClock guards the clock that a store has unless given one: it
-// starts near 0 and moves on.
+// TestMemorySystemClock guards the default clock: it starts near 0 and moves
+// forward.
 func TestMemorySystemClock(t *testing.T) {
 	m := NewMemory(nil)
 	b := Bucket{Name: "b", Limit: Limit{1, 5 * time.Millisecond, 1}, Cost: 1}
@@ -735,8 +734,8 @@ func tablesOf(m *Memory) (all []*table) {
 	return all
 }
 
-// usedSlots counts the buckets in m's tables, one by one. It checks that they
-// are as many as m says, and that each is found.
+// usedSlots counts the buckets in m's tables one by one. It checks that the count
+// is what m says, and that each bucket can be found.
 func usedSlots(t testing.TB, m *Memory) int {
 	t.Helper()
 	used := 0
@@ -767,7 +766,7 @@ func usedSlots(t testing.TB, m *Memory) int {
 	return used
 }
 
-// ownBuckets counts those of the buckets that m holds for themselves.
+// ownBuckets counts how many of the buckets have an unshared bucket in m.
 func ownBuckets(m *Memory, buckets []Bucket) int {
 	own := 0
 	for i := range buckets {
@@ -779,7 +778,7 @@ func ownBuckets(m *Memory, buckets []Bucket) int {
 	return own
 }
 
-// keyed returns n buckets like b, each with a key of its own.
+// keyed returns n buckets like b with different keys.
 func keyed(n int, b Bucket) []Bucket {
 	buckets := make([]Bucket, n)
 	for i := range buckets {
@@ -789,9 +788,9 @@ func keyed(n int, b Bucket) []Bucket {
 	return buckets
 }
 
-// TestMemoryTakesLittle tests how much memory buckets take at most, and that it
-// does not depend on how many there are, or in which order they come.
-func TestMemoryTakesLittle(t *testing.T) {
+// TestMemoryBytesPerBucket guards the maximum memory per bucket, and that it does
+// not depend on the number of buckets or the order in which they come.
+func TestMemoryBytesPerBucket(t *testing.T) {
 	for _, keys := range []int{30_000, 100_000, 300_000, 1_000_000} {
 		m := NewMemory(frozen)
 		b := Bucket{Name: "b", Limit: Limit{9, time.Hour, 1}, Cost: 1, MaxKeys: keys}

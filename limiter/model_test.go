@@ -10,15 +10,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is a bucket by the words of its description, event by event: it holds
-// units, and while it holds any it drips. It knows nothing of clear times and
-// slack.
+// model is a bucket as its description says, event by event: it holds units, and
+// while it holds any it drips. It knows nothing of clear times and slack.
 type model struct {
 	level int64 // the units in the bucket
-	next  int64 // when it drips next, in µs; while it is empty it does not drip
+	next  int64 // when it drips next, in µs; an empty bucket does not drip
 }
 
-// drip lets one drip happen.
+// drip performs one drip.
 func (m *model) drip(l Limit) {
 	m.level = max(m.level-l.DripSize, 0)
 	m.next += l.DripInterval.Microseconds()
@@ -49,7 +48,7 @@ func (m *model) take(l Limit, now, cost int64) Decision {
 	return d
 }
 
-// until returns how long until no more than level units are left.
+// until returns how long until at most level units are left.
 func (m *model) until(l Limit, now, level int64) time.Duration {
 	at, ahead := now, *m
 	for ahead.level > level {
@@ -59,8 +58,8 @@ func (m *model) until(l Limit, now, level int64) time.Duration {
 	return time.Duration(at-now) * time.Microsecond
 }
 
-// subject is one bucket under test, kept twice: as a state that is passed
-// through the functions of limit.go, and in a Memory.
+// subject is one bucket under test, kept twice: as a state that is passed through
+// the functions of limit.go, and in a Memory.
 type subject struct {
 	now   int64 // µs
 	state state
@@ -73,7 +72,7 @@ func newSubject(now int64) *subject {
 	return s
 }
 
-// take decides a request both ways, which must agree.
+// take decides a request both ways, with the same result.
 func (s *subject) take(t rapid.TB, l Limit, cost int64) Decision {
 	t.Helper()
 	b := Bucket{Name: "test", Key: "key", Limit: l, Cost: cost}
@@ -95,8 +94,8 @@ func (s *subject) take(t rapid.TB, l Limit, cost int64) Decision {
 	return want
 }
 
-// flood takes one unit at a time until that is denied, and returns how many
-// were admitted.
+// flood takes one unit at a time until a request is denied, and returns the number
+// admitted.
 func (s *subject) flood(t rapid.TB, l Limit) int64 {
 	t.Helper()
 	n := int64(0)
@@ -108,8 +107,8 @@ func (s *subject) flood(t rapid.TB, l Limit) int64 {
 	return n
 }
 
-// checkTraces checks a property on hundreds of traces: n times as many as
-// rapid does on its own.
+// checkTraces checks a property on hundreds of traces: n times rapid's default
+// number.
 func checkTraces(t *testing.T, n int, property func(*rapid.T)) {
 	t.Helper()
 	for range n {
@@ -117,14 +116,13 @@ func checkTraces(t *testing.T, n int, property func(*rapid.T)) {
 	}
 }
 
-// drawSubject draws a bucket that is still empty: at the beginning of time, or
-// today.
+// drawSubject draws an empty bucket: at time 0, or today.
 func drawSubject(t *rapid.T) *subject {
 	return newSubject(rapid.SampledFrom([]int64{0, 1, 1_790_000_000_123_456}).Draw(t, "now"))
 }
 
-// drawLimit draws a small limit: its drips are of one unit, of less than a
-// full bucket, of exactly one, and of more.
+// drawLimit draws a small limit: with drips of one unit, of less than a full
+// bucket, of exactly one, and of more.
 func drawLimit(t *rapid.T) Limit {
 	size := rapid.Int64Range(1, 30).Draw(t, "size")
 	drip := int64(1)
@@ -140,7 +138,7 @@ func drawLimit(t *rapid.T) Limit {
 	return Limit{Size: size, DripInterval: time.Duration(rate) * time.Microsecond, DripSize: drip}
 }
 
-// drawCost draws a cost that the size may well have no room for.
+// drawCost draws a cost that may well exceed the room.
 func drawCost(t *rapid.T, l Limit) int64 {
 	if rapid.Bool().Draw(t, "cost of one") {
 		return 1
@@ -148,9 +146,8 @@ func drawCost(t *rapid.T, l Limit) int64 {
 	return rapid.Int64Range(1, l.Size+2).Draw(t, "cost")
 }
 
-// drawGap draws the time to the next request, in µs: none, hardly any, about
-// one drip or several, about what the last decision told to wait, or very
-// long.
+// drawGap draws the time to the next request, in µs: none, hardly any, about one
+// drip or several, about the last RetryAfter, or very long.
 func drawGap(t *rapid.T, l Limit, last Decision) int64 {
 	rate := l.DripInterval.Microseconds()
 	off := rapid.Int64Range(-1, 1)
@@ -174,7 +171,7 @@ func drawGap(t *rapid.T, l Limit, last Decision) int64 {
 	return max(gap, 0)
 }
 
-// drawTrace puts s through some requests, so that it stands anywhere.
+// drawTrace sends some requests to s, so that its level can be anything.
 func drawTrace(t *rapid.T, l Limit, s *subject) Decision {
 	var last Decision
 	for range rapid.IntRange(1, 12).Draw(t, "requests") {
@@ -184,8 +181,8 @@ func drawTrace(t *rapid.T, l Limit, s *subject) Decision {
 	return last
 }
 
-// Guards the whole arithmetic: every number of every decision is what the
-// bucket of the description comes to, drip by drip.
+// TestBucketFollowsDescription guards the whole arithmetic: every number in every
+// decision is what the described bucket would give, drip by drip.
 func TestBucketFollowsDescription(t *testing.T) {
 	checkTraces(t, 100, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
@@ -203,8 +200,8 @@ func TestBucketFollowsDescription(t *testing.T) {
 	})
 }
 
-// Guards the wait that a denied client is told: one microsecond earlier is too
-// early, and then it need not wait any longer.
+// TestRetryIsExact guards RetryAfter: one microsecond earlier is too early, and at
+// that time there is no need to wait longer.
 func TestRetryIsExact(t *testing.T) {
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
@@ -227,9 +224,9 @@ func TestRetryIsExact(t *testing.T) {
 	})
 }
 
-// Guards against a client that keeps trying being punished for it, or
-// rewarded: of two buckets one also gets requests that it denies, and they
-// never differ.
+// TestDenialLeavesNoTrace guards that a client which keeps trying is neither
+// punished nor rewarded: of two buckets one also gets requests that it denies, and
+// they never differ.
 func TestDenialLeavesNoTrace(t *testing.T) {
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, calm := drawLimit(t), drawSubject(t)
@@ -254,14 +251,14 @@ func TestDenialLeavesNoTrace(t *testing.T) {
 	})
 }
 
-// Guards the number that clients plan by: just that many requests of cost 1
-// pass at once, or one request of just that cost.
+// TestRemainingIsExact guards the number by which clients plan: exactly that many
+// requests of cost 1 are admitted at once, or one request of exactly that cost.
 func TestRemainingIsExact(t *testing.T) {
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
 		last := drawTrace(t, l, s)
 		s.now += drawGap(t, l, last)
-		remaining := s.take(t, l, l.Size+1).Remaining // denied, so it only tells
+		remaining := s.take(t, l, l.Size+1).Remaining // denied, so it only reads
 		if d := s.take(t, l, remaining+1); !d.Denied {
 			t.Fatalf("%+v: %d remaining, but one more admitted: %+v", l, remaining, d)
 		}
@@ -277,8 +274,9 @@ func TestRemainingIsExact(t *testing.T) {
 	})
 }
 
-// Guards against a client gaining from having used more: of two buckets that
-// drip at the same moments the fuller one never does better.
+// TestFullerBucketAdmitsNoMore guards that a client never gains by having used
+// more: of two buckets that drip at the same moments, the fuller one never does
+// better.
 func TestFullerBucketAdmitsNoMore(t *testing.T) {
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
@@ -307,21 +305,21 @@ func fromEmpty(l Limit, window int64) int64 {
 	return l.Size + min(l.DripSize, l.Size)*(window/l.DripInterval.Microseconds())
 }
 
-// inAnyWindow returns the most units that a bucket may admit in any window of
-// that length.
+// inAnyWindow returns the most units that a bucket may admit in any window of that
+// length.
 func inAnyWindow(l Limit, window int64) int64 {
 	rate := l.DripInterval.Microseconds()
 	return max(fromEmpty(l, window), l.Size-1+min(l.DripSize, l.Size)*((window+rate-1)/rate))
 }
 
-// admission is what was admitted at one moment.
+// admission is an admission at one moment.
 type admission struct {
 	at    int64 // µs
 	units int64
 	empty bool // the bucket was empty before
 }
 
-// checkWindows holds every window from one admission to another against the
+// checkWindows checks every window from one admission to another against the
 // bounds.
 func checkWindows(t rapid.TB, l Limit, log []admission) {
 	t.Helper()
@@ -341,8 +339,8 @@ func checkWindows(t rapid.TB, l Limit, log []admission) {
 	}
 }
 
-// Guards the promise of a limiter: however requests come, no window of time
-// sees more units than the bounds say.
+// TestNoWindowExceedsBounds guards the promise of a limiter: whatever requests
+// come, no time window admits more units than the bounds say.
 func TestNoWindowExceedsBounds(t *testing.T) {
 	checkTraces(t, 30, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
@@ -368,14 +366,14 @@ func TestNoWindowExceedsBounds(t *testing.T) {
 	})
 }
 
-// Guards the bounds themselves: there is traffic that reaches each, so nothing
-// lower can be promised.
+// TestBoundsAreReached guards that the bounds are tight: some traffic reaches each
+// of them, so nothing lower can be promised.
 func TestBoundsAreReached(t *testing.T) {
 	tests := []struct {
 		size, drip int64
-		drips      int64 // the window is that many drip rates long
+		drips      int64 // the length of the window in drip intervals
 		fromEmpty  int64
-		anyWindow  int64 // is a µs longer, from just before a drip to after one
+		anyWindow  int64 // 1 µs longer, from just before a drip to just after one
 	}{
 		{size: 1, drip: 1, drips: 0, fromEmpty: 1, anyWindow: 1},
 		{size: 1, drip: 1, drips: 60, fromEmpty: 61, anyWindow: 61},
@@ -404,8 +402,8 @@ func TestBoundsAreReached(t *testing.T) {
 			t.Errorf("%+v: %d units in %d µs from empty, want %d", l, units, window, tc.fromEmpty)
 		}
 
-		// One unit starts the drips, the rest of the bucket is filled just
-		// before the first of them.
+		// One unit starts the drips; the rest of the bucket is filled just before
+		// the first of them.
 		window++
 		if got := inAnyWindow(l, window); got != tc.anyWindow {
 			t.Errorf("%+v: the bound on any %d µs is %d, want %d", l, window, got, tc.anyWindow)
@@ -424,8 +422,8 @@ func TestBoundsAreReached(t *testing.T) {
 	}
 }
 
-// Guards against a limit that gives less than its numbers say: a client that
-// asks at every drip gets every drip in full.
+// TestSaturatedBucketWastesNothing guards that a limit never gives less than its
+// numbers say: a client that asks at every drip gets every drip in full.
 func TestSaturatedBucketWastesNothing(t *testing.T) {
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
@@ -445,8 +443,9 @@ func TestSaturatedBucketWastesNothing(t *testing.T) {
 	})
 }
 
-// Guards the forgetting of buckets, in memory and by expiry in Redis: one that
-// has run empty may be dropped at any time and none of its decisions changes.
+// TestDrainedBucketIsAbsentBucket guards the removal of drained buckets, in memory
+// and by expiry in Redis: a bucket that has run empty may be removed at any time
+// without changing any decision.
 func TestDrainedBucketIsAbsentBucket(t *testing.T) {
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, kept := drawLimit(t), drawSubject(t)
@@ -468,8 +467,8 @@ func TestDrainedBucketIsAbsentBucket(t *testing.T) {
 	})
 }
 
-// exact evaluates the formulas of the design, to the letter, in numbers that
-// cannot overflow.
+// exact evaluates the formulas of the design literally, in numbers that cannot
+// overflow.
 type exact struct{ clear, slack *big.Int }
 
 func (e *exact) take(l Limit, at, price int64) (admitted bool, retry, remaining, clear *big.Int) {
@@ -509,8 +508,8 @@ func ceilOf(a, b *big.Int) *big.Int {
 	return new(big.Int).Neg(floorOf(new(big.Int).Neg(a), b))
 }
 
-// drawUnits draws from 1 to most, of any magnitude, with a liking for powers
-// of two and for what is next to them.
+// drawUnits draws from 1 to most, of any magnitude, with a preference for powers
+// of two and their neighbours.
 func drawUnits(t *rapid.T, label string, most int64) int64 {
 	power := int64(1) << rapid.IntRange(0, 49).Draw(t, label+": power")
 	switch rapid.IntRange(0, 3).Draw(t, label+": at power, off it, any, most") {
@@ -524,9 +523,9 @@ func drawUnits(t *rapid.T, label string, most int64) int64 {
 	return most
 }
 
-// Guards against overflow: with any numbers that Validate accepts, the largest
-// included, decisions are what exact arithmetic comes to, and no clear time
-// lies beyond the horizon.
+// TestExtremesDoNotOverflow guards against overflow: with any numbers that
+// Validate accepts, even the largest, decisions are what exact arithmetic gives,
+// and no clear time lies beyond the horizon.
 func TestExtremesDoNotOverflow(t *testing.T) {
 	const latest = 1<<53 - horizon // the last moment at which doubles are exact up to the horizon
 	checkTraces(t, 30, func(t *rapid.T) {
@@ -576,8 +575,8 @@ func TestExtremesDoNotOverflow(t *testing.T) {
 	})
 }
 
-// Guards the door that everything above relies on: Validate accepts exactly
-// the numbers that the design allows.
+// TestValidateAcceptsExactlyWhatIsAllowed guards the check that everything above
+// relies on: Validate accepts exactly the numbers that the design allows.
 func TestValidateAcceptsExactlyWhatIsAllowed(t *testing.T) {
 	units := []int64{math.MinInt64, -1, 0, 1, 2, 3, 1<<11 - 1, 1<<49 - 1, 1 << 49, 1<<49 + 1, math.MaxInt64}
 	checkTraces(t, 20, func(t *rapid.T) {
@@ -596,7 +595,7 @@ func TestValidateAcceptsExactlyWhatIsAllowed(t *testing.T) {
 			math.MinInt64, -1000, 0, 1, 999, 1000, 1001, 1500, 1e9, 1 << 53 * 1000, math.MaxInt64,
 		}
 		if allowed {
-			// The longest rate that is, and those about it.
+			// The longest drip interval that is allowed, and those next to it.
 			longest := floorOf(big.NewInt(1<<50), plus(ceilOf(B, S), one)).Int64() * 1000
 			rates = append(rates, longest-1000, longest-1, longest, longest+1, longest+1000)
 		}
@@ -613,10 +612,10 @@ func TestValidateAcceptsExactlyWhatIsAllowed(t *testing.T) {
 	})
 }
 
-// Guards sizes that differ, from placeholders, between nodes or over a reload:
-// where the size differs from request to request the bucket is still one, follows
-// its description, and admits no more than if every request had named the largest
-// size.
+// TestVaryingSizesShareOneBucket guards sizes that differ, because of
+// placeholders, between nodes or over a reload: even if the size changes from
+// request to request, there is one bucket, which follows its description and
+// admits no more than if every request had the largest size.
 func TestVaryingSizesShareOneBucket(t *testing.T) {
 	checkTraces(t, 30, func(t *rapid.T) {
 		largest, s := drawLimit(t), drawSubject(t)

@@ -9,39 +9,39 @@ import (
 	"time"
 )
 
-// A Memory keeps the buckets of each limit in tables of their own, a partition,
-// so that no limit takes another's room. It counts and bounds them for each
-// Name, of which there may be several limits if their numbers differ.
+// A Memory keeps the buckets of each limit in tables of their own, a partition, so
+// that no limit takes another's room. Buckets are counted and capped for each
+// Name; several limits with different drips may have the same Name.
 
 const (
-	// tables is how many tables a partition has: so many that with a million
-	// buckets one is rebuilt within some tens of microseconds.
+	// tables is the number of tables in a partition: enough that with a million
+	// buckets one table is rebuilt within some tens of microseconds.
 	tables = 256
 
-	// maxPartitions is the most partitions there are, and maxShapes those of one
-	// Name. Limits beyond share one of their Name; where even Names are too many,
-	// they share one.
+	// maxPartitions is the maximum number of partitions, and maxShapes of those of
+	// one Name. Further limits share one partition per Name; when there are too
+	// many Names, they all share one.
 	maxPartitions = 4096
 	maxShapes     = 64
 
-	// sweepEvery is the least time, in µs, between two sweeps, and sweepSteps how
-	// many of them sweep every table once: in ten seconds.
+	// sweepEvery is the minimum time, in µs, between two sweeps. sweepSteps of
+	// them sweep every table once: in ten seconds.
 	sweepSteps = 1024
 	sweepEvery = 10_000_000 / sweepSteps
 )
 
-// The drip rates of partitions for limits that have none of their own.
+// The drip rates that mark partitions for limits that have none of their own.
 const (
-	otherShapes = -1 // of one Name
+	otherShapes = -1 // for limits of one Name
 	otherNames  = -2
 )
 
-// limitID is what tells limits, and so partitions, apart.
+// limitID identifies a limit, and so a partition.
 type limitID struct {
 	name     string
 	rate     time.Duration
 	dripSize int64
-	shared   bool // whether these are the buckets that keys share
+	shared   bool // whether these are shared buckets
 }
 
 // limitID returns the identity of b's limit.
@@ -54,38 +54,39 @@ func (id limitID) bucket() Bucket {
 	return Bucket{Name: id.name, Limit: Limit{DripInterval: id.rate, DripSize: id.dripSize}, shared: id.shared}
 }
 
-// partition holds the buckets of one limit, or of several that have none.
+// partition holds the buckets of one limit, or of several that have no partition
+// of their own.
 type partition struct {
 	tables [tables]table // first, so that each fills a cache line of its own
 	id     limitID
-	order  uint64 // unlike any other's; tables are locked in this order
+	order  uint64 // unique; tables are locked in this order
 	salt   uint64 // the hash of id
 	usage  *usage
 	dead   bool // no longer in the directory; guarded by the lock of each table
-	idle   bool // whether it was empty when it was last swept; guarded by Memory.mu
+	idle   bool // whether it was empty at the last sweep; guarded by Memory.mu
 
 	_    [64]byte // what is above is only read
 	held atomic.Int64
 }
 
-// mixed reports whether p has buckets of several limits.
+// mixed reports whether p holds buckets of several limits.
 func (p *partition) mixed() bool { return p.id.rate < 0 }
 
-// usage is what is counted for all limits of a Name.
+// usage holds the counters for all limits of one Name.
 type usage struct {
 	name    string
-	maxKeys atomic.Int64 // as buckets say, 0 if they leave it open
-	keeps   atomic.Bool  // whether nothing is forgotten
-	parts   atomic.Int32 // how many partitions there are
+	maxKeys atomic.Int64 // as set by buckets, 0 if they leave it open
+	keeps   atomic.Bool  // whether nothing is evicted
+	parts   atomic.Int32 // number of partitions
 
 	_         [64]byte // what is above is only read
 	held      atomic.Int64
-	shared    atomic.Int64 // buckets that keys share, not in held
+	shared    atomic.Int64 // shared buckets, not included in held
 	forgotten atomic.Uint64
 	onShared  atomic.Uint64 // requests decided on a shared bucket
 }
 
-// agree records what b says about its limit.
+// agree records a bucket's options for its limit.
 func (u *usage) agree(maxKeys int, keeps bool) {
 	if n := int64(maxKeys); u.maxKeys.Load() != n {
 		u.maxKeys.Store(n)
@@ -95,13 +96,13 @@ func (u *usage) agree(maxKeys int, keeps bool) {
 	}
 }
 
-// directory finds partitions. It never changes: a new one replaces it.
+// directory finds partitions. It is immutable: changes replace it.
 type directory struct {
 	partitions map[limitID]*partition
-	bySalt     []*partition // the same by their salts: a hash table with linear probing
+	bySalt     []*partition // the same by salt: a hash table with linear probing
 	all        []*partition
 	usages     map[string]*usage
-	others     *usage // of all limits that have no partition of their Name
+	others     *usage // for all limits that have no partition for their Name
 }
 
 // newDirectory returns a directory of the given partitions and usages.
@@ -119,7 +120,7 @@ func newDirectory(all []*partition, usages map[string]*usage, others *usage) *di
 	return d
 }
 
-// partition returns the partition of b's limit, of which the hash is given.
+// partition returns the partition of b's limit; salt is the hash of that limit.
 func (m *Memory) partition(b *Bucket, salt uint64) *partition {
 	all := m.directory.Load().bySalt
 	mask := uint64(len(all) - 1)
@@ -145,8 +146,8 @@ func (m *Memory) partitionOf(id limitID) *partition {
 	return m.newPartition(id)
 }
 
-// other returns the identity of the partition for limits like id that have none
-// of their own.
+// other returns the identity of the partition that limits like id share if they
+// have none of their own.
 func (id limitID) other(rate time.Duration) limitID {
 	if rate == otherNames {
 		id.name = ""
@@ -154,7 +155,7 @@ func (id limitID) other(rate time.Duration) limitID {
 	return limitID{name: id.name, rate: rate, shared: id.shared}
 }
 
-// newPartition makes a partition for a limit, or returns the one that it is to
+// newPartition makes a partition for a limit, or returns the one that it has to
 // share with others.
 func (m *Memory) newPartition(id limitID) *partition {
 	m.mu.Lock()
@@ -185,8 +186,7 @@ func (m *Memory) newPartition(id limitID) *partition {
 	return p
 }
 
-// drop removes p if it has been empty for as long as a sweep takes. What was
-// counted stays.
+// drop removes p if it has been empty for a whole sweep. Its counters stay.
 func (m *Memory) drop(p *partition) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -215,25 +215,25 @@ func (m *Memory) drop(p *partition) {
 	}
 }
 
-// LimitUsage tells how much of its room a limit uses.
+// LimitUsage reports how much of its room a limit uses.
 type LimitUsage struct {
-	// The Name of the limit's buckets. It is empty also for what has no room
-	// of its own because there are more than 4096 Names.
+	// The Name of the limit's buckets. It is also empty for limits that have no
+	// room of their own because there are more than 4096 Names.
 	Name string
 
-	// The buckets that are held, drained ones that have not left yet included,
-	// and the most that may be, without those that keys share.
+	// The number of buckets held, including drained ones that have not been
+	// removed yet, and the maximum. Neither includes shared buckets.
 	Buckets, MaxKeys int
 
-	// How many buckets that held something were forgotten since the Memory was
-	// made, to make room for others.
+	// The number of buckets evicted since the Memory was made, to make room for
+	// others, while they still held something.
 	Forgotten uint64
 
-	// How many requests were decided on a shared bucket since then.
+	// The number of requests decided on a shared bucket since the Memory was made.
 	Shared uint64
 }
 
-// Limits returns the usage of each limit that has, or had, buckets, sorted by
+// Limits returns the usage of each limit that has, or has had, buckets, sorted by
 // Name. It is cheap enough to be called every few seconds.
 func (m *Memory) Limits() []LimitUsage {
 	d := m.directory.Load()
@@ -257,20 +257,20 @@ func (m *Memory) Limits() []LimitUsage {
 	return limits
 }
 
-// hash returns the identity of b in 64 bits.
+// hash returns the identity of b as 64 bits.
 func (m *Memory) hash(b *Bucket) uint64 { return b.hash(m.seed) }
 
-// sweep lets drained buckets leave, if it is time to.
+// sweep removes drained buckets if a sweep is due.
 func (m *Memory) sweep(now int64) {
 	if last := m.sweptAt.Load(); now-last >= sweepEvery && m.sweptAt.CompareAndSwap(last, now) {
 		m.sweepTables(now)
 	}
 }
 
-// sweepTables lets drained buckets leave from the tables that are next, and
-// forgets some where there are too many since the bounds were lowered.
+// sweepTables removes drained buckets from the next tables, and evicts buckets
+// where there are too many since the maximum was lowered.
 func (m *Memory) sweepTables(now int64) {
-	kept := int64(0) // anew, since a limit may have begun to forget, or to keep
+	kept := int64(0) // recounted, because a limit may have started or stopped evicting
 	for _, u := range m.directory.Load().usages {
 		if u.keeps.Load() {
 			kept += u.held.Load()
@@ -303,8 +303,8 @@ func (m *Memory) sweepTables(now int64) {
 	}
 }
 
-// count records that p has so many buckets more. The lock of one of its
-// tables must be held.
+// count adds more to the number of buckets in p. The lock of one of p's tables
+// must be held.
 func (m *Memory) count(p *partition, more int) {
 	n := int64(more)
 	if n == 0 {

@@ -11,11 +11,11 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestDenialsChargeNothingInDoubt tests that what is told to a server that may
-// have lost what it knew is never charged there for requests that are denied:
-// for another bucket that is full, or for their cost. What was admitted just as
-// the server lost its scripts may count twice.
-func TestDenialsChargeNothingInDoubt(t *testing.T) {
+// TestDeniedRequestsNeverChargeReportedLevels guards that levels sent to a server
+// that may have lost them never include the charges of denied requests, whether
+// denied by another full bucket or for their cost. What was admitted just when the
+// server lost its scripts may count twice.
+func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 	t.Parallel()
 	for _, callers := range []int{16, 128} {
 		t.Run(fmt.Sprintf("another bucket,callers=%d", callers), func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestDenialsChargeNothingInDoubt(t *testing.T) {
 			close(stop)
 			all.Wait()
 			if used := level(t, r, everybody); used < admitted.Load() || used > 2*admitted.Load() {
-				t.Errorf("%d admitted, and the limit of all has lost %d", admitted.Load(), used)
+				t.Errorf("%d admitted, and the shared limit has lost %d", admitted.Load(), used)
 			}
 		})
 		t.Run(fmt.Sprintf("its cost,callers=%d", callers), func(t *testing.T) {
@@ -89,12 +89,12 @@ func TestDenialsChargeNothingInDoubt(t *testing.T) {
 	}
 }
 
-// forgetOnce has the next requests asked for, though they are known to be denied.
+// forgetOnce clears the deny cache, so that the server is asked next.
 func forgetOnce(r *Redis) { r.denyCache.latest.Store(0) }
 
-// TestStalledServerOfCluster tests requests of several keys which nobody else
-// decides while one server of a cluster stalls now and then: no caller hangs, and
-// nor does the store when it is closed.
+// TestStalledServerOfCluster guards requests with several keys and no fallback
+// while one server of a cluster stalls now and then: no caller hangs, and neither
+// does closing the store.
 func TestStalledServerOfCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)

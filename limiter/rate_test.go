@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Guards what drips at a rate: n/d reduced to whole microseconds, unless that is
-// uneven or more than the bucket holds.
+// TestNewLimit guards the drips of a rate: n/d reduced to whole microseconds,
+// unless that is uneven or more than the bucket holds.
 func TestNewLimit(t *testing.T) {
 	const (
 		µs  = time.Microsecond
@@ -57,7 +57,8 @@ func TestNewLimit(t *testing.T) {
 	}
 }
 
-// Guards that a rate which can't be kept is refused, with what is out of range.
+// TestNewLimitErrors guards that a rate which cannot be kept is an error that says
+// what is out of range.
 func TestNewLimitErrors(t *testing.T) {
 	const drain = ": a full bucket and one drip more must drain within 35 years"
 	tests := []struct {
@@ -99,9 +100,10 @@ func TestNewLimitErrors(t *testing.T) {
 	}
 }
 
-// Guards the promise for every rate and size: never above the rate, below it by
-// less than one in 10 000, even, and no drip larger than the bucket. Only where
-// no drip can keep it is the size refused, and the rates named are accepted.
+// TestNewLimitKeepsRate guards the promise for every rate and size: never above
+// the rate, below it by less than 1 part in 10,000, even, and no drip larger than
+// the bucket. The size is rejected only if no drip can keep the rate, and the
+// suggested rates are accepted.
 func TestNewLimitKeepsRate(t *testing.T) {
 	anyOf := func(most int64) *rapid.Generator[int64] {
 		return rapid.OneOf(rapid.Int64Range(1, 100), rapid.Int64Range(1, 2_000_000), rapid.Int64Range(1, most),
@@ -113,8 +115,8 @@ func TestNewLimitKeepsRate(t *testing.T) {
 		size := rapid.OneOf(anyOf(MaxUnits), rapid.Just(n)).Draw(t, "size")
 		l, err := NewLimit(n, time.Duration(d)*time.Microsecond, size)
 		if err != nil {
-			// Of drips that fit none may do: with s units a drip, the best time
-			// between two is ⌈s·d/n⌉, of at most some 10 000 µs.
+			// None of the drips that fit may keep the rate: with s units a drip,
+			// the best interval is ⌈s·d/n⌉, of at most some 10,000 µs.
 			for s := int64(1); s <= min(size, 20_000); s++ {
 				p := new(big.Int).Mul(big.NewInt(s), big.NewInt(d))
 				p.Add(p, big.NewInt(n-1)).Div(p, big.NewInt(n))
@@ -138,8 +140,8 @@ func TestNewLimitKeepsRate(t *testing.T) {
 	})
 }
 
-// short reports whether l drips at most n units each d µs, and less by less than
-// one in 10 000.
+// short reports whether l drips at most n units every d µs, and less by less than
+// 1 part in 10,000.
 func short(n, d int64, l Limit) bool {
 	rate := big.NewRat(n, d)
 	drips := big.NewRat(l.DripSize, l.DripInterval.Microseconds())
@@ -147,8 +149,8 @@ func short(n, d int64, l Limit) bool {
 	return drips.Cmp(rate) <= 0 && drips.Cmp(least) > 0
 }
 
-// Guards that the search for a drip ends within the numbers that it computes
-// with, where they are largest.
+// TestNewLimitExtremes guards that the search for a drip ends without overflow for
+// the largest numbers.
 func TestNewLimitExtremes(t *testing.T) {
 	for _, n := range []int64{1, 2, 3, 1<<25 - 1, 1<<49 - 1, MaxUnits} {
 		for _, d := range []int64{1, 2, 3, 9_999, 10_001, 1<<25 + 1, 1<<49 - 1, 1<<49 + 1, horizon - 1, horizon} {
@@ -160,8 +162,8 @@ func TestNewLimitExtremes(t *testing.T) {
 	}
 }
 
-// Guards what a client gets at a rate over a long time, drip by drip in a store:
-// size at once, and then n each d.
+// TestRateHoldsOverLongTimes guards what a client gets over a long time, drip by
+// drip in a store: size at once, and then n every d.
 func TestRateHoldsOverLongTimes(t *testing.T) {
 	for _, tc := range []struct {
 		n    int64
@@ -205,9 +207,10 @@ func TestRateHoldsOverLongTimes(t *testing.T) {
 	}
 }
 
-// Guards the limits that are made in a word, for numbers that make sense and
-// that do not: nothing panics, and what is not valid admits nothing.
-func TestLimitsInAWord(t *testing.T) {
+// TestRateConstructors guards PerSecond, PerMinute and Every for numbers that make
+// sense and numbers that do not: nothing panics, and a Limit that is not valid
+// admits nothing.
+func TestRateConstructors(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		got   Limit
@@ -243,8 +246,8 @@ func TestLimitsInAWord(t *testing.T) {
 	}
 }
 
-// Guards that the number of units is all that can be wrong with PerSecond and
-// PerMinute, which have no error to tell it.
+// TestPerSecondIsValid guards that only the number of units can be wrong with
+// PerSecond and PerMinute, which return no error.
 func TestPerSecondIsValid(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.OneOf(rapid.Int64Range(1, 3_000_000), rapid.Int64Range(1, MaxUnits)).Draw(t, "n")

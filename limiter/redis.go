@@ -12,26 +12,26 @@ import (
 
 // Redis is a Store that keeps its buckets in Redis servers, so that any number of
 // processes share them. A request is decided by one call of a script, on the
-// server's clock. Concurrent requests are batched, and once a bucket is full, the
-// server is not asked about it again before the next drip.
+// server's clock. Concurrent requests are batched. Once a bucket is full, the
+// server is not asked about it again before its next drip.
 //
-// In a cluster all buckets of one key lie in one slot. A request with several keys
-// takes a call for each of them, side by side. These calls hold the units until all
-// have been answered.
+// In a cluster, all buckets of one key are in one slot. A request with several
+// keys takes one call for each of them, all in parallel. These calls hold the
+// units until all have been answered.
 type Redis struct {
 	keys      keys
 	timeout   time.Duration
 	fallback  *fallback // nil if there is none
 	client    *redisscript.Client
 	denyCache *denyCache
-	place     string               // where the buckets are, see place
-	clock     func() time.Duration // it never goes back
+	place     string               // identifies where the buckets are, see RedisOptions.place
+	clock     func() time.Duration // never goes back
 	closed    atomic.Bool
 }
 
-// NewRedis returns a store in the given Redis. It does not connect yet, see
-// [Redis.Connect], and whether there is a Redis makes no difference. It returns
-// the error of [RedisOptions.Validate] for options that cannot work.
+// NewRedis returns a store in the given Redis. It does not connect yet (see
+// [Redis.Connect]), and succeeds even if no server is running. It returns the
+// error of [RedisOptions.Validate] if opt is not valid.
 func NewRedis(opt RedisOptions) (*Redis, error) {
 	if err := opt.Validate(); err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func NewRedis(opt RedisOptions) (*Redis, error) {
 	return newRedis(opt, takeScript), nil
 }
 
-// newRedis returns a store whose script is the given one.
+// newRedis returns a store that uses the given script.
 func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	start := time.Now()
 	r := &Redis{
@@ -61,29 +61,30 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	return r
 }
 
-// SharesBuckets reports whether r and other, as far as their options tell, keep
+// SharesBuckets reports whether, as far as their options show, r and other keep
 // their buckets in the same servers and under the same keys.
 func (r *Redis) SharesBuckets(other *Redis) bool { return r.place == other.place }
 
-// Connect begins to connect, so that the first request need not wait for it.
+// Connect starts connecting in the background, so that the first request need not
+// wait for a connection.
 func (r *Redis) Connect() { r.client.Connect() }
 
-// Close closes all connections. Later requests are decided as if the servers did not
-// answer.
+// Close closes all connections. Later requests are decided as if the servers did
+// not answer.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
 	r.fallback.close()
 	return r.client.Close()
 }
 
-// ErrUnavailable is returned, wrapped, by Take if a server can't be asked.
+// ErrUnavailable is returned, wrapped, by Take when a server is unavailable.
 var ErrUnavailable = errors.New("no decision")
 
-// Take implements Store. It waits at most the store's timeout, and not beyond
-// the deadline of ctx: after that the fallback decides or, if there is none, it
+// Take implements Store. It waits no longer than the store's timeout and the
+// deadline of ctx. After that the fallback decides or, if there is none, Take
 // returns an error that wraps [ErrUnavailable]. A request whose context is
 // cancelled is decided all the same: abandoning it would cost the connection and
-// leave open whether it was charged. The values of ctx do not matter.
+// leave open whether it was charged. Values of ctx are ignored.
 func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.prepare(); err != nil {
 		return dst, err
@@ -142,8 +143,8 @@ func anyHere(outcomes []outcome) bool {
 	return false
 }
 
-// decide decides a request whose buckets lie together: on their server, or in
-// this process if that can't be asked. It appends to dst.
+// decide decides a request whose buckets are on one server: there, or in this
+// process if that server is unavailable. It appends to dst.
 func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outcome, error) {
 	q := r.query(req, byte(req.Accounting))
 	_, outcomes, err := r.ask(ctx, req, q, dst)
@@ -153,7 +154,7 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 		q.release()
 		return outcomes, nil
 	case len(req.Buckets) > 1 && redisscript.MovingSlot(err):
-		// The slot is on its way to another server, and has buckets on both.
+		// The slot is being moved to another server, and has buckets on both.
 		r.fallback.drop(q)
 		all := make([]int, len(req.Buckets))
 		for i := range all {
@@ -168,7 +169,7 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 	return r.fallback.decide(req, dst, false, q), nil
 }
 
-// query returns what a server is asked about req.
+// query returns the query that asks a server to decide req.
 func (r *Redis) query(req Request, what byte) *query {
 	q := r.keys.query(req, what)
 	q.abandoned, q.holdsUnits = false, false
@@ -182,8 +183,8 @@ func (r *Redis) query(req Request, what byte) *query {
 	return q
 }
 
-// ask has req, of which q asks, decided by the server on which its buckets lie,
-// and appends to dst. After an error q may still be on its way.
+// ask sends q, the query for req, to the server that has its buckets, and appends
+// the outcomes to dst. After an error q may still be in flight.
 func (r *Redis) ask(ctx context.Context, req Request, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
 	srv, err := r.client.Do(ctx, &q.Call)
 	if err != nil {
@@ -199,8 +200,8 @@ func (r *Redis) ask(ctx context.Context, req Request, q *query, dst []outcome) (
 	return srv, outcomes, nil
 }
 
-// errCorrupt is the error of a key of ours that something else has written to.
+// errCorrupt is the error for a key of ours that something else has written to.
 var errCorrupt = errors.New("the value of a key is no bucket's")
 
-// errLate is the error of a request whose deadline has passed before it is sent.
+// errLate is the error for a request whose deadline passed before it was sent.
 var errLate = errors.New("no time was left to ask a server")

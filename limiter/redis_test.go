@@ -20,7 +20,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// mustNewRedis returns a store with options that work.
+// mustNewRedis returns a store with valid options.
 func mustNewRedis(t testing.TB, opt RedisOptions) *Redis {
 	t.Helper()
 	r, err := NewRedis(opt)
@@ -30,8 +30,8 @@ func mustNewRedis(t testing.TB, opt RedisOptions) *Redis {
 	return r
 }
 
-// newTestRedis returns a store in the given server that has all the time it
-// needs; change may change its options.
+// newTestRedis returns a store in the given server with plenty of time; change may
+// change its options.
 func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOptions)) *Redis {
 	t.Helper()
 	opt := RedisOptions{Addresses: []string{server.Addr}, KeyPrefix: "rl:", Timeout: 10 * time.Second}
@@ -43,8 +43,8 @@ func newTestRedis(t testing.TB, server *redistest.Server, change func(*RedisOpti
 	return r
 }
 
-// hourly returns a bucket of the given size that drips a unit an hour, so not
-// within a test.
+// hourly returns a bucket of the given size that drips one unit an hour, and so
+// not during a test.
 func hourly(size int64) Bucket {
 	return Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 }
@@ -59,8 +59,8 @@ func serverTime(t testing.TB, server *redistest.Server) int64 {
 	return now.UnixMicro()
 }
 
-// storedState returns what is stored under key, which must be as a state is
-// stored, and when the key expires, in ms.
+// storedState returns the state stored under key, which must be in the right
+// format, and when the key expires, in ms.
 func storedState(t testing.TB, server *redistest.Server, key string) (s state, expires int64) {
 	t.Helper()
 	value, err := server.Client().Get(t.Context(), key).Result()
@@ -78,9 +78,9 @@ func storedState(t testing.TB, server *redistest.Server, key string) (s state, e
 	return s, expires
 }
 
-// checkExpiry checks that a key expires when its bucket is empty: never
-// before, and within a millisecond. It has expired when the clock has gone past
-// the millisecond that it is told.
+// checkExpiry checks that a key expires when its bucket is empty: never before,
+// and within a millisecond. A key expires when the clock has passed the given
+// millisecond.
 func checkExpiry(t testing.TB, s state, expires int64) {
 	t.Helper()
 	if want := s.clear / 1000; expires < want || expires > want+1 {
@@ -88,8 +88,7 @@ func checkExpiry(t testing.TB, s state, expires int64) {
 	}
 }
 
-// calls tells how often the server has run some commands since it was asked
-// last.
+// calls counts how often the server has run some commands since the last check.
 type calls struct {
 	server *redistest.Server
 	before map[string]int64
@@ -105,7 +104,8 @@ func (c *calls) since(t testing.TB, name string) int64 {
 	return n - c.before[name]
 }
 
-// check checks how often the server has run the named command since.
+// check checks how often the server has run the named command since the last
+// check.
 func (c *calls) check(t testing.TB, name string, want int64) {
 	t.Helper()
 	if got := c.since(t, name); got != want {
@@ -113,9 +113,9 @@ func (c *calls) check(t testing.TB, name string, want int64) {
 	}
 }
 
-// TestRedisKeys pins the names of keys, by which all nodes and all releases
-// find the same buckets: the prefix, 128 bits of SHA-256 of the user's key in
-// base64url, the bucket's name, and in base 36 how it drips.
+// TestRedisKeys pins the names of keys, by which all nodes and all releases find
+// the same buckets: the prefix, 128 bits of the SHA-256 of the user's key in
+// base64url, the bucket's name, and its drips in base 36.
 func TestRedisKeys(t *testing.T) {
 	limit := Limit{Size: 16, DripInterval: 2 * time.Second, DripSize: 1}
 	tests := []struct {
@@ -157,8 +157,8 @@ func TestRedisKeys(t *testing.T) {
 	}
 }
 
-// TestRedisKeepsNoUserBytes guards what users send: nothing of it is in the
-// names of keys or in what they hold.
+// TestRedisKeepsNoUserBytes guards user data: none of it is in the names or values
+// of keys.
 func TestRedisKeepsNoUserBytes(t *testing.T) {
 	const canary = "s3cret"
 	server := redistest.Start(t)
@@ -181,9 +181,9 @@ func TestRedisKeepsNoUserBytes(t *testing.T) {
 	}
 }
 
-// TestRedisStoredState tests what a key holds: on the server's clock the time
-// at which the bucket runs empty, as an integer, which takes Redis no memory
-// of its own, and the slack if there is any.
+// TestRedisStoredState guards the value of a key: the time on the server's clock
+// at which the bucket runs empty, as an integer, which takes Redis no extra
+// memory, and the slack if it is not 0.
 func TestRedisStoredState(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -224,8 +224,8 @@ func TestRedisStoredState(t *testing.T) {
 	}
 }
 
-// TestRedisNumbersAreExact tests that the largest numbers reach the script and
-// come back as they are.
+// TestRedisNumbersAreExact guards that the largest numbers reach the script and
+// come back unchanged.
 func TestRedisNumbersAreExact(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -268,8 +268,8 @@ func TestRedisNumbersAreExact(t *testing.T) {
 				}
 				checkExpiry(t, s, expires)
 
-				// A whole bucketful more has to wait until what is there has
-				// drained, but for the slack.
+				// Another whole bucketful has to wait until what is there has
+				// drained, except for the slack.
 				b.Cost = l.Size
 				d = decide(t, r, AccountingAtomic, b)[0]
 				want := d.Clear - time.Duration(slack/l.DripSize)*l.DripInterval
@@ -284,9 +284,9 @@ func TestRedisNumbersAreExact(t *testing.T) {
 	}
 }
 
-// TestRedisKeyGoesWhenBucketIsEmpty tests that the server itself drops a key
-// once its bucket has drained, and that the bucket is then as new.
-func TestRedisKeyGoesWhenBucketIsEmpty(t *testing.T) {
+// TestRedisKeyExpiresWhenBucketIsEmpty guards that the server itself removes a key
+// once its bucket has drained, and that the bucket then starts afresh.
+func TestRedisKeyExpiresWhenBucketIsEmpty(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{3, 100 * time.Millisecond, 1}, Cost: 3}
@@ -313,8 +313,8 @@ func TestRedisKeyGoesWhenBucketIsEmpty(t *testing.T) {
 	}
 }
 
-// TestRedisDenialWritesNothing guards what a denied request costs: the server
-// only reads, and the bucket and the life of its key stay as they were.
+// TestRedisDenialWritesNothing guards the cost of a denied request: the server
+// only reads, and the bucket and the TTL of its key do not change.
 func TestRedisDenialWritesNothing(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -358,13 +358,13 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 	}
 }
 
-// changes returns how many changes to its data the server has counted.
+// changes returns the number of changes to its data that the server has counted.
 func changes(t testing.TB, server *redistest.Server) int64 {
 	t.Helper()
 	return infoNumber(t, server, "persistence", "rdb_changes_since_last_save")
 }
 
-// infoNumber returns a number of those that the server tells of itself.
+// infoNumber returns a number from the server's INFO.
 func infoNumber(t testing.TB, server *redistest.Server, section, name string) int64 {
 	t.Helper()
 	info, err := server.Client().Info(t.Context(), section).Result()
@@ -380,9 +380,9 @@ func infoNumber(t testing.TB, server *redistest.Server, section, name string) in
 	return n
 }
 
-// TestRedisOneCall tests that a request is one command to the server, however
-// many buckets it has; only the first one after the server's start is sent a
-// second time, for the server has to be told the script.
+// TestRedisOneCall guards that a request is one command to the server, however
+// many buckets it has. Only the first one after the server's start is sent twice,
+// because the server does not know the script yet.
 func TestRedisOneCall(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -418,8 +418,8 @@ func TestRedisOneCall(t *testing.T) {
 	}
 }
 
-// TestRedisScriptFlushed tests that a server which forgets the script at any
-// moment disturbs no request, and that none is charged twice.
+// TestRedisScriptFlushed guards that flushing the server's scripts at any moment
+// fails no request, and that no request is charged twice.
 func TestRedisScriptFlushed(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -439,7 +439,7 @@ func TestRedisScriptFlushed(t *testing.T) {
 		}
 	}
 	c.check(t, "evalsha", 60)
-	// Connections that are made meanwhile have the server learn it too.
+	// New connections load the script on the server too.
 	if got, most := c.since(t, "eval"), 20+c.since(t, "evalsha_ro"); got < 20 || got > most {
 		t.Errorf("%d calls of eval, want 20 to %d", got, most)
 	}
@@ -463,17 +463,17 @@ func TestRedisScriptFlushed(t *testing.T) {
 		t.Errorf("%d units after %d requests", got, want)
 	}
 	if c.since(t, "eval") == 0 {
-		t.Error("the script was never forgotten: the test shows nothing")
+		t.Error("the script was never forgotten: the test proves nothing")
 	}
 }
 
-// TestRedisGroups tests that several requests in one call of the script are
-// decided as they would be one after the other, also where they meet in a
-// bucket, are alike, or tell levels that buckets have at least.
+// TestRedisGroups guards that several requests in one call of the script are
+// decided as if one after the other, even if they use the same bucket, are equal,
+// or report levels that buckets have at least.
 func TestRedisGroups(t *testing.T) {
 	server := redistest.Start(t)
 	one, all := newVirtual(t, server, "one:"), newVirtual(t, server, "all:")
-	groups, shared, alike, owing := 0, 0, 0, 0
+	groups, shared, alike, leveled := 0, 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		one.flush(t)
 		buckets, last, limit := drawBuckets(t), Decision{}, Limit{1, time.Second, 1}
@@ -482,19 +482,19 @@ func TestRedisGroups(t *testing.T) {
 			var reqs []told
 			for range rapid.IntRange(1, 8).Draw(t, "requests") {
 				req := told{Request: drawRequest(t, buckets)}
-				if rapid.Bool().Draw(t, "owed") {
-					req.owed = drawOwed(t, req.Buckets)
+				if rapid.Bool().Draw(t, "levels") {
+					req.levels = drawLevels(t, req.Buckets)
 				}
 				times := rapid.IntRange(1, 3).Draw(t, "times")
 				reqs = append(reqs, slices.Repeat([]told{req}, times)...)
-				if alike += times - 1; times > 1 && req.owed != nil {
-					owing++
+				if alike += times - 1; times > 1 && req.levels != nil {
+					leveled++
 				}
 			}
 
 			var want, got []Decision
 			for _, req := range reqs {
-				outcomes, err := askTold(one.Redis, req.Request, req.owed)
+				outcomes, err := askTold(one.Redis, req.Request, req.levels)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -533,31 +533,31 @@ func TestRedisGroups(t *testing.T) {
 			last, limit = want[i], reqs[0].Buckets[0].Limit
 		}
 	})
-	if groups < 500 || shared < 500 || alike < 500 || owing < 100 {
-		t.Errorf("%d requests, %d buckets shared in one call, %d requests like the last, %d such with levels: the test shows too little",
-			groups, shared, alike, owing)
+	if groups < 500 || shared < 500 || alike < 500 || leveled < 100 {
+		t.Errorf("%d requests, %d buckets shared in one call, %d requests like the last, %d such with levels: the test covers too little",
+			groups, shared, alike, leveled)
 	}
 }
 
-// told is a request as the script is told of it: with levels that its buckets
-// have at least.
+// told is a request as it is sent to the script, with levels that its buckets have
+// at least.
 type told struct {
 	Request
-	owed []toldLevel
+	levels []toldLevel
 }
 
-// drawOwed draws such levels. Not every bucket has one.
-func drawOwed(t *rapid.T, buckets []Bucket) []toldLevel {
-	owed := make([]toldLevel, len(buckets))
+// drawLevels draws such levels. Not every bucket has one.
+func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
+	levels := make([]toldLevel, len(buckets))
 	for i, b := range buckets {
 		if rapid.Bool().Draw(t, "this") {
-			owed[i].dirty = rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
-			owed[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
-			owed[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
-			owed[i].with = b.Limit.atLeast(owed[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"))
+			levels[i].dirty = rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
+			levels[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
+			levels[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
+			levels[i].with = b.Limit.atLeast(levels[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"))
 		}
 	}
-	return owed
+	return levels
 }
 
 // callScript has the script of v decide several requests in one call, by the
@@ -573,11 +573,11 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 		for i, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
 			numbers, flags := []int64{b.Limit.Size, b.Limit.DripInterval.Microseconds(), b.Limit.DripSize, b.Cost}, byte(0)
-			var owed []int64
-			if req.owed != nil && req.owed[i].dirty != clean {
-				k := req.owed[i]
-				owed, flags = []int64{k.clear, k.slack, k.with.clear, k.with.slack}, flags+2
-				if req.owed[i].dirty == ahead {
+			var levels []int64
+			if req.levels != nil && req.levels[i].dirty != clean {
+				k := req.levels[i]
+				levels, flags = []int64{k.clear, k.slack, k.with.clear, k.with.slack}, flags+2
+				if req.levels[i].dirty == ahead {
 					flags += 8
 				}
 			}
@@ -585,7 +585,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
 			}
 			run = append(run, flags)
-			for _, n := range owed {
+			for _, n := range levels {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
 			}
 		}
@@ -602,10 +602,10 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 	return reply
 }
 
-// TestRedisForeignValues tests that whatever else a key may hold is an empty
-// bucket: the request is decided, and the next charge puts a bucket in its
-// place. Most of these values would read as a full bucket if they were read
-// less strictly.
+// TestRedisForeignValues guards that any other value of a key counts as an empty
+// bucket: the request is decided, and the next charge replaces the value by a
+// bucket. Most of these values would be full buckets if they were parsed less
+// strictly.
 func TestRedisForeignValues(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -630,10 +630,10 @@ func TestRedisForeignValues(t *testing.T) {
 	} {
 		hold(fmt.Sprintf(format, soon))
 	}
-	hold( // further ahead than any bucket can be
+	hold( // further in the future than any bucket can be
 		fmt.Sprint(soon+1000*horizon), fmt.Sprintf("%d:1", soon+1000*horizon),
 		fmt.Sprint(int64(1)<<53), fmt.Sprint(int64(math.MaxInt64)))
-	hold( // nothing that is left to drip
+	hold( // nothing left to drip
 		fmt.Sprintf("%d000", soon/1000), fmt.Sprintf("%d000:2", soon/1000), fmt.Sprintf("%d   ", soon/1000))
 	for name, command := range map[string][]any{
 		"list": {"RPUSH", "", 1, 2}, "hash": {"HSET", "", "a", 1}, "set": {"SADD", "", soon},
@@ -679,9 +679,9 @@ func TestRedisForeignValues(t *testing.T) {
 	}
 }
 
-// TestRedisClockOfAnotherAge tests that a server whose clock is wrong by decades
-// knows the buckets that it has stored: its times have fewer digits.
-func TestRedisClockOfAnotherAge(t *testing.T) {
+// TestRedisClockWrongByDecades guards that a server whose clock is wrong by
+// decades can read the buckets that it has stored: its times have fewer digits.
+func TestRedisClockWrongByDecades(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	for _, year := range []int{1971, 1999, 2030} {
@@ -698,9 +698,9 @@ func TestRedisClockOfAnotherAge(t *testing.T) {
 	}
 }
 
-// TestRedisExpiresLater tests that no key is told to expire in the millisecond
-// that it is, however soon its bucket is empty: newer servers would not store it.
-func TestRedisExpiresLater(t *testing.T) {
+// TestRedisExpiryIsInTheFuture guards that no key is set to expire in the current
+// millisecond, however soon its bucket is empty: newer servers would not store it.
+func TestRedisExpiryIsInTheFuture(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 4, DripInterval: 250 * time.Microsecond, DripSize: 1}}
 	for offset := int64(0); offset < 1000; offset += 50 {
@@ -723,7 +723,7 @@ func TestRedisExpiresLater(t *testing.T) {
 }
 
 // TestRedisExactConcurrently floods buckets through two stores at once, as two
-// nodes would: together they admit the size, to the unit.
+// nodes would: together they admit exactly the size.
 func TestRedisExactConcurrently(t *testing.T) {
 	server := redistest.Start(t)
 	tests := []struct {
@@ -763,7 +763,7 @@ func TestRedisExactConcurrently(t *testing.T) {
 	}
 }
 
-// TestRedisIdentity tests what makes two buckets one in Redis.
+// TestRedisIdentity guards which fields identify a bucket in Redis.
 func TestRedisIdentity(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -776,8 +776,9 @@ func TestRedisIdentity(t *testing.T) {
 	})
 }
 
-// TestRedisRefusesMalformedRequests tests what does not even reach the server.
-func TestRedisRefusesMalformedRequests(t *testing.T) {
+// TestRedisRejectsMalformedRequests guards the requests that never reach the
+// server.
+func TestRedisRejectsMalformedRequests(t *testing.T) {
 	server := redistest.Start(t)
 	testMalformed(t, newTestRedis(t, server, nil))
 	c := calls{server: server}
@@ -785,7 +786,7 @@ func TestRedisRefusesMalformedRequests(t *testing.T) {
 	c.check(t, "eval", 0)
 }
 
-// TestRedisOptions tests the ways to reach a server: by TCP and by its socket,
+// TestRedisOptions guards the ways to reach a server: by TCP and by a unix socket,
 // with a password, in another database.
 func TestRedisOptions(t *testing.T) {
 	server := redistest.Start(t)
@@ -821,9 +822,8 @@ func TestRedisOptions(t *testing.T) {
 	}
 }
 
-// TestRedisPermissions tests the server's access control: the commands that
-// are documented suffice, and where any of them is missing a request fails
-// and is not waved through.
+// TestRedisPermissions guards the server's access control: the documented commands
+// are enough, and if any of them is missing, a request fails and is not admitted.
 func TestRedisPermissions(t *testing.T) {
 	server := redistest.Start(t)
 	good := newTestRedis(t, server, nil)
@@ -834,7 +834,7 @@ func TestRedisPermissions(t *testing.T) {
 	full.Cost = 1
 
 	tests := []struct {
-		less   string // what the user lacks
+		less   string // the permission that the user lacks
 		loaded bool   // whether the server knows the script already
 		works  bool
 		denies bool // whether a denied request, which only reads, is still answered
@@ -895,8 +895,8 @@ func TestRedisPermissions(t *testing.T) {
 	}
 }
 
-// TestRedisPermissionsForDatabase tests that a database other than 0 takes one
-// right more, and nothing else.
+// TestRedisPermissionsForDatabase guards that a database other than 0 needs one
+// more permission, and nothing else.
 func TestRedisPermissionsForDatabase(t *testing.T) {
 	server := redistest.Start(t)
 	for _, right := range []string{"+select", "-select"} {
@@ -913,7 +913,7 @@ func TestRedisPermissionsForDatabase(t *testing.T) {
 	}
 }
 
-// setUser makes a user of the rights that a server takes, and more.
+// setUser makes a user with the documented permissions, and more.
 func setUser(t testing.TB, server *redistest.Server, more ...string) {
 	t.Helper()
 	acl := []any{
@@ -928,7 +928,8 @@ func setUser(t testing.TB, server *redistest.Server, more ...string) {
 	}
 }
 
-// checkError checks that an error tells, in one line, what it is said to.
+// checkError checks that an error is one line that contains each of the given
+// strings.
 func checkError(t testing.TB, err error, says ...string) {
 	t.Helper()
 	if err == nil {
@@ -949,8 +950,8 @@ func checkError(t testing.TB, err error, says ...string) {
 	}
 }
 
-// TestRedisUnreachable tests that a request never waits longer for Redis than
-// it may, and that its error tells whoever runs the server where to look.
+// TestRedisUnreachable guards that a request never waits longer for Redis than its
+// timeout, and that the error tells an operator where to look.
 func TestRedisUnreachable(t *testing.T) {
 	const timeout, margin = 250 * time.Millisecond, 2 * time.Second
 	req := Request{Buckets: []Bucket{hourly(1000)}}
@@ -960,7 +961,7 @@ func TestRedisUnreachable(t *testing.T) {
 		began := time.Now()
 		d, err := r.Take(context.Background(), req, kept)
 		if took := time.Since(began); took > timeout+margin {
-			t.Errorf("waited %v, may wait %v", took, timeout)
+			t.Errorf("waited %v, want at most %v", took, timeout)
 		}
 		if !slices.Equal(d, kept) {
 			t.Errorf("decided %+v", d)
@@ -1048,9 +1049,9 @@ func TestRedisUnreachable(t *testing.T) {
 	})
 }
 
-// TestRedisTimeoutIncludesEverything tests that a request which takes several
-// steps, each of them quick enough, has one timeout for all: here the wait for a
-// first connection, the call, and the call with the script in full.
+// TestRedisTimeoutIncludesEverything guards that a request that takes several
+// steps, each of them quick enough, has one timeout for all of them: here the wait
+// for a first connection, the call, and the call with the whole script.
 func TestRedisTimeoutIncludesEverything(t *testing.T) {
 	const timeout = 400 * time.Millisecond
 	server := redistest.Start(t)
@@ -1070,14 +1071,14 @@ func TestRedisTimeoutIncludesEverything(t *testing.T) {
 		_, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
 		checkError(t, err, timeout.String())
 		if took := time.Since(began); took > timeout*5/4 {
-			t.Errorf("waited %v, may wait %v", took, timeout)
+			t.Errorf("waited %v, want at most %v", took, timeout)
 		}
 	}
 }
 
-// TestRedisRunsScriptOnce tests that a request whose answer gets lost is never
-// sent again: the server has decided it, and would charge it twice. No store
-// is asked so often here that it takes the server for lost.
+// TestRedisRunsScriptOnce guards that a request whose answer is lost is never sent
+// again: the server has decided it, and would charge it twice. No store is used so
+// often here that its breaker opens.
 func TestRedisRunsScriptOnce(t *testing.T) {
 	server := redistest.Start(t)
 	if err := server.Client().ScriptLoad(t.Context(), takeSource).Err(); err != nil {
@@ -1106,9 +1107,10 @@ func TestRedisRunsScriptOnce(t *testing.T) {
 	}
 }
 
-// TestRedisDecidesForTheGone tests that a request whose client has left is
-// decided and charged: else leaving early would be a way around the limit.
-func TestRedisDecidesForTheGone(t *testing.T) {
+// TestRedisChargesCancelledRequests guards that a request whose client has
+// disconnected is still decided and charged: otherwise disconnecting early would
+// be a way around the limit.
+func TestRedisChargesCancelledRequests(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
 	cancelled, cancel := context.WithCancel(t.Context())
@@ -1125,9 +1127,9 @@ func TestRedisDecidesForTheGone(t *testing.T) {
 	}
 }
 
-// TestRedisKeepsDeadlines tests requests whose context leaves less time than the
-// store's timeout: they are decided by then, in this process if the server has
-// not answered, and that is no failure of the server.
+// TestRedisKeepsDeadlines guards requests whose context leaves less time than the
+// store's timeout: they are decided by the deadline, in this process if the server
+// has not answered, and that is not a failure of the server.
 func TestRedisKeepsDeadlines(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -1158,7 +1160,7 @@ func TestRedisKeepsDeadlines(t *testing.T) {
 	}
 	proxy.Pass()
 	for _, what := range seen.take() {
-		if what != "lapse pool" {
+		if what != "error pool" {
 			t.Errorf("reported %q", what)
 		}
 	}
@@ -1167,8 +1169,8 @@ func TestRedisKeepsDeadlines(t *testing.T) {
 	}
 }
 
-// TestRedisUnknownReplies tests that a server which answers with anything but
-// what the script does has decided nothing.
+// TestRedisUnknownReplies guards that a server with any other reply than the
+// script's decides nothing.
 func TestRedisUnknownReplies(t *testing.T) {
 	server := redistest.Start(t)
 	b := hourly(5)
@@ -1191,9 +1193,9 @@ func TestRedisUnknownReplies(t *testing.T) {
 	}
 }
 
-// TestReplyToSeveralBuckets tests that a reply which goes wrong at a later
-// bucket leaves no outcome of the earlier ones behind: who then asks another
-// store would take it for one of that store's. What was there before stays.
+// TestReplyToSeveralBuckets guards that a reply which is invalid at a later bucket
+// leaves no outcomes of earlier ones behind: a caller that asks another store next
+// would take them for that store's. Outcomes from before stay.
 func TestReplyToSeveralBuckets(t *testing.T) {
 	req := Request{Buckets: []Bucket{hourly(5), hourly(6)}}
 	kept := outcome{state: state{clear: 1234}}
@@ -1210,7 +1212,7 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 	admitted, denied := outcome{state: state{clear: hour}}, outcome{state: state{clear: 6 * hour}, denied: true}
 	for _, tc := range []struct {
 		reply   []int64
-		foreign int // which of the outcomes is, if any
+		foreign int // which outcome is foreign, if any
 	}{
 		{[]int64{hour, 0, 6 * hour, -1}, 0},
 		{[]int64{-1 - hour, 0, 6 * hour, -1}, 1},
@@ -1237,8 +1239,8 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 	}
 }
 
-// FuzzReply tests that no reply, whatever numbers it is of, makes for more
-// than an error or decisions that a bucket could have made.
+// FuzzReply guards that a reply with any numbers leads to an error or to decisions
+// that a bucket could have made.
 func FuzzReply(f *testing.F) {
 	add := func(buckets uint8, size, rate, dripSize, cost int64, reply ...int64) {
 		var data []byte
@@ -1278,7 +1280,7 @@ func FuzzReply(f *testing.F) {
 	}
 
 	f.Fuzz(func(t *testing.T, buckets uint8, size, rate, dripSize, cost int64, data []byte) {
-		if rate > horizon { // more than a Duration holds
+		if rate > horizon { // a Duration cannot hold more
 			return
 		}
 		limit := Limit{size, time.Duration(rate) * time.Microsecond, dripSize}
@@ -1334,8 +1336,8 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// FuzzStoredValue tests that no value that a key may hold makes a request fail,
-// or lets more pass than the bucket's size; and that it is replaced by a bucket.
+// FuzzStoredValue guards that no value of a key makes a request fail or admits
+// more than the bucket's size, and that it is replaced by a bucket.
 func FuzzStoredValue(f *testing.F) {
 	server := redistest.Start(f)
 	r := newTestRedis(f, server, nil)

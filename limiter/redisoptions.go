@@ -12,67 +12,71 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// RedisOptions says which Redis keeps the buckets, and how to reach it.
+// RedisOptions describes the Redis that keeps the buckets and how to reach it.
+// Addresses and Timeout are required.
 type RedisOptions struct {
-	// The host:port of servers, or the path of one's unix socket. One is the
-	// server itself. Several are servers of a cluster, which know the others.
-	// With MasterName they are sentinels.
+	// The host:port of each server, or the path of a unix socket. One address is
+	// that of the server itself. Several are those of cluster servers, which know
+	// the others. With MasterName they are those of sentinels.
 	Addresses []string
 
-	// Whether a single address is that of a cluster's server.
+	// Whether a single address is that of a cluster server.
 	Cluster bool
 
-	// The name by which sentinels know the server. They are asked for its
+	// The name by which the sentinels know the server. They are asked for its
 	// address whenever a connection is made.
 	MasterName string
 
-	// The user and password to log in to the sentinels with, if any.
+	// The user and password for logging in to the sentinels, if any.
 	SentinelUsername, SentinelPassword string
 
-	// The user and password to log in with, if any.
+	// The user and password for logging in to the servers, if any.
 	Username, Password string
 
-	// The number of the database. A cluster has only 0.
+	// The number of the database, from 0 to RedisMaxDB. A cluster has only 0.
 	DB int
 
-	// How to speak TLS, to sentinels too; nil means not at all.
+	// The TLS configuration, for sentinels too; nil means no TLS.
 	TLS *tls.Config
 
-	// What the name of every key begins with. It must not contain braces.
+	// The prefix of every key, up to RedisMaxPrefix bytes. It must not contain
+	// braces.
 	KeyPrefix string
 
-	// A secret to hash keys with, so that nobody who sees the server's keys can
-	// find out whose they are by trying. Empty means a plain digest.
+	// A secret for hashing keys, so that nobody who sees the server's keys can
+	// find out whose they are by guessing. Empty means a plain digest.
 	KeySecret string
 
-	// The most time that Take waits for an answer, everything included, from
-	// RedisMinTimeout to RedisMaxTimeout. Connections are made outside of it.
+	// The longest that Take waits for an answer, in total, from RedisMinTimeout to
+	// RedisMaxTimeout. Connections are made in the background and may take longer.
 	Timeout time.Duration
 
-	// The most connections for requests to each server, up to RedisMaxPoolSize;
-	// 0 means ten for each CPU.
+	// The maximum number of connections for requests to each server, up to
+	// RedisMaxPoolSize; 0 means ten for each CPU.
 	PoolSize int
 
-	// Decides while a server can't be asked. It follows the levels that the
-	// servers report, and so goes on where they stopped; when they are back they
-	// go on where it stopped. Servers that keep the buckets instead of others, or
-	// of the Memory itself, are told what it holds. With nil, Take returns an error
-	// instead.
+	// The Memory that decides while a server is unavailable. It follows the levels
+	// that the servers report, so it takes over where they stopped; and when they
+	// are back, they take over where it stopped. Servers that replace others, or
+	// that replace the Memory itself, are sent what it holds. If Fallback is nil,
+	// Take returns an error instead.
 	//
-	// It also bounds what the servers hold: what a Memory forgets is removed from
-	// them, unless another process has charged it meanwhile. So they hold no more
-	// than the Memories of all processes, what drains within a second and what is
-	// on its way. With nil nothing bounds that, and ShareKeys do nothing.
+	// Fallback also bounds what the servers hold: when a Memory evicts a bucket,
+	// it is removed from its server unless another process has charged it
+	// meanwhile. So the servers hold no more buckets than the Memories of all
+	// processes, plus those that drain within a second and those in flight. If
+	// Fallback is nil, nothing bounds that, and ShareKeys have no effect.
 	Fallback *Memory
 
-	// Is told what an operator should know, if not nil: one event after the
-	// other, and no request waits for it. While it takes long the latest 64
-	// events wait, and the next says how many were dropped before it.
+	// Called with each event that an operator should know about, if not nil. Calls
+	// are made one at a time, and requests do not wait for them. While a call
+	// blocks, the latest 64 events are queued, and the next one says how many
+	// before it were dropped.
 	Report func(Event)
 }
 
-// What RedisOptions may hold at most, or at least. It is far beyond what is of
-// use, and far below what would not work.
+// Limits of RedisOptions. They are far beyond what is useful, and far below what
+// would not work.
 const (
 	RedisMaxAddresses = 128
 	RedisMaxText      = 1 << 16 // bytes of a name, user, password or secret
@@ -83,8 +87,8 @@ const (
 	RedisMaxTimeout   = time.Minute
 )
 
-// Validate returns an error that says which option is missing or out of range,
-// if one is. It does not show users, passwords and secrets.
+// Validate returns an error that names the first option that is missing or out of
+// range, or nil. The error does not show users, passwords or secrets.
 func (opt RedisOptions) Validate() error {
 	switch n := len(opt.Addresses); {
 	case n < 1 || n > RedisMaxAddresses:
@@ -119,7 +123,7 @@ func (opt RedisOptions) Validate() error {
 	return nil
 }
 
-// forScripts returns the options of the client that runs the scripts.
+// forScripts returns the options for the client that runs the script.
 func (opt *RedisOptions) forScripts() redisscript.Options {
 	options := redisscript.Options{
 		Addresses:        opt.Addresses,
@@ -140,8 +144,8 @@ func (opt *RedisOptions) forScripts() redisscript.Options {
 	return options
 }
 
-// place returns what is equal for options with which buckets have the same keys
-// in the same servers, and tells nothing else.
+// place returns a digest that is equal for options with which the same buckets
+// have the same keys in the same servers. It reveals nothing else.
 func (opt *RedisOptions) place() string {
 	digest := sha256.New()
 	fmt.Fprintf(digest, "%q %t %q %d %q %q", slices.Sorted(slices.Values(opt.Addresses)),

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// TestRedisOptionsValidate tests that each option which can't work is refused by
-// name, without what is secret in it, and that what can is not.
+// TestRedisOptionsValidate guards that each invalid option is rejected by name,
+// without secrets, and that valid ones are not.
 func TestRedisOptionsValidate(t *testing.T) {
 	long := strings.Repeat("canary", 20_000)
 	tests := []struct {
 		name   string
 		change func(*RedisOptions)
-		want   string // what the error begins with, none if empty
+		want   string // prefix of the error, empty if none
 	}{
 		{"least", func(*RedisOptions) {}, ""},
 		{"no address", func(o *RedisOptions) { o.Addresses = nil }, "0 addresses: "},
@@ -49,15 +49,15 @@ func TestRedisOptionsValidate(t *testing.T) {
 			case tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)):
 				t.Errorf("got error %v, want %s…", err, tc.want)
 			case err != nil && strings.Contains(err.Error(), "canary"):
-				t.Errorf("error %v shows what is secret", err)
+				t.Errorf("error %v shows a secret", err)
 			}
 		})
 	}
 }
 
-// TestNewRedisRefusesOptions tests that options which can't work make no store,
-// and no panic.
-func TestNewRedisRefusesOptions(t *testing.T) {
+// TestNewRedisRejectsInvalidOptions guards that invalid options return an error
+// and do not panic.
+func TestNewRedisRejectsInvalidOptions(t *testing.T) {
 	for name, opt := range map[string]RedisOptions{
 		"nothing":            {},
 		"nothing, cluster":   {Cluster: true},

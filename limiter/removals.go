@@ -9,30 +9,31 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// A server holds no more buckets than the nodes together do, because a node that
-// forgets a bucket removes it there too, unless the server knows of more than the
-// node did: then another node still asks for it. Nobody waits for that. Removals
-// travel with the next call, some in one query. Those that nobody takes are
-// dropped; their buckets leave when they have drained.
+// A server holds no more buckets than all processes together, because a process
+// that evicts a bucket also removes it from the server, unless the server's level
+// is higher than the process knew: then another process still uses the bucket.
+// Removals are asynchronous: several form one query, which is sent with the next
+// batch. The key of a removal that fails or is dropped expires when the bucket has
+// drained.
 
 const (
-	// removeTogether is how many removals are one query, and removeWithin how
-	// long the first waits for others.
+	// removeTogether is the maximum number of removals in one query, and
+	// removeWithin the longest time that the first waits for others.
 	removeTogether = 64
 	removeWithin   = 100 * time.Millisecond
 
-	// removing is how many queries may be on their way.
+	// removing is the maximum number of calls of send in flight.
 	removing = 16
 
-	// removalsWaiting is how many removals may wait, for a server that is slow.
+	// removalsWaiting is the maximum number of removals waiting for a slow server.
 	removalsWaiting = 1 << 14
 
 	// drainsAnyway is the time, in µs, within which a bucket drains that is not
-	// worth a removal.
+	// worth removing.
 	drainsAnyway = 1_000_000
 )
 
-// removal is a bucket that was forgotten, and what it held.
+// removal is an evicted bucket and its level.
 type removal struct {
 	partition *partition
 	hash      uint64
@@ -40,17 +41,17 @@ type removal struct {
 	state
 }
 
-// removals collects what a store has to remove.
+// removals collects buckets to remove from a store's servers.
 type removals struct {
 	send func([]removal)
 
 	mu      sync.Mutex
 	waiting []removal
-	sending int // how many calls of send there are
+	sending int // number of calls of send in flight
 	timed   bool
 }
 
-// add has b removed before long.
+// add schedules the removal of b.
 func (r *removals) add(b removal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -69,8 +70,8 @@ func (r *removals) add(b removal) {
 	}
 }
 
-// flush sends what waits, as far as not too much is on its way. Of too much that
-// waits the oldest is dropped. The lock must be held.
+// flush sends the waiting removals, unless too many calls are in flight. If too
+// many are waiting, the oldest are dropped. The lock must be held.
 func (r *removals) flush() {
 	for len(r.waiting) > 0 && r.sending < removing {
 		n := min(len(r.waiting), removeTogether)
@@ -83,7 +84,7 @@ func (r *removals) flush() {
 	}
 }
 
-// sent records that a call of send is over.
+// sent records that a call of send has ended.
 func (r *removals) sent() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,7 +94,7 @@ func (r *removals) sent() {
 	}
 }
 
-// remove removes buckets from their servers that are not held here again.
+// remove removes buckets from their servers, unless this process holds them again.
 func (r *Redis) remove(buckets []removal) {
 	var all sync.WaitGroup
 	defer func() {
@@ -130,7 +131,7 @@ func (r *Redis) remove(buckets []removal) {
 		if q == nil || !r.client.OneServer() {
 			ask()
 			q = new(query)
-			q.Owner, q.abandoned = q, true // nothing is decided by it
+			q.Owner, q.abandoned = q, true // it decides nothing
 			group = []byte{0, 1, 0, 0, whatRemove}
 		}
 		limit := b.partition.id.bucket()
@@ -140,7 +141,7 @@ func (r *Redis) remove(buckets []removal) {
 	ask()
 }
 
-// holds reports whether m has a bucket of the removal's identity.
+// holds reports whether m has a bucket with the removal's identity.
 func (m *Memory) holds(r *removal) bool {
 	t := &r.partition.tables[r.hash%tables]
 	t.mu.Lock()

@@ -9,14 +9,14 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// settledRemovals waits until the store's removals have been carried out.
+// settledRemovals waits until the store's removals are complete.
 func (f *fallback) settledRemovals(t testing.TB) {
 	t.Helper()
 	waitFor(t, 10*time.Second, func() error {
 		f.removals.mu.Lock()
 		defer f.removals.mu.Unlock()
 		if f.removals.sending > 0 || len(f.removals.waiting) > 0 || f.removals.timed {
-			return fmt.Errorf("%d calls on their way, %d buckets wait", f.removals.sending, len(f.removals.waiting))
+			return fmt.Errorf("%d calls in flight, %d buckets waiting", f.removals.sending, len(f.removals.waiting))
 		}
 		return nil
 	})
@@ -28,9 +28,10 @@ func testNode(t testing.TB, server *redistest.Server) (*Redis, *Memory) {
 	return newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = m }), m
 }
 
-// TestFloodLeavesRedisBounded floods an hourly limit by two nodes. It guards that
-// the server holds no more than the nodes do, whose bounds are its too, at next to
-// no more calls; and that each knows all that the server decided for it.
+// TestFloodLeavesRedisBounded floods an hourly limit through two nodes. It guards
+// that the server holds no more buckets than the nodes, whose caps apply to it
+// too, with hardly any extra calls; and that each node knows everything that the
+// server decided for it.
 func TestFloodLeavesRedisBounded(t *testing.T) {
 	const most, callers, each = 300, 16, 400
 	server := redistest.Start(t)
@@ -61,7 +62,7 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 	var n int64
 	waitFor(t, 10*time.Second, func() error {
 		if n = server.Client().DBSize(t.Context()).Val(); n > 2*most {
-			return fmt.Errorf("%d keys, may be %d", n, 2*most)
+			return fmt.Errorf("%d keys, want at most %d", n, 2*most)
 		}
 		return nil
 	})
@@ -76,9 +77,9 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 	}
 }
 
-// TestRemovalsAreFew guards that removals travel together: a single caller, whose
-// requests each go alone, makes hardly any call more for them.
-func TestRemovalsAreFew(t *testing.T) {
+// TestRemovalsAreBatched guards that removals are sent together: for a single
+// caller, whose requests are each sent alone, they hardly add any calls.
+func TestRemovalsAreBatched(t *testing.T) {
 	const requests = 640
 	server := redistest.Start(t)
 	node, _ := testNode(t, server)
@@ -97,10 +98,10 @@ func TestRemovalsAreFew(t *testing.T) {
 	}
 }
 
-// TestRemovalSparesWhatOthersKnow tests which buckets a node removes that it has
-// forgotten: not those that another has charged meanwhile, that are held again, of
-// which units are held, or that are none of ours.
-func TestRemovalSparesWhatOthersKnow(t *testing.T) {
+// TestRemovalSparesBucketsInUse guards which evicted buckets a node removes from
+// the server: not those that another node has charged meanwhile, that are held
+// here again, that have held units, or that are not our buckets.
+func TestRemovalSparesBucketsInUse(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		drip int64
@@ -157,7 +158,7 @@ func TestRemovalSparesWhatOthersKnow(t *testing.T) {
 				node.fallback.removals.mu.Lock()
 				defer node.fallback.removals.mu.Unlock()
 				if node.fallback.removals.sending > 0 {
-					return fmt.Errorf("a removal is on its way")
+					return fmt.Errorf("a removal is in flight")
 				}
 				return nil
 			})
@@ -172,7 +173,8 @@ func TestRemovalSparesWhatOthersKnow(t *testing.T) {
 	}
 }
 
-// TestRemovalsInCluster tests that removals go to the server of each key's slot.
+// TestRemovalsInCluster guards that removals go to the server with each key's
+// slot.
 func TestRemovalsInCluster(t *testing.T) {
 	const most, requests = 20, 300
 	cluster := redistest.StartCluster(t, 3)
@@ -191,15 +193,15 @@ func TestRemovalsInCluster(t *testing.T) {
 			n += server.Client().DBSize(t.Context()).Val()
 		}
 		if n > most {
-			return fmt.Errorf("%d keys, may be %d", n, most)
+			return fmt.Errorf("%d keys, want at most %d", n, most)
 		}
 		return nil
 	})
 }
 
-// TestShareOnRedis tests a full limit that forgets nothing: the server is asked
+// TestShareOnRedis guards a full limit that evicts nothing: the server is asked
 // about the shared bucket, which no key can name, and a key's own bucket later
-// begins at its level there too.
+// starts at its level on the server too.
 func TestShareOnRedis(t *testing.T) {
 	server := redistest.Start(t)
 	node, m := testNode(t, server)
@@ -235,8 +237,8 @@ func TestShareOnRedis(t *testing.T) {
 	}
 }
 
-// TestShareTwiceOnRedis tests that a request is charged for each of two keys that
-// have to share, though a server can't be asked about one bucket twice at once.
+// TestShareTwiceOnRedis guards that a request is charged for each of two keys that
+// have to share, although one request cannot name a bucket twice.
 func TestShareTwiceOnRedis(t *testing.T) {
 	server := redistest.Start(t)
 	node, _ := testNode(t, server)
@@ -259,9 +261,8 @@ func TestShareTwiceOnRedis(t *testing.T) {
 	}
 }
 
-// TestEqualRemovals tests removals that are told in the same words, and so are one
-// run of the script: each is made, and what comes behind them in the batch is charged
-// to its own bucket.
+// TestEqualRemovals guards equal removals, which form one run of the script: each
+// is made, and what follows them in the batch is charged to its own bucket.
 func TestEqualRemovals(t *testing.T) {
 	server := redistest.Start(t)
 	client, now := server.Client(), serverTime(t, server)

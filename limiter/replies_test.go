@@ -9,9 +9,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestShortReplies tests a server that replies fewer numbers than it is asked for:
-// the request is not decided by them, in time, whether it goes by itself or with the
-// first connection; and a late reply to a call that holds units does no harm.
+// TestShortReplies guards a server that replies fewer numbers than it is asked
+// for: the request is not decided by them, in time, whether it is sent directly or
+// on the first connection; and a late reply to a call that holds units does no
+// harm.
 func TestShortReplies(t *testing.T) {
 	t.Parallel()
 	several := func(keys ...string) Request {
@@ -65,7 +66,7 @@ func TestShortReplies(t *testing.T) {
 				case <-time.After(10 * time.Second):
 					t.Fatal("it takes far longer than it may")
 				}
-				time.Sleep(300 * time.Millisecond) // until a late reply is there
+				time.Sleep(300 * time.Millisecond) // until a late reply has arrived
 			}
 		})
 	}

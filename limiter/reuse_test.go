@@ -9,24 +9,24 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// pooled returns the queries that the next requests would use, and takes them
-// away.
+// pooled returns the queries that the next requests would use, and removes them
+// from the pool.
 func pooled() map[*query]bool {
 	all := make(map[*query]bool)
 	for {
 		q := queries.Get().(*query)
 		if q.Keys == nil {
-			return all // a new one: there are no more
+			return all // a new one: the pool is empty
 		}
 		all[q] = true
 	}
 }
 
-// TestQueriesInUse tests that no request uses a query again that a queue, or
-// an answer which comes too late, may still touch: neither one that was given up,
-// nor one that settles units. One that was answered is used again.
-func TestQueriesInUse(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // all see one pool
+// TestQueriesInUseAreNotReused guards that no request reuses a query that a queue
+// or a late answer may still touch: neither one that was given up, nor one that
+// settles units. One that was answered is reused.
+func TestQueriesInUseAreNotReused(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // all use one pool
 	node := redistest.Start(t)
 	p := redistest.StartProxy(t, node.Addr)
 	r := newTestRedis(t, node, func(opt *RedisOptions) {
@@ -41,7 +41,7 @@ func TestQueriesInUse(t *testing.T) {
 		again += len(pooled())
 	}
 	if again == 0 {
-		t.Error("no query is used again, so the test shows nothing")
+		t.Error("no query is reused, so the test proves nothing")
 	}
 
 	for _, what := range []byte{whatCommit, whatRelease} {
@@ -55,25 +55,25 @@ func TestQueriesInUse(t *testing.T) {
 		key := r.keys.of(&req.Buckets[0])
 		waitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
 		if pooled()[q] {
-			t.Errorf("one that settles, %d, is used again", what)
+			t.Errorf("one that settles, %d, is reused", what)
 		}
 	}
 
-	// The answers come when nobody waits any more.
+	// The answers arrive after the callers have given up.
 	p.Delay(r.timeout * 3 / 2)
 	for range 3 {
 		mustTake(t, r, req)
 		if n := len(pooled()); n > 0 {
-			t.Error("one that was given up is used again")
+			t.Error("one that was given up is reused")
 		}
 	}
 	time.Sleep(r.timeout)
 	if n := len(pooled()); n > 0 {
-		t.Error("one that was given up is used again once there is an answer")
+		t.Error("one that was given up is reused after its answer")
 	}
 }
 
-// unconnected returns an error unless a server decides on req.
+// unconnected returns an error unless a server decides req.
 func unconnected(t testing.TB, r *Redis, node *redistest.Server, req Request) error {
 	t.Helper()
 	c := calls{server: node}

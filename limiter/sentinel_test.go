@@ -8,9 +8,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestSentinel tests a server that is found by sentinels: by two failovers, of
-// which the second follows the master's death, it is soon decided by the new
-// one, and meanwhile here. Nobody waits longer than he may.
+// TestSentinel guards a server that is found by sentinels: after each of two
+// failovers, the second of which follows the master's death, the new master soon
+// decides, and until then this process does. No request waits longer than its
+// timeout.
 func TestSentinel(t *testing.T) {
 	t.Parallel()
 	const timeout = 50 * time.Millisecond
@@ -31,7 +32,7 @@ func TestSentinel(t *testing.T) {
 		worst = max(worst, time.Since(began))
 		requests++
 		if got := d[0].Size - d[0].Remaining; got > requests || got < requests-20 {
-			t.Errorf("after %d requests it is said to hold %d", requests, got)
+			t.Errorf("after %d requests it is reported to hold %d", requests, got)
 		}
 	}
 	// decides waits until the server decides all requests.
@@ -67,6 +68,6 @@ func TestSentinel(t *testing.T) {
 		t.Errorf("%d units after %d requests", got, requests)
 	}
 	if worst > 2*timeout {
-		t.Errorf("waited %v, may wait %v", worst, timeout)
+		t.Errorf("waited %v, want at most %v", worst, timeout)
 	}
 }

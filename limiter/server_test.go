@@ -10,7 +10,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// mustTake takes one request that must be decided.
+// mustTake sends a request that must be decided.
 func mustTake(t testing.TB, r *Redis, req Request) []Decision {
 	t.Helper()
 	d, err := r.Take(t.Context(), req, nil)
@@ -27,8 +27,8 @@ func numbered(n int64) Bucket {
 	return b
 }
 
-// TestCancelledRequests tests that clients which leave cost no connection.
-func TestCancelledRequests(t *testing.T) {
+// TestCancelledRequestsKeepConnections tests that clients which leave cost no connection.
+func TestCancelledRequestsKeepConnections(t *testing.T) {
 	server := redistest.Start(t)
 	var seen events
 	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.PoolSize, opt.Report = 1, seen.report })
@@ -57,9 +57,9 @@ func TestCancelledRequests(t *testing.T) {
 	seen.check(t)
 }
 
-// TestWarmFallback tests that an outage begins where the server stopped: what it
-// had admitted before it was killed is not admitted once more, and all that was
-// left is.
+// TestWarmFallback guards that an outage starts at the server's levels: what it
+// admitted before it was killed is not admitted again, and all that was left is
+// admitted.
 func TestWarmFallback(t *testing.T) {
 	t.Parallel()
 	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
@@ -96,8 +96,8 @@ func TestWarmFallback(t *testing.T) {
 						if !several {
 							continue
 						}
-						// The other bucket was charged for what was admitted, or, if each is
-						// charged for itself, for all.
+						// The other bucket was charged for each admission or, with
+						// AccountingEach, for each request.
 						want := int64(10)
 						if accounting == AccountingEach {
 							want = int64(before) + 20
@@ -112,8 +112,8 @@ func TestWarmFallback(t *testing.T) {
 	}
 }
 
-// warmRequest returns a request of its own to a bucket of 10 and, if there are
-// several, to one of 1000.
+// warmRequest returns the key-th request, on a bucket of size 10 and, with
+// several, one of size 1000.
 func warmRequest(key int64, accounting Accounting, drip int64, several bool) Request {
 	b := Bucket{Name: "b", Key: fmt.Sprint(key), Limit: Limit{10, time.Hour, drip}, Cost: 1}
 	req := Request{Buckets: []Bucket{b}, Accounting: accounting}
@@ -124,9 +124,9 @@ func warmRequest(key int64, accounting Accounting, drip int64, several bool) Req
 	return req
 }
 
-// TestOutageIsPaid tests the other end of an outage: what was admitted here
-// meanwhile counts in the server when it is back, and is not admitted again.
-func TestOutageIsPaid(t *testing.T) {
+// TestOutageAdmissionsReachServer guards the end of an outage: what was admitted
+// here counts on the server when it is back, and is not admitted again.
+func TestOutageAdmissionsReachServer(t *testing.T) {
 	t.Parallel()
 	for _, drip := range []int64{1, 3} {
 		t.Run(fmt.Sprint(drip), func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestOutageIsPaid(t *testing.T) {
 				}
 				return nil
 			})
-			// It is paid once.
+			// It counts once.
 			for range 10 {
 				mustTake(t, r, req)
 				n++
@@ -165,9 +165,9 @@ func TestOutageIsPaid(t *testing.T) {
 	}
 }
 
-// TestNoFallback tests requests that ask not to be decided here: they get an
-// error, and change nothing here; but what a server has decided on them counts
-// for those that are.
+// TestNoFallback guards requests with NoFallback: during an outage they get an
+// error and change nothing here; but what a server has decided on them counts for
+// requests that use the fallback.
 func TestNoFallback(t *testing.T) {
 	server := redistest.Start(t)
 	memory := NewMemory(nil)
@@ -190,8 +190,8 @@ func TestNoFallback(t *testing.T) {
 	}
 }
 
-// TestCorruptIsReported tests that keys which something else has written to are
-// reported, once, and disturb nobody.
+// TestCorruptIsReported guards that keys which something else has written to are
+// reported, once, and fail no requests.
 func TestCorruptIsReported(t *testing.T) {
 	server := redistest.Start(t)
 	var seen events
@@ -223,15 +223,15 @@ func TestCorruptIsReported(t *testing.T) {
 		}
 		want := []string(nil)
 		if n == 0 {
-			want = []string{"lapse corrupt"}
+			want = []string{"error corrupt"}
 		}
 		seen.check(t, want...)
 	}
 }
 
-// TestRedisDecidesNothing guards the request without buckets: there is nothing
-// to ask a server.
-func TestRedisDecidesNothing(t *testing.T) {
+// TestRedisEmptyRequest guards that a request without buckets does not ask a
+// server.
+func TestRedisEmptyRequest(t *testing.T) {
 	server := redistest.Start(t)
 	checkDecidesNothing(t, newTestRedis(t, server, nil))
 	server.Kill()
@@ -253,8 +253,8 @@ func checkDecidesNothing(t testing.TB, r *Redis) {
 	}
 }
 
-// clientTLS returns how to speak TLS with a server of the given authority that
-// wants a certificate.
+// clientTLS returns a TLS configuration for a server of the given authority that
+// requires a certificate.
 func clientTLS(t testing.TB, a *redistest.Authority) *tls.Config {
 	t.Helper()
 	cert, err := tls.LoadX509KeyPair(a.Issue(t, "client"))
@@ -264,9 +264,8 @@ func clientTLS(t testing.TB, a *redistest.Authority) *tls.Config {
 	return &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{cert}}
 }
 
-// TestTLS tests a server that speaks TLS only: with the right authority, and
-// with the certificate that it wants, it decides; else requests are decided
-// here.
+// TestTLS guards a server that requires TLS: with the right authority and
+// certificate it decides, otherwise requests are decided in this process.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	good, other := redistest.NewAuthority(t), redistest.NewAuthority(t)

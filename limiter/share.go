@@ -1,15 +1,16 @@
 package limiter
 
-// Where no bucket may be forgotten, see Bucket.ShareKey, keys that find their
-// limit full share buckets. These lie apart from those of keys, and do not count
-// as their limit's. There are only so many of them too: where there are too many
-// ShareKeys, those that are left share one.
+// If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
+// full share buckets. Shared buckets are kept apart from those of keys and do not
+// count towards MaxKeys. Their number is capped too: when there are too many
+// ShareKeys, the remaining ones share one bucket.
 
-// minShared is how many shared buckets a limit may have in any case; otherwise
-// one for each eight keys.
+// minShared is the number of shared buckets that a limit may always have. Larger
+// limits may have one for every eight keys.
 const minShared = 1024
 
-// mayShare reports whether any of req's keys may have to share a bucket.
+// mayShare reports whether any bucket of req may have to be replaced by a shared
+// one.
 func (req Request) mayShare() bool {
 	for i := range req.Buckets {
 		if req.Buckets[i].ShareKey != "" {
@@ -19,9 +20,9 @@ func (req Request) mayShare() bool {
 	return false
 }
 
-// shareBuckets appends the buckets to dst, with those in the place of others that
-// these share. Levels that are carried over from one to another are dirty like
-// that.
+// shareBuckets appends the buckets to dst, replacing those that have to be shared.
+// A level that is carried over from a shared bucket to a key's own is marked dirty
+// as given.
 func (m *Memory) shareBuckets(buckets []Bucket, as dirtiness, dst []Bucket) []Bucket {
 	changed := append(dst, buckets...)
 	for i := range changed {
@@ -31,7 +32,7 @@ func (m *Memory) shareBuckets(buckets []Bucket, as dirtiness, dst []Bucket) []Bu
 		}
 		m.share(b, as)
 		for j := range i {
-			// A server can't be asked about one bucket twice at once.
+			// A request must not name one bucket twice.
 			if a := &changed[j]; b.shared && a.sameKey(b) && a.limitID() == b.limitID() {
 				b.Key += "\x00"
 			}
@@ -40,9 +41,9 @@ func (m *Memory) shareBuckets(buckets []Bucket, as dirtiness, dst []Bucket) []Bu
 	return changed
 }
 
-// share makes b the bucket that its key shares with others, if it has none of its
-// own and there is no room for one. If there is room, its own begins at the level
-// of that one.
+// share replaces b by the shared bucket of its ShareKey if b does not exist and
+// there is no room for it. If there is room, b starts at the level of the shared
+// bucket.
 func (m *Memory) share(b *Bucket, as dirtiness) {
 	p := m.place(b)
 	u := p.partition.usage
@@ -61,7 +62,7 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 	now := m.clock().Microseconds()
 	full := m.full(u)
 	for table, n := p.hash, 0; full && n < 3; table, n = anyTable(), n+1 {
-		// One sample may be where many have left already.
+		// One sample may hit a table that many buckets have already left.
 		full = !m.forget(p.partition, table, p.hash, now, true)
 	}
 	common := *b
@@ -87,14 +88,14 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 	p.table.mu.Unlock()
 }
 
-// full reports whether there is no room for one more bucket in a limit that
-// forgets none. All limits of that kind together have half of the room that there
-// is: otherwise they could fill it, and what other limits hold would be forgotten.
+// full reports whether there is no room for another bucket in a limit that evicts
+// none. All limits of that kind together have half of the room of the Memory:
+// otherwise they could fill it, and the buckets of other limits would be evicted.
 func (m *Memory) full(u *usage) bool {
 	return u.held.Load() >= m.room(u) || m.kept.Load() >= max(m.maxKeys.Load()/2, 1)
 }
 
-// level returns what b holds, and whether there is such a bucket.
+// level returns the level of b, and whether b exists.
 func (m *Memory) level(b *Bucket) (state, bool) {
 	p := m.place(b)
 	p.table.mu.Lock()
@@ -103,7 +104,7 @@ func (m *Memory) level(b *Bucket) (state, bool) {
 	return s, s.clear != 0
 }
 
-// lock locks p's table; if its partition is dead, that of the new one.
+// lock locks p's table. If its partition is dead, it moves p to the new one.
 func (m *Memory) lock(p *place) {
 	for {
 		p.table.mu.Lock()

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// TestShareUnderFlood fills a limit that forgets nothing by keys from few or many
-// networks, of which each then goes on with new keys. It guards that newcomers
-// from other networks are served, that those from flooded ones share, and that no
-// bucket is lost.
+// TestShareUnderFlood fills a limit that evicts nothing with keys from few or many
+// networks, each of which then continues with new keys. It guards that newcomers
+// from other networks are served, that those from flooded networks share a bucket,
+// and that no bucket is lost.
 func TestShareUnderFlood(t *testing.T) {
 	const most, honest = 5000, 1000
 	for _, tc := range []struct{ networks, denied int }{
@@ -51,9 +51,10 @@ func TestShareUnderFlood(t *testing.T) {
 	}
 }
 
-// TestShareEnds tests a key whose limit has room again: its own bucket begins at
-// the level of the one that it shared, so that it does not get twice the size.
-func TestShareEnds(t *testing.T) {
+// TestSharedLevelCarriesOver guards a key whose limit has room again: its own
+// bucket starts at the level of the bucket that it shared, so that it does not get
+// twice the size.
+func TestSharedLevelCarriesOver(t *testing.T) {
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: 1, ShareKey: "network"}
 	quick := b
@@ -73,7 +74,7 @@ func TestShareEnds(t *testing.T) {
 		t.Error("networks share a bucket")
 	}
 	f.now += 2 * time.Second
-	for range 1100 { // until the first bucket has left
+	for range 1100 { // until the first bucket is removed
 		f.now += 10 * time.Millisecond
 		decide(t, f.m, AccountingAtomic, Bucket{Name: "c", Limit: Limit{1, time.Microsecond, 1}, Cost: 1})
 	}
@@ -91,8 +92,9 @@ func TestShareEnds(t *testing.T) {
 	usedSlots(t, f.m)
 }
 
-// TestShareIsBounded tests that shared buckets are only so many, and that whoever
-// is left shares one: nobody who knows how to make networks fills the memory.
+// TestShareIsBounded guards that the number of shared buckets is capped and that
+// all further networks share one: nobody can fill the memory by using many
+// networks.
 func TestShareIsBounded(t *testing.T) {
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: 2}
@@ -109,7 +111,7 @@ func TestShareIsBounded(t *testing.T) {
 	}
 }
 
-// TestShareTwiceInOneRequest tests a request with two keys of one limit that have
+// TestShareTwiceInOneRequest guards a request with two keys of one limit that have
 // to share: both are charged.
 func TestShareTwiceInOneRequest(t *testing.T) {
 	f := newFlooded(t)
@@ -125,9 +127,9 @@ func TestShareTwiceInOneRequest(t *testing.T) {
 	}
 }
 
-// TestShareDrainedMakesRoom tests that a full limit has room at once when its
-// buckets have drained, before a sweep has come to them.
-func TestShareDrainedMakesRoom(t *testing.T) {
+// TestDrainedBucketsMakeRoom guards that a full limit has room as soon as its
+// buckets have drained, before a sweep has reached them.
+func TestDrainedBucketsMakeRoom(t *testing.T) {
 	const most = 1000
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most, ShareKey: "network"}
@@ -146,9 +148,9 @@ func TestShareDrainedMakesRoom(t *testing.T) {
 	}
 }
 
-// TestSharingLimitsLeaveRoom tests that limits which forget nothing do not take
-// the room of others, however many of them are flooded and however large they may
-// be: a full bucket of another limit stays full.
+// TestSharingLimitsLeaveRoom guards that limits which evict nothing do not take
+// the room of others, however many of them are flooded and however large they are:
+// a full bucket of another limit stays full.
 func TestSharingLimitsLeaveRoom(t *testing.T) {
 	for _, tc := range []struct{ limits, maxKeys int }{{1, 2000}, {2, 0}, {5, 0}} {
 		t.Run(fmt.Sprint(tc), func(t *testing.T) {

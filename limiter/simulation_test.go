@@ -15,19 +15,20 @@ import (
 
 var histories = flag.Int("histories", 600, "how many histories of faults to simulate")
 
-// TestNoFaultOverAdmits tests that one node never admits more than its buckets
-// allow, to the unit and the microsecond, whatever becomes of its server and of
-// what is on the way: random histories of requests, stalls, lost answers and
-// calls, deaths that lose all data, restarts, failovers to servers that know
-// nothing, of which there is no news, and operators who delete keys, on a
-// virtual clock. What is admitted after a key was deleted is held against a
-// bucket that was empty then, and so it is after a failover if nothing was
-// decided here about that bucket meanwhile: nothing else may be forgotten. The script
-// and the fallback are the real ones. Drips take from a millisecond to an hour,
-// requests have one or several buckets, of one slot or two, go by sizes that differ,
-// and cost one unit or more.
+// TestNoFaultOverAdmits guards that one node never admits more than its buckets
+// allow, to the unit and the microsecond, whatever happens to its server and to
+// messages in flight. It runs random histories of requests, stalls, lost answers
+// and calls, crashes that lose all data, restarts, unnoticed failovers to servers
+// that have no data, and operators who delete keys, on a virtual clock. What is
+// admitted after a key was deleted is checked against a bucket that was empty
+// then. The same goes for a failover if nothing was decided here on that bucket
+// meanwhile: nothing else may be forgotten. The script and the fallback are the
+// real ones. Drips take from a millisecond to an hour; requests have one or
+// several buckets, in one slot or two, with different sizes, and cost one unit or
+// more.
 //
-// The simulated network stands between them: it carries what a call would say.
+// The simulated network stands between script and fallback and carries the content
+// of each call.
 func TestNoFaultOverAdmits(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -55,12 +56,12 @@ func TestNoFaultOverAdmits(t *testing.T) {
 		"kept over a failover": total.kept,
 	} {
 		if n < least {
-			t.Errorf("%d %s: the test shows too little", n, what)
+			t.Errorf("%d %s: the test covers too little", n, what)
 		}
 	}
 }
 
-// simulated counts what happened.
+// simulated counts events.
 type simulated struct {
 	there, here, deniedHere, givenUp, restarts, lost, split, leaves int
 	deleted, followed, kept                                         int
@@ -80,7 +81,7 @@ func (s *simulated) add(other simulated) {
 	s.kept += other.kept
 }
 
-// history is one of them.
+// history is one random history.
 type history struct {
 	simulated
 	t        *testing.T
@@ -92,25 +93,25 @@ type history struct {
 	admitted [][]charge // of each bucket
 	lifetime []int      // how often each bucket's key has been deleted
 	decided  []bool     // whether each bucket was decided here since the server died
-	moved    []bool     // whether each bucket was told to another server after a failover
+	moved    []bool     // whether each bucket's level was sent to another server after a failover
 	timeout  int64
 
 	up           bool
 	lives        int   // how often the server has been restarted
-	stalledUntil int64 // when it works on
+	stalledUntil int64 // when it continues
 }
 
-// charge is when units were admitted, and how often the bucket's key had been
-// deleted before.
+// charge is an admission of units, and how often the bucket's key had been deleted
+// before.
 type charge struct {
 	at, units int64
 	lifetime  int
 }
 
-// exchange is a request on its way.
+// exchange is a request in flight.
 type exchange struct {
 	req   Request
-	split bool // the first bucket lies in another slot than the others
+	split bool // the first bucket is in another slot than the others
 	parts []*simulatedPart
 	done  bool
 }
@@ -148,7 +149,7 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 // pick returns one of the values.
 func pick[T any](random *rand.Rand, values ...T) T { return values[random.IntN(len(values))] }
 
-// run lets it happen, and checks what was admitted.
+// run plays the history and checks what was admitted.
 func (h *history) run() {
 	now := h.v.now
 	for range 10 + h.random.IntN(30) {
@@ -177,7 +178,7 @@ func (h *history) run() {
 		e.do()
 	}
 	if h.v.fallback.inFlight != nil {
-		h.t.Error("something is in flight for ever")
+		h.t.Error("something is in flight forever")
 	}
 	for i, b := range h.buckets {
 		lifetimes := make([][]charge, h.lifetime[i]+1)
@@ -190,7 +191,7 @@ func (h *history) run() {
 	}
 }
 
-// deleteKeys has an operator delete all keys, or some.
+// deleteKeys deletes all keys, or some, as an operator might.
 func (h *history) deleteKeys() {
 	if !h.up {
 		return
@@ -208,7 +209,7 @@ func (h *history) deleteKeys() {
 	}
 }
 
-// die loses the server's data and what is on its way to it.
+// die loses the server's data and everything in flight to it.
 func (h *history) die() {
 	h.up = false
 	h.lives++
@@ -218,8 +219,8 @@ func (h *history) die() {
 	}
 }
 
-// restart has the server answer again. It does not know the script, and that is
-// found out before anything else is sent to it.
+// restart makes the server answer again. It does not know the script, which is
+// noticed before anything else is sent to it.
 func (h *history) restart() {
 	if !h.up {
 		h.up = true
@@ -228,10 +229,9 @@ func (h *history) restart() {
 	}
 }
 
-// failover has another server answer, which knows the script but no bucket, and
-// nobody notices that it is another. Only what was decided here meanwhile is not
-// forgotten: the server is told of that. But nobody knows any more of units that
-// the other one held.
+// failover makes another server answer, unnoticed. It knows the script but no
+// buckets. Only what was decided here meanwhile is not forgotten, because it is
+// sent to that server. Units held by the old server are lost.
 func (h *history) failover() {
 	if h.up {
 		return
@@ -256,20 +256,20 @@ func (h *history) failover() {
 	}
 }
 
-// arrive has a request come, for some of the buckets.
+// arrive makes a request arrive, for some of the buckets.
 func (h *history) arrive() {
 	x := &exchange{req: Request{Accounting: Accounting(h.random.IntN(4) / 3)}}
 	for i := range h.buckets {
 		if h.random.IntN(2) == 0 || i == len(h.buckets)-1 && len(x.req.Buckets) == 0 {
 			b := h.buckets[i]
-			if h.random.IntN(4) == 0 { // as of a request, or node, that goes by a smaller one
+			if h.random.IntN(4) == 0 { // for a request, or a node, with a smaller size
 				b.Limit.Size = 1 + h.random.Int64N(b.Limit.Size)
 			}
 			b.Cost = min(pick[int64](h.random, 1, 1, 1, 2, 3), b.Limit.Size)
 			x.req.Buckets = append(x.req.Buckets, b)
 		}
 	}
-	if !h.up && h.random.IntN(2) == 0 { // which is known
+	if !h.up && h.random.IntN(2) == 0 { // the outage is known
 		h.here(x, x.req, nil, false)
 		return
 	}
@@ -288,7 +288,7 @@ func (h *history) arrive() {
 		x.parts = append(x.parts, &simulatedPart{part: p})
 		batch = append(batch, p.query)
 	}
-	// Those that wait for a connection for too long are decided here.
+	// Requests that wait too long for a connection are decided here.
 	if h.stalledUntil > h.v.now && h.random.IntN(7) == 0 {
 		h.events.at(h.v.now+h.timeout/2, func() { h.giveUp(x) })
 		return
@@ -298,7 +298,7 @@ func (h *history) arrive() {
 		p.err = errLate // until it is answered
 		h.ask(p.query, func(outcomes []outcome, at int64, lifetime []int) {
 			if p.outcomes, p.at, p.lifetime, p.answered = outcomes, at, lifetime, true; x.done {
-				return // too late; nobody waits any more
+				return // too late: the query was given up
 			}
 			p.err = nil
 			before := h.levels(p.query)
@@ -319,12 +319,11 @@ func (h *history) arrive() {
 	h.events.at(h.v.now+h.timeout, func() { h.giveUp(x) })
 }
 
-// ask carries what q says to the server, and its answer back, unless one of the
-// two is lost.
+// ask carries q to the server and its answer back, unless one of the two is lost.
 func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []int)) {
 	group, keys, life := q.Arg, append([]string(nil), q.Keys...), h.lives
 	if !h.up {
-		life = -1 // a connection to a server that is gone
+		life = -1 // the connection is to a server that is gone
 	}
 	req := Request{}
 	for i := range q.buckets {
@@ -360,7 +359,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 	h.events.at(h.v.now+h.random.Int64N(300), process)
 }
 
-// levels returns what this process holds of q's buckets.
+// levels returns the levels of q's buckets in this process.
 func (h *history) levels(q *query) []state {
 	var levels []state
 	for i := range q.buckets {
@@ -370,7 +369,7 @@ func (h *history) levels(q *query) []state {
 	return levels
 }
 
-// giveUp decides an exchange that has taken too long.
+// giveUp decides an exchange that has timed out.
 func (h *history) giveUp(x *exchange) {
 	if x.done {
 		return
@@ -379,8 +378,8 @@ func (h *history) giveUp(x *exchange) {
 	h.finish(x)
 }
 
-// finish makes one of the parts of an exchange, as Redis.decide and
-// Redis.decideSplit do: what no server has decided is decided here.
+// finish combines the parts of an exchange, as Redis.decide and Redis.decideSplit
+// do: parts that no server has decided are decided here.
 func (h *history) finish(x *exchange) {
 	x.done = true
 	var failed []*part
@@ -483,14 +482,15 @@ func (h *history) admit(b Bucket, at int64, lifetime []int) {
 	h.admitted[i] = append(h.admitted[i], charge{at, b.Cost, lifetime[i]})
 }
 
-// index returns which of the buckets b is.
+// index returns the index of b among the buckets.
 func (h *history) index(b Bucket) int {
 	return slices.IndexFunc(h.buckets, func(other Bucket) bool { return other.Name == b.Name })
 }
 
 // checkUnits checks that no more units are admitted in any time than a bucket of
 // limit l allows. If a key was lost, or deleted while its bucket was dirty, the
-// server is told what it held, and the next drip may be that of the bucket before.
+// server is sent the level it had, and the next drip may be that of the earlier
+// bucket.
 func checkUnits(t *testing.T, l Limit, admitted []charge, lost bool) {
 	t.Helper()
 	s := min(l.DripSize, l.Size)
@@ -511,21 +511,22 @@ func checkUnits(t *testing.T, l Limit, admitted []charge, lost bool) {
 				most = l.Size + s*ceilDiv(time, l.rate())
 			}
 			if units > most {
-				t.Errorf("%+v: %d units admitted within %d µs, at most %d may be", l, units, time, most)
+				t.Errorf("%+v: %d units admitted within %d µs, want at most %d", l, units, time, most)
 				return
 			}
 		}
 	}
 }
 
-// event is something that happens at its time.
+// event is an event at a time.
 type event struct {
 	when int64
 	nth  int
 	do   func()
 }
 
-// agenda is what is to happen, the soonest first, and of the same time the first.
+// agenda is the queue of events: the earliest first, and in order of insertion at
+// equal times.
 type agenda struct {
 	all []event
 	n   int

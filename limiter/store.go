@@ -7,21 +7,20 @@ import (
 	"slices"
 )
 
-// Store keeps buckets and decides requests against them. Its methods may be
-// called from several goroutines at once; each request is decided in one
-// atomic step.
+// Store keeps buckets and decides requests against them. Its methods are safe for
+// concurrent use, and each request is decided in one atomic step.
 type Store interface {
-	// Take decides one request and charges its buckets. It appends a Decision
-	// for each bucket to dst, in order, and returns the extended slice; the
-	// request is admitted if none of them is Denied.
+	// Take decides one request and charges its buckets. It appends a Decision for
+	// each bucket to dst, in order, and returns the extended slice. The request is
+	// admitted if no Decision is Denied.
 	//
-	// It waits no longer than until the deadline of ctx. A ctx that is cancelled
-	// need not end it: a request that is on its way may be charged anyway, and
-	// its decision is then worth more than an error.
+	// Take does not wait beyond the deadline of ctx. Cancelling ctx need not end
+	// it: a request that has already been sent may be charged anyway, and then its
+	// decision is worth more than an error.
 	//
-	// An error means that nothing was decided: the request is malformed, or
-	// the store did not answer in time. In the latter case buckets may or may
-	// not have been charged.
+	// An error means that nothing was decided: the request is malformed, or the
+	// store did not answer in time. In the latter case the buckets may or may not
+	// have been charged.
 	Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error)
 }
 
@@ -30,85 +29,85 @@ var (
 	_ Store = (*Redis)(nil)
 )
 
-// Request is the buckets that one request has to pass.
+// Request lists the buckets that one request has to pass.
 type Request struct {
-	// The buckets, none named twice with the same key.
+	// The buckets. No two may have the same Name and Key.
 	Buckets []Bucket
 
-	// What is charged when some buckets have room and others do not.
+	// What to charge when some buckets have room and others do not.
 	Accounting Accounting
 
-	// Whether to return an error if the server that should decide can't be
-	// asked, and not let buckets in this process decide meanwhile.
+	// Whether to return an error when the server is unavailable, instead of
+	// letting the fallback decide.
 	NoFallback bool
 }
 
-// Bucket is one bucket and what a request adds to it. Its Name and Key and its
+// Bucket is one bucket and what a request adds to it. Its Name, its Key and its
 // Limit's DripInterval and DripSize are its identity: requests that agree in them
-// meet in one bucket. The size is no part of it: it may differ from request to
-// request, and each is decided by its own. What a bucket holds stays when the
-// size changes, and together requests of several sizes are admitted no more than
+// use the same bucket. Size is not part of it: it may differ from request to
+// request, and each request is decided by its own Size. The level stays when the
+// Size changes, and together requests with several Sizes are admitted no more than
 // the largest allows.
 type Bucket struct {
-	// What the bucket limits, such as "login". Stores may show it; any
-	// characters but spaces and braces are fine.
+	// What the bucket limits, such as "login". Stores may show it. It may contain
+	// any characters except spaces and braces.
 	Name string
 
-	// Whose bucket it is, such as an address. Any bytes; stores keep and show
-	// only a digest.
+	// Whose bucket it is, such as an address. It may contain any bytes; a Store
+	// keeps and shows only a digest of it.
 	Key string
 
-	// The bucket's numbers, as this request goes by them.
+	// The limit that this request is decided by.
 	Limit Limit
 
-	// The units the request adds, at least 1; 0 means 1. A request that costs
-	// more than the size is never admitted.
+	// The units that the request adds, at least 1; 0 means 1. A request that costs
+	// more than Size is never admitted.
 	Cost int64
 
-	// The most buckets of this Name that a process holds; 0 means half of those
-	// that its Memory holds in all. A limit that is full forgets the bucket that
-	// is emptiest, unless there is a ShareKey. Buckets of one Name should agree
-	// in it.
+	// The most buckets of this Name that a process holds; 0 means half of its
+	// Memory's maximum. When the limit is full, the emptiest of a few buckets is
+	// evicted, unless ShareKey is set. All buckets of one Name should have the
+	// same MaxKeys.
 	MaxKeys int
 
-	// If not empty, buckets of this limit are never forgotten. While the limit is
-	// full, keys that have no bucket share one with all others of their ShareKey,
-	// such as the network that a client's address is in.
+	// If not empty, buckets of this limit are never evicted. While the limit is
+	// full, a key that has no bucket shares one with all other such keys of the
+	// same ShareKey, such as the network of a client's address.
 	ShareKey string
 
-	shared bool // whether it is one that keys share; Key is then what they share it by
+	shared bool // whether several keys share it; Key is then their ShareKey
 }
 
-// keeps reports whether b's limit forgets no bucket.
+// keeps reports whether b's limit never evicts a bucket.
 func (b *Bucket) keeps() bool { return b.shared || b.ShareKey != "" }
 
-// sameKey reports whether a and b are of one key.
+// sameKey reports whether a and b belong to the same key.
 func (b *Bucket) sameKey(a *Bucket) bool { return a.Key == b.Key && a.shared == b.shared }
 
-// fits reports whether b, which stands at s, has room for the request.
+// fits reports whether b, at level s, has room for the request.
 func (b *Bucket) fits(s state, now int64) bool {
 	return b.Cost <= b.Limit.Size && b.Limit.wait(s, now, b.Cost) == 0
 }
 
-// fitsBeside reports whether b, which stands at s, has room for the request and
-// for other units, at most its size.
+// fitsBeside reports whether b, at level s, has room for the request and for some
+// other units, at most its size.
 func (b *Bucket) fitsBeside(s state, units, now int64) bool {
 	return b.Cost <= b.Limit.Size-units && b.Limit.wait(s, now, b.Cost+units) == 0
 }
 
-// Accounting says what a request charges when some of its buckets have room
-// for it and others do not.
+// Accounting says what to charge when some buckets of a request have room for it
+// and others do not.
 type Accounting uint8
 
 const (
-	// AccountingAtomic charges all buckets if all have room, else none.
+	// AccountingAtomic charges all buckets if all have room, and none otherwise.
 	AccountingAtomic Accounting = iota
 
 	// AccountingEach charges every bucket that has room, even if others deny.
 	AccountingEach
 )
 
-// String returns the word for a in a configuration.
+// String returns a as it is written in a configuration: "atomic" or "each".
 func (a Accounting) String() string {
 	if a == AccountingEach {
 		return "each"
@@ -116,9 +115,9 @@ func (a Accounting) String() string {
 	return "atomic"
 }
 
-// prepare gives the buckets what they leave out, and returns an error if req
-// does not describe buckets that can be decided. Stores call it, so that numbers
-// of any origin are safe to pass.
+// prepare fills in default values, and returns an error if req does not describe
+// buckets that can be decided. Every Store calls it, so untrusted numbers are safe
+// to pass.
 func (req *Request) prepare() error {
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
@@ -147,12 +146,11 @@ func (req *Request) prepare() error {
 	return nil
 }
 
-// fewBuckets is how many buckets are compared each with each, which takes no
-// memory. More would take longer than to look them up.
+// fewBuckets is the largest number of buckets that are compared pairwise, which
+// allocates nothing. With more of them a map is faster.
 const fewBuckets = 16
 
-// twiceOfMany returns an error if one of many buckets is named twice with the
-// same key.
+// twiceOfMany returns an error if two of many buckets have the same Name and Key.
 func (req Request) twiceOfMany() error {
 	type named struct{ name, key string }
 	seen := make(map[named]struct{}, len(req.Buckets))
@@ -165,8 +163,8 @@ func (req Request) twiceOfMany() error {
 	return nil
 }
 
-// complete gives the buckets what they leave out. They are copied first: those of
-// the caller may be in use elsewhere.
+// complete fills in default values. It copies the buckets first, because the
+// caller may be using them elsewhere.
 func (req *Request) complete() {
 	req.Buckets = slices.Clone(req.Buckets)
 	for i := range req.Buckets {
@@ -178,7 +176,7 @@ func (req *Request) complete() {
 	}
 }
 
-// decisions appends what became of the buckets to dst.
+// decisions appends a Decision for each outcome to dst.
 func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 	for i := range outcomes {
 		dst = req.Buckets[i].decision(outcomes[i].state, outcomes[i].denied, dst)
@@ -186,13 +184,14 @@ func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 	return dst
 }
 
-// decision appends what became of b to dst: s, its clear time told from now.
+// decision appends the Decision of b to dst. The clear time of s is relative to
+// now.
 func (b *Bucket) decision(s state, denied bool, dst []Decision) []Decision {
 	dst = append(dst, Decision{})
 	dst[len(dst)-1].report(&b.Limit, s, 0, b.Cost, denied)
 	return dst
 }
 
-// errTwice refuses a request that would be checked against a bucket twice and
+// errTwice rejects a request that would be checked against a bucket twice and
 // charged once.
 var errTwice = errors.New("named twice with one key in one request")

@@ -10,33 +10,33 @@ type table struct {
 	mu      sync.Mutex
 	used    int
 	slots   []slot
-	digests []keyDigest // as many as slots, or none
+	digests []keyDigest // as many as slots, or nil
 }
 
-// slot holds one bucket. A slot whose clear time is 0 is free; no bucket's is,
-// because a bucket is stored when something was put into it. The slack s of one
-// that is dirty is held as -1 - s, and with a further 2^50 taken off as what
-// makes it so.
+// slot holds one bucket. A clear time of 0 marks a free slot; no bucket has it,
+// because a bucket is stored only after something was put into it. The slack s of
+// a dirty bucket is stored as -1 - s, minus 2^50 if it is ahead rather than
+// unsure.
 type slot struct {
 	hash uint64
 	state
 }
 
-// keyDigest is what the name of a bucket's key in a server has of whose bucket
-// it is. It is zero if no server was asked.
+// keyDigest is the digest of whose bucket it is, as in the name of its Redis key.
+// It is zero if no server was asked about the bucket.
 type keyDigest [16]byte
 
-// dirtiness says whether another store, for which this one stands in, may know less
-// of a bucket than this one does.
+// dirtiness says whether the other store, whose fallback this one is, may know
+// less of a bucket than this one does.
 type dirtiness int64
 
 const (
 	clean  dirtiness = iota
-	unsure           // it may have lost what it knew
-	ahead            // something was decided here, which it was not told
+	unsure           // the other store may have lost what it knew
+	ahead            // something was decided here that the other store does not know
 )
 
-// encodeSlack returns the slack to hold of a bucket that is dirty.
+// encodeSlack encodes a slack and a dirtiness as one number.
 func encodeSlack(slack int64, dirty dirtiness) int64 {
 	if dirty == clean {
 		return slack
@@ -44,7 +44,7 @@ func encodeSlack(slack int64, dirty dirtiness) int64 {
 	return -1 - slack - int64(dirty-unsure)<<50
 }
 
-// decodeSlack returns the slack of a bucket and whether it is dirty.
+// decodeSlack is the inverse of encodeSlack.
 func decodeSlack(slack int64) (int64, dirtiness) {
 	if slack >= 0 {
 		return slack, clean
@@ -53,8 +53,8 @@ func decodeSlack(slack int64) (int64, dirtiness) {
 	return slack & (1<<50 - 1), unsure + dirtiness(slack>>50)
 }
 
-// get returns the bucket of the given hash, an empty one if there is none, and
-// whether it is dirty.
+// get returns the level of the bucket with the given hash, zero if there is none,
+// and its dirtiness.
 func (t *table) get(hash uint64) (s state, dirty dirtiness) {
 	if t.used == 0 {
 		return state{}, clean
@@ -64,11 +64,11 @@ func (t *table) get(hash uint64) (s state, dirty dirtiness) {
 	return s, dirty
 }
 
-// has reports whether t has a bucket of the given hash.
+// has reports whether t has a bucket with the given hash.
 func (t *table) has(hash uint64) bool { return t.used > 0 && t.slots[t.find(hash)].clear != 0 }
 
-// own returns the slot of the bucket of the given hash, nil if there is none or
-// it is dirty.
+// own returns the slot of the bucket with the given hash, or nil if there is none
+// or it is dirty.
 func (t *table) own(hash uint64) *slot {
 	if t.used == 0 {
 		return nil
@@ -80,8 +80,8 @@ func (t *table) own(hash uint64) *slot {
 	return s
 }
 
-// put stores the bucket of the given hash, and returns how many buckets there
-// are more now, and whether this one is new.
+// put stores a bucket. It returns by how much the number of buckets has grown, and
+// whether this one is new.
 func (t *table) put(hash uint64, s state, dirty dirtiness, now int64) (more int, entered bool) {
 	s.slack = encodeSlack(s.slack, dirty)
 	i := -1
@@ -101,8 +101,8 @@ func (t *table) put(hash uint64, s state, dirty dirtiness, now int64) (more int,
 	return more, entered
 }
 
-// name records the key by which a server knows the bucket of the given
-// hash, which t holds.
+// name records the digest of the Redis key of the bucket with the given hash,
+// which must be in t.
 func (t *table) name(hash uint64, key string) {
 	if len(t.digests) != len(t.slots) {
 		t.digests = make([]keyDigest, len(t.slots))
@@ -112,7 +112,7 @@ func (t *table) name(hash uint64, key string) {
 	}
 }
 
-// remove removes the bucket in the i-th slot, and returns its digest. Those
+// remove removes the bucket in the i-th slot and returns its digest. Buckets
 // behind it that would no longer be found move up.
 func (t *table) remove(i int) (digest keyDigest) {
 	if t.digests != nil {
@@ -143,9 +143,9 @@ func (t *table) remove(i int) (digest keyDigest) {
 	return digest
 }
 
-// emptiest looks at up to n buckets from the i-th slot on, and returns at how
-// many. If one of them is emptier than best, or best is none yet, best becomes it.
-// It is none of the given hash.
+// emptiest looks at up to n buckets from the i-th slot on, and returns how many it
+// saw. If one of them is emptier than best, or best is still zero, it is copied to
+// best. It skips the bucket with hash except.
 func (t *table) emptiest(i, n int, except uint64, order *emptiness, best *slot) (seen int) {
 	for range t.slots {
 		if s := &t.slots[i]; s.clear != 0 && s.hash != except {
@@ -163,14 +163,14 @@ func (t *table) emptiest(i, n int, except uint64, order *emptiness, best *slot) 
 	return seen
 }
 
-// home returns the index of the slot where the bucket of the given hash belongs.
+// home returns the index of the preferred slot for the given hash.
 func (t *table) home(hash uint64) int {
 	home, _ := bits.Mul64(hash, uint64(len(t.slots)))
-	return int(home) //nolint:gosec // less than the slots
+	return int(home) //nolint:gosec // less than len(t.slots)
 }
 
-// find returns the index of the slot that holds the bucket of the given hash,
-// or of the free one where it belongs. At least one slot must be free.
+// find returns the index of the slot that holds the bucket with the given hash, or
+// of the free slot where it belongs. At least one slot must be free.
 func (t *table) find(hash uint64) int {
 	i := t.home(hash)
 	for t.slots[i].clear != 0 && t.slots[i].hash != hash {
@@ -181,7 +181,7 @@ func (t *table) find(hash uint64) int {
 	return i
 }
 
-// live returns how many buckets in t have not drained.
+// live returns the number of buckets in t that have not drained.
 func (t *table) live(now int64) int {
 	n := 0
 	for i := range t.slots {
@@ -192,8 +192,8 @@ func (t *table) live(now int64) int {
 	return n
 }
 
-// rebuild drops what has drained and makes room for n buckets and half as many
-// more. It returns how many buckets left.
+// rebuild removes drained buckets and makes room for n buckets plus half as many
+// again. It returns how many buckets it removed.
 func (t *table) rebuild(n int, now int64) int {
 	slots, digests, before := t.slots, t.digests, t.used
 	t.slots, t.digests, t.used = nil, nil, 0

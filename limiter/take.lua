@@ -1,70 +1,75 @@
 -- Decides requests against their leaky buckets, all in one atomic step.
 --
--- A request's buckets are a group; a call carries one group or several, which
--- are decided one after the other. Every number is an integer below 2^53, the
--- last that a double holds exactly; times are microseconds.
+-- The buckets of one request form a group. A call carries one or more groups,
+-- which are decided one after the other. Every number is an integer below 2^53, up
+-- to which doubles are exact; times are in microseconds.
 --
--- KEYS   the buckets' keys, group after group
--- ARGV   for each run of equal groups what they consist of. It is packed, for
---        arguments cost the server as much as what is done with them: 2 bytes,
---        how many groups there are; 2 bytes, how many buckets each has; 1 byte,
---        what to do, see below; then for each bucket 4 doubles, size, drip rate,
---        drip size and cost, and 1 byte, 0; or 2, and then 4 doubles, a time
---        until it runs empty and a slack that it has at least: what a node knows
---        of it that this server may have lost; and the same with what that node
---        has on the way, for which there has to be room; and 8 more if the server
---        has never known it; or 4 more, and then a double, until when the units
---        are held that are to be settled
--- reply  for each bucket: the time until it runs empty, t, or -1 - t if its key
---        held something else than a bucket; and its slack, s, or -1 - s if it
---        denies, or -1 - 2^50 - s if it denies only for units that are held or on
---        the way; if units are to be held then also how many are, and until when
+--   KEYS   the buckets' keys, group after group
+--   ARGV   one argument for each run of equal groups, which describes such a group.
+--          It is packed, because each argument costs the server as much as the work
+--          on it: 2 bytes, the number of groups; 2 bytes, the number of buckets in
+--          each; 1 byte, what to do, see below; then for each bucket 4 doubles, size,
+--          drip rate, drip size and cost, and 1 byte of flags, the sum of:
+--            2  4 doubles follow: a time until the bucket runs empty and a slack,
+--               the least that it holds as far as a node knows, although this
+--               server may have lost it; and the same plus what that node has in
+--               flight, for which there must be room too
+--            8  (with 2) this server has never known that level
+--            4  1 double follows, after those: until when the units are held that
+--               are to be settled
+--   reply  for each bucket two integers: the time until it runs empty, t, or -1 - t
+--          if its key held something that is not a bucket; and its slack, s, or
+--          -1 - s if it denies, or -1 - 2^50 - s if it denies only because of units
+--          that are held or in flight. If units are to be held, two more: how many
+--          are held, and until when
 --
 -- What to do with a group:
 --
--- 0  charge all buckets if all have room, else none
--- 1  charge each bucket that has room
--- 2  hold the cost in all buckets if all have room, else none: the request has
---    other buckets in other slots, and may be denied there
--- 3  charge what was held: it was admitted
--- 4  let go of what was held: it was denied. A cost of 0 changes nothing, but
---    shows whether the server takes writes: a key is written as it is
--- 5  remove the buckets, unless they hold more than a node knew that has
---    forgotten them: for each there are only 3 doubles, the time until it runs
---    empty, a slack and the drip rate. There is no reply
+--   0  charge all buckets if all have room, otherwise none
+--   1  charge each bucket that has room
+--   2  hold the cost in all buckets if all have room, otherwise in none: the request
+--      has other buckets in other slots, and may be denied there
+--   3  commit held units: the request was admitted, charge them
+--   4  release held units: the request was denied. A cost of 0 changes nothing, but
+--      shows whether the server accepts writes: the key is written back unchanged
+--   5  remove the buckets, unless they hold more than was known to the node that
+--      evicted them. For each there are only 3 doubles, the time until it runs
+--      empty, a slack and the drip rate. There is no reply
 --
--- A key holds the time at which its bucket runs empty, in all but the last three
--- digits; in those how many drips that was away when it was written, see below; and
--- behind a colon the slack, if there is any: the units by which the last drip
--- before that time falls short of a full one. All of it but the slack is one number
--- of 19 digits, which the server keeps in no more memory than any other, but a
--- double can't hold. If units are held, two more numbers follow: how many, and
--- until when. Held units take room but do not drip. Units that are still held then
--- are charged: the node that knows what became of them can't tell, and what it
--- tells later is ignored. The key expires when the bucket is empty, never before.
--- limit.go has the same arithmetic in Go.
+-- A key holds a number of 19 digits. All but the last three are the time at which
+-- its bucket runs empty; the last three say how many drips away that was when the
+-- key was written, see below. A colon and the slack follow if the slack is not 0:
+-- the units by which the last drip before that time falls short of a full drip. The
+-- server stores a 19-digit number in as little memory as any other integer, but a
+-- double cannot hold it. If units are held, the slack is there even if it is 0, and
+-- two more numbers follow: how many, and until when. Held units take room but do
+-- not drip. Units that are still held at that time are charged: by then the node
+-- that knows the decision cannot reach the server, and if it settles them later,
+-- that is ignored. The key expires when the bucket is empty, never before. limit.go
+-- has the same arithmetic in Go.
 --
--- Since it was written a bucket can only have dripped. If its time is further away
--- than it was then, the clock was set back: it holds what it held then. The size
--- tells nothing of that, for requests of several sizes may meet in a bucket, and it
--- may hold more than that of one of them. Up to 256 drips are told as they are, more
--- in steps of at most a sixteenth, rounded up: 16 for each doubling.
+-- Since it was written, a bucket can only have dripped. If its time is further
+-- away than it was then, the clock was set back: the bucket holds what it held
+-- then. Its size cannot show that, because requests with several sizes may use one
+-- bucket, which may then hold more than the size of one of them. Up to 256 drips
+-- are stored exactly, more of them in steps of at most a sixteenth, rounded up: 16
+-- steps for each doubling.
 --
--- Most groups are of one bucket. They make do without tables and functions of
--- their own, which would cost more than the arithmetic.
+-- Most groups have one bucket. They use no tables or functions of their own, which
+-- would cost more than the arithmetic.
 
 local call, pcall, unpack = redis.call, redis.pcall, struct.unpack
 local floor, ceil, frexp, min, number = math.floor, math.ceil, math.frexp, math.min, tonumber
 local byte, format, find, match, sub = string.byte, string.format, string.find, string.match, string.sub
 local keys, runs = KEYS, ARGV
 
-local HORIZON = 2 ^ 50     -- further ahead no bucket's time can lie
+local HORIZON = 2 ^ 50     -- no bucket's time can lie further ahead
 local SECOND = 1000000
 local HELD_FOR = 10 * SECOND
 local HOLD, COMMIT, RELEASE, REMOVE = 2, 3, 4, 5
 
 if #runs == 0 then
-  return {} -- somebody only wants to know whether there is this script
+  return {} -- the caller only checks whether the script exists
 end
 
 local time = redis.call('TIME')
@@ -80,8 +85,9 @@ for r = 1, #runs do
       local value = pcall('GET', keys[key + i])
       local c, s = match(type(value) == 'string' and value or '', '^(%d+)%d%d%d:?(%d*)$')
       c, s = number(c), number(s) or 0
-      -- Where nobody else has charged it, it lies no further ahead: what was told
-      -- is late. What another node has added is a drip, or takes slack.
+      -- If nobody else has charged the bucket, its time is no further ahead than
+      -- told, because told arrives late. What another node has added is a whole
+      -- drip, or takes slack.
       local apart = c and c - now - told
       if c and c > now and 2 * apart < rate and (s >= spare or apart <= -rate / 2) then
         pcall('SET', keys[key + i], 0, 'PXAT', 1)
@@ -101,14 +107,14 @@ for r = 1, #runs do
       due, at = unpack('>d', run, at)
     end
     if several then
-      -- With room for what comes out in each group: clear, slack, fits, changed,
+      -- With room for the results in each group: clear, slack, fits, changed,
       -- foreign, held, till and blocked.
       rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2}
     end
   end
 
   for _ = 1, groups do
-    -- What each bucket holds, and whether the request fits in.
+    -- The level of each bucket, and whether the request fits.
     local admitted = true
     local clear, slack, fits, changed, foreign, held, till, blocked
     for i = 1, buckets do
@@ -120,10 +126,11 @@ for r = 1, #runs do
       clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
       local value = pcall('GET', keys[key + i])
       if type(value) == 'string' then
-        -- What is no bucket of ours is an empty one; the next charge replaces it.
-        -- A time has 16 digits from 2001 to 2286, and three of drips. Whatever else of
-        -- that length begins with a number, as hexadecimal may be, passes for one too:
-        -- to look at each digit would cost as much as to read it.
+        -- A value that is not a bucket counts as an empty one; the next charge
+        -- replaces it. A time has 16 digits from 2001 to 2286, followed by three
+        -- of drips. Any other value of that length that Lua reads as a number,
+        -- such as a hexadecimal one, is taken for a bucket too: checking each
+        -- digit would cost as much as reading it.
         local c, w, s
         if #value == 19 or find(value, '^%d%d%d%d+$') then
           local hundreds, tens, ones = byte(value, -3, -1)
@@ -150,7 +157,7 @@ for r = 1, #runs do
             if c - now > w * rate then -- the clock was set back
               local full = ceil(size / drip)
               if w > full and w - full < step then
-                w, slack = full, full * drip - size -- it may have been just full
+                w, slack = full, full * drip - size -- it may have been exactly full
               end
               clear, changed = now + w * rate, true
               if w < 1 then
@@ -184,9 +191,10 @@ for r = 1, #runs do
         foreign = true
       end
       if flags > 0 and flags % 4 >= 2 then
-        -- It was told with some delay. If both know the same charges, their times
-        -- are whole drips apart: less than half a drip is the delay. Of fast drips
-        -- nobody knows whether they are the same, and so the lesser slack holds.
+        -- The level arrived with some delay. If both sides know the same charges,
+        -- their times are whole drips apart: a difference of less than half a drip
+        -- is the delay. For fast drips, it is unknown whether they are the same
+        -- drip, so the smaller slack counts.
         local apart = now + told - clear
         local near = rate > 2 * SECOND and rate / 2 or rate
         if clear == now or 2 * apart >= rate or flags >= 8 and apart > 0 then
@@ -214,7 +222,7 @@ for r = 1, #runs do
         if fits then
           changed = true
         elseif cost == 0 then
-          -- It does not know the bucket's numbers.
+          -- This probe does not know the bucket's numbers.
           fits, changed = true, false
           if type(value) == 'string' then
             call('SET', keys[key + i], value, 'KEEPTTL')
@@ -252,16 +260,17 @@ for r = 1, #runs do
         clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
       end
       if changed then
-        -- In two pieces, which even servers of 32 bits have integers for.
+        -- In two pieces, which even 32-bit servers can format as integers.
         local w = ceil((clear - now) / rate)
         if w > 256 then
           local m, x = frexp(w - 1)
           w = floor(m * 32) + 16 * x + 97
         end
         local value = format('%u%09d', floor(clear / 1e6), clear % 1e6 * 1000 + w)
-        -- A key has expired when the clock has gone past the millisecond, so it may
-        -- be told the one in which the bucket runs empty; but not the one that it is,
-        -- which newer servers take for past and store nothing.
+        -- A key expires when the clock has passed the given millisecond, so that
+        -- may be the one in which the bucket runs empty. It must not be the
+        -- current one, which newer servers take for past, and then they store
+        -- nothing.
         local expires = sub(value, 1, -7)
         if held > 0 then
           value = format('%s:%.0f:%.0f:%.0f', value, slack, held, till)

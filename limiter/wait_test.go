@@ -8,9 +8,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Guards that whoever waits as long as Wait says is admitted, and one who comes a
-// microsecond earlier is not, also by a bucket that did not deny but was charged
-// its last room.
+// TestWaitIsExact guards that a client which waits as long as Wait says is
+// admitted, and one that comes a microsecond earlier is not, even for a bucket
+// that did not deny but whose last room was charged.
 func TestWaitIsExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var now time.Duration
@@ -32,7 +32,8 @@ func TestWaitIsExact(t *testing.T) {
 			}
 			return &d[0]
 		}
-		// A history as it was, to be asked at other times what would be next.
+		// past is an earlier request. The history is replayed to decide the next
+		// one at different times.
 		type past struct {
 			at   time.Duration
 			cost int64
@@ -67,7 +68,8 @@ func TestWaitIsExact(t *testing.T) {
 	})
 }
 
-// Guards that a cost above the size, which no wait helps, has none.
+// TestWaitOfNeverAdmitted guards that Wait is zero for a cost above the size, for
+// which waiting does not help.
 func TestWaitOfNeverAdmitted(t *testing.T) {
 	b := Bucket{Name: "a", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, Cost: 3}
 	d, err := NewMemory(func() time.Duration { return 0 }).Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)

@@ -14,10 +14,10 @@ import (
 //go:embed take.lua
 var takeSource string
 
-// takeScript runs on the servers.
+// takeScript is the script that decides requests on the servers.
 var takeScript = newScript(takeSource)
 
-// newScript returns the script of the given source, which replies as take.lua
+// newScript returns a script with the given source, which replies as take.lua
 // does.
 func newScript(source string) *redisscript.Script {
 	s := redisscript.NewScript(source)
@@ -34,33 +34,33 @@ func newScript(source string) *redisscript.Script {
 	return s
 }
 
-// query is a request as a server is asked about it: a group of take.lua's, in
-// an invocation of its own or together with others.
+// query is a request in the form that is sent to a server: one group of take.lua,
+// in an invocation of its own or in a batch with others.
 type query struct {
-	redisscript.Call        // its Arg is what take.lua is told, with what the fallback knows
-	plain            string // the same without that, as a run of one group
+	redisscript.Call        // its Arg is the group for take.lua, including the levels that the fallback adds
+	plain            string // the group without those levels, as a run of one group
 
-	// What the fallback knows of it, guarded by its lock.
+	// State of the fallback, guarded by its lock.
 	buckets         []tracked
-	server          *redisscript.Server // to which it was sent last
-	order           uint64              // how many had been sent when it was, it included
-	counted         bool                // whether it is in flight
-	abandoned       bool                // whether it no longer counts, and nobody waits for it
-	holdsUnits      bool                // whether a server has held its units
+	server          *redisscript.Server // the server that it was last sent to
+	order           uint64              // its number among all queries sent
+	counted         bool                // whether it counts as in flight
+	abandoned       bool                // whether it was given up, and no longer counts
+	holdsUnits      bool                // whether a server holds its units
 	serverRestarted bool                // whether a server has restarted since it was sent
 	next, prev      *query
 
-	text []byte // used again by the next query
+	text []byte // reused by the next query
 }
 
-// queries are those that are no longer in use, with their memory.
+// queries is a pool of queries, which keep their memory.
 var queries = sync.Pool{New: func() any {
 	q := new(query)
 	q.Owner = q
 	return q
 }}
 
-// What take.lua can do with a request's buckets besides what Accounting says.
+// What take.lua can do with a request's buckets, besides the values of Accounting.
 const (
 	whatHold    = 2
 	whatCommit  = 3
@@ -68,14 +68,14 @@ const (
 	whatRemove  = 5 // see removals
 )
 
-// query returns what a server is asked about req.
+// query returns a query about req.
 func (k keys) query(req Request, what byte) *query {
 	q := queries.Get().(*query)
 
-	// All text is made in one piece, of which each is a part.
+	// All text is allocated as one string; the keys and the group are parts of it.
 	var few [8]int
 	ends, text := few[:0], q.text[:0]
-	var slot []byte // what the last name begins with; most share the key
+	var slot []byte // the part of the last name that buckets of one key have in common
 	for i := range req.Buckets {
 		b, from := &req.Buckets[i], len(text)
 		if i > 0 && b.sameKey(&req.Buckets[i-1]) {
@@ -100,17 +100,17 @@ func (k keys) query(req Request, what byte) *query {
 	return q
 }
 
-// What a group consists of, see take.lua.
+// The layout of a group, see take.lua.
 const (
 	groupHead    = 5     // bytes before the first bucket
-	whatIndex    = 4     // where among them is what to do
-	groupNumbers = 4 * 8 // bytes of a bucket's numbers, before its flags
+	whatIndex    = 4     // index among them of what to do
+	groupNumbers = 4 * 8 // bytes of a bucket's numbers, which its flags follow
 )
 
-// what returns what q asks to do.
+// what returns what q asks take.lua to do.
 func (q *query) what() byte { return q.plain[whatIndex] }
 
-// repliesTo returns how many numbers reply to a group.
+// repliesTo returns the number of integers in the reply to a group.
 func repliesTo(what byte, buckets int) int {
 	switch what {
 	case whatHold:
@@ -121,7 +121,7 @@ func repliesTo(what byte, buckets int) int {
 	return 2 * buckets
 }
 
-// settle makes q, of which units are held, the query to settle them.
+// settle turns q, whose units are held, into the query that settles them.
 func (q *query) settle(what byte, held []outcome) {
 	group := append([]byte(nil), q.plain[:groupHead]...)
 	group[whatIndex] = what
@@ -137,7 +137,7 @@ func (q *query) settle(what byte, held []outcome) {
 	q.Replies = repliesTo(what, len(q.Keys))
 }
 
-// tell adds levels to what take.lua is told of q's buckets, see fallback.known.
+// tell adds levels to q's group, see fallback.toldFor.
 func (q *query) tell(levels []toldLevel) {
 	if levels == nil {
 		return
@@ -167,13 +167,13 @@ func (q *query) tell(levels []toldLevel) {
 	q.Arg = string(group)
 }
 
-// release lets another request use q.
+// release returns q to the pool.
 func (q *query) release() {
 	q.Reset()
 	queries.Put(q)
 }
 
-// appendGroup appends what take.lua is told of req, as a run of one group.
+// appendGroup appends the group for req, as a run of one group.
 func (req Request) appendGroup(b []byte, what byte) []byte {
 	b = binary.BigEndian.AppendUint16(b, 1)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(req.Buckets))) //nolint:gosec // no configuration has 65 536 limits
@@ -186,8 +186,7 @@ func (req Request) appendGroup(b []byte, what byte) []byte {
 	return b
 }
 
-// appendNumbers appends numbers as the doubles that Lua has, which are exact up
-// to 2^53.
+// appendNumbers appends numbers as Lua's doubles, which are exact up to 2^53.
 func appendNumbers(b []byte, numbers ...int64) []byte {
 	for _, n := range numbers {
 		b = binary.BigEndian.AppendUint64(b, math.Float64bits(float64(n)))
@@ -195,9 +194,9 @@ func appendNumbers(b []byte, numbers ...int64) []byte {
 	return b
 }
 
-// outcomes appends what take.lua replied about req to dst, and reports whether
-// a key held something that was no bucket. With held the reply tells of units
-// that are held.
+// outcomes appends the outcomes in take.lua's reply about req to dst, and reports
+// whether any key held something that is not a bucket. With held, the reply
+// includes the held units.
 func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes []outcome, corrupt bool, err error) {
 	each := 2
 	if held {
@@ -235,8 +234,8 @@ func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes [
 	return outcomes, corrupt, nil
 }
 
-// wrote reports whether what take.lua replied shows that it has written: then no
-// bucket denied.
+// wrote reports whether take.lua's reply shows that it has written: that is so if
+// no bucket denied.
 func wrote(c *redisscript.Call) bool {
 	if len(c.Reply) == 0 || c.Arg[whatIndex] > whatHold {
 		return false

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// benchmark is a part of the document that has micro-benchmarks in it.
+// benchmark is a part of the document with results of micro-benchmarks.
 type benchmark struct {
 	mark    string // of the document, as in document.set
 	pattern string // as go test -bench has it
@@ -44,8 +44,8 @@ func (b benchmark) run(ctx context.Context, benchtime string, count int, progres
 	return table, nil
 }
 
-// resultLine is what go test prints of a benchmark: its name, with the number
-// of CPUs behind it, how often it ran, and a list of numbers with units.
+// resultLine matches a benchmark result of go test: the name with the number of
+// CPUs appended, the number of runs, and a list of numbers with units.
 var resultLine = regexp.MustCompile(`(?m)^Benchmark(\S+?)(?:-\d+)?\s+\d+\s+(\S.*)$`)
 
 // reported returns a table with a line for each benchmark and a column for each

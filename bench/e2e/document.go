@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// document is a Markdown file with parts that are written by this command,
-// each between two marks:
+// document is a Markdown file with parts that this command writes, each between
+// two marks:
 //
 //	<!-- begin: name -->
 //	<!-- end: name -->
 //
-// What stands outside of them stays. Beside it is a plot of the same name.
+// Text outside of them stays. Beside it is a plot of the same name.
 type document struct {
 	path, text, plot string
 }
@@ -22,7 +22,7 @@ func readDocument(path string) (*document, error) {
 	return &document{path: path, text: string(text)}, err
 }
 
-// set replaces what stands between the marks of a name.
+// set replaces the text between the marks of a name.
 func (d *document) set(name, text string) error {
 	begin, end := "<!-- begin: "+name+" -->\n", "<!-- end: "+name+" -->"
 	before, rest, ok := strings.Cut(d.text, begin)

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// TestRun measures for as short as wrk can, many things at once, to see that all
-// variants are served as they should be, and that the document is written from
-// beginning to end. It may be skipped for want of a program, but not in CI,
-// where that would count as passed.
+// TestRun measures as briefly as wrk can, many things at once, to check that all
+// variants are served correctly and that the document is written completely. It is
+// skipped if a program is missing, but not in CI, where that would count as
+// passed.
 func TestRun(t *testing.T) {
 	for _, program := range []string{"redis-server", "wrk"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -96,8 +96,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestDocument guards that the document has a place for each benchmark: it
-// would be found missing only when all has been measured.
+// TestDocument guards that the document has a place for each benchmark: otherwise
+// that would only be noticed after everything has been measured.
 func TestDocument(t *testing.T) {
 	d, err := readDocument("../../docs/performance.md")
 	if err != nil {

@@ -23,7 +23,7 @@ const startWithin = 20 * time.Second
 // process is a server that runs while variants are measured.
 type process struct {
 	cmd    *exec.Cmd
-	url    string        // where it is asked, if it is a Caddy
+	url    string        // its URL, if it is a Caddy
 	log    string        // the file with its output
 	exited chan struct{} // closed when the process has exited
 }
@@ -121,9 +121,9 @@ func (m *measurement) startCaddy(ctx context.Context, v variant) (*process, erro
 	return p, nil
 }
 
-// probe asks for the page once, and returns an error unless the limiter has
-// seen the request if it should have, and only then. It can't be seen of
-// mholt/caddy-ratelimit, which leaves requests that it allows as they are.
+// probe requests the page once, and returns an error unless the limiter has seen
+// the request exactly if it should have. That cannot be checked for
+// mholt/caddy-ratelimit, which leaves admitted requests unchanged.
 func (v variant) probe(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -143,7 +143,7 @@ func (v variant) probe(ctx context.Context, url string) error {
 	return nil
 }
 
-// cpuTime returns the CPU time that the processes have used, as Linux tells it;
+// cpuTime returns the CPU time that the processes have used, as reported by Linux;
 // 0 elsewhere.
 func (s site) cpuTime() time.Duration {
 	ticks := 0
@@ -178,7 +178,7 @@ func (s site) errorLogged() error {
 	return nil
 }
 
-// redisServer is the one that all variants share.
+// redisServer is the server that all variants share.
 type redisServer struct {
 	*process
 	address string
@@ -212,10 +212,9 @@ var (
 	cpuSeconds  = regexp.MustCompile(`(?m)^used_cpu_(?:sys|user):([\d.]+)`)
 )
 
-// usage returns how many scripts clients had Redis run, and the CPU time that
-// it has used, its reading and writing of sockets included. No limiter calls
-// anything but scripts; the commands in these are not told apart from others in
-// the total that Redis keeps.
+// usage returns the number of scripts that clients had Redis run, and the CPU time
+// that it has used, including socket reads and writes. Limiters call nothing but
+// scripts; Redis's total does not tell the commands inside scripts from others.
 func (r *redisServer) usage(ctx context.Context) (calls int64, cpu time.Duration, err error) {
 	info, err := r.client.Info(ctx, "commandstats", "cpu").Result()
 	if err != nil {
@@ -232,7 +231,7 @@ func (r *redisServer) usage(ctx context.Context) (calls int64, cpu time.Duration
 	return calls, cpu, nil
 }
 
-// freePort returns a port of this host that nothing listened on just now.
+// freePort returns a port of this host on which nothing listened just now.
 func freePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -34,7 +34,7 @@ func (m *measurement) requestsTable() string {
 	}, m.requests())
 }
 
-// swept is what is asked at each number of connections, by what it is called in
+// swept is the workloads measured at each number of connections, by their names in
 // the plot.
 var swept = []struct {
 	name string
@@ -44,9 +44,9 @@ var swept = []struct {
 	{"denied flood on one key", flood},
 }
 
-// write measures all that is told of whole requests, and puts it into the
-// document. A text is made as soon as what it tells has been measured, for the
-// next section may measure the same once more.
+// write measures everything about whole requests and puts it into the document.
+// Each text is made as soon as its figures are measured, because the next section
+// may measure the same again.
 func (m *measurement) write(ctx context.Context, d *document) error {
 	c := m.connections[0]
 	sweep := make([][]variant, len(m.connections)-1)
@@ -84,7 +84,7 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 		{"limits", [][]variant{limits}, table(limits, colLimits, colLimiter, colRate, colRatio, colP99, colCalls, colRedisCPU)},
 		{"fleet", nil, m.fleet},
 	}
-	for _, s := range sections { // before anything is measured in vain
+	for _, s := range sections { // before any measurement is wasted
 		if err := d.set(s.mark, ""); err != nil {
 			return err
 		}
@@ -152,8 +152,8 @@ func (m *measurement) panels() []panel {
 	return slices.Concat(above, below)
 }
 
-// fleet carries what Redis took for a decision to more of it than one machine
-// has. The numbers are those of the tables above it.
+// fleet extrapolates the cost of a decision in Redis to more decisions than one
+// machine can make. The numbers are those of the tables above it.
 func (m *measurement) fleet() string {
 	c := m.connections[0]
 	few := slices.Min(m.connections)

@@ -22,16 +22,15 @@ var limiters = []string{inProcess, mholt, onRedis, redisRate, evalsha, oneCall}
 // directives are those of package peers.
 var directives = map[string]string{redisRate: "redis_rate", evalsha: "evalsha", oneCall: "one_call"}
 
-// usesRedis tells whether a limiter keeps its buckets in Redis.
+// usesRedis reports whether a limiter keeps its buckets in Redis.
 func usesRedis(limiter string) bool { return limiter == onRedis || directives[limiter] != "" }
 
-// variant is what is measured: a limiter, what it has to do, and under what
-// load.
+// variant is what is measured: a limiter, its task, and the load.
 type variant struct {
 	limiter string
 
-	keys   int // how many clients there are; a single one is told by its address
-	limits int // how many limits each of their requests has to pass
+	keys   int // number of clients; a single one is identified by its address
+	limits int // number of limits that each of their requests has to pass
 
 	// Whether all requests are answered with status 429; otherwise with 200.
 	denied bool
@@ -43,15 +42,15 @@ type variant struct {
 	processes   int // of Caddy
 }
 
-// baseline returns what does the same without a limiter. Bare Caddy has no
-// requests to deny; but its error routes are dear, so it takes one too.
+// baseline returns the same variant without a limiter. Bare Caddy has no requests
+// to deny; but its error routes are expensive, so it uses one too.
 func (v variant) baseline() variant {
 	v.limiter, v.limits = bare, 0
 	v.denied = v.errorRoute
 	return v
 }
 
-// asked tells in words what the limiter has to do.
+// asked describes the limiter's task in words.
 func (v variant) asked() string {
 	words := "allowed"
 	if v.denied {
@@ -162,9 +161,9 @@ func (v variant) site(redis string) string {
 	return b.String()
 }
 
-// caddyfile returns the configuration that serves the variant at a port of
-// this host. Redis may take its time: a request that is not decided by it, but
-// for lack of an answer, would measure something else.
+// caddyfile returns the configuration that serves the variant at a port of this
+// host. Redis has plenty of time: a request that is not decided by Redis because
+// an answer is late would measure something else.
 func (v variant) caddyfile(port, redis string) string {
 	global := ""
 	if v.limiter == onRedis {

@@ -38,8 +38,8 @@ type result struct {
 	redisCPUPerSecond float64 // µs
 }
 
-// load has wrk send requests to the variant, and returns an error where the
-// answers are not those that were to be measured.
+// load has wrk send requests to the variant, and returns an error if the answers
+// are not the expected ones.
 func (m *measurement) load(ctx context.Context, v variant, duration time.Duration) (result, error) {
 	site := m.site(v)
 	callsBefore, redisBefore, err := m.redis.usage(ctx)

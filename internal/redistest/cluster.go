@@ -16,32 +16,32 @@ import (
 const (
 	slots = 16384
 
-	// stableWithin is how long servers may take until they agree. They wait for
-	// seconds of their own accord, and a busy host slows them down.
+	// stableWithin is how long servers may take until they agree. By default they
+	// wait for seconds, and a busy host slows them down.
 	stableWithin = 30 * time.Second
 )
 
-// Cluster is a Redis Cluster of masters without replicas, each with its share
-// of the slots in the order of Nodes. A node that is restarted is empty and
-// still the same node with the same slots.
+// Cluster is a Redis Cluster of masters without replicas, each with its share of
+// the slots, in the order of Nodes. A node that is restarted is empty, but still
+// the same node with the same slots.
 type Cluster struct {
 	Nodes []*Server
 
 	ids      map[*Server]string
 	password string
-	start    func(testing.TB) (node *Server, bus string) // one more, which knows nobody
+	start    func(testing.TB) (node *Server, bus string) // starts another node, which knows no others
 }
 
-// StartCluster runs a cluster until the test ends and returns when all its
-// nodes are content with it. The args are for each of them; a later one of the
-// same name counts, such as "--cluster-node-timeout", "500" instead of 1000.
+// StartCluster runs a cluster until the test ends, and returns when all nodes
+// report that it is ready. args are passed to each node. They override the
+// defaults, for instance "--cluster-node-timeout", "500" instead of 1000.
 func StartCluster(t testing.TB, masters int, args ...string) *Cluster {
 	t.Helper()
 	return startCluster(t, masters, nil, args)
 }
 
-// StartClusterTLS runs a cluster as StartCluster does whose nodes take TLS only
-// and use it among themselves as well. See StartTLS for their certificates.
+// StartClusterTLS runs a cluster as StartCluster does, with nodes that accept only
+// TLS and use it among themselves as well. See StartTLS for their certificates.
 func StartClusterTLS(
 	t testing.TB, a *Authority, clientCerts bool, masters int, args ...string,
 ) *Cluster {
@@ -61,7 +61,7 @@ func startCluster(t testing.TB, masters int, tls, args []string) *Cluster {
 		t.Helper()
 		node = start(t, "", c.password, func(_, own string) []string {
 			bus = freePort(t)
-			// A master that gives its last slot away is to stay a master.
+			// A master that gives its last slot away must stay a master.
 			options := []string{
 				port, own, "--cluster-enabled", "yes", "--cluster-port", bus,
 				"--cluster-config-file", "nodes.conf", "--cluster-announce-ip", "127.0.0.1",
@@ -85,10 +85,10 @@ func startCluster(t testing.TB, masters int, tls, args []string) *Cluster {
 	}
 
 	for n, node := range c.Nodes {
-		// Otherwise all have the same, and take time to sort that out.
+		// Otherwise all have the same epoch, and take time to sort that out.
 		do(t, node, "cluster", "set-config-epoch", n+1)
 		do(t, node, "cluster", "addslotsrange", n*slots/masters, (n+1)*slots/masters-1)
-		// Each meets each, which is quicker than to wait for hearsay.
+		// Each meets each, which is quicker than waiting for gossip.
 		for other := range n {
 			host, port := hostPort(t, c.Nodes[other])
 			do(t, node, "cluster", "meet", host, port, buses[other])
@@ -114,7 +114,7 @@ func (c *Cluster) Slot(t testing.TB, key string) int {
 // Owner returns the node that has the slot, as the nodes see it.
 func (c *Cluster) Owner(t testing.TB, slot int) *Server {
 	t.Helper()
-	//nolint:staticcheck // what clients ask for to find their way
+	//nolint:staticcheck // clients use it to find slots
 	ranges, err := ask(t, c.Nodes).client.ClusterSlots(context.Background()).Result()
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func (c *Cluster) Owner(t testing.TB, slot int) *Server {
 	return nil
 }
 
-// MoveSlot moves a slot with its keys to a node, while clients go on, and
+// MoveSlot moves a slot with its keys to a node while clients continue, and
 // returns when all nodes know.
 func (c *Cluster) MoveSlot(t testing.TB, slot int, to *Server) {
 	t.Helper()
@@ -142,9 +142,9 @@ func (c *Cluster) MoveSlot(t testing.TB, slot int, to *Server) {
 	c.EndMove(t, slot, to)
 }
 
-// BeginMove is the first step of MoveSlot. From now on the slot's owner answers
-// ASK for a key of the slot that it does not have, and the other node takes
-// commands for the slot from a client that says ASKING before.
+// BeginMove is the first step of MoveSlot. From then on the slot's owner answers
+// ASK for a key of the slot that it does not have, and the other node accepts
+// commands for the slot after ASKING.
 func (c *Cluster) BeginMove(t testing.TB, slot int, to *Server) {
 	t.Helper()
 	from := c.Owner(t, slot)
@@ -155,8 +155,8 @@ func (c *Cluster) BeginMove(t testing.TB, slot int, to *Server) {
 	do(t, from, "cluster", "setslot", slot, "migrating", c.ids[to])
 }
 
-// MoveKeys is the second step of MoveSlot. It moves the keys that are given, or
-// all of the slot's when none is.
+// MoveKeys is the second step of MoveSlot. It moves the given keys, or all keys of
+// the slot if none are given.
 func (c *Cluster) MoveKeys(t testing.TB, slot int, to *Server, keys ...string) {
 	t.Helper()
 	ctx := context.Background()
@@ -204,9 +204,9 @@ func (c *Cluster) EndMove(t testing.TB, slot int, to *Server) {
 	c.WaitOK(t)
 }
 
-// Remove hands a node's slots with their keys to another one, lets the others
+// Remove moves a node's slots with their keys to another node, makes the others
 // forget it and kills it. It returns when they agree. Nothing may be written to
-// its slots meanwhile. Of one that was killed before the keys are lost.
+// its slots meanwhile. If the node was killed before, its keys are lost.
 func (c *Cluster) Remove(t testing.TB, node *Server) {
 	t.Helper()
 	ctx := context.Background()
@@ -214,7 +214,7 @@ func (c *Cluster) Remove(t testing.TB, node *Server) {
 	heir := c.Nodes[(i+1)%len(c.Nodes)]
 	told := []*Server{heir} // first
 	if node.running() {
-		told = append(told, node) // before those who only hear of it
+		told = append(told, node) // before those that only learn of it by gossip
 		keys, err := node.client.Keys(ctx, "*").Result()
 		if err != nil {
 			t.Fatal(err)
@@ -252,9 +252,8 @@ func (c *Cluster) Remove(t testing.TB, node *Server) {
 	c.forget(t, node)
 }
 
-// Replace starts a replica of a node, lets it take the node's place by a failover
-// in order, lets the others forget the node and kills it. It returns when they
-// agree.
+// Replace starts a replica of a node, fails over to it, makes the others forget
+// the node and kills it. It returns when they agree.
 func (c *Cluster) Replace(t testing.TB, node *Server) {
 	t.Helper()
 	ctx := context.Background()
@@ -300,7 +299,7 @@ func (c *Cluster) Replace(t testing.TB, node *Server) {
 	c.forget(t, node)
 }
 
-// forget lets all nodes forget one that has left, and kills it.
+// forget makes all nodes forget one that has left, and kills it.
 func (c *Cluster) forget(t testing.TB, node *Server) {
 	t.Helper()
 	node.Kill() // first, so that it can't make itself known again
@@ -310,8 +309,8 @@ func (c *Cluster) forget(t testing.TB, node *Server) {
 	c.WaitOK(t)
 }
 
-// WaitOK returns when all nodes reach each other, say that the cluster is in
-// order and agree on whose the slots are.
+// WaitOK returns when all nodes reach each other, report that the cluster is ok
+// and agree on the owners of the slots.
 func (c *Cluster) WaitOK(t testing.TB) {
 	t.Helper()
 	waitFor(t, stableWithin, func() error {
@@ -332,7 +331,7 @@ func (c *Cluster) WaitOK(t testing.TB) {
 	})
 }
 
-// view returns whose the slots are in a node's eyes.
+// view returns the owners of the slots as a node sees them.
 func (c *Cluster) view(node *Server) (string, error) {
 	if !node.running() {
 		return "", errors.New("is not running")
@@ -362,7 +361,7 @@ func (c *Cluster) view(node *Server) (string, error) {
 	return view.String(), nil
 }
 
-// do runs a command at a server.
+// do runs a command on a server.
 func do(t testing.TB, s *Server, args ...any) {
 	t.Helper()
 	if err := s.client.Do(context.Background(), args...).Err(); err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TestCluster guards that each node has its share of the slots, what clients
-// see in the course of a migration, that all agree on the slot's owner after
-// it, and that a node comes back from a restart as what it was.
+// TestCluster guards that each node has its share of the slots, what clients see
+// during a migration, that all nodes agree on the slot's owner afterwards, and
+// that a restarted node has the same role.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -75,8 +75,8 @@ func TestCluster(t *testing.T) {
 	get(to, "{k}2", "redis: nil")
 }
 
-// TestClusterRemove guards that a node leaves, or gives way to its replica, with
-// nothing lost, and that the others no longer know of it.
+// TestClusterRemove guards that a node leaves, or is replaced by its replica,
+// without data loss, and that the others no longer know it.
 func TestClusterRemove(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

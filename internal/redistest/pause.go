@@ -12,15 +12,15 @@ import (
 )
 
 // Pause stops the server's process, as SIGSTOP does: it keeps its connections,
-// even takes new ones, and answers none. Kill and Restart work nevertheless.
+// even accepts new ones, and answers none. Kill and Restart still work.
 func (s *Server) Pause(t testing.TB) {
 	t.Helper()
 	s.paused.Store(true)
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	// The signal may come a moment later. Where there is no such file there is
-	// no telling.
+	// The signal may take effect a moment later. Without such a file there is no
+	// way to tell.
 	waitFor(t, 5*time.Second, func() error {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Process.Pid))
 		if err == nil && !bytes.Contains(stat, []byte(") T ")) {
@@ -30,7 +30,7 @@ func (s *Server) Pause(t testing.TB) {
 	})
 }
 
-// Resume lets a paused server go on.
+// Resume continues a paused server.
 func (s *Server) Resume(t testing.TB) {
 	t.Helper()
 	if err := s.Process.Signal(syscall.SIGCONT); err != nil {

@@ -5,16 +5,16 @@ import (
 	"strconv"
 )
 
-// Run starts a process that ends with this one, whatever ends that. The channel
+// Run starts a process that ends with this one, however this one ends. The channel
 // is closed when the process has exited and was reaped.
 func Run(cmd *exec.Cmd) (exited <-chan struct{}, err error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	// Should the test binary die without cleaning up, of its timeout say, the
-	// guard's input closes and it stops the process. A signal to all of them,
-	// such as Ctrl-C, must not end the guard: a paused process would outlive it.
-	//nolint:gosec // a number
+	// If the test binary dies without cleaning up, for instance on a timeout, the
+	// guard's input closes and it stops the process. A signal to the process
+	// group, such as Ctrl-C, must not end the guard: a paused process would
+	// outlive it.
 	guard := exec.Command("sh", "-c", `trap "" HUP INT TERM; read _; kill -9 "$0"`,
 		strconv.Itoa(cmd.Process.Pid))
 	_, err = guard.StdinPipe()

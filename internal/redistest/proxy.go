@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// Proxy stands between clients and a server and passes on what they say, until
-// it is told to get in the way. It does one thing at a time: each method that
-// names a fault that lasts ends the one before, for new connections and for those that
-// are open. One that is closed for a fault stays closed.
+// Proxy forwards connections to a server until it is told to inject a fault. It
+// has one fault at a time: each method that starts a lasting fault replaces the
+// one before, for new connections and for open ones. A connection that was closed
+// by a fault stays closed.
 type Proxy struct {
 	Addr string // where it listens: 127.0.0.1:port
 
@@ -30,26 +30,26 @@ type Proxy struct {
 	links    map[*link]struct{}
 }
 
-// fault is what a proxy does. It never changes: another one takes its place.
+// fault is what a proxy does. It is immutable: another one replaces it.
 type fault struct {
 	delay, jitter time.Duration
 	blackHole     bool
-	slice         int              // replies go in pieces of so many bytes, with
-	gap           time.Duration    // so much time between
-	cut           bool             // a reply ends the connection, after
-	first         int              // so many bytes of it
-	requests      []*regexp.Regexp // replies to which are meant; none means all
-	up, down      *line            // of so much bandwidth; nil of any
+	slice         int              // replies are forwarded in pieces of this many bytes,
+	gap           time.Duration    // with this much time between them
+	cut           bool             // a reply ends the connection,
+	first         int              // after this many of its bytes
+	requests      []*regexp.Regexp // requests whose replies are affected; nil means all
+	up, down      *line            // with limited bandwidth; nil if unlimited
 
-	over chan struct{} // closed when another fault has taken its place
+	over chan struct{} // closed when another fault has replaced this one
 }
 
-// link is a client's connection and the one to the server that belongs to it.
+// link is a client's connection and the matching one to the server.
 type link struct {
 	proxy  *Proxy
 	client net.Conn
 	server net.Conn              // nil when the target cannot be reached
-	meant  atomic.Pointer[fault] // the fault that was meant for a request
+	meant  atomic.Pointer[fault] // the fault that applies to a request
 	closed chan struct{}
 	close  func()
 }
@@ -71,8 +71,8 @@ func StartProxy(t testing.TB, target string) *Proxy {
 // Pass ends the fault. After Refuse it listens again, where it did before.
 func (p *Proxy) Pass() { p.set(newFault()) }
 
-// Delay holds each reply back for so long and, with a jitter, for up to that
-// much longer.
+// Delay delays each reply by d, plus a random time of up to the jitter if there is
+// one.
 func (p *Proxy) Delay(d time.Duration, jitter ...time.Duration) {
 	f := newFault()
 	f.delay = d
@@ -82,23 +82,23 @@ func (p *Proxy) Delay(d time.Duration, jitter ...time.Duration) {
 	p.set(f)
 }
 
-// BlackHole takes connections and all that comes on them and passes nothing on
-// in either direction. What it took is lost, also when the fault ends.
+// BlackHole accepts connections and data and forwards nothing in either direction.
+// What it accepted is lost, even when the fault ends.
 func (p *Proxy) BlackHole() {
 	f := newFault()
 	f.blackHole = true
 	p.set(f)
 }
 
-// CutReplies passes requests on and resets the connection when the reply comes:
-// the command ran and the client cannot know. With requests it does so only for
-// what is answered to one that contains any of them as a word, such as "evalsha",
-// in upper or lower case. That lets a client greet the server. It looks into what
-// comes in one piece, and not into TLS.
+// CutReplies forwards requests and resets the connection when the reply arrives:
+// the command ran and the client cannot know. With requests, it does so only for
+// replies to a request that contains any of them as a word, such as "evalsha", in
+// upper or lower case. So the client's handshake still works. It examines only
+// data that arrives in one piece, and no TLS.
 func (p *Proxy) CutReplies(requests ...string) { p.cut(0, requests) }
 
-// HalfReply does as CutReplies, but passes the first n bytes of the reply on
-// and then closes the connection in order.
+// HalfReply does the same as CutReplies, but forwards the first n bytes of the
+// reply and then closes the connection normally.
 func (p *Proxy) HalfReply(n int, requests ...string) { p.cut(n, requests) }
 
 func (p *Proxy) cut(first int, requests []string) {
@@ -110,22 +110,22 @@ func (p *Proxy) cut(first int, requests []string) {
 	p.set(f)
 }
 
-// Slice passes replies on n bytes at a time with a gap between.
+// Slice forwards replies n bytes at a time with a gap between.
 func (p *Proxy) Slice(n int, gap time.Duration) {
 	f := newFault()
 	f.slice, f.gap = n, gap
 	p.set(f)
 }
 
-// Throttle lets so many bytes a second pass in each direction, of all connections
-// together. What is too much waits.
+// Throttle limits the bandwidth in each direction, for all connections together.
+// Excess data waits.
 func (p *Proxy) Throttle(bytesPerSecond int) {
 	f := newFault()
 	f.up, f.down = &line{rate: bytesPerSecond}, &line{rate: bytesPerSecond}
 	p.set(f)
 }
 
-// Refuse closes all connections and lets nobody connect.
+// Refuse closes all connections and rejects new ones.
 func (p *Proxy) Refuse() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,8 +139,8 @@ func (p *Proxy) Refuse() {
 	}
 }
 
-// CloseAll closes all connections that are open, as a load balancer does that
-// finds them idle. What comes anew is treated as before.
+// CloseAll closes all open connections, as a load balancer does that finds them
+// idle. New connections are treated as before.
 func (p *Proxy) CloseAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,31 +149,30 @@ func (p *Proxy) CloseAll() {
 	}
 }
 
-// Retarget sends new connections to another server. Those that are open stay
-// where they are.
+// Retarget sends new connections to another server. Open ones stay where they are.
 func (p *Proxy) Retarget(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.target = target
 }
 
-// Connections returns how many connections of clients it has taken so far. One
-// counts a moment after the client has it.
+// Connections returns the number of client connections accepted so far. One counts
+// a moment after the client has it.
 func (p *Proxy) Connections() int { return int(p.accepted.Load()) }
 
-// Open returns how many connections of clients are open.
+// Open returns the number of open client connections.
 func (p *Proxy) Open() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.links)
 }
 
-// line is one direction of a link with little bandwidth.
+// line is one direction with limited bandwidth.
 type line struct {
 	rate int // bytes a second
 
 	mu   sync.Mutex
-	free time.Time // when what was taken so far will have passed
+	free time.Time // when all data so far will have passed
 }
 
 // take returns how long it takes until n more bytes have passed.
@@ -190,12 +189,12 @@ func (l *line) take(n int) time.Duration {
 
 func newFault() *fault { return &fault{over: make(chan struct{})} }
 
-// means reports whether what is answered to the request is to be cut.
+// means reports whether the reply to the request is affected.
 func (f *fault) means(request []byte) bool {
 	return slices.ContainsFunc(f.requests, func(word *regexp.Regexp) bool { return word.Match(request) })
 }
 
-// set changes the fault to one for which the proxy listens.
+// set changes the fault to one during which the proxy listens.
 func (p *Proxy) set(f *fault) {
 	p.t.Helper()
 	p.mu.Lock()
@@ -222,7 +221,7 @@ func (p *Proxy) current() *fault {
 	return p.fault
 }
 
-// accept takes the connections of a listener from now on.
+// accept accepts the connections of a listener.
 func (p *Proxy) accept(listener net.Listener) {
 	p.listener = listener
 	p.running.Go(func() {
@@ -246,7 +245,7 @@ func (p *Proxy) serve(listener net.Listener, client net.Conn) {
 	if strings.HasPrefix(target, "/") {
 		network = "unix"
 	}
-	// The context ends before the test's cleaning up.
+	// The context ends before the test's cleanup.
 	server, err := new(net.Dialer).DialContext(p.t.Context(), network, target)
 
 	l := &link{proxy: p, client: client, closed: make(chan struct{})}
@@ -281,7 +280,7 @@ func (p *Proxy) serve(listener net.Listener, client net.Conn) {
 	l.passReplies()
 }
 
-// passRequests passes on what the client says until it ends.
+// passRequests forwards what the client sends until it ends.
 func (l *link) passRequests() {
 	defer l.close()
 	buffer := make([]byte, 64<<10)
@@ -308,8 +307,8 @@ func (l *link) passRequests() {
 	}
 }
 
-// passReplies passes on what the server says until it ends, or the fault does
-// that hides this from the client.
+// passReplies forwards what the server sends until it ends, or until the end of a
+// fault that hides this from the client.
 func (l *link) passReplies() {
 	buffer := make([]byte, 64<<10)
 	for l.server != nil {
@@ -330,7 +329,7 @@ func (l *link) passReplies() {
 	}
 }
 
-// pass passes on a reply and reports whether the connection goes on.
+// pass forwards a reply and reports whether the connection stays open.
 func (l *link) pass(reply []byte) bool {
 	for len(reply) > 0 {
 		f, n := l.proxy.current(), len(reply)
@@ -364,8 +363,8 @@ func (l *link) pass(reply []byte) bool {
 	return true
 }
 
-// wait waits for so long, or until the connection is closed. It reports false
-// as soon as another fault has come.
+// wait waits for d, or until the connection is closed. It returns false as soon as
+// another fault has started.
 func (l *link) wait(f *fault, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

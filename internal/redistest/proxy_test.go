@@ -73,7 +73,7 @@ func expectRefused(t *testing.T, addr string) {
 	}
 }
 
-// startProxied runs a server, a proxy and a connection through it that works.
+// startProxied runs a server, a proxy and a working connection through it.
 func startProxied(t *testing.T) (*Server, *Proxy, net.Conn) {
 	t.Helper()
 	s := Start(t)
@@ -84,8 +84,8 @@ func startProxied(t *testing.T) (*Server, *Proxy, net.Conn) {
 	return s, p, conn
 }
 
-// TestProxyPasses guards that a proxy without a fault is not noticed, whatever
-// its target, and that it counts connections.
+// TestProxyPasses guards that a proxy without a fault is transparent, whatever its
+// target, and that it counts connections.
 func TestProxyPasses(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
@@ -109,8 +109,8 @@ func TestProxyPasses(t *testing.T) {
 	}
 }
 
-// TestProxyTargetDown guards that a client of a server that is down, or goes
-// down, is hung up on.
+// TestProxyTargetDown guards that the connections of clients are closed when the
+// server is down, or goes down.
 func TestProxyTargetDown(t *testing.T) {
 	t.Parallel()
 	s, p, conn := startProxied(t)
@@ -119,8 +119,8 @@ func TestProxyTargetDown(t *testing.T) {
 	expectClosed(t, dial(t, p.Addr))
 }
 
-// TestProxyDelay guards that replies come late by what was asked for, and that
-// the end of the fault also ends a delay under way.
+// TestProxyDelay guards that replies are delayed by the given time, and that
+// ending the fault also ends a delay in progress.
 func TestProxyDelay(t *testing.T) {
 	t.Parallel()
 	_, p, conn := startProxied(t)
@@ -140,8 +140,8 @@ func TestProxyDelay(t *testing.T) {
 }
 
 // TestProxyBlackHole guards that nothing gets through a black hole, neither on
-// connections that were there nor on new ones, nor the news of the server's
-// end, and that things are as before after it.
+// existing connections nor on new ones, nor the close of the server, and that
+// everything works as before afterwards.
 func TestProxyBlackHole(t *testing.T) {
 	t.Parallel()
 	s, p, old := startProxied(t)
@@ -165,8 +165,8 @@ func TestProxyBlackHole(t *testing.T) {
 	expect(t, conn, ":1\r\n")
 }
 
-// TestProxyBlackHoleLoses guards that what a black hole took does not come out
-// of it later, on a connection that outlives it.
+// TestProxyBlackHoleLoses guards that data lost in a black hole does not arrive
+// later, on a connection that outlives it.
 func TestProxyBlackHoleLoses(t *testing.T) {
 	t.Parallel()
 	s, p, conn := startProxied(t)
@@ -181,8 +181,8 @@ func TestProxyBlackHoleLoses(t *testing.T) {
 	expect(t, conn, ":1\r\n")
 }
 
-// TestProxyCutReplies guards that a command whose reply is cut has run, that
-// its connection is reset, and that only the replies that are meant are cut.
+// TestProxyCutReplies guards that a command whose reply is cut has run, that its
+// connection is reset, and that only the intended replies are cut.
 func TestProxyCutReplies(t *testing.T) {
 	t.Parallel()
 	for name, requests := range map[string][]string{"all": nil, "some": {"evalsha", "incr"}} {
@@ -204,7 +204,7 @@ func TestProxyCutReplies(t *testing.T) {
 	}
 }
 
-// TestProxyHalfReply guards that of a reply its beginning comes and no more.
+// TestProxyHalfReply guards that the beginning of a reply arrives and no more.
 func TestProxyHalfReply(t *testing.T) {
 	t.Parallel()
 	_, p, conn := startProxied(t)
@@ -215,7 +215,7 @@ func TestProxyHalfReply(t *testing.T) {
 	}
 }
 
-// TestProxySlice guards that a reply comes whole, and in pieces.
+// TestProxySlice guards that a reply arrives whole, and in pieces.
 func TestProxySlice(t *testing.T) {
 	t.Parallel()
 	_, p, conn := startProxied(t)
@@ -232,8 +232,8 @@ func TestProxySlice(t *testing.T) {
 	}
 }
 
-// TestProxyThrottle guards that what passes takes as long as the bandwidth asks for,
-// in both directions and for all connections together.
+// TestProxyThrottle guards that data takes as long as the bandwidth requires, in
+// both directions and for all connections together.
 func TestProxyThrottle(t *testing.T) {
 	t.Parallel()
 	_, p, one := startProxied(t)
@@ -246,14 +246,14 @@ func TestProxyThrottle(t *testing.T) {
 	send(t, other, "PING")
 	expect(t, one, "+PONG\r\n")
 	expect(t, other, "+PONG\r\n")
-	// 6 bytes there and 7 back, twice: those there and those back overlap by one.
+	// 6 bytes there and 7 back, twice: the two directions overlap for one of them.
 	if took := time.Since(begin); took < 90*time.Millisecond {
 		t.Errorf("took %v", took)
 	}
 }
 
-// TestProxyRefuse guards that nobody gets or stays connected while the proxy
-// refuses, and that it is back at the same address after it.
+// TestProxyRefuse guards that no client gets or stays connected while the proxy
+// refuses, and that it is back at the same address afterwards.
 func TestProxyRefuse(t *testing.T) {
 	t.Parallel()
 	_, p, conn := startProxied(t)
@@ -268,7 +268,7 @@ func TestProxyRefuse(t *testing.T) {
 	expect(t, conn, "+PONG\r\n")
 }
 
-// TestProxyCloseAll guards that open connections end and new ones pass.
+// TestProxyCloseAll guards that open connections end and new ones work.
 func TestProxyCloseAll(t *testing.T) {
 	t.Parallel()
 	p := StartProxy(t, Start(t).Addr)
@@ -282,7 +282,7 @@ func TestProxyCloseAll(t *testing.T) {
 	expect(t, conn, "+PONG\r\n")
 }
 
-// TestProxyRetarget guards that another target is that of new connections only.
+// TestProxyRetarget guards that another target applies to new connections only.
 func TestProxyRetarget(t *testing.T) {
 	t.Parallel()
 	_, p, old := startProxied(t)
@@ -300,8 +300,8 @@ func TestProxyRetarget(t *testing.T) {
 }
 
 // TestProxyEnds guards that no goroutine of a proxy outlives its test, whatever
-// the fault is, with connections open and requests under way. It is not
-// parallel, for other tests' proxies would be taken for its own.
+// the fault is, with open connections and requests in progress. It is not
+// parallel, because the proxies of other tests would be taken for its own.
 func TestProxyEnds(t *testing.T) {
 	s := Start(t)
 	for name, fault := range map[string]func(*Proxy){

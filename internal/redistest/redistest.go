@@ -1,5 +1,5 @@
-// Package redistest runs real Redis servers for the length of a test, and puts
-// faults between them and their clients.
+// Package redistest runs real Redis servers during a test, and injects faults
+// between them and their clients.
 package redistest
 
 import (
@@ -26,8 +26,8 @@ const (
 	// startWithin is how long a server may take until it answers.
 	startWithin = 10 * time.Second
 
-	// attempts is how many ports are tried: another process may take one
-	// between the moment it was found free and the server's listening.
+	// attempts is how many ports are tried: another process may take one between
+	// the moment it was found free and the moment the server listens.
 	attempts = 5
 )
 
@@ -47,10 +47,10 @@ type Server struct {
 	paused atomic.Bool     // by Pause
 }
 
-// Start runs redis-server until the test ends and returns when it answers.
-// More args are passed to it as they are, such as "--maxmemory", "1mb". Where
-// redis-server is not installed the test is skipped; with the environment
-// variable CI set it fails, for a skipped test would count as passed there.
+// Start runs redis-server until the test ends and returns when it answers. args
+// are passed to it unchanged, such as "--maxmemory", "1mb". If redis-server is not
+// installed the test is skipped; with the environment variable CI set it fails,
+// because a skipped test would count as passed there.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	return start(t, "", redisPassword(args), func(_, port string) []string {
@@ -58,10 +58,10 @@ func Start(t testing.TB, args ...string) *Server {
 	})
 }
 
-// start runs redis-server with the options that the function gives for a
-// directory of the server's own and for a port, and those that all servers have
-// in common. A file of options comes first, as it must, and what is given last
-// counts. The server's own client logs in with the name and password.
+// start runs redis-server with the options that the function returns for a
+// directory of the server's own and for a port, and with those that all servers
+// have in common. A configuration file must come first, and the last value of an
+// option counts. The server's own client logs in with the name and password.
 func start(t testing.TB, username, password string, options func(dir, port string) []string) *Server {
 	t.Helper()
 	path, err := exec.LookPath("redis-server")
@@ -71,7 +71,7 @@ func start(t testing.TB, username, password string, options func(dir, port strin
 		}
 		t.Skip(err)
 	}
-	// Not t.TempDir: its path can be too long for a socket's.
+	// Not t.TempDir: its path can be too long for a socket.
 	dir, err := os.MkdirTemp("", "redis")
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func start(t testing.TB, username, password string, options func(dir, port strin
 	return s
 }
 
-// redisPassword returns the password that the args of a server ask for.
+// redisPassword returns the password in the args of a server.
 func redisPassword(args []string) string {
 	if n := slices.Index(args, "--requirepass"); n >= 0 && n+1 < len(args) {
 		return args[n+1]
@@ -120,18 +120,18 @@ func redisPassword(args []string) string {
 	return ""
 }
 
-// Client returns a client of the server that is closed when the test ends. It
-// goes through the unix socket and gives the password of "--requirepass".
+// Client returns a client of the server that is closed when the test ends. It uses
+// the unix socket and the password of "--requirepass".
 func (s *Server) Client() *redis.Client { return s.client }
 
 // Kill stops the server at once, as SIGKILL does, and waits until it is gone.
 func (s *Server) Kill() {
-	_ = s.Process.Kill() // it may have gone on its own
+	_ = s.Process.Kill() // it may have exited already
 	<-s.exited
 }
 
-// Restart starts the server again at the same addresses, empty, and returns
-// when it answers. It is killed before if it still runs.
+// Restart starts the server again at the same addresses, empty, and returns when
+// it answers. If it is still running, it is killed first.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 	s.Kill()
@@ -141,7 +141,7 @@ func (s *Server) Restart(t testing.TB) {
 }
 
 // CommandStat returns how often the server has run the named command, such as
-// "get" or "script|flush", calls from within scripts included.
+// "get" or "script|flush", including calls from within scripts.
 func (s *Server) CommandStat(t testing.TB, name string) int64 {
 	t.Helper()
 	info, err := s.client.Info(context.Background(), "commandstats").Result()
@@ -186,8 +186,8 @@ func (s *Server) launch() error {
 	return nil
 }
 
-// answers reports whether the server takes commands. One that wants a password
-// first does.
+// answers reports whether the server accepts commands. It does so even if it asks
+// for a password first.
 func (s *Server) answers() bool {
 	conn, err := net.DialTimeout("unix", s.Socket, time.Second)
 	if err != nil {
@@ -206,7 +206,7 @@ func (s *Server) answers() bool {
 	return strings.HasPrefix(answer, "+PONG") || strings.HasPrefix(answer, "-NOAUTH")
 }
 
-// running reports whether the server can be asked: neither gone nor paused.
+// running reports whether the server can answer: it is neither killed nor paused.
 func (s *Server) running() bool {
 	select {
 	case <-s.exited:
@@ -216,14 +216,14 @@ func (s *Server) running() bool {
 	}
 }
 
-// FreeAddr returns an address of this host that nothing listened on just now.
-// It is none of those that the system gives to outgoing connections.
+// FreeAddr returns an address of this host on which nothing listened just now. It
+// is not one that the system uses for outgoing connections.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
 	return net.JoinHostPort("127.0.0.1", freePort(t))
 }
 
-// freePort returns a port of 127.0.0.1 that nothing listened on just now.
+// freePort returns a port of 127.0.0.1 on which nothing listened just now.
 func freePort(t testing.TB) string {
 	t.Helper()
 	l := listen(t)
@@ -235,9 +235,9 @@ func freePort(t testing.TB) string {
 	return port
 }
 
-// listen listens on a port of 127.0.0.1 that is below those the system takes
-// for outgoing connections, so that none of these has it while its listener is
-// down and wanted back.
+// listen listens on a port of 127.0.0.1 below those that the system uses for
+// outgoing connections, so that none of these takes it while the listener is
+// temporarily closed.
 func listen(t testing.TB) net.Listener {
 	t.Helper()
 	var err error
@@ -252,8 +252,8 @@ func listen(t testing.TB) net.Listener {
 	return nil
 }
 
-// waitFor calls the function until it returns nil, and fails the test with what
-// it returned last when that takes too long.
+// waitFor calls the function until it returns nil, and fails the test with its
+// last error if that takes too long.
 func waitFor(t testing.TB, within time.Duration, f func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {

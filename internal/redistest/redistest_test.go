@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestPause guards that a paused server takes connections and does not answer,
-// that it goes on afterwards, and that Kill and Restart do not wait for it.
+// TestPause guards that a paused server accepts connections and does not answer,
+// that it continues afterwards, and that Kill and Restart do not wait for it.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
@@ -46,8 +46,8 @@ func TestPassword(t *testing.T) {
 	}
 }
 
-// TestOrphans guards that a server, even a paused one, is gone soon after the
-// test binary is, however that ended.
+// TestOrphans guards that a server, even a paused one, is gone soon after the test
+// binary, however that ended.
 func TestOrphans(t *testing.T) {
 	const marker = "REDISTEST_ORPHAN"
 	if os.Getenv(marker) != "" {

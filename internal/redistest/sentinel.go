@@ -14,36 +14,36 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// MasterName is what the sentinels call the master.
+// MasterName is the sentinels' name for the master.
 const MasterName = "buckets"
 
-// Sentinel is a master and a replica that three sentinels watch. Two of them
-// must agree that the master is down, which they find a second after it is.
+// Sentinel is a master and a replica that three sentinels watch. Two of them must
+// agree that the master is down, which they notice after a second.
 type Sentinel struct {
-	// As they were started. A failover swaps their parts and not these.
+	// Their roles at the start. A failover swaps the roles but not these fields.
 	Master, Replica *Server
 
 	Sentinels []*Server
 }
 
-// StartSentinel runs a master, its replica and the sentinels until the test
-// ends and returns when all know each other. The args are for the master and
-// the replica. Of a password among them the replica and the sentinels know.
+// StartSentinel runs a master, its replica and the sentinels until the test ends
+// and returns when all know each other. args are for the master and the replica. A
+// password among them is also given to the replica and the sentinels.
 func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
 	return StartSentinelAuth(t, "", "", args...)
 }
 
-// StartSentinelAuth does as StartSentinel, with sentinels that want a password
-// and, unless it is empty, a user's name with it. These are for the sentinels
-// alone: what the master and the replica want is in the args.
+// StartSentinelAuth does the same as StartSentinel, with sentinels that require a
+// password and, unless it is empty, a username. These are for the sentinels alone:
+// those of the master and the replica are in args.
 func StartSentinelAuth(t testing.TB, username, password string, args ...string) *Sentinel {
 	t.Helper()
 	return startSentinel(t, username, password, nil, args)
 }
 
-// StartSentinelTLS does as StartSentinel, with servers and sentinels that take
-// TLS only and use it among themselves as well. See StartTLS for their
+// StartSentinelTLS does the same as StartSentinel, with servers and sentinels that
+// accept only TLS and use it among themselves as well. See StartTLS for their
 // certificates.
 func StartSentinelTLS(t testing.TB, a *Authority, clientCerts bool, args ...string) *Sentinel {
 	t.Helper()
@@ -90,15 +90,15 @@ func startSentinel(t testing.TB, username, password string, tls, args []string) 
 	return s
 }
 
-// startRewritable runs a server that keeps over a restart what the sentinels
-// make of it.
+// startRewritable runs a server that keeps, over a restart, the configuration that
+// the sentinels give it.
 func startRewritable(t testing.TB, line, password, listen string, args []string) *Server {
 	t.Helper()
 	return start(t, "", password, func(dir, port string) []string {
 		return append([]string{
 			configFile(t, dir, []string{line}), listen, port,
 			"--masterauth", password, "--repl-diskless-sync-delay", "0",
-			"--repl-diskless-load", "swapdb", // through no file
+			"--repl-diskless-load", "swapdb", // without a file
 		}, args...)
 	})
 }
@@ -106,7 +106,7 @@ func startRewritable(t testing.TB, line, password, listen string, args []string)
 // SentinelAddrs returns the addresses of the sentinels.
 func (s *Sentinel) SentinelAddrs() []string { return addrs(s.Sentinels) }
 
-// MasterAddr returns the address of the master in the sentinels' eyes.
+// MasterAddr returns the address of the master according to the sentinels.
 func (s *Sentinel) MasterAddr(t testing.TB) string {
 	t.Helper()
 	addr, err := masterAddr(ask(t, s.Sentinels))
@@ -116,7 +116,7 @@ func (s *Sentinel) MasterAddr(t testing.TB) string {
 	return addr
 }
 
-// Failover lets the sentinels swap master and replica, both of which must be
+// Failover makes the sentinels swap master and replica, both of which must be
 // running, and returns when they have.
 func (s *Sentinel) Failover(t testing.TB) {
 	t.Helper()
@@ -126,8 +126,8 @@ func (s *Sentinel) Failover(t testing.TB) {
 	s.WaitStable(t)
 }
 
-// WaitMasterNot returns when all sentinels that are running have another master
-// than the one at the address, as they soon do when that is down.
+// WaitMasterNot returns when all running sentinels have a master other than the
+// one at the address, as they soon do when that is down.
 func (s *Sentinel) WaitMasterNot(t testing.TB, addr string) {
 	t.Helper()
 	waitFor(t, stableWithin, func() error {
@@ -185,7 +185,7 @@ func (s *Sentinel) WaitStable(t testing.TB) {
 	})
 }
 
-// view returns the address of a sentinel's master if all is well in its eyes.
+// view returns the address of a sentinel's master if the sentinel sees no problem.
 func (s *Sentinel) view(sentinel *Server) (string, error) {
 	if !sentinel.running() {
 		return "", errors.New("is not running")
@@ -231,7 +231,8 @@ func masterAddr(sentinel *Server) (string, error) {
 	return net.JoinHostPort(cmd.Val()[0], cmd.Val()[1]), nil
 }
 
-// replicationHas reports what a server does not say of its replication.
+// replicationHas returns an error if anything wanted is missing from a server's
+// replication info.
 func replicationHas(s *Server, want ...string) error {
 	if !s.running() {
 		return fmt.Errorf("%s is not running", s.Addr)

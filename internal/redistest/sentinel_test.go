@@ -9,9 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TestSentinel guards that a failover that was asked for and one that was
-// needed make the replica the master, and the old master its replica, and that
-// what is restarted takes up its part again.
+// TestSentinel guards that a requested failover, and one after a crash, make the
+// replica the master and the old master its replica, and that restarted servers
+// take up their role again.
 func TestSentinel(t *testing.T) {
 	t.Parallel()
 	s := StartSentinel(t)
@@ -39,8 +39,8 @@ func TestSentinel(t *testing.T) {
 	}
 }
 
-// TestSentinelAuth guards that the sentinels want what they are to want, and
-// that they know the servers' password.
+// TestSentinelAuth guards that the sentinels require what they are configured to,
+// and that they know the servers' password.
 func TestSentinelAuth(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, username, password string }{

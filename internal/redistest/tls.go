@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Authority is a certificate authority of the test's own. Nothing trusts it.
+// Authority is a certificate authority for a test. Nothing else trusts it.
 type Authority struct {
 	CAFile string // its certificate, in PEM
 
@@ -23,7 +23,7 @@ type Authority struct {
 	key         *ecdsa.PrivateKey
 }
 
-// NewAuthority makes an authority whose files are gone when the test ends.
+// NewAuthority makes an authority whose files are removed when the test ends.
 func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
 	a := &Authority{dir: t.TempDir()}
@@ -50,9 +50,9 @@ func (a *Authority) Pool() *x509.CertPool {
 	return pool
 }
 
-// Issue returns the paths of a new certificate and its key, both in PEM. The
-// name is a host's, an address or, for a client, anything; "localhost" stands
-// for 127.0.0.1 too. It serves as a server's and as a client's. The functions
+// Issue returns the paths of a new certificate and its key, both in PEM. The name
+// is that of a host, an address or, for a client, anything; "localhost" includes
+// 127.0.0.1. The certificate is valid for servers and for clients. The functions
 // change it before it is signed, see Expired.
 func (a *Authority) Issue(
 	t testing.TB, name string, change ...func(*x509.Certificate),
@@ -85,14 +85,14 @@ func (a *Authority) Issue(
 	return a.write(t, "cert-*.pem", "CERTIFICATE", der), a.write(t, "key-*.pem", "PRIVATE KEY", private)
 }
 
-// Expired lets a certificate that is issued have ended an hour ago.
+// Expired makes a certificate that is issued expire an hour ago.
 func Expired(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Hour) }
 
-// StartTLS runs a server as Start does whose Addr takes TLS only. Its
-// certificate is for localhost and 127.0.0.1. With clientCerts it wants one of
-// the same authority from its clients. The unix socket stays plain. Of options
-// given twice Redis takes the last, so that args such as "--tls-cert-file" and
-// "--tls-key-file" replace what stands there.
+// StartTLS runs a server as Start does whose Addr accepts only TLS. Its
+// certificate is for localhost and 127.0.0.1. With clientCerts it requires a
+// certificate of the same authority from clients. The unix socket has no TLS.
+// Redis uses the last of repeated options, so args such as "--tls-cert-file" and
+// "--tls-key-file" replace the defaults.
 func StartTLS(t testing.TB, a *Authority, clientCerts bool, args ...string) *Server {
 	t.Helper()
 	options := tlsOptions(t, a, clientCerts)
@@ -101,7 +101,7 @@ func StartTLS(t testing.TB, a *Authority, clientCerts bool, args ...string) *Ser
 	})
 }
 
-// tlsOptions are those of a server with TLS, but for its port.
+// tlsOptions returns the options of a server with TLS, except for its port.
 func tlsOptions(t testing.TB, a *Authority, clientCerts bool) []string {
 	t.Helper()
 	cert, key := a.Issue(t, "localhost")
@@ -115,7 +115,7 @@ func tlsOptions(t testing.TB, a *Authority, clientCerts bool) []string {
 	}
 }
 
-// certificate returns what all certificates have in common.
+// certificate returns the template that all certificates have in common.
 func certificate(t testing.TB, name string) *x509.Certificate {
 	t.Helper()
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 64))
@@ -139,7 +139,7 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-// write puts one block of PEM into a new file and returns its path.
+// write writes one PEM block to a new file and returns its path.
 func (a *Authority) write(t testing.TB, pattern, kind string, der []byte) string {
 	t.Helper()
 	file, err := os.CreateTemp(a.dir, pattern)

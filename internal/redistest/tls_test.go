@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// tlsConfig trusts the pool and shows the certificate of the two files, if they
-// are given.
+// tlsConfig trusts the pool and presents the certificate in the two files, if
+// given.
 func tlsConfig(t *testing.T, pool *x509.CertPool, files ...string) *tls.Config {
 	t.Helper()
 	config := &tls.Config{RootCAs: pool}
@@ -28,8 +28,8 @@ func tlsConfig(t *testing.T, pool *x509.CertPool, files ...string) *tls.Config {
 	return config
 }
 
-// TestTLS guards that client and server accept each other's certificates, and
-// that those are refused that are meant to be.
+// TestTLS guards that client and server accept each other's certificates, and that
+// the intended ones are rejected.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	a, other := NewAuthority(t), NewAuthority(t)
@@ -69,9 +69,9 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// ping asks for one PONG. It reads also when it can't write any more: a server
-// that refuses a certificate says why and closes the connection, and which of
-// the two a write meets is chance.
+// ping expects one PONG. It reads even if it cannot write any more: a server that
+// rejects a certificate says why and closes the connection, and a write may meet
+// either.
 func ping(addr string, config *tls.Config) error {
 	conn, err := tls.Dial("tcp", addr, config)
 	if err != nil {
@@ -88,7 +88,7 @@ func ping(addr string, config *tls.Config) error {
 }
 
 // TestTLSPlainSocket guards that the server's own client needs no TLS, and that
-// its port takes nothing else.
+// its port accepts nothing else.
 func TestTLSPlainSocket(t *testing.T) {
 	t.Parallel()
 	s := StartTLS(t, NewAuthority(t), true, "--requirepass", "s3cret")

@@ -12,7 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// accessFaults are those of getting at Redis in the first place.
+// accessFaults are faults in gaining access to Redis.
 var accessFaults = []fault{
 	{"12a", "the password is changed and all connections are closed; later the nodes learn it by a reload", rotated},
 	{"12b", "the user has the rights that the README names; then each is taken away in turn", rights},
@@ -24,7 +24,7 @@ var accessFaults = []fault{
 	{"14", "Redis is not there when Caddy starts; a black hole is", absent},
 }
 
-// minimal are the rights of the README.
+// minimal are the permissions that the README lists.
 var minimal = []string{"+evalsha", "+eval", "+get", "+set", "+time"}
 
 // setUser makes the user rl as given, and closes its connections.
@@ -85,7 +85,7 @@ func rotated(tr *trial) {
 	requests := l.stop()
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
-	// Each attempt greets, and then tries the older way to log in.
+	// Each attempt sends HELLO, and then tries the older way to log in.
 	most(tr, "attempts to log in, a second", float64(greetings)/lasts.Seconds(), 10+float64(poolSize)/lasts.Seconds())
 	most(tr, "back after the reload", recovery, 2*time.Second)
 	overAdmitted(tr, requests, 0, 0)
@@ -109,7 +109,8 @@ func rights(tr *trial) {
 		at := time.Now()
 		setUser(tr, server, rules...)
 		if right == "+eval" {
-			// Without it, all goes well until the server has forgotten the script.
+			// Without it, everything works until the server has forgotten the
+			// script.
 			if err := server.Client().ScriptFlush(tr.Context()).Err(); err != nil {
 				tr.Fatal(err)
 			}
@@ -219,7 +220,7 @@ func tlsKinds(tr *trial) {
 		l := startLoad(tr, nodes, 100)
 		time.Sleep(500 * time.Millisecond)
 		if !kind.works {
-			// A server that is silent may for a while only be far away.
+			// A server that does not answer may for a while just be far away.
 			eventually(tr, "the log says so", func() bool { return len(nodes[0].events(began)) > 0 })
 		}
 		requests := l.stop()
@@ -272,7 +273,7 @@ func clusterTLS(tr *trial) {
 }
 
 func absent(tr *trial) {
-	// What a start takes with a server that is there.
+	// The time that a start takes with a reachable server.
 	server := redistest.Start(tr)
 	began := time.Now()
 	startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))

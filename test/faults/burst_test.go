@@ -14,7 +14,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// burstFaults are those that meet many requests at once, or many connections.
+// burstFaults are faults that affect many concurrent requests, or many
+// connections.
 var burstFaults = []fault{
 	{"1 (512 connections)", "Redis is killed and restarted empty while 512 connections ask as fast as they can; one node", killedInCrowd},
 	{"3 (512 connections)", "the same, but it is stopped by SIGSTOP and continues", stoppedInCrowd},
@@ -23,7 +24,7 @@ var burstFaults = []fault{
 	{"25 (deny)", "the same with on_error deny; Redis stalls for more than half the timeout", stallsDenied},
 }
 
-// volley is connections to a node over which requests go at once.
+// volley is a set of connections to a node for sending requests all at once.
 type volley struct {
 	tr    *trial
 	node  *node
@@ -31,7 +32,7 @@ type volley struct {
 	reads []*bufio.Reader
 }
 
-// newVolley connects to a node so many times.
+// newVolley opens the given number of connections to a node.
 func newVolley(tr *trial, n *node, connections int) *volley {
 	tr.Helper()
 	v := &volley{tr: tr, node: n}
@@ -55,8 +56,8 @@ func (v *volley) close() {
 	v.conns = nil
 }
 
-// fire sends a request for a key on each connection at once, and returns what
-// became of them.
+// fire sends a request for a key on each connection at once, and returns the
+// results.
 func (v *volley) fire(path, key string) []request {
 	requests := make([]request, len(v.conns))
 	text := fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\nX-Key: %s\r\n\r\n", path, v.node.addr, key)
@@ -85,7 +86,7 @@ func (v *volley) fire(path, key string) []request {
 	return requests
 }
 
-// shape is a limit that bursts meet, at a path of its own.
+// shape is a limit for bursts, with a path of its own.
 type shape struct {
 	path string
 	size int
@@ -94,7 +95,7 @@ type shape struct {
 
 func (s shape) String() string { return fmt.Sprintf("size %d, drip rate %v", s.size, s.rate) }
 
-// shapes are limits that are large and small, fast and slow.
+// shapes are large and small, fast and slow limits.
 var shapes = []shape{
 	{"/large-slow", 100, time.Hour},
 	{"/large-fast", 100, 100 * time.Millisecond},
@@ -114,7 +115,7 @@ func shaped(options string) string {
 
 const burst = 300
 
-// decides waits until Redis decides what a node is asked.
+// decides waits until Redis decides a node's requests.
 func decides(tr *trial, n *node, server *redistest.Server) {
 	tr.Helper()
 	i := 0
@@ -126,8 +127,8 @@ func decides(tr *trial, n *node, server *redistest.Server) {
 	})
 }
 
-// stalls: requests that Redis decides late, and those that it does not decide at
-// all for that, are on one bucket.
+// stalls: requests that Redis decides late, and those that it then does not decide
+// at all, use one bucket.
 func stalls(tr *trial) {
 	server := redistest.Start(tr, "--enable-debug-command", "yes")
 	n := startNode(tr, caddyfile(redisAt(server.Addr), shaped("")))
@@ -149,7 +150,7 @@ func stalls(tr *trial) {
 					tr.Fatal(err)
 				}
 				atOnce := beyond(requests, s.size, s.rate)
-				// What was decided apart comes together again without loss.
+				// What was decided apart is merged again without loss.
 				requests = append(requests, v.fire(s.path, key)...)
 				inAll := beyond(requests, s.size, s.rate)
 				if inAll > 0 {
@@ -165,7 +166,7 @@ func stalls(tr *trial) {
 	most(tr, "5xx", failed, 0)
 }
 
-// farBursts: so it is with requests that wait for a connection.
+// farBursts: the same for requests that wait for a connection.
 func farBursts(tr *trial) {
 	server := redistest.Start(tr)
 	proxy := redistest.StartProxy(tr, server.Addr)
@@ -173,8 +174,8 @@ func farBursts(tr *trial) {
 	for i, away := range []time.Duration{24 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond} {
 		worst := 0
 		for _, pool := range []string{"", "pool_size 2"} {
-			// A new node, for its pool grows with what it is asked. Not every
-			// distance begins with the same shape.
+			// A new node, because its pool grows with use. The shapes start in
+			// different orders for different distances.
 			proxy.Delay(away)
 			n := startNode(tr, caddyfile(redisAt(proxy.Addr, pool), shaped("")))
 			v := newVolley(tr, n, burst)
@@ -198,8 +199,8 @@ func farBursts(tr *trial) {
 	most(tr, "5xx", failed, 0)
 }
 
-// stallsDenied: a request whose answer can still come in time is not refused
-// for being late.
+// stallsDenied: a request whose answer can still arrive in time is not refused for
+// being late.
 func stallsDenied(tr *trial) {
 	const timeout, stall = 100 * time.Millisecond, 60 * time.Millisecond
 	server := redistest.Start(tr, "--enable-debug-command", "yes")
@@ -240,8 +241,8 @@ func stoppedInCrowd(tr *trial) {
 	inCrowd(tr, server, func() { server.Pause(tr) }, func() { server.Resume(tr) })
 }
 
-// inCrowd lets something happen while so many ask that a small machine is busy
-// with nothing else. Waits are not judged then.
+// inCrowd runs begin and end while so many clients send requests that a small
+// machine is fully busy. Waits are not judged then.
 func inCrowd(tr *trial, server *redistest.Server, begin, end func()) {
 	tr.Helper()
 	const connections = 512

@@ -10,7 +10,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// dataFaults are those of what Redis holds, or lets be written.
+// dataFaults are faults in what Redis holds, or accepts.
 var dataFaults = []fault{
 	{"6", "SCRIPT FLUSH every 100 ms", scriptFlush},
 	{"7", "FLUSHALL every 2 s", flushAll},
@@ -82,7 +82,7 @@ func outOfMemory(tr *trial) {
 	}.run(tr)
 }
 
-// eviction: buckets in use are not those that leave.
+// eviction: buckets in use are not the ones that Redis evicts.
 func eviction(tr *trial) {
 	server := redistest.Start(tr, "--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "10")
 	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
@@ -100,7 +100,8 @@ func eviction(tr *trial) {
 			time.Sleep(pause)
 		}
 	}
-	// Redis tells ages by the second: until the cold keys are older, any may go.
+	// Redis measures age in seconds: until the cold keys are older, any key may be
+	// evicted.
 	fill(60_000, 0)
 	time.Sleep(1500 * time.Millisecond)
 	began := time.Now()
@@ -117,7 +118,7 @@ func eviction(tr *trial) {
 	most(tr, "servers lost", count(nodes[0].events(began), lost), 0)
 }
 
-// busy goes through states in which Redis answers, but not to what it is asked.
+// busy goes through states in which Redis answers, but with errors.
 func busy(tr *trial) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
@@ -140,7 +141,8 @@ func busy(tr *trial) {
 				tr.Fatal(err)
 			}
 		}, func() {
-			// Nothing else ends it: an end of the pause would have to wait for it.
+			// Nothing else may end the pause: a command to end it would have to
+			// wait for it.
 			if err := admin.Ping(tr.Context()).Err(); err != nil {
 				tr.Fatal(err)
 			}
@@ -180,7 +182,8 @@ func busy(tr *trial) {
 }
 
 // garbage: whatever something else writes to a key of ours counts as an empty
-// bucket, or as a full one if it lies ahead, and is gone with the next request.
+// bucket, or as a full one if its time is in the future, and is replaced by the
+// next request.
 func garbage(tr *trial) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
@@ -210,8 +213,9 @@ func garbage(tr *trial) {
 	res := nodes[0].get("k")
 	tr.is("a list counts as empty", res.StatusCode == 200 && res.Header.Get("X-RateLimit-Remaining") == "19")
 
-	// Two hours ahead, of a bucket that was full when it was written: the clock was
-	// set back. It is full, for no longer than it takes to drain.
+	// A time two hours ahead, of a bucket that was full when it was written: the
+	// clock was set back. The bucket is full, for no longer than it takes to
+	// drain.
 	ahead := fmt.Sprintf("%d%03d", time.Now().Add(2*time.Hour).UnixMicro(), size)
 	set(tr, server, keys[0], ahead)
 	res = nodes[0].get("k")
@@ -222,7 +226,7 @@ func garbage(tr *trial) {
 	tr.note("%d kinds of values", len(values)+2)
 }
 
-// lostData: a bucket that only denies while Redis is down is as full when it is
+// lostData: a bucket that only denies while Redis is down is as full when Redis is
 // back as it was before.
 func lostData(tr *trial) {
 	const size = 10
@@ -237,7 +241,7 @@ func lostData(tr *trial) {
 		respond ok
 	`, size)))
 	n := nodes[0]
-	// ask returns how many units some requests of a cost were admitted.
+	// ask returns how many units the requests with a cost were admitted.
 	ask := func(key string, cost, requests int) int {
 		admitted := 0
 		for range requests {
@@ -249,9 +253,9 @@ func lostData(tr *trial) {
 	}
 	kinds := []struct {
 		name         string
-		cost, before int // what requests cost before, and the units they have together
-		denied       int // the requests that are denied meanwhile
-		deniedCost   int // and what each costs
+		cost, before int // the cost of earlier requests, and the units they have together
+		denied       int // the number of requests denied meanwhile
+		deniedCost   int // and the cost of each
 	}{
 		{"full", 1, size, 250, 1},
 		{"filled at once", size, size, 25, size},
@@ -273,7 +277,7 @@ func lostData(tr *trial) {
 		n.ask("/", "X-Key", "other", "X-Cost", "1")
 		return count(n.events(began), back) > 0
 	})
-	time.Sleep(1100 * time.Millisecond) // until no denial is remembered
+	time.Sleep(1100 * time.Millisecond) // until the deny cache has expired
 	for i, k := range kinds {
 		strictly(tr, k.name+": units admitted while Redis is down", meanwhile[i], 0)
 		strictly(tr, "and afterwards", ask(k.name, 1, 2*size), size-k.before)

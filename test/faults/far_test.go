@@ -8,8 +8,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// farFaults are those of connections: that they are closed while nobody uses
-// them, and that it takes a while to make one.
+// farFaults are faults of connections: that they are closed while idle, and that
+// making one takes a while.
 var farFaults = []fault{
 	{"26", "idle connections are closed: by `timeout 1`, by CLIENT KILL, by what is between; three nodes", idleClosed},
 	{"27", "all connections are closed every 50 ms: by CLIENT KILL, by what is 5 ms between; one node", killedClients},
@@ -17,7 +17,7 @@ var farFaults = []fault{
 	{"28 (fallback)", "the same, with limits that deny", farFallback},
 }
 
-// idleClosed: a connection that was closed while nobody used it is no failure.
+// idleClosed: a connection that was closed while idle is not a failure.
 func idleClosed(tr *trial) {
 	const limit = 5
 	for _, kind := range []struct {
@@ -27,7 +27,7 @@ func idleClosed(tr *trial) {
 		idle   func(*redistest.Server, *redistest.Proxy)
 	}{
 		{"timeout 1", []string{"--timeout", "1"}, 3, func(*redistest.Server, *redistest.Proxy) {
-			time.Sleep(3200 * time.Millisecond) // Redis looks each second
+			time.Sleep(3200 * time.Millisecond) // Redis checks once a second
 		}},
 		{"CLIENT KILL", nil, 4, func(s *redistest.Server, _ *redistest.Proxy) {
 			time.Sleep(20 * time.Millisecond)
@@ -42,7 +42,7 @@ func idleClosed(tr *trial) {
 	} {
 		server := redistest.Start(tr, kind.args...)
 		proxy := redistest.StartProxy(tr, server.Addr)
-		// A timeout that a busy machine does not reach: nodes that decide alone may
+		// A timeout long enough for a busy machine: nodes that decide alone may
 		// admit more.
 		nodes := startNodes(tr, 3, caddyfile(redisAt(proxy.Addr, "timeout 1s"), fmt.Sprintf(`
 			rate_limit {
@@ -84,7 +84,7 @@ func killClients(tr *trial, s *redistest.Server) {
 	}
 }
 
-// killedClients: what was on its way may have charged, or not.
+// killedClients: requests in flight may or may not have been charged.
 func killedClients(tr *trial) {
 	server := redistest.Start(tr)
 	proxy := redistest.StartProxy(tr, server.Addr)
@@ -92,7 +92,7 @@ func killedClients(tr *trial) {
 		name        string
 		addr        string
 		delay       time.Duration
-		connections int // of clients
+		connections int // client connections
 		kill        func()
 	}{
 		{"CLIENT KILL", server.Addr, 0, 64, func() { killClients(tr, server) }},
@@ -121,19 +121,20 @@ func killedClients(tr *trial) {
 }
 
 const (
-	// away is how far Redis is in what follows: with a connection that is there
-	// already, well within the timeout, and more than half of it.
+	// away is the distance of Redis in the following faults: on an existing
+	// connection well within the timeout, but more than half of it.
 	away = 30 * time.Millisecond
 
 	farClients = 24
 
-	// soon is how long it may take until there is a connection over which Redis has
-	// answered: some ways there and back.
+	// soon is how long it may take until there is a connection over which Redis
+	// has answered: several round trips.
 	soon = 10 * away
 )
 
 // undecided returns how many of the requests sent in a time were refused because
-// Redis had not decided them, and how many of these had not waited for their time.
+// Redis had not decided them, and how many of these were refused before their
+// timeout.
 func undecided(requests []request, from, to time.Time) (refused, early int) {
 	for _, r := range requests {
 		if r.status == http.StatusServiceUnavailable && !r.sent.Before(from) && r.sent.Before(to) {
@@ -146,8 +147,8 @@ func undecided(requests []request, from, to time.Time) (refused, early int) {
 	return refused, early
 }
 
-// firstAnswer returns when the first request that was sent after the given time
-// was answered by Redis.
+// firstAnswer returns when the first request sent after the given time was
+// answered by Redis.
 func firstAnswer(requests []request, from time.Time) time.Time {
 	first := from.Add(patience)
 	for _, r := range requests {
@@ -159,7 +160,7 @@ func firstAnswer(requests []request, from time.Time) time.Time {
 }
 
 // far: with on_error deny, a request that Redis does not decide is refused, so
-// that clients can tell.
+// that clients notice.
 func far(tr *trial) {
 	server := redistest.Start(tr)
 	proxy := redistest.StartProxy(tr, server.Addr)
@@ -186,7 +187,8 @@ func far(tr *trial) {
 		meanwhile()
 		return <-answered
 	}
-	// A few may be late because the machine is: not those that did not wait.
+	// A few requests may be late because the machine is slow, but not those that
+	// did not wait.
 	judge := func(what string, requests []request, from, to time.Time, late int) {
 		refused, early := undecided(requests, from, to)
 		most(tr, what+": given up before their time", early, 0)
@@ -227,7 +229,8 @@ func far(tr *trial) {
 			}
 		}
 	})
-	// Those on their way are a client's one, and are gone when the news is there.
+	// Each client has one request in flight, which may be refused until the node
+	// learns of the flush.
 	total, _ = undecided(requests, began, time.Now())
 	meanwhile := 0
 	for _, at := range flushed {
@@ -239,7 +242,7 @@ func far(tr *trial) {
 	most(tr, "Redis lost", count(n.events(flushed[0]), lost), 0)
 }
 
-// farFallback: whoever decides meanwhile, nothing is admitted too much.
+// farFallback: whoever decides meanwhile, nothing extra is admitted.
 func farFallback(tr *trial) {
 	server := redistest.Start(tr)
 	proxy := redistest.StartProxy(tr, server.Addr)

@@ -22,8 +22,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// fleetFaults are those that meet who runs several nodes for long: processes that
-// stop and start, servers that forget or disagree, links that are too narrow.
+// fleetFaults are faults of long-running fleets: processes that stop and start,
+// servers that forget or disagree, links with too little bandwidth.
 var fleetFaults = []fault{
 	{"33", "all connections are closed every 50 ms by CLIENT KILL; three nodes", killedClientsOfFleet},
 	{"34", "Caddy is restarted twice while Redis is down; one node", restartedWithoutRedis},
@@ -39,9 +39,9 @@ var fleetFaults = []fault{
 	{"42", "a hundred nodes at one Redis, which then takes fewer connections than there are nodes", hundredNodes},
 }
 
-// killedClientsOfFleet: what was on its way when a connection was closed is decided
-// by a node that does not know what others have admitted at that moment, and Redis,
-// which is told the higher of two levels, never learns their sum.
+// killedClientsOfFleet: requests in flight when a connection is closed are decided
+// by a node that does not know what others have admitted at that moment, and
+// Redis, which keeps the higher of two levels, never learns their sum.
 func killedClientsOfFleet(tr *trial) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, 3, caddyfile(redisAt(server.Addr), site))
@@ -97,8 +97,8 @@ func ofNode(requests []request, index int) []request {
 	return own
 }
 
-// fill asks a node for a key of the slow limit so many times, and returns how many
-// requests were admitted.
+// fill sends a node n requests for a key of the slow limit, and returns the number
+// admitted.
 func fill(n *node, key string, requests int) int {
 	admitted := 0
 	for range requests {
@@ -109,7 +109,7 @@ func fill(n *node, key string, requests int) int {
 	return admitted
 }
 
-// restartedWithoutRedis: nobody knows what a process has admitted that is gone.
+// restartedWithoutRedis: what a process has admitted is unknown once it has ended.
 func restartedWithoutRedis(tr *trial) {
 	const restarts = 2
 	server := redistest.Start(tr)
@@ -136,8 +136,8 @@ func restartedWithoutRedis(tr *trial) {
 	strictly(tr, "when Redis is back, admitted more", fill(n, "full", 3*slowSize)+fill(n, "new", 3*slowSize), 0)
 }
 
-// frozen: a process that stops for a while, as a container that is paused or a
-// virtual machine whose clock goes on.
+// frozen: a process that stops for a while, such as a paused container or a
+// virtual machine whose clock continues.
 func frozen(tr *trial, count int) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, count, caddyfile(redisAt(server.Addr), site))
@@ -159,13 +159,13 @@ func frozen(tr *trial, count int) {
 		overAdmitted(tr, requests, 0, 0)
 		return
 	}
-	// What was on its way as it stopped, or came in the meantime and was asked for
-	// too late, it decides by itself.
+	// It decides alone the requests that were in flight when it stopped, and those
+	// that arrived meanwhile and were sent to Redis too late.
 	hot, slow := apart(count, timeout)
 	overAdmitted(tr, requests, hot, slow)
 }
 
-// stop stops a node's process for a time.
+// stop suspends a node's process for a time.
 func stop(tr *trial, n *node, lasts time.Duration) {
 	tr.Helper()
 	for _, signal := range []os.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
@@ -182,8 +182,8 @@ func stop(tr *trial, n *node, lasts time.Duration) {
 func resumed(tr *trial, shared bool) {
 	options, want := "", slowSize
 	if shared {
-		// A busy machine does not reach that timeout: a node that has just started and
-		// can't ask Redis in time knows of nothing.
+		// A timeout long enough for a busy machine: a node that has just started
+		// and cannot ask Redis in time knows nothing.
 		options = redisAt(redistest.Start(tr, "--requirepass", "secret").Addr, "password {env.REDIS_PASSWORD}", "timeout 2s")
 		want = 0
 	}
@@ -213,8 +213,8 @@ func resumed(tr *trial, shared bool) {
 	tr.is("the limits of the last reload", n.ask(slowPath, "X-Key", "k").StatusCode == http.StatusTooManyRequests)
 }
 
-// reloadedBetween: a request that has passed one limit meets the next one when the
-// configuration it began with, and the connections of its Redis, are long gone.
+// reloadedBetween: a request has passed one limit and meets the next one when its
+// configuration, and the connections to its Redis, are long gone.
 func reloadedBetween(tr *trial) {
 	const each = 4
 	lasts := during(1500*time.Millisecond, 25*time.Second) // the old store stays for ten
@@ -343,14 +343,14 @@ func reloadedBetween(tr *trial) {
 	most(tr, "servers lost", count(events, lost), 0)
 }
 
-// restored: a Redis that has an older state than nodes know is told it, by those
-// that know.
+// restored: a Redis that has an older state than the nodes is sent their levels,
+// by those that know them.
 func restored(tr *trial) {
 	const early = 4
 	for _, kind := range []struct {
 		name string
 		args []string
-		save func(*redistest.Server, string) // what is there now is what it will have
+		save func(*redistest.Server, string) // saves the state that it will have later
 	}{
 		{"RDB", nil, func(s *redistest.Server, _ string) {
 			if err := s.Client().Save(tr.Context()).Err(); err != nil {
@@ -413,8 +413,8 @@ func restored(tr *trial) {
 	}
 }
 
-// splitBrain: each side has a bucket of its own. A node that comes from one side to
-// the other tells what it knows.
+// splitBrain: each side has a bucket of its own. A node that moves from one side
+// to the other reports its levels.
 func splitBrain(tr *trial) {
 	const now = "--repl-diskless-sync-delay"
 	a, b := redistest.Start(tr, now, "0"), redistest.Start(tr, now, "0")
@@ -463,14 +463,15 @@ func splitBrain(tr *trial) {
 	requests := l.stop()
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
-	hot, slow := apart(2, longest) // two sides, and that twice
+	hot, slow := apart(2, longest) // two sides, twice
 	overAdmitted(tr, requests, 2*hot, 2*slow)
 	for i := range nodes {
 		tr.note("by node %d alone", i+1)
 		overAdmitted(tr, ofNode(requests, i), 0, 0)
 	}
 
-	// A node that goes to the other side and comes back has what it admitted there.
+	// A node that moves to the other side and back brings the level of what it
+	// admitted there.
 	if err := a.Client().ReplicaOf(tr.Context(), "no", "one").Err(); err != nil {
 		tr.Fatal(err)
 	}
@@ -486,7 +487,7 @@ func splitBrain(tr *trial) {
 	least(tr, "and", back, slowSize)
 }
 
-// clusterDown: a cluster that is gone and comes back empty.
+// clusterDown: a cluster that disappears and comes back empty.
 func clusterDown(tr *trial) {
 	c := redistest.StartCluster(tr, 3)
 	nodes := startNodes(tr, 1, clusterSite(c, site))
@@ -519,7 +520,7 @@ func clusterDown(tr *trial) {
 	settled(tr, c.Nodes...)
 }
 
-// narrow: on a link that is too narrow calls wait for those before them.
+// narrow: on a link with too little bandwidth, calls wait for those before them.
 func narrow(tr *trial) {
 	server, proxy, nodes := behindProxy(tr, site)
 	nodes[0].get("first") // connects
@@ -557,9 +558,8 @@ func narrow(tr *trial) {
 	})
 }
 
-// hundredNodes: how many connections a fleet needs, and what becomes of those that
-// get none. The nodes are stores in this process, each with its own buckets to fall
-// back on.
+// hundredNodes: how many connections a fleet needs, and how nodes without one
+// decide. The nodes are stores in this process, each with its own fallback.
 func hundredNodes(tr *trial) {
 	const fleet = 100
 	server := redistest.Start(tr)
@@ -579,7 +579,7 @@ func hundredNodes(tr *trial) {
 	bucket := func(key string) limiter.Bucket {
 		return limiter.Bucket{Name: "b", Key: key, Limit: limiter.Limit{Size: 150, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	}
-	// ask asks all nodes, each in so many requests at once, and returns how many were
+	// ask sends each node a number of concurrent requests, and returns the number
 	// admitted.
 	ask := func(key string, atOnce int) int {
 		var admitted atomic.Int64
@@ -613,7 +613,8 @@ func hundredNodes(tr *trial) {
 	most(tr, "of at most", clients(tr, server), fleet*poolSize)
 	strictly(tr, "events", int(events.Load()), 0)
 
-	// Fewer connections than nodes: those without one limit by themselves.
+	// Fewer connections than nodes: those without one apply the limit by
+	// themselves.
 	if err := server.Client().ConfigSet(tr.Context(), "maxclients", strconv.Itoa(fleet/2+1)).Err(); err != nil {
 		tr.Fatal(err)
 	}

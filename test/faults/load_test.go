@@ -20,43 +20,42 @@ const (
 )
 
 // The slow limit of the site: nothing drips while a test runs, so that a single
-// request too many shows.
+// extra request shows.
 const (
 	slowSize = 10
 	slowRate = time.Hour
 )
 
-// hotKeys are the keys that the load asks for more of than they get.
+// hotKeys is the number of keys whose load exceeds their limit.
 const hotKeys = 8
 
 const (
-	// slowEvery is the time between two requests on the slow limit, from
-	// whichever node.
+	// slowEvery is the time between two requests on the slow limit, from any node.
 	slowEvery = 25 * time.Millisecond
 
-	// slowKeys are as many of its keys as are asked for from first to last: they
-	// are full before a fault begins. Beside them there is a new one each second,
-	// which fills while others are asked for.
+	// slowKeys is the number of its keys that are used all the time: they are full
+	// before a fault begins. In addition there is a new key each second, which
+	// fills while others are in use.
 	slowKeys = 2
 )
 
 // loads numbers the loads, so that each fills slow buckets of its own.
 var loads atomic.Int64
 
-// request is what became of one request.
+// request is the result of one request.
 type request struct {
 	node      int
 	key       string
 	slow      bool      // on the slow limit
-	due       time.Time // when the load's schedule had it
+	due       time.Time // when it was scheduled
 	sent, got time.Time
 	status    int // 0 if there was no answer
 }
 
-// wait returns how long the client waited, also for being sent.
+// wait returns how long the client waited, including for sending.
 func (r request) wait() time.Duration { return r.got.Sub(r.due) }
 
-// load sends requests to nodes by a schedule, whatever becomes of them: slow
+// load sends requests to nodes on a schedule, whatever happens to them: slow
 // answers do not slow it down.
 type load struct {
 	t      testing.TB
@@ -69,8 +68,8 @@ type load struct {
 	requests []request
 }
 
-// newLoad returns a load of no requests yet, which keeps so many connections to
-// each node at most when they are idle.
+// newLoad returns a load without requests, which keeps at most the given number of
+// idle connections to each node.
 func newLoad(t testing.TB, connections int) *load {
 	return &load{t: t, id: loads.Add(1), client: &http.Client{
 		Timeout:   patience,
@@ -78,8 +77,8 @@ func newLoad(t testing.TB, connections int) *load {
 	}}
 }
 
-// startLoad begins to send each node the given number of requests a second,
-// for the hot keys in turn, and to all nodes together some on the slow limit.
+// startLoad starts sending each node the given number of requests a second, for
+// the hot keys in turn, and some on the slow limit to all nodes together.
 func startLoad(t testing.TB, nodes []*node, perSecond int) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -93,7 +92,7 @@ func startLoad(t testing.TB, nodes []*node, perSecond int) *load {
 	return l
 }
 
-// stop ends the load and returns all requests in the order they were due.
+// stop ends the load and returns all requests in the order in which they were due.
 func (l *load) stop() []request {
 	l.cancel()
 	l.wg.Wait()
@@ -117,7 +116,7 @@ func (l *load) send(ctx context.Context, index int, n *node, every time.Duration
 }
 
 // sendSlow sends one node's requests on the slow limit. They are due a little
-// after those of send, so that calls go by themselves where there are few.
+// after those of send, so that at a low rate calls are not batched.
 func (l *load) sendSlow(ctx context.Context, index int, n *node, every time.Duration) {
 	url := "http://" + n.addr + slowPath
 	began := time.Now()
@@ -136,8 +135,8 @@ func (l *load) sendSlow(ctx context.Context, index int, n *node, every time.Dura
 	}
 }
 
-// hammer asks nodes as fast as some connections to each can, each connection for
-// what next returns, turn by turn, and returns what became of the requests.
+// hammer sends requests to nodes as fast as some connections to each can, on each
+// connection for what next returns, turn by turn, and returns the results.
 func hammer(
 	t testing.TB, nodes []*node, connections int, lasts time.Duration, next func(turn int) request,
 ) []request {
@@ -163,8 +162,8 @@ func hammer(
 	return l.requests
 }
 
-// mixed returns what to hammer a site with: one key of the hot limit and, one time
-// in eight, one of the slow limit, another each quarter of a second.
+// mixed returns the keys for hammering a site: one key of the hot limit and, one
+// time in eight, one of the slow limit, another every quarter of a second.
 func mixed() func(turn int) request {
 	began := time.Now()
 	return func(turn int) request {
@@ -175,7 +174,7 @@ func mixed() func(turn int) request {
 	}
 }
 
-// do sends a request and keeps what becomes of it.
+// do sends a request and records the result.
 func (l *load) do(url string, r request) {
 	req, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
@@ -195,21 +194,21 @@ func (l *load) do(url string, r request) {
 	l.requests = append(l.requests, r)
 }
 
-// bound is the most requests for one key that the hot limit admits in any time
-// of length d.
+// bound is the maximum number of requests for one key that the hot limit admits in
+// any time of length d.
 func bound(d time.Duration) int { return size + int(d/rate) }
 
 // apart returns how many requests for one key nodes may admit beyond the bound of
-// the hot limit, and of the slow one, for not knowing of each other in a time of
-// length d.
+// the hot limit, and of the slow one, when they do not know of each other for a
+// time of length d.
 func apart(nodes int, d time.Duration) (hot, slow int) {
 	more := func(size int, rate time.Duration) int { return (nodes - 1) * (size + int((d+rate-1)/rate)) }
 	return more(size, rate), more(slowSize, slowRate)
 }
 
-// excess returns the most requests for one key of the hot limit, or of the slow
-// one, that were admitted in any time beyond the bound; 0 if it held. A request
-// counts as admitted at any moment between its sending and its answer.
+// excess returns the largest number of requests for one key of the hot limit, or
+// of the slow one, that were admitted beyond the bound in any time; 0 if it held.
+// A request counts as admitted at any moment between its sending and its answer.
 func excess(requests []request, slow bool) int {
 	var some []request
 	for _, r := range requests {
@@ -223,7 +222,7 @@ func excess(requests []request, slow bool) int {
 	return beyond(some, size, rate)
 }
 
-// beyond does what excess does for a limit of the given numbers.
+// beyond does the same as excess for a limit with the given numbers.
 func beyond(requests []request, size int, rate time.Duration) int {
 	byKey := make(map[string][]request)
 	for _, r := range requests {
@@ -247,8 +246,8 @@ func beyond(requests []request, size int, rate time.Duration) int {
 	return worst
 }
 
-// shortfall returns the most requests for one key of the hot limit that were
-// admitted too few, over the whole time: every key is asked for more than it gets.
+// shortfall returns by how many admitted requests any key of the hot limit fell
+// short of its bound over the whole time, although it got more requests than that.
 func shortfall(requests []request) int {
 	if len(requests) == 0 {
 		return 0
@@ -274,7 +273,7 @@ func shortfall(requests []request) int {
 	return worst
 }
 
-// between returns the requests that were due in a time.
+// between returns the requests that were due in a time span.
 func between(requests []request, from, to time.Time) []request {
 	var some []request
 	for _, r := range requests {
@@ -296,7 +295,7 @@ func unanswered(requests []request) int {
 	return n
 }
 
-// strange returns how many requests got another answer than 200 or 429.
+// strange returns how many requests got an answer other than 200 or 429.
 func strange(requests []request) int {
 	n := 0
 	for _, r := range requests {

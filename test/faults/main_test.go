@@ -1,7 +1,7 @@
 // Package faults breaks what the rate limiter depends on, while real Caddy
-// processes serve load and real Redis servers decide, and judges what clients
-// see of it: statuses, waits, and how many requests were admitted against the
-// exact bound. See docs/faults.md for the results.
+// processes serve load and real Redis servers decide, and judges what clients see:
+// status codes, waits, and how many requests were admitted compared with the exact
+// bound. See docs/faults.md for the results.
 //
 //	go test .                    what CI runs: every fault, briefly
 //	go test . -run 'Faults/3'    one fault
@@ -31,8 +31,8 @@ var (
 	table = flag.String("table", "", "the document whose table of results is to be written anew")
 )
 
-// asCaddy is the environment variable that makes the test binary a Caddy with
-// the module in it: the nodes are processes of their own.
+// asCaddy is the environment variable that turns the test binary into a Caddy with
+// the module: the nodes are separate processes.
 const asCaddy = "FAULTS_AS_CADDY"
 
 func TestMain(m *testing.M) {
@@ -50,7 +50,7 @@ type fault struct {
 	run  func(*trial)
 }
 
-// faults are all of them, in the order of the table.
+// faults lists all faults in the order of the table.
 var faults = slices.Concat(
 	serverFaults, networkFaults, dataFaults, topologyFaults, accessFaults, siteFaults, burstFaults, farFaults,
 	fleetFaults,
@@ -73,7 +73,7 @@ func TestFaults(t *testing.T) {
 			}()
 			f.run(tr)
 			for tries := 1; tries < 4 && len(tr.wrong) > 0 && !tr.broken && !*long; tries++ {
-				// Something else may keep the machine busy for some seconds. That
+				// Other load may keep the machine busy for some seconds. That
 				// makes answers late, but never excuses an over-admission.
 				time.Sleep(time.Duration(tries-1) * 5 * time.Second)
 				t.Logf("not so, and so once more: %s", strings.Join(tr.wrong, "; "))
@@ -92,16 +92,15 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// trial is one fault under way, and what was found.
+// trial is one run of a fault, with its findings.
 type trial struct {
 	*testing.T
 	findings []string
-	wrong    []string // of the findings, those that should not be
+	wrong    []string // the findings that should not be
 	broken   bool     // whether one of them was judged strictly
 }
 
-// during returns how long something lasts: the short time, or the long one in
-// a long run.
+// during returns a duration: the short one, or the longer one in a long run.
 func during(short, longer time.Duration) time.Duration {
 	if *long {
 		return longer
@@ -109,7 +108,7 @@ func during(short, longer time.Duration) time.Duration {
 	return short
 }
 
-// most judges a number that must not be above a bound.
+// most judges a number that must not exceed a bound.
 func most[N int | int64 | float64 | time.Duration](tr *trial, what string, got, bound N) {
 	tr.Helper()
 	tr.judge(got <= bound, fmt.Sprintf("%s %v ≤ %v", what, show(got), show(bound)))
@@ -121,8 +120,8 @@ func least[N int | int64 | float64 | time.Duration](tr *trial, what string, got,
 	tr.judge(got >= bound, fmt.Sprintf("%s %v ≥ %v", what, show(got), show(bound)))
 }
 
-// strictly judges as most does what no busy machine excuses: the fault gets no
-// second chance.
+// strictly judges as most does, for what a busy machine cannot excuse: the fault
+// is not retried.
 func strictly(tr *trial, what string, got, bound int) {
 	tr.Helper()
 	tr.broken = tr.broken || got > bound
@@ -130,16 +129,16 @@ func strictly(tr *trial, what string, got, bound int) {
 }
 
 // overAdmitted judges how many requests for one key were admitted beyond the
-// bound, of the hot limit and of the slow one.
+// bounds of the hot limit and the slow one.
 func overAdmitted(tr *trial, requests []request, hot, slow int) {
 	tr.Helper()
 	strictly(tr, "over-admitted", excess(requests, false), hot)
 	strictly(tr, "over-admitted by slow limits", excess(requests, true), slow)
 }
 
-// overAdmittedTogether does as overAdmitted for several nodes of which each can ask
-// Redis all the time. Those that can't in time don't know of each other, so a busy
-// machine is an excuse there, if the nodes tell of it.
+// overAdmittedTogether does the same as overAdmitted for several nodes that can
+// all reach Redis the whole time. If some cannot in time, they do not know of each
+// other, so a busy machine is an excuse there, if the nodes logged it.
 func overAdmittedTogether(tr *trial, nodes []*node, since time.Time, requests []request) {
 	tr.Helper()
 	broken, told := tr.broken, 0
@@ -152,7 +151,7 @@ func overAdmittedTogether(tr *trial, nodes []*node, since time.Time, requests []
 	}
 }
 
-// is judges something that is so or not.
+// is judges a condition.
 func (tr *trial) is(what string, ok bool) {
 	tr.Helper()
 	tr.judge(ok, what)
@@ -172,7 +171,7 @@ func (tr *trial) judge(ok bool, finding string) {
 	tr.findings = append(tr.findings, finding)
 }
 
-// show returns a number as the table has it.
+// show formats a number for the table.
 func show(v any) string {
 	switch v := v.(type) {
 	case time.Duration:
@@ -197,7 +196,7 @@ func writeTable(path string, rows []string) error {
 	return rewrite(path, "results", "| | fault | found |\n|---|---|---|\n"+strings.Join(rows, "\n")+"\n")
 }
 
-// rewrite replaces what stands in a document between two marks of the given name.
+// rewrite replaces the part of a document between two marks with the given name.
 func rewrite(path, name, with string) error {
 	begin, end := "<!-- "+name+" -->\n", "<!-- end of "+name+" -->"
 	text, err := os.ReadFile(path)

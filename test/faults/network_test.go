@@ -8,7 +8,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// networkFaults are those between nodes and Redis.
+// networkFaults are faults between nodes and Redis.
 var networkFaults = []fault{
 	{"4a", "answers take 20 ms", slowAnswers},
 	{"4b", "answers take 200 ms, give or take 50", tooSlowAnswers},
@@ -29,7 +29,7 @@ func behindProxy(tr *trial, site string) (*redistest.Server, *redistest.Proxy, [
 
 func slowAnswers(tr *trial) {
 	server, proxy, nodes := behindProxy(tr, counted)
-	l := startLoad(tr, nodes, 50) // so few that each goes by itself
+	l := startLoad(tr, nodes, 50) // so few that none are batched
 	time.Sleep(time.Second)
 	proxy.Delay(20 * time.Millisecond)
 	from := time.Now()
@@ -40,7 +40,7 @@ func slowAnswers(tr *trial) {
 	requests := l.stop()
 	slow := between(requests, from, to)
 	most(tr, "5xx", strange(requests), 0)
-	most(tr, "not decided by Redis", len(slow)-asked, 10) // those under way
+	most(tr, "not decided by Redis", len(slow)-asked, 10) // requests in flight
 	most(tr, "p99", percentile(slow, 0.99), 30*time.Millisecond+slack)
 	overAdmitted(tr, requests, 0, 0)
 	most(tr, "servers lost", count(nodes[0].events(from), lost), 0)
@@ -51,7 +51,7 @@ func tooSlowAnswers(tr *trial) {
 	lasts := during(2500*time.Millisecond, 20*time.Second)
 	before, asked := 0, 0
 	outage{
-		// So many that the probes, which do wait, are fewer than one in a hundred.
+		// So many that the probes, which do wait, are less than one percent.
 		nodes: nodes, server: server, rate: 800, reason: "timeout",
 		before: during(1500*time.Millisecond, 5*time.Second), lasts: lasts, after: time.Second,
 		begin: func() {
@@ -63,7 +63,7 @@ func tooSlowAnswers(tr *trial) {
 			proxy.Pass()
 		},
 	}.run(tr)
-	// What was under way when it began is in it too.
+	// This includes requests in flight at the start of the fault.
 	most(tr, "calls that reached Redis meanwhile", asked, 5+2*poolSize+int(8*lasts.Seconds()))
 }
 
@@ -186,7 +186,7 @@ func refused(tr *trial) {
 	cutOff(tr, server, nodes, "refused", during(2*time.Second, 60*time.Second), proxy.Refuse, proxy.Pass)
 }
 
-// cutOff lets no request reach the server for a time.
+// cutOff prevents requests from reaching the server for a time.
 func cutOff(
 	tr *trial, server *redistest.Server, nodes []*node, reason string, lasts time.Duration, begin, end func(),
 ) {

@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	// patience is how long is waited for what should come at once.
+	// patience is how long to wait for what should happen at once.
 	patience = 20 * time.Second
 
-	// timeout is the most that a request may wait for Redis: the default.
+	// timeout is the longest that a request may wait for Redis: the default.
 	timeout = 50 * time.Millisecond
 
-	// slack is what waits may exceed their bound by: the processes share a few
+	// slack is how much waits may exceed their bound: the processes share a few
 	// cores with the servers and the load.
 	slack = 35 * time.Millisecond
 )
@@ -34,7 +34,7 @@ const (
 // node is a Caddy process.
 type node struct {
 	t     testing.TB
-	addr  string // of its site
+	addr  string // address of its site
 	admin string
 	dir   string
 	cmd   *exec.Cmd
@@ -46,9 +46,9 @@ type node struct {
 // slowPath is where the slow limit applies and the hot one does not.
 const slowPath = "/slow"
 
-// site is what nodes serve unless a fault asks for something else: the hot
-// limit, 20 requests and one more each 100 ms, and the slow one, 10 requests and
-// one more each hour.
+// site is what nodes serve unless a fault needs something else: the hot limit, 20
+// requests and one more every 100 ms, and the slow one, 10 requests and one more
+// every hour.
 const site = `
 	@hot not path /slow
 	rate_limit @hot hot {
@@ -65,8 +65,8 @@ const site = `
 `
 
 // counted is site with one more limit in each block, which never denies and is
-// charged whatever the other says: each request that Redis decides is a call. Of
-// site's it decides some for all until the next drip.
+// charged whatever the other limit decides, so that each request that Redis
+// decides is a call. With site, some denials are cached until the next drip.
 const counted = `
 	@hot not path /slow
 	rate_limit @hot hot {
@@ -92,7 +92,7 @@ const counted = `
 	respond ok
 `
 
-// redisAt returns the option for a Redis, with more options in its block.
+// redisAt returns the redis option, with more options in its block.
 func redisAt(addresses string, options ...string) string {
 	return "redis " + addresses + " {\n" + strings.Join(options, "\n") + "\n}\n"
 }
@@ -204,7 +204,7 @@ func (n *node) launch(options ...string) error {
 	}
 }
 
-// kill ends the node's process, if it runs, and waits until it is gone.
+// kill kills the node's process, if it is running, and waits until it is gone.
 func (n *node) kill() {
 	if n.exited != nil {
 		_ = n.cmd.Process.Kill()
@@ -212,7 +212,8 @@ func (n *node) kill() {
 	}
 }
 
-// reload makes the node run what write makes, and returns why if it refuses.
+// reload makes the node run the result of write, and returns the error if the node
+// rejects it.
 func (n *node) reload(write func(*node) string) error {
 	req, err := http.NewRequest(http.MethodPost, "http://"+n.admin+"/load", strings.NewReader(write(n)))
 	if err != nil {
@@ -233,14 +234,14 @@ func (n *node) reload(write func(*node) string) error {
 	return nil
 }
 
-// get sends one request with the given key, and returns its status and fields.
+// get sends one request with the given key, and returns the response.
 func (n *node) get(key string) *http.Response {
 	n.t.Helper()
 	return n.ask("/", "X-Key", key)
 }
 
 // ask sends one request with the given header fields, each a name and a value, and
-// returns its status and fields.
+// returns the response.
 func (n *node) ask(path string, fields ...string) *http.Response {
 	n.t.Helper()
 	req, err := http.NewRequest(http.MethodGet, "http://"+n.addr+path, nil)
@@ -259,10 +260,10 @@ func (n *node) ask(path string, fields ...string) *http.Response {
 	return res
 }
 
-// usage is what a process holds.
+// usage is the resources that a process holds.
 type usage struct{ goroutines, files, rss int }
 
-// usage returns what the node holds now, after a collection of garbage.
+// usage returns the node's resources after a garbage collection.
 func (n *node) usage() usage {
 	n.t.Helper()
 	_, _ = n.debug("heap?gc=1")
@@ -302,7 +303,7 @@ func (n *node) debug(profile string) (string, error) {
 	return string(text), err
 }
 
-// event is a line of the node's log that our module wrote.
+// event is a line in the node's log from this module.
 type event struct {
 	Level  string  `json:"level"`
 	Time   float64 `json:"ts"`
@@ -359,7 +360,7 @@ func count(events []event, level string) int {
 	return n
 }
 
-// reasons returns why servers were lost, each reason once.
+// reasons returns the reasons why servers were down, each once.
 func reasons(events []event) string {
 	var found []string
 	for _, e := range events {
@@ -370,8 +371,8 @@ func reasons(events []event) string {
 	return strings.Join(found, " ")
 }
 
-// decisions returns how many calls of scripts a server has executed. With counted
-// and no more than a few requests at a time that is how many it has decided.
+// decisions returns the number of script calls that servers have run. With counted
+// and only a few requests at a time, that is the number of decisions.
 func decisions(t testing.TB, servers ...*redistest.Server) int {
 	t.Helper()
 	n := int64(0)

@@ -8,10 +8,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// poolSize is the most connections a node has to a server, by default.
+// poolSize is the default maximum number of connections of a node to a server.
 var poolSize = 10 * runtime.GOMAXPROCS(0)
 
-// outage is a time in which nodes can't ask Redis, under load.
+// outage is a time during which nodes cannot reach Redis, under load.
 type outage struct {
 	nodes  []*node
 	server *redistest.Server
@@ -23,11 +23,11 @@ type outage struct {
 
 	// The reason that must be logged.
 	reason string
-	// How soon Redis decides again, after the end. 0: 2 s.
+	// How soon Redis decides again after the end; 0 means 2 s.
 	within time.Duration
 }
 
-// run lets it happen and judges it by what all outages have in common.
+// run performs the outage and judges what all outages have in common.
 func (o outage) run(tr *trial) {
 	tr.Helper()
 	o.cycles = max(o.cycles, 1)

@@ -6,7 +6,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// serverFaults are those of a single server.
+// serverFaults are faults of a single server.
 var serverFaults = []fault{
 	{"1", "Redis is killed and restarted empty; one node", func(tr *trial) { killed(tr, 1) }},
 	{"1 (3 nodes)", "the same; three nodes", func(tr *trial) { killed(tr, 3) }},
@@ -50,7 +50,7 @@ func killedWithFile(tr *trial) {
 	}.run(tr)
 }
 
-// set sets a key in Redis, past the limiter.
+// set sets a key in Redis, bypassing the limiter.
 func set(tr *trial, s *redistest.Server, key, value string) {
 	tr.Helper()
 	if err := s.Client().Set(tr.Context(), key, value, 0).Err(); err != nil {
@@ -58,8 +58,8 @@ func set(tr *trial, s *redistest.Server, key, value string) {
 	}
 }
 
-// stopped: what was sent before the stop runs when the server continues, which
-// charges it twice, but admits nothing.
+// stopped: requests sent before the stop run when the server continues, which
+// charges them twice, but admits nothing.
 func stopped(tr *trial, count int) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, count, caddyfile(redisAt(server.Addr), site))

@@ -17,7 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// siteFaults are those of what clients and operators do to a site.
+// siteFaults are what clients and operators do to a site.
 var siteFaults = []fault{
 	{"17", "no fault: three nodes, one key, as fast as 64 connections to each can", crowd},
 	{"18a, b", "reloads under load, each third rejected; Redis", func(tr *trial) { reloads(tr, true) }},
@@ -34,7 +34,7 @@ var siteFaults = []fault{
 func crowd(tr *trial) {
 	server := redistest.Start(tr)
 	// That many connections keep a small machine so busy that answers are late,
-	// and a node that can't wait for them decides alone.
+	// and a node that cannot wait for them decides alone.
 	nodes := startNodes(tr, 3, caddyfile(redisAt(server.Addr, "timeout 2s"), site))
 	for _, n := range nodes {
 		n.get("other") // connects
@@ -52,7 +52,7 @@ func crowd(tr *trial) {
 	tr.note("%d of %d admitted", admitted, len(requests))
 }
 
-// reloads: a configuration that differs in what is no one's limit.
+// reloads: a configuration that changes outside of the limits.
 func reloads(tr *trial, shared bool) {
 	options := ""
 	var server *redistest.Server
@@ -102,7 +102,7 @@ func reloads(tr *trial, shared bool) {
 	took := time.Since(began)
 	requests := l.stop()
 	// Caddy closes idle connections when it replaces its listeners, perhaps just
-	// as a request is on its way.
+	// when a request is being sent.
 	cut := unanswered(requests)
 	most(tr, "5xx", strange(requests)-cut, 0)
 	most(tr, "connections closed by Caddy", cut, accepted)
@@ -126,8 +126,8 @@ func reloads(tr *trial, shared bool) {
 	}
 }
 
-// changes: other numbers are another bucket; other settings of Redis are
-// another client to the same buckets.
+// changes: other numbers use another bucket; other settings of Redis use another
+// client for the same buckets.
 func changes(tr *trial) {
 	server := redistest.Start(tr)
 	config := func(wait, size int) func(*node) string {
@@ -151,7 +151,7 @@ func changes(tr *trial) {
 	asked := decisions(tr, server) - before
 	cut := unanswered(requests)
 	most(tr, "settings changed: 5xx", strange(requests)-cut, 0)
-	// A new client's first request may come before its first connection.
+	// A new client may get its first request before its first connection.
 	most(tr, "not decided by Redis", len(requests)-asked, cut+times)
 	overAdmitted(tr, requests, 0, 0)
 	most(tr, "lines logged", len(n.events(began)), 0)
@@ -167,8 +167,7 @@ func changes(tr *trial) {
 	overAdmitted(tr, requests, 19, 0)
 }
 
-// resets: a client that goes away neither costs a connection nor its unit
-// twice.
+// resets: a client that disconnects costs no connection, and is charged once.
 func resets(tr *trial) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), `
@@ -196,7 +195,7 @@ func resets(tr *trial) {
 				_, _ = fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\n\r\n", n.addr)
 				_ = conn.(*net.TCPConn).SetLinger(0)
 				_ = conn.Close()
-				time.Sleep(10 * time.Millisecond) // not to be a flood
+				time.Sleep(10 * time.Millisecond) // avoid a flood
 			}
 		})
 	}
@@ -213,7 +212,7 @@ func resets(tr *trial) {
 		tr.Fatal(err)
 	}
 	charged := 1_000_000 - remaining - 2
-	// A call carries several requests, if they come at once, and each costs a unit.
+	// A call carries several concurrent requests, and each costs a unit.
 	tr.is(fmt.Sprintf("%d units by %d calls for %d requests", charged, asked, requests), asked <= charged && charged <= requests)
 	least(tr, "decided", charged, requests/4)
 	most(tr, "new connections to Redis", connections(tr, server)-dials, poolSize)
@@ -322,8 +321,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// flood: keys that nobody has asked for before are served, but must neither fill
-// the memory nor have anybody's full bucket forgotten.
+// flood: new keys are served, but must neither fill the memory nor evict full
+// buckets of others.
 func flood(tr *trial) {
 	maxKeys, keys := int(during(2_000, 100_000)), int(during(20_000, 1_000_000))
 	nodes := startNodes(tr, 1, caddyfile(fmt.Sprintf("memory {\nmax_keys %d\n}", maxKeys), `
@@ -358,7 +357,7 @@ func flood(tr *trial) {
 	tr.note("%d keys, max_keys %d", keys, maxKeys)
 }
 
-// askForKeys sends a request for each of many keys, to the nodes in turns.
+// askForKeys sends one request for each of many keys, to the nodes in turn.
 func askForKeys(tr *trial, nodes []*node, from, to int) []request {
 	l := newLoad(tr, 8)
 	defer l.client.CloseIdleConnections()
@@ -377,11 +376,11 @@ func askForKeys(tr *trial, nodes []*node, from, to int) []request {
 	return l.requests
 }
 
-// floodOfFleet: Redis holds no more buckets than its nodes do, and full ones stay.
+// floodOfFleet: Redis holds no more buckets than its nodes, and full ones stay.
 func floodOfFleet(tr *trial) {
 	maxKeys, keys := 2_000, int(during(20_000, 500_000))
 	server := redistest.Start(tr)
-	// What a node decides alone for want of time is not what is tested.
+	// Decisions of a node that had no time to ask Redis are not tested here.
 	nodes := startNodes(tr, 2, caddyfile(redisAt(server.Addr, "timeout 1s")+fmt.Sprintf("memory {\nmax_keys %d\n}", 2*maxKeys), `
 		rate_limit {
 			key {header.X-Key}
@@ -423,15 +422,15 @@ func floodOfFleet(tr *trial) {
 	}
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "newcomers denied", len(requests)-admitted, 0)
-	// Removals are on their way for a tenth of a second, and some are lost.
+	// Removals are in flight for a tenth of a second, and some are lost.
 	most(tr, "buckets in Redis at most", peak, int64(4*maxKeys))
 	time.Sleep(time.Second)
 	most(tr, "buckets in Redis afterwards", client.DBSize(context.Background()).Val(), int64(2*maxKeys*21/20))
 	tr.note("%d keys, max_keys %d on each node", keys, maxKeys)
 }
 
-// strangeKeys: whatever a key is, no more of it than a digest leaves the process,
-// and it is nobody else's.
+// strangeKeys: whatever a key is, only a digest of it leaves the process, and it
+// collides with no other key.
 func strangeKeys(tr *trial) {
 	const canary = "canary-7f3a-token"
 	server := redistest.Start(tr)

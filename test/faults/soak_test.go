@@ -26,16 +26,16 @@ const (
 	disturbed = 2 * timeout
 )
 
-// span is a time in which requests to a node may be decided by it alone.
+// span is a time during which a node may decide requests alone.
 type span struct {
 	node     int // -1: any
 	from, to time.Time
 }
 
 // TestSoak guards what only shows when nodes run for long under load, while they
-// are reloaded and Redis closes their connections and forgets its scripts: that
-// they hold no more memory, goroutines and connections at the end than at the
-// beginning, and admit beyond the bound only what a node may have decided alone.
+// are reloaded and Redis closes their connections and forgets its scripts: at the
+// end they hold no more memory, goroutines and connections than at the beginning,
+// and have admitted beyond the bound only what a node may have decided alone.
 func TestSoak(t *testing.T) {
 	if *soak == 0 {
 		t.Skip("takes minutes: asked for by -soak")
@@ -74,7 +74,7 @@ func TestSoak(t *testing.T) {
 	}
 	began := time.Now()
 	l := startLoad(t, nodes, soakRate)
-	samples := make([][]held, len(nodes)) // just before reloads, when what the last one replaced is closed
+	samples := make([][]held, len(nodes)) // just before reloads, when what the last reload replaced is closed
 	var connected []int
 	reloads, flushes, kills := 0, 0, 0
 	sample := began.Add(soakReload - time.Second)
@@ -83,7 +83,7 @@ func TestSoak(t *testing.T) {
 		switch {
 		case now.After(sample):
 			sample = sample.Add(soakReload)
-			// Nodes hold a goroutine and a file for each connection of the load's.
+			// Nodes hold a goroutine and a file for each connection of the load.
 			l.client.CloseIdleConnections()
 			time.Sleep(100 * time.Millisecond)
 			for i, n := range nodes {
@@ -141,8 +141,8 @@ func TestSoak(t *testing.T) {
 		}
 	}
 
-	// A reload replaces the listeners, and may so close a connection just as a
-	// request is on its way.
+	// A reload replaces the listeners, and may close a connection just when a
+	// request is being sent.
 	cut := unanswered(requests)
 	tr.note("%s, %d requests (%.0f a second); %d reloads of each node, %d SCRIPT FLUSH, %d CLIENT KILL",
 		took.Round(time.Second), len(requests), float64(len(requests))/took.Seconds(), reloads, flushes, kills)
@@ -173,8 +173,9 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// mayBeAlone reports whether a node may have decided a request without Redis: it
-// met a disturbance, or waited so long that it may have given Redis up.
+// mayBeAlone reports whether a node may have decided a request without Redis:
+// there was a disturbance, or the request took so long that Redis may have timed
+// out.
 func mayBeAlone(r request, spans []span) bool {
 	if r.got.Sub(r.sent) >= timeout/2-5*time.Millisecond {
 		return true
@@ -184,7 +185,8 @@ func mayBeAlone(r request, spans []span) bool {
 	})
 }
 
-// clients returns how many connections a server has, but for the test's own.
+// clients returns the number of connections to a server, without those of the
+// test.
 func clients(tr *trial, s *redistest.Server) int {
 	tr.Helper()
 	list, err := s.Client().Do(tr.Context(), "client", "list", "type", "normal").Text()
@@ -194,13 +196,13 @@ func clients(tr *trial, s *redistest.Server) int {
 	return strings.Count(list, "\n") - 1
 }
 
-// held is what a process holds, and of its memory, in kB, the part that is in use.
+// held is what a process holds, and the part of its memory that is in use, in kB.
 type held struct {
 	usage
 	heap int
 }
 
-// heap returns how much memory the node uses, in kB, after a collection of garbage.
+// heap returns the memory that the node uses, in kB, after a garbage collection.
 func (n *node) heap() int {
 	n.t.Helper()
 	profile, err := n.debug("heap?gc=1&debug=1")
@@ -215,9 +217,9 @@ func (n *node) heap() int {
 	return bytes >> 10
 }
 
-// steady judges what each node held at some times, in the same state but for the
-// requests on their way: in the last third hardly more than in the first. What was
-// held least tells, for what is not let go of stays.
+// steady judges what each node held at some times, in the same state except for
+// requests in flight: in the last third hardly more than in the first. The minimum
+// counts, because leaks never shrink.
 func steady(tr *trial, samples [][]held) {
 	tr.Helper()
 	for i, s := range samples {
@@ -230,7 +232,7 @@ func steady(tr *trial, samples [][]held) {
 		tr.note("node %d", i+1)
 		for _, of := range []struct {
 			what string
-			more int // the most that it may be more by
+			more int // the largest allowed increase
 			get  func(held) int
 		}{
 			{"resident kB", 12 << 10, func(h held) int { return h.rss }},

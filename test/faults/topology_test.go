@@ -12,7 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// topologyFaults are those of servers that take each other's place.
+// topologyFaults are faults in which servers take each other's place.
 var topologyFaults = []fault{
 	{"10a", "sentinels: the master is killed, its replica takes over", masterKilled},
 	{"10b", "sentinels: a failover, the old master goes on as a replica", failover},
@@ -23,7 +23,8 @@ var topologyFaults = []fault{
 	{"31", "cluster: of four servers one dies and is forgotten, one leaves, one is replaced by its replica", serversLeave},
 }
 
-// sentinelSite returns the configuration of nodes that find Redis by sentinels.
+// sentinelSite returns the configuration of nodes that find Redis through
+// sentinels.
 func sentinelSite(s *redistest.Sentinel, site string) func(*node) string {
 	return caddyfile(redisAt(strings.Join(s.SentinelAddrs(), " "), "master_name "+redistest.MasterName), site)
 }
@@ -174,7 +175,7 @@ func slotsMove(tr *trial) {
 	tr.note("%d slots moved; logged: %s", moves, reasons(append(nodes[0].events(began), nodes[1].events(began)...)))
 }
 
-// serverKilled: the keys on other servers must not notice.
+// serverKilled: keys on other servers must not be affected.
 func serverKilled(tr *trial) {
 	c := redistest.StartCluster(tr, 3, "--cluster-require-full-coverage", "no")
 	nodes := startNodes(tr, 1, clusterSite(c, counted))
@@ -217,7 +218,7 @@ func serverKilled(tr *trial) {
 	calm := percentile(of2(between(requests, began, from), true), 0.99)
 	unaffected := of2(between(requests, from, to), true)
 	most(tr, "5xx", strange(requests), 0)
-	most(tr, "keys of live servers: not decided by Redis", len(unaffected)-asked, 8) // those under way
+	most(tr, "keys of live servers: not decided by Redis", len(unaffected)-asked, 8) // requests in flight
 	most(tr, "p99: added", percentile(unaffected, 0.99)-calm, 5*time.Millisecond)
 	overAdmitted(tr, of2(requests, true), 0, 0)
 	most(tr, "all keys: longest wait", percentile(requests, 1), timeout+slack)
@@ -261,8 +262,8 @@ func coverageLost(tr *trial) {
 	tr.is("reasons "+found, strings.Contains(found, "clusterdown") && strings.Contains(found, "refused"))
 }
 
-// severalKeys: what a flood of one client costs the limit that all share is what
-// that client was admitted.
+// severalKeys: a flood of one client costs the shared limit only what that client
+// was admitted.
 func severalKeys(tr *trial) {
 	const all, each = 5000, 10
 	c := redistest.StartCluster(tr, 3)
@@ -284,8 +285,8 @@ func severalKeys(tr *trial) {
 	`, all, each)))
 	n := nodes[0]
 	others, refused := 0, 0
-	// left asks for a client that has not asked before, and returns what is left to
-	// all then.
+	// left sends a request of a new client, and returns what is left to all
+	// clients then.
 	left := func() int {
 		others++
 		res := n.get(fmt.Sprint("other", others))
@@ -326,7 +327,7 @@ func severalKeys(tr *trial) {
 				admitted++
 			}
 		}
-		// What is still to be given back may take a moment.
+		// Units that are still to be released may take a moment.
 		var lost int
 		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 			if lost = before - left() - (others - asked) - admitted; lost <= 0 {
@@ -342,7 +343,7 @@ func severalKeys(tr *trial) {
 	}
 }
 
-// serversLeave: a server that a cluster no longer has is left alone.
+// serversLeave: a server that has left a cluster is no longer used.
 func serversLeave(tr *trial) {
 	c := redistest.StartCluster(tr, 4, "--cluster-require-full-coverage", "no")
 	nodes := startNodes(tr, 1, clusterSite(c, site))

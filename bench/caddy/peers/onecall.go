@@ -11,12 +11,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// OneCall has one call of a script decide all requests that wait, as the limiter
-// does, and leaves out whatever can be left out: it has no deadlines and no
-// breaker, nothing to fall back on, never asks by itself for a request that is
-// alone, and charges limits that have room even if others deny. It is no limiter
-// to use. What it costs is what a limiter costs at least that works like that, on
-// this machine.
+// OneCall has one script call decide all waiting requests, as the limiter does,
+// and leaves out everything else: it has no deadlines, breaker or fallback, never
+// sends a single request directly, and charges limits that have room even if
+// others deny. It is not meant for use. It shows the minimum cost, on this
+// machine, of a limiter that works like that.
 type OneCall struct {
 	peer
 	numbers []any // of the limits, as the script has them
@@ -26,12 +25,12 @@ type OneCall struct {
 	asking  bool
 }
 
-// question is a request that waits to be decided.
+// question is a request that waits for a decision.
 type question struct {
 	keys  []string
 	reply []int64
 	err   error
-	done  chan struct{} // gets a word when there is a reply
+	done  chan struct{} // receives a value when there is a reply
 }
 
 var questions = sync.Pool{New: func() any { return &question{done: make(chan struct{}, 1)} }}
@@ -50,7 +49,7 @@ func (h *OneCall) Provision(caddy.Context) error {
 	return nil
 }
 
-// gcraAll is gcra for the keys of any number of requests, which all pass the same
+// gcraAll is gcra for the keys of any number of requests, which all have the same
 // limits.
 var gcraAll = redis.NewScript(`
 local time = redis.call('TIME')
@@ -106,7 +105,7 @@ func (h *OneCall) ask() {
 	var batch []*question
 	var keys []string
 	for {
-		runtime.Gosched() // to those who are about to ask too
+		runtime.Gosched() // let goroutines that are about to ask do so
 		h.mu.Lock()
 		batch, h.waiting = h.waiting, batch[:0]
 		h.asking = len(batch) > 0

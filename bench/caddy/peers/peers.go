@@ -1,9 +1,9 @@
-// Package peers has what e2e measures the limiter beside: the two rate limiters
-// for Caddy that one writes in an afternoon, a handler that asks redis_rate and
-// one that runs a script of its own. So they do what is usual: a go-redis client
-// with its defaults, a round trip for each limit, the usual header fields, and an
-// error for Caddy to answer where a request is denied. A third one is not for
-// use, but shows what the least is that having Redis decide can cost.
+// Package peers has the rate limiters for Caddy that e2e compares with the
+// limiter. Two are what one would write in an afternoon: a handler that uses
+// redis_rate and one that runs its own script. They do the usual: a go-redis
+// client with default options, a round trip for each limit, the usual header
+// fields, and an error for Caddy to answer if a request is denied. A third one is
+// not meant for use, but shows the minimum cost of decisions by Redis.
 //
 //	redis_rate <address> {
 //		limit <key> <size> <drip_rate>
@@ -42,7 +42,7 @@ type handler interface {
 	unmarshal(d *caddyfile.Dispenser) error
 }
 
-// register makes a handler's module and directive known to Caddy.
+// register registers a handler's module and directive with Caddy.
 func register(directive string, fresh func() handler) {
 	caddy.RegisterModule(fresh())
 	httpcaddyfile.RegisterHandlerDirective(directive, func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
@@ -52,7 +52,7 @@ func register(directive string, fresh func() handler) {
 	httpcaddyfile.RegisterDirectiveOrder(directive, httpcaddyfile.Before, "basic_auth")
 }
 
-// peer is what they have in common.
+// peer is the common part of the handlers.
 type peer struct {
 	Address string  `json:"address"`
 	Limits  []limit `json:"limits"`
@@ -66,7 +66,7 @@ type limit struct {
 	DripRate caddy.Duration `json:"drip_rate"`
 }
 
-// decision is what becomes of a request that asks one limit.
+// decision is the result of a request for one limit.
 type decision struct {
 	allowed      bool
 	remaining    int
@@ -76,8 +76,8 @@ type decision struct {
 // drip returns the time between two drips in µs.
 func (l limit) drip() int64 { return time.Duration(l.DripRate).Microseconds() }
 
-// decision returns what a script has replied: after how long the bucket is empty,
-// and how much room is left, both in µs.
+// decision converts a script's reply: the time until the bucket is empty, and the
+// room left, both in µs.
 func (l limit) decision(clear, room int64) decision {
 	d := decision{allowed: room >= 0, clear: time.Duration(clear) * time.Microsecond}
 	if d.allowed {
@@ -120,8 +120,8 @@ func (p *peer) connect() {
 // Cleanup closes the connections.
 func (p *peer) Cleanup() error { return p.client.Close() }
 
-// serve asks the limits, each with its key. The header fields tell of the one
-// with the least room, or of one that denies.
+// serve checks the limits, each with its key. The header fields describe the one
+// with the least room, or one that denies.
 func (p *peer) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler,
 	take func(ctx context.Context, keys []string) ([]decision, error),
 ) error {
@@ -156,7 +156,7 @@ func (p *peer) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Hand
 	return next.ServeHTTP(w, r)
 }
 
-// oneByOne asks the limits one after the other, until one denies.
+// oneByOne checks the limits one after the other, until one denies.
 func (p *peer) oneByOne(take func(ctx context.Context, key string, l limit) (decision, error)) func(context.Context, []string) ([]decision, error) {
 	return func(ctx context.Context, keys []string) ([]decision, error) {
 		decisions := make([]decision, 0, len(keys))
@@ -174,7 +174,7 @@ func (p *peer) oneByOne(take func(ctx context.Context, key string, l limit) (dec
 	}
 }
 
-// RedisRate asks redis_rate.
+// RedisRate uses redis_rate.
 type RedisRate struct {
 	peer
 	limiter *redis_rate.Limiter
@@ -218,9 +218,9 @@ func (h *Evalsha) Provision(caddy.Context) error {
 	return nil
 }
 
-// gcra keeps one integer, the moment at which the bucket is empty. It returns
-// that as well as how much room is left, both in µs; the room is negative where
-// there is none, by as much as there is to wait.
+// gcra keeps one integer, the time at which the bucket is empty. It returns that
+// and the room left, both in µs. If there is no room, the room is negative: minus
+// the time to wait.
 var gcra = redis.NewScript(`
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

@@ -11,69 +11,70 @@ import (
 )
 
 const (
-	// maxDirect is how many calls may be on their way by themselves.
+	// maxDirect is the maximum number of calls in flight that are not batched.
 	maxDirect = 2
 
-	// largeBatch is how many calls make a large batch. After one, no call goes by
-	// itself: others are about to come. And if more calls wait, a second batch is
-	// sent beside one on its way.
+	// largeBatch is the number of calls that make a batch large. After a large
+	// batch, no call is sent directly, because others are about to come. And when
+	// more calls than that are pending, a second batch is sent beside the one in
+	// flight.
 	largeBatch = 8
 
-	// maxInFlight is how many batches may be on their way, so that one is made
-	// while the server works on another. With more each carries fewer calls, and
-	// all sides have more to do.
+	// maxInFlight is the maximum number of batches in flight, so that one is
+	// filled while the server works on another. With more, each would carry fewer
+	// calls, and all sides would have more work.
 	maxInFlight = 2
 
-	// maxLinger is how long a call waits for a batch to come back before one more
+	// maxLinger is how long a call waits for a batch in flight before an extra one
 	// is sent for it: the server is far away, or slow.
 	maxLinger = 2 * time.Millisecond
 
-	// maxBatchKeys is how many keys a batch may have, so that it does not keep the
-	// server from others for more than about a millisecond.
+	// maxBatchKeys is the maximum number of keys in a batch, so that it does not
+	// block the server for more than about a millisecond.
 	maxBatchKeys = 256
 )
 
-// batcher batches the calls to a server: those that come while others are on their
-// way wait, and each batch takes along all that have come since the last. The
-// server has as much to do with a batch of many as with two or three single calls,
-// and so have both ends of the connection. A call that finds few on their way goes
-// at once and by itself, unless the last batch was large.
+// batcher batches the calls to a server. Calls that arrive while others are in
+// flight wait, and each batch takes all calls that have arrived since the last
+// one. A batch of many calls costs the server, and both ends of the connection, as
+// much as two or three single calls. A call that finds few others in flight is
+// sent at once and alone, unless the last batch was large.
 type batcher struct {
 	timeout  time.Duration
 	pool     *pool
 	breaker  *breaker
 	flush    func(*connection, []*Call) // sends a batch
-	complete func([]*Call, error)       // tells a batch what has failed
+	complete func([]*Call, error)       // passes an error to all calls of a batch
 
 	mu        sync.Mutex
-	direct    int           // calls on their way by themselves
-	inFlight  int           // goroutines that send batches, one after the other
+	direct    int           // direct calls in flight
+	inFlight  int           // goroutines that send batches, each one at a time
 	lastBatch int           // calls in the last batch
-	took      time.Duration // how long batches take, on average of late
-	watched   bool          // whether flushOverdue runs
+	took      time.Duration // moving average of how long batches take
+	watched   bool          // whether flushOverdue is running
 	queue     []*Call
 }
 
-// pending is what a call has that waits.
+// pending is the state of a call that is waiting.
 type pending struct {
 	since time.Time
-	taken bool          // by a batch; guarded by the batcher's lock
-	over  atomic.Bool   // whether there is an answer, or nobody waits for one
-	done  chan struct{} // gets a word when there is an answer
-	err   error         // the answer, if there is no reply
+	taken bool          // whether a batch has taken it; guarded by the batcher's lock
+	over  atomic.Bool   // whether it was answered or given up
+	done  chan struct{} // receives a value when there is an answer
+	err   error         // the outcome, if there is no reply
 	timer *time.Timer
 }
 
-// end ends the wait for an answer, because there is one or because nobody waits
-// for it any more, and reports whether it had not ended yet.
+// end ends the wait for an answer, because it has arrived or because the caller
+// has given up. It reports whether the wait had not ended before.
 func (p *pending) end() bool { return p.over.CompareAndSwap(false, true) }
 
 func newBatcher(timeout time.Duration, p *pool, b *breaker, flush func(*connection, []*Call), complete func([]*Call, error)) *batcher {
 	return &batcher{timeout: timeout, pool: p, breaker: b, flush: flush, complete: complete}
 }
 
-// tryDirect returns a connection if c may go by itself; endDirect must be called
-// when there is an answer. Otherwise c is in the queue from now on.
+// tryDirect returns a connection if c may be sent directly; endDirect must be
+// called once it is answered. Otherwise it queues c and returns nil.
 func (b *batcher) tryDirect(c *Call, hurried bool) *connection {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -91,14 +92,14 @@ func (b *batcher) tryDirect(c *Call, hurried bool) *connection {
 	return nil
 }
 
-// endDirect records that a call that went by itself is over.
+// endDirect records that a direct call has ended.
 func (b *batcher) endDirect() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.direct--
 }
 
-// add has c taken along by a batch.
+// add queues c for the next batch.
 func (b *batcher) add(c *Call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -108,7 +109,7 @@ func (b *batcher) add(c *Call) {
 // enqueue is add with the lock held.
 func (b *batcher) enqueue(c *Call) {
 	c.since, c.taken = time.Now(), false
-	c.Reply, c.err = nil, nil // of a server that has redirected it
+	c.Reply, c.err = nil, nil // left by a server that redirected it
 	c.over.Store(false)
 	b.queue = append(b.queue, c)
 	switch {
@@ -121,10 +122,10 @@ func (b *batcher) enqueue(c *Call) {
 	}
 }
 
-// wait waits for the answer to c, which is in the queue: for half of the time that
-// a call has at most until it is on its way, since in an overload all would
-// otherwise be too late. Only patient calls wait on. It returns errNoConnection or
-// errLate if the wait was in vain.
+// wait waits for the answer to c, which is queued. Unless c is Patient, it waits
+// for at most half of the timeout until a batch takes c: in an overload, all
+// answers would otherwise be too late. It returns errNoConnection or errLate if
+// the wait was in vain.
 func (b *batcher) wait(ctx context.Context, c *Call) error {
 	end, _ := ctx.Deadline()
 	left := end.Sub(c.since)
@@ -158,15 +159,15 @@ func (b *batcher) wait(ctx context.Context, c *Call) error {
 	return c.err
 }
 
-// cancel takes c out of the queue, unless a batch has taken it, and reports whether
-// it did.
+// cancel removes c from the queue, unless a batch has taken it, and reports
+// whether it did.
 func (b *batcher) cancel(c *Call) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if c.taken {
 		return false
 	}
-	// It is among the first: those behind it have waited for less.
+	// It is near the front: calls behind it have waited for less.
 	if i := slices.Index(b.queue, c); i >= 0 {
 		b.queue = slices.Delete(b.queue, i, i+1)
 	}
@@ -190,10 +191,10 @@ func (b *batcher) nextLocked(batch []*Call) []*Call {
 		c.taken = true
 		n++
 	}
-	if n > 0 { // or another batch has taken all: that was the last
+	if n > 0 { // otherwise another batch has taken all calls, and that was the last
 		b.lastBatch = n
 	}
-	// Patient calls have waited on; by now there may be no time left for an answer.
+	// Patient calls may have waited so long that no time is left for an answer.
 	latest := time.Now().Add(b.took - b.timeout)
 	for _, c := range b.queue[:n] {
 		if c.Patient && c.Done == nil && c.since.Before(latest) && c.end() {
@@ -214,19 +215,19 @@ func (b *batcher) tookFor(d time.Duration) {
 	b.took += (d - b.took) / 8
 }
 
-// run sends batches as long as calls wait.
+// run sends batches as long as calls are queued.
 func (b *batcher) run() {
 	var batch []*Call
 	for b.more() {
 		conn, err := b.connection()
 		if errors.Is(err, errNoConnection) {
-			continue // others have come later, and all know when to give up
+			continue // calls may have arrived later, and each knows when to give up
 		}
 		if errors.Is(err, errConnecting) {
-			time.Sleep(maxLinger) // nobody waits for a first connection for long
+			time.Sleep(maxLinger) // callers do not wait long for a first connection
 			continue
 		}
-		runtime.Gosched() // to those who are about to call too
+		runtime.Gosched() // let goroutines that are about to call do so
 		batch = b.next(batch[:0])
 		switch {
 		case err != nil:
@@ -239,8 +240,8 @@ func (b *batcher) run() {
 	}
 }
 
-// more reports whether there is more to do for a goroutine that sends batches. If
-// not, it has ended.
+// more reports whether calls are queued. If not, the goroutine that sends batches
+// must end.
 func (b *batcher) more() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -251,7 +252,8 @@ func (b *batcher) more() bool {
 	return false
 }
 
-// flushOverdue sends batches beside those of run for calls that wait too long.
+// flushOverdue sends extra batches, beside those of run, for calls that have
+// waited too long.
 func (b *batcher) flushOverdue() {
 	for {
 		b.mu.Lock()
@@ -280,7 +282,8 @@ func (b *batcher) flushOverdue() {
 	}
 }
 
-// connection returns a connection for a batch: an idle one, or the next that is.
+// connection returns a connection for a batch: an idle one, or the next to become
+// idle.
 func (b *batcher) connection() (*connection, error) {
 	if err := b.breaker.openError(); err != nil {
 		return nil, err

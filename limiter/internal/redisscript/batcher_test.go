@@ -29,8 +29,8 @@ func newBatched(t testing.TB, server *redistest.Server, change func(*Options)) (
 	return r, r.server()
 }
 
-// setTimeout changes the time that calls to c's one server have, once nothing is on
-// its way to it.
+// setTimeout changes the timeout of calls to c's one server, once nothing is in
+// flight to it.
 func (c *testClient) setTimeout(t testing.TB, d time.Duration) {
 	t.Helper()
 	s := c.server()
@@ -45,14 +45,15 @@ func (c *testClient) setTimeout(t testing.TB, d time.Duration) {
 	c.timeout, s.timeout, s.pool.timeout, s.batcher.timeout = d, d, d, d
 }
 
-// waitingAt returns how many requests wait for a server.
+// waitingAt returns the number of calls queued for a server.
 func waitingAt(s *Server) int {
 	s.batcher.mu.Lock()
 	defer s.batcher.mu.Unlock()
 	return len(s.batcher.queue)
 }
 
-// atRest waits until nothing is on its way to a server, and nobody sees to it.
+// atRest waits until nothing is in flight to a server and none of its goroutines
+// run.
 func atRest(t testing.TB, s *Server) {
 	t.Helper()
 	waitFor(t, 5*time.Second, func() error {
@@ -66,8 +67,8 @@ func atRest(t testing.TB, s *Server) {
 	})
 }
 
-// gather has n requests wait for a server that has one connection, does what is
-// to be done meanwhile, lets them go, and returns when all are done.
+// gather queues n calls for a server that has one connection, does meanwhile, lets
+// the calls go, and returns when all are done.
 func gather(t testing.TB, s *Server, n int, take func(i int), meanwhile ...func()) {
 	t.Helper()
 	conn := hold(t, s)
@@ -88,11 +89,11 @@ func gather(t testing.TB, s *Server, n int, take func(i int), meanwhile ...func(
 	}
 }
 
-// recording is a script that counts, and besides notes down how many keys it is
-// run with.
+// recording is a script that counts and also records the number of keys it is run
+// with.
 var recording = newCounting("redis.call('RPUSH', 'carried', #KEYS)\n" + counting)
 
-// carried returns how many buckets the calls have carried, in their order.
+// carried returns the number of keys in each invocation, in order.
 func carried(t testing.TB, server *redistest.Server) []int {
 	t.Helper()
 	var buckets []int
@@ -102,9 +103,9 @@ func carried(t testing.TB, server *redistest.Server) []int {
 	return buckets
 }
 
-// TestBatchesAreExact tests that calls which are batched run one after the other:
-// many in one batch count up to the limit, to the unit, and a call on several keys
-// counts on all or none.
+// TestBatchesAreExact guards that batched calls run one after the other: many in
+// one batch count exactly up to the limit, and a call on several keys counts on
+// all or none.
 func TestBatchesAreExact(t *testing.T) {
 	const calls, limit = 100, 30
 	server := redistest.Start(t)
@@ -112,7 +113,7 @@ func TestBatchesAreExact(t *testing.T) {
 		name  string
 		add   int64
 		keys  int   // whose calls are batched
-		other int64 // the limit of another key that all calls have too, if there is one
+		other int64 // the limit of another key in every call, if there is one
 	}{
 		{name: "one key", add: 1, keys: 1},
 		{name: "more than one at a time", add: 3, keys: 1},
@@ -163,8 +164,8 @@ func TestBatchesAreExact(t *testing.T) {
 	}
 }
 
-// takeOwn makes a call of caller i, whose keys then have counted no fewer and no
-// more than told. Whose answer one is shows in what it adds.
+// takeOwn makes a call by caller i and checks that its keys have counted at least
+// least and at most most. What an answer adds shows whose it is.
 func takeOwn(t testing.TB, r *testClient, i int, least, most int64) {
 	var own []counter
 	for n := range 1 + i%3 {
@@ -201,8 +202,8 @@ func checkCharged(t testing.TB, server *redistest.Server, calls, failed int64) {
 	}
 }
 
-// TestBatchedCallsGetTheirOwnAnswers tests that of the calls in a batch each gets
-// its own answer.
+// TestBatchedCallsGetTheirOwnAnswers guards that each call in a batch gets its own
+// answer.
 func TestBatchedCallsGetTheirOwnAnswers(t *testing.T) {
 	const callers, rounds = 60, 5
 	r, s := newBatched(t, redistest.Start(t), nil)
@@ -211,8 +212,8 @@ func TestBatchedCallsGetTheirOwnAnswers(t *testing.T) {
 	}
 }
 
-// TestManyCallsTakeFewInvocations tests what batching is for: the server runs the
-// script far less often than it is called, though nobody holds a connection back.
+// TestManyCallsTakeFewInvocations guards the purpose of batching: the server runs
+// the script far less often than it is called, although connections are available.
 func TestManyCallsTakeFewInvocations(t *testing.T) {
 	t.Parallel()
 	const callers, rounds, size = 64, 8, 200
@@ -242,12 +243,12 @@ func TestManyCallsTakeFewInvocations(t *testing.T) {
 		t.Errorf("admitted %d, want %d", got, size)
 	}
 	if got := p.Connections(); got > 4 {
-		t.Errorf("%d connections, may be 4", got)
+		t.Errorf("%d connections, want at most 4", got)
 	}
 }
 
-// TestLoneCallIsCheap guards what a call costs that need not wait: an invocation of
-// its own, and neither a goroutine nor a timer nor a channel.
+// TestLoneCallIsCheap guards the cost of a call that need not wait: one
+// invocation, and no goroutine, timer or channel.
 func TestLoneCallIsCheap(t *testing.T) {
 	const requests = 1000
 	server := redistest.Start(t)
@@ -286,10 +287,10 @@ func TestLoneCallIsCheap(t *testing.T) {
 	}
 }
 
-// TestInvocationsAtOnce tests how many invocations are under way to a server that
-// does not answer: some calls by themselves, the batches of all others, and one
-// more each time that a call has waited for too long.
-func TestInvocationsAtOnce(t *testing.T) {
+// TestInvocationsInFlight guards the number of invocations in flight to a server
+// that does not answer: some direct calls, the batches of all other calls, and one
+// more each time a call has waited too long.
+func TestInvocationsInFlight(t *testing.T) {
 	t.Parallel()
 	const callers, size = 150, 100
 	server := redistest.Start(t)
@@ -322,15 +323,15 @@ func TestInvocationsAtOnce(t *testing.T) {
 	server.Resume(t)
 	all.Wait()
 	if apart > maxDirect || sending > maxInFlight || underWay > apart+sending+impatient {
-		t.Errorf("%d calls under way, %d of them by themselves and %d of senders; may be %d more",
+		t.Errorf("%d invocations in flight, %d of them direct and %d of batch goroutines; want at most %d more",
 			underWay, apart, sending, impatient)
 	}
 	checkCharged(t, server, callers, 0)
 }
 
-// TestSecondBatchForMany tests when a second batch is sent beside another: a few
-// calls gain more by waiting for the next.
-func TestSecondBatchForMany(t *testing.T) {
+// TestSecondBatchWhenManyWait guards when a second batch is sent beside another: a
+// few calls gain more by waiting for the next one.
+func TestSecondBatchWhenManyWait(t *testing.T) {
 	server := redistest.Start(t)
 	r, s := newBatched(t, server, nil)
 	mustCount(t, r, numbered(0))
@@ -349,9 +350,10 @@ func TestSecondBatchForMany(t *testing.T) {
 	}
 }
 
-// TestBatchingGoesOnAfterLargeBatch tests that no call goes by itself after a large
-// batch, for others will be about to come; and that the next one does if none came.
-func TestBatchingGoesOnAfterLargeBatch(t *testing.T) {
+// TestBatchingContinuesAfterLargeBatch guards that no call is sent directly after
+// a large batch, because others are about to come; and that the next one is if
+// none came.
+func TestBatchingContinuesAfterLargeBatch(t *testing.T) {
 	server := redistest.Start(t)
 	r, s := newBatched(t, server, nil)
 	mustCount(t, r, numbered(0))
@@ -384,9 +386,9 @@ func TestBatchingGoesOnAfterLargeBatch(t *testing.T) {
 	}
 }
 
-// TestBatchWithoutConnectionReportsNothing tests a batch for which all connections
-// are in use for too long: there may be nobody left that waits for it, and those
-// who wait report for themselves.
+// TestBatchWithoutConnectionReportsNothing guards a batch that waits too long
+// because all connections are in use: its callers may have given up, and each of
+// them reports its own failure.
 func TestBatchWithoutConnectionReportsNothing(t *testing.T) {
 	var seen events
 	r, s := newBatched(t, redistest.Start(t), func(opt *Options) { opt.Report = seen.report })
@@ -402,9 +404,9 @@ func TestBatchWithoutConnectionReportsNothing(t *testing.T) {
 	}
 }
 
-// TestWaitingCallsMakeFewConnections tests that calls which wait make no more
-// connections than there may be, however long they wait.
-func TestWaitingCallsMakeFewConnections(t *testing.T) {
+// TestPendingCallsMakeFewConnections guards that pending calls make no more
+// connections than allowed, however long they wait.
+func TestPendingCallsMakeFewConnections(t *testing.T) {
 	t.Parallel()
 	const size, callers = 3, 60
 	server := redistest.Start(t)
@@ -419,18 +421,18 @@ func TestWaitingCallsMakeFewConnections(t *testing.T) {
 		}
 	})
 	if got, taken := most.Load(), p.Connections(); got != size || taken > size {
-		t.Errorf("%d connections at a time, %d made, may be %d", got, taken, size)
+		t.Errorf("%d connections at a time, %d made, want at most %d", got, taken, size)
 	}
 }
 
-// TestBatchSize tests how much a batch carries: what has come first, up to so many
-// keys. A call that has more goes by itself, in its turn.
+// TestBatchSize guards the size of a batch: the earliest calls, up to a number of
+// keys. A call with more keys than that is sent alone, in its turn.
 func TestBatchSize(t *testing.T) {
 	server := redistest.Start(t)
 	for _, tc := range []struct {
 		name  string
-		calls []int // how many keys each has, in the order in which they come
-		want  []int // how many each batch carries
+		calls []int // the number of keys of each call, in order of arrival
+		want  []int // the number of keys in each batch
 	}{
 		{"all", slices.Repeat([]int{1}, maxBatchKeys), []int{maxBatchKeys}},
 		{"one too many", slices.Repeat([]int{1}, maxBatchKeys+1), []int{maxBatchKeys, 1}},
@@ -480,9 +482,9 @@ func TestBatchSize(t *testing.T) {
 	}
 }
 
-// TestBatchFails tests batches that fail: each of the calls fails, once and for the
-// same reason, and none is sent again; the batch counts as one failure, and only
-// several in a row as an outage.
+// TestBatchFails guards batches that fail: each of their calls fails, once and for
+// the same reason, and none is sent again. The batch counts as one failure, and
+// only several in a row count as an outage.
 func TestBatchFails(t *testing.T) {
 	t.Parallel()
 	const calls = 30
@@ -494,7 +496,7 @@ func TestBatchFails(t *testing.T) {
 	for _, tc := range []struct {
 		name, reason string
 		begin        func(*testing.T, *Server, *redistest.Server, *redistest.Proxy)
-		ran          int64 // units that the calls of one call charge each
+		ran          int64 // units that each batch charges
 	}{
 		{"reply lost", "closed", func(_ *testing.T, _ *Server, _ *redistest.Server, p *redistest.Proxy) {
 			p.CutReplies("evalsha")
@@ -554,9 +556,9 @@ func TestBatchFails(t *testing.T) {
 	}
 }
 
-// TestRepliesOfWrongLength tests a server that answers a batch with more or fewer
-// numbers than the calls have asked for: whose they are nobody knows, and no call
-// gets any of them.
+// TestRepliesOfWrongLength guards that when a server answers a batch with too many
+// or too few numbers, no call gets any of them, because it is unknown which number
+// belongs to which call.
 func TestRepliesOfWrongLength(t *testing.T) {
 	const calls = 30
 	server := redistest.Start(t)
@@ -581,9 +583,9 @@ func TestRepliesOfWrongLength(t *testing.T) {
 	}
 }
 
-// TestScriptFlushedWhileCallsWait tests that a server which forgets the script while
-// calls wait disturbs none of them, and that none counts twice.
-func TestScriptFlushedWhileCallsWait(t *testing.T) {
+// TestScriptFlushedWithPendingCalls guards that flushing the server's scripts
+// while calls are pending fails none of them, and that none counts twice.
+func TestScriptFlushedWithPendingCalls(t *testing.T) {
 	server := redistest.Start(t)
 	r, s := newBatched(t, server, nil)
 	c := invoked{server: server}
@@ -594,16 +596,16 @@ func TestScriptFlushedWhileCallsWait(t *testing.T) {
 			}
 		})
 		c.check(t, "evalsha", 1)
-		// Connections that are made meanwhile have the server learn it too.
+		// New connections load the script on the server too.
 		if got, most := c.since(t, "eval"), 1+c.since(t, "evalsha_ro"); got < 1 || got > most {
 			t.Errorf("%d calls of eval, want 1 to %d", got, most)
 		}
 	}
 }
 
-// TestCallsGiveUpWithoutConnection tests calls for which no connection gets free in
-// half of their time, neither for a batch nor because all batches are on their way:
-// they do not count later, and the server is not blamed.
+// TestCallsGiveUpWithoutConnection guards calls that get no connection in half of
+// the timeout, whether for a batch of their own or because all batches are in
+// flight: they do not count later, and the server is not blamed.
 func TestCallsGiveUpWithoutConnection(t *testing.T) {
 	t.Parallel()
 	const calls, timeout = 20, 100 * time.Millisecond
@@ -661,9 +663,9 @@ func TestCallsGiveUpWithoutConnection(t *testing.T) {
 	}
 }
 
-// TestLateAnswersOfBatches tests calls that end while they are on their way: they
-// return in time. When their answers come at last, which costs no connection and
-// is no failure, none of those that wait by then takes them for its own.
+// TestLateAnswersOfBatches guards calls that time out in flight: they return in
+// time. When their answers arrive at last, no connection is lost, that is not a
+// failure, and no call pending by then takes them for its own.
 func TestLateAnswersOfBatches(t *testing.T) {
 	t.Parallel()
 	const requests, timeout = 40, 3 * time.Second
@@ -683,7 +685,7 @@ func TestLateAnswersOfBatches(t *testing.T) {
 			t.Errorf("reason %q: %v", f.reason, err)
 		}
 	}, func() {
-		time.Sleep(timeout / 3) // so much longer may the call take
+		time.Sleep(timeout / 3) // the rest of the call's time
 		server.Pause(t)
 	})
 	var later sync.WaitGroup
@@ -707,9 +709,10 @@ func TestLateAnswersOfBatches(t *testing.T) {
 	}
 }
 
-// TestWaitingCallsFailWhenServerGoesDown tests calls that wait when the breaker
-// opens: they fail at once and for that reason, for nothing will come of waiting.
-func TestWaitingCallsFailWhenServerGoesDown(t *testing.T) {
+// TestPendingCallsFailWhenServerGoesDown guards calls that are pending when the
+// breaker opens: they fail at once and with its reason, because waiting is
+// useless.
+func TestPendingCallsFailWhenServerGoesDown(t *testing.T) {
 	t.Parallel()
 	const size, timeout = maxDirect + maxInFlight + 2, 2 * time.Second
 	server := redistest.Start(t)
@@ -744,9 +747,9 @@ func TestWaitingCallsFailWhenServerGoesDown(t *testing.T) {
 	}
 }
 
-// TestCloseEndsWaitingCalls tests that closing a client ends the calls that wait,
-// without a word to the operator.
-func TestCloseEndsWaitingCalls(t *testing.T) {
+// TestCloseEndsPendingCalls guards that closing a client ends pending calls,
+// without reporting an event.
+func TestCloseEndsPendingCalls(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	var seen events
@@ -776,9 +779,9 @@ func TestCloseEndsWaitingCalls(t *testing.T) {
 	}
 }
 
-// TestBatcherLeavesNothing tests that nothing goes on once nobody calls, and that
-// nothing is left of a closed client.
-func TestBatcherLeavesNothing(t *testing.T) {
+// TestBatcherLeaksNothing guards that a batcher without calls runs no goroutines,
+// and that nothing is left of a closed client.
+func TestBatcherLeaksNothing(t *testing.T) {
 	server := redistest.Start(t)
 	p := redistest.StartProxy(t, server.Addr)
 	clients(t, server)
@@ -800,11 +803,11 @@ func TestBatcherLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestBatchesToServerFarAway tests a server that is so far away that the way there and back
-// takes more than half of a request's time, at once and all the time: nobody
-// waits for those who went before to come back. All is five times as slow here
-// as with the timeout by default and a server 30 ms away.
-func TestBatchesToServerFarAway(t *testing.T) {
+// TestBatchesToDistantServer guards a server so far away that the round trip takes
+// more than half of the timeout, under constant load: no call waits for an earlier
+// one's answer. All times are five times those of the default timeout and a server
+// 30 ms away.
+func TestBatchesToDistantServer(t *testing.T) {
 	t.Parallel()
 	const times = 5
 	const delay, timeout, size = times * 30 * time.Millisecond, times * 50 * time.Millisecond, times * 20
@@ -840,9 +843,9 @@ func TestBatchesToServerFarAway(t *testing.T) {
 	}
 }
 
-// TestWaitingCallsGetAnotherConnection tests calls that wait for a connection which
-// then breaks: another one is made for them, at once, and they are answered.
-func TestWaitingCallsGetAnotherConnection(t *testing.T) {
+// TestPendingCallsGetAnotherConnection guards calls that wait for a connection
+// which then breaks: another one is made at once, and they are answered.
+func TestPendingCallsGetAnotherConnection(t *testing.T) {
 	t.Parallel()
 	const requests = 50
 	server := redistest.Start(t)
@@ -851,7 +854,7 @@ func TestWaitingCallsGetAnotherConnection(t *testing.T) {
 	mustCount(t, r, upTo(100))
 	p.BlackHole()
 	var all sync.WaitGroup
-	all.Go(func() { // which is under way when the connection breaks
+	all.Go(func() { // in flight when the connection breaks
 		_, err := r.count(context.Background(), upTo(100))
 		checkError(t, err, p.Addr)
 	})
@@ -881,9 +884,9 @@ func TestWaitingCallsGetAnotherConnection(t *testing.T) {
 	}
 }
 
-// TestEachCallHasItsOwnTime tests that each call has half of its time to wait for a
-// connection: one that comes late does not give up with those that came first.
-func TestEachCallHasItsOwnTime(t *testing.T) {
+// TestEachCallHasItsOwnTimeout guards that each call may wait half of its timeout
+// for a connection: a late one does not give up with the first ones.
+func TestEachCallHasItsOwnTimeout(t *testing.T) {
 	t.Parallel()
 	const timeout = 2 * time.Second
 	r, s := newBatched(t, redistest.Start(t), func(opt *Options) { opt.Timeout = timeout })
@@ -905,8 +908,8 @@ func TestEachCallHasItsOwnTime(t *testing.T) {
 	all.Wait()
 }
 
-// TestBatcherDoesNotSpin tests what a batcher does for calls that wait while there
-// is no connection: it tries now and then, and does not keep a CPU busy.
+// TestBatcherDoesNotSpin guards a batcher with pending calls and no connection: it
+// retries now and then, and does not keep a CPU busy.
 func TestBatcherDoesNotSpin(t *testing.T) {
 	t.Parallel()
 	hangs := tcpServer(t, func(c *net.TCPConn) {
@@ -934,7 +937,7 @@ func TestBatcherDoesNotSpin(t *testing.T) {
 			r, s := newBatched(t, server, func(opt *Options) {
 				opt.Addresses, opt.Timeout = []string{tc.addr}, 20*time.Millisecond
 			})
-			var looks atomic.Int64 // at the clock, several in each attempt
+			var looks atomic.Int64 // reads of the clock, several in each attempt
 			clock := s.pool.clock
 			s.pool.clock = func() time.Duration {
 				looks.Add(1)
@@ -944,12 +947,12 @@ func TestBatcherDoesNotSpin(t *testing.T) {
 				defer s.pool.put(hold(t, s))
 			} else {
 				r.Connect()
-				time.Sleep(2 * r.timeout) // so long that nobody waits for it
+				time.Sleep(2 * r.timeout) // so long that all callers have given up
 			}
 			looks.Store(0)
 			q := callOf(upTo(10))
 			q.Done = func(error) {}
-			s.Submit(q) // which nobody cancels
+			s.Submit(q) // nobody cancels it
 			const whole = 400 * time.Millisecond
 			time.Sleep(whole)
 			if n := looks.Load(); n > 6*int64(whole/maxLinger) {
@@ -960,15 +963,15 @@ func TestBatcherDoesNotSpin(t *testing.T) {
 	}
 }
 
-// TestSubmittedCallIsKnownNotToRun tests a call that nobody waits for, when the
-// connection on which it should be sent was closed while it was idle, and there is no
-// other at that time: it is told that nothing was run, so that it can be tried again.
-func TestSubmittedCallIsKnownNotToRun(t *testing.T) {
+// TestSubmittedCallReportsNotRun guards a submitted call whose connection was
+// closed while it was idle, when there is no other connection: its Done learns
+// that the script was not run, so that the call can be retried.
+func TestSubmittedCallReportsNotRun(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name        string
 		connections int
-		fault       func(*redistest.Proxy) // once the connection is closed
+		fault       func(*redistest.Proxy) // after the connection is closed
 	}{
 		{"all others are in use", 2, (*redistest.Proxy).BlackHole},
 		{"no other, the next takes long", 1, (*redistest.Proxy).BlackHole},
@@ -1012,7 +1015,7 @@ func TestSubmittedCallIsKnownNotToRun(t *testing.T) {
 					t.Errorf("error %v, want one that says that nothing was run", err)
 				}
 			case <-time.After(5 * time.Second):
-				t.Error("nothing was told")
+				t.Error("Done was not called")
 			}
 			if got := stored(t, server, "rl:{k}"); got != 0 {
 				t.Errorf("counted %d", got)

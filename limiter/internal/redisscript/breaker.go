@@ -8,24 +8,27 @@ import (
 )
 
 const (
-	// openAfter is how many failures in a row open a breaker.
+	// openAfter is the number of failures in a row that open a breaker.
 	openAfter = 5
 
 	// probeEvery is the time between two probes, give or take a fifth, so that
 	// processes do not probe in step.
 	probeEvery = 250 * time.Millisecond
 
-	// provingWrites is how many probes in a row have to write until a server has
-	// recovered that took no writes. One that has no memory left still takes some, as
-	// keys expire, and would be down and up many times a second.
+	// provingWrites is the number of probes in a row that must write before a
+	// server that rejected writes counts as recovered. A server that is out of
+	// memory still accepts some writes, as keys expire, and would go down and up
+	// many times a second.
 	provingWrites = 3
 
-	// A server that goes down again for taking no writes, within flapsWithin, is left
-	// alone for twice as long as the last time, up to maxHold.
+	// If a server goes down again for rejecting writes, within flapsWithin of its
+	// recovery, it is not probed for twice as long as the last time, up to
+	// maxHold.
 	flapsWithin = time.Minute
 	maxHold     = 8 * time.Second
 
-	// errorEvery is the least time between two reports of errors for one reason.
+	// errorEvery is the minimum time between two reports of errors with the same
+	// reason.
 	errorEvery = time.Minute
 )
 
@@ -33,38 +36,38 @@ const (
 type breakerState int32
 
 const (
-	// breakerClosed: calls go through, and failures in a row are counted.
+	// breakerClosed: calls are sent, and failures in a row are counted.
 	breakerClosed breakerState = iota
 
-	// breakerOpen: the server is down, and calls fail at once. One that comes when
-	// the next probe is due is that probe.
+	// breakerOpen: the server is down, and calls fail at once. The first call
+	// after the next probe is due becomes that probe.
 	breakerOpen
 
-	// breakerHalfOpen: the server is down, and a probe is on its way.
+	// breakerHalfOpen: the server is down, and a probe is in flight.
 	breakerHalfOpen
 )
 
-// breaker is a circuit breaker: it knows whether a server can be asked.
+// breaker is a circuit breaker: it knows whether calls may be sent to a server.
 type breaker struct {
 	server string
-	report func(Event) // called with the lock held, so it must not wait
+	report func(Event) // called with the lock held, so it must not block
 	now    func() time.Time
 
-	// Written with the lock held. Of a server that is well nothing else is looked
-	// at.
+	// Written with the lock held. While the server is healthy, nothing else is
+	// read.
 	state    atomic.Int32 // a breakerState
 	failures atomic.Int32 // in a row
 
 	mu       sync.Mutex
-	last     *ServerError         // nil if there are none in a row
+	last     *ServerError         // nil if failures is 0
 	openedAt time.Time            // when the server went down
 	probeAt  time.Time            // when the next probe is due
 	reported map[string]time.Time // when an error was last reported, by reason
 
-	// Of a server that took no writes.
-	proofs      int           // how many probes in a row have written
-	hold        time.Duration // how long it was left alone when it last went down
-	heldUntil   time.Time     // until when it is left alone
+	// For a server that rejected writes.
+	proofs      int           // number of probes in a row that have written
+	hold        time.Duration // how long probes were held back when it last went down
+	heldUntil   time.Time     // until when probes are held back
 	recoveredAt time.Time     // zero if it has not been down before
 }
 
@@ -78,14 +81,14 @@ func newBreaker(server string, report func(Event)) breaker {
 // isOpen reports whether the server is down.
 func (b *breaker) isOpen() bool { return b.is() != breakerClosed }
 
-// is returns the state.
+// is returns the current state.
 func (b *breaker) is() breakerState { return breakerState(b.state.Load()) }
 
 // set changes the state. The lock must be held.
 func (b *breaker) set(state breakerState) { b.state.Store(int32(state)) }
 
-// allow returns nil if the server may be asked. If it is down that is only for a
-// probe, and endProbe must be called after it.
+// allow returns a nil error if a call may be sent. If probe is true, the server is
+// down and the call is a probe; endProbe must be called after it.
 func (b *breaker) allow() (probe bool, err error) {
 	if b.is() == breakerClosed {
 		return false, nil
@@ -102,12 +105,12 @@ func (b *breaker) allow() (probe bool, err error) {
 		return true, nil
 	case breakerHalfOpen:
 		return false, b.down()
-	case breakerClosed: // since a moment ago
+	case breakerClosed: // it was closed just now
 	}
 	return false, nil
 }
 
-// endProbe ends a probe, whatever came of it.
+// endProbe ends a probe, whatever its outcome.
 func (b *breaker) endProbe() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -116,7 +119,7 @@ func (b *breaker) endProbe() {
 	}
 }
 
-// probeNow makes the next call a probe: the connection for it is there.
+// probeNow makes the next call a probe: there is a connection for it now.
 func (b *breaker) probeNow() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -143,8 +146,8 @@ func (b *breaker) down() *ServerError {
 	return &f
 }
 
-// timedOut reports whether the last that is known of the server is that it did
-// not answer in time.
+// timedOut reports whether the server's last failure, with no success since, was a
+// timeout.
 func (b *breaker) timedOut() bool {
 	if b.failures.Load() == 0 {
 		return false
@@ -154,7 +157,7 @@ func (b *breaker) timedOut() bool {
 	return b.last != nil && b.last.reason == "timeout"
 }
 
-// awaitsWrite reports whether the server is down for not taking writes.
+// awaitsWrite reports whether the server is down because it rejects writes.
 func (b *breaker) awaitsWrite() bool {
 	if !b.isOpen() {
 		return false
@@ -164,8 +167,8 @@ func (b *breaker) awaitsWrite() bool {
 	return b.last != nil && b.last.writes
 }
 
-// success records that the server has answered; wrote, that it has shown to
-// take writes.
+// success records that the server has answered. wrote says that the answer shows
+// that the server accepts writes.
 func (b *breaker) success(wrote bool) {
 	if b.failures.Load() == 0 {
 		return
@@ -188,11 +191,11 @@ func (b *breaker) success(wrote bool) {
 	b.reportErrorAt(last, now)
 }
 
-// provesWrites records that a server which took no writes has shown to take one,
-// and reports whether that is enough.
+// provesWrites records that a server that rejected writes has accepted one, and
+// reports whether that is enough for it to count as recovered.
 func (b *breaker) provesWrites(now time.Time) bool {
 	if b.is() != breakerHalfOpen {
-		return false // the call was on its way when the server went down
+		return false // the call was in flight when the server went down
 	}
 	if b.proofs++; b.proofs < provingWrites {
 		b.probeAt = time.Time{}
@@ -202,7 +205,7 @@ func (b *breaker) provesWrites(now time.Time) bool {
 	return true
 }
 
-// close closes the breaker, which is reported as an event of the given kind.
+// close closes the breaker and reports an event of the given kind.
 func (b *breaker) close(kind EventKind, now time.Time) {
 	b.set(breakerClosed)
 	b.failures.Store(0)
@@ -210,7 +213,7 @@ func (b *breaker) close(kind EventKind, now time.Time) {
 	b.report(Event{Server: b.server, Kind: kind, Downtime: now.Sub(b.openedAt)})
 }
 
-// failure records a failure, and reports whether it has opened the breaker.
+// failure records a failure, and reports whether it opened the breaker.
 func (b *breaker) failure(f *ServerError) (opened bool) {
 	if !f.counts {
 		b.reportError(f)
@@ -234,8 +237,9 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 	return true
 }
 
-// flaps reports whether the server, now down by f, had recovered from taking no
-// writes only just now, and decides for how long it is left alone then.
+// flaps reports whether the server, which f has just brought down, had only just
+// recovered from rejecting writes. It also sets for how long probes are then held
+// back.
 func (b *breaker) flaps(f *ServerError) bool {
 	switch {
 	case !f.writes:
@@ -248,8 +252,8 @@ func (b *breaker) flaps(f *ServerError) bool {
 	return true
 }
 
-// replaced records that other servers have taken this one's place. If it was
-// down that is over: nobody will ask it.
+// replaced records that other servers have taken this one's place. If it was down,
+// that ends: it will not be used again.
 func (b *breaker) replaced() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -265,17 +269,18 @@ func (b *breaker) mute() {
 	b.report = func(Event) {}
 }
 
-// reportError reports a failure that tells nothing of other calls.
+// reportError reports a failure that says nothing about other calls.
 func (b *breaker) reportError(f *ServerError) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.reportErrorAt(f, b.now())
 }
 
-// reportErrorAt reports f, unless one for its reason was reported just now.
+// reportErrorAt reports f, unless an error with the same reason was reported
+// within errorEvery.
 func (b *breaker) reportErrorAt(f *ServerError, now time.Time) {
 	if f.reason == "unused" {
-		return // by nobody who could be told
+		return // the client was closed: there is nobody to report to
 	}
 	if last, ok := b.reported[f.reason]; ok && now.Sub(last) < errorEvery {
 		return

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// testBreaker is a breaker on a clock that the test moves.
+// testBreaker is a breaker on a clock that the test sets.
 type testBreaker struct {
 	breaker
 	events
@@ -24,7 +24,7 @@ func newTestBreaker(t testing.TB) *testBreaker {
 	return g
 }
 
-// fail lets n calls fail for the given reason.
+// fail makes n calls fail for the given reason.
 func (g *testBreaker) fail(n int, reason string) (opened bool) {
 	for range n {
 		known, ok := replies[strings.ToUpper(reason)]
@@ -36,8 +36,7 @@ func (g *testBreaker) fail(n int, reason string) (opened bool) {
 	return opened
 }
 
-// check checks whether calls are let through, and what was reported since it
-// was called last.
+// check checks whether the breaker is open, and the events since the last call.
 func (g *testBreaker) check(open bool, events ...string) {
 	g.t.Helper()
 	probe, err := g.allow()
@@ -52,7 +51,7 @@ func (g *testBreaker) check(open bool, events ...string) {
 	}
 }
 
-// probe lets the time of the next probe come and checks that there is one.
+// probe moves the clock to the next probe and checks that it is allowed.
 func (g *testBreaker) probe() {
 	g.t.Helper()
 	g.now = g.now.Add(probeEvery * 6 / 5)
@@ -61,9 +60,8 @@ func (g *testBreaker) probe() {
 	}
 }
 
-// TestBreakerOpens tests what opens a breaker: so many failures in a
-// row, one more than come by chance, and no failure that tells nothing of the
-// next call.
+// TestBreakerOpens guards what opens a breaker: a number of failures in a row that
+// do not come by chance, but no failure that says nothing about the next call.
 func TestBreakerOpens(t *testing.T) {
 	t.Run("five in a row", func(t *testing.T) {
 		g := newTestBreaker(t)
@@ -108,8 +106,8 @@ func TestBreakerOpens(t *testing.T) {
 	})
 }
 
-// TestBreakerProbes tests how a server that is down is asked again: by one call at a
-// time, not more often than is told, and not in step with other processes.
+// TestBreakerProbes guards how a server that is down is probed: by one call at a
+// time, not more often than probeEvery, and not in step with other processes.
 func TestBreakerProbes(t *testing.T) {
 	g := newTestBreaker(t)
 	g.fail(5, "timeout")
@@ -141,7 +139,7 @@ func TestBreakerProbes(t *testing.T) {
 		t.Errorf("%v to %v between probes: in step", least, most)
 	}
 
-	// However long a probe takes it is the only one.
+	// However long a probe takes, it is the only one.
 	g.probe()
 	g.take()
 	for range 100 {
@@ -152,7 +150,7 @@ func TestBreakerProbes(t *testing.T) {
 	g.probe()
 	g.endProbe()
 
-	// There is a new connection: no need to wait.
+	// There is a new connection: the next probe is due at once.
 	g.probeNow()
 	if probe, err := g.allow(); !probe || err != nil {
 		t.Errorf("with a new connection: probe %t, error %v", probe, err)
@@ -164,8 +162,9 @@ func TestBreakerProbes(t *testing.T) {
 	g.endProbe()
 }
 
-// TestBreakerCloses tests that the first success ends an outage, whoever had it,
-// and that each outage is reported once when it begins and once when it ends.
+// TestBreakerCloses guards that the first success ends an outage, whichever call
+// it is, and that each outage is reported once when it starts and once when it
+// ends.
 func TestBreakerCloses(t *testing.T) {
 	g := newTestBreaker(t)
 	for n := range 3 {
@@ -178,7 +177,7 @@ func TestBreakerCloses(t *testing.T) {
 			g.success(false)
 			g.endProbe()
 		} else {
-			g.success(false) // one that was under way when the server went down
+			g.success(false) // it was in flight when the server went down
 		}
 		back := g.all[0]
 		want := 7 * time.Second
@@ -199,9 +198,9 @@ func TestBreakerCloses(t *testing.T) {
 	}
 }
 
-// TestBreakerWaitsForWrite tests failures of a server that still answers what
-// only reads: a reply which has written nothing does not end such an
-// outage, nor does a single one that has.
+// TestBreakerWaitsForWrite guards outages of a server that still answers reads: a
+// reply that has written nothing does not end them, nor does a single one that
+// has.
 func TestBreakerWaitsForWrite(t *testing.T) {
 	for _, reason := range []string{"oom", "misconf", "noreplicas", "readonly"} {
 		t.Run(reason, func(t *testing.T) {
@@ -219,11 +218,11 @@ func TestBreakerWaitsForWrite(t *testing.T) {
 			g.success(false)
 			g.endProbe()
 			g.check(false)
-			g.success(true) // one that was on its way when the server went down
+			g.success(true) // it was in flight when the server went down
 			g.check(false)
 			g.probe()
 			for n := range provingWrites {
-				if n > 0 { // the next need not wait
+				if n > 0 { // the next probe is due at once
 					if probe, err := g.allow(); !probe || err != nil {
 						t.Fatalf("probe %t, error %v", probe, err)
 					}
@@ -240,8 +239,8 @@ func TestBreakerWaitsForWrite(t *testing.T) {
 	}
 }
 
-// TestBreakerReportsErrorsOncePerMinute tests that single failures are reported at most once a minute
-// for each reason, however many there are.
+// TestBreakerReportsErrorsOncePerMinute guards that single failures are reported
+// at most once a minute for each reason, however many there are.
 func TestBreakerReportsErrorsOncePerMinute(t *testing.T) {
 	g := newTestBreaker(t)
 	began := g.now
@@ -266,8 +265,8 @@ func TestBreakerReportsErrorsOncePerMinute(t *testing.T) {
 	}
 }
 
-// TestBreakerConcurrently puts a breaker through random failures and successes of
-// many calls at once: what it reports is one outage after the other.
+// TestBreakerConcurrently sends random failures and successes of many concurrent
+// calls to a breaker: it reports one outage after the other.
 func TestBreakerConcurrently(t *testing.T) {
 	var seen events
 	var ms atomic.Int64
@@ -322,8 +321,9 @@ func TestBreakerConcurrently(t *testing.T) {
 	}
 }
 
-// TestBreakerNeedsProofsInARow tests that a failure between probes that write has a
-// server without memory prove anew that it takes writes.
+// TestBreakerNeedsProofsInARow guards that after a failure between probes that
+// write, a server that was out of memory has to prove again that it accepts
+// writes.
 func TestBreakerNeedsProofsInARow(t *testing.T) {
 	g := newTestBreaker(t)
 	g.fail(openAfter, "oom")
@@ -343,10 +343,11 @@ func TestBreakerNeedsProofsInARow(t *testing.T) {
 	}
 }
 
-// TestBreakerHoldsOffFlappingServer tests the time for which a server is not asked that takes
-// writes for moments only: twice as long each time, up to a most, and as at first
-// once it was well for long. A connection that is made meanwhile changes nothing.
-func TestBreakerHoldsOffFlappingServer(t *testing.T) {
+// TestBreakerBacksOffFlappingServer guards for how long a server that accepts
+// writes only briefly is not probed: twice as long each time, up to a maximum, and
+// as at first once it was healthy for long. A new connection does not shorten that
+// time.
+func TestBreakerBacksOffFlappingServer(t *testing.T) {
 	g := newTestBreaker(t)
 	down := func(reason string) (held time.Duration) {
 		t.Helper()
@@ -389,9 +390,9 @@ func TestBreakerHoldsOffFlappingServer(t *testing.T) {
 	}
 }
 
-// TestBreakerReportsFewFlaps tests what an operator reads of a server that takes one
-// write in two for ten minutes: one loss and one return for each time that it is
-// not asked, which comes to a few a minute.
+// TestBreakerReportsFewFlaps guards the events for a server that accepts one write
+// in two for ten minutes: one down and one recovered for each time that it is not
+// probed, which is a few a minute.
 func TestBreakerReportsFewFlaps(t *testing.T) {
 	g := newTestBreaker(t)
 	random := rand.New(rand.NewPCG(1, 2))

@@ -4,6 +4,6 @@ package redisscript
 
 import "syscall"
 
-// closed can't tell here. A closed connection shows when it is used, or when it
-// is next tried, see pool.check.
+// closed cannot find out on this system. A closed connection is noticed when it is
+// used or when pool.check tries it.
 func closed(syscall.RawConn) bool { return false }

@@ -4,9 +4,8 @@ package redisscript
 
 import "syscall"
 
-// closed reports whether the other end of a connection on which nothing is
-// expected has closed it, or says something unasked, as a server does before it
-// closes one.
+// closed reports whether the other end of an idle connection has closed it, or has
+// sent something unasked, as a server does before it closes a connection.
 func closed(raw syscall.RawConn) bool {
 	var is bool
 	err := raw.Read(func(fd uintptr) bool {

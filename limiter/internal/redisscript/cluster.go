@@ -10,9 +10,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// cluster is the servers of a Redis cluster. The client knows which of them has
-// which slots; what is sent to them goes past it, for it has no guard and no
-// connections that are ready.
+// cluster is the servers of a Redis cluster. go-redis's ClusterClient knows which
+// of them has which slots. Calls bypass it, because it has no breaker and no ready
+// connections.
 type cluster struct {
 	client *redis.ClusterClient
 	opt    Options
@@ -21,16 +21,16 @@ type cluster struct {
 	done   chan struct{} // closed when the cluster is no longer used
 	closed sync.Once
 
-	// While it is not yet known which servers there are, the cluster is guarded
-	// like a server.
+	// Until the servers are known, the cluster has a breaker like that of a
+	// server.
 	breaker breaker
 	known   chan struct{} // closed once it is known
-	failed  signal        // it could not be learnt
+	failed  signal        // raised when the servers could not be learnt
 	loading atomic.Bool
 
 	mu      sync.RWMutex
 	servers map[string]*Server // by address
-	like    *redis.Options     // those of any of them; nil as long as there is none
+	like    *redis.Options     // the options of any server; nil until there is one
 }
 
 func newCluster(opt Options, script *Script, hooks Hooks) *cluster {
@@ -45,7 +45,7 @@ func newCluster(opt Options, script *Script, hooks Hooks) *cluster {
 	}
 	clients := opt.client().Cluster()
 	clients.NewClient = c.newClient
-	clients.DisableRoutingPolicies = true // which would ask for all commands
+	clients.DisableRoutingPolicies = true // they would request the list of all commands
 	c.client = redis.NewClusterClient(clients)
 	return c
 }
@@ -66,7 +66,7 @@ func (c *cluster) newClient(opt *redis.Options) *redis.Client {
 	s := c.add(opt)
 	s.known = true
 	if before != nil {
-		_ = before.close() // as the client has its connections
+		_ = before.close() // because the cluster client now owns its connections
 	}
 	return s.pool.client
 }
@@ -81,8 +81,8 @@ func (c *cluster) add(opt *redis.Options) *Server {
 	return s
 }
 
-// at returns the server with an address. One that has no slot yet is known to
-// nobody before it is named as the one that gets some.
+// at returns the server with the given address. The ClusterClient does not know a
+// server without slots until a redirection names it as the one that gets some.
 func (c *cluster) at(addr string) *Server {
 	c.mu.RLock()
 	s := c.servers[addr]
@@ -156,7 +156,7 @@ func (c *cluster) connect() {
 			return nil
 		})
 		if err == nil {
-			close(c.known) // and this is never begun again
+			close(c.known) // and connect never gets here again
 			c.breaker.success(true)
 			go c.prune()
 			return
@@ -168,12 +168,12 @@ func (c *cluster) connect() {
 	}()
 }
 
-// pruneEvery is how often it is seen whether servers have left the cluster.
+// pruneEvery is the time between two checks whether servers have left the cluster.
 const pruneEvery = 2 * time.Second
 
-// prune lets go of servers that have left the cluster: of those that the client
-// has not known any more twice in a row, and that nobody has asked meanwhile. One
-// that is only about to get a slot is asked.
+// prune removes servers that have left the cluster: those that the ClusterClient
+// did not know in two checks in a row, and that got no calls in between. A server
+// that is only about to get a slot does get calls.
 func (c *cluster) prune() {
 	missing := make(map[*Server]int64)
 	for {
@@ -186,8 +186,8 @@ func (c *cluster) prune() {
 	}
 }
 
-// leave lets go of the servers that are missing still, and returns those that
-// are missing now, with how often they have been asked.
+// leave removes the servers that are still missing. It returns those that are
+// missing now, with the number of calls each has had.
 func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 	var mu sync.Mutex
 	members, masters := make(map[string]bool), make(map[string]bool)
@@ -198,7 +198,7 @@ func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 		return nil
 	})
 	if err != nil {
-		return make(map[*Server]int64) // nobody knows
+		return make(map[*Server]int64) // unknown
 	}
 	err = c.client.ForEachShard(context.Background(), func(_ context.Context, client *redis.Client) error {
 		mu.Lock()
@@ -208,7 +208,7 @@ func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 	})
 	now := make(map[*Server]int64)
 	if err != nil {
-		return now // nobody knows
+		return now // unknown
 	}
 	c.mu.RLock()
 	for addr, s := range c.servers {

@@ -34,15 +34,14 @@ func newTestCluster(t testing.TB, nodes *redistest.Cluster, change func(*Options
 // cluster returns the servers of c's cluster.
 func (c *testClient) cluster() *cluster { return c.topology.(*cluster) }
 
-// onNode returns a counter like c with a key of its own that lies on the given
+// onNode returns a counter like c with a key of its own in a slot of the given
 // node.
 func onNode(t testing.TB, nodes *redistest.Cluster, node *redistest.Server, c counter) counter {
 	t.Helper()
 	return onSlots(t, nodes, node, 1, c)[0]
 }
 
-// onSlots returns counters like c with keys of their own that lie in so many slots
-// of a node.
+// onSlots returns counters like c with keys of their own in n slots of a node.
 func onSlots(t testing.TB, nodes *redistest.Cluster, node *redistest.Server, n int, c counter) []counter {
 	t.Helper()
 	var counters []counter
@@ -57,8 +56,8 @@ func onSlots(t testing.TB, nodes *redistest.Cluster, node *redistest.Server, n i
 	return counters
 }
 
-// TestClusterAskingRefused tests a user who lacks the right to follow a slot that
-// is on its way: the operator is told so.
+// TestClusterAskingRefused guards that the operator is told if the user has no
+// permission to follow a slot that is being moved.
 func TestClusterAskingRefused(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 2)
@@ -77,8 +76,9 @@ func TestClusterAskingRefused(t *testing.T) {
 	}
 }
 
-// TestClusterUnreachable tests a cluster of which nobody knows anything yet: no
-// request waits longer than it may, and it decides as soon as it is there.
+// TestClusterUnreachable guards a cluster that has never been reached: no call
+// waits longer than its timeout, and calls are answered as soon as the cluster is
+// there.
 func TestClusterUnreachable(t *testing.T) {
 	t.Parallel()
 	const timeout = 50 * time.Millisecond
@@ -113,7 +113,7 @@ func TestClusterUnreachable(t *testing.T) {
 	}
 }
 
-// TestClusterTLS tests a cluster that speaks TLS only and wants certificates.
+// TestClusterTLS guards a cluster that requires TLS and client certificates.
 func TestClusterTLS(t *testing.T) {
 	t.Parallel()
 	authority := redistest.NewAuthority(t)
@@ -128,14 +128,14 @@ func TestClusterTLS(t *testing.T) {
 	}
 }
 
-// TestClusterCloseLeavesNothing tests that of a closed store of a cluster neither
-// connections nor goroutines remain.
-func TestClusterCloseLeavesNothing(t *testing.T) {
+// TestClusterCloseLeaksNothing guards that a closed client of a cluster leaves no
+// connections or goroutines behind.
+func TestClusterCloseLeaksNothing(t *testing.T) {
 	nodes := redistest.StartCluster(t, 2)
 	for _, node := range nodes.Nodes {
 		clients(t, node)
 	}
-	before, own := runtime.NumGoroutine(), clients(t, nodes.Nodes[0]) // those of the nodes among themselves
+	before, own := runtime.NumGoroutine(), clients(t, nodes.Nodes[0]) // connections between the nodes
 	for range 5 {
 		r := newTestCluster(t, nodes, func(opt *Options) { opt.PoolSize = 3 })
 		together(t, 6, func(i int) {
@@ -165,9 +165,9 @@ func TestClusterCloseLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestClusterConnectAhead tests that a store which was told to connect does, to
-// all servers of a cluster and before there is any request.
-func TestClusterConnectAhead(t *testing.T) {
+// TestClusterConnect guards that Connect connects to all servers of a cluster
+// before there is any call.
+func TestClusterConnect(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	r := newTestCluster(t, nodes, nil)
@@ -185,9 +185,9 @@ func TestClusterConnectAhead(t *testing.T) {
 	})
 }
 
-// TestClusterFirstSlot tests a server that has no slot and gets its first one: a
-// store that has never heard of it finds it, all is decided, and what it has
-// connected to is what the client takes over.
+// TestClusterFirstSlot guards a server without slots that gets its first one: a
+// client that has never heard of it finds it, all calls are answered, and go-redis
+// takes over the connections made to it.
 func TestClusterFirstSlot(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 2)
@@ -196,7 +196,7 @@ func TestClusterFirstSlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// So that nobody believes the other, which has them until it is told.
+	// So that no client believes the other node, which has them until it is told.
 	if err := all.Client().Do(t.Context(), "CLUSTER", "BUMPEPOCH").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +235,7 @@ func TestClusterFirstSlot(t *testing.T) {
 		return s, s != nil && s.known
 	}
 	if s, _ := find(); s != nil {
-		t.Fatal("the server without slots is known: the test shows nothing")
+		t.Fatal("the server without slots is known: the test proves nothing")
 	}
 	slot := nodes.Slot(t, b.key)
 	nodes.BeginMove(t, slot, none)
@@ -263,8 +263,8 @@ func TestClusterFirstSlot(t *testing.T) {
 	}
 }
 
-// TestClusterRedirects tests which server is meant by a reply that names one:
-// servers write addresses of IPv6 in their own way.
+// TestClusterRedirects guards which server a redirection means: servers have their
+// own way of writing IPv6 addresses.
 func TestClusterRedirects(t *testing.T) {
 	for _, tc := range []struct{ named, meant string }{
 		{"127.0.0.1:7000", "127.0.0.1:7000"},
@@ -291,9 +291,9 @@ func TestClusterRedirects(t *testing.T) {
 	}
 }
 
-// TestUnknownEndpoints tests that a server which a cluster names without a host
-// is asked under the one of the server that named it: when the cluster is met, and
-// when it begins to do so later and then sends on to a server.
+// TestUnknownEndpoints guards that when a cluster names a server without a host,
+// the host of the server that named it is used: when connecting to the cluster,
+// and when the cluster starts to do so later and then redirects to a server.
 func TestUnknownEndpoints(t *testing.T) {
 	for _, when := range []string{"before", "later"} {
 		t.Run(when, func(t *testing.T) {
@@ -341,7 +341,7 @@ func TestUnknownEndpoints(t *testing.T) {
 	}
 }
 
-// TestReplacedServer tests that the loss of a server whose slots others have
+// TestReplacedServer guards that an outage of a server whose slots others have
 // taken over is reported as ended, once.
 func TestReplacedServer(t *testing.T) {
 	nodes := redistest.StartCluster(t, 3)
@@ -369,14 +369,14 @@ func TestReplacedServer(t *testing.T) {
 	}
 }
 
-// TestClusterSlotsReply tests how a reply to CLUSTER SLOTS is read, and that one
-// which makes no sense is an error.
+// TestClusterSlotsReply guards how a reply to CLUSTER SLOTS is parsed, and that an
+// invalid one is an error.
 func TestClusterSlotsReply(t *testing.T) {
 	node := func(host any, port any) []any { return []any{host, port, "id", []any{}} }
 	for _, tc := range []struct {
 		name  string
 		reply any
-		want  string // the addresses, or none if it is an error
+		want  string // the addresses, empty for an error
 	}{
 		{"hosts", []any{[]any{int64(0), int64(9), node("a.test", int64(1)), node("::1", int64(2))}}, "[a.test:1 [::1]:2]"},
 		{"no hosts", []any{[]any{int64(0), int64(9), node(nil, int64(1)), node("", int64(2))}}, "[asked.test:1 asked.test:2]"},
@@ -405,8 +405,8 @@ func TestClusterSlotsReply(t *testing.T) {
 	}
 }
 
-// fakeServer runs what greets as a server of Redis does, and otherwise replies
-// what it is told to; it returns its address.
+// fakeServer runs a server that does Redis's handshake and otherwise sends the
+// given replies; it returns its address.
 func fakeServer(t testing.TB, reply func(command string) string) string {
 	t.Helper()
 	return tcpServer(t, func(c *net.TCPConn) {
@@ -443,7 +443,7 @@ func fakeServer(t testing.TB, reply func(command string) string) string {
 	})
 }
 
-// redisError returns the error that the client makes of what a server replies.
+// redisError returns the error that the client makes of a server's reply.
 func redisError(t testing.TB, reply string) error {
 	t.Helper()
 	addr := fakeServer(t, func(command string) string {
@@ -457,10 +457,9 @@ func redisError(t testing.TB, reply string) error {
 	return client.Ping(t.Context()).Err()
 }
 
-// TestClusterMovedToItself tests a server that for a while says of itself that it
-// is the one to ask instead, as may happen when a name stands for another server
-// than before: the client gives connections up for that, and none of them is
-// kept.
+// TestClusterMovedToItself guards a server that for a while redirects to itself,
+// as may happen when an address has moved to another server: the client gives
+// connections up for that, and none of them is kept.
 func TestClusterMovedToItself(t *testing.T) {
 	var lost atomic.Bool
 	var ran atomic.Int64
@@ -505,12 +504,12 @@ func TestClusterMovedToItself(t *testing.T) {
 	}
 }
 
-// atNode returns the store's server for a node of a cluster.
+// atNode returns the client's server for a node of a cluster.
 func atNode(r *testClient, node *redistest.Server) *Server { return r.cluster().at(node.Addr) }
 
-// TestBatchesToCluster tests requests that travel together to a server of a cluster:
-// in one go for all of its slots, with one call for each. What is true of some of
-// these calls and not of others disturbs nobody else.
+// TestBatchesToCluster guards calls that are batched to a cluster server: one
+// pipeline for all of its slots, with one invocation for each. An error for some
+// of these invocations does not affect the others.
 func TestBatchesToCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 2)
@@ -522,7 +521,7 @@ func TestBatchesToCluster(t *testing.T) {
 		mustCount(t, r, b)
 	}
 	s := atNode(r, from)
-	// take takes a request and counts it if it is admitted.
+	// take makes a call and counts it if it is admitted.
 	take := func(t *testing.T, b counter, admitted *atomic.Int64) {
 		if d, err := r.count(context.Background(), b); err != nil {
 			t.Error(err)
@@ -530,7 +529,7 @@ func TestBatchesToCluster(t *testing.T) {
 			admitted.Add(1)
 		}
 	}
-	// check checks that b has admitted what it should, which lies on a node.
+	// check checks that b, which is on a node, has admitted what it should.
 	check := func(t *testing.T, b counter, node *redistest.Server, admitted *atomic.Int64, want int64) {
 		t.Helper()
 		if got := admitted.Load(); got != want {
@@ -557,7 +556,8 @@ func TestBatchesToCluster(t *testing.T) {
 					}
 				}
 			})
-			// A pipeline is read in pieces, and the test and the other node ask too.
+			// A pipeline is read in pieces, and the test and the other node send
+			// commands too.
 			if got := infoNumber(t, from, "stats", "total_reads_processed") - reads; got > keys {
 				t.Errorf("%d reads for the calls of %d slots", got, keys)
 			}
@@ -584,8 +584,8 @@ func TestBatchesToCluster(t *testing.T) {
 		nodes.BeginMove(t, one, to)
 		nodes.BeginMove(t, other, to)
 
-		// Of one slot some buckets are here and others nowhere yet: TRYAGAIN. Of
-		// another all are nowhere yet: ASK. A third stays.
+		// Some keys of one slot are here and others do not exist yet: TRYAGAIN.
+		// All keys of another slot do not exist yet: ASK. A third slot stays.
 		all := []counter{moving, fresh, alsoFresh, buckets[2]}
 		admitted := make([]atomic.Int64, len(all))
 		admitted[0].Store(1)
@@ -604,9 +604,9 @@ func TestBatchesToCluster(t *testing.T) {
 	})
 }
 
-// TestBatchedCallsFollowMovedSlots tests slots that have moved while requests wait for the server
-// that had them: these are sent on, wait for the other server together, and are
-// charged there once.
+// TestBatchedCallsFollowMovedSlots guards slots that have moved while calls wait
+// for the server that had them: these calls are redirected, are batched again for
+// the other server, and are charged there once.
 func TestBatchedCallsFollowMovedSlots(t *testing.T) {
 	t.Parallel()
 	const each = 20

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// deadline is a context that has one and nothing else. Done never fires: it is
-// for those who ask for the time, as the client does whenever it reads or
+// deadline is a context with a deadline and nothing else. Its Done never fires: it
+// is for code that asks for the deadline, as the client does whenever it reads or
 // writes, and so needs no timer.
 type deadline struct {
 	context.Context
 	at      time.Time
-	hurried bool // whether that is sooner than servers are given to answer
+	hurried bool // whether that is sooner than the timeout
 }
 
-// Deadline returns the time by which all must be done.
+// Deadline implements context.Context.
 func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
 // within returns a context with a deadline d from now.
@@ -22,15 +22,16 @@ func within(d time.Duration) context.Context {
 	return deadline{context.Background(), time.Now().Add(d), false}
 }
 
-// hurried reports whether there is less time for an answer than servers are
-// given. If it takes longer, neither they nor connections are to blame.
+// hurried reports whether there is less time for an answer than the timeout allows
+// a server. If the answer takes longer, neither the server nor the connection is
+// to blame.
 func hurried(ctx context.Context) bool {
 	d, ok := ctx.(deadline)
 	return ok && d.hurried
 }
 
-// timed returns a context that is done at the deadline of one that only tells
-// when that is.
+// timed returns a context with the deadline of ctx that does become done, which a
+// deadline never does.
 func timed(ctx context.Context) (context.Context, context.CancelFunc) {
 	if end, ok := ctx.Deadline(); ok {
 		return context.WithDeadline(context.Background(), end)
@@ -38,9 +39,9 @@ func timed(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithCancel(ctx)
 }
 
-// WithDeadline returns a context for Do that tells when the answer must be there.
-// Shortened says whether that is sooner than the client's timeout: then no server
-// is to blame if it is late.
+// WithDeadline returns a context for Do with a deadline for the answer. shortened
+// says whether that is shorter than the client's timeout: then the server is not
+// to blame if the answer is late.
 func WithDeadline(at time.Time, shortened bool) context.Context {
 	return deadline{context.Background(), at, shortened}
 }

@@ -9,12 +9,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A cluster may not know under which host clients reach its servers, or be told
-// to say so (cluster-preferred-endpoint-type unknown-endpoint). Then it names none,
-// and means the one under which it was asked.
+// A cluster may not know the host names by which clients reach its servers, or may
+// be configured not to announce them (cluster-preferred-endpoint-type
+// unknown-endpoint). Then its replies name no host, which means the host that was
+// asked.
 
-// endpoints is a hook for the client of a cluster's server, which fills these
-// hosts in. The client itself can't read a reply that has none.
+// endpoints is a hook for the client of a cluster server that fills in these
+// hosts. The client itself cannot read a reply without them.
 type endpoints struct{ addr string }
 
 func (endpoints) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -65,7 +66,7 @@ func (e endpoints) slots(reply any) ([]redis.ClusterSlot, error) {
 			if len(node) < 2 {
 				return nil, unreadable("no server", field)
 			}
-			host, _ := node[0].(string) // none if it is null
+			host, _ := node[0].(string) // empty if it is null
 			port, ok := node[1].(int64)
 			if !ok {
 				return nil, unreadable("no port", node[1])
@@ -76,13 +77,13 @@ func (e endpoints) slots(reply any) ([]redis.ClusterSlot, error) {
 	return slots, nil
 }
 
-// unreadable returns the error of a reply that does not have what it should.
+// unreadable returns an error about a reply that lacks something.
 func unreadable(what string, got any) error {
 	return fmt.Errorf("reply to CLUSTER SLOTS: %s in a value of type %T", what, got)
 }
 
-// fill returns an address with the host of the server that was asked, if it has
-// none, as clients write it: servers leave out the brackets around one of IPv6.
+// fill returns addr in Go's form, with the host of the server that was asked if it
+// has none. Servers omit the brackets around an IPv6 host.
 func (e endpoints) fill(addr string) string {
 	i := strings.LastIndexByte(addr, ':')
 	if i < 0 {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Event is something about a server that an operator should know.
+// Event reports a change in the state of a server, or an error.
 type Event struct {
 	// The server's address.
 	Server string
@@ -13,18 +13,18 @@ type Event struct {
 	// What happened.
 	Kind EventKind
 
-	// Why, in a word, such as "refused", "timeout" or "oom". Empty with
+	// The reason as one word, such as "refused", "timeout" or "oom". Empty with
 	// EventRecovered and EventReplaced.
 	Reason string
 
-	// Why, in full. Nil with EventRecovered and EventReplaced.
+	// The reason in full. Nil with EventRecovered and EventReplaced.
 	Err error
 
 	// With EventRecovered and EventReplaced, how long the server was down.
 	Downtime time.Duration
 
-	// How many events before this one were dropped, since too many waited to be
-	// reported.
+	// The number of events that were dropped before this one because too many were
+	// waiting to be reported.
 	Dropped int
 }
 
@@ -32,45 +32,44 @@ type Event struct {
 type EventKind uint8
 
 const (
-	// The server has failed several times in a row. Calls to it fail at once,
-	// except for a probe now and then.
+	// EventDown: the server has failed several times in a row. Calls to it fail at
+	// once, except for occasional probes.
 	EventDown EventKind = iota
 
-	// The server has answered a probe and is used again.
+	// EventRecovered: the server has answered a probe and is used again.
 	EventRecovered
 
-	// A single call failed, or several apart from each other. Reported at most once
-	// a minute for each reason.
+	// EventError: calls failed, but not enough of them in a row for EventDown.
+	// Reported at most once a minute for each reason.
 	EventError
 
-	// A server of a cluster that was down has no slots any more, as after a
-	// failover. Other servers have its keys.
+	// EventReplaced: a cluster server that was down no longer has any slots, as
+	// after a failover. Other servers have its keys.
 	EventReplaced
 )
 
-// maxQueuedEvents is how many events may wait to be reported. Of more the oldest
-// are dropped: the latest tell how things are.
+// maxQueuedEvents is the maximum number of events waiting to be reported. Beyond
+// that the oldest are dropped, because the latest show the current state.
 const maxQueuedEvents = 64
 
-// eventQueue reports events in order, while nobody waits for it: the report may go
-// to a log that has stopped taking lines, and those who have something to report
-// hold locks that calls need.
+// eventQueue reports events in order and asynchronously: the report may go to a
+// log that has stalled, and those who add events hold locks that calls need.
 type eventQueue struct {
 	report func(Event)
 
 	mu      sync.Mutex
 	queue   []Event
-	dropped int  // before the first in the queue
-	running bool // whether there is a goroutine that reports
+	dropped int  // since the last report
+	running bool // whether run is running
 	closed  bool
 }
 
-// newEventQueue returns a queue of events to report, which may be nil.
+// newEventQueue returns a queue that passes events to report, which may be nil.
 func newEventQueue(report func(Event)) *eventQueue {
 	return &eventQueue{report: report, closed: report == nil}
 }
 
-// add has an event reported. It does not wait.
+// add queues an event. It does not block.
 func (q *eventQueue) add(e Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -88,7 +87,7 @@ func (q *eventQueue) add(e Event) {
 	}
 }
 
-// run reports all events in the queue.
+// run reports events until the queue is empty.
 func (q *eventQueue) run() {
 	for {
 		e, ok := q.next()
@@ -112,7 +111,7 @@ func (q *eventQueue) next() (e Event, ok bool) {
 	return e, true
 }
 
-// close drops what is in the queue, and all that comes.
+// close drops the queued events and all that follow.
 func (q *eventQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

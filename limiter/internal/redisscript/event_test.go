@@ -11,8 +11,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestEventsInOrder tests that events are told in their order, and that of too
-// many the oldest are dropped and counted.
+// TestEventsInOrder guards that events are reported in order, and that of too many
+// the oldest are dropped and counted.
 func TestEventsInOrder(t *testing.T) {
 	for _, n := range []int{1, maxQueuedEvents, maxQueuedEvents + 1, 3 * maxQueuedEvents} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -39,16 +39,16 @@ func TestEventsInOrder(t *testing.T) {
 					want.Dropped = dropped
 				}
 				if got := <-told; got != want {
-					t.Errorf("told %+v, want %+v", got, want)
+					t.Errorf("reported %+v, want %+v", got, want)
 				}
 			}
 		})
 	}
 }
 
-// TestStuckReport tests that calls return in time, and the client closes
-// at once, while a report never returns.
-func TestStuckReport(t *testing.T) {
+// TestBlockedReport guards that calls return in time, and the client closes at
+// once, while a report never returns.
+func TestBlockedReport(t *testing.T) {
 	server := redistest.Start(t)
 	stuck := make(chan struct{})
 	resume := sync.OnceFunc(func() { close(stuck) })
@@ -72,7 +72,7 @@ func TestStuckReport(t *testing.T) {
 			asks.Go(func() {
 				for range 5 {
 					began := time.Now()
-					_, _ = r.count(context.Background(), upTo(100_000)) // which may fail, but not hang
+					_, _ = r.count(context.Background(), upTo(100_000)) // may fail, but not hang
 					took.Lock()
 					took.all = append(took.all, time.Since(began))
 					took.Unlock()

@@ -18,22 +18,23 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ServerError is why a server could not be asked, or did not answer as it should.
+// ServerError is the reason why a server could not be asked, or did not answer as it
+// should.
 type ServerError struct {
 	server string
 	reason string
 	text   string
 	err    error
 
-	// Whether it tells that the next request will fail too.
+	// Whether it suggests that the next call will fail too.
 	counts bool
-	// Whether only a reply that has written can prove it over.
+	// Whether only a reply that has written proves that it is over.
 	writes bool
-	// Whether connections that lie idle are likely to be broken too.
+	// Whether idle connections are probably broken too.
 	breaks bool
-	// Whether the server is well, only not the one to ask.
+	// Whether the server is healthy, but not the one to ask.
 	elsewhere bool
-	// Whether it is certain that nothing was done.
+	// Whether it is certain that the script was not run.
 	notRun bool
 }
 
@@ -45,9 +46,10 @@ func (f *ServerError) Error() string {
 	return text + ": " + describe(f.err)
 }
 
-// describe returns what of an error may be shown: what this process, the system
-// and TLS say, and of a server's reply its code. The rest may hold anything that
-// was sent to the server, the user and the password too.
+// describe returns the part of an error that may be shown: texts from this
+// process, the operating system and TLS, and of a server's reply only the code.
+// The rest may contain anything that was sent to the server, including the user
+// and password.
 func describe(err error) string {
 	var reply redis.Error
 	if errors.As(err, &reply) {
@@ -74,35 +76,34 @@ func describe(err error) string {
 	return "an error that is not shown, as it may quote what was sent"
 }
 
-// commands are those that a user of Redis or of sentinels needs.
+// commands are the commands that a Redis or sentinel user needs permission for.
 var commands = []string{
 	"evalsha", "eval", "get", "set", "time", "select", "asking", "script|load", "cluster|slots", "hello", "ping", "subscribe",
 	"sentinel|get-master-addr-by-name", "sentinel|sentinels", "sentinel|replicas",
 }
 
-// otherCodes are those of replies that mean nothing in particular here.
+// otherCodes are the codes of replies that have no special meaning here.
 var otherCodes = []string{
 	"CROSSSLOT", "DENIED", "EXECABORT", "NOPROTO", "NOSCRIPT", "NOTBUSY", "UNKILLABLE", "WRONGTYPE",
 }
 
-// corrupt is the error of what a server holds, or has replied, that it can't have
-// got from the script. Its text is shown.
+// corrupt is the error for something that a server holds, or has replied, that
+// cannot come from the script. Its text is shown.
 type corrupt struct{ error }
 
-// ownErrors are those whose texts are known.
+// ownErrors are errors with known texts.
 var ownErrors = []error{
 	errReplyTooLarge, errReplyMalformed, errNoConnection, errLate, errConnecting, errNotConnected,
 	context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
 	net.ErrClosed, redis.ErrClosed, redis.ErrPoolTimeout,
 }
 
-// harmless appends the texts of those errors in the tree of err that may be
-// shown.
+// harmless appends the texts of the errors in err's tree that may be shown.
 func harmless(err error, texts []string) []string {
 	if slices.Contains(ownErrors, err) {
 		return append(texts, err.Error())
 	}
-	switch err := err.(type) { //nolint:errorlint // its own tree is walked
+	switch err := err.(type) { //nolint:errorlint // this function walks the tree
 	case corrupt, *net.OpError, *net.DNSError, syscall.Errno, *os.SyscallError, *fs.PathError,
 		tls.AlertError, tls.RecordHeaderError, *tls.CertificateVerificationError,
 		x509.UnknownAuthorityError, x509.HostnameError, x509.CertificateInvalidError:
@@ -117,7 +118,7 @@ func harmless(err error, texts []string) []string {
 	case nil:
 		return texts
 	}
-	// What TLS says of a handshake has no type of its own.
+	// TLS handshake errors do not all have a type of their own.
 	if text := err.Error(); strings.HasPrefix(text, "tls: ") || strings.HasPrefix(text, "remote error: tls: ") {
 		return append(texts, text)
 	}
@@ -126,29 +127,30 @@ func harmless(err error, texts []string) []string {
 
 func (f *ServerError) Unwrap() error { return f.err }
 
-// Reason returns why, in a word.
+// Reason returns the reason as one word.
 func (f *ServerError) Reason() string { return f.reason }
 
 var (
-	// errNoConnection is the failure to get one of the connections there are.
+	// errNoConnection means that all connections were in use.
 	errNoConnection = errors.New("all connections are in use")
 
-	// errLate is the failure to be answered after a wait for a connection.
+	// errLate means that no time was left for an answer after waiting for a
+	// connection.
 	errLate = errors.New("no time was left after the wait for a connection")
 
-	// errIdleClosed is the failure of a connection that was closed while nobody
-	// used it. Nothing was sent on it.
+	// errIdleClosed means that a connection was closed while it was idle. Nothing
+	// was sent on it.
 	errIdleClosed = errors.New("the connection was closed while it was idle")
 
-	// errConnecting is the failure to get a first connection.
+	// errConnecting means that the first connection was not ready in time.
 	errConnecting = errors.New("a connection was not made in time")
 
-	// errNotConnected is the failure of a server that is down and to which there
-	// is no connection yet.
+	// errNotConnected means that a server is down and there is no connection to it
+	// yet.
 	errNotConnected = errors.New("there is no connection yet")
 )
 
-// replies tells the errors that servers reply apart by their first word.
+// replies describes error replies by their first word.
 var replies = map[string]ServerError{
 	"OOM":         {reason: "oom", text: "is out of memory", counts: true, writes: true},
 	"MISCONF":     {reason: "misconf", text: "can't save its data and takes no writes", counts: true, writes: true},
@@ -166,7 +168,8 @@ var replies = map[string]ServerError{
 	"TRYAGAIN":    {reason: "tryagain", text: "is moving the slot to another server", elsewhere: true},
 }
 
-// replyTexts tells those apart that all begin with "ERR".
+// replyTexts describes those that all begin with "ERR" by another part of their
+// text.
 var replyTexts = map[string]ServerError{
 	"max number of clients":     {reason: "maxclients", text: "has too many clients", counts: true},
 	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true},
@@ -175,8 +178,8 @@ var replyTexts = map[string]ServerError{
 	"unknown command":           {reason: "error", text: "does not know a command; is it older than 7.0?", counts: true},
 }
 
-// newFailure returns what err means to those who have waited for the timeout, or
-// for as long as it takes if that is 0.
+// newFailure converts err to a ServerError for callers that have waited for the
+// timeout, or without a limit if that is 0.
 func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	f := ServerError{reason: "error", counts: true}
 	late := "did not answer in time"
@@ -226,7 +229,7 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	return &f
 }
 
-// isTLS reports whether err comes of a TLS handshake.
+// isTLS reports whether err comes from a TLS handshake.
 func isTLS(err error) bool {
 	var alert tls.AlertError
 	var record tls.RecordHeaderError

@@ -21,7 +21,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// failureOf returns the failure of a server that err tells of.
+// failureOf returns the ServerError in err.
 func failureOf(t testing.TB, err error) *ServerError {
 	t.Helper()
 	var f *ServerError
@@ -39,9 +39,8 @@ func (replyError) RedisError()     {}
 
 var _ redis.Error = replyError("")
 
-// TestFailureReasons tests what is made of errors that no server can be made to
-// cause within a test. An operator is told the reason, the breaker goes by the
-// rest.
+// TestFailureReasons guards the Failures for errors that no server can be made to
+// cause within a test. An operator sees the reason; the breaker uses the rest.
 func TestFailureReasons(t *testing.T) {
 	op := func(err error) error { return &net.OpError{Op: "dial", Net: "tcp", Err: err} }
 	tests := []struct {
@@ -119,8 +118,8 @@ func TestFailureReasons(t *testing.T) {
 	}
 }
 
-// shown returns what may be shown of an error of TestFailureReasons: of replies
-// the code, and nothing of what is not known.
+// shown returns the text that may be shown for an error of TestFailureReasons: of
+// replies the code, and nothing of unknown errors.
 func shown(err error) string {
 	if _, reply := err.(redis.Error); reply {
 		word, rest, _ := strings.Cut(err.Error(), " ")
@@ -138,12 +137,12 @@ func shown(err error) string {
 	return err.Error()
 }
 
-// TestFailuresShowNoSecret tests that no error tells anything of what a server
-// was sent, whatever it replies, and that the rest still says what is wrong.
+// TestFailuresShowNoSecret guards that no error shows anything that was sent to a
+// server, whatever the server replies, and that the rest still says what is wrong.
 func TestFailuresShowNoSecret(t *testing.T) {
 	tests := []struct {
 		err  error
-		want string // what its text ends with
+		want string // suffix of its text
 	}{
 		{replyError("NOPERM User canary has no permissions to run the 'evalsha' command"), ": NOPERM on evalsha"},
 		{replyError("NOPERM User canary has no permissions to run the 'canary' command"), ": NOPERM"},
@@ -169,7 +168,7 @@ func TestFailuresShowNoSecret(t *testing.T) {
 	}
 }
 
-// tcpServer accepts connections and lets do have each; it returns its address.
+// tcpServer accepts connections and passes each to do; it returns its address.
 func tcpServer(t testing.TB, do func(*net.TCPConn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -193,9 +192,8 @@ func tcpServer(t testing.TB, do func(*net.TCPConn)) string {
 	return l.Addr().String()
 }
 
-// TestFailuresToConnect tests what an operator is told of addresses where no
-// server is found, and that callers are told so too: without waiting where there is
-// nothing to wait for.
+// TestFailuresToConnect guards what operators and callers are told about addresses
+// with no server: without waiting if there is nothing to wait for.
 func TestFailuresToConnect(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -238,14 +236,14 @@ func TestFailuresToConnect(t *testing.T) {
 		{"resets", reset, nil, "closed"},
 		{"silent", silent, nil, "timeout"},
 		{"not Redis", garbage, nil, "reply"},
-		{"TLS to a plain port", server.Addr, config(good, "localhost"), "timeout"}, // which waits for a line's end
+		{"TLS to a plain port", server.Addr, config(good, "localhost"), "timeout"}, // the server waits for the end of a line
 		{"TLS to what is not Redis", garbage, config(good, "localhost"), "tls"},
 		{"plain to a TLS port", secure.Addr, nil, "closed"},
 		{"TLS to nothing that speaks it", hangUp, config(good, "localhost"), "closed"},
 		{"other authority", secure.Addr, config(other, "localhost"), "tls"},
 		{"other name", secure.Addr, config(good, "redis.test"), "tls"},
 		{"expired", expired.Addr, config(good, "localhost"), "tls"},
-		// The server closes behind its alert, which may get lost by that.
+		// The server closes the connection after its alert, which may be lost.
 		{"no certificate", mutual.Addr, config(good, "localhost"), "tls or closed"},
 	}
 	for _, tc := range tests {
@@ -270,7 +268,7 @@ func TestFailuresToConnect(t *testing.T) {
 			}
 			got := seen.take()
 			if tc.reason == "timeout" {
-				if len(got) > 0 { // it may only be far away
+				if len(got) > 0 { // it may just be far away
 					t.Errorf("reported %q at once", got)
 				}
 				waitFor(t, 5*time.Second, func() error {
@@ -288,9 +286,8 @@ func TestFailuresToConnect(t *testing.T) {
 	}
 }
 
-// TestFailuresOfReplies tests what an operator is told of what real servers
-// reply, and what becomes of the connection: it serves again, but for one to a
-// replica.
+// TestFailuresOfReplies guards what an operator is told about error replies of
+// real servers, and that the connection is used again, unless it is to a replica.
 func TestFailuresOfReplies(t *testing.T) {
 	t.Parallel()
 	config := func(name string, value any) func(t *testing.T, s *redistest.Server) {
@@ -314,7 +311,7 @@ func TestFailuresOfReplies(t *testing.T) {
 		args    []string
 		begin   func(*testing.T, *redistest.Server)
 		end     func(*testing.T, *redistest.Server)
-		denials bool // whether what only reads is still answered
+		denials bool // whether reads are still answered
 	}{
 		{"oom", nil, config("maxmemory", 1), config("maxmemory", 0), true},
 		{"noreplicas", nil, config("min-replicas-to-write", 1), config("min-replicas-to-write", 0), true},
@@ -367,7 +364,7 @@ func TestFailuresOfReplies(t *testing.T) {
 				tc.begin(t, server)
 			}
 			connections := int64(0)
-			if tc.reason != "busy" { // else it does not tell
+			if tc.reason != "busy" { // otherwise unknown
 				connections = infoNumber(t, server, "stats", "total_connections_received")
 			}
 			for n := range openAfter - 1 {
@@ -411,8 +408,8 @@ func TestFailuresOfReplies(t *testing.T) {
 	}
 }
 
-// TestFailuresToLogIn tests what an operator is told where a server does not
-// let this process in: each is told apart, and no password is in any error.
+// TestFailuresToLogIn guards what an operator is told when a server rejects the
+// login: each cause is told apart, and no error contains a password.
 func TestFailuresToLogIn(t *testing.T) {
 	t.Parallel()
 	const password = "s3cret"
@@ -456,16 +453,16 @@ func TestFailuresToLogIn(t *testing.T) {
 		r := newTestClient(t, server, nil)
 		_, err := r.count(t.Context(), upTo(100))
 		checkError(t, err, server.Addr)
-		// The server closes behind its reply, which may get lost by that.
+		// The server closes the connection after its reply, which may be lost.
 		if f := failureOf(t, err); f.reason != "maxclients" && f.reason != "closed" {
 			t.Errorf("reason %q: %v", f.reason, err)
 		}
 	})
 }
 
-// TestProbeOfNothing tests that a server which takes no writes is not taken for
-// well because a key to prove it by was absent.
-func TestProbeOfNothing(t *testing.T) {
+// TestProbeOfAbsentKey guards that a server which rejects writes does not count as
+// recovered because the key of the probe did not exist.
+func TestProbeOfAbsentKey(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestClient(t, server, nil)
 	b := upTo(100)
@@ -499,10 +496,10 @@ func TestProbeOfNothing(t *testing.T) {
 	}
 }
 
-// TestBackByDenials tests a server that was lost for not taking writes and takes
-// them again, when all requests are to full buckets: that it denies them does
-// not show that, but it is found out and nothing is charged for it.
-func TestBackByDenials(t *testing.T) {
+// TestRecoveryWhileAllIsDenied guards a server that was down for rejecting writes
+// and accepts them again while all calls are to full buckets: denials do not show
+// that it accepts writes, but a probe does, and nothing is charged for it.
+func TestRecoveryWhileAllIsDenied(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		reason     string
@@ -519,7 +516,8 @@ func TestBackByDenials(t *testing.T) {
 			room, full := upTo(100), counter{key: "rl:{full}", add: 7, limit: 7}
 			mustCount(t, r, full)
 			before := stored(t, server, full.key)
-			// denied reports whether the server has denied a request to the full bucket.
+			// denied reports whether the server has denied a call on the full
+			// bucket.
 			denied := func() bool {
 				d, err := r.count(t.Context(), full)
 				if err == nil && !d[0].denied {
@@ -570,10 +568,10 @@ func TestBackByDenials(t *testing.T) {
 	}
 }
 
-// TestOutOfMemory tests a server that has no memory left and gets a little now
-// and then, as keys expire: most writes fail, some go through, and all that is
-// denied is still answered. It does not go down and recover at each of these, and
-// recovers for good soon after there is memory again.
+// TestOutOfMemory guards a server that is out of memory and gets a little now and
+// then, as keys expire: most writes fail, some succeed, and denials are still
+// answered. It does not go down and recover each time, and recovers for good soon
+// after there is memory again.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction", "--maxmemory-clients", "0")
@@ -620,7 +618,7 @@ func TestOutOfMemory(t *testing.T) {
 		}
 	}
 	t.Logf("reported %q, %d fillers", got, fills)
-	// At first for 0.25 s, then 0.5, 1, 2 and 4, less a fifth.
+	// First for 0.25 s, then 0.5, 1, 2 and 4, less a fifth.
 	if downs < 1 || downs > 5 {
 		t.Errorf("down %d times in 6 s", downs)
 	}

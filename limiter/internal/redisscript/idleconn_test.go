@@ -10,10 +10,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestIdleConnectionsClosed tests connections that the server closes while
-// nobody uses them, for shorter and longer than a request may take: the next
-// request is decided by the server all the same, once, and nothing is reported.
-// From then on connections are tried before they have been idle for as long.
+// TestIdleConnectionsClosed guards connections that the server closes while they
+// are idle, for shorter and longer than the timeout: the next call is still run by
+// the server, once, and nothing is reported. From then on connections are checked
+// before they have been idle for as long.
 func TestIdleConnectionsClosed(t *testing.T) {
 	t.Parallel()
 	authority := redistest.NewAuthority(t)

@@ -22,13 +22,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	logging.Disable() // of each connection that can't be made
+	logging.Disable() // it would log each failed connection
 	os.Exit(m.Run())
 }
 
-// counting is the source of the script that tests run. Each key counts: a call
-// adds a number to each of its keys, unless one of them would exceed its limit.
-// The reply has for each key what it has counted, as -1 - n if it would.
+// counting is the source of the script that tests run. Each key is a counter: a
+// call adds a number to each of its keys, unless one of them would exceed its
+// limit. The reply has for each key its count n, or -1 - n if it would exceed its
+// limit.
 const counting = `
 if #ARGV == 0 then
   return {}
@@ -63,7 +64,7 @@ end
 return reply
 `
 
-// newCounting returns the script of the given source, which counts.
+// newCounting returns a Script with the given source, which counts.
 func newCounting(source string) *Script {
 	s := NewScript(source)
 	s.ProbeArg = argOf(counter{add: 1})
@@ -91,7 +92,7 @@ func numbered(n int64) counter {
 	return counter{key: fmt.Sprintf("rl:{%d}", n), add: 1, limit: 1 << 30}
 }
 
-// argOf returns what the script is told of a call on some counters.
+// argOf returns the Arg of a call on some counters.
 func argOf(counters ...counter) string {
 	arg := binary.BigEndian.AppendUint16([]byte{0, 1}, uint16(len(counters)))
 	for _, c := range counters {
@@ -110,9 +111,9 @@ func callOf(counters ...counter) *Call {
 	return c
 }
 
-// counted is what became of a call on one counter.
+// counted is the result of a call for one counter.
 type counted struct {
-	n      int64 // what it has counted
+	n      int64 // its count
 	denied bool  // whether nothing was added
 }
 
@@ -124,15 +125,15 @@ type testClient struct {
 	hooks   Hooks
 }
 
-// newTestClient returns a client of the given server that has all the time it
-// needs; change may change its options.
+// newTestClient returns a client of the given server with plenty of time; change
+// may change its options.
 func newTestClient(t testing.TB, server *redistest.Server, change func(*Options)) *testClient {
 	t.Helper()
 	return newHookedClient(t, server, newCounting(counting), Hooks{}, change)
 }
 
-// newHookedClient is newTestClient with another script and hooks; those that are
-// nil do nothing.
+// newHookedClient is newTestClient with another script and hooks; nil hooks do
+// nothing.
 func newHookedClient(t testing.TB, server *redistest.Server, script *Script, hooks Hooks, change func(*Options)) *testClient {
 	t.Helper()
 	opt := Options{Timeout: 10 * time.Second}
@@ -198,7 +199,7 @@ func mustCount(t testing.TB, c *testClient, counters ...counter) []counted {
 	return all
 }
 
-// stored returns what a key has counted, by what is stored on a server.
+// stored returns the count of a key as stored on a server.
 func stored(t testing.TB, server *redistest.Server, key string) int64 {
 	t.Helper()
 	n, err := server.Client().Get(t.Context(), key).Int64()
@@ -208,10 +209,10 @@ func stored(t testing.TB, server *redistest.Server, key string) int64 {
 	return n
 }
 
-// eventQueues are those of the clients that tests use.
+// eventQueues are the event queues of the test clients.
 var eventQueues sync.Map
 
-// allReported waits until no event waits to be reported.
+// allReported waits until all events have been reported.
 func allReported() {
 	eventQueues.Range(func(q, _ any) bool {
 		for running := true; running; time.Sleep(time.Microsecond) {
@@ -224,7 +225,7 @@ func allReported() {
 	})
 }
 
-// events collects what is reported.
+// events collects reported events.
 type events struct {
 	mu  sync.Mutex
 	all []Event
@@ -236,8 +237,8 @@ func (e *events) report(ev Event) {
 	e.all = append(e.all, ev)
 }
 
-// take returns what was reported since it was called last, in words such as "down
-// oom", "recovered" and "error pool".
+// take returns the events since its last call, in words such as "down oom",
+// "recovered" and "error pool".
 func (e *events) take() []string {
 	allReported()
 	e.mu.Lock()
@@ -258,8 +259,8 @@ func eventWords(ev Event) string {
 	return strings.TrimSpace(kind + " " + ev.Reason)
 }
 
-// hold takes a connection to a server out of its pool, so that calls must wait
-// until it is put back.
+// hold takes a connection out of a server's pool, so that calls must wait until it
+// is put back.
 func hold(t testing.TB, s *Server) *connection {
 	t.Helper()
 	var conn *connection
@@ -273,7 +274,7 @@ func hold(t testing.TB, s *Server) *connection {
 	return conn
 }
 
-// connectAll makes so many connections to a server, and waits for them.
+// connectAll makes n connections to a server, and waits for them.
 func connectAll(t testing.TB, s *Server, n int) {
 	t.Helper()
 	for range n {
@@ -287,7 +288,8 @@ func connectAll(t testing.TB, s *Server, n int) {
 	})
 }
 
-// checkError checks that an error tells, in one line, what it is said to.
+// checkError checks that an error is one line that contains each of the given
+// strings.
 func checkError(t testing.TB, err error, says ...string) {
 	t.Helper()
 	if err == nil {
@@ -321,7 +323,7 @@ func infoNumber(t testing.TB, server *redistest.Server, section, name string) in
 	return n
 }
 
-// invoked tells how often a server has run some commands since it was asked last.
+// invoked counts how often a server has run some commands since the last check.
 type invoked struct {
 	server *redistest.Server
 	before map[string]int64
@@ -337,7 +339,8 @@ func (c *invoked) since(t testing.TB, name string) int64 {
 	return n - c.before[name]
 }
 
-// check checks how often the server has run the named command since.
+// check checks how often the server has run the named command since the last
+// check.
 func (c *invoked) check(t testing.TB, name string, want int64) {
 	t.Helper()
 	if got := c.since(t, name); got != want {
@@ -386,7 +389,7 @@ func waitFor(t testing.TB, within time.Duration, try func() error) {
 	}
 }
 
-// setUser makes a user of the rights that a server takes, and more.
+// setUser makes a user with the documented permissions, and more.
 func setUser(t testing.TB, server *redistest.Server, more ...string) {
 	t.Helper()
 	acl := []any{
@@ -401,8 +404,8 @@ func setUser(t testing.TB, server *redistest.Server, more ...string) {
 	}
 }
 
-// clientTLS returns how to speak TLS with a server of the given authority that
-// wants a certificate.
+// clientTLS returns a TLS configuration for a server of the given authority that
+// requires a certificate.
 func clientTLS(t testing.TB, a *redistest.Authority) *tls.Config {
 	t.Helper()
 	cert, err := tls.LoadX509KeyPair(a.Issue(t, "client"))

@@ -11,27 +11,28 @@ import (
 )
 
 const (
-	// connectWithin is how long it may take to make a connection: to dial, shake
-	// hands and log in. No call waits for that longer than its own timeout.
+	// connectWithin is the time limit for making a connection: dialing, TLS
+	// handshake and login. No call waits for that longer than its own timeout.
 	connectWithin = 5 * time.Second
 
-	// checkEvery is how long a connection is idle before something is sent on it,
-	// so that nobody closes it. If the server, or something in between, closes
-	// connections sooner, it is sent after half of that time, but not more often
-	// than each leastCheckEvery.
+	// checkEvery is how long a connection may be idle before a command is sent on
+	// it to keep it open. If the server, or a proxy in between, closes idle
+	// connections sooner, the time is shortened to half of theirs, but not below
+	// leastCheckEvery.
 	checkEvery      = 30 * time.Second
 	leastCheckEvery = 250 * time.Millisecond
 
-	// slowToConnect is how long a first connection may take before the server
+	// slowToConnect is how long the first connection may take before the server
 	// counts as failing.
 	slowToConnect = time.Second
 )
 
-// pool is the connections to a server.
+// pool keeps the connections to a server.
 //
-// They are the client's own, held here from when they are made, logged in and all,
-// until they break. The client would make them within the call that first needs
-// one, and they would never be ready in time if the server is far away.
+// They are the client's own, but pool holds them from when they are made and
+// logged in until they break. The client by itself would make a connection within
+// the call that first needs it, which would never be in time if the server is far
+// away.
 type pool struct {
 	client   *redis.Client
 	script   *Script
@@ -41,27 +42,27 @@ type pool struct {
 	restarts *restarts
 	fail     func(*ServerError) // records a failure of the server
 
-	idle   chan *connection // connections that nobody uses
-	held   atomic.Int32     // connections there are or are being made, at most the capacity of idle
-	made   atomic.Int32     // of these, connections there are
-	wanted atomic.Int32     // how many wait for one
-	broke  atomic.Int32     // how often a connection broke that was made after others had
-	failed signal           // there is none, and none could be made; or the server is down
-	dials  atomic.Int32     // how often in a row one more could not be made
-	dialAt atomic.Int64     // when one more may be made after one could not be, in µs on clock
-	began  atomic.Int64     // when making the first connection began, in µs on clock
-	checks atomic.Int64     // how long a connection may be idle until it is tried, in ns
+	idle   chan *connection // idle connections
+	held   atomic.Int32     // connections that exist or are being made, at most the capacity of idle
+	made   atomic.Int32     // those of them that exist
+	wanted atomic.Int32     // number of calls waiting for a connection
+	broke  atomic.Int32     // how often a connection broke, counting those made before the same break once
+	failed signal           // raised when there is no connection and none could be made, or the server went down
+	dials  atomic.Int32     // number of failed dials in a row while there are other connections
+	dialAt atomic.Int64     // when to try another dial after a failed one, in µs on clock
+	began  atomic.Int64     // when dialing the first connection began, in µs on clock
+	checks atomic.Int64     // how long a connection may be idle before it is checked, in ns
 
 	keeper sync.Once     // starts keep
 	wake   chan struct{} // tells keep that the server is down
 	done   chan struct{} // closed when the server is no longer used
 }
 
-// connection is a connection to a server. The client holds what is behind it, see
-// idleConn.
+// connection is a connection to a server. The client holds the network connection
+// behind it, see idleConn.
 type connection struct {
 	*redis.Conn
-	broke int32     // the pool's count when it was made
+	broke int32     // the pool's broke when it was made
 	used  time.Time // when it was put back
 }
 
@@ -85,13 +86,13 @@ func newPool(client *redis.Client, script *Script, opt *Options, b *breaker, r *
 	return p
 }
 
-// stop ends what the pool does by itself.
+// stop ends the pool's background work.
 func (p *pool) stop() { close(p.done) }
 
-// failure returns what err means for a call.
+// failure converts err to a ServerError of the pool's server.
 func (p *pool) failure(err error) *ServerError { return newFailure(p.breaker.server, p.timeout, err) }
 
-// grow makes a connection for the next who asks, if there is none left and none is
+// grow starts making a connection for the next call if none is idle and none is
 // being made.
 func (p *pool) grow() {
 	if len(p.idle) == 0 && p.held.Load() == p.made.Load() {
@@ -99,14 +100,14 @@ func (p *pool) grow() {
 	}
 }
 
-// clear discards the connections that nobody uses.
+// clear discards the idle connections.
 func (p *pool) clear() {
 	for conn := p.tryGet(); conn != nil; conn = p.tryGet() {
 		p.discard(conn)
 	}
 }
 
-// down tells those who wait for a connection that the server is down.
+// down tells callers waiting for a connection that the server is down.
 func (p *pool) down(f *ServerError) {
 	p.failed.raise(f)
 	select {
@@ -115,14 +116,14 @@ func (p *pool) down(f *ServerError) {
 	}
 }
 
-// broken records that a connection broke, and reports whether it is the first
-// of those that were made together.
+// broken records that a connection broke, and reports whether it is the first to
+// break among those made since the last break.
 func (p *pool) broken(conn *connection) (first bool) {
 	return p.broke.CompareAndSwap(conn.broke, conn.broke+1)
 }
 
-// tryGet returns a connection that nobody uses, or nil. It is none that was made
-// with one that has broken.
+// tryGet returns an idle connection, or nil. It discards connections that were
+// made before another one broke.
 func (p *pool) tryGet() *connection {
 	for {
 		select {
@@ -137,15 +138,15 @@ func (p *pool) tryGet() *connection {
 	}
 }
 
-// get has one more connection made and returns the first that is ready. It waits
-// for half of the time that a call has, so that some is left for the answer: in an
-// overload all calls would otherwise be too late. Only patient calls wait for all
-// of it. It returns errNoConnection if that was in vain, and the caller takes note
-// of it. A probe does not wait.
+// get starts making one more connection and returns the first that is ready. It
+// waits for at most half of the timeout, so that time is left for the answer: in
+// an overload, all answers would otherwise be too late. Only patient calls wait
+// for all of it. If the wait is in vain, get returns errNoConnection, which the
+// caller records. A probe does not wait.
 //
-// Nobody waits for a first connection that takes longer than a call may wait. That
-// is no failure unless calls have got no answer either: the server may be far
-// away. If it takes very long, see dial.
+// No call waits for a first connection for longer than the timeout after dialing
+// began. That wait is not a failure of the server unless calls have timed out too:
+// the server may be far away. For very slow connections, see dial.
 func (p *pool) get(ctx context.Context, probe, patient bool) (*connection, error) {
 	failed := p.failed.next()
 	p.wanted.Add(1)
@@ -168,14 +169,14 @@ func (p *pool) get(ctx context.Context, probe, patient bool) (*connection, error
 		return conn, nil
 	case <-failed:
 		f := *p.failed.why()
-		f.notRun = true // what has failed was not this call
+		f.notRun = true // it was not this call that failed
 		return nil, &f
 	case <-p.done:
 		return nil, p.failure(redis.ErrClosed)
 	case <-ctx.Done():
 	}
 	if p.made.Load() > 0 {
-		// The server does answer, but not all of those who ask at once.
+		// The server answers, but not all concurrent calls in time.
 		return nil, errNoConnection
 	}
 	f := p.failure(errConnecting)
@@ -185,13 +186,13 @@ func (p *pool) get(ctx context.Context, probe, patient bool) (*connection, error
 	return nil, f
 }
 
-// connecting returns for how long a first connection has been in the making.
+// connecting returns how long the first connection has been in the making.
 func (p *pool) connecting() time.Duration {
 	return p.clock() - time.Duration(p.began.Load())*time.Microsecond
 }
 
-// connect makes a connection, unless there may be no more. If it is for a probe
-// the next call is one.
+// connect starts making a connection, unless there are as many as allowed. With
+// probe, the call after that is a probe.
 func (p *pool) connect(probe bool) {
 	for {
 		n := p.held.Load()
@@ -211,8 +212,8 @@ func (p *pool) connect(probe bool) {
 	}
 }
 
-// mayDial reports whether to try for one more connection. After one could not be
-// made that is only now and then, and one at a time.
+// mayDial reports whether to try for another connection. After a failed dial that
+// is only so now and then, for one dial at a time.
 func (p *pool) mayDial() bool {
 	at, now := p.dialAt.Load(), p.clock()
 	return at == 0 || now.Microseconds() >= at &&
@@ -225,14 +226,15 @@ func (p *pool) dial(probe bool) {
 	defer cancel()
 	slow := time.AfterFunc(slowToConnect, p.slowToConnect)
 	defer slow.Stop()
-	// The client dials and logs in for the first command.
+	// The client dials and logs in with the first command.
 	conn := &connection{Conn: p.client.EphemeralConn()}
 	var refused error
 	seen, before := p.restarts.seen(), p.restarts.latestID.Load()
 	id, unknown, err := p.script.load(context.WithValue(ctx, refusedKey{}, &refused), conn.Conn)
 	if err == nil {
-		// When all connections are gone the next may be to another server, which
-		// knows the script from others and has numbered more connections.
+		// If all connections were gone, the new one may be to another server,
+		// which knows the script from other clients and has given out higher
+		// connection IDs.
 		p.restarts.connected(seen, before, id, unknown || p.made.Load() == 0)
 		p.made.Add(1)
 		p.dials.Store(0)
@@ -252,8 +254,8 @@ func (p *pool) dial(probe bool) {
 	p.dialAt.Store((p.clock() + jittered(probeEvery)).Microseconds())
 	f := newFailure(p.breaker.server, 0, err)
 	if p.made.Load() > 0 {
-		// Those there are will do, unless they are broken too and it is not known
-		// yet.
+		// The existing connections will do, unless they are broken too and that is
+		// not known yet.
 		if p.dials.Add(1) > 1 {
 			p.breaker.reportError(f)
 		}
@@ -263,8 +265,8 @@ func (p *pool) dial(probe bool) {
 	p.failed.raise(f)
 }
 
-// slowToConnect records that a connection takes very long to make. If there is
-// no other, the server counts as down.
+// slowToConnect records that a connection takes very long to make. If there is no
+// other, the server counts as down.
 func (p *pool) slowToConnect() {
 	if p.made.Load() > 0 {
 		return
@@ -274,8 +276,8 @@ func (p *pool) slowToConnect() {
 	}
 }
 
-// keep maintains the connections while nobody asks: those that are idle are tried,
-// and one is made to a server that was down as soon as it is back.
+// keep maintains the connections in the background: it checks idle ones, and
+// connects to a server that was down as soon as it is back.
 func (p *pool) keep() {
 	for {
 		next := time.NewTimer(time.Duration(p.checks.Load()) / 2)
@@ -299,7 +301,8 @@ func (p *pool) keep() {
 	}
 }
 
-// check tries the connections that are idle, and makes one if there is none left.
+// check sends a command on each idle connection, and makes a connection if one was
+// broken.
 func (p *pool) check() {
 	every := time.Duration(p.checks.Load())
 	for range len(p.idle) {
@@ -326,8 +329,8 @@ func (p *pool) check() {
 	}
 }
 
-// idledOut discards a connection that was closed while it was idle, which is no
-// failure of the server, and has the others tried sooner from now on.
+// idledOut discards a connection that was closed while it was idle, which is not a
+// failure of the server, and has the others checked sooner from now on.
 func (p *pool) idledOut(conn *connection) {
 	every := max(time.Since(conn.used)/2, leastCheckEvery)
 	for last := p.checks.Load(); int64(every) < last; last = p.checks.Load() {
@@ -341,7 +344,8 @@ func (p *pool) idledOut(conn *connection) {
 	}
 }
 
-// put gives a connection back, unless others have broken that were made with it.
+// put returns a connection to the pool, unless one that was made with it has
+// broken.
 func (p *pool) put(conn *connection) {
 	if conn.broke != p.broke.Load() {
 		p.discard(conn)
@@ -351,7 +355,8 @@ func (p *pool) put(conn *connection) {
 	p.idle <- conn
 }
 
-// discard closes a connection. Nobody waits for that: TLS says goodbye first.
+// discard closes a connection in the background, because TLS sends a close
+// notification first.
 func (p *pool) discard(conn *connection) {
 	go func() { _ = conn.Close() }()
 	if p.made.Add(-1) == 0 {
@@ -363,7 +368,7 @@ func (p *pool) discard(conn *connection) {
 	}
 }
 
-// signal tells all who wait for something that it has failed.
+// signal reports a failure to all goroutines that wait for something.
 type signal struct {
 	mu     sync.Mutex
 	raised chan struct{} // closed with the next failure; nil if nobody waits
@@ -387,7 +392,7 @@ func (s *signal) why() *ServerError {
 	return s.last
 }
 
-// raise tells of a failure.
+// raise reports a failure.
 func (s *signal) raise(f *ServerError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -398,13 +403,13 @@ func (s *signal) raise(f *ServerError) {
 	}
 }
 
-// refusedKey is the key of a context's value that gets what a server replied to
-// the first command on a connection, if that was an error. The client goes on
-// after it, in case that the server is an old one, and only says that the
-// connection was closed.
+// refusedKey is the key of a context value that receives the server's reply to the
+// first command on a connection if that was an error. The client itself goes on
+// after such a reply, in case the server is an old one, and then only reports that
+// the connection was closed.
 type refusedKey struct{}
 
-// refusals finds these errors.
+// refusals is a hook that catches these errors.
 type refusals struct{}
 
 func (refusals) DialHook(next redis.DialHook) redis.DialHook { return next }

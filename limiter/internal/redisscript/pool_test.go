@@ -15,8 +15,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// clients returns how many connections the server has, those of the test left
-// out.
+// clients returns the number of connections to the server, without those of the
+// test.
 func clients(t testing.TB, server *redistest.Server) int {
 	t.Helper()
 	list, err := server.Client().ClientList(t.Context()).Result()
@@ -32,10 +32,9 @@ func clients(t testing.TB, server *redistest.Server) int {
 	return n
 }
 
-// TestBoundedWait tests the promise that all else rests on: of many requests at
-// once to a server that has stopped, none waits longer than it may. What else
-// runs on this machine can make them late: by how much is told by others that
-// only sleep.
+// TestBoundedWait guards the most important promise: of many concurrent calls to a
+// server that hangs, none waits longer than its timeout. Other load on this
+// machine can delay them: goroutines that only sleep measure by how much.
 func TestBoundedWait(t *testing.T) {
 	const timeout, margin, callers = 50 * time.Millisecond, 20 * time.Millisecond, 50
 	server := redistest.Start(t)
@@ -93,7 +92,7 @@ func TestBoundedWait(t *testing.T) {
 		server.Resume(t)
 		r.Close()
 		if failed.Load() < callers {
-			t.Fatalf("%d requests failed: the test shows nothing", failed.Load())
+			t.Fatalf("%d requests failed: the test proves nothing", failed.Load())
 		}
 		if got := seen.take(); !slices.Contains(got, "down timeout") {
 			t.Errorf("reported %q", got)
@@ -107,9 +106,9 @@ func TestBoundedWait(t *testing.T) {
 	t.Error("waited too long three times")
 }
 
-// TestSlowGreeting tests a server so far away that no request could wait for a
-// connection to be made: it is made all the same, and then serves.
-func TestSlowGreeting(t *testing.T) {
+// TestSlowHandshake guards a server so far away that no call could wait for a
+// connection: the connection is made in the background, and then used.
+func TestSlowHandshake(t *testing.T) {
 	t.Parallel()
 	const timeout = 250 * time.Millisecond
 	server := redistest.Start(t)
@@ -149,8 +148,8 @@ func TestSlowGreeting(t *testing.T) {
 	}
 }
 
-// TestConnections tests that there are no more connections than are told, and
-// that they are kept: for thousands of requests they are made once.
+// TestConnections guards that there are no more connections than configured, and
+// that they are kept: thousands of calls use the same ones.
 func TestConnections(t *testing.T) {
 	server := redistest.Start(t)
 	for _, size := range []int{1, 3} {
@@ -170,11 +169,11 @@ func TestConnections(t *testing.T) {
 				}
 			})
 			if got := most.Load(); got > int64(size) || got == 0 {
-				t.Errorf("%d connections, may be %d", got, size)
+				t.Errorf("%d connections, want at most %d", got, size)
 			}
 			made := infoNumber(t, server, "stats", "total_connections_received") - before
 			if made > int64(size)+10 { // the test has some too
-				t.Errorf("%d connections made, may be %d at a time", made, size)
+				t.Errorf("%d connections made, want at most %d at a time", made, size)
 			}
 			r.Close()
 			waitFor(t, 5*time.Second, func() error {
@@ -187,8 +186,8 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestConnectionsAsNeeded tests that requests which come one after the other are
-// content with a connection, and one more for the next.
+// TestConnectionsAsNeeded guards that sequential calls make one connection, and
+// one more for the next call.
 func TestConnectionsAsNeeded(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestClient(t, server, nil)
@@ -202,9 +201,8 @@ func TestConnectionsAsNeeded(t *testing.T) {
 	}
 }
 
-// TestConnectAhead tests that a store which was told to connect does, before
-// there is any request.
-func TestConnectAhead(t *testing.T) {
+// TestConnect guards that Connect connects before there is any call.
+func TestConnect(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestClient(t, server, nil)
 	r.Connect()
@@ -216,9 +214,9 @@ func TestConnectAhead(t *testing.T) {
 	})
 }
 
-// TestConnectionsKilled tests that a server which closes all connections fails
-// each caller once, or twice if another connection was just being handed on;
-// that this is no outage; and that what fails is not sent again.
+// TestConnectionsKilled guards a server that closes all connections: each caller
+// fails once, or twice if another connection was just being handed over; that is
+// not an outage; and failed calls are not sent again.
 func TestConnectionsKilled(t *testing.T) {
 	const callers, kills = 8, 10
 	server := redistest.Start(t)
@@ -263,7 +261,7 @@ func TestConnectionsKilled(t *testing.T) {
 		busy.Wait()
 	}
 	if failed.Load() == 0 {
-		t.Error("no request failed: the test shows nothing")
+		t.Error("no request failed: the test proves nothing")
 	}
 	if got, want := seen.take(), []string{"error closed"}; !slices.Equal(got, want) {
 		t.Errorf("reported %q, want %q", got, want)
@@ -271,8 +269,8 @@ func TestConnectionsKilled(t *testing.T) {
 	checkCharged(t, server, requests.Load(), failed.Load())
 }
 
-// TestRestart tests that a server which was gone decides again soon after it is
-// there, and that nobody waits in between.
+// TestRestart guards that a server which was down is used again soon after it is
+// back, and that no call waits too long in between.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	const timeout = 50 * time.Millisecond
@@ -291,7 +289,7 @@ func TestRestart(t *testing.T) {
 		for time.Since(dead) < 700*time.Millisecond {
 			began := time.Now()
 			if _, err := r.count(t.Context(), b); err == nil {
-				t.Fatal("decided by nobody")
+				t.Fatal("answered while the server is down")
 			}
 			if took := time.Since(began); took > timeout*2 {
 				t.Errorf("waited %v", took)
@@ -310,9 +308,9 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestCloseLeavesNothing tests that of a closed store neither connections nor
-// goroutines remain, whatever it was doing.
-func TestCloseLeavesNothing(t *testing.T) {
+// TestCloseLeaksNothing guards that a closed client leaves no connections or
+// goroutines behind, whatever it was doing.
+func TestCloseLeaksNothing(t *testing.T) {
 	server := redistest.Start(t)
 	silent := redistest.StartProxy(t, server.Addr)
 	silent.BlackHole()
@@ -361,9 +359,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestRepliesCutConcurrently tests that of many requests whose answers get lost
-// none runs twice.
-func TestRepliesCutConcurrently(t *testing.T) {
+// TestLostRepliesConcurrently guards that of many concurrent calls whose replies
+// are lost none runs twice.
+func TestLostRepliesConcurrently(t *testing.T) {
 	server := redistest.Start(t)
 	if err := server.Client().ScriptLoad(t.Context(), counting).Err(); err != nil {
 		t.Fatal(err)
@@ -394,13 +392,13 @@ func TestRepliesCutConcurrently(t *testing.T) {
 		})
 	}
 	if ran := server.CommandStat(t, "evalsha"); ran < 6*openAfter {
-		t.Errorf("%d calls ran: the test shows nothing", ran)
+		t.Errorf("%d calls ran: the test proves nothing", ran)
 	}
 	checkCharged(t, server, sent.Load(), cut.Load())
 }
 
-// TestPoolExhausted tests that a server which answers, but not all who ask at
-// once, is not taken for lost.
+// TestPoolExhausted guards that a server which answers, but not all concurrent
+// callers, does not count as down.
 func TestPoolExhausted(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	server := redistest.Start(t)
@@ -410,7 +408,7 @@ func TestPoolExhausted(t *testing.T) {
 	mustCount(t, r, b)
 	r.setTimeout(t, timeout)
 	s := r.server()
-	conn := <-s.pool.idle // as a request that takes long does
+	conn := <-s.pool.idle // like a call that takes long
 	together(t, 20, func(int) {
 		_, err := r.count(t.Context(), b)
 		checkError(t, err, server.Addr)
@@ -426,9 +424,9 @@ func TestPoolExhausted(t *testing.T) {
 	}
 }
 
-// TestBlackHole tests an outage in which all that is sent gets lost: there is
-// one, and connections that were begun meanwhile and fail long after are no
-// other.
+// TestBlackHole guards an outage in which everything sent is lost: it is reported
+// once, and connections that were started during it and fail long after do not
+// count as another.
 func TestBlackHole(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -471,9 +469,8 @@ func TestBlackHole(t *testing.T) {
 	}
 }
 
-// busy lets callers take requests one after the other, with a little time
-// between, for a second. It returns how many requests were made, and how many
-// of them were decided.
+// busy makes callers send calls one after the other, with short pauses, for a
+// second. It returns the number of calls, and how many of them were answered.
 func busy(t testing.TB, r *testClient, callers int, b counter) (made, decided int64) {
 	t.Helper()
 	var sent, good atomic.Int64
@@ -490,8 +487,7 @@ func busy(t testing.TB, r *testClient, callers int, b counter) (made, decided in
 	return sent.Load(), good.Load()
 }
 
-// failToConnect lets a server find that no more connections can be made than it
-// has.
+// failToConnect makes further connections to a server fail.
 func failToConnect(t testing.TB, s *Server) {
 	t.Helper()
 	s.pool.connect(false)
@@ -503,19 +499,19 @@ func failToConnect(t testing.TB, s *Server) {
 	})
 }
 
-// checkFewDials checks that requests of about a second, which wanted more
-// connections than could be made, did not try that more often than a lost server
-// is asked.
+// checkFewDials checks that about a second of calls, which wanted more connections
+// than could be made, did not dial more often than a server that is down is
+// probed.
 func checkFewDials(t testing.TB, dials int64) {
 	t.Helper()
 	if most := int64(1500 * time.Millisecond / (probeEvery * 4 / 5)); dials == 0 || dials > most {
-		t.Errorf("%d attempts to connect, may be 1 to %d", dials, most)
+		t.Errorf("%d attempts to connect, want 1 to %d", dials, most)
 	}
 }
 
-// TestNoMoreClients tests a server that takes no more clients than it has: the
-// connections there are stay and serve all, and next to no others are tried.
-func TestNoMoreClients(t *testing.T) {
+// TestMaxClients guards a server that accepts no more clients: the existing
+// connections stay and serve all calls, and hardly any others are tried.
+func TestMaxClients(t *testing.T) {
 	t.Parallel()
 	const size, callers = 20, 40
 	server := redistest.Start(t)
@@ -555,9 +551,8 @@ func TestNoMoreClients(t *testing.T) {
 	}
 }
 
-// TestOverload tests a server that is asked for more than twice of what it could
-// answer in calls of one request each: those who wait travel together, and next
-// to all are decided.
+// TestOverload guards a server that gets more than twice the calls that it could
+// answer one at a time: pending calls are batched, and nearly all are answered.
 func TestOverload(t *testing.T) {
 	t.Parallel()
 	const size, delay, timeout, requests = 4, 20 * time.Millisecond, 100 * time.Millisecond, 500
@@ -608,8 +603,8 @@ func TestOverload(t *testing.T) {
 	}
 }
 
-// idle lets all connections of a server have lain idle for some time, and
-// returns how many there are.
+// idle leaves all connections of a server idle for some time, and returns how many
+// there are.
 func idle(t testing.TB, s *Server, d time.Duration) int {
 	t.Helper()
 	if held, ready := int(s.pool.held.Load()), len(s.pool.idle); held != ready {
@@ -623,9 +618,8 @@ func idle(t testing.TB, s *Server, d time.Duration) int {
 	return len(s.pool.idle)
 }
 
-// TestIdleConnections tests what is done for connections that nobody has used
-// for long: those that the server has closed are replaced before a request
-// meets one, and the others stay.
+// TestIdleConnections guards connections that have long been idle: those that the
+// server has closed are replaced before a call uses them, and the others stay.
 func TestIdleConnections(t *testing.T) {
 	server := redistest.Start(t)
 	for _, tc := range []struct {
@@ -687,9 +681,10 @@ func TestIdleConnections(t *testing.T) {
 	}
 }
 
-// TestBackUnasked tests an outage that ends while nobody asks: there is a
-// connection to the server again before the first request, which it decides.
-func TestBackUnasked(t *testing.T) {
+// TestReconnectsWhileIdle guards an outage that ends while there are no calls:
+// there is a connection to the server again before the first call, which it
+// answers.
+func TestReconnectsWhileIdle(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	var seen events
@@ -701,14 +696,14 @@ func TestBackUnasked(t *testing.T) {
 		_, err := r.count(t.Context(), req)
 		checkError(t, err, server.Addr)
 	}
-	waitFor(t, 5*time.Second, func() error { // what was still under way
+	waitFor(t, 5*time.Second, func() error { // what was still in flight
 		if n := r.server().pool.held.Load(); n > 0 || !r.server().breaker.isOpen() {
 			return fmt.Errorf("%d connections, lost %t", n, r.server().breaker.isOpen())
 		}
 		return nil
 	})
 	r.server().breaker.mu.Lock()
-	r.server().breaker.probeAt = time.Now().Add(time.Hour) // none of its own accord
+	r.server().breaker.probeAt = time.Now().Add(time.Hour) // no probe becomes due
 	r.server().breaker.mu.Unlock()
 	server.Restart(t)
 	waitFor(t, 5*time.Second, func() error {
@@ -724,8 +719,8 @@ func TestBackUnasked(t *testing.T) {
 	}
 }
 
-// TestClosedReportsNothing tests that nothing is reported of a store that was
-// closed, whatever it was doing and is asked afterwards.
+// TestClosedReportsNothing guards that a closed client reports no events, whatever
+// it was doing and whatever calls follow.
 func TestClosedReportsNothing(t *testing.T) {
 	server := redistest.Start(t)
 	for _, callers := range []int{0, 1, 20} {
@@ -773,10 +768,10 @@ func TestClosedReportsNothing(t *testing.T) {
 	}
 }
 
-// TestNameOfAnotherServer tests a name, or an address that is passed on, which by
-// a failover comes to stand for another server: one reply of the old server, now
-// a replica, is enough for all connections to it to be given up.
-func TestNameOfAnotherServer(t *testing.T) {
+// TestAddressMovesToAnotherServer guards a name, or a forwarded address, that
+// moves to another server by a failover: one reply of the old server, now a
+// replica, is enough to close all connections to it.
+func TestAddressMovesToAnotherServer(t *testing.T) {
 	const size = 20
 	before, after := redistest.Start(t), redistest.Start(t)
 	p := redistest.StartProxy(t, before.Addr)

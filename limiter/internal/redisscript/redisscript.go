@@ -1,20 +1,20 @@
-// Package redisscript runs one Lua script on Redis for many callers at once: on a
-// single server, one that sentinels know, or a cluster.
+// Package redisscript runs one Lua script on Redis for many concurrent callers: on
+// a single server, on one that sentinels know, or on a cluster.
 //
 // A Call names some keys and says, in a few bytes, what the script is to do with
-// them; the script answers with integers. Concurrent calls to a server are
-// batched. A call is sent once and never again, since it may have changed
-// something, and nobody waits for it longer than the timeout. A server that fails
-// is left alone by a circuit breaker, except for a probe now and then.
+// them; the script replies with integers. Concurrent calls to a server are
+// batched. A call is sent once and never retried, because it may have changed
+// something, and no caller waits longer than the timeout. When a server keeps
+// failing, a circuit breaker rejects calls to it, except for occasional probes.
 //
 // # Protocol
 //
 // The script is run with the keys of one or more calls as KEYS, call after call,
-// and with one ARGV for each run of consecutive calls whose Arg is equal: their
-// Arg, of which the first two bytes tell how many they are, as a big-endian
+// and with one ARGV for each run of consecutive calls whose Arg is equal: that
+// Arg, with the number of calls in the run as its first two bytes, a big-endian
 // integer. It replies with one list of integers: those of all calls, in order.
-// Without ARGV it replies with an empty list. In a cluster all keys of one
-// invocation lie in one slot.
+// Without ARGV it replies with an empty list. In a cluster, all keys of one
+// invocation are in one slot.
 package redisscript
 
 import (
@@ -27,17 +27,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Options say which Redis to use, and how to reach it.
+// Options describe the Redis to use and how to reach it.
 type Options struct {
-	// The host:port of servers, or the path of one's unix socket. One is the
-	// server itself. Several are servers of a cluster. With MasterName they are
-	// sentinels.
+	// The host:port of each server, or the path of a unix socket. One address is
+	// that of the server itself. Several are those of cluster servers. With
+	// MasterName they are those of sentinels.
 	Addresses []string
 
-	// Whether a single address is that of a cluster's server.
+	// Whether a single address is that of a cluster server.
 	Cluster bool
 
-	// The name by which sentinels know the server.
+	// The name by which the sentinels know the server.
 	MasterName string
 
 	// The credentials for the sentinels, and for the servers.
@@ -47,22 +47,23 @@ type Options struct {
 	// The number of the database.
 	DB int
 
-	// How to speak TLS; nil means not at all.
+	// The TLS configuration; nil means no TLS.
 	TLS *tls.Config
 
-	// The longest that a call may wait for its answer, everything included.
-	// Connections are made outside of it.
+	// The longest that a call may wait for its answer, in total. Connections are
+	// made in the background and may take longer.
 	Timeout time.Duration
 
-	// The most connections for calls to each server; 0 means ten for each CPU.
+	// The maximum number of connections for calls to each server; 0 means ten for
+	// each CPU.
 	PoolSize int
 
-	// Is told what an operator should know, if not nil. Events are reported one
-	// after the other, and no call waits for it.
+	// Called with each event that an operator should know about, if not nil. Calls
+	// are made one at a time, and callers of the script do not wait for them.
 	Report func(Event)
 }
 
-// poolSize returns the most connections for calls to a server.
+// poolSize returns the maximum number of connections for calls to a server.
 func (opt *Options) poolSize() int {
 	if opt.PoolSize == 0 {
 		return 10 * runtime.GOMAXPROCS(0)
@@ -70,19 +71,20 @@ func (opt *Options) poolSize() int {
 	return opt.PoolSize
 }
 
-// Hooks are called while calls are on their way. They must not wait.
+// Hooks are called while calls are in flight. They must not block.
 type Hooks struct {
-	// Calls are about to be sent to a server. Their Arg may still be changed.
+	// Called before calls are sent to a server. Their Arg may still be changed.
 	Sending func(*Server, []*Call)
 
-	// The server may have lost its data: it has restarted, or is another one.
+	// Called when the server may have lost its data: it has restarted, or is
+	// another one.
 	Restarted func(*Server)
 
-	// There is an answer to a call for which nobody waits any more.
+	// Called with the answer to a call that was given up.
 	Late func(*Server, *Call)
 }
 
-// Client runs a script.
+// Client runs a script on Redis.
 type Client struct {
 	topology topology
 	events   *eventQueue
@@ -100,7 +102,8 @@ func Open(opt Options, script *Script, hooks Hooks) *Client {
 	return c
 }
 
-// Connect begins to connect, so that the first call need not wait for it.
+// Connect starts connecting in the background, so that the first call need not
+// wait for a connection.
 func (c *Client) Connect() { c.topology.connect() }
 
 // Close closes all connections. Later calls fail.
@@ -109,13 +112,14 @@ func (c *Client) Close() error {
 	return c.topology.close()
 }
 
-// OneServer reports whether all keys lie on one server, and so may be in one call.
+// OneServer reports whether all keys are on one server, so that one call may have
+// any of them.
 func (c *Client) OneServer() bool { return c.topology.one() }
 
 // Do runs the script for a call, batched with others, and returns the server that
-// has answered. It returns when the deadline of ctx has passed at the latest, and
-// ignores cancellation; see WithDeadline. After an error the call may still be on
-// its way, unless NotRun says that it is not.
+// has answered. It returns by the deadline of ctx and ignores cancellation; see
+// WithDeadline. After an error the call may still be in flight, unless NotRun
+// reports that it is not.
 func (c *Client) Do(ctx context.Context, call *Call) (*Server, error) {
 	return c.follow(ctx, call, (*Server).do)
 }
@@ -127,10 +131,10 @@ func (c *Client) DoAlone(ctx context.Context, call *Call) (*Server, error) {
 	})
 }
 
-// Submit has the script run for a call, batched with others, on the server that has
-// its keys, and the outcome told to its Done. It waits for nothing but, at first, to
-// learn which server that is. An error means that the call was not submitted: the
-// server is down.
+// Submit runs the script for a call, batched with others, on the server that has
+// its keys, and passes the outcome to its Done. It does not wait, except at first
+// to learn which server that is. An error means that the call was not submitted,
+// because the server is down.
 func (c *Client) Submit(ctx context.Context, call *Call) error {
 	s, err := c.topology.of(ctx, call.Keys[0])
 	if err != nil {
@@ -157,7 +161,7 @@ func (c *Client) follow(ctx context.Context, call *Call, do func(*Server, contex
 		if next == nil {
 			break
 		}
-		if s = next; asking { // which is said of a single invocation
+		if s = next; asking { // an ASK is for a single invocation
 			err = s.doAlone(ctx, call, true)
 		} else {
 			err = do(s, ctx, call)
@@ -169,16 +173,16 @@ func (c *Client) follow(ctx context.Context, call *Call, do func(*Server, contex
 	return s, err
 }
 
-// NotRun reports whether err, which Do or a call's Done got, says that the script
-// was certainly not run for the call.
+// NotRun reports whether err, from Do or a call's Done, says that the script was
+// certainly not run for the call.
 func NotRun(err error) bool {
 	if errors.Is(err, errNoConnection) {
-		return true // as batches tell it, in which nobody waits for what it means
+		return true // batches pass this error on as it is
 	}
 	f, ok := err.(*ServerError) //nolint:errorlint // as servers return it
 	return ok && f.notRun
 }
 
 // MovingSlot reports whether err says that the keys of a call are on two servers,
-// as their slot is on its way from one to the other.
+// because their slot is being moved from one to the other.
 func MovingSlot(err error) bool { return redis.IsTryAgainError(err) }

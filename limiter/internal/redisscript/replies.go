@@ -9,49 +9,49 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The client makes room for whatever a reply claims to hold: of an array that
-// says it has 400 million elements it takes gigabytes, and of arrays in arrays so
-// much stack that the process dies. So all that servers and sentinels say is
-// followed before the client sees it.
+// The client allocates whatever a reply claims to hold: gigabytes for an array
+// that says it has 400 million elements, and for deeply nested arrays so much
+// stack that the process dies. So everything that servers and sentinels send is
+// checked before the client sees it.
 
 const (
-	// maxElements is how many elements a reply may have, those of arrays in it
-	// included. A call about as many buckets as a request may have is replied to
-	// with 4·65 535, and CLUSTER SLOTS, if each slot is a range by itself, with
-	// some 27·16 384.
+	// maxElements is the maximum number of elements in a reply, including those of
+	// nested arrays. A call about as many buckets as a request may have gets a
+	// reply of 4·65,535 elements; CLUSTER SLOTS, if each slot is a range by
+	// itself, some 27·16,384.
 	maxElements = 1 << 19
 
-	// maxBulk is how many bytes a string in a reply may have, and maxReply the
-	// whole reply. The longest are of CLUSTER SLOTS, as above 5 MB of short ones.
+	// maxBulk is the maximum length of a string in a reply, in bytes, and maxReply
+	// that of the whole reply. The longest replies are those of CLUSTER SLOTS: 5
+	// MB of short strings in the case above.
 	maxBulk  = 1 << 20
 	maxReply = 16 << 20
 
-	// maxDepth is how deep arrays may lie in each other. Those of CLUSTER SLOTS
-	// have a depth of 4.
+	// maxDepth is the maximum depth of nested arrays. Those of CLUSTER SLOTS have
+	// a depth of 4.
 	maxDepth = 16
 
-	// maxAttributes is how many attributes a reply may have, though none was ever
-	// asked for.
+	// maxAttributes is the maximum number of attributes in a reply, though the
+	// client never asks for any.
 	maxAttributes = 64
 )
 
 var (
-	// errReplyTooLarge is the failure of a server with a reply that is beyond
-	// these bounds.
+	// errReplyTooLarge is the error for a reply that exceeds these bounds.
 	errReplyTooLarge = errors.New("a reply claims to be larger than any that was asked for")
 
-	// errReplyMalformed is the failure of a server with what is no reply.
+	// errReplyMalformed is the error for data that is not a reply.
 	errReplyMalformed = errors.New("what came is no reply")
 )
 
-// boundedConn is a network connection on which no reply passes the bounds.
+// boundedConn is a network connection that lets no reply exceed the bounds.
 type boundedConn struct {
 	net.Conn
 	replies replyScanner
 	err     error // why it was closed
 }
 
-// Read closes the connection with the first reply that is out of bounds.
+// Read closes the connection at the first reply that is out of bounds.
 func (c *boundedConn) Read(b []byte) (int, error) {
 	if c.err != nil {
 		return 0, c.err
@@ -64,7 +64,7 @@ func (c *boundedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// boundedDialer returns a dialer whose connections are bounded.
+// boundedDialer wraps dial to return bounded connections.
 func boundedDialer(dial func(context.Context, string, string) (net.Conn, error)) redis.DialHook {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
@@ -75,37 +75,37 @@ func boundedDialer(dial func(context.Context, string, string) (net.Conn, error))
 	}
 }
 
-// replyScanner follows a stream of replies, of RESP2 and RESP3, in pieces of any
-// size. It takes for a reply all that the client does, and for out of bounds what
-// the client would keep in memory, or on its stack, before it has read it.
+// replyScanner parses a stream of replies, RESP2 and RESP3, in chunks of any size.
+// It accepts all replies that the client does, except those for which the client
+// would allocate too much memory, or stack, before it has read them.
 type replyScanner struct {
 	state    scanState
 	kind     byte // of the element whose length is being read
-	n        int  // that length as far as it is known
+	n        int  // that length as read so far
 	signed   bool
 	negative bool
 	digits   int
-	skip     int // bytes of a string that are still to come, with its end
+	skip     int // bytes of a string still to come, including its end
 
 	depth int
-	left  [maxDepth]int // elements that are still to come, of each array around
-	attr  int           // the depth of the attribute that it is in; 0 if it is in none
+	left  [maxDepth]int // elements still to come in each enclosing array
+	attr  int           // the depth of the attribute being read; 0 if none
 
-	// Of the reply so far.
+	// Totals of the reply so far.
 	elements, attributes, bytes int
 }
 
 type scanState uint8
 
 const (
-	atType   scanState = iota // an element begins
-	inLine                    // up to the end of a line
-	inLength                  // in the line that tells a length
-	atEnd                     // behind the \r of that line
-	inBulk                    // within a string
+	atType   scanState = iota // at the start of an element
+	inLine                    // in a line whose content does not matter
+	inLength                  // in a line with a length
+	atEnd                     // after the \r of that line
+	inBulk                    // in a string
 )
 
-// scan follows what has come. After an error it must not be called again.
+// scan parses the next chunk. After an error it must not be called again.
 func (s *replyScanner) scan(b []byte) error {
 	s.bytes += len(b)
 	for i := 0; i < len(b); {
@@ -151,7 +151,7 @@ func (s *replyScanner) scan(b []byte) error {
 	return nil
 }
 
-// line follows b from i on to the end of a line, and returns where that is.
+// line skips to the end of a line in b, from i on, and returns the index after it.
 func (s *replyScanner) line(b []byte, i int) int {
 	n := bytes.IndexByte(b[i:], '\n')
 	if n < 0 {
@@ -186,8 +186,8 @@ func (s *replyScanner) length(c byte) error {
 	return nil
 }
 
-// begin begins an element whose length is known; rest is how much has come behind
-// that.
+// begin begins an element whose length is known; rest is the number of bytes after
+// that length.
 func (s *replyScanner) begin(rest int) error {
 	if s.negative && s.n > 1 {
 		return errReplyMalformed
@@ -214,8 +214,8 @@ func (s *replyScanner) begin(rest int) error {
 		return errReplyTooLarge
 	}
 	if s.kind == '|' {
-		// It stands before an element, and is none. The client does not take one
-		// within another for that.
+		// An attribute precedes an element and is not one itself. The client does
+		// not recognize one within another.
 		if s.attributes++; s.attributes > maxAttributes || s.attr > 0 {
 			return errReplyTooLarge
 		}
@@ -237,8 +237,8 @@ func (s *replyScanner) begin(rest int) error {
 	return nil
 }
 
-// done ends an element, and all arrays of which it is the last; rest is how much
-// has come behind it.
+// done ends an element, and all arrays of which it is the last; rest is the number
+// of bytes after it.
 func (s *replyScanner) done(rest int) {
 	s.state = atType
 	for s.depth > 0 {

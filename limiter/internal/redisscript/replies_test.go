@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// playedConn is a connection on which a stream comes in pieces of any size.
+// playedConn is a connection on which a stream arrives in pieces of any size.
 type playedConn struct {
 	net.Conn
 	stream []byte
@@ -46,11 +46,11 @@ func (*playedConn) SetReadDeadline(time.Time) error  { return nil }
 func (*playedConn) SetWriteDeadline(time.Time) error { return nil }
 func (*playedConn) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
 
-// played is how many replies a client asks for.
+// played is the number of replies that a client reads.
 const played = 3
 
-// play returns what the client makes of a stream, and its error if it has failed
-// to read it.
+// play returns the replies that the client reads from a stream, and its error if
+// it failed.
 func play(stream []byte, random *rand.Rand, bounded bool) (replies []any, err error) {
 	var conn net.Conn = &playedConn{stream: append([]byte("*0\r\n"), stream...), random: random}
 	if bounded {
@@ -79,7 +79,7 @@ func play(stream []byte, random *rand.Rand, bounded bool) (replies []any, err er
 	return replies, nil
 }
 
-// writeReply writes a reply of any type, as servers may send one.
+// writeReply writes a reply of any type that servers may send.
 func writeReply(random *rand.Rand, b *bytes.Buffer, depth int) {
 	text := func(n int) []byte {
 		s := make([]byte, random.IntN(n))
@@ -146,9 +146,9 @@ func writeReply(random *rand.Rand, b *bytes.Buffer, depth int) {
 
 func writePlain(b *bytes.Buffer, s []byte) { fmt.Fprintf(b, "$%d\r\n%s\r\n", len(s), s) }
 
-// TestRepliesPass tests that what servers may reply comes through as it is, of all
-// types and in pieces of any size.
-func TestRepliesPass(t *testing.T) {
+// TestValidRepliesPass guards that valid replies pass unchanged, of all types and
+// in pieces of any size.
+func TestValidRepliesPass(t *testing.T) {
 	types := map[byte]int{}
 	for seed := range uint64(3000) {
 		random := rand.New(rand.NewPCG(seed, 3))
@@ -158,7 +158,7 @@ func TestRepliesPass(t *testing.T) {
 		}
 		want, err := play(b.Bytes(), nil, false)
 		if err != nil {
-			t.Fatalf("the client itself does not take %q: %v", b.Bytes(), err)
+			t.Fatalf("the client itself does not accept %q: %v", b.Bytes(), err)
 		}
 		got, err := play(b.Bytes(), random, true)
 		if err != nil || !alike(got, want) {
@@ -171,12 +171,12 @@ func TestRepliesPass(t *testing.T) {
 	}
 }
 
-// alike reports whether two replies are equal; numbers that are none too.
+// alike reports whether two replies are equal, including NaN.
 func alike(a, b any) bool { return reflect.DeepEqual(a, b) || fmt.Sprint(a) == fmt.Sprint(b) }
 
-// TestRepliesLarge tests that the largest replies that anything here asks for
+// TestLargestRepliesPass guards that the largest replies to anything sent here
 // pass.
-func TestRepliesLarge(t *testing.T) {
+func TestLargestRepliesPass(t *testing.T) {
 	var slots, groups bytes.Buffer
 	fmt.Fprintf(&slots, "*16384\r\n")
 	for i := range 16384 {
@@ -202,8 +202,8 @@ func TestRepliesLarge(t *testing.T) {
 	}
 }
 
-// hugeReplies are replies that claim to be larger than the bounds, as far as
-// they come.
+// hugeReplies are the beginnings of replies that claim to be larger than the
+// bounds.
 var hugeReplies = map[string]string{
 	"array":                  "*400000000\r\n",
 	"array beyond an int":    "*" + strings.Repeat("9", 100) + "\r\n",
@@ -226,9 +226,10 @@ var hugeReplies = map[string]string{
 	"line":                   "+" + strings.Repeat("a", maxReply+100_000),
 }
 
-// TestRepliesRefused tests what is refused: claims that are too large, when they
-// are made and however they come, and what is no reply.
-func TestRepliesRefused(t *testing.T) {
+// TestInvalidRepliesAreRejected guards what is rejected: lengths that are too
+// large, as soon as they are read and in whatever pieces, and data that is not a
+// reply.
+func TestInvalidRepliesAreRejected(t *testing.T) {
 	check := func(t *testing.T, stream string, want error) {
 		t.Helper()
 		for _, size := range []int{1, 7, 4096, len(stream)} {
@@ -262,17 +263,16 @@ func TestRepliesRefused(t *testing.T) {
 	}
 }
 
-// allocated returns how many bytes were ever allocated.
+// allocated returns the number of bytes ever allocated.
 func allocated() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)
 	return sample[0].Value.Uint64()
 }
 
-// TestHugeReplies tests a server, or what stands in its place, that replies
-// something huge: to a request, to the greeting, as the slots of a cluster or as a
-// sentinel. It takes neither the memory nor the time for it, and the log says
-// why.
+// TestHugeReplies guards against a server, or an impostor, that sends a huge
+// reply: to a call, to the handshake, as the slots of a cluster or as a sentinel.
+// It costs neither memory nor time, and the log says why.
 func TestHugeReplies(t *testing.T) {
 	for _, tc := range []struct {
 		to     string // the command
@@ -336,8 +336,9 @@ func TestHugeReplies(t *testing.T) {
 	}
 }
 
-// FuzzReplyScanner tests that whatever the client can read passes, in pieces of
-// any size, and that nothing gets past the bounds: the client takes little memory.
+// FuzzReplyScanner guards that whatever the client can read passes, in pieces of
+// any size, and that nothing exceeds the bounds: the client allocates little
+// memory.
 func FuzzReplyScanner(f *testing.F) {
 	for _, stream := range hugeReplies {
 		if len(stream) < 1000 {
@@ -351,8 +352,8 @@ func FuzzReplyScanner(f *testing.F) {
 		}
 		f.Add(b.Bytes(), seed)
 	}
-	// Claims that are large enough to be refused. Without one it must be for
-	// something that the client does not take either.
+	// Lengths large enough to be rejected. Without one, the rejection must be for
+	// something that the client does not accept either.
 	large := regexp.MustCompile(`[0-9]{5}`)
 	f.Fuzz(func(t *testing.T, stream []byte, seed uint64) {
 		before := allocated()
@@ -367,10 +368,10 @@ func FuzzReplyScanner(f *testing.F) {
 		switch {
 		case errors.Is(err, errReplyTooLarge):
 			if bytes.Count(stream, []byte("\r\n")) <= maxDepth {
-				t.Fatalf("%q is refused: %v", stream, err)
+				t.Fatalf("%q is rejected: %v", stream, err)
 			}
 		case wantErr == nil && errors.Is(err, errReplyMalformed):
-			// Behind the last reply that was asked for it may be anything.
+			// After the last reply that was asked for it may be anything.
 		case (err == nil) != (wantErr == nil) || !alike(got, want):
 			t.Fatalf("%q: got %v, error %v, want %v, error %v", stream, got, err, want, wantErr)
 		}

@@ -11,66 +11,66 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Script is a Lua script that keeps to the package's protocol.
+// Script is a Lua script that follows the package's protocol.
 type Script struct {
-	// Whether the reply to a call shows that the server takes writes.
+	// Reports whether the reply to a call shows that the server accepts writes.
 	Wrote func(*Call) bool
 
-	// What tells the script to write what one key holds once more, so that the
-	// reply shows whether the server takes writes.
+	// An Arg that makes the script write back the value of one key unchanged, so
+	// that the reply shows whether the server accepts writes.
 	ProbeArg string
 
 	source, sha string
 }
 
-// NewScript returns the script of the given source.
+// NewScript returns a script with the given source.
 func NewScript(source string) *Script {
 	sum := sha1.Sum([]byte(source))
 	return &Script{source: source, sha: hex.EncodeToString(sum[:])}
 }
 
-// Call is something to do for the script. The zero value of what is not exported
-// is ready to use; a call may be used again after Reset.
+// Call is one task for the script. Its unexported fields need no initialization. A
+// Call may be reused after Reset.
 type Call struct {
-	// The keys, at least one. In a cluster they lie in one slot.
+	// The keys, at least one. In a cluster they are all in one slot.
 	Keys []string
 
-	// What to do with them; see the package's protocol. It begins with the bytes
-	// 0 and 1: one call.
+	// What to do with the keys; see the package's protocol. It begins with the
+	// bytes 0 and 1: one call.
 	Arg string
 
-	// How many integers the script replies.
+	// The number of integers that the script replies.
 	Replies int
 
-	// Whether to wait for an answer as long as there is time, since nobody else
-	// decides. Other calls give up when half of the timeout is over and they have
-	// not been sent.
+	// Whether to wait for an answer until the deadline, because nobody else
+	// decides. Other calls give up if they have not been sent after half of the
+	// timeout.
 	Patient bool
 
-	// What the call belongs to, for hooks.
+	// The owner of the call, for hooks.
 	Owner any
 
-	// The reply, once there is one: as many integers as Replies, or none if the server
-	// has sent another number. It is valid until the call is used again.
+	// The reply, once there is one: as many integers as Replies, or none if the
+	// server has sent another number. It is valid until the call is reused.
 	Reply []int64
 
-	// What became of a call that was submitted: nil if there is a reply. It must
-	// not wait.
+	// Called with the outcome of a submitted call: nil if there is a reply. It
+	// must not block.
 	Done func(error)
 
-	pending // while it waits to be taken along
+	pending // while it waits for a batch
 
-	args []any    // used again by the next call
+	args []any    // reused by the next call
 	self [1]*Call // the call as a batch
 }
 
-// Reset makes the call ready to be used again. It keeps its memory.
+// Reset makes the call ready for reuse. It keeps its memory.
 func (c *Call) Reset() {
 	c.Reply, c.Done, c.Patient = nil, nil, false
 }
 
-// slot returns what says in which slot of a cluster the keys lie: the text in the
-// first braces, or the whole key.
+// slot returns the part of the keys that determines their cluster slot: the text
+// in the first braces, or the whole key.
 func (c *Call) slot() string {
 	key := c.Keys[0]
 	if from := strings.IndexByte(key, '{'); from >= 0 {
@@ -81,18 +81,18 @@ func (c *Call) slot() string {
 	return key
 }
 
-// batch returns c as a batch of its own.
+// batch returns c as a batch of one.
 func (c *Call) batch() []*Call {
 	c.self[0] = c
 	return c.self[:]
 }
 
-// firstKey is where among a command's arguments the first key stands, behind the
+// firstKey is the index of the first key among a command's arguments, after the
 // command, the script and the number of keys.
 const firstKey = 3
 
-// appendArguments appends the command that runs the script for all calls to what
-// is left of args. Its first two words are left to be filled in.
+// appendArguments appends the command that runs the script for all calls to
+// args[:0]. The first two arguments are left for the caller to fill in.
 func appendArguments(args []any, batch ...*Call) []any {
 	n := 0
 	for _, c := range batch {
@@ -129,12 +129,12 @@ func (c *Call) run(n int) any {
 // sent twice.
 type command struct{ *redis.IntSliceCmd }
 
-// NoRetry tells the client not to send the command again, whatever happens.
+// NoRetry tells the client never to send the command again.
 func (command) NoRetry() bool { return true }
 
-// send runs the script for one call and returns what it replies: by its digest or,
-// with whole, in full. With asking the server answers also for a slot that is only
-// on its way to it.
+// send runs the script for one call and returns its reply: by EVALSHA or, with
+// whole, by EVAL with the source. With asking, the server answers even for a slot
+// that is still being moved to it.
 func (s *Script) send(ctx context.Context, conn *redis.Conn, c *Call, whole, asking bool) ([]int64, error) {
 	c.args = appendArguments(c.args, c)
 	c.args[0], c.args[1] = "evalsha", &s.sha
@@ -152,13 +152,13 @@ func (s *Script) send(ctx context.Context, conn *redis.Conn, c *Call, whole, ask
 		return pipe.Process(ctx, cmd)
 	})
 	if err := ask.Err(); err != nil {
-		return nil, err // and the command was redirected for that
+		return nil, err // so the command was redirected
 	}
 	return cmd.Result()
 }
 
-// probe reports whether the server has shown to take writes, by a call that
-// changes nothing.
+// probe runs a call that changes nothing, and reports whether it shows that the
+// server accepts writes.
 func (s *Script) probe(ctx context.Context, conn *redis.Conn, key string, asking bool) (wrote bool, err error) {
 	c := &Call{Keys: []string{key}, Arg: s.ProbeArg}
 	c.Reply, err = s.send(ctx, conn, c, false, asking)
@@ -168,16 +168,16 @@ func (s *Script) probe(ctx context.Context, conn *redis.Conn, key string, asking
 	return err == nil && s.Wrote(c), err
 }
 
-// load makes the script known to a server. It returns the number that the server
-// has given the connection, and whether it did not know the script before: both
-// tell of servers that have restarted. It asks by EVALSHA_RO, which is used for
-// nothing else, so that servers count these apart. A user who may not use that
-// finds out what is missing with the first call.
+// load makes the script known to a server. It returns the ID that the server has
+// given the connection, and whether the server did not know the script yet: both
+// show whether the server has restarted. It asks by EVALSHA_RO, which is used for
+// nothing else, so that servers count these commands apart. A user without
+// permission for that learns what is missing with the first call.
 func (s *Script) load(ctx context.Context, conn *redis.Conn) (id int64, unknown bool, err error) {
 	var known *redis.Cmd
 	hello := redis.NewCmd(ctx, "hello")
 	_, failed := conn.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		// This one is allowed to everybody who has logged in.
+		// Everybody who has logged in may send this one.
 		_ = pipe.Process(ctx, hello)
 		known = pipe.EvalShaRO(ctx, s.sha, nil)
 		return nil
@@ -195,7 +195,7 @@ func (s *Script) load(ctx context.Context, conn *redis.Conn) (id int64, unknown 
 		}
 	}
 	if redis.HasErrorPrefix(known.Err(), "NOSCRIPT") {
-		_ = conn.Eval(ctx, s.source, nil).Err() // what is wrong shows when it is used
+		_ = conn.Eval(ctx, s.source, nil).Err() // an error shows when the script is used
 		return id, true, nil
 	}
 	return id, false, nil
@@ -208,7 +208,7 @@ type invocation struct {
 	err   error
 }
 
-// invocations returns those that a batch takes: in a cluster one for each slot.
+// invocations splits a batch into invocations: in a cluster one for each slot.
 func invocations(batch []*Call, slots bool) []*invocation {
 	if !slots {
 		return []*invocation{{batch: batch}}
@@ -225,8 +225,8 @@ func invocations(batch []*Call, slots bool) []*invocation {
 	return all
 }
 
-// sendAll sends invocations; the first with the whole script, if the server does
-// not know it.
+// sendAll sends invocations. With whole, the first carries the whole script,
+// because the server does not know it.
 func (s *Script) sendAll(ctx context.Context, conn *redis.Conn, all []*invocation, whole bool) {
 	sent := make([]command, len(all))
 	_, _ = conn.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -246,7 +246,8 @@ func (s *Script) sendAll(ctx context.Context, conn *redis.Conn, all []*invocatio
 	}
 }
 
-// unknown returns those invocations whose server did not know the script.
+// unknown returns the invocations that failed because the server did not know the
+// script.
 func unknown(all []*invocation) (again []*invocation) {
 	for _, in := range all {
 		if in.err != nil && redis.HasErrorPrefix(in.err, "NOSCRIPT") {
@@ -257,7 +258,7 @@ func unknown(all []*invocation) (again []*invocation) {
 }
 
 // split gives each call its part of the reply, and reports whether any of them has
-// shown to write. They get nothing if the reply is not one to all of them.
+// written. If the reply has the wrong length for the batch, it gives them nothing.
 func (s *Script) split(in *invocation) (wrote bool) {
 	n := 0
 	for _, c := range in.batch {

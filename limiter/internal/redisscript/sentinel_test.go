@@ -9,8 +9,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestSentinelFailures tests what an operator is told where sentinels can't be
-// asked, or do not know the name.
+// TestSentinelFailures guards what an operator is told if sentinels are
+// unreachable or do not know the name.
 func TestSentinelFailures(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -25,9 +25,9 @@ func TestSentinelFailures(t *testing.T) {
 	}
 }
 
-// TestSentinelsFail tests sentinels that fail while their server is well: one
-// that hangs costs little time, and without any of them the connections there
-// are stay and serve all.
+// TestSentinelsFail guards sentinels that fail while their server is healthy: one
+// that hangs costs little time, and without any of them the existing connections
+// stay and serve all calls.
 func TestSentinelsFail(t *testing.T) {
 	t.Parallel()
 	sentinel := redistest.StartSentinel(t)
@@ -76,7 +76,7 @@ func TestSentinelsFail(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 		if failed == 0 {
-			t.Error("no request failed: the test shows nothing")
+			t.Error("no request failed: the test proves nothing")
 		}
 	})
 

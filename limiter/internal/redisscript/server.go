@@ -10,23 +10,22 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Server is a Redis server. It composes a pool of connections, a breaker that
-// knows whether the server can be asked, and a batcher that lets calls travel
-// together.
+// Server is one Redis server. It is composed of a pool of connections, a breaker
+// that knows whether the server is down, and a batcher.
 type Server struct {
 	script  *Script
 	timeout time.Duration
 	hooks   Hooks
-	changed func() // called after failures: the server may not be the right one any more
+	changed func() // called after failures: the server may no longer be the right one
 
 	breaker  breaker
 	pool     *pool
 	batcher  *batcher
 	restarts *restarts
-	calls    atomic.Int64 // how many calls there were
+	calls    atomic.Int64 // number of calls so far
 
-	known  bool // whether the client of a cluster knows the server
-	slots  bool // whether it is a cluster's, and an invocation has keys of one slot
+	known  bool // whether the cluster client knows the server
+	slots  bool // whether it is in a cluster, so that an invocation has the keys of one slot
 	closed sync.Once
 }
 
@@ -53,19 +52,19 @@ func (s *Server) close() error {
 	return s.pool.client.Close()
 }
 
-// failure returns what err means for a call.
+// failure converts err to a ServerError of this server.
 func (s *Server) failure(err error) *ServerError { return newFailure(s.breaker.server, s.timeout, err) }
 
-// ReportCorrupt has it reported that the server holds, or has replied, what it
-// can't have got from the script, and returns the error that says so.
+// ReportCorrupt reports that the server holds, or has replied, something that the
+// script cannot have written, and returns an error that says so.
 func (s *Server) ReportCorrupt(err error) error {
 	f := s.failure(corrupt{err})
 	s.breaker.reportError(f)
 	return f
 }
 
-// do runs the script for a call, batched with others. It returns at the deadline
-// of ctx at the latest.
+// do runs the script for a call, batched with others. It returns by the deadline
+// of ctx.
 func (s *Server) do(ctx context.Context, c *Call) error {
 	probe, err := s.breaker.allow()
 	if err != nil {
@@ -87,15 +86,15 @@ func (s *Server) do(ctx context.Context, c *Call) error {
 	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
 		return s.giveUp(err)
 	case MovingSlot(err):
-		// Of those that were batched some have their keys on the other server
-		// already. Nothing was done.
+		// Some keys of the batched calls are on the other server already. Nothing
+		// was done.
 		s.calls.Add(1)
 		return s.doNow(ctx, false, c, false)
 	}
 	return err
 }
 
-// doAlone runs the script for a call by itself.
+// doAlone runs the script for a call without batching.
 func (s *Server) doAlone(ctx context.Context, c *Call, asking bool) error {
 	probe, err := s.breaker.allow()
 	if err != nil {
@@ -105,7 +104,8 @@ func (s *Server) doAlone(ctx context.Context, c *Call, asking bool) error {
 	return s.doNow(ctx, probe, c, asking)
 }
 
-// doNow runs the script for a call that the breaker has allowed, by itself.
+// doNow runs the script, without batching, for a call that the breaker has
+// allowed.
 func (s *Server) doNow(ctx context.Context, probe bool, c *Call, asking bool) error {
 	if probe {
 		defer s.breaker.endProbe()
@@ -129,7 +129,7 @@ func (s *Server) doNow(ctx context.Context, probe bool, c *Call, asking bool) er
 	})
 }
 
-// Submit has the script run for a call, batched with others, and the outcome told
+// Submit runs the script for a call, batched with others, and passes the outcome
 // to its Done. It does not wait.
 func (s *Server) Submit(c *Call) { s.batcher.add(c) }
 
@@ -144,9 +144,9 @@ func (s *Server) connection(ctx context.Context, probe, patient bool) (*connecti
 	return conn, err
 }
 
-// inTime waits for the answer to a call for which there is less time left than a
-// server is given. If it takes longer the call gives up, and neither server nor
-// connection is blamed. ask gets the answer.
+// inTime waits for the answer to a call that has less time left than a server is
+// allowed. If the answer takes longer, the call gives up, and neither the server
+// nor the connection is blamed. ask waits for the answer.
 func (s *Server) inTime(ctx context.Context, c *Call, ask func() ([]int64, error)) error {
 	type answer struct {
 		reply []int64
@@ -180,8 +180,8 @@ func (s *Server) inTime(ctx context.Context, c *Call, ask func() ([]int64, error
 	}
 }
 
-// giveUp records that a call has waited in vain, for which no command is to
-// blame, and returns what that means.
+// giveUp records a call that has timed out without a command being to blame, and
+// returns its ServerError.
 func (s *Server) giveUp(why error) *ServerError {
 	f := s.failure(why)
 	s.breaker.failure(f)
@@ -189,8 +189,8 @@ func (s *Server) giveUp(why error) *ServerError {
 }
 
 // send runs the script for one call on a connection, or on another one if the
-// server has closed it. With apart, nobody waits longer for that than he may:
-// otherwise ctx is the time that the call has.
+// server has closed it. With apart, send runs apart from its caller, who stops
+// waiting by itself; otherwise ctx is the time that the call has.
 func (s *Server) send(ctx context.Context, conn *connection, c *Call, asking, apart bool) error {
 	for {
 		seen := s.restarts.seen()
@@ -228,19 +228,19 @@ func (s *Server) sendWhole(conn *connection, c *Call, asking bool) error {
 	return s.sent(within(s.timeout), conn, c, asking, reply, err)
 }
 
-// sent records what came of a call on a connection.
+// sent records the result of a call on a connection.
 func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking bool, reply []int64, err error) error {
 	if err != nil {
 		c.Reply = nil
 		return s.blame(conn, err)
 	}
 	if len(reply) != c.Replies {
-		reply = nil // whoever has sent it was not the script
+		reply = nil // the script cannot have sent it
 	}
 	c.Reply = reply
 	wrote := s.script.Wrote(c)
 	if !wrote && s.breaker.awaitsWrite() {
-		// The reply does not tell whether the server takes writes again.
+		// The reply does not show whether the server accepts writes again.
 		wrote, err = s.script.probe(ctx, conn.Conn, c.Keys[0], asking)
 		if err != nil {
 			_ = s.blame(conn, err)
@@ -252,7 +252,7 @@ func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking boo
 	return nil
 }
 
-// blame records what failed on a connection, and returns what it means.
+// blame records an error on a connection and returns it as a ServerError.
 //
 // After a reply the connection is as good as before; but the client closes those
 // to a replica, for its name may by now stand for another server. An error that
@@ -273,7 +273,7 @@ func (s *Server) blame(conn *connection, err error) *ServerError {
 	case f.elsewhere:
 		s.breaker.success(false)
 	case !first:
-		// It broke together with others, for which one failure counts.
+		// It broke together with others, which count as one failure.
 		s.breaker.reportError(f)
 	default:
 		s.fail(f)
@@ -285,7 +285,7 @@ func (s *Server) blame(conn *connection, err error) *ServerError {
 func (s *Server) fail(f *ServerError) {
 	opened := s.breaker.failure(f)
 	if opened || f.breaks {
-		s.pool.clear() // those that are idle will hardly be any better
+		s.pool.clear() // idle connections are probably broken too
 	}
 	if opened {
 		s.pool.down(f)
@@ -293,8 +293,8 @@ func (s *Server) fail(f *ServerError) {
 	s.changed()
 }
 
-// flush sends a batch on a connection. A server of a cluster gets an invocation
-// for each slot.
+// flush sends a batch on a connection. A cluster server gets one invocation for
+// each slot.
 func (s *Server) flush(conn *connection, batch []*Call) {
 	all := invocations(batch, s.slots)
 	began := time.Now()
@@ -304,7 +304,7 @@ func (s *Server) flush(conn *connection, batch []*Call) {
 		return
 	}
 
-	// Whatever fails together has failed once.
+	// Failures in one batch count as one.
 	var worst error
 	wrote := false
 	for _, in := range all {
@@ -318,7 +318,7 @@ func (s *Server) flush(conn *connection, batch []*Call) {
 		s.pool.put(conn)
 		s.breaker.success(wrote)
 	} else {
-		_ = s.blame(conn, worst) // each is told its own
+		_ = s.blame(conn, worst) // each call gets its own error
 	}
 	for _, in := range all {
 		if in.err != nil {
@@ -330,7 +330,7 @@ func (s *Server) flush(conn *connection, batch []*Call) {
 }
 
 // sendAll sends invocations on conn, or on another connection if the server has
-// closed it, which it returns. An error says that there is none.
+// closed conn. It returns the connection used, or an error if there is none.
 func (s *Server) sendAll(conn *connection, all []*invocation) (*connection, error) {
 	ctx := within(s.timeout)
 	for {
@@ -353,14 +353,14 @@ func (s *Server) sendAll(conn *connection, all []*invocation) (*connection, erro
 	}
 }
 
-// sending records that invocations are about to be sent.
+// sending calls the Sending hook before invocations are sent.
 func (s *Server) sending(all []*invocation) {
 	for _, in := range all {
 		s.hooks.Sending(s, in.batch)
 	}
 }
 
-// worse reports whether err tells more than another about the next call, or even
+// worse reports whether err says more than another about the next call, or even
 // about the connection.
 func (s *Server) worse(err, than error) bool {
 	rank := func(err error) int {
@@ -377,7 +377,7 @@ func (s *Server) worse(err, than error) bool {
 	return rank(err) > rank(than)
 }
 
-// complete tells all calls of a batch that there is an answer, or what has failed.
+// complete passes a reply or an error to all calls of a batch.
 func (s *Server) complete(batch []*Call, err error) {
 	for _, c := range batch {
 		switch {
@@ -392,21 +392,20 @@ func (s *Server) complete(batch []*Call, err error) {
 	}
 }
 
-// restarts records whether a server has restarted, or is another one now.
+// restarts records whether a server has restarted, or been replaced by another.
 type restarts struct {
 	tell func()
 
-	mu       sync.Mutex   // held while it is told
-	count    atomic.Int64 // how often it has
-	latestID atomic.Int64 // the highest number that the server has given a connection
+	mu       sync.Mutex   // held while calling tell
+	count    atomic.Int64 // number of restarts
+	latestID atomic.Int64 // the highest connection ID that the server has given out
 }
 
-// seen returns how often the server is known to have restarted.
+// seen returns the number of restarts known so far.
 func (r *restarts) seen() int64 { return r.count.Load() }
 
-// since records that the server has restarted, as became clear from something
-// that was sent when so many restarts had been seen. If there are more by now,
-// those are the same.
+// since records a restart that was noticed by something sent when the given number
+// of restarts had been seen. If there are more by now, it is one of those.
 func (r *restarts) since(seen int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -417,10 +416,10 @@ func (r *restarts) since(seen int64) {
 	}
 }
 
-// connected records a new connection: of its number, and whether there is
-// another reason to take the server for another, such as that it did not know the
-// script. Both were asked for when so many restarts had been seen and before was
-// the highest number.
+// connected records a new connection with the given ID. another says that there is
+// another sign of a restart, such as that the server did not know the script. seen
+// is the number of restarts and before the highest ID from before the connection
+// was made.
 func (r *restarts) connected(seen, before, id int64, another bool) {
 	if another || id < before {
 		r.since(seen)

@@ -11,21 +11,21 @@ import (
 
 // topology knows which server has which keys.
 type topology interface {
-	// one reports whether all keys lie on one server.
+	// one reports whether all keys are on one server.
 	one() bool
 	// of returns the server that has a key.
 	of(ctx context.Context, key string) (*Server, error)
-	// redirected returns the server that err, which the given one returned, says
-	// to ask instead, and whether to ask it for a slot that it does not have yet;
-	// nil if it says nothing like that.
+	// redirected returns the server that err, returned by from, redirects to, and
+	// whether to send ASKING first because it does not have the slot yet. It
+	// returns nil if err is not a redirection.
 	redirected(from *Server, err error) (next *Server, asking bool)
-	// connect begins to connect.
+	// connect starts connecting in the background.
 	connect()
 	close() error
 }
 
-// client returns the options of the client, of which there is one for each kind
-// of deployment.
+// client returns the options for go-redis, which has one client for each kind of
+// deployment.
 func (opt *Options) client() *redis.UniversalOptions {
 	return &redis.UniversalOptions{
 		Addrs:            opt.Addresses,
@@ -37,24 +37,24 @@ func (opt *Options) client() *redis.UniversalOptions {
 		DB:               opt.DB,
 		TLSConfig:        opt.TLS,
 
-		// Two more than requests may hold: the client itself asks a cluster
-		// about its slots.
+		// Two more than calls may use: the client itself asks a cluster for its
+		// slots.
 		PoolSize: opt.poolSize() + 2,
 
-		// A script that charges must run at most once, whatever becomes of its
-		// answer.
+		// A script that changes something must run at most once, whether or not
+		// its answer arrives.
 		MaxRetries: -1,
 
-		// The context of a request bounds whatever it waits for. These are for
-		// what is done outside of requests, such as to ask one sentinel, or one
-		// server of a cluster, after the other.
+		// The context of a call bounds everything that it waits for. These
+		// timeouts are for work outside of calls, such as asking one sentinel, or
+		// one cluster server, after the other.
 		ContextTimeoutEnabled: true,
 		DialTimeout:           connectWithin / time.Duration(len(opt.Addresses)+1),
 		ReadTimeout:           max(time.Second, opt.Timeout),
 		DialerRetries:         1,
 
-		// One round trip to greet instead of up to four, and no pool beside
-		// ours.
+		// One round trip for the handshake instead of up to four, and no pool
+		// besides ours.
 		Protocol:                 2,
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -73,7 +73,7 @@ func newSingle(opt Options, script *Script, hooks Hooks) *single {
 	} else {
 		name = opt.MasterName + " of the sentinels at " + name
 		failover := opt.client().Failover()
-		// Connections to sentinels are made by nothing else.
+		// Nothing else makes connections to sentinels.
 		failover.Dialer = boundedDialer(redis.NewDialer(&redis.Options{
 			DialTimeout: failover.DialTimeout, TLSConfig: failover.TLSConfig,
 		}))
