@@ -130,3 +130,12 @@ func BenchmarkManyBuckets(b *testing.B) {
 		})
 	}
 }
+
+// TestTooManyBuckets tests that a request has no more buckets than the script can be
+// told of.
+func TestTooManyBuckets(t *testing.T) {
+	req := Request{Buckets: make([]Bucket, MaxBuckets+1)}
+	if err := req.prepare(); err == nil {
+		t.Error("no error for one bucket too many")
+	}
+}

@@ -95,6 +95,9 @@ func (b *Bucket) fitsBeside(s state, units, now int64) bool {
 	return b.Cost <= b.Limit.Size-units && b.Limit.wait(s, now, b.Cost+units) == 0
 }
 
+// MaxBuckets is the maximum number of buckets in a request.
+const MaxBuckets = 1<<16 - 1
+
 // Accounting says what to charge when some buckets of a request have room for it
 // and others do not.
 type Accounting uint8
@@ -119,6 +122,9 @@ func (a Accounting) String() string {
 // buckets that can be decided. Every Store calls it, so untrusted numbers are safe
 // to pass.
 func (req *Request) prepare() error {
+	if n := len(req.Buckets); n > MaxBuckets {
+		return fmt.Errorf("%d buckets in a request: must be at most %d", n, MaxBuckets)
+	}
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		if b.Cost == 0 || b.Limit.DripSize == 0 {
