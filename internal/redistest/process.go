@@ -15,6 +15,7 @@ func Run(cmd *exec.Cmd) (exited <-chan struct{}, err error) {
 	// guard's input closes and it stops the process. A signal to the process
 	// group, such as Ctrl-C, must not end the guard: a paused process would
 	// outlive it.
+	//nolint:gosec // a number
 	guard := exec.Command("sh", "-c", `trap "" HUP INT TERM; read _; kill -9 "$0"`,
 		strconv.Itoa(cmd.Process.Pid))
 	_, err = guard.StdinPipe()
