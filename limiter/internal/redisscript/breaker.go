@@ -180,7 +180,7 @@ func (b *breaker) success(wrote bool) {
 	}
 	last, now := b.last, b.now()
 	if b.isOpen() {
-		if last.writes && !b.provesWrites(now) {
+		if last.intermittent() && !b.provesWrites(now) {
 			return
 		}
 		b.close(EventRecovered, now)
@@ -237,12 +237,17 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 	return true
 }
 
+// intermittent reports whether the server may accept some writes and reject others:
+// one that is out of memory, for instance. One that is a replica does not: after a
+// failover the next connection is to another server, which is used at once.
+func (f *ServerError) intermittent() bool { return f.writes && !f.breaks }
+
 // flaps reports whether the server, which f has just brought down, had only just
 // recovered from rejecting writes. It also sets for how long probes are then held
 // back.
 func (b *breaker) flaps(f *ServerError) bool {
 	switch {
-	case !f.writes:
+	case !f.intermittent():
 		return false
 	case b.recoveredAt.IsZero() || b.openedAt.Sub(b.recoveredAt) >= flapsWithin:
 		b.hold = probeEvery
