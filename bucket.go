@@ -17,7 +17,7 @@ type bucket struct {
 	path         string
 	policy       *policy
 	name         string // in the store
-	fallbackName string // in the store if the client's address replaces the key
+	addressName string // in the store if the client's address replaces the key
 
 	// The option that determines how long the bucket takes to drain, if it is
 	// not drip_rate.
@@ -150,7 +150,7 @@ func (b *bucket) addTo(e *evaluation) error {
 	}
 	add.Name, add.Key = b.name, text
 	if !own {
-		add.Name = b.fallbackName
+		add.Name = b.addressName
 		b.limit.reportNoKey(text)
 	}
 	if add.MaxKeys = b.limit.maxKeys; b.limit.shareWhenFull {

@@ -456,7 +456,7 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 		numbers = b.describe()
 	}
 	b.name = b.path + l.key.nameSuffix(b.path, numbers)
-	b.fallbackName = b.name + "@client_ip"
+	b.addressName = b.name + "@client_ip"
 	l.buckets = append(l.buckets, b)
 	return nil
 }
