@@ -13,10 +13,10 @@ import (
 
 // bucket is a provisioned bucket of a limit.
 type bucket struct {
-	limit        *Limit
-	path         string
-	policy       *policy
-	name         string // in the store
+	limit       *Limit
+	path        string
+	policy      *policy
+	name        string // in the store
 	addressName string // in the store if the client's address replaces the key
 
 	// The option that determines how long the bucket takes to drain, if it is
