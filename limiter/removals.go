@@ -56,10 +56,16 @@ func (r *removals) add(b removal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.waiting = append(r.waiting, b)
+	r.flushSoon()
+}
+
+// flushSoon sends what waits, if that is enough for a query, or before long. The
+// lock must be held.
+func (r *removals) flushSoon() {
 	switch {
 	case len(r.waiting) >= removeTogether:
 		r.flush()
-	case !r.timed:
+	case len(r.waiting) > 0 && !r.timed:
 		r.timed = true
 		time.AfterFunc(removeWithin, func() {
 			r.mu.Lock()
@@ -89,9 +95,7 @@ func (r *removals) sent() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sending--
-	if len(r.waiting) >= removeTogether {
-		r.flush()
-	}
+	r.flushSoon()
 }
 
 // remove removes buckets from their servers, unless this process holds them again.

@@ -425,7 +425,9 @@ func floodOfFleet(tr *trial) {
 	// Removals are in flight for a tenth of a second, and some are lost.
 	most(tr, "buckets in Redis at most", peak, int64(4*maxKeys))
 	time.Sleep(time.Second)
-	most(tr, "buckets in Redis afterwards", client.DBSize(context.Background()).Val(), int64(2*maxKeys*21/20))
+	// Redis leaves about a tenth of its keys when they have expired, until somebody
+	// asks for them.
+	most(tr, "buckets in Redis afterwards", client.DBSize(context.Background()).Val(), int64(2*maxKeys*5/4))
 	tr.note("%d keys, max_keys %d on each node", keys, maxKeys)
 }
 
