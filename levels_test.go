@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -274,6 +275,11 @@ func (p *process) load(c config) {
 func (p *process) status() int {
 	p.t.Helper()
 	res, err := http.Get("http://" + p.addr + "/")
+	for tries := 0; errors.Is(err, io.EOF) && tries < 3; tries++ {
+		// The listener that took the connection was closed before the request was
+		// read.
+		res, err = http.Get("http://" + p.addr + "/")
+	}
 	if err != nil {
 		p.t.Fatal(err)
 	}
