@@ -66,9 +66,9 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 				return req
 			}
 			admitted := make([]atomic.Int64, tc.keys)
-			c := calls{server: server}
-			c.since(t, "evalsha")
-			together(t, requests, func(i int) {
+			c := redistest.CommandCounter{Server: server}
+			c.Since(t, "evalsha")
+			redistest.Together(t, requests, func(i int) {
 				d, err := r.Take(t.Context(), request(i), nil)
 				if err != nil {
 					t.Error(err)
@@ -76,7 +76,7 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 					admitted[i%tc.keys].Add(1)
 				}
 			})
-			if n := c.since(t, "evalsha"); n > requests/4 {
+			if n := c.Since(t, "evalsha"); n > requests/4 {
 				t.Errorf("%d calls for %d requests: the test covers too little", n, requests)
 			}
 			want := int64(size) / tc.cost
@@ -115,14 +115,14 @@ func TestDirtyLevelCountsOnce(t *testing.T) {
 		mustTake(t, r, Request{Buckets: []Bucket{b}})
 	}
 	server.Restart(t)
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		mustTake(t, r, Request{Buckets: []Bucket{other}})
 		if server.Client().Exists(t.Context(), r.keys.of(&other)).Val() == 0 {
 			return errors.New("not decided by the server")
 		}
 		return nil
 	})
-	together(t, requests, func(int) {
+	redistest.Together(t, requests, func(int) {
 		if d, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil); err != nil || d[0].Denied {
 			t.Errorf("decided %+v, error %v", d, err)
 		}
@@ -150,7 +150,7 @@ func TestWrongRepliesDecideNothing(t *testing.T) {
 			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, PoolSize: 1, Report: seen.report},
 				newScript(script))
 			defer r.Close()
-			together(t, requests, func(i int) {
+			redistest.Together(t, requests, func(i int) {
 				if script == "return {1, 0}" && i > 0 {
 					return // a batch of one would get the right answer
 				}

@@ -251,8 +251,8 @@ func TestDenyCacheOfSeveralSizes(t *testing.T) {
 	of := func(size, cost int64) Bucket {
 		return Bucket{Name: "b", Key: "k", Limit: Limit{size, time.Minute, 1}, Cost: cost}
 	}
-	c := calls{server: server}
-	c.since(t, "evalsha")
+	c := redistest.CommandCounter{Server: server}
+	c.Since(t, "evalsha")
 	for _, st := range []struct {
 		bucket Bucket
 		denied bool
@@ -273,7 +273,7 @@ func TestDenyCacheOfSeveralSizes(t *testing.T) {
 		if d.Denied != st.denied || d.RetryAfter != st.retry {
 			t.Errorf("size %d, cost %d: decided %+v, want a wait of %v", st.bucket.Limit.Size, st.bucket.Cost, d, st.retry)
 		}
-		c.check(t, "evalsha", st.calls)
+		c.Check(t, "evalsha", st.calls)
 	}
 }
 

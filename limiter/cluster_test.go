@@ -43,7 +43,7 @@ func onNode(t testing.TB, r *Redis, nodes *redistest.Cluster, node *redistest.Se
 func storedUnits(t testing.TB, r *Redis, node *redistest.Server, b Bucket) int64 {
 	t.Helper()
 	key := r.keys.of(&b)
-	waitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
+	redistest.WaitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
 	if node.Client().Exists(t.Context(), key).Val() == 0 {
 		return 0
 	}
@@ -153,7 +153,7 @@ func TestCluster(t *testing.T) {
 		b.Name = "other"
 		b = onNode(t, r, nodes, nodes.Nodes[1], b)
 		var admitted atomic.Int64
-		together(t, 16, func(int) {
+		redistest.Together(t, 16, func(int) {
 			for range 25 {
 				d, err := r.Take(context.Background(), Request{Buckets: []Bucket{a, b}}, nil)
 				if err != nil {
@@ -277,7 +277,7 @@ func TestClusterMovesSlots(t *testing.T) {
 				nodes.EndMove(t, slot, to)
 				time.Sleep(20 * time.Millisecond)
 			}
-			waitFor(t, 10*time.Second, func() error {
+			redistest.WaitFor(t, 10*time.Second, func() error {
 				if n := admitted.Load(); n < 400 {
 					return fmt.Errorf("%d admitted", n)
 				}
@@ -374,7 +374,7 @@ func TestClusterLosesNode(t *testing.T) {
 
 	dead.Restart(t)
 	nodes.WaitOK(t)
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		take()
 		if dead.Client().Exists(t.Context(), r.keys.of(&buckets[1])).Val() == 0 {
 			return fmt.Errorf("not decided by the node that is back, reported %q", seen.take())

@@ -234,7 +234,7 @@ func TestFloodOfOneKey(t *testing.T) {
 				everybody := onNode(t, r, nodes, nodes.Nodes[1], Bucket{Name: "everybody", Limit: Limit{5000, time.Hour, 1}, Cost: 1})
 				var admitted atomic.Int64
 				end := time.Now().Add(time.Second)
-				together(t, callers, func(g int) {
+				redistest.Together(t, callers, func(g int) {
 					req := Request{Buckets: []Bucket{client, everybody}}
 					if g%2 == 0 {
 						slices.Reverse(req.Buckets)

@@ -25,8 +25,8 @@ func TestPassedDeadline(t *testing.T) {
 	if err := take(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	asked := calls{server: server}
-	asked.since(t, "evalsha")
+	asked := redistest.CommandCounter{Server: server}
+	asked.Since(t, "evalsha")
 	passed, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
 	for range 20 {
@@ -34,11 +34,11 @@ func TestPassedDeadline(t *testing.T) {
 			t.Fatalf("got %v, want ErrUnavailable", err)
 		}
 	}
-	asked.check(t, "evalsha", 0)
+	asked.Check(t, "evalsha", 0)
 	if err := take(t.Context()); err != nil {
 		t.Errorf("a request that has time got %v", err)
 	}
-	asked.check(t, "evalsha", 1)
+	asked.Check(t, "evalsha", 1)
 	if len(events) > 0 {
 		t.Errorf("got events %v, want none", events)
 	}

@@ -41,8 +41,8 @@ func TestDenyCacheAbsorbsFlood(t *testing.T) {
 			b.Key = t.Name()
 			req := Request{Buckets: []Bucket{b}, Accounting: accounting}
 			mustTake(t, r, req)
-			c := calls{server: server}
-			c.since(t, "evalsha")
+			c := redistest.CommandCounter{Server: server}
+			c.Since(t, "evalsha")
 			for n := range requests {
 				if d := mustTake(t, r, req); d[0].Denied != (n >= size-1) {
 					t.Fatalf("request %d: decided %+v", n, d)
@@ -50,12 +50,12 @@ func TestDenyCacheAbsorbsFlood(t *testing.T) {
 			}
 			// The answer to the request that fills the bucket shows that it is
 			// full.
-			c.check(t, "evalsha", size-1)
+			c.Check(t, "evalsha", size-1)
 			clock.Add(int64(cacheFor * time.Microsecond))
 			for range requests {
 				mustTake(t, r, req)
 			}
-			c.check(t, "evalsha", 1)
+			c.Check(t, "evalsha", 1)
 		})
 	}
 }
@@ -202,10 +202,10 @@ func TestDenyCacheLosesNoDrips(t *testing.T) {
 			b := Bucket{Name: "b", Key: "k", Limit: tc.limit, Cost: tc.cost}
 			stores := [2]*virtual{newVirtual(t, server, "rl:"), newVirtual(t, server, "rl:")}
 			start := max(stores[0].now, stores[1].now)
-			c := calls{server: server}
+			c := redistest.CommandCounter{Server: server}
 			stores[0].flush(t)
 			reference, now := plain{}, start
-			c.since(t, "evalsha")
+			c.Since(t, "evalsha")
 			admitted, want, requests := 0, 0, int64(0)
 			for now < start+drips*tc.limit.rate() {
 				for _, v := range stores {
@@ -229,7 +229,7 @@ func TestDenyCacheLosesNoDrips(t *testing.T) {
 				seed = mix(seed, uint64(now))
 				now += 1 + int64(seed%uint64(max(tc.limit.rate()/5, 1)))
 			}
-			asked := c.since(t, "evalsha")
+			asked := c.Since(t, "evalsha")
 			most := int64(4*want+10) + 4*(now-start)/cacheFor
 			if asked > most || asked*2 > requests {
 				t.Errorf("%d of %d requests reached the server, which admitted %d", asked, requests, want)
@@ -389,8 +389,8 @@ func TestDenyCacheAsksWhenUncertain(t *testing.T) {
 			r, _ := newClocked(t, server, nil)
 			mustTake(t, r, Request{Buckets: tc.first})
 			req := Request{Buckets: tc.buckets, Accounting: tc.accounting}
-			c := calls{server: server}
-			c.since(t, "evalsha")
+			c := redistest.CommandCounter{Server: server}
+			c.Since(t, "evalsha")
 			want := int64(requests)
 			for n := range requests {
 				mustTake(t, r, req)
@@ -398,7 +398,7 @@ func TestDenyCacheAsksWhenUncertain(t *testing.T) {
 					want = 1 // it is new only once
 				}
 			}
-			c.check(t, "evalsha", want)
+			c.Check(t, "evalsha", want)
 			for i, b := range tc.buckets {
 				if got := storedUnits(t, r, server, b); got != tc.charged[i] {
 					t.Errorf("bucket %s holds %d, want %d", b.Name, got, tc.charged[i])
@@ -422,8 +422,8 @@ func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 	full.Cost = 1
 	req.Buckets[1] = full
 
-	c := calls{server: server}
-	c.since(t, "evalsha")
+	c := redistest.CommandCounter{Server: server}
+	c.Since(t, "evalsha")
 	check := func(held int64) {
 		t.Helper()
 		for range 3 {
@@ -435,13 +435,13 @@ func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 				t.Errorf("decided %+v", d)
 			}
 		}
-		c.check(t, "evalsha", 0)
+		c.Check(t, "evalsha", 0)
 	}
 	check(1)
 	for range 4 {
 		mustTake(t, r, Request{Buckets: []Bucket{room}})
 	}
-	c.check(t, "evalsha", 4)
+	c.Check(t, "evalsha", 4)
 	check(5)
 	if got := storedUnits(t, r, server, room); got != 5 {
 		t.Errorf("the other bucket holds %d, want 5", got)
@@ -450,7 +450,7 @@ func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 	if d := mustTake(t, r, Request{Buckets: []Bucket{room, full}}); !d[0].Denied || !d[1].Denied {
 		t.Errorf("decided %+v", d)
 	}
-	c.check(t, "evalsha", 0)
+	c.Check(t, "evalsha", 0)
 	clock.Add(int64(time.Second))
 	if remembered(r, req) {
 		t.Error("still cached")
@@ -606,7 +606,7 @@ func TestDenyCacheConcurrently(t *testing.T) {
 	buckets[1].Name = "other"
 	began := serverTime(t, server)
 	var slow, quick atomic.Int64
-	together(t, goroutines, func(g int) {
+	redistest.Together(t, goroutines, func(g int) {
 		for n := range requests {
 			req := Request{Buckets: buckets[:1+n%2]}
 			admitted := &slow

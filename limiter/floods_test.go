@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // flooded is a Memory on a clock that the test sets. Requests ask for single
@@ -339,7 +341,7 @@ func TestTableAgainstMap(t *testing.T) {
 func TestFloodConcurrently(t *testing.T) {
 	const goroutines, requests, most = 8, 4000, 500
 	f := newFlooded(t)
-	together(t, goroutines, func(g int) {
+	redistest.Together(t, goroutines, func(g int) {
 		random := rand.New(rand.NewPCG(5, uint64(g)))
 		for i := range requests {
 			limit := Limit{10, time.Hour, 1}

@@ -89,17 +89,3 @@ func callsOf(queries ...*query) []*redisscript.Call {
 
 // inTime returns a context with plenty of time for a call.
 func inTime() context.Context { return redisscript.WithDeadline(time.Now().Add(10*time.Second), false) }
-
-// waitFor calls try until it returns no error.
-func waitFor(t testing.TB, within time.Duration, try func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", within, err)
-		}
-	}
-}

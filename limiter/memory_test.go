@@ -9,13 +9,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
 
 	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // frozen is a clock that stands still.
@@ -75,34 +76,6 @@ func (p plain) take(req Request, now int64) []Decision {
 	return decisions
 }
 
-// together runs do in n goroutines at once, each with its number, and returns when
-// all are done. It gives up if they have deadlocked.
-func together(t testing.TB, n int, do func(i int)) {
-	t.Helper()
-	var ready, done sync.WaitGroup
-	start, finished := make(chan struct{}), make(chan struct{})
-	ready.Add(n)
-	for i := range n {
-		done.Go(func() {
-			ready.Done()
-			<-start
-			do(i)
-		})
-	}
-	ready.Wait()
-	close(start)
-	go func() {
-		done.Wait()
-		close(finished)
-	}()
-	select {
-	case <-finished:
-	case <-time.After(time.Minute):
-		buf := make([]byte, 1<<20)
-		t.Fatalf("goroutines still busy after a minute:\n%s", buf[:runtime.Stack(buf, true)])
-	}
-}
-
 // TestMemoryExactConcurrently floods a few buckets from many goroutines while the
 // clock stands still: each admits exactly its size.
 func TestMemoryExactConcurrently(t *testing.T) {
@@ -110,7 +83,7 @@ func TestMemoryExactConcurrently(t *testing.T) {
 	m := NewMemory(frozen)
 	sizes := []int64{1, 7, 1000, 9999}
 	admitted := make([]atomic.Int64, len(sizes))
-	together(t, goroutines, func(g int) {
+	redistest.Together(t, goroutines, func(g int) {
 		for i := range requests {
 			k := (g + i) % len(sizes)
 			got, err := m.Take(t.Context(), Request{Buckets: []Bucket{{
@@ -155,7 +128,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 				}
 			}
 			charged := make([]atomic.Int64, len(buckets))
-			together(t, goroutines, func(g int) {
+			redistest.Together(t, goroutines, func(g int) {
 				random := rand.New(rand.NewPCG(1, uint64(g)))
 				var dst []Decision
 				for range requests {
@@ -202,7 +175,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 func TestMemoryBucketsInOneTable(t *testing.T) {
 	m := NewMemory(frozen)
 	limit := Limit{Size: 2, DripInterval: time.Second, DripSize: 1}
-	together(t, 1, func(int) {
+	redistest.Together(t, 1, func(int) {
 		buckets := inTables(m, 5, 1, Bucket{Name: "b", Limit: limit, Cost: 1})
 		for i, denied := range []bool{false, false, true} {
 			for j, d := range decide(t, m, AccountingAtomic, buckets...) {

@@ -70,7 +70,7 @@ func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 			b.Cost = 60
 			var admitted atomic.Int64
 			for range 5 {
-				together(t, callers, func(int) {
+				redistest.Together(t, callers, func(int) {
 					d, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
 					if err != nil {
 						t.Error(err)
@@ -101,7 +101,7 @@ func TestStalledServerOfCluster(t *testing.T) {
 	for _, fallback := range []*Memory{nil, NewMemory(nil)} {
 		r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Timeout, opt.Fallback = 50*time.Millisecond, fallback })
 		r.Connect()
-		waitFor(t, 5*time.Second, func() error {
+		redistest.WaitFor(t, 5*time.Second, func() error {
 			_, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(5)}}, nil)
 			return err
 		})
@@ -117,7 +117,7 @@ func TestStalledServerOfCluster(t *testing.T) {
 				time.Sleep(100 * time.Millisecond)
 			}
 		}()
-		together(t, 64, func(g int) {
+		redistest.Together(t, 64, func(g int) {
 			for i := 0; time.Now().Before(end); i++ {
 				req := Request{}
 				for j := range 3 {

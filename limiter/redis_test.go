@@ -9,7 +9,6 @@ import (
 	"math"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -85,31 +84,6 @@ func checkExpiry(t testing.TB, s state, expires int64) {
 	t.Helper()
 	if want := s.clear / 1000; expires < want || expires > want+1 {
 		t.Errorf("bucket is empty at %d µs, its key expires at %d ms", s.clear, expires)
-	}
-}
-
-// calls counts how often the server has run some commands since the last check.
-type calls struct {
-	server *redistest.Server
-	before map[string]int64
-}
-
-func (c *calls) since(t testing.TB, name string) int64 {
-	t.Helper()
-	if c.before == nil {
-		c.before = map[string]int64{}
-	}
-	n := c.server.CommandStat(t, name)
-	defer func() { c.before[name] = n }()
-	return n - c.before[name]
-}
-
-// check checks how often the server has run the named command since the last
-// check.
-func (c *calls) check(t testing.TB, name string, want int64) {
-	t.Helper()
-	if got := c.since(t, name); got != want {
-		t.Errorf("%d calls of %s, want %d", got, name, want)
 	}
 }
 
@@ -325,8 +299,8 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 	wantFull, wantFullExpires := storedState(t, server, r.keys.of(&full))
 	wantRoom, wantRoomExpires := storedState(t, server, r.keys.of(&room))
 
-	sets, dirty := calls{server: server}, changes(t, server)
-	sets.since(t, "set")
+	sets, dirty := redistest.CommandCounter{Server: server}, changes(t, server)
+	sets.Since(t, "set")
 	full.Cost = 1
 	for range 10 {
 		for _, req := range []Request{
@@ -343,7 +317,7 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 		never.Cost = 6
 		decide(t, r, AccountingEach, never)
 	}
-	sets.check(t, "set", 0)
+	sets.Check(t, "set", 0)
 	if now := changes(t, server); now != dirty {
 		t.Errorf("%d changes to the data", now-dirty)
 	}
@@ -361,23 +335,7 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 // changes returns the number of changes to its data that the server has counted.
 func changes(t testing.TB, server *redistest.Server) int64 {
 	t.Helper()
-	return infoNumber(t, server, "persistence", "rdb_changes_since_last_save")
-}
-
-// infoNumber returns a number from the server's INFO.
-func infoNumber(t testing.TB, server *redistest.Server, section, name string) int64 {
-	t.Helper()
-	info, err := server.Client().Info(t.Context(), section).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, digits, _ := strings.Cut(info, name+":")
-	digits, _, _ = strings.Cut(digits, "\r\n")
-	n, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return server.InfoNumber(t, "persistence", "rdb_changes_since_last_save")
 }
 
 // TestRedisOneCall guards that a request is one command to the server, however
@@ -391,29 +349,29 @@ func TestRedisOneCall(t *testing.T) {
 		buckets[i] = hourly(100)
 		buckets[i].Key = fmt.Sprint(i)
 	}
-	c := calls{server: server}
+	c := redistest.CommandCounter{Server: server}
 
 	decide(t, r, AccountingAtomic, buckets...)
-	c.check(t, "evalsha", 1)
-	c.check(t, "eval", 1)
+	c.Check(t, "evalsha", 1)
+	c.Check(t, "eval", 1)
 	for _, name := range []string{"time", "get", "set"} {
-		c.since(t, name)
+		c.Since(t, name)
 	}
 
 	for range 10 {
 		decide(t, r, AccountingAtomic, buckets...)
 	}
-	c.check(t, "evalsha", 10)
-	c.check(t, "eval", 0)
-	c.check(t, "time", 10)
-	c.check(t, "get", 40)
-	c.check(t, "set", 40)
+	c.Check(t, "evalsha", 10)
+	c.Check(t, "eval", 0)
+	c.Check(t, "time", 10)
+	c.Check(t, "get", 40)
+	c.Check(t, "set", 40)
 	for i := range buckets {
 		if got := level(t, r, buckets[i]); got != 11 {
 			t.Errorf("bucket %d holds %d units after 11 requests", i, got)
 		}
 	}
-	if got := c.since(t, "evalsha"); got != 4 {
+	if got := c.Since(t, "evalsha"); got != 4 {
 		t.Errorf("%d calls for 4 requests", got)
 	}
 }
@@ -424,7 +382,7 @@ func TestRedisScriptFlushed(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
 	b := hourly(100_000)
-	c := calls{server: server}
+	c := redistest.CommandCounter{Server: server}
 	flush := func() {
 		if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
 			t.Error(err)
@@ -438,14 +396,14 @@ func TestRedisScriptFlushed(t *testing.T) {
 			t.Fatalf("%d units after %d requests", got, 2*n+2)
 		}
 	}
-	c.check(t, "evalsha", 60)
+	c.Check(t, "evalsha", 60)
 	// New connections load the script on the server too.
-	if got, most := c.since(t, "eval"), 20+c.since(t, "evalsha_ro"); got < 20 || got > most {
+	if got, most := c.Since(t, "eval"), 20+c.Since(t, "evalsha_ro"); got < 20 || got > most {
 		t.Errorf("%d calls of eval, want 20 to %d", got, most)
 	}
 
 	var admitted atomic.Int64
-	together(t, 9, func(g int) {
+	redistest.Together(t, 9, func(g int) {
 		for range 200 {
 			if g == 0 {
 				flush()
@@ -462,7 +420,7 @@ func TestRedisScriptFlushed(t *testing.T) {
 	if got, want := level(t, r, b), 40+admitted.Load(); got != want {
 		t.Errorf("%d units after %d requests", got, want)
 	}
-	if c.since(t, "eval") == 0 {
+	if c.Since(t, "eval") == 0 {
 		t.Error("the script was never forgotten: the test proves nothing")
 	}
 }
@@ -743,7 +701,7 @@ func TestRedisExactConcurrently(t *testing.T) {
 			b := hourly(tc.size)
 			b.Key = t.Name()
 			var admitted atomic.Int64
-			together(t, tc.goroutines, func(g int) {
+			redistest.Together(t, tc.goroutines, func(g int) {
 				r := stores[g%tc.stores]
 				for range tc.requests {
 					d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
@@ -781,9 +739,9 @@ func TestRedisIdentity(t *testing.T) {
 func TestRedisRejectsMalformedRequests(t *testing.T) {
 	server := redistest.Start(t)
 	testMalformed(t, newTestRedis(t, server, nil))
-	c := calls{server: server}
-	c.check(t, "evalsha", 0)
-	c.check(t, "eval", 0)
+	c := redistest.CommandCounter{Server: server}
+	c.Check(t, "evalsha", 0)
+	c.Check(t, "eval", 0)
 }
 
 // TestRedisOptions guards the ways to reach a server: by TCP and by a unix socket,
@@ -916,16 +874,7 @@ func TestRedisPermissionsForDatabase(t *testing.T) {
 // setUser makes a user with the documented permissions, and more.
 func setUser(t testing.TB, server *redistest.Server, more ...string) {
 	t.Helper()
-	acl := []any{
-		"ACL", "SETUSER", "limiter", "reset", "on", ">pass", "~rl:*", "resetchannels", "-@all",
-		"+evalsha", "+eval", "+get", "+set", "+time",
-	}
-	for _, right := range more {
-		acl = append(acl, right)
-	}
-	if err := server.Client().Do(t.Context(), acl...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	server.SetUser(t, append([]string{"+evalsha", "+eval", "+get", "+set", "+time"}, more...)...)
 }
 
 // checkError checks that an error is one line that contains each of the given
@@ -1014,8 +963,8 @@ func TestRedisUnreachable(t *testing.T) {
 		unconnected := newTestRedis(t, server, short)
 		crowded := newTestRedis(t, server, func(opt *RedisOptions) { opt.Timeout, opt.PoolSize = timeout, 1 })
 		decide(t, crowded, AccountingAtomic, req.Buckets...)
-		c := calls{server: server}
-		c.since(t, "evalsha")
+		c := redistest.CommandCounter{Server: server}
+		c.Since(t, "evalsha")
 
 		server.Pause(t)
 		attempts := int64(0)
@@ -1025,14 +974,14 @@ func TestRedisUnreachable(t *testing.T) {
 				attempts++
 			}
 		}
-		together(t, 8, func(int) { take(t, crowded, server.Addr, timeout.String()) })
+		redistest.Together(t, 8, func(int) { take(t, crowded, server.Addr, timeout.String()) })
 		attempts += 8
 		server.Resume(t)
 
 		if err := admin.Ping(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
-		if n := c.since(t, "evalsha"); n > attempts {
+		if n := c.Since(t, "evalsha"); n > attempts {
 			t.Errorf("%d calls arrived from %d requests", n, attempts)
 		}
 		deadline := time.Now().Add(10 * time.Second)
@@ -1100,8 +1049,8 @@ func TestRedisRunsScriptOnce(t *testing.T) {
 			}
 		}
 	}
-	c := calls{server: server}
-	c.check(t, "evalsha", 2*stores*requests)
+	c := redistest.CommandCounter{Server: server}
+	c.Check(t, "evalsha", 2*stores*requests)
 	if got := level(t, newTestRedis(t, server, nil), b); got != 2*stores*requests {
 		t.Errorf("%d units from %d requests", got, 2*stores*requests)
 	}

@@ -12,7 +12,7 @@ import (
 // settledRemovals waits until the store's removals are complete.
 func (f *fallback) settledRemovals(t testing.TB) {
 	t.Helper()
-	waitFor(t, 10*time.Second, func() error {
+	redistest.WaitFor(t, 10*time.Second, func() error {
 		f.removals.mu.Lock()
 		defer f.removals.mu.Unlock()
 		if f.removals.sending > 0 || len(f.removals.waiting) > 0 || f.removals.timed {
@@ -43,7 +43,7 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 	}
 	calls := server.CommandStat(t, "evalsha")
 	var asked atomic.Int64
-	together(t, callers, func(g int) {
+	redistest.Together(t, callers, func(g int) {
 		b := hourly(10)
 		b.MaxKeys = most
 		for i := range each {
@@ -60,7 +60,7 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 	calls = server.CommandStat(t, "evalsha") - calls
 	t.Logf("%d decisions, %.3f calls each, %d removals", asked.Load(), float64(calls)/float64(asked.Load()), memories[0].Limits()[0].Forgotten+memories[1].Limits()[0].Forgotten)
 	var n int64
-	waitFor(t, 10*time.Second, func() error {
+	redistest.WaitFor(t, 10*time.Second, func() error {
 		if n = server.Client().DBSize(t.Context()).Val(); n > 2*most {
 			return fmt.Errorf("%d keys, want at most %d", n, 2*most)
 		}
@@ -154,7 +154,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 			}
 			tc.do(t, server, node, other, b)
 			send(<-waiting)
-			waitFor(t, 10*time.Second, func() error {
+			redistest.WaitFor(t, 10*time.Second, func() error {
 				node.fallback.removals.mu.Lock()
 				defer node.fallback.removals.mu.Unlock()
 				if node.fallback.removals.sending > 0 {
@@ -187,7 +187,7 @@ func TestRemovalsInCluster(t *testing.T) {
 		decide(t, node, AccountingAtomic, b)
 	}
 	node.fallback.settledRemovals(t)
-	waitFor(t, 10*time.Second, func() error {
+	redistest.WaitFor(t, 10*time.Second, func() error {
 		n := int64(0)
 		for _, server := range cluster.Nodes {
 			n += server.Client().DBSize(t.Context()).Val()

@@ -33,7 +33,7 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 		opt.Addresses, opt.Fallback, opt.Timeout = []string{p.Addr}, NewMemory(nil), 100*time.Millisecond
 	})
 	req := Request{Buckets: []Bucket{hourly(1000)}}
-	waitFor(t, 5*time.Second, func() error { return unconnected(t, r, node, req) })
+	redistest.WaitFor(t, 5*time.Second, func() error { return unconnected(t, r, node, req) })
 	pooled()
 	again := 0
 	for range 20 {
@@ -53,7 +53,7 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 		r.fallback.answered(q, held, true)
 		r.settleOn(srv, q, what, held)
 		key := r.keys.of(&req.Buckets[0])
-		waitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
+		redistest.WaitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
 		if pooled()[q] {
 			t.Errorf("one that settles, %d, is reused", what)
 		}
@@ -76,10 +76,10 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 // unconnected returns an error unless a server decides req.
 func unconnected(t testing.TB, r *Redis, node *redistest.Server, req Request) error {
 	t.Helper()
-	c := calls{server: node}
-	c.since(t, "evalsha")
+	c := redistest.CommandCounter{Server: node}
+	c.Since(t, "evalsha")
 	mustTake(t, r, req)
-	if c.since(t, "evalsha") == 0 {
+	if c.Since(t, "evalsha") == 0 {
 		return errNotDecided
 	}
 	return nil

@@ -39,7 +39,7 @@ func TestSentinel(t *testing.T) {
 	// decides waits until the server decides all requests.
 	decides := func(server *redistest.Server, within time.Duration) {
 		t.Helper()
-		waitFor(t, within, func() error {
+		redistest.WaitFor(t, within, func() error {
 			before := server.CommandStat(t, "evalsha")
 			for range 10 {
 				take()
@@ -61,7 +61,7 @@ func TestSentinel(t *testing.T) {
 	seen.take()
 	sentinel.Replica.Kill()
 	decides(sentinel.Master, 20*time.Second)
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if len(seen.take()) == 0 {
 			return errors.New("no event was reported about the outage")
 		}

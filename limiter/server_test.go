@@ -34,7 +34,7 @@ func TestCancelledRequestsKeepConnections(t *testing.T) {
 	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.PoolSize, opt.Report = 1, seen.report })
 	b := hourly(100_000)
 	mustTake(t, r, Request{Buckets: []Bucket{b}})
-	before := infoNumber(t, server, "stats", "total_connections_received")
+	before := server.InfoNumber(t, "stats", "total_connections_received")
 	const requests = 500
 	for n := range requests {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -48,7 +48,7 @@ func TestCancelledRequestsKeepConnections(t *testing.T) {
 		}
 		cancel()
 	}
-	if made := infoNumber(t, server, "stats", "total_connections_received") - before; made > 0 {
+	if made := server.InfoNumber(t, "stats", "total_connections_received") - before; made > 0 {
 		t.Errorf("%d connections made", made)
 	}
 	if got := level(t, r, b); got != requests+1 {
@@ -145,7 +145,7 @@ func TestOutageAdmissionsReachServer(t *testing.T) {
 			server.Restart(t)
 			direct := newTestRedis(t, server, nil)
 			n := int64(25)
-			waitFor(t, 5*time.Second, func() error {
+			redistest.WaitFor(t, 5*time.Second, func() error {
 				mustTake(t, r, req)
 				n++
 				if got := level(t, direct, b); got != n {
@@ -253,17 +253,6 @@ func checkDecidesNothing(t testing.TB, r *Redis) {
 	}
 }
 
-// clientTLS returns a TLS configuration for a server of the given authority that
-// requires a certificate.
-func clientTLS(t testing.TB, a *redistest.Authority) *tls.Config {
-	t.Helper()
-	cert, err := tls.LoadX509KeyPair(a.Issue(t, "client"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{cert}}
-}
-
 // TestTLS guards a server that requires TLS: with the right authority and
 // certificate it decides, otherwise requests are decided in this process.
 func TestTLS(t *testing.T) {
@@ -277,7 +266,7 @@ func TestTLS(t *testing.T) {
 	}{
 		{"authority", false, &tls.Config{RootCAs: good.Pool()}, true},
 		{"name", false, &tls.Config{RootCAs: good.Pool(), ServerName: "localhost"}, true},
-		{"certificate", true, clientTLS(t, good), true},
+		{"certificate", true, good.ClientConfig(t), true},
 		{"not verified", false, &tls.Config{InsecureSkipVerify: true}, true},
 		{"other authority", false, &tls.Config{RootCAs: other.Pool()}, false},
 		{"other name", false, &tls.Config{RootCAs: good.Pool(), ServerName: "redis.test"}, false},
@@ -303,7 +292,7 @@ func TestTLS(t *testing.T) {
 			if tc.works {
 				seen.check(t)
 			} else {
-				waitFor(t, 5*time.Second, func() error {
+				redistest.WaitFor(t, 5*time.Second, func() error {
 					if got := seen.take(); len(got) != 1 {
 						return fmt.Errorf("reported %q, want one event", got)
 					}

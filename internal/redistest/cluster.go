@@ -262,7 +262,7 @@ func (c *Cluster) Replace(t testing.TB, node *Server) {
 	for _, s := range c.Nodes {
 		do(t, s, "cluster", "meet", host, port, bus)
 	}
-	waitFor(t, stableWithin, func() error {
+	WaitFor(t, stableWithin, func() error {
 		for _, s := range append(slices.Clone(c.Nodes), replica) {
 			info, err := s.client.ClusterInfo(ctx).Result()
 			if err != nil {
@@ -283,8 +283,8 @@ func (c *Cluster) Replace(t testing.TB, node *Server) {
 			return err
 		}
 	}
-	waitFor(t, stableWithin, role("master_link_status:up"))
-	waitFor(t, stableWithin, func() error {
+	WaitFor(t, stableWithin, role("master_link_status:up"))
+	WaitFor(t, stableWithin, func() error {
 		if role("role:master")() == nil {
 			return nil
 		}
@@ -313,7 +313,7 @@ func (c *Cluster) forget(t testing.TB, node *Server) {
 // and agree on the owners of the slots.
 func (c *Cluster) WaitOK(t testing.TB) {
 	t.Helper()
-	waitFor(t, stableWithin, func() error {
+	WaitFor(t, stableWithin, func() error {
 		var agreed string
 		for n, node := range c.Nodes {
 			view, err := c.view(node)

@@ -21,7 +21,7 @@ func (s *Server) Pause(t testing.TB) {
 	}
 	// The signal may take effect a moment later. Without such a file there is no
 	// way to tell.
-	waitFor(t, 5*time.Second, func() error {
+	WaitFor(t, 5*time.Second, func() error {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Process.Pid))
 		if err == nil && !bytes.Contains(stat, []byte(") T ")) {
 			return fmt.Errorf("not stopped: %s", stat)

@@ -99,7 +99,7 @@ func TestProxyPasses(t *testing.T) {
 				t.Errorf("%s: %d taken, %d open, want %d, 1", name, p.Connections(), p.Open(), n+1)
 			}
 			conn.Close()
-			waitFor(t, 5*time.Second, func() error {
+			WaitFor(t, 5*time.Second, func() error {
 				if open := p.Open(); open != 0 {
 					return fmt.Errorf("%s: %d open", name, open)
 				}

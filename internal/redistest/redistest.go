@@ -160,6 +160,59 @@ func (s *Server) CommandStat(t testing.TB, name string) int64 {
 	return calls
 }
 
+// InfoNumber returns the number of the given name in a section of INFO.
+func (s *Server) InfoNumber(t testing.TB, section, name string) int64 {
+	t.Helper()
+	info, err := s.client.Info(t.Context(), section).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, digits, _ := strings.Cut(info, name+":")
+	digits, _, _ = strings.Cut(digits, "\r\n")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// CommandCounter counts how often a server runs commands.
+type CommandCounter struct {
+	Server *Server
+	before map[string]int64
+}
+
+// Since returns how often the server has run the named command since the last call
+// for it, or since the server started.
+func (c *CommandCounter) Since(t testing.TB, name string) int64 {
+	t.Helper()
+	if c.before == nil {
+		c.before = map[string]int64{}
+	}
+	n := c.Server.CommandStat(t, name)
+	defer func() { c.before[name] = n }()
+	return n - c.before[name]
+}
+
+// Check checks what Since returns.
+func (c *CommandCounter) Check(t testing.TB, name string, want int64) {
+	t.Helper()
+	if got := c.Since(t, name); got != want {
+		t.Errorf("%d calls of %s, want %d", got, name, want)
+	}
+}
+
+// SetUser makes a user "limiter" with the password "pass" who has only the given
+// rights, and those on keys that begin with "rl:".
+func (s *Server) SetUser(t testing.TB, rights ...string) {
+	t.Helper()
+	acl := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">pass", "~rl:*", "resetchannels", "-@all"}
+	for _, right := range rights {
+		acl = append(acl, right)
+	}
+	do(t, s, acl...)
+}
+
 // launch starts the process and waits until it answers.
 func (s *Server) launch() error {
 	output := new(bytes.Buffer)
@@ -250,19 +303,4 @@ func listen(t testing.TB) net.Listener {
 	}
 	t.Fatal(err)
 	return nil
-}
-
-// waitFor calls the function until it returns nil, and fails the test with its
-// last error if that takes too long.
-func waitFor(t testing.TB, within time.Duration, f func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("still after %v: %v", within, err)
-		}
-	}
 }

@@ -90,7 +90,7 @@ func TestOrphans(t *testing.T) {
 			if addr == "" {
 				t.Fatal("no server was started")
 			}
-			waitFor(t, 5*time.Second, func() error {
+			WaitFor(t, 5*time.Second, func() error {
 				conn, err := net.Dial("tcp", addr)
 				if err != nil {
 					return nil

@@ -124,7 +124,7 @@ func (s *Sentinel) Failover(t testing.TB) {
 	before := s.MasterAddr(t)
 	do(t, ask(t, s.Sentinels), "sentinel", "failover", MasterName)
 	asked := time.Now()
-	waitFor(t, stableWithin, func() error {
+	WaitFor(t, stableWithin, func() error {
 		err := s.masterIsNot(before)
 		if err != nil && time.Since(asked) > stableWithin/4 {
 			// Sentinels may abort a failover, on a busy machine for instance.
@@ -140,7 +140,7 @@ func (s *Sentinel) Failover(t testing.TB) {
 // one at the address, as they soon do when that is down.
 func (s *Sentinel) WaitMasterNot(t testing.TB, addr string) {
 	t.Helper()
-	waitFor(t, stableWithin, func() error { return s.masterIsNot(addr) })
+	WaitFor(t, stableWithin, func() error { return s.masterIsNot(addr) })
 }
 
 // masterIsNot returns an error if a running sentinel has the master at the address.
@@ -172,7 +172,7 @@ func (s *Sentinel) WaitStable(t testing.TB) {
 				"ask-period", 200, "tilt-period", 1000)
 		}
 	}
-	waitFor(t, stableWithin, func() error {
+	WaitFor(t, stableWithin, func() error {
 		var agreed string
 		for _, sentinel := range s.Sentinels {
 			master, err := s.view(sentinel)

@@ -4,6 +4,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -83,6 +84,17 @@ func (a *Authority) Issue(
 		t.Fatal(err)
 	}
 	return a.write(t, "cert-*.pem", "CERTIFICATE", der), a.write(t, "key-*.pem", "PRIVATE KEY", private)
+}
+
+// ClientConfig returns the TLS configuration of a client that trusts the servers of
+// this authority and has a certificate issued by it.
+func (a *Authority) ClientConfig(t testing.TB) *tls.Config {
+	t.Helper()
+	cert, err := tls.LoadX509KeyPair(a.Issue(t, "client"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{cert}}
 }
 
 // Expired makes a certificate that is issued expire an hour ago.

@@ -34,7 +34,7 @@ func newBatched(t testing.TB, server *redistest.Server, change func(*Options)) (
 func (c *testClient) setTimeout(t testing.TB, d time.Duration) {
 	t.Helper()
 	s := c.server()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		s.batcher.mu.Lock()
 		defer s.batcher.mu.Unlock()
 		if s.batcher.inFlight > 0 || s.batcher.watched {
@@ -56,7 +56,7 @@ func waitingAt(s *Server) int {
 // run.
 func atRest(t testing.TB, s *Server) {
 	t.Helper()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		s.batcher.mu.Lock()
 		defer s.batcher.mu.Unlock()
 		if b := s.batcher; b.direct > 0 || b.inFlight > 0 || b.watched || len(s.pool.idle) != int(s.pool.held.Load()) {
@@ -78,7 +78,7 @@ func gather(t testing.TB, s *Server, n int, take func(i int), meanwhile ...func(
 	for i := range n {
 		all.Go(func() { take(i) })
 	}
-	waitFor(t, 4*time.Second, func() error {
+	redistest.WaitFor(t, 4*time.Second, func() error {
 		if waiting := waitingAt(s); waiting < n {
 			return fmt.Errorf("%d of %d calls wait", waiting, n)
 		}
@@ -224,9 +224,9 @@ func TestManyCallsTakeFewInvocations(t *testing.T) {
 	s.pool.idle <- hold(t, s)
 	p.Delay(20 * time.Millisecond)
 	var admitted atomic.Int64
-	c := invoked{server: server}
-	c.since(t, "evalsha")
-	together(t, callers, func(int) {
+	c := redistest.CommandCounter{Server: server}
+	c.Since(t, "evalsha")
+	redistest.Together(t, callers, func(int) {
 		for range rounds {
 			d, err := r.count(context.Background(), b)
 			if err != nil {
@@ -236,7 +236,7 @@ func TestManyCallsTakeFewInvocations(t *testing.T) {
 			}
 		}
 	})
-	if got := c.since(t, "evalsha"); got > callers*rounds/4 {
+	if got := c.Since(t, "evalsha"); got > callers*rounds/4 {
 		t.Errorf("%d invocations for %d calls", got, callers*rounds)
 	}
 	if got := admitted.Load(); got != size {
@@ -256,7 +256,7 @@ func TestLoneCallIsCheap(t *testing.T) {
 	req := upTo(100_000)
 	mustCount(t, r, req)
 	s.pool.connect(false)
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if n := len(s.pool.idle); n < 2 {
 			return fmt.Errorf("%d connections", n)
 		}
@@ -267,8 +267,8 @@ func TestLoneCallIsCheap(t *testing.T) {
 		metrics.Read(sample)
 		return sample[0].Value.Uint64()
 	}
-	c := invoked{server: server}
-	c.since(t, "evalsha")
+	c := redistest.CommandCounter{Server: server}
+	c.Since(t, "evalsha")
 	before := created()
 	for range requests {
 		mustCount(t, r, req)
@@ -276,7 +276,7 @@ func TestLoneCallIsCheap(t *testing.T) {
 	if got := created() - before; got > requests/10 { // the runtime has some of its own
 		t.Errorf("%d goroutines for %d requests", got, requests)
 	}
-	c.check(t, "evalsha", requests)
+	c.Check(t, "evalsha", requests)
 
 	q := callOf(req)
 	if err := s.do(within(time.Minute), q); err != nil {
@@ -311,7 +311,7 @@ func TestInvocationsInFlight(t *testing.T) {
 		})
 	}
 	apart, sending := 0, 0
-	waitFor(t, 4*time.Second, func() error {
+	redistest.WaitFor(t, 4*time.Second, func() error {
 		s.batcher.mu.Lock()
 		defer s.batcher.mu.Unlock()
 		if apart, sending = s.batcher.direct, s.batcher.inFlight; apart < maxDirect || s.calls.Load()-before < callers || len(s.batcher.queue) > 0 {
@@ -414,7 +414,7 @@ func TestPendingCallsMakeFewConnections(t *testing.T) {
 	r, s := newBatched(t, server, func(opt *Options) { opt.Addresses, opt.PoolSize = []string{p.Addr}, size })
 	p.Delay(10*time.Millisecond, 10*time.Millisecond)
 	var most atomic.Int32
-	together(t, callers, func(i int) {
+	redistest.Together(t, callers, func(i int) {
 		for n := range int64(5) {
 			takeOwn(t, r, i, n+1, n+1)
 			most.Store(max(most.Load(), s.pool.held.Load()))
@@ -588,16 +588,16 @@ func TestRepliesOfWrongLength(t *testing.T) {
 func TestScriptFlushedWithPendingCalls(t *testing.T) {
 	server := redistest.Start(t)
 	r, s := newBatched(t, server, nil)
-	c := invoked{server: server}
+	c := redistest.CommandCounter{Server: server}
 	for n := range int64(3) {
 		gather(t, s, 50, func(i int) { takeOwn(t, r, i, n+1, n+1) }, func() {
 			if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
 				t.Error(err)
 			}
 		})
-		c.check(t, "evalsha", 1)
+		c.Check(t, "evalsha", 1)
 		// New connections load the script on the server too.
-		if got, most := c.since(t, "eval"), 1+c.since(t, "evalsha_ro"); got < 1 || got > most {
+		if got, most := c.Since(t, "eval"), 1+c.Since(t, "evalsha_ro"); got < 1 || got > most {
 			t.Errorf("%d calls of eval, want 1 to %d", got, most)
 		}
 	}
@@ -625,7 +625,7 @@ func TestCallsGiveUpWithoutConnection(t *testing.T) {
 			}
 			r.setTimeout(t, timeout)
 			calling(making)
-			together(t, calls, func(i int) {
+			redistest.Together(t, calls, func(i int) {
 				began := time.Now()
 				_, err := r.count(context.Background(), numbered(int64(i+1)))
 				if took := time.Since(began); err == nil || took < timeout/2-time.Millisecond {
@@ -639,7 +639,7 @@ func TestCallsGiveUpWithoutConnection(t *testing.T) {
 			if n := waitingAt(s); n > 0 {
 				t.Errorf("%d calls still wait", n)
 			}
-			waitFor(t, 5*time.Second, func() error {
+			redistest.WaitFor(t, 5*time.Second, func() error {
 				s.batcher.mu.Lock()
 				defer s.batcher.mu.Unlock()
 				if s.batcher.inFlight > making || s.batcher.watched {
@@ -673,7 +673,7 @@ func TestLateAnswersOfBatches(t *testing.T) {
 	var seen events
 	r, s := newBatched(t, server, func(opt *Options) { opt.Timeout, opt.Report = timeout, seen.report })
 	mustCount(t, r, upTo(100))
-	received := infoNumber(t, server, "stats", "total_connections_received")
+	received := server.InfoNumber(t, "stats", "total_connections_received")
 	gather(t, s, requests, func(i int) {
 		began := time.Now()
 		_, err := r.count(context.Background(), numbered(int64(i+1)))
@@ -692,7 +692,7 @@ func TestLateAnswersOfBatches(t *testing.T) {
 	for i := range requests {
 		later.Go(func() { takeOwn(t, r, i, 1, 1) })
 	}
-	waitFor(t, timeout/4, func() error {
+	redistest.WaitFor(t, timeout/4, func() error {
 		if n := waitingAt(s); n < requests {
 			return fmt.Errorf("%d calls wait", n)
 		}
@@ -701,7 +701,7 @@ func TestLateAnswersOfBatches(t *testing.T) {
 	server.Resume(t)
 	later.Wait()
 	checkCharged(t, server, requests, 0)
-	if made := infoNumber(t, server, "stats", "total_connections_received") - received; made > 0 {
+	if made := server.InfoNumber(t, "stats", "total_connections_received") - received; made > 0 {
 		t.Errorf("%d connections made", made)
 	}
 	if got, want := seen.take(), []string{"error pool"}; !slices.Equal(got, want) {
@@ -764,7 +764,7 @@ func TestCloseEndsPendingCalls(t *testing.T) {
 	}, func() {
 		closed = time.Now()
 		r.Close()
-		waitFor(t, 4*time.Second, func() error {
+		redistest.WaitFor(t, 4*time.Second, func() error {
 			if n := waitingAt(s); n > 0 {
 				return fmt.Errorf("%d calls wait", n)
 			}
@@ -790,12 +790,12 @@ func TestBatcherLeaksNothing(t *testing.T) {
 		r, s := newBatched(t, server, func(opt *Options) { opt.Addresses, opt.PoolSize = []string{p.Addr}, 20 })
 		mustCount(t, r, upTo(100))
 		p.Delay(5 * time.Millisecond)
-		together(t, 100, func(i int) { takeOwn(t, r, i, 1, 1<<20) })
+		redistest.Together(t, 100, func(i int) { takeOwn(t, r, i, 1, 1<<20) })
 		atRest(t, s)
 		p.Pass()
 		r.Close()
 	}
-	waitFor(t, 10*time.Second, func() error {
+	redistest.WaitFor(t, 10*time.Second, func() error {
 		if n := runtime.NumGoroutine(); n > before+2 {
 			return fmt.Errorf("%d goroutines, were %d", n, before)
 		}
@@ -827,7 +827,7 @@ func TestBatchesToDistantServer(t *testing.T) {
 			decided.Add(1)
 		}
 	}
-	together(t, burst, func(int) { take() })
+	redistest.Together(t, burst, func(int) { take() })
 	if got := decided.Load(); got < burst*9/10 {
 		t.Errorf("%d of %d requests at once decided", got, burst)
 	}
@@ -858,7 +858,7 @@ func TestPendingCallsGetAnotherConnection(t *testing.T) {
 		_, err := r.count(context.Background(), upTo(100))
 		checkError(t, err, p.Addr)
 	})
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if len(s.pool.idle) > 0 {
 			return errors.New("not under way")
 		}
@@ -867,7 +867,7 @@ func TestPendingCallsGetAnotherConnection(t *testing.T) {
 	for i := range requests {
 		all.Go(func() { takeOwn(t, r, i, 1, 1) })
 	}
-	waitFor(t, 4*time.Second, func() error {
+	redistest.WaitFor(t, 4*time.Second, func() error {
 		if n := waitingAt(s); n < requests {
 			return fmt.Errorf("%d calls wait", n)
 		}
@@ -997,7 +997,7 @@ func TestSubmittedCallReportsNotRun(t *testing.T) {
 			if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "ID", id).Err(); err != nil {
 				t.Fatal(err)
 			}
-			waitFor(t, 5*time.Second, func() error {
+			redistest.WaitFor(t, 5*time.Second, func() error {
 				if n := p.Open(); n >= tc.connections {
 					return errors.New("the connection is still open")
 				}

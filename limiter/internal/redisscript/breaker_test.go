@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // testBreaker is a breaker on a clock that the test sets.
@@ -292,7 +294,7 @@ func TestBreakerConcurrently(t *testing.T) {
 	var ms atomic.Int64
 	g := newBreaker("redis.test:6379", seen.report)
 	g.now = func() time.Time { return time.UnixMilli(ms.Add(1)) }
-	together(t, 16, func(i int) {
+	redistest.Together(t, 16, func(i int) {
 		random := rand.New(rand.NewPCG(7, uint64(i)))
 		timeout, oom := ServerError{reason: "timeout", counts: true}, replies["OOM"]
 		for range 3000 {

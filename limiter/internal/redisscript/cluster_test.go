@@ -104,7 +104,7 @@ func TestClusterUnreachable(t *testing.T) {
 		t.Errorf("reported %q, want %q", got, want)
 	}
 	p.Pass()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		_, err := r.count(t.Context(), upTo(5))
 		return err
 	})
@@ -118,7 +118,7 @@ func TestClusterTLS(t *testing.T) {
 	t.Parallel()
 	authority := redistest.NewAuthority(t)
 	nodes := redistest.StartClusterTLS(t, authority, true, 2)
-	r := newTestCluster(t, nodes, func(opt *Options) { opt.TLS = clientTLS(t, authority) })
+	r := newTestCluster(t, nodes, func(opt *Options) { opt.TLS = authority.ClientConfig(t) })
 	for i, node := range nodes.Nodes {
 		b := onNode(t, nodes, node, upTo(5))
 		mustCount(t, r, b)
@@ -138,7 +138,7 @@ func TestClusterCloseLeaksNothing(t *testing.T) {
 	before, own := runtime.NumGoroutine(), clients(t, nodes.Nodes[0]) // connections between the nodes
 	for range 5 {
 		r := newTestCluster(t, nodes, func(opt *Options) { opt.PoolSize = 3 })
-		together(t, 6, func(i int) {
+		redistest.Together(t, 6, func(i int) {
 			b := upTo(100)
 			b.key = fmt.Sprintf("rl:{%d}", i)
 			if _, err := r.count(t.Context(), b); err != nil {
@@ -152,7 +152,7 @@ func TestClusterCloseLeaksNothing(t *testing.T) {
 			t.Error("decided by a closed store")
 		}
 	}
-	waitFor(t, 10*time.Second, func() error {
+	redistest.WaitFor(t, 10*time.Second, func() error {
 		for i, node := range nodes.Nodes {
 			if n := clients(t, node); n > own {
 				return fmt.Errorf("%d connections to node %d, were %d", n, i, own)
@@ -173,7 +173,7 @@ func TestClusterConnect(t *testing.T) {
 	r := newTestCluster(t, nodes, nil)
 	r.Connect()
 	c := r.cluster()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		c.mu.RLock()
 		defer c.mu.RUnlock()
 		for _, node := range nodes.Nodes {
@@ -245,7 +245,7 @@ func TestClusterFirstSlot(t *testing.T) {
 	first, _ := find()
 	nodes.EndMove(t, slot, none)
 	take()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		take()
 		if _, known := find(); !known {
 			return errors.New("the client does not know the server")
@@ -358,7 +358,7 @@ func TestReplacedServer(t *testing.T) {
 	if got := seen.take(); !slices.Equal(got, []string{"down closed"}) {
 		t.Fatalf("reported %q", got)
 	}
-	waitFor(t, 20*time.Second, func() error {
+	redistest.WaitFor(t, 20*time.Second, func() error {
 		if s.breaker.isOpen() {
 			return errors.New("the server still counts as lost")
 		}
@@ -545,10 +545,10 @@ func TestBatchesToCluster(t *testing.T) {
 			const keys, each = 40, 5
 			buckets := onSlots(t, nodes, from, keys, upTo(each-1))
 			admitted := make([]atomic.Int64, keys)
-			c := invoked{server: from}
-			c.since(t, "evalsha")
-			c.since(t, "eval")
-			reads := infoNumber(t, from, "stats", "total_reads_processed")
+			c := redistest.CommandCounter{Server: from}
+			c.Since(t, "evalsha")
+			c.Since(t, "eval")
+			reads := from.InfoNumber(t, "stats", "total_reads_processed")
 			gather(t, s, keys*each, func(i int) { take(t, buckets[i%keys], &admitted[i%keys]) }, func() {
 				if flushed {
 					if err := from.Client().ScriptFlush(t.Context()).Err(); err != nil {
@@ -558,15 +558,15 @@ func TestBatchesToCluster(t *testing.T) {
 			})
 			// A pipeline is read in pieces, and the test and the other node send
 			// commands too.
-			if got := infoNumber(t, from, "stats", "total_reads_processed") - reads; got > keys {
+			if got := from.InfoNumber(t, "stats", "total_reads_processed") - reads; got > keys {
 				t.Errorf("%d reads for the calls of %d slots", got, keys)
 			}
 			if flushed {
-				c.check(t, "evalsha", 2*keys-1)
-				c.check(t, "eval", 1)
+				c.Check(t, "evalsha", 2*keys-1)
+				c.Check(t, "eval", 1)
 			} else {
-				c.check(t, "evalsha", keys)
-				c.check(t, "eval", 0)
+				c.Check(t, "evalsha", keys)
+				c.Check(t, "eval", 0)
 			}
 			for i, b := range buckets {
 				check(t, b, from, &admitted[i], each-1)
@@ -621,7 +621,7 @@ func TestBatchedCallsFollowMovedSlots(t *testing.T) {
 	first, second := hold(t, atNode(r, from)), hold(t, atNode(r, to))
 	waitAt := func(node *redistest.Server, n int) {
 		t.Helper()
-		waitFor(t, 4*time.Second, func() error {
+		redistest.WaitFor(t, 4*time.Second, func() error {
 			if waiting := waitingAt(atNode(r, node)); waiting != n {
 				return fmt.Errorf("%d requests wait, want %d", waiting, n)
 			}

@@ -104,7 +104,7 @@ func TestBlockedReport(t *testing.T) {
 		t.Fatal("Close waits for the report")
 	}
 	resume()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		r.events.mu.Lock()
 		defer r.events.mu.Unlock()
 		if r.events.running || len(r.events.queue) > 0 {

@@ -271,7 +271,7 @@ func TestFailuresToConnect(t *testing.T) {
 				if len(got) > 0 { // it may just be far away
 					t.Errorf("reported %q at once", got)
 				}
-				waitFor(t, 5*time.Second, func() error {
+				redistest.WaitFor(t, 5*time.Second, func() error {
 					if got = seen.take(); len(got) == 0 {
 						return errors.New("not reported")
 					}
@@ -339,7 +339,7 @@ func TestFailuresOfReplies(t *testing.T) {
 			func(t *testing.T, s *redistest.Server) {
 				t.Helper()
 				do("SCRIPT", "KILL")(t, s)
-				waitFor(t, 5*time.Second, func() error { return s.Client().Ping(t.Context()).Err() })
+				redistest.WaitFor(t, 5*time.Second, func() error { return s.Client().Ping(t.Context()).Err() })
 			},
 			false,
 		},
@@ -365,7 +365,7 @@ func TestFailuresOfReplies(t *testing.T) {
 			}
 			connections := int64(0)
 			if tc.reason != "busy" { // otherwise unknown
-				connections = infoNumber(t, server, "stats", "total_connections_received")
+				connections = server.InfoNumber(t, "stats", "total_connections_received")
 			}
 			for n := range openAfter - 1 {
 				if n > 0 && tc.denials {
@@ -387,11 +387,11 @@ func TestFailuresOfReplies(t *testing.T) {
 				t.Errorf("reported %q, want %q", got, want)
 			}
 			tc.end(t, server)
-			waitFor(t, 5*time.Second, func() error {
+			redistest.WaitFor(t, 5*time.Second, func() error {
 				_, err := r.count(t.Context(), room)
 				return err
 			})
-			more := infoNumber(t, server, "stats", "total_connections_received") - connections
+			more := server.InfoNumber(t, "stats", "total_connections_received") - connections
 			if tc.reason != "readonly" && tc.reason != "busy" && more > 1 {
 				t.Errorf("%d more connections", more)
 			}
@@ -537,7 +537,7 @@ func TestRecoveryWhileAllIsDenied(t *testing.T) {
 				_, err := r.count(t.Context(), room)
 				checkError(t, err, server.Addr)
 			}
-			waitFor(t, 5*time.Second, func() error {
+			redistest.WaitFor(t, 5*time.Second, func() error {
 				if !denied() {
 					return errors.New("no probe was denied")
 				}
@@ -548,7 +548,7 @@ func TestRecoveryWhileAllIsDenied(t *testing.T) {
 			}
 
 			do(tc.end)
-			waitFor(t, 5*time.Second, func() error {
+			redistest.WaitFor(t, 5*time.Second, func() error {
 				denied()
 				if r.server().breaker.isOpen() {
 					return errors.New("still lost")
@@ -585,7 +585,7 @@ func TestOutOfMemory(t *testing.T) {
 	client := server.Client()
 	memory := func(spare int64) {
 		t.Helper()
-		used := infoNumber(t, server, "memory", "used_memory")
+		used := server.InfoNumber(t, "memory", "used_memory")
 		if err := client.ConfigSet(ctx, "maxmemory", fmt.Sprint(max(used+spare, 1))).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -628,7 +628,7 @@ func TestOutOfMemory(t *testing.T) {
 	if err := client.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, 12*time.Second, func() error {
+	redistest.WaitFor(t, 12*time.Second, func() error {
 		ask++
 		_, _ = r.count(ctx, numbered(ask))
 		if r.server().breaker.isOpen() {

@@ -25,7 +25,7 @@ func TestIdleConnectionsClosed(t *testing.T) {
 		{"tcp", redistest.Start(t), func(opt *Options, s *redistest.Server) { opt.Addresses = []string{s.Addr} }},
 		{"unix socket", redistest.Start(t), func(opt *Options, s *redistest.Server) { opt.Addresses = []string{s.Socket} }},
 		{"TLS", redistest.StartTLS(t, authority, false), func(opt *Options, s *redistest.Server) {
-			opt.Addresses, opt.TLS = []string{s.Addr}, clientTLS(t, authority)
+			opt.Addresses, opt.TLS = []string{s.Addr}, authority.ClientConfig(t)
 		}},
 	} {
 		for _, connections := range []int{1, 5} {
@@ -38,7 +38,7 @@ func TestIdleConnectionsClosed(t *testing.T) {
 				s := r.server()
 				b := upTo(100_000)
 				b.key = "rl:{" + t.Name() + "}"
-				waitFor(t, 5*time.Second, func() error {
+				redistest.WaitFor(t, 5*time.Second, func() error {
 					_, err := r.count(context.Background(), b)
 					return err
 				})
@@ -46,7 +46,7 @@ func TestIdleConnectionsClosed(t *testing.T) {
 				before := stored(t, kind.server, b.key)
 				const rounds = 6
 				for n := range int64(rounds) {
-					waitFor(t, 5*time.Second, func() error {
+					redistest.WaitFor(t, 5*time.Second, func() error {
 						if held, made := s.pool.held.Load(), s.pool.made.Load(); held != made {
 							return fmt.Errorf("%d connections are being made", held-made)
 						}

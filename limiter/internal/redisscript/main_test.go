@@ -2,14 +2,11 @@ package redisscript
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -264,7 +261,7 @@ func eventWords(ev Event) string {
 func hold(t testing.TB, s *Server) *connection {
 	t.Helper()
 	var conn *connection
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if conn = s.pool.tryGet(); conn == nil {
 			s.pool.connect(false)
 			return errors.New("no connection")
@@ -280,7 +277,7 @@ func connectAll(t testing.TB, s *Server, n int) {
 	for range n {
 		s.pool.connect(false)
 	}
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if idle := len(s.pool.idle); idle < n {
 			return fmt.Errorf("%d connections", idle)
 		}
@@ -307,112 +304,10 @@ func checkError(t testing.TB, err error, says ...string) {
 	}
 }
 
-// infoNumber returns a number of a server's INFO.
-func infoNumber(t testing.TB, server *redistest.Server, section, name string) int64 {
-	t.Helper()
-	info, err := server.Client().Info(t.Context(), section).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, digits, _ := strings.Cut(info, name+":")
-	digits, _, _ = strings.Cut(digits, "\r\n")
-	n, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-// invoked counts how often a server has run some commands since the last check.
-type invoked struct {
-	server *redistest.Server
-	before map[string]int64
-}
-
-func (c *invoked) since(t testing.TB, name string) int64 {
-	t.Helper()
-	if c.before == nil {
-		c.before = map[string]int64{}
-	}
-	n := c.server.CommandStat(t, name)
-	defer func() { c.before[name] = n }()
-	return n - c.before[name]
-}
-
-// check checks how often the server has run the named command since the last
-// check.
-func (c *invoked) check(t testing.TB, name string, want int64) {
-	t.Helper()
-	if got := c.since(t, name); got != want {
-		t.Errorf("%d calls of %s, want %d", got, name, want)
-	}
-}
-
-// together calls do in n goroutines at once, and waits for all.
-func together(t testing.TB, n int, do func(i int)) {
-	t.Helper()
-	var ready, done sync.WaitGroup
-	start, finished := make(chan struct{}), make(chan struct{})
-	ready.Add(n)
-	for i := range n {
-		done.Go(func() {
-			ready.Done()
-			<-start
-			do(i)
-		})
-	}
-	ready.Wait()
-	close(start)
-	go func() {
-		done.Wait()
-		close(finished)
-	}()
-	select {
-	case <-finished:
-	case <-time.After(time.Minute):
-		buf := make([]byte, 1<<20)
-		t.Fatalf("goroutines still busy after a minute:\n%s", buf[:runtime.Stack(buf, true)])
-	}
-}
-
-// waitFor calls try until it returns no error.
-func waitFor(t testing.TB, within time.Duration, try func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", within, err)
-		}
-	}
-}
-
 // setUser makes a user with the documented permissions, and more.
 func setUser(t testing.TB, server *redistest.Server, more ...string) {
 	t.Helper()
-	acl := []any{
-		"ACL", "SETUSER", "limiter", "reset", "on", ">pass", "~rl:*", "resetchannels", "-@all",
-		"+evalsha", "+eval", "+get", "+set", "+exists",
-	}
-	for _, right := range more {
-		acl = append(acl, right)
-	}
-	if err := server.Client().Do(t.Context(), acl...).Err(); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// clientTLS returns a TLS configuration for a server of the given authority that
-// requires a certificate.
-func clientTLS(t testing.TB, a *redistest.Authority) *tls.Config {
-	t.Helper()
-	cert, err := tls.LoadX509KeyPair(a.Issue(t, "client"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{cert}}
+	server.SetUser(t, append([]string{"+evalsha", "+eval", "+get", "+set", "+exists"}, more...)...)
 }
 
 // pick returns one of some values.

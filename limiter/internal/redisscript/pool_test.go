@@ -42,7 +42,7 @@ func TestBoundedWait(t *testing.T) {
 	for range 3 {
 		var seen events
 		r := newTestClient(t, server, func(opt *Options) { opt.Timeout, opt.Report = timeout, seen.report })
-		waitFor(t, 5*time.Second, func() error {
+		redistest.WaitFor(t, 5*time.Second, func() error {
 			_, err := r.count(t.Context(), b)
 			return err
 		})
@@ -124,7 +124,7 @@ func TestSlowHandshake(t *testing.T) {
 	if d, err := r.count(t.Context(), b); err == nil {
 		t.Fatalf("counted %+v without a connection", d)
 	}
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if s.pool.made.Load() == 0 {
 			return errors.New("not connected")
 		}
@@ -154,11 +154,11 @@ func TestConnections(t *testing.T) {
 	server := redistest.Start(t)
 	for _, size := range []int{1, 3} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			before := infoNumber(t, server, "stats", "total_connections_received")
+			before := server.InfoNumber(t, "stats", "total_connections_received")
 			r := newTestClient(t, server, func(opt *Options) { opt.PoolSize = size })
 			b := upTo(100_000)
 			var most atomic.Int64
-			together(t, 20, func(g int) {
+			redistest.Together(t, 20, func(g int) {
 				for n := range 100 {
 					if _, err := r.count(t.Context(), b); err != nil {
 						t.Error(err)
@@ -171,12 +171,12 @@ func TestConnections(t *testing.T) {
 			if got := most.Load(); got > int64(size) || got == 0 {
 				t.Errorf("%d connections, want at most %d", got, size)
 			}
-			made := infoNumber(t, server, "stats", "total_connections_received") - before
+			made := server.InfoNumber(t, "stats", "total_connections_received") - before
 			if made > int64(size)+10 { // the test has some too
 				t.Errorf("%d connections made, want at most %d at a time", made, size)
 			}
 			r.Close()
-			waitFor(t, 5*time.Second, func() error {
+			redistest.WaitFor(t, 5*time.Second, func() error {
 				if n := clients(t, server); n > 0 {
 					return fmt.Errorf("%d connections of a closed store", n)
 				}
@@ -192,11 +192,11 @@ func TestConnectionsAsNeeded(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestClient(t, server, nil)
 	clients(t, server)
-	before := infoNumber(t, server, "stats", "total_connections_received")
+	before := server.InfoNumber(t, "stats", "total_connections_received")
 	for range 2000 {
 		mustCount(t, r, upTo(100_000))
 	}
-	if made := infoNumber(t, server, "stats", "total_connections_received") - before; made > 3 {
+	if made := server.InfoNumber(t, "stats", "total_connections_received") - before; made > 3 {
 		t.Errorf("%d connections made", made)
 	}
 }
@@ -206,7 +206,7 @@ func TestConnect(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestClient(t, server, nil)
 	r.Connect()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if n := clients(t, server); n != 1 {
 			return fmt.Errorf("%d connections", n)
 		}
@@ -279,7 +279,7 @@ func TestRestart(t *testing.T) {
 	r := newTestClient(t, server, func(opt *Options) { opt.Timeout, opt.Report = timeout, seen.report })
 	b := upTo(100_000)
 	for range 2 {
-		waitFor(t, 5*time.Second, func() error {
+		redistest.WaitFor(t, 5*time.Second, func() error {
 			_, err := r.count(t.Context(), b)
 			return err
 		})
@@ -297,7 +297,7 @@ func TestRestart(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		server.Restart(t)
-		waitFor(t, 2*time.Second, func() error {
+		redistest.WaitFor(t, 2*time.Second, func() error {
 			_, err := r.count(t.Context(), b)
 			return err
 		})
@@ -322,7 +322,7 @@ func TestCloseLeaksNothing(t *testing.T) {
 	before := settled()
 	for range 20 {
 		r := newTestClient(t, server, func(opt *Options) { opt.Timeout, opt.PoolSize = time.Second, 4 })
-		together(t, 8, func(int) {
+		redistest.Together(t, 8, func(int) {
 			for range 5 {
 				if _, err := r.count(t.Context(), upTo(100_000)); err != nil {
 					t.Error(err)
@@ -348,7 +348,7 @@ func TestCloseLeaksNothing(t *testing.T) {
 		}
 	}
 	silent.Refuse()
-	waitFor(t, 10*time.Second, func() error {
+	redistest.WaitFor(t, 10*time.Second, func() error {
 		if n := clients(t, server); n > 0 {
 			return fmt.Errorf("%d connections of closed stores", n)
 		}
@@ -375,7 +375,7 @@ func TestLostRepliesConcurrently(t *testing.T) {
 		} else {
 			p.HalfReply(3, "evalsha")
 		}
-		together(t, 4, func(int) {
+		redistest.Together(t, 4, func(int) {
 			for range 20 {
 				cut.Add(1)
 				_, err := r.count(t.Context(), numbered(sent.Add(1)))
@@ -383,7 +383,7 @@ func TestLostRepliesConcurrently(t *testing.T) {
 			}
 		})
 		p.Pass()
-		waitFor(t, 5*time.Second, func() error {
+		redistest.WaitFor(t, 5*time.Second, func() error {
 			_, err := r.count(t.Context(), numbered(sent.Add(1)))
 			if err != nil {
 				cut.Add(1)
@@ -409,7 +409,7 @@ func TestPoolExhausted(t *testing.T) {
 	r.setTimeout(t, timeout)
 	s := r.server()
 	conn := <-s.pool.idle // like a call that takes long
-	together(t, 20, func(int) {
+	redistest.Together(t, 20, func(int) {
 		_, err := r.count(t.Context(), b)
 		checkError(t, err, server.Addr)
 		if f := failureOf(t, err); f.reason != "pool" {
@@ -455,7 +455,7 @@ func TestBlackHole(t *testing.T) {
 	p.BlackHole()
 	time.Sleep(3 * time.Second)
 	p.Pass()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		_, err := r.count(t.Context(), upTo(100_000))
 		return err
 	})
@@ -475,7 +475,7 @@ func busy(t testing.TB, r *testClient, callers int, b counter) (made, decided in
 	t.Helper()
 	var sent, good atomic.Int64
 	end := time.Now().Add(time.Second)
-	together(t, callers, func(int) {
+	redistest.Together(t, callers, func(int) {
 		for time.Now().Before(end) {
 			sent.Add(1)
 			if _, err := r.count(context.Background(), b); err == nil {
@@ -491,7 +491,7 @@ func busy(t testing.TB, r *testClient, callers int, b counter) (made, decided in
 func failToConnect(t testing.TB, s *Server) {
 	t.Helper()
 	s.pool.connect(false)
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if s.pool.dials.Load() == 0 {
 			return errors.New("no attempt to connect has failed")
 		}
@@ -522,18 +522,18 @@ func TestMaxClients(t *testing.T) {
 		mustCount(t, r, b)
 	}
 	s := r.server()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if held, made := s.pool.held.Load(), s.pool.made.Load(); held != made {
 			return fmt.Errorf("%d connections made of %d", made, held)
 		}
 		return nil
 	})
-	have := infoNumber(t, server, "clients", "connected_clients")
+	have := server.InfoNumber(t, "clients", "connected_clients")
 	if err := server.Client().Do(t.Context(), "CONFIG", "SET", "maxclients", have).Err(); err != nil {
 		t.Fatal(err)
 	}
 	failToConnect(t, s)
-	rejected := infoNumber(t, server, "stats", "rejected_connections")
+	rejected := server.InfoNumber(t, "stats", "rejected_connections")
 
 	made, decided := busy(t, r, callers, b)
 	if decided != made {
@@ -542,7 +542,7 @@ func TestMaxClients(t *testing.T) {
 	if got := stored(t, server, b.key); got != made+5 {
 		t.Errorf("%d units by %d requests", got, made+5)
 	}
-	checkFewDials(t, infoNumber(t, server, "stats", "rejected_connections")-rejected)
+	checkFewDials(t, server.InfoNumber(t, "stats", "rejected_connections")-rejected)
 	for _, event := range seen.take() {
 		// The server closes behind its reply, which may get lost by that.
 		if event != "error maxclients" && event != "error closed" {
@@ -564,7 +564,7 @@ func TestOverload(t *testing.T) {
 	})
 	b := upTo(100_000)
 	s := r.server()
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if _, err := r.count(t.Context(), b); err != nil {
 			return err
 		}
@@ -575,8 +575,8 @@ func TestOverload(t *testing.T) {
 		return nil
 	})
 	p.Delay(delay)
-	c := invoked{server: server}
-	c.since(t, "evalsha")
+	c := redistest.CommandCounter{Server: server}
+	c.Since(t, "evalsha")
 	seen.take()
 
 	var decided atomic.Int64
@@ -592,7 +592,7 @@ func TestOverload(t *testing.T) {
 	}
 	took := time.Since(began)
 	all.Wait()
-	ran, can := c.since(t, "evalsha"), size*int64(took/delay)
+	ran, can := c.Since(t, "evalsha"), size*int64(took/delay)
 	if n := decided.Load(); n < requests*9/10 || ran > can || 2*can > requests {
 		t.Errorf("%d of %d requests decided; %d calls ran, %d could", n, requests, ran, can)
 	}
@@ -639,7 +639,7 @@ func TestIdleConnections(t *testing.T) {
 			s := r.server()
 			settled := func(least int32) {
 				t.Helper()
-				waitFor(t, 5*time.Second, func() error {
+				redistest.WaitFor(t, 5*time.Second, func() error {
 					if n := s.pool.made.Load(); n < least || n != s.pool.held.Load() || int(n) != len(s.pool.idle) {
 						return fmt.Errorf("%d connections, %d lie idle, want %d", n, len(s.pool.idle), least)
 					}
@@ -656,18 +656,18 @@ func TestIdleConnections(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			c := invoked{server: server}
-			c.since(t, "hello")
-			received := infoNumber(t, server, "stats", "total_connections_received")
+			c := redistest.CommandCounter{Server: server}
+			c.Since(t, "hello")
+			received := server.InfoNumber(t, "stats", "total_connections_received")
 
 			s.pool.check()
 			settled(1)
-			if got := c.since(t, "hello"); (got > 0) != tc.tried {
+			if got := c.Since(t, "hello"); (got > 0) != tc.tried {
 				t.Errorf("%d tries of %d connections, want %t", got, n, tc.tried)
 			}
 			if !tc.closed {
 				settled(int32(n))
-				if more := infoNumber(t, server, "stats", "total_connections_received") - received; more > 0 {
+				if more := server.InfoNumber(t, "stats", "total_connections_received") - received; more > 0 {
 					t.Errorf("%d connections made", more)
 				}
 			}
@@ -696,7 +696,7 @@ func TestReconnectsWhileIdle(t *testing.T) {
 		_, err := r.count(t.Context(), req)
 		checkError(t, err, server.Addr)
 	}
-	waitFor(t, 5*time.Second, func() error { // what was still in flight
+	redistest.WaitFor(t, 5*time.Second, func() error { // what was still in flight
 		if n := r.server().pool.held.Load(); n > 0 || !r.server().breaker.isOpen() {
 			return fmt.Errorf("%d connections, lost %t", n, r.server().breaker.isOpen())
 		}
@@ -706,7 +706,7 @@ func TestReconnectsWhileIdle(t *testing.T) {
 	r.server().breaker.probeAt = time.Now().Add(time.Hour) // no probe becomes due
 	r.server().breaker.mu.Unlock()
 	server.Restart(t)
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if clients(t, server) == 0 || len(r.server().pool.idle) == 0 {
 			return errors.New("not connected")
 		}
@@ -729,7 +729,7 @@ func TestClosedReportsNothing(t *testing.T) {
 				var seen events
 				r := newTestClient(t, server, func(opt *Options) { opt.PoolSize, opt.Report = 8, seen.report })
 				mustCount(t, r, upTo(100_000))
-				before := infoNumber(t, server, "stats", "total_commands_processed")
+				before := server.InfoNumber(t, "stats", "total_commands_processed")
 				var asks sync.WaitGroup
 				for range callers {
 					asks.Go(func() {
@@ -741,8 +741,8 @@ func TestClosedReportsNothing(t *testing.T) {
 						}
 					})
 				}
-				waitFor(t, 5*time.Second, func() error {
-					ran := infoNumber(t, server, "stats", "total_commands_processed") - before
+				redistest.WaitFor(t, 5*time.Second, func() error {
+					ran := server.InfoNumber(t, "stats", "total_commands_processed") - before
 					if ran < int64(20*callers) {
 						return fmt.Errorf("%d commands", ran)
 					}
@@ -794,7 +794,7 @@ func TestAddressMovesToAnotherServer(t *testing.T) {
 	if got := stored(t, after, b.key); got != 2*size {
 		t.Errorf("%d units, want %d", got, 2*size)
 	}
-	waitFor(t, 5*time.Second, func() error {
+	redistest.WaitFor(t, 5*time.Second, func() error {
 		if n := clients(t, before); n > 0 {
 			return fmt.Errorf("%d connections to the replica", n)
 		}

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // playedConn is a connection on which a stream arrives in pieces of any size.
@@ -322,7 +324,7 @@ func TestHugeReplies(t *testing.T) {
 				if bytes := allocated() - before; bytes > 32<<20 {
 					t.Errorf("it took %d MB", bytes>>20)
 				}
-				waitFor(t, 5*time.Second, func() error {
+				redistest.WaitFor(t, 5*time.Second, func() error {
 					if got := seen.take(); !slices.Contains(got, "down reply") {
 						return fmt.Errorf("reported %q", got)
 					}

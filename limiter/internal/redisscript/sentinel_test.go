@@ -45,7 +45,7 @@ func TestSentinelsFail(t *testing.T) {
 		})
 		s := r.server()
 		r.Connect()
-		waitFor(t, 5*time.Second, func() error {
+		redistest.WaitFor(t, 5*time.Second, func() error {
 			if s.pool.made.Load() == 0 {
 				return errors.New("not connected")
 			}
