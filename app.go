@@ -53,6 +53,7 @@ type App struct {
 	maxKeys     int
 	onError     onError
 	definitions *definitions
+	handlers    []*Handler // of the config, in the order in which they were provisioned
 	logger      *zap.Logger
 }
 
@@ -124,6 +125,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 // or Start failed, or was never called.
 func (a *App) Cleanup() error {
 	a.deactivate()
+	if a.definitions != nil {
+		a.definitions.release()
+	}
 	return a.releaseStores()
 }
 

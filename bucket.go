@@ -37,6 +37,8 @@ type bucket struct {
 type policy struct {
 	path  string
 	units bool // whether requests may cost other than one unit
+
+	counters *counters // of all limits of the path
 }
 
 // sizeIsDynamic reports whether the effective size depends on the request.

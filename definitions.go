@@ -13,6 +13,7 @@ type definitions struct {
 	named        map[string]definition // in the whole config, by path
 	bounds       map[string][2]setting // likewise, by the name of the bucket in stores
 	handlerPaths map[string]bool       // in one handler
+	counters     map[string]*counters  // in the whole config, by path
 
 	maxKeys int // for all limits together
 }
@@ -26,16 +27,37 @@ type definition struct {
 // newDefinitions returns the definitions of a config without limits.
 func newDefinitions() *definitions {
 	return &definitions{
-		named:   make(map[string]definition),
-		bounds:  make(map[string][2]setting),
-		maxKeys: limiter.DefaultMaxKeys,
+		named:    make(map[string]definition),
+		bounds:   make(map[string][2]setting),
+		counters: make(map[string]*counters),
+		maxKeys:  limiter.DefaultMaxKeys,
 	}
 }
 
 // inHandler returns the definitions for the limits of one more handler to be
 // added to.
 func (d *definitions) inHandler() *definitions {
-	return &definitions{named: d.named, bounds: d.bounds, handlerPaths: make(map[string]bool), maxKeys: d.maxKeys}
+	inHandler := *d
+	inHandler.handlerPaths = make(map[string]bool)
+	return &inHandler
+}
+
+// countersOf returns the counters of a path.
+func (d *definitions) countersOf(path string) *counters {
+	c := d.counters[path]
+	if c == nil {
+		c = countersOf(path)
+		d.counters[path] = c
+	}
+	return c
+}
+
+// release releases the counters of all paths.
+func (d *definitions) release() {
+	for path, c := range d.counters {
+		c.release()
+		delete(d.counters, path)
+	}
 }
 
 // add adds the buckets of l. A path may occur once in a handler, since a request
@@ -48,7 +70,7 @@ func (d *definitions) add(l *Limit) error {
 			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
 		}
 		d.handlerPaths[b.path] = true
-		b.policy = &policy{path: b.path, units: b.cost.isDynamic() || b.cost.constant != 1}
+		b.policy = &policy{path: b.path, units: b.cost.isDynamic() || b.cost.constant != 1, counters: d.countersOf(b.path)}
 		if err := d.addBounds(b); err != nil {
 			return err
 		}

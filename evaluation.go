@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -24,10 +25,15 @@ type evaluation struct {
 	keyOwn  bool
 
 	network string // of the client's address; empty until it is needed
+
+	stripe uint32 // of counters; the pool keeps an evaluation on one core where it can
 }
 
 // evaluations pools them for the memory of their slices.
-var evaluations = sync.Pool{New: func() any { return new(evaluation) }}
+var evaluations = sync.Pool{New: func() any { return &evaluation{stripe: evaluationsMade.Add(1)} }}
+
+// evaluationsMade is the number of evaluations ever made.
+var evaluationsMade atomic.Uint32
 
 // evaluationOf returns an evaluation of r. The caller must release it.
 func evaluationOf(r *http.Request) *evaluation {
@@ -40,8 +46,26 @@ func evaluationOf(r *http.Request) *evaluation {
 // release returns e to the pool.
 func (e *evaluation) release() {
 	clear(e.buckets) // drop references to what clients sent
-	*e = evaluation{buckets: e.buckets[:0], policies: e.policies[:0], decisions: e.decisions[:0]}
+	*e = evaluation{buckets: e.buckets[:0], policies: e.policies[:0], decisions: e.decisions[:0], stripe: e.stripe}
 	evaluations.Put(e)
+}
+
+// count counts what was decided on the request.
+func (e *evaluation) count(accounting limiter.Accounting) {
+	denied := false
+	for i := range e.decisions {
+		denied = denied || e.decisions[i].Denied
+	}
+	what := checkedAdmitted
+	if denied {
+		what = checkedDenied
+	}
+	countChecked(e.stripe, what)
+	for i := range e.decisions {
+		d := &e.decisions[i]
+		charged := !d.Denied && (!denied || accounting == limiter.AccountingEach)
+		e.policies[i].counters.count(e.stripe, d, denied, charged, e.buckets[i].Cost)
+	}
 }
 
 // keyFor returns the request's key for b. If the request has none, own is false

@@ -120,6 +120,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
+	app.handlers = append(app.handlers, h)
 	return nil
 }
 
@@ -195,6 +196,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 	defer eval.release()
 	for _, l := range h.Limits {
 		if err := l.addTo(eval); err != nil {
+			countRefused(eval.stripe, err)
 			return nil, err
 		}
 	}
@@ -204,8 +206,10 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 
 	res := resultOf(eval)
 	if err := h.askStore(eval, res); err != nil {
+		countChecked(eval.stripe, checkedUndecided)
 		return nil, storeError{err}
 	}
+	eval.count(h.accounting)
 	if decider, wait := res.add(eval, h.families, w.Header()); decider.decision.Denied {
 		return nil, denial{decider, wait}
 	}

@@ -25,6 +25,41 @@ type Decision struct {
 	// one microsecond earlier and admitted at that time. Zero if the bucket did
 	// not deny, or will never admit; see also Bucket.Wait.
 	RetryAfter time.Duration
+
+	// What decided.
+	By Decider
+}
+
+// Decider says what decided on a bucket.
+type Decider uint8
+
+const (
+	// DecidedByMemory: a [Memory], as the Store.
+	DecidedByMemory Decider = iota
+
+	// DecidedByRedis: a server.
+	DecidedByRedis
+
+	// DecidedByCache: this process, because a server had reported the bucket full,
+	// or another bucket of the request, and it had not dripped since.
+	DecidedByCache
+
+	// DecidedByFallback: the Fallback of a [Redis], instead of a server.
+	DecidedByFallback
+)
+
+// String returns the name of d: "memory", "redis", "remembered" or "fallback".
+func (d Decider) String() string {
+	switch d {
+	case DecidedByRedis:
+		return "redis"
+	case DecidedByCache:
+		return "remembered"
+	case DecidedByFallback:
+		return "fallback"
+	case DecidedByMemory:
+	}
+	return "memory"
 }
 
 // Summary combines the Decisions of several buckets on one request.
@@ -100,7 +135,7 @@ type outcome struct {
 	denied  bool
 	blocked bool // denied only because of held units, which may be released
 	foreign bool // its key held something that is not a bucket, at least for now
-	here    bool // whether this process decided instead of a server
+	by      Decider
 
 	held, till int64 // the units that are held, including this request's, and until when
 }

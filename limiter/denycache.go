@@ -87,7 +87,7 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 		}
 		denied = denied || e.full(&b.Limit, now)
 		s := e.state.at(now)
-		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !b.fits(s, now)})
+		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !b.fits(s, now), by: DecidedByCache})
 	}
 	if !denied {
 		return dst[:before], false

@@ -389,7 +389,7 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 	}
 	for i := range dst[before:] {
 		o := &dst[before+i]
-		o.here = true
+		o.by = DecidedByFallback
 		// A bucket that had room, but was not charged because another denied, is
 		// unchanged.
 		if !peek && (o.denied || !denied || req.Accounting == AccountingEach) {

@@ -90,7 +90,7 @@ func (m *Memory) decide(req Request, dst []Decision) []Decision {
 	if len(req.Buckets) == 1 {
 		b := &req.Buckets[0]
 		s, denied := m.takeOne(b)
-		return b.decision(s, denied, dst)
+		return b.decision(s, denied, DecidedByMemory, dst)
 	}
 	var few [8]outcome
 	return req.decisions(m.take(req, few[:0], nil), dst)

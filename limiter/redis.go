@@ -136,7 +136,7 @@ func (r *Redis) tooLate(req Request, dst []outcome) ([]outcome, error) {
 // anyHere reports whether this process decided on any bucket.
 func anyHere(outcomes []outcome) bool {
 	for i := range outcomes {
-		if outcomes[i].here {
+		if outcomes[i].by == DecidedByFallback {
 			return true
 		}
 	}

@@ -1275,7 +1275,7 @@ func FuzzReply(f *testing.F) {
 				d.Never != (d.Denied && cost > size),
 				d.RetryAfter < 0 || d.RetryAfter > d.Clear,
 				d.RetryAfter > 0 && (!d.Denied || d.Never),
-				outcomes[i].here:
+				outcomes[i].by == DecidedByFallback:
 				t.Errorf("%+v, cost %d, reply %d: decided %+v", limit, cost, reply[2*i:2*i+2], d)
 			}
 		}

@@ -185,15 +185,15 @@ func (req *Request) complete() {
 // decisions appends a Decision for each outcome to dst.
 func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 	for i := range outcomes {
-		dst = req.Buckets[i].decision(outcomes[i].state, outcomes[i].denied, dst)
+		dst = req.Buckets[i].decision(outcomes[i].state, outcomes[i].denied, outcomes[i].by, dst)
 	}
 	return dst
 }
 
 // decision appends the Decision of b to dst. The clear time of s is relative to
 // now.
-func (b *Bucket) decision(s state, denied bool, dst []Decision) []Decision {
-	dst = append(dst, Decision{})
+func (b *Bucket) decision(s state, denied bool, by Decider, dst []Decision) []Decision {
+	dst = append(dst, Decision{By: by})
 	dst[len(dst)-1].report(&b.Limit, s, 0, b.Cost, denied)
 	return dst
 }

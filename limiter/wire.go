@@ -223,7 +223,7 @@ func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes [
 		if ahead < 0 || ahead > horizon || slack >= req.Buckets[i].Limit.DripSize || ahead == 0 && slack > 0 {
 			return dst, false, fmt.Errorf("reply of %d, %d is no bucket", reply[0], reply[1])
 		}
-		outcomes = append(outcomes, outcome{state: state{clear: ahead, slack: slack}, denied: denied, blocked: blocked, foreign: foreign})
+		outcomes = append(outcomes, outcome{state: state{clear: ahead, slack: slack}, denied: denied, blocked: blocked, foreign: foreign, by: DecidedByRedis})
 		if held {
 			o := &outcomes[len(outcomes)-1]
 			if o.held, o.till = reply[2], reply[3]; o.held < 0 || o.held > MaxUnits || o.till < 0 || o.till > 1<<53 {

@@ -1,0 +1,102 @@
+// Package report shows what a replay of access logs found, as one HTML file.
+package report
+
+import "time"
+
+// Report is what a replay found.
+type Report struct {
+	Version   string    // of this module, or empty
+	Generated time.Time // when the report was made
+
+	// The access logs as they were named, and the time from the first request to
+	// the last.
+	Logs     []string
+	From, To time.Time
+
+	// The lines read, those that were used, and why others were not.
+	Lines, Used int64
+	Skipped     []Skipped
+
+	// How exact the times in the logs are. With one second, which requests of a
+	// second came together is unknown, so Limit.Denied is a lower bound and
+	// Limit.DeniedAtMost an upper one.
+	Resolution time.Duration
+
+	// What the replay could not take into account, one sentence each.
+	Notes []string
+
+	// One configuration, or two to compare.
+	Configs []Config
+}
+
+// Skipped counts lines that were not used.
+type Skipped struct {
+	Reason string
+	Lines  int64
+}
+
+// Config is what the limits of one configuration would have done.
+type Config struct {
+	Name                       string // its file
+	Requests, Admitted, Denied int64  // that any limit applied to
+	Limits                     []Limit
+}
+
+// Limit is what one limit would have done.
+type Limit struct {
+	Path string
+
+	// Its numbers; zero if they depend on the request.
+	Size         int64
+	DripInterval time.Duration
+	DripSize     int64
+
+	Requests     int64 // that it applied to
+	Admitted     int64 // by all limits
+	Denied       int64 // by this limit, with or without others
+	DeniedAtMost int64 // see Report.Resolution; equal to Denied if times are exact
+	Keys         int64 // that requests had
+	KeysDenied   int64 // that this limit denied at least once
+
+	// Requests over time, in slots of equal length without gaps.
+	Slot  time.Duration
+	Times []Slot
+
+	// How many keys would have needed which size in order never to be denied, by
+	// ascending size: the highest level that each key's bucket would have reached
+	// if it could hold anything. A key is denied at least once by a limit of a
+	// given size if and only if its peak is above that size.
+	Peaks []Peak
+
+	Top     []Key       // the keys with the most denied requests, then the most requests
+	ByPath  []Breakdown // the paths with the most denied requests
+	ByHour  [24]Count   // by hour of the day, in Location
+	HourIn  string      // the name of that location
+	Unusual []string    // what to know about these numbers, one sentence each
+}
+
+// Count counts requests.
+type Count struct{ Requests, Denied int64 }
+
+// Slot counts the requests from Start on.
+type Slot struct {
+	Start            time.Time
+	Admitted, Denied int64
+}
+
+// Peak counts the keys whose bucket would have reached Units, rounded up to a few
+// hundred different values.
+type Peak struct{ Units, Keys int64 }
+
+// Key is one key. Text is empty unless keys may be shown.
+type Key struct {
+	Text string
+	Count
+	Peak int64
+}
+
+// Breakdown counts the requests of one path of a URL.
+type Breakdown struct {
+	Path string
+	Count
+}

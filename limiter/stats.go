@@ -1,0 +1,34 @@
+package limiter
+
+import "time"
+
+// ServerStats is the state of a Redis server and what has happened on it since the
+// store was made.
+type ServerStats struct {
+	// The server's address.
+	Address string
+
+	// Whether requests are sent to it: its breaker is closed.
+	Up bool
+
+	// The state of its breaker: "closed", "open" or "half_open".
+	Breaker string
+
+	// When it went down, and why, as in Event; zero while it is up.
+	DownSince time.Time
+	Reason    string
+
+	// Connections that are idle, in use, and being made.
+	Idle, InUse, Connecting int
+
+	// The number of times that the script was run, and of requests that it was run
+	// for: their ratio is the size of a batch.
+	Calls, Requests uint64
+
+	// The number of failures by Reason.
+	Failures map[string]uint64
+}
+
+// Stats returns the state of each server, sorted by address. It does not wait for
+// any.
+func (r *Redis) Stats() []ServerStats { panic("TODO") }
