@@ -528,6 +528,7 @@ func TestInspectCluster(t *testing.T) {
 	}
 	reset(t, r, b, 2)
 	inspects(b)
+	nodes.MoveKeys(t, slot, nodes.Nodes[1]) // what else is in it
 	nodes.EndMove(t, slot, nodes.Nodes[1])
 	reset(t, r, b, 2)
 	inspects(b)
