@@ -135,9 +135,6 @@ func wantSamples(t testing.TB, got map[string]string, want map[string]string) {
 			t.Errorf("%s: got %q, want %q", name, got[name], value)
 		}
 	}
-	if t.Failed() {
-		t.Logf("all samples: %v", got)
-	}
 }
 
 // TestMetricsOfLimits guards the values of all metrics of limits in this process.
@@ -370,8 +367,8 @@ func TestMetricsOptions(t *testing.T) {
 	}
 }
 
-// TestMetricsDoNotGrow guards that a million keys make no more series than one, and
-// that every request is counted, also those that are served at once.
+// TestMetricsDoNotGrow guards that a hundred thousand keys make no more series than
+// one, and that every request is counted, also those that are served at once.
 func TestMetricsDoNotGrow(t *testing.T) {
 	s := startSite(t, `
 		rate_limit grow {
@@ -391,7 +388,7 @@ func TestMetricsDoNotGrow(t *testing.T) {
 	}
 	handler, server := app.(*App).handlers[0], activeServer(t)
 	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
-	const keys, callers = 1_000_000, 4
+	const keys, callers = 100_000, 4
 	redistest.Together(t, callers, func(caller int) {
 		w := httptest.NewRecorder()
 		request := received(httptest.NewRequest("GET", "/", nil))
@@ -407,13 +404,13 @@ func TestMetricsDoNotGrow(t *testing.T) {
 	})
 	after := collected(t)
 	if got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before)); !slices.Equal(got, want) {
-		t.Errorf("before there were the series\n%v, after a million keys\n%v", want, got)
+		t.Errorf("before there were the series\n%v, after %d keys\n%v", want, keys, got)
 	}
 	wantSamples(t, after, map[string]string{
-		`decisions_total{by="memory",limit="grow",result="admitted"}`: "1.000001e+06",
-		`units_total{limit="grow"}`:                                   "1.000001e+06",
+		`decisions_total{by="memory",limit="grow",result="admitted"}`: strconv.Itoa(keys + 1),
+		`units_total{limit="grow"}`:                                   strconv.Itoa(keys + 1),
 	})
-	if shared := after[`memory_shared_decisions_total{limit="grow"}`]; len(shared) < len("900000") {
+	if shared := after[`memory_shared_decisions_total{limit="grow"}`]; len(shared) < len("90000") {
 		t.Errorf("%s decisions were on shared buckets, want nearly all", shared)
 	}
 }
