@@ -535,28 +535,64 @@ func TestMetricsOfRedis(t *testing.T) {
 	})
 }
 
-// TestMetricsOfProcess guards what a Caddy process serves at both endpoints, without
-// Caddy's own option for metrics.
+// TestMetricsOfProcess guards what a Caddy process that uses Redis serves at both
+// endpoints, without Caddy's own option for metrics, until Redis is gone.
 func TestMetricsOfProcess(t *testing.T) {
+	redis := redistest.Start(t)
 	admin := filepath.Join(tempDir(t), "admin")
 	addr := startProcess(t, config{
-		admin: "unix/" + admin,
-		site:  servesMetrics + "rate_limit /limited process {\nsize 2\ndrip_rate 1h\n}\nrespond admitted",
+		admin:  "unix/" + admin,
+		global: redisGlobal(redis.Addr, slowly),
+		site: servesMetrics + `
+			rate_limit /limited/* process {
+				key {path}
+				size 2
+				drip_rate 1h
+			}
+			respond "admitted"
+		`,
 	})
-	for range 3 {
-		res, err := http.Get("http://" + addr + "/limited")
+	get := func(path string) {
+		t.Helper()
+		res, err := http.Get("http://" + addr + path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		res.Body.Close()
 	}
-	for _, addr := range []string{addr, admin} {
-		wantSamples(t, scrape(t, addr), map[string]string{
-			`decisions_total{by="memory",limit="process",result="admitted"}`: "2",
-			`decisions_total{by="memory",limit="process",result="denied"}`:   "1",
-			`near_limit_total{limit="process"}`:                              "1",
-			`checked_requests_total{result="denied"}`:                        "1",
-			`memory_buckets{limit="process"}`:                                "1",
-		})
+	check := func(want map[string]string) {
+		t.Helper()
+		for _, addr := range []string{addr, admin} {
+			wantSamples(t, scrape(t, addr), want)
+		}
+	}
+	server := `{server="` + redis.Addr + `"}`
+	eventually(t, "a connection to redis", func() bool { return scrape(t, admin)["redis_up"+server] == "1" })
+	for range 3 {
+		get("/limited/a")
+	}
+	check(map[string]string{
+		`decisions_total{by="redis",limit="process",result="admitted"}`:    "2",
+		`decisions_total{by="remembered",limit="process",result="denied"}`: "1",
+		`near_limit_total{limit="process"}`:                                "1",
+		`checked_requests_total{result="denied"}`:                          "1",
+		`redis_wait_seconds_count`:                                         "2",
+		`redis_called_requests_total` + server:                             "2",
+		`redis_up` + server:                                                "1",
+	})
+	redis.Kill()
+	eventually(t, "the breaker to open", func() bool {
+		get("/limited/b")
+		return scrape(t, admin)["redis_up"+server] == "0"
+	})
+	got := scrape(t, admin)
+	failures := 0
+	for name, value := range got {
+		if strings.HasPrefix(name, "redis_failures_total{") && value != "0" {
+			failures++
+		}
+	}
+	if failures == 0 || got[`decisions_total{by="fallback",limit="process",result="admitted"}`] != "2" {
+		t.Errorf("redis is gone, but these are the metrics: %v", got)
 	}
 }
