@@ -30,12 +30,7 @@ func watchLimits(ctx context.Context, every time.Duration, usages func(*limiter.
 		case <-ctx.Done():
 			return
 		case now := <-ticker.C:
-			running.Lock()
-			var app *App
-			if n := len(running.apps); n > 0 {
-				app = running.apps[n-1]
-			}
-			running.Unlock()
+			app := newestApp()
 			if app == nil {
 				continue // ctx is about to be cancelled
 			}
