@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
@@ -54,6 +55,10 @@ type App struct {
 	definitions *definitions
 	handlers    []*Handler // of the config, in the order in which they were provisioned
 	logger      *zap.Logger
+
+	ctx     caddy.Context
+	events  *caddyevents.App
+	started bool // whether the whole config has, see startedHandler; guarded by running
 }
 
 // Memory configures the buckets in this process.
@@ -79,7 +84,7 @@ var running runningApps
 type runningApps struct {
 	sync.Mutex
 	apps      []*App
-	stopWatch context.CancelFunc // ends watchLimits, while there are apps
+	stopWatch context.CancelFunc // ends watchLimits and events, while there are apps
 }
 
 // newest returns the newest app, or nil if there is none. The lock must be held.
@@ -121,6 +126,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 		}
 	}
 	a.definitions.maxKeys = a.maxKeys
+	if err := a.openEvents(ctx); err != nil {
+		return err
+	}
 	if err := a.openMemory(); err != nil {
 		return err
 	}
@@ -216,6 +224,7 @@ func (a *App) activate() {
 		var ctx context.Context
 		ctx, running.stopWatch = context.WithCancel(context.Background())
 		go watchLimits(ctx, watchEvery, limitUsages)
+		events.start(ctx)
 	}
 	running.apps = append(running.apps, a)
 	a.memory.SetMaxKeys(a.maxKeys)
@@ -243,6 +252,7 @@ func (a *App) deactivate() {
 	running.Lock()
 	defer running.Unlock()
 	running.apps = slices.DeleteFunc(running.apps, func(other *App) bool { return other == a })
+	events.listen(running.newestStarted())
 	if newest := running.newest(); newest != nil {
 		newest.memory.SetMaxKeys(newest.maxKeys)
 	} else if running.stopWatch != nil {

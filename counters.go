@@ -29,6 +29,7 @@ const deciders = int(limiter.DecidedByFallback) + 1
 // possible: see evaluation.stripe.
 type counters struct {
 	path    string
+	denials denials
 	stripes [stripes]stripe
 }
 

@@ -208,7 +208,7 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 
 // usage is a limit that has forgotten and shared so often.
 func usage(name string, forgotten, shared uint64) limiter.LimitUsage {
-	return limiter.LimitUsage{Name: name, Buckets: 9, MaxKeys: 10, Forgotten: forgotten, Shared: shared}
+	return limiter.LimitUsage{Name: name, Buckets: 10, MaxKeys: 10, Forgotten: forgotten, Shared: shared}
 }
 
 // Guards that a limit which forgets or shares is logged at once, then once a

@@ -734,7 +734,11 @@ func provisionApp(t *testing.T, config string) *App {
 	if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
+	parent, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(parent)
 	t.Cleanup(cancel)
 	if err := app.Provision(ctx); err != nil {
 		t.Fatal(err)
