@@ -5,12 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
@@ -65,6 +65,10 @@ type App struct {
 
 	reportMetrics  bool
 	reportedLimits map[string]reportedLimit // by path; set when the app starts
+
+	ctx     caddy.Context
+	events  *caddyevents.App
+	started bool // whether the whole config has, see startedHandler; guarded by running
 }
 
 // Memory configures the buckets in this process.
@@ -84,10 +88,28 @@ var parseMaxKeys = parseInteger(1, 1_000_000_000)
 // running holds the apps that were started and not cleaned up yet, the newest
 // last. There are two while a config is being replaced. If the new one fails to
 // start it is removed, and the settings of the old one apply again.
-var running struct {
+var running runningApps
+
+// runningApps is a list of apps.
+type runningApps struct {
 	sync.Mutex
 	apps      []*App
-	stopWatch context.CancelFunc // ends watchLimits, while there are apps
+	stopWatch context.CancelFunc // ends watchLimits and events, while there are apps
+}
+
+// newest returns the newest app, or nil if there is none. The lock must be held.
+func (r *runningApps) newest() *App {
+	if len(r.apps) == 0 {
+		return nil
+	}
+	return r.apps[len(r.apps)-1]
+}
+
+// newestApp returns the newest app that runs, or nil if there is none.
+func newestApp() *App {
+	running.Lock()
+	defer running.Unlock()
+	return running.newest()
 }
 
 // CaddyModule returns the Caddy module information.
@@ -122,6 +144,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 		}
 	}
 	a.definitions.maxKeys = a.maxKeys
+	if err := a.openEvents(ctx); err != nil {
+		return err
+	}
 	if err := a.openMemory(); err != nil {
 		return err
 	}
@@ -212,12 +237,13 @@ func (a *App) releaseStores() error {
 func (a *App) activate() {
 	running.Lock()
 	defer running.Unlock()
-	if n := len(running.apps); n > 0 {
-		a.logStoreChange(running.apps[n-1])
+	if before := running.newest(); before != nil {
+		a.logStoreChange(before)
 	} else {
 		var ctx context.Context
 		ctx, running.stopWatch = context.WithCancel(context.Background())
 		go watchLimits(ctx, watchEvery, limitUsages)
+		events.start(ctx)
 	}
 	running.apps = append(running.apps, a)
 	a.memory.SetMaxKeys(a.maxKeys)
@@ -245,68 +271,11 @@ func (a *App) deactivate() {
 	running.Lock()
 	defer running.Unlock()
 	running.apps = slices.DeleteFunc(running.apps, func(other *App) bool { return other == a })
-	if n := len(running.apps); n > 0 {
-		running.apps[n-1].memory.SetMaxKeys(running.apps[n-1].maxKeys)
+	events.listen(running.newestStarted())
+	if newest := running.newest(); newest != nil {
+		newest.memory.SetMaxKeys(newest.maxKeys)
 	} else if running.stopWatch != nil {
 		running.stopWatch()
 		running.stopWatch = nil
-	}
-}
-
-// errorEvents limits the log to one error a minute for each server and reason,
-// also across reloads that open new stores.
-var errorEvents eventThrottle
-
-// eventThrottle lets one event of each server and reason through a minute.
-type eventThrottle struct {
-	sync.Mutex
-	last map[[2]string]time.Time // by server and reason; of the last minute
-}
-
-// allow reports whether e may be logged.
-func (t *eventThrottle) allow(e limiter.Event) bool {
-	t.Lock()
-	defer t.Unlock()
-	now := time.Now()
-	maps.DeleteFunc(t.last, func(_ [2]string, at time.Time) bool { return now.Sub(at) >= time.Minute })
-	key := [2]string{e.Server, e.Reason}
-	if _, ok := t.last[key]; ok {
-		return false
-	}
-	if t.last == nil {
-		t.last = make(map[[2]string]time.Time)
-	}
-	t.last[key] = now
-	return true
-}
-
-// logEvent logs an event of a Redis server, once for however many requests it
-// affects. Stores outlive configs, so the event goes to the logger of the newest
-// one.
-func logEvent(e limiter.Event) {
-	log := caddy.Log().Named("rate_limit")
-	running.Lock()
-	if n := len(running.apps); n > 0 {
-		log = running.apps[n-1].logger
-	}
-	running.Unlock()
-	if e.Dropped > 0 {
-		log = log.With(zap.Int("dropped", e.Dropped)) // earlier events, while logging was blocked
-	}
-	switch server := zap.String("server", e.Server); e.Kind {
-	case limiter.EventDown:
-		log.Error("redis unavailable, applying on_error",
-			server, zap.String("reason", e.Reason), zap.Error(e.Err))
-	case limiter.EventRecovered:
-		log.Info("redis recovered", server, zap.Duration("down", e.Downtime))
-	case limiter.EventReplaced:
-		log.Info("redis server replaced by others of its cluster",
-			server, zap.Duration("down", e.Downtime))
-	case limiter.EventError:
-		if !errorEvents.allow(e) {
-			return
-		}
-		log.Warn("redis failed on single requests, applying on_error to them",
-			server, zap.String("reason", e.Reason), zap.Error(e.Err))
 	}
 }

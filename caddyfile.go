@@ -42,6 +42,7 @@ func init() {
 //		accounting   atomic | each
 //		headers      x-ratelimit | ratelimit | off ...
 //		on_error     fallback | allow | deny
+//		log
 //	}
 //
 // A nested limit takes the options above the blank line.
@@ -109,19 +110,21 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 			child := &Limit{Name: args[0]}
 			l.Limits = append(l.Limits, child)
 			err = parseLimit(helper, child, nil)
-		case h == nil && (option == "accounting" || option == "headers" || option == "on_error"):
+		case h == nil && (option == "accounting" || option == "headers" || option == "on_error" || option == "log"):
 			return helper.Errf("%s: got it in limit %q, want it in the rate_limit block itself, as it applies to the whole handler",
 				option, l.Name)
 		case option == "headers":
 			if h.Headers = helper.RemainingArgs(); len(h.Headers) == 0 {
 				return helper.Err("headers: got nothing, want x-ratelimit, ratelimit or both, or off")
 			}
+		case option == "log":
+			h.Log, err = parseFlag(helper.Dispenser)
 		case option == "zone":
 			return helper.Errf("zone: got an option of another plugin, want limit <name> { ... }, " +
 				"with size for events and drip_rate for the window divided by them")
 		default:
 			return helper.Errf("%s: got an unknown option, want one of key, rate, size, drip_rate, drip_size, cost, factor, "+
-				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, match, limit, accounting, headers, on_error",
+				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, match, limit, accounting, headers, on_error, log",
 				quoteWord(option))
 		}
 		if err == nil && option != "match" && option != "limit" {

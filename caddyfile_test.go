@@ -313,6 +313,11 @@ func TestLimitErrors(t *testing.T) {
 			`size 1; limit a {; size 1; on_error deny; }`,
 			`on_error: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`,
 		},
+		{`size 1; limit a {; size 1; log; }`, `log: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`},
+		{`size 1; log`, ``},
+		{`size 1; log on`, `log: got "on", want no argument, at Caddyfile:4`},
+		{`size 1; log {; x; }`, `log: got a block, want it in one line, at Caddyfile:5`},
+
 		{`size 1; on_error refuse`, `on_error: got "refuse", ` + wantPolicy},
 		{`size 1; on_error {query.a}`, `on_error: got "{http.request.uri.query.a}", ` + wantPolicy},
 		{`size 1; on_error allow deny`, `on_error: got "allow deny", want one value, at Caddyfile:4`},
@@ -384,7 +389,7 @@ func TestDuplicateOptions(t *testing.T) {
 	limit := []string{
 		`key a`, `size 1`, `drip_rate 1s`, `drip_size 1`, `cost 1`, `factor 1`, `max 1`, `duration 1s`,
 		`min_interval 1s`, `ipv4_prefix 24`, `ipv6_prefix 48`, `max_keys 1`, `when_full share`, `match /a`, `match *`,
-		`accounting each`, `headers off`, `on_error deny`,
+		`accounting each`, `headers off`, `on_error deny`, `log`,
 	}
 	for _, option := range limit {
 		name, _, _ := strings.Cut(option, " ")

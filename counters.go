@@ -29,6 +29,7 @@ const deciders = int(limiter.DecidedByFallback) + 1
 // possible: see evaluation.stripe.
 type counters struct {
 	path    string
+	denials denials
 	stripes [stripes]stripe
 }
 
@@ -118,6 +119,11 @@ const (
 	checkedKinds
 )
 
+// String returns the name of c.
+func (c checked) String() string {
+	return [checkedKinds]string{"admitted", "denied", "undecided", "refused", "early_data"}[c]
+}
+
 // checkedRequests counts the requests of this process by what became of them.
 var checkedRequests [stripes]struct {
 	_ [64]byte
@@ -127,13 +133,15 @@ var checkedRequests [stripes]struct {
 // countChecked counts a request.
 func countChecked(on uint32, what checked) { checkedRequests[on%stripes].n[what].Add(1) }
 
-// countRefused counts a request on whose limits a matcher or a value failed.
-func countRefused(on uint32, err error) {
-	what := checkedRefused
+// countRefused counts a request on whose limits a matcher or a value failed, and
+// returns what it was counted as.
+func countRefused(on uint32, err error) (what checked) {
+	what = checkedRefused
 	if ref, ok := err.(refusal); ok && ref.status == errEarlyData.status { //nolint:errorlint // as addTo returns it
 		what = checkedEarlyData
 	}
 	countChecked(on, what)
+	return what
 }
 
 // checkedTotal returns the number of requests so far.

@@ -30,17 +30,16 @@ func watchLimits(ctx context.Context, every time.Duration, usages func(*limiter.
 		case <-ctx.Done():
 			return
 		case now := <-ticker.C:
-			running.Lock()
-			var app *App
-			if n := len(running.apps); n > 0 {
-				app = running.apps[n-1]
-			}
-			running.Unlock()
+			app := newestApp()
 			if app == nil {
 				continue // ctx is about to be cancelled
 			}
 			for _, limit := range fullLimits.due(now, usages(app.memory)) {
+				if limit.memory {
+					limit.maxKeys = app.maxKeys
+				}
 				limit.log(app.logger)
+				limit.emit()
 			}
 		}
 	}
@@ -62,6 +61,7 @@ type fullLimit struct {
 	path              string
 	forgotten, shared uint64
 	maxKeys           int
+	memory            bool      // whether memory is full, and maxKeys is that of memory
 	next              time.Time // when it may be logged again
 }
 
@@ -85,7 +85,7 @@ func (l *fullLimitLog) due(now time.Time, usages []limiter.LimitUsage) []fullLim
 		// The path may have a suffix, see key.nameSuffix.
 		path, _, _ := strings.Cut(u.Name, "@")
 		limit := l.limits[path]
-		limit.path, limit.maxKeys = path, u.MaxKeys
+		limit.path, limit.maxKeys, limit.memory = path, u.MaxKeys, u.Buckets < u.MaxKeys
 		limit.forgotten += u.Forgotten - before.Forgotten
 		limit.shared += u.Shared - before.Shared
 		l.limits[path] = limit
@@ -104,12 +104,29 @@ func (l *fullLimitLog) due(now time.Time, usages []limiter.LimitUsage) []fullLim
 
 // log logs what happens to new keys, and how to avoid it.
 func (l fullLimit) log(log *zap.Logger) {
-	message := "limit full: the emptiest buckets are forgotten for those of new keys"
-	if l.shared > 0 {
-		message = "limit full: new keys share a bucket with others of their network"
+	message := "limit full: "
+	if l.memory {
+		message = "memory full: "
 	}
-	log.Warn(message+"; unless this is a flood, raise max_keys of the limit, and of memory if need be, "+
-		"to the new keys a second times the seconds that a bucket takes to drain",
+	if l.shared > 0 {
+		message += "new keys share a bucket with others of their network"
+	} else {
+		message += "the emptiest buckets are forgotten for those of new keys"
+	}
+	message += "; unless this is a flood, raise max_keys of "
+	if l.memory {
+		message += "memory to the sum, over all limits, of "
+	} else {
+		message += "the limit, and of memory if need be, to "
+	}
+	log.Warn(message+"the new keys a second times the seconds that a bucket takes to drain",
 		zap.String("limit", l.path), zap.Uint64("forgotten", l.forgotten), zap.Uint64("shared", l.shared),
 		zap.Int("max_keys", l.maxKeys))
+}
+
+// emit queues the event of the limit.
+func (l fullLimit) emit() {
+	events.send(eventMemoryFull, map[string]any{
+		"limit": l.path, "forgotten": l.forgotten, "shared": l.shared, "max_keys": l.maxKeys,
+	})
 }

@@ -208,7 +208,7 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 
 // usage is a limit that has forgotten and shared so often.
 func usage(name string, forgotten, shared uint64) limiter.LimitUsage {
-	return limiter.LimitUsage{Name: name, Buckets: 9, MaxKeys: 10, Forgotten: forgotten, Shared: shared}
+	return limiter.LimitUsage{Name: name, Buckets: 10, MaxKeys: 10, Forgotten: forgotten, Shared: shared}
 }
 
 // Guards that a limit which forgets or shares is logged at once, then once a
@@ -257,14 +257,23 @@ func TestFullLimitsAreLoggedOnceAMinute(t *testing.T) {
 
 // Guards what is logged about a full limit.
 func TestFullLimitLog(t *testing.T) {
-	const remedy = "; unless this is a flood, raise max_keys of the limit, and of memory if need be, " +
-		"to the new keys a second times the seconds that a bucket takes to drain"
+	const (
+		seconds  = "the new keys a second times the seconds that a bucket takes to drain"
+		ofLimit  = "; unless this is a flood, raise max_keys of the limit, and of memory if need be, to " + seconds
+		ofMemory = "; unless this is a flood, raise max_keys of memory to the sum, over all limits, of " + seconds
+	)
 	for message, limit := range map[string]fullLimit{
-		"limit full: the emptiest buckets are forgotten for those of new keys": {
+		"limit full: the emptiest buckets are forgotten for those of new keys" + ofLimit: {
 			path: "api", forgotten: 3, maxKeys: 10,
 		},
-		"limit full: new keys share a bucket with others of their network": {
+		"limit full: new keys share a bucket with others of their network" + ofLimit: {
 			path: "api", shared: 3, maxKeys: 10,
+		},
+		"memory full: the emptiest buckets are forgotten for those of new keys" + ofMemory: {
+			path: "api", forgotten: 3, maxKeys: 10, memory: true,
+		},
+		"memory full: new keys share a bucket with others of their network" + ofMemory: {
+			path: "api", shared: 3, maxKeys: 10, memory: true,
 		},
 	} {
 		core, logs := observer.New(zap.DebugLevel)
@@ -273,11 +282,48 @@ func TestFullLimitLog(t *testing.T) {
 			"limit": "api", "forgotten": limit.forgotten, "shared": limit.shared, "max_keys": int64(10),
 		}
 		got := logs.TakeAll()
-		if len(got) != 1 || got[0].Level != zap.WarnLevel || got[0].Message != message+remedy ||
+		if len(got) != 1 || got[0].Level != zap.WarnLevel || got[0].Message != message ||
 			!reflect.DeepEqual(got[0].ContextMap(), want) {
-			t.Errorf("got %+v, want %s", got, message+remedy)
+			t.Errorf("got %+v, want %s", got, message)
 		}
 	}
+}
+
+// TestFullMemoryIsTold guards that the line about a limit whose buckets are
+// forgotten names the bound that is reached: if the process holds as many as it
+// may, that of memory, not that of the limit.
+func TestFullMemoryIsTold(t *testing.T) {
+	original := watchEvery
+	t.Cleanup(func() { watchEvery = original })
+	watchEvery = time.Millisecond
+	s := startConfig(t, config{global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", site: `
+		rate_limit a {
+			key {query.k}
+			size 9
+			drip_rate 1h
+			max_keys 25
+			limit b {
+				size 9
+				drip_rate 1h
+				max_keys 25
+			}
+		}
+		respond admitted
+	`})
+	for k := range 20 {
+		s.get(fmt.Sprint("/?k=", k))
+	}
+	eventually(t, "a line", func() bool {
+		for _, e := range s.log("warn", "rate_limit") {
+			if msg := fmt.Sprint(e["msg"]); strings.Contains(msg, " full: ") {
+				if !strings.HasPrefix(msg, "memory full: ") || e["max_keys"] != 30.0 {
+					t.Fatalf("got %v", e)
+				}
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // Guards that a running Caddy logs, soon and once, that a limit is full, in the log

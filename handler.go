@@ -39,6 +39,7 @@ import (
 // `{http.rate_limit.retry_after}` | The whole seconds until all limits would admit the same request; `0` if it was admitted, empty if they never will
 // `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
 // `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request; empty if none did
+// `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `fallback`, this process instead of Redis
 type Handler struct {
 	// The limits that requests must pass.
 	Limits []*Limit `json:"limits,omitempty"`
@@ -63,6 +64,18 @@ type Handler struct {
 	// `fallback`, `allow` or `deny`, see the app's option of the same name.
 	// Default: the app's.
 	OnError string `json:"on_error,omitempty"`
+
+	// Whether to add the object `rate_limit` to the request's line in the access
+	// log. It never contains the key. Default: false. Its fields:
+	//
+	// - `result`: `admitted` or `denied`; `undecided` if Redis was unavailable, so
+	//   that `on_error` applied; `refused` if a number or a matcher could not be
+	//   evaluated; `early_data` if the client's address was not verified yet
+	// - `limit`, `by`, `remaining`: as the placeholders
+	// - `retry_after`: the time until all limits would admit the same request, if it
+	//   was denied and they ever will
+	// - `waited`: for how long the request waited for Redis, if there is one
+	Log bool `json:"log,omitempty"`
 
 	store      limiter.Store
 	redis      *sharedRedis  // the same store; nil without Redis
@@ -196,7 +209,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 	defer eval.release()
 	for _, l := range h.Limits {
 		if err := l.addTo(eval); err != nil {
-			countRefused(eval.stripe, err)
+			h.noteUndecided(resultOf(eval), eval, countRefused(eval.stripe, err))
 			return nil, err
 		}
 	}
@@ -207,10 +220,13 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 	res := resultOf(eval)
 	if err := h.askStore(eval, res); err != nil {
 		countChecked(eval.stripe, checkedUndecided)
+		h.noteUndecided(res, eval, checkedUndecided)
 		return nil, storeError{err}
 	}
 	eval.count(h.accounting)
-	if decider, wait := res.add(eval, h.families, w.Header()); decider.decision.Denied {
+	decider, wait := res.add(eval, h.families, w.Header())
+	h.observe(res, eval)
+	if decider.decision.Denied {
 		return nil, denial{decider, wait}
 	}
 	return res, nil
@@ -340,7 +356,11 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 		return h.handlerError(status, err)
 	}
 	if c := h.logger.Check(zap.DebugLevel, "request rejected"); c != nil {
-		c.Write(zap.Int("status", status), zap.Error(err))
+		fields := []zap.Field{zap.Int("status", status), zap.Error(err)}
+		if d, ok := err.(denial); ok { //nolint:errorlint // decide does not wrap them
+			fields = append(fields, zap.String("limit", d.path), zap.Stringer("by", d.decision.By))
+		}
+		c.Write(fields...)
 	}
 	w.WriteHeader(status)
 	return nil

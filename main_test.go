@@ -721,7 +721,7 @@ const (
 	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
 	wantOutside  = `want it in the rate_limit block itself, as it applies to the whole handler`
 	wantOption   = `want one of key, rate, size, drip_rate, drip_size, cost, factor, max, duration, ` +
-		`min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, match, limit, accounting, headers, on_error`
+		`min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, match, limit, accounting, headers, on_error, log`
 	wantPolicy    = `want fallback, allow or deny`
 	limitsNothing = `it limits nothing, want rate, size, max or limits within it`
 	wantAddress   = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
@@ -734,13 +734,23 @@ func provisionApp(t *testing.T, config string) *App {
 	if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
-	t.Cleanup(cancel)
-	if err := app.Provision(ctx); err != nil {
+	if err := app.Provision(newContext(t)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cleanUp(t, app) })
 	return app
+}
+
+// newContext returns the context of a config without apps, until the test ends.
+func newContext(t testing.TB) caddy.Context {
+	t.Helper()
+	parent, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(parent)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // cleanUp does what Caddy does with an app whose configuration ends.

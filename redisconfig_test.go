@@ -601,7 +601,7 @@ func TestSecretsAreNotStored(t *testing.T) {
 		if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
 			t.Fatal(err)
 		}
-		if err := app.Provision(caddy.Context{}); err != nil {
+		if err := app.Provision(newContext(t)); err != nil {
 			t.Fatal(err)
 		}
 		defer func() {

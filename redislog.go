@@ -3,11 +3,15 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"maps"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 func init() {
@@ -42,4 +46,61 @@ func (clientLogger) Printf(_ context.Context, format string, v ...any) {
 		}
 	}
 	log.Named("redis").Debug(fmt.Sprintf(format, shown...))
+}
+
+// errorEvents limits the log to one error a minute for each server and reason,
+// also across reloads that open new stores.
+var errorEvents eventThrottle
+
+// eventThrottle lets one event of each server and reason through a minute.
+type eventThrottle struct {
+	sync.Mutex
+	last map[[2]string]time.Time // by server and reason; of the last minute
+}
+
+// allow reports whether e may be logged.
+func (t *eventThrottle) allow(e limiter.Event) bool {
+	t.Lock()
+	defer t.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(t.last, func(_ [2]string, at time.Time) bool { return now.Sub(at) >= time.Minute })
+	key := [2]string{e.Server, e.Reason}
+	if _, ok := t.last[key]; ok {
+		return false
+	}
+	if t.last == nil {
+		t.last = make(map[[2]string]time.Time)
+	}
+	t.last[key] = now
+	return true
+}
+
+// logEvent logs an event of a Redis server and passes it on, once for however many requests it
+// affects. Stores outlive configs, so the event goes to the logger of the newest
+// one.
+func logEvent(e limiter.Event) {
+	events.redis(e)
+	log := caddy.Log().Named("rate_limit")
+	if app := newestApp(); app != nil {
+		log = app.logger
+	}
+	if e.Dropped > 0 {
+		log = log.With(zap.Int("dropped", e.Dropped)) // earlier events, while logging was blocked
+	}
+	switch server := zap.String("server", e.Server); e.Kind {
+	case limiter.EventDown:
+		log.Error("redis unavailable, applying on_error",
+			server, zap.String("reason", e.Reason), zap.Error(e.Err))
+	case limiter.EventRecovered:
+		log.Info("redis recovered", server, zap.Duration("down", e.Downtime))
+	case limiter.EventReplaced:
+		log.Info("redis server replaced by others of its cluster",
+			server, zap.Duration("down", e.Downtime))
+	case limiter.EventError:
+		if !errorEvents.allow(e) {
+			return
+		}
+		log.Warn("redis failed on single requests, applying on_error to them",
+			server, zap.String("reason", e.Reason), zap.Error(e.Err))
+	}
 }

@@ -21,6 +21,8 @@ type result struct {
 	fields  fields
 	writer  responseWriter
 	waited  time.Duration // for Redis, so far
+	failed  checked       // why a handler did not decide; 0 if each has
+	logged  bool          // whether the access log shows the result
 	inline  [1]bucketResult
 	text    [64]byte // backs the fields that the first handler sets
 }
@@ -120,6 +122,8 @@ func (res *result) placeholder(name string) (any, bool) {
 			return "", true
 		}
 		return decider.path, true
+	case "by":
+		return decider.decision.By.String(), true
 	}
 	return nil, false
 }

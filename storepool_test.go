@@ -83,7 +83,7 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 		if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
 			t.Fatal(err)
 		}
-		if err := app.Provision(caddy.Context{}); err == nil {
+		if err := app.Provision(newContext(t)); err == nil {
 			t.Fatalf("%s: got no error", config)
 		}
 		cleanUp(t, app)

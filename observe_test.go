@@ -1,0 +1,205 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// decisionInLog returns what the access log shows of the last request's limits.
+func (s *server) decisionInLog() string {
+	s.t.Helper()
+	shown, ok := s.lastAccess()["rate_limit"]
+	if !ok {
+		return ""
+	}
+	text, err := json.Marshal(shown)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestAccessLog guards what the option log adds to the access log: nothing without
+// it or for requests without a limit; the tightest of several handlers, once; why
+// there was no decision; and never the key.
+func TestAccessLog(t *testing.T) {
+	s := startSite(t, `
+		@all path /api* /two*
+		rate_limit @all api {
+			key {query.k}
+			size 2
+			drip_rate 1m
+			cost {query.cost}
+			log
+		}
+		@two path /two*
+		rate_limit @two tight {
+			key all
+			size 1
+			drip_rate 90s
+		}
+		@off path /off
+		rate_limit @off off {
+			size 1
+		}
+		respond admitted
+	`)
+	for _, tc := range []struct{ path, want string }{
+		{"/", ``},
+		{"/off", ``},
+		{"/api?cost=1&k=secret-1", `{"by":"memory","limit":"api","remaining":1,"result":"admitted"}`},
+		{"/two?cost=1&k=secret-1", `{"by":"memory","limit":"tight","remaining":0,"result":"admitted"}`},
+		{"/two?cost=1&k=secret-2", `{"by":"memory","limit":"tight","remaining":0,"result":"denied","retry_after":90}`},
+		{"/api?cost=1&k=secret-1", `{"by":"memory","limit":"api","remaining":0,"result":"denied","retry_after":60}`},
+		{"/api?cost=3&k=secret-3", `{"by":"memory","limit":"api","remaining":2,"result":"denied"}`},
+		{"/api?cost=x&k=secret-1", `{"result":"refused"}`},
+	} {
+		s.get(tc.path)
+		if got := s.decisionInLog(); got != tc.want {
+			t.Errorf("%s: got %s, want %s", tc.path, got, tc.want)
+		}
+	}
+	for _, e := range s.entries() {
+		if strings.Contains(e.text(), "secret-") {
+			t.Errorf("the log has a key: %v", e)
+		}
+	}
+}
+
+// TestDeciderIsTold guards that the access log, the placeholder by and the line of
+// a denial at DEBUG tell what decided, in the course of an outage of Redis.
+func TestDeciderIsTold(t *testing.T) {
+	redis := redistest.Start(t)
+	s := startConfig(t, config{global: redisGlobal(redis.Addr), site: `
+		header >by {http.rate_limit.by}
+		rate_limit api {
+			key all
+			size 1
+			drip_rate 1h
+			log
+		}
+		respond admitted
+	`})
+	tell := func() string {
+		a := s.get("/")
+		access := s.lastAccess()
+		shown := access["rate_limit"].(map[string]any)
+		if _, ok := shown["waited"].(float64); !ok {
+			t.Errorf("the access log does not say how long the request waited: %v", shown)
+		}
+		if shown["by"] != a.Header.Get("by") {
+			t.Errorf("the access log says %v, the placeholder %q", shown["by"], a.Header.Get("by"))
+		}
+		return shown["result"].(string) + " " + shown["by"].(string)
+	}
+	if got := tell(); got != "admitted redis" {
+		t.Errorf("got %s", got)
+	}
+	denied := map[string]bool{}
+	eventually(t, "denials by Redis and by what this process remembers", func() bool {
+		denied[tell()] = true
+		return denied["denied remembered"]
+	})
+	redis.Kill()
+	eventually(t, "a denial by the fallback", func() bool {
+		denied[tell()] = true
+		return denied["denied fallback"]
+	})
+	lines := make(map[string]bool)
+	for _, e := range s.log("debug", ownLogger) {
+		if e["msg"] == "request rejected" && e["limit"] == "api" {
+			lines["denied "+e["by"].(string)] = true
+		}
+	}
+	for by := range denied {
+		if !lines[by] {
+			t.Errorf("no line at DEBUG says %s: %v", by, lines)
+		}
+	}
+}
+
+// TestAccessLogWithoutDecision guards that the access log tells of requests that
+// passed or failed because Redis was unavailable.
+func TestAccessLogWithoutDecision(t *testing.T) {
+	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable} {
+		t.Run(onError, func(t *testing.T) {
+			s := startConfig(t, config{
+				global: redisGlobal(redistest.FreeAddr(t)),
+				site:   "rate_limit api {\nsize 1\non_error " + onError + "\nlog\n}\nrespond admitted",
+			})
+			if got := s.get("/"); got.StatusCode != status {
+				t.Errorf("got %s", got)
+			}
+			shown := s.lastAccess()["rate_limit"].(map[string]any)
+			if shown["result"] != "undecided" || shown["limit"] != nil {
+				t.Errorf("got %v", shown)
+			}
+		})
+	}
+}
+
+// TestSpanAttributes guards that spans tell what was decided, without a key.
+func TestSpanAttributes(t *testing.T) {
+	spans := make(chan string, 100)
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		spans <- string(body)
+	}))
+	t.Cleanup(collector.Close)
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+	s := startSite(t, `
+		tracing {
+			span site
+		}
+		rate_limit tight {
+			key secret-key
+			size 1
+			cost {query.cost}
+		}
+		respond admitted
+		handle_errors {
+			respond denied
+		}
+	`)
+	for _, tc := range []struct {
+		path string
+		want []string
+	}{
+		{"/?cost=1", []string{"result", "admitted", "limit", "tight", "by", "memory", "remaining"}},
+		{"/?cost=1", []string{"result", "denied", "limit", "tight", "by", "memory", "remaining"}},
+		{"/?cost=x", []string{"result", "refused"}},
+	} {
+		s.get(tc.path)
+		select {
+		case span := <-spans:
+			rest := span
+			for i, want := range tc.want {
+				if i%2 == 0 {
+					want = "caddy.rate_limit." + want
+				}
+				_, after, found := strings.Cut(rest, want)
+				if !found {
+					t.Errorf("%s: the span lacks %s: %q", tc.path, want, span)
+				}
+				rest = after
+			}
+			if strings.Contains(span, "secret-key") {
+				t.Errorf("%s: the span has the key: %q", tc.path, span)
+			}
+			if tc.want[1] == "refused" && strings.Contains(span, "rate_limit.limit") {
+				t.Errorf("%s: the span has a limit: %q", tc.path, span)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%s: no span", tc.path)
+		}
+	}
+}
