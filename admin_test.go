@@ -3,9 +3,16 @@ package ratelimit
 import (
 	"bufio"
 	"context"
+	"crypto"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -16,6 +23,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -23,6 +32,7 @@ import (
 type admin struct {
 	t      testing.TB
 	addr   string
+	scheme string
 	header http.Header // of all requests
 	client *http.Client
 }
@@ -30,13 +40,13 @@ type admin struct {
 // newAdmin returns a client of the admin endpoint at an address.
 func newAdmin(t testing.TB, addr string) *admin {
 	transport := &http.Transport{DisableKeepAlives: true}
-	return &admin{t: t, addr: addr, header: http.Header{}, client: &http.Client{Transport: transport, Timeout: patience}}
+	return &admin{t: t, addr: addr, scheme: "http", header: http.Header{}, client: &http.Client{Transport: transport, Timeout: patience}}
 }
 
 // send sends a request and returns the status and the answer.
 func (a *admin) send(method, path, body string) (int, string) {
 	a.t.Helper()
-	req, err := http.NewRequest(method, "http://"+a.addr+"/rate_limit/"+path, strings.NewReader(body))
+	req, err := http.NewRequest(method, a.scheme+"://"+a.addr+"/rate_limit/"+path, strings.NewReader(body))
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -368,6 +378,8 @@ func TestAdminBadRequests(t *testing.T) {
 			t.Errorf("%.80q:\n got %d %s\nwant %d %s", c.request, status, answer.Error, c.status, c.want)
 		}
 	}
+	a.ask("POST", "peek", `{"limit": "api", "key": "`+secret+`"}`)
+	a.ask("POST", "reset", `{"limit": "api", "key": "`+secret+`"}`)
 	wantNotLogged(t, s, secret)
 }
 
@@ -640,4 +652,78 @@ func TestAdminUnderLoad(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
+}
+
+// TestAdminRemote guards that the API is served by the remote admin endpoint too,
+// where a client can be allowed to read and not to change.
+func TestAdminRemote(t *testing.T) {
+	c := config{site: adminSite, global: "skip_install_trust"}
+	s, local := startWithAdmin(t, c)
+	c.admin = local.addr
+	certificate, key := newClientCertificate(t)
+	remote := redistest.FreeAddr(t)
+
+	var root map[string]any
+	if err := json.Unmarshal(c.json(t, redistest.FreeAddr(t), s.logPath), &root); err != nil {
+		t.Fatal(err)
+	}
+	settings := root["admin"].(map[string]any)
+	settings["identity"] = map[string]any{
+		"identifiers": []string{"localhost"},
+		"issuers":     []any{map[string]any{"module": "internal"}},
+	}
+	settings["remote"] = map[string]any{
+		"listen": remote,
+		"access_control": []any{map[string]any{
+			"public_keys": []string{base64.StdEncoding.EncodeToString(certificate)},
+			"permissions": []any{map[string]any{"paths": []string{"/rate_limit"}, "methods": []string{"GET"}}},
+		}},
+	}
+	text, err := json.Marshal(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := caddy.Load(text, true); err != nil {
+		t.Fatal(err)
+	}
+	a := newAdmin(t, remote)
+	a.scheme = "https"
+	a.client.Transport = &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
+		ServerName:         "localhost",
+		InsecureSkipVerify: true, // the certificate of the server is not what is tested
+		Certificates:       []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: key}},
+	}}
+	eventually(t, "a certificate of the remote endpoint", func() bool {
+		res, err := a.client.Get("https://" + remote + "/rate_limit/status")
+		if err != nil {
+			return false
+		}
+		res.Body.Close()
+		return res.StatusCode == http.StatusOK
+	})
+	wantJSON(t, a.ask("GET", "limits", "")["limits"].([]any)[0], `{"path": "dynamic"}`)
+	const body = `{"limit": "old", "key": "127.0.0.1"}`
+	if status, answer := a.send("POST", "reset", body); status != http.StatusForbidden {
+		t.Errorf("a client that may only read: got %d %s", status, answer)
+	}
+	wantJSON(t, local.ask("POST", "reset", body), `{"level": 0}`)
+}
+
+// newClientCertificate returns a certificate that signs itself, and its key.
+func newClientCertificate(t *testing.T) (certificate []byte, key crypto.PrivateKey) {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	if certificate, err = x509.CreateCertificate(rand.Reader, template, template, public, private); err != nil {
+		t.Fatal(err)
+	}
+	return certificate, private
 }
