@@ -122,7 +122,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision opens the stores, or takes over those of the previous config.
 func (a *App) Provision(ctx caddy.Context) error {
-	a.logger = ctx.Logger()
+	a.logger, a.ctx = ctx.Logger(), ctx
 	a.definitions = newDefinitions()
 	var err error
 	a.onError, err = newConstant("on_error", cmp.Or(a.OnError, string(onErrorFallback)), parseOnError)

@@ -68,6 +68,9 @@ func (e *evaluation) count(accounting limiter.Accounting) {
 		if d.Denied {
 			events.denied(e.policies[i].counters, d)
 		}
+		if top := e.policies[i].top; top != nil {
+			top.record(&e.buckets[i], d.Denied)
+		}
 	}
 }
 

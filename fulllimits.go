@@ -25,11 +25,13 @@ var limitUsages = (*limiter.Memory).Limits
 func watchLimits(ctx context.Context, every time.Duration, usages func(*limiter.Memory) []limiter.LimitUsage) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
+	recentCounts.sample(time.Now())
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-ticker.C:
+			recentCounts.sample(now)
 			app := newestApp()
 			if app == nil {
 				continue // ctx is about to be cancelled

@@ -27,21 +27,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// adminMetrics registers the metrics as the module of the admin endpoint does.
-type adminMetrics struct{}
-
-func (adminMetrics) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "admin.api.rate_limit_test_metrics", New: func() caddy.Module { return new(adminMetrics) }}
-}
-
-func (adminMetrics) Provision(ctx caddy.Context) error {
-	return registerMetrics(ctx.GetMetricsRegistry())
-}
-
-func (adminMetrics) Routes() []caddy.AdminRoute { return nil }
-
-func init() { caddy.RegisterModule(adminMetrics{}) }
-
 // gatherer returns a registry that checks all that is collected.
 func gatherer(t testing.TB) *prometheus.Registry {
 	t.Helper()
