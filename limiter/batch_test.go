@@ -22,7 +22,7 @@ func newBatched(t testing.TB, server *redistest.Server, change func(*RedisOption
 			change(opt)
 		}
 	})
-	mustTake(t, r, Request{Buckets: []Bucket{{Name: "first", Limit: Limit{1, time.Hour, 1}, Cost: 1}}})
+	mustTake(t, r, Request{Buckets: []Bucket{{Name: "first", Limit: Limit{Size: 1, DripInterval: time.Hour, DripSize: 1}, Cost: 1}}})
 	p.Delay(20 * time.Millisecond)
 	var now atomic.Int64
 	r.clock = func() time.Duration { return time.Duration(now.Add(int64(time.Hour))) }
@@ -57,10 +57,10 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 			}
 			r := newBatched(t, server, nil)
 			request := func(i int) Request {
-				b := Bucket{Name: "b", Key: fmt.Sprint(i % tc.keys), Limit: Limit{size, time.Hour, tc.drip}, Cost: tc.cost}
+				b := Bucket{Name: "b", Key: fmt.Sprint(i % tc.keys), Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: tc.drip}, Cost: tc.cost}
 				req := Request{Buckets: []Bucket{b}, Accounting: tc.accounting}
 				if tc.other > 0 {
-					b.Name, b.Limit, b.Cost = "other", Limit{tc.other, time.Hour, 1}, 1
+					b.Name, b.Limit, b.Cost = "other", Limit{Size: tc.other, DripInterval: time.Hour, DripSize: 1}, 1
 					req.Buckets = append(req.Buckets, b)
 				}
 				return req

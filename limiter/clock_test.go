@@ -90,7 +90,7 @@ func parseWritten(value string) (w written, ok bool) {
 // that the bucket drips, even while requests keep coming.
 func TestRedisClockSetBack(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	minutely := Limit{10, time.Minute, 1}
+	minutely := Limit{Size: 10, DripInterval: time.Minute, DripSize: 1}
 	for _, tc := range []struct {
 		name         string
 		limit        Limit
@@ -107,13 +107,13 @@ func TestRedisClockSetBack(t *testing.T) {
 		{"by less", minutely, 10, 90 * time.Second, 80 * time.Second, 0, 590 * time.Second, 50 * time.Second},
 		{"after drips", minutely, 10, 5 * time.Minute, 600 * time.Second, 0, 10 * time.Minute, time.Minute},
 		{"half full", minutely, 5, 0, 600 * time.Second, 5, 5 * time.Minute, 0},
-		{"slack", Limit{10, time.Minute, 3}, 7, 0, time.Hour, 3, 3 * time.Minute, 0},
-		{"slack, full", Limit{10, time.Minute, 3}, 10, 0, time.Hour, 0, 4 * time.Minute, time.Minute},
-		{"256 drips", Limit{1000, time.Second, 1}, 256, 0, time.Hour, 744, 256 * time.Second, 0},
-		{"many drips: up to a sixteenth more", Limit{1000, time.Second, 1}, 257, 0, time.Hour, 728, 272 * time.Second, 0},
-		{"many drips, full", Limit{1000, time.Second, 1}, 1000, 0, time.Hour, 0, 1000 * time.Second, time.Second},
-		{"many drips and slack, full", Limit{3000, time.Second, 7}, 3000, 0, time.Hour, 0, 429 * time.Second, time.Second},
-		{"the most drips, full", Limit{MaxUnits, time.Microsecond, 1}, MaxUnits, 0, time.Hour, 0, MaxUnits * time.Microsecond, time.Microsecond},
+		{"slack", Limit{Size: 10, DripInterval: time.Minute, DripSize: 3}, 7, 0, time.Hour, 3, 3 * time.Minute, 0},
+		{"slack, full", Limit{Size: 10, DripInterval: time.Minute, DripSize: 3}, 10, 0, time.Hour, 0, 4 * time.Minute, time.Minute},
+		{"256 drips", Limit{Size: 1000, DripInterval: time.Second, DripSize: 1}, 256, 0, time.Hour, 744, 256 * time.Second, 0},
+		{"many drips: up to a sixteenth more", Limit{Size: 1000, DripInterval: time.Second, DripSize: 1}, 257, 0, time.Hour, 728, 272 * time.Second, 0},
+		{"many drips, full", Limit{Size: 1000, DripInterval: time.Second, DripSize: 1}, 1000, 0, time.Hour, 0, 1000 * time.Second, time.Second},
+		{"many drips and slack, full", Limit{Size: 3000, DripInterval: time.Second, DripSize: 7}, 3000, 0, time.Hour, 0, 429 * time.Second, time.Second},
+		{"the most drips, full", Limit{Size: MaxUnits, DripInterval: time.Microsecond, DripSize: 1}, MaxUnits, 0, time.Hour, 0, MaxUnits * time.Microsecond, time.Microsecond},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v.flush(t)
@@ -152,7 +152,7 @@ func TestRedisClockSetBack(t *testing.T) {
 func TestRedisClockSetBackWithSeveralSizes(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	of := func(size, cost int64) Bucket {
-		return Bucket{Name: "b", Key: "k", Limit: Limit{size, time.Minute, 1}, Cost: cost}
+		return Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Minute, DripSize: 1}, Cost: cost}
 	}
 	remaining := func(want int64) {
 		t.Helper()
@@ -181,7 +181,7 @@ func TestRedisClockSetBackWithSeveralSizes(t *testing.T) {
 // nothing more when the clock is set back again.
 func TestRedisClockSetAhead(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 1}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Minute, DripSize: 1}, Cost: 1}
 	flood := func() (n int) {
 		t.Helper()
 		for !decide(t, v, AccountingAtomic, b)[0].Denied {
@@ -221,7 +221,7 @@ func TestSizesShareBucket(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			smaller := Bucket{Name: "b", Key: "k", Limit: Limit{20, time.Second, 1}, Cost: 1}
+			smaller := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 20, DripInterval: time.Second, DripSize: 1}, Cost: 1}
 			larger := smaller
 			larger.Limit.Size = 21
 			admitted := int64(0)
@@ -249,7 +249,7 @@ func TestDenyCacheOfSeveralSizes(t *testing.T) {
 	server := redistest.Start(t)
 	v := newVirtual(t, server, "rl:")
 	of := func(size, cost int64) Bucket {
-		return Bucket{Name: "b", Key: "k", Limit: Limit{size, time.Minute, 1}, Cost: cost}
+		return Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Minute, DripSize: 1}, Cost: cost}
 	}
 	c := redistest.CommandCounter{Server: server}
 	c.Since(t, "evalsha")
@@ -283,7 +283,7 @@ func TestDenyCacheOfSeveralSizes(t *testing.T) {
 func TestDenyCacheOfSeveralSizesAllowsForLatency(t *testing.T) {
 	const sent, answered, rate = 5_000_000, 5_300_000, 400_000
 	of := func(size int64) Request {
-		l := Limit{size, rate * time.Microsecond, 1}
+		l := Limit{Size: size, DripInterval: rate * time.Microsecond, DripSize: 1}
 		return Request{Buckets: []Bucket{{Name: "b", Key: "k", Limit: l, Cost: 1}}}
 	}
 	d := newDenyCache(denySlots)

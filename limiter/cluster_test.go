@@ -83,13 +83,13 @@ func TestCluster(t *testing.T) {
 	}
 	var seen events
 	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Report = seen.report })
-	several := Limit{100, time.Hour, 3}
+	several := Limit{Size: 100, DripInterval: time.Hour, DripSize: 3}
 
 	t.Run("one key", func(t *testing.T) {
 		req := Request{}
 		for i := range 5 {
 			req.Buckets = append(req.Buckets, Bucket{
-				Name: fmt.Sprint("b", i), Key: t.Name(), Limit: Limit{int64(3 + i), time.Hour, 1}, Cost: 1,
+				Name: fmt.Sprint("b", i), Key: t.Name(), Limit: Limit{Size: int64(3 + i), DripInterval: time.Hour, DripSize: 1}, Cost: 1,
 			})
 		}
 		mustTake(t, r, req) // loads the script on the node

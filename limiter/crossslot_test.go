@@ -235,8 +235,8 @@ func TestFloodOfOneKey(t *testing.T) {
 		for _, drip := range []time.Duration{100 * time.Millisecond, time.Hour} {
 			t.Run(fmt.Sprintf("callers=%d,drip=%v", callers, drip), func(t *testing.T) {
 				r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Timeout = 5 * time.Second })
-				client := onNode(t, r, nodes, nodes.Nodes[0], Bucket{Name: "ip", Limit: Limit{10, drip, 1}, Cost: 1})
-				everybody := onNode(t, r, nodes, nodes.Nodes[1], Bucket{Name: "everybody", Limit: Limit{5000, time.Hour, 1}, Cost: 1})
+				client := onNode(t, r, nodes, nodes.Nodes[0], Bucket{Name: "ip", Limit: Limit{Size: 10, DripInterval: drip, DripSize: 1}, Cost: 1})
+				everybody := onNode(t, r, nodes, nodes.Nodes[1], Bucket{Name: "everybody", Limit: Limit{Size: 5000, DripInterval: time.Hour, DripSize: 1}, Cost: 1})
 				var admitted atomic.Int64
 				end := time.Now().Add(time.Second)
 				redistest.Together(t, callers, func(g int) {

@@ -74,7 +74,7 @@ func TestDenyCacheExpires(t *testing.T) {
 	} {
 		t.Run(tc.drip.String(), func(t *testing.T) {
 			r, clock := newClocked(t, server, nil)
-			b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{1, tc.drip, 1}, Cost: 1}
+			b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{Size: 1, DripInterval: tc.drip, DripSize: 1}, Cost: 1}
 			req := Request{Buckets: []Bucket{b}}
 			mustTake(t, r, req)
 			if err := server.Client().Del(t.Context(), r.keys.of(&b)).Err(); err != nil {
@@ -190,12 +190,12 @@ func TestDenyCacheLosesNoDrips(t *testing.T) {
 		limit Limit
 		cost  int64
 	}{
-		{Limit{1, 100 * time.Millisecond, 1}, 1},
-		{Limit{10, 7 * time.Millisecond, 1}, 1},
-		{Limit{10, 300 * time.Millisecond, 4}, 1},
-		{Limit{3, 300 * time.Millisecond, 5}, 1},
-		{Limit{12, 50 * time.Millisecond, 3}, 3},
-		{Limit{2, 90 * time.Second, 1}, 1},
+		{Limit{Size: 1, DripInterval: 100 * time.Millisecond, DripSize: 1}, 1},
+		{Limit{Size: 10, DripInterval: 7 * time.Millisecond, DripSize: 1}, 1},
+		{Limit{Size: 10, DripInterval: 300 * time.Millisecond, DripSize: 4}, 1},
+		{Limit{Size: 3, DripInterval: 300 * time.Millisecond, DripSize: 5}, 1},
+		{Limit{Size: 12, DripInterval: 50 * time.Millisecond, DripSize: 3}, 3},
+		{Limit{Size: 2, DripInterval: 90 * time.Second, DripSize: 1}, 1},
 	} {
 		t.Run(fmt.Sprintf("%+v,cost=%d", tc.limit, tc.cost), func(t *testing.T) {
 			const drips = 100
@@ -297,7 +297,7 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 func TestDenialsCountFromSendTime(t *testing.T) {
 	const rate, trip = 500 * time.Millisecond, 200 * time.Millisecond
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{1, rate, 1}, Cost: 1}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 1, DripInterval: rate, DripSize: 1}, Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
 	frozen, asked := v.clock(), false
 	v.clock = func() time.Duration {
@@ -332,7 +332,7 @@ func TestDenialsCountFromSendTime(t *testing.T) {
 // will.
 func TestDenyCacheHoldsForAnyCost(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{10, time.Minute, 1}, Cost: 10}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Minute, DripSize: 1}, Cost: 10}
 	decide(t, v, AccountingAtomic, b)
 	v.advance(t, 500*time.Millisecond)
 	for _, tc := range []struct {
@@ -461,7 +461,7 @@ func TestDenyCacheOfSeveralBuckets(t *testing.T) {
 // however much they have in common.
 func TestDenyCacheIdentity(t *testing.T) {
 	server := redistest.Start(t)
-	full := Bucket{Name: "b", Key: "k", Limit: Limit{2, time.Hour, 1}, Cost: 2}
+	full := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 1}, Cost: 2}
 	for name, change := range map[string]func(*Bucket){
 		"name":      func(b *Bucket) { b.Name = "c" },
 		"key":       func(b *Bucket) { b.Key = "l" },
@@ -602,7 +602,7 @@ func TestDenyCacheConcurrently(t *testing.T) {
 	const goroutines, requests, size = 16, 500, 40
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
-	buckets := []Bucket{hourly(size), hourly(100_000), {Name: "quick", Key: "k", Limit: Limit{size, 5 * time.Millisecond, 1}, Cost: 1}}
+	buckets := []Bucket{hourly(size), hourly(100_000), {Name: "quick", Key: "k", Limit: Limit{Size: size, DripInterval: 5 * time.Millisecond, DripSize: 1}, Cost: 1}}
 	buckets[1].Name = "other"
 	began := serverTime(t, server)
 	var slow, quick atomic.Int64

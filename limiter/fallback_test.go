@@ -73,7 +73,7 @@ func TestFollowKeepsHigherLevel(t *testing.T) {
 					first, second = second, first
 				}
 				m := NewMemory(frozen)
-				b := Bucket{Name: "b", Key: "k", Limit: Limit{100, time.Hour, tc.drip}, Cost: 1}
+				b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: tc.drip}, Cost: 1}
 				follow(m, &b, first)
 				if got := held(m, b); got != first {
 					t.Fatalf("holds %+v, want %+v", got, first)
@@ -108,7 +108,7 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 						want.clear = stored.clear
 					}
 					v.flush(t)
-					b := Bucket{Name: "b", Key: "k", Limit: Limit{100, time.Hour, tc.drip}, Cost: 101}
+					b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: tc.drip}, Cost: 101}
 					if admits {
 						b.Cost = 1
 						want = b.Limit.add(want, 1)
@@ -176,7 +176,7 @@ func TestFollow(t *testing.T) {
 	slack := 0
 	checkTraces(t, 10, func(t *rapid.T) {
 		drip := rapid.SampledFrom([]int64{1, 1, 2, 3, 7}).Draw(t, "drip size")
-		b := Bucket{Name: "b", Key: "k", Limit: Limit{40, time.Second, drip}}
+		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 40, DripInterval: time.Second, DripSize: drip}}
 		now := int64(1_000_000)
 		p := plain{}
 		m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
@@ -230,7 +230,7 @@ func TestFollow(t *testing.T) {
 // forgotten.
 func TestFollowDeletedKeys(t *testing.T) {
 	const hour = 3600e6
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{20, time.Hour, 1}, Cost: 1}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 20, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	type step struct {
 		send, answer string  // which request, as a letter
 		level        float64 // what the server answers, in hours
@@ -302,7 +302,7 @@ func TestDirtyBuckets(t *testing.T) {
 	m := NewMemory(func() time.Duration { return now })
 	f := newFallback(m, 0, "")
 	const hour, minute = 3600e6, 60e6
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{9, time.Hour, 2}, Cost: 3}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 9, DripInterval: time.Hour, DripSize: 2}, Cost: 3}
 	other := b
 	other.Key = "other"
 	check := func(want ...toldLevel) {

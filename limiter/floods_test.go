@@ -53,7 +53,7 @@ func TestFloodServesNewcomers(t *testing.T) {
 			t.Parallel()
 			f := newFlooded(t)
 			f.now = 0
-			b := Bucket{Name: "b", Limit: Limit{size, time.Second, 1}, Cost: 1, MaxKeys: most}
+			b := Bucket{Name: "b", Limit: Limit{Size: size, DripInterval: time.Second, DripSize: 1}, Cost: 1, MaxKeys: most}
 			active, quiet := make([]int, 20), make([]int, 20)
 			fill := func(name string, of []int) {
 				for i := range of {
@@ -133,8 +133,8 @@ func TestFloodOfOneLimit(t *testing.T) {
 	const most, kept = 10_000, 1000
 	f := newFlooded(t)
 	f.m.SetMaxKeys(most)
-	slow := Bucket{Name: "slow", Limit: Limit{3, 8 * time.Hour, 1}, Cost: 1, MaxKeys: most}
-	other := Bucket{Name: "other", Limit: Limit{10, time.Hour, 1}}
+	slow := Bucket{Name: "slow", Limit: Limit{Size: 3, DripInterval: 8 * time.Hour, DripSize: 1}, Cost: 1, MaxKeys: most}
+	other := Bucket{Name: "other", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}}
 	for i := range kept {
 		b := other
 		b.Key, b.Cost = fmt.Sprint(i), 1+int64(i%10)
@@ -175,7 +175,7 @@ func TestFloodDisplacesFullBucket(t *testing.T) {
 	for n := range 9 {
 		fill, drip := []int{size / 2, size - 1, size}[n%3], []int64{1, 4, size}[n/3]
 		f := newFlooded(t)
-		b := Bucket{Name: "b", Limit: Limit{size, time.Hour, drip}, Cost: 1, MaxKeys: most}
+		b := Bucket{Name: "b", Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: drip}, Cost: 1, MaxKeys: most}
 		for range size {
 			f.ask(b, "full")
 		}
@@ -207,7 +207,7 @@ func TestFloodDisplacesFullBucket(t *testing.T) {
 func TestSmallMaxKeys(t *testing.T) {
 	for _, most := range []int{1, 2, 3, 15, 16, 17, 100} {
 		f := newFlooded(t)
-		b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most}
+		b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: most}
 		for i := range 20 * most {
 			if !f.ask(b, fmt.Sprint(i)) {
 				t.Fatalf("max keys %d: newcomer %d was denied", most, i)
@@ -224,7 +224,7 @@ func TestSmallMaxKeys(t *testing.T) {
 	m := NewMemory(frozen)
 	m.SetMaxKeys(1)
 	for i := range 10 {
-		decide(t, m, AccountingAtomic, Bucket{Name: fmt.Sprint(i), Limit: Limit{1, time.Hour, 1}, Cost: 1})
+		decide(t, m, AccountingAtomic, Bucket{Name: fmt.Sprint(i), Limit: Limit{Size: 1, DripInterval: time.Hour, DripSize: 1}, Cost: 1})
 		if m.Len() != 1 {
 			t.Fatalf("%d buckets, want at most 1", m.Len())
 		}
@@ -236,7 +236,7 @@ func TestSmallMaxKeys(t *testing.T) {
 func TestLoweredMaxKeys(t *testing.T) {
 	const before, after = 4000, 1000
 	f := newFlooded(t)
-	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, MaxKeys: before}
+	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, MaxKeys: before}
 	for i := range before {
 		b.Key, b.Cost = fmt.Sprint(i), 1+int64(i%4)*3
 		decide(t, f.m, AccountingAtomic, b)
@@ -344,7 +344,7 @@ func TestFloodConcurrently(t *testing.T) {
 	redistest.Together(t, goroutines, func(g int) {
 		random := rand.New(rand.NewPCG(5, uint64(g)))
 		for i := range requests {
-			limit := Limit{10, time.Hour, 1}
+			limit := Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}
 			req := Request{Buckets: []Bucket{
 				{Name: fmt.Sprint(random.IntN(3)), Key: fmt.Sprint(g, i), Limit: limit, Cost: 1, MaxKeys: most},
 				{Name: "kept", Key: fmt.Sprint(g, i), Limit: limit, Cost: 1, MaxKeys: most, ShareKey: fmt.Sprint(i % 10)},
@@ -381,12 +381,12 @@ func TestFloodConcurrently(t *testing.T) {
 // the maximum share tables without mixing their buckets.
 func TestEmptyPartitionsAreDropped(t *testing.T) {
 	f := newFlooded(t)
-	b := Bucket{Name: "b", Limit: Limit{10, time.Second, 1}, Cost: 1, MaxKeys: 10}
+	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Second, DripSize: 1}, Cost: 1, MaxKeys: 10}
 	for i := range 20 {
 		f.ask(b, fmt.Sprint(i))
 	}
 	old := f.m.place(&b).partition
-	steady := Bucket{Name: "steady", Limit: Limit{10, time.Hour, 1}, Cost: 1}
+	steady := Bucket{Name: "steady", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	for range 4000 {
 		f.now += 20 * time.Millisecond
 		f.ask(steady, "k")
@@ -440,7 +440,7 @@ func TestPartitionDroppedConcurrently(t *testing.T) {
 			m.sweepTables(now.Load() / 1000)
 		}
 	})
-	b := Bucket{Name: "b", Limit: Limit{1, time.Second, 1}, Cost: 1}
+	b := Bucket{Name: "b", Limit: Limit{Size: 1, DripInterval: time.Second, DripSize: 1}, Cost: 1}
 	random := rand.New(rand.NewPCG(3, 4))
 	dropped, last := 0, m.place(&b).partition
 	for i, end := 0, time.Now().Add(time.Second); time.Now().Before(end); i++ {

@@ -130,7 +130,7 @@ func TestConcurrentRequestsShareOneBucket(t *testing.T) {
 	for _, size := range []int64{1, 10} {
 		t.Run(fmt.Sprintf("size=%d", size), func(t *testing.T) {
 			store := NewMemory(func() time.Duration { return time.Hour })
-			req := Request{Buckets: []Bucket{{Name: "test", Limit: Limit{size, time.Second, 1}, Cost: 1}}}
+			req := Request{Buckets: []Bucket{{Name: "test", Limit: Limit{Size: size, DripInterval: time.Second, DripSize: 1}, Cost: 1}}}
 			var admitted atomic.Int64
 			var ready, done sync.WaitGroup
 			ready.Add(1)
@@ -312,11 +312,11 @@ func TestOverfullBucket(t *testing.T) {
 		state state // filled by a larger size
 		want  Decision
 	}{
-		{"filled to size 5, finds size 2", Limit{2, s, 1}, state{clear: 5e6},
+		{"filled to size 5, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 1}, state{clear: 5e6},
 			Decision{Denied: true, Size: 2, Clear: 5 * s, RetryAfter: 4 * s}},
-		{"filled to size 9 with slack 3, finds size 2", Limit{2, s, 4}, state{clear: 3e6, slack: 3},
+		{"filled to size 9 with slack 3, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 4}, state{clear: 3e6, slack: 3},
 			Decision{Denied: true, Size: 2, Clear: 3 * s, RetryAfter: 2 * s}},
-		{"all that fits in Redis: 2^99 units", Limit{10, us, 1 << 49}, state{clear: 1 << 50},
+		{"all that fits in Redis: 2^99 units", Limit{Size: 10, DripInterval: us, DripSize: 1 << 49}, state{clear: 1 << 50},
 			Decision{Denied: true, Size: 10, Clear: 1 << 50 * us, RetryAfter: 1 << 50 * us}},
 	}
 	for _, tc := range tests {
@@ -338,39 +338,39 @@ func TestLimitValidate(t *testing.T) {
 		want  string // the error, empty if none
 	}{
 		{"zero", Limit{}, "size 0: must be from 1 to 562949953421312"},
-		{"negative size", Limit{-1, us, 1}, "size -1: must be from 1 to 562949953421312"},
-		{"size too large", Limit{1<<49 + 1, us, 1},
+		{"negative size", Limit{Size: -1, DripInterval: us, DripSize: 1}, "size -1: must be from 1 to 562949953421312"},
+		{"size too large", Limit{Size: 1<<49 + 1, DripInterval: us, DripSize: 1},
 			"size 562949953421313: must be from 1 to 562949953421312"},
-		{"negative drip size", Limit{1, us, -1}, "drip size -1: must be from 1 to 562949953421312"},
-		{"drip size too large", Limit{1, us, 1<<49 + 1},
+		{"negative drip size", Limit{Size: 1, DripInterval: us, DripSize: -1}, "drip size -1: must be from 1 to 562949953421312"},
+		{"drip size too large", Limit{Size: 1, DripInterval: us, DripSize: 1<<49 + 1},
 			"drip size 562949953421313: must be from 1 to 562949953421312"},
-		{"no drip rate", Limit{1, 0, 1},
+		{"no drip rate", Limit{Size: 1, DripInterval: 0, DripSize: 1},
 			"drip rate 0s: must be a whole number of microseconds, at least 1µs"},
-		{"negative drip rate", Limit{1, -us, 1},
+		{"negative drip rate", Limit{Size: 1, DripInterval: -us, DripSize: 1},
 			"drip rate -1µs: must be a whole number of microseconds, at least 1µs"},
-		{"drip rate too short", Limit{1, 999, 1},
+		{"drip rate too short", Limit{Size: 1, DripInterval: 999, DripSize: 1},
 			"drip rate 999ns: must be a whole number of microseconds, at least 1µs"},
-		{"drip rate not whole", Limit{1, 1500, 1},
+		{"drip rate not whole", Limit{Size: 1, DripInterval: 1500, DripSize: 1},
 			"drip rate 1.5µs: must be a whole number of microseconds, at least 1µs"},
-		{"largest size drains too slowly", Limit{1 << 49, 2 * us, 1},
+		{"largest size drains too slowly", Limit{Size: 1 << 49, DripInterval: 2 * us, DripSize: 1},
 			"size 562949953421312, drip rate 2µs, drip size 1: a full bucket and one drip more must drain within 35 years"},
-		{"drains in 2^64 µs, which is 0 in 64 bits", Limit{1<<11 - 1, 1 << 53 * us, 1},
+		{"drains in 2^64 µs, which is 0 in 64 bits", Limit{Size: 1<<11 - 1, DripInterval: 1 << 53 * us, DripSize: 1},
 			"size 2047, drip rate 2501999h47m34.740992s, drip size 1: a full bucket and one drip more must drain within 35 years"},
-		{"one microsecond too long", Limit{4, (1<<50 + 1) / 5 * us, 1},
+		{"one microsecond too long", Limit{Size: 4, DripInterval: (1<<50 + 1) / 5 * us, DripSize: 1},
 			"size 4, drip rate 62549h59m41.368525s, drip size 1: a full bucket and one drip more must drain within 35 years"},
-		{"rate just too long for one unit", Limit{1, 1<<49*us + us, 1},
+		{"rate just too long for one unit", Limit{Size: 1, DripInterval: 1<<49*us + us, DripSize: 1},
 			"size 1, drip rate 156374h59m13.421313s, drip size 1: a full bucket and one drip more must drain within 35 years"},
-		{"rate just too long for three drips", Limit{7, 1<<48*us + us, 3},
+		{"rate just too long for three drips", Limit{Size: 7, DripInterval: 1<<48*us + us, DripSize: 3},
 			"size 7, drip rate 78187h29m36.710657s, drip size 3: a full bucket and one drip more must drain within 35 years"},
 
-		{"least", Limit{1, us, 1}, ""},
-		{"no drip size, which means 1", Limit{1, us, 0}, ""},
-		{"largest size, smallest drip", Limit{1 << 49, us, 1}, ""},
-		{"largest size and drip", Limit{1 << 49, 1 << 49 * us, 1 << 49}, ""},
-		{"largest drip", Limit{1, us, 1 << 49}, ""},
-		{"longest rate for one unit", Limit{1, 1 << 49 * us, 1}, ""},
-		{"longest rate for three drips", Limit{7, 1 << 48 * us, 3}, ""},
-		{"usual", Limit{100, time.Second, 10}, ""},
+		{"least", Limit{Size: 1, DripInterval: us, DripSize: 1}, ""},
+		{"no drip size, which means 1", Limit{Size: 1, DripInterval: us, DripSize: 0}, ""},
+		{"largest size, smallest drip", Limit{Size: 1 << 49, DripInterval: us, DripSize: 1}, ""},
+		{"largest size and drip", Limit{Size: 1 << 49, DripInterval: 1 << 49 * us, DripSize: 1 << 49}, ""},
+		{"largest drip", Limit{Size: 1, DripInterval: us, DripSize: 1 << 49}, ""},
+		{"longest rate for one unit", Limit{Size: 1, DripInterval: 1 << 49 * us, DripSize: 1}, ""},
+		{"longest rate for three drips", Limit{Size: 7, DripInterval: 1 << 48 * us, DripSize: 3}, ""},
+		{"usual", Limit{Size: 100, DripInterval: time.Second, DripSize: 10}, ""},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -411,14 +411,14 @@ func TestDrainAndDripTime(t *testing.T) {
 		drain time.Duration
 		drip  time.Duration
 	}{
-		{Limit{10, time.Second, 1}, 10, 10 * time.Second, 10 * time.Second},
-		{Limit{10, time.Second, 1}, 0, 10 * time.Second, 0},
-		{Limit{10, time.Second, 3}, 1, 4 * time.Second, time.Second},
-		{Limit{10, time.Second, 3}, 3, 4 * time.Second, time.Second},
-		{Limit{10, time.Second, 3}, 4, 4 * time.Second, 2 * time.Second},
-		{Limit{9, 1500 * time.Millisecond, 3}, 9, 4500 * time.Millisecond, 4500 * time.Millisecond},
-		{Limit{10, time.Second, 100}, 10, time.Second, time.Second},
-		{Limit{1 << 49, time.Microsecond, 1}, 1 << 49, 1 << 49 * time.Microsecond, 1 << 49 * time.Microsecond},
+		{Limit{Size: 10, DripInterval: time.Second, DripSize: 1}, 10, 10 * time.Second, 10 * time.Second},
+		{Limit{Size: 10, DripInterval: time.Second, DripSize: 1}, 0, 10 * time.Second, 0},
+		{Limit{Size: 10, DripInterval: time.Second, DripSize: 3}, 1, 4 * time.Second, time.Second},
+		{Limit{Size: 10, DripInterval: time.Second, DripSize: 3}, 3, 4 * time.Second, time.Second},
+		{Limit{Size: 10, DripInterval: time.Second, DripSize: 3}, 4, 4 * time.Second, 2 * time.Second},
+		{Limit{Size: 9, DripInterval: 1500 * time.Millisecond, DripSize: 3}, 9, 4500 * time.Millisecond, 4500 * time.Millisecond},
+		{Limit{Size: 10, DripInterval: time.Second, DripSize: 100}, 10, time.Second, time.Second},
+		{Limit{Size: 1 << 49, DripInterval: time.Microsecond, DripSize: 1}, 1 << 49, 1 << 49 * time.Microsecond, 1 << 49 * time.Microsecond},
 	}
 	for _, tc := range tests {
 		if got := tc.limit.DrainTime(); got != tc.drain {
@@ -557,8 +557,8 @@ func seed001RowOf(denied bool, size, remaining int64, retry, clear time.Duration
 // seed001Buckets returns the buckets of seed 001's example.
 func seed001Buckets() []Bucket {
 	return []Bucket{
-		{Name: "user", Key: "alex", Limit: Limit{16, 2 * time.Second, 1}, Cost: 1},
-		{Name: "user/trade", Key: "alex", Limit: Limit{6, 1500 * time.Millisecond, 1}, Cost: 1},
+		{Name: "user", Key: "alex", Limit: Limit{Size: 16, DripInterval: 2 * time.Second, DripSize: 1}, Cost: 1},
+		{Name: "user/trade", Key: "alex", Limit: Limit{Size: 6, DripInterval: 1500 * time.Millisecond, DripSize: 1}, Cost: 1},
 	}
 }
 

@@ -13,7 +13,7 @@ func manyBuckets(n, keys int) Request {
 	req := Request{}
 	for i := range n {
 		req.Buckets = append(req.Buckets, Bucket{
-			Name: fmt.Sprint("limit", i/keys), Key: fmt.Sprint("key", i%keys), Limit: Limit{1 << 40, time.Microsecond, 1}, Cost: 1,
+			Name: fmt.Sprint("limit", i/keys), Key: fmt.Sprint("key", i%keys), Limit: Limit{Size: 1 << 40, DripInterval: time.Microsecond, DripSize: 1}, Cost: 1,
 		})
 	}
 	return req

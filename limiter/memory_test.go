@@ -398,12 +398,12 @@ func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 	one, several := NewMemory(clock), NewMemory(clock)
 	several.seed = one.seed
 	limits := []Limit{
-		{1, time.Second, 1},
-		{9, 700 * time.Millisecond, 1},
-		{9, 700 * time.Millisecond, 2},
-		{10, 2 * time.Second, 3},
-		{5, time.Second, 100},
-		{1 << 40, time.Microsecond, 1 << 20},
+		{Size: 1, DripInterval: time.Second, DripSize: 1},
+		{Size: 9, DripInterval: 700 * time.Millisecond, DripSize: 1},
+		{Size: 9, DripInterval: 700 * time.Millisecond, DripSize: 2},
+		{Size: 10, DripInterval: 2 * time.Second, DripSize: 3},
+		{Size: 5, DripInterval: time.Second, DripSize: 100},
+		{Size: 1 << 40, DripInterval: time.Microsecond, DripSize: 1 << 20},
 	}
 	random := rand.New(rand.NewPCG(6, 7))
 	seen := struct{ admitted, denied, never, slack, dirty, fresh int }{}
@@ -623,24 +623,24 @@ func testMalformed(t *testing.T, store Store) {
 		cost  int64
 		want  string
 	}{
-		{"no size", Limit{0, hour, 1}, 1, "size 0:"},
-		{"negative size", Limit{-5, hour, 1}, 1, "size -5:"},
-		{"least size", Limit{math.MinInt64, hour, 1}, 1, "size -9223372036854775808:"},
-		{"size too large", Limit{MaxUnits + 1, time.Microsecond, 1}, 1, "size 562949953421313:"},
-		{"largest size", Limit{math.MaxInt64, time.Microsecond, 1}, 1, "size 9223372036854775807:"},
-		{"negative drip size", Limit{1, hour, -1}, 1, "drip size -1:"},
-		{"least drip size", Limit{1, hour, math.MinInt64}, 1, "drip size -9223372036854775808:"},
-		{"drip size too large", Limit{1, hour, MaxUnits + 1}, 1, "drip size 562949953421313:"},
-		{"no drip rate", Limit{1, 0, 1}, 1, "drip rate 0s:"},
-		{"negative drip rate", Limit{1, -hour, 1}, 1, "drip rate -1h0m0s:"},
-		{"drip rate too short", Limit{1, time.Nanosecond, 1}, 1, "drip rate 1ns:"},
-		{"fraction of a microsecond", Limit{1, 1500 * time.Nanosecond, 1}, 1, "drip rate 1.5µs:"},
-		{"too long to drain", Limit{MaxUnits, 2 * time.Microsecond, 1}, 1, "drip rate 2µs, drip size 1:"},
-		{"product beyond 64 bits", Limit{MaxUnits, math.MaxInt64 / 1000 * 1000, 1}, 1, "within 35 years"},
-		{"negative cost", Limit{1, hour, 1}, -1, "cost -1:"},
-		{"least cost", Limit{1, hour, 1}, math.MinInt64, "cost -9223372036854775808:"},
+		{"no size", Limit{Size: 0, DripInterval: hour, DripSize: 1}, 1, "size 0:"},
+		{"negative size", Limit{Size: -5, DripInterval: hour, DripSize: 1}, 1, "size -5:"},
+		{"least size", Limit{Size: math.MinInt64, DripInterval: hour, DripSize: 1}, 1, "size -9223372036854775808:"},
+		{"size too large", Limit{Size: MaxUnits + 1, DripInterval: time.Microsecond, DripSize: 1}, 1, "size 562949953421313:"},
+		{"largest size", Limit{Size: math.MaxInt64, DripInterval: time.Microsecond, DripSize: 1}, 1, "size 9223372036854775807:"},
+		{"negative drip size", Limit{Size: 1, DripInterval: hour, DripSize: -1}, 1, "drip size -1:"},
+		{"least drip size", Limit{Size: 1, DripInterval: hour, DripSize: math.MinInt64}, 1, "drip size -9223372036854775808:"},
+		{"drip size too large", Limit{Size: 1, DripInterval: hour, DripSize: MaxUnits + 1}, 1, "drip size 562949953421313:"},
+		{"no drip rate", Limit{Size: 1, DripInterval: 0, DripSize: 1}, 1, "drip rate 0s:"},
+		{"negative drip rate", Limit{Size: 1, DripInterval: -hour, DripSize: 1}, 1, "drip rate -1h0m0s:"},
+		{"drip rate too short", Limit{Size: 1, DripInterval: time.Nanosecond, DripSize: 1}, 1, "drip rate 1ns:"},
+		{"fraction of a microsecond", Limit{Size: 1, DripInterval: 1500 * time.Nanosecond, DripSize: 1}, 1, "drip rate 1.5µs:"},
+		{"too long to drain", Limit{Size: MaxUnits, DripInterval: 2 * time.Microsecond, DripSize: 1}, 1, "drip rate 2µs, drip size 1:"},
+		{"product beyond 64 bits", Limit{Size: MaxUnits, DripInterval: math.MaxInt64 / 1000 * 1000, DripSize: 1}, 1, "within 35 years"},
+		{"negative cost", Limit{Size: 1, DripInterval: hour, DripSize: 1}, -1, "cost -1:"},
+		{"least cost", Limit{Size: 1, DripInterval: hour, DripSize: 1}, math.MinInt64, "cost -9223372036854775808:"},
 	}
-	good := Bucket{Name: "good", Key: "malformed", Limit: Limit{3, hour, 1}, Cost: 1}
+	good := Bucket{Name: "good", Key: "malformed", Limit: Limit{Size: 3, DripInterval: hour, DripSize: 1}, Cost: 1}
 	refused := func(t *testing.T, want string, buckets ...Bucket) {
 		t.Helper()
 		for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
@@ -688,7 +688,7 @@ func TestMemoryEmptyRequest(t *testing.T) {
 // forward.
 func TestMemorySystemClock(t *testing.T) {
 	m := NewMemory(nil)
-	b := Bucket{Name: "b", Limit: Limit{1, 5 * time.Millisecond, 1}, Cost: 1}
+	b := Bucket{Name: "b", Limit: Limit{Size: 1, DripInterval: 5 * time.Millisecond, DripSize: 1}, Cost: 1}
 	deadline := time.Now().Add(10 * time.Second)
 	for n := 0; n < 3; {
 		if d := decide(t, m, AccountingAtomic, b)[0]; !d.Denied {
@@ -770,7 +770,7 @@ func keyed(n int, b Bucket) []Bucket {
 func TestMemoryBytesPerBucket(t *testing.T) {
 	for _, keys := range []int{30_000, 100_000, 300_000, 1_000_000} {
 		m := NewMemory(frozen)
-		b := Bucket{Name: "b", Limit: Limit{9, time.Hour, 1}, Cost: 1, MaxKeys: keys}
+		b := Bucket{Name: "b", Limit: Limit{Size: 9, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: keys}
 		for i := range keys {
 			b.Key = strconv.Itoa(i)
 			decide(t, m, AccountingAtomic, b)

@@ -50,7 +50,7 @@ func TestNewLimit(t *testing.T) {
 	for _, tc := range tests {
 		t.Run(fmt.Sprintf("%d each %v, size %d", tc.n, tc.d, tc.size), func(t *testing.T) {
 			got, err := NewLimit(tc.n, tc.d, tc.size)
-			if want := (Limit{tc.size, tc.rate, tc.drip}); err != nil || got != want {
+			if want := (Limit{Size: tc.size, DripInterval: tc.rate, DripSize: tc.drip}); err != nil || got != want {
 				t.Errorf("got %+v, %v, want %+v", got, err, want)
 			}
 		})
@@ -120,7 +120,7 @@ func TestNewLimitKeepsRate(t *testing.T) {
 			for s := int64(1); s <= min(size, 20_000); s++ {
 				p := new(big.Int).Mul(big.NewInt(s), big.NewInt(d))
 				p.Add(p, big.NewInt(n-1)).Div(p, big.NewInt(n))
-				best := Limit{size, time.Duration(p.Int64()) * time.Microsecond, s}
+				best := Limit{Size: size, DripInterval: time.Duration(p.Int64()) * time.Microsecond, DripSize: s}
 				if best.Validate() == nil && short(n, d, best) {
 					t.Fatalf("%d each %d µs, size %d: %v, but %+v keeps the rate", n, d, size, err, best)
 				}
@@ -217,20 +217,20 @@ func TestRateConstructors(t *testing.T) {
 		want  Limit
 		valid bool
 	}{
-		{"PerSecond(1)", PerSecond(1), Limit{1, time.Second, 1}, true},
-		{"PerSecond(10)", PerSecond(10), Limit{10, 100 * time.Millisecond, 1}, true},
-		{"PerSecond(60)", PerSecond(60), Limit{60, 50 * time.Millisecond, 3}, true},
-		{"PerSecond(MaxUnits)", PerSecond(MaxUnits), Limit{MaxUnits, 15_625 * time.Microsecond, MaxUnits / 64}, true},
-		{"PerSecond(0)", PerSecond(0), Limit{0, time.Second, 0}, false},
-		{"PerSecond(-1)", PerSecond(-1), Limit{-1, time.Second, -1}, false},
-		{"PerSecond(MaxUnits+1)", PerSecond(MaxUnits + 1), Limit{MaxUnits + 1, time.Second, MaxUnits + 1}, false},
-		{"PerMinute(30)", PerMinute(30), Limit{30, 2 * time.Second, 1}, true},
-		{"PerMinute(0)", PerMinute(0), Limit{0, time.Minute, 0}, false},
-		{"Every(1s)", Every(time.Second), Limit{1, time.Second, 1}, true},
-		{"Every(1ns)", Every(1), Limit{1, time.Microsecond, 1}, true},
-		{"Every(1001ns)", Every(1001), Limit{1, 2 * time.Microsecond, 1}, true},
-		{"Every(0)", Every(0), Limit{1, 0, 1}, false},
-		{"Every(-1s)", Every(-time.Second), Limit{1, -time.Second, 1}, false},
+		{"PerSecond(1)", PerSecond(1), Limit{Size: 1, DripInterval: time.Second, DripSize: 1}, true},
+		{"PerSecond(10)", PerSecond(10), Limit{Size: 10, DripInterval: 100 * time.Millisecond, DripSize: 1}, true},
+		{"PerSecond(60)", PerSecond(60), Limit{Size: 60, DripInterval: 50 * time.Millisecond, DripSize: 3}, true},
+		{"PerSecond(MaxUnits)", PerSecond(MaxUnits), Limit{Size: MaxUnits, DripInterval: 15_625 * time.Microsecond, DripSize: MaxUnits / 64}, true},
+		{"PerSecond(0)", PerSecond(0), Limit{Size: 0, DripInterval: time.Second, DripSize: 0}, false},
+		{"PerSecond(-1)", PerSecond(-1), Limit{Size: -1, DripInterval: time.Second, DripSize: -1}, false},
+		{"PerSecond(MaxUnits+1)", PerSecond(MaxUnits + 1), Limit{Size: MaxUnits + 1, DripInterval: time.Second, DripSize: MaxUnits + 1}, false},
+		{"PerMinute(30)", PerMinute(30), Limit{Size: 30, DripInterval: 2 * time.Second, DripSize: 1}, true},
+		{"PerMinute(0)", PerMinute(0), Limit{Size: 0, DripInterval: time.Minute, DripSize: 0}, false},
+		{"Every(1s)", Every(time.Second), Limit{Size: 1, DripInterval: time.Second, DripSize: 1}, true},
+		{"Every(1ns)", Every(1), Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}, true},
+		{"Every(1001ns)", Every(1001), Limit{Size: 1, DripInterval: 2 * time.Microsecond, DripSize: 1}, true},
+		{"Every(0)", Every(0), Limit{Size: 1, DripInterval: 0, DripSize: 1}, false},
+		{"Every(-1s)", Every(-time.Second), Limit{Size: 1, DripInterval: -time.Second, DripSize: 1}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.got != tc.want {

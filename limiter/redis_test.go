@@ -101,10 +101,10 @@ func TestRedisKeys(t *testing.T) {
 			"rl:", Bucket{Name: "default", Key: "203.0.113.7", Limit: limit},
 			"rl:{_sUlZaoM8Y9X189bOscoUA}:default:16v7k.1",
 		}, {
-			"rl:", Bucket{Name: "user/trade", Key: "2001:db8::/64", Limit: Limit{36, time.Hour, 35}},
+			"rl:", Bucket{Name: "user/trade", Key: "2001:db8::/64", Limit: Limit{Size: 36, DripInterval: time.Hour, DripSize: 35}},
 			"rl:{si6RIWL4MZXCBDx37WqVCQ}:user/trade:1njchs0.z",
 		}, {
-			"a:b:", Bucket{Name: "x:1.2.3", Key: "", Limit: Limit{MaxUnits, time.Microsecond, 7}},
+			"a:b:", Bucket{Name: "x:1.2.3", Key: "", Limit: Limit{Size: MaxUnits, DripInterval: time.Microsecond, DripSize: 7}},
 			"a:b:{47DEQpj8HBSa-_TImW-5JA}:x:1.2.3:1.7",
 		}, {
 			"", Bucket{Name: "odd", Key: "alice{1}\r\n\x00\xff", Limit: limit},
@@ -177,7 +177,7 @@ func TestRedisStoredState(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(fmt.Sprintf("size=%d,drip=%d,cost=%d", tc.size, tc.dripSize, tc.cost), func(t *testing.T) {
-			b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{tc.size, rate, tc.dripSize}, Cost: tc.cost}
+			b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{Size: tc.size, DripInterval: rate, DripSize: tc.dripSize}, Cost: tc.cost}
 			before := serverTime(t, server)
 			d := decide(t, r, AccountingAtomic, b)[0]
 			after := serverTime(t, server)
@@ -205,17 +205,17 @@ func TestRedisNumbersAreExact(t *testing.T) {
 	r := newTestRedis(t, server, nil)
 	const us = time.Microsecond
 	limits := []Limit{
-		{MaxUnits, us, 1},
-		{MaxUnits - 1, 2 * us, 1},
-		{MaxUnits - 2, 2 * us, 1},
-		{MaxUnits, 5 * us, 3},
-		{MaxUnits, MaxUnits * us, MaxUnits},
-		{MaxUnits - 1, MaxUnits * us, MaxUnits},
-		{1, MaxUnits * us, MaxUnits},
-		{1, MaxUnits * us, 1},
-		{1<<25 - 1, 1 << 25 * us, 1},
-		{999_999_999_999_999 / 7 * 3, 333_333_333 * us, 128_000_000_001},
-		{123_456_789_012_345, 987_654_321 * us, 1_234_567_891},
+		{Size: MaxUnits, DripInterval: us, DripSize: 1},
+		{Size: MaxUnits - 1, DripInterval: 2 * us, DripSize: 1},
+		{Size: MaxUnits - 2, DripInterval: 2 * us, DripSize: 1},
+		{Size: MaxUnits, DripInterval: 5 * us, DripSize: 3},
+		{Size: MaxUnits, DripInterval: MaxUnits * us, DripSize: MaxUnits},
+		{Size: MaxUnits - 1, DripInterval: MaxUnits * us, DripSize: MaxUnits},
+		{Size: 1, DripInterval: MaxUnits * us, DripSize: MaxUnits},
+		{Size: 1, DripInterval: MaxUnits * us, DripSize: 1},
+		{Size: 1<<25 - 1, DripInterval: 1 << 25 * us, DripSize: 1},
+		{Size: 999_999_999_999_999 / 7 * 3, DripInterval: 333_333_333 * us, DripSize: 128_000_000_001},
+		{Size: 123_456_789_012_345, DripInterval: 987_654_321 * us, DripSize: 1_234_567_891},
 	}
 	for _, l := range limits {
 		if err := l.Validate(); err != nil {
@@ -263,7 +263,7 @@ func TestRedisNumbersAreExact(t *testing.T) {
 func TestRedisKeyExpiresWhenBucketIsEmpty(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{3, 100 * time.Millisecond, 1}, Cost: 3}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 3, DripInterval: 100 * time.Millisecond, DripSize: 1}, Cost: 3}
 	decide(t, r, AccountingAtomic, b)
 	s, _ := storedState(t, server, r.keys.of(&b))
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -434,7 +434,7 @@ func TestRedisGroups(t *testing.T) {
 	groups, shared, alike, leveled := 0, 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		one.flush(t)
-		buckets, last, limit := drawBuckets(t), Decision{}, Limit{1, time.Second, 1}
+		buckets, last, limit := drawBuckets(t), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		for range rapid.IntRange(1, 20).Draw(t, "calls") {
 			one.at(t, one.keep(one.now+drawMove(t, limit, last, true)))
 			var reqs []told
@@ -1233,7 +1233,7 @@ func FuzzReply(f *testing.F) {
 		if rate > horizon { // a Duration cannot hold more
 			return
 		}
-		limit := Limit{size, time.Duration(rate) * time.Microsecond, dripSize}
+		limit := Limit{Size: size, DripInterval: time.Duration(rate) * time.Microsecond, DripSize: dripSize}
 		if limit.Validate() != nil || cost < 1 || buckets > 8 {
 			return
 		}
@@ -1320,7 +1320,7 @@ func FuzzStoredValue(f *testing.F) {
 		if strings.Count(value, "%") == 1 && strings.Contains(value, "%d") {
 			value = fmt.Sprintf(value, serverTime(t, server)+ahead)
 		}
-		b := Bucket{Name: "b", Key: "k", Limit: Limit{size, time.Hour, 3}, Cost: 1}
+		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
 		key := r.keys.of(&b)
 		set := func() {
 			t.Helper()

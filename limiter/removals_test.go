@@ -39,7 +39,7 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 	var memories [2]*Memory
 	for i := range nodes {
 		nodes[i], memories[i] = testNode(t, server)
-		decide(t, nodes[i], AccountingAtomic, Bucket{Name: "warm", Limit: Limit{1, time.Microsecond, 1}, Cost: 1})
+		decide(t, nodes[i], AccountingAtomic, Bucket{Name: "warm", Limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}, Cost: 1})
 	}
 	calls := server.CommandStat(t, "evalsha")
 	var asked atomic.Int64

@@ -115,7 +115,7 @@ func TestWarmFallback(t *testing.T) {
 // warmRequest returns the key-th request, on a bucket of size 10 and, with
 // several, one of size 1000.
 func warmRequest(key int64, accounting Accounting, drip int64, several bool) Request {
-	b := Bucket{Name: "b", Key: fmt.Sprint(key), Limit: Limit{10, time.Hour, drip}, Cost: 1}
+	b := Bucket{Name: "b", Key: fmt.Sprint(key), Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: drip}, Cost: 1}
 	req := Request{Buckets: []Bucket{b}, Accounting: accounting}
 	if several {
 		b.Name, b.Limit.Size = "other", 1000
@@ -133,7 +133,7 @@ func TestOutageAdmissionsReachServer(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
 			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
-			b := Bucket{Name: "b", Key: fmt.Sprint(drip), Limit: Limit{100, time.Hour, drip}, Cost: 1}
+			b := Bucket{Name: "b", Key: fmt.Sprint(drip), Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: drip}, Cost: 1}
 			req := Request{Buckets: []Bucket{b}}
 			for range 5 {
 				mustTake(t, r, req)

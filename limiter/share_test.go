@@ -19,7 +19,7 @@ func TestShareUnderFlood(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tc.networks), func(t *testing.T) {
 			f := newFlooded(t)
-			b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most}
+			b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: most}
 			b.ShareKey = "kept"
 			for range 10 {
 				f.ask(b, "kept")
@@ -56,7 +56,7 @@ func TestShareUnderFlood(t *testing.T) {
 // twice the size.
 func TestSharedLevelCarriesOver(t *testing.T) {
 	f := newFlooded(t)
-	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: 1, ShareKey: "network"}
+	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: 1, ShareKey: "network"}
 	quick := b
 	quick.Limit.DripInterval = time.Second
 	f.ask(quick, "first")
@@ -76,7 +76,7 @@ func TestSharedLevelCarriesOver(t *testing.T) {
 	f.now += 2 * time.Second
 	for range 1100 { // until the first bucket is removed
 		f.now += 10 * time.Millisecond
-		decide(t, f.m, AccountingAtomic, Bucket{Name: "c", Limit: Limit{1, time.Microsecond, 1}, Cost: 1})
+		decide(t, f.m, AccountingAtomic, Bucket{Name: "c", Limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}, Cost: 1})
 	}
 	if f.ask(b, "4") {
 		t.Error("with room, a key got more than its shared bucket held")
@@ -97,7 +97,7 @@ func TestSharedLevelCarriesOver(t *testing.T) {
 // networks.
 func TestShareIsBounded(t *testing.T) {
 	f := newFlooded(t)
-	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: 2}
+	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: 2}
 	for i := range 3 * minShared {
 		b.ShareKey = fmt.Sprint(i)
 		f.ask(b, fmt.Sprint(i))
@@ -115,7 +115,7 @@ func TestShareIsBounded(t *testing.T) {
 // to share: both are charged.
 func TestShareTwiceInOneRequest(t *testing.T) {
 	f := newFlooded(t)
-	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 4, MaxKeys: 1, ShareKey: "network"}
+	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 4, MaxKeys: 1, ShareKey: "network"}
 	f.ask(b, "first")
 	one, two := b, b
 	one.Key, two.Key = "one", "two"
@@ -132,7 +132,7 @@ func TestShareTwiceInOneRequest(t *testing.T) {
 func TestDrainedBucketsMakeRoom(t *testing.T) {
 	const most = 1000
 	f := newFlooded(t)
-	b := Bucket{Name: "b", Limit: Limit{10, time.Hour, 1}, Cost: 1, MaxKeys: most, ShareKey: "network"}
+	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: most, ShareKey: "network"}
 	for i := range most {
 		f.ask(b, fmt.Sprint("old", i))
 	}
