@@ -155,6 +155,7 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 	if denied {
 		what = whatRelease
 	}
+	now := time.Now().UnixMicro()
 	for _, p := range parts {
 		if p.query == nil || p.err != nil {
 			continue
@@ -164,7 +165,7 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 			if denied {
 				o.held -= b.Cost
 			}
-			o.state = b.Limit.atLeast(o.state, o.held)
+			o.state = b.Limit.atLeast(o.state, o.held, now)
 		}
 	}
 	r.settle(parts, what)

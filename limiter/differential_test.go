@@ -101,7 +101,7 @@ func (v *virtual) stored(t rapid.TB, buckets []Bucket) []string {
 // drawShape draws a limit of any magnitude.
 func drawShape(t *rapid.T) Limit {
 	var l Limit
-	switch rapid.IntRange(0, 2).Draw(t, "small, any, largest") {
+	switch rapid.IntRange(0, 3).Draw(t, "small, any, largest, window") {
 	case 0:
 		l.Size = rapid.Int64Range(1, 20).Draw(t, "size")
 		l.DripSize = rapid.SampledFrom([]int64{1, 1, 2, 3, 7, 20, 25}).Draw(t, "drip size")
@@ -124,6 +124,15 @@ func drawShape(t *rapid.T) Limit {
 		if (l.drips()+1)*l.rate() != horizon {
 			t.Fatalf("%+v is not the largest", l)
 		}
+	case 3:
+		l = Window(rapid.Int64Range(1, 1<<rapid.IntRange(1, 49).Draw(t, "size bits")).Draw(t, "size"),
+			rapid.SampledFrom([]time.Duration{
+				time.Microsecond, 7 * time.Microsecond, time.Second, time.Minute, 23 * time.Hour, 366 * 24 * time.Hour,
+			}).Draw(t, "window"))
+	}
+	if rapid.Bool().Draw(t, "aligned") {
+		l.Aligned = true
+		l.Phase = time.Duration(rapid.Int64Range(0, l.rate()-1).Draw(t, "phase")) * time.Microsecond
 	}
 	if err := l.Validate(); err != nil {
 		t.Fatal(err)

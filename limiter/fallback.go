@@ -236,19 +236,24 @@ func (f *fallback) toldFor(q *query) []toldLevel {
 			// slack no longer counts.
 			level.slack = 0
 		}
-		levels[i] = toldLevel{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size)), dirty}
+		levels[i] = toldLevel{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size), f.memory.unix(&p.limit)), dirty}
 	}
 	return levels
 }
 
 // atLeast returns level s, its clear time relative to now, plus the given units,
-// but not beyond a full bucket.
-func (l Limit) atLeast(s state, units int64) state {
-	full := state{clear: l.drips() * l.rate(), slack: l.drips()*l.DripSize - l.Size}
-	if units == 0 || !s.below(full) {
+// but not beyond a full bucket. unix is the time in µs since the Unix epoch if
+// drips are aligned.
+func (l Limit) atLeast(s state, units, unix int64) state {
+	if units == 0 {
 		return s
 	}
-	if sum := l.add(s, units); sum.below(full) {
+	empty := l.started(state{}, 0, unix)
+	full := l.add(empty, l.Size)
+	if !s.below(full) {
+		return s
+	}
+	if sum := l.add(l.started(s, 0, unix), units); sum.below(full) {
 		return sum
 	}
 	return full

@@ -21,7 +21,7 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 		if level.clear <= now {
 			level = state{clear: now}
 		}
-		level = p.limit.add(level, p.cost)
+		level = p.limit.add(m.started(&p.limit, level, now), p.cost)
 	}
 	s.clear += now
 	switch newest = newest && dirty == clean && !p.told && !p.crossed; {
@@ -87,7 +87,7 @@ func (m *Memory) charge(p *tracked) {
 	if stored.clear <= now {
 		stored = state{clear: now}
 	}
-	m.enter(p, p.limit.add(stored, p.cost), ahead, now)
+	m.enter(p, p.limit.add(m.started(&p.limit, stored, now), p.cost), ahead, now)
 }
 
 // anyDirty reports whether any bucket may be dirty.

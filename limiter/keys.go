@@ -63,5 +63,10 @@ func (b *Bucket) appendRest(name []byte) []byte {
 	name = append(name, ':')
 	name = strconv.AppendInt(name, b.Limit.rate(), 36)
 	name = append(name, '.')
-	return strconv.AppendInt(name, b.Limit.DripSize, 36)
+	name = strconv.AppendInt(name, b.Limit.DripSize, 36)
+	if b.Limit.Aligned {
+		name = append(name, '.')
+		name = strconv.AppendInt(name, b.Limit.Phase.Microseconds(), 36)
+	}
+	return name
 }

@@ -17,8 +17,8 @@ const horizon = 1 << 50
 
 // Limit describes a bucket: it holds at most Size units, and every DripInterval it
 // loses DripSize of them. [PerSecond], [PerMinute], [Every] and [NewLimit] make a
-// Limit from a rate. The zero Limit is not valid: Size and DripInterval have no
-// default.
+// Limit from a rate, [Window] and [ClockWindow] one that counts in fixed windows.
+// The zero Limit is not valid: Size and DripInterval have no default.
 type Limit struct {
 	// The most units that the bucket holds, from 1 to MaxUnits.
 	Size int64
@@ -28,6 +28,16 @@ type Limit struct {
 
 	// The units that leave with each drip, from 1 to MaxUnits; 0 means 1.
 	DripSize int64
+
+	// Whether the drips are aligned to the clock: they then happen at Phase after
+	// the Unix epoch and every DripInterval before and after that. Otherwise they
+	// happen every DripInterval after the request that found the bucket empty.
+	Aligned bool
+
+	// The time from the Unix epoch to an aligned drip: a whole number of
+	// microseconds, from 0 to less than DripInterval. It must be 0 if drips are
+	// not aligned.
+	Phase time.Duration
 }
 
 // Validate returns an error that names the first number of l that is out of range,
@@ -42,6 +52,10 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("drip size %d: must be from 1 to %d", l.DripSize, int64(MaxUnits))
 	case l.DripInterval < time.Microsecond || l.DripInterval%time.Microsecond != 0:
 		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripInterval)
+	case !l.Aligned && l.Phase != 0:
+		return fmt.Errorf("phase %v: must be 0 if drips are not aligned", l.Phase)
+	case l.Phase < 0 || l.Phase >= l.DripInterval || l.Phase%time.Microsecond != 0:
+		return fmt.Errorf("phase %v: must be a whole number of microseconds, from 0 to less than the drip rate, %v", l.Phase, l.DripInterval)
 	}
 	if over, drain := bits.Mul64(uint64(l.drips()+1), uint64(l.rate())); over != 0 || drain > horizon {
 		return fmt.Errorf("size %d, drip rate %v, drip size %d: a full bucket and one drip more must drain within 35 years",
@@ -100,7 +114,21 @@ func (l Limit) wait(s state, now, cost int64) int64 {
 	return max(s.clear-now-fits, 0)
 }
 
-// add returns the level s with cost more units.
+// started returns s or, if that is empty at now, the level from which a charge at
+// now counts: the time of the last aligned drip. unix is what the clock shows at
+// now, in µs since the Unix epoch.
+func (l *Limit) started(s state, now, unix int64) state {
+	if l.Aligned && s.clear <= now {
+		since := (unix - l.Phase.Microseconds()) % l.rate()
+		if since < 0 {
+			since += l.rate()
+		}
+		return state{clear: now - since}
+	}
+	return s
+}
+
+// add returns the level s, which is started, with cost more units.
 func (l Limit) add(s state, cost int64) state {
 	drips := ceilDiv(cost-s.slack, l.DripSize)
 	return state{

@@ -27,6 +27,7 @@ type Memory struct {
 	directory atomic.Pointer[directory]
 	seed      maphash.Seed
 	clock     func() time.Duration
+	system    bool // whether clock is the system's
 	maxKeys   atomic.Int64
 
 	// For the stores that use this one as their fallback.
@@ -51,13 +52,15 @@ type Memory struct {
 const DefaultMaxKeys = 1_000_000
 
 // NewMemory returns an empty Memory. clock returns the time since some fixed
-// moment and must never go back; nil means the system's monotonic clock.
+// moment, which is the Unix epoch if any Limit is Aligned, and must never go back;
+// nil means the system's monotonic clock.
 func NewMemory(clock func() time.Duration) *Memory {
-	if clock == nil {
+	system := clock == nil
+	if system {
 		start := time.Now()
 		clock = func() time.Duration { return time.Since(start) }
 	}
-	m := &Memory{seed: maphash.MakeSeed(), clock: clock, traffic: new(traffic)}
+	m := &Memory{seed: maphash.MakeSeed(), clock: clock, system: system, traffic: new(traffic)}
 	m.directory.Store(newDirectory(nil, map[string]*usage{}, new(usage)))
 	m.SetMaxKeys(DefaultMaxKeys)
 	return m
@@ -108,7 +111,7 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 	if stored := t.own(hash); stored != nil {
 		s = stored.at(now)
 		if denied = !b.fits(s, now); !denied {
-			s = b.Limit.add(s, b.Cost)
+			s = b.Limit.add(m.started(&b.Limit, s, now), b.Cost)
 			stored.state = s
 		}
 		t.mu.Unlock()
@@ -167,7 +170,7 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		for j := 0; j < i && b.shared; j++ {
 			// Two keys may share a bucket: this one is charged after that one.
 			if q := &places[j]; q.fits && q.hash == p.hash {
-				p.state = b.Limit.add(q.state, req.Buckets[j].Cost)
+				p.state = b.Limit.add(m.started(&b.Limit, q.state, now), req.Buckets[j].Cost)
 				p.unsure = false
 			}
 		}
@@ -187,7 +190,7 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 			}
 			m.settle(p, b, now, charge)
 		}
-		p.state = b.Limit.atLeast(state{p.state.clear - now, p.state.slack}, p.inFlight)
+		p.state = b.Limit.atLeast(state{p.state.clear - now, p.state.slack}, p.inFlight, m.unix(&b.Limit))
 		dst = append(dst, outcome{state: p.state, denied: !p.fits})
 	}
 	unlockAll(held)
@@ -214,11 +217,31 @@ func (m *Memory) look(p *place, b *Bucket, now int64) {
 // settle charges p's bucket if told to, and stores it if anything has changed.
 func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
 	if charge {
-		p.state = b.Limit.add(p.state, b.Cost)
+		p.state = b.Limit.add(m.started(&b.Limit, p.state, now), b.Cost)
 	}
 	if charge || p.stale {
 		m.put(p, p.state, now)
 	}
+}
+
+// started is Limit.started by m's clock.
+func (m *Memory) started(l *Limit, s state, now int64) state {
+	if !l.Aligned {
+		return s
+	}
+	return l.started(s, now, m.unix(l))
+}
+
+// unix returns the time in µs since the Unix epoch if l needs it. The monotonic
+// clock does not: it may stop while the machine sleeps.
+func (m *Memory) unix(l *Limit) int64 {
+	switch {
+	case !l.Aligned:
+		return 0
+	case m.system:
+		return time.Now().UnixMicro()
+	}
+	return m.clock().Microseconds()
 }
 
 // Len returns the number of buckets held, including drained ones that have not
@@ -280,7 +303,11 @@ func (b *Bucket) limitHash(seed maphash.Seed) uint64 {
 		h = ^h
 	}
 	h = mix(h, uint64(b.Limit.rate()))
-	return mix(h, uint64(b.Limit.DripSize))
+	h = mix(h, uint64(b.Limit.DripSize))
+	if b.Limit.Aligned {
+		h = mix(h, uint64(b.Limit.Phase))
+	}
+	return h
 }
 
 // mix returns a hash of h and v that depends on their order.

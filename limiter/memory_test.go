@@ -72,7 +72,7 @@ func (p plain) take(req Request, now int64) []Decision {
 	decisions := make([]Decision, len(req.Buckets))
 	for i, b := range req.Buckets {
 		if fits[i] && (admitted || req.Accounting == AccountingEach) {
-			states[i] = b.Limit.add(states[i], b.Cost)
+			states[i] = b.Limit.add(b.Limit.started(states[i], now, now), b.Cost)
 			p[identity(b)] = b.Limit.written(states[i], now)
 		}
 		decisions[i] = b.Limit.decision(states[i], now, b.Cost, !fits[i])

@@ -31,7 +31,7 @@ func (m *model) take(l Limit, now, cost int64) Decision {
 	admitted := m.level+cost <= l.Size
 	if admitted {
 		if m.level == 0 {
-			m.next = now + l.DripInterval.Microseconds()
+			m.next = firstDrip(l, now)
 		}
 		m.level += cost
 	}
@@ -46,6 +46,19 @@ func (m *model) take(l Limit, now, cost int64) Decision {
 		d.RetryAfter = m.until(l, now, l.Size-cost)
 	}
 	return d
+}
+
+// firstDrip returns when a bucket drips that is filled at now, in µs.
+func firstDrip(l Limit, now int64) int64 {
+	if !l.Aligned {
+		return now + l.DripInterval.Microseconds()
+	}
+	drip := l.Phase.Microseconds()
+	drip += (now - drip) / l.DripInterval.Microseconds() * l.DripInterval.Microseconds()
+	for drip <= now {
+		drip += l.DripInterval.Microseconds()
+	}
+	return drip
 }
 
 // until returns how long until at most level units are left.
@@ -79,7 +92,7 @@ func (s *subject) take(t rapid.TB, l Limit, cost int64) Decision {
 	s.state = s.state.at(s.now)
 	fits := b.Cost <= b.Limit.Size && b.Limit.wait(s.state, s.now, b.Cost) == 0
 	if fits {
-		s.state = b.Limit.add(s.state, b.Cost)
+		s.state = b.Limit.add(b.Limit.started(s.state, s.now, s.now), b.Cost)
 	}
 	want := b.Limit.decision(s.state, s.now, b.Cost, !fits)
 
@@ -126,16 +139,23 @@ func drawSubject(t *rapid.T) *subject {
 func drawLimit(t *rapid.T) Limit {
 	size := rapid.Int64Range(1, 30).Draw(t, "size")
 	drip := int64(1)
-	switch rapid.IntRange(0, 3).Draw(t, "drip size: one, part, all, more") {
+	switch rapid.IntRange(0, 4).Draw(t, "drip size: one, part, all, more, a window's") {
 	case 1:
 		drip = rapid.Int64Range(1, size).Draw(t, "drip size")
 	case 2:
 		drip = size
 	case 3:
 		drip = rapid.Int64Range(size+1, 2*size+1).Draw(t, "drip size")
+	case 4:
+		drip = MaxUnits
 	}
 	rate := rapid.SampledFrom([]int64{1, 2, 7, 1000, 999_983, 1_000_000, 60_000_000}).Draw(t, "drip rate")
-	return Limit{Size: size, DripInterval: time.Duration(rate) * time.Microsecond, DripSize: drip}
+	l := Limit{Size: size, DripInterval: time.Duration(rate) * time.Microsecond, DripSize: drip}
+	if rapid.Bool().Draw(t, "aligned") {
+		l.Aligned = true
+		l.Phase = time.Duration(rapid.Int64Range(0, rate-1).Draw(t, "phase")) * time.Microsecond
+	}
+	return l
 }
 
 // drawCost draws a cost that may well exceed the room.
@@ -282,7 +302,7 @@ func TestFullerBucketAdmitsNoMore(t *testing.T) {
 		l, s := drawLimit(t), drawSubject(t)
 		last := drawTrace(t, l, s)
 		less := s.state
-		more := l.add(less, rapid.Int64Range(0, last.Remaining).Draw(t, "more units"))
+		more := l.add(l.started(less, s.now, s.now), rapid.Int64Range(0, last.Remaining).Draw(t, "more units"))
 		if l.DripSize == 1 {
 			// Then the moments do not matter either.
 			more.clear += rapid.Int64Range(0, 3*l.DripInterval.Microseconds()).Draw(t, "µs later")
@@ -302,6 +322,9 @@ func TestFullerBucketAdmitsNoMore(t *testing.T) {
 // fromEmpty returns the most units that a bucket may admit in a window, in µs,
 // that begins when it is empty.
 func fromEmpty(l Limit, window int64) int64 {
+	if l.Aligned { // it may drip at once
+		return l.Size + min(l.DripSize, l.Size)*ceilDiv(window, l.rate())
+	}
 	return l.Size + min(l.DripSize, l.Size)*(window/l.DripInterval.Microseconds())
 }
 

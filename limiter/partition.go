@@ -41,17 +41,26 @@ type limitID struct {
 	name     string
 	rate     time.Duration
 	dripSize int64
+	aligned  bool
+	phase    time.Duration
 	shared   bool // whether these are shared buckets
 }
 
 // limitID returns the identity of b's limit.
 func (b *Bucket) limitID() limitID {
-	return limitID{name: b.Name, rate: b.Limit.DripInterval, dripSize: b.Limit.DripSize, shared: b.shared}
+	l := &b.Limit
+	return limitID{
+		name: b.Name, rate: l.DripInterval, dripSize: l.DripSize, aligned: l.Aligned, phase: l.Phase, shared: b.shared,
+	}
 }
 
 // bucket returns a bucket of the limit, without a key.
 func (id limitID) bucket() Bucket {
-	return Bucket{Name: id.name, Limit: Limit{DripInterval: id.rate, DripSize: id.dripSize}, shared: id.shared}
+	return Bucket{
+		Name:   id.name,
+		Limit:  Limit{DripInterval: id.rate, DripSize: id.dripSize, Aligned: id.aligned, Phase: id.phase},
+		shared: id.shared,
+	}
 }
 
 // partition holds the buckets of one limit, or of several that have no partition

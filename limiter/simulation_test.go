@@ -128,15 +128,18 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	v.flush(t)
 	h := &history{t: t, v: v, random: rand.New(rand.NewPCG(seed, 1)), up: true, timeout: 50_000}
 	v.fallback = newFallback(
-		NewMemory(func() time.Duration { return time.Duration(v.now-v.start+1e9) * time.Microsecond }),
+		NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond }),
 		time.Duration(h.timeout)*time.Microsecond, "")
 	rates := []time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, time.Hour}
 	for i := range 1 + h.random.IntN(3) {
 		h.buckets = append(h.buckets, Bucket{Name: fmt.Sprint("b", i), Key: "k", Limit: Limit{
 			Size:         pick[int64](h.random, 1, 2, 5, 20),
 			DripInterval: rates[h.random.IntN(len(rates))],
-			DripSize:     pick[int64](h.random, 1, 1, 1, 2, 3),
+			DripSize:     pick[int64](h.random, 1, 1, 1, 2, 3, MaxUnits),
 		}})
+		if l := &h.buckets[i].Limit; h.random.IntN(4) == 0 {
+			l.Aligned, l.Phase = true, time.Duration(h.random.Int64N(l.rate()))*time.Microsecond
+		}
 	}
 	h.buckets[0].Key = "first"
 	h.admitted = make([][]charge, len(h.buckets))
@@ -507,7 +510,7 @@ func checkUnits(t *testing.T, l Limit, admitted []charge, lost bool) {
 			}
 			time := to.at - from.at
 			most := max(l.Size+s*(time/l.rate()), l.Size-1+s*ceilDiv(time, l.rate()))
-			if lost {
+			if lost || l.Aligned {
 				most = l.Size + s*ceilDiv(time, l.rate())
 			}
 			if units > most {

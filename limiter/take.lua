@@ -17,6 +17,8 @@
 --            8  (with 2) this server has never known that level
 --            4  1 double follows, after those: until when the units are held that
 --               are to be settled
+--           16  1 double follows, before all of those: drips are aligned to the
+--               clock, and this is the time from its zero to one of them
 --   reply  for each bucket two integers: the time until it runs empty, t, or -1 - t
 --          if its key held something that is not a bucket; and its slack, s, or
 --          -1 - s if it denies, or -1 - 2^50 - s if it denies only because of units
@@ -99,9 +101,13 @@ for r = 1, #runs do
   end
   local several = buckets > 1
   local rows = several and {}
-  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2
+  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2, phase
   for i = 1, buckets do
     size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
+    phase = nil
+    if flags >= 16 then
+      phase, at = unpack('>d', run, at)
+    end
     if flags > 0 and flags % 4 >= 2 then
       told, spare, told2, spare2, at = unpack('>dddd', run, at)
     end
@@ -111,7 +117,7 @@ for r = 1, #runs do
     if several then
       -- With room for the results in each group: clear, slack, fits, changed,
       -- foreign, held, till and blocked.
-      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2}
+      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2, phase}
     end
   end
 
@@ -123,7 +129,7 @@ for r = 1, #runs do
       if several then
         row = rows[i]
         size, rate, drip, cost, flags, told, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
-        due, told2, spare2 = row[16], row[17], row[18]
+        due, told2, spare2, phase = row[16], row[17], row[18], row[19]
       end
       clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
       local value = pcall('GET', keys[key + i])
@@ -175,7 +181,7 @@ for r = 1, #runs do
           if till <= now then
             -- They were not settled in time. They drip from then on.
             if c <= till then
-              clear, slack = till, 0
+              clear, slack = till - (phase and (till - phase) % rate or 0), 0
             elseif c <= now then
               clear, slack = c, s
             end
@@ -199,7 +205,7 @@ for r = 1, #runs do
         -- drip, so the smaller slack counts.
         local apart = now + told - clear
         local near = rate > 2 * SECOND and rate / 2 or rate
-        if clear == now or 2 * apart >= rate or flags >= 8 and apart > 0 then
+        if clear == now or 2 * apart >= rate or flags % 16 >= 8 and apart > 0 then
           if clear > now and apart < near then
             spare = min(spare, slack)
           end
@@ -246,7 +252,7 @@ for r = 1, #runs do
     for i = 1, buckets do
       if several then
         row = rows[i]
-        rate, drip, cost = row[2], row[3], row[4]
+        rate, drip, cost, phase = row[2], row[3], row[4], row[19]
         clear, slack, fits, changed, foreign = row[8], row[9], row[10], row[11], row[12]
         held, till, blocked = row[13], row[14], row[15]
       end
@@ -261,6 +267,9 @@ for r = 1, #runs do
           end
           held, changed = held + cost, true
         end
+      end
+      if phase and clear == now and (charge or blocked) then
+        clear = now - (now - phase) % rate -- the window has begun
       end
       if charge then
         local drips = ceil((cost - slack) / drip)

@@ -107,7 +107,27 @@ const (
 	groupHead    = 5     // bytes before the first bucket
 	whatIndex    = 4     // index among them of what to do
 	groupNumbers = 4 * 8 // bytes of a bucket's numbers, which its flags follow
+
+	// Flags of a bucket.
+	flagTold    = 2
+	flagDue     = 4
+	flagAhead   = 8
+	flagAligned = 16
 )
+
+// split splits what remains of a group whose next bucket has been told no level:
+// into the bucket's numbers, its flags, its phase if it has one, the time until
+// which its units are held if they are to be settled, and the rest of the group.
+func split(group string) (numbers string, flags byte, phase, due, rest string) {
+	numbers, flags, rest = group[:groupNumbers], group[groupNumbers], group[groupNumbers+1:]
+	if flags&flagAligned != 0 {
+		phase, rest = rest[:8], rest[8:]
+	}
+	if flags&flagDue != 0 {
+		due, rest = rest[:8], rest[8:]
+	}
+	return numbers, flags, phase, due, rest
+}
 
 // what returns what q asks take.lua to do.
 func (q *query) what() byte { return q.plain[whatIndex] }
@@ -132,10 +152,12 @@ func (q *query) settle(what byte, held []outcome) {
 	group[whatIndex] = what
 	rest := q.plain[groupHead:]
 	for i := range held {
-		group = append(group, rest[:groupNumbers]...)
-		group = append(group, rest[groupNumbers]+4)
+		numbers, flags, phase, _, after := split(rest)
+		group = append(group, numbers...)
+		group = append(group, flags|flagDue)
+		group = append(group, phase...)
 		group = appendNumbers(group, held[i].till)
-		rest = rest[groupNumbers+1:]
+		rest = after
 	}
 	q.plain = string(group)
 	q.Arg = q.plain
@@ -150,24 +172,22 @@ func (q *query) tell(levels []toldLevel) {
 	group := append(make([]byte, 0, len(q.plain)+32*len(levels)), q.plain[:groupHead]...)
 	rest := q.plain[groupHead:]
 	for _, level := range levels {
-		flags, after := rest[groupNumbers], groupNumbers+1
-		group = append(group, rest[:groupNumbers]...)
+		numbers, flags, phase, due, after := split(rest)
 		switch level.dirty {
 		case clean:
-			group = append(group, flags)
 		case unsure:
-			group = append(group, flags+2)
+			flags |= flagTold
 		case ahead:
-			group = append(group, flags+2+8)
+			flags |= flagTold | flagAhead
 		}
+		group = append(group, numbers...)
+		group = append(group, flags)
+		group = append(group, phase...)
 		if level.dirty != clean {
 			group = appendNumbers(group, level.clear, level.slack, level.with.clear, level.with.slack)
 		}
-		if flags >= 4 {
-			group = append(group, rest[after:after+8]...)
-			after += 8
-		}
-		rest = rest[after:]
+		group = append(group, due...)
+		rest = after
 	}
 	q.Arg = string(group)
 }
@@ -186,7 +206,12 @@ func (req Request) appendGroup(b []byte, what byte) []byte {
 	for i := range req.Buckets {
 		bucket := &req.Buckets[i]
 		b = appendNumbers(b, bucket.Limit.Size, bucket.Limit.rate(), bucket.Limit.DripSize, bucket.Cost)
-		b = append(b, 0)
+		if !bucket.Limit.Aligned {
+			b = append(b, 0)
+			continue
+		}
+		b = append(b, flagAligned)
+		b = appendNumbers(b, bucket.Limit.Phase.Microseconds())
 	}
 	return b
 }
