@@ -26,6 +26,8 @@ type bucket struct {
 	size, drip, cost value[int64]
 	rate             value[time.Duration]
 	factor           value[factor]
+	aligned          bool    // whether it drips at moments of the clock
+	period           *period // that takes the place of the rate; nil if there is none
 
 	// The bucket of all requests but for its key, or nil if its numbers depend
 	// on the request.
@@ -75,7 +77,8 @@ func (b *bucket) validate() error {
 		}
 		return err
 	}
-	if !b.sizeIsDynamic() && !b.rate.isDynamic() && !b.drip.isDynamic() && !b.cost.isDynamic() {
+	numbers.Aligned = b.aligned
+	if b.period == nil && !b.sizeIsDynamic() && !b.rate.isDynamic() && !b.drip.isDynamic() && !b.cost.isDynamic() {
 		b.constant = &limiter.Bucket{Limit: numbers, Cost: b.cost.constant}
 	}
 	return nil
@@ -112,14 +115,25 @@ func (b *bucket) describe() string {
 	if !b.drip.isDynamic() {
 		drip = strconv.FormatInt(b.drip.constant, 10)
 	}
+	switch {
+	case b.period != nil:
+		rate = b.period.String()
+	case b.aligned:
+		rate += " clock"
+	}
 	return size + " " + rate + " " + drip
 }
 
-// numbers returns the bucket's numbers for one request, or whether it is off.
-func (b *bucket) numbers(repl *caddy.Replacer) (numbers limiter.Limit, off bool, err error) {
+// numbers returns the bucket's numbers for one request at now, or whether it is
+// off.
+func (b *bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.Limit, off bool, err error) {
 	if numbers.Size, off, err = b.effectiveSize(repl); err != nil || off {
 		return numbers, off, err
 	}
+	if b.period != nil {
+		return b.period.limit(numbers.Size, now), false, nil
+	}
+	numbers.Aligned = b.aligned
 	if numbers.DripInterval, err = b.rate.at(repl); err != nil {
 		return numbers, false, err
 	}
@@ -140,7 +154,7 @@ func (b *bucket) addTo(e *evaluation) error {
 	} else {
 		var off bool
 		var err error
-		if add.Limit, off, err = b.numbers(e.replacer); err != nil || off {
+		if add.Limit, off, err = b.numbers(e.replacer, e.time()); err != nil || off {
 			return e.valueError(b, http.StatusInternalServerError, err)
 		}
 		if add.Cost, err = b.cost.at(e.replacer); err != nil {

@@ -71,10 +71,16 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 	values := map[string]*string{
 		"key":          &l.Key,
+		"algorithm":    &l.Algorithm,
 		"rate":         (*string)(&l.Rate),
 		"size":         (*string)(&l.Size),
 		"drip_rate":    (*string)(&l.DripRate),
 		"drip_size":    (*string)(&l.DripSize),
+		"window":       (*string)(&l.Window),
+		"window_start": &l.WindowStart,
+		"capacity":     (*string)(&l.Capacity),
+		"refill_rate":  (*string)(&l.RefillRate),
+		"refill_size":  (*string)(&l.RefillSize),
 		"cost":         (*string)(&l.Cost),
 		"factor":       (*string)(&l.Factor),
 		"max":          (*string)(&l.Max),
@@ -102,6 +108,13 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 		switch set := values[option]; {
 		case set != nil:
 			*set, err = parseArgument(helper.Dispenser)
+		case option == "period":
+			if args := helper.RemainingArgs(); len(args) == 1 || len(args) == 2 {
+				l.Period = strings.Join(args, " ")
+			} else {
+				return helper.Errf("period: got %q, want a unit and at most a time zone, such as month Europe/Berlin",
+					strings.Join(args, " "))
+			}
 		case option == "match":
 			l.MatcherSetsRaw, err = parseMatch(helper)
 		case option == "limit":
@@ -125,7 +138,8 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 			return helper.Errf("zone: got an option of another plugin, want limit <name> { ... }, " +
 				"with size for events and drip_rate for the window divided by them")
 		default:
-			return helper.Errf("%s: got an unknown option, want one of key, rate, size, drip_rate, drip_size, cost, factor, "+
+			return helper.Errf("%s: got an unknown option, want one of key, algorithm, rate, size, drip_rate, drip_size, window, window_start, "+
+				"period, capacity, refill_rate, refill_size, cost, factor, "+
 				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log",
 				quoteWord(option))
 		}

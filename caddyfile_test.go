@@ -112,6 +112,8 @@ func TestDurationErrors(t *testing.T) {
 		{"drip_rate", "size 1; ", wantInterval + wantHolder},
 		{"duration", "max 1; ", wantInterval},
 		{"min_interval", "max 1; duration 1s; ", wantInterval},
+		{"window", "algorithm fixed_window; size 1; ", wantInterval + wantHolder},
+		{"refill_rate", "algorithm token_bucket; capacity 1; ", wantInterval + wantHolder},
 	}
 	texts := []string{
 		"0", "0s", "-1s", "5", "1500ns", "999ns", "1.5", "1e3s", "1 s", "s", "1y", "1w", "NaN", "Inf",
@@ -428,7 +430,7 @@ func TestDuplicateGlobalOptions(t *testing.T) {
 // an unset {$VARIABLE} leaves behind.
 func TestOptionsNeedValues(t *testing.T) {
 	limit := []string{
-		"key", "size", "drip_rate", "drip_size", "cost", "factor", "max", "duration", "min_interval",
+		"key", "algorithm", "size", "drip_rate", "drip_size", "window", "window_start", "capacity", "refill_rate", "refill_size", "cost", "factor", "max", "duration", "min_interval",
 		"ipv4_prefix", "ipv6_prefix", "max_keys", "when_full", "accounting", "on_error",
 	}
 	for _, option := range limit {
@@ -509,10 +511,6 @@ func TestDirectiveErrors(t *testing.T) {
 // what makes a bucket: on one site or on several, and however they are
 // nested. Those without a name may.
 func TestLimitsOfOnePath(t *testing.T) {
-	disagree := func(path, option, got, earlier string) string {
-		return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want equal values, `+
-			`since limits of one path share their buckets, or another name`, path, option, got, earlier, path)
-	}
 	tests := []struct{ name, a, b, want string }{
 		{
 			"key",
@@ -1041,4 +1039,10 @@ func FuzzCaddyfile(f *testing.F) {
 			checkStoredAgain(t, config)
 		}
 	})
+}
+
+// disagree returns the error for limits of one path that differ in an option.
+func disagree(path, option, got, earlier string) string {
+	return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want equal values, `+
+		`since limits of one path share their buckets, or another name`, path, option, got, earlier, path)
 }

@@ -100,8 +100,10 @@ func (d *definitions) add(l *Limit) error {
 		options := []setting{
 			{"key", l.key.String()},
 			{"ipv4_prefix", fmt.Sprint(l.key.ipv4)}, {"ipv6_prefix", fmt.Sprint(l.key.ipv6)},
-			{"size", b.size.String()}, {"drip_rate", b.rate.String()}, {"drip_size", b.drip.String()},
+			{"algorithm", string(l.algorithm)},
+			{b.size.option, b.size.String()}, {b.rate.option, b.rate.String()}, {b.drip.option, b.drip.String()},
 			{"factor", b.factor.String()},
+			{"window_start", cmp.Or(l.WindowStart, "clock")}, {"period", l.Period},
 		}
 		earlier, found := d.named[b.path]
 		if !found {

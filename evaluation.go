@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -25,6 +26,8 @@ type evaluation struct {
 	keyOwn  bool
 
 	network string // of the client's address; empty until it is needed
+
+	now time.Time // when the request arrived, if that is not now
 
 	stripe uint32 // of counters; the pool keeps an evaluation on one core where it can
 }
@@ -89,6 +92,14 @@ func (e *evaluation) keyFor(b *bucket) (text string, own bool, err error) {
 		e.key, e.keyText, e.keyOwn = k, text, own
 	}
 	return text, own, err
+}
+
+// time returns when the request arrived.
+func (e *evaluation) time() time.Time {
+	if e.now.IsZero() {
+		return time.Now()
+	}
+	return e.now
 }
 
 // clientNetwork returns the network of the client's address.

@@ -71,10 +71,6 @@ func TestFullLimitOptions(t *testing.T) {
 // Guards that limits which share their buckets agree in how many there may be
 // and in what becomes of others, with a name or without, and that others need not.
 func TestFullLimitsOfOnePath(t *testing.T) {
-	disagree := func(path, option, got, earlier string) string {
-		return fmt.Sprintf(`limit %q: %s: got %q here and %q in another limit of path %q, want equal values, `+
-			`since limits of one path share their buckets, or another name`, path, option, got, earlier, path)
-	}
 	for _, tc := range []struct{ name, a, b, want string }{
 		{"max_keys", `x {; size 1; }`, `x {; size 1; max_keys 5; }`, disagree("x", "max_keys", "5", "500000")},
 		{"when_full", `x {; size 1; when_full share; }`, `x {; size 1; }`, disagree("x", "when_full", "forget", "share")},

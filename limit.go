@@ -34,7 +34,7 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 // Limit is a leaky bucket for each key, such as each client address. The
 // bucket holds at most `size` units. A request adds its `cost` if it fits;
 // otherwise it is denied and adds nothing. Every `drip_rate`, `drip_size` units
-// drip out.
+// drip out. With another `algorithm`, units are counted in another way.
 //
 // Instead of `size`, `drip_rate` and `drip_size`, a limit can be defined by `max`
 // and `duration`: a bucket of size `max` that drips one unit every
@@ -72,6 +72,18 @@ type Limit struct {
 	// `{http.vars.client_ip}`.
 	Key string `json:"key,omitempty"`
 
+	// How units are counted, one of:
+	//
+	// - `leaky_bucket` (default): as described above.
+	// - `token_bucket`: the same decisions in other words. The bucket holds at most
+	//   `capacity` tokens, and is full at first. A request takes its `cost` out.
+	//   Every `refill_rate`, `refill_size` tokens are added. The names of the
+	//   leaky bucket work too: `size`, `drip_rate`, `drip_size` and `rate`.
+	// - `fixed_window`: at most `size` units in each window, which is a `window` or
+	//   a `period`. Two windows' worth may pass in a short time around the moment
+	//   at which one ends and another begins.
+	Algorithm string `json:"algorithm,omitempty"`
+
 	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as
 	// `60/1s`, `1000/1h` or `5/1d`. It replaces `drip_rate` and `drip_size`, and
 	// the size is n unless it is set. Placeholders must not depend on the request.
@@ -88,6 +100,32 @@ type Limit struct {
 	// The number of units in a drip, from 1 to 2^49. Each value of placeholders
 	// has its own buckets. Default: 1.
 	DripSize Number `json:"drip_size,omitempty"`
+
+	// The length of a fixed window, in whole microseconds. Each value of
+	// placeholders has its own windows.
+	Window Duration `json:"window,omitempty"`
+
+	// When a fixed window begins: with `clock` (default) at multiples of its
+	// length since the beginning of 1970 (UTC), with `first` at the first request
+	// after the last window has ended.
+	WindowStart string `json:"window_start,omitempty"`
+
+	// The fixed windows are calendar periods: `minute`, `hour`, `day`, `week` (from
+	// Monday), `month` or `year`. A time zone may follow, as in `month
+	// Europe/Berlin`; the default is UTC. Days on which clocks are changed have 23
+	// or 25 hours. Placeholders must not depend on the request.
+	Period string `json:"period,omitempty"`
+
+	// The most tokens in a token bucket, from 1 to 2^49: another name for `size`.
+	Capacity Number `json:"capacity,omitempty"`
+
+	// The time between two refills of a token bucket: another name for
+	// `drip_rate`.
+	RefillRate Duration `json:"refill_rate,omitempty"`
+
+	// The number of tokens added with each refill of a token bucket: another name
+	// for `drip_size`.
+	RefillSize Number `json:"refill_size,omitempty"`
 
 	// The number of units that a request adds, at least 1. Default: 1.
 	Cost Number `json:"cost,omitempty"`
@@ -158,6 +196,7 @@ type Limit struct {
 	Limits []*Limit `json:"limits,omitempty"`
 
 	path          string
+	algorithm     algorithm
 	key           *key
 	maxKeys       int  // 0 for the default
 	shareWhenFull bool // whether new keys share buckets when the limit is full
@@ -211,7 +250,9 @@ func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) e
 }
 
 // isGroup reports whether l has no bucket, only nested limits.
-func (l *Limit) isGroup() bool { return l.Size == "" && l.Rate == "" && l.Max == "" }
+func (l *Limit) isGroup() bool {
+	return l.Size == "" && l.Rate == "" && l.Max == "" && l.Capacity == ""
+}
 
 // displayPath returns the path of l for messages.
 func (l *Limit) displayPath() string {
@@ -320,13 +361,16 @@ func (l *Limit) setMatchers(ctx caddy.Context) error {
 // setBuckets sets up the limit's buckets: one, or two for a legacy limit with
 // min_interval.
 func (l *Limit) setBuckets() error {
-	if l.Rate != "" {
+	names, err := l.setAlgorithm()
+	switch {
+	case err != nil:
+		return err
+	case l.algorithm == fixedWindow:
+		return l.setWindowBucket()
+	case l.Rate != "":
 		return l.setRateBucket()
 	}
-	bucketOptions := []setting{
-		{"size", string(l.Size)},
-		{"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
-	}
+	bucketOptions := names[:]
 	legacyOptions := []setting{
 		{"max", string(l.Max)},
 		{"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
@@ -343,9 +387,10 @@ func (l *Limit) setBuckets() error {
 		}
 		return l.setLegacyBuckets(legacy)
 	}
-	if l.Size == "" {
-		if o := firstSet(append(bucketOptions, shared...)); o != nil {
-			return badOption(o.option, o.text, "a size with it")
+	size, rate, drip := names[0], names[1], names[2]
+	if size.text == "" {
+		if o := firstSet(append(append(bucketOptions, shared...), setting{"algorithm", l.Algorithm})); o != nil {
+			return badOption(o.option, o.text, "a "+size.option+" with it")
 		}
 		if len(l.Limits) == 0 {
 			return errors.New("it limits nothing, want rate, size, max or limits within it")
@@ -354,14 +399,13 @@ func (l *Limit) setBuckets() error {
 	}
 
 	b := &bucket{path: l.path}
-	var err error
-	if b.size, err = newValue("size", string(l.Size), parseUnits); err != nil {
+	if b.size, err = newValue(size.option, size.text, parseUnits); err != nil {
 		return err
 	}
-	if b.rate, err = newValue("drip_rate", cmp.Or(string(l.DripRate), "1s"), parseInterval); err != nil {
+	if b.rate, err = newValue(rate.option, cmp.Or(rate.text, "1s"), parseInterval); err != nil {
 		return err
 	}
-	if b.drip, err = newValue("drip_size", cmp.Or(string(l.DripSize), "1"), parseUnits); err != nil {
+	if b.drip, err = newValue(drip.option, cmp.Or(drip.text, "1"), parseUnits); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
@@ -515,7 +559,7 @@ func (l *Limit) addTo(e *evaluation) error {
 // request, because they send the values of its drips: each has its own buckets.
 func (l *Limit) warnClientControlled() {
 	for _, b := range l.buckets {
-		for _, o := range []setting{{"drip_rate", b.rate.template}, {"drip_size", b.drip.template}} {
+		for _, o := range []setting{{b.rate.option, b.rate.template}, {b.drip.option, b.drip.template}} {
 			if name := clientControlled(o.text); name != "" && !b.off {
 				l.logger.Warn("an option of this limit uses what clients send, and each of its values has its own bucket; "+
 					"use a value that they can't choose, or they can choose a fresh bucket",

@@ -1,0 +1,108 @@
+package ratelimit
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// algorithm is how a limit counts units.
+type algorithm string
+
+const (
+	leakyBucket algorithm = "leaky_bucket"
+	tokenBucket algorithm = "token_bucket" // the mirror image of the former: its tokens are the room that is left
+	fixedWindow algorithm = "fixed_window"
+)
+
+// parseAlgorithm parses the algorithm option.
+func parseAlgorithm(text string) (algorithm, string) {
+	switch a := algorithm(text); a {
+	case leakyBucket, tokenBucket, fixedWindow:
+		return a, ""
+	}
+	return "", "leaky_bucket, token_bucket or fixed_window"
+}
+
+// setAlgorithm sets the algorithm. It returns the options that a bucket is made
+// of, size, drip rate and drip size, under the names by which they are set. It
+// returns an error if an option is set that the algorithm does not have.
+func (l *Limit) setAlgorithm() (names [3]setting, err error) {
+	if l.algorithm, err = newConstant("algorithm", cmp.Or(l.Algorithm, string(leakyBucket)), parseAlgorithm); err != nil {
+		return names, err
+	}
+	leaky := [3]setting{
+		{"size", string(l.Size)}, {"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
+	}
+	token := [3]setting{
+		{"capacity", string(l.Capacity)}, {"refill_rate", string(l.RefillRate)}, {"refill_size", string(l.RefillSize)},
+	}
+	window := []setting{{"window", string(l.Window)}, {"window_start", l.WindowStart}, {"period", l.Period}}
+	if o := firstSet(window); o != nil && l.algorithm != fixedWindow {
+		return names, badOption(o.option, o.text, "algorithm fixed_window with it")
+	}
+	o := firstSet(token[:])
+	if o == nil {
+		return leaky, nil
+	}
+	if l.algorithm != tokenBucket {
+		return names, badOption(o.option, o.text, "algorithm token_bucket with it")
+	}
+	other := firstSet(append(leaky[:], setting{"rate", string(l.Rate)}, setting{"max", string(l.Max)}))
+	if other != nil {
+		return names, fmt.Errorf("%s: got %q together with %s, want either capacity, refill_rate and refill_size, or the others",
+			o.option, o.text, other.option)
+	}
+	return token, nil
+}
+
+// setWindowBucket sets up the bucket of a limit that counts in fixed windows: it
+// loses all that it holds at the end of each.
+func (l *Limit) setWindowBucket() error {
+	if o := firstSet([]setting{
+		{"rate", string(l.Rate)}, {"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
+		{"max", string(l.Max)}, {"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
+	}); o != nil {
+		return badOption(o.option, o.text, "only size and window, or size and period, with algorithm fixed_window")
+	}
+	switch {
+	case l.Size == "":
+		return badOption("algorithm", l.Algorithm, "a size with it, the most units in a window")
+	case l.Window == "" && l.Period == "":
+		return badOption("algorithm", l.Algorithm, "a window or a period with it")
+	case l.Window != "" && l.Period != "":
+		return badOption("period", l.Period, "either a window or a period")
+	case l.WindowStart != "" && l.Period != "":
+		return badOption("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
+	}
+	b := &bucket{path: l.path, drip: value[int64]{option: "size", constant: limiter.MaxUnits}}
+	var err error
+	if b.size, err = newValue("size", string(l.Size), parseUnits); err != nil {
+		return err
+	}
+	if l.Period != "" {
+		if b.period, err = newNumber("period", l.Period, parsePeriod); err != nil {
+			return err
+		}
+		b.rate = value[time.Duration]{option: "period", constant: b.period.longest()}
+	} else {
+		if b.rate, err = newValue("window", string(l.Window), parseInterval); err != nil {
+			return err
+		}
+		if b.aligned, err = newConstant("window_start", cmp.Or(l.WindowStart, "clock"), parseWindowStart); err != nil {
+			return err
+		}
+	}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
+
+// parseWindowStart parses the window_start option.
+func parseWindowStart(text string) (clock bool, want string) {
+	switch text {
+	case "clock", "first":
+		return text == "clock", ""
+	}
+	return false, "clock or first"
+}

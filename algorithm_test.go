@@ -1,0 +1,96 @@
+package ratelimit
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Guards what limit each algorithm makes of its options, through the whole
+// configuration.
+func TestAlgorithms(t *testing.T) {
+	t.Setenv("WINDOW", "90s")
+	bucket := limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 3}
+	window := limiter.Window(5, time.Minute)
+	clock := limiter.ClockWindow(5, time.Minute, time.Unix(0, 0))
+	now := time.Date(2026, 11, 22, 10, 20, 30, 0, time.UTC)
+	midnight := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
+	tests := []struct {
+		limit Limit
+		want  limiter.Limit
+	}{
+		{Limit{Algorithm: "leaky_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
+		{Limit{Algorithm: "token_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
+		{Limit{Algorithm: "token_bucket", Capacity: "5", RefillRate: "2s", RefillSize: "3"}, bucket},
+		{Limit{Algorithm: "token_bucket", Capacity: "5"}, limitOf(5)},
+		{Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limitOf(5, 2*time.Second)},
+		{Limit{Algorithm: "token_bucket", Capacity: "{n}", RefillRate: "{d}"}, limitOf(4, 3*time.Second)},
+		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m"}, clock},
+		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "clock"}, clock},
+		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "first"}, window},
+		{Limit{Algorithm: "fixed_window", Size: "10", Factor: "2", Window: "1m", WindowStart: "first"}, window},
+		{Limit{Algorithm: "fixed_window", Size: "{n}", Window: "{d}"}, limiter.ClockWindow(4, 3*time.Second, time.Unix(0, 0))},
+		{Limit{Algorithm: "fixed_window", Size: "5", Window: "{env.WINDOW}"}, limiter.ClockWindow(5, 90*time.Second, time.Unix(0, 0))},
+		{Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
+		{Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
+	}
+	for i := range tests {
+		tc := &tests[i]
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			l, _ := readyLimit(t, &tc.limit)
+			e := newTestEvaluation()
+			e.now = now
+			e.replacer.Set("n", 4)
+			e.replacer.Set("d", "3s")
+			if err := l.addTo(e); err != nil {
+				t.Fatal(err)
+			}
+			if len(e.buckets) != 1 || e.buckets[0].Limit != tc.want || e.buckets[0].Cost != 1 {
+				t.Errorf("got %+v, want %+v", e.buckets, tc.want)
+			}
+		})
+	}
+}
+
+// Guards that options which do not go together are refused in one line.
+func TestAlgorithmErrors(t *testing.T) {
+	const onlyWindow = `want only size and window, or size and period, with algorithm fixed_window`
+	tests := []struct{ block, want string }{
+		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket or fixed_window`},
+		{`algorithm fixed_window; window 1m`, `algorithm: got "fixed_window", want a size with it, the most units in a window`},
+		{`algorithm fixed_window; size 5`, `algorithm: got "fixed_window", want a window or a period with it`},
+		{`algorithm fixed_window; size 5; window 1m; period day`, `period: got "day", want either a window or a period`},
+		{
+			`algorithm fixed_window; size 5; period day; window_start first`,
+			`window_start: got "first", want no period with it: periods begin as the calendar says`,
+		},
+		{`algorithm fixed_window; size 5; window 1m; window_start now`, `window_start: got "now", want clock or first`},
+		{`algorithm fixed_window; rate 5/1m`, `rate: got "5/1m", ` + onlyWindow},
+		{`algorithm fixed_window; size 5; window 1m; drip_size 2`, `drip_size: got "2", ` + onlyWindow},
+		{`algorithm fixed_window; size 5; window 1m; max 2`, `max: got "2", ` + onlyWindow},
+		{`algorithm fixed_window; size 5; window 1m; capacity 2`, `capacity: got "2", want algorithm token_bucket with it`},
+		{`algorithm fixed_window; size 5; window 1m; cost 6`, `cost: got "6", want at most the size, 5`},
+		{`algorithm fixed_window; size 5; window 0`, `window: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, or a placeholder`},
+		{`size 5; window 1m`, `window: got "1m", want algorithm fixed_window with it`},
+		{`size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
+		{`capacity 5`, `capacity: got "5", want algorithm token_bucket with it`},
+		{`algorithm token_bucket`, `algorithm: got "token_bucket", want a size with it`},
+		{`algorithm token_bucket; refill_rate 1s`, `refill_rate: got "1s", want a capacity with it`},
+		{
+			`algorithm token_bucket; capacity 5; drip_rate 1s`,
+			`capacity: got "5" together with drip_rate, want either capacity, refill_rate and refill_size, or the others`,
+		},
+		{`algorithm token_bucket; capacity 0`, `capacity: got "0", want a whole number from 1 to 562949953421312, or a placeholder`},
+	}
+	for _, tc := range tests {
+		t.Run(tc.block, func(t *testing.T) {
+			wantError(t, validateCaddyfile(inLimit(tc.block)), `limit "api": `+tc.want)
+		})
+	}
+	t.Run("of one name", func(t *testing.T) {
+		err := validateCaddyfile(":8080 {\n\trate_limit x {\n\t\tsize 5\n\t}\n\troute {\n\t\trate_limit x {\n\t\t\talgorithm fixed_window\n\t\t\tsize 5\n\t\t\twindow 1s\n\t\t}\n\t}\n}")
+		wantError(t, err, disagree("x", "algorithm", "fixed_window", "leaky_bucket"))
+	})
+}

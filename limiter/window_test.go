@@ -1,0 +1,226 @@
+package limiter
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// windowed is a limit that counts in fixed windows, as its description says: it
+// knows the units admitted in each window, and nothing of buckets.
+type windowed struct {
+	begin func(now int64) int64 // when the window at now begins, in µs
+	ends  int64                 // when the window of the last admission ends, in µs
+	used  int64                 // the units admitted in it
+}
+
+// newWindowed returns the description of l.
+func newWindowed(l Limit) *windowed {
+	w := new(windowed)
+	width, phase := l.DripInterval.Microseconds(), l.Phase.Microseconds()
+	w.begin = func(now int64) int64 {
+		if !l.Aligned {
+			return now
+		}
+		n := (now - phase) / width
+		if phase+n*width > now {
+			n--
+		}
+		return phase + n*width
+	}
+	return w
+}
+
+// take decides a request at the time now, in µs.
+func (w *windowed) take(l Limit, now, cost int64) Decision {
+	if now >= w.ends {
+		w.ends, w.used = w.begin(now)+l.DripInterval.Microseconds(), 0
+	}
+	d := Decision{Size: l.Size, Denied: w.used+cost > l.Size, Never: cost > l.Size}
+	if !d.Denied {
+		w.used += cost
+	}
+	left := time.Duration(w.ends-now) * time.Microsecond
+	if w.used > 0 {
+		d.Clear = left
+	} else {
+		w.ends = 0 // a window that counts nothing has not begun
+	}
+	if d.Denied && !d.Never {
+		d.RetryAfter = left
+	}
+	d.Remaining = l.Size - w.used
+	return d
+}
+
+// drawWindow draws a limit that counts in fixed windows.
+func drawWindow(t *rapid.T) Limit {
+	size := rapid.SampledFrom([]int64{1, 2, 5, 7, 1000, 1_000_000, MaxUnits}).Draw(t, "size")
+	width := rapid.SampledFrom([]time.Duration{
+		time.Microsecond, 7 * time.Microsecond, 999_983 * time.Microsecond, time.Second, time.Minute,
+		23 * time.Hour, 25 * time.Hour, 31 * 24 * time.Hour, 366 * 24 * time.Hour, 17 * 365 * 24 * time.Hour,
+	}).Draw(t, "window")
+	if rapid.Bool().Draw(t, "first") {
+		return Window(size, width)
+	}
+	start := rapid.Int64Range(-1<<51, 1<<51).Draw(t, "start")
+	return ClockWindow(size, width, time.UnixMicro(start))
+}
+
+// drawWindowGap draws the time to the next request, in µs.
+func drawWindowGap(t *rapid.T, l Limit, last Decision) int64 {
+	off := rapid.Int64Range(-1, 1)
+	gap := int64(0)
+	switch rapid.IntRange(0, 5).Draw(t, "gap") {
+	case 1:
+		gap = 1
+	case 2:
+		gap = l.rate() + off.Draw(t, "off by")
+	case 3:
+		gap = max(last.RetryAfter, last.Clear).Microseconds() + off.Draw(t, "off by")
+	case 4:
+		gap = rapid.Int64Range(0, l.rate()/2).Draw(t, "µs")
+	case 5:
+		gap = rapid.Int64Range(0, 5).Draw(t, "windows") * l.rate()
+	}
+	return max(gap, 0) % (5 * 365 * 24 * 3600 * 1e6) // within the years that a Duration can tell
+}
+
+// TestWindowsFollowDescription guards fixed windows: every number in every
+// decision is what counting the units of each window gives.
+func TestWindowsFollowDescription(t *testing.T) {
+	checkTraces(t, 100, func(t *rapid.T) {
+		l := drawWindow(t)
+		if err := l.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		s := newSubject(1_790_000_000_123_456)
+		w, last := newWindowed(l), Decision{}
+		for i := range rapid.IntRange(1, 40).Draw(t, "requests") {
+			s.now += drawWindowGap(t, l, last)
+			cost := rapid.SampledFrom([]int64{1, 1, 1, 2, l.Size/2 + 1, l.Size, l.Size + 1}).Draw(t, "cost")
+			want := w.take(l, s.now, cost)
+			if last = s.take(t, l, cost); last != want {
+				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", l, i, cost, s.now, last, want)
+			}
+		}
+	})
+}
+
+// TestRedisWindows guards the same in Redis, on the server's clock.
+func TestRedisWindows(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	seen := struct{ admitted, denied, windows int }{}
+	trace := 0
+	checkTraces(t, 5, func(t *rapid.T) {
+		l, w, last := drawWindow(t), (*windowed)(nil), Decision{}
+		w = newWindowed(l)
+		trace++
+		v.at(t, v.start)
+		b := Bucket{Name: "w", Key: fmt.Sprint(trace), Limit: l}
+		for i := range rapid.IntRange(1, 30).Draw(t, "requests") {
+			v.at(t, v.now+drawWindowGap(t, l, last))
+			b.Cost = rapid.SampledFrom([]int64{1, 1, 1, 2, l.Size/2 + 1, l.Size}).Draw(t, "cost")
+			ended := w.ends
+			want := w.take(l, v.now, b.Cost)
+			last = decide(t, v, AccountingAtomic, b)[0]
+			last.By = DecidedByMemory
+			if last != want {
+				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", l, i, b.Cost, v.now, last, want)
+			}
+			switch {
+			case last.Denied:
+				seen.denied++
+			case w.ends != ended:
+				seen.windows++
+			default:
+				seen.admitted++
+			}
+		}
+	})
+	if min(seen.admitted, seen.denied, seen.windows) < 200 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
+// TestWindowsDoubleAtTheirEdge guards what is said of fixed windows, with the
+// figures of seed 004: of two windows of a minute with five requests each, ten
+// requests fall into the minute from one middle to the other.
+func TestWindowsDoubleAtTheirEdge(t *testing.T) {
+	minute := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	s := newSubject(minute.Add(30 * time.Second).UnixMicro())
+	l := ClockWindow(5, time.Minute, time.Unix(0, 0))
+	if n := s.flood(t, l); n != 5 {
+		t.Errorf("%d admitted in the first window, want 5", n)
+	}
+	s.now = minute.Add(59*time.Second + 999_999*time.Microsecond).UnixMicro()
+	if d := s.take(t, l, 1); d.RetryAfter != time.Microsecond {
+		t.Errorf("at its end: %+v, want a denial for one microsecond", d)
+	}
+	s.now = minute.Add(90*time.Second - time.Microsecond).UnixMicro()
+	if n := s.flood(t, l); n != 5 {
+		t.Errorf("%d admitted in the second window, want 5", n)
+	}
+	s.now = minute.Add(2 * time.Minute).UnixMicro()
+	if n := s.flood(t, l); n != 5 {
+		t.Errorf("%d admitted in the third window, want 5", n)
+	}
+}
+
+// TestPhaseValidate guards that the moments of aligned drips are not ambiguous.
+func TestPhaseValidate(t *testing.T) {
+	for _, tc := range []struct {
+		aligned bool
+		phase   time.Duration
+		want    string
+	}{
+		{false, 0, ""},
+		{true, 0, ""},
+		{true, time.Second - time.Microsecond, ""},
+		{false, 1, "phase 1ns: must be 0 if drips are not aligned"},
+		{true, -time.Microsecond, "phase -1µs: must be a whole number of microseconds, from 0 to less than the drip rate, 1s"},
+		{true, time.Second, "phase 1s: must be a whole number of microseconds, from 0 to less than the drip rate, 1s"},
+		{true, time.Nanosecond, "phase 1ns: must be a whole number of microseconds, from 0 to less than the drip rate, 1s"},
+	} {
+		l := Limit{Size: 1, DripInterval: time.Second, Aligned: tc.aligned, Phase: tc.phase}
+		got := ""
+		if err := l.Validate(); err != nil {
+			got = err.Error()
+		}
+		if got != tc.want {
+			t.Errorf("%+v: got %q, want %q", l, got, tc.want)
+		}
+	}
+}
+
+// TestWindowsAreLimitsOfTheirOwn guards that windows with other lengths or
+// beginnings never share a bucket, in either store.
+func TestWindowsAreLimitsOfTheirOwn(t *testing.T) {
+	limits := []Limit{
+		Window(1, time.Minute), Window(1, time.Hour),
+		ClockWindow(1, time.Minute, time.Unix(0, 0)), ClockWindow(1, time.Minute, time.Unix(1, 0)),
+		{Size: 1, DripInterval: time.Minute, DripSize: 1},
+		{Size: 1, DripInterval: time.Minute, DripSize: 1, Aligned: true},
+	}
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	for _, store := range []Store{NewMemory(nil), v} {
+		for i, l := range limits {
+			if d := decide(t, store, AccountingAtomic, Bucket{Name: "w", Key: "k", Limit: l, Cost: 1}); d[0].Denied {
+				t.Errorf("%T: limit %d was charged for another", store, i)
+			}
+		}
+	}
+	for _, key := range v.admin.Keys(t.Context(), "rl:*").Val() {
+		if strings.Contains(key, " ") {
+			t.Errorf("key %q", key)
+		}
+	}
+	if n := len(v.admin.Keys(t.Context(), "rl:*").Val()); n != len(limits) {
+		t.Errorf("%d keys, want %d", n, len(limits))
+	}
+}
