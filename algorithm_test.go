@@ -94,3 +94,50 @@ func TestAlgorithmErrors(t *testing.T) {
 		wantError(t, err, disagree("x", "algorithm", "fixed_window", "leaky_bucket"))
 	})
 }
+
+// Guards what clients see of fixed windows: the fields tell of the window, the
+// denial holds until it ends, and the next one begins at a multiple of its length or
+// with the first request. A block may mix algorithms.
+func TestWindowsOfSite(t *testing.T) {
+	s := startSite(t, `
+		rate_limit /clock minute {
+			algorithm fixed_window
+			size 2
+			window 1m
+			headers x-ratelimit ratelimit
+		}
+		rate_limit /first first {
+			algorithm fixed_window
+			size 1
+			window 1m
+			window_start first
+			headers ratelimit
+		}
+		rate_limit /both both {
+			algorithm fixed_window
+			size 2
+			window 1m
+			headers ratelimit
+			limit burst {
+				size 1
+				drip_rate 10s
+			}
+		}
+		respond admitted
+	`)
+	s.run(
+		step{path: "/clock", after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=45.000 policy="minute";q=2;w=60 ratelimit="minute";r=1;t=45`},
+		step{path: "/clock", after: 15 * time.Second, want: `200 limit=2 remaining=0 clear=30.000 policy="minute";q=2;w=60 ratelimit="minute";r=0;t=30`},
+		step{
+			path: "/clock", after: 29999 * ms,
+			want: `429 limit=2 remaining=0 clear=0.001 reset=0.001 retry-after=1 policy="minute";q=2;w=60 ratelimit="minute";r=0;t=1`,
+		},
+		step{path: "/clock", after: ms, want: `200 limit=2 remaining=1 clear=60.000 policy="minute";q=2;w=60 ratelimit="minute";r=1;t=60`},
+		step{path: "/first", after: 45 * time.Second, want: `200 policy="first";q=1;w=60 ratelimit="first";r=0;t=60`},
+		step{path: "/first", after: 20 * time.Second, want: `429 retry-after=40 policy="first";q=1;w=60 ratelimit="first";r=0;t=40`},
+		step{path: "/first", after: 40 * time.Second, want: `200 policy="first";q=1;w=60 ratelimit="first";r=0;t=60`},
+		step{path: "/both", want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=15, "both/burst";r=0;t=10`},
+		step{path: "/both", want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
+		step{path: "/both", after: 15 * time.Second, want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
+	)
+}

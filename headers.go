@@ -216,8 +216,9 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 
 // appendLimits appends the value of RateLimit. The time t is how long the available
 // units r take to drip out again, so clients that spread r over t keep to the rate.
-// If nothing is available, t is the time until something is. On denial, only limits
-// without room for the same request have a t, so that none exceeds Retry-After.
+// In a fixed window, t is the time until it ends. If nothing is available, t is the
+// time until something is. On denial, only limits without room for the same request
+// have a t, so that none exceeds Retry-After.
 func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 	start := len(b)
 	for i := range results {
@@ -232,6 +233,8 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 		case denied && d.RetryAfter > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(d.RetryAfter))
 		case denied:
+		case d.Remaining > 0 && d.Clear > 0 && br.limit.DripSize == limiter.MaxUnits:
+			b = appendParameter(b, ";t=", ceilSeconds(d.Clear)) // a window ends
 		case d.Remaining > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(br.limit.DripTime(d.Remaining)))
 		default:
