@@ -776,6 +776,7 @@ func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	t.Cleanup(cancel)
 	defs := newDefinitions()
+	t.Cleanup(defs.release)
 	if err := l.provision(ctx, nil, defs.inHandler()); err != nil {
 		t.Fatal(err)
 	}

@@ -399,6 +399,7 @@ func TestLogHasNoSecret(t *testing.T) {
 				}
 			}
 			eventually(t, "a line about Redis: "+reply+kind, func() bool {
+				s.get("/")
 				return len(append(s.log("error", "rate_limit"), s.log("warn", "rate_limit")...)) > 0
 			})
 			for _, e := range s.entries() {

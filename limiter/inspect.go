@@ -37,7 +37,7 @@ func (b *Bucket) inspected(s state, held int64) Level {
 		Clear:     time.Duration(s.clear) * time.Microsecond,
 	}
 	if b.Cost <= b.Limit.Size {
-		l.RetryAfter = time.Duration(b.Limit.wait(b.Limit.atLeast(s, held), 0, b.Cost)) * time.Microsecond
+		l.RetryAfter = time.Duration(b.Limit.wait(b.Limit.atLeast(s, held, time.Now().UnixMicro()), 0, b.Cost)) * time.Microsecond
 	}
 	return l
 }
