@@ -56,7 +56,7 @@ unavailable, check that something in the config should be changed.`,
 func commands() []*cobra.Command {
 	return []*cobra.Command{
 		statusCommand(), limitsCommand(), peekCommand(), resetCommand(), topCommand(),
-		explainCommand(), checkCommand(),
+		explainCommand(),
 	}
 }
 
@@ -361,8 +361,8 @@ The exit status is 2 if a Redis server is unavailable.`,
 		Example: "  caddy rate-limit status\n  caddy rate-limit status --address unix//run/caddy.sock --json",
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error {
-		var s shownStatus
-		return askAndShow(cmd, "status", nil, &s, s.print)
+		var a statusAnswer
+		return askAndShow(cmd, "status", nil, &a, func(w io.Writer) error { return printStatus(w, &a) })
 	})
 	addAdminFlags(cmd)
 	return cmd
@@ -377,8 +377,8 @@ func limitsCommand() *cobra.Command {
 		Example: "  caddy rate-limit limits",
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error {
-		var s shownLimits
-		return askAndShow(cmd, "limits", nil, &s, s.print)
+		var a limitsAnswer
+		return askAndShow(cmd, "limits", nil, &a, func(w io.Writer) error { return printLimits(w, &a) })
 	})
 	addAdminFlags(cmd)
 	return cmd
@@ -387,49 +387,57 @@ func limitsCommand() *cobra.Command {
 // aboutKeys is the help on the arguments of peek and reset.
 const aboutKeys = `
 LIMIT is the path of a limit, as in the list that the command limits prints. KEY is
-what its key is for a request: for a limit by client address, the address. For a key
-of several placeholders, give the value of each.`
+what the limit's key is for a request, such as the client's address. For a key of
+several placeholders, give the value of each, in their order. For a request without
+a key, give the client's address with --client-ip instead.`
 
 // peekCommand returns the command peek.
 func peekCommand() *cobra.Command {
 	cmd := runs(&cobra.Command{
-		Use:               "peek LIMIT KEY...",
+		Use:               "peek LIMIT [KEY...]",
 		Short:             "Shows how full the bucket of a key is",
 		Long:              "\nShows how full the bucket of a key is, and charges nothing.\n" + aboutKeys,
 		Example:           "  caddy rate-limit peek api/search 203.0.113.7\n  caddy rate-limit peek tenant acme --json",
-		Args:              cobra.MinimumNArgs(2),
+		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: completeLimit,
 	}, func(cmd *cobra.Command, args []string) error {
-		var s shownBucket
-		return askAndShow(cmd, "peek", bucketOf(args), &s, s.print)
+		var a peekAnswer
+		return askAndShow(cmd, "peek", bucketAsked(cmd, args), &a, func(w io.Writer) error { return printBucket(w, &a) })
 	})
 	addAdminFlags(cmd)
+	addClientFlag(cmd)
 	return cmd
+}
+
+// addClientFlag adds the flag that names a client instead of a key.
+func addClientFlag(cmd *cobra.Command) {
+	cmd.Flags().String("client-ip", "", "The client's address, for a request that has no key")
 }
 
 // resetCommand returns the command reset.
 func resetCommand() *cobra.Command {
 	cmd := runs(&cobra.Command{
-		Use:   "reset LIMIT KEY...",
+		Use:   "reset LIMIT [KEY...]",
 		Short: "Empties the bucket of a key",
 		Long: `
 Empties the bucket of a key, in Redis and in the Caddy that is asked. Other Caddy
 instances follow within a second. It prints what the bucket held.
 ` + aboutKeys,
 		Example:           "  caddy rate-limit reset login 203.0.113.7\n  caddy rate-limit reset tenant acme --yes",
-		Args:              cobra.MinimumNArgs(2),
+		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: completeLimit,
 	}, func(cmd *cobra.Command, args []string) error {
 		if err := confirm(cmd, args); err != nil {
 			return err
 		}
-		var s shownBucket
-		return askAndShow(cmd, "reset", bucketOf(args), &s, func(w io.Writer) error {
-			fmt.Fprintln(w, "emptied; before it was:")
-			return s.print(w)
+		var a peekAnswer
+		return askAndShow(cmd, "reset", bucketAsked(cmd, args), &a, func(w io.Writer) error {
+			fmt.Fprintln(w, "The bucket is empty now. Before:")
+			return printBucket(w, &a)
 		})
 	})
 	addAdminFlags(cmd)
+	addClientFlag(cmd)
 	cmd.Flags().BoolP("yes", "y", false, "Do not ask for confirmation")
 	return cmd
 }
@@ -442,7 +450,13 @@ func confirm(cmd *cobra.Command, args []string) error {
 	if !isTerminal(cmd.InOrStdin()) {
 		return errors.New("nobody can be asked, as the input is not a terminal: add --yes to empty the bucket")
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Empty the bucket of limit %s for key %s? [y/N] ", printable(args[0]), printableList(args[1:]))
+	key := "all requests"
+	if client, _ := cmd.Flags().GetString("client-ip"); client != "" {
+		key = "client " + printable(client)
+	} else if len(args) > 1 {
+		key = printableList(args[1:])
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "Empty the bucket of limit %s for %s? [y/N] ", printable(args[0]), key)
 	var reply string
 	_, _ = fmt.Fscanln(cmd.InOrStdin(), &reply)
 	if reply = strings.ToLower(reply); reply != "y" && reply != "yes" {
@@ -460,13 +474,20 @@ func printableList(texts []string) string {
 	return strings.Join(shown, " ")
 }
 
-// bucketOf returns the request for the bucket that the arguments name.
-func bucketOf(args []string) any {
-	var key any = args[1]
-	if len(args) > 2 {
-		key = args[1:]
+// bucketAsked returns the request for the bucket that the arguments name.
+func bucketAsked(cmd *cobra.Command, args []string) map[string]any {
+	asked := map[string]any{"limit": args[0]}
+	switch len(args) {
+	case 1:
+	case 2:
+		asked["key"] = args[1]
+	default:
+		asked["key"] = args[1:]
 	}
-	return map[string]any{"limit": args[0], "key": key}
+	if address, _ := cmd.Flags().GetString("client-ip"); cmd.Flags().Changed("client-ip") {
+		asked["address"] = address
+	}
+	return asked
 }
 
 // completeLimit completes the path of a limit by asking the running Caddy.
@@ -485,7 +506,7 @@ func limitPaths(cmd *cobra.Command) (paths []string) {
 		return nil
 	}
 	answer, err := client.fetch(context.Background(), "limits", nil)
-	var limits shownLimits
+	var limits limitsAnswer
 	if err != nil || json.Unmarshal(answer, &limits) != nil {
 		return nil
 	}
