@@ -559,6 +559,12 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 		at.Cost = b.cost.constant
 	}
 	at.Name, at.MaxKeys = b.name, b.limit.maxKeys
+	if b.limit.shareWhenFull {
+		// Known only if it is the client's address that was typed.
+		if network := networkOf(asked.text()); network != noNetwork {
+			at.ShareKey = network
+		}
+	}
 	if asked.address != nil {
 		at.Name = b.addressName
 		at.Key, err = b.limit.key.typedAddress(*asked.address)

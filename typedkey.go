@@ -19,6 +19,19 @@ type bucketRequest struct {
 	address *string  // instead of key: of a client whose requests have none
 }
 
+// text returns the text of the key or address.
+func (asked *bucketRequest) text() string {
+	switch {
+	case asked.address != nil:
+		return *asked.address
+	case asked.key != nil:
+		return *asked.key
+	case len(asked.values) == 1:
+		return asked.values[0]
+	}
+	return ""
+}
+
 // maxBody is the size of the largest body: keys may be as long as header fields.
 const maxBody = 64 << 10
 
