@@ -250,7 +250,10 @@ func (c *checker) checkNumbers(h *dryHandler, b handlerBucket) {
 				"Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.")
 		}
 	}
-	if size, _, err := b.effectiveSize(nil); !b.sizeIsDynamic() && err == nil && size == 1 && b.always && !h.selective() && !b.cost.isDynamic() {
+	if b.sizeIsDynamic() || !b.always || h.selective() {
+		return
+	}
+	if size, _, err := b.effectiveSize(nil); err == nil && size == 1 {
 		c.advise(about, "It is for all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all but the first are denied.",
 			"Give it a size of what a page needs, or a matcher for the requests that it is meant for.")
 	}

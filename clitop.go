@@ -80,8 +80,8 @@ func runTop(cmd *cobra.Command, _ []string) error {
 
 // topLines returns the lines that show an answer.
 func topLines(a *topAnswer, colours bool) []string {
-	title := fmt.Sprintf("Limit %s: %d requests in the last %s, %d of them denied.",
-		printable(a.Limit), a.Requests, briefly(time.Duration(a.Window)), a.Denied)
+	title := fmt.Sprintf("Limit %s in the last %s: requests %d, denied %d",
+		printable(a.Limit), briefly(time.Duration(a.Window)), a.Requests, a.Denied)
 	switch {
 	case len(a.Entries) > 0:
 	case a.By == "denied":

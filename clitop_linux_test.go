@@ -99,13 +99,17 @@ func TestTopOnTerminal(t *testing.T) {
 	c := config{site: cliSite}
 	s, a := startWithAdmin(t, c)
 	c.admin = a.addr
-	for name, end := range map[string]func(term *terminal) error{
-		"q":       func(term *terminal) error { _, err := term.WriteString("q"); return err },
-		"Ctrl-C":  func(term *terminal) error { _, err := term.WriteString("\x03"); return err },
-		"SIGTERM": func(term *terminal) error { return term.cmd.Process.Signal(syscall.SIGTERM) },
+	for _, tc := range []struct {
+		name string
+		end  func(term *terminal) error
+	}{
+		{"q", func(term *terminal) error { _, err := term.WriteString("q"); return err }},
+		{"Ctrl-C", func(term *terminal) error { _, err := term.WriteString("\x03"); return err }},
+		{"SIGTERM", func(term *terminal) error { return term.cmd.Process.Signal(syscall.SIGTERM) }},
 	} {
+		name := tc.name
 		term := startOnTerminal(t, 4, 30, "top", "--address", a.addr, "--by", "requests", "--limit", "api")
-		term.waitFor(t, enterScreen+"\x1b[HLimit api: ")
+		term.waitFor(t, enterScreen+"\x1b[HLimit api in ")
 		s.get("/")
 		term.waitFor(t, "127.0.0.1\x1b[K\x1b[J")
 		if name == "q" {
@@ -116,14 +120,14 @@ func TestTopOnTerminal(t *testing.T) {
 			s.get("/")
 			s.from("127.0.0.3")
 			s.get("/") // there is no room for its line
-			term.waitFor(t, ": 2 requests")
+			term.waitFor(t, ": requests 3, ")
 			s.from("127.0.0.1")
 		}
 		before, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS)
 		if err != nil || before.Lflag&unix.ECHO != 0 {
 			t.Errorf("%s: the terminal echoes: %v", name, err)
 		}
-		if err := end(term); err != nil {
+		if err := tc.end(term); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-term.exited; err != nil {

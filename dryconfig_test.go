@@ -185,6 +185,9 @@ func TestDryConfigFindsServer(t *testing.T) {
 		http://:8080 {
 			`+dryLimit("port")+`
 		}
+		http://alt.example.com:8081 {
+			`+dryLimit("alt")+`
+		}
 		*.wild.example.com:8443 {
 			`+dryLimit("wild")+`
 		}`)
@@ -199,6 +202,7 @@ func TestDryConfigFindsServer(t *testing.T) {
 		{"example.com", false, "https", false},
 		{"plain.example.com", false, "http", true},
 		{"other.example.com:8080", false, "port", true},
+		{"alt.example.com:8081", false, "alt", true},
 		{"a.wild.example.com:8443", true, "wild", true},
 		{"a.wild.example.com", true, "wild", false},
 		{"[::1]:8080", false, "port", true},

@@ -86,7 +86,8 @@ func (s *dryServer) findHosts() {
 // HTTPS.
 func (s *dryServer) servesTLS(httpPort, httpsPort int) bool {
 	var auto struct {
-		Disabled bool `json:"disable"`
+		Disabled bool     `json:"disable"`
+		Skip     []string `json:"skip"`
 	}
 	_ = json.Unmarshal(s.raw["automatic_https"], &auto)
 	var policies []json.RawMessage
@@ -97,7 +98,8 @@ func (s *dryServer) servesTLS(httpPort, httpsPort int) bool {
 	case auto.Disabled || !slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return !listensOn(a, httpPort) }):
 		return false
 	}
-	return len(s.hosts) > 0 || !slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return !listensOn(a, httpsPort) })
+	return slices.ContainsFunc(s.hosts, func(host string) bool { return !slices.Contains(auto.Skip, host) }) ||
+		!slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return !listensOn(a, httpsPort) })
 }
 
 // listensOn reports whether an address includes a port.

@@ -195,11 +195,11 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return a.ask("POST", "/rate_limit/peek", string(body))["level"].(float64)
+			return a.ask("POST", "peek", string(body))["level"].(float64)
 		}
 		counts := func() map[string]float64 {
 			counts := make(map[string]float64)
-			for _, l := range a.ask("GET", "/rate_limit/limits", "")["limits"].([]any) {
+			for _, l := range a.ask("GET", "limits", "")["limits"].([]any) {
 				l := l.(map[string]any)
 				counts[l["path"].(string)] = l["admitted"].(float64)
 			}
