@@ -13,7 +13,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/caddyserver/certmagic"
 )
 
 // dryServer is an HTTP server of a dryConfig.
@@ -110,8 +109,9 @@ func listensOn(a caddy.NetworkAddress, port int) bool {
 // servesHost reports whether the server has a site for a host. It is false for a
 // server without hosts, which serves any.
 func (s *dryServer) servesHost(host string) bool {
+	_, domain, _ := strings.Cut(host, ".")
 	return slices.ContainsFunc(s.hosts, func(site string) bool {
-		return strings.EqualFold(site, host) || certmagic.MatchWildcard(strings.ToLower(host), strings.ToLower(site))
+		return strings.EqualFold(site, host) || strings.EqualFold(site, "*."+domain)
 	})
 }
 
