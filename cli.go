@@ -214,7 +214,7 @@ func (c *adminClient) refused(res *http.Response) error {
 	return fmt.Errorf("the admin endpoint at %s answered with status %d", c.address, res.StatusCode)
 }
 
-// answer is what a command got.
+// answerJSON is the answer to a command.
 type answerJSON []byte
 
 // fetch asks and returns the whole answer.
