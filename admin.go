@@ -111,6 +111,16 @@ func (s jsonSeconds) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, time.Duration(s).Seconds(), 'f', 6, 64), nil
 }
 
+// seconds returns the number of seconds.
+func (s jsonSeconds) seconds() float64 { return time.Duration(s).Seconds() }
+
+// UnmarshalJSON reads a number of seconds.
+func (s *jsonSeconds) UnmarshalJSON(b []byte) error {
+	seconds, err := strconv.ParseFloat(string(b), 64)
+	*s = jsonSeconds(seconds * float64(time.Second))
+	return err
+}
+
 // runningApp returns the app of the running config, or nil if that has no limits. It
 // is not the one that Caddy provisions meanwhile, or has failed to start.
 func runningApp() *App {

@@ -1,0 +1,119 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// TestCheck guards which configs get which advice, and that others get none.
+func TestCheck(t *testing.T) {
+	const site = "http://:8080 {\n"
+	for _, tc := range []struct {
+		name, config string
+		want         []string // the beginning of each piece of advice
+	}{
+		{"nothing wrong", site + dryLimit("a") + "}", nil},
+		{"no limits", site + "respond ok\n}", nil},
+		{"key by header", site + dryLimit("a", "key {header.X-Key}") + "}",
+			[]string{"limit a: Its key has {http.request.header.X-Key}, which clients send as they like"}},
+		{"key by address and path", site + dryLimit("a", "key {client_ip}{path}") + "}",
+			[]string{"limit a: Its key has {http.request.uri.path}, which"}},
+		{"key by header, bounded", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nrate 50/1s\n}\n}\n}", nil},
+		{"key by header, bounded in another block", site + "route {\n" + dryLimit("b") + dryLimit("a", "key {header.X-Key}") + "}\n}", nil},
+		{"key by header, bounded elsewhere only", site + "handle /x {\n" + dryLimit("b") + "}\nhandle {\n" + dryLimit("a", "key {header.X-Key}") + "}\n}",
+			[]string{"limit a: Its key has"}},
+		{"key by header, bounded for some only", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nmatch method POST\nrate 50/1s\n}\n}\n}",
+			[]string{"limit a: Its key has"}},
+		{"key by user", site + dryLimit("a", "key {http.auth.user.id}") + "}", nil},
+		{"drips by header", site + "rate_limit a {\nsize 5\ndrip_rate {header.X-Rate}\n}\n}",
+			[]string{"limit a: Its drip_rate has {http.request.header.X-Rate}, which clients send as they like: each of its values"}},
+		{"size by header", site + "rate_limit a {\nsize {header.X-Size}\n}\n}",
+			[]string{"limit a: Its size has {http.request.header.X-Size}, which clients send as they like: so they choose"}},
+		{"size by variable", site + "vars size 5\nrate_limit a {\nsize {vars.size}\n}\n}", nil},
+		{"size 1 for all", site + "rate_limit a {\nsize 1\n}\n}",
+			[]string{"limit a: It is for all requests of the site, and its bucket holds a single one"}},
+		{"size 1 for some", site + "rate_limit /login a {\nsize 1\n}\n}", nil},
+		{"size 1 in a handle block", site + "handle /login {\nrate_limit a {\nsize 1\n}\n}\n}", nil},
+		{"address of the proxy", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\n" + site + dryLimit("a", "key {remote_host}") + "}",
+			[]string{"limit a: Its key is the address of the connection, and the server has trusted proxies"}},
+		{"behind a proxy that is not trusted", "http://localhost:8080 {\nbind 127.0.0.1\n" + dryLimit("a") + "}",
+			[]string{"server srv0: It only listens on this host, and has no trusted proxies"}},
+		{"behind a trusted proxy", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\nhttp://localhost:8080 {\nbind 127.0.0.1\n" + dryLimit("a") + "}", nil},
+		{"shared by mistake", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\n}\n}\nhandle /b {\nrate_limit {\nrate 5/1s\n}\n}\n}",
+			[]string{"limit default: Several limits without a name have equal keys and numbers"}},
+		{"not shared", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\n}\n}\n}", nil},
+		{"unreachable", site + "route {\nrespond ok\n" + dryLimit("a") + "}\n}",
+			[]string{"server srv0: No request reaches the limits after the handler static_response."}},
+		{"on_error deny", "{\nrate_limit {\nredis 127.0.0.1:1\non_error deny\n}\n}\n" + site + dryLimit("a") + "}",
+			[]string{"server srv0: With on_error deny, clients get status 503"}},
+		{"on_error deny without redis", "{\nrate_limit {\non_error deny\n}\n}\n" + site + dryLimit("a") + "}", nil},
+		{"open redis", "{\nrate_limit {\nredis redis.example.com:6379\n}\n}\n" + site + dryLimit("a") + "}",
+			[]string{"redis: It is used without a password"}},
+		{"redis with a password", "{\nrate_limit {\nredis redis.example.com:6379 {\npassword secret\n}\n}\n}\n" + site + dryLimit("a") + "}", nil},
+		{"off", site + "rate_limit a {\nsize 1\nfactor 0\nkey {header.X-Key}\n}\n}", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := loadDry(t, tc.config)
+			c := &checker{dryConfig: d}
+			c.check()
+			if !slices.EqualFunc(c.Advice, tc.want, func(a advice, want string) bool {
+				return strings.HasPrefix(a.About+": "+a.Problem, want) && a.Remedy != ""
+			}) {
+				t.Errorf("got %q, want %q", c.Advice, tc.want)
+			}
+		})
+	}
+}
+
+// TestCheckCommand guards what the command prints and its exit status.
+func TestCheckCommand(t *testing.T) {
+	file := configFile(t, "http://:8080 {\n"+dryLimit("a", "key {header.X-Key}")+"}")
+	const want = `limit a: Its key has {http.request.header.X-Key}, which clients send as they
+  like, so they get a fresh bucket whenever they want one. Use a key that they
+  can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by
+  {client_ip} to the block, with a rate that several honest clients share.
+
+1 piece of advice.
+`
+	runCommand(t, "check", "--config", file).want(t, 2, want)
+	r := runCommand(t, "check", "--config", file, "--json")
+	var c checker
+	if err := json.Unmarshal([]byte(r.out), &c); err != nil || r.status != 2 || len(c.Advice) != 1 {
+		t.Errorf("with --json: %v, %+v", err, r)
+	}
+	runCommand(t, "check", "--config", file, "--redis", "--json")
+	runCommand(t, "check", "--config", configFile(t, "http://:8080 {\n"+dryLimit("a")+"}"), "--redis").want(t, 0, ""+
+		"No advice.\nNote: The config has no Redis to ask.\n")
+}
+
+// TestCheckAsksRedis guards the advice on how a real Redis is set up.
+func TestCheckAsksRedis(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"defaults", nil, "No advice.\n"},
+		{"recommended", []string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"}, "No advice.\n"},
+		{"noeviction", []string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "it refuses all writes"},
+		{"random", []string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-random"}, "forgets buckets that are in use"},
+		{"nearly full", []string{"--maxmemory", "500kb", "--maxmemory-policy", "volatile-lru"}, "% of its memory"},
+		{"password", []string{"--requirepass", "secret"}, "Note: Redis was not checked: it wants a password.\n"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := redistest.Start(t, tc.args...)
+			file := configFile(t, "{\n"+redisGlobal(r.Addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}")
+			got := runCommand(t, "check", "--config", file, "--redis")
+			if !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), tc.want) || got.errors != "" {
+				t.Errorf("got %+v, want %q", got, tc.want)
+			}
+		})
+	}
+	gone := redistest.FreeAddr(t)
+	got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+	got.want(t, 0, "No advice.\nNote: Redis was not checked: dial tcp "+gone+": connect: connection refused.\n")
+}
