@@ -39,7 +39,7 @@ func visible(s string) string {
 	return b.String()
 }
 
-// count formats n with commas.
+// count formats n with its digits in groups, on one line.
 func count(n int64) string {
 	digits := strconv.FormatInt(n, 10)
 	first := 0
@@ -47,7 +47,7 @@ func count(n int64) string {
 		first = 1
 	}
 	for i := len(digits) - 3; i > first; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
+		digits = digits[:i] + "\u00a0" + digits[i:]
 	}
 	return digits
 }
@@ -123,14 +123,21 @@ func percentage(f float64) string {
 	return s + sign
 }
 
-// interval formats a duration without the zeros of "1m0s".
+// interval formats a duration as after "per" or "every".
 func interval(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
+	for _, u := range []struct {
+		length time.Duration
+		name   string
+	}{{24 * time.Hour, "day"}, {time.Hour, "hour"}, {time.Minute, "minute"}, {time.Second, "second"}} {
+		if d == u.length {
+			return u.name
+		}
+		if d > u.length && d%u.length == 0 {
+			return plural(int64(d/u.length), u.name)
+		}
 	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
+	if d < time.Second && d%time.Millisecond == 0 {
+		return strconv.FormatInt(d.Milliseconds(), 10) + "\u00a0ms"
 	}
-	return s
+	return d.String()
 }

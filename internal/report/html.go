@@ -20,6 +20,7 @@ var page = template.Must(template.New("page.gohtml").Funcs(template.FuncMap{
 	"count":   count,
 	"share":   share,
 	"visible": visible,
+	"odd":     func(i int) bool { return i%2 == 1 },
 	"percent": func(part, whole int64) float64 { return 100 * fraction(part, whole) },
 }).ParseFS(files, "page.gohtml", "style.css"))
 

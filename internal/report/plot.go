@@ -20,6 +20,7 @@ type plot struct {
 	XName       string
 	Hovers      []hover
 	Rules       []rule
+	Points      []point
 	Legend      []legend
 }
 
@@ -74,6 +75,12 @@ type rule struct {
 	Label  string
 	Anchor string
 	Shift  float64 // of the label, away from the line
+}
+
+// point marks a place on a curve. The label is empty if there is no room for it.
+type point struct {
+	At, Down float64
+	Label    string
 }
 
 const (
@@ -182,7 +189,7 @@ func timePlot(l Limit, id string, most int) *plot {
 	start := times[0].Start
 	p.X = timeTicks(start, time.Duration(len(times))*each)
 	if name, _ := start.Zone(); name != "" {
-		p.XName = "time, " + name
+		p.Title += " (" + name + ")"
 	}
 	return p
 }
@@ -231,14 +238,14 @@ func hourPlot(l Limit, id string) *plot {
 	}
 	panels := []panel{{Title: "Requests", Height: 70}}
 	if worstShare > 0 {
-		panels = append(panels, panel{Title: "Share denied", Height: 90})
+		panels = append(panels, panel{Title: "Share denied", Height: 100})
 	}
 	p := newPlot(id, "By hour of the day", panels...)
 	p.Desc = "None was denied."
 	all, _ := linear(&p.Panels[0], float64(high), true)
 	below := func(float64) float64 { return 0 }
 	if worstShare > 0 {
-		p.Desc = fmt.Sprintf("The largest share was denied from %d to %d o'clock: %s.",
+		p.Desc = fmt.Sprintf("The largest share was denied from %02d:00 to %02d:00: %s.",
 			worst, worst+1, share(l.ByHour[worst].Denied, l.ByHour[worst].Requests))
 		var step float64
 		below, step = linear(&p.Panels[1], 100*min(1, worstShare), false)
@@ -274,7 +281,7 @@ func hourPlot(l Limit, id string) *plot {
 		p.Panels[1].Shapes = []shape{{"denied", shares.String()}}
 	}
 	if l.HourIn != "" {
-		p.XName = "time in " + visible(l.HourIn)
+		p.Title += " (" + visible(l.HourIn) + ")"
 	}
 	return p
 }
@@ -289,10 +296,10 @@ func sizePlot(l Limit, id string) *plot {
 	}
 	highest := max(l.Peaks[len(l.Peaks)-1].Units, l.Size, 1)
 	low, high := math.Log(0.5), math.Log((float64(highest)+.5)*1.15)
-	across := func(units float64) float64 { return (math.Log(max(units, .5)) - low) / (high - low) }
+	across := func(units float64) float64 { return min(1, (math.Log(max(units, .5))-low)/(high-low)) }
 
 	p := newPlot(id, "Which size would deny how many keys",
-		panel{Title: "Keys by the size that they needed", Height: 90},
+		panel{Title: "Keys by the size that they needed", Height: 100},
 		panel{Title: "Share of keys denied at least once, by size", Height: 130})
 	p.XName = "size, in units"
 	p.Desc = fmt.Sprintf("Half of the keys needed at most %s, and the busiest %s.",
@@ -312,7 +319,7 @@ func sizePlot(l Limit, id string) *plot {
 	tall := func(n int64) float64 { // a single key is a little above the axis
 		return keys.Top + keys.Height - keys.Height*(math.Log10(float64(n))+.3)/(decades+.3)
 	}
-	for n, step := int64(1), decadeStep(decades, 3); ; {
+	for n, step := int64(1), decadeStep(decades, 4); ; {
 		keys.Y = append(keys.Y, tick{At: tall(n), Label: short(float64(n))})
 		next := n * step
 		if next/step != n || next > most {
@@ -345,12 +352,12 @@ func sizePlot(l Limit, id string) *plot {
 		if n == 0 {
 			return foot
 		}
-		return curve.Top - (curve.Height-14)*math.Log10(float64(n)/float64(all))/decades
+		return curve.Top - (curve.Height-16)*math.Log10(float64(n)/float64(all))/decades
 	}
 	step := math.Log10(float64(decadeStep(decades, 5)))
 	for d := 0.0; d <= decades; d += step {
 		curve.Y = append(curve.Y, tick{
-			At: curve.Top + (curve.Height-14)*d/decades, Label: percentage(100 * math.Pow(10, -d))})
+			At: curve.Top + (curve.Height-16)*d/decades, Label: percentage(100 * math.Pow(10, -d))})
 	}
 	curve.Y = append(curve.Y, tick{At: foot, Label: "none"})
 	var line strings.Builder
@@ -374,7 +381,27 @@ func sizePlot(l Limit, id string) *plot {
 		}
 		p.Rules = []rule{r}
 	}
+	p.Points = sizePoints(proposals(l), func(of proposal) (float64, float64) {
+		return 100 * across(float64(of.Size)), down(of.Denied)
+	})
 	return p
+}
+
+// sizePoints marks the proposed sizes, with as many labels as do not meet. The
+// current size has its own mark.
+func sizePoints(all []proposal, place func(proposal) (at, down float64)) []point {
+	const room = 8 // for a label, which is right of its point
+	var points []point
+	free := 0.0
+	for _, of := range all {
+		at, down := place(of)
+		k := point{At: at, Down: down}
+		if !of.Current && at >= free && at < 100-room {
+			k.Label, free = short(float64(of.Size)), at+room
+		}
+		points = append(points, k)
+	}
+	return points
 }
 
 // bin counts the keys whose peak is in a range.

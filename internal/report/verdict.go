@@ -67,8 +67,12 @@ func judge(l Limit) verdict {
 	default:
 		v.Label, v.Class = "moderate", "calm"
 	}
-	if n, denied := concentration(l); n > 0 {
-		v.Advice = append(v.Advice, fmt.Sprintf("The %s denied most had %s of all denials.", plural(int64(n), "key"), share(denied, l.Denied)))
+	switch n, denied := concentration(l); n {
+	case 0:
+	case 1:
+		v.Advice = append(v.Advice, fmt.Sprintf("A single key had %s of all denials.", share(denied, l.Denied)))
+	default:
+		v.Advice = append(v.Advice, fmt.Sprintf("The %s that were denied most had %s of all denials.", plural(int64(n), "key"), share(denied, l.Denied)))
 	}
 	if l.Size == 0 || all == 0 {
 		return v
