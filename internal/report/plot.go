@@ -73,6 +73,7 @@ type hover struct {
 type rule struct {
 	At     float64
 	Label  string
+	More   string // of the label, where there is room
 	Anchor string
 	Shift  float64 // of the label, away from the line
 }
@@ -356,8 +357,11 @@ func sizePlot(l Limit, id string) *plot {
 	}
 	step := math.Log10(float64(decadeStep(decades, 5)))
 	for d := 0.0; d <= decades; d += step {
-		curve.Y = append(curve.Y, tick{
-			At: curve.Top + (curve.Height-16)*d/decades, Label: percentage(100 * math.Pow(10, -d))})
+		label := percentage(100 * math.Pow(10, -d))
+		if d > 4 {
+			label = "1 in " + short(math.Pow(10, d))
+		}
+		curve.Y = append(curve.Y, tick{At: curve.Top + (curve.Height-16)*d/decades, Label: label})
 	}
 	curve.Y = append(curve.Y, tick{At: foot, Label: "none"})
 	var line strings.Builder
@@ -375,7 +379,7 @@ func sizePlot(l Limit, id string) *plot {
 	}
 	if l.Size > 0 {
 		r := rule{At: 100 * across(float64(l.Size)), Anchor: "start", Shift: 6,
-			Label: fmt.Sprintf("size %s: %s denied", short(float64(l.Size)), share(above(l.Peaks, l.Size), all))}
+			Label: "size " + short(float64(l.Size)), More: fmt.Sprintf(": %s denied", share(above(l.Peaks, l.Size), all))}
 		if r.At > 50 {
 			r.Anchor, r.Shift = "end", -6
 		}
@@ -390,7 +394,7 @@ func sizePlot(l Limit, id string) *plot {
 // sizePoints marks the proposed sizes, with as many labels as do not meet. The
 // current size has its own mark.
 func sizePoints(all []proposal, place func(proposal) (at, down float64)) []point {
-	const room = 8 // for a label, which is right of its point
+	const room = 5.5 // for a label, which is right of its point
 	var points []point
 	free := 0.0
 	for _, of := range all {
@@ -498,6 +502,10 @@ func timeTicks(start time.Time, length time.Duration) []tick {
 		}
 		k := tick{At: at, Label: t.Format(format), Anchor: "middle"}
 		if d := t.Format(second); d != lastDay {
+			// On a phone there is no room for two next to each other.
+			if n := len(ticks); n > 0 && at-ticks[n-1].At < 20 {
+				ticks[n-1].Second = ""
+			}
 			k.Second, lastDay = d, d
 		}
 		ticks = append(ticks, k)

@@ -116,7 +116,7 @@ type measured struct {
 // measure is a page that shows another in frames as wide as screens, and measures
 // them. The page itself allows no script, but has no say in the one around it.
 const measure = `<!DOCTYPE html><title>measure</title>
-<div id="frames">%s</div><pre id="measured"></pre>
+<div id="screens">%s</div><pre id="measured"></pre>
 <script>
 function measureFrame(f) {
 	const w = f.contentWindow, d = f.contentDocument, m = {
@@ -152,7 +152,7 @@ function measureFrame(f) {
 	}
 	return m;
 }
-onload = () => { measured.textContent = JSON.stringify([...frames.children].map(measureFrame)); };
+onload = () => { measured.textContent = JSON.stringify([...screens.children].map(measureFrame)); };
 </script>`
 
 // widths are those of a phone, a tablet and a desk's screen.
