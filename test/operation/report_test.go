@@ -314,7 +314,7 @@ func TestReportPicture(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	img := screenshot(t, path, 1100, 2280, "--blink-settings=preferredColorScheme=1")
+	img := screenshot(t, path, 1100, 1955, "--blink-settings=preferredColorScheme=1")
 	var b bytes.Buffer
 	encoder := png.Encoder{CompressionLevel: png.BestCompression}
 	if err := encoder.Encode(&b, img); err != nil {
