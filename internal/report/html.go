@@ -153,7 +153,7 @@ func changes(before, after Config) []change {
 		return m
 	}
 	was, is := index(before), index(after)
-	var all []change
+	all := make([]change, 0, len(before.Limits))
 	for i := range before.Limits {
 		l := &before.Limits[i]
 		ch := change{Path: l.Path, Before: l, After: is[l.Path], Difference: "removed"}

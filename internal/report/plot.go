@@ -201,7 +201,7 @@ func merge(times []Slot, each time.Duration, most int) ([]Slot, time.Duration) {
 	if n <= 1 {
 		return times, each
 	}
-	var joined []Slot
+	joined := make([]Slot, 0, most)
 	for part := range slices.Chunk(times, n) {
 		s := Slot{Start: part[0].Start}
 		for _, p := range part {
@@ -395,7 +395,7 @@ func sizePlot(l Limit, id string) *plot {
 // current size has its own mark.
 func sizePoints(all []proposal, place func(proposal) (at, down float64)) []point {
 	const room = 5.5 // for a label, which is right of its point
-	var points []point
+	points := make([]point, 0, len(all))
 	free := 0.0
 	for _, of := range all {
 		at, down := place(of)

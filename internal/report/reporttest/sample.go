@@ -18,7 +18,7 @@ import (
 // addresses and names reserved for documentation.
 func Sample() *report.Report {
 	start := time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
-	d := day{start: start, random: rand.New(rand.NewPCG(1, 2))}
+	d := day{start: start, random: rand.New(rand.NewPCG(1, 2))} //nolint:gosec // it invents, and must be the same each time
 	site := d.replay("example.com/site", 60, time.Second, d.readers())
 	api := d.replay("example.com/api", 40, 500*time.Millisecond, d.programs())
 	login := d.replay("example.com/login", 5, time.Minute, d.logins())
@@ -71,7 +71,7 @@ func (d *day) hour() time.Duration {
 
 // burst returns requests for paths one after the other.
 func (d *day) burst(key string, from time.Duration, n int, every time.Duration, paths ...string) []request {
-	var all []request
+	all := make([]request, 0, n)
 	for i := range n {
 		from += time.Duration(d.random.ExpFloat64() * float64(every))
 		if from >= 24*time.Hour {
@@ -111,8 +111,8 @@ func (d *day) programs() []request {
 			all = append(all, d.burst(key, d.hour(), d.size(8, .9), 60*time.Millisecond, "/api/items", "/api/orders", "/api/search")...)
 		}
 	}
-	for i, hours := range []time.Duration{9, 13, 17} {
-		all = append(all, d.burst(fmt.Sprintf("customer-9%02d", i), hours*time.Hour, 9000-i*2600, 180*time.Millisecond, "/api/search", "/api/search", "/api/export")...)
+	for i, hours := range []int{9, 13, 17} {
+		all = append(all, d.burst(fmt.Sprintf("customer-9%02d", i), time.Duration(hours)*time.Hour, 9000-i*2600, 180*time.Millisecond, "/api/search", "/api/search", "/api/export")...)
 	}
 	return all
 }
