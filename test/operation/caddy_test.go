@@ -1,0 +1,110 @@
+package operation
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// node is a Caddy process.
+type node struct {
+	t       testing.TB
+	site    string // address of its site
+	metrics string // address of its `metrics` directive, if it has one
+	admin   string // address of its admin API
+}
+
+// startNode runs a Caddy until the test ends and returns when it serves. caddyfile
+// returns its configuration.
+func startNode(t testing.TB, caddyfile func(*node) string) *node {
+	t.Helper()
+	for attempt := 1; ; attempt++ {
+		n := &node{t: t, site: redistest.FreeAddr(t), metrics: redistest.FreeAddr(t), admin: redistest.FreeAddr(t)}
+		err := n.launch(caddyfile(n))
+		if err == nil {
+			return n
+		}
+		// Another process may have taken a port meanwhile.
+		if attempt == 5 || !strings.Contains(err.Error(), "address already in use") {
+			t.Fatal(err)
+		}
+	}
+}
+
+// launch runs the process, and returns when it serves.
+func (n *node) launch(caddyfile string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	dir := n.t.TempDir()
+	config := write(n.t, "Caddyfile", caddyfile)
+	output := new(bytes.Buffer)
+	cmd := exec.Command(self, "run", "--config", config)
+	cmd.Env = append(os.Environ(), asCaddy+"=1", "REDIS_PASSWORD="+redisPassword, "CADDY_ADMIN="+n.admin,
+		"HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	cmd.Stdout, cmd.Stderr = output, output
+	exited, err := redistest.Run(cmd)
+	if err != nil {
+		return err
+	}
+	n.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-exited
+	})
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		select {
+		case <-exited:
+			return fmt.Errorf("caddy exited: %v\n%s", cmd.ProcessState, output)
+		default:
+		}
+		conn, err := net.Dial("tcp", n.site)
+		if err == nil {
+			return conn.Close()
+		}
+		if time.Now().After(deadline) {
+			return errors.New("caddy does not serve")
+		}
+	}
+}
+
+// get sends a request to the site with header fields, each a name and a value, and
+// returns the status of the response.
+func (n *node) get(path string, fields ...string) int {
+	n.t.Helper()
+	status, _ := fetch(n.t, "http://"+n.site+path, fields...)
+	return status
+}
+
+// fetch sends a request with header fields, each a name and a value, and returns
+// the response's status and body.
+func fetch(t testing.TB, url string, fields ...string) (status int, body string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(fields); i += 2 {
+		req.Header.Set(fields[i], fields[i+1])
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, string(text)
+}
