@@ -45,6 +45,13 @@ type App struct {
 	// for it.
 	OnError string `json:"on_error,omitempty"`
 
+	// Whether to report metrics to Prometheus, by Caddy's own endpoint of the
+	// admin API and by its `metrics` handler: `on` (default) or `off`. The names of
+	// all begin with `caddy_rate_limit_`. Their labels have names and numbers of
+	// limits, and addresses of Redis servers, never anything of a request. Caddy's
+	// global option `metrics` is not needed; it adds those of its HTTP servers.
+	Metrics string `json:"metrics,omitempty"`
+
 	storeKeys   []any // keys in the pool of the stores that the app uses
 	store       limiter.Store
 	memory      *limiter.Memory
@@ -55,6 +62,9 @@ type App struct {
 	definitions *definitions
 	handlers    []*Handler // of the config, in the order in which they were provisioned
 	logger      *zap.Logger
+
+	reportMetrics  bool
+	reportedLimits map[string]reportedLimit // by path; set when the app starts
 }
 
 // Memory configures the buckets in this process.
@@ -97,6 +107,14 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
+	if a.reportMetrics, err = newConstant("metrics", cmp.Or(a.Metrics, metricsOn), parseMetrics); err != nil {
+		return err
+	}
+	if a.reportMetrics {
+		if err := registerMetrics(ctx.GetMetricsRegistry()); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+	}
 	a.maxKeys = limiter.DefaultMaxKeys
 	if a.Memory != nil && a.Memory.MaxKeys != "" {
 		if a.maxKeys, err = newNumber("max_keys", string(a.Memory.MaxKeys), parseMaxKeys); err != nil {
@@ -133,6 +151,7 @@ func (a *App) Cleanup() error {
 
 // Start applies the app's settings and starts connecting to Redis.
 func (a *App) Start() error {
+	a.setReportedLimits()
 	a.activate()
 	if a.redis != nil {
 		a.redis.connect()

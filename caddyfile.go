@@ -203,6 +203,7 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 //			max_keys <n>
 //		}
 //		on_error fallback | allow | deny
+//		metrics  on | off
 //	}
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
@@ -232,8 +233,12 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 			if app.OnError, err = parseArgument(d); err == nil {
 				err = parseEnd(d, option)
 			}
+		case "metrics":
+			if app.Metrics, err = parseArgument(d); err == nil {
+				err = parseEnd(d, option)
+			}
 		default:
-			return nil, d.Errf("%s: got an unknown option, want one of redis, memory, on_error", quoteWord(withoutPassword(option)))
+			return nil, d.Errf("%s: got an unknown option, want one of redis, memory, on_error, metrics", quoteWord(withoutPassword(option)))
 		}
 		if err != nil {
 			return nil, err

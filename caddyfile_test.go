@@ -621,8 +621,8 @@ func TestGlobalOptionErrors(t *testing.T) {
 		`key_prefix, key_secret, timeout, pool_size`
 	const wantCertificate = `want the files of a certificate and its key, or the name of one to automate`
 	tests := []struct{ block, want string }{
-		{`storage x`, `storage: got an unknown option, want one of redis, memory, on_error, at Caddyfile:3`},
-		{`size 10`, `size: got an unknown option, want one of redis, memory, on_error, at Caddyfile:3`},
+		{`storage x`, `storage: got an unknown option, want one of redis, memory, on_error, metrics, at Caddyfile:3`},
+		{`size 10`, `size: got an unknown option, want one of redis, memory, on_error, metrics, at Caddyfile:3`},
 		{`redis`, `redis: got no address, want redis <address>..., such as localhost:6379, at Caddyfile:3`},
 		{
 			`redis {; db 1; }`,

@@ -235,7 +235,9 @@ func (h *Handler) askStore(eval *evaluation, res *result) error {
 		NoFallback: h.onError != onErrorFallback,
 	}, eval.decisions)
 	if h.timeout > 0 {
-		res.waited += time.Since(start)
+		waited := time.Since(start)
+		res.waited += waited
+		observeRedisWait(waited, eval.decisions)
 	}
 	return err
 }

@@ -1,0 +1,367 @@
+package ratelimit
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Whether to report metrics.
+const (
+	metricsOn  = "on"
+	metricsOff = "off"
+)
+
+// parseMetrics parses the metrics option.
+func parseMetrics(text string) (on bool, want string) {
+	switch text {
+	case metricsOn, metricsOff:
+		return text == metricsOn, ""
+	}
+	return false, "on or off"
+}
+
+// registerMetrics registers the metrics of this process in the registry of a
+// config, unless they are registered already.
+//
+// The app does so, and so does a module of the admin endpoint: Caddy replaces that
+// endpoint before it provisions apps, and does not go back if one of them fails, so
+// that what only apps register would be missing until the next config is loaded.
+// Therefore the metrics are those of the process, whichever config they are
+// registered by. A config with metrics off is respected when they are collected.
+func registerMetrics(registry *prometheus.Registry) error {
+	if registry == nil {
+		return nil // a context that Caddy did not make has none
+	}
+	err := registry.Register(metrics{})
+	var registered prometheus.AlreadyRegisteredError
+	if errors.As(err, &registered) && registered.ExistingCollector == (metrics{}) {
+		return nil
+	}
+	return err
+}
+
+// newDesc returns the description of a metric.
+func newDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(metricsPrefix+name, help, labels, nil)
+}
+
+// metricsPrefix is how the names of all metrics begin.
+const metricsPrefix = "caddy_rate_limit_"
+
+// The metrics, other than redisWait. Labels only have values from the config, never
+// of requests: their number must not depend on what clients send.
+var (
+	decisionsDesc = newDesc("decisions_total",
+		"Decisions of a limit on requests, by result (admitted, denied, or spared: it had room, but another limit denied) "+
+			"and by what decided (redis, memory, remembered, fallback).", "limit", "result", "by")
+	checkedDesc = newDesc("checked_requests_total",
+		"Requests that met a limit, once for each handler, by result "+
+			"(admitted, denied, undecided: on_error applied, refused: a value or matcher failed, early_data).", "result")
+	nearDesc = newDesc("near_limit_total",
+		"Requests that a limit admitted and that left its bucket at least 80 percent full.", "limit")
+	unitsDesc = newDesc("units_total",
+		"Units charged to the buckets of a limit.", "limit")
+	infoDesc = newDesc("limit_info",
+		"A limit of the config, with its effective numbers. The value is always 1.",
+		"limit", "algorithm", "size", "drip_rate", "drip_size")
+
+	bucketsDesc = newDesc("memory_buckets",
+		"Buckets of a limit in this process.", "limit")
+	bucketsMaxDesc = newDesc("memory_buckets_max",
+		"Maximum number of buckets of a limit in this process.", "limit")
+	sharedDesc = newDesc("memory_shared_decisions_total",
+		"Decisions on a bucket that keys share because the limit is full in this process.", "limit")
+	forgottenDesc = newDesc("memory_forgotten_total",
+		"Buckets that were forgotten while they held something, because the limit is full in this process.", "limit")
+
+	redisUpDesc = newDesc("redis_up",
+		"Whether requests are sent to a Redis server (1) or its circuit breaker is open (0).", "server")
+	redisCallsDesc = newDesc("redis_calls_total",
+		"Calls of the script on a Redis server.", "server")
+	redisRequestsDesc = newDesc("redis_called_requests_total",
+		"Requests in the calls to a Redis server. Divided by the calls, the size of a batch.", "server")
+	redisFailuresDesc = newDesc("redis_failures_total",
+		"Failures on a Redis server, by reason.", "server", "reason")
+	redisConnectionsDesc = newDesc("redis_connections",
+		"Connections to a Redis server, by state (idle, in_use, connecting).", "server", "state")
+
+	metricDescs = []*prometheus.Desc{
+		decisionsDesc, checkedDesc, nearDesc, unitsDesc, infoDesc,
+		bucketsDesc, bucketsMaxDesc, sharedDesc, forgottenDesc,
+		redisUpDesc, redisCallsDesc, redisRequestsDesc, redisFailuresDesc, redisConnectionsDesc,
+	}
+)
+
+// redisWait is how long requests waited for Redis. All limits of a handler are
+// decided at once, so it has no label.
+var redisWait = prometheus.NewHistogram(prometheus.HistogramOpts{
+	Name: metricsPrefix + "redis_wait_seconds",
+	Help: "Time that requests waited for decisions of Redis, or for its failure. Remembered denials do not wait.",
+	Buckets: []float64{
+		.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1,
+	},
+	NativeHistogramBucketFactor:     1.1,
+	NativeHistogramMaxBucketNumber:  100,
+	NativeHistogramMinResetDuration: time.Hour,
+})
+
+// observeRedisWait records how long a request waited for decisions, unless it did
+// not: denials that this process remembers never ask Redis.
+func observeRedisWait(waited time.Duration, decisions []limiter.Decision) {
+	if len(decisions) > 0 && remembered(decisions) {
+		return
+	}
+	redisWait.Observe(waited.Seconds())
+}
+
+// remembered reports whether no decision was made for the request.
+func remembered(decisions []limiter.Decision) bool {
+	for i := range decisions {
+		if decisions[i].By != limiter.DecidedByCache {
+			return false
+		}
+	}
+	return true
+}
+
+// metrics is the collector of all metrics of this process. It has no state, so that
+// all registries have the same one.
+type metrics struct{}
+
+// Describe implements prometheus.Collector.
+func (metrics) Describe(descs chan<- *prometheus.Desc) {
+	for _, desc := range metricDescs {
+		descs <- desc
+	}
+	redisWait.Describe(descs)
+}
+
+// Collect implements prometheus.Collector. It reports the limits and servers of the
+// configs in use: there are two while one replaces the other.
+func (metrics) Collect(collected chan<- prometheus.Metric) {
+	running.Lock()
+	apps := slices.Clone(running.apps)
+	running.Unlock()
+	if len(apps) == 0 || !apps[len(apps)-1].reportMetrics {
+		return
+	}
+	out := metricsWriter(collected)
+	out.limits(apps)
+	if out.servers(apps) {
+		redisWait.Collect(collected)
+	}
+}
+
+// metricsWriter writes metrics while they are collected.
+type metricsWriter chan<- prometheus.Metric
+
+// counter writes the value of a counter.
+func (out metricsWriter) counter(desc *prometheus.Desc, n uint64, labels ...string) {
+	out.write(desc, prometheus.CounterValue, float64(n), labels)
+}
+
+// gauge writes the value of a gauge.
+func (out metricsWriter) gauge(desc *prometheus.Desc, n int, labels ...string) {
+	out.write(desc, prometheus.GaugeValue, float64(n), labels)
+}
+
+// write writes a value. An invalid one would fail the scrape of all of Caddy's
+// metrics, so it is left out.
+func (out metricsWriter) write(desc *prometheus.Desc, kind prometheus.ValueType, v float64, labels []string) {
+	for i := range labels {
+		labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD") // such as the path of a socket
+	}
+	if m, err := prometheus.NewConstMetric(desc, kind, v, labels...); err == nil {
+		out <- m
+	}
+}
+
+// The names of results in labels.
+var (
+	countedNames = [...]string{"admitted", "denied", "spared"}
+	countedOf    = [len(countedNames)][]counted{{countedAdmitted, countedNear}, {countedDenied}, {countedSpared}}
+	checkedNames = [checkedKinds]string{"admitted", "denied", "undecided", "refused", "early_data"}
+)
+
+// limits writes the metrics of limits, by path.
+func (out metricsWriter) limits(apps []*App) {
+	usages := usagesByPath(limitUsages(apps[len(apps)-1].memory))
+	limits := make(map[string]reportedLimit)
+	mayDecide := [deciders]bool{}
+	for _, app := range apps { // the newest one's numbers win
+		for path, l := range app.reportedLimits {
+			limits[path] = l
+		}
+		for by := range mayDecide {
+			mayDecide[by] = mayDecide[by] || (app.redis != nil) != (limiter.Decider(by) == limiter.DecidedByMemory)
+		}
+	}
+	for path, l := range limits {
+		totals := l.counters.totals()
+		for result, kinds := range countedOf {
+			for by, may := range mayDecide {
+				var n uint64
+				for _, kind := range kinds {
+					n += totals.decisions[kind][by]
+				}
+				if n > 0 || may { // from 0 on, so that the first increase is seen
+					out.counter(decisionsDesc, n, path, countedNames[result], limiter.Decider(by).String())
+				}
+			}
+		}
+		out.counter(nearDesc, totals.of(countedNear), path)
+		out.counter(unitsDesc, totals.units, path)
+		out.gauge(infoDesc, 1, path, "leaky_bucket", l.size, l.rate, l.drip)
+
+		usage, used := usages[path]
+		out.gauge(bucketsDesc, usage.Buckets, path)
+		if used {
+			out.gauge(bucketsMaxDesc, usage.MaxKeys, path)
+		}
+		out.counter(sharedDesc, usage.Shared, path)
+		out.counter(forgottenDesc, usage.Forgotten, path)
+	}
+	for result, name := range checkedNames {
+		out.counter(checkedDesc, checkedTotal(checked(result)), name)
+	}
+}
+
+// usagesByPath returns the usage of the limits of each path together. Names may have
+// a suffix, see key.nameSuffix.
+func usagesByPath(usages []limiter.LimitUsage) map[string]limiter.LimitUsage {
+	byPath := make(map[string]limiter.LimitUsage, len(usages))
+	for _, u := range usages {
+		path, _, _ := strings.Cut(u.Name, "@")
+		sum := byPath[path]
+		sum.Buckets += u.Buckets
+		sum.MaxKeys += u.MaxKeys
+		sum.Forgotten += u.Forgotten
+		sum.Shared += u.Shared
+		byPath[path] = sum
+	}
+	return byPath
+}
+
+// reportedLimit is what metrics say of the limits of one path: their counters, and
+// their numbers as text.
+type reportedLimit struct {
+	counters         *counters
+	size, rate, drip string
+}
+
+// Numbers of limits that are none.
+const (
+	dynamicNumber = "dynamic" // depends on the request
+	mixedNumber   = "mixed"   // limits without a name disagree
+)
+
+// setReportedLimits sets reportedLimits, once all handlers are provisioned.
+func (a *App) setReportedLimits() {
+	a.reportedLimits = make(map[string]reportedLimit)
+	var add func([]*Limit)
+	add = func(limits []*Limit) {
+		for _, l := range limits {
+			for _, b := range l.buckets {
+				a.reportedLimits[b.path] = b.reported().merge(a.reportedLimits[b.path])
+			}
+			add(l.Limits)
+		}
+	}
+	for _, h := range a.handlers {
+		add(h.Limits)
+	}
+}
+
+// reported returns what metrics say of b.
+func (b *bucket) reported() reportedLimit {
+	l := reportedLimit{b.policy.counters, dynamicNumber, dynamicNumber, dynamicNumber}
+	if !b.sizeIsDynamic() {
+		size, _, _ := b.effectiveSize(nil) // validated before; 0 if the bucket is off
+		l.size = strconv.FormatInt(size, 10)
+	}
+	if !b.rate.isDynamic() {
+		l.rate = b.rate.constant.String()
+	}
+	if !b.drip.isDynamic() {
+		l.drip = strconv.FormatInt(b.drip.constant, 10)
+	}
+	return l
+}
+
+// merge returns what metrics say of l and another limit of the path, if there is
+// one.
+func (l reportedLimit) merge(other reportedLimit) reportedLimit {
+	if other.counters == nil {
+		return l
+	}
+	merge := func(number, other string) string {
+		if number == other {
+			return number
+		}
+		return mixedNumber
+	}
+	return reportedLimit{l.counters, merge(l.size, other.size), merge(l.rate, other.rate), merge(l.drip, other.drip)}
+}
+
+// serverStats returns the state of the servers of a store. Tests replace it.
+var serverStats = (*limiter.Redis).Stats
+
+// servers writes the metrics of the Redis servers of the apps, and reports whether
+// there are any. Two apps may use different stores of one server: what happened is
+// added up, and the newest store says whether the server is up.
+func (out metricsWriter) servers(apps []*App) (any bool) {
+	stores := make(map[*sharedRedis]bool)
+	servers := make(map[string]limiter.ServerStats)
+	for _, app := range apps {
+		if app.redis == nil || stores[app.redis] {
+			continue
+		}
+		stores[app.redis] = true
+		for _, s := range serverStats(app.redis.Redis) {
+			servers[s.Address] = addStats(s, servers[s.Address])
+		}
+	}
+	for _, s := range servers {
+		up := 0
+		if s.Up {
+			up = 1
+		}
+		out.gauge(redisUpDesc, up, s.Address)
+		out.counter(redisCallsDesc, s.Calls, s.Address)
+		out.counter(redisRequestsDesc, s.Requests, s.Address)
+		for reason, n := range s.Failures {
+			out.counter(redisFailuresDesc, n, s.Address, reason)
+		}
+		out.gauge(redisConnectionsDesc, s.Idle, s.Address, "idle")
+		out.gauge(redisConnectionsDesc, s.InUse, s.Address, "in_use")
+		out.gauge(redisConnectionsDesc, s.Connecting, s.Address, "connecting")
+	}
+	return len(stores) > 0
+}
+
+// addStats returns s with what happened on the same server by an older store.
+func addStats(s, older limiter.ServerStats) limiter.ServerStats {
+	s.Idle += older.Idle
+	s.InUse += older.InUse
+	s.Connecting += older.Connecting
+	s.Calls += older.Calls
+	s.Requests += older.Requests
+	if len(older.Failures) > 0 {
+		s.Failures = maps.Clone(s.Failures)
+		if s.Failures == nil {
+			s.Failures = make(map[string]uint64)
+		}
+		for reason, n := range older.Failures {
+			s.Failures[reason] += n
+		}
+	}
+	return s
+}
