@@ -116,13 +116,9 @@ func TestComposeFile(t *testing.T) {
 // whatever address a client claims to have.
 func TestComposedSite(t *testing.T) {
 	c := readCompose(t)
-	command := strings.ReplaceAll(c.Services["redis"].Command, "${REDIS_PASSWORD:?set it to a random text}", redisPassword)
-	command = strings.ReplaceAll(command, redisPassword, "PASSWORD")
-	var args []string
-	for _, arg := range strings.Fields(command)[1:] {
-		args = append(args, strings.Trim(strings.ReplaceAll(arg, "PASSWORD", redisPassword), `"`))
-	}
-	redis := redistest.Start(t, args...)
+	command := replace(t, c.Services["redis"].Command, "${REDIS_PASSWORD:?set it to a random text}", "PASSWORD")
+	args := expand(strings.Fields(command)[1:], "PASSWORD", redisPassword)
+	redis := redistest.Start(t, expand(args, `"`, "")...)
 
 	nodes := make([]*node, c.Services["caddy"].Deploy.Replicas)
 	var sites []string

@@ -127,12 +127,12 @@ func TestMonitoring(t *testing.T) {
 	redis.Kill()
 	lost := time.Now()
 	redistest.WaitFor(t, patience, func() error {
+		if n := len(p.firing()["RateLimitRedisLost"]); n != len(nodes) {
+			return fmt.Errorf("%d alerts that Redis is lost, want one for each of %d nodes", n, len(nodes))
+		}
 		return firing("RateLimitMemoryFull", "RateLimitNearLimit", "RateLimitRedisLost", "RateLimitUndecided")
 	})
 	t.Logf("alerts fire %v after Redis was killed", time.Since(lost).Round(100*time.Millisecond))
-	if n := len(p.firing()["RateLimitRedisLost"]); n != len(nodes) {
-		t.Errorf("%d alerts that Redis is lost, want one for each of %d nodes", n, len(nodes))
-	}
 
 	redis.Restart(t)
 	redistest.WaitFor(t, patience, func() error {
