@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -84,6 +85,26 @@ func (n *node) get(path string, fields ...string) int {
 	n.t.Helper()
 	status, _ := fetch(n.t, "http://"+n.site+path, fields...)
 	return status
+}
+
+// redisDecided matches, in the metrics of a node, that Redis has decided on a request
+// at the limit "site".
+var redisDecided = regexp.MustCompile(
+	`caddy_rate_limit_decisions_total\{by="redis",limit="site",result="admitted"\} [1-9]`)
+
+// waitForRedis sends requests of several clients until Redis decides on them. Before
+// that each node limits on its own.
+func (n *node) waitForRedis() {
+	n.t.Helper()
+	redistest.WaitFor(n.t, patience, func() error {
+		for i := range 10 { // some for each server of a cluster
+			n.get("/", "X-Forwarded-For", fmt.Sprint("192.0.2.", i))
+		}
+		if _, scraped := fetch(n.t, "http://"+n.metrics+"/metrics"); !redisDecided.MatchString(scraped) {
+			return errors.New("Redis does not decide")
+		}
+		return nil
+	})
 }
 
 // fetch sends a request with header fields, each a name and a value, and returns

@@ -42,25 +42,28 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// program returns the path of a program that is installed, or that `make
-// test-operation` has put into the checkout. Without it the test is skipped; with
-// the environment variable CI set it fails, because a skipped test would count as
-// passed there.
-func program(t testing.TB, name string) string {
+// program returns the path of the first of some programs that is installed, or that
+// `make test-operation` has put into the checkout. Without any the test is skipped;
+// with the environment variable CI set it fails, because a skipped test would count
+// as passed there.
+func program(t testing.TB, names ...string) string {
 	t.Helper()
-	path, err := exec.LookPath(name)
-	if err == nil {
-		return path
-	}
-	if own, err := filepath.Abs(filepath.Join(root, ".programs/usr/bin", name)); err == nil {
+	for _, name := range names {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+		own, err := filepath.Abs(filepath.Join(root, ".programs/usr/bin", name))
+		if err != nil {
+			t.Fatal(err)
+		}
 		if _, err := os.Stat(own); err == nil {
 			return own
 		}
 	}
 	if os.Getenv("CI") != "" {
-		t.Fatalf("CI must not go without this test: %v", err)
+		t.Fatalf("none of %q is installed, and CI must not go without this test", names)
 	}
-	t.Skip(err)
+	t.Skipf("none of %q is installed", names)
 	return ""
 }
 

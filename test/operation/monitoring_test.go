@@ -33,6 +33,7 @@ const monitored = `{
 	rate_limit {
 		redis %s {
 			password {env.REDIS_PASSWORD}
+			timeout 1s
 		}
 	}
 }
@@ -85,6 +86,7 @@ func TestMonitoring(t *testing.T) {
 			return fmt.Sprintf(monitored, n.admin, redis.Addr, n.site, n.metrics)
 		})
 		targets = append(targets, nodes[i].metrics)
+		nodes[i].waitForRedis()
 	}
 	p := startPrometheus(t, prometheusConfig(t, targets))
 	began := time.Now()
@@ -111,18 +113,6 @@ func TestMonitoring(t *testing.T) {
 		}
 	}
 
-	// Both ways to scrape have the same metrics, and promtool finds nothing wrong.
-	_, scraped := fetch(t, "http://"+nodes[0].metrics+"/metrics")
-	_, admin := fetch(t, "http://"+nodes[0].admin+"/metrics")
-	if got, want := families(admin), families(scraped); !slices.Equal(got, want) || len(got) < 10 {
-		t.Errorf("the admin API has metrics %q, the directive %q", got, want)
-	}
-	check := exec.Command(promtool, "check", "metrics")
-	check.Stdin = strings.NewReader(scraped)
-	if output, err := check.CombinedOutput(); err != nil {
-		t.Errorf("%s: %v\n%s", check, err, output)
-	}
-
 	// Without Redis.
 	redis.Kill()
 	lost := time.Now()
@@ -145,6 +135,18 @@ func TestMonitoring(t *testing.T) {
 		return nil
 	})
 	stop()
+
+	// Both ways to scrape have the same metrics, and promtool finds nothing wrong.
+	_, scraped := fetch(t, "http://"+nodes[0].metrics+"/metrics")
+	_, admin := fetch(t, "http://"+nodes[0].admin+"/metrics")
+	if got, want := families(admin), families(scraped); !slices.Equal(got, want) || len(got) < 10 {
+		t.Errorf("the admin API has metrics %q, the directive %q", got, want)
+	}
+	check := exec.Command(promtool, "check", "metrics")
+	check.Stdin = strings.NewReader(scraped)
+	if output, err := check.CombinedOutput(); err != nil {
+		t.Errorf("%s: %v\n%s", check, err, output)
+	}
 
 	t.Run("dashboard", func(t *testing.T) { askAll(t, p, readDashboard(t), families(scraped), began) })
 	t.Run("alerts", func(t *testing.T) {
