@@ -48,12 +48,9 @@ func (n *node) launch(caddyfile string) error {
 	if err != nil {
 		return err
 	}
-	dir := n.t.TempDir()
-	config := write(n.t, "Caddyfile", caddyfile)
 	output := new(bytes.Buffer)
-	cmd := exec.Command(self, "run", "--config", config)
-	cmd.Env = append(os.Environ(), asCaddy+"=1", "REDIS_PASSWORD="+redisPassword, "CADDY_ADMIN="+n.admin,
-		"HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	cmd := exec.Command(self, "run", "--config", write(n.t, "Caddyfile", caddyfile))
+	cmd.Env = append(caddyEnv(n.t), "CADDY_ADMIN="+n.admin)
 	cmd.Stdout, cmd.Stderr = output, output
 	exited, err := redistest.Run(cmd)
 	if err != nil {
@@ -76,6 +73,29 @@ func (n *node) launch(caddyfile string) error {
 		if time.Now().After(deadline) {
 			return errors.New("caddy does not serve")
 		}
+	}
+}
+
+// caddyEnv returns the environment in which the test binary is a Caddy.
+func caddyEnv(t testing.TB) []string {
+	t.Helper()
+	dir := t.TempDir()
+	return append(os.Environ(), asCaddy+"=1", "REDIS_PASSWORD="+redisPassword,
+		"HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+}
+
+// validate makes a Caddy adapt and provision a Caddyfile, and fails the test if it
+// rejects it.
+func validate(t testing.TB, caddyfile string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "validate", "--config", write(t, "Caddyfile", caddyfile))
+	cmd.Env = caddyEnv(t)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s\n%s", err, output, caddyfile)
 	}
 }
 

@@ -111,6 +111,72 @@ func TestComposeFile(t *testing.T) {
 	}
 }
 
+// TestMonitoringFiles guards what no Grafana and no DNS check here: the files of
+// Prometheus and Grafana fit those of Docker, so that the one finds the other.
+func TestMonitoringFiles(t *testing.T) {
+	c := readCompose(t)
+	var config struct {
+		Global struct {
+			Interval string `yaml:"scrape_interval"`
+		}
+		Jobs []struct {
+			DNS []struct {
+				Names []string
+				Port  int
+			} `yaml:"dns_sd_configs"`
+		} `yaml:"scrape_configs"`
+	}
+	var sources struct {
+		Datasources []struct {
+			Type, URL string
+			JSONData  struct {
+				TimeInterval string `yaml:"timeInterval"`
+			} `yaml:"jsonData"`
+		}
+	}
+	var dashboards struct {
+		Providers []struct {
+			Type    string
+			Options struct{ Path string }
+		}
+	}
+	for path, v := range map[string]any{
+		"prometheus/prometheus.yml":                       &config,
+		"grafana/provisioning/datasources/prometheus.yml": &sources,
+		"grafana/provisioning/dashboards/rate-limit.yml":  &dashboards,
+	} {
+		if err := yaml.Unmarshal([]byte(read(t, deploy, path)), v); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+	}
+	scraped := config.Jobs[0].DNS[0]
+	if _, ok := c.Services[scraped.Names[0]]; !ok {
+		t.Errorf("Prometheus scrapes %q, which is no service", scraped.Names)
+	}
+	if site := fmt.Sprintf("http://:%d {\n\tmetrics /metrics\n", scraped.Port); !strings.Contains(read(t, deploy, "docker/Caddyfile"), site) {
+		t.Errorf("Prometheus scrapes port %d, where no metrics are", scraped.Port)
+	}
+	source := sources.Datasources[0]
+	if source.Type != "prometheus" || source.URL != "http://prometheus:9090" || c.Services["prometheus"].Image == "" {
+		t.Errorf("Grafana reads %+v", source)
+	}
+	if got, want := source.JSONData.TimeInterval, config.Global.Interval; got != want {
+		t.Errorf("Grafana expects a scrape each %s, and Prometheus does one each %s", got, want)
+	}
+	provider := dashboards.Providers[0]
+	mount := "../grafana/dashboard.json:" + provider.Options.Path + "/rate-limit.json:ro"
+	if provider.Type != "file" || !slices.Contains(c.Services["grafana"].Volumes, mount) {
+		t.Errorf("Grafana reads %+v, and has %q", provider, c.Services["grafana"].Volumes)
+	}
+}
+
+// TestDeployedCaddyfiles guards that Caddy accepts the Caddyfiles as they are.
+func TestDeployedCaddyfiles(t *testing.T) {
+	validate(t, read(t, deploy, "docker/Caddyfile"))
+	validate(t, read(t, deploy, "docker/balancer.Caddyfile"))
+	validate(t, readManifests(t, "caddy.yaml")["ConfigMap/caddy"].Data["Caddyfile"])
+}
+
 // TestComposedSite guards the Caddyfiles and the Redis of compose.yml: three nodes
 // that share one limit for each client, whatever node the load balancer chooses and
 // whatever address a client claims to have.
