@@ -115,6 +115,11 @@ func TestHeldUnits(t *testing.T) {
 			if got[0] != want {
 				t.Fatalf("%+v: %d of %d: decided %+v, want %+v with %+v", b.Limit, what, b.Cost, got[0], want, model)
 			}
+			level := model.state
+			level.clear -= v.now
+			if got, want := peek(t, v.Redis, b), b.inspected(level, model.held); got != want {
+				t.Fatalf("%+v: %d of %d: peeked at %+v, want %+v", b.Limit, what, b.Cost, got, want)
+			}
 			if !model.room(b.Limit, v.now, 0) {
 				t.Fatalf("%+v: holds more than there is room for: %+v", b.Limit, model)
 			}

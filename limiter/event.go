@@ -35,27 +35,21 @@ type EventKind uint8
 const (
 	// EventDown: the server has failed several times in a row. Its breaker is
 	// open: no requests are sent to it except for occasional probes.
-	EventDown EventKind = iota
+	EventDown = EventKind(redisscript.EventDown)
 
 	// EventRecovered: the server has answered a probe and decides requests again.
-	EventRecovered
+	EventRecovered = EventKind(redisscript.EventRecovered)
 
 	// EventError: calls failed, but not enough of them in a row for EventDown.
 	// Reported at most once a minute for each reason.
-	EventError
+	EventError = EventKind(redisscript.EventError)
 
 	// EventReplaced: a cluster server that was down no longer has any slots, as
 	// after a failover. Other servers have its keys.
-	EventReplaced
+	EventReplaced = EventKind(redisscript.EventReplaced)
 )
 
 // newEvent converts an event of the Redis client.
 func newEvent(e redisscript.Event) Event {
-	kinds := map[redisscript.EventKind]EventKind{
-		redisscript.EventDown:      EventDown,
-		redisscript.EventRecovered: EventRecovered,
-		redisscript.EventError:     EventError,
-		redisscript.EventReplaced:  EventReplaced,
-	}
-	return Event{Server: e.Server, Kind: kinds[e.Kind], Reason: e.Reason, Err: e.Err, Downtime: e.Downtime, Dropped: e.Dropped}
+	return Event{Server: e.Server, Kind: EventKind(e.Kind), Reason: e.Reason, Err: e.Err, Downtime: e.Downtime, Dropped: e.Dropped}
 }

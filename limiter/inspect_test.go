@@ -461,3 +461,179 @@ func TestResetOfForeignValues(t *testing.T) {
 		}
 	}
 }
+
+// TestInspectCluster guards a cluster, with only the documented permissions: keys
+// in slots of each node, and one whose slot is being moved and then is elsewhere.
+func TestInspectCluster(t *testing.T) {
+	nodes := redistest.StartCluster(t, 3)
+	for _, node := range nodes.Nodes {
+		setUser(t, node, "+cluster|slots", "+asking")
+	}
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) {
+		opt.Username, opt.Password, opt.Fallback = "limiter", "pass", NewMemory(nil)
+	})
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		_, err := r.Peek(t.Context(), hourly(5))
+		return err
+	})
+	// inspects fills b on the given node and then resets it.
+	inspects := func(b Bucket) {
+		t.Helper()
+		if d := mustTake(t, r, Request{Buckets: []Bucket{b}}); d[0].By != DecidedByRedis {
+			t.Fatalf("decided %+v", d)
+		}
+		if got := peek(t, r, b); got.Units != b.Cost {
+			t.Errorf("holds %+v, want %d", got, b.Cost)
+		}
+		reset(t, r, b, b.Cost)
+		if got := peek(t, r, b); got.Units != 0 {
+			t.Errorf("after a reset it holds %+v", got)
+		}
+		mustTake(t, r, Request{Buckets: []Bucket{b}})
+	}
+	var all Request
+	for i, node := range nodes.Nodes {
+		b := onNode(t, r, nodes, node, hourly(50))
+		b.Cost = int64(i + 1)
+		inspects(b)
+		all.Buckets = append(all.Buckets, b)
+	}
+	// Of a request with buckets on each node, only one is reset.
+	for range 2 {
+		mustTake(t, r, all)
+	}
+	reset(t, r, all.Buckets[1], 6)
+	for i, want := range []int64{3, 0, 9} {
+		redistest.WaitFor(t, 5*time.Second, func() error { // until held units are settled
+			if got := peek(t, r, all.Buckets[i]); got.Units != want || got.Held != 0 {
+				return fmt.Errorf("bucket %d holds %+v, want %d", i, got, want)
+			}
+			return nil
+		})
+	}
+
+	b := onNode(t, r, nodes, nodes.Nodes[0], hourly(7))
+	b.Name = "moved"
+	key := r.keys.of(&b)
+	slot := nodes.Slot(t, key)
+	b.Cost = 2
+	mustTake(t, r, Request{Buckets: []Bucket{b}})
+	nodes.BeginMove(t, slot, nodes.Nodes[1])
+	if got := peek(t, r, b); got.Units != 2 {
+		t.Errorf("before its key is moved it holds %+v", got)
+	}
+	nodes.MoveKeys(t, slot, nodes.Nodes[1], key)
+	if got := peek(t, r, b); got.Units != 2 {
+		t.Errorf("while its slot is being moved it holds %+v", got)
+	}
+	reset(t, r, b, 2)
+	inspects(b)
+	nodes.MoveKeys(t, slot, nodes.Nodes[1]) // what else is in it
+	nodes.EndMove(t, slot, nodes.Nodes[1])
+	reset(t, r, b, 2)
+	inspects(b)
+}
+
+// TestInspectPermissions guards that Peek and Reset need no more than the
+// documented permissions.
+func TestInspectPermissions(t *testing.T) {
+	server := redistest.Start(t)
+	setUser(t, server)
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Username, opt.Password = "limiter", "pass" })
+	b := hourly(5)
+	mustTake(t, r, Request{Buckets: []Bucket{b}})
+	if got := peek(t, r, b); got.Units != 1 {
+		t.Errorf("holds %+v", got)
+	}
+	reset(t, r, b, 1)
+	if n := server.Client().Exists(t.Context(), r.keys.of(&b)).Val(); n != 0 {
+		t.Error("after a reset its key exists")
+	}
+}
+
+// TestResetOfHeldUnits guards units that are held for a request while their bucket
+// is reset: they are gone, and settling them afterwards changes nothing.
+func TestResetOfHeldUnits(t *testing.T) {
+	for _, what := range []byte{whatCommit, whatRelease} {
+		v := newVirtual(t, redistest.Start(t), "rl:")
+		b := hourly(5)
+		b.Cost = 2
+		decide(t, v, AccountingAtomic, b)
+		req := Request{Buckets: []Bucket{b}}
+		q := v.query(req, whatHold)
+		_, held, err := v.ask(inTime(), req, q, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Cost = 3
+		want := Level{Units: 2, Held: 2, Remaining: 1, Clear: 2 * time.Hour, RetryAfter: 2 * time.Hour}
+		if got := peek(t, v.Redis, b); got != want {
+			t.Errorf("holds %+v, want %+v", got, want)
+		}
+		if got, err := v.Reset(t.Context(), b); got != want || err != nil {
+			t.Errorf("held %+v, want %+v, error %v", got, want, err)
+		}
+		q.settle(what, held)
+		if _, _, err := v.ask(inTime(), req, q, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := peek(t, v.Redis, b); got != (Level{Remaining: 5}) {
+			t.Errorf("after settling it holds %+v", got)
+		}
+	}
+}
+
+// TestInspectSharedBuckets guards keys that have to share a bucket because their
+// limit is full: that one is looked at and reset, but not for a key that has a
+// bucket of its own. A shared bucket whose level a key's own would start at counts
+// too.
+func TestInspectSharedBuckets(t *testing.T) {
+	server := redistest.Start(t)
+	r, m := testNode(t, server)
+	b := hourly(3)
+	b.MaxKeys, b.ShareKey, b.Key = 1, "network", "first"
+	own, second := b, b
+	second.Key = "second"
+	decide(t, r, AccountingAtomic, own)
+	for range 4 {
+		decide(t, r, AccountingAtomic, second)
+	}
+	// levels checks the levels on the server, here and in the memory alone.
+	levels := func(b Bucket, want int64) {
+		t.Helper()
+		here, _ := peekHere(t, r, b)
+		alone, err := m.Peek(b)
+		if got := peek(t, r, b); err != nil || got.Units != want || here.Units != want || alone.Units != want {
+			t.Errorf("%s holds %+v, here %+v, alone %+v, want %d, error %v", b.Key, got, here, alone, want, err)
+		}
+	}
+	levels(own, 1)
+	levels(second, 3)
+	third := b
+	third.Key = "third"
+	levels(third, 3)
+	if u := m.Limits()[0]; u.Shared != 4 || u.Buckets != 1 {
+		t.Errorf("looking has changed %+v", u)
+	}
+	room := second
+	room.MaxKeys = 10
+	decide(t, r, AccountingAtomic, Bucket{Name: "b", Key: "elsewhere", Limit: room.Limit, Cost: 1, MaxKeys: 10, ShareKey: "another network"})
+	levels(third, 3)
+	reset(t, r, own, 1)
+	levels(own, 0)
+	levels(second, 3)
+	reset(t, r, second, 3)
+	levels(second, 0)
+	levels(third, 0)
+	for n := range 4 {
+		if d := decide(t, r, AccountingAtomic, second)[0]; d.Denied != (n == 3) {
+			t.Errorf("request %d: decided %+v", n, d)
+		}
+	}
+	if level, err := m.Reset(second); err != nil || level.Units != 3 {
+		t.Errorf("held %+v, error %v", level, err)
+	}
+	if level, err := m.Peek(second); err != nil || level.Units != 0 {
+		t.Errorf("holds %+v, error %v", level, err)
+	}
+}

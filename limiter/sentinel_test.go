@@ -3,6 +3,7 @@ package limiter
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -69,6 +70,18 @@ func TestSentinel(t *testing.T) {
 	})
 	if got := storedUnits(t, r, sentinel.Master, b); got > requests || got < requests-20 {
 		t.Errorf("%d units after %d requests", got, requests)
+	}
+	if got := peek(t, r, b); got.Units > requests || got.Units < requests-20 {
+		t.Errorf("peeked at %+v after %d requests", got, requests)
+	}
+	if _, err := r.Reset(t.Context(), b); err != nil {
+		t.Error(err)
+	}
+	if got := peek(t, r, b); got.Units != 0 {
+		t.Errorf("after a reset it holds %+v", got)
+	}
+	if all := r.Stats(); len(all) != 1 || !all[0].Up || !strings.HasPrefix(all[0].Address, redistest.MasterName+" of the sentinels at ") {
+		t.Errorf("stats %+v", all)
 	}
 	if worst > 2*timeout {
 		t.Errorf("waited %v, want at most %v", worst, timeout)

@@ -237,7 +237,6 @@ func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 		c.mu.Lock()
 		delete(c.servers, s.breaker.server)
 		c.mu.Unlock()
-		s.breaker.mute()
 		_ = s.close()
 	}
 	return now

@@ -124,10 +124,7 @@ func (s *Server) doNow(ctx context.Context, probe bool, c *Call, asking bool) er
 	if err != nil {
 		return err
 	}
-	return s.inTime(ctx, c, func() ([]int64, error) {
-		err := s.send(within(s.timeout), conn, c, asking, true)
-		return c.Reply, err
-	})
+	return s.inTime(ctx, c, func() error { return s.send(within(s.timeout), conn, c, asking, true) })
 }
 
 // Submit runs the script for a call, batched with others, and passes the outcome
@@ -147,37 +144,29 @@ func (s *Server) connection(ctx context.Context, probe, patient bool) (*connecti
 
 // inTime waits for the answer to a call that has less time left than a server is
 // allowed. If the answer takes longer, the call gives up, and neither the server
-// nor the connection is blamed. ask waits for the answer.
-func (s *Server) inTime(ctx context.Context, c *Call, ask func() ([]int64, error)) error {
-	type answer struct {
-		reply []int64
-		err   error
-	}
-	answers := make(chan answer, 1)
+// nor the connection is blamed. ask waits for the answer and stores the reply in c.
+func (s *Server) inTime(ctx context.Context, c *Call, ask func() error) error {
+	answered := make(chan error, 1)
 	c.over.Store(false)
 	go func() {
-		reply, err := ask()
+		err := ask()
 		switch {
 		case c.end():
-			answers <- answer{reply, err}
+			answered <- err
 		case err == nil:
-			c.Reply = reply
 			s.hooks.Late(s, c)
 		}
 	}()
 	ctx, cancel := timed(ctx)
 	defer cancel()
 	select {
-	case a := <-answers:
-		c.Reply = a.reply
-		return a.err
+	case err := <-answered:
+		return err
 	case <-ctx.Done():
 		if c.end() {
 			return s.giveUp(errLate)
 		}
-		a := <-answers
-		c.Reply = a.reply
-		return a.err
+		return <-answered
 	}
 }
 
@@ -206,10 +195,7 @@ func (s *Server) send(ctx context.Context, conn *connection, c *Call, asking, ap
 			if apart {
 				return s.sendWhole(conn, c, asking)
 			}
-			return s.inTime(ctx, c, func() ([]int64, error) {
-				err := s.sendWhole(conn, c, asking)
-				return c.Reply, err
-			})
+			return s.inTime(ctx, c, func() error { return s.sendWhole(conn, c, asking) })
 		case !errors.Is(err, errIdleClosed):
 			return s.sent(ctx, conn, c, asking, reply, err)
 		}
