@@ -4,7 +4,7 @@ CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 
-.PHONY: run build test lint targets fuzz faults soak programs bench bench-e2e performance
+.PHONY: run build test test-operation lint targets fuzz faults soak programs monitors bench bench-e2e performance
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -26,11 +26,17 @@ test: programs
 	cd test/faults && go vet . && go test -count=1 .
 	$(MAKE) fuzz FUZZ_TIME=5s
 
+# Test what operators use: the dashboard, the alerts and the files in deploy, with a
+# real Prometheus, and reports in a real browser.
+test-operation: programs monitors
+	cd test/operation && go vet . && go test -count=1 .
+
 # Lint all modules with what .golangci.yml has.
 lint:
 	$(LINT) ./...
 	cd bench && $(LINT) ./...
 	cd test/faults && $(LINT) ./...
+	cd test/operation && $(LINT) ./...
 
 # Build for other systems that Caddy is shipped for, and run on 32 bits the tests
 # of the arithmetic, of the store in the process and of both stores side by side.
@@ -66,6 +72,19 @@ programs:
 	@for p in redis-server wrk gcc; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
 		test -z "$$missing" || { apt-get update && \
 			apt-get install -y --no-install-recommends $$missing libc6-dev; }
+
+# What test-operation needs besides. The package of Prometheus would start a service,
+# so its programs are only unpacked, to .programs in this checkout.
+BROWSERS = chromium chromium-browser google-chrome chrome-headless-shell
+monitors:
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || \
+		test -x .programs/usr/bin/promtool || { \
+		mkdir -p .programs/unpacked && cd .programs && \
+		{ apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } && \
+		dpkg-deb -x prometheus_*.deb unpacked && mkdir -p usr/bin && \
+		mv unpacked/usr/bin/prom* usr/bin/ && rm -r unpacked prometheus_*.deb; }
+	@for b in $(BROWSERS); do command -v "$$b" >/dev/null && exit; done; \
+		apt-get update && apt-get install -y --no-install-recommends chromium
 
 # The micro-benchmarks, and whole requests beside a bare Caddy and the peers:
 # five minutes each.

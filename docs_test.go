@@ -23,7 +23,7 @@ func documents(t *testing.T) []string {
 	if err != nil || len(docs) == 0 {
 		t.Fatalf("found no documents: %v", err)
 	}
-	return append(docs, "README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")
+	return append(docs, "README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "deploy/README.md")
 }
 
 // codeBlock is a block of code in a document.
