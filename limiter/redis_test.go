@@ -542,6 +542,9 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			for _, n := range numbers {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
 			}
+			if b.Limit.Aligned {
+				levels, flags = append([]int64{b.Limit.Phase.Microseconds()}, levels...), flags+16
+			}
 			run = append(run, flags)
 			for _, n := range levels {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
