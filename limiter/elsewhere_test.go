@@ -50,8 +50,10 @@ func TestAddressSwitchesBetweenServers(t *testing.T) {
 			}
 			to := func(s *redistest.Server) {
 				proxy.Retarget(s.Addr)
-				proxy.CloseAll()
-				time.Sleep(20 * time.Millisecond)
+				for range 20 { // connections that are just being made, too
+					proxy.CloseAll()
+					time.Sleep(time.Millisecond)
+				}
 			}
 			ask(first)
 			to(b)
