@@ -1,0 +1,405 @@
+package ratelimit
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// dryConfig is a config that is loaded only to find out which limits a request
+// would have to pass: nothing is listened on, logged or connected to. Of the
+// handlers, it only has those of this module, those that contain others, and
+// those that change the request on its way to a limit.
+type dryConfig struct {
+	name    string // of the file
+	app     *App
+	servers []*dryServer // by name
+
+	// What differs from the config as Caddy would run it, one sentence each.
+	warnings []string
+
+	cancel func()
+}
+
+// loadDryConfig loads a config file. The adapter is guessed as by other commands
+// of Caddy if it is empty, and file may be "-" for standard input. The config must
+// be closed.
+//
+// Logs of this process are discarded from now on.
+func loadDryConfig(file, adapter string) (*dryConfig, error) {
+	text, err := readConfig(file, adapter)
+	if err != nil {
+		return nil, err
+	}
+	d, err := newDryConfig(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	d.name = file
+	return d, nil
+}
+
+// readConfig returns the JSON of a config file, like caddycmd.LoadConfig does, but
+// logs nothing.
+func readConfig(file, adapter string) (text []byte, err error) {
+	if file == "-" {
+		text, err = io.ReadAll(os.Stdin)
+	} else {
+		text, err = os.ReadFile(file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the config: %w", err)
+	}
+	if base := strings.ToLower(filepath.Base(file)); adapter == "" && filepath.Ext(base) != ".json" &&
+		(strings.HasPrefix(base, "caddyfile") || strings.HasSuffix(base, ".caddyfile")) {
+		adapter = "caddyfile"
+	}
+	if adapter == "" {
+		if !json.Valid(text) {
+			return nil, fmt.Errorf("%s: not valid JSON; if it is in another format, name it with --adapter, such as --adapter caddyfile", file)
+		}
+		return text, nil
+	}
+	adapt := caddyconfig.GetAdapter(adapter)
+	if adapt == nil {
+		return nil, fmt.Errorf("adapter: got %q, want one that this Caddy has, such as caddyfile", adapter)
+	}
+	if text, _, err = adapt.Adapt(text, map[string]any{"filename": file}); err != nil {
+		return nil, fmt.Errorf("adapting the config: %w", err)
+	}
+	return text, nil
+}
+
+// newDryConfig loads a config in JSON.
+func newDryConfig(text []byte) (*dryConfig, error) {
+	var cfg struct {
+		Apps map[string]json.RawMessage `json:"apps"`
+	}
+	if err := json.Unmarshal(caddy.RemoveMetaFields(text), &cfg); err != nil {
+		return nil, fmt.Errorf("decoding the config: %w", err)
+	}
+	var http struct {
+		HTTPPort  int                                   `json:"http_port,omitempty"`
+		HTTPSPort int                                   `json:"https_port,omitempty"`
+		Servers   map[string]map[string]json.RawMessage `json:"servers,omitempty"`
+	}
+	if raw := cfg.Apps["http"]; raw != nil {
+		if err := json.Unmarshal(raw, &http); err != nil {
+			return nil, fmt.Errorf("decoding the http app: %w", err)
+		}
+	}
+	d := new(dryConfig)
+	for _, name := range slices.Sorted(maps.Keys(http.Servers)) {
+		s, err := newDryServer(name, http.Servers[name], cmp.Or(http.HTTPPort, caddyhttp.DefaultHTTPPort),
+			cmp.Or(http.HTTPSPort, caddyhttp.DefaultHTTPSPort))
+		if err != nil {
+			return nil, fmt.Errorf("server %q: %w", name, err)
+		}
+		http.Servers[name] = s.cut(d)
+		d.servers = append(d.servers, s)
+	}
+	own, err := withoutRedis(cfg.Apps["rate_limit"])
+	if err != nil {
+		return nil, err
+	}
+	httpApp, err := json.Marshal(http)
+	if err != nil {
+		return nil, err
+	}
+	return d, d.provision(map[string]json.RawMessage{"http": httpApp, "rate_limit": own})
+}
+
+// withoutRedis returns the app's config without Redis.
+func withoutRedis(raw json.RawMessage) (json.RawMessage, error) {
+	options := make(map[string]json.RawMessage)
+	if raw != nil {
+		if err := json.Unmarshal(raw, &options); err != nil {
+			return nil, fmt.Errorf("decoding the rate_limit app: %w", err)
+		}
+	}
+	delete(options, "redis")
+	return json.Marshal(options)
+}
+
+// discardLogs is a logging config with which nothing is logged. It has the writer
+// of the default one, since Caddy would log that it is another.
+func discardLogs() *caddy.Logging {
+	return &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "FATAL"}},
+	}}
+}
+
+// provision provisions the apps and compiles the routes of the servers.
+func (d *dryConfig) provision(apps map[string]json.RawMessage) error {
+	cfg := &caddy.Config{Logging: discardLogs()}
+	base, err := caddy.ProvisionContext(cfg)
+	if err != nil {
+		return err
+	}
+	cfg.AppsRaw = apps
+	// A context of our own, since only Caddy can cancel the other.
+	ctx, cancel := caddy.NewContext(base)
+	d.cancel = cancel
+	if err := d.compile(ctx); err != nil {
+		cancel()
+		return err
+	}
+	return nil
+}
+
+// compile provisions the apps and compiles the routes of the servers.
+func (d *dryConfig) compile(ctx caddy.Context) error {
+	own, err := ctx.App("rate_limit")
+	if err != nil {
+		return err
+	}
+	d.app = own.(*App)
+	app, err := ctx.App("http")
+	if err != nil {
+		return err
+	}
+	for _, s := range d.servers {
+		s.server = app.(*caddyhttp.App).Servers[s.name]
+		if err := s.compile(); err != nil {
+			return fmt.Errorf("server %q: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+// close releases what the config uses.
+func (d *dryConfig) close() { d.cancel() }
+
+// warn adds a warning, unless it is known.
+func (d *dryConfig) warn(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(d.warnings, text) {
+		d.warnings = append(d.warnings, text)
+	}
+}
+
+// cut returns the server's config with all removed that does not decide which
+// limits a request meets.
+func (s *dryServer) cut(d *dryConfig) map[string]json.RawMessage {
+	kept := map[string]json.RawMessage{"automatic_https": json.RawMessage(`{"disable":true}`)}
+	for _, option := range []string{"listen", "client_ip_headers", "trusted_proxies_strict", "trusted_proxies_unix"} {
+		if raw, ok := s.raw[option]; ok {
+			kept[option] = raw
+		}
+	}
+	if raw, ok := s.raw["trusted_proxies"]; ok {
+		var module struct {
+			Source string `json:"source"`
+		}
+		if _ = json.Unmarshal(raw, &module); module.Source == "static" {
+			kept["trusted_proxies"] = raw
+		} else {
+			d.warn("Server %s: trusted_proxies %s is not asked for its addresses, so the client's address is the one of the connection.", s.name, module.Source)
+		}
+	}
+	c := cutter{dryConfig: d, server: s.name, limited: make(map[string]bool)}
+	c.findLimited(s.named)
+	for name, route := range s.named {
+		c.route(route, true)
+		s.named[name] = route
+	}
+	s.routes, _ = c.routes(s.routes, false)
+	if hasLimits(s.raw["errors"]) {
+		d.warn("Server %s: limits in error routes are left out.", s.name)
+	}
+	kept["routes"], _ = json.Marshal(s.routes)
+	if len(s.named) > 0 {
+		kept["named_routes"], _ = json.Marshal(s.named)
+	}
+	return kept
+}
+
+// rawRoute is a route in JSON.
+type rawRoute map[string]json.RawMessage
+
+// cutter removes what does not decide which limits a request meets from the
+// routes of a server.
+type cutter struct {
+	*dryConfig
+	server  string
+	limited map[string]bool // the named routes that have limits
+}
+
+// findLimited finds the named routes that have limits, or invoke one that has.
+func (c *cutter) findLimited(named map[string]rawRoute) {
+	for range named { // a route may invoke others, to a depth of all
+		for name, route := range named {
+			c.limited[name] = c.limited[name] || c.hasLimits(route["handle"])
+		}
+	}
+}
+
+// hasLimits reports whether limits are anywhere in a JSON value.
+func hasLimits(raw json.RawMessage) bool { return new(cutter).hasLimits(raw) }
+
+// hasLimits reports whether limits are anywhere in a JSON value, or it invokes a
+// named route that has some.
+func (c *cutter) hasLimits(raw json.RawMessage) bool {
+	var value any
+	return json.Unmarshal(raw, &value) == nil && c.contains(value)
+}
+
+// contains is hasLimits for a decoded value.
+func (c *cutter) contains(value any) bool {
+	switch value := value.(type) {
+	case []any:
+		return slices.ContainsFunc(value, c.contains)
+	case map[string]any:
+		switch value["handler"] {
+		case "rate_limit":
+			return true
+		case "invoke":
+			name, _ := value["name"].(string)
+			return c.limited[name]
+		}
+		for _, v := range value {
+			if c.contains(v) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// routes cuts routes. after tells whether requests may meet a limit after them;
+// found, whether they may meet one in them.
+func (c *cutter) routes(routes []rawRoute, after bool) (kept []rawRoute, found bool) {
+	for _, route := range slices.Backward(routes) {
+		has := c.route(route, after)
+		if !has && !after || len(route["handle"]) == 0 && len(route["terminal"]) == 0 && len(route["match"]) == 0 {
+			continue
+		}
+		kept = append(kept, route)
+		found, after = found || has, true
+	}
+	slices.Reverse(kept)
+	return kept, found
+}
+
+// route cuts a single route, like routes does.
+func (c *cutter) route(route rawRoute, after bool) (found bool) {
+	if string(route["terminal"]) == "true" {
+		after = false
+	}
+	var handlers, kept []map[string]json.RawMessage
+	_ = json.Unmarshal(route["handle"], &handlers) // if it is invalid, there are none
+	for _, h := range slices.Backward(handlers) {
+		has := false
+		switch name := handlerName(h); c.kindOf(name, h) {
+		case keepHandler:
+			has = name == "rate_limit" || name == "invoke" && c.limited[stringIn(h, "name")]
+			if name == "subroute" {
+				has = c.subroute(h, after)
+			}
+			if has || after {
+				kept = append(kept, h)
+			}
+		case skipHandler:
+		case guessHandler:
+			if hasLimits(marshal(h)) {
+				c.warn("Server %s: limits in the handler %s are left out.", c.server, name)
+			}
+			if after {
+				c.warn("Server %s: the handler %s is not run; it is assumed to pass all requests on, as they are.", c.server, name)
+			}
+		case endHandler:
+			if hasLimits(marshal(h)) {
+				c.warn("Server %s: limits in the handler %s are left out.", c.server, name)
+			}
+			if found {
+				c.warn("Server %s: limits after the handler %s are left out, since it passes no request on.", c.server, name)
+			}
+			kept, found, after = nil, false, false
+			route["terminal"] = json.RawMessage("true")
+		}
+		found, after = found || has, after || has
+	}
+	slices.Reverse(kept)
+	delete(route, "handle")
+	if len(kept) > 0 {
+		route["handle"] = marshal(kept)
+	}
+	return found
+}
+
+// subroute cuts a subroute, like routes does routes.
+func (c *cutter) subroute(h map[string]json.RawMessage, after bool) (found bool) {
+	if hasLimits(h["errors"]) {
+		c.warn("Server %s: limits in error routes are left out.", c.server)
+	}
+	delete(h, "errors")
+	var routes []rawRoute
+	_ = json.Unmarshal(h["routes"], &routes)
+	routes, found = c.routes(routes, after)
+	h["routes"] = marshal(routes)
+	return found
+}
+
+// handlerKind is what becomes of a handler in a dryConfig.
+type handlerKind uint8
+
+const (
+	keepHandler  handlerKind = iota // it runs
+	skipHandler                     // it passes requests on, and does not change what limits see of them
+	guessHandler                    // it may do anything, and is assumed to pass requests on
+	endHandler                      // it passes no request on
+)
+
+// kindOf returns what becomes of a handler. It may remove options from it.
+func (c *cutter) kindOf(name string, h map[string]json.RawMessage) handlerKind {
+	switch name {
+	case "rate_limit", "subroute", "invoke", "vars", "map", "rewrite":
+		return keepHandler
+	case "headers":
+		delete(h, "response")
+		if _, ok := h["request"]; !ok {
+			return skipHandler
+		}
+		return keepHandler
+	case "encode", "templates", "tracing", "log_append", "request_body", "push", "timeouts", "copy_response_headers":
+		return skipHandler
+	case "static_response", "error", "metrics", "copy_response":
+		return endHandler
+	case "file_server":
+		if string(h["pass_thru"]) == "true" {
+			return guessHandler
+		}
+		return endHandler
+	case "reverse_proxy":
+		// Routes for its responses may pass requests on: so does forward_auth.
+		if len(h["handle_response"]) > 0 {
+			return guessHandler
+		}
+		return endHandler
+	}
+	return guessHandler
+}
+
+// handlerName returns the module name of a handler in JSON.
+func handlerName(h map[string]json.RawMessage) string { return stringIn(h, "handler") }
+
+// stringIn returns the text of an option, empty if it has none.
+func stringIn(options map[string]json.RawMessage, option string) (text string) {
+	_ = json.Unmarshal(options[option], &text)
+	return text
+}
+
+// marshal returns the JSON of what was decoded from JSON.
+func marshal(value any) json.RawMessage {
+	raw, _ := json.Marshal(value)
+	return raw
+}

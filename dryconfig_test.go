@@ -1,0 +1,245 @@
+package ratelimit
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// loadDry loads a Caddyfile as a dryConfig until the test ends.
+func loadDry(t testing.TB, caddyfile string) *dryConfig {
+	t.Helper()
+	file := filepath.Join(tempDir(t), "Caddyfile")
+	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := loadDryConfig(file, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.close)
+	return d
+}
+
+// dryRequestTo returns a GET request for a URL.
+func dryRequestTo(url string, header ...string) dryRequest {
+	r := httptest.NewRequest("GET", url, http.NoBody)
+	r.URL.Scheme, r.URL.Host = "", ""
+	for _, h := range header {
+		name, value, _ := strings.Cut(h, ": ")
+		r.Header.Add(name, value)
+	}
+	return dryRequest{Request: r}
+}
+
+// met returns the limits and keys that a request meets, such as "api=192.0.2.1".
+func met(t testing.TB, d *dryConfig, req dryRequest) string {
+	t.Helper()
+	s, _ := d.serverOf(req.Host, req.TLS != nil)
+	var met []string
+	run := s.newRun(func(_ *Handler, eval *evaluation, err error) bool {
+		for i, b := range eval.buckets {
+			met = append(met, eval.policies[i].path+"="+b.Key)
+		}
+		if err != nil {
+			met = append(met, fmt.Sprintf("error: %v", err))
+		}
+		return true
+	})
+	if err := run.serve(req); err != nil {
+		met = append(met, fmt.Sprintf("error: %v", err))
+	}
+	return strings.Join(met, " ")
+}
+
+// dryLimit is a rate_limit block for a limit with a name.
+func dryLimit(name string, options ...string) string {
+	return "rate_limit " + name + " {\nrate 5/1s\n" + strings.Join(options, "\n") + "\n}\n"
+}
+
+// TestDryConfigMeetsLimits guards that a request meets the limits in a dryConfig
+// that it would meet in a running Caddy, with the same keys: routes, groups and
+// matchers decide, and handlers that change requests have run.
+func TestDryConfigMeetsLimits(t *testing.T) {
+	for _, tc := range []struct {
+		name, site, url string
+		header          []string
+		want            string
+	}{
+		{"plain", dryLimit("a"), "/", nil, "a=192.0.2.1"},
+		{"path matcher", "rate_limit /api/* a {\nrate 5/1s\n}\n", "/api/x", nil, "a=192.0.2.1"},
+		{"path matcher of another path", "rate_limit /api/* a {\nrate 5/1s\n}\n", "/", nil, ""},
+		{"header", dryLimit("a", "key {header.X-Key}"), "/", []string{"X-Key: k"}, "a=k"},
+		{"header that is set before", "route {\nrequest_header X-Key k\n" + dryLimit("a", "key {header.X-Key}") + "}\n", "/", nil, "a=k"},
+		{"header that is removed before", "route {\nrequest_header -X-Key\n" + dryLimit("a", "key {header.X-Key}") + "}\n", "/", []string{"X-Key: k"}, "a=192.0.2.1"},
+		{"variable", "vars tier gold\n" + dryLimit("a", "key {vars.tier}"), "/", nil, "a=gold"},
+		{"map", "map {path} {tier} {\n/gold 1\ndefault 2\n}\n" + dryLimit("a", "key {tier}"), "/gold", nil, "a=1"},
+		{"two blocks", "route {\n" + dryLimit("a") + dryLimit("b") + "}\n", "/", nil, "a=192.0.2.1 b=192.0.2.1"},
+		{"handle, first", "handle /x {\n" + dryLimit("a") + "}\nhandle {\n" + dryLimit("b") + "}\n", "/x", nil, "a=192.0.2.1"},
+		{"handle, other", "handle /x {\n" + dryLimit("a") + "}\nhandle {\n" + dryLimit("b") + "}\n", "/y", nil, "b=192.0.2.1"},
+		{"handle without limits", "handle /x {\nrespond ok\n}\nhandle {\n" + dryLimit("b") + "}\n", "/x", nil, ""},
+		{"handle_path", "handle_path /x/* {\n" + dryLimit("a", "key {path}") + "}\n", "/x/y", nil, "a=/y"},
+		{"rewrite before", "route {\nrewrite /x /y\nrate_limit /y a {\nrate 5/1s\n}\n}\n", "/x", nil, "a=192.0.2.1"},
+		{"redirect before", "route {\nredir /x /y\n" + dryLimit("a") + "}\n", "/x", nil, ""},
+		{"redirect of another path", "route {\nredir /x /y\n" + dryLimit("a") + "}\n", "/y", nil, "a=192.0.2.1"},
+		{"proxy before", "route {\nreverse_proxy /x localhost:1\n" + dryLimit("a") + "}\n", "/x", nil, ""},
+		{"authentication before", "route {\nbasic_auth {\nbob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n}\n" + dryLimit("a") + "}\n", "/", nil, "a=192.0.2.1"},
+		{"proxied header", dryLimit("a"), "/", []string{"X-Forwarded-For: 203.0.113.7"}, "a=192.0.2.1"},
+		{"named matcher", "@m header X-A b\nrate_limit @m a {\nrate 5/1s\n}\n", "/", []string{"X-A: b"}, "a=192.0.2.1"},
+		{"regexp capture", "@m path_regexp id ^/u/(.*)$\nrate_limit @m a {\nrate 5/1s\nkey {re.id.1}\n}\n", "/u/7", nil, "a=7"},
+		{"invoke", "invoke shared\n", "/", nil, "shared=192.0.2.1"},
+		{"bad cost", dryLimit("a", "cost {header.X-Cost}"), "/", []string{"X-Cost: none"}, `error: limit "a": cost: got "none", want a whole number from 1 to 562949953421312 from {http.request.header.X-Cost}`},
+		{"original method", dryLimit("a", "key {http.request.orig_method}"), "/", nil, "a=GET"},
+		{"local address", dryLimit("a", "key {http.request.local.port}"), "/", nil, "a=8080"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := loadDry(t, "&(shared) {\n"+dryLimit("shared")+"}\nhttp://:8080 {\n"+tc.site+"}\n")
+			if got := met(t, d, dryRequestTo("http://example.com:8080"+tc.url, tc.header...)); got != tc.want {
+				t.Errorf("met %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestDryConfigRunsNothing guards that loading a config does nothing that running
+// it would: no log file, no module of another kind, no Redis.
+func TestDryConfigRunsNothing(t *testing.T) {
+	log := filepath.Join(tempDir(t), "access.log")
+	d := loadDry(t, `{
+		log {
+			output file `+log+`
+		}
+		storage file_system /nonexistent
+		rate_limit {
+			redis 192.0.2.1:6379
+		}
+	}
+	http://:8080 {
+		log {
+			output file `+log+`.2
+		}
+		`+dryLimit("a")+`
+		reverse_proxy 192.0.2.1:80 {
+			health_uri /
+		}
+	}`)
+	if got := met(t, d, dryRequestTo("http://example.com:8080/")); got != "a=192.0.2.1" {
+		t.Errorf("met %q", got)
+	}
+	for _, name := range []string{log, log + ".2"} {
+		if _, err := os.Stat(name); err == nil {
+			t.Errorf("%s was made", name)
+		}
+	}
+	if d.app.redis != nil {
+		t.Error("it has a Redis")
+	}
+	for _, h := range d.servers[0].server.Routes {
+		for _, h := range h.Handlers {
+			if _, ok := h.(*caddyhttp.Subroute); !ok && fmt.Sprintf("%T", h) != "*ratelimit.Handler" {
+				t.Errorf("it has a %T", h)
+			}
+		}
+	}
+}
+
+// TestDryConfigWarns guards that it is said what was left out, if it may matter.
+func TestDryConfigWarns(t *testing.T) {
+	for _, tc := range []struct {
+		name, site string
+		want       []string
+	}{
+		{"nothing", "encode\n" + dryLimit("a") + "reverse_proxy localhost:1\n", nil},
+		{"authentication", "route {\nbasic_auth {\nbob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n}\n" + dryLimit("a") + "}\n",
+			[]string{"Server srv0: the handler authentication is not run; it is assumed to pass all requests on, as they are."}},
+		{"authentication after", "route {\n" + dryLimit("a") + "basic_auth {\nbob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n}\n}\n", nil},
+		{"error routes", dryLimit("a") + "handle_errors {\n" + dryLimit("b") + "}\n",
+			[]string{"Server srv0: limits in error routes are left out."}},
+		{"unreachable", "route {\nrespond ok\n" + dryLimit("a") + "}\n",
+			[]string{"Server srv0: limits after the handler static_response are left out, since it passes no request on."}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := loadDry(t, "http://:8080 {\n"+tc.site+"}\n").warnings; !slices.Equal(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestDryConfigFindsServer guards which server of several a request goes to.
+func TestDryConfigFindsServer(t *testing.T) {
+	d := loadDry(t, `
+		example.com {
+			`+dryLimit("https")+`
+		}
+		http://plain.example.com {
+			`+dryLimit("http")+`
+		}
+		http://:8080 {
+			`+dryLimit("port")+`
+		}
+		*.wild.example.com:8443 {
+			`+dryLimit("wild")+`
+		}`)
+	for _, tc := range []struct {
+		host  string
+		tls   bool
+		want  string
+		exact bool
+	}{
+		{"example.com", true, "https", true},
+		{"EXAMPLE.com:443", true, "https", true},
+		{"example.com", false, "https", false},
+		{"plain.example.com", false, "http", true},
+		{"other.example.com:8080", false, "port", true},
+		{"a.wild.example.com:8443", true, "wild", true},
+		{"a.wild.example.com", true, "wild", false},
+		{"[::1]:8080", false, "port", true},
+	} {
+		s, exact := d.serverOf(tc.host, tc.tls)
+		if got := s.handlers[0].limits.Limits[0].Name; got != tc.want || exact != tc.exact {
+			t.Errorf("%s, tls=%t: got %s, exact=%t, want %s, %t", tc.host, tc.tls, got, exact, tc.want, tc.exact)
+		}
+	}
+}
+
+// BenchmarkDryRun measures what one request of a replay costs, without the log.
+func BenchmarkDryRun(b *testing.B) {
+	d := loadDry(b, `http://example.com {
+		encode
+		handle /static/* {
+			file_server
+		}
+		handle {
+			rate_limit {
+				limit api {
+					match path /api/*
+					rate 100/1m
+				}
+				limit all {
+					rate 1000/1m
+				}
+			}
+			reverse_proxy localhost:1
+		}
+	}`)
+	s, _ := d.serverOf("example.com", false)
+	n := 0
+	run := s.newRun(func(_ *Handler, eval *evaluation, _ error) bool { n += len(eval.buckets); return true })
+	req := dryRequestTo("http://example.com/api/x?y=z")
+	for b.Loop() {
+		if err := run.serve(req); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if n < 2*b.N {
+		b.Fatalf("met %d limits", n)
+	}
+}

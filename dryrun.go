@@ -1,0 +1,372 @@
+package ratelimit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/certmagic"
+)
+
+// dryServer is an HTTP server of a dryConfig.
+type dryServer struct {
+	name   string
+	server *caddyhttp.Server
+
+	raw    map[string]json.RawMessage // its config as written
+	routes []rawRoute
+	named  map[string]rawRoute
+
+	listen []caddy.NetworkAddress
+	hosts  []string // of its sites; none if it serves any host
+	tls    bool     // whether it serves HTTPS
+
+	// Its routes, compiled: the first of a chain that a request passes through.
+	first    caddyhttp.Handler
+	groups   map[string]int // of routes, by name
+	handlers []*dryHandler  // all rate_limit handlers, in the order of the config
+	local    net.Addr
+}
+
+// newDryServer reads a server's config.
+func newDryServer(name string, raw map[string]json.RawMessage, httpPort, httpsPort int) (*dryServer, error) {
+	s := &dryServer{name: name, raw: raw, groups: make(map[string]int), local: new(net.TCPAddr)}
+	var listen []string
+	for option, into := range map[string]any{"listen": &listen, "routes": &s.routes, "named_routes": &s.named} {
+		if raw[option] == nil {
+			continue
+		}
+		if err := json.Unmarshal(raw[option], into); err != nil {
+			return nil, fmt.Errorf("%s: %w", option, err)
+		}
+	}
+	for _, address := range listen {
+		a, err := caddy.ParseNetworkAddress(caddy.NewReplacer().ReplaceAll(address, ""))
+		if err != nil {
+			return nil, fmt.Errorf("listen: %w", err)
+		}
+		s.listen = append(s.listen, a)
+		if !a.IsUnixNetwork() && !a.IsFdNetwork() {
+			s.local = &net.TCPAddr{IP: net.ParseIP(a.Host), Port: int(a.StartPort)} //nolint:gosec // a port
+		}
+	}
+	s.findHosts()
+	s.tls = s.servesTLS(httpPort, httpsPort)
+	return s, nil
+}
+
+// findHosts finds the hosts of the server's sites.
+func (s *dryServer) findHosts() {
+	for _, route := range s.routes {
+		var sets []struct {
+			Host []string `json:"host"`
+		}
+		_ = json.Unmarshal(route["match"], &sets)
+		all := len(sets) == 0
+		for _, set := range sets {
+			s.hosts = append(s.hosts, set.Host...)
+			all = all || len(set.Host) == 0
+		}
+		if all {
+			s.hosts = nil
+			return
+		}
+	}
+}
+
+// servesTLS reports whether Caddy would serve HTTPS, by its rules for automatic
+// HTTPS.
+func (s *dryServer) servesTLS(httpPort, httpsPort int) bool {
+	var auto struct {
+		Disabled bool `json:"disable"`
+	}
+	_ = json.Unmarshal(s.raw["automatic_https"], &auto)
+	var policies []json.RawMessage
+	_ = json.Unmarshal(s.raw["tls_connection_policies"], &policies)
+	switch {
+	case len(policies) > 0:
+		return true
+	case auto.Disabled || !slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return !listensOn(a, httpPort) }):
+		return false
+	}
+	return len(s.hosts) > 0 || !slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return !listensOn(a, httpsPort) })
+}
+
+// listensOn reports whether an address includes a port.
+func listensOn(a caddy.NetworkAddress, port int) bool {
+	return !a.IsUnixNetwork() && !a.IsFdNetwork() && int(a.StartPort) <= port && port <= int(a.EndPort) //nolint:gosec // ports
+}
+
+// servesHost reports whether the server has a site for a host. It is false for a
+// server without hosts, which serves any.
+func (s *dryServer) servesHost(host string) bool {
+	return slices.ContainsFunc(s.hosts, func(site string) bool {
+		return strings.EqualFold(site, host) || certmagic.MatchWildcard(strings.ToLower(host), strings.ToLower(site))
+	})
+}
+
+// serverOf returns the server that handles requests for a host, which may have a
+// port. Several may, behind addresses that are not known here: the one that has a
+// site for the host is preferred, then the one that listens on the port, then the
+// one that serves TLS or not, as the request has it. exact is false if it differs
+// from the request in any of them.
+func (d *dryConfig) serverOf(hostport string, tls bool) (found *dryServer, exact bool) {
+	host, portText, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host, portText = strings.Trim(hostport, "[]"), "80"
+		if tls {
+			portText = "443"
+		}
+	}
+	port, _ := strconv.Atoi(portText)
+	most := -1
+	for _, s := range d.servers {
+		const forTLS, forPort, forAnyHost, forHost = 1, 2, 4, 8
+		points := 0
+		switch {
+		case s.servesHost(host):
+			points = forHost
+		case len(s.hosts) == 0:
+			points = forAnyHost
+		}
+		exactHost := points > 0
+		onPort := slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return listensOn(a, port) })
+		if onPort {
+			points += forPort
+		}
+		if s.tls == tls {
+			points += forTLS
+		}
+		if points > most {
+			most, found, exact = points, s, exactHost && onPort && s.tls == tls
+		}
+	}
+	return found, exact
+}
+
+// dryHandler is a rate_limit handler, or one that changes requests, in a chain.
+type dryHandler struct {
+	handler caddyhttp.MiddlewareHandler
+	limits  *Handler // the same; nil if it is another
+	next    caddyhttp.Handler
+	routes  []*dryRoute // that contain it, the outermost first
+}
+
+// dryRoute is a route in a chain.
+type dryRoute struct {
+	*caddyhttp.Route
+	index   int // among its siblings
+	group   int // -1 without
+	handler caddyhttp.Handler
+	next    caddyhttp.Handler
+}
+
+// compiler compiles the routes of a server into chains. Unlike Caddy's, these are
+// complete before the first request, since all handlers are known.
+type compiler struct {
+	*dryServer
+	within  []*dryRoute
+	invoked []string // named routes that are being compiled
+}
+
+// end is the end of a chain.
+var end = caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
+
+// compile compiles the server's routes.
+func (s *dryServer) compile() (err error) {
+	c := &compiler{dryServer: s}
+	s.first, err = c.routes(s.server.Routes, end)
+	slices.Reverse(s.handlers)
+	return err
+}
+
+// routes compiles routes. The last is followed by next.
+func (c *compiler) routes(routes caddyhttp.RouteList, next caddyhttp.Handler) (caddyhttp.Handler, error) {
+	for i := range slices.Backward(routes) {
+		rt := &dryRoute{Route: &routes[i], index: i, group: -1, next: next}
+		if rt.Group != "" {
+			if _, known := c.groups[rt.Group]; !known {
+				c.groups[rt.Group] = len(c.groups)
+			}
+			rt.group = c.groups[rt.Group]
+		}
+		after := next
+		if rt.Terminal {
+			after = end
+		}
+		c.within = append(c.within, rt)
+		for _, h := range slices.Backward(rt.Handlers) {
+			var err error
+			if after, err = c.handler(h, after); err != nil {
+				return nil, err
+			}
+		}
+		c.within = c.within[:len(c.within)-1]
+		rt.handler = after
+		next = rt
+	}
+	return next, nil
+}
+
+// handler compiles a handler that is followed by next.
+func (c *compiler) handler(h caddyhttp.MiddlewareHandler, next caddyhttp.Handler) (caddyhttp.Handler, error) {
+	switch h := h.(type) {
+	case *Handler:
+		dry := &dryHandler{handler: h, limits: h, next: next, routes: slices.Clone(c.within)}
+		c.handlers = append(c.handlers, dry)
+		return dry, nil
+	case *caddyhttp.Subroute:
+		return c.routes(h.Routes, next)
+	case *caddyhttp.Invoke:
+		route := c.server.NamedRoutes[h.Name]
+		if route == nil {
+			return nil, fmt.Errorf("invoke: got %q, want a named route", h.Name)
+		}
+		if slices.Contains(c.invoked, h.Name) {
+			return nil, fmt.Errorf("invoke: named route %q invokes itself", h.Name)
+		}
+		c.invoked = append(c.invoked, h.Name)
+		compiled, err := c.routes(caddyhttp.RouteList{*route}, next)
+		c.invoked = c.invoked[:len(c.invoked)-1]
+		return compiled, err
+	}
+	return &dryHandler{handler: h, next: next}, nil
+}
+
+// dryRun takes requests through the routes of a server, one at a time. It is the
+// response writer that handlers see, too; they do not write to it.
+type dryRun struct {
+	server *dryServer
+	visit  visitLimits
+
+	// Called for each route that a request does not match, unless it is nil.
+	skipped func(*dryRoute)
+
+	groups []bool // that a route was chosen of
+	header http.Header
+}
+
+// visitLimits is called for each rate_limit handler that a request reaches, with
+// the buckets that the request has to pass: at least one. It must not keep eval.
+// If they could not be determined, err is what Handler.decide would return, and
+// the request ends. It returns whether the request is passed on.
+type visitLimits func(h *Handler, eval *evaluation, err error) bool
+
+// newRun returns a run that calls visit.
+func (s *dryServer) newRun(visit visitLimits) *dryRun {
+	return &dryRun{server: s, visit: visit, groups: make([]bool, len(s.groups)), header: make(http.Header)}
+}
+
+// dryRequest is a request as a server receives it, with what the server would
+// have found out about it.
+type dryRequest struct {
+	*http.Request
+
+	clientIP string // empty if it is to be found out by the config
+	userID   string // {http.auth.user.id}
+}
+
+// localContext is a context with the address that a request was received on.
+type localContext struct {
+	context.Context
+	local net.Addr
+}
+
+// Value implements context.Context.
+func (c localContext) Value(key any) any {
+	if key == http.LocalAddrContextKey {
+		return c.local
+	}
+	return c.Context.Value(key)
+}
+
+// serve takes a request through the server's routes. Its URL has a path and a
+// query only, as in servers, and its body is not nil. It may be changed. The error
+// is that of a matcher of a route.
+func (run *dryRun) serve(req dryRequest) error {
+	clear(run.groups)
+	repl := caddy.NewReplacer()
+	r := req.Request.WithContext(localContext{req.Context(), run.server.local})
+	r = caddyhttp.PrepareRequest(r, repl, run, run.server.server)
+	if req.clientIP != "" {
+		caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, req.clientIP)
+	}
+	if req.userID != "" {
+		repl.Set("http.auth.user.id", req.userID)
+	}
+	return run.server.first.ServeHTTP(run, r)
+}
+
+// ServeHTTP runs the handlers of the route if r matches it.
+func (rt *dryRoute) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
+	run, ok := w.(*dryRun)
+	if !ok {
+		return errWrapped
+	}
+	matches := rt.group < 0 || !run.groups[rt.group]
+	if matches && len(rt.MatcherSets) > 0 {
+		var err error
+		if matches, err = rt.MatcherSets.AnyMatchWithError(r); err != nil {
+			return err
+		}
+	}
+	if !matches {
+		if run.skipped != nil {
+			run.skipped(rt)
+		}
+		return rt.next.ServeHTTP(w, r)
+	}
+	if rt.group >= 0 {
+		run.groups[rt.group] = true
+	}
+	return rt.handler.ServeHTTP(w, r)
+}
+
+// errWrapped is the error for a handler that replaced the response writer: those
+// that do are not part of a dryConfig.
+var errWrapped = errors.New("a handler replaced the response writer")
+
+// ServeHTTP runs the handler.
+func (h *dryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
+	if h.limits == nil {
+		return h.handler.ServeHTTP(w, r, h.next)
+	}
+	run, ok := w.(*dryRun)
+	if !ok {
+		return errWrapped
+	}
+	if !run.meet(h.limits, r) {
+		return nil
+	}
+	return h.next.ServeHTTP(w, r)
+}
+
+// meet visits the limits of h that apply to r. It returns whether r is passed on.
+func (run *dryRun) meet(h *Handler, r *http.Request) bool {
+	eval := evaluationOf(r)
+	defer eval.release()
+	for _, l := range h.Limits {
+		if err := l.addTo(eval); err != nil {
+			run.visit(h, eval, err)
+			return false
+		}
+	}
+	return len(eval.buckets) == 0 || run.visit(h, eval, nil)
+}
+
+// Header implements http.ResponseWriter.
+func (run *dryRun) Header() http.Header { return run.header }
+
+// Write implements http.ResponseWriter.
+func (*dryRun) Write(b []byte) (int, error) { return len(b), nil }
+
+// WriteHeader implements http.ResponseWriter.
+func (*dryRun) WriteHeader(int) {}
