@@ -16,4 +16,4 @@ func init() {
 }
 
 // commands returns the subcommands of caddy rate-limit.
-func commands() []*cobra.Command { return nil }
+func commands() []*cobra.Command { return []*cobra.Command{replayCommand()} }

@@ -42,7 +42,8 @@ type replay struct {
 
 	requests, admitted, denied int64 // that any limit applied to
 	undecided                  int64 // that a matcher or a value rejected
-	unserved                   int64 // of hosts that no site of the config has
+	unserved                   int64 // that no server of the config handles
+	hostless                   int64 // whose log does not tell the host
 }
 
 // site is what decides which server handles a request.
@@ -54,8 +55,7 @@ type site struct {
 // metLimit is a limit that the request has met.
 type metLimit struct {
 	limit  *replayedLimit
-	key    uint32 // in limit.keys
-	denied bool   // by this limit
+	denied bool // by this limit
 }
 
 // maxReplayedKeys is the most keys of which a replay keeps statistics.
@@ -146,6 +146,7 @@ func (p *replay) prepare() *dryServer {
 	host, secure := e.Host, e.TLS
 	if host == "" {
 		host = p.host
+		p.hostless++
 	}
 	server, known := p.servers[site{host, secure}]
 	if !known {
@@ -208,7 +209,8 @@ func (p *replay) visit(h *Handler, eval *evaluation, err error) bool {
 		l, b := p.of[eval.policies[i]], &eval.buckets[i]
 		d := p.decisions[i].Denied
 		denied = denied || d
-		p.met = append(p.met, metLimit{l, l.keys.add(b, p.now.Microseconds(), d), d})
+		l.keys.add(b, p.now.Microseconds(), d)
+		p.met = append(p.met, metLimit{l, d})
 	}
 	return !denied
 }

@@ -45,7 +45,7 @@ func newReplayedLimit(b *bucket, opt replayOptions) *replayedLimit {
 	}
 	l.hours.location = opt.location
 	l.paths.counts = make(map[string]*report.Count)
-	l.keys = keyStats{index: make(map[uint64]uint32), seed: maphash.MakeSeed(), showKeys: opt.showKeys, peaks: make(map[int64]int64)}
+	l.keys = keyStats{size: l.size, index: make(map[uint64]uint32), seed: maphash.MakeSeed(), showKeys: opt.showKeys, peaks: make(map[int64]int64)}
 	return l
 }
 
@@ -247,6 +247,7 @@ type keyStats struct {
 	keys  []keyStat
 	texts []string // of the same keys, if they may be shown
 	most  int      // keys
+	size  int64    // of their buckets, 0 if it depends on the request
 
 	seed     maphash.Seed
 	showKeys bool
@@ -267,9 +268,10 @@ type keyStat struct {
 	requests, denied uint32
 }
 
-// add counts a request on the bucket b, and returns the index of its key.
-func (k *keyStats) add(b *limiter.Bucket, now int64, denied bool) uint32 {
+// add counts a request on the bucket b at a time in µs.
+func (k *keyStats) add(b *limiter.Bucket, now int64, denied bool) {
 	hash := maphash.String(k.seed, b.Key)
+	// A bucket of the client's address has a longer name than that of a key.
 	for _, v := range [...]uint64{uint64(b.Limit.DripInterval), uint64(b.Limit.DripSize), uint64(len(b.Name))} {
 		hi, lo := bits.Mul64(hash^0x9e3779b97f4a7c15, v^0xd1b54a32d192ed03)
 		hash = hi ^ lo
@@ -295,7 +297,6 @@ func (k *keyStats) add(b *limiter.Bucket, now int64, denied bool) uint32 {
 			s.denied++
 		}
 	}
-	return i
 }
 
 // fill adds what a request costs to the bucket that can hold anything.
@@ -320,8 +321,17 @@ func (s *keyStat) fill(b *limiter.Bucket, now int64) {
 	s.peak = max(s.peak, level)
 }
 
-// roundedPeak rounds a peak up to one of a few hundred values, by 3 % at most.
-func roundedPeak(units int64) int64 {
+// roundedPeak rounds a peak up to one of a few hundred values, by 3 % at most, but
+// not beyond the size if the peak is not.
+func roundedPeak(units, size int64) int64 {
+	if rounded := roundUp(units); units > size || rounded < size {
+		return rounded
+	}
+	return size
+}
+
+// roundUp rounds up by 3 % at most.
+func roundUp(units int64) int64 {
 	shift := max(bits.Len64(uint64(units))-6, 0) //nolint:gosec // not negative
 	step := int64(1) << shift
 	if units > math.MaxInt64-step {
@@ -367,7 +377,7 @@ func (k *keyStats) fold() {
 		if s.denied > 0 {
 			k.foldedDenied++
 		}
-		k.peaks[roundedPeak(s.peak)]++
+		k.peaks[roundedPeak(s.peak, k.size)]++
 		k.top = addTop(k.top, s.report(text))
 	}
 }
@@ -396,7 +406,7 @@ func (k *keyStats) report() (n, denied int64, peaks []report.Peak, top []report.
 		if s.denied > 0 {
 			denied++
 		}
-		counts[roundedPeak(s.peak)]++
+		counts[roundedPeak(s.peak, k.size)]++
 		text := ""
 		if k.showKeys {
 			text = k.texts[i]
