@@ -55,6 +55,7 @@ type App struct {
 	definitions *definitions
 	handlers    []*Handler // of the config, in the order in which they were provisioned
 	logger      *zap.Logger
+	ctx         caddy.Context // of the config
 }
 
 // Memory configures the buckets in this process.
@@ -90,7 +91,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision opens the stores, or takes over those of the previous config.
 func (a *App) Provision(ctx caddy.Context) error {
-	a.logger = ctx.Logger()
+	a.logger, a.ctx = ctx.Logger(), ctx
 	a.definitions = newDefinitions()
 	var err error
 	a.onError, err = newConstant("on_error", cmp.Or(a.OnError, string(onErrorFallback)), parseOnError)

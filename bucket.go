@@ -39,6 +39,7 @@ type policy struct {
 	units bool // whether requests may cost other than one unit
 
 	counters *counters // of all limits of the path
+	top      *topList  // nil if the limit does not track the keys that ask most
 }
 
 // sizeIsDynamic reports whether the effective size depends on the request.

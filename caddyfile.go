@@ -36,6 +36,7 @@ func init() {
 //		ipv6_prefix  <bits>
 //		max_keys     <n>
 //		when_full    forget | share
+//		track_top    <n>
 //		match        @name | /path | <matcher...> | { ... }
 //		limit        <name> { ... }
 //
@@ -82,6 +83,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 		"ipv6_prefix":  (*string)(&l.IPv6Prefix),
 		"max_keys":     (*string)(&l.MaxKeys),
 		"when_full":    &l.WhenFull,
+		"track_top":    (*string)(&l.TrackTop),
 	}
 	if h != nil {
 		values["accounting"] = &h.Accounting
@@ -121,7 +123,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 				"with size for events and drip_rate for the window divided by them")
 		default:
 			return helper.Errf("%s: got an unknown option, want one of key, rate, size, drip_rate, drip_size, cost, factor, "+
-				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, match, limit, accounting, headers, on_error",
+				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, track_top, match, limit, accounting, headers, on_error",
 				quoteWord(option))
 		}
 		if err == nil && option != "match" && option != "limit" {

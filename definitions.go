@@ -11,9 +11,10 @@ import (
 // mistake or contradict each other.
 type definitions struct {
 	named        map[string]definition // in the whole config, by path
-	bounds       map[string][2]setting // likewise, by the name of the bucket in stores
+	bounds       map[string][3]setting // likewise, by the name of the bucket in stores
 	handlerPaths map[string]bool       // in one handler
 	counters     map[string]*counters  // in the whole config, by path
+	tops         map[topID]*topList    // in the whole config
 
 	maxKeys int // for all limits together
 }
@@ -28,8 +29,9 @@ type definition struct {
 func newDefinitions() *definitions {
 	return &definitions{
 		named:    make(map[string]definition),
-		bounds:   make(map[string][2]setting),
+		bounds:   make(map[string][3]setting),
 		counters: make(map[string]*counters),
+		tops:     make(map[topID]*topList),
 		maxKeys:  limiter.DefaultMaxKeys,
 	}
 }
@@ -52,8 +54,25 @@ func (d *definitions) countersOf(path string) *counters {
 	return c
 }
 
-// release releases the counters of all paths.
+// topOf returns the list of the keys that ask most at b's limit, or nil if it does
+// not track them.
+func (d *definitions) topOf(b *bucket) *topList {
+	if b.limit.trackTop == 0 {
+		return nil
+	}
+	id := topID{b.name, b.limit.trackTop}
+	if d.tops[id] == nil {
+		d.tops[id] = topListOf(id)
+	}
+	return d.tops[id]
+}
+
+// release releases the counters of all paths, and the lists of keys.
 func (d *definitions) release() {
+	for id, top := range d.tops {
+		top.release()
+		delete(d.tops, id)
+	}
 	for path, c := range d.counters {
 		c.release()
 		delete(d.counters, path)
@@ -74,6 +93,7 @@ func (d *definitions) add(l *Limit) error {
 		if err := d.addBounds(b); err != nil {
 			return err
 		}
+		b.policy.top = d.topOf(b)
 		if l.Name == "" {
 			continue
 		}
@@ -99,13 +119,15 @@ func (d *definitions) add(l *Limit) error {
 	return nil
 }
 
-// addBounds adds max_keys and when_full of b's limit. A store bounds all buckets
-// of one name together, so limits whose buckets have the same name must agree in
-// these, even if the limits have no name themselves.
+// addBounds adds max_keys, when_full and track_top of b's limit. A store bounds all
+// buckets of one name together, and their keys are tracked together, so limits whose
+// buckets have the same name must agree in these, even if the limits have no name
+// themselves.
 func (d *definitions) addBounds(b *bucket) error {
-	options := [2]setting{
+	options := [3]setting{
 		{"max_keys", fmt.Sprint(cmp.Or(b.limit.maxKeys, max(d.maxKeys/2, 1)))},
 		{"when_full", cmp.Or(b.limit.WhenFull, whenFullForget)},
+		{"track_top", fmt.Sprint(b.limit.trackTop)},
 	}
 	earlier, found := d.bounds[b.name]
 	if !found {

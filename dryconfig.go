@@ -28,6 +28,9 @@ type dryConfig struct {
 	// What differs from the config as Caddy would run it, one sentence each.
 	warnings []string
 
+	redis       *Redis   // as configured, though it is not used; nil without
+	unreachable []string // the servers that have limits no request reaches, and the handlers before these, in turn
+
 	cancel func()
 }
 
@@ -108,7 +111,7 @@ func newDryConfig(text []byte) (*dryConfig, error) {
 		http.Servers[name] = s.cut(d)
 		d.servers = append(d.servers, s)
 	}
-	own, err := withoutRedis(cfg.Apps["rate_limit"])
+	own, err := d.cutRedis(cfg.Apps["rate_limit"])
 	if err != nil {
 		return nil, err
 	}
@@ -119,16 +122,16 @@ func newDryConfig(text []byte) (*dryConfig, error) {
 	return d, d.provision(map[string]json.RawMessage{"http": httpApp, "rate_limit": own})
 }
 
-// withoutRedis returns the app's config without Redis.
-func withoutRedis(raw json.RawMessage) (json.RawMessage, error) {
-	options := make(map[string]json.RawMessage)
+// cutRedis returns the app's config without Redis.
+func (d *dryConfig) cutRedis(raw json.RawMessage) (json.RawMessage, error) {
+	app := new(App)
 	if raw != nil {
-		if err := json.Unmarshal(raw, &options); err != nil {
+		if err := caddy.StrictUnmarshalJSON(raw, app); err != nil {
 			return nil, fmt.Errorf("decoding the rate_limit app: %w", err)
 		}
 	}
-	delete(options, "redis")
-	return json.Marshal(options)
+	d.redis, app.Redis = app.Redis, nil
+	return json.Marshal(app)
 }
 
 // discardLogs is a logging config with which nothing is logged. It has the writer
@@ -322,6 +325,7 @@ func (c *cutter) route(route rawRoute, after bool) (found bool) {
 			}
 			if found {
 				c.warn("Server %s: limits after the handler %s are left out, since it passes no request on.", c.server, name)
+				c.unreachable = append(c.unreachable, c.server, name)
 			}
 			kept, found, after = nil, false, false
 			route["terminal"] = json.RawMessage("true")

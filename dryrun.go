@@ -113,20 +113,32 @@ func (s *dryServer) servesHost(host string) bool {
 	})
 }
 
+// splitHost returns the host and port that requests for a host go to.
+func splitHost(hostport string, tls bool) (host string, port int) {
+	host, text, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host, text = strings.Trim(hostport, "[]"), "80"
+		if tls {
+			text = "443"
+		}
+	}
+	port, _ = strconv.Atoi(text)
+	return host, port
+}
+
+// accepts reports whether the server listens on the port of requests for a host.
+func (s *dryServer) accepts(hostport string, tls bool) bool {
+	_, port := splitHost(hostport, tls)
+	return slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return listensOn(a, port) })
+}
+
 // serverOf returns the server that handles requests for a host, which may have a
 // port. Several may, behind addresses that are not known here: the one that has a
 // site for the host is preferred, then the one that listens on the port, then the
 // one that serves TLS or not, as the request has it. exact is false if it differs
 // from the request in any of them.
 func (d *dryConfig) serverOf(hostport string, tls bool) (found *dryServer, exact bool) {
-	host, portText, err := net.SplitHostPort(hostport)
-	if err != nil {
-		host, portText = strings.Trim(hostport, "[]"), "80"
-		if tls {
-			portText = "443"
-		}
-	}
-	port, _ := strconv.Atoi(portText)
+	host, _ := splitHost(hostport, tls)
 	most := -1
 	for _, s := range d.servers {
 		const forTLS, forPort, forAnyHost, forHost = 1, 2, 4, 8
@@ -138,7 +150,7 @@ func (d *dryConfig) serverOf(hostport string, tls bool) (found *dryServer, exact
 			points = forAnyHost
 		}
 		exactHost := points > 0
-		onPort := slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return listensOn(a, port) })
+		onPort := s.accepts(hostport, tls)
 		if onPort {
 			points += forPort
 		}
@@ -247,8 +259,12 @@ type dryRun struct {
 	server *dryServer
 	visit  visitLimits
 
-	// Called for each route that a request does not match, unless it is nil.
-	skipped func(*dryRoute)
+	// Called for each route that a request passes by, unless it is nil: it does
+	// not match, or another route of its group did.
+	passedBy func(rt *dryRoute, r *http.Request, other bool)
+
+	// Called for each rate_limit handler instead of visit, unless it is nil.
+	inspect func(h *Handler, r *http.Request) (pass bool)
 
 	groups []bool // that a route was chosen of
 	header http.Header
@@ -311,7 +327,8 @@ func (rt *dryRoute) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if !ok {
 		return errWrapped
 	}
-	matches := rt.group < 0 || !run.groups[rt.group]
+	other := rt.group >= 0 && run.groups[rt.group]
+	matches := !other
 	if matches && len(rt.MatcherSets) > 0 {
 		var err error
 		if matches, err = rt.MatcherSets.AnyMatchWithError(r); err != nil {
@@ -319,8 +336,8 @@ func (rt *dryRoute) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if !matches {
-		if run.skipped != nil {
-			run.skipped(rt)
+		if run.passedBy != nil {
+			run.passedBy(rt, r, other)
 		}
 		return rt.next.ServeHTTP(w, r)
 	}
@@ -351,6 +368,9 @@ func (h *dryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 
 // meet visits the limits of h that apply to r. It returns whether r is passed on.
 func (run *dryRun) meet(h *Handler, r *http.Request) bool {
+	if run.inspect != nil {
+		return run.inspect(h, r)
+	}
 	eval := evaluationOf(r)
 	defer eval.release()
 	for _, l := range h.Limits {

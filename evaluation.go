@@ -65,6 +65,9 @@ func (e *evaluation) count(accounting limiter.Accounting) {
 		d := &e.decisions[i]
 		charged := !d.Denied && (!denied || accounting == limiter.AccountingEach)
 		e.policies[i].counters.count(e.stripe, d, denied, charged, e.buckets[i].Cost)
+		if top := e.policies[i].top; top != nil {
+			top.record(&e.buckets[i], d.Denied)
+		}
 	}
 }
 

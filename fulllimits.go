@@ -25,11 +25,13 @@ var limitUsages = (*limiter.Memory).Limits
 func watchLimits(ctx context.Context, every time.Duration, usages func(*limiter.Memory) []limiter.LimitUsage) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
+	recentCounts.sample(time.Now())
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-ticker.C:
+			recentCounts.sample(now)
 			running.Lock()
 			var app *App
 			if n := len(running.apps); n > 0 {

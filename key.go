@@ -265,6 +265,11 @@ func networkOfClient(r *http.Request) string {
 		return noNetwork
 	}
 	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return networkOf(address)
+}
+
+// networkOf returns the network of a client's address, or noNetwork.
+func networkOf(address string) string {
 	ip, err := netip.ParseAddr(address)
 	if err != nil {
 		return noNetwork

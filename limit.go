@@ -14,6 +14,10 @@ import (
 	"go.uber.org/zap"
 )
 
+// addressSuffix ends the names of the buckets of clients' addresses that replace
+// keys. A limit's name has no "@".
+const addressSuffix = "@client_ip"
+
 const (
 	defaultName       = "default"
 	defaultKey        = "{" + clientIP + "}"
@@ -138,6 +142,17 @@ type Limit struct {
 	// their own option.
 	WhenFull string `json:"when_full,omitempty"`
 
+	// The number of counters, from 1 to 10000, with which to track the keys that
+	// ask most often and those that this limit denies most often, in the last one
+	// to two minutes. The admin API shows them, see `/rate_limit/top`. A count is
+	// too high by at most the number of all requests divided by that of counters,
+	// so a hundred find the keys that send more than one percent of all requests.
+	//
+	// The keys are then kept as plain text in the memory of this process, which are
+	// otherwise only kept as digests: up to 256 bytes of each. A counter takes
+	// about 1 kB. Nested limits have their own option. Default: off.
+	TrackTop Number `json:"track_top,omitempty"`
+
 	// Nested limits, which apply to requests that this limit applies to and that
 	// they match.
 	Limits []*Limit `json:"limits,omitempty"`
@@ -146,8 +161,10 @@ type Limit struct {
 	key           *key
 	maxKeys       int  // 0 for the default
 	shareWhenFull bool // whether new keys share buckets when the limit is full
+	trackTop      int  // 0 if off
 	buckets       []*bucket
 	matchers      caddyhttp.MatcherSets
+	matchersRaw   caddyhttp.RawMatcherSets // as configured, to show; Caddy drops MatcherSetsRaw
 	logger        *zap.Logger
 
 	warnNoKey          sync.Once
@@ -165,6 +182,9 @@ func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) e
 	err := l.setKey(parent)
 	if err == nil {
 		err = l.setMaxKeys(defs.maxKeys)
+	}
+	if err == nil && l.TrackTop != "" {
+		l.trackTop, err = newNumber("track_top", string(l.TrackTop), parseTrackTop)
 	}
 	if err == nil {
 		err = l.setBuckets()
@@ -289,6 +309,7 @@ func (l *Limit) setMatchers(ctx caddy.Context) error {
 	if l.MatcherSetsRaw == nil {
 		return nil
 	}
+	l.matchersRaw = l.MatcherSetsRaw
 	sets, err := ctx.LoadModule(l, "MatcherSetsRaw")
 	if err != nil {
 		return fmt.Errorf("match: %w", err)
@@ -312,7 +333,7 @@ func (l *Limit) setBuckets() error {
 	}
 	shared := []setting{
 		{"cost", string(l.Cost)}, {"factor", string(l.Factor)},
-		{"max_keys", string(l.MaxKeys)}, {"when_full", l.WhenFull},
+		{"max_keys", string(l.MaxKeys)}, {"when_full", l.WhenFull}, {"track_top", string(l.TrackTop)},
 	}
 
 	if legacy := firstSet(legacyOptions); legacy != nil {
@@ -456,7 +477,7 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 		numbers = b.describe()
 	}
 	b.name = b.path + l.key.nameSuffix(b.path, numbers)
-	b.addressName = b.name + "@client_ip"
+	b.addressName = b.name + addressSuffix
 	l.buckets = append(l.buckets, b)
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 func init() {
 	caddy.RegisterModule(new(App))
 	caddy.RegisterModule(new(Handler))
+	caddy.RegisterModule(new(adminAPI))
 }
 
 // Interface guards
@@ -24,4 +25,6 @@ var (
 	_ caddy.CleanerUpper          = (*App)(nil)
 	_ caddy.Provisioner           = (*Handler)(nil)
 	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+	_ caddy.AdminRouter           = (*adminAPI)(nil)
+	_ caddy.Provisioner           = (*adminAPI)(nil)
 )

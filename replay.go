@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -27,13 +28,12 @@ type replay struct {
 	of     map[*policy]*replayedLimit
 	host   string // of requests whose log does not tell
 
-	runs    map[*dryServer]*dryRun
-	servers map[site]*dryServer
+	runs    map[*dryServer]*reusedRun
+	servers map[replayedSite]*dryServer
 
 	// The request that is being replayed.
 	entry     *accesslog.Entry
 	at        int64
-	request   http.Request
 	url       url.URL
 	values    []string
 	decisions []limiter.Decision
@@ -46,8 +46,8 @@ type replay struct {
 	hostless                   int64 // whose log does not tell the host
 }
 
-// site is what decides which server handles a request.
-type site struct {
+// replayedSite is what decides which server handles a request.
+type replayedSite struct {
 	host string
 	tls  bool
 }
@@ -67,9 +67,8 @@ func newReplay(config *dryConfig, opt replayOptions) *replay {
 		config:  config,
 		of:      make(map[*policy]*replayedLimit),
 		host:    opt.host,
-		runs:    make(map[*dryServer]*dryRun),
-		servers: make(map[site]*dryServer),
-		request: http.Request{Header: make(http.Header), Body: http.NoBody},
+		runs:    make(map[*dryServer]*reusedRun),
+		servers: make(map[replayedSite]*dryServer),
 	}
 	if p.host == "" {
 		p.host = config.onlyHost()
@@ -77,7 +76,7 @@ func newReplay(config *dryConfig, opt replayOptions) *replay {
 	p.store = limiter.NewMemory(func() time.Duration { return p.now })
 	p.store.SetMaxKeys(config.app.maxKeys)
 	for _, s := range config.servers {
-		p.runs[s] = s.newRun(p.visit)
+		p.runs[s] = s.newReusedRun(p.visit)
 		for _, h := range s.handlers {
 			p.addLimits(h.limits.Limits, opt)
 		}
@@ -128,27 +127,27 @@ func (p *replay) take(e *accesslog.Entry, at int64) {
 	}
 	p.now = time.Duration(at-p.start) + time.Hour
 	p.entry, p.at, p.met, p.refused = e, at, p.met[:0], false
-	server := p.prepare()
-	if server == nil {
+	run := p.prepare()
+	if run == nil {
 		p.unserved++
 		return
 	}
-	req := dryRequest{Request: &p.request, clientIP: e.ClientIP, userID: e.UserID}
-	if err := p.runs[server].serve(req); err != nil {
+	if err := run.serve(e.ClientIP, e.UserID, e.ClientIP != e.RemoteIP); err != nil {
 		p.refused = true // a matcher failed, and the request with it
 	}
 	p.count()
 }
 
-// prepare makes the request, and returns the server that handles it, or nil.
-func (p *replay) prepare() *dryServer {
-	e, r := p.entry, &p.request
+// prepare makes the request, and returns the run of the server that handles it, or
+// nil.
+func (p *replay) prepare() *reusedRun {
+	e := p.entry
 	host, secure := e.Host, e.TLS
 	if host == "" {
 		host = p.host
 		p.hostless++
 	}
-	server, known := p.servers[site{host, secure}]
+	server, known := p.servers[replayedSite{host, secure}]
 	if !known {
 		if server, _ = p.config.serverOf(host, secure); e.Host == "" && server != nil && server.tls != secure {
 			server, _ = p.config.serverOf(host, server.tls) // the log does not tell of TLS either
@@ -156,29 +155,26 @@ func (p *replay) prepare() *dryServer {
 		if len(p.servers) == 10_000 {
 			clear(p.servers) // clients choose the hosts that they ask for
 		}
-		p.servers[site{strings.Clone(host), secure}] = server
+		p.servers[replayedSite{strings.Clone(host), secure}] = server
 	}
 	if server == nil {
 		return nil
 	}
+	run := p.runs[server]
+	r := run.request
 	p.url = e.URL
 	r.Method, r.URL, r.RequestURI, r.Host, r.Proto = e.Method, &p.url, e.URI, host, e.Proto
 	if r.ProtoMajor, r.ProtoMinor = 1, 1; strings.HasPrefix(e.Proto, "HTTP/") {
 		r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(e.Proto)
 	}
-	r.RemoteAddr = e.RemoteIP
-	if net.ParseIP(e.RemoteIP) != nil {
-		port := e.RemotePort
-		if port == "" {
-			port = "0"
-		}
-		r.RemoteAddr = net.JoinHostPort(e.RemoteIP, port)
+	if r.RemoteAddr = e.RemoteIP; e.RemoteIP != "" && e.RemoteIP != "@" { // as on a unix socket
+		r.RemoteAddr = net.JoinHostPort(e.RemoteIP, cmp.Or(e.RemotePort, "0"))
 	}
 	if r.TLS = nil; secure || e.Host == "" && server.tls {
 		r.TLS = &tlsOfReplay
 	}
 	p.values = e.HeaderTo(r.Header, p.values)
-	return server
+	return run
 }
 
 // tlsOfReplay is what is known of the TLS connections of logs.

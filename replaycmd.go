@@ -11,18 +11,15 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/accesslog"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
@@ -254,8 +251,7 @@ func (s *replaySession) run(ctx context.Context) {
 // showProgress shows the progress on w, if that is a terminal, until the function
 // that it returns is called.
 func (s *replaySession) showProgress(w io.Writer) (end func()) {
-	file, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(file.Fd())) { //nolint:gosec // as x/term wants it
+	if !isTerminal(w) {
 		return func() {}
 	}
 	done, ended := make(chan struct{}), make(chan struct{})
@@ -318,6 +314,9 @@ func (s *replaySession) report(logs []string) *report.Report {
 	}
 	for i, p := range s.replays {
 		c := report.Config{Name: filepath.Base(p.config.name), Requests: p.requests, Admitted: p.admitted, Denied: p.denied}
+		if p.config.redis != nil {
+			r.Notes = append(r.Notes, c.Name+": Redis is not asked. The buckets are in memory, and empty at first.")
+		}
 		names := make(map[string]int)
 		for j, l := range p.limits {
 			limit := l.report()
@@ -375,57 +374,42 @@ func (p *replay) notes(several bool) (notes []string) {
 	return notes
 }
 
-// moduleVersion returns the version of this module, or "" if that is unknown.
-func moduleVersion() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	const module = "github.com/seed-387a6c65/caddy-ratelimit"
-	for _, m := range append(info.Deps, &info.Main) {
-		if m.Path == module && m.Version != "(devel)" {
-			return m.Version
-		}
-	}
-	return ""
-}
-
 // replayAnswer is the result as JSON. Limits are those of the only config.
 type replayAnswer struct {
-	Lines       int64            `json:"lines"`
-	Used        int64            `json:"used"`
-	Skipped     map[string]int64 `json:"skipped"`
-	From        *time.Time       `json:"from,omitempty"`
-	To          *time.Time       `json:"to,omitempty"`
-	Interrupted bool             `json:"interrupted,omitempty"`
-	Notes       []string         `json:"notes,omitempty"`
-	Limits      []limitAnswer    `json:"limits,omitempty"`
-	Configs     []configAnswer   `json:"configs,omitempty"`
+	Lines       int64                  `json:"lines"`
+	Used        int64                  `json:"used"`
+	Skipped     map[string]int64       `json:"skipped"`
+	From        *time.Time             `json:"from,omitempty"`
+	To          *time.Time             `json:"to,omitempty"`
+	Interrupted bool                   `json:"interrupted,omitempty"`
+	Notes       []string               `json:"notes,omitempty"`
+	Limits      []replayedLimitAnswer  `json:"limits,omitempty"`
+	Configs     []replayedConfigAnswer `json:"configs,omitempty"`
 }
 
-// configAnswer is the result of a config, if there are two.
-type configAnswer struct {
-	Config string        `json:"config"`
-	Limits []limitAnswer `json:"limits"`
+// replayedConfigAnswer is the result of a config, if there are two.
+type replayedConfigAnswer struct {
+	Config string                `json:"config"`
+	Limits []replayedLimitAnswer `json:"limits"`
 }
 
-// limitAnswer is the result of a limit.
-type limitAnswer struct {
-	Limit         string      `json:"limit"`
-	Requests      int64       `json:"requests"`
-	Admitted      int64       `json:"admitted"`
-	Denied        int64       `json:"denied"`
-	DeniedAtMost  *int64      `json:"denied_at_most,omitempty"` // if times are whole seconds
-	Keys          int64       `json:"keys"`
-	KeysDenied    int64       `json:"keys_denied"`
-	Size          int64       `json:"size,omitempty"`
-	SizeForTarget int64       `json:"size_for_target,omitempty"`
-	Top           []keyAnswer `json:"top,omitempty"` // if keys may be shown
-	Notes         []string    `json:"notes,omitempty"`
+// replayedLimitAnswer is the result of a limit.
+type replayedLimitAnswer struct {
+	Limit         string              `json:"limit"`
+	Requests      int64               `json:"requests"`
+	Admitted      int64               `json:"admitted"`
+	Denied        int64               `json:"denied"`
+	DeniedAtMost  *int64              `json:"denied_at_most,omitempty"` // if times are whole seconds
+	Keys          int64               `json:"keys"`
+	KeysDenied    int64               `json:"keys_denied"`
+	Size          int64               `json:"size,omitempty"`
+	SizeForTarget int64               `json:"size_for_target,omitempty"`
+	Top           []replayedKeyAnswer `json:"top,omitempty"` // if keys may be shown
+	Notes         []string            `json:"notes,omitempty"`
 }
 
-// keyAnswer is the result of a key.
-type keyAnswer struct {
+// replayedKeyAnswer is the result of a key.
+type replayedKeyAnswer struct {
 	Key      string `json:"key"`
 	Requests int64  `json:"requests"`
 	Denied   int64  `json:"denied"`
@@ -442,22 +426,22 @@ func (s *replaySession) answer(r *report.Report, f *replayFlags) replayAnswer {
 	}
 	for i := range r.Configs {
 		c := &r.Configs[i]
-		limits := make([]limitAnswer, 0, len(c.Limits))
+		limits := make([]replayedLimitAnswer, 0, len(c.Limits))
 		for j := range c.Limits {
-			limits = append(limits, newLimitAnswer(&c.Limits[j], r.Resolution > 0, f))
+			limits = append(limits, newReplayedLimitAnswer(&c.Limits[j], r.Resolution > 0, f))
 		}
 		if len(r.Configs) == 1 {
 			a.Limits = limits
 		} else {
-			a.Configs = append(a.Configs, configAnswer{c.Name, limits})
+			a.Configs = append(a.Configs, replayedConfigAnswer{c.Name, limits})
 		}
 	}
 	return a
 }
 
-// newLimitAnswer returns the result of a limit.
-func newLimitAnswer(l *report.Limit, bounds bool, f *replayFlags) limitAnswer {
-	a := limitAnswer{
+// newReplayedLimitAnswer returns the result of a limit.
+func newReplayedLimitAnswer(l *report.Limit, bounds bool, f *replayFlags) replayedLimitAnswer {
+	a := replayedLimitAnswer{
 		Limit: l.Path, Requests: l.Requests, Admitted: l.Admitted, Denied: l.Denied, Keys: l.Keys,
 		KeysDenied: l.KeysDenied, Size: l.Size, SizeForTarget: sizeFor(l.Peaks, f.target), Notes: l.Unusual,
 	}
@@ -466,7 +450,7 @@ func newLimitAnswer(l *report.Limit, bounds bool, f *replayFlags) limitAnswer {
 	}
 	if f.replayOptions.showKeys {
 		for _, k := range l.Top {
-			a.Top = append(a.Top, keyAnswer{k.Text, k.Requests, k.Denied})
+			a.Top = append(a.Top, replayedKeyAnswer{k.Text, k.Requests, k.Denied})
 		}
 	}
 	return a
@@ -510,31 +494,29 @@ func printReplay(w io.Writer, r *report.Report, f *replayFlags) error {
 
 // printReplayedLimits prints a table of the limits of a config.
 func printReplayedLimits(w io.Writer, c *report.Config, bounds bool, f *replayFlags) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	denied := "DENIED"
 	if bounds {
 		denied = "DENIED (AT MOST)"
 	}
-	target := strconv.FormatFloat(100*f.target, 'g', 4, 64) + " %"
-	fmt.Fprintf(table, "LIMIT\tSIZE\tREQUESTS\tADMITTED\t%s\tSHARE\tKEYS\tKEYS DENIED\tSIZE FOR %s\t\n", denied, target)
+	target := strconv.FormatFloat(100*f.target, 'g', 4, 64)
+	t := newTable("LIMIT", "SIZE", "REQUESTS", "ADMITTED", denied, "SHARE", "KEYS", "KEYS DENIED", "SIZE FOR "+target+" %")
 	for i := range c.Limits {
 		l := &c.Limits[i]
-		size := "varies"
+		size, wanted := "varies", "-"
 		if l.Size > 0 {
 			size = humanize.Comma(l.Size)
+		}
+		if l.Keys > 0 {
+			wanted = humanize.Comma(sizeFor(l.Peaks, f.target))
 		}
 		denied := humanize.Comma(l.Denied)
 		if bounds {
 			denied += " (" + humanize.Comma(l.DeniedAtMost) + ")"
 		}
-		wanted := "-"
-		if l.Keys > 0 {
-			wanted = humanize.Comma(sizeFor(l.Peaks, f.target))
-		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", l.Path, size, humanize.Comma(l.Requests),
-			humanize.Comma(l.Admitted), denied, percentage(l.Denied, l.Requests), humanize.Comma(l.Keys), humanize.Comma(l.KeysDenied), wanted)
+		t.add(false, l.Path, size, humanize.Comma(l.Requests), humanize.Comma(l.Admitted), denied,
+			percentage(l.Denied, l.Requests), humanize.Comma(l.Keys), humanize.Comma(l.KeysDenied), wanted)
 	}
-	table.Flush()
+	t.print(w)
 }
 
 // percentage formats a share of a whole.
@@ -545,15 +527,14 @@ func percentage(part, whole int64) string {
 	return strconv.FormatFloat(100*float64(part)/float64(whole), 'g', 3, 64) + " %"
 }
 
-// printReplayedKeys prints the keys that were denied most. Clients choose them, so
-// they are quoted.
+// printReplayedKeys prints the keys that were denied most.
 func printReplayedKeys(w io.Writer, c *report.Config) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprint(table, "\nLIMIT\tDENIED\tREQUESTS\tKEY\n")
+	t := newTable("LIMIT", "DENIED", "REQUESTS", "KEY")
 	for i := range c.Limits {
 		for _, k := range c.Limits[i].Top {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%q\n", c.Limits[i].Path, humanize.Comma(k.Denied), humanize.Comma(k.Requests), k.Text)
+			t.add(false, c.Limits[i].Path, humanize.Comma(k.Denied), humanize.Comma(k.Requests), printable(k.Text))
 		}
 	}
-	table.Flush()
+	fmt.Fprintln(w)
+	t.print(w)
 }

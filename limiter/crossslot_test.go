@@ -72,7 +72,7 @@ func TestHeldUnits(t *testing.T) {
 				t.Fatal(err)
 			}
 			model = before
-			want := outcome{}
+			want := outcome{by: DecidedByRedis}
 			switch what {
 			case 0, whatHold:
 				want.denied = !before.room(b.Limit, v.now, b.Cost)

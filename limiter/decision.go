@@ -12,6 +12,9 @@ type Decision struct {
 	// bucket's size.
 	Never bool
 
+	// What decided.
+	By Decider
+
 	// The bucket's size.
 	Size int64
 
@@ -25,9 +28,6 @@ type Decision struct {
 	// one microsecond earlier and admitted at that time. Zero if the bucket did
 	// not deny, or will never admit; see also Bucket.Wait.
 	RetryAfter time.Duration
-
-	// What decided.
-	By Decider
 }
 
 // Decider says what decided on a bucket.

@@ -32,6 +32,7 @@ const (
 type denyCache struct {
 	seed   maphash.Seed
 	latest atomic.Int64 // until when any entry is valid
+	forgot atomic.Int64 // when an entry was last forgotten; 0 if none was
 	slots  []denySlot
 }
 
@@ -109,6 +110,9 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent, answered int
 	if !keep && answered >= d.latest.Load() {
 		return
 	}
+	if forgot := d.forgot.Load(); forgot != 0 && sent <= forgot {
+		return // the answer may be from before a reset
+	}
 	for i, o := range outcomes {
 		b := &req.Buckets[i]
 		if o.blocked || o.foreign {
@@ -129,6 +133,18 @@ func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
 	return slot.cachedDenial, slot.hash == hash && slot.until > now
+}
+
+// forget removes the entry for b, which a server has emptied by now. The answer to
+// a request that was sent before now is not cached.
+func (d *denyCache) forget(b *Bucket, now int64) {
+	d.forgot.Store(now)
+	slot, hash := d.slot(b)
+	slot.mu.Lock()
+	defer slot.mu.Unlock()
+	if slot.hash == hash {
+		slot.cachedDenial = cachedDenial{}
+	}
 }
 
 // put stores the entry e for b, which was answered at now. Without anew it only

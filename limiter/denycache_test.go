@@ -565,7 +565,7 @@ func TestDenyCacheInCluster(t *testing.T) {
 // others, and no more memory is used.
 func TestDenyCacheIsBounded(t *testing.T) {
 	d := newDenyCache(denySlots)
-	full := outcome{state: state{clear: time.Hour.Microseconds()}, denied: true}
+	full := outcome{state: state{clear: time.Hour.Microseconds()}, denied: true, by: DecidedByCache}
 	var buckets []Bucket
 	for i := range 4 * denySlots {
 		b := hourly(int64(1 + i%3))

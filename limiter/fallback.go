@@ -158,6 +158,7 @@ type tracked struct {
 	keeps   bool
 	told    bool // the query sent a level to the server
 	crossed bool // something was decided here while it was in flight
+	emptied bool // the bucket was reset while it was in flight
 }
 
 // pending appends the tracked buckets of req to dst.
@@ -188,7 +189,8 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		f.sent++
 		q.Arg, q.order = q.plain, f.sent
 		for i := range q.buckets {
-			q.buckets[i].told, q.buckets[i].crossed = false, !leads
+			p := &q.buckets[i]
+			p.told, p.crossed, p.emptied = false, !leads, false
 		}
 		if dirty {
 			q.tell(f.toldFor(q))
@@ -298,7 +300,10 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 		o, p := &outcomes[i], &q.buckets[i]
 		if !o.blocked {
 			charged := !held && !o.denied && (admitted || q.what() != byte(AccountingAtomic))
-			s, newest := f.newest(q.order, p, o.state)
+			s, newest := state{}, false
+			if !p.emptied { // or the level may be from before that
+				s, newest = f.newest(q.order, p, o.state)
+			}
 			crossed := p.crossed && charged
 			f.memory.follow(p, s, f.timeout, newest, crossed)
 			if crossed { // the servers of other queries in flight may not know of this charge
@@ -494,4 +499,42 @@ func (f *fallback) unlink(q *query) {
 		q.next.prev = q.prev
 	}
 	q.next, q.prev, q.counted = nil, nil, false
+}
+
+// empty empties a bucket, which its server has emptied. Answers that are in flight
+// may be from before that, so their levels no longer count.
+func (f *fallback) empty(b *Bucket) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.memory.empty(b)
+	hash := f.memory.hash(b)
+	for q := f.inFlight; q != nil; q = q.next {
+		for i := range q.buckets {
+			if p := &q.buckets[i]; p.hash == hash {
+				p.crossed, p.emptied = true, true
+			}
+		}
+	}
+	t := &f.traces[hash%traces]
+	t.last = f.sent
+	if t.hash == hash {
+		t.since, t.highest = f.sent, state{}
+	}
+}
+
+// tells reports whether a query is in flight that tells a server what a bucket held
+// before it was emptied.
+func (f *fallback) tells(b *Bucket) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	hash := f.memory.hash(b)
+	for q := f.inFlight; q != nil; q = q.next {
+		if slices.ContainsFunc(q.buckets, func(p tracked) bool { return p.hash == hash && p.emptied && p.told }) {
+			return true
+		}
+	}
+	return false
 }

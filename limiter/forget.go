@@ -108,17 +108,8 @@ func (e *emptiness) less(a, b *slot) bool {
 	if e.limit.DripSize == 0 {
 		return a.clear < b.clear
 	}
-	x, y := e.units(a), e.units(b)
+	x, y := e.limit.units(a.level(), e.now), e.limit.units(b.level(), e.now)
 	return x < y || x == y && a.clear < b.clear
-}
-
-// units returns the number of units in the bucket in s.
-func (e *emptiness) units(s *slot) int64 {
-	if s.clear <= e.now {
-		return 0
-	}
-	slack, _ := decodeSlack(s.slack)
-	return ceilDiv(s.clear-e.now, e.limit.rate())*e.limit.DripSize - slack
 }
 
 // forget evicts the emptiest bucket of a sample, and reports whether it did. The
@@ -166,8 +157,7 @@ func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool)
 	if s.clear > now {
 		p.usage.forgotten.Add(1)
 		if f := m.leader.Load(); f != nil && digest != (keyDigest{}) && !p.mixed() {
-			slack, _ := decodeSlack(s.slack)
-			f.removals.add(removal{p, s.hash, digest, state{s.clear, slack}})
+			f.removals.add(removal{p, s.hash, digest, s.level()})
 		}
 	}
 	return true

@@ -2,7 +2,10 @@ package limiter
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // Level is what a bucket held when it was looked at.
@@ -24,22 +27,209 @@ type Level struct {
 	RetryAfter time.Duration
 }
 
-// Peek returns the level of b's bucket. It changes nothing.
-func (m *Memory) Peek(b Bucket) (Level, error) { panic("TODO") }
+// inspected returns the Level of b, which is at level s, its clear time relative
+// to now, and has the given units held.
+func (b *Bucket) inspected(s state, held int64) Level {
+	l := Level{
+		Units:     b.Limit.units(s, 0),
+		Held:      held,
+		Remaining: max(b.Limit.remaining(s, 0)-held, 0),
+		Clear:     time.Duration(s.clear) * time.Microsecond,
+	}
+	if b.Cost <= b.Limit.Size {
+		l.RetryAfter = time.Duration(b.Limit.wait(b.Limit.atLeast(s, held), 0, b.Cost)) * time.Microsecond
+	}
+	return l
+}
 
-// Reset empties b's bucket and returns what it held.
-func (m *Memory) Reset(b Bucket) (Level, error) { panic("TODO") }
+// prepared returns b with its default values filled in, or an error if it does not
+// describe a bucket that can be decided on.
+func (b Bucket) prepared() (Bucket, error) {
+	req := Request{Buckets: []Bucket{b}}
+	if err := req.prepare(); err != nil {
+		return b, err
+	}
+	return req.Buckets[0], nil
+}
 
-// Peek returns the level of b's bucket in Redis. It changes nothing. The error
-// wraps ErrUnavailable if the server does not answer in time.
-func (r *Redis) Peek(ctx context.Context, b Bucket) (Level, error) { panic("TODO") }
+// Peek returns the level of b's bucket. It changes nothing. While b's key has to
+// share a bucket, see Bucket.ShareKey, that one is looked at.
+func (m *Memory) Peek(b Bucket) (Level, error) {
+	b, err := b.prepared()
+	if err != nil {
+		return Level{}, err
+	}
+	if shared, ok := m.sharedBy(b); ok {
+		b = shared
+	}
+	return b.inspected(m.levelOf(&b), 0), nil
+}
+
+// Reset empties b's bucket and returns what it held, as Peek does. While b's key
+// has to share a bucket, that one is emptied too.
+func (m *Memory) Reset(b Bucket) (Level, error) {
+	b, err := b.prepared()
+	if err != nil {
+		return Level{}, err
+	}
+	level := b.inspected(m.empty(&b), 0)
+	if shared, ok := m.sharedBy(b); ok {
+		level = shared.inspected(m.empty(&shared), 0)
+	}
+	return level, nil
+}
+
+// levelOf returns the level of b's bucket, its clear time relative to now.
+func (m *Memory) levelOf(b *Bucket) state {
+	return m.visit(b, func(*table, uint64, int64) {})
+}
+
+// empty empties b's bucket and returns what it held, its clear time relative to
+// now.
+func (m *Memory) empty(b *Bucket) state {
+	return m.visit(b, func(t *table, hash uint64, now int64) {
+		t.slots[t.find(hash)].state = state{clear: max(now, 1)} // as if it had drained just now
+	})
+}
+
+// visit returns the level of b's bucket, its clear time relative to now. If the
+// bucket exists, visit calls do with its table, which is locked, and its hash. It
+// makes no partition for a limit that has none.
+func (m *Memory) visit(b *Bucket, do func(t *table, hash uint64, now int64)) state {
+	part := m.directory.Load().partition(b.limitID())
+	if part == nil {
+		return state{}
+	}
+	hash := m.hash(b)
+	p := place{hash: hash, partition: part, table: &part.tables[hash%tables]}
+	m.lock(&p)
+	defer p.table.mu.Unlock()
+	if !p.table.has(hash) {
+		return state{}
+	}
+	now := m.clock().Microseconds()
+	s, _ := p.table.get(hash)
+	s = s.at(now)
+	do(p.table, hash, now)
+	return state{s.clear - now, s.slack}
+}
+
+// Peek returns the level of b's bucket in Redis. It changes nothing. While b's key
+// has to share a bucket in this process, see Bucket.ShareKey, that one is looked
+// at. The error wraps [ErrUnavailable] if the server does not answer in time.
+func (r *Redis) Peek(ctx context.Context, b Bucket) (Level, error) {
+	b, err := b.prepared()
+	if err != nil {
+		return Level{}, err
+	}
+	if shared, ok := r.sharedBy(b); ok {
+		b = shared
+	}
+	return r.inspect(ctx, b, whatPeek)
+}
 
 // Reset empties b's bucket in Redis and in this process, which also forgets that
-// it was full, and returns what it held in Redis. Other processes follow within a
-// second. The error wraps ErrUnavailable if the server does not answer in time;
-// then nothing was reset.
-func (r *Redis) Reset(ctx context.Context, b Bucket) (Level, error) { panic("TODO") }
+// it was full, and returns what it held in Redis, as Peek does. While b's key has
+// to share a bucket in this process, that one is emptied too. Requests that are
+// being decided meanwhile may or may not be charged.
+//
+// Other processes follow when Redis next decides a request of theirs for the
+// bucket: within a second, if they get any. One that gets none until Redis fails or
+// restarts goes by what it knew before.
+//
+// The error wraps [ErrUnavailable] if the server does not answer in time. Then
+// nothing was reset, unless the server comes to it later.
+func (r *Redis) Reset(ctx context.Context, b Bucket) (Level, error) {
+	b, err := b.prepared()
+	if err != nil {
+		return Level{}, err
+	}
+	shared, ok := r.sharedBy(b)
+	level, err := r.reset(ctx, b)
+	if err == nil && ok {
+		level, err = r.reset(ctx, shared)
+	}
+	return level, err
+}
+
+// sharedBy returns the bucket that b's key has to share in this process, if it has
+// to.
+func (r *Redis) sharedBy(b Bucket) (Bucket, bool) {
+	if r.fallback == nil {
+		return b, false
+	}
+	return r.fallback.memory.sharedBy(b)
+}
+
+// reset empties one bucket and returns what it held in Redis.
+//
+// A query in flight may tell the server what the bucket held, and so put it back.
+// So the server empties it a second time, when no such query is left.
+func (r *Redis) reset(ctx context.Context, b Bucket) (Level, error) {
+	level, err := r.inspect(ctx, b, whatReset)
+	if err != nil {
+		return Level{}, err
+	}
+	r.forget(&b)
+	if r.fallback == nil {
+		return level, nil
+	}
+	for end := time.Now().Add(2 * r.timeout); r.fallback.tells(&b) && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := r.inspect(ctx, b, whatReset); err != nil {
+		return Level{}, err
+	}
+	r.forget(&b)
+	return level, nil
+}
+
+// forget empties b's bucket in this process, because its server has emptied it.
+func (r *Redis) forget(b *Bucket) {
+	r.fallback.empty(b)
+	r.denyCache.forget(b, r.clock().Microseconds())
+}
+
+// inspect has a server peek at one bucket, or reset it, and returns what it held.
+func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error) {
+	end := time.Now().Add(r.timeout)
+	hurried := false
+	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end) {
+		end, hurried = sooner, true
+	}
+	if hurried && !time.Now().Before(end) {
+		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, errLate)
+	}
+	req := Request{Buckets: []Bucket{b}}
+	q := r.keys.query(req, what)
+	q.buckets, q.abandoned, q.holdsUnits = q.buckets[:0], true, false // it decides nothing
+	q.Patient = true
+	_, outcomes, err := r.ask(redisscript.WithDeadline(end, hurried), req, q, nil)
+	if err != nil {
+		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, err) // q may still be in flight
+	}
+	q.release()
+	return b.inspected(outcomes[0].state, outcomes[0].held), nil
+}
 
 // PeekHere returns what this process knows of b's bucket: its level in the
-// Fallback, zero if there is none, and whether this process remembers it as full.
-func (r *Redis) PeekHere(b Bucket) (level Level, remembered bool, err error) { panic("TODO") }
+// Fallback, the zero Level if there is none, with what is in flight as Held; and
+// whether this process remembers the bucket as full. It changes nothing.
+func (r *Redis) PeekHere(b Bucket) (level Level, remembered bool, err error) {
+	b, err = b.prepared()
+	if err != nil {
+		return Level{}, false, err
+	}
+	if shared, ok := r.sharedBy(b); ok {
+		b = shared
+	}
+	now := r.clock().Microseconds()
+	e, ok := r.denyCache.get(&b, now)
+	remembered = ok && e.full(&b.Limit, now)
+	if f := r.fallback; f != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		level = b.inspected(f.memory.levelOf(&b), f.units(f.memory.hash(&b), b.Limit.Size))
+	}
+	return level, remembered, nil
+}

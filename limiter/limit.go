@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"time"
 )
@@ -118,6 +119,18 @@ func (l Limit) remaining(s state, now int64) int64 {
 		return 0
 	}
 	return room - drips*l.DripSize
+}
+
+// units returns the number of units in a bucket at level s.
+func (l Limit) units(s state, now int64) int64 {
+	if s.clear <= now {
+		return 0
+	}
+	over, units := bits.Mul64(uint64(ceilDiv(s.clear-now, l.rate())), uint64(l.DripSize))
+	if over != 0 || units > math.MaxInt64 {
+		return math.MaxInt64 // something else has written to the bucket
+	}
+	return int64(units) - s.slack
 }
 
 // ceilDiv returns a/b rounded up, for b > 0 and a > −b.

@@ -134,7 +134,14 @@ func (m *Memory) partition(b *Bucket, salt uint64) *partition {
 
 // partitionOf returns the partition of a limit.
 func (m *Memory) partitionOf(id limitID) *partition {
-	d := m.directory.Load()
+	if p := m.directory.Load().partition(id); p != nil {
+		return p
+	}
+	return m.newPartition(id)
+}
+
+// partition returns the partition of a limit, or nil if there is none.
+func (d *directory) partition(id limitID) *partition {
 	if p := d.partitions[id]; p != nil {
 		return p
 	}
@@ -143,7 +150,7 @@ func (m *Memory) partitionOf(id limitID) *partition {
 			return p
 		}
 	}
-	return m.newPartition(id)
+	return nil
 }
 
 // other returns the identity of the partition that limits like id share if they

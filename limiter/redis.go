@@ -190,7 +190,7 @@ func (r *Redis) ask(ctx context.Context, req Request, q *query, dst []outcome) (
 	if err != nil {
 		return srv, dst, err
 	}
-	outcomes, corrupt, err := req.outcomes(q.Reply, q.what() == whatHold, dst)
+	outcomes, corrupt, err := req.outcomes(q.Reply, tellsHeld(q.what()), dst)
 	if err == nil && corrupt {
 		_ = srv.ReportCorrupt(errCorrupt)
 	}

@@ -1158,7 +1158,8 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		}
 	}
 	const hour = 3600e6
-	admitted, denied := outcome{state: state{clear: hour}}, outcome{state: state{clear: 6 * hour}, denied: true}
+	admitted := outcome{state: state{clear: hour}, by: DecidedByRedis}
+	denied := outcome{state: state{clear: 6 * hour}, denied: true, by: DecidedByRedis}
 	for _, tc := range []struct {
 		reply   []int64
 		foreign int // which outcome is foreign, if any
@@ -1179,8 +1180,8 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		d := req.decisions(got[1:], []Decision{{Size: 1234}})
 		decisions := []Decision{
 			{Size: 1234},
-			{Size: 5, Remaining: 4, Clear: time.Hour},
-			{Size: 6, Clear: 6 * time.Hour, Denied: true, RetryAfter: time.Hour},
+			{Size: 5, Remaining: 4, Clear: time.Hour, By: DecidedByRedis},
+			{Size: 6, Clear: 6 * time.Hour, Denied: true, RetryAfter: time.Hour, By: DecidedByRedis},
 		}
 		if !slices.Equal(d, decisions) {
 			t.Errorf("decided %+v, want %+v", d, decisions)

@@ -65,13 +65,7 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 		// One sample may hit a table that many buckets have already left.
 		full = !m.forget(p.partition, table, p.hash, now, true)
 	}
-	common := *b
-	common.shared, common.Key, common.ShareKey = true, b.ShareKey, ""
-	level, known := m.level(&common)
-	if !known && u.shared.Load() >= max(m.room(u)/8, minShared) {
-		common.Key = ""
-		level, _ = m.level(&common)
-	}
+	common, level := m.common(b, u)
 	if full {
 		u.onShared.Add(1)
 		*b = common
@@ -86,6 +80,37 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 		m.put(&p, level, now)
 	}
 	p.table.mu.Unlock()
+}
+
+// common returns the bucket that b's key shares with all other keys of its
+// ShareKey, and its level.
+func (m *Memory) common(b *Bucket, u *usage) (Bucket, state) {
+	common := *b
+	common.shared, common.Key, common.ShareKey = true, b.ShareKey, ""
+	level, known := m.level(&common)
+	if !known && u.shared.Load() >= max(m.room(u)/8, minShared) {
+		common.Key = ""
+		level, _ = m.level(&common)
+	}
+	return common, level
+}
+
+// sharedBy returns the bucket whose level counts for b's key because it has no
+// bucket of its own, and whether there is one: that which the key has to share, or
+// that whose level its own will start at. It changes nothing.
+func (m *Memory) sharedBy(b Bucket) (Bucket, bool) {
+	part := m.directory.Load().partition(b.limitID())
+	if b.ShareKey == "" || part == nil || part.usage.shared.Load() == 0 && !m.full(part.usage) {
+		return b, false
+	}
+	if _, known := m.level(&b); known {
+		return b, false
+	}
+	common, level := m.common(&b, part.usage)
+	if !m.full(part.usage) && level.clear <= m.clock().Microseconds() {
+		return b, false
+	}
+	return common, true
 }
 
 // full reports whether there is no room for another bucket in a limit that evicts

@@ -14,7 +14,8 @@ type ServerStats struct {
 	// The state of its breaker: "closed", "open" or "half_open".
 	Breaker string
 
-	// When it went down, and why, as in Event; zero while it is up.
+	// When it went down, and the reason for its last failure, as in Event; zero
+	// while it is up.
 	DownSince time.Time
 	Reason    string
 
@@ -29,6 +30,14 @@ type ServerStats struct {
 	Failures map[string]uint64
 }
 
-// Stats returns the state of each server, sorted by address. It does not wait for
-// any.
-func (r *Redis) Stats() []ServerStats { panic("TODO") }
+// Stats returns the state of each server, sorted by address: of a cluster, of each
+// master, or one entry for all servers until they are known. It does not wait for
+// any. The counters of a server are gone once it has left its cluster.
+func (r *Redis) Stats() []ServerStats {
+	servers := r.client.Stats()
+	all := make([]ServerStats, len(servers))
+	for i, s := range servers {
+		all[i] = ServerStats(s)
+	}
+	return all
+}

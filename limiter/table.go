@@ -53,6 +53,12 @@ func decodeSlack(slack int64) (int64, dirtiness) {
 	return slack & (1<<50 - 1), unsure + dirtiness(slack>>50)
 }
 
+// level returns the level of the bucket in s.
+func (s *slot) level() state {
+	slack, _ := decodeSlack(s.slack)
+	return state{s.clear, slack}
+}
+
 // get returns the level of the bucket with the given hash, zero if there is none,
 // and its dirtiness.
 func (t *table) get(hash uint64) (s state, dirty dirtiness) {

@@ -20,8 +20,8 @@
 --   reply  for each bucket two integers: the time until it runs empty, t, or -1 - t
 --          if its key held something that is not a bucket; and its slack, s, or
 --          -1 - s if it denies, or -1 - 2^50 - s if it denies only because of units
---          that are held or in flight. If units are to be held, two more: how many
---          are held, and until when
+--          that are held or in flight. If units are to be held, or to look at or
+--          reset a bucket, two more: how many are held, and until when
 --
 -- What to do with a group:
 --
@@ -35,6 +35,8 @@
 --   5  remove the buckets, unless they hold more than was known to the node that
 --      evicted them. For each there are only 3 doubles, the time until it runs
 --      empty, a slack and the drip rate. There is no reply
+--   6  peek: only look at the buckets, and write nothing
+--   7  reset the buckets: they are empty then, and the reply is what they held
 --
 -- A key holds a number of 19 digits. All but the last three are the time at which
 -- its bucket runs empty; the last three say how many drips away that was when the
@@ -66,7 +68,7 @@ local keys, runs = KEYS, ARGV
 local HORIZON = 2 ^ 50     -- no bucket's time can lie further ahead
 local SECOND = 1000000
 local HELD_FOR = 10 * SECOND
-local HOLD, COMMIT, RELEASE, REMOVE = 2, 3, 4, 5
+local HOLD, COMMIT, RELEASE, REMOVE, PEEK, RESET = 2, 3, 4, 5, 6, 7
 
 if #runs == 0 then
   return {} -- the caller only checks whether the script exists
@@ -217,6 +219,11 @@ for r = 1, #runs do
           blocked = cost + held > size or clear - now > floor((size - cost - held + slack) / drip) * rate
           fits = not blocked
         end
+      elseif what >= PEEK then
+        fits, changed = false, false
+        if what == RESET and value then
+          call('SET', keys[key + i], 0, 'PXAT', 1)
+        end
       else
         fits = cost <= held and till == due
         if fits then
@@ -293,7 +300,7 @@ for r = 1, #runs do
       reply[replies + 1] = foreign and now - clear - 1 or clear - now
       reply[replies + 2] = (fits or what >= COMMIT) and slack or -1 - slack - (blocked and HORIZON or 0)
       replies = replies + 2
-      if what == HOLD then
+      if what >= HOLD and (what == HOLD or what >= PEEK) then
         reply[replies + 1], reply[replies + 2] = held, till
         replies = replies + 2
       end

@@ -66,6 +66,8 @@ const (
 	whatCommit  = 3
 	whatRelease = 4
 	whatRemove  = 5 // see removals
+	whatPeek    = 6
+	whatReset   = 7
 )
 
 // query returns a query about req.
@@ -112,14 +114,17 @@ func (q *query) what() byte { return q.plain[whatIndex] }
 
 // repliesTo returns the number of integers in the reply to a group.
 func repliesTo(what byte, buckets int) int {
-	switch what {
-	case whatHold:
+	switch {
+	case tellsHeld(what):
 		return 4 * buckets
-	case whatRemove:
+	case what == whatRemove:
 		return 0
 	}
 	return 2 * buckets
 }
+
+// tellsHeld reports whether the reply to a group says what is held.
+func tellsHeld(what byte) bool { return what == whatHold || what == whatPeek || what == whatReset }
 
 // settle turns q, whose units are held, into the query that settles them.
 func (q *query) settle(what byte, held []outcome) {

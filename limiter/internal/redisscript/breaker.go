@@ -47,11 +47,24 @@ const (
 	breakerHalfOpen
 )
 
+// String returns the name of s.
+func (s breakerState) String() string {
+	switch s {
+	case breakerOpen:
+		return "open"
+	case breakerHalfOpen:
+		return "half_open"
+	case breakerClosed:
+	}
+	return "closed"
+}
+
 // breaker is a circuit breaker: it knows whether calls may be sent to a server.
 type breaker struct {
 	server string
 	report func(Event) // called with the lock held, so it must not block
 	now    func() time.Time
+	counts *counts
 
 	// Written with the lock held. While the server is healthy, nothing else is
 	// read.
@@ -75,7 +88,7 @@ func newBreaker(server string, report func(Event)) breaker {
 	if report == nil {
 		report = func(Event) {}
 	}
-	return breaker{server: server, report: report, now: time.Now, reported: make(map[string]time.Time)}
+	return breaker{server: server, report: report, now: time.Now, counts: new(counts), reported: make(map[string]time.Time)}
 }
 
 // isOpen reports whether the server is down.
@@ -219,6 +232,7 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 		b.reportError(f)
 		return false
 	}
+	b.counts.failed(f)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last, b.proofs = f, 0
@@ -276,6 +290,7 @@ func (b *breaker) mute() {
 
 // reportError reports a failure that says nothing about other calls.
 func (b *breaker) reportError(f *ServerError) {
+	b.counts.failed(f)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.reportErrorAt(f, b.now())
@@ -284,7 +299,7 @@ func (b *breaker) reportError(f *ServerError) {
 // reportErrorAt reports f, unless an error with the same reason was reported
 // within errorEvery.
 func (b *breaker) reportErrorAt(f *ServerError, now time.Time) {
-	if f.reason == "unused" {
+	if f.reason == unused {
 		return // the client was closed: there is nobody to report to
 	}
 	if last, ok := b.reported[f.reason]; ok && now.Sub(last) < errorEvery {

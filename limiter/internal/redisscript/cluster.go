@@ -77,6 +77,10 @@ func (c *cluster) add(opt *redis.Options) *Server {
 	client.AddHook(endpoints{opt.Addr})
 	s := newServer(opt.Addr, client, &c.opt, c.script, c.hooks, func() { c.client.ReloadState(context.Background()) })
 	s.slots = true
+	if before := c.servers[opt.Addr]; before != nil {
+		s.breaker.counts = before.breaker.counts
+		s.master.Store(before.master.Load())
+	}
 	c.servers[opt.Addr] = s
 	return s
 }
@@ -152,7 +156,9 @@ func (c *cluster) connect() {
 		ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 		defer cancel()
 		err := c.client.ForEachMaster(ctx, func(_ context.Context, client *redis.Client) error {
-			c.at(client.Options().Addr).pool.connect(false)
+			s := c.at(client.Options().Addr)
+			s.master.Store(true)
+			s.pool.connect(false)
 			return nil
 		})
 		if err == nil {
@@ -212,6 +218,7 @@ func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 	}
 	c.mu.RLock()
 	for addr, s := range c.servers {
+		s.master.Store(masters[addr])
 		if !masters[addr] {
 			s.breaker.replaced()
 		}
@@ -234,6 +241,24 @@ func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 		_ = s.close()
 	}
 	return now
+}
+
+// stats returns the state of each server that has slots.
+func (c *cluster) stats() []Stats {
+	select {
+	case <-c.known:
+	default:
+		return []Stats{c.breaker.stats()}
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var all []Stats
+	for _, s := range c.servers {
+		if s.master.Load() {
+			all = append(all, s.stats())
+		}
+	}
+	return all
 }
 
 func (c *cluster) redirected(from *Server, err error) (next *Server, asking bool) {

@@ -130,6 +130,9 @@ func (f *ServerError) Unwrap() error { return f.err }
 // Reason returns the reason as one word.
 func (f *ServerError) Reason() string { return f.reason }
 
+// unused is the reason of a failure after the client was closed.
+const unused = "unused"
+
 var (
 	// errNoConnection means that all connections were in use.
 	errNoConnection = errors.New("all connections are in use")
@@ -219,7 +222,7 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	case isTLS(err):
 		f.reason, f.text = "tls", "can't be connected to by TLS"
 	case errors.Is(err, redis.ErrClosed):
-		f = ServerError{reason: "unused", text: "is no longer in use"}
+		f = ServerError{reason: unused, text: "is no longer in use"}
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
 		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		f.reason, f.text, f.breaks = "closed", "closed the connection", true

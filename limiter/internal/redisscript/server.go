@@ -24,8 +24,9 @@ type Server struct {
 	restarts *restarts
 	calls    atomic.Int64 // number of calls so far
 
-	known  bool // whether the cluster client knows the server
-	slots  bool // whether it is in a cluster, so that an invocation has the keys of one slot
+	known  bool        // whether the cluster client knows the server
+	master atomic.Bool // whether it had slots of its cluster when that was last checked
+	slots  bool        // whether it is in a cluster, so that an invocation has the keys of one slot
 	closed sync.Once
 }
 
@@ -195,6 +196,7 @@ func (s *Server) send(ctx context.Context, conn *connection, c *Call, asking, ap
 	for {
 		seen := s.restarts.seen()
 		s.hooks.Sending(s, c.batch())
+		s.breaker.counts.ran(1, 1)
 		reply, err := s.script.send(ctx, conn.Conn, c, false, asking)
 		switch {
 		case err == nil:
@@ -297,6 +299,7 @@ func (s *Server) fail(f *ServerError) {
 // each slot.
 func (s *Server) flush(conn *connection, batch []*Call) {
 	all := invocations(batch, s.slots)
+	s.breaker.counts.ran(len(all), len(batch))
 	began := time.Now()
 	conn, err := s.sendAll(conn, all)
 	if err != nil {

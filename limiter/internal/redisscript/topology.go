@@ -21,6 +21,8 @@ type topology interface {
 	redirected(from *Server, err error) (next *Server, asking bool)
 	// connect starts connecting in the background.
 	connect()
+	// stats returns the state of each server.
+	stats() []Stats
 	close() error
 }
 
@@ -86,4 +88,5 @@ func (s *single) one() bool                                   { return true }
 func (s *single) of(context.Context, string) (*Server, error) { return s.server, nil }
 func (s *single) redirected(*Server, error) (*Server, bool)   { return nil, false }
 func (s *single) connect()                                    { s.server.pool.connect(false) }
+func (s *single) stats() []Stats                              { return []Stats{s.server.stats()} }
 func (s *single) close() error                                { return s.server.close() }

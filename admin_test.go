@@ -1,0 +1,643 @@
+package ratelimit
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// admin sends requests to an admin endpoint.
+type admin struct {
+	t      testing.TB
+	addr   string
+	header http.Header // of all requests
+	client *http.Client
+}
+
+// newAdmin returns a client of the admin endpoint at an address.
+func newAdmin(t testing.TB, addr string) *admin {
+	transport := &http.Transport{DisableKeepAlives: true}
+	return &admin{t: t, addr: addr, header: http.Header{}, client: &http.Client{Transport: transport, Timeout: patience}}
+}
+
+// send sends a request and returns the status and the answer.
+func (a *admin) send(method, path, body string) (int, string) {
+	a.t.Helper()
+	req, err := http.NewRequest(method, "http://"+a.addr+"/rate_limit/"+path, strings.NewReader(body))
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	req.Header = a.header.Clone()
+	res, err := a.client.Do(req)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return res.StatusCode, string(text)
+}
+
+// ask sends a request, which is to succeed, and returns its answer.
+func (a *admin) ask(method, path, body string) map[string]any {
+	a.t.Helper()
+	status, text := a.send(method, path, body)
+	var answer map[string]any
+	if err := json.Unmarshal([]byte(text), &answer); err != nil || status != http.StatusOK {
+		a.t.Fatalf("%s %s %s: got %d %s", method, path, body, status, text)
+	}
+	return answer
+}
+
+// wantJSON checks a part of an answer: the fields that want has, as JSON.
+func wantJSON(t testing.TB, got any, want string) {
+	t.Helper()
+	var wanted any
+	if err := json.Unmarshal([]byte(want), &wanted); err != nil {
+		t.Fatalf("%s: %v", want, err)
+	}
+	if text, ok := holds(got, wanted); !ok {
+		all, _ := json.Marshal(got)
+		t.Errorf("%s:\n got %s\nwant %s", text, all, want)
+	}
+}
+
+// holds reports whether got has all that want has, or else where it has not.
+func holds(got, want any) (string, bool) {
+	switch want := want.(type) {
+	case map[string]any:
+		object, ok := got.(map[string]any)
+		if !ok {
+			return "not an object", false
+		}
+		for name, value := range want {
+			if text, ok := holds(object[name], value); !ok {
+				return name + ": " + text, false
+			}
+		}
+		return "", true
+	case []any:
+		array, ok := got.([]any)
+		if !ok || len(array) != len(want) {
+			return "another length", false
+		}
+		for i := range want {
+			if text, ok := holds(array[i], want[i]); !ok {
+				return fmt.Sprint(i, ": ", text), false
+			}
+		}
+		return "", true
+	}
+	return "another value", reflect.DeepEqual(got, want)
+}
+
+// adminSite is a site with limits of several kinds.
+const adminSite = `
+	rate_limit api {
+		key {header.User}
+		size 5
+		drip_rate 10s
+		factor 0.5
+		match path /api/*
+		track_top 100
+		limit search {
+			match path /api/search
+			size 2
+			drip_rate 1m
+			cost 2
+			when_full share
+		}
+	}
+	rate_limit /old* old {
+		max 2
+		duration 10s
+		min_interval 5s
+		ipv4_prefix 24
+	}
+	rate_limit /pair pair {
+		key {header.User}-{client_ip}
+		size 3
+		drip_rate 1h
+		track_top 10
+	}
+	rate_limit /dynamic dynamic {
+		size {http.request.header.Size}
+	}
+	rate_limit /drips drips {
+		size 5
+		drip_rate {http.request.header.Rate}
+	}
+	rate_limit /size dripsize {
+		size 5
+		drip_size {http.request.header.Drip}
+	}
+	rate_limit /off off {
+		size 5
+		factor 0
+	}
+	rate_limit /all all {
+		key everyone
+		size 5
+	}
+	rate_limit /user user {
+		key user-{header.User}
+		size 5
+	}
+	rate_limit /one {
+		size 7
+	}
+	rate_limit /two {
+		key {header.User}
+		size 8
+	}
+	respond admitted
+`
+
+// startWithAdmin runs a Caddy with c and an admin endpoint.
+func startWithAdmin(t testing.TB, c config) (*server, *admin) {
+	t.Helper()
+	addr := redistest.FreeAddr(t)
+	c.admin = strings.Replace(c.admin, "{addr}", addr, 1)
+	if c.admin == "" {
+		c.admin = addr
+	}
+	return startConfig(t, c), newAdmin(t, addr)
+}
+
+// TestAdminStatusAndLimits guards that both show what the running config has and
+// what became of requests.
+func TestAdminStatusAndLimits(t *testing.T) {
+	s, a := startWithAdmin(t, config{site: adminSite})
+	for range 2 {
+		s.get("/api/search", "User: u")
+	}
+	s.get("/api/x", "User: u")
+	status := a.ask("GET", "status", "")
+	wantJSON(t, status, `{"configured": true, "store": "memory", "on_error": "fallback", "servers": [],
+		"memory": {"buckets": 2, "max_keys": 1000000}}`)
+	limits := status["limits"].([]any)
+	wantJSON(t, limits[10], `{"path": "api", "admitted": 2, "denied": 0, "spared": 1, "near": 0, "units": 2, "by": {"memory": 3, "redis": 0}}`)
+	wantJSON(t, limits[11], `{"path": "api/search", "admitted": 1, "denied": 1, "spared": 0, "near": 1, "units": 2}`)
+	var paths []string
+	for _, l := range limits {
+		paths = append(paths, l.(map[string]any)["path"].(string))
+	}
+	if got, want := strings.Join(paths, " "), "dynamic drips pair dripsize user all off old old/min_interval default api api/search"; got != want {
+		t.Errorf("got limits %s, want %s", got, want)
+	}
+
+	limits = a.ask("GET", "limits", "")["limits"].([]any)
+	for i, want := range []string{
+		`{"path": "dynamic", "handler": 0, "size": "{http.request.header.Size}", "drip_rate": 1}`,
+		`{"path": "drips", "handler": 1, "drip_rate": "{http.request.header.Rate}"}`,
+		`{"path": "pair", "handler": 2, "key": "{http.request.header.User}-{http.vars.client_ip}"}`,
+		`{"path": "dripsize", "drip_size": "{http.request.header.Drip}"}`,
+		`{"path": "user", "key": "user-{http.request.header.User}"}`,
+		`{"path": "all", "key": "everyone"}`,
+		`{"path": "off", "off": true, "size": 0}`,
+		`{"path": "old", "handler": 7, "size": 2, "drip_rate": 5, "ipv4_prefix": 24}`,
+		`{"path": "old/min_interval", "handler": 7, "size": 1, "drip_rate": 5}`,
+		`{"path": "default", "size": 7}`,
+		`{"path": "default", "size": 8}`,
+		`{"path": "api", "handler": 10, "server": "srv0", "hosts": ["127.0.0.1"], "algorithm": "leaky_bucket", "size": 10, "drip_rate": 10,
+			"drip_size": 1, "cost": 1, "key": "{http.request.header.User}", "ipv4_prefix": 32, "ipv6_prefix": 64,
+			"match": [{"path": ["/api/*"]}], "max_keys": 500000, "when_full": "forget", "track_top": 100,
+			"accounting": "atomic", "on_error": "fallback", "buckets": 1, "admitted": 2, "denied": 0, "spared": 1}`,
+		`{"path": "api/search", "parent": "api", "parent_matches": [[{"path": ["/api/*"]}]], "size": 2, "cost": 2, "when_full": "share"}`,
+	} {
+		wantJSON(t, limits[i], want)
+	}
+}
+
+// TestAdminRates guards that the rates are those of the last seconds, and not of the
+// whole time.
+func TestAdminRates(t *testing.T) {
+	c := countersOf("rates")
+	defer c.release()
+	var s countSamples
+	start := time.Now()
+	if _, age := s.since(start); age != 0 {
+		t.Errorf("without samples they are %v old", age)
+	}
+	admit := func(n uint64) { c.stripes[0].decisions[countedAdmitted][0].Add(n) }
+	for i := range 20 {
+		s.sample(start.Add(time.Duration(i) * watchEvery))
+		admit(uint64(i))
+	}
+	end := start.Add(20 * watchEvery)
+	before, age := s.since(end)
+	if want := recentSamples * watchEvery; age != want {
+		t.Errorf("the oldest sample is %v old, want %v", age, want)
+	}
+	got := countsAnswerOf(c, before, age)
+	if want := float64(14+15+16+17+18+19) / age.Seconds(); got.Rates["admitted"] != want || got.Admitted != 190 {
+		t.Errorf("%v a second of %d, want %v", got.Rates["admitted"], got.Admitted, want)
+	}
+	if _, age := s.since(end.Add(time.Hour)); age != 0 {
+		t.Errorf("after a pause the samples are %v old", age)
+	}
+	again := limitCounts{admitted: 3}.minus(limitCounts{admitted: 10})
+	if again.admitted != 3 {
+		t.Errorf("counts that have started again have grown by %d", again.admitted)
+	}
+}
+
+// TestAdminWithoutLimits guards that the API says so when the running config has no
+// limits.
+func TestAdminWithoutLimits(t *testing.T) {
+	_, a := startWithAdmin(t, config{site: "respond admitted"})
+	wantJSON(t, a.ask("GET", "status", ""), `{"configured": false, "servers": [], "limits": []}`)
+	wantJSON(t, a.ask("GET", "limits", ""), `{"limits": []}`)
+	for _, path := range []string{"peek", "reset"} {
+		if status, text := a.send("POST", path, `{"limit": "api", "key": "k"}`); status != http.StatusNotFound {
+			t.Errorf("%s: got %d %s", path, status, text)
+		}
+	}
+	if status, text := a.send("GET", "top", ""); status != http.StatusNotFound {
+		t.Errorf("top: got %d %s", status, text)
+	}
+}
+
+// TestAdminBadRequests guards that each mistake is answered by the status and one
+// line that says what would be right, and that no key gets into the log.
+func TestAdminBadRequests(t *testing.T) {
+	const secret = "s3cret"
+	s, a := startWithAdmin(t, config{site: adminSite})
+	post := func(body string) [3]string { return [3]string{"POST", "peek", body} }
+	const body = `such as {"limit": "api", "key": "203.0.113.7"}`
+	for _, c := range []struct {
+		request [3]string
+		status  int
+		want    string
+	}{
+		{[3]string{"GET", "", ""}, 404, "unknown endpoint, want /rate_limit/status, /rate_limit/limits, /rate_limit/peek, /rate_limit/reset or /rate_limit/top"},
+		{[3]string{"GET", "nothing", ""}, 404, "unknown endpoint, want /rate_limit/status, /rate_limit/limits, /rate_limit/peek, /rate_limit/reset or /rate_limit/top"},
+		{[3]string{"POST", "ban", "{}"}, 404, "unknown endpoint, want /rate_limit/status, /rate_limit/limits, /rate_limit/peek, /rate_limit/reset or /rate_limit/top"},
+		{[3]string{"POST", "status", ""}, 405, `method: got "POST", want GET`},
+		{[3]string{"DELETE", "limits", ""}, 405, `method: got "DELETE", want GET`},
+		{[3]string{"GET", "peek", ""}, 405, `method: got "GET", want POST`},
+		{[3]string{"GET", "reset", ""}, 405, `method: got "GET", want POST`},
+		{[3]string{"PUT", "top", ""}, 405, `method: got "PUT", want GET`},
+
+		{post(""), 400, "body: got none, want " + body},
+		{post("{"), 400, "body: got malformed JSON, want an object, " + body},
+		{post(`{"limit": "api", "key": "` + secret + `"`), 400, "body: got malformed JSON, want an object, " + body},
+		{post(`{"limit": "api", "key": "` + secret + `"} {}`), 400, "body: got malformed JSON, want an object, " + body},
+		{post(`"` + secret + `"`), 400, "body: want an object, " + body},
+		{post(`[]`), 400, "body: want an object, " + body},
+		{post(`null`), 400, "body: want an object, " + body},
+		{post("{\"limit\": \"api\", \"key\": \"\xff" + secret + "\"}"), 400, "body: got text that is not UTF-8, want " + body},
+		{post(`{"limit": "api", "key": "` + strings.Repeat("x", maxBody) + `"}`), 413, "body: want at most 65536 bytes"},
+		{post(`{}`), 400, "limit: got none, want the path of a limit, " + body},
+		{post(`{"key": "` + secret + `"}`), 400, "limit: got none, want the path of a limit, " + body},
+		{post(`{"limit": 1}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
+		{post(`{"limit": ""}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
+		{post(`{"limit": null}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
+		{post(`{"limit": "api", "limit": "api"}`), 400, "body: got a duplicate field, want limit and key or address once"},
+		{post(`{"Limit": "api"}`), 400, "body: got an unknown field, want limit and key or address"},
+		{post(`{"` + secret + `": "api"}`), 400, "body: got an unknown field, want limit and key or address"},
+		{post(`{"limit": "api", "key": 7}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
+		{post(`{"limit": "api", "key": null}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
+		{post(`{"limit": "api", "key": ["` + secret + `", 7]}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
+		{post(`{"limit": "api", "key": "\ud800` + secret + `"}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
+		{post(`{"limit": "api", "address": 7}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
+		{post(`{"limit": "api", "address": null}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
+		{post(`{"limit": "api", "key": "` + secret + `", "address": "` + secret + `"}`), 400, "address: got it together with key, want one of them"},
+
+		{post(`{"limit": "` + secret + `", "key": "api"}`), 404, "limit: the running config has no such limit, want all, api, api/search, default, drips, dripsize, dynamic, off, old, old/min_interval, pair or user"},
+		{post(`{"limit": "default", "key": "` + secret + `"}`), 409, "limit: several limits without a name have this path, with other keys or numbers; want limits with names"},
+		{post(`{"limit": "off", "key": "203.0.113.7"}`), 400, "limit: its factor is 0, so it has no buckets"},
+		{post(`{"limit": "drips", "key": "203.0.113.7"}`), 400, "limit: its drip_rate depends on the request, and each value has its own buckets; no key alone tells which"},
+		{post(`{"limit": "dripsize", "key": "203.0.113.7"}`), 400, "limit: its drip_size depends on the request, and each value has its own buckets; no key alone tells which"},
+		{post(`{"limit": "api"}`), 400, "key: got none, want a text that {http.request.header.User} can expand to"},
+		{post(`{"limit": "api", "key": ""}`), 400, "key: got an empty one; a request without a key has the bucket of its client's address, want address instead"},
+		{post(`{"limit": "api", "key": []}`), 400, "key: got an array of 0, want one value for each placeholder in {http.request.header.User}, which has 1"},
+		{post(`{"limit": "api", "key": ["a", "` + secret + `"]}`), 400, "key: got an array of 2, want one value for each placeholder in {http.request.header.User}, which has 1"},
+		{post(`{"limit": "pair", "key": "` + secret + `"}`), 400, "key: got a text, want an array with one value for each placeholder in {http.request.header.User}-{http.vars.client_ip}"},
+		{post(`{"limit": "pair", "key": ["a", "` + secret + `"]}`), 400, "key: want an IP address for {http.vars.client_ip}, or a prefix of 32 bits of IPv4 or 64 of IPv6"},
+		{post(`{"limit": "pair", "key": ["", ""]}`), 400, "key: got an empty one; a request without a key has the bucket of its client's address, want address instead"},
+		{post(`{"limit": "all", "key": "` + secret + `"}`), 400, "key: want everyone, the only key of this limit, or none"},
+		{post(`{"limit": "all", "address": "203.0.113.7"}`), 400, "address: all requests have the key everyone, want no address"},
+		{post(`{"limit": "user", "key": "` + secret + `"}`), 400, "key: want a text that user-{http.request.header.User} can expand to"},
+		{post(`{"limit": "old", "key": "` + secret + `"}`), 400, "key: want an IP address for {http.vars.client_ip}, or a prefix of 24 bits of IPv4 or 64 of IPv6"},
+		{post(`{"limit": "old", "address": "203.0.113.7"}`), 400, "address: the key of this limit is an address, want key"},
+		{post(`{"limit": "api", "address": "` + secret + `"}`), 400, "address: want an IP address, or a prefix of 32 bits of IPv4 or 64 of IPv6"},
+		{[3]string{"POST", "reset", `{"limit": "api", "address": "` + secret + `"}`}, 400, "address: want an IP address, or a prefix of 32 bits of IPv4 or 64 of IPv6"},
+		{[3]string{"POST", "peek?limit=api", `{"limit": "api"}`}, 400, "query: got one, want a body, " + body},
+
+		{[3]string{"GET", "top", ""}, 400, "limit: several limits track their keys, want api, api/search or pair"},
+		{[3]string{"GET", "top?limit=", ""}, 400, "limit: several limits track their keys, want api or pair"},
+		{[3]string{"GET", "top?limit=old", ""}, 400, "limit: it does not track its keys, want one with track_top, such as track_top 100"},
+		{[3]string{"GET", "top?limit=nothing", ""}, 404, "limit: the running config has no such limit, want all, api, api/search, default, drips, dripsize, dynamic, off, old, old/min_interval, pair or user"},
+		{[3]string{"GET", "top?limit=api&limit=pair", ""}, 400, "limit: got it 2 times, want it once"},
+		{[3]string{"GET", "top?limit=api&n=0", ""}, 400, "n: want a whole number from 1 to 10000"},
+		{[3]string{"GET", "top?limit=api&n=10001", ""}, 400, "n: want a whole number from 1 to 10000"},
+		{[3]string{"GET", "top?limit=api&n=-1", ""}, 400, "n: want a whole number from 1 to 10000"},
+		{[3]string{"GET", "top?limit=api&by=size", ""}, 400, "by: want requests or denied"},
+		{[3]string{"GET", "top?limit=api&watch=1", ""}, 400, "watch: want a duration from 100ms to 8s, such as 1s"},
+		{[3]string{"GET", "top?limit=api&watch=1h", ""}, 400, "watch: want a duration from 100ms to 8s, such as 1s"},
+		{[3]string{"GET", "top?limit=api&watch=1ms", ""}, 400, "watch: want a duration from 100ms to 8s, such as 1s"},
+		{[3]string{"GET", "top?limit=api&size=1", ""}, 400, "query: got an unknown parameter, want limit, n, by or watch"},
+		{[3]string{"GET", "top?limit=%zz", ""}, 400, "query: got one that is malformed, want limit, n, by and watch"},
+	} {
+		if c.request[1] == "top" {
+			c.want = strings.Replace(c.want, "api, api/search or pair", "api or pair", 1)
+		}
+		status, text := a.send(c.request[0], c.request[1], c.request[2])
+		var answer struct{ Error string }
+		if err := json.Unmarshal([]byte(text), &answer); err != nil {
+			t.Errorf("%.80q: got %d %s", c.request, status, text)
+			continue
+		}
+		if status != c.status || answer.Error != c.want {
+			t.Errorf("%.80q:\n got %d %s\nwant %d %s", c.request, status, answer.Error, c.status, c.want)
+		}
+	}
+	wantNotLogged(t, s, secret)
+}
+
+// wantNotLogged checks that a text is nowhere in the log.
+func wantNotLogged(t *testing.T, s *server, text string) {
+	t.Helper()
+	log, err := os.ReadFile(s.logPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(log) == 0 || strings.Contains(string(log), text) {
+		t.Errorf("%d bytes of log, which contain %q: %t", len(log), text, strings.Contains(string(log), text))
+	}
+}
+
+// TestAdminPeekAndReset guards that a bucket of this process is found by the key
+// that is typed, shown as it is, and emptied, and others are not.
+func TestAdminPeekAndReset(t *testing.T) {
+	for _, c := range []struct {
+		name, path string
+		header     []string
+		body       string
+		peek       string // what is in the bucket of two requests
+		again      string // what a third request is answered after a reset
+	}{
+		{
+			"a header", "/api/x", []string{"User: u"}, `{"limit": "api", "key": "u"}`,
+			`{"limit": "api", "from": "memory", "size": 10, "level": 2, "remaining": 8, "held": 0, "clear": 20, "retry_after": 0}`,
+			"200 limit=10 remaining=9 clear=10.000",
+		},
+		{
+			"an array of one", "/api/x", []string{"User: u"}, `{"limit": "api", "key": ["u"]}`,
+			`{"level": 2}`, "200 limit=10 remaining=9 clear=10.000",
+		},
+		{
+			"no key", "/api/x", nil, `{"limit": "api", "address": "127.0.0.1"}`,
+			`{"level": 2}`, "200 limit=10 remaining=9 clear=10.000",
+		},
+		{
+			"an address", "/old", nil, `{"limit": "old", "key": "127.0.0.9"}`,
+			`{"size": 2, "level": 1, "remaining": 1, "clear": 5}`, "429 limit=1 remaining=0 clear=5.000 reset=5.000 retry-after=5",
+		},
+		{
+			"min_interval", "/old", nil, `{"limit": "old/min_interval", "key": "127.0.0.0/24"}`,
+			`{"size": 1, "level": 1, "remaining": 0, "clear": 5, "retry_after": 5}`, "200 limit=1 remaining=0 clear=10.000",
+		},
+		{
+			"several placeholders", "/pair", []string{"User: u"}, `{"limit": "pair", "key": ["u", "::ffff:127.0.0.1"]}`,
+			`{"size": 3, "level": 2}`, "200 limit=3 remaining=2 clear=3600.000",
+		},
+		{
+			"one value of several", "/pair", nil, `{"limit": "pair", "key": ["", "127.0.0.1"]}`,
+			`{"size": 3, "level": 2}`, "200 limit=3 remaining=2 clear=3600.000",
+		},
+		{
+			"a dynamic size", "/dynamic", []string{"Size: 9"}, `{"limit": "dynamic", "key": "127.0.0.1"}`,
+			`{"size": null, "remaining": null, "retry_after": null, "level": 2, "clear": 2}`, "200 limit=9 remaining=8 clear=1.000",
+		},
+		{
+			"no placeholder", "/all", nil, `{"limit": "all"}`,
+			`{"level": 2}`, "200 limit=5 remaining=4 clear=1.000",
+		},
+		{
+			"text beside the placeholder", "/user", []string{"User: u"}, `{"limit": "user", "key": "user-u"}`,
+			`{"level": 2}`, "200 limit=5 remaining=4 clear=1.000",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, a := startWithAdmin(t, config{site: adminSite})
+			for range 2 {
+				s.get(c.path, c.header...)
+			}
+			for range 2 { // the second is as the first
+				wantJSON(t, a.ask("POST", "peek", c.body), c.peek)
+			}
+			wantJSON(t, a.ask("POST", "reset", c.body), c.peek)
+			wantJSON(t, a.ask("POST", "peek", c.body), `{"level": 0, "clear": 0}`)
+			wantJSON(t, a.ask("POST", "reset", c.body), `{"level": 0, "clear": 0}`)
+			s.run(step{path: c.path, header: c.header, want: c.again})
+		})
+	}
+}
+
+// TestAdminTop guards that the keys that ask most are listed as they can be given to
+// peek, over reloads, and that nothing is kept of limits that do not track them.
+func TestAdminTop(t *testing.T) {
+	c := config{site: adminSite}
+	s, a := startWithAdmin(t, c)
+	for range 12 {
+		s.get("/api/x", "User: busy")
+	}
+	s.get("/api/x", "User: calm\" <é")
+	s.get("/api/x")
+	for range 4 {
+		s.get("/pair", "User: u")
+	}
+	s.get("/old")
+	check := func() {
+		t.Helper()
+		wantJSON(t, a.ask("GET", "top?limit=api", ""), `{"limit": "api", "by": "requests", "requests": 14, "denied": 2, "entries": [
+			{"key": "busy", "requests": 12, "denied": 2, "error": 0},
+			{"address": "127.0.0.1", "key": null, "requests": 1, "denied": 0},
+			{"key": "calm\" <é", "requests": 1, "denied": 0}]}`)
+		wantJSON(t, a.ask("GET", "top?limit=api&by=denied&n=5", ""), `{"by": "denied", "entries": [{"key": "busy", "requests": 12, "denied": 2}]}`)
+		wantJSON(t, a.ask("GET", "top?limit=pair", ""), `{"entries": [{"values": ["u", "127.0.0.1"], "key": null, "requests": 4, "denied": 1}]}`)
+	}
+	check()
+	c.admin = a.addr
+	if err := s.load(c); err != nil {
+		t.Fatal(err)
+	}
+	check()
+	n := 0
+	topLists.Range(func(any, any) bool { n++; return true })
+	if n != 2 {
+		t.Errorf("%d limits keep keys, want 2", n)
+	}
+	if err := s.load(config{admin: a.addr, site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
+		t.Fatal(err)
+	}
+	topLists.Range(func(id, _ any) bool {
+		t.Errorf("keys of %v are kept without track_top", id)
+		return true
+	})
+}
+
+// TestAdminTopStream guards that a stream goes on line by line, shows what is new,
+// and ends when a config is loaded or the client leaves.
+func TestAdminTopStream(t *testing.T) {
+	c := config{site: adminSite}
+	s, a := startWithAdmin(t, c)
+	c.admin = a.addr
+	open := func() *http.Response {
+		t.Helper()
+		res, err := a.client.Get("http://" + a.addr + "/rate_limit/top?limit=api&watch=100ms")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	res := open()
+	defer res.Body.Close()
+	lines := bufio.NewScanner(res.Body)
+	next := func() (answer struct{ Requests int }) {
+		t.Helper()
+		if !lines.Scan() {
+			t.Fatalf("the stream ended: %v", lines.Err())
+		}
+		if err := json.Unmarshal(lines.Bytes(), &answer); err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	if got := next().Requests; got != 0 {
+		t.Errorf("at first there were %d requests", got)
+	}
+	s.get("/api/x", "User: u")
+	eventually(t, "the request in the stream", func() bool { return next().Requests == 1 })
+	if err := s.load(config{site: "rate_limit {\nsize 0\n}", admin: a.addr}); err == nil {
+		t.Fatal("a bad config was accepted")
+	}
+	next() // of the config that still runs
+	start := time.Now()
+	if err := s.load(c); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() {
+	}
+	if lines.Err() != nil || time.Since(start) > watchTime/2 {
+		t.Errorf("after a reload the stream ended in %v: %v", time.Since(start), lines.Err())
+	}
+	res = open()
+	res.Body.Close() // the client leaves
+}
+
+// TestAdminAfterFailedReload guards that the API goes on to show the running config
+// when another one was rejected, wherever it failed.
+func TestAdminAfterFailedReload(t *testing.T) {
+	s, a := startWithAdmin(t, config{site: "rate_limit good {\nsize 5\ndrip_rate 1h\n}\nrespond admitted"})
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	s.get("/")
+	for name, c := range map[string]config{
+		"bad option":         {site: "rate_limit bad {\nsize 1\ncost 2\n}"},
+		"bad matcher behind": {site: "rate_limit bad {\nsize 1\n}\n@bad path_regexp [\nrespond @bad x"},
+		"port that is taken": {site: "rate_limit bad {\nsize 1\n}", sites: "http://" + taken.Addr().String() + " {\n}"},
+	} {
+		c.admin = a.addr
+		if err := s.load(c); err == nil {
+			t.Fatalf("%s: the config was accepted", name)
+		}
+		wantJSON(t, a.ask("GET", "status", ""), `{"configured": true, "limits": [{"path": "good", "admitted": 1}]}`)
+		wantJSON(t, a.ask("GET", "limits", ""), `{"limits": [{"path": "good", "server": "srv0"}]}`)
+		wantJSON(t, a.ask("POST", "peek", `{"limit": "good", "key": "127.0.0.1"}`), `{"level": 1}`)
+	}
+}
+
+// TestAdminOnUnixSocket guards that the API does not depend on how it is reached.
+func TestAdminOnUnixSocket(t *testing.T) {
+	socket := filepath.Join(tempDir(t), "admin")
+	s := startConfig(t, config{site: adminSite, admin: "unix/" + socket})
+	a := newAdmin(t, "caddy")
+	a.client.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	defer a.client.CloseIdleConnections()
+	s.get("/old")
+	wantJSON(t, a.ask("POST", "reset", `{"limit": "old", "key": "127.0.0.1"}`), `{"level": 1}`)
+	wantJSON(t, a.ask("GET", "status", ""), `{"store": "memory"}`)
+}
+
+// TestAdminEnforcesOrigin guards that Caddy's checks of the origin apply to the API
+// too: a page in a browser must not empty buckets.
+func TestAdminEnforcesOrigin(t *testing.T) {
+	_, a := startWithAdmin(t, config{site: adminSite, admin: "{addr} {\nenforce_origin\n}"})
+	for origin, want := range map[string]int{"": 403, "http://evil.example": 403, "http://" + a.addr: 200} {
+		a.header = http.Header{}
+		if origin != "" {
+			a.header.Set("Origin", origin)
+		}
+		if status, text := a.send("POST", "reset", `{"limit": "old", "key": "127.0.0.1"}`); status != want {
+			t.Errorf("origin %q: got %d %s, want %d", origin, status, text, want)
+		}
+	}
+}
+
+// TestAdminUnderLoad guards that all endpoints answer while requests are decided and
+// configs are loaded.
+func TestAdminUnderLoad(t *testing.T) {
+	c := config{site: adminSite}
+	s, a := startWithAdmin(t, c)
+	c.admin = a.addr
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	site := s.addr
+	for range 2 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				req, _ := http.NewRequest("GET", "http://"+site+"/api/search", nil)
+				req.Header.Set("User", fmt.Sprint(i%150))
+				if res, err := http.DefaultClient.Do(req); err == nil { // the site moves when it is loaded again
+					res.Body.Close()
+				}
+			}
+		})
+	}
+	ask := func(rounds int) {
+		for range rounds {
+			a.ask("GET", "status", "")
+			a.ask("GET", "limits", "")
+			a.ask("GET", "top?limit=api&by=denied", "")
+			a.ask("POST", "peek", `{"limit": "api/search", "key": "7"}`)
+			a.ask("POST", "reset", `{"limit": "api", "key": "7"}`)
+		}
+	}
+	ask(20)
+	for range 3 {
+		if err := s.load(c); err != nil {
+			t.Fatal(err)
+		}
+		ask(3)
+	}
+	close(stop)
+	wg.Wait()
+}

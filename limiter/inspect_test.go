@@ -1,0 +1,463 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// peek returns the level of b in Redis.
+func peek(t rapid.TB, r *Redis, b Bucket) Level {
+	t.Helper()
+	level, err := r.Peek(context.Background(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return level
+}
+
+// peekHere returns what r's process knows of b.
+func peekHere(t testing.TB, r *Redis, b Bucket) (Level, bool) {
+	t.Helper()
+	level, remembered, err := r.PeekHere(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return level, remembered
+}
+
+// reset empties b and checks how many units it held in Redis.
+func reset(t testing.TB, r *Redis, b Bucket, want int64) {
+	t.Helper()
+	level, err := r.Reset(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if level.Units != want {
+		t.Errorf("it held %+v, want %d units", level, want)
+	}
+}
+
+// TestInspectAgreesWithArithmetic guards what Peek and Reset return, and that they
+// leave behind what they should: at random times in random traces, from Memory and
+// from Redis, with limits of any magnitude, several sizes and a clock that is set
+// back. What they say of room and waiting is what the next request then meets.
+func TestInspectAgreesWithArithmetic(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	seen := struct{ steps, room, none, never, slack, overfull, reset, back int }{}
+	checkTraces(t, 3, func(t *rapid.T) {
+		v.flush(t)
+		p := plain{}
+		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		buckets, last, limit := drawBuckets(t), Decision{}, Limit{1, time.Second, 1}
+		back, went := rapid.Bool().Draw(t, "back"), false
+		for range rapid.IntRange(1, 50).Draw(t, "steps") {
+			now := v.keep(v.now + drawMove(t, limit, last, back))
+			went = went || now < v.now
+			v.at(t, now)
+			req := drawRequest(t, buckets)
+			b := req.Buckets[0]
+			s, changed := p[identity(b)].at(b.Limit, now)
+			s.clear -= now
+			want := b.inspected(s, 0)
+			before := v.stored(t, []Bucket{b})[0]
+
+			got := []Level{peek(t, v.Redis, b)}
+			if after := v.stored(t, []Bucket{b})[0]; after != before {
+				t.Fatalf("Peek at %q left %q", before, after)
+			}
+			here, err := m.Peek(b)
+			if !went {
+				got = append(got, here)
+			}
+			emptied := err == nil && rapid.IntRange(0, 4).Draw(t, "reset: 0") == 0
+			if emptied {
+				var inRedis Level
+				if inRedis, err = v.Reset(context.Background(), b); err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, inRedis)
+				here, err = m.Reset(b)
+				if !went {
+					got = append(got, here)
+				}
+				if after := v.stored(t, []Bucket{b})[0]; after != "" {
+					t.Fatalf("Reset of %q left %q", before, after)
+				}
+				delete(p, identity(b))
+				v.denyCache = newDenyCache(64) // the clock may stand still, and then nothing is cached
+				seen.reset++
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, level := range got {
+				if level != want {
+					t.Fatalf("%+v at %d, %q, level %d: %+v, want %+v", b, now, before, i, level, want)
+				}
+			}
+			expected := p.take(req, now)
+			if d := expected[0]; !emptied && (d.Denied != (want.RetryAfter > 0 || d.Never) || d.RetryAfter != want.RetryAfter ||
+				d.Denied && (d.Remaining != want.Remaining || d.Clear != want.Clear)) {
+				t.Fatalf("%+v: decided %+v after %+v", b, d, want)
+			}
+			decide(t, v, req.Accounting, req.Buckets...)
+			decide(t, m, req.Accounting, req.Buckets...)
+			last, limit = expected[0], b.Limit
+
+			seen.steps++
+			for _, n := range []struct {
+				is bool
+				n  *int
+			}{
+				{want.Remaining > 0, &seen.room}, {want.RetryAfter > 0, &seen.none}, {b.Cost > b.Limit.Size, &seen.never},
+				{s.slack > 0, &seen.slack}, {want.Units > b.Limit.Size, &seen.overfull}, {changed, &seen.back},
+			} {
+				if n.is {
+					*n.n++
+				}
+			}
+		}
+	})
+	t.Logf("%+v", seen)
+	if min(seen.room, seen.none, seen.never, seen.slack, seen.overfull, seen.reset, seen.back) < 20 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
+// TestInspectValidates guards that a bucket which Take would refuse is refused, by
+// each method, and that zero values mean the same as in Take.
+func TestInspectValidates(t *testing.T) {
+	server := redistest.Start(t)
+	r, m := testNode(t, server)
+	methods := map[string]func(Bucket) error{
+		"Memory.Peek":    func(b Bucket) error { _, err := m.Peek(b); return err },
+		"Memory.Reset":   func(b Bucket) error { _, err := m.Reset(b); return err },
+		"Redis.Peek":     func(b Bucket) error { _, err := r.Peek(t.Context(), b); return err },
+		"Redis.Reset":    func(b Bucket) error { _, err := r.Reset(t.Context(), b); return err },
+		"Redis.PeekHere": func(b Bucket) error { _, _, err := r.PeekHere(b); return err },
+	}
+	for name, method := range methods {
+		for _, b := range []Bucket{
+			{Name: "b"},
+			{Name: "b", Limit: Limit{Size: -1, DripInterval: time.Second}},
+			{Name: "b", Limit: Limit{Size: MaxUnits + 1, DripInterval: time.Second}},
+			{Name: "b", Limit: Limit{Size: 5, DripInterval: time.Nanosecond}},
+			{Name: "b", Limit: Limit{Size: 5, DripInterval: time.Second, DripSize: -1}},
+			{Name: "b", Limit: PerSecond(5), Cost: -1},
+		} {
+			err := method(b)
+			_, want := m.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+			if err == nil || want == nil || err.Error() != want.Error() {
+				t.Errorf("%s of %+v: error %v, want %v", name, b, err, want)
+			}
+		}
+		if err := method(Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripInterval: time.Second}}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := server.Client().DBSize(t.Context()).Val(); n != 0 {
+		t.Errorf("%d keys", n)
+	}
+}
+
+// TestPeekChangesNothing guards that looking writes nothing, on the server or here,
+// does not count as a request, and makes no room in the memory.
+func TestPeekChangesNothing(t *testing.T) {
+	server := redistest.Start(t)
+	r, m := testNode(t, server)
+	b := hourly(5)
+	absent := b
+	absent.Name = "another limit"
+	decide(t, r, AccountingAtomic, b)
+	sets := redistest.CommandCounter{Server: server}
+	sets.Since(t, "set")
+	expires := server.Client().Do(t.Context(), "PEXPIRETIME", r.keys.of(&b)).Val()
+	partitions := len(m.directory.Load().all)
+	for range 5 {
+		if got := peek(t, r, b); got.Units != 1 || got.Remaining != 4 || got.Held != 0 || got.RetryAfter != 0 || got.Clear > time.Hour {
+			t.Errorf("the bucket holds %+v", got)
+		}
+		if got, remembered := peekHere(t, r, b); got.Units != 1 || remembered {
+			t.Errorf("here it holds %+v, remembered %t", got, remembered)
+		}
+		if got := peek(t, r, absent); got != (Level{Remaining: 5}) {
+			t.Errorf("an absent bucket holds %+v", got)
+		}
+		if got, _ := peekHere(t, r, absent); got != (Level{Remaining: 5}) {
+			t.Errorf("here an absent bucket holds %+v", got)
+		}
+	}
+	sets.Check(t, "set", 0)
+	if after := server.Client().Do(t.Context(), "PEXPIRETIME", r.keys.of(&b)).Val(); after != expires {
+		t.Errorf("expires at %v, before at %v", after, expires)
+	}
+	if n := len(m.directory.Load().all); n != partitions || m.Len() != 1 {
+		t.Errorf("%d partitions and %d buckets", n, m.Len())
+	}
+}
+
+// TestResetEverywhere guards that Reset empties a bucket on the server and in this
+// process, which forgets that it was full: a bucketful is admitted at once, and
+// again when the server is gone.
+func TestResetEverywhere(t *testing.T) {
+	const size = 5
+	server := redistest.Start(t)
+	r, _ := testNode(t, server)
+	b := hourly(size)
+	req := Request{Buckets: []Bucket{b}}
+	fill := func() {
+		t.Helper()
+		for n := range size + 2 {
+			if d := mustTake(t, r, req); d[0].Denied != (n >= size) {
+				t.Fatalf("request %d: decided %+v", n, d)
+			}
+		}
+		if got, remembered := peekHere(t, r, b); got.Units != size || !remembered {
+			t.Fatalf("here it holds %+v, remembered %t", got, remembered)
+		}
+	}
+	fill()
+	reset(t, r, b, size)
+	if got := peek(t, r, b); got.Units != 0 {
+		t.Errorf("the bucket holds %+v", got)
+	}
+	if got, remembered := peekHere(t, r, b); got.Units != 0 || remembered {
+		t.Errorf("here it holds %+v, remembered %t", got, remembered)
+	}
+	fill()
+	reset(t, r, b, size)
+	server.Kill()
+	for n := range size + 1 {
+		if d := mustTake(t, r, req); d[0].Denied != (n >= size) || d[0].By != DecidedByFallback {
+			t.Fatalf("request %d without a server: decided %+v", n, d)
+		}
+	}
+}
+
+// TestResetWithoutServer guards that a reset of a server that is down fails and
+// resets nothing: not here either.
+func TestResetWithoutServer(t *testing.T) {
+	server := redistest.Start(t)
+	r, _ := testNode(t, server)
+	b := hourly(1)
+	mustTake(t, r, Request{Buckets: []Bucket{b}})
+	server.Kill()
+	for range manyFailures {
+		if level, err := r.Reset(t.Context(), b); !errors.Is(err, ErrUnavailable) || level != (Level{}) {
+			t.Errorf("reset %+v, error %v", level, err)
+		}
+		if level, err := r.Peek(t.Context(), b); !errors.Is(err, ErrUnavailable) || level != (Level{}) {
+			t.Errorf("peeked at %+v, error %v", level, err)
+		}
+	}
+	if got, remembered := peekHere(t, r, b); got.Units != 1 || !remembered {
+		t.Errorf("here it holds %+v, remembered %t", got, remembered)
+	}
+	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	if _, err := r.Reset(late, b); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("too late: error %v", err)
+	}
+}
+
+// TestResetOfDirtyBuckets guards that what was decided here during an outage, and
+// would be told to the server, does not put back what a reset has taken.
+func TestResetOfDirtyBuckets(t *testing.T) {
+	const size = 5
+	server := redistest.Start(t)
+	r, m := testNode(t, server)
+	b := hourly(size)
+	mustTake(t, r, Request{Buckets: []Bucket{b}})
+	for _, as := range []dirtiness{unsure, ahead} {
+		takeInstead(m, Request{Buckets: []Bucket{b, {Name: "other", Key: "k", Limit: b.Limit, Cost: 1}}})
+		m.markAllDirty(as)
+		if dirtyLevels(m, []Bucket{b}) == nil {
+			t.Fatal("the bucket is not dirty")
+		}
+		if _, err := r.Reset(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+		if told := dirtyLevels(m, []Bucket{b}); told != nil {
+			t.Errorf("told %+v", told)
+		}
+		if d := mustTake(t, r, Request{Buckets: []Bucket{b}}); d[0].Remaining != size-1 {
+			t.Errorf("decided %+v", d)
+		}
+	}
+}
+
+// TestResetWhileInFlight guards requests that are in flight while a bucket is
+// reset. Their answers may be from before that, and do not put back what the reset
+// has taken, neither here nor as remembered denials; but what they have charged
+// counts.
+func TestResetWhileInFlight(t *testing.T) {
+	const hour = 3600e6
+	for _, tc := range []struct {
+		name     string
+		cost     int64
+		answer   outcome
+		resent   bool
+		want     int64 // the level here in the end
+		newcomer bool  // whether another request, sent later, is answered first
+	}{
+		{"admitted", 2, outcome{state: state{clear: 4 * hour}}, false, 2, false},
+		{"denied", 2, outcome{state: state{clear: 5 * hour}, denied: true}, false, 0, false},
+		{"admitted, and sent again", 2, outcome{state: state{clear: 4 * hour}}, true, 4, false},
+		{"admitted after another", 2, outcome{state: state{clear: 4 * hour}}, false, 3, true},
+		{"denied after another", 2, outcome{state: state{clear: 5 * hour}, denied: true}, false, 1, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := NewMemory(frozen)
+			f := newFallback(m, 50*time.Millisecond, "")
+			b := hourly(5)
+			b.Cost = tc.cost
+			follow(m, &b, state{clear: 2 * hour})
+			send := func(b Bucket) *query {
+				q := keys{}.query(Request{Buckets: []Bucket{b}}, 0)
+				q.abandoned, q.buckets = false, f.pending(Request{Buckets: []Bucket{b}}, nil)
+				f.send(nil, callsOf(q))
+				return q
+			}
+			q := send(b)
+			f.empty(&b)
+			if tc.resent {
+				f.send(nil, callsOf(q))
+			}
+			if tc.newcomer {
+				one := b
+				one.Cost = 1
+				f.answered(send(one), []outcome{{state: state{clear: hour}}}, false)
+			}
+			f.answered(q, []outcome{tc.answer}, false)
+			if got := b.Limit.units(m.levelOf(&b), 0); got != tc.want {
+				t.Errorf("holds %d, want %d", got, tc.want)
+			}
+			// The next answer is the newest, and authoritative if all is settled.
+			if p := dirtyLevels(m, []Bucket{b}); p == nil {
+				f.answered(send(b), []outcome{{state: state{clear: hour}}}, false)
+				if got := b.Limit.units(m.levelOf(&b), 0); got != 1 {
+					t.Errorf("then holds %d, want 1", got)
+				}
+			}
+		})
+	}
+	t.Run("remembered", func(t *testing.T) {
+		d := newDenyCache(64)
+		b := hourly(1)
+		full := []outcome{{state: state{clear: hour}, denied: true}}
+		req := Request{Buckets: []Bucket{b}}
+		d.forget(&b, 2000)
+		for sent, want := range map[int64]bool{1000: false, 2000: false, 2001: true} {
+			d.remember(req, full, sent, 3000)
+			if _, ok := d.decide(req, 3000, nil); ok != want {
+				t.Errorf("sent at %d: remembered %t", sent, ok)
+			}
+			d.slots = make([]denySlot, 64)
+		}
+	})
+}
+
+// TestResetReachesOtherProcesses guards that within a second of a reset all
+// processes admit again, and that none of them puts the level back later, when the
+// server may have lost it and is told what each process knows.
+func TestResetReachesOtherProcesses(t *testing.T) {
+	const size = 12
+	server := redistest.Start(t)
+	b := hourly(size)
+	req := Request{Buckets: []Bucket{b}}
+	var nodes [3]*Redis
+	for i := range nodes {
+		nodes[i], _ = testNode(t, server)
+		for range size {
+			mustTake(t, nodes[i], req)
+		}
+		if got, remembered := peekHere(t, nodes[i], b); got.Units != size || !remembered {
+			t.Fatalf("node %d knows of %+v, remembered %t", i, got, remembered)
+		}
+	}
+	reset(t, nodes[0], b, size)
+	began := time.Now()
+	for i, node := range nodes {
+		redistest.WaitFor(t, 2*time.Second, func() error {
+			if d := mustTake(t, node, req); d[0].Denied {
+				return fmt.Errorf("node %d: decided %+v", i, d)
+			}
+			return nil
+		})
+	}
+	if took := time.Since(began); took > 1100*time.Millisecond {
+		t.Errorf("the others followed after %v", took)
+	}
+	for i, node := range nodes {
+		if got, _ := peekHere(t, node, b); got.Units != int64(i+1) {
+			t.Errorf("node %d knows of %+v, want %d", i, got, i+1)
+		}
+	}
+	for range 2 {
+		if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range nodes {
+			mustTake(t, node, req)
+		}
+	}
+	if got := peek(t, nodes[0], b); got.Units != 9 {
+		t.Errorf("after nine requests it holds %+v", got)
+	}
+}
+
+// TestInspectSizes guards that one bucket is looked at, and reset, with whatever
+// Size it is asked about.
+func TestInspectSizes(t *testing.T) {
+	server := redistest.Start(t)
+	r, m := testNode(t, server)
+	small, large := hourly(5), hourly(10)
+	large.Cost = 8
+	decide(t, r, AccountingAtomic, large)
+	want := Level{Units: 8, RetryAfter: 4 * time.Hour, Clear: 8 * time.Hour}
+	got := peek(t, r, small)
+	if got.Units != want.Units || got.Remaining != 0 || got.Clear > want.Clear || got.Clear < want.Clear-time.Minute ||
+		got.RetryAfter > want.RetryAfter || got.RetryAfter < want.RetryAfter-time.Minute {
+		t.Errorf("holds %+v, want %+v", got, want)
+	}
+	if here, err := m.Peek(small); err != nil || here.Units != 8 {
+		t.Errorf("here it holds %+v, error %v", here, err)
+	}
+	reset(t, r, small, 8)
+	if got := peek(t, r, large); got != (Level{Remaining: 10}) {
+		t.Errorf("holds %+v", got)
+	}
+}
+
+// TestResetOfForeignValues guards that whatever a key holds, it holds no bucket
+// after a reset, and that it is reported as holding nothing.
+func TestResetOfForeignValues(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	b := hourly(5)
+	key := r.keys.of(&b)
+	for _, command := range [][]any{
+		{"SET", key, "something"}, {"RPUSH", key, 1, 2}, {"HSET", key, "a", 1}, {"SET", key, ""},
+	} {
+		if err := server.Client().Do(t.Context(), command...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if got := peek(t, r, b); got != (Level{Remaining: 5}) {
+			t.Errorf("%v: holds %+v", command, got)
+		}
+		if n := server.Client().Exists(t.Context(), key).Val(); n != 1 {
+			t.Errorf("%v: Peek removed it", command)
+		}
+		reset(t, r, b, 0)
+		if n := server.Client().Exists(t.Context(), key).Val(); n != 0 {
+			t.Errorf("%v: still there", command)
+		}
+	}
+}

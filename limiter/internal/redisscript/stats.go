@@ -1,0 +1,107 @@
+package redisscript
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Stats is the state of a server, and what has happened on it since the Client was
+// opened.
+type Stats struct {
+	// The server's address.
+	Address string
+
+	// Whether calls are sent to it: its breaker is closed.
+	Up bool
+
+	// The state of its breaker: "closed", "open" or "half_open".
+	Breaker string
+
+	// When it went down, and the reason for its last failure, as in Event; zero
+	// while it is up.
+	DownSince time.Time
+	Reason    string
+
+	// Connections that are idle, in use, and being made.
+	Idle, InUse, Connecting int
+
+	// The number of times that the script was run, and of Calls that it was run
+	// for.
+	Calls, Requests uint64
+
+	// The number of failures by Reason.
+	Failures map[string]uint64
+}
+
+// Stats returns the state of each server, sorted by address. Until the servers of
+// a cluster are known, it has one entry for all of them. It does not block.
+func (c *Client) Stats() []Stats {
+	all := c.topology.stats()
+	slices.SortFunc(all, func(a, b Stats) int { return cmp.Compare(a.Address, b.Address) })
+	return all
+}
+
+// counts counts what happens on the server at one address.
+type counts struct {
+	runs, calls atomic.Uint64
+
+	mu       sync.Mutex
+	failures map[string]uint64 // by reason, of which there are few
+}
+
+// ran records a number of runs of the script, for a number of calls.
+func (c *counts) ran(runs, calls int) {
+	c.runs.Add(uint64(runs))   //nolint:gosec // not negative
+	c.calls.Add(uint64(calls)) //nolint:gosec // not negative
+}
+
+// failed records a failure.
+func (c *counts) failed(f *ServerError) {
+	if f.reason == unused {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failures == nil {
+		c.failures = make(map[string]uint64)
+	}
+	c.failures[f.reason]++
+}
+
+// stats returns the state of the breaker and what was counted.
+func (b *breaker) stats() Stats {
+	s := Stats{Address: b.server, Calls: b.counts.runs.Load(), Requests: b.counts.calls.Load()}
+	b.counts.mu.Lock()
+	s.Failures = maps.Clone(b.counts.failures)
+	b.counts.mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s.Breaker = b.is().String()
+	if s.Up = !b.isOpen(); !s.Up {
+		s.DownSince, s.Reason = b.openedAt, b.last.reason
+	}
+	return s
+}
+
+// stats returns the state of the server.
+func (s *Server) stats() Stats {
+	stats := s.breaker.stats()
+	stats.Idle, stats.InUse, stats.Connecting = s.pool.connections()
+	return stats
+}
+
+// connections returns the number of connections that are idle, in use, and being
+// made: none after the pool has stopped.
+func (p *pool) connections() (idle, inUse, connecting int) {
+	select {
+	case <-p.done:
+		return 0, 0, 0
+	default:
+	}
+	idle, made, held := len(p.idle), int(p.made.Load()), int(p.held.Load())
+	return idle, max(made-idle, 0), max(held-made, 0) // they change meanwhile
+}

@@ -1,0 +1,171 @@
+package ratelimit
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// newTestKey parses a template with the default prefix lengths.
+func newTestKey(t testing.TB, template string) *key {
+	t.Helper()
+	k, err := newKey(template, 24, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// TestTypedKeyIsExpandedKey guards that a key that is typed is the one that a
+// request's bucket has, for templates and values of all kinds, and that the list of
+// keys shows the values that were sent.
+func TestTypedKeyIsExpandedKey(t *testing.T) {
+	templates := []string{
+		"{client_ip}", "{http.request.header.A}", "{http.request.header.A}{http.request.header.B}",
+		"a-{http.request.header.A}", "{http.request.header.A}-b", "a-{http.request.header.A}-b",
+		"{http.request.header.A}|{client_ip}|{http.request.header.B}", "x{http.request.header.B}y{client_ip}z",
+	}
+	values := []string{"", "a", "203.0.113.7", "2001:db8::1", "a-b", "-", "\x00", "a\x00\x01\x01", "é", strings.Repeat("x", 300)}
+	for _, template := range templates {
+		k := newTestKey(t, template)
+		for _, a := range values {
+			for _, b := range values {
+				for _, ip := range []string{"198.51.100.9", "2001:db8:1:2:3::4", "::ffff:198.51.100.9", "2002:c633:6409::1"} {
+					r := httptest.NewRequest("GET", "/", nil)
+					r.Header["A"], r.Header["B"] = []string{a}, []string{b}
+					repl := caddyhttp.NewTestReplacer(r)
+					ctx := caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), &caddyhttp.Server{}).Context()
+					r = r.WithContext(ctx)
+					caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, ip)
+					want, own, err := k.expand(r, r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer))
+					if err != nil {
+						t.Fatal(err)
+					}
+					var typed []string
+					for _, p := range k.placeholders() {
+						typed = append(typed, map[string]string{
+							clientIP: ip, "http.request.header.A": a, "http.request.header.B": b,
+						}[p.text])
+					}
+					sent := slices.Clone(typed)
+					got, err := k.typed(nil, typed)
+					if own != (err == nil) {
+						t.Fatalf("%s of %q: own key %t, error %v", template, sent, own, err)
+					}
+					if own && got != want {
+						t.Errorf("%s of %q: typed %q, expanded %q", template, sent, got, want)
+					}
+					if own && len(sent) == 1 {
+						text := strings.ReplaceAll(strings.ReplaceAll(template, "{client_ip}", ip), "{http.request.header.A}", a)
+						if got, err := k.typed(&text, nil); err != nil || got != want {
+							t.Errorf("%s typed as %q: got %q, %v, want %q", template, text, got, err, want)
+						}
+					}
+					if own && len(sent) > 1 {
+						back, ok := k.split(want)
+						if !ok || k.join(back) != want {
+							t.Errorf("%s of %q: %q is split as %q, %t", template, sent, want, back, ok)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestTypedAddresses guards which addresses and prefixes are accepted, and what keys
+// have of them.
+func TestTypedAddresses(t *testing.T) {
+	k := newTestKey(t, "{client_ip}") // /24 and /64
+	for text, want := range map[string]string{
+		"203.0.113.7":        "203.0.113.0/24",
+		"203.0.113.0/24":     "203.0.113.0/24",
+		"203.0.113.7/24":     "203.0.113.0/24",
+		"::ffff:203.0.113.7": "203.0.113.0/24",
+		"2002:cb00:7107::1":  "203.0.113.0/24",
+		"64:ff9b::cb00:7107": "203.0.113.0/24",
+		"2001:DB8::1":        "2001:db8::/64",
+		"2001:db8::/64":      "2001:db8::/64",
+		"fe80::1%eth0":       "fe80::/64",
+		"203.0.113.0/25":     "",
+		"203.0.113.7/32":     "",
+		"2001:db8::/48":      "",
+		"203.0.113":          "",
+		"203.0.113.7:80":     "",
+		"[2001:db8::1]":      "",
+		"localhost":          "",
+		" 203.0.113.7":       "",
+		"":                   "",
+	} {
+		got, err := k.typed(&text, nil)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: got %q, %v, want %q", text, got, err, want)
+		}
+	}
+	exact, err := newKey("{client_ip}", 32, 128)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"203.0.113.7", "203.0.113.7/32"} {
+		if got, err := exact.typed(&text, nil); got != "203.0.113.7" || err != nil {
+			t.Errorf("%q: got %q, %v", text, got, err)
+		}
+	}
+}
+
+// FuzzSplitKey guards that a key of several placeholders is taken apart into values
+// that make up that key, whatever clients send.
+func FuzzSplitKey(f *testing.F) {
+	f.Add("a", "b", "c")
+	f.Add("", "\x00\x01\x01\x01", "\x00")
+	k := newTestKey(f, "{http.request.header.A}-{http.request.header.B}{http.request.header.C}")
+	f.Fuzz(func(t *testing.T, a, b, c string) {
+		whole := k.join([]string{a, b, c})
+		values, ok := k.split(whole)
+		if !ok || k.join(values) != whole {
+			t.Errorf("%q is split as %q, %t", whole, values, ok)
+		}
+	})
+}
+
+// FuzzBucketRequest guards that no body crashes the parser, and that its errors are
+// one line that shows nothing of the body.
+func FuzzBucketRequest(f *testing.F) {
+	for _, body := range []string{`{"limit":"api","key":"k"}`, `{"limit":"api","key":["a","b"]}`, `{"address":""}`, `{`, `[]`, `{"key":null}`} {
+		f.Add([]byte(body))
+	}
+	keys := []*key{newTestKey(f, "{client_ip}"), newTestKey(f, "all"), newTestKey(f, "{http.request.header.A}-{client_ip}")}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		asked, err := parseBucketRequest(body)
+		if err == nil {
+			for _, k := range keys {
+				if asked.address != nil {
+					_, err = k.typedAddress(*asked.address)
+				} else {
+					_, err = k.typed(asked.key, slices.Clone(asked.values))
+				}
+				checkAdminError(t, err)
+			}
+			return
+		}
+		checkAdminError(t, err)
+	})
+}
+
+// checkAdminError checks that an error, if there is one, is of the client and one
+// line.
+func checkAdminError(t *testing.T, err error) {
+	t.Helper()
+	if err == nil {
+		return
+	}
+	api, ok := err.(caddy.APIError)
+	if !ok || api.HTTPStatus != http.StatusBadRequest || strings.Contains(err.Error(), "\n") {
+		t.Errorf("got %#v", err)
+	}
+}
