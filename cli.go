@@ -245,7 +245,7 @@ func (a answerJSON) show(cmd *cobra.Command, into any, print func(w io.Writer) e
 	if err := json.Indent(&text, a, "", "  "); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, printableJSON(text.String())+"\n")
+	_, err := io.WriteString(w, printableJSON(strings.TrimSpace(text.String()))+"\n")
 	if err != nil {
 		return err
 	}

@@ -82,8 +82,12 @@ func runTop(cmd *cobra.Command, _ []string) error {
 func topLines(a *topAnswer, colours bool) []string {
 	title := fmt.Sprintf("Limit %s: %d requests in the last %s, %d of them denied.",
 		printable(a.Limit), a.Requests, briefly(time.Duration(a.Window)), a.Denied)
-	if len(a.Entries) == 0 {
-		return []string{title, "", "No key yet."}
+	switch {
+	case len(a.Entries) > 0:
+	case a.By == "denied":
+		return []string{title, "", "No key was denied."}
+	default:
+		return []string{title}
 	}
 	keys := newTable("DENIED", "REQUESTS", "ERROR", "KEY")
 	for i := range a.Entries {

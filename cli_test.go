@@ -1,0 +1,327 @@
+package ratelimit
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// ran is what a command came to.
+type ran struct {
+	out, errors string
+	status      int
+}
+
+// runCommand runs a subcommand of caddy rate-limit in a process of its own, in an
+// empty directory.
+func runCommand(t testing.TB, args ...string) ran {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, self, append([]string{"rate-limit"}, args...)...)
+	cmd.Env = append(os.Environ(), asCaddy+"=1")
+	cmd.Dir = tempDir(t)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
+		t.Fatalf("%q: %v", args, errors.Join(err, ctx.Err()))
+	}
+	return ran{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
+}
+
+// want checks a command's exit status and its output, or else its errors: without
+// logs, traces and usage, and nothing beside them.
+func (r ran) want(t testing.TB, status int, text string) {
+	t.Helper()
+	got, other := r.out, r.errors
+	if status == 1 {
+		got, other = r.errors, r.out
+	}
+	if r.status != status || got != text || other != "" {
+		t.Errorf("got status %d and\n%s\nerrors: %s\nwant status %d and\n%s", r.status, r.out, r.errors, status, text)
+	}
+}
+
+// configFile writes a Caddyfile.
+func configFile(t testing.TB, text string) string {
+	t.Helper()
+	file := filepath.Join(tempDir(t), "Caddyfile")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// cliSite has limits of several kinds.
+const cliSite = `
+	rate_limit {
+		limit api {
+			size 5
+			drip_rate 10s
+			track_top 10
+			limit search {
+				match path /search
+				size 2
+				drip_rate 10s
+			}
+		}
+		limit tenant {
+			match header X-Tenant *
+			key {header.X-Tenant}{header.X-Region}
+			size 3
+		}
+	}
+	respond ok`
+
+// TestCommandsAskCaddy guards what the commands show of a running Caddy, and that
+// reset empties a bucket.
+func TestCommandsAskCaddy(t *testing.T) {
+	s, a := startWithAdmin(t, config{site: cliSite})
+	for range 3 {
+		s.get("/search")
+	}
+	s.get("/", "X-Tenant: acme", "X-Region: eu")
+	address := "--address=" + a.addr
+
+	runCommand(t, "peek", address, "api", "127.0.0.1").want(t, 0, ""+
+		"limit     api\n"+
+		"in        memory\n"+
+		"level     3 of 5\n"+
+		"room for  2\n"+
+		"empty     in 30s\n")
+	runCommand(t, "peek", address, "api/search", "127.0.0.1").want(t, 0, ""+
+		"limit     api/search\n"+
+		"in        memory\n"+
+		"level     2 of 2\n"+
+		"room for  0\n"+
+		"admits    in 10s\n"+
+		"empty     in 20s\n")
+	runCommand(t, "peek", address, "tenant", "acme", "eu").want(t, 0, ""+
+		"limit     tenant\n"+
+		"in        memory\n"+
+		"level     1 of 3\n"+
+		"room for  2\n"+
+		"empty     in 1s\n")
+	if r := runCommand(t, "peek", address, "tenant", "--client-ip", "192.0.2.9", "--json"); r.status != 0 || !strings.Contains(r.out, `"level": 0`) {
+		t.Errorf("peek of a client without key: %+v", r)
+	}
+
+	runCommand(t, "limits", address).want(t, 0, ""+
+		"LIMIT       SIZE  DRIPS       COST  KEY                                                           SITE       BUCKETS  ADMITTED  DENIED\n"+
+		"api         5     1 each 10s  1     {http.vars.client_ip}                                         127.0.0.1  1        3         0\n"+
+		"api/search  2     1 each 10s  1     {http.vars.client_ip}                                         127.0.0.1  1        2         1\n"+
+		"tenant      3     1 each 1s   1     {http.request.header.X-Tenant}{http.request.header.X-Region}  127.0.0.1  1        1         0\n")
+	status := runCommand(t, "status", address)
+	for _, want := range []string{
+		"Buckets are kept in memory; this process has 3 of at most 1000000.\n",
+		" denied, 0 undecided, 0 refused, 0 in early data.\n",
+		"\nLIMIT       ADMITTED  DENIED  SPARED  ADMITTED/S  DENIED/S\n",
+		"\napi/search  2         1       0 ",
+	} {
+		if !strings.Contains(status.out, want) || status.status != 0 {
+			t.Errorf("status: got %d\n%s\nwant %q in it", status.status, status.out, want)
+		}
+	}
+	if top := runCommand(t, "top", address, "--by", "requests"); top.status != 0 || !strings.Contains(top.out, "4         0      127.0.0.1\n") {
+		t.Errorf("top: got %d\n%s%s", top.status, top.out, top.errors)
+	}
+
+	reset := runCommand(t, "reset", address, "api", "127.0.0.1", "--yes")
+	reset.want(t, 0, ""+
+		"The bucket is empty now. Before:\n"+
+		"limit     api\n"+
+		"in        memory\n"+
+		"level     3 of 5\n"+
+		"room for  2\n"+
+		"empty     in 30s\n")
+	if r := runCommand(t, "peek", address, "api", "127.0.0.1"); !strings.Contains(r.out, "level     0 of 5\n") {
+		t.Errorf("after reset: %+v", r)
+	}
+	for _, args := range [][]string{{"status"}, {"limits"}, {"peek", "api", "192.0.2.1"}, {"top"}} {
+		r := runCommand(t, append(args, address, "--json")...)
+		if !json.Valid([]byte(r.out)) || r.status != 0 || r.errors != "" {
+			t.Errorf("%q with --json: got %+v", args, r)
+		}
+	}
+}
+
+// TestStatusOfLostRedis guards that status says that Redis is down, and exits
+// with status 2.
+func TestStatusOfLostRedis(t *testing.T) {
+	nobody := redistest.FreeAddr(t)
+	s, a := startWithAdmin(t, config{global: redisGlobal(nobody), site: cliSite})
+	eventually(t, "redis to be found unavailable", func() bool {
+		s.get("/")
+		return runCommand(t, "status", "--address", a.addr).status == 2
+	})
+	for want, args := range map[string][]string{"  down for ": {"status"}, `"up": false`: {"status", "--json"}} {
+		r := runCommand(t, append(args, "--address", a.addr)...)
+		if r.status != 2 || r.errors != "" || !strings.Contains(r.out, want) {
+			t.Errorf("got %+v", r)
+		}
+	}
+	r := runCommand(t, "peek", "--address", a.addr, "api", "127.0.0.1")
+	if r.status != 1 || r.out != "" || !strings.HasPrefix(r.errors, "Error: redis unavailable: ") {
+		t.Errorf("peek: got %+v", r)
+	}
+}
+
+// TestCommandsRefuseBadInput guards the one line that a command says to input that
+// it can't use, and exit status 1.
+func TestCommandsRefuseBadInput(t *testing.T) {
+	_, a := startWithAdmin(t, config{site: cliSite})
+	address := "--address=" + a.addr
+	nobody := redistest.FreeAddr(t)
+	off := configFile(t, "{\nadmin off\n}\n:8080 {\n}\n")
+	bad := configFile(t, ":8080 {\nrate_limit {\nsize none\n}\n}\n")
+	good := configFile(t, ":8080 {\n"+cliSite+"\n}\n")
+	garbage := filepath.Join(tempDir(t), "config.json")
+	if err := os.WriteFile(garbage, []byte("no JSON"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other := httptest.NewServer(http.NotFoundHandler())
+	defer other.Close()
+	otherAddr := other.Listener.Addr().String()
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"levels"}, `unknown command "levels", want one of: `},
+		{[]string{"status", "now"}, `unknown command "now" for "caddy rate-limit status"`},
+		{[]string{"status", "--adress", "x"}, "unknown flag: --adress"},
+		{[]string{"status", "--address", nobody}, "no admin endpoint answers at " + nobody + ": connection refused; if Caddy runs, name its endpoint with --address or --config"},
+		{[]string{"status", "--address", "unix//nonexistent/socket"}, "no admin endpoint answers at unix//nonexistent/socket: no such file or directory; if Caddy runs, name its endpoint with --address or --config"},
+		{[]string{"status", "--address", "localhost:1-9"}, `address: got "localhost:1-9", want one such as localhost:2019 or unix//run/caddy.sock`},
+		{[]string{"status", "--address", otherAddr}, "the Caddy at " + otherAddr + " has no endpoint for rate limits: it runs without this module, or with an older version"},
+		{[]string{"status", "--config", off}, off + ": the admin endpoint is off, and a running Caddy can't be asked without it"},
+		{[]string{"status", "--config", "/nonexistent"}, "reading the config: open /nonexistent: no such file or directory"},
+		{[]string{"status", "--config", garbage}, garbage + ": not valid JSON; if it is in another format, name it with --adapter, such as --adapter caddyfile"},
+		{[]string{"status", "--config", garbage, "--adapter", "toml"}, `adapter: got "toml", want one that this Caddy has, such as caddyfile`},
+		{[]string{"status", "--adapter", "caddyfile"}, "adapter: got one without a config file, want --config with it"},
+		{[]string{"peek", address}, "requires at least 1 arg(s), only received 0"},
+		{[]string{"peek", address, "none", "x"}, "limit: the running config has no such limit, want api, api/search or tenant"},
+		{[]string{"peek", address, "tenant", "acme"}, "key: got a text, want an array with one value for each placeholder in "},
+		{[]string{"peek", address, "api", "nobody"}, "key: want an IP address for {http.vars.client_ip}, or a prefix of 32 bits of IPv4 or 64 of IPv6"},
+		{[]string{"reset", address, "api", "127.0.0.1"}, "nobody can be asked, as the input is not a terminal: add --yes to empty the bucket"},
+		{[]string{"top", address, "--limit", "tenant"}, "limit: it does not track its keys, want one with track_top, such as track_top 100"},
+		{[]string{"top", address, "-n", "0"}, "n: want "},
+		{[]string{"top", address, "--by", "name"}, "by: want requests or denied"},
+		{[]string{"explain"}, "accepts between 1 and 2 arg(s), received 0"},
+		{[]string{"explain", "http://localhost:8080/"}, "config: got none, and there is no Caddyfile in the current directory, want --config with a file"},
+		{[]string{"explain", "-c", good, "/path"}, `URL: got "/path", want one such as https://example.com/search?q=x`},
+		{[]string{"explain", "-c", good, "ftp://localhost"}, `URL: got "ftp://localhost", want one such as https://example.com/search?q=x`},
+		{[]string{"explain", "-c", good, "A B", "http://localhost:8080/"}, `METHOD: got "A B", want one such as GET or POST`},
+		{[]string{"explain", "-c", good, "-H", "nothing", "http://localhost:8080/"}, `header: got "nothing", want a field such as 'X-Api-Key: abc'`},
+		{[]string{"explain", "-c", good, "-H", "A: b\nC: d", "http://localhost:8080/"}, `header: got "A: b\nC: d", want a field such as 'X-Api-Key: abc'`},
+		{[]string{"explain", "-c", good, "--client-ip", "me", "http://localhost:8080/"}, `client-ip: got "me", want an IP address`},
+		{[]string{"explain", "-c", bad, "http://localhost:8080/"}, `size: got "none", want a whole number`},
+		{[]string{"check", "-c", bad}, `size: got "none", want a whole number`},
+		{[]string{"check", "-c", garbage}, garbage + ": not valid JSON"},
+	} {
+		r := runCommand(t, tc.args...)
+		if r.status != 1 || r.out != "" || !strings.HasPrefix(r.errors, "Error: ") || strings.Count(r.errors, "\n") != 1 || !strings.Contains(r.errors, tc.want) {
+			t.Errorf("%q: got status %d, %q, %q\nwant 1 and the line %q", tc.args, r.status, r.out, r.errors, tc.want)
+		}
+	}
+}
+
+// TestCommandsDoNotHang guards that a server which accepts and says nothing is
+// given up on.
+func TestCommandsDoNotHang(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	cmd := statusCommand()
+	if err := cmd.Flags().Set("address", silent.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	client, err := newAdminClient(cmd, 50*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.fetch(t.Context(), "status", nil)
+	want := fmt.Sprintf("the admin endpoint at %s did not answer within 50ms", silent.Addr())
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// TestCommandsEscapeKeys guards that keys, which clients choose, are escaped: they
+// could drive the operator's terminal.
+func TestCommandsEscapeKeys(t *testing.T) {
+	for text, want := range map[string]string{
+		"plain":           "plain",
+		"Zoë":             "Zoë",
+		"\x1b[2J":         `"\x1b[2J"`,
+		"a\nb":            `"a\nb"`,
+		"\u202eabc":       `"\u202eabc"`,
+		"\u009b31m":       `"\u009b31m"`,
+		"\xff":            `"\xff"`,
+		"":                `""`,
+		"tab\there":       `"tab\there"`,
+		"\U000e0001":      `"\U000e0001"`,
+		"with \"quotes\"": `with "quotes"`,
+	} {
+		if got := printable(text); got != want {
+			t.Errorf("printable(%q): got %s, want %s", text, got, want)
+		}
+	}
+	for _, text := range []string{"\x1b[2J", "\u202eabc", "\u009b", "\U000e0001", "ok"} {
+		raw, err := json.Marshal(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		escaped := printableJSON(string(raw))
+		var again string
+		if err := json.Unmarshal([]byte(escaped), &again); err != nil || again != text || printable(escaped) != escaped {
+			t.Errorf("printableJSON(%s): got %s, which is %q, %v", raw, escaped, again, err)
+		}
+	}
+
+	s, a := startWithAdmin(t, config{site: "rate_limit api {\nsize 5\nkey {query.k}\ntrack_top 5\n}\nrespond ok"})
+	s.get("/?k=%1b%5b2J%e2%80%ae")
+	for _, args := range [][]string{{"top", "--by", "requests"}, {"top", "--by", "requests", "--json"}} {
+		r := runCommand(t, append(args, "--address", a.addr)...)
+		if r.status != 0 || strings.ContainsAny(r.out, "\x1b\u202e") || !strings.Contains(r.out, `\u202e`) {
+			t.Errorf("%q: got %q", args, r.out)
+		}
+	}
+}
+
+// TestCommandsComplete guards that limits are completed by asking the server.
+func TestCommandsComplete(t *testing.T) {
+	_, a := startWithAdmin(t, config{site: cliSite})
+	for _, args := range [][]string{{"peek", ""}, {"reset", ""}, {"top", "--limit", ""}} {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := append([]string{"__complete", "rate-limit", args[0], "--address", a.addr}, args[1:]...)
+		cmd := exec.Command(self, line...)
+		cmd.Env = append(os.Environ(), asCaddy+"=1")
+		out, err := cmd.Output()
+		if err != nil || !strings.HasPrefix(string(out), "api\napi/search\ntenant\n:4\n") {
+			t.Errorf("%q: got %q, %v", line, out, err)
+		}
+	}
+}
