@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dustin/go-humanize"
+
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/accesslog"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -273,8 +275,8 @@ func credentialsIn(k *key) (names []string) {
 // unusual returns what to know about the numbers of l, one sentence each.
 func (p *replay) unusual(l *replayedLimit) (text []string) {
 	if l.redacted > 0 {
-		text = append(text, fmt.Sprintf("%d requests were left out, because the log redacts %s, which the key needs: "+
-			"to replay this limit, log requests with log_credentials.", l.redacted, strings.Join(l.credentials, ", ")))
+		text = append(text, fmt.Sprintf("%s requests were left out, because the log redacts %s, which the key needs: "+
+			"to replay this limit, log requests with log_credentials.", humanize.Comma(l.redacted), strings.Join(l.credentials, ", ")))
 	}
 	if l.keys.folded > 0 {
 		text = append(text, fmt.Sprintf("There were more keys than the %d whose statistics are kept. "+

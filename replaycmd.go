@@ -302,7 +302,7 @@ func (s *replaySession) report(logs []string) *report.Report {
 	r.Lines, r.Used, skipped = s.log.Counts()
 	if s.interrupted {
 		r.Lines, r.Used = r.Lines-r.Used+s.used.Load(), s.used.Load() // others were read, but not replayed
-		r.Notes = append(r.Notes, fmt.Sprintf("Interrupted: the results are those of the first %d requests.", s.used.Load()))
+		r.Notes = append(r.Notes, fmt.Sprintf("Interrupted: the results are those of the first %s requests.", humanize.Comma(s.used.Load())))
 	}
 	for _, reason := range slices.SortedFunc(maps.Keys(skipped), func(a, b accesslog.Reason) int {
 		return cmp.Or(cmp.Compare(skipped[b], skipped[a]), cmp.Compare(a, b))
