@@ -27,12 +27,15 @@ func logLine(at time.Duration, client, uri string, header ...string) string {
 		name, value, _ := strings.Cut(h, ": ")
 		headers[name] = append(headers[name], value)
 	}
-	text, _ := json.Marshal(headers)
+	quoted := func(v any) string {
+		text, _ := json.Marshal(v)
+		return string(text)
+	}
 	const duration = 250 * time.Millisecond
 	return fmt.Sprintf(`{"level":"info","ts":%.6f,"logger":"http.log.access.log0","msg":"handled request",`+
-		`"request":{"remote_ip":"192.0.2.250","remote_port":"40000","client_ip":%q,"proto":"HTTP/1.1","method":"GET",`+
-		`"host":"example.com","uri":%q,"headers":%s},"bytes_read":0,"user_id":"","duration":%v,"size":0,"status":200,"resp_headers":{}}`+"\n",
-		1.7e9+(at+duration).Seconds(), client, uri, text, duration.Seconds())
+		`"request":{"remote_ip":"192.0.2.250","remote_port":"40000","client_ip":%s,"proto":"HTTP/1.1","method":"GET",`+
+		`"host":"example.com","uri":%s,"headers":%s},"bytes_read":0,"user_id":"","duration":%v,"size":0,"status":200,"resp_headers":{}}`+"\n",
+		1.7e9+(at+duration).Seconds(), quoted(client), quoted(uri), quoted(headers), duration.Seconds())
 }
 
 // commonLine is a line of the common log format.

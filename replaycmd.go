@@ -10,7 +10,7 @@ import (
 	"maps"
 	"os"
 	"os/signal"
-	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -159,6 +159,7 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	collectLessOften()
 	session := newReplaySession(log, configs, flags.replayOptions)
 	ended := session.showProgress(cmd.ErrOrStderr())
 	session.run(ctx)
@@ -183,6 +184,15 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 		err = errors.New("no line of the logs could be replayed")
 	}
 	return err
+}
+
+// collectLessOften makes garbage collections rarer, which cost a fifth of the time,
+// as long as there is little to collect. The user's settings count more.
+func collectLessOften() {
+	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetGCPercent(400)
+		debug.SetMemoryLimit(1 << 30)
+	}
 }
 
 // writeHTML writes the report to a file.
@@ -313,7 +323,7 @@ func (s *replaySession) report(logs []string) *report.Report {
 		r.Notes = append(r.Notes, "A log could not be read to its end: "+problem)
 	}
 	for i, p := range s.replays {
-		c := report.Config{Name: filepath.Base(p.config.name), Requests: p.requests, Admitted: p.admitted, Denied: p.denied}
+		c := report.Config{Name: p.config.name, Requests: p.requests, Admitted: p.admitted, Denied: p.denied}
 		if p.config.redis != nil {
 			r.Notes = append(r.Notes, c.Name+": Redis is not asked. The buckets are in memory, and empty at first.")
 		}
@@ -348,7 +358,7 @@ func addUpperBound(l *report.Limit, atOnce *replayedLimit) {
 func (p *replay) notes(several bool) (notes []string) {
 	prefix := ""
 	if several {
-		prefix = filepath.Base(p.config.name) + ": "
+		prefix = p.config.name + ": "
 	}
 	for _, w := range p.config.warnings {
 		notes = append(notes, prefix+w)
