@@ -190,7 +190,7 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 // as long as there is little to collect. The user's settings count more.
 func collectLessOften() {
 	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetGCPercent(400)
+		debug.SetGCPercent(200)
 		debug.SetMemoryLimit(1 << 30)
 	}
 }

@@ -90,6 +90,10 @@ func TestFormats(t *testing.T) {
 			http.Header{"Referer": {"https://example.com/"}, "User-Agent": {`Mozilla/5.0 "quoted" A`}},
 		},
 		{
+			"HTTP/2 without a minor version", strings.Replace(commonLog, "HTTP/1.1", "HTTP/2", 1),
+			"2023-11-14T22:13:20Z GET http  /search q=x HTTP/2.0 192.0.2.1 192.0.2.1: alice 200", nil,
+		},
+		{
 			"IPv6 and no user", `2001:db8::1 - - [14/Nov/2023:23:13:20 +0100] "POST / HTTP/2.0" 429 -`,
 			"2023-11-14T22:13:20Z POST http  /  HTTP/2.0 2001:db8::1 2001:db8::1: - 429", nil,
 		},
@@ -179,6 +183,7 @@ func TestReasons(t *testing.T) {
 		{"no format", combinedLog, `what is this`, BadLine},
 		{"no status", combinedLog, strings.Replace(combinedLog, `200`, `x`, 1), BadLine},
 		{"bad time", combinedLog, strings.Replace(combinedLog, `14/Nov`, `34/Nov`, 1), NoTime},
+		{"empty time", combinedLog, strings.Replace(combinedLog, `14/Nov/2023:22:13:20 +0000`, ``, 1), NoTime},
 		{"no request", combinedLog, strings.Replace(combinedLog, `GET /search?q=x HTTP/1.1`, `-`, 1), BadRequest},
 		{"TLS to an HTTP port", combinedLog, strings.Replace(combinedLog, `GET /search?q=x HTTP/1.1`, `\x16\x03\x01 \x00 x`, 1), BadRequest},
 		{"HTTP/0.9", combinedLog, strings.Replace(combinedLog, ` HTTP/1.1`, ``, 1), BadRequest},

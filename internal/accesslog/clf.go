@@ -2,6 +2,7 @@ package accesslog
 
 import (
 	"bytes"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +19,7 @@ type clfClock struct {
 
 // parse parses a time.
 func (c *clfClock) parse(text []byte) (int64, bool) {
-	if string(text) == c.text {
+	if len(text) > 0 && string(text) == c.text {
 		return c.ns, true
 	}
 	t, err := time.Parse(clfTime, string(text))
@@ -89,10 +90,17 @@ func (d *dialect) parseCLF(line []byte, e *Entry, clock *clfClock) Reason {
 func (e *Entry) setRequestLine(line string) Reason {
 	method, rest, ok := strings.Cut(line, " ")
 	i := strings.LastIndexByte(rest, ' ')
-	if !ok || i < 0 || !isToken(method) || !strings.HasPrefix(rest[i+1:], "HTTP/") {
+	if !ok || i < 0 || !isToken(method) {
 		return BadRequest
 	}
-	e.Method, e.URI, e.Proto = method, rest[:i], rest[i+1:]
+	proto := rest[i+1:]
+	if proto == "HTTP/2" || proto == "HTTP/3" {
+		proto += ".0" // as net/http writes it
+	}
+	if _, _, ok := http.ParseHTTPVersion(proto); !ok {
+		return BadRequest
+	}
+	e.Method, e.URI, e.Proto = method, rest[:i], proto
 	if !e.setURI() {
 		return BadURI
 	}
