@@ -130,7 +130,7 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 	if err != nil {
 		return err
 	}
-	var configs []*dryConfig
+	configs := make([]*dryConfig, 0, len(flags.configs))
 	for _, file := range flags.configs {
 		d, err := loadDryConfig(file, flags.adapter)
 		if err != nil {
@@ -150,7 +150,7 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 		if err != nil {
 			return fmt.Errorf("html: %w", err)
 		}
-		f.Close()
+		_ = f.Close()
 	}
 
 	ctx := cmd.Context()
@@ -202,7 +202,7 @@ func writeHTML(r *report.Report, file string) error {
 		return err
 	}
 	if err := r.WriteHTML(f); err != nil {
-		f.Close()
+		_ = f.Close()
 		return err
 	}
 	return f.Close()

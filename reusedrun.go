@@ -69,6 +69,7 @@ func (r *reusedRun) serve(clientIP, userID string, proxied bool) error {
 	clear(r.vars)
 	r.vars[caddyhttp.TrustedProxyVarKey] = proxied
 	r.vars[caddyhttp.ClientIPVarKey] = clientIP
+	r.request.Body, r.request.Form, r.request.PostForm, r.request.MultipartForm = http.NoBody, nil, nil, nil
 	r.url = *r.request.URL
 	r.original = http.Request{Method: r.request.Method, RemoteAddr: r.request.RemoteAddr, RequestURI: r.request.RequestURI, URL: &r.url}
 	r.repl = caddy.NewReplacer()

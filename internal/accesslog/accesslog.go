@@ -186,8 +186,8 @@ var (
 
 // charset returns the set of the given characters.
 func charset(chars string) (set [256]bool) {
-	for i := range len(chars) {
-		set[chars[i]] = true
+	for _, c := range []byte(chars) {
+		set[c] = true
 	}
 	return set
 }

@@ -59,14 +59,16 @@ func (d *dialect) parseCLF(line []byte, e *Entry, clock *clfClock) Reason {
 	numbers := rest
 	if d.format == Combined {
 		var referer, agent string
-		numbers, rest, ok = bytes.Cut(rest, []byte(` "`))
-		if ok {
-			referer, rest, ok = cutQuoted(rest)
+		if numbers, rest, ok = bytes.Cut(rest, []byte(` "`)); !ok {
+			return BadLine
 		}
-		if rest, ok = bytes.CutPrefix(rest, []byte(` "`)); ok {
-			agent, _, ok = cutQuoted(rest)
+		if referer, rest, ok = cutQuoted(rest); !ok {
+			return BadLine
 		}
-		if !ok {
+		if rest, ok = bytes.CutPrefix(rest, []byte(` "`)); !ok {
+			return BadLine
+		}
+		if agent, _, ok = cutQuoted(rest); !ok {
 			return BadLine
 		}
 		e.addHeader("Referer", referer)

@@ -3,6 +3,7 @@ package accesslog
 import (
 	"bytes"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -64,6 +65,9 @@ func detect(sample []byte, format Format) dialect {
 			continue
 		}
 		if end, ok := d.time(l.ts); ok {
+			if d.layout == "" && l.ts.quoted {
+				d.layout = layoutOf(l.ts.text)
+			}
 			times++
 			exact = exact || end%int64(second) != 0
 		}
@@ -112,12 +116,11 @@ var (
 
 // time returns the time of a line, in nanoseconds since 1970.
 func (d *dialect) time(t token) (int64, bool) {
-	ns, ok := int64(0), false
+	parse := timeOfNumber
 	if t.quoted {
-		ns, ok = d.timeOfText(t.text)
-	} else {
-		ns, ok = timeOfNumber(t.text)
+		parse = d.timeOfText
 	}
+	ns, ok := parse(t.text)
 	return ns, ok && ns >= earliest && ns < latest
 }
 
@@ -134,6 +137,15 @@ func (d *dialect) timeOfText(text string) (int64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// layoutOf returns the first layout that text has.
+func layoutOf(text string) string {
+	i := slices.IndexFunc(layouts, func(layout string) bool {
+		_, err := time.Parse(layout, text)
+		return err == nil
+	})
+	return layouts[i] // one of them has parsed it
 }
 
 // timeOfNumber parses a time that is a number of seconds, milliseconds,

@@ -169,12 +169,12 @@ func (s *source) open(name string) (*reader, error) {
 		}
 		if info, err := f.Stat(); err == nil {
 			if info.IsDir() {
-				f.Close()
+				_ = f.Close()
 				return nil, fmt.Errorf("open %s: it is a directory, want a file", name)
 			}
 			s.size = info.Size()
 		}
-		s.closers = append(s.closers, func() { f.Close() })
+		s.closers = append(s.closers, func() { _ = f.Close() })
 		in = counting{f, s.bytes}
 	}
 	in, err := s.decompressed(in)
@@ -195,8 +195,9 @@ func (s *source) close() {
 
 // start starts reading the log.
 func (s *source) start() error {
-	r, err := s.reader, error(nil)
+	r := s.reader
 	if r == nil {
+		var err error
 		if r, err = s.open(s.name); err != nil {
 			return err
 		}
