@@ -53,6 +53,8 @@ fuzz:
 	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzRate; do \
 		go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZ_TIME) . || exit; done
 	go test -run '^$$' -fuzz '^FuzzReply$$' -fuzztime $(FUZZ_TIME) ./limiter
+	for f in FuzzCaddyLine FuzzCommonLine FuzzURI; do \
+		go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZ_TIME) ./internal/accesslog || exit; done
 	go test -run '^$$' -fuzz '^FuzzReplyScanner$$' -fuzztime $(FUZZ_TIME) ./limiter/internal/redisscript
 
 # Cause every fault for as long as docs/faults.md says, and write its results:

@@ -56,7 +56,7 @@ unavailable, check that something in the config should be changed.`,
 func commands() []*cobra.Command {
 	return []*cobra.Command{
 		statusCommand(), limitsCommand(), peekCommand(), resetCommand(), topCommand(),
-		explainCommand(), checkCommand(),
+		explainCommand(), checkCommand(), replayCommand(),
 	}
 }
 

@@ -1,0 +1,236 @@
+package accesslog
+
+import (
+	"cmp"
+	"errors"
+	"io"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// Requests are put in order within a window: one that arrived longer before others
+// that were logged before it is not used. Windows are as long as Window, but have
+// at most maxPending requests.
+const (
+	Window     = 5 * time.Minute
+	maxPending = 50_000
+)
+
+// Log reads one or several logs as one, in the order in which requests arrived.
+type Log struct {
+	unopened []*source // the one that begins first is the first
+	open     []*source
+	pending  queue
+	counts   [reasons]int64
+	bytes    atomic.Int64
+	size     int64
+	exact    bool
+	problems []string
+
+	numbered int64 // requests that got a number
+	newest   int64 // when the latest request so far ended
+	returned int64 // when the request that was returned last arrived
+
+	// The numbers of pending requests by the second, of logs that have no more
+	// exact times, and the second whose requests are being returned.
+	inSecond map[int64]int64
+	spread   struct{ second, index, of int64 }
+}
+
+// Open opens logs. A name "-" stands for standard input. Logs may be compressed by
+// gzip or zstd. They may overlap in time, and be named in any order.
+func Open(names []string, format Format) (*Log, error) {
+	l := &Log{exact: true, inSecond: make(map[int64]int64)}
+	for i, name := range names {
+		if name == "-" && slices.Contains(names[:i], "-") {
+			return nil, errors.New("logs: got standard input twice, want it once")
+		}
+		s, err := newSource(name, format, &l.bytes)
+		if err != nil {
+			return nil, err
+		}
+		l.unopened = append(l.unopened, s)
+		l.size += s.size
+		l.exact = l.exact && (s.dialect.exact || s.dialect.format == Auto)
+	}
+	slices.SortStableFunc(l.unopened, func(a, b *source) int { return cmp.Compare(a.first, b.first) })
+	l.bytes.Store(0)
+	return l, nil
+}
+
+// Close stops reading.
+func (l *Log) Close() {
+	for _, s := range l.open {
+		close(s.stop)
+	}
+	l.open = nil
+}
+
+// Exact reports whether the times of all logs are more exact than a second.
+func (l *Log) Exact() bool { return l.exact }
+
+// Problems returns what was wrong with logs as a whole, one sentence each.
+func (l *Log) Problems() []string { return l.problems }
+
+// Progress returns how many bytes were read, and how many there are; 0 if that is
+// unknown, as with standard input. It may be called while Next is.
+func (l *Log) Progress() (read, size int64) { return l.bytes.Load(), l.size }
+
+// Counts returns the number of lines so far that were read, that were used, and
+// that were not, by the reason.
+func (l *Log) Counts() (lines, used int64, skipped map[Reason]int64) {
+	skipped = make(map[Reason]int64)
+	for reason, n := range l.counts {
+		lines += n
+		if r := Reason(reason); r != Used && n > 0 { //nolint:gosec // less than reasons
+			skipped[r] = n
+		}
+	}
+	return lines, l.counts[Used], skipped
+}
+
+// Next returns the next request, or io.EOF. The caller must Release it.
+func (l *Log) Next() (*Entry, error) {
+	for {
+		if n := len(l.pending); n == maxPending || n > 0 && l.pending[0].arrival <= l.newest-int64(Window) {
+			return l.pop(), nil
+		}
+		e := l.read()
+		if e == nil {
+			if len(l.pending) == 0 {
+				return nil, io.EOF
+			}
+			return l.pop(), nil
+		}
+		if e.Arrival < l.returned {
+			l.counts[Used]--
+			l.counts[Late]++
+			Release(e)
+			continue
+		}
+		l.newest = max(l.newest, e.End)
+		if !e.exact {
+			l.inSecond[e.Arrival]++
+		}
+		l.numbered++
+		e.number = l.numbered
+		l.pending.push(e)
+	}
+}
+
+// pop returns the pending request that arrived first.
+func (l *Log) pop() *Entry {
+	e := l.pending.pop()
+	l.returned = e.Arrival
+	if !e.exact {
+		if l.spread.second != e.Arrival {
+			l.spread.second, l.spread.index, l.spread.of = e.Arrival, 0, l.inSecond[e.Arrival]
+		}
+		e.Spread = e.Arrival + min(l.spread.index*int64(second)/l.spread.of, int64(second)-1)
+		l.spread.index++
+		if l.inSecond[e.Arrival]--; l.inSecond[e.Arrival] == 0 {
+			delete(l.inSecond, e.Arrival)
+		}
+	}
+	return e
+}
+
+// read returns the request of the open logs that ended first, or nil if there are
+// no more. It opens a log when the others have come to where it begins.
+func (l *Log) read() *Entry {
+	for {
+		var next *Entry
+		var from *source
+		for i := 0; i < len(l.open); i++ {
+			s := l.open[i]
+			e, err := s.head(&l.counts)
+			if err != nil {
+				l.problems = append(l.problems, err.Error())
+			}
+			if e == nil {
+				l.open = slices.Delete(l.open, i, i+1)
+				i--
+			} else if next == nil || e.End < next.End {
+				next, from = e, s
+			}
+		}
+		if len(l.unopened) > 0 && (next == nil || l.unopened[0].first <= next.End) {
+			s := l.unopened[0]
+			l.unopened = l.unopened[1:]
+			if err := s.start(); err != nil {
+				l.problems = append(l.problems, err.Error())
+			} else {
+				l.open = append(l.open, s)
+			}
+			continue
+		}
+		if next != nil {
+			from.used++
+		}
+		return next
+	}
+}
+
+// queue is a heap of requests by arrival and, if that is equal, in the order in
+// which they were added.
+type queue []queued
+
+// queued is a request in a queue.
+type queued struct {
+	arrival int64
+	number  int64
+	entry   *Entry
+}
+
+// before reports whether a comes before b.
+func (a *queued) before(b *queued) bool {
+	return a.arrival < b.arrival || a.arrival == b.arrival && a.number < b.number
+}
+
+// push adds a request.
+func (q *queue) push(e *Entry) {
+	*q = append(*q, queued{})
+	h := *q
+	i, added := len(h)-1, queued{e.Arrival, e.number, e}
+	for i > 0 {
+		parent := (i - 1) / 4
+		if !added.before(&h[parent]) {
+			break
+		}
+		h[i] = h[parent]
+		i = parent
+	}
+	h[i] = added
+}
+
+// pop removes the first request.
+func (q *queue) pop() *Entry {
+	h := *q
+	first, last := h[0].entry, h[len(h)-1]
+	h[len(h)-1] = queued{}
+	h = h[:len(h)-1]
+	*q = h
+	if len(h) == 0 {
+		return first
+	}
+	i := 0
+	for {
+		child := 4*i + 1
+		if child >= len(h) {
+			break
+		}
+		for c := child + 1; c < min(4*i+5, len(h)); c++ {
+			if h[c].before(&h[child]) {
+				child = c
+			}
+		}
+		if !h[child].before(&last) {
+			break
+		}
+		h[i] = h[child]
+		i = child
+	}
+	h[i] = last
+	return first
+}

@@ -1,0 +1,289 @@
+package accesslog
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+const (
+	chunkSize = 256 << 10
+	maxLine   = 1 << 20 // longer lines are skipped
+	maxWindow = 64 << 20
+)
+
+// entries pools them for the memory of their slices.
+var entries = sync.Pool{New: func() any { return new(Entry) }}
+
+// source is one log.
+type source struct {
+	name    string
+	size    int64         // of the file
+	bytes   *atomic.Int64 // that were read of all logs
+	closers []func()
+	dialect dialect
+	first   int64 // when its first request ended
+
+	// What was read of standard input already.
+	reader    *reader
+	sample    []byte
+	sampleErr error
+
+	results chan chan *batch
+	stop    chan struct{} // closed to end the goroutine that reads
+	batch   *batch        // that is being used
+	used    int           // of its entries
+}
+
+// batch is what a chunk of a log has.
+type batch struct {
+	entries []*Entry
+	counts  [reasons]int64
+	err     error // that ended the log; nil if there is more, io.EOF at its end
+}
+
+// reader reads the chunks of a log.
+type reader struct {
+	in      io.Reader
+	rest    []byte // the start of a line whose end was not read yet
+	skips   bool   // whether what comes next belongs to a line that is too long
+	tooLong int64
+}
+
+// next returns the next lines, whole ones. With an error, they are the last.
+func (r *reader) next() ([]byte, error) {
+	for {
+		buf := append(make([]byte, 0, len(r.rest)+chunkSize), r.rest...)
+		r.rest = r.rest[:0]
+		var err error
+		for end := len(buf) + chunkSize; len(buf) < end && err == nil; {
+			var n int
+			n, err = r.in.Read(buf[len(buf):end])
+			buf = buf[:len(buf)+n]
+		}
+		if r.skips {
+			i := bytes.IndexByte(buf, '\n')
+			if i < 0 && err == nil {
+				continue
+			}
+			buf, r.skips = buf[i+1:], i < 0
+			if r.skips {
+				buf = nil
+			}
+		}
+		if err != nil {
+			return buf, err
+		}
+		end := bytes.LastIndexByte(buf, '\n') + 1
+		if len(buf)-end > maxLine {
+			r.tooLong++
+			r.skips = true
+		} else {
+			r.rest = append(r.rest, buf[end:]...)
+		}
+		if end > 0 {
+			return buf[:end], nil
+		}
+	}
+}
+
+// counting counts the bytes that are read.
+type counting struct {
+	io.Reader
+	bytes *atomic.Int64
+}
+
+// Read implements io.Reader.
+func (c counting) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.bytes.Add(int64(n))
+	return n, err
+}
+
+// decompressed returns what in has, decompressed if it is compressed.
+func (s *source) decompressed(in io.Reader) (io.Reader, error) {
+	buffered := bufio.NewReaderSize(in, 64<<10)
+	magic, _ := buffered.Peek(4)
+	switch {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		z, err := gzip.NewReader(buffered)
+		if err != nil {
+			return nil, err
+		}
+		return z, nil
+	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		z, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			return nil, err
+		}
+		s.closers = append(s.closers, z.Close)
+		return z, nil
+	}
+	return buffered, nil
+}
+
+// newSource looks at the first lines of a log.
+func newSource(name string, format Format, bytes *atomic.Int64) (*source, error) {
+	s := &source{name: name, bytes: bytes, first: math.MaxInt64}
+	r, err := s.open(name)
+	if err != nil {
+		return nil, err
+	}
+	s.sample, s.sampleErr = r.next()
+	s.dialect = detect(s.sample[:min(len(s.sample), chunkSize)], format)
+	b := s.dialect.parseLines(s.sample[:min(len(s.sample), chunkSize)])
+	for i, e := range b.entries {
+		if i == 0 {
+			s.first = e.End
+		}
+		Release(e)
+	}
+	if name == "-" {
+		s.reader = r // the sample can be read only once
+		return s, nil
+	}
+	s.close()
+	s.sample, s.sampleErr = nil, nil
+	return s, nil
+}
+
+// open opens the file; "-" is standard input. Bytes that are read count only if
+// they are read for good.
+func (s *source) open(name string) (*reader, error) {
+	var in io.Reader = os.Stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		if info, err := f.Stat(); err == nil {
+			if info.IsDir() {
+				_ = f.Close()
+				return nil, fmt.Errorf("open %s: it is a directory, want a file", name)
+			}
+			s.size = info.Size()
+		}
+		s.closers = append(s.closers, func() { _ = f.Close() })
+		in = counting{f, s.bytes}
+	}
+	in, err := s.decompressed(in)
+	if err != nil {
+		s.close()
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return &reader{in: in}, nil
+}
+
+// close closes the file.
+func (s *source) close() {
+	for _, f := range slices.Backward(s.closers) {
+		f()
+	}
+	s.closers = nil
+}
+
+// start starts reading the log.
+func (s *source) start() error {
+	r := s.reader
+	if r == nil {
+		var err error
+		if r, err = s.open(s.name); err != nil {
+			return err
+		}
+		s.sample, s.sampleErr = r.next()
+	}
+	s.results, s.stop = make(chan chan *batch, runtime.GOMAXPROCS(0)+1), make(chan struct{})
+	go s.read(s.sample, s.sampleErr, r)
+	s.sample = nil
+	return nil
+}
+
+// read reads the log and has its chunks parsed, several at a time.
+func (s *source) read(chunk []byte, err error, r *reader) {
+	defer close(s.results)
+	defer s.close()
+	for tooLong := int64(0); ; chunk, err = r.next() {
+		result := make(chan *batch, 1)
+		select {
+		case s.results <- result:
+		case <-s.stop:
+			return
+		}
+		go func(chunk []byte, err error, skipped int64) {
+			b := s.dialect.parseLines(chunk)
+			b.counts[TooLong] += skipped
+			b.err = err
+			result <- b
+		}(chunk, err, r.tooLong-tooLong)
+		if tooLong = r.tooLong; err != nil {
+			return
+		}
+	}
+}
+
+// parseLines parses lines.
+func (d *dialect) parseLines(lines []byte) *batch {
+	b := &batch{entries: make([]*Entry, 0, len(lines)/512+1)}
+	var clock clfClock
+	e := entries.Get().(*Entry)
+	for len(lines) > 0 {
+		line, rest := lines, []byte(nil)
+		if i := bytes.IndexByte(lines, '\n'); i >= 0 {
+			line, rest = lines[:i], lines[i+1:]
+		}
+		lines = rest
+		line = trimLine(line)
+		if len(line) == 0 {
+			continue
+		}
+		if len(line) > maxLine {
+			b.counts[TooLong]++
+			continue
+		}
+		reason := d.parse(line, e, &clock)
+		b.counts[reason]++
+		if reason == Used {
+			b.entries = append(b.entries, e)
+			e = entries.Get().(*Entry)
+		} else {
+			e.reset()
+		}
+	}
+	Release(e)
+	return b
+}
+
+// Release gives back an entry that is not used any more.
+func Release(e *Entry) {
+	e.reset()
+	entries.Put(e)
+}
+
+// head returns the next entry of the log, or nil at its end, with an error if it
+// did not end properly.
+func (s *source) head(counts *[reasons]int64) (*Entry, error) {
+	for s.batch == nil || s.used == len(s.batch.entries) {
+		if s.batch != nil && s.batch.err != nil {
+			if errors.Is(s.batch.err, io.EOF) {
+				return nil, nil
+			}
+			return nil, fmt.Errorf("%s: %w", s.name, s.batch.err)
+		}
+		s.batch, s.used = <-<-s.results, 0
+		for reason, n := range s.batch.counts {
+			counts[reason] += n
+		}
+	}
+	return s.batch.entries[s.used], nil
+}

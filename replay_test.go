@@ -1,0 +1,479 @@
+package ratelimit
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/accesslog"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// logLine is a line of Caddy's access log for a request that arrived some time
+// after midnight.
+func logLine(at time.Duration, client, uri string, header ...string) string {
+	headers := make(map[string][]string)
+	for _, h := range header {
+		name, value, _ := strings.Cut(h, ": ")
+		headers[name] = append(headers[name], value)
+	}
+	quoted := func(v any) string {
+		text, _ := json.Marshal(v)
+		return string(text)
+	}
+	const duration = 250 * time.Millisecond
+	return fmt.Sprintf(`{"level":"info","ts":%.6f,"logger":"http.log.access.log0","msg":"handled request",`+
+		`"request":{"remote_ip":"192.0.2.250","remote_port":"40000","client_ip":%s,"proto":"HTTP/1.1","method":"GET",`+
+		`"host":"example.com","uri":%s,"headers":%s},"bytes_read":0,"user_id":"","duration":%v,"size":0,"status":200,"resp_headers":{}}`+"\n",
+		1.7e9+(at+duration).Seconds(), quoted(client), quoted(uri), quoted(headers), duration.Seconds())
+}
+
+// commonLine is a line of the common log format.
+func commonLine(second int, client, uri string) string {
+	return fmt.Sprintf("%s - - [14/Nov/2023:22:13:%02d +0000] \"GET %s HTTP/1.1\" 200 1\n", client, second, uri)
+}
+
+// logFile writes a log.
+func logFile(t testing.TB, lines ...string) string {
+	t.Helper()
+	name := filepath.Join(tempDir(t), "access.log")
+	if err := os.WriteFile(name, []byte(strings.Join(lines, "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// replayed returns the report on a log, by the limits of sites with the given
+// directives.
+func replayed(t testing.TB, log string, opt replayOptions, configs ...string) *report.Report {
+	t.Helper()
+	dry := make([]*dryConfig, len(configs))
+	for i, text := range configs {
+		dry[i] = loadDry(t, text)
+	}
+	l, err := accesslog.Open([]string{log}, accesslog.Auto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	opt.location = time.UTC
+	s := newReplaySession(l, dry, opt)
+	s.run(t.Context())
+	return s.report([]string{log})
+}
+
+// outcome describes what limits did, such as "a 3=2+1 of 2" for three requests of
+// two keys, of which one was denied.
+func outcome(c *report.Config) string {
+	var text []string
+	for i := range c.Limits {
+		l := &c.Limits[i]
+		denied := fmt.Sprint(l.Denied)
+		if l.DeniedAtMost != l.Denied {
+			denied += fmt.Sprint("-", l.DeniedAtMost)
+		}
+		text = append(text, fmt.Sprintf("%s %d=%d+%s of %d", l.Path, l.Requests, l.Admitted, denied, l.Keys))
+	}
+	return strings.Join(text, ", ")
+}
+
+// TestReplay guards what limits would have done with the requests of a log, on the
+// log's clock, with the matchers, keys and numbers of the config.
+func TestReplay(t *testing.T) {
+	const two = "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\n}\n}\n"
+	every := func(interval time.Duration, n int) string {
+		var lines strings.Builder
+		for i := range n {
+			lines.WriteString(logLine(time.Duration(i)*interval, "192.0.2.1", "/"))
+		}
+		return lines.String()
+	}
+	for _, tc := range []struct {
+		name, config, log string
+		want              string
+		notes             string // in a note on a limit or on the whole
+	}{
+		{"burst", two, every(ms, 5), "a 5=2+3 of 1", ""},
+		{"as fast as it drips", two, every(time.Second, 5), "a 5=5+0 of 1", ""},
+		{"twice as fast", two, every(500*ms, 6), "a 6=4+2 of 1", ""},
+		{"of each client", two, every(ms, 3) + logLine(3*ms, "192.0.2.2", "/"), "a 4=3+1 of 2", ""},
+		{"not in order", two, logLine(2*time.Second, "192.0.2.1", "/") + every(ms, 2), "a 3=3+0 of 1", ""},
+		{"another host", strings.Replace(two, "example.com", "other.example", 1), every(ms, 1), "a 0=0+0 of 0", ""},
+		{
+			"matchers, nested limits and header keys",
+			"example.com {\nrate_limit /api/* {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\nlimit b {\nmatch query q=*\nsize 1\n}\n}\n}\n}\n",
+			logLine(0, "192.0.2.1", "/", "X-Key: x") + logLine(0, "192.0.2.1", "/api/x", "X-Key: x") +
+				strings.Repeat(logLine(0, "192.0.2.1", "/api/x?q=1", "X-Key: y"), 3),
+			"a 4=2+0 of 2, a/b 3=1+2 of 1", "",
+		},
+		{
+			"a denied request does not reach later handlers",
+			"example.com {\nroute {\nrate_limit a {\nsize 1\n}\nrate_limit b {\nsize 9\n}\n}\n}\n",
+			every(ms, 3), "a 3=1+2 of 1, b 1=1+0 of 1", "",
+		},
+		{
+			"values that handlers set",
+			"example.com {\nroute {\nmap {path} {size} {\n/big 5\ndefault 1\n}\nrate_limit a {\nsize {size}\n}\n}\n}\n",
+			strings.Repeat(logLine(0, "192.0.2.1", "/big"), 4) + strings.Repeat(logLine(0, "192.0.2.2", "/x"), 4), "a 8=5+3 of 2", "",
+		},
+		{
+			"rewritten requests are seen anew each time",
+			"example.com {\nroute {\nuri strip_prefix /v1\nrequest_header -X-Key\nrate_limit /api a {\nsize 9\nkey {header.X-Key}{path}\n}\n}\n}\n",
+			strings.Repeat(logLine(0, "192.0.2.1", "/v1/api", "X-Key: x"), 2) + logLine(0, "192.0.2.1", "/api", "X-Key: y"), "a 3=3+0 of 1", "",
+		},
+		{
+			"redacted",
+			"example.com {\nrate_limit a {\nsize 1\nkey {cookie.session}\n}\nrate_limit b {\nsize 1\nkey {header.Authorization}\n}\n}\n",
+			strings.Repeat(logLine(0, "192.0.2.1", "/", "Cookie: REDACTED"), 2) + logLine(0, "192.0.2.1", "/"),
+			"a 1=0+0 of 1, b 3=1+2 of 1", "2 requests were left out, because the log redacts Cookie",
+		},
+		{
+			"a value that is none", "example.com {\nrate_limit a {\nsize 5\ncost {header.X-Cost}\n}\n}\n",
+			logLine(0, "192.0.2.1", "/", "X-Cost: x") + logLine(0, "192.0.2.1", "/", "X-Cost: 3"), "a 1=1+0 of 1",
+			"1 request was rejected, because a matcher or a value",
+		},
+		{
+			"more than it can hold", "{\nrate_limit {\nmemory {\nmax_keys 10\n}\n}\n}\n" + strings.Replace(two, "1s", "1h", 1),
+			clients(100), "a 100=100+0 of 100", "max_keys, 5, was too small: ",
+		},
+		{
+			"Redis is not asked", "{\nrate_limit {\nredis localhost:1\n}\n}\n" + two, every(ms, 3), "a 3=2+1 of 1", "Redis is not asked",
+		},
+		{
+			"whole seconds", two, strings.Repeat(commonLine(20, "192.0.2.1", "/"), 4) + commonLine(21, "192.0.2.1", "/"),
+			"a 5=3+2 of 1", "rather too large",
+		},
+		{
+			"whole seconds with bounds", strings.Replace(two, "1s", "100ms", 1), strings.Repeat(commonLine(20, "192.0.2.1", "/"), 4),
+			"a 4=4+0-2 of 1", "rather too large",
+		},
+		{
+			"no host", strings.Replace(two, "example.com", "a.example, b.example", 1), commonLine(20, "192.0.2.1", "/"),
+			"a 0=0+0 of 0", "name one with --host",
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := replayed(t, logFile(t, tc.log), replayOptions{}, tc.config)
+			if got := outcome(&r.Configs[0]); got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+			notes := slices.Clone(r.Notes)
+			for _, l := range r.Configs[0].Limits {
+				notes = append(notes, l.Unusual...)
+			}
+			if text := strings.Join(notes, "\n"); !strings.Contains(text, tc.notes) || (tc.notes == "") != (text == "") {
+				t.Errorf("got notes %q, want %q", notes, tc.notes)
+			}
+		})
+	}
+}
+
+// clients has a line of each of n clients.
+func clients(n int) string {
+	var lines strings.Builder
+	for i := range n {
+		lines.WriteString(logLine(time.Duration(i)*ms, fmt.Sprintf("192.0.%d.%d", i>>8, i&255), "/"))
+	}
+	return lines.String()
+}
+
+// TestReplayDecidesAsCaddy guards that replaying the access log that Caddy wrote
+// decides on each request as Caddy did.
+func TestReplayDecidesAsCaddy(t *testing.T) {
+	const limits = `
+		map {path} {cost} {
+			/dear 3
+			default 1
+		}
+		@api path /api/*
+		route {
+			rate_limit {
+				accounting each
+				limit replay_site {
+					size 60
+					drip_rate 1h
+					cost {cost}
+					limit tenant {
+						match header X-Tenant *
+						key {header.X-Tenant}
+						size 12
+						drip_rate 1h
+					}
+				}
+			}
+			uri /v1/* strip_prefix /v1
+			rate_limit @api replay_api {
+				size 15
+				drip_rate 1h
+				key {path}
+			}
+			respond ok
+		}
+	`
+	s := startSite(t, limits)
+	random := rand.New(rand.NewPCG(1, 2))
+	status := make(map[string]int64)
+	for range 150 {
+		path := []string{"/", "/dear", "/api/a", "/api/b?q=%20x", "/v1/api/a", "/caf%C3%A9"}[random.IntN(6)]
+		var header []string
+		if random.IntN(2) == 0 {
+			header = append(header, fmt.Sprintf(`X-Tenant: "t%d"`, random.IntN(3)))
+		}
+		status[s.get(path, header...).Status]++
+	}
+	s.entries() // all are logged
+	var want []string
+	for _, path := range []string{"replay_site", "replay_site/tenant", "replay_api"} {
+		c := countersOf(path)
+		n := c.totals()
+		c.release()
+		all := n.of(countedAdmitted, countedNear, countedSpared, countedDenied)
+		want = append(want, fmt.Sprintf("%s %d denied %d", path, all, n.of(countedDenied)))
+	}
+
+	r := replayed(t, s.logPath, replayOptions{}, "http://"+s.addr+" {\n"+limits+"\n}\n")
+	c := &r.Configs[0]
+	var got []string
+	for _, l := range c.Limits {
+		got = append(got, fmt.Sprintf("%s %d denied %d", l.Path, l.Requests, l.Denied))
+	}
+	if !slices.Equal(got, want) || c.Admitted != status["200 OK"] || c.Denied != status["429 Too Many Requests"] || c.Denied == 0 {
+		t.Errorf("got  %q, admitted %d, denied %d\nwant %q, %v", got, c.Admitted, c.Denied, want, status)
+	}
+}
+
+// TestReplayReport guards what a report has besides the counts of limits.
+func TestReplayReport(t *testing.T) {
+	log := logFile(t, strings.Repeat(logLine(0, "192.0.2.1", "/a"), 5), logLine(0, "192.0.2.2", "/b"),
+		strings.Repeat(logLine(2*time.Hour, "192.0.2.2", "/b"), 3), "{}\n")
+	config := "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\n}\n}\n"
+	r := replayed(t, log, replayOptions{showKeys: true}, config, strings.Replace(config, "size 2", "size 9", 1))
+	if got := outcome(&r.Configs[0]) + "; " + outcome(&r.Configs[1]); got != "a 9=5+4 of 2; a 9=9+0 of 2" {
+		t.Errorf("got %s", got)
+	}
+	l := &r.Configs[0].Limits[0]
+	text, _ := json.Marshal(struct {
+		Peaks  []report.Peak
+		Top    []report.Key
+		ByPath []report.Breakdown
+		H22    report.Count
+		H00    report.Count
+		Slot   time.Duration
+		Slots  int
+		Used   int64
+		Denied int64
+	}{l.Peaks, l.Top, l.ByPath, l.ByHour[22], l.ByHour[0], l.Slot, len(l.Times), r.Used, l.KeysDenied})
+	const want = `{"Peaks":[{"Units":3,"Keys":1},{"Units":5,"Keys":1}],` +
+		`"Top":[{"Text":"192.0.2.1","Requests":5,"Denied":3,"Peak":5},{"Text":"192.0.2.2","Requests":4,"Denied":1,"Peak":3}],` +
+		`"ByPath":[{"Path":"/a","Requests":5,"Denied":3},{"Path":"/b","Requests":4,"Denied":1}],` +
+		`"H22":{"Requests":6,"Denied":3},"H00":{"Requests":3,"Denied":1},"Slot":60000000000,"Slots":121,"Used":9,"Denied":2}`
+	if string(text) != want {
+		t.Errorf("got  %s\nwant %s", text, want)
+	}
+	if hidden := replayed(t, log, replayOptions{}, config).Configs[0].Limits[0].Top; hidden[0].Text != "" {
+		t.Errorf("keys are shown: %v", hidden)
+	}
+}
+
+// TestReplayPeaks guards that the highest level of a key's bucket, if it could hold
+// anything, tells by which size the key would be denied: it is denied at least once
+// by a limit of a smaller size, and never by one of that size.
+func TestReplayPeaks(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 300 {
+		numbers := limiter.Limit{DripInterval: time.Duration(1+random.IntN(2000)) * ms, DripSize: 1 + random.Int64N(5)}
+		b := limiter.Bucket{Name: "x", Limit: numbers}
+		times, costs := make([]time.Duration, 60), make([]int64, 60)
+		var key keyStat
+		now := time.Hour
+		for i := range times {
+			now += time.Duration(random.IntN(1000)) * ms
+			times[i], costs[i] = now, 1+random.Int64N(4)
+			b.Cost = costs[i]
+			key.fill(&b, now.Microseconds())
+		}
+		denies := func(size int64) bool {
+			m := limiter.NewMemory(func() time.Duration { return now })
+			b.Limit.Size = size
+			for i := range times {
+				now, b.Cost = times[i], costs[i]
+				d, err := m.Take(t.Context(), limiter.Request{Buckets: []limiter.Bucket{b}}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d[0].Denied {
+					return true
+				}
+			}
+			return false
+		}
+		if denies(key.peak) || key.peak > 1 && !denies(key.peak-1) {
+			t.Fatalf("peak %d: denies %v, one less %v", key.peak, denies(key.peak), denies(key.peak-1))
+		}
+	}
+	// Numbers without end stay in range.
+	var key keyStat
+	for _, cost := range []int64{1, limiter.MaxUnits, limiter.MaxUnits} {
+		b := limiter.Bucket{Limit: limiter.Limit{Size: 1, DripInterval: 24 * time.Hour}, Cost: cost}
+		key.fill(&b, 1)
+	}
+	if key.peak != math.MaxInt64 {
+		t.Errorf("peak %d, want the highest number", key.peak)
+	}
+	for units, want := range map[int64]int64{1: 1, 63: 63, 64: 64, 65: 66, 1001: 1008, math.MaxInt64: math.MaxInt64} {
+		if got := roundUp(units); got != want {
+			t.Errorf("%d is rounded to %d, want %d", units, got, want)
+		}
+	}
+	if got := roundedPeak(99, 99); got != 99 {
+		t.Errorf("a peak of the size is rounded to %d", got)
+	}
+}
+
+// TestReplaySizes guards which size is proposed.
+func TestReplaySizes(t *testing.T) {
+	peaks := []report.Peak{{Units: 1, Keys: 90}, {Units: 5, Keys: 9}, {Units: 100, Keys: 1}}
+	for share, want := range map[float64]int64{0: 100, 0.009: 100, 0.01: 5, 0.09: 5, 0.1: 1, 0.99: 1} {
+		if got := sizeFor(peaks, share); got != want {
+			t.Errorf("for %v of keys: got %d, want %d", share, got, want)
+		}
+	}
+	if got := sizeFor(nil, 0.1); got != 0 {
+		t.Errorf("without keys: got %d", got)
+	}
+}
+
+// TestReplayTimeline guards that requests stay in the slot of their time while
+// slots widen, over years.
+func TestReplayTimeline(t *testing.T) {
+	var line timeline
+	start := time.Date(2023, 11, 14, 22, 13, 20, 0, time.UTC)
+	var times []time.Time
+	for at, step := start, time.Second; at.Before(start.AddDate(20, 0, 0)); at, step = at.Add(step), step+step/2 {
+		times = append(times, at)
+		line.count(at.UnixNano(), false, true)
+		width, slots := line.report()
+		if len(slots) > maxSlots {
+			t.Fatalf("%d slots", len(slots))
+		}
+		for _, past := range times {
+			want := int64(0)
+			i := slices.IndexFunc(slots, func(s report.Slot) bool { return !past.Before(s.Start) && past.Before(s.Start.Add(width)) })
+			for _, other := range times {
+				if !other.Before(slots[i].Start) && other.Before(slots[i].Start.Add(width)) {
+					want++
+				}
+			}
+			if slots[i].Admitted != want {
+				t.Fatalf("the slot of %v has %d requests, want %d", past, slots[i].Admitted, want)
+			}
+		}
+	}
+}
+
+// TestReplayMemory guards that what a replay holds is bounded, however many keys
+// and paths clients choose, and that what was removed still counts.
+func TestReplayMemory(t *testing.T) {
+	config := loadDry(t, "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\nkey {header.X-Key}\n}\n}\n")
+	p := newReplay(config, replayOptions{location: time.UTC, showKeys: true})
+	l := p.limits[0]
+	b := limiter.Bucket{Name: l.bucket, Limit: limiter.Limit{Size: 2, DripInterval: time.Second}}
+	const requests = 1_300_000
+	long := strings.Repeat("x", 10_000)
+	for i := range requests {
+		b.Key = fmt.Sprint(i)
+		path := "/" + b.Key
+		if i%1000 == 0 {
+			path, b.Key = "/popular"+long, long
+		}
+		l.keys.add(&b, int64(i), i%1000 == 0)
+		l.count(int64(i), path, i%1000 == 0, i%1000 != 0)
+	}
+	runtime.GC()
+	var mem runtime.MemStats
+	runtime.ReadMemStats(&mem)
+	if mem.HeapAlloc > 400<<20 {
+		t.Errorf("the heap has %d MB", mem.HeapAlloc>>20)
+	}
+	r := l.report()
+	var inPeaks, inPaths int64
+	for _, peak := range r.Peaks {
+		inPeaks += peak.Keys
+	}
+	for _, path := range r.ByPath {
+		inPaths += path.Requests
+	}
+	if r.Keys < requests*999/1000 || r.Keys > requests || inPeaks != r.Keys || inPaths != requests {
+		t.Errorf("%d keys, %d peaks, %d requests by path", r.Keys, inPeaks, inPaths)
+	}
+	if r.Top[0].Denied == 0 || r.ByPath[0].Path != ("/popular" + long)[:maxText] || len(r.Top) != shownKeys || len(r.ByPath) != shownPaths+1 {
+		t.Errorf("got %d top keys, the first is %.20s with %d denied, and %d paths", len(r.Top), r.Top[0].Text, r.Top[0].Denied, len(r.ByPath))
+	}
+	if len(p.unusual(l)) != 1 {
+		t.Errorf("got %q", p.unusual(l))
+	}
+}
+
+// TestReplayInterrupted guards that the results so far are given, and marked.
+func TestReplayInterrupted(t *testing.T) {
+	l, err := accesslog.Open([]string{logFile(t, clients(5000))}, accesslog.Auto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newReplaySession(l, []*dryConfig{loadDry(t, "example.com {\nrate_limit a {\nsize 2\n}\n}\n")}, replayOptions{location: time.UTC})
+	s.run(&doneAfter{t.Context(), 3})
+	l.Close()
+	r := s.report(nil)
+	if got := outcome(&r.Configs[0]); got != "a 3072=3072+0 of 3072" || r.Used != 3072 || r.Lines != 3072 || !s.interrupted ||
+		!slices.ContainsFunc(r.Notes, func(note string) bool { return strings.Contains(note, "first 3,072 requests") }) {
+		t.Errorf("got %s of %d lines, notes %q", got, r.Lines, r.Notes)
+	}
+}
+
+// BenchmarkReplay measures a whole replay, with two limits.
+func BenchmarkReplay(b *testing.B) {
+	var text strings.Builder
+	random := rand.New(rand.NewPCG(5, 6))
+	for i := range b.N {
+		text.WriteString(logLine(time.Duration(i)*ms, fmt.Sprintf("192.0.%d.%d", random.IntN(16), random.IntN(256)), "/api/items?page=2",
+			"User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:143.0) Gecko/20100101 Firefox/143.0", "Accept: text/html", "Accept-Language: de"))
+	}
+	log := logFile(b, text.String())
+	config := loadDry(b, "example.com {\nrate_limit {\nlimit a {\nsize 40\ndrip_rate 100ms\n}\nlimit b {\nmatch path /api/*\nrate 5/1s\n}\n}\n}\n")
+	b.SetBytes(int64(text.Len() / b.N))
+	b.ResetTimer()
+	l, err := accesslog.Open([]string{log}, accesslog.Auto)
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := newReplaySession(l, []*dryConfig{config}, replayOptions{location: time.UTC})
+	s.run(b.Context())
+	if s.replays[0].requests != int64(b.N) {
+		b.Fatalf("%d requests, want %d", s.replays[0].requests, b.N)
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "lines/s")
+}
+
+// doneAfter is a context that is done when it has been asked a few times.
+type doneAfter struct {
+	context.Context
+	times int
+}
+
+// Err implements context.Context.
+func (d *doneAfter) Err() error {
+	if d.times--; d.times < 0 {
+		return context.Canceled
+	}
+	return nil
+}

@@ -1,0 +1,110 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// replaySite has a limit that most of replayLog's clients do not reach.
+const replaySite = "example.com {\nrate_limit api {\nsize 3\ndrip_rate 1s\n}\nrespond ok\n}\n"
+
+// replayLog is a log with two clients, one of which asks too often and would drive
+// the terminal.
+func replayLog(t testing.TB) string {
+	return logFile(t, logLine(0, "192.0.2.1", "/"), strings.Repeat(logLine(ms, "192.0.2.2\x1b[2J", "/x"), 5), "{}\n")
+}
+
+// TestReplayCommand guards what the command prints as a table and as JSON, for one
+// config and for two, and that keys are shown only if asked for, escaped.
+func TestReplayCommand(t *testing.T) {
+	config, log := configFile(t, replaySite), replayLog(t)
+	const table = `6 of 7 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:13:20
+1 not used: not a line of an access log
+
+LIMIT  SIZE  REQUESTS  ADMITTED  DENIED  SHARE   KEYS  KEYS DENIED  SIZE FOR 0.1 %
+api    3     6         4         2       33.3 %  2     1            5
+`
+	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, table)
+	runCommand(t, "replay", "--config", config, "--utc", "--show-keys", log).want(t, 0, table+`
+LIMIT  DENIED  REQUESTS  KEY
+api    2       5         "192.0.2.2\x1b[2J"
+api    0       1         192.0.2.1
+`)
+
+	one := runCommand(t, "replay", "--config", config, "--json", "--target", "50%", log)
+	var answer map[string]any
+	if err := json.Unmarshal([]byte(one.out), &answer); err != nil || one.status != 0 {
+		t.Fatalf("%v: %+v", err, one)
+	}
+	delete(answer, "from")
+	delete(answer, "to")
+	text, _ := json.Marshal(answer)
+	const want = `{"limits":[{"admitted":4,"denied":2,"keys":2,"keys_denied":1,"limit":"api","requests":6,"size":3,"size_for_target":1}],` +
+		`"lines":7,"skipped":{"not a line of an access log":1},"used":6}`
+	if string(text) != want {
+		t.Errorf("got  %s\nwant %s", text, want)
+	}
+
+	other := configFile(t, strings.Replace(replaySite, "size 3", "size 5", 1))
+	two := runCommand(t, "replay", "--config", config, "--compare", other, "--json", log)
+	var both struct {
+		Configs []struct {
+			Config string
+			Limits []struct{ Denied int64 }
+		}
+		Limits any
+	}
+	if err := json.Unmarshal([]byte(two.out), &both); err != nil || both.Limits != nil || len(both.Configs) != 2 ||
+		both.Configs[0].Limits[0].Denied != 2 || both.Configs[1].Limits[0].Denied != 0 {
+		t.Errorf("got %v, %s", err, two.out)
+	}
+}
+
+// TestReplayHTML guards that a report is written, which only the user may read and
+// which has keys only if asked for.
+func TestReplayHTML(t *testing.T) {
+	config, log, file := configFile(t, replaySite), replayLog(t), filepath.Join(tempDir(t), "report.html")
+	if r := runCommand(t, "replay", "--config", config, "--html", file, log); r.status != 0 {
+		t.Fatalf("%+v", r)
+	}
+	page, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(page), "</html>") || strings.Contains(string(page), "192.0.2.2") {
+		t.Errorf("%v, %d bytes; keys shown: %v", err, len(page), strings.Contains(string(page), "192.0.2.2"))
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("got %v, %v", info.Mode(), err)
+	}
+}
+
+// TestReplayRefuses guards that bad input is an error of one line, which names what
+// is wrong, and that what could not be replayed at all is one too.
+func TestReplayRefuses(t *testing.T) {
+	config, log := configFile(t, replaySite), replayLog(t)
+	for _, tc := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"no log", []string{"--config", config}, "requires at least 1 arg"},
+		{"no config", []string{log}, "config: got none, want the config file whose limits to replay"},
+		{"missing config", []string{"--config", "missing", log}, "missing: no such file"},
+		{"bad config", []string{"--config", log, log}, "not valid JSON"},
+		{"missing log", []string{"--config", config, "missing"}, "missing: no such file"},
+		{"directory", []string{"--config", config, tempDir(t)}, "it is a directory, want a file"},
+		{"bad format", []string{"--config", config, "--format", "xml", log}, `format: got "xml", want auto, json, common or combined`},
+		{"bad target", []string{"--config", config, "--target", "120%", log}, `target: got "120%", want a share from 0 to less than 1`},
+		{"bad report", []string{"--config", config, "--html", "missing/x.html", log}, "html: open missing/x.html: no such file"},
+		{"standard input twice", []string{"--config", config, "-", "-"}, "logs: got standard input twice, want it once"},
+		{"nothing used", []string{"--config", config, "--format", "combined", log}, "no line of the logs could be replayed"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := runCommand(t, append([]string{"replay"}, tc.args...)...)
+			if lines := strings.Count(r.errors, "\n"); r.status != 1 || lines != 1 || !strings.Contains(r.errors, tc.want) {
+				t.Errorf("got status %d, errors %q, want %q", r.status, r.errors, tc.want)
+			}
+		})
+	}
+}

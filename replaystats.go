@@ -1,0 +1,439 @@
+package ratelimit
+
+import (
+	"cmp"
+	"hash/maphash"
+	"maps"
+	"math"
+	"math/bits"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// replayedLimit is what a limit has done in a replay.
+type replayedLimit struct {
+	path        string
+	bucket      string   // the name of its buckets
+	credentials []string // the header fields of its key that logs may redact
+	size, drip  int64    // zero if they depend on the request
+	interval    time.Duration
+
+	requests, admitted, denied int64
+	redacted                   int64 // requests that were left out
+
+	times timeline
+	hours hours
+	paths pathCounts
+	keys  keyStats
+}
+
+// newReplayedLimit returns the statistics of b's limit.
+func newReplayedLimit(b *bucket, opt replayOptions) *replayedLimit {
+	l := &replayedLimit{path: b.path, bucket: b.name, credentials: credentialsIn(b.limit.key)}
+	if !b.sizeIsDynamic() {
+		l.size, _, _ = b.effectiveSize(nil) // validated before
+	}
+	if !b.drip.isDynamic() {
+		l.drip = b.drip.constant
+	}
+	if !b.rate.isDynamic() {
+		l.interval = b.rate.constant
+	}
+	l.hours.location = opt.location
+	l.paths.counts = make(map[string]*report.Count)
+	l.keys = keyStats{size: l.size, index: make(map[uint64]uint32), seed: maphash.MakeSeed(), showKeys: opt.showKeys, peaks: make(map[int64]int64)}
+	return l
+}
+
+// count counts a request at a time, given whether the limit denied it, and whether
+// all limits admitted it.
+func (l *replayedLimit) count(at int64, path string, denied, admitted bool) {
+	l.requests++
+	if denied {
+		l.denied++
+	}
+	if admitted {
+		l.admitted++
+	}
+	l.times.count(at, denied, admitted)
+	l.hours.count(at, denied)
+	l.paths.count(path, denied)
+}
+
+// report returns the statistics for a report.
+func (l *replayedLimit) report() report.Limit {
+	r := report.Limit{
+		Path: l.path, Size: l.size, DripInterval: l.interval, DripSize: l.drip,
+		Requests: l.requests, Admitted: l.admitted, Denied: l.denied, DeniedAtMost: l.denied,
+		ByPath: l.paths.top(), ByHour: l.hours.counts, HourIn: l.hours.location.String(),
+	}
+	if r.HourIn == "Local" {
+		r.HourIn, _ = time.Now().Zone()
+	}
+	r.Slot, r.Times = l.times.report()
+	r.Keys, r.KeysDenied, r.Peaks, r.Top = l.keys.report()
+	return r
+}
+
+// timeline counts requests over time, in slots that widen as time goes on.
+type timeline struct {
+	width int64 // of a slot, in nanoseconds; 0 before the first request
+	first int64 // slot
+	slots []struct{ admitted, denied int64 }
+}
+
+// maxSlots is the most slots of a timeline.
+const maxSlots = 300
+
+// slotWidths are the widths of slots, each a multiple of the one before.
+var slotWidths = []time.Duration{
+	time.Second, 5 * time.Second, 15 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute,
+	time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour, 24 * time.Hour,
+}
+
+// count counts a request.
+func (t *timeline) count(at int64, denied, admitted bool) {
+	if t.width == 0 {
+		t.width = int64(slotWidths[0])
+		t.first = at / t.width
+	}
+	i := at/t.width - t.first
+	for i >= maxSlots {
+		t.widen()
+		i = at/t.width - t.first
+	}
+	for int64(len(t.slots)) <= i {
+		t.slots = append(t.slots, struct{ admitted, denied int64 }{})
+	}
+	if denied {
+		t.slots[i].denied++
+	}
+	if admitted {
+		t.slots[i].admitted++
+	}
+}
+
+// widen makes slots of the next width.
+func (t *timeline) widen() {
+	next := 2 * t.width
+	if i := slices.Index(slotWidths, time.Duration(t.width)); i >= 0 && i+1 < len(slotWidths) {
+		next = int64(slotWidths[i+1])
+	}
+	ratio := next / t.width
+	first := t.first / ratio
+	n := 0
+	for i, s := range t.slots {
+		j := int((t.first+int64(i))/ratio - first)
+		t.slots[i] = struct{ admitted, denied int64 }{}
+		t.slots[j].admitted += s.admitted
+		t.slots[j].denied += s.denied
+		n = j + 1
+	}
+	t.slots, t.first, t.width = t.slots[:n], first, next
+}
+
+// report returns the slots.
+func (t *timeline) report() (width time.Duration, slots []report.Slot) {
+	for i, s := range t.slots {
+		start := time.Unix(0, (t.first+int64(i))*t.width)
+		slots = append(slots, report.Slot{Start: start, Admitted: s.admitted, Denied: s.denied})
+	}
+	return time.Duration(t.width), slots
+}
+
+// hours counts requests by the hour of the day.
+type hours struct {
+	counts   [24]report.Count
+	location *time.Location
+
+	hour        int // of the times between these two
+	from, until int64
+}
+
+// count counts a request.
+func (h *hours) count(at int64, denied bool) {
+	if at < h.from || at >= h.until {
+		t := time.Unix(0, at).In(h.location)
+		h.hour = t.Hour()
+		// Clocks are changed at quarters of an hour.
+		quarter := int64(15 * time.Minute)
+		h.from = at - at%quarter
+		h.until = h.from + quarter
+	}
+	h.counts[h.hour].Requests++
+	if denied {
+		h.counts[h.hour].Denied++
+	}
+}
+
+// pathCounts counts requests by path. When there are too many paths, those with
+// the least requests are added up as others: clients can ask for any path.
+type pathCounts struct {
+	counts map[string]*report.Count
+	others report.Count
+}
+
+const (
+	maxPaths   = 4096 // that are counted
+	shownPaths = 50
+	maxText    = 256 // of a path or a key that is kept
+)
+
+// count counts a request.
+func (p *pathCounts) count(path string, denied bool) {
+	if len(path) > maxText {
+		path = path[:maxText]
+	}
+	c := p.counts[path]
+	if c == nil {
+		if len(p.counts) == maxPaths {
+			p.shrink(maxPaths / 2)
+		}
+		c = new(report.Count)
+		p.counts[strings.Clone(path)] = c
+	}
+	c.Requests++
+	if denied {
+		c.Denied++
+	}
+}
+
+// compareCounts orders counts, those with the most denied first.
+func compareCounts(a, b report.Count) int {
+	return cmp.Or(cmp.Compare(b.Denied, a.Denied), cmp.Compare(b.Requests, a.Requests))
+}
+
+// sorted returns the paths, those with the most denied requests first.
+func (p *pathCounts) sorted() []string {
+	return slices.SortedFunc(maps.Keys(p.counts), func(a, b string) int {
+		return cmp.Or(compareCounts(*p.counts[a], *p.counts[b]), cmp.Compare(a, b))
+	})
+}
+
+// shrink keeps n paths.
+func (p *pathCounts) shrink(n int) {
+	for _, path := range p.sorted()[n:] {
+		p.others.Requests += p.counts[path].Requests
+		p.others.Denied += p.counts[path].Denied
+		delete(p.counts, path)
+	}
+}
+
+// top returns the counts of the paths with the most denied requests, and last
+// those of all others.
+func (p *pathCounts) top() (top []report.Breakdown) {
+	others := p.others
+	for i, path := range p.sorted() {
+		if c := *p.counts[path]; i < shownPaths {
+			top = append(top, report.Breakdown{Path: path, Count: c})
+		} else {
+			others.Requests += c.Requests
+			others.Denied += c.Denied
+		}
+	}
+	if others.Requests > 0 {
+		top = append(top, report.Breakdown{Path: "(others)", Count: others})
+	}
+	return top
+}
+
+// keyStats has the statistics of the keys of a limit.
+type keyStats struct {
+	index map[uint64]uint32 // by the hash of a key
+	keys  []keyStat
+	texts []string // of the same keys, if they may be shown
+	most  int      // keys
+	size  int64    // of their buckets, 0 if it depends on the request
+
+	seed     maphash.Seed
+	showKeys bool
+
+	// The keys that were removed to make room for others.
+	folded, foldedDenied int64
+	peaks                map[int64]int64
+	top                  []report.Key
+}
+
+// keyStat has the statistics of a key, and its bucket if it could hold anything:
+// the time at which it runs empty, in µs, and by how many units the last drip
+// before falls short, as in package limiter.
+type keyStat struct {
+	hash             uint64
+	clear, slack     int64
+	peak             int64 // the highest level so far
+	requests, denied uint32
+}
+
+// add counts a request on the bucket b at a time in µs.
+func (k *keyStats) add(b *limiter.Bucket, now int64, denied bool) {
+	hash := maphash.String(k.seed, b.Key)
+	// A bucket of the client's address has a longer name than that of a key.
+	for _, v := range [...]uint64{uint64(b.Limit.DripInterval), uint64(b.Limit.DripSize), uint64(len(b.Name))} {
+		hi, lo := bits.Mul64(hash^0x9e3779b97f4a7c15, v^0xd1b54a32d192ed03)
+		hash = hi ^ lo
+	}
+	i, known := k.index[hash]
+	if !known {
+		if len(k.keys) == k.most {
+			k.fold()
+		}
+		i = uint32(len(k.keys)) //nolint:gosec // at most maxReplayedKeys
+		k.index[hash] = i
+		k.keys = append(k.keys, keyStat{hash: hash})
+		if k.showKeys {
+			text, _, _ := strings.Cut(b.Key, "\x00") // lengths are behind it, see key.expand
+			k.texts = append(k.texts, strings.Clone(text[:min(len(text), maxText)]))
+		}
+	}
+	s := &k.keys[i]
+	s.fill(b, now)
+	if s.requests < math.MaxUint32 {
+		s.requests++
+		if denied {
+			s.denied++
+		}
+	}
+}
+
+// fill adds what a request costs to the bucket that can hold anything.
+func (s *keyStat) fill(b *limiter.Bucket, now int64) {
+	rate, drip, cost := b.Limit.DripInterval.Microseconds(), max(b.Limit.DripSize, 1), max(b.Cost, 1)
+	if s.clear <= now {
+		s.clear, s.slack = now, 0
+	}
+	drips := (max(cost-s.slack, 0) + drip - 1) / drip
+	over, more := bits.Mul64(uint64(drips), uint64(rate)) //nolint:gosec // not negative
+	const most = 1 << 60
+	if over != 0 || more > most || s.clear-now > most-int64(more) { //nolint:gosec // see the condition before
+		s.peak = math.MaxInt64 // it would take ages to drain
+		return
+	}
+	s.clear += int64(more) //nolint:gosec // less than most
+	s.slack += drips*drip - cost
+	held, level := (s.clear-now+rate-1)/rate, int64(math.MaxInt64)
+	if over, units := bits.Mul64(uint64(held), uint64(drip)); over == 0 && units < math.MaxInt64 { //nolint:gosec // not negative
+		level = int64(units) - s.slack
+	}
+	s.peak = max(s.peak, level)
+}
+
+// roundedPeak rounds a peak up to one of a few hundred values, by 3 % at most, but
+// not beyond the size if the peak is not.
+func roundedPeak(units, size int64) int64 {
+	if rounded := roundUp(units); units > size || rounded < size {
+		return rounded
+	}
+	return size
+}
+
+// roundUp rounds up by 3 % at most.
+func roundUp(units int64) int64 {
+	shift := max(bits.Len64(uint64(units))-6, 0) //nolint:gosec // not negative
+	step := int64(1) << shift
+	if units > math.MaxInt64-step {
+		return math.MaxInt64
+	}
+	return (units + step - 1) / step * step
+}
+
+// shownKeys is how many keys a report lists.
+const shownKeys = 20
+
+// compareKeys orders keys, those with the most denied requests first.
+func compareKeys(a, b report.Key) int {
+	return cmp.Or(compareCounts(a.Count, b.Count), cmp.Compare(b.Peak, a.Peak), cmp.Compare(a.Text, b.Text))
+}
+
+// fold makes room by removing the quarter of the keys whose buckets run empty
+// first: most have by now. What they did stays counted.
+func (k *keyStats) fold() {
+	clears := make([]int64, len(k.keys))
+	for i := range k.keys {
+		clears[i] = k.keys[i].clear
+	}
+	slices.Sort(clears)
+	threshold := clears[len(clears)/4]
+	keys, texts := k.keys, k.texts
+	k.keys, k.texts = k.keys[:0], k.texts[:0]
+	for i, s := range keys {
+		text := ""
+		if k.showKeys {
+			text = texts[i]
+		}
+		if s.clear > threshold {
+			k.index[s.hash] = uint32(len(k.keys)) //nolint:gosec // at most maxReplayedKeys
+			k.keys = append(k.keys, s)
+			if k.showKeys {
+				k.texts = append(k.texts, text)
+			}
+			continue
+		}
+		delete(k.index, s.hash)
+		k.folded++
+		if s.denied > 0 {
+			k.foldedDenied++
+		}
+		k.peaks[roundedPeak(s.peak, k.size)]++
+		k.top = addTop(k.top, s.report(text))
+	}
+}
+
+// addTop adds a key to the top ones, if it is one of them.
+func addTop(top []report.Key, key report.Key) []report.Key {
+	if len(top) == shownKeys && compareKeys(top[shownKeys-1], key) <= 0 {
+		return top
+	}
+	i, _ := slices.BinarySearchFunc(top, key, compareKeys)
+	top = slices.Insert(top, i, key)
+	return top[:min(len(top), shownKeys)]
+}
+
+// report returns the statistics of a key.
+func (s *keyStat) report(text string) report.Key {
+	return report.Key{Text: text, Count: report.Count{Requests: int64(s.requests), Denied: int64(s.denied)}, Peak: s.peak}
+}
+
+// report returns the statistics of all keys.
+func (k *keyStats) report() (n, denied int64, peaks []report.Peak, top []report.Key) {
+	n, denied, top = k.folded+int64(len(k.keys)), k.foldedDenied, slices.Clone(k.top)
+	counts := maps.Clone(k.peaks)
+	for i := range k.keys {
+		s := &k.keys[i]
+		if s.denied > 0 {
+			denied++
+		}
+		counts[roundedPeak(s.peak, k.size)]++
+		text := ""
+		if k.showKeys {
+			text = k.texts[i]
+		}
+		top = addTop(top, s.report(text))
+	}
+	for _, units := range slices.Sorted(maps.Keys(counts)) {
+		peaks = append(peaks, report.Peak{Units: units, Keys: counts[units]})
+	}
+	return n, denied, peaks, top
+}
+
+// sizeFor returns the smallest size with which at most the given share of keys
+// would ever be denied, given their peaks; 0 if there are none.
+func sizeFor(peaks []report.Peak, share float64) int64 {
+	var keys int64
+	for _, p := range peaks {
+		keys += p.Keys
+	}
+	above := int64(0) // keys that need more
+	for i := len(peaks) - 1; i >= 0; i-- {
+		if above += peaks[i].Keys; float64(above) > share*float64(keys) {
+			return peaks[i].Units
+		}
+	}
+	if len(peaks) > 0 {
+		return peaks[0].Units
+	}
+	return 0
+}
