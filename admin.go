@@ -283,10 +283,13 @@ type limitAnswer struct {
 	Server        string                     `json:"server,omitempty"`
 	Hosts         []string                   `json:"hosts,omitempty"`
 	Algorithm     string                     `json:"algorithm"`
-	Off           bool                       `json:"off,omitempty"` // by a factor of 0
-	Size          any                        `json:"size"`          // a number, or a template that depends on the request; likewise:
-	DripRate      any                        `json:"drip_rate"`     // in seconds
-	DripSize      any                        `json:"drip_size"`
+	Off           bool                       `json:"off,omitempty"`       // by a factor of 0
+	Size          any                        `json:"size"`                // a number, or a template that depends on the request; likewise:
+	DripRate      any                        `json:"drip_rate,omitempty"` // in seconds; of buckets
+	DripSize      any                        `json:"drip_size,omitempty"`
+	Window        any                        `json:"window,omitempty"` // in seconds; of fixed windows, unless they have a period
+	WindowStart   string                     `json:"window_start,omitempty"`
+	Period        string                     `json:"period,omitempty"`
 	Cost          any                        `json:"cost"`
 	Key           string                     `json:"key"`
 	IPv4Prefix    int                        `json:"ipv4_prefix"`
@@ -377,9 +380,8 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 	l, totals := b.limit, b.policy.counters.totals()
 	counts := countsOf(&totals)
 	answer := limitAnswer{
-		Path: b.path, Handler: b.handlerIndex, Algorithm: "leaky_bucket", Off: b.off,
-		Size: b.size.String(), DripRate: jsonValue(&b.rate, func(d time.Duration) any { return jsonSeconds(d) }),
-		DripSize: jsonValue(&b.drip, asIs), Cost: jsonValue(&b.cost, asIs),
+		Path: b.path, Handler: b.handlerIndex, Algorithm: string(l.algorithm), Off: b.off,
+		Size: b.size.String(), Cost: jsonValue(&b.cost, asIs),
 		Key: l.key.String(), IPv4Prefix: l.key.ipv4, IPv6Prefix: l.key.ipv6,
 		Match:   l.matchersRaw,
 		MaxKeys: cmp.Or(l.maxKeys, max(maxKeys/2, 1)), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop,
@@ -393,6 +395,15 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 		answer.Size, _, _ = b.effectiveSize(nil) // validated before
 	case b.factor.isDynamic() || b.factor.constant != 1e6:
 		answer.Size = b.size.String() + " / " + b.factor.String()
+	}
+	interval := jsonValue(&b.rate, func(d time.Duration) any { return jsonSeconds(d) })
+	switch {
+	case l.algorithm != fixedWindow:
+		answer.DripRate, answer.DripSize = interval, jsonValue(&b.drip, asIs)
+	case b.period != nil:
+		answer.Period = b.period.String()
+	default:
+		answer.Window, answer.WindowStart = interval, cmp.Or(l.WindowStart, windowStartClock)
 	}
 	for _, outer := range b.around {
 		answer.Parent = cmp.Or(outer.path, answer.Parent)
@@ -444,11 +455,7 @@ func (a *App) find(path string) (*bucket, error) {
 // anyOf returns a list of paths for a message, shortened if it is long.
 func anyOf(paths map[string]bool) string {
 	const most = 20
-	var list []string
-	for path := range paths {
-		list = append(list, path)
-	}
-	slices.Sort(list)
+	list := slices.Sorted(maps.Keys(paths))
 	if n := len(list) - most; n > 0 {
 		list = append(list[:most], fmt.Sprintf("one of %d more", n))
 	}
@@ -542,11 +549,15 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 	case b.off:
 		return at, badRequest("limit: its factor is 0, so it has no buckets")
 	case b.rate.isDynamic():
-		return at, badRequest("limit: its drip_rate depends on the request, and each value has its own buckets; no key alone tells which")
+		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets; no key alone tells which", b.rate.option)
 	case b.drip.isDynamic():
-		return at, badRequest("limit: its drip_size depends on the request, and each value has its own buckets; no key alone tells which")
+		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets; no key alone tells which", b.drip.option)
 	}
-	at.Limit = limiter.Limit{Size: 1, DripInterval: b.rate.constant, DripSize: b.drip.constant} // the size is no part of its identity
+	// The size is no part of its identity.
+	at.Limit = limiter.Limit{Size: 1, DripInterval: b.rate.constant, DripSize: b.drip.constant, Aligned: b.aligned}
+	if b.period != nil {
+		at.Limit = b.period.limit(1, time.Now())
+	}
 	if !b.sizeIsDynamic() {
 		if at.Limit.Size, _, err = b.effectiveSize(nil); err != nil {
 			return at, err
@@ -713,6 +724,7 @@ func streamTop(w http.ResponseWriter, r *http.Request, b *bucket, q topQuery) er
 	// rejected.
 	reloaded := caddy.ActiveContext().Done()
 	lines, flush := json.NewEncoder(w), http.NewResponseController(w)
+	_ = flush.SetWriteDeadline(time.Now().Add(watchTime + time.Second)) // for clients that do not read
 	for {
 		if err := cmp.Or(lines.Encode(b.topAnswer(q)), flush.Flush()); err != nil {
 			return nil //nolint:nilerr // the client has left

@@ -91,18 +91,24 @@ func (l *Limit) setWindowBucket() error {
 		if b.rate, err = newValue("window", string(l.Window), parseInterval); err != nil {
 			return err
 		}
-		if b.aligned, err = newConstant("window_start", cmp.Or(l.WindowStart, "clock"), parseWindowStart); err != nil {
+		if b.aligned, err = newConstant("window_start", cmp.Or(l.WindowStart, windowStartClock), parseWindowStart); err != nil {
 			return err
 		}
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
+// When windows begin.
+const (
+	windowStartClock = "clock"
+	windowStartFirst = "first"
+)
+
 // parseWindowStart parses the window_start option.
 func parseWindowStart(text string) (clock bool, want string) {
 	switch text {
-	case "clock", "first":
-		return text == "clock", ""
+	case windowStartClock, windowStartFirst:
+		return text == windowStartClock, ""
 	}
 	return false, "clock or first"
 }

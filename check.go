@@ -240,8 +240,8 @@ func (c *checker) bounded(s *dryServer, h *dryHandler) bool {
 func (c *checker) checkNumbers(h *dryHandler, b handlerBucket) {
 	about := "limit " + b.path
 	for _, o := range []struct{ option, template, problem string }{
-		{"drip_rate", b.rate.template, "each of its values has its own buckets, so they get a fresh one whenever they want"},
-		{"drip_size", b.drip.template, "each of its values has its own buckets, so they get a fresh one whenever they want"},
+		{b.rate.option, b.rate.template, "each of its values has its own buckets, so they get a fresh one whenever they want"},
+		{b.drip.option, b.drip.template, "each of its values has its own buckets, so they get a fresh one whenever they want"},
 		{"size", b.size.template, "so they choose their own limit"},
 		{"factor", b.factor.template, "so they choose their own limit"},
 	} {

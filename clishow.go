@@ -83,11 +83,22 @@ func printLimits(w io.Writer, a *limitsAnswer) error {
 		if l.Off {
 			size = "off"
 		}
-		limits.add(false, printable(l.Path), size, shownNumber(l.DripSize)+" each "+interval(l.DripRate), shownNumber(l.Cost), printable(l.Key),
+		limits.add(false, printable(l.Path), size, drips(l), shownNumber(l.Cost), printable(l.Key),
 			cmp.Or(printableHosts(l.Hosts), l.Server, "-"), l.Buckets, l.Admitted, l.Denied)
 	}
 	limits.print(w)
 	return nil
+}
+
+// drips returns what drips out of a bucket of a limit, and when.
+func drips(l *limitAnswer) string {
+	switch {
+	case l.Period != "":
+		return "all each " + printable(l.Period)
+	case l.Window != nil:
+		return "all each " + interval(l.Window)
+	}
+	return shownNumber(l.DripSize) + " each " + interval(l.DripRate)
 }
 
 // printableHosts returns the hosts of a site, shortened.

@@ -99,7 +99,7 @@ func topLines(a *topAnswer, colours bool) []string {
 
 // shownKey returns the key as it is shown.
 func (e *topEntry) shownKey() string {
-	shown := ""
+	var shown string
 	switch {
 	case e.Key != nil:
 		shown = printable(*e.Key)

@@ -103,7 +103,7 @@ func (d *definitions) add(l *Limit) error {
 			{"algorithm", string(l.algorithm)},
 			{b.size.option, b.size.String()}, {b.rate.option, b.rate.String()}, {b.drip.option, b.drip.String()},
 			{"factor", b.factor.String()},
-			{"window_start", cmp.Or(l.WindowStart, "clock")}, {"period", l.Period},
+			{"window_start", cmp.Or(l.WindowStart, windowStartClock)}, {"period", l.Period},
 		}
 		earlier, found := d.named[b.path]
 		if !found {

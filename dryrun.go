@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -268,7 +269,8 @@ type dryRun struct {
 	// Called for each rate_limit handler instead of visit, unless it is nil.
 	inspect func(h *Handler, r *http.Request) (pass bool)
 
-	groups []bool // that a route was chosen of
+	now    time.Time // when the request arrived, if that is not now
+	groups []bool    // that a route was chosen of
 	header http.Header
 }
 
@@ -375,6 +377,7 @@ func (run *dryRun) meet(h *Handler, r *http.Request) bool {
 	}
 	eval := evaluationOf(r)
 	defer eval.release()
+	eval.now = run.now
 	for _, l := range h.Limits {
 		if err := l.addTo(eval); err != nil {
 			run.visit(h, eval, err)

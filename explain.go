@@ -88,8 +88,9 @@ type explainedLimit struct {
 	NoKey    bool        `json:"no_key,omitempty"` // it has none, so the key is the client's address
 	Cost     int64       `json:"cost"`
 	Size     int64       `json:"size"`
-	DripRate jsonSeconds `json:"drip_rate"`
-	DripSize int64       `json:"drip_size"`
+	DripRate jsonSeconds `json:"drip_rate,omitempty"` // of buckets
+	DripSize int64       `json:"drip_size,omitempty"`
+	Window   jsonSeconds `json:"window,omitempty"` // of fixed windows
 }
 
 // explainedOther is a limit that a request does not meet.
@@ -295,7 +296,12 @@ func (x *explainer) bucket(eval *evaluation, b *bucket) error {
 	add := &eval.buckets[before]
 	found := explainedLimit{
 		Limit: b.path, Key: add.Key, NoKey: add.Name == b.addressName, Cost: add.Cost,
-		Size: add.Limit.Size, DripRate: jsonSeconds(add.Limit.DripInterval), DripSize: add.Limit.DripSize,
+		Size: add.Limit.Size,
+	}
+	if b.limit.algorithm == fixedWindow {
+		found.Window = jsonSeconds(add.Limit.DripInterval)
+	} else {
+		found.DripRate, found.DripSize = jsonSeconds(add.Limit.DripInterval), add.Limit.DripSize
 	}
 	if values, several := b.limit.key.split(add.Key); several && !found.NoKey {
 		found.Key, found.Values = strings.Join(values, " "), values
@@ -370,7 +376,11 @@ func (e *explanation) print(w io.Writer) {
 			if l.NoKey {
 				key += " (no key)"
 			}
-			met.add(false, l.Limit, key, l.Cost, l.Size, fmt.Sprintf("%d each %s", l.DripSize, interval(l.DripRate.seconds())))
+			drips := fmt.Sprintf("%d each %s", l.DripSize, interval(l.DripRate.seconds()))
+			if l.Window > 0 {
+				drips = "all each " + interval(l.Window.seconds())
+			}
+			met.add(false, l.Limit, key, l.Cost, l.Size, drips)
 		}
 		fmt.Fprintln(w)
 		met.print(w)

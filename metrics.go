@@ -197,9 +197,7 @@ func (out metricsWriter) limits(apps []*App) {
 	limits := make(map[string]reportedLimit)
 	mayDecide := [deciders]bool{}
 	for _, app := range apps { // the newest one's numbers win
-		for path, l := range app.reportedLimits {
-			limits[path] = l
-		}
+		maps.Copy(limits, app.reportedLimits)
 		for by := range mayDecide {
 			mayDecide[by] = mayDecide[by] || (app.redis != nil) != (limiter.Decider(by) == limiter.DecidedByMemory)
 		}
@@ -219,7 +217,7 @@ func (out metricsWriter) limits(apps []*App) {
 		}
 		out.counter(nearDesc, totals.of(countedNear), path)
 		out.counter(unitsDesc, totals.units, path)
-		out.gauge(infoDesc, 1, path, "leaky_bucket", l.size, l.rate, l.drip)
+		out.gauge(infoDesc, 1, path, l.algorithm, l.size, l.rate, l.drip)
 
 		usage, used := usages[path]
 		out.gauge(bucketsDesc, usage.Buckets, path)
@@ -254,6 +252,7 @@ func usagesByPath(usages []limiter.LimitUsage) map[string]limiter.LimitUsage {
 // their numbers as text.
 type reportedLimit struct {
 	counters         *counters
+	algorithm        string
 	size, rate, drip string
 }
 
@@ -282,7 +281,7 @@ func (a *App) setReportedLimits() {
 
 // reported returns what metrics say of b.
 func (b *bucket) reported() reportedLimit {
-	l := reportedLimit{b.policy.counters, dynamicNumber, dynamicNumber, dynamicNumber}
+	l := reportedLimit{b.policy.counters, string(b.limit.algorithm), dynamicNumber, dynamicNumber, dynamicNumber}
 	if !b.sizeIsDynamic() {
 		size, _, _ := b.effectiveSize(nil) // validated before; 0 if the bucket is off
 		l.size = strconv.FormatInt(size, 10)
@@ -292,6 +291,12 @@ func (b *bucket) reported() reportedLimit {
 	}
 	if !b.drip.isDynamic() {
 		l.drip = strconv.FormatInt(b.drip.constant, 10)
+	}
+	if b.limit.algorithm == fixedWindow { // it loses all it holds
+		l.drip = "all"
+	}
+	if b.period != nil {
+		l.rate = b.period.String()
 	}
 	return l
 }
@@ -308,7 +313,7 @@ func (l reportedLimit) merge(other reportedLimit) reportedLimit {
 		}
 		return mixedNumber
 	}
-	return reportedLimit{l.counters, merge(l.size, other.size), merge(l.rate, other.rate), merge(l.drip, other.drip)}
+	return reportedLimit{l.counters, merge(l.algorithm, other.algorithm), merge(l.size, other.size), merge(l.rate, other.rate), merge(l.drip, other.drip)}
 }
 
 // serverStats returns the state of the servers of a store. Tests replace it.

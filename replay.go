@@ -25,7 +25,6 @@ type replay struct {
 	config *dryConfig
 	store  *limiter.Memory
 	now    time.Duration // on the store's clock
-	start  int64         // when the first request arrived; zero before
 	limits []*replayedLimit
 	of     map[*policy]*replayedLimit
 	host   string // of requests whose log does not tell
@@ -124,16 +123,14 @@ func (p *replay) addLimits(limits []*Limit, opt replayOptions) {
 // take replays a request, as if it arrived at the given time, in nanoseconds since
 // 1970. Times must not go back.
 func (p *replay) take(e *accesslog.Entry, at int64) {
-	if p.start == 0 {
-		p.start = at
-	}
-	p.now = time.Duration(at-p.start) + time.Hour
+	p.now = max(time.Duration(at), time.Hour) // windows may be aligned to the clock
 	p.entry, p.at, p.met, p.refused = e, at, p.met[:0], false
 	run := p.prepare()
 	if run == nil {
 		p.unserved++
 		return
 	}
+	run.run.now = time.Unix(0, at)
 	if err := run.serve(e.ClientIP, e.UserID, e.ClientIP != e.RemoteIP); err != nil {
 		p.refused = true // a matcher failed, and the request with it
 	}

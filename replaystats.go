@@ -272,7 +272,11 @@ type keyStat struct {
 func (k *keyStats) add(b *limiter.Bucket, now int64, denied bool) {
 	hash := maphash.String(k.seed, b.Key)
 	// A bucket of the client's address has a longer name than that of a key.
-	for _, v := range [...]uint64{uint64(b.Limit.DripInterval), uint64(b.Limit.DripSize), uint64(len(b.Name))} {
+	interval := b.Limit.DripInterval
+	if b.Limit.DripSize == limiter.MaxUnits {
+		interval = 0 // a calendar period's varies
+	}
+	for _, v := range [...]uint64{uint64(interval), uint64(b.Limit.DripSize), uint64(len(b.Name))} {
 		hi, lo := bits.Mul64(hash^0x9e3779b97f4a7c15, v^0xd1b54a32d192ed03)
 		hash = hi ^ lo
 	}
@@ -304,6 +308,9 @@ func (s *keyStat) fill(b *limiter.Bucket, now int64) {
 	rate, drip, cost := b.Limit.DripInterval.Microseconds(), max(b.Limit.DripSize, 1), max(b.Cost, 1)
 	if s.clear <= now {
 		s.clear, s.slack = now, 0
+		if b.Limit.Aligned { // it drips when the clock says so
+			s.clear -= (now - b.Limit.Phase.Microseconds()) % rate
+		}
 	}
 	drips := (max(cost-s.slack, 0) + drip - 1) / drip
 	over, more := bits.Mul64(uint64(drips), uint64(rate)) //nolint:gosec // not negative

@@ -137,8 +137,12 @@ func (r *Redis) Peek(ctx context.Context, b Bucket) (Level, error) {
 // bucket: within a second, if they get any. One that gets none until Redis fails or
 // restarts goes by what it knew before.
 //
-// The error wraps [ErrUnavailable] if the server does not answer in time. Then
-// nothing was reset, unless the server comes to it later.
+// After an outage, a restart of the server or one of its cluster's failovers, each
+// process tells the server what it knows of a bucket with its next request, and so
+// may put back what was reset shortly before or after.
+//
+// The error wraps [ErrUnavailable] if the server does not answer in time. Then it
+// is unknown whether the bucket was reset.
 func (r *Redis) Reset(ctx context.Context, b Bucket) (Level, error) {
 	b, err := b.prepared()
 	if err != nil {

@@ -118,8 +118,8 @@ func TestRedisWindows(t *testing.T) {
 	seen := struct{ admitted, denied, windows int }{}
 	trace := 0
 	checkTraces(t, 5, func(t *rapid.T) {
-		l, w, last := drawWindow(t), (*windowed)(nil), Decision{}
-		w = newWindowed(l)
+		l, last := drawWindow(t), Decision{}
+		w := newWindowed(l)
 		trace++
 		v.at(t, v.start)
 		b := Bucket{Name: "w", Key: fmt.Sprint(trace), Limit: l}

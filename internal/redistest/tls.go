@@ -94,7 +94,7 @@ func (a *Authority) ClientConfig(t testing.TB) *tls.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{cert}}
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: a.Pool(), Certificates: []tls.Certificate{cert}}
 }
 
 // Expired makes a certificate that is issued expire an hour ago.

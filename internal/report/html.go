@@ -187,7 +187,11 @@ func numbers(l Limit) string {
 		return "its numbers depend on the request"
 	}
 	s := fmt.Sprintf("size %s", count(l.Size))
-	if l.DripInterval > 0 {
+	switch {
+	case l.DripInterval == 0:
+	case l.DripSize > l.Size:
+		s += fmt.Sprintf(", empty every %s", interval(l.DripInterval))
+	default:
 		s += fmt.Sprintf(", drips %s every %s", plural(max(l.DripSize, 1), "unit"), interval(l.DripInterval))
 	}
 	return s

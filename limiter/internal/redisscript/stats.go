@@ -45,7 +45,7 @@ func (c *Client) Stats() []Stats {
 	return all
 }
 
-// counts counts what happens on the server at one address.
+// counts has the numbers of what happens on the server at one address.
 type counts struct {
 	runs, calls atomic.Uint64
 
