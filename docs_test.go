@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
 )
 
 // documents returns the paths of all documents that may have examples in them.
@@ -83,7 +87,9 @@ func TestDocumentedCode(t *testing.T) {
 				case "go":
 					err = validateGo(t, b.code)
 				case "", "console", "http": // see TestDocumentedSyntax, TestConsole and TestDocumentedFields
-				case "mermaid": // a picture
+				case "mermaid", "text": // a picture; and see TestSession
+				case "promql":
+					err = validateQuery(b.code)
 				default:
 					err = fmt.Errorf("no test checks blocks of language %q", b.language)
 				}
@@ -127,6 +133,11 @@ func validateShell(t *testing.T, code string) error {
 				return fmt.Errorf("the Makefile has no target %s", word)
 			case words[0] == "xcaddy" && strings.Contains(word, "/") && !bytes.HasPrefix(module, []byte("module "+word+"\n")):
 				return fmt.Errorf("this is not module %s", word)
+			case words[0] == "caddy" && strings.HasPrefix(word, "--"):
+				i := slices.IndexFunc(commands(), func(c *cobra.Command) bool { return c.Name() == words[2] })
+				if i < 0 || commands()[i].Flag(word[2:]) == nil {
+					return fmt.Errorf("caddy rate-limit has no command %s with a flag %s", words[2], word)
+				}
 			case words[0] == "cd":
 				dir = filepath.Join(dir, word)
 			case words[0] == "go" && strings.HasPrefix(word, "./"):
@@ -143,7 +154,7 @@ func validateShell(t *testing.T, code string) error {
 		if _, err := os.Stat(dir); err != nil {
 			return err
 		}
-		if !slices.Contains([]string{"make", "xcaddy", "cd", "go"}, words[0]) {
+		if !slices.Contains([]string{"make", "xcaddy", "cd", "go", "caddy"}, words[0]) {
 			return fmt.Errorf("no test knows the command %s", words[0])
 		}
 	}
@@ -369,4 +380,51 @@ func anchors(t *testing.T, path string) []string {
 		}
 	}
 	return names
+}
+
+// validateQuery returns an error if a query asks for a metric that there is not.
+// Tests of the dashboard run queries like these.
+func validateQuery(query string) error {
+	names := regexp.MustCompile(metricsPrefix+`\w+`).FindAllString(query, -1)
+	if len(names) == 0 {
+		return errors.New("it asks for none of our metrics")
+	}
+	descriptions := make(chan *prometheus.Desc, 100)
+	metrics{}.Describe(descriptions)
+	close(descriptions)
+	known := make(map[string]bool)
+	for d := range descriptions {
+		name := regexp.MustCompile(`fqName: "(\w+)"`).FindStringSubmatch(d.String())[1]
+		known[name], known[name+"_bucket"] = true, true
+	}
+	for _, name := range names {
+		if !known[name] {
+			return fmt.Errorf("there is no metric %s", name)
+		}
+	}
+	return nil
+}
+
+// TestDocumentedMetrics guards that docs/operation.md has all metrics, and their
+// labels.
+func TestDocumentedMetrics(t *testing.T) {
+	text, err := os.ReadFile("docs/operation.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	descriptions := make(chan *prometheus.Desc, 100)
+	metrics{}.Describe(descriptions)
+	close(descriptions)
+	for d := range descriptions {
+		name := regexp.MustCompile(`fqName: "` + metricsPrefix + `(\w+)"`).FindStringSubmatch(d.String())[1]
+		row := regexp.MustCompile("(?m)^\\| [^|]*`" + name + "`[^|]*\\|([^|]*)\\|").FindStringSubmatch(string(text))
+		if row == nil {
+			t.Errorf("there is no row of %s", name)
+			continue
+		}
+		labels := regexp.MustCompile(`variableLabels: {([^}]*)}`).FindStringSubmatch(d.String())[1]
+		if got := strings.NewReplacer("`", "", " ", "").Replace(row[1]); got != labels {
+			t.Errorf("%s: the labels are %q, want %q", name, got, labels)
+		}
+	}
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// recordSession makes TestSession write testdata/session.txt.
-var recordSession = flag.Bool("record", false, "write testdata/session.txt, which docs show, from what the commands print")
+// recordSession makes TestSession write the session.
+var recordSession = flag.Bool("record", false, "write the session in docs/operation.md from what the commands print")
 
 // sessionSite is the site of the recorded session.
 const sessionSite = `
@@ -31,8 +31,8 @@ const sessionSite = `
 	}
 	respond ok`
 
-// TestSession guards that testdata/session.txt is what the commands print, but for
-// the numbers in it.
+// TestSession guards that the session in docs/operation.md is what the commands
+// print, but for the numbers in it.
 func TestSession(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: sessionSite})
 	for range 8 {
@@ -63,22 +63,29 @@ func TestSession(t *testing.T) {
 		session.WriteString("$ caddy rate-limit " + shown.Replace(line) + "\n" + strings.TrimSpace(r.out) + "\n\n")
 	}
 	got := strings.TrimSpace(session.String()) + "\n"
-	file := filepath.Join("testdata", "session.txt")
-	if *recordSession {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil { //nolint:gosec // it is no secret
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
+	file := filepath.Join("docs", "operation.md")
+	document, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
+	}
+	before, rest, begins := strings.Cut(string(document), "<!-- session -->\n```text\n")
+	want, after, ends := strings.Cut(rest, "```\n<!-- end of session -->")
+	if !begins || !ends {
+		t.Fatalf("%s has no session", file)
+	}
+	if *recordSession {
+		text := before + "<!-- session -->\n```text\n" + got + "```\n<!-- end of session -->" + after
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil { //nolint:gosec // it is no secret
+			t.Fatal(err)
+		}
+		return
 	}
 	numbers := regexp.MustCompile(`[\d.]+(µs|ms|m|s)?|\((devel)\)|unknown|v\d\S*`)
 	spaces := regexp.MustCompile(` +`)
 	same := func(text string) string {
 		return spaces.ReplaceAllString(numbers.ReplaceAllString(text, "0"), " ")
 	}
-	if same(got) != same(string(want)) {
+	if same(got) != same(want) {
 		t.Errorf("got\n%s\nwant, but for numbers,\n%s", got, want)
 	}
 }
