@@ -82,6 +82,7 @@ func TestDocumentedCode(t *testing.T) {
 					err = validateShell(t, b.code)
 				case "go":
 					err = validateGo(t, b.code)
+				case "yaml", "text": // see TestDocumentedConversions
 				case "", "console", "http": // see TestDocumentedSyntax, TestConsole and TestDocumentedFields
 				case "mermaid": // a picture
 				default:

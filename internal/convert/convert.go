@@ -4,8 +4,10 @@ package convert
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -21,15 +23,18 @@ type Result struct {
 
 // Note is on something that the result lacks, or that has to be checked.
 type Note struct {
-	Place string // such as "line 3"
-	Text  string
+	Line int
+	Path string // in JSON, instead of the line
+	Text string
 }
 
 // String returns the note in one line.
-func (n Note) String() string { return n.Place + ": " + n.Text }
-
-// line returns the place of a line.
-func line(n int) string { return "line " + strconv.Itoa(n) }
+func (n Note) String() string {
+	if n.Path != "" {
+		return oneLine(n.Path + ": " + n.Text)
+	}
+	return oneLine("line " + strconv.Itoa(n.Line) + ": " + n.Text)
+}
 
 // writer writes a part of a Caddyfile, and notes on it.
 type writer struct {
@@ -37,10 +42,17 @@ type writer struct {
 	notes []Note
 }
 
-// note adds a note, and a comment that says the same.
-func (w *writer) note(n Note) {
+// note adds a note on a line, and a comment that says the same.
+func (w *writer) note(line int, text string) {
+	n := Note{Line: line, Text: text}
 	w.notes = append(w.notes, n)
 	w.comment(n.String())
+}
+
+// add adds what another writer has written.
+func (w *writer) add(other *writer) {
+	w.WriteString(other.String())
+	w.notes = append(w.notes, other.notes...)
 }
 
 // comment writes a comment, of one line whatever its text holds: also a variable of
@@ -54,6 +66,7 @@ func (w *writer) option(words ...string) { w.WriteString(strings.Join(words, " "
 
 // result returns what was written, formatted as Caddy formats it.
 func (w *writer) result() *Result {
+	slices.SortStableFunc(w.notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
 	text := bytes.TrimSpace(caddyfile.Format([]byte(w.String())))
 	return &Result{Text: string(text) + "\n", Notes: w.notes}
 }
@@ -69,7 +82,7 @@ func oneLine(text string) string {
 }
 
 // bare matches what needs no quotes in a Caddyfile.
-var bare = regexp.MustCompile(`^[\pL\pN_./:@+=,;!?&%$~*()-]+$`)
+var bare = regexp.MustCompile("^([\\pL\\pN_./:@+=,;!?&%$~*()-]|\\{[^{}\\s\"`\\\\]+\\})+$")
 
 // word returns text as a word of a Caddyfile. There is none for text that holds
 // what is not printable, or both backticks and backslashes.
@@ -104,8 +117,8 @@ func literal(text string) string {
 	return b.String()
 }
 
-// names gives limits names that differ.
-type names map[string]bool
+// names gives limits names that differ: it has how often each was wanted.
+type names map[string]int
 
 // of returns a name like the wanted one: 1 to 64 letters, digits, '_', '.' or '-'.
 func (n names) of(wanted string) string {
@@ -116,17 +129,18 @@ func (n names) of(wanted string) string {
 		}
 		return '-'
 	}, wanted)
-	base = base[:min(len(base), longest)]
-	if base == "" {
-		base = "limit"
+	base = cmp.Or(base[:min(len(base), longest)], "limit")
+	for name := base; ; {
+		n[base]++
+		if name == base && n[base] == 1 {
+			return name
+		}
+		suffix := "-" + strconv.Itoa(n[base])
+		if name = base[:min(len(base), longest-len(suffix))] + suffix; n[name] == 0 {
+			n[name]++
+			return name
+		}
 	}
-	name := base
-	for i := 2; n[name]; i++ {
-		suffix := "-" + strconv.Itoa(i)
-		name = base[:min(len(base), longest-len(suffix))] + suffix
-	}
-	n[name] = true
-	return name
 }
 
 // placeholder matches a single placeholder that is not a variable of the environment.

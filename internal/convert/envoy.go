@@ -121,7 +121,7 @@ type envoy struct {
 	mapping Mapping
 	asked   map[string]bool // keys that the mapping was asked for
 	guessed map[string]bool // keys with a note on their placeholder
-	nodes   int             // that were read
+	nodes   int             // fields that were read
 }
 
 // newEnvoy returns a converter.
@@ -134,9 +134,9 @@ func (e *envoy) inner() *envoy {
 	return &envoy{mapping: e.mapping, asked: e.asked, guessed: e.guessed}
 }
 
-// maxNodes is how many nodes of YAML are read: with aliases, a small file may
+// maxNodes is how many fields of YAML are read: with aliases, a small file may
 // stand for any number.
-const maxNodes = 100_000
+const maxNodes = 20_000
 
 // field is a field of a mapping in YAML.
 type field struct {
@@ -231,8 +231,9 @@ func (e *envoy) parseDomain(node *yaml.Node) (domain string, descriptors []*desc
 	return domain, descriptors, nil
 }
 
-// maxDepth is how deep descriptors may be nested.
-const maxDepth = 32
+// maxDepth is how deep descriptors may be nested, and maxWildcards how many values
+// with * a key may have side by side: each of them excludes those before.
+const maxDepth, maxWildcards = 32, 100
 
 // parseDescriptors parses a list of descriptors.
 func (e *envoy) parseDescriptors(list field, depth int) (parsed []*descriptor, err error) {
@@ -245,7 +246,7 @@ func (e *envoy) parseDescriptors(list field, depth int) (parsed []*descriptor, e
 	if depth > maxDepth {
 		return nil, fmt.Errorf("line %d: descriptors: want at most %d within each other", list.value.Line, maxDepth)
 	}
-	seen := make(map[[2]string]bool)
+	seen, wildcards := make(map[[2]string]bool), make(map[string]int)
 	for _, node := range list.value.Content {
 		d, err := e.parseDescriptor(node, depth)
 		if err != nil {
@@ -255,6 +256,11 @@ func (e *envoy) parseDescriptors(list field, depth int) (parsed []*descriptor, e
 			return nil, fmt.Errorf("line %d: descriptors: got key %q with value %q twice, want it once", d.line, d.key, d.value)
 		} else {
 			seen[id] = true
+		}
+		if d.rank() == wildcard {
+			if wildcards[d.key]++; wildcards[d.key] > maxWildcards {
+				return nil, fmt.Errorf("line %d: descriptors: want at most %d values with * for key %q", d.line, maxWildcards, d.key)
+			}
 		}
 		parsed = append(parsed, d)
 	}
@@ -380,16 +386,20 @@ func (e *envoy) writeDomain(blocks names, domain string, descriptors []*descript
 	e.comment("Domain " + domain + " of envoyproxy/ratelimit.")
 	inner := e.inner()
 	limits := inner.writeAll(descriptors, nil)
-	e.notes = append(e.notes, inner.notes...)
-	if limits == 0 {
-		e.comment("No limit is left of it:")
-		e.WriteString(inner.String() + "\n")
-		return
+	if limits > 0 {
+		e.option("rate_limit", blocks.of(domain), "{")
+	} else {
+		e.comment("No limit is left of it.")
 	}
-	e.option("rate_limit", blocks.of(domain), "{")
-	e.comment("As Envoy does, charge the other limits also if one denies. Without this line, none is charged then.")
-	e.option("accounting each")
-	e.WriteString("\n" + inner.String() + "}\n\n")
+	if limits > 1 {
+		e.comment("As Envoy does, charge the other limits if one denies. Without this line, none is charged then.")
+		e.option("accounting each\n")
+	}
+	e.add(&inner.writer)
+	if limits > 0 {
+		e.option("}")
+	}
+	e.option("")
 }
 
 // writeAll writes the limits of descriptors that stand side by side, and returns how
@@ -397,16 +407,24 @@ func (e *envoy) writeDomain(blocks names, domain string, descriptors []*descript
 func (e *envoy) writeAll(descriptors []*descriptor, key []string) (limits int) {
 	used := make(names)
 	for i, d := range descriptors {
-		limits += e.write(d, e.without(descriptors, i), key, used)
+		inner := e.inner()
+		limits += inner.write(d, without(descriptors, i), key, used)
+		if e.Len() > 0 && inner.Len() > 0 {
+			e.option("")
+		}
+		e.add(&inner.writer)
 	}
 	return limits
 }
 
 // without returns the siblings of descriptor i that take requests away from it: those
 // of the same key that say more about the value.
-func (e *envoy) without(siblings []*descriptor, i int) (better []*descriptor) {
+func without(siblings []*descriptor, i int) (better []*descriptor) {
+	d := siblings[i]
+	if d.rank() == exact {
+		return nil
+	}
 	for j, s := range siblings {
-		d := siblings[i]
 		if s.key == d.key && (s.rank() < d.rank() || s.rank() == d.rank() && d.rank() == wildcard && j < i) {
 			better = append(better, s)
 		}
@@ -440,23 +458,22 @@ func (e *envoy) write(d *descriptor, better []*descriptor, key []string, used na
 		key = append(slices.Clone(key), field)
 	}
 	for _, option := range d.metrics {
-		e.note(Note{line(d.line), option + ": there are no metrics of single values here. " +
-			"The option track_top tells which keys ask most often and are denied most often."})
+		e.note(d.line, option+": there are no metrics of single values here. "+
+			"The option track_top tells which keys ask most often and are denied most often.")
 	}
 	if d.shareThreshold && d.rank() != wildcard {
-		e.note(Note{line(d.line), "share_threshold: it has no effect, as there is no * in the value."})
+		e.note(d.line, "share_threshold: it has no effect, as there is no * in the value.")
 	}
 	enforced := e.enforced(d)
 	inner := e.inner()
 	limits = inner.writeAll(d.within, key)
-	e.notes = append(e.notes, inner.notes...)
 	if limits == 0 && !enforced {
-		e.WriteString(inner.String()) // comments
+		e.add(&inner.writer) // comments
 		return 0
 	}
 	if guess != "" && !e.guessed[d.key] {
 		e.guessed[d.key] = true
-		e.note(Note{line(d.line), guess})
+		e.note(d.line, guess)
 	}
 	e.option("limit", used.of(d.name()), "{")
 	e.writeMatch(d, field, better)
@@ -468,9 +485,10 @@ func (e *envoy) write(d *descriptor, better []*descriptor, key []string, used na
 		e.option("window", windows[d.limit.unit])
 	}
 	if inner.Len() > 0 {
-		e.WriteString("\n" + inner.String())
+		e.option("")
+		e.add(&inner.writer)
 	}
-	e.WriteString("}\n")
+	e.option("}")
 	return limits
 }
 
@@ -505,19 +523,19 @@ func (e *envoy) enforced(d *descriptor) bool {
 	if l == nil || l.unlimited {
 		return false
 	}
-	what := fmt.Sprintf("%s (%d a %s)", d.described(), l.requests, l.unit)
+	what := fmt.Sprintf("%s (%d/%s)", d.described(), l.requests, l.unit)
 	if len(l.replaces) > 0 {
-		e.note(Note{line(l.line), fmt.Sprintf("replaces: the limits named %s apply here besides that of %s. "+
-			"Exclude its requests from them with match not.", quoted(l.replaces), d.described())})
+		e.note(l.line, fmt.Sprintf("replaces: the limits named %s apply here besides that of %s. "+
+			"Exclude its requests from them with match not.", quoted(l.replaces), d.described()))
 	}
 	switch {
 	case d.shadowMode:
-		e.note(Note{line(d.line), "shadow_mode: the limit of " + what + " is left out, as limits here always deny."})
+		e.note(d.line, "shadow_mode: the limit of "+what+" is left out, as limits here always deny.")
 	case d.quotaMode:
-		e.note(Note{line(d.line), "quota_mode: the limit of " + what + " is left out, as limits here deny one by one."})
+		e.note(d.line, "quota_mode: the limit of "+what+" is left out, as limits here deny one by one.")
 	case l.requests == 0:
-		e.note(Note{line(l.line), "requests_per_unit: the limit of " + what + " is left out, as a limit here admits 1 or more. " +
-			"Deny its requests with respond and a matcher."})
+		e.note(l.line, "requests_per_unit: the limit of "+what+" is left out, as a limit here admits 1 or more. "+
+			"Deny its requests with respond and a matcher.")
 	default:
 		return true
 	}

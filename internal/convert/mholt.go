@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -26,26 +27,27 @@ type zone struct {
 
 // zoneNames gives zones names.
 type zoneNames struct {
-	used  names
-	zones map[string]zone // by the name that they got
+	used names
+	of   map[zone]string // those that were given
+	had  map[string]bool // names of zones
 }
 
 // newZoneNames returns an empty zoneNames.
-func newZoneNames() zoneNames { return zoneNames{used: make(names), zones: make(map[string]zone)} }
+func newZoneNames() zoneNames {
+	return zoneNames{used: make(names), of: make(map[zone]string), had: make(map[string]bool)}
+}
 
-// of returns the name of the limit of a zone, and what to note on it. Zones of one
+// give returns the name of the limit of a zone, and what to note on it. Zones of one
 // name share their state, and so do limits if they are alike.
-func (n zoneNames) of(z zone) (name, note string) {
-	for name, other := range n.zones {
-		if other == z {
-			return name, ""
-		}
-		if other.name == z.name {
-			note = fmt.Sprintf("zone: there is another of the name %q with other options; they don't share their counts here", z.name)
-		}
+func (n zoneNames) give(z zone) (name, note string) {
+	if name = n.of[z]; name != "" {
+		return name, ""
+	}
+	if n.had[z.name] {
+		note = fmt.Sprintf("zone: there is another of the name %q with other options; they don't share their counts here", z.name)
 	}
 	name = n.used.of(z.name)
-	n.zones[name] = z
+	n.of[z], n.had[z.name] = name, true
 	return name, note
 }
 
@@ -117,7 +119,7 @@ const aboutZones = "From mholt/caddy-ratelimit, where N events are a limit for a
 // leaves out everything else of it.
 func MholtCaddyfile(text []byte) (*Result, error) {
 	tokens, err := caddyfile.Tokenize(text, "Caddyfile")
-	if err != nil {
+	if err != nil && !errors.Is(err, io.EOF) { // which is said of an empty file
 		return nil, errors.New(oneLine(err.Error()))
 	}
 	m := &mholt{tokens: tokens, lines: strings.Split(string(text), "\n"), names: newZoneNames()}
@@ -125,8 +127,8 @@ func MholtCaddyfile(text []byte) (*Result, error) {
 		if !m.startsLine() || m.token() != "rate_limit" {
 			continue
 		}
-		if depth, global := m.depth, m.global; depth == 0 || global {
-			continue // a global option, or the address of a site
+		if m.global {
+			continue // the options of this module
 		}
 		if err := m.block(); err != nil {
 			return nil, err
@@ -228,8 +230,8 @@ func (m *mholt) block() error {
 		}
 		head = "rate_limit " + matcher + " {"
 	}
-	var zones writer
-	seen := make(map[string]string)
+	var zones writer // notes, and after them the limits
+	written := make(map[string]string)
 	var order []string
 	inside := m.depth
 	for m.next() && m.depth >= inside {
@@ -241,17 +243,17 @@ func (m *mholt) block() error {
 			if err := m.zone(&w, args[0], at); err != nil {
 				return err
 			}
-			if seen[args[0]] != "" {
-				zones.note(Note{line(at), fmt.Sprintf("zone: there are several of the name %q in the block, of which only the last counts", args[0])})
+			if written[args[0]] != "" {
+				zones.note(at, fmt.Sprintf("zone: there are several of the name %q in the block, of which only the last counts", args[0]))
 			} else {
 				order = append(order, args[0])
 			}
-			seen[args[0]] = w.String()
+			written[args[0]] = w.String()
 			zones.notes = append(zones.notes, w.notes...)
 		case option == "zone":
 			return m.errorf(at, "zone: got %q, want a name and a block", strings.Join(args, " "))
 		case replaced[option] != "":
-			zones.note(Note{line(at), option + ": " + replaced[option]})
+			zones.note(at, option+": "+replaced[option])
 			for deeper := m.depth; opened && m.depth >= deeper; {
 				if !m.next() {
 					return m.errorf(at, "%s: its block is not closed", option)
@@ -269,14 +271,20 @@ func (m *mholt) block() error {
 		return m.errorf(start, "rate_limit: got no zone, want one or more")
 	}
 	m.blocks++
-	m.comment(aboutZones)
-	m.option(head)
-	m.WriteString(zones.String())
-	for _, name := range order {
-		m.WriteString(seen[name])
+	if m.blocks == 1 {
+		m.comment(aboutZones)
+		m.option("")
 	}
-	m.notes = append(m.notes, zones.notes...)
-	m.WriteString("}\n\n")
+	m.comment("Line " + strconv.Itoa(start) + ":")
+	m.option(head)
+	for i, name := range order {
+		if i > 0 || zones.Len() > 0 {
+			zones.option("")
+		}
+		zones.WriteString(written[name])
+	}
+	m.add(&zones)
+	m.option("}\n")
 	return nil
 }
 
@@ -316,9 +324,9 @@ func (m *mholt) zone(w *writer, name string, start int) error {
 	if err != nil {
 		return m.errorf(start, "zone %q: %w", name, err)
 	}
-	limit, note := m.names.of(z)
+	limit, note := m.names.give(z)
 	if note != "" {
-		w.note(Note{line(start), note})
+		w.note(start, note)
 	}
 	w.option("limit", limit, "{")
 	switch {
@@ -363,7 +371,11 @@ func (m *mholt) match() (lines []string, err error) {
 	if from <= start || !m.startsLine() {
 		return nil, m.errorf(start, "match: want a line for each matcher, and one for the brace that closes the block")
 	}
-	return m.lines[from-1 : to-1], nil
+	lines = slices.Clone(m.lines[from-1 : to-1])
+	for i := range lines {
+		lines[i] = strings.TrimSuffix(lines[i], "\r")
+	}
+	return lines, nil
 }
 
 // MholtJSON converts the handlers of mholt/caddy-ratelimit in a configuration in JSON,
@@ -438,7 +450,7 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 		switch {
 		case option == "handler" || option == "rate_limits":
 		case replaced[option] != "":
-			m.notes = append(m.notes, Note{oneLine(path), option + ": " + replaced[option]})
+			m.notes = append(m.notes, Note{Path: path, Text: option + ": " + replaced[option]})
 		default:
 			return fail("got an unknown option %q, want one of %s, rate_limits", option, strings.Join(slices.Sorted(maps.Keys(replaced)), ", "))
 		}
@@ -487,9 +499,9 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 				limit[o[0]] = json.Number(o[1])
 			}
 		}
-		limit["name"], note = m.names.of(z)
+		limit["name"], note = m.names.give(z)
 		if note != "" {
-			m.notes = append(m.notes, Note{oneLine(path), note})
+			m.notes = append(m.notes, Note{Path: path, Text: note})
 		}
 		limits = append(limits, limit)
 	}
