@@ -199,17 +199,17 @@ descriptors:
   - key: type
     rate_limit: {unit: minute, requests_per_unit: 6}
   - key: to
-    rate_limit: {unit: week, requests_per_unit: 40}
+    rate_limit: {unit: week, requests_per_unit: 2}
   - key: to
     value: "206-1"
     rate_limit: {unlimited: true}
   - key: to
     value: "206*"
-    rate_limit: {unit: month, requests_per_unit: 90}
+    rate_limit: {unit: month, requests_per_unit: 6}
   - key: to
     value: "2*7"
     share_threshold: true
-    rate_limit: {unit: year, requests_per_unit: 500}
+    rate_limit: {unit: year, requests_per_unit: 120}
   - key: remote_address
     rate_limit: {unit: hour, requests_per_unit: 25}
     descriptors:
@@ -301,22 +301,23 @@ rate_limit /limited/* {
 func TestConvertRefuses(t *testing.T) {
 	envoy := func(text string) string { return "domain: a\ndescriptors:\n- " + text }
 	limit := func(text string) string { return envoy("key: a\n  rate_limit: {" + text + "}") }
-	bomb := "domain: a\ndescriptors:\n"
-	deep := envoy("key: a\n")
-	for i := range 40 {
-		deep += strings.Repeat(" ", 2*i+2) + "descriptors:\n" + strings.Repeat(" ", 2*i+2) + "- key: a\n"
-	}
-	bomb += "- key: k0\n  descriptors: &d0 [{key: a}, {key: b}, {key: c}, {key: d}]\n"
+	var bomb, deep, wild strings.Builder
+	bomb.WriteString("domain: a\ndescriptors:\n- key: k0\n  descriptors: &d0 [{key: a}, {key: b}, {key: c}, {key: d}]\n")
 	for i := range 12 {
-		bomb += fmt.Sprintf("- key: k%d\n  descriptors: &d%d [", i+1, i+1)
+		fmt.Fprintf(&bomb, "- key: k%d\n  descriptors: &d%d [", i+1, i+1)
 		for _, key := range "abcd" {
-			bomb += fmt.Sprintf("{key: %c, descriptors: *d%d}, ", key, i)
+			fmt.Fprintf(&bomb, "{key: %c, descriptors: *d%d}, ", key, i)
 		}
-		bomb += "]\n"
+		bomb.WriteString("]\n")
 	}
-	wild := "domain: a\ndescriptors:\n"
+	deep.WriteString(envoy("key: a\n"))
+	for i := range 40 {
+		indent := strings.Repeat(" ", 2*i+2)
+		deep.WriteString(indent + "descriptors:\n" + indent + "- key: a\n")
+	}
+	wild.WriteString("domain: a\ndescriptors:\n")
 	for i := range 101 {
-		wild += fmt.Sprintf("- {key: a, value: '%d*'}\n", i)
+		fmt.Fprintf(&wild, "- {key: a, value: '%d*'}\n", i)
 	}
 	tests := []struct{ format, text, want string }{
 		{"envoy", "", "domain: got none, want one, and its descriptors"},
@@ -342,9 +343,9 @@ func TestConvertRefuses(t *testing.T) {
 		{"envoy", limit("unit: day, requests: 1"), `line 4: rate_limit: got an unknown field "requests", want one of unit, `},
 		{"envoy", limit("replaces: a"), "line 4: replaces: want a list of names"},
 		{"envoy", limit("replaces: [{id: a}]"), "line 4: replaces: want entries with a name"},
-		{"envoy", deep, "descriptors: want at most 32 within each other"},
-		{"envoy", bomb, "want at most 20000 fields in all"},
-		{"envoy", wild, `line 103: descriptors: want at most 100 values with * for key "a"`},
+		{"envoy", deep.String(), "descriptors: want at most 32 within each other"},
+		{"envoy", bomb.String(), "want at most 20000 fields in all"},
+		{"envoy", wild.String(), `line 103: descriptors: want at most 100 values with * for key "a"`},
 		{"mholt", "", "found no block of rate_limit, want one with zones"},
 		{"mholt", "{\nrate_limit {\nzone a {\n}\n}\n}\n", "found no block of rate_limit, want one with zones"},
 		{"mholt", "{}", "found no handler rate_limit with rate_limits, want one"},

@@ -38,7 +38,7 @@ func (n Note) String() string {
 
 // writer writes a part of a Caddyfile, and notes on it.
 type writer struct {
-	strings.Builder
+	text  strings.Builder
 	notes []Note
 }
 
@@ -51,23 +51,23 @@ func (w *writer) note(line int, text string) {
 
 // add adds what another writer has written.
 func (w *writer) add(other *writer) {
-	w.WriteString(other.String())
+	w.text.WriteString(other.text.String())
 	w.notes = append(w.notes, other.notes...)
 }
 
 // comment writes a comment, of one line whatever its text holds: also a variable of
 // the environment in it could have several.
 func (w *writer) comment(text string) {
-	w.WriteString("# " + strings.ReplaceAll(oneLine(text), "{$", "{ $") + "\n")
+	w.text.WriteString("# " + strings.ReplaceAll(oneLine(text), "{$", "{ $") + "\n")
 }
 
 // option writes an option with its arguments, which are ready to be written.
-func (w *writer) option(words ...string) { w.WriteString(strings.Join(words, " ") + "\n") }
+func (w *writer) option(words ...string) { w.text.WriteString(strings.Join(words, " ") + "\n") }
 
 // result returns what was written, formatted as Caddy formats it.
 func (w *writer) result() *Result {
 	slices.SortStableFunc(w.notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
-	text := bytes.TrimSpace(caddyfile.Format([]byte(w.String())))
+	text := bytes.TrimSpace(caddyfile.Format([]byte(w.text.String())))
 	return &Result{Text: string(text) + "\n", Notes: w.notes}
 }
 

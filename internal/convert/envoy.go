@@ -409,7 +409,7 @@ func (e *envoy) writeAll(descriptors []*descriptor, key []string) (limits int) {
 	for i, d := range descriptors {
 		inner := e.inner()
 		limits += inner.write(d, without(descriptors, i), key, used)
-		if e.Len() > 0 && inner.Len() > 0 {
+		if e.text.Len() > 0 && inner.text.Len() > 0 {
 			e.option("")
 		}
 		e.add(&inner.writer)
@@ -484,7 +484,7 @@ func (e *envoy) write(d *descriptor, better []*descriptor, key []string, used na
 		e.option("size", strconv.FormatUint(uint64(d.limit.requests), 10))
 		e.option("window", windows[d.limit.unit])
 	}
-	if inner.Len() > 0 {
+	if inner.text.Len() > 0 {
 		e.option("")
 		e.add(&inner.writer)
 	}

@@ -248,7 +248,7 @@ func (m *mholt) block() error {
 			} else {
 				order = append(order, args[0])
 			}
-			written[args[0]] = w.String()
+			written[args[0]] = w.text.String()
 			zones.notes = append(zones.notes, w.notes...)
 		case option == "zone":
 			return m.errorf(at, "zone: got %q, want a name and a block", strings.Join(args, " "))
@@ -278,10 +278,10 @@ func (m *mholt) block() error {
 	m.comment("Line " + strconv.Itoa(start) + ":")
 	m.option(head)
 	for i, name := range order {
-		if i > 0 || zones.Len() > 0 {
+		if i > 0 || zones.text.Len() > 0 {
 			zones.option("")
 		}
-		zones.WriteString(written[name])
+		zones.text.WriteString(written[name])
 	}
 	m.add(&zones)
 	m.option("}\n")
@@ -445,7 +445,7 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 		return fail("rate_limits: want an object with zones")
 	}
 	m.handlers++
-	limits, note := []any{}, ""
+	limits := []any{}
 	for _, option := range slices.Sorted(maps.Keys(v)) {
 		switch {
 		case option == "handler" || option == "rate_limits":
@@ -499,7 +499,8 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 				limit[o[0]] = json.Number(o[1])
 			}
 		}
-		limit["name"], note = m.names.give(z)
+		given, note := m.names.give(z)
+		limit["name"] = given
 		if note != "" {
 			m.notes = append(m.notes, Note{Path: path, Text: note})
 		}
