@@ -50,7 +50,7 @@ TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Su
 # Feed what users, clients and servers may send to what reads it.
 FUZZ_TIME = 5m
 fuzz:
-	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzRate; do \
+	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzRate FuzzConvert; do \
 		go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZ_TIME) . || exit; done
 	go test -run '^$$' -fuzz '^FuzzReply$$' -fuzztime $(FUZZ_TIME) ./limiter
 	for f in FuzzCaddyLine FuzzCommonLine FuzzURI; do \

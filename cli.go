@@ -38,7 +38,8 @@ The other commands read config files and need no running Caddy.
 
 The exit status is 0 if all is well, 1 if the command could not do what it was
 asked to, and 2 if it did, but found that something is wrong: status that Redis is
-unavailable, check that something in the config should be changed.`,
+unavailable, check that something in the config should be changed, convert that
+something has no equivalent.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.Args = cobra.ArbitraryArgs
 			cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -56,7 +57,7 @@ unavailable, check that something in the config should be changed.`,
 func commands() []*cobra.Command {
 	return []*cobra.Command{
 		statusCommand(), limitsCommand(), peekCommand(), resetCommand(), topCommand(),
-		explainCommand(), checkCommand(), replayCommand(),
+		explainCommand(), checkCommand(), replayCommand(), convertCommand(),
 	}
 }
 

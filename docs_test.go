@@ -86,6 +86,7 @@ func TestDocumentedCode(t *testing.T) {
 					err = validateShell(t, b.code)
 				case "go":
 					err = validateGo(t, b.code)
+				case "yaml", "text": // see TestDocumentedConversions
 				case "", "console", "http": // see TestDocumentedSyntax, TestConsole and TestDocumentedFields
 				case "mermaid", "text": // a picture; and see TestSession
 				case "promql":

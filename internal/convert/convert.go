@@ -1,0 +1,150 @@
+// Package convert turns the configurations of other rate limiters into ones of
+// this module.
+package convert
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+)
+
+// Result is a configuration that was converted.
+type Result struct {
+	Text  string // a part of a Caddyfile, or a whole configuration in JSON
+	Notes []Note // on what has no equivalent, or was guessed
+}
+
+// Note is on something that the result lacks, or that has to be checked.
+type Note struct {
+	Line int
+	Path string // in JSON, instead of the line
+	Text string
+}
+
+// String returns the note in one line.
+func (n Note) String() string {
+	if n.Path != "" {
+		return oneLine(n.Path + ": " + n.Text)
+	}
+	return oneLine("line " + strconv.Itoa(n.Line) + ": " + n.Text)
+}
+
+// writer writes a part of a Caddyfile, and notes on it.
+type writer struct {
+	text  strings.Builder
+	notes []Note
+}
+
+// note adds a note on a line, and a comment that says the same.
+func (w *writer) note(line int, text string) {
+	n := Note{Line: line, Text: text}
+	w.notes = append(w.notes, n)
+	w.comment(n.String())
+}
+
+// add adds what another writer has written.
+func (w *writer) add(other *writer) {
+	w.text.WriteString(other.text.String())
+	w.notes = append(w.notes, other.notes...)
+}
+
+// comment writes a comment, of one line whatever its text holds: also a variable of
+// the environment in it could have several.
+func (w *writer) comment(text string) {
+	w.text.WriteString("# " + strings.ReplaceAll(oneLine(text), "{$", "{ $") + "\n")
+}
+
+// option writes an option with its arguments, which are ready to be written.
+func (w *writer) option(words ...string) { w.text.WriteString(strings.Join(words, " ") + "\n") }
+
+// result returns what was written, formatted as Caddy formats it.
+func (w *writer) result() *Result {
+	slices.SortStableFunc(w.notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
+	text := bytes.TrimSpace(caddyfile.Format([]byte(w.text.String())))
+	return &Result{Text: string(text) + "\n", Notes: w.notes}
+}
+
+// oneLine returns text without anything in it that is not printable.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
+}
+
+// bare matches what needs no quotes in a Caddyfile.
+var bare = regexp.MustCompile("^([\\pL\\pN_./:@+=,;!?&%$~*()-]|\\{[^{}\\s\"`\\\\]+\\})+$")
+
+// word returns text as a word of a Caddyfile. There is none for text that holds
+// what is not printable, or both backticks and backslashes.
+func word(text string) (string, bool) {
+	switch {
+	case oneLine(text) != text:
+		return "", false
+	case bare.MatchString(text) && !strings.HasPrefix(text, "@"):
+		return text, true
+	case !strings.Contains(text, "`"):
+		return "`" + text + "`", true
+	case !strings.Contains(text, `\`):
+		return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`, true
+	}
+	return "", false
+}
+
+// literal returns a regular expression for text that can be written in backticks,
+// and in which Caddy finds no placeholder.
+func literal(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		switch {
+		case r == '{' || r == '}' || r == '`' || r < 0x80 && !unicode.IsPrint(r):
+			fmt.Fprintf(&b, `\x%02x`, r)
+		case !unicode.IsPrint(r):
+			fmt.Fprintf(&b, `\x{%x}`, r)
+		default:
+			b.WriteString(regexp.QuoteMeta(string(r)))
+		}
+	}
+	return b.String()
+}
+
+// names gives limits names that differ: it has how often each was wanted.
+type names map[string]int
+
+// of returns a name like the wanted one: 1 to 64 letters, digits, '_', '.' or '-'.
+func (n names) of(wanted string) string {
+	const longest = 64
+	base := strings.Map(func(r rune) rune {
+		if r < 0x80 && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_.-", r)) {
+			return r
+		}
+		return '-'
+	}, wanted)
+	base = cmp.Or(base[:min(len(base), longest)], "limit")
+	for name := base; ; {
+		n[base]++
+		if name == base && n[base] == 1 {
+			return name
+		}
+		suffix := "-" + strconv.Itoa(n[base])
+		if name = base[:min(len(base), longest-len(suffix))] + suffix; n[name] == 0 {
+			n[name]++
+			return name
+		}
+	}
+}
+
+// placeholder matches a single placeholder that is not a variable of the environment.
+var placeholder = regexp.MustCompile("^\\{[^{}$\\s\"`\\\\][^{}\\s\"`\\\\]*\\}$")
+
+// address matches the placeholders of addresses.
+var address = regexp.MustCompile(`\{(client_ip|remote_host|remote_ip|http\.vars\.client_ip|http\.request\.remote\.host|remote\.host|remote\.ip)\}`)

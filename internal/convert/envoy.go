@@ -1,0 +1,641 @@
+package convert
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/textproto"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// descriptor is an entry of a configuration of envoyproxy/ratelimit.
+type descriptor struct {
+	line       int
+	key, value string
+	limit      *rateLimit
+	within     []*descriptor
+
+	shadowMode, quotaMode, shareThreshold bool
+	metrics                               []string // options that are about metrics
+}
+
+// rateLimit is the limit of a descriptor.
+type rateLimit struct {
+	line      int
+	unit      string
+	requests  uint32
+	unlimited bool
+	name      string
+	replaces  []string
+}
+
+// windows are the units of envoyproxy/ratelimit, and how long its windows last.
+var windows = map[string]string{
+	"second": "1s", "minute": "1m", "hour": "1h", "day": "1d", "week": "7d", "month": "30d", "year": "365d",
+}
+
+// known maps keys that are common to the placeholders that stand for them.
+var known = map[string]string{
+	"remote_address": "{client_ip}",
+	"client_ip":      "{client_ip}",
+	"path":           "{path}",
+	":path":          "{uri}",
+	"method":         "{method}",
+	":method":        "{method}",
+	"host":           "{host}",
+	"authority":      "{host}",
+	":authority":     "{host}",
+	"user_agent":     "{header.User-Agent}",
+}
+
+// routed are the keys whose values the routes of Envoy set.
+var routed = []string{
+	"generic_key", "header_match", "query_match", "query_parameter_value_match",
+	"source_cluster", "destination_cluster", "route", "route_name",
+}
+
+// present are the placeholders that every request has a value for.
+var present = []string{"{client_ip}", "{path}", "{uri}", "{method}", "{host}"}
+
+// Mapping tells which placeholders stand for the keys of descriptors. Envoy takes
+// their values from its routes, which the configuration of the limits lacks.
+type Mapping map[string]string
+
+// Add adds what is written as <key>=<placeholder>.
+func (m Mapping) Add(text string) error {
+	key, value, _ := strings.Cut(text, "=")
+	switch {
+	case key == "" || !placeholder.MatchString(value):
+		return fmt.Errorf("descriptor: got %q, want a key and a placeholder, such as message_type={header.X-Message-Type}", text)
+	case m[key] != "":
+		return fmt.Errorf("descriptor: got %q twice, want each key once", key)
+	}
+	m[key] = value
+	return nil
+}
+
+// Envoy converts a configuration of envoyproxy/ratelimit, in YAML.
+func Envoy(text []byte, mapping Mapping) (*Result, error) {
+	e := newEnvoy(mapping)
+	domains := make(map[string]bool)
+	blocks := make(names)
+	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
+		var node yaml.Node
+		err := decoder.Decode(&node)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, errors.New(oneLine(err.Error()))
+		}
+		domain, descriptors, err := e.parseDomain(&node)
+		if err != nil {
+			return nil, err
+		}
+		if domains[domain] {
+			return nil, fmt.Errorf("line %d: domain: got %q twice, want each domain once", node.Line, domain)
+		}
+		domains[domain] = true
+		e.writeDomain(blocks, domain, descriptors)
+	}
+	if len(domains) == 0 {
+		return nil, errors.New("domain: got none, want one, and its descriptors")
+	}
+	for key := range mapping {
+		if !e.asked[key] {
+			return nil, fmt.Errorf("descriptor: got a placeholder for %q, want a key that the configuration has", key)
+		}
+	}
+	return e.result(), nil
+}
+
+// envoy converts a configuration of envoyproxy/ratelimit.
+type envoy struct {
+	writer
+	mapping Mapping
+	asked   map[string]bool // keys that the mapping was asked for
+	guessed map[string]bool // keys with a note on their placeholder
+	nodes   int             // fields that were read
+}
+
+// newEnvoy returns a converter.
+func newEnvoy(mapping Mapping) *envoy {
+	return &envoy{mapping: mapping, asked: make(map[string]bool), guessed: make(map[string]bool)}
+}
+
+// inner returns a converter for what stands within something else.
+func (e *envoy) inner() *envoy {
+	return &envoy{mapping: e.mapping, asked: e.asked, guessed: e.guessed}
+}
+
+// maxNodes is how many fields of YAML are read: with aliases, a small file may
+// stand for any number.
+const maxNodes = 20_000
+
+// field is a field of a mapping in YAML.
+type field struct {
+	name  string
+	value *yaml.Node
+}
+
+// fields returns the fields of a mapping. Their names are in lower case: tutorials
+// also write Value.
+func (e *envoy) fields(node *yaml.Node, in string) ([]field, error) {
+	node = resolve(node)
+	if node.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("line %d: %s: want fields with values", node.Line, in)
+	}
+	var fields []field
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		if e.nodes++; e.nodes > maxNodes {
+			return nil, fmt.Errorf("line %d: want at most %d fields in all", node.Line, maxNodes)
+		}
+		name := strings.ToLower(node.Content[i].Value)
+		if slices.ContainsFunc(fields, func(f field) bool { return f.name == name }) {
+			return nil, fmt.Errorf("line %d: %s: got %q twice, want it once", node.Content[i].Line, in, name)
+		}
+		fields = append(fields, field{name, resolve(node.Content[i+1])})
+	}
+	return fields, nil
+}
+
+// resolve returns what an alias stands for.
+func resolve(node *yaml.Node) *yaml.Node {
+	for node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	return node
+}
+
+// isNull reports whether a node has no value.
+func isNull(node *yaml.Node) bool { return node.Kind == yaml.ScalarNode && node.Tag == "!!null" }
+
+// text returns the value of a field that is text.
+func (f field) text() (string, error) {
+	if f.value.Kind != yaml.ScalarNode {
+		return "", fmt.Errorf("line %d: %s: want one value", f.value.Line, f.name)
+	}
+	if isNull(f.value) {
+		return "", nil
+	}
+	return f.value.Value, nil
+}
+
+// flag returns the value of a field that is true or false.
+func (f field) flag() (on bool, err error) {
+	if isNull(f.value) {
+		return false, nil
+	}
+	if f.value.Kind != yaml.ScalarNode || f.value.Decode(&on) != nil {
+		return false, fmt.Errorf("line %d: %s: got %q, want true or false", f.value.Line, f.name, f.value.Value)
+	}
+	return on, nil
+}
+
+// unknownField returns the error for a field that there is not.
+func unknownField(f field, in, want string) error {
+	return fmt.Errorf("line %d: %s: got an unknown field %q, want one of %s", f.value.Line, in, f.name, want)
+}
+
+// parseDomain parses a document.
+func (e *envoy) parseDomain(node *yaml.Node) (domain string, descriptors []*descriptor, err error) {
+	if node.Kind == yaml.DocumentNode && len(node.Content) == 1 {
+		node = node.Content[0]
+	}
+	fields, err := e.fields(node, "configuration")
+	if err != nil {
+		return "", nil, err
+	}
+	for _, f := range fields {
+		switch f.name {
+		case "domain":
+			domain, err = f.text()
+		case "descriptors":
+			descriptors, err = e.parseDescriptors(f, 1)
+		default:
+			err = unknownField(f, "configuration", "domain, descriptors")
+		}
+		if err != nil {
+			return "", nil, err
+		}
+	}
+	if domain == "" {
+		return "", nil, fmt.Errorf("line %d: domain: got none, want one", node.Line)
+	}
+	return domain, descriptors, nil
+}
+
+// maxDepth is how deep descriptors may be nested, and maxWildcards how many values
+// with * a key may have side by side: each of them excludes those before.
+const maxDepth, maxWildcards = 32, 100
+
+// parseDescriptors parses a list of descriptors.
+func (e *envoy) parseDescriptors(list field, depth int) (parsed []*descriptor, err error) {
+	if isNull(list.value) {
+		return nil, nil
+	}
+	if list.value.Kind != yaml.SequenceNode {
+		return nil, fmt.Errorf("line %d: descriptors: want a list", list.value.Line)
+	}
+	if depth > maxDepth {
+		return nil, fmt.Errorf("line %d: descriptors: want at most %d within each other", list.value.Line, maxDepth)
+	}
+	seen, wildcards := make(map[[2]string]bool), make(map[string]int)
+	for _, node := range list.value.Content {
+		d, err := e.parseDescriptor(node, depth)
+		if err != nil {
+			return nil, err
+		}
+		if id := [2]string{d.key, d.value}; seen[id] {
+			return nil, fmt.Errorf("line %d: descriptors: got key %q with value %q twice, want it once", d.line, d.key, d.value)
+		} else {
+			seen[id] = true
+		}
+		if d.rank() == wildcard {
+			if wildcards[d.key]++; wildcards[d.key] > maxWildcards {
+				return nil, fmt.Errorf("line %d: descriptors: want at most %d values with * for key %q", d.line, maxWildcards, d.key)
+			}
+		}
+		parsed = append(parsed, d)
+	}
+	return parsed, nil
+}
+
+// parseDescriptor parses a descriptor.
+func (e *envoy) parseDescriptor(node *yaml.Node, depth int) (*descriptor, error) {
+	fields, err := e.fields(node, "descriptor")
+	if err != nil {
+		return nil, err
+	}
+	d := &descriptor{line: node.Line}
+	for _, f := range fields {
+		var on bool
+		switch f.name {
+		case "key":
+			d.key, err = f.text()
+		case "value":
+			d.value, err = f.text()
+		case "rate_limit":
+			d.limit, err = e.parseRateLimit(f)
+		case "descriptors":
+			d.within, err = e.parseDescriptors(f, depth+1)
+		case "shadow_mode":
+			d.shadowMode, err = f.flag()
+		case "quota_mode":
+			d.quotaMode, err = f.flag()
+		case "share_threshold":
+			d.shareThreshold, err = f.flag()
+		case "detailed_metric", "value_to_metric":
+			if on, err = f.flag(); on {
+				d.metrics = append(d.metrics, f.name)
+			}
+		default:
+			err = unknownField(f, "descriptor", "key, value, rate_limit, descriptors, shadow_mode, quota_mode, "+
+				"share_threshold, detailed_metric, value_to_metric")
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if d.key == "" {
+		return nil, fmt.Errorf("line %d: key: got none, want one in each descriptor", d.line)
+	}
+	return d, nil
+}
+
+// parseRateLimit parses the limit of a descriptor.
+func (e *envoy) parseRateLimit(in field) (*rateLimit, error) {
+	if isNull(in.value) {
+		return nil, nil //nolint:nilnil // there is no limit
+	}
+	fields, err := e.fields(in.value, "rate_limit")
+	if err != nil {
+		return nil, err
+	}
+	l := &rateLimit{line: in.value.Line}
+	given := false
+	for _, f := range fields {
+		switch f.name {
+		case "unit":
+			l.unit, err = f.text()
+			l.unit = strings.ToLower(l.unit)
+		case "requests_per_unit":
+			var n uint64
+			if n, err = strconv.ParseUint(f.value.Value, 10, 32); err != nil || f.value.Kind != yaml.ScalarNode {
+				err = fmt.Errorf("line %d: requests_per_unit: got %q, want a whole number below 2^32", f.value.Line, f.value.Value)
+			}
+			l.requests, given = uint32(n), true //nolint:gosec // ParseUint checked it
+		case "unlimited":
+			l.unlimited, err = f.flag()
+		case "name":
+			l.name, err = f.text()
+		case "replaces":
+			l.replaces, err = e.parseReplaces(f)
+		default:
+			err = unknownField(f, "rate_limit", "unit, requests_per_unit, unlimited, name, replaces")
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case l.unlimited && (l.unit != "" || given):
+		return nil, fmt.Errorf("line %d: unlimited: got it with unit or requests_per_unit, want it alone", l.line)
+	case l.unlimited:
+	case windows[l.unit] == "":
+		return nil, fmt.Errorf("line %d: unit: got %q, want second, minute, hour, day, week, month or year", l.line, l.unit)
+	case !given:
+		return nil, fmt.Errorf("line %d: requests_per_unit: got none, want a number", l.line)
+	}
+	return l, nil
+}
+
+// parseReplaces parses the names of the limits that a limit replaces.
+func (e *envoy) parseReplaces(list field) (replaced []string, err error) {
+	if isNull(list.value) {
+		return nil, nil
+	}
+	if list.value.Kind != yaml.SequenceNode {
+		return nil, fmt.Errorf("line %d: replaces: want a list of names", list.value.Line)
+	}
+	for _, node := range list.value.Content {
+		fields, err := e.fields(node, "replaces")
+		if err != nil {
+			return nil, err
+		}
+		if len(fields) != 1 || fields[0].name != "name" {
+			return nil, fmt.Errorf("line %d: replaces: want entries with a name", node.Line)
+		}
+		name, err := fields[0].text()
+		if err != nil {
+			return nil, err
+		}
+		replaced = append(replaced, name)
+	}
+	return replaced, nil
+}
+
+// writeDomain writes the block of a domain.
+func (e *envoy) writeDomain(blocks names, domain string, descriptors []*descriptor) {
+	e.comment("Domain " + domain + " of envoyproxy/ratelimit.")
+	inner := e.inner()
+	limits := inner.writeAll(descriptors, nil)
+	if limits > 0 {
+		e.option("rate_limit", blocks.of(domain), "{")
+	} else {
+		e.comment("No limit is left of it.")
+	}
+	if limits > 1 {
+		e.comment("As Envoy does, charge the other limits if one denies. Without this line, none is charged then.")
+		e.option("accounting each\n")
+	}
+	e.add(&inner.writer)
+	if limits > 0 {
+		e.option("}")
+	}
+	e.option("")
+}
+
+// writeAll writes the limits of descriptors that stand side by side, and returns how
+// many they are. The key of the limit around them has the given placeholders.
+func (e *envoy) writeAll(descriptors []*descriptor, key []string) (limits int) {
+	used := make(names)
+	for i, d := range descriptors {
+		inner := e.inner()
+		limits += inner.write(d, without(descriptors, i), key, used)
+		if e.text.Len() > 0 && inner.text.Len() > 0 {
+			e.option("")
+		}
+		e.add(&inner.writer)
+	}
+	return limits
+}
+
+// without returns the siblings of descriptor i that take requests away from it: those
+// of the same key that say more about the value.
+func without(siblings []*descriptor, i int) (better []*descriptor) {
+	d := siblings[i]
+	if d.rank() == exact {
+		return nil
+	}
+	for j, s := range siblings {
+		if s.key == d.key && (s.rank() < d.rank() || s.rank() == d.rank() && d.rank() == wildcard && j < i) {
+			better = append(better, s)
+		}
+	}
+	return better
+}
+
+// What a descriptor says of the value, from most to least.
+const (
+	exact = iota
+	wildcard
+	anything
+)
+
+// rank returns how much a descriptor says of the value.
+func (d *descriptor) rank() int {
+	switch {
+	case d.value == "":
+		return anything
+	case strings.Contains(d.value, "*"):
+		return wildcard
+	}
+	return exact
+}
+
+// write writes the limit of a descriptor and those within it, and returns how many
+// they are.
+func (e *envoy) write(d *descriptor, better []*descriptor, key []string, used names) (limits int) {
+	field, guess := e.placeholderOf(d.key)
+	if d.rank() == anything || d.rank() == wildcard && !d.shareThreshold {
+		key = append(slices.Clone(key), field)
+	}
+	for _, option := range d.metrics {
+		e.note(d.line, option+": there are no metrics of single values here. "+
+			"The option track_top tells which keys ask most often and are denied most often.")
+	}
+	if d.shareThreshold && d.rank() != wildcard {
+		e.note(d.line, "share_threshold: it has no effect, as there is no * in the value.")
+	}
+	enforced := e.enforced(d)
+	inner := e.inner()
+	limits = inner.writeAll(d.within, key)
+	if limits == 0 && !enforced {
+		e.add(&inner.writer) // comments
+		return 0
+	}
+	if guess != "" && !e.guessed[d.key] {
+		e.guessed[d.key] = true
+		e.note(d.line, guess)
+	}
+	e.option("limit", used.of(d.name()), "{")
+	e.writeMatch(d, field, better)
+	if enforced {
+		limits++
+		e.writeKey(key)
+		e.option("algorithm fixed_window")
+		e.option("size", strconv.FormatUint(uint64(d.limit.requests), 10))
+		e.option("window", windows[d.limit.unit])
+	}
+	if inner.text.Len() > 0 {
+		e.option("")
+		e.add(&inner.writer)
+	}
+	e.option("}")
+	return limits
+}
+
+// name returns what to call a limit.
+func (d *descriptor) name() string {
+	switch {
+	case d.limit != nil && d.limit.name != "":
+		return d.limit.name
+	case d.value != "":
+		return d.key + "-" + strings.ReplaceAll(d.value, "*", "any")
+	}
+	return d.key
+}
+
+// writeKey writes the key of a limit.
+func (e *envoy) writeKey(key []string) {
+	if len(key) == 0 {
+		e.option("key all")
+		return
+	}
+	template := strings.Join(key, "")
+	e.option("key", template)
+	if address.MatchString(template) {
+		e.option("ipv6_prefix 128")
+	}
+}
+
+// enforced reports whether a descriptor has a limit that can be converted, and notes
+// what can't be.
+func (e *envoy) enforced(d *descriptor) bool {
+	l := d.limit
+	if l == nil || l.unlimited {
+		return false
+	}
+	what := fmt.Sprintf("%s (%d/%s)", d.described(), l.requests, l.unit)
+	if len(l.replaces) > 0 {
+		e.note(l.line, fmt.Sprintf("replaces: the limits named %s apply here besides that of %s. "+
+			"Exclude its requests from them with match not.", quoted(l.replaces), d.described()))
+	}
+	switch {
+	case d.shadowMode:
+		e.note(d.line, "shadow_mode: the limit of "+what+" is left out, as limits here always deny.")
+	case d.quotaMode:
+		e.note(d.line, "quota_mode: the limit of "+what+" is left out, as limits here deny one by one.")
+	case l.requests == 0:
+		e.note(l.line, "requests_per_unit: the limit of "+what+" is left out, as a limit here admits 1 or more. "+
+			"Deny its requests with respond and a matcher.")
+	default:
+		return true
+	}
+	return false
+}
+
+// described returns the descriptor as a user would write it.
+func (d *descriptor) described() string {
+	if d.value == "" {
+		return d.key
+	}
+	return d.key + "=" + d.value
+}
+
+// quoted returns a list of names.
+func quoted(names []string) string {
+	shown := make([]string, len(names))
+	for i, name := range names {
+		shown[i] = strconv.Quote(name)
+	}
+	return strings.Join(shown, ", ")
+}
+
+// placeholderOf returns the placeholder that stands for the key of a descriptor, and
+// what to note on it if it is guessed.
+func (e *envoy) placeholderOf(key string) (field, guess string) {
+	e.asked[key] = true
+	if field = e.mapping[key]; field != "" {
+		return field, ""
+	}
+	if field = known[key]; field != "" {
+		return field, ""
+	}
+	plain := strings.Map(func(r rune) rune {
+		if strings.ContainsRune("{}$\"`\\ ", r) || oneLine(string(r)) != string(r) {
+			return '_'
+		}
+		return r
+	}, key)
+	switch {
+	case slices.Contains(routed, key):
+		return "{http.vars." + plain + "}", fmt.Sprintf("key: the site has to set %s as the routes of Envoy do, such as with: vars /path %s value", key, key)
+	case key == "masked_remote_address":
+		return "{client_ip}", "key: the masks of masked_remote_address are in the routes of Envoy; set them with ipv4_prefix and ipv6_prefix"
+	}
+	field = "{header." + textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(plain, "_", "-")) + "}"
+	return field, fmt.Sprintf("key: %s is a guess for %s; if it is another placeholder, name it with --descriptor '%s=<placeholder>'", field, key, key)
+}
+
+// writeMatch writes which requests a limit applies to.
+func (e *envoy) writeMatch(d *descriptor, field string, better []*descriptor) {
+	var lines []string
+	values, others := []string(nil), []string(nil)
+	if d.rank() == anything && !slices.Contains(present, field) {
+		values = append(values, "``") // the request has no such descriptor
+	}
+	for _, s := range better {
+		if text, ok := plainValue(s); ok {
+			values = append(values, text)
+		} else {
+			others = append(others, "not vars_regexp "+field+" `"+s.pattern()+"`")
+		}
+	}
+	if text, ok := plainValue(d); ok {
+		lines = append(lines, "vars "+field+" "+text)
+	} else if d.rank() != anything {
+		lines = append(lines, "vars_regexp "+field+" `"+d.pattern()+"`")
+	}
+	if len(values) > 0 {
+		lines = append(lines, "not vars "+field+" "+strings.Join(values, " "))
+	}
+	switch lines = append(lines, others...); len(lines) {
+	case 0:
+	case 1:
+		e.option("match", lines[0])
+	default:
+		e.option("match {\n" + strings.Join(lines, "\n") + "\n}")
+	}
+}
+
+// plainValue returns the value of a descriptor as a word that the matcher vars
+// compares as it is: without anything that could be a placeholder.
+func plainValue(d *descriptor) (string, bool) {
+	if d.rank() != exact || strings.ContainsAny(d.value, `{}\`) {
+		return "", false
+	}
+	return word(d.value)
+}
+
+// stars matches the stars of a wildcard.
+var stars = regexp.MustCompile(`\*+`)
+
+// pattern returns a regular expression for the value of a descriptor.
+func (d *descriptor) pattern() string {
+	if d.rank() == exact {
+		return "^" + literal(d.value) + "$"
+	}
+	parts := stars.Split(d.value, -1)
+	for i, part := range parts {
+		parts[i] = literal(part)
+	}
+	return strings.TrimSuffix("(?s)^"+strings.Join(parts, ".*")+"$", ".*$")
+}

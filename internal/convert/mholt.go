@@ -1,0 +1,510 @@
+package convert
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// zone is a limit of mholt/caddy-ratelimit.
+type zone struct {
+	name, key      string
+	events, window string
+	ipv4, ipv6     string
+}
+
+// zoneNames gives zones names.
+type zoneNames struct {
+	used names
+	of   map[zone]string // those that were given
+	had  map[string]bool // names of zones
+}
+
+// newZoneNames returns an empty zoneNames.
+func newZoneNames() zoneNames {
+	return zoneNames{used: make(names), of: make(map[zone]string), had: make(map[string]bool)}
+}
+
+// give returns the name of the limit of a zone, and what to note on it. Zones of one
+// name share their state, and so do limits if they are alike.
+func (n zoneNames) give(z zone) (name, note string) {
+	if name = n.of[z]; name != "" {
+		return name, ""
+	}
+	if n.had[z.name] {
+		note = fmt.Sprintf("zone: there is another of the name %q with other options; they don't share their counts here", z.name)
+	}
+	name = n.used.of(z.name)
+	n.of[z], n.had[z.name] = name, true
+	return name, note
+}
+
+// option returns where the value of an option of a zone belongs, nil if there
+// is none of that name.
+func (z *zone) option(name string) *string {
+	return map[string]*string{
+		"key": &z.key, "events": &z.events, "window": &z.window, "ipv4_prefix": &z.ipv4, "ipv6_prefix": &z.ipv6,
+	}[name]
+}
+
+// isVariable reports whether the environment decides on text.
+func isVariable(text string) bool { return strings.Contains(text, "{$") }
+
+// rate returns the options that make the rate of a zone, with their values. What
+// depends on the environment can't be checked.
+func (z *zone) rate() (options [][2]string, err error) {
+	options = [][2]string{{"size", z.events}, {"rate", z.events + "/" + z.window}}
+	events, err := strconv.ParseInt(z.events, 10, 64)
+	if (err != nil || events < 1 || events > int64(limiter.MaxUnits)) && !isVariable(z.events) {
+		return nil, fmt.Errorf("events: got %q, want a whole number from 1 to %d", z.events, int64(limiter.MaxUnits))
+	}
+	window, err := caddy.ParseDuration(z.window)
+	if (err != nil || window < time.Microsecond || window%time.Microsecond != 0) && !isVariable(z.window) {
+		return nil, fmt.Errorf("window: got %q, want a duration of whole microseconds, such as 1m", z.window)
+	}
+	if isVariable(z.events + z.window) {
+		return options, nil
+	}
+	if _, err := limiter.NewLimit(events, window, events); err != nil {
+		options = [][2]string{{"size", z.events}, {"drip_rate", z.window}, {"drip_size", z.events}}
+	}
+	return options, nil
+}
+
+// keyOptions returns the options that make the key of a zone.
+func (z *zone) keyOptions() [][2]string {
+	options := [][2]string{{"key", z.key}}
+	if z.key == "" {
+		options[0][1] = "all"
+	}
+	if z.ipv4 != "" && z.ipv4 != "0" {
+		options = append(options, [2]string{"ipv4_prefix", z.ipv4})
+	}
+	switch {
+	case z.ipv6 != "" && z.ipv6 != "0":
+		options = append(options, [2]string{"ipv6_prefix", z.ipv6})
+	case address.MatchString(z.key):
+		options = append(options, [2]string{"ipv6_prefix", "128"}) // the default is 64 here
+	}
+	return options
+}
+
+// replaced are the options of a block, and what takes their place.
+var replaced = map[string]string{
+	"distributed":     "to share the limits between servers, keep the buckets in Redis, with the global option rate_limit { redis <address> }",
+	"storage":         "to share or keep the limits, keep the buckets in Redis, with the global option rate_limit { redis <address> }",
+	"jitter":          "there is no jitter on Retry-After; each client gets the exact time to wait",
+	"sweep_interval":  "it is not needed, as buckets leave by themselves when they are empty",
+	"log_key":         "the option log adds what was decided to the access log",
+	"disable_metrics": "metrics have no label for the key here; to turn them off, use the global option rate_limit { metrics off }",
+}
+
+// aboutZones is what a converted block says of its decisions.
+const aboutZones = "From mholt/caddy-ratelimit, where N events are a limit for any window. Here N are admitted at once and N evenly " +
+	"in each window after, so up to 2N-1 within one window."
+
+// MholtCaddyfile converts the blocks of mholt/caddy-ratelimit in a Caddyfile, and
+// leaves out everything else of it.
+func MholtCaddyfile(text []byte) (*Result, error) {
+	tokens, err := caddyfile.Tokenize(text, "Caddyfile")
+	if err != nil && !errors.Is(err, io.EOF) { // which is said of an empty file
+		return nil, errors.New(oneLine(err.Error()))
+	}
+	m := &mholt{tokens: tokens, lines: strings.Split(string(text), "\n"), names: newZoneNames()}
+	for m.next() {
+		if !m.startsLine() || m.token() != "rate_limit" {
+			continue
+		}
+		if m.global {
+			continue // the options of this module
+		}
+		if err := m.block(); err != nil {
+			return nil, err
+		}
+	}
+	if m.blocks == 0 {
+		return nil, errors.New("found no block of rate_limit, want one with zones")
+	}
+	return m.result(), nil
+}
+
+// mholt converts a Caddyfile.
+type mholt struct {
+	writer
+	tokens []caddyfile.Token
+	at     int // the next token
+	lines  []string
+	depth  int
+	global bool // whether it is in the block of global options
+	blocks int
+	names  zoneNames
+}
+
+// next goes to the next token.
+func (m *mholt) next() bool {
+	if m.at >= len(m.tokens) {
+		return false
+	}
+	m.at++
+	switch {
+	case m.opens():
+		if m.depth == 0 {
+			m.global = m.at == 1
+		}
+		m.depth++
+	case m.token() == "}" && !m.tokens[m.at-1].Quoted():
+		m.depth--
+		m.global = m.global && m.depth > 0
+	}
+	return true
+}
+
+// token returns the text of the token.
+func (m *mholt) token() string { return m.tokens[m.at-1].Text }
+
+// line returns the line of the token.
+func (m *mholt) line() int { return m.tokens[m.at-1].Line }
+
+// opens reports whether the token opens a block.
+func (m *mholt) opens() bool { return m.token() == "{" && !m.tokens[m.at-1].Quoted() }
+
+// startsLine reports whether the token is the first in its line.
+func (m *mholt) startsLine() bool {
+	if m.at < 2 {
+		return true
+	}
+	before := m.tokens[m.at-2]
+	return before.Line+before.NumLineBreaks() < m.line()
+}
+
+// arguments returns the words after the token in its line, and whether a block opens
+// behind them.
+func (m *mholt) arguments() (words []string, block bool) {
+	for m.at < len(m.tokens) {
+		if m.at++; m.startsLine() {
+			m.at--
+			break
+		}
+		m.at--
+		m.next()
+		if m.opens() {
+			return words, true
+		}
+		words = append(words, m.token())
+	}
+	return words, false
+}
+
+// errorf returns an error with the line of the token.
+func (m *mholt) errorf(at int, format string, args ...any) error {
+	return fmt.Errorf("line %d: "+format, append([]any{at}, args...)...)
+}
+
+// block converts a block.
+func (m *mholt) block() error {
+	start := m.line()
+	args, opened := m.arguments()
+	if len(args) > 1 || !opened {
+		return m.errorf(start, "rate_limit: got %q, want a block with zones, and before it at most a matcher", strings.Join(args, " "))
+	}
+	head := "rate_limit {"
+	if len(args) == 1 {
+		matcher, ok := args[0], strings.HasPrefix(args[0], "@") && bare.MatchString(args[0])
+		if !ok {
+			matcher, ok = word(matcher)
+		}
+		if !ok || args[0] != "*" && !strings.HasPrefix(args[0], "/") && !strings.HasPrefix(args[0], "@") {
+			return m.errorf(start, "rate_limit: got %q, want a matcher such as /path or @name", args[0])
+		}
+		head = "rate_limit " + matcher + " {"
+	}
+	var zones writer // notes, and after them the limits
+	written := make(map[string]string)
+	var order []string
+	inside := m.depth
+	for m.next() && m.depth >= inside {
+		option, at := m.token(), m.line()
+		args, opened := m.arguments()
+		switch {
+		case option == "zone" && len(args) == 1 && opened:
+			var w writer
+			if err := m.zone(&w, args[0], at); err != nil {
+				return err
+			}
+			if written[args[0]] != "" {
+				zones.note(at, fmt.Sprintf("zone: there are several of the name %q in the block, of which only the last counts", args[0]))
+			} else {
+				order = append(order, args[0])
+			}
+			written[args[0]] = w.text.String()
+			zones.notes = append(zones.notes, w.notes...)
+		case option == "zone":
+			return m.errorf(at, "zone: got %q, want a name and a block", strings.Join(args, " "))
+		case replaced[option] != "":
+			zones.note(at, option+": "+replaced[option])
+			for deeper := m.depth; opened && m.depth >= deeper; {
+				if !m.next() {
+					return m.errorf(at, "%s: its block is not closed", option)
+				}
+			}
+		default:
+			return m.errorf(at, "rate_limit: got an unknown option %q, want one of %s, zone", option,
+				strings.Join(slices.Sorted(maps.Keys(replaced)), ", "))
+		}
+	}
+	if m.depth >= inside {
+		return m.errorf(start, "rate_limit: its block is not closed")
+	}
+	if len(order) == 0 {
+		return m.errorf(start, "rate_limit: got no zone, want one or more")
+	}
+	m.blocks++
+	if m.blocks == 1 {
+		m.comment(aboutZones)
+		m.option("")
+	}
+	m.comment("Line " + strconv.Itoa(start) + ":")
+	m.option(head)
+	for i, name := range order {
+		if i > 0 || zones.text.Len() > 0 {
+			zones.option("")
+		}
+		zones.text.WriteString(written[name])
+	}
+	m.add(&zones)
+	m.option("}\n")
+	return nil
+}
+
+// zone converts a zone.
+func (m *mholt) zone(w *writer, name string, start int) error {
+	z := zone{name: name}
+	var matches [][]string
+	all := false
+	inside := m.depth
+	for m.next() && m.depth >= inside {
+		option, at := m.token(), m.line()
+		if option == "match" {
+			lines, err := m.match()
+			if err != nil {
+				return err
+			}
+			all = all || len(lines) == 0
+			matches = append(matches, lines)
+			continue
+		}
+		args, opened := m.arguments()
+		value := z.option(option)
+		switch {
+		case value == nil:
+			return m.errorf(at, "zone: got an unknown option %q, want one of events, ipv4_prefix, ipv6_prefix, key, match, window", option)
+		case len(args) != 1 || opened:
+			return m.errorf(at, "%s: got %q, want one value", option, strings.Join(args, " "))
+		case *value != "":
+			return m.errorf(at, "%s: got it twice, want it once", option)
+		}
+		*value = args[0]
+	}
+	if m.depth >= inside {
+		return m.errorf(start, "zone: its block is not closed")
+	}
+	rate, err := z.rate()
+	if err != nil {
+		return m.errorf(start, "zone %q: %w", name, err)
+	}
+	limit, note := m.names.give(z)
+	if note != "" {
+		w.note(start, note)
+	}
+	w.option("limit", limit, "{")
+	switch {
+	case all || len(matches) == 0:
+	case len(matches) == 1:
+		w.option("match {\n" + strings.Join(matches[0], "\n") + "\n}")
+	default: // one of several: not none of them
+		w.option("match {\nnot {")
+		for _, lines := range matches {
+			w.option("not {\n" + strings.Join(lines, "\n") + "\n}")
+		}
+		w.option("}\n}")
+	}
+	for _, o := range append(z.keyOptions(), rate...) {
+		text, ok := word(o[1])
+		if !ok {
+			return m.errorf(start, "zone %q: %s: got %q, want text that is printable, without backticks beside backslashes", name, o[0], o[1])
+		}
+		w.option(o[0], text)
+	}
+	w.option("}")
+	return nil
+}
+
+// match returns the lines of a block of matchers.
+func (m *mholt) match() (lines []string, err error) {
+	start := m.line()
+	args, opened := m.arguments()
+	if len(args) > 0 || !opened {
+		return nil, m.errorf(start, "match: got %q, want a block with a line for each matcher", strings.Join(args, " "))
+	}
+	first, inside := m.at, m.depth
+	for m.next() && m.depth >= inside {
+	}
+	if m.depth >= inside {
+		return nil, m.errorf(start, "match: its block is not closed")
+	}
+	if first == m.at-1 {
+		return nil, nil
+	}
+	from, to := m.tokens[first].Line, m.line()
+	if from <= start || !m.startsLine() {
+		return nil, m.errorf(start, "match: want a line for each matcher, and one for the brace that closes the block")
+	}
+	lines = slices.Clone(m.lines[from-1 : to-1])
+	for i := range lines {
+		lines[i] = strings.TrimSuffix(lines[i], "\r")
+	}
+	return lines, nil
+}
+
+// MholtJSON converts the handlers of mholt/caddy-ratelimit in a configuration in JSON,
+// and leaves everything else of it as it is.
+func MholtJSON(text []byte) (*Result, error) {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	var config any
+	if err := decoder.Decode(&config); err != nil {
+		return nil, fmt.Errorf("decoding JSON: %w", err)
+	}
+	m := &mholtJSON{names: newZoneNames()}
+	config, err := m.convert(config, "")
+	if err != nil {
+		return nil, err
+	}
+	if m.handlers == 0 {
+		return nil, errors.New("found no handler rate_limit with rate_limits, want one")
+	}
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "\t")
+	if err := encoder.Encode(config); err != nil {
+		return nil, err
+	}
+	return &Result{Text: out.String(), Notes: m.notes}, nil
+}
+
+// mholtJSON converts a configuration in JSON.
+type mholtJSON struct {
+	notes    []Note
+	handlers int
+	names    zoneNames
+}
+
+// convert returns a value with its handlers converted.
+func (m *mholtJSON) convert(value any, path string) (any, error) {
+	var err error
+	switch v := value.(type) {
+	case []any:
+		for i := range v {
+			if v[i], err = m.convert(v[i], path+"/"+strconv.Itoa(i)); err != nil {
+				return nil, err
+			}
+		}
+	case map[string]any:
+		if v["handler"] == "rate_limit" {
+			return m.handler(v, path)
+		}
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			if v[name], err = m.convert(v[name], path+"/"+name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return value, nil
+}
+
+// handler converts a handler.
+func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
+	fail := func(format string, args ...any) (any, error) {
+		return nil, fmt.Errorf("%s: "+format, append([]any{oneLine(path)}, args...)...)
+	}
+	zones, ok := v["rate_limits"].(map[string]any)
+	if !ok || len(zones) == 0 {
+		return fail("rate_limits: want an object with zones")
+	}
+	m.handlers++
+	limits := []any{}
+	for _, option := range slices.Sorted(maps.Keys(v)) {
+		switch {
+		case option == "handler" || option == "rate_limits":
+		case replaced[option] != "":
+			m.notes = append(m.notes, Note{Path: path, Text: option + ": " + replaced[option]})
+		default:
+			return fail("got an unknown option %q, want one of %s, rate_limits", option, strings.Join(slices.Sorted(maps.Keys(replaced)), ", "))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(zones)) {
+		options, ok := zones[name].(map[string]any)
+		if !ok {
+			return fail("rate_limits: %q: want an object", name)
+		}
+		z, limit := zone{name: name}, map[string]any{}
+		for _, option := range slices.Sorted(maps.Keys(options)) {
+			value := options[option]
+			if option == "match" {
+				limit["match"] = value
+				continue
+			}
+			into := z.option(option)
+			if option == "max_events" {
+				into = &z.events
+			}
+			if into == nil || option == "events" {
+				return fail("rate_limits: %q: got an unknown option %q, want one of ipv4_prefix, ipv6_prefix, key, match, max_events, window", name, option)
+			}
+			switch text := value.(type) {
+			case string:
+				*into = text
+			case json.Number:
+				if *into = text.String(); option == "window" { // nanoseconds
+					n, err := text.Int64()
+					if err != nil {
+						return fail("rate_limits: %q: window: got %s, want whole nanoseconds", name, text)
+					}
+					*into = time.Duration(n).String()
+				}
+			default:
+				return fail("rate_limits: %q: %s: want text or a number", name, option)
+			}
+		}
+		rate, err := z.rate()
+		if err != nil {
+			return fail("rate_limits: %q: %w", name, err)
+		}
+		for _, o := range append(z.keyOptions(), rate...) {
+			limit[o[0]] = o[1]
+			if _, err := strconv.ParseUint(o[1], 10, 64); err == nil && o[0] != "key" {
+				limit[o[0]] = json.Number(o[1])
+			}
+		}
+		given, note := m.names.give(z)
+		limit["name"] = given
+		if note != "" {
+			m.notes = append(m.notes, Note{Path: path, Text: note})
+		}
+		limits = append(limits, limit)
+	}
+	return map[string]any{"handler": "rate_limit", "limits": limits}, nil
+}
