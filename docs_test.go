@@ -88,7 +88,7 @@ func TestDocumentedCode(t *testing.T) {
 					err = validateGo(t, b.code)
 				case "yaml", "text": // see TestDocumentedConversions
 				case "", "console", "http": // see TestDocumentedSyntax, TestConsole and TestDocumentedFields
-				case "mermaid", "text": // a picture; and see TestSession
+				case "mermaid": // a picture
 				case "promql":
 					err = validateQuery(b.code)
 				default:
