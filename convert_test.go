@@ -477,36 +477,34 @@ func TestDocumentedConversions(t *testing.T) {
 	variable := regexp.MustCompile(`^vars .*\n`)
 	examples := 0
 	var before codeBlock
-	for _, path := range documents(t) {
-		for _, b := range codeBlocks(t, path) {
-			source := before
-			if before = b; source.language != "yaml" && source.language != "text" {
-				continue
-			}
-			examples++
-			mapping, format := make(convert.Mapping), "mholt"
-			if source.language == "yaml" {
-				format = "envoy"
-				for _, f := range flags {
-					if key, _, _ := strings.Cut(f[1], "="); strings.Contains(source.code, "key: "+key+"\n") {
-						if err := mapping.Add(f[1]); err != nil {
-							t.Fatal(err)
-						}
+	for _, b := range codeBlocks(t, doc) {
+		source := before
+		if before = b; source.language != "yaml" && source.language != "text" {
+			continue
+		}
+		examples++
+		mapping, format := make(convert.Mapping), "mholt"
+		if source.language == "yaml" {
+			format = "envoy"
+			for _, f := range flags {
+				if key, _, _ := strings.Cut(f[1], "="); strings.Contains(source.code, "key: "+key+"\n") {
+					if err := mapping.Add(f[1]); err != nil {
+						t.Fatal(err)
 					}
 				}
 			}
-			code := source.code
-			if format == "mholt" {
-				code = ":8080 {\n" + code + "}\n"
-			}
-			r, err := convertFrom(format, doc, []byte(code), mapping)
-			if err != nil || len(r.Notes) > 0 {
-				t.Errorf("%s: %v %v", source.place, err, r)
-				continue
-			}
-			if got, want := comments.ReplaceAllString(r.Text, ""), variable.ReplaceAllString(b.code, ""); got != want {
-				t.Errorf("%s: got\n%s\nwant\n%s", b.place, got, want)
-			}
+		}
+		code := source.code
+		if format == "mholt" {
+			code = ":8080 {\n" + code + "}\n"
+		}
+		r, err := convertFrom(format, doc, []byte(code), mapping)
+		if err != nil || len(r.Notes) > 0 {
+			t.Errorf("%s: %v %v", source.place, err, r)
+			continue
+		}
+		if got, want := comments.ReplaceAllString(r.Text, ""), variable.ReplaceAllString(b.code, ""); got != want {
+			t.Errorf("%s: got\n%s\nwant\n%s", b.place, got, want)
 		}
 	}
 	if examples != 4 {
