@@ -290,6 +290,7 @@ func TestAdminBadRequests(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: adminSite})
 	post := func(body string) [3]string { return [3]string{"POST", "peek", body} }
 	const body = `such as {"limit": "api", "key": "203.0.113.7"}`
+	const replaced = "key: got U+FFFD, which stands for what is not UTF-8, so it is unknown which key is meant; want a key without it"
 	for _, c := range []struct {
 		request [3]string
 		status  int
@@ -324,7 +325,12 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`{"limit": "api", "key": 7}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
 		{post(`{"limit": "api", "key": null}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
 		{post(`{"limit": "api", "key": ["` + secret + `", 7]}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
-		{post(`{"limit": "api", "key": "\ud800` + secret + `"}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
+		{post(`{"limit": "api", "key": "\ud800` + secret + `"}`), 400, replaced},
+		{post(`{"limit": "api", "key": "\ufffd` + secret + `"}`), 400, replaced},
+		{post(`{"limit": "api", "key": "` + secret + "\ufffd" + `"}`), 400, replaced},
+		{post(`{"limit": "pair", "key": ["` + secret + `", "\ufffd"]}`), 400, replaced},
+		{[3]string{"POST", "reset", `{"limit": "api", "key": "\ufffd"}`}, 400, replaced},
+		{post(`{"limit": "\ufffd", "key": "` + secret + `"}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": "api", "address": 7}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": "api", "address": null}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": "api", "key": "` + secret + `", "address": "` + secret + `"}`), 400, "address: got it together with key, want one of them"},
@@ -504,6 +510,63 @@ func TestAdminTop(t *testing.T) {
 		t.Errorf("keys of %v are kept without track_top", id)
 		return true
 	})
+}
+
+// TestAdminTopNotUTF8 guards that top says which keys JSON can't represent, those of
+// several placeholders too, and that no others are marked: not those with U+FFFD,
+// those whose lengths are not UTF-8, nor those that were cut within a character.
+func TestAdminTopNotUTF8(t *testing.T) {
+	s, a := startWithAdmin(t, config{site: `
+		rate_limit one {
+			key {query.k}
+			size 5
+			track_top 10
+		}
+		rate_limit two {
+			key {query.k}{query.l}
+			size 5
+			track_top 10
+		}
+		respond admitted`})
+	long := strings.Repeat("%C3%A9", 200) // of 400 bytes
+	for i, query := range []string{"k=%ff", "k=%ef%bf%bd&l=a", "k=a&l=%ff", "k=x" + long + "&l=b"} {
+		for range 4 - i {
+			s.get("/?" + query)
+		}
+	}
+	type entry struct {
+		Key       *string
+		Values    []string
+		Truncated bool
+		NotUTF8   bool `json:"not_utf8"`
+	}
+	list := func(limit string) (list []string) {
+		_, text := a.send("GET", "top?limit="+limit, "")
+		var answer struct{ Entries []entry }
+		if err := json.Unmarshal([]byte(text), &answer); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range answer.Entries {
+			if e.Key != nil {
+				e.Values = []string{*e.Key}
+			}
+			if e.Truncated {
+				e.Values = []string{"truncated"}
+			}
+			list = append(list, fmt.Sprintf("%+q %t", e.Values, e.NotUTF8))
+		}
+		return list
+	}
+	if got, want := fmt.Sprint(list("one")), `[["\ufffd"] true ["\ufffd"] false ["a"] false ["truncated"] false]`; got != want {
+		t.Errorf("one placeholder: got %s, want %s", got, want)
+	}
+	if got, want := fmt.Sprint(list("two")), `[["\ufffd" ""] true ["\ufffd" "a"] false ["a" "\ufffd"] true ["truncated"] false]`; got != want {
+		t.Errorf("two placeholders: got %s, want %s", got, want)
+	}
+	r := runCommand(t, "top", "--address", a.addr, "--limit", "one", "--by", "requests")
+	if r.status != 0 || strings.Count(r.out, "(not UTF-8)") != 1 || !strings.Contains(r.out, "\"\ufffd\" (not UTF-8)\n") {
+		t.Errorf("top: got %+v", r)
+	}
 }
 
 // TestAdminTopStream guards that a stream goes on line by line, shows what is new,
