@@ -469,6 +469,91 @@ func TestAdminPeekAndReset(t *testing.T) {
 	}
 }
 
+// algorithmLimits are limits with each algorithm.
+const algorithmLimits = `
+	limit leaky {
+		size 3
+		drip_rate 1h
+	}
+	limit token {
+		algorithm token_bucket
+		capacity 3
+		refill_rate 1h
+	}
+	limit clock {
+		algorithm fixed_window
+		size 3
+		window 8760h
+	}
+	limit first {
+		algorithm fixed_window
+		size 3
+		window 1h
+		window_start first
+	}
+	limit period {
+		algorithm fixed_window
+		size 3
+		period day Asia/Tokyo
+	}`
+
+// TestAdminAlgorithms guards that limits shows the numbers of each algorithm, and
+// that peek and reset find its buckets, in this process and in Redis: a client that
+// was denied is let in after a reset.
+func TestAdminAlgorithms(t *testing.T) {
+	// A day would end during the test now and then.
+	site := "rate_limit {" + strings.Replace(algorithmLimits, "day Asia/Tokyo", "year Asia/Tokyo", 1) + "\n}\nrespond admitted"
+	for store, global := range map[string]string{
+		"memory": "",
+		"redis":  redisGlobal(redistest.Start(t).Addr, slowly),
+	} {
+		t.Run(store, func(t *testing.T) {
+			s, a := startWithAdmin(t, config{global: global, site: site})
+			wantJSON(t, a.ask("GET", "limits", "")["limits"], `[
+				{"path": "leaky", "algorithm": "leaky_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
+				{"path": "token", "algorithm": "token_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
+				{"path": "clock", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "window_start": "clock", "period": null},
+				{"path": "first", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 3600, "window_start": "first", "period": null},
+				{"path": "period", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": null, "window_start": null, "period": "year Asia/Tokyo"}]`)
+			for range 3 {
+				if got := s.get("/"); got.StatusCode != http.StatusOK {
+					t.Fatalf("got %s", got)
+				}
+			}
+			denied := s.get("/")
+			if denied.StatusCode != http.StatusTooManyRequests {
+				t.Fatalf("the fourth request got %s", denied)
+			}
+			paths := []string{"leaky", "token", "clock", "first", "period"}
+			body := func(path string) string { return `{"limit": "` + path + `", "key": "127.0.0.1"}` }
+			for _, path := range paths {
+				for range 2 {
+					got := a.ask("POST", "peek", body(path))
+					wantJSON(t, got, `{"from": "`+store+`", "limit": "`+path+`", "size": 3, "level": 3, "remaining": 0, "held": 0}`)
+					if got["clear"].(float64) <= 0 || got["retry_after"].(float64) <= 0 {
+						t.Errorf("%s: full, but got %v", path, got)
+					}
+				}
+			}
+			for i, path := range paths {
+				if i > 0 { // the others still deny
+					if got := s.get("/"); got.StatusCode != http.StatusTooManyRequests {
+						t.Errorf("before the reset of %s: got %s", path, got)
+					}
+				}
+				wantJSON(t, a.ask("POST", "reset", body(path)), `{"level": 3, "remaining": 0}`)
+				wantJSON(t, a.ask("POST", "peek", body(path)), `{"level": 0, "remaining": 3, "clear": 0, "retry_after": 0}`)
+			}
+			if got := s.get("/"); got.StatusCode != http.StatusOK {
+				t.Errorf("after all resets: got %s", got)
+			}
+			for _, path := range paths {
+				wantJSON(t, a.ask("POST", "peek", body(path)), `{"level": 1, "remaining": 2, "retry_after": 0}`)
+			}
+		})
+	}
+}
+
 // TestAdminTop guards that the keys that ask most are listed as they can be given to
 // peek, over reloads, and that nothing is kept of limits that do not track them.
 func TestAdminTop(t *testing.T) {

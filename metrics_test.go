@@ -581,3 +581,15 @@ func TestMetricsOfProcess(t *testing.T) {
 		t.Errorf("redis is gone, but these are the metrics: %v", got)
 	}
 }
+
+// TestLimitInfoOfAlgorithms guards the labels of limits with each algorithm.
+func TestLimitInfoOfAlgorithms(t *testing.T) {
+	startSite(t, "rate_limit {"+algorithmLimits+"\n}\nrespond admitted")
+	wantSamples(t, collected(t), map[string]string{
+		`limit_info{algorithm="leaky_bucket",drip_rate="1h0m0s",drip_size="1",limit="leaky",size="3"}`:            "1",
+		`limit_info{algorithm="token_bucket",drip_rate="1h0m0s",drip_size="1",limit="token",size="3"}`:            "1",
+		`limit_info{algorithm="fixed_window",drip_rate="8760h0m0s",drip_size="all",limit="clock",size="3"}`:       "1",
+		`limit_info{algorithm="fixed_window",drip_rate="1h0m0s",drip_size="all",limit="first",size="3"}`:          "1",
+		`limit_info{algorithm="fixed_window",drip_rate="day Asia/Tokyo",drip_size="all",limit="period",size="3"}`: "1",
+	})
+}
