@@ -217,7 +217,7 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 	}{
 		{[]string{"levels"}, `unknown command "levels", want one of: `},
 		{[]string{"status", "now"}, `unknown command "now" for "caddy rate-limit status"`},
-		{[]string{"status", "--addres", "x"}, "unknown flag: --addres"},
+		{[]string{"status", "--addr", "x"}, "unknown flag: --addr"},
 		{[]string{"status", "--address", nobody}, "no admin endpoint answers at " + nobody + ": connection refused; if Caddy runs, name its endpoint with --address or --config"},
 		{[]string{"status", "--address", "unix//nonexistent/socket"}, "no admin endpoint answers at unix//nonexistent/socket: no such file or directory; if Caddy runs, name its endpoint with --address or --config"},
 		{[]string{"status", "--address", "localhost:1-9"}, `address: got "localhost:1-9", want one such as localhost:2019 or unix//run/caddy.sock`},
