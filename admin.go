@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -301,8 +302,8 @@ type limitAnswer struct {
 	TrackTop      int                        `json:"track_top,omitempty"`
 	Accounting    string                     `json:"accounting"`
 	OnError       onError                    `json:"on_error"`
-	Buckets       int                        `json:"buckets"` // in this process
-	Admitted      uint64                     `json:"admitted"`
+	Buckets       int                        `json:"buckets"`  // in this process
+	Admitted      uint64                     `json:"admitted"` // by all limits with this path, of which each shows the same counts; likewise:
 	Denied        uint64                     `json:"denied"`
 	Spared        uint64                     `json:"spared"`
 }
@@ -606,11 +607,16 @@ type topAnswer struct {
 
 // topEntry is a key and its counts. The one that entries are sorted by is at most
 // error too high. The other one is never too high.
+//
+// JSON can't represent a key that is not UTF-8: it has U+FFFD in place of the bytes
+// that are not. Several entries may then look alike, and peek and reset accept none
+// of them.
 type topEntry struct {
 	Key       *string  `json:"key,omitempty"`
 	Values    []string `json:"values,omitempty"`  // instead of key: of several placeholders
 	Address   *string  `json:"address,omitempty"` // instead of key: of a client without one
 	Truncated bool     `json:"truncated,omitempty"`
+	NotUTF8   bool     `json:"not_utf8,omitempty"`
 	Requests  uint64   `json:"requests"`
 	Denied    uint64   `json:"denied"`
 	Error     uint64   `json:"error"`
@@ -752,12 +758,13 @@ func (b *bucket) topAnswer(q topQuery) topAnswer {
 		answer.By = "denied"
 	}
 	for _, e := range top.Entries {
-		entry := topEntry{Truncated: e.Cut, Requests: e.Requests, Denied: e.Denied, Error: e.Error}
+		entry := topEntry{Truncated: e.Cut, NotUTF8: !e.Cut && !utf8.ValidString(e.Text), Requests: e.Requests, Denied: e.Denied, Error: e.Error}
 		switch values, several := b.limit.key.split(e.Text); {
 		case e.Address:
 			entry.Address = &e.Text
-		case several:
+		case several: // the text ends in lengths, which may be any bytes
 			entry.Values = values
+			entry.NotUTF8 = slices.ContainsFunc(values, func(v string) bool { return !utf8.ValidString(v) })
 		default:
 			entry.Key = &e.Text
 		}

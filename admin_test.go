@@ -290,6 +290,7 @@ func TestAdminBadRequests(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: adminSite})
 	post := func(body string) [3]string { return [3]string{"POST", "peek", body} }
 	const body = `such as {"limit": "api", "key": "203.0.113.7"}`
+	const replaced = "key: got U+FFFD, which stands for what is not UTF-8, so it is unknown which key is meant; want a key without it"
 	for _, c := range []struct {
 		request [3]string
 		status  int
@@ -324,7 +325,12 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`{"limit": "api", "key": 7}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
 		{post(`{"limit": "api", "key": null}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
 		{post(`{"limit": "api", "key": ["` + secret + `", 7]}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
-		{post(`{"limit": "api", "key": "\ud800` + secret + `"}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
+		{post(`{"limit": "api", "key": "\ud800` + secret + `"}`), 400, replaced},
+		{post(`{"limit": "api", "key": "\ufffd` + secret + `"}`), 400, replaced},
+		{post(`{"limit": "api", "key": "` + secret + "\ufffd" + `"}`), 400, replaced},
+		{post(`{"limit": "pair", "key": ["` + secret + `", "\ufffd"]}`), 400, replaced},
+		{[3]string{"POST", "reset", `{"limit": "api", "key": "\ufffd"}`}, 400, replaced},
+		{post(`{"limit": "\ufffd", "key": "` + secret + `"}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": "api", "address": 7}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": "api", "address": null}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": "api", "key": "` + secret + `", "address": "` + secret + `"}`), 400, "address: got it together with key, want one of them"},
@@ -463,6 +469,91 @@ func TestAdminPeekAndReset(t *testing.T) {
 	}
 }
 
+// algorithmLimits are limits with each algorithm.
+const algorithmLimits = `
+	limit leaky {
+		size 3
+		drip_rate 1h
+	}
+	limit token {
+		algorithm token_bucket
+		capacity 3
+		refill_rate 1h
+	}
+	limit clock {
+		algorithm fixed_window
+		size 3
+		window 8760h
+	}
+	limit first {
+		algorithm fixed_window
+		size 3
+		window 1h
+		window_start first
+	}
+	limit period {
+		algorithm fixed_window
+		size 3
+		period day Asia/Tokyo
+	}`
+
+// TestAdminAlgorithms guards that limits shows the numbers of each algorithm, and
+// that peek and reset find its buckets, in this process and in Redis: a client that
+// was denied is let in after a reset.
+func TestAdminAlgorithms(t *testing.T) {
+	// A day would end during the test now and then.
+	site := "rate_limit {" + strings.Replace(algorithmLimits, "day Asia/Tokyo", "year Asia/Tokyo", 1) + "\n}\nrespond admitted"
+	for store, global := range map[string]string{
+		"memory": "",
+		"redis":  redisGlobal(redistest.Start(t).Addr, slowly),
+	} {
+		t.Run(store, func(t *testing.T) {
+			s, a := startWithAdmin(t, config{global: global, site: site})
+			wantJSON(t, a.ask("GET", "limits", "")["limits"], `[
+				{"path": "leaky", "algorithm": "leaky_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
+				{"path": "token", "algorithm": "token_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
+				{"path": "clock", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "window_start": "clock", "period": null},
+				{"path": "first", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 3600, "window_start": "first", "period": null},
+				{"path": "period", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": null, "window_start": null, "period": "year Asia/Tokyo"}]`)
+			for range 3 {
+				if got := s.get("/"); got.StatusCode != http.StatusOK {
+					t.Fatalf("got %s", got)
+				}
+			}
+			denied := s.get("/")
+			if denied.StatusCode != http.StatusTooManyRequests {
+				t.Fatalf("the fourth request got %s", denied)
+			}
+			paths := []string{"leaky", "token", "clock", "first", "period"}
+			body := func(path string) string { return `{"limit": "` + path + `", "key": "127.0.0.1"}` }
+			for _, path := range paths {
+				for range 2 {
+					got := a.ask("POST", "peek", body(path))
+					wantJSON(t, got, `{"from": "`+store+`", "limit": "`+path+`", "size": 3, "level": 3, "remaining": 0, "held": 0}`)
+					if got["clear"].(float64) <= 0 || got["retry_after"].(float64) <= 0 {
+						t.Errorf("%s: full, but got %v", path, got)
+					}
+				}
+			}
+			for i, path := range paths {
+				if i > 0 { // the others still deny
+					if got := s.get("/"); got.StatusCode != http.StatusTooManyRequests {
+						t.Errorf("before the reset of %s: got %s", path, got)
+					}
+				}
+				wantJSON(t, a.ask("POST", "reset", body(path)), `{"level": 3, "remaining": 0}`)
+				wantJSON(t, a.ask("POST", "peek", body(path)), `{"level": 0, "remaining": 3, "clear": 0, "retry_after": 0}`)
+			}
+			if got := s.get("/"); got.StatusCode != http.StatusOK {
+				t.Errorf("after all resets: got %s", got)
+			}
+			for _, path := range paths {
+				wantJSON(t, a.ask("POST", "peek", body(path)), `{"level": 1, "remaining": 2, "retry_after": 0}`)
+			}
+		})
+	}
+}
+
 // TestAdminTop guards that the keys that ask most are listed as they can be given to
 // peek, over reloads, and that nothing is kept of limits that do not track them.
 func TestAdminTop(t *testing.T) {
@@ -504,6 +595,63 @@ func TestAdminTop(t *testing.T) {
 		t.Errorf("keys of %v are kept without track_top", id)
 		return true
 	})
+}
+
+// TestAdminTopNotUTF8 guards that top says which keys JSON can't represent, those of
+// several placeholders too, and that no others are marked: not those with U+FFFD,
+// those whose lengths are not UTF-8, nor those that were cut within a character.
+func TestAdminTopNotUTF8(t *testing.T) {
+	s, a := startWithAdmin(t, config{site: `
+		rate_limit one {
+			key {query.k}
+			size 5
+			track_top 10
+		}
+		rate_limit two {
+			key {query.k}{query.l}
+			size 5
+			track_top 10
+		}
+		respond admitted`})
+	long := strings.Repeat("%C3%A9", 200) // of 400 bytes
+	for i, query := range []string{"k=%ff", "k=%ef%bf%bd&l=a", "k=a&l=%ff", "k=x" + long + "&l=b"} {
+		for range 4 - i {
+			s.get("/?" + query)
+		}
+	}
+	type entry struct {
+		Key       *string
+		Values    []string
+		Truncated bool
+		NotUTF8   bool `json:"not_utf8"`
+	}
+	list := func(limit string) (list []string) {
+		_, text := a.send("GET", "top?limit="+limit, "")
+		var answer struct{ Entries []entry }
+		if err := json.Unmarshal([]byte(text), &answer); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range answer.Entries {
+			if e.Key != nil {
+				e.Values = []string{*e.Key}
+			}
+			if e.Truncated {
+				e.Values = []string{"truncated"}
+			}
+			list = append(list, fmt.Sprintf("%+q %t", e.Values, e.NotUTF8))
+		}
+		return list
+	}
+	if got, want := fmt.Sprint(list("one")), `[["\ufffd"] true ["\ufffd"] false ["a"] false ["truncated"] false]`; got != want {
+		t.Errorf("one placeholder: got %s, want %s", got, want)
+	}
+	if got, want := fmt.Sprint(list("two")), `[["\ufffd" ""] true ["\ufffd" "a"] false ["a" "\ufffd"] true ["truncated"] false]`; got != want {
+		t.Errorf("two placeholders: got %s, want %s", got, want)
+	}
+	r := runCommand(t, "top", "--address", a.addr, "--limit", "one", "--by", "requests")
+	if r.status != 0 || strings.Count(r.out, "(not UTF-8)") != 1 || !strings.Contains(r.out, "\"\ufffd\" (not UTF-8)\n") {
+		t.Errorf("top: got %+v", r)
+	}
 }
 
 // TestAdminTopStream guards that a stream goes on line by line, shows what is new,

@@ -223,8 +223,8 @@ func (k *key) has(name string) bool {
 	return slices.ContainsFunc(k.parts, func(p part) bool { return p.placeholder && p.text == name })
 }
 
-// bounded reports whether requests that reach h always meet a limit whose key
-// clients can't choose.
+// bounded reports whether requests that reach h always meet a limit whose key and
+// numbers clients can't choose.
 func (c *checker) bounded(s *dryServer, h *dryHandler) bool {
 	return slices.ContainsFunc(s.handlers, func(other *dryHandler) bool {
 		for _, rt := range other.routes {
@@ -232,21 +232,41 @@ func (c *checker) bounded(s *dryServer, h *dryHandler) bool {
 				return false
 			}
 		}
-		return slices.ContainsFunc(other.buckets(), func(b handlerBucket) bool { return b.always && b.limit.key.chosen() == "" })
+		return slices.ContainsFunc(other.buckets(), func(b handlerBucket) bool { return b.always && b.limit.key.chosen() == "" && !b.numbersChosen() })
 	})
+}
+
+// limitNumber is a number of a limit that may depend on the request.
+type limitNumber struct {
+	option, template string
+	identity         bool // each value has its own buckets
+}
+
+// numbers returns the numbers of a limit, by the options that set them.
+func (b handlerBucket) numbers() []limitNumber {
+	return []limitNumber{
+		{b.rate.option, b.rate.template, true},
+		{b.drip.option, b.drip.template, true},
+		{b.size.option, b.size.template, false},
+		{"factor", b.factor.template, false},
+	}
+}
+
+// numbersChosen reports whether clients can choose any number of a limit.
+func (b handlerBucket) numbersChosen() bool {
+	return slices.ContainsFunc(b.numbers(), func(n limitNumber) bool { return clientControlled(n.template) != "" })
 }
 
 // checkNumbers advises on a limit's numbers.
 func (c *checker) checkNumbers(h *dryHandler, b handlerBucket) {
 	about := "limit " + b.path
-	for _, o := range []struct{ option, template, problem string }{
-		{b.rate.option, b.rate.template, "each of its values has its own buckets, so they get a fresh one whenever they want"},
-		{b.drip.option, b.drip.template, "each of its values has its own buckets, so they get a fresh one whenever they want"},
-		{"size", b.size.template, "so they choose their own limit"},
-		{"factor", b.factor.template, "so they choose their own limit"},
-	} {
-		if name := clientControlled(o.template); name != "" {
-			c.advise(about, fmt.Sprintf("Its %s has {%s}, which clients send as they like: %s.", o.option, name, o.problem),
+	for _, n := range b.numbers() {
+		problem := "so they choose their own limit"
+		if n.identity {
+			problem = "each of its values has its own buckets, so they get a fresh one whenever they want"
+		}
+		if name := clientControlled(n.template); name != "" {
+			c.advise(about, fmt.Sprintf("Its %s has {%s}, which clients send as they like: %s.", n.option, name, problem),
 				"Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.")
 		}
 	}

@@ -10,7 +10,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -73,10 +75,15 @@ func commandNames(cmd *cobra.Command) (names []string) {
 var errFound = errors.New("something is wrong")
 
 // runs sets what a command does. A command that returns errFound exits with
-// status 2.
+// status 2; one whose output could not be written fails.
 func runs(cmd *cobra.Command, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		out := &output{Writer: cmd.OutOrStdout()}
+		cmd.SetOut(out)
 		err := run(cmd, args)
+		if out.err != nil && (err == nil || errors.Is(err, errFound)) {
+			return fmt.Errorf("writing the output: %w", out.err)
+		}
 		if !errors.Is(err, errFound) {
 			return err
 		}
@@ -85,6 +92,19 @@ func runs(cmd *cobra.Command, run func(cmd *cobra.Command, args []string) error)
 		return caddycmd.WrapCommandFuncForCobra(func(caddycmd.Flags) (int, error) { return 2, nil })(cmd, args)
 	}
 	return cmd
+}
+
+// output is what a command prints to. It keeps the first error.
+type output struct {
+	io.Writer
+	err error
+}
+
+// Write implements io.Writer.
+func (o *output) Write(text []byte) (int, error) {
+	n, err := o.Writer.Write(text)
+	o.err = cmp.Or(o.err, err)
+	return n, err
 }
 
 // adminTimeout is how long commands wait for an answer of the admin endpoint.
@@ -120,6 +140,9 @@ func newAdminClient(cmd *cobra.Command, timeout time.Duration) (*adminClient, er
 	if parsed.IsUnixNetwork() {
 		c.origin = "http://127.0.0.1"
 		dialTo, _, _ = strings.Cut(parsed.Host, "|") // permissions of the socket
+	}
+	if _, err := url.Parse(c.origin); err != nil {
+		return nil, fmt.Errorf("address: got %q, want one such as localhost:2019 or unix//run/caddy.sock", address)
 	}
 	c.http = http.Client{
 		Timeout: timeout,
@@ -203,10 +226,10 @@ func (c *adminClient) unreachable(err error) error {
 // refused returns the error for an answer that is one.
 func (c *adminClient) refused(res *http.Response) error {
 	body, _ := io.ReadAll(io.LimitReader(res.Body, 1<<16))
-	var answer struct {
-		Error string `json:"error"`
-	}
+	var answer unavailableAnswer
 	switch err := json.Unmarshal(body, &answer); {
+	case err == nil && answer.Node != nil:
+		return &unavailableError{answer, body}
 	case err == nil && answer.Error != "":
 		return errors.New(printable(answer.Error))
 	case res.StatusCode == http.StatusNotFound:
@@ -214,6 +237,16 @@ func (c *adminClient) refused(res *http.Response) error {
 	}
 	return fmt.Errorf("the admin endpoint at %s answered with status %d", c.address, res.StatusCode)
 }
+
+// unavailableError is the error for a bucket of which only the Caddy that was asked
+// knows something.
+type unavailableError struct {
+	unavailableAnswer
+	answer answerJSON
+}
+
+// Error implements error.
+func (e *unavailableError) Error() string { return printable(e.unavailableAnswer.Error) }
 
 // answerJSON is the answer to a command.
 type answerJSON []byte
@@ -342,6 +375,9 @@ func (t *table) print(w io.Writer) {
 
 // isTerminal reports whether f is a terminal.
 func isTerminal(f any) bool {
+	if o, ok := f.(*output); ok {
+		f = o.Writer
+	}
 	file, ok := f.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd())) //nolint:gosec // as x/term wants it
 }
@@ -403,7 +439,7 @@ func peekCommand() *cobra.Command {
 		ValidArgsFunction: completeLimit,
 	}, func(cmd *cobra.Command, args []string) error {
 		var a peekAnswer
-		return askAndShow(cmd, "peek", bucketAsked(cmd, args), &a, func(w io.Writer) error { return printBucket(w, &a) })
+		return askBucket(cmd, "peek", args, &a, func(w io.Writer) error { return printBucket(w, &a) })
 	})
 	addAdminFlags(cmd)
 	addClientFlag(cmd)
@@ -432,7 +468,7 @@ instances follow within a second. It prints what the bucket held.
 			return err
 		}
 		var a peekAnswer
-		return askAndShow(cmd, "reset", bucketAsked(cmd, args), &a, func(w io.Writer) error {
+		return askBucket(cmd, "reset", args, &a, func(w io.Writer) error {
 			fmt.Fprintln(w, "The bucket is empty now. Before:")
 			return printBucket(w, &a)
 		})
@@ -491,17 +527,31 @@ func bucketAsked(cmd *cobra.Command, args []string) map[string]any {
 	return asked
 }
 
+// askBucket asks for the bucket that the arguments name, and shows the answer. If
+// Redis is unavailable, it shows what that Caddy knows.
+func askBucket(cmd *cobra.Command, path string, args []string, into any, print func(w io.Writer) error) error {
+	err := askAndShow(cmd, path, bucketAsked(cmd, args), into, print)
+	if here := (*unavailableError)(nil); errors.As(err, &here) {
+		shown := here.answer.show(cmd, &here.unavailableAnswer, func(w io.Writer) error {
+			fmt.Fprintf(w, "here      %s\n", here.Node)
+			return nil
+		})
+		return cmp.Or(shown, err)
+	}
+	return err
+}
+
 // completeLimit completes the path of a limit by asking the running Caddy.
 func completeLimit(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return limitPaths(cmd), cobra.ShellCompDirectiveNoFileComp
+	return limitPaths(cmd, func(*limitAnswer) bool { return true }), cobra.ShellCompDirectiveNoFileComp
 }
 
-// limitPaths returns the paths of the limits of the running Caddy; none if it does
-// not answer at once.
-func limitPaths(cmd *cobra.Command) (paths []string) {
+// limitPaths returns the paths of those limits of the running Caddy that are wanted;
+// none if it does not answer at once.
+func limitPaths(cmd *cobra.Command, wanted func(*limitAnswer) bool) (paths []string) {
 	client, err := newAdminClient(cmd, time.Second)
 	if err != nil {
 		return nil
@@ -511,8 +561,10 @@ func limitPaths(cmd *cobra.Command) (paths []string) {
 	if err != nil || json.Unmarshal(answer, &limits) != nil {
 		return nil
 	}
-	for _, l := range limits.Limits {
-		paths = append(paths, l.Path)
+	for i := range limits.Limits {
+		if l := &limits.Limits[i]; wanted(l) && !slices.Contains(paths, l.Path) {
+			paths = append(paths, l.Path)
+		}
 	}
 	return paths
 }

@@ -179,8 +179,19 @@ func TestStatusOfLostRedis(t *testing.T) {
 		}
 	}
 	r := runCommand(t, "peek", "--address", a.addr, "api", "127.0.0.1")
-	if r.status != 1 || r.out != "" || !strings.HasPrefix(r.errors, "Error: redis unavailable: ") {
+	const unavailable = "Error: redis unavailable: "
+	if r.status != 1 || !strings.HasPrefix(r.out, "here      ") || strings.Count(r.out, "\n") != 1 || !strings.HasPrefix(r.errors, unavailable) {
 		t.Errorf("peek: got %+v", r)
+	}
+	r = runCommand(t, "reset", "--address", a.addr, "api", "127.0.0.1", "--yes", "--json")
+	var answer unavailableAnswer
+	if err := json.Unmarshal([]byte(r.out), &answer); err != nil || r.status != 1 || answer.Node == nil || answer.Node.Level == 0 ||
+		!strings.HasPrefix(r.errors, unavailable) || strings.Count(r.errors, "\n") != 1 {
+		t.Errorf("reset --json: got %+v, %v", r, err)
+	}
+	r = runCommand(t, "status", "--address", a.addr)
+	if want := "\nWhile a server is down, on_error applies to its requests: fallback, unless their handler sets another.\n"; !strings.Contains(r.out, want) {
+		t.Errorf("status: got %s", r.out)
 	}
 }
 
@@ -210,6 +221,9 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 		{[]string{"status", "--address", nobody}, "no admin endpoint answers at " + nobody + ": connection refused; if Caddy runs, name its endpoint with --address or --config"},
 		{[]string{"status", "--address", "unix//nonexistent/socket"}, "no admin endpoint answers at unix//nonexistent/socket: no such file or directory; if Caddy runs, name its endpoint with --address or --config"},
 		{[]string{"status", "--address", "localhost:1-9"}, `address: got "localhost:1-9", want one such as localhost:2019 or unix//run/caddy.sock`},
+		{[]string{"status", "--address", "foo bar"}, `address: got "foo bar", want one such as localhost:2019 or unix//run/caddy.sock`},
+		{[]string{"status", "--address", "foo bar:2019"}, `address: got "foo bar:2019", want one such as localhost:2019 or unix//run/caddy.sock`},
+		{[]string{"peek", address, "tenant", "a", "\xff"}, "key: got U+FFFD, which stands for what is not UTF-8"},
 		{[]string{"status", "--address", otherAddr}, "the Caddy at " + otherAddr + " has no endpoint for rate limits: it runs without this module, or with an older version"},
 		{[]string{"status", "--config", off}, off + ": the admin endpoint is off, and a running Caddy can't be asked without it"},
 		{[]string{"status", "--config", "/nonexistent"}, "reading the config: open /nonexistent: no such file or directory"},
@@ -310,8 +324,12 @@ func TestCommandsEscapeKeys(t *testing.T) {
 
 // TestCommandsComplete guards that limits are completed by asking the server.
 func TestCommandsComplete(t *testing.T) {
-	_, a := startWithAdmin(t, config{site: cliSite})
+	_, a := startWithAdmin(t, config{site: cliSite, sites: "http://127.0.0.1:" + freePort(t) + " {\n" + cliSite + "\n}"})
 	for _, args := range [][]string{{"peek", ""}, {"reset", ""}, {"top", "--limit", ""}} {
+		want := "api\napi/search\ntenant\n:4\n"
+		if args[0] == "top" {
+			want = "api\n:4\n" // the only one with track_top
+		}
 		self, err := os.Executable()
 		if err != nil {
 			t.Fatal(err)
@@ -320,8 +338,79 @@ func TestCommandsComplete(t *testing.T) {
 		cmd := exec.Command(self, line...)
 		cmd.Env = append(os.Environ(), asCaddy+"=1")
 		out, err := cmd.Output()
-		if err != nil || !strings.HasPrefix(string(out), "api\napi/search\ntenant\n:4\n") {
+		if err != nil || !strings.HasPrefix(string(out), want) {
 			t.Errorf("%q: got %q, %v", line, out, err)
+		}
+	}
+}
+
+// freePort returns a port that nobody listens on.
+func freePort(t testing.TB) string {
+	_, port, err := net.SplitHostPort(redistest.FreeAddr(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// TestLimitsOfSeveralSites guards that limits shows a limit of several sites once,
+// with all of them, and that the counts of limits that share a path stand once.
+func TestLimitsOfSeveralSites(t *testing.T) {
+	site := `
+	rate_limit api {
+		size 5
+	}
+	rate_limit /one {
+		size 7
+	}
+	rate_limit /two {
+		size 8
+	}
+	respond ok`
+	port := freePort(t)
+	s, a := startWithAdmin(t, config{site: site, sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
+	s.get("/one")
+	runCommand(t, "limits", "--address", a.addr).want(t, 0, ""+
+		"LIMIT    SIZE  DRIPS      COST  KEY                    SITE                    BUCKETS  ADMITTED  DENIED\n"+
+		"default  7     1 each 1s  1     {http.vars.client_ip}  127.0.0.1, a.localhost  1        1         0\n"+
+		"default  8     1 each 1s  1     {http.vars.client_ip}  127.0.0.1, a.localhost  0\n"+
+		"api      5     1 each 1s  1     {http.vars.client_ip}  127.0.0.1, a.localhost  1        1         0\n"+
+		"ADMITTED and DENIED are of all limits with the same path, and stand in the first row.\n")
+}
+
+// TestCommandsFailOnFullDisks guards that a command whose output can't be written
+// exits with status 1.
+func TestCommandsFailOnFullDisks(t *testing.T) {
+	_, a := startWithAdmin(t, config{site: cliSite})
+	file, log := configFile(t, "http://:8080 {\n"+cliSite+"\n}"), logFile(t, logLine(0, "192.0.2.1", "/"))
+	for _, args := range [][]string{
+		{"status", "--address", a.addr},
+		{"limits", "--address", a.addr},
+		{"limits", "--address", a.addr, "--json"},
+		{"peek", "--address", a.addr, "api", "192.0.2.1"},
+		{"reset", "--address", a.addr, "api", "192.0.2.1", "--yes"},
+		{"top", "--address", a.addr, "--limit", "api"},
+		{"explain", "--config", file, "http://localhost:8080/"},
+		{"check", "--config", file}, // which also has advice
+		{"replay", "--config", file, log},
+		{"replay", "--config", file, log, "--json"},
+	} {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var errs bytes.Buffer
+		cmd := exec.CommandContext(t.Context(), self, append([]string{"rate-limit"}, args...)...)
+		cmd.Env = append(os.Environ(), asCaddy+"=1")
+		cmd.Stdout, cmd.Stderr = full, &errs
+		_ = cmd.Run()
+		full.Close()
+		if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(errs.String(), "no space left on device\n") || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("%q: got status %d, %q", args, status, errs.String())
 		}
 	}
 }

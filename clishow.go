@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,7 +43,7 @@ func printStatus(w io.Writer, a *statusAnswer) (err error) {
 		fmt.Fprintln(w)
 		servers.print(w)
 		if err != nil {
-			fmt.Fprintf(w, "While a server is down, on_error applies to its requests: %s.\n", printable(string(a.OnError)))
+			fmt.Fprintf(w, "While a server is down, on_error applies to its requests: %s, unless their handler sets another.\n", printable(string(a.OnError)))
 		}
 	}
 	limits := newTable("LIMIT", "ADMITTED", "DENIED", "SPARED", "ADMITTED/S", "DENIED/S")
@@ -70,23 +71,55 @@ func briefly(d time.Duration) string {
 	return d.Round(time.Microsecond).String()
 }
 
-// printLimits prints what limits answers.
+// shownLimit is a row of the table of limits.
+type shownLimit struct {
+	path, size, drips, cost, key string
+	buckets                      int
+}
+
+// printLimits prints what limits answers. A limit of several sites has one row, as
+// its buckets and counts are those of all of them.
 func printLimits(w io.Writer, a *limitsAnswer) error {
 	if len(a.Limits) == 0 {
 		fmt.Fprintln(w, "The running config has no limits.")
 		return nil
 	}
-	limits := newTable("LIMIT", "SIZE", "DRIPS", "COST", "KEY", "SITE", "BUCKETS", "ADMITTED", "DENIED")
+	var rows []shownLimit
+	sites := make(map[shownLimit][]string)
+	counts := make(map[string]*limitAnswer)
 	for i := range a.Limits {
 		l := &a.Limits[i]
-		size := shownNumber(l.Size)
+		row := shownLimit{printable(l.Path), shownNumber(l.Size), drips(l), shownNumber(l.Cost), printable(l.Key), l.Buckets}
 		if l.Off {
-			size = "off"
+			row.size = "off"
 		}
-		limits.add(false, printable(l.Path), size, drips(l), shownNumber(l.Cost), printable(l.Key),
-			cmp.Or(printableHosts(l.Hosts), l.Server, "-"), l.Buckets, l.Admitted, l.Denied)
+		if sites[row] == nil {
+			rows = append(rows, row)
+		}
+		if at := cmp.Or(printableHosts(l.Hosts), l.Server, "-"); !slices.Contains(sites[row], at) {
+			sites[row] = append(sites[row], at)
+		}
+		counts[row.path] = l
+	}
+	limits, shared := newTable("LIMIT", "SIZE", "DRIPS", "COST", "KEY", "SITE", "BUCKETS", "ADMITTED", "DENIED"), false
+	for _, r := range rows {
+		in := sites[r]
+		if n := len(in) - 1; n > 2 {
+			in = []string{fmt.Sprintf("%s and %d more", in[0], n)}
+		}
+		cells := []any{r.path, r.size, r.drips, r.cost, r.key, strings.Join(in, ", "), r.buckets}
+		if l := counts[r.path]; l != nil {
+			cells = append(cells, l.Admitted, l.Denied)
+			counts[r.path] = nil
+		} else {
+			cells, shared = append(cells, "", ""), true
+		}
+		limits.add(false, cells...)
 	}
 	limits.print(w)
+	if shared {
+		fmt.Fprintln(w, "ADMITTED and DENIED are of all limits with the same path, and stand in the first row.")
+	}
 	return nil
 }
 
@@ -146,11 +179,16 @@ func printBucket(w io.Writer, a *peekAnswer) error {
 	}
 	fmt.Fprintf(w, "empty     in %s\n", briefly(time.Duration(a.Clear)))
 	if a.Node != nil {
-		known := strconv.FormatInt(a.Node.Level, 10)
-		if a.Node.Remembered {
-			known += ", and denies without asking Redis"
-		}
-		fmt.Fprintf(w, "here      %s\n", known)
+		fmt.Fprintf(w, "here      %s\n", a.Node)
 	}
 	return nil
+}
+
+// String returns what is known, as it is shown.
+func (n *nodeAnswer) String() string {
+	known := strconv.FormatInt(n.Level, 10)
+	if n.Remembered {
+		known += ", and denies without asking Redis"
+	}
+	return known
 }

@@ -40,7 +40,7 @@ ERROR at most.`,
 	cmd.Flags().String("by", "denied", "Sort by requests that were denied, or by all requests: denied or requests")
 	cmd.Flags().String("limit", "", "The path of the limit; it may be left out if only one has track_top")
 	_ = cmd.RegisterFlagCompletionFunc("limit", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		return limitPaths(cmd), cobra.ShellCompDirectiveNoFileComp
+		return limitPaths(cmd, func(l *limitAnswer) bool { return l.TrackTop > 0 }), cobra.ShellCompDirectiveNoFileComp
 	})
 	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions([]string{"denied", "requests"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -73,7 +73,7 @@ func runTop(cmd *cobra.Command, _ []string) error {
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	screen := &topScreen{out: cmd.OutOrStdout().(*os.File), stop: stop}
+	screen := &topScreen{out: cmd.OutOrStdout().(*output).Writer.(*os.File), stop: stop}
 	defer screen.close()
 	return screen.watch(ctx, client, "top?"+query.Encode())
 }
@@ -110,6 +110,9 @@ func (e *topEntry) shownKey() string {
 	}
 	if e.Truncated {
 		shown += "…"
+	}
+	if e.NotUTF8 {
+		shown += " (not UTF-8)"
 	}
 	return shown
 }

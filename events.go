@@ -57,7 +57,7 @@ type emitter struct {
 	started  chan struct{}  // an app has started
 	stuck    chan struct{}  // has an element for each event that is being handled
 	dropped  atomic.Int64   // events, since this was logged
-	throttle logThrottle    // of the log of these
+	throttle logThrottle    // of the log of slow handlers
 	running  sync.Mutex     // held while it runs
 
 	// The clock, and when to look whether limits may emit eventExceeded again.
@@ -225,6 +225,7 @@ func (l exceededLimits) due(now time.Time) (due []*counters) {
 // handlers of too many events are stuck, it does so later.
 func (e *emitter) emitExceeded(ctx context.Context, limits exceededLimits, c *counters) {
 	if len(e.stuck) == cap(e.stuck) {
+		e.warn()
 		return
 	}
 	// Denials that are counted after this set the wait again.
@@ -278,11 +279,16 @@ func (e *emitter) emit(ctx context.Context, ev event) {
 	}
 }
 
-// drop counts an event that nobody will get, and logs that at most once a minute.
+// drop counts an event that nobody will get.
 func (e *emitter) drop() {
 	e.dropped.Add(1)
+	e.warn()
+}
+
+// warn logs that events are late or were dropped, at most once a minute.
+func (e *emitter) warn() {
 	if app := newestApp(); app != nil && e.throttle.allow() {
-		app.logger.Warn("event handlers take too long, events were dropped", zap.Int64("dropped", e.dropped.Swap(0)))
+		app.logger.Warn("event handlers take too long, events are late or were dropped", zap.Int64("dropped", e.dropped.Swap(0)))
 	}
 }
 

@@ -379,7 +379,7 @@ func TestBlockedEventHandler(t *testing.T) {
 	}
 	denied += s.flood(8, 8)
 	eventually(t, "a line that tells of dropped events", func() bool {
-		return strings.Contains(fmt.Sprint(s.log("warn", "rate_limit")), "event handlers take too long, events were dropped")
+		return strings.Contains(fmt.Sprint(s.log("warn", "rate_limit")), slowHandlers)
 	})
 	if n := len(heardEvents(eventRedisLost)) + len(heardEvents(eventExceeded)); n != maxStuckEvents {
 		t.Errorf("%d events while %d are stuck", n, maxStuckEvents)
@@ -390,6 +390,49 @@ func TestBlockedEventHandler(t *testing.T) {
 	waitForEvents(t, eventExceeded, 2)
 	if got := totalDenials(); got != denied {
 		t.Errorf("events tell of %d denials, want %d", got, denied)
+	}
+}
+
+// slowHandlers is what is logged of handlers that do not return.
+const slowHandlers = "event handlers take too long, events are late or were dropped"
+
+// TestBlockedExceededHandlers guards that it is logged, once, that the handlers of
+// eventExceeded hang, although none of these events is dropped.
+func TestBlockedExceededHandlers(t *testing.T) {
+	original := handlerPatience
+	t.Cleanup(func() { handlerPatience = original })
+	handlerPatience = time.Millisecond
+	move := subscribe(t)
+	s := startConfig(t, config{global: listening("a"), site: oneRequest})
+	release := make(chan struct{})
+	handleEvents(func(caddy.Event) error {
+		<-release
+		return nil
+	})
+	s.get("/")
+	for n := range maxStuckEvents {
+		if logged := s.log("warn", "rate_limit"); len(logged) > 0 {
+			t.Fatalf("logged %v while %d handlers hang", logged, n)
+		}
+		s.get("/")
+		waitForEvents(t, eventExceeded, n+1)
+		move(20 * time.Second)
+		move(20 * time.Second)
+	}
+	for range 3 {
+		s.get("/")
+		move(20 * time.Second)
+	}
+	eventually(t, "a line that tells of handlers that hang", func() bool { return len(s.log("warn", "rate_limit")) > 0 })
+	if got := s.log("warn", "rate_limit"); len(got) != 1 || got[0]["msg"] != slowHandlers || got[0]["dropped"] != 0.0 {
+		t.Errorf("logged %v", got)
+	}
+	close(release)
+	eventually(t, "handlers return", func() bool { return len(events.stuck) == 0 })
+	move(20 * time.Second)
+	waitForEvents(t, eventExceeded, maxStuckEvents+1)
+	if got := totalDenials(); got != maxStuckEvents+3 {
+		t.Errorf("events tell of %d denials, want %d", got, maxStuckEvents+3)
 	}
 }
 

@@ -82,15 +82,17 @@ type explanation struct {
 
 // explainedLimit is a limit that a request meets.
 type explainedLimit struct {
-	Limit    string      `json:"limit"`
-	Key      string      `json:"key"`
-	Values   []string    `json:"values,omitempty"` // of a key of several placeholders, as peek wants them
-	NoKey    bool        `json:"no_key,omitempty"` // it has none, so the key is the client's address
-	Cost     int64       `json:"cost"`
-	Size     int64       `json:"size"`
-	DripRate jsonSeconds `json:"drip_rate,omitempty"` // of buckets
-	DripSize int64       `json:"drip_size,omitempty"`
-	Window   jsonSeconds `json:"window,omitempty"` // of fixed windows
+	Limit     string      `json:"limit"`
+	Algorithm string      `json:"algorithm"`
+	Key       string      `json:"key"`
+	Values    []string    `json:"values,omitempty"` // of a key of several placeholders, as peek wants them
+	NoKey     bool        `json:"no_key,omitempty"` // it has none, so the key is the client's address
+	Cost      int64       `json:"cost"`
+	Size      int64       `json:"size"`
+	DripRate  jsonSeconds `json:"drip_rate,omitempty"` // of buckets
+	DripSize  int64       `json:"drip_size,omitempty"`
+	Window    jsonSeconds `json:"window,omitempty"` // of fixed windows
+	Period    string      `json:"period,omitempty"` // that makes the window as long as it is now
 }
 
 // explainedOther is a limit that a request does not meet.
@@ -295,11 +297,14 @@ func (x *explainer) bucket(eval *evaluation, b *bucket) error {
 	}
 	add := &eval.buckets[before]
 	found := explainedLimit{
-		Limit: b.path, Key: add.Key, NoKey: add.Name == b.addressName, Cost: add.Cost,
+		Limit: b.path, Algorithm: string(b.limit.algorithm), Key: add.Key, NoKey: add.Name == b.addressName, Cost: add.Cost,
 		Size: add.Limit.Size,
 	}
 	if b.limit.algorithm == fixedWindow {
 		found.Window = jsonSeconds(add.Limit.DripInterval)
+		if b.period != nil {
+			found.Period = b.period.String()
+		}
 	} else {
 		found.DripRate, found.DripSize = jsonSeconds(add.Limit.DripInterval), add.Limit.DripSize
 	}
@@ -377,7 +382,10 @@ func (e *explanation) print(w io.Writer) {
 				key += " (no key)"
 			}
 			drips := fmt.Sprintf("%d each %s", l.DripSize, interval(l.DripRate.seconds()))
-			if l.Window > 0 {
+			switch {
+			case l.Period != "":
+				drips = "all each " + l.Period
+			case l.Window > 0:
 				drips = "all each " + interval(l.Window.seconds())
 			}
 			met.add(false, l.Limit, key, l.Cost, l.Size, drips)

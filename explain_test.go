@@ -223,3 +223,28 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 		}
 	}
 }
+
+// TestExplainAlgorithms guards that explain shows each algorithm's numbers.
+func TestExplainAlgorithms(t *testing.T) {
+	file := configFile(t, "http://:8080 {\nrate_limit {"+algorithmLimits+"\n}\n}")
+	runCommand(t, "explain", "-c", file, "http://localhost:8080/").want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
+
+LIMIT   KEY        COST  SIZE  DRIPS
+leaky   192.0.2.1  1     3     1 each 1h0m0s
+token   192.0.2.1  1     3     1 each 1h0m0s
+clock   192.0.2.1  1     3     all each 8760h0m0s
+first   192.0.2.1  1     3     all each 1h0m0s
+period  192.0.2.1  1     3     all each day Asia/Tokyo
+`)
+	r := runCommand(t, "explain", "-c", file, "--json", "http://localhost:8080/")
+	var answer map[string]any
+	if err := json.Unmarshal([]byte(r.out), &answer); err != nil {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	wantJSON(t, answer["limits"], `[
+		{"limit": "leaky", "algorithm": "leaky_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "period": null},
+		{"limit": "token", "algorithm": "token_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "period": null},
+		{"limit": "clock", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "period": null},
+		{"limit": "first", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 3600, "period": null},
+		{"limit": "period", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 86400, "period": "day Asia/Tokyo"}]`)
+}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -97,7 +98,12 @@ func scrapeAs(t testing.TB, addr, format string) []byte {
 		t.Fatal(err)
 	}
 	req.Header.Set("Accept", format)
+	// An endpoint that has just been replaced may close a connection it had accepted.
 	res, err := client.Do(req)
+	for n := 1; err != nil && n < 5; n++ {
+		time.Sleep(20 * ms)
+		res, err = client.Do(req)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -580,4 +586,16 @@ func TestMetricsOfProcess(t *testing.T) {
 	if failures == 0 || got[`decisions_total{by="fallback",limit="process",result="admitted"}`] != "2" {
 		t.Errorf("redis is gone, but these are the metrics: %v", got)
 	}
+}
+
+// TestLimitInfoOfAlgorithms guards the labels of limits with each algorithm.
+func TestLimitInfoOfAlgorithms(t *testing.T) {
+	startSite(t, "rate_limit {"+algorithmLimits+"\n}\nrespond admitted")
+	wantSamples(t, collected(t), map[string]string{
+		`limit_info{algorithm="leaky_bucket",drip_rate="1h0m0s",drip_size="1",limit="leaky",size="3"}`:            "1",
+		`limit_info{algorithm="token_bucket",drip_rate="1h0m0s",drip_size="1",limit="token",size="3"}`:            "1",
+		`limit_info{algorithm="fixed_window",drip_rate="8760h0m0s",drip_size="all",limit="clock",size="3"}`:       "1",
+		`limit_info{algorithm="fixed_window",drip_rate="1h0m0s",drip_size="all",limit="first",size="3"}`:          "1",
+		`limit_info{algorithm="fixed_window",drip_rate="day Asia/Tokyo",drip_size="all",limit="period",size="3"}`: "1",
+	})
 }

@@ -98,6 +98,11 @@ func TestReplay(t *testing.T) {
 		}
 		return lines.String()
 	}
+	// The log begins at 22:13:20 UTC, and goes on after midnight.
+	days := func(option string) string {
+		return "example.com {\nrate_limit a {\nalgorithm fixed_window\nsize 3\n" + option + "\n}\n}\n"
+	}
+	twoDays := every(ms, 4) + strings.Repeat(logLine(107*time.Minute, "192.0.2.1", "/"), 4)
 	for _, tc := range []struct {
 		name, config, log string
 		want              string
@@ -108,6 +113,10 @@ func TestReplay(t *testing.T) {
 		{"twice as fast", two, every(500*ms, 6), "a 6=4+2 of 1", ""},
 		{"of each client", two, every(ms, 3) + logLine(3*ms, "192.0.2.2", "/"), "a 4=3+1 of 2", ""},
 		{"not in order", two, logLine(2*time.Second, "192.0.2.1", "/") + every(ms, 2), "a 3=3+0 of 1", ""},
+		{"days of windows by the clock", days("window 24h"), twoDays, "a 8=6+2 of 1", ""},
+		{"a day since the first request", days("window 24h\nwindow_start first"), twoDays, "a 8=3+5 of 1", ""},
+		{"days of the calendar", days("period day"), twoDays, "a 8=6+2 of 1", ""},
+		{"one day in another zone", days("period day America/New_York"), twoDays, "a 8=3+5 of 1", ""},
 		{"another host", strings.Replace(two, "example.com", "other.example", 1), every(ms, 1), "a 0=0+0 of 0", ""},
 		{
 			"matchers, nested limits and header keys",

@@ -74,8 +74,7 @@ and 1 if none could be, or for bad input.`,
 	f.Bool("json", false, "Print the results as JSON")
 	f.String("html", "", "Write a report with plots to this file")
 	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"auto", "json", "common", "combined"}, cobra.ShellCompDirectiveNoFileComp))
-	cmd.RunE = func(cmd *cobra.Command, logs []string) error { return runReplay(cmd, logs) }
-	return cmd
+	return runs(cmd, runReplay)
 }
 
 // replayFlags are the flags of the command.

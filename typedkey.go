@@ -97,7 +97,10 @@ func parseBucketRequest(body []byte) (asked bucketRequest, err error) {
 				asked.key = new(string)
 				err = jsonString(raw, asked.key)
 			}
-			if err != nil {
+			switch {
+			case errors.Is(err, errReplaced):
+				return asked, badRequest("key: got U+FFFD, which stands for what is not UTF-8, so it is unknown which key is meant; want a key without it")
+			case err != nil:
 				return asked, badRequest("key: want a text, or an array of texts, one for each placeholder in the limit's key")
 			}
 		case "address":
@@ -118,16 +121,21 @@ func parseBucketRequest(body []byte) (asked bucketRequest, err error) {
 	return asked, nil
 }
 
-// errNotText is returned for JSON of another type, or that can't be represented.
-var errNotText = errors.New("not a text")
+// Errors of jsonString.
+var (
+	errNotText  = errors.New("not a text")
+	errReplaced = errors.New("a character was replaced")
+)
 
-// jsonString decodes a string. Package json would replace half of a surrogate pair.
+// jsonString decodes a string. It accepts no U+FFFD: what writes JSON puts that in
+// place of bytes that are not UTF-8, and what reads it in place of half a surrogate
+// pair. A key that a client has sent with U+FFFD looks the same.
 func jsonString(raw json.RawMessage, into *string) error {
 	if raw[0] != '"' || json.Unmarshal(raw, into) != nil {
 		return errNotText
 	}
-	if strings.ContainsRune(*into, utf8.RuneError) && !strings.ContainsRune(string(raw), utf8.RuneError) {
-		return errNotText
+	if strings.ContainsRune(*into, utf8.RuneError) {
+		return errReplaced
 	}
 	return nil
 }
