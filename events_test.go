@@ -348,20 +348,28 @@ func TestMemoryFullEvents(t *testing.T) {
 	}
 }
 
-// TestBlockedEventHandler guards that a handler that never returns delays neither
-// requests nor reloads, and other events not for long; that events beyond those
-// that may wait are dropped and this is logged; and that no denial is lost.
-func TestBlockedEventHandler(t *testing.T) {
+// startBlocked starts a site whose event handlers do not return before release is
+// closed, and are not waited for. move moves the clock of events.
+func startBlocked(t *testing.T) (s *server, move func(time.Duration), release chan struct{}) {
+	t.Helper()
 	original := handlerPatience
 	t.Cleanup(func() { handlerPatience = original })
 	handlerPatience = time.Millisecond
-	move := subscribe(t)
-	s := startConfig(t, config{global: listening("a"), site: oneRequest})
-	release := make(chan struct{})
+	move = subscribe(t)
+	s = startConfig(t, config{global: listening("a"), site: oneRequest})
+	release = make(chan struct{})
 	handleEvents(func(caddy.Event) error {
 		<-release
 		return nil
 	})
+	return s, move, release
+}
+
+// TestBlockedEventHandler guards that a handler that never returns delays neither
+// requests nor reloads, and other events not for long; that events beyond those
+// that may wait are dropped and this is logged; and that no denial is lost.
+func TestBlockedEventHandler(t *testing.T) {
+	s, move, release := startBlocked(t)
 	s.get("/")
 	s.get("/") // its event blocks
 	waitForEvents(t, eventExceeded, 1)
@@ -399,16 +407,7 @@ const slowHandlers = "event handlers take too long, events are late or were drop
 // TestBlockedExceededHandlers guards that it is logged, once, that the handlers of
 // eventExceeded hang, although none of these events is dropped.
 func TestBlockedExceededHandlers(t *testing.T) {
-	original := handlerPatience
-	t.Cleanup(func() { handlerPatience = original })
-	handlerPatience = time.Millisecond
-	move := subscribe(t)
-	s := startConfig(t, config{global: listening("a"), site: oneRequest})
-	release := make(chan struct{})
-	handleEvents(func(caddy.Event) error {
-		<-release
-		return nil
-	})
+	s, move, release := startBlocked(t)
 	s.get("/")
 	for n := range maxStuckEvents {
 		if logged := s.log("warn", "rate_limit"); len(logged) > 0 {

@@ -869,3 +869,19 @@ func number(text string) (n int64) {
 	fmt.Sscan(text, &n)
 	return n
 }
+
+// collectSpans makes Caddy send the spans of its tracing to the test, and returns
+// them as they are encoded.
+func collectSpans(t *testing.T) <-chan string {
+	t.Helper()
+	spans := make(chan string, 100)
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		spans <- string(body)
+	}))
+	t.Cleanup(collector.Close)
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+	return spans
+}

@@ -2,9 +2,7 @@ package ratelimit
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -147,15 +145,7 @@ func TestAccessLogWithoutDecision(t *testing.T) {
 
 // TestSpanAttributes guards that spans tell what was decided, without a key.
 func TestSpanAttributes(t *testing.T) {
-	spans := make(chan string, 100)
-	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		spans <- string(body)
-	}))
-	t.Cleanup(collector.Close)
-	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
-	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+	spans := collectSpans(t)
 	s := startSite(t, `
 		tracing {
 			span site

@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -256,15 +255,7 @@ func TestForwardAuth(t *testing.T) {
 // TestTracing guards that limits work within tracing, whose spans can tell what
 // they decided.
 func TestTracing(t *testing.T) {
-	spans := make(chan string, 100)
-	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		spans <- string(body)
-	}))
-	t.Cleanup(collector.Close)
-	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
-	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+	spans := collectSpans(t)
 	s := startSite(t, `
 		tracing {
 			span site
