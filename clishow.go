@@ -104,6 +104,7 @@ func printLimits(w io.Writer, a *limitsAnswer) error {
 	limits, shared := newTable("LIMIT", "SIZE", "DRIPS", "COST", "KEY", "SITE", "BUCKETS", "ADMITTED", "DENIED"), false
 	for _, r := range rows {
 		in := sites[r]
+		slices.Sort(in)
 		if n := len(in) - 1; n > 2 {
 			in = []string{fmt.Sprintf("%s and %d more", in[0], n)}
 		}
