@@ -515,7 +515,7 @@ func timeTicks(start time.Time, length time.Duration) []tick {
 	case length > 120*day:
 		step := 1
 		for _, s := range []int{1, 2, 3, 6, 12, 24, 60, 120, 600} {
-			if step = s; float64(length)/float64(s*30*int(day)) <= want {
+			if step = s; float64(length)/(float64(s)*float64(30*day)) <= want {
 				break
 			}
 		}
@@ -530,7 +530,7 @@ func timeTicks(start time.Time, length time.Duration) []tick {
 	case length > 5*day:
 		step := 1
 		for _, s := range []int{1, 2, 7, 14, 28} {
-			if step = s; float64(length)/float64(s*int(day)) <= want+1 {
+			if step = s; float64(length)/(float64(s)*float64(day)) <= want+1 {
 				break
 			}
 		}
@@ -544,7 +544,7 @@ func timeTicks(start time.Time, length time.Duration) []tick {
 	case length > 5*time.Hour:
 		step := 1
 		for _, s := range []int{1, 2, 3, 4, 6, 12, 24} {
-			if step = s; float64(length)/float64(s*int(time.Hour)) <= want+1 {
+			if step = s; float64(length)/(float64(s)*float64(time.Hour)) <= want+1 {
 				break
 			}
 		}
