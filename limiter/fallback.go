@@ -166,6 +166,7 @@ func (f *fallback) pending(req Request, dst []tracked) []tracked {
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		p := f.memory.place(b)
+		p.partition.sized(b.Limit.Size)
 		dst = append(dst, tracked{
 			hash: p.hash, place: p, limit: b.Limit, cost: b.Cost, maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
@@ -389,7 +390,9 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 	inFlight := few[:0]
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
-		inFlight = append(inFlight, f.units(f.memory.hash(b), b.Limit.Size))
+		partition, hash := f.memory.locate(b)
+		partition.sized(b.Limit.Size)
+		inFlight = append(inFlight, f.units(hash, b.Limit.Size))
 	}
 	before := len(dst)
 	dst = f.memory.take(req, dst, &standIn{inFlight: inFlight, peek: peek})

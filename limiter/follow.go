@@ -18,10 +18,7 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 	stored, dirty := t.get(p.hash)
 	level := stored
 	if charged {
-		if level.clear <= now {
-			level = state{clear: now}
-		}
-		level = p.limit.add(m.started(&p.limit, level, now), p.cost)
+		level = m.charged(p, level, now)
 	}
 	s.clear += now
 	switch newest = newest && dirty == clean && !p.told && !p.crossed; {
@@ -45,6 +42,20 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 		dirty = ahead
 	}
 	m.enter(p, level, dirty, now)
+}
+
+// charged returns the level s plus p's cost. As this process alone has admitted no
+// more than a bucket holds, the sum is beyond a full one only if the server has
+// told the charge before, in the answer to another request.
+func (m *Memory) charged(p *tracked, s state, now int64) state {
+	l := p.limit
+	l.Size = p.place.partition.largest.Load() // other requests may have been admitted with it
+	if s.clear -= now; s.clear <= 0 {
+		s = state{}
+	}
+	s = l.atLeast(s, p.cost, m.unix(&l))
+	s.clear += now
+	return s
 }
 
 // enter stores the level of p's bucket. It unlocks its table, which must be
@@ -78,16 +89,12 @@ func (l Limit) higher(a, b state, late time.Duration) state {
 	return a
 }
 
-// charge adds p's cost to its bucket, whether or not there is room, and marks it
-// as dirty.
+// charge adds p's cost to its bucket, and marks it as dirty.
 func (m *Memory) charge(p *tracked) {
 	m.lock(&p.place)
 	now := m.clock().Microseconds()
 	stored, _ := p.place.table.get(p.hash)
-	if stored.clear <= now {
-		stored = state{clear: now}
-	}
-	m.enter(p, p.limit.add(m.started(&p.limit, stored, now), p.cost), ahead, now)
+	m.enter(p, m.charged(p, stored, now), ahead, now)
 }
 
 // anyDirty reports whether any bucket may be dirty.

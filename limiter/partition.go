@@ -74,12 +74,23 @@ type partition struct {
 	dead   bool // no longer in the directory; guarded by the lock of each table
 	idle   bool // whether it was empty at the last sweep; guarded by Memory.mu
 
+	largest atomic.Int64 // the largest Size that a fallback has met
+
 	_    [64]byte // what is above is only read
 	held atomic.Int64
 }
 
 // mixed reports whether p holds buckets of several limits.
 func (p *partition) mixed() bool { return p.id.rate < 0 }
+
+// sized records the Size of one of p's buckets.
+func (p *partition) sized(size int64) {
+	for {
+		if n := p.largest.Load(); size <= n || p.largest.CompareAndSwap(n, size) {
+			return
+		}
+	}
+}
 
 // usage holds the counters for all limits of one Name.
 type usage struct {

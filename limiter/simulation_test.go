@@ -124,6 +124,9 @@ type simulatedPart struct {
 	lifetime []int // of all buckets, at that time
 }
 
+// longestStall is how late a server may learn of a level, in µs.
+const longestStall = 11_000_000
+
 func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	v.flush(t)
 	h := &history{t: t, v: v, random: rand.New(rand.NewPCG(seed, 1)), up: true, timeout: 50_000}
@@ -163,7 +166,7 @@ func (h *history) run() {
 		}
 		switch x := h.random.IntN(100); {
 		case x < 15:
-			until := now + pick[int64](h.random, 5000, 30_000, 45_000, 80_000, 11_000_000)
+			until := now + pick[int64](h.random, 5000, 30_000, 45_000, 80_000, longestStall)
 			h.events.at(now, func() { h.stalledUntil = max(h.stalledUntil, until) })
 		case x < 22:
 			h.events.at(now, h.die)
@@ -310,6 +313,10 @@ func (h *history) arrive() {
 				if level.clear < before[i].clear-h.timeout {
 					h.followed++
 				}
+				// Units whose settlement is lost count here, and again in their server.
+				if p := &p.query.buckets[i]; h.split == 0 && level.clear > h.drain(p.hash)+longestStall {
+					h.t.Errorf("a bucket of %+v drains in %d µs: it holds more than it can", p.limit, level.clear)
+				}
 			}
 			for _, p := range x.parts {
 				if !p.answered {
@@ -370,6 +377,18 @@ func (h *history) levels(q *query) []state {
 		levels = append(levels, level)
 	}
 	return levels
+}
+
+// drain returns how long a bucket takes to drain that is as full as any request may
+// find it.
+func (h *history) drain(hash uint64) int64 {
+	for i := range h.buckets {
+		if b := &h.buckets[i]; h.v.fallback.memory.hash(b) == hash {
+			return b.Limit.DrainTime().Microseconds()
+		}
+	}
+	h.t.Fatal("unknown bucket")
+	return 0
 }
 
 // giveUp decides an exchange that has timed out.
