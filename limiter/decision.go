@@ -28,6 +28,8 @@ type Decision struct {
 	// one microsecond earlier and admitted at that time. Zero if the bucket did
 	// not deny, or will never admit; see also Bucket.Wait.
 	RetryAfter time.Duration
+
+	counts int64 // the slack of a sliding window, which cannot be told from the above
 }
 
 // Decider says what decided on a bucket.
@@ -148,6 +150,9 @@ func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 	d.Size = l.Size
 	d.Remaining = l.remaining(s, now)
 	d.Clear = time.Duration(s.clear-now) * time.Microsecond
+	if l.Sliding {
+		d.counts = s.slack
+	}
 	if denied {
 		d.Denied = true
 		if d.Never = cost > l.Size; !d.Never {
@@ -168,6 +173,9 @@ func (b *Bucket) Wait(d *Decision) time.Duration {
 	// A bucket that had room holds Size − Remaining units, and that many units
 	// plus slack leave it until it is clear.
 	l, clear := b.Limit.complete(), int64(d.Clear/time.Microsecond)
+	if l.Sliding {
+		return time.Duration(l.wait(state{clear, d.counts}, 0, cost)) * time.Microsecond
+	}
 	slack := ceilDiv(clear, l.rate())*l.DripSize - (l.Size - d.Remaining)
 	return time.Duration(l.wait(state{clear, slack}, 0, cost)) * time.Microsecond
 }

@@ -101,7 +101,7 @@ func (v *virtual) stored(t rapid.TB, buckets []Bucket) []string {
 // drawShape draws a limit of any magnitude.
 func drawShape(t *rapid.T) Limit {
 	var l Limit
-	switch rapid.IntRange(0, 3).Draw(t, "small, any, largest, window") {
+	switch rapid.IntRange(0, 4).Draw(t, "small, any, largest, window, sliding") {
 	case 0:
 		l.Size = rapid.Int64Range(1, 20).Draw(t, "size")
 		l.DripSize = rapid.SampledFrom([]int64{1, 1, 2, 3, 7, 20, 25}).Draw(t, "drip size")
@@ -129,8 +129,10 @@ func drawShape(t *rapid.T) Limit {
 			rapid.SampledFrom([]time.Duration{
 				time.Microsecond, 7 * time.Microsecond, time.Second, time.Minute, 23 * time.Hour, 366 * 24 * time.Hour,
 			}).Draw(t, "window"))
+	case 4:
+		l = drawSliding(t)
 	}
-	if rapid.Bool().Draw(t, "aligned") {
+	if l.Sliding || rapid.Bool().Draw(t, "aligned") {
 		l.Aligned = true
 		l.Phase = time.Duration(rapid.Int64Range(0, l.rate()-1).Draw(t, "phase")) * time.Microsecond
 	}

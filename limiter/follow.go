@@ -26,6 +26,8 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 		level = s
 	case newest && level.clear > now:
 		level = state{clear: now} // the server's bucket was emptied
+	case s.clear > now && level.clear <= now && p.limit.Sliding:
+		level = s
 	case s.clear > now:
 		level = p.limit.higher(level, s, late)
 	}
@@ -76,6 +78,9 @@ func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 // delay of at most late. If both mean the same drip, the one with the later time
 // may hold less and so have more slack.
 func (l Limit) higher(a, b state, late time.Duration) state {
+	if l.Sliding {
+		return l.slidingHigher(a, b)
+	}
 	if a.clear < b.clear {
 		a, b = b, a
 	}

@@ -68,5 +68,8 @@ func (b *Bucket) appendRest(name []byte) []byte {
 		name = append(name, '.')
 		name = strconv.AppendInt(name, b.Limit.Phase.Microseconds(), 36)
 	}
+	if b.Limit.Sliding {
+		name = append(name, ".s"...)
+	}
 	return name
 }

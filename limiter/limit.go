@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -17,8 +18,8 @@ const horizon = 1 << 50
 
 // Limit describes a bucket: it holds at most Size units, and every DripInterval it
 // loses DripSize of them. [PerSecond], [PerMinute], [Every] and [NewLimit] make a
-// Limit from a rate, [Window] and [ClockWindow] one that counts in fixed windows.
-// The zero Limit is not valid: Size and DripInterval have no default.
+// Limit from a rate, [Window] and [ClockWindow] one that counts in fixed windows,
+// [SlidingWindow] one whose windows slide. The zero Limit is not valid: Size and DripInterval have no default.
 type Limit struct {
 	// The most units that the bucket holds, from 1 to MaxUnits.
 	Size int64
@@ -33,6 +34,11 @@ type Limit struct {
 	// the Unix epoch and every DripInterval before and after that. Otherwise they
 	// happen every DripInterval after the request that found the bucket empty.
 	Aligned bool
+
+	// Whether units are counted in windows that slide, see [SlidingWindow], which
+	// makes such a Limit: DripInterval is then the length of a window, and DripSize
+	// has a fixed value. Drips must be aligned.
+	Sliding bool
 
 	// The time from the Unix epoch to an aligned drip: a whole number of
 	// microseconds, from 0 to less than DripInterval. It must be 0 if drips are
@@ -54,6 +60,12 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripInterval)
 	case !l.Aligned && l.Phase != 0:
 		return fmt.Errorf("phase %v: must be 0 if drips are not aligned", l.Phase)
+	case l.Sliding && (!l.Aligned || l.DripSize != slidingDrip):
+		return errors.New("sliding: must be made by SlidingWindow")
+	case l.Sliding && l.Size > MaxSlidingUnits:
+		return fmt.Errorf("size %d: must be at most %d in a sliding window", l.Size, int64(MaxSlidingUnits))
+	case l.Sliding && l.rate() > horizon/3:
+		return fmt.Errorf("drip rate %v: must be at most %v in a sliding window", l.DripInterval, horizon/3*time.Microsecond)
 	case l.Phase < 0 || l.Phase >= l.DripInterval || l.Phase%time.Microsecond != 0:
 		return fmt.Errorf("phase %v: must be a whole number of microseconds, from 0 to less than the drip rate, %v", l.Phase, l.DripInterval)
 	}
@@ -76,7 +88,12 @@ func (l Limit) complete() Limit {
 func (l Limit) rate() int64 { return int64(l.DripInterval / time.Microsecond) }
 
 // drips returns the number of drips that empty a full bucket.
-func (l Limit) drips() int64 { return ceilDiv(l.Size, l.DripSize) }
+func (l Limit) drips() int64 {
+	if l.Sliding {
+		return 2 // units count in the window after their own too
+	}
+	return ceilDiv(l.Size, l.DripSize)
+}
 
 // DrainTime returns how long a full bucket takes to run empty.
 func (l Limit) DrainTime() time.Duration { return time.Duration(l.complete().drips()) * l.DripInterval }
@@ -91,7 +108,7 @@ func (l Limit) DripTime(units int64) time.Duration {
 // runs empty, clear, in µs on the store's clock, and slack, the number of units by
 // which the last drip before that falls short of a full drip, 0 ≤ slack <
 // DripSize. So nothing has to be written as the bucket drips. A bucket that is not
-// stored is empty.
+// stored is empty. For sliding windows see sliding.go.
 type state struct {
 	clear int64
 	slack int64
@@ -110,6 +127,9 @@ func (s state) at(now int64) state {
 // wait returns how long, in µs, until a bucket at level s has room for cost, or 0
 // if it has room now. The cost must not exceed the size.
 func (l Limit) wait(s state, now, cost int64) int64 {
+	if l.Sliding {
+		return l.slidingWait(s, now, cost)
+	}
 	fits := floorDiv(l.Size-cost+s.slack, l.DripSize) * l.rate()
 	return max(s.clear-now-fits, 0)
 }
@@ -118,18 +138,29 @@ func (l Limit) wait(s state, now, cost int64) int64 {
 // now counts: the time of the last aligned drip. unix is what the clock shows at
 // now, in µs since the Unix epoch.
 func (l *Limit) started(s state, now, unix int64) state {
-	if l.Aligned && s.clear <= now {
-		since := (unix - l.Phase.Microseconds()) % l.rate()
-		if since < 0 {
-			since += l.rate()
-		}
-		return state{clear: now - since}
+	switch {
+	case l.Sliding:
+		return l.slidingStarted(s, now, unix)
+	case l.Aligned && s.clear <= now:
+		return state{clear: now - l.sinceDrip(unix)}
 	}
 	return s
 }
 
+// sinceDrip returns the time since the last aligned drip, in µs.
+func (l *Limit) sinceDrip(unix int64) int64 {
+	since := (unix - l.Phase.Microseconds()) % l.rate()
+	if since < 0 {
+		since += l.rate()
+	}
+	return since
+}
+
 // add returns the level s, which is started, with cost more units.
 func (l Limit) add(s state, cost int64) state {
+	if l.Sliding {
+		return slidingAdd(s, cost)
+	}
 	drips := ceilDiv(cost-s.slack, l.DripSize)
 	return state{
 		clear: s.clear + drips*l.rate(),
@@ -139,6 +170,9 @@ func (l Limit) add(s state, cost int64) state {
 
 // remaining returns the number of units that a bucket at level s has room for.
 func (l Limit) remaining(s state, now int64) int64 {
+	if l.Sliding {
+		return max(l.Size-l.slidingUnits(s, now), 0)
+	}
 	// The bucket holds drips·DripSize − slack units. The product is computed only
 	// where it is known to be small: the level may far exceed this size if
 	// requests with a larger one have filled the bucket.
@@ -153,6 +187,9 @@ func (l Limit) remaining(s state, now int64) int64 {
 func (l Limit) units(s state, now int64) int64 {
 	if s.clear <= now {
 		return 0
+	}
+	if l.Sliding {
+		return l.slidingUnits(s, now)
 	}
 	over, units := bits.Mul64(uint64(ceilDiv(s.clear-now, l.rate())), uint64(l.DripSize))
 	if over != 0 || units > math.MaxInt64 {

@@ -307,6 +307,9 @@ func (b *Bucket) limitHash(seed maphash.Seed) uint64 {
 	if b.Limit.Aligned {
 		h = mix(h, uint64(b.Limit.Phase))
 	}
+	if b.Limit.Sliding {
+		h = ^h
+	}
 	return h
 }
 

@@ -42,6 +42,7 @@ type limitID struct {
 	rate     time.Duration
 	dripSize int64
 	aligned  bool
+	sliding  bool
 	phase    time.Duration
 	shared   bool // whether these are shared buckets
 }
@@ -50,7 +51,8 @@ type limitID struct {
 func (b *Bucket) limitID() limitID {
 	l := &b.Limit
 	return limitID{
-		name: b.Name, rate: l.DripInterval, dripSize: l.DripSize, aligned: l.Aligned, phase: l.Phase, shared: b.shared,
+		name: b.Name, rate: l.DripInterval, dripSize: l.DripSize, aligned: l.Aligned, sliding: l.Sliding, phase: l.Phase,
+		shared: b.shared,
 	}
 }
 
@@ -58,7 +60,7 @@ func (b *Bucket) limitID() limitID {
 func (id limitID) bucket() Bucket {
 	return Bucket{
 		Name:   id.name,
-		Limit:  Limit{DripInterval: id.rate, DripSize: id.dripSize, Aligned: id.aligned, Phase: id.phase},
+		Limit:  Limit{DripInterval: id.rate, DripSize: id.dripSize, Aligned: id.aligned, Sliding: id.sliding, Phase: id.phase},
 		shared: id.shared,
 	}
 }

@@ -140,7 +140,11 @@ func (r *Redis) remove(buckets []removal) {
 		}
 		limit := b.partition.id.bucket()
 		q.Keys = append(q.Keys, string(limit.appendRest(r.keys.appendDigest(nil, b.digest))))
-		group = appendNumbers(group, b.clear-now, b.slack, limit.Limit.rate())
+		rate := limit.Limit.rate()
+		if limit.Limit.Sliding {
+			rate = -rate
+		}
+		group = appendNumbers(group, b.clear-now, b.slack, rate)
 	}
 	ask()
 }

@@ -19,6 +19,7 @@
 --               are to be settled
 --           16  1 double follows, before all of those: drips are aligned to the
 --               clock, and this is the time from its zero to one of them
+--           32  (with 16) it is a sliding window, see below
 --   reply  for each bucket two integers: the time until it runs empty, t, or -1 - t
 --          if its key held something that is not a bucket; and its slack, s, or
 --          -1 - s if it denies, or -1 - 2^50 - s if it denies only because of units
@@ -36,7 +37,8 @@
 --      shows whether the server accepts writes: the key is written back unchanged
 --   5  remove the buckets, unless they hold more than was known to the node that
 --      evicted them. For each there are only 3 doubles, the time until it runs
---      empty, a slack and the drip rate. There is no reply
+--      empty, a slack and the drip rate, negative if it is a sliding window. There
+--      is no reply
 --   6  peek: only look at the buckets, and write nothing
 --   7  reset the buckets: they are empty then, and the reply is what they held
 --
@@ -59,17 +61,24 @@
 -- are stored exactly, more of them in steps of at most a sixteenth, rounded up: 16
 -- steps for each doubling.
 --
+-- A sliding window counts the units of the window that was last charged and of the
+-- one before, and estimates from them how many lie in the time of one window that
+-- ends now. Its time is the end of the window after the former, and its slack is
+-- not what its name says but these counts, the earlier one times 2^24. Its drip
+-- rate is the length of a window. sliding.go has the same arithmetic in Go.
+--
 -- Most groups have one bucket. They use no tables or functions of their own, which
 -- would cost more than the arithmetic.
 
 local call, pcall, unpack = redis.call, redis.pcall, struct.unpack
-local floor, ceil, frexp, min, number = math.floor, math.ceil, math.frexp, math.min, tonumber
+local floor, ceil, frexp, max, min, number = math.floor, math.ceil, math.frexp, math.max, math.min, tonumber
 local byte, format, find, match, sub = string.byte, string.format, string.find, string.match, string.sub
 local keys, runs = KEYS, ARGV
 
 local HORIZON = 2 ^ 50     -- no bucket's time can lie further ahead
 local SECOND = 1000000
 local HELD_FOR = 10 * SECOND
+local COUNT = 2 ^ 24       -- more than a window counts
 local HOLD, COMMIT, RELEASE, REMOVE, PEEK, RESET = 2, 3, 4, 5, 6, 7
 
 if #runs == 0 then
@@ -79,6 +88,11 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
+-- For a sliding window that runs empty in ahead and has the given slack, units
+-- returns the estimate, slid the time and the slack once they count the present
+-- window last, and plus the slack with cost more units.
+local units, slid, plus
+
 local reply, replies, key = {}, 0, 0
 for r = 1, #runs do
   local run = runs[r]
@@ -86,6 +100,10 @@ for r = 1, #runs do
   if what == REMOVE then
     for i = 1, groups * buckets do
       local told, spare, rate = unpack('>ddd', run, at + (i - 1) % buckets * 24)
+      local slides = rate < 0
+      if slides then
+        rate = -rate
+      end
       local value = pcall('GET', keys[key + i])
       local c, s = match(type(value) == 'string' and value or '', '^(%d+)%d%d%d:?(%d*)$')
       c, s = number(c), number(s) or 0
@@ -93,7 +111,11 @@ for r = 1, #runs do
       -- told, because told arrives late. What another node has added is a whole
       -- drip, or takes slack.
       local apart = c and c - now - told
-      if c and c > now and 2 * apart < rate and (s >= spare or apart <= -rate / 2) then
+      local alike = s >= spare
+      if slides then
+        alike = s % COUNT <= spare % COUNT and floor(s / COUNT) <= floor(spare / COUNT)
+      end
+      if c and c > now and 2 * apart < rate and (alike or apart <= -rate / 2) then
         pcall('SET', keys[key + i], 0, 'PXAT', 1)
       end
     end
@@ -101,12 +123,46 @@ for r = 1, #runs do
   end
   local several = buckets > 1
   local rows = several and {}
-  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2, phase
+  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2, phase, slides
   for i = 1, buckets do
     size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
-    phase = nil
+    phase, slides = nil, false
     if flags >= 16 then
       phase, at = unpack('>d', run, at)
+      slides = flags >= 32
+    end
+    if slides and not units then
+      units = function(ahead, slack, rate)
+        local last = slack % COUNT
+        local before, left = (slack - last) / COUNT, ahead - rate
+        if left <= 0 then
+          before, last, left = last, 0, ahead
+        end
+        if left <= 0 then
+          return 0
+        elseif left >= rate then -- more if the clock was set back
+          return before + last
+        elseif before * left < 2 ^ 53 then
+          return floor(before * left / rate) + last
+        end
+        -- In octal, digit by digit, because before * left has too many digits.
+        local whole, rest, place = 0, 0, COUNT
+        repeat
+          place = place / 8
+          rest = rest * 8 + floor(before / place) % 8 * left
+          whole, rest = whole * 8 + floor(rest / rate), rest % rate
+        until place == 1
+        return whole + last
+      end
+      slid = function(ahead, slack, rate)
+        if ahead > rate then
+          return ahead, slack
+        end
+        return ahead + rate, slack % COUNT * COUNT
+      end
+      plus = function(slack, cost)
+        return slack + min(cost, COUNT - 1 - slack % COUNT)
+      end
     end
     if flags > 0 and flags % 4 >= 2 then
       told, spare, told2, spare2, at = unpack('>dddd', run, at)
@@ -117,7 +173,7 @@ for r = 1, #runs do
     if several then
       -- With room for the results in each group: clear, slack, fits, changed,
       -- foreign, held, till and blocked.
-      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2, phase}
+      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2, phase, slides}
     end
   end
 
@@ -129,7 +185,7 @@ for r = 1, #runs do
       if several then
         row = rows[i]
         size, rate, drip, cost, flags, told, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
-        due, told2, spare2, phase = row[16], row[17], row[18], row[19]
+        due, told2, spare2, phase, slides = row[16], row[17], row[18], row[19], row[20]
       end
       clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
       local value = pcall('GET', keys[key + i])
@@ -156,7 +212,11 @@ for r = 1, #runs do
           foreign, held = true, 0
         elseif c > now then
           clear, slack = c, s
-          if c - now > w * rate then
+          if slides then
+            if c - now > 3 * rate then -- the clock was set back
+              clear, changed = now - (now - phase) % rate + 3 * rate, true
+            end
+          elseif c - now > w * rate then
             local step = 1
             if w > 256 then
               step = 2 ^ (floor((w - 257) / 16) + 4)
@@ -178,7 +238,22 @@ for r = 1, #runs do
           if till > now + HELD_FOR then -- the clock was set back
             till, changed = now + HELD_FOR, true
           end
-          if till <= now then
+          if till <= now and slides then
+            -- They were not settled in time. They count as of then.
+            if c <= till then
+              clear, slack = till - (till - phase) % rate + 2 * rate, 0
+            else
+              if c <= now then
+                clear, slack = c, s
+              end
+              clear, slack = slid(clear - till, slack, rate)
+              clear = clear + till
+            end
+            slack, held, changed = plus(slack, held), 0, true
+            if clear <= now then
+              clear, slack = now, 0
+            end
+          elseif till <= now then
             -- They were not settled in time. They drip from then on.
             if c <= till then
               clear, slack = till - (phase and (till - phase) % rate or 0), 0
@@ -198,7 +273,33 @@ for r = 1, #runs do
         end
         foreign = true
       end
-      if flags > 0 and flags % 4 >= 2 then
+      if slides and flags % 4 >= 2 then
+        if told > 0 and spare > 0 then
+          -- Both sides may count the same units: the later window counts, and of
+          -- each window the larger count. The level arrived with some delay.
+          local theirs, later = now + told, 0 -- by how many windows
+          local apart = theirs - clear
+          if 2 * apart >= rate or 2 * apart <= -rate then
+            later = apart >= 2 * rate and 2 or apart >= 0 and 1 or apart > -2 * rate and -1 or -2
+          end
+          if clear > now and later < 0 then
+            theirs = theirs - later * rate
+            spare = later == -1 and spare % COUNT * COUNT or 0
+          elseif later > 0 then
+            clear = clear + later * rate
+            slack = later == 1 and slack % COUNT * COUNT or 0
+          end
+          if slack == 0 then
+            clear, slack, changed = theirs, spare, true
+          elseif spare > 0 then
+            if later ~= 0 or flags % 16 >= 8 then
+              clear = max(clear, theirs)
+            end
+            local last = max(slack % COUNT, spare % COUNT)
+            slack, changed = max(floor(slack / COUNT), floor(spare / COUNT)) * COUNT + last, true
+          end
+        end
+      elseif flags > 0 and flags % 4 >= 2 then
         -- The level arrived with some delay. If both sides know the same charges,
         -- their times are whole drips apart: a difference of less than half a drip
         -- is the delay. For fast drips, it is unknown whether they are the same
@@ -214,7 +315,12 @@ for r = 1, #runs do
           slack, changed = spare, true
         end
       end
-      if what < COMMIT then
+      if what < COMMIT and slides then
+        local room = size - cost - units(clear - now, slack, rate)
+        fits = room >= 0
+        blocked = fits and (held > room or flags % 4 >= 2 and units(told2, spare2, rate) + cost + held > size)
+        fits = fits and not blocked
+      elseif what < COMMIT then
         fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
         blocked = false
         if fits and flags > 0 and flags % 4 >= 2 and now + told2 > clear then
@@ -252,7 +358,7 @@ for r = 1, #runs do
     for i = 1, buckets do
       if several then
         row = rows[i]
-        rate, drip, cost, phase = row[2], row[3], row[4], row[19]
+        rate, drip, cost, phase, slides = row[2], row[3], row[4], row[19], row[20]
         clear, slack, fits, changed, foreign = row[8], row[9], row[10], row[11], row[12]
         held, till, blocked = row[13], row[14], row[15]
       end
@@ -268,10 +374,22 @@ for r = 1, #runs do
           held, changed = held + cost, true
         end
       end
-      if phase and clear == now and (charge or blocked) then
+      if slides then
+        if charge or blocked then
+          if clear == now then
+            clear = now - (now - phase) % rate + 2 * rate -- the window has begun
+          else
+            clear, slack = slid(clear - now, slack, rate)
+            clear = clear + now
+          end
+        end
+        if charge then
+          slack, changed = plus(slack, cost), true
+        end
+      elseif phase and clear == now and (charge or blocked) then
         clear = now - (now - phase) % rate -- the window has begun
       end
-      if charge then
+      if charge and not slides then
         local drips = ceil((cost - slack) / drip)
         clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
       end
@@ -290,7 +408,7 @@ for r = 1, #runs do
         local expires = sub(value, 1, -7)
         if held > 0 then
           value = format('%s:%.0f:%.0f:%.0f', value, slack, held, till)
-          local last = (clear < till and till or clear) + ceil(held / drip) * rate
+          local last = (clear < till and till or clear) + (slides and 2 or ceil(held / drip)) * rate
           expires = format('%.0f', ceil(last / 1000))
         else
           if clear - now < 1000 then
@@ -302,7 +420,9 @@ for r = 1, #runs do
         end
         call('SET', keys[key + i], value, 'PXAT', expires)
       end
-      if blocked then
+      if blocked and slides then
+        slack = plus(slack, held)
+      elseif blocked then
         local drips = ceil((held - slack) / drip)
         clear, slack = min(clear + drips * rate, now + HORIZON), slack + drips * drip - held
       end

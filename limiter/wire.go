@@ -113,6 +113,7 @@ const (
 	flagDue     = 4
 	flagAhead   = 8
 	flagAligned = 16
+	flagSliding = 32
 )
 
 // split splits what remains of a group whose next bucket has been told no level:
@@ -210,7 +211,11 @@ func (req Request) appendGroup(b []byte, what byte) []byte {
 			b = append(b, 0)
 			continue
 		}
-		b = append(b, flagAligned)
+		flags := byte(flagAligned)
+		if bucket.Limit.Sliding {
+			flags |= flagSliding
+		}
+		b = append(b, flags)
 		b = appendNumbers(b, bucket.Limit.Phase.Microseconds())
 	}
 	return b

@@ -1,0 +1,134 @@
+package limiter
+
+import (
+	"math/bits"
+	"time"
+)
+
+// A sliding window counts units in windows that follow each other, and estimates
+// from the last two how many lie in the time of one window that ends now: all of
+// the present window, and of the one before the share that its part of that time
+// has. In between, it takes the units of a window to be spread evenly.
+//
+// Its state is stored as that of any other bucket. The clear time is the end of the
+// window after the one that was last charged: then neither of the two counts any
+// longer. The slack is not what its name says, but the units of the window that was
+// last charged, plus those of the one before, shifted. So nothing has to be written
+// when a window ends.
+
+const (
+	// MaxSlidingUnits is the largest Size of a Limit that is Sliding: 2^24 − 1.
+	MaxSlidingUnits = 1<<countBits - 1
+
+	// countBits is the number of bits in which the units of one window are
+	// stored.
+	countBits = 24
+
+	// slidingDrip is the DripSize of all Limits that are Sliding: the slack of a
+	// bucket is always less.
+	slidingDrip = 1 << (2 * countBits)
+)
+
+// SlidingWindow returns a Limit that admits n units in a time of d, as far as two
+// counters can tell: it estimates that the units of the last window, which began at
+// a multiple of d since the Unix epoch by the store's clock, were spread evenly.
+// In a time of d it admits up to 2·n, like [ClockWindow], but only if they come
+// in two bursts far enough apart. n is from 1 to [MaxSlidingUnits]; d is a whole
+// number of microseconds, at most 11 years. Otherwise the Limit is not valid, and
+// every request returns an error.
+func SlidingWindow(n int64, d time.Duration) Limit {
+	return Limit{Size: n, DripInterval: d, DripSize: slidingDrip, Aligned: true, Sliding: true}
+}
+
+// counts returns the units in the two windows that s counts.
+func (s state) counts() (before, last int64) {
+	return s.slack >> countBits, s.slack & MaxSlidingUnits
+}
+
+// counted returns the level that clears at the given time and counts the given
+// units.
+func counted(clear, before, last int64) state {
+	return state{clear, min(before, MaxSlidingUnits)<<countBits | min(last, MaxSlidingUnits)}
+}
+
+// slid returns the level that counts the same units as s, given that the window at
+// now is the last one: s is returned unless that is a later one than s counts. The
+// clear time of s must be after now.
+func (l *Limit) slid(s state, now int64) state {
+	if s.clear-now > l.rate() {
+		return s
+	}
+	_, last := s.counts()
+	return counted(s.clear+l.rate(), last, 0)
+}
+
+// slidingUnits returns the estimate at now.
+func (l *Limit) slidingUnits(s state, now int64) int64 {
+	if s.clear <= now {
+		return 0
+	}
+	s = l.slid(s, now)
+	before, last := s.counts()
+	// The window may seem not to have begun, because the clock was set back.
+	left := min(s.clear-l.rate()-now, l.rate())
+	over, units := bits.Mul64(uint64(before), uint64(left)) //nolint:gosec // neither is negative
+	units, _ = bits.Div64(over, units, uint64(l.rate()))    //nolint:gosec // at most before
+	return int64(units) + last                              //nolint:gosec // fits
+}
+
+// slidingWait is wait for a sliding window.
+func (l *Limit) slidingWait(s state, now, cost int64) int64 {
+	if s.clear <= now || l.slidingUnits(s, now)+cost <= l.Size {
+		return 0
+	}
+	s = l.slid(s, now)
+	before, last := s.counts()
+	ends := s.clear - l.rate()
+	if last+cost > l.Size { // wait for the next window, in which last counts ever less
+		before, last, ends = last, 0, s.clear
+	}
+	// There is room once before·left < (room + 1)·rate, for what is then left of
+	// the window. Until then, room is less than before.
+	room := l.Size - last - cost
+	over, most := bits.Mul64(uint64(room+1), uint64(l.rate())) //nolint:gosec // neither is negative
+	most, borrow := bits.Sub64(most, 1, 0)
+	left, _ := bits.Div64(over-borrow, most, uint64(before)) //nolint:gosec // less than 2^50
+	return max(ends-int64(left)-now, 0)                      //nolint:gosec // fits
+}
+
+// slidingStarted is started for a sliding window: the level to which a charge at
+// now can be added.
+func (l *Limit) slidingStarted(s state, now, unix int64) state {
+	if s.clear > now {
+		return l.slid(s, now)
+	}
+	return state{clear: now - l.sinceDrip(unix) + 2*l.rate()}
+}
+
+// slidingAdd is add for a sliding window.
+func slidingAdd(s state, cost int64) state {
+	before, last := s.counts()
+	return counted(s.clear, before, last+min(cost, MaxSlidingUnits))
+}
+
+// slidingHigher returns a level that is at least as high as both a and b at any
+// time. If they count the same windows, it is no higher than that, but for the
+// delay of the later report.
+func (l *Limit) slidingHigher(a, b state) state {
+	if a.clear < b.clear {
+		a, b = b, a
+	}
+	before, last := b.counts()
+	switch later := a.clear - b.clear; {
+	case later >= 2*l.rate():
+		return a
+	case 2*later >= l.rate(): // by one window
+		before, last = last, 0
+		b.clear += l.rate()
+	}
+	if before == 0 && last == 0 {
+		return a
+	}
+	before2, last2 := a.counts()
+	return counted(max(a.clear, b.clear), max(before, before2), max(last, last2))
+}
