@@ -347,7 +347,7 @@ func (f *fallback) newest(order uint64, p *tracked, s state) (state, bool) {
 		if told := (state{s.clear + now, s.slack}); t.highest.clear <= now {
 			t.highest = told
 		} else if s.clear > 0 {
-			t.highest = p.limit.higher(t.highest, told, f.timeout)
+			t.highest = p.limit.higher(t.highest, told, f.timeout, now)
 		}
 		if newest = order > t.since; newest {
 			s = state{t.highest.clear - now, t.highest.slack}

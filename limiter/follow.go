@@ -26,10 +26,8 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 		level = s
 	case newest && level.clear > now:
 		level = state{clear: now} // the server's bucket was emptied
-	case s.clear > now && level.clear <= now && p.limit.Sliding:
-		level = s
 	case s.clear > now:
-		level = p.limit.higher(level, s, late)
+		level = p.limit.higher(level, s, late, now)
 	}
 	if level.clear <= now && stored.clear <= now {
 		t.mu.Unlock()
@@ -77,9 +75,9 @@ func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 // higher returns the higher of two levels of one bucket, each reported with a
 // delay of at most late. If both mean the same drip, the one with the later time
 // may hold less and so have more slack.
-func (l Limit) higher(a, b state, late time.Duration) state {
+func (l Limit) higher(a, b state, late time.Duration, now int64) state {
 	if l.Sliding {
-		return l.slidingHigher(a, b)
+		return l.slidingHigher(a, b, now)
 	}
 	if a.clear < b.clear {
 		a, b = b, a

@@ -512,6 +512,9 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 			levels[i].dirty = rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
 			levels[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
 			levels[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
+			if b.Limit.Sliding {
+				levels[i].slack |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
+			}
 			levels[i].with = b.Limit.atLeast(levels[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"), 0)
 		}
 	}
@@ -532,9 +535,15 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			keys = append(keys, v.keys.of(&b))
 			numbers, flags := []int64{b.Limit.Size, b.Limit.DripInterval.Microseconds(), b.Limit.DripSize, b.Cost}, byte(0)
 			var levels []int64
+			if b.Limit.Aligned {
+				levels, flags = []int64{b.Limit.Phase.Microseconds()}, 16
+			}
+			if b.Limit.Sliding {
+				flags += 32
+			}
 			if req.levels != nil && req.levels[i].dirty != clean {
 				k := req.levels[i]
-				levels, flags = []int64{k.clear, k.slack, k.with.clear, k.with.slack}, flags+2
+				levels, flags = append(levels, k.clear, k.slack, k.with.clear, k.with.slack), flags+2
 				if req.levels[i].dirty == ahead {
 					flags += 8
 				}

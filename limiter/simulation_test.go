@@ -142,6 +142,9 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 		}})
 		if l := &h.buckets[i].Limit; h.random.IntN(4) == 0 {
 			l.Aligned, l.Phase = true, time.Duration(h.random.Int64N(l.rate()))*time.Microsecond
+			if h.random.IntN(2) == 0 {
+				l.DripSize, l.Sliding = slidingDrip, true
+			}
 		}
 	}
 	h.buckets[0].Key = "first"

@@ -282,8 +282,8 @@ func TestSlidingHigher(t *testing.T) {
 				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(0, 20).Draw(t, label+" last"))
 		}
 		a, b := draw("a"), draw("b")
-		sum := l.slidingHigher(a, b)
-		if other := l.slidingHigher(b, a); a.clear != b.clear && other != sum {
+		sum := l.slidingHigher(a, b, 0)
+		if other := l.slidingHigher(b, a, 0); a.clear != b.clear && other != sum {
 			t.Fatalf("%+v and %+v: %+v, or %+v the other way", a, b, sum, other)
 		}
 		for at := int64(0); at <= 4*l.rate(); at += max(l.rate()/64, 1) {
@@ -293,8 +293,8 @@ func TestSlidingHigher(t *testing.T) {
 		}
 		late := a
 		late.clear += rapid.Int64Range(0, (l.rate()-1)/2).Draw(t, "late")
-		if l.slidingHigher(a, late) != late {
-			t.Fatalf("%+v and the same later, %+v: %+v", a, late, l.slidingHigher(a, late))
+		if got := l.slidingHigher(a, late, 0); got != late {
+			t.Fatalf("%+v and the same later, %+v: %+v", a, late, got)
 		}
 	})
 }

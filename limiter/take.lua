@@ -90,8 +90,9 @@ local now = time[1] * 1000000 + time[2]
 
 -- For a sliding window that runs empty in ahead and has the given slack, units
 -- returns the estimate, slid the time and the slack once they count the present
--- window last, and plus the slack with cost more units.
-local units, slid, plus
+-- window last, plus the slack with cost more units, and later both once they count
+-- windows that are one later, or two, and still hold as much. See sliding.go.
+local units, slid, plus, later
 
 local reply, replies, key = {}, 0, 0
 for r = 1, #runs do
@@ -162,6 +163,15 @@ for r = 1, #runs do
       end
       plus = function(slack, cost)
         return slack + min(cost, COUNT - 1 - slack % COUNT)
+      end
+      later = function(ahead, slack, rate, two)
+        local before, count = slack % COUNT, units(ahead, slack, rate)
+        if two then
+          return ahead + 2 * rate, count
+        elseif ahead <= rate then
+          return ahead + rate, before * COUNT
+        end
+        return ahead + rate, before * COUNT + count - before
       end
     end
     if flags > 0 and flags % 4 >= 2 then
@@ -275,28 +285,25 @@ for r = 1, #runs do
       end
       if slides and flags % 4 >= 2 then
         if told > 0 and spare > 0 then
-          -- Both sides may count the same units: the later window counts, and of
-          -- each window the larger count. The level arrived with some delay.
-          local theirs, later = now + told, 0 -- by how many windows
-          local apart = theirs - clear
-          if 2 * apart >= rate or 2 * apart <= -rate then
-            later = apart >= 2 * rate and 2 or apart >= 0 and 1 or apart > -2 * rate and -1 or -2
-          end
-          if clear > now and later < 0 then
-            theirs = theirs - later * rate
-            spare = later == -1 and spare % COUNT * COUNT or 0
-          elseif later > 0 then
-            clear = clear + later * rate
-            slack = later == 1 and slack % COUNT * COUNT or 0
+          -- Of each window the larger count counts, so units that both sides know
+          -- count once. See slidingHigher in sliding.go.
+          local theirs, counts, apart = now + told, spare, 2 * (now + told - clear)
+          local alike = clear > now and apart < rate and apart > -rate
+          if apart >= rate then
+            clear, slack = later(clear - now, slack, rate, apart >= 3 * rate)
+            clear = clear + now
+          elseif apart <= -rate then
+            theirs, counts = later(told, spare, rate, apart <= -3 * rate)
+            theirs = theirs + now
           end
           if slack == 0 then
-            clear, slack, changed = theirs, spare, true
-          elseif spare > 0 then
-            if later ~= 0 or flags % 16 >= 8 then
-              clear = max(clear, theirs)
+            clear, slack, changed = theirs, counts, true
+          elseif counts > 0 then
+            if not (alike and flags % 16 < 8) then
+              clear = max(clear, theirs) -- otherwise it differs only by the delay
             end
-            local last = max(slack % COUNT, spare % COUNT)
-            slack, changed = max(floor(slack / COUNT), floor(spare / COUNT)) * COUNT + last, true
+            local last = max(slack % COUNT, counts % COUNT)
+            slack, changed = max(floor(slack / COUNT), floor(counts / COUNT)) * COUNT + last, true
           end
         end
       elseif flags > 0 and flags % 4 >= 2 then
