@@ -330,3 +330,53 @@ func TestSlidingValidate(t *testing.T) {
 		}
 	}
 }
+
+// TestRedisJoinsSlidingWindows guards that the server joins a level that it is told
+// with its own as this process does.
+func TestRedisJoinsSlidingWindows(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	seen := map[string]int{}
+	checkTraces(t, 20, func(t *rapid.T) {
+		l := SlidingWindow(30, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, time.Second, time.Minute}).Draw(t, "window"))
+		draw := func(label string) state {
+			return counted(rapid.Int64Range(1, 2*l.rate()).Draw(t, label+" clear"),
+				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(1, 20).Draw(t, label+" last"))
+		}
+		stored, told := draw("stored"), draw("told")
+		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 31} // never admitted, so nothing is charged
+		server := stored
+		server.clear += v.now
+		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		dirty := rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{told, told, dirty}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := l.slidingHigher(stored, told, 0)
+		apart := 2 * (told.clear - stored.clear)
+		switch {
+		case apart <= -3*l.rate() || apart >= 3*l.rate():
+			seen["two windows"]++
+		case apart <= -l.rate() || apart >= l.rate():
+			seen["one window"]++
+		case dirty == unsure:
+			want.clear = stored.clear
+			seen["late"]++
+		default:
+			seen["ahead"]++
+		}
+		if outcomes[0].state != want {
+			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, told, dirty, outcomes[0].state, want)
+		}
+		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.clear-v.now != want.clear || now.slack != want.slack {
+			t.Fatalf("stored %+v, want %+v", now, want)
+		}
+	})
+	for _, what := range []string{"two windows", "one window", "late", "ahead"} {
+		if seen[what] < 50 {
+			t.Errorf("the test covers too little: %v", seen)
+		}
+	}
+}
