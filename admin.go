@@ -399,7 +399,7 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 	}
 	interval := jsonValue(&b.rate, func(d time.Duration) any { return jsonSeconds(d) })
 	switch {
-	case l.algorithm != fixedWindow:
+	case !l.algorithm.hasWindow():
 		answer.DripRate, answer.DripSize = interval, jsonValue(&b.drip, asIs)
 	case b.period != nil:
 		answer.Period = b.period.String()
@@ -555,7 +555,7 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets; no key alone tells which", b.drip.option)
 	}
 	// The size is no part of its identity.
-	at.Limit = limiter.Limit{Size: 1, DripInterval: b.rate.constant, DripSize: b.drip.constant, Aligned: b.aligned}
+	at.Limit = limiter.Limit{Size: 1, DripInterval: b.rate.constant, DripSize: b.drip.constant, Aligned: b.aligned, Sliding: b.sliding}
 	if b.period != nil {
 		at.Limit = b.period.limit(1, time.Now())
 	}
@@ -563,6 +563,9 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 		if at.Limit.Size, _, err = b.effectiveSize(nil); err != nil {
 			return at, err
 		}
+	}
+	if b.period != nil {
+		at.Limit = b.period.limit(at.Limit.Size, time.Now())
 	}
 	if at.Cost = 1; !b.cost.isDynamic() {
 		at.Cost = b.cost.constant

@@ -12,19 +12,23 @@ import (
 type algorithm string
 
 const (
-	leakyBucket algorithm = "leaky_bucket"
-	tokenBucket algorithm = "token_bucket" // the mirror image of the former: its tokens are the room that is left
-	fixedWindow algorithm = "fixed_window"
+	leakyBucket   algorithm = "leaky_bucket"
+	tokenBucket   algorithm = "token_bucket" // the mirror image of the former: its tokens are the room that is left
+	fixedWindow   algorithm = "fixed_window"
+	slidingWindow algorithm = "sliding_window"
 )
 
 // parseAlgorithm parses the algorithm option.
 func parseAlgorithm(text string) (algorithm, string) {
 	switch a := algorithm(text); a {
-	case leakyBucket, tokenBucket, fixedWindow:
+	case leakyBucket, tokenBucket, fixedWindow, slidingWindow:
 		return a, ""
 	}
-	return "", "leaky_bucket, token_bucket or fixed_window"
+	return "", "leaky_bucket, token_bucket, fixed_window or sliding_window"
 }
+
+// hasWindow reports whether a counts in windows.
+func (a algorithm) hasWindow() bool { return a == fixedWindow || a == slidingWindow }
 
 // setAlgorithm sets the algorithm. It returns the options that a bucket is made
 // of, size, drip rate and drip size, under the names by which they are set. It
@@ -40,7 +44,12 @@ func (l *Limit) setAlgorithm() (names [3]setting, err error) {
 		{"capacity", string(l.Capacity)}, {"refill_rate", string(l.RefillRate)}, {"refill_size", string(l.RefillSize)},
 	}
 	window := []setting{{"window", string(l.Window)}, {"window_start", l.WindowStart}, {"period", l.Period}}
-	if o := firstSet(window); o != nil && l.algorithm != fixedWindow {
+	switch o := firstSet(window); {
+	case o == nil || l.algorithm == fixedWindow || l.algorithm == slidingWindow && o == &window[0] && firstSet(window[1:]) == nil:
+	case o == &window[0] && l.algorithm != slidingWindow:
+		return names, badOption(o.option, o.text, "algorithm fixed_window or sliding_window with it")
+	default:
+		o = firstSet(window[1:])
 		return names, badOption(o.option, o.text, "algorithm fixed_window with it")
 	}
 	o := firstSet(token[:])
@@ -58,18 +67,23 @@ func (l *Limit) setAlgorithm() (names [3]setting, err error) {
 	return token, nil
 }
 
-// setWindowBucket sets up the bucket of a limit that counts in fixed windows: it
-// loses all that it holds at the end of each.
+// setWindowBucket sets up the bucket of a limit that counts in windows. If they are
+// fixed, it loses all that it holds at the end of each.
 func (l *Limit) setWindowBucket() error {
 	if o := firstSet([]setting{
 		{"rate", string(l.Rate)}, {"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
 		{"max", string(l.Max)}, {"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
 	}); o != nil {
+		if l.algorithm == slidingWindow {
+			return badOption(o.option, o.text, "only size and window with algorithm sliding_window")
+		}
 		return badOption(o.option, o.text, "only size and window, or size and period, with algorithm fixed_window")
 	}
 	switch {
 	case l.Size == "":
 		return badOption("algorithm", l.Algorithm, "a size with it, the most units in a window")
+	case l.Window == "" && l.algorithm == slidingWindow:
+		return badOption("algorithm", l.Algorithm, "a window with it")
 	case l.Window == "" && l.Period == "":
 		return badOption("algorithm", l.Algorithm, "a window or a period with it")
 	case l.Window != "" && l.Period != "":
@@ -78,6 +92,9 @@ func (l *Limit) setWindowBucket() error {
 		return badOption("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
 	}
 	b := &bucket{path: l.path, drip: value[int64]{option: "size", constant: limiter.MaxUnits}}
+	if l.algorithm == slidingWindow {
+		b.sliding, b.drip.constant = true, limiter.SlidingWindow(1, time.Second).DripSize
+	}
 	var err error
 	if b.size, err = newValue("size", string(l.Size), parseUnits); err != nil {
 		return err

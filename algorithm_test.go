@@ -33,6 +33,9 @@ func TestAlgorithms(t *testing.T) {
 		{Limit{Algorithm: "fixed_window", Size: "10", Factor: "2", Window: "1m", WindowStart: "first"}, window},
 		{Limit{Algorithm: "fixed_window", Size: "{n}", Window: "{d}"}, limiter.ClockWindow(4, 3*time.Second, time.Unix(0, 0))},
 		{Limit{Algorithm: "fixed_window", Size: "5", Window: "{env.WINDOW}"}, limiter.ClockWindow(5, 90*time.Second, time.Unix(0, 0))},
+		{Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
+		{Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
+		{Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
 		{Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
 		{Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
 	}
@@ -58,7 +61,7 @@ func TestAlgorithms(t *testing.T) {
 func TestAlgorithmErrors(t *testing.T) {
 	const onlyWindow = `want only size and window, or size and period, with algorithm fixed_window`
 	tests := []struct{ block, want string }{
-		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket or fixed_window`},
+		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket, fixed_window or sliding_window`},
 		{`algorithm fixed_window; window 1m`, `algorithm: got "fixed_window", want a size with it, the most units in a window`},
 		{`algorithm fixed_window; size 5`, `algorithm: got "fixed_window", want a window or a period with it`},
 		{`algorithm fixed_window; size 5; window 1m; period day`, `period: got "day", want either a window or a period`},
@@ -73,7 +76,15 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm fixed_window; size 5; window 1m; capacity 2`, `capacity: got "2", want algorithm token_bucket with it`},
 		{`algorithm fixed_window; size 5; window 1m; cost 6`, `cost: got "6", want at most the size, 5`},
 		{`algorithm fixed_window; size 5; window 0`, `window: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, or a placeholder`},
-		{`size 5; window 1m`, `window: got "1m", want algorithm fixed_window with it`},
+		{`size 5; window 1m`, `window: got "1m", want algorithm fixed_window or sliding_window with it`},
+		{`algorithm sliding_window; window 1m`, `algorithm: got "sliding_window", want a size with it, the most units in a window`},
+		{`algorithm sliding_window; size 5`, `algorithm: got "sliding_window", want a window with it`},
+		{`algorithm sliding_window; size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
+		{`algorithm sliding_window; size 5; window 1m; window_start first`, `window_start: got "first", want algorithm fixed_window with it`},
+		{`algorithm sliding_window; rate 5/1m`, `rate: got "5/1m", want only size and window with algorithm sliding_window`},
+		{`algorithm sliding_window; size 5; window 1m; cost 6`, `cost: got "6", want at most the size, 5`},
+		{`algorithm sliding_window; size 16777216; window 1m`, `size 16777216: must be at most 16777215 in a sliding window`},
+		{`algorithm sliding_window; size 5; window 105000h`, `drip rate 105000h0m0s: must be at most 104249h59m28.947541s in a sliding window`},
 		{`size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
 		{`capacity 5`, `capacity: got "5", want algorithm token_bucket with it`},
 		{`algorithm token_bucket`, `algorithm: got "token_bucket", want a size with it`},
@@ -139,5 +150,29 @@ func TestWindowsOfSite(t *testing.T) {
 		step{path: "/both", want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=15, "both/burst";r=0;t=10`},
 		step{path: "/both", want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
 		step{path: "/both", after: 15 * time.Second, want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
+	)
+}
+
+// Guards what clients see of sliding windows: the last window counts less and less,
+// the denial holds until exactly then, and the fields tell of the window.
+func TestSlidingWindowsOfSite(t *testing.T) {
+	s := startSite(t, `
+		rate_limit minute {
+			algorithm sliding_window
+			size 2
+			window 1m
+			headers x-ratelimit ratelimit
+		}
+		respond admitted
+	`)
+	const policy = ` policy="minute";q=2;w=60 ratelimit="minute"`
+	s.run(
+		step{after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=105.000` + policy + `;r=1;t=45`},
+		// Two at the end of the window count as two for half a minute, as one to its end.
+		step{after: 15 * time.Second, want: `200 limit=2 remaining=0 clear=90.000` + policy + `;r=0;t=31`},
+		step{want: `429 limit=2 remaining=0 clear=90.000 reset=30.001 retry-after=31` + policy + `;r=0;t=31`},
+		step{after: 30 * time.Second, want: `429 limit=2 remaining=0 clear=60.000 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		step{after: ms, want: `200 limit=2 remaining=0 clear=119.999` + policy + `;r=0;t=30`},
+		step{after: 30 * time.Second, want: `200 limit=2 remaining=0 clear=89.999` + policy + `;r=0;t=30`},
 	)
 }

@@ -26,7 +26,7 @@ type bucket struct {
 	size, drip, cost value[int64]
 	rate             value[time.Duration]
 	factor           value[factor]
-	aligned          bool    // whether it drips at moments of the clock
+	aligned, sliding bool    // whether it drips at moments of the clock; whether it counts in sliding windows
 	period           *period // that takes the place of the rate; nil if there is none
 
 	// The bucket of all requests but for its key, or nil if its numbers depend
@@ -70,6 +70,7 @@ func (b *bucket) validate() error {
 	if !b.drip.isDynamic() {
 		numbers.DripSize = b.drip.constant
 	}
+	numbers.Aligned, numbers.Sliding = b.aligned, b.sliding
 	if err := numbers.Validate(); err != nil {
 		if b.source.option != "" {
 			return badOption(b.source.option, b.source.text,
@@ -77,7 +78,6 @@ func (b *bucket) validate() error {
 		}
 		return err
 	}
-	numbers.Aligned = b.aligned
 	if b.period == nil && !b.sizeIsDynamic() && !b.rate.isDynamic() && !b.drip.isDynamic() && !b.cost.isDynamic() {
 		b.constant = &limiter.Bucket{Limit: numbers, Cost: b.cost.constant}
 	}
@@ -118,6 +118,8 @@ func (b *bucket) describe() string {
 	switch {
 	case b.period != nil:
 		rate = b.period.String()
+	case b.sliding:
+		rate += " sliding"
 	case b.aligned:
 		rate += " clock"
 	}
@@ -133,7 +135,7 @@ func (b *bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.L
 	if b.period != nil {
 		return b.period.limit(numbers.Size, now), false, nil
 	}
-	numbers.Aligned = b.aligned
+	numbers.Aligned, numbers.Sliding = b.aligned, b.sliding
 	if numbers.DripInterval, err = b.rate.at(repl); err != nil {
 		return numbers, false, err
 	}

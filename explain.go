@@ -300,7 +300,7 @@ func (x *explainer) bucket(eval *evaluation, b *bucket) error {
 		Limit: b.path, Algorithm: string(b.limit.algorithm), Key: add.Key, NoKey: add.Name == b.addressName, Cost: add.Cost,
 		Size: add.Limit.Size,
 	}
-	if b.limit.algorithm == fixedWindow {
+	if b.limit.algorithm.hasWindow() {
 		found.Window = jsonSeconds(add.Limit.DripInterval)
 		if b.period != nil {
 			found.Period = b.period.String()

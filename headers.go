@@ -195,7 +195,7 @@ func (f *fields) render(results []bucketResult, sum limiter.Summary, text []byte
 // appendPolicies appends the value of RateLimit-Policy. Like RateLimit, it follows
 // draft-ietf-httpapi-ratelimit-headers-11: a structured field with an item for each
 // limit. The quota q is the size, the window w the time in which a full bucket
-// drains. The unit qu is requests by default; the draft has no name for units
+// drains, or the length of a sliding window. The unit qu is requests by default; the draft has no name for units
 // of this kind.
 func appendPolicies(b []byte, results []bucketResult) []byte {
 	start := len(b)
@@ -209,14 +209,18 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 		if br.units {
 			b = append(b, `;qu="units"`...)
 		}
-		b = appendParameter(b, ";w=", ceilSeconds(br.limit.DrainTime()))
+		window := br.limit.DrainTime()
+		if br.limit.Sliding {
+			window = br.limit.DripInterval
+		}
+		b = appendParameter(b, ";w=", ceilSeconds(window))
 	}
 	return b
 }
 
 // appendLimits appends the value of RateLimit. The time t is how long the available
 // units r take to drip out again, so clients that spread r over t keep to the rate.
-// In a fixed window, t is the time until it ends. If nothing is available, t is the
+// In a fixed or sliding window, t is the time until it ends. If nothing is available, t is the
 // time until something is. On denial, only limits without room for the same request
 // have a t, so that none exceeds Retry-After.
 func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
@@ -235,6 +239,15 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 		case denied:
 		case d.Remaining > 0 && d.Clear > 0 && br.limit.DripSize == limiter.MaxUnits:
 			b = appendParameter(b, ";t=", ceilSeconds(d.Clear)) // a window ends
+		case d.Remaining > 0 && d.Clear > 0 && br.limit.Sliding:
+			ends := d.Clear
+			if ends > br.limit.DripInterval {
+				ends -= br.limit.DripInterval // the one after the present one ends when it is clear
+			}
+			b = appendParameter(b, ";t=", ceilSeconds(ends))
+		case d.Remaining == 0 && br.limit.Sliding:
+			one := limiter.Bucket{Limit: br.limit, Cost: 1}
+			b = appendParameter(b, ";t=", ceilSeconds(one.Wait(d)))
 		case d.Remaining > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(br.limit.DripTime(d.Remaining)))
 		default:

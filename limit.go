@@ -82,6 +82,9 @@ type Limit struct {
 	// - `fixed_window`: at most `size` units in each window, which is a `window` or
 	//   a `period`. Two windows' worth may pass in a short time around the moment
 	//   at which one ends and another begins.
+	// - `sliding_window`: at most `size` units in the time of a `window` that ends
+	//   now, by an estimate: those of the present window, and of the one before
+	//   the share that its part of that time has.
 	Algorithm string `json:"algorithm,omitempty"`
 
 	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as
@@ -101,8 +104,8 @@ type Limit struct {
 	// has its own buckets. Default: 1.
 	DripSize Number `json:"drip_size,omitempty"`
 
-	// The length of a fixed window, in whole microseconds. Each value of
-	// placeholders has its own windows.
+	// The length of a fixed or sliding window, in whole microseconds. Each value
+	// of placeholders has its own windows.
 	Window Duration `json:"window,omitempty"`
 
 	// When a fixed window begins: with `clock` (default) at multiples of its
@@ -365,7 +368,7 @@ func (l *Limit) setBuckets() error {
 	switch {
 	case err != nil:
 		return err
-	case l.algorithm == fixedWindow:
+	case l.algorithm.hasWindow():
 		return l.setWindowBucket()
 	case l.Rate != "":
 		return l.setRateBucket()

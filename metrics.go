@@ -249,7 +249,7 @@ func usagesByPath(usages []limiter.LimitUsage) map[string]limiter.LimitUsage {
 }
 
 // reportedLimit is what metrics say of the limits of one path: their counters, and
-// their numbers as text.
+// their algorithm and numbers as text.
 type reportedLimit struct {
 	counters         *counters
 	algorithm        string
@@ -292,7 +292,7 @@ func (b *bucket) reported() reportedLimit {
 	if !b.drip.isDynamic() {
 		l.drip = strconv.FormatInt(b.drip.constant, 10)
 	}
-	if b.limit.algorithm == fixedWindow { // it loses all it holds
+	if b.limit.algorithm.hasWindow() { // it loses all it holds
 		l.drip = "all"
 	}
 	if b.period != nil {
