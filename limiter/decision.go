@@ -148,10 +148,11 @@ type outcome struct {
 // in.
 func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 	d.Size = l.Size
-	d.Remaining = l.remaining(s, now)
 	d.Clear = time.Duration(s.clear-now) * time.Microsecond
 	if l.Sliding {
-		d.counts = s.slack
+		d.Remaining, d.counts = l.remaining(s, now), s.slack
+	} else {
+		d.Remaining = l.leakyRemaining(s, now)
 	}
 	if denied {
 		d.Denied = true

@@ -126,10 +126,16 @@ func (s state) at(now int64) state {
 
 // wait returns how long, in µs, until a bucket at level s has room for cost, or 0
 // if it has room now. The cost must not exceed the size.
-func (l Limit) wait(s state, now, cost int64) int64 {
+func (l *Limit) wait(s state, now, cost int64) int64 {
 	if l.Sliding {
 		return l.slidingWait(s, now, cost)
 	}
+	return l.leakyWait(s, now, cost)
+}
+
+// leakyWait is wait for any limit that is not Sliding. It and those like it are
+// small enough to be inlined where that counts.
+func (l *Limit) leakyWait(s state, now, cost int64) int64 {
 	fits := floorDiv(l.Size-cost+s.slack, l.DripSize) * l.rate()
 	return max(s.clear-now-fits, 0)
 }
@@ -157,10 +163,15 @@ func (l *Limit) sinceDrip(unix int64) int64 {
 }
 
 // add returns the level s, which is started, with cost more units.
-func (l Limit) add(s state, cost int64) state {
+func (l *Limit) add(s state, cost int64) state {
 	if l.Sliding {
 		return slidingAdd(s, cost)
 	}
+	return l.leakyAdd(s, cost)
+}
+
+// leakyAdd is add for any limit that is not Sliding.
+func (l *Limit) leakyAdd(s state, cost int64) state {
 	drips := ceilDiv(cost-s.slack, l.DripSize)
 	return state{
 		clear: s.clear + drips*l.rate(),
@@ -169,10 +180,15 @@ func (l Limit) add(s state, cost int64) state {
 }
 
 // remaining returns the number of units that a bucket at level s has room for.
-func (l Limit) remaining(s state, now int64) int64 {
+func (l *Limit) remaining(s state, now int64) int64 {
 	if l.Sliding {
 		return max(l.Size-l.slidingUnits(s, now), 0)
 	}
+	return l.leakyRemaining(s, now)
+}
+
+// leakyRemaining is remaining for any limit that is not Sliding.
+func (l *Limit) leakyRemaining(s state, now int64) int64 {
 	// The bucket holds drips·DripSize − slack units. The product is computed only
 	// where it is known to be small: the level may far exceed this size if
 	// requests with a larger one have filled the bucket.

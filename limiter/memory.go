@@ -108,10 +108,10 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 	t.mu.Lock()
 	// Read the clock first, so that the processor can fetch the bucket meanwhile.
 	now := m.clock().Microseconds()
-	if stored := t.own(hash); stored != nil {
+	if stored := t.own(hash); stored != nil && !b.Limit.Sliding {
 		s = stored.at(now)
-		if denied = !b.fits(s, now); !denied {
-			s = b.Limit.add(m.started(&b.Limit, s, now), b.Cost)
+		if denied = b.Cost > b.Limit.Size || b.Limit.leakyWait(s, now, b.Cost) > 0; !denied {
+			s = b.Limit.leakyAdd(m.started(&b.Limit, s, now), b.Cost)
 			stored.state = s
 		}
 		t.mu.Unlock()
@@ -190,7 +190,10 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 			}
 			m.settle(p, b, now, charge)
 		}
-		p.state = b.Limit.atLeast(state{p.state.clear - now, p.state.slack}, p.inFlight, m.unix(&b.Limit))
+		p.state.clear -= now
+		if p.inFlight > 0 {
+			p.state = b.Limit.atLeast(p.state, p.inFlight, m.unix(&b.Limit))
+		}
 		dst = append(dst, outcome{state: p.state, denied: !p.fits})
 	}
 	unlockAll(held)
