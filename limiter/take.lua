@@ -71,7 +71,7 @@
 -- would cost more than the arithmetic.
 
 local call, pcall, unpack = redis.call, redis.pcall, struct.unpack
-local floor, ceil, frexp, max, min, number = math.floor, math.ceil, math.frexp, math.max, math.min, tonumber
+local floor, ceil, frexp, min, number = math.floor, math.ceil, math.frexp, math.min, tonumber
 local byte, format, find, match, sub = string.byte, string.format, string.find, string.match, string.sub
 local keys, runs = KEYS, ARGV
 
@@ -287,6 +287,7 @@ for r = 1, #runs do
         if told > 0 and spare > 0 then
           -- Of each window the larger count counts, so units that both sides know
           -- count once. See slidingHigher in sliding.go.
+          local max = math.max
           local theirs, counts, apart = now + told, spare, 2 * (now + told - clear)
           local alike = clear > now and apart < rate and apart > -rate
           if apart >= rate then
