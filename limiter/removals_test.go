@@ -104,7 +104,7 @@ func TestRemovalsAreBatched(t *testing.T) {
 func TestRemovalSparesBucketsInUse(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		drip int64
+		drip int64 // 0 if it is a sliding window
 		do   func(t *testing.T, server *redistest.Server, node, other *Redis, b Bucket)
 		kept bool
 	}{
@@ -135,13 +135,23 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 			server.Client().Del(t.Context(), node.keys.of(&b))
 			server.Client().LPush(t.Context(), node.keys.of(&b), "x")
 		}, true},
+		{"nothing, of a sliding window", 0, func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}, false},
+		{"another's units in a sliding window", 0, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+			decide(t, other, AccountingAtomic, b)
+		}, true},
+		{"another's denial by a sliding window", 0, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+			b.Cost = 9
+			decide(t, other, AccountingAtomic, b)
+		}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			server := redistest.Start(t)
 			node, m := testNode(t, server)
 			other, _ := testNode(t, server)
 			b := hourly(10)
-			b.Limit.DripSize = tc.drip
+			if b.Limit.DripSize = tc.drip; tc.drip == 0 {
+				b.Limit = SlidingWindow(10, 24*time.Hour)
+			}
 			b.Cost, b.MaxKeys = 2, 1
 			decide(t, node, AccountingAtomic, b)
 			send, waiting := node.fallback.removals.send, make(chan []removal, 1)

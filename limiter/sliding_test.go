@@ -380,3 +380,88 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 		}
 	}
 }
+
+// TestSlidingWindowHoldsUnits guards units that are held for a request which has
+// buckets in other slots: they take room; they count once they are committed, or as
+// of the time until which they were held; and not once they are released.
+func TestSlidingWindowHoldsUnits(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "s", Key: "k", Limit: SlidingWindow(10, time.Minute), Cost: 4}
+	req := Request{Buckets: []Bucket{b}}
+	ask := func(q *query, held bool) outcome {
+		t.Helper()
+		reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Int64Slice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		outcomes, _, err := req.outcomes(reply, held, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return outcomes[0]
+	}
+	peek := func(what string, units, held, remaining int64) {
+		t.Helper()
+		if l, err := v.Peek(t.Context(), b); err != nil || l.Units != units || l.Held != held || l.Remaining != remaining {
+			t.Errorf("%s: %+v, error %v, want %d units, %d held, %d remaining", what, l, err, units, held, remaining)
+		}
+	}
+	begin := v.start - v.start%60e6 + 3600e6
+	for _, end := range []string{"committed", "released", "left"} {
+		v.flush(t)
+		v.at(t, begin+55e6)
+		decide(t, v, AccountingAtomic, b)
+		q := v.query(req, whatHold)
+		o := ask(q, true)
+		if o.denied || o.held != 4 || o.till != v.now+10e6 {
+			t.Errorf("held: %+v", o)
+		}
+		peek("held", 4, 4, 2)
+		again := ask(v.query(req, whatHold), true)
+		if !again.denied || !again.blocked {
+			t.Errorf("a request that has no room beside held units: %+v", again)
+		}
+		v.at(t, begin+60e6)
+		peek("in the next window", 4, 4, 2)
+		switch end {
+		case "committed":
+			q.settle(whatCommit, []outcome{o})
+			ask(q, false)
+			peek(end, 8, 0, 2)
+			v.at(t, begin+90e6)
+			peek("half a window later", 6, 0, 4)
+		case "released":
+			q.settle(whatRelease, []outcome{o})
+			ask(q, false)
+			peek(end, 4, 0, 6)
+		case "left":
+			v.at(t, begin+65e6-1)
+			peek("still held", 3, 4, 3)
+			v.at(t, begin+90e6)
+			peek(end, 6, 0, 4)
+			q.settle(whatCommit, []outcome{o})
+			if o := ask(q, false); o.slack&MaxSlidingUnits != 4 {
+				t.Errorf("settled too late: %+v", o)
+			}
+			v.at(t, begin+150e6)
+			peek("a window later", 2, 0, 8)
+		}
+	}
+}
+
+// TestSlidingWindowTold guards what a server is told of a sliding window: all that
+// it counts, even if it may not for long.
+func TestSlidingWindowTold(t *testing.T) {
+	now := 1000 * time.Hour
+	m := NewMemory(func() time.Duration { return now })
+	f := newFallback(m, time.Minute, "")
+	b := Bucket{Name: "s", Key: "k", Limit: SlidingWindow(9, time.Hour), Cost: 3}
+	f.decide(Request{Buckets: []Bucket{b}}, nil, false)
+	now += 2*time.Hour - time.Second // 3 units at the beginning of a window, and one second left of the next
+	f = &fallback{traffic: new(traffic), memory: m, timeout: time.Minute}
+	got := f.toldFor(&query{buckets: f.pending(Request{Buckets: []Bucket{b}}, nil)})
+	want := state{1e6, 3}
+	if len(got) != 1 || got[0].state != want || got[0].dirty != ahead {
+		t.Errorf("told %+v, want %+v", got, want)
+	}
+}
