@@ -535,12 +535,6 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			keys = append(keys, v.keys.of(&b))
 			numbers, flags := []int64{b.Limit.Size, b.Limit.DripInterval.Microseconds(), b.Limit.DripSize, b.Cost}, byte(0)
 			var levels []int64
-			if b.Limit.Aligned {
-				levels, flags = []int64{b.Limit.Phase.Microseconds()}, 16
-			}
-			if b.Limit.Sliding {
-				flags += 32
-			}
 			if req.levels != nil && req.levels[i].dirty != clean {
 				k := req.levels[i]
 				levels, flags = append(levels, k.clear, k.slack, k.with.clear, k.with.slack), flags+2
@@ -553,6 +547,9 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			}
 			if b.Limit.Aligned {
 				levels, flags = append([]int64{b.Limit.Phase.Microseconds()}, levels...), flags+16
+			}
+			if b.Limit.Sliding {
+				flags += 32
 			}
 			run = append(run, flags)
 			for _, n := range levels {
