@@ -555,7 +555,7 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets; no key alone tells which", b.drip.option)
 	}
 	// The size is no part of its identity.
-	at.Limit = limiter.Limit{Size: 1, DripInterval: b.rate.constant, DripSize: b.drip.constant, Aligned: b.aligned, Sliding: b.sliding}
+	at.Limit = limiter.Limit{Size: 1, DripInterval: b.rate.constant, DripSize: b.drip.constant, Aligned: b.aligned, Algorithm: b.counts}
 	if b.period != nil {
 		at.Limit = b.period.limit(1, time.Now())
 	}

@@ -93,7 +93,7 @@ func (l *Limit) setWindowBucket() error {
 	}
 	b := &bucket{path: l.path, drip: value[int64]{option: "size", constant: limiter.MaxUnits}}
 	if l.algorithm == slidingWindow {
-		b.sliding, b.drip.constant = true, limiter.SlidingWindow(1, time.Second).DripSize
+		b.counts, b.drip.constant = limiter.Sliding, limiter.SlidingWindow(1, time.Second).DripSize
 	}
 	var err error
 	if b.size, err = newValue("size", string(l.Size), parseUnits); err != nil {

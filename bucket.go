@@ -26,7 +26,8 @@ type bucket struct {
 	size, drip, cost value[int64]
 	rate             value[time.Duration]
 	factor           value[factor]
-	aligned, sliding bool    // whether it drips at moments of the clock; whether it counts in sliding windows
+	aligned          bool // whether it drips at moments of the clock
+	counts           limiter.Algorithm
 	period           *period // that takes the place of the rate; nil if there is none
 
 	// The bucket of all requests but for its key, or nil if its numbers depend
@@ -70,7 +71,7 @@ func (b *bucket) validate() error {
 	if !b.drip.isDynamic() {
 		numbers.DripSize = b.drip.constant
 	}
-	numbers.Aligned, numbers.Sliding = b.aligned, b.sliding
+	numbers.Aligned, numbers.Algorithm = b.aligned, b.counts
 	if err := numbers.Validate(); err != nil {
 		if b.source.option != "" {
 			return badOption(b.source.option, b.source.text,
@@ -118,7 +119,7 @@ func (b *bucket) describe() string {
 	switch {
 	case b.period != nil:
 		rate = b.period.String()
-	case b.sliding:
+	case b.counts == limiter.Sliding:
 		rate += " sliding"
 	case b.aligned:
 		rate += " clock"
@@ -135,7 +136,7 @@ func (b *bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.L
 	if b.period != nil {
 		return b.period.limit(numbers.Size, now), false, nil
 	}
-	numbers.Aligned, numbers.Sliding = b.aligned, b.sliding
+	numbers.Aligned, numbers.Algorithm = b.aligned, b.counts
 	if numbers.DripInterval, err = b.rate.at(repl); err != nil {
 		return numbers, false, err
 	}

@@ -210,7 +210,7 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 			b = append(b, `;qu="units"`...)
 		}
 		window := br.limit.DrainTime()
-		if br.limit.Sliding {
+		if br.limit.Algorithm == limiter.Sliding {
 			window = br.limit.DripInterval
 		}
 		b = appendParameter(b, ";w=", ceilSeconds(window))
@@ -239,13 +239,13 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 		case denied:
 		case d.Remaining > 0 && d.Clear > 0 && br.limit.DripSize == limiter.MaxUnits:
 			b = appendParameter(b, ";t=", ceilSeconds(d.Clear)) // a window ends
-		case d.Remaining > 0 && d.Clear > 0 && br.limit.Sliding:
+		case d.Remaining > 0 && d.Clear > 0 && br.limit.Algorithm == limiter.Sliding:
 			ends := d.Clear
 			if ends > br.limit.DripInterval {
 				ends -= br.limit.DripInterval // the one after the present one ends when it is clear
 			}
 			b = appendParameter(b, ";t=", ceilSeconds(ends))
-		case d.Remaining == 0 && br.limit.Sliding:
+		case d.Remaining == 0 && br.limit.Algorithm == limiter.Sliding:
 			one := limiter.Bucket{Limit: br.limit, Cost: 1}
 			b = appendParameter(b, ";t=", ceilSeconds(one.Wait(d)))
 		case d.Remaining > 0:

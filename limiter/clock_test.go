@@ -43,7 +43,7 @@ func (l Limit) written(s state, now int64) written {
 // to go as when it was written. If that number is not known exactly and the bucket
 // may have been just full, it counts as full.
 func (w written) at(l Limit, now int64) (s state, back bool) {
-	if s = w.state.at(now); l.Sliding {
+	if s = w.state.at(now); l.Algorithm == Sliding {
 		if back = s.clear-now > 3*l.rate(); back { // it lasts until the end of the next window but one
 			s.clear = now - l.sinceDrip(now) + 3*l.rate()
 		}

@@ -132,7 +132,7 @@ func drawShape(t *rapid.T) Limit {
 	case 4:
 		l = drawSliding(t)
 	}
-	if l.Sliding || rapid.Bool().Draw(t, "aligned") {
+	if l.Algorithm == Sliding || rapid.Bool().Draw(t, "aligned") {
 		l.Aligned = true
 		l.Phase = time.Duration(rapid.Int64Range(0, l.rate()-1).Draw(t, "phase")) * time.Microsecond
 	}

@@ -232,7 +232,7 @@ func (f *fallback) toldFor(q *query) []toldLevel {
 			levels = make([]toldLevel, len(q.buckets))
 		}
 		p.told = true
-		if level.clear <= int64(f.timeout/time.Microsecond) && !p.limit.Sliding {
+		if level.clear <= int64(f.timeout/time.Microsecond) && p.limit.Algorithm != Sliding {
 			// The bucket may have drained by the time the level arrives. Then its
 			// slack no longer counts.
 			level.slack = 0
@@ -249,7 +249,7 @@ func (l Limit) atLeast(s state, units, unix int64) state {
 	if units == 0 {
 		return s
 	}
-	if l.Sliding {
+	if l.Algorithm == Sliding {
 		if room := l.remaining(s, 0); room > 0 {
 			s = l.add(l.started(s, 0, unix), min(units, room))
 		}

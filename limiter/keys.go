@@ -68,8 +68,8 @@ func (b *Bucket) appendRest(name []byte) []byte {
 		name = append(name, '.')
 		name = strconv.AppendInt(name, b.Limit.Phase.Microseconds(), 36)
 	}
-	if b.Limit.Sliding {
-		name = append(name, ".s"...)
+	if a := b.Limit.Algorithm; a != Leaky {
+		name = append(name, '.', "-s"[a])
 	}
 	return name
 }

@@ -19,7 +19,8 @@ const horizon = 1 << 50
 // Limit describes a bucket: it holds at most Size units, and every DripInterval it
 // loses DripSize of them. [PerSecond], [PerMinute], [Every] and [NewLimit] make a
 // Limit from a rate, [Window] and [ClockWindow] one that counts in fixed windows,
-// [SlidingWindow] one whose windows slide. The zero Limit is not valid: Size and DripInterval have no default.
+// [SlidingWindow] one whose windows slide. The zero Limit is not valid: Size and
+// DripInterval have no default.
 type Limit struct {
 	// The most units that the bucket holds, from 1 to MaxUnits.
 	Size int64
@@ -35,10 +36,9 @@ type Limit struct {
 	// happen every DripInterval after the request that found the bucket empty.
 	Aligned bool
 
-	// Whether units are counted in windows that slide, see [SlidingWindow], which
-	// makes such a Limit: DripInterval is then the length of a window, and DripSize
-	// has a fixed value. Drips must be aligned.
-	Sliding bool
+	// How units are counted. The above describes a leaky bucket; for the others see
+	// the functions that make such a Limit.
+	Algorithm Algorithm
 
 	// The time from the Unix epoch to an aligned drip: a whole number of
 	// microseconds, from 0 to less than DripInterval. It must be 0 if drips are
@@ -60,11 +60,13 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripInterval)
 	case !l.Aligned && l.Phase != 0:
 		return fmt.Errorf("phase %v: must be 0 if drips are not aligned", l.Phase)
-	case l.Sliding && (!l.Aligned || l.DripSize != slidingDrip):
+	case l.Algorithm > Sliding:
+		return fmt.Errorf("algorithm %d: unknown", l.Algorithm)
+	case l.Algorithm == Sliding && (!l.Aligned || l.DripSize != slidingDrip):
 		return errors.New("sliding: must be made by SlidingWindow")
-	case l.Sliding && l.Size > MaxSlidingUnits:
+	case l.Algorithm == Sliding && l.Size > MaxSlidingUnits:
 		return fmt.Errorf("size %d: must be at most %d in a sliding window", l.Size, int64(MaxSlidingUnits))
-	case l.Sliding && l.rate() > horizon/3:
+	case l.Algorithm == Sliding && l.rate() > horizon/3:
 		return fmt.Errorf("drip rate %v: must be at most %v in a sliding window", l.DripInterval, horizon/3*time.Microsecond)
 	case l.Phase < 0 || l.Phase >= l.DripInterval || l.Phase%time.Microsecond != 0:
 		return fmt.Errorf("phase %v: must be a whole number of microseconds, from 0 to less than the drip rate, %v", l.Phase, l.DripInterval)
@@ -89,7 +91,7 @@ func (l Limit) rate() int64 { return int64(l.DripInterval / time.Microsecond) }
 
 // drips returns the number of drips that empty a full bucket.
 func (l Limit) drips() int64 {
-	if l.Sliding {
+	if l.Algorithm == Sliding {
 		return 2 // units count in the window after their own too
 	}
 	return ceilDiv(l.Size, l.DripSize)
@@ -127,7 +129,7 @@ func (s state) at(now int64) state {
 // wait returns how long, in µs, until a bucket at level s has room for cost, or 0
 // if it has room now. The cost must not exceed the size.
 func (l *Limit) wait(s state, now, cost int64) int64 {
-	if l.Sliding {
+	if l.Algorithm == Sliding {
 		return l.slidingWait(s, now, cost)
 	}
 	return l.leakyWait(s, now, cost)
@@ -145,7 +147,7 @@ func (l *Limit) leakyWait(s state, now, cost int64) int64 {
 // now, in µs since the Unix epoch.
 func (l *Limit) started(s state, now, unix int64) state {
 	switch {
-	case l.Sliding:
+	case l.Algorithm == Sliding:
 		return l.slidingStarted(s, now, unix)
 	case l.Aligned && s.clear <= now:
 		return state{clear: now - l.sinceDrip(unix)}
@@ -164,7 +166,7 @@ func (l *Limit) sinceDrip(unix int64) int64 {
 
 // add returns the level s, which is started, with cost more units.
 func (l *Limit) add(s state, cost int64) state {
-	if l.Sliding {
+	if l.Algorithm == Sliding {
 		return slidingAdd(s, cost)
 	}
 	return l.leakyAdd(s, cost)
@@ -181,7 +183,7 @@ func (l *Limit) leakyAdd(s state, cost int64) state {
 
 // remaining returns the number of units that a bucket at level s has room for.
 func (l *Limit) remaining(s state, now int64) int64 {
-	if l.Sliding {
+	if l.Algorithm == Sliding {
 		return max(l.Size-l.slidingUnits(s, now), 0)
 	}
 	return l.leakyRemaining(s, now)
@@ -204,7 +206,7 @@ func (l Limit) units(s state, now int64) int64 {
 	if s.clear <= now {
 		return 0
 	}
-	if l.Sliding {
+	if l.Algorithm == Sliding {
 		return l.slidingUnits(s, now)
 	}
 	over, units := bits.Mul64(uint64(ceilDiv(s.clear-now, l.rate())), uint64(l.DripSize))

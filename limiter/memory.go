@@ -108,7 +108,7 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 	t.mu.Lock()
 	// Read the clock first, so that the processor can fetch the bucket meanwhile.
 	now := m.clock().Microseconds()
-	if stored := t.own(hash); stored != nil && !b.Limit.Sliding {
+	if stored := t.own(hash); stored != nil && b.Limit.Algorithm == Leaky {
 		s = stored.at(now)
 		if denied = b.Cost > b.Limit.Size || b.Limit.leakyWait(s, now, b.Cost) > 0; !denied {
 			s = b.Limit.leakyAdd(m.started(&b.Limit, s, now), b.Cost)
@@ -310,8 +310,8 @@ func (b *Bucket) limitHash(seed maphash.Seed) uint64 {
 	if b.Limit.Aligned {
 		h = mix(h, uint64(b.Limit.Phase))
 	}
-	if b.Limit.Sliding {
-		h = ^h
+	if b.Limit.Algorithm != Leaky {
+		h = mix(h, uint64(b.Limit.Algorithm))
 	}
 	return h
 }

@@ -38,20 +38,20 @@ const (
 
 // limitID identifies a limit, and so a partition.
 type limitID struct {
-	name     string
-	rate     time.Duration
-	dripSize int64
-	aligned  bool
-	sliding  bool
-	phase    time.Duration
-	shared   bool // whether these are shared buckets
+	name      string
+	rate      time.Duration
+	dripSize  int64
+	aligned   bool
+	algorithm Algorithm
+	phase     time.Duration
+	shared    bool // whether these are shared buckets
 }
 
 // limitID returns the identity of b's limit.
 func (b *Bucket) limitID() limitID {
 	l := &b.Limit
 	return limitID{
-		name: b.Name, rate: l.DripInterval, dripSize: l.DripSize, aligned: l.Aligned, sliding: l.Sliding, phase: l.Phase,
+		name: b.Name, rate: l.DripInterval, dripSize: l.DripSize, aligned: l.Aligned, algorithm: l.Algorithm, phase: l.Phase,
 		shared: b.shared,
 	}
 }
@@ -60,7 +60,7 @@ func (b *Bucket) limitID() limitID {
 func (id limitID) bucket() Bucket {
 	return Bucket{
 		Name:   id.name,
-		Limit:  Limit{DripInterval: id.rate, DripSize: id.dripSize, Aligned: id.aligned, Sliding: id.sliding, Phase: id.phase},
+		Limit:  Limit{DripInterval: id.rate, DripSize: id.dripSize, Aligned: id.aligned, Algorithm: id.algorithm, Phase: id.phase},
 		shared: id.shared,
 	}
 }

@@ -512,7 +512,7 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 			levels[i].dirty = rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
 			levels[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
 			levels[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
-			if b.Limit.Sliding {
+			if b.Limit.Algorithm == Sliding {
 				levels[i].slack |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
 			}
 			levels[i].with = b.Limit.atLeast(levels[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"), 0)
@@ -548,8 +548,8 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			if b.Limit.Aligned {
 				levels, flags = append([]int64{b.Limit.Phase.Microseconds()}, levels...), flags+16
 			}
-			if b.Limit.Sliding {
-				flags += 32
+			if b.Limit.Algorithm == Sliding {
+				flags, run[4] = flags+32, run[4]|128
 			}
 			run = append(run, flags)
 			for _, n := range levels {

@@ -136,15 +136,12 @@ func (r *Redis) remove(buckets []removal) {
 			ask()
 			q = new(query)
 			q.Owner, q.abandoned = q, true // it decides nothing
-			group = []byte{0, 1, 0, 0, whatRemove}
+			group = []byte{0, 1, 0, 0, whatRemove | whatOthers}
 		}
 		limit := b.partition.id.bucket()
 		q.Keys = append(q.Keys, string(limit.appendRest(r.keys.appendDigest(nil, b.digest))))
-		rate := limit.Limit.rate()
-		if limit.Limit.Sliding {
-			rate = -rate
-		}
-		group = appendNumbers(group, b.clear-now, b.slack, rate)
+		group = appendNumbers(group, b.clear-now, b.slack, limit.Limit.rate())
+		group = append(group, byte(limit.Limit.Algorithm)*flagOther)
 	}
 	ask()
 }

@@ -281,7 +281,7 @@ func TestEqualRemovals(t *testing.T) {
 		removal := []byte{0, 2, 0, byte(buckets), whatRemove} // a run of two
 		var keys []string
 		for range buckets {
-			removal = appendNumbers(removal, limit.rate(), 0, limit.rate())
+			removal = append(appendNumbers(removal, limit.rate(), 0, limit.rate()), 0)
 		}
 		for i := range 2 * buckets {
 			keys = append(keys, fmt.Sprint("gone", i))

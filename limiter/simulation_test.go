@@ -143,7 +143,7 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 		if l := &h.buckets[i].Limit; h.random.IntN(4) == 0 {
 			l.Aligned, l.Phase = true, time.Duration(h.random.Int64N(l.rate()))*time.Microsecond
 			if h.random.IntN(2) == 0 {
-				l.DripSize, l.Sliding = slidingDrip, true
+				l.DripSize, l.Algorithm = slidingDrip, Sliding
 			}
 		}
 	}

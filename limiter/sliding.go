@@ -17,14 +17,14 @@ import (
 // when a window ends.
 
 const (
-	// MaxSlidingUnits is the largest Size of a Limit that is Sliding: 2^24 − 1.
+	// MaxSlidingUnits is the largest Size of a [Sliding] Limit: 2^24 − 1.
 	MaxSlidingUnits = 1<<countBits - 1
 
 	// countBits is the number of bits in which the units of one window are
 	// stored.
 	countBits = 24
 
-	// slidingDrip is the DripSize of all Limits that are Sliding: the slack of a
+	// slidingDrip is the DripSize of all [Sliding] Limits: the slack of a
 	// bucket is always less.
 	slidingDrip = 1 << (2 * countBits)
 )
@@ -37,7 +37,7 @@ const (
 // number of microseconds, at most 11 years. Otherwise the Limit is not valid, and
 // every request returns an error.
 func SlidingWindow(n int64, d time.Duration) Limit {
-	return Limit{Size: n, DripInterval: d, DripSize: slidingDrip, Aligned: true, Sliding: true}
+	return Limit{Size: n, DripInterval: d, DripSize: slidingDrip, Aligned: true, Algorithm: Sliding}
 }
 
 // counts returns the units in the two windows that s counts.

@@ -92,7 +92,7 @@ func (b *Bucket) fits(s state, now int64) bool {
 // fitsBeside reports whether b, at level s, has room for the request and for some
 // other units, at most its size.
 func (b *Bucket) fitsBeside(s state, units, now int64) bool {
-	if b.Limit.Sliding {
+	if b.Limit.Algorithm == Sliding {
 		return b.Cost <= b.Limit.Size-units && b.Limit.slidingWait(s, now, b.Cost+units) == 0
 	}
 	return b.Cost <= b.Limit.Size-units && b.Limit.leakyWait(s, now, b.Cost+units) == 0

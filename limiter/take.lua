@@ -19,7 +19,7 @@
 --               are to be settled
 --           16  1 double follows, before all of those: drips are aligned to the
 --               clock, and this is the time from its zero to one of them
---           32  (with 16) it is a sliding window, see below
+--           32  (with 16) it is a sliding window, see sliding.lua
 --   reply  for each bucket two integers: the time until it runs empty, t, or -1 - t
 --          if its key held something that is not a bucket; and its slack, s, or
 --          -1 - s if it denies, or -1 - 2^50 - s if it denies only because of units
@@ -37,10 +37,12 @@
 --      shows whether the server accepts writes: the key is written back unchanged
 --   5  remove the buckets, unless they hold more than was known to the node that
 --      evicted them. For each there are only 3 doubles, the time until it runs
---      empty, a slack and the drip rate, negative if it is a sliding window. There
---      is no reply
+--      empty, a slack and the drip rate, and 1 byte of flags. There is no reply
 --   6  peek: only look at the buckets, and write nothing
 --   7  reset the buckets: they are empty then, and the reply is what they held
+--
+-- 128 is added if some of the buckets are of other algorithms. Those are in files of
+-- their own, which are inserted below.
 --
 -- A key holds a number of 19 digits. All but the last three are the time at which
 -- its bucket runs empty; the last three say how many drips away that was when the
@@ -61,12 +63,6 @@
 -- are stored exactly, more of them in steps of at most a sixteenth, rounded up: 16
 -- steps for each doubling.
 --
--- A sliding window counts the units of the window that was last charged and of the
--- one before, and estimates from them how many lie in the time of one window that
--- ends now. Its time is the end of the window after the former, and its slack is
--- not what its name says but these counts, the earlier one times 2^24. Its drip
--- rate is the length of a window. sliding.go has the same arithmetic in Go.
---
 -- Most groups have one bucket. They use no tables or functions of their own, which
 -- would cost more than the arithmetic.
 
@@ -78,8 +74,8 @@ local keys, runs = KEYS, ARGV
 local HORIZON = 2 ^ 50     -- no bucket's time can lie further ahead
 local SECOND = 1000000
 local HELD_FOR = 10 * SECOND
-local COUNT = 2 ^ 24       -- more than a window counts
 local HOLD, COMMIT, RELEASE, REMOVE, PEEK, RESET = 2, 3, 4, 5, 6, 7
+local OTHERS = 128         -- added to what to do
 
 if #runs == 0 then
   return {} -- the caller only checks whether the script exists
@@ -88,23 +84,25 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
--- For a sliding window that runs empty in ahead and has the given slack, units
--- returns the estimate, slid the time and the slack once they count the present
--- window last, plus the slack with cost more units, and later both once they count
--- windows that are one later, or two, and still hold as much. See sliding.go.
-local units, slid, plus, later
+-- The other algorithms by their flag: the functions that leaky buckets have in line.
+local others
 
 local reply, replies, key = {}, 0, 0
 for r = 1, #runs do
   local run = runs[r]
   local groups, buckets, what, at = unpack('>HHB', run)
+  if what >= OTHERS then
+    what = what - OTHERS
+    others = others or {
+      [32] = (function()
+        --@ sliding.lua
+      end)(),
+    }
+  end
   if what == REMOVE then
     for i = 1, groups * buckets do
-      local told, spare, rate = unpack('>ddd', run, at + (i - 1) % buckets * 24)
-      local slides = rate < 0
-      if slides then
-        rate = -rate
-      end
+      local told, spare, rate, flags = unpack('>dddB', run, at + (i - 1) % buckets * 25)
+      local other = others and others[flags]
       local value = pcall('GET', keys[key + i])
       local c, s = match(type(value) == 'string' and value or '', '^(%d+)%d%d%d:?(%d*)$')
       c, s = number(c), number(s) or 0
@@ -113,8 +111,8 @@ for r = 1, #runs do
       -- drip, or takes slack.
       local apart = c and c - now - told
       local alike = s >= spare
-      if slides then
-        alike = s % COUNT <= spare % COUNT and floor(s / COUNT) <= floor(spare / COUNT)
+      if other then
+        alike = other.within(s, spare)
       end
       if c and c > now and 2 * apart < rate and (alike or apart <= -rate / 2) then
         pcall('SET', keys[key + i], 0, 'PXAT', 1)
@@ -124,54 +122,16 @@ for r = 1, #runs do
   end
   local several = buckets > 1
   local rows = several and {}
-  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2, phase, slides
+  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2, phase, other
   for i = 1, buckets do
     size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
-    phase, slides = nil, false
+    phase, other = nil, nil
     if flags >= 16 then
-      phase, at = unpack('>d', run, at)
-      slides = flags >= 32
-    end
-    if slides and not units then
-      units = function(ahead, slack, rate)
-        local last = slack % COUNT
-        local before, left = (slack - last) / COUNT, ahead - rate
-        if left <= 0 then
-          before, last, left = last, 0, ahead
-        end
-        if left <= 0 then
-          return 0
-        elseif left >= rate then -- more if the clock was set back
-          return before + last
-        elseif before * left < 2 ^ 53 then
-          return floor(before * left / rate) + last
-        end
-        -- In octal, digit by digit, because before * left has too many digits.
-        local whole, rest, place = 0, 0, COUNT
-        repeat
-          place = place / 8
-          rest = rest * 8 + floor(before / place) % 8 * left
-          whole, rest = whole * 8 + floor(rest / rate), rest % rate
-        until place == 1
-        return whole + last
+      if flags % 32 >= 16 then
+        phase, at = unpack('>d', run, at)
       end
-      slid = function(ahead, slack, rate)
-        if ahead > rate then
-          return ahead, slack
-        end
-        return ahead + rate, slack % COUNT * COUNT
-      end
-      plus = function(slack, cost)
-        return slack + min(cost, COUNT - 1 - slack % COUNT)
-      end
-      later = function(ahead, slack, rate, two)
-        local before, count = slack % COUNT, units(ahead, slack, rate)
-        if two then
-          return ahead + 2 * rate, count
-        elseif ahead <= rate then
-          return ahead + rate, before * COUNT
-        end
-        return ahead + rate, before * COUNT + count - before
+      if flags >= 32 then
+        other = others[flags - flags % 32]
       end
     end
     if flags > 0 and flags % 4 >= 2 then
@@ -183,7 +143,7 @@ for r = 1, #runs do
     if several then
       -- With room for the results in each group: clear, slack, fits, changed,
       -- foreign, held, till and blocked.
-      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2, phase, slides}
+      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2, phase, other}
     end
   end
 
@@ -195,7 +155,7 @@ for r = 1, #runs do
       if several then
         row = rows[i]
         size, rate, drip, cost, flags, told, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
-        due, told2, spare2, phase, slides = row[16], row[17], row[18], row[19], row[20]
+        due, told2, spare2, phase, other = row[16], row[17], row[18], row[19], row[20]
       end
       clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
       local value = pcall('GET', keys[key + i])
@@ -222,10 +182,8 @@ for r = 1, #runs do
           foreign, held = true, 0
         elseif c > now then
           clear, slack = c, s
-          if slides then
-            if c - now > 3 * rate then -- the clock was set back
-              clear, changed = now - (now - phase) % rate + 3 * rate, true
-            end
+          if other then
+            clear, slack, changed = other.at(c, s, rate, phase)
           elseif c - now > w * rate then
             local step = 1
             if w > 256 then
@@ -248,18 +206,14 @@ for r = 1, #runs do
           if till > now + HELD_FOR then -- the clock was set back
             till, changed = now + HELD_FOR, true
           end
-          if till <= now and slides then
+          if till <= now and other then
             -- They were not settled in time. They count as of then.
-            if c <= till then
-              clear, slack = till - (till - phase) % rate + 2 * rate, 0
-            else
-              if c <= now then
-                clear, slack = c, s
-              end
-              clear, slack = slid(clear - till, slack, rate)
-              clear = clear + till
+            if clear == now then
+              clear, slack = c, s
             end
-            slack, held, changed = plus(slack, held), 0, true
+            clear, slack = other.started(clear, slack, till, rate, phase)
+            clear, slack = other.add(clear, slack, held)
+            held, changed = 0, true
             if clear <= now then
               clear, slack = now, 0
             end
@@ -283,30 +237,10 @@ for r = 1, #runs do
         end
         foreign = true
       end
-      if slides and flags % 4 >= 2 then
-        if told > 0 and spare > 0 then
-          -- Of each window the larger count counts, so units that both sides know
-          -- count once. See slidingHigher in sliding.go.
-          local max = math.max
-          local theirs, counts, apart = now + told, spare, 2 * (now + told - clear)
-          local alike = clear > now and apart < rate and apart > -rate
-          if apart >= rate then
-            clear, slack = later(clear - now, slack, rate, apart >= 3 * rate)
-            clear = clear + now
-          elseif apart <= -rate then
-            theirs, counts = later(told, spare, rate, apart <= -3 * rate)
-            theirs = theirs + now
-          end
-          if slack == 0 then
-            clear, slack, changed = theirs, counts, true
-          elseif counts > 0 then
-            if not (alike and flags % 16 < 8) then
-              clear = max(clear, theirs) -- otherwise it differs only by the delay
-            end
-            local last = max(slack % COUNT, counts % COUNT)
-            slack, changed = max(floor(slack / COUNT), floor(counts / COUNT)) * COUNT + last, true
-          end
-        end
+      if other and flags % 4 >= 2 then
+        local c, s = clear, slack
+        clear, slack = other.join(c, s, now + told, spare, flags % 16 >= 8, rate)
+        changed = changed or clear ~= c or slack ~= s
       elseif flags > 0 and flags % 4 >= 2 then
         -- The level arrived with some delay. If both sides know the same charges,
         -- their times are whole drips apart: a difference of less than half a drip
@@ -323,10 +257,10 @@ for r = 1, #runs do
           slack, changed = spare, true
         end
       end
-      if what < COMMIT and slides then
-        local room = size - cost - units(clear - now, slack, rate)
+      if what < COMMIT and other then
+        local room = other.room(clear, slack, size, rate) - cost
         fits = room >= 0
-        blocked = fits and (held > room or flags % 4 >= 2 and units(told2, spare2, rate) + cost + held > size)
+        blocked = fits and (held > room or flags % 4 >= 2 and other.room(now + told2, spare2, size, rate) < cost + held)
         fits = fits and not blocked
       elseif what < COMMIT then
         fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
@@ -366,7 +300,7 @@ for r = 1, #runs do
     for i = 1, buckets do
       if several then
         row = rows[i]
-        rate, drip, cost, phase, slides = row[2], row[3], row[4], row[19], row[20]
+        rate, drip, cost, phase, other = row[2], row[3], row[4], row[19], row[20]
         clear, slack, fits, changed, foreign = row[8], row[9], row[10], row[11], row[12]
         held, till, blocked = row[13], row[14], row[15]
       end
@@ -382,22 +316,18 @@ for r = 1, #runs do
           held, changed = held + cost, true
         end
       end
-      if slides then
+      if other then
         if charge or blocked then
-          if clear == now then
-            clear = now - (now - phase) % rate + 2 * rate -- the window has begun
-          else
-            clear, slack = slid(clear - now, slack, rate)
-            clear = clear + now
-          end
+          clear, slack = other.started(clear, slack, now, rate, phase)
         end
         if charge then
-          slack, changed = plus(slack, cost), true
+          clear, slack = other.add(clear, slack, cost)
+          changed = true
         end
       elseif phase and clear == now and (charge or blocked) then
         clear = now - (now - phase) % rate -- the window has begun
       end
-      if charge and not slides then
+      if charge and not other then
         local drips = ceil((cost - slack) / drip)
         clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
       end
@@ -416,7 +346,7 @@ for r = 1, #runs do
         local expires = sub(value, 1, -7)
         if held > 0 then
           value = format('%s:%.0f:%.0f:%.0f', value, slack, held, till)
-          local last = (clear < till and till or clear) + (slides and 2 or ceil(held / drip)) * rate
+          local last = (clear < till and till or clear) + (other and other.drips(held) or ceil(held / drip)) * rate
           expires = format('%.0f', ceil(last / 1000))
         else
           if clear - now < 1000 then
@@ -428,8 +358,8 @@ for r = 1, #runs do
         end
         call('SET', keys[key + i], value, 'PXAT', expires)
       end
-      if blocked and slides then
-        slack = plus(slack, held)
+      if blocked and other then
+        clear, slack = other.add(clear, slack, held)
       elseif blocked then
         local drips = ceil((held - slack) / drip)
         clear, slack = min(clear + drips * rate, now + HORIZON), slack + drips * drip - held

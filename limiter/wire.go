@@ -5,17 +5,24 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-//go:embed take.lua
-var takeSource string
+var (
+	//go:embed take.lua
+	takeLua string
+	//go:embed sliding.lua
+	slidingLua string
 
-// takeScript is the script that decides requests on the servers.
-var takeScript = newScript(takeSource)
+	// takeSource is the source of the script that decides requests on the servers:
+	// take.lua with the files that it names.
+	takeSource = strings.NewReplacer("--@ sliding.lua\n", slidingLua).Replace(takeLua)
+	takeScript = newScript(takeSource)
+)
 
 // newScript returns a script with the given source, which replies as take.lua
 // does.
@@ -68,6 +75,7 @@ const (
 	whatRemove  = 5 // see removals
 	whatPeek    = 6
 	whatReset   = 7
+	whatOthers  = 128 // added if not all are leaky buckets
 )
 
 // query returns a query about req.
@@ -113,7 +121,7 @@ const (
 	flagDue     = 4
 	flagAhead   = 8
 	flagAligned = 16
-	flagSliding = 32
+	flagOther   = 32 // times the Algorithm
 )
 
 // split splits what remains of a group whose next bucket has been told no level:
@@ -131,7 +139,7 @@ func split(group string) (numbers string, flags byte, phase, due, rest string) {
 }
 
 // what returns what q asks take.lua to do.
-func (q *query) what() byte { return q.plain[whatIndex] }
+func (q *query) what() byte { return q.plain[whatIndex] &^ whatOthers }
 
 // repliesTo returns the number of integers in the reply to a group.
 func repliesTo(what byte, buckets int) int {
@@ -150,7 +158,7 @@ func tellsHeld(what byte) bool { return what == whatHold || what == whatPeek || 
 // settle turns q, whose units are held, into the query that settles them.
 func (q *query) settle(what byte, held []outcome) {
 	group := append([]byte(nil), q.plain[:groupHead]...)
-	group[whatIndex] = what
+	group[whatIndex] = what | group[whatIndex]&whatOthers
 	rest := q.plain[groupHead:]
 	for i := range held {
 		numbers, flags, phase, _, after := split(rest)
@@ -201,21 +209,22 @@ func (q *query) release() {
 
 // appendGroup appends the group for req, as a run of one group.
 func (req Request) appendGroup(b []byte, what byte) []byte {
+	start := len(b)
 	b = binary.BigEndian.AppendUint16(b, 1)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(req.Buckets))) //nolint:gosec // no configuration has 65 536 limits
 	b = append(b, what)
 	for i := range req.Buckets {
 		bucket := &req.Buckets[i]
 		b = appendNumbers(b, bucket.Limit.Size, bucket.Limit.rate(), bucket.Limit.DripSize, bucket.Cost)
+		flags := byte(bucket.Limit.Algorithm) * flagOther
+		if flags > 0 {
+			b[start+whatIndex] |= whatOthers
+		}
 		if !bucket.Limit.Aligned {
-			b = append(b, 0)
+			b = append(b, flags)
 			continue
 		}
-		flags := byte(flagAligned)
-		if bucket.Limit.Sliding {
-			flags |= flagSliding
-		}
-		b = append(b, flags)
+		b = append(b, flags|flagAligned)
 		b = appendNumbers(b, bucket.Limit.Phase.Microseconds())
 	}
 	return b
@@ -272,7 +281,7 @@ func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes [
 // wrote reports whether take.lua's reply shows that it has written: that is so if
 // no bucket denied.
 func wrote(c *redisscript.Call) bool {
-	if len(c.Reply) == 0 || c.Arg[whatIndex] > whatHold {
+	if len(c.Reply) == 0 || c.Arg[whatIndex]&^whatOthers > whatHold {
 		return false
 	}
 	for i := 1; i < len(c.Reply); i += len(c.Reply) / len(c.Keys) {
