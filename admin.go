@@ -122,17 +122,6 @@ func (s *jsonSeconds) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// runningApp returns the app of the running config, or nil if that has no limits. It
-// is not the one that Caddy provisions meanwhile, or has failed to start.
-func runningApp() *App {
-	running.Lock()
-	defer running.Unlock()
-	if n := len(running.apps); n > 0 {
-		return running.apps[n-1]
-	}
-	return nil
-}
-
 // statusAnswer is the answer of status.
 type statusAnswer struct {
 	Version    string            `json:"version"`
@@ -183,13 +172,12 @@ func serveStatus(w http.ResponseWriter, _ *http.Request) error {
 	now := time.Now()
 	status := statusAnswer{
 		Version: moduleVersion(), Servers: []serverAnswer{}, Limits: []countsAnswer{},
-		Requests: map[string]uint64{
-			"admitted": checkedTotal(checkedAdmitted), "denied": checkedTotal(checkedDenied),
-			"undecided": checkedTotal(checkedUndecided), "refused": checkedTotal(checkedRefused),
-			"early_data": checkedTotal(checkedEarlyData),
-		},
+		Requests: make(map[string]uint64, checkedKinds),
 	}
-	app := runningApp()
+	for what := range checkedKinds {
+		status.Requests[what.String()] = checkedTotal(what)
+	}
+	app := newestApp()
 	if app == nil {
 		return writeJSON(w, http.StatusOK, status)
 	}
@@ -255,11 +243,7 @@ func countsAnswerOf(c *counters, before countSample, age time.Duration) countsAn
 		Near: totals.of(countedNear), Units: totals.units,
 		By: make(map[string]uint64, deciders), Rates: make(map[string]float64),
 	}
-	for by := range deciders {
-		n := uint64(0)
-		for kind := range totals.decisions {
-			n += totals.decisions[kind][by]
-		}
+	for by, n := range totals.by(countedAdmitted, countedNear, countedDenied, countedSpared) {
 		answer.By[limiter.Decider(by).String()] = n
 	}
 	grown, per := counts.minus(before.counts[c.path]), age.Seconds()
@@ -311,7 +295,7 @@ type limitAnswer struct {
 // serveLimits answers with all limits.
 func serveLimits(w http.ResponseWriter, _ *http.Request) error {
 	answer := limitsAnswer{Limits: []limitAnswer{}}
-	app := runningApp()
+	app := newestApp()
 	if app == nil {
 		return writeJSON(w, http.StatusOK, answer)
 	}
@@ -510,7 +494,7 @@ func serveBucket(w http.ResponseWriter, r *http.Request,
 	if err != nil {
 		return err
 	}
-	app := runningApp()
+	app := newestApp()
 	b, err := app.find(asked.limit)
 	if err != nil {
 		return err
@@ -554,18 +538,14 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 	case b.drip.isDynamic():
 		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets; no key alone tells which", b.drip.option)
 	}
-	// The size is no part of its identity.
-	at.Limit = limiter.Limit{Size: 1, DripInterval: b.rate.constant, DripSize: b.drip.constant, Aligned: b.aligned, Algorithm: b.counts}
-	if b.period != nil {
-		at.Limit = b.period.limit(1, time.Now())
-	}
+	size := int64(1) // it is no part of the bucket's identity
 	if !b.sizeIsDynamic() {
-		if at.Limit.Size, _, err = b.effectiveSize(nil); err != nil {
-			return at, err
-		}
+		size, _, _ = b.effectiveSize(nil) // validated before
 	}
 	if b.period != nil {
-		at.Limit = b.period.limit(at.Limit.Size, time.Now())
+		at.Limit = b.period.limit(size, time.Now())
+	} else {
+		at.Limit = limiter.Limit{Size: size, DripInterval: b.rate.constant, DripSize: b.drip.constant, Aligned: b.aligned, Algorithm: b.counts}
 	}
 	if at.Cost = 1; !b.cost.isDynamic() {
 		at.Cost = b.cost.constant
@@ -710,7 +690,7 @@ func serveTop(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	b, err := runningApp().tracked(q.limit)
+	b, err := newestApp().tracked(q.limit)
 	if err != nil {
 		return err
 	}

@@ -105,7 +105,9 @@ func (r *runningApps) newest() *App {
 	return r.apps[len(r.apps)-1]
 }
 
-// newestApp returns the newest app that runs, or nil if there is none.
+// newestApp returns the newest app that runs, or nil if there is none, as when the
+// config has no limits. It is not one that Caddy is still provisioning, or failed to
+// start.
 func newestApp() *App {
 	running.Lock()
 	defer running.Unlock()

@@ -97,14 +97,22 @@ func (c *counters) totals() (t limitTotals) {
 	return t
 }
 
-// of returns the number of decisions of the given kinds, whoever decided.
-func (t *limitTotals) of(kinds ...counted) (n uint64) {
+// by returns the number of decisions of the given kinds, by limiter.Decider.
+func (t *limitTotals) by(kinds ...counted) (n [deciders]uint64) {
 	for _, kind := range kinds {
-		for _, by := range t.decisions[kind] {
-			n += by
+		for by := range n {
+			n[by] += t.decisions[kind][by]
 		}
 	}
 	return n
+}
+
+// of returns the number of decisions of the given kinds, whoever decided.
+func (t *limitTotals) of(kinds ...counted) (sum uint64) {
+	for _, n := range t.by(kinds...) {
+		sum += n
+	}
+	return sum
 }
 
 // checked is what became of a request at a handler that had limits for it.

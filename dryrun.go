@@ -378,11 +378,9 @@ func (run *dryRun) meet(h *Handler, r *http.Request) bool {
 	eval := evaluationOf(r)
 	defer eval.release()
 	eval.now = run.now
-	for _, l := range h.Limits {
-		if err := l.addTo(eval); err != nil {
-			run.visit(h, eval, err)
-			return false
-		}
+	if err := eval.add(h.Limits); err != nil {
+		run.visit(h, eval, err)
+		return false
 	}
 	return len(eval.buckets) == 0 || run.visit(h, eval, nil)
 }

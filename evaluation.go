@@ -53,6 +53,17 @@ func (e *evaluation) release() {
 	evaluations.Put(e)
 }
 
+// add adds the buckets of limits, and of those nested in them, that the request has
+// to pass.
+func (e *evaluation) add(limits []*Limit) error {
+	for _, l := range limits {
+		if err := l.addTo(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // count counts what was decided on the request.
 func (e *evaluation) count(accounting limiter.Accounting) {
 	denied := false

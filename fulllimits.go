@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -84,8 +83,7 @@ func (l *fullLimitLog) due(now time.Time, usages []limiter.LimitUsage) []fullLim
 		if u.Forgotten == before.Forgotten && u.Shared == before.Shared {
 			continue
 		}
-		// The path may have a suffix, see key.nameSuffix.
-		path, _, _ := strings.Cut(u.Name, "@")
+		path := pathOfBuckets(u.Name)
 		limit := l.limits[path]
 		limit.path, limit.maxKeys, limit.memory = path, u.MaxKeys, u.Buckets < u.MaxKeys
 		limit.forgotten += u.Forgotten - before.Forgotten

@@ -207,11 +207,9 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 	}
 	eval := evaluationOf(r)
 	defer eval.release()
-	for _, l := range h.Limits {
-		if err := l.addTo(eval); err != nil {
-			h.noteUndecided(resultOf(eval), eval, countRefused(eval.stripe, err))
-			return nil, err
-		}
+	if err := eval.add(h.Limits); err != nil {
+		h.noteUndecided(resultOf(eval), eval, countRefused(eval.stripe, err))
+		return nil, err
 	}
 	if len(eval.buckets) == 0 {
 		return nil, nil

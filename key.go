@@ -158,6 +158,13 @@ func (k *key) nameSuffix(path, numbers string) string {
 	return "@" + strconv.FormatUint(digest.Sum64(), 36)
 }
 
+// pathOfBuckets returns the path of the limit whose buckets have a name: the part
+// before its suffixes, see nameSuffix and addressSuffix.
+func pathOfBuckets(name string) string {
+	path, _, _ := strings.Cut(name, "@")
+	return path
+}
+
 // errEarlyData rejects a request whose address is not verified yet: until the TLS
 // handshake is complete, it may have been replayed by anyone from anywhere.
 var errEarlyData = refusal{

@@ -550,12 +550,7 @@ func (l *Limit) addTo(e *evaluation) error {
 			return err
 		}
 	}
-	for _, child := range l.Limits {
-		if err := child.addTo(e); err != nil {
-			return err
-		}
-	}
-	return nil
+	return e.add(l.Limits)
 }
 
 // warnClientControlled logs a warning if clients can choose a fresh bucket for each

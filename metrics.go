@@ -188,7 +188,6 @@ func (out metricsWriter) write(desc *prometheus.Desc, kind prometheus.ValueType,
 var (
 	countedNames = [...]string{"admitted", "denied", "spared"}
 	countedOf    = [len(countedNames)][]counted{{countedAdmitted, countedNear}, {countedDenied}, {countedSpared}}
-	checkedNames = [checkedKinds]string{"admitted", "denied", "undecided", "refused", "early_data"}
 )
 
 // limits writes the metrics of limits, by path.
@@ -205,12 +204,8 @@ func (out metricsWriter) limits(apps []*App) {
 	for path, l := range limits {
 		totals := l.counters.totals()
 		for result, kinds := range countedOf {
-			for by, may := range mayDecide {
-				var n uint64
-				for _, kind := range kinds {
-					n += totals.decisions[kind][by]
-				}
-				if n > 0 || may { // from 0 on, so that the first increase is seen
+			for by, n := range totals.by(kinds...) {
+				if n > 0 || mayDecide[by] { // from 0 on, so that the first increase is seen
 					out.counter(decisionsDesc, n, path, countedNames[result], limiter.Decider(by).String())
 				}
 			}
@@ -227,17 +222,16 @@ func (out metricsWriter) limits(apps []*App) {
 		out.counter(sharedDesc, usage.Shared, path)
 		out.counter(forgottenDesc, usage.Forgotten, path)
 	}
-	for result, name := range checkedNames {
-		out.counter(checkedDesc, checkedTotal(checked(result)), name)
+	for what := range checkedKinds {
+		out.counter(checkedDesc, checkedTotal(what), what.String())
 	}
 }
 
-// usagesByPath returns the usage of the limits of each path together. Names may have
-// a suffix, see key.nameSuffix.
+// usagesByPath returns the usage of the limits of each path together.
 func usagesByPath(usages []limiter.LimitUsage) map[string]limiter.LimitUsage {
 	byPath := make(map[string]limiter.LimitUsage, len(usages))
 	for _, u := range usages {
-		path, _, _ := strings.Cut(u.Name, "@")
+		path := pathOfBuckets(u.Name)
 		sum := byPath[path]
 		sum.Buckets += u.Buckets
 		sum.MaxKeys += u.MaxKeys
@@ -359,14 +353,12 @@ func addStats(s, older limiter.ServerStats) limiter.ServerStats {
 	s.Connecting += older.Connecting
 	s.Calls += older.Calls
 	s.Requests += older.Requests
-	if len(older.Failures) > 0 {
-		s.Failures = maps.Clone(s.Failures)
-		if s.Failures == nil {
-			s.Failures = make(map[string]uint64)
-		}
-		for reason, n := range older.Failures {
-			s.Failures[reason] += n
+	failures := make(map[string]uint64)
+	for _, of := range []limiter.ServerStats{s, older} {
+		for reason, n := range of.Failures {
+			failures[reason] += n
 		}
 	}
+	s.Failures = failures
 	return s
 }

@@ -75,9 +75,9 @@ func (t *eventThrottle) allow(e limiter.Event) bool {
 	return true
 }
 
-// logEvent logs an event of a Redis server and passes it on, once for however many requests it
-// affects. Stores outlive configs, so the event goes to the logger of the newest
-// one.
+// logEvent logs an event of a Redis server and passes it on, once for however many
+// requests it affects. Stores outlive configs, so the event goes to the logger of
+// the newest one.
 func logEvent(e limiter.Event) {
 	events.redis(e)
 	log := caddy.Log().Named("rate_limit")

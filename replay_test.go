@@ -349,19 +349,6 @@ func TestReplayPeaks(t *testing.T) {
 	}
 }
 
-// TestReplaySizes guards which size is proposed.
-func TestReplaySizes(t *testing.T) {
-	peaks := []report.Peak{{Units: 1, Keys: 90}, {Units: 5, Keys: 9}, {Units: 100, Keys: 1}}
-	for share, want := range map[float64]int64{0: 100, 0.009: 100, 0.01: 5, 0.09: 5, 0.1: 1, 0.99: 1} {
-		if got := sizeFor(peaks, share); got != want {
-			t.Errorf("for %v of keys: got %d, want %d", share, got, want)
-		}
-	}
-	if got := sizeFor(nil, 0.1); got != 0 {
-		t.Errorf("without keys: got %d", got)
-	}
-}
-
 // TestReplayTimeline guards that requests stay in the slot of their time while
 // slots widen, over years.
 func TestReplayTimeline(t *testing.T) {

@@ -452,7 +452,7 @@ func (s *replaySession) answer(r *report.Report, f *replayFlags) replayAnswer {
 func newReplayedLimitAnswer(l *report.Limit, bounds bool, f *replayFlags) replayedLimitAnswer {
 	a := replayedLimitAnswer{
 		Limit: l.Path, Requests: l.Requests, Admitted: l.Admitted, Denied: l.Denied, Keys: l.Keys,
-		KeysDenied: l.KeysDenied, Size: l.Size, SizeForTarget: sizeFor(l.Peaks, f.target), Notes: l.Unusual,
+		KeysDenied: l.KeysDenied, Size: l.Size, SizeForTarget: l.SizeFor(f.target), Notes: l.Unusual,
 	}
 	if bounds {
 		a.DeniedAtMost = &l.DeniedAtMost
@@ -516,7 +516,7 @@ func printReplayedLimits(w io.Writer, c *report.Config, bounds bool, f *replayFl
 			size = humanize.Comma(l.Size)
 		}
 		if l.Keys > 0 {
-			wanted = humanize.Comma(sizeFor(l.Peaks, f.target))
+			wanted = humanize.Comma(l.SizeFor(f.target))
 		}
 		denied := humanize.Comma(l.Denied)
 		if bounds {

@@ -425,22 +425,3 @@ func (k *keyStats) report() (n, denied int64, peaks []report.Peak, top []report.
 	}
 	return n, denied, peaks, top
 }
-
-// sizeFor returns the smallest size with which at most the given share of keys
-// would ever be denied, given their peaks; 0 if there are none.
-func sizeFor(peaks []report.Peak, share float64) int64 {
-	var keys int64
-	for _, p := range peaks {
-		keys += p.Keys
-	}
-	above := int64(0) // keys that need more
-	for i := len(peaks) - 1; i >= 0; i-- {
-		if above += peaks[i].Keys; float64(above) > share*float64(keys) {
-			return peaks[i].Units
-		}
-	}
-	if len(peaks) > 0 {
-		return peaks[0].Units
-	}
-	return 0
-}

@@ -304,7 +304,7 @@ func sizePlot(l Limit, id string) *plot {
 		panel{Title: "Share of keys denied at least once, by size", Height: 130})
 	p.XName = "size, in units"
 	p.Desc = fmt.Sprintf("Half of the keys needed at most %s, and the busiest %s.",
-		plural(sizeFor(l.Peaks, .5), "unit"), count(l.Peaks[len(l.Peaks)-1].Units))
+		plural(l.SizeFor(.5), "unit"), count(l.Peaks[len(l.Peaks)-1].Units))
 	if l.Size > 0 {
 		p.Desc += fmt.Sprintf(" The size of %s denied %s of the keys.", count(l.Size), share(above(l.Peaks, l.Size), all))
 	}

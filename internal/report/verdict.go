@@ -25,7 +25,7 @@ const (
 func judge(l Limit) verdict {
 	v := verdict{}
 	all := total(l.Peaks)
-	need := sizeFor(l.Peaks, 0)
+	need := l.SizeFor(0)
 	switch {
 	case l.Requests == 0:
 		v.Label, v.Class, v.Said = "no requests", "calm", "No request met this limit."
@@ -88,7 +88,7 @@ func judge(l Limit) verdict {
 			"%s of the %s with a peak above the size would have needed more than ten times as much: for long, they asked for more than drips out. If they should be served, raise the drip rate rather than the size.",
 			count(far), plural(over, "key")))
 	case part > selective && l.Keys > 1:
-		if s := sizeFor(l.Peaks, selective); s > l.Size {
+		if s := l.SizeFor(selective); s > l.Size {
 			v.Advice = append(v.Advice, fmt.Sprintf("Most of them came in bursts: a size of %s would deny %s of the keys.",
 				count(s), share(above(l.Peaks, s), all)))
 		}
@@ -134,13 +134,13 @@ func above(peaks []Peak, size int64) int64 {
 	return total(peaks[i:])
 }
 
-// sizeFor returns the smallest size that denies at most a share of the keys, or 0
-// if there are none.
-func sizeFor(peaks []Peak, share float64) int64 {
-	allowed := int64(share * float64(total(peaks)))
-	for i := len(peaks) - 1; i >= 0; i-- {
-		if allowed -= peaks[i].Keys; allowed < 0 {
-			return peaks[i].Units
+// SizeFor returns the smallest size with which at most the given share of keys, from
+// 0 to less than 1, would ever be denied, or 0 if there are none.
+func (l *Limit) SizeFor(share float64) int64 {
+	allowed := int64(share * float64(total(l.Peaks)))
+	for i := len(l.Peaks) - 1; i >= 0; i-- {
+		if allowed -= l.Peaks[i].Keys; allowed < 0 {
+			return l.Peaks[i].Units
 		}
 	}
 	return 0
@@ -177,7 +177,7 @@ func proposals(l Limit) []proposal {
 		name  string
 		share float64
 	}{{"at most 10" + sign, 0.1}, {"at most 1" + sign, 0.01}, {"at most 0.1" + sign, 0.001}, {"at most 0.01" + sign, 0.0001}, {"none", 0}} {
-		add(target.name, sizeFor(l.Peaks, target.share), false)
+		add(target.name, l.SizeFor(target.share), false)
 	}
 	if l.Size == 0 {
 		return list
