@@ -262,20 +262,15 @@ type limitsAnswer struct {
 
 // limitAnswer describes a bucket of a limit, see Limit.
 type limitAnswer struct {
+	shownNumbers
+
 	Path          string                     `json:"path"`
 	Parent        string                     `json:"parent,omitempty"`
 	Handler       int                        `json:"handler"` // counted from 0
 	Server        string                     `json:"server,omitempty"`
 	Hosts         []string                   `json:"hosts,omitempty"`
-	Algorithm     string                     `json:"algorithm"`
-	Off           bool                       `json:"off,omitempty"`       // by a factor of 0
-	Size          any                        `json:"size"`                // a number, or a template that depends on the request; likewise:
-	DripRate      any                        `json:"drip_rate,omitempty"` // in seconds; of buckets
-	DripSize      any                        `json:"drip_size,omitempty"`
-	Window        any                        `json:"window,omitempty"` // in seconds; of fixed windows, unless they have a period
-	WindowStart   string                     `json:"window_start,omitempty"`
-	Period        string                     `json:"period,omitempty"`
-	Cost          any                        `json:"cost"`
+	Off           bool                       `json:"off,omitempty"` // by a factor of 0
+	Cost          any                        `json:"cost"`          // a number, or a template that depends on the request
 	Key           string                     `json:"key"`
 	IPv4Prefix    int                        `json:"ipv4_prefix"`
 	IPv6Prefix    int                        `json:"ipv6_prefix"`
@@ -365,30 +360,13 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 	l, totals := b.limit, b.policy.counters.totals()
 	counts := countsOf(&totals)
 	answer := limitAnswer{
-		Path: b.path, Handler: b.handlerIndex, Algorithm: string(l.algorithm), Off: b.off,
-		Size: b.size.String(), Cost: jsonValue(&b.cost, asIs),
+		shownNumbers: b.shown(),
+		Path:         b.path, Handler: b.handlerIndex, Off: b.off, Cost: jsonValue(&b.cost, asIs),
 		Key: l.key.String(), IPv4Prefix: l.key.ipv4, IPv6Prefix: l.key.ipv6,
 		Match:   l.matchersRaw,
 		MaxKeys: cmp.Or(l.maxKeys, max(maxKeys/2, 1)), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop,
 		Accounting: b.handler.accounting.String(), OnError: b.handler.onError,
 		Admitted: counts.admitted, Denied: counts.denied, Spared: counts.spared,
-	}
-	switch {
-	case b.off:
-		answer.Size = 0
-	case !b.sizeIsDynamic():
-		answer.Size, _, _ = b.effectiveSize(nil) // validated before
-	case b.factor.isDynamic() || b.factor.constant != 1e6:
-		answer.Size = b.size.String() + " / " + b.factor.String()
-	}
-	interval := jsonValue(&b.rate, func(d time.Duration) any { return jsonSeconds(d) })
-	switch {
-	case !l.algorithm.hasWindow():
-		answer.DripRate, answer.DripSize = interval, jsonValue(&b.drip, asIs)
-	case b.period != nil:
-		answer.Period = b.period.String()
-	default:
-		answer.Window, answer.WindowStart = interval, cmp.Or(l.WindowStart, windowStartClock)
 	}
 	for _, outer := range b.around {
 		answer.Parent = cmp.Or(outer.path, answer.Parent)
@@ -398,18 +376,6 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 	}
 	return answer
 }
-
-// jsonValue returns what to show of a value: its template if it depends on the
-// request, and otherwise what show returns of it.
-func jsonValue[T any](v *value[T], show func(T) any) any {
-	if v.isDynamic() {
-		return v.template
-	}
-	return show(v.constant)
-}
-
-// asIs returns a number to show.
-func asIs(n int64) any { return n }
 
 // find returns the bucket of a path.
 func (a *App) find(path string) (*bucket, error) {

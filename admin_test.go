@@ -495,6 +495,11 @@ const algorithmLimits = `
 		algorithm fixed_window
 		size 3
 		period day Asia/Tokyo
+	}
+	limit slides {
+		algorithm sliding_window
+		size 3
+		window 8760h
 	}`
 
 // TestAdminAlgorithms guards that limits shows the numbers of each algorithm, and
@@ -514,7 +519,8 @@ func TestAdminAlgorithms(t *testing.T) {
 				{"path": "token", "algorithm": "token_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
 				{"path": "clock", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "window_start": "clock", "period": null},
 				{"path": "first", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 3600, "window_start": "first", "period": null},
-				{"path": "period", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": null, "window_start": null, "period": "year Asia/Tokyo"}]`)
+				{"path": "period", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": null, "window_start": null, "period": "year Asia/Tokyo"},
+				{"path": "slides", "algorithm": "sliding_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "window_start": null, "period": null}]`)
 			for range 3 {
 				if got := s.get("/"); got.StatusCode != http.StatusOK {
 					t.Fatalf("got %s", got)
@@ -524,7 +530,7 @@ func TestAdminAlgorithms(t *testing.T) {
 			if denied.StatusCode != http.StatusTooManyRequests {
 				t.Fatalf("the fourth request got %s", denied)
 			}
-			paths := []string{"leaky", "token", "clock", "first", "period"}
+			paths := []string{"leaky", "token", "clock", "first", "period", "slides"}
 			body := func(path string) string { return `{"limit": "` + path + `", "key": "127.0.0.1"}` }
 			for _, path := range paths {
 				for range 2 {

@@ -125,10 +125,10 @@ func TestCommandsAskCaddy(t *testing.T) {
 	}
 
 	runCommand(t, "limits", address).want(t, 0, ""+
-		"LIMIT       SIZE  DRIPS       COST  KEY                                                           SITE       BUCKETS  ADMITTED  DENIED\n"+
-		"api         5     1 each 10s  1     {http.vars.client_ip}                                         127.0.0.1  1        3         0\n"+
-		"api/search  2     1 each 10s  1     {http.vars.client_ip}                                         127.0.0.1  1        2         1\n"+
-		"tenant      3     1 each 1s   1     {http.request.header.X-Tenant}{http.request.header.X-Region}  127.0.0.1  1        1         0\n")
+		"LIMIT       ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                                                           SITE       BUCKETS  ADMITTED  DENIED\n"+
+		"api         leaky_bucket  5     1 each 10s      1     {http.vars.client_ip}                                         127.0.0.1  1        3         0\n"+
+		"api/search  leaky_bucket  2     1 each 10s      1     {http.vars.client_ip}                                         127.0.0.1  1        2         1\n"+
+		"tenant      leaky_bucket  3     1 each 1s       1     {http.request.header.X-Tenant}{http.request.header.X-Region}  127.0.0.1  1        1         0\n")
 	status := runCommand(t, "status", address)
 	for _, want := range []string{
 		"Buckets are kept in memory; this process has 3 of at most 1000000.\n",
@@ -371,10 +371,10 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: site, sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
 	s.get("/one")
 	runCommand(t, "limits", "--address", a.addr).want(t, 0, ""+
-		"LIMIT    SIZE  DRIPS      COST  KEY                    SITE                    BUCKETS  ADMITTED  DENIED\n"+
-		"default  7     1 each 1s  1     {http.vars.client_ip}  127.0.0.1, a.localhost  1        1         0\n"+
-		"default  8     1 each 1s  1     {http.vars.client_ip}  127.0.0.1, a.localhost  0\n"+
-		"api      5     1 each 1s  1     {http.vars.client_ip}  127.0.0.1, a.localhost  1        1         0\n"+
+		"LIMIT    ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                    SITE                    BUCKETS  ADMITTED  DENIED\n"+
+		"default  leaky_bucket  7     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  1        1         0\n"+
+		"default  leaky_bucket  8     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  0\n"+
+		"api      leaky_bucket  5     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  1        1         0\n"+
 		"ADMITTED and DENIED are of all limits with the same path, and stand in the first row.\n")
 }
 

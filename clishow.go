@@ -73,8 +73,8 @@ func briefly(d time.Duration) string {
 
 // shownLimit is a row of the table of limits.
 type shownLimit struct {
-	path, size, drips, cost, key string
-	buckets                      int
+	path, algorithm, size, pace, cost, key string
+	buckets                                int
 }
 
 // printLimits prints what limits answers. A limit of several sites has one row, as
@@ -89,7 +89,7 @@ func printLimits(w io.Writer, a *limitsAnswer) error {
 	counts := make(map[string]*limitAnswer)
 	for i := range a.Limits {
 		l := &a.Limits[i]
-		row := shownLimit{printable(l.Path), shownNumber(l.Size), drips(l), shownNumber(l.Cost), printable(l.Key), l.Buckets}
+		row := shownLimit{printable(l.Path), printable(l.Algorithm), shownNumber(l.Size), l.pace(), shownNumber(l.Cost), printable(l.Key), l.Buckets}
 		if l.Off {
 			row.size = "off"
 		}
@@ -101,14 +101,14 @@ func printLimits(w io.Writer, a *limitsAnswer) error {
 		}
 		counts[row.path] = l
 	}
-	limits, shared := newTable("LIMIT", "SIZE", "DRIPS", "COST", "KEY", "SITE", "BUCKETS", "ADMITTED", "DENIED"), false
+	limits, shared := newTable("LIMIT", "ALGORITHM", "SIZE", paceTitle, "COST", "KEY", "SITE", "BUCKETS", "ADMITTED", "DENIED"), false
 	for _, r := range rows {
 		in := sites[r]
 		slices.Sort(in)
 		if n := len(in) - 1; n > 2 {
 			in = []string{fmt.Sprintf("%s and %d more", in[0], n)}
 		}
-		cells := []any{r.path, r.size, r.drips, r.cost, r.key, strings.Join(in, ", "), r.buckets}
+		cells := []any{r.path, r.algorithm, r.size, r.pace, r.cost, r.key, strings.Join(in, ", "), r.buckets}
 		if l := counts[r.path]; l != nil {
 			cells = append(cells, l.Admitted, l.Denied)
 			counts[r.path] = nil
@@ -124,42 +124,12 @@ func printLimits(w io.Writer, a *limitsAnswer) error {
 	return nil
 }
 
-// drips returns what drips out of a bucket of a limit, and when.
-func drips(l *limitAnswer) string {
-	switch {
-	case l.Period != "":
-		return "all each " + printable(l.Period)
-	case l.Window != nil:
-		return "all each " + interval(l.Window)
-	}
-	return shownNumber(l.DripSize) + " each " + interval(l.DripRate)
-}
-
 // printableHosts returns the hosts of a site, shortened.
 func printableHosts(hosts []string) string {
 	if len(hosts) > 2 {
 		return fmt.Sprintf("%s and %d more", printable(hosts[0]), len(hosts)-1)
 	}
 	return strings.Join(hosts, " ")
-}
-
-// shownNumber returns a number in an answer, or its template.
-func shownNumber(value any) string {
-	switch value := value.(type) {
-	case float64:
-		return strconv.FormatFloat(value, 'f', -1, 64)
-	case string:
-		return printable(value)
-	}
-	return fmt.Sprint(value)
-}
-
-// interval returns the time between two drips in an answer, or its template.
-func interval(value any) string {
-	if seconds, ok := value.(float64); ok {
-		return (time.Duration(seconds*1e6+0.5) * time.Microsecond).String()
-	}
-	return shownNumber(value)
 }
 
 // printBucket prints what peek and reset answer.

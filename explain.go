@@ -82,17 +82,13 @@ type explanation struct {
 
 // explainedLimit is a limit that a request meets.
 type explainedLimit struct {
-	Limit     string      `json:"limit"`
-	Algorithm string      `json:"algorithm"`
-	Key       string      `json:"key"`
-	Values    []string    `json:"values,omitempty"` // of a key of several placeholders, as peek wants them
-	NoKey     bool        `json:"no_key,omitempty"` // it has none, so the key is the client's address
-	Cost      int64       `json:"cost"`
-	Size      int64       `json:"size"`
-	DripRate  jsonSeconds `json:"drip_rate,omitempty"` // of buckets
-	DripSize  int64       `json:"drip_size,omitempty"`
-	Window    jsonSeconds `json:"window,omitempty"` // of fixed windows
-	Period    string      `json:"period,omitempty"` // that makes the window as long as it is now
+	Limit  string   `json:"limit"`
+	Key    string   `json:"key"`
+	Values []string `json:"values,omitempty"` // of a key of several placeholders, as peek wants them
+	NoKey  bool     `json:"no_key,omitempty"` // it has none, so the key is the client's address
+	Cost   int64    `json:"cost"`
+
+	shownNumbers // a period's window is as long as it is now
 }
 
 // explainedOther is a limit that a request does not meet.
@@ -297,16 +293,8 @@ func (x *explainer) bucket(eval *evaluation, b *bucket) error {
 	}
 	add := &eval.buckets[before]
 	found := explainedLimit{
-		Limit: b.path, Algorithm: string(b.limit.algorithm), Key: add.Key, NoKey: add.Name == b.addressName, Cost: add.Cost,
-		Size: add.Limit.Size,
-	}
-	if b.limit.algorithm.hasWindow() {
-		found.Window = jsonSeconds(add.Limit.DripInterval)
-		if b.period != nil {
-			found.Period = b.period.String()
-		}
-	} else {
-		found.DripRate, found.DripSize = jsonSeconds(add.Limit.DripInterval), add.Limit.DripSize
+		Limit: b.path, Key: add.Key, NoKey: add.Name == b.addressName, Cost: add.Cost,
+		shownNumbers: b.shownFor(&add.Limit),
 	}
 	if values, several := b.limit.key.split(add.Key); several && !found.NoKey {
 		found.Key, found.Values = strings.Join(values, " "), values
@@ -371,7 +359,7 @@ func describeMatcher(m any) string {
 func (e *explanation) print(w io.Writer) {
 	fmt.Fprintf(w, "%s from %s, handled by %s\n", printable(e.Request), e.From, printable(e.Server))
 	if len(e.Limits) > 0 {
-		met := newTable("LIMIT", "KEY", "COST", "SIZE", "DRIPS")
+		met := newTable("LIMIT", "KEY", "COST", "ALGORITHM", "SIZE", paceTitle)
 		for i := range e.Limits {
 			l := &e.Limits[i]
 			key := printable(l.Key)
@@ -381,14 +369,7 @@ func (e *explanation) print(w io.Writer) {
 			if l.NoKey {
 				key += " (no key)"
 			}
-			drips := fmt.Sprintf("%d each %s", l.DripSize, interval(l.DripRate.seconds()))
-			switch {
-			case l.Period != "":
-				drips = "all each " + l.Period
-			case l.Window > 0:
-				drips = "all each " + interval(l.Window.seconds())
-			}
-			met.add(false, l.Limit, key, l.Cost, l.Size, drips)
+			met.add(false, l.Limit, key, l.Cost, l.Algorithm, l.Size, l.pace())
 		}
 		fmt.Fprintln(w)
 		met.print(w)

@@ -59,10 +59,10 @@ func TestExplain(t *testing.T) {
 	}{
 		{"key by header", []string{"-H", "X-Api-Key: abc", "https://example.com/api/x"}, `GET https://example.com/api/x from 192.0.2.1, handled by srv0
 
-LIMIT  KEY        COST  SIZE  DRIPS
-api    abc        1     100   1 each 600ms
-all    192.0.2.1  1     1000  1 each 60ms
-other  192.0.2.1  1     1     1 each 1s
+LIMIT  KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW
+api    abc        1     leaky_bucket  100   1 each 600ms
+all    192.0.2.1  1     leaky_bucket  1000  1 each 60ms
+other  192.0.2.1  1     leaky_bucket  1     1 each 1s
 
 NOT MET     WHY
 api/search  its matcher does not match: path ["/api/search"]
@@ -71,11 +71,11 @@ admin       its route does not match: path ["/admin/*"]
 `},
 		{"no key, and a cost", []string{"POST", "https://example.com/api/search?pages=3"}, `POST https://example.com/api/search?pages=3 from 192.0.2.1, handled by srv0
 
-LIMIT       KEY                 COST  SIZE  DRIPS
-api         192.0.2.1 (no key)  1     100   1 each 600ms
-api/search  192.0.2.1 (no key)  3     10    1 each 6s
-all         192.0.2.1           1     1000  1 each 60ms
-other       192.0.2.1           1     1     1 each 1s
+LIMIT       KEY                 COST  ALGORITHM     SIZE  RATE OR WINDOW
+api         192.0.2.1 (no key)  1     leaky_bucket  100   1 each 600ms
+api/search  192.0.2.1 (no key)  3     leaky_bucket  10    1 each 6s
+all         192.0.2.1           1     leaky_bucket  1000  1 each 60ms
+other       192.0.2.1           1     leaky_bucket  1     1 each 1s
 
 NOT MET  WHY
 off      it is off: its factor is 0
@@ -83,9 +83,9 @@ admin    its route does not match: path ["/admin/*"]
 `},
 		{"a proxied user", []string{"--client-ip", "198.51.100.1", "-H", "X-Forwarded-For: 203.0.113.7", "--user", "bob", "https://example.com/admin/"}, `GET https://example.com/admin/ from 198.51.100.1, handled by srv0
 
-LIMIT  KEY              COST  SIZE  DRIPS
-all    203.0.113.7      1     1000  1 each 60ms
-admin  203.0.113.7 bob  1     5     3 each 2s
+LIMIT  KEY              COST  ALGORITHM     SIZE  RATE OR WINDOW
+all    203.0.113.7      1     leaky_bucket  1000  1 each 60ms
+admin  203.0.113.7 bob  1     leaky_bucket  5     3 each 2s
 
 NOT MET     WHY
 api         its matcher does not match: path ["/api/*"]
@@ -95,8 +95,8 @@ other       another handle block was chosen
 `},
 		{"a bad cost", []string{"https://example.com/api/search?pages=-1"}, `GET https://example.com/api/search?pages=-1 from 192.0.2.1, handled by srv0
 
-LIMIT  KEY                 COST  SIZE  DRIPS
-api    192.0.2.1 (no key)  1     100   1 each 600ms
+LIMIT  KEY                 COST  ALGORITHM     SIZE  RATE OR WINDOW
+api    192.0.2.1 (no key)  1     leaky_bucket  100   1 each 600ms
 
 The request is rejected with status 400: limit "api/search": cost: got "-1", want a whole number from 1 to 562949953421312 from {http.request.uri.query.pages}
 
@@ -229,12 +229,13 @@ func TestExplainAlgorithms(t *testing.T) {
 	file := configFile(t, "http://:8080 {\nrate_limit {"+algorithmLimits+"\n}\n}")
 	runCommand(t, "explain", "-c", file, "http://localhost:8080/").want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
 
-LIMIT   KEY        COST  SIZE  DRIPS
-leaky   192.0.2.1  1     3     1 each 1h0m0s
-token   192.0.2.1  1     3     1 each 1h0m0s
-clock   192.0.2.1  1     3     all each 8760h0m0s
-first   192.0.2.1  1     3     all each 1h0m0s
-period  192.0.2.1  1     3     all each day Asia/Tokyo
+LIMIT   KEY        COST  ALGORITHM       SIZE  RATE OR WINDOW
+leaky   192.0.2.1  1     leaky_bucket    3     1 each 1h
+token   192.0.2.1  1     token_bucket    3     1 each 1h
+clock   192.0.2.1  1     fixed_window    3     365d
+first   192.0.2.1  1     fixed_window    3     1h from the first request
+period  192.0.2.1  1     fixed_window    3     day Asia/Tokyo
+slides  192.0.2.1  1     sliding_window  3     365d
 `)
 	r := runCommand(t, "explain", "-c", file, "--json", "http://localhost:8080/")
 	var answer map[string]any
@@ -246,5 +247,6 @@ period  192.0.2.1  1     3     all each day Asia/Tokyo
 		{"limit": "token", "algorithm": "token_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "period": null},
 		{"limit": "clock", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "period": null},
 		{"limit": "first", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 3600, "period": null},
-		{"limit": "period", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 86400, "period": "day Asia/Tokyo"}]`)
+		{"limit": "period", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 86400, "period": "day Asia/Tokyo"},
+		{"limit": "slides", "algorithm": "sliding_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "window_start": null, "period": null}]`)
 }

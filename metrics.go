@@ -4,7 +4,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -71,7 +70,7 @@ var (
 		"Units charged to the buckets of a limit.", "limit")
 	infoDesc = newDesc("limit_info",
 		"A limit of the config, with its effective numbers. The value is always 1.",
-		"limit", "algorithm", "size", "drip_rate", "drip_size")
+		"limit", "algorithm", "size", "drip_rate", "drip_size", "window")
 
 	bucketsDesc = newDesc("memory_buckets",
 		"Buckets of a limit in this process.", "limit")
@@ -212,7 +211,7 @@ func (out metricsWriter) limits(apps []*App) {
 		}
 		out.counter(nearDesc, totals.of(countedNear), path)
 		out.counter(unitsDesc, totals.units, path)
-		out.gauge(infoDesc, 1, path, l.algorithm, l.size, l.rate, l.drip)
+		out.gauge(infoDesc, 1, path, l.algorithm, l.size, l.dripRate, l.dripSize, l.window)
 
 		usage, used := usages[path]
 		out.gauge(bucketsDesc, usage.Buckets, path)
@@ -243,11 +242,11 @@ func usagesByPath(usages []limiter.LimitUsage) map[string]limiter.LimitUsage {
 }
 
 // reportedLimit is what metrics say of the limits of one path: their counters, and
-// their algorithm and numbers as text.
+// their algorithm and numbers as text, empty for those that the algorithm does not
+// have.
 type reportedLimit struct {
-	counters         *counters
-	algorithm        string
-	size, rate, drip string
+	counters                                    *counters
+	algorithm, size, dripRate, dripSize, window string
 }
 
 // Numbers of limits that are none.
@@ -275,24 +274,26 @@ func (a *App) setReportedLimits() {
 
 // reported returns what metrics say of b.
 func (b *bucket) reported() reportedLimit {
-	l := reportedLimit{b.policy.counters, string(b.limit.algorithm), dynamicNumber, dynamicNumber, dynamicNumber}
-	if !b.sizeIsDynamic() {
-		size, _, _ := b.effectiveSize(nil) // validated before; 0 if the bucket is off
-		l.size = strconv.FormatInt(size, 10)
+	n := b.shown()
+	l := reportedLimit{
+		counters: b.policy.counters, algorithm: n.Algorithm, size: reportedNumber(n.Size),
+		dripRate: reportedNumber(n.DripRate), dripSize: reportedNumber(n.DripSize), window: reportedNumber(n.Window),
 	}
-	if !b.rate.isDynamic() {
-		l.rate = b.rate.constant.String()
-	}
-	if !b.drip.isDynamic() {
-		l.drip = strconv.FormatInt(b.drip.constant, 10)
-	}
-	if b.limit.algorithm.hasWindow() { // it loses all it holds
-		l.drip = "all"
-	}
-	if b.period != nil {
-		l.rate = b.period.String()
+	if n.Period != "" {
+		l.window = n.Period
 	}
 	return l
+}
+
+// reportedNumber returns a number of a limit as text.
+func reportedNumber(value any) string {
+	switch value.(type) {
+	case nil:
+		return ""
+	case string:
+		return dynamicNumber
+	}
+	return shownInterval(value)
 }
 
 // merge returns what metrics say of l and another limit of the path, if there is
@@ -301,13 +302,17 @@ func (l reportedLimit) merge(other reportedLimit) reportedLimit {
 	if other.counters == nil {
 		return l
 	}
-	merge := func(number, other string) string {
-		if number == other {
-			return number
+	merge := func(text *string, other string) {
+		if *text != other {
+			*text = mixedNumber
 		}
-		return mixedNumber
 	}
-	return reportedLimit{l.counters, merge(l.algorithm, other.algorithm), merge(l.size, other.size), merge(l.rate, other.rate), merge(l.drip, other.drip)}
+	merge(&l.algorithm, other.algorithm)
+	merge(&l.size, other.size)
+	merge(&l.dripRate, other.dripRate)
+	merge(&l.dripSize, other.dripSize)
+	merge(&l.window, other.window)
+	return l
 }
 
 // serverStats returns the state of the servers of a store. Tests replace it.

@@ -213,12 +213,12 @@ func TestMetricsOfLimits(t *testing.T) {
 		`memory_forgotten_total{limit="metrics-a"}`:        "0",
 		`memory_buckets{limit="default"}`:                  "1",
 
-		`limit_info{algorithm="leaky_bucket",drip_rate="1h0m0s",drip_size="1",limit="metrics-a",size="5"}`:              "1",
-		`limit_info{algorithm="leaky_bucket",drip_rate="15m0s",drip_size="1",limit="metrics-a/all",size="4"}`:           "1",
-		`limit_info{algorithm="leaky_bucket",drip_rate="1s",drip_size="1",limit="metrics-a/off",size="0"}`:              "1",
-		`limit_info{algorithm="leaky_bucket",drip_rate="200ms",drip_size="1",limit="metrics-b/min_interval",size="1"}`:  "1",
-		`limit_info{algorithm="leaky_bucket",drip_rate="dynamic",drip_size="dynamic",limit="metrics-c",size="dynamic"}`: "1",
-		`limit_info{algorithm="leaky_bucket",drip_rate="1s",drip_size="1",limit="default",size="mixed"}`:                "1",
+		`limit_info{algorithm="leaky_bucket",drip_rate="1h",drip_size="1",limit="metrics-a",size="5",window=""}`:                  "1",
+		`limit_info{algorithm="leaky_bucket",drip_rate="15m",drip_size="1",limit="metrics-a/all",size="4",window=""}`:             "1",
+		`limit_info{algorithm="leaky_bucket",drip_rate="1s",drip_size="1",limit="metrics-a/off",size="0",window=""}`:              "1",
+		`limit_info{algorithm="leaky_bucket",drip_rate="200ms",drip_size="1",limit="metrics-b/min_interval",size="1",window=""}`:  "1",
+		`limit_info{algorithm="leaky_bucket",drip_rate="dynamic",drip_size="dynamic",limit="metrics-c",size="dynamic",window=""}`: "1",
+		`limit_info{algorithm="leaky_bucket",drip_rate="1s",drip_size="1",limit="default",size="mixed",window=""}`:                "1",
 
 		`redis_wait_seconds_count`: "", // only with Redis
 	})
@@ -592,10 +592,11 @@ func TestMetricsOfProcess(t *testing.T) {
 func TestLimitInfoOfAlgorithms(t *testing.T) {
 	startSite(t, "rate_limit {"+algorithmLimits+"\n}\nrespond admitted")
 	wantSamples(t, collected(t), map[string]string{
-		`limit_info{algorithm="leaky_bucket",drip_rate="1h0m0s",drip_size="1",limit="leaky",size="3"}`:            "1",
-		`limit_info{algorithm="token_bucket",drip_rate="1h0m0s",drip_size="1",limit="token",size="3"}`:            "1",
-		`limit_info{algorithm="fixed_window",drip_rate="8760h0m0s",drip_size="all",limit="clock",size="3"}`:       "1",
-		`limit_info{algorithm="fixed_window",drip_rate="1h0m0s",drip_size="all",limit="first",size="3"}`:          "1",
-		`limit_info{algorithm="fixed_window",drip_rate="day Asia/Tokyo",drip_size="all",limit="period",size="3"}`: "1",
+		`limit_info{algorithm="leaky_bucket",drip_rate="1h",drip_size="1",limit="leaky",size="3",window=""}`:             "1",
+		`limit_info{algorithm="token_bucket",drip_rate="1h",drip_size="1",limit="token",size="3",window=""}`:             "1",
+		`limit_info{algorithm="fixed_window",drip_rate="",drip_size="",limit="clock",size="3",window="365d"}`:            "1",
+		`limit_info{algorithm="fixed_window",drip_rate="",drip_size="",limit="first",size="3",window="1h"}`:              "1",
+		`limit_info{algorithm="fixed_window",drip_rate="",drip_size="",limit="period",size="3",window="day Asia/Tokyo"}`: "1",
+		`limit_info{algorithm="sliding_window",drip_rate="",drip_size="",limit="slides",size="3",window="365d"}`:         "1",
 	})
 }
