@@ -24,6 +24,7 @@ import (
 type replay struct {
 	config *dryConfig
 	store  *limiter.Memory
+	roomy  *roomyStore   // of the sizes that keys need
 	now    time.Duration // on the store's clock
 	limits []*replayedLimit
 	of     map[*policy]*replayedLimit
@@ -76,6 +77,7 @@ func newReplay(config *dryConfig, opt replayOptions) *replay {
 	}
 	p.store = limiter.NewMemory(func() time.Duration { return p.now })
 	p.store.SetMaxKeys(config.app.maxKeys)
+	p.roomy = newRoomyStore(func() time.Duration { return p.now }, maxReplayedKeys)
 	for _, s := range config.servers {
 		p.runs[s] = s.newReusedRun(p.visit)
 		for _, h := range s.handlers {
@@ -199,12 +201,17 @@ func (p *replay) visit(h *Handler, eval *evaluation, err error) bool {
 		p.refused = true
 		return false
 	}
+	levels, err := p.roomy.fill(eval.buckets)
+	if err != nil {
+		p.refused = true
+		return false
+	}
 	denied := false
 	for i := range p.decisions {
 		l, b := p.of[eval.policies[i]], &eval.buckets[i]
 		d := p.decisions[i].Denied
 		denied = denied || d
-		l.keys.add(b, p.now.Microseconds(), d)
+		l.keys.add(b, p.now, levels[i], d)
 		p.met = append(p.met, metLimit{l, d})
 	}
 	return !denied

@@ -295,50 +295,80 @@ func TestReplayReport(t *testing.T) {
 }
 
 // TestReplayPeaks guards that the highest level of a key's bucket, if it could hold
-// anything, tells by which size the key would be denied: it is denied at least once
-// by a limit of a smaller size, and never by one of that size.
+// anything, tells by which size the key would be denied, whatever the algorithm: it is
+// denied at least once by a limit of a smaller size, and never by one of that size.
 func TestReplayPeaks(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
-	for range 300 {
-		numbers := limiter.Limit{DripInterval: time.Duration(1+random.IntN(2000)) * ms, DripSize: 1 + random.Int64N(5)}
-		b := limiter.Bucket{Name: "x", Limit: numbers}
-		times, costs := make([]time.Duration, 60), make([]int64, 60)
-		var key keyStat
-		now := time.Hour
-		for i := range times {
-			now += time.Duration(random.IntN(1000)) * ms
-			times[i], costs[i] = now, 1+random.Int64N(4)
-			b.Cost = costs[i]
-			key.fill(&b, now.Microseconds())
-		}
-		denies := func(size int64) bool {
-			m := limiter.NewMemory(func() time.Duration { return now })
-			b.Limit.Size = size
-			for i := range times {
-				now, b.Cost = times[i], costs[i]
-				d, err := m.Take(t.Context(), limiter.Request{Buckets: []limiter.Bucket{b}}, nil)
-				if err != nil {
-					t.Fatal(err)
+	interval := func() time.Duration { return time.Duration(1+random.IntN(2000)) * ms }
+	for name, numbers := range map[string]func() limiter.Limit{
+		"leaky bucket":   func() limiter.Limit { return limiter.Limit{DripInterval: interval(), DripSize: 1 + random.Int64N(5)} },
+		"window":         func() limiter.Limit { return limiter.Window(1, 10*interval()) },
+		"clock window":   func() limiter.Limit { return limiter.ClockWindow(1, 10*interval(), time.Unix(0, 0)) },
+		"sliding window": func() limiter.Limit { return limiter.SlidingWindow(1, 10*interval()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 300 {
+				b := limiter.Bucket{Name: "x", Limit: numbers()}
+				times, costs := make([]time.Duration, 60), make([]int64, 60)
+				now := time.Hour
+				clock := func() time.Duration { return now }
+				roomy, peak := newRoomyStore(clock, 10), int64(0)
+				for i := range times {
+					now += time.Duration(random.IntN(1000)) * ms
+					times[i], costs[i] = now, 1+random.Int64N(4)
+					b.Cost = costs[i]
+					levels, err := roomy.fill([]limiter.Bucket{b})
+					if err != nil {
+						t.Fatal(err)
+					}
+					peak = max(peak, levels[0].units)
 				}
-				if d[0].Denied {
-					return true
+				denies := func(size int64) bool {
+					m := limiter.NewMemory(clock)
+					b.Limit.Size = size
+					for i := range times {
+						now, b.Cost = times[i], costs[i]
+						d, err := m.Take(t.Context(), limiter.Request{Buckets: []limiter.Bucket{b}}, nil)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if d[0].Denied {
+							return true
+						}
+					}
+					return false
+				}
+				if denies(peak) || peak > 1 && !denies(peak-1) {
+					t.Fatalf("%+v: peak %d: denies %v, one less %v", b.Limit, peak, denies(peak), denies(peak-1))
 				}
 			}
-			return false
+		})
+	}
+}
+
+// TestReplayPeaksWithoutEnd guards that a key which no valid size would serve is told
+// from others.
+func TestReplayPeaksWithoutEnd(t *testing.T) {
+	for name, of := range map[string]struct {
+		limit limiter.Limit
+		cost  int64
+	}{
+		"leaky bucket":   {limiter.Limit{DripInterval: 24 * time.Hour}, 10_000},
+		"window":         {limiter.Window(1, time.Second), limiter.MaxUnits},
+		"sliding window": {limiter.SlidingWindow(1, time.Second), limiter.MaxSlidingUnits},
+	} {
+		roomy := newRoomyStore(func() time.Duration { return time.Hour }, 10)
+		for i, fits := range []bool{true, false} {
+			levels, err := roomy.fill([]limiter.Bucket{{Name: "x", Limit: of.limit, Cost: of.cost}})
+			if err != nil || (levels[0].units == of.cost) != fits || (levels[0].units == report.NoSize) == fits {
+				t.Errorf("%s, request %d: %v, %v", name, i, levels, err)
+			}
 		}
-		if denies(key.peak) || key.peak > 1 && !denies(key.peak-1) {
-			t.Fatalf("peak %d: denies %v, one less %v", key.peak, denies(key.peak), denies(key.peak-1))
-		}
 	}
-	// Numbers without end stay in range.
-	var key keyStat
-	for _, cost := range []int64{1, limiter.MaxUnits, limiter.MaxUnits} {
-		b := limiter.Bucket{Limit: limiter.Limit{Size: 1, DripInterval: 24 * time.Hour}, Cost: cost}
-		key.fill(&b, 1)
-	}
-	if key.peak != math.MaxInt64 {
-		t.Errorf("peak %d, want the highest number", key.peak)
-	}
+}
+
+// TestReplayRounding guards how peaks are rounded.
+func TestReplayRounding(t *testing.T) {
 	for units, want := range map[int64]int64{1: 1, 63: 63, 64: 64, 65: 66, 1001: 1008, math.MaxInt64: math.MaxInt64} {
 		if got := roundUp(units); got != want {
 			t.Errorf("%d is rounded to %d, want %d", units, got, want)
@@ -392,7 +422,12 @@ func TestReplayMemory(t *testing.T) {
 		if i%1000 == 0 {
 			path, b.Key = "/popular"+long, long
 		}
-		l.keys.add(&b, int64(i), i%1000 == 0)
+		p.now = time.Hour + time.Duration(i)*time.Microsecond
+		levels, err := p.roomy.fill([]limiter.Bucket{b})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.keys.add(&b, p.now, levels[0], i%1000 == 0)
 		l.count(int64(i), path, i%1000 == 0, i%1000 != 0)
 	}
 	runtime.GC()

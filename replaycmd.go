@@ -333,6 +333,10 @@ func (s *replaySession) report(logs []string) *report.Report {
 			if s.atOnce != nil {
 				addUpperBound(&limit, s.atOnce[i].limits[j])
 			}
+			if n := len(limit.Peaks) - 1; n >= 0 && limit.Peaks[n].Units == report.NoSize {
+				limit.Unusual = append(limit.Unusual, fmt.Sprintf("No size that a limit can have would have been enough for %s of the keys.",
+					humanize.Comma(limit.Peaks[n].Keys)))
+			}
 			if names[l.path]++; names[l.path] > 1 {
 				limit.Path += fmt.Sprintf(" (%d)", names[l.path])
 			}
@@ -405,6 +409,7 @@ type replayedConfigAnswer struct {
 // replayedLimitAnswer is the result of a limit.
 type replayedLimitAnswer struct {
 	Limit         string              `json:"limit"`
+	Algorithm     string              `json:"algorithm"`
 	Requests      int64               `json:"requests"`
 	Admitted      int64               `json:"admitted"`
 	Denied        int64               `json:"denied"`
@@ -412,7 +417,7 @@ type replayedLimitAnswer struct {
 	Keys          int64               `json:"keys"`
 	KeysDenied    int64               `json:"keys_denied"`
 	Size          int64               `json:"size,omitempty"`
-	SizeForTarget int64               `json:"size_for_target,omitempty"`
+	SizeForTarget int64               `json:"size_for_target,omitempty"` // none if no size would do
 	Top           []replayedKeyAnswer `json:"top,omitempty"` // if keys may be shown
 	Notes         []string            `json:"notes,omitempty"`
 }
@@ -451,8 +456,11 @@ func (s *replaySession) answer(r *report.Report, f *replayFlags) replayAnswer {
 // newReplayedLimitAnswer returns the result of a limit.
 func newReplayedLimitAnswer(l *report.Limit, bounds bool, f *replayFlags) replayedLimitAnswer {
 	a := replayedLimitAnswer{
-		Limit: l.Path, Requests: l.Requests, Admitted: l.Admitted, Denied: l.Denied, Keys: l.Keys,
-		KeysDenied: l.KeysDenied, Size: l.Size, SizeForTarget: l.SizeFor(f.target), Notes: l.Unusual,
+		Limit: l.Path, Algorithm: l.Algorithm, Requests: l.Requests, Admitted: l.Admitted, Denied: l.Denied, Keys: l.Keys,
+		KeysDenied: l.KeysDenied, Size: l.Size, Notes: l.Unusual,
+	}
+	if needed := l.SizeFor(f.target); needed < report.NoSize {
+		a.SizeForTarget = needed
 	}
 	if bounds {
 		a.DeniedAtMost = &l.DeniedAtMost
@@ -515,8 +523,12 @@ func printReplayedLimits(w io.Writer, c *report.Config, bounds bool, f *replayFl
 		if l.Size > 0 {
 			size = humanize.Comma(l.Size)
 		}
-		if l.Keys > 0 {
-			wanted = humanize.Comma(l.SizeFor(f.target))
+		switch needed := l.SizeFor(f.target); needed {
+		case 0:
+		case report.NoSize:
+			wanted = "none"
+		default:
+			wanted = humanize.Comma(needed)
 		}
 		denied := humanize.Comma(l.Denied)
 		if bounds {

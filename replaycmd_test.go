@@ -42,7 +42,7 @@ api    0       1         192.0.2.1
 	delete(answer, "from")
 	delete(answer, "to")
 	text, _ := json.Marshal(answer)
-	const want = `{"limits":[{"admitted":4,"denied":2,"keys":2,"keys_denied":1,"limit":"api","requests":6,"size":3,"size_for_target":1}],` +
+	const want = `{"limits":[{"admitted":4,"algorithm":"leaky_bucket","denied":2,"keys":2,"keys_denied":1,"limit":"api","requests":6,"size":3,"size_for_target":1}],` +
 		`"lines":7,"skipped":{"not a line of an access log":1},"used":6}`
 	if string(text) != want {
 		t.Errorf("got  %s\nwant %s", text, want)

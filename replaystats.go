@@ -19,8 +19,9 @@ type replayedLimit struct {
 	path        string
 	bucket      string   // the name of its buckets
 	credentials []string // the header fields of its key that logs may redact
-	size, drip  int64    // zero if they depend on the request
-	interval    time.Duration
+	numbers     string
+	size        int64 // 0 if it depends on the request
+	algorithm   algorithm
 
 	requests, admitted, denied int64
 	redacted                   int64 // requests that were left out
@@ -33,15 +34,13 @@ type replayedLimit struct {
 
 // newReplayedLimit returns the statistics of b's limit.
 func newReplayedLimit(b *bucket, opt replayOptions) *replayedLimit {
-	l := &replayedLimit{path: b.path, bucket: b.name, credentials: credentialsIn(b.limit.key)}
+	numbers := b.shown()
+	l := &replayedLimit{
+		path: b.path, bucket: b.name, credentials: credentialsIn(b.limit.key),
+		algorithm: b.limit.algorithm, numbers: numbers.String(),
+	}
 	if !b.sizeIsDynamic() {
 		l.size, _, _ = b.effectiveSize(nil) // validated before
-	}
-	if !b.drip.isDynamic() {
-		l.drip = b.drip.constant
-	}
-	if !b.rate.isDynamic() {
-		l.interval = b.rate.constant
 	}
 	l.hours.location = opt.location
 	l.paths.counts = make(map[string]*report.Count)
@@ -67,7 +66,7 @@ func (l *replayedLimit) count(at int64, path string, denied, admitted bool) {
 // report returns the statistics for a report.
 func (l *replayedLimit) report() report.Limit {
 	r := report.Limit{
-		Path: l.path, Size: l.size, DripInterval: l.interval, DripSize: l.drip,
+		Path: l.path, Algorithm: string(l.algorithm), Numbers: l.numbers, Size: l.size, Windows: l.algorithm.hasWindow(),
 		Requests: l.requests, Admitted: l.admitted, Denied: l.denied, DeniedAtMost: l.denied,
 		ByPath: l.paths.top(), ByHour: l.hours.counts, HourIn: l.hours.location.String(),
 	}
@@ -258,18 +257,17 @@ type keyStats struct {
 	top                  []report.Key
 }
 
-// keyStat has the statistics of a key, and its bucket if it could hold anything:
-// the time at which it runs empty, in µs, and by how many units the last drip
-// before falls short, as in package limiter.
+// keyStat has the statistics of a key.
 type keyStat struct {
 	hash             uint64
-	clear, slack     int64
-	peak             int64 // the highest level so far
+	clear            int64 // when its bucket runs empty, in µs, if that could hold anything
+	peak             int64 // the highest level of that bucket so far
 	requests, denied uint32
 }
 
-// add counts a request on the bucket b at a time in µs.
-func (k *keyStats) add(b *limiter.Bucket, now int64, denied bool) {
+// add counts a request on the bucket b, which is at the given level then if it could
+// hold anything.
+func (k *keyStats) add(b *limiter.Bucket, now time.Duration, filled level, denied bool) {
 	hash := maphash.String(k.seed, b.Key)
 	// A bucket of the client's address has a longer name than that of a key.
 	interval := b.Limit.DripInterval
@@ -294,57 +292,13 @@ func (k *keyStats) add(b *limiter.Bucket, now int64, denied bool) {
 		}
 	}
 	s := &k.keys[i]
-	s.fill(b, now)
+	s.clear, s.peak = (now + filled.clear).Microseconds(), max(s.peak, filled.units)
 	if s.requests < math.MaxUint32 {
 		s.requests++
 		if denied {
 			s.denied++
 		}
 	}
-}
-
-// fill adds what a request costs to the bucket that can hold anything.
-func (s *keyStat) fill(b *limiter.Bucket, now int64) {
-	rate, drip, cost := b.Limit.DripInterval.Microseconds(), max(b.Limit.DripSize, 1), max(b.Cost, 1)
-	if s.clear <= now {
-		s.clear, s.slack = now, 0
-		if b.Limit.Aligned { // it drips when the clock says so
-			s.clear -= (now - b.Limit.Phase.Microseconds()) % rate
-		}
-	}
-	drips := (max(cost-s.slack, 0) + drip - 1) / drip
-	over, more := bits.Mul64(uint64(drips), uint64(rate)) //nolint:gosec // not negative
-	const most = 1 << 60
-	if over != 0 || more > most || s.clear-now > most-int64(more) { //nolint:gosec // see the condition before
-		s.peak = math.MaxInt64 // it would take ages to drain
-		return
-	}
-	s.clear += int64(more) //nolint:gosec // less than most
-	s.slack += drips*drip - cost
-	held, level := (s.clear-now+rate-1)/rate, int64(math.MaxInt64)
-	if over, units := bits.Mul64(uint64(held), uint64(drip)); over == 0 && units < math.MaxInt64 { //nolint:gosec // not negative
-		level = int64(units) - s.slack
-	}
-	s.peak = max(s.peak, level)
-}
-
-// roundedPeak rounds a peak up to one of a few hundred values, by 3 % at most, but
-// not beyond the size if the peak is not.
-func roundedPeak(units, size int64) int64 {
-	if rounded := roundUp(units); units > size || rounded < size {
-		return rounded
-	}
-	return size
-}
-
-// roundUp rounds up by 3 % at most.
-func roundUp(units int64) int64 {
-	shift := max(bits.Len64(uint64(units))-6, 0) //nolint:gosec // not negative
-	step := int64(1) << shift
-	if units > math.MaxInt64-step {
-		return math.MaxInt64
-	}
-	return (units + step - 1) / step * step
 }
 
 // shownKeys is how many keys a report lists.

@@ -52,6 +52,14 @@ func count(n int64) string {
 	return digits
 }
 
+// sizeNeeded formats the size that a key needed.
+func sizeNeeded(n int64) string {
+	if n == NoSize {
+		return "more than any"
+	}
+	return count(n)
+}
+
 // short formats n for an axis, where there is little room.
 func short(n float64) string {
 	for _, u := range []struct {

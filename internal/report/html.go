@@ -18,6 +18,7 @@ var files embed.FS
 
 var page = template.Must(template.New("page.gohtml").Funcs(template.FuncMap{
 	"count":   count,
+	"needed":  sizeNeeded,
 	"share":   share,
 	"visible": visible,
 	"odd":     func(i int) bool { return i%2 == 1 },
@@ -62,7 +63,6 @@ type section struct {
 type entry struct {
 	Limit
 	ID        string
-	Numbers   string
 	Open      bool
 	Verdict   verdict
 	Denied    string
@@ -122,7 +122,6 @@ func newEntry(l Limit, id string, limits int) entry {
 	e := entry{
 		Limit:     l,
 		ID:        id,
-		Numbers:   numbers(l),
 		Open:      limits <= maxOpen,
 		Verdict:   judge(l),
 		Denied:    bounds(l.Denied, l.DeniedAtMost),
@@ -179,22 +178,6 @@ func difference(before, after int64) string {
 		return count(before-after) + " fewer"
 	}
 	return "the same"
-}
-
-// numbers describes what a limit admits.
-func numbers(l Limit) string {
-	if l.Size == 0 {
-		return "its numbers depend on the request"
-	}
-	s := fmt.Sprintf("size %s", count(l.Size))
-	switch {
-	case l.DripInterval == 0:
-	case l.DripSize > l.Size:
-		s += fmt.Sprintf(", empty every %s", interval(l.DripInterval))
-	default:
-		s += fmt.Sprintf(", drips %s every %s", plural(max(l.DripSize, 1), "unit"), interval(l.DripInterval))
-	}
-	return s
 }
 
 // timeRange describes the time that the logs cover.

@@ -85,8 +85,8 @@ func cases(t *testing.T) []testCase {
 		}},
 		{"zero value", &report.Report{}, 0, []string{"no requests"}},
 		{"no limits", wrap(at, at.Add(time.Hour)), 0, []string{"This configuration has no limits."}},
-		{"no requests", wrap(at, at, report.Limit{Path: "site/unused", Size: 10, DripInterval: time.Second}), 0,
-			[]string{"No request met this limit.", "size 10, drips 1 unit every second"}},
+		{"no requests", wrap(at, at, report.Limit{Path: "site/unused", Algorithm: "leaky_bucket", Numbers: "size 10, 1 each 1s", Size: 10}), 0,
+			[]string{"No request met this limit.", "leaky_bucket, size 10, 1 each 1s"}},
 		{"slots without requests", wrap(at, at, report.Limit{Size: 1, Slot: time.Second, Times: make([]report.Slot, 3)}), 0, nil},
 		{"one request", wrap(at, at, report.Limit{
 			Path: "site/one", Size: 1, Requests: 1, Admitted: 1, Keys: 1, Slot: time.Second,
@@ -100,12 +100,18 @@ func cases(t *testing.T) []testCase {
 		}), 3, []string{"Denied 100\u00a0% of requests, from 1 of 1 key."}},
 		{"huge counts", wrap(at, at.Add(time.Hour), limit(at, time.Minute, 60, 1e12, 1e12)), 3, []string{"1T", "60\u00a0000\u00a0000\u00a0000\u00a0005"}},
 		{"largest numbers", one(func(l *report.Limit) {
-			l.Size = math.MaxInt64
-			l.Peaks = []report.Peak{{Units: 1, Keys: 1 << 40}, {Units: math.MaxInt64, Keys: 1 << 40}}
+			l.Size = math.MaxInt64 - 1
+			l.Peaks = []report.Peak{{Units: 1, Keys: 1 << 40}, {Units: math.MaxInt64 - 1, Keys: 1 << 40}}
 		}), 3, nil},
 		{"tiny share", one(func(l *report.Limit) { l.Requests, l.Denied, l.DeniedAtMost = 1e9, 1, 1 }), 3, []string{"<0.001\u00a0%"}},
-		{"size depends on request", one(func(l *report.Limit) { l.Size, l.DripInterval, l.DripSize = 0, 0, 0 }), 3,
-			[]string{"its numbers depend on the request", "each request's own size is not known here"}},
+		{"size depends on request", one(func(l *report.Limit) { l.Size = 0 }), 3,
+			[]string{"with the drip rate as it is; each request's own size is not known here"}},
+		{"windows", one(func(l *report.Limit) { l.Windows = true }), 3, []string{"with the window as it is"}},
+		{"keys that no size serves", one(func(l *report.Limit) {
+			l.Peaks = []report.Peak{{Units: 3, Keys: 1000}, {Units: report.NoSize, Keys: 234}}
+			l.Top = []report.Key{{Peak: report.NoSize}}
+		}), 3, []string{"Half of the keys needed a size of 3, and the busiest more than any.", "more than any"}},
+		{"only keys that no size serves", one(func(l *report.Limit) { l.Peaks = []report.Peak{{Units: report.NoSize, Keys: 4}} }), 2, nil},
 		{"no peaks", one(func(l *report.Limit) { l.Peaks = nil }), 2, nil},
 		{"peaks of nothing", one(func(l *report.Limit) { l.Peaks = []report.Peak{{Units: 0, Keys: 3}, {Units: 1}} }), 3, nil},
 		{"nothing denied", one(func(l *report.Limit) {
@@ -137,7 +143,7 @@ func cases(t *testing.T) []testCase {
 // slot.
 func limit(at time.Time, slot time.Duration, slots int, admitted, denied int64) report.Limit {
 	l := report.Limit{
-		Path: "site/limit", Size: 20, DripInterval: time.Second, DripSize: 2, Keys: 1234, KeysDenied: 20,
+		Path: "site/limit", Algorithm: "leaky_bucket", Numbers: "size 20, 2 each 1s", Size: 20, Keys: 1234, KeysDenied: 20,
 		Slot: slot, HourIn: "UTC",
 		Peaks:  []report.Peak{{Units: 1, Keys: 1000}, {Units: 20, Keys: 214}, {Units: 21, Keys: 19}, {Units: 300, Keys: 1}},
 		Top:    []report.Key{{Text: "203.0.113.7", Count: report.Count{Requests: 300, Denied: 200}, Peak: 300}},

@@ -288,14 +288,18 @@ func hourPlot(l Limit, id string) *plot {
 }
 
 // sizePlot shows how many keys needed which size, and what each size would deny,
-// or nil if there are no keys. A unit takes the width from half a unit below to
+// or nil if there are no keys. Keys that no size is enough for are only part of
+// the shares. A unit takes the width from half a unit below to
 // half a unit above it.
 func sizePlot(l Limit, id string) *plot {
-	all := total(l.Peaks)
-	if all == 0 {
+	all, peaks := total(l.Peaks), l.Peaks
+	if all > 0 && peaks[len(peaks)-1].Units == NoSize {
+		peaks = peaks[:len(peaks)-1]
+	}
+	if total(peaks) == 0 {
 		return nil
 	}
-	highest := max(l.Peaks[len(l.Peaks)-1].Units, l.Size, 1)
+	highest := max(peaks[len(peaks)-1].Units, l.Size, 1)
 	low, high := math.Log(0.5), math.Log((float64(highest)+.5)*1.15)
 	across := func(units float64) float64 { return min(1, (math.Log(max(units, .5))-low)/(high-low)) }
 
@@ -303,14 +307,14 @@ func sizePlot(l Limit, id string) *plot {
 		panel{Title: "Keys by the size that they needed", Height: 100},
 		panel{Title: "Share of keys denied at least once, by size", Height: 130})
 	p.XName = "size, in units"
-	p.Desc = fmt.Sprintf("Half of the keys needed at most %s, and the busiest %s.",
-		plural(l.SizeFor(.5), "unit"), count(l.Peaks[len(l.Peaks)-1].Units))
+	p.Desc = fmt.Sprintf("Half of the keys needed a size of %s, and the busiest %s.",
+		sizeNeeded(l.SizeFor(.5)), sizeNeeded(l.SizeFor(0)))
 	if l.Size > 0 {
 		p.Desc += fmt.Sprintf(" The size of %s denied %s of the keys.", count(l.Size), share(above(l.Peaks, l.Size), all))
 	}
 
 	// Above: the keys in bins of about a tenth of a decade, with the size between two.
-	bins := binned(l.Peaks, l.Size)
+	bins := binned(peaks, l.Size)
 	most := int64(1)
 	for _, b := range bins {
 		most = max(most, b.keys)
@@ -367,7 +371,7 @@ func sizePlot(l Limit, id string) *plot {
 	var line strings.Builder
 	left := all
 	fmt.Fprintf(&line, "M0 %sV%s", px(foot), px(down(left)))
-	for _, k := range l.Peaks {
+	for _, k := range peaks {
 		left -= k.Keys
 		fmt.Fprintf(&line, "H%sV%s", px(1000*across(float64(k.Units)-.5)), px(down(left)))
 	}

@@ -1,7 +1,10 @@
 // Package report shows what a replay of access logs found, as one HTML file.
 package report
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Report is what a replay found.
 type Report struct {
@@ -46,10 +49,15 @@ type Config struct {
 type Limit struct {
 	Path string
 
-	// Its numbers; zero if they depend on the request.
-	Size         int64
-	DripInterval time.Duration
-	DripSize     int64
+	// The name of its algorithm, and its numbers in words.
+	Algorithm, Numbers string
+
+	// Its size; 0 if it depends on the request.
+	Size int64
+
+	// Whether it admits up to its size in each window. Otherwise the size is that of
+	// a burst, and units drip out at a rate of their own.
+	Windows bool
 
 	Requests     int64 // that it applied to
 	Admitted     int64 // by all limits
@@ -65,7 +73,8 @@ type Limit struct {
 	// How many keys would have needed which size in order never to be denied, by
 	// ascending size: the highest level that each key's bucket would have reached
 	// if it could hold anything. A key is denied at least once by a limit of a
-	// given size if and only if its peak is above that size.
+	// given size if and only if its peak is above that size. None if the limit has
+	// no size.
 	Peaks []Peak
 
 	Top     []Key       // the keys with the most denied requests, then the most requests
@@ -87,6 +96,9 @@ type Slot struct {
 // Peak counts the keys whose bucket would have reached Units, rounded up to a few
 // hundred different values.
 type Peak struct{ Units, Keys int64 }
+
+// NoSize is the peak of keys that a limit of any size would have denied.
+const NoSize = math.MaxInt64
 
 // Key is one key. Text is empty unless keys may be shown.
 type Key struct {

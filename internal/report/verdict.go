@@ -79,18 +79,23 @@ func judge(l Limit) verdict {
 	}
 
 	// A key that asks for more than drips out needs ever more room, so its peak
-	// says how long it went on rather than how bursty it was.
+	// says how long it went on rather than how bursty it was. What counts in windows
+	// does not add up like that.
 	over, far := above(l.Peaks, l.Size), above(l.Peaks, multiple(l.Size, 10))
 	switch {
 	case over == 0:
-	case 2*far > over:
+	case 2*far > over && !l.Windows:
 		v.Advice = append(v.Advice, fmt.Sprintf(
 			"%s of the %s with a peak above the size would have needed more than ten times as much: for long, they asked for more than drips out. If they should be served, raise the drip rate rather than the size.",
 			count(far), plural(over, "key")))
 	case part > selective && l.Keys > 1:
-		if s := l.SizeFor(selective); s > l.Size {
-			v.Advice = append(v.Advice, fmt.Sprintf("Most of them came in bursts: a size of %s would deny %s of the keys.",
-				count(s), share(above(l.Peaks, s), all)))
+		if s := l.SizeFor(selective); s > l.Size && s < NoSize {
+			bursts := "Most of them came in bursts: a"
+			if l.Windows {
+				bursts = "A"
+			}
+			v.Advice = append(v.Advice, fmt.Sprintf("%s size of %s would deny %s of the keys.",
+				bursts, count(s), share(above(l.Peaks, s), all)))
 		}
 	}
 	return v
@@ -155,8 +160,8 @@ type proposal struct {
 	Current bool
 }
 
-// proposals returns the sizes that would deny a few shares of the keys, and the
-// current one between them, in ascending order.
+// proposals returns the sizes that would deny a few shares of the keys, as far as
+// there are any, and the current one between them, in ascending order.
 func proposals(l Limit) []proposal {
 	all := total(l.Peaks)
 	if all == 0 {
@@ -164,6 +169,9 @@ func proposals(l Limit) []proposal {
 	}
 	var list []proposal
 	add := func(target string, size int64, current bool) {
+		if size == NoSize {
+			return
+		}
 		p := proposal{target, size, above(l.Peaks, size), all, current}
 		if n := len(list); n > 0 && list[n-1].Size == size {
 			// The stricter target says more.

@@ -139,7 +139,10 @@ type client struct {
 func (d *day) replay(path string, size int64, drip time.Duration, requests []request) report.Limit {
 	slices.SortStableFunc(requests, func(a, b request) int { return cmp.Compare(a.at, b.at) })
 	const slots = 288
-	l := report.Limit{Path: path, Size: size, DripInterval: drip, DripSize: 1, Slot: 24 * time.Hour / slots, HourIn: "UTC"}
+	l := report.Limit{
+		Path: path, Algorithm: "leaky_bucket", Numbers: fmt.Sprintf("size %d, 1 each %v", size, drip), Size: size,
+		Slot: 24 * time.Hour / slots, HourIn: "UTC",
+	}
 	for i := range slots {
 		l.Times = append(l.Times, report.Slot{Start: d.start.Add(time.Duration(i) * l.Slot)})
 	}
