@@ -262,13 +262,14 @@ type limitsAnswer struct {
 
 // limitAnswer describes a bucket of a limit, see Limit.
 type limitAnswer struct {
+	Path    string   `json:"path"`
+	Parent  string   `json:"parent,omitempty"`
+	Handler int      `json:"handler"` // counted from 0
+	Server  string   `json:"server,omitempty"`
+	Hosts   []string `json:"hosts,omitempty"`
+
 	shownNumbers
 
-	Path          string                     `json:"path"`
-	Parent        string                     `json:"parent,omitempty"`
-	Handler       int                        `json:"handler"` // counted from 0
-	Server        string                     `json:"server,omitempty"`
-	Hosts         []string                   `json:"hosts,omitempty"`
 	Off           bool                       `json:"off,omitempty"` // by a factor of 0
 	Cost          any                        `json:"cost"`          // a number, or a template that depends on the request
 	Key           string                     `json:"key"`

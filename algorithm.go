@@ -115,6 +115,18 @@ func (l *Limit) setWindowBucket() error {
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
+// windowError returns the error for invalid numbers of a limit that counts in windows.
+func (b *bucket) windowError(numbers limiter.Limit) error {
+	if size := largestSize(numbers); size > 0 {
+		return badOption("size", b.size.String(), fmt.Sprintf("at most %d with algorithm %s", size, b.limit.algorithm))
+	}
+	years := 17
+	if b.limit.algorithm == slidingWindow {
+		years = 11 // units count in the next window too
+	}
+	return badOption("window", string(b.limit.Window), fmt.Sprintf("at most %d years with algorithm %s", years, b.limit.algorithm))
+}
+
 // When windows begin.
 const (
 	windowStartClock = "clock"

@@ -73,7 +73,10 @@ func (b *bucket) validate() error {
 	}
 	numbers.Aligned, numbers.Algorithm = b.aligned, b.counts
 	if err := numbers.Validate(); err != nil {
-		if b.source.option != "" {
+		switch {
+		case b.limit.algorithm.hasWindow():
+			return b.windowError(numbers)
+		case b.source.option != "":
 			return badOption(b.source.option, b.source.text,
 				"less: a full bucket and one drip more must drain within 35 years")
 		}

@@ -195,8 +195,8 @@ func (f *fields) render(results []bucketResult, sum limiter.Summary, text []byte
 // appendPolicies appends the value of RateLimit-Policy. Like RateLimit, it follows
 // draft-ietf-httpapi-ratelimit-headers-11: a structured field with an item for each
 // limit. The quota q is the size, the window w the time in which a full bucket
-// drains, or the length of a sliding window. The unit qu is requests by default; the draft has no name for units
-// of this kind.
+// drains, or the length of a sliding window. The unit qu is requests by default; the
+// draft has no name for units of this kind.
 func appendPolicies(b []byte, results []bucketResult) []byte {
 	start := len(b)
 	for i := range results {
@@ -220,9 +220,9 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 
 // appendLimits appends the value of RateLimit. The time t is how long the available
 // units r take to drip out again, so clients that spread r over t keep to the rate.
-// In a fixed or sliding window, t is the time until it ends. If nothing is available, t is the
-// time until something is. On denial, only limits without room for the same request
-// have a t, so that none exceeds Retry-After.
+// In a fixed or sliding window, t is the time until it ends. If nothing is available,
+// t is the time until something is. On denial, only limits without room for the same
+// request have a t, so that none exceeds Retry-After.
 func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 	start := len(b)
 	for i := range results {

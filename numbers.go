@@ -99,6 +99,16 @@ func (n *shownNumbers) String() string {
 	return "size " + shownNumber(n.Size) + ", " + pace
 }
 
+// largestSize returns the largest size with which l is valid, or 0 if none is.
+func largestSize(l limiter.Limit) (size int64) {
+	for more := int64(limiter.MaxUnits); more > 0; more /= 2 {
+		if l.Size = size + more; l.Validate() == nil {
+			size = l.Size
+		}
+	}
+	return size
+}
+
 // shownNumber returns a number in text, or its template. Numbers in an answer of the
 // admin API that was decoded are float64.
 func shownNumber(value any) string {

@@ -177,7 +177,7 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 		encoder.SetIndent("", "  ")
 		err = encoder.Encode(session.answer(r, &flags))
 	} else {
-		err = printReplay(w, r, &flags)
+		printReplay(w, r, &flags)
 	}
 	if err == nil && r.Used == 0 {
 		err = errors.New("no line of the logs could be replayed")
@@ -326,26 +326,32 @@ func (s *replaySession) report(logs []string) *report.Report {
 		if p.config.redis != nil {
 			r.Notes = append(r.Notes, c.Name+": Redis is not asked. The buckets are in memory, and empty at first.")
 		}
-		names := make(map[string]int)
-		for j, l := range p.limits {
-			limit := l.report()
-			limit.Unusual = p.unusual(l)
-			if s.atOnce != nil {
-				addUpperBound(&limit, s.atOnce[i].limits[j])
-			}
-			if n := len(limit.Peaks) - 1; n >= 0 && limit.Peaks[n].Units == report.NoSize {
-				limit.Unusual = append(limit.Unusual, fmt.Sprintf("No size that a limit can have would have been enough for %s of the keys.",
-					humanize.Comma(limit.Peaks[n].Keys)))
-			}
-			if names[l.path]++; names[l.path] > 1 {
-				limit.Path += fmt.Sprintf(" (%d)", names[l.path])
-			}
-			c.Limits = append(c.Limits, limit)
-		}
+		c.Limits = s.limits(i)
 		r.Configs = append(r.Configs, c)
 		r.Notes = append(r.Notes, p.notes(len(s.replays) > 1)...)
 	}
 	return r
+}
+
+// limits returns what was found of the limits of a config.
+func (s *replaySession) limits(config int) (limits []report.Limit) {
+	p, names := s.replays[config], make(map[string]int)
+	for i, l := range p.limits {
+		limit := l.report()
+		limit.Unusual = p.unusual(l)
+		if s.atOnce != nil {
+			addUpperBound(&limit, s.atOnce[config].limits[i])
+		}
+		if n := len(limit.Peaks) - 1; n >= 0 && limit.Peaks[n].Units == report.NoSize {
+			limit.Unusual = append(limit.Unusual, fmt.Sprintf("No size that a limit can have would have been enough for %s of the keys.",
+				humanize.Comma(limit.Peaks[n].Keys)))
+		}
+		if names[l.path]++; names[l.path] > 1 {
+			limit.Path += fmt.Sprintf(" (%d)", names[l.path])
+		}
+		limits = append(limits, limit)
+	}
+	return limits
 }
 
 // addUpperBound adds to l what the same limit did when all requests of a second
@@ -418,7 +424,7 @@ type replayedLimitAnswer struct {
 	KeysDenied    int64               `json:"keys_denied"`
 	Size          int64               `json:"size,omitempty"`
 	SizeForTarget int64               `json:"size_for_target,omitempty"` // none if no size would do
-	Top           []replayedKeyAnswer `json:"top,omitempty"` // if keys may be shown
+	Top           []replayedKeyAnswer `json:"top,omitempty"`             // if keys may be shown
 	Notes         []string            `json:"notes,omitempty"`
 }
 
@@ -474,7 +480,7 @@ func newReplayedLimitAnswer(l *report.Limit, bounds bool, f *replayFlags) replay
 }
 
 // printReplay prints the result as text.
-func printReplay(w io.Writer, r *report.Report, f *replayFlags) error {
+func printReplay(w io.Writer, r *report.Report, f *replayFlags) {
 	fmt.Fprintf(w, "%s of %s lines used", humanize.Comma(r.Used), humanize.Comma(r.Lines))
 	if !r.From.IsZero() {
 		in := f.replayOptions.location
@@ -506,7 +512,6 @@ func printReplay(w io.Writer, r *report.Report, f *replayFlags) error {
 	for _, note := range r.Notes {
 		fmt.Fprintln(w, note)
 	}
-	return nil
 }
 
 // printReplayedLimits prints a table of the limits of a config.

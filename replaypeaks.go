@@ -69,19 +69,14 @@ func (r *roomyStore) fill(buckets []limiter.Bucket) ([]level, error) {
 // largestSize returns the largest size with which l is valid.
 func (r *roomyStore) largestSize(l limiter.Limit) int64 {
 	l.Size = 0
-	if size, known := r.largest[l]; known {
-		return size
-	}
-	of, size := l, int64(0)
-	for more := int64(limiter.MaxUnits); more > 0; more /= 2 {
-		if of.Size = size + more; of.Validate() == nil {
-			size = of.Size
+	size, known := r.largest[l]
+	if !known {
+		if len(r.largest) == maxLargest {
+			clear(r.largest)
 		}
+		size = largestSize(l)
+		r.largest[l] = size
 	}
-	if len(r.largest) == maxLargest {
-		clear(r.largest)
-	}
-	r.largest[l] = size
 	return size
 }
 

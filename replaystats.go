@@ -82,8 +82,11 @@ func (l *replayedLimit) report() report.Limit {
 type timeline struct {
 	width int64 // of a slot, in nanoseconds; 0 before the first request
 	first int64 // slot
-	slots []struct{ admitted, denied int64 }
+	slots []slot
 }
+
+// slot counts the requests of a part of a timeline.
+type slot struct{ admitted, denied int64 }
 
 // maxSlots is the most slots of a timeline.
 const maxSlots = 300
@@ -106,7 +109,7 @@ func (t *timeline) count(at int64, denied, admitted bool) {
 		i = at/t.width - t.first
 	}
 	for int64(len(t.slots)) <= i {
-		t.slots = append(t.slots, struct{ admitted, denied int64 }{})
+		t.slots = append(t.slots, slot{})
 	}
 	if denied {
 		t.slots[i].denied++
@@ -127,7 +130,7 @@ func (t *timeline) widen() {
 	n := 0
 	for i, s := range t.slots {
 		j := int((t.first+int64(i))/ratio - first)
-		t.slots[i] = struct{ admitted, denied int64 }{}
+		t.slots[i] = slot{}
 		t.slots[j].admitted += s.admitted
 		t.slots[j].denied += s.denied
 		n = j + 1
