@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // replaySite has a limit that most of replayLog's clients do not reach.
@@ -61,6 +62,101 @@ api    0       1         192.0.2.1
 		both.Configs[0].Limits[0].Denied != 2 || both.Configs[1].Limits[0].Denied != 0 {
 		t.Errorf("got %v, %s", err, two.out)
 	}
+}
+
+// TestReplayAlgorithms guards that the sizes that keys need are those of each
+// algorithm: four requests before the end of a minute and four after it need 4 units
+// of a bucket or a minute of the clock, 8 of a window that began with the first, and
+// 7 of a sliding one, where 3 of the first are left.
+func TestReplayAlgorithms(t *testing.T) {
+	config := configFile(t, `example.com {
+	rate_limit {
+		accounting each
+		limit leaky {
+			rate 5/40s
+		}
+		limit token {
+			algorithm token_bucket
+			capacity 5
+			refill_rate 8s
+		}
+		limit clock {
+			algorithm fixed_window
+			size 5
+			window 1m
+		}
+		limit first {
+			algorithm fixed_window
+			size 5
+			window 1m
+			window_start first
+		}
+		limit period {
+			algorithm fixed_window
+			size 5
+			period minute
+		}
+		limit slides {
+			algorithm sliding_window
+			size 5
+			window 1m
+		}
+	}
+	respond ok
+}
+`)
+	log := logFile(t, strings.Repeat(logLine(0, "192.0.2.1", "/"), 4), strings.Repeat(logLine(45*time.Second, "192.0.2.1", "/"), 4))
+	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, `8 of 8 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:14:05
+
+LIMIT   SIZE  REQUESTS  ADMITTED  DENIED  SHARE   KEYS  KEYS DENIED  SIZE FOR 0.1 %
+leaky   5     8         5         0       0 %     1     0            4
+token   5     8         5         0       0 %     1     0            4
+clock   5     8         5         0       0 %     1     0            4
+first   5     8         5         3       37.5 %  1     1            8
+period  5     8         5         0       0 %     1     0            4
+slides  5     8         5         2       25 %    1     1            7
+`)
+	file := filepath.Join(tempDir(t), "report.html")
+	r := runCommand(t, "replay", "--config", config, "--html", file, "--json", log)
+	var answer map[string]any
+	if err := json.Unmarshal([]byte(r.out), &answer); err != nil {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	wantJSON(t, answer["limits"], `[
+		{"limit": "leaky", "algorithm": "leaky_bucket", "size_for_target": 4}, {"limit": "token", "algorithm": "token_bucket", "size_for_target": 4},
+		{"limit": "clock", "algorithm": "fixed_window", "size_for_target": 4}, {"limit": "first", "algorithm": "fixed_window", "size_for_target": 8},
+		{"limit": "period", "algorithm": "fixed_window", "size_for_target": 4}, {"limit": "slides", "algorithm": "sliding_window", "size_for_target": 7}]`)
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, numbers := range []string{
+		"leaky_bucket, size 5, 1 each 8s", "token_bucket, size 5, 1 each 8s", "fixed_window, size 5, window 1m<",
+		"fixed_window, size 5, window 1m from the first request", "fixed_window, size 5, each minute", "sliding_window, size 5, window 1m",
+	} {
+		if !strings.Contains(string(page), numbers) {
+			t.Errorf("the report lacks %q", numbers)
+		}
+	}
+}
+
+// TestReplayNoSize guards that no size is proposed if none would do, and that this is
+// said.
+func TestReplayNoSize(t *testing.T) {
+	config := configFile(t, "example.com {\nrate_limit api {\nalgorithm sliding_window\nsize 5\nwindow 1m\ncost {query.cost}\n}\nrespond ok\n}\n")
+	log := logFile(t, logLine(0, "192.0.2.1", "/?cost=1"), logLine(ms, "192.0.2.2", "/?cost=16777216"))
+	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, `2 of 2 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:13:20
+
+LIMIT  SIZE  REQUESTS  ADMITTED  DENIED  SHARE  KEYS  KEYS DENIED  SIZE FOR 0.1 %
+api    5     2         1         1       50 %   2     1            none
+api: No size that a limit can have would have been enough for 1 of the keys.
+`)
+	var answer map[string]any
+	r := runCommand(t, "replay", "--config", config, "--json", log)
+	if err := json.Unmarshal([]byte(r.out), &answer); err != nil {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	wantJSON(t, answer["limits"], `[{"limit": "api", "size": 5, "size_for_target": null}]`)
 }
 
 // TestReplayHTML guards that a report is written, which only the user may read and
