@@ -89,14 +89,16 @@ func (n *shownNumbers) pace() string {
 
 // String returns the numbers, without the algorithm, in a few words.
 func (n *shownNumbers) String() string {
-	pace := n.pace()
+	how := "drips"
 	switch {
 	case n.Period != "":
-		pace = "each " + pace
+		how = "each"
 	case n.Window != nil:
-		pace = "window " + pace
+		how = "window"
+	case n.Algorithm == string(tokenBucket):
+		how = "refills"
 	}
-	return "size " + shownNumber(n.Size) + ", " + pace
+	return "size " + shownNumber(n.Size) + ", " + how + " " + n.pace()
 }
 
 // largestSize returns the largest size with which l is valid, or 0 if none is.

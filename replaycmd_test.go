@@ -131,7 +131,7 @@ slides  5     8         5         2       25 %    1     1            7
 		t.Fatal(err)
 	}
 	for _, numbers := range []string{
-		"leaky_bucket, size 5, 1 each 8s", "token_bucket, size 5, 1 each 8s", "fixed_window, size 5, window 1m<",
+		"leaky_bucket, size 5, drips 1 each 8s", "token_bucket, size 5, refills 1 each 8s", "fixed_window, size 5, window 1m<",
 		"fixed_window, size 5, window 1m from the first request", "fixed_window, size 5, each minute", "sliding_window, size 5, window 1m",
 	} {
 		if !strings.Contains(string(page), numbers) {

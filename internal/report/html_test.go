@@ -85,8 +85,8 @@ func cases(t *testing.T) []testCase {
 		}},
 		{"zero value", &report.Report{}, 0, []string{"no requests"}},
 		{"no limits", wrap(at, at.Add(time.Hour)), 0, []string{"This configuration has no limits."}},
-		{"no requests", wrap(at, at, report.Limit{Path: "site/unused", Algorithm: "leaky_bucket", Numbers: "size 10, 1 each 1s", Size: 10}), 0,
-			[]string{"No request met this limit.", "leaky_bucket, size 10, 1 each 1s"}},
+		{"no requests", wrap(at, at, report.Limit{Path: "site/unused", Algorithm: "leaky_bucket", Numbers: "size 10, drips 1 each 1s", Size: 10}), 0,
+			[]string{"No request met this limit.", "leaky_bucket, size 10, drips 1 each 1s"}},
 		{"slots without requests", wrap(at, at, report.Limit{Size: 1, Slot: time.Second, Times: make([]report.Slot, 3)}), 0, nil},
 		{"one request", wrap(at, at, report.Limit{
 			Path: "site/one", Size: 1, Requests: 1, Admitted: 1, Keys: 1, Slot: time.Second,
@@ -143,7 +143,7 @@ func cases(t *testing.T) []testCase {
 // slot.
 func limit(at time.Time, slot time.Duration, slots int, admitted, denied int64) report.Limit {
 	l := report.Limit{
-		Path: "site/limit", Algorithm: "leaky_bucket", Numbers: "size 20, 2 each 1s", Size: 20, Keys: 1234, KeysDenied: 20,
+		Path: "site/limit", Algorithm: "leaky_bucket", Numbers: "size 20, drips 2 each 1s", Size: 20, Keys: 1234, KeysDenied: 20,
 		Slot: slot, HourIn: "UTC",
 		Peaks:  []report.Peak{{Units: 1, Keys: 1000}, {Units: 20, Keys: 214}, {Units: 21, Keys: 19}, {Units: 300, Keys: 1}},
 		Top:    []report.Key{{Text: "203.0.113.7", Count: report.Count{Requests: 300, Denied: 200}, Peak: 300}},

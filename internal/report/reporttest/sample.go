@@ -140,7 +140,7 @@ func (d *day) replay(path string, size int64, drip time.Duration, requests []req
 	slices.SortStableFunc(requests, func(a, b request) int { return cmp.Compare(a.at, b.at) })
 	const slots = 288
 	l := report.Limit{
-		Path: path, Algorithm: "leaky_bucket", Numbers: fmt.Sprintf("size %d, 1 each %v", size, drip), Size: size,
+		Path: path, Algorithm: "leaky_bucket", Numbers: fmt.Sprintf("size %d, drips 1 each %v", size, drip), Size: size,
 		Slot: 24 * time.Hour / slots, HourIn: "UTC",
 	}
 	for i := range slots {
