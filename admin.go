@@ -112,9 +112,6 @@ func (s jsonSeconds) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, time.Duration(s).Seconds(), 'f', 6, 64), nil
 }
 
-// seconds returns the number of seconds.
-func (s jsonSeconds) seconds() float64 { return time.Duration(s).Seconds() }
-
 // UnmarshalJSON reads a number of seconds.
 func (s *jsonSeconds) UnmarshalJSON(b []byte) error {
 	seconds, err := strconv.ParseFloat(string(b), 64)
