@@ -292,7 +292,7 @@ func TestLimitErrors(t *testing.T) {
 			`size 1; limit a {; size 1; headers off; }`,
 			`headers: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`,
 		},
-		{`size 1; accounting both`, `accounting: got "both", want atomic or each`},
+		{`size 1; accounting both`, `accounting: got "both", want atomic, each or in_order`},
 		{`size 1; accounting atomic each`, `accounting: got "atomic each", want one value, at Caddyfile:4`},
 		{
 			`size 1; headers off x-ratelimit`,
@@ -904,7 +904,7 @@ func TestJSONErrors(t *testing.T) {
 			`"limits":[{"size":5,"limits":[{"name":"a","size":5,"on_error":"deny"}]}]`,
 			`json: unknown field "on_error"`,
 		},
-		{`"limits":[{"size":5}],"accounting":"{a}"`, `accounting: got "{a}", want atomic or each`},
+		{`"limits":[{"size":5}],"accounting":"{a}"`, `accounting: got "{a}", want atomic, each or in_order`},
 		{`"limits":[{"size":5}],"headers":"off"`, ``},
 		{`"limits":[{"size":5}],"headers":null`, ``},
 		{`"limits":[{"size":5}],"headers":5`, `headers: got "5", want x-ratelimit, ratelimit or both, or off`},
