@@ -45,10 +45,11 @@ func init() {
 //		on_error     fallback | allow | deny
 //		log
 //		jitter       <share>
+//		zone         <name> { ... }
 //	}
 //
-// A nested limit takes the options above the blank line. Instead of these, a block
-// may have zones, see parseZoneOption.
+// A nested limit takes the options above the blank line. A block may have zones
+// instead of these, with other options beside them, see parseZoneOption.
 func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	helper.Next() // the directive's name
 	h, l := new(Handler), new(Limit)
@@ -68,8 +69,13 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		return nil, err
 	}
 	if len(h.RateLimits) == 0 {
+		if err := h.needsZones(); err != nil {
+			return nil, helper.WrapErr(err)
+		}
 		h.Limits = []*Limit{l}
-	} else if option := firstSetField(l); option != "" {
+		return h, nil
+	}
+	if option := firstSetField(l); option != "" {
 		return nil, helper.Errf("zone: got it together with %s, want only zones or only limits in a block; "+
 			"`caddy rate-limit convert` writes zones as limits", option)
 	}

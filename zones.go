@@ -102,13 +102,19 @@ func parseEvents(text string) (int64, string) {
 	return 0, fmt.Sprintf("a whole number from 0 to %d", int64(limiter.MaxUnits))
 }
 
+// needsZones returns an error if there is an option of z that makes no sense without
+// zones.
+func (z *Zones) needsZones() error {
+	if set := firstSetField(z); set != "" && set != "rate_limits" {
+		return fmt.Errorf("%s: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit", set)
+	}
+	return nil
+}
+
 // setZones makes limits of the zones.
 func (h *Handler) setZones() error {
 	if len(h.RateLimits) == 0 {
-		if set := firstSetField(&h.Zones); set != "" && set != "rate_limits" {
-			return fmt.Errorf("%s: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit", set)
-		}
-		return nil
+		return h.needsZones()
 	}
 	if len(h.Limits) > 0 {
 		return errors.New("rate_limits: got zones together with limits, want only zones or only limits in a handler; " +
