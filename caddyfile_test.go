@@ -152,7 +152,7 @@ func TestLimitErrors(t *testing.T) {
 	tests := []struct{ block, want string }{
 		// Single options.
 		{`speed 5`, `speed: got an unknown option, ` + wantOption + `, at Caddyfile:3`},
-		{`distributed`, `distributed: got an unknown option, ` + wantOption + `, at Caddyfile:3`},
+		{`distributed`, `distributed: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit, at Caddyfile:4`},
 		{`size 5 6`, `size: got "5 6", want one value, at Caddyfile:3`},
 		{`key a b`, `key: got "a b", want one value, at Caddyfile:3`},
 		{`key a {; b; }`, `key: got a block, want it in one line, at Caddyfile:4`},
