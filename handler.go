@@ -351,12 +351,12 @@ type denial struct {
 	wait time.Duration
 }
 
-// Error returns the path of the limit and the wait.
+// Error returns the path of the limit, or the name of the zone, and the wait.
 func (d denial) Error() string {
 	if d.decision.Never {
-		return "rate limit " + d.path + " exceeded: the request costs more than the limit holds"
+		return "rate limit " + d.title() + " exceeded: the request costs more than the limit holds"
 	}
-	return "rate limit " + d.path + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
+	return "rate limit " + d.title() + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
 }
 
 // refusal is the error of a request that is rejected for another reason than

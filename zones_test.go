@@ -4,11 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/convert"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
@@ -778,4 +781,116 @@ func TestZoneErrors(t *testing.T) {
 			wantError(t, validateConfig(configOf(`"handler":"rate_limit",`+handler)), want)
 		})
 	}
+}
+
+// TestZoneDifferences guards the rest of what docs/migration.md says to differ.
+func TestZoneDifferences(t *testing.T) {
+	zones := func(text string) string { return "rate_limit {\n" + text + "\n}\nrespond ok\n" }
+	t.Run("Retry-After covers all zones that were asked", func(t *testing.T) {
+		s := startSite(t, zones("zone a {\nevents 3\nwindow 1m\n}\nzone b {\nevents 1\nwindow 30s\n}")+
+			"handle_errors {\nrespond \"{http.rate_limit.exceeded.name}: {err.message}\"\n}")
+		s.run(
+			step{want: "200"},
+			step{after: time.Second, want: "429 retry-after=" + exactly("29", "30"), body: "b: rate limit b exceeded: retry after " + exactly("29", "30") + " s"},
+			step{after: time.Second, want: "429 retry-after=" + exactly("58", "59")}, // a has room then, b earlier
+		)
+	})
+	t.Run("a new window starts afresh", func(t *testing.T) {
+		s := startSite(t, zones("zone a {\nevents 1\nwindow 1h\n}"))
+		s.run(step{want: "200"}, step{want: "429 retry-after=" + exactly("3600", "3601")})
+		if err := s.load(config{site: zones("zone a {\nevents 1\nwindow 2h\n}")}); err != nil {
+			t.Fatal(err)
+		}
+		s.run(step{want: "200"})
+	})
+	t.Run("several placeholders", func(t *testing.T) {
+		s := startSite(t, zones("zone a {\nkey {query.a}{query.b}\nevents 1\nwindow 1h\n}"))
+		s.run(step{path: "/?a=ab&b=c", want: "200"}, step{path: "/?a=a&b=bc", want: "200"})
+	})
+	t.Run("a placeholder of a Caddyfile in JSON", func(t *testing.T) {
+		s := startConfig(t, config{routes: `[{"handle": [
+			{"handler": "rate_limit", "rate_limits": {"a": {"key": "{remote_host}", "window": "1h", "max_events": 1}}},
+			{"handler": "static_response"}
+		]}]`})
+		s.run(step{want: "200"})
+		s.from("127.0.0.2")
+		s.run(step{want: "200"})
+	})
+	t.Run("the zone of an IPv6 address", func(t *testing.T) {
+		s := startSite(t, zones("zone a {\nkey {header.X-Address}\nevents 1\nwindow 1h\n}"))
+		s.run(
+			step{header: []string{"X-Address: fe80::1%a"}, want: "200"},
+			step{header: []string{"X-Address: fe80::1%b"}, want: "429 retry-after=" + exactly("3600", "3601")},
+		)
+	})
+	t.Run("early data", func(t *testing.T) {
+		s := startSite(t, zones("zone a {\nkey {remote_host}\nevents 1\nwindow 1h\n}"))
+		if a := getOverTLS(s, false, ""); a.StatusCode != 425 {
+			t.Errorf("got %s", a)
+		}
+	})
+	t.Run("a request that Caddy makes", func(t *testing.T) {
+		s := startSite(t, zones("zone a {\nevents 1\nwindow 1h\n}"))
+		for range 2 {
+			w := httptest.NewRecorder()
+			activeServer(t).ServeHTTP(w, httptest.NewRequest("GET", "http://"+s.addr+"/", nil))
+			if w.Code != 200 {
+				t.Errorf("got %d", w.Code)
+			}
+		}
+	})
+	t.Run("a matcher that fails", func(t *testing.T) {
+		s := startSite(t, zones("zone a {\nmatch {\nremote_ip 127.0.0.1\n}\nevents 1\nwindow 1h\n}"))
+		if a := getOverTLS(s, false, ""); a.StatusCode != 425 {
+			t.Errorf("got %s", a)
+		}
+	})
+	t.Run("more keys than there is room for", func(t *testing.T) {
+		s := startConfig(t, config{
+			global: "rate_limit {\nmemory {\nmax_keys 20\n}\n}",
+			site:   zones("zone a {\nkey {query}\nevents 1\nwindow 1h\n}"),
+		})
+		for i := range 200 {
+			s.run(step{path: fmt.Sprint("/?", i), want: "200"})
+		}
+		if held := heldBuckets(t); held > 10 {
+			t.Errorf("there are %d keys", held)
+		}
+	})
+	t.Run("more events than a log holds", func(t *testing.T) {
+		s := startSite(t, zones(fmt.Sprintf("zone a {\nevents %d\nwindow 1h\n}", zone.MostLogged+1)))
+		s.run(step{want: "200"})
+		if warned := len(s.log("warn", ownLogger)) > 0; warned != zone.Exact() {
+			t.Errorf("warned: %t", warned)
+		}
+	})
+	wantError(t, validateCaddyfile(inSite("rate_limit {; zone a {; events 1; window 1500ns; }; }")),
+		`window: got "1500ns", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, at Caddyfile:5`)
+	wantError(t, validateCaddyfile(inSite("rate_limit {; }")), `limit "default": `+limitsNothing)
+}
+
+// heldBuckets returns how many buckets there are in the process.
+func heldBuckets(t *testing.T) int {
+	t.Helper()
+	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return app.(*App).memory.Len()
+}
+
+// TestConvertedZonesKeepCounts guards that the limits that convert makes of zones go on
+// with their counts.
+func TestConvertedZonesKeepCounts(t *testing.T) {
+	const zones = "rate_limit {\nzone a {\nkey {remote_host}\nevents 2\nwindow 1h\n}\n}\n"
+	converted, err := convert.MholtCaddyfile([]byte(":8080\n" + zones))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := startSite(t, zones+"respond ok")
+	s.run(times(2, step{want: "200"})...)
+	if err := s.load(config{site: converted.Text + "respond ok"}); err != nil {
+		t.Fatal(err)
+	}
+	s.run(step{want: "429 retry-after=" + exactly("3600", "3601")})
 }
