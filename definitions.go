@@ -115,14 +115,15 @@ func (d *definitions) add(l *Limit) error {
 			continue
 		}
 		for i, o := range options {
-			switch {
-			case o == earlier.options[i]:
-			case l.zone == nil || earlier.policy.zone == nil:
-				return disagreement(b, o, earlier.options[i])
-			default:
-				l.logger.Warn("zones of one name have different options; they count together as far as their keys and windows are equal",
-					zap.String("zone", l.zone.Name), zap.String("option", o.option))
+			if o == earlier.options[i] {
+				continue
 			}
+			if l.zone == nil || earlier.policy.zone == nil {
+				return disagreement(b, o, earlier.options[i])
+			}
+			l.logger.Warn("zones of one name have different options; they count together as far as their keys and windows are equal",
+				zap.String("zone", l.zone.Name), zap.String("option", o.option))
+			break
 		}
 		earlier.policy.units = earlier.policy.units || b.policy.units
 		b.policy = earlier.policy

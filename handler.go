@@ -25,7 +25,8 @@ import (
 // If it does not, it is denied with status 429 and `Retry-After`, as an error that
 // error routes can handle. If no error route would handle it, the empty response
 // is written directly. Requests that Caddy makes itself, such as for `httpInclude`
-// in templates, are not limited.
+// in templates, are not limited. Configs of mholt/caddy-ratelimit can be loaded as they
+// are, see `rate_limits`.
 //
 // The handler sets these placeholders. If a request passes several `rate_limit`
 // handlers, they show the tightest of all limits:
