@@ -363,7 +363,7 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 		Key: l.key.String(), IPv4Prefix: l.key.ipv4, IPv6Prefix: l.key.ipv6,
 		Match:   l.matchersRaw,
 		MaxKeys: cmp.Or(l.maxKeys, max(maxKeys/2, 1)), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop,
-		Accounting: b.handler.accounting.String(), OnError: b.handler.onError,
+		Accounting: string(b.handler.accounting), OnError: b.handler.onError,
 		Admitted: counts.admitted, Denied: counts.denied, Spared: counts.spared,
 	}
 	for _, outer := range b.around {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -39,10 +40,19 @@ type bucket struct {
 // policy is what responses show of a bucket besides its numbers.
 type policy struct {
 	path  string
-	units bool // whether requests may cost other than one unit
+	units bool       // whether requests may cost other than one unit
+	zone  *zone.Zone // that the limit was; nil if it was none
 
 	counters *counters // of all limits of the path
 	top      *topList  // nil if the limit does not track the keys that ask most
+}
+
+// title returns the name of the zone, or the path.
+func (p *policy) title() string {
+	if p.zone != nil {
+		return p.zone.Name
+	}
+	return p.path
 }
 
 // sizeIsDynamic reports whether the effective size depends on the request.

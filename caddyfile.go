@@ -40,13 +40,16 @@ func init() {
 //		match        @name | /path | <matcher...> | { ... }
 //		limit        <name> { ... }
 //
-//		accounting   atomic | each
+//		accounting   atomic | each | in_order
 //		headers      x-ratelimit | ratelimit | off ...
 //		on_error     fallback | allow | deny
 //		log
+//		jitter       <share>
+//		zone         <name> { ... }
 //	}
 //
-// A nested limit takes the options above the blank line.
+// A nested limit takes the options above the blank line. A block may have zones
+// instead of these, with other options beside them, see parseZoneOption.
 func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	helper.Next() // the directive's name
 	h, l := new(Handler), new(Limit)
@@ -62,8 +65,21 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 			"limits are written in a block, such as { key %s; size 10; drip_rate 1s } with a line for each",
 			quoteWord(strings.Join(args, " ")), quoteWord(args[0]))
 	}
-	h.Limits = []*Limit{l}
-	return h, parseLimit(helper, l, h)
+	if err := parseLimit(helper, l, h); err != nil {
+		return nil, err
+	}
+	if len(h.RateLimits) == 0 {
+		if err := h.needsZones(); err != nil {
+			return nil, helper.WrapErr(err)
+		}
+		h.Limits = []*Limit{l}
+		return h, nil
+	}
+	if option := firstSetField(l); option != "" {
+		return nil, helper.Errf("zone: got it together with %s, want only zones or only limits in a block; "+
+			"`caddy rate-limit convert` writes zones as limits", option)
+	}
+	return h, nil
 }
 
 // parseLimit parses the block of a limit. Only the outermost may have options
@@ -95,11 +111,12 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 	if h != nil {
 		values["accounting"] = &h.Accounting
 		values["on_error"] = &h.OnError
+		values["jitter"] = (*string)(&h.Jitter)
 	}
 	seen := make(map[string]bool)
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
 		option := helper.Val()
-		if seen[option] && option != "limit" {
+		if seen[option] && option != "limit" && option != "zone" {
 			return helper.Errf("%s: got a duplicate option, want it once", option)
 		}
 		seen[option] = true
@@ -125,7 +142,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 			child := &Limit{Name: args[0]}
 			l.Limits = append(l.Limits, child)
 			err = parseLimit(helper, child, nil)
-		case h == nil && (option == "accounting" || option == "headers" || option == "on_error" || option == "log"):
+		case h == nil && slices.Contains([]string{"accounting", "headers", "on_error", "log", "jitter"}, option):
 			return helper.Errf("%s: got it in limit %q, want it in the rate_limit block itself, as it applies to the whole handler",
 				option, l.Name)
 		case option == "headers":
@@ -134,13 +151,17 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 			}
 		case option == "log":
 			h.Log, err = parseFlag(helper.Dispenser)
-		case option == "zone":
-			return helper.Errf("zone: got an option of another plugin, want limit <name> { ... }, " +
-				"with size for events and drip_rate for the window divided by them")
 		default:
+			if h != nil {
+				if found, err := parseZoneOption(helper, &h.Zones); err != nil {
+					return err
+				} else if found {
+					continue
+				}
+			}
 			return helper.Errf("%s: got an unknown option, want one of key, algorithm, rate, size, drip_rate, drip_size, window, window_start, "+
 				"period, capacity, refill_rate, refill_size, cost, factor, "+
-				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log",
+				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log, jitter, zone",
 				quoteWord(option))
 		}
 		if err == nil && option != "match" && option != "limit" {

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 
+	"go.uber.org/zap"
+
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -15,6 +17,7 @@ type definitions struct {
 	handlerPaths map[string]bool       // in one handler
 	counters     map[string]*counters  // in the whole config, by path
 	tops         map[topID]*topList    // in the whole config
+	warned       map[string]bool       // options in the whole config that have no effect
 
 	maxKeys int // for all limits together
 }
@@ -28,6 +31,7 @@ type definition struct {
 // newDefinitions returns the definitions of a config without limits.
 func newDefinitions() *definitions {
 	return &definitions{
+		warned:   make(map[string]bool),
 		named:    make(map[string]definition),
 		bounds:   make(map[string][3]setting),
 		counters: make(map[string]*counters),
@@ -89,7 +93,7 @@ func (d *definitions) add(l *Limit) error {
 			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
 		}
 		d.handlerPaths[b.path] = true
-		b.policy = &policy{path: b.path, units: b.cost.isDynamic() || b.cost.constant != 1, counters: d.countersOf(b.path)}
+		b.policy = &policy{path: b.path, units: b.cost.isDynamic() || b.cost.constant != 1, counters: d.countersOf(b.path), zone: l.zone}
 		if err := d.addBounds(b); err != nil {
 			return err
 		}
@@ -111,9 +115,15 @@ func (d *definitions) add(l *Limit) error {
 			continue
 		}
 		for i, o := range options {
-			if o != earlier.options[i] {
+			if o == earlier.options[i] {
+				continue
+			}
+			if l.zone == nil || earlier.policy.zone == nil {
 				return disagreement(b, o, earlier.options[i])
 			}
+			l.logger.Warn("zones of one name have different options; they count together as far as their keys and windows are equal",
+				zap.String("zone", l.zone.Name), zap.String("option", o.option))
+			break
 		}
 		earlier.policy.units = earlier.policy.units || b.policy.units
 		b.policy = earlier.policy

@@ -65,7 +65,7 @@ func (e *evaluation) add(limits []*Limit) error {
 }
 
 // count counts what was decided on the request.
-func (e *evaluation) count(accounting limiter.Accounting) {
+func (e *evaluation) count(a accounting) {
 	denied := false
 	for i := range e.decisions {
 		denied = denied || e.decisions[i].Denied
@@ -77,7 +77,7 @@ func (e *evaluation) count(accounting limiter.Accounting) {
 	countChecked(e.stripe, what)
 	for i := range e.decisions {
 		d := &e.decisions[i]
-		charged := !d.Denied && (!denied || accounting == limiter.AccountingEach)
+		charged := !d.Denied && (!denied || a != accountingAtomic)
 		e.policies[i].counters.count(e.stripe, d, denied, charged, e.buckets[i].Cost)
 		if d.Denied {
 			events.denied(e.policies[i].counters, d)

@@ -25,7 +25,8 @@ import (
 // If it does not, it is denied with status 429 and `Retry-After`, as an error that
 // error routes can handle. If no error route would handle it, the empty response
 // is written directly. Requests that Caddy makes itself, such as for `httpInclude`
-// in templates, are not limited.
+// in templates, are not limited. Configs of mholt/caddy-ratelimit can be loaded as they
+// are, see `rate_limits`.
 //
 // The handler sets these placeholders. If a request passes several `rate_limit`
 // handlers, they show the tightest of all limits:
@@ -38,15 +39,18 @@ import (
 // `{http.rate_limit.clear}` | The seconds until all buckets are empty
 // `{http.rate_limit.retry_after}` | The whole seconds until all limits would admit the same request; `0` if it was admitted, empty if they never will
 // `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
-// `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request; empty if none did
+// `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request, or the name of the zone; empty if none did
 // `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `fallback`, this process instead of Redis
 type Handler struct {
-	// The limits that requests must pass.
+	// The limits that requests must pass. Required, unless there are `rate_limits`.
 	Limits []*Limit `json:"limits,omitempty"`
 
 	// Which buckets to charge if some have room for the request and others do
-	// not. With `atomic` (default), none: a denied request uses up no limit. With
-	// `each`, every bucket that has room.
+	// not. With `atomic`, none: a denied request uses up no limit. With
+	// `each`, every bucket that has room. With `in_order`, the limits are asked one
+	// after the other as they stand in the block, and those before the first that
+	// denies are charged; those behind it are not asked. Default: `atomic`, for
+	// `rate_limits` `in_order`.
 	Accounting string `json:"accounting,omitempty"`
 
 	// The header fields to set on responses, one or more of:
@@ -77,12 +81,21 @@ type Handler struct {
 	// - `waited`: for how long the request waited for Redis, if there is one
 	Log bool `json:"log,omitempty"`
 
+	// The largest share of the wait by which `Retry-After` is longer, such as 0.2
+	// for up to a fifth. How much is random, so that clients that were denied
+	// together do not return together. `X-RateLimit-Reset` and the placeholders tell
+	// the wait itself. Default: 0.
+	Jitter Number `json:"jitter,omitempty"`
+
+	Zones
+
 	store      limiter.Store
 	redis      *sharedRedis  // the same store; nil without Redis
 	timeout    time.Duration // of Redis; 0 without
 	onError    onError
-	accounting limiter.Accounting
+	accounting accounting
 	families   families
+	jitter     float64
 	logger     *zap.Logger
 
 	// The error routes that may handle the handler's errors: *caddyhttp.Server to
@@ -104,12 +117,27 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the limits. It returns an error if an option is invalid.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	var err error
-	if h.accounting, err = newConstant("accounting", cmp.Or(h.Accounting, "atomic"), parseAccounting); err != nil {
+	err := h.setZones()
+	if err != nil {
 		return err
 	}
-	if h.families, err = newFamilies(h.Headers); err != nil {
+	charged, fields := accountingAtomic, List{}
+	if len(h.RateLimits) > 0 {
+		charged, fields = accountingInOrder, List{"off"}
+	}
+	if len(h.Headers) > 0 {
+		fields = h.Headers
+	}
+	if h.accounting, err = newConstant("accounting", cmp.Or(h.Accounting, string(charged)), parseAccounting); err != nil {
 		return err
+	}
+	if h.families, err = newFamilies(fields); err != nil {
+		return err
+	}
+	if h.Jitter != "" {
+		if h.jitter, err = newNumber("jitter", string(h.Jitter), parseJitter); err != nil {
+			return err
+		}
 	}
 
 	loaded, err := ctx.App("rate_limit")
@@ -133,19 +161,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
+	h.warnReplaced(app)
 	app.handlers = append(app.handlers, h)
 	return nil
-}
-
-// parseAccounting parses the accounting option.
-func parseAccounting(text string) (limiter.Accounting, string) {
-	switch text {
-	case limiter.AccountingAtomic.String():
-		return limiter.AccountingAtomic, ""
-	case limiter.AccountingEach.String():
-		return limiter.AccountingEach, ""
-	}
-	return 0, "atomic or each"
 }
 
 // onError is how to handle a request on which Redis does not decide.
@@ -221,10 +239,21 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 		h.noteUndecided(res, eval, checkedUndecided)
 		return nil, storeError{err}
 	}
+	if h.accounting == accountingInOrder && eval.firstDenied() >= 0 {
+		eval.chargeInOrder(func() error { return h.askStore(eval, res) })
+	}
 	eval.count(h.accounting)
 	decider, wait := res.add(eval, h.families, w.Header())
 	h.observe(res, eval)
 	if decider.decision.Denied {
+		told := wait
+		if h.jitter > 0 {
+			told = withJitter(wait, h.jitter)
+			res.fields.delay(told, w.Header())
+		}
+		if len(h.RateLimits) > 0 {
+			h.logExceeded(eval, decider, told)
+		}
 		return nil, denial{decider, wait}
 	}
 	return res, nil
@@ -245,7 +274,7 @@ func (h *Handler) askStore(eval *evaluation, res *result) error {
 	var err error
 	eval.decisions, err = h.store.Take(ctx, limiter.Request{
 		Buckets:    eval.buckets,
-		Accounting: h.accounting,
+		Accounting: h.accounting.inStore(),
 		NoFallback: h.onError != onErrorFallback,
 	}, eval.decisions)
 	if h.timeout > 0 {
@@ -321,12 +350,12 @@ type denial struct {
 	wait time.Duration
 }
 
-// Error returns the path of the limit and the wait.
+// Error returns the path of the limit, or the name of the zone, and the wait.
 func (d denial) Error() string {
 	if d.decision.Never {
-		return "rate limit " + d.path + " exceeded: the request costs more than the limit holds"
+		return "rate limit " + d.title() + " exceeded: the request costs more than the limit holds"
 	}
-	return "rate limit " + d.path + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
+	return "rate limit " + d.title() + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
 }
 
 // refusal is the error of a request that is rejected for another reason than

@@ -83,6 +83,14 @@ func (f *fields) set(h http.Header) {
 	}
 }
 
+// delay sets the wait that Retry-After tells, also in h.
+func (f *fields) delay(wait time.Duration, h http.Header) {
+	if f[fieldRetryAfter] != "" {
+		f[fieldRetryAfter] = wholeSeconds(wait)
+		f.set(h)
+	}
+}
+
 // remove removes from h the fields that were set before.
 func (f *fields) remove(h http.Header) {
 	for i, v := range f {

@@ -22,6 +22,7 @@ type key struct {
 	parts      []part
 	ipv4, ipv6 int  // prefix lengths of addresses
 	fixed      bool // whether its value stays the same throughout a request
+	mayBeEmpty bool // whether an empty value is a key like others
 }
 
 // part is a piece of a key's template: literal text or a placeholder.
@@ -77,6 +78,19 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 		}
 	}
 	k.fixed = !slices.ContainsFunc(k.parts, func(p part) bool { return !p.fixed })
+	return k, nil
+}
+
+// newZoneKey parses the template of a zone, whose key may be empty.
+func newZoneKey(template string, ipv4, ipv6 int) (*key, error) {
+	k := &key{ipv4: ipv4, ipv6: ipv6, fixed: true}
+	if template != "" {
+		var err error
+		if k, err = newKey(template, ipv4, ipv6); err != nil {
+			return nil, err
+		}
+	}
+	k.mayBeEmpty = true
 	return k, nil
 }
 
@@ -173,7 +187,7 @@ var errEarlyData = refusal{
 }
 
 // expand returns the key of a request, and whether it has one: it does not if none
-// of the placeholders has a value.
+// of the placeholders has a value, unless the key may be empty.
 //
 // If there are several placeholders, the lengths of their values are part of the
 // key, so that no client can choose values that concatenate to another client's key.
@@ -188,10 +202,10 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 			return "", false, errEarlyData
 		}
 		v := p.value(r, repl)
-		return k.normalize(v), v != "", nil
+		return k.normalize(v), v != "" || k.mayBeEmpty, nil
 	}
 	var text, lengths []byte
-	placeholders, given := 0, false
+	placeholders, given := 0, k.mayBeEmpty
 	for i := range k.parts {
 		p := &k.parts[i]
 		if !p.placeholder {

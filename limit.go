@@ -12,6 +12,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 )
 
 // addressSuffix ends the names of the buckets of clients' addresses that replace
@@ -201,9 +203,10 @@ type Limit struct {
 	path          string
 	algorithm     algorithm
 	key           *key
-	maxKeys       int  // 0 for the default
-	shareWhenFull bool // whether new keys share buckets when the limit is full
-	trackTop      int  // 0 if off
+	maxKeys       int        // 0 for the default
+	shareWhenFull bool       // whether new keys share buckets when the limit is full
+	trackTop      int        // 0 if off
+	zone          *zone.Zone // that it was; nil if it was none
 	buckets       []*bucket
 	matchers      caddyhttp.MatcherSets
 	matchersRaw   caddyhttp.RawMatcherSets // as configured, to show; Caddy drops MatcherSetsRaw
@@ -303,6 +306,10 @@ func (l *Limit) setKey(parent *Limit) error {
 		if ipv6, err = newNumber("ipv6_prefix", string(l.IPv6Prefix), parseBits(128)); err != nil {
 			return err
 		}
+	}
+	if l.zone != nil {
+		l.key, err = newZoneKey(l.Key, ipv4, ipv6)
+		return err
 	}
 	if parent != nil && l.Key == "" && ipv4 == parent.key.ipv4 && ipv6 == parent.key.ipv6 {
 		l.key = parent.key
@@ -518,6 +525,9 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	b.limit = l
 	if err := b.validate(); err != nil {
 		return err
+	}
+	if l.zone != nil && l.zone.Events == 0 {
+		b.constant.Cost = b.constant.Limit.Size + 1 // more than it ever has room for
 	}
 	numbers := "" // limits of one name keep sharing buckets while their size changes
 	if l.Name == "" {

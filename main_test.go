@@ -722,7 +722,7 @@ const (
 	wantOutside  = `want it in the rate_limit block itself, as it applies to the whole handler`
 	wantOption   = `want one of key, algorithm, rate, size, drip_rate, drip_size, window, window_start, period, ` +
 		`capacity, refill_rate, refill_size, cost, factor, max, duration, min_interval, ipv4_prefix, ipv6_prefix, ` +
-		`max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log`
+		`max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log, jitter, zone`
 	wantPolicy    = `want fallback, allow or deny`
 	limitsNothing = `it limits nothing, want rate, size, max or limits within it`
 	wantAddress   = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`

@@ -193,13 +193,19 @@ func (p *replay) visit(h *Handler, eval *evaluation, err error) bool {
 			return true
 		}
 	}
-	p.decisions, err = p.store.Take(context.Background(), limiter.Request{
-		Buckets:    eval.buckets,
-		Accounting: h.accounting,
-	}, p.decisions[:0])
-	if err != nil {
+	take := func() error {
+		eval.decisions, err = p.store.Take(context.Background(), limiter.Request{
+			Buckets:    eval.buckets,
+			Accounting: h.accounting.inStore(),
+		}, eval.decisions[:0])
+		return err
+	}
+	if take() != nil {
 		p.refused = true
 		return false
+	}
+	if h.accounting == accountingInOrder && eval.firstDenied() >= 0 {
+		eval.chargeInOrder(take)
 	}
 	levels, err := p.roomy.fill(eval.buckets)
 	if err != nil {
@@ -207,9 +213,9 @@ func (p *replay) visit(h *Handler, eval *evaluation, err error) bool {
 		return false
 	}
 	denied := false
-	for i := range p.decisions {
+	for i := range eval.decisions {
 		l, b := p.of[eval.policies[i]], &eval.buckets[i]
-		d := p.decisions[i].Denied
+		d := eval.decisions[i].Denied
 		denied = denied || d
 		l.keys.add(b, p.now, levels[i], d)
 		p.met = append(p.met, metLimit{l, d})

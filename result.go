@@ -121,7 +121,7 @@ func (res *result) placeholder(name string) (any, bool) {
 		if !sum.Denied {
 			return "", true
 		}
-		return decider.path, true
+		return decider.title(), true
 	case "by":
 		return decider.decision.By.String(), true
 	}

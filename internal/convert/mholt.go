@@ -15,31 +15,35 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// zone is a limit of mholt/caddy-ratelimit.
-type zone struct {
+// zoneOptions are the options of a zone of mholt/caddy-ratelimit.
+type zoneOptions struct {
 	name, key      string
 	events, window string
 	ipv4, ipv6     string
+
+	known *zone.Zone // nil if it depends on the environment
 }
 
 // zoneNames gives zones names.
 type zoneNames struct {
 	used names
-	of   map[zone]string // those that were given
-	had  map[string]bool // names of zones
+	of   map[zoneOptions]string // those that were given
+	had  map[string]bool        // names of zones
 }
 
 // newZoneNames returns an empty zoneNames.
 func newZoneNames() zoneNames {
-	return zoneNames{used: make(names), of: make(map[zone]string), had: make(map[string]bool)}
+	return zoneNames{used: make(names), of: make(map[zoneOptions]string), had: make(map[string]bool)}
 }
 
 // give returns the name of the limit of a zone, and what to note on it. Zones of one
 // name share their state, and so do limits if they are alike.
-func (n zoneNames) give(z zone) (name, note string) {
+func (n zoneNames) give(z zoneOptions) (name, note string) {
+	z.known = nil // it is told by the others
 	if name = n.of[z]; name != "" {
 		return name, ""
 	}
@@ -53,7 +57,7 @@ func (n zoneNames) give(z zone) (name, note string) {
 
 // option returns where the value of an option of a zone belongs, nil if there
 // is none of that name.
-func (z *zone) option(name string) *string {
+func (z *zoneOptions) option(name string) *string {
 	return map[string]*string{
 		"key": &z.key, "events": &z.events, "window": &z.window, "ipv4_prefix": &z.ipv4, "ipv6_prefix": &z.ipv6,
 	}[name]
@@ -62,29 +66,51 @@ func (z *zone) option(name string) *string {
 // isVariable reports whether the environment decides on text.
 func isVariable(text string) bool { return strings.Contains(text, "{$") }
 
-// rate returns the options that make the rate of a zone, with their values. What
-// depends on the environment can't be checked.
-func (z *zone) rate() (options [][2]string, err error) {
-	options = [][2]string{{"size", z.events}, {"rate", z.events + "/" + z.window}}
+// numbers returns the options that make the numbers of a zone, with their values,
+// and what to note on them. What depends on the environment can't be checked; z.known
+// is nil then.
+func (z *zoneOptions) numbers() (options [][2]string, note string, err error) {
 	events, err := strconv.ParseInt(z.events, 10, 64)
 	if (err != nil || events < 1 || events > int64(limiter.MaxUnits)) && !isVariable(z.events) {
-		return nil, fmt.Errorf("events: got %q, want a whole number from 1 to %d", z.events, int64(limiter.MaxUnits))
+		return nil, "", fmt.Errorf("events: got %q, want a whole number from 1 to %d", z.events, int64(limiter.MaxUnits))
 	}
 	window, err := caddy.ParseDuration(z.window)
 	if (err != nil || window < time.Microsecond || window%time.Microsecond != 0) && !isVariable(z.window) {
-		return nil, fmt.Errorf("window: got %q, want a duration of whole microseconds, such as 1m", z.window)
+		return nil, "", fmt.Errorf("window: got %q, want a duration of whole microseconds, such as 1m", z.window)
 	}
-	if isVariable(z.events + z.window) {
-		return options, nil
+	algorithm := zone.Algorithm
+	if !isVariable(z.events) {
+		algorithm = zone.AlgorithmOf(events)
 	}
-	if _, err := limiter.NewLimit(events, window, events); err != nil {
-		options = [][2]string{{"size", z.events}, {"drip_rate", z.window}, {"drip_size", z.events}}
+	if algorithm != zone.Algorithm {
+		note = fmt.Sprintf("zone: events are estimated, as there are more than %d", zone.MostLogged)
 	}
-	return options, nil
+	if !isVariable(z.events + z.window) {
+		z.known = &zone.Zone{Name: z.name, Events: events, Window: window}
+	}
+	return [][2]string{{"algorithm", algorithm}, {"size", z.events}, {"window", z.window}}, note, nil
 }
 
+// sorted returns the indexes of zones in the order in which they are asked. If that
+// depends on the environment, it is the order in which they are written, and ok is
+// false.
+func sorted(zones []*zoneOptions) (indexes []int, ok bool) {
+	ok = true
+	for i, z := range zones {
+		indexes, ok = append(indexes, i), ok && (z.known != nil || len(zones) == 1)
+	}
+	if ok && len(zones) > 1 {
+		slices.SortStableFunc(indexes, func(i, j int) int { return zone.Compare(*zones[i].known, *zones[j].known) })
+	}
+	return indexes, ok
+}
+
+// unknownOrder is the note on zones whose order depends on the environment.
+const unknownOrder = "zone: the order of zones depends on the environment, so they are in the order in which they are written; " +
+	"those that admit most in a time were asked first"
+
 // keyOptions returns the options that make the key of a zone.
-func (z *zone) keyOptions() [][2]string {
+func (z *zoneOptions) keyOptions() [][2]string {
 	options := [][2]string{{"key", z.key}}
 	if z.key == "" {
 		options[0][1] = "all"
@@ -95,25 +121,31 @@ func (z *zone) keyOptions() [][2]string {
 	switch {
 	case z.ipv6 != "" && z.ipv6 != "0":
 		options = append(options, [2]string{"ipv6_prefix", z.ipv6})
-	case address.MatchString(z.key):
+	case strings.Contains(z.key, "{"):
 		options = append(options, [2]string{"ipv6_prefix", "128"}) // the default is 64 here
 	}
 	return options
 }
 
-// replaced are the options of a block, and what takes their place.
-var replaced = map[string]string{
-	"distributed":     "to share the limits between servers, keep the buckets in Redis, with the global option rate_limit { redis <address> }",
-	"storage":         "to share or keep the limits, keep the buckets in Redis, with the global option rate_limit { redis <address> }",
-	"jitter":          "there is no jitter on Retry-After; each client gets the exact time to wait",
-	"sweep_interval":  "it is not needed, as buckets leave by themselves when they are empty",
-	"log_key":         "the option log adds what was decided to the access log",
-	"disable_metrics": "metrics have no label for the key here; to turn them off, use the global option rate_limit { metrics off }",
+// instead returns what takes the place of an option of a block, and "" for all others.
+func instead(option string) string {
+	if option == "log_key" {
+		return "limits log denied requests at DEBUG and without keys; the option log adds what was decided to the access log"
+	}
+	return zone.Instead(option)
 }
 
-// aboutZones is what a converted block says of its decisions.
-const aboutZones = "From mholt/caddy-ratelimit, where N events are a limit for any window. Here N are admitted at once and N evenly " +
-	"in each window after, so up to 2N-1 within one window."
+// blockOptions are the options of a block besides zones.
+const blockOptions = "disable_metrics, distributed, jitter, log_key, storage, sweep_interval"
+
+// aboutZones returns what a converted block says of its decisions.
+func aboutZones() string {
+	if zone.Exact() {
+		return "From mholt/caddy-ratelimit. These limits decide as its zones do."
+	}
+	return "From mholt/caddy-ratelimit, where N events are a limit for any window. Here the events in a window that ends now are " +
+		"estimated, so up to 2N-1 are admitted within one."
+}
 
 // MholtCaddyfile converts the blocks of mholt/caddy-ratelimit in a Caddyfile, and
 // leaves out everything else of it.
@@ -230,9 +262,9 @@ func (m *mholt) block() error {
 		}
 		head = "rate_limit " + matcher + " {"
 	}
-	var zones writer // notes, and after them the limits
+	var options writer // of the block, and notes
+	var zones []*zoneOptions
 	written := make(map[string]string)
-	var order []string
 	inside := m.depth
 	for m.next() && m.depth >= inside {
 		option, at := m.token(), m.line()
@@ -240,57 +272,69 @@ func (m *mholt) block() error {
 		switch {
 		case option == "zone" && len(args) == 1 && opened:
 			var w writer
-			if err := m.zone(&w, args[0], at); err != nil {
+			z, err := m.zone(&w, args[0], at)
+			if err != nil {
 				return err
 			}
 			if written[args[0]] != "" {
-				zones.note(at, fmt.Sprintf("zone: there are several of the name %q in the block, of which only the last counts", args[0]))
-			} else {
-				order = append(order, args[0])
+				options.note(at, fmt.Sprintf("zone: there are several of the name %q in the block, of which only the last counts", args[0]))
+				zones = slices.DeleteFunc(zones, func(other *zoneOptions) bool { return other.name == z.name })
 			}
+			zones = append(zones, z)
 			written[args[0]] = w.text.String()
-			zones.notes = append(zones.notes, w.notes...)
+			options.notes = append(options.notes, w.notes...)
 		case option == "zone":
 			return m.errorf(at, "zone: got %q, want a name and a block", strings.Join(args, " "))
-		case replaced[option] != "":
-			zones.note(at, option+": "+replaced[option])
+		case option == "jitter":
+			share, ok := word(strings.Join(args, " "))
+			if len(args) != 1 || opened || !ok {
+				return m.errorf(at, "jitter: got %q, want one value", strings.Join(args, " "))
+			}
+			options.option("jitter", share)
+		case instead(option) != "":
+			options.note(at, option+": "+instead(option))
 			for deeper := m.depth; opened && m.depth >= deeper; {
 				if !m.next() {
 					return m.errorf(at, "%s: its block is not closed", option)
 				}
 			}
 		default:
-			return m.errorf(at, "rate_limit: got an unknown option %q, want one of %s, zone", option,
-				strings.Join(slices.Sorted(maps.Keys(replaced)), ", "))
+			return m.errorf(at, "rate_limit: got an unknown option %q, want one of %s, zone", option, blockOptions)
 		}
 	}
 	if m.depth >= inside {
 		return m.errorf(start, "rate_limit: its block is not closed")
 	}
-	if len(order) == 0 {
+	if len(zones) == 0 {
 		return m.errorf(start, "rate_limit: got no zone, want one or more")
 	}
 	m.blocks++
 	if m.blocks == 1 {
-		m.comment(aboutZones)
+		m.comment(aboutZones())
 		m.option("")
 	}
 	m.comment("Line " + strconv.Itoa(start) + ":")
 	m.option(head)
-	for i, name := range order {
-		if i > 0 || zones.text.Len() > 0 {
-			zones.option("")
-		}
-		zones.text.WriteString(written[name])
+	order, ok := sorted(zones)
+	if !ok {
+		options.note(start, unknownOrder)
 	}
-	m.add(&zones)
+	if len(zones) > 1 {
+		options.option("accounting", "in_order")
+	}
+	options.option("headers", "off")
+	for _, i := range order {
+		options.option("")
+		options.text.WriteString(written[zones[i].name])
+	}
+	m.add(&options)
 	m.option("}\n")
 	return nil
 }
 
-// zone converts a zone.
-func (m *mholt) zone(w *writer, name string, start int) error {
-	z := zone{name: name}
+// zone converts a zone, and returns its options.
+func (m *mholt) zone(w *writer, name string, start int) (*zoneOptions, error) {
+	z := &zoneOptions{name: name}
 	var matches [][]string
 	all := false
 	inside := m.depth
@@ -299,7 +343,7 @@ func (m *mholt) zone(w *writer, name string, start int) error {
 		if option == "match" {
 			lines, err := m.match()
 			if err != nil {
-				return err
+				return nil, err
 			}
 			all = all || len(lines) == 0
 			matches = append(matches, lines)
@@ -309,22 +353,25 @@ func (m *mholt) zone(w *writer, name string, start int) error {
 		value := z.option(option)
 		switch {
 		case value == nil:
-			return m.errorf(at, "zone: got an unknown option %q, want one of events, ipv4_prefix, ipv6_prefix, key, match, window", option)
+			return nil, m.errorf(at, "zone: got an unknown option %q, want one of events, ipv4_prefix, ipv6_prefix, key, match, window", option)
 		case len(args) != 1 || opened:
-			return m.errorf(at, "%s: got %q, want one value", option, strings.Join(args, " "))
+			return nil, m.errorf(at, "%s: got %q, want one value", option, strings.Join(args, " "))
 		case *value != "":
-			return m.errorf(at, "%s: got it twice, want it once", option)
+			return nil, m.errorf(at, "%s: got it twice, want it once", option)
 		}
 		*value = args[0]
 	}
 	if m.depth >= inside {
-		return m.errorf(start, "zone: its block is not closed")
+		return nil, m.errorf(start, "zone: its block is not closed")
 	}
-	rate, err := z.rate()
+	numbers, note, err := z.numbers()
 	if err != nil {
-		return m.errorf(start, "zone %q: %w", name, err)
+		return nil, m.errorf(start, "zone %q: %w", name, err)
 	}
-	limit, note := m.names.give(z)
+	if note != "" {
+		w.note(start, note)
+	}
+	limit, note := m.names.give(*z)
 	if note != "" {
 		w.note(start, note)
 	}
@@ -340,15 +387,15 @@ func (m *mholt) zone(w *writer, name string, start int) error {
 		}
 		w.option("}\n}")
 	}
-	for _, o := range append(z.keyOptions(), rate...) {
+	for _, o := range append(z.keyOptions(), numbers...) {
 		text, ok := word(o[1])
 		if !ok {
-			return m.errorf(start, "zone %q: %s: got %q, want text that is printable, without backticks beside backslashes", name, o[0], o[1])
+			return nil, m.errorf(start, "zone %q: %s: got %q, want text that is printable, without backticks beside backslashes", name, o[0], o[1])
 		}
 		w.option(o[0], text)
 	}
 	w.option("}")
-	return nil
+	return z, nil
 }
 
 // match returns the lines of a block of matchers.
@@ -445,22 +492,26 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 		return fail("rate_limits: want an object with zones")
 	}
 	m.handlers++
-	limits := []any{}
+	converted := map[string]any{"handler": "rate_limit", "headers": "off"}
 	for _, option := range slices.Sorted(maps.Keys(v)) {
 		switch {
 		case option == "handler" || option == "rate_limits":
-		case replaced[option] != "":
-			m.notes = append(m.notes, Note{Path: path, Text: option + ": " + replaced[option]})
+		case option == "jitter":
+			converted[option] = v[option]
+		case instead(option) != "":
+			m.notes = append(m.notes, Note{Path: path, Text: option + ": " + instead(option)})
 		default:
-			return fail("got an unknown option %q, want one of %s, rate_limits", option, strings.Join(slices.Sorted(maps.Keys(replaced)), ", "))
+			return fail("got an unknown option %q, want one of %s, rate_limits", option, blockOptions)
 		}
 	}
+	var order []*zoneOptions
+	var limits []map[string]any
 	for _, name := range slices.Sorted(maps.Keys(zones)) {
 		options, ok := zones[name].(map[string]any)
 		if !ok {
 			return fail("rate_limits: %q: want an object", name)
 		}
-		z, limit := zone{name: name}, map[string]any{}
+		z, limit := &zoneOptions{name: name}, map[string]any{}
 		for _, option := range slices.Sorted(maps.Keys(options)) {
 			value := options[option]
 			if option == "match" {
@@ -489,22 +540,36 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 				return fail("rate_limits: %q: %s: want text or a number", name, option)
 			}
 		}
-		rate, err := z.rate()
+		numbers, note, err := z.numbers()
 		if err != nil {
 			return fail("rate_limits: %q: %w", name, err)
 		}
-		for _, o := range append(z.keyOptions(), rate...) {
+		if note != "" {
+			m.notes = append(m.notes, Note{Path: path, Text: note})
+		}
+		for _, o := range append(z.keyOptions(), numbers...) {
 			limit[o[0]] = o[1]
 			if _, err := strconv.ParseUint(o[1], 10, 64); err == nil && o[0] != "key" {
 				limit[o[0]] = json.Number(o[1])
 			}
 		}
-		given, note := m.names.give(z)
+		given, note := m.names.give(*z)
 		limit["name"] = given
 		if note != "" {
 			m.notes = append(m.notes, Note{Path: path, Text: note})
 		}
-		limits = append(limits, limit)
+		order, limits = append(order, z), append(limits, limit)
 	}
-	return map[string]any{"handler": "rate_limit", "limits": limits}, nil
+	indexes, ok := sorted(order)
+	if !ok {
+		m.notes = append(m.notes, Note{Path: path, Text: unknownOrder})
+	}
+	inOrder := make([]any, 0, len(limits))
+	for _, i := range indexes {
+		inOrder = append(inOrder, limits[i])
+	}
+	if converted["limits"] = inOrder; len(inOrder) > 1 {
+		converted["accounting"] = "in_order"
+	}
+	return converted, nil
 }

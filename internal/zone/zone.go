@@ -1,0 +1,86 @@
+// Package zone says what a zone of mholt/caddy-ratelimit comes to in this module.
+// Both what loads such a configuration and what converts one go by it.
+package zone
+
+import (
+	"cmp"
+	"hash/fnv"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The algorithms that zones may have.
+const (
+	slidingLog    = "sliding_log"
+	slidingWindow = "sliding_window"
+)
+
+// Algorithm is the algorithm of zones. Theirs is the exact log; until there is one
+// here, it is estimated.
+const Algorithm = slidingWindow
+
+// Exact reports whether zones decide as they do there, rather than by an estimate.
+func Exact() bool { return Algorithm == slidingLog }
+
+// MostLogged is the largest number of events that a log holds.
+const MostLogged = 10_000
+
+// AlgorithmOf returns the algorithm of a zone with so many events: those that no log
+// holds are estimated.
+func AlgorithmOf(events int64) string {
+	if events > MostLogged {
+		return slidingWindow
+	}
+	return Algorithm
+}
+
+// Zone is what decides when a zone is asked.
+type Zone struct {
+	Name   string
+	Events int64
+	Window time.Duration
+}
+
+// Compare orders zones as they are asked: those that admit most in a time come
+// first. The order of others is random there; here it is that of their names.
+func Compare(a, b Zone) int {
+	rate := func(z Zone) float64 { return float64(z.Events) / float64(z.Window) }
+	return cmp.Or(cmp.Compare(rate(b), rate(a)), cmp.Compare(a.Name, b.Name))
+}
+
+// LimitName returns the name of the limit that a zone becomes: the zone's, unless
+// limits can't be called that. Different zones have different limits.
+func LimitName(zone string) string {
+	const longest = 64
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '.', r == '-':
+			return r
+		}
+		return '-'
+	}, zone)
+	if name == zone && name != "" && len(name) <= longest {
+		return name
+	}
+	digest := fnv.New64a()
+	digest.Write([]byte(zone))
+	suffix := "-" + strconv.FormatUint(digest.Sum64(), 36)
+	return name[:min(len(name), longest-len(suffix))] + suffix
+}
+
+// Instead says what takes the place of an option that has no effect here, and is
+// empty for all others.
+func Instead(option string) string {
+	switch option {
+	case "distributed":
+		return "to share the limits between servers, keep them in Redis, with the global option rate_limit { redis <address> }"
+	case "storage":
+		return "to share or keep the limits, keep them in Redis, with the global option rate_limit { redis <address> }"
+	case "sweep_interval":
+		return "it is not needed, as counts leave by themselves when they are out of date, and max_keys bounds their number"
+	case "disable_metrics":
+		return "metrics have no label for the key here; to turn them off, use the global option rate_limit { metrics off }"
+	}
+	return ""
+}

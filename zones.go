@@ -1,0 +1,393 @@
+package ratelimit
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"net"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Zones are the options of mholt/caddy-ratelimit, so that a config for it can be
+// loaded as it is. All of them need `rate_limits`.
+type Zones struct {
+	// The zones by their names, instead of `limits`. A zone becomes a limit of that
+	// name. Zones are asked one after the other, those that admit most in a time
+	// first, and what one has counted stays counted if a later one denies, unless
+	// `accounting` says otherwise. No header fields are set but `Retry-After`, unless
+	// `headers` says so. A denied request is logged at INFO.
+	RateLimits map[string]*Zone `json:"rate_limits,omitempty"`
+
+	// Whether to log the key of a denied request too. Default: false, since keys may
+	// be personal data.
+	LogKey bool `json:"log_key,omitempty"`
+
+	// Has no effect: what is out of date leaves by itself.
+	SweepInterval Duration `json:"sweep_interval,omitempty"`
+
+	// Has no effect: to share limits between instances, keep them in Redis, see the
+	// app's option `redis`.
+	Distributed *Distributed `json:"distributed,omitempty"`
+
+	// Has no effect, and is not loaded: to keep or share limits, keep them in Redis.
+	StorageRaw json.RawMessage `json:"storage,omitempty"`
+
+	// Has no effect: to turn off metrics, use the app's option `metrics`.
+	DisableMetrics bool `json:"disable_metrics,omitempty"`
+}
+
+// Zone is a limit as mholt/caddy-ratelimit has it: so many requests of a key in any
+// time of one window.
+type Zone struct {
+	// Matches the requests that the zone applies to. Default: all requests.
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
+
+	// The key of a request: text with placeholders. All requests whose key is empty
+	// are counted together. Default: empty.
+	Key string `json:"key,omitempty"`
+
+	// The number of requests that are admitted in a window. With 0, which is the
+	// default, none is. Above 10000 it is estimated, as by the algorithm
+	// `sliding_window`.
+	MaxEvents Number `json:"max_events,omitempty"`
+
+	// The length of the window, in whole microseconds. Required.
+	Window Duration `json:"window,omitempty"`
+
+	// The prefix length to which a key that is an IPv4 address is shortened, from 1
+	// to 32. Default: 0, which does not shorten it.
+	IPv4Prefix Number `json:"ipv4_prefix,omitempty"`
+
+	// The prefix length to which a key that is an IPv6 address is shortened, from 1
+	// to 128. Default: 0, which does not shorten it.
+	IPv6Prefix Number `json:"ipv6_prefix,omitempty"`
+}
+
+// Distributed are options that have no effect.
+type Distributed struct {
+	// Has no effect.
+	WriteInterval Duration `json:"write_interval,omitempty"`
+
+	// Has no effect.
+	ReadInterval Duration `json:"read_interval,omitempty"`
+
+	// Has no effect.
+	PurgeAge Duration `json:"purge_age,omitempty"`
+}
+
+// parseEvents parses the number of events of a zone.
+func parseEvents(text string) (int64, string) {
+	if text == "0" {
+		return 0, ""
+	}
+	if n, want := parseUnits(text); want == "" {
+		return n, ""
+	}
+	return 0, fmt.Sprintf("a whole number from 0 to %d", int64(limiter.MaxUnits))
+}
+
+// needsZones returns an error if there is an option of z that makes no sense without
+// zones.
+func (z *Zones) needsZones() error {
+	if set := firstSetField(z); set != "" && set != "rate_limits" {
+		return fmt.Errorf("%s: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit", set)
+	}
+	return nil
+}
+
+// setZones makes limits of the zones.
+func (h *Handler) setZones() error {
+	if len(h.RateLimits) == 0 {
+		return h.needsZones()
+	}
+	if len(h.Limits) > 0 {
+		return errors.New("rate_limits: got zones together with limits, want only zones or only limits in a handler; " +
+			"`caddy rate-limit convert` writes zones as limits")
+	}
+	order := make([]zone.Zone, 0, len(h.RateLimits))
+	limits := make(map[string]*Limit, len(h.RateLimits))
+	for _, name := range slices.Sorted(maps.Keys(h.RateLimits)) {
+		z := zone.Zone{Name: name}
+		var err error
+		if limits[name], err = h.RateLimits[name].limit(&z); err != nil {
+			return fmt.Errorf("zone %q: %w", redacted(name), err)
+		}
+		order = append(order, z)
+	}
+	slices.SortFunc(order, zone.Compare)
+	for _, z := range order {
+		h.Limits = append(h.Limits, limits[z.Name])
+		switch {
+		case z.Events == 0:
+			h.logger.Warn("this zone admits no request, since its max_events is 0", zap.String("zone", z.Name))
+		case zone.AlgorithmOf(z.Events) != zone.Algorithm:
+			h.logger.Warn("this zone has more events than are counted one by one, so it is estimated as by sliding_window",
+				zap.String("zone", z.Name), zap.Int64("events", z.Events), zap.Int("most", zone.MostLogged))
+		}
+	}
+	return nil
+}
+
+// limit returns the limit that z becomes, and completes what decides when it is
+// asked.
+func (z *Zone) limit(as *zone.Zone) (*Limit, error) {
+	if z == nil {
+		return nil, errors.New("got null, want max_events and window")
+	}
+	var err error
+	if as.Events, err = newNumber("max_events", cmp.Or(string(z.MaxEvents), "0"), parseEvents); err != nil {
+		return nil, err
+	}
+	if as.Window, err = newNumber("window", string(z.Window), parseInterval); err != nil {
+		return nil, err
+	}
+	l := &Limit{
+		Name:           zone.LimitName(as.Name),
+		MatcherSetsRaw: z.MatcherSetsRaw,
+		Key:            z.Key,
+		Algorithm:      zone.AlgorithmOf(as.Events),
+		Size:           Number(strconv.FormatInt(max(as.Events, 1), 10)),
+		Window:         z.Window,
+		IPv4Prefix:     z.IPv4Prefix,
+		IPv6Prefix:     z.IPv6Prefix,
+		zone:           as,
+	}
+	if l.IPv4Prefix == "0" {
+		l.IPv4Prefix = ""
+	}
+	if l.IPv6Prefix == "" || l.IPv6Prefix == "0" {
+		l.IPv6Prefix = "128"
+	}
+	return l, nil
+}
+
+// warnReplaced logs, once in a config, which options of zones have no effect and
+// what takes their place, unless that is in place.
+func (h *Handler) warnReplaced(app *App) {
+	for _, o := range []struct {
+		option string
+		given  bool
+	}{
+		{"distributed", h.Distributed != nil && app.Redis == nil},
+		{"storage", len(h.StorageRaw) > 0 && app.Redis == nil},
+		{"sweep_interval", h.SweepInterval != ""},
+		{"disable_metrics", h.DisableMetrics && app.Metrics != metricsOff},
+	} {
+		if o.given && !app.definitions.warned[o.option] {
+			app.definitions.warned[o.option] = true
+			h.logger.Warn("this option of mholt/caddy-ratelimit has no effect",
+				zap.String("option", o.option), zap.String("instead", zone.Instead(o.option)))
+		}
+	}
+}
+
+// logExceeded logs that a zone has denied a request, and the wait that its client is
+// told.
+func (h *Handler) logExceeded(e *evaluation, decider *bucketResult, wait time.Duration) {
+	c := h.logger.Check(zap.InfoLevel, "rate limit exceeded")
+	if c == nil {
+		return
+	}
+	address, _, err := net.SplitHostPort(e.request.RemoteAddr)
+	if err != nil {
+		address = e.request.RemoteAddr
+	}
+	fields := []zap.Field{zap.String("zone", decider.title()), zap.Duration("wait", wait), zap.String("remote_ip", address)}
+	if h.LogKey {
+		i := slices.IndexFunc(e.buckets, func(b limiter.Bucket) bool { return b.Name == decider.name })
+		key := e.buckets[i].Key
+		if strings.IndexByte(key, 0) >= 0 { // the lengths of several values are behind it
+			key = e.replacer.ReplaceAll(h.RateLimits[decider.title()].Key, "")
+		}
+		fields = append(fields, zap.String("key", key))
+	}
+	c.Write(fields...)
+}
+
+// parseJitter parses the jitter option.
+func parseJitter(text string) (float64, string) {
+	share, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(share >= 0) || math.IsInf(share, 0) {
+		return 0, "a share of the wait from 0, such as 0.2"
+	}
+	return share, ""
+}
+
+// withJitter returns a wait that is longer by a random share, up to the given one.
+func withJitter(wait time.Duration, share float64) time.Duration {
+	more := rand.Float64() * share * float64(wait) //nolint:gosec // not a secret
+	if more >= float64(math.MaxInt64-wait) {
+		return math.MaxInt64
+	}
+	return wait + time.Duration(more)
+}
+
+// firstSetField returns the name in JSON of the first field that is set of the struct that of points to,
+// or "" if none is.
+func firstSetField(of any) string {
+	v := reflect.ValueOf(of).Elem()
+	for i := range v.NumField() {
+		if f := v.Type().Field(i); f.IsExported() && !v.Field(i).IsZero() {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			return name
+		}
+	}
+	return ""
+}
+
+// parseZoneOption parses an option of mholt/caddy-ratelimit, if that is what the
+// current token is:
+//
+//	zone <name> {
+//		match       { ... }
+//		key         <template>
+//		window      <duration>
+//		events      <n>
+//		ipv4_prefix <bits>
+//		ipv6_prefix <bits>
+//	}
+//	distributed {
+//		read_interval  <duration>
+//		write_interval <duration>
+//		purge_age      <duration>
+//	}
+//	storage <module...>
+//	sweep_interval <duration>
+//	log_key
+//	disable_metrics
+func parseZoneOption(helper httpcaddyfile.Helper, zones *Zones) (found bool, err error) {
+	switch option := helper.Val(); option {
+	case "zone":
+		err = parseZone(helper, zones)
+	case "distributed":
+		zones.Distributed = new(Distributed)
+		err = parseDistributed(helper, zones.Distributed)
+	case "storage":
+		if !helper.NextArg() {
+			return true, helper.Err("storage: got nothing, want a module, such as file_system <path>")
+		}
+		zones.StorageRaw = caddyconfig.JSON(map[string]string{"module": helper.Val()}, nil)
+		helper.NextSegment() // has no effect, and the module need not be in this Caddy
+	case "sweep_interval":
+		var text string
+		if text, err = parseArgument(helper.Dispenser); err == nil {
+			zones.SweepInterval, err = Duration(text), parseEnd(helper.Dispenser, option)
+		}
+	case "log_key":
+		if zones.LogKey, err = parseFlag(helper.Dispenser); err == nil {
+			err = parseEnd(helper.Dispenser, option)
+		}
+	case "disable_metrics":
+		if zones.DisableMetrics, err = parseFlag(helper.Dispenser); err == nil {
+			err = parseEnd(helper.Dispenser, option)
+		}
+	default:
+		return false, nil
+	}
+	return true, err
+}
+
+// parseZone parses a zone. Of several of one name in a block, the last counts.
+func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
+	args := helper.RemainingArgs()
+	if len(args) != 1 {
+		return helper.Errf("zone: got %q, want one name and a block: zone <name> { ... }", strings.Join(args, " "))
+	}
+	z := new(Zone)
+	seen := make(map[string]bool)
+	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
+		option := helper.Val()
+		if option == "match" {
+			set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
+			if err != nil {
+				return err
+			}
+			z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
+			continue
+		}
+		if seen[option] {
+			return helper.Errf("%s: got a duplicate option, want it once", option)
+		}
+		seen[option] = true
+		var text string
+		var err error
+		switch option {
+		case "key":
+			if args := helper.RemainingArgs(); len(args) == 1 {
+				z.Key = args[0]
+			} else {
+				return helper.Errf("key: got %q, want one value", strings.Join(args, " "))
+			}
+		case "events":
+			text, err = parseNumber(helper.Dispenser, parseUnits)
+			z.MaxEvents = Number(text)
+		case "window":
+			text, err = parseNumber(helper.Dispenser, parseInterval)
+			z.Window = Duration(text)
+		case "ipv4_prefix":
+			text, err = parseNumber(helper.Dispenser, parseInteger(0, 32))
+			z.IPv4Prefix = Number(text)
+		case "ipv6_prefix":
+			text, err = parseNumber(helper.Dispenser, parseInteger(0, 128))
+			z.IPv6Prefix = Number(text)
+		default:
+			return helper.Errf("%s: got an unknown option of a zone, want one of match, key, window, events, ipv4_prefix, ipv6_prefix",
+				quoteWord(option))
+		}
+		if err == nil {
+			err = parseEnd(helper.Dispenser, option)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	switch {
+	case z.MaxEvents == "":
+		return helper.Errf("zone %s: got no events, want how many requests a window admits", quoteWord(args[0]))
+	case z.Window == "":
+		return helper.Errf("zone %s: got no window, want a duration such as 1m", quoteWord(args[0]))
+	}
+	if zones.RateLimits == nil {
+		zones.RateLimits = make(map[string]*Zone)
+	}
+	zones.RateLimits[args[0]] = z
+	return nil
+}
+
+// parseDistributed parses options that have no effect.
+func parseDistributed(helper httpcaddyfile.Helper, d *Distributed) error {
+	if helper.NextArg() {
+		return helper.Errf("distributed: got %q, want a block or nothing", helper.Val())
+	}
+	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
+		option := helper.Val()
+		into := map[string]*Duration{
+			"read_interval": &d.ReadInterval, "write_interval": &d.WriteInterval, "purge_age": &d.PurgeAge,
+		}[option]
+		if into == nil {
+			return helper.Errf("%s: got an unknown option, want one of read_interval, write_interval, purge_age", quoteWord(option))
+		}
+		text, err := parseArgument(helper.Dispenser)
+		if err != nil {
+			return err
+		}
+		*into = Duration(text)
+	}
+	return nil
+}
