@@ -73,7 +73,7 @@ func (l Limit) validateWarmUp() error {
 	} else {
 		units, _ = bits.Div64(over, units, uint64(l.DripSize)) //nolint:gosec // nor this
 	}
-	if warmUp := l.warmUp(); warmUp > horizon/2 || units > uint64(horizon-2*warmUp-2) { //nolint:gosec // at least -2
+	if units > uint64(max(horizon-2*l.warmUp()-2, 0)) { //nolint:gosec // not negative
 		return fmt.Errorf("size %d, rate of %d/%v, warm-up of %v: the time for size and twice the warm-up must be at most 35 years",
 			l.Size, l.DripSize, l.DripInterval, l.Phase)
 	}
