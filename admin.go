@@ -291,6 +291,8 @@ type limitAnswer struct {
 	Window        any                        `json:"window,omitempty"` // in seconds; of fixed windows, unless they have a period
 	WindowStart   string                     `json:"window_start,omitempty"`
 	Period        string                     `json:"period,omitempty"`
+	WarmUp        jsonSeconds                `json:"warm_up,omitempty"`
+	ColdFactor    json.Number                `json:"cold_factor,omitempty"`
 	Cost          any                        `json:"cost"`
 	Key           string                     `json:"key"`
 	IPv4Prefix    int                        `json:"ipv4_prefix"`
@@ -401,6 +403,9 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 	switch {
 	case !l.algorithm.hasWindow():
 		answer.DripRate, answer.DripSize = interval, jsonValue(&b.drip, asIs)
+		if l.algorithm == warmUp {
+			answer.WarmUp, answer.ColdFactor = jsonSeconds(b.warmUp), json.Number(b.cold.String())
+		}
 	case b.period != nil:
 		answer.Period = b.period.String()
 	default:
@@ -555,7 +560,8 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets; no key alone tells which", b.drip.option)
 	}
 	// The size is no part of its identity.
-	at.Limit = limiter.Limit{Size: 1, DripInterval: b.rate.constant, DripSize: b.drip.constant, Aligned: b.aligned, Algorithm: b.counts}
+	at.Limit = limiter.Limit{Size: 1, DripInterval: b.rate.constant, DripSize: b.drip.constant}
+	b.setAlgorithm(&at.Limit)
 	if b.period != nil {
 		at.Limit = b.period.limit(1, time.Now())
 	}

@@ -308,7 +308,7 @@ func (s *keyStat) fill(b *limiter.Bucket, now int64) {
 	rate, drip, cost := b.Limit.DripInterval.Microseconds(), max(b.Limit.DripSize, 1), max(b.Cost, 1)
 	if s.clear <= now {
 		s.clear, s.slack = now, 0
-		if b.Limit.Aligned { // it drips when the clock says so
+		if b.Limit.Aligned && b.Limit.Algorithm != limiter.WarmUp { // it drips when the clock says so
 			s.clear -= (now - b.Limit.Phase.Microseconds()) % rate
 		}
 	}
