@@ -509,7 +509,8 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 	if b.period != nil {
 		at.Limit = b.period.limit(size, time.Now())
 	} else {
-		at.Limit = limiter.Limit{Size: size, DripInterval: b.rate.constant, DripSize: b.drip.constant, Aligned: b.aligned, Algorithm: b.counts}
+		at.Limit = limiter.Limit{Size: size, DripInterval: b.rate.constant, DripSize: b.drip.constant}
+		b.setAlgorithm(&at.Limit)
 	}
 	if at.Cost = 1; !b.cost.isDynamic() {
 		at.Cost = b.cost.constant

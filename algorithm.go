@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -16,15 +17,16 @@ const (
 	tokenBucket   algorithm = "token_bucket" // the mirror image of the former: its tokens are the room that is left
 	fixedWindow   algorithm = "fixed_window"
 	slidingWindow algorithm = "sliding_window"
+	warmUp        algorithm = "warm_up"
 )
 
 // parseAlgorithm parses the algorithm option.
 func parseAlgorithm(text string) (algorithm, string) {
 	switch a := algorithm(text); a {
-	case leakyBucket, tokenBucket, fixedWindow, slidingWindow:
+	case leakyBucket, tokenBucket, fixedWindow, slidingWindow, warmUp:
 		return a, ""
 	}
-	return "", "leaky_bucket, token_bucket, fixed_window or sliding_window"
+	return "", "leaky_bucket, token_bucket, fixed_window, sliding_window or warm_up"
 }
 
 // hasWindow reports whether a counts in windows.
@@ -52,7 +54,11 @@ func (l *Limit) setAlgorithm() (names [3]setting, err error) {
 		o = firstSet(window[1:])
 		return names, badOption(o.option, o.text, "algorithm fixed_window with it")
 	}
-	o := firstSet(token[:])
+	o := firstSet([]setting{{"warm_up", string(l.WarmUp)}, {"cold_factor", string(l.ColdFactor)}})
+	if o != nil && l.algorithm != warmUp {
+		return names, badOption(o.option, o.text, "algorithm warm_up with it")
+	}
+	o = firstSet(token[:])
 	if o == nil {
 		return leaky, nil
 	}
@@ -125,6 +131,48 @@ func (b *bucket) windowError(numbers limiter.Limit) error {
 		years = 11 // units count in the next window too
 	}
 	return badOption("window", string(b.limit.Window), fmt.Sprintf("at most %d years with algorithm %s", years, b.limit.algorithm))
+}
+
+// setWarmUpBucket sets up the bucket of a limit whose rate grows after it was idle.
+func (l *Limit) setWarmUpBucket() error {
+	if o := firstSet([]setting{
+		{"size", string(l.Size)}, {"factor", string(l.Factor)}, {"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
+		{"max", string(l.Max)}, {"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
+	}); o != nil {
+		return badOption(o.option, o.text, "only rate, warm_up and cold_factor with algorithm warm_up")
+	}
+	switch {
+	case l.Rate == "":
+		return badOption("algorithm", l.Algorithm, "a rate with it, such as 10/1s")
+	case l.WarmUp == "":
+		return badOption("algorithm", l.Algorithm, "a warm_up with it, the time until it admits the whole rate")
+	}
+	r, err := newNumber("rate", string(l.Rate), parseRate)
+	if err != nil {
+		return err
+	}
+	b := &bucket{
+		path: l.path, counts: limiter.WarmUp, aligned: true,
+		size: value[int64]{option: "rate", constant: r.units},
+		rate: value[time.Duration]{option: "rate", constant: r.each},
+		drip: value[int64]{option: "rate", constant: r.units},
+	}
+	if b.warmUp, err = newNumber("warm_up", string(l.WarmUp), parseInterval); err != nil {
+		return err
+	}
+	if b.cold, err = newNumber("cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
+		return err
+	}
+	return l.addBucket(b, string(l.Cost), "")
+}
+
+// parseColdFactor parses the cold_factor option.
+func parseColdFactor(text string) (factor, string) {
+	f, want := parseFactor(text)
+	if want != "" || f < 1e6 || f > limiter.MaxColdFactor*1e6 || f%1000 != 0 {
+		return 0, fmt.Sprintf("a decimal from 1 to %d with at most 3 digits after the point, such as 3", limiter.MaxColdFactor)
+	}
+	return f, ""
 }
 
 // When windows begin.

@@ -36,6 +36,9 @@ func TestAlgorithms(t *testing.T) {
 		{Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
 		{Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
 		{Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
+		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "30s"}, limiter.WarmingUp(10, time.Second, 30*time.Second, 3)},
+		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "{env.WINDOW}", ColdFactor: "2.5"}, limiter.WarmingUp(10, time.Second, 90*time.Second, 2.5)},
+		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}"}, limiter.WarmingUp(10, time.Second, time.Minute, 3)},
 		{Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
 		{Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
 	}
@@ -47,6 +50,7 @@ func TestAlgorithms(t *testing.T) {
 			e.now = now
 			e.replacer.Set("n", 4)
 			e.replacer.Set("d", "3s")
+			e.replacer.Set("one", "1")
 			if err := l.addTo(e); err != nil {
 				t.Fatal(err)
 			}
@@ -60,8 +64,9 @@ func TestAlgorithms(t *testing.T) {
 // Guards that options which do not go together are refused in one line.
 func TestAlgorithmErrors(t *testing.T) {
 	const onlyWindow = `want only size and window, or size and period, with algorithm fixed_window`
+	const onlyRate = `want only rate, warm_up and cold_factor with algorithm warm_up`
 	tests := []struct{ block, want string }{
-		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket, fixed_window or sliding_window`},
+		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket, fixed_window, sliding_window or warm_up`},
 		{`algorithm fixed_window; window 1m`, `algorithm: got "fixed_window", want a size with it, the most units in a window`},
 		{`algorithm fixed_window; size 5`, `algorithm: got "fixed_window", want a window or a period with it`},
 		{`algorithm fixed_window; size 5; window 1m; period day`, `period: got "day", want either a window or a period`},
@@ -86,6 +91,32 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm sliding_window; size 16777216; window 1m`, `size: got "16777216", want at most 16777215 with algorithm sliding_window`},
 		{`algorithm sliding_window; size 5; window 105000h`, `window: got "105000h", want at most 11 years with algorithm sliding_window`},
 		{`algorithm fixed_window; size 5; window 160000h`, `window: got "160000h", want at most 17 years with algorithm fixed_window`},
+		{`algorithm warm_up; warm_up 30s`, `algorithm: got "warm_up", want a rate with it, such as 10/1s`},
+		{`algorithm warm_up; rate 10/1s`, `algorithm: got "warm_up", want a warm_up with it, the time until it admits the whole rate`},
+		{`algorithm warm_up; rate 10/1s; warm_up 30s; size 5`, `size: got "5", ` + onlyRate},
+		{`algorithm warm_up; rate 10/1s; warm_up 30s; factor 2`, `factor: got "2", ` + onlyRate},
+		{`algorithm warm_up; rate 10/1s; warm_up 30s; min_interval 1s`, `min_interval: got "1s", ` + onlyRate},
+		{`algorithm warm_up; rate 10/1s; warm_up 30s; cost 11`, `cost: got "11", want at most the units of the rate, 10`},
+		{
+			`algorithm warm_up; rate 10/1s; warm_up 0`,
+			`warm_up: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`,
+		},
+		{
+			`algorithm warm_up; rate 10/1s; warm_up 30s; cold_factor 0.5`,
+			`cold_factor: got "0.5", want a decimal from 1 to 1000000 with at most 3 digits after the point, such as 3`,
+		},
+		{
+			`algorithm warm_up; rate 10/1s; warm_up 30s; cold_factor 1.0005`,
+			`cold_factor: got "1.0005", want a decimal from 1 to 1000000 with at most 3 digits after the point, such as 3`,
+		},
+		{`algorithm warm_up; rate 3/1us; warm_up 30s`, `rate of 3/1µs: must be at most one unit for each microsecond`},
+		{
+			`algorithm warm_up; rate 1/1s; warm_up 200000h`,
+			`size 1, rate of 1/1s, warm-up of 200000h0m0s: the time for size and twice the warm-up must be at most 35 years`,
+		},
+		{`algorithm warm_up; rate 10/1s; warm_up 30s; window 1m`, `window: got "1m", want algorithm fixed_window or sliding_window with it`},
+		{`rate 10/1s; warm_up 30s`, `warm_up: got "30s", want algorithm warm_up with it`},
+		{`algorithm fixed_window; size 5; window 1m; cold_factor 3`, `cold_factor: got "3", want algorithm warm_up with it`},
 		{`size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
 		{`capacity 5`, `capacity: got "5", want algorithm token_bucket with it`},
 		{`algorithm token_bucket`, `algorithm: got "token_bucket", want a size with it`},
@@ -175,5 +206,34 @@ func TestSlidingWindowsOfSite(t *testing.T) {
 		step{after: 30 * time.Second, want: `429 limit=2 remaining=0 clear=60.000 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
 		step{after: ms, want: `200 limit=2 remaining=0 clear=119.999` + policy + `;r=0;t=30`},
 		step{after: 30 * time.Second, want: `200 limit=2 remaining=0 clear=89.999` + policy + `;r=0;t=30`},
+	)
+}
+
+// Guards what clients see of a limit that warms up: each request is admitted exactly
+// when the wait after the last one is over, the waits shrink to those of the rate, and
+// the fields tell of the rate and of the next free moment. One that costs several
+// units makes the next wait for all of them.
+func TestWarmUpOfSite(t *testing.T) {
+	s := startSite(t, `
+		rate_limit two {
+			algorithm warm_up
+			rate 2/1s
+			warm_up 4s
+			headers x-ratelimit ratelimit
+			cost {header.X-Cost}
+		}
+		respond admitted
+	`)
+	const policy = ` policy="two";q=2;qu="units";w=1 ratelimit="two"`
+	one, two := []string{"X-Cost: 1"}, []string{"X-Cost: 2"}
+	s.run(
+		step{header: one, want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},
+		step{header: one, after: 1374 * ms, want: `429 limit=2 remaining=0 clear=0.501 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		step{header: one, after: ms, want: `200 limit=2 remaining=0 clear=2.125` + policy + `;r=0;t=2`},
+		step{header: one, after: 1125 * ms, want: `200 limit=2 remaining=0 clear=2.375` + policy + `;r=0;t=1`},
+		step{header: one, after: 875 * ms, want: `200 limit=2 remaining=0 clear=2.625` + policy + `;r=0;t=1`},
+		step{header: two, after: 625 * ms, want: `200 limit=2 remaining=0 clear=4.000` + policy + `;r=0;t=1`},
+		step{header: one, after: 1000 * ms, want: `200 limit=2 remaining=0 clear=4.000` + policy + `;r=0;t=1`},
+		step{header: one, after: 4000 * ms, want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},
 	)
 }

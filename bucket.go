@@ -29,7 +29,9 @@ type bucket struct {
 	factor           value[factor]
 	aligned          bool // whether it drips at moments of the clock
 	counts           limiter.Algorithm
-	period           *period // that takes the place of the rate; nil if there is none
+	warmUp           time.Duration // if it warms up
+	cold             factor        // if it warms up
+	period           *period       // that takes the place of the rate; nil if there is none
 
 	// The bucket of all requests but for its key, or nil if its numbers depend
 	// on the request.
@@ -72,7 +74,11 @@ func (b *bucket) validate() error {
 			return err
 		}
 		if !b.cost.isDynamic() && b.cost.constant > numbers.Size {
-			return badOption("cost", b.cost.String(), fmt.Sprintf("at most the size, %d", numbers.Size))
+			most := "size"
+			if b.counts == limiter.WarmUp {
+				most = "units of the rate"
+			}
+			return badOption("cost", b.cost.String(), fmt.Sprintf("at most the %s, %d", most, numbers.Size))
 		}
 	}
 	if !b.rate.isDynamic() {
@@ -81,7 +87,7 @@ func (b *bucket) validate() error {
 	if !b.drip.isDynamic() {
 		numbers.DripSize = b.drip.constant
 	}
-	numbers.Aligned, numbers.Algorithm = b.aligned, b.counts
+	b.setAlgorithm(&numbers)
 	if err := numbers.Validate(); err != nil {
 		switch {
 		case b.limit.algorithm.hasWindow():
@@ -96,6 +102,12 @@ func (b *bucket) validate() error {
 		b.constant = &limiter.Bucket{Limit: numbers, Cost: b.cost.constant}
 	}
 	return nil
+}
+
+// setAlgorithm sets in numbers how b counts.
+func (b *bucket) setAlgorithm(numbers *limiter.Limit) {
+	numbers.Aligned, numbers.Algorithm = b.aligned, b.counts
+	numbers.Phase, numbers.ColdFactor = b.warmUp, b.cold.thousandths()
 }
 
 // effectiveSize returns the size divided by the factor. The bucket is off if the
@@ -134,6 +146,8 @@ func (b *bucket) describe() string {
 		rate = b.period.String()
 	case b.counts == limiter.Sliding:
 		rate += " sliding"
+	case b.counts == limiter.WarmUp:
+		rate += " warm-up " + b.warmUp.String() + " " + b.cold.String()
 	case b.aligned:
 		rate += " clock"
 	}
@@ -149,7 +163,7 @@ func (b *bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.L
 	if b.period != nil {
 		return b.period.limit(numbers.Size, now), false, nil
 	}
-	numbers.Aligned, numbers.Algorithm = b.aligned, b.counts
+	b.setAlgorithm(&numbers)
 	if numbers.DripInterval, err = b.rate.at(repl); err != nil {
 		return numbers, false, err
 	}

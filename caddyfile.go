@@ -94,6 +94,8 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 		"drip_size":    (*string)(&l.DripSize),
 		"window":       (*string)(&l.Window),
 		"window_start": &l.WindowStart,
+		"warm_up":      (*string)(&l.WarmUp),
+		"cold_factor":  (*string)(&l.ColdFactor),
 		"capacity":     (*string)(&l.Capacity),
 		"refill_rate":  (*string)(&l.RefillRate),
 		"refill_size":  (*string)(&l.RefillSize),
@@ -160,7 +162,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 				}
 			}
 			return helper.Errf("%s: got an unknown option, want one of key, algorithm, rate, size, drip_rate, drip_size, window, window_start, "+
-				"period, capacity, refill_rate, refill_size, cost, factor, "+
+				"period, warm_up, cold_factor, capacity, refill_rate, refill_size, cost, factor, "+
 				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log, jitter, zone",
 				quoteWord(option))
 		}

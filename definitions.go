@@ -108,6 +108,7 @@ func (d *definitions) add(l *Limit) error {
 			{b.size.option, b.size.String()}, {b.rate.option, b.rate.String()}, {b.drip.option, b.drip.String()},
 			{"factor", b.factor.String()},
 			{"window_start", cmp.Or(l.WindowStart, windowStartClock)}, {"period", l.Period},
+			{"warm_up", b.warmUp.String()}, {"cold_factor", b.cold.String()},
 		}
 		earlier, found := d.named[b.path]
 		if !found {

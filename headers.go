@@ -203,8 +203,8 @@ func (f *fields) render(results []bucketResult, sum limiter.Summary, text []byte
 // appendPolicies appends the value of RateLimit-Policy. Like RateLimit, it follows
 // draft-ietf-httpapi-ratelimit-headers-11: a structured field with an item for each
 // limit. The quota q is the size, the window w the time in which a full bucket
-// drains, or the length of a sliding window. The unit qu is requests by default; the
-// draft has no name for units of this kind.
+// drains, or the length of a sliding window, or the time of a rate that warms up. The
+// unit qu is requests by default; the draft has no name for units of this kind.
 func appendPolicies(b []byte, results []bucketResult) []byte {
 	start := len(b)
 	for i := range results {
@@ -218,7 +218,9 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 			b = append(b, `;qu="units"`...)
 		}
 		window := br.limit.DrainTime()
-		if br.limit.Algorithm == limiter.Sliding {
+		switch br.limit.Algorithm {
+		case limiter.Leaky:
+		case limiter.Sliding, limiter.WarmUp:
 			window = br.limit.DripInterval
 		}
 		b = appendParameter(b, ";w=", ceilSeconds(window))
@@ -253,7 +255,7 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 				ends -= br.limit.DripInterval // the one after the present one ends when it is clear
 			}
 			b = appendParameter(b, ";t=", ceilSeconds(ends))
-		case d.Remaining == 0 && br.limit.Algorithm == limiter.Sliding:
+		case d.Remaining == 0 && (br.limit.Algorithm == limiter.Sliding || br.limit.Algorithm == limiter.WarmUp):
 			one := limiter.Bucket{Limit: br.limit, Cost: 1}
 			b = appendParameter(b, ";t=", ceilSeconds(one.Wait(d)))
 		case d.Remaining > 0:

@@ -87,6 +87,11 @@ type Limit struct {
 	// - `sliding_window`: at most `size` units in the time of a `window` that ends
 	//   now, by an estimate: those of the present window, and of the one before
 	//   the share that its part of that time has.
+	// - `warm_up`: requests one by one at the given `rate`, without bursts, and
+	//   slower after the limit was idle: then the first intervals are `cold_factor`
+	//   times as long, and shrink during the `warm_up`. A request is admitted once
+	//   the interval after the last one is over, and one that costs several units,
+	//   at most the `n` of the rate, makes the next one wait for all of them.
 	Algorithm string `json:"algorithm,omitempty"`
 
 	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as
@@ -120,6 +125,16 @@ type Limit struct {
 	// Europe/Berlin`; the default is UTC. Days on which clocks are changed have 23
 	// or 25 hours. Placeholders must not depend on the request.
 	Period string `json:"period,omitempty"`
+
+	// The time in which a limit that warms up, if there are always requests, comes to
+	// its full rate after it was idle, and the idle time after which it starts anew;
+	// in whole microseconds. Placeholders must not depend on the request.
+	WarmUp Duration `json:"warm_up,omitempty"`
+
+	// How many times as long as at the full rate the intervals between requests are
+	// at first, if a limit warms up: a decimal from 1 to 1000000 with at most 3 digits
+	// after the point. Placeholders must not depend on the request. Default: 3.
+	ColdFactor Number `json:"cold_factor,omitempty"`
 
 	// The most tokens in a token bucket, from 1 to 2^49: another name for `size`.
 	Capacity Number `json:"capacity,omitempty"`
@@ -377,6 +392,8 @@ func (l *Limit) setBuckets() error {
 		return err
 	case l.algorithm.hasWindow():
 		return l.setWindowBucket()
+	case l.algorithm == warmUp:
+		return l.setWarmUpBucket()
 	case l.Rate != "":
 		return l.setRateBucket()
 	}

@@ -279,8 +279,11 @@ func (b *bucket) reported() reportedLimit {
 		counters: b.policy.counters, algorithm: n.Algorithm, size: reportedNumber(n.Size),
 		dripRate: reportedNumber(n.DripRate), dripSize: reportedNumber(n.DripSize), window: reportedNumber(n.Window),
 	}
-	if n.Period != "" {
+	switch {
+	case n.Period != "":
 		l.window = n.Period
+	case n.Rate != "":
+		l.dripRate, l.dripSize = shownInterval(jsonSeconds(b.rate.constant)), strconv.FormatInt(b.drip.constant, 10)
 	}
 	return l
 }

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -22,6 +23,10 @@ type shownNumbers struct {
 	Window      any    `json:"window,omitempty"` // in seconds
 	WindowStart string `json:"window_start,omitempty"`
 	Period      string `json:"period,omitempty"` // instead of a window in a config
+
+	Rate       string      `json:"rate,omitempty"`    // if it warms up
+	WarmUp     jsonSeconds `json:"warm_up,omitempty"` // if so
+	ColdFactor json.Number `json:"cold_factor,omitempty"`
 }
 
 // shown returns the numbers of b as its config has them.
@@ -66,6 +71,9 @@ func (b *bucket) shownWith(interval, drip any) shownNumbers {
 		}
 	case slidingWindow:
 		n.Window = interval
+	case warmUp:
+		n.Rate = rate{b.drip.constant, b.rate.constant}.String()
+		n.WarmUp, n.ColdFactor = jsonSeconds(b.warmUp), json.Number(b.cold.String())
 	}
 	return n
 }
@@ -83,6 +91,8 @@ func (n *shownNumbers) pace() string {
 		return shownInterval(n.Window) + " from the first request"
 	case n.Window != nil:
 		return shownInterval(n.Window)
+	case n.Rate != "":
+		return n.Rate + " after " + shownInterval(n.WarmUp)
 	}
 	return shownNumber(n.DripSize) + " each " + shownInterval(n.DripRate)
 }
@@ -91,6 +101,8 @@ func (n *shownNumbers) pace() string {
 func (n *shownNumbers) String() string {
 	how := "drips"
 	switch {
+	case n.Rate != "":
+		return "rate " + n.Rate + ", warm-up " + shownInterval(n.WarmUp) + ", cold factor " + n.ColdFactor.String()
 	case n.Period != "":
 		how = "each"
 	case n.Window != nil:

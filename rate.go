@@ -25,6 +25,9 @@ type rate struct {
 	each  time.Duration
 }
 
+// String returns the rate as it is configured.
+func (r rate) String() string { return fmt.Sprintf("%d/%s", r.units, shownInterval(jsonSeconds(r.each))) }
+
 // parseRate parses a rate.
 func parseRate(text string) (rate, string) {
 	n, each, _ := strings.Cut(text, "/")

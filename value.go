@@ -368,6 +368,9 @@ func (f factor) String() string {
 	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
 }
 
+// thousandths returns f in thousandths, which must be a whole number below 2^32.
+func (f factor) thousandths() uint32 { return uint32(f / 1000) } //nolint:gosec // it is
+
 // divide returns size divided by f, rounded up, at least 1. Results above
 // limiter.MaxUnits are capped at one more than that. f must not be 0.
 func (f factor) divide(size int64) int64 {

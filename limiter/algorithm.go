@@ -8,6 +8,8 @@ type Algorithm uint8
 const (
 	Leaky   Algorithm = iota // a leaky bucket, see Limit; also fixed windows
 	Sliding                  // two counters, see SlidingWindow
+	_
+	WarmUp // rates that grow after idleness, see WarmingUp
 )
 
 // String returns the algorithm's name.
@@ -17,6 +19,8 @@ func (a Algorithm) String() string {
 		return "leaky"
 	case Sliding:
 		return "sliding"
+	case WarmUp:
+		return "warm-up"
 	}
 	return fmt.Sprintf("Algorithm(%d)", uint8(a))
 }

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -34,7 +35,11 @@ var scale = func() (scale []int64) {
 
 // written returns the value of a bucket at s that is written at now.
 func (l Limit) written(s state, now int64) written {
-	i, _ := slices.BinarySearch(scale, ceilDiv(s.clear-now, l.rate()))
+	drips := ceilDiv(s.clear-now, l.rate())
+	if l.Algorithm == WarmUp { // of the time until it is free
+		drips = int64(math.Ceil(float64(max(s.free()-now, 0)) / l.interval()))
+	}
+	i, _ := slices.BinarySearch(scale, drips)
 	return written{s, scale[i]}
 }
 
@@ -46,6 +51,13 @@ func (w written) at(l Limit, now int64) (s state, back bool) {
 	if s = w.state.at(now); l.Algorithm == Sliding {
 		if back = s.clear-now > 3*l.rate(); back { // it lasts until the end of the next window but one
 			s.clear = now - l.sinceDrip(now) + 3*l.rate()
+		}
+		return s, back
+	}
+	if l.Algorithm == WarmUp {
+		wait := int64(math.Ceil(float64(w.drips) * l.interval()))
+		if back = s.free()-now > wait+1; back { // it is free no later than it was then
+			s.clear = now + wait + s.slack
 		}
 		return s, back
 	}

@@ -29,7 +29,7 @@ type Decision struct {
 	// not deny, or will never admit; see also Bucket.Wait.
 	RetryAfter time.Duration
 
-	counts int64 // the slack of a sliding window, which cannot be told from the above
+	counts int64 // the slack, unless the bucket is leaky: then it can be told from the above
 }
 
 // Decider says what decided on a bucket.
@@ -149,7 +149,7 @@ type outcome struct {
 func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 	d.Size = l.Size
 	d.Clear = time.Duration(s.clear-now) * time.Microsecond
-	if l.Algorithm == Sliding {
+	if l.Algorithm != Leaky {
 		d.Remaining, d.counts = l.remaining(s, now), s.slack
 	} else {
 		d.Remaining = l.leakyRemaining(s, now)
@@ -174,7 +174,7 @@ func (b *Bucket) Wait(d *Decision) time.Duration {
 	// A bucket that had room holds Size − Remaining units, and that many units
 	// plus slack leave it until it is clear.
 	l, clear := b.Limit.complete(), int64(d.Clear/time.Microsecond)
-	if l.Algorithm == Sliding {
+	if l.Algorithm != Leaky {
 		return time.Duration(l.wait(state{clear, d.counts}, 0, cost)) * time.Microsecond
 	}
 	slack := ceilDiv(clear, l.rate())*l.DripSize - (l.Size - d.Remaining)

@@ -101,7 +101,7 @@ func (v *virtual) stored(t rapid.TB, buckets []Bucket) []string {
 // drawShape draws a limit of any magnitude.
 func drawShape(t *rapid.T) Limit {
 	var l Limit
-	switch rapid.IntRange(0, 4).Draw(t, "small, any, largest, window, sliding") {
+	switch rapid.IntRange(0, 5).Draw(t, "small, any, largest, window, sliding, warm-up") {
 	case 0:
 		l.Size = rapid.Int64Range(1, 20).Draw(t, "size")
 		l.DripSize = rapid.SampledFrom([]int64{1, 1, 2, 3, 7, 20, 25}).Draw(t, "drip size")
@@ -131,8 +131,12 @@ func drawShape(t *rapid.T) Limit {
 			}).Draw(t, "window"))
 	case 4:
 		l = drawSliding(t)
+	case 5:
+		if l = drawWarm(t); l.Validate() != nil {
+			l = WarmingUp(2, time.Second, 4*time.Second, 3)
+		}
 	}
-	if l.Algorithm == Sliding || rapid.Bool().Draw(t, "aligned") {
+	if l.Algorithm == Leaky && rapid.Bool().Draw(t, "aligned") || l.Algorithm == Sliding {
 		l.Aligned = true
 		l.Phase = time.Duration(rapid.Int64Range(0, l.rate()-1).Draw(t, "phase")) * time.Microsecond
 	}

@@ -76,8 +76,11 @@ func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 // delay of at most late. If both mean the same drip, the one with the later time
 // may hold less and so have more slack.
 func (l Limit) higher(a, b state, late time.Duration, now int64) state {
-	if l.Algorithm == Sliding {
+	switch l.Algorithm {
+	case Sliding:
 		return l.slidingHigher(a, b, now)
+	case WarmUp:
+		return warmHigher(a, b)
 	}
 	if a.clear < b.clear {
 		a, b = b, a

@@ -68,8 +68,12 @@ func (b *Bucket) appendRest(name []byte) []byte {
 		name = append(name, '.')
 		name = strconv.AppendInt(name, b.Limit.Phase.Microseconds(), 36)
 	}
+	if cold := b.Limit.ColdFactor; cold != 0 {
+		name = append(name, '.')
+		name = strconv.AppendInt(name, int64(cold), 36)
+	}
 	if a := b.Limit.Algorithm; a != Leaky {
-		name = append(name, '.', "-s"[a])
+		name = append(name, '.', "-s-w"[a])
 	}
 	return name
 }

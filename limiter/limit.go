@@ -19,7 +19,7 @@ const horizon = 1 << 50
 // Limit describes a bucket: it holds at most Size units, and every DripInterval it
 // loses DripSize of them. [PerSecond], [PerMinute], [Every] and [NewLimit] make a
 // Limit from a rate, [Window] and [ClockWindow] one that counts in fixed windows,
-// [SlidingWindow] one whose windows slide. The zero Limit is not valid: Size and
+// [SlidingWindow] one whose windows slide, [WarmingUp] one whose rate grows. The zero Limit is not valid: Size and
 // DripInterval have no default.
 type Limit struct {
 	// The most units that the bucket holds, from 1 to MaxUnits.
@@ -40,9 +40,13 @@ type Limit struct {
 	// the functions that make such a Limit.
 	Algorithm Algorithm
 
+	// How much longer the first waits of a bucket are that warms up, in thousandths;
+	// 0 for other algorithms.
+	ColdFactor uint32
+
 	// The time from the Unix epoch to an aligned drip: a whole number of
 	// microseconds, from 0 to less than DripInterval. It must be 0 if drips are
-	// not aligned.
+	// not aligned. If a bucket warms up, how long that takes.
 	Phase time.Duration
 }
 
@@ -58,9 +62,13 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("drip size %d: must be from 1 to %d", l.DripSize, int64(MaxUnits))
 	case l.DripInterval < time.Microsecond || l.DripInterval%time.Microsecond != 0:
 		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripInterval)
+	case l.Algorithm == WarmUp:
+		return l.validateWarmUp()
+	case l.ColdFactor != 0:
+		return fmt.Errorf("cold factor %v: must be 0 unless the bucket warms up", l.coldFactor())
 	case !l.Aligned && l.Phase != 0:
 		return fmt.Errorf("phase %v: must be 0 if drips are not aligned", l.Phase)
-	case l.Algorithm > Sliding:
+	case l.Algorithm != Leaky && l.Algorithm != Sliding:
 		return fmt.Errorf("algorithm %d: unknown", l.Algorithm)
 	case l.Algorithm == Sliding && (!l.Aligned || l.DripSize != slidingDrip):
 		return errors.New("sliding: must be made by SlidingWindow")
@@ -97,12 +105,21 @@ func (l Limit) drips() int64 {
 	return ceilDiv(l.Size, l.DripSize)
 }
 
-// DrainTime returns how long a full bucket takes to run empty.
-func (l Limit) DrainTime() time.Duration { return time.Duration(l.complete().drips()) * l.DripInterval }
+// DrainTime returns how long a full bucket takes to run empty; for one that warms
+// up, the longest time until it is cold again.
+func (l Limit) DrainTime() time.Duration {
+	if l.Algorithm == WarmUp {
+		return time.Duration(l.warmAdd(state{}, l.Size).free())*time.Microsecond + l.Phase
+	}
+	return time.Duration(l.complete().drips()) * l.DripInterval
+}
 
 // DripTime returns how long a bucket that has just dripped takes to lose the given
-// number of units, at most Size.
+// number of units, at most Size; for one that warms up, at its full rate.
 func (l Limit) DripTime(units int64) time.Duration {
+	if l.Algorithm == WarmUp {
+		return time.Duration(math.Ceil(float64(units)*l.interval())) * time.Microsecond
+	}
 	return time.Duration(ceilDiv(units, l.complete().DripSize)) * l.DripInterval
 }
 
@@ -110,7 +127,8 @@ func (l Limit) DripTime(units int64) time.Duration {
 // runs empty, clear, in µs on the store's clock, and slack, the number of units by
 // which the last drip before that falls short of a full drip, 0 ≤ slack <
 // DripSize. So nothing has to be written as the bucket drips. A bucket that is not
-// stored is empty. For sliding windows see sliding.go.
+// stored is empty. For other algorithms see
+// sliding.go and warm.go.
 type state struct {
 	clear int64
 	slack int64
@@ -129,13 +147,16 @@ func (s state) at(now int64) state {
 // wait returns how long, in µs, until a bucket at level s has room for cost, or 0
 // if it has room now. The cost must not exceed the size.
 func (l *Limit) wait(s state, now, cost int64) int64 {
-	if l.Algorithm == Sliding {
+	switch l.Algorithm {
+	case Sliding:
 		return l.slidingWait(s, now, cost)
+	case WarmUp:
+		return warmWait(s, now)
 	}
 	return l.leakyWait(s, now, cost)
 }
 
-// leakyWait is wait for any limit that is not Sliding. It and those like it are
+// leakyWait is wait for Leaky limits. It and those like it are
 // small enough to be inlined where that counts.
 func (l *Limit) leakyWait(s state, now, cost int64) int64 {
 	fits := floorDiv(l.Size-cost+s.slack, l.DripSize) * l.rate()
@@ -149,6 +170,8 @@ func (l *Limit) started(s state, now, unix int64) state {
 	switch {
 	case l.Algorithm == Sliding:
 		return l.slidingStarted(s, now, unix)
+	case l.Algorithm == WarmUp:
+		return warmStarted(s, now)
 	case l.Aligned && s.clear <= now:
 		return state{clear: now - l.sinceDrip(unix)}
 	}
@@ -166,13 +189,16 @@ func (l *Limit) sinceDrip(unix int64) int64 {
 
 // add returns the level s, which is started, with cost more units.
 func (l *Limit) add(s state, cost int64) state {
-	if l.Algorithm == Sliding {
+	switch l.Algorithm {
+	case Sliding:
 		return slidingAdd(s, cost)
+	case WarmUp:
+		return l.warmAdd(s, cost)
 	}
 	return l.leakyAdd(s, cost)
 }
 
-// leakyAdd is add for any limit that is not Sliding.
+// leakyAdd is add for Leaky limits.
 func (l *Limit) leakyAdd(s state, cost int64) state {
 	drips := ceilDiv(cost-s.slack, l.DripSize)
 	return state{
@@ -183,13 +209,16 @@ func (l *Limit) leakyAdd(s state, cost int64) state {
 
 // remaining returns the number of units that a bucket at level s has room for.
 func (l *Limit) remaining(s state, now int64) int64 {
-	if l.Algorithm == Sliding {
+	switch l.Algorithm {
+	case Sliding:
 		return max(l.Size-l.slidingUnits(s, now), 0)
+	case WarmUp: // one request, whatever it costs
+		return 1 - warmUnits(s, now)
 	}
 	return l.leakyRemaining(s, now)
 }
 
-// leakyRemaining is remaining for any limit that is not Sliding.
+// leakyRemaining is remaining for Leaky limits.
 func (l *Limit) leakyRemaining(s state, now int64) int64 {
 	// The bucket holds drips·DripSize − slack units. The product is computed only
 	// where it is known to be small: the level may far exceed this size if
@@ -206,8 +235,11 @@ func (l Limit) units(s state, now int64) int64 {
 	if s.clear <= now {
 		return 0
 	}
-	if l.Algorithm == Sliding {
+	switch l.Algorithm {
+	case Sliding:
 		return l.slidingUnits(s, now)
+	case WarmUp:
+		return warmUnits(s, now)
 	}
 	over, units := bits.Mul64(uint64(ceilDiv(s.clear-now, l.rate())), uint64(l.DripSize))
 	if over != 0 || units > math.MaxInt64 {

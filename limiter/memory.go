@@ -311,7 +311,7 @@ func (b *Bucket) limitHash(seed maphash.Seed) uint64 {
 		h = mix(h, uint64(b.Limit.Phase))
 	}
 	if b.Limit.Algorithm != Leaky {
-		h = mix(h, uint64(b.Limit.Algorithm))
+		h = mix(h, uint64(b.Limit.Algorithm)|uint64(b.Limit.ColdFactor)<<8)
 	}
 	return h
 }

@@ -43,6 +43,7 @@ type limitID struct {
 	dripSize  int64
 	aligned   bool
 	algorithm Algorithm
+	cold      uint32 // the cold factor
 	phase     time.Duration
 	shared    bool // whether these are shared buckets
 }
@@ -51,16 +52,19 @@ type limitID struct {
 func (b *Bucket) limitID() limitID {
 	l := &b.Limit
 	return limitID{
-		name: b.Name, rate: l.DripInterval, dripSize: l.DripSize, aligned: l.Aligned, algorithm: l.Algorithm, phase: l.Phase,
-		shared: b.shared,
+		name: b.Name, rate: l.DripInterval, dripSize: l.DripSize, aligned: l.Aligned, algorithm: l.Algorithm, cold: l.ColdFactor,
+		phase: l.Phase, shared: b.shared,
 	}
 }
 
 // bucket returns a bucket of the limit, without a key.
 func (id limitID) bucket() Bucket {
 	return Bucket{
-		Name:   id.name,
-		Limit:  Limit{DripInterval: id.rate, DripSize: id.dripSize, Aligned: id.aligned, Algorithm: id.algorithm, Phase: id.phase},
+		Name: id.name,
+		Limit: Limit{
+			DripInterval: id.rate, DripSize: id.dripSize, Aligned: id.aligned, Algorithm: id.algorithm, ColdFactor: id.cold,
+			Phase: id.phase,
+		},
 		shared: id.shared,
 	}
 }

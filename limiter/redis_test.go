@@ -512,8 +512,11 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 			levels[i].dirty = rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
 			levels[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
 			levels[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
-			if b.Limit.Algorithm == Sliding {
+			switch b.Limit.Algorithm {
+			case Sliding:
 				levels[i].slack |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
+			case WarmUp:
+				levels[i].slack = rapid.Int64Range(0, min(b.Limit.warmUp(), levels[i].clear)).Draw(t, "to be cold")
 			}
 			levels[i].with = b.Limit.atLeast(levels[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"), 0)
 		}
@@ -533,27 +536,34 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 		run := []byte{0, 1, 0, byte(len(req.Buckets)), truth[req.Accounting == AccountingEach]}
 		for i, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
-			numbers, flags := []int64{b.Limit.Size, b.Limit.DripInterval.Microseconds(), b.Limit.DripSize, b.Cost}, byte(0)
-			var levels []int64
+			rate, drip, phase := float64(b.Limit.DripInterval.Microseconds()), b.Limit.DripSize, float64(b.Limit.Phase.Microseconds())
+			if b.Limit.Algorithm == WarmUp {
+				rate, drip, phase = rate/float64(drip), b.Limit.Phase.Microseconds()+1, float64(b.Limit.ColdFactor)/1000
+			}
+			numbers, flags := []float64{float64(b.Limit.Size), rate, float64(drip), float64(b.Cost)}, byte(0)
+			var levels []float64
 			if req.levels != nil && req.levels[i].dirty != clean {
 				k := req.levels[i]
-				levels, flags = append(levels, k.clear, k.slack, k.with.clear, k.with.slack), flags+2
+				for _, n := range []int64{k.clear, k.slack, k.with.clear, k.with.slack} {
+					levels = append(levels, float64(n))
+				}
+				flags += 2
 				if req.levels[i].dirty == ahead {
 					flags += 8
 				}
 			}
 			for _, n := range numbers {
-				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
+				run = binary.BigEndian.AppendUint64(run, math.Float64bits(n))
 			}
 			if b.Limit.Aligned {
-				levels, flags = append([]int64{b.Limit.Phase.Microseconds()}, levels...), flags+16
+				levels, flags = append([]float64{phase}, levels...), flags+16
 			}
-			if b.Limit.Algorithm == Sliding {
-				flags, run[4] = flags+32, run[4]|128
+			if a := b.Limit.Algorithm; a != Leaky {
+				flags, run[4] = flags+32*byte(a), run[4]|128
 			}
 			run = append(run, flags)
 			for _, n := range levels {
-				run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(n)))
+				run = binary.BigEndian.AppendUint64(run, math.Float64bits(n))
 			}
 		}
 		if last != nil && bytes.Equal(run[2:], last[2:]) {

@@ -144,7 +144,8 @@ func (r *Redis) remove(buckets []removal) {
 		}
 		limit := b.partition.id.bucket()
 		q.Keys = append(q.Keys, string(limit.appendRest(r.keys.appendDigest(nil, b.digest))))
-		group = appendNumbers(group, b.clear-now, b.slack, limit.Limit.rate())
+		rate, _, _ := limit.Limit.doubles()
+		group = appendNumbers(group, float64(b.clear-now), float64(b.slack), rate)
 		group = append(group, byte(limit.Limit.Algorithm)*flagOther)
 	}
 	ask()

@@ -145,6 +145,9 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 			if h.random.IntN(2) == 0 {
 				l.DripSize, l.Algorithm = slidingDrip, Sliding
 			}
+		} else if h.random.IntN(4) == 0 {
+			*l = WarmingUp(pick[int64](h.random, 1, 2, 5, 20), l.DripInterval, time.Duration(pick(h.random, 1, 4, 30))*l.DripInterval/4,
+				pick[float64](h.random, 1, 2, 3, 10, 1000))
 		}
 	}
 	h.buckets[0].Key = "first"
@@ -518,6 +521,10 @@ func (h *history) index(b Bucket) int {
 // bucket.
 func checkUnits(t *testing.T, l Limit, admitted []charge, lost bool) {
 	t.Helper()
+	if l.Algorithm == WarmUp {
+		checkWarmUp(t, l, admitted, lost)
+		return
+	}
 	s := min(l.DripSize, l.Size)
 	for _, from := range admitted {
 		for _, to := range admitted {

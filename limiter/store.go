@@ -44,7 +44,8 @@ type Request struct {
 
 // Bucket is one bucket and what a request adds to it. Its Name, its Key and its
 // Limit's DripInterval and DripSize are its identity: requests that agree in them
-// use the same bucket. Size is not part of it: it may differ from request to
+// use the same bucket; so are Algorithm, Aligned, Phase and ColdFactor of the Limit.
+// Size is not part of it: it may differ from request to
 // request, and each request is decided by its own Size. The level stays when the
 // Size changes, and together requests with several Sizes are admitted no more than
 // the largest allows.
@@ -92,8 +93,11 @@ func (b *Bucket) fits(s state, now int64) bool {
 // fitsBeside reports whether b, at level s, has room for the request and for some
 // other units, at most its size.
 func (b *Bucket) fitsBeside(s state, units, now int64) bool {
-	if b.Limit.Algorithm == Sliding {
+	switch b.Limit.Algorithm {
+	case Sliding:
 		return b.Cost <= b.Limit.Size-units && b.Limit.slidingWait(s, now, b.Cost+units) == 0
+	case WarmUp: // the units would make this request wait, whatever their number
+		return units == 0 && b.fits(s, now)
 	}
 	return b.Cost <= b.Limit.Size-units && b.Limit.leakyWait(s, now, b.Cost+units) == 0
 }

@@ -20,6 +20,7 @@
 --           16  1 double follows, before all of those: drips are aligned to the
 --               clock, and this is the time from its zero to one of them
 --           32  (with 16) it is a sliding window, see sliding.lua
+--           96  (with 16) it warms up, see warm.lua
 --   reply  for each bucket two integers: the time until it runs empty, t, or -1 - t
 --          if its key held something that is not a bucket; and its slack, s, or
 --          -1 - s if it denies, or -1 - 2^50 - s if it denies only because of units
@@ -96,6 +97,9 @@ for r = 1, #runs do
     others = others or {
       [32] = (function()
         --@ sliding.lua
+      end)(),
+      [96] = (function()
+        --@ warm.lua
       end)(),
     }
   end
@@ -183,7 +187,7 @@ for r = 1, #runs do
         elseif c > now then
           clear, slack = c, s
           if other then
-            clear, slack, changed = other.at(c, s, rate, phase)
+            clear, slack, changed = other.at(c, s, rate, phase, w)
           elseif c - now > w * rate then
             local step = 1
             if w > 256 then
@@ -212,7 +216,7 @@ for r = 1, #runs do
               clear, slack = c, s
             end
             clear, slack = other.started(clear, slack, till, rate, phase)
-            clear, slack = other.add(clear, slack, held)
+            clear, slack = other.add(clear, slack, held, rate, drip, phase)
             held, changed = 0, true
             if clear <= now then
               clear, slack = now, 0
@@ -260,7 +264,7 @@ for r = 1, #runs do
       if what < COMMIT and other then
         local room = other.room(clear, slack, size, rate) - cost
         fits = room >= 0
-        blocked = fits and (held > room or flags % 4 >= 2 and other.room(now + told2, spare2, size, rate) < cost + held)
+        blocked = fits and (held > room or held > 0 and other.alone or flags % 4 >= 2 and other.room(now + told2, spare2, size, rate) < cost + held)
         fits = fits and not blocked
       elseif what < COMMIT then
         fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
@@ -321,7 +325,7 @@ for r = 1, #runs do
           clear, slack = other.started(clear, slack, now, rate, phase)
         end
         if charge then
-          clear, slack = other.add(clear, slack, cost)
+          clear, slack = other.add(clear, slack, cost, rate, drip, phase)
           changed = true
         end
       elseif phase and clear == now and (charge or blocked) then
@@ -333,7 +337,11 @@ for r = 1, #runs do
       end
       if changed then
         -- In two pieces, which even 32-bit servers can format as integers.
-        local w = ceil((clear - now) / rate)
+        local free = clear
+        if other and other.free then
+          free = other.free(clear, slack)
+        end
+        local w = ceil((free - now) / rate)
         if w > 256 then
           local m, x = frexp(w - 1)
           w = floor(m * 32) + 16 * x + 97
@@ -346,7 +354,7 @@ for r = 1, #runs do
         local expires = sub(value, 1, -7)
         if held > 0 then
           value = format('%s:%.0f:%.0f:%.0f', value, slack, held, till)
-          local last = (clear < till and till or clear) + (other and other.drips(held) or ceil(held / drip)) * rate
+          local last = (clear < till and till or clear) + (other and other.drips(held, rate, drip) or ceil(held / drip)) * rate
           expires = format('%.0f', ceil(last / 1000))
         else
           if clear - now < 1000 then
@@ -359,7 +367,7 @@ for r = 1, #runs do
         call('SET', keys[key + i], value, 'PXAT', expires)
       end
       if blocked and other then
-        clear, slack = other.add(clear, slack, held)
+        clear, slack = other.add(clear, slack, held, rate, drip, phase)
       elseif blocked then
         local drips = ceil((held - slack) / drip)
         clear, slack = min(clear + drips * rate, now + HORIZON), slack + drips * drip - held

@@ -17,10 +17,12 @@ var (
 	takeLua string
 	//go:embed sliding.lua
 	slidingLua string
+	//go:embed warm.lua
+	warmLua string
 
 	// takeSource is the source of the script that decides requests on the servers:
 	// take.lua with the files that it names.
-	takeSource = strings.NewReplacer("--@ sliding.lua\n", slidingLua).Replace(takeLua)
+	takeSource = strings.NewReplacer("--@ sliding.lua\n", slidingLua, "--@ warm.lua\n", warmLua).Replace(takeLua)
 	takeScript = newScript(takeSource)
 )
 
@@ -215,7 +217,8 @@ func (req Request) appendGroup(b []byte, what byte) []byte {
 	b = append(b, what)
 	for i := range req.Buckets {
 		bucket := &req.Buckets[i]
-		b = appendNumbers(b, bucket.Limit.Size, bucket.Limit.rate(), bucket.Limit.DripSize, bucket.Cost)
+		rate, drip, phase := bucket.Limit.doubles()
+		b = appendNumbers(b, float64(bucket.Limit.Size), rate, drip, float64(bucket.Cost))
 		flags := byte(bucket.Limit.Algorithm) * flagOther
 		if flags > 0 {
 			b[start+whatIndex] |= whatOthers
@@ -225,13 +228,30 @@ func (req Request) appendGroup(b []byte, what byte) []byte {
 			continue
 		}
 		b = append(b, flags|flagAligned)
-		b = appendNumbers(b, bucket.Limit.Phase.Microseconds())
+		b = appendNumbers(b, phase)
 	}
 	return b
 }
 
+// doubles returns the numbers of l that tell how its buckets drip, as take.lua gets
+// them.
+func (l *Limit) doubles() (rate, drip, phase float64) {
+	if l.Algorithm == WarmUp {
+		return l.warmDoubles()
+	}
+	return float64(l.rate()), float64(l.DripSize), float64(l.Phase.Microseconds())
+}
+
+// slackEnd returns a number that is larger than any slack of l's buckets.
+func (l *Limit) slackEnd() int64 {
+	if l.Algorithm == WarmUp {
+		return l.warmUp() + 1
+	}
+	return l.DripSize
+}
+
 // appendNumbers appends numbers as Lua's doubles, which are exact up to 2^53.
-func appendNumbers(b []byte, numbers ...int64) []byte {
+func appendNumbers[T int64 | float64](b []byte, numbers ...T) []byte {
 	for _, n := range numbers {
 		b = binary.BigEndian.AppendUint64(b, math.Float64bits(float64(n)))
 	}
@@ -264,7 +284,7 @@ func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes [
 				slack -= horizon
 			}
 		}
-		if ahead < 0 || ahead > horizon || slack >= req.Buckets[i].Limit.DripSize || ahead == 0 && slack > 0 {
+		if ahead < 0 || ahead > horizon || slack >= req.Buckets[i].Limit.slackEnd() || ahead == 0 && slack > 0 {
 			return dst, false, fmt.Errorf("reply of %d, %d is no bucket", reply[0], reply[1])
 		}
 		outcomes = append(outcomes, outcome{state: state{clear: ahead, slack: slack}, denied: denied, blocked: blocked, foreign: foreign, by: DecidedByRedis})

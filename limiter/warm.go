@@ -1,0 +1,166 @@
+package limiter
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"time"
+)
+
+// A limit that warms up admits requests at growing rates after it was idle. It is
+// the SmoothWarmingUp of Guava, which stores permits while it is idle, up to a
+// maximum: then it is cold. Taking a stored permit makes the next request wait
+// longer the more of them are stored, at least as long as at the full rate.
+//
+// Its state is stored as that of any other bucket. The clear time is the moment at
+// which the bucket is cold again, if it stays idle until then. The slack is not what
+// its name says, but how many of the microseconds before that time it has to be
+// idle to be cold. What is left of that time is the next free moment: requests are
+// denied until then, and admitted from then on. So nothing has to be written as the
+// stored permits grow, and a bucket that is not stored is cold.
+
+const (
+	// MaxColdFactor is the largest cold factor of a [WarmUp] Limit.
+	MaxColdFactor = 1_000_000
+
+	// DefaultColdFactor is the usual cold factor of a [WarmUp] Limit.
+	DefaultColdFactor = 3
+
+	thousandths = 1000 // in which cold factors are kept
+)
+
+// WarmingUp returns a Limit that admits n units every d, evenly and without bursts,
+// and slower after it was idle: a cold bucket waits coldFactor times as long after
+// the first unit, and in the time of warmUp at most reaches the full rate, if there
+// are always requests. A bucket that has been idle for the time of warmUp is cold
+// again, and one that was idle for less is so in part.
+//
+// A request is admitted once the wait after the last one is over, whatever its own
+// cost, and makes the next one wait for as long as all its units take. It may cost at
+// most n, unless Size is changed. With warm units that is d/n for each, and so at
+// most 1 + T·n/d requests of one unit are admitted in a time T. Each wait is rounded
+// up to whole microseconds.
+//
+// n is from 1 to the number of microseconds in d; d and warmUp are whole numbers of
+// microseconds; coldFactor, rounded to thousandths, is from 1 to [MaxColdFactor]. All of
+// d and twice warmUp are at most 35 years. Otherwise the Limit is not valid, and
+// every request returns an error.
+func WarmingUp(n int64, d, warmUp time.Duration, coldFactor float64) Limit {
+	l := Limit{Size: n, DripInterval: d, DripSize: n, Aligned: true, Algorithm: WarmUp, Phase: warmUp}
+	if factor := math.Round(coldFactor * thousandths); factor >= 1 && factor <= MaxColdFactor*thousandths {
+		l.ColdFactor = uint32(factor)
+	}
+	return l
+}
+
+// validateWarmUp is Validate for a limit that warms up.
+func (l Limit) validateWarmUp() error {
+	switch {
+	case !l.Aligned:
+		return fmt.Errorf("%v: must be made by WarmingUp", l.Algorithm)
+	case l.DripSize > l.rate():
+		return fmt.Errorf("rate of %d/%v: must be at most one unit for each microsecond", l.DripSize, l.DripInterval)
+	case l.Phase < time.Microsecond || l.Phase%time.Microsecond != 0:
+		return fmt.Errorf("warm-up of %v: must be a whole number of microseconds, at least 1µs", l.Phase)
+	case l.ColdFactor < thousandths || l.ColdFactor > MaxColdFactor*thousandths:
+		return fmt.Errorf("cold factor %v: must be from 1 to %d", l.coldFactor(), MaxColdFactor)
+	}
+	// A request of Size units that finds it cold waits no longer than all stored
+	// permits take in excess, which is the warm-up, and Size units at the full rate.
+	over, units := bits.Mul64(uint64(l.Size), uint64(l.rate())) //nolint:gosec // neither is negative
+	if over >= uint64(l.DripSize) {                             //nolint:gosec // nor this
+		units = math.MaxInt64
+	} else {
+		units, _ = bits.Div64(over, units, uint64(l.DripSize)) //nolint:gosec // nor this
+	}
+	if units > uint64(max(horizon-2*l.warmUp()-2, 0)) { //nolint:gosec // not negative
+		return fmt.Errorf("size %d, rate of %d/%v, warm-up of %v: the time for size and twice the warm-up must be at most 35 years",
+			l.Size, l.DripSize, l.DripInterval, l.Phase)
+	}
+	return nil
+}
+
+// warmUp returns the idle time after which a bucket is cold, in µs.
+func (l *Limit) warmUp() int64 { return l.Phase.Microseconds() }
+
+// coldFactor returns l's cold factor.
+func (l *Limit) coldFactor() float64 { return float64(l.ColdFactor) / thousandths }
+
+// interval returns the time for each unit at the full rate, in µs.
+func (l *Limit) interval() float64 { return float64(l.rate()) / float64(l.DripSize) }
+
+// free returns the next free moment of a bucket at level s.
+func (s state) free() int64 { return s.clear - s.slack }
+
+// warmWait is wait for a limit that warms up.
+func warmWait(s state, now int64) int64 { return max(s.free()-now, 0) }
+
+// warmUnits returns the units in a bucket that warms up: one, until its next free
+// moment.
+func warmUnits(s state, now int64) int64 {
+	if s.free() > now {
+		return 1
+	}
+	return 0
+}
+
+// warmStarted is started for a limit that warms up: a level that is free at now, if
+// s was so before.
+func warmStarted(s state, now int64) state {
+	switch {
+	case s.clear <= now:
+		return state{clear: now}
+	case s.free() < now: // it was idle since
+		s.slack = s.clear - now
+	}
+	return s
+}
+
+// warmAdd is add for a limit that warms up. Products are converted so that they
+// are rounded before they are added, as in Lua, on all machines.
+func (l *Limit) warmAdd(s state, cost int64) state {
+	interval, warmUp, units := l.interval(), float64(l.warmUp()), float64(cost)
+
+	// Half as many permits as fit into the warm-up at the full rate are taken at
+	// that rate. Those above take longer, the more the higher they lie.
+	threshold := float64(0.5*warmUp) / interval
+	above := float64(2*warmUp) / (interval + float64(interval*l.coldFactor()))
+	slope := (float64(interval*l.coldFactor()) - interval) / above
+	each := warmUp / (threshold + above) // the idle time in which one permit is stored
+
+	used := float64(s.slack) / each
+	wait := float64(units * interval)
+	if high := above - used; high > 0 {
+		steep := min(high, units)
+		wait += float64(float64(steep*slope) * (high - float64(steep/2)))
+	}
+	slack := min(math.Floor(float64(s.slack)+float64(units*each)+0.5), warmUp)
+	return state{s.free() + int64(math.Ceil(wait)) + int64(slack), int64(slack)}
+}
+
+// warmAtLeast is atLeast for a limit that warms up. More than Size units from cold
+// means that some of them are in s already. So they do not count as taken permits,
+// because then the next ones would be too cheap.
+func (l *Limit) warmAtLeast(s state, units int64) state {
+	s = warmStarted(s, 0)
+	sum := l.warmAdd(s, units)
+	if latest := max(l.warmAdd(state{}, l.Size).free(), s.free()); sum.free() > latest {
+		return state{latest + s.slack, s.slack}
+	}
+	return sum
+}
+
+// warmHigher returns a level at which requests are admitted no earlier than at a or
+// b, and which is cold no earlier: who knows of more units knows of a later time.
+// That the store of permits may then be as low as the lower of the two admits
+// nothing too early, because the level in which it is so low comes with the waits
+// for all the permits that were taken from it.
+func warmHigher(a, b state) state {
+	clear := max(a.clear, b.clear)
+	return state{clear, clear - max(a.free(), b.free())}
+}
+
+// warmDoubles returns the numbers of a limit that warms up as warm.lua gets them.
+func (l *Limit) warmDoubles() (rate, drip, phase float64) {
+	return l.interval(), float64(l.warmUp() + 1), l.coldFactor()
+}

@@ -1,0 +1,692 @@
+package limiter
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// warmer is a limit that warms up as Guava describes it: it stores permits, which
+// grow with idle time, and waits for the area under the line of their prices. It
+// knows nothing of clear times and slack.
+type warmer struct {
+	interval, most, threshold, slope float64
+	each                             float64 // the idle time for a permit, in µs
+
+	stored float64
+	free   int64 // the next free moment, in µs
+}
+
+// newWarmer returns the cold description of l.
+func newWarmer(l Limit) *warmer {
+	factor := float64(l.ColdFactor) / 1000
+	w := &warmer{interval: float64(l.DripInterval.Microseconds()) / float64(l.DripSize)}
+	warmUp, cold := float64(l.Phase.Microseconds()), factor*w.interval
+	w.threshold = 0.5 * warmUp / w.interval
+	w.most = w.threshold + 2*warmUp/(w.interval+cold)
+	w.slope = (cold - w.interval) / (w.most - w.threshold)
+	w.each = warmUp / w.most
+	w.stored, w.free = w.most, math.MinInt64
+	return w
+}
+
+// price returns what the permit at the given place in the store takes, in µs.
+func (w *warmer) price(place float64) float64 {
+	return w.interval + max(place-w.threshold, 0)*w.slope
+}
+
+// take decides a request at the time now, in µs.
+func (w *warmer) take(l Limit, now, cost int64) Decision {
+	d := Decision{Size: l.Size, Never: cost > l.Size}
+	if w.free < now && w.stored < w.most {
+		w.stored = min(w.most, w.stored+float64(now-w.free)/w.each)
+	}
+	if w.free = max(w.free, now); w.free > now || d.Never {
+		d.Denied, d.Clear = true, w.clear(now)
+		if w.free == now && w.stored < w.most {
+			d.Remaining = 1
+		} else if w.free == now {
+			d.Remaining, d.Clear = 1, 0
+		}
+		if !d.Never {
+			d.RetryAfter = time.Duration(w.free-now) * time.Microsecond
+		}
+		return d
+	}
+	taken := min(float64(cost), w.stored)
+	steep := min(taken, max(w.stored-w.threshold, 0))
+	wait := steep * (w.price(w.stored) + w.price(w.stored-steep)) / 2
+	wait += (float64(cost) - steep) * w.interval
+	w.stored -= taken
+	w.free += int64(math.Ceil(wait))
+	d.Clear = w.clear(now)
+	return d
+}
+
+// clear returns the time until all permits are stored.
+func (w *warmer) clear(now int64) time.Duration {
+	return time.Duration(w.free-now+int64(math.Round((w.most-w.stored)*w.each))) * time.Microsecond
+}
+
+// near reports whether two decisions differ by no more than rounding makes them: the
+// store is kept in whole microseconds.
+func near(a, b Decision, within time.Duration) bool {
+	apart := max((a.Clear - b.Clear).Abs(), (a.RetryAfter - b.RetryAfter).Abs())
+	a.Clear, a.RetryAfter = b.Clear, b.RetryAfter
+	return a == b && apart <= within
+}
+
+// within returns how exact the description's waits are: to the microsecond and, if
+// hardly any of the stored permits take long, only to so many digits.
+func within(wait time.Duration) time.Duration { return max(time.Microsecond, wait>>32) }
+
+// drawWarm draws a limit that warms up, of any magnitude.
+func drawWarm(t *rapid.T) Limit {
+	d := rapid.SampledFrom([]time.Duration{
+		time.Microsecond, 7 * time.Microsecond, 999_983 * time.Microsecond, time.Second, time.Minute, time.Hour,
+		366 * 24 * time.Hour, 35 * 365 * 24 * time.Hour,
+	}).Draw(t, "duration")
+	n := rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, 1_000_000), rapid.Just(d.Microseconds())).Draw(t, "units")
+	warmUp := rapid.OneOf(
+		rapid.SampledFrom([]time.Duration{
+			time.Microsecond, 3 * time.Microsecond, time.Millisecond, time.Second, 10 * time.Minute, 24 * time.Hour, 30 * 24 * time.Hour,
+		}),
+		rapid.Custom(func(t *rapid.T) time.Duration {
+			return time.Duration(rapid.Int64Range(1, 1_000_000_000).Draw(t, "µs")) * time.Microsecond
+		})).Draw(t, "warm-up")
+	factor := rapid.OneOf(
+		rapid.SampledFrom([]float64{1, 1.001, 2, 3, 3, 3, 10, 1e6}), rapid.Float64Range(1, 100)).Draw(t, "cold factor")
+	return WarmingUp(min(n, d.Microseconds()), d, warmUp, factor)
+}
+
+// drawWarmCost draws a cost.
+func drawWarmCost(t *rapid.T, l Limit) int64 {
+	return max(rapid.SampledFrom([]int64{1, 1, 1, 1, 2, 3, l.Size/3 + 1, l.Size, l.Size + 1}).Draw(t, "cost"), 1)
+}
+
+// drawWarmGap draws the time to the next request, in µs.
+func drawWarmGap(t *rapid.T, l Limit, last Decision, wait time.Duration) int64 {
+	off := rapid.Int64Range(-1, 1)
+	gap := int64(0)
+	switch rapid.IntRange(0, 7).Draw(t, "gap") {
+	case 1, 2, 3:
+		gap = wait.Microseconds()
+	case 4:
+		gap = wait.Microseconds() + off.Draw(t, "off by")
+	case 5:
+		gap = last.Clear.Microseconds() + off.Draw(t, "off by")
+	case 6:
+		gap = wait.Microseconds() + rapid.Int64Range(0, l.warmUp()).Draw(t, "idle")
+	case 7:
+		gap = rapid.Int64Range(0, 2*l.rate()).Draw(t, "µs")
+	}
+	return max(gap, 0) % (5 * 365 * 24 * 3600 * 1e6)
+}
+
+// TestWarmUpFollowsDescription guards limits that warm up: every number in every
+// decision is what storing permits gives, but for the microsecond to which they are
+// rounded. From there on the description continues with the stored permits as they
+// were rounded.
+func TestWarmUpFollowsDescription(t *testing.T) {
+	seen := struct{ admitted, denied, cold, warm int }{}
+	checkTraces(t, 110, func(t *rapid.T) {
+		l := drawWarm(t)
+		if l.Validate() != nil {
+			t.Skip()
+		}
+		s, m := newSubject(1_790_000_000_123_456), newWarmer(l)
+		last, wait := Decision{}, time.Duration(0)
+		for i := range rapid.IntRange(1, 40).Draw(t, "requests") {
+			s.now += drawWarmGap(t, l, last, wait)
+			cost := drawWarmCost(t, l)
+			want := m.take(l, s.now, cost)
+			got := s.take(t, l, cost)
+			wait = (&Bucket{Limit: l, Cost: cost}).Wait(&got)
+			if got.Never {
+				wait = time.Duration(max(s.state.free()-s.now, 0)) * time.Microsecond
+			}
+			if free := time.Duration(m.free-s.now) * time.Microsecond; (wait - free).Abs() > within(free) {
+				t.Fatalf("%+v, request %d, cost %d, at %d µs: would wait %v, want %v", l, i, cost, s.now, wait, free)
+			}
+			if last = plainDecision(got); !near(last, want, 2*within(wait)) {
+				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", l, i, cost, s.now, last, want)
+			}
+			switch {
+			case last.Denied:
+				seen.denied++
+			case last.Clear.Microseconds() > l.warmUp():
+				seen.warm++
+			case last.Clear.Microseconds() < 2*l.rate():
+				seen.cold++
+			default:
+				seen.admitted++
+			}
+			if m.free = s.state.free(); s.state.clear <= s.now {
+				m.free = s.now
+			}
+			m.stored = float64(l.warmUp()-max(s.state.slack, 0)) / m.each
+			if s.state.clear <= s.now {
+				m.stored = m.most
+			}
+		}
+	})
+	if min(seen.admitted, seen.denied, seen.cold, seen.warm) < 3000 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
+// TestWarmUpPublishedFigures guards the sequence of Guava's documentation and tests:
+// at 2 a second with a warm-up of 4 s, a cold limit makes requests wait 1.375 s,
+// 1.125 s, 0.875 s and 0.625 s, and then 0.5 s. It warms up in 4 s, as fast for
+// requests of several units, and cools down in 4 s, in part if it is idle for less.
+func TestWarmUpPublishedFigures(t *testing.T) {
+	const ms = 1000
+	for _, tc := range []struct {
+		name  string
+		l     Limit
+		steps []int64 // the cost, or idle milliseconds beyond the wait if negative
+		waits []int64 // after each cost, in ms
+	}{
+		{"one by one", WarmingUp(2, time.Second, 4*time.Second, 3), []int64{1, 1, 1, 1, 1, 1}, []int64{1375, 1125, 875, 625, 500, 500}},
+		{"idle", WarmingUp(2, time.Second, 4*time.Second, 3),
+			[]int64{1, 1, 1, 1, 1, -500, 1, 1, -4000, 1, 1, 1}, []int64{1375, 1125, 875, 625, 500, 500, 500, 1375, 1125, 875}},
+		{"half cold", WarmingUp(2, time.Second, 4*time.Second, 3),
+			[]int64{1, 1, 1, 1, 1, 1, 1, 1, -3000, 1, 1, 1}, []int64{1375, 1125, 875, 625, 500, 500, 500, 500, 875, 625, 500}},
+		{"several units", WarmingUp(10, 5*time.Second, 4*time.Second, 3), []int64{4, 4, 5}, []int64{4000, 2000, 2500}},
+		{"all at once", WarmingUp(10, 5*time.Second, 4*time.Second, 3), []int64{10, 1}, []int64{7000, 500}},
+		// Intervals of 0.2 s, cold ones of 2 s: half of 5 s of them is 12.5 permits, and 2·5 s/2.2 s
+		// are above. A permit of those lowers the price by 0.396 s.
+		{"cold factor 10", WarmingUp(5, time.Second, 5*time.Second, 10), []int64{1, 1, 1, 1, 1, 1}, []int64{1802, 1406, 1010, 614, 258, 200}},
+		{"no warm-up", WarmingUp(5, time.Second, 5*time.Second, 1), []int64{1, 2, 1}, []int64{200, 400, 200}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s, waits := newSubject(1e15), []int64(nil)
+			for _, cost := range tc.steps {
+				if cost < 0 {
+					s.now -= cost * ms
+					continue
+				}
+				d := s.take(t, tc.l, cost)
+				b := Bucket{Limit: tc.l, Cost: 1}
+				wait := b.Wait(&d)
+				s.now += wait.Microseconds() - 1
+				if d := s.take(t, tc.l, 1); !d.Denied || d.RetryAfter != time.Microsecond {
+					t.Errorf("1 µs too early: %+v", d)
+				}
+				s.now++
+				waits = append(waits, wait.Milliseconds())
+			}
+			if !slices.Equal(waits, tc.waits) {
+				t.Errorf("waits of %v ms, want %v", waits, tc.waits)
+			}
+		})
+	}
+}
+
+// TestRedisWarmUp guards that Redis decides as the same arithmetic in Go does, to the
+// microsecond, with numbers of any magnitude.
+func TestRedisWarmUp(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	seen := struct{ admitted, denied, long int }{}
+	trace := 0
+	checkTraces(t, 10, func(t *rapid.T) {
+		l, last, wait := drawWarm(t), Decision{}, time.Duration(0)
+		if l.Validate() != nil {
+			t.Skip()
+		}
+		trace++
+		v.at(t, v.start)
+		p := plain{}
+		b := Bucket{Name: "w", Key: fmt.Sprint(trace), Limit: l}
+		for i := range rapid.IntRange(1, 30).Draw(t, "requests") {
+			v.at(t, v.now+drawWarmGap(t, l, last, wait))
+			b.Cost = drawWarmCost(t, l)
+			want := p.take(Request{Buckets: []Bucket{b}}, v.now)[0]
+			if last = decide(t, v, AccountingAtomic, b)[0]; last != want {
+				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", l, i, b.Cost, v.now, last, want)
+			}
+			if got, want := v.stored(t, []Bucket{b})[0], p[identity(b)].value(); got != want {
+				t.Fatalf("%+v, request %d, cost %d, at %d µs: stored %q, want %q", l, i, b.Cost, v.now, got, want)
+			}
+			wait = b.Wait(&last)
+			switch {
+			case last.Denied:
+				seen.denied++
+			case last.Clear > 24*time.Hour:
+				seen.long++
+			default:
+				seen.admitted++
+			}
+		}
+	})
+	if min(seen.admitted, seen.denied, seen.long) < 500 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
+// checkWarmUp checks that no more units are admitted than a limit that warms up
+// allows: in any time at most its full rate, after one request, and since it was cold
+// no more than the area under the line of prices, which those pass fastest that
+// never let it idle. If a key was lost, it was not cold then, as the server was sent
+// the level that it had.
+func checkWarmUp(t testing.TB, l Limit, admitted []charge, lost bool) {
+	t.Helper()
+	admitted = slices.Clone(admitted)
+	slices.SortStableFunc(admitted, func(a, b charge) int { return cmp.Compare(a.at, b.at) })
+	w, free, earliest := newWarmer(l), int64(math.MinInt64), 0.0
+	for i, a := range admitted {
+		// The store is rounded to whole microseconds, with each request.
+		rounded := float64(i) * max(1, l.coldFactor())
+		if a.at < free {
+			t.Errorf("%+v: admitted at %d, %d µs too early at the full rate", l, a.at, free-a.at)
+			return
+		}
+		if early := earliest - float64(a.at-admitted[0].at); !lost && early > rounded {
+			t.Errorf("%+v: request %d admitted %f µs too early after it was cold", l, i, early)
+			return
+		}
+		free = a.at + int64(math.Ceil(float64(a.units)*w.interval))
+		steep := min(float64(a.units), max(w.stored-w.threshold, 0))
+		earliest += steep*(w.price(w.stored)+w.price(w.stored-steep))/2 + (float64(a.units)-steep)*w.interval
+		w.stored = max(w.stored-float64(a.units), 0)
+	}
+}
+
+// TestWarmUpBound guards the bounds of limits that warm up under real concurrency:
+// many goroutines ask as fast as they can, in both stores, while the clock runs.
+func TestWarmUpBound(t *testing.T) {
+	server := redistest.Start(t)
+	l := WarmingUp(100, time.Second, time.Second, 3)
+	for _, tc := range []struct {
+		name  string
+		store Store
+		now   func() int64
+	}{
+		{"Memory", NewMemory(nil), func() int64 { return time.Now().UnixMicro() }},
+		{"Redis", newTestRedis(t, server, nil), func() int64 { return time.Now().UnixMicro() }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := Bucket{Name: "w", Key: "k", Limit: l, Cost: 1}
+			var admitted, denied atomic.Int64
+			begin := tc.now()
+			redistest.Together(t, 16, func(int) {
+				for tc.now()-begin < 1_500_000 {
+					if decide(t, tc.store, AccountingAtomic, b)[0].Denied {
+						denied.Add(1)
+						time.Sleep(100 * time.Microsecond)
+					} else {
+						admitted.Add(1)
+					}
+				}
+			})
+			took := float64(tc.now() - begin)
+			// Half a second's units take a second at first.
+			most := int64(2 + (took-1e6)/1e4 + 50)
+			if n := admitted.Load(); n > most || n < 10 || denied.Load() == 0 {
+				t.Errorf("%d admitted, %d denied within %.0f µs, want at most %d, and many", n, denied.Load(), took, most)
+			}
+		})
+	}
+}
+
+// TestWarmUpClockSetBack guards that a server's clock that is set back neither
+// frees a limit that warms up nor makes it wait longer than it had to, but for one
+// interval or a sixteenth, nor makes it cold or warm.
+func TestWarmUpClockSetBack(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	l := WarmingUp(4, time.Minute, 10*time.Minute, 3)
+	for _, back := range []time.Duration{
+		time.Microsecond, time.Second, 16 * time.Second, time.Minute, 5 * time.Minute, time.Hour, 365 * 24 * time.Hour,
+	} {
+		for _, cost := range []int64{1, 4} {
+			v.flush(t)
+			v.at(t, v.start+10*365*24*3600e6)
+			b := Bucket{Name: "w", Key: "k", Limit: l, Cost: cost}
+			first := decide(t, v, AccountingAtomic, b)[0]
+			wait := b.Wait(&first)
+			if first.Denied || wait < 42*time.Second {
+				t.Fatalf("the first request: %+v, waits %v", first, wait)
+			}
+			v.at(t, v.now-back.Microseconds())
+			set := v.now
+			d := decide(t, v, AccountingAtomic, b)[0]
+			most := wait + max(15*time.Second, wait/16)
+			if !d.Denied || d.RetryAfter < wait || d.RetryAfter > most || d.Clear-d.RetryAfter != first.Clear-wait {
+				t.Errorf("back by %v: %+v, want a wait of %v to %v, and then %v", back, d, wait, most, first.Clear-wait)
+			}
+			v.at(t, set+d.RetryAfter.Microseconds()-1)
+			if d := decide(t, v, AccountingAtomic, b)[0]; !d.Denied || d.RetryAfter != time.Microsecond {
+				t.Errorf("back by %v: 1 µs too early: %+v", back, d)
+			}
+			v.at(t, set+d.RetryAfter.Microseconds())
+			if d := decide(t, v, AccountingAtomic, b)[0]; d.Denied {
+				t.Errorf("back by %v: denied at the time told: %+v", back, d)
+			}
+		}
+	}
+	// A store that was set back after it was free is as warm as it was.
+	v.flush(t)
+	b := Bucket{Name: "w", Key: "k", Limit: l, Cost: 1}
+	for range 3 {
+		d := decide(t, v, AccountingAtomic, b)[0]
+		v.advance(t, b.Wait(&d))
+	}
+	v.advance(t, -time.Hour)
+	if level, err := v.Peek(t.Context(), b); err != nil || level.Units != 1 || level.Clear < 45*time.Second {
+		t.Errorf("%+v, error %v, want a level as it was written", level, err)
+	}
+}
+
+// TestWarmHigher guards the level that joins two reports: it is free no earlier than
+// either and cold no earlier, whichever comes first, and a level joined with itself or
+// with an earlier level of the same bucket stays as it is.
+func TestWarmHigher(t *testing.T) {
+	checkTraces(t, 20, func(t *rapid.T) {
+		l := drawWarm(t)
+		if l.Validate() != nil {
+			t.Skip()
+		}
+		draw := func(label string) state {
+			slack := rapid.Int64Range(0, l.warmUp()).Draw(t, label+" slack")
+			return state{slack + rapid.Int64Range(-slack, 2*l.rate()).Draw(t, label+" free"), slack}
+		}
+		a, b := draw("a"), draw("b")
+		sum := l.higher(a, b, 0, 0)
+		if other := l.higher(b, a, 0, 0); other != sum || l.higher(sum, a, 0, 0) != sum || l.higher(a, a, 0, 0) != a {
+			t.Fatalf("%+v and %+v: %+v, or %+v the other way", a, b, sum, other)
+		}
+		if sum.free() != max(a.free(), b.free()) || sum.clear != max(a.clear, b.clear) || sum.slack < 0 || sum.slack > l.warmUp() {
+			t.Fatalf("%+v and %+v: %+v", a, b, sum)
+		}
+		now := max(a.free(), 0)
+		if a = a.at(now); a.clear == now {
+			return
+		}
+		later := l.add(l.started(a, now, 0), rapid.Int64Range(1, l.Size).Draw(t, "cost"))
+		if got := l.higher(a, later, 0, 0); got != later {
+			t.Fatalf("%+v, and %+v after one more request: %+v", a, later, got)
+		}
+	})
+}
+
+// TestWarmUpValidate guards the numbers of limits that warm up.
+func TestWarmUpValidate(t *testing.T) {
+	other := WarmingUp(1, time.Second, time.Second, 3)
+	other.Aligned = false
+	leaky := PerSecond(1)
+	leaky.ColdFactor = 3000
+	large := WarmingUp(1, time.Hour, time.Second, 3)
+	large.Size = MaxUnits
+	const years = horizon * time.Microsecond
+	for _, tc := range []struct {
+		l    Limit
+		want string
+	}{
+		{WarmingUp(1, time.Microsecond, time.Microsecond, 1), ""},
+		{WarmingUp(1_000_000, time.Second, time.Microsecond, MaxColdFactor), ""},
+		{WarmingUp(1, years-4*time.Microsecond, time.Microsecond, MaxColdFactor), ""},
+		{WarmingUp(1, time.Second, years/2-500_001*time.Microsecond, 3), ""},
+		{WarmingUp(0, time.Second, time.Second, 3), "size 0: must be from 1 to 562949953421312"},
+		{WarmingUp(1, 0, time.Second, 3), "drip rate 0s: must be a whole number of microseconds, at least 1µs"},
+		{WarmingUp(2, time.Microsecond, time.Second, 3), "rate of 2/1µs: must be at most one unit for each microsecond"},
+		{WarmingUp(1, time.Second, 0, 3), "warm-up of 0s: must be a whole number of microseconds, at least 1µs"},
+		{WarmingUp(1, time.Second, 1500, 3), "warm-up of 1.5µs: must be a whole number of microseconds, at least 1µs"},
+		{WarmingUp(1, time.Second, time.Second, 0.9994), "cold factor 0.999: must be from 1 to 1000000"},
+		{WarmingUp(1, time.Second, time.Second, 0), "cold factor 0: must be from 1 to 1000000"},
+		{WarmingUp(1, time.Second, time.Second, MaxColdFactor+1), "cold factor 0: must be from 1 to 1000000"},
+		{WarmingUp(1, time.Second, time.Second, math.NaN()), "cold factor 0: must be from 1 to 1000000"},
+		{WarmingUp(1, time.Second, time.Second, math.Inf(1)), "cold factor 0: must be from 1 to 1000000"},
+		{
+			WarmingUp(1, years, time.Microsecond, 3),
+			"size 1, rate of 1/312749h58m26.842624s, warm-up of 1µs: the time for size and twice the warm-up must be at most 35 years",
+		},
+		{
+			WarmingUp(1, time.Second, years/2, 3),
+			"size 1, rate of 1/1s, warm-up of 156374h59m13.421312s: the time for size and twice the warm-up must be at most 35 years",
+		},
+		{large, "size 562949953421312, rate of 1/1h0m0s, warm-up of 1s: the time for size and twice the warm-up must be at most 35 years"},
+		{other, "warm-up: must be made by WarmingUp"},
+		{leaky, "cold factor 3: must be 0 unless the bucket warms up"},
+		{Limit{Size: 1, DripInterval: time.Second, Algorithm: 2}, "algorithm 2: unknown"},
+		{Limit{Size: 1, DripInterval: time.Second, Algorithm: 4}, "algorithm 4: unknown"},
+	} {
+		got := ""
+		if err := tc.l.Validate(); err != nil {
+			got = err.Error()
+		}
+		if got != tc.want {
+			t.Errorf("%+v: got %q, want %q", tc.l, got, tc.want)
+		}
+	}
+}
+
+// TestWarmUpStaysWithinHorizon guards that no level of a valid limit is too far ahead
+// for the numbers of Redis, nor further than its DrainTime says.
+func TestWarmUpStaysWithinHorizon(t *testing.T) {
+	checkTraces(t, 20, func(t *rapid.T) {
+		l := drawWarm(t)
+		if l.Validate() != nil {
+			t.Skip()
+		}
+		s := state{slack: rapid.Int64Range(0, l.warmUp()).Draw(t, "slack")}
+		s.clear = s.slack
+		s = l.add(s, rapid.Int64Range(1, l.Size).Draw(t, "cost"))
+		if s.slack < 0 || s.slack > l.warmUp() || s.free() < 1 || s.clear > l.DrainTime().Microseconds() || s.clear > horizon {
+			t.Fatalf("%+v: %+v, drains in %v", l, s, l.DrainTime())
+		}
+	})
+}
+
+// TestRedisJoinsWarmUps guards that the server joins a level that it is told with its
+// own as this process does, except if both know the same requests: then it keeps its
+// own, as the other is only late.
+func TestRedisJoinsWarmUps(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	seen := map[string]int{}
+	checkTraces(t, 20, func(t *rapid.T) {
+		l := WarmingUp(2, time.Second, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 4 * time.Second, time.Minute}).Draw(t, "warm-up"), 3)
+		draw := func(label string) state {
+			slack := rapid.Int64Range(0, l.warmUp()).Draw(t, label+" slack")
+			return state{slack + rapid.Int64Range(min(1-slack, 0), 3e6).Draw(t, label+" free"), slack}
+		}
+		stored, told := draw("stored"), draw("told")
+		if rapid.Bool().Draw(t, "late") {
+			told = state{stored.clear + rapid.Int64Range(0, 300_000).Draw(t, "by"), stored.slack}
+		}
+		if stored.clear <= 0 || told.clear <= 0 {
+			t.Skip()
+		}
+		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 3} // never admitted, so nothing is charged
+		server := stored
+		server.clear += v.now
+		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		dirty := rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{told, told, dirty}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := l.higher(stored, told, 0, 0)
+		if dirty == unsure && stored.slack == told.slack && (told.clear-stored.clear)*2 < 500_000 && (stored.clear-told.clear)*2 < 500_000 {
+			want = stored
+			seen["late"]++
+		} else {
+			seen["joined"]++
+		}
+		if outcomes[0].state != want {
+			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, told, dirty, outcomes[0].state, want)
+		}
+		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.clear-v.now != want.clear || now.slack != want.slack {
+			t.Fatalf("stored %+v, want %+v", now, want)
+		}
+	})
+	if min(seen["late"], seen["joined"]) < 200 {
+		t.Errorf("the test covers too little: %v", seen)
+	}
+}
+
+// TestWarmUpHoldsUnits guards units that are held for a request which has buckets in
+// other slots: while they are held no other request is admitted; they make the next
+// wait once they are committed, or as of the time until which they were held; and
+// not once they are released.
+func TestWarmUpHoldsUnits(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
+	req := Request{Buckets: []Bucket{b}}
+	ask := func(q *query, held bool) outcome {
+		t.Helper()
+		reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Int64Slice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		outcomes, _, err := req.outcomes(reply, held, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return outcomes[0]
+	}
+	peek := func(what string, units, held int64, clear, retry time.Duration) {
+		t.Helper()
+		want := Level{Units: units, Held: held, Remaining: max(1-units-held, 0), Clear: clear, RetryAfter: retry}
+		if l, err := v.Peek(t.Context(), b); err != nil || l != want {
+			t.Errorf("%s: %+v, error %v, want %+v", what, l, err, want)
+		}
+	}
+	const ms = time.Millisecond
+	for _, end := range []string{"committed", "released", "left"} {
+		v.flush(t)
+		v.advance(t, time.Hour)
+		decide(t, v, AccountingAtomic, b)
+		peek("charged", 1, 0, 1875*ms, 1375*ms)
+		v.advance(t, 1375*ms)
+		peek("free", 0, 0, 500*ms, 0)
+		q := v.query(req, whatHold)
+		o := ask(q, true)
+		if o.denied || o.held != 1 || o.till != v.now+10e6 {
+			t.Errorf("held: %+v", o)
+		}
+		peek("held", 0, 1, 500*ms, 1125*ms)
+		again := ask(v.query(req, whatHold), true)
+		if !again.denied || !again.blocked || again.free() != 1_125_000 {
+			t.Errorf("a request beside held units: %+v", again)
+		}
+		switch end {
+		case "committed":
+			q.settle(whatCommit, []outcome{o})
+			ask(q, false)
+			peek(end, 1, 0, 2125*ms, 1125*ms)
+		case "released":
+			q.settle(whatRelease, []outcome{o})
+			ask(q, false)
+			peek(end, 0, 0, 500*ms, 0)
+		case "left": // it is cold when they are charged
+			v.advance(t, 10*time.Second-time.Microsecond)
+			peek("still held", 0, 1, 0, 1375*ms)
+			v.advance(t, 1000*ms+time.Microsecond)
+			peek(end, 1, 0, 875*ms, 375*ms)
+			q.settle(whatCommit, []outcome{o})
+			if o := ask(q, false); o.clear != 875_000 || o.slack != 500_000 {
+				t.Errorf("settled too late: %+v", o)
+			}
+		}
+	}
+}
+
+// TestWarmUpFallback guards a limit that warms up while its server is unavailable:
+// nothing is admitted beside a request in flight, whose wait is unknown; a server is
+// told the next free moment as it is, even if the bucket will soon be cold; and what
+// is in flight counts for it.
+func TestWarmUpFallback(t *testing.T) {
+	now := 1000 * time.Hour
+	m := NewMemory(func() time.Duration { return now })
+	f := newFallback(m, time.Minute, "")
+	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
+	req := Request{Buckets: []Bucket{b}}
+	q := &query{buckets: f.pending(req, nil)}
+	q.plain = string(req.appendGroup(nil, 0))
+	f.send(nil, callsOf(q))
+	if o := f.decide(req, nil, false)[0]; !o.denied || o.free() != 1_375_000 {
+		t.Errorf("beside a request in flight: %+v", o)
+	}
+	f.drop(q)
+	if o := f.decide(req, nil, false)[0]; o.denied || o.free() != 1_375_000 || o.slack != 500_000 {
+		t.Errorf("after it was given up: %+v", o)
+	}
+	now += 1500 * time.Millisecond
+	q = &query{buckets: f.pending(req, nil)}
+	if got, want := f.toldFor(q), (state{375_000, 500_000}); len(got) != 1 || got[0].state != want || got[0].with != want || got[0].dirty != ahead {
+		t.Errorf("told %+v, want %+v", got, want)
+	}
+	q.plain = string(req.appendGroup(nil, 0))
+	f.send(nil, callsOf(q))
+	next := &query{buckets: f.pending(req, nil)}
+	if got, want := f.toldFor(next)[0].with, b.Limit.add(state{375_000, 375_000}, 1); got != want {
+		t.Errorf("told %+v with what is in flight, want %+v", got, want)
+	}
+}
+
+// TestWarmUpIdentity guards that limits whose numbers differ do not share a bucket,
+// except in what a request may cost.
+func TestWarmUpIdentity(t *testing.T) {
+	l := WarmingUp(2, time.Second, 4*time.Second, 3)
+	larger := l
+	larger.Size = 4
+	m, k := NewMemory(nil), keys{prefix: "rl:"}
+	of := func(l Limit) *Bucket { return &Bucket{Name: "n", Key: "k", Limit: l} }
+	if name := k.of(of(l)); !strings.HasSuffix(name, "}:n:lfls.2.2dqf4.2bc.w") {
+		t.Errorf("key %q", name)
+	}
+	if k.of(of(l)) != k.of(of(larger)) || m.hash(of(l)) != m.hash(of(larger)) || of(l).limitID() != of(larger).limitID() {
+		t.Error("the size is part of the identity")
+	}
+	for _, other := range []Limit{
+		WarmingUp(3, time.Second, 4*time.Second, 3), WarmingUp(4, 2*time.Second, 4*time.Second, 3),
+		WarmingUp(2, time.Second, 5*time.Second, 3), WarmingUp(2, time.Second, 4*time.Second, 4),
+	} {
+		if k.of(of(l)) == k.of(of(other)) || m.hash(of(l)) == m.hash(of(other)) || of(l).limitID() == of(other).limitID() {
+			t.Errorf("%+v shares a bucket with %+v", other, l)
+		}
+		id := of(other).limitID()
+		got := id.bucket().Limit
+		if got.Size = other.Size; got != other {
+			t.Errorf("%+v has the identity of %+v", other, got)
+		}
+	}
+}
+
+// TestRedisForeignWarmUps guards that values which cannot be a bucket that warms up
+// count as a cold one.
+func TestRedisForeignWarmUps(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
+	for _, value := range []string{
+		"text", "12:1", fmt.Sprintf("%d001:4000001", v.now+1e6), fmt.Sprintf("%d001:-1", v.now+1e6), fmt.Sprintf("%d001:1.5", v.now+1e6),
+		fmt.Sprintf("%d001:%d", v.now+1e6, int64(horizon)), fmt.Sprintf("%d001", v.now+2*horizon), fmt.Sprintf("%d001:5:1", v.now+1e6),
+	} {
+		if err := v.admin.Set(t.Context(), v.keys.of(&b), value, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, nil)
+		if err != nil || outcomes[0].denied || outcomes[0].clear != 1_875_000 || outcomes[0].slack != 500_000 {
+			t.Errorf("%q: %+v, error %v", value, outcomes, err)
+		}
+	}
+	// One that is a bucket of those numbers is taken for one.
+	value := fmt.Sprintf("%d001:4000000", v.now+4_200_000)
+	if err := v.admin.Set(t.Context(), v.keys.of(&b), value, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if d := decide(t, v, AccountingAtomic, b)[0]; !d.Denied || d.RetryAfter != 200*time.Millisecond {
+		t.Errorf("%q: %+v", value, d)
+	}
+}
