@@ -49,7 +49,7 @@ type costOf struct {
 
 // TestAlgorithmCosts guards that what each algorithm costs can be measured, beside
 // redis_rate on Redis, and beside x/time/rate and mholt/caddy-ratelimit in process.
-// With -table it measures for two minutes, and writes the table.
+// With -table it measures for a minute, and writes the table.
 func TestAlgorithmCosts(t *testing.T) {
 	keys, turns, calls := 20, 2, 2
 	if *costsTable != "" {

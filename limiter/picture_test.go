@@ -146,8 +146,40 @@ func TestAlgorithmsPicture(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("%s is not what the algorithms decide: see whether the difference is meant, then run\n"+
-			"go test ./limiter -run '^TestAlgorithmsPicture$' -args -picture", file)
+		t.Errorf("%s is not what the algorithms decide: if the difference is meant, run make picture", file)
+	}
+}
+
+// TestAlgorithmsPictureIsDescribed guards what docs/algorithms.md says about the
+// picture.
+func TestAlgorithmsPictureIsDescribed(t *testing.T) {
+	const first, last = 15 * second / 2, 14 * second // of both bursts
+	for i, tc := range []struct{ bursts, flood, pause int }{
+		{14, 18, 6}, // the leaky bucket
+		{19, 10, 10},
+		{19, 10, 10},
+		{11, 18, 6}, // the sliding window
+	} {
+		h := play(t, panels[i].limit, panels[i].bound)
+		got := tc
+		got.bursts = h.admitted[last-1] - h.admitted[first-1]
+		got.flood = h.admitted[30*second] - h.admitted[last-1]
+		got.pause = h.room[36*second-1]
+		if got != tc {
+			t.Errorf("%s: %+v, want %+v", panels[i].title, got, tc)
+		}
+		from, silent := 0, 0 // how long nothing is admitted after the bursts
+		for at := first; at < 30*second; at++ {
+			if h.admitted[at] == h.admitted[at-1] {
+				from++
+			} else {
+				from = 0
+			}
+			silent = max(silent, from)
+		}
+		if long := silent >= 8*second; long != (tc.bursts == 19) {
+			t.Errorf("%s: silent for %v", panels[i].title, time.Duration(silent)*tick)
+		}
 	}
 }
 
