@@ -254,7 +254,7 @@ func (h *history) draw(b *strings.Builder, title, options string, left, top int)
 	}
 	fmt.Fprintf(b, `<path class="bound" d="%s"/>`+"\n", steps(func(at int) float64 { return y(h.bound[at]) }, x))
 	fmt.Fprintf(b, `<path class="line" d="%s"/>`+"\n", steps(func(at int) float64 { return y(h.admitted[at]) }, x))
-	fmt.Fprintf(b, `<text x="%s" y="16" text-anchor="middle" font-weight="600">%d in 10 s</text>`+"\n", px(x(h.from+window/2)), h.busy)
+	fmt.Fprintf(b, `<text x="%s" y="16" text-anchor="middle" font-weight="600">%d in 10 s</text>`+"\n", px((x(max(h.from, 0))+x(h.from+window))/2), h.busy)
 
 	var admitted, denied strings.Builder
 	for from := 0; from < lasts; from += second {
