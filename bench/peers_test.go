@@ -73,21 +73,17 @@ func takeScript(b testing.TB, client *redis.Client, limit limiter.Limit) script 
 	}
 	return script{
 		limit: limit, client: client, sha: sha, prefix: prefixOf("rl:", limit),
-		args:  func(cost, decisions int) []any { return groups(limit, cost, decisions) },
-		count: countTaken,
+		args: func(cost, decisions int) []any { return groups(limit, cost, decisions) },
+		count: func(reply []any) (decided, denied int) {
+			for i := 1; i < len(reply); i += 2 {
+				decided++
+				if reply[i].(int64) < 0 {
+					denied++
+				}
+			}
+			return decided, denied
+		},
 	}
-}
-
-// countTaken returns how many decisions a reply of that script has, and how many
-// denials.
-func countTaken(reply []any) (decided, denied int) {
-	for i := 1; i < len(reply); i += 2 {
-		decided++
-		if reply[i].(int64) < 0 {
-			denied++
-		}
-	}
-	return decided, denied
 }
 
 // groups returns take.lua's arguments for n groups of one bucket, as its header

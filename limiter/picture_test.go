@@ -88,7 +88,7 @@ func play(t *testing.T, limit limiter.Limit, bound func(from, to int) int) histo
 	for now = range lasts {
 		if level, err := store.Peek(b); err != nil {
 			t.Fatal(err)
-		} else if level.Units == 0 {
+		} else if level.Clear == 0 {
 			empty, before = now, total
 		}
 		for range h.asked[now] {
