@@ -126,6 +126,7 @@ func TestAlgorithmsPicture(t *testing.T) {
 		for at, n := range h.admitted {
 			if n > h.bound[at] {
 				t.Errorf("%s: %d admitted after %v, at most %d may be", p.title, n, time.Duration(at)*tick, h.bound[at])
+				break
 			}
 		}
 		if h.busy > p.inWindow {
