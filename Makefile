@@ -4,7 +4,7 @@ CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 
-.PHONY: run build test test-operation lint targets fuzz faults soak programs monitors bench bench-e2e performance
+.PHONY: run build test test-operation lint targets fuzz faults soak programs monitors bench bench-e2e performance costs picture
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -99,3 +99,12 @@ bench-e2e: programs
 # Measure all that docs/performance.md has, and write it: some 25 minutes.
 performance: programs
 	cd bench && go run ./e2e -document ../docs/performance.md
+
+# Measure what each algorithm costs, and write the table in docs/algorithms.md: a
+# minute.
+costs: programs
+	cd bench && go test -count=1 -v -run '^TestAlgorithmCosts$$' . -table ../docs/algorithms.md
+
+# Draw docs/algorithms.svg from what the algorithms decide.
+picture:
+	go test -count=1 -run '^TestAlgorithmsPicture$$' ./limiter -args -picture

@@ -14,14 +14,14 @@ import (
 )
 
 // plain returns a client with default options.
-func plain(b *testing.B, address string) *redis.Client {
+func plain(b testing.TB, address string) *redis.Client {
 	client := redis.NewClient(&redis.Options{Addr: address})
 	b.Cleanup(func() { client.Close() })
 	return client
 }
 
 // redisRate returns a task that uses redis_rate.
-func redisRate(b *testing.B, client *redis.Client, limit limiter.Limit, keys int) task {
+func redisRate(b testing.TB, client *redis.Client, limit limiter.Limit, keys int) task {
 	peer, like, prefix := redis_rate.NewLimiter(client), rateLimit(limit), prefixOf("", limit)
 	return func() func(int) {
 		return func(i int) {
@@ -62,7 +62,7 @@ type script struct {
 }
 
 // takeScript returns the limiter's script.
-func takeScript(b *testing.B, client *redis.Client, limit limiter.Limit) script {
+func takeScript(b testing.TB, client *redis.Client, limit limiter.Limit) script {
 	source, err := os.ReadFile("../limiter/take.lua")
 	if err != nil {
 		b.Fatal(err)
@@ -98,7 +98,7 @@ func groups(limit limiter.Limit, cost, n int) []any {
 }
 
 // rateScript returns redis_rate's script. It makes one decision per call.
-func rateScript(b *testing.B, client *redis.Client, limit limiter.Limit) script {
+func rateScript(b testing.TB, client *redis.Client, limit limiter.Limit) script {
 	heard := &eavesdropper{Client: client}
 	peer, like := redis_rate.NewLimiter(heard), rateLimit(limit)
 	ask := func(cost int) {
@@ -135,7 +135,7 @@ func (e *eavesdropper) EvalSha(ctx context.Context, sha string, keys []string, a
 }
 
 // each returns a task that calls the script for one decision.
-func (s script) each(b *testing.B, keys int) task {
+func (s script) each(b testing.TB, keys int) task {
 	args := s.args(1, 1)
 	return func() func(int) {
 		return func(i int) {
@@ -148,7 +148,7 @@ func (s script) each(b *testing.B, keys int) task {
 
 // pipelined returns a task that sends the given number of calls in one pipeline,
 // each for one decision.
-func (s script) pipelined(b *testing.B, depth, keys int) task {
+func (s script) pipelined(b testing.TB, depth, keys int) task {
 	args := s.args(1, 1)
 	return func() func(int) {
 		return func(i int) {
@@ -168,7 +168,7 @@ func (s script) pipelined(b *testing.B, depth, keys int) task {
 }
 
 // grouped returns a task that makes one call for the given number of decisions.
-func (s script) grouped(b *testing.B, decisions, keys int) task {
+func (s script) grouped(b testing.TB, decisions, keys int) task {
 	args := s.args(1, decisions)
 	return func() func(int) {
 		return func(i int) {
@@ -183,7 +183,7 @@ func (s script) grouped(b *testing.B, decisions, keys int) task {
 
 // fill brings the buckets of the given number of keys into the state that is
 // measured.
-func (s script) fill(b *testing.B, keys int) {
+func (s script) fill(b testing.TB, keys int) {
 	b.Helper()
 	cost := 1
 	if s.limit == open {
@@ -214,7 +214,7 @@ func (s script) pipeline(names []string, args []any) ([]redis.Cmder, error) {
 
 // check fails the benchmark if a call did not make the given number of decisions,
 // or not the expected ones.
-func (s script) check(b *testing.B, call *redis.Cmd, decisions int) {
+func (s script) check(b testing.TB, call *redis.Cmd, decisions int) {
 	reply, err := call.Slice()
 	if err != nil {
 		wrong(b, "%v", err)

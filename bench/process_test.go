@@ -22,14 +22,14 @@ import (
 // with room for any number of requests.
 var libraries = []struct {
 	name string
-	open func(b *testing.B, keys int) task
+	open func(b testing.TB, keys int) task
 }{
-	{"limiter", func(b *testing.B, keys int) task {
+	{"limiter", func(b testing.TB, keys int) task {
 		store, of := newMemory(keys), buckets(1, open)
 		fill(b, store, of, keys)
 		return take(b, store, of, keys)
 	}},
-	{"x-time-rate", func(b *testing.B, keys int) task {
+	{"x-time-rate", func(b testing.TB, keys int) task {
 		var mu sync.Mutex
 		limiters := make(map[string]*rate.Limiter)
 		return asking(b, keys, func(key string) (bool, error) {
@@ -43,7 +43,7 @@ var libraries = []struct {
 			return l.Allow(), nil
 		})
 	}},
-	{"go-limiter", func(b *testing.B, keys int) task {
+	{"go-limiter", func(b testing.TB, keys int) task {
 		store, err := memorystore.New(&memorystore.Config{Tokens: uint64(open.Size), Interval: 24 * time.Hour})
 		if err != nil {
 			b.Fatal(err)
@@ -55,7 +55,7 @@ var libraries = []struct {
 			return ok, err
 		})
 	}},
-	{"throttled", func(b *testing.B, keys int) task {
+	{"throttled", func(b testing.TB, keys int) task {
 		store, err := memstore.NewCtx(0)
 		if err != nil {
 			b.Fatal(err)
@@ -72,7 +72,7 @@ var libraries = []struct {
 			return !limited, err
 		})
 	}},
-	{"ulule", func(b *testing.B, keys int) task {
+	{"ulule", func(b testing.TB, keys int) task {
 		l := ulule.New(ululestore.NewStore(), ulule.Rate{Period: 24 * time.Hour, Limit: open.Size})
 		return asking(b, keys, func(key string) (bool, error) {
 			got, err := l.Get(context.Background(), key)
@@ -83,7 +83,7 @@ var libraries = []struct {
 
 // asking has a library make its bucket for each key, and returns a task that sends
 // requests for them.
-func asking(b *testing.B, keys int, allow func(key string) (bool, error)) task {
+func asking(b testing.TB, keys int, allow func(key string) (bool, error)) task {
 	ask := func(key string) {
 		if allowed, err := allow(key); err != nil || !allowed {
 			wrong(b, "allowed %t, %v, want true", allowed, err)

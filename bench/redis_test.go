@@ -45,7 +45,7 @@ func BenchmarkRedis(b *testing.B) {
 
 // openStore returns a store that is closed when the benchmark ends. The benchmark
 // fails if a request was not decided by the server.
-func openStore(b *testing.B, address string, fallback *limiter.Memory) *limiter.Redis {
+func openStore(b testing.TB, address string, fallback *limiter.Memory) *limiter.Redis {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
 		Addresses: []string{address}, KeyPrefix: "rl:", Timeout: timeout, Fallback: fallback,
 		Report: func(e limiter.Event) { wrong(b, "not decided by the server: %v", e.Err) },
@@ -58,7 +58,7 @@ func openStore(b *testing.B, address string, fallback *limiter.Memory) *limiter.
 }
 
 // dial returns a client with the settings of limiter.NewRedis.
-func dial(b *testing.B, network, address string) *redis.Client {
+func dial(b testing.TB, network, address string) *redis.Client {
 	client := redis.NewClient(&redis.Options{
 		Network:                  network,
 		Addr:                     address,
@@ -77,7 +77,7 @@ func dial(b *testing.B, network, address string) *redis.Client {
 
 // ping returns a task that only makes a round trip to the server, with a deadline
 // as a decision has.
-func ping(b *testing.B, client *redis.Client) task {
+func ping(b testing.TB, client *redis.Client) task {
 	return func() func(int) {
 		return func(int) {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -90,7 +90,7 @@ func ping(b *testing.B, client *redis.Client) task {
 }
 
 // oneLine returns a task that runs the shortest script.
-func oneLine(b *testing.B, client *redis.Client) task {
+func oneLine(b testing.TB, client *redis.Client) task {
 	sha, err := client.ScriptLoad(context.Background(), "return 1").Result()
 	if err != nil {
 		b.Fatal(err)
@@ -107,19 +107,19 @@ func oneLine(b *testing.B, client *redis.Client) task {
 }
 
 // cpuTime returns the CPU time that the server has used.
-func cpuTime(b *testing.B, client *redis.Client) time.Duration {
+func cpuTime(b testing.TB, client *redis.Client) time.Duration {
 	stat := info(b, client, "cpu", "used_cpu_user", "used_cpu_sys")
 	return time.Duration((stat[0] + stat[1]) * 1e9)
 }
 
 // usedMemory returns the bytes that the server uses for its data.
-func usedMemory(b *testing.B, client *redis.Client) float64 {
+func usedMemory(b testing.TB, client *redis.Client) float64 {
 	stat := info(b, client, "memory", "used_memory", "mem_clients_normal")
 	return stat[0] - stat[1]
 }
 
 // info returns figures of the server's INFO.
-func info(b *testing.B, client *redis.Client, section string, names ...string) []float64 {
+func info(b testing.TB, client *redis.Client, section string, names ...string) []float64 {
 	text, err := client.Info(context.Background(), section).Result()
 	if err != nil {
 		b.Fatal(err)

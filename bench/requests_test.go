@@ -50,7 +50,7 @@ func buckets(n int, limit limiter.Limit) []limiter.Bucket {
 
 // take returns a task that sends requests for the given buckets to a store, each
 // for one of the given number of keys.
-func take(b *testing.B, store limiter.Store, of []limiter.Bucket, keys int) task {
+func take(b testing.TB, store limiter.Store, of []limiter.Bucket, keys int) task {
 	denied := of[0].Limit == shut
 	return func() func(int) {
 		req := limiter.Request{Buckets: slices.Clone(of)}
@@ -69,7 +69,7 @@ func take(b *testing.B, store limiter.Store, of []limiter.Bucket, keys int) task
 }
 
 // fill brings the buckets of so many keys into the state that is measured.
-func fill(b *testing.B, store limiter.Store, of []limiter.Bucket, keys int) {
+func fill(b testing.TB, store limiter.Store, of []limiter.Bucket, keys int) {
 	b.Helper()
 	const callers = 16
 	calls := make([]func(int), callers)
@@ -95,7 +95,7 @@ func fill(b *testing.B, store limiter.Store, of []limiter.Bucket, keys int) {
 
 // wrong fails a benchmark for an unexpected answer, which means that something
 // else was measured. Only the first such answer is reported.
-func wrong(b *testing.B, format string, args ...any) {
+func wrong(b testing.TB, format string, args ...any) {
 	b.Helper()
 	if !b.Failed() {
 		b.Errorf(format, args...)
