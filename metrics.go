@@ -283,7 +283,7 @@ func (b *bucket) reported() reportedLimit {
 	case n.Period != "":
 		l.window = n.Period
 	case n.Rate != "":
-		l.dripRate, l.dripSize = shownInterval(jsonSeconds(b.rate.constant)), fmt.Sprint(b.drip.constant)
+		l.dripRate, l.dripSize = shownInterval(jsonSeconds(b.rate.constant)), shownNumber(b.drip.constant)
 	}
 	return l
 }

@@ -26,7 +26,9 @@ type rate struct {
 }
 
 // String returns the rate as it is configured.
-func (r rate) String() string { return fmt.Sprintf("%d/%s", r.units, shownInterval(jsonSeconds(r.each))) }
+func (r rate) String() string {
+	return fmt.Sprintf("%d/%s", r.units, shownInterval(jsonSeconds(r.each)))
+}
 
 // parseRate parses a rate.
 func parseRate(text string) (rate, string) {
