@@ -32,6 +32,9 @@ func parseAlgorithm(text string) (algorithm, string) {
 // hasWindow reports whether a counts in windows.
 func (a algorithm) hasWindow() bool { return a == fixedWindow || a == slidingWindow }
 
+// hasSize reports whether a admits more if its size is larger.
+func (a algorithm) hasSize() bool { return a != warmUp }
+
 // setAlgorithm sets the algorithm. It returns the options that a bucket is made
 // of, size, drip rate and drip size, under the names by which they are set. It
 // returns an error if an option is set that the algorithm does not have.

@@ -525,8 +525,11 @@ func printReplayedLimits(w io.Writer, c *report.Config, bounds bool, f *replayFl
 	for i := range c.Limits {
 		l := &c.Limits[i]
 		size, wanted := "varies", "-"
-		if l.Size > 0 {
+		switch {
+		case l.Size > 0:
 			size = humanize.Comma(l.Size)
+		case !algorithm(l.Algorithm).hasSize():
+			size = "-"
 		}
 		switch needed := l.SizeFor(f.target); needed {
 		case 0:

@@ -46,7 +46,9 @@ func (r *roomyStore) fill(buckets []limiter.Bucket) ([]level, error) {
 	r.buckets = append(r.buckets[:0], buckets...)
 	for i := range r.buckets {
 		b := &r.buckets[i]
-		b.Limit.Size = r.largestSize(b.Limit)
+		if b.Limit.Algorithm != limiter.WarmUp { // which has no size
+			b.Limit.Size = r.largestSize(b.Limit)
+		}
 		b.MaxKeys, b.ShareKey = maxReplayedKeys, ""
 	}
 	var err error

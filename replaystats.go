@@ -75,6 +75,9 @@ func (l *replayedLimit) report() report.Limit {
 	}
 	r.Slot, r.Times = l.times.report()
 	r.Keys, r.KeysDenied, r.Peaks, r.Top = l.keys.report()
+	if !l.algorithm.hasSize() {
+		r.Size, r.Peaks = 0, nil
+	}
 	return r
 }
 
