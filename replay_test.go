@@ -226,6 +226,20 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 				drip_rate 1h
 				key {path}
 			}
+			rate_limit {
+				zone replay_narrow {
+					match {
+						header X-Tenant *
+					}
+					events 8
+					window 1000h
+				}
+				zone replay_wide {
+					key {path}
+					events 12
+					window 1000h
+				}
+			}
 			respond ok
 		}
 	`
@@ -242,7 +256,7 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 	}
 	s.entries() // all are logged
 	var want []string
-	for _, path := range []string{"replay_site", "replay_site/tenant", "replay_api"} {
+	for _, path := range []string{"replay_site", "replay_site/tenant", "replay_api", "replay_wide", "replay_narrow"} {
 		c := countersOf(path)
 		n := c.totals()
 		c.release()
