@@ -29,9 +29,12 @@ func takeInstead(m *Memory, req Request) []outcome {
 // dirtyLevels returns the levels that would be sent for the buckets, nil if none
 // of them is dirty in m.
 func dirtyLevels(m *Memory, buckets []Bucket) []toldLevel {
-	f := &fallback{traffic: new(traffic), memory: m} // with nothing in flight
+	f := &fallback{traffic: noTraffic, memory: m}
 	return f.toldFor(&query{buckets: f.pending(Request{Buckets: buckets}, nil)})
 }
+
+// noTraffic has nothing in flight. It is large, and is only read.
+var noTraffic = new(traffic)
 
 // follow has m follow a server's report about b.
 func follow(m *Memory, b *Bucket, s state) {

@@ -98,6 +98,10 @@ func (r *removals) sent() {
 	r.flushSoon()
 }
 
+// removalSize is the number of bytes in which a group describes a bucket that is to
+// be removed.
+const removalSize = 3*8 + 1
+
 // remove removes buckets from their servers, unless this process holds them again.
 func (r *Redis) remove(buckets []removal) {
 	var all sync.WaitGroup
@@ -112,7 +116,7 @@ func (r *Redis) remove(buckets []removal) {
 	}
 	ctx := redisscript.WithDeadline(time.Now().Add(r.timeout), false)
 	var q *query
-	var group []byte
+	group := make([]byte, 0, groupHead+removalSize*len(buckets))
 	ask := func() {
 		if q == nil {
 			return
@@ -136,7 +140,7 @@ func (r *Redis) remove(buckets []removal) {
 			ask()
 			q = new(query)
 			q.Owner, q.abandoned = q, true // it decides nothing
-			group = []byte{0, 1, 0, 0, whatRemove | whatOthers}
+			group = append(group[:0], 0, 1, 0, 0, whatRemove|whatOthers)
 		}
 		limit := b.partition.id.bucket()
 		q.Keys = append(q.Keys, string(limit.appendRest(r.keys.appendDigest(nil, b.digest))))

@@ -149,10 +149,10 @@ func stalls(tr *trial) {
 				if err := <-asleep; err != nil {
 					tr.Fatal(err)
 				}
-				atOnce := beyond(requests, s.size, s.rate)
+				atOnce := beyond(requests, leaky(s.size, s.rate))
 				// What was decided apart is merged again without loss.
 				requests = append(requests, v.fire(s.path, key)...)
-				inAll := beyond(requests, s.size, s.rate)
+				inAll := beyond(requests, leaky(s.size, s.rate))
 				if inAll > 0 {
 					tr.Logf("%v, stalled for %v: over-admitted %d at once, %d in all", s, stall, atOnce, inAll)
 				}
@@ -185,7 +185,7 @@ func farBursts(tr *trial) {
 				key := fmt.Sprint("k", away, pool)
 				requests := v.fire(s.path, key)
 				requests = append(requests, v.fire(s.path, key)...)
-				over := beyond(requests, s.size, s.rate)
+				over := beyond(requests, leaky(s.size, s.rate))
 				if over > 0 {
 					tr.Logf("%v, %v away %s: over-admitted %d", s, away, pool, over)
 				}
@@ -225,7 +225,7 @@ func stallsDenied(tr *trial) {
 				refused++
 			}
 		}
-		over = max(over, beyond(requests, s.size, s.rate))
+		over = max(over, beyond(requests, leaky(s.size, s.rate)))
 	}
 	most(tr, "refused", refused, 0)
 	strictly(tr, "over-admitted", over, 0)

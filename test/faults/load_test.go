@@ -47,6 +47,7 @@ type request struct {
 	node      int
 	key       string
 	slow      bool      // on the slow limit
+	path      string    // of a site with other limits
 	due       time.Time // when it was scheduled
 	sent, got time.Time
 	status    int // 0 if there was no answer
@@ -217,13 +218,20 @@ func excess(requests []request, slow bool) int {
 		}
 	}
 	if slow {
-		return beyond(some, slowSize, slowRate)
+		return beyond(some, leaky(slowSize, slowRate))
 	}
-	return beyond(some, size, rate)
+	return beyond(some, leaky(size, rate))
 }
 
-// beyond does the same as excess for a limit with the given numbers.
-func beyond(requests []request, size int, rate time.Duration) int {
+// leaky returns how many requests a leaky bucket admits at most from one moment to
+// another.
+func leaky(size int, rate time.Duration) func(from, to time.Time) int {
+	return func(from, to time.Time) int { return size + int(to.Sub(from)/rate) }
+}
+
+// beyond does the same as excess for a limit that admits at most as many requests
+// from one moment to another.
+func beyond(requests []request, most func(from, to time.Time) int) int {
 	byKey := make(map[string][]request)
 	for _, r := range requests {
 		if r.status == http.StatusOK {
@@ -239,7 +247,7 @@ func beyond(requests []request, size int, rate time.Duration) int {
 				if admitted[j].got.After(last) {
 					last = admitted[j].got
 				}
-				worst = max(worst, j-i+1-size-int(last.Sub(admitted[i].sent)/rate))
+				worst = max(worst, j-i+1-most(admitted[i].sent, last))
 			}
 		}
 	}

@@ -53,7 +53,7 @@ type fault struct {
 // faults lists all faults in the order of the table.
 var faults = slices.Concat(
 	serverFaults, networkFaults, dataFaults, topologyFaults, accessFaults, siteFaults, burstFaults, farFaults,
-	fleetFaults,
+	fleetFaults, algorithmFaults,
 )
 
 // TestFaults runs one fault after the other.
