@@ -85,7 +85,7 @@ func main() {
 		askPeer(name)
 	}
 
-	var times, ratios []float64
+	times, ratios := make([]float64, 0, *turns), make([]float64, 0, *turns)
 	for turn := range *turns {
 		took := func(ask func(string)) float64 {
 			start := time.Now()
