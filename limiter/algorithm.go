@@ -8,6 +8,7 @@ type Algorithm uint8
 const (
 	Leaky   Algorithm = iota // a leaky bucket, see Limit; also fixed windows
 	Sliding                  // two counters, see SlidingWindow
+	Log                      // the time of each admission, see SlidingLog
 )
 
 // String returns the algorithm's name.
@@ -17,6 +18,18 @@ func (a Algorithm) String() string {
 		return "leaky"
 	case Sliding:
 		return "sliding"
+	case Log:
+		return "log"
 	}
 	return fmt.Sprintf("Algorithm(%d)", uint8(a))
+}
+
+// counts reports whether the state of a's buckets is two counts, see sliding.go.
+func (a Algorithm) counts() bool {
+	switch a {
+	case Sliding, Log:
+		return true
+	case Leaky:
+	}
+	return false
 }

@@ -232,7 +232,7 @@ func (f *fallback) toldFor(q *query) []toldLevel {
 			levels = make([]toldLevel, len(q.buckets))
 		}
 		p.told = true
-		if level.clear <= int64(f.timeout/time.Microsecond) && p.limit.Algorithm != Sliding {
+		if level.clear <= int64(f.timeout/time.Microsecond) && !p.limit.Algorithm.counts() {
 			// The bucket may have drained by the time the level arrives. Then its
 			// slack no longer counts.
 			level.slack = 0
@@ -249,11 +249,15 @@ func (l Limit) atLeast(s state, units, unix int64) state {
 	if units == 0 {
 		return s
 	}
-	if l.Algorithm == Sliding {
+	switch l.Algorithm {
+	case Sliding:
 		if room := l.remaining(s, 0); room > 0 {
 			s = l.add(l.started(s, 0, unix), min(units, room))
 		}
 		return s
+	case Log:
+		return l.logAtLeast(l.started(s, 0, unix), units)
+	case Leaky:
 	}
 	empty := l.started(state{}, 0, unix)
 	full := l.add(empty, l.Size)

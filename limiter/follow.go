@@ -76,7 +76,7 @@ func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 // delay of at most late. If both mean the same drip, the one with the later time
 // may hold less and so have more slack.
 func (l Limit) higher(a, b state, late time.Duration, now int64) state {
-	if l.Algorithm == Sliding {
+	if l.Algorithm.counts() {
 		return l.slidingHigher(a, b, now)
 	}
 	if a.clear < b.clear {

@@ -69,7 +69,7 @@ func (b *Bucket) appendRest(name []byte) []byte {
 		name = strconv.AppendInt(name, b.Limit.Phase.Microseconds(), 36)
 	}
 	if a := b.Limit.Algorithm; a != Leaky {
-		name = append(name, '.', "-s"[a])
+		name = append(name, '.', "-sl"[a])
 	}
 	return name
 }

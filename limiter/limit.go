@@ -19,7 +19,8 @@ const horizon = 1 << 50
 // Limit describes a bucket: it holds at most Size units, and every DripInterval it
 // loses DripSize of them. [PerSecond], [PerMinute], [Every] and [NewLimit] make a
 // Limit from a rate, [Window] and [ClockWindow] one that counts in fixed windows,
-// [SlidingWindow] one whose windows slide. The zero Limit is not valid: Size and
+// [SlidingWindow] one whose windows slide, [SlidingLog] one that is exact in every
+// window. The zero Limit is not valid: Size and
 // DripInterval have no default.
 type Limit struct {
 	// The most units that the bucket holds, from 1 to MaxUnits.
@@ -60,7 +61,7 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripInterval)
 	case !l.Aligned && l.Phase != 0:
 		return fmt.Errorf("phase %v: must be 0 if drips are not aligned", l.Phase)
-	case l.Algorithm > Sliding:
+	case l.Algorithm > Log:
 		return fmt.Errorf("algorithm %d: unknown", l.Algorithm)
 	case l.Algorithm == Sliding && (!l.Aligned || l.DripSize != slidingDrip):
 		return errors.New("sliding: must be made by SlidingWindow")
@@ -68,6 +69,12 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("size %d: must be at most %d in a sliding window", l.Size, int64(MaxSlidingUnits))
 	case l.Algorithm == Sliding && l.rate() > horizon/3:
 		return fmt.Errorf("drip rate %v: must be at most %v in a sliding window", l.DripInterval, horizon/3*time.Microsecond)
+	case l.Algorithm == Log && (!l.Aligned || l.Phase != 0 || l.DripSize != slidingDrip):
+		return errors.New("log: must be made by SlidingLog")
+	case l.Algorithm == Log && l.Size > MaxLogUnits:
+		return fmt.Errorf("size %d: must be at most %d in a sliding log", l.Size, int64(MaxLogUnits))
+	case l.Algorithm == Log && l.rate() > horizon/3:
+		return fmt.Errorf("drip rate %v: must be at most %v in a sliding log", l.DripInterval, horizon/3*time.Microsecond)
 	case l.Phase < 0 || l.Phase >= l.DripInterval || l.Phase%time.Microsecond != 0:
 		return fmt.Errorf("phase %v: must be a whole number of microseconds, from 0 to less than the drip rate, %v", l.Phase, l.DripInterval)
 	}
@@ -91,7 +98,7 @@ func (l Limit) rate() int64 { return int64(l.DripInterval / time.Microsecond) }
 
 // drips returns the number of drips that empty a full bucket.
 func (l Limit) drips() int64 {
-	if l.Algorithm == Sliding {
+	if l.Algorithm.counts() {
 		return 2 // units count in the window after their own too
 	}
 	return ceilDiv(l.Size, l.DripSize)
@@ -110,7 +117,7 @@ func (l Limit) DripTime(units int64) time.Duration {
 // runs empty, clear, in µs on the store's clock, and slack, the number of units by
 // which the last drip before that falls short of a full drip, 0 ≤ slack <
 // DripSize. So nothing has to be written as the bucket drips. A bucket that is not
-// stored is empty. For sliding windows see sliding.go.
+// stored is empty. For sliding windows see sliding.go, for logs log.go.
 type state struct {
 	clear int64
 	slack int64
@@ -129,13 +136,17 @@ func (s state) at(now int64) state {
 // wait returns how long, in µs, until a bucket at level s has room for cost, or 0
 // if it has room now. The cost must not exceed the size.
 func (l *Limit) wait(s state, now, cost int64) int64 {
-	if l.Algorithm == Sliding {
+	switch l.Algorithm {
+	case Sliding:
 		return l.slidingWait(s, now, cost)
+	case Log:
+		return l.logWait(s, now, cost)
+	case Leaky:
 	}
 	return l.leakyWait(s, now, cost)
 }
 
-// leakyWait is wait for any limit that is not Sliding. It and those like it are
+// leakyWait is wait for any limit that counts no windows. It and those like it are
 // small enough to be inlined where that counts.
 func (l *Limit) leakyWait(s state, now, cost int64) int64 {
 	fits := floorDiv(l.Size-cost+s.slack, l.DripSize) * l.rate()
@@ -147,7 +158,7 @@ func (l *Limit) leakyWait(s state, now, cost int64) int64 {
 // now, in µs since the Unix epoch.
 func (l *Limit) started(s state, now, unix int64) state {
 	switch {
-	case l.Algorithm == Sliding:
+	case l.Algorithm.counts():
 		return l.slidingStarted(s, now, unix)
 	case l.Aligned && s.clear <= now:
 		return state{clear: now - l.sinceDrip(unix)}
@@ -166,13 +177,13 @@ func (l *Limit) sinceDrip(unix int64) int64 {
 
 // add returns the level s, which is started, with cost more units.
 func (l *Limit) add(s state, cost int64) state {
-	if l.Algorithm == Sliding {
+	if l.Algorithm.counts() {
 		return slidingAdd(s, cost)
 	}
 	return l.leakyAdd(s, cost)
 }
 
-// leakyAdd is add for any limit that is not Sliding.
+// leakyAdd is add for any limit that counts no windows.
 func (l *Limit) leakyAdd(s state, cost int64) state {
 	drips := ceilDiv(cost-s.slack, l.DripSize)
 	return state{
@@ -183,13 +194,13 @@ func (l *Limit) leakyAdd(s state, cost int64) state {
 
 // remaining returns the number of units that a bucket at level s has room for.
 func (l *Limit) remaining(s state, now int64) int64 {
-	if l.Algorithm == Sliding {
-		return max(l.Size-l.slidingUnits(s, now), 0)
+	if l.Algorithm.counts() {
+		return max(l.Size-l.windowUnits(s, now), 0)
 	}
 	return l.leakyRemaining(s, now)
 }
 
-// leakyRemaining is remaining for any limit that is not Sliding.
+// leakyRemaining is remaining for any limit that counts no windows.
 func (l *Limit) leakyRemaining(s state, now int64) int64 {
 	// The bucket holds drips·DripSize − slack units. The product is computed only
 	// where it is known to be small: the level may far exceed this size if
@@ -206,8 +217,8 @@ func (l Limit) units(s state, now int64) int64 {
 	if s.clear <= now {
 		return 0
 	}
-	if l.Algorithm == Sliding {
-		return l.slidingUnits(s, now)
+	if l.Algorithm.counts() {
+		return l.windowUnits(s, now)
 	}
 	over, units := bits.Mul64(uint64(ceilDiv(s.clear-now, l.rate())), uint64(l.DripSize))
 	if over != 0 || units > math.MaxInt64 {

@@ -92,8 +92,8 @@ func (b *Bucket) fits(s state, now int64) bool {
 // fitsBeside reports whether b, at level s, has room for the request and for some
 // other units, at most its size.
 func (b *Bucket) fitsBeside(s state, units, now int64) bool {
-	if b.Limit.Algorithm == Sliding {
-		return b.Cost <= b.Limit.Size-units && b.Limit.slidingWait(s, now, b.Cost+units) == 0
+	if b.Limit.Algorithm.counts() {
+		return b.Cost <= b.Limit.Size-units && b.Limit.wait(s, now, b.Cost+units) == 0
 	}
 	return b.Cost <= b.Limit.Size-units && b.Limit.leakyWait(s, now, b.Cost+units) == 0
 }
@@ -188,7 +188,13 @@ func (req *Request) complete() {
 // decisions appends a Decision for each outcome to dst.
 func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 	for i := range outcomes {
-		dst = req.Buckets[i].decision(outcomes[i].state, outcomes[i].denied, outcomes[i].by, dst)
+		o, b := &outcomes[i], &req.Buckets[i]
+		if o.log != nil {
+			dst = append(dst, Decision{By: o.by})
+			dst[len(dst)-1].reportLog(&b.Limit, o.log, b.Cost, o.denied)
+			continue
+		}
+		dst = b.decision(o.state, o.denied, o.by, dst)
 	}
 	return dst
 }
