@@ -142,10 +142,10 @@ func drawShape(t *rapid.T) Limit {
 	return l
 }
 
-// drawBuckets draws the few buckets that a trace of requests uses. No two have the
-// same name and key.
-func drawBuckets(t *rapid.T) []Bucket {
-	shapes := rapid.SliceOfN(rapid.Custom(drawShape), 1, 3).Draw(t, "limits")
+// drawBuckets draws the few buckets that a trace of requests uses, with limits of the
+// given kind. No two have the same name and key.
+func drawBuckets(t *rapid.T, shape func(*rapid.T) Limit) []Bucket {
+	shapes := rapid.SliceOfN(rapid.Custom(shape), 1, 3).Draw(t, "limits")
 	buckets := make([]Bucket, rapid.IntRange(1, 6).Draw(t, "buckets"))
 	for i := range buckets {
 		buckets[i] = Bucket{
@@ -233,7 +233,7 @@ func TestStoresAgree(t *testing.T) {
 		v.flush(t)
 		p := plain{}
 		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-		buckets, last, limit := drawBuckets(t), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
+		buckets, last, limit := drawBuckets(t, drawShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		back, went := rapid.Bool().Draw(t, "back"), false
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
 			now := v.keep(v.now + drawMove(t, limit, last, back))

@@ -55,7 +55,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 		v.flush(t)
 		p := plain{}
 		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-		buckets, last, limit := drawBuckets(t), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
+		buckets, last, limit := drawBuckets(t, drawShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		back, went := rapid.Bool().Draw(t, "back"), false
 		for range rapid.IntRange(1, 50).Draw(t, "steps") {
 			now := v.keep(v.now + drawMove(t, limit, last, back))

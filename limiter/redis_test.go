@@ -434,7 +434,7 @@ func TestRedisGroups(t *testing.T) {
 	groups, shared, alike, leveled := 0, 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		one.flush(t)
-		buckets, last, limit := drawBuckets(t), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
+		buckets, last, limit := drawBuckets(t, drawAnyShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		for range rapid.IntRange(1, 20).Draw(t, "calls") {
 			one.at(t, one.keep(one.now+drawMove(t, limit, last, true)))
 			var reqs []told
@@ -461,7 +461,7 @@ func TestRedisGroups(t *testing.T) {
 			reply := callScript(t, all, reqs)
 			used := map[string]bool{}
 			for _, req := range reqs {
-				n := 2 * len(req.Buckets)
+				n := 2*len(req.Buckets) + 4*req.logs()
 				if len(reply) < n {
 					t.Fatalf("%+v: %d numbers missing from the reply", reqs, n-len(reply))
 				}
@@ -512,7 +512,7 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 			levels[i].dirty = rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
 			levels[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
 			levels[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
-			if b.Limit.Algorithm == Sliding {
+			if b.Limit.Algorithm.counts() {
 				levels[i].slack |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
 			}
 			levels[i].with = b.Limit.atLeast(levels[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"), 0)
@@ -548,8 +548,12 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			if b.Limit.Aligned {
 				levels, flags = append([]int64{b.Limit.Phase.Microseconds()}, levels...), flags+16
 			}
-			if b.Limit.Algorithm == Sliding {
+			switch b.Limit.Algorithm {
+			case Leaky:
+			case Sliding:
 				flags, run[4] = flags+32, run[4]|128
+			case Log:
+				flags, run[4] = flags+64, run[4]|128
 			}
 			run = append(run, flags)
 			for _, n := range levels {

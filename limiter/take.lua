@@ -136,7 +136,7 @@ for r = 1, #runs do
   end
   local several = buckets > 1
   local rows = several and {}
-  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2, phase, other, log
+  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2, phase, other
   for i = 1, buckets do
     size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
     phase, other = nil, nil
@@ -164,7 +164,7 @@ for r = 1, #runs do
   for _ = 1, groups do
     -- The level of each bucket, and whether the request fits.
     local admitted = true
-    local clear, slack, fits, changed, foreign, held, till, blocked
+    local clear, slack, fits, changed, foreign, held, till, blocked, log
     for i = 1, buckets do
       if several then
         row = rows[i]
