@@ -31,11 +31,17 @@ type virtual struct {
 // found as the script left them, which must make no difference.
 func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual {
 	t.Helper()
+	return newVirtualOf(t, server, prefix, takeSource)
+}
+
+// newVirtualOf is newVirtual with another script.
+func newVirtualOf(t testing.TB, server *redistest.Server, prefix, source string) *virtual {
+	t.Helper()
 	const real, ours = "redis.call('TIME')", "redis.call('HMGET', 'clock', 's', 'us')"
-	if n := strings.Count(takeSource, real); n != 1 {
+	if n := strings.Count(source, real); n != 1 {
 		t.Fatalf("the script reads the time %d times", n)
 	}
-	source := strings.Replace(takeSource, real, ours, 1)
+	source = strings.Replace(source, real, ours, 1)
 	r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second}, newScript(source))
 	t.Cleanup(func() { _ = r.Close() })
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()

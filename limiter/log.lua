@@ -1,43 +1,62 @@
 -- A sliding log keeps each admission for the time of one window, which is its drip
--- rate: a time and some units. A key holds a string: the byte 76; as doubles the
--- time and the slack of its summary, and the sum of all units; and for each entry,
--- oldest first, a double and 2 bytes. If units are held, the byte is 72, and before
--- the entries there are two more doubles: how many, and until when. The key expires
--- when the newest entry has left the window.
+-- rate: a time and some units. A key holds a string: a header and the entries, 8
+-- bytes and 2 each, oldest first. The newest is in the header, because the next
+-- charge may be of the same microsecond:
+--
+--   1 byte, 76; 8, the time of the summary; 2 and 2, its counts; 4, the sum of all
+--   units; 2, how many entries at the beginning have left the window; 2, how many
+--   there are; 8 and 2, the newest; 2 and 8, how many units are held, until when
 --
 -- The summary counts the same units in windows that begin at multiples of their
 -- length, and is that of a sliding window, see sliding.lua. It is what nodes know
 -- of a log, and what they tell. log.go says how they decide by it.
 --
--- Reading the log takes a step for each entry that has left the window, and one for
--- each that has to leave before there is room again. The newest entry is kept
--- apart, because the next charge may be of the same microsecond.
+-- A long log is neither read nor written as a whole: that takes a step for each
+-- entry that has left the window, or has to leave before there is room again. The
+-- string is trimmed when half of its entries have left. The key expires when the
+-- newest entry has left the window.
 
 local pack = struct.pack
-local KIND, KIND_HOLDS = 76, 72
-local ENTRY = 10           -- bytes of an entry
-local MOST = 65535         -- units that an entry can have
+local KIND = 76
+local HEADER = '>BdHHIHHdHHd'
+local HEAD, ENTRY = 41, 10 -- bytes of the header and of an entry
+local PAGE = 100           -- entries that are read at once
+local MOST = 65535         -- units that an entry, or a count, can have
 local FULL = 10000         -- units that fill any log
 local COUNT = 2 ^ 24       -- more than a window counts
 local max = math.max
 
--- header returns the time and the slack of the summary, the sum of the units, what
--- is held and until when, and the index of the first entry; or nothing if value is
--- no log.
+-- header returns the time and the slack of the summary, and the other numbers in
+-- the header; or nothing if value is no log.
 local function header(value)
-  local kind, size = byte(value), #value
-  local clear, slack, total, held, till, from, _ = 0, 0, 0, 1, 1, 0, 0
-  if kind == KIND and size >= 25 and (size - 25) % ENTRY == 0 then
-    _, clear, slack, total, from = unpack('>Bddd', value)
-  elseif kind == KIND_HOLDS and size >= 41 and (size - 41) % ENTRY == 0 then
-    _, clear, slack, total, held, till, from = unpack('>Bddddd', value)
+  if byte(value) ~= KIND or #value < HEAD then
+    return
   end
-  if clear > 0 and clear < 2 ^ 53 and slack >= 0 and slack < COUNT * COUNT and slack % 1 == 0
-    and total >= 0 and held > 0 and held <= HORIZON and till > 0 and till < 2 ^ 53 then
-    if kind == KIND then
-      held, till = 0, 0
+  local _, clear, before, last, total, from, count, newest, units, held, till = unpack(HEADER, value)
+  if clear > 0 and clear < 2 ^ 53 and newest >= 0 and newest < 2 ^ 53 and till >= 0 and till < 2 ^ 53
+    and from <= count and total >= units and total <= MOST * (count - from + 1) and (newest > 0 or total == 0 and from == count) then
+    return clear, before * COUNT + last, total, from, count, newest > 0 and newest, units, held, till
+  end
+end
+
+-- entry returns the i-th entry of a log, counting from 0: its time and its units.
+local function entry(log, i)
+  local text, at = log.text, HEAD + i * ENTRY
+  if at + ENTRY > #text then
+    local page = i - i % PAGE
+    if log.page ~= page then
+      at = HEAD + page * ENTRY
+      log.page, log.paged = page, call('GETRANGE', log.key, at, at + PAGE * ENTRY - 1)
     end
-    return clear, slack, total, held, till, from
+    text, at = log.paged, (i - page) * ENTRY
+  end
+  return unpack('>dH', text, at + 1)
+end
+
+-- load reads the whole of a log, whose string will then be written anew.
+local function load(log)
+  if not log.whole then
+    log.text, log.whole = call('GET', log.key), true
   end
 end
 
@@ -47,8 +66,7 @@ local function append(log, at, units)
     log.units = log.units + units
   else
     if log.newest then
-      log.text = sub(log.text, 1, log.upto - 1) .. pack('>dH', log.newest, log.units)
-      log.upto = log.upto + ENTRY
+      log.more = (log.more or '') .. pack('>dH', log.newest, log.units)
     end
     log.newest, log.units = at, units
   end
@@ -60,29 +78,33 @@ local function insert(log, at, units)
   if not log.newest or at >= log.newest then
     return append(log, at, units)
   end
-  local low, high = 0, (log.upto - log.from) / ENTRY
+  load(log)
+  if log.more then
+    log.text = sub(log.text, 1, HEAD + log.count * ENTRY) .. log.more
+    log.count, log.more = log.count + #log.more / ENTRY, nil
+  end
+  local low, high = log.from, log.count
   while low < high do
     local middle = floor((low + high) / 2)
-    if unpack('>d', log.text, log.from + middle * ENTRY) <= at then
+    if entry(log, middle) <= at then
       low = middle + 1
     else
       high = middle
     end
   end
-  local to = log.from + low * ENTRY
-  log.text = sub(log.text, 1, to - 1) .. pack('>dH', at, units) .. sub(log.text, to, log.upto - 1)
-  log.upto = log.upto + ENTRY
-  log.total = log.total + units
+  local to = HEAD + low * ENTRY
+  log.text = sub(log.text, 1, to) .. pack('>dH', at, units) .. sub(log.text, to + 1, HEAD + log.count * ENTRY)
+  log.count, log.total = log.count + 1, log.total + units
 end
 
 -- summarize returns the summary of a log's entries. It is only used after the clock
--- was set back.
+-- was set back, and the like.
 local function summarize(log, rate, phase)
   local clear = log.newest - (log.newest - phase) % rate + 2 * rate
-  local last, before, from = log.units, 0, log.upto
-  while from > log.from do
-    from = from - ENTRY
-    local at, units = unpack('>dH', log.text, from)
+  local last, before, i = log.units, 0, log.count
+  while i > log.from do
+    i = i - 1
+    local at, units = entry(log, i)
     if at >= clear - 2 * rate then
       last = last + units
     elseif at >= clear - 3 * rate then
@@ -91,7 +113,7 @@ local function summarize(log, rate, phase)
       break
     end
   end
-  return clear, min(before, COUNT - 1) * COUNT + min(last, COUNT - 1)
+  return clear, min(before, MOST) * COUNT + min(last, MOST)
 end
 
 -- wait returns the time until so many units have left the window.
@@ -99,9 +121,14 @@ local function wait(log, units, rate)
   if units <= 0 then
     return 0
   end
-  local at, from, n = log.newest, log.from, 0
-  while units > 0 and from < log.upto do
-    at, n, from = unpack('>dH', log.text, from)
+  local at, n, i = log.newest, 0, log.from
+  while units > 0 and i < log.count do
+    at, n = entry(log, i)
+    units, i = units - n, i + 1
+  end
+  i = 1
+  while units > 0 and log.more and i < #log.more do
+    at, n, i = unpack('>dH', log.more, i)
     units = units - n
   end
   if units > 0 and log.newest then
@@ -112,54 +139,55 @@ local function wait(log, units, rate)
 end
 
 return {
-  -- Reads a log: what it holds, its summary, whether that differs from what is
-  -- stored, whether value is something else, and what is held until when. Entries
-  -- of the future, if the clock was set back, count as of now.
-  open = function(value, rate, phase)
-    local log = {text = value, from = 1, upto = 1, total = 0}
-    if not value then
-      log.text = ''
+  -- Reads the log in a key: what it holds, its summary, whether that differs from
+  -- what is stored, whether the key has something else, and what is held until when.
+  -- Instead of the log it may return an error. Entries of the future, if the clock
+  -- was set back, count as of now.
+  open = function(key, rate, phase)
+    local value = pcall('GETRANGE', key, 0, HEAD + PAGE * ENTRY - 1)
+    local log = {key = key, text = '', from = 0, count = 0, total = 0, whole = true}
+    if type(value) ~= 'string' and not match(value.err, '^WRONGTYPE') then
+      return value
+    elseif value == '' then
       return log, now, 0, false, false, 0, 0
-    end
-    local clear, slack, total, held, till, from = header(value)
-    if not clear then
+    elseif type(value) ~= 'string' then
       return log, now, 0, false, true, 0, 0
     end
-    local upto, edge, changed = from, now - rate, false
-    if from <= #value then
-      upto = #value + 1 - ENTRY
-      log.newest, log.units = unpack('>dH', value, upto)
-      local at, units, after = 0, 0, from
-      while after < upto do
-        at, units, after = unpack('>dH', value, after)
-        if not (at <= edge) then
-          break
-        end
-        from, total = after, total - units
-      end
-      if from == upto and log.newest <= edge then
-        total, log.newest = total - log.units, nil
-      end
-    end
-    local newest = log.newest
-    if newest and not (newest > edge and newest < 2 ^ 53 and total >= log.units and total <= MOST * (1 + (upto - from) / ENTRY)) or not newest and total ~= 0 then
-      log.newest = nil
+    local clear, slack, total, from, count, newest, units, held, till = header(value)
+    local size = HEAD + (count or 0) * ENTRY
+    local whole = #value < HEAD + PAGE * ENTRY or size <= #value
+    if not clear or (whole and #value or call('STRLEN', key)) < size then
       return log, now, 0, false, true, 0, 0
     end
-    log.from, log.upto, log.total = from, upto, total
-    if newest and (newest > now or clear - now > 2 * rate or clear <= now) then
+    log.text, log.from, log.count, log.newest, log.units, log.whole = value, from, count, newest, units, whole
+    local edge, changed, left = now - rate, false, 0
+    while log.from < count do
+      local at, n = entry(log, log.from)
+      if not (at <= edge) then
+        break
+      end
+      log.from, left = log.from + 1, left + n
+    end
+    if newest and log.from == count and newest <= edge then
+      left, log.newest = left + units, nil
+    end
+    log.total = total - left
+    if log.newest and (log.total < units or log.from < count and newest <= edge) or not log.newest and log.total ~= 0 then
+      return {text = '', from = 0, count = 0, total = 0, whole = true, key = key}, now, 0, false, true, 0, 0
+    end
+    if log.newest and (newest > now or clear - now > 2 * rate or clear <= now) then
       -- The clock was set back, or a node has told of an entry in a window that ended
       -- later for it.
-      local units = log.units
-      while newest > now and log.upto > from do
-        local at, more = unpack('>dH', value, log.upto - ENTRY)
+      load(log)
+      while newest > now and log.count > log.from do
+        local at, n = entry(log, log.count - 1)
         if at <= now then
           break
         end
-        units, log.upto = units + more, log.upto - ENTRY
+        units, log.count = units + n, log.count - 1
       end
       log.newest, log.units = min(newest, now), min(units, MOST)
-      log.total, changed = total - units + log.units, true
+      log.total, changed = log.total - units + log.units, true
       clear, slack = summarize(log, rate, phase)
     end
     if not log.newest then
@@ -229,10 +257,10 @@ return {
     elseif told > own then
       mine, mine2 = 0, mine
     end
-    if before > mine2 and ends2 > now - rate then
+    if before > mine2 and ends2 - 1 > now - rate then
       insert(log, min(ends2 - 1, now), min(before - mine2, FULL))
     end
-    if last > mine then
+    if last > mine and ends - 1 > now - rate then
       insert(log, min(ends - 1, now), min(last - mine, FULL))
     end
     if not log.newest then
@@ -250,19 +278,32 @@ return {
       cost <= size and wait(log, units + cost, rate) or 0, wait(log, units + 1, rate)
   end,
 
-  -- The value that stores a log, and the time at which the key expires.
-  value = function(log, clear, slack, held, till, rate)
-    local value, last = '', log.newest or now
-    if held > 0 then
-      value, last = pack('>Bddddd', KIND_HOLDS, clear, slack, log.total, held, till), max(last, till)
-    else
-      value = pack('>Bddd', KIND, clear, slack, log.total)
+  -- Writes a log.
+  write = function(log, clear, slack, held, till, rate)
+    local newest = log.newest or 0
+    if newest == 0 and held == 0 then
+      call('SET', log.key, 0, 'PXAT', 1)
+      return
     end
-    value = value .. sub(log.text, log.from, log.upto - 1)
-    if log.newest then
-      value = value .. pack('>dH', log.newest, log.units)
+    local expires = format('%.0f', ceil(((held > 0 and max(newest, till) or newest) + rate) / 1000))
+    local before = floor(slack / COUNT)
+    local added = log.more and #log.more / ENTRY or 0
+    if not log.whole and log.from > log.count / 2 then
+      load(log)
     end
-    return value, last + rate
+    if log.whole then
+      local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
+      local first = pack(HEADER, KIND, clear, min(before, MOST), min(slack % COUNT, MOST), log.total, 0, log.count - log.from + added,
+        newest, log.newest and log.units or 0, held, till)
+      call('SET', log.key, first .. text .. (log.more or ''), 'PXAT', expires)
+      return
+    end
+    if log.more then
+      call('SETRANGE', log.key, HEAD + log.count * ENTRY, log.more)
+    end
+    call('SETRANGE', log.key, 0, pack(HEADER, KIND, clear, min(before, MOST), min(slack % COUNT, MOST), log.total, log.from, log.count + added,
+      newest, log.newest and log.units or 0, held, till))
+    call('PEXPIREAT', log.key, expires)
   end,
 
   -- The summary of a stored log, or nothing.

@@ -172,14 +172,16 @@ for r = 1, #runs do
         due, told2, spare2, phase, other = row[16], row[17], row[18], row[19], row[20]
       end
       clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
-      local value = pcall('GET', keys[key + i])
+      local value
       if other and other.open then
-        if type(value) == 'table' and not match(value.err, '^WRONGTYPE') then
-          return value
+        log, clear, slack, changed, foreign, held, till = other.open(keys[key + i], rate, phase)
+        if log.err then
+          return log
         end
-        log, clear, slack, changed, foreign, held, till = other.open(type(value) == 'string' and value, rate, phase)
-        foreign = foreign or type(value) == 'table'
-      elseif type(value) == 'string' then
+      else
+        value = pcall('GET', keys[key + i])
+      end
+      if type(value) == 'string' then
         -- A value that is not a bucket counts as an empty one; the next charge
         -- replaces it. A time has 16 digits from 2001 to 2286, followed by three
         -- of drips. Any other value of that length that Lua reads as a number,
@@ -295,7 +297,7 @@ for r = 1, #runs do
         end
       elseif what >= PEEK then
         fits, changed = false, false
-        if what == RESET and value then
+        if what == RESET and (value or log) then
           call('SET', keys[key + i], 0, 'PXAT', 1)
         end
       else
@@ -357,12 +359,7 @@ for r = 1, #runs do
         clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
       end
       if changed and log then
-        if log.newest or held > 0 then
-          local value, last = other.value(log, clear, slack, held, till, rate)
-          call('SET', keys[key + i], value, 'PXAT', format('%.0f', ceil(last / 1000)))
-        else
-          call('SET', keys[key + i], 0, 'PXAT', 1)
-        end
+        other.write(log, clear, slack, held, till, rate)
       elseif changed then
         -- In two pieces, which even 32-bit servers can format as integers.
         local w = ceil((clear - now) / rate)
