@@ -8,8 +8,8 @@ type Algorithm uint8
 const (
 	Leaky   Algorithm = iota // a leaky bucket, see Limit; also fixed windows
 	Sliding                  // two counters, see SlidingWindow
-	_
-	WarmUp // rates that grow after idleness, see WarmingUp
+	Log                      // the time of each admission, see SlidingLog
+	WarmUp                   // rates that grow after idleness, see WarmingUp
 )
 
 // String returns the algorithm's name.
@@ -19,8 +19,20 @@ func (a Algorithm) String() string {
 		return "leaky"
 	case Sliding:
 		return "sliding"
+	case Log:
+		return "log"
 	case WarmUp:
 		return "warm-up"
 	}
 	return fmt.Sprintf("Algorithm(%d)", uint8(a))
+}
+
+// counts reports whether the state of a's buckets is two counts, see sliding.go.
+func (a Algorithm) counts() bool {
+	switch a {
+	case Sliding, Log:
+		return true
+	case Leaky:
+	}
+	return false
 }

@@ -166,6 +166,9 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 				o.held -= b.Cost
 			}
 			o.state = b.Limit.atLeast(o.state, o.held, now)
+			if o.log != nil {
+				*o.log = o.log.plus(o.held, &b.Limit)
+			}
 		}
 	}
 	r.settle(parts, what)

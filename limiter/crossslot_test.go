@@ -117,7 +117,7 @@ func TestHeldUnits(t *testing.T) {
 			}
 			level := model.state
 			level.clear -= v.now
-			if got, want := peek(t, v.Redis, b), b.inspected(level, model.held); got != want {
+			if got, want := peek(t, v.Redis, b), b.inspected(level, nil, model.held); got != want {
 				t.Fatalf("%+v: %d of %d: peeked at %+v, want %+v", b.Limit, what, b.Cost, got, want)
 			}
 			if !model.room(b.Limit, v.now, 0) {

@@ -29,7 +29,11 @@ type Decision struct {
 	// not deny, or will never admit; see also Bucket.Wait.
 	RetryAfter time.Duration
 
-	counts int64 // the slack, unless the bucket is leaky: then it can be told from the above
+	// What cannot be told from the above: the slack of a sliding window or of a limit
+	// that warms up; of a log the times, in µs, until there is room for the same cost,
+	// and for one unit.
+	counts int64
+	one    int64
 }
 
 // Decider says what decided on a bucket.
@@ -140,6 +144,8 @@ type outcome struct {
 	by      Decider
 
 	held, till int64 // the units that are held, including this request's, and until when
+
+	log *logLevel // of a log, unless only its summary is known
 }
 
 // report fills in d, which is zero, for a bucket of limit l after a request of the
@@ -149,10 +155,16 @@ type outcome struct {
 func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 	d.Size = l.Size
 	d.Clear = time.Duration(s.clear-now) * time.Microsecond
-	if l.Algorithm != Leaky {
-		d.Remaining, d.counts = l.remaining(s, now), s.slack
-	} else {
+	switch l.Algorithm {
+	case Leaky:
 		d.Remaining = l.leakyRemaining(s, now)
+	case Sliding, WarmUp:
+		d.Remaining, d.counts = l.remaining(s, now), s.slack
+	case Log:
+		d.Remaining, d.one = l.remaining(s, now), l.wait(s, now, 1)
+		if cost <= l.Size {
+			d.counts = l.wait(s, now, cost)
+		}
 	}
 	if denied {
 		d.Denied = true
@@ -174,8 +186,13 @@ func (b *Bucket) Wait(d *Decision) time.Duration {
 	// A bucket that had room holds Size − Remaining units, and that many units
 	// plus slack leave it until it is clear.
 	l, clear := b.Limit.complete(), int64(d.Clear/time.Microsecond)
-	if l.Algorithm != Leaky {
+	switch {
+	case l.Algorithm == Sliding || l.Algorithm == WarmUp:
 		return time.Duration(l.wait(state{clear, d.counts}, 0, cost)) * time.Microsecond
+	case l.Algorithm == Log && cost == 1:
+		return time.Duration(d.one) * time.Microsecond
+	case l.Algorithm == Log:
+		return time.Duration(d.counts) * time.Microsecond
 	}
 	slack := ceilDiv(clear, l.rate())*l.DripSize - (l.Size - d.Remaining)
 	return time.Duration(l.wait(state{clear, slack}, 0, cost)) * time.Microsecond

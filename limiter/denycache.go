@@ -49,10 +49,23 @@ type cachedDenial struct {
 	state
 	doubt int64 // how much earlier it may run empty
 	until int64 // until when the entry is valid
+
+	log *cachedLog // if it is a log
+}
+
+// cachedLog is what is cached of a log. Its times depend on the numbers of the
+// request.
+type cachedLog struct {
+	logLevel
+	at         int64 // when the answer arrived
+	size, cost int64
 }
 
 // full reports whether a bucket of limit l has no room at all at now.
 func (e *cachedDenial) full(l *Limit, now int64) bool {
+	if e.log != nil {
+		return e.log.at+e.log.one-e.doubt > now
+	}
 	return l.wait(state{e.clear - e.doubt, e.slack}, now, 1) > 0
 }
 
@@ -88,6 +101,11 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 		}
 		denied = denied || e.full(&b.Limit, now)
 		s := e.state.at(now)
+		if e.log != nil {
+			v := e.log.later(now - e.log.at)
+			dst = append(dst, outcome{denied: v.again > 0 || b.Cost > b.Limit.Size, by: DecidedByCache, log: &v})
+			continue
+		}
 		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !b.fits(s, now), by: DecidedByCache})
 	}
 	if !denied {
@@ -104,7 +122,7 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 func (d *denyCache) remember(req Request, outcomes []outcome, sent, answered int64) {
 	keep := false
 	for i := range outcomes {
-		keep = keep || !outcomes[i].blocked && req.Buckets[i].Limit.wait(outcomes[i].state, 0, 1) > 0
+		keep = keep || !outcomes[i].blocked && outcomes[i].full(&req.Buckets[i].Limit) > 0
 	}
 	keep = keep && req.deniedAlike()
 	if !keep && answered >= d.latest.Load() {
@@ -119,9 +137,15 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent, answered int
 			continue
 		}
 		e := cachedDenial{state: state{o.clear + answered, o.slack}, doubt: answered - sent, until: sent + cacheFor}
-		wait := b.Limit.wait(o.state, 0, 1)
+		wait := o.full(&b.Limit)
 		if wait > 0 {
 			e.until = sent + min(wait, cacheFor)
+		}
+		if o.log != nil {
+			e.log = &cachedLog{*o.log, answered, b.Limit.Size, b.Cost}
+			if o.log.again > 0 { // after that it is not known what the log holds
+				e.until = min(e.until, sent+o.log.again)
+			}
 		}
 		d.put(b, e, wait > 0, keep, answered)
 	}
@@ -132,7 +156,17 @@ func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 	slot, hash := d.slot(b)
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
-	return slot.cachedDenial, slot.hash == hash && slot.until > now
+	e := slot.cachedDenial
+	known := e.hash == hash && e.until > now && (e.log == nil || e.log.size == b.Limit.Size && e.log.cost == b.Cost)
+	return e, known
+}
+
+// full returns how long, in µs, a bucket of limit l will have no room at all.
+func (o *outcome) full(l *Limit) int64 {
+	if o.log != nil {
+		return o.log.one
+	}
+	return l.wait(o.state, 0, 1)
 }
 
 // forget removes the entry for b, which a server has emptied by now. The answer to

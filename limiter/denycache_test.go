@@ -124,7 +124,7 @@ func TestDenyCacheAgreesWithServer(t *testing.T) {
 	agree := func(t *rapid.T) {
 		v.flush(t)
 		p := plain{}
-		buckets := drawBuckets(t)
+		buckets := drawBuckets(t, drawShape)
 		var last Decision
 		asked := int64(0)
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {

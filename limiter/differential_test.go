@@ -31,11 +31,17 @@ type virtual struct {
 // found as the script left them, which must make no difference.
 func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual {
 	t.Helper()
+	return newVirtualOf(t, server, prefix, takeSource)
+}
+
+// newVirtualOf is newVirtual with another script.
+func newVirtualOf(t testing.TB, server *redistest.Server, prefix, source string) *virtual {
+	t.Helper()
 	const real, ours = "redis.call('TIME')", "redis.call('HMGET', 'clock', 's', 'us')"
-	if n := strings.Count(takeSource, real); n != 1 {
+	if n := strings.Count(source, real); n != 1 {
 		t.Fatalf("the script reads the time %d times", n)
 	}
-	source := strings.Replace(takeSource, real, ours, 1)
+	source = strings.Replace(source, real, ours, 1)
 	r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second}, newScript(source))
 	t.Cleanup(func() { _ = r.Close() })
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()
@@ -146,10 +152,10 @@ func drawShape(t *rapid.T) Limit {
 	return l
 }
 
-// drawBuckets draws the few buckets that a trace of requests uses. No two have the
-// same name and key.
-func drawBuckets(t *rapid.T) []Bucket {
-	shapes := rapid.SliceOfN(rapid.Custom(drawShape), 1, 3).Draw(t, "limits")
+// drawBuckets draws the few buckets that a trace of requests uses, with limits of the
+// given kind. No two have the same name and key.
+func drawBuckets(t *rapid.T, shape func(*rapid.T) Limit) []Bucket {
+	shapes := rapid.SliceOfN(rapid.Custom(shape), 1, 3).Draw(t, "limits")
 	buckets := make([]Bucket, rapid.IntRange(1, 6).Draw(t, "buckets"))
 	for i := range buckets {
 		buckets[i] = Bucket{
@@ -237,7 +243,7 @@ func TestStoresAgree(t *testing.T) {
 		v.flush(t)
 		p := plain{}
 		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-		buckets, last, limit := drawBuckets(t), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
+		buckets, last, limit := drawBuckets(t, drawShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		back, went := rapid.Bool().Draw(t, "back"), false
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
 			now := v.keep(v.now + drawMove(t, limit, last, back))

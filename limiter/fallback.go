@@ -255,6 +255,8 @@ func (l Limit) atLeast(s state, units, unix int64) state {
 			s = l.add(l.started(s, 0, unix), min(units, room))
 		}
 		return s
+	case Log:
+		return l.logAtLeast(l.started(s, 0, unix), units)
 	case WarmUp:
 		return l.warmAtLeast(s, units)
 	}

@@ -77,7 +77,7 @@ func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 // may hold less and so have more slack.
 func (l Limit) higher(a, b state, late time.Duration, now int64) state {
 	switch l.Algorithm {
-	case Sliding:
+	case Sliding, Log:
 		return l.slidingHigher(a, b, now)
 	case WarmUp:
 		return warmHigher(a, b)

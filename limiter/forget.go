@@ -33,7 +33,7 @@ func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
 		p.partition.usage.agree(maxKeys, keeps)
 	}
 	table := p.hash % tables
-	for n := 0; n < forgetAtOnce && m.forgetOne(p.partition, table, p.hash, now); n++ {
+	for n := 0; n < forgetAtOnce+p.grown && m.forgetOne(p.partition, table, p.hash, now); n++ {
 		table = anyTable() // the first table may have just been emptied
 	}
 }
@@ -153,6 +153,7 @@ func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool)
 	}
 	digest := t.remove(i)
 	m.count(p, -1)
+	m.dropLog(p, s.hash)
 	t.mu.Unlock()
 	if s.clear > now {
 		p.usage.forgotten.Add(1)

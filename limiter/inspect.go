@@ -28,8 +28,18 @@ type Level struct {
 }
 
 // inspected returns the Level of b, which is at level s, its clear time relative
-// to now, and has the given units held.
-func (b *Bucket) inspected(s state, held int64) Level {
+// to now, and has the given units held. Of a log v is the level, unless only its
+// summary is known.
+func (b *Bucket) inspected(s state, v *logLevel, held int64) Level {
+	if v != nil {
+		return Level{
+			Units:      v.units,
+			Held:       held,
+			Remaining:  max(b.Limit.Size-v.units-held, 0),
+			Clear:      time.Duration(v.clear) * time.Microsecond,
+			RetryAfter: time.Duration(v.again) * time.Microsecond,
+		}
+	}
 	l := Level{
 		Units:     b.Limit.units(s, 0),
 		Held:      held,
@@ -62,7 +72,8 @@ func (m *Memory) Peek(b Bucket) (Level, error) {
 	if shared, ok := m.sharedBy(b); ok {
 		b = shared
 	}
-	return b.inspected(m.levelOf(&b), 0), nil
+	s, v := m.levelOf(&b)
+	return b.inspected(s, v, 0), nil
 }
 
 // Reset empties b's bucket and returns what it held, as Peek does. While b's key
@@ -72,46 +83,52 @@ func (m *Memory) Reset(b Bucket) (Level, error) {
 	if err != nil {
 		return Level{}, err
 	}
-	level := b.inspected(m.empty(&b), 0)
+	s, v := m.empty(&b)
 	if shared, ok := m.sharedBy(b); ok {
-		level = shared.inspected(m.empty(&shared), 0)
+		b = shared
+		s, v = m.empty(&b)
 	}
-	return level, nil
+	return b.inspected(s, v, 0), nil
 }
 
 // levelOf returns the level of b's bucket, its clear time relative to now.
-func (m *Memory) levelOf(b *Bucket) state {
-	return m.visit(b, func(*table, uint64, int64) {})
+func (m *Memory) levelOf(b *Bucket) (state, *logLevel) {
+	return m.visit(b, func(*place, int64) {})
 }
 
 // empty empties b's bucket and returns what it held, its clear time relative to
 // now.
-func (m *Memory) empty(b *Bucket) state {
-	return m.visit(b, func(t *table, hash uint64, now int64) {
-		t.slots[t.find(hash)].state = state{clear: max(now, 1)} // as if it had drained just now
+func (m *Memory) empty(b *Bucket) (state, *logLevel) {
+	return m.visit(b, func(p *place, now int64) {
+		p.table.slots[p.table.find(p.hash)].state = state{clear: max(now, 1)} // as if it had drained just now
+		m.dropLog(p.partition, p.hash)
 	})
 }
 
-// visit returns the level of b's bucket, its clear time relative to now. If the
-// bucket exists, visit calls do with its table, which is locked, and its hash. It
-// makes no partition for a limit that has none.
-func (m *Memory) visit(b *Bucket, do func(t *table, hash uint64, now int64)) state {
+// visit returns the level of b's bucket, its clear time relative to now, and that
+// of its log if it has one. If the bucket exists, visit calls do with its place,
+// whose table is locked. It makes no partition for a limit that has none.
+func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (state, *logLevel) {
 	part := m.directory.Load().partition(b.limitID())
 	if part == nil {
-		return state{}
+		return state{}, nil
 	}
 	hash := m.hash(b)
 	p := place{hash: hash, partition: part, table: &part.tables[hash%tables]}
 	m.lock(&p)
 	defer p.table.mu.Unlock()
 	if !p.table.has(hash) {
-		return state{}
+		return state{}, nil
 	}
 	now := m.clock().Microseconds()
-	s, _ := p.table.get(hash)
-	s = s.at(now)
-	do(p.table, hash, now)
-	return state{s.clear - now, s.slack}
+	m.look(&p, b, now)
+	var v *logLevel
+	if p.partition.logs != nil && p.partition.logs[hash%tables][hash] != nil {
+		m.openLog(&p, b, now)
+		v = p.log.level(&b.Limit, b.Cost, now)
+	}
+	do(&p, now)
+	return state{p.state.clear - now, p.state.slack}, v
 }
 
 // Peek returns the level of b's bucket in Redis. It changes nothing. While b's key
@@ -213,7 +230,7 @@ func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error)
 		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, err) // q may still be in flight
 	}
 	q.release()
-	return b.inspected(outcomes[0].state, outcomes[0].held), nil
+	return b.inspected(outcomes[0].state, outcomes[0].log, outcomes[0].held), nil
 }
 
 // PeekHere returns what this process knows of b's bucket: its level in the
@@ -233,7 +250,8 @@ func (r *Redis) PeekHere(b Bucket) (level Level, remembered bool, err error) {
 	if f := r.fallback; f != nil {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		level = b.inspected(f.memory.levelOf(&b), f.units(f.memory.hash(&b), b.Limit.Size))
+		s, _ := f.memory.levelOf(&b)
+		level = b.inspected(s, nil, f.units(f.memory.hash(&b), b.Limit.Size))
 	}
 	return level, remembered, nil
 }

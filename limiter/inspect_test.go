@@ -55,7 +55,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 		v.flush(t)
 		p := plain{}
 		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-		buckets, last, limit := drawBuckets(t), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
+		buckets, last, limit := drawBuckets(t, drawShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		back, went := rapid.Bool().Draw(t, "back"), false
 		for range rapid.IntRange(1, 50).Draw(t, "steps") {
 			now := v.keep(v.now + drawMove(t, limit, last, back))
@@ -65,7 +65,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 			b := req.Buckets[0]
 			s, changed := p[identity(b)].at(b.Limit, now)
 			s.clear -= now
-			want := b.inspected(s, 0)
+			want := b.inspected(s, nil, 0)
 			before := v.stored(t, []Bucket{b})[0]
 
 			got := []Level{peek(t, v.Redis, b)}
@@ -336,13 +336,13 @@ func TestResetWhileInFlight(t *testing.T) {
 				f.answered(send(one), []outcome{{state: state{clear: hour}}}, false)
 			}
 			f.answered(q, []outcome{tc.answer}, false)
-			if got := b.Limit.units(m.levelOf(&b), 0); got != tc.want {
+			if got := unitsHere(m, b); got != tc.want {
 				t.Errorf("holds %d, want %d", got, tc.want)
 			}
 			// The next answer is the newest, and authoritative if all is settled.
 			if p := dirtyLevels(m, []Bucket{b}); p == nil {
 				f.answered(send(b), []outcome{{state: state{clear: hour}}}, false)
-				if got := b.Limit.units(m.levelOf(&b), 0); got != 1 {
+				if got := unitsHere(m, b); got != 1 {
 					t.Errorf("then holds %d, want 1", got)
 				}
 			}
@@ -636,4 +636,10 @@ func TestInspectSharedBuckets(t *testing.T) {
 	if level, err := m.Peek(second); err != nil || level.Units != 0 {
 		t.Errorf("holds %+v, error %v", level, err)
 	}
+}
+
+// unitsHere returns the units in b's bucket as m knows it.
+func unitsHere(m *Memory, b Bucket) int64 {
+	s, _ := m.levelOf(&b)
+	return b.Limit.units(s, 0)
 }

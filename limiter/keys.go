@@ -73,7 +73,7 @@ func (b *Bucket) appendRest(name []byte) []byte {
 		name = strconv.AppendInt(name, int64(cold), 36)
 	}
 	if a := b.Limit.Algorithm; a != Leaky {
-		name = append(name, '.', "-s-w"[a])
+		name = append(name, '.', "-slw"[a])
 	}
 	return name
 }

@@ -19,7 +19,8 @@ const horizon = 1 << 50
 // Limit describes a bucket: it holds at most Size units, and every DripInterval it
 // loses DripSize of them. [PerSecond], [PerMinute], [Every] and [NewLimit] make a
 // Limit from a rate, [Window] and [ClockWindow] one that counts in fixed windows,
-// [SlidingWindow] one whose windows slide, [WarmingUp] one whose rate grows. The zero Limit is not valid: Size and
+// [SlidingWindow] one whose windows slide, [SlidingLog] one that is exact in every
+// window, [WarmingUp] one whose rate grows. The zero Limit is not valid: Size and
 // DripInterval have no default.
 type Limit struct {
 	// The most units that the bucket holds, from 1 to MaxUnits.
@@ -68,7 +69,7 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("cold factor %v: must be 0 unless the bucket warms up", l.coldFactor())
 	case !l.Aligned && l.Phase != 0:
 		return fmt.Errorf("phase %v: must be 0 if drips are not aligned", l.Phase)
-	case l.Algorithm != Leaky && l.Algorithm != Sliding:
+	case l.Algorithm > WarmUp:
 		return fmt.Errorf("algorithm %d: unknown", l.Algorithm)
 	case l.Algorithm == Sliding && (!l.Aligned || l.DripSize != slidingDrip):
 		return errors.New("sliding: must be made by SlidingWindow")
@@ -76,6 +77,12 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("size %d: must be at most %d in a sliding window", l.Size, int64(MaxSlidingUnits))
 	case l.Algorithm == Sliding && l.rate() > horizon/3:
 		return fmt.Errorf("drip rate %v: must be at most %v in a sliding window", l.DripInterval, horizon/3*time.Microsecond)
+	case l.Algorithm == Log && (!l.Aligned || l.Phase != 0 || l.DripSize != slidingDrip):
+		return errors.New("log: must be made by SlidingLog")
+	case l.Algorithm == Log && l.Size > MaxLogUnits:
+		return fmt.Errorf("size %d: must be at most %d in a sliding log", l.Size, int64(MaxLogUnits))
+	case l.Algorithm == Log && l.rate() > horizon/3:
+		return fmt.Errorf("drip rate %v: must be at most %v in a sliding log", l.DripInterval, horizon/3*time.Microsecond)
 	case l.Phase < 0 || l.Phase >= l.DripInterval || l.Phase%time.Microsecond != 0:
 		return fmt.Errorf("phase %v: must be a whole number of microseconds, from 0 to less than the drip rate, %v", l.Phase, l.DripInterval)
 	}
@@ -99,7 +106,7 @@ func (l Limit) rate() int64 { return int64(l.DripInterval / time.Microsecond) }
 
 // drips returns the number of drips that empty a full bucket.
 func (l Limit) drips() int64 {
-	if l.Algorithm == Sliding {
+	if l.Algorithm.counts() {
 		return 2 // units count in the window after their own too
 	}
 	return ceilDiv(l.Size, l.DripSize)
@@ -127,8 +134,7 @@ func (l Limit) DripTime(units int64) time.Duration {
 // runs empty, clear, in µs on the store's clock, and slack, the number of units by
 // which the last drip before that falls short of a full drip, 0 ≤ slack <
 // DripSize. So nothing has to be written as the bucket drips. A bucket that is not
-// stored is empty. For other algorithms see
-// sliding.go and warm.go.
+// stored is empty. For the other algorithms see sliding.go, log.go and warm.go.
 type state struct {
 	clear int64
 	slack int64
@@ -150,6 +156,8 @@ func (l *Limit) wait(s state, now, cost int64) int64 {
 	switch l.Algorithm {
 	case Sliding:
 		return l.slidingWait(s, now, cost)
+	case Log:
+		return l.logWait(s, now, cost)
 	case WarmUp:
 		return warmWait(s, now)
 	}
@@ -168,7 +176,7 @@ func (l *Limit) leakyWait(s state, now, cost int64) int64 {
 // now, in µs since the Unix epoch.
 func (l *Limit) started(s state, now, unix int64) state {
 	switch {
-	case l.Algorithm == Sliding:
+	case l.Algorithm.counts():
 		return l.slidingStarted(s, now, unix)
 	case l.Algorithm == WarmUp:
 		return warmStarted(s, now)
@@ -190,7 +198,7 @@ func (l *Limit) sinceDrip(unix int64) int64 {
 // add returns the level s, which is started, with cost more units.
 func (l *Limit) add(s state, cost int64) state {
 	switch l.Algorithm {
-	case Sliding:
+	case Sliding, Log:
 		return slidingAdd(s, cost)
 	case WarmUp:
 		return l.warmAdd(s, cost)
@@ -210,8 +218,8 @@ func (l *Limit) leakyAdd(s state, cost int64) state {
 // remaining returns the number of units that a bucket at level s has room for.
 func (l *Limit) remaining(s state, now int64) int64 {
 	switch l.Algorithm {
-	case Sliding:
-		return max(l.Size-l.slidingUnits(s, now), 0)
+	case Sliding, Log:
+		return max(l.Size-l.windowUnits(s, now), 0)
 	case WarmUp: // one request, whatever it costs
 		return 1 - warmUnits(s, now)
 	}
@@ -236,8 +244,8 @@ func (l Limit) units(s state, now int64) int64 {
 		return 0
 	}
 	switch l.Algorithm {
-	case Sliding:
-		return l.slidingUnits(s, now)
+	case Sliding, Log:
+		return l.windowUnits(s, now)
 	case WarmUp:
 		return warmUnits(s, now)
 	}

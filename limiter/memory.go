@@ -90,7 +90,7 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 
 // decide decides req, which is valid, and appends the Decisions to dst.
 func (m *Memory) decide(req Request, dst []Decision) []Decision {
-	if len(req.Buckets) == 1 {
+	if len(req.Buckets) == 1 && req.Buckets[0].Limit.Algorithm != Log {
 		b := &req.Buckets[0]
 		s, denied := m.takeOne(b)
 		return b.decision(s, denied, DecidedByMemory, dst)
@@ -166,21 +166,32 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		if as != nil {
 			p.inFlight = as.inFlight[i]
 			p.unsure = p.dirty == clean && p.state.clear > now
+		} else if b.Limit.Algorithm == Log {
+			m.openLog(p, b, now)
 		}
 		for j := 0; j < i && b.shared; j++ {
 			// Two keys may share a bucket: this one is charged after that one.
 			if q := &places[j]; q.fits && q.hash == p.hash {
 				p.state = b.Limit.add(m.started(&b.Limit, q.state, now), req.Buckets[j].Cost)
 				p.unsure = false
+				p.claimed += req.Buckets[j].Cost
 			}
 		}
-		p.fits = b.fitsBeside(p.state, p.inFlight, now)
+		if p.exact {
+			p.fits = p.fitsLog(b)
+		} else {
+			p.fits = b.fitsBeside(p.state, p.inFlight, now)
+		}
 		admitted = admitted && p.fits
 	}
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
 		charge := p.fits && (admitted || req.Accounting == AccountingEach)
-		if as == nil || !as.peek {
+		switch {
+		case p.exact && charge:
+			m.settleLog(p, b, now)
+		case p.exact:
+		case as == nil || !as.peek:
 			switch {
 			case as == nil:
 			case charge:
@@ -195,11 +206,14 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 			p.state = b.Limit.atLeast(p.state, p.inFlight, m.unix(&b.Limit))
 		}
 		dst = append(dst, outcome{state: p.state, denied: !p.fits})
+		if p.exact {
+			dst[len(dst)-1].log = p.log.level(&b.Limit, b.Cost, now)
+		}
 	}
 	unlockAll(held)
 
 	for i := range places {
-		if p, b := &places[i], &req.Buckets[i]; p.entered {
+		if p, b := &places[i], &req.Buckets[i]; p.entered || p.grown > 0 {
 			m.makeRoom(p, b.MaxKeys, b.keeps(), now)
 		}
 	}
@@ -265,6 +279,12 @@ type place struct {
 	unsure bool // whether a denial makes the bucket dirty
 
 	inFlight int64 // units that another store may still admit
+
+	// Of a bucket that has a log, which decides.
+	exact   bool
+	log     *unitLog
+	claimed int64 // what other keys of the request will have added
+	grown   int   // by how many buckets the log takes more room
 }
 
 // place returns the location of b.
@@ -289,6 +309,15 @@ func (m *Memory) put(p *place, s state, now int64) {
 	if entered {
 		m.count(p.partition, more)
 		p.entered = true
+	}
+	if p.partition.logs == nil {
+		return
+	}
+	if entered && more < 1 {
+		m.dropLogs(p.partition, p.hash%tables, now)
+	}
+	if m.keepLog(p); p.log != nil {
+		p.log.summary = s
 	}
 }
 

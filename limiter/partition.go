@@ -77,8 +77,9 @@ type partition struct {
 	order  uint64 // unique; tables are locked in this order
 	salt   uint64 // the hash of id
 	usage  *usage
-	dead   bool // no longer in the directory; guarded by the lock of each table
-	idle   bool // whether it was empty at the last sweep; guarded by Memory.mu
+	logs   []map[uint64]*unitLog // of each table, by the hash of the bucket; nil if there can be none. See unitlog.go
+	dead   bool                  // no longer in the directory; guarded by the lock of each table
+	idle   bool                  // whether it was empty at the last sweep; guarded by Memory.mu
 
 	largest atomic.Int64 // the largest Size that a fallback has met
 
@@ -209,6 +210,9 @@ func (m *Memory) newPartition(id limitID) *partition {
 	m.made++
 	b := id.bucket()
 	p := &partition{id: id, order: m.made, salt: b.limitHash(m.seed), usage: u}
+	if id.algorithm == Log || p.mixed() {
+		p.logs = make([]map[uint64]*unitLog, tables)
+	}
 	u.parts.Add(1)
 	usages := old.usages
 	if u != old.others && usages[u.name] != u {
@@ -255,7 +259,9 @@ type LimitUsage struct {
 	Name string
 
 	// The number of buckets held, including drained ones that have not been
-	// removed yet, and the maximum. Neither includes shared buckets.
+	// removed yet, and the maximum. Neither includes shared buckets. In a Memory
+	// that is a Store of its own, a sliding log counts as three buckets, and as one
+	// more for each four entries.
 	Buckets, MaxKeys int
 
 	// The number of buckets evicted since the Memory was made, to make room for
@@ -325,6 +331,7 @@ func (m *Memory) sweepTables(now int64) {
 		if live := t.live(now); live*4 < t.used*3 {
 			m.count(p, -t.rebuild(live, now))
 		}
+		m.dropLogs(p, next%tables, now)
 		t.mu.Unlock()
 		if next%tables == 0 {
 			m.mu.Lock()

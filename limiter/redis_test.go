@@ -434,7 +434,7 @@ func TestRedisGroups(t *testing.T) {
 	groups, shared, alike, leveled := 0, 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		one.flush(t)
-		buckets, last, limit := drawBuckets(t), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
+		buckets, last, limit := drawBuckets(t, drawAnyShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		for range rapid.IntRange(1, 20).Draw(t, "calls") {
 			one.at(t, one.keep(one.now+drawMove(t, limit, last, true)))
 			var reqs []told
@@ -461,7 +461,7 @@ func TestRedisGroups(t *testing.T) {
 			reply := callScript(t, all, reqs)
 			used := map[string]bool{}
 			for _, req := range reqs {
-				n := 2 * len(req.Buckets)
+				n := 2*len(req.Buckets) + 4*req.logs()
 				if len(reply) < n {
 					t.Fatalf("%+v: %d numbers missing from the reply", reqs, n-len(reply))
 				}
@@ -513,7 +513,7 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 			levels[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
 			levels[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
 			switch b.Limit.Algorithm {
-			case Sliding:
+			case Sliding, Log:
 				levels[i].slack |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
 			case WarmUp:
 				levels[i].slack = rapid.Int64Range(0, min(b.Limit.warmUp(), levels[i].clear)).Draw(t, "to be cold")

@@ -142,8 +142,11 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 		}})
 		if l := &h.buckets[i].Limit; h.random.IntN(4) == 0 {
 			l.Aligned, l.Phase = true, time.Duration(h.random.Int64N(l.rate()))*time.Microsecond
-			if h.random.IntN(2) == 0 {
+			switch h.random.IntN(4) {
+			case 0:
 				l.DripSize, l.Algorithm = slidingDrip, Sliding
+			case 1, 2:
+				*l = SlidingLog(l.Size, l.DripInterval)
 			}
 		} else if h.random.IntN(4) == 0 {
 			*l = WarmingUp(pick[int64](h.random, 1, 2, 5, 20), l.DripInterval, time.Duration(pick(h.random, 1, 4, 30))*l.DripInterval/4,
@@ -539,7 +542,10 @@ func checkUnits(t *testing.T, l Limit, admitted []charge, lost bool) {
 			}
 			time := to.at - from.at
 			most := max(l.Size+s*(time/l.rate()), l.Size-1+s*ceilDiv(time, l.rate()))
-			if lost || l.Aligned {
+			switch {
+			case l.Algorithm == Log:
+				most = l.Size * (1 + time/l.rate())
+			case lost || l.Aligned:
 				most = l.Size + s*ceilDiv(time, l.rate())
 			}
 			if units > most {

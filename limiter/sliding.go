@@ -76,6 +76,14 @@ func (l *Limit) slidingUnits(s state, now int64) int64 {
 	return int64(units) + last                              //nolint:gosec // fits
 }
 
+// windowUnits returns the units that level s, which counts windows, holds at now.
+func (l *Limit) windowUnits(s state, now int64) int64 {
+	if l.Algorithm == Log {
+		return l.logUnits(s, now)
+	}
+	return l.slidingUnits(s, now)
+}
+
 // slidingWait is wait for a sliding window.
 func (l *Limit) slidingWait(s state, now, cost int64) int64 {
 	if s.clear <= now || l.slidingUnits(s, now)+cost <= l.Size {
@@ -137,7 +145,7 @@ func (l *Limit) slidingHigher(a, b state, now int64) state {
 // of s, and is never lower than s from now on. Units of the windows that it no
 // longer counts, as far as they still count, become units of its last one.
 func (l *Limit) later(s state, windows int, now int64) state {
-	units, before := l.slidingUnits(s, now), int64(0)
+	units, before := l.windowUnits(s, now), int64(0)
 	if windows == 1 && s.clear-now > l.rate() {
 		_, before = s.counts()
 	} else if windows == 1 {

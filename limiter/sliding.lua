@@ -58,6 +58,12 @@ return {
     return size - units(clear - now, slack, rate)
   end,
 
+  -- The same beside what a node has in flight: told2 and spare2 are what it knows,
+  -- with that.
+  beside = function(_, _, told2, spare2, size, rate)
+    return size - units(told2, spare2, rate)
+  end,
+
   -- The level to which a charge at the given time can be added.
   started = function(clear, slack, when, rate, phase)
     if clear <= when then

@@ -95,7 +95,7 @@ func drawSlidingCost(t *rapid.T, l Limit, last Decision) int64 {
 
 // plainDecision returns d without what no description knows.
 func plainDecision(d Decision) Decision {
-	d.By, d.counts = DecidedByMemory, 0
+	d.By, d.counts, d.one = DecidedByMemory, 0, 0
 	return d
 }
 

@@ -94,8 +94,8 @@ func (b *Bucket) fits(s state, now int64) bool {
 // other units, at most its size.
 func (b *Bucket) fitsBeside(s state, units, now int64) bool {
 	switch b.Limit.Algorithm {
-	case Sliding:
-		return b.Cost <= b.Limit.Size-units && b.Limit.slidingWait(s, now, b.Cost+units) == 0
+	case Sliding, Log:
+		return b.Cost <= b.Limit.Size-units && b.Limit.wait(s, now, b.Cost+units) == 0
 	case WarmUp: // the units would make this request wait, whatever their number
 		return units == 0 && b.fits(s, now)
 	}
@@ -192,7 +192,13 @@ func (req *Request) complete() {
 // decisions appends a Decision for each outcome to dst.
 func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 	for i := range outcomes {
-		dst = req.Buckets[i].decision(outcomes[i].state, outcomes[i].denied, outcomes[i].by, dst)
+		o, b := &outcomes[i], &req.Buckets[i]
+		if o.log != nil {
+			dst = append(dst, Decision{By: o.by})
+			dst[len(dst)-1].reportLog(&b.Limit, o.log, b.Cost, o.denied)
+			continue
+		}
+		dst = b.decision(o.state, o.denied, o.by, dst)
 	}
 	return dst
 }

@@ -20,12 +20,16 @@
 --           16  1 double follows, before all of those: drips are aligned to the
 --               clock, and this is the time from its zero to one of them
 --           32  (with 16) it is a sliding window, see sliding.lua
+--           64  (with 16) it is a sliding log, see log.lua
 --           96  (with 16) it warms up, see warm.lua
 --   reply  for each bucket two integers: the time until it runs empty, t, or -1 - t
 --          if its key held something that is not a bucket; and its slack, s, or
 --          -1 - s if it denies, or -1 - 2^50 - s if it denies only because of units
 --          that are held or in flight. If units are to be held, or to look at or
---          reset a bucket, two more: how many are held, and until when
+--          reset a bucket, two more: how many are held, and until when. After those
+--          of a whole group, four for each of its logs: how many units it holds, the
+--          time until it is empty, and the times until it has room, after this
+--          request, for the same cost and for one unit
 --
 -- What to do with a group:
 --
@@ -45,17 +49,17 @@
 -- 128 is added if some of the buckets are of other algorithms. Those are in files of
 -- their own, which are inserted below.
 --
--- A key holds a number of 19 digits. All but the last three are the time at which
--- its bucket runs empty; the last three say how many drips away that was when the
--- key was written, see below. A colon and the slack follow if the slack is not 0:
--- the units by which the last drip before that time falls short of a full drip. The
--- server stores a 19-digit number in as little memory as any other integer, but a
--- double cannot hold it. If units are held, the slack is there even if it is 0, and
--- two more numbers follow: how many, and until when. Held units take room but do
--- not drip. Units that are still held at that time are charged: by then the node
--- that knows the decision cannot reach the server, and if it settles them later,
--- that is ignored. The key expires when the bucket is empty, never before. limit.go
--- has the same arithmetic in Go.
+-- A log's key is described in log.lua. Any other holds a number of 19 digits. All
+-- but the last three are the time at which its bucket runs empty; the last three
+-- say how many drips away that was when the key was written, see below. A colon
+-- and the slack follow if the slack is not 0: the units by which the last drip
+-- before that time falls short of a full drip. The server stores a 19-digit number
+-- in as little memory as any other integer, but a double cannot hold it. If units
+-- are held, the slack is there even if it is 0, and two more numbers follow: how
+-- many, and until when. Held units take room but do not drip. Units that are still
+-- held at that time are charged: by then the node that knows the decision cannot
+-- reach the server, and if it settles them later, that is ignored. The key expires
+-- when the bucket is empty, never before. limit.go has the same arithmetic in Go.
 --
 -- Since it was written, a bucket can only have dripped. If its time is further
 -- away than it was then, the clock was set back: the bucket holds what it held
@@ -94,21 +98,34 @@ for r = 1, #runs do
   local groups, buckets, what, at = unpack('>HHB', run)
   if what >= OTHERS then
     what = what - OTHERS
-    others = others or {
-      [32] = (function()
-        --@ sliding.lua
-      end)(),
-      [96] = (function()
-        --@ warm.lua
-      end)(),
-    }
+    others = others or setmetatable({}, {__index = function(made, flag)
+      if flag == 32 then
+        made[32] = (function()
+          --@ sliding.lua
+        end)()
+      elseif flag == 64 then
+        local sliding = made[32]
+        made[64] = (function()
+          --@ log.lua
+        end)()
+      elseif flag == 96 then
+        made[96] = (function()
+          --@ warm.lua
+        end)()
+      end
+      return rawget(made, flag)
+    end})
   end
   if what == REMOVE then
     for i = 1, groups * buckets do
       local told, spare, rate, flags = unpack('>dddB', run, at + (i - 1) % buckets * 25)
       local other = others and others[flags]
       local value = pcall('GET', keys[key + i])
-      local c, s = match(type(value) == 'string' and value or '', '^(%d+)%d%d%d:?(%d*)$')
+      value = type(value) == 'string' and value or ''
+      local c, s = match(value, '^(%d+)%d%d%d:?(%d*)$')
+      if other and other.summary then
+        c, s = other.summary(value)
+      end
       c, s = number(c), number(s) or 0
       -- If nobody else has charged the bucket, its time is no further ahead than
       -- told, because told arrives late. What another node has added is a whole
@@ -146,7 +163,7 @@ for r = 1, #runs do
     end
     if several then
       -- With room for the results in each group: clear, slack, fits, changed,
-      -- foreign, held, till and blocked.
+      -- foreign, held, till and blocked, and the log of a bucket that has one.
       rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2, phase, other}
     end
   end
@@ -154,7 +171,7 @@ for r = 1, #runs do
   for _ = 1, groups do
     -- The level of each bucket, and whether the request fits.
     local admitted = true
-    local clear, slack, fits, changed, foreign, held, till, blocked
+    local clear, slack, fits, changed, foreign, held, till, blocked, log
     for i = 1, buckets do
       if several then
         row = rows[i]
@@ -162,7 +179,15 @@ for r = 1, #runs do
         due, told2, spare2, phase, other = row[16], row[17], row[18], row[19], row[20]
       end
       clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
-      local value = pcall('GET', keys[key + i])
+      local value
+      if other and other.open then
+        log, clear, slack, changed, foreign, held, till = other.open(keys[key + i], rate, phase)
+        if log.err then
+          return log
+        end
+      else
+        value = pcall('GET', keys[key + i])
+      end
       if type(value) == 'string' then
         -- A value that is not a bucket counts as an empty one; the next charge
         -- replaces it. A time has 16 digits from 2001 to 2286, followed by three
@@ -243,7 +268,7 @@ for r = 1, #runs do
       end
       if other and flags % 4 >= 2 then
         local c, s = clear, slack
-        clear, slack = other.join(c, s, now + told, spare, flags % 16 >= 8, rate)
+        clear, slack = other.join(c, s, now + told, spare, flags % 16 >= 8, rate, phase, log)
         changed = changed or clear ~= c or slack ~= s
       elseif flags > 0 and flags % 4 >= 2 then
         -- The level arrived with some delay. If both sides know the same charges,
@@ -262,9 +287,10 @@ for r = 1, #runs do
         end
       end
       if what < COMMIT and other then
-        local room = other.room(clear, slack, size, rate) - cost
+        local room = other.room(clear, slack, size, rate, log) - cost
         fits = room >= 0
-        blocked = fits and (held > room or held > 0 and other.alone or flags % 4 >= 2 and other.room(now + told2, spare2, size, rate) < cost + held)
+        blocked = fits and (held > room or held > 0 and other.alone
+          or flags % 4 >= 2 and other.beside(told, spare, told2, spare2, size, rate, log) < cost + held)
         fits = fits and not blocked
       elseif what < COMMIT then
         fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
@@ -279,7 +305,7 @@ for r = 1, #runs do
         end
       elseif what >= PEEK then
         fits, changed = false, false
-        if what == RESET and value then
+        if what == RESET and (value or log) then
           call('SET', keys[key + i], 0, 'PXAT', 1)
         end
       else
@@ -298,15 +324,20 @@ for r = 1, #runs do
       if several then
         row[8], row[9], row[10], row[11], row[12] = clear, slack, fits, changed, foreign
         row[13], row[14], row[15] = held, till, blocked
+        if log then
+          row[22], log = log, nil
+        end
       end
     end
 
+    local more -- what is replied after the others' numbers
     for i = 1, buckets do
       if several then
         row = rows[i]
         rate, drip, cost, phase, other = row[2], row[3], row[4], row[19], row[20]
         clear, slack, fits, changed, foreign = row[8], row[9], row[10], row[11], row[12]
         held, till, blocked = row[13], row[14], row[15]
+        log = other and row[22]
       end
       local charge = fits and (admitted or what == 1)
       if what >= HOLD and fits then
@@ -325,7 +356,7 @@ for r = 1, #runs do
           clear, slack = other.started(clear, slack, now, rate, phase)
         end
         if charge then
-          clear, slack = other.add(clear, slack, cost, rate, drip, phase)
+          clear, slack = other.add(clear, slack, cost, rate, drip, phase, log)
           changed = true
         end
       elseif phase and clear == now and (charge or blocked) then
@@ -335,7 +366,9 @@ for r = 1, #runs do
         local drips = ceil((cost - slack) / drip)
         clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
       end
-      if changed then
+      if changed and log then
+        other.write(log, clear, slack, held, till, rate)
+      elseif changed then
         -- In two pieces, which even 32-bit servers can format as integers.
         local free = clear
         if other and other.free then
@@ -379,6 +412,18 @@ for r = 1, #runs do
         reply[replies + 1], reply[replies + 2] = held, till
         replies = replies + 2
       end
+      if log then
+        local also = (blocked or what == HOLD and fits or what >= PEEK) and held or 0
+        local units, empty, again, one = other.tell(log, row and row[1] or size, cost, also, rate)
+        more = more or {}
+        for _, n in ipairs({blocked and units + held or units, empty, again, one}) do
+          more[#more + 1] = n
+        end
+      end
+    end
+    for i = 1, more and #more or 0 do
+      replies = replies + 1
+      reply[replies] = more[i]
     end
     key = key + buckets
   end

@@ -17,12 +17,16 @@ var (
 	takeLua string
 	//go:embed sliding.lua
 	slidingLua string
+	//go:embed log.lua
+	logLua string
 	//go:embed warm.lua
 	warmLua string
 
 	// takeSource is the source of the script that decides requests on the servers:
 	// take.lua with the files that it names.
-	takeSource = strings.NewReplacer("--@ sliding.lua\n", slidingLua, "--@ warm.lua\n", warmLua).Replace(takeLua)
+	takeSource = strings.NewReplacer(
+		"--@ sliding.lua\n", slidingLua, "--@ log.lua\n", logLua, "--@ warm.lua\n", warmLua,
+	).Replace(takeLua)
 	takeScript = newScript(takeSource)
 )
 
@@ -48,6 +52,7 @@ func newScript(source string) *redisscript.Script {
 type query struct {
 	redisscript.Call        // its Arg is the group for take.lua, including the levels that the fallback adds
 	plain            string // the group without those levels, as a run of one group
+	logs             int    // how many of its buckets are logs
 
 	// State of the fallback, guarded by its lock.
 	buckets         []tracked
@@ -108,7 +113,8 @@ func (k keys) query(req Request, what byte) *query {
 	}
 	q.plain = all[from:]
 	q.Arg = q.plain
-	q.Replies = repliesTo(q.what(), len(q.Keys))
+	q.logs = req.logs()
+	q.Replies = q.repliesTo(q.what())
 	return q
 }
 
@@ -143,15 +149,34 @@ func split(group string) (numbers string, flags byte, phase, due, rest string) {
 // what returns what q asks take.lua to do.
 func (q *query) what() byte { return q.plain[whatIndex] &^ whatOthers }
 
-// repliesTo returns the number of integers in the reply to a group.
-func repliesTo(what byte, buckets int) int {
-	switch {
-	case tellsHeld(what):
-		return 4 * buckets
-	case what == whatRemove:
+// repliesTo returns the number of integers in the reply to q.
+func (q *query) repliesTo(what byte) int {
+	if what == whatRemove {
 		return 0
 	}
-	return 2 * buckets
+	return repliesEach(what)*len(q.Keys) + logReplies*q.logs
+}
+
+// repliesEach returns the number of integers in the reply to a group that there are
+// for each bucket, besides the logReplies that follow for each log.
+func repliesEach(what byte) int {
+	if tellsHeld(what) {
+		return 4
+	}
+	return 2
+}
+
+// logReplies is the number of integers in a reply that are a logLevel.
+const logReplies = 4
+
+// logs returns the number of req's buckets that are logs.
+func (req Request) logs() (n int) {
+	for i := range req.Buckets {
+		if req.Buckets[i].Limit.Algorithm == Log {
+			n++
+		}
+	}
+	return n
 }
 
 // tellsHeld reports whether the reply to a group says what is held.
@@ -172,7 +197,7 @@ func (q *query) settle(what byte, held []outcome) {
 	}
 	q.plain = string(group)
 	q.Arg = q.plain
-	q.Replies = repliesTo(what, len(q.Keys))
+	q.Replies = q.repliesTo(what)
 }
 
 // tell adds levels to q's group, see fallback.toldFor.
@@ -266,10 +291,11 @@ func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes [
 	if held {
 		each = 4
 	}
-	if len(reply) != each*len(req.Buckets) {
+	if len(reply) != each*len(req.Buckets)+logReplies*req.logs() {
 		return dst, false, fmt.Errorf("reply of %d numbers to a request of %d buckets", len(reply), len(req.Buckets))
 	}
 	outcomes = dst
+	logs := reply[each*len(req.Buckets):]
 	for i := range req.Buckets {
 		reply := reply[each*i:]
 		ahead, slack := reply[0], reply[1]
@@ -294,6 +320,14 @@ func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes [
 				return dst, false, fmt.Errorf("reply of %d, %d tells of no units held", o.held, o.till)
 			}
 		}
+		if req.Buckets[i].Limit.Algorithm == Log {
+			v := &logLevel{units: logs[0], clear: logs[1], again: logs[2], one: logs[3]}
+			logs = logs[logReplies:]
+			if least, most := min(v.units, v.clear, v.again, v.one), max(v.units, v.clear, v.again, v.one); least < 0 || most > horizon {
+				return dst, false, fmt.Errorf("reply of %d, %d, %d, %d is no log", v.units, v.clear, v.again, v.one)
+			}
+			outcomes[len(outcomes)-1].log = v
+		}
 	}
 	return outcomes, corrupt, nil
 }
@@ -304,8 +338,9 @@ func wrote(c *redisscript.Call) bool {
 	if len(c.Reply) == 0 || c.Arg[whatIndex]&^whatOthers > whatHold {
 		return false
 	}
-	for i := 1; i < len(c.Reply); i += len(c.Reply) / len(c.Keys) {
-		if c.Reply[i] < 0 {
+	each := repliesEach(c.Arg[whatIndex] &^ whatOthers)
+	for i := range c.Keys {
+		if c.Reply[each*i+1] < 0 {
 			return false
 		}
 	}

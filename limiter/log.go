@@ -1,0 +1,103 @@
+package limiter
+
+import "time"
+
+// A sliding log keeps the time and the units of each admission for the time of one
+// window, so it is exact in every window. A server keeps such a log (see log.lua),
+// and so does a Memory that is a Store of its own (see unitlog.go).
+//
+// A Memory that stands in for a server has only a summary of the server's log: the
+// state of a sliding window (see sliding.go), which counts the same units in
+// windows that begin at multiples of their length. It decides by it carefully: all
+// units of a window count until the next one ends, for longer than they would in
+// the log. So it never admits more than Size in any window, and at worst half of
+// what the log would.
+//
+// Everything else about the summary is as for sliding windows: what is reported,
+// followed, told and joined. A server that is told of more units in one of two
+// windows than it has adds them to its log as late as they can have been: now, or
+// when that window ended for the node that tells.
+
+// MaxLogUnits is the largest Size of a [Log] Limit.
+const MaxLogUnits = 10_000
+
+// SlidingLog returns a Limit that admits n units in any time of d, exactly: a unit
+// has room if fewer than n were admitted in the time of d that ends with it. It
+// keeps the time of each admission, at about 10 bytes, which is why n is at most
+// [MaxLogUnits]. d is a whole number of microseconds, at most 11 years. Otherwise
+// the Limit is not valid, and every request returns an error.
+func SlidingLog(n int64, d time.Duration) Limit {
+	return Limit{Size: n, DripInterval: d, DripSize: slidingDrip, Aligned: true, Algorithm: Log}
+}
+
+// logUnits returns the units that count at now by a log's summary.
+func (l *Limit) logUnits(s state, now int64) int64 {
+	if s.clear <= now {
+		return 0
+	}
+	before, last := l.slid(s, now).counts()
+	return before + last
+}
+
+// logWait is wait for a log's summary. The units of a window leave when the next
+// one ends.
+func (l *Limit) logWait(s state, now, cost int64) int64 {
+	if s.clear <= now {
+		return 0
+	}
+	s = l.slid(s, now)
+	switch before, last := s.counts(); {
+	case before+last <= l.Size-cost:
+		return 0
+	case last <= l.Size-cost:
+		return max(s.clear-l.rate()-now, 0)
+	}
+	return s.clear - now
+}
+
+// logAtLeast is atLeast for a log's summary, which is started. No window has more
+// than Size units; how many of the one before still count in the log is unknown.
+func (l *Limit) logAtLeast(s state, units int64) state {
+	before, last := s.counts()
+	if last >= l.Size {
+		return s
+	}
+	return counted(s.clear, before, min(last+units, l.Size))
+}
+
+// logLevel is what a log holds, in numbers that its summary does not tell. Times
+// are in µs from now.
+type logLevel struct {
+	units int64 // the units in the window that ends now
+	clear int64 // until there are none
+	again int64 // until there is room for the same cost; 0 if there is, or never will be
+	one   int64 // until there is room for one unit
+}
+
+// later returns the level as far as it is known some time later, in µs.
+func (v logLevel) later(by int64) logLevel {
+	return logLevel{v.units, max(v.clear-by, 0), max(v.again-by, 0), max(v.one-by, 0)}
+}
+
+// plus returns the level with units more that are charged now. The times until there
+// is room include them already.
+func (v logLevel) plus(units int64, l *Limit) logLevel {
+	if v.units += units; units > 0 {
+		v.clear = l.rate()
+	}
+	return v
+}
+
+// reportLog fills in d for a log at level v, as report does for other buckets.
+func (d *Decision) reportLog(l *Limit, v *logLevel, cost int64, denied bool) {
+	d.Size = l.Size
+	d.Remaining = max(l.Size-v.units, 0)
+	d.Clear = time.Duration(v.clear) * time.Microsecond
+	d.counts, d.one = v.again, v.one
+	if denied {
+		d.Denied = true
+		if d.Never = cost > l.Size; !d.Never {
+			d.RetryAfter = time.Duration(v.again) * time.Microsecond
+		}
+	}
+}

@@ -1,0 +1,630 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// journal is a sliding log as its description says: it keeps every admission and
+// adds up those of the time of one window.
+type journal struct{ admitted []charge }
+
+// units returns the units in the window that ends at now.
+func (j *journal) units(l Limit, now int64) (units int64) {
+	for _, a := range j.admitted {
+		if a.at > now-l.rate() {
+			units += a.units
+		}
+	}
+	return units
+}
+
+// wait returns the time until there is room for cost, by trying when each admission
+// leaves the window.
+func (j *journal) wait(l Limit, now, cost int64) time.Duration {
+	if cost > l.Size || j.units(l, now)+cost <= l.Size {
+		return 0
+	}
+	first := int64(-1)
+	for _, a := range j.admitted {
+		at := a.at + l.rate()
+		if at > now && j.units(l, at)+cost <= l.Size && (first < 0 || at < first) {
+			first = at
+		}
+	}
+	return time.Duration(first-now) * time.Microsecond
+}
+
+// take decides a request at the time now, in µs.
+func (j *journal) take(l Limit, now, cost int64) Decision {
+	units := j.units(l, now)
+	d := Decision{Size: l.Size, Denied: cost > l.Size-units, Never: cost > l.Size}
+	if !d.Denied {
+		j.admitted = append(j.admitted, charge{at: now, units: cost})
+		units += cost
+	}
+	d.Remaining = max(l.Size-units, 0)
+	for _, a := range j.admitted {
+		d.Clear = max(d.Clear, time.Duration(a.at+l.rate()-now)*time.Microsecond)
+	}
+	if d.Denied {
+		d.RetryAfter = j.wait(l, now, cost)
+	}
+	return d
+}
+
+// prune forgets what no later time counts.
+func (j *journal) prune(l Limit, now int64) {
+	j.admitted = slices.DeleteFunc(j.admitted, func(a charge) bool { return a.at <= now-l.rate() })
+}
+
+// drawLog draws a log of any magnitude.
+func drawLog(t *rapid.T) Limit {
+	return SlidingLog(
+		rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, MaxLogUnits), rapid.Just[int64](MaxLogUnits)).Draw(t, "size"),
+		rapid.SampledFrom([]time.Duration{
+			time.Microsecond, 7 * time.Microsecond, 999_983 * time.Microsecond, time.Second, time.Minute, time.Hour,
+			31 * 24 * time.Hour, horizon / 3 * time.Microsecond,
+		}).Draw(t, "window"))
+}
+
+// drawLogGap draws the time to the next request, in µs: none, hardly any, part of a
+// window, or about as long as the last Decision says.
+func drawLogGap(t *rapid.T, l Limit, last *Decision) int64 {
+	off, gap := rapid.Int64Range(-1, 1), int64(0)
+	switch rapid.IntRange(0, 7).Draw(t, "gap") {
+	case 2:
+		gap = rapid.Int64Range(1, 3).Draw(t, "µs")
+	case 3:
+		gap = rapid.Int64Range(0, l.rate()/5).Draw(t, "µs")
+	case 4:
+		gap = last.RetryAfter.Microseconds() + off.Draw(t, "off by")
+	case 5:
+		gap = last.Clear.Microseconds() + off.Draw(t, "off by")
+	case 6:
+		gap = l.rate() + off.Draw(t, "off by")
+	case 7:
+		gap = last.one + off.Draw(t, "off by")
+	}
+	return max(gap, 0)
+}
+
+// drawLogCost draws a cost.
+func drawLogCost(t *rapid.T, l Limit, last *Decision) int64 {
+	return max(rapid.SampledFrom([]int64{
+		1, 1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size/2 + 1, l.Size, l.Size + 1, last.Remaining, last.Remaining + 1,
+	}).Draw(t, "cost"), 1)
+}
+
+// checkLog compares what a store has decided with what the journal does, also in how
+// long the same request, and one of a single unit, would have no room then.
+func checkLog(t rapid.TB, j *journal, l Limit, now, cost int64, got Decision) {
+	t.Helper()
+	want := j.take(l, now, cost)
+	if plain := plainDecision(got); plain != want {
+		t.Fatalf("%+v, cost %d, at %d µs:\n got %+v\nwant %+v", l, cost, now, plain, want)
+	}
+	for _, c := range []int64{cost, 1} {
+		b := Bucket{Limit: l, Cost: c}
+		if want := j.wait(l, now, c); (c == cost || !got.Denied) && b.Wait(&got) != want {
+			t.Fatalf("%+v, cost %d, at %d µs: cost %d would wait %v, want %v", l, cost, now, c, b.Wait(&got), want)
+		}
+	}
+	j.prune(l, now)
+}
+
+// logsSeen counts what a test of logs has covered.
+type logsSeen struct{ admitted, denied, never, retried int }
+
+func (s *logsSeen) add(d, before *Decision, gap int64) {
+	switch {
+	case d.Never:
+		s.never++
+	case d.Denied:
+		s.denied++
+	case before.RetryAfter > 0 && gap == before.RetryAfter.Microseconds():
+		s.retried++
+	default:
+		s.admitted++
+	}
+}
+
+// TestLogFollowsDescription guards logs in memory: every number in every decision is
+// what adding up the admissions gives. So no window has more than Size units, a
+// request is denied 1 µs before the time to retry, and admitted then.
+func TestLogFollowsDescription(t *testing.T) {
+	seen := logsSeen{}
+	checkTraces(t, 100, func(t *rapid.T) {
+		l, last := drawLog(t), Decision{}
+		now := rapid.SampledFrom([]int64{0, 1, 1_790_000_000_123_456}).Draw(t, "now")
+		m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
+		j := &journal{}
+		for range rapid.IntRange(1, 40).Draw(t, "requests") {
+			gap := drawLogGap(t, l, &last)
+			now += gap
+			b := Bucket{Name: "l", Key: "k", Limit: l, Cost: drawLogCost(t, l, &last)}
+			got := decide(t, m, AccountingAtomic, b)[0]
+			checkLog(t, j, l, now, b.Cost, got)
+			seen.add(&got, &last, gap)
+			last = got
+		}
+	})
+	if min(seen.admitted, seen.denied, seen.never, seen.retried) < 3000 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
+// TestRedisLogs guards the same in Redis, on the server's clock.
+func TestRedisLogs(t *testing.T) {
+	v := newPagedVirtual(t)
+	seen, trace := logsSeen{}, 0
+	checkTraces(t, 8, func(t *rapid.T) {
+		trace++
+		l, last, j := drawLog(t), Decision{}, &journal{}
+		v.at(t, v.start)
+		b := Bucket{Name: "l", Key: fmt.Sprint(trace), Limit: l}
+		remembers := rapid.Bool().Draw(t, "remembers denials")
+		for range rapid.IntRange(1, 40).Draw(t, "requests") {
+			gap := drawLogGap(t, l, &last)
+			v.at(t, v.now+gap)
+			if !remembers {
+				v.denyCache = newDenyCache(64)
+			}
+			b.Cost = drawLogCost(t, l, &last)
+			got, err := v.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkLog(t, j, l, v.now, b.Cost, got[0])
+			seen.add(&got[0], &last, gap)
+			last = got[0]
+		}
+	})
+	if min(seen.admitted, seen.denied, seen.never, seen.retried) < 200 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
+// TestLogOfManyEntries guards logs of the largest size that are full of single units,
+// in both stores: as entries leave one by one, others take their place. It shows how
+// much memory a full log takes in Redis.
+func TestLogOfManyEntries(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	b := logBucket(MaxLogUnits, time.Minute, 1)
+	for i := range MaxLogUnits + 3000 {
+		v.at(t, v.now+5000) // a window is as long as 12 000 of them
+		here, there := decide(t, m, AccountingAtomic, b)[0], decide(t, v, AccountingAtomic, b)[0]
+		if want := i >= MaxLogUnits && i < 12_000; here.Denied != want || here != there {
+			t.Fatalf("request %d: Memory %+v, Redis %+v", i, here, there)
+		}
+	}
+	size, err := v.admin.MemoryUsage(t.Context(), v.keys.of(&b)).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size > 14*MaxLogUnits { // of which a third may be spare
+		t.Errorf("a full log takes %d bytes", size)
+	}
+	t.Logf("a log of %d entries takes %d bytes", MaxLogUnits, size)
+}
+
+// newPagedVirtual returns a virtual store whose script reads logs in pages of two
+// entries, so that short logs are read and written in parts, as long ones are.
+func newPagedVirtual(t testing.TB) *virtual {
+	t.Helper()
+	const page, small = "PAGE = 100 ", "PAGE = 2 "
+	if n := strings.Count(takeSource, page); n != 1 {
+		t.Fatalf("the script has %d sizes of pages", n)
+	}
+	return newVirtualOf(t, redistest.Start(t), "rl:", strings.Replace(takeSource, page, small, 1))
+}
+
+// logBucket returns a bucket of a log.
+func logBucket(size int64, window time.Duration, cost int64) Bucket {
+	return Bucket{Name: "l", Key: "k", Limit: SlidingLog(size, window), Cost: cost}
+}
+
+// TestLogValidate guards the numbers of logs.
+func TestLogValidate(t *testing.T) {
+	other := SlidingLog(1, time.Second)
+	other.DripSize = 1
+	shifted := SlidingLog(1, time.Second)
+	shifted.Phase = time.Millisecond
+	for _, tc := range []struct {
+		l    Limit
+		want string
+	}{
+		{SlidingLog(1, time.Microsecond), ""},
+		{SlidingLog(MaxLogUnits, horizon/3*time.Microsecond), ""},
+		{SlidingLog(0, time.Second), "size 0: must be from 1 to 562949953421312"},
+		{SlidingLog(MaxLogUnits+1, time.Second), "size 10001: must be at most 10000 in a sliding log"},
+		{SlidingLog(1, 0), "drip rate 0s: must be a whole number of microseconds, at least 1µs"},
+		{
+			SlidingLog(1, (horizon/3+1)*time.Microsecond),
+			"drip rate 104249h59m28.947542s: must be at most 104249h59m28.947541s in a sliding log",
+		},
+		{other, "log: must be made by SlidingLog"},
+		{shifted, "log: must be made by SlidingLog"},
+		{Limit{Size: 1, DripInterval: time.Second, Algorithm: 77}, "algorithm 77: unknown"},
+	} {
+		got := ""
+		if err := tc.l.Validate(); err != nil {
+			got = err.Error()
+		}
+		if got != tc.want {
+			t.Errorf("%+v: got %q, want %q", tc.l, got, tc.want)
+		}
+	}
+}
+
+// drawAnyShape draws a limit of any algorithm and magnitude.
+func drawAnyShape(t *rapid.T) Limit {
+	if rapid.Bool().Draw(t, "log") {
+		return drawLog(t)
+	}
+	return drawShape(t)
+}
+
+// TestStoresAgreeOnLogs sends the same random requests at the same times to the
+// script in Redis and to Memory, and requires the same decisions. A request may have
+// buckets of several algorithms, and a bucket is charged with several sizes.
+func TestStoresAgreeOnLogs(t *testing.T) {
+	v := newPagedVirtual(t)
+	seen := struct{ logs, mixed, denied, admitted, partly int }{}
+	checkTraces(t, 4, func(t *rapid.T) {
+		v.flush(t)
+		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		buckets, last, limit := drawBuckets(t, drawAnyShape), Decision{}, SlidingLog(1, time.Second)
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			gap := int64(0)
+			if limit.Algorithm == Log {
+				gap = drawLogGap(t, limit, &last)
+			} else {
+				gap = drawMove(t, limit, last, false)
+			}
+			if v.keep(v.now+gap) != v.now+gap {
+				break // the clock of a Memory can't go back
+			}
+			v.at(t, v.now+gap)
+			req := drawRequest(t, buckets)
+			want := decide(t, m, req.Accounting, req.Buckets...)
+			got := decide(t, v, req.Accounting, req.Buckets...)
+			if !slices.Equal(got, want) {
+				t.Fatalf("%+v at %d: Redis decided\n%+v, Memory\n%+v", req, v.now, got, want)
+			}
+			i := rapid.IntRange(0, len(want)-1).Draw(t, "watched")
+			last, limit = want[i], req.Buckets[i].Limit
+			if n := req.logs(); n > 0 {
+				seen.logs++
+				if n < len(req.Buckets) {
+					seen.mixed++
+				}
+			}
+			if sum := Summarize(want); !sum.Denied {
+				seen.admitted++
+			} else if seen.denied++; slices.ContainsFunc(want, func(d Decision) bool { return !d.Denied }) {
+				seen.partly++
+			}
+		}
+	})
+	if min(seen.logs, seen.denied, seen.admitted) < 1000 || min(seen.mixed, seen.partly) < 300 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
+// TestLogBoundsConcurrentRequests guards the bound where many requests come at once:
+// what was admitted within one window for certain, because it began and ended in it,
+// is no more than the size. Stores count in whole microseconds.
+func TestLogBoundsConcurrentRequests(t *testing.T) {
+	r := newTestRedis(t, redistest.Start(t), nil)
+	for name, store := range map[string]Store{"memory": NewMemory(nil), "redis": r} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			type admission struct{ from, to time.Time }
+			var mu sync.Mutex
+			var admitted []admission
+			b := logBucket(40, 100*time.Millisecond, 1)
+			end := time.Now().Add(time.Second)
+			var all sync.WaitGroup
+			for range 16 {
+				all.Go(func() {
+					for time.Now().Before(end) {
+						from := time.Now()
+						d, err := store.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if !d[0].Denied {
+							mu.Lock()
+							admitted = append(admitted, admission{from, time.Now()})
+							mu.Unlock()
+						}
+					}
+				})
+			}
+			all.Wait()
+			for _, first := range admitted {
+				n := int64(0)
+				for _, a := range admitted {
+					if !a.from.Before(first.from) && a.to.Sub(first.from) < b.Limit.DripInterval-time.Microsecond {
+						n++
+					}
+				}
+				if n > b.Limit.Size {
+					t.Fatalf("%d admitted within a window, want at most %d", n, b.Limit.Size)
+				}
+			}
+			if n := int64(len(admitted)); n <= b.Limit.Size {
+				t.Errorf("only %d admitted in ten windows", n)
+			}
+		})
+	}
+}
+
+// TestLogClockSetBack guards that a server's clock that is set back neither empties a
+// log nor keeps it full for longer than one window more: what lies ahead counts as of
+// then. When the clock is set ahead, what has left the window is gone.
+func TestLogClockSetBack(t *testing.T) {
+	v := newPagedVirtual(t)
+	for _, back := range []time.Duration{
+		time.Microsecond, time.Second, 20 * time.Second, 59 * time.Second, time.Minute, 2 * time.Minute, time.Hour, 365 * 24 * time.Hour,
+	} {
+		v.flush(t)
+		b := logBucket(10, time.Minute, 5)
+		v.advance(t, 10*365*24*time.Hour)
+		decide(t, v, AccountingAtomic, b)
+		v.advance(t, 30*time.Second)
+		decide(t, v, AccountingAtomic, b)
+		v.advance(t, -back)
+		set := v.now
+		b.Cost = 1
+		d := decide(t, v, AccountingAtomic, b)[0]
+		first := min(30*time.Second+back, time.Minute) // until the first five leave
+		if !d.Denied || d.Remaining != 0 || d.RetryAfter != first || d.Clear != time.Minute {
+			t.Errorf("back by %v: %+v, want a denial for %v, clear in a minute", back, d, first)
+		}
+		v.at(t, set+first.Microseconds()-1)
+		if d := decide(t, v, AccountingAtomic, b)[0]; !d.Denied {
+			t.Errorf("back by %v: admitted too early", back)
+		}
+		v.at(t, set+first.Microseconds())
+		if d := decide(t, v, AccountingAtomic, b)[0]; d.Denied {
+			t.Errorf("back by %v: denied at the time told", back)
+		}
+		v.advance(t, 2*time.Minute)
+		if d := decide(t, v, AccountingAtomic, b)[0]; d.Remaining != 9 {
+			t.Errorf("back by %v: %+v two minutes later", back, d)
+		}
+	}
+}
+
+// TestRedisLogCorruptValues guards that no value of a log's key makes a request
+// fail, or lasts: neither what something else has stored, nor any bytes changed in
+// a log.
+func TestRedisLogCorruptValues(t *testing.T) {
+	v := newPagedVirtual(t)
+	b := logBucket(10, time.Minute, 1)
+	key := v.keys.of(&b)
+	try := func(t rapid.TB, value string) (first Decision) {
+		if err := v.admin.Set(context.Background(), key, value, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 14 {
+			v.denyCache = newDenyCache(64)
+			b.Cost = int64(1 + i%12)
+			reply, err := v.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
+			if err != nil || reply[0].By != DecidedByRedis {
+				t.Fatalf("%q: %+v, error %v", value, reply, err)
+			}
+			if d := reply[0]; d.Clear > 2*time.Minute || d.RetryAfter > time.Minute || d.Remaining > 10 {
+				t.Fatalf("%q: %+v", value, d)
+			}
+			if i == 0 {
+				first = reply[0]
+			}
+			if i == 7 {
+				v.advance(t, 59*time.Second)
+			}
+		}
+		v.advance(t, 3*time.Minute)
+		return first
+	}
+	for _, value := range []string{
+		"", "0", "L", "H", "text", strings.Repeat("9", 19), fmt.Sprintf("%d001", v.now+1000), strings.Repeat("L", 40),
+		strings.Repeat("L", 41), strings.Repeat("L", 2000), "L" + strings.Repeat("\x00", 40), "L" + strings.Repeat("\xff", 60),
+	} {
+		if d := try(t, value); d.Denied || d.Remaining != 9 {
+			t.Errorf("%.40q: %+v, want an empty log", value, d)
+		}
+	}
+	if err := v.admin.Del(t.Context(), key).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.admin.RPush(t.Context(), key, "x").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if d := decide(t, v, AccountingAtomic, b)[0]; d.Denied {
+		t.Errorf("a list: %+v, want an empty log", d)
+	}
+	checkTraces(t, 3, func(t *rapid.T) {
+		v.flush(t)
+		for range rapid.IntRange(1, 5).Draw(t, "charges") {
+			b.Cost = rapid.Int64Range(1, 3).Draw(t, "cost")
+			decide(t, v, AccountingAtomic, b)
+			v.advance(t, time.Duration(rapid.Int64Range(0, 20e6).Draw(t, "µs"))*time.Microsecond)
+		}
+		value := []byte(v.stored(t, []Bucket{b})[0])
+		for range rapid.IntRange(1, 4).Draw(t, "changes") {
+			value[rapid.IntRange(0, len(value)-1).Draw(t, "index")] = rapid.Byte().Draw(t, "byte")
+		}
+		try(t, string(value[:len(value)-rapid.SampledFrom([]int{0, 0, 1, 2, 8, 10}).Draw(t, "cut")]))
+	})
+}
+
+// TestLogHoldsUnits guards units that are held for a request which has buckets in
+// other slots: they take room; they count from when they are committed, or as of the
+// time until which they were held; and not once they are released.
+func TestLogHoldsUnits(t *testing.T) {
+	v := newPagedVirtual(t)
+	b := logBucket(10, time.Minute, 4)
+	req := Request{Buckets: []Bucket{b}}
+	ask := func(q *query, held bool) outcome {
+		t.Helper()
+		reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Int64Slice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(reply) != q.Replies {
+			t.Errorf("%d numbers in a reply to %d, want %d", len(reply), q.what(), q.Replies)
+		}
+		outcomes, _, err := req.outcomes(reply, held, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return outcomes[0]
+	}
+	peek := func(what string, want Level) {
+		t.Helper()
+		if l, err := v.Peek(t.Context(), b); err != nil || l != want {
+			t.Errorf("%s: %+v, error %v, want %+v", what, l, err, want)
+		}
+	}
+	for _, end := range []string{"committed", "released", "left"} {
+		v.flush(t)
+		decide(t, v, AccountingAtomic, b)
+		v.advance(t, 20*time.Second)
+		q := v.query(req, whatHold)
+		o := ask(q, true)
+		if o.denied || o.held != 4 || o.till != v.now+10e6 || *o.log != (logLevel{4, 40e6, 40e6, 0}) {
+			t.Errorf("held: %+v, %+v", o, o.log)
+		}
+		peek("held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 40 * time.Second, RetryAfter: 40 * time.Second})
+		again := ask(v.query(req, whatHold), true)
+		if !again.denied || !again.blocked || *again.log != (logLevel{8, 40e6, 40e6, 0}) {
+			t.Errorf("a request that has no room beside held units: %+v, %+v", again, again.log)
+		}
+		v.advance(t, 5*time.Second)
+		switch end {
+		case "committed":
+			q.settle(whatCommit, []outcome{o})
+			ask(q, false)
+			peek(end, Level{Units: 8, Remaining: 2, Clear: time.Minute, RetryAfter: 35 * time.Second})
+		case "released":
+			q.settle(whatRelease, []outcome{o})
+			ask(q, false)
+			peek(end, Level{Units: 4, Remaining: 6, Clear: 35 * time.Second})
+		case "left":
+			v.advance(t, 5*time.Second-time.Microsecond)
+			peek("still held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 30*time.Second + 1000, RetryAfter: 30*time.Second + 1000})
+			v.advance(t, 35*time.Second+time.Microsecond)
+			peek(end, Level{Units: 4, Remaining: 6, Clear: 25 * time.Second})
+			q.settle(whatCommit, []outcome{o})
+			if o := ask(q, false); o.log.units != 4 {
+				t.Errorf("settled too late: %+v", o.log)
+			}
+			v.advance(t, 25*time.Second)
+			peek("a window later", Level{Remaining: 10})
+		}
+	}
+}
+
+// TestLogJoinsWhatIsTold guards a server that is told what a node knows of a log: it
+// holds no less than before, and no less than what that node has admitted if it is
+// the only one, at any time from then on, although it is told only how many units
+// there were in each window, and windows end later for the node. Telling it again
+// changes nothing.
+func TestLogJoinsWhatIsTold(t *testing.T) {
+	v := newPagedVirtual(t)
+	seen := struct{ added, known int }{}
+	checkTraces(t, 10, func(t *rapid.T) {
+		v.flush(t)
+		b := logBucket(MaxLogUnits, rapid.SampledFrom([]time.Duration{10 * time.Microsecond, time.Second, time.Hour}).Draw(t, "window"), 1)
+		l, rate := b.Limit, b.Limit.rate()
+		v.at(t, v.start-v.start%rate+10*rate+rapid.Int64Range(0, rate-1).Draw(t, "begins"))
+		late := rapid.SampledFrom([]int64{0, 0, rapid.Int64Range(0, (rate-1)/2).Draw(t, "late")}).Draw(t, "is late")
+
+		// Requests that only the server, only the node, or both know of.
+		kinds := []int{1, 2}
+		if rapid.Bool().Draw(t, "others") {
+			kinds = append(kinds, 0)
+		}
+		there, node := &journal{}, &journal{}
+		level, entries := state{}, rapid.IntRange(0, 8).Draw(t, "requests")
+		for range entries {
+			v.at(t, v.now+rapid.Int64Range(0, rate/2).Draw(t, "gap"))
+			b.Cost = rapid.Int64Range(1, 9).Draw(t, "cost")
+			where := rapid.SampledFrom(kinds).Draw(t, "server, node, both")
+			if where != 1 {
+				there.admitted = append(there.admitted, charge{at: v.now, units: b.Cost})
+				decide(t, v, AccountingAtomic, b)
+			}
+			if where != 0 {
+				node.admitted = append(node.admitted, charge{at: v.now, units: b.Cost})
+				// Its windows begin late, but not for what the server has reported.
+				shown := v.now - late
+				if where == 2 {
+					shown = v.now
+				}
+				level = l.add(l.started(level, shown, shown), b.Cost)
+			}
+		}
+		v.at(t, v.now+rapid.Int64Range(0, rate).Draw(t, "last gap"))
+		level.clear += late - v.now
+		if level.clear <= 0 {
+			return
+		}
+		tell := func() *logLevel {
+			b.Cost = MaxLogUnits + 1 // never admitted, so nothing is charged
+			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{level, level, unsure}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return outcomes[0].log
+		}
+		before := there.units(l, v.now)
+		first := tell()
+		stored := v.stored(t, []Bucket{b})[0]
+		if again := tell(); *again != *first || v.stored(t, []Bucket{b})[0] != stored {
+			t.Fatalf("told %+v twice: %+v, then %+v", level, first, again)
+		}
+		if _, last := level.counts(); first.units > before+level.slack>>countBits+last {
+			t.Fatalf("told %+v: %d units became %d", level, before, first.units)
+		}
+		if first.units > before {
+			seen.added++
+		} else {
+			seen.known++
+		}
+		for from := v.now; v.now < from+2*rate; {
+			l, err := v.Peek(context.Background(), b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			least := there.units(b.Limit, v.now)
+			if len(kinds) == 2 {
+				least = max(least, node.units(b.Limit, v.now))
+			}
+			if l.Units < least {
+				t.Fatalf("told %+v: holds %d at %d, want at least %d: %+v, %+v", level, l.Units, v.now-from, least, there.admitted, node.admitted)
+			}
+			if l.Clear == 0 {
+				break
+			}
+			v.at(t, v.now+max(rate/16, 1))
+		}
+	})
+	if min(seen.added, seen.known) < 100 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}

@@ -1,0 +1,273 @@
+package limiter
+
+import "maps"
+
+// A Memory that is a Store of its own keeps a log of units beside the slot of each
+// bucket of a [Log] Limit. The slot has the summary. A log counts only while the
+// summary is the one that was stored with it: once a Redis store has used the
+// Memory as its fallback, the log is made anew from the summary, with units as late
+// as they can have been.
+//
+// A log takes room: it counts as several buckets, according to its size. Where
+// there is no room for it to grow, two neighbouring entries become one at the later
+// time. That is never too little, and as long as there are many entries, hardly too
+// much.
+
+// unitLog is the log of one bucket: the units in the window that ends now, and
+// those that have left it but are still in memory. A zero unitLog is not usable;
+// see newUnitLog.
+type unitLog struct {
+	entries []uint64 // oldest first, see entry; those before head have left
+	base    int64    // the time, in µs, from which those of entries count
+	rate    int64    // the length of the window, in µs
+	summary state    // what is stored in the slot
+	head    int32
+	total   int32 // the units of all entries from head on
+	counted int32 // as how many buckets the log was counted
+}
+
+const (
+	// unitBits is the number of bits of an entry that are its units. The other
+	// bits are its time.
+	unitBits = 14
+
+	// entriesPerKey is the number of entries that count as one bucket more, and
+	// logKeys the number of buckets as which a log without entries counts, besides
+	// the bucket itself.
+	entriesPerKey = 4
+	logKeys       = 2
+
+	// someKeys is the number of buckets, in logs, beyond what a limit has room for
+	// that its logs may always take until evictions have made room.
+	someKeys = 64
+)
+
+// newUnitLog returns an empty log of a window of the given length.
+func newUnitLog(rate int64) *unitLog { return &unitLog{rate: rate} }
+
+// logOf returns a log of the units that a summary counts, as late as they can have
+// been.
+func logOf(s state, rate, now int64) *unitLog {
+	g := newUnitLog(rate)
+	before, last := s.counts()
+	g.append(min(s.clear-2*rate-1, now), min(before, MaxLogUnits), true)
+	g.append(min(s.clear-rate-1, now), min(last, MaxLogUnits), true)
+	g.trim(now)
+	return g
+}
+
+// keys returns as how many buckets g counts.
+func (g *unitLog) keys() int { return logKeys + (cap(g.entries)+entriesPerKey-1)/entriesPerKey }
+
+// time returns when the units of an entry were charged, in µs.
+func (g *unitLog) time(entry uint64) int64 { return g.base + int64(entry>>unitBits) } //nolint:gosec // less than 2^50
+
+// units returns the units of an entry.
+func units(entry uint64) int64 { return int64(entry & (1<<unitBits - 1)) } //nolint:gosec // less than 2^14
+
+// live returns the entries that have not left the window.
+func (g *unitLog) live() []uint64 { return g.entries[g.head:] }
+
+// trim removes what has left the window that ends now.
+func (g *unitLog) trim(now int64) {
+	for int(g.head) < len(g.entries) && g.time(g.entries[g.head]) <= now-g.rate {
+		g.total -= int32(units(g.entries[g.head])) //nolint:gosec // less than 2^14
+		g.head++
+	}
+	if int(g.head) == len(g.entries) {
+		g.entries, g.head = g.entries[:0], 0
+	}
+}
+
+// clear returns the time from now until nothing is left in the window, in µs. g
+// must be trimmed.
+func (g *unitLog) clear(now int64) int64 {
+	if len(g.entries) == 0 {
+		return 0
+	}
+	return g.time(g.entries[len(g.entries)-1]) + g.rate - now
+}
+
+// append adds units at a time that is no earlier than that of any entry. With grow
+// it may take more memory.
+func (g *unitLog) append(at, more int64, grow bool) {
+	if more == 0 {
+		return
+	}
+	g.total += int32(more) //nolint:gosec // at most MaxLogUnits
+	if n := len(g.entries); n > int(g.head) {
+		if last := &g.entries[n-1]; g.time(*last) == at && units(*last)+more < 1<<unitBits {
+			*last += uint64(more) //nolint:gosec // not negative
+			return
+		}
+	} else {
+		g.base = at
+	}
+	if len(g.entries) == cap(g.entries) {
+		g.makeRoom(grow)
+	}
+	if at-g.base >= horizon/2 { // a window is shorter
+		from := g.time(g.entries[g.head])
+		for i := range g.live() {
+			g.live()[i] -= uint64(from-g.base) << unitBits //nolint:gosec // not negative
+		}
+		g.base = from
+	}
+	g.entries = append(g.entries, uint64(at-g.base)<<unitBits|uint64(more)) //nolint:gosec // not negative
+}
+
+// makeRoom makes room for at least one entry more.
+func (g *unitLog) makeRoom(grow bool) {
+	live := g.live()
+	switch n := len(live); {
+	case n > 0 && !grow && int(g.head) <= n/8:
+		g.coarsen()
+	case int(g.head) <= n/8, cap(g.entries) > 2*(n+n/4+4):
+		g.entries, g.head = append(make([]uint64, 0, n+n/4+4), live...), 0
+	default:
+		g.entries, g.head = append(g.entries[:0], live...), 0
+	}
+}
+
+// coarsen joins pairs of entries, at the time of the later one.
+func (g *unitLog) coarsen() {
+	live := g.live()
+	kept := g.entries[:0]
+	for i := 0; i < len(live); i++ {
+		if i+1 < len(live) && units(live[i])+units(live[i+1]) < 1<<unitBits {
+			i++
+			kept = append(kept, live[i]+uint64(units(live[i-1]))) //nolint:gosec // not negative
+			continue
+		}
+		kept = append(kept, live[i])
+	}
+	g.entries, g.head = kept, 0
+}
+
+// wait returns the time from now until so many units have left the window, in µs.
+// There must be as many.
+func (g *unitLog) wait(leave, now int64) int64 {
+	if leave <= 0 {
+		return 0
+	}
+	for _, entry := range g.live() {
+		if leave -= units(entry); leave <= 0 {
+			return g.time(entry) + g.rate - now
+		}
+	}
+	return g.rate
+}
+
+// level returns what g holds for a request of the given cost. g must be trimmed.
+func (g *unitLog) level(l *Limit, cost, now int64) *logLevel {
+	v := &logLevel{units: int64(g.total), clear: g.clear(now), one: g.wait(int64(g.total)+1-l.Size, now)}
+	if v.again = v.one; cost != 1 {
+		if v.again = 0; cost <= l.Size {
+			v.again = g.wait(int64(g.total)+cost-l.Size, now)
+		}
+	}
+	return v
+}
+
+// openLog sets p's log, trimmed, and the summary that goes with it.
+func (m *Memory) openLog(p *place, b *Bucket, now int64) {
+	p.exact = true
+	switch p.log = p.partition.logs[p.hash%tables][p.hash]; {
+	case p.state.clear <= now:
+		p.log = newUnitLog(b.Limit.rate())
+		return
+	case p.log == nil || p.log.summary != p.state:
+		p.log = logOf(p.state, b.Limit.rate(), now)
+	}
+	if p.log.trim(now); p.log.total == 0 {
+		p.state = state{clear: now}
+	}
+}
+
+// fitsLog reports whether p's log has room for the request on b.
+func (p *place) fitsLog(b *Bucket) bool {
+	return b.Cost <= b.Limit.Size && int64(p.log.total)+p.claimed <= b.Limit.Size-b.Cost
+}
+
+// settleLog charges p's log.
+func (m *Memory) settleLog(p *place, b *Bucket, now int64) {
+	if b.shared { // another key of the request may have just charged it
+		m.look(p, b, now)
+		m.openLog(p, b, now)
+	}
+	p.state = b.Limit.add(m.started(&b.Limit, p.state, now), b.Cost)
+	p.log.append(now, b.Cost, !m.crowded(p.partition))
+	m.put(p, p.state, now)
+}
+
+// crowded reports whether p's limit has no room for its logs to grow.
+func (m *Memory) crowded(p *partition) bool {
+	u := p.usage
+	some := func(n int64) int64 { return n + n/16 + someKeys } // eviction follows
+	switch {
+	case p.id.shared:
+		return u.shared.Load() >= some(max(m.room(u)/8, minShared))
+	case u.keeps.Load():
+		return u.held.Load() >= some(m.room(u)) || m.kept.Load() >= some(m.maxKeys.Load()/2)
+	}
+	return u.held.Load() > some(m.room(u)) || m.held.Load() > some(m.maxKeys.Load())
+}
+
+// keepLog stores p's log, or removes that of p's bucket if p has none, and counts
+// it. The lock of p's table must be held.
+func (m *Memory) keepLog(p *place) {
+	if p.log == nil {
+		m.dropLog(p.partition, p.hash)
+		return
+	}
+	logs := &p.partition.logs[p.hash%tables]
+	if old := (*logs)[p.hash]; old != p.log {
+		m.dropLog(p.partition, p.hash)
+		if *logs == nil {
+			*logs = make(map[uint64]*unitLog)
+		}
+		(*logs)[p.hash] = p.log
+	}
+	keys := p.log.keys()
+	p.grown = keys - int(p.log.counted)
+	m.count(p.partition, p.grown)
+	p.log.counted = int32(keys) //nolint:gosec // a few thousand
+}
+
+// dropLog removes the log of a bucket, if it has one. The lock of its table must be
+// held.
+func (m *Memory) dropLog(p *partition, hash uint64) {
+	if p.logs == nil {
+		return
+	}
+	if g := p.logs[hash%tables][hash]; g != nil {
+		m.count(p, -int(g.counted))
+		delete(p.logs[hash%tables], hash)
+	}
+}
+
+// dropLogs removes the logs of the buckets that have left the i-th table of p, and
+// those from which all units have left: then those buckets are empty. The lock of
+// the table must be held.
+func (m *Memory) dropLogs(p *partition, i uint64, now int64) {
+	if p.logs == nil || p.logs[i] == nil {
+		return
+	}
+	t, before := &p.tables[i], len(p.logs[i])
+	for hash, g := range p.logs[i] {
+		known := t.has(hash)
+		if g.trim(now); g.total > 0 && known {
+			continue
+		}
+		if known {
+			t.slots[t.find(hash)].state = state{clear: max(now, 1)} // as if it had drained just now
+		}
+		m.dropLog(p, hash)
+	}
+	switch n := len(p.logs[i]); {
+	case n == 0:
+		p.logs[i] = nil
+	case n < before/2: // maps do not shrink
+		p.logs[i] = maps.Collect(maps.All(p.logs[i]))
+	}
+}
