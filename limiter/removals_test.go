@@ -104,7 +104,7 @@ func TestRemovalsAreBatched(t *testing.T) {
 func TestRemovalSparesBucketsInUse(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		drip int64 // 0 if it is a sliding window
+		drip int64 // 0 if it is a sliding window, -1 if a log
 		do   func(t *testing.T, server *redistest.Server, node, other *Redis, b Bucket)
 		kept bool
 	}{
@@ -143,14 +143,28 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 			b.Cost = 9
 			decide(t, other, AccountingAtomic, b)
 		}, false},
+		{"nothing, of a log", -1, func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}, false},
+		{"another's units in a log", -1, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+			decide(t, other, AccountingAtomic, b)
+		}, true},
+		{"another's denial by a log", -1, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+			b.Cost = 9
+			decide(t, other, AccountingAtomic, b)
+		}, false},
+		{"no log", -1, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
+			server.Client().Set(t.Context(), node.keys.of(&b), "L", time.Hour)
+		}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			server := redistest.Start(t)
 			node, m := testNode(t, server)
 			other, _ := testNode(t, server)
 			b := hourly(10)
-			if b.Limit.DripSize = tc.drip; tc.drip == 0 {
+			switch b.Limit.DripSize = tc.drip; tc.drip {
+			case 0:
 				b.Limit = SlidingWindow(10, 24*time.Hour)
+			case -1:
+				b.Limit = SlidingLog(10, 24*time.Hour)
 			}
 			b.Cost, b.MaxKeys = 2, 1
 			decide(t, node, AccountingAtomic, b)
