@@ -36,6 +36,9 @@ func TestAlgorithms(t *testing.T) {
 		{Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
 		{Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
 		{Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
+		{Limit{Algorithm: "sliding_log", Size: "5", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{Limit{Algorithm: "sliding_log", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{Limit{Algorithm: "sliding_log", Size: "{n}", Window: "{d}"}, limiter.SlidingLog(4, 3*time.Second)},
 		{Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
 		{Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
 	}
@@ -61,7 +64,7 @@ func TestAlgorithms(t *testing.T) {
 func TestAlgorithmErrors(t *testing.T) {
 	const onlyWindow = `want only size and window, or size and period, with algorithm fixed_window`
 	tests := []struct{ block, want string }{
-		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket, fixed_window or sliding_window`},
+		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket, fixed_window, sliding_window or sliding_log`},
 		{`algorithm fixed_window; window 1m`, `algorithm: got "fixed_window", want a size with it, the most units in a window`},
 		{`algorithm fixed_window; size 5`, `algorithm: got "fixed_window", want a window or a period with it`},
 		{`algorithm fixed_window; size 5; window 1m; period day`, `period: got "day", want either a window or a period`},
@@ -76,7 +79,7 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm fixed_window; size 5; window 1m; capacity 2`, `capacity: got "2", want algorithm token_bucket with it`},
 		{`algorithm fixed_window; size 5; window 1m; cost 6`, `cost: got "6", want at most the size, 5`},
 		{`algorithm fixed_window; size 5; window 0`, `window: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, or a placeholder`},
-		{`size 5; window 1m`, `window: got "1m", want algorithm fixed_window or sliding_window with it`},
+		{`size 5; window 1m`, `window: got "1m", want algorithm fixed_window, sliding_window or sliding_log with it`},
 		{`algorithm sliding_window; window 1m`, `algorithm: got "sliding_window", want a size with it, the most units in a window`},
 		{`algorithm sliding_window; size 5`, `algorithm: got "sliding_window", want a window with it`},
 		{`algorithm sliding_window; size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
@@ -84,6 +87,11 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm sliding_window; rate 5/1m`, `rate: got "5/1m", want only size and window with algorithm sliding_window`},
 		{`algorithm sliding_window; size 5; window 1m; cost 6`, `cost: got "6", want at most the size, 5`},
 		{`algorithm sliding_window; size 16777216; window 1m`, `size 16777216: must be at most 16777215 in a sliding window`},
+		{`algorithm sliding_log; window 1m`, `algorithm: got "sliding_log", want a size with it, the most units in a window`},
+		{`algorithm sliding_log; size 5`, `algorithm: got "sliding_log", want a window with it`},
+		{`algorithm sliding_log; size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
+		{`algorithm sliding_log; size 5; drip_rate 1m`, `drip_rate: got "1m", want only size and window with algorithm sliding_log`},
+		{`algorithm sliding_log; size 10001; window 1m`, `size 10001: must be at most 10000 in a sliding log`},
 		{`algorithm sliding_window; size 5; window 105000h`, `drip rate 105000h0m0s: must be at most 104249h59m28.947541s in a sliding window`},
 		{`size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
 		{`capacity 5`, `capacity: got "5", want algorithm token_bucket with it`},
@@ -174,5 +182,41 @@ func TestSlidingWindowsOfSite(t *testing.T) {
 		step{after: 30 * time.Second, want: `429 limit=2 remaining=0 clear=60.000 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
 		step{after: ms, want: `200 limit=2 remaining=0 clear=119.999` + policy + `;r=0;t=30`},
 		step{after: 30 * time.Second, want: `200 limit=2 remaining=0 clear=89.999` + policy + `;r=0;t=30`},
+	)
+}
+
+// Guards what clients see of logs: each request leaves exactly a window after it came,
+// the denial holds until then, and the fields tell of that.
+func TestSlidingLogsOfSite(t *testing.T) {
+	s := startSite(t, `
+		rate_limit /log minute {
+			algorithm sliding_log
+			size 2
+			window 1m
+			headers x-ratelimit ratelimit
+		}
+		rate_limit /both both {
+			algorithm sliding_log
+			size 2
+			window 1m
+			headers ratelimit
+			limit burst {
+				size 1
+				drip_rate 10s
+			}
+		}
+		respond admitted
+	`)
+	const policy = ` policy="minute";q=2;w=60 ratelimit="minute"`
+	s.run(
+		step{path: "/log", after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=60.000` + policy + `;r=1;t=60`},
+		step{path: "/log", after: 40 * time.Second, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
+		step{path: "/log", want: `429 limit=2 remaining=0 clear=60.000 reset=20.000 retry-after=20` + policy + `;r=0;t=20`},
+		step{path: "/log", after: 19999 * ms, want: `429 limit=2 remaining=0 clear=40.001 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		step{path: "/log", after: ms, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=40`},
+		step{path: "/log", after: 40 * time.Second, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
+		step{path: "/both", want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
+		step{path: "/both", want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
+		step{path: "/both", after: 15 * time.Second, want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=0;t=45, "both/burst";r=0;t=10`},
 	)
 }

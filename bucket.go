@@ -121,6 +121,8 @@ func (b *bucket) describe() string {
 		rate = b.period.String()
 	case b.counts == limiter.Sliding:
 		rate += " sliding"
+	case b.counts == limiter.Log:
+		rate += " log"
 	case b.aligned:
 		rate += " clock"
 	}

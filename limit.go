@@ -85,6 +85,8 @@ type Limit struct {
 	// - `sliding_window`: at most `size` units in the time of a `window` that ends
 	//   now, by an estimate: those of the present window, and of the one before
 	//   the share that its part of that time has.
+	// - `sliding_log`: at most `size` units in any time of a `window`, exactly. It
+	//   keeps the time of each request for that long, so `size` is at most 10,000.
 	Algorithm string `json:"algorithm,omitempty"`
 
 	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as
@@ -104,8 +106,8 @@ type Limit struct {
 	// has its own buckets. Default: 1.
 	DripSize Number `json:"drip_size,omitempty"`
 
-	// The length of a fixed or sliding window, in whole microseconds. Each value
-	// of placeholders has its own windows.
+	// The length of a window, fixed, sliding or of a log, in whole microseconds.
+	// Each value of placeholders has its own windows.
 	Window Duration `json:"window,omitempty"`
 
 	// When a fixed window begins: with `clock` (default) at multiples of its
