@@ -17,20 +17,24 @@ const (
 	tokenBucket   algorithm = "token_bucket" // the mirror image of the former: its tokens are the room that is left
 	fixedWindow   algorithm = "fixed_window"
 	slidingWindow algorithm = "sliding_window"
+	slidingLog    algorithm = "sliding_log"
 	warmUp        algorithm = "warm_up"
 )
 
 // parseAlgorithm parses the algorithm option.
 func parseAlgorithm(text string) (algorithm, string) {
 	switch a := algorithm(text); a {
-	case leakyBucket, tokenBucket, fixedWindow, slidingWindow, warmUp:
+	case leakyBucket, tokenBucket, fixedWindow, slidingWindow, slidingLog, warmUp:
 		return a, ""
 	}
-	return "", "leaky_bucket, token_bucket, fixed_window, sliding_window or warm_up"
+	return "", "leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up"
 }
 
 // hasWindow reports whether a counts in windows.
-func (a algorithm) hasWindow() bool { return a == fixedWindow || a == slidingWindow }
+func (a algorithm) hasWindow() bool { return a == fixedWindow || a.slides() }
+
+// slides reports whether a counts in the window that ends with the request.
+func (a algorithm) slides() bool { return a == slidingWindow || a == slidingLog }
 
 // hasSize reports whether a admits more if its size is larger.
 func (a algorithm) hasSize() bool { return a != warmUp }
@@ -50,9 +54,9 @@ func (l *Limit) setAlgorithm() (names [3]setting, err error) {
 	}
 	window := []setting{{"window", string(l.Window)}, {"window_start", l.WindowStart}, {"period", l.Period}}
 	switch o := firstSet(window); {
-	case o == nil || l.algorithm == fixedWindow || l.algorithm == slidingWindow && o == &window[0] && firstSet(window[1:]) == nil:
-	case o == &window[0] && l.algorithm != slidingWindow:
-		return names, badOption(o.option, o.text, "algorithm fixed_window or sliding_window with it")
+	case o == nil || l.algorithm == fixedWindow || l.algorithm.slides() && o == &window[0] && firstSet(window[1:]) == nil:
+	case o == &window[0] && !l.algorithm.slides():
+		return names, badOption(o.option, o.text, "algorithm fixed_window, sliding_window or sliding_log with it")
 	default:
 		o = firstSet(window[1:])
 		return names, badOption(o.option, o.text, "algorithm fixed_window with it")
@@ -83,15 +87,15 @@ func (l *Limit) setWindowBucket() error {
 		{"rate", string(l.Rate)}, {"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
 		{"max", string(l.Max)}, {"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
 	}); o != nil {
-		if l.algorithm == slidingWindow {
-			return badOption(o.option, o.text, "only size and window with algorithm sliding_window")
+		if l.algorithm.slides() {
+			return badOption(o.option, o.text, "only size and window with algorithm "+l.Algorithm)
 		}
 		return badOption(o.option, o.text, "only size and window, or size and period, with algorithm fixed_window")
 	}
 	switch {
 	case l.Size == "":
 		return badOption("algorithm", l.Algorithm, "a size with it, the most units in a window")
-	case l.Window == "" && l.algorithm == slidingWindow:
+	case l.Window == "" && l.algorithm.slides():
 		return badOption("algorithm", l.Algorithm, "a window with it")
 	case l.Window == "" && l.Period == "":
 		return badOption("algorithm", l.Algorithm, "a window or a period with it")
@@ -101,8 +105,11 @@ func (l *Limit) setWindowBucket() error {
 		return badOption("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
 	}
 	b := &bucket{path: l.path, drip: value[int64]{option: "size", constant: limiter.MaxUnits}}
-	if l.algorithm == slidingWindow {
+	switch l.algorithm {
+	case slidingWindow:
 		b.counts, b.drip.constant = limiter.Sliding, limiter.SlidingWindow(1, time.Second).DripSize
+	case slidingLog:
+		b.counts, b.drip.constant = limiter.Log, limiter.SlidingLog(1, time.Second).DripSize
 	}
 	var err error
 	if b.size, err = newValue("size", string(l.Size), parseUnits); err != nil {
@@ -130,7 +137,7 @@ func (b *bucket) windowError(numbers limiter.Limit) error {
 		return badOption("size", b.size.String(), fmt.Sprintf("at most %d with algorithm %s", size, b.limit.algorithm))
 	}
 	years := 17
-	if b.limit.algorithm == slidingWindow {
+	if b.limit.algorithm.slides() {
 		years = 11 // units count in the next window too
 	}
 	return badOption("window", string(b.limit.Window), fmt.Sprintf("at most %d years with algorithm %s", years, b.limit.algorithm))

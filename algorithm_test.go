@@ -36,6 +36,9 @@ func TestAlgorithms(t *testing.T) {
 		{Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
 		{Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
 		{Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
+		{Limit{Algorithm: "sliding_log", Size: "5", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{Limit{Algorithm: "sliding_log", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{Limit{Algorithm: "sliding_log", Size: "{n}", Window: "{d}"}, limiter.SlidingLog(4, 3*time.Second)},
 		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "30s"}, limiter.WarmingUp(10, time.Second, 30*time.Second, 3)},
 		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "{env.WINDOW}", ColdFactor: "2.5"}, limiter.WarmingUp(10, time.Second, 90*time.Second, 2.5)},
 		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}"}, limiter.WarmingUp(10, time.Second, time.Minute, 3)},
@@ -66,7 +69,7 @@ func TestAlgorithmErrors(t *testing.T) {
 	const onlyWindow = `want only size and window, or size and period, with algorithm fixed_window`
 	const onlyRate = `want only rate, warm_up and cold_factor with algorithm warm_up`
 	tests := []struct{ block, want string }{
-		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket, fixed_window, sliding_window or warm_up`},
+		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up`},
 		{`algorithm fixed_window; window 1m`, `algorithm: got "fixed_window", want a size with it, the most units in a window`},
 		{`algorithm fixed_window; size 5`, `algorithm: got "fixed_window", want a window or a period with it`},
 		{`algorithm fixed_window; size 5; window 1m; period day`, `period: got "day", want either a window or a period`},
@@ -81,7 +84,7 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm fixed_window; size 5; window 1m; capacity 2`, `capacity: got "2", want algorithm token_bucket with it`},
 		{`algorithm fixed_window; size 5; window 1m; cost 6`, `cost: got "6", want at most the size, 5`},
 		{`algorithm fixed_window; size 5; window 0`, `window: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, or a placeholder`},
-		{`size 5; window 1m`, `window: got "1m", want algorithm fixed_window or sliding_window with it`},
+		{`size 5; window 1m`, `window: got "1m", want algorithm fixed_window, sliding_window or sliding_log with it`},
 		{`algorithm sliding_window; window 1m`, `algorithm: got "sliding_window", want a size with it, the most units in a window`},
 		{`algorithm sliding_window; size 5`, `algorithm: got "sliding_window", want a window with it`},
 		{`algorithm sliding_window; size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
@@ -117,6 +120,11 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm warm_up; rate 10/1s; warm_up 30s; window 1m`, `window: got "1m", want algorithm fixed_window or sliding_window with it`},
 		{`rate 10/1s; warm_up 30s`, `warm_up: got "30s", want algorithm warm_up with it`},
 		{`algorithm fixed_window; size 5; window 1m; cold_factor 3`, `cold_factor: got "3", want algorithm warm_up with it`},
+		{`algorithm sliding_log; window 1m`, `algorithm: got "sliding_log", want a size with it, the most units in a window`},
+		{`algorithm sliding_log; size 5`, `algorithm: got "sliding_log", want a window with it`},
+		{`algorithm sliding_log; size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
+		{`algorithm sliding_log; size 5; drip_rate 1m`, `drip_rate: got "1m", want only size and window with algorithm sliding_log`},
+		{`algorithm sliding_log; size 10001; window 1m`, `size: got "10001", want at most 10000 with algorithm sliding_log`},
 		{`size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
 		{`capacity 5`, `capacity: got "5", want algorithm token_bucket with it`},
 		{`algorithm token_bucket`, `algorithm: got "token_bucket", want a size with it`},
@@ -206,6 +214,42 @@ func TestSlidingWindowsOfSite(t *testing.T) {
 		step{after: 30 * time.Second, want: `429 limit=2 remaining=0 clear=60.000 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
 		step{after: ms, want: `200 limit=2 remaining=0 clear=119.999` + policy + `;r=0;t=30`},
 		step{after: 30 * time.Second, want: `200 limit=2 remaining=0 clear=89.999` + policy + `;r=0;t=30`},
+	)
+}
+
+// Guards what clients see of logs: each request leaves exactly a window after it came,
+// the denial holds until then, and the fields tell of that.
+func TestSlidingLogsOfSite(t *testing.T) {
+	s := startSite(t, `
+		rate_limit /log minute {
+			algorithm sliding_log
+			size 2
+			window 1m
+			headers x-ratelimit ratelimit
+		}
+		rate_limit /both both {
+			algorithm sliding_log
+			size 2
+			window 1m
+			headers ratelimit
+			limit burst {
+				size 1
+				drip_rate 10s
+			}
+		}
+		respond admitted
+	`)
+	const policy = ` policy="minute";q=2;w=60 ratelimit="minute"`
+	s.run(
+		step{path: "/log", after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=60.000` + policy + `;r=1;t=60`},
+		step{path: "/log", after: 40 * time.Second, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
+		step{path: "/log", want: `429 limit=2 remaining=0 clear=60.000 reset=20.000 retry-after=20` + policy + `;r=0;t=20`},
+		step{path: "/log", after: 19999 * ms, want: `429 limit=2 remaining=0 clear=40.001 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		step{path: "/log", after: ms, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=40`},
+		step{path: "/log", after: 40 * time.Second, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
+		step{path: "/both", want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
+		step{path: "/both", want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
+		step{path: "/both", after: 15 * time.Second, want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=0;t=45, "both/burst";r=0;t=10`},
 	)
 }
 

@@ -146,6 +146,8 @@ func (b *bucket) describe() string {
 		rate = b.period.String()
 	case b.counts == limiter.Sliding:
 		rate += " sliding"
+	case b.counts == limiter.Log:
+		rate += " log"
 	case b.counts == limiter.WarmUp:
 		rate += " warm-up " + b.warmUp.String() + " " + b.cold.String()
 	case b.aligned:

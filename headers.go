@@ -203,8 +203,8 @@ func (f *fields) render(results []bucketResult, sum limiter.Summary, text []byte
 // appendPolicies appends the value of RateLimit-Policy. Like RateLimit, it follows
 // draft-ietf-httpapi-ratelimit-headers-11: a structured field with an item for each
 // limit. The quota q is the size, the window w the time in which a full bucket
-// drains, or the length of a sliding window, or the time of a rate that warms up. The
-// unit qu is requests by default; the draft has no name for units of this kind.
+// drains, or the length of a window that slides, or the time of a rate that warms up.
+// The unit qu is requests by default; the draft has no name for units of this kind.
 func appendPolicies(b []byte, results []bucketResult) []byte {
 	start := len(b)
 	for i := range results {
@@ -219,9 +219,9 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 		}
 		window := br.limit.DrainTime()
 		switch br.limit.Algorithm {
-		case limiter.Leaky:
-		case limiter.Sliding, limiter.WarmUp:
+		case limiter.Sliding, limiter.Log, limiter.WarmUp:
 			window = br.limit.DripInterval
+		case limiter.Leaky:
 		}
 		b = appendParameter(b, ";w=", ceilSeconds(window))
 	}
@@ -230,9 +230,10 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 
 // appendLimits appends the value of RateLimit. The time t is how long the available
 // units r take to drip out again, so clients that spread r over t keep to the rate.
-// In a fixed or sliding window, t is the time until it ends. If nothing is available,
-// t is the time until something is. On denial, only limits without room for the same
-// request have a t, so that none exceeds Retry-After.
+// In a fixed or sliding window, t is the time until it ends; in a log, until all that
+// it holds has left. If nothing is available, t is the time until something is. On
+// denial, only limits without room for the same request have a t, so that none exceeds
+// Retry-After.
 func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 	start := len(b)
 	for i := range results {
@@ -255,7 +256,9 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 				ends -= br.limit.DripInterval // the one after the present one ends when it is clear
 			}
 			b = appendParameter(b, ";t=", ceilSeconds(ends))
-		case d.Remaining == 0 && (br.limit.Algorithm == limiter.Sliding || br.limit.Algorithm == limiter.WarmUp):
+		case d.Remaining > 0 && br.limit.Algorithm == limiter.Log:
+			b = appendParameter(b, ";t=", ceilSeconds(d.Clear))
+		case d.Remaining == 0 && br.limit.Algorithm != limiter.Leaky:
 			one := limiter.Bucket{Limit: br.limit, Cost: 1}
 			b = appendParameter(b, ";t=", ceilSeconds(one.Wait(d)))
 		case d.Remaining > 0:

@@ -87,6 +87,8 @@ type Limit struct {
 	// - `sliding_window`: at most `size` units in the time of a `window` that ends
 	//   now, by an estimate: those of the present window, and of the one before
 	//   the share that its part of that time has.
+	// - `sliding_log`: at most `size` units in any time of a `window`, exactly. It
+	//   keeps the time of each request for that long, so `size` is at most 10,000.
 	// - `warm_up`: requests one by one at the given `rate`, without bursts, and
 	//   slower after the limit was idle: then the first intervals are `cold_factor`
 	//   times as long, and shrink during the `warm_up`. A request is admitted once
@@ -111,8 +113,8 @@ type Limit struct {
 	// has its own buckets. Default: 1.
 	DripSize Number `json:"drip_size,omitempty"`
 
-	// The length of a fixed or sliding window, in whole microseconds. Each value
-	// of placeholders has its own windows.
+	// The length of a window, fixed, sliding or of a log, in whole microseconds.
+	// Each value of placeholders has its own windows.
 	Window Duration `json:"window,omitempty"`
 
 	// When a fixed window begins: with `clock` (default) at multiples of its

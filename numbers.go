@@ -69,7 +69,7 @@ func (b *bucket) shownWith(interval, drip any) shownNumbers {
 		} else {
 			n.WindowStart = cmp.Or(b.limit.WindowStart, windowStartClock)
 		}
-	case slidingWindow:
+	case slidingWindow, slidingLog:
 		n.Window = interval
 	case warmUp:
 		n.Rate = rate{b.drip.constant, b.rate.constant}.String()

@@ -20,10 +20,14 @@ const (
 
 // room returns the maximum number of buckets of a limit.
 func (m *Memory) room(u *usage) int64 {
-	if n := u.maxKeys.Load(); n > 0 {
-		return n
+	n := u.maxKeys.Load()
+	if n <= 0 {
+		n = max(m.maxKeys.Load()/2, 1)
 	}
-	return max(m.maxKeys.Load()/2, 1)
+	if u.logs.Load() {
+		n = max(n, minLogRoom)
+	}
+	return n
 }
 
 // makeRoom evicts buckets if there are too many after the one at p was added.
@@ -33,7 +37,7 @@ func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
 		p.partition.usage.agree(maxKeys, keeps)
 	}
 	table := p.hash % tables
-	for n := 0; n < forgetAtOnce+p.grown && m.forgetOne(p.partition, table, p.hash, now); n++ {
+	for n := 0; n < forgetAtOnce && m.forgetOne(p.partition, table, p.hash, now); n++ {
 		table = anyTable() // the first table may have just been emptied
 	}
 }
@@ -43,8 +47,12 @@ func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
 // given table.
 func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 	u := p.usage
+	room := m.room(u)
+	if except != 0 && u.logs.Load() {
+		room -= room / 16 // see unitlog.go
+	}
 	switch {
-	case u.held.Load() > m.room(u) && !u.keeps.Load():
+	case u.held.Load() > room && !u.keeps.Load():
 		if u.parts.Load() > 1 {
 			p, table = m.largest(u, p), anyTable()
 		}

@@ -213,7 +213,7 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 	unlockAll(held)
 
 	for i := range places {
-		if p, b := &places[i], &req.Buckets[i]; p.entered || p.grown > 0 {
+		if p, b := &places[i], &req.Buckets[i]; p.entered {
 			m.makeRoom(p, b.MaxKeys, b.keeps(), now)
 		}
 	}
@@ -284,7 +284,6 @@ type place struct {
 	exact   bool
 	log     *unitLog
 	claimed int64 // what other keys of the request will have added
-	grown   int   // by how many buckets the log takes more room
 }
 
 // place returns the location of b.

@@ -104,6 +104,7 @@ type usage struct {
 	name    string
 	maxKeys atomic.Int64 // as set by buckets, 0 if they leave it open
 	keeps   atomic.Bool  // whether nothing is evicted
+	logs    atomic.Bool  // whether some limits are logs, which take more room
 	parts   atomic.Int32 // number of partitions
 
 	_         [64]byte // what is above is only read
@@ -212,6 +213,7 @@ func (m *Memory) newPartition(id limitID) *partition {
 	p := &partition{id: id, order: m.made, salt: b.limitHash(m.seed), usage: u}
 	if id.algorithm == Log || p.mixed() {
 		p.logs = make([]map[uint64]*unitLog, tables)
+		u.logs.Store(u.logs.Load() || id.algorithm == Log)
 	}
 	u.parts.Add(1)
 	usages := old.usages
@@ -260,7 +262,7 @@ type LimitUsage struct {
 
 	// The number of buckets held, including drained ones that have not been
 	// removed yet, and the maximum. Neither includes shared buckets. In a Memory
-	// that is a Store of its own, a sliding log counts as three buckets, and as one
+	// that is a Store of its own, a sliding log counts as four buckets, and as one
 	// more for each four entries.
 	Buckets, MaxKeys int
 

@@ -104,7 +104,7 @@ func TestRemovalsAreBatched(t *testing.T) {
 func TestRemovalSparesBucketsInUse(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		drip int64 // 0 if it is a sliding window, -1 if it warms up
+		drip int64 // 0 if it is a sliding window, -1 if it warms up, -2 if it is a log
 		do   func(t *testing.T, server *redistest.Server, node, other *Redis, b Bucket)
 		kept bool
 	}{
@@ -154,6 +154,17 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 			b.Cost = 9
 			decide(t, other, AccountingAtomic, b)
 		}, false},
+		{"nothing, of a log", -2, func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}, false},
+		{"another's units in a log", -2, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+			decide(t, other, AccountingAtomic, b)
+		}, true},
+		{"another's denial by a log", -2, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+			b.Cost = 9
+			decide(t, other, AccountingAtomic, b)
+		}, false},
+		{"no log", -2, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
+			server.Client().Set(t.Context(), node.keys.of(&b), "L", time.Hour)
+		}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			server := redistest.Start(t)
@@ -165,6 +176,8 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 				b.Limit = SlidingWindow(10, 24*time.Hour)
 			case -1:
 				b.Limit = WarmingUp(8, 8*time.Hour, 24*time.Hour, 3)
+			case -2:
+				b.Limit = SlidingLog(10, 24*time.Hour)
 			}
 			b.Cost, b.MaxKeys = 2, 1
 			decide(t, node, AccountingAtomic, b)

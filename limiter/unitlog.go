@@ -8,10 +8,11 @@ import "maps"
 // Memory as its fallback, the log is made anew from the summary, with units as late
 // as they can have been.
 //
-// A log takes room: it counts as several buckets, according to its size. Where
-// there is no room for it to grow, two neighbouring entries become one at the later
-// time. That is never too little, and as long as there are many entries, hardly too
-// much.
+// A log takes room: it counts as several buckets, according to its size. It never
+// takes that of others, which would then gain what they have used. Where there is
+// no room for it to grow, two neighbouring entries become one at the later time:
+// that is never too little, and with many entries hardly too much. So that a flood
+// of keys leaves logs some room, new keys evict others before their limit is full.
 
 // unitLog is the log of one bucket: the units in the window that ends now, and
 // those that have left it but are still in memory. A zero unitLog is not usable;
@@ -35,11 +36,11 @@ const (
 	// logKeys the number of buckets as which a log without entries counts, besides
 	// the bucket itself.
 	entriesPerKey = 4
-	logKeys       = 2
+	logKeys       = 3
 
-	// someKeys is the number of buckets, in logs, beyond what a limit has room for
-	// that its logs may always take until evictions have made room.
-	someKeys = 64
+	// minLogRoom is the least number of buckets that there is room for in a limit
+	// with logs, so that one log always fits.
+	minLogRoom = 16
 )
 
 // newUnitLog returns an empty log of a window of the given length.
@@ -196,21 +197,18 @@ func (m *Memory) settleLog(p *place, b *Bucket, now int64) {
 		m.openLog(p, b, now)
 	}
 	p.state = b.Limit.add(m.started(&b.Limit, p.state, now), b.Cost)
-	p.log.append(now, b.Cost, !m.crowded(p.partition))
+	p.log.append(now, b.Cost, m.mayGrow(p.partition, int64(len(p.log.entries)/(4*entriesPerKey)+2)))
 	m.put(p, p.state, now)
 }
 
-// crowded reports whether p's limit has no room for its logs to grow.
-func (m *Memory) crowded(p *partition) bool {
+// mayGrow reports whether a log of p may take the room of so many buckets more.
+func (m *Memory) mayGrow(p *partition, more int64) bool {
 	u := p.usage
-	some := func(n int64) int64 { return n + n/16 + someKeys } // eviction follows
-	switch {
-	case p.id.shared:
-		return u.shared.Load() >= some(max(m.room(u)/8, minShared))
-	case u.keeps.Load():
-		return u.held.Load() >= some(m.room(u)) || m.kept.Load() >= some(m.maxKeys.Load()/2)
+	if p.id.shared {
+		return u.shared.Load()+more <= max(m.room(u)/8, minShared)
 	}
-	return u.held.Load() > some(m.room(u)) || m.held.Load() > some(m.maxKeys.Load())
+	return u.held.Load()+more <= m.room(u) && m.held.Load()+more <= m.maxKeys.Load() &&
+		!(u.keeps.Load() && m.kept.Load()+more > m.maxKeys.Load()/2)
 }
 
 // keepLog stores p's log, or removes that of p's bucket if p has none, and counts
@@ -229,8 +227,7 @@ func (m *Memory) keepLog(p *place) {
 		(*logs)[p.hash] = p.log
 	}
 	keys := p.log.keys()
-	p.grown = keys - int(p.log.counted)
-	m.count(p.partition, p.grown)
+	m.count(p.partition, keys-int(p.log.counted))
 	p.log.counted = int32(keys) //nolint:gosec // a few thousand
 }
 

@@ -16,9 +16,9 @@ const (
 	slidingWindow = "sliding_window"
 )
 
-// Algorithm is the algorithm of zones. Theirs is the exact log; until there is one
+// Algorithm is the algorithm of zones.
 // here, it is estimated.
-const Algorithm = slidingWindow
+const Algorithm = slidingLog
 
 // Exact reports whether zones decide as they do there, rather than by an estimate.
 func Exact() bool { return Algorithm == slidingLog }
