@@ -13,7 +13,7 @@ import (
 // or one for each bucket while a slot is being moved. To charge all buckets or
 // none, each part first holds its units: held units take room beside what the
 // bucket holds, but do not drip. Once all parts have been answered, the held units
-// are committed or released. Nothing is ever taken out of a bucket again, because
+// are committed or released, or committed all the same where denied requests count. Nothing is ever taken out of a bucket again, because
 // nobody could tell how much of it has dripped meanwhile.
 //
 // The second step is asynchronous: it is sent with the next batch. If it never
@@ -160,9 +160,10 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 		if p.query == nil || p.err != nil {
 			continue
 		}
+		p.query.countsRelease = true
 		for _, i := range p.indexes { // the levels after settling
 			b, o := &req.Buckets[i], &outcomes[i]
-			if denied {
+			if denied && !b.Limit.CountDenied {
 				o.held -= b.Cost
 			}
 			o.state = b.Limit.atLeast(o.state, o.held, now)

@@ -29,6 +29,8 @@ const (
 // released; see crossslot.go. If one of several buckets in a request is full, the
 // others are cached too, because their levels are part of the answer. These levels
 // are then the last that the server reported.
+//
+// A request that a bucket counts even if it is denied is never decided here.
 type denyCache struct {
 	seed   maphash.Seed
 	latest atomic.Int64 // until when any entry is valid
@@ -89,7 +91,7 @@ func (req Request) deniedAlike() bool {
 // decide appends the outcomes of req to dst if it is certain to be denied, and
 // reports whether it is.
 func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bool) {
-	if now >= d.latest.Load() || !req.deniedAlike() {
+	if now >= d.latest.Load() || !req.deniedAlike() || req.counting() {
 		return dst, false
 	}
 	before, denied := len(dst), false

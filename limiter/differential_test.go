@@ -185,6 +185,7 @@ func drawRequest(t *rapid.T, buckets []Bucket) Request {
 		if rapid.IntRange(0, 19).Draw(t, "never: 19") == 19 {
 			b.Cost = rapid.SampledFrom([]int64{size + 1, math.MaxInt64}).Draw(t, "cost")
 		}
+		b.Limit.CountDenied = rapid.IntRange(0, 3).Draw(t, "counts denied: 3") == 3
 		req.Buckets = append(req.Buckets, b)
 	}
 	return req

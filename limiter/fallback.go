@@ -392,7 +392,8 @@ func (f *fallback) anyLost(hash uint64) bool {
 }
 
 // decide decides req here, in place of the given queries, which are given up. It
-// appends to dst. With peek it only reports what would be decided.
+// appends to dst. With peek the request is denied elsewhere, so this only reports
+// what would be decided, and counts it where that is wanted.
 func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*query) []outcome {
 	f.drop(instead...)
 	f.mu.Lock()
@@ -416,7 +417,7 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 		o.by = DecidedByFallback
 		// A bucket that had room, but was not charged because another denied, is
 		// unchanged.
-		if !peek && (o.denied || !denied || req.Accounting == AccountingEach) {
+		if !peek && (o.denied || !denied || req.Accounting == AccountingEach) || req.Buckets[i].Limit.CountDenied {
 			f.cross(f.memory.hash(&req.Buckets[i]))
 		}
 	}

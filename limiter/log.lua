@@ -236,6 +236,20 @@ return {
     return sliding.add(clear, slack, cost)
   end,
 
+  -- The level that counts a request which was denied. Of a log's units the latest
+  -- that fill it are kept.
+  count = function(clear, slack, cost, _, size, log)
+    append(log, now, min(cost, size, FULL))
+    while log.from < log.count do
+      local _, n = entry(log, log.from)
+      if log.total - n < size then
+        break
+      end
+      log.from, log.total = log.from + 1, log.total - n
+    end
+    return sliding.count(clear, slack, cost)
+  end,
+
   -- The summary of what is stored and what a node has told. Of each window the
   -- larger count counts, a window being that of the server which ends next to the
   -- node's. If the node knows of more units, they become an entry, as late as they

@@ -113,6 +113,9 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 		if denied = b.Cost > b.Limit.Size || b.Limit.leakyWait(s, now, b.Cost) > 0; !denied {
 			s = b.Limit.leakyAdd(m.started(&b.Limit, s, now), b.Cost)
 			stored.state = s
+		} else if b.Limit.CountDenied {
+			s = b.Limit.count(s, now, m.unix(&b.Limit), b.Cost, 0)
+			stored.state = s
 		}
 		t.mu.Unlock()
 	} else {
@@ -139,7 +142,7 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 // standIn says how to decide in place of another store, see fallback.go.
 type standIn struct {
 	inFlight []int64 // for each bucket, the units that the other store may still admit
-	peek     bool    // whether to only look and change nothing
+	peek     bool    // whether the request is denied elsewhere, so that nothing is charged
 }
 
 // take decides req, which is valid, and appends the outcome for each bucket to
@@ -186,15 +189,16 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 	}
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
-		charge := p.fits && (admitted || req.Accounting == AccountingEach)
+		peek := as != nil && as.peek
+		charge := p.fits && !peek && (admitted || req.Accounting == AccountingEach)
 		switch {
-		case p.exact && charge:
+		case p.exact && (charge || b.Limit.CountDenied):
 			m.settleLog(p, b, now)
 		case p.exact:
-		case as == nil || !as.peek:
+		case !peek || b.Limit.CountDenied:
 			switch {
 			case as == nil:
-			case charge:
+			case charge || b.Limit.CountDenied:
 				p.dirty = ahead
 			case !p.fits && p.unsure: // the other store may have lost what it holds
 				p.dirty, p.stale = unsure, true
@@ -231,12 +235,16 @@ func (m *Memory) look(p *place, b *Bucket, now int64) {
 	p.state = stored.at(now)
 }
 
-// settle charges p's bucket if told to, and stores it if anything has changed.
+// settle charges p's bucket if told to, or counts a request that is denied if that is
+// wanted, and stores it if anything has changed.
 func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
-	if charge {
+	switch {
+	case charge || p.fits && b.Limit.CountDenied:
 		p.state = b.Limit.add(m.started(&b.Limit, p.state, now), b.Cost)
+	case b.Limit.CountDenied:
+		p.state = b.Limit.count(p.state, now, m.unix(&b.Limit), b.Cost, p.inFlight)
 	}
-	if charge || p.stale {
+	if charge || p.stale || b.Limit.CountDenied && p.state.clear > now {
 		m.put(p, p.state, now)
 	}
 }

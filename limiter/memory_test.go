@@ -53,7 +53,7 @@ type plain map[Bucket]written
 
 // identity returns b with only the fields that identify it.
 func identity(b Bucket) Bucket {
-	b.Cost, b.Limit.Size = 0, 0
+	b.Cost, b.Limit.Size, b.Limit.CountDenied = 0, 0, false
 	return b
 }
 
@@ -74,6 +74,15 @@ func (p plain) take(req Request, now int64) []Decision {
 		if fits[i] && (admitted || req.Accounting == AccountingEach) {
 			states[i] = b.Limit.add(b.Limit.started(states[i], now, now), b.Cost)
 			p[identity(b)] = b.Limit.written(states[i], now)
+		} else if before := states[i]; b.Limit.CountDenied {
+			if fits[i] {
+				states[i] = b.Limit.add(b.Limit.started(states[i], now, now), b.Cost)
+			} else {
+				states[i] = b.Limit.count(states[i], now, now, b.Cost, 0)
+			}
+			if fits[i] || states[i] != before || b.Limit.Algorithm != Leaky {
+				p[identity(b)] = b.Limit.written(states[i], now)
+			}
 		}
 		decisions[i] = b.Limit.decision(states[i], now, b.Cost, !fits[i])
 	}

@@ -93,6 +93,8 @@ func (s *subject) take(t rapid.TB, l Limit, cost int64) Decision {
 	fits := b.Cost <= b.Limit.Size && b.Limit.wait(s.state, s.now, b.Cost) == 0
 	if fits {
 		s.state = b.Limit.add(b.Limit.started(s.state, s.now, s.now), b.Cost)
+	} else if l.CountDenied {
+		s.state = b.Limit.count(s.state, s.now, s.now, b.Cost, 0)
 	}
 	want := b.Limit.decision(s.state, s.now, b.Cost, !fits)
 

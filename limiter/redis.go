@@ -172,7 +172,7 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 // query returns the query that asks a server to decide req.
 func (r *Redis) query(req Request, what byte) *query {
 	q := r.keys.query(req, what)
-	q.abandoned, q.holdsUnits = false, false
+	q.abandoned, q.holdsUnits, q.countsRelease = false, false, false
 	q.Patient = r.fallback == nil || req.NoFallback
 	if r.fallback != nil {
 		q.buckets = r.fallback.pending(req, q.buckets[:0])

@@ -561,6 +561,9 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			if a := b.Limit.Algorithm; a != Leaky {
 				flags, run[4] = flags+32*byte(a), run[4]|128
 			}
+			if b.Limit.CountDenied {
+				flags += 128
+			}
 			run = append(run, flags)
 			for _, n := range levels {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(n))

@@ -153,6 +153,9 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 				pick[float64](h.random, 1, 2, 3, 10, 1000))
 		}
 	}
+	for i := range h.buckets {
+		h.buckets[i].Limit.CountDenied = h.random.IntN(5) == 0
+	}
 	h.buckets[0].Key = "first"
 	h.admitted = make([][]charge, len(h.buckets))
 	h.lifetime = make([]int, len(h.buckets))
@@ -484,6 +487,7 @@ func (h *history) settle(p *simulatedPart, what byte) {
 	if what == whatRelease {
 		h.v.fallback.drop(q)
 	}
+	q.countsRelease = h.random.IntN(2) == 0 // or no decision was made
 	q.settle(what, p.outcomes)
 	answered := false
 	h.events.at(h.v.now+pick[int64](h.random, 0, 0, 20, 2000, 9_900_000), func() {

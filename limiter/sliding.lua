@@ -79,6 +79,11 @@ return {
     return clear, slack + min(cost, COUNT - 1 - slack % COUNT)
   end,
 
+  -- The level that counts a request which was denied.
+  count = function(clear, slack, cost)
+    return clear, slack + min(cost, COUNT - 1 - slack % COUNT)
+  end,
+
   -- The most drip rates until units that are charged now no longer count.
   drips = function()
     return 2

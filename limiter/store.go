@@ -45,7 +45,7 @@ type Request struct {
 // Bucket is one bucket and what a request adds to it. Its Name, its Key and its
 // Limit's DripInterval and DripSize are its identity: requests that agree in them
 // use the same bucket; so are Algorithm, Aligned, Phase and ColdFactor of the Limit.
-// Size is not part of it: it may differ from request to
+// CountDenied is not part of it, and Size is not: it may differ from request to
 // request, and each request is decided by its own Size. The level stays when the
 // Size changes, and together requests with several Sizes are admitted no more than
 // the largest allows.
@@ -110,7 +110,8 @@ const MaxBuckets = 1<<16 - 1
 type Accounting uint8
 
 const (
-	// AccountingAtomic charges all buckets if all have room, and none otherwise.
+	// AccountingAtomic charges all buckets if all have room, and none otherwise,
+	// except those that count denied requests, see Limit.CountDenied.
 	AccountingAtomic Accounting = iota
 
 	// AccountingEach charges every bucket that has room, even if others deny.

@@ -22,6 +22,8 @@
 --           32  (with 16) it is a sliding window, see sliding.lua
 --           64  (with 16) it is a sliding log, see log.lua
 --           96  (with 16) it warms up, see warm.lua
+--          128  it counts denied requests too; if units are to be released: commit
+--               them instead, as the request counts
 --   reply  for each bucket two integers: the time until it runs empty, t, or -1 - t
 --          if its key held something that is not a bucket; and its slack, s, or
 --          -1 - s if it denies, or -1 - 2^50 - s if it denies only because of units
@@ -35,6 +37,8 @@
 --
 --   0  charge all buckets if all have room, otherwise none
 --   1  charge each bucket that has room
+--      (0 to 2: a bucket that counts denied requests is charged in any case, or is full
+--      then)
 --   2  hold the cost in all buckets if all have room, otherwise in none: the request
 --      has other buckets in other slots, and may be denied there
 --   3  commit held units: the request was admitted, charge them
@@ -78,6 +82,7 @@ local keys, runs = KEYS, ARGV
 
 local HORIZON = 2 ^ 50     -- no bucket's time can lie further ahead
 local SECOND = 1000000
+local WINDOW = 2 ^ 49      -- the drip size of a fixed window, which loses all it holds
 local HELD_FOR = 10 * SECOND
 local HOLD, COMMIT, RELEASE, REMOVE, PEEK, RESET = 2, 3, 4, 5, 6, 7
 local OTHERS = 128         -- added to what to do
@@ -151,8 +156,8 @@ for r = 1, #runs do
       if flags % 32 >= 16 then
         phase, at = unpack('>d', run, at)
       end
-      if flags >= 32 then
-        other = others[flags - flags % 32]
+      if flags % 128 >= 32 then
+        other = others[flags % 128 - flags % 32]
       end
     end
     if flags > 0 and flags % 4 >= 2 then
@@ -334,14 +339,14 @@ for r = 1, #runs do
     for i = 1, buckets do
       if several then
         row = rows[i]
-        rate, drip, cost, phase, other = row[2], row[3], row[4], row[19], row[20]
+        size, rate, drip, cost, flags, phase, other = row[1], row[2], row[3], row[4], row[5], row[19], row[20]
         clear, slack, fits, changed, foreign = row[8], row[9], row[10], row[11], row[12]
         held, till, blocked = row[13], row[14], row[15]
         log = other and row[22]
       end
-      local charge = fits and (admitted or what == 1)
+      local charge, count = fits and (admitted or what == 1), false
       if what >= HOLD and fits then
-        charge = what == COMMIT
+        charge = what == COMMIT or what == RELEASE and flags >= 128 and cost > 0
         if what >= COMMIT then
           held = held - cost
         elseif admitted then
@@ -351,13 +356,29 @@ for r = 1, #runs do
           held, changed = held + cost, true
         end
       end
+      if flags >= 128 and what < COMMIT and not (fits and admitted) then
+        charge, count = fits, not fits
+      end
       if other then
-        if charge or blocked then
+        if charge or count or blocked then
           clear, slack = other.started(clear, slack, now, rate, phase)
         end
         if charge then
           clear, slack = other.add(clear, slack, cost, rate, drip, phase, log)
           changed = true
+        elseif count then
+          clear, slack = other.count(clear, slack, cost, rate, size, log)
+          changed = true
+        end
+      elseif count and held < size then
+        -- The bucket is full, beside what is held, as of now.
+        local drips = ceil((size - held) / drip)
+        local c, s = now - (phase and (now - phase) % rate or 0) + drips * rate, drips * drip - size + held
+        if drip == WINDOW and clear > now then
+          c = clear -- the window ends when it would
+        end
+        if c > clear or c == clear and s < slack then
+          clear, slack, changed = c, s, true
         end
       elseif phase and clear == now and (charge or blocked) then
         clear = now - (now - phase) % rate -- the window has begun

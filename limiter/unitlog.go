@@ -190,15 +190,25 @@ func (p *place) fitsLog(b *Bucket) bool {
 	return b.Cost <= b.Limit.Size && int64(p.log.total)+p.claimed <= b.Limit.Size-b.Cost
 }
 
-// settleLog charges p's log.
+// settleLog charges p's log, whether or not it has room.
 func (m *Memory) settleLog(p *place, b *Bucket, now int64) {
 	if b.shared { // another key of the request may have just charged it
 		m.look(p, b, now)
 		m.openLog(p, b, now)
 	}
 	p.state = b.Limit.add(m.started(&b.Limit, p.state, now), b.Cost)
-	p.log.append(now, b.Cost, m.mayGrow(p.partition, int64(len(p.log.entries)/(4*entriesPerKey)+2)))
+	p.log.append(now, min(b.Cost, b.Limit.Size), m.mayGrow(p.partition, int64(len(p.log.entries)/(4*entriesPerKey)+2)))
+	p.log.keep(b.Limit.Size)
 	m.put(p, p.state, now)
+}
+
+// keep drops the oldest units beyond the given number, which denied requests may have
+// added: they leave first, and make nobody wait.
+func (g *unitLog) keep(most int64) {
+	for int(g.head) < len(g.entries) && int64(g.total)-units(g.entries[g.head]) >= most {
+		g.total -= int32(units(g.entries[g.head])) //nolint:gosec // less than 2^14
+		g.head++
+	}
 }
 
 // mayGrow reports whether a log of p may take the room of so many buckets more.

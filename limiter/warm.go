@@ -138,6 +138,12 @@ func (l *Limit) warmAdd(s state, cost int64) state {
 	return state{s.free() + int64(math.Ceil(wait)) + int64(slack), int64(slack)}
 }
 
+// warmCount is count for a limit that warms up. No permits are taken.
+func (l *Limit) warmCount(s state, now int64) state {
+	free := max(s.free(), now+int64(math.Ceil(l.interval())))
+	return state{free + s.slack, s.slack}
+}
+
 // warmAtLeast is atLeast for a limit that warms up. More than Size units from cold
 // means that some of them are in s already. So they do not count as taken permits,
 // because then the next ones would be too cheap.

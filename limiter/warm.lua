@@ -65,6 +65,11 @@ return {
     return clear - slack + ceil(wait) + taken, taken
   end,
 
+  -- The level that counts a request which was denied: no permits are taken.
+  count = function(clear, slack, _, interval)
+    return max(clear - slack, now + ceil(interval)) + slack, slack
+  end,
+
   -- The most drip rates until units that are charged now no longer count.
   drips = function(units, rate, drip)
     return units + 2 * drip / rate

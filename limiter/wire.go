@@ -61,6 +61,7 @@ type query struct {
 	counted         bool                // whether it counts as in flight
 	abandoned       bool                // whether it was given up, and no longer counts
 	holdsUnits      bool                // whether a server holds its units
+	countsRelease   bool                // whether its request, when its units are released, counts as a denied one
 	serverRestarted bool                // whether a server has restarted since it was sent
 	next, prev      *query
 
@@ -130,6 +131,7 @@ const (
 	flagAhead   = 8
 	flagAligned = 16
 	flagOther   = 32 // times the Algorithm
+	flagCount   = 128
 )
 
 // split splits what remains of a group whose next bucket has been told no level:
@@ -190,6 +192,9 @@ func (q *query) settle(what byte, held []outcome) {
 	for i := range held {
 		numbers, flags, phase, _, after := split(rest)
 		group = append(group, numbers...)
+		if what != whatRelease || !q.countsRelease {
+			flags &^= flagCount
+		}
 		group = append(group, flags|flagDue)
 		group = append(group, phase...)
 		group = appendNumbers(group, held[i].till)
@@ -247,6 +252,9 @@ func (req Request) appendGroup(b []byte, what byte) []byte {
 		flags := byte(bucket.Limit.Algorithm) * flagOther
 		if flags > 0 {
 			b[start+whatIndex] |= whatOthers
+		}
+		if bucket.Limit.CountDenied {
+			flags |= flagCount
 		}
 		if !bucket.Limit.Aligned {
 			b = append(b, flags)
