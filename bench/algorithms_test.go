@@ -35,6 +35,7 @@ var algorithms = []struct {
 	{"`leaky_bucket`, `token_bucket`", limiter.Limit{Size: hundred, DripInterval: time.Hour / hundred, DripSize: 1}},
 	{"`fixed_window`", limiter.ClockWindow(hundred, time.Hour, time.Unix(0, 0))},
 	{"`sliding_window`", limiter.SlidingWindow(hundred, time.Hour)},
+	{"`sliding_log`", limiter.SlidingLog(hundred, time.Hour)},
 }
 
 // costOf is what a decision costs. A time that was not measured is 0.

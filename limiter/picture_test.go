@@ -70,6 +70,10 @@ var panels = []struct {
 		"sliding_window", "size 10, window 10s", limiter.SlidingWindow(across, 10*time.Second),
 		func(from, to int) int { return across * (1 + to/window - from/window) }, 2 * across,
 	},
+	{
+		"sliding_log", "size 10, window 10s", limiter.SlidingLog(across, 10*time.Second),
+		func(from, to int) int { return across * (1 + (to-from)/window) }, across,
+	},
 }
 
 // history is what a limit does with the traffic, tick by tick.
@@ -160,6 +164,7 @@ func TestAlgorithmsPictureIsDescribed(t *testing.T) {
 		{19, 10, 10},
 		{19, 10, 10},
 		{11, 18, 6}, // the sliding window
+		{10, 16, 4}, // the sliding log
 	} {
 		h := play(t, panels[i].limit, panels[i].bound)
 		got := tc
