@@ -74,6 +74,27 @@ var panels = []struct {
 		"sliding_log", "size 10, window 10s", limiter.SlidingLog(across, 10*time.Second),
 		func(from, to int) int { return across * (1 + (to-from)/window) }, across,
 	},
+	{
+		"warm_up", "a unit a second, warm_up 10s", limiter.WarmingUp(across, 10*time.Second, 10*time.Second, limiter.DefaultColdFactor),
+		func(from, to int) int { return warmingUp(float64(to-from) / float64(second)) }, 1 + across,
+	},
+}
+
+// warmingUp returns the most requests that the limit that warms up admits in so many
+// seconds from cold: the wait after each is the integral of a line over the permit
+// that it takes, of which there are ten. It falls from 3 s to 1 s after five of them.
+func warmingUp(seconds float64) int {
+	admitted := 1
+	for permits := 10.0; ; permits-- {
+		wait := 1.0
+		if permits > 5 {
+			wait += (permits - 5 - 0.5) * 2 / 5
+		}
+		if seconds -= wait; seconds < 0 {
+			return admitted
+		}
+		admitted++
+	}
 }
 
 // history is what a limit does with the traffic, tick by tick.
@@ -165,6 +186,7 @@ func TestAlgorithmsPictureIsDescribed(t *testing.T) {
 		{19, 10, 10},
 		{11, 18, 6}, // the sliding window
 		{10, 16, 4}, // the sliding log
+		{2, 10, 1},  // the limit that warms up
 	} {
 		h := play(t, panels[i].limit, panels[i].bound)
 		got := tc
