@@ -236,9 +236,10 @@ return {
     return sliding.add(clear, slack, cost)
   end,
 
-  -- The level that counts a request which was denied. Of a log's units the latest
-  -- that fill it are kept.
+  -- The level that counts a request which was denied. Its units take the place of
+  -- the oldest in a log that is full: it never holds less than before.
   count = function(clear, slack, cost, _, size, log)
+    size = max(size, log.total)
     append(log, now, min(cost, size, FULL))
     while log.from < log.count do
       local _, n = entry(log, log.from)

@@ -197,8 +197,9 @@ func (m *Memory) settleLog(p *place, b *Bucket, now int64) {
 		m.openLog(p, b, now)
 	}
 	p.state = b.Limit.add(m.started(&b.Limit, p.state, now), b.Cost)
+	most := max(b.Limit.Size, int64(p.log.total)) // or requests with a larger size would have room
 	p.log.append(now, min(b.Cost, b.Limit.Size), m.mayGrow(p.partition, int64(len(p.log.entries)/(4*entriesPerKey)+2)))
-	p.log.keep(b.Limit.Size)
+	p.log.keep(most)
 	m.put(p, p.state, now)
 }
 
