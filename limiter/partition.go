@@ -104,7 +104,7 @@ type usage struct {
 	name    string
 	maxKeys atomic.Int64 // as set by buckets, 0 if they leave it open
 	keeps   atomic.Bool  // whether nothing is evicted
-	logs    atomic.Bool  // whether some limits are logs, which take more room
+	logs    atomic.Bool  // whether there were logs, which take more room
 	parts   atomic.Int32 // number of partitions
 
 	_         [64]byte // what is above is only read
@@ -213,7 +213,6 @@ func (m *Memory) newPartition(id limitID) *partition {
 	p := &partition{id: id, order: m.made, salt: b.limitHash(m.seed), usage: u}
 	if id.algorithm == Log || p.mixed() {
 		p.logs = make([]map[uint64]*unitLog, tables)
-		u.logs.Store(u.logs.Load() || id.algorithm == Log)
 	}
 	u.parts.Add(1)
 	usages := old.usages

@@ -234,6 +234,7 @@ func (m *Memory) keepLog(p *place) {
 		m.dropLog(p.partition, p.hash)
 		if *logs == nil {
 			*logs = make(map[uint64]*unitLog)
+			p.partition.usage.logs.Store(true)
 		}
 		(*logs)[p.hash] = p.log
 	}
