@@ -292,6 +292,7 @@ type limitAnswer struct {
 	WindowStart   string                     `json:"window_start,omitempty"`
 	Period        string                     `json:"period,omitempty"`
 	WarmUp        jsonSeconds                `json:"warm_up,omitempty"`
+	CountDenied   bool                       `json:"count_denied,omitempty"`
 	ColdFactor    json.Number                `json:"cold_factor,omitempty"`
 	Cost          any                        `json:"cost"`
 	Key           string                     `json:"key"`
@@ -391,6 +392,7 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 		Accounting: b.handler.accounting.String(), OnError: b.handler.onError,
 		Admitted: counts.admitted, Denied: counts.denied, Spared: counts.spared,
 	}
+	answer.CountDenied = l.CountDenied
 	switch {
 	case b.off:
 		answer.Size = 0
