@@ -268,7 +268,8 @@ type limitAnswer struct {
 	shownNumbers
 
 	Off           bool                       `json:"off,omitempty"` // by a factor of 0
-	Cost          any                        `json:"cost"`          // a number, or a template that depends on the request
+	CountDenied   bool                       `json:"count_denied,omitempty"`
+	Cost          any                        `json:"cost"` // a number, or a template that depends on the request
 	Key           string                     `json:"key"`
 	IPv4Prefix    int                        `json:"ipv4_prefix"`
 	IPv6Prefix    int                        `json:"ipv6_prefix"`
@@ -363,7 +364,8 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 		Key: l.key.String(), IPv4Prefix: l.key.ipv4, IPv6Prefix: l.key.ipv6,
 		Match:   l.matchersRaw,
 		MaxKeys: cmp.Or(l.maxKeys, max(maxKeys/2, 1)), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop,
-		Accounting: string(b.handler.accounting), OnError: b.handler.onError,
+		CountDenied: l.CountDenied,
+		Accounting:  string(b.handler.accounting), OnError: b.handler.onError,
 		Admitted: counts.admitted, Denied: counts.denied, Spared: counts.spared,
 	}
 	for _, outer := range b.around {

@@ -2,6 +2,8 @@ package ratelimit
 
 import (
 	"fmt"
+	"net/http"
+	"strconv"
 	"testing"
 	"time"
 
@@ -17,6 +19,10 @@ func TestAlgorithms(t *testing.T) {
 	clock := limiter.ClockWindow(5, time.Minute, time.Unix(0, 0))
 	now := time.Date(2026, 11, 22, 10, 20, 30, 0, time.UTC)
 	midnight := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
+	counting := func(l limiter.Limit) limiter.Limit {
+		l.CountDenied = true
+		return l
+	}
 	tests := []struct {
 		limit Limit
 		want  limiter.Limit
@@ -42,6 +48,10 @@ func TestAlgorithms(t *testing.T) {
 		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "30s"}, limiter.WarmingUp(10, time.Second, 30*time.Second, 3)},
 		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "{env.WINDOW}", ColdFactor: "2.5"}, limiter.WarmingUp(10, time.Second, 90*time.Second, 2.5)},
 		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}"}, limiter.WarmingUp(10, time.Second, time.Minute, 3)},
+		{Limit{Rate: "5/1s", CountDenied: true}, counting(limiter.PerSecond(5))},
+		{Limit{Algorithm: "sliding_window", Size: "5", Window: "1m", CountDenied: true}, counting(limiter.SlidingWindow(5, time.Minute))},
+		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}", CountDenied: true}, counting(limiter.WarmingUp(10, time.Second, time.Minute, 3))},
+		{Limit{Algorithm: "fixed_window", Size: "5", Period: "day", CountDenied: true}, counting(limiter.ClockWindow(5, 24*time.Hour, midnight))},
 		{Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
 		{Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
 	}
@@ -125,6 +135,7 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm sliding_log; size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
 		{`algorithm sliding_log; size 5; drip_rate 1m`, `drip_rate: got "1m", want only size and window with algorithm sliding_log`},
 		{`algorithm sliding_log; size 10001; window 1m`, `size: got "10001", want at most 10000 with algorithm sliding_log`},
+		{`count_denied`, `count_denied: got "true", want a size with it`},
 		{`size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
 		{`capacity 5`, `capacity: got "5", want algorithm token_bucket with it`},
 		{`algorithm token_bucket`, `algorithm: got "token_bucket", want a size with it`},
@@ -143,6 +154,10 @@ func TestAlgorithmErrors(t *testing.T) {
 	t.Run("of one name", func(t *testing.T) {
 		err := validateCaddyfile(":8080 {\n\trate_limit x {\n\t\tsize 5\n\t}\n\troute {\n\t\trate_limit x {\n\t\t\talgorithm fixed_window\n\t\t\tsize 5\n\t\t\twindow 1s\n\t\t}\n\t}\n}")
 		wantError(t, err, disagree("x", "algorithm", "fixed_window", "leaky_bucket"))
+		err = validateCaddyfile(":8080 {\n\trate_limit x {\n\t\tsize 5\n\t}\n\troute {\n\t\trate_limit x {\n\t\t\tsize 5\n\t\t\tcount_denied\n\t\t}\n\t}\n}")
+		wantError(t, err, disagree("x", "count_denied", "true", "false"))
+		err = validateCaddyfile(":8080 {\n\trate_limit x {\n\t\tsize 5\n\t\tcount_denied yes\n\t}\n}")
+		wantError(t, err, `count_denied: got "yes", want no argument, at Caddyfile:4`)
 	})
 }
 
@@ -280,4 +295,95 @@ func TestWarmUpOfSite(t *testing.T) {
 		step{header: one, after: 1000 * ms, want: `200 limit=2 remaining=0 clear=4.000` + policy + `;r=0;t=1`},
 		step{header: one, after: 4000 * ms, want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},
 	)
+}
+
+// Guards count_denied in each algorithm: a client that keeps asking stays denied for
+// longer than one that waits is, and is admitted once it waits as long as it was told.
+// The fields tell of what is left after counting. With min_interval, its bucket counts
+// too. Of several limits of a request, those with room count a denial by another.
+func TestCountDenied(t *testing.T) {
+	s := startSite(t, `
+		rate_limit /bucket bucket {
+			size 3
+			drip_rate 10s
+			count_denied
+		}
+		rate_limit /fixed fixed {
+			algorithm fixed_window
+			size 1
+			window 1m
+			count_denied
+		}
+		rate_limit /sliding sliding {
+			algorithm sliding_window
+			size 1
+			window 10s
+			count_denied
+		}
+		rate_limit /warm warm {
+			algorithm warm_up
+			rate 1/10s
+			warm_up 1m
+			count_denied
+		}
+		rate_limit /interval interval {
+			max 6
+			duration 60s
+			min_interval 5s
+			count_denied
+		}
+		rate_limit /both both {
+			size 3
+			drip_rate 10s
+			count_denied
+			limit one {
+				size 1
+				drip_rate 10s
+			}
+		}
+		respond admitted
+	`)
+	minute := func() { s.clock.advance(time.Minute - s.clock.read()%time.Minute) }
+	s.run(
+		step{path: "/bucket", want: `200 limit=3 remaining=2 clear=10.000`},
+		step{path: "/bucket", want: `200 limit=3 remaining=1 clear=20.000`},
+		step{path: "/bucket", want: `200 limit=3 remaining=0 clear=30.000`},
+		step{path: "/bucket", after: 10*time.Second - ms, want: `429 limit=3 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+		step{path: "/bucket", after: 10*time.Second - ms, want: `429 limit=3 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+		step{path: "/bucket", after: 10 * time.Second, want: `200 limit=3 remaining=0 clear=30.000`},
+	)
+	minute()
+	s.run(
+		step{path: "/fixed", want: `200 limit=1 remaining=0 clear=60.000`},
+		step{path: "/fixed", after: 59 * time.Second, want: `429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1`},
+		step{path: "/fixed", after: time.Second, want: `200 limit=1 remaining=0 clear=60.000`},
+	)
+	minute()
+	s.run(
+		step{path: "/both", want: `200 limit=1 remaining=0 clear=10.000`},
+		step{path: "/both", after: time.Second, want: `429 limit=1 remaining=0 clear=19.000 reset=9.000 retry-after=9`},
+		step{path: "/both", after: time.Second, want: `429 limit=1 remaining=0 clear=28.000 reset=8.000 retry-after=8`},
+		step{path: "/both", after: 4 * time.Second, want: `429 limit=1 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+	)
+	for _, path := range []string{"/bucket", "/sliding", "/warm", "/interval"} {
+		s.clock.advance(10 * time.Minute)
+		minute()
+		for s.send("GET", path).StatusCode == http.StatusOK { // until it is full
+		}
+		var last answer
+		for range 100 {
+			s.clock.advance(950 * ms)
+			if last = s.send("GET", path); last.StatusCode != http.StatusTooManyRequests {
+				t.Fatalf("%s: a client that keeps asking: %s", path, last)
+			}
+		}
+		wait, err := strconv.Atoi(last.Header.Get("Retry-After"))
+		if err != nil {
+			t.Fatalf("%s: %s", path, last)
+		}
+		s.clock.advance(time.Duration(wait) * time.Second)
+		if a := s.send("GET", path); a.StatusCode != http.StatusOK {
+			t.Errorf("%s: after waiting %d s: %s", path, wait, a)
+		}
+	}
 }

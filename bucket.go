@@ -108,6 +108,7 @@ func (b *bucket) validate() error {
 func (b *bucket) setAlgorithm(numbers *limiter.Limit) {
 	numbers.Aligned, numbers.Algorithm = b.aligned, b.counts
 	numbers.Phase, numbers.ColdFactor = b.warmUp, b.cold.thousandths()
+	numbers.CountDenied = b.limit.CountDenied
 }
 
 // effectiveSize returns the size divided by the factor. The bucket is off if the
@@ -163,7 +164,10 @@ func (b *bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.L
 		return numbers, off, err
 	}
 	if b.period != nil {
-		return b.period.limit(numbers.Size, now), false, nil
+		size := numbers.Size
+		numbers = b.period.limit(size, now)
+		numbers.CountDenied = b.limit.CountDenied
+		return numbers, false, nil
 	}
 	b.setAlgorithm(&numbers)
 	if numbers.DripInterval, err = b.rate.at(repl); err != nil {

@@ -134,6 +134,8 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 				return helper.Errf("period: got %q, want a unit and at most a time zone, such as month Europe/Berlin",
 					strings.Join(args, " "))
 			}
+		case option == "count_denied":
+			l.CountDenied, err = parseFlag(helper.Dispenser)
 		case option == "match":
 			l.MatcherSetsRaw, err = parseMatch(helper)
 		case option == "limit":
@@ -162,7 +164,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 				}
 			}
 			return helper.Errf("%s: got an unknown option, want one of key, algorithm, rate, size, drip_rate, drip_size, window, window_start, "+
-				"period, warm_up, cold_factor, capacity, refill_rate, refill_size, cost, factor, "+
+				"period, warm_up, cold_factor, count_denied, capacity, refill_rate, refill_size, cost, factor, "+
 				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log, jitter, zone",
 				quoteWord(option))
 		}

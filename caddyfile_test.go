@@ -430,7 +430,7 @@ func TestDuplicateGlobalOptions(t *testing.T) {
 // an unset {$VARIABLE} leaves behind.
 func TestOptionsNeedValues(t *testing.T) {
 	limit := []string{
-		"key", "algorithm", "size", "drip_rate", "drip_size", "window", "window_start", "capacity", "refill_rate", "refill_size", "cost", "factor", "max", "duration", "min_interval",
+		"key", "algorithm", "size", "drip_rate", "drip_size", "window", "window_start", "capacity", "refill_rate", "refill_size", "warm_up", "cold_factor", "cost", "factor", "max", "duration", "min_interval",
 		"ipv4_prefix", "ipv6_prefix", "max_keys", "when_full", "accounting", "on_error",
 	}
 	for _, option := range limit {

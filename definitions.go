@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 
 	"go.uber.org/zap"
 
@@ -109,6 +110,7 @@ func (d *definitions) add(l *Limit) error {
 			{"factor", b.factor.String()},
 			{"window_start", cmp.Or(l.WindowStart, windowStartClock)}, {"period", l.Period},
 			{"warm_up", b.warmUp.String()}, {"cold_factor", b.cold.String()},
+			{"count_denied", strconv.FormatBool(l.CountDenied)},
 		}
 		earlier, found := d.named[b.path]
 		if !found {

@@ -138,6 +138,21 @@ type Limit struct {
 	// after the point. Placeholders must not depend on the request. Default: 3.
 	ColdFactor Number `json:"cold_factor,omitempty"`
 
+	// Whether requests that are denied count too, so that a client which keeps asking
+	// stays locked out, and one that waits for its `Retry-After` is admitted. A
+	// leaky or token bucket that denies a request is full then, and its next drip
+	// comes one `drip_rate` later. A fixed window is full until it ends. A sliding
+	// window counts the units of the request in the present window. A limit that
+	// warms up denies the next requests for the time of one unit at its full rate at
+	// least.
+	//
+	// A request that any of several limits denies counts in each of them that has
+	// this option, whether it had room or not. Times to retry are those of a client
+	// that does not ask before, and all numbers are those after counting.
+	// With Redis, every denied request asks it. The bucket of `min_interval` counts
+	// too. Default: no.
+	CountDenied bool `json:"count_denied,omitempty"`
+
 	// The most tokens in a token bucket, from 1 to 2^49: another name for `size`.
 	Capacity Number `json:"capacity,omitempty"`
 
@@ -407,6 +422,9 @@ func (l *Limit) setBuckets() error {
 	shared := []setting{
 		{"cost", string(l.Cost)}, {"factor", string(l.Factor)},
 		{"max_keys", string(l.MaxKeys)}, {"when_full", l.WhenFull}, {"track_top", string(l.TrackTop)},
+	}
+	if l.CountDenied {
+		shared = append(shared, setting{"count_denied", "true"})
 	}
 
 	if legacy := firstSet(legacyOptions); legacy != nil {

@@ -720,7 +720,7 @@ const (
 	wantEither   = `want either size, drip_rate and drip_size or max, duration and min_interval`
 	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
 	wantOutside  = `want it in the rate_limit block itself, as it applies to the whole handler`
-	wantOption   = `want one of key, algorithm, rate, size, drip_rate, drip_size, window, window_start, period, ` +
+	wantOption   = `want one of key, algorithm, rate, size, drip_rate, drip_size, window, window_start, period, warm_up, cold_factor, count_denied, ` +
 		`capacity, refill_rate, refill_size, cost, factor, max, duration, min_interval, ipv4_prefix, ipv6_prefix, ` +
 		`max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log, jitter, zone`
 	wantPolicy    = `want fallback, allow or deny`

@@ -85,12 +85,12 @@ func ExamplePerSecond() {
 
 func ExamplePerMinute() {
 	fmt.Printf("%+v\n", limiter.PerMinute(30))
-	// Output: {Size:30 DripInterval:2s DripSize:1 Aligned:false Algorithm:leaky Phase:0s}
+	// Output: {Size:30 DripInterval:2s DripSize:1 Aligned:false Algorithm:leaky CountDenied:false ColdFactor:0 Phase:0s}
 }
 
 func ExampleEvery() {
 	fmt.Printf("%+v\n", limiter.Every(200*time.Millisecond))
-	// Output: {Size:1 DripInterval:200ms DripSize:1 Aligned:false Algorithm:leaky Phase:0s}
+	// Output: {Size:1 DripInterval:200ms DripSize:1 Aligned:false Algorithm:leaky CountDenied:false ColdFactor:0 Phase:0s}
 }
 
 // A thousand a day, in bursts of at most 50.
@@ -103,7 +103,7 @@ func ExampleNewLimit() {
 	_, err = limiter.NewLimit(999, time.Second, 5)
 	fmt.Println(err)
 	// Output:
-	// {Size:50 DripInterval:1m26.4s DripSize:1 Aligned:false Algorithm:leaky Phase:0s}, <nil>
+	// {Size:50 DripInterval:1m26.4s DripSize:1 Aligned:false Algorithm:leaky CountDenied:false ColdFactor:0 Phase:0s}, <nil>
 	// size 5: must be at least 10 for a rate of 999/1s; the nearest rates for it are 5/5.006ms and 5/5.005ms
 }
 
