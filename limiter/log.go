@@ -74,8 +74,12 @@ type logLevel struct {
 	one   int64 // until there is room for one unit
 }
 
-// later returns the level as far as it is known some time later, in µs.
+// later returns the level as far as it is known some time later, in µs: it is not
+// known which units have left, unless all have.
 func (v logLevel) later(by int64) logLevel {
+	if by >= v.clear {
+		return logLevel{}
+	}
 	return logLevel{v.units, max(v.clear-by, 0), max(v.again-by, 0), max(v.one-by, 0)}
 }
 

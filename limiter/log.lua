@@ -239,14 +239,21 @@ return {
   -- The level that counts a request which was denied. Its units take the place of
   -- the oldest in a log that is full: it never holds less than before.
   count = function(clear, slack, cost, _, size, log)
-    size = max(size, log.total)
-    append(log, now, min(cost, size, FULL))
+    cost, size = min(cost, size), max(size, log.total)
+    append(log, now, min(cost, FULL))
     while log.from < log.count do
       local _, n = entry(log, log.from)
       if log.total - n < size then
         break
       end
       log.from, log.total = log.from + 1, log.total - n
+    end
+    while log.from == log.count and log.more do
+      local _, n, rest = unpack('>dH', log.more)
+      if log.total - n < size then
+        break
+      end
+      log.total, log.more = log.total - n, rest <= #log.more and sub(log.more, rest) or nil
     end
     return sliding.count(clear, slack, cost)
   end,

@@ -88,7 +88,7 @@ func TestMemoryOfLogs(t *testing.T) {
 			taken, keys := heap()-before, max(m.Len(), 2000)
 			logs, _ := logsOf(m)
 			t.Logf("%d logs count as %d keys and take %d bytes, %.1f for each key", logs, m.Len(), taken, float64(taken)/float64(keys))
-			if taken > 56*int64(keys) {
+			if taken > 64*int64(keys) {
 				t.Errorf("%d keys take %d bytes, %.1f each", keys, taken, float64(taken)/float64(keys))
 			}
 			runtime.KeepAlive(m)
