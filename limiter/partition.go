@@ -261,7 +261,7 @@ type LimitUsage struct {
 
 	// The number of buckets held, including drained ones that have not been
 	// removed yet, and the maximum. Neither includes shared buckets. In a Memory
-	// that is a Store of its own, a sliding log counts as four buckets, and as one
+	// that is a Store of its own, a sliding log counts as five buckets, and as one
 	// more for each four entries.
 	Buckets, MaxKeys int
 

@@ -442,9 +442,11 @@ for r = 1, #runs do
         end
       end
     end
-    for i = 1, more and #more or 0 do
-      replies = replies + 1
-      reply[replies] = more[i]
+    if more then
+      for i = 1, #more do
+        replies = replies + 1
+        reply[replies] = more[i]
+      end
     end
     key = key + buckets
   end

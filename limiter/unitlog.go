@@ -36,7 +36,7 @@ const (
 	// logKeys the number of buckets as which a log without entries counts, besides
 	// the bucket itself.
 	entriesPerKey = 4
-	logKeys       = 3
+	logKeys       = 4
 
 	// minLogRoom is the least number of buckets that there is room for in a limit
 	// with logs, so that one log always fits.
