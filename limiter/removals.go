@@ -112,7 +112,7 @@ func (r *Redis) remove(buckets []removal) {
 	}
 	ctx := redisscript.WithDeadline(time.Now().Add(r.timeout), false)
 	var q *query
-	var group []byte
+	var group []byte //nolint:prealloc // begins anew with each query
 	ask := func() {
 		if q == nil {
 			return
