@@ -19,6 +19,7 @@ func (l *Limit) count(s state, now, unix, cost, beside int64) state {
 		return slidingAdd(l.slidingStarted(s, now, unix), cost)
 	case WarmUp:
 		return l.warmCount(warmStarted(s, now), now)
+	case Leaky:
 	}
 	units := l.Size - beside
 	if units < 1 {

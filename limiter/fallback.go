@@ -259,6 +259,7 @@ func (l Limit) atLeast(s state, units, unix int64) state {
 		return l.logAtLeast(l.started(s, 0, unix), units)
 	case WarmUp:
 		return l.warmAtLeast(s, units)
+	case Leaky:
 	}
 	empty := l.started(state{}, 0, unix)
 	full := l.add(empty, l.Size)

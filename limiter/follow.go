@@ -81,6 +81,7 @@ func (l Limit) higher(a, b state, late time.Duration, now int64) state {
 		return l.slidingHigher(a, b, now)
 	case WarmUp:
 		return warmHigher(a, b)
+	case Leaky:
 	}
 	if a.clear < b.clear {
 		a, b = b, a

@@ -85,9 +85,12 @@ func near(a, b Decision, within time.Duration) bool {
 	return a == b && apart <= within
 }
 
-// within returns how exact the description's waits are: to the microsecond and, if
-// hardly any of the stored permits take long, only to so many digits.
-func within(wait time.Duration) time.Duration { return max(time.Microsecond, wait>>32) }
+// exact returns how exact the description's waits are: to the microsecond and, if
+// hardly any of the stored permits take very long, to as many digits as are left of
+// the place of a permit.
+func (w *warmer) exact() time.Duration {
+	return time.Duration(1+w.most*w.price(w.most)*0x1p-50) * time.Microsecond
+}
 
 // drawWarm draws a limit that warms up, of any magnitude.
 func drawWarm(t *rapid.T) Limit {
@@ -154,10 +157,10 @@ func TestWarmUpFollowsDescription(t *testing.T) {
 			if got.Never {
 				wait = time.Duration(max(s.state.free()-s.now, 0)) * time.Microsecond
 			}
-			if free := time.Duration(m.free-s.now) * time.Microsecond; (wait - free).Abs() > within(free) {
+			if free := time.Duration(m.free-s.now) * time.Microsecond; (wait - free).Abs() > m.exact() {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs: would wait %v, want %v", l, i, cost, s.now, wait, free)
 			}
-			if last = plainDecision(got); !near(last, want, 2*within(wait)) {
+			if last = plainDecision(got); !near(last, want, 2*m.exact()) {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", l, i, cost, s.now, last, want)
 			}
 			switch {
