@@ -107,7 +107,7 @@ func within(t time.Time, unit time.Duration) *span {
 	shift := time.Duration(offset) * time.Second
 	start := t.UTC().Add(shift).Truncate(unit).Add(-shift)
 	s := &span{start, start.Add(unit)}
-	from, until := t.ZoneBounds()
+	from, until := offsetBounds(t)
 	if s.start.Before(from) {
 		s.start = from
 	}
@@ -124,7 +124,7 @@ func (p *period) begin(year int, month time.Month, day int) time.Time {
 	midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
 	t := midnight.Add(-26 * time.Hour).In(p.location) // no zone is that far from UTC
 	for {
-		from, until := t.ZoneBounds()
+		from, until := offsetBounds(t)
 		_, offset := t.Zone()
 		begin := midnight.Add(-time.Duration(offset) * time.Second)
 		if begin.Before(from) {
@@ -135,4 +135,23 @@ func (p *period) begin(year int, month time.Month, day int) time.Time {
 		}
 		t = until
 	}
+}
+
+// offsetBounds returns since when, and until when, clocks have had the offset from
+// UTC that they have at t; until is zero if that is for ever. Unlike what
+// Time.ZoneBounds returns it is always after t: on the last day of leap years, that
+// may be a moment before, at which no clock is set.
+func offsetBounds(t time.Time) (from, until time.Time) {
+	_, offset := t.Zone()
+	at := t
+	for from, until = t.ZoneBounds(); !until.IsZero(); _, until = at.ZoneBounds() {
+		if !until.After(at) {
+			until = at.Add(24 * time.Hour)
+		}
+		if _, after := until.Zone(); after != offset {
+			return from, until
+		}
+		at = until
+	}
+	return from, until
 }

@@ -136,6 +136,25 @@ func TestPeriodsHaveNoGaps(t *testing.T) {
 	})
 }
 
+// Guards the last day of leap years, for which Time.ZoneBounds may name a moment that
+// has passed.
+func TestPeriodsOnLastDayOfLeapYears(t *testing.T) {
+	for _, year := range []int{2028, 2040, 2088} {
+		for _, zone := range []string{"UTC", "Europe/Berlin", "America/St_Johns", "Asia/Gaza", "Australia/Lord_Howe"} {
+			for unit, longest := range longestPeriods {
+				p, _ := parsePeriod(unit + " " + zone)
+				for now := time.Date(year, time.December, 29, 0, 0, 0, 0, time.UTC); now.Day() > 3; now = now.Add(17 * time.Minute) {
+					s := p.at(now)
+					length := s.end.Sub(s.start)
+					if now.Before(s.start) || !now.Before(s.end) || length > longest || length < longest*9/10 && unit != "month" && unit != "year" {
+						t.Fatalf("%s: %v is in the instance from %v to %v", p, now, s.start, s.end)
+					}
+				}
+			}
+		}
+	}
+}
+
 // Guards what a period may be.
 func TestPeriodErrors(t *testing.T) {
 	const want = `want minute, hour, day, week, month or year, and after it a time zone such as Europe/Berlin, or none for UTC`
