@@ -127,7 +127,7 @@ func TestAlgorithmErrors(t *testing.T) {
 			`algorithm warm_up; rate 1/1s; warm_up 200000h`,
 			`size 1, rate of 1/1s, warm-up of 200000h0m0s: the time for size and twice the warm-up must be at most 35 years`,
 		},
-		{`algorithm warm_up; rate 10/1s; warm_up 30s; window 1m`, `window: got "1m", want algorithm fixed_window or sliding_window with it`},
+		{`algorithm warm_up; rate 10/1s; warm_up 30s; window 1m`, `window: got "1m", want algorithm fixed_window, sliding_window or sliding_log with it`},
 		{`rate 10/1s; warm_up 30s`, `warm_up: got "30s", want algorithm warm_up with it`},
 		{`algorithm fixed_window; size 5; window 1m; cold_factor 3`, `cold_factor: got "3", want algorithm warm_up with it`},
 		{`algorithm sliding_log; window 1m`, `algorithm: got "sliding_log", want a size with it, the most units in a window`},

@@ -290,11 +290,11 @@ rate_limit /limited/* {
 		step{path: "/limited/in", header: []string{"X-User: a"}, want: "200"}, // GET
 		step{path: "/limited/in", method: "POST", header: []string{"X-User: a"}, want: "200"},
 		step{path: "/limited/out", header: []string{"X-User: a", "X-Login: 1"}, want: "200"},
-		step{path: "/limited/in", method: "POST", header: []string{"X-User: a"}, want: "429 retry-after=" + exactly("10", "11")},
+		step{path: "/limited/in", method: "POST", header: []string{"X-User: a"}, want: "429 retry-after=10"},
 		step{path: "/limited/in", method: "POST", header: []string{"X-User: b"}, want: "200"},
-		step{path: "/limited/in", method: "POST", header: []string{"X-User: a"}, after: 5 * time.Second, want: "429 retry-after=" + exactly("5", "6")},
+		step{path: "/limited/in", method: "POST", header: []string{"X-User: a"}, after: 5 * time.Second, want: "429 retry-after=5"},
 		step{path: "/limited/x", want: "200"},
-		step{path: "/limited/x", want: "429 retry-after=" + exactly("3595", "3596")},
+		step{path: "/limited/x", want: "429 retry-after=3595"},
 	)
 }
 

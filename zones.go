@@ -136,7 +136,7 @@ func (h *Handler) setZones() error {
 		switch {
 		case z.Events == 0:
 			h.logger.Warn("this zone admits no request, since its max_events is 0", zap.String("zone", z.Name))
-		case zone.AlgorithmOf(z.Events) != zone.Algorithm:
+		case !zone.Exact(z.Events):
 			h.logger.Warn("this zone has more events than are counted one by one, so it is estimated as by sliding_window",
 				zap.String("zone", z.Name), zap.Int64("events", z.Events), zap.Int("most", zone.MostLogged))
 		}

@@ -78,17 +78,13 @@ func (z *zoneOptions) numbers() (options [][2]string, note string, err error) {
 	if (err != nil || window < time.Microsecond || window%time.Microsecond != 0) && !isVariable(z.window) {
 		return nil, "", fmt.Errorf("window: got %q, want a duration of whole microseconds, such as 1m", z.window)
 	}
-	algorithm := zone.Algorithm
-	if !isVariable(z.events) {
-		algorithm = zone.AlgorithmOf(events)
-	}
-	if algorithm != zone.Algorithm {
+	if !zone.Exact(events) {
 		note = fmt.Sprintf("zone: events are estimated, as there are more than %d", zone.MostLogged)
 	}
 	if !isVariable(z.events + z.window) {
 		z.known = &zone.Zone{Name: z.name, Events: events, Window: window}
 	}
-	return [][2]string{{"algorithm", algorithm}, {"size", z.events}, {"window", z.window}}, note, nil
+	return [][2]string{{"algorithm", zone.AlgorithmOf(events)}, {"size", z.events}, {"window", z.window}}, note, nil
 }
 
 // sorted returns the indexes of zones in the order in which they are asked. If that
@@ -138,14 +134,8 @@ func instead(option string) string {
 // blockOptions are the options of a block besides zones.
 const blockOptions = "disable_metrics, distributed, jitter, log_key, storage, sweep_interval"
 
-// aboutZones returns what a converted block says of its decisions.
-func aboutZones() string {
-	if zone.Exact() {
-		return "From mholt/caddy-ratelimit. These limits decide as its zones do."
-	}
-	return "From mholt/caddy-ratelimit, where N events are a limit for any window. Here the events in a window that ends now are " +
-		"estimated, so up to 2N-1 are admitted within one."
-}
+// aboutZones is what a converted block says of its decisions.
+const aboutZones = "From mholt/caddy-ratelimit. These limits decide as its zones do."
 
 // MholtCaddyfile converts the blocks of mholt/caddy-ratelimit in a Caddyfile, and
 // leaves out everything else of it.
@@ -310,7 +300,7 @@ func (m *mholt) block() error {
 	}
 	m.blocks++
 	if m.blocks == 1 {
-		m.comment(aboutZones())
+		m.comment(aboutZones)
 		m.option("")
 	}
 	m.comment("Line " + strconv.Itoa(start) + ":")

@@ -16,23 +16,18 @@ const (
 	slidingWindow = "sliding_window"
 )
 
-// Algorithm is the algorithm of zones.
-// here, it is estimated.
-const Algorithm = slidingLog
-
-// Exact reports whether zones decide as they do there, rather than by an estimate.
-func Exact() bool { return Algorithm == slidingLog }
-
 // MostLogged is the largest number of events that a log holds.
 const MostLogged = 10_000
 
-// AlgorithmOf returns the algorithm of a zone with so many events: those that no log
-// holds are estimated.
+// Exact reports whether so many events are counted one by one, rather than estimated.
+func Exact(events int64) bool { return events <= MostLogged }
+
+// AlgorithmOf returns the algorithm of a zone with so many events.
 func AlgorithmOf(events int64) string {
-	if events > MostLogged {
+	if !Exact(events) {
 		return slidingWindow
 	}
-	return Algorithm
+	return slidingLog
 }
 
 // Zone is what decides when a zone is asked.

@@ -52,7 +52,7 @@ func TestLimitName(t *testing.T) {
 // TestAlgorithmOf guards that a zone has the algorithm of zones, unless it has more
 // events than a log holds.
 func TestAlgorithmOf(t *testing.T) {
-	for events, want := range map[int64]string{0: Algorithm, 1: Algorithm, MostLogged: Algorithm, MostLogged + 1: slidingWindow} {
+	for events, want := range map[int64]string{0: slidingLog, 1: slidingLog, MostLogged: slidingLog, MostLogged + 1: slidingWindow} {
 		if got := AlgorithmOf(events); got != want {
 			t.Errorf("%d events: got %s, want %s", events, got, want)
 		}
