@@ -50,6 +50,12 @@ func algorithmLimits() []algorithmLimit {
 			whole, part := to.Sub(from)/w, to.Sub(from)%w
 			return n*(int(whole)+1) + int(n*part/w) + 1
 		})
+		limit("log", fmt.Sprintf("algorithm sliding_log\nsize %d\nwindow %v", n, w),
+			func(from, to time.Time) int { return n * (int(to.Sub(from)/w) + 1) })
+		limit("warm", fmt.Sprintf("algorithm warm_up\nrate %d/%v\nwarm_up %v", n, w, 5*w),
+			func(from, to time.Time) int { return 1 + int(to.Sub(from)/(w/n)) })
+		limit("counted", fmt.Sprintf("algorithm sliding_log\nsize %d\nwindow %v\ncount_denied", n, w),
+			func(from, to time.Time) int { return n * (int(to.Sub(from)/w) + 1) })
 	}
 	return all
 }
