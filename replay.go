@@ -34,13 +34,12 @@ type replay struct {
 	servers map[replayedSite]*dryServer
 
 	// The request that is being replayed.
-	entry     *accesslog.Entry
-	at        int64
-	url       url.URL
-	values    []string
-	decisions []limiter.Decision
-	met       []metLimit
-	refused   bool
+	entry   *accesslog.Entry
+	at      int64
+	url     url.URL
+	values  []string
+	met     []metLimit
+	refused bool
 
 	requests, admitted, denied int64 // that any limit applied to
 	undecided                  int64 // that a matcher or a value rejected

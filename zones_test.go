@@ -382,7 +382,7 @@ func TestZonesDecideAsTheirs(t *testing.T) {
 			for i := range 5000 {
 				if random.IntN(4) == 0 {
 					most := []time.Duration{ms, time.Second, 3 * time.Second, 40 * time.Second}[random.IntN(4)]
-					s.clock.advance(time.Duration(random.Int64N(int64(most)))/µs*µs + µs)
+					s.clock.advance(time.Duration(random.Int64N(int64(most))).Truncate(µs) + µs)
 				}
 				r := modelRequest{
 					method:  []string{"GET", "POST"}[random.IntN(2)],

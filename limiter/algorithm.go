@@ -28,11 +28,4 @@ func (a Algorithm) String() string {
 }
 
 // counts reports whether the state of a's buckets is two counts, see sliding.go.
-func (a Algorithm) counts() bool {
-	switch a {
-	case Sliding, Log:
-		return true
-	case Leaky:
-	}
-	return false
-}
+func (a Algorithm) counts() bool { return a == Sliding || a == Log }

@@ -170,6 +170,7 @@ func (l *Limit) wait(s state, now, cost int64) int64 {
 		return l.logWait(s, now, cost)
 	case WarmUp:
 		return warmWait(s, now)
+	case Leaky:
 	}
 	return l.leakyWait(s, now, cost)
 }
@@ -212,6 +213,7 @@ func (l *Limit) add(s state, cost int64) state {
 		return slidingAdd(s, cost)
 	case WarmUp:
 		return l.warmAdd(s, cost)
+	case Leaky:
 	}
 	return l.leakyAdd(s, cost)
 }
@@ -232,6 +234,7 @@ func (l *Limit) remaining(s state, now int64) int64 {
 		return max(l.Size-l.windowUnits(s, now), 0)
 	case WarmUp: // one request, whatever it costs
 		return 1 - warmUnits(s, now)
+	case Leaky:
 	}
 	return l.leakyRemaining(s, now)
 }

@@ -286,7 +286,7 @@ func TestStoresAgreeOnLogs(t *testing.T) {
 		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 		buckets, last, limit := drawBuckets(t, drawAnyShape), Decision{}, SlidingLog(1, time.Second)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
-			gap := int64(0)
+			var gap int64
 			if limit.Algorithm == Log {
 				gap = drawLogGap(t, limit, &last)
 			} else {
@@ -627,5 +627,22 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 	})
 	if min(seen.added, seen.known) < 100 {
 		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
+// TestLogRights guards that logs need no rights in Redis but those that docs/redis.md
+// names for them: short logs, long ones, and while units leave them.
+func TestLogRights(t *testing.T) {
+	server := redistest.Start(t)
+	server.SetUser(t, "+evalsha", "+eval", "+get", "+set", "+time", "+getrange", "+setrange", "+strlen", "+pexpireat")
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Username, opt.Password = "limiter", "pass" })
+	b := logBucket(MaxLogUnits, 200*time.Millisecond, 1)
+	for range 2 {
+		for i := range 1500 {
+			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+			if err != nil || d[0].By != DecidedByRedis {
+				t.Fatalf("request %d: %+v, %v", i, d, err)
+			}
+		}
 	}
 }

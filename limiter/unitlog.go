@@ -219,7 +219,7 @@ func (m *Memory) mayGrow(p *partition, more int64) bool {
 		return u.shared.Load()+more <= max(m.room(u)/8, minShared)
 	}
 	return u.held.Load()+more <= m.room(u) && m.held.Load()+more <= m.maxKeys.Load() &&
-		!(u.keeps.Load() && m.kept.Load()+more > m.maxKeys.Load()/2)
+		(!u.keeps.Load() || m.kept.Load()+more <= m.maxKeys.Load()/2)
 }
 
 // keepLog stores p's log, or removes that of p's bucket if p has none, and counts

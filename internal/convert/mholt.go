@@ -494,8 +494,7 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 			return fail("got an unknown option %q, want one of %s, rate_limits", option, blockOptions)
 		}
 	}
-	var order []*zoneOptions
-	var limits []map[string]any
+	order, limits := make([]*zoneOptions, 0, len(zones)), make([]map[string]any, 0, len(zones))
 	for _, name := range slices.Sorted(maps.Keys(zones)) {
 		options, ok := zones[name].(map[string]any)
 		if !ok {

@@ -59,7 +59,7 @@ func LimitName(zone string) string {
 		return name
 	}
 	digest := fnv.New64a()
-	digest.Write([]byte(zone))
+	_, _ = digest.Write([]byte(zone))
 	suffix := "-" + strconv.FormatUint(digest.Sum64(), 36)
 	return name[:min(len(name), longest-len(suffix))] + suffix
 }
