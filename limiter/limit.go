@@ -261,6 +261,7 @@ func (l Limit) units(s state, now int64) int64 {
 		return l.windowUnits(s, now)
 	case WarmUp:
 		return warmUnits(s, now)
+	case Leaky:
 	}
 	over, units := bits.Mul64(uint64(ceilDiv(s.clear-now, l.rate())), uint64(l.DripSize))
 	if over != 0 || units > math.MaxInt64 {

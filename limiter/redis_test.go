@@ -517,6 +517,7 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 				levels[i].slack |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
 			case WarmUp:
 				levels[i].slack = rapid.Int64Range(0, min(b.Limit.warmUp(), levels[i].clear)).Draw(t, "to be cold")
+			case Leaky:
 			}
 			levels[i].with = b.Limit.atLeast(levels[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"), 0)
 		}

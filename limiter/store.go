@@ -98,6 +98,7 @@ func (b *Bucket) fitsBeside(s state, units, now int64) bool {
 		return b.Cost <= b.Limit.Size-units && b.Limit.wait(s, now, b.Cost+units) == 0
 	case WarmUp: // the units would make this request wait, whatever their number
 		return units == 0 && b.fits(s, now)
+	case Leaky:
 	}
 	return b.Cost <= b.Limit.Size-units && b.Limit.leakyWait(s, now, b.Cost+units) == 0
 }
