@@ -142,7 +142,8 @@ type Limit struct {
 	// stays locked out, and one that waits for its `Retry-After` is admitted. A
 	// leaky or token bucket that denies a request is full then, and its next drip
 	// comes one `drip_rate` later. A fixed window is full until it ends. A sliding
-	// window counts the units of the request in the present window. A limit that
+	// window counts the units of the request in the present window, and a sliding log
+	// keeps its time like that of an admitted one. A limit that
 	// warms up denies the next requests for the time of one unit at its full rate at
 	// least.
 	//

@@ -6,9 +6,10 @@ package limiter
 // A bucket without room counts a denied request in the way of its algorithm: a leaky
 // bucket is full then, as of that moment, so its drips begin anew; a fixed window is
 // full until it ends; a sliding window counts the units in its present window, as far
-// as it can count; a log adds them in place of its oldest; and a limit that warms up is not free within the time of one unit
-// at its full rate, but no warmer. A bucket that had room, but was not charged
-// because another one denied the request, is charged as if it had been admitted.
+// as it can count; a log adds them in place of its oldest; and a limit that warms up
+// is not free within the time of one unit at its full rate, but no warmer. A bucket
+// that had room, but was not charged because another one denied the request, is
+// charged as if it had been admitted.
 
 // count returns the level s with a denied request of the given cost, which it had no
 // room for beside the given units that are held or in flight. unix is what the clock

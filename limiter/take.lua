@@ -1,4 +1,6 @@
--- Decides requests against their leaky buckets, all in one atomic step.
+-- Decides requests against their limits, all in one atomic step. Most are leaky
+-- buckets, and fixed windows are too; other algorithms are in files of their own,
+-- which are inserted below.
 --
 -- The buckets of one request form a group. A call carries one or more groups,
 -- which are decided one after the other. Every number is an integer below 2^53, up
@@ -50,8 +52,7 @@
 --   6  peek: only look at the buckets, and write nothing
 --   7  reset the buckets: they are empty then, and the reply is what they held
 --
--- 128 is added if some of the buckets are of other algorithms. Those are in files of
--- their own, which are inserted below.
+-- 128 is added if some of the buckets are not leaky ones.
 --
 -- A log's key is described in log.lua. Any other holds a number of 19 digits. All
 -- but the last three are the time at which its bucket runs empty; the last three
