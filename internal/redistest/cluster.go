@@ -18,7 +18,7 @@ const (
 
 	// stableWithin is how long servers may take until they agree. By default they
 	// wait for seconds, and a busy host slows them down.
-	stableWithin = 30 * time.Second
+	stableWithin = 90 * time.Second
 )
 
 // Cluster is a Redis Cluster of masters without replicas, each with its share of
