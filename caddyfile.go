@@ -23,10 +23,20 @@ func init() {
 //
 //	rate_limit [<matcher>] [<name>] {
 //		key          <template>
+//		algorithm    leaky_bucket | token_bucket | fixed_window | sliding_window | sliding_log | warm_up
 //		rate         <n>/<duration>
 //		size         <n>
 //		drip_rate    <duration>
 //		drip_size    <n>
+//		window       <duration>
+//		window_start clock | first
+//		period       minute | hour | day | week | month | year [<zone>]
+//		warm_up      <duration>
+//		cold_factor  <x>
+//		count_denied
+//		capacity     <n>
+//		refill_rate  <duration>
+//		refill_size  <n>
 //		cost         <n>
 //		factor       <x>
 //		max          <n>

@@ -143,9 +143,8 @@ type Limit struct {
 	// leaky or token bucket that denies a request is full then, and its next drip
 	// comes one `drip_rate` later. A fixed window is full until it ends. A sliding
 	// window counts the units of the request in the present window, and a sliding log
-	// keeps its time like that of an admitted one. A limit that
-	// warms up denies the next requests for the time of one unit at its full rate at
-	// least.
+	// keeps its time like that of an admitted one. A limit that warms up denies the
+	// next requests for the time of one unit at its full rate at least.
 	//
 	// A request that any of several limits denies counts in each of them that has
 	// this option, whether it had room or not. Times to retry are those of a client

@@ -238,8 +238,8 @@ func withJitter(wait time.Duration, share float64) time.Duration {
 	return wait + time.Duration(more)
 }
 
-// firstSetField returns the name in JSON of the first field that is set of the struct that of points to,
-// or "" if none is.
+// firstSetField returns the name in JSON of the first field that is set in the struct
+// that of points to, or "" if none is.
 func firstSetField(of any) string {
 	v := reflect.ValueOf(of).Elem()
 	for i := range v.NumField() {

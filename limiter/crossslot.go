@@ -13,8 +13,9 @@ import (
 // or one for each bucket while a slot is being moved. To charge all buckets or
 // none, each part first holds its units: held units take room beside what the
 // bucket holds, but do not drip. Once all parts have been answered, the held units
-// are committed or released, or committed all the same where denied requests count. Nothing is ever taken out of a bucket again, because
-// nobody could tell how much of it has dripped meanwhile.
+// are committed or released, or committed all the same where denied requests count.
+// Nothing is ever taken out of a bucket again, because nobody could tell how much of
+// it has dripped meanwhile.
 //
 // The second step is asynchronous: it is sent with the next batch. If it never
 // arrives, the server charges the held units after heldFor.

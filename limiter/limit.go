@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -73,28 +72,18 @@ func (l Limit) Validate() error {
 		return fmt.Errorf("drip size %d: must be from 1 to %d", l.DripSize, int64(MaxUnits))
 	case l.DripInterval < time.Microsecond || l.DripInterval%time.Microsecond != 0:
 		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripInterval)
+	case l.Algorithm > WarmUp:
+		return fmt.Errorf("algorithm %d: unknown", l.Algorithm)
 	case l.Algorithm == WarmUp:
 		return l.validateWarmUp()
 	case l.ColdFactor != 0:
 		return fmt.Errorf("cold factor %v: must be 0 unless the bucket warms up", l.coldFactor())
 	case !l.Aligned && l.Phase != 0:
 		return fmt.Errorf("phase %v: must be 0 if drips are not aligned", l.Phase)
-	case l.Algorithm > WarmUp:
-		return fmt.Errorf("algorithm %d: unknown", l.Algorithm)
-	case l.Algorithm == Sliding && (!l.Aligned || l.DripSize != slidingDrip):
-		return errors.New("sliding: must be made by SlidingWindow")
-	case l.Algorithm == Sliding && l.Size > MaxSlidingUnits:
-		return fmt.Errorf("size %d: must be at most %d in a sliding window", l.Size, int64(MaxSlidingUnits))
-	case l.Algorithm == Sliding && l.rate() > horizon/3:
-		return fmt.Errorf("drip rate %v: must be at most %v in a sliding window", l.DripInterval, horizon/3*time.Microsecond)
-	case l.Algorithm == Log && (!l.Aligned || l.Phase != 0 || l.DripSize != slidingDrip):
-		return errors.New("log: must be made by SlidingLog")
-	case l.Algorithm == Log && l.Size > MaxLogUnits:
-		return fmt.Errorf("size %d: must be at most %d in a sliding log", l.Size, int64(MaxLogUnits))
-	case l.Algorithm == Log && l.rate() > horizon/3:
-		return fmt.Errorf("drip rate %v: must be at most %v in a sliding log", l.DripInterval, horizon/3*time.Microsecond)
 	case l.Phase < 0 || l.Phase >= l.DripInterval || l.Phase%time.Microsecond != 0:
 		return fmt.Errorf("phase %v: must be a whole number of microseconds, from 0 to less than the drip rate, %v", l.Phase, l.DripInterval)
+	case l.Algorithm.counts():
+		return l.validateWindow()
 	}
 	if over, drain := bits.Mul64(uint64(l.drips()+1), uint64(l.rate())); over != 0 || drain > horizon {
 		return fmt.Errorf("size %d, drip rate %v, drip size %d: a full bucket and one drip more must drain within 35 years",
@@ -175,8 +164,8 @@ func (l *Limit) wait(s state, now, cost int64) int64 {
 	return l.leakyWait(s, now, cost)
 }
 
-// leakyWait is wait for Leaky limits. It and those like it are
-// small enough to be inlined where that counts.
+// leakyWait is wait for Leaky limits. It and those like it are small enough to be
+// inlined where that counts.
 func (l *Limit) leakyWait(s state, now, cost int64) int64 {
 	fits := floorDiv(l.Size-cost+s.slack, l.DripSize) * l.rate()
 	return max(s.clear-now-fits, 0)

@@ -53,6 +53,11 @@ local function entry(log, i)
   return unpack('>dH', text, at + 1)
 end
 
+-- fresh returns an empty log.
+local function fresh(key)
+  return {key = key, text = '', from = 0, count = 0, total = 0, whole = true}
+end
+
 -- load reads the whole of a log, whose string will then be written anew.
 local function load(log)
   if not log.whole then
@@ -145,7 +150,7 @@ return {
   -- was set back, count as of now.
   open = function(key, rate, phase)
     local value = pcall('GETRANGE', key, 0, HEAD + PAGE * ENTRY - 1)
-    local log = {key = key, text = '', from = 0, count = 0, total = 0, whole = true}
+    local log = fresh(key)
     if type(value) ~= 'string' and not match(value.err, '^WRONGTYPE') then
       return value
     elseif value == '' then
@@ -173,7 +178,7 @@ return {
     end
     log.total = total - left
     if log.newest and (log.total < units or log.from < count and newest <= edge) or not log.newest and log.total ~= 0 then
-      return {text = '', from = 0, count = 0, total = 0, whole = true, key = key}, now, 0, false, true, 0, 0
+      return fresh(key), now, 0, false, true, 0, 0
     end
     if log.newest and (newest > now or clear - now > 2 * rate or clear <= now) then
       -- The clock was set back, or a node has told of an entry in a window that ended
@@ -309,22 +314,22 @@ return {
     end
     local expires = format('%.0f', ceil(((held > 0 and max(newest, till) or newest) + rate) / 1000))
     local before = floor(slack / COUNT)
-    local added = log.more and #log.more / ENTRY or 0
+    local count = log.count + (log.more and #log.more / ENTRY or 0)
     if not log.whole and log.from > log.count / 2 then
       load(log)
     end
+    local from = log.whole and 0 or log.from
+    local first = pack(HEADER, KIND, clear, min(before, MOST), min(slack % COUNT, MOST), log.total, from, count - log.from + from,
+      newest, log.newest and log.units or 0, held, till)
     if log.whole then
       local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
-      local first = pack(HEADER, KIND, clear, min(before, MOST), min(slack % COUNT, MOST), log.total, 0, log.count - log.from + added,
-        newest, log.newest and log.units or 0, held, till)
       call('SET', log.key, first .. text .. (log.more or ''), 'PXAT', expires)
       return
     end
     if log.more then
       call('SETRANGE', log.key, HEAD + log.count * ENTRY, log.more)
     end
-    call('SETRANGE', log.key, 0, pack(HEADER, KIND, clear, min(before, MOST), min(slack % COUNT, MOST), log.total, log.from, log.count + added,
-      newest, log.newest and log.units or 0, held, till))
+    call('SETRANGE', log.key, 0, first)
     call('PEXPIREAT', log.key, expires)
   end,
 

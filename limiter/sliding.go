@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"fmt"
 	"math/bits"
 	"time"
 )
@@ -38,6 +39,23 @@ const (
 // every request returns an error.
 func SlidingWindow(n int64, d time.Duration) Limit {
 	return Limit{Size: n, DripInterval: d, DripSize: slidingDrip, Aligned: true, Algorithm: Sliding}
+}
+
+// validateWindow is Validate for a sliding window or log.
+func (l Limit) validateWindow() error {
+	maker, kind, most := "SlidingWindow", "window", int64(MaxSlidingUnits)
+	if l.Algorithm == Log {
+		maker, kind, most = "SlidingLog", "log", MaxLogUnits
+	}
+	switch {
+	case !l.Aligned || l.Algorithm == Log && l.Phase != 0 || l.DripSize != slidingDrip:
+		return fmt.Errorf("%v: must be made by %s", l.Algorithm, maker)
+	case l.Size > most:
+		return fmt.Errorf("size %d: must be at most %d in a sliding %s", l.Size, most, kind)
+	case l.rate() > horizon/3:
+		return fmt.Errorf("drip rate %v: must be at most %v in a sliding %s", l.DripInterval, horizon/3*time.Microsecond, kind)
+	}
+	return nil
 }
 
 // counts returns the units in the two windows that s counts.

@@ -43,6 +43,11 @@ local function later(clear, slack, rate, two)
   return clear + rate, before * COUNT + count - before
 end
 
+-- add returns the level with cost more units.
+local function add(clear, slack, cost)
+  return clear, slack + min(cost, COUNT - 1 - slack % COUNT)
+end
+
 return {
   -- The level at now of a bucket that is stored as clear and slack, and whether
   -- that differs.
@@ -74,15 +79,10 @@ return {
     return clear + rate, slack % COUNT * COUNT
   end,
 
-  -- The level with cost more units.
-  add = function(clear, slack, cost)
-    return clear, slack + min(cost, COUNT - 1 - slack % COUNT)
-  end,
+  add = add,
 
   -- The level that counts a request which was denied.
-  count = function(clear, slack, cost)
-    return clear, slack + min(cost, COUNT - 1 - slack % COUNT)
-  end,
+  count = add,
 
   -- The most drip rates until units that are charged now no longer count.
   drips = function()

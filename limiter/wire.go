@@ -156,13 +156,14 @@ func (q *query) repliesTo(what byte) int {
 	if what == whatRemove {
 		return 0
 	}
-	return repliesEach(what)*len(q.Keys) + logReplies*q.logs
+	return repliesEach(tellsHeld(what))*len(q.Keys) + logReplies*q.logs
 }
 
 // repliesEach returns the number of integers in the reply to a group that there are
-// for each bucket, besides the logReplies that follow for each log.
-func repliesEach(what byte) int {
-	if tellsHeld(what) {
+// for each bucket, besides the logReplies that follow for each log. With held, the
+// reply includes the held units.
+func repliesEach(held bool) int {
+	if held {
 		return 4
 	}
 	return 2
@@ -295,10 +296,7 @@ func appendNumbers[T int64 | float64](b []byte, numbers ...T) []byte {
 // whether any key held something that is not a bucket. With held, the reply
 // includes the held units.
 func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes []outcome, corrupt bool, err error) {
-	each := 2
-	if held {
-		each = 4
-	}
+	each := repliesEach(held)
 	if len(reply) != each*len(req.Buckets)+logReplies*req.logs() {
 		return dst, false, fmt.Errorf("reply of %d numbers to a request of %d buckets", len(reply), len(req.Buckets))
 	}
@@ -346,7 +344,7 @@ func wrote(c *redisscript.Call) bool {
 	if len(c.Reply) == 0 || c.Arg[whatIndex]&^whatOthers > whatHold {
 		return false
 	}
-	each := repliesEach(c.Arg[whatIndex] &^ whatOthers)
+	each := repliesEach(tellsHeld(c.Arg[whatIndex] &^ whatOthers))
 	for i := range c.Keys {
 		if c.Reply[each*i+1] < 0 {
 			return false
