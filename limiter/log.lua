@@ -1,25 +1,29 @@
 -- A sliding log keeps each admission for the time of one window, which is its drip
--- rate: a time and some units. A key holds a string: a header and the entries, 8
--- bytes and 2 each, oldest first. The newest is in the header, because the next
+-- rate: a time and some units. A key holds a string: a header and the entries, 7
+-- bytes and 3 each, oldest first. The first number is a time. The second is the sum
+-- of the units up to there, the entry's own included, modulo 2^24: the difference of
+-- two such sums is what lies between. The newest is in the header, because the next
 -- charge may be of the same microsecond:
 --
---   1 byte, 76; 8, the time of the summary; 2 and 2, its counts; 4, the sum of all
+--   1 byte, 108; 8, the time of the summary; 2 and 2, its counts; 4, the sum of all
 --   units; 2, how many entries at the beginning have left the window; 2, how many
---   there are; 8 and 2, the newest; 2 and 8, how many units are held, until when
+--   there are; 3, the sum in the last of them; 8 and 2, the newest; 2 and 8, how many
+--   units are held, until when
 --
 -- The summary counts the same units in windows that begin at multiples of their
 -- length, and is that of a sliding window, see sliding.lua. It is what nodes know
 -- of a log, and what they tell. log.go says how they decide by it.
 --
--- A long log is neither read nor written as a whole: that takes a step for each
--- entry that has left the window, or has to leave before there is room again. The
--- string is trimmed when half of its entries have left. The key expires when the
--- newest entry has left the window.
+-- A long log is neither read nor written as a whole. Which entries have left the
+-- window, and which have to leave before there is room again, is found in steps that
+-- double and then halve. The string is trimmed when half of its entries have left.
+-- The key expires when the newest entry has left the window.
 
 local pack = struct.pack
-local KIND = 76
-local HEADER = '>BdHHIHHdHHd'
-local HEAD, ENTRY = 41, 10 -- bytes of the header and of an entry
+local KIND = 108
+local HEADER = '>BdHHIHHI3dHHd'
+local HEAD, ENTRY = 44, 10 -- bytes of the header and of an entry
+local TIME = 2 ^ 24        -- a time is stored as what this divides it into, and the rest
 local PAGE = 100           -- entries that are read at once
 local MOST = 65535         -- units that an entry, or a count, can have
 local FULL = 10000         -- units that fill any log
@@ -32,14 +36,20 @@ local function header(value)
   if byte(value) ~= KIND or #value < HEAD then
     return
   end
-  local _, clear, before, last, total, from, count, newest, units, held, till = unpack(HEADER, value)
+  local _, clear, before, last, total, from, count, sum, newest, units, held, till = unpack(HEADER, value)
   if clear > 0 and clear < 2 ^ 53 and newest >= 0 and newest < 2 ^ 53 and till >= 0 and till < 2 ^ 53
-    and from <= count and total >= units and total <= MOST * (count - from + 1) and (newest > 0 or total == 0 and from == count) then
-    return clear, before * COUNT + last, total, from, count, newest > 0 and newest, units, held, till
+    and from <= count and total >= units and total < COUNT and (newest > 0 or total == 0 and from == count) then
+    return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, held, till
   end
 end
 
--- entry returns the i-th entry of a log, counting from 0: its time and its units.
+-- stored returns an entry as it is stored.
+local function stored(at, sum)
+  return pack('>II3I3', floor(at / TIME), at % TIME, sum)
+end
+
+-- entry returns the i-th entry of a log, counting from 0: its time, and the sum of
+-- the units up to there.
 local function entry(log, i)
   local text, at = log.text, HEAD + i * ENTRY
   if at + ENTRY > #text then
@@ -50,12 +60,52 @@ local function entry(log, i)
     end
     text, at = log.paged, (i - page) * ENTRY
   end
-  return unpack('>dH', text, at + 1)
+  local high, low, sum = unpack('>II3I3', text, at + 1)
+  return high * TIME + low, sum
+end
+
+-- sumBefore returns the sum of the units before the i-th entry.
+local function sumBefore(log, i)
+  if i == log.from then
+    return log.base
+  end
+  local _, sum = entry(log, i - 1)
+  return sum
+end
+
+-- search returns the index of the first entry from which on past is true, or the
+-- number of entries. past gets the time of an entry, and the units up to there.
+local function search(log, past)
+  local low, high, step = log.from, log.from, 1
+  while high < log.count do
+    local at, sum = entry(log, high)
+    if past(at, (sum - log.base) % COUNT) then
+      break
+    end
+    low, high, step = high + 1, high + step, 2 * step
+  end
+  high = min(high, log.count)
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local at, sum = entry(log, middle)
+    if past(at, (sum - log.base) % COUNT) then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
+end
+
+-- drop removes the entries before the i-th.
+local function drop(log, i)
+  local base = sumBefore(log, i)
+  log.from, log.base, log.total = i, base, log.total - (base - log.base) % COUNT
 end
 
 -- fresh returns an empty log.
 local function fresh(key)
-  return {key = key, text = '', from = 0, count = 0, total = 0, whole = true}
+  return {key = key, text = '', from = 0, count = 0, total = 0, sum = 0, base = 0, whole = true}
 end
 
 -- load reads the whole of a log, whose string will then be written anew.
@@ -67,11 +117,13 @@ end
 
 -- append adds an entry that is not older than the newest.
 local function append(log, at, units)
+  units = min(units, COUNT - 1 - log.total)
   if log.newest == at and log.units + units <= MOST then
     log.units = log.units + units
   else
     if log.newest then
-      log.more = (log.more or '') .. pack('>dH', log.newest, log.units)
+      log.sum = (log.sum + log.units) % COUNT
+      log.more = (log.more or '') .. stored(log.newest, log.sum)
     end
     log.newest, log.units = at, units
   end
@@ -83,42 +135,36 @@ local function insert(log, at, units)
   if not log.newest or at >= log.newest then
     return append(log, at, units)
   end
+  units = min(units, COUNT - 1 - log.total)
   load(log)
   if log.more then
     log.text = sub(log.text, 1, HEAD + log.count * ENTRY) .. log.more
     log.count, log.more = log.count + #log.more / ENTRY, nil
   end
-  local low, high = log.from, log.count
-  while low < high do
-    local middle = floor((low + high) / 2)
-    if entry(log, middle) <= at then
-      low = middle + 1
-    else
-      high = middle
-    end
+  local i = search(log, function(time)
+    return time > at
+  end)
+  local to = HEAD + i * ENTRY
+  local text = {sub(log.text, 1, to), stored(at, (sumBefore(log, i) + units) % COUNT)}
+  for later = i, log.count - 1 do
+    local time, sum = entry(log, later)
+    text[#text + 1] = stored(time, (sum + units) % COUNT)
   end
-  local to = HEAD + low * ENTRY
-  log.text = sub(log.text, 1, to) .. pack('>dH', at, units) .. sub(log.text, to + 1, HEAD + log.count * ENTRY)
-  log.count, log.total = log.count + 1, log.total + units
+  log.text, log.count = table.concat(text), log.count + 1
+  log.sum, log.total = (log.sum + units) % COUNT, log.total + units
 end
 
 -- summarize returns the summary of a log's entries. It is only used after the clock
 -- was set back, and the like.
 local function summarize(log, rate, phase)
   local clear = log.newest - (log.newest - phase) % rate + 2 * rate
-  local last, before, i = log.units, 0, log.count
-  while i > log.from do
-    i = i - 1
-    local at, units = entry(log, i)
-    if at >= clear - 2 * rate then
-      last = last + units
-    elseif at >= clear - 3 * rate then
-      before = before + units
-    else
-      break
-    end
+  local function since(time)
+    return (log.sum - sumBefore(log, search(log, function(at)
+      return at >= time
+    end))) % COUNT
   end
-  return clear, min(before, MOST) * COUNT + min(last, MOST)
+  local last, both = since(clear - 2 * rate), since(clear - 3 * rate)
+  return clear, min((both - last) % COUNT, MOST) * COUNT + min(last + log.units, MOST)
 end
 
 -- wait returns the time until so many units have left the window.
@@ -126,20 +172,23 @@ local function wait(log, units, rate)
   if units <= 0 then
     return 0
   end
-  local at, n, i = log.newest, 0, log.from
-  while units > 0 and i < log.count do
-    at, n = entry(log, i)
-    units, i = units - n, i + 1
+  local at = log.newest
+  if units <= log.total - (log.newest and log.units or 0) then
+    local i = search(log, function(_, left)
+      return left >= units
+    end)
+    if i < log.count then
+      at = entry(log, i)
+    elseif log.more then
+      local high, low, sum
+      i = 1
+      repeat
+        high, low, sum, i = unpack('>II3I3', log.more, i)
+      until i > #log.more or (sum - log.base) % COUNT >= units
+      at = high * TIME + low
+    end
   end
-  i = 1
-  while units > 0 and log.more and i < #log.more do
-    at, n, i = unpack('>dH', log.more, i)
-    units = units - n
-  end
-  if units > 0 and log.newest then
-    at, units = log.newest, units - log.units
-  end
-  local ahead = units <= 0 and at + rate - now or rate -- the rest is held
+  local ahead = units <= log.total and at + rate - now or rate -- the rest is held
   return ahead > 0 and ahead < rate and ahead or rate
 end
 
@@ -158,25 +207,21 @@ return {
     elseif type(value) ~= 'string' then
       return log, now, 0, false, true, 0, 0
     end
-    local clear, slack, total, from, count, newest, units, held, till = header(value)
+    local clear, slack, total, from, count, sum, newest, units, held, till = header(value)
     local size = HEAD + (count or 0) * ENTRY
     local whole = #value < HEAD + PAGE * ENTRY or size <= #value
     if not clear or (whole and #value or call('STRLEN', key)) < size then
       return log, now, 0, false, true, 0, 0
     end
     log.text, log.from, log.count, log.newest, log.units, log.whole = value, from, count, newest, units, whole
-    local edge, changed, left = now - rate, false, 0
-    while log.from < count do
-      local at, n = entry(log, log.from)
-      if not (at <= edge) then
-        break
-      end
-      log.from, left = log.from + 1, left + n
-    end
+    log.total, log.sum, log.base = total, sum, (sum - total + units) % COUNT
+    local edge, changed = now - rate, false
+    drop(log, search(log, function(at)
+      return at > edge
+    end))
     if newest and log.from == count and newest <= edge then
-      left, log.newest = left + units, nil
+      log.total, log.newest = log.total - units, nil
     end
-    log.total = total - left
     if log.newest and (log.total < units or log.from < count and newest <= edge) or not log.newest and log.total ~= 0 then
       return fresh(key), now, 0, false, true, 0, 0
     end
@@ -184,14 +229,14 @@ return {
       -- The clock was set back, or a node has told of an entry in a window that ended
       -- later for it.
       load(log)
-      while newest > now and log.count > log.from do
-        local at, n = entry(log, log.count - 1)
-        if at <= now then
-          break
-        end
-        units, log.count = units + n, log.count - 1
+      if newest > now then
+        log.count = search(log, function(at)
+          return at > now
+        end)
+        sum = sumBefore(log, log.count)
+        units = units + (log.sum - sum) % COUNT
       end
-      log.newest, log.units = min(newest, now), min(units, MOST)
+      log.newest, log.units, log.sum = min(newest, now), min(units, MOST), sum
       log.total, changed = log.total - units + log.units, true
       clear, slack = summarize(log, rate, phase)
     end
@@ -246,19 +291,16 @@ return {
   count = function(clear, slack, cost, _, size, log)
     cost, size = min(cost, size), max(size, log.total)
     append(log, now, min(cost, FULL))
-    while log.from < log.count do
-      local _, n = entry(log, log.from)
-      if log.total - n < size then
-        break
-      end
-      log.from, log.total = log.from + 1, log.total - n
-    end
+    drop(log, search(log, function(_, left)
+      return log.total - left < size
+    end))
     while log.from == log.count and log.more do
-      local _, n, rest = unpack('>dH', log.more)
+      local _, _, sum, rest = unpack('>II3I3', log.more)
+      local n = (sum - log.base) % COUNT
       if log.total - n < size then
         break
       end
-      log.total, log.more = log.total - n, rest <= #log.more and sub(log.more, rest) or nil
+      log.total, log.base, log.more = log.total - n, sum, rest <= #log.more and sub(log.more, rest) or nil
     end
     return sliding.count(clear, slack, cost)
   end,
@@ -271,8 +313,8 @@ return {
     if theirs <= now or counts == 0 then
       return clear, slack
     end
-    local last, ends = counts % COUNT, theirs - rate
-    local before, ends2 = (counts - last) / COUNT, ends - rate
+    local last, ends = min(counts % COUNT, MOST), theirs - rate
+    local before, ends2 = min(floor(counts / COUNT), MOST), ends - rate
     local mine = slack % COUNT
     local mine2 = (slack - mine) / COUNT
     local late = (theirs - phase) % rate
@@ -320,7 +362,7 @@ return {
     end
     local from = log.whole and 0 or log.from
     local first = pack(HEADER, KIND, clear, min(before, MOST), min(slack % COUNT, MOST), log.total, from, count - log.from + from,
-      newest, log.newest and log.units or 0, held, till)
+      log.sum, newest, log.newest and log.units or 0, held, till)
     if log.whole then
       local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
       call('SET', log.key, first .. text .. (log.more or ''), 'PXAT', expires)

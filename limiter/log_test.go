@@ -212,10 +212,51 @@ func TestLogOfManyEntries(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if size > 14*MaxLogUnits { // of which a third may be spare
+	if size > 21*MaxLogUnits { // of which half may be spare
 		t.Errorf("a full log takes %d bytes", size)
 	}
 	t.Logf("a log of %d entries takes %d bytes", MaxLogUnits, size)
+}
+
+// TestLogTakesFewSteps guards that no request makes Redis, which does nothing else
+// meanwhile, go through a long log: neither one that is denied until nearly all has
+// left, nor one that is denied after much has left, nor one that counts although it is
+// denied.
+func TestLogTakesFewSteps(t *testing.T) {
+	server := redistest.Start(t)
+	v := newVirtual(t, server, "rl:")
+	b := logBucket(MaxLogUnits, time.Minute, 1)
+	for range MaxLogUnits {
+		v.advance(t, 5*time.Millisecond)
+		decide(t, v, AccountingAtomic, b)
+	}
+	for _, test := range []struct {
+		name   string
+		cost   int64
+		counts bool
+		left   time.Duration // since the log was filled
+		wait   time.Duration
+	}{
+		{name: "nearly all have to leave", cost: MaxLogUnits - 1, wait: 59_995 * time.Millisecond},
+		{name: "half of them have to leave", cost: MaxLogUnits / 2, wait: 35 * time.Second},
+		{name: "half of them have left", cost: MaxLogUnits, left: 35 * time.Second, wait: 25 * time.Second},
+		{name: "nearly all have left", cost: MaxLogUnits, left: 59_990 * time.Millisecond, wait: 10 * time.Millisecond},
+		{name: "a denied one takes the place of all", cost: MaxLogUnits, counts: true, left: 59_990 * time.Millisecond, wait: time.Minute},
+	} {
+		filled := v.now
+		v.advance(t, test.left)
+		v.denyCache = newDenyCache(64)
+		before := server.CommandStat(t, "getrange")
+		b.Cost, b.Limit.CountDenied = test.cost, test.counts
+		d := decide(t, v, AccountingAtomic, b)[0]
+		if !d.Denied || d.RetryAfter != test.wait {
+			t.Errorf("%s: %+v, want a wait of %v", test.name, d, test.wait)
+		}
+		if reads := server.CommandStat(t, "getrange") - before; reads < 1 || reads > 40 { // of 100 pages
+			t.Errorf("%s: %d reads", test.name, reads)
+		}
+		v.at(t, filled)
+	}
 }
 
 // newPagedVirtual returns a virtual store whose script reads logs in pages of two
@@ -442,8 +483,8 @@ func TestRedisLogCorruptValues(t *testing.T) {
 		return first
 	}
 	for _, value := range []string{
-		"", "0", "L", "H", "text", strings.Repeat("9", 19), fmt.Sprintf("%d001", v.now+1000), strings.Repeat("L", 40),
-		strings.Repeat("L", 41), strings.Repeat("L", 2000), "L" + strings.Repeat("\x00", 40), "L" + strings.Repeat("\xff", 60),
+		"", "0", "l", "H", "text", strings.Repeat("9", 19), fmt.Sprintf("%d001", v.now+1000), strings.Repeat("l", 43),
+		strings.Repeat("l", 44), strings.Repeat("l", 2000), "l" + strings.Repeat("\x00", 43), "l" + strings.Repeat("\xff", 60),
 	} {
 		if d := try(t, value); d.Denied || d.Remaining != 9 {
 			t.Errorf("%.40q: %+v, want an empty log", value, d)
