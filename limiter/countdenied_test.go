@@ -175,7 +175,8 @@ func TestCountDeniedAmongOthers(t *testing.T) {
 }
 
 // TestCountDeniedAsksServer guards that a request which counts even if it is denied
-// is never denied without asking the server, whoever else was.
+// is never denied without asking the server, whoever else was, and that operators who
+// look at its bucket are not told otherwise.
 func TestCountDeniedAsksServer(t *testing.T) {
 	r, _ := testNode(t, redistest.Start(t))
 	full, counting := hourly(1), hourly(5)
@@ -189,6 +190,12 @@ func TestCountDeniedAsksServer(t *testing.T) {
 	checkDeciders(t, r, both, "redis", "redis")
 	if d := decide(t, r, AccountingAtomic, counting)[0]; d.Remaining != 0 || d.Denied {
 		t.Errorf("the fifth: %+v", d)
+	}
+	for b, want := range map[Bucket]bool{full: true, counting: false} {
+		checkDeciders(t, r, Request{Buckets: []Bucket{counting}}, "redis")
+		if level, remembered, err := r.PeekHere(b); err != nil || remembered != want {
+			t.Errorf("%s: %+v, remembered as full: %v, error %v", b.Name, level, remembered, err)
+		}
 	}
 }
 

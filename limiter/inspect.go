@@ -235,7 +235,8 @@ func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error)
 
 // PeekHere returns what this process knows of b's bucket: its level in the
 // Fallback, the zero Level if there is none, with what is in flight as Held; and
-// whether this process remembers the bucket as full. It changes nothing.
+// whether this process remembers the bucket as full, and so denies requests without
+// asking a server, which it never does if they count. It changes nothing.
 func (r *Redis) PeekHere(b Bucket) (level Level, remembered bool, err error) {
 	b, err = b.prepared()
 	if err != nil {
@@ -246,7 +247,7 @@ func (r *Redis) PeekHere(b Bucket) (level Level, remembered bool, err error) {
 	}
 	now := r.clock().Microseconds()
 	e, ok := r.denyCache.get(&b, now)
-	remembered = ok && e.full(&b.Limit, now)
+	remembered = ok && e.full(&b.Limit, now) && !b.Limit.CountDenied
 	if f := r.fallback; f != nil {
 		f.mu.Lock()
 		defer f.mu.Unlock()
