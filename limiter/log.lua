@@ -216,9 +216,11 @@ return {
     log.text, log.from, log.count, log.newest, log.units, log.whole = value, from, count, newest, units, whole
     log.total, log.sum, log.base = total, sum, (sum - total + units) % COUNT
     local edge, changed = now - rate, false
-    drop(log, search(log, function(at)
-      return at > edge
-    end))
+    if log.from < count and entry(log, log.from) <= edge then
+      drop(log, search(log, function(at)
+        return at > edge
+      end))
+    end
     if newest and log.from == count and newest <= edge then
       log.total, log.newest = log.total - units, nil
     end
