@@ -234,13 +234,10 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 	}
 
 	res := resultOf(eval)
-	if err := h.askStore(eval, res); err != nil {
+	if err := h.ask(eval, res); err != nil {
 		countChecked(eval.stripe, checkedUndecided)
 		h.noteUndecided(res, eval, checkedUndecided)
 		return nil, storeError{err}
-	}
-	if h.accounting == accountingInOrder && eval.firstDenied() >= 0 {
-		eval.chargeInOrder(func() error { return h.askStore(eval, res) })
 	}
 	eval.count(h.accounting)
 	decider, wait := res.add(eval, h.families, w.Header())
@@ -257,6 +254,15 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 		return nil, denial{decider, wait}
 	}
 	return res, nil
+}
+
+// ask has the store decide on the request. Most requests need no more than one call,
+// and no function for more.
+func (h *Handler) ask(eval *evaluation, res *result) error {
+	if h.accounting != accountingInOrder {
+		return h.askStore(eval, res)
+	}
+	return eval.ask(h.accounting, func() error { return h.askStore(eval, res) })
 }
 
 // askStore has the store decide on the buckets of eval. All handlers that a

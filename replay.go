@@ -199,12 +199,9 @@ func (p *replay) visit(h *Handler, eval *evaluation, err error) bool {
 		}, eval.decisions[:0])
 		return err
 	}
-	if take() != nil {
+	if eval.ask(h.accounting, take) != nil {
 		p.refused = true
 		return false
-	}
-	if h.accounting == accountingInOrder && eval.firstDenied() >= 0 {
-		eval.chargeInOrder(take)
 	}
 	levels, err := p.roomy.fill(eval.buckets)
 	if err != nil {
