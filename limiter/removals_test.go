@@ -102,23 +102,25 @@ func TestRemovalsAreBatched(t *testing.T) {
 // the server: not those that another node has charged meanwhile, that are held
 // here again, that have held units, or that are not our buckets.
 func TestRemovalSparesBucketsInUse(t *testing.T) {
+	server := redistest.Start(t)
+	nothing := func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}
+	charge := func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+		decide(t, other, AccountingAtomic, b)
+	}
+	ask := func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+		b.Cost = 9 // denied
+		decide(t, other, AccountingAtomic, b)
+	}
 	for _, tc := range []struct {
 		name string
 		drip int64 // 0 if it is a sliding window, -1 if it warms up, -2 if it is a log
 		do   func(t *testing.T, server *redistest.Server, node, other *Redis, b Bucket)
 		kept bool
 	}{
-		{"nothing", 1, func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}, false},
-		{"another's drip", 1, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			decide(t, other, AccountingAtomic, b)
-		}, true},
-		{"another's units within a drip", 5, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			decide(t, other, AccountingAtomic, b)
-		}, true},
-		{"another's denial", 1, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			b.Cost = 9
-			decide(t, other, AccountingAtomic, b)
-		}, false},
+		{"nothing", 1, nothing, false},
+		{"another's drip", 1, charge, true},
+		{"another's units within a drip", 5, charge, true},
+		{"another's denial", 1, ask, false},
 		{"held again", 1, func(t *testing.T, _ *redistest.Server, node, _ *Redis, b Bucket) {
 			b.Cost = 9 // denied, but followed
 			decide(t, node, AccountingAtomic, b)
@@ -135,39 +137,28 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 			server.Client().Del(t.Context(), node.keys.of(&b))
 			server.Client().LPush(t.Context(), node.keys.of(&b), "x")
 		}, true},
-		{"nothing, of a sliding window", 0, func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}, false},
-		{"another's units in a sliding window", 0, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			decide(t, other, AccountingAtomic, b)
-		}, true},
-		{"another's denial by a sliding window", 0, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			b.Cost = 9
-			decide(t, other, AccountingAtomic, b)
-		}, false},
-		{"nothing, of one that warms up", -1, func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}, false},
+		{"nothing, of a sliding window", 0, nothing, false},
+		{"another's units in a sliding window", 0, charge, true},
+		{"another's denial by a sliding window", 0, ask, false},
+		{"nothing, of one that warms up", -1, nothing, false},
 		{"another's units in one that warms up", -1, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
 			key := node.keys.of(&b)
 			s, _ := storedState(t, server, key)
 			s = b.Limit.add(b.Limit.started(s, s.free(), 0), 1) // as soon as it is free
 			server.Client().Set(t.Context(), key, b.Limit.written(s, s.free()).value(), time.Hour)
 		}, true},
-		{"another's denial by one that warms up", -1, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			b.Cost = 9
-			decide(t, other, AccountingAtomic, b)
-		}, false},
-		{"nothing, of a log", -2, func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}, false},
-		{"another's units in a log", -2, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			decide(t, other, AccountingAtomic, b)
-		}, true},
-		{"another's denial by a log", -2, func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
-			b.Cost = 9
-			decide(t, other, AccountingAtomic, b)
-		}, false},
+		{"another's denial by one that warms up", -1, ask, false},
+		{"nothing, of a log", -2, nothing, false},
+		{"another's units in a log", -2, charge, true},
+		{"another's denial by a log", -2, ask, false},
 		{"no log", -2, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
 			server.Client().Set(t.Context(), node.keys.of(&b), "L", time.Hour)
 		}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			server := redistest.Start(t)
+			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
 			node, m := testNode(t, server)
 			other, _ := testNode(t, server)
 			b := hourly(10)
