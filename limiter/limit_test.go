@@ -328,6 +328,18 @@ func TestOverfullBucket(t *testing.T) {
 	}
 }
 
+// checkValidate checks the error of a limit's numbers, which is empty if they are valid.
+func checkValidate(t testing.TB, l Limit, want string) {
+	t.Helper()
+	got := ""
+	if err := l.Validate(); err != nil {
+		got = err.Error()
+	}
+	if got != want {
+		t.Errorf("%+v: got %q, want %q", l, got, want)
+	}
+}
+
 // TestLimitValidate guards the error texts for numbers out of range, and the edges
 // of the ranges.
 func TestLimitValidate(t *testing.T) {
@@ -374,13 +386,7 @@ func TestLimitValidate(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			got := ""
-			if err := tc.limit.Validate(); err != nil {
-				got = err.Error()
-			}
-			if got != tc.want {
-				t.Errorf("got  %q\nwant %q", got, tc.want)
-			}
+			checkValidate(t, tc.limit, tc.want)
 		})
 	}
 }
