@@ -14,6 +14,7 @@ import (
 // bucket, whose drips begin anew, fills a fixed window until it ends, or is added to
 // a sliding window.
 func TestCountDeniedFollowsDescription(t *testing.T) {
+	singleGoroutine(t)
 	seen := struct{ leaky, window, sliding int }{}
 	checkTraces(t, 110, func(t *rapid.T) {
 		var l Limit

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -230,6 +231,72 @@ func (v *virtual) keep(now int64) int64 {
 	return v.start + ((now-v.start)%span+span)%span
 }
 
+// described is a trace of requests to one bucket whose answers are known.
+type described struct {
+	limit Limit
+	gap   func(last Decision) int64      // the time to the next request, in µs
+	cost  func(last Decision) int64      // what it costs
+	take  func(now, cost int64) Decision // how it has to be decided
+	value func() string                  // what is stored then, if that is known; take knows the whole Decision then
+}
+
+// checkRedisTraces checks what Redis decides in n hundred traces, or in as many as the
+// flag says, each with a bucket of its own, from the same moment on.
+func checkRedisTraces(t *testing.T, n int, draw func(*rapid.T) described) {
+	t.Helper()
+	v, trace := newVirtual(t, redistest.Start(t), "rl:"), 0
+	checkTraces(t, n, func(t *rapid.T) {
+		d, last := draw(t), Decision{}
+		trace++
+		v.at(t, v.start)
+		b := Bucket{Name: "b", Key: strconv.Itoa(trace), Limit: d.limit}
+		for i := range rapid.IntRange(1, 30).Draw(t, "requests") {
+			v.at(t, v.now+d.gap(last))
+			b.Cost = d.cost(last)
+			want := d.take(v.now, b.Cost)
+			last = decide(t, v, AccountingAtomic, b)[0]
+			got := last
+			if d.value == nil {
+				got = plainDecision(last)
+			} else if got, want := v.stored(t, []Bucket{b})[0], d.value(); got != want {
+				t.Fatalf("%+v, request %d, cost %d, at %d µs: stored %q, want %q", b.Limit, i, b.Cost, v.now, got, want)
+			}
+			if got != want {
+				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", b.Limit, i, b.Cost, v.now, got, want)
+			}
+		}
+	})
+}
+
+// TestRedisBuckets guards buckets in Redis: every number in every decision is what the
+// described bucket would give, drip by drip.
+func TestRedisBuckets(t *testing.T) {
+	seen := struct{ admitted, denied, never int }{}
+	checkRedisTraces(t, 10, func(t *rapid.T) described {
+		l, m := drawLimit(t), new(model)
+		return described{
+			limit: l,
+			gap:   func(last Decision) int64 { return drawGap(t, l, last) },
+			cost:  func(Decision) int64 { return drawCost(t, l) },
+			take: func(now, cost int64) Decision {
+				d := m.take(l, now, cost)
+				switch {
+				case d.Never:
+					seen.never++
+				case d.Denied:
+					seen.denied++
+				default:
+					seen.admitted++
+				}
+				return d
+			},
+		}
+	})
+	if min(seen.admitted, seen.denied, seen.never) < 500 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
 // TestStoresAgree sends the same random requests at the same times to the script
 // in Redis, to Memory, and to limit.go over a plain map. It requires the same
 // decisions from all, and in Redis the state that limit.go computes.
@@ -299,9 +366,7 @@ func TestStoresAgree(t *testing.T) {
 			}
 		}
 	}
-	for range 8 {
-		rapid.Check(t, agree)
-	}
+	checkTraces(t, 8, agree)
 	t.Logf("%+v", seen)
 	if min(seen.both, seen.admitted, seen.denied, seen.never, seen.overfull, seen.slack) < 200 || min(seen.reset, seen.partly) < 20 {
 		t.Errorf("the test covers too little: %+v", seen)

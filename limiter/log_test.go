@@ -142,6 +142,7 @@ func (s *logsSeen) add(d, before *Decision, gap int64) {
 // what adding up the admissions gives. So no window has more than Size units, a
 // request is denied 1 µs before the time to retry, and admitted then.
 func TestLogFollowsDescription(t *testing.T) {
+	singleGoroutine(t)
 	seen := logsSeen{}
 	checkTraces(t, 100, func(t *rapid.T) {
 		l, last := drawLog(t), Decision{}
@@ -298,13 +299,7 @@ func TestLogValidate(t *testing.T) {
 		{shifted, "log: must be made by SlidingLog"},
 		{Limit{Size: 1, DripInterval: time.Second, Algorithm: 77}, "algorithm 77: unknown"},
 	} {
-		got := ""
-		if err := tc.l.Validate(); err != nil {
-			got = err.Error()
-		}
-		if got != tc.want {
-			t.Errorf("%+v: got %q, want %q", tc.l, got, tc.want)
-		}
+		checkValidate(t, tc.l, tc.want)
 	}
 }
 

@@ -20,6 +20,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// singleGoroutine skips a test of one goroutine if the race detector is on: that has
+// nothing to find there, and makes it many times slower. make test also runs such
+// tests without it.
+func singleGoroutine(t *testing.T) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("one goroutine: nothing for the race detector")
+	}
+}
+
 // manyFailures is more than enough failures in a row to open a breaker.
 const manyFailures = 10
 

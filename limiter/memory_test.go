@@ -330,6 +330,7 @@ func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 // with many keys that share a few tables, while the clock moves: no live bucket is
 // lost or changed as tables grow, are swept and rebuilt.
 func TestMemoryAgainstMap(t *testing.T) {
+	singleGoroutine(t)
 	const keys, crowded, steps = 2000, 4, 60_000
 	var now time.Duration
 	m, p := NewMemory(func() time.Duration { return now }), plain{}
@@ -401,6 +402,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 // on two otherwise equal stores: both decide and store the same, for any numbers,
 // dirty buckets included.
 func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
+	singleGoroutine(t)
 	const keys, steps = 300, 200_000
 	now := time.Hour
 	clock := func() time.Duration { return now }
@@ -777,6 +779,7 @@ func keyed(n int, b Bucket) []Bucket {
 // TestMemoryBytesPerBucket guards the maximum memory per bucket, and that it does
 // not depend on the number of buckets or the order in which they come.
 func TestMemoryBytesPerBucket(t *testing.T) {
+	singleGoroutine(t)
 	for _, keys := range []int{30_000, 100_000, 300_000, 1_000_000} {
 		m := NewMemory(frozen)
 		b := Bucket{Name: "b", Limit: Limit{Size: 9, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: keys}

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"flag"
 	"math"
 	"math/big"
 	"testing"
@@ -122,11 +123,15 @@ func (s *subject) flood(t rapid.TB, l Limit) int64 {
 	return n
 }
 
-// checkTraces checks a property on hundreds of traces: n times rapid's default
-// number.
+// minTraces can raise the number of random traces of each property, which is what a test
+// run can afford where they are sent to Redis.
+var minTraces = flag.Int("traces", 0, "check each property on at least so `many` traces")
+
+// checkTraces checks a property on n hundred traces, which is n times rapid's default
+// number, or on as many as the flag says.
 func checkTraces(t *testing.T, n int, property func(*rapid.T)) {
 	t.Helper()
-	for range n {
+	for range max(n, (*minTraces+99)/100) {
 		rapid.Check(t, property)
 	}
 }
@@ -206,6 +211,7 @@ func drawTrace(t *rapid.T, l Limit, s *subject) Decision {
 // TestBucketFollowsDescription guards the whole arithmetic: every number in every
 // decision is what the described bucket would give, drip by drip.
 func TestBucketFollowsDescription(t *testing.T) {
+	singleGoroutine(t)
 	checkTraces(t, 100, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
 		var m model
@@ -472,6 +478,7 @@ func TestSaturatedBucketWastesNothing(t *testing.T) {
 // and by expiry in Redis: a bucket that has run empty may be removed at any time
 // without changing any decision.
 func TestDrainedBucketIsAbsentBucket(t *testing.T) {
+	singleGoroutine(t)
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, kept := drawLimit(t), drawSubject(t)
 		dropped := newSubject(kept.now)
@@ -642,6 +649,7 @@ func TestValidateAcceptsExactlyWhatIsAllowed(t *testing.T) {
 // request to request, there is one bucket, which follows its description and
 // admits no more than if every request had the largest size.
 func TestVaryingSizesShareOneBucket(t *testing.T) {
+	singleGoroutine(t)
 	checkTraces(t, 30, func(t *rapid.T) {
 		largest, s := drawLimit(t), drawSubject(t)
 		sizes := rapid.SliceOfN(rapid.Int64Range(1, largest.Size), 1, 3).Draw(t, "other sizes")

@@ -105,6 +105,7 @@ func TestNewLimitErrors(t *testing.T) {
 // the bucket. The size is rejected only if no drip can keep the rate, and the
 // suggested rates are accepted.
 func TestNewLimitKeepsRate(t *testing.T) {
+	singleGoroutine(t)
 	anyOf := func(most int64) *rapid.Generator[int64] {
 		return rapid.OneOf(rapid.Int64Range(1, 100), rapid.Int64Range(1, 2_000_000), rapid.Int64Range(1, most),
 			rapid.Map(rapid.IntRange(0, 49), func(bit int) int64 { return min(1<<bit, most) }))
@@ -165,6 +166,7 @@ func TestNewLimitExtremes(t *testing.T) {
 // TestRateHoldsOverLongTimes guards what a client gets over a long time, drip by
 // drip in a store: size at once, and then n every d.
 func TestRateHoldsOverLongTimes(t *testing.T) {
+	singleGoroutine(t)
 	for _, tc := range []struct {
 		n    int64
 		d    time.Duration

@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"fmt"
 	"math/big"
 	"slices"
 	"testing"
@@ -22,7 +21,11 @@ type slider struct {
 
 // index returns the number of the window at the time now, in µs.
 func (s *slider) index(l Limit, now int64) int64 {
-	return floorOf(big.NewInt(now-s.phase), big.NewInt(l.rate())).Int64()
+	n := (now - s.phase) / l.rate()
+	if s.phase+n*l.rate() > now {
+		n--
+	}
+	return n
 }
 
 // units returns the estimate at now.
@@ -102,6 +105,7 @@ func plainDecision(d Decision) Decision {
 // TestSlidingWindowFollowsDescription guards sliding windows: every number in
 // every decision is what adding up the admissions gives.
 func TestSlidingWindowFollowsDescription(t *testing.T) {
+	singleGoroutine(t)
 	seen := struct{ admitted, denied, borrowed int }{}
 	checkTraces(t, 100, func(t *rapid.T) {
 		l := drawSliding(t)
@@ -142,30 +146,26 @@ func TestSlidingWindowFollowsDescription(t *testing.T) {
 
 // TestRedisSlidingWindows guards the same in Redis, on the server's clock.
 func TestRedisSlidingWindows(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := struct{ admitted, denied, octal int }{}
-	trace := 0
-	checkTraces(t, 10, func(t *rapid.T) {
-		l, last := drawSliding(t), Decision{}
+	checkRedisTraces(t, 10, func(t *rapid.T) described {
+		l := drawSliding(t)
 		m := &slider{phase: l.Phase.Microseconds()}
-		trace++
-		v.at(t, v.start)
-		b := Bucket{Name: "s", Key: fmt.Sprint(trace), Limit: l}
-		for i := range rapid.IntRange(1, 30).Draw(t, "requests") {
-			v.at(t, v.now+drawWindowGap(t, l, last))
-			b.Cost = drawSlidingCost(t, l, last)
-			want := m.take(l, v.now, b.Cost)
-			if last = plainDecision(decide(t, v, AccountingAtomic, b)[0]); last != want {
-				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", l, i, b.Cost, v.now, last, want)
-			}
-			switch {
-			case last.Denied:
-				seen.denied++
-			case l.Size > 1<<20 && l.rate() > 1<<33:
-				seen.octal++
-			default:
-				seen.admitted++
-			}
+		return described{
+			limit: l,
+			gap:   func(last Decision) int64 { return drawWindowGap(t, l, last) },
+			cost:  func(last Decision) int64 { return drawSlidingCost(t, l, last) },
+			take: func(now, cost int64) Decision {
+				d := m.take(l, now, cost)
+				switch {
+				case d.Denied:
+					seen.denied++
+				case l.Size > 1<<20 && l.rate() > 1<<33:
+					seen.octal++
+				default:
+					seen.admitted++
+				}
+				return d
+			},
 		}
 	})
 	if min(seen.admitted, seen.denied, seen.octal) < 500 {
@@ -321,13 +321,7 @@ func TestSlidingValidate(t *testing.T) {
 		{other, "sliding: must be made by SlidingWindow"},
 		{free, "sliding: must be made by SlidingWindow"},
 	} {
-		got := ""
-		if err := tc.l.Validate(); err != nil {
-			got = err.Error()
-		}
-		if got != tc.want {
-			t.Errorf("%+v: got %q, want %q", tc.l, got, tc.want)
-		}
+		checkValidate(t, tc.l, tc.want)
 	}
 }
 

@@ -42,6 +42,7 @@ func checkCounted(t testing.TB, m *Memory) {
 // are short or long, and however many keys come, or units for each. Sizes stay
 // bounds: no log admits more while it has to do with less memory.
 func TestMemoryOfLogs(t *testing.T) {
+	singleGoroutine(t)
 	heap := func() int64 {
 		runtime.GC()
 		runtime.GC() // for what finalizers held
@@ -100,6 +101,7 @@ func TestMemoryOfLogs(t *testing.T) {
 // than exact ones in any window, their numbers are true to what they do, and the
 // bookkeeping holds.
 func TestLogsInLittleMemory(t *testing.T) {
+	singleGoroutine(t)
 	coarse := 0
 	checkTraces(t, 5, func(t *rapid.T) {
 		now := time.Duration(0)

@@ -140,6 +140,7 @@ func drawWarmGap(t *rapid.T, l Limit, last Decision, wait time.Duration) int64 {
 // rounded. From there on the description continues with the stored permits as they
 // were rounded.
 func TestWarmUpFollowsDescription(t *testing.T) {
+	singleGoroutine(t)
 	seen := struct{ admitted, denied, cold, warm int }{}
 	checkTraces(t, 110, func(t *rapid.T) {
 		l := drawWarm(t)
@@ -238,37 +239,31 @@ func TestWarmUpPublishedFigures(t *testing.T) {
 // TestRedisWarmUp guards that Redis decides as the same arithmetic in Go does, to the
 // microsecond, with numbers of any magnitude.
 func TestRedisWarmUp(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := struct{ admitted, denied, long int }{}
-	trace := 0
-	checkTraces(t, 10, func(t *rapid.T) {
-		l, last, wait := drawWarm(t), Decision{}, time.Duration(0)
+	checkRedisTraces(t, 10, func(t *rapid.T) described {
+		l := drawWarm(t)
 		if l.Validate() != nil {
 			t.Skip()
 		}
-		trace++
-		v.at(t, v.start)
-		p := plain{}
-		b := Bucket{Name: "w", Key: fmt.Sprint(trace), Limit: l}
-		for i := range rapid.IntRange(1, 30).Draw(t, "requests") {
-			v.at(t, v.now+drawWarmGap(t, l, last, wait))
-			b.Cost = drawWarmCost(t, l)
-			want := p.take(Request{Buckets: []Bucket{b}}, v.now)[0]
-			if last = decide(t, v, AccountingAtomic, b)[0]; last != want {
-				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", l, i, b.Cost, v.now, last, want)
-			}
-			if got, want := v.stored(t, []Bucket{b})[0], p[identity(b)].value(); got != want {
-				t.Fatalf("%+v, request %d, cost %d, at %d µs: stored %q, want %q", l, i, b.Cost, v.now, got, want)
-			}
-			wait = b.Wait(&last)
-			switch {
-			case last.Denied:
-				seen.denied++
-			case last.Clear > 24*time.Hour:
-				seen.long++
-			default:
-				seen.admitted++
-			}
+		p, b := plain{}, Bucket{Name: "b", Limit: l}
+		return described{
+			limit: l,
+			gap:   func(last Decision) int64 { return drawWarmGap(t, l, last, b.Wait(&last)) },
+			cost:  func(Decision) int64 { return drawWarmCost(t, l) },
+			take: func(now, cost int64) Decision {
+				b.Cost = cost
+				d := p.take(Request{Buckets: []Bucket{b}}, now)[0]
+				switch {
+				case d.Denied:
+					seen.denied++
+				case d.Clear > 24*time.Hour:
+					seen.long++
+				default:
+					seen.admitted++
+				}
+				return d
+			},
+			value: func() string { return p[identity(b)].value() },
 		}
 	})
 	if min(seen.admitted, seen.denied, seen.long) < 500 {
@@ -461,13 +456,7 @@ func TestWarmUpValidate(t *testing.T) {
 		{leaky, "cold factor 3: must be 0 unless the bucket warms up"},
 		{Limit{Size: 1, DripInterval: time.Second, Algorithm: 4}, "algorithm 4: unknown"},
 	} {
-		got := ""
-		if err := tc.l.Validate(); err != nil {
-			got = err.Error()
-		}
-		if got != tc.want {
-			t.Errorf("%+v: got %q, want %q", tc.l, got, tc.want)
-		}
+		checkValidate(t, tc.l, tc.want)
 	}
 }
 

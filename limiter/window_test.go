@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -94,6 +93,7 @@ func drawWindowGap(t *rapid.T, l Limit, last Decision) int64 {
 // TestWindowsFollowDescription guards fixed windows: every number in every
 // decision is what counting the units of each window gives.
 func TestWindowsFollowDescription(t *testing.T) {
+	singleGoroutine(t)
 	checkTraces(t, 100, func(t *rapid.T) {
 		l := drawWindow(t)
 		if err := l.Validate(); err != nil {
@@ -114,33 +114,29 @@ func TestWindowsFollowDescription(t *testing.T) {
 
 // TestRedisWindows guards the same in Redis, on the server's clock.
 func TestRedisWindows(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := struct{ admitted, denied, windows int }{}
-	trace := 0
-	checkTraces(t, 5, func(t *rapid.T) {
-		l, last := drawWindow(t), Decision{}
+	checkRedisTraces(t, 5, func(t *rapid.T) described {
+		l := drawWindow(t)
 		w := newWindowed(l)
-		trace++
-		v.at(t, v.start)
-		b := Bucket{Name: "w", Key: fmt.Sprint(trace), Limit: l}
-		for i := range rapid.IntRange(1, 30).Draw(t, "requests") {
-			v.at(t, v.now+drawWindowGap(t, l, last))
-			b.Cost = rapid.SampledFrom([]int64{1, 1, 1, 2, l.Size/2 + 1, l.Size}).Draw(t, "cost")
-			ended := w.ends
-			want := w.take(l, v.now, b.Cost)
-			last = decide(t, v, AccountingAtomic, b)[0]
-			last.By = DecidedByMemory
-			if last != want {
-				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", l, i, b.Cost, v.now, last, want)
-			}
-			switch {
-			case last.Denied:
-				seen.denied++
-			case w.ends != ended:
-				seen.windows++
-			default:
-				seen.admitted++
-			}
+		return described{
+			limit: l,
+			gap:   func(last Decision) int64 { return drawWindowGap(t, l, last) },
+			cost: func(Decision) int64 {
+				return rapid.SampledFrom([]int64{1, 1, 1, 2, l.Size/2 + 1, l.Size, l.Size + 1}).Draw(t, "cost")
+			},
+			take: func(now, cost int64) Decision {
+				ended := w.ends
+				d := w.take(l, now, cost)
+				switch {
+				case d.Denied:
+					seen.denied++
+				case w.ends != ended:
+					seen.windows++
+				default:
+					seen.admitted++
+				}
+				return d
+			},
 		}
 	})
 	if min(seen.admitted, seen.denied, seen.windows) < 200 {
@@ -188,13 +184,7 @@ func TestPhaseValidate(t *testing.T) {
 		{true, time.Nanosecond, "phase 1ns: must be a whole number of microseconds, from 0 to less than the drip rate, 1s"},
 	} {
 		l := Limit{Size: 1, DripInterval: time.Second, Aligned: tc.aligned, Phase: tc.phase}
-		got := ""
-		if err := l.Validate(); err != nil {
-			got = err.Error()
-		}
-		if got != tc.want {
-			t.Errorf("%+v: got %q, want %q", l, got, tc.want)
-		}
+		checkValidate(t, l, tc.want)
 	}
 }
 
