@@ -4,7 +4,7 @@ CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 
-.PHONY: run build test test-operation lint targets fuzz faults soak programs monitors bench bench-e2e performance costs picture
+.PHONY: run build test traces test-operation lint targets fuzz faults soak programs monitors bench bench-e2e performance costs picture
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -17,14 +17,26 @@ build:
 		--with github.com/seed-387a6c65/caddy-ratelimit@v0.0.0=.
 
 # Install what the tests need and run them all, with each fault and fuzz target
-# briefly. Go's cache of test results does not know of the Caddy that is built
-# for benchmarks, nor of what happens between processes.
+# briefly. Tests of one goroutine are skipped or shortened under the race detector,
+# and run in full without it. Go's cache of test results does not know of the Caddy
+# that is built for benchmarks, nor of what happens between processes.
 test: programs
 	go vet ./...
 	cd bench && go vet ./... && go test -count=1 ./...
 	go test -race -timeout 20m ./...
+	go test -run 'ReplayMemory|MetricsDoNotGrow' .
+	go test -skip '$(TESTS_OF_SERVERS)' ./limiter
 	cd test/faults && go vet . && go test -count=1 .
 	$(MAKE) fuzz FUZZ_TIME=5s
+
+TESTS_OF_SERVERS = Redis|Cluster|Sentinel|Server|StoresAgree|OneKey|Removal|ShortReplies|Deciders|Inspect|HeldUnits
+
+# Check ten thousand random traces of each algorithm in Redis: some two minutes. As
+# many in this process are part of make test.
+TRACES = 10000
+traces: programs
+	go test -count=1 -v -run '^Test(Redis(Buckets|Windows|SlidingWindows|WarmUp|Logs)|StoresAgree(OnLogs)?)$$' \
+		./limiter -args -traces $(TRACES)
 
 # Test what operators use: the dashboard, the alerts and the files in deploy, with a
 # real Prometheus, and reports in a real browser.

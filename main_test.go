@@ -78,6 +78,8 @@ func runTests(m *testing.M) int {
 	for _, name := range []string{"HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"} {
 		os.Setenv(name, storage)
 	}
+	// With the race detector each process would sleep a second before it exits.
+	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
 	return m.Run()
 }
 

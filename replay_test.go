@@ -424,6 +424,9 @@ func TestReplayTimeline(t *testing.T) {
 // TestReplayMemory guards that what a replay holds is bounded, however many keys
 // and paths clients choose, and that what was removed still counts.
 func TestReplayMemory(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine: nothing for the race detector")
+	}
 	config := loadDry(t, "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\nkey {header.X-Key}\n}\n}\n")
 	p := newReplay(config, replayOptions{location: time.UTC, showKeys: true})
 	l := p.limits[0]
