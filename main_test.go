@@ -83,6 +83,16 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
+// singleGoroutine skips a test of one goroutine if the race detector is on: that has
+// nothing to find there, and makes it many times slower. make test also runs such
+// tests without it.
+func singleGoroutine(t *testing.T) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("one goroutine: nothing for the race detector")
+	}
+}
+
 // clock is the clock of the in-process store, moved by the test alone.
 type clock struct{ now atomic.Int64 }
 

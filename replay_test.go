@@ -312,6 +312,7 @@ func TestReplayReport(t *testing.T) {
 // anything, tells by which size the key would be denied, whatever the algorithm: it is
 // denied at least once by a limit of a smaller size, and never by one of that size.
 func TestReplayPeaks(t *testing.T) {
+	singleGoroutine(t)
 	random := rand.New(rand.NewPCG(3, 4))
 	interval := func() time.Duration { return time.Duration(1+random.IntN(2000)) * ms }
 	for name, numbers := range map[string]func() limiter.Limit{
@@ -424,9 +425,7 @@ func TestReplayTimeline(t *testing.T) {
 // TestReplayMemory guards that what a replay holds is bounded, however many keys
 // and paths clients choose, and that what was removed still counts.
 func TestReplayMemory(t *testing.T) {
-	if raceEnabled {
-		t.Skip("one goroutine: nothing for the race detector")
-	}
+	singleGoroutine(t)
 	config := loadDry(t, "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\nkey {header.X-Key}\n}\n}\n")
 	p := newReplay(config, replayOptions{location: time.UTC, showKeys: true})
 	l := p.limits[0]
