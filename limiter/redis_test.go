@@ -660,6 +660,26 @@ func TestRedisForeignValues(t *testing.T) {
 	}
 }
 
+// TestRedisForeignHolds guards that no number of held units in a key makes requests
+// fail: they count, so the request is denied, for no longer than any bucket takes to
+// drain.
+func TestRedisForeignHolds(t *testing.T) {
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, nil)
+	for _, held := range []int64{5, MaxUnits, horizon - 1, horizon} {
+		b := Bucket{Name: "b", Key: fmt.Sprint(held), Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
+		now := serverTime(t, server)
+		value := fmt.Sprintf("%d001:2:%d:%d", now+time.Hour.Microseconds(), held, now+9e6)
+		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+		if err != nil || !d[0].Denied || d[0].Clear > horizon*time.Microsecond {
+			t.Errorf("%d held: %+v, error %v", held, d, err)
+		}
+	}
+}
+
 // TestRedisClockWrongByDecades guards that a server whose clock is wrong by
 // decades can read the buckets that it has stored: its times have fewer digits.
 func TestRedisClockWrongByDecades(t *testing.T) {
