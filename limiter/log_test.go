@@ -579,8 +579,8 @@ func TestLogHoldsUnits(t *testing.T) {
 // TestLogJoinsWhatIsTold guards a server that is told what a node knows of a log: it
 // holds no less than before, and no less than what that node has admitted if it is
 // the only one, at any time from then on, although it is told only how many units
-// there were in each window, and windows end later for the node. Telling it again
-// changes nothing.
+// there were in each window, and windows end later for the node. Its summary, which
+// is what nodes know of the log, counts all of them. Telling it again changes nothing.
 func TestLogJoinsWhatIsTold(t *testing.T) {
 	v := newPagedVirtual(t)
 	seen := struct{ added, known int }{}
@@ -626,6 +626,10 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{level, level, unsure}})
 			if err != nil {
 				t.Fatal(err)
+			}
+			before, last := outcomes[0].state.counts()
+			if log := outcomes[0].log; before+last < log.units {
+				t.Fatalf("told %+v: the summary counts %d and %d of %d units", level, before, last, log.units)
 			}
 			return outcomes[0].log
 		}
