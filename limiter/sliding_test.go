@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"fmt"
 	"math/big"
 	"slices"
 	"testing"
@@ -173,6 +174,33 @@ func TestRedisSlidingWindows(t *testing.T) {
 	}
 }
 
+// TestRedisSlidingWindowProducts guards that Redis takes shares of long windows to the
+// unit, where the product of units and time has too many digits for a double: it is 1
+// less than a multiple of the window.
+func TestRedisSlidingWindowProducts(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	for _, before := range []int64{331, 439, 503, 677, 941} { // primes
+		l := SlidingWindow(before, 366*24*time.Hour)
+		rate := big.NewInt(l.rate())
+		left := new(big.Int).ModInverse(big.NewInt(before), rate)
+		left.Sub(rate, left)
+		if product := times(left, big.NewInt(before)); product.BitLen() != 54 {
+			t.Fatalf("%d · %d has %d bits", before, left, product.BitLen())
+		}
+		b := Bucket{Name: "s", Key: fmt.Sprint(before), Limit: l, Cost: before}
+		m := new(slider)
+		begin := v.start - v.start%l.rate() + l.rate()
+		for _, at := range []int64{begin, begin + 2*l.rate() - left.Int64()} {
+			v.at(t, at)
+			want := m.take(l, at, b.Cost)
+			if got := plainDecision(decide(t, v, AccountingAtomic, b)[0]); got != want {
+				t.Errorf("%d units before, %d µs left:\n got %+v\nwant %+v", before, left, got, want)
+			}
+			b.Cost = before - floorOf(times(left, big.NewInt(before)), rate).Int64() // all that has room then
+		}
+	}
+}
+
 // TestSlidingWindowPublishedFigures guards two published examples. Seed 004: of 7 a
 // minute, with 5 in the last minute and 3 in this one, 30 % in, 6.5 are counted, and
 // one more passes. Cloudflare: of 50 a minute, with 42 and 18, 15 s in, 49.5.
@@ -331,7 +359,7 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 20, func(t *rapid.T) {
-		l := SlidingWindow(30, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, time.Second, time.Minute}).Draw(t, "window"))
+		l := SlidingWindow(30, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 8 * time.Microsecond, time.Second, time.Minute}).Draw(t, "window"))
 		draw := func(label string) state {
 			return counted(rapid.Int64Range(1, 2*l.rate()).Draw(t, label+" clear"),
 				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(1, 20).Draw(t, label+" last"))
