@@ -546,6 +546,10 @@ func TestLogHoldsUnits(t *testing.T) {
 		if o.denied || o.held != 4 || o.till != v.now+10e6 || *o.log != (logLevel{4, 40e6, 40e6, 0}) {
 			t.Errorf("held: %+v, %+v", o, o.log)
 		}
+		expires, err := v.admin.PExpireTime(t.Context(), v.keys.of(&b)).Result()
+		if least := time.Duration(o.till+60e6) * time.Microsecond; err != nil || expires < least {
+			t.Errorf("the key expires at %v, error %v, want %v, when units would leave that are never settled", expires, err, least)
+		}
 		peek("held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 40 * time.Second, RetryAfter: 40 * time.Second})
 		again := ask(v.query(req, whatHold), true)
 		if !again.denied || !again.blocked || *again.log != (logLevel{8, 40e6, 40e6, 0}) {
@@ -564,7 +568,9 @@ func TestLogHoldsUnits(t *testing.T) {
 		case "left":
 			v.advance(t, 5*time.Second-time.Microsecond)
 			peek("still held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 30*time.Second + 1000, RetryAfter: 30*time.Second + 1000})
-			v.advance(t, 35*time.Second+time.Microsecond)
+			v.advance(t, time.Microsecond)
+			peek("just left", Level{Units: 8, Remaining: 2, Clear: time.Minute, RetryAfter: 30 * time.Second})
+			v.advance(t, 35*time.Second)
 			peek(end, Level{Units: 4, Remaining: 6, Clear: 25 * time.Second})
 			q.settle(whatCommit, []outcome{o})
 			if o := ask(q, false); o.log.units != 4 {
