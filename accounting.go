@@ -25,15 +25,28 @@ func parseAccounting(text string) (accounting, string) {
 	return "", "atomic, each or in_order"
 }
 
-// inStore returns how a store charges the buckets of one call. Limits are asked in
-// order by a call that charges all of them or none, which is all it takes for a
-// request that is admitted, and by another for what a denied one is charged, see
-// chargeInOrder.
+// inStore returns how a store charges the buckets of one call, see also evaluation.ask.
 func (a accounting) inStore() limiter.Accounting {
 	if a == accountingEach {
 		return limiter.AccountingEach
 	}
 	return limiter.AccountingAtomic
+}
+
+// ask has a store decide on the request. take asks it about all buckets that are in e.
+// If limits are asked in order, one call that charges all or none is all it takes for a
+// request that is admitted, and another one charges a denied request.
+func (e *evaluation) ask(a accounting, take func() error) error {
+	if a == accountingInOrder && len(e.buckets) > 1 && e.countsDenied() {
+		return e.askInTurn(take)
+	}
+	if err := take(); err != nil {
+		return err
+	}
+	if a == accountingInOrder && e.firstDenied() >= 0 {
+		e.chargeInOrder(take)
+	}
+	return nil
 }
 
 // chargeInOrder charges the buckets of e before the first that has denied, after
@@ -56,6 +69,33 @@ func (e *evaluation) chargeInOrder(take func() error) {
 		return
 	}
 	e.cut(e.firstDenied() + 1)
+}
+
+// askInTurn asks a store about one bucket after the other, until one denies, and drops
+// those behind it. Asked all at once, limits that count denied requests would count
+// them behind that one too, and twice before it.
+func (e *evaluation) askInTurn(take func() error) (err error) {
+	buckets, decisions := e.buckets, make([]limiter.Decision, 0, len(e.buckets))
+	for i := range buckets {
+		e.buckets, e.decisions = buckets[i:i+1], e.decisions[:0]
+		if err = take(); err != nil {
+			break
+		}
+		decisions = append(decisions, e.decisions...)
+		if decisions[i].Denied {
+			break
+		}
+	}
+	e.buckets, e.decisions = buckets, append(e.decisions[:0], decisions...)
+	if err == nil {
+		e.cut(len(decisions))
+	}
+	return err
+}
+
+// countsDenied reports whether any of the buckets counts denied requests.
+func (e *evaluation) countsDenied() bool {
+	return slices.ContainsFunc(e.buckets, func(b limiter.Bucket) bool { return b.Limit.CountDenied })
 }
 
 // firstDenied returns the index of the first bucket that has denied, or -1.

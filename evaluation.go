@@ -64,54 +64,6 @@ func (e *evaluation) add(limits []*Limit) error {
 	return nil
 }
 
-// countsDenied reports whether any of the buckets counts denied requests.
-func (e *evaluation) countsDenied() bool {
-	for i := range e.buckets {
-		if e.buckets[i].Limit.CountDenied {
-			return true
-		}
-	}
-	return false
-}
-
-// ask has a store decide on the request. take asks it about the buckets that are in
-// e, all at once. If limits are to be asked in order, it may ask again.
-func (e *evaluation) ask(a accounting, take func() error) error {
-	if a == accountingInOrder && len(e.buckets) > 1 && e.countsDenied() {
-		return e.askInTurn(take)
-	}
-	if err := take(); err != nil {
-		return err
-	}
-	if a == accountingInOrder && e.firstDenied() >= 0 {
-		e.chargeInOrder(take)
-	}
-	return nil
-}
-
-// askInTurn asks a store about one bucket after the other, until one denies. Those
-// behind it are dropped. Had all been asked at once, a denied request would count in
-// those too, and twice in those before.
-func (e *evaluation) askInTurn(take func() error) error {
-	var few [8]limiter.Decision
-	buckets, decisions := e.buckets, few[:0]
-	defer func() { e.buckets = buckets }()
-	for i := range buckets {
-		e.buckets, e.decisions = buckets[i:i+1], e.decisions[:0]
-		if err := take(); err != nil {
-			return err
-		}
-		decisions = append(decisions, e.decisions...)
-		if decisions[i].Denied {
-			break
-		}
-	}
-	e.buckets, e.decisions = buckets, append(e.decisions[:0], decisions...)
-	e.cut(len(decisions))
-	buckets = e.buckets
-	return nil
-}
-
 // count counts what was decided on the request.
 func (e *evaluation) count(a accounting) {
 	denied := false

@@ -256,8 +256,8 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 	return res, nil
 }
 
-// ask has the store decide on the request. Most requests need no more than one call,
-// and no function for more.
+// ask has the store decide on the request. Only limits that are asked in order may
+// take more than one call.
 func (h *Handler) ask(eval *evaluation, res *result) error {
 	if h.accounting != accountingInOrder {
 		return h.askStore(eval, res)
