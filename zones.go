@@ -64,10 +64,10 @@ type Zone struct {
 
 	// The number of requests that are admitted in a window. With 0, which is the
 	// default, none is. Above 10000 it is estimated, as by the algorithm
-	// `sliding_window`.
+	// `sliding_window`, and it is at most 16777215.
 	MaxEvents Number `json:"max_events,omitempty"`
 
-	// The length of the window, in whole microseconds. Required.
+	// The length of the window, in whole microseconds, at most 11 years. Required.
 	Window Duration `json:"window,omitempty"`
 
 	// The prefix length to which a key that is an IPv4 address is shortened, from 1
@@ -92,15 +92,11 @@ type Distributed struct {
 }
 
 // parseEvents parses the number of events of a zone.
-func parseEvents(text string) (int64, string) {
-	if text == "0" {
-		return 0, ""
-	}
-	if n, want := parseUnits(text); want == "" {
-		return n, ""
-	}
-	return 0, fmt.Sprintf("a whole number from 0 to %d", int64(limiter.MaxUnits))
-}
+func parseEvents(text string) (int64, string) { return zone.ParseEvents(text, 0) }
+
+// parseSomeEvents parses the number of events of a zone in a Caddyfile, where 0 means
+// that there is none.
+func parseSomeEvents(text string) (int64, string) { return zone.ParseEvents(text, 1) }
 
 // needsZones returns an error if there is an option of z that makes no sense without
 // zones.
@@ -154,7 +150,7 @@ func (z *Zone) limit(as *zone.Zone) (*Limit, error) {
 	if as.Events, err = newNumber("max_events", cmp.Or(string(z.MaxEvents), "0"), parseEvents); err != nil {
 		return nil, err
 	}
-	if as.Window, err = newNumber("window", string(z.Window), parseInterval); err != nil {
+	if as.Window, err = newNumber("window", string(z.Window), zone.ParseWindow); err != nil {
 		return nil, err
 	}
 	l := &Limit{
@@ -303,6 +299,12 @@ func parseZoneOption(helper httpcaddyfile.Helper, zones *Zones) (found bool, err
 	return true, err
 }
 
+// repeatable reports whether an option of mholt/caddy-ratelimit may be there twice, as
+// snippets may have it too. The last one counts.
+func repeatable(option string) bool {
+	return slices.Contains([]string{"distributed", "storage", "log_key", "disable_metrics"}, option)
+}
+
 // parseZone parses a zone. Of several of one name in a block, the last counts.
 func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 	args := helper.RemainingArgs()
@@ -335,10 +337,10 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 				return helper.Errf("key: got %q, want one value", strings.Join(args, " "))
 			}
 		case "events":
-			text, err = parseNumber(helper.Dispenser, parseUnits)
-			z.MaxEvents = Number(text)
+			text, err = parseNumber(helper.Dispenser, parseSomeEvents)
+			z.MaxEvents = Number(strings.TrimPrefix(text, "+"))
 		case "window":
-			text, err = parseNumber(helper.Dispenser, parseInterval)
+			text, err = parseNumber(helper.Dispenser, zone.ParseWindow)
 			z.Window = Duration(text)
 		case "ipv4_prefix":
 			text, err = parseNumber(helper.Dispenser, parseInteger(0, 32))

@@ -710,8 +710,8 @@ func TestZoneErrors(t *testing.T) {
 		`zone a {; events 5; }`:                                `zone a: got no window, want a duration such as 1m, at Caddyfile:5`,
 		`zone a {; window 1m; }`:                               `zone a: got no events, want how many requests a window admits, at Caddyfile:5`,
 		`zone a`:                                               `zone a: got no events, want how many requests a window admits, at Caddyfile:3`,
-		`zone a {; events 0; window 1m; }`:                     `events: got "0", ` + wantUnits + `, at Caddyfile:4`,
-		`zone a {; events -1; window 1m; }`:                    `events: got "-1", ` + wantUnits + `, at Caddyfile:4`,
+		`zone a {; events 0; window 1m; }`:                     `events: got "0", want a whole number from 1 to 16777215, at Caddyfile:4`,
+		`zone a {; events -1; window 1m; }`:                    `events: got "-1", want a whole number from 1 to 16777215, at Caddyfile:4`,
 		`zone a {; events 5; window 0; }`:                      `window: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, at Caddyfile:5`,
 		`zone a {; events 5; events 5; window 1m; }`:           `events: got a duplicate option, want it once, at Caddyfile:5`,
 		`zone a {; key b c; events 5; window 1m; }`:            `key: got "b c", want one value, at Caddyfile:4`,
@@ -731,6 +731,17 @@ func TestZoneErrors(t *testing.T) {
 		okZone + `; sweep_interval`:                            `sweep_interval: got "", want one value, at Caddyfile:7`,
 		`size 5; log_key`:                                      `log_key: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit, at Caddyfile:5`,
 
+		`zone a {; events 16777216; window 1m; }`: `events: got "16777216", want a whole number from 1 to 16777215, at Caddyfile:4`,
+		`zone a {; events 5; window 36500d; }`:    `window: got "36500d", want a duration of at most 11 years, at Caddyfile:5`,
+
+		// What is taken there too: numbers with a sign, and options that are there twice,
+		// as they are with a snippet that has them.
+		`zone a {; events +5; window +1m; }`:                                         "",
+		`zone a {; events 16777215; window 1m; }`:                                    "",
+		okZone + `; log_key; log_key; disable_metrics; disable_metrics`:              "",
+		okZone + `; distributed; distributed {; }; storage a b; storage a {; b c; }`: "",
+		okZone + `; jitter 0.2; jitter 0.2`:                                          `jitter: got a duplicate option, want it once, at Caddyfile:8`,
+
 		// Of several zones of one name the last counts, and matchers may match everything.
 		`zone a {; match {; }; events 5; window 1m; }; zone a {; events 6; window 1m; }`: "",
 	} {
@@ -743,7 +754,9 @@ func TestZoneErrors(t *testing.T) {
 		`"rate_limits":{"a":{"window":60000000000,"max_events":5,"match":[]}}`: "",
 		`"rate_limits":{"a":{"window":"1m","max_events":"{env.NONE}"}}`:        `zone "a": max_events: got {env.NONE}, which is empty, want a value`,
 		`"rate_limits":{"a":{"max_events":5}}`:                                 `zone "a": window: got "", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`,
-		`"rate_limits":{"a":{"window":"1m","max_events":-5}}`:                  `zone "a": max_events: got "-5", want a whole number from 0 to 562949953421312`,
+		`"rate_limits":{"a":{"window":"1m","max_events":-5}}`:                  `zone "a": max_events: got "-5", want a whole number from 0 to 16777215`,
+		`"rate_limits":{"a":{"window":"1m","max_events":16777216}}`:            `zone "a": max_events: got "16777216", want a whole number from 0 to 16777215`,
+		`"rate_limits":{"a":{"window":"36500d","max_events":5}}`:               `zone "a": window: got "36500d", want a duration of at most 11 years`,
 		`"rate_limits":{"a":null}`:                                             `zone "a": got null, want max_events and window`,
 		`"rate_limits":{"a":{"window":"1m","size":5}}`:                         `json: unknown field "size"`,
 		`"rate_limits":{}`: `limits: got none, want at least one`,

@@ -4,10 +4,15 @@ package zone
 
 import (
 	"cmp"
+	"fmt"
 	"hash/fnv"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // The algorithms that zones may have.
@@ -28,6 +33,31 @@ func AlgorithmOf(events int64) string {
 		return slidingWindow
 	}
 	return slidingLog
+}
+
+// MostEvents is the largest number of events of a zone.
+const MostEvents = limiter.MaxSlidingUnits
+
+// ParseEvents parses a number of events, which is at least the given one. If it can't,
+// it returns what is wanted. As there, the number may have a sign.
+func ParseEvents(text string, least int64) (events int64, want string) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < least || n > MostEvents {
+		return 0, fmt.Sprintf("a whole number from %d to %d", least, MostEvents)
+	}
+	return n, ""
+}
+
+// ParseWindow parses the length of a window. If it can't, it returns what is wanted.
+func ParseWindow(text string) (window time.Duration, want string) {
+	d, err := caddy.ParseDuration(text)
+	switch {
+	case err != nil || d < time.Microsecond || d%time.Microsecond != 0:
+		return 0, "a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h"
+	case limiter.SlidingLog(1, d).Validate() != nil:
+		return 0, "a duration of at most 11 years"
+	}
+	return d, ""
 }
 
 // Zone is what decides when a zone is asked.

@@ -58,3 +58,25 @@ func TestAlgorithmOf(t *testing.T) {
 		}
 	}
 }
+
+// TestParse guards which numbers and windows zones may have: all that a limit can.
+func TestParse(t *testing.T) {
+	for text, ok := range map[string]bool{
+		"1": true, "+3": true, "003": true, "16777215": true, "0": false, "16777216": false, "-1": false, "0x10": false, "1_0": false, "": false,
+	} {
+		if n, want := ParseEvents(text, 1); (want == "") != ok || (n > 0) != ok {
+			t.Errorf("%q events: got %d, %q", text, n, want)
+		}
+	}
+	if n, want := ParseEvents("0", 0); n != 0 || want != "" {
+		t.Errorf("no events: got %d, %q", n, want)
+	}
+	for text, ok := range map[string]bool{
+		"1m": true, "+1m": true, "1.5d": true, "1µs": true, "4000d": true, "": false, "60": false, "0s": false, "-1m": false,
+		"1500ns": false, "4400d": false, "36500d": false,
+	} {
+		if d, want := ParseWindow(text); (want == "") != ok || (d > 0) != ok {
+			t.Errorf("%q: got %v, %q", text, d, want)
+		}
+	}
+}
