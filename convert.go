@@ -88,7 +88,7 @@ func runConvert(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// readConverted reads the file that is to be converted.
+// readConverted reads the file that is to be converted, without a byte order mark.
 func readConverted(cmd *cobra.Command, file string) ([]byte, error) {
 	in := cmd.InOrStdin()
 	if file != "-" {
@@ -106,8 +106,11 @@ func readConverted(cmd *cobra.Command, file string) ([]byte, error) {
 	if len(text) > maxConverted {
 		return nil, fmt.Errorf("%s: want a file of at most %d MiB", file, maxConverted>>20)
 	}
-	return text, nil
+	return bytes.TrimPrefix(text, []byte("\ufeff")), nil
 }
+
+// hasZone matches what only a Caddyfile of mholt/caddy-ratelimit has.
+var hasZone = regexp.MustCompile(`(?m)^[ \t]*zone[ \t]`)
 
 // domain matches what only a configuration for Envoy has.
 var domain = regexp.MustCompile(`(?m)^["']?[Dd]omain["']?[ \t]*:`)
@@ -119,7 +122,7 @@ func formatOf(file string, text []byte) string {
 		return "envoy"
 	case ext == ".json" || json.Valid(text):
 		return "mholt"
-	case bytes.Contains(text, []byte("rate_limit")) && bytes.Contains(text, []byte("zone ")):
+	case bytes.Contains(text, []byte("rate_limit")) && hasZone.Match(text):
 		return "mholt"
 	case domain.Match(text):
 		return "envoy"

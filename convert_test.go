@@ -344,6 +344,9 @@ func TestConvertRefuses(t *testing.T) {
 		{"envoy", limit("unit: day, requests: 1"), `line 4: rate_limit: got an unknown field "requests", want one of unit, `},
 		{"envoy", limit("replaces: a"), "line 4: replaces: want a list of names"},
 		{"envoy", limit("replaces: [{id: a}]"), "line 4: replaces: want entries with a name"},
+		{"envoy", "domain: d\ndescriptors: [&a {<<: [*a, *a]}]", "want at most 20000 fields in all"},
+		{"envoy", limit("<<: 5"), "line 4: rate_limit: want fields with values"},
+		{"envoy", "---\n---\n", "domain: got none, want one, and its descriptors"},
 		{"envoy", deep.String(), "descriptors: want at most 32 within each other"},
 		{"envoy", bomb.String(), "want at most 20000 fields in all"},
 		{"envoy", wild.String(), `line 103: descriptors: want at most 100 values with * for key "a"`},
@@ -358,17 +361,26 @@ func TestConvertRefuses(t *testing.T) {
 		{"mholt", "a\nrate_limit {\nzone a {\nevents 1", "line 3: zone: its block is not closed"},
 		{"mholt", "a\nrate_limit {\ndistributed {\n", "line 3: distributed: its block is not closed"},
 		{"mholt", "a\nrate_limit {\njitter 1\n", "line 2: rate_limit: its block is not closed"},
-		{"mholt", zoneOf("events 0\nwindow 1m"), `line 3: zone "a": events: got "0", want a whole number from 1 to 562949953421312`},
-		{"mholt", zoneOf("events 5"), `line 3: zone "a": window: got "", want a duration of whole microseconds, such as 1m`},
+		{"mholt", zoneOf("events 0\nwindow 1m"), `line 3: zone "a": events: got "0", want a whole number from 1 to 16777215`},
+		{"mholt", zoneOf("events 5"), `line 3: zone "a": window: got "", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`},
 		{"mholt", zoneOf("events 5\nevents 5"), "line 5: events: got it twice, want it once"},
 		{"mholt", zoneOf("size 5"), `line 4: zone: got an unknown option "size", want one of events, `},
 		{"mholt", zoneOf("key a b"), `line 4: key: got "a b", want one value`},
 		{"mholt", zoneOf("match path /"), `line 4: match: got "path /", want a block with a line for each matcher`},
 		{"mholt", zoneOf("match {\npath / }"), "line 4: match: want a line for each matcher, and one for the brace that closes the block"},
 		{"mholt", zoneOf("key <<A\nb`\\\nc\nA\nevents 1\nwindow 1s"), `zone "a": key: got "b` + "`" + `\\\nc", want text that is printable`},
+		{"mholt", zoneOf("events 16777216\nwindow 1m"), `zone "a": events: got "16777216", want a whole number from 1 to 16777215`},
+		{"mholt", zoneOf("events 5\nwindow 36500d"), `zone "a": window: got "36500d", want a duration of at most 11 years`},
+		{"mholt", zoneOf("events 5\nwindow 1m\nipv4_prefix 33"), `zone "a": ipv4_prefix: got "33", want a whole number from 0 to 32`},
+		{"mholt", zoneOf("events 5\nwindow 1m\nipv6_prefix a"), `zone "a": ipv6_prefix: got "a", want a whole number from 0 to 128`},
+		{"mholt", zoneOf("events 5\nwindow 1m\nkey {a"), `zone "a": key: got "{a", want each placeholder with both of its braces, and others as \{ and \}`},
+		{"mholt", zoneOf("import b"), `line 4: zone: got "import", whose lines are not read; convert what caddy adapt prints, in JSON`},
+		{"mholt", "a\nrate_limit {\n{block}\n}", `line 3: rate_limit: got "{block}", whose lines are not read; convert what caddy adapt prints, in JSON`},
+		{"mholt", "a\nrate_limit {\njitter -1\n}", `line 3: jitter: got "-1", want a share of the wait from 0, such as 0.2`},
+		{"mholt", `{"handler": "rate_limit", "rate_limits": {"a": {}}, "jitter": "x"}`, `: jitter: got "x", want a share of the wait from 0, such as 0.2`},
 		{"mholt", `{"handler": "rate_limit"}`, ": rate_limits: want an object with zones"},
 		{"mholt", `[{"handler": "rate_limit", "rate_limits": {"a": 5}}]`, `/0: rate_limits: "a": want an object`},
-		{"mholt", `{"handler": "rate_limit", "rate_limits": {"a": {"window": "1s", "max_events": 0}}}`, `rate_limits: "a": events: got "0", want a whole number from 1 to `},
+		{"mholt", `{"handler": "rate_limit", "rate_limits": {"a": {"window": "1s", "max_events": 0}}}`, `rate_limits: "a": max_events: got "0", want a whole number from 1 to `},
 		{"mholt", `{"handler": "rate_limit", "rate_limits": {"a": {"window": 1.5}}}`, `rate_limits: "a": window: got 1.5, want whole nanoseconds`},
 		{"mholt", `{"handler": "rate_limit", "rate_limits": {"a": {"window": []}}}`, `rate_limits: "a": window: want text or a number`},
 		{"mholt", `{"handler": "rate_limit", "rate_limits": {"a": {"size": 1}}}`, `rate_limits: "a": got an unknown option "size", want one of ipv4_prefix, `},
@@ -379,6 +391,81 @@ func TestConvertRefuses(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tc.want) || printable(err.Error()) != err.Error() {
 			t.Errorf("%s %.200q: got %v, %v, want an error in one line with %s", tc.format, tc.text, r, err, tc.want)
 		}
+	}
+}
+
+// TestConvertTakes guards what else is converted without a note, and to what: what
+// other limiters take too, although it is seldom written that way.
+func TestConvertTakes(t *testing.T) {
+	limit := func(rateLimit string) string {
+		return "domain: d\ndescriptors:\n- key: path\n  value: /a\n  rate_limit: {" + rateLimit + "}\n"
+	}
+	const log = "\t\tkey all\n\t\talgorithm sliding_log\n\t\tsize 3\n\t\twindow 1m\n"
+	inJSON := func(zone, more string) string {
+		return string(configOf(`"handler": "rate_limit", "rate_limits": {"a": {` + zone + `}}` + more))
+	}
+	const inLimits = `"algorithm": "sliding_log", "key": "all", "name": "a", "size": 1000, "window": `
+	for _, tc := range []struct{ format, text, want string }{
+		{"mholt", zoneOf("events +3\nwindow 1m"), log},
+		{"mholt", zoneOf("events 003\nwindow 1m"), log},
+		{"mholt", strings.ReplaceAll(zoneOf("events 3\nwindow 1m"), "\n", "\r\n"), log},
+		{"mholt", inJSON(`"window": 6e10, "max_events": 1e3`, ""), inLimits + `"1m0s"`},
+		{"mholt", inJSON(`"window": "1m", "max_events": 1000.0, "match": null, "key": null, "ipv4_prefix": null, "ipv6_prefix": 0`, ""), inLimits + `"1m"`},
+		{"mholt", inJSON(`"window": "1m", "max_events": 1000`, `, "log_key": false, "disable_metrics": false, "distributed": null, "storage": null, "jitter": null`), inLimits + `"1m"`},
+		{"envoy", limit("unit: day, requests_per_unit: 0x10"), "size 16\n"},
+		{"envoy", limit("unit: day, requests_per_unit: 020"), "size 16\n"},
+		{"envoy", limit("unit: day, requests_per_unit: 1_000"), "size 1000\n"},
+		{"envoy", limit(`unit: day, requests_per_unit: "10"`), "size 10\n"},
+		{"envoy", "---\n" + limit("unit: day, requests_per_unit: 10") + "---\n---\n", "size 10\n"},
+		{"envoy", "domain: d\ndescriptors:\n- key: path\n  value: /a\n  rate_limit: &a {unit: day, requests_per_unit: 10}\n" +
+			"- key: path\n  value: /b\n  rate_limit: {<<: *a, requests_per_unit: 11}\n", "size 11\n\t\twindow 1d\n"},
+		{"envoy", "domain: d\ndescriptors:\n- key: path\n  value: /a\n  rate_limit: &a {unit: day, requests_per_unit: 10}\n" +
+			"- key: path\n  value: /b\n  rate_limit: {<<: [{unit: hour}, *a]}\n", "size 10\n\t\twindow 1h\n"},
+	} {
+		r, err := convertFrom(tc.format, "-", []byte(tc.text), nil)
+		if err != nil || len(r.Notes) > 0 {
+			t.Errorf("%s\ngot %v, %v", tc.text, r, err)
+			continue
+		}
+		compact := strings.Join(strings.Fields(r.Text), " ")
+		if !strings.Contains(r.Text, tc.want) && !strings.Contains(compact, tc.want) {
+			t.Errorf("%s\ngot %s\nwant %s in it", tc.text, r.Text, tc.want)
+		}
+		if err := validateConverted(r.Text); err != nil {
+			t.Errorf("%s\ngot %s\n%v", tc.text, r.Text, err)
+		}
+	}
+}
+
+// TestConvertLastZone guards that of several zones of one name in a block the last
+// becomes a limit of that name, which is what its counts go by, with one note.
+func TestConvertLastZone(t *testing.T) {
+	r, err := convertFrom("mholt", "-", []byte("a\nrate_limit {\nzone a {\nevents 20000\nwindow 1m\n}\nzone a {\nkey b\nevents 3\nwindow 1m\n}\n}\n"), nil)
+	if err != nil || len(r.Notes) != 1 || r.Notes[0].Line != 7 || strings.Count(r.Text, "limit a {") != 1 || strings.Contains(r.Text, "a-2") {
+		t.Errorf("got %v, %v", r, err)
+	}
+}
+
+// TestConvertSnippet guards that a snippet goes on to take its arguments, once its block
+// was replaced: names, keys and numbers.
+func TestConvertSnippet(t *testing.T) {
+	const block = "rate_limit {\nzone {args[0]} {\nkey {args[1]}\nevents {args[2]}\nwindow {args[3]}\n}\n}\n"
+	const rest = "respond ok\n}\n:8080 {\nimport limited login {client_ip} 3 1m\n}\n"
+	r, err := convertFrom("mholt", "-", []byte("(limited) {\n"+block+rest), nil)
+	if err != nil || len(r.Notes) > 0 {
+		t.Fatal(r, err)
+	}
+	config, err := adaptCaddyfile(string(caddyfile.Format([]byte("(limited) {\n" + r.Text + rest))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"name":"login"`, `"key":"{http.vars.client_ip}"`, `"size":3`, `"window":"1m"`} {
+		if !strings.Contains(string(config), want) {
+			t.Errorf("got %s, want %s in it", config, want)
+		}
+	}
+	if err := validateConfig(config); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -430,6 +517,10 @@ func TestConvertCommand(t *testing.T) {
 	if want := login + ": line 3: key: {header.Auth-Type} is a guess for auth_type"; r.status != 2 || !strings.HasPrefix(r.errors, want) ||
 		strings.Count(r.errors, "\n") != 1 || !strings.HasPrefix(r.out, "# Domain auth") {
 		t.Errorf("a guess: got %+v", r)
+	}
+	runCommand(t, "convert", write("marked", "\ufeff"+string(text)), "--descriptor", "auth_type={vars.auth_type}").want(t, 0, mapped)
+	if r := runCommand(t, "convert", write("tabs", "rate_limit {\n\tzone\ta {\n\tevents 1\n\twindow 1s\n}\n}\n")); r.status != 0 {
+		t.Errorf("a tab behind zone: got %+v", r)
 	}
 	zones := write("Caddyfile", zoneOf("events 1\nwindow 1s"))
 	if r := runCommand(t, "convert", zones); r.status != 0 || r.errors != "" || !strings.Contains(r.out, "\n\t\tsize 1\n\t\twindow 1s\n") {

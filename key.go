@@ -14,6 +14,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 )
 
 // key is a parsed key template, which determines the bucket of a request.
@@ -66,7 +68,7 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 	if err != nil {
 		return nil, badOption("key", template, fmt.Sprintf("%s: %v", want, err))
 	}
-	if !bracesBalance(template) {
+	if !placeholder.BracesBalance(template) {
 		return nil, badOption("key", template, `each placeholder with both of its braces, and others as \{ and \}`)
 	}
 	for i, literal := range strings.Split(text, "\x00") {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -144,7 +145,7 @@ func resolveNumber(option, text string) (string, error) {
 	if !isTemplate(text) {
 		return text, nil
 	}
-	if !bracesBalance(text) {
+	if !placeholder.BracesBalance(text) {
 		return text, badOption(option, text, "each placeholder with both of its braces")
 	}
 	known := caddy.NewReplacer()
@@ -186,30 +187,6 @@ func badNumber(option, text, resolved, want string) error {
 		return badOption(option, text, "the file to contain "+want)
 	}
 	return badOption(option, resolved, fmt.Sprintf("%s from %s", want, quoteWord(text)))
-}
-
-// bracesBalance reports whether every brace in text is part of a placeholder or
-// escaped. A closing brace that matches an escaped one need not be escaped.
-func bracesBalance(text string) bool {
-	open, literal := false, 0
-	for i := range len(text) {
-		switch escaped := i > 0 && text[i-1] == '\\'; {
-		case open && text[i] == '}' && !escaped:
-			open = false
-		case open && text[i] == '{' && !escaped:
-			return false
-		case open:
-		case text[i] == '{' && escaped:
-			literal++
-		case text[i] == '{':
-			open = true
-		case text[i] == '}' && literal > 0:
-			literal--
-		case text[i] == '}' && !escaped:
-			return false
-		}
-	}
-	return !open
 }
 
 // newConstant parses an option that must not have placeholders.

@@ -143,8 +143,8 @@ func (n names) of(wanted string) string {
 	}
 }
 
-// placeholder matches a single placeholder that is not a variable of the environment.
-var placeholder = regexp.MustCompile("^\\{[^{}$\\s\"`\\\\][^{}\\s\"`\\\\]*\\}$")
+// onePlaceholder matches a single placeholder that is not a variable of the environment.
+var onePlaceholder = regexp.MustCompile("^\\{[^{}$\\s\"`\\\\][^{}\\s\"`\\\\]*\\}$")
 
 // address matches the placeholders of addresses.
 var address = regexp.MustCompile(`\{(client_ip|remote_host|remote_ip|http\.vars\.client_ip|http\.request\.remote\.host|remote\.host|remote\.ip)\}`)

@@ -71,7 +71,7 @@ type Mapping map[string]string
 func (m Mapping) Add(text string) error {
 	key, value, _ := strings.Cut(text, "=")
 	switch {
-	case key == "" || !placeholder.MatchString(value):
+	case key == "" || !onePlaceholder.MatchString(value):
 		return fmt.Errorf("descriptor: got %q, want a key and a placeholder, such as message_type={header.X-Message-Type}", text)
 	case m[key] != "":
 		return fmt.Errorf("descriptor: got %q twice, want each key once", key)
@@ -93,6 +93,9 @@ func Envoy(text []byte, mapping Mapping) (*Result, error) {
 		}
 		if err != nil {
 			return nil, errors.New(oneLine(err.Error()))
+		}
+		if len(node.Content) == 1 && isNull(node.Content[0]) {
+			continue // nothing stands between two lines of ---
 		}
 		domain, descriptors, err := e.parseDomain(&node)
 		if err != nil {
@@ -152,15 +155,47 @@ func (e *envoy) fields(node *yaml.Node, in string) ([]field, error) {
 		return nil, fmt.Errorf("line %d: %s: want fields with values", node.Line, in)
 	}
 	var fields []field
+	var merged []*yaml.Node
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		if e.nodes++; e.nodes > maxNodes {
 			return nil, fmt.Errorf("line %d: want at most %d fields in all", node.Line, maxNodes)
+		}
+		if node.Content[i].Tag == "!!merge" {
+			merged = append(merged, node.Content[i+1])
+			continue
 		}
 		name := strings.ToLower(node.Content[i].Value)
 		if slices.ContainsFunc(fields, func(f field) bool { return f.name == name }) {
 			return nil, fmt.Errorf("line %d: %s: got %q twice, want it once", node.Content[i].Line, in, name)
 		}
 		fields = append(fields, field{name, resolve(node.Content[i+1])})
+	}
+	for _, from := range merged {
+		var err error
+		if fields, err = e.merge(fields, from, in); err != nil {
+			return nil, err
+		}
+	}
+	return fields, nil
+}
+
+// merge adds the fields of what stands behind <<, a mapping or a list of them, but for
+// those that there are.
+func (e *envoy) merge(fields []field, from *yaml.Node, in string) ([]field, error) {
+	list := []*yaml.Node{from}
+	if resolve(from).Kind == yaml.SequenceNode {
+		list = resolve(from).Content
+	}
+	for _, node := range list {
+		more, err := e.fields(node, in)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range more {
+			if !slices.ContainsFunc(fields, func(other field) bool { return other.name == f.name }) {
+				fields = append(fields, f)
+			}
+		}
 	}
 	return fields, nil
 }
@@ -196,6 +231,25 @@ func (f field) flag() (on bool, err error) {
 		return false, fmt.Errorf("line %d: %s: got %q, want true or false", f.value.Line, f.name, f.value.Value)
 	}
 	return on, nil
+}
+
+// number returns the value of a field that is a number, as YAML has it: 020 is 16.
+// That in quotes is decimal.
+func (f field) number() (n uint32, err error) {
+	switch {
+	case f.value.Kind != yaml.ScalarNode || isNull(f.value):
+		err = errors.New("no number")
+	case f.value.Tag == "!!str":
+		var decimal uint64
+		decimal, err = strconv.ParseUint(f.value.Value, 10, 32)
+		n = uint32(decimal) //nolint:gosec // ParseUint checked it
+	default:
+		err = f.value.Decode(&n)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("line %d: %s: got %q, want a whole number below 2^32", f.value.Line, f.name, f.value.Value)
+	}
+	return n, nil
 }
 
 // unknownField returns the error for a field that there is not.
@@ -326,11 +380,8 @@ func (e *envoy) parseRateLimit(in field) (*rateLimit, error) {
 			l.unit, err = f.text()
 			l.unit = strings.ToLower(l.unit)
 		case "requests_per_unit":
-			var n uint64
-			if n, err = strconv.ParseUint(f.value.Value, 10, 32); err != nil || f.value.Kind != yaml.ScalarNode {
-				err = fmt.Errorf("line %d: requests_per_unit: got %q, want a whole number below 2^32", f.value.Line, f.value.Value)
-			}
-			l.requests, given = uint32(n), true //nolint:gosec // ParseUint checked it
+			l.requests, err = f.number()
+			given = true
 		case "unlimited":
 			l.unlimited, err = f.flag()
 		case "name":

@@ -7,16 +7,16 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // zoneOptions are the options of a zone of mholt/caddy-ratelimit.
@@ -25,7 +25,7 @@ type zoneOptions struct {
 	events, window string
 	ipv4, ipv6     string
 
-	known *zone.Zone // nil if it depends on the environment
+	known *zone.Zone // nil if it depends on the environment or the arguments of a snippet
 }
 
 // zoneNames gives zones names.
@@ -50,7 +50,9 @@ func (n zoneNames) give(z zoneOptions) (name, note string) {
 	if n.had[z.name] {
 		note = fmt.Sprintf("zone: there is another of the name %q with other options; they don't share their counts here", z.name)
 	}
-	name = n.used.of(z.name)
+	if name = z.name; !isVariable(name) || !bare.MatchString(name) {
+		name = n.used.of(z.name)
+	}
 	n.of[z], n.had[z.name] = name, true
 	return name, note
 }
@@ -63,20 +65,37 @@ func (z *zoneOptions) option(name string) *string {
 	}[name]
 }
 
-// isVariable reports whether the environment decides on text.
-func isVariable(text string) bool { return strings.Contains(text, "{$") }
+// isVariable reports whether the environment, or what imports a snippet, decides on
+// text of a Caddyfile.
+func isVariable(text string) bool {
+	return strings.Contains(text, "{$") || strings.Contains(text, "{args[")
+}
 
 // numbers returns the options that make the numbers of a zone, with their values,
-// and what to note on them. What depends on the environment can't be checked; z.known
-// is nil then.
-func (z *zoneOptions) numbers() (options [][2]string, note string, err error) {
-	events, err := strconv.ParseInt(z.events, 10, 64)
-	if (err != nil || events < 1 || events > int64(limiter.MaxUnits)) && !isVariable(z.events) {
-		return nil, "", fmt.Errorf("events: got %q, want a whole number from 1 to %d", z.events, int64(limiter.MaxUnits))
+// and what to note on them. What is variable can't be checked; z.known is nil then.
+// Nor is any of z valid if there is an error. The option of the events is called as in the file.
+func (z *zoneOptions) numbers(eventsOption string) (options [][2]string, note string, err error) {
+	events, want := zone.ParseEvents(z.events, 1)
+	switch {
+	case want == "":
+		z.events = strconv.FormatInt(events, 10)
+	case !isVariable(z.events):
+		return nil, "", fmt.Errorf("%s: got %q, want %s", eventsOption, z.events, want)
 	}
-	window, err := caddy.ParseDuration(z.window)
-	if (err != nil || window < time.Microsecond || window%time.Microsecond != 0) && !isVariable(z.window) {
-		return nil, "", fmt.Errorf("window: got %q, want a duration of whole microseconds, such as 1m", z.window)
+	window, want := zone.ParseWindow(z.window)
+	if want != "" && !isVariable(z.window) {
+		return nil, "", fmt.Errorf("window: got %q, want %s", z.window, want)
+	}
+	for _, p := range []struct {
+		option, text string
+		most         uint64
+	}{{"ipv4_prefix", z.ipv4, 32}, {"ipv6_prefix", z.ipv6, 128}} {
+		if bits, err := strconv.ParseUint(p.text, 10, 16); p.text != "" && !isVariable(p.text) && (err != nil || bits > p.most) {
+			return nil, "", fmt.Errorf("%s: got %q, want a whole number from 0 to %d", p.option, p.text, p.most)
+		}
+	}
+	if !placeholder.BracesBalance(z.key) {
+		return nil, "", fmt.Errorf("key: got %q, want each placeholder with both of its braces, and others as \\{ and \\}", z.key)
 	}
 	if !zone.Exact(events) {
 		note = fmt.Sprintf("zone: events are estimated, as there are more than %d", zone.MostLogged)
@@ -88,7 +107,7 @@ func (z *zoneOptions) numbers() (options [][2]string, note string, err error) {
 }
 
 // sorted returns the indexes of zones in the order in which they are asked. If that
-// depends on the environment, it is the order in which they are written, and ok is
+// depends on variables, it is the order in which they are written, and ok is
 // false.
 func sorted(zones []*zoneOptions) (indexes []int, ok bool) {
 	ok = true
@@ -101,8 +120,8 @@ func sorted(zones []*zoneOptions) (indexes []int, ok bool) {
 	return indexes, ok
 }
 
-// unknownOrder is the note on zones whose order depends on the environment.
-const unknownOrder = "zone: the order of zones depends on the environment, so they are in the order in which they are written; " +
+// unknownOrder is the note on zones whose order is not known.
+const unknownOrder = "zone: the order of zones depends on variables, so they are in the order in which they are written; " +
 	"those that admit most in a time were asked first"
 
 // keyOptions returns the options that make the key of a zone.
@@ -254,31 +273,31 @@ func (m *mholt) block() error {
 	}
 	var options writer // of the block, and notes
 	var zones []*zoneOptions
-	written := make(map[string]string)
+	written := make(map[string]*zoneText)
 	inside := m.depth
 	for m.next() && m.depth >= inside {
 		option, at := m.token(), m.line()
 		args, opened := m.arguments()
 		switch {
 		case option == "zone" && len(args) == 1 && opened:
-			var w writer
-			z, err := m.zone(&w, args[0], at)
+			z, text, err := m.zone(args[0], at)
 			if err != nil {
 				return err
 			}
-			if written[args[0]] != "" {
-				options.note(at, fmt.Sprintf("zone: there are several of the name %q in the block, of which only the last counts", args[0]))
+			if written[z.name] != nil {
+				options.note(at, fmt.Sprintf("zone: there are several of the name %q in the block, of which only the last counts", z.name))
 				zones = slices.DeleteFunc(zones, func(other *zoneOptions) bool { return other.name == z.name })
 			}
-			zones = append(zones, z)
-			written[args[0]] = w.text.String()
-			options.notes = append(options.notes, w.notes...)
+			zones, written[z.name] = append(zones, z), text
 		case option == "zone":
 			return m.errorf(at, "zone: got %q, want a name and a block", strings.Join(args, " "))
 		case option == "jitter":
 			share, ok := word(strings.Join(args, " "))
-			if len(args) != 1 || opened || !ok {
+			switch {
+			case len(args) != 1 || opened || !ok:
 				return m.errorf(at, "jitter: got %q, want one value", strings.Join(args, " "))
+			case !isVariable(args[0]) && !isShare(args[0]):
+				return m.errorf(at, "jitter: got %q, want %s", args[0], wantShare)
 			}
 			options.option("jitter", share)
 		case instead(option) != "":
@@ -288,6 +307,8 @@ func (m *mholt) block() error {
 					return m.errorf(at, "%s: its block is not closed", option)
 				}
 			}
+		case isImported(option):
+			return m.importError("rate_limit", option, at)
 		default:
 			return m.errorf(at, "rate_limit: got an unknown option %q, want one of %s, zone", option, blockOptions)
 		}
@@ -313,18 +334,40 @@ func (m *mholt) block() error {
 		options.option("accounting", "in_order")
 	}
 	options.option("headers", "off")
+	for _, z := range zones { // in the order of the file
+		text := written[z.name]
+		limit, note := m.names.give(*z)
+		text.notes = append(text.notes, note)
+		var w writer
+		for _, note := range text.notes {
+			if note != "" {
+				w.note(text.line, note)
+			}
+		}
+		w.option("limit", limit, "{")
+		w.text.WriteString(text.body)
+		text.body = w.text.String()
+		options.notes = append(options.notes, w.notes...)
+	}
 	for _, i := range order {
 		options.option("")
-		options.text.WriteString(written[zones[i].name])
+		options.text.WriteString(written[zones[i].name].body)
 	}
 	m.add(&options)
 	m.option("}\n")
 	return nil
 }
 
-// zone converts a zone, and returns its options.
-func (m *mholt) zone(w *writer, name string, start int) (*zoneOptions, error) {
-	z := &zoneOptions{name: name}
+// zoneText is the text of the limit that a zone becomes.
+type zoneText struct {
+	line  int      // of the zone
+	notes []string // on it
+	body  string   // what follows the name
+}
+
+// zone converts a zone, and returns its options and the text of its limit.
+func (m *mholt) zone(name string, start int) (*zoneOptions, *zoneText, error) {
+	z, w := &zoneOptions{name: name}, new(writer)
 	var matches [][]string
 	all := false
 	inside := m.depth
@@ -333,7 +376,7 @@ func (m *mholt) zone(w *writer, name string, start int) (*zoneOptions, error) {
 		if option == "match" {
 			lines, err := m.match()
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			all = all || len(lines) == 0
 			matches = append(matches, lines)
@@ -342,30 +385,24 @@ func (m *mholt) zone(w *writer, name string, start int) (*zoneOptions, error) {
 		args, opened := m.arguments()
 		value := z.option(option)
 		switch {
+		case value == nil && isImported(option):
+			return nil, nil, m.importError("zone", option, at)
 		case value == nil:
-			return nil, m.errorf(at, "zone: got an unknown option %q, want one of events, ipv4_prefix, ipv6_prefix, key, match, window", option)
+			return nil, nil, m.errorf(at, "zone: got an unknown option %q, want one of events, ipv4_prefix, ipv6_prefix, key, match, window", option)
 		case len(args) != 1 || opened:
-			return nil, m.errorf(at, "%s: got %q, want one value", option, strings.Join(args, " "))
+			return nil, nil, m.errorf(at, "%s: got %q, want one value", option, strings.Join(args, " "))
 		case *value != "":
-			return nil, m.errorf(at, "%s: got it twice, want it once", option)
+			return nil, nil, m.errorf(at, "%s: got it twice, want it once", option)
 		}
 		*value = args[0]
 	}
 	if m.depth >= inside {
-		return nil, m.errorf(start, "zone: its block is not closed")
+		return nil, nil, m.errorf(start, "zone: its block is not closed")
 	}
-	numbers, note, err := z.numbers()
+	numbers, note, err := z.numbers("events")
 	if err != nil {
-		return nil, m.errorf(start, "zone %q: %w", name, err)
+		return nil, nil, m.errorf(start, "zone %q: %w", name, err)
 	}
-	if note != "" {
-		w.note(start, note)
-	}
-	limit, note := m.names.give(*z)
-	if note != "" {
-		w.note(start, note)
-	}
-	w.option("limit", limit, "{")
 	switch {
 	case all || len(matches) == 0:
 	case len(matches) == 1:
@@ -380,12 +417,29 @@ func (m *mholt) zone(w *writer, name string, start int) (*zoneOptions, error) {
 	for _, o := range append(z.keyOptions(), numbers...) {
 		text, ok := word(o[1])
 		if !ok {
-			return nil, m.errorf(start, "zone %q: %s: got %q, want text that is printable, without backticks beside backslashes", name, o[0], o[1])
+			return nil, nil, m.errorf(start, "zone %q: %s: got %q, want text that is printable, without backticks beside backslashes", name, o[0], o[1])
 		}
 		w.option(o[0], text)
 	}
 	w.option("}")
-	return z, nil
+	return z, &zoneText{line: start, notes: []string{note}, body: w.text.String()}, nil
+}
+
+// isImported reports whether an option stands for lines from somewhere else.
+func isImported(option string) bool { return option == "import" || strings.HasPrefix(option, "{block") }
+
+// importError returns the error for such an option.
+func (m *mholt) importError(in, option string, at int) error {
+	return m.errorf(at, "%s: got %q, whose lines are not read; convert what caddy adapt prints, in JSON", in, option)
+}
+
+// wantShare is what a jitter has to be.
+const wantShare = "a share of the wait from 0, such as 0.2"
+
+// isShare reports whether text is a jitter.
+func isShare(text string) bool {
+	share, err := strconv.ParseFloat(text, 64)
+	return err == nil && share >= 0 && !math.IsInf(share, 0)
 }
 
 // match returns the lines of a block of matchers.
@@ -486,7 +540,11 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 	for _, option := range slices.Sorted(maps.Keys(v)) {
 		switch {
 		case option == "handler" || option == "rate_limits":
+		case v[option] == nil || v[option] == false: // as if it were not there
 		case option == "jitter":
+			if n, ok := v[option].(json.Number); !ok || !isShare(n.String()) {
+				return fail("jitter: got %q, want %s", fmt.Sprint(v[option]), wantShare)
+			}
 			converted[option] = v[option]
 		case instead(option) != "":
 			m.notes = append(m.notes, Note{Path: path, Text: option + ": " + instead(option)})
@@ -503,6 +561,9 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 		z, limit := &zoneOptions{name: name}, map[string]any{}
 		for _, option := range slices.Sorted(maps.Keys(options)) {
 			value := options[option]
+			if value == nil { // as if it were not there
+				continue
+			}
 			if option == "match" {
 				limit["match"] = value
 				continue
@@ -518,8 +579,8 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 			case string:
 				*into = text
 			case json.Number:
-				if *into = text.String(); option == "window" { // nanoseconds
-					n, err := text.Int64()
+				if *into = wholeNumber(text); option == "window" { // nanoseconds
+					n, err := strconv.ParseInt(*into, 10, 64)
 					if err != nil {
 						return fail("rate_limits: %q: window: got %s, want whole nanoseconds", name, text)
 					}
@@ -529,7 +590,7 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 				return fail("rate_limits: %q: %s: want text or a number", name, option)
 			}
 		}
-		numbers, note, err := z.numbers()
+		numbers, note, err := z.numbers("max_events")
 		if err != nil {
 			return fail("rate_limits: %q: %w", name, err)
 		}
@@ -561,4 +622,14 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 		converted["accounting"] = "in_order"
 	}
 	return converted, nil
+}
+
+// wholeNumber returns a number without a point or an exponent, if it is a whole one:
+// Caddy takes 1e3 for 1000.
+func wholeNumber(n json.Number) string {
+	const exact = 1 << 53
+	if f, err := n.Float64(); err == nil && f == math.Trunc(f) && math.Abs(f) < exact {
+		return strconv.FormatFloat(f, 'f', -1, 64)
+	}
+	return n.String()
 }
