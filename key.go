@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 )
 
 // key is a parsed key template, which determines the bucket of a request.
@@ -83,14 +85,12 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 	return k, nil
 }
 
-// newZoneKey parses the template of a zone, whose key may be empty.
+// newZoneKey parses the template of a zone, whose key may be empty. Without one it
+// counts as the limit does that it is converted to.
 func newZoneKey(template string, ipv4, ipv6 int) (*key, error) {
-	k := &key{ipv4: ipv4, ipv6: ipv6, fixed: true}
-	if template != "" {
-		var err error
-		if k, err = newKey(template, ipv4, ipv6); err != nil {
-			return nil, err
-		}
+	k, err := newKey(cmp.Or(template, zone.NoKey), ipv4, ipv6)
+	if err != nil {
+		return nil, err
 	}
 	k.mayBeEmpty = true
 	return k, nil

@@ -207,9 +207,9 @@ func (h *Handler) logExceeded(e *evaluation, decider *bucketResult, wait time.Du
 	fields := []zap.Field{zap.String("zone", decider.title()), zap.Duration("wait", wait), zap.String("remote_ip", address)}
 	if h.LogKey {
 		i := slices.IndexFunc(e.buckets, func(b limiter.Bucket) bool { return b.Name == decider.name })
-		key := e.buckets[i].Key
-		if strings.IndexByte(key, 0) >= 0 { // the lengths of several values are behind it
-			key = e.replacer.ReplaceAll(h.RateLimits[decider.title()].Key, "")
+		key, template := e.buckets[i].Key, h.RateLimits[decider.title()].Key
+		if template == "" || strings.IndexByte(key, 0) >= 0 { // the lengths of several values are behind it
+			key = e.replacer.ReplaceAll(template, "")
 		}
 		fields = append(fields, zap.String("key", key))
 	}

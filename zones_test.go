@@ -627,7 +627,7 @@ func TestZonesOfOneName(t *testing.T) {
 	}
 	// What is no zone may not be mixed up with one by its name.
 	wantError(t, validateCaddyfile(inSite("route {; rate_limit a {; size 2; }; rate_limit {; zone a {; events 2; window 1m; }; }; }")),
-		`limit "a": key: got "" here and "{http.vars.client_ip}" in another limit of path "a", want equal values, `+
+		`limit "a": key: got "all" here and "{http.vars.client_ip}" in another limit of path "a", want equal values, `+
 			`since limits of one path share their buckets, or another name`)
 }
 
@@ -871,15 +871,19 @@ func heldBuckets(t *testing.T) int {
 // TestConvertedZonesKeepCounts guards that the limits that convert makes of zones go on
 // with their counts.
 func TestConvertedZonesKeepCounts(t *testing.T) {
-	const zones = "rate_limit {\nzone a {\nkey {remote_host}\nevents 2\nwindow 1h\n}\n}\n"
-	converted, err := convert.MholtCaddyfile([]byte(":8080\n" + zones))
-	if err != nil {
-		t.Fatal(err)
+	for _, key := range []string{"key {remote_host}", "key {remote_host}{path}", "key static", `key ""`, ""} {
+		t.Run(key, func(t *testing.T) {
+			zones := "rate_limit {\nzone a {\n" + key + "\nevents 2\nwindow 1h\n}\n}\n"
+			converted, err := convert.MholtCaddyfile([]byte(":8080\n" + zones))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := startSite(t, zones+"respond ok")
+			s.run(times(2, step{want: "200"})...)
+			if err := s.load(config{site: converted.Text + "respond ok"}); err != nil {
+				t.Fatal(err)
+			}
+			s.run(step{want: "429 retry-after=3600"})
+		})
 	}
-	s := startSite(t, zones+"respond ok")
-	s.run(times(2, step{want: "200"})...)
-	if err := s.load(config{site: converted.Text + "respond ok"}); err != nil {
-		t.Fatal(err)
-	}
-	s.run(step{want: "429 retry-after=3600"})
 }

@@ -2,6 +2,7 @@ package convert
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -126,10 +127,7 @@ const unknownOrder = "zone: the order of zones depends on variables, so they are
 
 // keyOptions returns the options that make the key of a zone.
 func (z *zoneOptions) keyOptions() [][2]string {
-	options := [][2]string{{"key", z.key}}
-	if z.key == "" {
-		options[0][1] = "all"
-	}
+	options := [][2]string{{"key", cmp.Or(z.key, zone.NoKey)}}
 	if z.ipv4 != "" && z.ipv4 != "0" {
 		options = append(options, [2]string{"ipv4_prefix", z.ipv4})
 	}

@@ -35,6 +35,9 @@ func AlgorithmOf(events int64) string {
 	return slidingLog
 }
 
+// NoKey is the key of the limit that a zone without a key becomes.
+const NoKey = "all"
+
 // MostEvents is the largest number of events of a zone.
 const MostEvents = limiter.MaxSlidingUnits
 
