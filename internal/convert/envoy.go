@@ -187,6 +187,9 @@ func (e *envoy) merge(fields []field, from *yaml.Node, in string) ([]field, erro
 		list = resolve(from).Content
 	}
 	for _, node := range list {
+		if e.nodes++; e.nodes > maxNodes {
+			return nil, fmt.Errorf("line %d: want at most %d fields in all", node.Line, maxNodes)
+		}
 		more, err := e.fields(node, in)
 		if err != nil {
 			return nil, err
