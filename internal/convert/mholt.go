@@ -440,29 +440,50 @@ func isShare(text string) bool {
 	return err == nil && share >= 0 && !math.IsInf(share, 0)
 }
 
-// match returns the lines of a block of matchers.
+// match returns the lines of matchers: those of a block, or what stands behind match.
 func (m *mholt) match() (lines []string, err error) {
 	start := m.line()
 	args, opened := m.arguments()
-	if len(args) > 0 || !opened {
-		return nil, m.errorf(start, "match: got %q, want a block with a line for each matcher", strings.Join(args, " "))
+	behind, ok := strings.CutPrefix(strings.TrimSpace(m.lines[start-1]), "match")
+	words := len(args)
+	if opened {
+		words++ // the brace
+	}
+	inLine, err := caddyfile.Tokenize([]byte(behind), "Caddyfile")
+	switch {
+	case len(args) == 0 && !opened:
+		return nil, nil
+	case len(args) > 0 && (!ok || err != nil || len(inLine) != words):
+		return nil, m.errorf(start, "match: got %q, want a matcher in the same line, or a block with a line for each", strings.Join(args, " "))
+	case !opened && m.tokens[m.at-len(args)].Quoted():
+		return []string{"expression" + behind}, nil
+	case !opened:
+		return []string{behind}, nil
 	}
 	first, inside := m.at, m.depth
+	expressions := make(map[int]bool) // the lines with nothing else
 	for m.next() && m.depth >= inside {
+		expressions[m.line()] = expressions[m.line()] || m.startsLine() && m.tokens[m.at-1].Quoted()
 	}
 	if m.depth >= inside {
 		return nil, m.errorf(start, "match: its block is not closed")
 	}
-	if first == m.at-1 {
+	if first == m.at-1 && len(args) == 0 {
 		return nil, nil
 	}
 	from, to := m.tokens[first].Line, m.line()
 	if from <= start || !m.startsLine() {
 		return nil, m.errorf(start, "match: want a line for each matcher, and one for the brace that closes the block")
 	}
-	lines = slices.Clone(m.lines[from-1 : to-1])
-	for i := range lines {
-		lines[i] = strings.TrimSuffix(lines[i], "\r")
+	if len(args) > 0 { // the block is that of a matcher
+		lines, from, to = append(lines, behind), start+1, to+1
+	}
+	for line := from; line < to; line++ {
+		text := strings.TrimSuffix(m.lines[line-1], "\r")
+		if expressions[line] { // Caddy's formatter breaks a backtick that begins a line
+			text = "expression " + strings.TrimSpace(text)
+		}
+		lines = append(lines, text)
 	}
 	return lines, nil
 }
