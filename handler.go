@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -135,7 +136,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	if h.Jitter != "" {
-		if h.jitter, err = newNumber("jitter", string(h.Jitter), parseJitter); err != nil {
+		if h.jitter, err = newNumber("jitter", string(h.Jitter), zone.ParseJitter); err != nil {
 			return err
 		}
 	}

@@ -216,15 +216,6 @@ func (h *Handler) logExceeded(e *evaluation, decider *bucketResult, wait time.Du
 	c.Write(fields...)
 }
 
-// parseJitter parses the jitter option.
-func parseJitter(text string) (float64, string) {
-	share, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(share >= 0) || math.IsInf(share, 0) {
-		return 0, "a share of the wait from 0, such as 0.2"
-	}
-	return share, ""
-}
-
 // withJitter returns a wait that is longer by a random share, up to the given one.
 func withJitter(wait time.Duration, share float64) time.Duration {
 	more := rand.Float64() * share * float64(wait) //nolint:gosec // not a secret

@@ -291,11 +291,11 @@ func (m *mholt) block() error {
 			return m.errorf(at, "zone: got %q, want a name and a block", strings.Join(args, " "))
 		case option == "jitter":
 			share, ok := word(strings.Join(args, " "))
-			switch {
-			case len(args) != 1 || opened || !ok:
+			if len(args) != 1 || opened || !ok {
 				return m.errorf(at, "jitter: got %q, want one value", strings.Join(args, " "))
-			case !isVariable(args[0]) && !isShare(args[0]):
-				return m.errorf(at, "jitter: got %q, want %s", args[0], wantShare)
+			}
+			if _, want := zone.ParseJitter(args[0]); want != "" && !isVariable(args[0]) {
+				return m.errorf(at, "jitter: got %q, want %s", args[0], want)
 			}
 			options.option("jitter", share)
 		case instead(option) != "":
@@ -431,15 +431,6 @@ func (m *mholt) importError(in, option string, at int) error {
 	return m.errorf(at, "%s: got %q, whose lines are not read; convert what caddy adapt prints, in JSON", in, option)
 }
 
-// wantShare is what a jitter has to be.
-const wantShare = "a share of the wait from 0, such as 0.2"
-
-// isShare reports whether text is a jitter.
-func isShare(text string) bool {
-	share, err := strconv.ParseFloat(text, 64)
-	return err == nil && share >= 0 && !math.IsInf(share, 0)
-}
-
 // match returns the lines of matchers: those of a block, or what stands behind match.
 func (m *mholt) match() (lines []string, err error) {
 	start := m.line()
@@ -561,8 +552,9 @@ func (m *mholtJSON) handler(v map[string]any, path string) (any, error) {
 		case option == "handler" || option == "rate_limits":
 		case v[option] == nil || v[option] == false: // as if it were not there
 		case option == "jitter":
-			if n, ok := v[option].(json.Number); !ok || !isShare(n.String()) {
-				return fail("jitter: got %q, want %s", fmt.Sprint(v[option]), wantShare)
+			text := fmt.Sprint(v[option])
+			if _, want := zone.ParseJitter(text); want != "" {
+				return fail("jitter: got %q, want %s", text, want)
 			}
 			converted[option] = v[option]
 		case instead(option) != "":

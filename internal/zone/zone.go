@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -61,6 +62,16 @@ func ParseWindow(text string) (window time.Duration, want string) {
 		return 0, "a duration of at most 11 years"
 	}
 	return d, ""
+}
+
+// ParseJitter parses the share of the wait by which Retry-After may be longer. If it
+// can't, it returns what is wanted.
+func ParseJitter(text string) (share float64, want string) {
+	share, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(share >= 0) || math.IsInf(share, 0) {
+		return 0, "a share of the wait from 0, such as 0.2"
+	}
+	return share, ""
 }
 
 // Zone is what decides when a zone is asked.
