@@ -134,13 +134,22 @@ func (l *Limit) setWindowBucket() error {
 // windowError returns the error for invalid numbers of a limit that counts in windows.
 func (b *bucket) windowError(numbers limiter.Limit) error {
 	if size := largestSize(numbers); size > 0 {
-		return badOption("size", b.size.String(), fmt.Sprintf("at most %d with algorithm %s", size, b.limit.algorithm))
+		got := b.size.String()
+		if b.sizeIsDynamic() {
+			got = strconv.FormatInt(numbers.Size, 10)
+		}
+		return badNumber("size", b.size.String(), got, fmt.Sprintf("at most %d with algorithm %s", size, b.limit.algorithm))
 	}
 	years := 17
 	if b.limit.algorithm.slides() {
 		years = 11 // units count in the next window too
 	}
-	return badOption("window", string(b.limit.Window), fmt.Sprintf("at most %d years with algorithm %s", years, b.limit.algorithm))
+	text := string(b.limit.Window)
+	got := text
+	if b.rate.isDynamic() {
+		got = shownInterval(jsonSeconds(numbers.DripInterval))
+	}
+	return badNumber("window", text, got, fmt.Sprintf("at most %d years with algorithm %s", years, b.limit.algorithm))
 }
 
 // setWarmUpBucket sets up the bucket of a limit whose rate grows after it was idle.

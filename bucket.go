@@ -88,20 +88,28 @@ func (b *bucket) validate() error {
 		numbers.DripSize = b.drip.constant
 	}
 	b.setAlgorithm(&numbers)
-	if err := numbers.Validate(); err != nil {
-		switch {
-		case b.limit.algorithm.hasWindow():
-			return b.windowError(numbers)
-		case b.source.option != "":
-			return badOption(b.source.option, b.source.text,
-				"less: a full bucket and one drip more must drain within 35 years")
-		}
+	if err := b.check(numbers); err != nil {
 		return err
 	}
 	if b.period == nil && !b.sizeIsDynamic() && !b.rate.isDynamic() && !b.drip.isDynamic() && !b.cost.isDynamic() {
 		b.constant = &limiter.Bucket{Limit: numbers, Cost: b.cost.constant}
 	}
 	return nil
+}
+
+// check returns an error if b can't have these numbers.
+func (b *bucket) check(numbers limiter.Limit) error {
+	err := numbers.Validate()
+	switch {
+	case err == nil:
+		return nil
+	case b.limit.algorithm.hasWindow():
+		return b.windowError(numbers)
+	case b.source.option != "":
+		return badOption(b.source.option, b.source.text,
+			"less: a full bucket and one drip more must drain within 35 years")
+	}
+	return err
 }
 
 // setAlgorithm sets in numbers how b counts.
@@ -176,7 +184,7 @@ func (b *bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.L
 	if numbers.DripSize, err = b.drip.at(repl); err != nil {
 		return numbers, false, err
 	}
-	return numbers, false, numbers.Validate()
+	return numbers, false, b.check(numbers)
 }
 
 // addTo adds the bucket to e, unless it is off.

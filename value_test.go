@@ -686,12 +686,26 @@ func TestBadNumbersAreReported(t *testing.T) {
 						size 9
 						cost {header.X-Cost}
 					}
+					limit three {
+						match /three
+						algorithm sliding_log
+						size {header.X-Size}
+						window {header.X-Window}
+					}
+					limit four {
+						match /four
+						algorithm sliding_window
+						size 5
+						window {header.X-Window}
+					}
 				}
 				respond "admitted"
 				`+errors)
 			for range 3 {
 				s.get("/one", "X-Size: lots")
 				s.get("/two", "X-Cost: 0")
+				s.get("/three", "X-Size: 10001", "X-Window: 1m")
+				s.get("/four", "X-Window: 5000d")
 			}
 			var got []string
 			for _, e := range s.log("error", ownLogger) {
@@ -700,6 +714,8 @@ func TestBadNumbersAreReported(t *testing.T) {
 			want := []string{
 				`one: size: got "lots", want a whole number from 1 to 562949953421312 from {http.request.header.X-Size}`,
 				`two: cost: got "0", want a whole number from 1 to 562949953421312 from {http.request.header.X-Cost}`,
+				`three: size: got "10001", want at most 10000 with algorithm sliding_log from {http.request.header.X-Size}`,
+				`four: window: got "5000d", want at most 11 years with algorithm sliding_window from {http.request.header.X-Window}`,
 			}
 			if !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)
