@@ -19,7 +19,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Handler limits how often clients may send requests, by leaky buckets.
+// Handler limits how often clients may send requests, by leaky buckets unless a limit
+// names another algorithm.
 //
 // A request must pass all limits that apply to it. If it does, response header
 // fields tell the client how much it has left, and the next handler is invoked.

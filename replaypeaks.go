@@ -82,7 +82,7 @@ func (r *roomyStore) largestSize(l limiter.Limit) int64 {
 	return size
 }
 
-// roundedPeak rounds a peak up to one of a few hundred values, by 3 % at most, but
+// roundedPeak rounds a peak up to one of a few hundred values, by less than 4 %, but
 // not beyond the size if the peak is not.
 func roundedPeak(units, size int64) int64 {
 	if rounded := roundUp(units); units > size || rounded < size {
@@ -91,7 +91,7 @@ func roundedPeak(units, size int64) int64 {
 	return size
 }
 
-// roundUp rounds up by 3 % at most.
+// roundUp rounds what is above 64 up, by less than 4 %.
 func roundUp(units int64) int64 {
 	shift := max(bits.Len64(uint64(units))-6, 0) //nolint:gosec // not negative
 	step := int64(1) << shift

@@ -15,8 +15,8 @@
 -- of a log, and what they tell. log.go says how they decide by it.
 --
 -- A long log is neither read nor written as a whole. Which entries have left the
--- window, and which have to leave before there is room again, is found in steps that
--- double and then halve. The string is trimmed when half of its entries have left.
+-- window, and which have to leave before there is room again, is found by bisection,
+-- after steps that double, as it is often one of the first. The string is trimmed when half of its entries have left.
 -- The key expires when the newest entry has left the window.
 
 local pack = struct.pack
