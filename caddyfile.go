@@ -128,7 +128,7 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 	seen := make(map[string]bool)
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
 		option := helper.Val()
-		if seen[option] && option != "limit" && option != "zone" && !(h != nil && repeatable(option)) {
+		if seen[option] && option != "limit" && option != "zone" && (h == nil || !repeatable(option)) {
 			return helper.Errf("%s: got a duplicate option, want it once", option)
 		}
 		seen[option] = true
