@@ -31,11 +31,11 @@ test: programs
 
 TESTS_OF_SERVERS = Redis|Cluster|Sentinel|Server|StoresAgree|OneKey|Removal|ShortReplies|Deciders|Inspect|HeldUnits
 
-# Check ten thousand random traces of each algorithm in Redis: some two minutes. As
+# Check ten thousand random traces of each algorithm in Redis: some three minutes. As
 # many in this process are part of make test.
 TRACES = 10000
 traces: programs
-	go test -count=1 -v -run '^Test(Redis(Buckets|Windows|SlidingWindows|WarmUp|Logs)|StoresAgree(OnLogs)?)$$' \
+	go test -count=1 -run '^Test(Redis(Buckets|Windows|SlidingWindows|WarmUp|Logs)|StoresAgree(OnLogs)?)$$' \
 		./limiter -args -traces $(TRACES)
 
 # Test what operators use: the dashboard, the alerts and the files in deploy, with a
