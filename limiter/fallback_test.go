@@ -142,6 +142,32 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 	}
 }
 
+// TestScriptJoinsFastDrips guards a server that is told a level of a bucket which drips
+// fast. With the time that the level took to arrive, it may mean the same drip as the
+// server's or the next one: the higher time counts, and the smaller slack.
+func TestScriptJoinsFastDrips(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	const ms = 1000
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: 100 * time.Millisecond, DripSize: 10}, Cost: 101}
+	for _, tc := range []struct{ stored, told, want state }{
+		{state{500 * ms, 2}, state{560 * ms, 7}, state{560 * ms, 2}},
+		{state{500 * ms, 7}, state{560 * ms, 2}, state{560 * ms, 2}},
+		{state{500 * ms, 2}, state{540 * ms, 7}, state{500 * ms, 2}},
+		{state{500 * ms, 7}, state{540 * ms, 2}, state{500 * ms, 2}},
+		{state{500 * ms, 2}, state{600 * ms, 7}, state{600 * ms, 7}},
+	} {
+		v.flush(t)
+		stored := state{v.now + tc.stored.clear, tc.stored.slack}
+		if err := v.admin.Set(t.Context(), v.keys.of(&b), b.Limit.written(stored, v.now).value(), 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, unsureOf(tc.told))
+		if err != nil || got[0].state != tc.want {
+			t.Errorf("%+v, told %+v: %+v, %v, want %+v", tc.stored, tc.told, got, err, tc.want)
+		}
+	}
+}
+
 // fullerTests are pairs of levels of one bucket, with clear times relative to now,
 // as two sides may know them, and the level to use.
 var fullerTests = func() []fullerTest {

@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -257,6 +258,77 @@ func TestLogTakesFewSteps(t *testing.T) {
 			t.Errorf("%s: %d reads", test.name, reads)
 		}
 		v.at(t, filled)
+	}
+}
+
+// TestLogSumsBeginAnew guards logs that have been in use for so long that the sums of
+// units in their entries begin anew: both stores still agree on every request.
+func TestLogSumsBeginAnew(t *testing.T) {
+	const sums = 1 << 24
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	b := logBucket(MaxLogUnits, time.Second, 5000)
+	var sum, denied int64
+	random := rand.New(rand.NewPCG(1, 2))
+	for sum < sums+20_000 {
+		gap := 600 * time.Millisecond
+		if sum > sums-20_000 { // of many entries, of which some are before, some after
+			b.Cost, gap = 1+random.Int64N(300), time.Duration(random.IntN(30))*time.Millisecond
+			if random.IntN(4) == 0 {
+				b.Cost = 1 + random.Int64N(MaxLogUnits)
+			}
+		}
+		v.advance(t, gap)
+		here, there := decide(t, m, AccountingAtomic, b)[0], decide(t, v, AccountingAtomic, b)[0]
+		if here != there {
+			t.Fatalf("after %d units: Memory %+v, Redis %+v", sum, here, there)
+		}
+		if here.Denied {
+			denied++
+		} else {
+			sum += b.Cost
+		}
+	}
+	if denied < 10 {
+		t.Errorf("only %d requests were denied", denied)
+	}
+}
+
+// TestLogInsertsBeforeOthers guards a server that is told of units which a node has
+// admitted in the window before, and has admitted others itself since: they leave when
+// that window has left, and the others when they would have.
+func TestLogInsertsBeforeOthers(t *testing.T) {
+	v := newPagedVirtual(t)
+	b := logBucket(10, time.Minute, 1)
+	begin := v.start - v.start%b.Limit.rate() + b.Limit.rate()
+	for _, at := range []time.Duration{10 * time.Second, 65 * time.Second, 66 * time.Second, 67 * time.Second, 68 * time.Second} {
+		v.at(t, begin+at.Microseconds())
+		decide(t, v, AccountingAtomic, b)
+	}
+	v.advance(t, time.Second)
+	level := counted((111 * time.Second).Microseconds(), 4, 4) // three more than the server, in the first minute
+	never := b
+	never.Cost = MaxLogUnits + 1
+	if _, err := askTold(v.Redis, Request{Buckets: []Bucket{never}}, []toldLevel{{level, level, unsure}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		at    time.Duration
+		units int64
+	}{
+		{69 * time.Second, 8},
+		{70 * time.Second, 7},
+		{2*time.Minute - 2*time.Microsecond, 7},
+		{2*time.Minute - time.Microsecond, 4},
+		{125 * time.Second, 3},
+		{126 * time.Second, 2},
+		{127 * time.Second, 1},
+		{128 * time.Second, 0},
+	} {
+		v.at(t, begin+tc.at.Microseconds())
+		if l, err := v.Peek(t.Context(), b); err != nil || l.Units != tc.units {
+			t.Errorf("at %v: %+v, %v, want %d units", tc.at, l, err, tc.units)
+		}
 	}
 }
 
