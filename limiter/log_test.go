@@ -516,6 +516,24 @@ func TestLogClockSetBack(t *testing.T) {
 			t.Errorf("back by %v: %+v two minutes later", back, d)
 		}
 	}
+
+	// Several that lie ahead leave together, a window after the clock was set back.
+	v.flush(t)
+	b := logBucket(10, time.Minute, 1)
+	for range 5 {
+		v.advance(t, time.Second)
+		decide(t, v, AccountingAtomic, b)
+	}
+	v.advance(t, -time.Hour)
+	for _, tc := range []struct {
+		after     time.Duration
+		remaining int64
+	}{{0, 4}, {5 * time.Second, 3}, {55*time.Second - time.Microsecond, 2}, {time.Microsecond, 7}, {5 * time.Second, 7}} {
+		v.advance(t, tc.after)
+		if d := decide(t, v, AccountingAtomic, b)[0]; d.Denied || d.Remaining != tc.remaining {
+			t.Errorf("%v later: %+v, want room for %d", tc.after, d, tc.remaining)
+		}
+	}
 }
 
 // TestRedisLogCorruptValues guards that no value of a log's key makes a request
