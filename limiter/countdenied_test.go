@@ -252,19 +252,13 @@ func TestCountDeniedHoldsUnits(t *testing.T) {
 		for _, counts := range []bool{true, false} {
 			v.flush(t)
 			q := v.query(req, whatHold)
-			reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Int64Slice()
-			if err != nil {
-				t.Fatal(err)
-			}
-			outcomes, _, err := req.outcomes(reply, true, nil)
-			if err != nil || outcomes[0].denied {
-				t.Fatalf("held: %+v, error %v", outcomes, err)
+			held := v.evaluate(t, req, q)
+			if held.denied {
+				t.Fatalf("held: %+v", held)
 			}
 			q.countsRelease = counts
-			q.settle(whatRelease, outcomes)
-			if err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Err(); err != nil {
-				t.Fatal(err)
-			}
+			q.settle(whatRelease, []outcome{held})
+			v.evaluate(t, req, q)
 			level, err := v.Peek(t.Context(), b)
 			if want := map[bool]int64{true: 1}[counts]; err != nil || level.Units != want || level.Held != 0 {
 				t.Errorf("%s, counts %t: %+v, error %v, want %d units", name, counts, level, err, want)

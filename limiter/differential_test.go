@@ -231,6 +231,24 @@ func (v *virtual) keep(now int64) int64 {
 	return v.start + ((now-v.start)%span+span)%span
 }
 
+// evaluate has the script answer q, a query about req, whose only bucket's outcome it
+// returns. It asks without all that a Redis store does besides.
+func (v *virtual) evaluate(t testing.TB, req Request, q *query) outcome {
+	t.Helper()
+	reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Int64Slice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(reply) != q.Replies {
+		t.Errorf("%d numbers in a reply to %d, want %d", len(reply), q.what(), q.Replies)
+	}
+	outcomes, _, err := req.outcomes(reply, tellsHeld(q.what()), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return outcomes[0]
+}
+
 // described is a trace of requests to one bucket whose answers are known.
 type described struct {
 	limit Limit

@@ -606,20 +606,9 @@ func TestLogHoldsUnits(t *testing.T) {
 	v := newPagedVirtual(t)
 	b := logBucket(10, time.Minute, 4)
 	req := Request{Buckets: []Bucket{b}}
-	ask := func(q *query, held bool) outcome {
+	ask := func(q *query) outcome {
 		t.Helper()
-		reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Int64Slice()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(reply) != q.Replies {
-			t.Errorf("%d numbers in a reply to %d, want %d", len(reply), q.what(), q.Replies)
-		}
-		outcomes, _, err := req.outcomes(reply, held, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return outcomes[0]
+		return v.evaluate(t, req, q)
 	}
 	peek := func(what string, want Level) {
 		t.Helper()
@@ -632,7 +621,7 @@ func TestLogHoldsUnits(t *testing.T) {
 		decide(t, v, AccountingAtomic, b)
 		v.advance(t, 20*time.Second)
 		q := v.query(req, whatHold)
-		o := ask(q, true)
+		o := ask(q)
 		if o.denied || o.held != 4 || o.till != v.now+10e6 || *o.log != (logLevel{4, 40e6, 40e6, 0}) {
 			t.Errorf("held: %+v, %+v", o, o.log)
 		}
@@ -641,7 +630,7 @@ func TestLogHoldsUnits(t *testing.T) {
 			t.Errorf("the key expires at %v, error %v, want %v, when units would leave that are never settled", expires, err, least)
 		}
 		peek("held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 40 * time.Second, RetryAfter: 40 * time.Second})
-		again := ask(v.query(req, whatHold), true)
+		again := ask(v.query(req, whatHold))
 		if !again.denied || !again.blocked || *again.log != (logLevel{8, 40e6, 40e6, 0}) {
 			t.Errorf("a request that has no room beside held units: %+v, %+v", again, again.log)
 		}
@@ -649,11 +638,11 @@ func TestLogHoldsUnits(t *testing.T) {
 		switch end {
 		case "committed":
 			q.settle(whatCommit, []outcome{o})
-			ask(q, false)
+			ask(q)
 			peek(end, Level{Units: 8, Remaining: 2, Clear: time.Minute, RetryAfter: 35 * time.Second})
 		case "released":
 			q.settle(whatRelease, []outcome{o})
-			ask(q, false)
+			ask(q)
 			peek(end, Level{Units: 4, Remaining: 6, Clear: 35 * time.Second})
 		case "left":
 			v.advance(t, 5*time.Second-time.Microsecond)
@@ -663,7 +652,7 @@ func TestLogHoldsUnits(t *testing.T) {
 			v.advance(t, 35*time.Second)
 			peek(end, Level{Units: 4, Remaining: 6, Clear: 25 * time.Second})
 			q.settle(whatCommit, []outcome{o})
-			if o := ask(q, false); o.log.units != 4 {
+			if o := ask(q); o.log.units != 4 {
 				t.Errorf("settled too late: %+v", o.log)
 			}
 			v.advance(t, 25*time.Second)

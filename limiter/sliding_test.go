@@ -410,17 +410,9 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "s", Key: "k", Limit: SlidingWindow(10, time.Minute), Cost: 4}
 	req := Request{Buckets: []Bucket{b}}
-	ask := func(q *query, held bool) outcome {
+	ask := func(q *query) outcome {
 		t.Helper()
-		reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Int64Slice()
-		if err != nil {
-			t.Fatal(err)
-		}
-		outcomes, _, err := req.outcomes(reply, held, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return outcomes[0]
+		return v.evaluate(t, req, q)
 	}
 	peek := func(what string, units, held, remaining int64) {
 		t.Helper()
@@ -434,12 +426,12 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 		v.at(t, begin+55e6)
 		decide(t, v, AccountingAtomic, b)
 		q := v.query(req, whatHold)
-		o := ask(q, true)
+		o := ask(q)
 		if o.denied || o.held != 4 || o.till != v.now+10e6 {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 4, 4, 2)
-		again := ask(v.query(req, whatHold), true)
+		again := ask(v.query(req, whatHold))
 		if !again.denied || !again.blocked {
 			t.Errorf("a request that has no room beside held units: %+v", again)
 		}
@@ -448,13 +440,13 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 		switch end {
 		case "committed":
 			q.settle(whatCommit, []outcome{o})
-			ask(q, false)
+			ask(q)
 			peek(end, 8, 0, 2)
 			v.at(t, begin+90e6)
 			peek("half a window later", 6, 0, 4)
 		case "released":
 			q.settle(whatRelease, []outcome{o})
-			ask(q, false)
+			ask(q)
 			peek(end, 4, 0, 6)
 		case "left":
 			v.at(t, begin+65e6-1)
@@ -462,7 +454,7 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 			v.at(t, begin+90e6)
 			peek(end, 6, 0, 4)
 			q.settle(whatCommit, []outcome{o})
-			if o := ask(q, false); o.slack&MaxSlidingUnits != 4 {
+			if o := ask(q); o.slack&MaxSlidingUnits != 4 {
 				t.Errorf("settled too late: %+v", o)
 			}
 			v.at(t, begin+150e6)

@@ -534,17 +534,9 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
-	ask := func(q *query, held bool) outcome {
+	ask := func(q *query) outcome {
 		t.Helper()
-		reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Int64Slice()
-		if err != nil {
-			t.Fatal(err)
-		}
-		outcomes, _, err := req.outcomes(reply, held, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return outcomes[0]
+		return v.evaluate(t, req, q)
 	}
 	peek := func(what string, units, held int64, clear, retry time.Duration) {
 		t.Helper()
@@ -562,23 +554,23 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 		v.advance(t, 1375*ms)
 		peek("free", 0, 0, 500*ms, 0)
 		q := v.query(req, whatHold)
-		o := ask(q, true)
+		o := ask(q)
 		if o.denied || o.held != 1 || o.till != v.now+10e6 {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 0, 1, 500*ms, 1125*ms)
-		again := ask(v.query(req, whatHold), true)
+		again := ask(v.query(req, whatHold))
 		if !again.denied || !again.blocked || again.free() != 1_125_000 {
 			t.Errorf("a request beside held units: %+v", again)
 		}
 		switch end {
 		case "committed":
 			q.settle(whatCommit, []outcome{o})
-			ask(q, false)
+			ask(q)
 			peek(end, 1, 0, 2125*ms, 1125*ms)
 		case "released":
 			q.settle(whatRelease, []outcome{o})
-			ask(q, false)
+			ask(q)
 			peek(end, 0, 0, 500*ms, 0)
 		case "left": // it is cold when they are charged
 			v.advance(t, 10*time.Second-time.Microsecond)
@@ -586,7 +578,7 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 			v.advance(t, 1000*ms+time.Microsecond)
 			peek(end, 1, 0, 875*ms, 375*ms)
 			q.settle(whatCommit, []outcome{o})
-			if o := ask(q, false); o.clear != 875_000 || o.slack != 500_000 {
+			if o := ask(q); o.clear != 875_000 || o.slack != 500_000 {
 				t.Errorf("settled too late: %+v", o)
 			}
 		}

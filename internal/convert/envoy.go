@@ -237,7 +237,7 @@ func (f field) flag() (on bool, err error) {
 }
 
 // number returns the value of a field that is a number, as YAML has it: 020 is 16.
-// That in quotes is decimal.
+// A number in quotes is decimal.
 func (f field) number() (n uint32, err error) {
 	switch {
 	case f.value.Kind != yaml.ScalarNode || isNull(f.value):

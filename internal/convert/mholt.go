@@ -74,7 +74,7 @@ func isVariable(text string) bool {
 
 // numbers returns the options that make the numbers of a zone, with their values,
 // and what to note on them. What is variable can't be checked; z.known is nil then.
-// Nor is any of z valid if there is an error. The option of the events is called as in the file.
+// eventsOption is what the file calls the events.
 func (z *zoneOptions) numbers(eventsOption string) (options [][2]string, note string, err error) {
 	events, want := zone.ParseEvents(z.events, 1)
 	switch {

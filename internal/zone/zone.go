@@ -23,7 +23,7 @@ const (
 )
 
 // MostLogged is the largest number of events that a log holds.
-const MostLogged = 10_000
+const MostLogged = limiter.MaxLogUnits
 
 // Exact reports whether so many events are counted one by one, rather than estimated.
 func Exact(events int64) bool { return events <= MostLogged }
