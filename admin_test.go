@@ -39,7 +39,7 @@ type admin struct {
 
 // newAdmin returns a client of the admin endpoint at an address.
 func newAdmin(t testing.TB, addr string) *admin {
-	transport := &http.Transport{DisableKeepAlives: true}
+	transport := resending{&http.Transport{DisableKeepAlives: true}}
 	return &admin{t: t, addr: addr, scheme: "http", header: http.Header{}, client: &http.Client{Transport: transport, Timeout: patience}}
 }
 

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -245,21 +244,22 @@ func startUsed(t *testing.T) *redistest.Server {
 type process struct {
 	t           *testing.T
 	addr, admin string
+	client      *http.Client
 }
 
 // startAdmin starts a Caddy with c in a process of its own.
 func startAdmin(t *testing.T, c config) *process {
 	t.Helper()
 	c.admin = redistest.FreeAddr(t)
-	return &process{t, startProcess(t, c), c.admin}
+	client := &http.Client{Transport: resending{&http.Transport{DisableKeepAlives: true}}}
+	return &process{t, startProcess(t, c), c.admin, client}
 }
 
 // load has the process run c.
 func (p *process) load(c config) {
 	p.t.Helper()
-	http.DefaultClient.CloseIdleConnections() // as the process will
 	c.admin = p.admin
-	res, err := http.Post("http://"+p.admin+"/load", "application/json",
+	res, err := p.client.Post("http://"+p.admin+"/load", "application/json",
 		bytes.NewReader(c.json(p.t, p.addr, filepath.Join(tempDir(p.t), "log"))))
 	if err != nil {
 		p.t.Fatal(err)
@@ -274,12 +274,7 @@ func (p *process) load(c config) {
 // status sends a request and returns its status.
 func (p *process) status() int {
 	p.t.Helper()
-	res, err := http.Get("http://" + p.addr + "/")
-	for tries := 0; errors.Is(err, io.EOF) && tries < 3; tries++ {
-		// The listener that took the connection was closed before the request was
-		// read.
-		res, err = http.Get("http://" + p.addr + "/")
-	}
+	res, err := p.client.Get("http://" + p.addr + "/")
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -21,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -293,6 +295,26 @@ func (s *server) sendContext(ctx context.Context, method, path string, header ..
 	}
 	s.requests++
 	return answer{res, string(body)}
+}
+
+// resending is a transport that sends a request again if its connection was closed
+// before there was an answer: a server that a reload replaces does that to connections
+// it has accepted and not read from.
+type resending struct{ http.RoundTripper }
+
+func (r resending) RoundTrip(req *http.Request) (*http.Response, error) {
+	for tries := 1; ; tries++ {
+		res, err := r.RoundTripper.RoundTrip(req)
+		closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+		if !closed || tries == 4 {
+			return res, err
+		}
+		if req.GetBody != nil {
+			if req.Body, err = req.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
 }
 
 // from makes s send from another loopback address, as another client would.

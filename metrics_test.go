@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -92,18 +91,13 @@ func scrapeAs(t testing.TB, addr, format string) []byte {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, addr)
 	}
-	client := http.Client{Timeout: patience, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+	client := http.Client{Timeout: patience, Transport: resending{&http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 	req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+host+"/metrics", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Header.Set("Accept", format)
-	// An endpoint that has just been replaced may close a connection it had accepted.
 	res, err := client.Do(req)
-	for n := 1; err != nil && n < 5; n++ {
-		time.Sleep(20 * ms)
-		res, err = client.Do(req)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
