@@ -208,7 +208,7 @@ func stallsDenied(tr *trial) {
 	v := newVolley(tr, n, burst)
 	s := shapes[0]
 	refused, over := 0, 0
-	for round := range int(during(3, 20)) {
+	for round := range int(during(10, 40)) {
 		decides(tr, n, server)
 		key := fmt.Sprint("k", round)
 		asleep := make(chan error, 1)

@@ -50,7 +50,8 @@ type batcher struct {
 	direct    int           // direct calls in flight
 	inFlight  int           // goroutines that send batches, each one at a time
 	lastBatch int           // calls in the last batch
-	took      time.Duration // moving average of how long batches take
+	took      time.Duration // an estimate of how long a batch takes
+	rose      time.Time     // when took rose
 	watched   bool          // whether flushOverdue is running
 	queue     []*Call
 }
@@ -208,11 +209,20 @@ func (b *batcher) nextLocked(batch []*Call) []*Call {
 	return batch
 }
 
-// tookFor records how long a batch took.
-func (b *batcher) tookFor(d time.Duration) {
+// tookFor records that a batch was sent at began and answered at ended. The estimate
+// falls at once and rises slowly, and once for all batches that were in flight
+// together: when a stall is over, the server is as fast as it was before.
+func (b *batcher) tookFor(began, ended time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.took += (d - b.took) / 8
+	d := ended.Sub(began)
+	switch {
+	case d < b.took:
+		b.took = d
+	case !began.Before(b.rose):
+		b.took += (d - b.took) / 8
+		b.rose = ended
+	}
 }
 
 // run sends batches as long as calls are queued.

@@ -663,6 +663,41 @@ func TestCallsGiveUpWithoutConnection(t *testing.T) {
 	}
 }
 
+// TestBatchesTakeWhatTheyTakeWithoutStalls guards the estimate of how long a batch
+// takes: it follows a server that is slow for long, and hardly one that stalls, however
+// many batches wait for it and however often. Otherwise calls that wait for a stall to
+// end would be given up with time left for their answers.
+func TestBatchesTakeWhatTheyTakeWithoutStalls(t *testing.T) {
+	t.Parallel()
+	type batch struct{ began, ended int } // in ms
+	for _, tc := range []struct {
+		name        string
+		times       int
+		batches     []batch // of each time
+		every       int     // ms until they come again
+		least, most time.Duration
+	}{
+		{"quick ones", 100, []batch{{0, 1}}, 2, 900 * time.Microsecond, time.Millisecond},
+		{"slow ones", 100, []batch{{0, 60}}, 60, 59 * time.Millisecond, 60 * time.Millisecond},
+		{"slow ones, two in flight", 100, []batch{{0, 60}, {30, 90}}, 60, 59 * time.Millisecond, 60 * time.Millisecond},
+		{"first stall", 1, slices.Repeat([]batch{{0, 60}}, 16), 0, 7 * time.Millisecond, 8 * time.Millisecond},
+		{"stalls", 100, append([]batch{{0, 1}}, slices.Repeat([]batch{{2, 62}}, 16)...), 100, 7 * time.Millisecond, 9 * time.Millisecond},
+		{"stalls are over", 100, append(slices.Repeat([]batch{{2, 62}}, 16), batch{62, 63}), 100, 900 * time.Microsecond, time.Millisecond},
+	} {
+		var b batcher
+		start := time.Now()
+		for i := range tc.times {
+			for _, sent := range tc.batches {
+				at := func(ms int) time.Time { return start.Add(time.Duration(i*tc.every+ms) * time.Millisecond) }
+				b.tookFor(at(sent.began), at(sent.ended))
+			}
+		}
+		if b.took < tc.least || b.took > tc.most {
+			t.Errorf("%s: estimated as %v, want %v to %v", tc.name, b.took, tc.least, tc.most)
+		}
+	}
+}
+
 // TestLateAnswersOfBatches guards calls that time out in flight: they return in
 // time. When their answers arrive at last, no connection is lost, that is not a
 // failure, and no call pending by then takes them for its own.

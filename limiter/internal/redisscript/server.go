@@ -303,7 +303,7 @@ func (s *Server) flush(conn *connection, batch []*Call) {
 		}
 	}
 	if worst == nil {
-		s.batcher.tookFor(time.Since(began))
+		s.batcher.tookFor(began, time.Now())
 		s.pool.put(conn)
 		s.breaker.success(wrote)
 	} else {
