@@ -70,7 +70,7 @@ fuzz:
 	go test -run '^$$' -fuzz '^FuzzReplyScanner$$' -fuzztime $(FUZZ_TIME) ./limiter/internal/redisscript
 
 # Cause every fault for as long as docs/faults.md says, and write its results:
-# some fifteen minutes.
+# about half an hour.
 faults: programs
 	cd test/faults && go test -count=1 -timeout 1h -v . -long -table ../../docs/faults.md
 
