@@ -245,7 +245,7 @@ func (f *fallback) toldFor(q *query) []toldLevel {
 // atLeast returns level s, its clear time relative to now, plus the given units,
 // but not beyond a full bucket. unix is the time in µs since the Unix epoch if
 // drips are aligned.
-func (l Limit) atLeast(s state, units, unix int64) state {
+func (l *Limit) atLeast(s state, units, unix int64) state {
 	if units == 0 {
 		return s
 	}

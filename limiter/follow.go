@@ -75,7 +75,7 @@ func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 // higher returns the higher of two levels of one bucket, each reported with a
 // delay of at most late. If both mean the same drip, the one with the later time
 // may hold less and so have more slack.
-func (l Limit) higher(a, b state, late time.Duration, now int64) state {
+func (l *Limit) higher(a, b state, late time.Duration, now int64) state {
 	switch l.Algorithm {
 	case Sliding, Log:
 		return l.slidingHigher(a, b, now)

@@ -65,6 +65,12 @@ type Limit struct {
 // about 35 years.
 func (l Limit) Validate() error {
 	l = l.complete()
+	return l.validate()
+}
+
+// validate is Validate of a Limit that is complete. As it is called for each bucket of
+// a request, it does not copy it.
+func (l *Limit) validate() error {
 	switch {
 	case l.Size < 1 || l.Size > MaxUnits:
 		return fmt.Errorf("size %d: must be from 1 to %d", l.Size, int64(MaxUnits))
@@ -101,10 +107,10 @@ func (l Limit) complete() Limit {
 }
 
 // rate returns the time between two drips, in µs.
-func (l Limit) rate() int64 { return int64(l.DripInterval / time.Microsecond) }
+func (l *Limit) rate() int64 { return int64(l.DripInterval / time.Microsecond) }
 
 // drips returns the number of drips that empty a full bucket.
-func (l Limit) drips() int64 {
+func (l *Limit) drips() int64 {
 	if l.Algorithm.counts() {
 		return 2 // units count in the window after their own too
 	}
@@ -117,7 +123,8 @@ func (l Limit) DrainTime() time.Duration {
 	if l.Algorithm == WarmUp {
 		return time.Duration(l.warmAdd(state{}, l.Size).free())*time.Microsecond + l.Phase
 	}
-	return time.Duration(l.complete().drips()) * l.DripInterval
+	l = l.complete()
+	return time.Duration(l.drips()) * l.DripInterval
 }
 
 // DripTime returns how long a bucket that has just dripped takes to lose the given
@@ -241,7 +248,7 @@ func (l *Limit) leakyRemaining(s state, now int64) int64 {
 }
 
 // units returns the number of units in a bucket at level s.
-func (l Limit) units(s state, now int64) int64 {
+func (l *Limit) units(s state, now int64) int64 {
 	if s.clear <= now {
 		return 0
 	}

@@ -42,7 +42,7 @@ func SlidingWindow(n int64, d time.Duration) Limit {
 }
 
 // validateWindow is Validate for a sliding window or log.
-func (l Limit) validateWindow() error {
+func (l *Limit) validateWindow() error {
 	maker, kind, most := "SlidingWindow", "window", int64(MaxSlidingUnits)
 	if l.Algorithm == Log {
 		maker, kind, most = "SlidingLog", "log", MaxLogUnits

@@ -140,7 +140,7 @@ func (req *Request) prepare() error {
 			req.complete()
 			b = &req.Buckets[i]
 		}
-		if err := b.Limit.Validate(); err != nil {
+		if err := b.Limit.validate(); err != nil {
 			return fmt.Errorf("bucket %q: %w", b.Name, err)
 		}
 		if b.Cost < 1 {

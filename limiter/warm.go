@@ -54,7 +54,7 @@ func WarmingUp(n int64, d, warmUp time.Duration, coldFactor float64) Limit {
 }
 
 // validateWarmUp is Validate for a limit that warms up.
-func (l Limit) validateWarmUp() error {
+func (l *Limit) validateWarmUp() error {
 	switch {
 	case !l.Aligned:
 		return fmt.Errorf("%v: must be made by WarmingUp", l.Algorithm)
