@@ -264,6 +264,26 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 	}
 }
 
+// heapInUse returns the bytes of the heap that are in use. It waits until garbage of
+// earlier tests is gone, some of which goroutines that are about to end still hold.
+func heapInUse(t *testing.T) int64 {
+	t.Helper()
+	const still, enough = 64 << 10, 5
+	var last int64
+	for tries, same := 0, 0; tries < 100 && same < enough; tries++ {
+		runtime.GC()
+		var stats runtime.MemStats
+		runtime.ReadMemStats(&stats)
+		now := int64(stats.HeapAlloc)
+		if same++; now < last-still || now > last+still {
+			same = 0
+		}
+		last = now
+		time.Sleep(10 * time.Millisecond)
+	}
+	return last
+}
+
 // TestMemoryRemovesDrainedBuckets guards the store's memory use: after many keys
 // were used once, a few requests with other keys are enough to remove their
 // drained buckets and free the memory. Buckets that still hold something stay.
@@ -271,12 +291,6 @@ func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 	const keys, stay, others = 200_000, 100, 8
 	var now time.Duration
 	m := NewMemory(func() time.Duration { return now })
-	heap := func() int64 {
-		runtime.GC()
-		var stats runtime.MemStats
-		runtime.ReadMemStats(&stats)
-		return int64(stats.HeapAlloc)
-	}
 	req := Request{Buckets: make([]Bucket, 1)}
 	var dst []Decision
 	take := func(key int, rate time.Duration) Decision {
@@ -293,7 +307,7 @@ func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 		return dst[0]
 	}
 
-	empty := heap()
+	empty := heapInUse(t)
 	for key := range keys {
 		take(key, time.Minute)
 	}
@@ -303,7 +317,7 @@ func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 	if got := m.Len(); got != keys+stay {
 		t.Fatalf("Len() = %d after %d keys", got, keys+stay)
 	}
-	full := heap()
+	full := heapInUse(t)
 	if full-empty < keys*24 {
 		t.Fatalf("heap grew by %d B with %d keys: not measured", full-empty, keys)
 	}
@@ -316,7 +330,7 @@ func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 	if got := m.Len(); got < stay || got > stay+others {
 		t.Errorf("Len() = %d eleven seconds after %d of %d buckets drained", got, keys, keys+stay)
 	}
-	if after := heap(); after-empty > (full-empty)/10 {
+	if after := heapInUse(t); after-empty > (full-empty)/10 {
 		t.Errorf("heap: %d B before, %d B with the keys, %d B after they drained", empty, full, after)
 	}
 	for key := range stay {

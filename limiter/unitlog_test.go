@@ -43,13 +43,6 @@ func checkCounted(t testing.TB, m *Memory) {
 // bounds: no log admits more while it has to do with less memory.
 func TestMemoryOfLogs(t *testing.T) {
 	singleGoroutine(t)
-	heap := func() int64 {
-		runtime.GC()
-		runtime.GC() // for what finalizers held
-		var s runtime.MemStats
-		runtime.ReadMemStats(&s)
-		return int64(s.HeapAlloc)
-	}
 	for _, tc := range []struct {
 		name                string
 		keys, units, limits int
@@ -63,7 +56,7 @@ func TestMemoryOfLogs(t *testing.T) {
 		{"never evicted", 1000, 300, 1, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			before := heap()
+			before := heapInUse(t)
 			now := time.Duration(0)
 			m := NewMemory(func() time.Duration { now += time.Microsecond; return now })
 			const most = 20_000
@@ -86,7 +79,7 @@ func TestMemoryOfLogs(t *testing.T) {
 			if n := int(m.held.Load()); n > room {
 				t.Errorf("%d keys counted, want about %d at most", n, room)
 			}
-			taken, keys := heap()-before, max(m.Len(), 2000)
+			taken, keys := heapInUse(t)-before, max(m.Len(), 2000)
 			logs, _ := logsOf(m)
 			t.Logf("%d logs count as %d keys and take %d bytes, %.1f for each key", logs, m.Len(), taken, float64(taken)/float64(keys))
 			if taken > 64*int64(keys) {
