@@ -30,6 +30,8 @@ type volley struct {
 	node  *node
 	conns []net.Conn
 	reads []*bufio.Reader
+
+	stalls, met int // how often Redis stalled, and how often requests met that
 }
 
 // newVolley opens the given number of connections to a node.
@@ -86,6 +88,34 @@ func (v *volley) fire(path, key string) []request {
 	return requests
 }
 
+// fireStalled is fire while Redis stalls. It counts how often a request waited for at
+// least four fifths of the stall: otherwise all came before it or after it, and show nothing.
+func (v *volley) fireStalled(server *redistest.Server, stall time.Duration, path, key string) []request {
+	v.tr.Helper()
+	asleep := make(chan error, 1)
+	go func() {
+		asleep <- server.Client().Do(context.Background(), "debug", "sleep", stall.Seconds()).Err()
+	}()
+	time.Sleep(2 * time.Millisecond) // until Redis has read that
+	requests := v.fire(path, key)
+	if err := <-asleep; err != nil {
+		v.tr.Fatal(err)
+	}
+	v.stalls++
+	if percentile(requests, 1) >= stall*4/5 {
+		v.met++
+	}
+	return requests
+}
+
+// checkMet checks that most stalls were met by requests.
+func (v *volley) checkMet() {
+	v.tr.Helper()
+	if 2*v.met < v.stalls {
+		v.tr.Fatalf("requests met %d of %d stalls", v.met, v.stalls)
+	}
+}
+
 // shape is a limit for bursts, with a path of its own.
 type shape struct {
 	path string
@@ -140,15 +170,7 @@ func stalls(tr *trial) {
 			for round := range int(during(2, 10)) {
 				decides(tr, n, server)
 				key := fmt.Sprint("k", stall, round)
-				asleep := make(chan error, 1)
-				go func() {
-					asleep <- server.Client().Do(context.Background(), "debug", "sleep", stall.Seconds()).Err()
-				}()
-				time.Sleep(2 * time.Millisecond)
-				requests := v.fire(s.path, key)
-				if err := <-asleep; err != nil {
-					tr.Fatal(err)
-				}
+				requests := v.fireStalled(server, stall, s.path, key)
 				atOnce := beyond(requests, leaky(s.size, s.rate))
 				// What was decided apart is merged again without loss.
 				requests = append(requests, v.fire(s.path, key)...)
@@ -163,6 +185,7 @@ func stalls(tr *trial) {
 		strictly(tr, fmt.Sprintf("stalled for %v: over-admitted at once", stall), first, 0)
 		strictly(tr, "with what comes later", worst, 0)
 	}
+	v.checkMet()
 	most(tr, "5xx", failed, 0)
 }
 
@@ -211,15 +234,7 @@ func stallsDenied(tr *trial) {
 	for round := range int(during(10, 40)) {
 		decides(tr, n, server)
 		key := fmt.Sprint("k", round)
-		asleep := make(chan error, 1)
-		go func() {
-			asleep <- server.Client().Do(context.Background(), "debug", "sleep", stall.Seconds()).Err()
-		}()
-		time.Sleep(2 * time.Millisecond)
-		requests := v.fire(s.path, key)
-		if err := <-asleep; err != nil {
-			tr.Fatal(err)
-		}
+		requests := v.fireStalled(server, stall, s.path, key)
 		for _, r := range requests {
 			if r.status == http.StatusServiceUnavailable {
 				refused++
@@ -227,6 +242,7 @@ func stallsDenied(tr *trial) {
 		}
 		over = max(over, beyond(requests, leaky(s.size, s.rate)))
 	}
+	v.checkMet()
 	most(tr, "refused", refused, 0)
 	strictly(tr, "over-admitted", over, 0)
 }
