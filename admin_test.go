@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"bufio"
-	"context"
 	"crypto"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -39,8 +38,8 @@ type admin struct {
 
 // newAdmin returns a client of the admin endpoint at an address.
 func newAdmin(t testing.TB, addr string) *admin {
-	transport := resending{&http.Transport{DisableKeepAlives: true}}
-	return &admin{t: t, addr: addr, scheme: "http", header: http.Header{}, client: &http.Client{Transport: transport, Timeout: patience}}
+	client := &http.Client{Transport: freshConnections(""), Timeout: patience}
+	return &admin{t: t, addr: addr, scheme: "http", header: http.Header{}, client: client}
 }
 
 // send sends a request and returns the status and the answer.
@@ -739,10 +738,7 @@ func TestAdminOnUnixSocket(t *testing.T) {
 	socket := filepath.Join(tempDir(t), "admin")
 	s := startConfig(t, config{site: adminSite, admin: "unix/" + socket})
 	a := newAdmin(t, "caddy")
-	a.client.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}
-	defer a.client.CloseIdleConnections()
+	a.client.Transport = freshConnections(socket)
 	s.get("/old")
 	wantJSON(t, a.ask("POST", "reset", `{"limit": "old", "key": "127.0.0.1"}`), `{"level": 1}`)
 	wantJSON(t, a.ask("GET", "status", ""), `{"store": "memory"}`)

@@ -1,11 +1,9 @@
 package ratelimit
 
 import (
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"path"
@@ -750,9 +748,7 @@ func TestClientsWithoutAddress(t *testing.T) {
 				sites: "http:// {\nbind unix/" + socket + "\nlog\nrate_limit {\nkey " + tc.key +
 					"\nsize 9\n}\nrespond admitted\n}",
 			})
-			s.client.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return new(net.Dialer).DialContext(ctx, "unix", socket)
-			}}
+			s.client.Transport = freshConnections(socket)
 			var left []string
 			for _, address := range []string{"192.0.2.1", "192.0.2.2"} {
 				var header []string

@@ -251,8 +251,7 @@ type process struct {
 func startAdmin(t *testing.T, c config) *process {
 	t.Helper()
 	c.admin = redistest.FreeAddr(t)
-	client := &http.Client{Transport: resending{&http.Transport{DisableKeepAlives: true}}}
-	return &process{t, startProcess(t, c), c.admin, client}
+	return &process{t, startProcess(t, c), c.admin, &http.Client{Transport: freshConnections("")}}
 }
 
 // load has the process run c.

@@ -317,6 +317,18 @@ func (r resending) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
+// freshConnections returns a transport that opens a connection for each request: to
+// the unix socket at the given path or, if that is empty, to the request's host.
+func freshConnections(socket string) resending {
+	transport := &http.Transport{DisableKeepAlives: true}
+	if socket != "" {
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}
+	}
+	return resending{transport}
+}
+
 // from makes s send from another loopback address, as another client would.
 func (s *server) from(address string) {
 	s.t.Helper()

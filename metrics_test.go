@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -84,14 +83,11 @@ func scrape(t testing.TB, addr string) map[string]string {
 // scrapeAs returns what scrape does, in the format that is asked for.
 func scrapeAs(t testing.TB, addr, format string) []byte {
 	t.Helper()
-	network, host := "tcp", addr
+	socket, host := "", addr
 	if strings.HasPrefix(addr, "/") {
-		network, host = "unix", "localhost"
+		socket, host = addr, "localhost"
 	}
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, network, addr)
-	}
-	client := http.Client{Timeout: patience, Transport: resending{&http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	client := http.Client{Timeout: patience, Transport: freshConnections(socket)}
 	req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+host+"/metrics", nil)
 	if err != nil {
 		t.Fatal(err)

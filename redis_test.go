@@ -106,12 +106,7 @@ func TestWaysToReachRedis(t *testing.T) {
 // getUnix returns what a server on a unix socket has under path.
 func getUnix(t testing.TB, socket, path string) string {
 	t.Helper()
-	client := &http.Client{Timeout: patience, Transport: resending{&http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		},
-	}}}
+	client := &http.Client{Timeout: patience, Transport: freshConnections(socket)}
 	res, err := client.Get("http://127.0.0.1" + path)
 	if err != nil {
 		t.Fatal(err)

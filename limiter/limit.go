@@ -68,8 +68,8 @@ func (l Limit) Validate() error {
 	return l.validate()
 }
 
-// validate is Validate of a Limit that is complete. As it is called for each bucket of
-// a request, it does not copy it.
+// validate is Validate for a Limit that is complete. It runs for each bucket of each
+// request, so it does not copy the Limit.
 func (l *Limit) validate() error {
 	switch {
 	case l.Size < 1 || l.Size > MaxUnits:

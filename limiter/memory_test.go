@@ -268,14 +268,14 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 // earlier tests is gone, some of which goroutines that are about to end still hold.
 func heapInUse(t *testing.T) int64 {
 	t.Helper()
-	const still, enough = 64 << 10, 5
+	const noise, enough = 64 << 10, 5
 	var last int64
 	for tries, same := 0, 0; tries < 100 && same < enough; tries++ {
 		runtime.GC()
 		var stats runtime.MemStats
 		runtime.ReadMemStats(&stats)
 		now := int64(stats.HeapAlloc)
-		if same++; now < last-still || now > last+still {
+		if same++; now < last-noise || now > last+noise {
 			same = 0
 		}
 		last = now

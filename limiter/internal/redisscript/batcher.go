@@ -51,7 +51,7 @@ type batcher struct {
 	inFlight  int           // goroutines that send batches, each one at a time
 	lastBatch int           // calls in the last batch
 	took      time.Duration // an estimate of how long a batch takes
-	rose      time.Time     // when took rose
+	rose      time.Time     // when took last rose
 	watched   bool          // whether flushOverdue is running
 	queue     []*Call
 }

@@ -663,11 +663,11 @@ func TestCallsGiveUpWithoutConnection(t *testing.T) {
 	}
 }
 
-// TestBatchesTakeWhatTheyTakeWithoutStalls guards the estimate of how long a batch
+// TestStallsHardlyCountAsSlowBatches guards the estimate of how long a batch
 // takes: it follows a server that is slow for long, and hardly one that stalls, however
 // many batches wait for it and however often. Otherwise calls that wait for a stall to
 // end would be given up with time left for their answers.
-func TestBatchesTakeWhatTheyTakeWithoutStalls(t *testing.T) {
+func TestStallsHardlyCountAsSlowBatches(t *testing.T) {
 	t.Parallel()
 	type batch struct{ began, ended int } // in ms
 	for _, tc := range []struct {
