@@ -237,6 +237,9 @@ return {
         end)
         sum = sumBefore(log, log.count)
         units = units + (log.sum - sum) % COUNT
+        if units > log.total then
+          return fresh(key), now, 0, false, true, 0, 0
+        end
       end
       log.newest, log.units, log.sum = min(newest, now), min(units, MOST), sum
       log.total, changed = log.total - units + log.units, true

@@ -2,7 +2,9 @@ package limiter
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -574,6 +576,17 @@ func TestRedisLogCorruptValues(t *testing.T) {
 		if d := try(t, value); d.Denied || d.Remaining != 9 {
 			t.Errorf("%.40q: %+v, want an empty log", value, d)
 		}
+	}
+	// A header that has more units in the future than in all.
+	for _, b.Cost = range []int64{3, 1} {
+		decide(t, v, AccountingAtomic, b)
+		v.advance(t, time.Second)
+	}
+	future := []byte(v.stored(t, []Bucket{b})[0])
+	future[21] = 2
+	binary.BigEndian.PutUint64(future[24:], math.Float64bits(float64(v.now+1e9)))
+	if d := try(t, string(future)); d.Denied || d.Remaining != 9 {
+		t.Errorf("more units in the future than in all: %+v, want an empty log", d)
 	}
 	if err := v.admin.Del(t.Context(), key).Err(); err != nil {
 		t.Fatal(err)
