@@ -462,6 +462,35 @@ func TestResetOfForeignValues(t *testing.T) {
 	}
 }
 
+// TestResetOfLogs guards that a reset says of a log what a peek says, whichever of its
+// entries it has to read for that, and leaves nothing.
+func TestResetOfLogs(t *testing.T) {
+	v := newPagedVirtual(t)
+	for size := int64(1); size <= 8; size++ {
+		for cost := int64(1); cost <= size+1; cost++ {
+			b := logBucket(8, time.Minute, 1)
+			for range b.Limit.Size {
+				v.advance(t, time.Second)
+				decide(t, v, AccountingAtomic, b)
+			}
+			b.Limit.Size, b.Cost = size, cost
+			want := Level{Units: 8, Clear: time.Minute}
+			if cost <= size {
+				want.RetryAfter = time.Minute - time.Duration(size-cost)*time.Second
+			}
+			if got := peek(t, v.Redis, b); got != want {
+				t.Errorf("peek at %d of %d: %+v, want %+v", cost, size, got, want)
+			}
+			if got, err := v.Reset(t.Context(), b); got != want || err != nil {
+				t.Errorf("reset for %d of %d: %+v, error %v, want %+v", cost, size, got, err, want)
+			}
+			if left := v.stored(t, []Bucket{b})[0]; left != "" {
+				t.Errorf("reset for %d of %d left %q", cost, size, left)
+			}
+		}
+	}
+}
+
 // TestInspectCluster guards a cluster, with only the documented permissions: keys
 // in slots of each node, and one whose slot is being moved and then is elsewhere.
 func TestInspectCluster(t *testing.T) {

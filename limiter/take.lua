@@ -310,10 +310,7 @@ for r = 1, #runs do
           fits = not blocked
         end
       elseif what >= PEEK then
-        fits, changed = false, false
-        if what == RESET and (value or log) then
-          call('SET', keys[key + i], 0, 'PXAT', 1)
-        end
+        fits, changed = false, what == RESET and (value or log)
       else
         fits = cost <= held and till == due
         if fits then
@@ -388,9 +385,9 @@ for r = 1, #runs do
         local drips = ceil((cost - slack) / drip)
         clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
       end
-      if changed and log then
+      if changed and log and what ~= RESET then
         other.write(log, clear, slack, held, till, rate)
-      elseif changed then
+      elseif changed and what ~= RESET then
         -- In two pieces, which even 32-bit servers can format as integers.
         local free = clear
         if other and other.free then
@@ -441,6 +438,9 @@ for r = 1, #runs do
         for _, n in ipairs({blocked and units + held or units, empty, again, one}) do
           more[#more + 1] = n
         end
+      end
+      if changed and what == RESET then -- not earlier: what a log tells may be read from its key
+        call('SET', keys[key + i], 0, 'PXAT', 1)
       end
     end
     if more then
