@@ -660,6 +660,74 @@ func TestRedisForeignValues(t *testing.T) {
 	}
 }
 
+// TestRedisCorruptValues guards that changed bytes of a stored bucket, of any
+// algorithm, make no request fail, no peek and no reset, nor one that tells what a
+// node knows: each gets numbers that such a bucket can have.
+func TestRedisCorruptValues(t *testing.T) {
+	v := newPagedVirtual(t)
+	checkTraces(t, 5, func(t *rapid.T) {
+		v.flush(t)
+		b := Bucket{Name: "b", Key: "k", Limit: drawAnyShape(t)}
+		b.Limit.CountDenied = rapid.Bool().Draw(t, "counts denied")
+		req := func() Request { return Request{Buckets: []Bucket{b}} }
+		pass := func() {
+			v.advance(t, time.Duration(rapid.Int64Range(0, b.Limit.rate()).Draw(t, "µs"))*time.Microsecond)
+		}
+		for range rapid.IntRange(1, 8).Draw(t, "charges") {
+			b.Cost = rapid.Int64Range(1, min(3, b.Limit.Size)).Draw(t, "cost")
+			decide(t, v, AccountingAtomic, b)
+			pass()
+		}
+		if rapid.Bool().Draw(t, "hold") {
+			q := v.query(req(), whatHold)
+			if err := v.admin.Eval(context.Background(), v.source, q.Keys, q.Arg).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		value := []byte(v.stored(t, []Bucket{b})[0])
+		if len(value) == 0 {
+			return
+		}
+		for range rapid.IntRange(1, 4).Draw(t, "changes") {
+			value[rapid.IntRange(0, len(value)-1).Draw(t, "index")] = rapid.OneOf(rapid.Byte(), rapid.ByteRange('0', ':')).Draw(t, "byte")
+		}
+		value = value[:len(value)-rapid.SampledFrom([]int{0, 0, 0, 1, 2, 8, 10}).Draw(t, "cut")%len(value)]
+		check := func(what string, clear, retry time.Duration, remaining int64, err error) {
+			if err != nil || min(clear, retry) < 0 || max(clear, retry) > horizon*time.Microsecond || remaining < 0 || remaining > b.Limit.Size {
+				t.Fatalf("%s with %q: clear in %v, retry in %v, %d remaining, error %v", what, value, clear, retry, remaining, err)
+			}
+		}
+		set := func() {
+			if err := v.admin.Set(context.Background(), v.keys.of(&b), value, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set()
+		l, err := v.Peek(context.Background(), b)
+		check("a peek", l.Clear, l.RetryAfter, l.Remaining, err)
+		l, err = v.Reset(context.Background(), b)
+		check("a reset", l.Clear, l.RetryAfter, l.Remaining, err)
+		set()
+		if rapid.Bool().Draw(t, "tell") {
+			if _, err := askTold(v.Redis, req(), drawLevels(t, []Bucket{b})); err != nil {
+				t.Fatalf("a request that tells with %q: %v", value, err)
+			}
+		}
+		for i := range int64(8) {
+			v.denyCache = newDenyCache(64)
+			b.Cost = min(1+i, b.Limit.Size)
+			reply, err := v.Take(context.Background(), req(), nil)
+			check("a request", reply[0].Clear, reply[0].RetryAfter, reply[0].Remaining, err)
+			if reply[0].By != DecidedByRedis {
+				t.Fatalf("with %q: %+v", value, reply)
+			}
+			l, err := v.Peek(context.Background(), b)
+			check("a peek after it", l.Clear, l.RetryAfter, l.Remaining, err)
+			pass()
+		}
+	})
+}
+
 // TestRedisForeignHolds guards that no number of held units in a key makes requests
 // fail: they count, so the request is denied, for no longer than any bucket takes to
 // drain.
@@ -673,10 +741,22 @@ func TestRedisForeignHolds(t *testing.T) {
 		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
+		if l := peek(t, r, b); l.Held != held || l.Remaining != 0 || l.RetryAfter == 0 {
+			t.Errorf("%d held: peek says %+v", held, l)
+		}
 		d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
 		if err != nil || !d[0].Denied || d[0].Clear > horizon*time.Microsecond {
 			t.Errorf("%d held: %+v, error %v", held, d, err)
 		}
+	}
+
+	b := Bucket{Name: "b", Key: "none", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
+	value := fmt.Sprintf("%d001:0:0:%s", serverTime(t, server)+time.Hour.Microseconds(), strings.Repeat("9", 20))
+	if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if l := peek(t, r, b); l.Units != 1 || l.Held != 0 {
+		t.Errorf("none held for ages: peek says %+v", l)
 	}
 }
 

@@ -209,7 +209,8 @@ for r = 1, #runs do
           c, w, s = match(value, '^(%d+)(%d%d%d):(%d+)$')
           if not c then
             c, w, s, held, till = match(value, '^(%d+)(%d%d%d):(%d+):(%d+):(%d+)$')
-            held, till = number(held) or 0, number(till) or 0
+            held = number(held) or 0
+            till = held > 0 and number(till) or 0
           end
           c, w, s = number(c), number(w), number(s)
         end

@@ -18,7 +18,7 @@ return {
     local wait = ceil(w * rate)
     if clear - slack - now <= wait + 1 then -- which may be rounded
       return clear, slack, false
-    elseif wait + slack == 0 then
+    elseif wait + slack <= 0 then
       return now, 0, true
     end
     return now + wait + slack, slack, true -- the clock was set back

@@ -655,9 +655,13 @@ func TestRedisForeignWarmUps(t *testing.T) {
 	for _, value := range []string{
 		"text", "12:1", fmt.Sprintf("%d001:4000001", v.now+1e6), fmt.Sprintf("%d001:-1", v.now+1e6), fmt.Sprintf("%d001:1.5", v.now+1e6),
 		fmt.Sprintf("%d001:%d", v.now+1e6, int64(horizon)), fmt.Sprintf("%d001", v.now+2*horizon), fmt.Sprintf("%d001:5:1", v.now+1e6),
+		fmt.Sprintf("%d\x0001", v.now+1e6), fmt.Sprintf("%d 01", v.now+1e6),
 	} {
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), value, 0).Err(); err != nil {
 			t.Fatal(err)
+		}
+		if got, want := peek(t, v.Redis, b), (Level{Remaining: 1}); got != want {
+			t.Errorf("%q: peek says %+v, want %+v", value, got, want)
 		}
 		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, nil)
 		if err != nil || outcomes[0].denied || outcomes[0].clear != 1_875_000 || outcomes[0].slack != 500_000 {

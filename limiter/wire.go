@@ -322,7 +322,7 @@ func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes [
 		outcomes = append(outcomes, outcome{state: state{clear: ahead, slack: slack}, denied: denied, blocked: blocked, foreign: foreign, by: DecidedByRedis})
 		if held {
 			o := &outcomes[len(outcomes)-1]
-			if o.held, o.till = reply[2], reply[3]; o.held < 0 || o.held > MaxUnits || o.till < 0 || o.till > 1<<53 {
+			if o.held, o.till = reply[2], reply[3]; o.held < 0 || o.held > horizon || o.till < 0 || o.till > 1<<53 {
 				return dst, false, fmt.Errorf("reply of %d, %d tells of no units held", o.held, o.till)
 			}
 		}
