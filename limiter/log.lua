@@ -154,8 +154,9 @@ local function insert(log, at, units)
   log.sum, log.total = (log.sum + units) % COUNT, log.total + units
 end
 
--- summarize returns the summary of a log's entries. It is only used after the clock
--- was set back, and the like.
+-- summarize returns the summary of a log's entries, which may count more of those
+-- that are not written yet. It is only used after the clock was set back, or a node
+-- has told of something.
 local function summarize(log, rate, phase)
   local clear = log.newest - (log.newest - phase) % rate + 2 * rate
   local function since(time)
@@ -313,7 +314,8 @@ return {
   -- The summary of what is stored and what a node has told. Of each window the
   -- larger count counts, a window being that of the server which ends next to the
   -- node's. If the node knows of more units, they become an entry, as late as they
-  -- can have been: when the window ended by the node's reckoning, or now.
+  -- can have been: when the window ended by the node's reckoning, or now. That may be
+  -- in the server's next window; then they count in both.
   join = function(clear, slack, theirs, counts, _, rate, phase, log)
     if theirs <= now or counts == 0 then
       return clear, slack
@@ -331,16 +333,31 @@ return {
     elseif told > own then
       mine, mine2 = 0, mine
     end
+    local added
     if before > mine2 and ends2 - 1 > now - rate then
       insert(log, min(ends2 - 1, now), min(before - mine2, FULL))
+      added = true
     end
     if last > mine and ends - 1 > now - rate then
       insert(log, min(ends - 1, now), min(last - mine, FULL))
+      added = true
     end
     if not log.newest then
       return clear, slack
     end
-    return told, max(before, mine2) * COUNT + max(last, mine)
+    before, last = max(before, mine2), max(last, mine)
+    if added then
+      local clear2, slack2 = summarize(log, rate, phase)
+      for _ = told, clear2 - 1, rate do
+        told, before, last = told + rate, last, 0
+      end
+      local before2, last2 = floor(slack2 / COUNT), slack2 % COUNT
+      for _ = clear2, told - 1, rate do
+        before2, last2 = last2, 0
+      end
+      before, last = max(before, before2), max(last, last2)
+    end
+    return told, before * COUNT + last
   end,
 
   -- The reply about a log besides its summary: the units it holds, the time until

@@ -719,22 +719,19 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 		if level.clear <= 0 {
 			return
 		}
-		tell := func() *logLevel {
+		tell := func() outcome {
 			b.Cost = MaxLogUnits + 1 // never admitted, so nothing is charged
 			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{level, level, unsure}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			before, last := outcomes[0].state.counts()
-			if log := outcomes[0].log; before+last < log.units {
-				t.Fatalf("told %+v: the summary counts %d and %d of %d units", level, before, last, log.units)
-			}
-			return outcomes[0].log
+			return outcomes[0]
 		}
 		before := there.units(l, v.now)
-		first := tell()
+		told := tell()
+		first, summary := told.log, told.state
 		stored := v.stored(t, []Bucket{b})[0]
-		if again := tell(); *again != *first || v.stored(t, []Bucket{b})[0] != stored {
+		if again := tell().log; *again != *first || v.stored(t, []Bucket{b})[0] != stored {
 			t.Fatalf("told %+v twice: %+v, then %+v", level, first, again)
 		}
 		if _, last := level.counts(); first.units > before+level.slack>>countBits+last {
@@ -753,6 +750,9 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 			least := there.units(b.Limit, v.now)
 			if len(kinds) == 2 {
 				least = max(least, node.units(b.Limit, v.now))
+			}
+			if counts := b.Limit.logUnits(summary, v.now-from); counts < l.Units {
+				t.Fatalf("told %+v: the summary, %+v, counts %d of %d units at %d", level, summary, counts, l.Units, v.now-from)
 			}
 			if l.Units < least {
 				t.Fatalf("told %+v: holds %d at %d, want at least %d: %+v, %+v", level, l.Units, v.now-from, least, there.admitted, node.admitted)
