@@ -1483,3 +1483,45 @@ func FuzzStoredValue(f *testing.F) {
 		}
 	})
 }
+
+// TestFullBucketsShowAcceptedWrites guards that a server which was out of memory is
+// used again although all requests since are for a full bucket, whatever its
+// algorithm: the server denies them, and so shows nothing of whether it takes writes.
+func TestFullBucketsShowAcceptedWrites(t *testing.T) {
+	t.Parallel()
+	for name, l := range countingLimits {
+		t.Run(name, func(t *testing.T) { checkAcceptedWrites(t, l) })
+	}
+	t.Run("log", func(t *testing.T) { checkAcceptedWrites(t, SlidingLog(1, time.Minute)) })
+}
+
+func checkAcceptedWrites(t *testing.T, l Limit) {
+	t.Helper()
+	l.CountDenied, l.DripInterval = false, time.Hour
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	ask := func(key string) Decider {
+		r.denyCache = newDenyCache(64)
+		b := Bucket{Name: "b", Key: key, Limit: l}
+		return mustTake(t, r, Request{Buckets: []Bucket{b}})[0].By
+	}
+	limit := func(memory string) {
+		if err := server.Client().ConfigSet(t.Context(), "maxmemory", memory).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask("full")
+	limit("1")
+	for i := range 20 {
+		ask(fmt.Sprint("new", i))
+	}
+	limit("0")
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		for range 10 { // some of them probe the server even while it counts as down
+			if by := ask("full"); by != DecidedByRedis {
+				return fmt.Errorf("decided by %v", by)
+			}
+		}
+		return nil
+	})
+}

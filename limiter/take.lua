@@ -45,7 +45,8 @@
 --      has other buckets in other slots, and may be denied there
 --   3  commit held units: the request was admitted, charge them
 --   4  release held units: the request was denied. A cost of 0 changes nothing, but
---      shows whether the server accepts writes: the key is written back unchanged
+--      shows whether the server accepts writes: the key is written back unchanged,
+--      and the time in the reply is not 0 if there was something to write
 --   5  remove the buckets, unless they hold more than was known to the node that
 --      evicted them. For each there are only 3 doubles, the time until it runs
 --      empty, a slack and the drip rate, and 1 byte of flags. There is no reply
@@ -321,6 +322,7 @@ for r = 1, #runs do
           fits, changed = true, false
           if type(value) == 'string' then
             call('SET', keys[key + i], value, 'KEEPTTL')
+            clear, foreign = clear > now and clear or now + 1, false
           end
         end
       end
