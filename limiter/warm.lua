@@ -46,7 +46,8 @@ return {
     return clear, min(slack, clear - when)
   end,
 
-  -- The level with cost more units.
+  -- The level with cost more units. Beyond the horizon it would be no level: denied
+  -- requests that count, and units that are held, are not bounded by the size.
   add = function(clear, slack, cost, interval, drip, factor)
     local warm = drip - 1
     local threshold = 0.5 * warm / interval
@@ -62,7 +63,7 @@ return {
       wait = wait + steep * slope * (high - steep / 2)
     end
     local taken = min(floor(slack + cost * each + 0.5), warm)
-    return clear - slack + ceil(wait) + taken, taken
+    return min(clear - slack + ceil(wait) + taken, now + HORIZON), taken
   end,
 
   -- The level that counts a request which was denied: no permits are taken.

@@ -585,6 +585,26 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 	}
 }
 
+// TestWarmUpHoldsUnitsWithinHorizon guards that a bucket with the longest waits fails
+// no request, and does not become an empty one, when denied requests count beside
+// units that are held, and those are charged after that.
+func TestWarmUpHoldsUnitsWithinHorizon(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(1, 30*365*24*time.Hour, time.Second, 3), Cost: 1}
+	b.Limit.CountDenied = true
+	req := Request{Buckets: []Bucket{b}}
+	q := v.query(req, whatHold)
+	held := v.evaluate(t, req, q)
+	if o := v.evaluate(t, req, v.query(req, 0)); !o.denied || !o.blocked {
+		t.Errorf("beside held units: %+v", o)
+	}
+	q.settle(whatCommit, []outcome{held})
+	v.evaluate(t, req, q)
+	if o := v.evaluate(t, req, v.query(req, 0)); !o.denied || o.foreign {
+		t.Errorf("after they are charged: %+v", o)
+	}
+}
+
 // TestWarmUpFallback guards a limit that warms up while its server is unavailable:
 // nothing is admitted beside a request in flight, whose wait is unknown; a server is
 // told the next free moment as it is, even if the bucket will soon be cold; and what
