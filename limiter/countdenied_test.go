@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -291,5 +292,60 @@ func TestCountDeniedInCluster(t *testing.T) {
 			err = errLate
 		}
 		return err
+	})
+}
+
+// TestCountDeniedKeepsLogsShort guards logs under a flood of denied requests, in both
+// stores: each of them counts, in place of the oldest units, so a log holds no more
+// than before, whatever its entries cost. The time to retry, and what a larger size
+// has room for later, is that of the newest units.
+func TestCountDeniedKeepsLogsShort(t *testing.T) {
+	v := newPagedVirtual(t) // parts of short logs are read and written too
+	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	logs := 0
+	checkTraces(t, 5, func(t *rapid.T) {
+		b := logBucket(rapid.SampledFrom([]int64{1, 2, 5, 30}).Draw(t, "size"), time.Minute, 1)
+		logs++
+		b.Key = strconv.Itoa(logs)
+		b.Limit.CountDenied = true
+		var asked []charge // the newest units of all that count
+		first, holds := b.Limit.Size, int64(0)
+		for i := range rapid.IntRange(1, 200).Draw(t, "requests") {
+			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 1, 7, 1000, 900_000, 20_000_000}).Draw(t, "gap"))*time.Microsecond)
+			b.Cost = rapid.Int64Range(1, first).Draw(t, "cost")
+			b.Limit.Size = rapid.SampledFrom([]int64{first, first, first/2 + 1}).Draw(t, "its size")
+			// The model: requests as single units, of which the newest stay.
+			for len(asked) > 0 && asked[0].at <= v.now-b.Limit.rate() {
+				asked = asked[1:]
+			}
+			holds = int64(len(asked))
+			denied := holds+b.Cost > b.Limit.Size
+			most := max(holds, b.Limit.Size)
+			for range min(b.Cost, b.Limit.Size) {
+				asked = append(asked, charge{at: v.now, units: 1})
+			}
+			if n := int64(len(asked)); denied && n > most {
+				asked = asked[n-most:]
+			}
+			holds = int64(len(asked))
+			var retry time.Duration
+			if leave := holds + b.Cost - b.Limit.Size; denied && b.Cost <= b.Limit.Size {
+				retry = time.Duration(asked[leave-1].at+b.Limit.rate()-v.now) * time.Microsecond
+			}
+			here, there := decide(t, m, AccountingAtomic, b)[0], decide(t, v, AccountingAtomic, b)[0]
+			if here != there {
+				t.Fatalf("request %d: Memory %+v, Redis %+v", i, here, there)
+			}
+			if here.Denied != denied || here.RetryAfter != retry || here.Remaining != max(b.Limit.Size-holds, 0) {
+				t.Fatalf("request %d of %d: %+v, want denied %t, a wait of %v and %d units", i, b.Cost, here, denied, retry, holds)
+			}
+			mine, err := m.Peek(b)
+			if theirs := peek(t, v.Redis, b); mine != theirs || err != nil || mine.Units != holds {
+				t.Fatalf("request %d: Memory holds %+v, Redis %+v, want %d units, error %v", i, mine, theirs, holds, err)
+			}
+			if text := v.stored(t, []Bucket{b})[0]; int64(len(text)) > 44+10*2*(first+1) {
+				t.Fatalf("request %d: %d bytes stored", i, len(text))
+			}
+		}
 	})
 }

@@ -293,7 +293,7 @@ return {
   end,
 
   -- The level that counts a request which was denied. Its units take the place of
-  -- the oldest in a log that is full: it never holds less than before.
+  -- the oldest in a log that is full: it never holds less than before, nor more.
   count = function(clear, slack, cost, _, size, log)
     cost, size = min(cost, size), max(size, log.total)
     append(log, now, min(cost, FULL))
@@ -307,6 +307,12 @@ return {
         break
       end
       log.total, log.base, log.more = log.total - n, sum, rest <= #log.more and sub(log.more, rest) or nil
+    end
+    local over = log.total - size -- the units of the oldest that have to leave without its others
+    if over > 0 and (log.from < log.count or log.more) then
+      log.total, log.base = size, (log.base + over) % COUNT
+    elseif over > 0 then
+      log.total, log.units = size, log.units - over
     end
     return sliding.count(clear, slack, cost)
   end,

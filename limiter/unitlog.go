@@ -204,11 +204,19 @@ func (m *Memory) settleLog(p *place, b *Bucket, now int64) {
 }
 
 // keep drops the oldest units beyond the given number, which denied requests may have
-// added: they leave first, and make nobody wait.
+// added: they leave first, and make nobody wait. Of an entry that is partly beyond it,
+// the others stay: if it stayed as a whole, each denied request would make the log
+// longer.
 func (g *unitLog) keep(most int64) {
-	for int(g.head) < len(g.entries) && int64(g.total)-units(g.entries[g.head]) >= most {
-		g.total -= int32(units(g.entries[g.head])) //nolint:gosec // less than 2^14
-		g.head++
+	for over := int64(g.total) - most; over > 0; over = int64(g.total) - most {
+		oldest := &g.entries[g.head]
+		if n := units(*oldest); n <= over {
+			g.total -= int32(n) //nolint:gosec // less than 2^14
+			g.head++
+			continue
+		}
+		*oldest -= uint64(over) //nolint:gosec // less than 2^14
+		g.total = int32(most)   //nolint:gosec // less than g.total
 	}
 }
 
