@@ -750,13 +750,19 @@ func TestRedisForeignHolds(t *testing.T) {
 		}
 	}
 
+	// None that are held for ages: of a bucket, and of what is none.
 	b := Bucket{Name: "b", Key: "none", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
-	value := fmt.Sprintf("%d001:0:0:%s", serverTime(t, server)+time.Hour.Microseconds(), strings.Repeat("9", 20))
-	if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if l := peek(t, r, b); l.Units != 1 || l.Held != 0 {
-		t.Errorf("none held for ages: peek says %+v", l)
+	ages := strings.Repeat("9", 20)
+	for value, units := range map[string]int64{
+		fmt.Sprintf("%d001:0:0:%s", serverTime(t, server)+time.Hour.Microseconds(), ages): 1,
+		"2111:5:1:" + ages: 0,
+	} {
+		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if l := peek(t, r, b); l.Units != units || l.Held != 0 {
+			t.Errorf("%q: peek says %+v", value, l)
+		}
 	}
 }
 

@@ -216,7 +216,7 @@ for r = 1, #runs do
           c, w, s = number(c), number(w), number(s)
         end
         if not c or c - now > HORIZON or s >= drip or held > HORIZON then
-          foreign, held = true, 0
+          foreign, held, till = true, 0, 0
         elseif c > now then
           clear, slack = c, s
           if other then
@@ -262,7 +262,7 @@ for r = 1, #runs do
               clear, slack = c, s
             end
             local drips = ceil((held - slack) / drip)
-            clear, slack, held, changed = clear + drips * rate, slack + drips * drip - held, 0, true
+            clear, slack, held, changed = min(clear + drips * rate, now + HORIZON), slack + drips * drip - held, 0, true
             if clear <= now then
               clear, slack = now, 0
             end
