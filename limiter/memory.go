@@ -194,6 +194,8 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		switch {
 		case p.exact && (charge || b.Limit.CountDenied):
 			m.settleLog(p, b, now)
+		case p.exact && p.made:
+			m.put(p, p.state, now)
 		case p.exact:
 		case !peek || b.Limit.CountDenied:
 			switch {
@@ -291,6 +293,7 @@ type place struct {
 	// Of a bucket that has a log, which decides.
 	exact   bool
 	log     *unitLog
+	made    bool  // whether the log was made anew, from the summary
 	claimed int64 // what other keys of the request will have added
 }
 

@@ -6,7 +6,8 @@ import "maps"
 // bucket of a [Log] Limit. The slot has the summary. A log counts only while the
 // summary is the one that was stored with it: once a Redis store has used the
 // Memory as its fallback, the log is made anew from the summary, with units as late
-// as they can have been.
+// as they can have been. It is kept even if the request is denied: otherwise that would
+// be later for the next one, and the time to retry would be wrong.
 //
 // A log takes room: it counts as several buckets, according to its size. It never
 // takes that of others, which would then gain what they have used. Where there is
@@ -178,7 +179,7 @@ func (m *Memory) openLog(p *place, b *Bucket, now int64) {
 		p.log = newUnitLog(b.Limit.rate())
 		return
 	case p.log == nil || p.log.summary != p.state:
-		p.log = logOf(p.state, b.Limit.rate(), now)
+		p.log, p.made = logOf(p.state, b.Limit.rate(), now), true
 	}
 	if p.log.trim(now); p.log.total == 0 {
 		p.state = state{clear: now}

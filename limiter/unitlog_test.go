@@ -227,6 +227,44 @@ func TestLogAfterFallback(t *testing.T) {
 	take(2*time.Minute, true)
 }
 
+// TestLogAfterFallbackTellsTime guards that a Memory which was the fallback of a Redis
+// tells the exact time to retry, also while nobody is admitted, and that operators who
+// look at a bucket are told what requests are.
+func TestLogAfterFallbackTellsTime(t *testing.T) {
+	for _, first := range []time.Duration{10 * time.Second, 60 * time.Second} {
+		for at := 61 * time.Second; at < 3*time.Minute; at += 7 * time.Second {
+			now := first
+			m := NewMemory(func() time.Duration { return now })
+			f := newFallback(m, 50*time.Millisecond, "")
+			b := logBucket(10, time.Minute, 4)
+			for _, now = range []time.Duration{first, 61 * time.Second} {
+				f.decide(Request{Buckets: []Bucket{b}}, nil, false)
+			}
+			now = at
+			level, err := m.Peek(b)
+			d := decide(t, m, AccountingAtomic, b)[0]
+			if d.Denied != (at < first.Truncate(time.Minute)+2*time.Minute-time.Microsecond) {
+				t.Fatalf("first at %v, at %v: %+v", first, at, d)
+			}
+			if !d.Denied {
+				continue
+			}
+			if level.RetryAfter != d.RetryAfter || level.Clear != d.Clear || level.Remaining != d.Remaining || err != nil {
+				t.Errorf("first at %v, at %v: peek says %+v, error %v, the request was told %+v", first, at, level, err, d)
+			}
+			now += d.RetryAfter - time.Microsecond
+			if again := decide(t, m, AccountingAtomic, b)[0]; !again.Denied || again.RetryAfter != time.Microsecond {
+				t.Errorf("first at %v, at %v: %+v, too early: %+v", first, at, d, again)
+			}
+			now += time.Microsecond
+			if again := decide(t, m, AccountingAtomic, b)[0]; again.Denied {
+				t.Errorf("first at %v, at %v: %+v, in time: %+v", first, at, d, again)
+			}
+			checkCounted(t, m)
+		}
+	}
+}
+
 // TestLogInCluster guards requests with logs in two slots of a cluster: both are
 // charged, or neither.
 func TestLogInCluster(t *testing.T) {
