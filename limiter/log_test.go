@@ -582,11 +582,16 @@ func TestRedisLogCorruptValues(t *testing.T) {
 		decide(t, v, AccountingAtomic, b)
 		v.advance(t, time.Second)
 	}
-	future := []byte(v.stored(t, []Bucket{b})[0])
+	stored := v.stored(t, []Bucket{b})[0]
+	future, fraction := []byte(stored), []byte(stored)
 	future[21] = 2
 	binary.BigEndian.PutUint64(future[24:], math.Float64bits(float64(v.now+1e9)))
 	if d := try(t, string(future)); d.Denied || d.Remaining != 9 {
 		t.Errorf("more units in the future than in all: %+v, want an empty log", d)
+	}
+	fraction[8]++ // of its time
+	if d := try(t, string(fraction)); d.Denied || d.Remaining != 9 {
+		t.Errorf("a fraction of a microsecond: %+v, want an empty log", d)
 	}
 	if err := v.admin.Del(t.Context(), key).Err(); err != nil {
 		t.Fatal(err)

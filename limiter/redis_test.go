@@ -665,7 +665,7 @@ func TestRedisForeignValues(t *testing.T) {
 // node knows: each gets numbers that such a bucket can have.
 func TestRedisCorruptValues(t *testing.T) {
 	v := newPagedVirtual(t)
-	checkTraces(t, 5, func(t *rapid.T) {
+	checkTraces(t, 2, func(t *rapid.T) {
 		v.flush(t)
 		b := Bucket{Name: "b", Key: "k", Limit: drawAnyShape(t)}
 		b.Limit.CountDenied = rapid.Bool().Draw(t, "counts denied")
