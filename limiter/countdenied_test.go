@@ -309,7 +309,7 @@ func TestCountDeniedKeepsLogsShort(t *testing.T) {
 		b.Key = strconv.Itoa(logs)
 		b.Limit.CountDenied = true
 		var asked []charge // the newest units of all that count
-		first, holds := b.Limit.Size, int64(0)
+		first := b.Limit.Size
 		for i := range rapid.IntRange(1, 200).Draw(t, "requests") {
 			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 1, 7, 1000, 900_000, 20_000_000}).Draw(t, "gap"))*time.Microsecond)
 			b.Cost = rapid.Int64Range(1, first).Draw(t, "cost")
@@ -318,7 +318,7 @@ func TestCountDeniedKeepsLogsShort(t *testing.T) {
 			for len(asked) > 0 && asked[0].at <= v.now-b.Limit.rate() {
 				asked = asked[1:]
 			}
-			holds = int64(len(asked))
+			holds := int64(len(asked))
 			denied := holds+b.Cost > b.Limit.Size
 			most := max(holds, b.Limit.Size)
 			for range min(b.Cost, b.Limit.Size) {
