@@ -38,7 +38,8 @@ local function header(value)
   end
   local _, clear, before, last, total, from, count, sum, newest, units, held, till = unpack(HEADER, value)
   if clear > 0 and clear < 2 ^ 53 and newest >= 0 and newest < 2 ^ 53 and till >= 0 and till < 2 ^ 53
-    and clear % 1 + newest % 1 + till % 1 == 0 and from <= count and total >= units and total < COUNT and (newest > 0 or total == 0 and from == count) then
+    and clear % 1 + newest % 1 + till % 1 == 0
+    and from <= count and total >= units and total < COUNT and (newest > 0 or total == 0 and from == count) then
     return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, held, till
   end
 end
