@@ -122,6 +122,9 @@ func (s *Sentinel) MasterAddr(t testing.TB) string {
 func (s *Sentinel) Failover(t testing.TB) {
 	t.Helper()
 	before := s.MasterAddr(t)
+	// Sentinels that have not heard of the promotion within four periods undo it,
+	// and the one that leads looks only once a second whether it is done.
+	s.publishEvery(t, time.Second)
 	do(t, ask(t, s.Sentinels), "sentinel", "failover", MasterName)
 	asked := time.Now()
 	WaitFor(t, stableWithin, func() error {
@@ -134,6 +137,20 @@ func (s *Sentinel) Failover(t testing.TB) {
 		return err
 	})
 	s.WaitStable(t)
+	if s.MasterAddr(t) == before {
+		t.Fatal("the sentinels have swapped master and replica back")
+	}
+}
+
+// publishEvery sets how often the running sentinels tell each other what they
+// know.
+func (s *Sentinel) publishEvery(t testing.TB, period time.Duration) {
+	t.Helper()
+	for _, sentinel := range s.Sentinels {
+		if sentinel.running() {
+			do(t, sentinel, "sentinel", "debug", "publish-period", period.Milliseconds())
+		}
+	}
 }
 
 // WaitMasterNot returns when all running sentinels have a master other than the
@@ -165,11 +182,11 @@ func (s *Sentinel) masterIsNot(addr string) error {
 // sentinel that was restarted is slow until then.
 func (s *Sentinel) WaitStable(t testing.TB) {
 	t.Helper()
+	// What they do every ten seconds or two need not take that long here.
+	s.publishEvery(t, 200*time.Millisecond)
 	for _, sentinel := range s.Sentinels {
-		// What they do every ten seconds or two need not take that long here.
 		if sentinel.running() {
-			do(t, sentinel, "sentinel", "debug", "info-period", 200, "publish-period", 200,
-				"ask-period", 200, "tilt-period", 1000)
+			do(t, sentinel, "sentinel", "debug", "info-period", 200, "ask-period", 200, "tilt-period", 1000)
 		}
 	}
 	WaitFor(t, stableWithin, func() error {
