@@ -269,14 +269,13 @@ func (s *Server) running() bool {
 	}
 }
 
-// FreeAddr returns an address of this host on which nothing listened just now. It
-// is not one that the system uses for outgoing connections.
+// FreeAddr returns an address of this host on which nothing listens, see listen.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
 	return net.JoinHostPort("127.0.0.1", freePort(t))
 }
 
-// freePort returns a port of 127.0.0.1 on which nothing listened just now.
+// freePort returns a port of 127.0.0.1 on which nothing listens, see listen.
 func freePort(t testing.TB) string {
 	t.Helper()
 	l := listen(t)
@@ -288,19 +287,30 @@ func freePort(t testing.TB) string {
 	return port
 }
 
-// listen listens on a port of 127.0.0.1 below those that the system uses for
-// outgoing connections, so that none of these takes it while the listener is
-// temporarily closed.
+// listen listens on a port of 127.0.0.1 that nobody takes until the test ends, also
+// while the listener, or a server that replaces it, is temporarily closed. It is
+// below those that the system uses for outgoing connections. Other tests, in this
+// process or another, see that it is taken by a UDP port that is held for it.
 func listen(t testing.TB) net.Listener {
 	t.Helper()
+	const first, count = 20000, 12000
 	var err error
 	for range 1000 {
-		port := 20000 + rand.IntN(12000) //nolint:gosec // no secret
+		port := first + rand.IntN(count) //nolint:gosec // no secret
+		var taken net.PacketConn
+		if taken, err = net.ListenPacket("udp", loopback(port+count)); err != nil {
+			continue
+		}
 		var l net.Listener
-		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+		if l, err = net.Listen("tcp", loopback(port)); err == nil {
+			t.Cleanup(func() { _ = taken.Close() })
 			return l
 		}
+		_ = taken.Close()
 	}
 	t.Fatal(err)
 	return nil
 }
+
+// loopback returns the address of a port of 127.0.0.1.
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

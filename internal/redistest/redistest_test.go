@@ -101,3 +101,16 @@ func TestOrphans(t *testing.T) {
 		})
 	}
 }
+
+// TestFreeAddr guards servers that a test stops and starts again: nobody is given
+// their address meanwhile.
+func TestFreeAddr(t *testing.T) {
+	seen := make(map[string]bool)
+	for range 500 {
+		addr := FreeAddr(t)
+		if seen[addr] {
+			t.Fatalf("%s was given twice", addr)
+		}
+		seen[addr] = true
+	}
+}
