@@ -308,6 +308,41 @@ func TestCompressed(t *testing.T) {
 	}
 }
 
+// TestPipes guards that what can be read only once, as a shell's <(command), is read
+// from its beginning.
+func TestPipes(t *testing.T) {
+	if _, err := os.Stat("/dev/fd"); err != nil {
+		t.Skip("pipes have no names here")
+	}
+	var lines strings.Builder
+	const n = 5000
+	for i := range n {
+		lines.WriteString(at(fmt.Sprintf("%d", i), float64(i), 0))
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	go func() {
+		io.WriteString(w, lines.String())
+		w.Close()
+	}()
+	l, err := Open([]string{fmt.Sprintf("/dev/fd/%d", r.Fd())}, Auto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for ; err == nil; _, err = l.Next() {
+	}
+	if lines, used, _ := l.Counts(); lines != n || used != n || len(l.Problems()) > 0 {
+		t.Errorf("used %d of %d lines, problems %q, want %d", used, lines, l.Problems(), n)
+	}
+	if read, size := l.Progress(); read != 0 || size != 0 {
+		t.Errorf("read %d of %d bytes, want neither to be known", read, size)
+	}
+}
+
 // BenchmarkCaddy measures reading lines as Caddy writes them, 1 kB each.
 func BenchmarkCaddy(b *testing.B) {
 	benchmark(b, func(i int) string { return at("search?q=caf%C3%A9", float64(i)/1000, 0.02) })

@@ -35,7 +35,8 @@ type source struct {
 	dialect dialect
 	first   int64 // when its first request ended
 
-	// What was read of standard input already.
+	// What was read already of a log that can be read only once.
+	once      bool // as it is no file
 	reader    *reader
 	sample    []byte
 	sampleErr error
@@ -149,8 +150,8 @@ func newSource(name string, format Format, bytes *atomic.Int64) (*source, error)
 		}
 		Release(e)
 	}
-	if name == "-" {
-		s.reader = r // the sample can be read only once
+	if s.once {
+		s.reader = r
 		return s, nil
 	}
 	s.close()
@@ -159,10 +160,10 @@ func newSource(name string, format Format, bytes *atomic.Int64) (*source, error)
 }
 
 // open opens the file; "-" is standard input. Bytes that are read count only if
-// they are read for good.
+// they are those of a file, and are read for good.
 func (s *source) open(name string) (*reader, error) {
 	var in io.Reader = os.Stdin
-	if name != "-" {
+	if s.once = name == "-"; !s.once {
 		f, err := os.Open(name)
 		if err != nil {
 			return nil, err
@@ -172,10 +173,12 @@ func (s *source) open(name string) (*reader, error) {
 				_ = f.Close()
 				return nil, fmt.Errorf("open %s: it is a directory, want a file", name)
 			}
-			s.size = info.Size()
+			s.size, s.once = info.Size(), !info.Mode().IsRegular()
 		}
 		s.closers = append(s.closers, func() { _ = f.Close() })
-		in = counting{f, s.bytes}
+		if in = f; !s.once {
+			in = counting{f, s.bytes}
+		}
 	}
 	in, err := s.decompressed(in)
 	if err != nil {
