@@ -210,6 +210,9 @@ descriptors:
     value: "2*7"
     share_threshold: true
     rate_limit: {unit: year, requests_per_unit: 120}
+  - key: tenant
+    value: "*"
+    rate_limit: {unit: hour, requests_per_unit: 3}
   - key: remote_address
     rate_limit: {unit: hour, requests_per_unit: 25}
     descriptors:
@@ -223,7 +226,7 @@ descriptors:
 	if err := yaml.Unmarshal([]byte(config), &root); err != nil {
 		t.Fatal(err)
 	}
-	r, err := convert.Envoy([]byte(config), convert.Mapping{"type": "{header.X-Type}", "to": "{query.to}"})
+	r, err := convert.Envoy([]byte(config), convert.Mapping{"type": "{header.X-Type}", "to": "{query.to}", "tenant": "{header.X-Tenant}"})
 	if err != nil || len(r.Notes) > 0 {
 		t.Fatal(err, r.Notes)
 	}
@@ -238,11 +241,12 @@ descriptors:
 		values := map[string]string{
 			"type":           pick("", "marketing", "marketing", "quiet", "news"),
 			"to":             pick("", "206-1", "206-2", "206-7", "257", "297", "9"),
+			"tenant":         pick("", "a", "b"),
 			"remote_address": pick("127.0.0.1", "127.0.0.2"),
 			"path":           pick("/a", "/b", `/{free} "b"`),
 		}
 		s.from(values["remote_address"])
-		a := s.get(strings.ReplaceAll(values["path"], " ", "%20")+"?to="+values["to"], "X-Type: "+values["type"])
+		a := s.get(strings.ReplaceAll(values["path"], " ", "%20")+"?to="+values["to"], "X-Type: "+values["type"], "X-Tenant: "+values["tenant"])
 		status := 429
 		if e.admits(values, s.clock.read()) {
 			status = 200

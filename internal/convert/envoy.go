@@ -643,7 +643,7 @@ func (e *envoy) placeholderOf(key string) (field, guess string) {
 func (e *envoy) writeMatch(d *descriptor, field string, better []*descriptor) {
 	var lines []string
 	values, others := []string(nil), []string(nil)
-	if d.rank() == anything && !slices.Contains(present, field) {
+	if strings.Trim(d.value, "*") == "" && !slices.Contains(present, field) {
 		values = append(values, "``") // the request has no such descriptor
 	}
 	for _, s := range better {
