@@ -371,6 +371,7 @@ func TestConvertRefuses(t *testing.T) {
 		{"mholt", zoneOf("size 5"), `line 4: zone: got an unknown option "size", want one of events, `},
 		{"mholt", zoneOf("key a b"), `line 4: key: got "a b", want one value`},
 		{"mholt", zoneOf("match path \\\n/"), `line 4: match: got "path /", want a matcher in the same line, or a block with a line for each`},
+		{"mholt", zoneOf("match path `/\nb`"), `line 4: match: got "path /\nb", want a matcher in the same line, or a block with a line for each`},
 		{"mholt", zoneOf("`match` path /"), `line 4: match: got "path /", want a matcher in the same line, or a block with a line for each`},
 		{"mholt", zoneOf("match not { path / }"), `line 4: match: got "not", want a matcher in the same line, or a block with a line for each`},
 		{"mholt", zoneOf("match {\npath / }"), "line 4: match: want a line for each matcher, and one for the brace that closes the block"},

@@ -436,15 +436,15 @@ func (m *mholt) match() (lines []string, err error) {
 	start := m.line()
 	args, opened := m.arguments()
 	behind, ok := strings.CutPrefix(strings.TrimSpace(m.lines[start-1]), "match")
-	words := len(args)
+	words := args
 	if opened {
-		words++ // the brace
+		words = append(words, "{")
 	}
 	inLine, err := caddyfile.Tokenize([]byte(behind), "Caddyfile")
 	switch {
 	case len(args) == 0 && !opened:
 		return nil, nil
-	case len(args) > 0 && (!ok || err != nil || len(inLine) != words):
+	case len(args) > 0 && (!ok || err != nil || !slices.EqualFunc(inLine, words, func(t caddyfile.Token, word string) bool { return t.Text == word })):
 		return nil, m.errorf(start, "match: got %q, want a matcher in the same line, or a block with a line for each", strings.Join(args, " "))
 	case !opened && m.tokens[m.at-len(args)].Quoted():
 		return []string{"expression" + behind}, nil
