@@ -128,7 +128,10 @@ func wrapped(text string) string {
 
 // check collects what can be found out from the config alone.
 func (c *checker) check() {
+	c.Notes = append(c.Notes, c.warnings...)
+	limited := false
 	for _, s := range c.servers {
+		limited = limited || len(s.handlers) > 0
 		for _, h := range s.handlers {
 			for _, b := range h.buckets() {
 				c.checkKey(s, h, b)
@@ -143,6 +146,9 @@ func (c *checker) check() {
 	for i := 0; i < len(c.unreachable); i += 2 {
 		c.advise("server "+c.unreachable[i], "No request reaches the limits after the handler "+c.unreachable[i+1]+".",
 			"Move the rate_limit directive before it.")
+	}
+	if !limited && len(c.Notes) == 0 {
+		c.Notes = append(c.Notes, "The config has no limits.")
 	}
 	c.checkShared()
 	c.checkRedisOptions()
@@ -319,6 +325,9 @@ func (c *checker) checkShared() {
 // checkRedisOptions advises on how the config uses Redis.
 func (c *checker) checkRedisOptions() {
 	opt, err := c.redisOptions()
+	if err != nil { // it may lack only what the environment has where Caddy runs
+		c.Notes = append(c.Notes, "Redis was not checked: "+err.Error()+".")
+	}
 	if err != nil || c.redis == nil {
 		return
 	}
@@ -354,8 +363,7 @@ func (c *checker) askRedis(ctx context.Context) {
 	}
 	opt, err := c.redisOptions()
 	if err != nil {
-		c.Notes = append(c.Notes, "Redis was not asked: "+err.Error()+".")
-		return
+		return // there is a note on it
 	}
 	const timeout = 3 * time.Second
 	client := redis.NewUniversalClient(&redis.UniversalOptions{

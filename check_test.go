@@ -106,6 +106,25 @@ func TestCheckCommand(t *testing.T) {
 		"No advice.\nNote: The config has no Redis to ask.\n")
 }
 
+// TestCheckNotes guards that check says what it did not look at.
+func TestCheckNotes(t *testing.T) {
+	const limits = "http://:8080 {\nrate_limit a {\nrate 5/1s\n}\n"
+	for _, tc := range []struct{ config, note string }{
+		{"http://:8080 {\nrespond ok\n}", "The config has no limits."},
+		{limits + "handle_errors {\n" + dryLimit("b") + "}\n}", "Server srv0: limits in error routes are left out."},
+		{"{\nrate_limit {\nredis redis.example.com:6379 {\npassword {env.NO_SUCH_PASSWORD}\n}\n}\n}\n" + limits + "}",
+			"Redis was not checked: password: evaluated placeholder {env.NO_SUCH_PASSWORD} is empty."},
+	} {
+		for _, flags := range [][]string{nil, {"--redis"}} {
+			want := "No advice.\nNote: " + tc.note + "\n"
+			if flags != nil && !strings.Contains(tc.config, "redis") {
+				want += "Note: The config has no Redis to ask.\n"
+			}
+			runCommand(t, append([]string{"check", "--config", configFile(t, tc.config)}, flags...)...).want(t, 0, want)
+		}
+	}
+}
+
 // TestCheckAsksRedis guards the advice on how a real Redis is set up.
 func TestCheckAsksRedis(t *testing.T) {
 	for _, tc := range []struct {

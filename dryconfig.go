@@ -88,7 +88,12 @@ func newDryConfig(text []byte) (*dryConfig, error) {
 	var cfg struct {
 		Apps map[string]json.RawMessage `json:"apps"`
 	}
-	if err := json.Unmarshal(caddy.RemoveMetaFields(text), &cfg); err != nil {
+	text = caddy.RemoveMetaFields(text)
+	err := caddy.StrictUnmarshalJSON(text, new(caddy.Config))
+	if err == nil {
+		err = json.Unmarshal(text, &cfg)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("decoding the config: %w", err)
 	}
 	var http struct {
@@ -97,7 +102,12 @@ func newDryConfig(text []byte) (*dryConfig, error) {
 		Servers   map[string]map[string]json.RawMessage `json:"servers,omitempty"`
 	}
 	if raw := cfg.Apps["http"]; raw != nil {
-		if err := json.Unmarshal(raw, &http); err != nil {
+		// As Caddy does: an option that it does not know may have been meant to hold limits.
+		err := caddy.StrictUnmarshalJSON(raw, new(caddyhttp.App))
+		if err == nil {
+			err = json.Unmarshal(raw, &http)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("decoding the http app: %w", err)
 		}
 	}
@@ -108,7 +118,9 @@ func newDryConfig(text []byte) (*dryConfig, error) {
 		if err != nil {
 			return nil, fmt.Errorf("server %q: %w", name, err)
 		}
-		http.Servers[name] = s.cut(d)
+		if http.Servers[name], err = s.cut(d); err != nil {
+			return nil, fmt.Errorf("server %q: %w", name, err)
+		}
 		d.servers = append(d.servers, s)
 	}
 	own, err := d.cutRedis(cfg.Apps["rate_limit"])
@@ -192,7 +204,7 @@ func (d *dryConfig) warn(format string, args ...any) {
 
 // cut returns the server's config with all removed that does not decide which
 // limits a request meets.
-func (s *dryServer) cut(d *dryConfig) map[string]json.RawMessage {
+func (s *dryServer) cut(d *dryConfig) (map[string]json.RawMessage, error) {
 	kept := map[string]json.RawMessage{"automatic_https": json.RawMessage(`{"disable":true}`)}
 	for _, option := range []string{"listen", "client_ip_headers", "trusted_proxies_strict", "trusted_proxies_unix"} {
 		if raw, ok := s.raw[option]; ok {
@@ -223,7 +235,7 @@ func (s *dryServer) cut(d *dryConfig) map[string]json.RawMessage {
 	if len(s.named) > 0 {
 		kept["named_routes"], _ = json.Marshal(s.named)
 	}
-	return kept
+	return kept, c.err
 }
 
 // rawRoute is a route in JSON.
@@ -235,6 +247,7 @@ type cutter struct {
 	*dryConfig
 	server  string
 	limited map[string]bool // the named routes that have limits
+	err     error           // for a subroute that Caddy would not load; nil if there is none
 }
 
 // findLimited finds the named routes that have limits, or invoke one that has.
@@ -346,6 +359,11 @@ func (c *cutter) subroute(h map[string]json.RawMessage, after bool) (found bool)
 		c.warn("Server %s: limits in error routes are left out.", c.server)
 	}
 	delete(h, "errors")
+	options := maps.Clone(h)
+	delete(options, "handler")
+	if err := caddy.StrictUnmarshalJSON(marshal(options), new(caddyhttp.Subroute)); err != nil {
+		c.err = cmp.Or(c.err, fmt.Errorf("decoding a subroute: %w", err))
+	}
 	var routes []rawRoute
 	_ = json.Unmarshal(h["routes"], &routes)
 	routes, found = c.routes(routes, after)

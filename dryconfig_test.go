@@ -108,6 +108,33 @@ func TestDryConfigMeetsLimits(t *testing.T) {
 	}
 }
 
+// TestDryConfigRefuses guards that a config in JSON that Caddy would not load is an
+// error where it may have been meant to hold limits, and not one without them.
+func TestDryConfigRefuses(t *testing.T) {
+	const limit = `{"handler": "rate_limit", "limits": [{"size": 5}]}`
+	for _, tc := range []struct{ config, want string }{
+		{`{"app": {}}`, `decoding the config: json: unknown field "app"`},
+		{`{"apps": {"http": {"server": {}}}}`, `decoding the http app: json: unknown field "server"`},
+		{`{"apps": {"http": {"servers": {"a": {"route": [{"handle": [` + limit + `]}]}}}}}`, `decoding the http app: json: unknown field "route"`},
+		{`{"apps": {"http": {"servers": {"a": {"routes": [{"handle": ` + limit + `}]}}}}}`, `decoding the http app: json: cannot unmarshal object`},
+		{`{"apps": {"http": {"servers": {"a": {"routes": [{"handle": [{"handler": "subroute", "routes": [{"handle": ` + limit + `}]}]}]}}}}}`,
+			`server "a": decoding a subroute: json: cannot unmarshal object`},
+		{`{"apps": {"http": {"servers": {"a": {"named_routes": {"b": {"handle": [{"handler": "subroute", "rout": []}]}}}}}}}`,
+			`server "a": decoding a subroute: json: unknown field "rout"`},
+	} {
+		d, err := newDryConfig([]byte(tc.config))
+		if err == nil {
+			d.close()
+		}
+		if err == nil || !strings.HasPrefix(err.Error(), tc.want) {
+			t.Errorf("%s: got error %v, want %s", tc.config, err, tc.want)
+		}
+		if err := validateConfig([]byte(tc.config)); err == nil {
+			t.Errorf("%s: Caddy loads it", tc.config)
+		}
+	}
+}
+
 // TestDryConfigRunsNothing guards that loading a config does nothing that running
 // it would: no log file, no module of another kind, no Redis.
 func TestDryConfigRunsNothing(t *testing.T) {
