@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -173,9 +172,7 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 	}
 	w := cmd.OutOrStdout()
 	if flags.asJSON {
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		err = encoder.Encode(session.answer(r, &flags))
+		err = printJSON(w, session.answer(r, &flags))
 	} else {
 		printReplay(w, r, &flags)
 	}

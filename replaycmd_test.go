@@ -49,6 +49,13 @@ api    0       1         192.0.2.1
 		t.Errorf("got  %s\nwant %s", text, want)
 	}
 
+	const hostile, escaped = "/%C2%9B2J%E2%80%AE%00", `"/\u009b2J\u202e\u0000"`
+	byPath := configFile(t, strings.Replace(replaySite, "size 3", "key {path}\nsize 3", 1))
+	shown := runCommand(t, "replay", "--config", byPath, "--json", "--show-keys", logFile(t, logLine(0, "192.0.2.1", hostile)))
+	if strings.ContainsAny(shown.out, "\u009b\u202e") || !strings.Contains(shown.out, escaped) || shown.status != 0 {
+		t.Errorf("got %+v, want a key %s", shown, escaped)
+	}
+
 	other := configFile(t, strings.Replace(replaySite, "size 3", "size 5", 1))
 	two := runCommand(t, "replay", "--config", config, "--compare", other, "--json", log)
 	var both struct {

@@ -45,6 +45,7 @@ func newReplayedLimit(b *bucket, opt replayOptions) *replayedLimit {
 	l.hours.location = opt.location
 	l.paths.counts = make(map[string]*report.Count)
 	l.keys = keyStats{size: l.size, index: make(map[uint64]uint32), seed: maphash.MakeSeed(), showKeys: opt.showKeys, peaks: make(map[int64]int64)}
+	l.keys.several = len(b.limit.key.placeholders()) > 1
 	return l
 }
 
@@ -256,6 +257,7 @@ type keyStats struct {
 
 	seed     maphash.Seed
 	showKeys bool
+	several  bool // whether a key has several values, whose lengths are behind it
 
 	// The keys that were removed to make room for others.
 	folded, foldedDenied int64
@@ -293,7 +295,10 @@ func (k *keyStats) add(b *limiter.Bucket, now time.Duration, filled level, denie
 		k.index[hash] = i
 		k.keys = append(k.keys, keyStat{hash: hash})
 		if k.showKeys {
-			text, _, _ := strings.Cut(b.Key, "\x00") // lengths are behind it, see key.expand
+			text := b.Key
+			if k.several {
+				text, _, _ = strings.Cut(text, "\x00") // see key.expand
+			}
 			k.texts = append(k.texts, strings.Clone(text[:min(len(text), maxText)]))
 		}
 	}
