@@ -233,23 +233,21 @@ func (p *replay) dropRedacted(eval *evaluation) {
 
 // count counts what became of the request.
 func (p *replay) count() {
-	if p.refused {
-		p.undecided++
-		return
-	}
-	if len(p.met) == 0 {
-		return
-	}
 	denied := slices.ContainsFunc(p.met, func(m metLimit) bool { return m.denied })
-	p.requests++
-	if denied {
+	switch {
+	case p.refused: // by what is behind the limits that it has met
+		p.undecided++
+	case len(p.met) == 0:
+	case denied:
+		p.requests++
 		p.denied++
-	} else {
+	default:
+		p.requests++
 		p.admitted++
 	}
 	for i := range p.met {
 		m := &p.met[i]
-		m.limit.count(p.at, p.entry.URL.Path, m.denied, !denied)
+		m.limit.count(p.at, p.entry.URL.Path, m.denied, !denied && !p.refused)
 	}
 }
 

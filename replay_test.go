@@ -152,6 +152,12 @@ func TestReplay(t *testing.T) {
 			"1 request was rejected, because a matcher or a value",
 		},
 		{
+			"a value that is none behind another limit",
+			"example.com {\nroute {\nrate_limit a {\nsize 5\n}\nrate_limit b {\nsize 5\ncost {header.X-Cost}\n}\n}\n}\n",
+			logLine(0, "192.0.2.1", "/", "X-Cost: x") + logLine(0, "192.0.2.1", "/", "X-Cost: 3"), "a 2=1+0 of 1, b 1=1+0 of 1",
+			"1 request was rejected, because a matcher or a value",
+		},
+		{
 			"more than it can hold", "{\nrate_limit {\nmemory {\nmax_keys 10\n}\n}\n}\n" + strings.Replace(two, "1s", "1h", 1),
 			clients(100), "a 100=100+0 of 100", "max_keys, 5, was too small: ",
 		},
