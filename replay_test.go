@@ -193,6 +193,47 @@ func TestReplay(t *testing.T) {
 	}
 }
 
+// TestReplayInterruptedInPipe guards that a replay that waits for a log ends when it is
+// interrupted, with the results so far.
+func TestReplayInterruptedInPipe(t *testing.T) {
+	if _, err := os.Stat("/dev/fd"); err != nil {
+		t.Skip("pipes have no names here")
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	go func() { // enough for the replay to begin with, and no end
+		for i := range 2000 {
+			fmt.Fprint(w, logLine(time.Duration(i)*time.Second, "192.0.2.1", "/"))
+		}
+	}()
+	l, err := accesslog.Open([]string{fmt.Sprintf("/dev/fd/%d", r.Fd())}, accesslog.Auto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s := newReplaySession(l, []*dryConfig{loadDry(t, replaySite)}, replayOptions{location: time.UTC})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.run(ctx)
+	}()
+	eventually(t, "the replay has begun", func() bool { return s.used.Load() >= 1024 })
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("it goes on")
+	}
+	if report := s.report(nil); !s.interrupted || report.Used < 1024 || report.Used != report.Configs[0].Requests {
+		t.Errorf("interrupted %t, used %d, want that of %d", s.interrupted, report.Used, report.Configs[0].Requests)
+	}
+}
+
 // clients has a line of each of n clients.
 func clients(n int) string {
 	var lines strings.Builder

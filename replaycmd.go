@@ -228,6 +228,7 @@ func newReplaySession(log *accesslog.Log, configs []*dryConfig, opt replayOption
 
 // run replays requests until there are no more or ctx is done.
 func (s *replaySession) run(ctx context.Context) {
+	defer context.AfterFunc(ctx, s.log.Stop)()
 	for n := int64(0); ; n++ {
 		if n%1024 == 0 {
 			s.used.Store(n)
@@ -238,6 +239,7 @@ func (s *replaySession) run(ctx context.Context) {
 		e, err := s.log.Next()
 		if err != nil {
 			s.used.Store(n)
+			s.interrupted = ctx.Err() != nil
 			return // there are no more
 		}
 		if s.first == 0 {

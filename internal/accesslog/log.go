@@ -27,6 +27,7 @@ type Log struct {
 	size     int64
 	exact    bool
 	problems []string
+	stopped  chan struct{} // closed by Stop
 
 	numbered int64 // requests that got a number
 	newest   int64 // when the latest request so far ended
@@ -41,7 +42,7 @@ type Log struct {
 // Open opens logs. A name "-" stands for standard input. Logs may be compressed by
 // gzip or zstd. They may overlap in time, and be named in any order.
 func Open(names []string, format Format) (*Log, error) {
-	l := &Log{exact: true, inSecond: make(map[int64]int64)}
+	l := &Log{exact: true, stopped: make(chan struct{}), inSecond: make(map[int64]int64)}
 	for i, name := range names {
 		if name == "-" && slices.Contains(names[:i], "-") {
 			return nil, errors.New("logs: got standard input twice, want it once")
@@ -66,6 +67,10 @@ func (l *Log) Close() {
 	}
 	l.open = nil
 }
+
+// Stop makes Next return io.EOF, also while it waits for a log that has no more for
+// now. It must be called at most once.
+func (l *Log) Stop() { close(l.stopped) }
 
 // Exact reports whether the times of all logs are more exact than a second.
 func (l *Log) Exact() bool { return l.exact }
@@ -93,6 +98,11 @@ func (l *Log) Counts() (lines, used int64, skipped map[Reason]int64) {
 // Next returns the next request, or io.EOF. The caller must Release it.
 func (l *Log) Next() (*Entry, error) {
 	for {
+		select {
+		case <-l.stopped:
+			return nil, io.EOF
+		default:
+		}
 		if n := len(l.pending); n == maxPending || n > 0 && l.pending[0].arrival <= l.newest-int64(Window) {
 			return l.pop(), nil
 		}
@@ -144,7 +154,7 @@ func (l *Log) read() *Entry {
 		var from *source
 		for i := 0; i < len(l.open); i++ {
 			s := l.open[i]
-			e, err := s.head(&l.counts)
+			e, err := s.head(&l.counts, l.stopped)
 			if err != nil {
 				l.problems = append(l.problems, err.Error())
 			}

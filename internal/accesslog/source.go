@@ -273,9 +273,9 @@ func Release(e *Entry) {
 	entries.Put(e)
 }
 
-// head returns the next entry of the log, or nil at its end, with an error if it
-// did not end properly.
-func (s *source) head(counts *[reasons]int64) (*Entry, error) {
+// head returns the next entry of the log, or nil at its end or once stopped is closed,
+// with an error if it did not end properly.
+func (s *source) head(counts *[reasons]int64, stopped <-chan struct{}) (*Entry, error) {
 	for s.batch == nil || s.used == len(s.batch.entries) {
 		if s.batch != nil && s.batch.err != nil {
 			if errors.Is(s.batch.err, io.EOF) {
@@ -283,7 +283,12 @@ func (s *source) head(counts *[reasons]int64) (*Entry, error) {
 			}
 			return nil, fmt.Errorf("%s: %w", s.name, s.batch.err)
 		}
-		s.batch, s.used = <-<-s.results, 0
+		select {
+		case result := <-s.results:
+			s.batch, s.used = <-result, 0
+		case <-stopped:
+			return nil, nil
+		}
 		for reason, n := range s.batch.counts {
 			counts[reason] += n
 		}
