@@ -59,9 +59,9 @@ targets:
 
 TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Summarize|Seed001|Extremes|Validate|Retry|Denial|Remaining|Window|Bounds|Sizes|StoresAgree|Numbers|Options|NewRedis
 
-# Feed what users, clients and servers may send to what reads it. A round takes each
-# target some five seconds. It has an end in inputs, as one in time may be reported as
-# a failure before Go 1.27 (golang/go#75804).
+# Feed what users, clients and servers may send to what reads it. A round is a number
+# of inputs, which takes each target some five seconds. Before Go 1.27, fuzzing for a
+# time may fail without an input that does (golang/go#75804).
 FUZZ_ROUNDS = 60
 FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
 fuzz:

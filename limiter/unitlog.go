@@ -6,8 +6,8 @@ import "maps"
 // bucket of a [Log] Limit. The slot has the summary. A log counts only while the
 // summary is the one that was stored with it: once a Redis store has used the
 // Memory as its fallback, the log is made anew from the summary, with units as late
-// as they can have been. It is kept even if the request is denied: otherwise that would
-// be later for the next one, and the time to retry would be wrong.
+// as they can have been. It is kept even if the request is denied: made anew for the next
+// one, its units would be later still, and the time to retry wrong.
 //
 // A log takes room: it counts as several buckets, according to its size. It never
 // takes that of others, which would then gain what they have used. Where there is
