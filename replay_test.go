@@ -196,7 +196,7 @@ func TestReplay(t *testing.T) {
 // TestReplayInterruptedInPipe guards that a replay that waits for a log ends when it is
 // interrupted, with the results so far.
 func TestReplayInterruptedInPipe(t *testing.T) {
-	if _, err := os.Stat("/dev/fd"); err != nil {
+	if runtime.GOOS == "windows" {
 		t.Skip("pipes have no names here")
 	}
 	r, w, err := os.Pipe()

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -311,7 +312,7 @@ func TestCompressed(t *testing.T) {
 // TestPipes guards that what can be read only once, as a shell's <(command), is read
 // from its beginning.
 func TestPipes(t *testing.T) {
-	if _, err := os.Stat("/dev/fd"); err != nil {
+	if runtime.GOOS == "windows" {
 		t.Skip("pipes have no names here")
 	}
 	var lines strings.Builder

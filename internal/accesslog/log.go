@@ -68,8 +68,8 @@ func (l *Log) Close() {
 	l.open = nil
 }
 
-// Stop makes Next return io.EOF, also while it waits for a log that has no more for
-// now. It must be called at most once.
+// Stop ends all logs, so that Next waits for none: it returns what was read of them,
+// and then io.EOF. Stop must be called at most once.
 func (l *Log) Stop() { close(l.stopped) }
 
 // Exact reports whether the times of all logs are more exact than a second.
@@ -98,11 +98,6 @@ func (l *Log) Counts() (lines, used int64, skipped map[Reason]int64) {
 // Next returns the next request, or io.EOF. The caller must Release it.
 func (l *Log) Next() (*Entry, error) {
 	for {
-		select {
-		case <-l.stopped:
-			return nil, io.EOF
-		default:
-		}
 		if n := len(l.pending); n == maxPending || n > 0 && l.pending[0].arrival <= l.newest-int64(Window) {
 			return l.pop(), nil
 		}

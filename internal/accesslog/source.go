@@ -287,6 +287,7 @@ func (s *source) head(counts *[reasons]int64, stopped <-chan struct{}) (*Entry, 
 		case result := <-s.results:
 			s.batch, s.used = <-result, 0
 		case <-stopped:
+			close(s.stop)
 			return nil, nil
 		}
 		for reason, n := range s.batch.counts {
