@@ -129,9 +129,7 @@ func wrapped(text string) string {
 // check collects what can be found out from the config alone.
 func (c *checker) check() {
 	c.Notes = append(c.Notes, c.warnings...)
-	limited := false
 	for _, s := range c.servers {
-		limited = limited || len(s.handlers) > 0
 		for _, h := range s.handlers {
 			for _, b := range h.buckets() {
 				c.checkKey(s, h, b)
@@ -147,6 +145,7 @@ func (c *checker) check() {
 		c.advise("server "+c.unreachable[i], "No request reaches the limits after the handler "+c.unreachable[i+1]+".",
 			"Move the rate_limit directive before it.")
 	}
+	limited := slices.ContainsFunc(c.servers, func(s *dryServer) bool { return len(s.handlers) > 0 })
 	if !limited && len(c.Notes) == 0 {
 		c.Notes = append(c.Notes, "The config has no limits.")
 	}

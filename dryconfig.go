@@ -83,17 +83,21 @@ func readConfig(file, adapter string) (text []byte, err error) {
 	return text, nil
 }
 
+// decodeAs decodes JSON into v if Caddy can load it as what module is. Caddy refuses
+// options that it does not know: they may have been meant to hold limits.
+func decodeAs(module any, text []byte, v any) error {
+	if err := caddy.StrictUnmarshalJSON(text, module); err != nil {
+		return err
+	}
+	return json.Unmarshal(text, v)
+}
+
 // newDryConfig loads a config in JSON.
 func newDryConfig(text []byte) (*dryConfig, error) {
 	var cfg struct {
 		Apps map[string]json.RawMessage `json:"apps"`
 	}
-	text = caddy.RemoveMetaFields(text)
-	err := caddy.StrictUnmarshalJSON(text, new(caddy.Config))
-	if err == nil {
-		err = json.Unmarshal(text, &cfg)
-	}
-	if err != nil {
+	if err := decodeAs(new(caddy.Config), caddy.RemoveMetaFields(text), &cfg); err != nil {
 		return nil, fmt.Errorf("decoding the config: %w", err)
 	}
 	var http struct {
@@ -102,12 +106,7 @@ func newDryConfig(text []byte) (*dryConfig, error) {
 		Servers   map[string]map[string]json.RawMessage `json:"servers,omitempty"`
 	}
 	if raw := cfg.Apps["http"]; raw != nil {
-		// As Caddy does: an option that it does not know may have been meant to hold limits.
-		err := caddy.StrictUnmarshalJSON(raw, new(caddyhttp.App))
-		if err == nil {
-			err = json.Unmarshal(raw, &http)
-		}
-		if err != nil {
+		if err := decodeAs(new(caddyhttp.App), raw, &http); err != nil {
 			return nil, fmt.Errorf("decoding the http app: %w", err)
 		}
 	}
@@ -361,12 +360,13 @@ func (c *cutter) subroute(h map[string]json.RawMessage, after bool) (found bool)
 	delete(h, "errors")
 	options := maps.Clone(h)
 	delete(options, "handler")
-	if err := caddy.StrictUnmarshalJSON(marshal(options), new(caddyhttp.Subroute)); err != nil {
+	var subroute struct {
+		Routes []rawRoute `json:"routes"`
+	}
+	if err := decodeAs(new(caddyhttp.Subroute), marshal(options), &subroute); err != nil {
 		c.err = cmp.Or(c.err, fmt.Errorf("decoding a subroute: %w", err))
 	}
-	var routes []rawRoute
-	_ = json.Unmarshal(h["routes"], &routes)
-	routes, found = c.routes(routes, after)
+	routes, found := c.routes(subroute.Routes, after)
 	h["routes"] = marshal(routes)
 	return found
 }

@@ -441,10 +441,11 @@ func (m *mholt) match() (lines []string, err error) {
 		words = append(words, "{")
 	}
 	inLine, err := caddyfile.Tokenize([]byte(behind), "Caddyfile")
+	whole := ok && err == nil && slices.EqualFunc(inLine, words, func(t caddyfile.Token, word string) bool { return t.Text == word })
 	switch {
 	case len(args) == 0 && !opened:
 		return nil, nil
-	case len(args) > 0 && (!ok || err != nil || !slices.EqualFunc(inLine, words, func(t caddyfile.Token, word string) bool { return t.Text == word })):
+	case len(args) > 0 && !whole:
 		return nil, m.errorf(start, "match: got %q, want a matcher in the same line, or a block with a line for each", strings.Join(args, " "))
 	case !opened && m.tokens[m.at-len(args)].Quoted():
 		return []string{"expression" + behind}, nil
