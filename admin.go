@@ -31,8 +31,11 @@ import (
 // `GET /rate_limit/status` | The store, the state of each Redis server, and the counts and rates of each limit
 // `GET /rate_limit/limits` | Every limit of the running config, with its numbers, key and matchers
 // `POST /rate_limit/peek` | What is in the bucket of `{"limit": "api", "key": "203.0.113.7"}`; charges nothing
-// `POST /rate_limit/reset` | Empties that bucket, on all Caddy instances, and says what was in it
+// `POST /rate_limit/reset` | Empties that bucket, on all Caddy instances, and says what was in it; while Redis does not answer, in this process alone
 // `GET /rate_limit/top` | The keys that ask most, or are denied most, at a limit with `track_top`
+//
+// Without a limit, peek and reset are about all limits whose keys can be made from what
+// is given: `{"address": "203.0.113.7"}`, `{"key": "acme"}`, or both.
 //
 // Caddy logs the URLs of admin requests, so keys are only sent in bodies.
 type adminAPI struct{}
@@ -40,7 +43,7 @@ type adminAPI struct{}
 // CaddyModule returns the Caddy module information.
 func (*adminAPI) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
-		ID:  "admin.api.rate_limit",
+		ID:  caddy.ModuleID("admin.api." + ownName),
 		New: func() caddy.Module { return new(adminAPI) },
 	}
 }
@@ -52,7 +55,7 @@ func (*adminAPI) Provision(ctx caddy.Context) error { return registerMetrics(ctx
 
 // Routes implements caddy.AdminRouter.
 func (*adminAPI) Routes() []caddy.AdminRoute {
-	const prefix = "/rate_limit/"
+	prefix := "/" + ownName + "/"
 	return []caddy.AdminRoute{
 		{Pattern: prefix + "status", Handler: allow(http.MethodGet, serveStatus)},
 		{Pattern: prefix + "limits", Handler: allow(http.MethodGet, serveLimits)},
@@ -244,7 +247,9 @@ func countsAnswerOf(c *counters, before countSample, age time.Duration) countsAn
 		answer.By[limiter.Decider(by).String()] = n
 	}
 	grown, per := counts.minus(before.counts[c.path]), age.Seconds()
-	for name, n := range map[string]uint64{"admitted": grown.admitted, "denied": grown.denied, "spared": grown.spared} {
+	for name, n := range map[string]uint64{
+		"admitted": grown.admitted, "denied": grown.denied, "spared": grown.spared, "fallback": grown.fallback,
+	} {
 		if answer.Rates[name] = 0; per > 0 {
 			answer.Rates[name] = float64(int64(float64(n)/per*1000)) / 1000
 		}
@@ -260,6 +265,7 @@ type limitsAnswer struct {
 // limitAnswer describes a bucket of a limit, see Limit.
 type limitAnswer struct {
 	Path    string   `json:"path"`
+	Name    string   `json:"name"` // the path and, of several limits without a name, the number, as in header fields
 	Parent  string   `json:"parent,omitempty"`
 	Handler int      `json:"handler"` // counted from 0
 	Server  string   `json:"server,omitempty"`
@@ -275,6 +281,7 @@ type limitAnswer struct {
 	IPv6Prefix    int                        `json:"ipv6_prefix"`
 	Match         caddyhttp.RawMatcherSets   `json:"match,omitempty"`
 	ParentMatches []caddyhttp.RawMatcherSets `json:"parent_matches,omitempty"` // of the limits around it, the outermost first
+	RouteMatches  []caddyhttp.RawMatcherSets `json:"route_matches,omitempty"`  // of the routes around the handler, likewise, without hosts
 	MaxKeys       int                        `json:"max_keys"`
 	WhenFull      string                     `json:"when_full"`
 	TrackTop      int                        `json:"track_top,omitempty"`
@@ -298,10 +305,10 @@ func serveLimits(w http.ResponseWriter, _ *http.Request) error {
 	for _, usage := range app.memory.Limits() {
 		held[usage.Name] += usage.Buckets
 	}
-	for l := range app.limits() {
+	for _, l := range app.numbered() {
 		at := stand[l.handler]
 		a := l.answer(app.maxKeys)
-		a.Server, a.Hosts = at.server, at.hosts
+		a.Server, a.Hosts, a.RouteMatches = at.server, at.hosts, at.matches
 		a.Buckets = held[l.name] + held[l.addressName]
 		answer.Limits = append(answer.Limits, a)
 	}
@@ -322,6 +329,7 @@ type placedBucket struct {
 	*bucket
 	handler      *Handler
 	handlerIndex int
+	title        string   // the name by which header fields list it; set by numbered
 	around       []*Limit // the outermost first
 }
 
@@ -360,10 +368,10 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 	counts := countsOf(&totals)
 	answer := limitAnswer{
 		shownNumbers: b.shown(),
-		Path:         b.path, Handler: b.handlerIndex, Off: b.off, Cost: jsonValue(&b.cost, asIs),
+		Path:         b.path, Name: b.title, Handler: b.handlerIndex, Off: b.off, Cost: jsonValue(&b.cost, asIs),
 		Key: l.key.String(), IPv4Prefix: l.key.ipv4, IPv6Prefix: l.key.ipv6,
 		Match:   l.matchersRaw,
-		MaxKeys: cmp.Or(l.maxKeys, max(maxKeys/2, 1)), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop,
+		MaxKeys: l.maxKeysOf(maxKeys), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop,
 		CountDenied: l.CountDenied,
 		Accounting:  string(b.handler.accounting), OnError: b.handler.onError,
 		Admitted: counts.admitted, Denied: counts.denied, Spared: counts.spared,
@@ -377,30 +385,56 @@ func (b placedBucket) answer(maxKeys int) limitAnswer {
 	return answer
 }
 
-// find returns the bucket of a path.
-func (a *App) find(path string) (*bucket, error) {
-	var found *bucket
-	paths := make(map[string]bool)
-	if a != nil {
-		for l := range a.limits() {
-			paths[l.path] = true
-			switch {
-			case l.path != path:
-			case found == nil:
-				found = l.bucket
-			case found.name != l.name:
-				return nil, adminError(http.StatusConflict,
-					"limit: several limits without a name have this path, with other keys or numbers; want limits with names")
-			}
+// numbered returns all buckets of a running app, or of none, with the names that a
+// response has for them that lists them all.
+func (a *App) numbered() (all []placedBucket) {
+	if a == nil {
+		return nil
+	}
+	all = slices.Collect(a.limits())
+	now, listed := time.Now(), result{buckets: make([]bucketResult, len(all))}
+	for i := range all {
+		listed.buckets[i] = bucketResult{policy: all[i].policy, name: all[i].name, limit: all[i].storedLimit(now), families: ietf}
+	}
+	listed.numberDuplicates(0)
+	for i := range all {
+		all[i].title = string(listed.buckets[i].appendTo(nil))
+	}
+	return all
+}
+
+// errNoLimits is the error for requests about limits where there are none.
+var errNoLimits = adminError(http.StatusNotFound, "limit: the running config has no limits")
+
+// find returns the bucket of a path. Of several without a name, default#1 is the first.
+func (a *App) find(path string) (*placedBucket, error) {
+	var found []placedBucket
+	paths, titles := make(map[string]bool), make(map[string]bool)
+	all := a.numbered()
+	for _, b := range all {
+		paths[b.path] = true
+		title := b.title
+		if title == b.path {
+			title += "#1"
+		}
+		if path == title {
+			return &b, nil
+		}
+		if path == b.path && !titles[title] {
+			titles[title] = true
+			found = append(found, b)
 		}
 	}
 	switch {
-	case len(paths) == 0:
-		return nil, adminError(http.StatusNotFound, "limit: the running config has no limits")
-	case found == nil:
+	case len(all) == 0:
+		return nil, errNoLimits
+	case len(found) == 0:
 		return nil, adminError(http.StatusNotFound, "limit: the running config has no such limit, want %s", anyOf(paths))
+	case len(found) > 1 && found[0].limit.Name == "":
+		return nil, adminError(http.StatusConflict,
+			"limit: several limits without a name have this path, with other keys or numbers; want %s, or limits with names", anyOf(titles))
 	}
-	return found, nil
+	return &found[0], nil
 }
 
 // anyOf returns a list of paths for a message, shortened if it is long.
@@ -416,17 +450,22 @@ func anyOf(paths map[string]bool) string {
 	return list[0]
 }
 
-// peekAnswer is the answer of peek and reset: what a bucket holds or, of reset, held.
-type peekAnswer struct {
-	Limit      string       `json:"limit"`
-	From       string       `json:"from"`
+// bucketAnswer is the answer of peek and reset: what a bucket holds or, of reset, held.
+type bucketAnswer struct {
+	Error string `json:"error,omitempty"` // why Redis did not answer; From is node then
+	Limit string `json:"limit"`
+
+	shownKey
+
+	From       string       `json:"from"`           // memory, redis or node: this process, instead of Redis
 	Size       *int64       `json:"size,omitempty"` // unless it depends on the request; likewise:
 	Level      int64        `json:"level"`
 	Remaining  *int64       `json:"remaining,omitempty"`
 	Held       int64        `json:"held"`
 	Clear      jsonSeconds  `json:"clear"`
 	RetryAfter *jsonSeconds `json:"retry_after,omitempty"`
-	Node       *nodeAnswer  `json:"node,omitempty"` // with Redis
+	Never      bool         `json:"never,omitempty"` // a request costs more than the bucket ever has room for
+	Node       *nodeAnswer  `json:"node,omitempty"`  // with Redis
 }
 
 // nodeAnswer is what this process knows of a bucket in Redis.
@@ -435,63 +474,173 @@ type nodeAnswer struct {
 	Remembered bool  `json:"remembered"` // whether it denies without asking Redis
 }
 
-// unavailableAnswer is the answer if Redis does not answer.
-type unavailableAnswer struct {
-	Error string      `json:"error"`
-	Node  *nodeAnswer `json:"node,omitempty"`
+// shownKey is the key of a bucket, in one of three forms.
+type shownKey struct {
+	Key     *string  `json:"key,omitempty"`
+	Values  []string `json:"values,omitempty"`  // instead of key: of several placeholders
+	Address *string  `json:"address,omitempty"` // instead of key: of a client without one
 }
 
-// servePeek answers with what a bucket holds.
-func servePeek(w http.ResponseWriter, r *http.Request) error {
-	return serveBucket(w, r, (*limiter.Memory).Peek, (*limiter.Redis).Peek)
+// show returns a key, or a client's address that replaces it, as it is shown.
+func (k *key) show(text string, address bool) shownKey {
+	values, several := k.split(text)
+	switch {
+	case address:
+		return shownKey{Address: &text}
+	case several: // the text ends in lengths, which may be any bytes
+		return shownKey{Values: values}
+	}
+	return shownKey{Key: &text}
 }
 
-// serveReset empties a bucket and answers with what it held.
-func serveReset(w http.ResponseWriter, r *http.Request) error {
-	return serveBucket(w, r, (*limiter.Memory).Reset, (*limiter.Redis).Reset)
+// notable reports whether the bucket holds something, or denies requests.
+func (a *bucketAnswer) notable() bool {
+	return a.Level > 0 || a.Held > 0 || a.denies() || a.Node != nil && a.Node.Level > 0
 }
 
-// serveBucket does something to a bucket, in the store that the app uses.
-func serveBucket(w http.ResponseWriter, r *http.Request,
-	inMemory func(*limiter.Memory, limiter.Bucket) (limiter.Level, error),
-	inRedis func(*limiter.Redis, context.Context, limiter.Bucket) (limiter.Level, error),
-) error {
+// denies reports whether a request is denied now.
+func (a *bucketAnswer) denies() bool {
+	return a.Never || a.RetryAfter != nil && *a.RetryAfter > 0 || a.Node != nil && a.Node.Remembered
+}
+
+// bucketsAnswer is the answer of peek and reset about the buckets of all limits: those
+// that hold something, or held it, or that deny requests.
+type bucketsAnswer struct {
+	Error    string           `json:"error,omitempty"` // why Redis did not answer for some
+	Asked    int              `json:"asked"`           // the number of buckets that were looked at
+	Buckets  []bucketAnswer   `json:"buckets"`
+	NotAsked []notAskedAnswer `json:"not_asked"`
+}
+
+// notAskedAnswer says why there is a bucket of a limit that was not looked at.
+type notAskedAnswer struct {
+	Limit string `json:"limit"`
+	Why   string `json:"why"`
+}
+
+// servePeek answers with what buckets hold.
+func servePeek(w http.ResponseWriter, r *http.Request) error { return serveBuckets(w, r, false) }
+
+// serveReset empties buckets and answers with what they held.
+func serveReset(w http.ResponseWriter, r *http.Request) error { return serveBuckets(w, r, true) }
+
+// serveBuckets looks at the bucket of a limit or those of all limits, or empties them.
+func serveBuckets(w http.ResponseWriter, r *http.Request, reset bool) error {
 	asked, err := readBucketRequest(w, r)
 	if err != nil {
 		return err
 	}
 	app := newestApp()
+	if asked.limit == "" {
+		answer, err := app.inspectAll(r.Context(), asked, reset)
+		if err != nil {
+			return err
+		}
+		return writeJSON(w, statusOf(answer.Error), answer)
+	}
 	b, err := app.find(asked.limit)
 	if err != nil {
 		return err
 	}
-	at, err := b.locate(asked)
+	answer, err := app.inspect(r.Context(), b, asked, reset)
 	if err != nil {
 		return err
 	}
-	if app.redis == nil {
-		level, err := inMemory(app.memory, at)
-		if err != nil {
-			return err
+	return writeJSON(w, statusOf(answer.Error), answer)
+}
+
+// statusOf returns the status of an answer, given why Redis did not answer.
+func statusOf(unavailable string) int {
+	if unavailable != "" {
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusOK
+}
+
+// inspectAll looks at the buckets of all limits whose keys can be made from what was
+// asked, or empties them. It empties none that all requests share: one client is to be
+// let in, and not the others too.
+func (a *App) inspectAll(ctx context.Context, asked bucketRequest, reset bool) (answer bucketsAnswer, err error) {
+	answer.Buckets, answer.NotAsked = []bucketAnswer{}, []notAskedAnswer{}
+	all := a.numbered()
+	if len(all) == 0 {
+		return answer, errNoLimits
+	}
+	not := func(b *placedBucket, why string) {
+		answer.NotAsked = append(answer.NotAsked, notAskedAnswer{b.title, why})
+	}
+	seen := make(map[string]bool)
+	for i := range all {
+		b := &all[i]
+		if seen[b.title] {
+			continue // it stands in several places
 		}
-		return writeJSON(w, http.StatusOK, b.peekAnswer("memory", at, level, nil))
+		seen[b.title] = true
+		requests, why := asked.of(b.title, b.limit.key)
+		if reset && len(b.limit.key.placeholders()) == 0 {
+			requests, why = nil, "all requests share its bucket; to empty that, name the limit"
+		}
+		for _, request := range requests {
+			one, err := a.inspect(ctx, b, request, reset)
+			var notLocated caddy.APIError
+			switch {
+			case errors.As(err, &notLocated):
+				why = err.Error()
+				continue
+			case err != nil:
+				return answer, err
+			}
+			answer.Asked++
+			answer.Error = cmp.Or(answer.Error, one.Error)
+			if one.notable() {
+				answer.Buckets = append(answer.Buckets, one)
+			}
+		}
+		if why != "" {
+			not(b, why)
+		}
+	}
+	return answer, nil
+}
+
+// inspect looks at a bucket, or empties it, in the store that the app uses. If Redis
+// does not answer, it does so in this process alone.
+func (a *App) inspect(ctx context.Context, b *placedBucket, asked bucketRequest, reset bool) (bucketAnswer, error) {
+	at, err := b.locate(asked)
+	if err != nil {
+		return bucketAnswer{}, err
+	}
+	if a.redis == nil {
+		look := a.memory.Peek
+		if reset {
+			look = a.memory.Reset
+		}
+		level, err := look(at)
+		return b.bucketAnswer("memory", at, level), err
 	}
 
 	// The store must stay open, as for a request that a handler decides.
-	app.redis.requests.Add(1)
-	defer app.redis.requests.Add(-1)
-	var node *nodeAnswer
-	if here, remembered, err := app.redis.PeekHere(at); err == nil {
-		node = &nodeAnswer{here.Units, remembered}
+	a.redis.requests.Add(1)
+	defer a.redis.requests.Add(-1)
+	here, remembered, err := a.redis.PeekHere(at)
+	if err != nil {
+		return bucketAnswer{}, err
 	}
-	level, err := inRedis(app.redis.Redis, r.Context(), at)
-	switch {
-	case errors.Is(err, limiter.ErrUnavailable):
-		return writeJSON(w, http.StatusServiceUnavailable, unavailableAnswer{"redis unavailable: " + err.Error(), node})
-	case err != nil:
-		return err
+	look := a.redis.Peek
+	if reset {
+		look = a.redis.Reset
 	}
-	return writeJSON(w, http.StatusOK, b.peekAnswer("redis", at, level, node))
+	level, err := look(ctx, at)
+	answer := b.bucketAnswer("redis", at, level)
+	if errors.Is(err, limiter.ErrUnavailable) {
+		answer = b.bucketAnswer("node", at, here)
+		answer.Error, err = "redis unavailable: "+err.Error(), nil
+		if reset {
+			err = a.redis.ResetHere(at)
+		}
+	}
+	answer.Node = &nodeAnswer{here.Units, remembered}
+	return answer, err
 }
 
 // locate returns the bucket in stores that was asked for.
@@ -504,17 +653,11 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 	case b.drip.isDynamic():
 		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets; no key alone tells which", b.drip.option)
 	}
-	size := int64(1) // it is no part of the bucket's identity
-	if !b.sizeIsDynamic() {
-		size, _, _ = b.effectiveSize(nil) // validated before
-	}
-	if b.period != nil {
-		at.Limit = b.period.limit(size, time.Now())
-	} else {
-		at.Limit = limiter.Limit{Size: size, DripInterval: b.rate.constant, DripSize: b.drip.constant}
-		b.setAlgorithm(&at.Limit)
-	}
-	if at.Cost = 1; !b.cost.isDynamic() {
+	at.Limit = b.storedLimit(time.Now())
+	switch at.Cost = 1; {
+	case b.constant != nil:
+		at.Cost = b.constant.Cost
+	case !b.cost.isDynamic():
 		at.Cost = b.cost.constant
 	}
 	at.Name, at.MaxKeys = b.name, b.limit.maxKeys
@@ -533,14 +676,31 @@ func (b *bucket) locate(asked bucketRequest) (at limiter.Bucket, err error) {
 	return at, err
 }
 
-// peekAnswer returns the answer for b, of which at is the bucket that was asked for.
-func (b *bucket) peekAnswer(from string, at limiter.Bucket, level limiter.Level, node *nodeAnswer) peekAnswer {
-	answer := peekAnswer{
-		Limit: b.path, From: from, Level: level.Units, Held: level.Held, Clear: jsonSeconds(level.Clear), Node: node,
+// storedLimit returns the numbers with which b is found in stores at now, if they do
+// not depend on the request. The size is no part of them, and is 1 if it does.
+func (b *bucket) storedLimit(now time.Time) limiter.Limit {
+	size := int64(1)
+	if !b.sizeIsDynamic() {
+		size, _, _ = b.effectiveSize(nil) // validated before
+	}
+	if b.period != nil {
+		return b.period.limit(size, now)
+	}
+	l := limiter.Limit{Size: size, DripInterval: b.rate.constant, DripSize: b.drip.constant}
+	b.setAlgorithm(&l)
+	return l
+}
+
+// bucketAnswer returns the answer for b, of which at is the bucket that was asked for.
+func (b *placedBucket) bucketAnswer(from string, at limiter.Bucket, level limiter.Level) bucketAnswer {
+	answer := bucketAnswer{
+		Limit: b.title, From: from, Level: level.Units, Held: level.Held, Clear: jsonSeconds(level.Clear),
+		shownKey: b.limit.key.show(at.Key, at.Name == b.addressName),
 	}
 	if !b.sizeIsDynamic() {
 		wait := jsonSeconds(level.RetryAfter)
 		answer.Size, answer.Remaining, answer.RetryAfter = &at.Limit.Size, &level.Remaining, &wait
+		answer.Never = at.Cost > at.Limit.Size
 	}
 	return answer
 }
@@ -562,14 +722,13 @@ type topAnswer struct {
 // that are not. Several entries may then look alike, and peek and reset accept none
 // of them.
 type topEntry struct {
-	Key       *string  `json:"key,omitempty"`
-	Values    []string `json:"values,omitempty"`  // instead of key: of several placeholders
-	Address   *string  `json:"address,omitempty"` // instead of key: of a client without one
-	Truncated bool     `json:"truncated,omitempty"`
-	NotUTF8   bool     `json:"not_utf8,omitempty"`
-	Requests  uint64   `json:"requests"`
-	Denied    uint64   `json:"denied"`
-	Error     uint64   `json:"error"`
+	shownKey
+
+	Truncated bool   `json:"truncated,omitempty"`
+	NotUTF8   bool   `json:"not_utf8,omitempty"`
+	Requests  uint64 `json:"requests"`
+	Denied    uint64 `json:"denied"`
+	Error     uint64 `json:"error"`
 }
 
 // topQuery is what top is asked for.
@@ -628,10 +787,13 @@ func parseTopQuery(raw string) (topQuery, error) {
 func (a *App) tracked(path string) (*bucket, error) {
 	if path != "" {
 		b, err := a.find(path)
-		if err == nil && b.policy.top == nil {
+		switch {
+		case err != nil:
+			return nil, err
+		case b.policy.top == nil:
 			return nil, badRequest("limit: it does not track its keys, want one with track_top, such as track_top 100")
 		}
-		return b, err
+		return b.bucket, nil
 	}
 	var found *bucket
 	paths := make(map[string]bool)
@@ -646,7 +808,7 @@ func (a *App) tracked(path string) (*bucket, error) {
 	case 0:
 		return nil, adminError(http.StatusNotFound, "limit: no limit of the running config tracks its keys, want one with track_top, such as track_top 100")
 	case 1:
-		return a.find(found.path)
+		return a.tracked(found.path)
 	}
 	return nil, badRequest("limit: several limits track their keys, want %s", anyOf(paths))
 }
@@ -708,15 +870,12 @@ func (b *bucket) topAnswer(q topQuery) topAnswer {
 		answer.By = "denied"
 	}
 	for _, e := range top.Entries {
-		entry := topEntry{Truncated: e.Cut, NotUTF8: !e.Cut && !utf8.ValidString(e.Text), Requests: e.Requests, Denied: e.Denied, Error: e.Error}
-		switch values, several := b.limit.key.split(e.Text); {
-		case e.Address:
-			entry.Address = &e.Text
-		case several: // the text ends in lengths, which may be any bytes
-			entry.Values = values
-			entry.NotUTF8 = slices.ContainsFunc(values, func(v string) bool { return !utf8.ValidString(v) })
-		default:
-			entry.Key = &e.Text
+		entry := topEntry{
+			shownKey:  b.limit.key.show(e.Text, e.Address),
+			Truncated: e.Cut, NotUTF8: !e.Cut && !utf8.ValidString(e.Text), Requests: e.Requests, Denied: e.Denied, Error: e.Error,
+		}
+		if entry.Values != nil {
+			entry.NotUTF8 = slices.ContainsFunc(entry.Values, func(v string) bool { return !utf8.ValidString(v) })
 		}
 		answer.Entries = append(answer.Entries, entry)
 	}

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -80,14 +81,14 @@ func wantJSON(t testing.TB, got any, want string) {
 	if err := json.Unmarshal([]byte(want), &wanted); err != nil {
 		t.Fatalf("%s: %v", want, err)
 	}
-	if text, ok := holds(got, wanted); !ok {
+	if text, ok := contains(got, wanted); !ok {
 		all, _ := json.Marshal(got)
 		t.Errorf("%s:\n got %s\nwant %s", text, all, want)
 	}
 }
 
-// holds reports whether got has all that want has, or else where it has not.
-func holds(got, want any) (string, bool) {
+// contains reports whether got has all that want has, or else where it has not.
+func contains(got, want any) (string, bool) {
 	switch want := want.(type) {
 	case map[string]any:
 		object, ok := got.(map[string]any)
@@ -95,7 +96,7 @@ func holds(got, want any) (string, bool) {
 			return "not an object", false
 		}
 		for name, value := range want {
-			if text, ok := holds(object[name], value); !ok {
+			if text, ok := contains(object[name], value); !ok {
 				return name + ": " + text, false
 			}
 		}
@@ -106,7 +107,7 @@ func holds(got, want any) (string, bool) {
 			return "another length", false
 		}
 		for i := range want {
-			if text, ok := holds(array[i], want[i]); !ok {
+			if text, ok := contains(array[i], want[i]); !ok {
 				return fmt.Sprint(i, ": ", text), false
 			}
 		}
@@ -201,7 +202,7 @@ func TestAdminStatusAndLimits(t *testing.T) {
 		"memory": {"buckets": 2, "max_keys": 1000000}}`)
 	limits := status["limits"].([]any)
 	wantJSON(t, limits[10], `{"path": "api", "admitted": 2, "denied": 0, "spared": 1, "near": 0, "units": 2, "by": {"memory": 3, "redis": 0}}`)
-	wantJSON(t, limits[11], `{"path": "api/search", "admitted": 1, "denied": 1, "spared": 0, "near": 1, "units": 2}`)
+	wantJSON(t, limits[11], `{"path": "api/search", "admitted": 1, "denied": 1, "spared": 0, "near": 0, "units": 2}`)
 	var paths []string
 	for _, l := range limits {
 		paths = append(paths, l.(map[string]any)["path"].(string))
@@ -222,7 +223,7 @@ func TestAdminStatusAndLimits(t *testing.T) {
 		`{"path": "old", "handler": 7, "size": 2, "drip_rate": 5, "ipv4_prefix": 24}`,
 		`{"path": "old/min_interval", "handler": 7, "size": 1, "drip_rate": 5}`,
 		`{"path": "default", "size": 7}`,
-		`{"path": "default", "size": 8}`,
+		`{"path": "default", "name": "default#2", "size": 8, "route_matches": [[{"path": ["/two"]}]]}`,
 		`{"path": "api", "handler": 10, "server": "srv0", "hosts": ["127.0.0.1"], "algorithm": "leaky_bucket", "size": 10, "drip_rate": 10,
 			"drip_size": 1, "cost": 1, "key": "{http.request.header.User}", "ipv4_prefix": 32, "ipv6_prefix": 64,
 			"match": [{"path": ["/api/*"]}], "max_keys": 500000, "when_full": "forget", "track_top": 100,
@@ -288,7 +289,7 @@ func TestAdminBadRequests(t *testing.T) {
 	const secret = "s3cret"
 	s, a := startWithAdmin(t, config{site: adminSite})
 	post := func(body string) [3]string { return [3]string{"POST", "peek", body} }
-	const body = `such as {"limit": "api", "key": "203.0.113.7"}`
+	const body = `such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
 	const replaced = "key: got U+FFFD, which stands for what is not UTF-8, so it is unknown which key is meant; want a key without it"
 	for _, c := range []struct {
 		request [3]string
@@ -313,12 +314,12 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`null`), 400, "body: want an object, " + body},
 		{post("{\"limit\": \"api\", \"key\": \"\xff" + secret + "\"}"), 400, "body: got text that is not UTF-8, want " + body},
 		{post(`{"limit": "api", "key": "` + strings.Repeat("x", maxBody) + `"}`), 413, "body: want at most 65536 bytes"},
-		{post(`{}`), 400, "limit: got none, want the path of a limit, " + body},
-		{post(`{"key": "` + secret + `"}`), 400, "limit: got none, want the path of a limit, " + body},
+		{post(`{}`), 400, "body: got neither limit, key nor address, want some of them, " + body},
+		{post(`{"address": "` + secret + `"}`), 400, `address: want an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": 1}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": ""}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": null}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
-		{post(`{"limit": "api", "limit": "api"}`), 400, "body: got a duplicate field, want limit and key or address once"},
+		{post(`{"limit": "api", "limit": "api"}`), 400, "body: got a duplicate field, want limit, key and address once at most"},
 		{post(`{"Limit": "api"}`), 400, "body: got an unknown field, want limit and key or address"},
 		{post(`{"` + secret + `": "api"}`), 400, "body: got an unknown field, want limit and key or address"},
 		{post(`{"limit": "api", "key": 7}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
@@ -332,10 +333,10 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`{"limit": "\ufffd", "key": "` + secret + `"}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": "api", "address": 7}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": "api", "address": null}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
-		{post(`{"limit": "api", "key": "` + secret + `", "address": "` + secret + `"}`), 400, "address: got it together with key, want one of them"},
+		{post(`{"limit": "api", "key": "` + secret + `", "address": "` + secret + `"}`), 400, "address: got it together with limit and key, want one of them"},
 
 		{post(`{"limit": "` + secret + `", "key": "api"}`), 404, "limit: the running config has no such limit, want all, api, api/search, default, drips, dripsize, dynamic, off, old, old/min_interval, pair or user"},
-		{post(`{"limit": "default", "key": "` + secret + `"}`), 409, "limit: several limits without a name have this path, with other keys or numbers; want limits with names"},
+		{post(`{"limit": "default", "key": "` + secret + `"}`), 409, "limit: several limits without a name have this path, with other keys or numbers; want default#1 or default#2, or limits with names"},
 		{post(`{"limit": "off", "key": "203.0.113.7"}`), 400, "limit: its factor is 0, so it has no buckets"},
 		{post(`{"limit": "drips", "key": "203.0.113.7"}`), 400, "limit: its drip_rate depends on the request, and each value has its own buckets; no key alone tells which"},
 		{post(`{"limit": "dripsize", "key": "203.0.113.7"}`), 400, "limit: its drip_size depends on the request, and each value has its own buckets; no key alone tells which"},
@@ -465,6 +466,114 @@ func TestAdminPeekAndReset(t *testing.T) {
 			wantJSON(t, a.ask("POST", "reset", c.body), `{"level": 0, "clear": 0}`)
 			s.run(step{path: c.path, header: c.header, want: c.again})
 		})
+	}
+}
+
+// TestAdminAllLimits guards that a client's buckets, or those of a key, are found at
+// all limits whose key can be made from what is given, that the others are named with
+// the reason, and that a reset empties what was found and nothing that others share.
+func TestAdminAllLimits(t *testing.T) {
+	const needs = "it needs a value for each placeholder of its key: "
+	const (
+		api    = `{"limit": "api", "key": "u", "level": 1}`
+		pair   = `{"limit": "pair", "values": ["u", "127.0.0.1"], "level": 1}`
+		old    = `{"limit": "old", "key": "127.0.0.0/24", "size": 2, "level": 1}`
+		minInt = `{"limit": "old/min_interval", "key": "127.0.0.0/24", "level": 1, "remaining": 0}`
+		all    = `{"limit": "all", "key": "everyone", "level": 1}`
+		one    = `{"limit": "default", "key": "127.0.0.1", "size": 7, "level": 1}`
+		two    = `{"limit": "default#2", "key": "u", "size": 8, "level": 1}`
+		noUser = `{"limit": "user", "address": "127.0.0.1", "level": 1}`
+	)
+	for _, tc := range []struct {
+		name, body string
+		asked      int
+		holds      []string
+		not        map[string]string // some that were not asked, and why
+	}{
+		{
+			"a client", `{"address": "::ffff:127.0.0.1"}`, 10, []string{all, old, minInt, one, noUser},
+			map[string]string{
+				"api": needs + "{http.request.header.User}", "pair": needs + "{http.request.header.User}",
+				"default#2": needs + "{http.request.header.User}", "off": "limit: its factor is 0, so it has no buckets",
+				"drips": "limit: its drip_rate depends on the request, and each value has its own buckets; no key alone tells which",
+			},
+		},
+		{
+			"a client and a key", `{"address": "127.0.0.1", "key": "u"}`, 13, []string{api, pair, all, old, minInt, one, two, noUser},
+			map[string]string{"user": "key: want a text that user-{http.request.header.User} can expand to"},
+		},
+		{
+			"a key", `{"key": "u"}`, 4, []string{api, all, two},
+			map[string]string{
+				"pair": needs + "{http.request.header.User} {http.vars.client_ip}",
+				"old":  "key: want an IP address for {http.vars.client_ip}, or a prefix of 24 bits of IPv4 or 64 of IPv6",
+			},
+		},
+		{"values", `{"key": ["u", "127.0.0.1"]}`, 2, []string{pair, all}, map[string]string{"api": needs + "{http.request.header.User}"}},
+		{"a stranger", `{"address": "192.0.2.7"}`, 10, []string{all}, nil},
+		{"clients without an address", `{"address": ""}`, 10, []string{all}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s, a := startWithAdmin(t, config{site: adminSite})
+			for _, path := range []string{"/api/x", "/old", "/pair", "/all", "/one", "/two"} {
+				s.get(path, "User: u")
+			}
+			s.get("/user")
+			check := func(answer map[string]any, asked int, holds []string) {
+				t.Helper()
+				if answer["asked"] != float64(asked) {
+					t.Errorf("%v buckets were looked at, want %d", answer["asked"], asked)
+				}
+				buckets := answer["buckets"].([]any)
+				if len(buckets) != len(holds) {
+					t.Errorf("got %d buckets, want %d: %v", len(buckets), len(holds), buckets)
+				}
+				for _, want := range holds {
+					if !slices.ContainsFunc(buckets, func(b any) bool {
+						var wanted any
+						_ = json.Unmarshal([]byte(want), &wanted)
+						_, ok := contains(b, wanted)
+						return ok
+					}) {
+						t.Errorf("no bucket is %s: %v", want, buckets)
+					}
+				}
+			}
+			answer := a.ask("POST", "peek", tc.body)
+			check(answer, tc.asked, tc.holds)
+			for limit, why := range tc.not {
+				if !slices.ContainsFunc(answer["not_asked"].([]any), func(n any) bool {
+					return n.(map[string]any)["limit"] == limit && n.(map[string]any)["why"] == why
+				}) {
+					t.Errorf("%s: not as %q: %v", limit, why, answer["not_asked"])
+				}
+			}
+			own := slices.DeleteFunc(slices.Clone(tc.holds), func(h string) bool { return h == all })
+			answer = a.ask("POST", "reset", tc.body)
+			check(answer, tc.asked-1, own)
+			if text := fmt.Sprint(answer["not_asked"]); !strings.Contains(text, "all requests share its bucket; to empty that, name the limit") {
+				t.Errorf("reset says %s", text)
+			}
+			check(a.ask("POST", "peek", tc.body), tc.asked, []string{all})
+			wantNotLogged(t, s, "192.0.2.7")
+		})
+	}
+}
+
+// TestAdminLimitsWithoutName guards that each of several limits without a name can be
+// asked by the number that it has in header fields.
+func TestAdminLimitsWithoutName(t *testing.T) {
+	const unnamed = "route {\nrate_limit {\nsize 5\nheaders ratelimit\n}\nrate_limit {\nsize 9\nheaders ratelimit\n}\n}\nrespond ok"
+	s, a := startWithAdmin(t, config{site: unnamed})
+	if got, want := s.get("/").Header.Get("RateLimit"), `"default";r=4;t=4, "default#2";r=8;t=8`; got != want {
+		t.Fatalf("RateLimit: got %s, want %s", got, want)
+	}
+	wantJSON(t, a.ask("GET", "limits", "")["limits"], `[{"path": "default", "name": "default", "size": 5}, {"path": "default", "name": "default#2", "size": 9}]`)
+	for limit, size := range map[string]int{"default#1": 5, "default#2": 9} {
+		wantJSON(t, a.ask("POST", "peek", `{"limit": "`+limit+`", "key": "127.0.0.1"}`), fmt.Sprintf(`{"limit": %q, "size": %d, "level": 1}`, strings.TrimSuffix(limit, "#1"), size))
+	}
+	if status, text := a.send("POST", "reset", `{"limit": "default#3", "key": "127.0.0.1"}`); status != http.StatusNotFound {
+		t.Errorf("default#3: got %d %s", status, text)
 	}
 }
 
@@ -691,7 +800,7 @@ func TestAdminTopStream(t *testing.T) {
 	}
 	s.get("/api/x", "User: u")
 	eventually(t, "the request in the stream", func() bool { return next().Requests == 1 })
-	if err := s.load(config{site: "rate_limit {\nsize 0\n}", admin: a.addr}); err == nil {
+	if err := s.load(config{site: "rate_limit {\nsize {env.RATE_LIMIT_TEST_UNSET}\n}", admin: a.addr}); err == nil {
 		t.Fatal("a bad config was accepted")
 	}
 	next() // of the config that still runs
@@ -719,7 +828,7 @@ func TestAdminAfterFailedReload(t *testing.T) {
 	defer taken.Close()
 	s.get("/")
 	for name, c := range map[string]config{
-		"bad option":         {site: "rate_limit bad {\nsize 1\ncost 2\n}"},
+		"bad option":         {site: "rate_limit bad {\nsize 1\ncost {env.RATE_LIMIT_TEST_UNSET}\n}"},
 		"bad matcher behind": {site: "rate_limit bad {\nsize 1\n}\n@bad path_regexp [\nrespond @bad x"},
 		"port that is taken": {site: "rate_limit bad {\nsize 1\n}", sites: "http://" + taken.Addr().String() + " {\n}"},
 	} {

@@ -74,8 +74,8 @@ func (l *Limit) setAlgorithm() (names [3]setting, err error) {
 	}
 	other := firstSet(append(leaky[:], setting{"rate", string(l.Rate)}, setting{"max", string(l.Max)}))
 	if other != nil {
-		return names, fmt.Errorf("%s: got %q together with %s, want either capacity, refill_rate and refill_size, or the others",
-			o.option, o.text, other.option)
+		return names, newOptionError(o.option, "got %q together with %s, want either capacity, refill_rate and refill_size, or the others",
+			o.text, other.option)
 	}
 	return token, nil
 }
@@ -112,16 +112,16 @@ func (l *Limit) setWindowBucket() error {
 		b.counts, b.drip.constant = limiter.Log, limiter.SlidingLog(1, time.Second).DripSize
 	}
 	var err error
-	if b.size, err = newValue("size", string(l.Size), parseUnits); err != nil {
+	if b.size, err = newValue(l.resolve, "size", string(l.Size), parseUnits); err != nil {
 		return err
 	}
 	if l.Period != "" {
-		if b.period, err = newNumber("period", l.Period, parsePeriod); err != nil {
+		if b.period, err = newNumberBy(l.resolve, "period", l.Period, parsePeriod); err != nil {
 			return err
 		}
 		b.rate = value[time.Duration]{option: "period", constant: b.period.longest()}
 	} else {
-		if b.rate, err = newValue("window", string(l.Window), parseInterval); err != nil {
+		if b.rate, err = newValue(l.resolve, "window", string(l.Window), parseInterval); err != nil {
 			return err
 		}
 		if b.aligned, err = newConstant("window_start", cmp.Or(l.WindowStart, windowStartClock), parseWindowStart); err != nil {
@@ -166,7 +166,7 @@ func (l *Limit) setWarmUpBucket() error {
 	case l.WarmUp == "":
 		return badOption("algorithm", l.Algorithm, "a warm_up with it, the time until it admits the whole rate")
 	}
-	r, err := newNumber("rate", string(l.Rate), parseRate)
+	r, err := newNumberBy(l.resolve, "rate", string(l.Rate), parseRate)
 	if err != nil {
 		return err
 	}
@@ -176,10 +176,10 @@ func (l *Limit) setWarmUpBucket() error {
 		rate: value[time.Duration]{option: "rate", constant: r.each},
 		drip: value[int64]{option: "rate", constant: r.units},
 	}
-	if b.warmUp, err = newNumber("warm_up", string(l.WarmUp), parseInterval); err != nil {
+	if b.warmUp, err = newNumberBy(l.resolve, "warm_up", string(l.WarmUp), parseInterval); err != nil {
 		return err
 	}
-	if b.cold, err = newNumber("cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
+	if b.cold, err = newNumberBy(l.resolve, "cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), "")

@@ -148,7 +148,7 @@ func TestAlgorithmErrors(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.block, func(t *testing.T) {
-			wantError(t, validateCaddyfile(inLimit(tc.block)), `limit "api": `+tc.want)
+			wantCaddyfileError(t, inLimit(tc.block), `limit "api": `+tc.want)
 		})
 	}
 	t.Run("of one name", func(t *testing.T) {
@@ -283,7 +283,7 @@ func TestWarmUpOfSite(t *testing.T) {
 		}
 		respond admitted
 	`)
-	const policy = ` policy="two";q=2;qu="units";w=1 ratelimit="two"`
+	const policy = ` policy="two";q=2;w=1 ratelimit="two"`
 	one, two := []string{"X-Cost: 1"}, []string{"X-Cost: 2"}
 	s.run(
 		step{header: one, want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},

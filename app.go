@@ -117,7 +117,7 @@ func newestApp() *App {
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
-		ID:  "rate_limit",
+		ID:  caddy.ModuleID(ownName),
 		New: func() caddy.Module { return new(App) },
 	}
 }
@@ -155,6 +155,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if a.Redis == nil {
 		return nil
 	}
+	if a.Redis.PoolSize != "" {
+		a.logger.Warn("this option of redis has no effect and will be removed: there is one connection to each server",
+			zap.String("option", "pool_size"))
+	}
 	opt, tls, err := a.Redis.options(ctx)
 	if err == nil {
 		err = a.openRedis(opt, tls)
@@ -179,6 +183,7 @@ func (a *App) Cleanup() error {
 // Start applies the app's settings and starts connecting to Redis.
 func (a *App) Start() error {
 	a.setReportedLimits()
+	a.logSharedBuckets()
 	a.activate()
 	if a.redis != nil {
 		a.redis.connect()
@@ -193,10 +198,10 @@ func (*App) Stop() error { return nil }
 func (a *App) openMemory() error {
 	store, err := openStore(a, memoryKey, func() (sharedMemory, error) {
 		if m := idleMemory.Swap(nil); m != nil {
-			return *m, nil
+			return use(m.Memory), nil
 		}
 		fullLimits.reset()
-		return sharedMemory{newMemory()}, nil
+		return use(newMemory()), nil
 	})
 	if err != nil {
 		return err

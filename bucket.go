@@ -41,9 +41,8 @@ type bucket struct {
 
 // policy is what responses show of a bucket besides its numbers.
 type policy struct {
-	path  string
-	units bool       // whether requests may cost other than one unit
-	zone  *zone.Zone // that the limit was; nil if it was none
+	path string
+	zone *zone.Zone // that the limit was; nil if it was none
 
 	counters *counters // of all limits of the path
 	top      *topList  // nil if the limit does not track the keys that ask most

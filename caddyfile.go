@@ -1,6 +1,8 @@
 package ratelimit
 
 import (
+	"errors"
+	"math"
 	"slices"
 	"strings"
 
@@ -10,14 +12,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
-
-func init() {
-	httpcaddyfile.RegisterGlobalOption("rate_limit", parseApp)
-	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseHandler)
-	// Limits see rewritten requests, and come before expensive handlers, such as
-	// those that hash passwords.
-	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
-}
 
 // parseHandler parses the directive:
 //
@@ -51,7 +45,7 @@ func init() {
 //		limit        <name> { ... }
 //
 //		accounting   atomic | each | in_order
-//		headers      x-ratelimit | ratelimit | off ...
+//		headers      x-ratelimit | ratelimit-11 | off ...
 //		on_error     fallback | allow | deny
 //		log
 //		jitter       <share>
@@ -62,20 +56,17 @@ func init() {
 // instead of these, with other options beside them, see parseZoneOption.
 func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	helper.Next() // the directive's name
+	p := &limitParser{Helper: helper, tokens: make(map[*Limit]map[string]caddyfile.Token)}
 	h, l := new(Handler), new(Limit)
-	switch args := helper.RemainingArgs(); len(args) {
-	case 0:
-	case 1:
+	p.note(l, blockToken)
+	args := helper.RemainingArgs()
+	if len(args) == 1 {
 		l.Name = args[0]
-	default:
-		if strings.HasPrefix(args[1], "/") || strings.HasPrefix(args[1], "@") {
-			return nil, helper.Errf("rate_limit: got %q, want the matcher before the name", strings.Join(args, " "))
-		}
-		return nil, helper.Errf("rate_limit: got %q, want at most a name; "+
-			"limits are written in a block, such as { key %s; size 10; drip_rate 1s } with a line for each",
-			quoteWord(strings.Join(args, " ")), quoteWord(args[0]))
 	}
-	if err := parseLimit(helper, l, h); err != nil {
+	if want := wantInBlock(args); want != "" {
+		return nil, helper.Errf("rate_limit: got %q, want %s", redacted(strings.Join(args, " ")), want)
+	}
+	if err := p.parse(l, h); err != nil {
 		return nil, err
 	}
 	if len(h.RateLimits) == 0 {
@@ -83,18 +74,87 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 			return nil, helper.WrapErr(err)
 		}
 		h.Limits = []*Limit{l}
-		return h, nil
-	}
-	if option := firstSetField(l); option != "" {
+	} else if option := firstSetField(l); option != "" {
 		return nil, helper.Errf("zone: got it together with %s, want only zones or only limits in a block; "+
-			"`caddy rate-limit convert` writes zones as limits", option)
+			"put the limits into a block of their own", option)
+	}
+	if err := h.setOptions(resolveLater); err != nil && !errors.Is(err, errUnresolved) {
+		return nil, p.locate(l, err)
+	}
+	prep := newPreparation(resolveLater, math.MaxInt)
+	for _, l := range h.Limits {
+		if err := p.check(l, nil, prep); err != nil {
+			return nil, err
+		}
 	}
 	return h, nil
 }
 
-// parseLimit parses the block of a limit. Only the outermost may have options
-// of the handler; h is nil for nested limits.
-func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
+// limitParser parses the block of a directive. It remembers where each option is, so
+// that errors of what is checked when the whole block is known have its line.
+type limitParser struct {
+	httpcaddyfile.Helper
+	tokens map[*Limit]map[string]caddyfile.Token // by option
+}
+
+// blockToken stands for the token that begins a limit's block. No option is called so.
+const blockToken = ""
+
+// note remembers the current token as that of an option.
+func (p *limitParser) note(l *Limit, option string) {
+	if p.tokens[l] == nil {
+		p.tokens[l] = make(map[string]caddyfile.Token)
+	}
+	p.tokens[l][option] = p.Token()
+}
+
+// locate adds file and line to an error: those of the option that it is about, or else
+// of the limit.
+func (p *limitParser) locate(l *Limit, err error) error {
+	token := p.tokens[l][blockToken]
+	var option *optionError
+	if errors.As(err, &option) {
+		if at, found := p.tokens[l][option.option]; found {
+			token = at
+		}
+	}
+	d := caddyfile.NewDispenser([]caddyfile.Token{token})
+	d.Next()
+	return d.WrapErr(err)
+}
+
+// check prepares a limit and those within it as they will be when they are loaded, but
+// for placeholders that have no value yet.
+func (p *limitParser) check(l, parent *Limit, prep *preparation) error {
+	err := l.prepare(parent, prep)
+	if err != nil && !errors.Is(err, errUnresolved) {
+		return p.locate(l, err)
+	}
+	if l.key == nil {
+		return nil // because of a placeholder, and limits within may inherit it
+	}
+	for _, child := range l.Limits {
+		if err := p.check(child, l, prep); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// limitOptions and handlerOptions are the options of each limit, and those that belong
+// to the whole block, in the order in which errors list them.
+var (
+	limitOptions = []string{
+		"key", "algorithm", "rate", "size", "drip_rate", "drip_size", "window", "window_start", "period", "warm_up", "cold_factor",
+		"count_denied", "capacity", "refill_rate", "refill_size", "cost", "factor", "max", "duration", "min_interval",
+		"ipv4_prefix", "ipv6_prefix", "max_keys", "when_full", "track_top", "match", "limit",
+	}
+	handlerOptions = []string{"accounting", "headers", "on_error", "log", "jitter", "zone"}
+)
+
+// parse parses the block of a limit. Only the outermost may have options of the
+// handler; h is nil for nested limits.
+func (p *limitParser) parse(l *Limit, h *Handler) error {
 	values := map[string]*string{
 		"key":          &l.Key,
 		"algorithm":    &l.Algorithm,
@@ -126,60 +186,64 @@ func parseLimit(helper httpcaddyfile.Helper, l *Limit, h *Handler) error {
 		values["jitter"] = (*string)(&h.Jitter)
 	}
 	seen := make(map[string]bool)
-	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
-		option := helper.Val()
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		option := p.Val()
 		if seen[option] && option != "limit" && option != "zone" && (h == nil || !repeatable(option)) {
-			return helper.Errf("%s: got a duplicate option, want it once", option)
+			return p.Errf("%s: got a duplicate option, want it once", option)
 		}
 		seen[option] = true
+		p.note(l, option)
 
 		var err error
 		switch set := values[option]; {
+		case option == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
+			l.Rate = Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
 		case set != nil:
-			*set, err = parseArgument(helper.Dispenser)
+			*set, err = parseArgument(p.Dispenser)
 		case option == "period":
-			if args := helper.RemainingArgs(); len(args) == 1 || len(args) == 2 {
+			if args := p.RemainingArgs(); len(args) == 1 || len(args) == 2 {
 				l.Period = strings.Join(args, " ")
 			} else {
-				return helper.Errf("period: got %q, want a unit and at most a time zone, such as month Europe/Berlin",
+				return p.Errf("period: got %q, want a unit and at most a time zone, such as month Europe/Berlin",
 					strings.Join(args, " "))
 			}
 		case option == "count_denied":
-			l.CountDenied, err = parseFlag(helper.Dispenser)
+			l.CountDenied, err = parseFlag(p.Dispenser)
 		case option == "match":
-			l.MatcherSetsRaw, err = parseMatch(helper)
+			l.MatcherSetsRaw, err = parseMatch(p.Helper)
 		case option == "limit":
-			args := helper.RemainingArgs()
+			child := new(Limit)
+			p.note(child, blockToken)
+			args := p.RemainingArgs()
 			if len(args) != 1 {
-				return helper.Errf("limit: got %q, want one name and a block: limit <name> { ... }", strings.Join(args, " "))
+				return p.Errf("limit: got %q, want one name and a block: limit <name> { ... }", strings.Join(args, " "))
 			}
-			child := &Limit{Name: args[0]}
+			child.Name = args[0]
 			l.Limits = append(l.Limits, child)
-			err = parseLimit(helper, child, nil)
-		case h == nil && slices.Contains([]string{"accounting", "headers", "on_error", "log", "jitter"}, option):
-			return helper.Errf("%s: got it in limit %q, want it in the rate_limit block itself, as it applies to the whole handler",
+			err = p.parse(child, nil)
+		case h == nil && slices.Contains(handlerOptions, option):
+			return p.Errf("%s: got it in limit %q, want it in the rate_limit block itself, as it applies to the whole handler",
 				option, l.Name)
 		case option == "headers":
-			if h.Headers = helper.RemainingArgs(); len(h.Headers) == 0 {
-				return helper.Err("headers: got nothing, want x-ratelimit, ratelimit or both, or off")
+			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
+				return p.Err("headers: got nothing, want x-ratelimit, ratelimit-11 or both, or off")
 			}
 		case option == "log":
-			h.Log, err = parseFlag(helper.Dispenser)
+			h.Log, err = parseFlag(p.Dispenser)
+		case h == nil:
+			return unknownOption(p.Dispenser, limitOptions)
 		default:
-			if h != nil {
-				if found, err := parseZoneOption(helper, &h.Zones); err != nil {
-					return err
-				} else if found {
-					continue
-				}
+			found, err := parseZoneOption(p.Helper, &h.Zones)
+			if err != nil {
+				return err
 			}
-			return helper.Errf("%s: got an unknown option, want one of key, algorithm, rate, size, drip_rate, drip_size, window, window_start, "+
-				"period, warm_up, cold_factor, count_denied, capacity, refill_rate, refill_size, cost, factor, "+
-				"max, duration, min_interval, ipv4_prefix, ipv6_prefix, max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log, jitter, zone",
-				quoteWord(option))
+			if !found {
+				return unknownOption(p.Dispenser, slices.Concat(limitOptions, handlerOptions))
+			}
+			continue
 		}
 		if err == nil && option != "match" && option != "limit" {
-			err = parseEnd(helper.Dispenser, option)
+			err = parseEnd(p.Dispenser, option)
 		}
 		if err != nil {
 			return err
@@ -201,6 +265,8 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	case len(args) > 1 && (slices.Contains(secrets, option) ||
 		slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(secrets, arg) })):
 		return "", d.Errf("%s: got %d words, want one, in quotes if there are spaces in it", option, len(args))
+	case inOneLine(args):
+		return "", d.Errf("%s: got %q, want one value, and %s", option, strings.Join(args, " "), ownLine)
 	}
 	return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))
 }
@@ -221,6 +287,9 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 			return caddyhttp.RawMatcherSets{set}, nil
 		}
 		helper.Prev() // not a matcher token
+		if got := nextArgs(helper.Dispenser); matcherOption(got) != "" && matcherOption(got) != "match "+strings.Join(got, " ") {
+			return nil, helper.Errf("match: got %q, want %s", strings.Join(got, " "), matcherOption(got))
+		}
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
 	if err != nil {
@@ -251,7 +320,6 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 //			key_prefix        <prefix>
 //			key_secret        <secret>
 //			timeout           <duration>
-//			pool_size         <n>
 //		}
 //		memory {
 //			max_keys <n>
@@ -284,21 +352,17 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 			app.Memory = new(Memory)
 			err = parseMemory(d, app.Memory)
 		case "on_error":
-			if app.OnError, err = parseArgument(d); err == nil {
-				err = parseEnd(d, option)
-			}
+			app.OnError, err = parseChoice(d, parseOnError)
 		case "metrics":
-			if app.Metrics, err = parseArgument(d); err == nil {
-				err = parseEnd(d, option)
-			}
+			app.Metrics, err = parseChoice(d, parseMetrics)
 		default:
-			return nil, d.Errf("%s: got an unknown option, want one of redis, memory, on_error, metrics", quoteWord(withoutPassword(option)))
+			return nil, unknownOption(d, []string{"redis", "memory", "on_error", "metrics"})
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
-	return httpcaddyfile.App{Name: "rate_limit", Value: caddyconfig.JSON(app, nil)}, nil
+	return httpcaddyfile.App{Name: ownName, Value: caddyconfig.JSON(app, nil)}, nil
 }
 
 // parseMemory parses the memory block.
@@ -309,7 +373,7 @@ func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		switch option := d.Val(); {
 		case option != "max_keys":
-			return d.Errf("%s: got an unknown option, want max_keys", quoteWord(option))
+			return unknownOption(d, []string{"max_keys"})
 		case m.MaxKeys != "":
 			return d.Errf("%s: got a duplicate option, want it once", option)
 		}
@@ -368,10 +432,11 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 			err = parseTLS(d, r.TLS)
 		default:
 			if texts[option] == nil {
-				return d.Errf("%s: got an unknown option, want one of username, password, db, cluster, "+
-					"master_name, sentinel_username, sentinel_password, tls, tls_client_auth, tls_server_name, "+
-					"tls_trust_pool, tls_insecure_skip_verify, key_prefix, key_secret, timeout, pool_size",
-					quoteWord(withoutPassword(option)))
+				return unknownOption(d, []string{
+					"username", "password", "db", "cluster",
+					"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
+					"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout", "pool_size",
+				})
 			}
 			*texts[option], err = parseArgument(d)
 		}
@@ -439,6 +504,19 @@ func parseNumber[T any](d *caddyfile.Dispenser, parse parser[T]) (string, error)
 		return "", d.WrapErr(err)
 	}
 	return text, nil
+}
+
+// parseChoice parses an option that is one of some words, and its end.
+func parseChoice[T any](d *caddyfile.Dispenser, parse parser[T]) (string, error) {
+	option := d.Val()
+	text, err := parseArgument(d)
+	if err != nil {
+		return "", err
+	}
+	if _, err := newConstant(option, text, parse); err != nil {
+		return "", d.WrapErr(err)
+	}
+	return text, parseEnd(d, option)
 }
 
 // parseEnd returns an error if a block follows an option.

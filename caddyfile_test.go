@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -97,9 +98,9 @@ func TestUnitsErrors(t *testing.T) {
 	for _, o := range options {
 		for _, text := range texts {
 			t.Run(o.option+" "+text, func(t *testing.T) {
-				err := validateCaddyfile(inLimit(o.beside + o.option + " " + text))
+				src := inLimit(o.beside + o.option + " " + text)
 				want := fmt.Sprintf(`limit "api": %s: got %q, %s`, o.option, strings.Trim(text, `"`), o.want)
-				wantError(t, err, want)
+				wantCaddyfileError(t, src, want)
 			})
 		}
 	}
@@ -122,8 +123,8 @@ func TestDurationErrors(t *testing.T) {
 	for _, o := range options {
 		for _, text := range texts {
 			t.Run(o.option+" "+text, func(t *testing.T) {
-				err := validateCaddyfile(inLimit(fmt.Sprintf("%s%s %q", o.beside, o.option, text)))
-				wantError(t, err, fmt.Sprintf(`limit "api": %s: got %q, %s`, o.option, text, o.want))
+				src := inLimit(fmt.Sprintf("%s%s %q", o.beside, o.option, text))
+				wantCaddyfileError(t, src, fmt.Sprintf(`limit "api": %s: got %q, %s`, o.option, text, o.want))
 			})
 		}
 	}
@@ -138,9 +139,8 @@ func TestFactorErrors(t *testing.T) {
 	}
 	for _, text := range texts {
 		t.Run(text, func(t *testing.T) {
-			err := validateCaddyfile(inLimit("size 10; factor " + text))
 			want := fmt.Sprintf(`limit "api": factor: got %q, `, strings.Trim(text, `"`))
-			wantError(t, err, want+wantFactor+wantHolder)
+			wantCaddyfileError(t, inLimit("size 10; factor "+text), want+wantFactor+wantHolder)
 		})
 	}
 }
@@ -235,7 +235,7 @@ func TestLimitErrors(t *testing.T) {
 			`size 5; drip_rate 400000h; drip_size {query.n}`,
 			`limit "api": size 5, drip rate 400000h0m0s, drip size 562949953421312: ` + wantDrain,
 		},
-		{`headers`, `headers: got nothing, want x-ratelimit, ratelimit or both, or off, at Caddyfile:3`},
+		{`headers`, `headers: got nothing, want x-ratelimit, ratelimit-11 or both, or off, at Caddyfile:3`},
 		{`size 1; headers x-ratelimit x-ratelimit`, `headers: got a duplicate "x-ratelimit", want it once`},
 		{
 			`size 562949953421312; cost {query.n}`,
@@ -296,20 +296,20 @@ func TestLimitErrors(t *testing.T) {
 		{`size 1; accounting atomic each`, `accounting: got "atomic each", want one value, at Caddyfile:4`},
 		{
 			`size 1; headers off x-ratelimit`,
-			`headers: got "off x-ratelimit", want off alone, or x-ratelimit, ratelimit or both`,
+			`headers: got "off x-ratelimit", want off alone, or x-ratelimit, ratelimit-11 or both`,
 		},
 		{
 			`size 1; headers ratelimit off`,
-			`headers: got "ratelimit off", want off alone, or x-ratelimit, ratelimit or both`,
+			`headers: got "ratelimit off", want off alone, or x-ratelimit, ratelimit-11 or both`,
 		},
-		{`size 1; headers on`, `headers: got "on", want x-ratelimit, ratelimit or both, or off`},
+		{`size 1; headers on`, `headers: got "on", want x-ratelimit, ratelimit-11 or both, or off`},
 		{
 			`size 1; headers ratelimit draft`,
-			`headers: got "draft", want x-ratelimit, ratelimit or both, or off`,
+			`headers: got "draft", want x-ratelimit, ratelimit-11 or both, or off`,
 		},
 		{
 			`size 1; headers X-RateLimit`,
-			`headers: got "X-RateLimit", want x-ratelimit, ratelimit or both, or off`,
+			`headers: got "X-RateLimit", want x-ratelimit, ratelimit-11 or both, or off`,
 		},
 		{
 			`size 1; limit a {; size 1; on_error deny; }`,
@@ -345,7 +345,7 @@ func TestLimitErrors(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.block, func(t *testing.T) {
-			wantError(t, validateCaddyfile(inLimit(tc.block)), tc.want)
+			wantCaddyfileError(t, inLimit(tc.block), tc.want)
 		})
 	}
 }
@@ -382,7 +382,7 @@ func TestLimitsAccepted(t *testing.T) {
 		`limit AZaz09_.- {; size 1; }`,
 	}
 	for _, block := range tests {
-		t.Run(block, func(t *testing.T) { wantError(t, validateCaddyfile(inLimit(block)), "") })
+		t.Run(block, func(t *testing.T) { wantCaddyfileError(t, inLimit(block), "") })
 	}
 }
 
@@ -422,7 +422,7 @@ func TestDuplicateGlobalOptions(t *testing.T) {
 		`memory; memory`:                      `memory: got a duplicate option, want it once, at Caddyfile:4`,
 		`memory {; max_keys 1; max_keys 1; }`: `max_keys: got a duplicate option, want it once, at Caddyfile:5`,
 	} {
-		t.Run(block, func(t *testing.T) { wantError(t, validateCaddyfile(inApp(block)), want) })
+		t.Run(block, func(t *testing.T) { wantCaddyfileError(t, inApp(block), want) })
 	}
 }
 
@@ -458,8 +458,7 @@ func TestOptionsNeedValues(t *testing.T) {
 // Guards what stands beside a directive: its matcher, its name, and the
 // one-line syntax of another plugin, for which the error shows the syntax of this one.
 func TestDirectiveErrors(t *testing.T) {
-	const inBlock = `want at most a name; limits are written in a block, such as ` +
-		`{ key %s; size 10; drip_rate 1s } with a line for each, at Caddyfile:%d`
+	const inBlock = `want at most a name, and options in a block with a line for each: `
 	tests := []struct{ directives, want string }{
 		{`rate_limit`, `limit "default": ` + limitsNothing},
 		{`rate_limit {; }`, `limit "default": ` + limitsNothing},
@@ -474,12 +473,11 @@ func TestDirectiveErrors(t *testing.T) {
 			`rate_limit {query.id} {; size 1; }`,
 			`limit "{http.request.uri.query.id}": name: got "{http.request.uri.query.id}", ` + wantName,
 		},
-		{`rate_limit @nope {; size 1; }`, `unrecognized matcher name: @nope`},
 		{
 			`@a path /a; rate_limit {; size 1; match @a /b; }`,
 			`match: got "/b" after a matcher, want one matcher, or several in a block, at Caddyfile:5`,
 		},
-		{`rate_limit a b {; size 1; }`, `rate_limit: got "a b", ` + fmt.Sprintf(inBlock, "a", 2)},
+		{`rate_limit a b {; size 1; }`, `rate_limit: got "a b", ` + inBlock + `"key a" and "rate 10/s", at Caddyfile:2`},
 		{
 			`rate_limit api /api/*`,
 			`rate_limit: got "api /api/*", want the matcher before the name, at Caddyfile:2`,
@@ -487,13 +485,26 @@ func TestDirectiveErrors(t *testing.T) {
 		{
 			`rate_limit {query.id} 2r/m`,
 			`rate_limit: got "{http.request.uri.query.id} 2r/m", ` +
-				fmt.Sprintf(inBlock, "{http.request.uri.query.id}", 2),
+				inBlock + `"key {http.request.uri.query.id}", "algorithm sliding_window", "size 2" and "window 1m", at Caddyfile:2`,
 		},
 		{
 			`@x path /x; rate_limit @x {remote_host} 2r/s 100000 503`,
 			`rate_limit: got "{http.request.remote.host} 2r/s 100000 503", ` +
-				fmt.Sprintf(inBlock, "{http.request.remote.host}", 3),
+				inBlock + `"key {http.request.remote.host}", "algorithm sliding_window", "size 2" and "window 1s", at Caddyfile:3`,
 		},
+		{
+			`rate_limit {remote.ip} 100r/m`,
+			`rate_limit: got "{remote.ip} 100r/m", ` +
+				inBlock + `"key {client_ip}", "algorithm sliding_window", "size 100" and "window 1m", at Caddyfile:2`,
+		},
+		{`rate_limit 10/s`, `rate_limit: got "10/s", ` + inBlock + `"rate 10/s", at Caddyfile:2`},
+		{`rate_limit a 10/s {; }`, `rate_limit: got "a 10/s", ` + inBlock + `"key a" and "rate 10/s", at Caddyfile:2`},
+		{`rate_limit path=/x {; size 1; }`, `rate_limit: got "path=/x", ` + inBlock + `"match path /x", at Caddyfile:2`},
+		{`rate_limit path /x {; size 1; }`, `rate_limit: got "path /x", ` + inBlock + `"match path /x", at Caddyfile:2`},
+		{`rate_limit not /x {; size 1; }`, `rate_limit: got "not /x", ` + inBlock + `"match not path /x", at Caddyfile:2`},
+		{`rate_limit {size 10}`, `rate_limit: got "{size 10}", want a block, with ` + ownLine + `, at Caddyfile:2`},
+		{`rate_limit {; size 10 }; respond ok`, `size: got "10 }", want one value, and ` + ownLine + `, at Caddyfile:3`},
+		{"rate_limit {\nsize 10;\tdrip_rate 1s\n}", `size: got "10; drip_rate 1s", want one value, and ` + ownLine + `, at Caddyfile:3`},
 		{
 			`rate_limit {; zone a {; key {remote_host}; events 5; window 1m; }; }`,
 			"",
@@ -501,8 +512,118 @@ func TestDirectiveErrors(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.directives, func(t *testing.T) {
-			wantError(t, validateCaddyfile(inSite(tc.directives)), tc.want)
+			wantCaddyfileError(t, inSite(tc.directives), tc.want)
 		})
+	}
+}
+
+// Guards that each error in a limit has the line of the option that it is about or, if
+// it is about none, of the limit, wherever that is nested.
+func TestLinesOfErrors(t *testing.T) {
+	for block, line := range map[string]int{
+		`size 5; cost 6`:                                    4,
+		`cost 6; size 5`:                                    3,
+		`size 5; limit a {; cost 2; size 1; }`:              5,
+		`limit a {; size 1; }; limit b {; size x; }; key c`: 7,
+		`limit a {; limit b {; size 1; factor x; }; }`:      6,
+		`max 5; min_interval 1s`:                            3,
+		`min_interval 1s; max 5; duration 1s; size 4`:       6,
+		`rate 5/1s; match /a; drip_rate 1s`:                 5,
+		`rate 5/1s; key {a`:                                 4,
+		`key {env.A}; ipv4_prefix 33; size 1`:               4,
+		`ipv4_prefix {env.A}; ipv6_prefix 64; size x`:       2, // only when it is loaded
+		`size {env.A}; cost x`:                              4,
+		`rate {env.A}; limit a {; size x; }`:                5,
+		`size 1; accounting some`:                           4,
+		`on_error never; size 1`:                            3,
+		`size 1; headers off ratelimit`:                     4,
+		`size 1; jitter x`:                                  4,
+		`size 1; limit a/b {; size 1; }`:                    4,
+		`size 1; limit a {; }`:                              4,
+		`limit a {; size 1; }; limit a {; size 1; }`:        6,
+		`key a`:                    2,
+		`size 1; drip_rate 18000d`: 2,
+	} {
+		t.Run(block, func(t *testing.T) {
+			_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(inLimit(block)), map[string]any{"filename": "Caddyfile"})
+			if want := fmt.Sprintf(", at Caddyfile:%d", line); line > 2 && (err == nil || !strings.HasSuffix(err.Error(), want)) {
+				t.Errorf("got error %v, want one%s", err, want)
+			}
+		})
+	}
+	_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte("(few) {\n\trate_limit {\n\t\tsize {args[0]}\n\t}\n}\n:8080 {\n\timport few 0\n}\n"),
+		map[string]any{"filename": "Caddyfile"})
+	if err == nil || !strings.HasSuffix(err.Error(), ", at Caddyfile:3 import chain ['Caddyfile:7 (import few)']") {
+		t.Errorf("in a snippet: got error %v", err)
+	}
+}
+
+// Guards that what has no value until a configuration is loaded does not keep a
+// Caddyfile from being adapted elsewhere.
+func TestPlaceholdersAreAdapted(t *testing.T) {
+	for _, block := range []string{
+		`size {env.A}`, `size 5; cost {env.A}`, `rate {env.A}`, `rate {env.A}/1s; size 3; cost 2`, `rate 999/1s; size {env.A}`,
+		`max {env.A}; duration {env.B}; min_interval {file.c}`, `size 5; ipv4_prefix {env.A}; limit a {; size 1; }`,
+		`size 5; max_keys {system.a}`, `size 5; track_top {env.A}`, `size 5; jitter {env.A}`, `size 5; factor {env.A}`,
+		`algorithm fixed_window; size 5; window {env.A}`, `algorithm fixed_window; size 5; period {env.A}`,
+		`algorithm warm_up; rate 10/s; warm_up {env.A}; cold_factor {env.B}`, `algorithm sliding_log; size {env.A}; window {env.B}`,
+	} {
+		if _, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(inLimit(block)), nil); err != nil {
+			t.Errorf("%s: %v", block, err)
+		}
+	}
+}
+
+// Guards that near misses, and what other limiters call an option, are told the one
+// that is meant, in each block.
+func TestMeantOptions(t *testing.T) {
+	for src, want := range map[string]string{
+		inLimit(`burst 5`):                              `burst: got an unknown option (did you mean size?), want one of key, `,
+		inLimit(`sise 5`):                               `sise: got an unknown option (did you mean size?), want one of key, `,
+		inLimit(`size: 5`):                              `size:: got an unknown option (did you mean size?), `,
+		inLimit(`Size=5`):                               `Size=5: got an unknown option (did you mean size?), `,
+		inLimit(`events 5`):                             `events: got an unknown option (did you mean max?), `,
+		inLimit(`requests 5`):                           `requests: got an unknown option (did you mean max?), `,
+		inLimit(`interval 1s`):                          `interval: got an unknown option (did you mean duration?), `,
+		inLimit(`drip-rate 1s`):                         `drip-rate: got an unknown option (did you mean drip_rate?), `,
+		inLimit(`driprate 1s`):                          `driprate: got an unknown option (did you mean drip_rate?), `,
+		inLimit(`header off`):                           `header: got an unknown option (did you mean headers?), `,
+		inLimit(`mathc /a`):                             `mathc: got an unknown option (did you mean match?), `,
+		inLimit(`not /x`):                               `not: got an unknown option (did you mean match not path /x?), `,
+		inLimit(`not method GET`):                       `not: got an unknown option (did you mean match not method GET?), `,
+		inLimit(`path /x /y`):                           `path: got an unknown option (did you mean match path /x /y?), `,
+		inLimit(`@api`):                                 `@api: got an unknown option (did you mean match @api?), `,
+		inLimit(`size 5; match not /x /y`):              `match: got "not /x /y", want match not path /x /y, at Caddyfile:4`,
+		inLimit(`size 5; match path=/x`):                `match: got "path=/x", want match path /x, at Caddyfile:4`,
+		inLimit(`size 5; limit a {; sizes 1; }`):        `sizes: got an unknown option (did you mean size?), `,
+		inLimit(`size 5; limit a {; accountin each; }`): `accountin: got an unknown option, want one of key, `,
+		inLimit(`speed 5`):                              `speed: got an unknown option, want one of key, `,
+		inLimit(`zone a {; requests 5; window 1m; }`):   `requests: got an unknown option (did you mean events?), `,
+		inLimit(`zone a {; events 5; duration 1m; }`):   `duration: got an unknown option (did you mean window?), `,
+		inApp(`reddis a:1`):                             `reddis: got an unknown option (did you mean redis?), want one of redis, `,
+		inApp(`redis a:1 {; poolsize 5; }`):             `poolsize: got an unknown option (did you mean pool_size?), `,
+		inApp(`memory {; max_key 5; }`):                 `max_key: got an unknown option (did you mean max_keys?), want max_keys, `,
+	} {
+		t.Run(src, func(t *testing.T) {
+			_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), nil)
+			if err == nil {
+				t.Fatal("got no error")
+			}
+			got := wrapping.ReplaceAllLiteralString(err.Error(), "")
+			if want, _ = strings.CutSuffix(want, ", at Caddyfile:4"); !strings.HasPrefix(got, want) {
+				t.Errorf("\n got error %q\nwant error %q", got, want)
+			}
+		})
+	}
+}
+
+// Guards the lists of options in errors: each is known where it is listed.
+func TestListedOptions(t *testing.T) {
+	for _, option := range slices.Concat(limitOptions, handlerOptions) {
+		_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(inLimit(option+" a b c")), nil)
+		if err == nil || strings.Contains(err.Error(), "unknown option") {
+			t.Errorf("%s: %v", option, err)
+		}
 	}
 }
 
@@ -744,7 +865,7 @@ func TestGlobalOptionErrors(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.block, func(t *testing.T) {
-			wantError(t, validateCaddyfile(inApp(tc.block)), tc.want)
+			wantCaddyfileError(t, inApp(tc.block), tc.want)
 		})
 	}
 
@@ -756,7 +877,7 @@ func TestGlobalOptionErrors(t *testing.T) {
 		"rate_limit; rate_limit {; redis a:1; }": `rate_limit: ` + wantOnce + `, at Caddyfile:3`,
 	} {
 		t.Run(options, func(t *testing.T) {
-			wantError(t, validateCaddyfile("{\n"+inLines(options)+"\n}"+site), want)
+			wantCaddyfileError(t, "{\n"+inLines(options)+"\n}"+site, want)
 		})
 	}
 }
@@ -906,10 +1027,10 @@ func TestJSONErrors(t *testing.T) {
 		{`"limits":[{"size":5}],"accounting":"{a}"`, `accounting: got "{a}", want atomic, each or in_order`},
 		{`"limits":[{"size":5}],"headers":"off"`, ``},
 		{`"limits":[{"size":5}],"headers":null`, ``},
-		{`"limits":[{"size":5}],"headers":5`, `headers: got "5", want x-ratelimit, ratelimit or both, or off`},
+		{`"limits":[{"size":5}],"headers":5`, `headers: got "5", want x-ratelimit, ratelimit-11 or both, or off`},
 		{
 			`"limits":[{"size":5}],"headers":["{a}"]`,
-			`headers: got "{a}", want x-ratelimit, ratelimit or both, or off`,
+			`headers: got "{a}", want x-ratelimit, ratelimit-11 or both, or off`,
 		},
 	}
 	for _, tc := range tests {

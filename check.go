@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -179,8 +180,19 @@ func (h *dryHandler) buckets() (found []handlerBucket) {
 // checkKey advises on a limit's key.
 func (c *checker) checkKey(s *dryServer, h *dryHandler, b handlerBucket) {
 	about := "limit " + b.path
+	for _, f := range b.limit.key.flaws() {
+		c.advise(about, f.problem, f.remedy)
+	}
+	if name := b.limit.key.user(); name != "" && !s.authenticated[h.limits] {
+		c.advise(about, "Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
+			"Put both in a route block, the authentication first.")
+	}
 	if name := b.limit.key.chosen(); name != "" && !c.bounded(s, h) {
-		c.advise(about, "Its key has {"+name+"}, which clients send as they like, so they get a fresh bucket whenever they want one.",
+		problem := "which clients send as they like"
+		if strings.Contains(name, "uri.path") {
+			problem += ", and can write in several ways, such as /./a and //a for /a"
+		}
+		c.advise(about, "Its key has {"+name+"}, "+problem+", so they get a fresh bucket whenever they want one.",
 			"Use a key that they can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.")
 	}
 	proxied := len(s.raw["trusted_proxies"]) > 0 || string(s.raw["trusted_proxies_unix"]) == "true"
@@ -223,6 +235,16 @@ func (k *key) chosen() string {
 	return ""
 }
 
+// user returns the placeholder in the key that only has a value behind
+// authentication, or "".
+func (k *key) user() string {
+	i := slices.IndexFunc(k.parts, func(p part) bool { return p.placeholder && strings.HasPrefix(p.text, "http.auth.user.") })
+	if i < 0 {
+		return ""
+	}
+	return k.parts[i].text
+}
+
 // has reports whether a placeholder is part of the key.
 func (k *key) has(name string) bool {
 	return slices.ContainsFunc(k.parts, func(p part) bool { return p.placeholder && p.text == name })
@@ -237,7 +259,7 @@ func (c *checker) bounded(s *dryServer, h *dryHandler) bool {
 				return false
 			}
 		}
-		return slices.ContainsFunc(other.buckets(), func(b handlerBucket) bool { return b.always && b.limit.key.chosen() == "" && !b.numbersChosen() })
+		return slices.ContainsFunc(other.buckets(), func(b handlerBucket) bool { return b.always && b.limit.key.bounds() && !b.numbersChosen() })
 	})
 }
 
@@ -376,9 +398,11 @@ func (c *checker) askRedis(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 3*timeout)
 	defer cancel()
 	ask := func(ctx context.Context, server *redis.Client) error {
-		info, err := server.Info(ctx).Result()
+		text, err := server.Info(ctx).Result()
 		if err == nil {
-			c.checkInfo(server.Options().Addr, parseInfo(info))
+			info := parseInfo(text)
+			c.Notes = append(c.Notes, "The server at "+server.Options().Addr+" is "+serverName(info)+".")
+			c.checkInfo(server.Options().Addr, info)
 		}
 		return err
 	}
@@ -391,6 +415,55 @@ func (c *checker) askRedis(ctx context.Context) {
 	if err != nil {
 		c.Notes = append(c.Notes, "Redis was not checked: "+redisError(err)+".")
 	}
+	if opt.Timeout = timeout; err == nil || refused(err) {
+		c.tryRedis(ctx, opt)
+	}
+}
+
+// tryRedis charges a bucket of its own in Redis, and empties it.
+func (c *checker) tryRedis(ctx context.Context, opt limiter.RedisOptions) {
+	opt.Fallback, opt.Report = nil, nil
+	store, err := limiter.NewRedis(opt)
+	if err != nil {
+		c.Notes = append(c.Notes, "Redis was not tried: "+err.Error()+".")
+		return
+	}
+	defer store.Close()
+	// With more drips than a key tells exactly, and soon empty by itself.
+	b := limiter.Bucket{
+		Name: "check", Key: rand.Text(), Cost: 300,
+		Limit: limiter.Limit{Size: 1000, DripInterval: 10 * time.Millisecond, DripSize: 1},
+	}
+	decisions, err := store.Take(ctx, limiter.Request{Buckets: []limiter.Bucket{b}}, nil)
+	if err == nil {
+		_, err = store.Reset(ctx, b)
+	}
+	switch {
+	case err != nil:
+		c.advise("redis", "A request could not be decided: "+err.Error()+".",
+			"Use a server that docs/redis.md lists, and a user with the permissions there.")
+	case decisions[0].Denied || decisions[0].Remaining != 700:
+		c.advise("redis", fmt.Sprintf("A bucket of 1000 that was charged 300 has room for %d more.", decisions[0].Remaining),
+			"Use a server that docs/redis.md lists.")
+	}
+}
+
+// serverName returns what a server calls itself in its reply to INFO.
+func serverName(info map[string]string) string {
+	for _, kind := range []struct{ field, name string }{
+		{"valkey_version", "Valkey"}, {"dragonfly_version", "Dragonfly"}, {"garnet_version", "Garnet"}, {"redis_version", "Redis"},
+	} {
+		if version := info[kind.field]; version != "" {
+			return kind.name + " " + version
+		}
+	}
+	return "unknown"
+}
+
+// refused reports whether err is a server's reply.
+func refused(err error) bool {
+	reply := redis.Error(nil)
+	return errors.As(err, &reply)
 }
 
 // redisError returns an error without what Redis may quote in it.

@@ -2,12 +2,18 @@ package ratelimit
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
+
+// basicAuth is a directive that authenticates.
+const basicAuth = "basic_auth {\nbob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n}\n"
 
 // TestCheck guards which configs get which advice, and that others get none.
 func TestCheck(t *testing.T) {
@@ -21,14 +27,40 @@ func TestCheck(t *testing.T) {
 		{"key by header", site + dryLimit("a", "key {header.X-Key}") + "}",
 			[]string{"limit a: Its key has {http.request.header.X-Key}, which clients send as they like"}},
 		{"key by address and path", site + dryLimit("a", "key {client_ip}{path}") + "}",
-			[]string{"limit a: Its key has {http.request.uri.path}, which"}},
+			[]string{"limit a: Its key has {http.request.uri.path}, which clients send as they like, and can write in several ways"}},
 		{"key by header, bounded", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nrate 50/1s\n}\n}\n}", nil},
 		{"key by header, bounded in another block", site + "route {\n" + dryLimit("b") + dryLimit("a", "key {header.X-Key}") + "}\n}", nil},
 		{"key by header, bounded elsewhere only", site + "handle /x {\n" + dryLimit("b") + "}\nhandle {\n" + dryLimit("a", "key {header.X-Key}") + "}\n}",
 			[]string{"limit a: Its key has"}},
 		{"key by header, bounded for some only", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nmatch method POST\nrate 50/1s\n}\n}\n}",
 			[]string{"limit a: Its key has"}},
-		{"key by user", site + dryLimit("a", "key {http.auth.user.id}") + "}", nil},
+		{"key by user", site + "route {\n" + basicAuth + dryLimit("a", "key {http.auth.user.id}") + "}\n}", nil},
+		{"key by user, subroutes", site + "route {\nroute {\n" + basicAuth + "}\nhandle {\n" + dryLimit("a", "key {http.auth.user.id}") + "}\n}\n}", nil},
+		{"key by user, of another handle block", site + "handle /x {\n" + basicAuth + "}\nhandle {\n" + dryLimit("a", "key {http.auth.user.id}") + "}\n}",
+			[]string{"limit a: Its key has {http.auth.user.id}, and no authentication comes before it"}},
+		{"key by user, in Caddy's order", site + basicAuth + dryLimit("a", "key {http.auth.user.id}") + "}",
+			[]string{"limit a: Its key has {http.auth.user.id}, and no authentication comes before it"}},
+		{"key by connection", site + dryLimit("a", "key {remote}") + "}",
+			[]string{"limit a: Its key has {http.request.remote}, which has the port of the client"}},
+		{"key by port", site + dryLimit("a", "key {client_ip}:{remote_port}") + "}",
+			[]string{"limit a: Its key has {http.request.remote.port}, which has the port of the client"}},
+		{"key by request", site + dryLimit("a", "key {uuid}") + "}",
+			[]string{"limit a: Its key has {http.request.uuid}, which is another one for each request"}},
+		{"key by time", site + dryLimit("a", "key {client_ip}{time.now.unix}{http.request.duration}") + "}",
+			[]string{"limit a: Its key has {time.now.unix}, which changes", "limit a: Its key has {http.request.duration}, which changes"}},
+		{"key by year", site + dryLimit("a", "key {client_ip}{time.now.year}") + "}", nil},
+		{"key that Caddy lacks", site + dryLimit("a", "key {http.request.remote_ip}") + "}",
+			[]string{"limit a: Its key has {http.request.remote_ip}, which is no placeholder of Caddy"}},
+		{"key without braces", site + dryLimit("a", "key client_ip") + "}",
+			[]string{`limit a: Its key is the text "client_ip", not a placeholder`}},
+		{"key of another server without braces", site + dryLimit("a", "key $binary_remote_addr") + "}",
+			[]string{`limit a: Its key is the text "$binary_remote_addr", not a placeholder`}},
+		{"one bucket for all", site + dryLimit("a", "key all") + "}", nil},
+		{"key of a zone", site + "rate_limit {\nzone a {\nkey {remote_ip}\nevents 5\nwindow 1m\n}\n}\n}",
+			[]string{"limit a: Its key has {remote_ip}, which is no placeholder of Caddy"}},
+		{"zone without a key", site + "rate_limit {\nzone a {\nevents 5\nwindow 1m\n}\n}\n}", nil},
+		{"key by header, bounded by what nobody shares", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nrate 50/1s\nkey {remote}\n}\n}\n}",
+			[]string{"limit a: Its key has {http.request.header.X-Key}, which clients send", "limit b: Its key has {http.request.remote}"}},
 		{"drips by header", site + "rate_limit a {\nsize 5\ndrip_rate {header.X-Rate}\n}\n}",
 			[]string{"limit a: Its drip_rate has {http.request.header.X-Rate}, which clients send as they like: each of its values"}},
 		{"size by header", site + "rate_limit a {\nsize {header.X-Size}\n}\n}",
@@ -151,4 +183,65 @@ func TestCheckAsksRedis(t *testing.T) {
 	gone := redistest.FreeAddr(t)
 	got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
 	got.want(t, 0, "No advice.\nNote: Redis was not checked: dial tcp "+gone+": connect: connection refused.\n")
+}
+
+// TestCheckTriesRedis guards that check says what the server is, whether it can decide
+// requests, and what it lacks if not; and that it leaves nothing there.
+func TestCheckTriesRedis(t *testing.T) {
+	server := redistest.Start(t)
+	for lacks, want := range map[string]string{
+		"":          "No advice.",
+		"info":      "No advice.",
+		"evalsha":   "A request could not be decided: no decision: redis at %s can't be used: it lacks EVALSHA:",
+		"eval":      "it lacks EVAL:",
+		"cluster":   "No advice.",
+		"something": "The server at %s is Redis ",
+	} {
+		if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		addr := redistest.StartFront(t, server, func(command []string) string {
+			if command[0] == lacks {
+				return "ERR unknown command '" + lacks + "', with args beginning with: "
+			}
+			return ""
+		})
+		got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+		if want = strings.ReplaceAll(want, "%s", addr); !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), want) {
+			t.Errorf("without %q: %+v, want %q", lacks, got, want)
+		}
+		redistest.WaitFor(t, 5*time.Second, func() error {
+			if n := server.Client().DBSize(t.Context()).Val(); n > 0 {
+				return fmt.Errorf("%d keys are left", n)
+			}
+			return nil
+		})
+	}
+}
+
+// TestUnusableRedis guards that a server which lacks a command is one line in the log,
+// which names the command.
+func TestUnusableRedis(t *testing.T) {
+	addr := redistest.StartFront(t, redistest.Start(t), func(command []string) string {
+		if command[0] == "evalsha" {
+			return "ERR unknown command 'evalsha', with args beginning with: "
+		}
+		return ""
+	})
+	s := startConfig(t, config{global: redisGlobal(addr), site: "rate_limit {\nsize 1000\n}\nrespond ok"})
+	for range 20 {
+		if a := s.get("/"); a.StatusCode != 200 {
+			t.Errorf("%+v", a)
+		}
+	}
+	var lines []entry
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		if lines = s.log("error", "rate_limit"); len(lines) == 0 {
+			return errors.New("no line")
+		}
+		return nil
+	})
+	if text := fmt.Sprint(lines); len(lines) != 1 || !strings.Contains(text, "it lacks EVALSHA") {
+		t.Errorf("logged %s", text)
+	}
 }

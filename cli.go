@@ -25,9 +25,10 @@ import (
 	"golang.org/x/term"
 )
 
-func init() {
-	caddycmd.RegisterCommand(caddycmd.Command{
-		Name:  "rate-limit",
+// command returns the command caddy rate-limit.
+func command() caddycmd.Command {
+	return caddycmd.Command{
+		Name:  commandName(ownName),
 		Usage: "<command>",
 		Short: "Shows and changes what rate limits do",
 		Long: `
@@ -41,7 +42,8 @@ The other commands read config files and need no running Caddy.
 The exit status is 0 if all is well, 1 if the command could not do what it was
 asked to, and 2 if it did, but found that something is wrong: status that Redis is
 unavailable, check that something in the config should be changed, convert that
-something has no equivalent.`,
+something has no equivalent, peek and reset that Redis does not answer, so that they
+went by what the Caddy that was asked has.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.Args = cobra.ArbitraryArgs
 			cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -52,7 +54,7 @@ something has no equivalent.`,
 			}
 			cmd.AddCommand(commands()...)
 		},
-	})
+	}
 }
 
 // commands returns the subcommands of caddy rate-limit.
@@ -191,7 +193,7 @@ func (c *adminClient) ask(ctx context.Context, path string, send any) (*http.Res
 		}
 		method, body = http.MethodPost, bytes.NewReader(text)
 	}
-	r, err := http.NewRequestWithContext(ctx, method, c.origin+"/rate_limit/"+path, body)
+	r, err := http.NewRequestWithContext(ctx, method, c.origin+"/"+ownName+"/"+path, body)
 	if err != nil {
 		return nil, err
 	}
@@ -225,11 +227,11 @@ func (c *adminClient) unreachable(err error) error {
 
 // refused returns the error for an answer that is one.
 func (c *adminClient) refused(res *http.Response) error {
-	body, _ := io.ReadAll(io.LimitReader(res.Body, 1<<16))
-	var answer unavailableAnswer
+	body, _ := io.ReadAll(io.LimitReader(res.Body, 1<<28))
+	var answer struct{ Error string }
 	switch err := json.Unmarshal(body, &answer); {
-	case err == nil && answer.Node != nil:
-		return &unavailableError{answer, body}
+	case err == nil && res.StatusCode == http.StatusServiceUnavailable && answer.Error != "":
+		return &unavailableError{answer.Error, body}
 	case err == nil && answer.Error != "":
 		return errors.New(printable(answer.Error))
 	case res.StatusCode == http.StatusNotFound:
@@ -238,15 +240,15 @@ func (c *adminClient) refused(res *http.Response) error {
 	return fmt.Errorf("the admin endpoint at %s answered with status %d", c.address, res.StatusCode)
 }
 
-// unavailableError is the error for a bucket of which only the Caddy that was asked
-// knows something.
+// unavailableError is the error for buckets of which only the Caddy that was asked
+// knows something, as Redis does not answer.
 type unavailableError struct {
-	unavailableAnswer
+	reason string
 	answer answerJSON
 }
 
 // Error implements error.
-func (e *unavailableError) Error() string { return printable(e.unavailableAnswer.Error) }
+func (e *unavailableError) Error() string { return printable(e.reason) }
 
 // answerJSON is the answer to a command.
 type answerJSON []byte
@@ -423,77 +425,80 @@ func limitsCommand() *cobra.Command {
 
 // aboutKeys is the help on the arguments of peek and reset.
 const aboutKeys = `
-LIMIT is the path of a limit, as in the list that the command limits prints. KEY is
-what the limit's key is for a request, such as the client's address. For a key of
-several placeholders, give the value of each, in their order. For a request without
-a key, give the client's address with --client-ip instead.`
+LIMIT is a limit as the command limits lists it. KEY is what the limit's key is for a
+request, such as the client's address. For a key of several placeholders, give the
+value of each, in their order. For a request without a key, give the client's address
+with --client-ip instead.
+
+Without LIMIT, all limits are asked whose key can be made from --client-ip, --key or
+both: those keyed by the client's address, those keyed by what --key says, and the
+buckets of requests that have no key. Only buckets that hold something or deny requests
+are shown, and which limits could not be asked.
+
+The exit status is 2 if Redis does not answer, so that only the Caddy that is asked
+was looked at.`
 
 // peekCommand returns the command peek.
 func peekCommand() *cobra.Command {
-	cmd := runs(&cobra.Command{
-		Use:               "peek LIMIT [KEY...]",
-		Short:             "Shows how full the bucket of a key is",
-		Long:              "\nShows how full the bucket of a key is, and charges nothing.\n" + aboutKeys,
-		Example:           "  caddy rate-limit peek api/search 203.0.113.7\n  caddy rate-limit peek tenant acme --json",
-		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: completeLimit,
-	}, func(cmd *cobra.Command, args []string) error {
-		var a peekAnswer
-		return askBucket(cmd, "peek", args, &a, func(w io.Writer) error { return printBucket(w, &a) })
-	})
-	addAdminFlags(cmd)
-	addClientFlag(cmd)
-	return cmd
-}
-
-// addClientFlag adds the flag that names a client instead of a key.
-func addClientFlag(cmd *cobra.Command) {
-	cmd.Flags().String("client-ip", "", "The client's address, for a request that has no key")
+	return bucketCommand(&cobra.Command{
+		Use:   "peek [LIMIT [KEY...]]",
+		Short: "Shows how full the buckets of a key or a client are",
+		Long:  "\nShows how full the bucket of a key is, or those of a client at all limits, and charges\nnothing.\n" + aboutKeys,
+		Example: "  caddy rate-limit peek api/search 203.0.113.7\n  caddy rate-limit peek tenant acme --json\n" +
+			"  caddy rate-limit peek --client-ip 203.0.113.7",
+	}, false)
 }
 
 // resetCommand returns the command reset.
 func resetCommand() *cobra.Command {
-	cmd := runs(&cobra.Command{
-		Use:   "reset LIMIT [KEY...]",
-		Short: "Empties the bucket of a key",
+	cmd := bucketCommand(&cobra.Command{
+		Use:   "reset [LIMIT [KEY...]]",
+		Short: "Empties the buckets of a key or a client",
 		Long: `
-Empties the bucket of a key, in Redis and in the Caddy that is asked. Other Caddy
-instances follow within a second. It prints what the bucket held.
+Empties the bucket of a key, or those of a client at all limits, in Redis and in the
+Caddy that is asked. Other Caddy instances follow within a second. It prints what the
+buckets held. While Redis does not answer, only those in the Caddy that is asked are
+emptied. Without LIMIT, a bucket that all requests share is left as it is.
 ` + aboutKeys,
-		Example:           "  caddy rate-limit reset login 203.0.113.7\n  caddy rate-limit reset tenant acme --yes",
-		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: completeLimit,
-	}, func(cmd *cobra.Command, args []string) error {
-		if err := confirm(cmd, args); err != nil {
-			return err
-		}
-		var a peekAnswer
-		return askBucket(cmd, "reset", args, &a, func(w io.Writer) error {
-			fmt.Fprintln(w, "The bucket is empty now. Before:")
-			return printBucket(w, &a)
-		})
-	})
-	addAdminFlags(cmd)
-	addClientFlag(cmd)
+		Example: "  caddy rate-limit reset login 203.0.113.7\n  caddy rate-limit reset tenant acme --yes\n" +
+			"  caddy rate-limit reset --client-ip 203.0.113.7",
+	}, true)
 	cmd.Flags().BoolP("yes", "y", false, "Do not ask for confirmation")
 	return cmd
 }
 
-// confirm asks whether the bucket is to be emptied, unless the flag says so.
-func confirm(cmd *cobra.Command, args []string) error {
+// bucketCommand completes a command that looks at buckets, or empties them.
+func bucketCommand(cmd *cobra.Command, reset bool) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = cobra.ArbitraryArgs, completeLimit
+	runs(cmd, func(cmd *cobra.Command, args []string) error {
+		asked, err := bucketAsked(cmd, args)
+		if err == nil && reset {
+			err = confirm(cmd, asked)
+		}
+		if err != nil {
+			return err
+		}
+		return askBuckets(cmd, asked, reset)
+	})
+	addAdminFlags(cmd)
+	cmd.Flags().String("client-ip", "", "The client's address; with LIMIT, for a request that has no key")
+	cmd.Flags().StringArray("key", nil, "The key, at all limits; repeat it for the values of several placeholders")
+	return cmd
+}
+
+// confirm asks whether buckets are to be emptied, unless the flag says so.
+func confirm(cmd *cobra.Command, asked *bucketRequest) error {
 	if yes, _ := cmd.Flags().GetBool("yes"); yes {
 		return nil
 	}
 	if !isTerminal(cmd.InOrStdin()) {
 		return errors.New("nobody can be asked, as the input is not a terminal: add --yes to empty the bucket")
 	}
-	key := "all requests"
-	if client, _ := cmd.Flags().GetString("client-ip"); client != "" {
-		key = "client " + printable(client)
-	} else if len(args) > 1 {
-		key = printableList(args[1:])
+	what := "the buckets of all limits"
+	if asked.limit != "" {
+		what = "the bucket of limit " + printable(asked.limit)
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Empty the bucket of limit %s for %s? [y/N] ", printable(args[0]), key)
+	fmt.Fprintf(cmd.ErrOrStderr(), "Empty %s for %s? [y/N] ", what, asked.whose())
 	var reply string
 	_, _ = fmt.Fscanln(cmd.InOrStdin(), &reply)
 	if reply = strings.ToLower(reply); reply != "y" && reply != "yes" {
@@ -511,34 +516,82 @@ func printableList(texts []string) string {
 	return strings.Join(shown, " ")
 }
 
-// bucketAsked returns the request for the bucket that the arguments name.
-func bucketAsked(cmd *cobra.Command, args []string) map[string]any {
-	asked := map[string]any{"limit": args[0]}
-	switch len(args) {
+// bucketAsked returns the request for the buckets that the arguments name.
+func bucketAsked(cmd *cobra.Command, args []string) (*bucketRequest, error) {
+	asked := new(bucketRequest)
+	keys, _ := cmd.Flags().GetStringArray("key")
+	if cmd.Flags().Changed("key") && len(keys) == 0 {
+		keys = []string{""} // which pflag can't tell from none
+	}
+	if len(args) > 0 {
+		asked.limit = args[0]
+		if len(args) > 1 && len(keys) > 0 {
+			return nil, errors.New("key: got KEY and --key, want one of them")
+		}
+		if keys = append(keys, args[1:]...); asked.limit == "" {
+			return nil, errors.New("LIMIT: got an empty one, want one that the command limits lists, or none for all")
+		}
+	}
+	switch len(keys) {
+	case 0:
 	case 1:
-	case 2:
-		asked["key"] = args[1]
+		asked.key = &keys[0]
 	default:
-		asked["key"] = args[1:]
+		asked.values = keys
 	}
 	if address, _ := cmd.Flags().GetString("client-ip"); cmd.Flags().Changed("client-ip") {
-		asked["address"] = address
+		asked.address = &address
 	}
-	return asked
+	if len(args) == 0 && asked.address == nil && len(keys) == 0 {
+		return nil, errors.New("got no LIMIT, want one, or --client-ip or --key to ask all limits")
+	}
+	return asked, nil
 }
 
-// askBucket asks for the bucket that the arguments name, and shows the answer. If
-// Redis is unavailable, it shows what that Caddy knows.
-func askBucket(cmd *cobra.Command, path string, args []string, into any, print func(w io.Writer) error) error {
-	err := askAndShow(cmd, path, bucketAsked(cmd, args), into, print)
-	if here := (*unavailableError)(nil); errors.As(err, &here) {
-		shown := here.answer.show(cmd, &here.unavailableAnswer, func(w io.Writer) error {
-			fmt.Fprintf(w, "here      %s\n", here.Node)
+// askBuckets asks for buckets, or to empty them, and shows the answer. If Redis does
+// not answer, it shows what that Caddy knows.
+func askBuckets(cmd *cobra.Command, asked *bucketRequest, reset bool) error {
+	path, title := "peek", ""
+	if reset {
+		path, title = "reset", "The bucket is empty now%s. Before:\n"
+	}
+	if reset && asked.limit == "" {
+		title = "These buckets are empty now%s. Before:\n"
+	}
+	client, err := newAdminClient(cmd, adminTimeout)
+	if err != nil {
+		return err
+	}
+	answer, err := client.fetch(cmd.Context(), path, asked)
+	unavailable, where := (*unavailableError)(nil), ""
+	if errors.As(err, &unavailable) {
+		answer, where = unavailable.answer, " in this Caddy alone"
+	} else if err != nil {
+		return err
+	}
+	if asked.limit != "" {
+		var one bucketAnswer
+		err = answer.show(cmd, &one, func(w io.Writer) error {
+			if reset {
+				fmt.Fprintf(w, title, where)
+			}
+			one.print(w)
 			return nil
 		})
-		return cmp.Or(shown, err)
+	} else {
+		var all bucketsAnswer
+		err = answer.show(cmd, &all, func(w io.Writer) error {
+			if reset && len(all.Buckets) > 0 {
+				fmt.Fprintf(w, title, where)
+			}
+			return all.print(w, asked.whose())
+		})
 	}
-	return err
+	if err != nil || unavailable == nil {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.address)
+	return errFound
 }
 
 // completeLimit completes the path of a limit by asking the running Caddy.
@@ -549,7 +602,7 @@ func completeLimit(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 	return limitPaths(cmd, func(*limitAnswer) bool { return true }), cobra.ShellCompDirectiveNoFileComp
 }
 
-// limitPaths returns the paths of those limits of the running Caddy that are wanted;
+// limitPaths returns the names of those limits of the running Caddy that are wanted;
 // none if it does not answer at once.
 func limitPaths(cmd *cobra.Command, wanted func(*limitAnswer) bool) (paths []string) {
 	client, err := newAdminClient(cmd, time.Second)
@@ -562,8 +615,8 @@ func limitPaths(cmd *cobra.Command, wanted func(*limitAnswer) bool) (paths []str
 		return nil
 	}
 	for i := range limits.Limits {
-		if l := &limits.Limits[i]; wanted(l) && !slices.Contains(paths, l.Path) {
-			paths = append(paths, l.Path)
+		if l := &limits.Limits[i]; wanted(l) && !slices.Contains(paths, l.Name) {
+			paths = append(paths, l.Name)
 		}
 	}
 	return paths

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -137,10 +138,10 @@ func TestCommandsAskCaddy(t *testing.T) {
 	}
 
 	runCommand(t, "limits", address).want(t, 0, ""+
-		"LIMIT       ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                                                           SITE       BUCKETS  ADMITTED  DENIED\n"+
-		"api         leaky_bucket  5     1 each 10s      1     {http.vars.client_ip}                                         127.0.0.1  1        3         0\n"+
-		"api/search  leaky_bucket  2     1 each 10s      1     {http.vars.client_ip}                                         127.0.0.1  1        2         1\n"+
-		"tenant      leaky_bucket  3     1 each 1s       1     {http.request.header.X-Tenant}{http.request.header.X-Region}  127.0.0.1  1        1         0\n")
+		"LIMIT       ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                                                           SITE       MATCH                      BUCKETS  ADMITTED  DENIED\n"+
+		"api         leaky_bucket  5     1 each 10s      1     {http.vars.client_ip}                                         127.0.0.1  -                          1        3         0\n"+
+		"api/search  leaky_bucket  2     1 each 10s      1     {http.vars.client_ip}                                         127.0.0.1  path /search               1        2         1\n"+
+		"tenant      leaky_bucket  3     1 each 1s       1     {http.request.header.X-Tenant}{http.request.header.X-Region}  127.0.0.1  header {\"X-Tenant\":[\"*\"]}  1        1         0\n")
 	status := runCommand(t, "status", address)
 	for _, want := range []string{
 		"Buckets are kept in memory; this process has 3 of at most 1000000.\n",
@@ -182,6 +183,106 @@ func TestCommandsAskCaddy(t *testing.T) {
 	}
 }
 
+// TestCommandsAskAllLimits guards that one command shows why a client is denied, with
+// the limits that it could not ask, and that another lets the client in.
+func TestCommandsAskAllLimits(t *testing.T) {
+	s, a := startWithAdmin(t, config{site: cliSite})
+	address := "--address=" + a.addr
+	for range 3 {
+		s.get("/search")
+	}
+	const not = "" +
+		"NOT ASKED  WHY\n" +
+		"tenant     it needs a value for each placeholder of its key: {http.request.header.X-Tenant} {http.request.header.X-Region}\n"
+	const buckets = "" +
+		"LIMIT       KEY        LEVEL   ROOM  ADMITS  EMPTY\n" +
+		"api         127.0.0.1  2 of 5  3     now     in 20s\n" +
+		"api/search  127.0.0.1  2 of 2  0     in 10s  in 20s\n\n" + not
+	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, buckets)
+	s.get("/", "X-Tenant: acme", "X-Region: eu")
+	runCommand(t, "peek", address, "--key", "acme", "--key", "eu").want(t, 0, ""+
+		"LIMIT   KEY      LEVEL   ROOM  ADMITS  EMPTY\n"+
+		"tenant  acme eu  1 of 3  2     now     in 1s\n\n"+
+		"NOT ASKED   WHY\n"+
+		"api         it needs a value for each placeholder of its key: {http.vars.client_ip}\n"+
+		"api/search  it needs a value for each placeholder of its key: {http.vars.client_ip}\n")
+	runCommand(t, "reset", address, "--client-ip", "127.0.0.1", "--yes").want(t, 0,
+		"These buckets are empty now. Before:\n"+strings.Replace(buckets, "2 of 5  3     now     in 20s", "3 of 5  2     now     in 30s", 1))
+	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, "No bucket of client 127.0.0.1 holds anything, of 3.\n\n"+not)
+	if r := runCommand(t, "peek", address, "--key", "acme"); r.status != 1 || !strings.Contains(r.out, "NOT ASKED") || r.errors != "Error: no limit could be asked with what was given\n" {
+		t.Errorf("a key of no limit: %+v", r)
+	}
+	if got := s.get("/search"); got.StatusCode != http.StatusOK {
+		t.Errorf("after reset: %s", got)
+	}
+}
+
+// TestResetWithoutRedis guards that while Redis is down a reset empties what this
+// Caddy has, says so and exits with status 2, and that the client is let in.
+func TestResetWithoutRedis(t *testing.T) {
+	redis := redistest.Start(t)
+	s, a := startWithAdmin(t, config{global: redisGlobal(redis.Addr, slowly), site: hourly})
+	eventually(t, "Redis to decide", func() bool {
+		s.get("/", "User: u")
+		return strings.Contains(runCommand(t, "peek", "--address", a.addr, "api", "u").out, "level     3 of 3\n")
+	})
+	redis.Kill()
+	denied := func(when string, want bool) {
+		t.Helper()
+		if got := s.get("/", "User: u"); (got.StatusCode == http.StatusTooManyRequests) != want {
+			t.Errorf("%s: got %s", when, got)
+		}
+	}
+	denied("with a full bucket", true)
+	peek := runCommand(t, "peek", "--address", a.addr, "--key", "u")
+	if want := "LIMIT  KEY  LEVEL   ROOM  ADMITS"; peek.status != 2 || !strings.HasPrefix(peek.out, want) || !strings.Contains(peek.out, "api    u    3 of 3  0     in ") {
+		t.Errorf("peek: %+v", peek)
+	}
+	for _, which := range [][]string{{"api", "u"}, {"--key", "u"}} {
+		r := runCommand(t, append([]string{"reset", "--yes", "--address", a.addr}, which...)...)
+		if r.status != 2 || !strings.Contains(r.out, " empty now in this Caddy alone. Before:\n") ||
+			!strings.HasPrefix(r.errors, "Error: redis unavailable: ") || !strings.HasSuffix(r.errors, "; this is what the Caddy at "+a.addr+" has\n") {
+			t.Errorf("%q: %+v", which, r)
+		}
+		for range 3 {
+			denied("after a reset", false)
+		}
+		denied("after three requests", true)
+	}
+}
+
+// TestResetSaysWhose guards that the question before a reset is about the buckets that
+// are emptied.
+func TestResetSaysWhose(t *testing.T) {
+	for _, tc := range []struct {
+		args []string
+		body string
+		want string
+	}{
+		{[]string{"login"}, `{"limit":"login"}`, "all requests"},
+		{[]string{"login", "203.0.113.7"}, `{"key":"203.0.113.7","limit":"login"}`, "key 203.0.113.7"},
+		{[]string{"login", "a", "b\n"}, `{"key":["a","b\n"],"limit":"login"}`, `key a "b\n"`},
+		{[]string{"login", "--client-ip", "203.0.113.7"}, `{"address":"203.0.113.7","limit":"login"}`, "client 203.0.113.7"},
+		{[]string{"login", "--client-ip", ""}, `{"address":"","limit":"login"}`, "clients without an address"},
+		{[]string{"--client-ip", "203.0.113.7", "--key", "a"}, `{"address":"203.0.113.7","key":"a"}`, "client 203.0.113.7 and key a"},
+		{[]string{"--key", ""}, `{"key":""}`, `key ""`},
+	} {
+		cmd := resetCommand()
+		if err := cmd.ParseFlags(tc.args); err != nil {
+			t.Fatal(err)
+		}
+		asked, err := bucketAsked(cmd, cmd.Flags().Args())
+		if err != nil {
+			t.Errorf("%q: %v", tc.args, err)
+			continue
+		}
+		body, err := json.Marshal(asked)
+		if err != nil || string(body) != tc.body || asked.whose() != tc.want {
+			t.Errorf("%q: got %s for %s, %v, want %s for %s", tc.args, body, asked.whose(), err, tc.body, tc.want)
+		}
+	}
+}
+
 // TestStatusOfLostRedis guards that status says that Redis is down, and exits
 // with status 2.
 func TestStatusOfLostRedis(t *testing.T) {
@@ -197,14 +298,20 @@ func TestStatusOfLostRedis(t *testing.T) {
 			t.Errorf("got %+v", r)
 		}
 	}
-	r := runCommand(t, "peek", "--address", a.addr, "api", "127.0.0.1")
+	// Some requests were decided here, for want of Redis.
+	r := runCommand(t, "status", "--address", a.addr)
+	if !regexp.MustCompile(`(?m)^LIMIT +ADMITTED +DENIED +SPARED +ADMITTED/S +DENIED/S +FALLBACK +FALLBACK/S\napi +\d+ +\d+ +0 +[\d.]+ +[\d.]+ +[1-9]\d* +[\d.]+$`).MatchString(r.out) {
+		t.Errorf("status: got %s", r.out)
+	}
+	r = runCommand(t, "peek", "--address", a.addr, "api", "127.0.0.1")
 	const unavailable = "Error: redis unavailable: "
-	if r.status != 1 || !strings.HasPrefix(r.out, "here      ") || strings.Count(r.out, "\n") != 1 || !strings.HasPrefix(r.errors, unavailable) {
+	if r.status != 2 || !strings.HasPrefix(r.out, "limit     api\nin        this Caddy, as Redis does not answer\nlevel     ") ||
+		!strings.HasPrefix(r.errors, unavailable) || strings.Count(r.errors, "\n") != 1 {
 		t.Errorf("peek: got %+v", r)
 	}
 	r = runCommand(t, "reset", "--address", a.addr, "api", "127.0.0.1", "--yes", "--json")
-	var answer unavailableAnswer
-	if err := json.Unmarshal([]byte(r.out), &answer); err != nil || r.status != 1 || answer.Node == nil || answer.Node.Level == 0 ||
+	var answer bucketAnswer
+	if err := json.Unmarshal([]byte(r.out), &answer); err != nil || r.status != 2 || answer.Level == 0 || answer.From != "node" ||
 		!strings.HasPrefix(r.errors, unavailable) || strings.Count(r.errors, "\n") != 1 {
 		t.Errorf("reset --json: got %+v, %v", r, err)
 	}
@@ -249,7 +356,12 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 		{[]string{"status", "--config", garbage}, garbage + ": not valid JSON; if it is in another format, name it with --adapter, such as --adapter caddyfile"},
 		{[]string{"status", "--config", garbage, "--adapter", "toml"}, `adapter: got "toml", want one that this Caddy has, such as caddyfile`},
 		{[]string{"status", "--adapter", "caddyfile"}, "adapter: got one without a config file, want --config with it"},
-		{[]string{"peek", address}, "requires at least 1 arg(s), only received 0"},
+		{[]string{"peek", address}, "got no LIMIT, want one, or --client-ip or --key to ask all limits"},
+		{[]string{"reset", address, "--yes"}, "got no LIMIT, want one, or --client-ip or --key to ask all limits"},
+		{[]string{"peek", address, "", "acme"}, "LIMIT: got an empty one, want one that the command limits lists, or none for all"},
+		{[]string{"peek", address, "tenant", "acme", "--key", "eu"}, "key: got KEY and --key, want one of them"},
+		{[]string{"peek", address, "tenant", "acme", "--client-ip", "192.0.2.1"}, "address: got it together with limit and key, want one of them"},
+		{[]string{"peek", address, "--client-ip", "me"}, "address: want an IP address or a prefix, such as "},
 		{[]string{"peek", address, "none", "x"}, "limit: the running config has no such limit, want api, api/search or tenant"},
 		{[]string{"peek", address, "tenant", "acme"}, "key: got a text, want an array with one value for each placeholder in "},
 		{[]string{"peek", address, "api", "nobody"}, "key: want an IP address for {http.vars.client_ip}, or a prefix of 32 bits of IPv4 or 64 of IPv6"},
@@ -390,11 +502,53 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: site, sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
 	s.get("/one")
 	runCommand(t, "limits", "--address", a.addr).want(t, 0, ""+
-		"LIMIT    ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                    SITE                    BUCKETS  ADMITTED  DENIED\n"+
-		"default  leaky_bucket  7     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  1        1         0\n"+
-		"default  leaky_bucket  8     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  0\n"+
-		"api      leaky_bucket  5     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  1        1         0\n"+
+		"LIMIT      ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                    SITE                    MATCH      BUCKETS  ADMITTED  DENIED\n"+
+		"default    leaky_bucket  7     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  path /one  1        1         0\n"+
+		"default#2  leaky_bucket  8     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  path /two  0\n"+
+		"api        leaky_bucket  5     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  -          1        1         0\n"+
 		"ADMITTED and DENIED are of all limits with the same path, and stand in the first row.\n")
+}
+
+// TestLimitsShowMatchers guards that limits shows all that a request must match for a
+// limit to apply: of its routes, of the limits around it and of its own.
+func TestLimitsShowMatchers(t *testing.T) {
+	_, a := startWithAdmin(t, config{site: `
+	@api {
+		path /api/* /v2/*
+		not method GET HEAD
+	}
+	@either {
+		not {
+			path /x
+			host other.test
+		}
+		not path /y
+	}
+	handle /app/* {
+		rate_limit @api outer {
+			match method POST
+			limit inner {
+				match {
+					path_regexp ^/api/[0-9]
+					protocol https
+				}
+				size 5
+			}
+		}
+		rate_limit @either two {
+			size 5
+		}
+	}
+	respond ok`})
+	r := runCommand(t, "limits", "--address", a.addr)
+	for _, want := range []string{
+		"  path /app/*; not (method GET HEAD) and path /api/* /v2/*; method POST; path_regexp {\"pattern\":\"^/api/[0-9]\"} and protocol \"https\"  ",
+		"  path /app/*; not (host other.test and path /x or path /y)  ",
+	} {
+		if !strings.Contains(r.out, want) {
+			t.Errorf("got %s%s\nwant in it %s", r.out, r.errors, want)
+		}
+	}
 }
 
 // TestCommandsFailOnFullDisks guards that a command whose output can't be written

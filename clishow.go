@@ -2,12 +2,19 @@ package ratelimit
 
 import (
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // printStatus prints what status answers. It returns errFound if a server is down.
@@ -46,15 +53,33 @@ func printStatus(w io.Writer, a *statusAnswer) (err error) {
 			fmt.Fprintf(w, "While a server is down, on_error applies to its requests: %s, unless their handler sets another.\n", printable(string(a.OnError)))
 		}
 	}
-	limits := newTable("LIMIT", "ADMITTED", "DENIED", "SPARED", "ADMITTED/S", "DENIED/S")
+	fmt.Fprintln(w)
+	a.printCounts(w)
+	return err
+}
+
+// printCounts prints what the limits did. With Redis, it shows how much was decided
+// without.
+func (a *statusAnswer) printCounts(w io.Writer) {
+	titles := []string{"LIMIT", "ADMITTED", "DENIED", "SPARED", "ADMITTED/S", "DENIED/S"}
+	redis := a.Store == "redis"
+	if redis {
+		titles = append(titles, "FALLBACK", "FALLBACK/S")
+	}
+	limits := newTable(titles...)
 	for i := range a.Limits {
 		l := &a.Limits[i]
-		limits.add(false, printable(l.Path), l.Admitted, l.Denied, l.Spared, perSecond(l.Rates["admitted"]), perSecond(l.Rates["denied"]))
+		cells := []any{printable(l.Path), l.Admitted, l.Denied, l.Spared, perSecond(l.Rates["admitted"]), perSecond(l.Rates["denied"])}
+		if redis {
+			cells = append(cells, l.By[limiter.DecidedByFallback.String()], perSecond(l.Rates["fallback"]))
+		}
+		limits.add(redis && l.Rates["fallback"] > 0, cells...)
 	}
-	fmt.Fprintln(w)
 	limits.print(w)
 	fmt.Fprintf(w, "Rates are of the last %s. Spared: the limit had room, but another one denied.\n", briefly(time.Duration(a.RatesOver)))
-	return err
+	if redis {
+		fmt.Fprintln(w, "Fallback: those of all these that this process decided, because Redis was down or too slow.")
+	}
 }
 
 // perSecond returns a rate as it is shown.
@@ -73,8 +98,8 @@ func briefly(d time.Duration) string {
 
 // shownLimit is a row of the table of limits.
 type shownLimit struct {
-	path, algorithm, size, pace, cost, key string
-	buckets                                int
+	name, path, match, algorithm, size, pace, cost, key string
+	buckets                                             int
 }
 
 // printLimits prints what limits answers. A limit of several sites has one row, as
@@ -89,7 +114,10 @@ func printLimits(w io.Writer, a *limitsAnswer) error {
 	counts := make(map[string]*limitAnswer)
 	for i := range a.Limits {
 		l := &a.Limits[i]
-		row := shownLimit{printable(l.Path), printable(l.Algorithm), shownNumber(l.Size), l.pace(), shownNumber(l.Cost), printable(l.Key), l.Buckets}
+		row := shownLimit{
+			printable(l.Name), l.Path, l.matches(),
+			printable(l.Algorithm), shownNumber(l.Size), l.pace(), shownNumber(l.Cost), printable(l.Key), l.Buckets,
+		}
 		if l.Off {
 			row.size = "off"
 		}
@@ -101,14 +129,14 @@ func printLimits(w io.Writer, a *limitsAnswer) error {
 		}
 		counts[row.path] = l
 	}
-	limits, shared := newTable("LIMIT", "ALGORITHM", "SIZE", paceTitle, "COST", "KEY", "SITE", "BUCKETS", "ADMITTED", "DENIED"), false
+	limits, shared := newTable("LIMIT", "ALGORITHM", "SIZE", paceTitle, "COST", "KEY", "SITE", "MATCH", "BUCKETS", "ADMITTED", "DENIED"), false
 	for _, r := range rows {
 		in := sites[r]
 		slices.Sort(in)
 		if n := len(in) - 1; n > 2 {
 			in = []string{fmt.Sprintf("%s and %d more", in[0], n)}
 		}
-		cells := []any{r.path, r.algorithm, r.size, r.pace, r.cost, r.key, strings.Join(in, ", "), r.buckets}
+		cells := []any{r.name, r.algorithm, r.size, r.pace, r.cost, r.key, strings.Join(in, ", "), r.match, r.buckets}
 		if l := counts[r.path]; l != nil {
 			cells = append(cells, l.Admitted, l.Denied)
 			counts[r.path] = nil
@@ -124,6 +152,51 @@ func printLimits(w io.Writer, a *limitsAnswer) error {
 	return nil
 }
 
+// matches returns what a request must match for the limit to apply, in a few words.
+func (l *limitAnswer) matches() string {
+	all := append(slices.Concat(l.RouteMatches, l.ParentMatches), l.Match)
+	var texts []string
+	for _, sets := range all {
+		if len(sets) > 0 {
+			texts = append(texts, matcherSetsText(sets))
+		}
+	}
+	if len(texts) == 0 {
+		return "-"
+	}
+	return printable(strings.Join(texts, "; "))
+}
+
+// matcherSetsText returns sets of matchers, of which one must match, as they are shown.
+func matcherSetsText(sets caddyhttp.RawMatcherSets) string {
+	either := make([]string, 0, len(sets))
+	for _, set := range sets {
+		var both []string
+		for _, name := range slices.Sorted(maps.Keys(set)) {
+			both = append(both, matcherText(name, set[name]))
+		}
+		either = append(either, strings.Join(both, " and "))
+	}
+	return strings.Join(either, " or ")
+}
+
+// matcherText returns a matcher as it is shown: like in a Caddyfile if it has a list of
+// texts, and otherwise with its config.
+func matcherText(name string, config json.RawMessage) string {
+	var words []string
+	var inner caddyhttp.RawMatcherSets
+	switch {
+	case name == "not" && json.Unmarshal(config, &inner) == nil:
+		return "not (" + matcherSetsText(inner) + ")"
+	case json.Unmarshal(config, &words) == nil:
+		return strings.Join(append([]string{name}, words...), " ")
+	}
+	if text := string(config); text != "null" && text != "{}" {
+		return name + " " + text
+	}
+	return name
+}
+
 // printableHosts returns the hosts of a site, shortened.
 func printableHosts(hosts []string) string {
 	if len(hosts) > 2 {
@@ -132,8 +205,27 @@ func printableHosts(hosts []string) string {
 	return strings.Join(hosts, " ")
 }
 
-// printBucket prints what peek and reset answer.
-func printBucket(w io.Writer, a *peekAnswer) error {
+// print prints what peek and reset answer.
+func (a *bucketAnswer) print(w io.Writer) {
+	from := printable(a.From)
+	if a.Error != "" {
+		from = "this Caddy, as Redis does not answer"
+	}
+	fmt.Fprintf(w, "limit     %s\nin        %s\nlevel     %s\n", printable(a.Limit), from, a.levelText())
+	if a.Remaining != nil {
+		fmt.Fprintf(w, "room for  %d\n", *a.Remaining)
+	}
+	if a.denies() {
+		fmt.Fprintf(w, "admits    %s\n", a.admitsText())
+	}
+	fmt.Fprintf(w, "empty     in %s\n", briefly(time.Duration(a.Clear)))
+	if a.Node != nil {
+		fmt.Fprintf(w, "here      %s\n", a.Node)
+	}
+}
+
+// levelText returns the level as it is shown.
+func (a *bucketAnswer) levelText() string {
 	level := strconv.FormatInt(a.Level, 10)
 	if a.Size != nil {
 		level += fmt.Sprintf(" of %d", *a.Size)
@@ -141,16 +233,60 @@ func printBucket(w io.Writer, a *peekAnswer) error {
 	if a.Held > 0 {
 		level += fmt.Sprintf(", %d of them held", a.Held)
 	}
-	fmt.Fprintf(w, "limit     %s\nin        %s\nlevel     %s\n", printable(a.Limit), printable(a.From), level)
-	if a.Remaining != nil {
-		fmt.Fprintf(w, "room for  %d\n", *a.Remaining)
+	return level
+}
+
+// admitsText returns when a request is admitted, as it is shown.
+func (a *bucketAnswer) admitsText() string {
+	switch {
+	case a.Never:
+		return "never"
+	case a.RetryAfter == nil:
+		return ""
+	case *a.RetryAfter == 0:
+		return "now"
 	}
-	if a.RetryAfter != nil && *a.RetryAfter > 0 {
-		fmt.Fprintf(w, "admits    in %s\n", briefly(time.Duration(*a.RetryAfter)))
+	return "in " + briefly(time.Duration(*a.RetryAfter))
+}
+
+// print prints what peek and reset answer about the buckets of all limits. It returns
+// an error if there is no bucket to ask for.
+func (a *bucketsAnswer) print(w io.Writer, whose string) error {
+	titles := []string{"LIMIT", "KEY", "LEVEL", "ROOM", "ADMITS", "EMPTY"}
+	nodes := slices.ContainsFunc(a.Buckets, func(b bucketAnswer) bool { return b.Node != nil })
+	if nodes {
+		titles = append(titles, "HERE")
 	}
-	fmt.Fprintf(w, "empty     in %s\n", briefly(time.Duration(a.Clear)))
-	if a.Node != nil {
-		fmt.Fprintf(w, "here      %s\n", a.Node)
+	held := newTable(titles...)
+	for i := range a.Buckets {
+		b := &a.Buckets[i]
+		room := ""
+		if b.Remaining != nil {
+			room = strconv.FormatInt(*b.Remaining, 10)
+		}
+		cells := []any{printable(b.Limit), b.shownKey.String(), b.levelText(), room, b.admitsText(), "in " + briefly(time.Duration(b.Clear))}
+		if nodes {
+			cells = append(cells, b.Node)
+		}
+		held.add(b.denies(), cells...)
+	}
+	if len(a.Buckets) > 0 {
+		held.print(w)
+	} else if a.Asked > 0 {
+		fmt.Fprintf(w, "No bucket of %s holds anything, of %d.\n", whose, a.Asked)
+	}
+	if len(a.NotAsked) > 0 {
+		not := newTable("NOT ASKED", "WHY")
+		for _, n := range a.NotAsked {
+			not.add(false, printable(n.Limit), printable(n.Why))
+		}
+		if a.Asked > 0 {
+			fmt.Fprintln(w)
+		}
+		not.print(w)
+	}
+	if a.Asked == 0 {
+		return errors.New("no limit could be asked with what was given")
 	}
 	return nil
 }

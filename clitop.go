@@ -92,22 +92,25 @@ func topLines(a *topAnswer, colours bool) []string {
 	keys := newTable("DENIED", "REQUESTS", "ERROR", "KEY")
 	for i := range a.Entries {
 		e := &a.Entries[i]
-		keys.add(false, e.Denied, e.Requests, e.Error, e.shownKey())
+		keys.add(false, e.Denied, e.Requests, e.Error, e.keyText())
 	}
 	return append([]string{title, ""}, keys.lines(colours)...)
 }
 
-// shownKey returns the key as it is shown.
-func (e *topEntry) shownKey() string {
-	var shown string
+// String returns the key as it is shown.
+func (k *shownKey) String() string {
 	switch {
-	case e.Key != nil:
-		shown = printable(*e.Key)
-	case e.Address != nil:
-		shown = printable(*e.Address) + " (no key)"
-	default:
-		shown = printableList(e.Values)
+	case k.Key != nil:
+		return printable(*k.Key)
+	case k.Address != nil:
+		return printable(*k.Address) + " (no key)"
 	}
+	return printableList(k.Values)
+}
+
+// keyText returns the key as it is shown.
+func (e *topEntry) keyText() string {
+	shown := e.shownKey.String()
 	if e.Truncated {
 		shown += "…"
 	}

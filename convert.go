@@ -24,8 +24,8 @@ func convertCommand() *cobra.Command {
 Converts the limits of another rate limiter to ones of this module, and prints them.
 FILE is - to read the standard input. Its format is found out unless --from names it:
 
-  envoy  the YAML of envoyproxy/ratelimit. What is printed is a part of a Caddyfile,
-         for the site that is to be limited.
+  envoy  the YAML of envoyproxy/ratelimit, also in a ConfigMap of Kubernetes. What is
+         printed is a part of a Caddyfile, for the site that is to be limited.
   mholt  a Caddyfile or JSON config of mholt/caddy-ratelimit. Of a Caddyfile, the
          blocks of rate_limit are printed; JSON is printed as a whole.
 
@@ -112,19 +112,19 @@ func readConverted(cmd *cobra.Command, file string) ([]byte, error) {
 // hasZone matches what only a Caddyfile of mholt/caddy-ratelimit has.
 var hasZone = regexp.MustCompile(`(?m)^[ \t]*zone[ \t]`)
 
-// domain matches what only a configuration for Envoy has.
-var domain = regexp.MustCompile(`(?m)^["']?[Dd]omain["']?[ \t]*:`)
-
 // formatOf tells the format of a file, and "" if it can't.
 func formatOf(file string, text []byte) string {
 	switch ext := filepath.Ext(file); {
 	case ext == ".yaml" || ext == ".yml":
 		return "envoy"
 	case ext == ".json" || json.Valid(text):
+		if convert.IsEnvoy(text) {
+			return "envoy"
+		}
 		return "mholt"
 	case bytes.Contains(text, []byte("rate_limit")) && hasZone.Match(text):
 		return "mholt"
-	case domain.Match(text):
+	case convert.IsEnvoy(text):
 		return "envoy"
 	}
 	return ""

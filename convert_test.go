@@ -450,6 +450,105 @@ func TestConvertTakes(t *testing.T) {
 	}
 }
 
+// configMapOf is a ConfigMap with files in it.
+func configMapOf(files string) string {
+	return "apiVersion: v1\ndata:\n" + files + "kind: ConfigMap\nmetadata:\n  name: ratelimit\n"
+}
+
+// TestConvertConfigMap guards that a configuration is found in a ConfigMap, alone, in a
+// list or beside other objects, in YAML and in JSON, and that notes and errors tell the
+// lines of the whole file.
+func TestConvertConfigMap(t *testing.T) {
+	const (
+		config = "domain: d\ndescriptors:\n- key: path\n  value: /a\n  shadow_mode: %s\n  rate_limit: {unit: day, requests_per_unit: 5}\n"
+		limit  = "\t\tmatch vars {path} /a\n\t\tkey all\n\t\talgorithm fixed_window\n\t\tsize 5\n\t\twindow 1d\n"
+	)
+	indented := func(text, by string) string {
+		return by + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n"+by) + "\n"
+	}
+	file := func(shadow string) string {
+		return "  config.yaml: |\n" + indented(fmt.Sprintf(config, shadow), "    ")
+	}
+	inJSON := fmt.Sprintf(`{"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": %q}}`, fmt.Sprintf(config, "false"))
+	for _, tc := range []struct{ name, text, notes, err string }{
+		{"alone", configMapOf(file("false")), "", ""},
+		{"JSON", inJSON, "", ""},
+		{"folded quotes", configMapOf(fmt.Sprintf("  a: %q\n", fmt.Sprintf(config, "false"))), "", ""},
+		{"in a list", "apiVersion: v1\nkind: List\nitems:\n- " + strings.TrimSpace(indented(configMapOf(file("false")), "  ")) + "\n", "", ""},
+		{"between other objects", "apiVersion: v1\nkind: Service\n---\n" + configMapOf(file("false")), "line 1: kind: the Service is left out, as only a ConfigMap may hold limits.", ""},
+		{"with other files", configMapOf("  a.properties: x=y\n  envoy.yaml: |\n    x:\n      domain: a\n" + file("false")),
+			"line 3: a.properties: the file is left out, as it has no domain.\nline 4: envoy.yaml: the file is left out, as it has no domain.", ""},
+		{"a note", configMapOf(file("true")), "line 6: shadow_mode: the limit of path=/a (5/day) is left out, as limits here always deny.", ""},
+		{"an error", configMapOf(file("maybe")), "", `config.yaml: line 8: shadow_mode: got "maybe", want true or false`},
+		{"two files of one domain", configMapOf(file("false") + strings.Replace(file("false"), "config", "b", 1)), "", `b.yaml: line 11: domain: got "d" twice, want each domain once`},
+		{"no file", configMapOf("  a: b\n"), "", "domain: got none, want one, and its descriptors"},
+		{"a list of files", "apiVersion: v1\nkind: ConfigMap\ndata: [a]\n", "", "data: want files by their names"},
+		{"a list in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: List\n  items: [a]\n", "", "line 4: items: want objects of Kubernetes"},
+		{"YAML that is not valid", configMapOf("  a: |\n    domain: b: c\n"), "", "a: yaml: "},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if format := formatOf("-", []byte(tc.text)); format != "envoy" {
+				t.Errorf("the format is told to be %q", format)
+			}
+			r, err := convertFrom("envoy", "-", []byte(tc.text), nil)
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) || strings.Contains(err.Error(), "\n") {
+					t.Errorf("got %v, %v, want an error with %s", r, err, tc.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var notes []string
+			for _, n := range r.Notes {
+				notes = append(notes, n.String())
+			}
+			if got := strings.Join(notes, "\n"); got != tc.notes {
+				t.Errorf("got notes %s, want %s", got, tc.notes)
+			}
+			if strings.Contains(r.Text, limit) == strings.Contains(tc.notes, "shadow_mode") {
+				t.Errorf("got\n%s", r.Text)
+			}
+			if err := validateConverted(r.Text); err != nil {
+				t.Errorf("%v\n%s", err, r.Text)
+			}
+		})
+	}
+}
+
+// TestConvertNotes guards that fields which limit nothing are noted with their line, and
+// that the limits around them are converted.
+func TestConvertNotes(t *testing.T) {
+	const text = "name: n\nmetadata: {a: [b]}\ndomain: d\nx-anchor: &a {unit: day, requests_per_unit: 5}\ndescriptors:\n" +
+		"- key: path\n  value: /a\n  metadata:\n    owner: team\n  name: b\n  rate_limit:\n    <<: *a\n    shadow_mode: true\n    description: c\n"
+	r, err := convertFrom("envoy", "-", []byte(text), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var notes strings.Builder
+	for _, n := range r.Notes {
+		notes.WriteString(n.String() + "\n")
+	}
+	const want = `line 1: name: it is left out, as it has no effect in a configuration.
+line 2: metadata: it is left out, as it does not limit.
+line 4: x-anchor: it is left out, as it does not limit.
+line 8: metadata: it is left out, as it does not limit.
+line 10: name: it is left out, as it has no effect in a descriptor.
+line 13: shadow_mode: it is left out, as it has no effect in a rate_limit.
+line 14: description: it is left out, as it does not limit.
+`
+	if notes.String() != want {
+		t.Errorf("got\n%swant\n%s", notes.String(), want)
+	}
+	if !strings.Contains(r.Text, "\t\tsize 5\n\t\twindow 1d\n") {
+		t.Errorf("got\n%s", r.Text)
+	}
+	if err := validateConverted(r.Text); err != nil {
+		t.Errorf("%v\n%s", err, r.Text)
+	}
+}
+
 // TestConvertLastZone guards that of several zones of one name in a block the last
 // becomes a limit of that name, which is what its counts go by, with one note.
 func TestConvertLastZone(t *testing.T) {

@@ -13,7 +13,7 @@ type counted uint8
 
 const (
 	countedAdmitted counted = iota
-	countedNear             // admitted, and the bucket is at least 80 % full now
+	countedNear             // admitted, and the bucket is at least 80 % full now, though one request does not fill it
 	countedDenied           // this limit had no room
 	countedSpared           // this limit had room, but another one denied
 	countedKinds
@@ -58,23 +58,29 @@ func (c *counters) release() { _, _ = limitCounters.Delete(c.path) }
 // Destruct implements caddy.Destructor.
 func (*counters) Destruct() error { return nil }
 
-// count counts what the limit decided on a request, given whether the request is
-// denied by any limit, and whether this bucket was charged.
-func (c *counters) count(on uint32, d *limiter.Decision, denied, charged bool, cost int64) {
+// count counts what the limit decided on a request for b, given whether the request
+// is denied by any limit, and whether b was charged.
+func (c *counters) count(on uint32, b *limiter.Bucket, d *limiter.Decision, denied, charged bool) {
 	kind := countedAdmitted
 	switch {
 	case d.Denied:
 		kind = countedDenied
 	case denied:
 		kind = countedSpared
-	case d.Remaining <= d.Size/5:
+	case d.Remaining <= d.Size/5 && !filledByOne(b):
 		kind = countedNear
 	}
 	s := &c.stripes[on%stripes]
 	s.decisions[kind][d.By].Add(1)
 	if charged {
-		s.units.Add(uint64(cost)) //nolint:gosec // costs are positive
+		s.units.Add(uint64(b.Cost)) //nolint:gosec // costs are positive
 	}
+}
+
+// filledByOne reports whether any request leaves b at least 80 % full, even if b was
+// empty: that tells nothing then, as with a size of 1 or a warm-up.
+func filledByOne(b *limiter.Bucket) bool {
+	return b.Limit.Algorithm == limiter.WarmUp || b.Limit.Size-b.Cost <= b.Limit.Size/5
 }
 
 // limitTotals is the sum of all stripes of counters.
@@ -115,7 +121,7 @@ func (t *limitTotals) of(kinds ...counted) (sum uint64) {
 	return sum
 }
 
-// checked is what became of a request at a handler that had limits for it.
+// checked is what became of a request that met a limit.
 type checked uint8
 
 const (
@@ -141,15 +147,23 @@ var checkedRequests [stripes]struct {
 // countChecked counts a request.
 func countChecked(on uint32, what checked) { checkedRequests[on%stripes].n[what].Add(1) }
 
-// countRefused counts a request on whose limits a matcher or a value failed, and
-// returns what it was counted as.
-func countRefused(on uint32, err error) (what checked) {
-	what = checkedRefused
+// checkedSet is a set of what became of a request.
+type checkedSet uint8
+
+// add adds to s and reports whether s did not have it yet.
+func (s *checkedSet) add(what checked) (added bool) {
+	before := *s
+	*s |= 1 << what
+	return *s != before
+}
+
+// refusedAs returns what becomes of a request on whose limits a matcher or a value
+// failed.
+func refusedAs(err error) checked {
 	if ref, ok := err.(refusal); ok && ref.status == errEarlyData.status { //nolint:errorlint // as addTo returns it
-		what = checkedEarlyData
+		return checkedEarlyData
 	}
-	countChecked(on, what)
-	return what
+	return checkedRefused
 }
 
 // checkedTotal returns the number of requests so far.

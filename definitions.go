@@ -13,12 +13,11 @@ import (
 // definitions records the limits of a config, to find those that share a path by
 // mistake or contradict each other.
 type definitions struct {
-	named        map[string]definition // in the whole config, by path
-	bounds       map[string][3]setting // likewise, by the name of the bucket in stores
-	handlerPaths map[string]bool       // in one handler
-	counters     map[string]*counters  // in the whole config, by path
-	tops         map[topID]*topList    // in the whole config
-	warned       map[string]bool       // options in the whole config that have no effect
+	named    map[string]definition // in the whole config, by path
+	bounds   map[string][3]setting // likewise, by the name of the bucket in stores
+	counters map[string]*counters  // in the whole config, by path
+	tops     map[topID]*topList    // in the whole config
+	warned   map[string]bool       // options in the whole config that have no effect
 
 	maxKeys int // for all limits together
 }
@@ -39,14 +38,6 @@ func newDefinitions() *definitions {
 		tops:     make(map[topID]*topList),
 		maxKeys:  limiter.DefaultMaxKeys,
 	}
-}
-
-// inHandler returns the definitions for the limits of one more handler to be
-// added to.
-func (d *definitions) inHandler() *definitions {
-	inHandler := *d
-	inHandler.handlerPaths = make(map[string]bool)
-	return &inHandler
 }
 
 // countersOf returns the counters of a path.
@@ -84,17 +75,12 @@ func (d *definitions) release() {
 	}
 }
 
-// add adds the buckets of l. A path may occur once in a handler, since a request
-// can't be charged twice in one step. Limits of the same name share their buckets
+// add adds the buckets of l. Limits of the same name share their buckets
 // wherever they are, so their options must agree. Those of limits without a name
 // need not: these share buckets if key and numbers are equal.
 func (d *definitions) add(l *Limit) error {
 	for _, b := range l.buckets {
-		if d.handlerPaths[b.path] {
-			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
-		}
-		d.handlerPaths[b.path] = true
-		b.policy = &policy{path: b.path, units: b.cost.isDynamic() || b.cost.constant != 1, counters: d.countersOf(b.path), zone: l.zone}
+		b.policy = &policy{path: b.path, counters: d.countersOf(b.path), zone: l.zone}
 		if err := d.addBounds(b); err != nil {
 			return err
 		}
@@ -128,7 +114,6 @@ func (d *definitions) add(l *Limit) error {
 				zap.String("zone", l.zone.Name), zap.String("option", o.option))
 			break
 		}
-		earlier.policy.units = earlier.policy.units || b.policy.units
 		b.policy = earlier.policy
 	}
 	return nil
@@ -140,7 +125,7 @@ func (d *definitions) add(l *Limit) error {
 // themselves.
 func (d *definitions) addBounds(b *bucket) error {
 	options := [3]setting{
-		{"max_keys", fmt.Sprint(cmp.Or(b.limit.maxKeys, max(d.maxKeys/2, 1)))},
+		{"max_keys", fmt.Sprint(b.limit.maxKeysOf(d.maxKeys))},
 		{"when_full", cmp.Or(b.limit.WhenFull, whenFullForget)},
 		{"track_top", fmt.Sprint(b.limit.trackTop)},
 	}

@@ -122,7 +122,7 @@ func newDryConfig(text []byte) (*dryConfig, error) {
 		}
 		d.servers = append(d.servers, s)
 	}
-	own, err := d.cutRedis(cfg.Apps["rate_limit"])
+	own, err := d.cutRedis(cfg.Apps[ownName])
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func newDryConfig(text []byte) (*dryConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d, d.provision(map[string]json.RawMessage{"http": httpApp, "rate_limit": own})
+	return d, d.provision(map[string]json.RawMessage{"http": httpApp, ownName: own})
 }
 
 // cutRedis returns the app's config without Redis.
@@ -173,7 +173,7 @@ func (d *dryConfig) provision(apps map[string]json.RawMessage) error {
 
 // compile provisions the apps and compiles the routes of the servers.
 func (d *dryConfig) compile(ctx caddy.Context) error {
-	own, err := ctx.App("rate_limit")
+	own, err := ctx.App(ownName)
 	if err != nil {
 		return err
 	}
@@ -275,7 +275,7 @@ func (c *cutter) contains(value any) bool {
 		return slices.ContainsFunc(value, c.contains)
 	case map[string]any:
 		switch value["handler"] {
-		case "rate_limit":
+		case ownName:
 			return true
 		case "invoke":
 			name, _ := value["name"].(string)
@@ -316,7 +316,7 @@ func (c *cutter) route(route rawRoute, after bool) (found bool) {
 		has := false
 		switch name := handlerName(h); c.kindOf(name, h) {
 		case keepHandler:
-			has = name == "rate_limit" || name == "invoke" && c.limited[stringIn(h, "name")]
+			has = name == ownName || name == "invoke" && c.limited[stringIn(h, "name")]
 			if name == "subroute" {
 				has = c.subroute(h, after)
 			}
@@ -330,6 +330,9 @@ func (c *cutter) route(route rawRoute, after bool) (found bool) {
 			}
 			if after {
 				c.warn("Server %s: the handler %s is not run; it is assumed to pass all requests on, as they are.", c.server, name)
+				if !slices.Contains([]string{"reverse_proxy", "file_server", "intercept"}, name) {
+					kept = append(kept, map[string]json.RawMessage{"handler": marshal("vars"), mayAuthenticate: marshal(name)})
+				}
 			}
 		case endHandler:
 			if hasLimits(marshal(h)) {
@@ -371,6 +374,10 @@ func (c *cutter) subroute(h map[string]json.RawMessage, after bool) (found bool)
 	return found
 }
 
+// mayAuthenticate is the variable whose setting takes the place of a handler that is
+// not run and may authenticate users: that of Caddy, or one of another plugin.
+const mayAuthenticate = "rate_limit.may_authenticate"
+
 // handlerKind is what becomes of a handler in a dryConfig.
 type handlerKind uint8
 
@@ -384,7 +391,7 @@ const (
 // kindOf returns what becomes of a handler. It may remove options from it.
 func (c *cutter) kindOf(name string, h map[string]json.RawMessage) handlerKind {
 	switch name {
-	case "rate_limit", "subroute", "invoke", "vars", "map", "rewrite":
+	case ownName, "subroute", "invoke", "vars", "map", "rewrite":
 		return keepHandler
 	case "headers":
 		delete(h, "response")

@@ -33,7 +33,10 @@ type dryServer struct {
 	first    caddyhttp.Handler
 	groups   map[string]int // of routes, by name
 	handlers []*dryHandler  // all rate_limit handlers, in the order of the config
-	local    net.Addr
+
+	authenticated map[*Handler]bool // those that requests may reach as users who are logged in
+
+	local net.Addr
 }
 
 // newDryServer reads a server's config.
@@ -199,8 +202,45 @@ var end = caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 func (s *dryServer) compile() (err error) {
 	c := &compiler{dryServer: s}
 	s.first, err = c.routes(s.server.Routes, end)
+	if err != nil {
+		return err
+	}
 	slices.Reverse(s.handlers)
-	return err
+	s.authenticated = make(map[*Handler]bool)
+	s.findAuthenticated(s.server.Routes, false)
+	return nil
+}
+
+// findAuthenticated finds the handlers in routes, and those of named routes that they
+// invoke, that are behind authentication. before tells whether the routes are. It
+// returns whether what follows them is.
+func (s *dryServer) findAuthenticated(routes caddyhttp.RouteList, before bool) (after bool) {
+	after = before
+	chosen := make(map[string]bool) // by groups, what is behind them
+	for i := range routes {
+		in := after
+		if group := routes[i].Group; group != "" {
+			if _, known := chosen[group]; !known {
+				chosen[group] = after
+			}
+			in = chosen[group] // of the others none has matched
+		}
+		for _, h := range routes[i].Handlers {
+			switch h := h.(type) {
+			case *Handler:
+				s.authenticated[h] = s.authenticated[h] || in
+			case *caddyhttp.Subroute:
+				in = s.findAuthenticated(h.Routes, in)
+			case *caddyhttp.Invoke:
+				in = s.findAuthenticated(caddyhttp.RouteList{*s.server.NamedRoutes[h.Name]}, in)
+			case *caddyhttp.VarsMiddleware:
+				_, marked := (*h)[mayAuthenticate]
+				in = in || marked
+			}
+		}
+		after = after || in
+	}
+	return after
 }
 
 // routes compiles routes. The last is followed by next.

@@ -204,6 +204,13 @@ func TestHeaderDirectiveOnDenials(t *testing.T) {
 			}
 		})
 	}
+	t.Run("in Caddy's order", func(t *testing.T) {
+		s := startSite(t, "intercept {\nreplace_status 503\n}\nrate_limit {\nsize 1\n}\nheader >X-RateLimit-Clear many\nrespond admitted")
+		s.run(
+			step{want: "503 limit=1 remaining=0 clear=many"},
+			step{want: "429 limit=1 remaining=0 clear=many reset=1.000 retry-after=1"},
+		)
+	})
 }
 
 // TestClientsCannotFillTheLog guards that whatever refuses a request, and wherever

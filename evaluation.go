@@ -64,21 +64,16 @@ func (e *evaluation) add(limits []*Limit) error {
 	return nil
 }
 
-// count counts what was decided on the request.
+// count counts what was decided on the request, at each limit.
 func (e *evaluation) count(a accounting) {
 	denied := false
 	for i := range e.decisions {
 		denied = denied || e.decisions[i].Denied
 	}
-	what := checkedAdmitted
-	if denied {
-		what = checkedDenied
-	}
-	countChecked(e.stripe, what)
 	for i := range e.decisions {
 		d := &e.decisions[i]
 		charged := !d.Denied && (!denied || a != accountingAtomic)
-		e.policies[i].counters.count(e.stripe, d, denied, charged, e.buckets[i].Cost)
+		e.policies[i].counters.count(e.stripe, &e.buckets[i], d, denied, charged)
 		if d.Denied {
 			events.denied(e.policies[i].counters, d)
 		}

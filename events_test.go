@@ -518,7 +518,7 @@ func TestDenialsWithoutListeners(t *testing.T) {
 	defer c.release()
 	deny := func() {
 		d := limiter.Decision{Denied: true, RetryAfter: time.Second}
-		c.count(0, &d, true, false, 1)
+		c.count(0, new(limiter.Bucket), &d, true, false)
 		events.denied(c, &d)
 	}
 	deny()

@@ -46,7 +46,7 @@ func TestFullLimitOptions(t *testing.T) {
 		`when_full share; limit a {; size 1; }`:  limit(`when_full: got "share", want a size with it`),
 		`when_full forget; limit a {; size 1; }`: limit(`when_full: got "forget", want a size with it`),
 	} {
-		t.Run(block, func(t *testing.T) { wantError(t, validateCaddyfile(inLimit(block)), want) })
+		t.Run(block, func(t *testing.T) { wantCaddyfileError(t, inLimit(block), want) })
 	}
 	for handler, want := range map[string]string{
 		`"limits":[{"size":5,"max_keys":5,"when_full":"share"}]`: ``,

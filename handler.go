@@ -59,7 +59,7 @@ type Handler struct {
 	//
 	// - `x-ratelimit` (default): `X-RateLimit-Limit`, `-Remaining`, `-Clear`,
 	//   and on denial `-Reset`
-	// - `ratelimit`: `RateLimit-Policy` and `RateLimit` of
+	// - `ratelimit-11`, or `ratelimit`: `RateLimit-Policy` and `RateLimit` of
 	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
 	// - `off`: neither
 	//
@@ -111,7 +111,7 @@ type Handler struct {
 // CaddyModule returns the Caddy module information.
 func (*Handler) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
-		ID:  "http.handlers.rate_limit",
+		ID:  caddy.ModuleID("http.handlers." + ownName),
 		New: func() caddy.Module { return new(Handler) },
 	}
 }
@@ -119,10 +119,41 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the limits. It returns an error if an option is invalid.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	err := h.setZones()
+	if err := h.setZones(); err != nil {
+		return err
+	}
+	if err := h.setOptions(resolveNumber); err != nil {
+		return err
+	}
+	loaded, err := ctx.App(ownName)
 	if err != nil {
 		return err
 	}
+	app := loaded.(*App)
+	h.store, h.redis, h.timeout = app.store, app.redis, app.timeout
+	if h.onError == "" {
+		h.onError = app.onError
+	}
+	if len(h.Limits) == 0 {
+		return errors.New("limits: got none, want at least one")
+	}
+	prep := newPreparation(resolveNumber, app.definitions.maxKeys)
+	for i, l := range h.Limits {
+		if l == nil {
+			return fmt.Errorf("limits: limit %d is null", i)
+		}
+		if err := l.provision(ctx, nil, prep, app.definitions); err != nil {
+			return err
+		}
+	}
+	h.warnReplaced(app)
+	app.handlers = append(app.handlers, h)
+	return nil
+}
+
+// setOptions sets the options that are not those of limits. on_error is left empty if
+// it is the app's.
+func (h *Handler) setOptions(resolve resolver) (err error) {
 	charged, fields := accountingAtomic, List{}
 	if len(h.RateLimits) > 0 {
 		charged, fields = accountingInOrder, List{"off"}
@@ -136,36 +167,15 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.families, err = newFamilies(fields); err != nil {
 		return err
 	}
+	if h.OnError != "" {
+		if h.onError, err = newConstant("on_error", h.OnError, parseOnError); err != nil {
+			return err
+		}
+	}
 	if h.Jitter != "" {
-		if h.jitter, err = newNumber("jitter", string(h.Jitter), zone.ParseJitter); err != nil {
-			return err
-		}
+		h.jitter, err = newNumberBy(resolve, "jitter", string(h.Jitter), zone.ParseJitter)
 	}
-
-	loaded, err := ctx.App("rate_limit")
-	if err != nil {
-		return err
-	}
-	app := loaded.(*App)
-	h.store, h.redis, h.timeout = app.store, app.redis, app.timeout
-	if h.onError, err = newConstant("on_error", cmp.Or(h.OnError, string(app.onError)), parseOnError); err != nil {
-		return err
-	}
-	defs := app.definitions.inHandler()
-	if len(h.Limits) == 0 {
-		return errors.New("limits: got none, want at least one")
-	}
-	for i, l := range h.Limits {
-		if l == nil {
-			return fmt.Errorf("limits: limit %d is null", i)
-		}
-		if err := l.provision(ctx, nil, defs); err != nil {
-			return err
-		}
-	}
-	h.warnReplaced(app)
-	app.handlers = append(app.handlers, h)
-	return nil
+	return err
 }
 
 // onError is how to handle a request on which Redis does not decide.
@@ -194,6 +204,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		defer h.redis.requests.Add(-1)
 	}
 	res, err := h.decide(w, r)
+	if res.open() {
+		defer res.count()
+	}
 	switch err := err.(type) { //nolint:errorlint // decide does not wrap them
 	case nil:
 		if res != nil {
@@ -219,8 +232,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 type storeError struct{ error }
 
 // decide charges the request to the limits that apply to it and sets the header
-// fields. It returns the request's result, or nil if no limit applies. Its error
-// is a denial, a refusal, a storeError, or the error of a matcher.
+// fields. It returns the request's result, also with an error, or nil if no limit
+// applies. Its error is a denial, a refusal, a storeError, or the error of a matcher.
 func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error) {
 	if virtual(r) {
 		return nil, nil
@@ -228,8 +241,9 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 	eval := evaluationOf(r)
 	defer eval.release()
 	if err := eval.add(h.Limits); err != nil {
-		h.noteUndecided(resultOf(eval), eval, countRefused(eval.stripe, err))
-		return nil, err
+		res := resultOf(eval)
+		h.noteUndecided(res, eval, refusedAs(err))
+		return res, err
 	}
 	if len(eval.buckets) == 0 {
 		return nil, nil
@@ -237,9 +251,8 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 
 	res := resultOf(eval)
 	if err := h.ask(eval, res); err != nil {
-		countChecked(eval.stripe, checkedUndecided)
 		h.noteUndecided(res, eval, checkedUndecided)
-		return nil, storeError{err}
+		return res, storeError{err}
 	}
 	eval.count(h.accounting)
 	decider, wait := res.add(eval, h.families, w.Header())
@@ -253,7 +266,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error
 		if len(h.RateLimits) > 0 {
 			h.logExceeded(eval, decider, told)
 		}
-		return nil, denial{decider, wait}
+		return res, denial{decider, wait}
 	}
 	return res, nil
 }
@@ -379,27 +392,6 @@ func (ref refusal) Error() string { return ref.err.Error() }
 // errNoDecision replaces errors that error routes should not show to clients, as
 // they may contain the store's address, for example. The reason is in the log.
 var errNoDecision = errors.New("rate limits can't be checked for this request")
-
-// refuse rejects a request, by an error for error routes to handle. If none would
-// handle it, the status is written directly, as the server would do: returning an
-// error is more than twice as expensive.
-func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err error) error {
-	if h.seenByErrorRoutes(r, status) {
-		if status != http.StatusTooManyRequests && status != http.StatusTooEarly {
-			err = errNoDecision
-		}
-		return h.handlerError(status, err)
-	}
-	if c := h.logger.Check(zap.DebugLevel, "request rejected"); c != nil {
-		fields := []zap.Field{zap.Int("status", status), zap.Error(err)}
-		if d, ok := err.(denial); ok { //nolint:errorlint // decide does not wrap them
-			fields = append(fields, zap.String("limit", d.path), zap.Stringer("by", d.decision.By))
-		}
-		c.Write(fields...)
-	}
-	w.WriteHeader(status)
-	return nil
-}
 
 // handlerError returns err as Caddy's handlers do, with an ID and a trace. The
 // trace is always the same, and computing it takes longer than all the rest.

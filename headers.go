@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"fmt"
 	"net/http"
 	"net/textproto"
 	"slices"
@@ -18,7 +17,7 @@ type families uint8
 
 const (
 	xRateLimit families = 1 << iota // X-RateLimit-*
-	ietf                            // RateLimit-Policy and RateLimit
+	ietf                            // RateLimit-Policy and RateLimit, of draft 11
 )
 
 // newFamilies parses the headers option.
@@ -27,22 +26,24 @@ func newFamilies(words []string) (families, error) {
 		return xRateLimit, nil
 	}
 	var set families
-	for i, word := range words {
-		if slices.Contains(words[:i], word) {
-			return 0, fmt.Errorf("headers: got a duplicate %q, want it once", word)
-		}
+	for _, word := range words {
+		var family families
 		switch word {
 		case "x-ratelimit":
-			set |= xRateLimit
-		case "ratelimit":
-			set |= ietf
+			family = xRateLimit
+		case "ratelimit-11", "ratelimit":
+			family = ietf
 		case "off":
 			if len(words) > 1 {
-				return 0, badOption("headers", strings.Join(words, " "), "off alone, or x-ratelimit, ratelimit or both")
+				return 0, badOption("headers", strings.Join(words, " "), "off alone, or x-ratelimit, ratelimit-11 or both")
 			}
 		default:
-			return 0, badOption("headers", word, "x-ratelimit, ratelimit or both, or off")
+			return 0, badOption("headers", word, "x-ratelimit, ratelimit-11 or both, or off")
 		}
+		if set&family != 0 {
+			return 0, newOptionError("headers", "got a duplicate %q, want it once", word)
+		}
+		set |= family
 	}
 	return set, nil
 }
@@ -204,7 +205,8 @@ func (f *fields) render(results []bucketResult, sum limiter.Summary, text []byte
 // draft-ietf-httpapi-ratelimit-headers-11: a structured field with an item for each
 // limit. The quota q is the size, the window w the time in which a full bucket
 // drains, or the length of a window that slides, or the time of a rate that warms up.
-// The unit qu is requests by default; the draft has no name for units of this kind.
+// There is no unit qu, even where requests cost other than one: only registered ones
+// are allowed, and none of them is a unit of this kind.
 func appendPolicies(b []byte, results []bucketResult) []byte {
 	start := len(b)
 	for i := range results {
@@ -214,9 +216,6 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 		}
 		b = appendName(b, len(b) == start, br)
 		b = appendParameter(b, ";q=", br.limit.Size)
-		if br.units {
-			b = append(b, `;qu="units"`...)
-		}
 		window := br.limit.DrainTime()
 		switch br.limit.Algorithm {
 		case limiter.Sliding, limiter.Log, limiter.WarmUp:
@@ -277,12 +276,17 @@ func appendName(b []byte, first bool, br *bucketResult) []byte {
 	if !first {
 		b = append(b, ", "...)
 	}
-	b = append(b, '"')
+	return append(br.appendTo(append(b, '"')), '"')
+}
+
+// appendTo appends the name by which br's limit is listed: its path and, if others of
+// that path stand before it, its number, such as default#2.
+func (br *bucketResult) appendTo(b []byte) []byte {
 	b = append(b, br.path...)
 	if br.ordinal > 0 {
 		b = strconv.AppendInt(append(b, '#'), int64(br.ordinal)+1, 10)
 	}
-	return append(b, '"')
+	return b
 }
 
 func appendParameter(b []byte, name string, n int64) []byte {

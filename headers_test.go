@@ -65,10 +65,12 @@ func TestNewFamilies(t *testing.T) {
 	}{
 		{"", xRateLimit, ""},
 		{"x-ratelimit", xRateLimit, ""},
+		{"ratelimit-11", ietf, ""},
 		{"ratelimit", ietf, ""},
-		{"x-ratelimit ratelimit", xRateLimit | ietf, ""},
+		{"x-ratelimit ratelimit-11", xRateLimit | ietf, ""},
 		{"ratelimit x-ratelimit", xRateLimit | ietf, ""},
 		{"ratelimit ratelimit", 0, `headers: got a duplicate "ratelimit", want it once`},
+		{"ratelimit-11 x-ratelimit ratelimit", 0, `headers: got a duplicate "ratelimit", want it once`},
 		{"off", 0, ""},
 		{"off ratelimit", 0, `headers: got "off ratelimit", want off alone`},
 		{"ratelimit off", 0, `headers: got "ratelimit off", want off alone`},
@@ -234,14 +236,14 @@ var fieldsTests = []struct {
 			`policy="a";q=562949953421312;w=562949954 ratelimit="a";r=562949953421311;t=562949954`,
 	},
 	{
-		"requests may cost more than one unit: the quota is not of requests",
+		"several limits, one of them in both families",
 		[]bucketResult{
-			{policy: &policy{path: "a", units: true}, limit: limitOf(10), families: xRateLimit | ietf,
+			{policy: &policy{path: "a"}, limit: limitOf(10), families: xRateLimit | ietf,
 				decision: limiter.Decision{Size: 10, Remaining: 7, Clear: 2500 * time.Millisecond}},
 			{policy: &policy{path: "b"}, limit: limitOf(9), families: ietf,
 				decision: limiter.Decision{Size: 9, Remaining: 8, Clear: time.Second}},
 		},
-		`limit=10 remaining=7 clear=2.500 policy="a";q=10;qu="units";w=10, "b";q=9;w=9 ratelimit="a";r=7;t=7, "b";r=8;t=8`,
+		`limit=10 remaining=7 clear=2.500 policy="a";q=10;w=10, "b";q=9;w=9 ratelimit="a";r=7;t=7, "b";r=8;t=8`,
 	},
 	{
 		"headers off: still a denial tells to wait",
@@ -323,14 +325,13 @@ func checkStructured(items []bucketResult, f fields) error {
 	}
 	for i, it := range items {
 		p, l := policies[i], limits[i]
-		wantsQ := map[bool]string{false: "q w", true: "q qu w"}[it.units]
 		q, w, r := p.parameters["q"], p.parameters["w"], l.parameters["r"]
 		t, hasT := l.parameters["t"]
 		wantsT := !it.decision.Never && (!all.Denied || it.decision.RetryAfter > 0)
 		switch {
 		case p.name != it.path || l.name != it.path:
 			return fmt.Errorf("limit %q is called %q and %q", it.path, p.name, l.name)
-		case p.names != wantsQ || it.units && p.unit != "units" || l.names != "r" && l.names != "r t":
+		case p.names != "q w" || l.names != "r" && l.names != "r t":
 			return fmt.Errorf("limit %q: parameters %q and %q", it.path, p.names, l.names)
 		case q != it.limit.Size:
 			return fmt.Errorf("limit %q: q=%d, size %d", it.path, q, it.limit.Size)
@@ -549,10 +550,9 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 	})
 }
 
-// Guards that where requests cost other than one unit the fields do not claim
-// that quotas are of requests: not for any block of a limit that charges more
-// elsewhere, and always the same.
-func TestQuotaUnits(t *testing.T) {
+// Guards that a limit's policy is the same in all responses, whatever a request costs,
+// and has no quota unit that the draft's registry lacks.
+func TestPolicyOfUnits(t *testing.T) {
 	s := startSite(t, `
 		route /cheap {
 			rate_limit api {
@@ -574,15 +574,15 @@ func TestQuotaUnits(t *testing.T) {
 		rate_limit /costly api {
 			size 9
 			cost 2
-			headers ratelimit
+			headers ratelimit-11
 		}
 		respond admitted
 	`)
-	const policies = `policy="api";q=9;qu="units";w=9, "default";q=9;w=9, "each";q=9;qu="units";w=9, "each/min_interval";q=1;w=1 `
+	const policies = `policy="api";q=9;w=9, "default";q=9;w=9, "each";q=9;w=9, "each/min_interval";q=1;w=1 `
 	s.run(
 		step{path: "/cheap", header: []string{"X-Cost: 1"}, want: `200 ` + policies +
 			`ratelimit="api";r=8;t=8, "default";r=8;t=8, "each";r=8;t=8, "each/min_interval";r=0;t=1`},
-		step{path: "/costly", want: `200 policy="api";q=9;qu="units";w=9 ratelimit="api";r=6;t=6`},
+		step{path: "/costly", want: `200 policy="api";q=9;w=9 ratelimit="api";r=6;t=6`},
 		step{path: "/cheap", after: time.Second, header: []string{"X-Cost: 5"}, want: `200 ` + policies +
 			`ratelimit="api";r=6;t=6, "default";r=8;t=8, "each";r=4;t=4, "each/min_interval";r=0;t=1`},
 	)

@@ -96,9 +96,11 @@ type Limit struct {
 	//   at most the `n` of the rate, makes the next one wait for all of them.
 	Algorithm string `json:"algorithm,omitempty"`
 
-	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as
-	// `60/1s`, `1000/1h` or `5/1d`. It replaces `drip_rate` and `drip_size`, and
-	// the size is n unless it is set. Placeholders must not depend on the request.
+	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as `10/s`,
+	// `60/minute`, `1000/h` or `5/12h`. It replaces `drip_rate` and `drip_size`, and
+	// the size is n unless it is set. That is a burst of `size` and n per duration on
+	// average, so up to `size` + n − 1 in one duration. Placeholders must not depend
+	// on the request.
 	Rate Rate `json:"rate,omitempty"`
 
 	// The number of units that the bucket holds, from 1 to 2^49. Default: the `n`
@@ -242,6 +244,7 @@ type Limit struct {
 	buckets       []*bucket
 	matchers      caddyhttp.MatcherSets
 	matchersRaw   caddyhttp.RawMatcherSets // as configured, to show; Caddy drops MatcherSetsRaw
+	resolve       resolver                 // of global placeholders
 	logger        *zap.Logger
 
 	warnNoKey          sync.Once
@@ -249,43 +252,87 @@ type Limit struct {
 	valueErrorThrottle logThrottle // bad values
 }
 
-// provision sets up l and its nested limits. If an option is invalid, it returns
-// an error that names the limit and the option.
-func (l *Limit) provision(ctx caddy.Context, parent *Limit, defs *definitions) error {
+// preparation is what the limits of a handler are prepared with. It is the same when
+// they are loaded and when a Caddyfile is adapted, but for what is not known then.
+type preparation struct {
+	resolve resolver
+	maxKeys int             // of all limits together
+	paths   map[string]bool // of the buckets in the handler so far
+}
+
+// newPreparation returns the preparation for the limits of one handler.
+func newPreparation(resolve resolver, maxKeys int) *preparation {
+	return &preparation{resolve, maxKeys, make(map[string]bool)}
+}
+
+// prepare sets up all of l that its options alone determine. If one is invalid, it
+// returns an error that names the limit and the option.
+func (l *Limit) prepare(parent *Limit, prep *preparation) error {
 	if err := l.setPath(parent); err != nil {
 		return fmt.Errorf("limit %q: %w", redacted(l.Name), err)
 	}
-	l.logger = ctx.Logger()
+	l.resolve = prep.resolve
 	err := l.setKey(parent)
 	if err == nil {
-		err = l.setMaxKeys(defs.maxKeys)
+		err = l.setMaxKeys(prep.maxKeys)
 	}
 	if err == nil && l.TrackTop != "" {
-		l.trackTop, err = newNumber("track_top", string(l.TrackTop), parseTrackTop)
+		l.trackTop, err = newNumberBy(l.resolve, "track_top", string(l.TrackTop), parseTrackTop)
 	}
 	if err == nil {
 		err = l.setBuckets()
 	}
 	if err == nil {
-		err = defs.add(l)
+		err = prep.addPaths(l.buckets)
 	}
+	if err != nil {
+		return l.errorIn(err)
+	}
+	return nil
+}
+
+// addPaths adds the paths of buckets. Each may occur once in a handler, since a request
+// can't be charged twice in one step.
+func (p *preparation) addPaths(buckets []*bucket) error {
+	for _, b := range buckets {
+		if p.paths[b.path] {
+			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
+		}
+		p.paths[b.path] = true
+	}
+	return nil
+}
+
+// provision sets up l and its nested limits.
+func (l *Limit) provision(ctx caddy.Context, parent *Limit, prep *preparation, defs *definitions) error {
+	l.logger = ctx.Logger()
+	if err := l.prepare(parent, prep); err != nil {
+		return err
+	}
+	err := defs.add(l)
 	if err == nil {
 		err = l.setMatchers(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("limit %q: %w", l.displayPath(), err)
+		return l.errorIn(err)
 	}
 	l.warnClientControlled()
+	if parent == nil || l.key != parent.key {
+		l.warnFlaws()
+	}
 	for i, child := range l.Limits {
 		if child == nil {
-			return fmt.Errorf("limit %q: limit %d within it is null", l.displayPath(), i)
+			return l.errorIn(fmt.Errorf("limit %d within it is null", i))
 		}
-		if err := child.provision(ctx, l, defs); err != nil {
+		if err := child.provision(ctx, l, prep, defs); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// errorIn returns an error that names l.
+func (l *Limit) errorIn(err error) error { return fmt.Errorf("limit %q: %w", l.displayPath(), err) }
 
 // isGroup reports whether l has no bucket, only nested limits.
 func (l *Limit) isGroup() bool {
@@ -330,12 +377,12 @@ func (l *Limit) setKey(parent *Limit) error {
 	}
 	var err error
 	if l.IPv4Prefix != "" {
-		if ipv4, err = newNumber("ipv4_prefix", string(l.IPv4Prefix), parseBits(32)); err != nil {
+		if ipv4, err = newNumberBy(l.resolve, "ipv4_prefix", string(l.IPv4Prefix), parseBits(32)); err != nil {
 			return err
 		}
 	}
 	if l.IPv6Prefix != "" {
-		if ipv6, err = newNumber("ipv6_prefix", string(l.IPv6Prefix), parseBits(128)); err != nil {
+		if ipv6, err = newNumberBy(l.resolve, "ipv6_prefix", string(l.IPv6Prefix), parseBits(128)); err != nil {
 			return err
 		}
 	}
@@ -359,7 +406,7 @@ func (l *Limit) setKey(parent *Limit) error {
 func (l *Limit) setMaxKeys(limit int) error {
 	if l.MaxKeys != "" {
 		var err error
-		if l.maxKeys, err = newNumber("max_keys", string(l.MaxKeys), parseMaxKeys); err != nil {
+		if l.maxKeys, err = newNumberBy(l.resolve, "max_keys", string(l.MaxKeys), parseMaxKeys); err != nil {
 			return err
 		}
 		if l.maxKeys > limit {
@@ -371,6 +418,10 @@ func (l *Limit) setMaxKeys(limit int) error {
 	l.shareWhenFull, err = newConstant("when_full", cmp.Or(l.WhenFull, whenFullForget), parseWhenFull)
 	return err
 }
+
+// maxKeysOf returns how many buckets the limit may have, given the maximum of all
+// limits together.
+func (l *Limit) maxKeysOf(all int) int { return cmp.Or(l.maxKeys, max(all/2, 1)) }
 
 // What to do with new keys when a limit is full.
 const (
@@ -429,8 +480,8 @@ func (l *Limit) setBuckets() error {
 
 	if legacy := firstSet(legacyOptions); legacy != nil {
 		if o := firstSet(bucketOptions); o != nil {
-			return fmt.Errorf("%s: got %q together with %s, want either size, drip_rate and drip_size or max, duration and min_interval",
-				o.option, o.text, legacy.option)
+			return newOptionError(o.option, "got %q together with %s, want either size, drip_rate and drip_size or max, duration and min_interval",
+				o.text, legacy.option)
 		}
 		return l.setLegacyBuckets(legacy)
 	}
@@ -446,13 +497,13 @@ func (l *Limit) setBuckets() error {
 	}
 
 	b := &bucket{path: l.path}
-	if b.size, err = newValue(size.option, size.text, parseUnits); err != nil {
+	if b.size, err = newValue(l.resolve, size.option, size.text, parseUnits); err != nil {
 		return err
 	}
-	if b.rate, err = newValue(rate.option, cmp.Or(rate.text, "1s"), parseInterval); err != nil {
+	if b.rate, err = newValue(l.resolve, rate.option, cmp.Or(rate.text, "1s"), parseInterval); err != nil {
 		return err
 	}
-	if b.drip, err = newValue(drip.option, cmp.Or(drip.text, "1"), parseUnits); err != nil {
+	if b.drip, err = newValue(l.resolve, drip.option, cmp.Or(drip.text, "1"), parseUnits); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
@@ -465,18 +516,18 @@ func (l *Limit) setRateBucket() error {
 		{"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)}, {"max", string(l.Max)},
 		{"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
 	}); o != nil {
-		return fmt.Errorf("%s: got %q together with rate, want either rate and size, or size, drip_rate and drip_size, "+
-			"or max, duration and min_interval", o.option, o.text)
+		return newOptionError(o.option, "got %q together with rate, want either rate and size, or size, drip_rate and drip_size, "+
+			"or max, duration and min_interval", o.text)
 	}
-	r, err := newNumber("rate", string(l.Rate), parseRate)
+	r, err := newNumberBy(l.resolve, "rate", string(l.Rate), parseRate)
 	if err != nil {
 		return err
 	}
 	b := &bucket{path: l.path}
-	if b.size, err = newValue("size", cmp.Or(string(l.Size), strconv.FormatInt(r.units, 10)), parseUnits); err != nil {
+	if b.size, err = newValue(l.resolve, "size", cmp.Or(string(l.Size), strconv.FormatInt(r.units, 10)), parseUnits); err != nil {
 		return err
 	}
-	if b.factor, err = newValue("factor", cmp.Or(string(l.Factor), "1"), parseFactor); err != nil {
+	if b.factor, err = newValue(l.resolve, "factor", cmp.Or(string(l.Factor), "1"), parseFactor); err != nil {
 		return err
 	}
 	var size int64
@@ -487,7 +538,7 @@ func (l *Limit) setRateBucket() error {
 	}
 	numbers, err := r.limit(size)
 	if err != nil {
-		return fmt.Errorf("rate: got %q, want another rate or size: %w", string(l.Rate), err)
+		return newOptionError("rate", "got %q, want another rate or size: %v", string(l.Rate), err)
 	}
 	b.rate = value[time.Duration]{option: "drip_rate", constant: numbers.DripInterval}
 	b.drip = value[int64]{option: "drip_size", constant: numbers.DripSize}
@@ -507,14 +558,14 @@ func (l *Limit) setLegacyBuckets(first *setting) error {
 		missing = "duration"
 	}
 	if missing != "" {
-		return fmt.Errorf("%s: got %q without %s, want max and duration; "+
-			"for an interval alone write size 1 and drip_rate <interval>", first.option, first.text, missing)
+		return newOptionError(first.option, "got %q without %s, want max and duration; "+
+			"for an interval alone write size 1 and drip_rate <interval>", first.text, missing)
 	}
-	most, err := newNumber("max", string(l.Max), parseUnits)
+	most, err := newNumberBy(l.resolve, "max", string(l.Max), parseUnits)
 	if err != nil {
 		return err
 	}
-	duration, err := newNumber("duration", string(l.Duration), parseInterval)
+	duration, err := newNumberBy(l.resolve, "duration", string(l.Duration), parseInterval)
 	if err != nil {
 		return err
 	}
@@ -531,7 +582,7 @@ func (l *Limit) setLegacyBuckets(first *setting) error {
 	if l.MinInterval == "" {
 		return nil
 	}
-	interval, err := newNumber("min_interval", string(l.MinInterval), parseInterval)
+	interval, err := newNumberBy(l.resolve, "min_interval", string(l.MinInterval), parseInterval)
 	if err != nil {
 		return err
 	}
@@ -553,10 +604,10 @@ func constantBucket(path string, size int64, rate time.Duration) *bucket {
 // addBucket completes b and adds it to the buckets of l.
 func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	var err error
-	if b.cost, err = newValue("cost", cmp.Or(cost, "1"), parseUnits); err != nil {
+	if b.cost, err = newValue(l.resolve, "cost", cmp.Or(cost, "1"), parseUnits); err != nil {
 		return err
 	}
-	if b.factor, err = newValue("factor", cmp.Or(factor, "1"), parseFactor); err != nil {
+	if b.factor, err = newValue(l.resolve, "factor", cmp.Or(factor, "1"), parseFactor); err != nil {
 		return err
 	}
 	b.limit = l

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -57,13 +58,13 @@ func TestRetryTimeCoversAllBuckets(t *testing.T) {
 			}
 			respond "{http.rate_limit.limit}"`,
 			[]step{
-				{want: `200 limit=1 remaining=0 clear=7200.000 policy="day";q=4;qu="units";w=14400, "day/burst";q=1;w=1 ` +
+				{want: `200 limit=1 remaining=0 clear=7200.000 policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
 					`ratelimit="day";r=2;t=7200, "day/burst";r=0;t=1`},
 				{want: `429 limit=1 remaining=0 clear=14400.000 reset=7200.000 retry-after=7200 ` +
-					`policy="day";q=4;qu="units";w=14400, "day/burst";q=1;w=1 ` +
+					`policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
 					`ratelimit="day";r=0;t=7200, "day/burst";r=0;t=1`},
 				{after: 2 * time.Hour,
-					want: `200 limit=1 remaining=0 clear=14400.000 policy="day";q=4;qu="units";w=14400, "day/burst";q=1;w=1 ` +
+					want: `200 limit=1 remaining=0 clear=14400.000 policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
 						`ratelimit="day";r=0;t=3600, "day/burst";r=0;t=1`},
 			},
 		},
@@ -498,11 +499,11 @@ func TestNeverAdmitted(t *testing.T) {
 	`)
 	s.run(
 		step{header: []string{"X-Cost: 4"},
-			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=3`},
+			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
 		step{header: []string{"X-Cost: 562949953421312"},
-			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=3`},
+			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
 		step{header: []string{"X-Cost: 3"},
-			want: `200 limit=3 remaining=0 clear=3.000 policy="default";q=3;qu="units";w=3 ratelimit="default";r=0;t=1`},
+			want: `200 limit=3 remaining=0 clear=3.000 policy="default";q=3;w=3 ratelimit="default";r=0;t=1`},
 	)
 }
 
@@ -532,6 +533,38 @@ func TestSitesShareBuckets(t *testing.T) {
 		step{path: "/unnamed", want: "200 limit=5 remaining=4 clear=1.000"},
 		other("/unnamed", "200 limit=6 remaining=5 clear=1.000"),
 	)
+}
+
+// Guards that the log names the sites whose limits share their buckets only because
+// nobody has named them, once for all of these, and no others.
+func TestSitesThatShareUnnamedLimits(t *testing.T) {
+	const first = "rate_limit {\nsize 10\n}\nrespond admitted"
+	for _, tc := range []struct {
+		name, site, others string
+		want               []any
+	}{
+		{"two sites", first, "http://b.test:{port} {\n" + first + "\n}", []any{"srv0 127.0.0.1", "srv0 b.test"}},
+		{"three sites, one of several hosts", first, "http://b.test:{port}, http://c.test:{port} {\n" + first + "\n}\nhttp://d.test:{port} {\n" + first + "\n}",
+			[]any{"srv0 127.0.0.1", "srv0 b.test, c.test", "srv0 d.test"}},
+		{"min_interval", strings.ReplaceAll(first, "size 10", "max 5\nduration 1m\nmin_interval 1s"),
+			"http://b.test:{port} {\n" + strings.ReplaceAll(first, "size 10", "max 5\nduration 1m\nmin_interval 1s") + "\n}",
+			[]any{"srv0 127.0.0.1", "srv0 b.test"}},
+		{"one site", "rate_limit /a {\nsize 10\n}\n" + first, "", nil},
+		{"other numbers", first, "http://b.test:{port} {\nrate_limit {\nsize 11\n}\n}", nil},
+		{"names", "rate_limit a {\nsize 10\n}", "http://b.test:{port} {\nrate_limit a {\nsize 10\n}\n}", nil},
+		{"off", "rate_limit {\nsize 10\nfactor 0\n}", "http://b.test:{port} {\nrate_limit {\nsize 10\nfactor 0\n}\n}", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startConfig(t, config{site: tc.site, sites: tc.others})
+			lines := s.log("info", "rate_limit")
+			switch {
+			case tc.want == nil && len(lines) > 0:
+				t.Errorf("got %v, want nothing", lines)
+			case tc.want != nil && (len(lines) != 1 || !reflect.DeepEqual(lines[0]["sites"], tc.want) || lines[0]["limit"] != "default"):
+				t.Errorf("got %v, want one line with %v", lines, tc.want)
+			}
+		})
+	}
 }
 
 // Guards that the log warns where drips are read from what clients send, and only

@@ -20,6 +20,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -37,6 +38,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -71,7 +73,10 @@ func TestMain(m *testing.M) {
 }
 
 func runTests(m *testing.M) int {
-	var err error
+	err := testseed.Set()
+	if err != nil {
+		panic(err)
+	}
 	if storage, err = os.MkdirTemp("", "caddy"); err != nil {
 		panic(err)
 	}
@@ -82,6 +87,7 @@ func runTests(m *testing.M) int {
 	}
 	// With the race detector each process would sleep a second before it exits.
 	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
+	sweepInterval = time.Hour // or what is drained by a clock of a test may be gone too early
 	return m.Run()
 }
 
@@ -696,6 +702,25 @@ func wantError(t *testing.T, err error, want string) {
 	}
 }
 
+// wantCaddyfileError checks the error for a Caddyfile like wantError. What is found when
+// it is adapted has to have a line, which is only compared if want has one.
+func wantCaddyfileError(t *testing.T, src, want string) {
+	t.Helper()
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), map[string]any{"filename": "Caddyfile"})
+	if err == nil {
+		wantError(t, validateConfig(config), want)
+		return
+	}
+	text, line, found := strings.Cut(err.Error(), ", at Caddyfile:")
+	if _, err := strconv.Atoi(line); !found || err != nil {
+		t.Errorf("error %q has no line", text)
+	}
+	if strings.Contains(want, ", at Caddyfile:") {
+		text = err.Error()
+	}
+	wantError(t, errors.New(text), want)
+}
+
 // checkStoredAgain checks that all that is ours in a configuration has a field
 // in our types, and is the same when it is written from them. It returns how
 // many modules of ours there are.
@@ -823,7 +848,7 @@ func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
 	t.Cleanup(cancel)
 	defs := newDefinitions()
 	t.Cleanup(defs.release)
-	if err := l.provision(ctx, nil, defs.inHandler()); err != nil {
+	if err := l.provision(ctx, nil, newPreparation(resolveNumber, defs.maxKeys), defs); err != nil {
 		t.Fatal(err)
 	}
 	core, logs := observer.New(zapcore.DebugLevel)
@@ -864,13 +889,12 @@ func limitOf(size int64, more ...any) limiter.Limit {
 // member is one member of a structured field list.
 type member struct {
 	name       string
-	unit       string // the value of qu
 	names      string // of the parameters, in order
 	parameters map[string]int64
 }
 
 // parseList parses a list of strings, each of them once, with integers as
-// parameters, but for qu, which is a string.
+// parameters.
 func parseList(text string) ([]member, error) {
 	if text == "" {
 		return nil, nil
@@ -895,10 +919,6 @@ func parseList(text string) ([]member, error) {
 		parsed := member{name: name, names: strings.Join(it.Params.Names(), " "), parameters: make(map[string]int64)}
 		for _, n := range it.Params.Names() {
 			v, _ := it.Params.Get(n)
-			if unit, ok := v.(string); ok && n == "qu" {
-				parsed.unit = unit
-				continue
-			}
 			integer, ok := v.(int64)
 			if !ok {
 				return nil, fmt.Errorf("%s=%v is no integer but a %T", n, v, v)

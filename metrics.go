@@ -62,10 +62,11 @@ var (
 		"Decisions of a limit on requests, by result (admitted, denied, or spared: it had room, but another limit denied) "+
 			"and by what decided (redis, memory, remembered, fallback).", "limit", "result", "by")
 	checkedDesc = newDesc("checked_requests_total",
-		"Requests that met a limit, once for each handler, by result "+
+		"Requests that met a limit, each once when it ends, by result "+
 			"(admitted, denied, undecided: on_error applied, refused: a value or matcher failed, early_data).", "result")
 	nearDesc = newDesc("near_limit_total",
-		"Requests that a limit admitted and that left its bucket at least 80 percent full.", "limit")
+		"Requests that a limit admitted and that left its bucket at least 80 percent full. "+
+			"None where a single request does so, as with a size of 1 or a warm-up.", "limit")
 	unitsDesc = newDesc("units_total",
 		"Units charged to the buckets of a limit.", "limit")
 	infoDesc = newDesc("limit_info",
@@ -189,9 +190,10 @@ var (
 	countedOf    = [len(countedNames)][]counted{{countedAdmitted, countedNear}, {countedDenied}, {countedSpared}}
 )
 
-// limits writes the metrics of limits, by path.
+// limits writes the metrics of limits, by path. With many limits most of a scrape is
+// the sorting of series by the values of their labels, which takes almost no time if
+// they come in that order.
 func (out metricsWriter) limits(apps []*App) {
-	usages := usagesByPath(limitUsages(apps[len(apps)-1].memory))
 	limits := make(map[string]reportedLimit)
 	mayDecide := [deciders]bool{}
 	for _, app := range apps { // the newest one's numbers win
@@ -200,30 +202,53 @@ func (out metricsWriter) limits(apps []*App) {
 			mayDecide[by] = mayDecide[by] || (app.redis != nil) != (limiter.Decider(by) == limiter.DecidedByMemory)
 		}
 	}
-	for path, l := range limits {
-		totals := l.counters.totals()
-		for result, kinds := range countedOf {
-			for by, n := range totals.by(kinds...) {
-				if n > 0 || mayDecide[by] { // from 0 on, so that the first increase is seen
-					out.counter(decisionsDesc, n, path, countedNames[result], limiter.Decider(by).String())
+	usages := usagesByPath(withUnused(limitUsages(apps[len(apps)-1].memory), limits))
+	paths := slices.Sorted(maps.Keys(limits))
+	totalsOf := make([]limitTotals, len(paths))
+	for i, path := range paths {
+		totalsOf[i] = limits[path].counters.totals()
+	}
+	for by := range limiter.Decider(deciders) {
+		for i, path := range paths {
+			for result, kinds := range countedOf {
+				if n := totalsOf[i].by(kinds...)[by]; n > 0 || mayDecide[by] { // from 0 on, so that the first increase is seen
+					out.counter(decisionsDesc, n, path, countedNames[result], by.String())
 				}
 			}
 		}
+	}
+	for i, path := range paths {
+		l, totals := limits[path], &totalsOf[i]
 		out.counter(nearDesc, totals.of(countedNear), path)
 		out.counter(unitsDesc, totals.units, path)
 		out.gauge(infoDesc, 1, path, l.algorithm, l.size, l.dripRate, l.dripSize, l.window)
 
-		usage, used := usages[path]
+		usage := usages[path]
 		out.gauge(bucketsDesc, usage.Buckets, path)
-		if used {
-			out.gauge(bucketsMaxDesc, usage.MaxKeys, path)
-		}
+		out.gauge(bucketsMaxDesc, usage.MaxKeys, path)
 		out.counter(sharedDesc, usage.Shared, path)
 		out.counter(forgottenDesc, usage.Forgotten, path)
 	}
 	for what := range checkedKinds {
 		out.counter(checkedDesc, checkedTotal(what), what.String())
 	}
+}
+
+// withUnused returns the usages together with those of limits that have not had any
+// bucket yet.
+func withUnused(usages []limiter.LimitUsage, limits map[string]reportedLimit) []limiter.LimitUsage {
+	used := make(map[string]bool, len(usages))
+	for _, u := range usages {
+		used[u.Name] = true
+	}
+	for _, l := range limits {
+		for name, n := range l.maxKeys {
+			if !used[name] {
+				usages = append(usages, limiter.LimitUsage{Name: name, MaxKeys: n})
+			}
+		}
+	}
+	return usages
 }
 
 // usagesByPath returns the usage of the limits of each path together.
@@ -247,6 +272,7 @@ func usagesByPath(usages []limiter.LimitUsage) map[string]limiter.LimitUsage {
 type reportedLimit struct {
 	counters                                    *counters
 	algorithm, size, dripRate, dripSize, window string
+	maxKeys                                     map[string]int // by the name of the buckets in the store
 }
 
 // Numbers of limits that are none.
@@ -262,7 +288,7 @@ func (a *App) setReportedLimits() {
 	add = func(limits []*Limit) {
 		for _, l := range limits {
 			for _, b := range l.buckets {
-				a.reportedLimits[b.path] = b.reported().merge(a.reportedLimits[b.path])
+				a.reportedLimits[b.path] = b.reported(a.maxKeys).merge(a.reportedLimits[b.path])
 			}
 			add(l.Limits)
 		}
@@ -272,10 +298,12 @@ func (a *App) setReportedLimits() {
 	}
 }
 
-// reported returns what metrics say of b.
-func (b *bucket) reported() reportedLimit {
+// reported returns what metrics say of b, given the maximum number of buckets of all
+// limits.
+func (b *bucket) reported(maxKeys int) reportedLimit {
 	n := b.shown()
 	l := reportedLimit{
+		maxKeys:  map[string]int{b.name: b.limit.maxKeysOf(maxKeys)},
 		counters: b.policy.counters, algorithm: n.Algorithm, size: reportedNumber(n.Size),
 		dripRate: reportedNumber(n.DripRate), dripSize: reportedNumber(n.DripSize), window: reportedNumber(n.Window),
 	}
@@ -315,6 +343,7 @@ func (l reportedLimit) merge(other reportedLimit) reportedLimit {
 	merge(&l.dripRate, other.dripRate)
 	merge(&l.dripSize, other.dripSize)
 	merge(&l.window, other.window)
+	maps.Copy(l.maxKeys, other.maxKeys)
 	return l
 }
 

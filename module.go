@@ -3,19 +3,70 @@
 // all Caddy instances share them.
 //
 // The package provides the HTTP handler `rate_limit` and the app of the same
-// name, which configures where the buckets are kept. The buckets themselves are
-// implemented by package limiter.
+// name, which configures where the buckets are kept. If another plugin has that name,
+// they are called `redis_rate_limit`. The buckets themselves are implemented by
+// package limiter.
 package ratelimit
 
 import (
+	"reflect"
+	"strings"
+
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 )
 
+// ownName is the name of the handler, the directive, the global option, the app and
+// the admin API, and with a hyphen that of the command. It is another one if another
+// plugin has taken any of these.
+//
+// Go initialises packages in the order of their import paths, as far as their
+// dependencies allow. A plugin that comes after this one panics if it wants the same
+// name.
+var ownName = "rate_limit"
+
 func init() {
+	if isTaken(ownName) || !registerDirective(ownName) {
+		taken := ownName
+		ownName = "redis_rate_limit"
+		caddy.Log().Warn("another plugin has the name of this one, which has a longer one instead; "+
+			"use that for the directive and the global option, or in JSON for the handler and the app",
+			zap.String("plugin", reflect.TypeFor[Handler]().PkgPath()), zap.String("taken", taken), zap.String("name", ownName))
+		httpcaddyfile.RegisterHandlerDirective(ownName, parseHandler)
+	}
+	// Limits see rewritten requests, and come before expensive handlers, such as
+	// those that hash passwords.
+	httpcaddyfile.RegisterDirectiveOrder(ownName, httpcaddyfile.Before, "basic_auth")
+	httpcaddyfile.RegisterGlobalOption(ownName, parseApp)
 	caddy.RegisterModule(new(App))
 	caddy.RegisterModule(new(Handler))
 	caddy.RegisterModule(new(adminAPI))
+	caddycmd.RegisterCommand(command())
+}
+
+// isTaken reports whether a module or command of another plugin has a name of ours.
+func isTaken(name string) bool {
+	for _, id := range []string{name, "http.handlers." + name, "admin.api." + name} {
+		if _, err := caddy.GetModule(id); err == nil {
+			return true
+		}
+	}
+	_, taken := caddycmd.Commands()[commandName(name)]
+	return taken
+}
+
+// commandName returns the name of the command of a module.
+func commandName(module string) string { return strings.ReplaceAll(module, "_", "-") }
+
+// registerDirective registers the directive, and reports whether its name was free:
+// if not, Caddy panics, and tells in no other way.
+func registerDirective(name string) (free bool) {
+	defer func() { free = recover() == nil }()
+	httpcaddyfile.RegisterHandlerDirective(name, parseHandler)
+	return true
 }
 
 // Interface guards

@@ -11,13 +11,22 @@ import (
 // observe shows the result of the request so far in the access log and in its
 // span. The log is written at the end of the request and then shows the result of
 // all handlers, even of those without the option.
+//
+// Caddy's tracing tells that there is a span by a variable of the request. To look for
+// one in the context would take longer, as every value in it is asked.
 func (h *Handler) observe(res *result, eval *evaluation) {
+	if !res.traced && (!h.Log || res.logged) {
+		return
+	}
 	ctx := eval.request.Context()
 	if h.Log && !res.logged {
 		if extra, ok := ctx.Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
 			extra.Set(zap.Object("rate_limit", loggedResult{res}))
 			res.logged = true
 		}
+	}
+	if !res.traced {
+		return
 	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(res.attributes()...)
@@ -26,19 +35,8 @@ func (h *Handler) observe(res *result, eval *evaluation) {
 
 // noteUndecided notes why a handler did not decide on the request.
 func (h *Handler) noteUndecided(res *result, eval *evaluation, why checked) {
-	res.failed = why
+	res.become(why)
 	h.observe(res, eval)
-}
-
-// outcome returns what became of the request: it was denied if any limit did so.
-func (res *result) outcome(denied bool) checked {
-	switch {
-	case denied:
-		return checkedDenied
-	case res.failed != 0:
-		return res.failed
-	}
-	return checkedAdmitted
 }
 
 // attributes returns the attributes of the request's span. The status of the span
@@ -46,7 +44,7 @@ func (res *result) outcome(denied bool) checked {
 func (res *result) attributes() []attribute.KeyValue {
 	sum, decided := summarize(res.buckets, 0)
 	attributes := append(make([]attribute.KeyValue, 0, 4),
-		attribute.String("caddy.rate_limit.result", res.outcome(sum.Denied).String()))
+		attribute.String("caddy.rate_limit.result", res.what.String()))
 	if !decided {
 		return attributes
 	}
@@ -63,7 +61,7 @@ type loggedResult struct{ *result }
 // MarshalLogObject implements zapcore.ObjectMarshaler.
 func (l loggedResult) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	sum, decided := summarize(l.buckets, 0)
-	enc.AddString("result", l.outcome(sum.Denied).String())
+	enc.AddString("result", l.what.String())
 	if decided {
 		decider := &l.buckets[sum.Deciding]
 		enc.AddString("limit", decider.path)

@@ -160,8 +160,8 @@ func TestPeriodErrors(t *testing.T) {
 	const want = `want minute, hour, day, week, month or year, and after it a time zone such as Europe/Berlin, or none for UTC`
 	for _, period := range []string{"second", "days", "Day", "day Mars/Olympus", "day Local", "day local", "day CEST+2", "1d", "day ../etc/passwd"} {
 		t.Run(period, func(t *testing.T) {
-			err := validateCaddyfile(inLimit("algorithm fixed_window; size 1; period " + period))
-			wantError(t, err, fmt.Sprintf(`limit "api": period: got %q, %s`, period, want))
+			src := inLimit("algorithm fixed_window; size 1; period " + period)
+			wantCaddyfileError(t, src, fmt.Sprintf(`limit "api": period: got %q, %s`, period, want))
 		})
 	}
 	wantError(t, validateCaddyfile(inLimit("algorithm fixed_window; size 1; period month Europe Berlin")),

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -56,60 +55,6 @@ func TestPromises(t *testing.T) {
 	}
 	if promises == 0 {
 		t.Error("docs/promises.md has no rows")
-	}
-}
-
-// promising matches the words that make a sentence a promise.
-var promising = regexp.MustCompile(`(?i)\b(never|always|no|exactly|at most)\b`)
-
-// TestPromisesAreComplete guards that docs/promises.md has all promises: a
-// sentence, or a part of one, of the documents for users that says never, always,
-// no, exactly or at most is quoted there, or has a quote in it.
-func TestPromisesAreComplete(t *testing.T) {
-	page, err := os.ReadFile("docs/promises.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var quotes []string
-	for line := range strings.Lines(string(page)) {
-		if cells := strings.Split(line, "|"); len(cells) > 2 {
-			quotes = append(quotes, strings.Join(strings.Fields(cells[1]), " "))
-		}
-	}
-	documents, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	sentence := regexp.MustCompile(`[^.:;|]+[.:;|]*`)
-	for _, document := range append(documents, "README.md") {
-		switch filepath.Base(document) {
-		case "promises.md", "faults.md", "performance.md": // the list itself, and what was measured
-			continue
-		}
-		source, err := os.ReadFile(document)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text := strings.Join(strings.Fields(fenced.ReplaceAllString(string(source), " | ")), " ")
-		quoted := make([]bool, len(text))
-		for _, quote := range quotes {
-			for from := 0; quote != ""; {
-				i := strings.Index(text[from:], quote)
-				if i < 0 {
-					break
-				}
-				for j := range len(quote) {
-					quoted[from+i+j] = true
-				}
-				from += i + len(quote)
-			}
-		}
-		for _, at := range sentence.FindAllStringIndex(text, -1) {
-			part := text[at[0]:at[1]]
-			if promising.MatchString(part) && !slices.Contains(quoted[at[0]:at[1]], true) {
-				t.Errorf("%s: docs/promises.md has no row for: %s", document, strings.TrimSpace(part))
-			}
-		}
 	}
 }
 

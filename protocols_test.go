@@ -67,7 +67,8 @@ func TestVirtualRequests(t *testing.T) {
 }
 
 // TestProtocols guards that what comes over a connection is limited, whatever
-// version of HTTP it speaks, with TLS or without.
+// version of HTTP it speaks, with TLS or without, and that denied uploads are
+// answered before their bodies have come.
 func TestProtocols(t *testing.T) {
 	addr := redistest.FreeAddr(t)
 	s := startConfig(t, config{
@@ -122,6 +123,23 @@ func TestProtocols(t *testing.T) {
 				if got := (answer{Response: res}).String(); got != want || res.Proto != tc.proto {
 					t.Errorf("request %d: got %s over %s, want %s over %s", i+1, got, res.Proto, want, tc.proto)
 				}
+			}
+			body, in := io.Pipe() // which stalls
+			defer in.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // Caddy would wait a minute for it
+			defer cancel()
+			req, err := http.NewRequestWithContext(ctx, "POST", tc.url, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Expect", "100-continue")
+			res, err := client.Do(req)
+			if err != nil {
+				t.Fatalf("an upload got no answer: %v", err)
+			}
+			res.Body.Close()
+			if res.StatusCode != http.StatusTooManyRequests || res.Proto != tc.proto {
+				t.Errorf("an upload got %d over %s, want 429 over %s", res.StatusCode, res.Proto, tc.proto)
 			}
 		})
 	}

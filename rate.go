@@ -1,15 +1,17 @@
 package ratelimit
 
 import (
+	"cmp"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Rate is `<n>/<duration>`: n units per duration, evenly, such as `60/1s`,
-// `1000/1h` or `5/1d`.
+// Rate is `<n>/<duration>`: n units per duration, evenly, such as `10/s`, `1000/h` or
+// `5/12h`.
 type Rate string
 
 // UnmarshalJSON accepts any JSON value as text. It is validated with the option.
@@ -30,14 +32,21 @@ func (r rate) String() string {
 	return fmt.Sprintf("%d/%s", r.units, shownInterval(jsonSeconds(r.each)))
 }
 
+// unitOfRate matches a duration of a rate that is a number of one unit, or the unit
+// alone. Each unit has its own first letter.
+var unitOfRate = regexp.MustCompile(`^([0-9]*)([smhd]|(?:second|minute|hour|day)s?)$`)
+
 // parseRate parses a rate.
 func parseRate(text string) (rate, string) {
 	n, each, _ := strings.Cut(text, "/")
 	units, wrongUnits := parseUnits(n)
+	if m := unitOfRate.FindStringSubmatch(each); m != nil {
+		each = cmp.Or(m[1], "1") + m[2][:1]
+	}
 	interval, wrongInterval := parseInterval(each)
 	if wrongUnits != "" || wrongInterval != "" {
-		return rate{}, fmt.Sprintf("<n>/<duration>, such as 60/1s, 1000/1h or 5/1d: a whole number from 1 to %d "+
-			"and whole microseconds", int64(limiter.MaxUnits))
+		return rate{}, fmt.Sprintf("<n>/<duration>, such as 10/s, 60/minute, 1000/h or 5/12h: a whole number from 1 to %d, "+
+			"and s, m, h, d, second, minute, hour, day or a duration of whole microseconds", int64(limiter.MaxUnits))
 	}
 	return rate{units, interval}, ""
 }

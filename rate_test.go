@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	wantRate = `want <n>/<duration>, such as 60/1s, 1000/1h or 5/1d: ` +
-		`a whole number from 1 to 562949953421312 and whole microseconds`
+	wantRate = `want <n>/<duration>, such as 10/s, 60/minute, 1000/h or 5/12h: a whole number from 1 to 562949953421312, ` +
+		`and s, m, h, d, second, minute, hour, day or a duration of whole microseconds`
 	wantOneForm = `want either rate and size, or size, drip_rate and drip_size, or max, duration and min_interval`
 )
 
@@ -63,6 +63,65 @@ func TestRates(t *testing.T) {
 	}
 }
 
+// Guards that a unit may stand for one of it and may be written out, and that all
+// ways to write a duration are the same rate.
+func TestRateUnits(t *testing.T) {
+	for duration, texts := range map[time.Duration][]string{
+		time.Second:      {"s", "1s", "second", "1second", "1seconds", "1000ms"},
+		time.Minute:      {"m", "1m", "minute", "1minute", "60s", "60seconds"},
+		time.Hour:        {"h", "1h", "hour", "1hour", "60minutes"},
+		24 * time.Hour:   {"d", "1d", "day", "1day", "24h", "24hours"},
+		30 * time.Minute: {"30m", "30minutes", "0.5h"},
+		7 * 24 * 3600e9:  {"7d", "7days", "007day"},
+	} {
+		for _, text := range texts {
+			l, _ := readyLimit(t, &Limit{Rate: Rate("10/" + text)})
+			want, err := limiter.NewLimit(10, duration, 10)
+			if got := l.buckets[0].constant; err != nil || got == nil || got.Limit != want {
+				t.Errorf("10/%s: got %+v, want %+v, error %v", text, got, want, err)
+			}
+		}
+	}
+}
+
+// Guards the bound that the documents have of a rate: behind a full burst, up to
+// 2n − 1 units are admitted within one duration, size and n − 1 with another size, and
+// how to have n at most.
+func TestRateWithinItsDuration(t *testing.T) {
+	for _, tc := range []struct {
+		block  string
+		within time.Duration
+		want   int
+	}{
+		{"rate 10/m", time.Minute, 19},
+		{"rate 5/day", 24 * time.Hour, 9},
+		{"rate 60/s", time.Second, 117}, // drips of 3 units
+		{"rate 10/m\nsize 3", time.Minute, 12},
+		{"rate 10/m\nsize 1", time.Minute, 10},
+		{"algorithm sliding_log\nsize 10\nwindow 1m", time.Minute, 10},
+	} {
+		t.Run(tc.block, func(t *testing.T) {
+			s := startSite(t, "rate_limit {\n"+tc.block+"\n}\nrespond admitted")
+			admitted, end := 0, s.clock.read()+tc.within
+			for s.clock.read() < end {
+				a := s.get("/")
+				if a.StatusCode == 200 {
+					admitted++
+					continue
+				}
+				wait, err := time.ParseDuration(a.Header.Get("X-RateLimit-Reset") + "s")
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.clock.advance(wait)
+			}
+			if admitted != tc.want {
+				t.Errorf("%d admitted within %v, want %d", admitted, tc.within, tc.want)
+			}
+		})
+	}
+}
+
 // Guards what a rate may be in a Caddyfile: all that can't be meant is refused
 // in one line that has what it got and what would be right.
 func TestRateErrors(t *testing.T) {
@@ -78,7 +137,9 @@ func TestRateErrors(t *testing.T) {
 		{`rate 5/1d; limit a {; rate 1/1h; }`, ``},
 
 		{`rate`, `rate: got "", want one value, at Caddyfile:3`},
-		{`rate 60 1s`, `rate: got "60 1s", want one value, at Caddyfile:3`},
+		{`rate 60 1s`, `limit "api": rate: got "60 1s", ` + wantRate + `, at Caddyfile:3`},
+		{`rate 10 per second`, `limit "api": rate: got "10 per second", ` + wantRate + `, at Caddyfile:3`},
+		{`rate 10 / s`, `limit "api": rate: got "10 / s", ` + wantRate + `, at Caddyfile:3`},
 		{`rate 60/1s; rate 60/1s`, `rate: got a duplicate option, want it once, at Caddyfile:4`},
 		{
 			`rate 999/1s; size 9`, `limit "api": rate: got "999/1s", want another rate or size: ` +
@@ -114,7 +175,7 @@ func TestRateErrors(t *testing.T) {
 	}
 	for _, text := range []string{
 		"60", "0/1s", "-1/1s", "+5/1s", "1.5/1s", "1e3/1s", "562949953421313/1s", "99999999999999999999/1s", "/1s", "1/",
-		"/", "1", "10/min", "10/m", "10/s", "10r/s", "5/60", "1/0s", "1/-1s", "1/999ns", "1/1500ns", "1/1s/1", "1//1s",
+		"/", "1", "10/min", "10/sec", "10r/s", "10/S", "10/mss", "10/ms", "10/month", "10/week", "10/1.5hour", "10/-1hour", "10 / s", "10/ s", "10/hours1", "10 per hour", "10/0s", "10/0day", "10/99999999999day", "5/60", "1/0s", "1/-1s", "1/999ns", "1/1500ns", "1/1s/1", "1//1s",
 		"1 / 1s", " 1/1s", "1/1s ", "1/1w", "1/1y", "1/9999999h", "1s/1", "ten/1s", "NaN/1s", "1/1s,2/1m", "٣/1s",
 	} {
 		tests = append(tests, struct{ block, want string }{
@@ -122,7 +183,7 @@ func TestRateErrors(t *testing.T) {
 		})
 	}
 	for _, tc := range tests {
-		t.Run(tc.block, func(t *testing.T) { wantError(t, validateCaddyfile(inLimit(tc.block)), tc.want) })
+		t.Run(tc.block, func(t *testing.T) { wantCaddyfileError(t, inLimit(tc.block), tc.want) })
 	}
 }
 
@@ -214,6 +275,8 @@ func TestRatesOfOneName(t *testing.T) {
 		"rate 60/1s":                              "",
 		"size 60\ndrip_rate 50ms\ndrip_size 3":    "",
 		"rate 120/2s\nsize 60":                    "",
+		"rate 60/s":                               "",
+		"rate 60/second":                          "",
 		"rate 60/1m":                              "drip_rate: got ",
 		"size 60\ndrip_rate 16667us\ndrip_size 1": "drip_rate: got ",
 	} {
@@ -229,7 +292,7 @@ func TestRatesOfOneName(t *testing.T) {
 
 // Guards that no text panics, and that one which is read is a limit or an error.
 func FuzzRate(f *testing.F) {
-	for _, text := range []string{"60/1s", "7/1s", "999/1s", "3/1d", "1/1us", "562949953421312/1us", "1/6000d"} {
+	for _, text := range []string{"60/1s", "7/1s", "999/1s", "3/1d", "1/1us", "562949953421312/1us", "1/6000d", "10/s", "10/2hours"} {
 		f.Add(text, int64(1))
 		f.Add(text, int64(math.MaxInt64))
 	}

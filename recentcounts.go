@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"sync"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // recentSamples is the number of samples to keep. One is taken every watchEvery, so
@@ -25,11 +27,17 @@ type countSample struct {
 }
 
 // limitCounts counts what became of requests at the limits of one path.
-type limitCounts struct{ admitted, denied, spared uint64 }
+type limitCounts struct {
+	admitted, denied, spared uint64
+	fallback                 uint64 // of all of these, those that this process decided instead of Redis
+}
 
 // countsOf returns the counts of t.
 func countsOf(t *limitTotals) limitCounts {
-	return limitCounts{t.of(countedAdmitted, countedNear), t.of(countedDenied), t.of(countedSpared)}
+	by := t.by(countedAdmitted, countedNear, countedDenied, countedSpared)
+	return limitCounts{
+		t.of(countedAdmitted, countedNear), t.of(countedDenied), t.of(countedSpared), by[limiter.DecidedByFallback],
+	}
 }
 
 // sample takes a sample.
@@ -65,8 +73,10 @@ func (s *countSamples) since(now time.Time) (countSample, time.Duration) {
 // started again since, because no config had the limit for a while, have grown from
 // zero.
 func (c limitCounts) minus(before limitCounts) limitCounts {
-	if c.admitted < before.admitted || c.denied < before.denied || c.spared < before.spared {
+	if c.admitted < before.admitted || c.denied < before.denied || c.spared < before.spared || c.fallback < before.fallback {
 		return c
 	}
-	return limitCounts{c.admitted - before.admitted, c.denied - before.denied, c.spared - before.spared}
+	return limitCounts{
+		c.admitted - before.admitted, c.denied - before.denied, c.spared - before.spared, c.fallback - before.fallback,
+	}
 }

@@ -91,8 +91,8 @@ type Redis struct {
 	// applies. Connections are made independently of it. Default: `50ms`.
 	Timeout Duration `json:"timeout,omitempty"`
 
-	// The maximum number of connections to each server, from 1 to 4096. Default:
-	// 10 per CPU.
+	// Deprecated: this has no effect and will be removed. There is one connection to
+	// each server.
 	PoolSize Number `json:"pool_size,omitempty"`
 }
 
@@ -130,7 +130,7 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 		return opt, nil, err
 	}
 	if rd.PoolSize != "" {
-		if opt.PoolSize, err = newNumber("pool_size", string(rd.PoolSize), parsePoolSize); err != nil {
+		if _, err = newNumber("pool_size", string(rd.PoolSize), parsePoolSize); err != nil {
 			return opt, nil, err
 		}
 	}
@@ -143,7 +143,7 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 }
 
 // parsePoolSize parses a number of connections.
-var parsePoolSize = parseInteger(1, limiter.RedisMaxPoolSize)
+var parsePoolSize = parseInteger(1, 4096)
 
 // parseDB parses a database number.
 func parseDB(text string) (int, string) {
@@ -482,7 +482,7 @@ func withoutPassword(address string) string {
 	} else {
 		scheme += "://"
 	}
-	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
+	if i := strings.LastIndexByte(rest, '@'); i > 0 {
 		rest = "…" + rest[i:]
 	} else if _, port, found := strings.Cut(rest, ":"); found && isURL && strings.Trim(port, "0123456789/") != "" {
 		rest = "…"

@@ -170,7 +170,7 @@ func TestRedisOptions(t *testing.T) {
 			},
 			limiter.RedisOptions{
 				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: 3,
-				KeyPrefix: "x", KeySecret: "k", Timeout: time.Second, PoolSize: 4,
+				KeyPrefix: "x", KeySecret: "k", Timeout: time.Second,
 			},
 		},
 		{

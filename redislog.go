@@ -80,7 +80,7 @@ func (t *eventThrottle) allow(e limiter.Event) bool {
 // the newest one.
 func logEvent(e limiter.Event) {
 	events.redis(e)
-	log := caddy.Log().Named("rate_limit")
+	log := caddy.Log().Named(ownName)
 	if app := newestApp(); app != nil {
 		log = app.logger
 	}

@@ -71,9 +71,9 @@ func TestReloadKeepsLevels(t *testing.T) {
 		"secret that is not there": {
 			global: redisGlobal("{env.RATELIMIT_TEST_UNSET}:6379"), site: site("2", "").site,
 		},
-		"cost above the size": site("2", "cost 3"),
-		"bad matcher behind":  {site: site("2", "").site + "\n@bad path_regexp [\nrespond @bad x"},
-		"port that is taken":  {site: site("2", "").site, sites: "http://" + taken.Addr().String() + " {\n}"},
+		"cost that is not there": site("2", "cost {env.RATELIMIT_TEST_UNSET}"),
+		"bad matcher behind":     {site: site("2", "").site + "\n@bad path_regexp [\nrespond @bad x"},
+		"port that is taken":     {site: site("2", "").site, sites: "http://" + taken.Addr().String() + " {\n}"},
 	} {
 		if err := s.load(c); err == nil {
 			t.Fatalf("%s: the config was accepted", name)
@@ -137,7 +137,7 @@ func TestReloadSharesConnections(t *testing.T) {
 		return number(value)
 	}
 	c := config{
-		global: redisGlobal(server.Addr, slowly, "pool_size 1"), // or it grows on a busy machine
+		global: redisGlobal(server.Addr, slowly),
 		site:   "rate_limit {\nsize 90\n}\nrespond admitted",
 	}
 	s := startConfig(t, c)

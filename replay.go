@@ -8,10 +8,13 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/dustin/go-humanize"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/accesslog"
@@ -31,7 +34,7 @@ type replay struct {
 	host   string // of requests whose log does not tell
 
 	runs    map[*dryServer]*reusedRun
-	servers map[replayedSite]*dryServer
+	servers map[replayedSite]*dryServer // nil if no site has the host
 
 	// The request that is being replayed.
 	entry   *accesslog.Entry
@@ -41,10 +44,16 @@ type replay struct {
 	met     []metLimit
 	refused bool
 
+	taken                      int64
 	requests, admitted, denied int64 // that any limit applied to
 	undecided                  int64 // that a matcher or a value rejected
-	unserved                   int64 // that no server of the config handles
 	hostless                   int64 // whose log does not tell the host
+	addressless                int64 // whose log does not tell the client's address
+	unserved                   int64 // for hosts that no site of the config has
+	otherHosts                 []string
+
+	readsHeaders bool     // whether anything but a key does
+	headers      [3]int64 // requests whose log has these accesslog.Headers
 }
 
 // replayedSite is what decides which server handles a request.
@@ -79,6 +88,7 @@ func newReplay(config *dryConfig, opt replayOptions) *replay {
 	p.roomy = newRoomyStore(func() time.Duration { return p.now }, maxReplayedKeys)
 	for _, s := range config.servers {
 		p.runs[s] = s.newReusedRun(p.visit)
+		p.readsHeaders = p.readsHeaders || s.readsHeaders()
 		for _, h := range s.handlers {
 			p.addLimits(h.limits.Limits, opt)
 		}
@@ -126,10 +136,14 @@ func (p *replay) addLimits(limits []*Limit, opt replayOptions) {
 func (p *replay) take(e *accesslog.Entry, at int64) {
 	p.now = max(time.Duration(at), time.Hour) // windows may be aligned to the clock
 	p.entry, p.at, p.met, p.refused = e, at, p.met[:0], false
+	p.taken++
 	run := p.prepare()
 	if run == nil {
-		p.unserved++
 		return
+	}
+	p.headers[e.Headers]++
+	if e.ClientIP == "" {
+		p.addressless++
 	}
 	run.run.now = time.Unix(0, at)
 	if err := run.serve(e.ClientIP, e.UserID, e.ClientIP != e.RemoteIP); err != nil {
@@ -139,7 +153,7 @@ func (p *replay) take(e *accesslog.Entry, at int64) {
 }
 
 // prepare makes the request, and returns the run of the server that handles it, or
-// nil.
+// nil if no site has its host.
 func (p *replay) prepare() *reusedRun {
 	e := p.entry
 	host, secure := e.Host, e.TLS
@@ -152,12 +166,16 @@ func (p *replay) prepare() *reusedRun {
 		if server, _ = p.config.serverOf(host, secure); e.Host == "" && server != nil && server.tls != secure {
 			server, _ = p.config.serverOf(host, server.tls) // the log does not tell of TLS either
 		}
+		if server != nil && !server.hasSite(host) {
+			server = nil
+		}
 		if len(p.servers) == 10_000 {
 			clear(p.servers) // clients choose the hosts that they ask for
 		}
 		p.servers[replayedSite{strings.Clone(host), secure}] = server
 	}
 	if server == nil {
+		p.addOtherHost(host)
 		return nil
 	}
 	run := p.runs[server]
@@ -177,6 +195,46 @@ func (p *replay) prepare() *reusedRun {
 	return run
 }
 
+// hasSite reports whether a site of s has the host, as its matchers decide.
+func (s *dryServer) hasSite(host string) bool {
+	r := &http.Request{Host: host}
+	r = r.WithContext(context.WithValue(context.Background(), caddy.ReplacerCtxKey, caddy.NewReplacer()))
+	return len(s.hosts) == 0 || slices.ContainsFunc(s.hosts, func(site string) bool {
+		m := caddyhttp.MatchHost{site}
+		if err := m.Provision(caddy.Context{}); err != nil {
+			return false // Caddy would not have loaded it
+		}
+		matches, _ := m.MatchWithError(r) // there are no errors
+		return matches
+	})
+}
+
+// addOtherHost counts a request for a host that no site has. If the log does not tell
+// the host, that is counted already.
+func (p *replay) addOtherHost(host string) {
+	if host == "" {
+		return
+	}
+	p.unserved++
+	const shown = 3
+	if len(p.otherHosts) < shown && !slices.Contains(p.otherHosts, host) {
+		p.otherHosts = append(p.otherHosts, strings.Clone(host[:min(len(host), maxText)]))
+	}
+}
+
+// headersRead matches what reads header fields in routes in JSON: the matchers, their
+// functions in expressions, and placeholders. keysOfLimits matches the keys of limits.
+var (
+	headersRead  = regexp.MustCompile(`"header(_regexp)?":|\bheader(_regexp)?\(|\{(http\.request\.)?(header|cookie)\.`)
+	keysOfLimits = regexp.MustCompile(`"key":"[^"]*"`)
+)
+
+// readsHeaders reports whether anything on the way to the limits of s reads header
+// fields, besides their keys.
+func (s *dryServer) readsHeaders() bool {
+	return headersRead.Match(keysOfLimits.ReplaceAll(marshal([]any{s.routes, s.named}), nil))
+}
+
 // tlsOfReplay is what is known of the TLS connections of logs.
 var tlsOfReplay = tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13}
 
@@ -186,8 +244,8 @@ func (p *replay) visit(h *Handler, eval *evaluation, err error) bool {
 		p.refused = true
 		return false
 	}
-	if len(p.entry.Redacted) > 0 {
-		p.dropRedacted(eval)
+	if len(p.entry.Redacted) > 0 || p.entry.Headers != accesslog.AllHeaders {
+		p.dropWithheld(eval)
 		if len(eval.buckets) == 0 {
 			return true
 		}
@@ -214,20 +272,28 @@ func (p *replay) visit(h *Handler, eval *evaluation, err error) bool {
 		d := eval.decisions[i].Denied
 		denied = denied || d
 		l.keys.add(b, p.now, levels[i], d)
+		if b.Name != l.bucket && p.entry.ClientIP != "" {
+			l.keyless++
+		}
 		p.met = append(p.met, metLimit{l, d})
 	}
 	return !denied
 }
 
-// dropRedacted removes the buckets whose key the log does not tell.
-func (p *replay) dropRedacted(eval *evaluation) {
+// dropWithheld removes the buckets whose key the log does not tell.
+func (p *replay) dropWithheld(eval *evaluation) {
 	for i := len(eval.buckets) - 1; i >= 0; i-- {
 		l := p.of[eval.policies[i]]
-		if slices.ContainsFunc(p.entry.Redacted, func(name string) bool { return slices.Contains(l.credentials, name) }) {
-			l.redacted++
-			eval.buckets = slices.Delete(eval.buckets, i, i+1)
-			eval.policies = slices.Delete(eval.policies, i, i+1)
+		if !slices.ContainsFunc(l.headers, p.entry.Withholds) {
+			continue
 		}
+		if p.entry.Headers == accesslog.AllHeaders {
+			l.redacted++
+		} else {
+			l.headerless++
+		}
+		eval.buckets = slices.Delete(eval.buckets, i, i+1)
+		eval.policies = slices.Delete(eval.policies, i, i+1)
 	}
 }
 
@@ -258,9 +324,9 @@ type replayOptions struct {
 	host     string         // of requests whose log does not tell
 }
 
-// credentialsIn returns the header fields that Caddy redacts in its logs and that
-// a key is made from.
-func credentialsIn(k *key) (names []string) {
+// headersIn returns the header fields that a key is made from, which logs may redact or
+// not have.
+func headersIn(k *key) (names []string) {
 	for _, part := range k.parts {
 		if !part.placeholder {
 			continue
@@ -280,7 +346,18 @@ func credentialsIn(k *key) (names []string) {
 func (p *replay) unusual(l *replayedLimit) (text []string) {
 	if l.redacted > 0 {
 		text = append(text, fmt.Sprintf("%s requests were left out, because the log redacts %s, which the key needs: "+
-			"to replay this limit, log requests with log_credentials.", humanize.Comma(l.redacted), strings.Join(l.credentials, ", ")))
+			"to replay this limit, log requests with log_credentials.", humanize.Comma(l.redacted), strings.Join(l.headers, ", ")))
+	}
+	if l.headerless > 0 {
+		text = append(text, fmt.Sprintf("%s requests were left out, because the log does not have %s, which the key needs: "+
+			"to replay this limit, log requests in Caddy's JSON with their header fields.", humanize.Comma(l.headerless), strings.Join(l.headers, ", ")))
+	}
+	if l.keyless > 0 && l.keyless == l.requests && l.redacted+l.headerless == 0 {
+		text = append(text, fmt.Sprintf("No request had a value for the key %s, so clients were told apart by their addresses. "+
+			"If the log leaves out what the key is made of, these numbers mean nothing.", l.key))
+	}
+	if l.factorVaries {
+		text = append(text, "The sizes are those after the division by factor, which depends on the request.")
 	}
 	if l.keys.folded > 0 {
 		text = append(text, fmt.Sprintf("There were more keys than the %d whose statistics are kept. "+

@@ -38,6 +38,32 @@ func logLine(at time.Duration, client, uri string, header ...string) string {
 		1.7e9+(at+duration).Seconds(), quoted(client), quoted(uri), quoted(headers), duration.Seconds())
 }
 
+// onHost is n lines for another host.
+func onHost(host string, n int) string {
+	quoted, _ := json.Marshal(host)
+	return strings.Repeat(strings.Replace(logLine(time.Second, "192.0.2.1", "/"), `"example.com"`, string(quoted), 1), n)
+}
+
+// headerless is lines of a log from which a filter removed the header fields.
+func headerless(lines string) string {
+	return strings.ReplaceAll(lines, `,"headers":{}`, "")
+}
+
+// inDocker is lines as Docker writes them.
+func inDocker(lines string) string {
+	var text strings.Builder
+	for line := range strings.Lines(lines) {
+		quoted, _ := json.Marshal(line)
+		fmt.Fprintf(&text, "{\"log\":%s,\"stream\":\"stdout\",\"time\":\"2023-11-14T22:13:20Z\"}\n", quoted)
+	}
+	return text.String()
+}
+
+// combinedLine is a line of the combined log format.
+func combinedLine(agent string) string {
+	return strings.TrimSuffix(commonLine(20, "192.0.2.1", "/"), "\n") + ` "-" "` + agent + "\"\n"
+}
+
 // commonLine is a line of the common log format.
 func commonLine(second int, client, uri string) string {
 	return fmt.Sprintf("%s - - [14/Nov/2023:22:13:%02d +0000] \"GET %s HTTP/1.1\" 200 1\n", client, second, uri)
@@ -117,7 +143,54 @@ func TestReplay(t *testing.T) {
 		{"a day since the first request", days("window 24h\nwindow_start first"), twoDays, "a 8=3+5 of 1", ""},
 		{"days of the calendar", days("period day"), twoDays, "a 8=6+2 of 1", ""},
 		{"one day in another zone", days("period day America/New_York"), twoDays, "a 8=3+5 of 1", ""},
-		{"another host", strings.Replace(two, "example.com", "other.example", 1), every(ms, 1), "a 0=0+0 of 0", ""},
+		{"another host", strings.Replace(two, "example.com", "other.example", 1), every(ms, 1), "a 0=0+0 of 0",
+			"No request was for a site of the config.\n1 request was for a host that no site of the config has: example.com."},
+		{
+			"a site without limits", two + "other.example {\nrespond ok\n}\n", every(ms, 2) + onHost("other.example", 1) + onHost("*.x.example", 1), "a 2=2+0 of 1",
+			"1 request was for a host that no site of the config has: *.x.example.",
+		},
+		{
+			"sites with wildcards and other names", strings.Replace(two, "example.com", "example.com, *.B.example, bücher.example", 1),
+			every(ms, 1) + onHost("a.b.example:8443", 1) + onHost("xn--bcher-kva.example", 1), "a 3=3+0 of 1", "",
+		},
+		{
+			"many other hosts", two, every(ms, 1) + onHost("h", 1) + onHost("i\u001b[2J", 1) + onHost("h", 1) + onHost("j", 1) + onHost("k", 1), "a 1=1+0 of 1",
+			`5 requests were for hosts that no site of the config has, such as h "i\x1b[2J" j.`,
+		},
+		{
+			"no headers", "example.com {\nrate_limit a {\nsize 1\nkey {header.X-Key}\n}\nrate_limit b {\nsize 2\n}\n}\n",
+			headerless(every(ms, 3)) + logLine(0, "192.0.2.1", "/", "X-Key: x"), "a 1=1+0 of 1, b 4=2+2 of 1",
+			"3 requests were left out, because the log does not have X-Key, which the key needs",
+		},
+		{
+			"no headers for a matcher", "example.com {\nrate_limit a {\nsize 1\nmatch header X-Key *\n}\n}\n", headerless(every(ms, 3)), "a 0=0+0 of 0",
+			"3 requests have no header fields in the log: matchers and numbers of the config that read them found none.",
+		},
+		{"no headers for nothing", two, headerless(every(ms, 1)), "a 1=1+0 of 1", ""},
+		{
+			"few headers", "example.com {\nroute {\nrate_limit a {\nsize 1\nkey {header.X-Key}{header.User-Agent}\n}\nrate_limit b {\nsize 1\nkey {header.User-Agent}\n}\n}\n}\n",
+			combinedLine("agent") + combinedLine("agent") + combinedLine("other"), "a 0=0+0 of 0, b 3=2+1 of 2",
+			"3 requests were left out, because the log does not have X-Key, User-Agent, which",
+		},
+		{
+			"few headers for a placeholder", "example.com {\nroute {\nmap {header.X-Plan} {cost} {\ndefault 1\n}\nrate_limit a {\nsize 1\ncost {cost}\n}\n}\n}\n",
+			combinedLine("agent"), "a 1=1+0 of 1",
+			"1 request has no header fields but Referer and User-Agent in the log: matchers and numbers of the config that read others found none.",
+		},
+		{
+			"a header that a filter removed", "example.com {\nrate_limit a {\nsize 1\nkey {header.X-Key}\n}\n}\n", every(ms, 3), "a 3=1+2 of 1",
+			"No request had a value for the key {http.request.header.X-Key}",
+		},
+		{
+			"a header that some lack", "example.com {\nrate_limit a {\nsize 1\nkey {header.X-Key}\n}\n}\n", every(ms, 3) + logLine(0, "192.0.2.1", "/", "X-Key: x"), "a 4=2+2 of 2", "",
+		},
+		{
+			"no addresses", two, strings.ReplaceAll(strings.ReplaceAll(every(ms, 3), `"client_ip":"192.0.2.1",`, ""), `"remote_ip":"192.0.2.250",`, ""), "a 3=2+1 of 1",
+			"3 requests have no address of their client in the log: they count as those of one client.",
+		},
+		{
+			"in Docker's JSON", two, inDocker(every(ms, 3)), "a 3=2+1 of 1", "the lines were taken out of the JSON of Docker's log files.",
+		},
 		{
 			"matchers, nested limits and header keys",
 			"example.com {\nrate_limit /api/* {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\nlimit b {\nmatch query q=*\nsize 1\n}\n}\n}\n}\n",
@@ -425,6 +498,85 @@ func TestReplayPeaksWithoutEnd(t *testing.T) {
 			if err != nil || (levels[0].units == of.cost) != fits || (levels[0].units == report.NoSize) == fits {
 				t.Errorf("%s, request %d: %v, %v", name, i, levels, err)
 			}
+		}
+	}
+}
+
+// TestReplayBursts guards that keys which ask evenly for more than drips out are told
+// from those that come in bursts, whether their requests are denied or not.
+func TestReplayBursts(t *testing.T) {
+	config := "example.com {\nrate_limit a {\nrate 60/1m\n}\n}\n"
+	key := 0
+	asks := func(every, from time.Duration, n int) string {
+		key++
+		var lines strings.Builder
+		for i := range n {
+			lines.WriteString(logLine(from+time.Duration(i)*every, fmt.Sprintf("192.0.2.%d", key), "/"))
+		}
+		return lines.String()
+	}
+	for _, tc := range []struct {
+		name, log string
+		over      int64
+		lasting   int64
+	}{
+		{"twice the rate", asks(500*ms, 0, 1000), 1, 1},
+		{"a little more than the rate", asks(950*ms, 0, 2000), 1, 1},
+		{"as fast as the rate", asks(time.Second, 0, 1000), 0, 0},
+		{"ten times the rate", asks(100*ms, 0, 1000), 1, 1},
+		{"a burst", asks(10*ms, 0, 1000), 1, 0},
+		{"a burst after requests at ease", func() string {
+			log := asks(2*time.Second, 0, 100)
+			key--
+			return log + asks(10*ms, 210*time.Second, 100)
+		}(), 1, 0},
+		{"some of each", asks(500*ms, 0, 200) + asks(500*ms, 0, 200) + asks(10*ms, 0, 200) + asks(time.Second, 0, 200), 3, 2},
+	} {
+		l := &replayed(t, logFile(t, tc.log), replayOptions{}, config).Configs[0].Limits[0]
+		over := int64(0)
+		for _, p := range l.Peaks {
+			if p.Units > l.Size {
+				over += p.Keys
+			}
+		}
+		if over != tc.over || l.KeysLasting != tc.lasting {
+			t.Errorf("%s: %d keys above the size, %d of them lasting, want %d and %d", tc.name, over, l.KeysLasting, tc.over, tc.lasting)
+		}
+	}
+}
+
+// TestReplayFactor guards that sizes are those to write as the option size, which factor
+// divides: with the one that is said to be enough nothing is denied, and with one less
+// something is.
+func TestReplayFactor(t *testing.T) {
+	const requests = 40
+	log := logFile(t, strings.Repeat(logLine(0, "192.0.2.1", "/"), requests))
+	for _, factor := range []string{"0.3", "0.5", "1", "1.7", "2", "3"} {
+		of := func(size int64) *report.Limit {
+			config := fmt.Sprintf("example.com {\nrate_limit a {\nsize %d\ndrip_rate 1s\nfactor %s\n}\n}\n", size, factor)
+			return &replayed(t, log, replayOptions{}, config).Configs[0].Limits[0]
+		}
+		l := of(5)
+		size := l.SizeFor(0)
+		if l.Size != 5 || l.Denied == 0 || l.Top[0].Peak != size || of(size).Denied != 0 || size > 1 && of(size-1).Denied == 0 {
+			t.Errorf("factor %s: of size %d needs %d, a key needs %d, denies %d with that, with one less %d",
+				factor, l.Size, size, l.Top[0].Peak, of(size).Denied, of(size-1).Denied)
+		}
+		if divides := factor != "1"; strings.Contains(l.Numbers, "size 5 / "+factor) != divides {
+			t.Errorf("factor %s: the numbers are %s", factor, l.Numbers)
+		}
+	}
+	varies := "example.com {\nrate_limit a {\nsize 5\ndrip_rate 1s\nfactor {query.f}\n}\n}\n"
+	l := &replayed(t, logFile(t, logLine(0, "192.0.2.1", "/?f=2"), logLine(ms, "192.0.2.1", "/?f=1")), replayOptions{}, varies).Configs[0].Limits[0]
+	if l.SizeFor(0) != 2 || len(l.Unusual) != 1 || !strings.Contains(l.Unusual[0], "after the division by factor") {
+		t.Errorf("a factor that varies: needs %d, %q", l.SizeFor(0), l.Unusual)
+	}
+	for _, tc := range []struct {
+		factor      factor
+		units, want int64
+	}{{1e6, math.MaxInt64, math.MaxInt64}, {1e6, limiter.MaxUnits, limiter.MaxUnits}, {2e6, limiter.MaxUnits, math.MaxInt64}, {math.MaxUint64, 1 << 40, math.MaxInt64}, {1, limiter.MaxUnits, limiter.MaxUnits/1_000_000 + 1}} {
+		if got := tc.factor.sizeFor(tc.units); got != tc.want {
+			t.Errorf("factor %v, %d units: got %d, want %d", tc.factor, tc.units, got, tc.want)
 		}
 	}
 }

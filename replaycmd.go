@@ -35,8 +35,9 @@ how many requests each limit would have denied, of how many keys, and which size
 would deny no more than a few of them.
 
 Logs are in Caddy's JSON, or in the common or combined log format of other servers,
-and may be compressed by gzip or zstd. "-" is standard input. Several logs, such as
-rolled ones or those of several nodes, are replayed as one, by time.
+and may be compressed by gzip or zstd. Lines may be wrapped as by Docker, Kubernetes,
+journald or syslog. "-" is standard input. Several logs, such as rolled ones or those
+of several nodes, are replayed as one, by time.
 
 Requests are decided at the times at which they arrived, by the matchers, keys and
 numbers of the config, with buckets in memory and max_keys as configured. No server
@@ -45,8 +46,9 @@ prepare requests for limits, such as vars, map and rewrite.
 
 What a log does not tell, a replay does not know:
 
-  - Caddy redacts the headers Cookie and Authorization unless log_credentials is on.
-    Limits whose key needs them are not replayed for such requests.
+  - Caddy redacts the headers Cookie and Authorization unless log_credentials is on,
+    and a filter may remove all headers. Limits whose key needs them are not replayed
+    for such requests.
   - The common and combined formats have no host (see --host), no headers besides
     Referer and User-Agent, and times in whole seconds. So the requests of a second
     are replayed twice, spread evenly and all at once. The numbers of denied requests
@@ -71,7 +73,7 @@ and 1 if none could be, or for bad input.`,
 	f.Bool("utc", false, "Count by the hours of UTC instead of those of this system's time zone")
 	f.Bool("show-keys", false, "Show the keys that were denied most, such as addresses")
 	f.Bool("json", false, "Print the results as JSON")
-	f.String("html", "", "Write a report with plots to this file")
+	f.String("html", "", "Write a report with plots to this file, which must be new or a report")
 	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"auto", "json", "common", "combined"}, cobra.ShellCompDirectiveNoFileComp))
 	return runs(cmd, runReplay)
 }
@@ -142,9 +144,10 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 		return err
 	}
 	defer log.Close()
+	inputs := slices.Concat(flags.configs, logs)
 	if flags.html != "" {
 		// Find out now whether it can be written, not after an hour.
-		f, err := os.OpenFile(flags.html, os.O_CREATE|os.O_WRONLY, 0o600)
+		f, err := openReport(flags.html, inputs)
 		if err != nil {
 			return fmt.Errorf("html: %w", err)
 		}
@@ -166,7 +169,7 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 
 	r := session.report(logs)
 	if flags.html != "" {
-		if err := writeHTML(r, flags.html); err != nil {
+		if err := writeHTML(r, flags.html, inputs); err != nil {
 			return fmt.Errorf("html: %w", err)
 		}
 	}
@@ -191,17 +194,60 @@ func collectLessOften() {
 	}
 }
 
+// openReport opens the file that a report is to be written to, and creates it if there
+// is none. What is in it stays for now. It is an error if that is one of the inputs, or
+// anything but a report.
+func openReport(file string, inputs []string) (*os.File, error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := replaceable(f, inputs); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// replaceable returns an error if the content of f must not be replaced by a report.
+func replaceable(f *os.File, inputs []string) error {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return err
+	}
+	for _, input := range inputs {
+		other, err := os.Stat(input)
+		if input == "-" {
+			other, err = os.Stdin.Stat()
+		}
+		if err == nil && os.SameFile(info, other) {
+			return fmt.Errorf("got %s, which is read as a config or a log, want another file", f.Name())
+		}
+	}
+	begins := make([]byte, report.Recognized)
+	n, err := f.ReadAt(begins, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if n > 0 && !report.IsReport(begins[:n]) {
+		return fmt.Errorf("got %s, which is not a report of a replay, want a new file, or a report to replace", f.Name())
+	}
+	return nil
+}
+
 // writeHTML writes the report to a file.
-func writeHTML(r *report.Report, file string) error {
-	f, err := os.Create(file)
+func writeHTML(r *report.Report, file string, inputs []string) error {
+	f, err := openReport(file, inputs)
 	if err != nil {
 		return err
 	}
-	if err := r.WriteHTML(f); err != nil {
-		_ = f.Close()
-		return err
+	if info, statErr := f.Stat(); statErr == nil && info.Mode().IsRegular() {
+		err = f.Truncate(0)
 	}
-	return f.Close()
+	if err == nil {
+		err = r.WriteHTML(f)
+	}
+	return cmp.Or(err, f.Close())
 }
 
 // replaySession replays logs by the limits of one or two configs.
@@ -317,6 +363,7 @@ func (s *replaySession) report(logs []string) *report.Report {
 	}) {
 		r.Skipped = append(r.Skipped, report.Skipped{Reason: reason.String(), Lines: skipped[reason]})
 	}
+	r.Notes = append(r.Notes, s.log.Notes()...)
 	for _, problem := range s.log.Problems() {
 		r.Notes = append(r.Notes, "A log could not be read to its end: "+problem)
 	}
@@ -358,7 +405,7 @@ func (s *replaySession) limits(config int) (limits []report.Limit) {
 func addUpperBound(l *report.Limit, atOnce *replayedLimit) {
 	other := atOnce.report()
 	l.DeniedAtMost = max(l.Denied, other.Denied)
-	l.Peaks = other.Peaks
+	l.Peaks, l.KeysLasting = other.Peaks, other.KeysLasting
 	l.Unusual = append(l.Unusual, "The sizes that keys needed are those for all requests of a second at once, so they are rather too large.")
 }
 
@@ -379,7 +426,19 @@ func (p *replay) notes(several bool) (notes []string) {
 			notes = append(notes, fmt.Sprintf("%s%s requests %s", prefix, humanize.Comma(n), many))
 		}
 	}
-	add(p.unserved, "was for no server of the config.", "were for no server of the config.")
+	if p.unserved > 0 && p.unserved == p.taken {
+		notes = append(notes, prefix+"No request was for a site of the config.")
+	}
+	others := printableList(p.otherHosts)
+	add(p.unserved, "was for a host that no site of the config has: "+others+".", "were for hosts that no site of the config has, such as "+others+".")
+	add(p.addressless, "has no address of its client in the log: it counts as that of one more client.",
+		"have no address of their client in the log: they count as those of one client.")
+	if p.readsHeaders {
+		const found = " in the log: matchers and numbers of the config that read others found none."
+		few, none := " no header fields but Referer and User-Agent"+found, " no header fields"+strings.Replace(found, "others", "them", 1)
+		add(p.headers[accesslog.FewHeaders], "has"+few, "have"+few)
+		add(p.headers[accesslog.NoHeaders], "has"+none, "have"+none)
+	}
 	add(p.undecided, "was rejected, because a matcher or a value could not be evaluated.",
 		"were rejected, because a matcher or a value could not be evaluated.")
 	if p.hostless > 0 && p.host == "" {

@@ -182,6 +182,68 @@ func TestReplayHTML(t *testing.T) {
 	}
 }
 
+// TestReplayOverwrites guards that a report takes the place of nothing but another report
+// or an empty file, and never of what the replay reads.
+func TestReplayOverwrites(t *testing.T) {
+	config, log := configFile(t, replaySite), replayLog(t)
+	dir := tempDir(t)
+	write := func(name, text string) string {
+		t.Helper()
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	link := filepath.Join(dir, "link.html")
+	if err := os.Symlink(log, link); err != nil {
+		t.Fatal(err)
+	}
+	old := filepath.Join(dir, "old.html")
+	if r := runCommand(t, "replay", "--config", config, "--html", old, log); r.status != 0 {
+		t.Fatalf("%+v", r)
+	}
+	text, err := os.ReadFile(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const other, input = "which is not a report of a replay, want a new file", "which is read as a config or a log, want another file"
+	for _, tc := range []struct{ name, file, want string }{
+		{"the log", log, input},
+		{"a link to the log", link, input},
+		{"the config", config, input},
+		{"notes", write("notes.html", "<!DOCTYPE html>\n<title>Notes</title>\n"), other},
+		{"a short file", write("short", "x"), other},
+		{"another log", write("other.log", logLine(0, "192.0.2.1", "/")), other},
+		{"an older report", write("older.html", string(text)+strings.Repeat("x", 1000)), ""},
+		{"an empty file", write("empty.html", ""), ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			before, err := os.ReadFile(tc.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := runCommand(t, "replay", "--config", config, "--html", tc.file, log)
+			after, err := os.ReadFile(tc.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.want != "" {
+				if r.status != 1 || !strings.Contains(r.errors, tc.want) || string(after) != string(before) {
+					t.Errorf("got %+v, the file has %d bytes, had %d", r, len(after), len(before))
+				}
+				return
+			}
+			if r.status != 0 || !strings.HasSuffix(strings.TrimSpace(string(after)), "</html>") {
+				t.Errorf("got %+v, the file has %d bytes", r, len(after))
+			}
+		})
+	}
+	if r := runCommand(t, "replay", "--config", config, "--html", old, log, old); r.status != 1 || !strings.Contains(r.errors, input) {
+		t.Errorf("a report that is given as a log: got %+v", r)
+	}
+}
+
 // TestReplayRefuses guards that bad input is an error of one line, which names what
 // is wrong, and that what could not be replayed at all is one too.
 func TestReplayRefuses(t *testing.T) {

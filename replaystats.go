@@ -16,15 +16,21 @@ import (
 
 // replayedLimit is what a limit has done in a replay.
 type replayedLimit struct {
-	path        string
-	bucket      string   // the name of its buckets
-	credentials []string // the header fields of its key that logs may redact
-	numbers     string
-	size        int64 // 0 if it depends on the request
-	algorithm   algorithm
+	path      string
+	bucket    string // the name of its buckets
+	key       string
+	headers   []string // the header fields of its key
+	numbers   string
+	size      int64 // in force; 0 if it depends on the request
+	written   int64 // the option size, which factor divides; 0 likewise
+	factor    factor
+	algorithm algorithm
+
+	factorVaries bool // as it depends on the request: then sizes are those in force
 
 	requests, admitted, denied int64
-	redacted                   int64 // requests that were left out
+	redacted, headerless       int64 // requests that were left out, as the log lacks their key
+	keyless                    int64 // requests that their client's address stood for
 
 	times timeline
 	hours hours
@@ -36,12 +42,20 @@ type replayedLimit struct {
 func newReplayedLimit(b *bucket, opt replayOptions) *replayedLimit {
 	numbers := b.shown()
 	l := &replayedLimit{
-		path: b.path, bucket: b.name, credentials: credentialsIn(b.limit.key),
-		algorithm: b.limit.algorithm, numbers: numbers.String(),
+		path: b.path, bucket: b.name, key: b.limit.key.String(), headers: headersIn(b.limit.key),
+		algorithm: b.limit.algorithm, factor: b.factor.constant, factorVaries: b.factor.isDynamic(),
+	}
+	if l.factorVaries {
+		l.factor = 1e6
 	}
 	if !b.sizeIsDynamic() {
 		l.size, _, _ = b.effectiveSize(nil) // validated before
+		l.written = b.size.constant
+		if l.written != l.size {
+			numbers.Size = b.size.String() + " / " + b.factor.String()
+		}
 	}
+	l.numbers = numbers.String()
 	l.hours.location = opt.location
 	l.paths.counts = make(map[string]*report.Count)
 	l.keys = keyStats{size: l.size, index: make(map[uint64]uint32), seed: maphash.MakeSeed(), showKeys: opt.showKeys, peaks: make(map[int64]int64)}
@@ -67,7 +81,7 @@ func (l *replayedLimit) count(at int64, path string, denied, admitted bool) {
 // report returns the statistics for a report.
 func (l *replayedLimit) report() report.Limit {
 	r := report.Limit{
-		Path: l.path, Algorithm: string(l.algorithm), Numbers: l.numbers, Size: l.size, Windows: l.algorithm.hasWindow(),
+		Path: l.path, Algorithm: string(l.algorithm), Numbers: l.numbers, Size: l.written, Windows: l.algorithm.hasWindow(),
 		Requests: l.requests, Admitted: l.admitted, Denied: l.denied, DeniedAtMost: l.denied,
 		ByPath: l.paths.top(), ByHour: l.hours.counts, HourIn: l.hours.location.String(),
 	}
@@ -76,10 +90,42 @@ func (l *replayedLimit) report() report.Limit {
 	}
 	r.Slot, r.Times = l.times.report()
 	r.Keys, r.KeysDenied, r.Peaks, r.Top = l.keys.report()
+	r.KeysLasting = l.keys.lasting()
+	r.Peaks = l.factor.sizesFor(r.Peaks)
+	for i := range r.Top {
+		r.Top[i].Peak = l.factor.sizeFor(r.Top[i].Peak)
+	}
 	if !l.algorithm.hasSize() {
 		r.Size, r.Peaks = 0, nil
 	}
 	return r
+}
+
+// sizeFor returns the smallest size that leaves so many units when it is divided by f, or
+// report.NoSize if none that a limit can have does.
+func (f factor) sizeFor(units int64) int64 {
+	hi, lo := bits.Mul64(uint64(max(units-1, 0)), uint64(f)) //nolint:gosec // not negative
+	if units == report.NoSize || hi >= 1e6 {
+		return report.NoSize
+	}
+	size, _ := bits.Div64(hi, lo, 1e6)
+	if size >= limiter.MaxUnits {
+		return report.NoSize
+	}
+	return int64(size) + 1
+}
+
+// sizesFor returns peaks as sizes that f divides.
+func (f factor) sizesFor(peaks []report.Peak) (sizes []report.Peak) {
+	for _, p := range peaks {
+		size := f.sizeFor(p.Units)
+		if n := len(sizes); n > 0 && sizes[n-1].Units == size {
+			sizes[n-1].Keys += p.Keys
+		} else {
+			sizes = append(sizes, report.Peak{Units: size, Keys: p.Keys})
+		}
+	}
+	return sizes
 }
 
 // timeline counts requests over time, in slots that widen as time goes on.
@@ -260,17 +306,28 @@ type keyStats struct {
 	several  bool // whether a key has several values, whose lengths are behind it
 
 	// The keys that were removed to make room for others.
-	folded, foldedDenied int64
-	peaks                map[int64]int64
-	top                  []report.Key
+	folded, foldedDenied, foldedLasting int64
+	peaks                               map[int64]int64
+	top                                 []report.Key
 }
 
 // keyStat has the statistics of a key.
 type keyStat struct {
 	hash             uint64
 	clear            int64 // when its bucket runs empty, in µs, if that could hold anything
+	since            int64 // when it was empty last, in µs
 	peak             int64 // the highest level of that bucket so far
 	requests, denied uint32
+	lasts            bool // whether it took long to reach the peak, see lasts
+}
+
+// lasts reports whether the time since b's bucket was empty is more than half of that
+// in which a full one runs empty. A bucket that became too small in less was filled by a
+// burst; otherwise its key asked for more than drips out.
+func lasts(b *limiter.Bucket, since time.Duration) bool {
+	drip := max(b.Limit.DripSize, 1)
+	drips := (b.Limit.Size + drip - 1) / drip
+	return 2*since > time.Duration(drips)*b.Limit.DripInterval
 }
 
 // add counts a request on the bucket b, which is at the given level then if it could
@@ -303,7 +360,14 @@ func (k *keyStats) add(b *limiter.Bucket, now time.Duration, filled level, denie
 		}
 	}
 	s := &k.keys[i]
-	s.clear, s.peak = (now + filled.clear).Microseconds(), max(s.peak, filled.units)
+	if !known || now.Microseconds() >= s.clear {
+		s.since = now.Microseconds()
+	}
+	s.clear = (now + filled.clear).Microseconds()
+	if filled.units > s.peak {
+		s.peak = filled.units
+		s.lasts = lasts(b, now-time.Duration(s.since)*time.Microsecond)
+	}
 	if s.requests < math.MaxUint32 {
 		s.requests++
 		if denied {
@@ -349,6 +413,9 @@ func (k *keyStats) fold() {
 		if s.denied > 0 {
 			k.foldedDenied++
 		}
+		if s.lasts && s.peak > k.size {
+			k.foldedLasting++
+		}
 		k.peaks[roundedPeak(s.peak, k.size)]++
 		k.top = addTop(k.top, s.report(text))
 	}
@@ -367,6 +434,17 @@ func addTop(top []report.Key, key report.Key) []report.Key {
 // report returns the statistics of a key.
 func (s *keyStat) report(text string) report.Key {
 	return report.Key{Text: text, Count: report.Count{Requests: int64(s.requests), Denied: int64(s.denied)}, Peak: s.peak}
+}
+
+// lasting returns how many keys needed more than the size, and long to come to that.
+func (k *keyStats) lasting() int64 {
+	n := k.foldedLasting
+	for i := range k.keys {
+		if s := &k.keys[i]; s.lasts && s.peak > k.size {
+			n++
+		}
+	}
+	return n
 }
 
 // report returns the statistics of all keys.

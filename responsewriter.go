@@ -28,6 +28,7 @@ type responseWriter struct {
 	caddyhttp.ResponseWriterWrapper
 	result  *result
 	cleaned bool
+	written int32 // the number of fields in the header when it was written
 }
 
 // cleanHeader removes foreign values and announced trailers from the header, once.
@@ -37,13 +38,17 @@ func (rw *responseWriter) cleanHeader() {
 		h := rw.Header()
 		rw.result.fields.dropForeign(h)
 		rw.result.fields.dropAnnounced(h)
+		rw.written = int32(len(h))
 	}
 }
 
 // cleanTrailers must be called when everything but the trailers is written. It
-// removes ours from those that were not announced, which are in the header by now.
+// removes ours from those that were not announced, which a proxy has added to the header
+// by now. Most responses have none, and to look at each field takes a while.
 func (rw *responseWriter) cleanTrailers() {
-	rw.result.fields.dropTrailers(rw.Header())
+	if h := rw.Header(); !rw.cleaned || len(h) != int(rw.written) {
+		rw.result.fields.dropTrailers(h)
+	}
 }
 
 // WriteHeader implements http.ResponseWriter. An informational response is not

@@ -21,8 +21,12 @@ type result struct {
 	fields  fields
 	writer  responseWriter
 	waited  time.Duration // for Redis, so far
-	failed  checked       // why a handler did not decide; 0 if each has
+	what    checked       // what became of the request so far
+	counted checkedSet    // what it was counted as
+	opened  bool          // whether a handler is going to count it
 	logged  bool          // whether the access log shows the result
+	traced  bool          // whether the request has a span
+	stripe  uint8         // of counters
 	inline  [1]bucketResult
 	text    [64]byte // backs the fields that the first handler sets
 }
@@ -30,17 +34,50 @@ type result struct {
 // resultVar is the variable of the request that holds its result.
 const resultVar = "rate_limit.result"
 
+// tracedVar is a variable that Caddy sets in requests that it traces.
+const tracedVar = "trace_id"
+
 // resultOf returns the result of the request, a new one if there is none yet.
 func resultOf(eval *evaluation) *result {
 	vars := eval.request.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
+	_, traced := vars[tracedVar]
 	if res, ok := vars[resultVar].(*result); ok {
+		res.traced = traced
 		return res
 	}
-	res := new(result)
+	res := &result{stripe: uint8(eval.stripe % stripes), traced: traced}
 	res.buckets = res.inline[:0]
 	vars[resultVar] = res
 	eval.replacer.Map(res.placeholder)
 	return res
+}
+
+// become notes what became of the request at one more handler. It was denied if any
+// limit did so.
+func (res *result) become(what checked) {
+	if res.what != checkedDenied {
+		res.what = what
+	}
+}
+
+// open reports whether the calling handler is the outermost of those that a request
+// passes, which counts the request when it ends: by then the handlers within it have
+// decided too. There may be no result.
+func (res *result) open() (outermost bool) {
+	if res == nil || res.opened {
+		return false
+	}
+	res.opened = true
+	return true
+}
+
+// count counts the request, unless a handler that has ended did so already and
+// nothing else has become of it since, in an error route.
+func (res *result) count() {
+	res.opened = false
+	if res.counted.add(res.what) {
+		countChecked(uint32(res.stripe), res.what)
+	}
 }
 
 // add adds the decisions of eval and updates the header fields. It returns the
@@ -59,6 +96,9 @@ func (res *result) add(eval *evaluation, show families, h http.Header) (decider 
 		})
 	}
 	own := limiter.Summarize(eval.decisions)
+	if own.Denied {
+		res.become(checkedDenied)
+	}
 	all, text := own, res.text[:0]
 	if before > 0 {
 		all, _ = summarize(res.buckets, 0)

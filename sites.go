@@ -1,17 +1,33 @@
 package ratelimit
 
 import (
+	"encoding/json"
+	"maps"
 	"slices"
+	"strings"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/intercept"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
 )
 
 // site is where a handler stands.
 type site struct {
 	server string   // the name of the HTTP server
 	hosts  []string // that its routes match, none if they match all
+
+	// What else the routes match that it is in, the outermost first.
+	matches []caddyhttp.RawMatcherSets
+}
+
+// String returns the server and the hosts.
+func (s site) String() string {
+	if len(s.hosts) == 0 {
+		return s.server
+	}
+	return s.server + " " + strings.Join(s.hosts, ", ")
 }
 
 // sitesOf returns where the handlers of an HTTP app stand. Those in routes of other
@@ -40,6 +56,9 @@ func (s sites) addRoutes(routes caddyhttp.RouteList, at site) {
 		in := at
 		if hosts := hostsOf(routes[i].MatcherSets); hosts != nil {
 			in.hosts = hosts
+		}
+		if sets := rawMatchers(routes[i].MatcherSets); sets != nil {
+			in.matches = append(slices.Clip(in.matches), sets)
 		}
 		for _, handler := range routes[i].Handlers {
 			s.add(handler, in)
@@ -71,6 +90,45 @@ func (s sites) addResponses(handlers []caddyhttp.ResponseHandler, at site) {
 	}
 }
 
+// rawMatchers returns matchers as a config has them, without those of hosts, or nil if
+// a set matches all requests then: Caddy does not keep the config of routes.
+func rawMatchers(sets caddyhttp.MatcherSets) (raw caddyhttp.RawMatcherSets) {
+	for _, set := range sets {
+		modules := rawSet(set)
+		delete(modules, "host")
+		if len(modules) == 0 {
+			return nil
+		}
+		raw = append(raw, modules)
+	}
+	return raw
+}
+
+// rawSet returns a set of matchers as a config has it.
+func rawSet(set caddyhttp.MatcherSet) caddy.ModuleMap {
+	modules := make(caddy.ModuleMap)
+	for _, m := range set {
+		module, ok := m.(caddy.Module)
+		if !ok {
+			continue
+		}
+		config := m
+		if not, ok := m.(*caddyhttp.MatchNot); ok { // which only marshals what Caddy has dropped
+			var inner caddyhttp.RawMatcherSets
+			for _, set := range not.MatcherSets {
+				inner = append(inner, rawSet(set))
+			}
+			config = inner
+		}
+		text, err := json.Marshal(config)
+		if err != nil {
+			text = nil // what it matches is not known
+		}
+		modules[module.CaddyModule().ID.Name()] = text
+	}
+	return modules
+}
+
 // hostsOf returns the hosts that matchers match, or nil if they match all.
 func hostsOf(sets caddyhttp.MatcherSets) (hosts []string) {
 	for _, set := range sets {
@@ -81,4 +139,27 @@ func hostsOf(sets caddyhttp.MatcherSets) (hosts []string) {
 		hosts = append(hosts, *set[i].(*caddyhttp.MatchHost)...)
 	}
 	return hosts
+}
+
+// logSharedBuckets logs which limits without a name stand on several sites and share
+// their buckets there, as their keys and numbers are equal.
+func (a *App) logSharedBuckets() {
+	stand := a.sites()
+	shared := make(map[string][]string) // the sites, by the name of the buckets
+	for b := range a.limits() {
+		at, known := stand[b.handler]
+		if !known || b.limit.Name != "" || b.off || b.bucket != b.limit.buckets[0] {
+			continue
+		}
+		if name := at.String(); !slices.Contains(shared[b.name], name) {
+			shared[b.name] = append(shared[b.name], name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(shared)) {
+		if sites := shared[name]; len(sites) > 1 {
+			slices.Sort(sites)
+			a.logger.Info("limits without a name on several sites have equal keys and numbers, so they share their buckets; "+
+				"unless that is meant, give each a name", zap.String("limit", pathOfBuckets(name)), zap.Strings("sites", sites))
+		}
+	}
 }

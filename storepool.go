@@ -45,11 +45,37 @@ var idleMemory atomic.Pointer[sharedMemory]
 // Tests lower it.
 var redisCloseDelay = 10 * time.Second
 
+// sweepInterval is how often drained buckets are removed from the memory store. Requests
+// remove them too, a few each, which takes long if there are few requests. Tests change it.
+var sweepInterval = time.Second
+
 // sharedMemory is the memory store in the pool.
-type sharedMemory struct{ *limiter.Memory }
+type sharedMemory struct {
+	*limiter.Memory
+	unused chan struct{} // closed when no app uses it any more
+}
+
+// use returns a store that is swept until its Destruct.
+func use(m *limiter.Memory) sharedMemory {
+	shared := sharedMemory{m, make(chan struct{})}
+	sweep := time.NewTicker(sweepInterval)
+	go func() {
+		defer sweep.Stop()
+		for {
+			select {
+			case <-sweep.C:
+				m.Sweep()
+			case <-shared.unused:
+				return
+			}
+		}
+	}()
+	return shared
+}
 
 // Destruct keeps the store for the next app for idleMemoryTime.
 func (m sharedMemory) Destruct() error {
+	close(m.unused)
 	this := &m
 	idleMemory.Store(this)
 	time.AfterFunc(idleMemoryTime, func() { idleMemory.CompareAndSwap(this, nil) })
@@ -109,10 +135,10 @@ type redisStoreKey struct {
 // are those that opt.TLS was made from.
 func newRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) redisStoreKey {
 	digest := sha256.New()
-	fmt.Fprintf(digest, "%q %t %q %q %q %q %q %d %q %q %d %d",
+	fmt.Fprintf(digest, "%q %t %q %q %q %q %q %d %q %q %d",
 		slices.Sorted(slices.Values(opt.Addresses)), opt.Cluster,
 		opt.MasterName, opt.SentinelUsername, opt.SentinelPassword,
-		opt.Username, opt.Password, opt.DB, opt.KeyPrefix, opt.KeySecret, opt.Timeout, opt.PoolSize)
+		opt.Username, opt.Password, opt.DB, opt.KeyPrefix, opt.KeySecret, opt.Timeout)
 	if opt.TLS == nil {
 		return redisStoreKey{digest: [sha256.Size]byte(digest.Sum(nil))}
 	}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"runtime/pprof"
 	"strings"
 	"testing"
 	"time"
@@ -108,11 +109,11 @@ func TestStoreIsShared(t *testing.T) {
 			`{"redis":{"addresses":["a:1"],"password":"{env.RATE_LIMIT_TEST_SECRET}","db":2}}`,
 			`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"timeout":"50ms"},"on_error":"deny"}`,
 			`{"redis":{"addresses":["a:1"],"password":"canary","db":2},"memory":{"max_keys":5}}`,
+			`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"pool_size":1}}`,
 		},
 		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"timeout":"60ms"}}`},
 		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"key_prefix":"x"}}`},
 		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"key_secret":"x"}}`},
-		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"pool_size":1}}`},
 		{
 			`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"tls":{}}}`,
 			`{"redis":{"addresses":["rediss://:canary@a:1/2"]}}`,
@@ -404,4 +405,44 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMemoryIsSwept guards that drained buckets leave the memory of a Caddy that gets no
+// more requests, also after reloads, and that no goroutine stays behind for a config that
+// has ended.
+func TestMemoryIsSwept(t *testing.T) {
+	original := sweepInterval
+	sweepInterval = time.Millisecond
+	t.Cleanup(func() { sweepInterval = original })
+	sweepers := func() int {
+		var stacks strings.Builder
+		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)
+		return strings.Count(stacks.String(), "ratelimit.use.func")
+	}
+	eventually(t, "those of earlier tests to end", func() bool { return sweepers() == 0 })
+	site := "rate_limit swept {\nkey {http.request.header.X-Key}\nsize 1\ndrip_rate 1m\n}\nrespond admitted"
+	s := startSite(t, site)
+	for range 3 {
+		for key := range 100 {
+			s.get("/", fmt.Sprint("X-Key: ", key))
+		}
+		app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory := app.(*App).memory
+		if got := memory.Len(); got != 100 {
+			t.Fatalf("%d buckets of 100 keys", got)
+		}
+		s.clock.advance(time.Minute)
+		eventually(t, "drained buckets to be removed", func() bool { s.clock.advance(time.Second); return memory.Len() == 0 })
+		if err := s.load(config{site: site + "\nheader X-Reload again"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "one goroutine to sweep", func() bool { return sweepers() == 1 })
+	if err := s.load(config{site: "respond unlimited"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the goroutine to end", func() bool { return sweepers() == 0 })
 }

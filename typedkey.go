@@ -1,22 +1,112 @@
 package ratelimit
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
 
-// bucketRequest is the body of a request about one bucket.
+// bucketRequest is the body of a request about the bucket of a limit or, without a
+// limit, about the buckets of all limits whose key is known then.
 type bucketRequest struct {
 	limit   string
 	key     *string  // as the limit's template expands to it
 	values  []string // instead of key: of the placeholders in the template
-	address *string  // instead of key: of a client whose requests have none
+	address *string  // of a client; with a limit: of one whose requests have no key
+}
+
+// MarshalJSON returns the body.
+func (asked bucketRequest) MarshalJSON() ([]byte, error) {
+	body := make(map[string]any)
+	if asked.limit != "" {
+		body["limit"] = asked.limit
+	}
+	if asked.key != nil {
+		body["key"] = asked.key
+	} else if asked.values != nil {
+		body["key"] = asked.values
+	}
+	if asked.address != nil {
+		body["address"] = asked.address
+	}
+	return json.Marshal(body)
+}
+
+// whose returns whose buckets are meant, in words.
+func (asked *bucketRequest) whose() string {
+	var of []string
+	switch {
+	case asked.address == nil:
+	case *asked.address == "":
+		of = append(of, "clients without an address")
+	default:
+		of = append(of, "client "+printable(*asked.address))
+	}
+	if asked.key != nil {
+		of = append(of, "key "+printable(*asked.key))
+	} else if asked.values != nil {
+		of = append(of, "key "+printableList(asked.values))
+	}
+	return cmp.Or(strings.Join(of, " and "), "all requests")
+}
+
+// of returns the requests for the buckets of a limit with key k whose keys can be made
+// from what was asked for all limits; and why not others, if so.
+func (asked *bucketRequest) of(limit string, k *key) (all []bucketRequest, why string) {
+	placeholders := k.placeholders()
+	n, others := len(placeholders), 0
+	var missing []string
+	for _, p := range placeholders {
+		if !p.address || asked.address == nil {
+			others++
+			missing = append(missing, "{"+p.text+"}")
+		}
+	}
+	given := asked.values
+	if asked.key != nil {
+		given = []string{*asked.key}
+	}
+	switch {
+	case n == 0:
+		return []bucketRequest{{limit: limit}}, ""
+	case asked.address != nil && (*asked.address == "" || others == n):
+		all = append(all, bucketRequest{limit: limit, address: asked.address}) // of requests without a key
+	case asked.address != nil && others > 0 && given != nil:
+	case asked.address != nil:
+		all = append(all, bucketRequest{limit: limit, values: k.values(*asked.address, make([]string, others))})
+	}
+	switch {
+	case others == 0:
+	case len(given) != others:
+		why = "it needs a value for each placeholder of its key: " + strings.Join(missing, " ")
+	case n == 1 && asked.key != nil:
+		all = append(all, bucketRequest{limit: limit, key: asked.key})
+	case asked.address != nil:
+		all = append(all, bucketRequest{limit: limit, values: k.values(*asked.address, given)})
+	default:
+		all = append(all, bucketRequest{limit: limit, values: slices.Clone(given)})
+	}
+	return all, why
+}
+
+// values returns the values of k's placeholders: of addresses the given one, and of
+// the others theirs in their order.
+func (k *key) values(address string, others []string) (all []string) {
+	for _, p := range k.placeholders() {
+		if p.address {
+			all = append(all, address)
+		} else {
+			all, others = append(all, others[0]), others[1:]
+		}
+	}
+	return all
 }
 
 // text returns the text of the key or address.
@@ -36,7 +126,7 @@ func (asked *bucketRequest) text() string {
 const maxBody = 64 << 10
 
 // wantBody says in errors what to send.
-const wantBody = `such as {"limit": "api", "key": "203.0.113.7"}`
+const wantBody = `such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
 
 // readBucketRequest reads the body of a request about one bucket. Its errors do not
 // show what the body has, which may be a key: Caddy logs them.
@@ -78,7 +168,7 @@ func parseBucketRequest(body []byte) (asked bucketRequest, err error) {
 		}
 		field, _ := name.(string)
 		if seen[field] {
-			return asked, badRequest("body: got a duplicate field, want limit and key or address once")
+			return asked, badRequest("body: got a duplicate field, want limit, key and address once at most")
 		}
 		seen[field] = true
 		var raw json.RawMessage
@@ -113,12 +203,21 @@ func parseBucketRequest(body []byte) (asked bucketRequest, err error) {
 		}
 	}
 	switch {
-	case !seen["limit"]:
-		return asked, badRequest("limit: got none, want the path of a limit, " + wantBody)
-	case seen["key"] && seen["address"]:
-		return asked, badRequest("address: got it together with key, want one of them")
+	case !seen["limit"] && !seen["key"] && !seen["address"]:
+		return asked, badRequest("body: got neither limit, key nor address, want some of them, " + wantBody)
+	case seen["limit"] && seen["key"] && seen["address"]:
+		return asked, badRequest("address: got it together with limit and key, want one of them")
+	case !seen["limit"] && seen["address"] && !isAddress(*asked.address):
+		return asked, badRequest(`address: want an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`)
 	}
 	return asked, nil
+}
+
+// isAddress reports whether a text is an address, a prefix, or empty.
+func isAddress(text string) bool {
+	_, notAddress := netip.ParseAddr(text)
+	_, notPrefix := netip.ParsePrefix(text)
+	return text == "" || notAddress == nil || notPrefix == nil
 }
 
 // Errors of jsonString.

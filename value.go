@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/bits"
 	"strconv"
@@ -104,9 +105,13 @@ type value[T any] struct {
 type parser[T any] func(text string) (v T, want string)
 
 // newValue parses an option, given its text or default.
-func newValue[T any](option, text string, parse parser[T]) (value[T], error) {
+func newValue[T any](resolve resolver, option, text string, parse parser[T]) (value[T], error) {
 	v := value[T]{option: option, parse: parse}
-	resolved, err := resolveNumber(option, text)
+	resolved, err := resolve(option, text)
+	if errors.Is(err, errUnresolved) {
+		v.template = text
+		return v, nil
+	}
 	if err != nil {
 		return v, err
 	}
@@ -126,7 +131,12 @@ func newValue[T any](option, text string, parse parser[T]) (value[T], error) {
 
 // newNumber parses an option that is a number or duration for all requests.
 func newNumber[T any](option, text string, parse parser[T]) (T, error) {
-	resolved, err := resolveNumber(option, text)
+	return newNumberBy(resolveNumber, option, text, parse)
+}
+
+// newNumberBy is newNumber with another way to resolve placeholders.
+func newNumberBy[T any](resolve resolver, option, text string, parse parser[T]) (T, error) {
+	resolved, err := resolve(option, text)
 	if err != nil {
 		var none T
 		return none, err
@@ -138,9 +148,32 @@ func newNumber[T any](option, text string, parse parser[T]) (T, error) {
 	return v, nil
 }
 
-// resolveNumber resolves the global placeholders in the text of an option. It is an
-// error if one has no value, or a value with braces, which would be a placeholder
-// again.
+// resolver resolves the global placeholders in the text of an option.
+type resolver func(option, text string) (string, error)
+
+// errUnresolved is the error of resolveLater for a text with global placeholders.
+var errUnresolved = errors.New("known when the configuration is loaded")
+
+// resolveLater is the resolver while a Caddyfile is adapted, which may be elsewhere
+// than where its placeholders have their values.
+func resolveLater(option, text string) (string, error) {
+	if !isTemplate(text) {
+		return text, nil
+	}
+	if !placeholder.BracesBalance(text) {
+		return resolveNumber(option, text) // which has the error
+	}
+	_, err := caddy.NewEmptyReplacer().ReplaceFunc(text, func(name string, _ any) (any, error) {
+		if isGlobal(name) {
+			return nil, errUnresolved
+		}
+		return "", nil
+	})
+	return text, err
+}
+
+// resolveNumber is the resolver when a configuration is loaded. It is an error if a
+// placeholder has no value, or a value with braces, which would be a placeholder again.
 func resolveNumber(option, text string) (string, error) {
 	if !isTemplate(text) {
 		return text, nil
@@ -156,9 +189,9 @@ func resolveNumber(option, text string) (string, error) {
 		v, _ := known.GetString(name)
 		switch {
 		case v == "":
-			return nil, fmt.Errorf("%s: got {%s}, which is empty, want a value", option, name)
+			return nil, newOptionError(option, "got {%s}, which is empty, want a value", name)
 		case strings.ContainsAny(v, "{}"):
-			return nil, fmt.Errorf("%s: got {%s}, whose value has braces, want one without", option, name)
+			return nil, newOptionError(option, "got {%s}, whose value has braces, want one without", name)
 		}
 		return v, nil
 	})
@@ -222,6 +255,17 @@ func (v *value[T]) String() string {
 	return fmt.Sprint(v.constant)
 }
 
+// optionError is the error for an option: one line that says what is wrong with it.
+type optionError struct{ option, problem string }
+
+// newOptionError returns the error for an option.
+func newOptionError(option, problem string, args ...any) error {
+	return &optionError{option, fmt.Sprintf(problem, args...)}
+}
+
+// Error returns the option and what is wrong with it.
+func (e *optionError) Error() string { return e.option + ": " + e.problem }
+
 // badOption returns the error for an option with an invalid value: one line with
 // what it got and what is valid.
 func badOption(option, got, want string) error {
@@ -230,7 +274,7 @@ func badOption(option, got, want string) error {
 	if len(got) > most {
 		got = strings.ToValidUTF8(got[:most], "") + "…"
 	}
-	return fmt.Errorf("%s: got %q, want %s", option, got, want)
+	return newOptionError(option, "got %q, want %s", got, want)
 }
 
 // redacted returns text for an error message, without the password of a URL.

@@ -323,7 +323,7 @@ func TestValueAt(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			v, err := newValue("size", tc.template, parseUnits)
+			v, err := newValue(resolveNumber, "size", tc.template, parseUnits)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -350,7 +350,7 @@ func TestValueAt(t *testing.T) {
 
 // Guards that a constant needs no request.
 func TestConstantValue(t *testing.T) {
-	v, err := newValue("drip_rate", "90m", parseInterval)
+	v, err := newValue(resolveNumber, "drip_rate", "90m", parseInterval)
 	if err != nil {
 		t.Fatal(err)
 	}

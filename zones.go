@@ -114,7 +114,7 @@ func (h *Handler) setZones() error {
 	}
 	if len(h.Limits) > 0 {
 		return errors.New("rate_limits: got zones together with limits, want only zones or only limits in a handler; " +
-			"`caddy rate-limit convert` writes zones as limits")
+			"put the limits into a handler of their own")
 	}
 	order := make([]zone.Zone, 0, len(h.RateLimits))
 	limits := make(map[string]*Limit, len(h.RateLimits))
@@ -340,8 +340,7 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 			text, err = parseNumber(helper.Dispenser, parseInteger(0, 128))
 			z.IPv6Prefix = Number(text)
 		default:
-			return helper.Errf("%s: got an unknown option of a zone, want one of match, key, window, events, ipv4_prefix, ipv6_prefix",
-				quoteWord(option))
+			return unknownOption(helper.Dispenser, []string{"match", "key", "window", "events", "ipv4_prefix", "ipv6_prefix"})
 		}
 		if err == nil {
 			err = parseEnd(helper.Dispenser, option)
@@ -374,7 +373,7 @@ func parseDistributed(helper httpcaddyfile.Helper, d *Distributed) error {
 			"read_interval": &d.ReadInterval, "write_interval": &d.WriteInterval, "purge_age": &d.PurgeAge,
 		}[option]
 		if into == nil {
-			return helper.Errf("%s: got an unknown option, want one of read_interval, write_interval, purge_age", quoteWord(option))
+			return unknownOption(helper.Dispenser, []string{"read_interval", "write_interval", "purge_age"})
 		}
 		text, err := parseArgument(helper.Dispenser)
 		if err != nil {

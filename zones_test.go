@@ -695,7 +695,7 @@ func TestZonesInRedis(t *testing.T) {
 // TestZoneErrors guards the one line that says what is wrong with a zone, also where it is
 // mixed with limits.
 func TestZoneErrors(t *testing.T) {
-	const mixed = "want only zones or only limits in a block; `caddy rate-limit convert` writes zones as limits, at Caddyfile:"
+	const mixed = "want only zones or only limits in a block; put the limits into a block of their own, at Caddyfile:"
 	okZone := `zone a {; events 5; window 1m; }`
 	for block, want := range map[string]string{
 		okZone: "",
@@ -704,7 +704,7 @@ func TestZoneErrors(t *testing.T) {
 		okZone + `; key a`:                                     `zone: got it together with key, ` + mixed + `8`,
 		okZone + `; match /a`:                                  `zone: got it together with match, ` + mixed + `8`,
 		okZone + `; limit b {; size 5; }`:                      `zone: got it together with limits, ` + mixed + `10`,
-		`size 1; limit a {; ` + okZone + `; }`:                 `zone: got an unknown option, ` + wantOption + `, at Caddyfile:5`,
+		`size 1; limit a {; ` + okZone + `; }`:                 `zone: got it in limit "a", ` + wantOutside + `, at Caddyfile:5`,
 		`zone {; events 5; window 1m; }`:                       `zone: got "", want one name and a block: zone <name> { ... }, at Caddyfile:3`,
 		`zone a b {; events 5; window 1m; }`:                   `zone: got "a b", want one name and a block: zone <name> { ... }, at Caddyfile:3`,
 		`zone a {; events 5; }`:                                `zone a: got no window, want a duration such as 1m, at Caddyfile:5`,
@@ -716,7 +716,7 @@ func TestZoneErrors(t *testing.T) {
 		`zone a {; events 5; events 5; window 1m; }`:           `events: got a duplicate option, want it once, at Caddyfile:5`,
 		`zone a {; key b c; events 5; window 1m; }`:            `key: got "b c", want one value, at Caddyfile:4`,
 		`zone a {; key {b; events 5; window 1m; }`:             `limit "a": key: got "{b", want each placeholder with both of its braces, and others as \{ and \}`,
-		`zone a {; size 5; }`:                                  `size: got an unknown option of a zone, want one of match, key, window, events, ipv4_prefix, ipv6_prefix, at Caddyfile:4`,
+		`zone a {; size 5; }`:                                  `size: got an unknown option (did you mean events?), want one of match, key, window, events, ipv4_prefix, ipv6_prefix, at Caddyfile:4`,
 		`zone a {; events 5; window 1m; ipv4_prefix 33; }`:     `ipv4_prefix: got "33", want a whole number from 0 to 32, at Caddyfile:6`,
 		`zone a {; events 5; window 1m; ipv6_prefix 129; }`:    `ipv6_prefix: got "129", want a whole number from 0 to 128, at Caddyfile:6`,
 		`zone a {; events 5 {; b; }; window 1m; }`:             `events: got a block, want it in one line, at Caddyfile:5`,
@@ -746,7 +746,7 @@ func TestZoneErrors(t *testing.T) {
 		`zone a {; match {; }; events 5; window 1m; }; zone a {; events 6; window 1m; }`: "",
 	} {
 		t.Run(block, func(t *testing.T) {
-			wantError(t, validateCaddyfile(":8080 {\nrate_limit {\n"+inLines(block)+"\n}\n}\n"), want)
+			wantCaddyfileError(t, ":8080 {\nrate_limit {\n"+inLines(block)+"\n}\n}\n", want)
 		})
 	}
 	for handler, want := range map[string]string{
@@ -762,7 +762,7 @@ func TestZoneErrors(t *testing.T) {
 		`"rate_limits":{}`: `limits: got none, want at least one`,
 		`"distributed":{}`: `distributed: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit`,
 		`"jitter":-0.1,"rate_limits":{"a":{"window":"1m","max_events":5}}`:                `jitter: got "-0.1", want a share of the wait from 0, such as 0.2`,
-		`"limits":[{"size":5}],"rate_limits":{"a":{"window":"1m","max_events":5}}`:        "rate_limits: got zones together with limits, want only zones or only limits in a handler; `caddy rate-limit convert` writes zones as limits",
+		`"limits":[{"size":5}],"rate_limits":{"a":{"window":"1m","max_events":5}}`:        "rate_limits: got zones together with limits, want only zones or only limits in a handler; put the limits into a handler of their own",
 		`"rate_limits":{"a":{"window":"1m","max_events":5,"match":[{"path":["/a"]},{}]}}`: "",
 		`"rate_limits":{"a":{"window":"1m","max_events":5}},"storage":{"module":"none"}`:  "",
 	} {
@@ -855,7 +855,7 @@ func TestZoneDifferences(t *testing.T) {
 	})
 	wantError(t, validateCaddyfile(inSite("rate_limit {; zone a {; events 1; window 1500ns; }; }")),
 		`window: got "1500ns", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, at Caddyfile:5`)
-	wantError(t, validateCaddyfile(inSite("rate_limit {; }")), `limit "default": `+limitsNothing)
+	wantCaddyfileError(t, inSite("rate_limit {; }"), `limit "default": `+limitsNothing)
 }
 
 // heldBuckets returns how many buckets there are in the process.

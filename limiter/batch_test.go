@@ -17,7 +17,7 @@ func newBatched(t testing.TB, server *redistest.Server, change func(*RedisOption
 	t.Helper()
 	p := redistest.StartProxy(t, server.Addr)
 	r := newTestRedis(t, server, func(opt *RedisOptions) {
-		opt.Addresses, opt.PoolSize = []string{p.Addr}, 1
+		opt.Addresses = []string{p.Addr}
 		if change != nil {
 			change(opt)
 		}
@@ -147,7 +147,7 @@ func TestWrongRepliesDecideNothing(t *testing.T) {
 	} {
 		t.Run(script, func(t *testing.T) {
 			var seen events
-			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, PoolSize: 1, Report: seen.report},
+			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, Report: seen.report},
 				newScript(script))
 			defer r.Close()
 			redistest.Together(t, requests, func(i int) {

@@ -30,10 +30,10 @@ func (l *Limit) count(s state, now, unix, cost, beside int64) state {
 	if l.DripSize == MaxUnits && s.clear > now {
 		full.clear = s.clear // the window ends when it would
 	}
-	if s.below(full) {
+	if s.clear <= now {
 		return full
 	}
-	return s
+	return l.higher(s, full, 0, false) // a request with a larger size may have filled it further
 }
 
 // counting reports whether any of the buckets counts denied requests.

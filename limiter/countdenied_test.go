@@ -224,7 +224,7 @@ func TestCountDeniedInFallback(t *testing.T) {
 	if !o[0].denied || o[0].clear != 10*hour || o[1].clear != 0 {
 		t.Errorf("denied: %+v", o)
 	}
-	if got := dirtyLevels(m, req.Buckets); len(got) != 2 || got[0].dirty != ahead || got[0].clear != 10*hour || got[1].dirty != clean {
+	if got := dirtyLevels(m, req.Buckets); len(got) != 2 || got[0].dirty != own || got[0].clear != 10*hour || got[1].dirty != clean {
 		t.Errorf("told %+v", got)
 	}
 	// Beside units in flight, it is full with those.
@@ -348,4 +348,23 @@ func TestCountDeniedKeepsLogsShort(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestCountDeniedOfSmallerSize guards a bucket that a request with a larger size has
+// filled: a denied request with a smaller one, which counts as if the bucket were full
+// by its own size, takes none of what it holds.
+func TestCountDeniedOfSmallerSize(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	for name, store := range map[string]Store{"memory": m, "redis": v} {
+		b := Bucket{Name: name, Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 3, CountDenied: true}, Cost: 2}
+		ask := func(size, cost int64) bool {
+			b.Limit.Size, b.Cost = size, cost
+			v.advance(t, time.Microsecond)
+			return !decide(t, store, AccountingAtomic, b)[0].Denied
+		}
+		if !ask(2, 2) || ask(1, 1) || ask(2, 1) {
+			t.Errorf("%s: a unit was admitted beside two of two", name)
+		}
+	}
 }

@@ -48,6 +48,10 @@ func (req Request) severalKeys() bool {
 	return false
 }
 
+// fewBuckets is the largest number of buckets whose keys are compared pairwise. With
+// more of them a map is faster.
+const fewBuckets = 16
+
 // byKey splits the request into one part for each key.
 func (req Request) byKey() []*part {
 	if len(req.Buckets) > fewBuckets {

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
@@ -93,16 +92,4 @@ func TestDeciders(t *testing.T) {
 			req.Buckets[0], req.Buckets[1] = req.Buckets[1], req.Buckets[0]
 		}
 	})
-}
-
-// TestDecisionSize guards that a Decision takes no more memory than its numbers, one
-// word, and two for what they do not tell of windows and logs: handlers copy a few for
-// each request.
-func TestDecisionSize(t *testing.T) {
-	if size := unsafe.Sizeof(Decision{}); size > 56 {
-		t.Errorf("a Decision takes %d bytes", size)
-	}
-	if size := unsafe.Sizeof(outcome{}); size > 48 {
-		t.Errorf("an outcome takes %d bytes", size)
-	}
 }

@@ -141,6 +141,7 @@ type outcome struct {
 	denied  bool
 	blocked bool // denied only because of held units, which may be released
 	foreign bool // its key held something that is not a bucket, at least for now
+	begun   bool // it was found empty
 	by      Decider
 
 	held, till int64 // the units that are held, including this request's, and until when

@@ -27,9 +27,9 @@ type virtual struct {
 
 // newVirtual returns a virtual store in the given server.
 //
-// Its keys still expire on the server's own clock. So the virtual clock starts ten
-// years ahead of that: no key expires while the test runs, and drained buckets are
-// found as the script left them, which must make no difference.
+// Its keys still expire on the server's own clock, when they would on the virtual one.
+// That starts ten years ahead: no key expires while the test runs, and drained buckets
+// are found as the script left them, which must make no difference.
 func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual {
 	t.Helper()
 	return newVirtualOf(t, server, prefix, takeSource)
@@ -42,7 +42,7 @@ func newVirtualOf(t testing.TB, server *redistest.Server, prefix, source string)
 	if n := strings.Count(source, real); n != 1 {
 		t.Fatalf("the script reads the time %d times", n)
 	}
-	source = strings.Replace(source, real, ours, 1)
+	source = strings.NewReplacer(real, ours, "'PX', 1)", "'PX', 1)", "'PX', ", "'PXAT', floor(now / 1000) + ").Replace(source)
 	r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second}, newScript(source))
 	t.Cleanup(func() { _ = r.Close() })
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()

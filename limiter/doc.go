@@ -32,9 +32,11 @@
 // that the servers report, takes over from the last of them while a server is
 // unavailable, and reports its own levels when the server is back. So a single
 // process never admits more than its buckets allow, whatever happens to the
-// server. No request waits for longer than its timeout.
+// server, but for its clock: each step of that forward lets buckets drip. No request
+// waits for longer than its timeout.
 //
-// Every number is an integer, times are microseconds, and nothing is rounded: from
-// empty a bucket admits at most Size + min(DripSize, Size)·⌊T/DripInterval⌋ in a
-// time T, however many requests come at once, wherever they come in.
+// All numbers of such a bucket are integers, times are microseconds, and nothing is
+// rounded: from empty it admits at most Size + min(DripSize, Size)·⌊T/DripInterval⌋ in
+// a time T, however many requests come at once, wherever they come in. Other
+// algorithms count in other ways: [SlidingWindow] estimates, and [WarmingUp] rounds.
 package limiter

@@ -88,11 +88,11 @@ func (f *fallback) takeLead() bool {
 	case leader == f:
 		return true
 	case leader == nil:
-		f.memory.markAllDirty(ahead)
+		f.memory.markAllDirty(own)
 	case leader.generation > f.generation:
 		return leader.place == f.place
 	case leader.place != f.place:
-		f.memory.markAllDirty(unsure)
+		f.memory.markAllDirty(own)
 	}
 	f.memory.leader.Store(f)
 	if leader == nil || leader.place != f.place {
@@ -112,7 +112,7 @@ func (f *fallback) hasLead() bool {
 // cross records that q's answer does not include all that is known here.
 func (q *query) cross() {
 	for i := range q.buckets {
-		q.buckets[i].crossed = true
+		q.buckets[i].crossed = own
 	}
 }
 
@@ -149,16 +149,18 @@ const traces = 1024
 
 // tracked is the state of one bucket of a query in flight.
 type tracked struct {
-	hash    uint64 // its hash in the memory
-	place   place  // its location there
+	place          // its location in the memory
 	key     string // its Redis key
 	limit   Limit
 	cost    int64
 	maxKeys int
 	keeps   bool
 	told    bool // the query sent a level to the server
-	crossed bool // something was decided here while it was in flight
 	emptied bool // the bucket was reset while it was in flight
+
+	// How dirty the bucket is once the server has answered, because of what was
+	// decided here while the query was in flight.
+	crossed dirtiness
 }
 
 // pending appends the tracked buckets of req to dst.
@@ -168,7 +170,7 @@ func (f *fallback) pending(req Request, dst []tracked) []tracked {
 		p := f.memory.place(b)
 		p.partition.sized(b.Limit.Size)
 		dst = append(dst, tracked{
-			hash: p.hash, place: p, limit: b.Limit, cost: b.Cost, maxKeys: b.MaxKeys, keeps: b.keeps(),
+			place: p, limit: b.Limit, cost: b.Cost, maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
 	}
 	return dst
@@ -191,7 +193,10 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		q.Arg, q.order = q.plain, f.sent
 		for i := range q.buckets {
 			p := &q.buckets[i]
-			p.told, p.crossed, p.emptied = false, !leads, false
+			p.told, p.crossed, p.emptied = false, clean, false
+		}
+		if !leads {
+			q.cross()
 		}
 		if dirty {
 			q.tell(f.toldFor(q))
@@ -224,15 +229,22 @@ func (f *fallback) toldFor(q *query) []toldLevel {
 			if !f.anyLost(p.hash) {
 				continue
 			}
-			if dirty = unsure; level.clear <= 0 {
+			if dirty = own; level.clear <= 0 {
 				level = state{}
 			}
+		}
+		late := int64(f.timeout / time.Microsecond)
+		drains := p.limit.Algorithm == Leaky && !p.limit.Aligned && level.clear <= late
+		if drains && dirty == unsure && level.clear <= p.limit.rate() {
+			// Its last drip may already have happened on the server, which would only
+			// be delayed. Aligned drips cannot be.
+			continue
 		}
 		if levels == nil {
 			levels = make([]toldLevel, len(q.buckets))
 		}
 		p.told = true
-		if level.clear <= int64(f.timeout/time.Microsecond) && p.limit.Algorithm == Leaky {
+		if drains {
 			// The bucket may have drained by the time the level arrives. Then its
 			// slack no longer counts.
 			level.slack = 0
@@ -250,26 +262,22 @@ func (l *Limit) atLeast(s state, units, unix int64) state {
 		return s
 	}
 	switch l.Algorithm {
-	case Sliding:
-		if room := l.remaining(s, 0); room > 0 {
-			s = l.add(l.started(s, 0, unix), min(units, room))
-		}
-		return s
 	case Log:
 		return l.logAtLeast(l.started(s, 0, unix), units)
 	case WarmUp:
 		return l.warmAtLeast(s, units)
-	case Leaky:
+	case Leaky, Sliding:
 	}
-	empty := l.started(state{}, 0, unix)
-	full := l.add(empty, l.Size)
-	if !s.below(full) {
-		return s
+	room := l.remaining(s, 0)
+	if room > 0 {
+		s = l.add(l.started(s, 0, unix), min(units, room))
 	}
-	if sum := l.add(l.started(s, 0, unix), units); sum.below(full) {
-		return sum
+	if units > room && l.Algorithm == Leaky && l.DripSize < MaxUnits {
+		if full := l.add(l.started(state{}, 0, unix), l.Size); s.below(full) {
+			return full
+		}
 	}
-	return full
+	return s
 }
 
 // below reports whether level s is lower than level t.
@@ -316,17 +324,14 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	}
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
-		if !o.blocked {
-			charged := !held && !o.denied && (admitted || q.what() != byte(AccountingAtomic))
-			s, newest := state{}, false
-			if !p.emptied { // or the level may be from before that
-				s, newest = f.newest(q.order, p, o.state)
-			}
-			crossed := p.crossed && charged
-			f.memory.follow(p, s, f.timeout, newest, crossed)
-			if crossed { // the servers of other queries in flight may not know of this charge
-				f.cross(p.hash)
-			}
+		charged := !held && !o.denied && (admitted || q.what() != byte(AccountingAtomic)) && p.crossed >= ahead
+		s, newest := state{}, false
+		if !p.emptied && !o.blocked { // or the level may be from before that, or include units that are only held
+			s, newest = f.newest(q.order, p, o.state)
+		}
+		f.memory.follow(p, s, f.timeout, newest, charged)
+		if charged { // the servers of other queries in flight may not know of this charge
+			f.cross(p.hash, ahead)
 		}
 	}
 	for i := range q.buckets {
@@ -353,7 +358,7 @@ func (f *fallback) newest(order uint64, p *tracked, s state) (state, bool) {
 		if told := (state{s.clear + now, s.slack}); t.highest.clear <= now {
 			t.highest = told
 		} else if s.clear > 0 {
-			t.highest = p.limit.higher(t.highest, told, f.timeout, now)
+			t.highest = p.limit.higher(t.highest, told, f.timeout, false)
 		}
 		if newest = order > t.since; newest {
 			s = state{t.highest.clear - now, t.highest.slack}
@@ -408,7 +413,7 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 		inFlight = append(inFlight, f.units(hash, b.Limit.Size))
 	}
 	before := len(dst)
-	dst = f.memory.take(req, dst, &standIn{inFlight: inFlight, peek: peek})
+	dst = f.memory.take(req, dst, &standIn{inFlight: inFlight, late: f.timeout, peek: peek})
 	denied := false
 	for i := range dst[before:] {
 		denied = denied || dst[before+i].denied
@@ -418,9 +423,18 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 		o.by = DecidedByFallback
 		// A bucket that had room, but was not charged because another denied, is
 		// unchanged.
-		if !peek && (o.denied || !denied || req.Accounting == AccountingEach) || req.Buckets[i].Limit.CountDenied {
-			f.cross(f.memory.hash(&req.Buckets[i]))
+		as := ahead
+		switch {
+		case req.Buckets[i].Limit.CountDenied:
+		case peek || !o.denied && denied && req.Accounting == AccountingAtomic:
+			continue
+		case o.denied:
+			as = unsure
 		}
+		if o.begun && as == ahead {
+			as = own
+		}
+		f.cross(f.memory.hash(&req.Buckets[i]), as)
 	}
 	return dst
 }
@@ -445,8 +459,7 @@ func (f *fallback) chargeHeld(q *query) {
 	q.abandoned = true
 	for i := range q.buckets {
 		p := &q.buckets[i]
-		f.memory.charge(p)
-		f.cross(p.hash)
+		f.cross(p.hash, f.memory.charge(p))
 	}
 }
 
@@ -459,7 +472,7 @@ func (f *fallback) restarted(server *redisscript.Server) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.memory.markAllDirty(unsure)
+	f.memory.markAllDirty(own)
 	for q := f.inFlight; q != nil; {
 		this := q
 		q = q.next
@@ -478,15 +491,16 @@ func (f *fallback) restarted(server *redisscript.Server) {
 	}
 }
 
-// cross records that something was decided here on a bucket.
-func (f *fallback) cross(hash uint64) {
+// cross records that something was decided here on a bucket, which made it as dirty
+// as that.
+func (f *fallback) cross(hash uint64, as dirtiness) {
 	if f.marks[hash%marks] == 0 {
 		return
 	}
 	for q := f.inFlight; q != nil; q = q.next {
 		for i := range q.buckets {
 			if p := &q.buckets[i]; p.hash == hash {
-				p.crossed = true
+				p.crossed = max(p.crossed, as)
 			}
 		}
 	}
@@ -535,7 +549,7 @@ func (f *fallback) empty(b *Bucket) {
 	for q := f.inFlight; q != nil; q = q.next {
 		for i := range q.buckets {
 			if p := &q.buckets[i]; p.hash == hash {
-				p.crossed, p.emptied = true, true
+				p.crossed, p.emptied = max(p.crossed, ahead), true
 			}
 		}
 	}

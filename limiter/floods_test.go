@@ -360,7 +360,7 @@ func TestFloodConcurrently(t *testing.T) {
 				return
 			}
 			if i%100 == 0 {
-				f.m.sweepTables(f.now.Microseconds())
+				f.m.sweepTables(f.now.Microseconds(), 1)
 				for _, u := range f.m.Limits() {
 					if u.Buckets > most+goroutines {
 						t.Errorf("%+v", u)
@@ -441,7 +441,7 @@ func TestPartitionDroppedConcurrently(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for stop.Load() == 0 {
-			m.sweepTables(now.Load() / 1000)
+			m.sweepTables(now.Load()/1000, 1)
 		}
 	})
 	b := Bucket{Name: "b", Limit: Limit{Size: 1, DripInterval: time.Second, DripSize: 1}, Cost: 1}

@@ -21,25 +21,26 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 		level = m.charged(p, level, now)
 	}
 	s.clear += now
-	switch newest = newest && dirty == clean && !p.told && !p.crossed; {
-	case newest && s.clear > now:
+	switch newest = newest && dirty == clean && !p.told && p.crossed == clean; {
+	case s.clear > now && (newest || level.clear <= now):
 		level = s
 	case newest && level.clear > now:
 		level = state{clear: now} // the server's bucket was emptied
 	case s.clear > now:
-		level = p.limit.higher(level, s, late, now)
+		level = p.limit.higher(level, s, late, dirty == own)
 	}
 	if level.clear <= now && stored.clear <= now {
 		t.mu.Unlock()
 		return
 	}
-	// The report does not include what was decided here meanwhile, or what was
-	// lost there.
+	// The report includes all that the server was told, but not what was decided here
+	// meanwhile, or what was lost there.
+	dirty = p.crossed
 	switch {
-	case !p.crossed:
-		dirty = clean
-	case charged:
-		dirty = ahead
+	case p.limit.Aligned: // and its time may be a report's
+		dirty = min(dirty, ahead)
+	case charged && stored.clear <= now && s.clear <= now:
+		dirty = own
 	}
 	m.enter(p, level, dirty, now)
 }
@@ -72,13 +73,14 @@ func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 	}
 }
 
-// higher returns the higher of two levels of one bucket, each reported with a
-// delay of at most late. If both mean the same drip, the one with the later time
-// may hold less and so have more slack.
-func (l *Limit) higher(a, b state, late time.Duration, now int64) state {
+// higher returns a level that is at least as high as both a and b, from now on: the
+// later one, unless both lie within one drip. Then it may hold less than the other,
+// and the smaller slack counts. Both are reported with a delay of at most late, so
+// nearly a whole drip is one, unless one of them drips at times of its own.
+func (l *Limit) higher(a, b state, late time.Duration, own bool) state {
 	switch l.Algorithm {
 	case Sliding, Log:
-		return l.slidingHigher(a, b, now)
+		return l.slidingHigher(a, b)
 	case WarmUp:
 		return warmHigher(a, b)
 	case Leaky:
@@ -86,9 +88,9 @@ func (l *Limit) higher(a, b state, late time.Duration, now int64) state {
 	if a.clear < b.clear {
 		a, b = b, a
 	}
-	same := l.rate() / 2
-	if l.DripInterval <= 2*late {
-		same = l.rate() // they may be the same drip
+	same := l.rate()
+	if l.DripInterval > 2*late && !own {
+		same -= late.Microseconds()
 	}
 	if a.clear-b.clear < same {
 		a.slack = min(a.slack, b.slack)
@@ -96,12 +98,16 @@ func (l *Limit) higher(a, b state, late time.Duration, now int64) state {
 	return a
 }
 
-// charge adds p's cost to its bucket, and marks it as dirty.
-func (m *Memory) charge(p *tracked) {
+// charge adds p's cost to its bucket, marks it as dirty, and returns how dirty it is.
+func (m *Memory) charge(p *tracked) dirtiness {
 	m.lock(&p.place)
 	now := m.clock().Microseconds()
-	stored, _ := p.place.table.get(p.hash)
-	m.enter(p, m.charged(p, stored, now), ahead, now)
+	stored, dirty := p.place.table.get(p.hash)
+	if dirty = max(dirty, ahead); stored.clear <= now {
+		dirty = own
+	}
+	m.enter(p, m.charged(p, stored, now), dirty, now)
+	return dirty
 }
 
 // anyDirty reports whether any bucket may be dirty.
@@ -152,4 +158,15 @@ func (m *Memory) markAllDirty(as dirtiness) {
 			t.mu.Unlock()
 		}
 	}
+}
+
+// mayHaveEnded returns level s, by which something is about to be decided here: full
+// if it is that of a window of the clock which may have ended on the server, whose
+// reports are late by at most that much. What is admitted then is in this window or in
+// the next one, and neither side could tell.
+func (l *Limit) mayHaveEnded(s state, now int64, late time.Duration, dirty dirtiness) state {
+	if l.Aligned && l.DripSize == MaxUnits && dirty != own && s.clear > now && s.clear-now <= late.Microseconds() {
+		s.slack = min(s.slack, MaxUnits-l.Size)
+	}
+	return s
 }

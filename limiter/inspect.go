@@ -173,6 +173,23 @@ func (r *Redis) Reset(ctx context.Context, b Bucket) (Level, error) {
 	return level, err
 }
 
+// ResetHere empties b's bucket in this process alone, which also forgets that it was
+// full: while its server does not answer, this process then decides as if the bucket
+// were empty. While b's key has to share a bucket, that one is emptied too. A server
+// that comes back with what it held counts that again.
+func (r *Redis) ResetHere(b Bucket) error {
+	b, err := b.prepared()
+	if err != nil {
+		return err
+	}
+	shared, ok := r.sharedBy(b)
+	r.forget(&b)
+	if ok {
+		r.forget(&shared)
+	}
+	return nil
+}
+
 // sharedBy returns the bucket that b's key has to share in this process, if it has
 // to.
 func (r *Redis) sharedBy(b Bucket) (Bucket, bool) {
@@ -205,7 +222,7 @@ func (r *Redis) reset(ctx context.Context, b Bucket) (Level, error) {
 	return level, nil
 }
 
-// forget empties b's bucket in this process, because its server has emptied it.
+// forget empties b's bucket in this process.
 func (r *Redis) forget(b *Bucket) {
 	r.fallback.empty(b)
 	r.denyCache.forget(b, r.clock().Microseconds())
@@ -224,7 +241,6 @@ func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error)
 	req := Request{Buckets: []Bucket{b}}
 	q := r.keys.query(req, what)
 	q.buckets, q.abandoned, q.holdsUnits = q.buckets[:0], true, false // it decides nothing
-	q.Patient = true
 	_, outcomes, err := r.ask(redisscript.WithDeadline(end, hurried), req, q, nil)
 	if err != nil {
 		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, err) // q may still be in flight

@@ -446,6 +446,7 @@ func TestResetOfForeignValues(t *testing.T) {
 	for _, command := range [][]any{
 		{"SET", key, "something"}, {"RPUSH", key, 1, 2}, {"HSET", key, "a", 1}, {"SET", key, ""},
 	} {
+		server.Client().Del(t.Context(), key) // what a reset leaves is gone a millisecond later
 		if err := server.Client().Do(t.Context(), command...).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -456,7 +457,7 @@ func TestResetOfForeignValues(t *testing.T) {
 			t.Errorf("%v: Peek removed it", command)
 		}
 		reset(t, r, b, 0)
-		if n := server.Client().Exists(t.Context(), key).Val(); n != 0 {
+		if filled(t, server, key) > 0 {
 			t.Errorf("%v: still there", command)
 		}
 	}
@@ -575,7 +576,7 @@ func TestInspectPermissions(t *testing.T) {
 		t.Errorf("holds %+v", got)
 	}
 	reset(t, r, b, 1)
-	if n := server.Client().Exists(t.Context(), r.keys.of(&b)).Val(); n != 0 {
+	if filled(t, server, r.keys.of(&b)) > 0 {
 		t.Error("after a reset its key exists")
 	}
 }

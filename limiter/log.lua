@@ -275,12 +275,14 @@ return {
   end,
 
   -- The same beside what a node has in flight: told as what that node knows, and
-  -- the same with that.
+  -- the same with that. What the log has and the node does not know may be the same
+  -- units.
   beside = function(told, spare, told2, spare2, size, _, log)
+    local units = spare2 % COUNT
     if told == told2 then
-      return size - log.total - max(spare2 % COUNT - spare % COUNT, 0)
+      units = units - spare % COUNT
     end
-    return size - log.total - spare2 % COUNT
+    return size - log.total - max(units - (log.unknown or 0), 0)
   end,
 
   started = sliding.started,
@@ -340,6 +342,9 @@ return {
     elseif told > own then
       mine, mine2 = 0, mine
     end
+    if told == latest then
+      log.unknown = max(mine - last, 0)
+    end
     local added
     if before > mine2 and ends2 - 1 > now - rate then
       insert(log, min(ends2 - 1, now), min(before - mine2, FULL))
@@ -380,10 +385,10 @@ return {
   write = function(log, clear, slack, held, till, rate)
     local newest = log.newest or 0
     if newest == 0 and held == 0 then
-      call('SET', log.key, 0, 'PXAT', 1)
+      call('SET', log.key, '', 'PX', 1)
       return
     end
-    local expires = format('%.0f', ceil(((held > 0 and max(newest, till) or newest) + rate) / 1000))
+    local last = (held > 0 and max(newest, till) or newest) + rate
     local before = floor(slack / COUNT)
     local count = log.count + (log.more and #log.more / ENTRY or 0)
     if not log.whole and log.from > log.count / 2 then
@@ -394,14 +399,14 @@ return {
       log.sum, newest, log.newest and log.units or 0, held, till)
     if log.whole then
       local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
-      call('SET', log.key, first .. text .. (log.more or ''), 'PXAT', expires)
+      call('SET', log.key, first .. text .. (log.more or ''), 'PX', ceil((last - now) / 1000) + 1)
       return
     end
     if log.more then
       call('SETRANGE', log.key, HEAD + log.count * ENTRY, log.more)
     end
     call('SETRANGE', log.key, 0, first)
-    call('PEXPIREAT', log.key, expires)
+    call('PEXPIREAT', log.key, format('%.0f', ceil(last / 1000)))
   end,
 
   -- The summary of a stored log, or nothing.

@@ -716,7 +716,7 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 				level = l.add(l.started(level, shown, shown), b.Cost)
 				if where == 2 {
 					reported = l.add(l.started(reported, v.now, v.now), b.Cost)
-					level = l.slidingHigher(level, reported, shown)
+					level = l.slidingHigher(level, reported)
 				}
 			}
 		}

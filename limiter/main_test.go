@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -10,13 +11,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 func TestMain(m *testing.M) {
 	logging.Disable() // it would log each failed connection
+	if err := testseed.Set(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
 	os.Exit(m.Run())
 }
 
@@ -95,6 +103,19 @@ func callsOf(queries ...*query) []*redisscript.Call {
 		calls = append(calls, &q.Call)
 	}
 	return calls
+}
+
+// filled returns how many of the keys hold something: one that was removed may exist
+// for another millisecond, with an empty value.
+func filled(t testing.TB, server *redistest.Server, keys ...string) (n int) {
+	t.Helper()
+	for _, key := range keys {
+		value, err := server.Client().Get(t.Context(), key).Result()
+		if !errors.Is(err, redis.Nil) && (err != nil || value != "") {
+			n++
+		}
+	}
+	return n
 }
 
 // inTime returns a context with plenty of time for a call.

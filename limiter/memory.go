@@ -17,8 +17,8 @@ import (
 // Buckets are spread over many small tables, each with its own lock, so that
 // requests rarely contend. The tables hold no pointers, so the garbage collector
 // does not scan them, however many buckets there are. A drained bucket counts as
-// absent. It is removed when its table is next rebuilt: when the table is full or,
-// one table at a time, as requests come in.
+// absent. It is removed when its table is next rebuilt: when the table is full, one
+// table at a time as requests come in, or by Sweep.
 //
 // The number of buckets is capped: for each limit by Bucket.MaxKeys, and in total
 // by SetMaxKeys. When there are too many, the emptiest of a sample are evicted or,
@@ -38,7 +38,8 @@ type Memory struct {
 	held     atomic.Int64  // number of buckets, without shared ones
 	kept     atomic.Int64  // number of those in limits that evict none
 	shared   atomic.Int64  // number of shared buckets
-	sweptAt  atomic.Int64  // when tables were last swept, in µs on clock
+	sweptAt  atomic.Int64  // when a request last swept tables, in µs on clock
+	sweepAt  atomic.Int64  // when Sweep was last called
 	next     atomic.Uint64 // which table to sweep next
 	dirtyEnd atomic.Int64  // when the last dirty bucket will have drained, in µs on clock
 
@@ -81,9 +82,12 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 		m.leader.Store(nil) // its servers will not know of this request
 	}
 	if req.mayShare() {
-		var few [8]Bucket
-		req.Buckets = m.shareBuckets(req.Buckets, clean, few[:0])
-		return m.decide(req, dst), nil
+		w := scratches.Get().(*scratch)
+		w.buckets = m.shareBuckets(req.Buckets, clean, w.buckets)
+		req.Buckets = w.buckets
+		dst = m.decide(req, dst)
+		w.release()
+		return dst, nil
 	}
 	return m.decide(req, dst), nil
 }
@@ -95,8 +99,34 @@ func (m *Memory) decide(req Request, dst []Decision) []Decision {
 		s, denied := m.takeOne(b)
 		return b.decision(s, denied, DecidedByMemory, dst)
 	}
-	var few [8]outcome
-	return req.decisions(m.take(req, few[:0], nil), dst)
+	w := scratches.Get().(*scratch)
+	w.outcomes = m.takeWith(w, req, w.outcomes, nil)
+	dst = req.decisions(w.outcomes, dst)
+	w.release()
+	return dst
+}
+
+// scratch is the memory that deciding a request of several buckets takes. It is used
+// again: arrays for a few buckets on the stack have to be cleared as a whole each time,
+// and more buckets would make garbage.
+type scratch struct {
+	buckets  []Bucket
+	places   []place
+	held     []ordered
+	outcomes []outcome
+}
+
+// scratches is a pool of them.
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+// release returns w to the pool, without what it refers to.
+func (w *scratch) release() {
+	clear(w.buckets)
+	clear(w.places)
+	clear(w.held)
+	clear(w.outcomes)
+	*w = scratch{w.buckets[:0], w.places[:0], w.held[:0], w.outcomes[:0]}
+	scratches.Put(w)
 }
 
 // takeOne decides a request on b alone, as take would, and returns the level, its
@@ -141,24 +171,29 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 
 // standIn says how to decide in place of another store, see fallback.go.
 type standIn struct {
-	inFlight []int64 // for each bucket, the units that the other store may still admit
-	peek     bool    // whether the request is denied elsewhere, so that nothing is charged
+	inFlight []int64       // for each bucket, the units that the other store may still admit
+	late     time.Duration // how much later than there a bucket may drain here
+	peek     bool          // whether the request is denied elsewhere, so that nothing is charged
 }
 
 // take decides req, which is valid, and appends the outcome for each bucket to
 // dst. With as, it marks buckets that hold something as dirty.
 func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
-	var few [8]place
-	places := few[:0]
-	for i := range req.Buckets {
-		places = append(places, m.place(&req.Buckets[i]))
-	}
-	var fewTables [8]ordered
-	held := lockAll(places, fewTables[:0])
+	w := scratches.Get().(*scratch)
+	dst = m.takeWith(w, req, dst, as)
+	w.release()
+	return dst
+}
+
+// takeWith is take with memory for it.
+func (m *Memory) takeWith(w *scratch, req Request, dst []outcome, as *standIn) []outcome {
+	w.places = m.places(req.Buckets, w.places[:0])
+	w.held = lockAll(w.places, w.held[:0])
+	places := w.places
 	for i := range places {
 		if places[i].partition.dead {
-			unlockAll(held)
-			return m.take(req, dst, as)
+			unlockAll(w.held)
+			return m.takeWith(w, req, dst, as)
 		}
 	}
 	now := m.clock().Microseconds()
@@ -168,7 +203,9 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		m.look(p, b, now)
 		if as != nil {
 			p.inFlight = as.inFlight[i]
-			p.unsure = p.dirty == clean && p.state.clear > now
+			p.found = p.state.clear > now
+			p.unsure = p.dirty == clean && p.found
+			p.state = b.Limit.mayHaveEnded(p.state, now, as.late, p.dirty)
 		} else if b.Limit.Algorithm == Log {
 			m.openLog(p, b, now)
 		}
@@ -200,8 +237,10 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		case !peek || b.Limit.CountDenied:
 			switch {
 			case as == nil:
+			case (charge || b.Limit.CountDenied) && p.found:
+				p.dirty = max(p.dirty, ahead)
 			case charge || b.Limit.CountDenied:
-				p.dirty = ahead
+				p.dirty = own
 			case !p.fits && p.unsure: // the other store may have lost what it holds
 				p.dirty, p.stale = unsure, true
 			}
@@ -211,12 +250,12 @@ func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
 		if p.inFlight > 0 {
 			p.state = b.Limit.atLeast(p.state, p.inFlight, m.unix(&b.Limit))
 		}
-		dst = append(dst, outcome{state: p.state, denied: !p.fits})
+		dst = append(dst, outcome{state: p.state, denied: !p.fits, begun: as != nil && !p.found})
 		if p.exact {
 			dst[len(dst)-1].log = p.log.level(&b.Limit, b.Cost, now)
 		}
 	}
-	unlockAll(held)
+	unlockAll(w.held)
 
 	for i := range places {
 		if p, b := &places[i], &req.Buckets[i]; p.entered {
@@ -281,20 +320,36 @@ type place struct {
 	partition *partition
 	table     *table
 	state     state
-	dirty     dirtiness // whether another store may know less than this one
-	stale     bool      // whether to store it even if nothing is charged
-	fits      bool
-	entered   bool // whether the bucket is new
+	inFlight  int64 // units that another store may still admit
 
-	unsure bool // whether a denial makes the bucket dirty
-
-	inFlight int64 // units that another store may still admit
+	dirty   dirtiness // whether another store may know less than this one
+	stale   bool      // whether to store it even if nothing is charged
+	unsure  bool      // whether a denial makes the bucket dirty
+	found   bool      // whether it holds something
+	fits    bool
+	entered bool // whether the bucket is new
 
 	// Of a bucket that has a log, which decides.
 	exact   bool
+	made    bool // whether the log was made anew, from the summary
 	log     *unitLog
-	made    bool  // whether the log was made anew, from the summary
 	claimed int64 // what other keys of the request will have added
+}
+
+// places appends the locations of buckets to dst. Those of one request often have
+// their key in common, so that is hashed once.
+func (m *Memory) places(buckets []Bucket, dst []place) []place {
+	key := uint64(0)
+	for i := range buckets {
+		b := &buckets[i]
+		if i == 0 || b.Key != buckets[i-1].Key {
+			key = maphash.String(m.seed, b.Key)
+		}
+		salt := b.limitHash(m.seed)
+		part, hash := m.partition(b, salt), mix(salt, key)
+		dst = append(dst, place{hash: hash, partition: part, table: &part.tables[hash%tables]})
+	}
+	return dst
 }
 
 // place returns the location of b.
@@ -370,12 +425,18 @@ type ordered struct {
 
 // lockAll locks the tables of all places and appends them to dst.
 func lockAll(places []place, dst []ordered) []ordered {
+	last, inOrder := uint64(0), true
 	for i := range places {
 		p := &places[i]
-		dst = append(dst, ordered{p.partition.order*tables + p.hash%tables, p.table})
+		order := p.partition.order*tables + p.hash%tables
+		inOrder = inOrder && order > last // partitions are often in the order of the request
+		last = order
+		dst = append(dst, ordered{order, p.table})
 	}
-	slices.SortFunc(dst, func(a, b ordered) int { return cmp.Compare(a.order, b.order) })
-	dst = slices.Compact(dst)
+	if !inOrder {
+		slices.SortFunc(dst, func(a, b ordered) int { return cmp.Compare(a.order, b.order) })
+		dst = slices.Compact(dst)
+	}
 	for i := range dst {
 		dst[i].table.mu.Lock()
 	}

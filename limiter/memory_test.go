@@ -216,6 +216,7 @@ func inTables(m *Memory, n int, few uint64, b Bucket) []Bucket {
 // TestMemoryDoesNotAllocate guards that decisions on existing buckets do not
 // allocate, whether these are clean, dirty, or shared for lack of room.
 func TestMemoryDoesNotAllocate(t *testing.T) {
+	singleGoroutine(t) // a sync.Pool forgets some of what it has under the race detector
 	whose := map[string]func(m *Memory, req Request){
 		"own":   func(*Memory, Request) {},
 		"dirty": func(m *Memory, req Request) { takeInstead(m, req) },
@@ -812,4 +813,40 @@ func TestMemoryBytesPerBucket(t *testing.T) {
 			t.Errorf("a million buckets take %d bytes", total)
 		}
 	}
+}
+
+// TestSweepWithoutRequests guards that drained buckets are removed within ten seconds,
+// and their memory is freed, although no request comes; and that those which hold
+// something stay.
+func TestSweepWithoutRequests(t *testing.T) {
+	const keys, stay = 100_000, 100
+	var now time.Duration
+	m := NewMemory(func() time.Duration { return now })
+	empty := heapInUse(t)
+	fill := func(name string, keys int, rate time.Duration) {
+		for key := range keys {
+			decide(t, m, AccountingAtomic, Bucket{
+				Name: name, Key: fmt.Sprint(key), Limit: Limit{Size: 1, DripInterval: rate, DripSize: 1}, Cost: 1,
+			})
+		}
+	}
+	fill("drains", keys, time.Minute)
+	fill("stays", stay, 24*time.Hour)
+	full := heapInUse(t)
+	m.Sweep()
+	if got := m.Len(); got != keys+stay {
+		t.Fatalf("Len() = %d after %d keys", got, keys+stay)
+	}
+	now += time.Minute
+	for range 11 {
+		now += time.Second
+		m.Sweep()
+	}
+	if got := m.Len(); got != stay {
+		t.Errorf("Len() = %d eleven seconds after %d of %d buckets drained", got, keys, keys+stay)
+	}
+	if after := heapInUse(t); after-empty > (full-empty)/10 {
+		t.Errorf("heap: %d B before, %d B with the keys, %d B after they drained", empty, full, after)
+	}
+	runtime.KeepAlive(m)
 }

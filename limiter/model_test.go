@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 )
 
 // model is a bucket as its description says, event by event: it holds units, and
@@ -131,7 +133,11 @@ var minTraces = flag.Int("traces", 0, "check each property on at least so `many`
 // number, or on as many as the flag says.
 func checkTraces(t *testing.T, n int, property func(*rapid.T)) {
 	t.Helper()
-	for range max(n, (*minTraces+99)/100) {
+	defer func() { _ = testseed.Rapid(0) }()
+	for i := range max(n, (*minTraces+99)/100) {
+		if err := testseed.Rapid(i); err != nil {
+			t.Fatal(err)
+		}
 		rapid.Check(t, property)
 	}
 }

@@ -303,13 +303,24 @@ func (m *Memory) hash(b *Bucket) uint64 { return b.hash(m.seed) }
 // sweep removes drained buckets if a sweep is due.
 func (m *Memory) sweep(now int64) {
 	if last := m.sweptAt.Load(); now-last >= sweepEvery && m.sweptAt.CompareAndSwap(last, now) {
-		m.sweepTables(now)
+		m.sweepTables(now, 1)
 	}
 }
 
-// sweepTables removes drained buckets from the next tables, and evicts buckets
-// where there are too many since the maximum was lowered.
-func (m *Memory) sweepTables(now int64) {
+// Sweep removes buckets that have drained. Take does so too, but some at a time and
+// hundreds of times a second at most, so with few requests their memory is kept for
+// long. Called every second, Sweep looks at all buckets within ten seconds.
+func (m *Memory) Sweep() {
+	now := m.clock().Microseconds()
+	if steps := min((now-m.sweepAt.Swap(now))/sweepEvery, sweepSteps); steps > 0 {
+		m.sweepTables(now, int(steps))
+	}
+}
+
+// sweepTables removes drained buckets from the next tables, so many that sweepSteps
+// steps are all, and evicts buckets where there are too many since the maximum was
+// lowered.
+func (m *Memory) sweepTables(now int64, steps int) {
 	kept := int64(0) // recounted, because a limit may have started or stopped evicting
 	for _, u := range m.directory.Load().usages {
 		if u.keeps.Load() {
@@ -319,7 +330,7 @@ func (m *Memory) sweepTables(now int64) {
 	m.kept.Store(kept)
 
 	all := m.directory.Load().all
-	for range (len(all)*tables + sweepSteps - 1) / sweepSteps {
+	for range (len(all)*tables*steps + sweepSteps - 1) / sweepSteps {
 		next := m.next.Add(1) - 1
 		p := all[next/tables%uint64(len(all))]
 		if next%tables == 0 && p.held.Load() == 0 {

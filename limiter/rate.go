@@ -15,13 +15,14 @@ const (
 	tolerance = 10_000
 )
 
-// PerSecond returns a Limit that admits n units a second, evenly, with bursts of
-// up to n. Use [NewLimit] for other bursts. If n is not from 1 to [MaxUnits], the
-// Limit is not valid, and every request returns an error.
+// PerSecond returns a Limit that admits n units a second on average, evenly, with
+// bursts of up to n: behind a burst, up to 2·n − 1 in one second. Use [NewLimit] for
+// other bursts. If n is not from 1 to [MaxUnits], the Limit is not valid, and every
+// request returns an error.
 func PerSecond(n int64) Limit { return per(n, time.Second) }
 
-// PerMinute returns a Limit that admits n units a minute, evenly, with bursts of
-// up to n. See [PerSecond].
+// PerMinute returns a Limit that admits n units a minute on average, evenly, with
+// bursts of up to n. See [PerSecond].
 func PerMinute(n int64) Limit { return per(n, time.Minute) }
 
 // Every returns a Limit that admits one unit every d, with no bursts. Set Size to
@@ -68,9 +69,9 @@ func per(n int64, d time.Duration) Limit {
 	return l
 }
 
-// NewLimit returns a Limit that admits n units every d, evenly, with bursts of up
-// to size units. The rate is never exceeded, and missed by less than 1 part in
-// 10,000. n and size are from 1 to [MaxUnits]; d is a whole number of
+// NewLimit returns a Limit that admits n units every d on average, evenly, with
+// bursts of up to size units: up to size + n − 1 in one d. In the long run the rate is
+// never exceeded, and missed by less than 1 part in 10,000. n and size are from 1 to [MaxUnits]; d is a whole number of
 // microseconds, at least 1 µs.
 //
 // The drips are n/d reduced to lowest terms in whole microseconds: 60 a second are

@@ -173,7 +173,6 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 func (r *Redis) query(req Request, what byte) *query {
 	q := r.keys.query(req, what)
 	q.abandoned, q.holdsUnits, q.countsRelease = false, false, false
-	q.Patient = r.fallback == nil || req.NoFallback
 	if r.fallback != nil {
 		q.buckets = r.fallback.pending(req, q.buckets[:0])
 		for i := range q.buckets {

@@ -51,10 +51,6 @@ type RedisOptions struct {
 	// RedisMaxTimeout. Connections are made in the background and may take longer.
 	Timeout time.Duration
 
-	// The maximum number of connections for requests to each server, up to
-	// RedisMaxPoolSize; 0 means ten for each CPU.
-	PoolSize int
-
 	// The Memory that decides while a server is unavailable. It follows the levels
 	// that the servers report, so it takes over where they stopped; and when they
 	// are back, they take over where it stopped. Servers that replace others, or
@@ -82,7 +78,6 @@ const (
 	RedisMaxText      = 1 << 16 // bytes of a name, user, password or secret
 	RedisMaxPrefix    = 128     // bytes of KeyPrefix
 	RedisMaxDB        = 1<<16 - 1
-	RedisMaxPoolSize  = 4096
 	RedisMinTimeout   = time.Millisecond
 	RedisMaxTimeout   = time.Minute
 )
@@ -105,8 +100,6 @@ func (opt RedisOptions) Validate() error {
 		return errors.New("a cluster and the name of a server that sentinels know: must be one of them")
 	case opt.Timeout < RedisMinTimeout || opt.Timeout > RedisMaxTimeout:
 		return fmt.Errorf("timeout %v: must be from %v to %v", opt.Timeout, RedisMinTimeout, RedisMaxTimeout)
-	case opt.PoolSize < 0 || opt.PoolSize > RedisMaxPoolSize:
-		return fmt.Errorf("pool size %d: must be from 1 to %d, or 0 for the default", opt.PoolSize, RedisMaxPoolSize)
 	}
 	for _, text := range []struct{ name, text string }{
 		{"master name", opt.MasterName},
@@ -136,7 +129,6 @@ func (opt *RedisOptions) forScripts() redisscript.Options {
 		DB:               opt.DB,
 		TLS:              opt.TLS,
 		Timeout:          opt.Timeout,
-		PoolSize:         opt.PoolSize,
 	}
 	if report := opt.Report; report != nil {
 		options.Report = func(e redisscript.Event) { report(newEvent(e)) }

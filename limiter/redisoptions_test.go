@@ -32,9 +32,6 @@ func TestRedisOptionsValidate(t *testing.T) {
 		{"a negative timeout", func(o *RedisOptions) { o.Timeout = math.MinInt64 }, "timeout -"},
 		{"a long timeout", func(o *RedisOptions) { o.Timeout = time.Minute + 1 }, "timeout 1m0.000000001s: "},
 		{"the longest timeout", func(o *RedisOptions) { o.Timeout = time.Minute }, ""},
-		{"a negative pool", func(o *RedisOptions) { o.PoolSize = -1 }, "pool size -1: "},
-		{"a large pool", func(o *RedisOptions) { o.PoolSize = 4097 }, "pool size 4097: "},
-		{"the largest pool", func(o *RedisOptions) { o.PoolSize = 4096 }, ""},
 		{"a long user", func(o *RedisOptions) { o.Username = long }, "username of 120000 bytes: "},
 		{"a long password", func(o *RedisOptions) { o.Password = long }, "password of 120000 bytes: "},
 		{"a long secret", func(o *RedisOptions) { o.KeySecret = long }, "key secret of 120000 bytes: "},
@@ -62,12 +59,6 @@ func TestNewRedisRejectsInvalidOptions(t *testing.T) {
 		"nothing":            {},
 		"nothing, cluster":   {Cluster: true},
 		"nothing, sentinels": {MasterName: "m"},
-		"a negative pool":    {Addresses: []string{"127.0.0.1:1"}, Timeout: time.Second, PoolSize: -1},
-		"the least pool":     {Addresses: []string{"127.0.0.1:1"}, Timeout: time.Second, PoolSize: math.MinInt},
-		"a huge pool":        {Addresses: []string{"127.0.0.1:1"}, Timeout: time.Second, PoolSize: math.MaxInt},
-		"a huge cluster": {
-			Addresses: []string{"127.0.0.1:1", "127.0.0.1:2"}, Timeout: time.Second, PoolSize: math.MaxInt,
-		},
 		"a negative timeout": {Addresses: []string{"127.0.0.1:1"}, Timeout: -1},
 		"a negative number":  {Addresses: []string{"127.0.0.1:1"}, Timeout: time.Second, DB: -1},
 	} {

@@ -190,7 +190,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 				}
 				return nil
 			})
-			kept := server.Client().Exists(t.Context(), node.keys.of(&b)).Val() == 1
+			kept := filled(t, server, node.keys.of(&b)) == 1
 			if kept != tc.kept {
 				t.Errorf("the key is there: %t, want %t", kept, tc.kept)
 			}
@@ -312,7 +312,7 @@ func TestEqualRemovals(t *testing.T) {
 		if err := client.Eval(t.Context(), takeSource, append(keys, charged), removal, take).Err(); err != nil {
 			t.Fatal(err)
 		}
-		if n := client.Exists(t.Context(), keys...).Val(); n > 0 {
+		if n := filled(t, server, keys...); n > 0 {
 			t.Errorf("%d of %d keys are still there", n, len(keys))
 		}
 		if client.Exists(t.Context(), charged).Val() != 1 {

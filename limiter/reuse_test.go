@@ -60,14 +60,14 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 	}
 
 	// The answers arrive after the callers have given up.
-	p.Delay(r.timeout * 3 / 2)
+	p.Delay(3 * r.timeout)
 	for range 3 {
 		mustTake(t, r, req)
 		if n := len(pooled()); n > 0 {
 			t.Error("one that was given up is reused")
 		}
 	}
-	time.Sleep(r.timeout)
+	time.Sleep(3 * r.timeout)
 	if n := len(pooled()); n > 0 {
 		t.Error("one that was given up is reused after its answer")
 	}

@@ -31,7 +31,7 @@ func numbered(n int64) Bucket {
 func TestCancelledRequestsKeepConnections(t *testing.T) {
 	server := redistest.Start(t)
 	var seen events
-	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.PoolSize, opt.Report = 1, seen.report })
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Report = seen.report })
 	b := hourly(100_000)
 	mustTake(t, r, Request{Buckets: []Bucket{b}})
 	before := server.InfoNumber(t, "stats", "total_connections_received")

@@ -138,36 +138,24 @@ func slidingAdd(s state, cost int64) state {
 }
 
 // slidingHigher returns a level that is at least as high as both a and b, from now
-// on. Their windows may end at other moments than they should, because reports are
-// late. Of each window the larger count counts, so units that are in both levels
-// count once.
-func (l *Limit) slidingHigher(a, b state, now int64) state {
+// on. Their windows may end later than they should, because reports are late. Of each
+// window the larger count counts, so units that are in both levels count once. If one
+// of them is of a later window, those of the other have ended: what it would hold until
+// they end by its own reckoning is not added to the later ones.
+func (l *Limit) slidingHigher(a, b state) state {
 	if a.clear < b.clear {
 		a, b = b, a
 	}
-	switch later := 2 * (a.clear - b.clear); {
-	case later >= 3*l.rate():
-		b = l.later(b, 2, now)
-	case later >= l.rate():
-		b = l.later(b, 1, now)
-	}
-	if b.slack == 0 {
-		return a
-	}
 	before, last := a.counts()
 	before2, last2 := b.counts()
-	return counted(max(a.clear, b.clear), max(before, before2), max(last, last2))
-}
-
-// later returns a level that counts windows which are one or two later than those
-// of s, and is never lower than s from now on. Units of the windows that it no
-// longer counts, as far as they still count, become units of its last one.
-func (l *Limit) later(s state, windows int, now int64) state {
-	units, before := l.windowUnits(s, now), int64(0)
-	if windows == 1 && s.clear-now > l.rate() {
-		_, before = s.counts()
-	} else if windows == 1 {
-		return l.slid(s, now)
+	switch later := 2 * (a.clear - b.clear); {
+	case later >= 3*l.rate():
+		return a
+	case later >= l.rate():
+		b.clear, before2, last2 = b.clear+l.rate(), last2, 0
 	}
-	return counted(s.clear+int64(windows)*l.rate(), before, units-before)
+	if before2+last2 == 0 {
+		return a
+	}
+	return counted(max(a.clear, b.clear), max(before, before2), max(last, last2))
 }

@@ -31,6 +31,14 @@ local function units(ahead, slack, rate)
   return whole + last
 end
 
+-- nearest returns the clear time that a node means which tells another: it arrives
+-- with some delay, and windows end at the same times for all. None counts for longer
+-- than the present one, so a delay never prolongs what a level counts.
+local function nearest(theirs, rate, phase)
+  theirs = phase + floor((theirs - phase) / rate + 0.5) * rate
+  return min(theirs, now - (now - phase) % rate + 2 * rate)
+end
+
 -- later returns the level that counts windows which are one later, or two, and
 -- still holds as much.
 local function later(clear, slack, rate, two)
@@ -65,8 +73,8 @@ return {
 
   -- The same beside what a node has in flight: told2 and spare2 are what it knows,
   -- with that.
-  beside = function(_, _, told2, spare2, size, rate)
-    return size - units(told2, spare2, rate)
+  beside = function(_, _, told2, spare2, size, rate, _, phase)
+    return size - units(nearest(now + told2, rate, phase) - now, spare2, rate)
   end,
 
   -- The level to which a charge at the given time can be added.
@@ -92,12 +100,12 @@ return {
   -- The level that holds what is stored and what a node has told. Of each window
   -- the larger count counts, so units that both sides know count once. See
   -- slidingHigher in sliding.go.
-  join = function(clear, slack, theirs, counts, ahead, rate)
+  join = function(clear, slack, theirs, counts, _, rate, phase)
+    theirs = nearest(theirs, rate, phase)
     if theirs <= now or counts == 0 then
       return clear, slack
     end
     local apart = 2 * (theirs - clear)
-    local alike = clear > now and apart < rate and apart > -rate
     if apart >= rate then
       clear, slack = later(clear, slack, rate, apart >= 3 * rate)
     elseif apart <= -rate then
@@ -108,10 +116,7 @@ return {
     elseif counts == 0 then
       return clear, slack
     end
-    if ahead or not alike then
-      clear = max(clear, theirs) -- otherwise it differs only by the delay
-    end
-    return clear, max(floor(slack / COUNT), floor(counts / COUNT)) * COUNT + max(slack % COUNT, counts % COUNT)
+    return max(clear, theirs), max(floor(slack / COUNT), floor(counts / COUNT)) * COUNT + max(slack % COUNT, counts % COUNT)
   end,
 
   -- Whether counts are no more than what a node knew.

@@ -301,28 +301,40 @@ func TestSlidingWindowClockSetBack(t *testing.T) {
 }
 
 // TestSlidingHigher guards that the level that joins two reports is at least as
-// high as both at any time, and that two reports of the same units count once.
+// high as both at any time, that no report adds more to it than it counts, however
+// late, and that two reports of the same units count once.
 func TestSlidingHigher(t *testing.T) {
 	checkTraces(t, 20, func(t *rapid.T) {
 		l := SlidingWindow(20, rapid.SampledFrom([]time.Duration{time.Microsecond, 10 * time.Microsecond, time.Second}).Draw(t, "window"))
-		draw := func(label string) state {
-			return counted(rapid.Int64Range(1, 2*l.rate()).Draw(t, label+" clear"),
+		ends := rapid.Int64Range(1, l.rate()).Draw(t, "end of the window")
+		late := rapid.Int64Range(0, (l.rate()-1)/2)
+		// As the server knows it, and as it is reported.
+		draw := func(label string) (level, reported state) {
+			level = counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.rate(),
 				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(0, 20).Draw(t, label+" last"))
+			return level, state{level.clear + late.Draw(t, label+" late"), level.slack}
 		}
-		a, b := draw("a"), draw("b")
-		sum := l.slidingHigher(a, b, 0)
-		if other := l.slidingHigher(b, a, 0); a.clear != b.clear && other != sum {
-			t.Fatalf("%+v and %+v: %+v, or %+v the other way", a, b, sum, other)
+		a, lateA := draw("a")
+		b, lateB := draw("b")
+		sum := l.slidingHigher(lateA, lateB)
+		if other := l.slidingHigher(lateB, lateA); lateA.clear != lateB.clear && other != sum {
+			t.Fatalf("%+v and %+v: %+v, or %+v the other way", lateA, lateB, sum, other)
 		}
 		for at := int64(0); at <= 4*l.rate(); at += max(l.rate()/64, 1) {
 			if got, least := l.slidingUnits(sum, at), max(l.slidingUnits(a, at), l.slidingUnits(b, at)); got < least {
-				t.Fatalf("%+v and %+v: %+v holds %d at %d, want at least %d", a, b, sum, got, at, least)
+				t.Fatalf("%+v and %+v: %+v holds %d at %d, want at least %d", lateA, lateB, sum, got, at, least)
 			}
 		}
-		late := a
-		late.clear += rapid.Int64Range(0, (l.rate()-1)/2).Draw(t, "late")
-		if got := l.slidingHigher(a, late, 0); got != late {
-			t.Fatalf("%+v and the same later, %+v: %+v", a, late, got)
+		beforeA, lastA := a.counts()
+		beforeB, lastB := b.counts()
+		switch {
+		case a.clear < b.clear:
+			beforeA, lastA = lastA, 0
+		case b.clear < a.clear:
+			beforeB, lastB = lastB, 0
+		}
+		if before, last := sum.counts(); before > max(beforeA, beforeB) || last > max(lastA, lastB) {
+			t.Fatalf("%+v and %+v: %+v counts more", lateA, lateB, sum)
 		}
 	})
 }
@@ -354,14 +366,18 @@ func TestSlidingValidate(t *testing.T) {
 }
 
 // TestRedisJoinsSlidingWindows guards that the server joins a level that it is told
-// with its own as this process does.
+// with its own as this process does, in the windows of the clock: late as the level
+// is, it counts in those for which it was told, and none of them ends later for it.
 func TestRedisJoinsSlidingWindows(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 20, func(t *rapid.T) {
 		l := SlidingWindow(30, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 8 * time.Microsecond, time.Second, time.Minute}).Draw(t, "window"))
+		now := v.start - v.start%l.rate() + rapid.Int64Range(0, l.rate()-1).Draw(t, "now")
+		v.at(t, now)
+		ends := now - now%l.rate() + l.rate() - now // of the present window
 		draw := func(label string) state {
-			return counted(rapid.Int64Range(1, 2*l.rate()).Draw(t, label+" clear"),
+			return counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.rate(),
 				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(1, 20).Draw(t, label+" last"))
 		}
 		stored, told := draw("stored"), draw("told")
@@ -371,32 +387,30 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		dirty := rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{told, told, dirty}})
+		want := l.slidingHigher(stored, told)
+		late := told
+		late.clear += rapid.Int64Range(0, (l.rate()-1)/2).Draw(t, "late")
+		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{late, late, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := l.slidingHigher(stored, told, 0)
-		apart := 2 * (told.clear - stored.clear)
 		switch {
-		case apart <= -3*l.rate() || apart >= 3*l.rate():
-			seen["two windows"]++
-		case apart <= -l.rate() || apart >= l.rate():
-			seen["one window"]++
-		case dirty == unsure:
-			want.clear = stored.clear
+		case told.clear > stored.clear:
+			seen["a later window"]++
+		case told.clear < stored.clear:
+			seen["an earlier window"]++
+		case late != told:
 			seen["late"]++
-		default:
-			seen["ahead"]++
 		}
 		if outcomes[0].state != want {
-			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, told, dirty, outcomes[0].state, want)
+			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, late, dirty, outcomes[0].state, want)
 		}
 		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.clear-v.now != want.clear || now.slack != want.slack {
 			t.Fatalf("stored %+v, want %+v", now, want)
 		}
 	})
-	for _, what := range []string{"two windows", "one window", "late", "ahead"} {
+	for _, what := range []string{"a later window", "an earlier window", "late"} {
 		if seen[what] < 50 {
 			t.Errorf("the test covers too little: %v", seen)
 		}
@@ -475,7 +489,7 @@ func TestSlidingWindowTold(t *testing.T) {
 	f = &fallback{traffic: new(traffic), memory: m, timeout: time.Minute}
 	got := f.toldFor(&query{buckets: f.pending(Request{Buckets: []Bucket{b}}, nil)})
 	want := state{1e6, 3}
-	if len(got) != 1 || got[0].state != want || got[0].dirty != ahead {
+	if len(got) != 1 || got[0].state != want || got[0].dirty != own {
 		t.Errorf("told %+v, want %+v", got, want)
 	}
 }

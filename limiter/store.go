@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
+	"math/bits"
 	"slices"
 )
 
@@ -146,34 +148,57 @@ func (req *Request) prepare() error {
 		if b.Cost < 1 {
 			return fmt.Errorf("bucket %q: cost %d: must be at least 1", b.Name, b.Cost)
 		}
-		if len(req.Buckets) > fewBuckets {
-			continue
-		}
-		for j := range i {
-			if a := &req.Buckets[j]; a.Name == b.Name && a.Key == b.Key {
-				return fmt.Errorf("bucket %q: %w", b.Name, errTwice)
+	}
+	return req.namedTwice()
+}
+
+// namedTwice returns an error if two buckets have the same Name and Key.
+func (req *Request) namedTwice() error {
+	n := len(req.Buckets)
+	if n <= pairwise {
+		for i := range req.Buckets {
+			for j := range i {
+				if err := req.sameBucket(i, j); err != nil {
+					return err
+				}
 			}
 		}
+		return nil
 	}
-	if len(req.Buckets) > fewBuckets {
-		return req.twiceOfMany()
+	// A hash table with linear probing, at most half full. Each entry is the index of a
+	// bucket plus one.
+	var small [128]uint16
+	table := small[:]
+	if 2*n > len(small) {
+		table = make([]uint16, 2<<bits.Len(uint(n-1)))
+	}
+	mask, key := uint64(len(table)-1), uint64(0)
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		if i == 0 || b.Key != req.Buckets[i-1].Key {
+			key = maphash.String(namesSeed, b.Key)
+		}
+		at := mix(maphash.String(namesSeed, b.Name), key) & mask
+		for ; table[at] != 0; at = (at + 1) & mask {
+			if err := req.sameBucket(i, int(table[at])-1); err != nil {
+				return err
+			}
+		}
+		table[at] = uint16(i + 1)
 	}
 	return nil
 }
 
-// fewBuckets is the largest number of buckets that are compared pairwise, which
-// allocates nothing. With more of them a map is faster.
-const fewBuckets = 16
+// pairwise is the largest number of buckets of which each is compared with each.
+const pairwise = 4
 
-// twiceOfMany returns an error if two of many buckets have the same Name and Key.
-func (req Request) twiceOfMany() error {
-	type named struct{ name, key string }
-	seen := make(map[named]struct{}, len(req.Buckets))
-	for i := range req.Buckets {
-		b := &req.Buckets[i]
-		if seen[named{b.Name, b.Key}] = struct{}{}; len(seen) == i {
-			return fmt.Errorf("bucket %q: %w", b.Name, errTwice)
-		}
+var namesSeed = maphash.MakeSeed()
+
+// sameBucket returns an error if the i-th and j-th buckets have the same Name and Key.
+func (req *Request) sameBucket(i, j int) error {
+	a, b := &req.Buckets[i], &req.Buckets[j]
+	if a.Name == b.Name && a.Key == b.Key {
+		return fmt.Errorf("bucket %q: %w", b.Name, errTwice)
 	}
 	return nil
 }

@@ -15,8 +15,8 @@ type table struct {
 
 // slot holds one bucket. A clear time of 0 marks a free slot; no bucket has it,
 // because a bucket is stored only after something was put into it. The slack s of
-// a dirty bucket is stored as -1 - s, minus 2^50 if it is ahead rather than
-// unsure.
+// a dirty bucket is stored as -1 - s, minus 2^50 for each step from unsure to its
+// dirtiness.
 type slot struct {
 	hash uint64
 	state
@@ -28,12 +28,13 @@ type keyDigest [16]byte
 
 // dirtiness says whether the other store, whose fallback this one is, may know
 // less of a bucket than this one does.
-type dirtiness int64
+type dirtiness int8
 
 const (
 	clean  dirtiness = iota
 	unsure           // the other store may have lost what it knew
-	ahead            // something was decided here that the other store does not know
+	ahead            // something was admitted here that the other store does not know
+	own              // besides, it may drip at other times there: it was found empty here, or the store is another
 )
 
 // encodeSlack encodes a slack and a dirtiness as one number.

@@ -16,7 +16,8 @@
 --               the least that it holds as far as a node knows, although this
 --               server may have lost it; and the same plus what that node has in
 --               flight, for which there must be room too
---            8  (with 2) this server has never known that level
+--            8  (with 2) this server may drip at other times than that node: the node
+--               has found the bucket empty, or another server may have begun anew
 --            4  1 double follows, after those: until when the units are held that
 --               are to be settled
 --           16  1 double follows, before all of those: drips are aligned to the
@@ -78,14 +79,13 @@
 -- would cost more than the arithmetic.
 
 local call, pcall, unpack = redis.call, redis.pcall, struct.unpack
-local floor, ceil, frexp, min, number = math.floor, math.ceil, math.frexp, math.min, tonumber
+local floor, ceil, min, number = math.floor, math.ceil, math.min, tonumber
 local byte, format, find, match, sub = string.byte, string.format, string.find, string.match, string.sub
 local keys, runs = KEYS, ARGV
 
 local HORIZON = 2 ^ 50     -- no bucket's time can lie further ahead
-local SECOND = 1000000
 local WINDOW = 2 ^ 49      -- the drip size of a fixed window, which loses all it holds
-local HELD_FOR = 10 * SECOND
+local HELD_FOR = 10000000
 local HOLD, COMMIT, RELEASE, REMOVE, PEEK, RESET = 2, 3, 4, 5, 6, 7
 local OTHERS = 128         -- added to what to do
 
@@ -143,7 +143,7 @@ for r = 1, #runs do
         alike = other.within(s, spare)
       end
       if c and c > now and 2 * apart < rate and (alike or apart <= -rate / 2) then
-        pcall('SET', keys[key + i], 0, 'PXAT', 1)
+        pcall('SET', keys[key + i], '', 'PX', 1)
       end
     end
     key, groups, buckets = key + groups * buckets, 0, 0
@@ -178,7 +178,7 @@ for r = 1, #runs do
   for _ = 1, groups do
     -- The level of each bucket, and whether the request fits.
     local admitted = true
-    local clear, slack, fits, changed, foreign, held, till, blocked, log
+    local clear, slack, fits, changed, foreign, held, till, blocked, log, theirs
     for i = 1, buckets do
       if several then
         row = rows[i]
@@ -216,7 +216,7 @@ for r = 1, #runs do
           c, w, s = number(c), number(w), number(s)
         end
         if not c or c - now > HORIZON or s >= drip or held > HORIZON then
-          foreign, held, till = true, 0, 0
+          foreign, held, till = value ~= '', 0, 0
         elseif c > now then
           clear, slack = c, s
           if other then
@@ -279,32 +279,46 @@ for r = 1, #runs do
         clear, slack = other.join(c, s, now + told, spare, flags % 16 >= 8, rate, phase, log)
         changed = changed or clear ~= c or slack ~= s
       elseif flags > 0 and flags % 4 >= 2 then
-        -- The level arrived with some delay. If both sides know the same charges,
-        -- their times are whole drips apart: a difference of less than half a drip
-        -- is the delay. For fast drips, it is unknown whether they are the same
-        -- drip, so the smaller slack counts.
-        local apart = now + told - clear
-        local near = rate > 2 * SECOND and rate / 2 or rate
-        if clear == now or 2 * apart >= rate or flags % 16 >= 8 and apart > 0 then
-          if clear > now and apart < near then
-            spare = min(spare, slack)
+        -- The level arrived with some delay. If the times of drips are known, it
+        -- means the nearest one, so that the delay does not add to the level.
+        theirs = now + told
+        if phase and told > 0 then
+          theirs = phase + floor((theirs - phase) / rate + 0.5) * rate
+          if drip == WINDOW then -- none ends later than the present one
+            theirs = min(theirs, now - (now - phase) % rate + rate)
           end
-          clear, slack, changed = now + told, spare, true
-        elseif apart > -near and spare < slack then
-          slack, changed = spare, true
+        elseif clear > now and flags % 16 < 8 then
+          theirs = clear + floor((theirs - clear) / rate + 0.5) * rate
+        end
+        -- The later of two times holds no less than the other level, now and at
+        -- any time until then, unless both lie within one drip: then it does with
+        -- the smaller slack.
+        if theirs > now then
+          if theirs - clear >= rate or clear == now then
+            clear, slack, changed = theirs, spare, true
+          elseif theirs - clear > -rate and (theirs > clear or spare < slack) then
+            clear, slack, changed = theirs > clear and theirs or clear, min(slack, spare), true
+          end
         end
       end
       if what < COMMIT and other then
         local room = other.room(clear, slack, size, rate, log) - cost
         fits = room >= 0
         blocked = fits and (held > room or held > 0 and other.alone
-          or flags % 4 >= 2 and other.beside(told, spare, told2, spare2, size, rate, log) < cost + held)
+          or flags % 4 >= 2 and other.beside(told, spare, told2, spare2, size, rate, log, phase) < cost + held)
         fits = fits and not blocked
       elseif what < COMMIT then
         fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
         blocked = false
-        if fits and flags > 0 and flags % 4 >= 2 and now + told2 > clear then
-          blocked = cost + held > size or told2 > floor((size - cost - held + spare2) / drip) * rate
+        if fits and flags > 0 and flags % 4 >= 2 then
+          -- What is in flight adds to what the node knows, if that counts at all.
+          local beside, spared = theirs + told2 - told, spare2
+          if theirs <= now then
+            local units = ceil((told2 - told) / rate) * drip + spare - spare2
+            local drips = ceil(units / drip)
+            beside, spared = now + drips * rate, drips * drip - units
+          end
+          blocked = cost + held > size or beside - now > floor((size - cost - held + spared) / drip) * rate
           fits = not blocked
         end
         if fits and held > 0 then
@@ -378,48 +392,55 @@ for r = 1, #runs do
         if drip == WINDOW and clear > now then
           c = clear -- the window ends when it would
         end
-        if c > clear or c == clear and s < slack then
+        if clear == now or c - clear >= rate then
           clear, slack, changed = c, s, true
+        elseif c - clear > -rate and (c > clear or s < slack) then -- as for what is told
+          clear, slack, changed = c > clear and c or clear, min(slack, s), true
         end
       elseif phase and clear == now and (charge or blocked) then
         clear = now - (now - phase) % rate -- the window has begun
       end
       if charge and not other then
-        local drips = ceil((cost - slack) / drip)
-        clear, slack, changed = clear + drips * rate, slack + drips * drip - cost, true
+        local units = cost - slack
+        units = units + -units % drip -- in whole drips
+        clear, slack, changed = clear + units / drip * rate, slack + units - cost, true
       end
       if changed and log and what ~= RESET then
         other.write(log, clear, slack, held, till, rate)
       elseif changed and what ~= RESET then
         -- In two pieces, which even 32-bit servers can format as integers.
-        local free = clear
+        local w = clear - now
         if other and other.free then
-          free = other.free(clear, slack)
+          w = ceil((other.free(clear, slack) - now) / rate)
+        else
+          w = (w + -w % rate) / rate -- as rounded up, but without a call
         end
-        local w = ceil((free - now) / rate)
         if w > 256 then
-          local m, x = frexp(w - 1)
-          w = floor(m * 32) + 16 * x + 97
+          local code, step = 241, 16
+          while w > 32 * step do
+            code, step = code + 16, 2 * step
+          end
+          w = code + floor((w - 1) / step)
         end
-        local value = format('%u%09d', floor(clear / 1e6), clear % 1e6 * 1000 + w)
-        -- A key expires when the clock has passed the given millisecond, so that
-        -- may be the one in which the bucket runs empty. It must not be the
-        -- current one, which newer servers take for past, and then they store
-        -- nothing.
-        local expires = sub(value, 1, -7)
+        local micros = clear % 1e6
+        local value = format('%u%09d', (clear - micros) / 1e6, micros * 1000 + w)
+        local last = clear
         if held > 0 then
           value = format('%s:%.0f:%.0f:%.0f', value, slack, held, till)
-          local last = (clear < till and till or clear) + (other and other.drips(held, rate, drip) or ceil(held / drip)) * rate
-          expires = format('%.0f', ceil(last / 1000))
-        else
-          if clear - now < 1000 then
-            expires = format('%.0f', ceil(clear / 1000))
-          end
-          if slack > 0 then
-            value = format('%s:%.0f', value, slack)
-          end
+          last = (clear < till and till or clear) + (other and other.drips(held, rate, drip) or ceil(held / drip)) * rate
+        elseif slack > 0 then
+          value = format('%s:%.0f', value, slack)
         end
-        call('SET', keys[key + i], value, 'PXAT', expires)
+        -- A key expires in so many milliseconds, as not all servers take a time: in
+        -- the one after the bucket runs empty at the latest, and never before.
+        local ahead = last - now
+        ahead = (ahead - ahead % 1000) / 1000 + 1
+        if ahead < 1 then
+          ahead = 1 -- the bucket is empty already
+        elseif ahead < 4e9 then
+          ahead = format('%u', ahead) -- which takes less time than a number
+        end
+        call('SET', keys[key + i], value, 'PX', ahead)
       end
       if blocked and other then
         clear, slack = other.add(clear, slack, held, rate, drip, phase)
@@ -443,7 +464,7 @@ for r = 1, #runs do
         end
       end
       if changed and what == RESET then -- not earlier: what a log tells may be read from its key
-        call('SET', keys[key + i], 0, 'PXAT', 1)
+        call('SET', keys[key + i], '', 'PX', 1)
       end
     end
     if more then
@@ -453,6 +474,11 @@ for r = 1, #runs do
       end
     end
     key = key + buckets
+  end
+end
+if math.type then -- this Lua has integers too, and replies others as text
+  for i = 1, replies do
+    reply[i] = floor(reply[i])
   end
 end
 return reply

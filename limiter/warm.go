@@ -39,7 +39,9 @@ const (
 // cost, and makes the next one wait for as long as all its units take. It may cost at
 // most n, unless Size is changed. With warm units that is d/n for each, and so at
 // most 1 + T·n/d requests of one unit are admitted in a time T. Each wait is rounded
-// up to whole microseconds.
+// up to whole microseconds, and the idle time that makes up for a unit is rounded down
+// to whole microseconds, at least one. So no wait is too short, unless d/n is below
+// 1.5 µs; after idle time one may be a little longer than exact.
 //
 // n is from 1 to the number of microseconds in d; d and warmUp are whole numbers of
 // microseconds; coldFactor, rounded to thousandths, is from 1 to [MaxColdFactor]. All of
@@ -126,7 +128,12 @@ func (l *Limit) warmAdd(s state, cost int64) state {
 	threshold := float64(0.5*warmUp) / interval
 	above := float64(2*warmUp) / (interval + float64(interval*l.coldFactor()))
 	slope := (float64(interval*l.coldFactor()) - interval) / above
-	each := warmUp / (threshold + above) // the idle time in which one permit is stored
+
+	// The idle time in which a permit is stored is whole microseconds, so the slack is
+	// exact: nothing adds up over many requests. Rounded down, and with it the whole
+	// store, permits are not stored too slowly, and so no wait is too short.
+	each := max(math.Floor(warmUp/(threshold+above)), 1)
+	full := max(math.Floor((threshold+above)*each), 1)
 
 	used := float64(s.slack) / each
 	wait := float64(units * interval)
@@ -134,7 +141,7 @@ func (l *Limit) warmAdd(s state, cost int64) state {
 		steep := min(high, units)
 		wait += float64(float64(steep*slope) * (high - float64(steep/2)))
 	}
-	slack := min(math.Floor(float64(s.slack)+float64(units*each)+0.5), warmUp)
+	slack := min(float64(s.slack)+float64(units*each), full, warmUp)
 	return state{s.free() + int64(math.Ceil(wait)) + int64(slack), int64(slack)}
 }
 

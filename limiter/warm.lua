@@ -53,7 +53,8 @@ return {
     local threshold = 0.5 * warm / interval
     local above = 2 * warm / (interval + interval * factor)
     local slope = (interval * factor - interval) / above
-    local each = warm / (threshold + above)
+    local each = max(floor(warm / (threshold + above)), 1)
+    local full = max(floor((threshold + above) * each), 1)
 
     local used = slack / each
     local wait = cost * interval
@@ -62,7 +63,7 @@ return {
       local steep = min(high, cost)
       wait = wait + steep * slope * (high - steep / 2)
     end
-    local taken = min(floor(slack + cost * each + 0.5), warm)
+    local taken = min(slack + cost * each, full, warm)
     return min(clear - slack + ceil(wait) + taken, now + HORIZON), taken
   end,
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"math/big"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -17,10 +18,11 @@ import (
 
 // warmer is a limit that warms up as Guava describes it: it stores permits, which
 // grow with idle time, and waits for the area under the line of their prices. It
-// knows nothing of clear times and slack.
+// knows nothing of clear times and slack, but that idle times are whole microseconds.
 type warmer struct {
 	interval, most, threshold, slope float64
-	each                             float64 // the idle time for a permit, in µs
+	each                             float64 // the idle time for a permit, in whole µs, at least one
+	full                             float64 // the idle time for all permits, in whole µs, at least one
 
 	stored float64
 	free   int64 // the next free moment, in µs
@@ -34,7 +36,8 @@ func newWarmer(l Limit) *warmer {
 	w.threshold = 0.5 * warmUp / w.interval
 	w.most = w.threshold + 2*warmUp/(w.interval+cold)
 	w.slope = (cold - w.interval) / (w.most - w.threshold)
-	w.each = warmUp / w.most
+	w.each = max(math.Floor(warmUp/w.most), 1)
+	w.full = min(max(math.Floor(w.most*w.each), 1), warmUp)
 	w.stored, w.free = w.most, math.MinInt64
 	return w
 }
@@ -66,7 +69,7 @@ func (w *warmer) take(l Limit, now, cost int64) Decision {
 	steep := min(taken, max(w.stored-w.threshold, 0))
 	wait := steep * (w.price(w.stored) + w.price(w.stored-steep)) / 2
 	wait += (float64(cost) - steep) * w.interval
-	w.stored -= taken
+	w.stored = max(w.stored-taken, w.most-w.full/w.each)
 	w.free += int64(math.Ceil(wait))
 	d.Clear = w.clear(now)
 	return d
@@ -177,7 +180,7 @@ func TestWarmUpFollowsDescription(t *testing.T) {
 			if m.free = s.state.free(); s.state.clear <= s.now {
 				m.free = s.now
 			}
-			m.stored = float64(l.warmUp()-max(s.state.slack, 0)) / m.each
+			m.stored = m.most - float64(max(s.state.slack, 0))/m.each
 			if s.state.clear <= s.now {
 				m.stored = m.most
 			}
@@ -236,6 +239,131 @@ func TestWarmUpPublishedFigures(t *testing.T) {
 	}
 }
 
+// TestWarmUpWaitsAreNotTooShort guards the waits against the description in exact
+// fractions, which knows nothing of how the store is rounded: none is shorter, and
+// from cold on, while there are always requests, all are exact but for the microsecond
+// to which they are rounded up. Below 1.5 µs a unit, idle time may count for more.
+func TestWarmUpWaitsAreNotTooShort(t *testing.T) {
+	seen := struct{ exact, idle, partly int }{}
+	check := func(t rapid.TB, l Limit, costs, idles []int64) (waits []int64) {
+		t.Helper()
+		m, s := newExactWarmer(l), newSubject(1_790_000_000_123_456)
+		wasIdle := l.warmUp() < 6 // a microsecond is much of its store
+		for i, cost := range costs {
+			if s.now > 1_790_000_000_123_456+horizon {
+				break // no clock goes that far
+			}
+			s.take(t, l, cost)
+			want, got := m.take(cost), s.state.free()-s.now
+			waits = append(waits, got)
+			least, most := m.rounded(want)
+			switch {
+			case got < least || !wasIdle && got > most:
+				t.Fatalf("%+v, request %d of costs %v with idle times %v: wait of %d µs, want %s", l, i, costs, idles, got, want.FloatString(6))
+			case !wasIdle:
+				seen.exact++
+			default:
+				seen.idle++
+			}
+			s.now += got + idles[i]
+			m.idle(idles[i]) // it begins when the wait is over that clients are told
+			wasIdle = wasIdle || idles[i] > 0
+			if used, _ := m.used.Float64(); wasIdle && used > 0 {
+				seen.partly++
+			}
+		}
+		return waits
+	}
+	for _, tc := range []struct {
+		l    Limit
+		want []int64
+	}{
+		{WarmingUp(10, time.Second, 4*time.Second, 10), []int64{938_125, 814_375, 690_625, 566_875, 443_125, 319_375, 195_625, 104_603, 100_000}},
+		{WarmingUp(2, time.Second, 4*time.Second, 3), []int64{1_375_000, 1_125_000, 875_000, 625_000, 500_000}},
+	} {
+		n := len(tc.want)
+		if got := check(t, tc.l, slices.Repeat([]int64{1}, n), make([]int64, n)); !slices.Equal(got, tc.want) {
+			t.Errorf("%+v: waits of %v µs, want %v", tc.l, got, tc.want)
+		}
+	}
+	checkTraces(t, 60, func(t *rapid.T) {
+		l := drawWarm(t)
+		if l.Validate() != nil || l.interval() < 1.5 {
+			t.Skip()
+		}
+		n := rapid.IntRange(1, 30).Draw(t, "requests")
+		costs, idles := make([]int64, n), make([]int64, n)
+		for i := range n {
+			costs[i] = min(drawWarmCost(t, l), l.Size)
+			if rapid.IntRange(0, 5).Draw(t, "idle") == 0 {
+				idles[i] = rapid.Int64Range(0, l.warmUp()).Draw(t, "µs")
+			}
+		}
+		check(t, l, costs, idles)
+	})
+	if min(seen.exact, seen.idle, seen.partly) < 3000 {
+		t.Errorf("the test covers too little: %+v", seen)
+	}
+}
+
+// exactWarmer is a warmer in fractions.
+type exactWarmer struct {
+	interval, above, slope, most, each big.Rat
+	used                               big.Rat // permits that were taken and not stored again
+}
+
+// newExactWarmer returns the cold description of l.
+func newExactWarmer(l Limit) *exactWarmer {
+	m, warmUp := new(exactWarmer), big.NewRat(l.warmUp(), 1)
+	m.interval.SetFrac64(l.rate(), l.DripSize)
+	var cold, threshold big.Rat
+	cold.Mul(&m.interval, big.NewRat(int64(l.ColdFactor), thousandths))
+	threshold.Quo(warmUp, &m.interval).Mul(&threshold, big.NewRat(1, 2))
+	m.above.Add(&m.interval, &cold).Inv(&m.above).Mul(&m.above, warmUp).Mul(&m.above, big.NewRat(2, 1))
+	m.slope.Sub(&cold, &m.interval).Quo(&m.slope, &m.above)
+	m.most.Add(&threshold, &m.above)
+	m.each.Quo(warmUp, &m.most)
+	return m
+}
+
+// take takes permits and returns how many µs that takes.
+func (m *exactWarmer) take(cost int64) *big.Rat {
+	var wait, high, steep, price big.Rat
+	units := big.NewRat(cost, 1)
+	wait.Mul(units, &m.interval)
+	if high.Sub(&m.above, &m.used); high.Sign() > 0 {
+		if steep.Set(units); steep.Cmp(&high) > 0 {
+			steep.Set(&high)
+		}
+		price.Mul(&steep, big.NewRat(-1, 2)).Add(&price, &high).Mul(&price, &m.slope).Mul(&price, &steep)
+		wait.Add(&wait, &price)
+	}
+	if m.used.Add(&m.used, units); m.used.Cmp(&m.most) > 0 {
+		m.used.Set(&m.most)
+	}
+	return &wait
+}
+
+// idle stores the permits of an idle time.
+func (m *exactWarmer) idle(µs int64) {
+	stored := new(big.Rat).Quo(big.NewRat(µs, 1), &m.each)
+	if m.used.Sub(&m.used, stored); m.used.Sign() < 0 {
+		m.used.SetInt64(0)
+	}
+}
+
+// rounded returns a wait rounded up to µs, the least and the most that it may be as
+// floating-point numbers of that size, and of that of the store, are not exact.
+func (m *exactWarmer) rounded(wait *big.Rat) (least, most int64) {
+	noise := new(big.Rat).Mul(&m.slope, &m.most)
+	noise.Mul(noise, &m.most).Add(noise, wait).Mul(noise, big.NewRat(1, 1<<48))
+	up := func(r *big.Rat) int64 {
+		n := new(big.Int).Add(r.Num(), r.Denom())
+		return n.Sub(n, big.NewInt(1)).Div(n, r.Denom()).Int64()
+	}
+	return up(new(big.Rat).Sub(wait, noise)), up(new(big.Rat).Add(wait, noise))
+}
+
 // TestRedisWarmUp guards that Redis decides as the same arithmetic in Go does, to the
 // microsecond, with numbers of any magnitude.
 func TestRedisWarmUp(t *testing.T) {
@@ -282,13 +410,11 @@ func checkWarmUp(t testing.TB, l Limit, admitted []charge, lost bool) {
 	slices.SortStableFunc(admitted, func(a, b charge) int { return cmp.Compare(a.at, b.at) })
 	w, free, earliest := newWarmer(l), int64(math.MinInt64), 0.0
 	for i, a := range admitted {
-		// The store is rounded to whole microseconds, with each request.
-		rounded := float64(i) * max(1, l.coldFactor())
 		if a.at < free {
 			t.Errorf("%+v: admitted at %d, %d µs too early at the full rate", l, a.at, free-a.at)
 			return
 		}
-		if early := earliest - float64(a.at-admitted[0].at); !lost && early > rounded {
+		if early := earliest - float64(a.at-admitted[0].at); !lost && early > 0.001 {
 			t.Errorf("%+v: request %d admitted %f µs too early after it was cold", l, i, early)
 			return
 		}
@@ -394,12 +520,12 @@ func TestWarmHigher(t *testing.T) {
 			t.Skip()
 		}
 		draw := func(label string) state {
-			slack := rapid.Int64Range(0, l.warmUp()).Draw(t, label+" slack")
+			slack := rapid.Int64Range(0, int64(newWarmer(l).full)).Draw(t, label+" slack")
 			return state{slack + rapid.Int64Range(-slack, 2*l.rate()).Draw(t, label+" free"), slack}
 		}
 		a, b := draw("a"), draw("b")
-		sum := l.higher(a, b, 0, 0)
-		if other := l.higher(b, a, 0, 0); other != sum || l.higher(sum, a, 0, 0) != sum || l.higher(a, a, 0, 0) != a {
+		sum := l.higher(a, b, 0, false)
+		if other := l.higher(b, a, 0, false); other != sum || l.higher(sum, a, 0, false) != sum || l.higher(a, a, 0, false) != a {
 			t.Fatalf("%+v and %+v: %+v, or %+v the other way", a, b, sum, other)
 		}
 		if sum.free() != max(a.free(), b.free()) || sum.clear != max(a.clear, b.clear) || sum.slack < 0 || sum.slack > l.warmUp() {
@@ -410,7 +536,7 @@ func TestWarmHigher(t *testing.T) {
 			return
 		}
 		later := l.add(l.started(a, now, 0), rapid.Int64Range(1, l.Size).Draw(t, "cost"))
-		if got := l.higher(a, later, 0, 0); got != later {
+		if got := l.higher(a, later, 0, false); got != later {
 			t.Fatalf("%+v, and %+v after one more request: %+v", a, later, got)
 		}
 	})
@@ -502,12 +628,12 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		dirty := rapid.SampledFrom([]dirtiness{unsure, ahead}).Draw(t, "dirty")
+		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
 		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{told, told, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := l.higher(stored, told, 0, 0)
+		want := l.higher(stored, told, 0, false)
 		if dirty == unsure && stored.slack == told.slack && (told.clear-stored.clear)*2 < 500_000 && (stored.clear-told.clear)*2 < 500_000 {
 			want = stored
 			seen["late"]++
@@ -627,7 +753,7 @@ func TestWarmUpFallback(t *testing.T) {
 	}
 	now += 1500 * time.Millisecond
 	q = &query{buckets: f.pending(req, nil)}
-	if got, want := f.toldFor(q), (state{375_000, 500_000}); len(got) != 1 || got[0].state != want || got[0].with != want || got[0].dirty != ahead {
+	if got, want := f.toldFor(q), (state{375_000, 500_000}); len(got) != 1 || got[0].state != want || got[0].with != want || got[0].dirty != own {
 		t.Errorf("told %+v, want %+v", got, want)
 	}
 	q.plain = string(req.appendGroup(nil, 0))

@@ -37,7 +37,7 @@ func newScript(source string) *redisscript.Script {
 	nothing := Request{Buckets: []Bucket{{
 		Limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: MaxUnits},
 	}}}
-	s.ProbeArg = string(nothing.appendGroup(nil, whatRelease))
+	s.ProbeArg, s.ProbeReplies = string(nothing.appendGroup(nil, whatRelease)), 2
 	s.Wrote = func(c *redisscript.Call) bool {
 		if c.Arg == s.ProbeArg {
 			return len(c.Reply) == 2 && c.Reply[0] > 0 // otherwise there was nothing to write
@@ -128,7 +128,7 @@ const (
 	// Flags of a bucket.
 	flagTold    = 2
 	flagDue     = 4
-	flagAhead   = 8
+	flagOwn     = 8
 	flagAligned = 16
 	flagOther   = 32 // times the Algorithm
 	flagCount   = 128
@@ -217,10 +217,10 @@ func (q *query) tell(levels []toldLevel) {
 		numbers, flags, phase, due, after := split(rest)
 		switch level.dirty {
 		case clean:
-		case unsure:
+		case unsure, ahead:
 			flags |= flagTold
-		case ahead:
-			flags |= flagTold | flagAhead
+		case own:
+			flags |= flagTold | flagOwn
 		}
 		group = append(group, numbers...)
 		group = append(group, flags)

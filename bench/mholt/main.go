@@ -1,6 +1,6 @@
 // Command mholt measures the limiter inside of mholt/caddy-ratelimit, in turns with
-// x/time/rate, and prints what it found as JSON. It is a program of its own because
-// that module cannot share a binary with one of the same name.
+// x/time/rate, and prints what it found as JSON. It is a program of its own, without
+// the module of the same name that it is compared with.
 package main
 
 import (

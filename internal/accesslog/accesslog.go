@@ -51,6 +51,7 @@ const (
 	BadURI
 	TooLong
 	Late
+	Withheld
 	reasons
 )
 
@@ -66,6 +67,7 @@ func (r Reason) String() string {
 		BadURI:     "not a valid URI",
 		TooLong:    "line too long",
 		Late:       "began too long before the lines around it",
+		Withheld:   "left out by journalctl; give it the option --all",
 	}[r]
 }
 
@@ -86,14 +88,37 @@ type Entry struct {
 	UserID             string
 	Status             int
 
-	// The header fields that the log redacts, such as cookies.
+	// The header fields that the log redacts, such as cookies, and those that it has at
+	// all.
 	Redacted []string
+	Headers  Headers
 
 	fields []field
 	values []string
 
 	exact  bool  // whether its times are
 	number int64 // of the entry, in the order in which they were read
+}
+
+// Headers says which header fields of requests a log has.
+type Headers uint8
+
+const (
+	AllHeaders Headers = iota
+	FewHeaders         // Referer and User-Agent
+	NoHeaders
+)
+
+// Withholds reports whether the log does not tell which value a header field had.
+func (e *Entry) Withholds(name string) bool {
+	switch e.Headers {
+	case FewHeaders:
+		return name != "Referer" && name != "User-Agent"
+	case NoHeaders:
+		return true
+	case AllHeaders:
+	}
+	return slices.Contains(e.Redacted, name)
 }
 
 // field is a header field, whose values are values[from:to] of its entry.

@@ -15,6 +15,7 @@ type caddyLine struct {
 	logger, msg          string
 	hasLogger, hasMsg    bool
 	hasRequest           bool
+	hasHeaders           bool   // unless a filter has removed them
 	remoteAddr           string // of Caddy before 2.5
 }
 
@@ -67,6 +68,9 @@ func (d *dialect) finishCaddy(e *Entry, l *caddyLine) Reason {
 		e.Arrival -= e.Arrival % int64(second)
 	}
 	e.Spread = e.Arrival
+	if !l.hasHeaders {
+		e.Headers = NoHeaders
+	}
 	e.Status, _ = strconv.Atoi(l.status.text)
 	if e.RemoteIP == "" && l.remoteAddr != "" {
 		i := max(strings.LastIndexByte(l.remoteAddr, ':'), 0)
@@ -164,9 +168,10 @@ func (s *scanner) request(e *Entry, l *caddyLine) bool {
 		case "uri":
 			return s.string(&e.URI)
 		case "headers":
-			if len(e.fields) > 0 {
+			if l.hasHeaders {
 				return false
 			}
+			l.hasHeaders = true
 			return s.headers(e)
 		case "tls":
 			e.TLS = true
@@ -283,6 +288,13 @@ func (s *scanner) escaped(into *string) bool {
 				out = append(out, '\t')
 			case 'r':
 				out = append(out, '\r')
+			case 'u':
+				c, ok := asciiEscape(rest[i:])
+				if !ok { // rare
+					return false
+				}
+				out = append(out, c)
+				i += 4
 			default: // rare
 				return false
 			}
@@ -291,6 +303,16 @@ func (s *scanner) escaped(into *string) bool {
 		}
 	}
 	return false
+}
+
+// asciiEscape returns the character that text begins with as an escape, such as u0026,
+// if it is one of ASCII. Docker writes &, < and > like this.
+func asciiEscape(text string) (byte, bool) {
+	if len(text) < 5 || text[1] != '0' || text[2] != '0' {
+		return 0, false
+	}
+	c, err := strconv.ParseUint(text[3:5], 16, 8)
+	return byte(c), err == nil && c < utf8.RuneSelf
 }
 
 // token reads a string or a plain number.
@@ -396,6 +418,7 @@ func decode(line []byte, e *Entry, l *caddyLine) Reason {
 	}
 	_, l.hasLogger = top["logger"]
 	_, l.hasMsg = top["msg"]
+	_, l.hasHeaders = request["headers"]
 	e.TLS = len(request["tls"]) > 0 && request["tls"][0] == '{'
 	for _, key := range timeKeys {
 		if !l.ts.isZero() {

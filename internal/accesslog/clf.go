@@ -57,7 +57,9 @@ func (d *dialect) parseCLF(line []byte, e *Entry, clock *clfClock) Reason {
 		return BadLine
 	}
 	numbers := rest
+	e.Headers = NoHeaders
 	if d.format == Combined {
+		e.Headers = FewHeaders
 		var referer, agent string
 		if numbers, rest, ok = bytes.Cut(rest, []byte(` "`)); !ok {
 			return BadLine

@@ -209,7 +209,11 @@ func (d *dialect) parse(line []byte, e *Entry, clock *clfClock) Reason {
 	case line[0] != '{':
 		return BadJSON
 	}
-	return d.parseCaddy(line, e)
+	reason := d.parseCaddy(line, e)
+	if reason == NotAccess && withheld.Match(line) {
+		return Withheld
+	}
+	return reason
 }
 
 // trimLine removes white space around a line.

@@ -1,6 +1,7 @@
 package accesslog
 
 import (
+	"bytes"
 	"maps"
 	"net/url"
 	"reflect"
@@ -14,6 +15,7 @@ func FuzzCaddyLine(f *testing.F) {
 	f.Add([]byte(caddyLog))
 	f.Add([]byte(`{"ts":1,"request":{"method":"A","uri":"/","headers":{"A":[],"B":["\u00e4","\n"]},"tls":{}},"duration":-1.5,"x":[1,{"y":true}]}`))
 	f.Add([]byte(`{"request":{"headers":{"A":["b"],"A":[]}}}`))
+	f.Add([]byte(`{"request":{"uri":"/?a\u0026\u003c\u007F","host":"\u00e4","proto":"\u00g0","headers":{}}}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		var fast, slow Entry
 		var fastLine, slowLine caddyLine
@@ -69,5 +71,24 @@ func FuzzURI(f *testing.F) {
 		if err != nil || e.URL != *want {
 			t.Errorf("got %+v, want %+v, %v", e.URL, want, err)
 		}
+	})
+}
+
+// FuzzUnwrap guards that no lines make the unwrapping panic, and that it adds nothing
+// to them but ends of lines.
+func FuzzUnwrap(f *testing.F) {
+	for w, line := range map[wrapper]string{
+		dockerJSON: `{"log":"a\n","stream":"stdout"}`, journalJSON: `{"MESSAGE":[97,10]}`,
+		criText: "t stdout P a\nt stdout F b", prefixText: `x {"a":1}`,
+	} {
+		f.Add(uint8(w), []byte(line))
+	}
+	f.Fuzz(func(t *testing.T, w uint8, text []byte) {
+		u := unwrapper{wrapper: wrapper(w % 5)}
+		got := u.unwrap(bytes.Clone(text), true)
+		if most := 2*len(text) + 2; len(got) > most { // what is not UTF-8 becomes longer in JSON
+			t.Errorf("%d bytes became %d", len(text), len(got))
+		}
+		wrapperOf(text)
 	})
 }

@@ -3,6 +3,7 @@ package accesslog
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"sync/atomic"
@@ -27,6 +28,7 @@ type Log struct {
 	size     int64
 	exact    bool
 	problems []string
+	notes    []string
 	stopped  chan struct{} // closed by Stop
 
 	numbered int64 // requests that got a number
@@ -52,12 +54,36 @@ func Open(names []string, format Format) (*Log, error) {
 			return nil, err
 		}
 		l.unopened = append(l.unopened, s)
+	}
+	l.dropCopies()
+	for _, s := range l.unopened {
 		l.size += s.size
 		l.exact = l.exact && (s.dialect.exact || s.dialect.format == Auto)
+		if s.wrapper != noWrapper {
+			l.notes = append(l.notes, fmt.Sprintf("%s: the lines were taken out of %v.", s.name, s.wrapper))
+		}
 	}
 	slices.SortStableFunc(l.unopened, func(a, b *source) int { return cmp.Compare(a.first, b.first) })
 	l.bytes.Store(0)
 	return l, nil
+}
+
+// dropCopies leaves out logs that are copies of others, such as the compressed ones of
+// files that are given too.
+func (l *Log) dropCopies() {
+	kept := make([]*source, 0, len(l.unopened))
+	for _, s := range slices.SortedStableFunc(slices.Values(l.unopened), compareCopies) {
+		if i := slices.IndexFunc(kept, s.isCopyOf); i >= 0 {
+			l.notes = append(l.notes, fmt.Sprintf("%s was left out, because it has the requests of %s, which was given too.", s.name, kept[i].name))
+			s.close()
+			continue
+		}
+		kept = append(kept, s)
+	}
+	l.unopened = slices.DeleteFunc(l.unopened, func(s *source) bool { return !slices.Contains(kept, s) })
+	for _, s := range kept {
+		s.begins = nil
+	}
 }
 
 // Close stops reading.
@@ -77,6 +103,9 @@ func (l *Log) Exact() bool { return l.exact }
 
 // Problems returns what was wrong with logs as a whole, one sentence each.
 func (l *Log) Problems() []string { return l.problems }
+
+// Notes returns what to know about how the logs were read, one sentence each.
+func (l *Log) Notes() []string { return l.notes }
 
 // Progress returns how many bytes were read, and how many there are; 0 if that is
 // unknown, as with standard input. It may be called while Next is.

@@ -3,13 +3,16 @@ package accesslog
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -21,6 +24,7 @@ const (
 	chunkSize = 256 << 10
 	maxLine   = 1 << 20 // longer lines are skipped
 	maxWindow = 64 << 20
+	compared  = 16 << 10 // bytes of each log, to find copies
 )
 
 // entries pools them for the memory of their slices.
@@ -31,9 +35,14 @@ type source struct {
 	name    string
 	size    int64         // of the file
 	bytes   *atomic.Int64 // that were read of all logs
+	info    os.FileInfo   // nil if it is no file
 	closers []func()
+	wrapper wrapper
 	dialect dialect
 	first   int64 // when its first request ended
+
+	compressed bool
+	begins     []byte // its first lines, as far as copies are found by them
 
 	// What was read already of a log that can be read only once.
 	once      bool // as it is no file
@@ -60,10 +69,19 @@ type reader struct {
 	rest    []byte // the start of a line whose end was not read yet
 	skips   bool   // whether what comes next belongs to a line that is too long
 	tooLong int64
+	lines   unwrapper
 }
 
-// next returns the next lines, whole ones. With an error, they are the last.
+// next returns the next lines, whole ones, without what stands around them. With an
+// error, they are the last.
 func (r *reader) next() ([]byte, error) {
+	chunk, err := r.chunk()
+	return r.lines.unwrap(chunk, err != nil), err
+}
+
+// chunk returns the next lines, whole ones, as they are. With an error, they are the
+// last.
+func (r *reader) chunk() ([]byte, error) {
 	for {
 		buf := append(make([]byte, 0, len(r.rest)+chunkSize), r.rest...)
 		r.rest = r.rest[:0]
@@ -122,17 +140,31 @@ func (s *source) decompressed(in io.Reader) (io.Reader, error) {
 		if err != nil {
 			return nil, err
 		}
+		s.compressed = true
 		return z, nil
 	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
 		z, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
 			return nil, err
 		}
+		s.compressed = true
 		s.closers = append(s.closers, z.Close)
 		return z, nil
 	}
 	return buffered, nil
 }
+
+// withoutMark returns what in has, without a byte order mark.
+func withoutMark(in io.Reader) io.Reader {
+	buffered := bufio.NewReader(in)
+	if start, _ := buffered.Peek(len(byteOrderMark)); string(start) == byteOrderMark {
+		_, _ = buffered.Discard(len(byteOrderMark)) // it is there
+	}
+	return buffered
+}
+
+// byteOrderMark is what editors and shells of Windows begin UTF-8 with.
+const byteOrderMark = "\ufeff"
 
 // newSource looks at the first lines of a log.
 func newSource(name string, format Format, bytes *atomic.Int64) (*source, error) {
@@ -141,7 +173,11 @@ func newSource(name string, format Format, bytes *atomic.Int64) (*source, error)
 	if err != nil {
 		return nil, err
 	}
-	s.sample, s.sampleErr = r.next()
+	s.sample, s.sampleErr = r.chunk()
+	s.wrapper = wrapperOf(s.sample)
+	r.lines.wrapper = s.wrapper
+	s.sample = r.lines.unwrap(s.sample, s.sampleErr != nil)
+	s.begins = slices.Clone(s.sample[:min(len(s.sample), compared)])
 	s.dialect = detect(s.sample[:min(len(s.sample), chunkSize)], format)
 	b := s.dialect.parseLines(s.sample[:min(len(s.sample), chunkSize)])
 	for i, e := range b.entries {
@@ -169,6 +205,7 @@ func (s *source) open(name string) (*reader, error) {
 			return nil, err
 		}
 		if info, err := f.Stat(); err == nil {
+			s.info = info
 			if info.IsDir() {
 				_ = f.Close()
 				return nil, fmt.Errorf("open %s: it is a directory, want a file", name)
@@ -185,7 +222,42 @@ func (s *source) open(name string) (*reader, error) {
 		s.close()
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return &reader{in: in}, nil
+	return &reader{in: withoutMark(in), lines: unwrapper{wrapper: s.wrapper}}, nil
+}
+
+// isCopyOf reports whether s has the same requests as another log, from the first on: as
+// it is the same file, or one is the other compressed. Times in whole seconds do not
+// tell the logs of several nodes apart, so the names have to do so.
+func (s *source) isCopyOf(other *source) bool {
+	if s.info != nil && other.info != nil && os.SameFile(s.info, other.info) {
+		return true
+	}
+	n := min(len(s.begins), len(other.begins))
+	return n > 0 && bytes.Equal(s.begins[:n], other.begins[:n]) &&
+		(s.dialect.exact && other.dialect.exact || uncompressedName(s.name) == uncompressedName(other.name))
+}
+
+// uncompressedName returns the name that a file had before it was compressed.
+func uncompressedName(name string) string {
+	name = filepath.Clean(name)
+	for _, suffix := range []string{".gz", ".zst"} {
+		if before, ok := strings.CutSuffix(name, suffix); ok {
+			return before
+		}
+	}
+	return name
+}
+
+// compareCopies orders copies of a log: one that has more, or is easier to read, comes
+// first.
+func compareCopies(a, b *source) int {
+	plain := func(s *source) int {
+		if s.compressed {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(len(b.begins), len(a.begins)), cmp.Compare(plain(b), plain(a)), cmp.Compare(b.size, a.size))
 }
 
 // close closes the file.

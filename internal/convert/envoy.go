@@ -83,31 +83,11 @@ func (m Mapping) Add(text string) error {
 // Envoy converts a configuration of envoyproxy/ratelimit, in YAML.
 func Envoy(text []byte, mapping Mapping) (*Result, error) {
 	e := newEnvoy(mapping)
-	domains := make(map[string]bool)
-	blocks := make(names)
-	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
-		var node yaml.Node
-		err := decoder.Decode(&node)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, errors.New(oneLine(err.Error()))
-		}
-		if len(node.Content) == 1 && isNull(node.Content[0]) {
-			continue // nothing stands between two lines of ---
-		}
-		domain, descriptors, err := e.parseDomain(&node)
-		if err != nil {
-			return nil, err
-		}
-		if domains[domain] {
-			return nil, fmt.Errorf("line %d: domain: got %q twice, want each domain once", node.Line, domain)
-		}
-		domains[domain] = true
-		e.writeDomain(blocks, domain, descriptors)
+	e.domains, e.blocks = make(map[string]bool), make(names)
+	if err := e.documents(text, 0); err != nil {
+		return nil, err
 	}
-	if len(domains) == 0 {
+	if len(e.domains) == 0 {
 		return nil, errors.New("domain: got none, want one, and its descriptors")
 	}
 	for key := range mapping {
@@ -118,6 +98,51 @@ func Envoy(text []byte, mapping Mapping) (*Result, error) {
 	return e.result(), nil
 }
 
+// documents converts the documents of text, before which a file has so many lines.
+func (e *envoy) documents(text []byte, before int) error {
+	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
+		var node yaml.Node
+		err := decoder.Decode(&node)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return errors.New(oneLine(err.Error()))
+		}
+		if len(node.Content) == 1 && isNull(node.Content[0]) {
+			continue // nothing stands between two lines of ---
+		}
+		moveDown(&node, before)
+		if err := e.document(&node); err != nil {
+			return err
+		}
+	}
+}
+
+// document converts a document: a domain, or an object of Kubernetes that holds some.
+func (e *envoy) document(node *yaml.Node) error {
+	if node.Kind == yaml.DocumentNode && len(node.Content) == 1 {
+		node = node.Content[0]
+	}
+	object, err := e.objectOf(node)
+	if err != nil {
+		return err
+	}
+	if object != nil {
+		return e.unpack(object)
+	}
+	domain, descriptors, err := e.parseDomain(node)
+	if err != nil {
+		return err
+	}
+	if e.domains[domain] {
+		return fmt.Errorf("line %d: domain: got %q twice, want each domain once", node.Line, domain)
+	}
+	e.domains[domain] = true
+	e.writeDomain(e.blocks, domain, descriptors)
+	return nil
+}
+
 // envoy converts a configuration of envoyproxy/ratelimit.
 type envoy struct {
 	writer
@@ -125,6 +150,8 @@ type envoy struct {
 	asked   map[string]bool // keys that the mapping was asked for
 	guessed map[string]bool // keys with a note on their placeholder
 	nodes   int             // fields that were read
+	domains map[string]bool // that were converted
+	blocks  names           // that were given to them
 }
 
 // newEnvoy returns a converter.
@@ -144,6 +171,7 @@ const maxNodes = 20_000
 // field is a field of a mapping in YAML.
 type field struct {
 	name  string
+	line  int // of the name
 	value *yaml.Node
 }
 
@@ -168,7 +196,7 @@ func (e *envoy) fields(node *yaml.Node, in string) ([]field, error) {
 		if slices.ContainsFunc(fields, func(f field) bool { return f.name == name }) {
 			return nil, fmt.Errorf("line %d: %s: got %q twice, want it once", node.Content[i].Line, in, name)
 		}
-		fields = append(fields, field{name, resolve(node.Content[i+1])})
+		fields = append(fields, field{name, node.Content[i].Line, resolve(node.Content[i+1])})
 	}
 	for _, from := range merged {
 		var err error
@@ -255,16 +283,32 @@ func (f field) number() (n uint32, err error) {
 	return n, nil
 }
 
-// unknownField returns the error for a field that there is not.
-func unknownField(f field, in, want string) error {
-	return fmt.Errorf("line %d: %s: got an unknown field %q, want one of %s", f.value.Line, in, f.name, want)
+// misplaced are the fields of envoyproxy/ratelimit, which takes them anywhere, and
+// unlimiting others that limit nothing.
+var (
+	misplaced = []string{
+		"domain", "key", "value", "descriptors", "rate_limit", "unit", "requests_per_unit", "unlimited", "shadow_mode", "name", "replaces",
+		"detailed_metric", "value_to_metric", "share_threshold", "quota_mode",
+	}
+	unlimiting = []string{"metadata", "description", "comment", "labels", "annotations"}
+)
+
+// otherField notes a field that limits nothing where it stands. It returns an error for
+// one that is not known, which may have been meant to limit.
+func (e *envoy) otherField(f field, in, want string) error {
+	switch {
+	case slices.Contains(misplaced, f.name):
+		e.note(f.line, f.name+": it is left out, as it has no effect in a "+in+".")
+	case slices.Contains(unlimiting, f.name) || strings.HasPrefix(f.name, "x-"):
+		e.note(f.line, f.name+": it is left out, as it does not limit.")
+	default:
+		return fmt.Errorf("line %d: %s: got an unknown field %q, want one of %s", f.value.Line, in, f.name, want)
+	}
+	return nil
 }
 
 // parseDomain parses a document.
 func (e *envoy) parseDomain(node *yaml.Node) (domain string, descriptors []*descriptor, err error) {
-	if node.Kind == yaml.DocumentNode && len(node.Content) == 1 {
-		node = node.Content[0]
-	}
 	fields, err := e.fields(node, "configuration")
 	if err != nil {
 		return "", nil, err
@@ -276,7 +320,7 @@ func (e *envoy) parseDomain(node *yaml.Node) (domain string, descriptors []*desc
 		case "descriptors":
 			descriptors, err = e.parseDescriptors(f, 1)
 		default:
-			err = unknownField(f, "configuration", "domain, descriptors")
+			err = e.otherField(f, "configuration", "domain, descriptors")
 		}
 		if err != nil {
 			return "", nil, err
@@ -353,7 +397,7 @@ func (e *envoy) parseDescriptor(node *yaml.Node, depth int) (*descriptor, error)
 				d.metrics = append(d.metrics, f.name)
 			}
 		default:
-			err = unknownField(f, "descriptor", "key, value, rate_limit, descriptors, shadow_mode, quota_mode, "+
+			err = e.otherField(f, "descriptor", "key, value, rate_limit, descriptors, shadow_mode, quota_mode, "+
 				"share_threshold, detailed_metric, value_to_metric")
 		}
 		if err != nil {
@@ -392,7 +436,7 @@ func (e *envoy) parseRateLimit(in field) (*rateLimit, error) {
 		case "replaces":
 			l.replaces, err = e.parseReplaces(f)
 		default:
-			err = unknownField(f, "rate_limit", "unit, requests_per_unit, unlimited, name, replaces")
+			err = e.otherField(f, "rate_limit", "unit, requests_per_unit, unlimited, name, replaces")
 		}
 		if err != nil {
 			return nil, err

@@ -28,6 +28,7 @@ type Cluster struct {
 	Nodes []*Server
 
 	ids      map[*Server]string
+	replicas int // how many nodes there are besides Nodes
 	password string
 	start    func(testing.TB) (node *Server, bus string) // starts another node, which knows no others
 }
@@ -256,47 +257,81 @@ func (c *Cluster) Remove(t testing.TB, node *Server) {
 // the node and kills it. It returns when they agree.
 func (c *Cluster) Replace(t testing.TB, node *Server) {
 	t.Helper()
+	replica := c.AddReplica(t, node)
+	c.FailOver(t, replica)
+	c.Nodes = slices.Clone(c.Nodes)
+	c.Nodes[slices.Index(c.Nodes, node)] = replica
+	c.replicas--
+	c.forget(t, node)
+}
+
+// AddReplica starts a replica of a node, and returns it when it has the node's data.
+// It is not among the Nodes, even after it has become a master.
+func (c *Cluster) AddReplica(t testing.TB, node *Server) *Server {
+	t.Helper()
 	ctx := context.Background()
 	replica, bus := c.start(t)
 	host, port := hostPort(t, replica)
 	for _, s := range c.Nodes {
 		do(t, s, "cluster", "meet", host, port, bus)
 	}
+	c.replicas++
 	WaitFor(t, stableWithin, func() error {
 		for _, s := range append(slices.Clone(c.Nodes), replica) {
 			info, err := s.client.ClusterInfo(ctx).Result()
 			if err != nil {
 				return err
 			}
-			if line := fmt.Sprint("cluster_known_nodes:", len(c.Nodes)+1, "\r\n"); !strings.Contains(info, line) {
+			if line := fmt.Sprint("cluster_known_nodes:", len(c.Nodes)+c.replicas, "\r\n"); !strings.Contains(info, line) {
 				return fmt.Errorf("no %q in %q", line, info)
 			}
 		}
 		return replica.client.Do(ctx, "cluster", "replicate", c.ids[node]).Err()
 	})
-	role := func(want string) func() error {
-		return func() error {
-			info, err := replica.client.Info(ctx, "replication").Result()
-			if err == nil && !strings.Contains(info, want+"\r\n") {
-				err = fmt.Errorf("no %s in %q", want, info)
-			}
-			return err
-		}
-	}
-	WaitFor(t, stableWithin, role("master_link_status:up"))
+	WaitFor(t, stableWithin, func() error { return replicationHas(replica, "master_link_status:up") })
+	return replica
+}
+
+// FailOver makes a replica the master in place of its own, which becomes its replica,
+// and returns when both know. Nothing is lost.
+func (c *Cluster) FailOver(t testing.TB, replica *Server) {
+	t.Helper()
 	WaitFor(t, stableWithin, func() error {
-		if role("role:master")() == nil {
+		if replicationHas(replica, "role:master") == nil {
 			return nil
 		}
-		if err := replica.client.Do(ctx, "cluster", "failover").Err(); err != nil {
+		if err := replica.client.Do(context.Background(), "cluster", "failover").Err(); err != nil {
 			return err
 		}
 		time.Sleep(100 * time.Millisecond)
-		return role("role:master")()
+		return replicationHas(replica, "role:master")
 	})
-	c.Nodes = slices.Clone(c.Nodes)
-	c.Nodes[slices.Index(c.Nodes, node)] = replica
-	c.forget(t, node)
+	WaitFor(t, stableWithin, func() error { return replicationHas(replica, "connected_slaves:1", "state=online") })
+}
+
+// TakeOver makes a replica the master in place of its own, which is dead. It loses
+// what it did not get from that one. It returns when all running Nodes know.
+func (c *Cluster) TakeOver(t testing.TB, replica *Server) {
+	t.Helper()
+	do(t, replica, "cluster", "failover", "takeover")
+	WaitFor(t, stableWithin, func() error {
+		for _, node := range c.Nodes {
+			if !node.running() {
+				continue
+			}
+			nodes, err := node.client.ClusterNodes(context.Background()).Result()
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(nodes) {
+				// The id, the address and the flags; slots come ninth.
+				if fields := strings.Fields(line); fields[0] == c.ids[replica] && len(fields) < 9 {
+					return fmt.Errorf("%s has no slots by the reckoning of %s", replica.Addr, node.Addr)
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // forget makes all nodes forget one that has left, and kills it.
@@ -343,7 +378,7 @@ func (c *Cluster) view(node *Server) (string, error) {
 	}
 	for _, line := range []string{
 		"cluster_state:ok", fmt.Sprint("cluster_slots_ok:", slots),
-		fmt.Sprint("cluster_known_nodes:", len(c.Nodes)),
+		fmt.Sprint("cluster_known_nodes:", len(c.Nodes)+c.replicas),
 	} {
 		if !strings.Contains(info, line+"\r\n") {
 			return "", fmt.Errorf("no %s in %q", line, info)

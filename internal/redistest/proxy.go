@@ -307,17 +307,46 @@ func (l *link) passRequests() {
 	}
 }
 
+// piece is a part of what the server sends.
+type piece struct {
+	text []byte
+	came time.Time
+}
+
+// replies returns what the server sends, as it comes: what is on its way from far
+// away does not hold up what comes behind it.
+func (l *link) replies() <-chan piece {
+	pieces := make(chan piece, 1<<10)
+	if l.server == nil {
+		close(pieces)
+		return pieces
+	}
+	l.proxy.running.Go(func() {
+		defer close(pieces)
+		buffer := make([]byte, 64<<10)
+		for {
+			n, err := l.server.Read(buffer)
+			if n > 0 {
+				select {
+				case pieces <- piece{slices.Clone(buffer[:n]), time.Now()}:
+				case <-l.closed:
+					return
+				}
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	return pieces
+}
+
 // passReplies forwards what the server sends until it ends, or until the end of a
 // fault that hides this from the client.
 func (l *link) passReplies() {
-	buffer := make([]byte, 64<<10)
-	for l.server != nil {
-		n, err := l.server.Read(buffer)
-		if !l.pass(buffer[:n]) {
+	for b := range l.replies() {
+		if !l.pass(b) {
 			return
-		}
-		if err != nil {
-			break
 		}
 	}
 	for f := l.proxy.current(); f.blackHole; f = l.proxy.current() {
@@ -330,8 +359,8 @@ func (l *link) passReplies() {
 }
 
 // pass forwards a reply and reports whether the connection stays open.
-func (l *link) pass(reply []byte) bool {
-	for len(reply) > 0 {
+func (l *link) pass(p piece) bool {
+	for reply := p.text; len(reply) > 0; {
 		f, n := l.proxy.current(), len(reply)
 		switch {
 		case f.blackHole:
@@ -345,7 +374,8 @@ func (l *link) pass(reply []byte) bool {
 			return false
 		case f.delay > 0 || f.jitter > 0:
 			//nolint:gosec // no secret
-			if !l.wait(f, f.delay+time.Duration(rand.Int64N(int64(f.jitter)+1))) {
+			due := p.came.Add(f.delay + time.Duration(rand.Int64N(int64(f.jitter)+1)))
+			if !l.wait(f, time.Until(due)) {
 				continue
 			}
 		case f.slice > 0:

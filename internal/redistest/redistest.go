@@ -4,6 +4,7 @@ package redistest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -47,8 +48,9 @@ type Server struct {
 	paused atomic.Bool     // by Pause
 }
 
-// Start runs redis-server until the test ends and returns when it answers. args
-// are passed to it unchanged, such as "--maxmemory", "1mb". If redis-server is not
+// Start runs redis-server, or the program that the environment variable REDIS_SERVER
+// names, until the test ends and returns when it answers. args are passed to it
+// unchanged, such as "--maxmemory", "1mb". If it is not
 // installed the test is skipped; with the environment variable CI set it fails,
 // because a skipped test would count as passed there.
 func Start(t testing.TB, args ...string) *Server {
@@ -64,7 +66,7 @@ func Start(t testing.TB, args ...string) *Server {
 // option counts. The server's own client logs in with the name and password.
 func start(t testing.TB, username, password string, options func(dir, port string) []string) *Server {
 	t.Helper()
-	path, err := exec.LookPath("redis-server")
+	path, err := exec.LookPath(cmp.Or(os.Getenv("REDIS_SERVER"), "redis-server"))
 	if err != nil {
 		if os.Getenv("CI") != "" {
 			t.Fatalf("CI must not go without this test: %v", err)
@@ -144,20 +146,34 @@ func (s *Server) Restart(t testing.TB) {
 // "get" or "script|flush", including calls from within scripts.
 func (s *Server) CommandStat(t testing.TB, name string) int64 {
 	t.Helper()
-	info, err := s.client.Info(context.Background(), "commandstats").Result()
+	return s.stat(t, "commandstats", "cmdstat_"+name+":calls=")
+}
+
+// ErrorStat returns how often the server has replied an error with the given prefix,
+// such as "TRYAGAIN".
+func (s *Server) ErrorStat(t testing.TB, prefix string) int64 {
+	t.Helper()
+	return s.stat(t, "errorstats", "errorstat_"+prefix+":count=")
+}
+
+// stat returns the number that stands behind the given text in a section of INFO, or
+// 0 if it is not there.
+func (s *Server) stat(t testing.TB, section, before string) int64 {
+	t.Helper()
+	info, err := s.client.Info(context.Background(), section).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, stat, found := strings.Cut(info, "cmdstat_"+name+":calls=")
+	_, stat, found := strings.Cut(info, before)
 	if !found {
 		return 0
 	}
-	digits, _, _ := strings.Cut(stat, ",")
-	calls, err := strconv.ParseInt(digits, 10, 64)
+	digits := stat[:len(stat)-len(strings.TrimLeft(stat, "0123456789"))]
+	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil {
-		t.Fatalf("calls of %s: %v", name, err)
+		t.Fatalf("%s%s: %v", before, digits, err)
 	}
-	return calls
+	return n
 }
 
 // InfoNumber returns the number of the given name in a section of INFO.

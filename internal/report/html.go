@@ -2,6 +2,7 @@ package report
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"embed"
 	"fmt"
@@ -24,6 +25,14 @@ var page = template.Must(template.New("page.gohtml").Funcs(template.FuncMap{
 	"odd":     func(i int) bool { return i%2 == 1 },
 	"percent": func(part, whole int64) float64 { return 100 * fraction(part, whole) },
 }).ParseFS(files, "page.gohtml", "style.css"))
+
+// Recognized is how many bytes of a report IsReport needs.
+const Recognized = 1024
+
+// IsReport reports whether a file that begins like this is a report.
+func IsReport(begins []byte) bool {
+	return bytes.HasPrefix(begins, []byte("<!DOCTYPE html>\n")) && bytes.Contains(begins, []byte("\n<title>Rate limits, replayed: "))
+}
 
 // maxOpen is how many limits are shown in full when the page is opened. With
 // more, the table of limits leads to each.

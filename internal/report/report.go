@@ -70,6 +70,10 @@ type Limit struct {
 	Slot  time.Duration
 	Times []Slot
 
+	// How many keys with a peak above the size came to it by asking for more than drips
+	// out for long, and not by a burst. It is of no use with Windows.
+	KeysLasting int64
+
 	// How many keys would have needed which size in order never to be denied, by
 	// ascending size: the highest level that each key's bucket would have reached
 	// if it could hold anything. A key is denied at least once by a limit of a

@@ -2,7 +2,6 @@ package report
 
 import (
 	"fmt"
-	"math"
 	"sort"
 )
 
@@ -37,12 +36,12 @@ func judge(l Limit) verdict {
 		switch {
 		case l.Size > 0 && need > 0 && need <= l.Size/2:
 			v.Advice = append(v.Advice, fmt.Sprintf(
-				"The busiest key needed %s of the %s: a size of %s would have denied nothing either.",
-				plural(need, "unit"), count(l.Size), count(need)))
+				"The busiest key did not need the size of %s: a size of %s would have denied nothing either.",
+				count(l.Size), count(need)))
 		case l.Size > 0 && need > 0 && need <= l.Size:
 			v.Advice = append(v.Advice, fmt.Sprintf(
-				"The busiest key needed %s of the %s, so the size has little to spare.",
-				plural(need, "unit"), count(l.Size)))
+				"The busiest key needed a size of %s, so the %s have little to spare.",
+				count(need), count(l.Size)))
 		}
 		return v
 	}
@@ -78,16 +77,15 @@ func judge(l Limit) verdict {
 		return v
 	}
 
-	// A key that asks for more than drips out needs ever more room, so its peak
-	// says how long it went on rather than how bursty it was. What counts in windows
-	// does not add up like that.
-	over, far := above(l.Peaks, l.Size), above(l.Peaks, multiple(l.Size, 10))
+	// A key that asks for more than drips out needs ever more room, so a larger size
+	// denies it only later. What counts in windows does not add up like that.
+	over := above(l.Peaks, l.Size)
 	switch {
 	case over == 0:
-	case 2*far > over && !l.Windows:
+	case 2*l.KeysLasting > over && !l.Windows:
 		v.Advice = append(v.Advice, fmt.Sprintf(
-			"%s of the %s with a peak above the size would have needed more than ten times as much: for long, they asked for more than drips out. If they should be served, raise the drip rate rather than the size.",
-			count(far), plural(over, "key")))
+			"%s of the %s with a peak above the size asked for more than drips out for long, and not in bursts. If they should be served, raise the drip rate rather than the size.",
+			count(l.KeysLasting), plural(over, "key")))
 	case part > selective && l.Keys > 1:
 		if s := l.SizeFor(selective); s > l.Size && s < NoSize {
 			bursts := "Most of them came in bursts: a"
@@ -99,14 +97,6 @@ func judge(l Limit) verdict {
 		}
 	}
 	return v
-}
-
-// multiple returns n·factor, or the largest number there is.
-func multiple(n, factor int64) int64 {
-	if n > math.MaxInt64/factor {
-		return math.MaxInt64
-	}
-	return n * factor
 }
 
 // concentration returns how few of the top keys had half of the denials, if they

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,7 +21,7 @@ var burstFaults = []fault{
 	{"1 (512 connections)", "Redis is killed and restarted empty while 512 connections ask as fast as they can; one node", killedInCrowd},
 	{"3 (512 connections)", "the same, but it is stopped by SIGSTOP and continues", stoppedInCrowd},
 	{"25", "Redis stalls for less than the timeout, and 300 requests come at once; one node", stalls},
-	{"25 (far)", "the same without a stall; Redis is far away, and there are few connections to it", farBursts},
+	{"25 (far)", "bursts at three nodes at once; Redis is far away and well; `fallback` and `deny`", farBursts},
 	{"25 (deny)", "the same with on_error deny; Redis stalls for more than half the timeout", stallsDenied},
 }
 
@@ -189,33 +190,47 @@ func stalls(tr *trial) {
 	most(tr, "5xx", failed, 0)
 }
 
-// farBursts: the same for requests that wait for a connection.
+const farBurst = 16 // requests at once at each node
+
+// farBursts: bursts at three nodes at once, whose Redis is far away and well: all
+// together admit what one limit allows, and with on_error deny nothing is refused.
 func farBursts(tr *trial) {
 	server := redistest.Start(tr)
 	proxy := redistest.StartProxy(tr, server.Addr)
 	failed := 0
 	for i, away := range []time.Duration{24 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond} {
+		proxy.Delay(away)
 		worst := 0
-		for _, pool := range []string{"", "pool_size 2"} {
-			// A new node, because its pool grows with use. The shapes start in
-			// different orders for different distances.
-			proxy.Delay(away)
-			n := startNode(tr, caddyfile(redisAt(proxy.Addr, pool), shaped("")))
-			v := newVolley(tr, n, burst)
-			decides(tr, n, server)
+		for _, onError := range []string{"", "on_error deny"} {
+			nodes := startNodes(tr, 3, caddyfile(redisAt(proxy.Addr), shaped(onError)))
+			var volleys []*volley
+			for _, n := range nodes {
+				decides(tr, n, server)
+				volleys = append(volleys, newVolley(tr, n, farBurst))
+			}
 			for j := range shapes {
-				s := shapes[(2*i+j)%len(shapes)]
-				key := fmt.Sprint("k", away, pool)
-				requests := v.fire(s.path, key)
-				requests = append(requests, v.fire(s.path, key)...)
+				s := shapes[(2*i+j)%len(shapes)] // another first one for each distance
+				key := fmt.Sprint("k", away, onError)
+				var requests []request
+				for range 2 {
+					parts := make([][]request, len(volleys))
+					var all sync.WaitGroup
+					for k, v := range volleys {
+						all.Go(func() { parts[k] = v.fire(s.path, key) })
+					}
+					all.Wait()
+					requests = append(requests, slices.Concat(parts...)...)
+				}
 				over := beyond(requests, leaky(s.size, s.rate))
 				if over > 0 {
-					tr.Logf("%v, %v away %s: over-admitted %d", s, away, pool, over)
+					tr.Logf("%v, %v away %s: over-admitted %d", s, away, onError, over)
 				}
 				worst = max(worst, over)
 				failed += strange(requests)
 			}
-			v.close()
+			for _, v := range volleys {
+				v.close()
+			}
 		}
 		strictly(tr, fmt.Sprintf("%v away: over-admitted", away), worst, 0)
 	}

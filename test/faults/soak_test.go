@@ -55,7 +55,7 @@ func TestSoak(t *testing.T) {
 		{"as before", "", ""},
 		{"another header field", "", "header X-Soak 1"},
 		{"another timeout", "timeout 51ms", ""},
-		{"another pool_size", "pool_size 8", ""},
+		{"another timeout", "timeout 60ms", ""},
 	}
 	config := func(i int) func(*node) string {
 		kind := kinds[i%len(kinds)]

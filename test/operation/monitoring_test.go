@@ -61,6 +61,15 @@ http://%s {
 		max_keys 50
 		when_full share
 	}
+	rate_limit /paced pace {
+		size 1
+		drip_rate 1ms
+	}
+	rate_limit /paced warm {
+		algorithm warm_up
+		rate 1000/1s
+		warm_up 1ms
+	}
 	rate_limit /open open {
 		size 1000000
 		drip_rate 1ms
@@ -93,7 +102,7 @@ func TestMonitoring(t *testing.T) {
 	stop := startLoad(t, nodes)
 	defer stop()
 
-	// With Redis, some alerts fire, and some do not.
+	// With Redis, some alerts fire, and some do not: none is close to a limit of size 1.
 	firing := func(names ...string) error {
 		if got := slices.Sorted(maps.Keys(p.firing())); !slices.Equal(got, names) {
 			return fmt.Errorf("%q fire, want %q", got, names)
@@ -107,6 +116,11 @@ func TestMonitoring(t *testing.T) {
 		}
 		return firing("RateLimitMemoryFull", "RateLimitNearLimit")
 	})
+	for _, a := range p.firing()["RateLimitNearLimit"] {
+		if a["limit"] == "pace" || a["limit"] == "warm" {
+			t.Errorf("clients are called close to limit %s, which one request fills", a["limit"])
+		}
+	}
 	for _, a := range p.firing()["RateLimitMemoryFull"] {
 		if a["limit"] != "crowd" && a["limit"] != "sharing" {
 			t.Errorf("limit %s is called full", a["limit"])
@@ -120,7 +134,7 @@ func TestMonitoring(t *testing.T) {
 		if n := len(p.firing()["RateLimitRedisLost"]); n != len(nodes) {
 			return fmt.Errorf("%d alerts that Redis is lost, want one for each of %d nodes", n, len(nodes))
 		}
-		return firing("RateLimitMemoryFull", "RateLimitNearLimit", "RateLimitRedisLost", "RateLimitUndecided")
+		return firing("RateLimitFallback", "RateLimitMemoryFull", "RateLimitNearLimit", "RateLimitRedisLost", "RateLimitUndecided")
 	})
 	t.Logf("alerts fire %v after Redis was killed", time.Since(lost).Round(100*time.Millisecond))
 
@@ -149,6 +163,28 @@ func TestMonitoring(t *testing.T) {
 	}
 
 	t.Run("dashboard", func(t *testing.T) { askAll(t, p, readDashboard(t), families(scraped), began) })
+	t.Run("idle dashboard", func(t *testing.T) {
+		redistest.WaitFor(t, patience, func() error {
+			if rate := p.value(`sum(rate(caddy_rate_limit_checked_requests_total[4s]))`); rate > 0 {
+				return fmt.Errorf("still %v requests a second", rate)
+			}
+			return nil
+		})
+		fill, idle := fillDashboard("4s"), time.Now()
+		for _, panel := range readDashboard(t).Panels {
+			for _, target := range panel.Targets {
+				series, err := p.queryRange(fill.Replace(target.Expr), idle)
+				for _, s := range series {
+					if n := len(s.Values) - s.finite(); n > 0 {
+						t.Errorf("%s: %s: %d values are no numbers", panel.Title, target.Expr, n)
+					}
+				}
+				if err != nil {
+					t.Errorf("%s: %s: %v", panel.Title, target.Expr, err)
+				}
+			}
+		}
+	})
 	t.Run("alerts", func(t *testing.T) {
 		for _, name := range metricName.FindAllString(read(t, deploy, "prometheus/alerts.yml"), -1) {
 			if !slices.Contains(families(scraped), name) {
@@ -158,10 +194,16 @@ func TestMonitoring(t *testing.T) {
 	})
 }
 
+// fillDashboard returns what replaces the variables in the queries of the dashboard,
+// given the range that it shows.
+func fillDashboard(shown string) *strings.Replacer {
+	return strings.NewReplacer("$__rate_interval", "4s", "$__range", shown, "$job", ".+", "$instance", ".+", "$limit", ".+")
+}
+
 // askAll asks a Prometheus all queries of the dashboard about a time in which
 // everything happened that it shows.
 func askAll(t *testing.T, p *prometheus, d dashboard, metrics []string, since time.Time) {
-	fill := strings.NewReplacer("$__rate_interval", "4s", "$__range", "1h", "$job", ".+", "$instance", ".+", "$limit", ".+")
+	fill := fillDashboard("1h")
 	label := regexp.MustCompile(`\{\{(\w+)\}\}`)
 	var used []string
 	for _, panel := range d.Panels {
@@ -262,7 +304,7 @@ func startLoad(t testing.TB, nodes []*node) (stop func()) {
 			every := time.NewTicker(5 * time.Millisecond)
 			defer every.Stop()
 			for i := 0; ctx.Err() == nil; i++ {
-				path := []string{"/", "/", "/open", "/crowd"}[i%4]
+				path := []string{"/", "/", "/open", "/crowd", "/paced"}[i%5]
 				req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.site+path, nil)
 				if err != nil {
 					t.Error(err)

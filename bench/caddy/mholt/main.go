@@ -1,5 +1,5 @@
-// Command mholt is Caddy as it is released, with mholt/caddy-ratelimit in it,
-// which can't share a binary with a handler of the same name.
+// Command mholt is Caddy as it is released, with mholt/caddy-ratelimit in it and
+// nothing else.
 package main
 
 import (

@@ -132,7 +132,8 @@ func (d *day) logins() []request {
 // client is what is known of a key.
 type client struct {
 	report.Key
-	at, held, would time.Duration
+	at, held, would, since time.Duration
+	lasts                  bool
 }
 
 // replay decides the requests.
@@ -160,9 +161,14 @@ func (d *day) replay(path string, size int64, drip time.Duration, requests []req
 			paths[r.path] = p
 		}
 		c.held = max(0, c.held-(r.at-c.at))
-		c.would = max(0, c.would-(r.at-c.at)) + drip
+		if c.would = max(0, c.would-(r.at-c.at)); c.would == 0 {
+			c.since = r.at
+		}
+		c.would += drip
 		c.at = r.at
-		c.Peak = max(c.Peak, int64((c.would+drip-1)/drip))
+		if peak := int64((c.would + drip - 1) / drip); peak > c.Peak {
+			c.Peak, c.lasts = peak, 2*(r.at-c.since) > time.Duration(size)*drip
+		}
 		slot, hour := &l.Times[r.at/l.Slot], &l.ByHour[r.at/time.Hour]
 		l.Requests++
 		c.Requests++
@@ -188,6 +194,9 @@ func (d *day) replay(path string, size int64, drip time.Duration, requests []req
 		peaks[c.Peak]++
 		if c.Denied > 0 {
 			l.KeysDenied++
+		}
+		if c.Peak > size && c.lasts {
+			l.KeysLasting++
 		}
 		l.Top = append(l.Top, c.Key)
 	}

@@ -2,6 +2,8 @@ package redisscript
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,6 +31,7 @@ type cluster struct {
 	loading atomic.Bool
 
 	mu      sync.RWMutex
+	masters map[string]bool    // the IDs of the servers that have slots
 	servers map[string]*Server // by address
 	like    *redis.Options     // the options of any server; nil until there is one
 }
@@ -50,7 +53,7 @@ func newCluster(opt Options, script *Script, hooks Hooks) *cluster {
 	return c
 }
 
-// newClient makes the client of one server in the cluster.
+// newClient makes a client that the ClusterClient asks for the cluster's slots.
 func (c *cluster) newClient(opt *redis.Options) *redis.Client {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,35 +61,35 @@ func (c *cluster) newClient(opt *redis.Options) *redis.Client {
 		like := *opt
 		c.like = &like
 	}
-	before := c.servers[opt.Addr]
-	if before != nil && !before.known {
-		before.known = true
-		return before.pool.client
-	}
-	s := c.add(opt)
-	s.known = true
-	if before != nil {
-		_ = before.close() // because the cluster client now owns its connections
-	}
-	return s.pool.client
-}
-
-// add adds a server. The lock must be held.
-func (c *cluster) add(opt *redis.Options) *Server {
 	client := redis.NewClient(opt)
-	client.AddHook(endpoints{opt.Addr})
-	s := newServer(opt.Addr, client, &c.opt, c.script, c.hooks, func() { c.client.ReloadState(context.Background()) })
-	s.slots = true
-	if before := c.servers[opt.Addr]; before != nil {
-		s.breaker.counts = before.breaker.counts
-		s.master.Store(before.master.Load())
-	}
-	c.servers[opt.Addr] = s
-	return s
+	client.AddHook(bounds{})
+	client.AddHook(endpoints{opt.Addr, c.learn})
+	return client
 }
 
-// at returns the server with the given address. The ClusterClient does not know a
-// server without slots until a redirection names it as the one that gets some.
+// learn records a reply about which servers have slots, before it is used. What
+// becomes a master may lack what the last one was told, even if it has been one
+// before: if others have slots than before, all servers count as restarted.
+func (c *cluster) learn(slots []redis.ClusterSlot) {
+	masters := make(map[string]bool)
+	for _, r := range slots {
+		if len(r.Nodes) > 0 {
+			masters[r.Nodes[0].ID] = true
+		}
+	}
+	c.mu.Lock()
+	var all []*Server
+	if c.masters != nil && !maps.Equal(masters, c.masters) {
+		all = slices.Collect(maps.Values(c.servers))
+	}
+	c.masters = masters
+	c.mu.Unlock()
+	for _, s := range all {
+		s.restarted()
+	}
+}
+
+// at returns the server with the given address.
 func (c *cluster) at(addr string) *Server {
 	c.mu.RLock()
 	s := c.servers[addr]
@@ -99,7 +102,9 @@ func (c *cluster) at(addr string) *Server {
 	if s = c.servers[addr]; s == nil && c.like != nil {
 		opt := *c.like
 		opt.Addr, opt.Dialer = addr, nil
-		s = c.add(&opt)
+		s = newServer(addr, redis.NewClient(&opt), &c.opt, c.script, c.hooks, true,
+			func() { c.client.ReloadState(context.Background()) })
+		c.servers[addr] = s
 	}
 	return s
 }
@@ -158,7 +163,7 @@ func (c *cluster) connect() {
 		err := c.client.ForEachMaster(ctx, func(_ context.Context, client *redis.Client) error {
 			s := c.at(client.Options().Addr)
 			s.master.Store(true)
-			s.pool.connect(false)
+			s.connect(false)
 			return nil
 		})
 		if err == nil {
@@ -221,6 +226,7 @@ func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 		s.master.Store(masters[addr])
 		if !masters[addr] {
 			s.breaker.replaced()
+			s.ring.stop(errDropped) // if it is a master again, it may lack what it did not get meanwhile
 		}
 		if !members[addr] {
 			now[s] = 0
@@ -261,14 +267,18 @@ func (c *cluster) stats() []Stats {
 }
 
 func (c *cluster) redirected(from *Server, err error) (next *Server, asking bool) {
-	if addr, ok := redis.IsMovedError(err); ok {
+	addr, asking := redirection(err)
+	if addr == "" {
+		return nil, false
+	}
+	next = c.at(endpoints{addr: from.breaker.server}.fill(addr))
+	if !asking {
 		c.client.ReloadState(context.Background())
-		return c.at(endpoints{from.pool.client.Options().Addr}.fill(addr)), false
+		if next != nil && !next.master.Swap(true) {
+			next.restarted() // as the next reply about slots will tell
+		}
 	}
-	if addr, ok := redis.IsAskError(err); ok {
-		return c.at(endpoints{from.pool.client.Options().Addr}.fill(addr)), true
-	}
-	return nil, false
+	return next, asking
 }
 
 func (c *cluster) close() error {
@@ -283,7 +293,42 @@ func (c *cluster) close() error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, s := range c.servers {
-		_ = s.close() // the client has closed those it knows
+		_ = s.close()
 	}
 	return err
+}
+
+// signal reports a failure to all goroutines that wait for something.
+type signal struct {
+	mu     sync.Mutex
+	raised chan struct{} // closed with the next failure; nil if nobody waits
+	last   *ServerError
+}
+
+// next returns a channel that is closed with the next failure.
+func (s *signal) next() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.raised == nil {
+		s.raised = make(chan struct{})
+	}
+	return s.raised
+}
+
+// why returns the last failure.
+func (s *signal) why() *ServerError {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// raise reports a failure.
+func (s *signal) raise(f *ServerError) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = f
+	if s.raised != nil {
+		close(s.raised)
+		s.raised = nil
+	}
 }

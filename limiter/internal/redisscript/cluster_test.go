@@ -137,7 +137,7 @@ func TestClusterCloseLeaksNothing(t *testing.T) {
 	}
 	before, own := runtime.NumGoroutine(), clients(t, nodes.Nodes[0]) // connections between the nodes
 	for range 5 {
-		r := newTestCluster(t, nodes, func(opt *Options) { opt.PoolSize = 3 })
+		r := newTestCluster(t, nodes, nil)
 		redistest.Together(t, 6, func(i int) {
 			b := upTo(100)
 			b.key = fmt.Sprintf("rl:{%d}", i)
@@ -177,7 +177,7 @@ func TestClusterConnect(t *testing.T) {
 		c.mu.RLock()
 		defer c.mu.RUnlock()
 		for _, node := range nodes.Nodes {
-			if s := c.servers[node.Addr]; s == nil || len(s.pool.idle) != 1 {
+			if s := c.servers[node.Addr]; s == nil || !s.ring.healthy() {
 				return fmt.Errorf("no connection to %s", node.Addr)
 			}
 		}
@@ -215,7 +215,7 @@ func TestClusterFirstSlot(t *testing.T) {
 
 	var seen events
 	r := newTestCluster(t, nodes, func(opt *Options) { opt.Report = seen.report })
-	b := upTo(100)
+	b := upTo(100_000)
 	want := int64(0)
 	take := func() {
 		t.Helper()
@@ -232,7 +232,7 @@ func TestClusterFirstSlot(t *testing.T) {
 		c.mu.RLock()
 		defer c.mu.RUnlock()
 		s = c.servers[none.Addr]
-		return s, s != nil && s.known
+		return s, s != nil && s.master.Load()
 	}
 	if s, _ := find(); s != nil {
 		t.Fatal("the server without slots is known: the test proves nothing")
@@ -276,7 +276,7 @@ func TestClusterRedirects(t *testing.T) {
 		{":7000", "asked.test:7000"},
 	} {
 		t.Run(tc.named, func(t *testing.T) {
-			c := newCluster(Options{Addresses: []string{redistest.FreeAddr(t)}, Timeout: time.Second}, newCounting(counting), Hooks{})
+			c := newCluster(Options{Addresses: []string{redistest.FreeAddr(t)}, Timeout: time.Second}, newCounting(counting), Hooks{Restarted: func(*Server) {}})
 			defer c.close()
 			c.newClient(&redis.Options{Addr: "asked.test:7001"})
 			c.newClient(&redis.Options{Addr: tc.meant})
@@ -388,7 +388,7 @@ func TestClusterSlotsReply(t *testing.T) {
 		{"no port", []any{[]any{int64(0), int64(9), node("a.test", nil)}}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			slots, err := endpoints{"asked.test:7000"}.slots(tc.reply)
+			slots, err := endpoints{addr: "asked.test:7000"}.slots(tc.reply)
 			if (err != nil) != (tc.want == "") {
 				t.Fatalf("error %v", err)
 			}
@@ -515,7 +515,7 @@ func TestBatchesToCluster(t *testing.T) {
 	nodes := redistest.StartCluster(t, 2)
 	from, to := nodes.Nodes[0], nodes.Nodes[1]
 	var seen events
-	r := newTestCluster(t, nodes, func(opt *Options) { opt.PoolSize, opt.Report = 1, seen.report })
+	r := newTestCluster(t, nodes, func(opt *Options) { opt.Report = seen.report })
 	for _, node := range nodes.Nodes {
 		b := onNode(t, nodes, node, upTo(100))
 		mustCount(t, r, b)
@@ -613,7 +613,7 @@ func TestBatchedCallsFollowMovedSlots(t *testing.T) {
 	nodes := redistest.StartCluster(t, 2)
 	from, to := nodes.Nodes[0], nodes.Nodes[1]
 	var seen events
-	r := newTestCluster(t, nodes, func(opt *Options) { opt.PoolSize, opt.Timeout, opt.Report = 1, time.Minute, seen.report })
+	r := newTestCluster(t, nodes, func(opt *Options) { opt.Timeout, opt.Report = time.Minute, seen.report })
 	buckets := onSlots(t, nodes, from, 3, upTo(100))
 	for _, b := range append(buckets, onNode(t, nodes, to, upTo(100))) {
 		mustCount(t, r, b)
@@ -641,9 +641,9 @@ func TestBatchedCallsFollowMovedSlots(t *testing.T) {
 	for _, b := range buckets[:2] {
 		nodes.MoveSlot(t, nodes.Slot(t, b.key), to)
 	}
-	atNode(r, from).pool.idle <- first
+	first()
 	waitAt(to, 2*each)
-	atNode(r, to).pool.idle <- second
+	second()
 	all.Wait()
 	for i, node := range []*redistest.Server{to, to, from} {
 		if got := stored(t, node, buckets[i].key); got != each+1 {

@@ -16,7 +16,10 @@ import (
 
 // endpoints is a hook for the client of a cluster server that fills in these
 // hosts. The client itself cannot read a reply without them.
-type endpoints struct{ addr string }
+type endpoints struct {
+	addr  string
+	learn func([]redis.ClusterSlot) // called with each reply
+}
 
 func (endpoints) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (endpoints) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
@@ -34,6 +37,7 @@ func (e endpoints) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if err == nil {
 			var val []redis.ClusterSlot
 			if val, err = e.slots(raw.Val()); err == nil {
+				e.learn(val)
 				slots.SetVal(val)
 				return nil
 			}
@@ -71,7 +75,12 @@ func (e endpoints) slots(reply any) ([]redis.ClusterSlot, error) {
 			if !ok {
 				return nil, unreadable("no port", node[1])
 			}
-			slots[i].Nodes = append(slots[i].Nodes, redis.ClusterNode{Addr: e.fill(net.JoinHostPort(host, fmt.Sprint(port)))})
+			addr := e.fill(net.JoinHostPort(host, fmt.Sprint(port)))
+			id := addr // of very old servers
+			if len(node) > 2 {
+				id, _ = node[2].(string)
+			}
+			slots[i].Nodes = append(slots[i].Nodes, redis.ClusterNode{ID: id, Addr: addr})
 		}
 	}
 	return slots, nil

@@ -93,7 +93,7 @@ type corrupt struct{ error }
 
 // ownErrors are errors with known texts.
 var ownErrors = []error{
-	errReplyTooLarge, errReplyMalformed, errNoConnection, errLate, errConnecting, errNotConnected,
+	errReplyTooLarge, errReplyMalformed, errUnasked, errBehind, errLate, errConnecting, errNotConnected,
 	context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
 	net.ErrClosed, redis.ErrClosed, redis.ErrPoolTimeout,
 }
@@ -134,16 +134,21 @@ func (f *ServerError) Reason() string { return f.reason }
 const unused = "unused"
 
 var (
-	// errNoConnection means that all connections were in use.
-	errNoConnection = errors.New("all connections are in use")
+	// errBehind means that a call was not sent, because the answers to those before
+	// it took too long.
+	errBehind = errors.New("the calls before it were not answered in time")
 
-	// errLate means that no time was left for an answer after waiting for a
-	// connection.
-	errLate = errors.New("no time was left after the wait for a connection")
+	// errLate means that a call had less time than the timeout, and was not answered
+	// within that.
+	errLate = errors.New("too little time was left for an answer")
 
-	// errIdleClosed means that a connection was closed while it was idle. Nothing
-	// was sent on it.
-	errIdleClosed = errors.New("the connection was closed while it was idle")
+	// errUnasked means that a server has sent something unasked, as some do before
+	// they close a connection.
+	errUnasked = errors.New("the server sent something unasked")
+
+	// errDropped means that a connection was closed here, for a reason that was
+	// recorded.
+	errDropped = fmt.Errorf("the connection was given up: %w", net.ErrClosed)
 
 	// errConnecting means that the first connection was not ready in time.
 	errConnecting = errors.New("a connection was not made in time")
@@ -178,7 +183,6 @@ var replyTexts = map[string]ServerError{
 	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true},
 	"DB index is out of range":  {reason: "error", text: "has no database of this number", counts: true},
 	"SELECT is not allowed":     {reason: "error", text: "is a cluster's, which has only database 0", counts: true},
-	"unknown command":           {reason: "error", text: "does not know a command; is it older than 7.0?", counts: true},
 }
 
 // newFailure converts err to a ServerError for callers that have waited for the
@@ -195,9 +199,9 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	switch {
 	case errors.As(err, new(corrupt)):
 		f = ServerError{reason: "corrupt"}
-	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
-		f = ServerError{reason: "pool", text: late}
-	case errors.Is(err, errReplyTooLarge), errors.Is(err, errReplyMalformed):
+	case errors.Is(err, errBehind), errors.Is(err, errLate):
+		f = ServerError{reason: "backlog", text: late}
+	case errors.Is(err, errReplyTooLarge), errors.Is(err, errReplyMalformed), errors.Is(err, errUnasked):
 		f.reason, f.text = "reply", "sent what can't be a reply"
 	case errors.Is(err, errNotConnected):
 		f = ServerError{reason: "down", text: "is down"}
@@ -211,6 +215,9 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 			if strings.Contains(reply.Error(), text) {
 				f = known
 			}
+		}
+		if what := lacking(reply.Error()); what != "" && f.text == "" {
+			f.reason, f.text = "unsupported", "can't be used: it lacks "+what
 		}
 	case errors.As(err, &dns):
 		f.reason, f.text = "dns", "is not known by that name"
@@ -228,8 +235,50 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 		f.reason, f.text, f.breaks = "closed", "closed the connection", true
 	}
 	f.server, f.err = server, err
-	f.notRun = reply != nil || errors.Is(err, errNoConnection) || errors.Is(err, errNotConnected) || errors.Is(err, errConnecting)
+	f.notRun = reply != nil || errors.Is(err, errBehind) || errors.Is(err, errNotConnected) || errors.Is(err, errConnecting)
 	return &f
+}
+
+// lacking returns what a server lacks that has replied such an error, or "". It names
+// only what this package has sent, and none of what was in it.
+func lacking(reply string) string {
+	code, text, _ := strings.Cut(strings.ToLower(reply), " ")
+	if code != "err" {
+		return ""
+	}
+	has := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
+	}
+	switch {
+	case has("unknown redis command"):
+		return "a command that the script calls"
+	case has("unknown command", "unsupported command", "unknown or unsupported", "not support", "disabled", "not allowed"):
+		for _, command := range commands {
+			if has("'"+command+"'", "`"+command+"`", `"`+command+`"`, "command "+command) {
+				return strings.ToUpper(command)
+			}
+		}
+		if has("script", "lua") {
+			return "scripts (EVAL), or they are disabled"
+		}
+		return "a command that is needed"
+	case has("syntax error"):
+		return "an option of a command that the script calls"
+	case has("user_script", "running script", "compiling script"):
+		return "something that the script uses"
+	}
+	return ""
+}
+
+// refusesCommand reports whether err is a server's reply to a command that it does not
+// have, or does not allow: "ERR unknown command" and the like.
+func refusesCommand(err error) bool {
+	reply := redis.Error(nil)
+	if !errors.As(err, &reply) {
+		return false
+	}
+	word, text, _ := strings.Cut(reply.Error(), " ")
+	return (word == "ERR" || word == "NOPERM") && strings.Contains(text, "command")
 }
 
 // isTLS reports whether err comes from a TLS handshake.

@@ -31,13 +31,28 @@ func failureOf(t testing.TB, err error) *ServerError {
 	return f
 }
 
-// replyError is an error that a server replied.
-type replyError string
-
-func (e replyError) Error() string { return string(e) }
-func (replyError) RedisError()     {}
-
-var _ redis.Error = replyError("")
+// TestFailureNamesWhatIsLacking guards that the error about a server which can't be used
+// names the command that it lacks, in the words of several servers, and nothing else of
+// what it quotes.
+func TestFailureNamesWhatIsLacking(t *testing.T) {
+	for reply, want := range map[string]string{
+		"ERR unknown command 'evalsha', with args beginning with: 'secret' '1'":                     "EVALSHA",
+		"ERR unknown command `EVALSHA`, with args beginning with: `secret`":                         "EVALSHA",
+		"ERR unknown command 'secret'":                                                              "a command that is needed",
+		"ERR unsupported command 'eval'":                                                            "EVAL",
+		"ERR Unknown Redis command called from script script: secret, on @user_script:70.":          "a command that the script calls",
+		"ERR syntax error script: secret, on @user_script:400.":                                     "an option of a command that the script calls",
+		"ERR This instance has Lua scripting support disabled":                                      "scripts (EVAL), or they are disabled",
+		"ERR user_script:70: attempt to call local 'frexp' (a nil value) script: secret":            "something that the script uses",
+		"ERR Error compiling script (new function): user_script:1: unexpected symbol near 'secret'": "something that the script uses",
+		"ERR Error running script (call to f_secret): @user_script:70: secret":                      "something that the script uses",
+	} {
+		got := newFailure("there", 0, replyError(reply)).Error()
+		if want := "redis at there can't be used: it lacks " + want + ": ERR, and more"; !strings.HasPrefix(got, want) || strings.Contains(got, "secret") {
+			t.Errorf("%s: %q, want %q", reply, got, want)
+		}
+	}
+}
 
 // TestFailureReasons guards the Failures for errors that no server can be made to
 // cause within a test. An operator sees the reason; the breaker uses the rest.
@@ -55,7 +70,7 @@ func TestFailureReasons(t *testing.T) {
 		{replyError("TRYAGAIN Multiple keys request during rehashing of slot"), "tryagain", "elsewhere"},
 		{replyError("CLUSTERDOWN The cluster is down"), "clusterdown", ""},
 		{replyError("ERR max number of clients + cluster connections reached"), "maxclients", "counts"},
-		{replyError("ERR unknown command"), "error", "counts"},
+		{replyError("ERR unknown command"), "unsupported", "counts"},
 		{replyError("OOMS no such word"), "error", "counts"},
 		{replyError(""), "error", "counts"},
 		{redis.Nil, "error", "counts"},
@@ -78,7 +93,8 @@ func TestFailureReasons(t *testing.T) {
 		{x509.UnknownAuthorityError{}, "tls", "counts"},
 		{op(errors.New("remote error: tls: certificate required")), "tls", "counts"},
 		{corrupt{errors.New("a value is not ours")}, "corrupt", ""},
-		{errNoConnection, "pool", ""},
+		{errBehind, "backlog", ""},
+		{errLate, "backlog", ""},
 		{errConnecting, "timeout", "counts"},
 		{errors.New("something"), "error", "counts"},
 	}
@@ -355,7 +371,7 @@ func TestFailuresOfReplies(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t, tc.args...)
 			var seen events
-			r := newTestClient(t, server, func(opt *Options) { opt.PoolSize, opt.Report = 1, seen.report })
+			r := newTestClient(t, server, func(opt *Options) { opt.Report = seen.report })
 			guard := &r.server().breaker
 			room, full := upTo(100), upTo(1)
 			full.key = "rl:{full}"
@@ -481,9 +497,10 @@ func TestProbeOfAbsentKey(t *testing.T) {
 		if err := server.Client().ConfigSet(t.Context(), "maxmemory", tc.memory).Err(); err != nil {
 			t.Fatal(err)
 		}
-		conn := hold(t, r.server())
-		proves, err := r.server().script.probe(t.Context(), conn.Conn, tc.key, false)
-		r.server().pool.put(conn)
+		script := r.server().script
+		probe := &Call{Keys: []string{tc.key}, Arg: script.ProbeArg, Replies: script.ProbeReplies}
+		err := r.server().await(WithDeadline(time.Now().Add(r.timeout), false), probe)
+		proves := err == nil && script.Wrote(probe)
 		if proves != tc.proves || err != nil != tc.fails {
 			t.Errorf("maxmemory %s, %s: proves %t, error %v", tc.memory, tc.key, proves, err)
 		}

@@ -64,7 +64,7 @@ return reply
 // newCounting returns a Script with the given source, which counts.
 func newCounting(source string) *Script {
 	s := NewScript(source)
-	s.ProbeArg = argOf(counter{add: 1})
+	s.ProbeArg, s.ProbeReplies = argOf(counter{add: 1}), 1
 	s.Wrote = func(c *Call) bool {
 		if c.Arg == s.ProbeArg {
 			return len(c.Reply) == 1 && c.Reply[0] < -1 // otherwise there was nothing to write
@@ -117,7 +117,6 @@ type counted struct {
 // testClient is a client whose script counts.
 type testClient struct {
 	*Client
-	patient bool
 	timeout time.Duration
 	hooks   Hooks
 }
@@ -149,7 +148,7 @@ func newHookedClient(t testing.TB, server *redistest.Server, script *Script, hoo
 	if hooks.Late == nil {
 		hooks.Late = func(*Server, *Call) {}
 	}
-	c := &testClient{Client: Open(opt, script, hooks), patient: true, timeout: opt.Timeout, hooks: hooks}
+	c := &testClient{Client: Open(opt, script, hooks), timeout: opt.Timeout, hooks: hooks}
 	eventQueues.Store(c.events, nil)
 	t.Cleanup(func() {
 		c.Close()
@@ -164,7 +163,6 @@ func (c *testClient) server() *Server { return c.topology.(*single).server }
 // count makes a call on some counters.
 func (c *testClient) count(ctx context.Context, counters ...counter) ([]counted, error) {
 	call := callOf(counters...)
-	call.Patient = c.patient
 	end, shortened := time.Now().Add(c.timeout), false
 	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end) {
 		end, shortened = sooner, true
@@ -256,33 +254,59 @@ func eventWords(ev Event) string {
 	return strings.TrimSpace(kind + " " + ev.Reason)
 }
 
-// hold takes a connection out of a server's pool, so that calls must wait until it
-// is put back.
-func hold(t testing.TB, s *Server) *connection {
+// connected waits until there is a connection to a server and nothing is in flight
+// on it.
+func connected(t testing.TB, s *Server) {
 	t.Helper()
-	var conn *connection
+	s.connect(false)
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		if conn = s.pool.tryGet(); conn == nil {
-			s.pool.connect(false)
-			return errors.New("no connection")
+		s.ring.mu.Lock()
+		defer s.ring.mu.Unlock()
+		if r := s.ring; !r.lostAt.IsZero() || r.writing || r.conn.batches > 0 {
+			return errors.New("no connection at rest")
 		}
 		return nil
 	})
-	return conn
 }
 
-// connectAll makes n connections to a server, and waits for them.
-func connectAll(t testing.TB, s *Server, n int) {
+// hold keeps calls to a server from being sent, until release is called: as if a
+// goroutine that is about to send them were late.
+func hold(t testing.TB, s *Server) (release func()) {
 	t.Helper()
-	for range n {
-		s.pool.connect(false)
+	connected(t, s)
+	s.ring.mu.Lock()
+	defer s.ring.mu.Unlock()
+	s.ring.writing = true
+	return func() { go s.ring.sendAll(time.Now()) }
+}
+
+// waitingAt returns the number of calls that have not been sent to a server.
+func waitingAt(s *Server) int {
+	s.ring.mu.Lock()
+	defer s.ring.mu.Unlock()
+	return len(s.ring.open)
+}
+
+// gather has n calls wait for being sent to a server, does meanwhile, lets the
+// calls go, and returns when all are done.
+func gather(t testing.TB, s *Server, n int, take func(i int), meanwhile ...func()) {
+	t.Helper()
+	release := hold(t, s)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer release()
+	for i := range n {
+		all.Go(func() { take(i) })
 	}
-	redistest.WaitFor(t, 5*time.Second, func() error {
-		if idle := len(s.pool.idle); idle < n {
-			return fmt.Errorf("%d connections", idle)
+	redistest.WaitFor(t, 4*time.Second, func() error {
+		if waiting := waitingAt(s); waiting < n {
+			return fmt.Errorf("%d of %d calls wait", waiting, n)
 		}
 		return nil
 	})
+	for _, do := range meanwhile {
+		do()
+	}
 }
 
 // checkError checks that an error is one line that contains each of the given

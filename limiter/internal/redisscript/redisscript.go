@@ -21,10 +21,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"runtime"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // Options describe the Redis to use and how to reach it.
@@ -54,21 +51,9 @@ type Options struct {
 	// made in the background and may take longer.
 	Timeout time.Duration
 
-	// The maximum number of connections for calls to each server; 0 means ten for
-	// each CPU.
-	PoolSize int
-
 	// Called with each event that an operator should know about, if not nil. Calls
 	// are made one at a time, and callers of the script do not wait for them.
 	Report func(Event)
-}
-
-// poolSize returns the maximum number of connections for calls to a server.
-func (opt *Options) poolSize() int {
-	if opt.PoolSize == 0 {
-		return 10 * runtime.GOMAXPROCS(0)
-	}
-	return opt.PoolSize
 }
 
 // Hooks are called while calls are in flight. They must not block.
@@ -117,18 +102,17 @@ func (c *Client) Close() error {
 func (c *Client) OneServer() bool { return c.topology.one() }
 
 // Do runs the script for a call, batched with others, and returns the server that
-// has answered. It returns by the deadline of ctx and ignores cancellation; see
+// has answered. It returns by the deadline of ctx, unless this process is too busy
+// to send the call or to read the answer by then, and ignores cancellation; see
 // WithDeadline. After an error the call may still be in flight, unless NotRun
 // reports that it is not.
 func (c *Client) Do(ctx context.Context, call *Call) (*Server, error) {
-	return c.follow(ctx, call, (*Server).do)
+	return c.follow(ctx, call, false)
 }
 
 // DoAlone is Do without batching.
 func (c *Client) DoAlone(ctx context.Context, call *Call) (*Server, error) {
-	return c.follow(ctx, call, func(s *Server, ctx context.Context, call *Call) error {
-		return s.doAlone(ctx, call, false)
-	})
+	return c.follow(ctx, call, true)
 }
 
 // Submit runs the script for a call, batched with others, on the server that has
@@ -149,23 +133,20 @@ func (c *Client) Submit(ctx context.Context, call *Call) error {
 
 // follow runs a call on the server that has its keys, and then on those to which
 // it is redirected.
-func (c *Client) follow(ctx context.Context, call *Call, do func(*Server, context.Context, *Call) error) (*Server, error) {
+func (c *Client) follow(ctx context.Context, call *Call, alone bool) (*Server, error) {
 	const maxRedirects = 3
 	s, err := c.topology.of(ctx, call.Keys[0])
 	if err != nil {
 		return nil, err
 	}
-	err = do(s, ctx, call)
+	err = s.do(ctx, call, alone, false)
 	for range maxRedirects {
 		next, asking := c.topology.redirected(s, err)
 		if next == nil {
 			break
 		}
-		if s = next; asking { // an ASK is for a single invocation
-			err = s.doAlone(ctx, call, true)
-		} else {
-			err = do(s, ctx, call)
-		}
+		s = next
+		err = s.do(ctx, call, alone || asking, asking) // an ASK is for a single invocation
 	}
 	if f, ok := err.(*ServerError); ok && f.reason == "moved" { //nolint:errorlint // what do returns
 		s.breaker.reportError(f)
@@ -176,13 +157,13 @@ func (c *Client) follow(ctx context.Context, call *Call, do func(*Server, contex
 // NotRun reports whether err, from Do or a call's Done, says that the script was
 // certainly not run for the call.
 func NotRun(err error) bool {
-	if errors.Is(err, errNoConnection) {
-		return true // batches pass this error on as it is
-	}
 	f, ok := err.(*ServerError) //nolint:errorlint // as servers return it
 	return ok && f.notRun
 }
 
 // MovingSlot reports whether err says that the keys of a call are on two servers,
 // because their slot is being moved from one to the other.
-func MovingSlot(err error) bool { return redis.IsTryAgainError(err) }
+func MovingSlot(err error) bool {
+	var reply replyError
+	return errors.As(err, &reply) && hasCode(reply, "TRYAGAIN")
+}

@@ -64,6 +64,16 @@ func (c *boundedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// bounds is a hook that bounds the replies on a client's own connections.
+type bounds struct{}
+
+func (bounds) DialHook(next redis.DialHook) redis.DialHook { return boundedDialer(next) }
+
+func (bounds) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (bounds) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
 // boundedDialer wraps dial to return bounded connections.
 func boundedDialer(dial func(context.Context, string, string) (net.Conn, error)) redis.DialHook {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -253,3 +263,6 @@ func (s *replyScanner) done(rest int) {
 	}
 	s.elements, s.attributes, s.bytes = 0, 0, rest
 }
+
+// idle reports whether what was parsed is a whole number of replies.
+func (s *replyScanner) idle() bool { return s.state == atType && s.depth == 0 && s.attr == 0 }

@@ -58,7 +58,7 @@ func play(stream []byte, random *rand.Rand, bounded bool) (replies []any, err er
 	if bounded {
 		conn = &boundedConn{Conn: conn}
 	}
-	opt := (&Options{Addresses: []string{"x:1"}, PoolSize: 1, Timeout: time.Second}).client().Simple()
+	opt := (&Options{Addresses: []string{"x:1"}, Timeout: time.Second}).client().Simple()
 	opt.Dialer = func(context.Context, string, string) (net.Conn, error) { return conn, nil }
 	client := redis.NewClient(opt)
 	defer client.Close()
@@ -330,7 +330,11 @@ func TestHugeReplies(t *testing.T) {
 					}
 					return nil
 				})
-				if f := failureOf(t, err); !strings.HasSuffix(f.Error(), errReplyTooLarge.Error()) {
+				want := errReplyTooLarge
+				if tc.to == "evalsha" && what != "array" {
+					want = errReplyMalformed // only lists of integers are replies to the script
+				}
+				if f := failureOf(t, err); !strings.HasSuffix(f.Error(), want.Error()) {
 					t.Errorf("error %q", f)
 				}
 			})

@@ -2,7 +2,6 @@ package redisscript
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,47 +9,65 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Server is one Redis server. It is composed of a pool of connections, a breaker
-// that knows whether the server is down, and a batcher.
+// checkEvery is how long a connection may be idle before it is checked whether the
+// server still answers on it.
+const checkEvery = time.Minute
+
+// Server is one Redis server. It is composed of a ring, which carries the calls on
+// one connection, a greeter that makes connections, and a breaker that knows
+// whether the server is down.
 type Server struct {
 	script  *Script
-	timeout time.Duration
 	hooks   Hooks
+	timeout time.Duration
 	changed func() // called after failures: the server may no longer be the right one
 
-	breaker  breaker
-	pool     *pool
-	batcher  *batcher
-	restarts *restarts
-	calls    atomic.Int64 // number of calls so far
+	breaker breaker
+	greeter *greeter
+	ring    *ring
+	calls   atomic.Int64 // number of calls so far
 
-	known  bool        // whether the cluster client knows the server
+	dialing atomic.Bool // whether a connection is being made
+	keeper  sync.Once   // starts keep
+	done    chan struct{}
+	closed  sync.Once
+
 	master atomic.Bool // whether it had slots of its cluster when that was last checked
-	slots  bool        // whether it is in a cluster, so that an invocation has the keys of one slot
-	closed sync.Once
 }
 
-func newServer(name string, client *redis.Client, opt *Options, script *Script, hooks Hooks, changed func()) *Server {
+func newServer(name string, client *redis.Client, opt *Options, script *Script, hooks Hooks, slots bool, changed func()) *Server {
 	s := &Server{
 		script:  script,
-		timeout: opt.Timeout,
 		hooks:   hooks,
+		timeout: opt.Timeout,
 		changed: changed,
 		breaker: newBreaker(name, opt.Report),
+		greeter: newGreeter(client, script),
+		done:    make(chan struct{}),
 	}
-	s.restarts = &restarts{tell: func() { hooks.Restarted(s) }}
-	s.pool = newPool(client, script, opt, &s.breaker, s.restarts, s.fail)
-	s.batcher = newBatcher(opt.Timeout, s.pool, &s.breaker, s.flush, s.complete)
+	s.ring = newRing(s, opt.Timeout, slots)
 	return s
 }
 
-// close closes all connections.
+// close closes the connection.
 func (s *Server) close() error {
 	s.closed.Do(func() {
 		s.breaker.mute()
-		s.pool.stop()
+		close(s.done)
+		s.ring.stop(redis.ErrClosed)
+		s.ring.failOpen(s.failure(redis.ErrClosed))
 	})
-	return s.pool.client.Close()
+	return s.greeter.client.Close()
+}
+
+// isClosed reports whether the server is no longer used.
+func (s *Server) isClosed() bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // failure converts err to a ServerError of this server.
@@ -64,356 +81,273 @@ func (s *Server) ReportCorrupt(err error) error {
 	return f
 }
 
-// do runs the script for a call, batched with others. It returns by the deadline
-// of ctx.
-func (s *Server) do(ctx context.Context, c *Call) error {
+// do runs the script for a call, batched with others unless it is alone. It returns
+// by the deadline of ctx, unless this process is late.
+func (s *Server) do(ctx context.Context, c *Call, alone, asking bool) error {
 	probe, err := s.breaker.allow()
 	if err != nil {
 		return err
 	}
 	s.calls.Add(1)
-	if probe || s.pool.made.Load() == 0 {
-		return s.doNow(ctx, probe, c, false)
+	c.alone, c.asking = alone, asking
+	if probe {
+		return s.probe(ctx, c)
 	}
-	if conn := s.batcher.tryDirect(c, hurried(ctx)); conn != nil {
-		err := s.send(ctx, conn, c, false, false)
-		s.batcher.endDirect()
-		return err
-	}
-	err = s.batcher.wait(ctx, c)
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, errNoConnection), errors.Is(err, errLate):
-		return s.giveUp(err)
-	case MovingSlot(err):
+	err = s.await(ctx, c)
+	if !alone && MovingSlot(err) {
 		// Some keys of the batched calls are on the other server already. Nothing
 		// was done.
-		s.calls.Add(1)
-		return s.doNow(ctx, false, c, false)
+		c.alone = true
+		return s.await(ctx, c)
 	}
 	return err
 }
 
-// doAlone runs the script for a call without batching.
-func (s *Server) doAlone(ctx context.Context, c *Call, asking bool) error {
-	probe, err := s.breaker.allow()
-	if err != nil {
-		return err
-	}
-	s.calls.Add(1)
-	return s.doNow(ctx, probe, c, asking)
+// await sends a call and waits for its answer.
+func (s *Server) await(ctx context.Context, c *Call) error {
+	end, _ := ctx.Deadline()
+	return s.ring.do(c, end, shortened(ctx))
 }
 
-// doNow runs the script, without batching, for a call that the breaker has
-// allowed.
-func (s *Server) doNow(ctx context.Context, probe bool, c *Call, asking bool) error {
-	if probe {
-		defer s.breaker.endProbe()
+// probe makes a call that shows whether the server is back. It does not wait for a
+// connection.
+func (s *Server) probe(ctx context.Context, c *Call) error {
+	defer s.breaker.endProbe()
+	if !s.ring.healthy() {
+		s.connect(true)
+		return s.failure(errNotConnected)
 	}
-	if conn := s.pool.tryGet(); conn != nil {
-		if !probe {
-			s.pool.grow()
-		}
-		if !hurried(ctx) {
-			return s.send(ctx, conn, c, asking, false)
-		}
-		s.pool.put(conn)
+	err := s.await(ctx, c)
+	if err == nil && !s.script.Wrote(c) && s.breaker.awaitsWrite() {
+		// The reply does not show whether the server accepts writes again.
+		write := &Call{Keys: c.Keys[:1], Arg: s.script.ProbeArg, Replies: s.script.ProbeReplies}
+		write.alone, write.ours, write.asking = true, true, c.asking
+		_ = s.await(ctx, write)
 	}
-	conn, err := s.connection(ctx, probe, c.Patient)
-	if err != nil {
-		return err
-	}
-	return s.inTime(ctx, c, func() error { return s.send(within(s.timeout), conn, c, asking, true) })
+	return err
 }
 
 // Submit runs the script for a call, batched with others, and passes the outcome
 // to its Done. It does not wait.
-func (s *Server) Submit(c *Call) { s.batcher.add(c) }
-
-// connection waits for a connection for a call.
-func (s *Server) connection(ctx context.Context, probe, patient bool) (*connection, error) {
-	ctx, cancel := timed(ctx)
-	defer cancel()
-	conn, err := s.pool.get(ctx, probe, patient)
-	if errors.Is(err, errNoConnection) {
-		return nil, s.giveUp(err)
-	}
-	return conn, err
+func (s *Server) Submit(c *Call) {
+	c.alone, c.asking = false, false
+	s.ring.submit(c)
 }
 
-// inTime waits for the answer to a call that has less time left than a server is
-// allowed. If the answer takes longer, the call gives up, and neither the server
-// nor the connection is blamed. ask waits for the answer and stores the reply in c.
-func (s *Server) inTime(ctx context.Context, c *Call, ask func() error) error {
-	answered := make(chan error, 1)
-	c.over.Store(false)
-	go func() {
-		err := ask()
-		switch {
-		case c.end():
-			answered <- err
-		case err == nil:
-			s.hooks.Late(s, c)
-		}
-	}()
-	ctx, cancel := timed(ctx)
-	defer cancel()
-	select {
-	case err := <-answered:
-		return err
-	case <-ctx.Done():
-		if c.end() {
-			return s.giveUp(errLate)
-		}
-		return <-answered
+// sending calls the Sending hook before an invocation is sent.
+func (s *Server) sending(in *invocation) {
+	if len(in.calls) == 0 || in.calls[0].ours {
+		return
+	}
+	s.breaker.counts.ran(1, len(in.calls))
+	s.hooks.Sending(s, in.calls)
+}
+
+// finish passes the outcome to a call: nil if there is a reply.
+func (s *Server) finish(c *Call, err error) {
+	switch {
+	case c.Done != nil:
+		c.Done(err)
+	case c.finish():
+		c.err = err
+		c.done <- struct{}{}
+	case err == nil && !c.ours:
+		s.hooks.Late(s, c)
 	}
 }
 
-// giveUp records a call that has timed out without a command being to blame, and
-// returns its ServerError.
-func (s *Server) giveUp(why error) *ServerError {
-	f := s.failure(why)
-	s.breaker.failure(f)
-	return f
-}
-
-// send runs the script for one call on a connection, or on another one if the
-// server has closed it. With apart, send runs apart from its caller, who stops
-// waiting by itself; otherwise ctx is the time that the call has.
-func (s *Server) send(ctx context.Context, conn *connection, c *Call, asking, apart bool) error {
-	for {
-		seen := s.restarts.seen()
-		s.hooks.Sending(s, c.batch())
-		s.breaker.counts.ran(1, 1)
-		reply, err := s.script.send(ctx, conn.Conn, c, false, asking)
-		switch {
-		case err == nil:
-			return s.sent(ctx, conn, c, asking, reply, nil)
-		case redis.HasErrorPrefix(err, "NOSCRIPT"):
-			s.restarts.since(seen)
-			if apart {
-				return s.sendWhole(conn, c, asking)
+// ended records the answers to a batch, and passes them to its calls. They find the
+// breaker as the answers leave it.
+func (s *Server) ended(conn *connection, b *batch) {
+	inTime, wrote := false, false
+	var worst error
+	for _, in := range b.answered {
+		if in.failure != nil {
+			if f := s.failure(in.failure); worst == nil || f.counts && !s.failure(worst).counts {
+				worst = in.failure
 			}
-			return s.inTime(ctx, c, func() error { return s.sendWhole(conn, c, asking) })
-		case !errors.Is(err, errIdleClosed):
-			return s.sent(ctx, conn, c, asking, reply, err)
-		}
-		s.pool.idledOut(conn)
-		if conn = s.pool.tryGet(); conn != nil {
 			continue
 		}
-		if conn, err = s.connection(ctx, false, c.Patient); err != nil {
-			return err
-		}
-	}
-}
-
-// sendWhole sends one call with the whole script, which the server does not know.
-func (s *Server) sendWhole(conn *connection, c *Call, asking bool) error {
-	s.hooks.Sending(s, c.batch())
-	reply, err := s.script.send(within(s.timeout), conn.Conn, c, true, asking)
-	return s.sent(within(s.timeout), conn, c, asking, reply, err)
-}
-
-// sent records the result of a call on a connection.
-func (s *Server) sent(ctx context.Context, conn *connection, c *Call, asking bool, reply []int64, err error) error {
-	if err != nil {
-		c.Reply = nil
-		return s.blame(conn, err)
-	}
-	if len(reply) != c.Replies {
-		reply = nil // the script cannot have sent it
-	}
-	c.Reply = reply
-	wrote := s.script.Wrote(c)
-	if !wrote && s.breaker.awaitsWrite() {
-		// The reply does not show whether the server accepts writes again.
-		wrote, err = s.script.probe(ctx, conn.Conn, c.Keys[0], asking)
-		if err != nil {
-			_ = s.blame(conn, err)
-			return nil
-		}
-	}
-	s.pool.put(conn)
-	s.breaker.success(wrote)
-	return nil
-}
-
-// blame records an error on a connection and returns it as a ServerError.
-//
-// After a reply the connection is as good as before; but the client closes those
-// to a replica, for its name may by now stand for another server. An error that
-// only wraps a reply is the client's, of a connection it has closed.
-func (s *Server) blame(conn *connection, err error) *ServerError {
-	f := s.failure(err)
-	_, replied := err.(redis.Error) //nolint:errorlint // see above
-	first := true
-	if replied && !f.breaks {
-		s.pool.put(conn)
-	} else {
-		s.pool.discard(conn)
-		if f.breaks && !replied {
-			first = s.pool.broken(conn)
+		inTime = inTime || len(in.calls) == 0
+		for _, c := range in.calls {
+			inTime = inTime || c.Done != nil || !c.over.Load()
+			wrote = wrote || len(c.Reply) > 0 && s.script.Wrote(c)
 		}
 	}
 	switch {
-	case f.elsewhere:
+	case worst != nil:
+		s.refused(conn, worst) // each call gets its own error
+	case inTime:
+		s.breaker.success(wrote)
+	}
+	s.pass(b)
+}
+
+// pass passes the answers to a batch to its calls.
+func (s *Server) pass(b *batch) {
+	for _, in := range b.answered {
+		var err error
+		if in.failure != nil {
+			err = s.failure(in.failure)
+		}
+		for _, c := range in.calls {
+			s.finish(c, err)
+		}
+	}
+}
+
+// refused records an error that the server has replied.
+func (s *Server) refused(conn *connection, err error) {
+	f := s.failure(err)
+	if f.elsewhere {
 		s.breaker.success(false)
-	case !first:
-		// It broke together with others, which count as one failure.
-		s.breaker.reportError(f)
-	default:
+		return
+	}
+	if f.breaks { // its address may by now stand for another server
+		s.ring.drop(conn, errDropped)
+	}
+	s.fail(f)
+}
+
+// fail records a failure.
+func (s *Server) fail(f *ServerError) {
+	if s.breaker.failure(f) {
+		s.ring.failOpen(f)
+	}
+	s.changed()
+}
+
+// timedOut records that a call was not answered in time, and returns its error. blame
+// says that the server is to blame, and that others have not been recorded that
+// timed out together with it.
+func (s *Server) timedOut(why error, blame bool) error {
+	f := s.failure(why)
+	if blame {
+		s.fail(f)
+		return f
+	}
+	f.counts = false
+	s.breaker.reportError(f)
+	return f
+}
+
+// notConnected returns the error of a call that has waited in vain for a connection,
+// which has been missing since lost. That is no failure of the server, which may be
+// far away, unless calls have timed out too, and it has had the timeout to make
+// another one. For very slow connections, see slowToConnect.
+func (s *Server) notConnected(lost time.Time) error {
+	if s.isClosed() {
+		return s.failure(redis.ErrClosed)
+	}
+	f := s.failure(errConnecting)
+	if f.counts = time.Since(lost) >= s.timeout && s.breaker.timedOut(); f.counts {
 		s.fail(f)
 	}
 	return f
 }
 
-// fail records a failure.
-func (s *Server) fail(f *ServerError) {
-	opened := s.breaker.failure(f)
-	if opened || f.breaks {
-		s.pool.clear() // idle connections are probably broken too
+// behind returns the error of a call that was not sent, because the answers to those
+// before it took too long.
+func (s *Server) behind() error { return s.timedOut(errBehind, false) }
+
+// lost records that a connection broke, and returns the error of the calls in flight.
+// current says that there is no other connection.
+func (s *Server) lost(conn *connection, current, inFlight bool) error {
+	why := conn.cause()
+	f := s.failure(why)
+	if s.isClosed() || !current {
+		return f
 	}
-	if opened {
-		s.pool.down(f)
+	if inFlight && why != errDropped { //nolint:errorlint // it is recorded why
+		s.fail(f)
 	}
-	s.changed()
+	if time.Since(conn.made) > probeEvery { // otherwise keep or the next call will
+		s.reconnect()
+	}
+	return f
 }
 
-// flush sends a batch on a connection. A cluster server gets one invocation for
-// each slot.
-func (s *Server) flush(conn *connection, batch []*Call) {
-	all := invocations(batch, s.slots)
-	s.breaker.counts.ran(len(all), len(batch))
-	began := time.Now()
-	conn, err := s.sendAll(conn, all)
-	if err != nil {
-		s.complete(batch, err)
+// restarted records that the server has restarted, was replaced by another, or has
+// lost its scripts.
+func (s *Server) restarted() { s.hooks.Restarted(s) }
+
+// connect starts making a connection, unless one is being made. With probe, the call
+// after that is a probe.
+func (s *Server) connect(probe bool) {
+	if s.isClosed() || !s.dialing.CompareAndSwap(false, true) {
 		return
 	}
+	s.keeper.Do(func() { go s.keep() })
+	s.ring.dialing()
+	go s.dial(probe)
+}
 
-	// Failures in one batch count as one.
-	var worst error
-	wrote := false
-	for _, in := range all {
-		wrote = s.script.split(in) || wrote
-		if s.worse(in.err, worst) {
-			worst = in.err
-		}
-	}
-	if worst == nil {
-		s.batcher.tookFor(began, time.Now())
-		s.pool.put(conn)
-		s.breaker.success(wrote)
-	} else {
-		_ = s.blame(conn, worst) // each call gets its own error
-	}
-	for _, in := range all {
-		if in.err != nil {
-			s.complete(in.batch, s.failure(in.err))
-		} else {
-			s.complete(in.batch, nil)
-		}
+// reconnect starts making a connection in the background, if it will be needed.
+func (s *Server) reconnect() {
+	if s.master.Load() {
+		s.connect(s.breaker.isOpen())
 	}
 }
 
-// sendAll sends invocations on conn, or on another connection if the server has
-// closed conn. It returns the connection used, or an error if there is none.
-func (s *Server) sendAll(conn *connection, all []*invocation) (*connection, error) {
-	ctx := within(s.timeout)
+// dial makes a connection. As long as there was none, the server may have restarted,
+// or another one may have its address.
+func (s *Server) dial(probe bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
+	defer cancel()
+	slow := time.AfterFunc(slowToConnect, s.slowToConnect)
+	conn, err := s.greeter.greet(ctx)
+	slow.Stop()
+	if err != nil {
+		s.dialing.Store(false)
+		f := newFailure(s.breaker.server, 0, err)
+		if s.isClosed() || s.ring.healthy() {
+			return
+		}
+		if s.ring.waits() || s.breaker.isOpen() { // otherwise nobody has missed it yet
+			s.fail(f)
+			s.ring.failOpen(f)
+		}
+		return
+	}
+	s.restarted()
+	if !s.ring.use(conn) {
+		conn.close(errDropped)
+	}
+	s.dialing.Store(false)
+	if s.isClosed() {
+		s.ring.stop(redis.ErrClosed)
+	}
+	if probe {
+		s.breaker.probeNow()
+	}
+}
+
+// slowToConnect records that a connection takes very long to make. If there is no
+// other, the server counts as down.
+func (s *Server) slowToConnect() {
+	if s.ring.healthy() {
+		return
+	}
+	for range openAfter {
+		s.fail(s.failure(errConnecting))
+	}
+}
+
+// keep maintains the connection in the background: it notices a server that has
+// fallen silent, and connects to one that was down as soon as it is back.
+func (s *Server) keep() {
 	for {
-		seen := s.restarts.seen()
-		s.sending(all)
-		s.script.sendAll(ctx, conn.Conn, all, false)
-		if again := unknown(all); len(again) > 0 {
-			s.restarts.since(seen)
-			s.sending(again)
-			s.script.sendAll(within(s.timeout), conn.Conn, again, true)
+		select {
+		case <-s.done:
+			return
+		case <-time.After(jittered(probeEvery)):
 		}
-		if !errors.Is(all[0].err, errIdleClosed) {
-			return conn, nil
-		}
-		s.pool.idledOut(conn)
-		var err error
-		if conn, err = s.batcher.connection(); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// sending calls the Sending hook before invocations are sent.
-func (s *Server) sending(all []*invocation) {
-	for _, in := range all {
-		s.hooks.Sending(s, in.batch)
-	}
-}
-
-// worse reports whether err says more than another about the next call, or even
-// about the connection.
-func (s *Server) worse(err, than error) bool {
-	rank := func(err error) int {
-		switch _, replied := err.(redis.Error); { //nolint:errorlint // as in blame
-		case err == nil:
-			return 0
-		case !replied:
-			return 3
-		case s.failure(err).counts:
-			return 2
-		}
-		return 1
-	}
-	return rank(err) > rank(than)
-}
-
-// complete passes a reply or an error to all calls of a batch.
-func (s *Server) complete(batch []*Call, err error) {
-	for _, c := range batch {
+		idle := s.ring.watch()
 		switch {
-		case c.Done != nil:
-			c.Done(err)
-		case c.end():
-			c.err = err
-			c.done <- struct{}{}
-		case err == nil:
-			s.hooks.Late(s, c)
+		case !s.ring.healthy():
+			s.reconnect()
+		case idle >= checkEvery:
+			s.ring.check()
 		}
-	}
-}
-
-// restarts records whether a server has restarted, or been replaced by another.
-type restarts struct {
-	tell func()
-
-	mu       sync.Mutex   // held while calling tell
-	count    atomic.Int64 // number of restarts
-	latestID atomic.Int64 // the highest connection ID that the server has given out
-}
-
-// seen returns the number of restarts known so far.
-func (r *restarts) seen() int64 { return r.count.Load() }
-
-// since records a restart that was noticed by something sent when the given number
-// of restarts had been seen. If there are more by now, it is one of those.
-func (r *restarts) since(seen int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.count.Load() == seen {
-		r.tell()
-		r.latestID.Store(0)
-		r.count.Add(1)
-	}
-}
-
-// connected records a new connection with the given ID. another says that there is
-// another sign of a restart, such as that the server did not know the script. seen
-// is the number of restarts and before the highest ID from before the connection
-// was made.
-func (r *restarts) connected(seen, before, id int64, another bool) {
-	if another || id < before {
-		r.since(seen)
-	}
-	for last := r.latestID.Load(); id > last && !r.latestID.CompareAndSwap(last, id); {
-		last = r.latestID.Load()
 	}
 }

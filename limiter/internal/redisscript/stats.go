@@ -90,18 +90,12 @@ func (b *breaker) stats() Stats {
 // stats returns the state of the server.
 func (s *Server) stats() Stats {
 	stats := s.breaker.stats()
-	stats.Idle, stats.InUse, stats.Connecting = s.pool.connections()
-	return stats
-}
-
-// connections returns the number of connections that are idle, in use, and being
-// made: none after the pool has stopped.
-func (p *pool) connections() (idle, inUse, connecting int) {
-	select {
-	case <-p.done:
-		return 0, 0, 0
-	default:
+	if s.isClosed() {
+		return stats
 	}
-	idle, made, held := len(p.idle), int(p.made.Load()), int(p.held.Load())
-	return idle, max(made-idle, 0), max(held-made, 0) // they change meanwhile
+	stats.Idle, stats.InUse = s.ring.connections()
+	if s.dialing.Load() {
+		stats.Connecting = 1
+	}
+	return stats
 }

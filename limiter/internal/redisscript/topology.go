@@ -39,9 +39,9 @@ func (opt *Options) client() *redis.UniversalOptions {
 		DB:               opt.DB,
 		TLSConfig:        opt.TLS,
 
-		// Two more than calls may use: the client itself asks a cluster for its
-		// slots.
-		PoolSize: opt.poolSize() + 2,
+		// More than are ever needed: only when so many dials have failed in a row
+		// does the client itself stop dialing for a while.
+		PoolSize: 64,
 
 		// A script that changes something must run at most once, whether or not
 		// its answer arrives.
@@ -81,12 +81,14 @@ func newSingle(opt Options, script *Script, hooks Hooks) *single {
 		}))
 		client = redis.NewFailoverClient(failover)
 	}
-	return &single{newServer(name, client, &opt, script, hooks, func() {})}
+	s := newServer(name, client, &opt, script, hooks, false, func() {})
+	s.master.Store(true)
+	return &single{s}
 }
 
 func (s *single) one() bool                                   { return true }
 func (s *single) of(context.Context, string) (*Server, error) { return s.server, nil }
 func (s *single) redirected(*Server, error) (*Server, bool)   { return nil, false }
-func (s *single) connect()                                    { s.server.pool.connect(false) }
+func (s *single) connect()                                    { s.server.connect(false) }
 func (s *single) stats() []Stats                              { return []Stats{s.server.stats()} }
 func (s *single) close() error                                { return s.server.close() }

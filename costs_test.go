@@ -1,0 +1,140 @@
+package ratelimit
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/costtest"
+)
+
+// The tests in this file guard what a request costs, as limiter/costs_test.go does.
+// Each ceiling is the present figure: lower it when the code gets better, and if it
+// must get worse, raise it in the commit that says why.
+
+// TestSizes guards the sizes of what is kept for each request. A result has room for
+// one limit, and is all that the handler allocates for most requests.
+func TestSizes(t *testing.T) {
+	for _, tc := range []struct {
+		of      string
+		size    uintptr
+		ceiling uintptr
+		why     string
+	}{
+		{"result", unsafe.Sizeof(result{}), 384, "one is allocated for each request"},
+		{"bucketResult", unsafe.Sizeof(bucketResult{}), 136, "one is kept for each bucket of a request"},
+		{"fields", unsafe.Sizeof(fields{}), 112, "it is part of a result"},
+	} {
+		if tc.size > tc.ceiling {
+			t.Errorf("%s has %d bytes, the ceiling is %d: %s", tc.of, tc.size, tc.ceiling, tc.why)
+		}
+	}
+}
+
+// TestRequestBytes guards how much garbage the handler makes of each request, beside
+// what Caddy makes: most of it are the values of header fields.
+func TestRequestBytes(t *testing.T) {
+	singleGoroutine(t)
+	for _, c := range handlerCosts(t) {
+		n := costtest.Bytes(c.with, c.without)
+		if n > c.bytes {
+			t.Errorf("%s: a request allocates %d bytes, the ceiling is %d", c.name, n, c.bytes)
+		}
+	}
+}
+
+// TestRequestTime guards that the handler does not become slower.
+func TestRequestTime(t *testing.T) {
+	singleGoroutine(t)
+	var tasks []costtest.Task
+	for _, c := range handlerCosts(t) {
+		tasks = append(tasks, costtest.Task{Name: c.name, Run: c.with, Without: c.without, Ceiling: c.hashes})
+	}
+	costtest.Check(t, tasks)
+}
+
+// handlerCost is a request, with the handler and without, and its ceilings.
+type handlerCost struct {
+	name          string
+	with, without func()
+	bytes         int
+	hashes        float64 // see costtest
+}
+
+// handlerCosts returns requests that limits of this process admit, and one that they
+// deny, and its response is written by the handler.
+func handlerCosts(t *testing.T) []handlerCost {
+	costs := []handlerCost{
+		{name: "1 limit", bytes: 400, hashes: 36},
+		{name: "8 limits", bytes: 1552, hashes: 106},
+		{name: "32 limits", bytes: 5264, hashes: 312},
+		{name: "denied", bytes: 448, hashes: 39.5},
+	}
+	var blocks strings.Builder
+	for i, limits := range []int{1, 8, 32, 1} {
+		fmt.Fprintf(&blocks, "rate_limit /%d {\n", i)
+		for j := range limits {
+			numbers := "size 1000000000\ndrip_rate 1ms"
+			if costs[i].name == "denied" {
+				numbers = "size 1\ndrip_rate 1h"
+			}
+			fmt.Fprintf(&blocks, "limit costs-%d-%d {\n%s\n}\n", i, j, numbers)
+		}
+		blocks.WriteString("}\n")
+	}
+	startSite(t, blocks.String()+"respond admitted")
+
+	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := activeServer(t)
+	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+		w.WriteHeader(http.StatusOK)
+		return nil
+	})
+	request := received(httptest.NewRequest(http.MethodGet, "/", nil))
+	serve := func(handle func(http.ResponseWriter, *http.Request, caddyhttp.Handler) error, want int) func() {
+		w := &discarded{header: make(http.Header)}
+		do := func() {
+			clear(w.header)
+			if err := handle(w, caddyhttp.PrepareRequest(request, caddy.NewReplacer(), w, server), next); err != nil {
+				t.Error(err)
+			}
+		}
+		do()
+		if do(); w.status != want {
+			t.Fatalf("status %d, want %d", w.status, want)
+		}
+		return do
+	}
+	for i, h := range app.(*App).handlers {
+		want := http.StatusOK
+		if costs[i].name == "denied" {
+			want = http.StatusTooManyRequests
+		}
+		h.logger = zap.NewNop() // that of the tests writes each denial
+		costs[i].with = serve(h.ServeHTTP, want)
+		costs[i].without = serve(func(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+			return next.ServeHTTP(w, r)
+		}, http.StatusOK)
+	}
+	return costs
+}
+
+// discarded is a response of which only the status is kept.
+type discarded struct {
+	header http.Header
+	status int
+}
+
+func (d *discarded) Header() http.Header       { return d.header }
+func (*discarded) Write(p []byte) (int, error) { return len(p), nil }
+func (d *discarded) WriteHeader(status int)    { d.status = status }

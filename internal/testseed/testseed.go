@@ -1,0 +1,47 @@
+// Package testseed says from which seed tests draw what they choose at random: a fixed
+// one, so that whether they pass does not depend on luck, unless the environment
+// variable SEED has another.
+package testseed
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+)
+
+// Env is the name of the environment variable that has the seed.
+const Env = "SEED"
+
+var base uint64 = 1
+
+// Set sets the seed, for TestMain to call. A test binary with -rapid.seed draws from
+// that.
+func Set() error {
+	flag.Parse()
+	if text := os.Getenv(Env); text != "" {
+		var err error
+		if base, err = strconv.ParseUint(text, 10, 62); err != nil {
+			return fmt.Errorf("%s is %q: must be a number", Env, text)
+		}
+		fmt.Printf("drawing from %s=%d\n", Env, base)
+	}
+	f := flag.Lookup("rapid.seed")
+	if f == nil {
+		return nil
+	}
+	if seed, err := strconv.ParseUint(f.Value.String(), 10, 64); err == nil && seed != 0 {
+		base = seed
+	}
+	return Rapid(0)
+}
+
+// Base returns the seed.
+func Base() uint64 { return base }
+
+// Rapid has package rapid draw from the n-th seed next. It must not run at the same time
+// as a check.
+func Rapid(n int) error {
+	seed := max(base+uint64(n)*1_000_003, 1) //nolint:gosec // not negative, and 0 would be any seed
+	return flag.Set("rapid.seed", strconv.FormatUint(seed, 10))
+}

@@ -1,0 +1,94 @@
+package limiter
+
+import (
+	"fmt"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/costtest"
+)
+
+// The tests in this file guard what a request costs. Each ceiling is the present
+// figure: lower it when the code gets better, and if it must get worse, raise it in the
+// commit that says why.
+
+// TestSizes guards the sizes of what is copied or kept for each bucket of each request.
+// A word more in one of them slowed requests with many buckets by some percent.
+func TestSizes(t *testing.T) {
+	for _, tc := range []struct {
+		of      string
+		size    uintptr
+		ceiling uintptr
+		why     string
+	}{
+		{"Limit", unsafe.Sizeof(Limit{}), 40, "it is part of a Bucket"},
+		{"Bucket", unsafe.Sizeof(Bucket{}), 112, "one is copied for each bucket of a request, and cleared after it"},
+		{"Decision", unsafe.Sizeof(Decision{}), 56, "one is filled in for each bucket of a request"},
+		{"outcome", unsafe.Sizeof(outcome{}), 48, "one is filled in for each bucket of a request of several"},
+		{"place", unsafe.Sizeof(place{}), 72, "one is filled in for each bucket of a request of several, and it is part of a tracked"},
+		{"tracked", unsafe.Sizeof(tracked{}), 152, "one is kept for each bucket of a request while Redis decides"},
+		{"slot", unsafe.Sizeof(slot{}), 24, "one is kept for each bucket in this process, with the room of a table that is not full"},
+		{"table", unsafe.Sizeof(table{}), 64, "a cache line: a larger one would share it with its neighbour"},
+	} {
+		if tc.size > tc.ceiling {
+			t.Errorf("%s has %d bytes, the ceiling is %d: %s", tc.of, tc.size, tc.ceiling, tc.why)
+		}
+	}
+}
+
+// costly returns a store in this process and a request of n buckets, as many with each
+// key, that it always admits.
+func costly(n int) (*Memory, Request) {
+	req := Request{}
+	for i := range n {
+		req.Buckets = append(req.Buckets, Bucket{
+			Name: fmt.Sprint("limit", i), Key: "203.0.113.77", Cost: 1,
+			Limit: Limit{Size: 1 << 40, DripInterval: time.Microsecond, DripSize: 1},
+		})
+	}
+	return NewMemory(nil), req
+}
+
+// TestTakeAllocations guards that a decision in this process allocates nothing,
+// however many limits a site has: with garbage, requests wait for its collection.
+func TestTakeAllocations(t *testing.T) {
+	singleGoroutine(t)
+	for _, tc := range []struct {
+		buckets int
+		ceiling float64
+	}{
+		{1, 0}, {2, 0}, {8, 0}, {16, 0}, {32, 0}, {64, 0},
+	} {
+		t.Run(fmt.Sprint(tc.buckets), func(t *testing.T) {
+			m, req := costly(tc.buckets)
+			dst := make([]Decision, 0, tc.buckets)
+			n := testing.AllocsPerRun(1000, func() { dst, _ = m.Take(t.Context(), req, dst[:0]) })
+			if n > tc.ceiling {
+				t.Errorf("%v allocations, the ceiling is %v", n, tc.ceiling)
+			}
+		})
+	}
+}
+
+// TestTakeTime guards that a decision in this process does not become slower: what it
+// takes is most of what a handler adds to a request with many limits.
+func TestTakeTime(t *testing.T) {
+	singleGoroutine(t)
+	var tasks []costtest.Task
+	for _, tc := range []struct {
+		buckets int
+		ceiling float64
+	}{
+		{1, 3.9}, {8, 36.8}, {32, 142}, {64, 284},
+	} {
+		m, req := costly(tc.buckets)
+		dst := make([]Decision, 0, tc.buckets)
+		tasks = append(tasks, costtest.Task{
+			Name:    fmt.Sprint(tc.buckets, " buckets"),
+			Run:     func() { dst, _ = m.Take(t.Context(), req, dst[:0]) },
+			Ceiling: tc.ceiling,
+		})
+	}
+	costtest.Check(t, tasks)
+}

@@ -1,0 +1,93 @@
+package redisscript
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// connection is a connection to a server. go-redis has made it and logged in, and
+// closes it; nothing else of go-redis is used from then on.
+type connection struct {
+	net.Conn
+	raw     syscall.RawConn // of its socket; nil if there is none
+	release func() error    // closes it
+	made    time.Time
+	trip    time.Duration // how long an answer took while it was made
+
+	// Guarded by the ring's lock.
+	flight  flight
+	batches int  // batches in flight
+	dropped bool // whether it is being closed
+	dead    bool // whether its reader has ended
+
+	writeBy time.Time // the deadline of writes
+	heardAt atomic.Int64
+	waiting atomic.Bool // whether its reader waits for something to come
+
+	mu  sync.Mutex
+	why error // why it was closed; nil if it was not
+}
+
+// start is the time from which heardAt counts.
+var start = time.Now()
+
+// Read reads what has come.
+func (c *connection) Read(b []byte) (int, error) {
+	c.waiting.Store(true)
+	n, err := c.Conn.Read(b)
+	c.waiting.Store(false)
+	c.heardAt.Store(int64(time.Since(start)))
+	return n, err
+}
+
+// heard returns when something has last come.
+func (c *connection) heard() time.Time { return start.Add(time.Duration(c.heardAt.Load())) }
+
+// silent returns for how long nothing has come, since it was awaited. The ring's
+// lock must be held.
+func (c *connection) silent(now time.Time) time.Duration {
+	last := c.heard()
+	if in := c.flight.first(); in != nil && in.sent.After(last) {
+		last = in.sent
+	}
+	return now.Sub(last)
+}
+
+// answers reports whether something has come that has not been read yet: then this
+// process is late, and not the server.
+func (c *connection) answers() bool {
+	return !c.waiting.Load() || c.raw != nil && unread(c.raw)
+}
+
+// write writes b, within the timeout.
+func (c *connection) write(b []byte, now time.Time, timeout time.Duration) error {
+	if by := now.Add(timeout); by.After(c.writeBy) {
+		c.writeBy = by.Add(timeout) // so that most writes need not set it
+		if err := c.SetWriteDeadline(c.writeBy); err != nil {
+			return err
+		}
+	}
+	_, err := c.Conn.Write(b)
+	return err
+}
+
+// close closes the connection and records why, unless it is closed. It does so in
+// the background, because TLS sends a close notification first.
+func (c *connection) close(why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.why == nil {
+		c.why = why
+		go func() { _ = c.release() }()
+	}
+}
+
+// cause returns why the connection was closed.
+func (c *connection) cause() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.why
+}

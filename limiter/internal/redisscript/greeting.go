@@ -1,0 +1,154 @@
+package redisscript
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// connectWithin is the time limit for making a connection: dialing, TLS
+	// handshake and login. No call waits for that longer than its own timeout.
+	connectWithin = 5 * time.Second
+
+	// slowToConnect is how long a connection may take before the server counts as
+	// failing.
+	slowToConnect = time.Second
+)
+
+// greeter makes connections to a server. go-redis knows how: by TLS, by a unix
+// socket, by sentinels, and with which credentials. It must make no others with
+// this client.
+type greeter struct {
+	client *redis.Client
+	script *Script
+
+	// The socket that was read from last: after a greeting, the one that was
+	// greeted.
+	latest atomic.Pointer[socket]
+
+	mu sync.Mutex // held while greeting
+}
+
+func newGreeter(client *redis.Client, script *Script) *greeter {
+	g := &greeter{client: client, script: script}
+	client.AddHook(refusals{})
+	client.AddHook(sockets{g})
+	return g
+}
+
+// greet makes a connection.
+func (g *greeter) greet(ctx context.Context) (*connection, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var refused error
+	conn := g.client.EphemeralConn()
+	if err := g.script.load(context.WithValue(ctx, refusedKey{}, &refused), conn); err != nil {
+		_ = conn.Close()
+		return nil, cmp.Or(refused, err)
+	}
+	s := g.latest.Swap(nil)
+	s.greeted.Store(true)
+	if err := s.SetDeadline(time.Time{}); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	c := &connection{Conn: s.Conn, raw: rawConn(s.Conn), release: conn.Close, made: time.Now(), trip: s.trip}
+	c.heardAt.Store(int64(time.Since(start)))
+	return c, nil
+}
+
+// socket is a connection while it is greeted. Everything that comes is checked
+// before go-redis sees it.
+type socket struct {
+	boundedConn
+	greeter *greeter
+	greeted atomic.Bool
+
+	wrote time.Time     // when something was last sent
+	trip  time.Duration // how long its answer took
+}
+
+// Read reads what has come.
+func (s *socket) Read(b []byte) (int, error) {
+	n, err := s.boundedConn.Read(b)
+	if !s.greeted.Load() {
+		s.trip = time.Since(s.wrote)
+		s.greeter.latest.Store(s)
+	}
+	return n, err
+}
+
+// Write sends b.
+func (s *socket) Write(b []byte) (int, error) {
+	s.wrote = time.Now()
+	return s.boundedConn.Write(b)
+}
+
+// sockets is a hook that makes connections sockets.
+type sockets struct{ greeter *greeter }
+
+func (h sockets) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := next(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		if bounded, ok := conn.(*boundedConn); ok {
+			conn = bounded.Conn
+		}
+		return &socket{boundedConn: boundedConn{Conn: conn}, greeter: h.greeter}, nil
+	}
+}
+
+func (sockets) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (sockets) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// rawConn returns the socket behind a connection, or nil if there is none.
+func rawConn(conn net.Conn) syscall.RawConn {
+	if tls, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		conn = tls.NetConn()
+	}
+	if s, ok := conn.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			return raw
+		}
+	}
+	return nil
+}
+
+// refusedKey is the key of a context value that receives the server's reply to the
+// first command on a connection if that was an error. The client itself goes on
+// after such a reply, in case the server is an old one, and then only reports that
+// the connection was closed.
+type refusedKey struct{}
+
+// refusals is a hook that catches these errors.
+type refusals struct{}
+
+func (refusals) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (refusals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if refused, ok := ctx.Value(refusedKey{}).(*error); ok && *refused == nil {
+			if reply := redis.Error(nil); errors.As(err, &reply) {
+				*refused = err
+			}
+		}
+		return err
+	}
+}
+
+func (refusals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}

@@ -1,0 +1,766 @@
+package redisscript
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// nearBatches is the maximum number of batches in flight to a server nearby, so
+	// that one is filled while the server works on another. With more, each would
+	// carry fewer calls, and both sides would have more work.
+	nearBatches = 2
+
+	// fullBatches is that number as long as there are enough calls to fill another.
+	fullBatches = 16
+
+	// farAway is the round trip from which on a server is far away. Calls to it do
+	// not wait for the answers to others, only for pace, so that they are batched.
+	farAway = 4 * time.Millisecond
+	pace    = time.Millisecond
+
+	// fewCalls is the number of calls in a batch after which a caller who finds the
+	// connection idle sends his call by himself, instead of waiting for others.
+	fewCalls = 2
+
+	// maxBatchKeys is the maximum number of keys in a batch, so that it does not
+	// block the server for more than about a millisecond.
+	maxBatchKeys = 256
+
+	// busyAfter is how late a goroutine is in a process that is busy, and busyFor how
+	// long it counts as busy then.
+	busyAfter = time.Millisecond
+	busyFor   = time.Second
+)
+
+// ring carries the calls to a server on one connection. Calls gather while others
+// are in flight, and are sent together. The server answers in the order in which
+// it was asked, so each reply finds its calls.
+//
+// No call is given up only because its time is over: a process with thousands of
+// runnable goroutines is late to send, and late to read, while the server is well.
+// So a caller whose time is over first looks what it waits for. If its call has not
+// been sent because this process is late, it sends it. If the server has answered
+// and nobody has read that yet, it waits on. Only the silence of the server counts.
+type ring struct {
+	server  *Server
+	timeout time.Duration
+	slots   bool // whether an invocation has the keys of one slot
+
+	// Held while a batch is taken and written, so that the order of what is in
+	// flight is the order in which it was written.
+	sending sync.Mutex
+	out     []byte
+
+	mu      sync.Mutex
+	conn    *connection   // nil while there is none
+	lostAt  time.Time     // since when there is none, or conn has been silent for too long
+	open    []*Call       // calls that have not been sent
+	again   []*invocation // invocations that were certainly not run
+	writing bool          // whether a goroutine is about to send a batch
+	paced   bool          // whether one will be as soon as pace has passed
+	last    time.Time     // when the last batch was sent
+	late    time.Time     // when this process was last late to send one
+	calls   int           // calls in it
+	took    time.Duration // how long a batch takes: falls at once, rises slowly
+	rose    time.Time     // when took last rose
+	failed  time.Time     // when a call last timed out
+	number  uint64        // number of invocations sent
+	loaded  uint64        // the number of the last one that carried the whole script
+	unknown bool          // whether the server does not know the script
+}
+
+// batch is a number of invocations that are sent together.
+type batch struct {
+	sent     time.Time
+	late     time.Duration // how late this process was to send it
+	left     int           // invocations without an answer
+	calls    int
+	answered []*invocation
+}
+
+// invocation is one run of the script on a server, for several calls. One for none
+// checks whether the server answers.
+type invocation struct {
+	*batch // with which it was sent; nil before
+	calls  []*Call
+	asking bool   // whether to send ASKING first
+	whole  bool   // whether it carries the whole script
+	number uint64 // its number among all that were sent
+	tries  int    // how often the server did not know the script
+
+	failure error // the server's reply, if that is an error
+}
+
+// pending is the state of a call that is waiting.
+type pending struct {
+	in     *invocation // what carries it; nil until it is sent
+	alone  bool        // whether nothing else may be in its invocation
+	ours   bool        // whether it only tests the server, for nobody
+	asking bool        // whether to send ASKING first
+	over   atomic.Bool // whether it was answered or given up
+	end    time.Time   // when its time is over; zero if nobody waits
+	done   chan struct{}
+	err    error // the outcome, if there is no reply
+	timer  *time.Timer
+
+	numbers []int64 // memory for the reply
+}
+
+// finish ends the wait for an answer, because it has arrived or because the caller
+// has given up. It reports whether the wait had not ended before.
+func (p *pending) finish() bool { return p.over.CompareAndSwap(false, true) }
+
+func newRing(s *Server, timeout time.Duration, slots bool) *ring {
+	return &ring{server: s, timeout: timeout, slots: slots, lostAt: time.Now()}
+}
+
+// do sends c and waits for the answer until end. shortened says that this is sooner
+// than the timeout.
+func (r *ring) do(c *Call, end time.Time, shortened bool) error {
+	if c.done == nil {
+		c.done = make(chan struct{}, 1)
+	}
+	c.end = end
+	now, until := time.Now(), end
+	r.lockToAdd()
+	if !r.lostAt.IsZero() {
+		if until = earlier(end, r.lostAt.Add(r.timeout)); !until.After(now) || r.server.isClosed() {
+			lost := r.lostAt
+			r.mu.Unlock()
+			return r.server.notConnected(lost)
+		}
+	}
+	how := r.add(c, now)
+	r.mu.Unlock()
+	if c.timer == nil {
+		c.timer = time.NewTimer(until.Sub(now))
+	} else {
+		c.timer.Reset(until.Sub(now))
+	}
+	r.start(how)
+	for {
+		select {
+		case <-c.done:
+			c.timer.Stop()
+			return c.err
+		case <-c.timer.C:
+		}
+		if rest, err := r.overdue(c, shortened); err != nil {
+			return err
+		} else if rest > 0 {
+			c.timer.Reset(rest)
+			continue
+		}
+		<-c.done
+		return c.err
+	}
+}
+
+// submit sends c, whose Done receives the outcome.
+func (r *ring) submit(c *Call) {
+	c.end = time.Time{}
+	r.lockToAdd()
+	if !r.lostAt.IsZero() && r.server.isClosed() {
+		r.mu.Unlock()
+		c.Done(r.server.notConnected(time.Time{}))
+		return
+	}
+	how := r.add(c, time.Now())
+	r.mu.Unlock()
+	r.startApart(how) // the reader may have called, which must not wait for a writer
+}
+
+// lockToAdd locks r. If there is no connection, one is being made then.
+func (r *ring) lockToAdd() {
+	r.mu.Lock()
+	if r.lostAt.IsZero() {
+		return
+	}
+	r.mu.Unlock()
+	r.server.connect(false)
+	r.mu.Lock()
+}
+
+// add adds c to the calls that have not been sent. The lock must be held, and start
+// is to be called without it.
+func (r *ring) add(c *Call, now time.Time) how {
+	c.in, c.Reply, c.err = nil, nil, nil
+	c.over.Store(false)
+	r.open = append(r.open, c)
+	return r.next(now)
+}
+
+// how says how the open calls will be sent.
+type how uint8
+
+const (
+	already how = iota // somebody else sees to it
+	here               // by whoever has added the only one
+	apart              // on a goroutine of their own
+)
+
+// next decides how the open calls are sent, so that they are as soon as they may be.
+// The lock must be held, and start is to be called without it.
+func (r *ring) next(now time.Time) how {
+	switch {
+	case r.writing || len(r.open)+len(r.again) == 0:
+	case r.may(now):
+		r.writing = true
+		if r.conn.batches == 0 && len(r.open) == 1 && r.calls <= fewCalls {
+			return here
+		}
+		return apart
+	case r.lostAt.IsZero() && r.took > farAway && !r.paced:
+		r.paced = true
+		time.AfterFunc(r.last.Add(pace).Sub(now), r.sendPaced)
+	}
+	return already
+}
+
+// start sends the open calls, in the way that next has decided.
+func (r *ring) start(how how) {
+	switch how {
+	case already:
+	case here:
+		r.send(0)
+		r.mu.Lock()
+		r.writing = false
+		how = r.next(r.last)
+		r.mu.Unlock()
+		r.startApart(how)
+	case apart:
+		go r.sendAll(time.Now())
+	}
+}
+
+// startApart is start for who has other things to do.
+func (r *ring) startApart(how how) {
+	if how != already {
+		r.start(apart)
+	}
+}
+
+// may reports whether another batch may be sent. The lock must be held.
+func (r *ring) may(now time.Time) bool {
+	return r.conn != nil && r.lostAt.IsZero() &&
+		(r.conn.batches < nearBatches || r.conn.batches < fullBatches && len(r.open) >= maxBatchKeys ||
+			r.took > farAway && now.Sub(r.last) >= pace)
+}
+
+// busy reports whether this process may be late, and not a server that has become
+// slow. The lock must be held.
+func (r *ring) busy(now time.Time) bool { return now.Sub(r.late) < busyFor && r.took < r.timeout }
+
+// sendPaced sends what waits for the pace.
+func (r *ring) sendPaced() {
+	r.mu.Lock()
+	r.paced = false
+	how := r.next(time.Now())
+	r.mu.Unlock()
+	r.startApart(how)
+}
+
+// sendAll sends batches as long as there are open calls and the server may have
+// more. since is when that was decided.
+func (r *ring) sendAll(since time.Time) {
+	for {
+		runtime.Gosched() // let goroutines that are about to call do so
+		if !r.send(time.Since(since)) {
+			return
+		}
+		since = time.Now()
+	}
+}
+
+// send sends a batch, and reports whether there may be another. If not, r.writing
+// is no longer set. late is how late this process is to send it.
+func (r *ring) send(late time.Duration) bool {
+	r.sending.Lock()
+	defer r.sending.Unlock()
+	conn, ready := r.take(late)
+	if conn == nil {
+		return false
+	}
+	if len(ready) == 0 {
+		return true
+	}
+	b := &batch{late: late, left: len(ready)}
+	for _, in := range ready {
+		r.server.sending(in)
+		b.calls += len(in.calls)
+	}
+	r.mu.Lock()
+	if conn.dead {
+		for _, in := range ready {
+			r.open = append(r.open, in.calls...)
+		}
+		r.mu.Unlock()
+		return true
+	}
+	b.sent = time.Now()
+	r.last, r.calls = b.sent, b.calls
+	if late >= busyAfter {
+		r.late = b.sent
+	}
+	conn.batches++
+	for _, in := range ready {
+		in.batch = b
+		for _, c := range in.calls {
+			c.in = in
+		}
+		r.number++
+		in.number, in.whole = r.number, r.unknown || in.tries > 1 // twice, so it is flushed all the time
+		if r.unknown {
+			r.unknown, r.loaded = false, r.number
+		}
+		conn.flight.push(in)
+	}
+	r.mu.Unlock()
+	r.out = r.out[:0]
+	for _, in := range ready {
+		r.out = r.server.script.appendTo(r.out, in)
+	}
+	if err := conn.write(r.out, b.sent, r.timeout); err != nil {
+		r.drop(conn, err) // its reader then sees to the calls
+	}
+	return true
+}
+
+// take takes calls for the next batch, and returns the connection to send it on: nil
+// if there is nothing to send. r.sending must be held.
+func (r *ring) take(late time.Duration) (*connection, []*invocation) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if len(r.open)+len(r.again) == 0 || !r.may(now) {
+		r.writing = false
+		_ = r.next(now) // which sees to it that they are sent when pace has passed
+		return nil, nil
+	}
+	ready := r.again
+	r.again = nil
+	n, keys := 0, 0
+	for _, c := range r.open {
+		if keys += len(c.Keys); n > 0 && keys > maxBatchKeys {
+			break
+		}
+		n++
+	}
+	busy := late >= busyAfter || r.busy(now)
+	taken := make([]*Call, 0, n)
+	for _, c := range r.open[:n] {
+		if !busy && !c.end.IsZero() && c.end.Sub(now) < min(r.took, r.timeout/2) {
+			// The server is behind: the answer would be too late.
+			r.server.finish(c, r.server.behind())
+			continue
+		}
+		taken = append(taken, c)
+	}
+	rest := copy(r.open, r.open[n:])
+	clear(r.open[rest:])
+	r.open = r.open[:rest]
+	return r.conn, append(ready, invocations(taken, r.slots)...)
+}
+
+// cancel removes c from the calls that have not been sent, and reports whether it
+// was among them.
+func (r *ring) cancel(c *Call) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := slices.Index(r.open, c) // near the front: those behind it have waited for less
+	if i >= 0 {
+		r.open = slices.Delete(r.open, i, i+1)
+	}
+	return i >= 0
+}
+
+// overdue decides what becomes of a call whose time is over: it waits on, for as
+// long as overdue returns, or gives up, with the error that overdue returns. It has
+// been answered meanwhile if overdue returns neither.
+func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
+	now := time.Now()
+	r.mu.Lock()
+	conn, in := r.conn, c.in
+	if c.over.Load() {
+		r.mu.Unlock()
+		return 0, nil
+	}
+	busy := r.busy(now) && now.Sub(c.end) < busyFor
+	if in != nil {
+		sent, late := in.sent, in.late
+		patience := r.timeout - now.Sub(sent)
+		if busy && conn != nil { // and so may be the answers to what was sent before
+			patience = r.timeout - conn.silent(now)
+		}
+		r.mu.Unlock()
+		switch {
+		case conn != nil && conn.answers():
+			return r.timeout, nil
+		case (busy || late >= busyAfter) && patience > 0:
+			return patience, nil
+		case !c.finish():
+			return 0, nil
+		}
+		return 0, r.giveUp(conn, sent, now, shortened)
+	}
+	lost, may := r.lostAt, r.may(now)
+	r.mu.Unlock()
+	switch {
+	case !lost.IsZero():
+		if r.cancel(c) {
+			return 0, r.server.notConnected(lost)
+		}
+		return r.timeout, nil
+	case may: // this process is late to send it, so the server cannot have answered
+		if r.sending.TryLock() {
+			r.sending.Unlock()
+			r.send(busyAfter)
+		}
+		return r.timeout, nil
+	case busy, conn.answers():
+		return r.timeout, nil
+	case r.cancel(c):
+		return 0, r.server.behind()
+	}
+	return r.timeout, nil // it has just been sent
+}
+
+// giveUp records that a call was not answered in time, and returns its error. What
+// times out together counts once: calls that were in flight when another one timed
+// out do not count again.
+func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened bool) error {
+	r.mu.Lock()
+	silent := conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-busyAfter
+	first := (silent || !shortened) && sent.After(r.failed)
+	if first {
+		r.failed = now
+	}
+	suspect := silent && r.lostAt.IsZero()
+	if suspect {
+		r.lostAt = now
+	}
+	r.mu.Unlock()
+	why := context.DeadlineExceeded
+	if shortened && !silent {
+		why = errLate
+	}
+	err := r.server.timedOut(why, first)
+	if suspect {
+		r.failOverdue(now)
+		r.server.connect(false)
+	}
+	return err
+}
+
+// failOverdue ends the wait of calls that have not been sent, whose time is over.
+func (r *ring) failOverdue(now time.Time) {
+	r.mu.Lock()
+	var overdue []*Call
+	r.open = slices.DeleteFunc(r.open, func(c *Call) bool {
+		is := !c.end.IsZero() && c.end.Before(now)
+		if is {
+			overdue = append(overdue, c)
+		}
+		return is
+	})
+	r.mu.Unlock()
+	for _, c := range overdue {
+		r.server.finish(c, r.server.failure(errConnecting))
+	}
+}
+
+// watch suspects a connection that has been silent for the timeout, or for longer,
+// while calls are in flight for which nobody waits. It returns for how long
+// nothing has come while nothing is in flight.
+func (r *ring) watch() (idle time.Duration) {
+	now := time.Now()
+	r.mu.Lock()
+	conn := r.conn
+	if conn == nil || !r.lostAt.IsZero() {
+		r.mu.Unlock()
+		return 0
+	}
+	silent := conn.silent(now)
+	in := conn.flight.first()
+	if in == nil {
+		r.mu.Unlock()
+		return silent
+	}
+	sent := in.sent
+	r.mu.Unlock()
+	if silent >= r.timeout && !conn.answers() {
+		_ = r.giveUp(conn, sent, now, false)
+	}
+	return 0
+}
+
+// use makes conn the connection, and sends what is open on it. It reports whether
+// there was none, or one that had fallen silent.
+func (r *ring) use(conn *connection) bool {
+	r.mu.Lock()
+	before := r.conn
+	if before != nil && r.lostAt.IsZero() {
+		r.mu.Unlock()
+		return false // it speaks again
+	}
+	r.conn, r.lostAt = conn, time.Time{}
+	r.took, r.rose, r.unknown = conn.trip, time.Time{}, false
+	how := r.next(time.Now())
+	r.mu.Unlock()
+	if before != nil {
+		before.close(context.DeadlineExceeded)
+	}
+	go r.read(conn)
+	r.startApart(how)
+	return true
+}
+
+// check asks whether the server still answers.
+func (r *ring) check() {
+	r.mu.Lock()
+	r.again = append(r.again, new(invocation))
+	how := r.next(time.Now())
+	r.mu.Unlock()
+	r.startApart(how)
+}
+
+// connections returns the number of connections that are idle and in use: one in
+// all, or none.
+func (r *ring) connections() (idle, inUse int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case !r.lostAt.IsZero():
+		return 0, 0
+	case r.conn.batches > 0:
+		return 0, 1
+	}
+	return 1, 0
+}
+
+// healthy reports whether there is a connection that answers.
+func (r *ring) healthy() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lostAt.IsZero()
+}
+
+// drop closes conn: the next call needs another.
+func (r *ring) drop(conn *connection, why error) {
+	r.mu.Lock()
+	conn.dropped = true
+	if r.conn == conn && r.lostAt.IsZero() {
+		r.lostAt = time.Now()
+	}
+	r.mu.Unlock()
+	conn.close(why)
+}
+
+// stop closes the connection, if there is one.
+func (r *ring) stop(why error) {
+	r.mu.Lock()
+	conn := r.conn
+	r.mu.Unlock()
+	if conn != nil {
+		r.drop(conn, why)
+	}
+}
+
+// dialing records that a connection is being made.
+func (r *ring) dialing() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conn == nil {
+		r.lostAt = time.Now()
+	}
+}
+
+// waits reports whether there are calls that have not been sent.
+func (r *ring) waits() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.open)+len(r.again) > 0
+}
+
+// failOpen ends the wait of all calls that have not been sent, with a copy of an
+// error that says so.
+func (r *ring) failOpen(f *ServerError) {
+	r.mu.Lock()
+	calls := r.open
+	for _, in := range r.again {
+		calls = append(calls, in.calls...)
+	}
+	r.open, r.again = nil, nil
+	r.mu.Unlock()
+	for _, c := range calls {
+		g := *f
+		g.notRun = true // it was not this call that failed
+		r.server.finish(c, &g)
+	}
+}
+
+// read reads replies from conn until it breaks.
+func (r *ring) read(conn *connection) {
+	in := newReplyReader(conn)
+	for {
+		err := r.readReply(conn, in)
+		if err != nil {
+			r.lose(conn, err)
+			return
+		}
+	}
+}
+
+// readReply reads the next reply and passes it to its calls.
+func (r *ring) readReply(conn *connection, from *replyReader) error {
+	if err := from.await(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	in := conn.flight.first()
+	var how how
+	if !r.lostAt.IsZero() && r.conn == conn && !conn.dropped {
+		r.lostAt = time.Time{} // it speaks again
+		how = r.next(conn.heard())
+	}
+	r.mu.Unlock()
+	r.startApart(how)
+	if in == nil {
+		return errUnasked
+	}
+	failure, err := from.reply(in)
+	if err != nil {
+		return err
+	}
+	r.answered(conn, in, failure)
+	return nil
+}
+
+// answered passes an answer to its calls: what they find in Reply, or an error.
+func (r *ring) answered(conn *connection, in *invocation, failure error) {
+	now := conn.heard()
+	b := in.batch
+	forgotten := failure != nil && hasCode(failure, "NOSCRIPT")
+	r.mu.Lock()
+	conn.flight.pop()
+	news := false
+	if forgotten {
+		if in.number > r.loaded && !r.unknown {
+			news, r.unknown = true, true
+		}
+		in.tries++
+		r.again = append(r.again, in)
+	}
+	b.left--
+	ended := b.left == 0
+	if ended {
+		conn.batches--
+		r.tookFor(b.sent, now)
+	}
+	how := r.next(now)
+	r.mu.Unlock()
+	if news {
+		r.server.restarted()
+	}
+	r.startApart(how)
+	if !forgotten {
+		in.failure = failure
+		b.answered = append(b.answered, in)
+	}
+	if ended {
+		r.server.ended(conn, b)
+	}
+}
+
+// tookFor records that a batch was sent at began and answered at ended. The estimate
+// falls at once and rises slowly, and once for all batches that were in flight
+// together: when a stall is over, the server is as fast as it was before. The lock
+// must be held.
+func (r *ring) tookFor(began, ended time.Time) {
+	d := ended.Sub(began)
+	switch {
+	case d < r.took:
+		r.took = d
+	case !began.Before(r.rose):
+		r.took += (d - r.took) / 8
+		r.rose = ended
+	}
+}
+
+// lose records that conn broke. It is unknown whether the script was run for the
+// calls in flight.
+func (r *ring) lose(conn *connection, err error) {
+	conn.close(err)
+	r.mu.Lock()
+	conn.dead = true
+	flight := conn.flight.all()
+	current := r.conn == conn
+	if current {
+		r.conn = nil
+		if r.lostAt.IsZero() {
+			r.lostAt = time.Now()
+		}
+	}
+	r.mu.Unlock()
+	failure := r.server.lost(conn, current, len(flight) > 0)
+	if len(flight) > 0 {
+		r.server.pass(flight[0].batch)
+	}
+	for _, in := range flight {
+		for _, c := range in.calls {
+			r.server.finish(c, failure)
+		}
+	}
+}
+
+// earlier returns the earlier of two times.
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// flight is what is in flight on a connection, in the order of the replies.
+type flight struct {
+	invocations []*invocation
+	head        int
+}
+
+// push adds the latest.
+func (f *flight) push(in *invocation) {
+	if f.head > 0 && len(f.invocations) == cap(f.invocations) {
+		n := copy(f.invocations, f.invocations[f.head:])
+		clear(f.invocations[n:])
+		f.invocations, f.head = f.invocations[:n], 0
+	}
+	f.invocations = append(f.invocations, in)
+}
+
+// first returns the one that is answered next, or nil.
+func (f *flight) first() *invocation {
+	if f.head == len(f.invocations) {
+		return nil
+	}
+	return f.invocations[f.head]
+}
+
+// pop removes the first.
+func (f *flight) pop() {
+	f.invocations[f.head] = nil
+	if f.head++; f.head == len(f.invocations) {
+		f.invocations, f.head = f.invocations[:0], 0
+	}
+}
+
+// all removes and returns all.
+func (f *flight) all() []*invocation {
+	all := f.invocations[f.head:]
+	f.invocations, f.head = nil, 0
+	return all
+}

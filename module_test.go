@@ -1,0 +1,88 @@
+package ratelimit
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/taken"
+)
+
+// TestTakenName guards that a Caddy with another plugin called rate_limit starts, that
+// one line says under which name this one is there, and that all of it works then.
+func TestTakenName(t *testing.T) {
+	for _, names := range []string{
+		"http.handlers.rate_limit directive", "http.handlers.rate_limit", "directive", "rate_limit", "admin.api.rate_limit", "command",
+	} {
+		t.Run(names, func(t *testing.T) {
+			t.Setenv(taken.Names, names)
+			addr, admin := redistest.FreeAddr(t), redistest.FreeAddr(t)
+			file := filepath.Join(tempDir(t), "Caddyfile")
+			c := config{
+				admin:  admin,
+				global: "redis_rate_limit {\nmemory {\nmax_keys 1000\n}\n}",
+				site:   "redis_rate_limit /a a {\nsize 1\ndrip_rate 1h\n}\nrespond admitted",
+			}
+			if names == "directive" {
+				c.site = "route /other {\nrate_limit\n}\n" + c.site
+			}
+			if err := os.WriteFile(file, c.caddyfile(addr, filepath.Join(filepath.Dir(file), "log")), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			output := new(bytes.Buffer)
+			cmd, exited := runCaddy(t, file, output)
+			var got []int
+			eventually(t, "answers", func() bool {
+				select {
+				case <-exited:
+					t.Fatalf("the Caddy process exited: %v\n%s", cmd.ProcessState, output)
+				default:
+				}
+				res, err := http.Get("http://" + addr + "/a")
+				if err != nil {
+					return false
+				}
+				res.Body.Close()
+				got = append(got, res.StatusCode)
+				return len(got) == 2
+			})
+			if got[0] != http.StatusOK || got[1] != http.StatusTooManyRequests {
+				t.Errorf("got %d, want 200 and 429", got)
+			}
+			if names == "directive" {
+				res, err := http.Get("http://" + addr + "/other")
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, _ := io.ReadAll(res.Body)
+				res.Body.Close()
+				if string(body) != "other" {
+					t.Errorf("the other plugin responds with %q", body)
+				}
+			}
+			for _, args := range [][]string{
+				{"limits", "--address", admin}, {"peek", "--address", admin, "a", "127.0.0.1"},
+				{"explain", "--config", file, "http://" + addr + "/a"},
+			} {
+				cmd := exec.Command(os.Args[0], append([]string{"redis-rate-limit"}, args...)...)
+				cmd.Env = append(os.Environ(), asCaddy+"=1")
+				stdout, err := cmd.Output()
+				if err != nil || !slices.Contains(strings.Fields(string(stdout)), "a") {
+					t.Errorf("%q: %v\n%s", args, err, stdout)
+				}
+			}
+			cmd.Process.Kill()
+			<-exited
+			if n := strings.Count(output.String(), `"name":"redis_rate_limit"`); n != 1 {
+				t.Errorf("%d lines tell the name, want one:\n%s", n, output)
+			}
+		})
+	}
+}
