@@ -4,7 +4,7 @@ CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 
-.PHONY: run build test traces test-operation lint targets fuzz faults soak programs monitors bench bench-e2e performance costs picture
+.PHONY: run build test check traces test-operation lint targets valkey fuzz faults soak programs monitors bench bench-e2e performance costs picture
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -24,10 +24,22 @@ test: programs
 	go vet ./...
 	cd bench && go vet ./... && go test -count=1 ./...
 	go test -race -timeout 20m ./...
-	go test -run 'ReplayMemory|ReplayPeaks|MetricsDoNotGrow' .
+	go test -run 'ReplayMemory|ReplayPeaks|MetricsDoNotGrow|RequestBytes|RequestTime' .
 	go test -skip '$(TESTS_OF_SERVERS)' ./limiter
 	cd test/faults && go vet . && go test -count=1 .
 	$(MAKE) fuzz FUZZ_ROUNDS=1
+
+# All that CI runs, besides the README's example. What tests draw at random is drawn
+# anew each time: make check SEED=n draws the same again.
+check: export SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+check: test test-operation lint targets valkey build
+
+# Run the tests of servers on Valkey instead of Redis, where it can be installed. Any
+# other server that takes the options of redis-server can be named by REDIS_SERVER.
+valkey: programs
+	@if command -v valkey-server >/dev/null || apt-get install -y --no-install-recommends valkey-server >/dev/null 2>&1; then \
+		echo "on Valkey"; REDIS_SERVER=valkey-server go test -count=1 -run '$(TESTS_OF_SERVERS)' ./limiter ./limiter/internal/redisscript .; \
+	else echo "Valkey is not installed, and can't be: not tested on it"; fi
 
 TESTS_OF_SERVERS = Redis|Cluster|Sentinel|Server|StoresAgree|OneKey|Removal|ShortReplies|Deciders|Inspect|HeldUnits
 
@@ -68,7 +80,7 @@ fuzz:
 	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzRate FuzzConvert; do \
 		$(call FUZZ,3000) "^$$f$$" . || exit; done
 	$(call FUZZ,10000) '^FuzzReply$$' ./limiter
-	for f in FuzzCaddyLine FuzzCommonLine FuzzURI; do \
+	for f in FuzzCaddyLine FuzzCommonLine FuzzURI FuzzUnwrap; do \
 		$(call FUZZ,150000) "^$$f$$" ./internal/accesslog || exit; done
 	$(call FUZZ,30000) '^FuzzReplyScanner$$' ./limiter/internal/redisscript
 
