@@ -62,12 +62,6 @@ func TestFaults(t *testing.T) {
 	var rows []string
 	for _, f := range faults {
 		t.Run(f.id, func(t *testing.T) {
-			if !*long && (f.id == "4b" || f.id == "5b") {
-				// Known to fail: one connection to a server that is always late, or that
-				// sends a byte at a time, opens the breaker too late, so that more requests
-				// wait, and some for longer, than they should.
-				t.Skip("a known failure, judged by make faults")
-			}
 			tr := &trial{T: t}
 			began := time.Now()
 			defer func() {

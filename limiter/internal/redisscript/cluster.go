@@ -63,7 +63,7 @@ func (c *cluster) newClient(opt *redis.Options) *redis.Client {
 	}
 	client := redis.NewClient(opt)
 	client.AddHook(bounds{})
-	client.AddHook(endpoints{opt.Addr, c.learn})
+	client.AddHook(endpoints{addr: opt.Addr, learn: c.learn})
 	return client
 }
 

@@ -2,6 +2,7 @@ package redisscript
 
 import (
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -50,22 +51,31 @@ func (c *connection) heard() time.Time { return start.Add(time.Duration(c.heardA
 // lock must be held.
 func (c *connection) silent(now time.Time) time.Duration {
 	last := c.heard()
-	if in := c.flight.first(); in != nil && in.sent.After(last) {
-		last = in.sent
+	if in := c.flight.first(); in != nil {
+		if in.sent.IsZero() {
+			return 0
+		}
+		last = later(last, in.sent)
 	}
 	return now.Sub(last)
 }
 
-// answers reports whether something has come that has not been read yet: then this
-// process is late, and not the server.
-func (c *connection) answers() bool {
-	return !c.waiting.Load() || c.raw != nil && unread(c.raw)
+// answers reports whether something has come that has not been passed on yet: then
+// this process is late, and not the server. heard is when its reader last went on.
+func (c *connection) answers() (is bool, heard time.Time) {
+	heard = c.heard()
+	if c.raw != nil && unread(c.raw) {
+		return true, heard
+	}
+	runtime.Gosched() // let the reader go on, if it has just read
+	return !c.waiting.Load(), heard
 }
 
-// write writes b, within the timeout.
+// write writes b. That takes long only if this process is late, or if the server does
+// not read: then see stopWriting.
 func (c *connection) write(b []byte, now time.Time, timeout time.Duration) error {
-	if by := now.Add(timeout); by.After(c.writeBy) {
-		c.writeBy = by.Add(timeout) // so that most writes need not set it
+	if by := now.Add(timeout + mostLate); by.After(c.writeBy) {
+		c.writeBy = by.Add(mostLate) // so that most writes need not set it
 		if err := c.SetWriteDeadline(c.writeBy); err != nil {
 			return err
 		}
@@ -73,6 +83,9 @@ func (c *connection) write(b []byte, now time.Time, timeout time.Duration) error
 	_, err := c.Conn.Write(b)
 	return err
 }
+
+// stopWriting ends a write that waits because the server does not read.
+func (c *connection) stopWriting() { _ = c.SetWriteDeadline(time.Unix(1, 0)) }
 
 // close closes the connection and records why, unless it is closed. It does so in
 // the background, because TLS sends a close notification first.

@@ -17,13 +17,9 @@ import (
 // endpoints is a hook for the client of a cluster server that fills in these
 // hosts. The client itself cannot read a reply without them.
 type endpoints struct {
+	hook
 	addr  string
 	learn func([]redis.ClusterSlot) // called with each reply
-}
-
-func (endpoints) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (endpoints) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 func (e endpoints) ProcessHook(next redis.ProcessHook) redis.ProcessHook {

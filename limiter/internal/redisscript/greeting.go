@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -33,21 +32,17 @@ type greeter struct {
 	// The socket that was read from last: after a greeting, the one that was
 	// greeted.
 	latest atomic.Pointer[socket]
-
-	mu sync.Mutex // held while greeting
 }
 
 func newGreeter(client *redis.Client, script *Script) *greeter {
 	g := &greeter{client: client, script: script}
 	client.AddHook(refusals{})
-	client.AddHook(sockets{g})
+	client.AddHook(sockets{greeter: g})
 	return g
 }
 
-// greet makes a connection.
+// greet makes a connection. It must not be called concurrently.
 func (g *greeter) greet(ctx context.Context) (*connection, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	var refused error
 	conn := g.client.EphemeralConn()
 	if err := g.script.load(context.WithValue(ctx, refusedKey{}, &refused), conn); err != nil {
@@ -93,7 +88,10 @@ func (s *socket) Write(b []byte) (int, error) {
 }
 
 // sockets is a hook that makes connections sockets.
-type sockets struct{ greeter *greeter }
+type sockets struct {
+	hook
+	greeter *greeter
+}
 
 func (h sockets) DialHook(next redis.DialHook) redis.DialHook {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -106,11 +104,6 @@ func (h sockets) DialHook(next redis.DialHook) redis.DialHook {
 		}
 		return &socket{boundedConn: boundedConn{Conn: conn}, greeter: h.greeter}, nil
 	}
-}
-
-func (sockets) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (sockets) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // rawConn returns the socket behind a connection, or nil if there is none.
@@ -133,9 +126,7 @@ func rawConn(conn net.Conn) syscall.RawConn {
 type refusedKey struct{}
 
 // refusals is a hook that catches these errors.
-type refusals struct{}
-
-func (refusals) DialHook(next redis.DialHook) redis.DialHook { return next }
+type refusals struct{ hook }
 
 func (refusals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
@@ -149,6 +140,11 @@ func (refusals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func (refusals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+// hook is a hook of go-redis that changes nothing, for others to embed.
+type hook struct{}
+
+func (hook) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }

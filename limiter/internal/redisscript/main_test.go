@@ -276,8 +276,8 @@ func hold(t testing.TB, s *Server) (release func()) {
 	connected(t, s)
 	s.ring.mu.Lock()
 	defer s.ring.mu.Unlock()
-	s.ring.writing = true
-	return func() { go s.ring.sendAll(time.Now()) }
+	s.ring.writing, s.ring.due = true, time.Now()
+	return func() { go s.ring.sendAll() }
 }
 
 // waitingAt returns the number of calls that have not been sent to a server.

@@ -65,14 +65,9 @@ func (c *boundedConn) Read(b []byte) (int, error) {
 }
 
 // bounds is a hook that bounds the replies on a client's own connections.
-type bounds struct{}
+type bounds struct{ hook }
 
 func (bounds) DialHook(next redis.DialHook) redis.DialHook { return boundedDialer(next) }
-
-func (bounds) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (bounds) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
 
 // boundedDialer wraps dial to return bounded connections.
 func boundedDialer(dial func(context.Context, string, string) (net.Conn, error)) redis.DialHook {

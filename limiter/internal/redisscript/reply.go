@@ -3,22 +3,21 @@ package redisscript
 import (
 	"bufio"
 	"errors"
+	"io"
+	"math"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
 
 // replyReader reads the replies to invocations from a connection.
-type replyReader struct {
-	conn *connection
-	in   *bufio.Reader
-}
+type replyReader struct{ in *bufio.Reader }
 
 // maxLine is the maximum length of a line in a reply, in bytes.
 const maxLine = 16 << 10
 
-func newReplyReader(conn *connection) *replyReader {
-	return &replyReader{conn: conn, in: bufio.NewReaderSize(conn, maxLine)}
+func newReplyReader(conn io.Reader) *replyReader {
+	return &replyReader{bufio.NewReaderSize(conn, maxLine)}
 }
 
 // await waits until something comes that is not a push message, which is skipped.
@@ -60,12 +59,8 @@ func (r *replyReader) skipPush() error {
 // the calls get nothing.
 func (r *replyReader) reply(in *invocation) (failure, err error) {
 	if in.asking {
-		line, err := r.line()
-		if err != nil {
+		if failure, err = r.asked(); err != nil {
 			return nil, err
-		}
-		if line[0] == '-' { // so the command is redirected
-			failure = replyError(line[1:])
 		}
 	}
 	line, err := r.line()
@@ -73,7 +68,7 @@ func (r *replyReader) reply(in *invocation) (failure, err error) {
 	case err != nil:
 		return nil, err
 	case line[0] == '-':
-		if failure == nil {
+		if failure == nil { // otherwise that is why
 			failure = replyError(line[1:])
 		}
 		return failure, nil
@@ -84,7 +79,10 @@ func (r *replyReader) reply(in *invocation) (failure, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if n > maxElements {
+	switch {
+	case n < -1: // which is null
+		return nil, errReplyMalformed
+	case n > maxElements:
 		return nil, errReplyTooLarge
 	}
 	want := 0
@@ -97,7 +95,7 @@ func (r *replyReader) reply(in *invocation) (failure, err error) {
 				return nil, err
 			}
 		}
-		return failure, nil
+		return nil, nil
 	}
 	for _, c := range in.calls {
 		c.numbers = c.numbers[:0]
@@ -109,12 +107,25 @@ func (r *replyReader) reply(in *invocation) (failure, err error) {
 			c.numbers = append(c.numbers, n)
 		}
 	}
-	if failure == nil {
-		for _, c := range in.calls {
-			c.Reply = c.numbers
-		}
+	for _, c := range in.calls {
+		c.Reply = c.numbers
 	}
-	return failure, nil
+	return nil, nil
+}
+
+// asked reads the reply to ASKING, and returns the server's error if that is one. It
+// waits for the next reply.
+func (r *replyReader) asked() (failure, err error) {
+	line, err := r.line()
+	switch {
+	case err != nil:
+		return nil, err
+	case line[0] == '-':
+		failure = replyError(line[1:])
+	case line[0] != '+':
+		return nil, errReplyMalformed
+	}
+	return failure, r.await()
 }
 
 // integer reads an integer.
@@ -143,26 +154,30 @@ func (r *replyReader) line() ([]byte, error) {
 	return line[:len(line)-2], nil
 }
 
-// parseInt parses an integer of at most 18 digits.
+// parseInt parses an integer of 64 bits.
 func parseInt(text []byte) (int64, error) {
-	digits, negative := text, false
-	if len(digits) > 0 && digits[0] == '-' {
-		digits, negative = digits[1:], true
+	digits, most := text, uint64(math.MaxInt64)
+	negative := len(digits) > 0 && digits[0] == '-'
+	if negative {
+		digits, most = digits[1:], most+1
 	}
-	if len(digits) == 0 || len(digits) > 18 {
+	if len(digits) == 0 || len(digits) > 19 {
 		return 0, errReplyMalformed
 	}
-	n := int64(0)
+	n := uint64(0)
 	for _, c := range digits {
 		if c < '0' || c > '9' {
 			return 0, errReplyMalformed
 		}
-		n = n*10 + int64(c-'0')
+		n = n*10 + uint64(c-'0')
+	}
+	if n > most {
+		return 0, errReplyMalformed
 	}
 	if negative {
-		n = -n
+		return -int64(n), nil //nolint:gosec // it wraps to the least integer
 	}
-	return n, nil
+	return int64(n), nil //nolint:gosec // it fits
 }
 
 // replyError is an error that a server has replied.

@@ -6,18 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
-// pieces is a connection on which what is left to read comes in pieces.
-type pieces struct {
-	net.Conn
-	left []string
-}
+// pieces is what is left to read, which comes in pieces.
+type pieces struct{ left []string }
 
 func (p *pieces) Read(b []byte) (int, error) {
 	for len(p.left) > 0 && p.left[0] == "" {
@@ -33,7 +29,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 
 // readAll reads the replies to some invocations, in words.
 func readAll(all []*invocation, stream ...string) (words []string) {
-	r := newReplyReader(&connection{Conn: &pieces{left: stream}})
+	r := newReplyReader(&pieces{left: stream})
 	for _, in := range all {
 		for _, c := range in.calls {
 			c.Reply = nil
@@ -79,14 +75,20 @@ func TestReplies(t *testing.T) {
 		{"one call", two, "*2\r\n:1\r\n:-20\r\n", []string{"[1 -20]"}},
 		{"several calls", []*invocation{calls(false, 1, 2, 0, 1)}, "*4\r\n:1\r\n:2\r\n:3\r\n:4\r\n", []string{"[1]", "[2 3]", "[]", "[4]"}},
 		{"several invocations", []*invocation{calls(false, 1), calls(false, 1), calls(false, 1)}, "*1\r\n:1\r\n-OOM no\r\n*1\r\n:3\r\n", []string{"[1]", "OOM no", "[3]"}},
-		{"the largest numbers", two, "*2\r\n:999999999999999999\r\n:-999999999999999999\r\n", []string{"[999999999999999999 -999999999999999999]"}},
-		{"too large a number", two, "*2\r\n:9223372036854775807\r\n:1\r\n", []string{broken}},
+		{"the largest numbers", two, "*2\r\n:9223372036854775807\r\n:-9223372036854775808\r\n", []string{"[9223372036854775807 -9223372036854775808]"}},
+		{"too large a number", two, "*2\r\n:9223372036854775808\r\n:1\r\n", []string{broken}},
+		{"too small a number", two, "*2\r\n:-9223372036854775809\r\n:1\r\n", []string{broken}},
+		{"a number of twenty digits", two, "*2\r\n:10000000000000000000\r\n:1\r\n", []string{broken}},
 		{"none for a check", []*invocation{calls(false)}, "*0\r\n", nil},
 		{"too few", two, "*1\r\n:1\r\n", []string{"[]"}},
 		{"too many", []*invocation{calls(false, 1), calls(false, 1)}, "*3\r\n:1\r\n:2\r\n:3\r\n*1\r\n:4\r\n", []string{"[]", "[4]"}},
 		{"a nil array", two, "*-1\r\n", []string{"[]"}},
+		{"a negative length", two, "*-5\r\n", []string{broken}},
 		{"asking", []*invocation{calls(true, 1)}, "+OK\r\n*1\r\n:1\r\n", []string{"[1]"}},
 		{"asking is refused", []*invocation{calls(true, 1), calls(false, 1)}, "-NOPERM no\r\n-MOVED 1 a:1\r\n*1\r\n:2\r\n", []string{"NOPERM no", "[2]"}},
+		{"asking is refused, but the script was run", []*invocation{calls(true, 1)}, "-ERR no\r\n*1\r\n:1\r\n", []string{"[1]"}},
+		{"asking is not understood", []*invocation{calls(true, 1)}, ":1\r\n*1\r\n:1\r\n", []string{broken}},
+		{"pushed while asking", []*invocation{calls(true, 1)}, ">1\r\n+a\r\n+OK\r\n>1\r\n+b\r\n*1\r\n:1\r\n", []string{"[1]"}},
 		{"pushed before, between and after", []*invocation{calls(false, 1), calls(false, 1)}, ">2\r\n+a\r\n:1\r\n*1\r\n:1\r\n>1\r\n$3\r\nx\ry\r\n*1\r\n:2\r\n>1\r\n+b\r\n", []string{"[1]", "[2]"}},
 		{"an empty error", two, "-\r\n", []string{""}},
 		{"a string", two, "$2\r\nab\r\n", []string{broken}},

@@ -31,21 +31,22 @@ const (
 	// block the server for more than about a millisecond.
 	maxBatchKeys = 256
 
-	// busyAfter is how late a goroutine is in a process that is busy, and busyFor how
-	// long it counts as busy then.
-	busyAfter = time.Millisecond
-	busyFor   = time.Second
+	// lateAfter is how late a goroutine must be before that counts: they always are a
+	// little.
+	lateAfter = time.Millisecond
+
+	// mostLate is the most that a call waits beyond its time because this process
+	// is late.
+	mostLate = time.Second
 )
 
 // ring carries the calls to a server on one connection. Calls gather while others
 // are in flight, and are sent together. The server answers in the order in which
 // it was asked, so each reply finds its calls.
 //
-// No call is given up only because its time is over: a process with thousands of
-// runnable goroutines is late to send, and late to read, while the server is well.
-// So a caller whose time is over first looks what it waits for. If its call has not
-// been sent because this process is late, it sends it. If the server has answered
-// and nobody has read that yet, it waits on. Only the silence of the server counts.
+// A process with thousands of runnable goroutines is late to send and late to read,
+// while the server is well. So a call whose time is over first looks whether this
+// process has kept it from its answer: see overdue.
 type ring struct {
 	server  *Server
 	timeout time.Duration
@@ -62,10 +63,11 @@ type ring struct {
 	open    []*Call       // calls that have not been sent
 	again   []*invocation // invocations that were certainly not run
 	writing bool          // whether a goroutine is about to send a batch
+	due     time.Time     // since when it could have
 	paced   bool          // whether one will be as soon as pace has passed
-	last    time.Time     // when the last batch was sent
-	late    time.Time     // when this process was last late to send one
+	last    time.Time     // when the last batch was written
 	calls   int           // calls in it
+	lag     time.Duration // by how much this process was late to send batches, in all
 	took    time.Duration // how long a batch takes: falls at once, rises slowly
 	rose    time.Time     // when took last rose
 	failed  time.Time     // when a call last timed out
@@ -76,9 +78,9 @@ type ring struct {
 
 // batch is a number of invocations that are sent together.
 type batch struct {
-	sent     time.Time
-	late     time.Duration // how late this process was to send it
-	left     int           // invocations without an answer
+	began    time.Time // when it was about to be written
+	sent     time.Time // when it had been; zero before
+	left     int       // invocations without an answer
 	calls    int
 	answered []*invocation
 }
@@ -98,12 +100,16 @@ type invocation struct {
 
 // pending is the state of a call that is waiting.
 type pending struct {
-	in     *invocation // what carries it; nil until it is sent
-	alone  bool        // whether nothing else may be in its invocation
-	ours   bool        // whether it only tests the server, for nobody
-	asking bool        // whether to send ASKING first
-	over   atomic.Bool // whether it was answered or given up
-	end    time.Time   // when its time is over; zero if nobody waits
+	in     *invocation   // what carries it; nil until it is being sent
+	alone  bool          // whether nothing else may be in its invocation
+	ours   bool          // whether it only tests the server, for nobody
+	asking bool          // whether to send ASKING first
+	over   atomic.Bool   // whether it was answered or given up
+	began  time.Time     // when it began to wait
+	end    time.Time     // when its time is over; zero if nobody waits
+	lag    time.Duration // the ring's when it began
+	kept   time.Time     // when this process was last seen to keep it from its answer
+	unread time.Time     // when something had last come, while there was more unread
 	done   chan struct{}
 	err    error // the outcome, if there is no reply
 	timer  *time.Timer
@@ -125,8 +131,8 @@ func (r *ring) do(c *Call, end time.Time, shortened bool) error {
 	if c.done == nil {
 		c.done = make(chan struct{}, 1)
 	}
-	c.end = end
 	now, until := time.Now(), end
+	c.began, c.end, c.kept, c.unread = now, end, now, time.Time{}
 	r.lockToAdd()
 	if !r.lostAt.IsZero() {
 		if until = earlier(end, r.lostAt.Add(r.timeout)); !until.After(now) || r.server.isClosed() {
@@ -189,7 +195,7 @@ func (r *ring) lockToAdd() {
 // add adds c to the calls that have not been sent. The lock must be held, and start
 // is to be called without it.
 func (r *ring) add(c *Call, now time.Time) how {
-	c.in, c.Reply, c.err = nil, nil, nil
+	c.in, c.lag, c.Reply, c.err = nil, r.lag, nil, nil
 	c.over.Store(false)
 	r.open = append(r.open, c)
 	return r.next(now)
@@ -210,7 +216,7 @@ func (r *ring) next(now time.Time) how {
 	switch {
 	case r.writing || len(r.open)+len(r.again) == 0:
 	case r.may(now):
-		r.writing = true
+		r.writing, r.due = true, now
 		if r.conn.batches == 0 && len(r.open) == 1 && r.calls <= fewCalls {
 			return here
 		}
@@ -224,24 +230,22 @@ func (r *ring) next(now time.Time) how {
 
 // start sends the open calls, in the way that next has decided.
 func (r *ring) start(how how) {
-	switch how {
-	case already:
-	case here:
-		r.send(0)
-		r.mu.Lock()
-		r.writing = false
-		how = r.next(r.last)
-		r.mu.Unlock()
+	if how != here {
 		r.startApart(how)
-	case apart:
-		go r.sendAll(time.Now())
+		return
 	}
+	r.send()
+	r.mu.Lock()
+	r.writing = false
+	how = r.next(r.last) // or a moment later
+	r.mu.Unlock()
+	r.startApart(how)
 }
 
 // startApart is start for who has other things to do.
 func (r *ring) startApart(how how) {
 	if how != already {
-		r.start(apart)
+		go r.sendAll()
 	}
 }
 
@@ -251,10 +255,6 @@ func (r *ring) may(now time.Time) bool {
 		(r.conn.batches < nearBatches || r.conn.batches < fullBatches && len(r.open) >= maxBatchKeys ||
 			r.took > farAway && now.Sub(r.last) >= pace)
 }
-
-// busy reports whether this process may be late, and not a server that has become
-// slow. The lock must be held.
-func (r *ring) busy(now time.Time) bool { return now.Sub(r.late) < busyFor && r.took < r.timeout }
 
 // sendPaced sends what waits for the pace.
 func (r *ring) sendPaced() {
@@ -266,30 +266,24 @@ func (r *ring) sendPaced() {
 }
 
 // sendAll sends batches as long as there are open calls and the server may have
-// more. since is when that was decided.
-func (r *ring) sendAll(since time.Time) {
-	for {
-		runtime.Gosched() // let goroutines that are about to call do so
-		if !r.send(time.Since(since)) {
-			return
-		}
-		since = time.Now()
+// more.
+func (r *ring) sendAll() {
+	runtime.Gosched() // let goroutines that are about to call do so
+	for r.send() {
+		runtime.Gosched()
 	}
 }
 
 // send sends a batch, and reports whether there may be another. If not, r.writing
-// is no longer set. late is how late this process is to send it.
-func (r *ring) send(late time.Duration) bool {
+// is no longer set.
+func (r *ring) send() bool {
 	r.sending.Lock()
 	defer r.sending.Unlock()
-	conn, ready := r.take(late)
+	conn, ready := r.take()
 	if conn == nil {
 		return false
 	}
-	if len(ready) == 0 {
-		return true
-	}
-	b := &batch{late: late, left: len(ready)}
+	b := &batch{left: len(ready)}
 	for _, in := range ready {
 		r.server.sending(in)
 		b.calls += len(in.calls)
@@ -302,11 +296,8 @@ func (r *ring) send(late time.Duration) bool {
 		r.mu.Unlock()
 		return true
 	}
-	b.sent = time.Now()
-	r.last, r.calls = b.sent, b.calls
-	if late >= busyAfter {
-		r.late = b.sent
-	}
+	b.began = time.Now()
+	r.last, r.calls = b.began, b.calls
 	conn.batches++
 	for _, in := range ready {
 		in.batch = b
@@ -325,15 +316,22 @@ func (r *ring) send(late time.Duration) bool {
 	for _, in := range ready {
 		r.out = r.server.script.appendTo(r.out, in)
 	}
-	if err := conn.write(r.out, b.sent, r.timeout); err != nil {
+	if err := conn.write(r.out, b.began, r.timeout); err != nil {
 		r.drop(conn, err) // its reader then sees to the calls
 	}
+	r.mu.Lock()
+	b.sent = time.Now()
+	if late := b.sent.Sub(r.due); late >= lateAfter {
+		r.lag += late
+	}
+	r.due = b.sent
+	r.mu.Unlock()
 	return true
 }
 
 // take takes calls for the next batch, and returns the connection to send it on: nil
 // if there is nothing to send. r.sending must be held.
-func (r *ring) take(late time.Duration) (*connection, []*invocation) {
+func (r *ring) take() (*connection, []*invocation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
@@ -351,19 +349,8 @@ func (r *ring) take(late time.Duration) (*connection, []*invocation) {
 		}
 		n++
 	}
-	busy := late >= busyAfter || r.busy(now)
-	taken := make([]*Call, 0, n)
-	for _, c := range r.open[:n] {
-		if !busy && !c.end.IsZero() && c.end.Sub(now) < min(r.took, r.timeout/2) {
-			// The server is behind: the answer would be too late.
-			r.server.finish(c, r.server.behind())
-			continue
-		}
-		taken = append(taken, c)
-	}
-	rest := copy(r.open, r.open[n:])
-	clear(r.open[rest:])
-	r.open = r.open[:rest]
+	taken := slices.Clone(r.open[:n])
+	r.open = slices.Delete(r.open, 0, n)
 	return r.conn, append(ready, invocations(taken, r.slots)...)
 }
 
@@ -379,55 +366,75 @@ func (r *ring) cancel(c *Call) bool {
 	return i >= 0
 }
 
-// overdue decides what becomes of a call whose time is over: it waits on, for as
-// long as overdue returns, or gives up, with the error that overdue returns. It has
-// been answered meanwhile if overdue returns neither.
+// overdue decides what becomes of a call whose time is over: it waits on, for as long
+// as overdue returns, or gives up, with the error that overdue returns. It has been
+// answered meanwhile if overdue returns neither.
+//
+// A server that is silent is to blame, whatever this process does: something has been
+// in flight for the timeout, and not a byte has come. Otherwise the call waits as long
+// as it is for this process to go on, to send it or to read what may be the answer. By
+// as much as this process was late to send batches it has more time, and if it was kept
+// beyond its time, that begins anew.
 func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
+	r.mu.Lock()
+	conn := r.conn
+	r.mu.Unlock()
+	unread, heard := false, time.Time{}
+	if conn != nil {
+		unread, heard = conn.answers()
+	}
 	now := time.Now()
 	r.mu.Lock()
-	conn, in := r.conn, c.in
 	if c.over.Load() {
 		r.mu.Unlock()
 		return 0, nil
 	}
-	busy := r.busy(now) && now.Sub(c.end) < busyFor
+	in, lost, allowed := c.in, r.lostAt, c.end.Sub(c.began)
+	late := in == nil && lost.IsZero() && r.writing && now.Sub(r.due) >= lateAfter // to send it
+	ours, sent := late || unread, time.Time{}
 	if in != nil {
-		sent, late := in.sent, in.late
-		patience := r.timeout - now.Sub(sent)
-		if busy && conn != nil { // and so may be the answers to what was sent before
-			patience = r.timeout - conn.silent(now)
+		sent = in.sent
+		ours = ours || sent.IsZero()
+		if sent.After(c.end) {
+			c.kept = later(c.kept, sent)
 		}
-		r.mu.Unlock()
-		switch {
-		case conn != nil && conn.answers():
-			return r.timeout, nil
-		case (busy || late >= busyAfter) && patience > 0:
-			return patience, nil
-		case !c.finish():
-			return 0, nil
-		}
-		return 0, r.giveUp(conn, sent, now, shortened)
 	}
-	lost, may := r.lostAt, r.may(now)
+	if unread && c.unread.Equal(heard) { // so the reader has done nothing since
+		c.kept = now
+	}
+	if c.unread = (time.Time{}); unread {
+		c.unread = heard
+	}
+	rest := later(c.end.Add(r.lag-c.lag), c.kept.Add(allowed)).Sub(now)
+	switch beyond := now.Sub(c.end); {
+	case beyond >= mostLate:
+		rest = 0
+	case ours:
+		rest = max(lateAfter, min(beyond, allowed/2)) // so that few look again and again
+	case conn == nil || conn.silent(now) >= r.timeout:
+		rest = 0
+	}
 	r.mu.Unlock()
 	switch {
-	case !lost.IsZero():
+	case in == nil && !lost.IsZero():
 		if r.cancel(c) {
 			return 0, r.server.notConnected(lost)
 		}
-		return r.timeout, nil
-	case may: // this process is late to send it, so the server cannot have answered
-		if r.sending.TryLock() {
+	case rest > 0:
+		if late && r.sending.TryLock() {
 			r.sending.Unlock()
-			r.send(busyAfter)
+			r.send()
 		}
-		return r.timeout, nil
-	case busy, conn.answers():
-		return r.timeout, nil
-	case r.cancel(c):
-		return 0, r.server.behind()
+	case in == nil:
+		if r.cancel(c) {
+			return 0, r.server.behind()
+		}
+	case !c.finish():
+		return 0, nil
+	default:
+		return 0, r.giveUp(conn, sent, now, shortened)
 	}
-	return r.timeout, nil // it has just been sent
+	return max(rest, lateAfter), nil // it has just been sent, or waits
 }
 
 // giveUp records that a call was not answered in time, and returns its error. What
@@ -435,12 +442,13 @@ func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
 // out do not count again.
 func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened bool) error {
 	r.mu.Lock()
-	silent := conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-busyAfter
+	silent := conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-lateAfter
 	first := (silent || !shortened) && sent.After(r.failed)
 	if first {
 		r.failed = now
 	}
 	suspect := silent && r.lostAt.IsZero()
+	blocked := suspect && conn.flight.blocked()
 	if suspect {
 		r.lostAt = now
 	}
@@ -450,6 +458,9 @@ func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened bool) err
 		why = errLate
 	}
 	err := r.server.timedOut(why, first)
+	if blocked {
+		conn.stopWriting()
+	}
 	if suspect {
 		r.failOverdue(now)
 		r.server.connect(false)
@@ -493,7 +504,7 @@ func (r *ring) watch() (idle time.Duration) {
 	}
 	sent := in.sent
 	r.mu.Unlock()
-	if silent >= r.timeout && !conn.answers() {
+	if unread, _ := conn.answers(); silent >= r.timeout && !unread {
 		_ = r.giveUp(conn, sent, now, false)
 	}
 	return 0
@@ -660,7 +671,7 @@ func (r *ring) answered(conn *connection, in *invocation, failure error) {
 	ended := b.left == 0
 	if ended {
 		conn.batches--
-		r.tookFor(b.sent, now)
+		r.tookFor(b.began, now)
 	}
 	how := r.next(now)
 	r.mu.Unlock()
@@ -726,6 +737,14 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
+// later returns the later of two times.
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
 // flight is what is in flight on a connection, in the order of the replies.
 type flight struct {
 	invocations []*invocation
@@ -748,6 +767,11 @@ func (f *flight) first() *invocation {
 		return nil
 	}
 	return f.invocations[f.head]
+}
+
+// blocked reports whether the latest has not been written yet.
+func (f *flight) blocked() bool {
+	return f.head < len(f.invocations) && f.invocations[len(f.invocations)-1].sent.IsZero()
 }
 
 // pop removes the first.

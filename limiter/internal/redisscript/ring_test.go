@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"slices"
 	"strings"
@@ -33,77 +34,118 @@ func clients(t testing.TB, server *redistest.Server) int {
 }
 
 // TestBoundedWait guards the most important promise: of many concurrent calls to a
-// server that hangs, none waits longer than its timeout. Other load on this
-// machine can delay them: goroutines that only sleep measure by how much.
+// server that hangs, or is slow in any way, none waits longer than its timeout. Only a
+// server that stalls again and again, for less than that, may make a call wait once
+// more when it has been sent. Other load on this machine can delay calls: goroutines
+// that only sleep measure by how much.
 func TestBoundedWait(t *testing.T) {
 	const timeout, margin, callers = 50 * time.Millisecond, 20 * time.Millisecond, 50
-	server := redistest.Start(t)
-	b := upTo(100_000)
-	for range 3 {
-		var seen events
-		r := newTestClient(t, server, func(opt *Options) { opt.Timeout, opt.Report = timeout, seen.report })
-		redistest.WaitFor(t, 5*time.Second, func() error {
-			_, err := r.count(t.Context(), b)
-			return err
-		})
-		var failed, most, late atomic.Int64
-		atLeast := func(most *atomic.Int64, n int64) {
-			for last := most.Load(); n > last && !most.CompareAndSwap(last, n); last = most.Load() {
+	for _, tc := range []struct {
+		name  string
+		fault func(*testing.T, *redistest.Server, *redistest.Proxy) (end func())
+		event string
+		most  time.Duration
+	}{
+		{"stopped", func(t *testing.T, server *redistest.Server, _ *redistest.Proxy) func() {
+			server.Pause(t)
+			return func() { server.Resume(t) }
+		}, "down timeout", timeout},
+		{"answers late", func(_ *testing.T, _ *redistest.Server, p *redistest.Proxy) func() {
+			p.Delay(4*timeout, timeout)
+			return p.Pass
+		}, "down timeout", timeout},
+		{"a byte at a time", func(_ *testing.T, _ *redistest.Server, p *redistest.Proxy) func() {
+			p.Slice(1, timeout/5)
+			return p.Pass
+		}, "", timeout},
+		{"stalls again and again", func(t *testing.T, server *redistest.Server, _ *redistest.Proxy) func() {
+			stop := make(chan struct{})
+			var stalling sync.WaitGroup
+			stalling.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					case <-time.After(timeout / 10):
+						server.Pause(t)
+						time.Sleep(timeout * 8 / 10)
+						server.Resume(t)
+					}
+				}
+			})
+			return func() { close(stop); stalling.Wait() }
+		}, "", 2 * timeout},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			server := redistest.Start(t)
+			p := redistest.StartProxy(t, server.Addr)
+			for range 3 {
+				var seen events
+				r := newTestClient(t, server, func(opt *Options) {
+					opt.Addresses, opt.Timeout, opt.Report = []string{p.Addr}, timeout, seen.report
+				})
+				redistest.WaitFor(t, 5*time.Second, func() error {
+					_, err := r.count(t.Context(), upTo(100_000))
+					return err
+				})
+				worst, idle := waits(t, r, callers, timeout, func() {
+					time.Sleep(timeout)
+					end := tc.fault(t, server, p)
+					time.Sleep(12 * timeout)
+					end()
+				})
+				r.Close()
+				if got := seen.take(); tc.event != "" && !slices.Contains(got, tc.event) {
+					t.Errorf("reported %q", got)
+				}
+				if worst <= tc.most+margin+idle {
+					return
+				}
+				t.Logf("waited %v, may wait %v; those who slept were %v late", worst, tc.most, idle)
 			}
-		}
-		stop := make(chan struct{})
-		var busy sync.WaitGroup
-		for range callers {
-			busy.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-						began := time.Now()
-						time.Sleep(timeout)
-						atLeast(&late, int64(time.Since(began)-timeout))
-					}
-				}
-			})
-		}
-		for range callers {
-			busy.Go(func() {
-				for {
-					began := time.Now()
-					_, err := r.count(context.Background(), b)
-					atLeast(&most, int64(time.Since(began)))
-					if err != nil {
-						failed.Add(1)
-					}
-					select {
-					case <-stop:
-						return
-					case <-time.After(2 * time.Millisecond):
-					}
-				}
-			})
-		}
-		time.Sleep(50 * time.Millisecond)
-		server.Pause(t)
-		time.Sleep(600 * time.Millisecond)
-		close(stop)
-		busy.Wait()
-		server.Resume(t)
-		r.Close()
-		if failed.Load() < callers {
-			t.Fatalf("%d requests failed: the test proves nothing", failed.Load())
-		}
-		if got := seen.take(); !slices.Contains(got, "down timeout") {
-			t.Errorf("reported %q", got)
-		}
-		worst, idle := time.Duration(most.Load()), time.Duration(late.Load())
-		if worst <= timeout+margin+idle {
-			return
-		}
-		t.Logf("waited %v, may wait %v; those who slept were %v late", worst, timeout, idle)
+			t.Error("waited too long three times")
+		})
 	}
-	t.Error("waited too long three times")
+}
+
+// waits returns the longest wait of some callers who call while something happens, and
+// by how much those who only slept meanwhile were late.
+func waits(t *testing.T, r *testClient, callers int, sleep time.Duration, while func()) (worst, late time.Duration) {
+	var mu sync.Mutex
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	do := func(what func()) {
+		busy.Go(func() {
+			for {
+				what()
+				select {
+				case <-stop:
+					return
+				case <-time.After(2 * time.Millisecond):
+				}
+			}
+		})
+	}
+	for range callers {
+		do(func() {
+			began := time.Now()
+			_, _ = r.count(context.Background(), upTo(100_000))
+			mu.Lock()
+			worst = max(worst, time.Since(began))
+			mu.Unlock()
+		})
+		do(func() {
+			began := time.Now()
+			time.Sleep(sleep)
+			mu.Lock()
+			late = max(late, time.Since(began)-sleep)
+			mu.Unlock()
+		})
+	}
+	while()
+	close(stop)
+	busy.Wait()
+	return worst, late
 }
 
 // TestSlowHandshake guards a server so far away that no call could wait for a
@@ -1198,6 +1240,100 @@ func TestBusyProcess(t *testing.T) {
 	})
 	if took := time.Since(began); took > 10*timeout {
 		t.Errorf("waited %v for a server that is silent", took)
+	}
+}
+
+// lateConn is a connection of a process that is late: before each write, and before it
+// reads what has come.
+type lateConn struct {
+	net.Conn
+	write, read atomic.Int64 // by how much, as a time.Duration
+}
+
+func (c *lateConn) Write(b []byte) (int, error) {
+	time.Sleep(time.Duration(c.write.Load()))
+	return c.Conn.Write(b)
+}
+
+func (c *lateConn) Read(b []byte) (int, error) {
+	time.Sleep(time.Duration(c.read.Load()))
+	return c.Conn.Read(b)
+}
+
+// TestLateProcessIsNotSlowServer guards a process that takes longer than the timeout
+// to write what it is about to send, or to read what has come: all calls are answered,
+// also those that gather meanwhile, and nothing is taken for the server's silence.
+func TestLateProcessIsNotSlowServer(t *testing.T) {
+	t.Parallel()
+	const timeout, callers, each = 50 * time.Millisecond, 600, 3 // more than fit into two batches
+	for name, late := range map[string]func(*lateConn){
+		"to write": func(c *lateConn) { c.write.Store(int64(3 * timeout)) },
+		"to read":  func(c *lateConn) { c.read.Store(int64(3 * timeout)) },
+		"to do both": func(c *lateConn) {
+			c.write.Store(int64(timeout))
+			c.read.Store(int64(timeout * 3 / 2))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			var seen events
+			r := newTestClient(t, server, func(opt *Options) { opt.Timeout, opt.Report = timeout, seen.report })
+			s := r.server()
+			conn, err := s.greeter.greet(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := &lateConn{Conn: conn.Conn}
+			late(c)
+			conn.Conn = c
+			s.ring.use(conn)
+			redistest.Together(t, callers, func(i int) {
+				for n := range int64(each) {
+					takeOwn(t, r, i, n+1, each)
+				}
+			})
+			if got := seen.take(); len(got) > 0 {
+				t.Errorf("reported %q", got)
+			}
+			if f := s.stats().Failures; len(f) > 0 {
+				t.Errorf("failures %v", f)
+			}
+		})
+	}
+}
+
+// TestShortenedCallBlamesNobody guards calls that have less time than the timeout: they
+// give up when that is over, which is no failure of the server, also in a process that
+// has just been late.
+func TestShortenedCallBlamesNobody(t *testing.T) {
+	t.Parallel()
+	const timeout, short = 500 * time.Millisecond, 20 * time.Millisecond
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	var seen events
+	r := newTestClient(t, server, func(opt *Options) {
+		opt.Addresses, opt.Timeout, opt.Report = []string{p.Addr}, timeout, seen.report
+	})
+	s := r.server()
+	connected(t, s)
+	p.Delay(timeout / 2)
+	for range 2 * openAfter {
+		release := hold(t, s) // for most of its time
+		time.AfterFunc(short*3/4, release)
+		ctx, cancel := context.WithTimeout(t.Context(), short)
+		began := time.Now()
+		_, err := r.count(ctx, upTo(100))
+		cancel()
+		if f := failureOf(t, err); f.reason != "backlog" || f.counts {
+			t.Errorf("reason %q, counts %t: %v", f.reason, f.counts, err)
+		}
+		if took := time.Since(began); took > timeout/3 {
+			t.Errorf("waited %v of %v", took, short)
+		}
+	}
+	if got := seen.take(); !slices.Equal(got, []string{"error backlog"}) {
+		t.Errorf("reported %q", got)
 	}
 }
 
