@@ -2,7 +2,6 @@ package redisscript
 
 import (
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -60,14 +59,19 @@ func (c *connection) silent(now time.Time) time.Duration {
 	return now.Sub(last)
 }
 
+// tick is the most by which the kernel is wrong about when something came.
+const tick = 10 * time.Millisecond
+
 // answers reports whether something has come that has not been passed on yet: then
 // this process is late, and not the server. heard is when its reader last went on.
 func (c *connection) answers() (is bool, heard time.Time) {
 	heard = c.heard()
-	if c.raw != nil && unread(c.raw) {
-		return true, heard
+	if c.raw != nil {
+		unread, ago, known := received(c.raw)
+		if unread || known && time.Since(heard)-ago > tick { // it has been read just now
+			return true, heard
+		}
 	}
-	runtime.Gosched() // let the reader go on, if it has just read
 	return !c.waiting.Load(), heard
 }
 

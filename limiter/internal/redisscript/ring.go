@@ -110,6 +110,7 @@ type pending struct {
 	lag    time.Duration // the ring's when it began
 	kept   time.Time     // when this process was last seen to keep it from its answer
 	unread time.Time     // when something had last come, while there was more unread
+	stuck  bool          // whether that was so twice in a row
 	done   chan struct{}
 	err    error // the outcome, if there is no reply
 	timer  *time.Timer
@@ -132,7 +133,7 @@ func (r *ring) do(c *Call, end time.Time, shortened bool) error {
 		c.done = make(chan struct{}, 1)
 	}
 	now, until := time.Now(), end
-	c.began, c.end, c.kept, c.unread = now, end, now, time.Time{}
+	c.began, c.end, c.kept, c.unread, c.stuck = now, end, now, time.Time{}, false
 	r.lockToAdd()
 	if !r.lostAt.IsZero() {
 		if until = earlier(end, r.lostAt.Add(r.timeout)); !until.After(now) || r.server.isClosed() {
@@ -399,10 +400,11 @@ func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
 			c.kept = later(c.kept, sent)
 		}
 	}
-	if unread && c.unread.Equal(heard) { // so the reader has done nothing since
+	stuck := unread && c.unread.Equal(heard) // the reader has done nothing since
+	if stuck || c.stuck {
 		c.kept = now
 	}
-	if c.unread = (time.Time{}); unread {
+	if c.stuck, c.unread = stuck, (time.Time{}); unread {
 		c.unread = heard
 	}
 	rest := later(c.end.Add(r.lag-c.lag), c.kept.Add(allowed)).Sub(now)
@@ -410,7 +412,7 @@ func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
 	case beyond >= mostLate:
 		rest = 0
 	case ours:
-		rest = max(lateAfter, min(beyond, allowed/2)) // so that few look again and again
+		rest = max(beyond, allowed/8) // so that thousands do not look all the time
 	case conn == nil || conn.silent(now) >= r.timeout:
 		rest = 0
 	}
