@@ -22,20 +22,11 @@ import (
 // TestSizes guards the sizes of what is kept for each request. A result has room for
 // one limit, and is all that the handler allocates for most requests.
 func TestSizes(t *testing.T) {
-	for _, tc := range []struct {
-		of      string
-		size    uintptr
-		ceiling uintptr
-		why     string
-	}{
-		{"result", unsafe.Sizeof(result{}), 384, "one is allocated for each request"},
-		{"bucketResult", unsafe.Sizeof(bucketResult{}), 136, "one is kept for each bucket of a request"},
-		{"fields", unsafe.Sizeof(fields{}), 112, "it is part of a result"},
-	} {
-		if tc.size > tc.ceiling {
-			t.Errorf("%s has %d bytes, the ceiling is %d: %s", tc.of, tc.size, tc.ceiling, tc.why)
-		}
-	}
+	costtest.Sizes(t, []costtest.Size{
+		{Of: "result", Size: unsafe.Sizeof(result{}), Ceiling: 384, Why: "one is allocated for each request"},
+		{Of: "bucketResult", Size: unsafe.Sizeof(bucketResult{}), Ceiling: 136, Why: "one is kept for each bucket of a request"},
+		{Of: "fields", Size: unsafe.Sizeof(fields{}), Ceiling: 112, Why: "it is part of a result"},
+	})
 }
 
 // TestRequestBytes guards how much garbage the handler makes of each request, beside

@@ -16,25 +16,16 @@ import (
 // TestSizes guards the sizes of what is copied or kept for each bucket of each request.
 // A word more in one of them slowed requests with many buckets by some percent.
 func TestSizes(t *testing.T) {
-	for _, tc := range []struct {
-		of      string
-		size    uintptr
-		ceiling uintptr
-		why     string
-	}{
-		{"Limit", unsafe.Sizeof(Limit{}), 40, "it is part of a Bucket"},
-		{"Bucket", unsafe.Sizeof(Bucket{}), 112, "one is copied for each bucket of a request, and cleared after it"},
-		{"Decision", unsafe.Sizeof(Decision{}), 56, "one is filled in for each bucket of a request"},
-		{"outcome", unsafe.Sizeof(outcome{}), 48, "one is filled in for each bucket of a request of several"},
-		{"place", unsafe.Sizeof(place{}), 72, "one is filled in for each bucket of a request of several, and it is part of a tracked"},
-		{"tracked", unsafe.Sizeof(tracked{}), 152, "one is kept for each bucket of a request while Redis decides"},
-		{"slot", unsafe.Sizeof(slot{}), 24, "one is kept for each bucket in this process, with the room of a table that is not full"},
-		{"table", unsafe.Sizeof(table{}), 64, "a cache line: a larger one would share it with its neighbour"},
-	} {
-		if tc.size > tc.ceiling {
-			t.Errorf("%s has %d bytes, the ceiling is %d: %s", tc.of, tc.size, tc.ceiling, tc.why)
-		}
-	}
+	costtest.Sizes(t, []costtest.Size{
+		{Of: "Limit", Size: unsafe.Sizeof(Limit{}), Ceiling: 40, Why: "it is part of a Bucket"},
+		{Of: "Bucket", Size: unsafe.Sizeof(Bucket{}), Ceiling: 112, Why: "one is copied for each bucket of a request, and cleared after it"},
+		{Of: "Decision", Size: unsafe.Sizeof(Decision{}), Ceiling: 56, Why: "one is filled in for each bucket of a request"},
+		{Of: "outcome", Size: unsafe.Sizeof(outcome{}), Ceiling: 48, Why: "one is filled in for each bucket of a request of several"},
+		{Of: "place", Size: unsafe.Sizeof(place{}), Ceiling: 72, Why: "one is filled in for each bucket of a request of several, and it is part of a tracked"},
+		{Of: "tracked", Size: unsafe.Sizeof(tracked{}), Ceiling: 152, Why: "one is kept for each bucket of a request while Redis decides"},
+		{Of: "slot", Size: unsafe.Sizeof(slot{}), Ceiling: 24, Why: "one is kept for each bucket in this process, with the room of a table that is not full"},
+		{Of: "table", Size: unsafe.Sizeof(table{}), Ceiling: 64, Why: "a cache line: a larger one would share it with its neighbour"},
+	})
 }
 
 // costly returns a store in this process and a request of n buckets, as many with each

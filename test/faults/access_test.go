@@ -88,7 +88,7 @@ func rotated(tr *trial) {
 	most(tr, "connections closed by Caddy", cut, 1)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	// Each attempt sends HELLO, and then tries the older way to log in.
-	most(tr, "attempts to log in, a second", float64(greetings)/lasts.Seconds(), 10+float64(poolSize)/lasts.Seconds())
+	most(tr, "attempts to log in, a second", float64(greetings)/lasts.Seconds(), 10+perServer/lasts.Seconds())
 	most(tr, "back after the reload", recovery, 2*time.Second)
 	overAdmitted(tr, requests, 0, 0)
 	found := reasons(nodes[0].events(from))

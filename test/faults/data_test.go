@@ -43,7 +43,7 @@ func scriptFlush(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	overAdmittedTogether(tr, nodes, began, requests)
 	most(tr, "under-admitted", shortfall(requests), 1)
-	most(tr, "EVAL", evals, (flushes+1)*(len(nodes)*poolSize+1))
+	most(tr, "EVAL", evals, (flushes+1)*(len(nodes)*perServer+1))
 	most(tr, "calls", decisions(tr, server), len(requests))
 	most(tr, "lines logged", events, 0)
 }

@@ -554,7 +554,7 @@ func narrow(tr *trial) {
 	tr.note("logged: %d lines; reasons: %s; %s", len(nodes[0].events(began)), reasons(nodes[0].events(began)), show(time.Since(ended)))
 	eventually(tr, "goroutines and connections are back to where they were", func() bool {
 		now := nodes[0].usage()
-		return now.goroutines <= before.goroutines+5 && now.files <= before.files+poolSize+5
+		return now.goroutines <= before.goroutines+5 && now.files <= before.files+perServer+5
 	})
 }
 
@@ -605,12 +605,12 @@ func hundredNodes(tr *trial) {
 	strictly(tr, "and more", ask("one", 1), 150-fleet)
 	ask("two", 64)
 	tr.note("64 at once each: connections %d", clients(tr, server))
-	most(tr, "of at most", clients(tr, server), fleet*poolSize)
+	most(tr, "of at most", clients(tr, server), fleet*perServer)
 	for i := range 20 {
 		ask(fmt.Sprint("hot", i), 64)
 	}
 	tr.note("and 20 times: connections %d", clients(tr, server))
-	most(tr, "of at most", clients(tr, server), fleet*poolSize)
+	most(tr, "of at most", clients(tr, server), fleet*perServer)
 	strictly(tr, "events", int(events.Load()), 0)
 
 	// Fewer connections than nodes: those without one apply the limit by

@@ -64,7 +64,7 @@ func tooSlowAnswers(tr *trial) {
 		},
 	}.run(tr)
 	// This includes requests in flight at the start of the fault.
-	most(tr, "calls that reached Redis meanwhile", asked, 5+2*poolSize+int(8*lasts.Seconds()))
+	most(tr, "calls that reached Redis meanwhile", asked, 5+int(8*lasts.Seconds()))
 }
 
 func flappingAnswers(tr *trial) {
@@ -100,7 +100,7 @@ func cutAnswers(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "calls run", ran, len(requests))
 	least(tr, "of which answers were lost", ran, 5)
-	most(tr, "a second", float64(ran)/lasts.Seconds(), 10+float64(poolSize)/lasts.Seconds())
+	most(tr, "a second", float64(ran)/lasts.Seconds(), 10+perServer/lasts.Seconds())
 	overAdmitted(tr, requests, 0, 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 }
@@ -152,7 +152,7 @@ func slicedAnswers(tr *trial) {
 	_, proxy, nodes := behindProxy(tr, site)
 	l := startLoad(tr, nodes, 200)
 	time.Sleep(time.Second)
-	proxy.Slice(1, 10*time.Microsecond)
+	proxy.Slice(1, 0)
 	from := time.Now()
 	time.Sleep(during(1500*time.Millisecond, 10*time.Second))
 	to := time.Now()

@@ -1,15 +1,15 @@
 package faults
 
 import (
-	"runtime"
 	"strings"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// poolSize is the default maximum number of connections of a node to a server.
-var poolSize = 10 * runtime.GOMAXPROCS(0)
+// perServer is the most connections that a node has to a server: one, and one that is
+// being made in its place.
+const perServer = 2
 
 // outage is a time during which nodes cannot reach Redis, under load.
 type outage struct {
@@ -81,7 +81,7 @@ func (o outage) run(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", worst, timeout+slack)
 	most(tr, "p99 from 1 s on: added", added, 5*time.Millisecond)
-	most(tr, "requests of a node that waited out the timeout", waited, 5+poolSize+int(5*longest.Seconds()))
+	most(tr, "requests of a node that waited out the timeout", waited, 5+int(float64(o.rate)*timeout.Seconds())+int(5*longest.Seconds()))
 	most(tr, "back after", recovery, o.within)
 
 	hot, slow := apart(len(o.nodes), longest)
@@ -91,7 +91,7 @@ func (o outage) run(tr *trial) {
 	for i, n := range o.nodes {
 		eventually(tr, "goroutines and connections are back to where they were", func() bool {
 			now := n.usage()
-			return now.goroutines <= before[i].goroutines+5 && now.files <= before[i].files+poolSize+5
+			return now.goroutines <= before[i].goroutines+5 && now.files <= before[i].files+perServer+5
 		})
 	}
 	settled(tr, o.server)

@@ -122,7 +122,7 @@ func reloads(tr *trial, shared bool) {
 		if err != nil {
 			tr.Fatal(err)
 		}
-		most(tr, "connections to Redis", strings.Count(clients, "\n"), poolSize+3)
+		most(tr, "connections to Redis", strings.Count(clients, "\n"), perServer+3)
 	}
 }
 
@@ -215,7 +215,7 @@ func resets(tr *trial) {
 	// A call carries several concurrent requests, and each costs a unit.
 	tr.is(fmt.Sprintf("%d units by %d calls for %d requests", charged, asked, requests), asked <= charged && charged <= requests)
 	least(tr, "decided", charged, requests/4)
-	most(tr, "new connections to Redis", connections(tr, server)-dials, poolSize)
+	most(tr, "new connections to Redis", connections(tr, server)-dials, perServer)
 	most(tr, "lines logged", len(n.events(began)), 0)
 }
 

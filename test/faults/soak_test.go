@@ -160,7 +160,7 @@ func TestSoak(t *testing.T) {
 	}
 	steady(tr, samples)
 	if len(connected) > 0 {
-		most(tr, "connections to Redis", slices.Max(connected), len(nodes)*poolSize)
+		most(tr, "connections to Redis", slices.Max(connected), len(nodes)*perServer)
 	}
 	settled(tr, server)
 

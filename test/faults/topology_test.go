@@ -75,7 +75,7 @@ func failover(tr *trial) {
 	most(tr, "5xx", strange(requests), 0)
 	most(tr, "longest wait", percentile(requests, 1), timeout+slack)
 	decidedOnce(tr, "2 s after, not decided by the new master", len(between(requests, at, to)), asked, 4, 4) // requests in flight
-	most(tr, "connections to the old master", dials, len(nodes)*(5+poolSize)+int(10*(switched.Seconds()+2)))
+	most(tr, "connections to the old master", dials, len(nodes)*(5+perServer)+int(10*(switched.Seconds()+2)))
 	hot, slow := apart(len(nodes), switched+2*time.Second)
 	overAdmitted(tr, requests, hot, slow)
 	tr.note("reasons: %s", reasons(append(nodes[0].events(began), nodes[1].events(began)...)))
