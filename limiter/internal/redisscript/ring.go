@@ -396,7 +396,7 @@ func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
 	if in != nil {
 		sent = in.sent
 		ours = ours || sent.IsZero()
-		if sent.After(c.end) {
+		if sent.Sub(c.end) >= lateAfter {
 			c.kept = later(c.kept, sent)
 		}
 	}
