@@ -38,7 +38,7 @@ func TestRun(t *testing.T) {
 	o := options{
 		document: path,
 		duration: time.Second, rounds: 1, threads: 1, atOnce: 25,
-		connections: []int{2, 1}, processes: []int{2}, keys: []int{100}, limits: []int{3},
+		connections: []int{2, 1}, processes: []int{2}, keys: []int{100}, limits: []int{3}, floodSizes: []int{20},
 		benchmarks: []benchmark{{"handler", `^BenchmarkHandler$`}}, benchtime: "1x", count: 2,
 	}
 	if err := run(t.Context(), o, io.Discard, t.Output()); err != nil {
@@ -61,6 +61,7 @@ func TestRun(t *testing.T) {
 		"machine":     1,
 		"requests":    2 + 26 + 3, // head and rule, variants, baselines
 		"connections": 2*(2+2+7) + 1,
+		"floods":      2 + 3,
 		"processes":   2 + 3 + 1,
 		"keys":        2 + 2 + 1,
 		"limits":      2 + 2 + 1,

@@ -31,6 +31,7 @@ type options struct {
 	processes   []int
 	keys        []int
 	limits      []int
+	floodSizes  []int // clients
 	benchmarks  []benchmark
 }
 
@@ -41,6 +42,7 @@ func main() {
 		processes:   []int{1, 2, 4},
 		keys:        []int{1, 100, 10_000, 1_000_000},
 		limits:      []int{1, 2, 4, 8, 16},
+		floodSizes:  []int{1000, 4000, 10_000},
 		benchmarks:  benchmarks,
 	}
 	flag.StringVar(&o.document, "document", "", "the document to write; without it only the first table is measured, and printed")

@@ -12,7 +12,7 @@ import (
 type section struct {
 	mark   string      // of the document, as in document.set
 	groups [][]variant // what is measured for it, each group in turns
-	text   func() string
+	text   func() (string, error)
 }
 
 // requests are the variants of the first table.
@@ -69,20 +69,24 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 	for _, n := range m.limits {
 		limits = append(limits, variant{keys: 10_000, limits: n, processes: 1}.by(c, inProcess, onRedis)...)
 	}
-	table := func(variants []variant, columns ...column) func() string {
-		return func() string { return m.table(columns, withBaselines(variants)) }
+	text := func(text func() string) func() (string, error) {
+		return func() (string, error) { return text(), nil }
+	}
+	table := func(variants []variant, columns ...column) func() (string, error) {
+		return text(func() string { return m.table(columns, withBaselines(variants)) })
 	}
 	sections := []section{
-		{"machine", nil, func() string { return m.machine(ctx) }},
-		{"requests", [][]variant{m.requests()}, m.requestsTable},
-		{"connections", sweep, func() string {
+		{"machine", nil, text(func() string { return m.machine(ctx) })},
+		{"requests", [][]variant{m.requests()}, text(m.requestsTable)},
+		{"connections", sweep, text(func() string {
 			d.plot = plot(m.panels())
 			return m.connectionsTables()
-		}},
+		})},
+		{"floods", nil, func() (string, error) { return m.floods(ctx) }},
 		{"processes", [][]variant{processes}, table(processes, colProcesses, colLimiter, colRate, colRatio, colCalls, colRedisCPU, colRedisBusy)},
 		{"keys", [][]variant{keys}, table(keys, colKeys, colLimiter, colRate, colRatio, colP99, colCalls, colRedisCPU)},
 		{"limits", [][]variant{limits}, table(limits, colLimits, colLimiter, colRate, colRatio, colP99, colCalls, colRedisCPU)},
-		{"fleet", nil, m.fleet},
+		{"fleet", nil, text(m.fleet)},
 	}
 	for _, s := range sections { // before any measurement is wasted
 		if err := d.set(s.mark, ""); err != nil {
@@ -95,7 +99,11 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 				return err
 			}
 		}
-		if err := d.set(s.mark, s.text()); err != nil {
+		text, err := s.text()
+		if err != nil {
+			return err
+		}
+		if err := d.set(s.mark, text); err != nil {
 			return err
 		}
 		if err := m.afresh(ctx); err != nil {
