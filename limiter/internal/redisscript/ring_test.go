@@ -181,6 +181,9 @@ func TestSlowHandshake(t *testing.T) {
 	if n := p.Connections(); n != 1 {
 		t.Errorf("%d connections", n)
 	}
+	if f := s.stats().Failures; len(f) > 0 {
+		t.Errorf("failures %v", f)
+	}
 	if got := seen.take(); len(got) > 0 {
 		t.Errorf("reported %q", got)
 	}
