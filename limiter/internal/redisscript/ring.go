@@ -30,23 +30,13 @@ const (
 	// maxBatchKeys is the maximum number of keys in a batch, so that it does not
 	// block the server for more than about a millisecond.
 	maxBatchKeys = 256
-
-	// lateAfter is how late a goroutine must be before that counts: they always are a
-	// little.
-	lateAfter = time.Millisecond
-
-	// mostLate is the most that a call waits beyond its time because this process
-	// is late.
-	mostLate = time.Second
 )
 
 // ring carries the calls to a server on one connection. Calls gather while others
 // are in flight, and are sent together. The server answers in the order in which
 // it was asked, so each reply finds its calls.
 //
-// A process with thousands of runnable goroutines is late to send and late to read,
-// while the server is well. So a call whose time is over first looks whether this
-// process has kept it from its answer: see overdue.
+// For how long a call waits for its answer, patience.go says.
 type ring struct {
 	server  *Server
 	timeout time.Duration
@@ -100,17 +90,12 @@ type invocation struct {
 
 // pending is the state of a call that is waiting.
 type pending struct {
-	in     *invocation   // what carries it; nil until it is being sent
-	alone  bool          // whether nothing else may be in its invocation
-	ours   bool          // whether it only tests the server, for nobody
-	asking bool          // whether to send ASKING first
-	over   atomic.Bool   // whether it was answered or given up
-	began  time.Time     // when it began to wait
-	end    time.Time     // when its time is over; zero if nobody waits
-	lag    time.Duration // the ring's when it began
-	kept   time.Time     // when this process was last seen to keep it from its answer
-	unread time.Time     // when something had last come, while there was more unread
-	stuck  bool          // whether that was so twice in a row
+	patience
+	in     *invocation // what carries it; nil until it is being sent
+	alone  bool        // whether nothing else may be in its invocation
+	ours   bool        // whether it only tests the server, for nobody
+	asking bool        // whether to send ASKING first
+	over   atomic.Bool // whether it was answered or given up
 	done   chan struct{}
 	err    error // the outcome, if there is no reply
 	timer  *time.Timer
@@ -133,7 +118,7 @@ func (r *ring) do(c *Call, end time.Time, shortened bool) error {
 		c.done = make(chan struct{}, 1)
 	}
 	now, until := time.Now(), end
-	c.began, c.end, c.kept, c.unread, c.stuck = now, end, now, time.Time{}, false
+	c.patience = patience{began: now, end: end, kept: now}
 	r.lockToAdd()
 	if !r.lostAt.IsZero() {
 		if until = earlier(end, r.lostAt.Add(r.timeout)); !until.After(now) || r.server.isClosed() {
@@ -355,163 +340,6 @@ func (r *ring) take() (*connection, []*invocation) {
 	return r.conn, append(ready, invocations(taken, r.slots)...)
 }
 
-// cancel removes c from the calls that have not been sent, and reports whether it
-// was among them.
-func (r *ring) cancel(c *Call) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	i := slices.Index(r.open, c) // near the front: those behind it have waited for less
-	if i >= 0 {
-		r.open = slices.Delete(r.open, i, i+1)
-	}
-	return i >= 0
-}
-
-// overdue decides what becomes of a call whose time is over: it waits on, for as long
-// as overdue returns, or gives up, with the error that overdue returns. It has been
-// answered meanwhile if overdue returns neither.
-//
-// A server that is silent is to blame, whatever this process does: something has been
-// in flight for the timeout, and not a byte has come. Otherwise the call waits as long
-// as it is for this process to go on, to send it or to read what may be the answer. By
-// as much as this process was late to send batches it has more time, and if it was kept
-// beyond its time, that begins anew.
-func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
-	r.mu.Lock()
-	conn := r.conn
-	r.mu.Unlock()
-	unread, heard := false, time.Time{}
-	if conn != nil {
-		unread, heard = conn.answers()
-	}
-	now := time.Now()
-	r.mu.Lock()
-	if c.over.Load() {
-		r.mu.Unlock()
-		return 0, nil
-	}
-	in, lost, allowed := c.in, r.lostAt, c.end.Sub(c.began)
-	late := in == nil && lost.IsZero() && r.writing && now.Sub(r.due) >= lateAfter // to send it
-	ours, sent := late || unread, time.Time{}
-	if in != nil {
-		sent = in.sent
-		ours = ours || sent.IsZero()
-		if sent.Sub(c.end) >= lateAfter {
-			c.kept = later(c.kept, sent)
-		}
-	}
-	stuck := unread && c.unread.Equal(heard) // the reader has done nothing since
-	if stuck || c.stuck {
-		c.kept = now
-	}
-	if c.stuck, c.unread = stuck, (time.Time{}); unread {
-		c.unread = heard
-	}
-	rest := later(c.end.Add(r.lag-c.lag), c.kept.Add(allowed)).Sub(now)
-	switch beyond := now.Sub(c.end); {
-	case beyond >= mostLate:
-		rest = 0
-	case ours:
-		rest = max(beyond, allowed/8) // so that thousands do not look all the time
-	case conn == nil || conn.silent(now) >= r.timeout:
-		rest = 0
-	}
-	r.mu.Unlock()
-	switch {
-	case in == nil && !lost.IsZero():
-		if r.cancel(c) {
-			return 0, r.server.notConnected(lost)
-		}
-	case rest > 0:
-		if late && r.sending.TryLock() {
-			r.sending.Unlock()
-			r.send()
-		}
-	case in == nil:
-		if r.cancel(c) {
-			return 0, r.server.behind()
-		}
-	case !c.finish():
-		return 0, nil
-	default:
-		return 0, r.giveUp(conn, sent, now, shortened)
-	}
-	return max(rest, lateAfter), nil // it has just been sent, or waits
-}
-
-// giveUp records that a call was not answered in time, and returns its error. What
-// times out together counts once: calls that were in flight when another one timed
-// out do not count again.
-func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened bool) error {
-	r.mu.Lock()
-	silent := conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-lateAfter
-	first := (silent || !shortened) && sent.After(r.failed)
-	if first {
-		r.failed = now
-	}
-	suspect := silent && r.lostAt.IsZero()
-	blocked := suspect && conn.flight.blocked()
-	if suspect {
-		r.lostAt = now
-	}
-	r.mu.Unlock()
-	why := context.DeadlineExceeded
-	if shortened && !silent {
-		why = errLate
-	}
-	err := r.server.timedOut(why, first)
-	if blocked {
-		conn.stopWriting()
-	}
-	if suspect {
-		r.failOverdue(now)
-		r.server.connect(false)
-	}
-	return err
-}
-
-// failOverdue ends the wait of calls that have not been sent, whose time is over.
-func (r *ring) failOverdue(now time.Time) {
-	r.mu.Lock()
-	var overdue []*Call
-	r.open = slices.DeleteFunc(r.open, func(c *Call) bool {
-		is := !c.end.IsZero() && c.end.Before(now)
-		if is {
-			overdue = append(overdue, c)
-		}
-		return is
-	})
-	r.mu.Unlock()
-	for _, c := range overdue {
-		r.server.finish(c, r.server.failure(errConnecting))
-	}
-}
-
-// watch suspects a connection that has been silent for the timeout, or for longer,
-// while calls are in flight for which nobody waits. It returns for how long
-// nothing has come while nothing is in flight.
-func (r *ring) watch() (idle time.Duration) {
-	now := time.Now()
-	r.mu.Lock()
-	conn := r.conn
-	if conn == nil || !r.lostAt.IsZero() {
-		r.mu.Unlock()
-		return 0
-	}
-	silent := conn.silent(now)
-	in := conn.flight.first()
-	if in == nil {
-		r.mu.Unlock()
-		return silent
-	}
-	sent := in.sent
-	r.mu.Unlock()
-	if unread, _ := conn.answers(); silent >= r.timeout && !unread {
-		_ = r.giveUp(conn, sent, now, false)
-	}
-	return 0
-}
-
 // use makes conn the connection, and sends what is open on it. It reports whether
 // there was none, or one that had fallen silent.
 func (r *ring) use(conn *connection) bool {
@@ -729,64 +557,4 @@ func (r *ring) lose(conn *connection, err error) {
 			r.server.finish(c, failure)
 		}
 	}
-}
-
-// earlier returns the earlier of two times.
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-// later returns the later of two times.
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
-// flight is what is in flight on a connection, in the order of the replies.
-type flight struct {
-	invocations []*invocation
-	head        int
-}
-
-// push adds the latest.
-func (f *flight) push(in *invocation) {
-	if f.head > 0 && len(f.invocations) == cap(f.invocations) {
-		n := copy(f.invocations, f.invocations[f.head:])
-		clear(f.invocations[n:])
-		f.invocations, f.head = f.invocations[:n], 0
-	}
-	f.invocations = append(f.invocations, in)
-}
-
-// first returns the one that is answered next, or nil.
-func (f *flight) first() *invocation {
-	if f.head == len(f.invocations) {
-		return nil
-	}
-	return f.invocations[f.head]
-}
-
-// blocked reports whether the latest has not been written yet.
-func (f *flight) blocked() bool {
-	return f.head < len(f.invocations) && f.invocations[len(f.invocations)-1].sent.IsZero()
-}
-
-// pop removes the first.
-func (f *flight) pop() {
-	f.invocations[f.head] = nil
-	if f.head++; f.head == len(f.invocations) {
-		f.invocations, f.head = f.invocations[:0], 0
-	}
-}
-
-// all removes and returns all.
-func (f *flight) all() []*invocation {
-	all := f.invocations[f.head:]
-	f.invocations, f.head = nil, 0
-	return all
 }

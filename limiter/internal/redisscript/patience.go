@@ -1,0 +1,218 @@
+package redisscript
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// A process with thousands of runnable goroutines is late to send and late to read,
+// while the server is well. So a call whose time is over is not given up at once: its
+// caller first looks whether this process has kept it from its answer.
+
+const (
+	// lateAfter is how late a goroutine must be before that counts: they always are a
+	// little.
+	lateAfter = time.Millisecond
+
+	// mostLate is the most that a call waits beyond its time because this process
+	// is late.
+	mostLate = time.Second
+)
+
+// patience is how long a call waits for its answer.
+type patience struct {
+	began  time.Time     // when it began to wait
+	end    time.Time     // when its time is over; zero if nobody waits
+	lag    time.Duration // the ring's when it began
+	kept   time.Time     // when this process was last seen to keep it from its answer
+	unread time.Time     // when the reader had last gone on, if there was more to read
+	stuck  bool          // whether it had not gone on between two looks
+}
+
+// allowed returns how long a call may take.
+func (p *patience) allowed() time.Duration { return p.end.Sub(p.began) }
+
+// looked records what a call has found: when it was sent, zero if it was not; whether
+// something has come that was not read; and when the reader last went on.
+func (p *patience) looked(now, sent time.Time, unread bool, heard time.Time) {
+	if sent.Sub(p.end) >= lateAfter {
+		p.kept = later(p.kept, sent)
+	}
+	stuck := unread && p.unread.Equal(heard)
+	if stuck || p.stuck {
+		p.kept = now
+	}
+	if p.stuck, p.unread = stuck, (time.Time{}); unread {
+		p.unread = heard
+	}
+}
+
+// rest returns how much longer the call may take, given the ring's lag. By as much as
+// this process was late to send batches there is more time, and if it kept the call
+// beyond its time, that begins anew.
+func (p *patience) rest(now time.Time, lag time.Duration) time.Duration {
+	return later(p.end.Add(lag-p.lag), p.kept.Add(p.allowed())).Sub(now)
+}
+
+// cancel removes c from the calls that have not been sent, and reports whether it
+// was among them.
+func (r *ring) cancel(c *Call) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := slices.Index(r.open, c) // near the front: those behind it have waited for less
+	if i >= 0 {
+		r.open = slices.Delete(r.open, i, i+1)
+	}
+	return i >= 0
+}
+
+// overdue decides what becomes of a call whose time is over: it waits on, for as long
+// as overdue returns, or gives up, with the error that overdue returns. It has been
+// answered meanwhile if overdue returns neither.
+//
+// A server that is silent is to blame, whatever this process does: something has been
+// in flight for the timeout, and not a byte has come. Otherwise the call waits as long
+// as it is for this process to go on, to send it or to read what may be the answer, and
+// as it has patience.
+func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
+	r.mu.Lock()
+	conn := r.conn
+	r.mu.Unlock()
+	unread, heard := false, time.Time{}
+	if conn != nil {
+		unread, heard = conn.answers()
+	}
+	now := time.Now()
+	r.mu.Lock()
+	if c.over.Load() {
+		r.mu.Unlock()
+		return 0, nil
+	}
+	in, lost, sent := c.in, r.lostAt, time.Time{}
+	if in != nil {
+		sent = in.sent
+	}
+	late := in == nil && lost.IsZero() && r.writing && now.Sub(r.due) >= lateAfter // to send it
+	ours := late || unread || in != nil && sent.IsZero()
+	c.looked(now, sent, unread, heard)
+	rest := c.rest(now, r.lag)
+	switch beyond := now.Sub(c.end); {
+	case beyond >= mostLate:
+		rest = 0
+	case ours:
+		rest = max(beyond, c.allowed()/8) // so that thousands do not look all the time
+	case conn == nil || conn.silent(now) >= r.timeout:
+		rest = 0
+	}
+	r.mu.Unlock()
+	switch {
+	case in == nil && !lost.IsZero():
+		if r.cancel(c) {
+			return 0, r.server.notConnected(lost)
+		}
+	case rest > 0:
+		if late && r.sending.TryLock() {
+			r.sending.Unlock()
+			r.send()
+		}
+	case in == nil:
+		if r.cancel(c) {
+			return 0, r.server.behind()
+		}
+	case !c.finish():
+		return 0, nil
+	default:
+		return 0, r.giveUp(conn, sent, now, shortened)
+	}
+	return max(rest, lateAfter), nil // it has just been sent, or waits
+}
+
+// giveUp records that a call was not answered in time, and returns its error. What
+// times out together counts once: calls that were in flight when another one timed
+// out do not count again.
+func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened bool) error {
+	r.mu.Lock()
+	silent := conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-lateAfter
+	first := (silent || !shortened) && sent.After(r.failed)
+	if first {
+		r.failed = now
+	}
+	suspect := silent && r.lostAt.IsZero()
+	blocked := suspect && conn.flight.blocked()
+	if suspect {
+		r.lostAt = now
+	}
+	r.mu.Unlock()
+	why := context.DeadlineExceeded
+	if shortened && !silent {
+		why = errLate
+	}
+	err := r.server.timedOut(why, first)
+	if blocked {
+		conn.stopWriting()
+	}
+	if suspect {
+		r.failOverdue(now)
+		r.server.connect(false)
+	}
+	return err
+}
+
+// failOverdue ends the wait of calls that have not been sent, whose time is over.
+func (r *ring) failOverdue(now time.Time) {
+	r.mu.Lock()
+	var overdue []*Call
+	r.open = slices.DeleteFunc(r.open, func(c *Call) bool {
+		is := !c.end.IsZero() && c.end.Before(now)
+		if is {
+			overdue = append(overdue, c)
+		}
+		return is
+	})
+	r.mu.Unlock()
+	for _, c := range overdue {
+		r.server.finish(c, r.server.failure(errConnecting))
+	}
+}
+
+// watch suspects a connection that has been silent for the timeout, or for longer,
+// while calls are in flight for which nobody waits. It returns for how long
+// nothing has come while nothing is in flight.
+func (r *ring) watch() (idle time.Duration) {
+	now := time.Now()
+	r.mu.Lock()
+	conn := r.conn
+	if conn == nil || !r.lostAt.IsZero() {
+		r.mu.Unlock()
+		return 0
+	}
+	silent := conn.silent(now)
+	in := conn.flight.first()
+	if in == nil {
+		r.mu.Unlock()
+		return silent
+	}
+	sent := in.sent
+	r.mu.Unlock()
+	if unread, _ := conn.answers(); silent >= r.timeout && !unread {
+		_ = r.giveUp(conn, sent, now, false)
+	}
+	return 0
+}
+
+// earlier returns the earlier of two times.
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// later returns the later of two times.
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
