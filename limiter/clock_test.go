@@ -65,7 +65,7 @@ func (w written) at(l Limit, now int64) (s state, back bool) {
 		return s, false
 	}
 	i, _ := slices.BinarySearch(scale, w.drips)
-	if full := l.drips(); full < w.drips && full > scale[i-1] {
+	if full := (leaky{}).drips(&l); full < w.drips && full > scale[i-1] {
 		return state{clear: now + full*l.rate(), slack: full*l.DripSize - l.Size}, true
 	}
 	return state{clear: now + w.drips*l.rate(), slack: s.slack}, true

@@ -11,31 +11,6 @@ package limiter
 // that had room, but was not charged because another one denied the request, is
 // charged as if it had been admitted.
 
-// count returns the level s with a denied request of the given cost, which it had no
-// room for beside the given units that are held or in flight. unix is what the clock
-// shows at now, in µs since the Unix epoch.
-func (l *Limit) count(s state, now, unix, cost, beside int64) state {
-	switch l.Algorithm {
-	case Sliding, Log:
-		return slidingAdd(l.slidingStarted(s, now, unix), cost)
-	case WarmUp:
-		return l.warmCount(warmStarted(s, now), now)
-	case Leaky:
-	}
-	units := l.Size - beside
-	if units < 1 {
-		return s
-	}
-	full := l.leakyAdd(l.started(state{clear: now}, now, unix), units)
-	if l.DripSize == MaxUnits && s.clear > now {
-		full.clear = s.clear // the window ends when it would
-	}
-	if s.clear <= now {
-		return full
-	}
-	return l.higher(s, full, 0, false) // a request with a larger size may have filled it further
-}
-
 // counting reports whether any of the buckets counts denied requests.
 func (req Request) counting() bool {
 	for i := range req.Buckets {

@@ -156,16 +156,10 @@ type outcome struct {
 func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
 	d.Size = l.Size
 	d.Clear = time.Duration(s.clear-now) * time.Microsecond
-	switch l.Algorithm {
-	case Leaky:
-		d.Remaining = l.leakyRemaining(s, now)
-	case Sliding, WarmUp:
-		d.Remaining, d.counts = l.remaining(s, now), s.slack
-	case Log:
-		d.Remaining, d.one = l.remaining(s, now), l.wait(s, now, 1)
-		if cost <= l.Size {
-			d.counts = l.wait(s, now, cost)
-		}
+	if l.Algorithm == Leaky {
+		d.Remaining = leaky{}.remaining(l, s, now)
+	} else {
+		d.Remaining, d.counts, d.one = l.by().tell(l, s, now, cost)
 	}
 	if denied {
 		d.Denied = true
@@ -184,17 +178,10 @@ func (b *Bucket) Wait(d *Decision) time.Duration {
 	if d.Denied || d.Remaining >= cost {
 		return d.RetryAfter
 	}
-	// A bucket that had room holds Size − Remaining units, and that many units
-	// plus slack leave it until it is clear.
-	l, clear := b.Limit.complete(), int64(d.Clear/time.Microsecond)
-	switch {
-	case l.Algorithm == Sliding || l.Algorithm == WarmUp:
-		return time.Duration(l.wait(state{clear, d.counts}, 0, cost)) * time.Microsecond
-	case l.Algorithm == Log && cost == 1:
-		return time.Duration(d.one) * time.Microsecond
-	case l.Algorithm == Log:
-		return time.Duration(d.counts) * time.Microsecond
+	l := &b.Limit
+	if l.DripSize == 0 {
+		complete := l.complete()
+		l = &complete
 	}
-	slack := ceilDiv(clear, l.rate())*l.DripSize - (l.Size - d.Remaining)
-	return time.Duration(l.wait(state{clear, slack}, 0, cost)) * time.Microsecond
+	return time.Duration(l.by().again(l, d.Clear.Microseconds(), d.Remaining, d.counts, d.one, cost)) * time.Microsecond
 }

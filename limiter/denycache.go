@@ -108,7 +108,7 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 			dst = append(dst, outcome{denied: v.again > 0 || b.Cost > b.Limit.Size, by: DecidedByCache, log: &v})
 			continue
 		}
-		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !b.fits(s, now), by: DecidedByCache})
+		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !b.fits(s, now, 0), by: DecidedByCache})
 	}
 	if !denied {
 		return dst[:before], false

@@ -120,7 +120,7 @@ func drawShape(t *rapid.T) Limit {
 		bits := rapid.IntRange(1, 49)
 		l.Size = rapid.Int64Range(1, 1<<bits.Draw(t, "size bits")).Draw(t, "size")
 		l.DripSize = rapid.Int64Range(1, 1<<bits.Draw(t, "drip size bits")).Draw(t, "drip size")
-		most := horizon / (l.drips() + 1)
+		most := horizon / (leaky{}.drips(&l) + 1)
 		l.DripInterval = time.Duration(rapid.Int64Range(1, most).Draw(t, "drip rate")) * time.Microsecond
 	case 2: // (drips + 1) · rate is 2^50, to the unit
 		bits := rapid.IntRange(1, 49).Draw(t, "drip rate bits")
@@ -128,7 +128,7 @@ func drawShape(t *rapid.T) Limit {
 		l.DripInterval = time.Duration(int64(1)<<bits) * time.Microsecond
 		l.DripSize = rapid.Int64Range(1, max(MaxUnits/drips, 1)).Draw(t, "drip size")
 		l.Size = rapid.Int64Range((drips-1)*l.DripSize+1, min(drips*l.DripSize, MaxUnits)).Draw(t, "size")
-		if (l.drips()+1)*l.rate() != horizon {
+		if (leaky{}.drips(&l)+1)*l.rate() != horizon {
 			t.Fatalf("%+v is not the largest", l)
 		}
 	case 3:

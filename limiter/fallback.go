@@ -233,51 +233,17 @@ func (f *fallback) toldFor(q *query) []toldLevel {
 				level = state{}
 			}
 		}
-		late := int64(f.timeout / time.Microsecond)
-		drains := p.limit.Algorithm == Leaky && !p.limit.Aligned && level.clear <= late
-		if drains && dirty == unsure && level.clear <= p.limit.rate() {
-			// Its last drip may already have happened on the server, which would only
-			// be delayed. Aligned drips cannot be.
+		level, drained := p.limit.by().arriving(&p.limit, level, f.timeout.Microseconds())
+		if drained && dirty == unsure {
 			continue
 		}
 		if levels == nil {
 			levels = make([]toldLevel, len(q.buckets))
 		}
 		p.told = true
-		if drains {
-			// The bucket may have drained by the time the level arrives. Then its
-			// slack no longer counts.
-			level.slack = 0
-		}
 		levels[i] = toldLevel{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size), f.memory.unix(&p.limit)), dirty}
 	}
 	return levels
-}
-
-// atLeast returns level s, its clear time relative to now, plus the given units,
-// but not beyond a full bucket. unix is the time in µs since the Unix epoch if
-// drips are aligned.
-func (l *Limit) atLeast(s state, units, unix int64) state {
-	if units == 0 {
-		return s
-	}
-	switch l.Algorithm {
-	case Log:
-		return l.logAtLeast(l.started(s, 0, unix), units)
-	case WarmUp:
-		return l.warmAtLeast(s, units)
-	case Leaky, Sliding:
-	}
-	room := l.remaining(s, 0)
-	if room > 0 {
-		s = l.add(l.started(s, 0, unix), min(units, room))
-	}
-	if units > room && l.Algorithm == Leaky && l.DripSize < MaxUnits {
-		if full := l.add(l.started(state{}, 0, unix), l.Size); s.below(full) {
-			return full
-		}
-	}
-	return s
 }
 
 // below reports whether level s is lower than level t.

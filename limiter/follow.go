@@ -49,12 +49,13 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 // more than a bucket holds, the sum is beyond a full one only if the server has
 // told the charge before, in the answer to another request.
 func (m *Memory) charged(p *tracked, s state, now int64) state {
-	l := p.limit
+	l := &p.limit
+	defer func(size int64) { l.Size = size }(l.Size)
 	l.Size = p.place.partition.largest.Load() // other requests may have been admitted with it
 	if s.clear -= now; s.clear <= 0 {
 		s = state{}
 	}
-	s = l.atLeast(s, p.cost, m.unix(&l))
+	s = l.atLeast(s, p.cost, m.unix(l))
 	s.clear += now
 	return s
 }
@@ -71,31 +72,6 @@ func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
 	if p.place.entered {
 		m.makeRoom(&p.place, p.maxKeys, p.keeps, now)
 	}
-}
-
-// higher returns a level that is at least as high as both a and b, from now on: the
-// later one, unless both lie within one drip. Then it may hold less than the other,
-// and the smaller slack counts. Both are reported with a delay of at most late, so
-// nearly a whole drip is one, unless one of them drips at times of its own.
-func (l *Limit) higher(a, b state, late time.Duration, own bool) state {
-	switch l.Algorithm {
-	case Sliding, Log:
-		return l.slidingHigher(a, b)
-	case WarmUp:
-		return warmHigher(a, b)
-	case Leaky:
-	}
-	if a.clear < b.clear {
-		a, b = b, a
-	}
-	same := l.rate()
-	if l.DripInterval > 2*late && !own {
-		same -= late.Microseconds()
-	}
-	if a.clear-b.clear < same {
-		a.slack = min(a.slack, b.slack)
-	}
-	return a
 }
 
 // charge adds p's cost to its bucket, marks it as dirty, and returns how dirty it is.
@@ -158,15 +134,4 @@ func (m *Memory) markAllDirty(as dirtiness) {
 			t.mu.Unlock()
 		}
 	}
-}
-
-// mayHaveEnded returns level s, by which something is about to be decided here: full
-// if it is that of a window of the clock which may have ended on the server, whose
-// reports are late by at most that much. What is admitted then is in this window or in
-// the next one, and neither side could tell.
-func (l *Limit) mayHaveEnded(s state, now int64, late time.Duration, dirty dirtiness) state {
-	if l.Aligned && l.DripSize == MaxUnits && dirty != own && s.clear > now && s.clear-now <= late.Microseconds() {
-		s.slack = min(s.slack, MaxUnits-l.Size)
-	}
-	return s
 }

@@ -97,7 +97,7 @@ func (m *Memory) largest(u *usage, p *partition) *partition {
 
 // emptiness is an order of the buckets in one partition, emptiest first.
 type emptiness struct {
-	limit Limit // how they drip; the zero Limit if they drip one unit at a time, or if that is unknown
+	limit *Limit // how they drip; nil if they drip one unit at a time, or if that is unknown
 	now   int64
 }
 
@@ -106,14 +106,14 @@ func (p *partition) emptiness(now int64) emptiness {
 	if p.mixed() || p.id.dripSize == 1 {
 		return emptiness{now: now}
 	}
-	return emptiness{p.id.bucket().Limit, now}
+	return emptiness{&p.limit, now}
 }
 
 // less reports whether the bucket in a is emptier than that in b: it holds fewer
 // units or, with equally many, drains sooner. Buckets that drip one unit at a time
 // hold fewer if they drain sooner.
 func (e *emptiness) less(a, b *slot) bool {
-	if e.limit.DripSize == 0 {
+	if e.limit == nil {
 		return a.clear < b.clear
 	}
 	x, y := e.limit.units(a.level(), e.now), e.limit.units(b.level(), e.now)

@@ -123,7 +123,7 @@ func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (state, *logLeve
 	now := m.clock().Microseconds()
 	m.look(&p, b, now)
 	var v *logLevel
-	if b.Limit.Algorithm == Log && p.partition.logs != nil {
+	if b.Limit.logs() && p.partition.logs != nil {
 		m.openLog(&p, b, now)
 		v = p.log.level(&b.Limit, b.Cost, now)
 	}

@@ -72,8 +72,8 @@ func (b *Bucket) appendRest(name []byte) []byte {
 		name = append(name, '.')
 		name = strconv.AppendInt(name, int64(cold), 36)
 	}
-	if a := b.Limit.Algorithm; a != Leaky {
-		name = append(name, '.', "-slw"[a])
+	if letter := algorithms[b.Limit.Algorithm].letter; letter != 0 {
+		name = append(name, '.', letter)
 	}
 	return name
 }

@@ -1,6 +1,9 @@
 package limiter
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // A sliding log keeps the time and the units of each admission for the time of one
 // window, so it is exact in every window. A server keeps such a log (see log.lua),
@@ -30,18 +33,25 @@ func SlidingLog(n int64, d time.Duration) Limit {
 	return Limit{Size: n, DripInterval: d, DripSize: slidingDrip, Aligned: true, Algorithm: Log}
 }
 
-// logUnits returns the units that count at now by a log's summary.
-func (l *Limit) logUnits(s state, now int64) int64 {
-	if s.clear <= now {
-		return 0
+// logSummary counts units by the summary of a log.
+type logSummary struct{ windows }
+
+func (logSummary) validate(l *Limit) error {
+	if err := validateWindow(l, "SlidingLog", "log", MaxLogUnits); err != nil {
+		return err
 	}
-	before, last := l.slid(s, now).counts()
-	return before + last
+	if l.Phase != 0 {
+		return fmt.Errorf("%v: must be made by SlidingLog", l.Algorithm)
+	}
+	return nil
 }
 
-// logWait is wait for a log's summary. The units of a window leave when the next
-// one ends.
-func (l *Limit) logWait(s state, now, cost int64) int64 {
+func (a logSummary) fits(l *Limit, s state, now, cost, beside int64) bool {
+	return cost <= l.Size-beside && a.wait(l, s, now, cost+beside) == 0
+}
+
+// wait: the units of a window leave when the next one ends.
+func (logSummary) wait(l *Limit, s state, now, cost int64) int64 {
 	if s.clear <= now {
 		return 0
 	}
@@ -55,14 +65,41 @@ func (l *Limit) logWait(s state, now, cost int64) int64 {
 	return s.clear - now
 }
 
-// logAtLeast is atLeast for a log's summary, which is started. No window has more
-// than Size units; how many of the one before still count in the log is unknown.
-func (l *Limit) logAtLeast(s state, units int64) state {
+func (a logSummary) remaining(l *Limit, s state, now int64) int64 {
+	return max(l.Size-a.units(l, s, now), 0)
+}
+
+func (logSummary) units(l *Limit, s state, now int64) int64 {
+	if s.clear <= now {
+		return 0
+	}
+	before, last := l.slid(s, now).counts()
+	return before + last
+}
+
+// atLeast: no window has more than Size units; how many of the one before still count
+// in the log is unknown.
+func (a logSummary) atLeast(l *Limit, s state, units, unix int64) state {
+	s = a.started(l, s, 0, unix)
 	before, last := s.counts()
 	if last >= l.Size {
 		return s
 	}
 	return counted(s.clear, before, min(last+units, l.Size))
+}
+
+func (a logSummary) tell(l *Limit, s state, now, cost int64) (remaining, counts, one int64) {
+	if cost <= l.Size {
+		counts = a.wait(l, s, now, cost)
+	}
+	return a.remaining(l, s, now), counts, a.wait(l, s, now, 1)
+}
+
+func (logSummary) again(_ *Limit, _, _, counts, one, cost int64) int64 {
+	if cost == 1 {
+		return one
+	}
+	return counts
 }
 
 // logLevel is what a log holds, in numbers that its summary does not tell. Times

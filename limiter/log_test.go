@@ -716,7 +716,7 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 				level = l.add(l.started(level, shown, shown), b.Cost)
 				if where == 2 {
 					reported = l.add(l.started(reported, v.now, v.now), b.Cost)
-					level = l.slidingHigher(level, reported)
+					level = l.higher(level, reported, 0, false)
 				}
 			}
 		}
@@ -757,7 +757,7 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 			if len(kinds) == 2 {
 				least = max(least, node.units(b.Limit, v.now))
 			}
-			if counts := b.Limit.logUnits(summary, v.now-from); counts < l.Units {
+			if counts := b.Limit.units(summary, v.now-from); counts < l.Units {
 				t.Fatalf("told %+v: the summary, %+v, counts %d of %d units at %d", level, summary, counts, l.Units, v.now-from)
 			}
 			if l.Units < least {

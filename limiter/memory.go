@@ -94,7 +94,7 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 
 // decide decides req, which is valid, and appends the Decisions to dst.
 func (m *Memory) decide(req Request, dst []Decision) []Decision {
-	if len(req.Buckets) == 1 && req.Buckets[0].Limit.Algorithm != Log {
+	if len(req.Buckets) == 1 && !req.Buckets[0].Limit.logs() {
 		b := &req.Buckets[0]
 		s, denied := m.takeOne(b)
 		return b.decision(s, denied, DecidedByMemory, dst)
@@ -140,8 +140,8 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 	now := m.clock().Microseconds()
 	if stored := t.own(hash); stored != nil && b.Limit.Algorithm == Leaky {
 		s = stored.at(now)
-		if denied = b.Cost > b.Limit.Size || b.Limit.leakyWait(s, now, b.Cost) > 0; !denied {
-			s = b.Limit.leakyAdd(m.started(&b.Limit, s, now), b.Cost)
+		if denied = !(leaky{}).fits(&b.Limit, s, now, b.Cost, 0); !denied {
+			s = leaky{}.add(&b.Limit, m.started(&b.Limit, s, now), b.Cost)
 			stored.state = s
 		} else if b.Limit.CountDenied {
 			s = b.Limit.count(s, now, m.unix(&b.Limit), b.Cost, 0)
@@ -156,7 +156,7 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 			now = m.clock().Microseconds()
 		}
 		m.look(&p, b, now)
-		p.fits = b.fits(p.state, now)
+		p.fits = b.fits(p.state, now, 0)
 		m.settle(&p, b, now, p.fits)
 		s, denied = p.state, !p.fits
 		p.table.mu.Unlock()
@@ -205,8 +205,10 @@ func (m *Memory) takeWith(w *scratch, req Request, dst []outcome, as *standIn) [
 			p.inFlight = as.inFlight[i]
 			p.found = p.state.clear > now
 			p.unsure = p.dirty == clean && p.found
-			p.state = b.Limit.mayHaveEnded(p.state, now, as.late, p.dirty)
-		} else if b.Limit.Algorithm == Log {
+			if p.dirty != own {
+				p.state = b.Limit.by().ending(&b.Limit, p.state, now, as.late.Microseconds())
+			}
+		} else if b.Limit.logs() {
 			m.openLog(p, b, now)
 		}
 		for j := 0; j < i && b.shared; j++ {
@@ -220,7 +222,7 @@ func (m *Memory) takeWith(w *scratch, req Request, dst []outcome, as *standIn) [
 		if p.exact {
 			p.fits = p.fitsLog(b)
 		} else {
-			p.fits = b.fitsBeside(p.state, p.inFlight, now)
+			p.fits = b.fits(p.state, now, p.inFlight)
 		}
 		admitted = admitted && p.fits
 	}
@@ -404,8 +406,8 @@ func (b *Bucket) limitHash(seed maphash.Seed) uint64 {
 	if b.Limit.Aligned {
 		h = mix(h, uint64(b.Limit.Phase))
 	}
-	if b.Limit.Algorithm != Leaky {
-		h = mix(h, uint64(b.Limit.Algorithm)|uint64(b.Limit.ColdFactor)<<8)
+	if a := b.Limit.Algorithm; a != 0 {
+		h = mix(h, uint64(a)|uint64(b.Limit.ColdFactor)<<8)
 	}
 	return h
 }

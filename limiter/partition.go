@@ -74,6 +74,7 @@ func (id limitID) bucket() Bucket {
 type partition struct {
 	tables [tables]table // first, so that each fills a cache line of its own
 	id     limitID
+	limit  Limit  // of buckets with that id, without a Size
 	order  uint64 // unique; tables are locked in this order
 	salt   uint64 // the hash of id
 	usage  *usage
@@ -210,8 +211,8 @@ func (m *Memory) newPartition(id limitID) *partition {
 	}
 	m.made++
 	b := id.bucket()
-	p := &partition{id: id, order: m.made, salt: b.limitHash(m.seed), usage: u}
-	if id.algorithm == Log || p.mixed() {
+	p := &partition{id: id, limit: b.Limit, order: m.made, salt: b.limitHash(m.seed), usage: u}
+	if algorithms[id.algorithm].logs || p.mixed() {
 		p.logs = make([]map[uint64]*unitLog, tables)
 	}
 	u.parts.Add(1)

@@ -41,14 +41,25 @@ func SlidingWindow(n int64, d time.Duration) Limit {
 	return Limit{Size: n, DripInterval: d, DripSize: slidingDrip, Aligned: true, Algorithm: Sliding}
 }
 
-// validateWindow is Validate for a sliding window or log.
-func (l *Limit) validateWindow() error {
-	maker, kind, most := "SlidingWindow", "window", int64(MaxSlidingUnits)
-	if l.Algorithm == Log {
-		maker, kind, most = "SlidingLog", "log", MaxLogUnits
+// windows is what a sliding window and the summary of a log have in common: they count
+// units in windows that follow each other.
+type windows struct{}
+
+// sliding counts units in a sliding window.
+type sliding struct{ windows }
+
+func (sliding) validate(l *Limit) error {
+	return validateWindow(l, "SlidingWindow", "window", MaxSlidingUnits)
+}
+
+// validateWindow is validate for limits that count in windows of some kind, which the
+// given function makes.
+func validateWindow(l *Limit, maker, kind string, most int64) error {
+	if err := l.validatePhase(); err != nil {
+		return err
 	}
 	switch {
-	case !l.Aligned || l.Algorithm == Log && l.Phase != 0 || l.DripSize != slidingDrip:
+	case !l.Aligned || l.DripSize != slidingDrip:
 		return fmt.Errorf("%v: must be made by %s", l.Algorithm, maker)
 	case l.Size > most:
 		return fmt.Errorf("size %d: must be at most %d in a sliding %s", l.Size, most, kind)
@@ -57,6 +68,15 @@ func (l *Limit) validateWindow() error {
 	}
 	return nil
 }
+
+// drainTime: units count in the window after their own too.
+func (windows) drainTime(l *Limit) time.Duration { return 2 * l.DripInterval }
+
+func (windows) dripTime(l *Limit, units int64) time.Duration { return leaky{}.dripTime(l, units) }
+
+func (windows) doubles(l *Limit) (rate, drip, phase float64) { return leaky{}.doubles(l) }
+
+func (windows) slackEnd(l *Limit) int64 { return l.DripSize }
 
 // counts returns the units in the two windows that s counts.
 func (s state) counts() (before, last int64) {
@@ -80,31 +100,12 @@ func (l *Limit) slid(s state, now int64) state {
 	return counted(s.clear+l.rate(), last, 0)
 }
 
-// slidingUnits returns the estimate at now.
-func (l *Limit) slidingUnits(s state, now int64) int64 {
-	if s.clear <= now {
-		return 0
-	}
-	s = l.slid(s, now)
-	before, last := s.counts()
-	// The window may seem not to have begun, because the clock was set back.
-	left := min(s.clear-l.rate()-now, l.rate())
-	over, units := bits.Mul64(uint64(before), uint64(left)) //nolint:gosec // neither is negative
-	units, _ = bits.Div64(over, units, uint64(l.rate()))    //nolint:gosec // at most before
-	return int64(units) + last                              //nolint:gosec // fits
+func (a sliding) fits(l *Limit, s state, now, cost, beside int64) bool {
+	return cost <= l.Size-beside && a.wait(l, s, now, cost+beside) == 0
 }
 
-// windowUnits returns the units that level s, which counts windows, holds at now.
-func (l *Limit) windowUnits(s state, now int64) int64 {
-	if l.Algorithm == Log {
-		return l.logUnits(s, now)
-	}
-	return l.slidingUnits(s, now)
-}
-
-// slidingWait is wait for a sliding window.
-func (l *Limit) slidingWait(s state, now, cost int64) int64 {
-	if s.clear <= now || l.slidingUnits(s, now)+cost <= l.Size {
+func (a sliding) wait(l *Limit, s state, now, cost int64) int64 {
+	if s.clear <= now || a.units(l, s, now)+cost <= l.Size {
 		return 0
 	}
 	s = l.slid(s, now)
@@ -122,27 +123,53 @@ func (l *Limit) slidingWait(s state, now, cost int64) int64 {
 	return max(ends-int64(left)-now, 0)                      //nolint:gosec // fits
 }
 
-// slidingStarted is started for a sliding window: the level to which a charge at
-// now can be added.
-func (l *Limit) slidingStarted(s state, now, unix int64) state {
+func (a sliding) remaining(l *Limit, s state, now int64) int64 {
+	return max(l.Size-a.units(l, s, now), 0)
+}
+
+// units returns the estimate at now.
+func (sliding) units(l *Limit, s state, now int64) int64 {
+	if s.clear <= now {
+		return 0
+	}
+	s = l.slid(s, now)
+	before, last := s.counts()
+	// The window may seem not to have begun, because the clock was set back.
+	left := min(s.clear-l.rate()-now, l.rate())
+	over, units := bits.Mul64(uint64(before), uint64(left)) //nolint:gosec // neither is negative
+	units, _ = bits.Div64(over, units, uint64(l.rate()))    //nolint:gosec // at most before
+	return int64(units) + last                              //nolint:gosec // fits
+}
+
+func (windows) started(l *Limit, s state, now, unix int64) state {
 	if s.clear > now {
 		return l.slid(s, now)
 	}
 	return state{clear: now - l.sinceDrip(unix) + 2*l.rate()}
 }
 
-// slidingAdd is add for a sliding window.
-func slidingAdd(s state, cost int64) state {
+func (windows) add(_ *Limit, s state, cost int64) state {
 	before, last := s.counts()
 	return counted(s.clear, before, last+min(cost, MaxSlidingUnits))
 }
 
-// slidingHigher returns a level that is at least as high as both a and b, from now
-// on. Their windows may end later than they should, because reports are late. Of each
+func (a sliding) atLeast(l *Limit, s state, units, unix int64) state {
+	if room := a.remaining(l, s, 0); room > 0 {
+		return a.add(l, a.started(l, s, 0, unix), min(units, room))
+	}
+	return s
+}
+
+// count counts the units in the present window, as far as it can count.
+func (a windows) count(l *Limit, s state, now, unix, cost, _ int64) state {
+	return a.add(l, a.started(l, s, now, unix), cost)
+}
+
+// higher: the windows may end later than they should, because reports are late. Of each
 // window the larger count counts, so units that are in both levels count once. If one
 // of them is of a later window, those of the other have ended: what it would hold until
 // they end by its own reckoning is not added to the later ones.
-func (l *Limit) slidingHigher(a, b state) state {
+func (windows) higher(l *Limit, a, b state, _ time.Duration, _ bool) state {
 	if a.clear < b.clear {
 		a, b = b, a
 	}
@@ -158,4 +185,16 @@ func (l *Limit) slidingHigher(a, b state) state {
 		return a
 	}
 	return counted(max(a.clear, b.clear), max(before, before2), max(last, last2))
+}
+
+func (windows) arriving(_ *Limit, s state, _ int64) (arrived state, drained bool) { return s, false }
+
+func (windows) ending(_ *Limit, s state, _, _ int64) state { return s }
+
+func (a sliding) tell(l *Limit, s state, now, _ int64) (remaining, counts, one int64) {
+	return a.remaining(l, s, now), s.slack, 0
+}
+
+func (a sliding) again(l *Limit, clear, _, counts, _, cost int64) int64 {
+	return a.wait(l, state{clear, counts}, 0, cost)
 }

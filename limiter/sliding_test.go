@@ -316,12 +316,12 @@ func TestSlidingHigher(t *testing.T) {
 		}
 		a, lateA := draw("a")
 		b, lateB := draw("b")
-		sum := l.slidingHigher(lateA, lateB)
-		if other := l.slidingHigher(lateB, lateA); lateA.clear != lateB.clear && other != sum {
+		sum := l.higher(lateA, lateB, 0, false)
+		if other := l.higher(lateB, lateA, 0, false); lateA.clear != lateB.clear && other != sum {
 			t.Fatalf("%+v and %+v: %+v, or %+v the other way", lateA, lateB, sum, other)
 		}
 		for at := int64(0); at <= 4*l.rate(); at += max(l.rate()/64, 1) {
-			if got, least := l.slidingUnits(sum, at), max(l.slidingUnits(a, at), l.slidingUnits(b, at)); got < least {
+			if got, least := l.units(sum, at), max(l.units(a, at), l.units(b, at)); got < least {
 				t.Fatalf("%+v and %+v: %+v holds %d at %d, want at least %d", lateA, lateB, sum, got, at, least)
 			}
 		}
@@ -387,7 +387,7 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		want := l.slidingHigher(stored, told)
+		want := l.higher(stored, told, 0, false)
 		late := told
 		late.clear += rapid.Int64Range(0, (l.rate()-1)/2).Draw(t, "late")
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")

@@ -87,22 +87,12 @@ func (b *Bucket) keeps() bool { return b.shared || b.ShareKey != "" }
 // sameKey reports whether a and b belong to the same key.
 func (b *Bucket) sameKey(a *Bucket) bool { return a.Key == b.Key && a.shared == b.shared }
 
-// fits reports whether b, at level s, has room for the request.
-func (b *Bucket) fits(s state, now int64) bool {
-	return b.Cost <= b.Limit.Size && b.Limit.wait(s, now, b.Cost) == 0
-}
-
-// fitsBeside reports whether b, at level s, has room for the request and for some
-// other units, at most its size.
-func (b *Bucket) fitsBeside(s state, units, now int64) bool {
-	switch b.Limit.Algorithm {
-	case Sliding, Log:
-		return b.Cost <= b.Limit.Size-units && b.Limit.wait(s, now, b.Cost+units) == 0
-	case WarmUp: // the units would make this request wait, whatever their number
-		return units == 0 && b.fits(s, now)
-	case Leaky:
+// fits reports whether b, at level s, has room for the request, beside some other units.
+func (b *Bucket) fits(s state, now, beside int64) bool {
+	if b.Limit.Algorithm == Leaky {
+		return leaky{}.fits(&b.Limit, s, now, b.Cost, beside)
 	}
-	return b.Cost <= b.Limit.Size-units && b.Limit.leakyWait(s, now, b.Cost+units) == 0
+	return b.Limit.by().fits(&b.Limit, s, now, b.Cost, beside)
 }
 
 // MaxBuckets is the maximum number of buckets in a request.

@@ -55,8 +55,10 @@ func WarmingUp(n int64, d, warmUp time.Duration, coldFactor float64) Limit {
 	return l
 }
 
-// validateWarmUp is Validate for a limit that warms up.
-func (l *Limit) validateWarmUp() error {
+// warm counts units in a bucket that warms up.
+type warm struct{}
+
+func (warm) validate(l *Limit) error {
 	switch {
 	case !l.Aligned:
 		return fmt.Errorf("%v: must be made by WarmingUp", l.Algorithm)
@@ -82,6 +84,20 @@ func (l *Limit) validateWarmUp() error {
 	return nil
 }
 
+func (a warm) drainTime(l *Limit) time.Duration {
+	return time.Duration(a.add(l, state{}, l.Size).free())*time.Microsecond + l.Phase
+}
+
+func (warm) dripTime(l *Limit, units int64) time.Duration {
+	return time.Duration(math.Ceil(float64(units)*l.interval())) * time.Microsecond
+}
+
+func (warm) doubles(l *Limit) (rate, drip, phase float64) {
+	return l.interval(), float64(l.warmUp() + 1), l.coldFactor()
+}
+
+func (warm) slackEnd(l *Limit) int64 { return l.warmUp() + 1 }
+
 // warmUp returns the idle time after which a bucket is cold, in µs.
 func (l *Limit) warmUp() int64 { return l.Phase.Microseconds() }
 
@@ -94,21 +110,26 @@ func (l *Limit) interval() float64 { return float64(l.rate()) / float64(l.DripSi
 // free returns the next free moment of a bucket at level s.
 func (s state) free() int64 { return s.clear - s.slack }
 
-// warmWait is wait for a limit that warms up.
-func warmWait(s state, now int64) int64 { return max(s.free()-now, 0) }
+// fits: other units would make this request wait, whatever their number.
+func (a warm) fits(l *Limit, s state, now, cost, beside int64) bool {
+	return beside == 0 && cost <= l.Size && a.wait(l, s, now, cost) == 0
+}
 
-// warmUnits returns the units in a bucket that warms up: one, until its next free
-// moment.
-func warmUnits(s state, now int64) int64 {
-	if s.free() > now {
+func (warm) wait(_ *Limit, s state, now, _ int64) int64 { return max(s.free()-now, 0) }
+
+// remaining is for one request, whatever it costs.
+func (a warm) remaining(l *Limit, s state, now int64) int64 { return 1 - a.units(l, s, now) }
+
+// units: one, until the next free moment.
+func (warm) units(_ *Limit, s state, now int64) int64 {
+	if s.clear > now && s.free() > now {
 		return 1
 	}
 	return 0
 }
 
-// warmStarted is started for a limit that warms up: a level that is free at now, if
-// s was so before.
-func warmStarted(s state, now int64) state {
+// started returns a level that is free at now, if s was so before.
+func (warm) started(_ *Limit, s state, now, _ int64) state {
 	switch {
 	case s.clear <= now:
 		return state{clear: now}
@@ -118,9 +139,9 @@ func warmStarted(s state, now int64) state {
 	return s
 }
 
-// warmAdd is add for a limit that warms up. Products are converted so that they
+// add: products are converted so that they
 // are rounded before they are added, as in Lua, on all machines.
-func (l *Limit) warmAdd(s state, cost int64) state {
+func (warm) add(l *Limit, s state, cost int64) state {
 	interval, warmUp, units := l.interval(), float64(l.warmUp()), float64(cost)
 
 	// Half as many permits as fit into the warm-up at the full rate are taken at
@@ -145,35 +166,42 @@ func (l *Limit) warmAdd(s state, cost int64) state {
 	return state{s.free() + int64(math.Ceil(wait)) + int64(slack), int64(slack)}
 }
 
-// warmCount is count for a limit that warms up. No permits are taken.
-func (l *Limit) warmCount(s state, now int64) state {
+// count takes no permits.
+func (a warm) count(l *Limit, s state, now, unix, _, _ int64) state {
+	s = a.started(l, s, now, unix)
 	free := max(s.free(), now+int64(math.Ceil(l.interval())))
 	return state{free + s.slack, s.slack}
 }
 
-// warmAtLeast is atLeast for a limit that warms up. More than Size units from cold
-// means that some of them are in s already. So they do not count as taken permits,
-// because then the next ones would be too cheap.
-func (l *Limit) warmAtLeast(s state, units int64) state {
-	s = warmStarted(s, 0)
-	sum := l.warmAdd(s, units)
-	if latest := max(l.warmAdd(state{}, l.Size).free(), s.free()); sum.free() > latest {
+// atLeast: more than Size units from cold means that some of them are in s already. So
+// they do not count as taken permits, because then the next ones would be too cheap.
+func (a warm) atLeast(l *Limit, s state, units, unix int64) state {
+	s = a.started(l, s, 0, unix)
+	sum := a.add(l, s, units)
+	if latest := max(a.add(l, state{}, l.Size).free(), s.free()); sum.free() > latest {
 		return state{latest + s.slack, s.slack}
 	}
 	return sum
 }
 
-// warmHigher returns a level at which requests are admitted no earlier than at a or
-// b, and which is cold no earlier: who knows of more units knows of a later time.
-// That the store of permits may then be as low as the lower of the two admits
-// nothing too early, because the level in which it is so low comes with the waits
-// for all the permits that were taken from it.
-func warmHigher(a, b state) state {
+// higher returns a level at which requests are admitted no earlier than at a or b, and
+// which is cold no earlier: who knows of more units knows of a later time. That the
+// store of permits may then be as low as the lower of the two admits nothing too early,
+// because the level in which it is so low comes with the waits for all the permits that
+// were taken from it.
+func (warm) higher(_ *Limit, a, b state, _ time.Duration, _ bool) state {
 	clear := max(a.clear, b.clear)
 	return state{clear, clear - max(a.free(), b.free())}
 }
 
-// warmDoubles returns the numbers of a limit that warms up as warm.lua gets them.
-func (l *Limit) warmDoubles() (rate, drip, phase float64) {
-	return l.interval(), float64(l.warmUp() + 1), l.coldFactor()
+func (warm) arriving(_ *Limit, s state, _ int64) (arrived state, drained bool) { return s, false }
+
+func (warm) ending(_ *Limit, s state, _, _ int64) state { return s }
+
+func (a warm) tell(l *Limit, s state, now, _ int64) (remaining, counts, one int64) {
+	return a.remaining(l, s, now), s.slack, 0
+}
+
+func (a warm) again(l *Limit, clear, _, counts, _, cost int64) int64 {
+	return a.wait(l, state{clear, counts}, 0, cost)
 }

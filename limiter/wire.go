@@ -175,7 +175,7 @@ const logReplies = 4
 // logs returns the number of req's buckets that are logs.
 func (req Request) logs() (n int) {
 	for i := range req.Buckets {
-		if req.Buckets[i].Limit.Algorithm == Log {
+		if req.Buckets[i].Limit.logs() {
 			n++
 		}
 	}
@@ -267,23 +267,6 @@ func (req Request) appendGroup(b []byte, what byte) []byte {
 	return b
 }
 
-// doubles returns the numbers of l that tell how its buckets drip, as take.lua gets
-// them.
-func (l *Limit) doubles() (rate, drip, phase float64) {
-	if l.Algorithm == WarmUp {
-		return l.warmDoubles()
-	}
-	return float64(l.rate()), float64(l.DripSize), float64(l.Phase.Microseconds())
-}
-
-// slackEnd returns a number that is larger than any slack of l's buckets.
-func (l *Limit) slackEnd() int64 {
-	if l.Algorithm == WarmUp {
-		return l.warmUp() + 1
-	}
-	return l.DripSize
-}
-
 // appendNumbers appends numbers as Lua's doubles, which are exact up to 2^53.
 func appendNumbers[T int64 | float64](b []byte, numbers ...T) []byte {
 	for _, n := range numbers {
@@ -326,7 +309,7 @@ func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes [
 				return dst, false, fmt.Errorf("reply of %d, %d tells of no units held", o.held, o.till)
 			}
 		}
-		if req.Buckets[i].Limit.Algorithm == Log {
+		if req.Buckets[i].Limit.logs() {
 			v := &logLevel{units: logs[0], clear: logs[1], again: logs[2], one: logs[3]}
 			logs = logs[logReplies:]
 			if least, most := min(v.units, v.clear, v.again, v.one), max(v.units, v.clear, v.again, v.one); least < 0 || most > horizon {
