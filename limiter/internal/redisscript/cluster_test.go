@@ -409,38 +409,74 @@ func TestClusterSlotsReply(t *testing.T) {
 // given replies; it returns its address.
 func fakeServer(t testing.TB, reply func(command string) string) string {
 	t.Helper()
+	return scriptedServer(t, func(words []string) (string, then) { return reply(words[0]), goOn })
+}
+
+// then is what a scripted server does after a reply.
+type then uint8
+
+const (
+	goOn    then = iota
+	hangUp       // close the connection
+	beQuiet      // answer nothing more on the connection
+)
+
+// scriptedServer runs a server that does Redis's handshake and otherwise answers each
+// command, whose name is in lower case, as it is told; it returns its address.
+func scriptedServer(t testing.TB, answer func(words []string) (reply string, next then)) string {
+	t.Helper()
 	return tcpServer(t, func(c *net.TCPConn) {
 		defer c.Close()
 		r := bufio.NewReader(c)
 		for {
-			var words, length int
-			if _, err := fmt.Fscanf(r, "*%d\r\n", &words); err != nil {
+			words, err := readCommand(r)
+			if err != nil {
 				return
 			}
-			command := ""
-			for n := range words {
-				if _, err := fmt.Fscanf(r, "$%d\r\n", &length); err != nil {
-					return
-				}
-				word := make([]byte, length+len("\r\n"))
-				if _, err := io.ReadFull(r, word); err != nil {
-					return
-				}
-				if n == 0 {
-					command = strings.ToLower(string(word[:length]))
-				}
+			reply, next := answer(words)
+			switch {
+			case words[0] == "hello":
+				reply = "*2\r\n$5\r\nproto\r\n:2\r\n"
+			case reply == "" && next == goOn:
+				reply = "+OK\r\n"
 			}
-			answer := "+OK\r\n"
-			if command == "hello" {
-				answer = "*2\r\n$5\r\nproto\r\n:2\r\n"
-			} else if a := reply(command); a != "" {
-				answer = a
-			}
-			if _, err := io.WriteString(c, answer); err != nil {
+			if _, err := io.WriteString(c, reply); err != nil {
 				return
+			}
+			switch next {
+			case hangUp:
+				_ = c.CloseWrite()
+				_ = c.SetReadDeadline(time.Now().Add(time.Second))
+				_, _ = io.Copy(io.Discard, r) // otherwise a reset may overtake the reply
+				return
+			case beQuiet:
+				_, _ = io.Copy(io.Discard, r)
+				return
+			case goOn:
 			}
 		}
 	})
+}
+
+// readCommand reads a command: its name, in lower case, and its arguments.
+func readCommand(r *bufio.Reader) ([]string, error) {
+	var words []string
+	var n, length int
+	if _, err := fmt.Fscanf(r, "*%d\r\n", &n); err != nil {
+		return nil, err
+	}
+	for range n {
+		if _, err := fmt.Fscanf(r, "$%d\r\n", &length); err != nil {
+			return nil, err
+		}
+		word := make([]byte, length+len("\r\n"))
+		if _, err := io.ReadFull(r, word); err != nil {
+			return nil, err
+		}
+		words = append(words, string(word[:length]))
+	}
+	words[0] = strings.ToLower(words[0])
+	return words, nil
 }
 
 // redisError returns the error that the client makes of a server's reply.

@@ -6,10 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // pieces is what is left to read, which comes in pieces.
@@ -190,6 +196,279 @@ func TestScriptedServer(t *testing.T) {
 					time.Sleep(10 * time.Millisecond)
 				}
 			})
+		}
+	}
+}
+
+// answerKind is a way in which a server answers an invocation.
+type answerKind struct {
+	name   string
+	reply  func(numbers []int64) string // to a call that gets these numbers
+	next   then
+	reason string // of the error, or "" if there is none
+	empty  bool   // whether the call gets no numbers
+	notRun bool   // whether it certainly was not run
+	breaks bool   // whether nothing that follows on the connection is read
+	again  bool   // whether the invocation is sent again, and then answered well
+}
+
+// answerKinds returns all kinds.
+func answerKinds() []answerKind {
+	good := func(numbers []int64) string {
+		b := fmt.Appendf(nil, "*%d\r\n", len(numbers))
+		for _, n := range numbers {
+			b = fmt.Appendf(b, ":%d\r\n", n)
+		}
+		return string(b)
+	}
+	text := func(s string) func([]int64) string { return func([]int64) string { return s } }
+	kinds := []answerKind{
+		{name: "good", reply: good},
+		{name: "too few", reply: func(n []int64) string { return good(n[1:]) }, empty: true},
+		{name: "too many", reply: func(n []int64) string { return good(append(n, n...)) }, empty: true},
+		{name: "nil", reply: text("*-1\r\n"), empty: true},
+		{name: "pushed before", reply: func(n []int64) string {
+			return ">2\r\n+message\r\n*2\r\n:1\r\n$4\r\n*1\r\n\r\n" + good(n)
+		}},
+		{name: "pushed after", reply: func(n []int64) string { return good(n) + ">3\r\n:1\r\n:2\r\n:3\r\n" }},
+		{name: "huge array", reply: text("*400000000\r\n"), reason: "reply", breaks: true},
+		{name: "huge push", reply: text(">1\r\n$400000000\r\n"), reason: "reply", breaks: true},
+		{name: "huge number", reply: func(n []int64) string {
+			return strings.Replace(good(n), ":", ":99999999999999999999", 1)
+		}, reason: "reply", breaks: true},
+		{name: "status", reply: text("+OK\r\n"), reason: "reply", breaks: true},
+		{name: "string in the array", reply: func(n []int64) string {
+			return strings.Replace(good(n), ":", "+", 1)
+		}, reason: "reply", breaks: true},
+		{name: "HTTP", reply: text("HTTP/1.1 400 Bad Request\r\n"), reason: "reply", breaks: true},
+		{name: "closes", reply: text(""), next: hangUp, reason: "closed", breaks: true},
+		{name: "closes in the middle", reply: func(n []int64) string {
+			return good(n)[:len(good(n))-1]
+		}, next: hangUp, reason: "closed", breaks: true},
+		{name: "silent", reply: text(""), next: beQuiet, reason: "timeout", breaks: true},
+		{name: "silent in the middle", reply: func(n []int64) string {
+			return good(n)[:len(good(n))-1]
+		}, next: beQuiet, reason: "timeout", breaks: true},
+		{name: "NOSCRIPT", reply: text("-NOSCRIPT No matching script.\r\n"), again: true},
+	}
+	for reply, reason := range map[string]string{
+		"MOVED 1 127.0.0.1:1": "moved", "ASK 1 127.0.0.1:1": "moved", "TRYAGAIN Multiple keys": "tryagain",
+		"CLUSTERDOWN Hash slot not served": "clusterdown", "LOADING dataset": "loading", "BUSY Redis is busy": "busy",
+		"READONLY You can't write": "readonly", "OOM command not allowed": "oom", "NOPERM no": "noperm",
+		"NOAUTH Authentication required.": "noauth", "ERR something else": "error",
+	} {
+		kinds = append(kinds, answerKind{name: reply, reply: text("-" + reply + "\r\n"), reason: reason, notRun: true})
+	}
+	slices.SortFunc(kinds[len(kinds)-11:], func(a, b answerKind) int { return strings.Compare(a.name, b.name) })
+	return kinds
+}
+
+// TestRepliesInPieces guards replies of each kind after one of each kind, in two pieces
+// divided at each byte: they are read as if they came at once. If what follows that
+// byte never comes, no call gets what it would not have got.
+func TestRepliesInPieces(t *testing.T) {
+	kinds := answerKinds()
+	for _, a := range kinds {
+		for _, b := range kinds {
+			all := []*invocation{{calls: []*Call{callTo(4)}}, {calls: []*Call{callTo(5)}}}
+			stream := a.reply(numbersOf(all[0].calls[0].Keys)) + b.reply(numbersOf(all[1].calls[0].Keys))
+			want := readAll(all, stream)
+			for at := range stream {
+				if got := readAll(all, stream[:at], stream[at:]); !slices.Equal(got, want) {
+					t.Errorf("%s, %s: in pieces at %d: got %q, want %q", a.name, b.name, at, got, want)
+				}
+				got := readAll(all, stream[:at])
+				if n := len(got); n > 0 && strings.HasPrefix(got[n-1], "broken") {
+					got = got[:n-1]
+				}
+				if len(got) > len(want) || !slices.Equal(got, want[:len(got)]) {
+					t.Errorf("%s, %s: cut at %d: got %q, want a part of %q", a.name, b.name, at, got, want)
+				}
+			}
+		}
+	}
+}
+
+// answering is a server that answers the first calls each in its way, and all others
+// well. It remembers which calls it may have run.
+type answering struct {
+	kinds []answerKind
+
+	mu  sync.Mutex
+	got map[int]int // how often each call has come
+	ran map[int]int // how often it may have been run
+}
+
+// callTo returns the i-th call to the server. What it gets depends on its keys.
+func callTo(i int) *Call {
+	c := &Call{Arg: argOf(counter{add: 1}), Replies: 1 + i%3}
+	for n := range c.Replies {
+		c.Keys = append(c.Keys, fmt.Sprint("k", 10*i+n))
+	}
+	return c
+}
+
+// numbersOf returns the numbers that belong to some keys.
+func numbersOf(keys []string) (all []int64) {
+	for _, key := range keys {
+		n, _ := strconv.ParseInt(strings.TrimPrefix(key, "k"), 10, 64)
+		all = append(all, (n+1)*1_000_003)
+	}
+	return all
+}
+
+// answer answers a command.
+func (a *answering) answer(words []string) (string, then) {
+	if words[0] != "evalsha" && words[0] != "eval" {
+		return "", goOn
+	}
+	n, _ := strconv.Atoi(words[2])
+	if n == 0 { // a check
+		return "*0\r\n", goOn
+	}
+	keys := words[3 : 3+n]
+	i, _ := strconv.Atoi(strings.TrimPrefix(keys[0], "k"))
+	i /= 10
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	kind := answerKinds()[0]
+	if i < len(a.kinds) && (a.got[i] == 0 || !a.kinds[i].again) {
+		kind = a.kinds[i]
+	}
+	a.got[i]++
+	if !kind.notRun && !kind.again {
+		a.ran[i]++
+	}
+	return kind.reply(numbersOf(keys)), kind.next
+}
+
+// TestAnswersInSequence guards calls that are answered in each way after each other,
+// and in many ways one after the other: at once on one connection, or one by one. Each
+// call has one outcome, its own numbers or the error that fits, and is not said to
+// have been left out if it was run. Calls after that are answered again.
+func TestAnswersInSequence(t *testing.T) {
+	before := runtime.NumGoroutine()
+	kinds := answerKinds()
+	random := rand.New(rand.NewPCG(1, 2))
+	var sequences [][]answerKind
+	for _, a := range kinds {
+		sequences = append(sequences, []answerKind{a})
+		for _, b := range kinds {
+			sequences = append(sequences, []answerKind{a, b})
+		}
+	}
+	for range 50 {
+		var all []answerKind
+		for range 3 + random.IntN(10) {
+			all = append(all, pick(random, kinds...))
+		}
+		sequences = append(sequences, all)
+	}
+	t.Run("sequence", func(t *testing.T) {
+		for _, kinds := range sequences {
+			var names []string
+			for _, kind := range kinds {
+				names = append(names, kind.name)
+			}
+			for _, atOnce := range []bool{true, false} {
+				if !atOnce && len(kinds) >= openAfter {
+					continue // the breaker would open
+				}
+				t.Run(fmt.Sprintf("%s, at once %t", strings.Join(names, ", "), atOnce), func(t *testing.T) {
+					t.Parallel()
+					checkSequence(t, kinds, atOnce)
+				})
+			}
+		}
+	})
+	redistest.WaitFor(t, 10*time.Second, func() error {
+		if n := runtime.NumGoroutine(); n > before+2 {
+			return fmt.Errorf("%d goroutines, were %d", n, before)
+		}
+		return nil
+	})
+}
+
+// checkSequence makes calls, as many as there are kinds, to a server that answers each
+// in its way.
+func checkSequence(t *testing.T, kinds []answerKind, atOnce bool) {
+	timeout := time.Second
+	silent := slices.ContainsFunc(kinds, func(kind answerKind) bool { return kind.next == beQuiet })
+	if silent {
+		timeout /= 40
+	}
+	server := &answering{kinds: kinds, got: make(map[int]int), ran: make(map[int]int)}
+	r := newTestClient(t, nil, func(opt *Options) {
+		opt.Addresses, opt.Timeout = []string{scriptedServer(t, server.answer)}, timeout
+	})
+	s := r.server()
+	calls, errs := make([]*Call, len(kinds)), make([]error, len(kinds))
+	do := func(i int) {
+		calls[i] = callTo(i)
+		_, errs[i] = r.DoAlone(WithDeadline(time.Now().Add(timeout), false), calls[i])
+	}
+	connected(t, s)
+	if atOnce {
+		var all sync.WaitGroup
+		release := hold(t, s)
+		for i := range kinds {
+			all.Go(func() { do(i) })
+			for waitingAt(s) <= i {
+				runtime.Gosched()
+			}
+		}
+		release()
+		all.Wait()
+	} else {
+		for i := range kinds {
+			do(i)
+		}
+	}
+
+	// What follows is answered too.
+	last := len(kinds) - 1
+	redistest.WaitFor(t, 10*time.Second, func() error {
+		last++
+		c := callTo(last)
+		_, err := r.Do(WithDeadline(time.Now().Add(timeout), false), c)
+		if err == nil && !slices.Equal(c.Reply, numbersOf(c.Keys)) {
+			t.Errorf("a later call got %d, want %d", c.Reply, numbersOf(c.Keys))
+		}
+		return err
+	})
+	r.Close()
+
+	breaks := slices.IndexFunc(kinds, func(kind answerKind) bool { return kind.breaks })
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	for i, c := range calls {
+		kind, err := kinds[i], errs[i]
+		var f *ServerError
+		if err != nil {
+			f = failureOf(t, err)
+		}
+		ran := server.ran[i]
+		if ran > 1 || ran > 0 && NotRun(err) {
+			t.Errorf("call %d, %s: was run %d times, error %v", i, kind.name, ran, err)
+		}
+		if err == nil && len(c.Reply) > 0 && !slices.Equal(c.Reply, numbersOf(c.Keys)) {
+			t.Errorf("call %d, %s: got %d, want %d", i, kind.name, c.Reply, numbersOf(c.Keys))
+		}
+		switch {
+		case atOnce && breaks >= 0 && i > breaks:
+			if err == nil && !kind.again {
+				t.Errorf("call %d, %s: got %d after the connection broke", i, kind.name, c.Reply)
+			}
+		case atOnce && breaks >= 0 && kind.again:
+			// It was sent again, on the connection that breaks or on the next.
+		case silent && f != nil && f.reason == "timeout":
+			// Its answer waits for those to the other calls, or this process was late.
+		case kind.reason != "":
+			if f == nil || f.reason != kind.reason || NotRun(err) != kind.notRun {
+				t.Errorf("call %d, %s: error %v, not run %t; want %s", i, kind.name, err, NotRun(err), kind.reason)
+			}
+		case err != nil || kind.empty != (len(c.Reply) == 0):
+			t.Errorf("call %d, %s: got %d, error %v", i, kind.name, c.Reply, err)
 		}
 	}
 }
