@@ -289,6 +289,139 @@ func TestConnectionsKilled(t *testing.T) {
 	checkCharged(t, server, requests.Load(), failed.Load())
 }
 
+// ownCounts is one caller's keys, and what he knows of their count.
+type ownCounts struct {
+	on      []counter
+	counted int64 // calls that were answered
+	unknown int64 // calls that may have been run
+	longest time.Duration
+}
+
+// take makes a call on all keys. It returns an error if the answer cannot be right.
+func (o *ownCounts) take(r *testClient) error {
+	began := time.Now()
+	all, err := r.count(context.Background(), o.on...)
+	o.longest = max(o.longest, time.Since(began))
+	var f *ServerError
+	switch {
+	case errors.As(err, &f):
+		if !NotRun(err) {
+			o.unknown++
+		}
+		return nil
+	case err != nil:
+		return err
+	}
+	o.counted++
+	return o.check(all)
+}
+
+// check checks the counts of all keys.
+func (o *ownCounts) check(all []counted) error {
+	for i, c := range all {
+		add := o.on[i].add
+		if n := c.n / add; c.denied || c.n%add != 0 || n < o.counted || n > o.counted+o.unknown || c.n != all[0].n/o.on[0].add*add {
+			return fmt.Errorf("key %d: counted %+v, by %d each; %d calls were answered, %d are unknown", i, all, add, o.counted, o.unknown)
+		}
+	}
+	return nil
+}
+
+// TestDyingConnections guards many callers, each with keys of his own, whose
+// connections die again and again, in all ways: each counts exactly, but for the calls
+// whose outcome he does not know. None waits for much longer than the timeout, and
+// nothing is left.
+func TestDyingConnections(t *testing.T) {
+	const timeout, margin, callers, rounds = time.Second, 500 * time.Millisecond, 512, 4
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	clients(t, server)
+	before := runtime.NumGoroutine()
+	r := newTestClient(t, server, func(opt *Options) { opt.Addresses, opt.Timeout = []string{p.Addr}, timeout })
+	all := make([]ownCounts, callers)
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	var answered atomic.Int64
+	for i := range all {
+		o := &all[i]
+		for n := range 1 + i%3 {
+			o.on = append(o.on, counter{key: fmt.Sprintf("rl:{own%d}:%d", i, n), add: int64(1000*(n+1) + i), limit: 1 << 31})
+		}
+		busy.Go(func() {
+			for {
+				was := o.counted
+				if err := o.take(r); err != nil {
+					t.Errorf("caller %d: %v", i, err)
+					return
+				}
+				answered.Add(o.counted - was)
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Duration(i%7) * time.Millisecond):
+				}
+			}
+		})
+	}
+	for round := range rounds {
+		for _, kill := range []func(){
+			func() {
+				if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err(); err != nil {
+					t.Error(err)
+				}
+			},
+			p.CloseAll,
+			func() { p.HalfReply(1+round*7, "evalsha") },
+			func() { p.CutReplies("evalsha", "eval") },
+			func() { p.Slice(5, time.Microsecond); p.CloseAll() },
+			p.Refuse,
+		} {
+			kill()
+			time.Sleep(20 * time.Millisecond)
+			p.Pass()
+			want := answered.Load() + callers/2
+			redistest.WaitFor(t, 10*time.Second, func() error {
+				if n := answered.Load(); n < want {
+					return fmt.Errorf("%d calls were answered, want %d", n, want)
+				}
+				return nil
+			})
+		}
+	}
+	close(stop)
+	busy.Wait()
+	unknown := int64(0)
+	for i := range all {
+		o := &all[i]
+		var got []counted
+		for _, c := range o.on {
+			got = append(got, counted{n: stored(t, server, c.key)})
+		}
+		if err := o.check(got); err != nil {
+			t.Errorf("caller %d: %v", i, err)
+		}
+		if o.longest > timeout+margin {
+			t.Errorf("caller %d waited %v", i, o.longest)
+		}
+		unknown += o.unknown
+	}
+	if unknown == 0 {
+		t.Error("the outcome of every call was known: the test proves nothing")
+	}
+	r.Close()
+	p.Refuse()
+	redistest.WaitFor(t, 10*time.Second, func() error {
+		if n := clients(t, server); n > 0 {
+			return fmt.Errorf("%d connections are left", n)
+		}
+		if n := runtime.NumGoroutine(); n > before+2 {
+			return fmt.Errorf("%d goroutines, were %d", n, before)
+		}
+		return nil
+	})
+	t.Logf("%d calls answered, %d unknown", answered.Load(), unknown)
+}
+
 // TestRestart guards that a server which was down is used again soon after it is
 // back, and that no call waits too long in between.
 func TestRestart(t *testing.T) {
