@@ -209,7 +209,7 @@ type answerKind struct {
 	empty  bool   // whether the call gets no numbers
 	notRun bool   // whether it certainly was not run
 	breaks bool   // whether nothing that follows on the connection is read
-	again  bool   // whether the invocation is sent again, and then answered well
+	lacks  int    // how often the server says first that it does not know the script
 }
 
 // answerKinds returns all kinds.
@@ -249,7 +249,8 @@ func answerKinds() []answerKind {
 		{name: "silent in the middle", reply: func(n []int64) string {
 			return good(n)[:len(good(n))-1]
 		}, next: beQuiet, reason: "timeout", breaks: true},
-		{name: "NOSCRIPT", reply: text("-NOSCRIPT No matching script.\r\n"), again: true},
+		{name: "NOSCRIPT", reply: good, lacks: 1},
+		{name: "always NOSCRIPT", reply: text(""), lacks: 1 << 30, reason: "error", notRun: true},
 	}
 	for reply, reason := range map[string]string{
 		"MOVED 1 127.0.0.1:1": "moved", "ASK 1 127.0.0.1:1": "moved", "TRYAGAIN Multiple keys": "tryagain",
@@ -332,11 +333,13 @@ func (a *answering) answer(words []string) (string, then) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	kind := answerKinds()[0]
-	if i < len(a.kinds) && (a.got[i] == 0 || !a.kinds[i].again) {
+	if i < len(a.kinds) {
 		kind = a.kinds[i]
 	}
-	a.got[i]++
-	if !kind.notRun && !kind.again {
+	if a.got[i]++; a.got[i] <= kind.lacks {
+		return "-NOSCRIPT No matching script.\r\n", goOn
+	}
+	if !kind.notRun {
 		a.ran[i]++
 	}
 	return kind.reply(numbersOf(keys)), kind.next
@@ -456,10 +459,10 @@ func checkSequence(t *testing.T, kinds []answerKind, atOnce bool) {
 		}
 		switch {
 		case atOnce && breaks >= 0 && i > breaks:
-			if err == nil && !kind.again {
+			if err == nil && kind.lacks == 0 {
 				t.Errorf("call %d, %s: got %d after the connection broke", i, kind.name, c.Reply)
 			}
-		case atOnce && breaks >= 0 && kind.again:
+		case atOnce && breaks >= 0 && kind.lacks > 0:
 			// It was sent again, on the connection that breaks or on the next.
 		case silent && f != nil && f.reason == "timeout":
 			// Its answer waits for those to the other calls, or this process was late.

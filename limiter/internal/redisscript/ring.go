@@ -486,7 +486,7 @@ func (r *ring) readReply(conn *connection, from *replyReader) error {
 func (r *ring) answered(conn *connection, in *invocation, failure error) {
 	now := conn.heard()
 	b := in.batch
-	forgotten := failure != nil && hasCode(failure, "NOSCRIPT")
+	forgotten := failure != nil && !in.whole && hasCode(failure, "NOSCRIPT")
 	r.mu.Lock()
 	conn.flight.pop()
 	news := false
