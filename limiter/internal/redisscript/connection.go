@@ -13,6 +13,7 @@ import (
 type connection struct {
 	net.Conn
 	raw     syscall.RawConn // of its socket; nil if there is none
+	plain   bool            // whether what comes on the socket is read as it is
 	release func() error    // closes it
 	made    time.Time
 	trip    time.Duration // how long an answer took while it was made
@@ -68,7 +69,8 @@ func (c *connection) answers() (is bool, heard time.Time) {
 	heard = c.heard()
 	if c.raw != nil {
 		unread, ago, known := received(c.raw)
-		if unread || known && time.Since(heard)-ago > tick { // it has been read just now
+		// A part of a TLS record is read as it comes, and waits for the rest.
+		if unread || known && c.plain && time.Since(heard)-ago > tick { // it has been read just now
 			return true, heard
 		}
 	}

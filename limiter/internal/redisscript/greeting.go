@@ -55,7 +55,8 @@ func (g *greeter) greet(ctx context.Context) (*connection, error) {
 		_ = conn.Close()
 		return nil, err
 	}
-	c := &connection{Conn: s.Conn, raw: rawConn(s.Conn), release: conn.Close, made: time.Now(), trip: s.trip}
+	c := &connection{Conn: s.Conn, release: conn.Close, made: time.Now(), trip: s.trip}
+	c.raw, c.plain = rawConn(s.Conn)
 	c.heardAt.Store(int64(time.Since(start)))
 	return c, nil
 }
@@ -106,17 +107,19 @@ func (h sockets) DialHook(next redis.DialHook) redis.DialHook {
 	}
 }
 
-// rawConn returns the socket behind a connection, or nil if there is none.
-func rawConn(conn net.Conn) syscall.RawConn {
-	if tls, ok := conn.(interface{ NetConn() net.Conn }); ok {
+// rawConn returns the socket behind a connection, or nil if there is none. plain is
+// false if TLS is between.
+func rawConn(conn net.Conn) (raw syscall.RawConn, plain bool) {
+	tls, ok := conn.(interface{ NetConn() net.Conn })
+	if plain = !ok; ok {
 		conn = tls.NetConn()
 	}
 	if s, ok := conn.(syscall.Conn); ok {
 		if raw, err := s.SyscallConn(); err == nil {
-			return raw
+			return raw, plain
 		}
 	}
-	return nil
+	return nil, plain
 }
 
 // refusedKey is the key of a context value that receives the server's reply to the

@@ -1436,6 +1436,30 @@ func TestLateProcessIsNotSlowServer(t *testing.T) {
 	}
 }
 
+// TestSlowTLSRecord guards a server, or what is between, that sends a part of a TLS
+// record and then falls silent: its calls do not wait for the rest of it.
+func TestSlowTLSRecord(t *testing.T) {
+	t.Parallel()
+	const timeout, margin = 100 * time.Millisecond, 400 * time.Millisecond
+	a := redistest.NewAuthority(t)
+	server := redistest.StartTLS(t, a, false)
+	p := redistest.StartProxy(t, server.Addr)
+	r := newTestClient(t, server, func(opt *Options) {
+		opt.Addresses, opt.Timeout, opt.TLS = []string{p.Addr}, timeout, a.ClientConfig(t)
+	})
+	connected(t, r.server())
+	p.Slice(7, time.Minute)
+	time.Sleep(5 * tick) // so that it shows that something has come
+	began := time.Now()
+	_, err := r.count(t.Context(), upTo(100))
+	if f := failureOf(t, err); f.reason != "timeout" {
+		t.Errorf("reason %q: %v", f.reason, err)
+	}
+	if took := time.Since(began); took > timeout+margin {
+		t.Errorf("waited %v", took)
+	}
+}
+
 // TestShortenedCallBlamesNobody guards calls that have less time than the timeout: they
 // give up when that is over, which is no failure of the server, also in a process that
 // has just been late.
