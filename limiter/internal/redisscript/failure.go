@@ -93,7 +93,7 @@ type corrupt struct{ error }
 
 // ownErrors are errors with known texts.
 var ownErrors = []error{
-	errReplyTooLarge, errReplyMalformed, errUnasked, errBehind, errLate, errConnecting, errNotConnected,
+	errReplyTooLarge, errReplyMalformed, errUnasked, errBehind, errLate, errKept, errConnecting, errNotConnected,
 	context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
 	net.ErrClosed, redis.ErrClosed, redis.ErrPoolTimeout,
 }
@@ -141,6 +141,10 @@ var (
 	// errLate means that a call had less time than the timeout, and was not answered
 	// within that.
 	errLate = errors.New("too little time was left for an answer")
+
+	// errKept means that a call was not answered in time because this process did not
+	// go on to write it, or to read what had come.
+	errKept = errors.New("this process was too busy to write the call or to read the answer")
 
 	// errUnasked means that a server has sent something unasked, as some do before
 	// they close a connection.
@@ -199,7 +203,7 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	switch {
 	case errors.As(err, new(corrupt)):
 		f = ServerError{reason: "corrupt"}
-	case errors.Is(err, errBehind), errors.Is(err, errLate):
+	case errors.Is(err, errBehind), errors.Is(err, errLate), errors.Is(err, errKept):
 		f = ServerError{reason: "backlog", text: late}
 	case errors.Is(err, errReplyTooLarge), errors.Is(err, errReplyMalformed), errors.Is(err, errUnasked):
 		f.reason, f.text = "reply", "sent what can't be a reply"

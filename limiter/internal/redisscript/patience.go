@@ -75,7 +75,10 @@ func (r *ring) cancel(c *Call) bool {
 // in flight for the timeout, and not a byte has come. Otherwise the call waits as long
 // as it is for this process to go on, to send it or to read what may be the answer, and
 // as it has patience.
-func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
+//
+// The first time, until is when it was to be called. By as much as that was missed, as
+// the whole process may have been stopped, the call began later.
+func (r *ring) overdue(c *Call, until time.Time, shortened bool) (time.Duration, error) {
 	r.mu.Lock()
 	conn := r.conn
 	r.mu.Unlock()
@@ -88,6 +91,9 @@ func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
 	if c.over.Load() {
 		r.mu.Unlock()
 		return 0, nil
+	}
+	if missed := now.Sub(until); !until.IsZero() && missed >= lateAfter {
+		c.began, c.end = c.began.Add(missed), c.end.Add(missed)
 	}
 	in, lost, sent := c.in, r.lostAt, time.Time{}
 	if in != nil {
@@ -123,18 +129,19 @@ func (r *ring) overdue(c *Call, shortened bool) (time.Duration, error) {
 	case !c.finish():
 		return 0, nil
 	default:
-		return 0, r.giveUp(conn, sent, now, shortened)
+		return 0, r.giveUp(conn, sent, now, shortened, ours)
 	}
 	return max(rest, lateAfter), nil // it has just been sent, or waits
 }
 
 // giveUp records that a call was not answered in time, and returns its error. What
 // times out together counts once: calls that were in flight when another one timed
-// out do not count again.
-func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened bool) error {
+// out do not count again. If ours, this process has kept the call from its answer, and
+// the server is not to blame.
+func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened, ours bool) error {
 	r.mu.Lock()
-	silent := conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-lateAfter
-	first := (silent || !shortened) && sent.After(r.failed)
+	silent := !ours && conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-lateAfter
+	first := (silent || !shortened && !ours) && sent.After(r.failed)
 	if first {
 		r.failed = now
 	}
@@ -145,7 +152,10 @@ func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened bool) err
 	}
 	r.mu.Unlock()
 	why := context.DeadlineExceeded
-	if shortened && !silent {
+	switch {
+	case ours:
+		why = errKept
+	case shortened && !silent:
 		why = errLate
 	}
 	err := r.server.timedOut(why, first)
@@ -187,16 +197,19 @@ func (r *ring) watch() (idle time.Duration) {
 		r.mu.Unlock()
 		return 0
 	}
-	silent := conn.silent(now)
 	in := conn.flight.first()
 	if in == nil {
+		silent := conn.silent(now)
 		r.mu.Unlock()
 		return silent
 	}
-	sent := in.sent
 	r.mu.Unlock()
-	if unread, _ := conn.answers(); silent >= r.timeout && !unread {
-		_ = r.giveUp(conn, sent, now, false)
+	unread, _ := conn.answers()
+	r.mu.Lock()
+	silent, sent := conn.silent(now), in.sent
+	r.mu.Unlock()
+	if silent >= r.timeout && !unread {
+		_ = r.giveUp(conn, sent, now, false, false)
 	}
 	return 0
 }

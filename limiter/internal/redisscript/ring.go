@@ -142,9 +142,10 @@ func (r *ring) do(c *Call, end time.Time, shortened bool) error {
 			return c.err
 		case <-c.timer.C:
 		}
-		if rest, err := r.overdue(c, shortened); err != nil {
+		if rest, err := r.overdue(c, until, shortened); err != nil {
 			return err
 		} else if rest > 0 {
+			until = time.Time{}
 			c.timer.Reset(rest)
 			continue
 		}

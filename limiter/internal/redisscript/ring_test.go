@@ -1,15 +1,20 @@
 package redisscript
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -1433,6 +1438,106 @@ func TestLateProcessIsNotSlowServer(t *testing.T) {
 				t.Errorf("failures %v", f)
 			}
 		})
+	}
+}
+
+// stoppedEnv is the environment variable that has the address of the server for
+// callUntilTold.
+const stoppedEnv = "REDISSCRIPT_STOPPED"
+
+// callUntilTold is the process that TestStoppedProcess stops: it makes calls until its
+// input ends, and writes what went wrong.
+func callUntilTold(t *testing.T, addr string) {
+	var seen events
+	r := newTestClient(t, nil, func(opt *Options) {
+		opt.Addresses, opt.Timeout, opt.Report = []string{addr}, 200*time.Millisecond, seen.report
+	})
+	r.Connect()
+	fmt.Println("connecting")
+	redistest.WaitFor(t, 10*time.Second, func() error {
+		if !r.server().ring.healthy() {
+			return errors.New("not connected")
+		}
+		return nil
+	})
+	var over atomic.Bool
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		over.Store(true)
+	}()
+	redistest.Together(t, 50, func(int) {
+		for !over.Load() {
+			if _, err := r.count(context.Background(), upTo(1<<30)); err != nil {
+				fmt.Println(err)
+			}
+		}
+	})
+	if got := seen.take(); len(got) > 0 {
+		fmt.Printf("reported %q\n", got)
+	}
+	if f := r.server().stats().Failures; len(f) > 0 {
+		fmt.Printf("failures %v\n", f)
+	}
+}
+
+// TestStoppedProcess guards a process that is stopped for a while, as by SIGSTOP or by
+// a machine that is moved, while it connects and while calls are in flight: when it goes
+// on they find their answers, and nothing is taken for the server's silence.
+func TestStoppedProcess(t *testing.T) {
+	if addr := os.Getenv(stoppedEnv); addr != "" {
+		callUntilTold(t, addr)
+		return
+	}
+	t.Parallel()
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr)
+	p.Delay(300 * time.Millisecond)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestStoppedProcess$")
+	cmd.Env = append(os.Environ(), stoppedEnv+"="+p.Addr)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stop := func(d time.Duration) {
+		for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+			if err := cmd.Process.Signal(s); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(d)
+			d = 0
+		}
+	}
+	lines := bufio.NewScanner(out)
+	if lines.Scan(); lines.Text() != "connecting" {
+		t.Errorf("the process says %q", lines.Text())
+	}
+	stop(2 * time.Second)
+	p.Delay(20 * time.Millisecond) // so that some are always in flight
+	for _, d := range []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, 2 * time.Second} {
+		ran := server.CommandStat(t, "evalsha")
+		redistest.WaitFor(t, 10*time.Second, func() error {
+			if n := server.CommandStat(t, "evalsha"); n < ran+5 {
+				return fmt.Errorf("%d calls ran", n-ran)
+			}
+			return nil
+		})
+		stop(d)
+	}
+	in.Close()
+	for lines.Scan() {
+		if line := lines.Text(); line != "PASS" {
+			t.Error(line)
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
 	}
 }
 

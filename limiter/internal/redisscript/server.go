@@ -294,9 +294,10 @@ func (s *Server) reconnect() {
 func (s *Server) dial(probe bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 	defer cancel()
-	slow := time.AfterFunc(slowToConnect, s.slowToConnect)
+	greeted := make(chan struct{})
+	go s.slowToConnect(greeted)
 	conn, err := s.greeter.greet(ctx)
-	slow.Stop()
+	close(greeted)
 	if err != nil {
 		s.dialing.Store(false)
 		f := newFailure(s.breaker.server, 0, err)
@@ -323,8 +324,19 @@ func (s *Server) dial(probe bool) {
 }
 
 // slowToConnect records that a connection takes very long to make. If there is no
-// other, the server counts as down.
-func (s *Server) slowToConnect() {
+// other, the server counts as down. It waits step by step, so that the time for which
+// this process is stopped counts as one of them.
+func (s *Server) slowToConnect(greeted <-chan struct{}) {
+	const steps = 10
+	step := time.NewTicker(slowToConnect / steps)
+	defer step.Stop()
+	for range steps {
+		select {
+		case <-greeted:
+			return
+		case <-step.C:
+		}
+	}
 	if s.ring.healthy() {
 		return
 	}
