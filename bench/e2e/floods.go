@@ -33,8 +33,8 @@ func (m *measurement) floods(ctx context.Context) (string, error) {
 	} {
 		for _, connections := range m.floodSizes {
 			var rates, slowest, alone []float64
-			for round := range m.rounds {
-				fmt.Fprintf(m.progress, "floods: %s, %d clients, round %d of %d\n", limiter.name, connections, round+1, m.rounds)
+			for round := range min(m.rounds, floodRounds) {
+				fmt.Fprintf(m.progress, "floods: %s, %d clients, round %d\n", limiter.name, connections, round+1)
 				sent, share, err := m.flood(ctx, limiter.redis, connections)
 				if err != nil {
 					return "", err
@@ -111,9 +111,14 @@ http://127.0.0.1:%s {
 	return a, (alone - beforeAlone) / (all - before), nil
 }
 
-// floodTimes is how many times as long as others a flood lasts: it takes a second
-// until all clients are connected.
-const floodTimes = 5
+const (
+	// floodTimes is how many times as long as other runs a flood lasts: it takes a
+	// second until all clients are connected.
+	floodTimes = 5
+
+	// floodRounds is the most rounds: what matters varies little.
+	floodRounds = 3
+)
 
 var decisions = regexp.MustCompile(`(?m)^caddy_rate_limit_decisions_total\{by="(\w+)".*\} ([\d.e+]+)$`)
 
