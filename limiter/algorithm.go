@@ -78,8 +78,8 @@ type counting interface {
 	add(l *Limit, s state, cost int64) state
 
 	// atLeast returns level s, its clear time relative to now, plus some units of which
-	// it may have some already, but not beyond a full bucket.
-	atLeast(l *Limit, s state, units, unix int64) state
+	// it may have some already, but not beyond a bucket of the given size that is full.
+	atLeast(l *Limit, s state, units, size, unix int64) state
 
 	// count returns the level with a denied request, see Limit.CountDenied, for which
 	// there was no room beside some other units.
@@ -147,7 +147,7 @@ func (l *Limit) atLeast(s state, units, unix int64) state {
 	if units == 0 {
 		return s
 	}
-	return l.by().atLeast(l, s, units, unix)
+	return l.by().atLeast(l, s, units, l.Size, unix)
 }
 func (l *Limit) count(s state, now, unix, cost, beside int64) state {
 	return l.by().count(l, s, now, unix, cost, beside)

@@ -49,13 +49,11 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 // more than a bucket holds, the sum is beyond a full one only if the server has
 // told the charge before, in the answer to another request.
 func (m *Memory) charged(p *tracked, s state, now int64) state {
-	l := &p.limit
-	defer func(size int64) { l.Size = size }(l.Size)
-	l.Size = p.place.partition.largest.Load() // other requests may have been admitted with it
+	l, size := &p.limit, p.place.partition.largest.Load() // other requests may have been admitted with it
 	if s.clear -= now; s.clear <= 0 {
 		s = state{}
 	}
-	s = l.atLeast(s, p.cost, m.unix(l))
+	s = l.by().atLeast(l, s, p.cost, size, m.unix(l))
 	s.clear += now
 	return s
 }

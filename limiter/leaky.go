@@ -50,11 +50,14 @@ func (leaky) wait(l *Limit, s state, now, cost int64) int64 {
 	return max(s.clear-now-fits, 0)
 }
 
-func (leaky) remaining(l *Limit, s state, now int64) int64 {
+func (a leaky) remaining(l *Limit, s state, now int64) int64 { return a.room(l, s, l.Size, now) }
+
+// room is remaining for a bucket of the given size.
+func (leaky) room(l *Limit, s state, size, now int64) int64 {
 	// The bucket holds drips·DripSize − slack units. The product is computed only
 	// where it is known to be small: the level may far exceed this size if
 	// requests with a larger one have filled the bucket.
-	drips, room := ceilDiv(s.clear-now, l.rate()), l.Size+s.slack
+	drips, room := ceilDiv(s.clear-now, l.rate()), size+s.slack
 	if drips > floorDiv(room, l.DripSize) {
 		return 0
 	}
@@ -87,13 +90,13 @@ func (leaky) add(l *Limit, s state, cost int64) state {
 	}
 }
 
-func (a leaky) atLeast(l *Limit, s state, units, unix int64) state {
-	room := a.remaining(l, s, 0)
+func (a leaky) atLeast(l *Limit, s state, units, size, unix int64) state {
+	room := a.room(l, s, size, 0)
 	if room > 0 {
 		s = a.add(l, a.started(l, s, 0, unix), min(units, room))
 	}
 	if units > room && !isWindow(l) {
-		if full := a.add(l, a.started(l, state{}, 0, unix), l.Size); s.below(full) {
+		if full := a.add(l, a.started(l, state{}, 0, unix), size); s.below(full) {
 			return full
 		}
 	}

@@ -77,15 +77,15 @@ func (logSummary) units(l *Limit, s state, now int64) int64 {
 	return before + last
 }
 
-// atLeast: no window has more than Size units; how many of the one before still count
+// atLeast: no window has more than size units; how many of the one before still count
 // in the log is unknown.
-func (a logSummary) atLeast(l *Limit, s state, units, unix int64) state {
+func (a logSummary) atLeast(l *Limit, s state, units, size, unix int64) state {
 	s = a.started(l, s, 0, unix)
 	before, last := s.counts()
-	if last >= l.Size {
+	if last >= size {
 		return s
 	}
-	return counted(s.clear, before, min(last+units, l.Size))
+	return counted(s.clear, before, min(last+units, size))
 }
 
 func (a logSummary) tell(l *Limit, s state, now, cost int64) (remaining, counts, one int64) {

@@ -153,8 +153,8 @@ func (windows) add(_ *Limit, s state, cost int64) state {
 	return counted(s.clear, before, last+min(cost, MaxSlidingUnits))
 }
 
-func (a sliding) atLeast(l *Limit, s state, units, unix int64) state {
-	if room := a.remaining(l, s, 0); room > 0 {
+func (a sliding) atLeast(l *Limit, s state, units, size, unix int64) state {
+	if room := size - a.units(l, s, 0); room > 0 {
 		return a.add(l, a.started(l, s, 0, unix), min(units, room))
 	}
 	return s

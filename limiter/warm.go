@@ -173,12 +173,12 @@ func (a warm) count(l *Limit, s state, now, unix, _, _ int64) state {
 	return state{free + s.slack, s.slack}
 }
 
-// atLeast: more than Size units from cold means that some of them are in s already. So
+// atLeast: more than size units from cold means that some of them are in s already. So
 // they do not count as taken permits, because then the next ones would be too cheap.
-func (a warm) atLeast(l *Limit, s state, units, unix int64) state {
+func (a warm) atLeast(l *Limit, s state, units, size, unix int64) state {
 	s = a.started(l, s, 0, unix)
 	sum := a.add(l, s, units)
-	if latest := max(a.add(l, state{}, l.Size).free(), s.free()); sum.free() > latest {
+	if latest := max(a.add(l, state{}, size).free(), s.free()); sum.free() > latest {
 		return state{latest + s.slack, s.slack}
 	}
 	return sum

@@ -34,18 +34,20 @@ type patience struct {
 func (p *patience) allowed() time.Duration { return p.end.Sub(p.began) }
 
 // looked records what a call has found: when it was sent, zero if it was not; whether
-// something has come that was not read; and when the reader last went on.
-func (p *patience) looked(now, sent time.Time, unread bool, heard time.Time) {
+// something has come that was not read; and when the reader last went on. It reports
+// whether the reader has not gone on since the last look.
+func (p *patience) looked(now, sent time.Time, unread bool, heard time.Time) (stuck bool) {
 	if sent.Sub(p.end) >= lateAfter {
 		p.kept = later(p.kept, sent)
 	}
-	stuck := unread && p.unread.Equal(heard)
+	stuck = unread && p.unread.Equal(heard)
 	if stuck || p.stuck {
 		p.kept = now
 	}
 	if p.stuck, p.unread = stuck, (time.Time{}); unread {
 		p.unread = heard
 	}
+	return stuck
 }
 
 // rest returns how much longer the call may take, given the ring's lag. By as much as
@@ -101,7 +103,10 @@ func (r *ring) overdue(c *Call, until time.Time, shortened bool) (time.Duration,
 	}
 	late := in == nil && lost.IsZero() && r.writing && now.Sub(r.due) >= lateAfter // to send it
 	ours := late || unread || in != nil && sent.IsZero()
-	c.looked(now, sent, unread, heard)
+	if c.looked(now, sent, unread, heard) {
+		r.stuck = now
+	}
+	c.kept = later(c.kept, r.stuck) // which others may have found
 	rest := c.rest(now, r.lag)
 	switch beyond := now.Sub(c.end); {
 	case beyond >= mostLate:

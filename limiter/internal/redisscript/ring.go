@@ -57,6 +57,7 @@ type ring struct {
 	paced   bool          // whether one will be as soon as pace has passed
 	last    time.Time     // when the last batch was written
 	calls   int           // calls in it
+	stuck   time.Time     // when a call last found that the reader does not go on
 	lag     time.Duration // by how much this process was late to send batches, in all
 	took    time.Duration // how long a batch takes: falls at once, rises slowly
 	rose    time.Time     // when took last rose
