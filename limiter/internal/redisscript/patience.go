@@ -145,7 +145,7 @@ func (r *ring) overdue(c *Call, until time.Time, shortened bool) (time.Duration,
 // the server is not to blame.
 func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened, ours bool) error {
 	r.mu.Lock()
-	silent := !ours && conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-lateAfter
+	silent := !ours && conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-min(lateAfter, r.timeout/2)
 	first := (silent || !shortened && !ours) && sent.After(r.failed)
 	if first {
 		r.failed = now

@@ -1565,6 +1565,23 @@ func TestSlowTLSRecord(t *testing.T) {
 	}
 }
 
+// TestShortestTimeout guards the connection to a server that has just spoken: a call
+// that gives up does not take it for silent, however short the timeout is.
+func TestShortestTimeout(t *testing.T) {
+	for _, timeout := range []time.Duration{time.Millisecond, 2 * time.Millisecond, time.Second} {
+		r := newTestClient(t, redistest.Start(t), func(opt *Options) { opt.Timeout = timeout })
+		ring := r.server().ring
+		connected(t, r.server())
+		ring.mu.Lock()
+		conn := ring.conn
+		ring.mu.Unlock()
+		_ = ring.giveUp(conn, conn.heard(), conn.heard().Add(timeout/4), false, false)
+		if !ring.healthy() {
+			t.Errorf("timeout %v: a server that spoke %v ago is taken for silent", timeout, timeout/4)
+		}
+	}
+}
+
 // TestShortenedCallBlamesNobody guards calls that have less time than the timeout: they
 // give up when that is over, which is no failure of the server, also in a process that
 // has just been late.
