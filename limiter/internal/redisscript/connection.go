@@ -14,6 +14,7 @@ type connection struct {
 	net.Conn
 	raw     syscall.RawConn // of its socket; nil if there is none
 	plain   bool            // whether what comes on the socket is read as it is
+	before  uint64          // number of bytes that came while it was made, if that is known
 	release func() error    // closes it
 	made    time.Time
 	trip    time.Duration // how long an answer took while it was made
@@ -26,6 +27,7 @@ type connection struct {
 
 	writeBy time.Time // the deadline of writes
 	heardAt atomic.Int64
+	read    atomic.Uint64
 	waiting atomic.Bool // whether its reader waits for something to come
 
 	mu  sync.Mutex
@@ -40,6 +42,7 @@ func (c *connection) Read(b []byte) (int, error) {
 	c.waiting.Store(true)
 	n, err := c.Conn.Read(b)
 	c.waiting.Store(false)
+	c.read.Add(uint64(n)) //nolint:gosec // not negative
 	c.heardAt.Store(int64(time.Since(start)))
 	return n, err
 }
@@ -60,21 +63,20 @@ func (c *connection) silent(now time.Time) time.Duration {
 	return now.Sub(last)
 }
 
-// tick is the most by which the kernel is wrong about when something came.
-const tick = 10 * time.Millisecond
-
 // answers reports whether something has come that has not been passed on yet: then
 // this process is late, and not the server. heard is when its reader last went on.
 func (c *connection) answers() (is bool, heard time.Time) {
 	heard = c.heard()
-	if c.raw != nil {
-		unread, ago, known := received(c.raw)
-		// A part of a TLS record is read as it comes, and waits for the rest.
-		if unread || known && c.plain && time.Since(heard)-ago > tick { // it has been read just now
-			return true, heard
-		}
+	if c.raw == nil {
+		return !c.waiting.Load(), heard
 	}
-	return !c.waiting.Load(), heard
+	read := c.read.Load()
+	if bytes, known := received(c.raw); c.plain && known && bytes >= c.before+read {
+		// That is exact: a reader may have taken something from the socket, and wait
+		// for a processor before it can say so.
+		return bytes > c.before+read || !c.waiting.Load(), heard
+	}
+	return unread(c.raw) || !c.waiting.Load(), heard
 }
 
 // write writes b. That takes long only if this process is late, or if the server does

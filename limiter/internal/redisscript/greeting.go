@@ -56,7 +56,9 @@ func (g *greeter) greet(ctx context.Context) (*connection, error) {
 		return nil, err
 	}
 	c := &connection{Conn: s.Conn, release: conn.Close, made: time.Now(), trip: s.trip}
-	c.raw, c.plain = rawConn(s.Conn)
+	if c.raw, c.plain = rawConn(s.Conn); c.raw != nil {
+		c.before, _ = received(c.raw) // all of it was read, or what comes next is unasked
+	}
 	c.heardAt.Store(int64(time.Since(start)))
 	return c, nil
 }

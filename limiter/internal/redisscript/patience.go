@@ -50,6 +50,14 @@ func (p *patience) looked(now, sent time.Time, unread bool, heard time.Time) (st
 	return stuck
 }
 
+// missed records that a call has missed its time by as much, so that all of this process
+// may have been stopped. Then the call began later, and gets as much again, but no more
+// than it had, for what it waits for.
+func (p *patience) missed(now time.Time, by time.Duration) {
+	p.kept = later(p.kept, now.Add(min(by, p.allowed())-p.allowed()))
+	p.began, p.end = p.began.Add(by), p.end.Add(by)
+}
+
 // rest returns how much longer the call may take, given the ring's lag. By as much as
 // this process was late to send batches there is more time, and if it kept the call
 // beyond its time, that begins anew.
@@ -78,8 +86,7 @@ func (r *ring) cancel(c *Call) bool {
 // as it is for this process to go on, to send it or to read what may be the answer, and
 // as it has patience.
 //
-// The first time, until is when it was to be called. By as much as that was missed, as
-// the whole process may have been stopped, the call began later.
+// The first time, until is when it was to be called.
 func (r *ring) overdue(c *Call, until time.Time, shortened bool) (time.Duration, error) {
 	r.mu.Lock()
 	conn := r.conn
@@ -94,9 +101,6 @@ func (r *ring) overdue(c *Call, until time.Time, shortened bool) (time.Duration,
 		r.mu.Unlock()
 		return 0, nil
 	}
-	if missed := now.Sub(until); !until.IsZero() && missed >= lateAfter {
-		c.began, c.end = c.began.Add(missed), c.end.Add(missed)
-	}
 	in, lost, sent := c.in, r.lostAt, time.Time{}
 	if in != nil {
 		sent = in.sent
@@ -107,6 +111,9 @@ func (r *ring) overdue(c *Call, until time.Time, shortened bool) (time.Duration,
 		r.stuck = now
 	}
 	c.kept = later(c.kept, r.stuck) // which others may have found
+	if missed := now.Sub(until); !until.IsZero() && missed >= lateAfter {
+		c.missed(now, missed)
+	}
 	rest := c.rest(now, r.lag)
 	switch beyond := now.Sub(c.end); {
 	case beyond >= mostLate:

@@ -1,11 +1,8 @@
-//go:build !unix
+//go:build !linux
 
 package redisscript
 
-import (
-	"syscall"
-	"time"
-)
+import "syscall"
 
-// received reports nothing: this system does not tell.
-func received(syscall.RawConn) (unread bool, ago time.Duration, known bool) { return false, 0, false }
+// received reports that this system does not tell.
+func received(syscall.RawConn) (bytes uint64, known bool) { return 0, false }

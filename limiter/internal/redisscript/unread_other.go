@@ -1,0 +1,8 @@
+//go:build !unix
+
+package redisscript
+
+import "syscall"
+
+// unread reports false: this system does not tell.
+func unread(syscall.RawConn) bool { return false }
