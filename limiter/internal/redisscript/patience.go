@@ -17,7 +17,7 @@ const (
 
 	// mostLate is the most that a call waits beyond its time because this process
 	// is late.
-	mostLate = time.Second
+	mostLate = 5 * time.Second
 )
 
 // patience is how long a call waits for its answer.
