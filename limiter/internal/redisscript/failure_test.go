@@ -266,7 +266,10 @@ func TestFailuresToConnect(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			var seen events
-			const timeout = 250 * time.Millisecond
+			timeout := 2 * time.Second // that a busy machine does not take
+			if tc.reason == "timeout" {
+				timeout = 250 * time.Millisecond
+			}
 			r := newTestClient(t, server, func(opt *Options) {
 				opt.Addresses, opt.TLS, opt.Timeout, opt.Report = []string{tc.address}, tc.tls, timeout, seen.report
 			})
