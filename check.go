@@ -420,7 +420,8 @@ func (c *checker) askRedis(ctx context.Context) {
 	}
 }
 
-// tryRedis charges a bucket of its own in Redis, and empties it.
+// tryRedis charges buckets of its own in Redis, and empties them: one that drips, and if
+// the config has such limits a log, for which the script calls further commands.
 func (c *checker) tryRedis(ctx context.Context, opt limiter.RedisOptions) {
 	opt.Fallback, opt.Report = nil, nil
 	store, err := limiter.NewRedis(opt)
@@ -434,6 +435,16 @@ func (c *checker) tryRedis(ctx context.Context, opt limiter.RedisOptions) {
 		Name: "check", Key: rand.Text(), Cost: 300,
 		Limit: limiter.Limit{Size: 1000, DripInterval: 10 * time.Millisecond, DripSize: 1},
 	}
+	if !c.tryBucket(ctx, store, b) || !c.hasLogs() {
+		return
+	}
+	b.Name, b.Limit = "check-log", limiter.SlidingLog(1000, 10*time.Second)
+	c.tryBucket(ctx, store, b)
+}
+
+// tryBucket charges a bucket of size 1000 and empties it. It reports whether that went
+// well.
+func (c *checker) tryBucket(ctx context.Context, store *limiter.Redis, b limiter.Bucket) bool {
 	decisions, err := store.Take(ctx, limiter.Request{Buckets: []limiter.Bucket{b}}, nil)
 	if err == nil {
 		_, err = store.Reset(ctx, b)
@@ -445,7 +456,22 @@ func (c *checker) tryRedis(ctx context.Context, opt limiter.RedisOptions) {
 	case decisions[0].Denied || decisions[0].Remaining != 700:
 		c.advise("redis", fmt.Sprintf("A bucket of 1000 that was charged 300 has room for %d more.", decisions[0].Remaining),
 			"Use a server that docs/redis.md lists.")
+	default:
+		return true
 	}
+	return false
+}
+
+// hasLogs reports whether the config has limits with sliding logs.
+func (c *checker) hasLogs() bool {
+	for _, s := range c.servers {
+		for _, h := range s.handlers {
+			if slices.ContainsFunc(h.buckets(), func(b handlerBucket) bool { return b.limit.algorithm == slidingLog }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // serverName returns what a server calls itself in its reply to INFO.

@@ -219,6 +219,35 @@ func TestCheckTriesRedis(t *testing.T) {
 	}
 }
 
+// TestCheckTriesLogs guards that check finds out whether the user may do what a sliding
+// log needs as well, if the config has one.
+func TestCheckTriesLogs(t *testing.T) {
+	base := []string{"+evalsha", "+eval", "+get", "+set", "+time"}
+	logs := []string{"+getrange", "+setrange", "+strlen", "+pexpireat"}
+	const log = "limit log {\nalgorithm sliding_log\nsize 5\nwindow 1m\n}"
+	const refused = "does not allow this user a command or key"
+	for _, tc := range []struct {
+		name    string
+		rights  []string
+		options string
+		want    string
+	}{
+		{"no log", base, "", "No advice.\n"},
+		{"no right for logs", base, log, refused},
+		{"all rights", append(slices.Clone(base), logs...), log, "No advice.\n"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			server := redistest.Start(t)
+			server.SetUser(t, tc.rights...)
+			file := configFile(t, "{\n"+redisGlobal(server.Addr, "username limiter", "password pass")+"\n}\nhttp://:8080 {\n"+dryLimit("a", tc.options)+"}")
+			got := runCommand(t, "check", "--config", file, "--redis")
+			if !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), tc.want) {
+				t.Errorf("got %+v, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 // TestUnusableRedis guards that a server which lacks a command is one line in the log,
 // which names the command.
 func TestUnusableRedis(t *testing.T) {
