@@ -111,6 +111,9 @@ func matcherOption(words []string) string {
 	if name, value, found := strings.Cut(words[0], "="); found && isMatcher(name) {
 		words = append([]string{name, value}, words[1:]...)
 	}
+	if strings.HasPrefix(words[0], "@") && len(words) > 1 { // the definition of a named matcher
+		words = words[1:]
+	}
 	switch {
 	case words[0] == "not" && len(words) > 1 && strings.HasPrefix(words[1], "/"):
 		words = append([]string{"not", "path"}, words[1:]...)
@@ -147,7 +150,7 @@ func inOneLine(words []string) bool {
 
 // otherRate matches the rate in the one line that RussellLuo/caddy-ext has for a limit:
 // rate_limit [<matcher>] <key> <rate> [<zone_size> [<reject_status>]].
-var otherRate = regexp.MustCompile(`^([0-9]+)r/([sm])$`)
+var otherRate = regexp.MustCompile(`^([1-9][0-9]*)r/([sm])$`)
 
 // otherKeys are the keys there that are called otherwise here. Both are addresses; the
 // first is that of the client, as far as proxies are trusted.
@@ -175,9 +178,11 @@ func wantInBlock(args []string) string {
 	const inBlock = "at most a name, and options in a block with a line for each: "
 	matcher := matcherOption(args)
 	_, wrong := parseRate(args[0])
-	switch {
+	switch options := optionsIn(args); {
 	case inOneLine(args):
 		return "a block, with " + ownLine
+	case len(options) > 0:
+		return inBlock + lines(options...)
 	case wrong == "":
 		return inBlock + lines("rate "+args[0])
 	case len(args) == 1:
@@ -194,14 +199,41 @@ func wantInBlock(args []string) string {
 		// It estimates as a sliding window does.
 		return inBlock + lines("key "+key, "algorithm sliding_window", "size "+m[1], "window 1"+m[2])
 	}
+	rate := "rate 10/s"
 	if _, wrong := parseRate(args[1]); wrong == "" {
-		return inBlock + lines("key "+args[0], "rate "+args[1])
+		rate = "rate " + args[1]
 	}
 	switch {
 	case strings.HasPrefix(args[1], "/") && args[0] != "not" && !isMatcher(args[0]) || strings.HasPrefix(args[1], "@"):
 		return "the matcher before the name"
 	case matcher != "":
 		return inBlock + lines(matcher)
+	case !strings.Contains(args[0], "{"): // a name: as a key it would be one bucket for all
+		return inBlock + lines(rate)
 	}
-	return inBlock + lines("key "+args[0], "rate 10/s")
+	return inBlock + lines("key "+args[0], rate)
+}
+
+// optionsIn returns the lines of a block for words that are options of a limit and their
+// values, as in size 10 or size=10, or nil if they begin with none.
+func optionsIn(words []string) (lines []string) {
+	var split []string
+	for _, word := range words {
+		if name, value, found := strings.Cut(word, "="); found && slices.Contains(limitOptions, name) {
+			split = append(split, name, value)
+		} else {
+			split = append(split, word)
+		}
+	}
+	if len(split) < 2 || !slices.Contains(limitOptions, split[0]) {
+		return nil
+	}
+	for i, word := range split {
+		if i == 0 || slices.Contains(limitOptions, word) {
+			lines = append(lines, word)
+		} else {
+			lines[len(lines)-1] += " " + word
+		}
+	}
+	return lines
 }
