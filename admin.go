@@ -333,6 +333,12 @@ type placedBucket struct {
 	around       []*Limit // the outermost first
 }
 
+// unnamed reports whether the limit of b or one around it has no name, so that nobody
+// has named what its buckets are shared by. A group without buckets needs none.
+func (b placedBucket) unnamed() bool {
+	return b.limit.Name == "" || slices.ContainsFunc(b.around, func(l *Limit) bool { return l.Name == "" && len(l.buckets) > 0 })
+}
+
 // limits returns a sequence of all buckets of a running app.
 func (a *App) limits() func(func(placedBucket) bool) {
 	return func(yield func(placedBucket) bool) {

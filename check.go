@@ -154,11 +154,16 @@ func (c *checker) check() {
 	c.checkRedisOptions()
 }
 
-// handlerBucket is a bucket and whether it is for all requests that reach the
-// handler, as neither its limit nor one around that has matchers.
+// handlerBucket is a bucket of a handler.
 type handlerBucket struct {
 	*bucket
+
+	// Whether it is for all requests that reach the handler, as neither its limit nor
+	// one around that has matchers.
 	always bool
+
+	// Whether its limit or one around that has no name.
+	unnamed bool
 }
 
 // buckets returns the buckets of the handler's limits that are not off.
@@ -170,7 +175,7 @@ func (h *dryHandler) buckets() (found []handlerBucket) {
 			always = always && len(l.matchers) == 0
 		}
 		if !b.off {
-			found = append(found, handlerBucket{b.bucket, always})
+			found = append(found, handlerBucket{b.bucket, always, b.unnamed()})
 		}
 		return true
 	})
@@ -324,18 +329,18 @@ func (h *dryHandler) selective() bool {
 	return false
 }
 
-// checkShared advises on limits without a name that share their buckets.
+// checkShared advises on limits without a name, or within one, that share their buckets.
 func (c *checker) checkShared() {
 	first := make(map[string]*Limit)
 	for _, s := range c.servers {
 		for _, h := range s.handlers {
 			for _, b := range h.buckets() {
 				switch other := first[b.name]; {
-				case b.limit.Name != "" || b.limit == other:
+				case !b.unnamed || b.limit == other:
 				case other == nil:
 					first[b.name] = b.limit
 				default:
-					c.advise("limit "+b.path, "Several limits without a name have equal keys and numbers, so they share their buckets: requests to one site or path use up the limit of another.",
+					c.advise("limit "+b.path, "Several limits without a name, or within one, have equal keys and numbers, so they share their buckets: requests to one site or path use up the limit of another.",
 						"Unless that is meant, give each a name, as in rate_limit login.")
 				}
 			}

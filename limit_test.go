@@ -551,17 +551,27 @@ func TestSitesThatShareUnnamedLimits(t *testing.T) {
 			[]any{"srv0 127.0.0.1", "srv0 b.test"}},
 		{"one site", "rate_limit /a {\nsize 10\n}\n" + first, "", nil},
 		{"other numbers", first, "http://b.test:{port} {\nrate_limit {\nsize 11\n}\n}", nil},
+		{"within blocks without a name that differ", "rate_limit {\nsize 10\nlimit in {\nsize 3\n}\n}",
+			"http://b.test:{port} {\nrate_limit {\nsize 11\nlimit in {\nsize 3\n}\n}\n}", []any{"srv0 127.0.0.1", "srv0 b.test"}},
+		{"within groups without a name", "rate_limit {\nlimit in {\nsize 3\n}\n}",
+			"http://b.test:{port} {\nrate_limit {\nlimit in {\nsize 3\n}\n}\n}", nil},
+		{"within blocks of a name", "rate_limit a {\nlimit in {\nsize 3\n}\n}",
+			"http://b.test:{port} {\nrate_limit a {\nlimit in {\nsize 3\n}\n}\n}", nil},
 		{"names", "rate_limit a {\nsize 10\n}", "http://b.test:{port} {\nrate_limit a {\nsize 10\n}\n}", nil},
 		{"off", "rate_limit {\nsize 10\nfactor 0\n}", "http://b.test:{port} {\nrate_limit {\nsize 10\nfactor 0\n}\n}", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := startConfig(t, config{site: tc.site, sites: tc.others})
 			lines := s.log("info", "rate_limit")
+			limit := "default"
+			if strings.Contains(tc.site, "limit in") {
+				limit = "default/in"
+			}
 			switch {
 			case tc.want == nil && len(lines) > 0:
 				t.Errorf("got %v, want nothing", lines)
-			case tc.want != nil && (len(lines) != 1 || !reflect.DeepEqual(lines[0]["sites"], tc.want) || lines[0]["limit"] != "default"):
-				t.Errorf("got %v, want one line with %v", lines, tc.want)
+			case tc.want != nil && (len(lines) != 1 || !reflect.DeepEqual(lines[0]["sites"], tc.want) || lines[0]["limit"] != limit):
+				t.Errorf("got %v, want one line of %s with %v", lines, limit, tc.want)
 			}
 		})
 	}

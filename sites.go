@@ -141,14 +141,14 @@ func hostsOf(sets caddyhttp.MatcherSets) (hosts []string) {
 	return hosts
 }
 
-// logSharedBuckets logs which limits without a name stand on several sites and share
-// their buckets there, as their keys and numbers are equal.
+// logSharedBuckets logs which limits without a name, or within one, stand on several
+// sites and share their buckets there, as their keys and numbers are equal.
 func (a *App) logSharedBuckets() {
 	stand := a.sites()
 	shared := make(map[string][]string) // the sites, by the name of the buckets
 	for b := range a.limits() {
 		at, known := stand[b.handler]
-		if !known || b.limit.Name != "" || b.off || b.bucket != b.limit.buckets[0] {
+		if !known || !b.unnamed() || b.off || b.bucket != b.limit.buckets[0] {
 			continue
 		}
 		if name := at.String(); !slices.Contains(shared[b.name], name) {
@@ -158,7 +158,7 @@ func (a *App) logSharedBuckets() {
 	for _, name := range slices.Sorted(maps.Keys(shared)) {
 		if sites := shared[name]; len(sites) > 1 {
 			slices.Sort(sites)
-			a.logger.Info("limits without a name on several sites have equal keys and numbers, so they share their buckets; "+
+			a.logger.Info("limits without a name, or within one, on several sites have equal keys and numbers, so they share their buckets; "+
 				"unless that is meant, give each a name", zap.String("limit", pathOfBuckets(name)), zap.Strings("sites", sites))
 		}
 	}
