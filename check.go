@@ -194,8 +194,11 @@ func (c *checker) checkKey(s *dryServer, h *dryHandler, b handlerBucket) {
 	}
 	if name := b.limit.key.chosen(); name != "" && !c.bounded(s, h) {
 		problem := "which clients send as they like"
-		if strings.Contains(name, "uri.path") {
+		switch {
+		case strings.Contains(name, "uri.path"):
 			problem += ", and can write in several ways, such as /./a and //a for /a"
+		case strings.HasPrefix(name, "http.request.host"):
+			problem += ", and can write in several ways, such as Example.com for example.com"
 		}
 		c.advise(about, "Its key has {"+name+"}, "+problem+", so they get a fresh bucket whenever they want one.",
 			"Use a key that they can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.")
@@ -228,7 +231,7 @@ func (k *key) chosen() string {
 		if !k.parts[i].placeholder {
 			continue
 		}
-		for _, prefix := range []string{"header.", "cookie.", "uri", "orig_uri", "body", "method", "orig_method"} {
+		for _, prefix := range []string{"header.", "cookie.", "uri", "orig_uri", "body", "method", "orig_method", "host"} {
 			if rest, ok := strings.CutPrefix(name, "http.request."); ok && strings.HasPrefix(rest, prefix) {
 				return name
 			}
