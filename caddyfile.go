@@ -64,7 +64,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		l.Name = args[0]
 	}
 	if want := wantInBlock(args); want != "" {
-		return nil, helper.Errf("rate_limit: got %q, want %s", redacted(strings.Join(args, " ")), want)
+		return nil, helper.Errf("%s: got %q, want %s", ownName, redacted(strings.Join(args, " ")), want)
 	}
 	if err := p.parse(l, h); err != nil {
 		return nil, err
@@ -222,8 +222,8 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			l.Limits = append(l.Limits, child)
 			err = p.parse(child, nil)
 		case h == nil && slices.Contains(handlerOptions, option):
-			return p.Errf("%s: got it in limit %q, want it in the rate_limit block itself, as it applies to the whole handler",
-				option, l.Name)
+			return p.Errf("%s: got it in limit %q, want it in the %s block itself, as it applies to the whole handler",
+				option, l.Name, ownName)
 		case option == "headers":
 			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
 				return p.Err("headers: got nothing, want x-ratelimit, ratelimit-11 or both, or off")
@@ -330,10 +330,10 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
 	if existing != nil {
-		return nil, d.Err("rate_limit: got a duplicate global option, want it once")
+		return nil, d.Errf("%s: got a duplicate global option, want it once", ownName)
 	}
 	if d.NextArg() {
-		return nil, d.Errf("rate_limit: got %q, want a block", withoutPassword(d.Val()))
+		return nil, d.Errf("%s: got %q, want a block", ownName, withoutPassword(d.Val()))
 	}
 	app := new(App)
 	seen := make(map[string]bool)

@@ -144,7 +144,7 @@ func (c *checker) check() {
 	}
 	for i := 0; i < len(c.unreachable); i += 2 {
 		c.advise("server "+c.unreachable[i], "No request reaches the limits after the handler "+c.unreachable[i+1]+".",
-			"Move the rate_limit directive before it.")
+			"Move the "+ownName+" directive before it.")
 	}
 	limited := slices.ContainsFunc(c.servers, func(s *dryServer) bool { return len(s.handlers) > 0 })
 	if !limited && len(c.Notes) == 0 {
@@ -344,7 +344,7 @@ func (c *checker) checkShared() {
 					first[b.name] = b.limit
 				default:
 					c.advise("limit "+b.path, "Several limits without a name, or within one, have equal keys and numbers, so they share their buckets: requests to one site or path use up the limit of another.",
-						"Unless that is meant, give each a name, as in rate_limit login.")
+						"Unless that is meant, give each a name, as in "+ownName+" login.")
 				}
 			}
 		}

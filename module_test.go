@@ -16,7 +16,8 @@ import (
 )
 
 // TestTakenName guards that a Caddy with another plugin called rate_limit starts, that
-// one line says under which name this one is there, and that all of it works then.
+// one line says under which name this one is there, that all of it works then, and that
+// errors have that name.
 func TestTakenName(t *testing.T) {
 	for _, names := range []string{
 		"http.handlers.rate_limit directive", "http.handlers.rate_limit", "directive", "rate_limit", "admin.api.rate_limit", "command",
@@ -77,6 +78,14 @@ func TestTakenName(t *testing.T) {
 				if err != nil || !slices.Contains(strings.Fields(string(stdout)), "a") {
 					t.Errorf("%q: %v\n%s", args, err, stdout)
 				}
+			}
+			if err := os.WriteFile(file, []byte("http://:8080 {\nredis_rate_limit 10/s\n}\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			adapt := exec.Command(os.Args[0], "adapt", "--config", file)
+			adapt.Env = append(os.Environ(), asCaddy+"=1")
+			if text, err := adapt.CombinedOutput(); err == nil || !strings.Contains(string(text), "redis_rate_limit: got ") {
+				t.Errorf("a wrong directive: %v\n%s", err, text)
 			}
 			cmd.Process.Kill()
 			<-exited
