@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -71,12 +72,12 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 	}
 	if len(h.RateLimits) == 0 {
 		if err := h.needsZones(); err != nil {
-			return nil, helper.WrapErr(err)
+			return nil, p.locateAt(l, firstSetField(&h.Zones), err)
 		}
 		h.Limits = []*Limit{l}
 	} else if option := firstSetField(l); option != "" {
-		return nil, helper.Errf("zone: got it together with %s, want only zones or only limits in a block; "+
-			"put the limits into a block of their own", option)
+		return nil, p.locateAt(l, "zone", fmt.Errorf("zone: got it together with %s, want only zones or only limits in a block; "+
+			"put the limits into a block of their own", option))
 	}
 	if err := h.setOptions(resolveLater); err != nil && !errors.Is(err, errUnresolved) {
 		return nil, p.locate(l, err)
@@ -111,12 +112,19 @@ func (p *limitParser) note(l *Limit, option string) {
 // locate adds file and line to an error: those of the option that it is about, or else
 // of the limit.
 func (p *limitParser) locate(l *Limit, err error) error {
-	token := p.tokens[l][blockToken]
 	var option *optionError
 	if errors.As(err, &option) {
-		if at, found := p.tokens[l][option.option]; found {
-			token = at
-		}
+		return p.locateAt(l, option.option, err)
+	}
+	return p.locateAt(l, blockToken, err)
+}
+
+// locateAt adds file and line to an error: those of an option, or of the limit if that
+// does not have it.
+func (p *limitParser) locateAt(l *Limit, option string, err error) error {
+	token, found := p.tokens[l][option]
+	if !found {
+		token = p.tokens[l][blockToken]
 	}
 	d := caddyfile.NewDispenser([]caddyfile.Token{token})
 	d.Next()

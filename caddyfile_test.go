@@ -152,7 +152,7 @@ func TestLimitErrors(t *testing.T) {
 	tests := []struct{ block, want string }{
 		// Single options.
 		{`speed 5`, `speed: got an unknown option, ` + wantOption + `, at Caddyfile:3`},
-		{`distributed`, `distributed: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit, at Caddyfile:4`},
+		{`distributed`, `distributed: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit, at Caddyfile:3`},
 		{`size 5 6`, `size: got "5 6", want one value, at Caddyfile:3`},
 		{`key a b`, `key: got "a b", want one value, at Caddyfile:3`},
 		{`key a {; b; }`, `key: got a block, want it in one line, at Caddyfile:4`},
@@ -543,6 +543,9 @@ func TestLinesOfErrors(t *testing.T) {
 		`on_error never; size 1`:                            3,
 		`size 1; headers off ratelimit`:                     4,
 		`size 1; jitter x`:                                  4,
+		`size 1; zone a {; key x; events 5; window 1m; }`:   4,
+		`zone a {; key x; events 5; window 1m; }; size 1`:   3,
+		`size 1; log_key; on_error deny`:                    4,
 		`size 1; limit a/b {; size 1; }`:                    4,
 		`size 1; limit a {; }`:                              4,
 		`limit a {; size 1; }; limit a {; size 1; }`:        6,

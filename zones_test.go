@@ -700,10 +700,10 @@ func TestZoneErrors(t *testing.T) {
 	for block, want := range map[string]string{
 		okZone: "",
 		okZone + `; jitter 0.2; log_key; headers ratelimit; on_error deny; log; accounting each`: "",
-		okZone + `; size 5`:                                    `zone: got it together with size, ` + mixed + `8`,
-		okZone + `; key a`:                                     `zone: got it together with key, ` + mixed + `8`,
-		okZone + `; match /a`:                                  `zone: got it together with match, ` + mixed + `8`,
-		okZone + `; limit b {; size 5; }`:                      `zone: got it together with limits, ` + mixed + `10`,
+		okZone + `; size 5`:                                    `zone: got it together with size, ` + mixed + `3`,
+		okZone + `; key a`:                                     `zone: got it together with key, ` + mixed + `3`,
+		okZone + `; match /a`:                                  `zone: got it together with match, ` + mixed + `3`,
+		okZone + `; limit b {; size 5; }`:                      `zone: got it together with limits, ` + mixed + `3`,
 		`size 1; limit a {; ` + okZone + `; }`:                 `zone: got it in limit "a", ` + wantOutside + `, at Caddyfile:5`,
 		`zone {; events 5; window 1m; }`:                       `zone: got "", want one name and a block: zone <name> { ... }, at Caddyfile:3`,
 		`zone a b {; events 5; window 1m; }`:                   `zone: got "a b", want one name and a block: zone <name> { ... }, at Caddyfile:3`,
@@ -729,7 +729,7 @@ func TestZoneErrors(t *testing.T) {
 		okZone + `; log_key yes`:                               `log_key: got "yes", want no argument, at Caddyfile:7`,
 		okZone + `; disable_metrics yes`:                       `disable_metrics: got "yes", want no argument, at Caddyfile:7`,
 		okZone + `; sweep_interval`:                            `sweep_interval: got "", want one value, at Caddyfile:7`,
-		`size 5; log_key`:                                      `log_key: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit, at Caddyfile:5`,
+		`size 5; log_key`:                                      `log_key: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit, at Caddyfile:4`,
 
 		`zone a {; events 16777216; window 1m; }`: `events: got "16777216", want a whole number from 1 to 16777215, at Caddyfile:4`,
 		`zone a {; events 5; window 36500d; }`:    `window: got "36500d", want a duration of at most 11 years, at Caddyfile:5`,
