@@ -282,6 +282,9 @@ func (r *ring) send() bool {
 			r.open = append(r.open, in.calls...)
 		}
 		r.mu.Unlock()
+		if r.server.isClosed() { // nobody will send them
+			r.server.failOpen()
+		}
 		return true
 	}
 	b.began = time.Now()

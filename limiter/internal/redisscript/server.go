@@ -55,10 +55,13 @@ func (s *Server) close() error {
 		s.breaker.mute()
 		close(s.done)
 		s.ring.stop(redis.ErrClosed)
-		s.ring.failOpen(s.failure(redis.ErrClosed))
+		s.failOpen()
 	})
 	return s.greeter.client.Close()
 }
+
+// failOpen ends the wait of all calls that have not been sent when the server is closed.
+func (s *Server) failOpen() { s.ring.failOpen(s.failure(redis.ErrClosed)) }
 
 // isClosed reports whether the server is no longer used.
 func (s *Server) isClosed() bool {
