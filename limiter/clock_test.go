@@ -305,7 +305,7 @@ func TestDenyCacheOfSeveralSizesAllowsForLatency(t *testing.T) {
 		return Request{Buckets: []Bucket{{Name: "b", Key: "k", Limit: l, Cost: 1}}}
 	}
 	d := newDenyCache(denySlots)
-	d.remember(of(5), []outcome{{state: state{clear: 9 * rate}, denied: true}}, sent, answered)
+	d.remember(of(5), []outcome{{state: state{clear: 9 * rate}, denied: true}}, sent, clockAt(answered))
 	for _, tc := range []struct {
 		size, now int64
 		denied    bool

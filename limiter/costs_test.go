@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/costtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // The tests in this file guard what a request costs. Each ceiling is the present
@@ -57,6 +58,34 @@ func TestTakeAllocations(t *testing.T) {
 			n := testing.AllocsPerRun(1000, func() { dst, _ = m.Take(t.Context(), req, dst[:0]) })
 			if n > tc.ceiling {
 				t.Errorf("%v allocations, the ceiling is %v", n, tc.ceiling)
+			}
+		})
+	}
+}
+
+// TestSharedTakeAllocations guards that a decision of Redis allocates no more for many
+// limits than for one. What is left belongs to a batch, which has as many requests as
+// there are callers: here one.
+func TestSharedTakeAllocations(t *testing.T) {
+	singleGoroutine(t)
+	const ceiling, ceilingBytes = 3, 184
+	server := redistest.Start(t)
+	for _, buckets := range []int{1, 2, 8, 16, 32, 64} {
+		t.Run(fmt.Sprint(buckets), func(t *testing.T) {
+			m, req := costly(buckets)
+			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = m })
+			dst := make([]Decision, 0, buckets)
+			take := func() {
+				var err error
+				if dst, err = r.Take(t.Context(), req, dst[:0]); err != nil || dst[0].By != DecidedByRedis {
+					t.Fatal(dst, err)
+				}
+			}
+			if n := testing.AllocsPerRun(1000, take); n > ceiling {
+				t.Errorf("%v allocations, the ceiling is %v", n, ceiling)
+			}
+			if n := costtest.Bytes(take, func() {}); n > ceilingBytes {
+				t.Errorf("%d bytes, the ceiling is %d", n, ceilingBytes)
 			}
 		})
 	}

@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -130,8 +129,8 @@ func (p *part) denied() bool {
 // decideSplit decides the parts of req in parallel. Parts that no server decides
 // are then decided here, in one step. If charging is atomic, they are charged only
 // if no server has denied.
-func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]outcome, error) {
-	parts = r.holdParts(ctx, req, parts)
+func (r *Redis) decideSplit(end redisscript.Deadline, req Request, parts []*part) ([]outcome, error) {
+	parts = r.holdParts(end, req, parts)
 	outcomes := make([]outcome, len(req.Buckets))
 	var failed []*part
 	var err error
@@ -183,21 +182,21 @@ func (r *Redis) decideSplit(ctx context.Context, req Request, parts []*part) ([]
 
 // holdParts sends all parts of req and returns them with their results. It returns
 // more parts if a slot is being moved.
-func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*part {
+func (r *Redis) holdParts(end redisscript.Deadline, req Request, parts []*part) []*part {
 	what := byte(whatHold)
 	if req.Accounting == AccountingEach {
 		what = byte(AccountingEach)
 	}
 	var wg sync.WaitGroup
 	for _, p := range parts {
-		wg.Go(func() { r.askPart(ctx, p, what) })
+		wg.Go(func() { r.askPart(end, p, what) })
 	}
 	wg.Wait()
 	all := make([]*part, 0, len(parts))
 	for _, p := range parts {
 		if len(p.Buckets) > 1 && redisscript.MovingSlot(p.err) {
 			r.fallback.drop(p.query)
-			all = append(all, r.holdParts(ctx, req, p.byBucket(p.indexes))...)
+			all = append(all, r.holdParts(end, req, p.byBucket(p.indexes))...)
 			continue
 		}
 		all = append(all, p)
@@ -206,9 +205,9 @@ func (r *Redis) holdParts(ctx context.Context, req Request, parts []*part) []*pa
 }
 
 // askPart sends one part.
-func (r *Redis) askPart(ctx context.Context, p *part, what byte) {
+func (r *Redis) askPart(end redisscript.Deadline, p *part, what byte) {
 	p.query = r.query(p.Request, what)
-	p.server, p.outcomes, p.err = r.ask(ctx, p.Request, p.query, nil)
+	p.server, p.outcomes, p.err = r.ask(end, p.Request, p.query, nil)
 	if p.err != nil {
 		return
 	}
@@ -299,8 +298,8 @@ func (r *Redis) settleLater(q *query, what byte, until time.Duration) {
 			r.leaveToServer(q, what)
 			return
 		}
-		ctx := redisscript.WithDeadline(time.Now().Add(r.timeout), false)
-		_, err := r.client.DoAlone(ctx, &q.Call)
+		end := redisscript.Deadline{At: time.Now().Add(r.timeout)}
+		_, err := r.client.DoAlone(end, &q.Call)
 		if err == nil {
 			r.settled(q, what)
 			return

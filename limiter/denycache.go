@@ -4,6 +4,7 @@ import (
 	"hash/maphash"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 const (
@@ -116,23 +117,24 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 	return dst, true
 }
 
-// remember caches what a server has decided on req, which was sent and answered at
-// the given times. The server read its clock somewhere in between. The denial is
-// cached as if that was when the request was sent, so not for too long; its times
+// remember caches what a server has decided on req, which was sent at the given time
+// and has just been answered. The server read its clock somewhere in between. The denial
+// is cached as if that was when the request was sent, so not for too long; its times
 // are computed as if it was when the answer arrived, so that no client is told to
 // retry too early.
-func (d *denyCache) remember(req Request, outcomes []outcome, sent, answered int64) {
+func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock func() time.Duration) {
 	keep := false
 	for i := range outcomes {
 		keep = keep || !outcomes[i].blocked && outcomes[i].full(&req.Buckets[i].Limit) > 0
 	}
 	keep = keep && req.deniedAlike()
-	if !keep && answered >= d.latest.Load() {
+	if !keep && sent >= d.latest.Load() {
 		return
 	}
 	if forgot := d.forgot.Load(); forgot != 0 && sent <= forgot {
 		return // the answer may be from before a reset
 	}
+	answered := clock().Microseconds()
 	for i, o := range outcomes {
 		b := &req.Buckets[i]
 		if o.blocked || o.foreign {

@@ -259,7 +259,7 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 		p.take(Request{Buckets: []Bucket{fill}}, now-rapid.Int64Range(0, b.Limit.rate()).Draw(t, "ago"))
 		s := p[identity(b)].state.at(now)
 		fits := b.Limit.wait(s, now, 1) == 0
-		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{state: state{s.clear - now, s.slack}, denied: !fits}}, age-to, age+from)
+		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{state: state{s.clear - now, s.slack}, denied: !fits}}, age-to, clockAt(age+from))
 
 		later := rapid.OneOf(
 			rapid.Int64Range(0, 1e4), rapid.Int64Range(0, 3e6), rapid.Int64Range(0, b.Limit.rate()),
@@ -572,7 +572,7 @@ func TestDenyCacheIsBounded(t *testing.T) {
 		b.Key = fmt.Sprint(i)
 		full.clear = b.Limit.Size * b.Limit.rate()
 		buckets = append(buckets, b)
-		d.remember(Request{Buckets: []Bucket{b}}, []outcome{full}, 1000, 1000)
+		d.remember(Request{Buckets: []Bucket{b}}, []outcome{full}, 1000, clockAt(1000))
 	}
 	known := 0
 	for i, b := range buckets {

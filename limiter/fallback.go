@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"hash/maphash"
 	"slices"
 	"sync"
 	"time"
@@ -165,12 +166,18 @@ type tracked struct {
 
 // pending appends the tracked buckets of req to dst.
 func (f *fallback) pending(req Request, dst []tracked) []tracked {
+	key := uint64(0)
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
-		p := f.memory.place(b)
-		p.partition.sized(b.Limit.Size)
+		if i == 0 || b.Key != req.Buckets[i-1].Key {
+			key = maphash.String(f.memory.seed, b.Key)
+		}
+		salt := b.limitHash(f.memory.seed)
+		p, hash := f.memory.partition(b, salt), mix(salt, key)
+		p.sized(b.Limit.Size)
 		dst = append(dst, tracked{
-			place: p, limit: b.Limit, cost: b.Cost, maxKeys: b.MaxKeys, keeps: b.keeps(),
+			place: place{hash: hash, partition: p, table: &p.tables[hash%tables]},
+			limit: b.Limit, cost: b.Cost, maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
 	}
 	return dst
@@ -288,14 +295,15 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	if !f.hasLead() {
 		q.cross()
 	}
+	now := f.memory.clock().Microseconds()
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
 		charged := !held && !o.denied && (admitted || q.what() != byte(AccountingAtomic)) && p.crossed >= ahead
 		s, newest := state{}, false
 		if !p.emptied && !o.blocked { // or the level may be from before that, or include units that are only held
-			s, newest = f.newest(q.order, p, o.state)
+			s, newest = f.newest(q.order, p, o.state, now)
 		}
-		f.memory.follow(p, s, f.timeout, newest, charged)
+		f.memory.follow(p, s, f.timeout, newest, charged, now)
 		if charged { // the servers of other queries in flight may not know of this charge
 			f.cross(p.hash, ahead)
 		}
@@ -310,17 +318,16 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 		f.chargeHeld(q)
 	}
 	f.mu.Unlock()
-	f.memory.sweep(f.memory.clock().Microseconds())
+	f.memory.sweep(now)
 }
 
 // newest reports whether an answer is the newest for p's bucket, and if so returns
 // its level. The answer is to the query with the given order and reported level s.
 // Clear times are relative to now.
-func (f *fallback) newest(order uint64, p *tracked, s state) (state, bool) {
+func (f *fallback) newest(order uint64, p *tracked, s state, now int64) (state, bool) {
 	t := &f.traces[p.hash%traces]
 	newest := order > t.last
 	if !newest && p.hash == t.hash {
-		now := f.memory.clock().Microseconds()
 		if told := (state{s.clear + now, s.slack}); t.highest.clear <= now {
 			t.highest = told
 		} else if s.clear > 0 {
@@ -370,16 +377,16 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 	f.drop(instead...)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var few [8]int64
-	inFlight := few[:0]
+	w := scratches.Get().(*scratch)
+	defer w.release()
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		partition, hash := f.memory.locate(b)
 		partition.sized(b.Limit.Size)
-		inFlight = append(inFlight, f.units(hash, b.Limit.Size))
+		w.inFlight = append(w.inFlight, f.units(hash, b.Limit.Size))
 	}
 	before := len(dst)
-	dst = f.memory.take(req, dst, &standIn{inFlight: inFlight, late: f.timeout, peek: peek})
+	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, peek: peek})
 	denied := false
 	for i := range dst[before:] {
 		denied = denied || dst[before+i].denied

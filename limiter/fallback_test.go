@@ -24,7 +24,7 @@ func held(m *Memory, b Bucket) state {
 
 // takeInstead has m decide req in place of a server.
 func takeInstead(m *Memory, req Request) []outcome {
-	return m.take(req, nil, &standIn{inFlight: make([]int64, len(req.Buckets))})
+	return m.take(new(scratch), req, nil, &standIn{inFlight: make([]int64, len(req.Buckets))})
 }
 
 // dirtyLevels returns the levels that would be sent for the buckets, nil if none
@@ -40,7 +40,7 @@ var noTraffic = new(traffic)
 // follow has m follow a server's report about b.
 func follow(m *Memory, b *Bucket, s state) {
 	p := newFallback(m, 0, "").pending(Request{Buckets: []Bucket{*b}}, nil)
-	m.follow(&p[0], s, 50*time.Millisecond, false, false)
+	m.follow(&p[0], s, 50*time.Millisecond, false, false, m.clock().Microseconds())
 }
 
 // unsureOf returns the levels to send for buckets that a server may have lost. For

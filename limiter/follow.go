@@ -7,14 +7,13 @@ import "time"
 // server may know less.
 
 // follow takes over a level that a server has reported: s, its clear time relative
-// to now. The report is at most late old, so s is never too low. A higher level
+// to now, by which it has arrived. The report is at most late old, so s is never too low. A higher level
 // that is already stored stays, unless the report is the newest and covers the
 // same charges. With charged, the charge that the report admits is not in the
 // stored level yet. A new bucket may displace another.
-func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged bool) {
+func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged bool, now int64) {
 	m.lock(&p.place)
 	t := p.place.table
-	now := m.clock().Microseconds()
 	stored, dirty := t.get(p.hash)
 	level := stored
 	if charged {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // Level is what a bucket held when it was looked at.
@@ -230,18 +228,14 @@ func (r *Redis) forget(b *Bucket) {
 
 // inspect has a server peek at one bucket, or reset it, and returns what it held.
 func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error) {
-	end := time.Now().Add(r.timeout)
-	hurried := false
-	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end) {
-		end, hurried = sooner, true
-	}
-	if hurried && !time.Now().Before(end) {
+	end, now := r.deadline(ctx)
+	if !now.Before(end.At) {
 		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, errLate)
 	}
 	req := Request{Buckets: []Bucket{b}}
 	q := r.keys.query(req, what)
 	q.buckets, q.abandoned, q.holdsUnits = q.buckets[:0], true, false // it decides nothing
-	_, outcomes, err := r.ask(redisscript.WithDeadline(end, hurried), req, q, nil)
+	_, outcomes, err := r.ask(end, req, q, nil)
 	if err != nil {
 		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, err) // q may still be in flight
 	}

@@ -355,7 +355,7 @@ func TestResetWhileInFlight(t *testing.T) {
 		req := Request{Buckets: []Bucket{b}}
 		d.forget(&b, 2000)
 		for sent, want := range map[int64]bool{1000: false, 2000: false, 2001: true} {
-			d.remember(req, full, sent, 3000)
+			d.remember(req, full, sent, clockAt(3000))
 			if _, ok := d.decide(req, 3000, nil); ok != want {
 				t.Errorf("sent at %d: remembered %t", sent, ok)
 			}

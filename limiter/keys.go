@@ -26,11 +26,13 @@ func (k keys) of(b *Bucket) string { return string(b.appendRest(k.appendSlot(nil
 func (k keys) appendSlot(name []byte, b *Bucket) []byte {
 	var digest [sha256.Size]byte
 	if len(k.secret) == 0 {
-		digest = sha256.Sum256([]byte(b.Key))
+		key := append(name, b.Key...) // as bytes, in memory that there is
+		digest = sha256.Sum256(key[len(name):])
+		name = key[:len(name)]
 	} else {
 		mac := hmac.New(sha256.New, k.secret)
 		mac.Write([]byte(b.Key))
-		mac.Sum(digest[:0])
+		copy(digest[:], mac.Sum(nil))
 	}
 	if b.shared {
 		return k.appendDigest(name, keyDigest(digest[16:]))

@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -119,4 +118,9 @@ func filled(t testing.TB, server *redistest.Server, keys ...string) (n int) {
 }
 
 // inTime returns a context with plenty of time for a call.
-func inTime() context.Context { return redisscript.WithDeadline(time.Now().Add(10*time.Second), false) }
+func inTime() redisscript.Deadline { return redisscript.Deadline{At: time.Now().Add(10 * time.Second)} }
+
+// clockAt returns a clock that has stopped at the given time, in µs.
+func clockAt(now int64) func() time.Duration {
+	return func() time.Duration { return time.Duration(now) * time.Microsecond }
+}

@@ -100,7 +100,7 @@ func (m *Memory) decide(req Request, dst []Decision) []Decision {
 		return b.decision(s, denied, DecidedByMemory, dst)
 	}
 	w := scratches.Get().(*scratch)
-	w.outcomes = m.takeWith(w, req, w.outcomes, nil)
+	w.outcomes = m.take(w, req, w.outcomes, nil)
 	dst = req.decisions(w.outcomes, dst)
 	w.release()
 	return dst
@@ -114,6 +114,7 @@ type scratch struct {
 	places   []place
 	held     []ordered
 	outcomes []outcome
+	inFlight []int64
 }
 
 // scratches is a pool of them.
@@ -125,7 +126,7 @@ func (w *scratch) release() {
 	clear(w.places)
 	clear(w.held)
 	clear(w.outcomes)
-	*w = scratch{w.buckets[:0], w.places[:0], w.held[:0], w.outcomes[:0]}
+	*w = scratch{w.buckets[:0], w.places[:0], w.held[:0], w.outcomes[:0], w.inFlight[:0]}
 	scratches.Put(w)
 }
 
@@ -177,23 +178,15 @@ type standIn struct {
 }
 
 // take decides req, which is valid, and appends the outcome for each bucket to
-// dst. With as, it marks buckets that hold something as dirty.
-func (m *Memory) take(req Request, dst []outcome, as *standIn) []outcome {
-	w := scratches.Get().(*scratch)
-	dst = m.takeWith(w, req, dst, as)
-	w.release()
-	return dst
-}
-
-// takeWith is take with memory for it.
-func (m *Memory) takeWith(w *scratch, req Request, dst []outcome, as *standIn) []outcome {
+// dst. With as, it marks buckets that hold something as dirty. w is memory for it.
+func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []outcome {
 	w.places = m.places(req.Buckets, w.places[:0])
 	w.held = lockAll(w.places, w.held[:0])
 	places := w.places
 	for i := range places {
 		if places[i].partition.dead {
 			unlockAll(w.held)
-			return m.takeWith(w, req, dst, as)
+			return m.take(w, req, dst, as)
 		}
 	}
 	now := m.clock().Microseconds()

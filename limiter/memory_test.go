@@ -464,7 +464,7 @@ func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 			seen.dirty++
 		}
 		before := one.Len()
-		got, outcomes := decide(t, one, req.Accounting, b), several.take(req, nil, nil)
+		got, outcomes := decide(t, one, req.Accounting, b), several.take(new(scratch), req, nil, nil)
 		if want := req.decisions(outcomes, nil); !slices.Equal(got, want) {
 			t.Fatalf("step %d, %+v: decided %+v, want %+v", step, b, got, want)
 		}

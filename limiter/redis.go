@@ -92,37 +92,44 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	if len(req.Buckets) == 0 {
 		return dst, nil
 	}
+	w := scratches.Get().(*scratch)
+	defer w.release()
 	if r.fallback != nil && req.mayShare() {
-		req.Buckets = r.fallback.memory.shareBuckets(req.Buckets, ahead, nil)
+		w.buckets = r.fallback.memory.shareBuckets(req.Buckets, ahead, w.buckets)
+		req.Buckets = w.buckets
 	}
-	var few [8]outcome
 	sent := r.clock()
-	if outcomes, ok := r.denyCache.decide(req, sent.Microseconds(), few[:0]); ok {
-		return req.decisions(outcomes, dst), nil
+	var remembered bool
+	if w.outcomes, remembered = r.denyCache.decide(req, sent.Microseconds(), w.outcomes); remembered {
+		return req.decisions(w.outcomes, dst), nil
 	}
-	end := time.Now().Add(r.timeout)
-	hurried := false
-	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end) {
-		end, hurried = sooner, true
-	}
-	ctx = redisscript.WithDeadline(end, hurried)
-	var outcomes []outcome
+	end, now := r.deadline(ctx)
 	var err error
 	switch {
-	case hurried && !time.Now().Before(end):
-		outcomes, err = r.tooLate(req, few[:0])
+	case !now.Before(end.At):
+		w.outcomes, err = r.tooLate(req, w.outcomes)
 	case !r.client.OneServer() && req.severalKeys():
-		outcomes, err = r.decideSplit(ctx, req, req.byKey())
+		w.outcomes, err = r.decideSplit(end, req, req.byKey())
 	default:
-		outcomes, err = r.decide(ctx, req, few[:0])
+		w.outcomes, err = r.decide(end, req, w.outcomes)
 	}
 	if err != nil {
 		return dst, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	if !anyHere(outcomes) {
-		r.denyCache.remember(req, outcomes, sent.Microseconds(), r.clock().Microseconds())
+	if !anyHere(w.outcomes) {
+		r.denyCache.remember(req, w.outcomes, sent.Microseconds(), r.clock)
 	}
-	return req.decisions(outcomes, dst), nil
+	return req.decisions(w.outcomes, dst), nil
+}
+
+// deadline returns when a call that is made for ctx now must be answered, and now.
+func (r *Redis) deadline(ctx context.Context) (end redisscript.Deadline, now time.Time) {
+	now = time.Now()
+	end.At = now.Add(r.timeout)
+	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end.At) {
+		end = redisscript.Deadline{At: sooner, Shortened: true}
+	}
+	return end, now
 }
 
 // tooLate decides a request whose deadline leaves no time to ask a server.
@@ -145,9 +152,9 @@ func anyHere(outcomes []outcome) bool {
 
 // decide decides a request whose buckets are on one server: there, or in this
 // process if that server is unavailable. It appends to dst.
-func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outcome, error) {
+func (r *Redis) decide(end redisscript.Deadline, req Request, dst []outcome) ([]outcome, error) {
 	q := r.query(req, byte(req.Accounting))
-	_, outcomes, err := r.ask(ctx, req, q, dst)
+	_, outcomes, err := r.ask(end, req, q, dst)
 	switch {
 	case err == nil:
 		r.fallback.answered(q, outcomes[len(dst):], false)
@@ -160,7 +167,7 @@ func (r *Redis) decide(ctx context.Context, req Request, dst []outcome) ([]outco
 		for i := range all {
 			all[i] = i
 		}
-		outcomes, err = r.decideSplit(ctx, req, req.byBucket(all))
+		outcomes, err = r.decideSplit(end, req, req.byBucket(all))
 		return append(dst, outcomes...), err
 	case r.fallback == nil || req.NoFallback:
 		r.fallback.drop(q)
@@ -184,8 +191,8 @@ func (r *Redis) query(req Request, what byte) *query {
 
 // ask sends q, the query for req, to the server that has its buckets, and appends
 // the outcomes to dst. After an error q may still be in flight.
-func (r *Redis) ask(ctx context.Context, req Request, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
-	srv, err := r.client.Do(ctx, &q.Call)
+func (r *Redis) ask(end redisscript.Deadline, req Request, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
+	srv, err := r.client.Do(end, &q.Call)
 	if err != nil {
 		return srv, dst, err
 	}

@@ -114,7 +114,7 @@ func (r *Redis) remove(buckets []removal) {
 	if r.closed.Load() {
 		return
 	}
-	ctx := redisscript.WithDeadline(time.Now().Add(r.timeout), false)
+	end := redisscript.Deadline{At: time.Now().Add(r.timeout)}
 	var q *query
 	group := make([]byte, 0, groupHead+removalSize*len(buckets))
 	ask := func() {
@@ -126,7 +126,7 @@ func (r *Redis) remove(buckets []removal) {
 		q.Arg = q.plain
 		all.Add(1)
 		q.Done = func(error) { all.Done() }
-		if r.client.Submit(ctx, &q.Call) != nil {
+		if r.client.Submit(end, &q.Call) != nil {
 			all.Done()
 		}
 	}

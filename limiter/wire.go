@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
@@ -65,7 +66,9 @@ type query struct {
 	serverRestarted bool                // whether a server has restarted since it was sent
 	next, prev      *query
 
-	text []byte // reused by the next query
+	// Backs the keys and the group. The next query that reuses q overwrites them.
+	text []byte
+	ends []int // where each key ends in it
 }
 
 // queries is a pool of queries, which keep their memory.
@@ -90,9 +93,8 @@ const (
 func (k keys) query(req Request, what byte) *query {
 	q := queries.Get().(*query)
 
-	// All text is allocated as one string; the keys and the group are parts of it.
-	var few [8]int
-	ends, text := few[:0], q.text[:0]
+	text := q.text[:0]
+	q.ends = q.ends[:0]
 	var slot []byte // the part of the last name that buckets of one key have in common
 	for i := range req.Buckets {
 		b, from := &req.Buckets[i], len(text)
@@ -103,12 +105,12 @@ func (k keys) query(req Request, what byte) *query {
 		}
 		slot = text[from:]
 		text = b.appendRest(text)
-		ends = append(ends, len(text))
+		q.ends = append(q.ends, len(text))
 	}
 	q.text = req.appendGroup(text, what)
-	all, from := string(q.text), 0
+	all, from := unsafe.String(unsafe.SliceData(q.text), len(q.text)), 0
 	q.Keys = q.Keys[:0]
-	for _, to := range ends {
+	for _, to := range q.ends {
 		q.Keys = append(q.Keys, all[from:to])
 		from = to
 	}
@@ -234,7 +236,7 @@ func (q *query) tell(levels []toldLevel) {
 	q.Arg = string(group)
 }
 
-// release returns q to the pool.
+// release returns q to the pool. Nothing may still refer to it or to its text.
 func (q *query) release() {
 	q.Reset()
 	queries.Put(q)

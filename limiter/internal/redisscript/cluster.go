@@ -111,15 +111,15 @@ func (c *cluster) at(addr string) *Server {
 
 func (c *cluster) one() bool { return false }
 
-func (c *cluster) of(ctx context.Context, key string) (*Server, error) {
+func (c *cluster) of(end Deadline, key string) (*Server, error) {
 	select {
 	case <-c.known:
 	default:
-		if err := c.wait(ctx); err != nil {
+		if err := c.wait(end); err != nil {
 			return nil, err
 		}
 	}
-	client, err := c.client.MasterForKey(ctx, key)
+	client, err := c.client.MasterForKey(end.context(), key)
 	if err != nil {
 		return nil, newFailure(c.breaker.server, c.opt.Timeout, err)
 	}
@@ -127,12 +127,12 @@ func (c *cluster) of(ctx context.Context, key string) (*Server, error) {
 }
 
 // wait waits until the cluster's servers are known.
-func (c *cluster) wait(ctx context.Context) error {
+func (c *cluster) wait(end Deadline) error {
 	probe, err := c.breaker.allow()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := timed(ctx)
+	ctx, cancel := context.WithDeadline(context.Background(), end.At)
 	defer cancel()
 	failed := c.failed.next()
 	c.connect()

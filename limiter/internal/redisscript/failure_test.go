@@ -502,7 +502,7 @@ func TestProbeOfAbsentKey(t *testing.T) {
 		}
 		script := r.server().script
 		probe := &Call{Keys: []string{tc.key}, Arg: script.ProbeArg, Replies: script.ProbeReplies}
-		err := r.server().await(WithDeadline(time.Now().Add(r.timeout), false), probe)
+		err := r.server().await(Deadline{At: time.Now().Add(r.timeout)}, probe)
 		proves := err == nil && script.Wrote(probe)
 		if proves != tc.proves || err != nil != tc.fails {
 			t.Errorf("maxmemory %s, %s: proves %t, error %v", tc.memory, tc.key, proves, err)

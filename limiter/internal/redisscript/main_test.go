@@ -167,7 +167,7 @@ func (c *testClient) count(ctx context.Context, counters ...counter) ([]counted,
 	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end) {
 		end, shortened = sooner, true
 	}
-	if _, err := c.Do(WithDeadline(end, shortened), call); err != nil {
+	if _, err := c.Do(Deadline{end, shortened}, call); err != nil {
 		return nil, err
 	}
 	if len(call.Reply) != len(counters) {

@@ -18,7 +18,6 @@
 package redisscript
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"time"
@@ -102,25 +101,24 @@ func (c *Client) Close() error {
 func (c *Client) OneServer() bool { return c.topology.one() }
 
 // Do runs the script for a call, batched with others, and returns the server that
-// has answered. It returns by the deadline of ctx, unless this process is too busy
-// to send the call or to read the answer by then, and ignores cancellation; see
-// WithDeadline. After an error the call may still be in flight, unless NotRun
-// reports that it is not.
-func (c *Client) Do(ctx context.Context, call *Call) (*Server, error) {
-	return c.follow(ctx, call, false)
+// has answered. It returns by the deadline, unless this process is too busy to
+// send the call or to read the answer by then. After an error the call may still be in
+// flight, unless NotRun reports that it is not.
+func (c *Client) Do(end Deadline, call *Call) (*Server, error) {
+	return c.follow(end, call, false)
 }
 
 // DoAlone is Do without batching.
-func (c *Client) DoAlone(ctx context.Context, call *Call) (*Server, error) {
-	return c.follow(ctx, call, true)
+func (c *Client) DoAlone(end Deadline, call *Call) (*Server, error) {
+	return c.follow(end, call, true)
 }
 
 // Submit runs the script for a call, batched with others, on the server that has
 // its keys, and passes the outcome to its Done. It does not wait, except at first
 // to learn which server that is. An error means that the call was not submitted,
 // because the server is down.
-func (c *Client) Submit(ctx context.Context, call *Call) error {
-	s, err := c.topology.of(ctx, call.Keys[0])
+func (c *Client) Submit(end Deadline, call *Call) error {
+	s, err := c.topology.of(end, call.Keys[0])
 	if err != nil {
 		return err
 	}
@@ -133,20 +131,20 @@ func (c *Client) Submit(ctx context.Context, call *Call) error {
 
 // follow runs a call on the server that has its keys, and then on those to which
 // it is redirected.
-func (c *Client) follow(ctx context.Context, call *Call, alone bool) (*Server, error) {
+func (c *Client) follow(end Deadline, call *Call, alone bool) (*Server, error) {
 	const maxRedirects = 3
-	s, err := c.topology.of(ctx, call.Keys[0])
+	s, err := c.topology.of(end, call.Keys[0])
 	if err != nil {
 		return nil, err
 	}
-	err = s.do(ctx, call, alone, false)
+	err = s.do(end, call, alone, false)
 	for range maxRedirects {
 		next, asking := c.topology.redirected(s, err)
 		if next == nil {
 			break
 		}
 		s = next
-		err = s.do(ctx, call, alone || asking, asking) // an ASK is for a single invocation
+		err = s.do(end, call, alone || asking, asking) // an ASK is for a single invocation
 	}
 	if f, ok := err.(*ServerError); ok && f.reason == "moved" { //nolint:errorlint // what do returns
 		s.breaker.reportError(f)
@@ -164,6 +162,9 @@ func NotRun(err error) bool {
 // MovingSlot reports whether err says that the keys of a call are on two servers,
 // because their slot is being moved from one to the other.
 func MovingSlot(err error) bool {
+	if err == nil {
+		return false // as most often, without memory for what errors.As finds
+	}
 	var reply replyError
 	return errors.As(err, &reply) && hasCode(reply, "TRYAGAIN")
 }

@@ -408,7 +408,7 @@ func checkSequence(t *testing.T, kinds []answerKind, atOnce bool) {
 	calls, errs := make([]*Call, len(kinds)), make([]error, len(kinds))
 	do := func(i int) {
 		calls[i] = callTo(i)
-		_, errs[i] = r.DoAlone(WithDeadline(time.Now().Add(timeout), false), calls[i])
+		_, errs[i] = r.DoAlone(Deadline{At: time.Now().Add(timeout)}, calls[i])
 	}
 	connected(t, s)
 	gathered := atOnce
@@ -435,7 +435,7 @@ func checkSequence(t *testing.T, kinds []answerKind, atOnce bool) {
 	redistest.WaitFor(t, 10*time.Second, func() error {
 		last++
 		c := callTo(last)
-		_, err := r.Do(WithDeadline(time.Now().Add(timeout), false), c)
+		_, err := r.Do(Deadline{At: time.Now().Add(timeout)}, c)
 		if err == nil && !slices.Equal(c.Reply, numbersOf(c.Keys)) {
 			t.Errorf("a later call got %d, want %d", c.Reply, numbersOf(c.Keys))
 		}

@@ -45,6 +45,7 @@ type ring struct {
 	// Held while a batch is taken and written, so that the order of what is in
 	// flight is the order in which it was written.
 	sending sync.Mutex
+	ready   []*invocation // those of the last batch
 	out     []byte
 
 	mu      sync.Mutex
@@ -74,6 +75,7 @@ type batch struct {
 	left     int       // invocations without an answer
 	calls    int
 	answered []*invocation
+	first    [1]*invocation // memory for answered: most batches are one invocation
 }
 
 // invocation is one run of the script on a server, for several calls. One for none
@@ -272,6 +274,7 @@ func (r *ring) send() bool {
 		return false
 	}
 	b := &batch{left: len(ready)}
+	b.answered = b.first[:0]
 	for _, in := range ready {
 		r.server.sending(in)
 		b.calls += len(in.calls)
@@ -331,7 +334,7 @@ func (r *ring) take() (*connection, []*invocation) {
 		_ = r.next(now) // which sees to it that they are sent when pace has passed
 		return nil, nil
 	}
-	ready := r.again
+	ready := append(r.ready[:0], r.again...)
 	r.again = nil
 	n, keys := 0, 0
 	for _, c := range r.open {
@@ -342,7 +345,8 @@ func (r *ring) take() (*connection, []*invocation) {
 	}
 	taken := slices.Clone(r.open[:n])
 	r.open = slices.Delete(r.open, 0, n)
-	return r.conn, append(ready, invocations(taken, r.slots)...)
+	r.ready = appendInvocations(ready, taken, r.slots)
+	return r.conn, r.ready
 }
 
 // use makes conn the connection, and sends what is open on it. It reports whether

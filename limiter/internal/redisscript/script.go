@@ -154,19 +154,19 @@ func (s *Script) load(ctx context.Context, conn *redis.Conn) error {
 	return nil
 }
 
-// invocations splits calls into invocations: in a cluster one for each slot.
-func invocations(calls []*Call, slots bool) []*invocation {
+// appendInvocations splits calls into invocations, in a cluster one for each slot, and
+// appends them to dst.
+func appendInvocations(dst []*invocation, calls []*Call, slots bool) []*invocation {
 	if slots {
 		slices.SortStableFunc(calls, func(a, b *Call) int { return strings.Compare(a.slot(), b.slot()) })
 	}
-	var all []*invocation
 	from := 0
 	for i, c := range calls {
 		last := i == len(calls)-1
 		if last || c.alone || calls[i+1].alone || slots && c.slot() != calls[i+1].slot() {
-			all = append(all, &invocation{calls: calls[from : i+1 : i+1], asking: c.asking})
+			dst = append(dst, &invocation{calls: calls[from : i+1 : i+1], asking: c.asking})
 			from = i + 1
 		}
 	}
-	return all
+	return dst
 }

@@ -2,6 +2,7 @@ package redisscript
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -85,8 +86,8 @@ func (s *Server) ReportCorrupt(err error) error {
 }
 
 // do runs the script for a call, batched with others unless it is alone. It returns
-// by the deadline of ctx, unless this process is late.
-func (s *Server) do(ctx context.Context, c *Call, alone, asking bool) error {
+// by the deadline, unless this process is late.
+func (s *Server) do(end Deadline, c *Call, alone, asking bool) error {
 	probe, err := s.breaker.allow()
 	if err != nil {
 		return err
@@ -94,38 +95,36 @@ func (s *Server) do(ctx context.Context, c *Call, alone, asking bool) error {
 	s.calls.Add(1)
 	c.alone, c.asking = alone, asking
 	if probe {
-		return s.probe(ctx, c)
+		return s.probe(end, c)
 	}
-	err = s.await(ctx, c)
+	err = s.await(end, c)
 	if !alone && MovingSlot(err) {
 		// Some keys of the batched calls are on the other server already. Nothing
 		// was done.
 		c.alone = true
-		return s.await(ctx, c)
+		return s.await(end, c)
 	}
 	return err
 }
 
 // await sends a call and waits for its answer.
-func (s *Server) await(ctx context.Context, c *Call) error {
-	end, _ := ctx.Deadline()
-	return s.ring.do(c, end, shortened(ctx))
-}
+func (s *Server) await(end Deadline, c *Call) error { return s.ring.do(c, end.At, end.Shortened) }
 
 // probe makes a call that shows whether the server is back. It does not wait for a
 // connection.
-func (s *Server) probe(ctx context.Context, c *Call) error {
+func (s *Server) probe(end Deadline, c *Call) error {
 	defer s.breaker.endProbe()
 	if !s.ring.healthy() {
 		s.connect(true)
 		return s.failure(errNotConnected)
 	}
-	err := s.await(ctx, c)
+	err := s.await(end, c)
 	if err == nil && !s.script.Wrote(c) && s.breaker.awaitsWrite() {
 		// The reply does not show whether the server accepts writes again.
-		write := &Call{Keys: c.Keys[:1], Arg: s.script.ProbeArg, Replies: s.script.ProbeReplies}
+		key := strings.Clone(c.Keys[0]) // c may be reused before this is sent
+		write := &Call{Keys: []string{key}, Arg: s.script.ProbeArg, Replies: s.script.ProbeReplies}
 		write.alone, write.ours, write.asking = true, true, c.asking
-		_ = s.await(ctx, write)
+		_ = s.await(end, write)
 	}
 	return err
 }

@@ -1,7 +1,6 @@
 package redisscript
 
 import (
-	"context"
 	"strings"
 	"time"
 
@@ -14,7 +13,7 @@ type topology interface {
 	// one reports whether all keys are on one server.
 	one() bool
 	// of returns the server that has a key.
-	of(ctx context.Context, key string) (*Server, error)
+	of(end Deadline, key string) (*Server, error)
 	// redirected returns the server that err, returned by from, redirects to, and
 	// whether to send ASKING first because it does not have the slot yet. It
 	// returns nil if err is not a redirection.
@@ -86,9 +85,9 @@ func newSingle(opt Options, script *Script, hooks Hooks) *single {
 	return &single{s}
 }
 
-func (s *single) one() bool                                   { return true }
-func (s *single) of(context.Context, string) (*Server, error) { return s.server, nil }
-func (s *single) redirected(*Server, error) (*Server, bool)   { return nil, false }
-func (s *single) connect()                                    { s.server.connect(false) }
-func (s *single) stats() []Stats                              { return []Stats{s.server.stats()} }
-func (s *single) close() error                                { return s.server.close() }
+func (s *single) one() bool                                 { return true }
+func (s *single) of(Deadline, string) (*Server, error)      { return s.server, nil }
+func (s *single) redirected(*Server, error) (*Server, bool) { return nil, false }
+func (s *single) connect()                                  { s.server.connect(false) }
+func (s *single) stats() []Stats                            { return []Stats{s.server.stats()} }
+func (s *single) close() error                              { return s.server.close() }
