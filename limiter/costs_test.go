@@ -70,11 +70,16 @@ func TestSharedTakeAllocations(t *testing.T) {
 	singleGoroutine(t)
 	const ceiling, ceilingBytes = 3, 184
 	server := redistest.Start(t)
-	for _, buckets := range []int{1, 2, 8, 16, 32, 64} {
-		t.Run(fmt.Sprint(buckets), func(t *testing.T) {
-			m, req := costly(buckets)
-			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = m })
-			dst := make([]Decision, 0, buckets)
+	for _, tc := range []struct {
+		buckets int
+		secret  string
+	}{
+		{1, ""}, {2, ""}, {8, ""}, {16, ""}, {32, ""}, {64, ""}, {1, "secret"}, {64, "secret"},
+	} {
+		t.Run(fmt.Sprint(tc.buckets, tc.secret), func(t *testing.T) {
+			m, req := costly(tc.buckets)
+			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback, opt.KeySecret = m, tc.secret })
+			dst := make([]Decision, 0, tc.buckets)
 			take := func() {
 				var err error
 				if dst, err = r.Take(t.Context(), req, dst[:0]); err != nil || dst[0].By != DecidedByRedis {

@@ -4,14 +4,25 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"hash"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // keys makes the names of the Redis keys in which buckets are stored.
 type keys struct {
 	prefix string
-	secret []byte
+	macs   *sync.Pool // of hash.Hash, keyed by the secret; nil if there is none
+}
+
+// newKeys returns the keys with a prefix and a secret, which may be empty.
+func newKeys(prefix, secret string) keys {
+	k := keys{prefix: prefix}
+	if secret != "" {
+		k.macs = &sync.Pool{New: func() any { return hmac.New(sha256.New, []byte(secret)) }}
+	}
+	return k
 }
 
 // of returns the name of b's Redis key: the prefix, a digest of b.Key in braces,
@@ -25,15 +36,19 @@ func (k keys) of(b *Bucket) string { return string(b.appendRest(k.appendSlot(nil
 // with those of a key.
 func (k keys) appendSlot(name []byte, b *Bucket) []byte {
 	var digest [sha256.Size]byte
-	if len(k.secret) == 0 {
-		key := append(name, b.Key...) // as bytes, in memory that there is
-		digest = sha256.Sum256(key[len(name):])
-		name = key[:len(name)]
+	start := len(name)
+	name = append(name, b.Key...) // as bytes, in memory that there is
+	if k.macs == nil {
+		digest = sha256.Sum256(name[start:])
 	} else {
-		mac := hmac.New(sha256.New, k.secret)
-		mac.Write([]byte(b.Key))
-		copy(digest[:], mac.Sum(nil))
+		mac := k.macs.Get().(hash.Hash)
+		mac.Reset()
+		mac.Write(name[start:])
+		name = mac.Sum(name[:start])
+		copy(digest[:], name[start:])
+		k.macs.Put(mac)
 	}
+	name = name[:start]
 	if b.shared {
 		return k.appendDigest(name, keyDigest(digest[16:]))
 	}

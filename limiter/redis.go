@@ -43,7 +43,7 @@ func NewRedis(opt RedisOptions) (*Redis, error) {
 func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	start := time.Now()
 	r := &Redis{
-		keys:      keys{prefix: opt.KeyPrefix, secret: []byte(opt.KeySecret)},
+		keys:      newKeys(opt.KeyPrefix, opt.KeySecret),
 		timeout:   opt.Timeout,
 		denyCache: newDenyCache(denySlots),
 		place:     opt.place(),

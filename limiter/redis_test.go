@@ -131,6 +131,23 @@ func TestRedisKeys(t *testing.T) {
 	}
 }
 
+// TestKeysWithSecret guards the names of keys that a secret hides: they must stay, or
+// an upgrade would lose all buckets. A MAC that is used again has forgotten the last key.
+func TestKeysWithSecret(t *testing.T) {
+	k := newKeys("rl:", "s3cret")
+	for range 3 {
+		for key, want := range map[string]string{
+			"203.0.113.7": "rl:{eqx8kiJh7sY6jLALuk3hPw}:default:16v7k.1",
+			"":            "rl:{kd-scMU0iwThuruLQhrJLA}:default:16v7k.1",
+		} {
+			b := Bucket{Name: "default", Key: key, Limit: Limit{Size: 16, DripInterval: 2 * time.Second, DripSize: 1}}
+			if got := k.of(&b); got != want {
+				t.Errorf("key %q: got %q, want %q", key, got, want)
+			}
+		}
+	}
+}
+
 // TestRedisKeepsNoUserBytes guards user data: none of it is in the names or values
 // of keys.
 func TestRedisKeepsNoUserBytes(t *testing.T) {
