@@ -123,7 +123,7 @@ bench: programs
 bench-e2e: programs
 	cd bench && go run ./e2e
 
-# Measure all that docs/performance.md has, and write it: some 25 minutes.
+# Measure all that docs/performance.md has, and write it: half an hour.
 performance: programs
 	cd bench && go run ./e2e -document ../docs/performance.md
 
