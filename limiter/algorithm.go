@@ -39,12 +39,8 @@ func (a Algorithm) String() string {
 }
 
 // counting is how an Algorithm counts units. It is pure: it knows of a limit, a level
-// and the time, and nothing of stores, servers, or units that are in flight or held. A
-// level at which a bucket runs empty, s.clear, has passed is that of an empty bucket.
-// The Lua file of the same name does the same arithmetic.
-//
-// All times are in µs. now is on the store's clock, and unix is what the clock shows
-// then, since the Unix epoch.
+// and the time, and nothing of stores, servers, or nodes. The Lua file of the same name
+// does the same arithmetic. All times are in µs.
 type counting interface {
 	// validate returns an error that names the first number of l that is out of range.
 	// What is said of Size, DripSize and DripInterval of all limits holds.
@@ -56,54 +52,46 @@ type counting interface {
 	dripTime(l *Limit, units int64) time.Duration
 
 	// doubles returns the numbers that tell how l's buckets drip, as the script gets
-	// them. slackEnd returns a number that is larger than any slack of theirs.
+	// them. restEnd returns a number that is larger than the rest of any level.
 	doubles(l *Limit) (rate, drip, phase float64)
-	slackEnd(l *Limit) int64
+	restEnd(l *Limit) int64
 
-	// fits reports whether there is room for cost at level s, beside some other units.
-	fits(l *Limit, s state, now, cost, beside int64) bool
+	// room returns how many units fit beside n others: 0 or less if none do. remaining
+	// returns how many to tell of.
+	room(l *Limit, s level, n, now int64) int64
+	remaining(l *Limit, s level, now int64) int64
 
-	// wait returns how long until there is room for cost, or 0 if there is now. The
-	// cost must not exceed the size.
-	wait(l *Limit, s state, now, cost int64) int64
+	// wait returns how long until there is room for n units, at most l.Size, or 0 if
+	// there is now.
+	wait(l *Limit, s level, n, now int64) int64
 
-	// remaining returns the number of units that there is room for, and units the
-	// number that there are.
-	remaining(l *Limit, s state, now int64) int64
-	units(l *Limit, s state, now int64) int64
+	// units returns the number of units that there are.
+	units(l *Limit, s level, now int64) int64
 
-	// started returns the level to which a charge at now can be added, and add that
-	// level with cost more units.
-	started(l *Limit, s state, now, unix int64) state
-	add(l *Limit, s state, cost int64) state
+	// add returns the level with n units more, which are charged at some moment.
+	add(l *Limit, s level, n int64, at moment) level
 
-	// atLeast returns level s, its clear time relative to now, plus some units of which
-	// it may have some already, but not beyond a bucket of the given size that is full.
-	atLeast(l *Limit, s state, units, size, unix int64) state
+	// atLeast returns the level with n units more of which it may have some already, but
+	// none beyond a bucket of the given size that is full.
+	atLeast(l *Limit, s level, n, size int64, at moment) level
 
-	// count returns the level with a denied request, see Limit.CountDenied, for which
-	// there was no room beside some other units.
-	count(l *Limit, s state, now, unix, cost, beside int64) state
+	// count returns the level with a denied request of some cost, see Limit.CountDenied,
+	// for which there was no room beside n other units.
+	count(l *Limit, s level, n, cost int64, at moment) level
 
-	// higher returns a level that is at least as high as both a and b, from now on.
-	// Both were reported with a delay of at most late, unless one is this process's own.
-	higher(l *Limit, a, b state, late time.Duration, own bool) state
+	// join returns a level that is at least as high as both a and b, from now on. Both
+	// were reported with a delay of at most late, unless one is this process's own.
+	join(l *Limit, a, b level, late time.Duration, own bool) level
 
-	// arriving returns level s, its clear time relative to now, as a server is told of
-	// it that hears of it up to late afterwards. drained says that all may be gone by
-	// then, so that telling it would only delay what the server knows.
-	arriving(l *Limit, s state, late int64) (arrived state, drained bool)
+	// arriving returns level s as a server is told of it that hears of it up to late
+	// afterwards. drained says that all may be gone by then, so that telling it would
+	// only delay what the server knows.
+	arriving(l *Limit, s ahead, late int64) (arrived ahead, drained bool)
 
 	// ending returns level s, by which something is about to be decided, as full if its
 	// time may have ended on a server whose reports are up to late late. What is
 	// admitted then is of this time or the next, and neither side could tell.
-	ending(l *Limit, s state, now, late int64) state
-
-	// tell returns the remaining units after a request of some cost, and two numbers
-	// that again needs to tell the wait of the same request if nothing was added since.
-	// clear is then relative to now.
-	tell(l *Limit, s state, now, cost int64) (remaining, counts, one int64)
-	again(l *Limit, clear, remaining, counts, one, cost int64) int64
+	ending(l *Limit, s level, now, late int64) level
 }
 
 // by returns how l counts. l is valid.
@@ -116,44 +104,60 @@ func (l *Limit) logs() bool { return algorithms[l.Algorithm].logs }
 // each request has to.
 
 func (l *Limit) doubles() (rate, drip, phase float64) { return l.by().doubles(l) }
-func (l *Limit) slackEnd() int64                      { return l.by().slackEnd(l) }
+func (l *Limit) restEnd() int64                       { return l.by().restEnd(l) }
 
-func (l *Limit) wait(s state, now, cost int64) int64 {
+func (l *Limit) room(s level, n, now int64) int64 {
 	if l.Algorithm == Leaky {
-		return leaky{}.wait(l, s, now, cost)
+		return leaky{}.room(l, s, n, now)
 	}
-	return l.by().wait(l, s, now, cost)
+	return l.by().room(l, s, n, now)
 }
 
-func (l *Limit) remaining(s state, now int64) int64 {
+func (l *Limit) remaining(s level, now int64) int64 {
 	if l.Algorithm == Leaky {
 		return leaky{}.remaining(l, s, now)
 	}
 	return l.by().remaining(l, s, now)
 }
 
-func (l *Limit) units(s state, now int64) int64 { return l.by().units(l, s, now) }
-
-func (l *Limit) started(s state, now, unix int64) state { return l.by().started(l, s, now, unix) }
-
-func (l *Limit) add(s state, cost int64) state {
+func (l *Limit) wait(s level, n, now int64) int64 {
 	if l.Algorithm == Leaky {
-		return leaky{}.add(l, s, cost)
+		return leaky{}.wait(l, s, n, now)
 	}
-	return l.by().add(l, s, cost)
+	return l.by().wait(l, s, n, now)
 }
 
-func (l *Limit) atLeast(s state, units, unix int64) state {
-	if units == 0 {
+func (l *Limit) units(s level, now int64) int64 { return l.by().units(l, s, now) }
+
+func (l *Limit) add(s level, n int64, at moment) level {
+	if l.Algorithm == Leaky {
+		return leaky{}.add(l, s, n, at)
+	}
+	return l.by().add(l, s, n, at)
+}
+
+func (l *Limit) atLeast(s level, n int64, at moment) level {
+	if n == 0 {
 		return s
 	}
-	return l.by().atLeast(l, s, units, l.Size, unix)
+	return l.by().atLeast(l, s, n, l.Size, at)
 }
-func (l *Limit) count(s state, now, unix, cost, beside int64) state {
-	return l.by().count(l, s, now, unix, cost, beside)
+
+func (l *Limit) count(s level, n, cost int64, at moment) level {
+	return l.by().count(l, s, n, cost, at)
 }
-func (l *Limit) higher(a, b state, late time.Duration, own bool) state {
-	return l.by().higher(l, a, b, late, own)
+
+func (l *Limit) join(a, b level, late time.Duration, own bool) level {
+	return l.by().join(l, a, b, late, own)
+}
+
+// start returns the time from which a charge at some moment drips: then, or when it last
+// dripped by the clock.
+func (l *Limit) start(at moment) int64 {
+	if !l.Aligned {
+		return at.now
+	}
+	return at.now - l.sinceDrip(at.unix)
 }
 
 // sinceDrip returns the time since the last aligned drip, in µs.

@@ -12,10 +12,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// written is the value of a bucket in Redis: its state, and a lower bound for the
+// written is the value of a bucket in Redis: its level, and a lower bound for the
 // number of drips that its clear time lay in the future when it was written.
 type written struct {
-	state
+	level
 	drips int64
 }
 
@@ -34,7 +34,7 @@ var scale = func() (scale []int64) {
 }()
 
 // written returns the value of a bucket at s that is written at now.
-func (l Limit) written(s state, now int64) written {
+func (l Limit) written(s level, now int64) written {
 	drips := ceilDiv(s.clear-now, l.rate())
 	if l.Algorithm == WarmUp { // of the time until it is free
 		drips = int64(math.Ceil(float64(max(s.free()-now, 0)) / l.interval()))
@@ -47,8 +47,8 @@ func (l Limit) written(s state, now int64) written {
 // has been set back since the value was written: then the bucket has as many drips
 // to go as when it was written. If that number is not known exactly and the bucket
 // may have been just full, it counts as full.
-func (w written) at(l Limit, now int64) (s state, back bool) {
-	if s = w.state.at(now); l.Algorithm == Sliding {
+func (w written) at(l Limit, now int64) (s level, back bool) {
+	if s = w.level.at(now); l.Algorithm == Sliding {
 		if back = s.clear-now > 3*l.rate(); back { // it lasts until the end of the next window but one
 			s.clear = now - l.sinceDrip(now) + 3*l.rate()
 		}
@@ -57,7 +57,7 @@ func (w written) at(l Limit, now int64) (s state, back bool) {
 	if l.Algorithm == WarmUp {
 		wait := int64(math.Ceil(float64(w.drips) * l.interval()))
 		if back = s.free()-now > wait+1; back { // it is free no later than it was then
-			s.clear = now + wait + s.slack
+			s.clear = now + wait + s.rest
 		}
 		return s, back
 	}
@@ -66,20 +66,20 @@ func (w written) at(l Limit, now int64) (s state, back bool) {
 	}
 	i, _ := slices.BinarySearch(scale, w.drips)
 	if full := (leaky{}).drips(&l); full < w.drips && full > scale[i-1] {
-		return state{clear: now + full*l.rate(), slack: full*l.DripSize - l.Size}, true
+		return level{clear: now + full*l.rate(), rest: full*l.DripSize - l.Size}, true
 	}
-	return state{clear: now + w.drips*l.rate(), slack: s.slack}, true
+	return level{clear: now + w.drips*l.rate(), rest: s.rest}, true
 }
 
 // value returns w as a string in Redis.
 func (w written) value() string {
-	if w.state == (state{}) {
+	if w.level == (level{}) {
 		return ""
 	}
 	code, _ := slices.BinarySearch(scale, w.drips)
 	value := fmt.Sprintf("%d%03d", w.clear, code)
-	if w.slack > 0 {
-		value += fmt.Sprint(":", w.slack)
+	if w.rest > 0 {
+		value += fmt.Sprint(":", w.rest)
 	}
 	return value
 }
@@ -94,7 +94,7 @@ func parseWritten(value string) (w written, ok bool) {
 	}
 	w.clear, _ = strconv.ParseInt(parts[1], 10, 64)
 	code, _ := strconv.Atoi(parts[2])
-	w.slack, _ = strconv.ParseInt(parts[3], 10, 64)
+	w.rest, _ = strconv.ParseInt(parts[3], 10, 64)
 	if code >= len(scale) {
 		return w, false
 	}
@@ -152,7 +152,7 @@ func TestRedisClockSetBack(t *testing.T) {
 					want.Clear -= wait
 					want.RetryAfter -= wait
 				}
-				if got := decide(t, v, AccountingAtomic, b)[0]; got != want {
+				if got := plainDecision(decide(t, v, AccountingAtomic, b)[0]); got != want {
 					t.Fatalf("%v after that: decided %+v, want %+v", wait, got, want)
 				}
 			}
@@ -305,7 +305,7 @@ func TestDenyCacheOfSeveralSizesAllowsForLatency(t *testing.T) {
 		return Request{Buckets: []Bucket{{Name: "b", Key: "k", Limit: l, Cost: 1}}}
 	}
 	d := newDenyCache(denySlots)
-	d.remember(of(5), []outcome{{state: state{clear: 9 * rate}, denied: true}}, sent, clockAt(answered))
+	d.remember(of(5), []outcome{{ahead: ahead{clear: 9 * rate}, denied: true}}, sent, clockAt(answered))
 	for _, tc := range []struct {
 		size, now int64
 		denied    bool

@@ -106,7 +106,7 @@ func TestCluster(t *testing.T) {
 			t.Errorf("%d calls on the nodes, want %d", got, want)
 		}
 		for _, b := range req.Buckets {
-			if got := level(t, r, b); got != 3 {
+			if got := unitsIn(t, r, b); got != 3 {
 				t.Errorf("bucket %s holds %d, want 3", b.Name, got)
 			}
 		}

@@ -159,7 +159,7 @@ func (r *Redis) decideSplit(end redisscript.Deadline, req Request, parts []*part
 	if denied {
 		what = whatRelease
 	}
-	now := time.Now().UnixMicro()
+	at := moment{unix: time.Now().UnixMicro()}
 	for _, p := range parts {
 		if p.query == nil || p.err != nil {
 			continue
@@ -170,7 +170,7 @@ func (r *Redis) decideSplit(end redisscript.Deadline, req Request, parts []*part
 			if denied && !b.Limit.CountDenied {
 				o.held -= b.Cost
 			}
-			o.state = b.Limit.atLeast(o.state, o.held, now)
+			o.ahead = b.Limit.atLeast(o.after(at.now), o.held, at).ahead(at.now)
 			if o.log != nil {
 				*o.log = o.log.plus(o.held, &b.Limit)
 			}

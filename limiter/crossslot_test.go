@@ -17,23 +17,23 @@ import (
 
 // heldBucket is a bucket with held units as take.lua stores it, in a plain form.
 type heldBucket struct {
-	state
+	level
 	held, till int64
 }
 
 // at returns the bucket at now.
 func (h heldBucket) at(l Limit, now int64) heldBucket {
 	if h.held > 0 && now >= h.till {
-		h.state = l.add(h.state.at(h.till), h.held)
+		h.level = l.add(h.level.at(h.till), h.held, moment{now: h.till})
 		h.held = 0
 	}
-	h.state = h.state.at(now)
+	h.level = h.level.at(now)
 	return h
 }
 
 // room reports whether a request of the given cost fits beside what is held.
 func (h heldBucket) room(l Limit, now, cost int64) bool {
-	return cost+h.held <= l.Size && l.wait(h.state, now, cost+h.held) == 0
+	return cost+h.held <= l.Size && l.wait(h.level, cost+h.held, now) == 0
 }
 
 // TestHeldUnits guards held units that are committed or released, against a plain
@@ -76,12 +76,12 @@ func TestHeldUnits(t *testing.T) {
 			switch what {
 			case 0, whatHold:
 				want.denied = !before.room(b.Limit, v.now, b.Cost)
-				want.blocked = want.denied && b.Limit.wait(before.state, v.now, b.Cost) == 0
+				want.blocked = want.denied && b.Limit.wait(before.level, b.Cost, v.now) == 0
 				switch {
 				case want.denied:
 					seen["denied"]++
 				case what == 0:
-					model.state = b.Limit.add(before.state, b.Cost)
+					model.level = b.Limit.add(before.level, b.Cost, moment{now: v.now})
 				default:
 					if model.held == 0 {
 						model.till = v.now + heldFor.Microseconds()
@@ -91,7 +91,7 @@ func TestHeldUnits(t *testing.T) {
 			case whatCommit:
 				if before.held >= b.Cost && due == before.till {
 					model.held -= b.Cost
-					model.state = b.Limit.add(before.state, b.Cost)
+					model.level = b.Limit.add(before.level, b.Cost, moment{now: v.now})
 					seen["committed"]++
 				}
 			case whatRelease:
@@ -100,12 +100,11 @@ func TestHeldUnits(t *testing.T) {
 					seen["released"]++
 				}
 			}
-			want.state = model.state
+			want.ahead = model.level.ahead(v.now)
 			if want.blocked {
-				want.state = b.Limit.add(model.state, model.held)
+				want.ahead = b.Limit.add(model.level, model.held, moment{now: v.now}).ahead(v.now)
 				seen["blocked"]++
 			}
-			want.clear -= v.now
 			if what == whatHold {
 				want.held, want.till = model.held, model.till
 				if want.denied {
@@ -115,9 +114,7 @@ func TestHeldUnits(t *testing.T) {
 			if got[0] != want {
 				t.Fatalf("%+v: %d of %d: decided %+v, want %+v with %+v", b.Limit, what, b.Cost, got[0], want, model)
 			}
-			level := model.state
-			level.clear -= v.now
-			if got, want := peek(t, v.Redis, b), b.inspected(level, nil, model.held); got != want {
+			if got, want := peek(t, v.Redis, b), b.inspected(model.level.ahead(v.now), nil, model.held); got != want {
 				t.Fatalf("%+v: %d of %d: peeked at %+v, want %+v", b.Limit, what, b.Cost, got, want)
 			}
 			if !model.room(b.Limit, v.now, 0) {

@@ -15,6 +15,8 @@ type Decision struct {
 	// What decided.
 	By Decider
 
+	exact bool // see rest
+
 	// The bucket's size.
 	Size int64
 
@@ -29,11 +31,10 @@ type Decision struct {
 	// not deny, or will never admit; see also Bucket.Wait.
 	RetryAfter time.Duration
 
-	// What cannot be told from the above: the slack of a sliding window or of a limit
-	// that warms up; of a log the times, in µs, until there is room for the same cost,
-	// and for one unit.
-	counts int64
-	one    int64
+	// What Bucket.Wait needs besides: the rest of the level. If exact, it is a log, and
+	// these are the times, in µs, until there is room for the same cost, and for one
+	// unit.
+	rest, one int64
 }
 
 // Decider says what decided on a bucket.
@@ -135,9 +136,9 @@ func outranks(d, e Decision) bool {
 }
 
 // outcome is the result for one bucket of a request: its level after the request,
-// whether it was charged or not. The clear time is relative to now.
+// whether it was charged or not.
 type outcome struct {
-	state
+	ahead
 	denied  bool
 	blocked bool // denied only because of held units, which may be released
 	foreign bool // its key held something that is not a bucket, at least for now
@@ -153,18 +154,14 @@ type outcome struct {
 // given cost. s is the level after the charge or, if the bucket denied, the
 // unchanged level. Returning such a large struct would cost more than filling it
 // in.
-func (d *Decision) report(l *Limit, s state, now, cost int64, denied bool) {
-	d.Size = l.Size
-	d.Clear = time.Duration(s.clear-now) * time.Microsecond
-	if l.Algorithm == Leaky {
-		d.Remaining = leaky{}.remaining(l, s, now)
-	} else {
-		d.Remaining, d.counts, d.one = l.by().tell(l, s, now, cost)
-	}
+func (d *Decision) report(l *Limit, s ahead, cost int64, denied bool) {
+	now := s.after(0)
+	d.Size, d.Remaining, d.rest = l.Size, l.remaining(now, 0), s.rest
+	d.Clear = time.Duration(s.clear) * time.Microsecond
 	if denied {
 		d.Denied = true
 		if d.Never = cost > l.Size; !d.Never {
-			d.RetryAfter = time.Duration(l.wait(s, now, cost)) * time.Microsecond
+			d.RetryAfter = time.Duration(l.wait(now, cost, 0)) * time.Microsecond
 		}
 	}
 }
@@ -178,10 +175,16 @@ func (b *Bucket) Wait(d *Decision) time.Duration {
 	if d.Denied || d.Remaining >= cost {
 		return d.RetryAfter
 	}
+	switch {
+	case d.exact && cost == 1:
+		return time.Duration(d.one) * time.Microsecond
+	case d.exact:
+		return time.Duration(d.rest) * time.Microsecond
+	}
 	l := &b.Limit
 	if l.DripSize == 0 {
 		complete := l.complete()
 		l = &complete
 	}
-	return time.Duration(l.by().again(l, d.Clear.Microseconds(), d.Remaining, d.counts, d.one, cost)) * time.Microsecond
+	return time.Duration(l.wait(level{d.Clear.Microseconds(), d.rest}, cost, 0)) * time.Microsecond
 }

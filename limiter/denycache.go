@@ -49,7 +49,7 @@ type denySlot struct {
 // clock of this process.
 type cachedDenial struct {
 	hash uint64
-	state
+	level
 	doubt int64 // how much earlier it may run empty
 	until int64 // until when the entry is valid
 
@@ -69,7 +69,7 @@ func (e *cachedDenial) full(l *Limit, now int64) bool {
 	if e.log != nil {
 		return e.log.at+e.log.one-e.doubt > now
 	}
-	return l.wait(state{e.clear - e.doubt, e.slack}, now, 1) > 0
+	return l.wait(level{e.clear - e.doubt, e.rest}, 1, now) > 0
 }
 
 // newDenyCache returns a cache with the given number of slots.
@@ -103,13 +103,13 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 			return dst[:before], false
 		}
 		denied = denied || e.full(&b.Limit, now)
-		s := e.state.at(now)
+		s := e.level.at(now)
 		if e.log != nil {
 			v := e.log.later(now - e.log.at)
 			dst = append(dst, outcome{denied: v.again > 0 || b.Cost > b.Limit.Size, by: DecidedByCache, log: &v})
 			continue
 		}
-		dst = append(dst, outcome{state: state{s.clear - now, s.slack}, denied: !b.fits(s, now, 0), by: DecidedByCache})
+		dst = append(dst, outcome{ahead: s.ahead(now), denied: !b.fits(s, 0, now), by: DecidedByCache})
 	}
 	if !denied {
 		return dst[:before], false
@@ -140,7 +140,7 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock 
 		if o.blocked || o.foreign {
 			continue
 		}
-		e := cachedDenial{state: state{o.clear + answered, o.slack}, doubt: answered - sent, until: sent + cacheFor}
+		e := cachedDenial{level: o.after(answered), doubt: answered - sent, until: sent + cacheFor}
 		wait := o.full(&b.Limit)
 		if wait > 0 {
 			e.until = sent + min(wait, cacheFor)
@@ -170,7 +170,7 @@ func (o *outcome) full(l *Limit) int64 {
 	if o.log != nil {
 		return o.log.one
 	}
-	return l.wait(o.state, 0, 1)
+	return l.wait(o.after(0), 1, 0)
 }
 
 // forget removes the entry for b, which a server has emptied by now. The answer to

@@ -137,7 +137,7 @@ func TestDenyCacheAgreesWithServer(t *testing.T) {
 			if rapid.IntRange(0, 2).Draw(t, "fill: 2") == 2 {
 				for i := range req.Buckets {
 					b := &req.Buckets[i]
-					b.Cost = max(b.Limit.remaining(p[identity(*b)].state.at(v.now), v.now), 1)
+					b.Cost = max(b.Limit.remaining(p[identity(*b)].level.at(v.now), v.now), 1)
 				}
 			}
 			unasked := remembered(v.Redis, req)
@@ -257,23 +257,23 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 		fill := b
 		fill.Cost = b.Limit.Size
 		p.take(Request{Buckets: []Bucket{fill}}, now-rapid.Int64Range(0, b.Limit.rate()).Draw(t, "ago"))
-		s := p[identity(b)].state.at(now)
-		fits := b.Limit.wait(s, now, 1) == 0
-		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{state: state{s.clear - now, s.slack}, denied: !fits}}, age-to, clockAt(age+from))
+		s := p[identity(b)].level.at(now)
+		fits := b.Limit.wait(s, 1, now) == 0
+		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{ahead: s.ahead(now), denied: !fits}}, age-to, clockAt(age+from))
 
 		later := rapid.OneOf(
 			rapid.Int64Range(0, 1e4), rapid.Int64Range(0, 3e6), rapid.Int64Range(0, b.Limit.rate()),
-			rapid.Just(b.Limit.wait(s, now, 1)),
+			rapid.Just(b.Limit.wait(s, 1, now)),
 		).Draw(t, "later")
 		b.Cost = rapid.Int64Range(1, b.Limit.Size).Draw(t, "cost")
 		outcomes, denied := d.decide(Request{Buckets: []Bucket{b}}, age+from+later, nil)
 		if !denied {
-			if fits || to+from+later >= min(b.Limit.wait(s, now, 1), cacheFor) {
+			if fits || to+from+later >= min(b.Limit.wait(s, 1, now), cacheFor) {
 				return
 			}
 			t.Fatalf("a full bucket of %+v is not cached", b.Limit)
 		}
-		got := b.Limit.decision(outcomes[0].state, 0, b.Cost, outcomes[0].denied)
+		got := b.Limit.decision(level(outcomes[0].ahead), 0, b.Cost, outcomes[0].denied)
 		real := p.take(Request{Buckets: []Bucket{b}}, now+from+later)[0]
 		denials++
 		if !real.Denied || !got.Denied || got.Remaining != 0 || real.Remaining != 0 {
@@ -565,7 +565,7 @@ func TestDenyCacheInCluster(t *testing.T) {
 // others, and no more memory is used.
 func TestDenyCacheIsBounded(t *testing.T) {
 	d := newDenyCache(denySlots)
-	full := outcome{state: state{clear: time.Hour.Microseconds()}, denied: true, by: DecidedByCache}
+	full := outcome{ahead: ahead{clear: time.Hour.Microseconds()}, denied: true, by: DecidedByCache}
 	var buckets []Bucket
 	for i := range 4 * denySlots {
 		b := hourly(int64(1 + i%3))

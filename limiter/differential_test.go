@@ -362,7 +362,7 @@ func TestStoresAgree(t *testing.T) {
 				if s.clear-v.now > req.Buckets[i].Limit.DrainTime().Microseconds() {
 					seen.overfull++
 				}
-				if s.slack > 0 {
+				if s.rest > 0 {
 					seen.slack++
 				}
 			}

@@ -130,7 +130,7 @@ type trace struct {
 
 	hash    uint64 // the bucket whose answers are being compared
 	since   uint64 // number of queries sent when that began
-	highest state  // the highest level reported since, its clear time on the memory's clock
+	highest level  // the highest level reported since
 }
 
 // marks is the number of counters that show whether anything is in flight for a
@@ -215,11 +215,10 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 }
 
-// toldLevel is what a query sends to the server about a bucket. Clear times are
-// relative to now.
+// toldLevel is what a query sends to the server about a bucket.
 type toldLevel struct {
-	state           // its level
-	with  state     // the level plus what is in flight, at most that of a full bucket
+	ahead           // its level
+	with  ahead     // the level plus what is in flight, at most that of a full bucket
 	dirty dirtiness // if clean, nothing is sent
 }
 
@@ -227,20 +226,19 @@ type toldLevel struct {
 // and records for which buckets it sends one.
 func (f *fallback) toldFor(q *query) []toldLevel {
 	var levels []toldLevel
+	now := f.memory.clock().Microseconds()
 	for i := range q.buckets {
 		p := &q.buckets[i]
-		level, dirty := f.memory.dirty(&p.place)
+		s, dirty := f.memory.dirty(&p.place, now)
 		if dirty == clean {
 			// The answer to a request that was admitted before a server restarted
 			// may still be in flight.
 			if !f.anyLost(p.hash) {
 				continue
 			}
-			if dirty = own; level.clear <= 0 {
-				level = state{}
-			}
+			dirty = own
 		}
-		level, drained := p.limit.by().arriving(&p.limit, level, f.timeout.Microseconds())
+		told, drained := p.limit.by().arriving(&p.limit, s.ahead(now), f.timeout.Microseconds())
 		if drained && dirty == unsure {
 			continue
 		}
@@ -248,14 +246,10 @@ func (f *fallback) toldFor(q *query) []toldLevel {
 			levels = make([]toldLevel, len(q.buckets))
 		}
 		p.told = true
-		levels[i] = toldLevel{level, p.limit.atLeast(level, f.units(p.hash, p.limit.Size), f.memory.unix(&p.limit)), dirty}
+		with := p.limit.atLeast(told.after(now), f.units(p.hash, p.limit.Size), f.memory.moment(&p.limit, now))
+		levels[i] = toldLevel{told, with.ahead(now), dirty}
 	}
 	return levels
-}
-
-// below reports whether level s is lower than level t.
-func (s state) below(t state) bool {
-	return s.clear < t.clear || s.clear == t.clear && s.slack > t.slack
 }
 
 // units returns the number of units in flight for a bucket, at most most.
@@ -298,14 +292,14 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	now := f.memory.clock().Microseconds()
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
-		charged := !held && !o.denied && (admitted || q.what() != byte(AccountingAtomic)) && p.crossed >= ahead
-		s, newest := state{}, false
+		charged := !held && !o.denied && (admitted || q.what() != byte(AccountingAtomic)) && p.crossed >= behind
+		s, newest := level{}, false
 		if !p.emptied && !o.blocked { // or the level may be from before that, or include units that are only held
-			s, newest = f.newest(q.order, p, o.state, now)
+			s, newest = f.newest(q.order, p, o.after(now), now)
 		}
 		f.memory.follow(p, s, f.timeout, newest, charged, now)
 		if charged { // the servers of other queries in flight may not know of this charge
-			f.cross(p.hash, ahead)
+			f.cross(p.hash, behind)
 		}
 	}
 	for i := range q.buckets {
@@ -323,22 +317,21 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 
 // newest reports whether an answer is the newest for p's bucket, and if so returns
 // its level. The answer is to the query with the given order and reported level s.
-// Clear times are relative to now.
-func (f *fallback) newest(order uint64, p *tracked, s state, now int64) (state, bool) {
+func (f *fallback) newest(order uint64, p *tracked, s level, now int64) (level, bool) {
 	t := &f.traces[p.hash%traces]
 	newest := order > t.last
 	if !newest && p.hash == t.hash {
-		if told := (state{s.clear + now, s.slack}); t.highest.clear <= now {
-			t.highest = told
-		} else if s.clear > 0 {
-			t.highest = p.limit.higher(t.highest, told, f.timeout, false)
+		if t.highest.clear <= now {
+			t.highest = s
+		} else if s.clear > now {
+			t.highest = p.limit.join(t.highest, s, f.timeout, false)
 		}
 		if newest = order > t.since; newest {
-			s = state{t.highest.clear - now, t.highest.slack}
+			s = t.highest
 		}
 	}
 	if newest || p.hash != t.hash {
-		t.hash, t.since, t.highest = p.hash, f.sent, state{}
+		t.hash, t.since, t.highest = p.hash, f.sent, level{}
 	}
 	return s, newest
 }
@@ -396,7 +389,7 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 		o.by = DecidedByFallback
 		// A bucket that had room, but was not charged because another denied, is
 		// unchanged.
-		as := ahead
+		as := behind
 		switch {
 		case req.Buckets[i].Limit.CountDenied:
 		case peek || !o.denied && denied && req.Accounting == AccountingAtomic:
@@ -404,7 +397,7 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 		case o.denied:
 			as = unsure
 		}
-		if o.begun && as == ahead {
+		if o.begun && as == behind {
 			as = own
 		}
 		f.cross(f.memory.hash(&req.Buckets[i]), as)
@@ -522,14 +515,14 @@ func (f *fallback) empty(b *Bucket) {
 	for q := f.inFlight; q != nil; q = q.next {
 		for i := range q.buckets {
 			if p := &q.buckets[i]; p.hash == hash {
-				p.crossed, p.emptied = max(p.crossed, ahead), true
+				p.crossed, p.emptied = max(p.crossed, behind), true
 			}
 		}
 	}
 	t := &f.traces[hash%traces]
 	t.last = f.sent
 	if t.hash == hash {
-		t.since, t.highest = f.sent, state{}
+		t.since, t.highest = f.sent, level{}
 	}
 }
 

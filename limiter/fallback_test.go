@@ -12,14 +12,11 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// held returns the level of b in m, its clear time relative to now.
-func held(m *Memory, b Bucket) state {
-	p := m.place(&b)
+// held returns the level of b in m.
+func held(m *Memory, b Bucket) ahead {
+	p, now := m.place(&b), m.clock().Microseconds()
 	s, _ := p.table.get(p.hash)
-	if s = s.at(m.clock().Microseconds()); s.clear > 0 {
-		s.clear -= m.clock().Microseconds()
-	}
-	return s
+	return s.at(now).ahead(now)
 }
 
 // takeInstead has m decide req in place of a server.
@@ -38,18 +35,18 @@ func dirtyLevels(m *Memory, buckets []Bucket) []toldLevel {
 var noTraffic = new(traffic)
 
 // follow has m follow a server's report about b.
-func follow(m *Memory, b *Bucket, s state) {
-	p := newFallback(m, 0, "").pending(Request{Buckets: []Bucket{*b}}, nil)
-	m.follow(&p[0], s, 50*time.Millisecond, false, false, m.clock().Microseconds())
+func follow(m *Memory, b *Bucket, s ahead) {
+	p, now := newFallback(m, 0, "").pending(Request{Buckets: []Bucket{*b}}, nil), m.clock().Microseconds()
+	m.follow(&p[0], s.after(now), 50*time.Millisecond, false, false, now)
 }
 
 // unsureOf returns the levels to send for buckets that a server may have lost. For
 // empty buckets nothing is sent.
-func unsureOf(levels ...state) []toldLevel {
+func unsureOf(levels ...level) []toldLevel {
 	var told []toldLevel
-	for _, level := range levels {
-		k := toldLevel{state: level, with: level}
-		if level != (state{}) {
+	for _, s := range levels {
+		k := toldLevel{ahead: ahead(s), with: ahead(s)}
+		if s != (level{}) {
 			k.dirty = unsure
 		}
 		told = append(told, k)
@@ -72,7 +69,7 @@ func TestFollowKeepsHigherLevel(t *testing.T) {
 	for _, tc := range fullerTests {
 		for _, other := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,other=%t", tc.name, other), func(t *testing.T) {
-				first, second := tc.first, tc.second
+				first, second := ahead(tc.first), ahead(tc.second)
 				if other {
 					first, second = second, first
 				}
@@ -83,7 +80,7 @@ func TestFollowKeepsHigherLevel(t *testing.T) {
 					t.Fatalf("holds %+v, want %+v", got, first)
 				}
 				follow(m, &b, second)
-				want := tc.fuller
+				want := ahead(tc.fuller)
 				if tc.near {
 					want.clear = max(first.clear, second.clear)
 				}
@@ -116,9 +113,9 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 					b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: tc.drip}, Cost: 101}
 					if admits {
 						b.Cost = 1
-						want = b.Limit.add(want, 1)
+						want = b.Limit.add(want, 1, moment{})
 					}
-					at := func(s state) state {
+					at := func(s level) level {
 						if s.clear > 0 {
 							s.clear += v.now
 						}
@@ -132,7 +129,7 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 					}
 					req := Request{Buckets: []Bucket{b}}
 					got, err := askTold(v.Redis, req, unsureOf(owed))
-					if err != nil || got[0].state != want || got[0].denied == admits {
+					if err != nil || level(got[0].ahead) != want || got[0].denied == admits {
 						t.Errorf("decided %+v, error %v, want %+v", got, err, want)
 					}
 					if got, want := v.stored(t, req.Buckets)[0], b.Limit.written(at(want), v.now).value(); got != want {
@@ -147,7 +144,7 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 // TestScriptJoinsTimes guards which drip a server takes a level for that it is told
 // later than it was known. If both sides drip at the same times, it is the nearest of
 // its own, so that the delay adds nothing. If they may not, the later time counts, and
-// within one drip the smaller slack: the later level may hold fewer units.
+// within one drip the smaller rest: the later level may hold fewer units.
 func TestScriptJoinsTimes(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	const ms = 1000
@@ -160,28 +157,28 @@ func TestScriptJoinsTimes(t *testing.T) {
 		name               string
 		limit              Limit
 		own                bool
-		stored, told, want state
+		stored, told, want level
 	}{
-		{"the same drip", free, false, state{500 * ms, 2}, state{540 * ms, 7}, state{500 * ms, 2}},
-		{"the same drip, more units", free, false, state{500 * ms, 7}, state{540 * ms, 2}, state{500 * ms, 2}},
-		{"the next drip", free, false, state{500 * ms, 2}, state{640 * ms, 7}, state{600 * ms, 7}},
-		{"the drip before", free, false, state{500 * ms, 7}, state{440 * ms, 2}, state{500 * ms, 7}},
-		{"the server has none", free, false, state{}, state{440 * ms, 2}, state{440 * ms, 2}},
-		{"other times, later", free, true, state{500 * ms, 2}, state{540 * ms, 7}, state{540 * ms, 2}},
-		{"other times, later by more than a drip", free, true, state{500 * ms, 2}, state{640 * ms, 7}, state{640 * ms, 7}},
-		{"other times, earlier", free, true, state{500 * ms, 7}, state{440 * ms, 2}, state{500 * ms, 2}},
-		{"other times, earlier by a drip", free, true, state{500 * ms, 7}, state{400 * ms, 2}, state{500 * ms, 7}},
-		{"drips of the clock", aligned, true, state{500 * ms, 7}, state{540 * ms, 2}, state{500 * ms, 2}},
-		{"drips of the clock, the server has none", aligned, true, state{}, state{540 * ms, 2}, state{500 * ms, 2}},
-		{"drips of the clock, drained", aligned, true, state{}, state{40 * ms, 2}, state{}},
-		{"a window", window, false, state{60 * ms, full(5)}, state{90 * ms, full(7)}, state{60 * ms, full(7)}},
-		{"a window that has ended", window, false, state{90 * ms, full(5)}, state{30 * ms, full(7)}, state{90 * ms, full(5)}},
-		{"a window that began here", window, true, state{90 * ms, full(5)}, state{30 * ms, full(7)}, state{90 * ms, full(7)}},
-		{"a window that began here later", window, true, state{30 * ms, full(7)}, state{90 * ms, full(5)}, state{90 * ms, full(7)}},
-		{"a window of the clock", clock, false, state{100 * ms, full(5)}, state{140 * ms, full(7)}, state{100 * ms, full(7)}},
-		{"a window of the clock, too late", clock, false, state{100 * ms, full(5)}, state{170 * ms, full(7)}, state{100 * ms, full(7)}},
-		{"a window of the clock that has ended", clock, true, state{100 * ms, full(5)}, state{40 * ms, full(7)}, state{100 * ms, full(5)}},
-		{"a window of the clock that has ended, the server has none", clock, true, state{}, state{40 * ms, full(7)}, state{}},
+		{"the same drip", free, false, level{500 * ms, 2}, level{540 * ms, 7}, level{500 * ms, 2}},
+		{"the same drip, more units", free, false, level{500 * ms, 7}, level{540 * ms, 2}, level{500 * ms, 2}},
+		{"the next drip", free, false, level{500 * ms, 2}, level{640 * ms, 7}, level{600 * ms, 7}},
+		{"the drip before", free, false, level{500 * ms, 7}, level{440 * ms, 2}, level{500 * ms, 7}},
+		{"the server has none", free, false, level{}, level{440 * ms, 2}, level{440 * ms, 2}},
+		{"other times, later", free, true, level{500 * ms, 2}, level{540 * ms, 7}, level{540 * ms, 2}},
+		{"other times, later by more than a drip", free, true, level{500 * ms, 2}, level{640 * ms, 7}, level{640 * ms, 7}},
+		{"other times, earlier", free, true, level{500 * ms, 7}, level{440 * ms, 2}, level{500 * ms, 2}},
+		{"other times, earlier by a drip", free, true, level{500 * ms, 7}, level{400 * ms, 2}, level{500 * ms, 7}},
+		{"drips of the clock", aligned, true, level{500 * ms, 7}, level{540 * ms, 2}, level{500 * ms, 2}},
+		{"drips of the clock, the server has none", aligned, true, level{}, level{540 * ms, 2}, level{500 * ms, 2}},
+		{"drips of the clock, drained", aligned, true, level{}, level{40 * ms, 2}, level{}},
+		{"a window", window, false, level{60 * ms, full(5)}, level{90 * ms, full(7)}, level{60 * ms, full(7)}},
+		{"a window that has ended", window, false, level{90 * ms, full(5)}, level{30 * ms, full(7)}, level{90 * ms, full(5)}},
+		{"a window that began here", window, true, level{90 * ms, full(5)}, level{30 * ms, full(7)}, level{90 * ms, full(7)}},
+		{"a window that began here later", window, true, level{30 * ms, full(7)}, level{90 * ms, full(5)}, level{90 * ms, full(7)}},
+		{"a window of the clock", clock, false, level{100 * ms, full(5)}, level{140 * ms, full(7)}, level{100 * ms, full(7)}},
+		{"a window of the clock, too late", clock, false, level{100 * ms, full(5)}, level{170 * ms, full(7)}, level{100 * ms, full(7)}},
+		{"a window of the clock that has ended", clock, true, level{100 * ms, full(5)}, level{40 * ms, full(7)}, level{100 * ms, full(5)}},
+		{"a window of the clock that has ended, the server has none", clock, true, level{}, level{40 * ms, full(7)}, level{}},
 	} {
 		v.flush(t)
 		v.at(t, v.now-v.now%(100*ms)+100*ms)
@@ -198,7 +195,7 @@ func TestScriptJoinsTimes(t *testing.T) {
 			told[0].dirty = own
 		}
 		got, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, told)
-		if err != nil || got[0].state != tc.want {
+		if err != nil || level(got[0].ahead) != tc.want {
 			t.Errorf("%s: %+v, %v, want %+v", tc.name, got, err, tc.want)
 		}
 	}
@@ -209,24 +206,24 @@ func TestScriptJoinsTimes(t *testing.T) {
 var fullerTests = func() []fullerTest {
 	const hour = 3600e6
 	return []fullerTest{
-		{"one", 1, state{}, state{clear: 3 * hour}, state{clear: 3 * hour}, false},
-		{"more", 1, state{clear: 3 * hour}, state{clear: 4 * hour}, state{clear: 4 * hour}, false},
-		{"the same", 1, state{clear: hour}, state{clear: hour}, state{clear: hour}, false},
-		{"a little later", 1, state{clear: hour}, state{clear: hour + 9}, state{}, true},
-		{"more in one drip", 3, state{2 * hour, 2}, state{2 * hour, 1}, state{2 * hour, 1}, false},
-		{"more in one drip, a little earlier", 3, state{2*hour + 9, 2}, state{2 * hour, 1}, state{0, 1}, true},
-		{"more in one drip, a little later", 3, state{2 * hour, 2}, state{2*hour + 9, 1}, state{0, 1}, true},
-		{"next drip", 3, state{2 * hour, 0}, state{3 * hour, 2}, state{3 * hour, 2}, false},
-		{"next drip, a little later", 3, state{2 * hour, 0}, state{3*hour + 9, 2}, state{3*hour + 9, 2}, false},
-		{"next drip, a little earlier", 3, state{2*hour + 9, 0}, state{3 * hour, 2}, state{3 * hour, 2}, false},
-		{"far ahead", 3, state{2 * hour, 0}, state{9 * hour, 2}, state{9 * hour, 2}, false},
+		{"one", 1, level{}, level{clear: 3 * hour}, level{clear: 3 * hour}, false},
+		{"more", 1, level{clear: 3 * hour}, level{clear: 4 * hour}, level{clear: 4 * hour}, false},
+		{"the same", 1, level{clear: hour}, level{clear: hour}, level{clear: hour}, false},
+		{"a little later", 1, level{clear: hour}, level{clear: hour + 9}, level{}, true},
+		{"more in one drip", 3, level{2 * hour, 2}, level{2 * hour, 1}, level{2 * hour, 1}, false},
+		{"more in one drip, a little earlier", 3, level{2*hour + 9, 2}, level{2 * hour, 1}, level{0, 1}, true},
+		{"more in one drip, a little later", 3, level{2 * hour, 2}, level{2*hour + 9, 1}, level{0, 1}, true},
+		{"next drip", 3, level{2 * hour, 0}, level{3 * hour, 2}, level{3 * hour, 2}, false},
+		{"next drip, a little later", 3, level{2 * hour, 0}, level{3*hour + 9, 2}, level{3*hour + 9, 2}, false},
+		{"next drip, a little earlier", 3, level{2*hour + 9, 0}, level{3 * hour, 2}, level{3 * hour, 2}, false},
+		{"far ahead", 3, level{2 * hour, 0}, level{9 * hour, 2}, level{9 * hour, 2}, false},
 	}
 }()
 
 type fullerTest struct {
 	name                  string
 	drip                  int64
-	first, second, fuller state
+	first, second, fuller level
 
 	// Whether both levels include the same drip, one of them with a delay: then a
 	// fallback uses the later one, which is never too low, and a server its own.
@@ -246,7 +243,7 @@ func TestFollow(t *testing.T) {
 		p := plain{}
 		m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
 		type answer struct {
-			state
+			ahead
 			at int64 // when the answer arrives
 		}
 		var under []answer
@@ -254,7 +251,7 @@ func TestFollow(t *testing.T) {
 			slices.SortFunc(under, func(a, b answer) int { return int(a.at - b.at) })
 			for len(under) > 0 && under[0].at <= until {
 				now = under[0].at
-				follow(m, &b, under[0].state)
+				follow(m, &b, under[0].ahead)
 				under = under[1:]
 			}
 			now = until
@@ -263,12 +260,11 @@ func TestFollow(t *testing.T) {
 			deliver(now + rapid.SampledFrom([]int64{0, 1, 1000, 20_000, 400_000, 1_000_000, 3_000_000}).Draw(t, "gap"))
 			b.Cost = rapid.Int64Range(1, 9).Draw(t, "cost")
 			p.take(Request{Buckets: []Bucket{b}}, now)
-			s := p[identity(b)].state.at(now)
-			s.clear -= now
-			under = append(under, answer{s, now + rapid.Int64Range(0, delay).Draw(t, "delay")})
+			s := p[identity(b)].level.at(now)
+			under = append(under, answer{s.ahead(now), now + rapid.Int64Range(0, delay).Draw(t, "delay")})
 		}
 		deliver(now + delay)
-		want, got := p[identity(b)].state, held(m, b)
+		want, got := p[identity(b)].level, held(m, b)
 		if want.clear <= now {
 			if got.clear > delay {
 				t.Fatalf("%+v: holds %+v, want next to nothing", b.Limit, got)
@@ -276,10 +272,10 @@ func TestFollow(t *testing.T) {
 			return
 		}
 		want.clear -= now
-		if want.slack > 0 {
+		if want.rest > 0 {
 			slack++
 		}
-		if got.slack != want.slack || got.clear < want.clear || got.clear > want.clear+delay {
+		if got.rest != want.rest || got.clear < want.clear || got.clear > want.clear+delay {
 			t.Fatalf("%+v: holds %+v, want %+v", b.Limit, got, want)
 		}
 	})
@@ -349,7 +345,7 @@ func TestFollowDeletedKeys(t *testing.T) {
 					sent[st.send] = q
 					continue
 				}
-				f.answered(sent[st.answer], []outcome{{state: state{clear: int64(st.level * hour)}}}, false)
+				f.answered(sent[st.answer], []outcome{{ahead: ahead{clear: int64(st.level * hour)}}}, false)
 				if got := held(m, b); got.clear != int64(st.want*hour) {
 					t.Fatalf("step %d: holds %v hours, want %v", i+1, float64(got.clear)/hour, st.want)
 				}
@@ -382,46 +378,46 @@ func TestDirtyBuckets(t *testing.T) {
 		f.send(nil, callsOf(q))
 		return q
 	}
-	answer := func(q *query, s state) { f.answered(q, []outcome{{state: s}}, false) }
+	answer := func(q *query, s ahead) { f.answered(q, []outcome{{ahead: s}}, false) }
 	here := func(buckets ...Bucket) { f.decide(Request{Buckets: buckets}, nil, false) }
 
 	check()
-	follow(m, &b, state{clear: hour})
+	follow(m, &b, ahead{clear: hour})
 	check()
 	decide(t, m, AccountingAtomic, other) // by itself, not as a fallback
 	m.leader.Store(f)                     // whose servers know of that
 	check()
 	here(b)
-	check(toldLevel{state{3 * hour, 1}, state{3 * hour, 1}, ahead}, toldLevel{})
+	check(toldLevel{ahead{3 * hour, 1}, ahead{3 * hour, 1}, behind}, toldLevel{})
 	now += time.Minute
-	check(toldLevel{state{3*hour - minute, 1}, state{3*hour - minute, 1}, ahead}, toldLevel{})
+	check(toldLevel{ahead{3*hour - minute, 1}, ahead{3*hour - minute, 1}, behind}, toldLevel{})
 
 	before := ask(b)
 	b.Cost = 1
 	here(b)
 	b.Cost = 3
-	check(toldLevel{state{3*hour - minute, 0}, state{3*hour - minute, 0}, ahead}, toldLevel{})
-	answer(before, state{4*hour - minute, 0}) // it was not sent what was decided meanwhile
-	check(toldLevel{state{5*hour - minute, 1}, state{5*hour - minute, 1}, ahead}, toldLevel{})
+	check(toldLevel{ahead{3*hour - minute, 0}, ahead{3*hour - minute, 0}, behind}, toldLevel{})
+	answer(before, ahead{4*hour - minute, 0}) // it was not sent what was decided meanwhile
+	check(toldLevel{ahead{5*hour - minute, 1}, ahead{5*hour - minute, 1}, behind}, toldLevel{})
 	denied := ask(b)
 	here(b, b)
 	if denied.buckets[0].crossed == clean {
 		t.Error("the server is not told of a denial here")
 	}
 	f.drop(denied)
-	answer(ask(b), state{5*hour - minute, 1})
+	answer(ask(b), ahead{5*hour - minute, 1})
 	check()
 
 	full := b
 	full.Cost = 9
 	here(full) // denied
-	check(toldLevel{state{5*hour - minute, 1}, state{5*hour - minute, 1}, unsure}, toldLevel{})
-	answer(ask(b), state{5*hour - minute, 1})
+	check(toldLevel{ahead{5*hour - minute, 1}, ahead{5*hour - minute, 1}, unsure}, toldLevel{})
+	answer(ask(b), ahead{5*hour - minute, 1})
 	check()
 	f.restarted(nil)
-	check(toldLevel{state{5*hour - minute, 1}, state{5*hour - minute, 1}, own}, toldLevel{state{2*hour - minute, 1}, state{2*hour - minute, 1}, own})
-	answer(ask(b), state{5*hour - minute, 1})
-	check(toldLevel{}, toldLevel{state{2*hour - minute, 1}, state{2*hour - minute, 1}, own})
+	check(toldLevel{ahead{5*hour - minute, 1}, ahead{5*hour - minute, 1}, own}, toldLevel{ahead{2*hour - minute, 1}, ahead{2*hour - minute, 1}, own})
+	answer(ask(b), ahead{5*hour - minute, 1})
+	check(toldLevel{}, toldLevel{ahead{2*hour - minute, 1}, ahead{2*hour - minute, 1}, own})
 	now += 2 * time.Hour
 	check()
 	if f.inFlight != nil {
@@ -452,7 +448,7 @@ func TestFallbackLeavesRoomForInFlight(t *testing.T) {
 	if o := take(7); o.denied || o.clear != 10*time.Hour.Microseconds() {
 		t.Errorf("decided %+v, want 7 admitted beside 3 in flight, and nothing left", o)
 	}
-	if o := take(1); !o.denied || b.Limit.wait(o.state, 0, 1) != time.Hour.Microseconds() {
+	if o := take(1); !o.denied || b.Limit.wait(o.after(0), 1, 0) != time.Hour.Microseconds() {
 		t.Errorf("decided %+v, want a full bucket", o)
 	}
 	f.drop(sent[0])
@@ -468,10 +464,10 @@ func TestFollowAfterDrain(t *testing.T) {
 	m := NewMemory(func() time.Duration { return now })
 	f := newFallback(m, 50*time.Millisecond, "")
 	b := Bucket{Name: "b", Key: "k", Limit: Window(20, time.Second), Cost: 1}
-	follow(m, &b, state{clear: 40_000, slack: MaxUnits - 20})
+	follow(m, &b, ahead{clear: 40_000, rest: MaxUnits - 20})
 	f.restarted(nil)
 	now += 50 * time.Millisecond // it ended 10 ms ago, and on the server some time before
-	if follow(m, &b, state{clear: 980_000, slack: MaxUnits - 1}); level(t, m, b) != 1 {
-		t.Errorf("holds %d units, want 1", level(t, m, b))
+	if follow(m, &b, ahead{clear: 980_000, rest: MaxUnits - 1}); unitsIn(t, m, b) != 1 {
+		t.Errorf("holds %d units, want 1", unitsIn(t, m, b))
 	}
 }

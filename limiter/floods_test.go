@@ -151,7 +151,7 @@ func TestFloodOfOneLimit(t *testing.T) {
 	for i := range kept {
 		b := other
 		b.Key = fmt.Sprint(i)
-		if got, want := level(t, f.m, b), 1+int64(i%10); got != want {
+		if got, want := unitsIn(t, f.m, b), 1+int64(i%10); got != want {
 			t.Fatalf("bucket %d of another limit holds %d, want %d", i, got, want)
 		}
 	}
@@ -218,7 +218,7 @@ func TestSmallMaxKeys(t *testing.T) {
 			if n := f.m.Len(); n > most || n < min(i+1, most) {
 				t.Fatalf("max keys %d: %d buckets after %d keys", most, n, i+1)
 			}
-			if b.Key = fmt.Sprint(i); level(t, f.m, b) != 1 {
+			if b.Key = fmt.Sprint(i); unitsIn(t, f.m, b) != 1 {
 				t.Fatalf("max keys %d: the newest bucket was forgotten", most)
 			}
 		}
@@ -258,7 +258,7 @@ func TestLoweredMaxKeys(t *testing.T) {
 	}
 	full := 0
 	for i := 3; i < before; i += 4 {
-		if b.Key = fmt.Sprint(i); level(t, f.m, b) == 10 {
+		if b.Key = fmt.Sprint(i); unitsIn(t, f.m, b) == 10 {
 			full++
 		}
 	}
@@ -275,7 +275,7 @@ func TestTableAgainstMap(t *testing.T) {
 	for seed := range uint64(8) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		var tab table
-		model := map[uint64]state{}
+		model := map[uint64]level{}
 		names := map[uint64]string{}
 		hash := func() uint64 {
 			h := uint64(random.IntN(64))
@@ -291,7 +291,7 @@ func TestTableAgainstMap(t *testing.T) {
 			h := hash()
 			switch _, ok := model[h]; {
 			case random.IntN(2) == 0:
-				s := state{clear: 10 + step, slack: random.Int64N(9)}
+				s := level{clear: 10 + step, rest: random.Int64N(9)}
 				more, entered := tab.put(h, s, clean, 1)
 				if entered == ok || (more == 1) != entered {
 					t.Fatalf("step %d: %d more, entered %t, was there %t", step, more, entered, ok)
@@ -322,7 +322,7 @@ func TestTableAgainstMap(t *testing.T) {
 			}
 			var best slot
 			if seen := tab.emptiest(0, 1000, h, new(emptiness), &best); len(tab.slots) > 0 {
-				least, others := state{}, 0
+				least, others := level{}, 0
 				for other, s := range model {
 					if other == h {
 						continue
@@ -423,7 +423,7 @@ func TestEmptyPartitionsAreDropped(t *testing.T) {
 	for i := range shapes {
 		b.Limit.DripInterval = time.Hour + time.Duration(i)*time.Millisecond
 		b.Key = "k"
-		if got, want := level(t, f.m, b), int64(1+i%10); got != want {
+		if got, want := unitsIn(t, f.m, b), int64(1+i%10); got != want {
 			t.Fatalf("bucket of limit %d holds %d, want %d", i, got, want)
 		}
 	}
@@ -456,7 +456,7 @@ func TestPartitionDroppedConcurrently(t *testing.T) {
 			other.Key += "x"
 			decide(t, m, AccountingAtomic, b, other)
 		}
-		if _, known := m.level(&b); !known {
+		if _, known := m.stored(&b); !known {
 			t.Fatalf("bucket %d was lost", i)
 		}
 		now.Add(int64(2 * time.Second))

@@ -6,29 +6,28 @@ import "time"
 // full as the server does, and knows which buckets are dirty: those of which the
 // server may know less.
 
-// follow takes over a level that a server has reported: s, its clear time relative
-// to now, by which it has arrived. The report is at most late old, so s is never too low. A higher level
-// that is already stored stays, unless the report is the newest and covers the
-// same charges. With charged, the charge that the report admits is not in the
-// stored level yet. A new bucket may displace another.
-func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged bool, now int64) {
+// follow takes over a level that a server has reported: s, which has arrived by now. The
+// report is at most late old, so s is never too low. A higher level that is already
+// stored stays, unless the report is the newest and covers the same charges. With
+// charged, the charge that the report admits is not in the stored level yet. A new
+// bucket may displace another.
+func (m *Memory) follow(p *tracked, s level, late time.Duration, newest, charged bool, now int64) {
 	m.lock(&p.place)
 	t := p.place.table
 	stored, dirty := t.get(p.hash)
-	level := stored
+	known := stored
 	if charged {
-		level = m.charged(p, level, now)
+		known = m.charged(p, known, now)
 	}
-	s.clear += now
 	switch newest = newest && dirty == clean && !p.told && p.crossed == clean; {
-	case s.clear > now && (newest || level.clear <= now):
-		level = s
-	case newest && level.clear > now:
-		level = state{clear: now} // the server's bucket was emptied
+	case s.clear > now && (newest || known.clear <= now):
+		known = s
+	case newest && known.clear > now:
+		known = level{clear: now} // the server's bucket was emptied
 	case s.clear > now:
-		level = p.limit.higher(level, s, late, dirty == own)
+		known = p.limit.join(known, s, late, dirty == own)
 	}
-	if level.clear <= now && stored.clear <= now {
+	if known.clear <= now && stored.clear <= now {
 		t.mu.Unlock()
 		return
 	}
@@ -37,31 +36,29 @@ func (m *Memory) follow(p *tracked, s state, late time.Duration, newest, charged
 	dirty = p.crossed
 	switch {
 	case p.limit.Aligned: // and its time may be a report's
-		dirty = min(dirty, ahead)
+		dirty = min(dirty, behind)
 	case charged && stored.clear <= now && s.clear <= now:
 		dirty = own
 	}
-	m.enter(p, level, dirty, now)
+	m.enter(p, known, dirty, now)
 }
 
 // charged returns the level s plus p's cost. As this process alone has admitted no
 // more than a bucket holds, the sum is beyond a full one only if the server has
 // told the charge before, in the answer to another request.
-func (m *Memory) charged(p *tracked, s state, now int64) state {
+func (m *Memory) charged(p *tracked, s level, now int64) level {
 	l, size := &p.limit, p.place.partition.largest.Load() // other requests may have been admitted with it
-	if s.clear -= now; s.clear <= 0 {
-		s = state{}
+	if s.clear <= now {
+		s = level{clear: now}
 	}
-	s = l.by().atLeast(l, s, p.cost, size, m.unix(l))
-	s.clear += now
-	return s
+	return l.by().atLeast(l, s, p.cost, size, m.moment(l, now))
 }
 
 // enter stores the level of p's bucket. It unlocks its table, which must be
 // locked.
-func (m *Memory) enter(p *tracked, level state, dirty dirtiness, now int64) {
+func (m *Memory) enter(p *tracked, s level, dirty dirtiness, now int64) {
 	p.place.dirty, p.place.entered = dirty, false
-	m.put(&p.place, level, now)
+	m.put(&p.place, s, now)
 	if p.key != "" {
 		p.place.table.name(p.hash, p.key)
 	}
@@ -76,7 +73,7 @@ func (m *Memory) charge(p *tracked) dirtiness {
 	m.lock(&p.place)
 	now := m.clock().Microseconds()
 	stored, dirty := p.place.table.get(p.hash)
-	if dirty = max(dirty, ahead); stored.clear <= now {
+	if dirty = max(dirty, behind); stored.clear <= now {
 		dirty = own
 	}
 	m.enter(p, m.charged(p, stored, now), dirty, now)
@@ -89,14 +86,13 @@ func (m *Memory) anyDirty() bool {
 	return until != 0 && until > m.clock().Microseconds()
 }
 
-// dirty returns the level of a bucket, its clear time relative to now, and its
-// dirtiness.
-func (m *Memory) dirty(p *place) (s state, dirty dirtiness) {
+// dirty returns the level of a bucket at now, and its dirtiness.
+func (m *Memory) dirty(p *place, now int64) (s level, dirty dirtiness) {
 	m.lock(p)
 	defer p.table.mu.Unlock()
 	s, dirty = p.table.get(p.hash)
-	if s.clear -= m.clock().Microseconds(); s.clear <= 0 {
-		return s, clean
+	if s.clear <= now {
+		return level{clear: now}, clean
 	}
 	return s, dirty
 }
@@ -123,8 +119,8 @@ func (m *Memory) markAllDirty(as dirtiness) {
 			for j := range t.slots {
 				s := &t.slots[j]
 				if s.clear > now {
-					slack, dirty := decodeSlack(s.slack)
-					s.slack = encodeSlack(slack, max(dirty, as))
+					rest, dirty := decodeRest(s.rest)
+					s.rest = encodeRest(rest, max(dirty, as))
 					m.dirtyUntil(s.clear)
 				}
 			}

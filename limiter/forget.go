@@ -116,7 +116,7 @@ func (e *emptiness) less(a, b *slot) bool {
 	if e.limit == nil {
 		return a.clear < b.clear
 	}
-	x, y := e.limit.units(a.level(), e.now), e.limit.units(b.level(), e.now)
+	x, y := e.limit.units(a.stored(), e.now), e.limit.units(b.stored(), e.now)
 	return x < y || x == y && a.clear < b.clear
 }
 
@@ -166,7 +166,7 @@ func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool)
 	if s.clear > now {
 		p.usage.forgotten.Add(1)
 		if f := m.leader.Load(); f != nil && digest != (keyDigest{}) && !p.mixed() {
-			f.removals.add(removal{p, s.hash, digest, s.level()})
+			f.removals.add(removal{p, s.hash, digest, s.stored()})
 		}
 	}
 	return true

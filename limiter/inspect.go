@@ -25,10 +25,9 @@ type Level struct {
 	RetryAfter time.Duration
 }
 
-// inspected returns the Level of b, which is at level s, its clear time relative
-// to now, and has the given units held. Of a log v is the level, unless only its
-// summary is known.
-func (b *Bucket) inspected(s state, v *logLevel, held int64) Level {
+// inspected returns the Level of b, which is at level left, and has the given units
+// held. Of a log v is the level, unless only its summary is known.
+func (b *Bucket) inspected(left ahead, v *logLevel, held int64) Level {
 	if v != nil {
 		return Level{
 			Units:      v.units,
@@ -38,14 +37,16 @@ func (b *Bucket) inspected(s state, v *logLevel, held int64) Level {
 			RetryAfter: time.Duration(v.again) * time.Microsecond,
 		}
 	}
+	at := moment{unix: time.Now().UnixMicro()}
+	s := left.after(at.now)
 	l := Level{
-		Units:     b.Limit.units(s, 0),
+		Units:     b.Limit.units(s, at.now),
 		Held:      held,
-		Remaining: max(b.Limit.remaining(s, 0)-held, 0),
-		Clear:     time.Duration(s.clear) * time.Microsecond,
+		Remaining: max(b.Limit.remaining(s, at.now)-held, 0),
+		Clear:     time.Duration(left.clear) * time.Microsecond,
 	}
 	if b.Cost <= b.Limit.Size {
-		l.RetryAfter = time.Duration(b.Limit.wait(b.Limit.atLeast(s, held, time.Now().UnixMicro()), 0, b.Cost)) * time.Microsecond
+		l.RetryAfter = time.Duration(b.Limit.wait(b.Limit.atLeast(s, held, at), b.Cost, at.now)) * time.Microsecond
 	}
 	return l
 }
@@ -89,34 +90,33 @@ func (m *Memory) Reset(b Bucket) (Level, error) {
 	return b.inspected(s, v, 0), nil
 }
 
-// levelOf returns the level of b's bucket, its clear time relative to now.
-func (m *Memory) levelOf(b *Bucket) (state, *logLevel) {
+// levelOf returns the level of b's bucket.
+func (m *Memory) levelOf(b *Bucket) (ahead, *logLevel) {
 	return m.visit(b, func(*place, int64) {})
 }
 
-// empty empties b's bucket and returns what it held, its clear time relative to
-// now.
-func (m *Memory) empty(b *Bucket) (state, *logLevel) {
+// empty empties b's bucket and returns what it held.
+func (m *Memory) empty(b *Bucket) (ahead, *logLevel) {
 	return m.visit(b, func(p *place, now int64) {
-		p.table.slots[p.table.find(p.hash)].state = state{clear: max(now, 1)} // as if it had drained just now
+		p.table.slots[p.table.find(p.hash)].level = level{clear: max(now, 1)} // as if it had drained just now
 		m.dropLog(p.partition, p.hash)
 	})
 }
 
-// visit returns the level of b's bucket, its clear time relative to now, and that
-// of its log if it has one. If the bucket exists, visit calls do with its place,
-// whose table is locked. It makes no partition for a limit that has none.
-func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (state, *logLevel) {
+// visit returns the level of b's bucket, and that of its log if it has one. If the
+// bucket exists, visit calls do with its place, whose table is locked. It makes no
+// partition for a limit that has none.
+func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (ahead, *logLevel) {
 	part := m.directory.Load().partition(b.limitID())
 	if part == nil {
-		return state{}, nil
+		return ahead{}, nil
 	}
 	hash := m.hash(b)
 	p := place{hash: hash, partition: part, table: &part.tables[hash%tables]}
 	m.lock(&p)
 	defer p.table.mu.Unlock()
 	if !p.table.has(hash) {
-		return state{}, nil
+		return ahead{}, nil
 	}
 	now := m.clock().Microseconds()
 	m.look(&p, b, now)
@@ -126,7 +126,7 @@ func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (state, *logLeve
 		v = p.log.level(&b.Limit, b.Cost, now)
 	}
 	do(&p, now)
-	return state{p.state.clear - now, p.state.slack}, v
+	return p.level.ahead(now), v
 }
 
 // Peek returns the level of b's bucket in Redis. It changes nothing. While b's key
@@ -240,7 +240,7 @@ func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error)
 		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, err) // q may still be in flight
 	}
 	q.release()
-	return b.inspected(outcomes[0].state, outcomes[0].log, outcomes[0].held), nil
+	return b.inspected(outcomes[0].ahead, outcomes[0].log, outcomes[0].held), nil
 }
 
 // PeekHere returns what this process knows of b's bucket: its level in the

@@ -64,8 +64,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 			req := drawRequest(t, buckets)
 			b := req.Buckets[0]
 			s, changed := p[identity(b)].at(b.Limit, now)
-			s.clear -= now
-			want := b.inspected(s, nil, 0)
+			want := b.inspected(s.ahead(now), nil, 0)
 			before := v.stored(t, []Bucket{b})[0]
 
 			got := []Level{peek(t, v.Redis, b)}
@@ -117,7 +116,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 				n  *int
 			}{
 				{want.Remaining > 0, &seen.room}, {want.RetryAfter > 0, &seen.none}, {b.Cost > b.Limit.Size, &seen.never},
-				{s.slack > 0, &seen.slack}, {want.Units > b.Limit.Size, &seen.overfull}, {changed, &seen.back},
+				{s.rest > 0, &seen.slack}, {want.Units > b.Limit.Size, &seen.overfull}, {changed, &seen.back},
 			} {
 				if n.is {
 					*n.n++
@@ -275,7 +274,7 @@ func TestResetOfDirtyBuckets(t *testing.T) {
 	r, m := testNode(t, server)
 	b := hourly(size)
 	mustTake(t, r, Request{Buckets: []Bucket{b}})
-	for _, as := range []dirtiness{unsure, ahead} {
+	for _, as := range []dirtiness{unsure, behind} {
 		takeInstead(m, Request{Buckets: []Bucket{b, {Name: "other", Key: "k", Limit: b.Limit, Cost: 1}}})
 		m.markAllDirty(as)
 		if dirtyLevels(m, []Bucket{b}) == nil {
@@ -307,18 +306,18 @@ func TestResetWhileInFlight(t *testing.T) {
 		want     int64 // the level here in the end
 		newcomer bool  // whether another request, sent later, is answered first
 	}{
-		{"admitted", 2, outcome{state: state{clear: 4 * hour}}, false, 2, false},
-		{"denied", 2, outcome{state: state{clear: 5 * hour}, denied: true}, false, 0, false},
-		{"admitted, and sent again", 2, outcome{state: state{clear: 4 * hour}}, true, 4, false},
-		{"admitted after another", 2, outcome{state: state{clear: 4 * hour}}, false, 3, true},
-		{"denied after another", 2, outcome{state: state{clear: 5 * hour}, denied: true}, false, 1, true},
+		{"admitted", 2, outcome{ahead: ahead{clear: 4 * hour}}, false, 2, false},
+		{"denied", 2, outcome{ahead: ahead{clear: 5 * hour}, denied: true}, false, 0, false},
+		{"admitted, and sent again", 2, outcome{ahead: ahead{clear: 4 * hour}}, true, 4, false},
+		{"admitted after another", 2, outcome{ahead: ahead{clear: 4 * hour}}, false, 3, true},
+		{"denied after another", 2, outcome{ahead: ahead{clear: 5 * hour}, denied: true}, false, 1, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := NewMemory(frozen)
 			f := newFallback(m, 50*time.Millisecond, "")
 			b := hourly(5)
 			b.Cost = tc.cost
-			follow(m, &b, state{clear: 2 * hour})
+			follow(m, &b, ahead{clear: 2 * hour})
 			send := func(b Bucket) *query {
 				q := keys{}.query(Request{Buckets: []Bucket{b}}, 0)
 				q.abandoned, q.buckets = false, f.pending(Request{Buckets: []Bucket{b}}, nil)
@@ -333,7 +332,7 @@ func TestResetWhileInFlight(t *testing.T) {
 			if tc.newcomer {
 				one := b
 				one.Cost = 1
-				f.answered(send(one), []outcome{{state: state{clear: hour}}}, false)
+				f.answered(send(one), []outcome{{ahead: ahead{clear: hour}}}, false)
 			}
 			f.answered(q, []outcome{tc.answer}, false)
 			if got := unitsHere(m, b); got != tc.want {
@@ -341,7 +340,7 @@ func TestResetWhileInFlight(t *testing.T) {
 			}
 			// The next answer is the newest, and authoritative if all is settled.
 			if p := dirtyLevels(m, []Bucket{b}); p == nil {
-				f.answered(send(b), []outcome{{state: state{clear: hour}}}, false)
+				f.answered(send(b), []outcome{{ahead: ahead{clear: hour}}}, false)
 				if got := unitsHere(m, b); got != 1 {
 					t.Errorf("then holds %d, want 1", got)
 				}
@@ -351,7 +350,7 @@ func TestResetWhileInFlight(t *testing.T) {
 	t.Run("remembered", func(t *testing.T) {
 		d := newDenyCache(64)
 		b := hourly(1)
-		full := []outcome{{state: state{clear: hour}, denied: true}}
+		full := []outcome{{ahead: ahead{clear: hour}, denied: true}}
 		req := Request{Buckets: []Bucket{b}}
 		d.forget(&b, 2000)
 		for sent, want := range map[int64]bool{1000: false, 2000: false, 2001: true} {
@@ -671,5 +670,5 @@ func TestInspectSharedBuckets(t *testing.T) {
 // unitsHere returns the units in b's bucket as m knows it.
 func unitsHere(m *Memory, b Bucket) int64 {
 	s, _ := m.levelOf(&b)
-	return b.Limit.units(s, 0)
+	return b.Limit.units(s.after(0), 0)
 }

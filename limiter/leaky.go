@@ -39,32 +39,30 @@ func (leaky) doubles(l *Limit) (rate, drip, phase float64) {
 	return float64(l.rate()), float64(l.DripSize), float64(l.Phase.Microseconds())
 }
 
-func (leaky) slackEnd(l *Limit) int64 { return l.DripSize }
+func (leaky) restEnd(l *Limit) int64 { return l.DripSize }
 
-func (a leaky) fits(l *Limit, s state, now, cost, beside int64) bool {
-	return cost <= l.Size-beside && a.wait(l, s, now, cost+beside) == 0
-}
+func (a leaky) room(l *Limit, s level, n, now int64) int64 { return a.roomIn(l, s, l.Size-n, now) }
 
-func (leaky) wait(l *Limit, s state, now, cost int64) int64 {
-	fits := floorDiv(l.Size-cost+s.slack, l.DripSize) * l.rate()
-	return max(s.clear-now-fits, 0)
-}
+func (a leaky) remaining(l *Limit, s level, now int64) int64 { return a.roomIn(l, s, l.Size, now) }
 
-func (a leaky) remaining(l *Limit, s state, now int64) int64 { return a.room(l, s, l.Size, now) }
-
-// room is remaining for a bucket of the given size.
-func (leaky) room(l *Limit, s state, size, now int64) int64 {
-	// The bucket holds drips·DripSize − slack units. The product is computed only
+// roomIn is room in a bucket of the given size.
+func (leaky) roomIn(l *Limit, s level, size, now int64) int64 {
+	// The bucket holds drips·DripSize − rest units. The product is computed only
 	// where it is known to be small: the level may far exceed this size if
 	// requests with a larger one have filled the bucket.
-	drips, room := ceilDiv(s.clear-now, l.rate()), size+s.slack
-	if drips > floorDiv(room, l.DripSize) {
+	drips, room := ceilDiv(s.clear-now, l.rate()), size+s.rest
+	if room < 0 || drips > floorDiv(room, l.DripSize) {
 		return 0
 	}
 	return room - drips*l.DripSize
 }
 
-func (leaky) units(l *Limit, s state, now int64) int64 {
+func (leaky) wait(l *Limit, s level, n, now int64) int64 {
+	fits := floorDiv(l.Size-n+s.rest, l.DripSize) * l.rate()
+	return max(s.clear-now-fits, 0)
+}
+
+func (leaky) units(l *Limit, s level, now int64) int64 {
 	if s.clear <= now {
 		return 0
 	}
@@ -72,31 +70,32 @@ func (leaky) units(l *Limit, s state, now int64) int64 {
 	if over != 0 || units > math.MaxInt64 {
 		return math.MaxInt64 // something else has written to the bucket
 	}
-	return int64(units) - s.slack
+	return int64(units) - s.rest
 }
 
-func (leaky) started(l *Limit, s state, now, unix int64) state {
-	if l.Aligned && s.clear <= now {
-		return state{clear: now - l.sinceDrip(unix)}
+func (leaky) add(l *Limit, s level, n int64, at moment) level {
+	if s.clear <= at.now {
+		s = level{clear: l.start(at)}
 	}
-	return s
-}
-
-func (leaky) add(l *Limit, s state, cost int64) state {
-	drips := ceilDiv(cost-s.slack, l.DripSize)
-	return state{
+	drips := ceilDiv(n-s.rest, l.DripSize)
+	return level{
 		clear: s.clear + drips*l.rate(),
-		slack: s.slack + drips*l.DripSize - cost,
+		rest:  s.rest + drips*l.DripSize - n,
 	}
 }
 
-func (a leaky) atLeast(l *Limit, s state, units, size, unix int64) state {
-	room := a.room(l, s, size, 0)
+// full returns the level of a bucket to which so many units were added at once.
+func (a leaky) full(l *Limit, units int64, at moment) level {
+	return a.add(l, level{clear: at.now}, units, at)
+}
+
+func (a leaky) atLeast(l *Limit, s level, n, size int64, at moment) level {
+	room := a.roomIn(l, s.at(at.now), size, at.now)
 	if room > 0 {
-		s = a.add(l, a.started(l, s, 0, unix), min(units, room))
+		s = a.add(l, s, min(n, room), at)
 	}
-	if units > room && !isWindow(l) {
-		if full := a.add(l, a.started(l, state{}, 0, unix), size); s.below(full) {
+	if n > room && !isWindow(l) {
+		if full := a.full(l, size, at); s.below(full) {
 			return full
 		}
 	}
@@ -107,25 +106,25 @@ func (a leaky) atLeast(l *Limit, s state, units, size, unix int64) state {
 func isWindow(l *Limit) bool { return l.DripSize == MaxUnits }
 
 // count fills the bucket, as of now.
-func (a leaky) count(l *Limit, s state, now, unix, _, beside int64) state {
-	units := l.Size - beside
+func (a leaky) count(l *Limit, s level, n, _ int64, at moment) level {
+	units := l.Size - n
 	if units < 1 {
 		return s
 	}
-	full := a.add(l, a.started(l, state{clear: now}, now, unix), units)
-	if isWindow(l) && s.clear > now {
+	full := a.full(l, units, at)
+	if isWindow(l) && s.clear > at.now {
 		full.clear = s.clear // the window ends when it would
 	}
-	if s.clear <= now {
+	if s.clear <= at.now {
 		return full
 	}
-	return a.higher(l, s, full, 0, false) // a request with a larger size may have filled it further
+	return a.join(l, s, full, 0, false) // a request with a larger size may have filled it further
 }
 
-// higher returns the later level, unless both lie within one drip. Then it may hold
-// less than the other, and the smaller slack counts. Both are reported late, so nearly
-// a whole drip is one, unless one of them drips at times of its own.
-func (leaky) higher(l *Limit, a, b state, late time.Duration, own bool) state {
+// join returns the later level, unless both lie within one drip. Then it may hold less
+// than the other, and the smaller rest counts. Both are reported late, so nearly a whole
+// drip is one, unless one of them drips at times of its own.
+func (leaky) join(l *Limit, a, b level, late time.Duration, own bool) level {
 	if a.clear < b.clear {
 		a, b = b, a
 	}
@@ -134,35 +133,24 @@ func (leaky) higher(l *Limit, a, b state, late time.Duration, own bool) state {
 		same -= late.Microseconds()
 	}
 	if a.clear-b.clear < same {
-		a.slack = min(a.slack, b.slack)
+		a.rest = min(a.rest, b.rest)
 	}
 	return a
 }
 
-// arriving: a bucket may have drained by then, and its slack no longer counts. Aligned
+// arriving: a bucket may have drained by then, and its rest no longer counts. Aligned
 // drips cannot be delayed.
-func (leaky) arriving(l *Limit, s state, late int64) (arrived state, drained bool) {
+func (leaky) arriving(l *Limit, s ahead, late int64) (arrived ahead, drained bool) {
 	if l.Aligned || s.clear > late {
 		return s, false
 	}
-	return state{clear: s.clear}, s.clear <= l.rate()
+	return ahead{clear: s.clear}, s.clear <= l.rate()
 }
 
 // ending: windows of the clock end.
-func (leaky) ending(l *Limit, s state, now, late int64) state {
+func (leaky) ending(l *Limit, s level, now, late int64) level {
 	if l.Aligned && isWindow(l) && s.clear > now && s.clear-now <= late {
-		s.slack = min(s.slack, MaxUnits-l.Size)
+		s.rest = min(s.rest, MaxUnits-l.Size)
 	}
 	return s
-}
-
-func (a leaky) tell(l *Limit, s state, now, _ int64) (remaining, counts, one int64) {
-	return a.remaining(l, s, now), 0, 0
-}
-
-// again: a bucket that had room holds Size − Remaining units, and that many units plus
-// slack leave it until it is clear.
-func (a leaky) again(l *Limit, clear, remaining, _, _, cost int64) int64 {
-	slack := ceilDiv(clear, l.rate())*l.DripSize - (l.Size - remaining)
-	return a.wait(l, state{clear, slack}, 0, cost)
 }

@@ -121,25 +121,40 @@ func (l Limit) DripTime(units int64) time.Duration {
 	return l.by().dripTime(&l, units)
 }
 
-// state is the level of a bucket. It is stored as the time at which the bucket
-// runs empty, clear, in µs on the store's clock, and slack, the number of units by
-// which the last drip before that falls short of a full drip, 0 ≤ slack <
-// DripSize. So nothing has to be written as the bucket drips. A bucket that is not
-// stored is empty. For the other algorithms see their files.
-type state struct {
-	clear int64
-	slack int64
-}
+// level is what a bucket holds: the time at which nothing is left of it, in µs on the
+// store's clock, and a number that only its algorithm understands. So nothing has to be
+// written as time passes. A bucket that is not stored is empty, and so is one whose time
+// has passed.
+type level struct{ clear, rest int64 }
 
-// at returns the level at now. A bucket that has drained, or whose clear time lies
-// beyond the horizon, is empty. The level may exceed the Size of one limit if
-// another limit with the same drips has filled the bucket further.
-func (s state) at(now int64) state {
-	if ahead := s.clear - now; ahead <= 0 || ahead > horizon {
-		return state{clear: now}
+// at returns the level at now. A bucket whose time lies beyond the horizon is empty. The
+// level may exceed the Size of one limit if another limit with the same drips has filled
+// the bucket further.
+func (s level) at(now int64) level {
+	if left := s.clear - now; left <= 0 || left > horizon {
+		return level{clear: now}
 	}
 	return s
 }
+
+// below reports whether leaky bucket s holds less than t.
+func (s level) below(t level) bool {
+	return s.clear < t.clear || s.clear == t.clear && s.rest > t.rest
+}
+
+// ahead returns the level as seen from now.
+func (s level) ahead(now int64) ahead { return ahead{s.clear - now, s.rest} }
+
+// ahead is a level as seen from some moment: its time is the time from then. Clocks of
+// different stores have nothing in common, so this is what they tell each other.
+type ahead struct{ clear, rest int64 }
+
+// after returns the level on the clock that shows now at that moment.
+func (a ahead) after(now int64) level { return level{now + a.clear, a.rest} }
+
+// moment is a time on the store's clock, and what that shows since the Unix epoch, in
+// µs, which only limits need that are Aligned.
+type moment struct{ now, unix int64 }
 
 // ceilDiv returns a/b rounded up, for b > 0 and a > −b.
 func ceilDiv(a, b int64) int64 { return floorDiv(a+b-1, b) }

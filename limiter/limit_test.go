@@ -12,8 +12,8 @@ import (
 )
 
 // decision returns the Decision on a bucket of limit l.
-func (l Limit) decision(s state, now, cost int64, denied bool) (d Decision) {
-	d.report(&l, s, now, cost, denied)
+func (l Limit) decision(s level, now, cost int64, denied bool) (d Decision) {
+	d.report(&l, s.ahead(now), cost, denied)
 	return d
 }
 
@@ -267,7 +267,7 @@ func TestDecisions(t *testing.T) {
 				sub.now = step.at.Microseconds()
 				want := step.want
 				want.Size = tc.limit.Size
-				if got := sub.take(t, tc.limit, step.cost); got != want {
+				if got := plainDecision(sub.take(t, tc.limit, step.cost)); got != want {
 					t.Fatalf("step %d, at %v, cost %d:\n got %+v\nwant %+v", i, step.at, step.cost, got, want)
 				}
 			}
@@ -275,28 +275,28 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// TestStateAtNow guards how a stored state is read: one that has drained, or lies
+// TestLevelAtNow guards how a stored level is read: one that has drained, or lies
 // beyond the horizon, is an empty bucket. Any other stays as it is, even if it
 // holds more than the size in a request.
-func TestStateAtNow(t *testing.T) {
+func TestLevelAtNow(t *testing.T) {
 	const now = 1_790_000_000_000_000
 	tests := []struct {
 		name         string
-		stored, want state
+		stored, want level
 	}{
-		{"absent", state{}, state{now, 0}},
-		{"drained", state{now, 1}, state{now, 0}},
-		{"drained long ago", state{1, 1}, state{now, 0}},
-		{"not drained", state{now + 1, 1}, state{now + 1, 1}},
-		{"an hour", state{now + 3600e6, 2}, state{now + 3600e6, 2}},
-		{"at the horizon", state{now + 1<<50, 1}, state{now + 1<<50, 1}},
-		{"beyond the horizon", state{now + 1<<50 + 1, 1}, state{now, 0}},
-		{"end of time", state{math.MaxInt64, 1}, state{now, 0}},
+		{"absent", level{}, level{now, 0}},
+		{"drained", level{now, 1}, level{now, 0}},
+		{"drained long ago", level{1, 1}, level{now, 0}},
+		{"not drained", level{now + 1, 1}, level{now + 1, 1}},
+		{"an hour", level{now + 3600e6, 2}, level{now + 3600e6, 2}},
+		{"at the horizon", level{now + 1<<50, 1}, level{now + 1<<50, 1}},
+		{"beyond the horizon", level{now + 1<<50 + 1, 1}, level{now, 0}},
+		{"end of time", level{math.MaxInt64, 1}, level{now, 0}},
 	}
 	for _, tc := range tests {
 		if got := tc.stored.at(now); got != tc.want {
-			t.Errorf("%s: got now%+d µs, slack %d, want now%+d µs, slack %d",
-				tc.name, got.clear-now, got.slack, tc.want.clear-now, tc.want.slack)
+			t.Errorf("%s: got now%+d µs, rest %d, want now%+d µs, rest %d",
+				tc.name, got.clear-now, got.rest, tc.want.clear-now, tc.want.rest)
 		}
 	}
 }
@@ -309,19 +309,19 @@ func TestOverfullBucket(t *testing.T) {
 	tests := []struct {
 		name  string
 		limit Limit
-		state state // filled by a larger size
+		level level // filled by a larger size
 		want  Decision
 	}{
-		{"filled to size 5, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 1}, state{clear: 5e6},
+		{"filled to size 5, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 1}, level{clear: 5e6},
 			Decision{Denied: true, Size: 2, Clear: 5 * s, RetryAfter: 4 * s}},
-		{"filled to size 9 with slack 3, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 4}, state{clear: 3e6, slack: 3},
+		{"filled to size 9 with rest 3, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 4}, level{clear: 3e6, rest: 3},
 			Decision{Denied: true, Size: 2, Clear: 3 * s, RetryAfter: 2 * s}},
-		{"all that fits in Redis: 2^99 units", Limit{Size: 10, DripInterval: us, DripSize: 1 << 49}, state{clear: 1 << 50},
+		{"all that fits in Redis: 2^99 units", Limit{Size: 10, DripInterval: us, DripSize: 1 << 49}, level{clear: 1 << 50},
 			Decision{Denied: true, Size: 10, Clear: 1 << 50 * us, RetryAfter: 1 << 50 * us}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := tc.limit.decision(tc.state.at(0), 0, 1, true); got != tc.want {
+			if got := plainDecision(tc.limit.decision(tc.level.at(0), 0, 1, true)); got != tc.want {
 				t.Errorf("\n got %+v\nwant %+v", got, tc.want)
 			}
 		})

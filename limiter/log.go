@@ -10,7 +10,7 @@ import (
 // and so does a Memory that is a Store of its own (see unitlog.go).
 //
 // A Memory that stands in for a server has only a summary of the server's log: the
-// state of a sliding window (see sliding.go), which counts the same units in
+// level of a sliding window (see sliding.go), which counts the same units in
 // windows that begin at multiples of their length. It decides by it carefully: all
 // units of a window count until the next one ends, for longer than they would in
 // the log. So it never admits more than Size in any window, and at worst half of
@@ -46,30 +46,30 @@ func (logSummary) validate(l *Limit) error {
 	return nil
 }
 
-func (a logSummary) fits(l *Limit, s state, now, cost, beside int64) bool {
-	return cost <= l.Size-beside && a.wait(l, s, now, cost+beside) == 0
+func (a logSummary) room(l *Limit, s level, n, now int64) int64 {
+	return l.Size - n - a.units(l, s, now)
+}
+
+func (a logSummary) remaining(l *Limit, s level, now int64) int64 {
+	return max(a.room(l, s, 0, now), 0)
 }
 
 // wait: the units of a window leave when the next one ends.
-func (logSummary) wait(l *Limit, s state, now, cost int64) int64 {
+func (logSummary) wait(l *Limit, s level, n, now int64) int64 {
 	if s.clear <= now {
 		return 0
 	}
 	s = l.slid(s, now)
 	switch before, last := s.counts(); {
-	case before+last <= l.Size-cost:
+	case before+last <= l.Size-n:
 		return 0
-	case last <= l.Size-cost:
+	case last <= l.Size-n:
 		return max(s.clear-l.rate()-now, 0)
 	}
 	return s.clear - now
 }
 
-func (a logSummary) remaining(l *Limit, s state, now int64) int64 {
-	return max(l.Size-a.units(l, s, now), 0)
-}
-
-func (logSummary) units(l *Limit, s state, now int64) int64 {
+func (logSummary) units(l *Limit, s level, now int64) int64 {
 	if s.clear <= now {
 		return 0
 	}
@@ -79,27 +79,13 @@ func (logSummary) units(l *Limit, s state, now int64) int64 {
 
 // atLeast: no window has more than size units; how many of the one before still count
 // in the log is unknown.
-func (a logSummary) atLeast(l *Limit, s state, units, size, unix int64) state {
-	s = a.started(l, s, 0, unix)
+func (a logSummary) atLeast(l *Limit, s level, n, size int64, at moment) level {
+	s = a.started(l, s, at)
 	before, last := s.counts()
 	if last >= size {
 		return s
 	}
-	return counted(s.clear, before, min(last+units, size))
-}
-
-func (a logSummary) tell(l *Limit, s state, now, cost int64) (remaining, counts, one int64) {
-	if cost <= l.Size {
-		counts = a.wait(l, s, now, cost)
-	}
-	return a.remaining(l, s, now), counts, a.wait(l, s, now, 1)
-}
-
-func (logSummary) again(_ *Limit, _, _, counts, one, cost int64) int64 {
-	if cost == 1 {
-		return one
-	}
-	return counts
+	return counted(s.clear, before, min(last+n, size))
 }
 
 // logLevel is what a log holds, in numbers that its summary does not tell. Times
@@ -134,7 +120,7 @@ func (d *Decision) reportLog(l *Limit, v *logLevel, cost int64, denied bool) {
 	d.Size = l.Size
 	d.Remaining = max(l.Size-v.units, 0)
 	d.Clear = time.Duration(v.clear) * time.Microsecond
-	d.counts, d.one = v.again, v.one
+	d.exact, d.rest, d.one = true, v.again, v.one
 	if denied {
 		d.Denied = true
 		if d.Never = cost > l.Size; !d.Never {

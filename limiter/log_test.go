@@ -308,10 +308,10 @@ func TestLogInsertsBeforeOthers(t *testing.T) {
 		decide(t, v, AccountingAtomic, b)
 	}
 	v.advance(t, time.Second)
-	level := counted((111 * time.Second).Microseconds(), 4, 4) // three more than the server, in the first minute
+	told := ahead(counted((111 * time.Second).Microseconds(), 4, 4)) // three more than the server, in the first minute
 	never := b
 	never.Cost = MaxLogUnits + 1
-	if _, err := askTold(v.Redis, Request{Buckets: []Bucket{never}}, []toldLevel{{level, level, unsure}}); err != nil {
+	if _, err := askTold(v.Redis, Request{Buckets: []Bucket{never}}, []toldLevel{{told, told, unsure}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {
@@ -701,7 +701,7 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 			kinds = append(kinds, 0)
 		}
 		there, node := &journal{}, &journal{}
-		level, reported, entries := state{}, state{}, rapid.IntRange(0, 8).Draw(t, "requests")
+		known, reported, entries := level{}, level{}, rapid.IntRange(0, 8).Draw(t, "requests")
 		for range entries {
 			v.at(t, v.now+rapid.Int64Range(0, rate/2).Draw(t, "gap"))
 			b.Cost = rapid.Int64Range(1, 9).Draw(t, "cost")
@@ -713,21 +713,21 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 			if where != 0 {
 				node.admitted = append(node.admitted, charge{at: v.now, units: b.Cost})
 				shown := v.now - late
-				level = l.add(l.started(level, shown, shown), b.Cost)
+				known = l.add(known, b.Cost, moment{shown, shown})
 				if where == 2 {
-					reported = l.add(l.started(reported, v.now, v.now), b.Cost)
-					level = l.higher(level, reported, 0, false)
+					reported = l.add(reported, b.Cost, moment{v.now, v.now})
+					known = l.join(known, reported, 0, false)
 				}
 			}
 		}
 		v.at(t, v.now+rapid.Int64Range(0, rate).Draw(t, "last gap"))
-		level.clear += late - v.now
-		if level.clear <= 0 {
+		known.clear += late - v.now
+		if known.clear <= 0 {
 			return
 		}
 		tell := func() outcome {
 			b.Cost = MaxLogUnits + 1 // never admitted, so nothing is charged
-			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{level, level, unsure}})
+			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(known), ahead(known), unsure}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -735,13 +735,13 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 		}
 		before := there.units(l, v.now)
 		told := tell()
-		first, summary := told.log, told.state
+		first, summary := told.log, told.after(0)
 		stored := v.stored(t, []Bucket{b})[0]
 		if again := tell().log; *again != *first || v.stored(t, []Bucket{b})[0] != stored {
-			t.Fatalf("told %+v twice: %+v, then %+v", level, first, again)
+			t.Fatalf("told %+v twice: %+v, then %+v", known, first, again)
 		}
-		if _, last := level.counts(); first.units > before+level.slack>>countBits+last {
-			t.Fatalf("told %+v: %d units became %d", level, before, first.units)
+		if _, last := known.counts(); first.units > before+known.rest>>countBits+last {
+			t.Fatalf("told %+v: %d units became %d", known, before, first.units)
 		}
 		if first.units > before {
 			seen.added++
@@ -758,10 +758,10 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 				least = max(least, node.units(b.Limit, v.now))
 			}
 			if counts := b.Limit.units(summary, v.now-from); counts < l.Units {
-				t.Fatalf("told %+v: the summary, %+v, counts %d of %d units at %d", level, summary, counts, l.Units, v.now-from)
+				t.Fatalf("told %+v: the summary, %+v, counts %d of %d units at %d", known, summary, counts, l.Units, v.now-from)
 			}
 			if l.Units < least {
-				t.Fatalf("told %+v: holds %d at %d, want at least %d: %+v, %+v", level, l.Units, v.now-from, least, there.admitted, node.admitted)
+				t.Fatalf("told %+v: holds %d at %d, want at least %d: %+v, %+v", known, l.Units, v.now-from, least, there.admitted, node.admitted)
 			}
 			if l.Clear == 0 {
 				break

@@ -130,23 +130,23 @@ func (w *scratch) release() {
 	scratches.Put(w)
 }
 
-// takeOne decides a request on b alone, as take would, and returns the level, its
-// clear time relative to now. Most requests are of this kind, for a bucket that
+// takeOne decides a request on b alone, as take would, and returns the level. Most requests are of this kind, for a bucket that
 // already exists: that bucket is read and written in place.
-func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
+func (m *Memory) takeOne(b *Bucket) (left ahead, denied bool) {
 	part, hash := m.locate(b)
 	t := &part.tables[hash%tables]
 	t.mu.Lock()
 	// Read the clock first, so that the processor can fetch the bucket meanwhile.
 	now := m.clock().Microseconds()
+	var s level
 	if stored := t.own(hash); stored != nil && b.Limit.Algorithm == Leaky {
 		s = stored.at(now)
-		if denied = !(leaky{}).fits(&b.Limit, s, now, b.Cost, 0); !denied {
-			s = leaky{}.add(&b.Limit, m.started(&b.Limit, s, now), b.Cost)
-			stored.state = s
+		if denied = b.Cost > b.Limit.Size || (leaky{}).wait(&b.Limit, s, b.Cost, now) > 0; !denied {
+			s = leaky{}.add(&b.Limit, s, b.Cost, m.moment(&b.Limit, now))
+			stored.level = s
 		} else if b.Limit.CountDenied {
-			s = b.Limit.count(s, now, m.unix(&b.Limit), b.Cost, 0)
-			stored.state = s
+			s = b.Limit.count(s, 0, b.Cost, m.moment(&b.Limit, now))
+			stored.level = s
 		}
 		t.mu.Unlock()
 	} else {
@@ -157,17 +157,16 @@ func (m *Memory) takeOne(b *Bucket) (s state, denied bool) {
 			now = m.clock().Microseconds()
 		}
 		m.look(&p, b, now)
-		p.fits = b.fits(p.state, now, 0)
+		p.fits = b.fits(p.level, 0, now)
 		m.settle(&p, b, now, p.fits)
-		s, denied = p.state, !p.fits
+		s, denied = p.level, !p.fits
 		p.table.mu.Unlock()
 		if p.entered {
 			m.makeRoom(&p, b.MaxKeys, b.keeps(), now)
 		}
 	}
 	m.sweep(now)
-	s.clear -= now
-	return s, denied
+	return s.ahead(now), denied
 }
 
 // standIn says how to decide in place of another store, see fallback.go.
@@ -196,10 +195,10 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		m.look(p, b, now)
 		if as != nil {
 			p.inFlight = as.inFlight[i]
-			p.found = p.state.clear > now
+			p.found = p.level.clear > now
 			p.unsure = p.dirty == clean && p.found
 			if p.dirty != own {
-				p.state = b.Limit.by().ending(&b.Limit, p.state, now, as.late.Microseconds())
+				p.level = b.Limit.by().ending(&b.Limit, p.level, now, as.late.Microseconds())
 			}
 		} else if b.Limit.logs() {
 			m.openLog(p, b, now)
@@ -207,7 +206,7 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		for j := 0; j < i && b.shared; j++ {
 			// Two keys may share a bucket: this one is charged after that one.
 			if q := &places[j]; q.fits && q.hash == p.hash {
-				p.state = b.Limit.add(m.started(&b.Limit, q.state, now), req.Buckets[j].Cost)
+				p.level = b.Limit.add(q.level, req.Buckets[j].Cost, m.moment(&b.Limit, now))
 				p.unsure = false
 				p.claimed += req.Buckets[j].Cost
 			}
@@ -215,7 +214,7 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		if p.exact {
 			p.fits = p.fitsLog(b)
 		} else {
-			p.fits = b.fits(p.state, now, p.inFlight)
+			p.fits = b.fits(p.level, p.inFlight, now)
 		}
 		admitted = admitted && p.fits
 	}
@@ -227,13 +226,13 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		case p.exact && (charge || b.Limit.CountDenied):
 			m.settleLog(p, b, now)
 		case p.exact && p.made:
-			m.put(p, p.state, now)
+			m.put(p, p.level, now)
 		case p.exact:
 		case !peek || b.Limit.CountDenied:
 			switch {
 			case as == nil:
 			case (charge || b.Limit.CountDenied) && p.found:
-				p.dirty = max(p.dirty, ahead)
+				p.dirty = max(p.dirty, behind)
 			case charge || b.Limit.CountDenied:
 				p.dirty = own
 			case !p.fits && p.unsure: // the other store may have lost what it holds
@@ -241,11 +240,11 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 			}
 			m.settle(p, b, now, charge)
 		}
-		p.state.clear -= now
+		s := p.level
 		if p.inFlight > 0 {
-			p.state = b.Limit.atLeast(p.state, p.inFlight, m.unix(&b.Limit))
+			s = b.Limit.atLeast(s, p.inFlight, m.moment(&b.Limit, now))
 		}
-		dst = append(dst, outcome{state: p.state, denied: !p.fits, begun: as != nil && !p.found})
+		dst = append(dst, outcome{ahead: s.ahead(now), denied: !p.fits, begun: as != nil && !p.found})
 		if p.exact {
 			dst[len(dst)-1].log = p.log.level(&b.Limit, b.Cost, now)
 		}
@@ -268,7 +267,7 @@ func (m *Memory) look(p *place, b *Bucket, now int64) {
 		dirty = clean
 	}
 	p.dirty = dirty
-	p.state = stored.at(now)
+	p.level = stored.at(now)
 }
 
 // settle charges p's bucket if told to, or counts a request that is denied if that is
@@ -276,33 +275,30 @@ func (m *Memory) look(p *place, b *Bucket, now int64) {
 func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
 	switch {
 	case charge || p.fits && b.Limit.CountDenied:
-		p.state = b.Limit.add(m.started(&b.Limit, p.state, now), b.Cost)
+		p.level = b.Limit.add(p.level, b.Cost, m.moment(&b.Limit, now))
 	case b.Limit.CountDenied:
-		p.state = b.Limit.count(p.state, now, m.unix(&b.Limit), b.Cost, p.inFlight)
+		p.level = b.Limit.count(p.level, p.inFlight, b.Cost, m.moment(&b.Limit, now))
 	}
-	if charge || p.stale || b.Limit.CountDenied && p.state.clear > now {
-		m.put(p, p.state, now)
+	if charge || p.stale || b.Limit.CountDenied && p.level.clear > now {
+		m.put(p, p.level, now)
 	}
 }
 
-// started is Limit.started by m's clock.
-func (m *Memory) started(l *Limit, s state, now int64) state {
+// moment returns now, which m's clock has just shown, with what l needs to know of it.
+func (m *Memory) moment(l *Limit, now int64) moment {
 	if !l.Aligned {
-		return s
+		return moment{now: now}
 	}
-	return l.started(s, now, m.unix(l))
+	return m.alignedMoment(now)
 }
 
-// unix returns the time in µs since the Unix epoch if l needs it. The monotonic
-// clock does not: it may stop while the machine sleeps.
-func (m *Memory) unix(l *Limit) int64 {
-	switch {
-	case !l.Aligned:
-		return 0
-	case m.system:
-		return time.Now().UnixMicro()
+// alignedMoment is moment for limits that are Aligned. The monotonic clock does not do
+// for them: it may stop while the machine sleeps.
+func (m *Memory) alignedMoment(now int64) moment {
+	if m.system {
+		return moment{now, time.Now().UnixMicro()}
 	}
-	return m.clock().Microseconds()
+	return moment{now, now}
 }
 
 // Len returns the number of buckets held, including drained ones that have not
@@ -314,7 +310,7 @@ type place struct {
 	hash      uint64
 	partition *partition
 	table     *table
-	state     state
+	level     level
 	inFlight  int64 // units that another store may still admit
 
 	dirty   dirtiness // whether another store may know less than this one
@@ -360,7 +356,7 @@ func (m *Memory) locate(b *Bucket) (*partition, uint64) {
 }
 
 // put stores s as the level of the bucket at p.
-func (m *Memory) put(p *place, s state, now int64) {
+func (m *Memory) put(p *place, s level, now int64) {
 	s.clear = max(s.clear, 1) // 0 marks a free slot
 	if p.dirty != clean {
 		m.dirtyUntil(s.clear)

@@ -39,9 +39,9 @@ func decide(t rapid.TB, store Store, accounting Accounting, buckets ...Bucket) [
 	return got
 }
 
-// level returns the number of units in b, by sending a request that can never be
+// unitsIn returns the number of units in b, by sending a request that can never be
 // admitted.
-func level(t rapid.TB, store Store, b Bucket) int64 {
+func unitsIn(t rapid.TB, store Store, b Bucket) int64 {
 	t.Helper()
 	b.Cost = b.Limit.Size + 1
 	return b.Limit.Size - decide(t, store, AccountingEach, b)[0].Remaining
@@ -60,25 +60,25 @@ func identity(b Bucket) Bucket {
 // take decides req at the time now, in µs.
 func (p plain) take(req Request, now int64) []Decision {
 	admitted := true
-	states, fits := make([]state, len(req.Buckets)), make([]bool, len(req.Buckets))
+	states, fits := make([]level, len(req.Buckets)), make([]bool, len(req.Buckets))
 	for i, b := range req.Buckets {
 		var back bool
 		if states[i], back = p[identity(b)].at(b.Limit, now); back {
 			p[identity(b)] = b.Limit.written(states[i], now)
 		}
-		fits[i] = b.Cost <= b.Limit.Size && b.Limit.wait(states[i], now, b.Cost) == 0
+		fits[i] = b.Cost <= b.Limit.Size && b.Limit.wait(states[i], b.Cost, now) == 0
 		admitted = admitted && fits[i]
 	}
 	decisions := make([]Decision, len(req.Buckets))
 	for i, b := range req.Buckets {
 		if fits[i] && (admitted || req.Accounting == AccountingEach) {
-			states[i] = b.Limit.add(b.Limit.started(states[i], now, now), b.Cost)
+			states[i] = b.Limit.add(states[i], b.Cost, moment{now, now})
 			p[identity(b)] = b.Limit.written(states[i], now)
 		} else if before := states[i]; b.Limit.CountDenied {
 			if fits[i] {
-				states[i] = b.Limit.add(b.Limit.started(states[i], now, now), b.Cost)
+				states[i] = b.Limit.add(states[i], b.Cost, moment{now, now})
 			} else {
-				states[i] = b.Limit.count(states[i], now, now, b.Cost, 0)
+				states[i] = b.Limit.count(states[i], 0, b.Cost, moment{now, now})
 			}
 			if fits[i] || states[i] != before || b.Limit.Algorithm != Leaky {
 				p[identity(b)] = b.Limit.written(states[i], now)
@@ -168,7 +168,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 			})
 			full := 0
 			for k, b := range buckets {
-				got, want := level(t, m, b), charged[k].Load()
+				got, want := unitsIn(t, m, b), charged[k].Load()
 				if got != want || got > b.Limit.Size {
 					t.Errorf("bucket of size %d holds %d, its requests add up to %d", b.Limit.Size, got, want)
 				}
@@ -363,7 +363,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 			}
 			live++
 			p := m.place(&b)
-			if got, _ := p.table.get(p.hash); got != want.state {
+			if got, _ := p.table.get(p.hash); got != want.level {
 				t.Fatalf("bucket of %s holds %+v, want %+v", b.Key, got, want)
 			}
 		}
@@ -481,7 +481,7 @@ func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 			seen.denied++
 		default:
 			seen.admitted++
-			if outcomes[0].slack > 0 {
+			if outcomes[0].rest > 0 {
 				seen.slack++
 			}
 			if one.Len() > before {
@@ -513,16 +513,16 @@ func TestTableFindsItsBuckets(t *testing.T) {
 			var tab table
 			wrapped, rebuilt, slots := false, 0, 0
 			for i := range n {
-				if got, _ := tab.get(hash(i)); got != (state{}) {
+				if got, _ := tab.get(hash(i)); got != (level{}) {
 					t.Fatalf("absent bucket %d: %+v", i, got)
 				}
-				tab.put(hash(i), state{clear: int64(1000 + i), slack: int64(i)}, dirtiness(i%3), 1)
+				tab.put(hash(i), level{clear: int64(1000 + i), rest: int64(i)}, dirtiness(i%3), 1)
 				if tab.used != i+1 || tab.used >= len(tab.slots) {
 					t.Fatalf("%d slots, %d used by %d buckets", len(tab.slots), tab.used, i+1)
 				}
 				for j := range i + 1 {
 					got, dirty := tab.get(hash(j))
-					if want := (state{int64(1000 + j), int64(j)}); got != want || dirty != dirtiness(j%3) {
+					if want := (level{int64(1000 + j), int64(j)}); got != want || dirty != dirtiness(j%3) {
 						t.Fatalf("bucket %d of %d: %+v, dirty %d, want %+v", j, i+1, got, dirty, want)
 					}
 				}
@@ -539,7 +539,7 @@ func TestTableFindsItsBuckets(t *testing.T) {
 			}
 
 			// A stored bucket is replaced in place.
-			tab.put(hash(7), state{clear: 5000}, clean, 1)
+			tab.put(hash(7), level{clear: 5000}, clean, 1)
 			if got, _ := tab.get(hash(7)); got.clear != 5000 || tab.used != n {
 				t.Errorf("replaced bucket: %+v, %d of %d slots used", got, tab.used, n)
 			}
@@ -556,13 +556,13 @@ func TestTableFindsItsBuckets(t *testing.T) {
 			}
 			for i := range n {
 				got, _ := tab.get(hash(i))
-				if alive := i == 7 || 1000+i > int(now); alive == (got == state{}) {
+				if alive := i == 7 || 1000+i > int(now); alive == (got == level{}) {
 					t.Errorf("bucket %d, live %t: %+v", i, alive, got)
 				}
 			}
 
 			tab.rebuild(tab.live(5000), 5000)
-			if got, _ := tab.get(hash(7)); tab.used != 0 || tab.slots != nil || got != (state{}) {
+			if got, _ := tab.get(hash(7)); tab.used != 0 || tab.slots != nil || got != (level{}) {
 				t.Errorf("drained table keeps %d buckets in %d slots", tab.used, len(tab.slots))
 			}
 		})
@@ -574,7 +574,7 @@ func TestTableFindsItsBuckets(t *testing.T) {
 func TestTableDropsDrainedInsteadOfGrowing(t *testing.T) {
 	var tab table
 	for i := range int64(10_000) {
-		tab.put(uint64(i)*0x9e3779b97f4a7c15, state{clear: i + 3}, clean, i)
+		tab.put(uint64(i)*0x9e3779b97f4a7c15, level{clear: i + 3}, clean, i)
 	}
 	if len(tab.slots) > 16 {
 		t.Errorf("%d slots for three live buckets at a time", len(tab.slots))
@@ -621,7 +621,7 @@ func testIdentity(t *testing.T, newStore func(testing.TB) Store) {
 			if tc.same {
 				want = 3
 			}
-			if got := level(t, store, second); got != want {
+			if got := unitsIn(t, store, second); got != want {
 				t.Errorf("second bucket holds %d, want %d", got, want)
 			}
 		})

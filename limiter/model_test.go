@@ -74,11 +74,11 @@ func (m *model) until(l Limit, now, level int64) time.Duration {
 	return time.Duration(at-now) * time.Microsecond
 }
 
-// subject is one bucket under test, kept twice: as a state that is passed through
+// subject is one bucket under test, kept twice: as a level that is passed through
 // the functions of limit.go, and in a Memory.
 type subject struct {
 	now   int64 // µs
-	state state
+	level level
 	store *Memory
 }
 
@@ -92,14 +92,14 @@ func newSubject(now int64) *subject {
 func (s *subject) take(t rapid.TB, l Limit, cost int64) Decision {
 	t.Helper()
 	b := Bucket{Name: "test", Key: "key", Limit: l, Cost: cost}
-	s.state = s.state.at(s.now)
-	fits := b.Cost <= b.Limit.Size && b.Limit.wait(s.state, s.now, b.Cost) == 0
+	s.level = s.level.at(s.now)
+	fits := b.Cost <= b.Limit.Size && b.Limit.wait(s.level, b.Cost, s.now) == 0
 	if fits {
-		s.state = b.Limit.add(b.Limit.started(s.state, s.now, s.now), b.Cost)
+		s.level = b.Limit.add(s.level, b.Cost, moment{s.now, s.now})
 	} else if l.CountDenied {
-		s.state = b.Limit.count(s.state, s.now, s.now, b.Cost, 0)
+		s.level = b.Limit.count(s.level, 0, b.Cost, moment{s.now, s.now})
 	}
-	want := b.Limit.decision(s.state, s.now, b.Cost, !fits)
+	want := b.Limit.decision(s.level, s.now, b.Cost, !fits)
 
 	got, err := s.store.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
 	if err != nil {
@@ -226,7 +226,7 @@ func TestBucketFollowsDescription(t *testing.T) {
 			s.now += drawGap(t, l, last)
 			cost := drawCost(t, l)
 			want := m.take(l, s.now, cost)
-			if last = s.take(t, l, cost); last != want {
+			if last = plainDecision(s.take(t, l, cost)); last != want {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v",
 					l, i, cost, s.now, last, want)
 			}
@@ -315,8 +315,8 @@ func TestFullerBucketAdmitsNoMore(t *testing.T) {
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
 		last := drawTrace(t, l, s)
-		less := s.state
-		more := l.add(l.started(less, s.now, s.now), rapid.Int64Range(0, last.Remaining).Draw(t, "more units"))
+		less := s.level
+		more := l.add(less, rapid.Int64Range(0, last.Remaining).Draw(t, "more units"), moment{s.now, s.now})
 		if l.DripSize == 1 {
 			// Then the moments do not matter either.
 			more.clear += rapid.Int64Range(0, 3*l.DripInterval.Microseconds()).Draw(t, "µs later")
@@ -324,7 +324,7 @@ func TestFullerBucketAdmitsNoMore(t *testing.T) {
 		now := s.now + drawGap(t, l, last)
 		cost := rapid.Int64Range(1, l.Size).Draw(t, "cost")
 		less, more = less.at(now), more.at(now)
-		if l.wait(more, now, cost) < l.wait(less, now, cost) {
+		if l.wait(more, cost, now) < l.wait(less, cost, now) {
 			t.Errorf("%+v, cost %d, at %d µs: waits longer at %+v than at %+v", l, cost, now, less, more)
 		}
 		if l.remaining(more, now) > l.remaining(less, now) {
@@ -385,7 +385,7 @@ func TestNoWindowExceedsBounds(t *testing.T) {
 		var log []admission
 		for range rapid.IntRange(1, 40).Draw(t, "moments") {
 			s.now += drawGap(t, l, last)
-			a := admission{at: s.now, empty: s.state.clear <= s.now}
+			a := admission{at: s.now, empty: s.level.clear <= s.now}
 			if rapid.Bool().Draw(t, "flood") {
 				a.units = s.flood(t, l)
 				last = s.take(t, l, 1)
@@ -589,7 +589,7 @@ func TestExtremesDoNotOverflow(t *testing.T) {
 			}).Draw(t, "cost")
 			cost = max(cost, 1)
 
-			got := s.take(t, l, cost)
+			got := plainDecision(s.take(t, l, cost))
 			admitted, retry, remaining, ahead := e.take(l, s.now, cost)
 			want := Decision{
 				Denied:    !admitted,
@@ -667,10 +667,10 @@ func TestVaryingSizesShareOneBucket(t *testing.T) {
 			l := largest
 			l.Size = rapid.SampledFrom(sizes).Draw(t, "size")
 			s.now += drawGap(t, l, last)
-			a := admission{at: s.now, empty: s.state.clear <= s.now}
+			a := admission{at: s.now, empty: s.level.clear <= s.now}
 			cost := drawCost(t, l)
 			want := m.take(l, s.now, cost)
-			if last = s.take(t, l, cost); last != want {
+			if last = plainDecision(s.take(t, l, cost)); last != want {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v",
 					l, i, cost, s.now, last, want)
 			}

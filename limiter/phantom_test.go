@@ -57,7 +57,7 @@ func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 			}
 			close(stop)
 			all.Wait()
-			if used := level(t, r, everybody); used < admitted.Load() || used > 2*admitted.Load() {
+			if used := unitsIn(t, r, everybody); used < admitted.Load() || used > 2*admitted.Load() {
 				t.Errorf("%d admitted, and the shared limit has lost %d", admitted.Load(), used)
 			}
 		})
@@ -82,7 +82,7 @@ func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if used := level(t, r, b); used < admitted.Load() || used > 2*admitted.Load() {
+			if used := unitsIn(t, r, b); used < admitted.Load() || used > 2*admitted.Load() {
 				t.Errorf("%d units admitted, and the bucket holds %d", admitted.Load(), used)
 			}
 		})

@@ -95,7 +95,7 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	w := scratches.Get().(*scratch)
 	defer w.release()
 	if r.fallback != nil && req.mayShare() {
-		w.buckets = r.fallback.memory.shareBuckets(req.Buckets, ahead, w.buckets)
+		w.buckets = r.fallback.memory.shareBuckets(req.Buckets, behind, w.buckets)
 		req.Buckets = w.buckets
 	}
 	sent := r.clock()

@@ -59,7 +59,7 @@ func serverTime(t testing.TB, server *redistest.Server) int64 {
 
 // storedState returns the state stored under key, which must be in the right
 // format, and when the key expires, in ms.
-func storedState(t testing.TB, server *redistest.Server, key string) (s state, expires int64) {
+func storedState(t testing.TB, server *redistest.Server, key string) (s level, expires int64) {
 	t.Helper()
 	value, err := server.Client().Get(t.Context(), key).Result()
 	if err != nil {
@@ -69,7 +69,7 @@ func storedState(t testing.TB, server *redistest.Server, key string) (s state, e
 	if !ok || value != w.value() {
 		t.Fatalf("%s holds %q, which is no state", key, value)
 	}
-	s = w.state
+	s = w.level
 	if expires, err = server.Client().Do(t.Context(), "PEXPIRETIME", key).Int64(); err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func storedState(t testing.TB, server *redistest.Server, key string) (s state, e
 // not much later. A key expires when the clock has passed the given millisecond. The
 // script says how many milliseconds are left, which the server adds to its own clock,
 // a moment after the script has read it.
-func checkExpiry(t testing.TB, s state, expires int64) {
+func checkExpiry(t testing.TB, s level, expires int64) {
 	t.Helper()
 	if want := s.clear / 1000; expires < want || expires > want+1000 {
 		t.Errorf("bucket is empty at %d µs, its key expires at %d ms", s.clear, expires)
@@ -200,11 +200,11 @@ func TestRedisStoredState(t *testing.T) {
 			after := serverTime(t, server)
 
 			drain := time.Duration(tc.drips) * rate
-			if want := (Decision{Size: tc.size, Remaining: tc.size - tc.cost, Clear: drain}); d != want {
+			if want := (Decision{Size: tc.size, Remaining: tc.size - tc.cost, Clear: drain}); plainDecision(d) != want {
 				t.Errorf("decided %+v, want %+v", d, want)
 			}
 			s, expires := storedState(t, server, r.keys.of(&b))
-			if at := s.clear - drain.Microseconds(); at < before || at > after || s.slack != tc.slack {
+			if at := s.clear - drain.Microseconds(); at < before || at > after || s.rest != tc.slack {
 				t.Errorf("stored %+v between %d and %d", s, before, after)
 			}
 			checkExpiry(t, s, expires)
@@ -250,11 +250,11 @@ func TestRedisNumbersAreExact(t *testing.T) {
 				before := serverTime(t, server)
 				d := decide(t, r, AccountingAtomic, b)[0]
 				after := serverTime(t, server)
-				if want := (Decision{Size: l.Size, Remaining: l.Size - cost, Clear: drain}); d != want {
+				if want := (Decision{Size: l.Size, Remaining: l.Size - cost, Clear: drain}); plainDecision(d) != want {
 					t.Errorf("decided %+v, want %+v", d, want)
 				}
 				s, expires := storedState(t, server, r.keys.of(&b))
-				if at := s.clear - drain.Microseconds(); at < before || at > after || s.slack != slack {
+				if at := s.clear - drain.Microseconds(); at < before || at > after || s.rest != slack {
 					t.Errorf("stored %+v between %d and %d, want slack %d", s, before, after, slack)
 				}
 				checkExpiry(t, s, expires)
@@ -384,7 +384,7 @@ func TestRedisOneCall(t *testing.T) {
 	c.Check(t, "get", 40)
 	c.Check(t, "set", 40)
 	for i := range buckets {
-		if got := level(t, r, buckets[i]); got != 11 {
+		if got := unitsIn(t, r, buckets[i]); got != 11 {
 			t.Errorf("bucket %d holds %d units after 11 requests", i, got)
 		}
 	}
@@ -409,7 +409,7 @@ func TestRedisScriptFlushed(t *testing.T) {
 		flush()
 		decide(t, r, AccountingAtomic, b)
 		decide(t, r, AccountingAtomic, b)
-		if got := level(t, r, b); got != 2*n+2 {
+		if got := unitsIn(t, r, b); got != 2*n+2 {
 			t.Fatalf("%d units after %d requests", got, 2*n+2)
 		}
 	}
@@ -434,7 +434,7 @@ func TestRedisScriptFlushed(t *testing.T) {
 			admitted.Add(1)
 		}
 	})
-	if got, want := level(t, r, b), 40+admitted.Load(); got != want {
+	if got, want := unitsIn(t, r, b), 40+admitted.Load(); got != want {
 		t.Errorf("%d units after %d requests", got, want)
 	}
 	if c.Since(t, "eval") == 0 {
@@ -539,9 +539,9 @@ func TestRedisEqualGroups(t *testing.T) {
 			b.Limit.Size, b.Limit.CountDenied = size, count
 			return Request{Buckets: []Bucket{b}}
 		}
-		level := func(s state, dirty dirtiness) []toldLevel { return []toldLevel{{s, s, dirty}} }
-		checkGroups(t, one, all, []told{{request(3, false), level(state{1, 0}, unsure)}})
-		equal := told{request(2, true), level(state{2, 1}, own)}
+		of := func(s ahead, dirty dirtiness) []toldLevel { return []toldLevel{{s, s, dirty}} }
+		checkGroups(t, one, all, []told{{request(3, false), of(ahead{1, 0}, unsure)}})
+		equal := told{request(2, true), of(ahead{2, 1}, own)}
 		checkGroups(t, one, all, []told{equal, equal, {Request: request(3, false)}})
 	}
 }
@@ -560,15 +560,15 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 		if rapid.Bool().Draw(t, "this") {
 			levels[i].dirty = rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
 			levels[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
-			levels[i].slack = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
+			levels[i].rest = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
 			switch b.Limit.Algorithm {
 			case Sliding, Log:
-				levels[i].slack |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
+				levels[i].rest |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
 			case WarmUp:
-				levels[i].slack = rapid.Int64Range(0, min(b.Limit.warmUp(), levels[i].clear)).Draw(t, "to be cold")
+				levels[i].rest = rapid.Int64Range(0, min(b.Limit.warmUp(), levels[i].clear)).Draw(t, "to be cold")
 			case Leaky:
 			}
-			levels[i].with = b.Limit.atLeast(levels[i].state, rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"), 0)
+			levels[i].with = ahead(b.Limit.atLeast(levels[i].after(0), rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"), moment{}))
 		}
 	}
 	return levels
@@ -594,7 +594,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			var levels []float64
 			if req.levels != nil && req.levels[i].dirty != clean {
 				k := req.levels[i]
-				for _, n := range []int64{k.clear, k.slack, k.with.clear, k.with.slack} {
+				for _, n := range []int64{k.clear, k.rest, k.with.clear, k.with.rest} {
 					levels = append(levels, float64(n))
 				}
 				flags += 2
@@ -688,17 +688,17 @@ func TestRedisForeignValues(t *testing.T) {
 			never.Cost = 6
 			d := decide(t, r, AccountingEach, never)[0]
 			want := Decision{Size: 5, Remaining: 5, Denied: true, Never: true}
-			if d != want {
+			if plainDecision(d) != want {
 				t.Errorf("decided %+v, want %+v", d, want)
 			}
 			before := serverTime(t, server)
 			d = decide(t, r, AccountingAtomic, b)[0]
 			want = Decision{Size: 5, Remaining: 1, Clear: 2 * time.Hour}
-			if d != want {
+			if plainDecision(d) != want {
 				t.Errorf("decided %+v, want %+v", d, want)
 			}
 			s, expires := storedState(t, server, key)
-			if at := s.clear - 2*3600e6; at < before || at > serverTime(t, server) || s.slack != 2 {
+			if at := s.clear - 2*3600e6; at < before || at > serverTime(t, server) || s.rest != 2 {
 				t.Errorf("stored %+v", s)
 			}
 			checkExpiry(t, s, expires)
@@ -823,12 +823,12 @@ func TestRedisClockWrongByDecades(t *testing.T) {
 	for _, year := range []int{1971, 1999, 2030} {
 		now := time.Date(year, time.June, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 		v.at(t, now)
-		full := b.Limit.written(state{clear: now + b.Limit.DrainTime().Microseconds()}, now)
+		full := b.Limit.written(level{clear: now + b.Limit.DrainTime().Microseconds()}, now)
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), full.value(), 0).Err(); err != nil { // or it might expire
 			t.Fatal(err)
 		}
 		want := Decision{Size: 5, Denied: true, Clear: 5 * time.Hour, RetryAfter: time.Hour}
-		if d := decide(t, v, AccountingAtomic, b)[0]; d != want {
+		if d := plainDecision(decide(t, v, AccountingAtomic, b)[0]); d != want {
 			t.Errorf("in %d: decided %+v, want %+v", year, d, want)
 		}
 	}
@@ -1229,7 +1229,7 @@ func TestRedisRunsScriptOnce(t *testing.T) {
 	}
 	c := redistest.CommandCounter{Server: server}
 	c.Check(t, "evalsha", 2*stores*requests)
-	if got := level(t, newTestRedis(t, server, nil), b); got != 2*stores*requests {
+	if got := unitsIn(t, newTestRedis(t, server, nil), b); got != 2*stores*requests {
 		t.Errorf("%d units from %d requests", got, 2*stores*requests)
 	}
 }
@@ -1249,7 +1249,7 @@ func TestRedisChargesCancelledRequests(t *testing.T) {
 			t.Errorf("request %d: decided %+v, error %v", i, d, err)
 		}
 	}
-	if got := level(t, r, b); got != 2 {
+	if got := unitsIn(t, r, b); got != 2 {
 		t.Errorf("%d units after 2 requests", got)
 	}
 }
@@ -1325,7 +1325,7 @@ func TestRedisUnknownReplies(t *testing.T) {
 // would take them for that store's. Outcomes from before stay.
 func TestReplyToSeveralBuckets(t *testing.T) {
 	req := Request{Buckets: []Bucket{hourly(5), hourly(6)}}
-	kept := outcome{state: state{clear: 1234}}
+	kept := outcome{ahead: ahead{clear: 1234}}
 	for _, reply := range [][]int64{
 		{}, {1}, {1, 0}, {1, 0, 1}, {1, 0, 1, 1}, {1, 0, 0, 1}, {1, 0, -1, 1}, {1, 0, horizon + 1, 0},
 		{-2, 0, -2 - horizon, 0}, {1, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0},
@@ -1336,8 +1336,8 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		}
 	}
 	const hour = 3600e6
-	admitted := outcome{state: state{clear: hour}, by: DecidedByRedis}
-	denied := outcome{state: state{clear: 6 * hour}, denied: true, by: DecidedByRedis}
+	admitted := outcome{ahead: ahead{clear: hour}, by: DecidedByRedis}
+	denied := outcome{ahead: ahead{clear: 6 * hour}, denied: true, by: DecidedByRedis}
 	for _, tc := range []struct {
 		reply   []int64
 		foreign int // which outcome is foreign, if any
@@ -1424,7 +1424,7 @@ func FuzzReply(f *testing.F) {
 			reply = append(reply, int64(binary.BigEndian.Uint64(data)))
 		}
 
-		kept := outcome{state: state{clear: 1234}}
+		kept := outcome{ahead: ahead{clear: 1234}}
 		outcomes, corrupt, err := req.outcomes(reply, false, []outcome{kept})
 		if outcomes[0] != kept {
 			t.Fatalf("%+v in place of what was there before", outcomes[0])
@@ -1589,7 +1589,7 @@ func TestRedisToldOfEmptyWindow(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: ClockWindow(10, time.Hour, time.Unix(0, 0)), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
 	q := r.query(req, byte(AccountingAtomic))
-	q.tell([]toldLevel{{state{}, state{clear: time.Hour.Microseconds(), slack: horizon/2 - 10}, unsure}})
+	q.tell([]toldLevel{{ahead{}, ahead{clear: time.Hour.Microseconds(), rest: horizon/2 - 10}, unsure}})
 	_, outcomes, err := r.ask(inTime(), req, q, nil)
 	if err != nil || !outcomes[0].denied || !outcomes[0].blocked {
 		t.Errorf("%+v, error %v", outcomes, err)

@@ -38,7 +38,7 @@ type removal struct {
 	partition *partition
 	hash      uint64
 	digest    keyDigest
-	state
+	level
 }
 
 // removals collects buckets to remove from a store's servers.
@@ -145,7 +145,7 @@ func (r *Redis) remove(buckets []removal) {
 		limit := b.partition.id.bucket()
 		q.Keys = append(q.Keys, string(limit.appendRest(r.keys.appendDigest(nil, b.digest))))
 		rate, _, _ := limit.Limit.doubles()
-		group = appendNumbers(group, float64(b.clear-now), float64(b.slack), rate)
+		group = appendNumbers(group, float64(b.clear-now), float64(b.rest), rate)
 		group = append(group, byte(limit.Limit.Algorithm)*flagOther)
 	}
 	ask()

@@ -144,7 +144,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 		{"another's units in one that warms up", -1, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
 			key := node.keys.of(&b)
 			s, _ := storedState(t, server, key)
-			s = b.Limit.add(b.Limit.started(s, s.free(), 0), 1) // as soon as it is free
+			s = b.Limit.add(s, 1, moment{now: s.free()}) // as soon as it is free
 			server.Client().Set(t.Context(), key, b.Limit.written(s, s.free()).value(), time.Hour)
 		}, true},
 		{"another's denial by one that warms up", -1, ask, false},

@@ -51,7 +51,7 @@ func TestCancelledRequestsKeepConnections(t *testing.T) {
 	if made := server.InfoNumber(t, "stats", "total_connections_received") - before; made > 0 {
 		t.Errorf("%d connections made", made)
 	}
-	if got := level(t, r, b); got != requests+1 {
+	if got := unitsIn(t, r, b); got != requests+1 {
 		t.Errorf("%d units after %d requests", got, requests+1)
 	}
 	seen.check(t)
@@ -102,7 +102,7 @@ func TestWarmFallback(t *testing.T) {
 						if accounting == AccountingEach {
 							want = int64(before) + 20
 						}
-						if got := level(t, r, req.Buckets[1]); got != want {
+						if got := unitsIn(t, r, req.Buckets[1]); got != want {
 							t.Errorf("the other bucket holds %d, want %d", got, want)
 						}
 					}
@@ -148,7 +148,7 @@ func TestOutageAdmissionsReachServer(t *testing.T) {
 			redistest.WaitFor(t, 5*time.Second, func() error {
 				mustTake(t, r, req)
 				n++
-				if got := level(t, direct, b); got != n {
+				if got := unitsIn(t, direct, b); got != n {
 					return fmt.Errorf("%d units in Redis, %d requests admitted", got, n)
 				}
 				return nil
@@ -158,7 +158,7 @@ func TestOutageAdmissionsReachServer(t *testing.T) {
 				mustTake(t, r, req)
 				n++
 			}
-			if got := level(t, direct, b); got != n {
+			if got := unitsIn(t, direct, b); got != n {
 				t.Errorf("%d units in Redis, %d requests admitted", got, n)
 			}
 		})
@@ -218,7 +218,7 @@ func TestCorruptIsReported(t *testing.T) {
 				t.Errorf("request %d: decided %+v", m, d)
 			}
 		}
-		if s, _ := storedState(t, server, key); s.slack != 0 {
+		if s, _ := storedState(t, server, key); s.rest != 0 {
 			t.Errorf("stored %+v", s)
 		}
 		want := []string(nil)
@@ -299,7 +299,7 @@ func TestTLS(t *testing.T) {
 					return nil
 				})
 			}
-			if got := level(t, r, b); got != manyFailures {
+			if got := unitsIn(t, r, b); got != manyFailures {
 				t.Errorf("%d units", got)
 			}
 		})

@@ -65,34 +65,34 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 		// One sample may hit a table that many buckets have already left.
 		full = !m.forget(p.partition, table, p.hash, now, true)
 	}
-	common, level := m.common(b, u)
+	common, s := m.common(b, u)
 	if full {
 		u.onShared.Add(1)
 		*b = common
 		return
 	}
-	if level.clear <= now {
+	if s.clear <= now {
 		return
 	}
 	m.lock(&p)
 	if !p.table.has(p.hash) {
 		p.dirty = as
-		m.put(&p, level, now)
+		m.put(&p, s, now)
 	}
 	p.table.mu.Unlock()
 }
 
 // common returns the bucket that b's key shares with all other keys of its
 // ShareKey, and its level.
-func (m *Memory) common(b *Bucket, u *usage) (Bucket, state) {
+func (m *Memory) common(b *Bucket, u *usage) (Bucket, level) {
 	common := *b
 	common.shared, common.Key, common.ShareKey = true, b.ShareKey, ""
-	level, known := m.level(&common)
+	s, known := m.stored(&common)
 	if !known && u.shared.Load() >= max(m.room(u)/8, minShared) {
 		common.Key = ""
-		level, _ = m.level(&common)
+		s, _ = m.stored(&common)
 	}
-	return common, level
+	return common, s
 }
 
 // sharedBy returns the bucket whose level counts for b's key because it has no
@@ -103,11 +103,11 @@ func (m *Memory) sharedBy(b Bucket) (Bucket, bool) {
 	if b.ShareKey == "" || part == nil || part.usage.shared.Load() == 0 && !m.full(part.usage) {
 		return b, false
 	}
-	if _, known := m.level(&b); known {
+	if _, known := m.stored(&b); known {
 		return b, false
 	}
-	common, level := m.common(&b, part.usage)
-	if !m.full(part.usage) && level.clear <= m.clock().Microseconds() {
+	common, s := m.common(&b, part.usage)
+	if !m.full(part.usage) && s.clear <= m.clock().Microseconds() {
 		return b, false
 	}
 	return common, true
@@ -120,8 +120,8 @@ func (m *Memory) full(u *usage) bool {
 	return u.held.Load() >= m.room(u) || m.kept.Load() >= max(m.maxKeys.Load()/2, 1)
 }
 
-// level returns the level of b, and whether b exists.
-func (m *Memory) level(b *Bucket) (state, bool) {
+// stored returns the level of b, and whether b exists.
+func (m *Memory) stored(b *Bucket) (level, bool) {
 	p := m.place(b)
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()

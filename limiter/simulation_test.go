@@ -406,11 +406,11 @@ func (h *history) waste(buckets []tracked, outcomes []outcome, at int64) {
 }
 
 // levels returns the levels of q's buckets in this process.
-func (h *history) levels(q *query) []state {
-	var levels []state
+func (h *history) levels(q *query) []level {
+	var levels []level
 	for i := range q.buckets {
-		level, _ := h.v.fallback.memory.dirty(&q.buckets[i].place)
-		levels = append(levels, level)
+		s, _ := h.v.fallback.memory.dirty(&q.buckets[i].place, h.v.now)
+		levels = append(levels, level(s.ahead(h.v.now)))
 	}
 	return levels
 }
@@ -627,13 +627,13 @@ func (a *agenda) Pop() any {
 func TestToldLevelsLeaveNoRoom(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	const second = 1_000_000
-	window := func(units int64) state { return state{1800 * second, MaxUnits - units} }
+	window := func(units int64) level { return level{1800 * second, MaxUnits - units} }
 	sevens := Limit{Size: 14, DripInterval: 10 * time.Second, DripSize: 7}
 	for _, tc := range []struct {
 		name   string
 		limit  Limit
 		stored int64 // units that the server has
-		level  state // that the node knows
+		level  level // that the node knows
 		flight int64 // units that it has in flight
 		own    bool
 		into   int64 // seconds since an hour began
@@ -643,13 +643,13 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 		{"a window, as much in flight", Window(10, time.Hour), 0, window(5), 5, true, 0, 0},
 		{"a window, some in flight", Window(10, time.Hour), 0, window(5), 3, true, 0, 2},
 		{"a window that the server knows less of", Window(10, time.Hour), 2, window(5), 3, true, 0, 2},
-		{"a window of the clock that has ended", ClockWindow(10, time.Hour, time.Unix(0, 0)), 2, state{second, MaxUnits - 9}, 3, false, 0, 5},
-		{"slack, with units in flight", sevens, 0, state{second, 5}, 3, true, 0, 9},
-		{"an empty bucket, with units in flight", sevens, 0, state{}, 12, true, 0, 2},
-		{"a later drip that holds fewer units", sevens, 8, state{14 * second, 0}, 0, true, 0, 0},
-		{"the same, in part", sevens, 8, state{14 * second, 3}, 0, true, 0, 3},
-		{"an earlier drip that holds more", sevens, 1, state{7 * second, 0}, 0, true, 0, 7},
-		{"an empty window of the clock, with units in flight", ClockWindow(10, time.Hour, time.Unix(0, 0)), 0, state{}, 7, true, 3000, 3},
+		{"a window of the clock that has ended", ClockWindow(10, time.Hour, time.Unix(0, 0)), 2, level{second, MaxUnits - 9}, 3, false, 0, 5},
+		{"slack, with units in flight", sevens, 0, level{second, 5}, 3, true, 0, 9},
+		{"an empty bucket, with units in flight", sevens, 0, level{}, 12, true, 0, 2},
+		{"a later drip that holds fewer units", sevens, 8, level{14 * second, 0}, 0, true, 0, 0},
+		{"the same, in part", sevens, 8, level{14 * second, 3}, 0, true, 0, 3},
+		{"an earlier drip that holds more", sevens, 1, level{7 * second, 0}, 0, true, 0, 7},
+		{"an empty window of the clock, with units in flight", ClockWindow(10, time.Hour, time.Unix(0, 0)), 0, level{}, 7, true, 3000, 3},
 	} {
 		v.flush(t)
 		v.at(t, v.now-v.now%(3600*second)+3600*second+tc.into*second)
@@ -658,8 +658,8 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 			b.Cost = tc.stored
 			decide(t, v, AccountingAtomic, b)
 		}
-		with := b.Limit.atLeast(tc.level, tc.flight, v.now)
-		told := []toldLevel{{tc.level, with, unsure}}
+		at := moment{unix: v.now}
+		told := []toldLevel{{ahead(tc.level), ahead(b.Limit.atLeast(tc.level, tc.flight, at)), unsure}}
 		if tc.own {
 			told[0].dirty = own
 		}
@@ -673,12 +673,12 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 			if !outcomes[0].denied {
 				admitted++
 				// The node knows it now.
-				if level := outcomes[0].state; told[0].clear == 0 {
-					told[0].state = level
+				if s := outcomes[0].ahead; told[0].clear == 0 {
+					told[0].ahead = s
 				} else {
-					told[0].state = b.Limit.higher(told[0].state, level, 2*time.Second, tc.own)
+					told[0].ahead = ahead(b.Limit.join(told[0].after(0), s.after(0), 2*time.Second, tc.own))
 				}
-				told[0].with = b.Limit.atLeast(told[0].state, tc.flight, v.now)
+				told[0].with = ahead(b.Limit.atLeast(told[0].after(0), tc.flight, at))
 			}
 		}
 		if admitted != tc.want {

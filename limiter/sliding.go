@@ -11,10 +11,9 @@ import (
 // the present window, and of the one before the share that its part of that time
 // has. In between, it takes the units of a window to be spread evenly.
 //
-// Its state is stored as that of any other bucket. The clear time is the end of the
-// window after the one that was last charged: then neither of the two counts any
-// longer. The slack is not what its name says, but the units of the window that was
-// last charged, plus those of the one before, shifted. So nothing has to be written
+// The time of its level is the end of the window after the one that was last charged:
+// then neither of the two counts any longer. The rest is the units of the window that
+// was last charged, plus those of the one before, shifted. So nothing has to be written
 // when a window ends.
 
 const (
@@ -25,8 +24,8 @@ const (
 	// stored.
 	countBits = 24
 
-	// slidingDrip is the DripSize of all [Sliding] Limits: the slack of a
-	// bucket is always less.
+	// slidingDrip is the DripSize of all [Sliding] Limits: the rest of a level is
+	// always less.
 	slidingDrip = 1 << (2 * countBits)
 )
 
@@ -76,23 +75,23 @@ func (windows) dripTime(l *Limit, units int64) time.Duration { return leaky{}.dr
 
 func (windows) doubles(l *Limit) (rate, drip, phase float64) { return leaky{}.doubles(l) }
 
-func (windows) slackEnd(l *Limit) int64 { return l.DripSize }
+func (windows) restEnd(l *Limit) int64 { return l.DripSize }
 
 // counts returns the units in the two windows that s counts.
-func (s state) counts() (before, last int64) {
-	return s.slack >> countBits, s.slack & MaxSlidingUnits
+func (s level) counts() (before, last int64) {
+	return s.rest >> countBits, s.rest & MaxSlidingUnits
 }
 
 // counted returns the level that clears at the given time and counts the given
 // units.
-func counted(clear, before, last int64) state {
-	return state{clear, min(before, MaxSlidingUnits)<<countBits | min(last, MaxSlidingUnits)}
+func counted(clear, before, last int64) level {
+	return level{clear, min(before, MaxSlidingUnits)<<countBits | min(last, MaxSlidingUnits)}
 }
 
 // slid returns the level that counts the same units as s, given that the window at
 // now is the last one: s is returned unless that is a later one than s counts. The
 // clear time of s must be after now.
-func (l *Limit) slid(s state, now int64) state {
+func (l *Limit) slid(s level, now int64) level {
 	if s.clear-now > l.rate() {
 		return s
 	}
@@ -100,35 +99,33 @@ func (l *Limit) slid(s state, now int64) state {
 	return counted(s.clear+l.rate(), last, 0)
 }
 
-func (a sliding) fits(l *Limit, s state, now, cost, beside int64) bool {
-	return cost <= l.Size-beside && a.wait(l, s, now, cost+beside) == 0
+func (a sliding) room(l *Limit, s level, n, now int64) int64 {
+	return l.Size - n - a.units(l, s, now)
 }
 
-func (a sliding) wait(l *Limit, s state, now, cost int64) int64 {
-	if s.clear <= now || a.units(l, s, now)+cost <= l.Size {
+func (a sliding) remaining(l *Limit, s level, now int64) int64 { return max(a.room(l, s, 0, now), 0) }
+
+func (a sliding) wait(l *Limit, s level, n, now int64) int64 {
+	if s.clear <= now || a.room(l, s, n, now) >= 0 {
 		return 0
 	}
 	s = l.slid(s, now)
 	before, last := s.counts()
 	ends := s.clear - l.rate()
-	if last+cost > l.Size { // wait for the next window, in which last counts ever less
+	if last+n > l.Size { // wait for the next window, in which last counts ever less
 		before, last, ends = last, 0, s.clear
 	}
 	// There is room once before·left < (room + 1)·rate, for what is then left of
 	// the window. Until then, room is less than before.
-	room := l.Size - last - cost
+	room := l.Size - last - n
 	over, most := bits.Mul64(uint64(room+1), uint64(l.rate())) //nolint:gosec // neither is negative
 	most, borrow := bits.Sub64(most, 1, 0)
 	left, _ := bits.Div64(over-borrow, most, uint64(before)) //nolint:gosec // less than 2^50
 	return max(ends-int64(left)-now, 0)                      //nolint:gosec // fits
 }
 
-func (a sliding) remaining(l *Limit, s state, now int64) int64 {
-	return max(l.Size-a.units(l, s, now), 0)
-}
-
 // units returns the estimate at now.
-func (sliding) units(l *Limit, s state, now int64) int64 {
+func (sliding) units(l *Limit, s level, now int64) int64 {
 	if s.clear <= now {
 		return 0
 	}
@@ -141,35 +138,37 @@ func (sliding) units(l *Limit, s state, now int64) int64 {
 	return int64(units) + last                              //nolint:gosec // fits
 }
 
-func (windows) started(l *Limit, s state, now, unix int64) state {
-	if s.clear > now {
-		return l.slid(s, now)
+// started returns the level to which a charge can be added.
+func (windows) started(l *Limit, s level, at moment) level {
+	if s.clear > at.now {
+		return l.slid(s, at.now)
 	}
-	return state{clear: now - l.sinceDrip(unix) + 2*l.rate()}
+	return level{clear: l.start(at) + 2*l.rate()}
 }
 
-func (windows) add(_ *Limit, s state, cost int64) state {
+func (a windows) add(l *Limit, s level, n int64, at moment) level {
+	s = a.started(l, s, at)
 	before, last := s.counts()
-	return counted(s.clear, before, last+min(cost, MaxSlidingUnits))
+	return counted(s.clear, before, last+min(n, MaxSlidingUnits))
 }
 
-func (a sliding) atLeast(l *Limit, s state, units, size, unix int64) state {
-	if room := size - a.units(l, s, 0); room > 0 {
-		return a.add(l, a.started(l, s, 0, unix), min(units, room))
+func (a sliding) atLeast(l *Limit, s level, n, size int64, at moment) level {
+	if room := size - a.units(l, s, at.now); room > 0 {
+		return a.add(l, s, min(n, room), at)
 	}
 	return s
 }
 
 // count counts the units in the present window, as far as it can count.
-func (a windows) count(l *Limit, s state, now, unix, cost, _ int64) state {
-	return a.add(l, a.started(l, s, now, unix), cost)
+func (a windows) count(l *Limit, s level, _, cost int64, at moment) level {
+	return a.add(l, s, cost, at)
 }
 
-// higher: the windows may end later than they should, because reports are late. Of each
+// join: the windows may end later than they should, because reports are late. Of each
 // window the larger count counts, so units that are in both levels count once. If one
 // of them is of a later window, those of the other have ended: what it would hold until
 // they end by its own reckoning is not added to the later ones.
-func (windows) higher(l *Limit, a, b state, _ time.Duration, _ bool) state {
+func (windows) join(l *Limit, a, b level, _ time.Duration, _ bool) level {
 	if a.clear < b.clear {
 		a, b = b, a
 	}
@@ -187,14 +186,6 @@ func (windows) higher(l *Limit, a, b state, _ time.Duration, _ bool) state {
 	return counted(max(a.clear, b.clear), max(before, before2), max(last, last2))
 }
 
-func (windows) arriving(_ *Limit, s state, _ int64) (arrived state, drained bool) { return s, false }
+func (windows) arriving(_ *Limit, s ahead, _ int64) (arrived ahead, drained bool) { return s, false }
 
-func (windows) ending(_ *Limit, s state, _, _ int64) state { return s }
-
-func (a sliding) tell(l *Limit, s state, now, _ int64) (remaining, counts, one int64) {
-	return a.remaining(l, s, now), s.slack, 0
-}
-
-func (a sliding) again(l *Limit, clear, _, counts, _, cost int64) int64 {
-	return a.wait(l, state{clear, counts}, 0, cost)
-}
+func (windows) ending(_ *Limit, s level, _, _ int64) level { return s }

@@ -99,7 +99,7 @@ func drawSlidingCost(t *rapid.T, l Limit, last Decision) int64 {
 
 // plainDecision returns d without what no description knows.
 func plainDecision(d Decision) Decision {
-	d.By, d.counts, d.one = DecidedByMemory, 0, 0
+	d.By, d.exact, d.rest, d.one = DecidedByMemory, false, 0, 0
 	return d
 }
 
@@ -309,15 +309,15 @@ func TestSlidingHigher(t *testing.T) {
 		ends := rapid.Int64Range(1, l.rate()).Draw(t, "end of the window")
 		late := rapid.Int64Range(0, (l.rate()-1)/2)
 		// As the server knows it, and as it is reported.
-		draw := func(label string) (level, reported state) {
-			level = counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.rate(),
+		draw := func(label string) (known, reported level) {
+			known = counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.rate(),
 				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(0, 20).Draw(t, label+" last"))
-			return level, state{level.clear + late.Draw(t, label+" late"), level.slack}
+			return known, level{known.clear + late.Draw(t, label+" late"), known.rest}
 		}
 		a, lateA := draw("a")
 		b, lateB := draw("b")
-		sum := l.higher(lateA, lateB, 0, false)
-		if other := l.higher(lateB, lateA, 0, false); lateA.clear != lateB.clear && other != sum {
+		sum := l.join(lateA, lateB, 0, false)
+		if other := l.join(lateB, lateA, 0, false); lateA.clear != lateB.clear && other != sum {
 			t.Fatalf("%+v and %+v: %+v, or %+v the other way", lateA, lateB, sum, other)
 		}
 		for at := int64(0); at <= 4*l.rate(); at += max(l.rate()/64, 1) {
@@ -376,7 +376,7 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 		now := v.start - v.start%l.rate() + rapid.Int64Range(0, l.rate()-1).Draw(t, "now")
 		v.at(t, now)
 		ends := now - now%l.rate() + l.rate() - now // of the present window
-		draw := func(label string) state {
+		draw := func(label string) level {
 			return counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.rate(),
 				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(1, 20).Draw(t, label+" last"))
 		}
@@ -387,11 +387,11 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		want := l.higher(stored, told, 0, false)
+		want := l.join(stored, told, 0, false)
 		late := told
 		late.clear += rapid.Int64Range(0, (l.rate()-1)/2).Draw(t, "late")
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{late, late, dirty}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(late), ahead(late), dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -403,10 +403,10 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 		case late != told:
 			seen["late"]++
 		}
-		if outcomes[0].state != want {
-			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, late, dirty, outcomes[0].state, want)
+		if outcomes[0].after(0) != want {
+			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, late, dirty, outcomes[0].ahead, want)
 		}
-		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.clear-v.now != want.clear || now.slack != want.slack {
+		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.clear-v.now != want.clear || now.rest != want.rest {
 			t.Fatalf("stored %+v, want %+v", now, want)
 		}
 	})
@@ -468,7 +468,7 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 			v.at(t, begin+90e6)
 			peek(end, 6, 0, 4)
 			q.settle(whatCommit, []outcome{o})
-			if o := ask(q); o.slack&MaxSlidingUnits != 4 {
+			if o := ask(q); o.rest&MaxSlidingUnits != 4 {
 				t.Errorf("settled too late: %+v", o)
 			}
 			v.at(t, begin+150e6)
@@ -488,8 +488,8 @@ func TestSlidingWindowTold(t *testing.T) {
 	now += 2*time.Hour - time.Second // 3 units at the beginning of a window, and one second left of the next
 	f = &fallback{traffic: new(traffic), memory: m, timeout: time.Minute}
 	got := f.toldFor(&query{buckets: f.pending(Request{Buckets: []Bucket{b}}, nil)})
-	want := state{1e6, 3}
-	if len(got) != 1 || got[0].state != want || got[0].dirty != own {
+	want := ahead{1e6, 3}
+	if len(got) != 1 || got[0].ahead != want || got[0].dirty != own {
 		t.Errorf("told %+v, want %+v", got, want)
 	}
 }

@@ -87,13 +87,8 @@ func (b *Bucket) keeps() bool { return b.shared || b.ShareKey != "" }
 // sameKey reports whether a and b belong to the same key.
 func (b *Bucket) sameKey(a *Bucket) bool { return a.Key == b.Key && a.shared == b.shared }
 
-// fits reports whether b, at level s, has room for the request, beside some other units.
-func (b *Bucket) fits(s state, now, beside int64) bool {
-	if b.Limit.Algorithm == Leaky {
-		return leaky{}.fits(&b.Limit, s, now, b.Cost, beside)
-	}
-	return b.Limit.by().fits(&b.Limit, s, now, b.Cost, beside)
-}
+// fits reports whether b, at level s, has room for the request, beside n other units.
+func (b *Bucket) fits(s level, n, now int64) bool { return b.Limit.room(s, n, now) >= b.Cost }
 
 // MaxBuckets is the maximum number of buckets in a request.
 const MaxBuckets = 1<<16 - 1
@@ -215,16 +210,15 @@ func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 			dst[len(dst)-1].reportLog(&b.Limit, o.log, b.Cost, o.denied)
 			continue
 		}
-		dst = b.decision(o.state, o.denied, o.by, dst)
+		dst = b.decision(o.ahead, o.denied, o.by, dst)
 	}
 	return dst
 }
 
-// decision appends the Decision of b to dst. The clear time of s is relative to
-// now.
-func (b *Bucket) decision(s state, denied bool, by Decider, dst []Decision) []Decision {
+// decision appends the Decision of b to dst.
+func (b *Bucket) decision(s ahead, denied bool, by Decider, dst []Decision) []Decision {
 	dst = append(dst, Decision{By: by})
-	dst[len(dst)-1].report(&b.Limit, s, 0, b.Cost, denied)
+	dst[len(dst)-1].report(&b.Limit, s, b.Cost, denied)
 	return dst
 }
 

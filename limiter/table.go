@@ -14,12 +14,12 @@ type table struct {
 }
 
 // slot holds one bucket. A clear time of 0 marks a free slot; no bucket has it,
-// because a bucket is stored only after something was put into it. The slack s of
-// a dirty bucket is stored as -1 - s, minus 2^50 for each step from unsure to its
+// because a bucket is stored only after something was put into it. The rest r of
+// a dirty bucket is stored as -1 - r, minus 2^50 for each step from unsure to its
 // dirtiness.
 type slot struct {
 	hash uint64
-	state
+	level
 }
 
 // keyDigest is the digest of whose bucket it is, as in the name of its Redis key.
@@ -33,41 +33,41 @@ type dirtiness int8
 const (
 	clean  dirtiness = iota
 	unsure           // the other store may have lost what it knew
-	ahead            // something was admitted here that the other store does not know
+	behind           // something was admitted here that the other store does not know
 	own              // besides, it may drip at other times there: it was found empty here, or the store is another
 )
 
-// encodeSlack encodes a slack and a dirtiness as one number.
-func encodeSlack(slack int64, dirty dirtiness) int64 {
+// encodeRest encodes the rest of a level and a dirtiness as one number.
+func encodeRest(rest int64, dirty dirtiness) int64 {
 	if dirty == clean {
-		return slack
+		return rest
 	}
-	return -1 - slack - int64(dirty-unsure)<<50
+	return -1 - rest - int64(dirty-unsure)<<50
 }
 
-// decodeSlack is the inverse of encodeSlack.
-func decodeSlack(slack int64) (int64, dirtiness) {
-	if slack >= 0 {
-		return slack, clean
+// decodeRest is the inverse of encodeRest.
+func decodeRest(rest int64) (int64, dirtiness) {
+	if rest >= 0 {
+		return rest, clean
 	}
-	slack = -1 - slack
-	return slack & (1<<50 - 1), unsure + dirtiness(slack>>50)
+	rest = -1 - rest
+	return rest & (1<<50 - 1), unsure + dirtiness(rest>>50)
 }
 
-// level returns the level of the bucket in s.
-func (s *slot) level() state {
-	slack, _ := decodeSlack(s.slack)
-	return state{s.clear, slack}
+// stored returns the level of the bucket in s.
+func (s *slot) stored() level {
+	rest, _ := decodeRest(s.rest)
+	return level{s.clear, rest}
 }
 
 // get returns the level of the bucket with the given hash, zero if there is none,
 // and its dirtiness.
-func (t *table) get(hash uint64) (s state, dirty dirtiness) {
+func (t *table) get(hash uint64) (s level, dirty dirtiness) {
 	if t.used == 0 {
-		return state{}, clean
+		return level{}, clean
 	}
-	s = t.slots[t.find(hash)].state
-	s.slack, dirty = decodeSlack(s.slack)
+	s = t.slots[t.find(hash)].level
+	s.rest, dirty = decodeRest(s.rest)
 	return s, dirty
 }
 
@@ -81,7 +81,7 @@ func (t *table) own(hash uint64) *slot {
 		return nil
 	}
 	s := &t.slots[t.find(hash)]
-	if s.clear == 0 || s.slack < 0 {
+	if s.clear == 0 || s.rest < 0 {
 		return nil
 	}
 	return s
@@ -89,8 +89,8 @@ func (t *table) own(hash uint64) *slot {
 
 // put stores a bucket. It returns by how much the number of buckets has grown, and
 // whether this one is new.
-func (t *table) put(hash uint64, s state, dirty dirtiness, now int64) (more int, entered bool) {
-	s.slack = encodeSlack(s.slack, dirty)
+func (t *table) put(hash uint64, s level, dirty dirtiness, now int64) (more int, entered bool) {
+	s.rest = encodeRest(s.rest, dirty)
 	i := -1
 	if len(t.slots) > 0 {
 		i = t.find(hash)
@@ -104,7 +104,7 @@ func (t *table) put(hash uint64, s state, dirty dirtiness, now int64) (more int,
 		more++
 		entered = true
 	}
-	t.slots[i] = slot{hash: hash, state: s}
+	t.slots[i] = slot{hash: hash, level: s}
 	return more, entered
 }
 

@@ -22,7 +22,7 @@ type unitLog struct {
 	entries []uint64 // oldest first, see entry; those before head have left
 	base    int64    // the time, in µs, from which those of entries count
 	rate    int64    // the length of the window, in µs
-	summary state    // what is stored in the slot
+	summary level    // what is stored in the slot
 	head    int32
 	total   int32 // the units of all entries from head on
 	counted int32 // as how many buckets the log was counted
@@ -49,7 +49,7 @@ func newUnitLog(rate int64) *unitLog { return &unitLog{rate: rate} }
 
 // logOf returns a log of the units that a summary counts, as late as they can have
 // been.
-func logOf(s state, rate, now int64) *unitLog {
+func logOf(s level, rate, now int64) *unitLog {
 	g := newUnitLog(rate)
 	before, last := s.counts()
 	g.append(min(s.clear-2*rate-1, now), min(before, MaxLogUnits), true)
@@ -175,14 +175,14 @@ func (g *unitLog) level(l *Limit, cost, now int64) *logLevel {
 func (m *Memory) openLog(p *place, b *Bucket, now int64) {
 	p.exact = true
 	switch p.log = p.partition.logs[p.hash%tables][p.hash]; {
-	case p.state.clear <= now:
+	case p.level.clear <= now:
 		p.log = newUnitLog(b.Limit.rate())
 		return
-	case p.log == nil || p.log.summary != p.state:
-		p.log, p.made = logOf(p.state, b.Limit.rate(), now), true
+	case p.log == nil || p.log.summary != p.level:
+		p.log, p.made = logOf(p.level, b.Limit.rate(), now), true
 	}
 	if p.log.trim(now); p.log.total == 0 {
-		p.state = state{clear: now}
+		p.level = level{clear: now}
 	}
 }
 
@@ -197,11 +197,11 @@ func (m *Memory) settleLog(p *place, b *Bucket, now int64) {
 		m.look(p, b, now)
 		m.openLog(p, b, now)
 	}
-	p.state = b.Limit.add(m.started(&b.Limit, p.state, now), b.Cost)
+	p.level = b.Limit.add(p.level, b.Cost, m.moment(&b.Limit, now))
 	most := max(b.Limit.Size, int64(p.log.total)) // or requests with a larger size would have room
 	p.log.append(now, min(b.Cost, b.Limit.Size), m.mayGrow(p.partition, int64(len(p.log.entries)/(4*entriesPerKey)+2)))
 	p.log.keep(most)
-	m.put(p, p.state, now)
+	m.put(p, p.level, now)
 }
 
 // keep drops the oldest units beyond the given number, which denied requests may have
@@ -278,7 +278,7 @@ func (m *Memory) dropLogs(p *partition, i uint64, now int64) {
 			continue
 		}
 		if known {
-			t.slots[t.find(hash)].state = state{clear: max(now, 1)} // as if it had drained just now
+			t.slots[t.find(hash)].level = level{clear: max(now, 1)} // as if it had drained just now
 		}
 		m.dropLog(p, hash)
 	}

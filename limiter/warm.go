@@ -12,10 +12,9 @@ import (
 // maximum: then it is cold. Taking a stored permit makes the next request wait
 // longer the more of them are stored, at least as long as at the full rate.
 //
-// Its state is stored as that of any other bucket. The clear time is the moment at
-// which the bucket is cold again, if it stays idle until then. The slack is not what
-// its name says, but how many of the microseconds before that time it has to be
-// idle to be cold. What is left of that time is the next free moment: requests are
+// The time of its level is the moment at which the bucket is cold again, if it stays
+// idle until then. The rest is how many of the microseconds before that time it has to
+// be idle to be cold. What is left of that time is the next free moment: requests are
 // denied until then, and admitted from then on. So nothing has to be written as the
 // stored permits grow, and a bucket that is not stored is cold.
 
@@ -85,7 +84,7 @@ func (warm) validate(l *Limit) error {
 }
 
 func (a warm) drainTime(l *Limit) time.Duration {
-	return time.Duration(a.add(l, state{}, l.Size).free())*time.Microsecond + l.Phase
+	return time.Duration(a.add(l, level{}, l.Size, moment{}).free())*time.Microsecond + l.Phase
 }
 
 func (warm) dripTime(l *Limit, units int64) time.Duration {
@@ -96,7 +95,7 @@ func (warm) doubles(l *Limit) (rate, drip, phase float64) {
 	return l.interval(), float64(l.warmUp() + 1), l.coldFactor()
 }
 
-func (warm) slackEnd(l *Limit) int64 { return l.warmUp() + 1 }
+func (warm) restEnd(l *Limit) int64 { return l.warmUp() + 1 }
 
 // warmUp returns the idle time after which a bucket is cold, in µs.
 func (l *Limit) warmUp() int64 { return l.Phase.Microseconds() }
@@ -108,20 +107,23 @@ func (l *Limit) coldFactor() float64 { return float64(l.ColdFactor) / thousandth
 func (l *Limit) interval() float64 { return float64(l.rate()) / float64(l.DripSize) }
 
 // free returns the next free moment of a bucket at level s.
-func (s state) free() int64 { return s.clear - s.slack }
+func (s level) free() int64 { return s.clear - s.rest }
 
-// fits: other units would make this request wait, whatever their number.
-func (a warm) fits(l *Limit, s state, now, cost, beside int64) bool {
-	return beside == 0 && cost <= l.Size && a.wait(l, s, now, cost) == 0
+// room: other units would make this request wait, whatever their number.
+func (a warm) room(l *Limit, s level, n, now int64) int64 {
+	if n > 0 || a.wait(l, s, 1, now) > 0 {
+		return 0
+	}
+	return l.Size
 }
 
-func (warm) wait(_ *Limit, s state, now, _ int64) int64 { return max(s.free()-now, 0) }
-
 // remaining is for one request, whatever it costs.
-func (a warm) remaining(l *Limit, s state, now int64) int64 { return 1 - a.units(l, s, now) }
+func (a warm) remaining(l *Limit, s level, now int64) int64 { return 1 - a.units(l, s, now) }
+
+func (warm) wait(_ *Limit, s level, _, now int64) int64 { return max(s.free()-now, 0) }
 
 // units: one, until the next free moment.
-func (warm) units(_ *Limit, s state, now int64) int64 {
+func (warm) units(_ *Limit, s level, now int64) int64 {
 	if s.clear > now && s.free() > now {
 		return 1
 	}
@@ -129,20 +131,21 @@ func (warm) units(_ *Limit, s state, now int64) int64 {
 }
 
 // started returns a level that is free at now, if s was so before.
-func (warm) started(_ *Limit, s state, now, _ int64) state {
+func (warm) started(s level, now int64) level {
 	switch {
 	case s.clear <= now:
-		return state{clear: now}
+		return level{clear: now}
 	case s.free() < now: // it was idle since
-		s.slack = s.clear - now
+		s.rest = s.clear - now
 	}
 	return s
 }
 
-// add: products are converted so that they
-// are rounded before they are added, as in Lua, on all machines.
-func (warm) add(l *Limit, s state, cost int64) state {
-	interval, warmUp, units := l.interval(), float64(l.warmUp()), float64(cost)
+// add: products are converted so that they are rounded before they are added, as in
+// Lua, on all machines.
+func (a warm) add(l *Limit, s level, n int64, at moment) level {
+	s = a.started(s, at.now)
+	interval, warmUp, units := l.interval(), float64(l.warmUp()), float64(n)
 
 	// Half as many permits as fit into the warm-up at the full rate are taken at
 	// that rate. Those above take longer, the more the higher they lie.
@@ -150,58 +153,50 @@ func (warm) add(l *Limit, s state, cost int64) state {
 	above := float64(2*warmUp) / (interval + float64(interval*l.coldFactor()))
 	slope := (float64(interval*l.coldFactor()) - interval) / above
 
-	// The idle time in which a permit is stored is whole microseconds, so the slack is
+	// The idle time in which a permit is stored is whole microseconds, so the rest is
 	// exact: nothing adds up over many requests. Rounded down, and with it the whole
 	// store, permits are not stored too slowly, and so no wait is too short.
 	each := max(math.Floor(warmUp/(threshold+above)), 1)
 	full := max(math.Floor((threshold+above)*each), 1)
 
-	used := float64(s.slack) / each
+	used := float64(s.rest) / each
 	wait := float64(units * interval)
 	if high := above - used; high > 0 {
 		steep := min(high, units)
 		wait += float64(float64(steep*slope) * (high - float64(steep/2)))
 	}
-	slack := min(float64(s.slack)+float64(units*each), full, warmUp)
-	return state{s.free() + int64(math.Ceil(wait)) + int64(slack), int64(slack)}
+	rest := min(float64(s.rest)+float64(units*each), full, warmUp)
+	return level{s.free() + int64(math.Ceil(wait)) + int64(rest), int64(rest)}
 }
 
 // count takes no permits.
-func (a warm) count(l *Limit, s state, now, unix, _, _ int64) state {
-	s = a.started(l, s, now, unix)
-	free := max(s.free(), now+int64(math.Ceil(l.interval())))
-	return state{free + s.slack, s.slack}
+func (a warm) count(l *Limit, s level, _, _ int64, at moment) level {
+	s = a.started(s, at.now)
+	free := max(s.free(), at.now+int64(math.Ceil(l.interval())))
+	return level{free + s.rest, s.rest}
 }
 
 // atLeast: more than size units from cold means that some of them are in s already. So
 // they do not count as taken permits, because then the next ones would be too cheap.
-func (a warm) atLeast(l *Limit, s state, units, size, unix int64) state {
-	s = a.started(l, s, 0, unix)
-	sum := a.add(l, s, units)
-	if latest := max(a.add(l, state{}, size).free(), s.free()); sum.free() > latest {
-		return state{latest + s.slack, s.slack}
+func (a warm) atLeast(l *Limit, s level, n, size int64, at moment) level {
+	s = a.started(s, at.now)
+	sum := a.add(l, s, n, at)
+	if latest := max(a.add(l, level{clear: at.now}, size, at).free(), s.free()); sum.free() > latest {
+		return level{latest + s.rest, s.rest}
 	}
 	return sum
 }
 
-// higher returns a level at which requests are admitted no earlier than at a or b, and
+// join returns a level at which requests are admitted no earlier than at a or b, and
 // which is cold no earlier: who knows of more units knows of a later time. That the
 // store of permits may then be as low as the lower of the two admits nothing too early,
 // because the level in which it is so low comes with the waits for all the permits that
 // were taken from it.
-func (warm) higher(_ *Limit, a, b state, _ time.Duration, _ bool) state {
+func (warm) join(_ *Limit, a, b level, _ time.Duration, _ bool) level {
 	clear := max(a.clear, b.clear)
-	return state{clear, clear - max(a.free(), b.free())}
+	return level{clear, clear - max(a.free(), b.free())}
 }
 
-func (warm) arriving(_ *Limit, s state, _ int64) (arrived state, drained bool) { return s, false }
+func (warm) arriving(_ *Limit, s ahead, _ int64) (arrived ahead, drained bool) { return s, false }
 
-func (warm) ending(_ *Limit, s state, _, _ int64) state { return s }
-
-func (a warm) tell(l *Limit, s state, now, _ int64) (remaining, counts, one int64) {
-	return a.remaining(l, s, now), s.slack, 0
-}
-
-func (a warm) again(l *Limit, clear, _, counts, _, cost int64) int64 {
-	return a.wait(l, state{clear, counts}, 0, cost)
-}
+func (warm) ending(_ *Limit, s level, _, _ int64) level { return s }

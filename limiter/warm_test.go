@@ -159,7 +159,7 @@ func TestWarmUpFollowsDescription(t *testing.T) {
 			got := s.take(t, l, cost)
 			wait = (&Bucket{Limit: l, Cost: cost}).Wait(&got)
 			if got.Never {
-				wait = time.Duration(max(s.state.free()-s.now, 0)) * time.Microsecond
+				wait = time.Duration(max(s.level.free()-s.now, 0)) * time.Microsecond
 			}
 			if free := time.Duration(m.free-s.now) * time.Microsecond; (wait - free).Abs() > m.exact() {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs: would wait %v, want %v", l, i, cost, s.now, wait, free)
@@ -177,11 +177,11 @@ func TestWarmUpFollowsDescription(t *testing.T) {
 			default:
 				seen.admitted++
 			}
-			if m.free = s.state.free(); s.state.clear <= s.now {
+			if m.free = s.level.free(); s.level.clear <= s.now {
 				m.free = s.now
 			}
-			m.stored = m.most - float64(max(s.state.slack, 0))/m.each
-			if s.state.clear <= s.now {
+			m.stored = m.most - float64(max(s.level.rest, 0))/m.each
+			if s.level.clear <= s.now {
 				m.stored = m.most
 			}
 		}
@@ -254,7 +254,7 @@ func TestWarmUpWaitsAreNotTooShort(t *testing.T) {
 				break // no clock goes that far
 			}
 			s.take(t, l, cost)
-			want, got := m.take(cost), s.state.free()-s.now
+			want, got := m.take(cost), s.level.free()-s.now
 			waits = append(waits, got)
 			least, most := m.rounded(want)
 			switch {
@@ -519,24 +519,24 @@ func TestWarmHigher(t *testing.T) {
 		if l.Validate() != nil {
 			t.Skip()
 		}
-		draw := func(label string) state {
+		draw := func(label string) level {
 			slack := rapid.Int64Range(0, int64(newWarmer(l).full)).Draw(t, label+" slack")
-			return state{slack + rapid.Int64Range(-slack, 2*l.rate()).Draw(t, label+" free"), slack}
+			return level{slack + rapid.Int64Range(-slack, 2*l.rate()).Draw(t, label+" free"), slack}
 		}
 		a, b := draw("a"), draw("b")
-		sum := l.higher(a, b, 0, false)
-		if other := l.higher(b, a, 0, false); other != sum || l.higher(sum, a, 0, false) != sum || l.higher(a, a, 0, false) != a {
+		sum := l.join(a, b, 0, false)
+		if other := l.join(b, a, 0, false); other != sum || l.join(sum, a, 0, false) != sum || l.join(a, a, 0, false) != a {
 			t.Fatalf("%+v and %+v: %+v, or %+v the other way", a, b, sum, other)
 		}
-		if sum.free() != max(a.free(), b.free()) || sum.clear != max(a.clear, b.clear) || sum.slack < 0 || sum.slack > l.warmUp() {
+		if sum.free() != max(a.free(), b.free()) || sum.clear != max(a.clear, b.clear) || sum.rest < 0 || sum.rest > l.warmUp() {
 			t.Fatalf("%+v and %+v: %+v", a, b, sum)
 		}
 		now := max(a.free(), 0)
 		if a = a.at(now); a.clear == now {
 			return
 		}
-		later := l.add(l.started(a, now, 0), rapid.Int64Range(1, l.Size).Draw(t, "cost"))
-		if got := l.higher(a, later, 0, false); got != later {
+		later := l.add(a, rapid.Int64Range(1, l.Size).Draw(t, "cost"), moment{now: now})
+		if got := l.join(a, later, 0, false); got != later {
 			t.Fatalf("%+v, and %+v after one more request: %+v", a, later, got)
 		}
 	})
@@ -594,10 +594,10 @@ func TestWarmUpStaysWithinHorizon(t *testing.T) {
 		if l.Validate() != nil {
 			t.Skip()
 		}
-		s := state{slack: rapid.Int64Range(0, l.warmUp()).Draw(t, "slack")}
-		s.clear = s.slack
-		s = l.add(s, rapid.Int64Range(1, l.Size).Draw(t, "cost"))
-		if s.slack < 0 || s.slack > l.warmUp() || s.free() < 1 || s.clear > l.DrainTime().Microseconds() || s.clear > horizon {
+		s := level{rest: rapid.Int64Range(0, l.warmUp()).Draw(t, "slack")}
+		s.clear = s.rest
+		s = l.add(s, rapid.Int64Range(1, l.Size).Draw(t, "cost"), moment{})
+		if s.rest < 0 || s.rest > l.warmUp() || s.free() < 1 || s.clear > l.DrainTime().Microseconds() || s.clear > horizon {
 			t.Fatalf("%+v: %+v, drains in %v", l, s, l.DrainTime())
 		}
 	})
@@ -611,13 +611,13 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 	seen := map[string]int{}
 	checkTraces(t, 20, func(t *rapid.T) {
 		l := WarmingUp(2, time.Second, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 4 * time.Second, time.Minute}).Draw(t, "warm-up"), 3)
-		draw := func(label string) state {
+		draw := func(label string) level {
 			slack := rapid.Int64Range(0, l.warmUp()).Draw(t, label+" slack")
-			return state{slack + rapid.Int64Range(min(1-slack, 0), 3e6).Draw(t, label+" free"), slack}
+			return level{slack + rapid.Int64Range(min(1-slack, 0), 3e6).Draw(t, label+" free"), slack}
 		}
 		stored, told := draw("stored"), draw("told")
 		if rapid.Bool().Draw(t, "late") {
-			told = state{stored.clear + rapid.Int64Range(0, 300_000).Draw(t, "by"), stored.slack}
+			told = level{stored.clear + rapid.Int64Range(0, 300_000).Draw(t, "by"), stored.rest}
 		}
 		if stored.clear <= 0 || told.clear <= 0 {
 			t.Skip()
@@ -629,21 +629,21 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 			t.Fatal(err)
 		}
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{told, told, dirty}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(told), ahead(told), dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := l.higher(stored, told, 0, false)
-		if dirty == unsure && stored.slack == told.slack && (told.clear-stored.clear)*2 < 500_000 && (stored.clear-told.clear)*2 < 500_000 {
+		want := l.join(stored, told, 0, false)
+		if dirty == unsure && stored.rest == told.rest && (told.clear-stored.clear)*2 < 500_000 && (stored.clear-told.clear)*2 < 500_000 {
 			want = stored
 			seen["late"]++
 		} else {
 			seen["joined"]++
 		}
-		if outcomes[0].state != want {
-			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, told, dirty, outcomes[0].state, want)
+		if outcomes[0].after(0) != want {
+			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, told, dirty, outcomes[0].ahead, want)
 		}
-		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.clear-v.now != want.clear || now.slack != want.slack {
+		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.clear-v.now != want.clear || now.rest != want.rest {
 			t.Fatalf("stored %+v, want %+v", now, want)
 		}
 	})
@@ -686,7 +686,7 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 		}
 		peek("held", 0, 1, 500*ms, 1125*ms)
 		again := ask(v.query(req, whatHold))
-		if !again.denied || !again.blocked || again.free() != 1_125_000 {
+		if !again.denied || !again.blocked || again.after(0).free() != 1_125_000 {
 			t.Errorf("a request beside held units: %+v", again)
 		}
 		switch end {
@@ -704,7 +704,7 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 			v.advance(t, 1000*ms+time.Microsecond)
 			peek(end, 1, 0, 875*ms, 375*ms)
 			q.settle(whatCommit, []outcome{o})
-			if o := ask(q); o.clear != 875_000 || o.slack != 500_000 {
+			if o := ask(q); o.clear != 875_000 || o.rest != 500_000 {
 				t.Errorf("settled too late: %+v", o)
 			}
 		}
@@ -744,22 +744,22 @@ func TestWarmUpFallback(t *testing.T) {
 	q := &query{buckets: f.pending(req, nil)}
 	q.plain = string(req.appendGroup(nil, 0))
 	f.send(nil, callsOf(q))
-	if o := f.decide(req, nil, false)[0]; !o.denied || o.free() != 1_375_000 {
+	if o := f.decide(req, nil, false)[0]; !o.denied || o.after(0).free() != 1_375_000 {
 		t.Errorf("beside a request in flight: %+v", o)
 	}
 	f.drop(q)
-	if o := f.decide(req, nil, false)[0]; o.denied || o.free() != 1_375_000 || o.slack != 500_000 {
+	if o := f.decide(req, nil, false)[0]; o.denied || o.after(0).free() != 1_375_000 || o.rest != 500_000 {
 		t.Errorf("after it was given up: %+v", o)
 	}
 	now += 1500 * time.Millisecond
 	q = &query{buckets: f.pending(req, nil)}
-	if got, want := f.toldFor(q), (state{375_000, 500_000}); len(got) != 1 || got[0].state != want || got[0].with != want || got[0].dirty != own {
+	if got, want := f.toldFor(q), (ahead{375_000, 500_000}); len(got) != 1 || got[0].ahead != want || got[0].with != want || got[0].dirty != own {
 		t.Errorf("told %+v, want %+v", got, want)
 	}
 	q.plain = string(req.appendGroup(nil, 0))
 	f.send(nil, callsOf(q))
 	next := &query{buckets: f.pending(req, nil)}
-	if got, want := f.toldFor(next)[0].with, b.Limit.add(state{375_000, 375_000}, 1); got != want {
+	if got, want := f.toldFor(next)[0].with, ahead(b.Limit.add(level{375_000, 375_000}, 1, moment{})); got != want {
 		t.Errorf("told %+v with what is in flight, want %+v", got, want)
 	}
 }
@@ -810,7 +810,7 @@ func TestRedisForeignWarmUps(t *testing.T) {
 			t.Errorf("%q: peek says %+v, want %+v", value, got, want)
 		}
 		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, nil)
-		if err != nil || outcomes[0].denied || outcomes[0].clear != 1_875_000 || outcomes[0].slack != 500_000 {
+		if err != nil || outcomes[0].denied || outcomes[0].clear != 1_875_000 || outcomes[0].rest != 500_000 {
 			t.Errorf("%q: %+v, error %v", value, outcomes, err)
 		}
 	}

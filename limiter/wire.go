@@ -219,7 +219,7 @@ func (q *query) tell(levels []toldLevel) {
 		numbers, flags, phase, due, after := split(rest)
 		switch level.dirty {
 		case clean:
-		case unsure, ahead:
+		case unsure, behind:
 			flags |= flagTold
 		case own:
 			flags |= flagTold | flagOwn
@@ -228,7 +228,7 @@ func (q *query) tell(levels []toldLevel) {
 		group = append(group, flags)
 		group = append(group, phase...)
 		if level.dirty != clean {
-			group = appendNumbers(group, level.clear, level.slack, level.with.clear, level.with.slack)
+			group = appendNumbers(group, level.clear, level.rest, level.with.clear, level.with.rest)
 		}
 		group = append(group, due...)
 		rest = after
@@ -289,22 +289,22 @@ func (req Request) outcomes(reply []int64, held bool, dst []outcome) (outcomes [
 	logs := reply[each*len(req.Buckets):]
 	for i := range req.Buckets {
 		reply := reply[each*i:]
-		ahead, slack := reply[0], reply[1]
-		foreign := ahead < 0
+		left, rest := reply[0], reply[1]
+		foreign := left < 0
 		if foreign {
-			ahead, corrupt = -1-ahead, true
+			left, corrupt = -1-left, true
 		}
-		denied, blocked := slack < 0, false
+		denied, blocked := rest < 0, false
 		if denied {
-			slack = -1 - slack
-			if blocked = slack >= horizon; blocked {
-				slack -= horizon
+			rest = -1 - rest
+			if blocked = rest >= horizon; blocked {
+				rest -= horizon
 			}
 		}
-		if ahead < 0 || ahead > horizon || slack >= req.Buckets[i].Limit.slackEnd() || ahead == 0 && slack > 0 {
+		if left < 0 || left > horizon || rest >= req.Buckets[i].Limit.restEnd() || left == 0 && rest > 0 {
 			return dst, false, fmt.Errorf("reply of %d, %d is no bucket", reply[0], reply[1])
 		}
-		outcomes = append(outcomes, outcome{state: state{clear: ahead, slack: slack}, denied: denied, blocked: blocked, foreign: foreign, by: DecidedByRedis})
+		outcomes = append(outcomes, outcome{ahead: ahead{left, rest}, denied: denied, blocked: blocked, foreign: foreign, by: DecidedByRedis})
 		if held {
 			o := &outcomes[len(outcomes)-1]
 			if o.held, o.till = reply[2], reply[3]; o.held < 0 || o.held > horizon || o.till < 0 || o.till > 1<<53 {
