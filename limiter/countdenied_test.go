@@ -229,8 +229,7 @@ func TestCountDeniedInFallback(t *testing.T) {
 	}
 	// Beside units in flight, it is full with those.
 	now += 5 * time.Hour
-	q := &query{buckets: f.pending(Request{Buckets: []Bucket{other}}, nil)}
-	q.plain = string(Request{Buckets: []Bucket{other}}.appendGroup(nil, 0))
+	q := queryOf(f, Request{Buckets: []Bucket{other}})
 	f.send(nil, callsOf(q))
 	other.Limit.CountDenied, other.Cost = true, 10
 	if o := f.decide(Request{Buckets: []Bucket{other}}, nil, false)[0]; !o.denied || o.clear != 10*hour {

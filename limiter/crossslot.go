@@ -258,7 +258,7 @@ func (r *Redis) settle(parts []*part, what byte) {
 // its request was decided here.
 func (r *Redis) releaseLate(srv *redisscript.Server, c *redisscript.Call) {
 	q := c.Owner.(*query)
-	if q.what() != whatHold || !wrote(c) {
+	if q.what != whatHold || !q.wrote() {
 		return
 	}
 	held := make([]outcome, len(q.Keys))
@@ -338,6 +338,6 @@ func settledOutcomes(q *query) ([]outcome, error) {
 	for i := range q.buckets {
 		req.Buckets[i].Limit = q.buckets[i].limit
 	}
-	outcomes, _, err := req.outcomes(q.Reply, false, nil)
+	outcomes, _, err := req.outcomes(q.Reply, q.what, nil)
 	return outcomes, err
 }

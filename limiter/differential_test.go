@@ -235,14 +235,14 @@ func (v *virtual) keep(now int64) int64 {
 // returns. It asks without all that a Redis store does besides.
 func (v *virtual) evaluate(t testing.TB, req Request, q *query) outcome {
 	t.Helper()
-	reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, q.Arg).Int64Slice()
+	reply, err := v.admin.Eval(t.Context(), v.source, q.Keys, string(q.appendGroup(nil))).Int64Slice()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(reply) != q.Replies {
-		t.Errorf("%d numbers in a reply to %d, want %d", len(reply), q.what(), q.Replies)
+		t.Errorf("%d numbers in a reply to %d, want %d", len(reply), q.what, q.Replies)
 	}
-	outcomes, _, err := req.outcomes(reply, tellsHeld(q.what()), nil)
+	outcomes, _, err := req.outcomes(reply, q.what, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -148,24 +148,8 @@ func (f *fallback) mark(q *query, n int32) {
 // traces is the number of traces. Buckets whose hashes collide share one.
 const traces = 1024
 
-// tracked is the state of one bucket of a query in flight.
-type tracked struct {
-	place          // its location in the memory
-	key     string // its Redis key
-	limit   Limit
-	cost    int64
-	maxKeys int
-	keeps   bool
-	told    bool // the query sent a level to the server
-	emptied bool // the bucket was reset while it was in flight
-
-	// How dirty the bucket is once the server has answered, because of what was
-	// decided here while the query was in flight.
-	crossed dirtiness
-}
-
-// pending appends the tracked buckets of req to dst.
-func (f *fallback) pending(req Request, dst []tracked) []tracked {
+// locate finds the buckets of q, the query about req, in the memory.
+func (f *fallback) locate(req Request, q *query) {
 	key := uint64(0)
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
@@ -175,12 +159,8 @@ func (f *fallback) pending(req Request, dst []tracked) []tracked {
 		salt := b.limitHash(f.memory.seed)
 		p, hash := f.memory.partition(b, salt), mix(salt, key)
 		p.sized(b.Limit.Size)
-		dst = append(dst, tracked{
-			place: place{hash: hash, partition: p, table: &p.tables[hash%tables]},
-			limit: b.Limit, cost: b.Cost, maxKeys: b.MaxKeys, keeps: b.keeps(),
-		})
+		q.buckets[i].place = place{hash: hash, partition: p, table: &p.tables[hash%tables]}
 	}
-	return dst
 }
 
 // send records that a batch is about to be sent to a server. It adds the levels of
@@ -197,59 +177,41 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		q := c.Owner.(*query)
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
-		q.Arg, q.order = q.plain, f.sent
+		q.order, q.server, q.serverRestarted = f.sent, to, false
+		if q.abandoned {
+			continue
+		}
 		for i := range q.buckets {
 			p := &q.buckets[i]
-			p.told, p.crossed, p.emptied = false, clean, false
+			p.told, p.crossed, p.emptied = toldLevel{}, clean, false
+			if dirty {
+				p.told = f.toldOf(p)
+			}
 		}
 		if !leads {
 			q.cross()
 		}
-		if dirty {
-			q.tell(f.toldFor(q))
-		}
-		q.server, q.serverRestarted = to, false
-		if !q.abandoned {
-			f.link(q)
-		}
+		f.link(q)
 	}
 }
 
-// toldLevel is what a query sends to the server about a bucket.
-type toldLevel struct {
-	ahead           // its level
-	with  ahead     // the level plus what is in flight, at most that of a full bucket
-	dirty dirtiness // if clean, nothing is sent
-}
-
-// toldFor returns the levels to send with q, nil if all of its buckets are clean,
-// and records for which buckets it sends one.
-func (f *fallback) toldFor(q *query) []toldLevel {
-	var levels []toldLevel
+// toldOf returns what a server is to be told of p's bucket.
+func (f *fallback) toldOf(p *asked) toldLevel {
 	now := f.memory.clock().Microseconds()
-	for i := range q.buckets {
-		p := &q.buckets[i]
-		s, dirty := f.memory.dirty(&p.place, now)
-		if dirty == clean {
-			// The answer to a request that was admitted before a server restarted
-			// may still be in flight.
-			if !f.anyLost(p.hash) {
-				continue
-			}
-			dirty = own
+	s, dirty := f.memory.dirty(&p.place, now)
+	if dirty == clean {
+		// The answer to a request that was admitted before a server restarted
+		// may still be in flight.
+		if !f.anyLost(p.hash) {
+			return toldLevel{}
 		}
-		told, drained := p.limit.by().arriving(&p.limit, s.ahead(now), f.timeout.Microseconds())
-		if drained && dirty == unsure {
-			continue
-		}
-		if levels == nil {
-			levels = make([]toldLevel, len(q.buckets))
-		}
-		p.told = true
-		with := p.limit.atLeast(told.after(now), f.units(p.hash, p.limit.Size), f.memory.moment(&p.limit, now))
-		levels[i] = toldLevel{told, with.ahead(now), dirty}
+		dirty = own
 	}
-	return levels
+	told, drained := p.limit.by().arriving(&p.limit, s.ahead(now), f.timeout.Microseconds())
+	if drained && dirty == unsure {
+		return toldLevel{}
+	}
+	return toldLevel{told, f.units(p.hash, p.limit.Size), dirty}
 }
 
 // units returns the number of units in flight for a bucket, at most most.
@@ -292,7 +254,7 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	now := f.memory.clock().Microseconds()
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
-		charged := !held && !o.denied && (admitted || q.what() != byte(AccountingAtomic)) && p.crossed >= behind
+		charged := !held && !o.denied && (admitted || q.what != byte(AccountingAtomic)) && p.crossed >= behind
 		s, newest := level{}, false
 		if !p.emptied && !o.blocked { // or the level may be from before that, or include units that are only held
 			s, newest = f.newest(q.order, p, o.after(now), now)
@@ -317,7 +279,7 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 
 // newest reports whether an answer is the newest for p's bucket, and if so returns
 // its level. The answer is to the query with the given order and reported level s.
-func (f *fallback) newest(order uint64, p *tracked, s level, now int64) (level, bool) {
+func (f *fallback) newest(order uint64, p *asked, s level, now int64) (level, bool) {
 	t := &f.traces[p.hash%traces]
 	newest := order > t.last
 	if !newest && p.hash == t.hash {
@@ -356,7 +318,7 @@ func (f *fallback) anyLost(hash uint64) bool {
 		return false
 	}
 	for q := f.inFlight; q != nil; q = q.next {
-		if q.serverRestarted && slices.ContainsFunc(q.buckets, func(p tracked) bool { return p.hash == hash }) {
+		if q.serverRestarted && slices.ContainsFunc(q.buckets, func(p asked) bool { return p.hash == hash }) {
 			return true
 		}
 	}
@@ -533,7 +495,7 @@ func (f *fallback) tells(b *Bucket) bool {
 	defer f.mu.Unlock()
 	hash := f.memory.hash(b)
 	for q := f.inFlight; q != nil; q = q.next {
-		if slices.ContainsFunc(q.buckets, func(p tracked) bool { return p.hash == hash && p.emptied && p.told }) {
+		if slices.ContainsFunc(q.buckets, func(p asked) bool { return p.hash == hash && p.emptied && p.told.dirty != clean }) {
 			return true
 		}
 	}

@@ -28,7 +28,29 @@ func takeInstead(m *Memory, req Request) []outcome {
 // of them is dirty in m.
 func dirtyLevels(m *Memory, buckets []Bucket) []toldLevel {
 	f := &fallback{traffic: noTraffic, memory: m}
-	return f.toldFor(&query{buckets: f.pending(Request{Buckets: buckets}, nil)})
+	return toldFor(f, queryOf(f, Request{Buckets: buckets}))
+}
+
+// queryOf returns the query about req that a store with f would send.
+func queryOf(f *fallback, req Request) *query {
+	q := keys{}.query(req, byte(req.Accounting))
+	f.locate(req, q)
+	for i := range q.buckets {
+		q.buckets[i].key = "" // its digest is not needed
+	}
+	return q
+}
+
+// toldFor returns what f would tell a server of q's buckets, nil if nothing.
+func toldFor(f *fallback, q *query) []toldLevel {
+	told := make([]toldLevel, len(q.buckets))
+	for i := range q.buckets {
+		told[i] = f.toldOf(&q.buckets[i])
+	}
+	if slices.ContainsFunc(told, func(k toldLevel) bool { return k.dirty != clean }) {
+		return told
+	}
+	return nil
 }
 
 // noTraffic has nothing in flight. It is large, and is only read.
@@ -36,8 +58,8 @@ var noTraffic = new(traffic)
 
 // follow has m follow a server's report about b.
 func follow(m *Memory, b *Bucket, s ahead) {
-	p, now := newFallback(m, 0, "").pending(Request{Buckets: []Bucket{*b}}, nil), m.clock().Microseconds()
-	m.follow(&p[0], s.after(now), 50*time.Millisecond, false, false, now)
+	q, now := queryOf(newFallback(m, 0, ""), Request{Buckets: []Bucket{*b}}), m.clock().Microseconds()
+	m.follow(&q.buckets[0], s.after(now), 50*time.Millisecond, false, false, now)
 }
 
 // unsureOf returns the levels to send for buckets that a server may have lost. For
@@ -45,7 +67,7 @@ func follow(m *Memory, b *Bucket, s ahead) {
 func unsureOf(levels ...level) []toldLevel {
 	var told []toldLevel
 	for _, s := range levels {
-		k := toldLevel{ahead: ahead(s), with: ahead(s)}
+		k := toldLevel{ahead: ahead(s)}
 		if s != (level{}) {
 			k.dirty = unsure
 		}
@@ -58,7 +80,9 @@ func unsureOf(levels ...level) []toldLevel {
 // least.
 func askTold(r *Redis, req Request, told []toldLevel) ([]outcome, error) {
 	q := r.query(req, byte(req.Accounting))
-	q.tell(told)
+	for i := range told {
+		q.buckets[i].told = told[i]
+	}
 	_, outcomes, err := r.ask(inTime(), req, q, nil)
 	return outcomes, err
 }
@@ -340,7 +364,7 @@ func TestFollowDeletedKeys(t *testing.T) {
 			sent := make(map[string]*query)
 			for i, st := range tc.steps {
 				if st.send != "" {
-					q := &query{buckets: f.pending(Request{Buckets: []Bucket{b}}, nil)}
+					q := queryOf(f, Request{Buckets: []Bucket{b}})
 					f.send(nil, callsOf(q))
 					sent[st.send] = q
 					continue
@@ -373,8 +397,7 @@ func TestDirtyBuckets(t *testing.T) {
 		}
 	}
 	ask := func(buckets ...Bucket) *query {
-		q := &query{buckets: f.pending(Request{Buckets: buckets}, nil)}
-		q.plain = string(Request{Buckets: buckets}.appendGroup(nil, 0))
+		q := queryOf(f, Request{Buckets: buckets})
 		f.send(nil, callsOf(q))
 		return q
 	}
@@ -388,17 +411,17 @@ func TestDirtyBuckets(t *testing.T) {
 	m.leader.Store(f)                     // whose servers know of that
 	check()
 	here(b)
-	check(toldLevel{ahead{3 * hour, 1}, ahead{3 * hour, 1}, behind}, toldLevel{})
+	check(toldLevel{ahead{3 * hour, 1}, 0, behind}, toldLevel{})
 	now += time.Minute
-	check(toldLevel{ahead{3*hour - minute, 1}, ahead{3*hour - minute, 1}, behind}, toldLevel{})
+	check(toldLevel{ahead{3*hour - minute, 1}, 0, behind}, toldLevel{})
 
 	before := ask(b)
 	b.Cost = 1
 	here(b)
 	b.Cost = 3
-	check(toldLevel{ahead{3*hour - minute, 0}, ahead{3*hour - minute, 0}, behind}, toldLevel{})
+	check(toldLevel{ahead{3*hour - minute, 0}, 0, behind}, toldLevel{})
 	answer(before, ahead{4*hour - minute, 0}) // it was not sent what was decided meanwhile
-	check(toldLevel{ahead{5*hour - minute, 1}, ahead{5*hour - minute, 1}, behind}, toldLevel{})
+	check(toldLevel{ahead{5*hour - minute, 1}, 0, behind}, toldLevel{})
 	denied := ask(b)
 	here(b, b)
 	if denied.buckets[0].crossed == clean {
@@ -411,13 +434,13 @@ func TestDirtyBuckets(t *testing.T) {
 	full := b
 	full.Cost = 9
 	here(full) // denied
-	check(toldLevel{ahead{5*hour - minute, 1}, ahead{5*hour - minute, 1}, unsure}, toldLevel{})
+	check(toldLevel{ahead{5*hour - minute, 1}, 0, unsure}, toldLevel{})
 	answer(ask(b), ahead{5*hour - minute, 1})
 	check()
 	f.restarted(nil)
-	check(toldLevel{ahead{5*hour - minute, 1}, ahead{5*hour - minute, 1}, own}, toldLevel{ahead{2*hour - minute, 1}, ahead{2*hour - minute, 1}, own})
+	check(toldLevel{ahead{5*hour - minute, 1}, 0, own}, toldLevel{ahead{2*hour - minute, 1}, 0, own})
 	answer(ask(b), ahead{5*hour - minute, 1})
-	check(toldLevel{}, toldLevel{ahead{2*hour - minute, 1}, ahead{2*hour - minute, 1}, own})
+	check(toldLevel{}, toldLevel{ahead{2*hour - minute, 1}, 0, own})
 	now += 2 * time.Hour
 	check()
 	if f.inFlight != nil {
@@ -434,7 +457,7 @@ func TestFallbackLeavesRoomForInFlight(t *testing.T) {
 	b := hourly(10)
 	var sent []*query
 	for range 3 {
-		q := &query{buckets: f.pending(Request{Buckets: []Bucket{b}}, nil)}
+		q := queryOf(f, Request{Buckets: []Bucket{b}})
 		f.send(nil, callsOf(q))
 		sent = append(sent, q)
 	}

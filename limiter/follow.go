@@ -11,7 +11,7 @@ import "time"
 // stored stays, unless the report is the newest and covers the same charges. With
 // charged, the charge that the report admits is not in the stored level yet. A new
 // bucket may displace another.
-func (m *Memory) follow(p *tracked, s level, late time.Duration, newest, charged bool, now int64) {
+func (m *Memory) follow(p *asked, s level, late time.Duration, newest, charged bool, now int64) {
 	m.lock(&p.place)
 	t := p.place.table
 	stored, dirty := t.get(p.hash)
@@ -19,7 +19,7 @@ func (m *Memory) follow(p *tracked, s level, late time.Duration, newest, charged
 	if charged {
 		known = m.charged(p, known, now)
 	}
-	switch newest = newest && dirty == clean && !p.told && p.crossed == clean; {
+	switch newest = newest && dirty == clean && p.told.dirty == clean && p.crossed == clean; {
 	case s.clear > now && (newest || known.clear <= now):
 		known = s
 	case newest && known.clear > now:
@@ -46,7 +46,7 @@ func (m *Memory) follow(p *tracked, s level, late time.Duration, newest, charged
 // charged returns the level s plus p's cost. As this process alone has admitted no
 // more than a bucket holds, the sum is beyond a full one only if the server has
 // told the charge before, in the answer to another request.
-func (m *Memory) charged(p *tracked, s level, now int64) level {
+func (m *Memory) charged(p *asked, s level, now int64) level {
 	l, size := &p.limit, p.place.partition.largest.Load() // other requests may have been admitted with it
 	if s.clear <= now {
 		s = level{clear: now}
@@ -56,7 +56,7 @@ func (m *Memory) charged(p *tracked, s level, now int64) level {
 
 // enter stores the level of p's bucket. It unlocks its table, which must be
 // locked.
-func (m *Memory) enter(p *tracked, s level, dirty dirtiness, now int64) {
+func (m *Memory) enter(p *asked, s level, dirty dirtiness, now int64) {
 	p.place.dirty, p.place.entered = dirty, false
 	m.put(&p.place, s, now)
 	if p.key != "" {
@@ -69,7 +69,7 @@ func (m *Memory) enter(p *tracked, s level, dirty dirtiness, now int64) {
 }
 
 // charge adds p's cost to its bucket, marks it as dirty, and returns how dirty it is.
-func (m *Memory) charge(p *tracked) dirtiness {
+func (m *Memory) charge(p *asked) dirtiness {
 	m.lock(&p.place)
 	now := m.clock().Microseconds()
 	stored, dirty := p.place.table.get(p.hash)

@@ -234,7 +234,7 @@ func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error)
 	}
 	req := Request{Buckets: []Bucket{b}}
 	q := r.keys.query(req, what)
-	q.buckets, q.abandoned, q.holdsUnits = q.buckets[:0], true, false // it decides nothing
+	q.abandoned = true
 	_, outcomes, err := r.ask(end, req, q, nil)
 	if err != nil {
 		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, err) // q may still be in flight

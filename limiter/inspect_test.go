@@ -320,7 +320,7 @@ func TestResetWhileInFlight(t *testing.T) {
 			follow(m, &b, ahead{clear: 2 * hour})
 			send := func(b Bucket) *query {
 				q := keys{}.query(Request{Buckets: []Bucket{b}}, 0)
-				q.abandoned, q.buckets = false, f.pending(Request{Buckets: []Bucket{b}}, nil)
+				q = queryOf(f, Request{Buckets: []Bucket{b}})
 				f.send(nil, callsOf(q))
 				return q
 			}

@@ -36,7 +36,11 @@ func (leaky) dripTime(l *Limit, units int64) time.Duration {
 }
 
 func (leaky) doubles(l *Limit) (rate, drip, phase float64) {
-	return float64(l.rate()), float64(l.DripSize), float64(l.Phase.Microseconds())
+	phase = -1
+	if l.Aligned {
+		phase = float64(l.Phase.Microseconds())
+	}
+	return float64(l.rate()), float64(l.DripSize), phase
 }
 
 func (leaky) restEnd(l *Limit) int64 { return l.DripSize }

@@ -274,15 +274,10 @@ return {
     return size - log.total
   end,
 
-  -- The same beside what a node has in flight: told as what that node knows, and
-  -- the same with that. What the log has and the node does not know may be the same
-  -- units.
-  beside = function(told, spare, told2, spare2, size, _, log)
-    local units = spare2 % COUNT
-    if told == told2 then
-      units = units - spare % COUNT
-    end
-    return size - log.total - max(units - (log.unknown or 0), 0)
+  -- The same beside what a node has in flight. What the log has and the node does not
+  -- know may be the same units.
+  beside = function(_, _, inFlight, size, _, log)
+    return size - log.total - max(inFlight - (log.unknown or 0), 0)
   end,
 
   started = sliding.started,

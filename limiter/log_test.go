@@ -311,7 +311,7 @@ func TestLogInsertsBeforeOthers(t *testing.T) {
 	told := ahead(counted((111 * time.Second).Microseconds(), 4, 4)) // three more than the server, in the first minute
 	never := b
 	never.Cost = MaxLogUnits + 1
-	if _, err := askTold(v.Redis, Request{Buckets: []Bucket{never}}, []toldLevel{{told, told, unsure}}); err != nil {
+	if _, err := askTold(v.Redis, Request{Buckets: []Bucket{never}}, []toldLevel{{told, 0, unsure}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {
@@ -727,7 +727,7 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 		}
 		tell := func() outcome {
 			b.Cost = MaxLogUnits + 1 // never admitted, so nothing is charged
-			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(known), ahead(known), unsure}})
+			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(known), 0, unsure}})
 			if err != nil {
 				t.Fatal(err)
 			}

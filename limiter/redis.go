@@ -54,7 +54,7 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 		r.fallback.removals.send = r.remove
 	}
 	r.client = redisscript.Open(opt.forScripts(), script, redisscript.Hooks{
-		Sending:   r.fallback.send,
+		Sending:   r.sending,
 		Restarted: r.fallback.restarted,
 		Late:      r.releaseLate,
 	})
@@ -179,14 +179,18 @@ func (r *Redis) decide(end redisscript.Deadline, req Request, dst []outcome) ([]
 // query returns the query that asks a server to decide req.
 func (r *Redis) query(req Request, what byte) *query {
 	q := r.keys.query(req, what)
-	q.abandoned, q.holdsUnits, q.countsRelease = false, false, false
 	if r.fallback != nil {
-		q.buckets = r.fallback.pending(req, q.buckets[:0])
-		for i := range q.buckets {
-			q.buckets[i].key = q.Keys[i]
-		}
+		r.fallback.locate(req, q)
 	}
 	return q
+}
+
+// sending is called before calls are sent to a server.
+func (r *Redis) sending(to *redisscript.Server, batch []*redisscript.Call) {
+	r.fallback.send(to, batch)
+	for _, c := range batch {
+		c.Owner.(*query).encode()
+	}
 }
 
 // ask sends q, the query for req, to the server that has its buckets, and appends
@@ -196,7 +200,7 @@ func (r *Redis) ask(end redisscript.Deadline, req Request, q *query, dst []outco
 	if err != nil {
 		return srv, dst, err
 	}
-	outcomes, corrupt, err := req.outcomes(q.Reply, tellsHeld(q.what()), dst)
+	outcomes, corrupt, err := req.outcomes(q.Reply, q.what, dst)
 	if err == nil && corrupt {
 		_ = srv.ReportCorrupt(errCorrupt)
 	}

@@ -506,7 +506,7 @@ func checkGroups(t rapid.TB, one, all *virtual, reqs []told) (want []Decision) {
 		if len(reply) < n {
 			t.Fatalf("%+v: %d numbers missing from the reply", reqs, n-len(reply))
 		}
-		outcomes, _, err := req.outcomes(reply[:n], false, nil)
+		outcomes, _, err := req.outcomes(reply[:n], 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -539,7 +539,7 @@ func TestRedisEqualGroups(t *testing.T) {
 			b.Limit.Size, b.Limit.CountDenied = size, count
 			return Request{Buckets: []Bucket{b}}
 		}
-		of := func(s ahead, dirty dirtiness) []toldLevel { return []toldLevel{{s, s, dirty}} }
+		of := func(s ahead, dirty dirtiness) []toldLevel { return []toldLevel{{s, 0, dirty}} }
 		checkGroups(t, one, all, []told{{request(3, false), of(ahead{1, 0}, unsure)}})
 		equal := told{request(2, true), of(ahead{2, 1}, own)}
 		checkGroups(t, one, all, []told{equal, equal, {Request: request(3, false)}})
@@ -568,7 +568,7 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 				levels[i].rest = rapid.Int64Range(0, min(b.Limit.warmUp(), levels[i].clear)).Draw(t, "to be cold")
 			case Leaky:
 			}
-			levels[i].with = ahead(b.Limit.atLeast(levels[i].after(0), rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight"), moment{}))
+			levels[i].inFlight = rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight")
 		}
 	}
 	return levels
@@ -583,40 +583,28 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 	var args []any
 	var last []byte
 	for _, req := range reqs {
-		run := []byte{0, 1, 0, byte(len(req.Buckets)), truth[req.Accounting == AccountingEach]}
+		tells := slices.ContainsFunc(req.levels, func(k toldLevel) bool { return k.dirty != clean })
+		run := []byte{0, 1, 0, byte(len(req.Buckets)), truth[req.Accounting == AccountingEach], truth[tells]}
 		for i, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
-			rate, drip, phase := float64(b.Limit.DripInterval.Microseconds()), b.Limit.DripSize, float64(b.Limit.Phase.Microseconds())
-			if b.Limit.Algorithm == WarmUp {
-				rate, drip, phase = rate/float64(drip), b.Limit.Phase.Microseconds()+1, float64(b.Limit.ColdFactor)/1000
+			rate, drip, phase := float64(b.Limit.DripInterval.Microseconds()), float64(b.Limit.DripSize), float64(b.Limit.Phase.Microseconds())
+			switch {
+			case b.Limit.Algorithm == WarmUp:
+				rate, drip, phase = rate/drip, float64(b.Limit.Phase.Microseconds()+1), float64(b.Limit.ColdFactor)/1000
+			case !b.Limit.Aligned:
+				phase = -1
 			}
-			numbers, flags := []float64{float64(b.Limit.Size), rate, float64(drip), float64(b.Cost)}, byte(0)
-			var levels []float64
-			if req.levels != nil && req.levels[i].dirty != clean {
+			run = append(run, byte(b.Limit.Algorithm), truth[b.Limit.CountDenied])
+			numbers := []float64{float64(b.Limit.Size), rate, drip, phase, float64(b.Cost)}
+			if tells {
 				k := req.levels[i]
-				for _, n := range []int64{k.clear, k.rest, k.with.clear, k.with.rest} {
-					levels = append(levels, float64(n))
-				}
-				flags += 2
-				if req.levels[i].dirty == own {
-					flags += 8
-				}
+				numbers = append(numbers, float64(k.clear), float64(k.rest), float64(k.inFlight))
 			}
 			for _, n := range numbers {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(n))
 			}
-			if b.Limit.Aligned {
-				levels, flags = append([]float64{phase}, levels...), flags+16
-			}
-			if a := b.Limit.Algorithm; a != Leaky {
-				flags, run[4] = flags+32*byte(a), run[4]|128
-			}
-			if b.Limit.CountDenied {
-				flags += 128
-			}
-			run = append(run, flags)
-			for _, n := range levels {
-				run = binary.BigEndian.AppendUint64(run, math.Float64bits(n))
+			if tells {
+				run = append(run, truth[req.levels[i].dirty == own])
 			}
 		}
 		if last != nil && bytes.Equal(run[2:], last[2:]) {
@@ -729,7 +717,7 @@ func TestRedisCorruptValues(t *testing.T) {
 		}
 		if rapid.Bool().Draw(t, "hold") {
 			q := v.query(req(), whatHold)
-			if err := v.admin.Eval(context.Background(), v.source, q.Keys, q.Arg).Err(); err != nil {
+			if err := v.admin.Eval(context.Background(), v.source, q.Keys, string(q.appendGroup(nil))).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -1330,7 +1318,7 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		{}, {1}, {1, 0}, {1, 0, 1}, {1, 0, 1, 1}, {1, 0, 0, 1}, {1, 0, -1, 1}, {1, 0, horizon + 1, 0},
 		{-2, 0, -2 - horizon, 0}, {1, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0},
 	} {
-		got, corrupt, err := req.outcomes(reply, false, []outcome{kept})
+		got, corrupt, err := req.outcomes(reply, 0, []outcome{kept})
 		if err == nil || corrupt || len(got) != 1 || got[0] != kept {
 			t.Errorf("reply %d: %+v, corrupt %t, error %v", reply, got, corrupt, err)
 		}
@@ -1346,7 +1334,7 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		{[]int64{-1 - hour, 0, 6 * hour, -1}, 1},
 		{[]int64{hour, 0, -1 - 6*hour, -1}, 2},
 	} {
-		got, corrupt, err := req.outcomes(tc.reply, false, []outcome{kept})
+		got, corrupt, err := req.outcomes(tc.reply, 0, []outcome{kept})
 		want := []outcome{kept, admitted, denied}
 		want[tc.foreign].foreign = tc.foreign > 0
 		if err != nil || !slices.Equal(got, want) {
@@ -1425,7 +1413,7 @@ func FuzzReply(f *testing.F) {
 		}
 
 		kept := outcome{ahead: ahead{clear: 1234}}
-		outcomes, corrupt, err := req.outcomes(reply, false, []outcome{kept})
+		outcomes, corrupt, err := req.outcomes(reply, 0, []outcome{kept})
 		if outcomes[0] != kept {
 			t.Fatalf("%+v in place of what was there before", outcomes[0])
 		}
@@ -1589,7 +1577,7 @@ func TestRedisToldOfEmptyWindow(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: ClockWindow(10, time.Hour, time.Unix(0, 0)), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
 	q := r.query(req, byte(AccountingAtomic))
-	q.tell([]toldLevel{{ahead{}, ahead{clear: time.Hour.Microseconds(), rest: horizon/2 - 10}, unsure}})
+	q.buckets[0].told = toldLevel{ahead{}, 10, unsure}
 	_, outcomes, err := r.ask(inTime(), req, q, nil)
 	if err != nil || !outcomes[0].denied || !outcomes[0].blocked {
 		t.Errorf("%+v, error %v", outcomes, err)

@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"encoding/binary"
 	"slices"
 	"sync"
 	"time"
@@ -98,10 +97,6 @@ func (r *removals) sent() {
 	r.flushSoon()
 }
 
-// removalSize is the number of bytes in which a group describes a bucket that is to
-// be removed.
-const removalSize = 3*8 + 1
-
 // remove removes buckets from their servers, unless this process holds them again.
 func (r *Redis) remove(buckets []removal) {
 	var all sync.WaitGroup
@@ -116,14 +111,10 @@ func (r *Redis) remove(buckets []removal) {
 	}
 	end := redisscript.Deadline{At: time.Now().Add(r.timeout)}
 	var q *query
-	group := make([]byte, 0, groupHead+removalSize*len(buckets))
 	ask := func() {
 		if q == nil {
 			return
 		}
-		binary.BigEndian.PutUint16(group[2:], uint16(len(q.Keys))) //nolint:gosec // at most removeTogether
-		q.plain = string(group)
-		q.Arg = q.plain
 		all.Add(1)
 		q.Done = func(error) { all.Done() }
 		if r.client.Submit(end, &q.Call) != nil {
@@ -138,15 +129,12 @@ func (r *Redis) remove(buckets []removal) {
 		}
 		if q == nil || !r.client.OneServer() {
 			ask()
-			q = new(query)
-			q.Owner, q.abandoned = q, true // it decides nothing
-			group = append(group[:0], 0, 1, 0, 0, whatRemove|whatOthers)
+			q = &query{what: whatRemove, abandoned: true}
+			q.Owner = q
 		}
 		limit := b.partition.id.bucket()
 		q.Keys = append(q.Keys, string(limit.appendRest(r.keys.appendDigest(nil, b.digest))))
-		rate, _, _ := limit.Limit.doubles()
-		group = appendNumbers(group, float64(b.clear-now), float64(b.rest), rate)
-		group = append(group, byte(limit.Limit.Algorithm)*flagOther)
+		q.buckets = append(q.buckets, asked{limit: limit.Limit, told: toldLevel{ahead: b.ahead(now), dirty: unsure}})
 	}
 	ask()
 }

@@ -296,11 +296,13 @@ func TestEqualRemovals(t *testing.T) {
 	client, now := server.Client(), serverTime(t, server)
 	limit := Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}
 	for _, buckets := range []int{1, 2} {
-		removal := []byte{0, 2, 0, byte(buckets), whatRemove} // a run of two
-		var keys []string
+		q := query{what: whatRemove}
 		for range buckets {
-			removal = append(appendNumbers(removal, limit.rate(), 0, limit.rate()), 0)
+			q.buckets = append(q.buckets, asked{limit: limit, told: toldLevel{ahead{limit.rate(), 0}, 0, unsure}})
 		}
+		removal := q.appendGroup(nil)
+		removal[1] = 2 // a run of two
+		var keys []string
 		for i := range 2 * buckets {
 			keys = append(keys, fmt.Sprint("gone", i))
 			if err := client.Set(t.Context(), keys[i], fmt.Sprintf("%d001", now+limit.rate()), 0).Err(); err != nil {
@@ -308,7 +310,8 @@ func TestEqualRemovals(t *testing.T) {
 			}
 		}
 		charged := fmt.Sprint("charged", buckets)
-		take := Request{Buckets: []Bucket{{Limit: limit, Cost: 1}}}.appendGroup(nil, 0)
+		q = query{buckets: []asked{{limit: limit, cost: 1}}}
+		take := q.appendGroup(nil)
 		if err := client.Eval(t.Context(), takeSource, append(keys, charged), removal, take).Err(); err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -264,7 +265,7 @@ func (h *history) failover() {
 	h.up = true
 	for q := h.v.fallback.inFlight; q != nil; q = q.next {
 		for i := range h.buckets {
-			if q.holdsUnits && slices.ContainsFunc(q.buckets, func(p tracked) bool {
+			if q.holdsUnits && slices.ContainsFunc(q.buckets, func(p asked) bool {
 				return p.hash == h.v.fallback.memory.hash(&h.buckets[i])
 			}) {
 				h.decided[i] = false
@@ -318,7 +319,7 @@ func (h *history) arrive() {
 		h.events.at(h.v.now+h.timeout/2, func() { h.giveUp(x) })
 		return
 	}
-	h.v.fallback.send(nil, callsOf(batch...))
+	h.v.sending(nil, callsOf(batch...))
 	for _, p := range x.parts {
 		p.err = errLate // until it is answered
 		h.ask(p.query, func(outcomes []outcome, at int64, lifetime []int) {
@@ -328,7 +329,7 @@ func (h *history) arrive() {
 			}
 			p.err = nil
 			before := h.levels(p.query)
-			h.v.fallback.answered(p.query, p.outcomes, p.query.what() == whatHold)
+			h.v.fallback.answered(p.query, p.outcomes, p.query.what == whatHold)
 			for i, level := range h.levels(p.query) {
 				if level.clear < before[i].clear-h.timeout {
 					h.followed++
@@ -351,7 +352,7 @@ func (h *history) arrive() {
 
 // ask carries q to the server and its answer back, unless one of the two is lost.
 func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []int)) {
-	group, keys, life := q.Arg, append([]string(nil), q.Keys...), h.lives
+	group, keys, life := strings.Clone(q.Arg), append([]string(nil), q.Keys...), h.lives
 	if !h.up {
 		life = -1 // the connection is to a server that is gone
 	}
@@ -360,7 +361,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 		req.Buckets = append(req.Buckets, Bucket{Limit: q.buckets[i].limit})
 	}
 	buckets := slices.Clone(q.buckets)
-	held := q.what() == whatHold
+	what := q.what
 	var process func()
 	process = func() {
 		if !h.up || h.lives != life {
@@ -375,7 +376,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		outcomes, _, err := req.outcomes(reply, held, nil)
+		outcomes, _, err := req.outcomes(reply, what, nil)
 		if err != nil {
 			h.t.Fatal(err)
 		}
@@ -392,7 +393,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 }
 
 // waste records what a server charged at a time by a reply that is not used.
-func (h *history) waste(buckets []tracked, outcomes []outcome, at int64) {
+func (h *history) waste(buckets []asked, outcomes []outcome, at int64) {
 	for i, o := range outcomes {
 		if o.denied {
 			continue
@@ -471,7 +472,7 @@ func (h *history) finish(x *exchange) {
 				}
 			}
 		}
-		if p.query.what() == whatHold {
+		if p.query.what == whatHold {
 			what := byte(whatCommit)
 			if denied {
 				what = whatRelease
@@ -515,7 +516,7 @@ func (h *history) settle(p *simulatedPart, what byte) {
 	q.settle(what, p.outcomes)
 	answered := false
 	h.events.at(h.v.now+pick[int64](h.random, 0, 0, 20, 2000, 9_900_000), func() {
-		h.v.fallback.send(nil, callsOf(q))
+		h.v.sending(nil, callsOf(q))
 		h.ask(q, func(outcomes []outcome, _ int64, _ []int) {
 			if answered {
 				return
@@ -658,8 +659,7 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 			b.Cost = tc.stored
 			decide(t, v, AccountingAtomic, b)
 		}
-		at := moment{unix: v.now}
-		told := []toldLevel{{ahead(tc.level), ahead(b.Limit.atLeast(tc.level, tc.flight, at)), unsure}}
+		told := []toldLevel{{ahead(tc.level), tc.flight, unsure}}
 		if tc.own {
 			told[0].dirty = own
 		}
@@ -678,7 +678,6 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 				} else {
 					told[0].ahead = ahead(b.Limit.join(told[0].after(0), s.after(0), 2*time.Second, tc.own))
 				}
-				told[0].with = ahead(b.Limit.atLeast(told[0].after(0), tc.flight, at))
 			}
 		}
 		if admitted != tc.want {

@@ -71,10 +71,9 @@ return {
     return size - units(clear - now, slack, rate)
   end,
 
-  -- The same beside what a node has in flight: told2 and spare2 are what it knows,
-  -- with that.
-  beside = function(_, _, told2, spare2, size, rate, _, phase)
-    return size - units(nearest(now + told2, rate, phase) - now, spare2, rate)
+  -- The same by what a node knows, told and spare, beside what it has in flight.
+  beside = function(told, spare, inFlight, size, rate, _, phase)
+    return size - inFlight - units(nearest(now + told, rate, phase) - now, spare, rate)
   end,
 
   -- The level to which a charge at the given time can be added.

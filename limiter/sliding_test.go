@@ -391,7 +391,7 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 		late := told
 		late.clear += rapid.Int64Range(0, (l.rate()-1)/2).Draw(t, "late")
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(late), ahead(late), dirty}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(late), 0, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -487,7 +487,7 @@ func TestSlidingWindowTold(t *testing.T) {
 	f.decide(Request{Buckets: []Bucket{b}}, nil, false)
 	now += 2*time.Hour - time.Second // 3 units at the beginning of a window, and one second left of the next
 	f = &fallback{traffic: new(traffic), memory: m, timeout: time.Minute}
-	got := f.toldFor(&query{buckets: f.pending(Request{Buckets: []Bucket{b}}, nil)})
+	got := toldFor(f, queryOf(f, Request{Buckets: []Bucket{b}}))
 	want := ahead{1e6, 3}
 	if len(got) != 1 || got[0].ahead != want || got[0].dirty != own {
 		t.Errorf("told %+v, want %+v", got, want)

@@ -10,23 +10,21 @@
 --   ARGV   one argument for each run of equal groups, which describes such a group.
 --          It is packed, because each argument costs the server as much as the work
 --          on it: 2 bytes, the number of groups; 2 bytes, the number of buckets in
---          each; 1 byte, what to do, see below; then for each bucket 4 doubles, size,
---          drip rate, drip size and cost, and 1 byte of flags, the sum of:
---            2  4 doubles follow: a time until the bucket runs empty and a slack,
---               the least that it holds as far as a node knows, although this
---               server may have lost it; and the same plus what that node has in
---               flight, for which there must be room too
---            8  (with 2) this server may drip at other times than that node: the node
---               has found the bucket empty, or another server may have begun anew
---            4  1 double follows, after those: until when the units are held that
---               are to be settled
---           16  1 double follows, before all of those: drips are aligned to the
---               clock, and this is the time from its zero to one of them
---           32  (with 16) it is a sliding window, see sliding.lua
---           64  (with 16) it is a sliding log, see log.lua
---           96  (with 16) it warms up, see warm.lua
---          128  it counts denied requests too; if units are to be released: commit
---               them instead, as the request counts
+--          each; 1 byte, what to do, see below; 1 byte, whether levels are told; then
+--          for each bucket
+--            1 byte, its algorithm: 0 for a leaky bucket, 1 for a sliding window, 2
+--              for a sliding log, 3 if it warms up, see the files of that name
+--            1 byte, whether it counts denied requests; if units are to be released,
+--              whether to commit them instead, as the request counts
+--            5 doubles, size, drip rate, drip size, phase and cost: the phase is the
+--              time from the clock's zero to an aligned drip, or -1
+--            if levels are told, 3 doubles, a time until the bucket runs empty and a
+--              slack, the least that it holds as far as a node knows, although this
+--              server may have lost it, and how many units that node has in flight
+--              beside it, for which there must be room too; and 1 byte, whether this
+--              server may drip at other times than that node: the node has found the
+--              bucket empty, or another server may have begun anew
+--            if units are to be settled, 1 double, until when they are held
 --   reply  for each bucket two integers: the time until it runs empty, t, or -1 - t
 --          if its key held something that is not a bucket; and its slack, s, or
 --          -1 - s if it denies, or -1 - 2^50 - s if it denies only because of units
@@ -48,13 +46,10 @@
 --   4  release held units: the request was denied. A cost of 0 changes nothing, but
 --      shows whether the server accepts writes: the key is written back unchanged,
 --      and the time in the reply is not 0 if there was something to write
---   5  remove the buckets, unless they hold more than was known to the node that
---      evicted them. For each there are only 3 doubles, the time until it runs
---      empty, a slack and the drip rate, and 1 byte of flags. There is no reply
+--   5  remove the buckets, unless they hold more than the level that is told, which is
+--      all that was known to the node that evicted them. There is no reply
 --   6  peek: only look at the buckets, and write nothing
 --   7  reset the buckets: they are empty then, and the reply is what they held
---
--- 128 is added if some of the buckets are not leaky ones.
 --
 -- A log's key is described in log.lua. Any other holds a number of 19 digits. All
 -- but the last three are the time at which its bucket runs empty; the last three
@@ -86,8 +81,8 @@ local keys, runs = KEYS, ARGV
 local HORIZON = 2 ^ 50     -- no bucket's time can lie further ahead
 local WINDOW = 2 ^ 49      -- the drip size of a fixed window, which loses all it holds
 local HELD_FOR = 10000000
+local SLIDING, LOG, WARM = 1, 2, 3
 local HOLD, COMMIT, RELEASE, REMOVE, PEEK, RESET = 2, 3, 4, 5, 6, 7
-local OTHERS = 128         -- added to what to do
 
 if #runs == 0 then
   return {} -- the caller only checks whether the script exists
@@ -96,37 +91,61 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
--- The other algorithms by their flag: the functions that leaky buckets have in line.
+-- The other algorithms: the functions that leaky buckets have in line.
 local others
 
 local reply, replies, key = {}, 0, 0
 for r = 1, #runs do
   local run = runs[r]
-  local groups, buckets, what, at = unpack('>HHB', run)
-  if what >= OTHERS then
-    what = what - OTHERS
-    others = others or setmetatable({}, {__index = function(made, flag)
-      if flag == 32 then
-        made[32] = (function()
-          --@ sliding.lua
-        end)()
-      elseif flag == 64 then
-        local sliding = made[32]
-        made[64] = (function()
-          --@ log.lua
-        end)()
-      elseif flag == 96 then
-        made[96] = (function()
-          --@ warm.lua
-        end)()
-      end
-      return rawget(made, flag)
-    end})
+  local groups, buckets, what, tells, at = unpack('>HHBB', run)
+  local several = buckets > 1
+  local rows = several and {}
+  local row, kind, counts, size, rate, drip, phase, cost, told, spare, inFlight, own, due, other
+  for i = 1, buckets do
+    kind, counts, size, rate, drip, phase, cost, at = unpack('>BBddddd', run, at)
+    if phase < 0 then
+      phase = nil
+    end
+    other = nil
+    if kind > 0 then
+      others = others or setmetatable({}, {__index = function(made, kind)
+        if kind == SLIDING then
+          made[SLIDING] = (function()
+            --@ sliding.lua
+          end)()
+        elseif kind == LOG then
+          local sliding = made[SLIDING]
+          made[LOG] = (function()
+            --@ log.lua
+          end)()
+        elseif kind == WARM then
+          made[WARM] = (function()
+            --@ warm.lua
+          end)()
+        end
+        return rawget(made, kind)
+      end})
+      other = others[kind]
+    end
+    if tells == 1 then
+      told, spare, inFlight, own, at = unpack('>dddB', run, at)
+    end
+    if what == COMMIT or what == RELEASE then
+      due, at = unpack('>d', run, at)
+    end
+    if several then
+      -- With room for the results in each group: clear, slack, fits, changed,
+      -- foreign, held, till and blocked, and the log of a bucket that has one.
+      rows[i] = {size, rate, drip, cost, counts, told, spare, 0, 0, false, false, false, 0, 0, false, due, inFlight, own, phase, other}
+    end
   end
+
   if what == REMOVE then
     for i = 1, groups * buckets do
-      local told, spare, rate, flags = unpack('>dddB', run, at + (i - 1) % buckets * 25)
-      local other = others and others[flags]
+      if several then
+        row = rows[(i - 1) % buckets + 1]
+        rate, told, spare, other = row[2], row[6], row[7], row[20]
+      end
       local value = pcall('GET', keys[key + i])
       value = type(value) == 'string' and value or ''
       local c, s = match(value, '^(%d+)%d%d%d:?(%d*)$')
@@ -146,33 +165,7 @@ for r = 1, #runs do
         pcall('SET', keys[key + i], '', 'PX', 1)
       end
     end
-    key, groups, buckets = key + groups * buckets, 0, 0
-  end
-  local several = buckets > 1
-  local rows = several and {}
-  local row, size, rate, drip, cost, flags, told, spare, due, told2, spare2, phase, other
-  for i = 1, buckets do
-    size, rate, drip, cost, flags, at = unpack('>ddddB', run, at)
-    phase, other = nil, nil
-    if flags >= 16 then
-      if flags % 32 >= 16 then
-        phase, at = unpack('>d', run, at)
-      end
-      if flags % 128 >= 32 then
-        other = others[flags % 128 - flags % 32]
-      end
-    end
-    if flags > 0 and flags % 4 >= 2 then
-      told, spare, told2, spare2, at = unpack('>dddd', run, at)
-    end
-    if flags > 0 and flags % 8 >= 4 then
-      due, at = unpack('>d', run, at)
-    end
-    if several then
-      -- With room for the results in each group: clear, slack, fits, changed,
-      -- foreign, held, till and blocked, and the log of a bucket that has one.
-      rows[i] = {size, rate, drip, cost, flags, told, spare, 0, 0, false, false, false, 0, 0, false, due, told2, spare2, phase, other}
-    end
+    key, groups = key + groups * buckets, 0
   end
 
   for _ = 1, groups do
@@ -182,8 +175,8 @@ for r = 1, #runs do
     for i = 1, buckets do
       if several then
         row = rows[i]
-        size, rate, drip, cost, flags, told, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
-        due, told2, spare2, phase, other = row[16], row[17], row[18], row[19], row[20]
+        size, rate, drip, cost, counts, told, spare = row[1], row[2], row[3], row[4], row[5], row[6], row[7]
+        due, inFlight, own, phase, other = row[16], row[17], row[18], row[19], row[20]
       end
       clear, slack, changed, foreign, held, till = now, 0, false, false, 0, 0
       local value
@@ -274,20 +267,20 @@ for r = 1, #runs do
         end
         foreign = true
       end
-      if other and flags % 4 >= 2 then
+      if tells == 1 and other then
         local c, s = clear, slack
-        clear, slack = other.join(c, s, now + told, spare, flags % 16 >= 8, rate, phase, log)
+        clear, slack = other.join(c, s, now + told, spare, own == 1, rate, phase, log)
         changed = changed or clear ~= c or slack ~= s
-      elseif flags > 0 and flags % 4 >= 2 then
+      elseif tells == 1 then
         -- The level arrived with some delay. If the times of drips are known, it
         -- means the nearest one, so that the delay does not add to the level.
         theirs = now + told
-        if phase and told > 0 then
+        if told > 0 and phase then
           theirs = phase + floor((theirs - phase) / rate + 0.5) * rate
           if drip == WINDOW then -- none ends later than the present one
             theirs = min(theirs, now - (now - phase) % rate + rate)
           end
-        elseif clear > now and flags % 16 < 8 then
+        elseif told > 0 and clear > now and own == 0 then
           theirs = clear + floor((theirs - clear) / rate + 0.5) * rate
         end
         -- The later of two times holds no less than the other level, now and at
@@ -305,20 +298,15 @@ for r = 1, #runs do
         local room = other.room(clear, slack, size, rate, log) - cost
         fits = room >= 0
         blocked = fits and (held > room or held > 0 and other.alone
-          or flags % 4 >= 2 and other.beside(told, spare, told2, spare2, size, rate, log, phase) < cost + held)
+          or tells == 1 and other.beside(told, spare, inFlight, size, rate, log, phase) < cost + held)
         fits = fits and not blocked
       elseif what < COMMIT then
         fits = cost <= size and clear - now <= floor((size - cost + slack) / drip) * rate
         blocked = false
-        if fits and flags > 0 and flags % 4 >= 2 then
-          -- What is in flight adds to what the node knows, if that counts at all.
-          local beside, spared = theirs + told2 - told, spare2
-          if theirs <= now then
-            local units = ceil((told2 - told) / rate) * drip + spare - spare2
-            local drips = ceil(units / drip)
-            beside, spared = now + drips * rate, drips * drip - units
-          end
-          blocked = cost + held > size or beside - now > floor((size - cost - held + spared) / drip) * rate
+        if fits and tells == 1 then
+          -- What is in flight adds to what the node knows.
+          local n = size - cost - held - inFlight
+          blocked = n < 0 or theirs - now > floor((n + spare) / drip) * rate
           fits = not blocked
         end
         if fits and held > 0 then
@@ -328,7 +316,7 @@ for r = 1, #runs do
       elseif what >= PEEK then
         fits, changed = false, what == RESET and (value or log)
       else
-        fits = cost <= held and till == due
+        fits = cost > 0 and cost <= held and till == due
         if fits then
           changed = true
         elseif cost == 0 then
@@ -354,14 +342,14 @@ for r = 1, #runs do
     for i = 1, buckets do
       if several then
         row = rows[i]
-        size, rate, drip, cost, flags, phase, other = row[1], row[2], row[3], row[4], row[5], row[19], row[20]
+        size, rate, drip, cost, counts, phase, other = row[1], row[2], row[3], row[4], row[5], row[19], row[20]
         clear, slack, fits, changed, foreign = row[8], row[9], row[10], row[11], row[12]
         held, till, blocked = row[13], row[14], row[15]
         log = other and row[22]
       end
       local charge, count = fits and (admitted or what == 1), false
       if what >= HOLD and fits then
-        charge = what == COMMIT or what == RELEASE and flags >= 128 and cost > 0
+        charge = what == COMMIT or what == RELEASE and counts == 1
         if what >= COMMIT then
           held = held - cost
         elseif admitted then
@@ -371,7 +359,7 @@ for r = 1, #runs do
           held, changed = held + cost, true
         end
       end
-      if flags >= 128 and what < COMMIT and not (fits and admitted) then
+      if counts == 1 and what < COMMIT and not (fits and admitted) then
         charge, count = fits, not fits
       end
       if other then

@@ -29,10 +29,9 @@ return {
     return clear - slack <= now and size or 0
   end,
 
-  -- The same beside what a node has in flight: told2 and spare2 are what it knows,
-  -- with that.
-  beside = function(_, _, told2, spare2, size)
-    return told2 <= spare2 and size or 0
+  -- The same by what a node knows, told and spare, beside what it has in flight.
+  beside = function(told, spare, inFlight, size)
+    return inFlight == 0 and told <= spare and size or 0
   end,
 
   -- Units that are held leave room for no others.

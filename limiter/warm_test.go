@@ -629,7 +629,7 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 			t.Fatal(err)
 		}
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(told), ahead(told), dirty}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(told), 0, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -741,8 +741,7 @@ func TestWarmUpFallback(t *testing.T) {
 	f := newFallback(m, time.Minute, "")
 	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
-	q := &query{buckets: f.pending(req, nil)}
-	q.plain = string(req.appendGroup(nil, 0))
+	q := queryOf(f, req)
 	f.send(nil, callsOf(q))
 	if o := f.decide(req, nil, false)[0]; !o.denied || o.after(0).free() != 1_375_000 {
 		t.Errorf("beside a request in flight: %+v", o)
@@ -752,15 +751,13 @@ func TestWarmUpFallback(t *testing.T) {
 		t.Errorf("after it was given up: %+v", o)
 	}
 	now += 1500 * time.Millisecond
-	q = &query{buckets: f.pending(req, nil)}
-	if got, want := f.toldFor(q), (ahead{375_000, 500_000}); len(got) != 1 || got[0].ahead != want || got[0].with != want || got[0].dirty != own {
+	q = queryOf(f, req)
+	if got, want := toldFor(f, q), (toldLevel{ahead{375_000, 500_000}, 0, own}); len(got) != 1 || got[0] != want {
 		t.Errorf("told %+v, want %+v", got, want)
 	}
-	q.plain = string(req.appendGroup(nil, 0))
 	f.send(nil, callsOf(q))
-	next := &query{buckets: f.pending(req, nil)}
-	if got, want := f.toldFor(next)[0].with, ahead(b.Limit.add(level{375_000, 375_000}, 1, moment{})); got != want {
-		t.Errorf("told %+v with what is in flight, want %+v", got, want)
+	if got := toldFor(f, queryOf(f, req))[0].inFlight; got != 1 {
+		t.Errorf("told of %d units in flight, want 1", got)
 	}
 }
 
