@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/go-redis/redis_rate/v10"
@@ -63,11 +64,18 @@ type script struct {
 
 // takeScript returns the limiter's script.
 func takeScript(b testing.TB, client *redis.Client, limit limiter.Limit) script {
-	source, err := os.ReadFile("../limiter/take.lua")
-	if err != nil {
-		b.Fatal(err)
+	var source string
+	for _, name := range []string{"core.lua", "leaky.lua"} {
+		text, err := os.ReadFile("../limiter/" + name)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if source == "" {
+			source = string(text)
+		}
+		source = strings.Replace(source, "--@ "+name, string(text), 1)
 	}
-	sha, err := client.ScriptLoad(context.Background(), string(source)).Result()
+	sha, err := client.ScriptLoad(context.Background(), source).Result()
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -86,15 +94,15 @@ func takeScript(b testing.TB, client *redis.Client, limit limiter.Limit) script 
 	}
 }
 
-// groups returns take.lua's arguments for n groups of one bucket, as its header
+// groups returns core.lua's arguments for n groups of one bucket, as its header
 // describes them.
 func groups(limit limiter.Limit, cost, n int) []any {
 	run := binary.BigEndian.AppendUint16(nil, uint16(n)) //nolint:gosec // 64 at most
-	run = append(run, 0, 1, 0)                           // of one bucket, atomic
-	for _, number := range []int64{limit.Size, limit.DripInterval.Microseconds(), limit.DripSize, int64(cost)} {
+	run = append(run, 0, 1, 0, 0, 0, 0)                  // of one leaky bucket, atomic, nothing told
+	for _, number := range []int64{limit.Size, limit.DripInterval.Microseconds(), limit.DripSize, -1, int64(cost)} {
 		run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(number)))
 	}
-	return []any{append(run, 0)} // its size does not vary
+	return []any{run}
 }
 
 // rateScript returns redis_rate's script. It makes one decision per call.

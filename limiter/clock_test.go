@@ -1,105 +1,75 @@
 package limiter
 
 import (
-	"fmt"
+	"encoding/binary"
 	"math"
-	"regexp"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// written is the value of a bucket in Redis: its level, and a lower bound for the
-// number of drips that its clear time lay in the future when it was written.
+// written is the value of a bucket in Redis: its level, when that was written, and what
+// is held.
 type written struct {
 	level
-	drips int64
+	when       int64
+	algorithm  Algorithm
+	held, till int64
 }
-
-// scale lists the numbers of drips that a value can express, in ascending order:
-// all up to 256, and then 16 for each doubling.
-var scale = func() (scale []int64) {
-	for n := range int64(257) {
-		scale = append(scale, n)
-	}
-	for step := int64(16); step <= horizon; step *= 2 {
-		for n := 17 * step; n <= 32*step; n += step {
-			scale = append(scale, n)
-		}
-	}
-	return scale
-}()
 
 // written returns the value of a bucket at s that is written at now.
 func (l Limit) written(s level, now int64) written {
-	drips := ceilDiv(s.clear-now, l.rate())
-	if l.Algorithm == WarmUp { // of the time until it is free
-		drips = int64(math.Ceil(float64(max(s.free()-now, 0)) / l.interval()))
-	}
-	i, _ := slices.BinarySearch(scale, drips)
-	return written{s, scale[i]}
+	return written{level: s, when: now, algorithm: l.Algorithm}
 }
 
-// at returns the level at now for a request with limit l, and whether the clock
-// has been set back since the value was written: then the bucket has as many drips
-// to go as when it was written. If that number is not known exactly and the bucket
-// may have been just full, it counts as full.
-func (w written) at(l Limit, now int64) (s level, back bool) {
-	if s = w.level.at(now); l.Algorithm == Sliding {
-		if back = s.clear-now > 3*l.rate(); back { // it lasts until the end of the next window but one
-			s.clear = now - l.sinceDrip(now) + 3*l.rate()
-		}
-		return s, back
+// at returns the level at now, and whether the clock has been set back since the value
+// was written: then the bucket holds what it held then.
+func (w written) at(now int64) (s level, back bool) {
+	if back = w.when > now; back {
+		w.clear -= w.when - now
 	}
-	if l.Algorithm == WarmUp {
-		wait := int64(math.Ceil(float64(w.drips) * l.interval()))
-		if back = s.free()-now > wait+1; back { // it is free no later than it was then
-			s.clear = now + wait + s.rest
-		}
-		return s, back
-	}
-	if s.clear-now <= w.drips*l.rate() {
-		return s, false
-	}
-	i, _ := slices.BinarySearch(scale, w.drips)
-	if full := (leaky{}).drips(&l); full < w.drips && full > scale[i-1] {
-		return level{clear: now + full*l.rate(), rest: full*l.DripSize - l.Size}, true
-	}
-	return level{clear: now + w.drips*l.rate(), rest: s.rest}, true
+	return w.level.at(now), back
 }
 
-// value returns w as a string in Redis.
+// value returns w as a string in Redis, see core.lua.
 func (w written) value() string {
 	if w.level == (level{}) {
 		return ""
 	}
-	code, _ := slices.BinarySearch(scale, w.drips)
-	value := fmt.Sprintf("%d%03d", w.clear, code)
-	if w.rest > 0 {
-		value += fmt.Sprint(":", w.rest)
+	kind, ahead := uint64(w.algorithm)+8, uint64(w.clear-w.when)
+	if w.rest == 0 && w.held == 0 && ahead < 1<<40 {
+		b := binary.BigEndian.AppendUint64(nil, kind<<60|uint64(w.clear)<<8|ahead>>32)
+		return string(binary.BigEndian.AppendUint32(b, uint32(ahead)))
 	}
-	return value
+	b := appendDoubles([]byte{byte(kind)}, float64(w.clear), float64(w.rest), float64(w.when))
+	if w.held > 0 {
+		b = appendDoubles(b, float64(w.held), float64(w.till))
+	}
+	return string(b)
 }
-
-var writtenValue = regexp.MustCompile(`^(\d+)(\d{3})(?::(\d+))?$`)
 
 // parseWritten parses a string in Redis, and reports whether it is valid.
 func parseWritten(value string) (w written, ok bool) {
-	parts := writtenValue.FindStringSubmatch(value)
-	if parts == nil {
-		return w, false
+	b := []byte(value)
+	switch len(b) {
+	case 12:
+		first := binary.BigEndian.Uint64(b)
+		w.algorithm, w.clear = Algorithm(first>>60-8), int64(first>>8&(1<<52-1))
+		w.when = w.clear - int64(first&0xff<<32|uint64(binary.BigEndian.Uint32(b[8:])))
+		return w, true
+	case 25, 41:
+		w.algorithm = Algorithm(b[0] - 8)
+		double := func(i int) int64 {
+			return int64(math.Float64frombits(binary.BigEndian.Uint64(b[1+8*i:])))
+		}
+		if w.clear, w.rest, w.when = double(0), double(1), double(2); len(b) == 41 {
+			w.held, w.till = double(3), double(4)
+		}
+		return w, true
 	}
-	w.clear, _ = strconv.ParseInt(parts[1], 10, 64)
-	code, _ := strconv.Atoi(parts[2])
-	w.rest, _ = strconv.ParseInt(parts[3], 10, 64)
-	if code >= len(scale) {
-		return w, false
-	}
-	w.drips = scale[code]
-	return w, true
+	return w, false
 }
 
 // TestRedisClockSetBack guards what clients see when Redis's clock is set back, or
@@ -128,7 +98,7 @@ func TestRedisClockSetBack(t *testing.T) {
 		{"slack", Limit{Size: 10, DripInterval: time.Minute, DripSize: 3}, 7, 0, time.Hour, 3, 3 * time.Minute, 0},
 		{"slack, full", Limit{Size: 10, DripInterval: time.Minute, DripSize: 3}, 10, 0, time.Hour, 0, 4 * time.Minute, time.Minute},
 		{"256 drips", Limit{Size: 1000, DripInterval: time.Second, DripSize: 1}, 256, 0, time.Hour, 744, 256 * time.Second, 0},
-		{"many drips: up to a sixteenth more", Limit{Size: 1000, DripInterval: time.Second, DripSize: 1}, 257, 0, time.Hour, 728, 272 * time.Second, 0},
+		{"many drips", Limit{Size: 1000, DripInterval: time.Second, DripSize: 1}, 257, 0, time.Hour, 743, 257 * time.Second, 0},
 		{"many drips, full", Limit{Size: 1000, DripInterval: time.Second, DripSize: 1}, 1000, 0, time.Hour, 0, 1000 * time.Second, time.Second},
 		{"many drips and slack, full", Limit{Size: 3000, DripInterval: time.Second, DripSize: 7}, 3000, 0, time.Hour, 0, 429 * time.Second, time.Second},
 		{"the most drips, full", Limit{Size: MaxUnits, DripInterval: time.Microsecond, DripSize: 1}, MaxUnits, 0, time.Hour, 0, MaxUnits * time.Microsecond, time.Microsecond},

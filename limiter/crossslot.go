@@ -19,7 +19,7 @@ import (
 // The second step is asynchronous: it is sent with the next batch. If it never
 // arrives, the server charges the held units after heldFor.
 
-// heldFor is the time for which a server holds units, see take.lua.
+// heldFor is the time for which a server holds units, see core.lua.
 const heldFor = 10 * time.Second
 
 // settleEvery is the time between two attempts to settle held units.

@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"hash/maphash"
-	"slices"
 	"sync"
 	"time"
 
@@ -318,8 +317,10 @@ func (f *fallback) anyLost(hash uint64) bool {
 		return false
 	}
 	for q := f.inFlight; q != nil; q = q.next {
-		if q.serverRestarted && slices.ContainsFunc(q.buckets, func(p asked) bool { return p.hash == hash }) {
-			return true
+		for i := range q.buckets {
+			if q.serverRestarted && q.buckets[i].hash == hash {
+				return true
+			}
 		}
 	}
 	return false
@@ -495,8 +496,10 @@ func (f *fallback) tells(b *Bucket) bool {
 	defer f.mu.Unlock()
 	hash := f.memory.hash(b)
 	for q := f.inFlight; q != nil; q = q.next {
-		if slices.ContainsFunc(q.buckets, func(p asked) bool { return p.hash == hash && p.emptied && p.told.dirty != clean }) {
-			return true
+		for i := range q.buckets {
+			if p := &q.buckets[i]; p.hash == hash && p.emptied && p.told.dirty != clean {
+				return true
+			}
 		}
 	}
 	return false

@@ -63,7 +63,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 			v.at(t, now)
 			req := drawRequest(t, buckets)
 			b := req.Buckets[0]
-			s, changed := p[identity(b)].at(b.Limit, now)
+			s, changed := p[identity(b)].at(now)
 			want := b.inspected(s.ahead(now), nil, 0)
 			before := v.stored(t, []Bucket{b})[0]
 

@@ -11,15 +11,19 @@
 --   units are held, until when
 --
 -- The summary counts the same units in windows that begin at multiples of their
--- length, and is that of a sliding window, see sliding.lua. It is what nodes know
+-- length, and is the level of a sliding window, see sliding.lua. It is what nodes know
 -- of a log, and what they tell. log.go says how they decide by it.
+--
+-- So its algorithm is a sliding window's, but for what the log itself has, which
+-- follows the other arguments.
 --
 -- A long log is neither read nor written as a whole. Which entries have left the
 -- window, and which have to leave before there is room again, is found by bisection,
 -- after steps that double, as it is often one of the first. The string is trimmed when half of its entries have left.
 -- The key expires when the newest entry has left the window.
 
-local pack = struct.pack
+local byte, format, match, sub = string.byte, string.format, string.match, string.sub
+local ceil, max = math.ceil, math.max
 local KIND = 108
 local HEADER = '>BdHHIHHI3dHHd'
 local HEAD, ENTRY = 44, 10 -- bytes of the header and of an entry
@@ -28,9 +32,8 @@ local PAGE = 100           -- entries that are read at once
 local MOST = 65535         -- units that an entry, or a count, can have
 local FULL = 10000         -- units that fill any log
 local COUNT = 2 ^ 24       -- more than a window counts
-local max = math.max
 
--- header returns the time and the slack of the summary, and the other numbers in
+-- header returns the time and the rest of the summary, and the other numbers in
 -- the header; or nothing if value is no log.
 local function header(value)
   if byte(value) ~= KIND or #value < HEAD then
@@ -104,9 +107,11 @@ local function drop(log, i)
   log.from, log.base, log.total = i, base, log.total - (base - log.base) % COUNT
 end
 
+local write, tell -- see below
+
 -- fresh returns an empty log.
 local function fresh(key)
-  return {key = key, text = '', from = 0, count = 0, total = 0, sum = 0, base = 0, whole = true}
+  return {write = write, tell = tell, key = key, text = '', from = 0, count = 0, total = 0, sum = 0, base = 0, whole = true}
 end
 
 -- load reads the whole of a log, whose string will then be written anew.
@@ -194,219 +199,208 @@ local function wait(log, units, rate)
   return ahead > 0 and ahead < rate and ahead or rate
 end
 
-return {
-  -- Reads the log in a key: what it holds, its summary, whether that differs from
-  -- what is stored, whether the key has something else, and what is held until when.
-  -- Instead of the log it may return an error. Entries of the future, if the clock
-  -- was set back, count as of now.
-  open = function(key, rate, phase)
-    local value = pcall('GETRANGE', key, 0, HEAD + PAGE * ENTRY - 1)
-    local log = fresh(key)
-    if type(value) ~= 'string' and not match(value.err, '^WRONGTYPE') then
-      return value
-    elseif value == '' then
-      return log, now, 0, false, false, 0, 0
-    elseif type(value) ~= 'string' then
-      return log, now, 0, false, true, 0, 0
+-- join adds what a node knows, by its summary, and the log does not, and returns the
+-- summary of both. Of each window the larger count counts, a window being that of the
+-- server which ends next to the node's. If the node knows of more units, they become an
+-- entry, as late as they can have been: when the window ended by the node's reckoning,
+-- or now. That may be in the server's next window; then they count in both.
+local function join(log, clear, rest, theirs, counts, rate, phase)
+  if counts == 0 then
+    return clear, rest
+  end
+  local last, ends = min(counts % COUNT, MOST), theirs - rate
+  local before, ends2 = min(floor(counts / COUNT), MOST), ends - rate
+  local mine = rest % COUNT
+  local mine2 = (rest - mine) / COUNT
+  local late = (theirs - phase) % rate
+  local latest = now - (now - phase) % rate + 2 * rate
+  local told = min(2 * late < rate and theirs - late or theirs - late + rate, latest)
+  local own = log.newest and clear or max(told, latest - rate)
+  if told < own then -- what was their last window is the one before
+    told, before, ends2, last = own, last, ends, 0
+  elseif told > own then
+    mine, mine2 = 0, mine
+  end
+  if told == latest then
+    log.unknown = max(mine - last, 0)
+  end
+  local added
+  if before > mine2 and ends2 - 1 > now - rate then
+    insert(log, min(ends2 - 1, now), min(before - mine2, FULL))
+    added = true
+  end
+  if last > mine and ends - 1 > now - rate then
+    insert(log, min(ends - 1, now), min(last - mine, FULL))
+    added = true
+  end
+  if not log.newest then
+    return clear, rest
+  end
+  before, last = max(before, mine2), max(last, mine)
+  if added then
+    local clear2, rest2 = summarize(log, rate, phase)
+    for _ = told, clear2 - 1, rate do
+      told, before, last = told + rate, last, 0
     end
-    local clear, slack, total, from, count, sum, newest, units, held, till = header(value)
-    local size = HEAD + (count or 0) * ENTRY
-    local whole = #value < HEAD + PAGE * ENTRY or size <= #value
-    if not clear or (whole and #value or call('STRLEN', key)) < size then
-      return log, now, 0, false, true, 0, 0
+    local before2, last2 = floor(rest2 / COUNT), rest2 % COUNT
+    for _ = clear2, told - 1, rate do
+      before2, last2 = last2, 0
     end
-    log.text, log.from, log.count, log.newest, log.units, log.whole = value, from, count, newest, units, whole
-    log.total, log.sum, log.base = total, sum, (sum - total + units) % COUNT
-    local edge, changed = now - rate, false
-    if log.from < count and entry(log, log.from) <= edge then
-      drop(log, search(log, function(at)
-        return at > edge
-      end))
-    end
-    if newest and log.from == count and newest <= edge then
-      log.total, log.newest = log.total - units, nil
-    end
-    if log.newest and (log.total < units or log.from < count and newest <= edge) or not log.newest and log.total ~= 0 then
-      return fresh(key), now, 0, false, true, 0, 0
-    end
-    if log.newest and (newest > now or clear - now > 2 * rate or clear <= now) then
-      -- The clock was set back, or a node has told of an entry in a window that ended
-      -- later for it.
-      load(log)
-      if newest > now then
-        log.count = search(log, function(at)
-          return at > now
-        end)
-        sum = sumBefore(log, log.count)
-        units = units + (log.sum - sum) % COUNT
-        if units > log.total then
-          return fresh(key), now, 0, false, true, 0, 0
-        end
-      end
-      log.newest, log.units, log.sum = min(newest, now), min(units, MOST), sum
-      log.total, changed = log.total - units + log.units, true
-      clear, slack = summarize(log, rate, phase)
-    end
-    if not log.newest then
-      clear, slack = 0, 0
-    end
-    if held > 0 and till > now + HELD_FOR then
-      till, changed = now + HELD_FOR, true
-    end
-    if held > 0 and till <= now then
-      -- They were not settled in time. They count as of then.
-      local at = max(till, log.newest or 0)
-      if at > edge then
-        clear, slack = sliding.started(clear, slack, at, rate, phase)
-        clear, slack = sliding.add(clear, slack, held)
-        append(log, at, min(held, FULL))
-      end
-      held, changed = 0, true
-    end
-    if not log.newest then
-      clear, slack = now, 0
-    end
-    return log, clear, slack, changed, false, held, till
-  end,
+    before, last = max(before, before2), max(last, last2)
+  end
+  return told, before * COUNT + last
+end
 
-  -- How many units it has room for, negative if it holds more than its size.
-  room = function(_, _, size, _, log)
-    return size - log.total
-  end,
-
-  -- The same beside what a node has in flight. What the log has and the node does not
-  -- know may be the same units.
-  beside = function(_, _, inFlight, size, _, log)
-    return size - log.total - max(inFlight - (log.unknown or 0), 0)
-  end,
-
-  started = sliding.started,
-
-  -- The summary with cost more units; they are added to the log if there is one.
-  add = function(clear, slack, cost, _, _, _, log)
-    if log then
-      append(log, now, min(cost, FULL))
+-- count adds a denied request. Its units take the place of the oldest in a log that is
+-- full: it never holds less than before, nor more.
+local function count(log, cost, size)
+  cost, size = min(cost, size), max(size, log.total)
+  append(log, now, min(cost, FULL))
+  drop(log, search(log, function(_, left)
+    return log.total - left < size
+  end))
+  while log.from == log.count and log.more do
+    local _, _, sum, rest = unpack('>II3I3', log.more)
+    local n = (sum - log.base) % COUNT
+    if log.total - n < size then
+      break
     end
-    return sliding.add(clear, slack, cost)
-  end,
+    log.total, log.base, log.more = log.total - n, sum, rest <= #log.more and sub(log.more, rest) or nil
+  end
+  local over = log.total - size -- the units of the oldest that have to leave without its others
+  if over > 0 and (log.from < log.count or log.more) then
+    log.total, log.base = size, (log.base + over) % COUNT
+  elseif over > 0 then
+    log.total, log.units = size, log.units - over
+  end
+end
 
-  -- The level that counts a request which was denied. Its units take the place of
-  -- the oldest in a log that is full: it never holds less than before, nor more.
-  count = function(clear, slack, cost, _, size, log)
-    cost, size = min(cost, size), max(size, log.total)
-    append(log, now, min(cost, FULL))
-    drop(log, search(log, function(_, left)
-      return log.total - left < size
+local function logged(what, clear, rest, n, at, size, rate, drip, phase, other, own, log, spare)
+  if log then
+    if what == 'room' then
+      return size - n - log.total
+    elseif what == 'beside' then -- what the node does not know may be the same units
+      return size - log.total - max(n - (log.unknown or 0), 0)
+    elseif what == 'near' then
+      return other
+    elseif what == 'join' then
+      return join(log, clear, rest, other, spare, rate, phase)
+    elseif what == 'add' then
+      append(log, at, min(n, FULL))
+    else
+      count(log, other, size)
+      other = min(other, size)
+    end
+  end
+  return sliding(what, clear, rest, n, at, size, rate, drip, phase, other, own, log, spare)
+end
+
+-- read reads the log in a key: what it holds, its summary, whether that differs from
+-- what is stored, whether the key has something else, and what is held until when.
+-- Instead of the log it may return an error. Entries of the future, if the clock
+-- was set back, count as of now.
+local function read(key, rate, phase)
+  local value = pcall('GETRANGE', key, 0, HEAD + PAGE * ENTRY - 1)
+  local log = fresh(key)
+  if type(value) ~= 'string' and not match(value.err, '^WRONGTYPE') then
+    return value
+  elseif value == '' then
+    return log, now, 0, false, false, 0, 0
+  elseif type(value) ~= 'string' then
+    return log, now, 0, false, true, 0, 0
+  end
+  local clear, rest, total, from, count, sum, newest, units, held, till = header(value)
+  local size = HEAD + (count or 0) * ENTRY
+  local whole = #value < HEAD + PAGE * ENTRY or size <= #value
+  if not clear or (whole and #value or call('STRLEN', key)) < size then
+    return log, now, 0, false, true, 0, 0
+  end
+  log.text, log.from, log.count, log.newest, log.units, log.whole = value, from, count, newest, units, whole
+  log.total, log.sum, log.base = total, sum, (sum - total + units) % COUNT
+  local edge, changed = now - rate, false
+  if log.from < count and entry(log, log.from) <= edge then
+    drop(log, search(log, function(at)
+      return at > edge
     end))
-    while log.from == log.count and log.more do
-      local _, _, sum, rest = unpack('>II3I3', log.more)
-      local n = (sum - log.base) % COUNT
-      if log.total - n < size then
-        break
+  end
+  if newest and log.from == count and newest <= edge then
+    log.total, log.newest = log.total - units, nil
+  end
+  if log.newest and (log.total < units or log.from < count and newest <= edge) or not log.newest and log.total ~= 0 then
+    return fresh(key), now, 0, false, true, 0, 0
+  end
+  if log.newest and (newest > now or clear - now > 2 * rate or clear <= now) then
+    -- The clock was set back, or a node has told of an entry in a window that ended
+    -- later for it.
+    load(log)
+    if newest > now then
+      log.count = search(log, function(at)
+        return at > now
+      end)
+      sum = sumBefore(log, log.count)
+      units = units + (log.sum - sum) % COUNT
+      if units > log.total then
+        return fresh(key), now, 0, false, true, 0, 0
       end
-      log.total, log.base, log.more = log.total - n, sum, rest <= #log.more and sub(log.more, rest) or nil
     end
-    local over = log.total - size -- the units of the oldest that have to leave without its others
-    if over > 0 and (log.from < log.count or log.more) then
-      log.total, log.base = size, (log.base + over) % COUNT
-    elseif over > 0 then
-      log.total, log.units = size, log.units - over
+    log.newest, log.units, log.sum = min(newest, now), min(units, MOST), sum
+    log.total, changed = log.total - units + log.units, true
+    clear, rest = summarize(log, rate, phase)
+  end
+  if not log.newest then
+    clear, rest = 0, 0
+  end
+  if held > 0 and till > now + HELD_FOR then
+    till, changed = now + HELD_FOR, true
+  end
+  if held > 0 and till <= now then
+    -- They were not settled in time. They count as of then.
+    local at = max(till, log.newest or 0)
+    if at > edge then
+      clear, rest = sliding('add', clear, rest, held, at, nil, rate, nil, phase)
+      append(log, at, min(held, FULL))
     end
-    return sliding.count(clear, slack, cost)
-  end,
+    held, changed = 0, true
+  end
+  if not log.newest then
+    clear, rest = now, 0
+  end
+  return log, clear, rest, changed, false, held, till
+end
 
-  -- The summary of what is stored and what a node has told. Of each window the
-  -- larger count counts, a window being that of the server which ends next to the
-  -- node's. If the node knows of more units, they become an entry, as late as they
-  -- can have been: when the window ended by the node's reckoning, or now. That may be
-  -- in the server's next window; then they count in both.
-  join = function(clear, slack, theirs, counts, _, rate, phase, log)
-    if theirs <= now or counts == 0 then
-      return clear, slack
-    end
-    local last, ends = min(counts % COUNT, MOST), theirs - rate
-    local before, ends2 = min(floor(counts / COUNT), MOST), ends - rate
-    local mine = slack % COUNT
-    local mine2 = (slack - mine) / COUNT
-    local late = (theirs - phase) % rate
-    local latest = now - (now - phase) % rate + 2 * rate
-    local told = min(2 * late < rate and theirs - late or theirs - late + rate, latest)
-    local own = log.newest and clear or max(told, latest - rate)
-    if told < own then -- what was their last window is the one before
-      told, before, ends2, last = own, last, ends, 0
-    elseif told > own then
-      mine, mine2 = 0, mine
-    end
-    if told == latest then
-      log.unknown = max(mine - last, 0)
-    end
-    local added
-    if before > mine2 and ends2 - 1 > now - rate then
-      insert(log, min(ends2 - 1, now), min(before - mine2, FULL))
-      added = true
-    end
-    if last > mine and ends - 1 > now - rate then
-      insert(log, min(ends - 1, now), min(last - mine, FULL))
-      added = true
-    end
-    if not log.newest then
-      return clear, slack
-    end
-    before, last = max(before, mine2), max(last, mine)
-    if added then
-      local clear2, slack2 = summarize(log, rate, phase)
-      for _ = told, clear2 - 1, rate do
-        told, before, last = told + rate, last, 0
-      end
-      local before2, last2 = floor(slack2 / COUNT), slack2 % COUNT
-      for _ = clear2, told - 1, rate do
-        before2, last2 = last2, 0
-      end
-      before, last = max(before, before2), max(last, last2)
-    end
-    return told, before * COUNT + last
-  end,
+-- tell returns the reply about a log besides its summary: the units it holds, with those that
+-- block the request, the time until it is empty, and the times until it has room for
+-- cost units, and for one, when so many are held.
+function tell(log, size, cost, held, blocking, rate)
+  local units = log.total + held - size
+  return log.total + blocking, log.newest and log.newest + rate - now or 0,
+    cost <= size and wait(log, units + cost, rate) or 0, wait(log, units + 1, rate)
+end
 
-  -- The reply about a log besides its summary: the units it holds, the time until
-  -- it is empty, and the times until it has room for cost units, and for one, when
-  -- so many more are held.
-  tell = function(log, size, cost, held, rate)
-    local units = log.total + held - size
-    return log.total, log.newest and log.newest + rate - now or 0,
-      cost <= size and wait(log, units + cost, rate) or 0, wait(log, units + 1, rate)
-  end,
-
-  -- Writes a log.
-  write = function(log, clear, slack, held, till, rate)
-    local newest = log.newest or 0
-    if newest == 0 and held == 0 then
-      call('SET', log.key, '', 'PX', 1)
-      return
-    end
-    local last = (held > 0 and max(newest, till) or newest) + rate
-    local before = floor(slack / COUNT)
-    local count = log.count + (log.more and #log.more / ENTRY or 0)
-    if not log.whole and log.from > log.count / 2 then
-      load(log)
-    end
-    local from = log.whole and 0 or log.from
-    local first = pack(HEADER, KIND, clear, min(before, MOST), min(slack % COUNT, MOST), log.total, from, count - log.from + from,
-      log.sum, newest, log.newest and log.units or 0, held, till)
-    if log.whole then
-      local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
-      call('SET', log.key, first .. text .. (log.more or ''), 'PX', ceil((last - now) / 1000) + 1)
-      return
-    end
-    if log.more then
-      call('SETRANGE', log.key, HEAD + log.count * ENTRY, log.more)
-    end
-    call('SETRANGE', log.key, 0, first)
-    call('PEXPIREAT', log.key, format('%.0f', ceil(last / 1000)))
-  end,
-
-  -- The summary of a stored log, or nothing.
-  summary = header,
-
-  -- Whether counts are no more than what a node knew.
-  within = sliding.within,
-}
+-- write writes a log.
+function write(log, clear, rest, held, till, rate)
+  local newest = log.newest or 0
+  if newest == 0 and held == 0 then
+    call('SET', log.key, '', 'PX', 1)
+    return
+  end
+  local last = (held > 0 and max(newest, till) or newest) + rate
+  local before = floor(rest / COUNT)
+  local count = log.count + (log.more and #log.more / ENTRY or 0)
+  if not log.whole and log.from > log.count / 2 then
+    load(log)
+  end
+  local from = log.whole and 0 or log.from
+  local first = pack(HEADER, KIND, clear, min(before, MOST), min(rest % COUNT, MOST), log.total, from, count - log.from + from,
+    log.sum, newest, log.newest and log.units or 0, held, till)
+  if log.whole then
+    local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
+    call('SET', log.key, first .. text .. (log.more or ''), 'PX', ceil((last - now) / 1000) + 1)
+    return
+  end
+  if log.more then
+    call('SETRANGE', log.key, HEAD + log.count * ENTRY, log.more)
+  end
+  call('SETRANGE', log.key, 0, first)
+  call('PEXPIREAT', log.key, format('%.0f', ceil(last / 1000)))
+end

@@ -63,7 +63,7 @@ func (p plain) take(req Request, now int64) []Decision {
 	states, fits := make([]level, len(req.Buckets)), make([]bool, len(req.Buckets))
 	for i, b := range req.Buckets {
 		var back bool
-		if states[i], back = p[identity(b)].at(b.Limit, now); back {
+		if states[i], back = p[identity(b)].at(now); back {
 			p[identity(b)] = b.Limit.written(states[i], now)
 		}
 		fits[i] = b.Cost <= b.Limit.Size && b.Limit.wait(states[i], b.Cost, now) == 0
@@ -80,7 +80,7 @@ func (p plain) take(req Request, now int64) []Decision {
 			} else {
 				states[i] = b.Limit.count(states[i], 0, b.Cost, moment{now, now})
 			}
-			if fits[i] || states[i] != before || b.Limit.Algorithm != Leaky {
+			if fits[i] || states[i] != before {
 				p[identity(b)] = b.Limit.written(states[i], now)
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// query asks a server about the buckets of a request: one group of take.lua, in an
+// query asks a server about the buckets of a request: one group of core.lua, in an
 // invocation of its own or in a batch with others. It is encoded when it is sent, and
 // anew each time that it is.
 type query struct {
@@ -109,6 +109,16 @@ func (q *query) replies() int {
 		}
 	}
 	return n
+}
+
+// tells reports whether q tells a level of any of its buckets.
+func (q *query) tells() bool {
+	for i := range q.buckets { // without a copy, since others may be changing its other fields
+		if q.buckets[i].told.dirty != clean {
+			return true
+		}
+	}
+	return false
 }
 
 // settles reports whether q settles units that are held.

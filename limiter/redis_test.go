@@ -173,8 +173,8 @@ func TestRedisKeepsNoUserBytes(t *testing.T) {
 }
 
 // TestRedisStoredState guards the value of a key: the time on the server's clock
-// at which the bucket runs empty, as an integer, which takes Redis no extra
-// memory, and the slack if it is not 0.
+// at which the bucket runs empty and when that was written, in as few bytes as fit
+// into Redis's next size of memory, or the rest too if it is not 0.
 func TestRedisStoredState(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
@@ -182,15 +182,15 @@ func TestRedisStoredState(t *testing.T) {
 	tests := []struct {
 		size, dripSize, cost int64
 		drips, slack         int64
-		encoding             string
+		length               int
 	}{
-		{10, 1, 1, 1, 0, "int"},
-		{10, 1, 10, 10, 0, "int"},
-		{10, 4, 4, 1, 0, "int"},
-		{10, 4, 8, 2, 0, "int"},
-		{10, 4, 1, 1, 3, "embstr"},
-		{10, 4, 10, 3, 2, "embstr"},
-		{1, 5, 1, 1, 4, "embstr"},
+		{10, 1, 1, 1, 0, 12},
+		{10, 1, 10, 10, 0, 12},
+		{10, 4, 4, 1, 0, 12},
+		{10, 4, 8, 2, 0, 12},
+		{10, 4, 1, 1, 3, 25},
+		{10, 4, 10, 3, 2, 25},
+		{1, 5, 1, 1, 4, 25},
 	}
 	for _, tc := range tests {
 		t.Run(fmt.Sprintf("size=%d,drip=%d,cost=%d", tc.size, tc.dripSize, tc.cost), func(t *testing.T) {
@@ -208,8 +208,8 @@ func TestRedisStoredState(t *testing.T) {
 				t.Errorf("stored %+v between %d and %d", s, before, after)
 			}
 			checkExpiry(t, s, expires)
-			if got := server.Client().ObjectEncoding(t.Context(), r.keys.of(&b)).Val(); got != tc.encoding {
-				t.Errorf("encoded as %s, want %s", got, tc.encoding)
+			if got := server.Client().StrLen(t.Context(), r.keys.of(&b)).Val(); got != int64(tc.length) {
+				t.Errorf("stored in %d bytes, want %d", got, tc.length)
 			}
 		})
 	}
@@ -575,7 +575,7 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 }
 
 // callScript has the script of v decide several requests in one call, by the
-// interface that take.lua describes.
+// interface that core.lua describes.
 func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 	t.Helper()
 	truth := map[bool]byte{true: 1}
@@ -627,7 +627,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 func TestRedisForeignValues(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
-	soon := 1000*(serverTime(t, server)+(5*time.Hour).Microseconds()) + 5 // drips from when it was written
+	soon := serverTime(t, server) + (2 * time.Hour).Microseconds()
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 3}, Cost: 4}
 
 	fill := map[string]func(key string) error{}
@@ -638,21 +638,23 @@ func TestRedisForeignValues(t *testing.T) {
 			}
 		}
 	}
-	hold("", " ", "text", "nan", "inf", "-inf", "NaN", "-5", "1e300", "0x10", "12.5", " 12", "12 ",
-		"12:", "12:-1", ":", ":1", "12:1:1", "12:x", "99999999999999999999", strings.Repeat("9", 400),
-		"99999999999999999999:1", "1:99999999999999999999", "\x00", strings.Repeat("x", 1<<20), "{}")
-	for _, format := range []string{
-		" %d", "%d ", "%d\n", "%d\x00", "+%d", "-%d", "%d.5", "%d.0", "%de0", "0x%x", "x%d", "\"%d\"",
-		"%d:", "%d:-1", "%d:+1", "%d: 1", "%d:1 ", "%d:1.0", "%d:0x1", "%d:nan", "%d:1:1", "%d 1", "%d,1",
-		"%d:3", "%d:4", "%d:99999999999999999999", // slack of a full drip and more
+	hold("", " ", "text", "nan", "12", "99999999999999999999", strings.Repeat("9", 19), strings.Repeat("9", 400),
+		"\x00", strings.Repeat("\x00", 12), strings.Repeat("\xff", 12), strings.Repeat("\x00", 25), strings.Repeat("\xff", 41),
+		strings.Repeat("x", 1<<20), "{}")
+	full := written{level: level{soon, 0}, when: soon - 7200e6}
+	packed, long := full.value(), func(numbers ...float64) string { return string(appendDoubles([]byte{8}, numbers...)) }
+	hold(packed+" ", packed[1:], strings.Replace(packed, packed[:1], "\x90", 1)) // too long, too short, a sliding window
+	from := float64(soon - 7200e6)
+	for _, numbers := range [][]float64{
+		{float64(soon), 3, from}, {float64(soon), 4, from}, {float64(soon), -1, from}, // a full drip and more, and less than none
+		{float64(soon), 0.5, from}, {float64(soon) + 0.5, 0, from}, {float64(soon), 0, from + 0.5},
+		{math.NaN(), 0, from}, {float64(soon), math.NaN(), from}, {float64(soon), 0, math.NaN()},
+		{math.Inf(1), 0, from}, {math.Inf(1), 0, math.Inf(1)}, {math.Inf(-1), 0, from}, {float64(soon), math.Inf(1), from}, {float64(soon), 0, math.Inf(-1)},
+		{from + 3*horizon, 0, from}, {float64(soon), 0, -3 * horizon}, {1e300, 0, from}, // further ahead than any bucket can be
+		{from - 1, 0, from - 2}, {from - 1, 2, from - 2}, {-1e300, 0, from}, // nothing left
 	} {
-		hold(fmt.Sprintf(format, soon))
+		hold(long(numbers...))
 	}
-	hold( // further in the future than any bucket can be
-		fmt.Sprint(soon+1000*horizon), fmt.Sprintf("%d:1", soon+1000*horizon),
-		fmt.Sprint(int64(1)<<53), fmt.Sprint(int64(math.MaxInt64)))
-	hold( // nothing left to drip
-		fmt.Sprintf("%d000", soon/1000), fmt.Sprintf("%d000:2", soon/1000), fmt.Sprintf("%d   ", soon/1000))
 	for name, command := range map[string][]any{
 		"list": {"RPUSH", "", 1, 2}, "hash": {"HSET", "", "a", 1}, "set": {"SADD", "", soon},
 		"sorted set": {"ZADD", "", soon, "a"}, "stream": {"XADD", "", "*", "a", 1},
@@ -774,7 +776,7 @@ func TestRedisForeignHolds(t *testing.T) {
 	for _, held := range []int64{5, MaxUnits, horizon - 1, horizon} {
 		b := Bucket{Name: "b", Key: fmt.Sprint(held), Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
 		now := serverTime(t, server)
-		value := fmt.Sprintf("%d001:2:%d:%d", now+time.Hour.Microseconds(), held, now+9e6)
+		value := written{level: level{now + time.Hour.Microseconds(), 2}, when: now, held: held, till: now + 9e6}.value()
 		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -787,18 +789,16 @@ func TestRedisForeignHolds(t *testing.T) {
 		}
 	}
 
-	// None that are held for ages: of a bucket, and of what is none.
+	// None that are held for ages, or are none.
 	b := Bucket{Name: "b", Key: "none", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
-	ages := strings.Repeat("9", 20)
-	for value, units := range map[string]int64{
-		fmt.Sprintf("%d001:0:0:%s", serverTime(t, server)+time.Hour.Microseconds(), ages): 1,
-		"2111:5:1:" + ages: 0,
-	} {
+	now := float64(serverTime(t, server))
+	for _, held := range [][2]float64{{1, now + 11e6}, {1, 1e300}, {-1, now}, {0, now}, {1.5, now}, {1, math.NaN()}, {math.Inf(1), now}} {
+		value := appendDoubles([]byte{8}, now+3600e6, 0, now, held[0], held[1])
 		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		if l := peek(t, r, b); l.Units != units || l.Held != 0 {
-			t.Errorf("%q: peek says %+v", value, l)
+		if l := peek(t, r, b); l.Units != 0 || l.Held != 0 {
+			t.Errorf("%v held: peek says %+v", held, l)
 		}
 	}
 }
@@ -1457,34 +1457,28 @@ func FuzzReply(f *testing.F) {
 func FuzzStoredValue(f *testing.F) {
 	server := redistest.Start(f)
 	r := newTestRedis(f, server, nil)
-	for _, value := range []string{
-		"", "0", "1", "1:1", "-1", "nan", "12:", ":1", "1e18", "9007199254740993", "99999999999999999999:2",
-		"1790000000000000", "4000000000000000", "4000000000000000:2", "4000000000000000:3", "18446744073709551616",
-		"0x10", " 1", "1 ", "1\n", "\x00", "1:1:1", "１",
-		strings.Repeat("9", 310), strings.Repeat("9", 310) + ":1", "1:2:3:4", "4000000000000000:0:1:4000000000000000",
-		"1790000000000000:0:" + strings.Repeat("9", 310) + ":1790000000000000",
-	} {
+	for _, value := range []string{"", "0", "1", "text", "99999999999999999999:2", strings.Repeat("\x00", 12), strings.Repeat("\xff", 25), strings.Repeat("\x88", 41)} {
 		f.Add(value, int64(0), int64(5))
 		f.Add(value, int64(3600e6), int64(1))
 	}
 	for _, ahead := range []int64{-1, 1, 3600e6, 2 * 3600e6, 3 * 3600e6, horizon - 60e6, horizon + 60e6} {
-		for _, drips := range []string{"000", "001", "002", "500", "999", "   ", "-01", "1e9", "nan", "\xff\xff\xff"} {
-			f.Add("%d"+drips, ahead, int64(5))
-			f.Add("%d"+drips+":1", ahead, int64(9))
-			f.Add("%d"+drips+":2", ahead, int64(5))
+		for _, w := range []written{
+			{}, {when: -1}, {when: 1}, {when: -3600e6}, {when: 3600e6}, {when: -4 * horizon}, {when: 2 * horizon},
+			{level: level{rest: 1}}, {level: level{rest: 2}}, {level: level{rest: 3}}, {level: level{rest: -1}}, {level: level{rest: horizon}},
+			{held: 1, till: 9e6}, {held: 6, till: 1}, {held: 3, till: -9e6}, {held: horizon, till: 9e6}, {held: 1, till: 99e6},
+		} {
+			f.Add(w.value(), ahead, int64(5))
+			f.Add(w.value(), ahead, int64(9))
 		}
-		f.Add("%d001:3", ahead, int64(1))
-		f.Add("%d1.5", ahead, int64(5))
-		f.Add("%d001:0:3:9", ahead, int64(5))
-		f.Add("000:0:6:%d", ahead, int64(7))
-		f.Add("000:0:1:%d", ahead, int64(5))
 	}
 	f.Fuzz(func(t *testing.T, value string, ahead, size int64) {
 		if size < 1 || size > 9 {
 			return
 		}
-		if strings.Count(value, "%") == 1 && strings.Contains(value, "%d") {
-			value = fmt.Sprintf(value, serverTime(t, server)+ahead)
+		if w, ok := parseWritten(value); ok { // with times of today
+			now := serverTime(t, server)
+			w.clear, w.when, w.till = w.clear+now+ahead, w.when+now, w.till+now
+			value = w.value()
 		}
 		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
 		key := r.keys.of(&b)
@@ -1509,7 +1503,7 @@ func FuzzStoredValue(f *testing.F) {
 			t.Fatalf("%.40q: %d admitted", value, admitted)
 		}
 		stored, err := server.Client().Get(t.Context(), key).Result()
-		if admitted > 0 && strings.Count(stored, ":") == 3 { // units are held
+		if admitted > 0 && len(stored) == 41 { // units are held
 			if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl <= 0 {
 				t.Fatalf("%.40q: expires in %v", stored, ttl)
 			}

@@ -145,7 +145,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 			key := node.keys.of(&b)
 			s, _ := storedState(t, server, key)
 			s = b.Limit.add(s, 1, moment{now: s.free()}) // as soon as it is free
-			server.Client().Set(t.Context(), key, b.Limit.written(s, s.free()).value(), time.Hour)
+			server.Client().Set(t.Context(), key, b.Limit.written(s, serverTime(t, server)).value(), time.Hour)
 		}, true},
 		{"another's denial by one that warms up", -1, ask, false},
 		{"nothing, of a log", -2, nothing, false},
@@ -305,7 +305,7 @@ func TestEqualRemovals(t *testing.T) {
 		var keys []string
 		for i := range 2 * buckets {
 			keys = append(keys, fmt.Sprint("gone", i))
-			if err := client.Set(t.Context(), keys[i], fmt.Sprintf("%d001", now+limit.rate()), 0).Err(); err != nil {
+			if err := client.Set(t.Context(), keys[i], limit.written(level{clear: now + limit.rate()}, now).value(), 0).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}

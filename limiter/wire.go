@@ -1,36 +1,41 @@
 package limiter
 
 import (
-	_ "embed"
+	"embed"
 	"encoding/binary"
 	"fmt"
 	"math"
-	"slices"
-	"strings"
+	"regexp"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-var (
-	//go:embed take.lua
-	takeLua string
-	//go:embed sliding.lua
-	slidingLua string
-	//go:embed log.lua
-	logLua string
-	//go:embed warm.lua
-	warmLua string
+//go:embed *.lua
+var luaFiles embed.FS
 
+var (
 	// takeSource is the source of the script that decides requests on the servers:
-	// take.lua with the files that it names.
-	takeSource = strings.NewReplacer(
-		"--@ sliding.lua\n", slidingLua, "--@ log.lua\n", logLua, "--@ warm.lua\n", warmLua,
-	).Replace(takeLua)
+	// core.lua with the algorithms, which are in files of their own.
+	takeSource = compose("core.lua")
 	takeScript = newScript(takeSource)
 )
 
-// newScript returns a script with the given source, which replies as take.lua
+// inserted is a line of a Lua file that stands for another file.
+var inserted = regexp.MustCompile(`(?m)^ *--@ (\w+\.lua)$`)
+
+// compose returns a Lua file with those that it names.
+func compose(name string) string {
+	text, err := luaFiles.ReadFile(name)
+	if err != nil {
+		panic(err)
+	}
+	return inserted.ReplaceAllStringFunc(string(text), func(line string) string {
+		return compose(inserted.FindStringSubmatch(line)[1])
+	})
+}
+
+// newScript returns a script with the given source, which replies as core.lua
 // does.
 func newScript(source string) *redisscript.Script {
 	s := redisscript.NewScript(source)
@@ -45,7 +50,7 @@ func newScript(source string) *redisscript.Script {
 	return s
 }
 
-// What take.lua can do with a request's buckets, besides the values of Accounting.
+// What core.lua can do with a request's buckets, besides the values of Accounting.
 const (
 	whatHold    = 2
 	whatCommit  = 3
@@ -55,9 +60,9 @@ const (
 	whatReset   = 7
 )
 
-// appendGroup appends q as take.lua reads it: a run of one group.
+// appendGroup appends q as core.lua reads it: a run of one group.
 func (q *query) appendGroup(b []byte) []byte {
-	tells := slices.ContainsFunc(q.buckets, func(p asked) bool { return p.told.dirty != clean })
+	tells := q.tells()
 	b = binary.BigEndian.AppendUint16(b, 1)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(q.buckets))) //nolint:gosec // at most MaxBuckets
 	b = append(b, q.what, bit(tells))
@@ -121,7 +126,7 @@ func (req Request) logs() (n int) {
 // tellsHeld reports whether the reply to a group says what is held.
 func tellsHeld(what byte) bool { return what == whatHold || what == whatPeek || what == whatReset }
 
-// outcomes appends the outcomes in take.lua's reply about req to dst, and reports
+// outcomes appends the outcomes in core.lua's reply about req to dst, and reports
 // whether any key held something that is not a bucket. what says what was asked.
 func (req Request) outcomes(reply []int64, what byte, dst []outcome) (outcomes []outcome, corrupt bool, err error) {
 	each, held := repliesEach(what), tellsHeld(what)
@@ -165,4 +170,3 @@ func (req Request) outcomes(reply []int64, what byte, dst []outcome) (outcomes [
 	}
 	return outcomes, corrupt, nil
 }
-

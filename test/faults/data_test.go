@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/http"
 	"strings"
@@ -213,11 +214,12 @@ func garbage(tr *trial) {
 	res := nodes[0].get("k")
 	tr.is("a list counts as empty", res.StatusCode == 200 && res.Header.Get("X-RateLimit-Remaining") == "19")
 
-	// A time two hours ahead, of a bucket that was full when it was written: the
-	// clock was set back. The bucket is full, for no longer than it takes to
-	// drain.
-	ahead := fmt.Sprintf("%d%03d", time.Now().Add(2*time.Hour).UnixMicro(), size)
-	set(tr, server, keys[0], ahead)
+	// A bucket that was full when it was written, in two hours: the clock was set
+	// back. The bucket is full, for no longer than it takes to drain.
+	const drain = uint32(size * rate / time.Microsecond)
+	clear := uint64(time.Now().Add(2*time.Hour).UnixMicro()) + uint64(drain) //nolint:gosec // not negative
+	value := binary.BigEndian.AppendUint64(nil, 8<<60|clear<<8)
+	set(tr, server, keys[0], string(binary.BigEndian.AppendUint32(value, drain)))
 	res = nodes[0].get("k")
 	tr.is("two hours ahead counts as full", res.StatusCode == 429 && res.Header.Get("X-RateLimit-Clear") == "2.000")
 	events := nodes[0].events(began)
