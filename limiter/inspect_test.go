@@ -319,8 +319,7 @@ func TestResetWhileInFlight(t *testing.T) {
 			b.Cost = tc.cost
 			follow(m, &b, ahead{clear: 2 * hour})
 			send := func(b Bucket) *query {
-				q := keys{}.query(Request{Buckets: []Bucket{b}}, 0)
-				q = queryOf(f, Request{Buckets: []Bucket{b}})
+				q := queryOf(f, Request{Buckets: []Bucket{b}})
 				f.send(nil, callsOf(q))
 				return q
 			}
