@@ -105,7 +105,9 @@ func (l *Limit) setWindowBucket() error {
 		return badOption("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
 	}
 	b := &bucket{path: l.path, drip: value[int64]{option: "size", constant: limiter.MaxUnits}}
-	switch l.algorithm { //nolint:exhaustive // the others need nothing
+	switch l.algorithm { //nolint:exhaustive // the others have no window
+	case fixedWindow:
+		b.counts = limiter.Fixed
 	case slidingWindow:
 		b.counts, b.drip.constant = limiter.Sliding, limiter.SlidingWindow(1, time.Second).DripSize
 	case slidingLog:

@@ -220,7 +220,7 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 		switch br.limit.Algorithm {
 		case limiter.Sliding, limiter.Log, limiter.WarmUp:
 			window = br.limit.DripInterval
-		case limiter.Leaky:
+		case limiter.Leaky, limiter.Fixed:
 		}
 		b = appendParameter(b, ";w=", ceilSeconds(window))
 	}
@@ -247,7 +247,7 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 		case denied && d.RetryAfter > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(d.RetryAfter))
 		case denied:
-		case d.Remaining > 0 && d.Clear > 0 && br.limit.DripSize == limiter.MaxUnits:
+		case d.Remaining > 0 && d.Clear > 0 && br.limit.Algorithm == limiter.Fixed:
 			b = appendParameter(b, ";t=", ceilSeconds(d.Clear)) // a window ends
 		case d.Remaining > 0 && d.Clear > 0 && br.limit.Algorithm == limiter.Sliding:
 			ends := d.Clear

@@ -336,7 +336,7 @@ func (k *keyStats) add(b *limiter.Bucket, now time.Duration, filled level, denie
 	hash := maphash.String(k.seed, b.Key)
 	// A bucket of the client's address has a longer name than that of a key.
 	interval := b.Limit.DripInterval
-	if b.Limit.DripSize == limiter.MaxUnits {
+	if b.Limit.Algorithm == limiter.Fixed {
 		interval = 0 // a calendar period's varies
 	}
 	for _, v := range [...]uint64{uint64(interval), uint64(b.Limit.DripSize), uint64(len(b.Name))} {

@@ -9,10 +9,11 @@ import (
 type Algorithm uint8
 
 const (
-	Leaky   Algorithm = iota // a leaky bucket, see Limit; also fixed windows
+	Leaky   Algorithm = iota // a leaky bucket, see Limit
 	Sliding                  // two counters, see SlidingWindow
 	Log                      // the time of each admission, see SlidingLog
 	WarmUp                   // rates that grow after idleness, see WarmingUp
+	Fixed                    // fixed windows, see Window
 )
 
 // algorithms has each Algorithm: its name, the letter that names of its keys in Redis
@@ -28,6 +29,7 @@ var algorithms = [...]struct {
 	Sliding: {"sliding", 's', false, sliding{}},
 	Log:     {"log", 'l', true, logSummary{}},
 	WarmUp:  {"warm-up", 'w', false, warm{}},
+	Fixed:   {"fixed", 'f', false, window{}},
 }
 
 // String returns the algorithm's name.

@@ -82,7 +82,7 @@ local floor, min = math.floor, math.min
 local keys, runs = KEYS, ARGV
 
 local HORIZON, HELD_FOR = 2 ^ 50, 10000000
-local LEAKY, SLIDING, LOG, WARM = 0, 1, 2, 3
+local LEAKY, SLIDING, LOG, WARM, FIXED = 0, 1, 2, 3, 4
 local EACH, HOLD, COMMIT, RELEASE, REMOVE, PEEK, RESET = 1, 2, 3, 4, 5, 6, 7
 
 if #runs == 0 then
@@ -108,15 +108,19 @@ for r = 1, #runs do
     if kind ~= LEAKY then
       others = others or {}
       if not others[kind] then
-        --@ sliding.lua
-        if kind == WARM then
+        if kind == FIXED then
+          --@ window.lua
+          others[FIXED] = window
+        elseif kind == WARM then
           --@ warm.lua
           others[WARM] = warm
-        elseif kind == LOG then
-          --@ log.lua
-          others[LOG], readers = logged, {[LOG] = read}
         else
+          --@ sliding.lua
           others[SLIDING] = sliding
+          if kind == LOG then
+            --@ log.lua
+            others[LOG], readers = logged, {[LOG] = read}
+          end
         end
       end
       is = others[kind]

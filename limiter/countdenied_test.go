@@ -25,7 +25,7 @@ func TestCountDeniedFollowsDescription(t *testing.T) {
 		case 0:
 			m := new(model)
 			if l = drawLimit(t); l.DripSize == MaxUnits {
-				l.DripSize = 1
+				l.DripSize, l.Algorithm = 1, Leaky
 			}
 			take = func(now, cost int64) Decision {
 				d := m.take(l, now, cost)

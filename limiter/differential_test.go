@@ -143,7 +143,7 @@ func drawShape(t *rapid.T) Limit {
 			l = WarmingUp(2, time.Second, 4*time.Second, 3)
 		}
 	}
-	if l.Algorithm == Leaky && rapid.Bool().Draw(t, "aligned") || l.Algorithm == Sliding {
+	if (l.Algorithm == Leaky || l.Algorithm == Fixed) && rapid.Bool().Draw(t, "aligned") || l.Algorithm == Sliding {
 		l.Aligned = true
 		l.Phase = time.Duration(rapid.Int64Range(0, l.rate()-1).Draw(t, "phase")) * time.Microsecond
 	}

@@ -176,7 +176,6 @@ func TestScriptJoinsTimes(t *testing.T) {
 	aligned, window := free, Window(100, 100*time.Millisecond)
 	aligned.Aligned = true
 	clock := ClockWindow(100, 100*time.Millisecond, time.Unix(0, 0))
-	full := func(units int64) int64 { return MaxUnits - units }
 	for _, tc := range []struct {
 		name               string
 		limit              Limit
@@ -195,14 +194,14 @@ func TestScriptJoinsTimes(t *testing.T) {
 		{"drips of the clock", aligned, true, level{500 * ms, 7}, level{540 * ms, 2}, level{500 * ms, 2}},
 		{"drips of the clock, the server has none", aligned, true, level{}, level{540 * ms, 2}, level{500 * ms, 2}},
 		{"drips of the clock, drained", aligned, true, level{}, level{40 * ms, 2}, level{}},
-		{"a window", window, false, level{60 * ms, full(5)}, level{90 * ms, full(7)}, level{60 * ms, full(7)}},
-		{"a window that has ended", window, false, level{90 * ms, full(5)}, level{30 * ms, full(7)}, level{90 * ms, full(5)}},
-		{"a window that began here", window, true, level{90 * ms, full(5)}, level{30 * ms, full(7)}, level{90 * ms, full(7)}},
-		{"a window that began here later", window, true, level{30 * ms, full(7)}, level{90 * ms, full(5)}, level{90 * ms, full(7)}},
-		{"a window of the clock", clock, false, level{100 * ms, full(5)}, level{140 * ms, full(7)}, level{100 * ms, full(7)}},
-		{"a window of the clock, too late", clock, false, level{100 * ms, full(5)}, level{170 * ms, full(7)}, level{100 * ms, full(7)}},
-		{"a window of the clock that has ended", clock, true, level{100 * ms, full(5)}, level{40 * ms, full(7)}, level{100 * ms, full(5)}},
-		{"a window of the clock that has ended, the server has none", clock, true, level{}, level{40 * ms, full(7)}, level{}},
+		{"a window", window, false, level{60 * ms, 5}, level{90 * ms, 7}, level{60 * ms, 7}},
+		{"a window that has ended", window, false, level{90 * ms, 5}, level{30 * ms, 7}, level{90 * ms, 5}},
+		{"a window that began here", window, true, level{90 * ms, 5}, level{30 * ms, 7}, level{90 * ms, 7}},
+		{"a window that began here later", window, true, level{30 * ms, 7}, level{90 * ms, 5}, level{90 * ms, 7}},
+		{"a window of the clock", clock, false, level{100 * ms, 5}, level{140 * ms, 7}, level{100 * ms, 7}},
+		{"a window of the clock, too late", clock, false, level{100 * ms, 5}, level{170 * ms, 7}, level{100 * ms, 7}},
+		{"a window of the clock that has ended", clock, true, level{100 * ms, 5}, level{40 * ms, 7}, level{100 * ms, 5}},
+		{"a window of the clock that has ended, the server has none", clock, true, level{}, level{40 * ms, 7}, level{}},
 	} {
 		v.flush(t)
 		v.at(t, v.now-v.now%(100*ms)+100*ms)
@@ -487,10 +486,10 @@ func TestFollowAfterDrain(t *testing.T) {
 	m := NewMemory(func() time.Duration { return now })
 	f := newFallback(m, 50*time.Millisecond, "")
 	b := Bucket{Name: "b", Key: "k", Limit: Window(20, time.Second), Cost: 1}
-	follow(m, &b, ahead{clear: 40_000, rest: MaxUnits - 20})
+	follow(m, &b, ahead{clear: 40_000, rest: 20})
 	f.restarted(nil)
 	now += 50 * time.Millisecond // it ended 10 ms ago, and on the server some time before
-	if follow(m, &b, ahead{clear: 980_000, rest: MaxUnits - 1}); unitsIn(t, m, b) != 1 {
+	if follow(m, &b, ahead{clear: 980_000, rest: 1}); unitsIn(t, m, b) != 1 {
 		t.Errorf("holds %d units, want 1", unitsIn(t, m, b))
 	}
 }

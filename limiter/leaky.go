@@ -7,10 +7,9 @@ import (
 	"time"
 )
 
-// leaky counts units in a leaky bucket, see Limit. Its level is when the bucket runs
-// empty, and by how many units the last drip before that falls short of a full one. A
-// fixed window is a leaky bucket that loses all it holds with each drip. Its methods
-// are small enough to be inlined where that counts.
+// leaky counts units in a leaky bucket, see Limit. The time of its level is when the
+// bucket runs empty, and the rest is by how many units the last drip before that falls
+// short of a full one. Its methods are small enough to be inlined where that counts.
 type leaky struct{}
 
 func (leaky) validate(l *Limit) error {
@@ -98,16 +97,13 @@ func (a leaky) atLeast(l *Limit, s level, n, size int64, at moment) level {
 	if room > 0 {
 		s = a.add(l, s, min(n, room), at)
 	}
-	if n > room && !isWindow(l) {
+	if n > room {
 		if full := a.full(l, size, at); s.below(full) {
 			return full
 		}
 	}
 	return s
 }
-
-// isWindow reports whether l's buckets are fixed windows.
-func isWindow(l *Limit) bool { return l.DripSize == MaxUnits }
 
 // count fills the bucket, as of now.
 func (a leaky) count(l *Limit, s level, n, _ int64, at moment) level {
@@ -116,9 +112,6 @@ func (a leaky) count(l *Limit, s level, n, _ int64, at moment) level {
 		return s
 	}
 	full := a.full(l, units, at)
-	if isWindow(l) && s.clear > at.now {
-		full.clear = s.clear // the window ends when it would
-	}
 	if s.clear <= at.now {
 		return full
 	}
@@ -151,10 +144,4 @@ func (leaky) arriving(l *Limit, s ahead, late int64) (arrived ahead, drained boo
 	return ahead{clear: s.clear}, s.clear <= l.rate()
 }
 
-// ending: windows of the clock end.
-func (leaky) ending(l *Limit, s level, now, late int64) level {
-	if l.Aligned && isWindow(l) && s.clear > now && s.clear-now <= late {
-		s.rest = min(s.rest, MaxUnits-l.Size)
-	}
-	return s
-}
+func (leaky) ending(_ *Limit, s level, _, _ int64) level { return s }

@@ -1,7 +1,6 @@
 -- A leaky bucket loses drip units every rate. phase is when, by the clock, or -1 if
 -- from its first charge. Its time is when it runs empty, and its rest by how many units
--- the last drip before that falls short of a full one. A fixed window loses all that it
--- holds with each drip: its drip is 2^49. leaky.go has the same arithmetic.
+-- the last drip before that falls short of a full one. leaky.go has the same arithmetic.
 local function leaky(what, clear, rest, n, at, size, rate, drip, phase, other, own, _, spare)
   if what == 'room' or what == 'beside' then
     if clear <= at then
@@ -21,24 +20,18 @@ local function leaky(what, clear, rest, n, at, size, rate, drip, phase, other, o
   elseif what == 'near' then -- the nearest drip, if that is known
     if phase >= 0 then
       other = phase + math.floor((other - phase) / rate + 0.5) * rate
-      if drip == 562949953421312 then -- no window ends later than the present one
-        other = math.min(other, at - (at - phase) % rate + rate)
-      end
     elseif clear > at and own == 0 then
       other = clear + math.floor((other - clear) / rate + 0.5) * rate
     end
     return other
 
-  elseif what == 'count' then -- it is full, as of now, or until its window ends
+  elseif what == 'count' then -- it is full, as of now
     local units = size - n
     if units < 1 then
       return clear, rest
     end
     local whole = units + -units % drip
     other, spare = (phase < 0 and at or at - (at - phase) % rate) + whole / drip * rate, whole - units
-    if drip == 562949953421312 and clear > at then
-      other = clear
-    end
   end
 
   -- join: the later of two times holds no less than the other level, now and at any

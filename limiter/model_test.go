@@ -164,6 +164,9 @@ func drawLimit(t *rapid.T) Limit {
 	}
 	rate := rapid.SampledFrom([]int64{1, 2, 7, 1000, 999_983, 1_000_000, 60_000_000}).Draw(t, "drip rate")
 	l := Limit{Size: size, DripInterval: time.Duration(rate) * time.Microsecond, DripSize: drip}
+	if drip == MaxUnits {
+		l.Algorithm = Fixed
+	}
 	if rapid.Bool().Draw(t, "aligned") {
 		l.Aligned = true
 		l.Phase = time.Duration(rapid.Int64Range(0, rate-1).Draw(t, "phase")) * time.Microsecond

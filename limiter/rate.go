@@ -41,10 +41,9 @@ func Every(d time.Duration) Limit {
 // is a whole number of microseconds. Otherwise the Limit is not valid, and every
 // request returns an error.
 //
-// Such a bucket loses all it holds at the end of the window: its DripSize is
-// MaxUnits. Several Sizes may therefore share a window.
+// Several Sizes may share a window.
 func Window(n int64, d time.Duration) Limit {
-	return Limit{Size: n, DripInterval: d, DripSize: MaxUnits}
+	return Limit{Size: n, DripInterval: d, DripSize: MaxUnits, Algorithm: Fixed}
 }
 
 // ClockWindow is like [Window], but the windows begin at start and every d before

@@ -566,6 +566,8 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 				levels[i].rest |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
 			case WarmUp:
 				levels[i].rest = rapid.Int64Range(0, min(b.Limit.warmUp(), levels[i].clear)).Draw(t, "to be cold")
+			case Fixed:
+				levels[i].rest = rapid.Int64Range(1, b.Limit.Size).Draw(t, "units")
 			case Leaky:
 			}
 			levels[i].inFlight = rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight")

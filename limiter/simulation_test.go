@@ -147,7 +147,11 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 			DripInterval: rates[h.random.IntN(len(rates))],
 			DripSize:     pick[int64](h.random, 1, 1, 1, 2, 3, MaxUnits),
 		}})
-		if l := &h.buckets[i].Limit; h.random.IntN(4) == 0 {
+		l := &h.buckets[i].Limit
+		if l.DripSize == MaxUnits {
+			l.Algorithm = Fixed
+		}
+		if h.random.IntN(4) == 0 {
 			l.Aligned, l.Phase = true, time.Duration(h.random.Int64N(l.rate()))*time.Microsecond
 			switch h.random.IntN(4) {
 			case 0:
@@ -628,7 +632,7 @@ func (a *agenda) Pop() any {
 func TestToldLevelsLeaveNoRoom(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	const second = 1_000_000
-	window := func(units int64) level { return level{1800 * second, MaxUnits - units} }
+	window := func(units int64) level { return level{1800 * second, units} }
 	sevens := Limit{Size: 14, DripInterval: 10 * time.Second, DripSize: 7}
 	for _, tc := range []struct {
 		name   string
@@ -644,7 +648,7 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 		{"a window, as much in flight", Window(10, time.Hour), 0, window(5), 5, true, 0, 0},
 		{"a window, some in flight", Window(10, time.Hour), 0, window(5), 3, true, 0, 2},
 		{"a window that the server knows less of", Window(10, time.Hour), 2, window(5), 3, true, 0, 2},
-		{"a window of the clock that has ended", ClockWindow(10, time.Hour, time.Unix(0, 0)), 2, level{second, MaxUnits - 9}, 3, false, 0, 5},
+		{"a window of the clock that has ended", ClockWindow(10, time.Hour, time.Unix(0, 0)), 2, level{second, 9}, 3, false, 0, 5},
 		{"slack, with units in flight", sevens, 0, level{second, 5}, 3, true, 0, 9},
 		{"an empty bucket, with units in flight", sevens, 0, level{}, 12, true, 0, 2},
 		{"a later drip that holds fewer units", sevens, 8, level{14 * second, 0}, 0, true, 0, 0},

@@ -1,0 +1,37 @@
+-- A fixed window loses all that it holds when it ends. phase is when windows begin by
+-- the clock, or -1 if each begins with the first charge after the one before. Its time
+-- is when it ends, and its rest the units that it holds; rate is how long it is.
+-- window.go has the same arithmetic.
+local function window(what, clear, rest, n, at, size, rate, _, phase, other, own, _, units)
+  if what == 'room' or what == 'beside' then
+    return clear > at and size - n - rest or size - n
+
+  elseif what == 'add' or what == 'count' then
+    if what == 'count' and n >= size then
+      return clear, rest
+    elseif clear <= at then
+      clear, rest = (phase < 0 and at or at - (at - phase) % rate) + rate, 0
+    end
+    if what == 'count' then -- it is full until it ends
+      return clear, math.max(rest, size - n)
+    end
+    return clear, math.min(rest + n, 562949953421312)
+
+  elseif what == 'near' then -- the nearest end, if that is known; none is after the present one's
+    if phase >= 0 then
+      other = phase + math.floor((other - phase) / rate + 0.5) * rate
+      return math.min(other, at - (at - phase) % rate + rate)
+    elseif clear > at and own == 0 then
+      other = clear + math.floor((other - clear) / rate + 0.5) * rate
+    end
+    return other
+  end
+
+  -- join: the later window, or of one that both know the larger count.
+  if clear <= at or other - clear >= rate then
+    return other, units
+  elseif other - clear <= -rate then
+    return clear, rest
+  end
+  return math.max(clear, other), math.max(rest, units)
+end
