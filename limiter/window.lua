@@ -17,14 +17,14 @@ local function window(what, clear, rest, n, at, size, rate, _, phase, other, own
     end
     return clear, math.min(rest + n, 562949953421312)
 
-  elseif what == 'near' then -- the nearest end, if that is known; none is after the present one's
+  elseif what == 'near' then -- the nearest end, if that is known
+    local last = at + rate -- no window ends later
     if phase >= 0 then
-      other = phase + math.floor((other - phase) / rate + 0.5) * rate
-      return math.min(other, at - (at - phase) % rate + rate)
+      other, last = phase + math.floor((other - phase) / rate + 0.5) * rate, last - (at - phase) % rate
     elseif clear > at and own == 0 then
       other = clear + math.floor((other - clear) / rate + 0.5) * rate
     end
-    return other
+    return math.min(other, last)
   end
 
   -- join: the later window, or of one that both know the larger count.
