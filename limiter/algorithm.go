@@ -16,20 +16,22 @@ const (
 	Fixed                    // fixed windows, see Window
 )
 
-// algorithms has each Algorithm: its name, the letter that names of its keys in Redis
-// end with, unless it is the first, whether it keeps a log of admissions, and how it
-// counts. To add one, write the two files that count, in Go and in Lua, and a line here.
-var algorithms = [...]struct {
-	name   string
-	letter byte
-	logs   bool
-	counting
-}{
+// algorithms has each Algorithm. To add one, write the two files that count, in Go and in
+// Lua, and a line here and in core.lua.
+var algorithms = []algorithm{
 	Leaky:   {"leaky", 0, false, leaky{}},
 	Sliding: {"sliding", 's', false, sliding{}},
 	Log:     {"log", 'l', true, logSummary{}},
 	WarmUp:  {"warm-up", 'w', false, warm{}},
 	Fixed:   {"fixed", 'f', false, window{}},
+}
+
+// algorithm is what there is to an Algorithm.
+type algorithm struct {
+	name     string
+	letter   byte // that names of its keys in Redis end with; 0 for the first
+	logs     bool // whether it keeps a log of admissions
+	counting      // how it counts
 }
 
 // String returns the algorithm's name.

@@ -1,0 +1,134 @@
+package limiter
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// pause is an algorithm of a test: after each request that is admitted, the next has to
+// wait for the drip interval, whatever it costs.
+type pause struct{}
+
+func (pause) validate(*Limit) error { return nil }
+
+func (pause) drainTime(l *Limit) time.Duration { return l.DripInterval }
+
+func (pause) dripTime(l *Limit, _ int64) time.Duration { return l.DripInterval }
+
+func (pause) doubles(l *Limit) (rate, drip, phase float64) { return float64(l.rate()), 1, -1 }
+
+func (pause) restEnd(*Limit) int64 { return 1 }
+
+func (pause) room(l *Limit, s level, n, now int64) int64 {
+	if s.clear > now || n > 0 {
+		return 0
+	}
+	return l.Size
+}
+
+func (a pause) remaining(l *Limit, s level, now int64) int64 { return a.room(l, s, 0, now) }
+
+func (pause) wait(_ *Limit, s level, _, now int64) int64 { return max(s.clear-now, 0) }
+
+func (pause) units(_ *Limit, s level, now int64) int64 { return min(max(s.clear-now, 0), 1) }
+
+func (pause) add(l *Limit, s level, _ int64, at moment) level {
+	return level{clear: max(s.clear, at.now) + l.rate()}
+}
+
+func (pause) atLeast(l *Limit, s level, _, _ int64, at moment) level {
+	return level{clear: max(s.clear, at.now+l.rate())}
+}
+
+func (pause) count(_ *Limit, s level, _, _ int64, _ moment) level { return s }
+
+func (pause) join(_ *Limit, a, b level, _ time.Duration, _ bool) level {
+	return level{clear: max(a.clear, b.clear)}
+}
+
+func (pause) arriving(_ *Limit, s ahead, _ int64) (ahead, bool) { return s, false }
+
+func (pause) ending(_ *Limit, s level, _, _ int64) level { return s }
+
+const pauseLua = `
+local function pause(what, clear, rest, n, at, size, rate, _, _, other)
+  if what == 'room' or what == 'beside' then
+    return clear <= at and n == 0 and size or 0
+  elseif what == 'add' then
+    return math.max(clear, at) + rate, 0
+  elseif what == 'near' then
+    return other
+  elseif what == 'join' then
+    return math.max(clear, other), 0
+  end
+  return clear, rest
+end
+`
+
+// TestAlgorithmPlugsIn guards that an algorithm is a type in Go, a function in Lua and a
+// line in the two lists: with no more than that, both stores decide by it, alone and
+// beside others, and a node goes on from what a server told, and back.
+func TestAlgorithmPlugsIn(t *testing.T) {
+	toy := Algorithm(len(algorithms))
+	algorithms = append(algorithms, algorithm{"pause", 'p', false, pause{}})
+	t.Cleanup(func() { algorithms = algorithms[:toy] })
+	const first = "if kind == FIXED then"
+	source := strings.Replace(takeSource, first, fmt.Sprintf("if kind == %d then%sothers[%d] = pause\nelse%s", toy, pauseLua, toy, first), 1)
+
+	server := redistest.Start(t)
+	v := newVirtualOf(t, server, "rl:", source)
+	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	trace := 0
+	checkTraces(t, 2, func(t *rapid.T) {
+		trace++
+		rate := rapid.SampledFrom([]time.Duration{time.Second, time.Minute, time.Hour}).Draw(t, "interval")
+		b := Bucket{Name: "toy", Key: fmt.Sprint(trace), Limit: Limit{Size: 5, DripInterval: rate, DripSize: 1, Algorithm: toy}}
+		open := b // which always has room
+		open.Name, open.Limit, open.Cost = "open", Limit{Size: MaxUnits / 4, DripInterval: time.Microsecond, DripSize: 1}, 1
+		until := int64(0)
+		for range rapid.IntRange(1, 20).Draw(t, "requests") {
+			v.advance(t, time.Duration(rapid.Int64Range(0, 2*rate.Microseconds()).Draw(t, "gap"))*time.Microsecond)
+			b.Cost = rapid.Int64Range(1, b.Limit.Size+1).Draw(t, "cost")
+			denied := v.now < until || b.Cost > b.Limit.Size
+			for _, store := range []Store{v, m} {
+				if d := decide(t, store, AccountingAtomic, open, b)[1]; d.Denied != denied || denied && !d.Never && d.RetryAfter != time.Duration(until-v.now)*time.Microsecond {
+					t.Fatalf("%T: %+v, want denied %t until %d at %d", store, d, denied, until, v.now)
+				}
+			}
+			if !denied {
+				until = v.now + rate.Microseconds()
+			}
+		}
+	})
+
+	// A node that loses its server, and then has one that lost everything.
+	b := Bucket{Name: "toy", Key: "outage", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1, Algorithm: toy}, Cost: 1}
+	opt := RedisOptions{Addresses: []string{server.Addr}, KeyPrefix: "node:", Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}
+	r := newRedis(opt, newScript(source))
+	t.Cleanup(func() { _ = r.Close() })
+	r.Connect()
+	if d := mustTake(t, r, Request{Buckets: []Bucket{b}})[0]; d.Denied {
+		t.Errorf("at first: %+v", d)
+	}
+	server.Kill()
+	r.denyCache = newDenyCache(64)
+	if d := mustTake(t, r, Request{Buckets: []Bucket{b}})[0]; !d.Denied || d.By != DecidedByFallback {
+		t.Errorf("without a server: %+v", d)
+	}
+	server.Restart(t)
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		r.denyCache = newDenyCache(64)
+		if d := mustTake(t, r, Request{Buckets: []Bucket{b}})[0]; !d.Denied {
+			t.Fatalf("by a server that lost everything: %+v", d)
+		} else if d.By != DecidedByRedis {
+			return fmt.Errorf("decided by %v", d.By)
+		}
+		return nil
+	})
+}
