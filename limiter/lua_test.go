@@ -22,8 +22,8 @@ func TestLuaAlgorithmsStandAlone(t *testing.T) {
 		{"leaky", "10, 1000, 3, 7"},
 		{"window", "10, 1000, 0, -1"},
 		{"window", "10, 1000, 0, 7"},
-		{"sliding", fmt.Sprintf("10, 1000, %d, 7", slidingDrip)},
-		{"sliding", fmt.Sprintf("10, %d, %d, 7", int64(1)<<40, slidingDrip)},
+		{"sliding", fmt.Sprintf("10, 1000, %d, 7", int64(slidingDrip))},
+		{"sliding", fmt.Sprintf("10, %d, %d, 7", int64(1)<<40, int64(slidingDrip))},
 		{"warm", "10, 1000, 5001, 3"},
 	} {
 		source := compose(tc.name + ".lua")
