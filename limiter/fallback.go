@@ -177,15 +177,18 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
 		q.order, q.server, q.serverRestarted = f.sent, to, false
-		if q.abandoned {
-			continue
+		if q.what == whatRemove {
+			continue // what it tells is what is removed
 		}
 		for i := range q.buckets {
 			p := &q.buckets[i]
 			p.told, p.crossed, p.emptied = toldLevel{}, clean, false
-			if dirty {
+			if dirty && !q.abandoned {
 				p.told = f.toldOf(p)
 			}
+		}
+		if q.abandoned {
+			continue
 		}
 		if !leads {
 			q.cross()
