@@ -37,7 +37,7 @@ func (a accounting) inStore() limiter.Accounting {
 // If limits are asked in order, one call that charges all or none is all it takes for a
 // request that is admitted, and another one charges a denied request.
 func (e *evaluation) ask(a accounting, take func() error) error {
-	if a == accountingInOrder && len(e.buckets) > 1 && e.countsDenied() {
+	if a == accountingInOrder && len(e.buckets) > 1 && e.notesDenials() {
 		return e.askInTurn(take)
 	}
 	if err := take(); err != nil {
@@ -55,7 +55,7 @@ func (e *evaluation) ask(a accounting, take func() error) error {
 // that denies. The buckets behind it are dropped, as if they had not been asked.
 func (e *evaluation) chargeInOrder(take func() error) {
 	for first := e.firstDenied(); first > 0; {
-		bucket, policy, decision := e.buckets[first], e.policies[first], e.decisions[first]
+		bucket, of, decision := e.buckets[first], e.of[first], e.decisions[first]
 		e.cut(first)
 		e.decisions = e.decisions[:0]
 		if take() != nil {
@@ -64,7 +64,7 @@ func (e *evaluation) chargeInOrder(take func() error) {
 			continue
 		}
 		e.buckets = append(e.buckets, bucket)
-		e.policies = append(e.policies, policy)
+		e.of = append(e.of, of)
 		e.decisions = append(e.decisions, decision)
 		return
 	}
@@ -72,39 +72,43 @@ func (e *evaluation) chargeInOrder(take func() error) {
 }
 
 // askInTurn asks a store about one bucket after the other, until one denies, and drops
-// those behind it. Asked all at once, limits that count denied requests would count
-// them behind that one too, and twice before it.
+// those behind it. Asked all at once, limits that count denied requests, or ban for them,
+// would do so behind that one too, and twice before it.
 func (e *evaluation) askInTurn(take func() error) (err error) {
-	buckets, decisions := e.buckets, make([]limiter.Decision, 0, len(e.buckets))
+	buckets, of, decisions := e.buckets, e.of, make([]limiter.Decision, 0, len(e.buckets))
 	for i := range buckets {
-		e.buckets, e.decisions = buckets[i:i+1], e.decisions[:0]
+		e.buckets, e.of = buckets[i:i+1:i+1], of[i:i+1:i+1]
 		if err = take(); err != nil {
 			break
 		}
+		of[i] = e.of[0]
 		decisions = append(decisions, e.decisions...)
-		if decisions[i].Denied {
+		if decisions[i].Denied && !decisions[i].DryRun {
 			break
 		}
 	}
-	e.buckets, e.decisions = buckets, append(e.decisions[:0], decisions...)
+	e.buckets, e.of, e.decisions = buckets, of, append(e.decisions[:0], decisions...)
 	if err == nil {
 		e.cut(len(decisions))
 	}
 	return err
 }
 
-// countsDenied reports whether any of the buckets counts denied requests.
-func (e *evaluation) countsDenied() bool {
-	return slices.ContainsFunc(e.buckets, func(b limiter.Bucket) bool { return b.Limit.CountDenied })
+// notesDenials reports whether any of the limits counts denied requests, or bans for them.
+func (e *evaluation) notesDenials() bool {
+	return slices.ContainsFunc(e.of, func(c configured) bool { return c.limit.CountDenied || c.limit.bans != nil })
 }
 
 // firstDenied returns the index of the first bucket that has denied, or -1.
 func (e *evaluation) firstDenied() int {
-	return slices.IndexFunc(e.decisions, func(d limiter.Decision) bool { return d.Denied })
+	return slices.IndexFunc(e.decisions, func(d limiter.Decision) bool { return d.Denied && !d.DryRun })
 }
 
 // cut drops all buckets but the first n.
 func (e *evaluation) cut(n int) {
+	for i := n; i < len(e.of); i++ {
+		e.of[i].endWait()
+	}
 	clear(e.buckets[n:])
-	e.buckets, e.policies, e.decisions = e.buckets[:n], e.policies[:n], e.decisions[:min(n, len(e.decisions))]
+	e.buckets, e.of, e.decisions = e.buckets[:n], e.of[:n], e.decisions[:min(n, len(e.decisions))]
 }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -147,6 +148,9 @@ const adminSite = `
 	}
 	rate_limit /dynamic dynamic {
 		size {http.request.header.Size}
+		max_delay 5s
+		max_waiting 7
+		status 403
 	}
 	rate_limit /drips drips {
 		size 5
@@ -213,7 +217,7 @@ func TestAdminStatusAndLimits(t *testing.T) {
 
 	limits = a.ask("GET", "limits", "")["limits"].([]any)
 	for i, want := range []string{
-		`{"path": "dynamic", "handler": 0, "size": "{http.request.header.Size}", "drip_rate": 1}`,
+		`{"path": "dynamic", "handler": 0, "size": "{http.request.header.Size}", "drip_rate": 1, "max_delay": 5, "max_waiting": 7, "status": 403}`,
 		`{"path": "drips", "handler": 1, "drip_rate": "{http.request.header.Rate}"}`,
 		`{"path": "pair", "handler": 2, "key": "{http.request.header.User}-{http.vars.client_ip}"}`,
 		`{"path": "dripsize", "drip_size": "{http.request.header.Drip}"}`,
@@ -226,44 +230,11 @@ func TestAdminStatusAndLimits(t *testing.T) {
 		`{"path": "default", "name": "default#2", "size": 8, "route_matches": [[{"path": ["/two"]}]]}`,
 		`{"path": "api", "handler": 10, "server": "srv0", "hosts": ["127.0.0.1"], "algorithm": "leaky_bucket", "size": 10, "drip_rate": 10,
 			"drip_size": 1, "cost": 1, "key": "{http.request.header.User}", "ipv4_prefix": 32, "ipv6_prefix": 64,
-			"match": [{"path": ["/api/*"]}], "max_keys": 500000, "when_full": "forget", "track_top": 100,
+			"match": [{"path": ["/api/*"]}], "max_keys": 500000, "when_full": "forget", "track_top": 100, "status": 429,
 			"accounting": "atomic", "on_error": "fallback", "buckets": 1, "admitted": 2, "denied": 0, "spared": 1}`,
 		`{"path": "api/search", "parent": "api", "parent_matches": [[{"path": ["/api/*"]}]], "size": 2, "cost": 2, "when_full": "share"}`,
 	} {
 		wantJSON(t, limits[i], want)
-	}
-}
-
-// TestAdminRates guards that the rates are those of the last seconds, and not of the
-// whole time.
-func TestAdminRates(t *testing.T) {
-	c := countersOf("rates")
-	defer c.release()
-	var s countSamples
-	start := time.Now()
-	if _, age := s.since(start); age != 0 {
-		t.Errorf("without samples they are %v old", age)
-	}
-	admit := func(n uint64) { c.stripes[0].decisions[countedAdmitted][0].Add(n) }
-	for i := range 20 {
-		s.sample(start.Add(time.Duration(i) * watchEvery))
-		admit(uint64(i))
-	}
-	end := start.Add(20 * watchEvery)
-	before, age := s.since(end)
-	if want := recentSamples * watchEvery; age != want {
-		t.Errorf("the oldest sample is %v old, want %v", age, want)
-	}
-	got := countsAnswerOf(c, before, age)
-	if want := float64(14+15+16+17+18+19) / age.Seconds(); got.Rates["admitted"] != want || got.Admitted != 190 {
-		t.Errorf("%v a second of %d, want %v", got.Rates["admitted"], got.Admitted, want)
-	}
-	if _, age := s.since(end.Add(time.Hour)); age != 0 {
-		t.Errorf("after a pause the samples are %v old", age)
-	}
-	again := limitCounts{admitted: 3}.minus(limitCounts{admitted: 10})
-	if again.admitted != 3 {
-		t.Errorf("counts that have started again have grown by %d", again.admitted)
 	}
 }
 
@@ -296,9 +267,9 @@ func TestAdminBadRequests(t *testing.T) {
 		status  int
 		want    string
 	}{
-		{[3]string{"GET", "", ""}, 404, "unknown endpoint, want /rate_limit/status, /rate_limit/limits, /rate_limit/peek, /rate_limit/reset or /rate_limit/top"},
-		{[3]string{"GET", "nothing", ""}, 404, "unknown endpoint, want /rate_limit/status, /rate_limit/limits, /rate_limit/peek, /rate_limit/reset or /rate_limit/top"},
-		{[3]string{"POST", "ban", "{}"}, 404, "unknown endpoint, want /rate_limit/status, /rate_limit/limits, /rate_limit/peek, /rate_limit/reset or /rate_limit/top"},
+		{[3]string{"GET", "", ""}, 404, "unknown endpoint, want /rate_limit/status, /rate_limit/limits, /rate_limit/peek, /rate_limit/reset, /rate_limit/ban, /rate_limit/unban, /rate_limit/bans or /rate_limit/top"},
+		{[3]string{"GET", "nothing", ""}, 404, "unknown endpoint, want /rate_limit/status, /rate_limit/limits, /rate_limit/peek, /rate_limit/reset, /rate_limit/ban, /rate_limit/unban, /rate_limit/bans or /rate_limit/top"},
+		{[3]string{"POST", "bann", "{}"}, 404, "unknown endpoint, want /rate_limit/status, /rate_limit/limits, /rate_limit/peek, /rate_limit/reset, /rate_limit/ban, /rate_limit/unban, /rate_limit/bans or /rate_limit/top"},
 		{[3]string{"POST", "status", ""}, 405, `method: got "POST", want GET`},
 		{[3]string{"DELETE", "limits", ""}, 405, `method: got "DELETE", want GET`},
 		{[3]string{"GET", "peek", ""}, 405, `method: got "GET", want POST`},
@@ -313,14 +284,12 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`[]`), 400, "body: want an object, " + body},
 		{post(`null`), 400, "body: want an object, " + body},
 		{post("{\"limit\": \"api\", \"key\": \"\xff" + secret + "\"}"), 400, "body: got text that is not UTF-8, want " + body},
-		{post(`{"limit": "api", "key": "` + strings.Repeat("x", maxBody) + `"}`), 413, "body: want at most 65536 bytes"},
+		{post(`{"limit": "api", "key": "` + strings.Repeat("x", 64<<10) + `"}`), 413, "body: want at most 65536 bytes"},
 		{post(`{}`), 400, "body: got neither limit, key nor address, want some of them, " + body},
 		{post(`{"address": "` + secret + `"}`), 400, `address: want an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": 1}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": ""}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": null}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
-		{post(`{"limit": "api", "limit": "api"}`), 400, "body: got a duplicate field, want limit, key and address once at most"},
-		{post(`{"Limit": "api"}`), 400, "body: got an unknown field, want limit and key or address"},
 		{post(`{"` + secret + `": "api"}`), 400, "body: got an unknown field, want limit and key or address"},
 		{post(`{"limit": "api", "key": 7}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
 		{post(`{"limit": "api", "key": null}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
@@ -333,18 +302,18 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`{"limit": "\ufffd", "key": "` + secret + `"}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": "api", "address": 7}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": "api", "address": null}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
-		{post(`{"limit": "api", "key": "` + secret + `", "address": "` + secret + `"}`), 400, "address: got it together with limit and key, want one of them"},
+		{post(`{"limit": "api", "key": "` + secret + `", "address": "` + secret + `"}`), 400, "address: cannot be combined with limit and key"},
 
 		{post(`{"limit": "` + secret + `", "key": "api"}`), 404, "limit: the running config has no such limit, want all, api, api/search, default, drips, dripsize, dynamic, off, old, old/min_interval, pair or user"},
-		{post(`{"limit": "default", "key": "` + secret + `"}`), 409, "limit: several limits without a name have this path, with other keys or numbers; want default#1 or default#2, or limits with names"},
+		{post(`{"limit": "default", "key": "` + secret + `"}`), 409, "limit: several limits without a name have this path, with other keys or numbers; want default#1 or default#2, or give the limits names"},
 		{post(`{"limit": "off", "key": "203.0.113.7"}`), 400, "limit: its factor is 0, so it has no buckets"},
-		{post(`{"limit": "drips", "key": "203.0.113.7"}`), 400, "limit: its drip_rate depends on the request, and each value has its own buckets; no key alone tells which"},
-		{post(`{"limit": "dripsize", "key": "203.0.113.7"}`), 400, "limit: its drip_size depends on the request, and each value has its own buckets; no key alone tells which"},
+		{post(`{"limit": "drips", "key": "203.0.113.7"}`), 400, "limit: its drip_rate depends on the request, and each value has its own buckets, so a key does not identify one"},
+		{post(`{"limit": "dripsize", "key": "203.0.113.7"}`), 400, "limit: its drip_size depends on the request, and each value has its own buckets, so a key does not identify one"},
 		{post(`{"limit": "api"}`), 400, "key: got none, want a text that {http.request.header.User} can expand to"},
 		{post(`{"limit": "api", "key": ""}`), 400, "key: got an empty one; a request without a key has the bucket of its client's address, want address instead"},
-		{post(`{"limit": "api", "key": []}`), 400, "key: got an array of 0, want one value for each placeholder in {http.request.header.User}, which has 1"},
-		{post(`{"limit": "api", "key": ["a", "` + secret + `"]}`), 400, "key: got an array of 2, want one value for each placeholder in {http.request.header.User}, which has 1"},
-		{post(`{"limit": "pair", "key": "` + secret + `"}`), 400, "key: got a text, want an array with one value for each placeholder in {http.request.header.User}-{http.vars.client_ip}"},
+		{post(`{"limit": "api", "key": []}`), 400, "key: number of values: got 0, want 1, one for each placeholder in {http.request.header.User}"},
+		{post(`{"limit": "api", "key": ["a", "` + secret + `"]}`), 400, "key: number of values: got 2, want 1, one for each placeholder in {http.request.header.User}"},
+		{post(`{"limit": "pair", "key": "` + secret + `"}`), 400, "key: number of values: got 1, want 2, one for each placeholder in {http.request.header.User}-{http.vars.client_ip}"},
 		{post(`{"limit": "pair", "key": ["a", "` + secret + `"]}`), 400, "key: want an IP address for {http.vars.client_ip}, or a prefix of 32 bits of IPv4 or 64 of IPv6"},
 		{post(`{"limit": "pair", "key": ["", ""]}`), 400, "key: got an empty one; a request without a key has the bucket of its client's address, want address instead"},
 		{post(`{"limit": "all", "key": "` + secret + `"}`), 400, "key: want everyone, the only key of this limit, or none"},
@@ -476,7 +445,7 @@ func TestAdminAllLimits(t *testing.T) {
 	const needs = "it needs a value for each placeholder of its key: "
 	const (
 		api    = `{"limit": "api", "key": "u", "level": 1}`
-		pair   = `{"limit": "pair", "values": ["u", "127.0.0.1"], "level": 1}`
+		pair   = `{"limit": "pair", "key": "u,127.0.0.1", "level": 1}`
 		old    = `{"limit": "old", "key": "127.0.0.0/24", "size": 2, "level": 1}`
 		minInt = `{"limit": "old/min_interval", "key": "127.0.0.0/24", "level": 1, "remaining": 0}`
 		all    = `{"limit": "all", "key": "everyone", "level": 1}`
@@ -495,7 +464,7 @@ func TestAdminAllLimits(t *testing.T) {
 			map[string]string{
 				"api": needs + "{http.request.header.User}", "pair": needs + "{http.request.header.User}",
 				"default#2": needs + "{http.request.header.User}", "off": "limit: its factor is 0, so it has no buckets",
-				"drips": "limit: its drip_rate depends on the request, and each value has its own buckets; no key alone tells which",
+				"drips": "limit: its drip_rate depends on the request, and each value has its own buckets, so a key does not identify one",
 			},
 		},
 		{
@@ -689,7 +658,7 @@ func TestAdminTop(t *testing.T) {
 			{"address": "127.0.0.1", "key": null, "requests": 1, "denied": 0},
 			{"key": "calm\" <é", "requests": 1, "denied": 0}]}`)
 		wantJSON(t, a.ask("GET", "top?limit=api&by=denied&n=5", ""), `{"by": "denied", "entries": [{"key": "busy", "requests": 12, "denied": 2}]}`)
-		wantJSON(t, a.ask("GET", "top?limit=pair", ""), `{"entries": [{"values": ["u", "127.0.0.1"], "key": null, "requests": 4, "denied": 1}]}`)
+		wantJSON(t, a.ask("GET", "top?limit=pair", ""), `{"entries": [{"key": "u,127.0.0.1", "requests": 4, "denied": 1}]}`)
 	}
 	check()
 	c.admin = a.addr
@@ -712,8 +681,8 @@ func TestAdminTop(t *testing.T) {
 }
 
 // TestAdminTopNotUTF8 guards that top says which keys JSON can't represent, those of
-// several placeholders too, and that no others are marked: not those with U+FFFD,
-// those whose lengths are not UTF-8, nor those that were cut within a character.
+// several placeholders too, and that no others are marked: not those with U+FFFD, nor
+// those that were cut within a character.
 func TestAdminTopNotUTF8(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: `
 		rate_limit one {
@@ -734,8 +703,7 @@ func TestAdminTopNotUTF8(t *testing.T) {
 		}
 	}
 	type entry struct {
-		Key       *string
-		Values    []string
+		Key       string
 		Truncated bool
 		NotUTF8   bool `json:"not_utf8"`
 	}
@@ -746,20 +714,17 @@ func TestAdminTopNotUTF8(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range answer.Entries {
-			if e.Key != nil {
-				e.Values = []string{*e.Key}
-			}
 			if e.Truncated {
-				e.Values = []string{"truncated"}
+				e.Key = "truncated"
 			}
-			list = append(list, fmt.Sprintf("%+q %t", e.Values, e.NotUTF8))
+			list = append(list, fmt.Sprintf("[%+q] %t", e.Key, e.NotUTF8))
 		}
 		return list
 	}
 	if got, want := fmt.Sprint(list("one")), `[["\ufffd"] true ["\ufffd"] false ["a"] false ["truncated"] false]`; got != want {
 		t.Errorf("one placeholder: got %s, want %s", got, want)
 	}
-	if got, want := fmt.Sprint(list("two")), `[["\ufffd" ""] true ["\ufffd" "a"] false ["a" "\ufffd"] true ["truncated"] false]`; got != want {
+	if got, want := fmt.Sprint(list("two")), `[["\ufffd,"] true ["\ufffd,a"] false ["a,\ufffd"] true ["truncated"] false]`; got != want {
 		t.Errorf("two placeholders: got %s, want %s", got, want)
 	}
 	r := runCommand(t, "top", "--address", a.addr, "--limit", "one", "--by", "requests")
@@ -810,7 +775,7 @@ func TestAdminTopStream(t *testing.T) {
 	}
 	for lines.Scan() {
 	}
-	if lines.Err() != nil || time.Since(start) > watchTime/2 {
+	if lines.Err() != nil || time.Since(start) > adminapi.WatchTime/2 {
 		t.Errorf("after a reload the stream ended in %v: %v", time.Since(start), lines.Err())
 	}
 	res = open()

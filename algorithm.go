@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -19,6 +21,8 @@ const (
 	slidingWindow algorithm = "sliding_window"
 	slidingLog    algorithm = "sliding_log"
 	warmUp        algorithm = "warm_up"
+
+	concurrency algorithm = "concurrency" // which is an option instead
 )
 
 // parseAlgorithm parses the algorithm option.
@@ -26,6 +30,7 @@ func parseAlgorithm(text string) (algorithm, string) {
 	switch a := algorithm(text); a {
 	case leakyBucket, tokenBucket, fixedWindow, slidingWindow, slidingLog, warmUp:
 		return a, ""
+	case concurrency:
 	}
 	return "", "leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up"
 }
@@ -39,41 +44,31 @@ func (a algorithm) slides() bool { return a == slidingWindow || a == slidingLog 
 // hasSize reports whether a admits more if its size is larger.
 func (a algorithm) hasSize() bool { return a != warmUp }
 
-// setAlgorithm sets the algorithm. It returns the options that a bucket is made
-// of, size, drip rate and drip size, under the names by which they are set. It
-// returns an error if an option is set that the algorithm does not have.
-func (l *Limit) setAlgorithm() (names [3]setting, err error) {
+// setAlgorithm sets the algorithm. It returns the names of the options that a bucket is
+// made of: its size, drip rate and drip size. It returns an error if an option is set
+// that the algorithm does not have.
+func (l *Limit) setAlgorithm() (names [3]string, err error) {
 	if l.algorithm, err = newConstant("algorithm", cmp.Or(l.Algorithm, string(leakyBucket)), parseAlgorithm); err != nil {
 		return names, err
 	}
-	leaky := [3]setting{
-		{"size", string(l.Size)}, {"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
-	}
-	token := [3]setting{
-		{"capacity", string(l.Capacity)}, {"refill_rate", string(l.RefillRate)}, {"refill_size", string(l.RefillSize)},
-	}
-	window := []setting{{"window", string(l.Window)}, {"window_start", l.WindowStart}, {"period", l.Period}}
-	switch o := firstSet(window); {
-	case o == nil || l.algorithm == fixedWindow || l.algorithm.slides() && o == &window[0] && firstSet(window[1:]) == nil:
-	case o == &window[0] && !l.algorithm.slides():
+	leaky, token := [3]string{"size", "drip_rate", "drip_size"}, [3]string{"capacity", "refill_rate", "refill_size"}
+	if o := l.firstSet("window"); o != nil && !l.algorithm.hasWindow() {
 		return names, badOption(o.option, o.text, "algorithm fixed_window, sliding_window or sliding_log with it")
-	default:
-		o = firstSet(window[1:])
+	}
+	if o := l.firstSet("window_start", "period"); o != nil && l.algorithm != fixedWindow {
 		return names, badOption(o.option, o.text, "algorithm fixed_window with it")
 	}
-	o := firstSet([]setting{{"warm_up", string(l.WarmUp)}, {"cold_factor", string(l.ColdFactor)}})
-	if o != nil && l.algorithm != warmUp {
+	if o := l.firstSet("warm_up", "cold_factor"); o != nil && l.algorithm != warmUp {
 		return names, badOption(o.option, o.text, "algorithm warm_up with it")
 	}
-	o = firstSet(token[:])
+	o := l.firstSet(token[:]...)
 	if o == nil {
 		return leaky, nil
 	}
 	if l.algorithm != tokenBucket {
 		return names, badOption(o.option, o.text, "algorithm token_bucket with it")
 	}
-	other := firstSet(append(leaky[:], setting{"rate", string(l.Rate)}, setting{"max", string(l.Max)}))
-	if other != nil {
+	if other := l.firstSet("size", "drip_rate", "drip_size", "rate", "max"); other != nil {
 		return names, newOptionError(o.option, "got %q together with %s, want either capacity, refill_rate and refill_size, or the others",
 			o.text, other.option)
 	}
@@ -83,10 +78,7 @@ func (l *Limit) setAlgorithm() (names [3]setting, err error) {
 // setWindowBucket sets up the bucket of a limit that counts in windows. If they are
 // fixed, it loses all that it holds at the end of each.
 func (l *Limit) setWindowBucket() error {
-	if o := firstSet([]setting{
-		{"rate", string(l.Rate)}, {"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
-		{"max", string(l.Max)}, {"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
-	}); o != nil {
+	if o := l.firstSet("rate", "drip_rate", "drip_size", "max", "duration", "min_interval"); o != nil {
 		if l.algorithm.slides() {
 			return badOption(o.option, o.text, "only size and window with algorithm "+l.Algorithm)
 		}
@@ -118,10 +110,10 @@ func (l *Limit) setWindowBucket() error {
 		return err
 	}
 	if l.Period != "" {
-		if b.period, err = newNumberBy(l.resolve, "period", l.Period, parsePeriod); err != nil {
+		if b.period, err = newNumberBy(l.resolve, "period", l.Period, calendar.Parse); err != nil {
 			return err
 		}
-		b.rate = value[time.Duration]{option: "period", constant: b.period.longest()}
+		b.rate = value[time.Duration]{option: "period", constant: b.period.Longest()}
 	} else {
 		if b.rate, err = newValue(l.resolve, "window", string(l.Window), parseInterval); err != nil {
 			return err
@@ -135,7 +127,7 @@ func (l *Limit) setWindowBucket() error {
 
 // windowError returns the error for invalid numbers of a limit that counts in windows.
 func (b *bucket) windowError(numbers limiter.Limit) error {
-	if size := largestSize(numbers); size > 0 {
+	if size := numbers.LargestSize(); size > 0 {
 		got := b.size.String()
 		if b.sizeIsDynamic() {
 			got = strconv.FormatInt(numbers.Size, 10)
@@ -149,17 +141,14 @@ func (b *bucket) windowError(numbers limiter.Limit) error {
 	text := string(b.limit.Window)
 	got := text
 	if b.rate.isDynamic() {
-		got = shownInterval(jsonSeconds(numbers.DripInterval))
+		got = adminapi.Interval(adminapi.Seconds(numbers.DripInterval))
 	}
 	return badNumber("window", text, got, fmt.Sprintf("at most %d years with algorithm %s", years, b.limit.algorithm))
 }
 
 // setWarmUpBucket sets up the bucket of a limit whose rate grows after it was idle.
 func (l *Limit) setWarmUpBucket() error {
-	if o := firstSet([]setting{
-		{"size", string(l.Size)}, {"factor", string(l.Factor)}, {"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)},
-		{"max", string(l.Max)}, {"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
-	}); o != nil {
+	if o := l.firstSet("size", "factor", "drip_rate", "drip_size", "max", "duration", "min_interval"); o != nil {
 		return badOption(o.option, o.text, "only rate, warm_up and cold_factor with algorithm warm_up")
 	}
 	switch {

@@ -387,3 +387,19 @@ func TestCountDenied(t *testing.T) {
 		}
 	}
 }
+
+// Guards what a period may be.
+func TestPeriodErrors(t *testing.T) {
+	const want = `want minute, hour, day, week, month or year, and after it a time zone such as Europe/Berlin, or none for UTC`
+	for _, period := range []string{"second", "days", "Day", "day Mars/Olympus", "day Local", "day local", "day CEST+2", "1d", "day ../etc/passwd"} {
+		t.Run(period, func(t *testing.T) {
+			src := inLimit("algorithm fixed_window; size 1; period " + period)
+			wantCaddyfileError(t, src, fmt.Sprintf(`limit "api": period: got %q, %s`, period, want))
+		})
+	}
+	wantError(t, validateCaddyfile(inLimit("algorithm fixed_window; size 1; period month Europe Berlin")),
+		`period: got "month Europe Berlin", want a unit and at most a time zone, such as month Europe/Berlin, at Caddyfile:5`)
+	for _, period := range []string{"day", "month UTC", "week Europe/Berlin", "year Etc/GMT-14"} {
+		wantError(t, validateCaddyfile(inLimit("algorithm fixed_window; size 1; period "+period)), "")
+	}
+}

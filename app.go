@@ -2,11 +2,9 @@ package ratelimit
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -45,6 +43,11 @@ type App struct {
 	// for it.
 	OnError string `json:"on_error,omitempty"`
 
+	// With Redis, who decides on requests to limits that do not say so themselves and
+	// allow it: `exact` (default), `lease <duration>` or `eventual <duration>`, see the
+	// option of limits.
+	Consistency string `json:"consistency,omitempty"`
+
 	// Whether to report metrics to Prometheus, by Caddy's own endpoint of the
 	// admin API and by its `metrics` handler: `on` (default) or `off`. The names of
 	// all begin with `caddy_rate_limit_`. Their labels have names and numbers of
@@ -59,16 +62,14 @@ type App struct {
 	timeout     time.Duration // of Redis; 0 without
 	maxKeys     int
 	onError     onError
+	consistency limiter.Consistency
 	definitions *definitions
 	handlers    []*Handler // of the config, in the order in which they were provisioned
 	logger      *zap.Logger
 
-	reportMetrics  bool
-	reportedLimits map[string]reportedLimit // by path; set when the app starts
-
-	ctx     caddy.Context
-	events  *caddyevents.App
-	started bool // whether the whole config has, see startedHandler; guarded by running
+	reportMetrics bool
+	ctx           caddy.Context
+	events        *caddyevents.App
 }
 
 // Memory configures the buckets in this process.
@@ -76,43 +77,14 @@ type Memory struct {
 	// The maximum number of buckets for all limits together, from 1 to 1000000000.
 	// Each limit has at most its own `max_keys`, by default half of this one, so
 	// that a flood of keys neither uses up the memory nor crowds out the buckets of
-	// other limits. A million buckets take about 52 MB of memory (RSS), ten million
-	// 514 MB.
+	// other limits. A million buckets take about 60 MB of memory (RSS) with Redis,
+	// and somewhat less without.
 	// Default: 1000000.
 	MaxKeys Number `json:"max_keys,omitempty"`
 }
 
 // parseMaxKeys reads a number of buckets.
 var parseMaxKeys = parseInteger(1, 1_000_000_000)
-
-// running holds the apps that were started and not cleaned up yet, the newest
-// last. There are two while a config is being replaced. If the new one fails to
-// start it is removed, and the settings of the old one apply again.
-var running runningApps
-
-// runningApps is a list of apps.
-type runningApps struct {
-	sync.Mutex
-	apps      []*App
-	stopWatch context.CancelFunc // ends watchLimits and events, while there are apps
-}
-
-// newest returns the newest app, or nil if there is none. The lock must be held.
-func (r *runningApps) newest() *App {
-	if len(r.apps) == 0 {
-		return nil
-	}
-	return r.apps[len(r.apps)-1]
-}
-
-// newestApp returns the newest app that runs, or nil if there is none, as when the
-// config has no limits. It is not one that Caddy is still provisioning, or failed to
-// start.
-func newestApp() *App {
-	running.Lock()
-	defer running.Unlock()
-	return running.newest()
-}
 
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
@@ -131,11 +103,14 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	if a.reportMetrics, err = newConstant("metrics", cmp.Or(a.Metrics, metricsOn), parseMetrics); err != nil {
+	if a.consistency, err = newNumber("consistency", cmp.Or(a.Consistency, "exact"), parseConsistency); err != nil {
+		return err
+	}
+	if a.reportMetrics, err = newConstant("metrics", cmp.Or(a.Metrics, "on"), parseMetrics); err != nil {
 		return err
 	}
 	if a.reportMetrics {
-		if err := registerMetrics(ctx.GetMetricsRegistry()); err != nil {
+		if err := process.Register(ctx.GetMetricsRegistry()); err != nil {
 			return fmt.Errorf("metrics: %w", err)
 		}
 	}
@@ -182,7 +157,6 @@ func (a *App) Cleanup() error {
 
 // Start applies the app's settings and starts connecting to Redis.
 func (a *App) Start() error {
-	a.setReportedLimits()
 	a.logSharedBuckets()
 	a.activate()
 	if a.redis != nil {
@@ -200,7 +174,7 @@ func (a *App) openMemory() error {
 		if m := idleMemory.Swap(nil); m != nil {
 			return use(m.Memory), nil
 		}
-		fullLimits.reset()
+		process.NewMemory()
 		return use(newMemory()), nil
 	})
 	if err != nil {
@@ -213,7 +187,7 @@ func (a *App) openMemory() error {
 // openRedis makes the app use a Redis store, with the memory store as its
 // fallback. options are those that opt.TLS was made from.
 func (a *App) openRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) error {
-	opt.Fallback, opt.Report = a.memory, logEvent
+	opt.Fallback, opt.Report = a.memory, process.Redis
 	store, err := openStore(a, newRedisStoreKey(opt, options).pooled(), func() (*sharedRedis, error) {
 		r, err := limiter.NewRedis(opt)
 		if err != nil {
@@ -242,17 +216,10 @@ func (a *App) releaseStores() error {
 
 // activate applies the app's settings.
 func (a *App) activate() {
-	running.Lock()
-	defer running.Unlock()
-	if before := running.newest(); before != nil {
+	if before := newestApp(); before != nil {
 		a.logStoreChange(before)
-	} else {
-		var ctx context.Context
-		ctx, running.stopWatch = context.WithCancel(context.Background())
-		go watchLimits(ctx, watchEvery, limitUsages)
-		events.start(ctx)
 	}
-	running.apps = append(running.apps, a)
+	process.Add(runningApp{a})
 	a.memory.SetMaxKeys(a.maxKeys)
 }
 
@@ -275,14 +242,8 @@ func (a *App) logStoreChange(before *App) {
 
 // deactivate applies the settings of the newest other app, if there is one.
 func (a *App) deactivate() {
-	running.Lock()
-	defer running.Unlock()
-	running.apps = slices.DeleteFunc(running.apps, func(other *App) bool { return other == a })
-	events.listen(running.newestStarted())
-	if newest := running.newest(); newest != nil {
+	process.Remove(runningApp{a})
+	if newest := newestApp(); newest != nil {
 		newest.memory.SetMaxKeys(newest.maxKeys)
-	} else if running.stopWatch != nil {
-		running.stopWatch()
-		running.stopWatch = nil
 	}
 }

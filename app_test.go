@@ -112,16 +112,15 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	}
 }
 
-// theApp returns the store in the process and the logger of the only app that
+// theApp returns the store in the process and the logger of the newest app that
 // runs.
 func theApp(t *testing.T) (*limiter.Memory, *zap.Logger) {
 	t.Helper()
-	running.Lock()
-	defer running.Unlock()
-	if len(running.apps) != 1 {
-		t.Fatalf("%d apps run, want one", len(running.apps))
+	app := newestApp()
+	if app == nil {
+		t.Fatal("no app runs")
 	}
-	return running.apps[0].memory, running.apps[0].logger
+	return app.memory, app.logger
 }
 
 // Guards what is logged about a Redis server, and that it is the log of the
@@ -148,7 +147,7 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		{
 			limiter.Event{Server: "a:1", Kind: limiter.EventError, Reason: "timeout", Err: errors.New("late")},
 			zap.WarnLevel,
-			"redis failed on single requests, applying on_error to them",
+			"redis failed for individual requests, applying on_error",
 			map[string]any{"server": "a:1", "reason": "timeout", "error": "late"},
 		},
 		{
@@ -158,7 +157,7 @@ func TestRedisEventsAreLogged(t *testing.T) {
 			map[string]any{"server": "a:1", "down": time.Minute},
 		},
 	}
-	errorEvents.last = nil // of another run
+	setProcess(t)
 	var logs []*observer.ObservedLogs
 	var apps []*App
 	for range 2 {
@@ -171,14 +170,14 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		apps, logs = append(apps, app), append(logs, observed)
 	}
 	for _, tc := range tests {
-		logEvent(tc.event)
+		process.Redis(tc.event)
 		got := logs[1].TakeAll()
 		if len(got) != 1 || got[0].Level != tc.level || got[0].Message != tc.text ||
 			!reflect.DeepEqual(got[0].ContextMap(), tc.fields) {
 			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
 		}
 	}
-	logEvent(tests[2].event) // of a store that a reload has made
+	process.Redis(tests[2].event) // of a store that a reload has made
 	if logs[1].Len() > 0 {
 		t.Errorf("an error is logged twice in a minute: %v", logs[1].TakeAll())
 	}
@@ -186,10 +185,10 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())
 	}
 	cleanUp(t, apps[1])
-	logEvent(tests[0].event)
+	process.Redis(tests[0].event)
 	if logs[0].Len() != 1 || logs[1].Len() != 0 {
 		t.Errorf("after the new configuration ended the logs say %v and %v", logs[0].All(), logs[1].All())
 	}
 	cleanUp(t, apps[0])
-	logEvent(tests[0].event) // Caddy's own log
+	process.Redis(tests[0].event) // Caddy's own log
 }

@@ -8,6 +8,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -29,23 +32,32 @@ type bucket struct {
 	factor           value[factor]
 	aligned          bool // whether it drips at moments of the clock
 	counts           limiter.Algorithm
-	warmUp           time.Duration // if it warms up
-	cold             factor        // if it warms up
-	period           *period       // that takes the place of the rate; nil if there is none
+	warmUp           time.Duration    // if it warms up
+	cold             factor           // if it warms up
+	period           *calendar.Period // that takes the place of the rate; nil if there is none
 
 	// The bucket of all requests but for its key, or nil if its numbers depend
 	// on the request.
 	constant *limiter.Bucket
 	off      bool
+
+	consistency limiter.Consistency
+
+	holds      bool // whether requests hold units until their outcome is known
+	costIsBody bool // whether the cost is the length of the request's body
+
+	offline *offline.Limit // what commands see of it that read config files; nil elsewhere
 }
 
 // policy is what responses show of a bucket besides its numbers.
 type policy struct {
-	path string
-	zone *zone.Zone // that the limit was; nil if it was none
+	path        string
+	status      int        // of denials
+	concurrency bool       // whether it counts requests in progress
+	zone        *zone.Zone // that the limit was; nil if it was none
 
-	counters *counters // of all limits of the path
-	top      *topList  // nil if the limit does not track the keys that ask most
+	counters *telemetry.Counters // of all limits of the path
+	top      *topList            // nil if the limit does not track the keys that ask most
 }
 
 // title returns the name of the zone, or the path.
@@ -90,7 +102,10 @@ func (b *bucket) validate() error {
 	if err := b.check(numbers); err != nil {
 		return err
 	}
-	if b.period == nil && !b.sizeIsDynamic() && !b.rate.isDynamic() && !b.drip.isDynamic() && !b.cost.isDynamic() {
+	if err := b.checkAbove(numbers); err != nil {
+		return err
+	}
+	if b.period == nil && !b.sizeIsDynamic() && !b.rate.isDynamic() && !b.drip.isDynamic() && !b.cost.isDynamic() && !b.costIsBody {
 		b.constant = &limiter.Bucket{Limit: numbers, Cost: b.cost.constant}
 	}
 	return nil
@@ -172,7 +187,7 @@ func (b *bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.L
 	}
 	if b.period != nil {
 		size := numbers.Size
-		numbers = b.period.limit(size, now)
+		numbers = b.period.Limit(size, now)
 		numbers.CountDenied = b.limit.CountDenied
 		return numbers, false, nil
 	}
@@ -200,7 +215,7 @@ func (b *bucket) addTo(e *evaluation) error {
 		if add.Limit, off, err = b.numbers(e.replacer, e.time()); err != nil || off {
 			return e.valueError(b, http.StatusInternalServerError, err)
 		}
-		if add.Cost, err = b.cost.at(e.replacer); err != nil {
+		if add.Cost, err = b.costOf(e); err != nil {
 			return e.valueError(b, http.StatusBadRequest, err)
 		}
 	}
@@ -208,7 +223,10 @@ func (b *bucket) addTo(e *evaluation) error {
 	if err != nil {
 		return err
 	}
+	of := configured{bucket: b}
+	of.above, of.waits = b.raise(&add.Limit, add.Cost)
 	add.Name, add.Key = b.name, text
+	add.DryRun, add.Hold, add.Consistency = b.limit.dryRun, b.holds, b.consistency
 	if !own {
 		add.Name = b.addressName
 		b.limit.reportNoKey(text)
@@ -217,6 +235,6 @@ func (b *bucket) addTo(e *evaluation) error {
 		add.ShareKey = e.clientNetwork()
 	}
 	e.buckets = append(e.buckets, add)
-	e.policies = append(e.policies, b.policy)
+	e.of = append(e.of, of)
 	return nil
 }

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -12,6 +13,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 )
 
 // parseHandler parses the directive:
@@ -32,7 +35,12 @@ import (
 //		capacity     <n>
 //		refill_rate  <duration>
 //		refill_size  <n>
-//		cost         <n>
+//		cost         <n> | body
+//		count        status <code...> | header <field> [<value>] | { ... }
+//		actual_cost  <placeholder> | bytes
+//		concurrency  <n>
+//		dry_run
+//		consistency    exact | lease <duration> | eventual <duration>
 //		factor       <x>
 //		max          <n>
 //		duration     <duration>
@@ -41,7 +49,15 @@ import (
 //		ipv6_prefix  <bits>
 //		max_keys     <n>
 //		when_full    forget | share
+//		status       <code>
+//		soft         <n>
+//		max_delay    <duration>
+//		max_waiting  <n>
 //		track_top    <n>
+//		ban          <duration>...
+//		ban_after    <n>
+//		borrow       <limit>
+//		pool
 //		match        @name | /path | <matcher...> | { ... }
 //		limit        <name> { ... }
 //
@@ -49,6 +65,7 @@ import (
 //		headers      x-ratelimit | ratelimit-11 | off ...
 //		on_error     fallback | allow | deny
 //		log
+//		body         on | off
 //		jitter       <share>
 //		zone         <name> { ... }
 //	}
@@ -72,17 +89,17 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 	}
 	if len(h.RateLimits) == 0 {
 		if err := h.needsZones(); err != nil {
-			return nil, p.locateAt(l, firstSetField(&h.Zones), err)
+			return nil, p.locateAt(l, firstField(&h.Zones), err)
 		}
 		h.Limits = []*Limit{l}
-	} else if option := firstSetField(l); option != "" {
-		return nil, p.locateAt(l, "zone", fmt.Errorf("zone: got it together with %s, want only zones or only limits in a block; "+
+	} else if option := firstField(l); option != "" {
+		return nil, p.locateAt(l, "zone", fmt.Errorf("zone: got it together with %s, a block has either zones or limits; "+
 			"put the limits into a block of their own", option))
 	}
 	if err := h.setOptions(resolveLater); err != nil && !errors.Is(err, errUnresolved) {
 		return nil, p.locate(l, err)
 	}
-	prep := newPreparation(resolveLater, math.MaxInt)
+	prep := h.preparation(resolveLater, math.MaxInt)
 	for _, l := range h.Limits {
 		if err := p.check(l, nil, prep); err != nil {
 			return nil, err
@@ -149,49 +166,13 @@ func (p *limitParser) check(l, parent *Limit, prep *preparation) error {
 	return nil
 }
 
-// limitOptions and handlerOptions are the options of each limit, and those that belong
-// to the whole block, in the order in which errors list them.
-var (
-	limitOptions = []string{
-		"key", "algorithm", "rate", "size", "drip_rate", "drip_size", "window", "window_start", "period", "warm_up", "cold_factor",
-		"count_denied", "capacity", "refill_rate", "refill_size", "cost", "factor", "max", "duration", "min_interval",
-		"ipv4_prefix", "ipv6_prefix", "max_keys", "when_full", "track_top", "match", "limit",
-	}
-	handlerOptions = []string{"accounting", "headers", "on_error", "log", "jitter", "zone"}
-)
-
 // parse parses the block of a limit. Only the outermost may have options of the
 // handler; h is nil for nested limits.
 func (p *limitParser) parse(l *Limit, h *Handler) error {
-	values := map[string]*string{
-		"key":          &l.Key,
-		"algorithm":    &l.Algorithm,
-		"rate":         (*string)(&l.Rate),
-		"size":         (*string)(&l.Size),
-		"drip_rate":    (*string)(&l.DripRate),
-		"drip_size":    (*string)(&l.DripSize),
-		"window":       (*string)(&l.Window),
-		"window_start": &l.WindowStart,
-		"warm_up":      (*string)(&l.WarmUp),
-		"cold_factor":  (*string)(&l.ColdFactor),
-		"capacity":     (*string)(&l.Capacity),
-		"refill_rate":  (*string)(&l.RefillRate),
-		"refill_size":  (*string)(&l.RefillSize),
-		"cost":         (*string)(&l.Cost),
-		"factor":       (*string)(&l.Factor),
-		"max":          (*string)(&l.Max),
-		"duration":     (*string)(&l.Duration),
-		"min_interval": (*string)(&l.MinInterval),
-		"ipv4_prefix":  (*string)(&l.IPv4Prefix),
-		"ipv6_prefix":  (*string)(&l.IPv6Prefix),
-		"max_keys":     (*string)(&l.MaxKeys),
-		"when_full":    &l.WhenFull,
-		"track_top":    (*string)(&l.TrackTop),
-	}
+	values := textsOf(l)
+	delete(values, "name")
 	if h != nil {
-		values["accounting"] = &h.Accounting
-		values["on_error"] = &h.OnError
-		values["jitter"] = (*string)(&h.Jitter)
+		maps.Copy(values, textsOf(h))
 	}
 	seen := make(map[string]bool)
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
@@ -206,8 +187,6 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 		switch set := values[option]; {
 		case option == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
 			l.Rate = Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
-		case set != nil:
-			*set, err = parseArgument(p.Dispenser)
 		case option == "period":
 			if args := p.RemainingArgs(); len(args) == 1 || len(args) == 2 {
 				l.Period = strings.Join(args, " ")
@@ -215,8 +194,22 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 				return p.Errf("period: got %q, want a unit and at most a time zone, such as month Europe/Berlin",
 					strings.Join(args, " "))
 			}
+		case option == "consistency":
+			l.Consistency, err = parseConsistencyArgs(p.Dispenser)
+		case set != nil:
+			*set, err = parseArgument(p.Dispenser)
+		case option == "ban":
+			if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
+				return p.Err("ban: got nothing, want " + wantBans)
+			}
 		case option == "count_denied":
 			l.CountDenied, err = parseFlag(p.Dispenser)
+		case option == "pool":
+			l.Pool, err = parseFlag(p.Dispenser)
+		case option == "dry_run":
+			l.DryRun, err = parseFlag(p.Dispenser)
+		case option == "count":
+			l.Count, err = parseCount(p.Dispenser)
 		case option == "match":
 			l.MatcherSetsRaw, err = parseMatch(p.Helper)
 		case option == "limit":
@@ -250,7 +243,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			}
 			continue
 		}
-		if err == nil && option != "match" && option != "limit" {
+		if err == nil && option != "match" && option != "limit" && option != "count" {
 			err = parseEnd(p.Dispenser, option)
 		}
 		if err != nil {
@@ -309,6 +302,21 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 	return caddyhttp.RawMatcherSets{set}, nil
 }
 
+// parseCount parses the responses that count: one criterion in a line, or several in a
+// block.
+func parseCount(d *caddyfile.Dispenser) (*caddyhttp.ResponseMatcher, error) {
+	segment := d.NewFromNextSegment()
+	matchers := make(map[string]caddyhttp.ResponseMatcher, 1)
+	if err := caddyhttp.ParseNamedResponseMatcher(segment, matchers); err != nil {
+		return nil, err
+	}
+	m := matchers["count"]
+	if len(m.StatusCode) == 0 && len(m.Headers) == 0 {
+		return nil, d.Err("count: got nothing, want status <code...> or header <field>, or both in a block")
+	}
+	return &m, nil
+}
+
 // parseApp parses the global option:
 //
 //	rate_limit {
@@ -332,8 +340,9 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 //		memory {
 //			max_keys <n>
 //		}
-//		on_error fallback | allow | deny
-//		metrics  on | off
+//		on_error    fallback | allow | deny
+//		consistency exact | lease <duration> | eventual <duration>
+//		metrics     on | off
 //	}
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
@@ -341,7 +350,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		return nil, d.Errf("%s: got a duplicate global option, want it once", ownName)
 	}
 	if d.NextArg() {
-		return nil, d.Errf("%s: got %q, want a block", ownName, withoutPassword(d.Val()))
+		return nil, d.Errf("%s: got %q, want a block", ownName, redisaddr.WithoutPassword(d.Val()))
 	}
 	app := new(App)
 	seen := make(map[string]bool)
@@ -361,10 +370,19 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 			err = parseMemory(d, app.Memory)
 		case "on_error":
 			app.OnError, err = parseChoice(d, parseOnError)
+		case "consistency":
+			if app.Consistency, err = parseConsistencyArgs(d); err == nil && !isTemplate(app.Consistency) {
+				if _, err = newConstant(option, app.Consistency, parseConsistency); err != nil {
+					err = d.WrapErr(err)
+				}
+			}
+			if err == nil {
+				err = parseEnd(d, option)
+			}
 		case "metrics":
 			app.Metrics, err = parseChoice(d, parseMetrics)
 		default:
-			return nil, unknownOption(d, []string{"redis", "memory", "on_error", "metrics"})
+			return nil, unknownOption(d, []string{"redis", "memory", "on_error", "consistency", "metrics"})
 		}
 		if err != nil {
 			return nil, err
@@ -376,7 +394,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 // parseMemory parses the memory block.
 func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 	if d.NextArg() {
-		return d.Errf("memory: got %q, want a block", withoutPassword(d.Val()))
+		return d.Errf("memory: got %q, want a block", redisaddr.WithoutPassword(d.Val()))
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		switch option := d.Val(); {
@@ -525,6 +543,14 @@ func parseChoice[T any](d *caddyfile.Dispenser, parse parser[T]) (string, error)
 		return "", d.WrapErr(err)
 	}
 	return text, parseEnd(d, option)
+}
+
+// parseConsistencyArgs returns the arguments of consistency.
+func parseConsistencyArgs(d *caddyfile.Dispenser) (string, error) {
+	if args := d.RemainingArgs(); len(args) > 0 {
+		return strings.Join(args, " "), nil
+	}
+	return "", d.Err("consistency: got nothing, want " + wantConsistency)
 }
 
 // parseEnd returns an error if a block follows an option.

@@ -62,6 +62,8 @@ func TestCheck(t *testing.T) {
 		{"key of another server without braces", site + dryLimit("a", "key $binary_remote_addr") + "}",
 			[]string{`limit a: Its key is the text "$binary_remote_addr", not a placeholder`}},
 		{"one bucket for all", site + dryLimit("a", "key all") + "}", nil},
+		{"one ban for all", site + dryLimit("a", "key all\nban 1h") + "}", []string{"limit a: It bans its key, which all requests share"}},
+		{"one ban for each", site + dryLimit("a", "key {client_ip}\nban 1h") + "}", nil},
 		{"key of a zone", site + "rate_limit {\nzone a {\nkey {remote_ip}\nevents 5\nwindow 1m\n}\n}\n}",
 			[]string{"limit a: Its key has {remote_ip}, which is no placeholder of Caddy"}},
 		{"zone without a key", site + "rate_limit {\nzone a {\nevents 5\nwindow 1m\n}\n}\n}", nil},
@@ -110,16 +112,17 @@ func TestCheck(t *testing.T) {
 		{"open redis", "{\nrate_limit {\nredis redis.example.com:6379\n}\n}\n" + site + dryLimit("a") + "}",
 			[]string{"redis: It is used without a password"}},
 		{"redis with a password", "{\nrate_limit {\nredis redis.example.com:6379 {\npassword secret\n}\n}\n}\n" + site + dryLimit("a") + "}", nil},
+		{"lease of a larger limit without redis", site + "rate_limit a {\nsize 100\nconsistency lease 100ms\n}\n}",
+			[]string{"limit a: Its consistency, lease 100ms, has no effect without redis"}},
+		{"lease", "{\nrate_limit {\nredis 127.0.0.1:1\n}\n}\n" + site + "rate_limit a {\nsize 100\nconsistency lease 100ms\n}\n}", nil},
 		{"off", site + "rate_limit a {\nsize 1\nfactor 0\nkey {header.X-Key}\n}\n}", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := loadDry(t, tc.config)
-			c := &checker{dryConfig: d}
-			c.check()
-			if !slices.EqualFunc(c.Advice, tc.want, func(a advice, want string) bool {
-				return strings.HasPrefix(a.About+": "+a.Problem, want) && a.Remedy != ""
+			advice := loadDry(t, tc.config).Check()
+			if !slices.EqualFunc(advice, tc.want, func(got [3]string, want string) bool {
+				return strings.HasPrefix(got[0]+": "+got[1], want) && got[2] != ""
 			}) {
-				t.Errorf("got %q, want %q", c.Advice, tc.want)
+				t.Errorf("got %q, want %q", advice, tc.want)
 			}
 		})
 	}
@@ -133,17 +136,17 @@ func TestCheckCommand(t *testing.T) {
   can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by
   {client_ip} to the block, with a rate that several honest clients share.
 
-1 piece of advice.
+1 warning.
 `
 	runCommand(t, "check", "--config", file).want(t, 2, want)
 	r := runCommand(t, "check", "--config", file, "--json")
-	var c checker
+	var c struct{ Advice []any }
 	if err := json.Unmarshal([]byte(r.out), &c); err != nil || r.status != 2 || len(c.Advice) != 1 {
 		t.Errorf("with --json: %v, %+v", err, r)
 	}
 	runCommand(t, "check", "--config", file, "--redis", "--json")
 	runCommand(t, "check", "--config", configFile(t, "http://:8080 {\n"+dryLimit("a")+"}"), "--redis").want(t, 0, ""+
-		"No advice.\nNote: The config has no Redis to ask.\n")
+		"No problems found.\nNote: The config has no Redis to ask.\n")
 }
 
 // TestCheckNotes guards that check says what it did not look at.
@@ -156,7 +159,7 @@ func TestCheckNotes(t *testing.T) {
 			"Redis was not checked: password: evaluated placeholder {env.NO_SUCH_PASSWORD} is empty."},
 	} {
 		for _, flags := range [][]string{nil, {"--redis"}} {
-			want := "No advice.\nNote: " + tc.note + "\n"
+			want := "No problems found.\nNote: " + tc.note + "\n"
 			if flags != nil && !strings.Contains(tc.config, "redis") {
 				want += "Note: The config has no Redis to ask.\n"
 			}
@@ -172,8 +175,8 @@ func TestCheckAsksRedis(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"defaults", nil, "No advice.\n"},
-		{"recommended", []string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"}, "No advice.\n"},
+		{"defaults", nil, "No problems found.\n"},
+		{"recommended", []string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"}, "No problems found.\n"},
 		{"noeviction", []string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "it refuses all writes"},
 		{"random", []string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-random"}, "forgets buckets that are in use"},
 		{"nearly full", []string{"--maxmemory", "500kb", "--maxmemory-policy", "volatile-lru"}, "% of its memory"},
@@ -190,7 +193,7 @@ func TestCheckAsksRedis(t *testing.T) {
 	}
 	gone := redistest.FreeAddr(t)
 	got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
-	got.want(t, 0, "No advice.\nNote: Redis was not checked: dial tcp "+gone+": connect: connection refused.\n")
+	got.want(t, 0, "No problems found.\nNote: Redis was not checked: dial tcp "+gone+": connect: connection refused.\n")
 }
 
 // TestCheckTriesRedis guards that check says what the server is, whether it can decide
@@ -198,11 +201,11 @@ func TestCheckAsksRedis(t *testing.T) {
 func TestCheckTriesRedis(t *testing.T) {
 	server := redistest.Start(t)
 	for lacks, want := range map[string]string{
-		"":          "No advice.",
-		"info":      "No advice.",
+		"":          "No problems found.",
+		"info":      "No problems found.",
 		"evalsha":   "A request could not be decided: no decision: redis at %s can't be used: it lacks EVALSHA:",
 		"eval":      "it lacks EVAL:",
-		"cluster":   "No advice.",
+		"cluster":   "No problems found.",
 		"something": "The server at %s is Redis ",
 	} {
 		if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
@@ -240,9 +243,9 @@ func TestCheckTriesLogs(t *testing.T) {
 		options string
 		want    string
 	}{
-		{"no log", base, "", "No advice.\n"},
+		{"no log", base, "", "No problems found.\n"},
 		{"no right for logs", base, log, refused},
-		{"all rights", append(slices.Clone(base), logs...), log, "No advice.\n"},
+		{"all rights", append(slices.Clone(base), logs...), log, "No problems found.\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			server := redistest.Start(t)

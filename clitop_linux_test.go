@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is a terminal that a command runs on.
-type terminal struct {
+// pty is a terminal that a command runs on.
+type pty struct {
 	*os.File // what the user types and sees
 	cmd      *exec.Cmd
 	exited   chan error
@@ -24,7 +24,7 @@ type terminal struct {
 }
 
 // startOnTerminal runs a subcommand of caddy rate-limit on a terminal of a size.
-func startOnTerminal(t *testing.T, rows, columns uint16, args ...string) *terminal {
+func startOnTerminal(t *testing.T, rows, columns uint16, args ...string) *pty {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
@@ -51,7 +51,7 @@ func startOnTerminal(t *testing.T, rows, columns uint16, args ...string) *termin
 	if err != nil {
 		t.Fatal(err)
 	}
-	term := &terminal{File: master, exited: make(chan error, 1)}
+	term := &pty{File: master, exited: make(chan error, 1)}
 	term.cmd = exec.Command(self, append([]string{"rate-limit"}, args...)...)
 	term.cmd.Env = append(os.Environ(), asCaddy+"=1", "NO_COLOR=")
 	term.cmd.Stdin, term.cmd.Stdout, term.cmd.Stderr = slave, slave, slave
@@ -76,14 +76,14 @@ func startOnTerminal(t *testing.T, rows, columns uint16, args ...string) *termin
 }
 
 // text returns all that was shown so far.
-func (term *terminal) text() string {
+func (term *pty) text() string {
 	term.mu.Lock()
 	defer term.mu.Unlock()
 	return term.shown.String()
 }
 
 // waitFor waits until something is shown.
-func (term *terminal) waitFor(t *testing.T, text string) {
+func (term *pty) waitFor(t *testing.T, text string) {
 	t.Helper()
 	defer func() {
 		if t.Failed() {
@@ -101,15 +101,15 @@ func TestTopOnTerminal(t *testing.T) {
 	c.admin = a.addr
 	for _, tc := range []struct {
 		name string
-		end  func(term *terminal) error
+		end  func(term *pty) error
 	}{
-		{"q", func(term *terminal) error { _, err := term.WriteString("q"); return err }},
-		{"Ctrl-C", func(term *terminal) error { _, err := term.WriteString("\x03"); return err }},
-		{"SIGTERM", func(term *terminal) error { return term.cmd.Process.Signal(syscall.SIGTERM) }},
+		{"q", func(term *pty) error { _, err := term.WriteString("q"); return err }},
+		{"Ctrl-C", func(term *pty) error { _, err := term.WriteString("\x03"); return err }},
+		{"SIGTERM", func(term *pty) error { return term.cmd.Process.Signal(syscall.SIGTERM) }},
 	} {
 		name := tc.name
 		term := startOnTerminal(t, 4, 30, "top", "--address", a.addr, "--by", "requests", "--limit", "api")
-		term.waitFor(t, enterScreen+"\x1b[HLimit api in ")
+		term.waitFor(t, "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[HLimit api in ")
 		s.get("/")
 		term.waitFor(t, "127.0.0.1\x1b[K\x1b[J")
 		if name == "q" {
@@ -125,7 +125,7 @@ func TestTopOnTerminal(t *testing.T) {
 		}
 		before, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS)
 		if err != nil || before.Lflag&unix.ECHO != 0 {
-			t.Errorf("%s: the terminal echoes: %v", name, err)
+			t.Errorf("%s: the pty echoes: %v", name, err)
 		}
 		if err := tc.end(term); err != nil {
 			t.Fatal(err)
@@ -133,10 +133,10 @@ func TestTopOnTerminal(t *testing.T) {
 		if err := <-term.exited; err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		term.waitFor(t, leaveScreen)
+		term.waitFor(t, "\x1b[?7h\x1b[?25h\x1b[?1049l")
 		after, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS)
 		if err != nil || after.Lflag&unix.ECHO == 0 {
-			t.Errorf("%s: the terminal does not echo any more: %v", name, err)
+			t.Errorf("%s: the pty does not echo any more: %v", name, err)
 		}
 	}
 }

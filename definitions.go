@@ -7,17 +7,19 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // definitions records the limits of a config, to find those that share a path by
 // mistake or contradict each other.
 type definitions struct {
-	named    map[string]definition // in the whole config, by path
-	bounds   map[string][3]setting // likewise, by the name of the bucket in stores
-	counters map[string]*counters  // in the whole config, by path
-	tops     map[topID]*topList    // in the whole config
-	warned   map[string]bool       // options in the whole config that have no effect
+	named    map[string]definition          // in the whole config, by path
+	bounds   map[string][3]setting          // likewise, by the name of the bucket in stores
+	counters map[string]*telemetry.Counters // in the whole config, by path
+	tops     map[topID]*topList             // in the whole config
+	bans     map[string]*banList            // likewise, by the name of the bucket in stores
+	warned   map[string]bool                // options in the whole config that have no effect
 
 	maxKeys int // for all limits together
 }
@@ -34,17 +36,18 @@ func newDefinitions() *definitions {
 		warned:   make(map[string]bool),
 		named:    make(map[string]definition),
 		bounds:   make(map[string][3]setting),
-		counters: make(map[string]*counters),
+		counters: make(map[string]*telemetry.Counters),
 		tops:     make(map[topID]*topList),
+		bans:     make(map[string]*banList),
 		maxKeys:  limiter.DefaultMaxKeys,
 	}
 }
 
 // countersOf returns the counters of a path.
-func (d *definitions) countersOf(path string) *counters {
+func (d *definitions) countersOf(path string) *telemetry.Counters {
 	c := d.counters[path]
 	if c == nil {
-		c = countersOf(path)
+		c = process.Counters(path)
 		d.counters[path] = c
 	}
 	return c
@@ -63,14 +66,30 @@ func (d *definitions) topOf(b *bucket) *topList {
 	return d.tops[id]
 }
 
+// bansOf returns the list of the keys that l has banned, or nil if it bans none.
+func (d *definitions) bansOf(l *Limit) *banList {
+	if l.bans == nil {
+		return nil
+	}
+	name := l.buckets[0].name
+	if d.bans[name] == nil {
+		d.bans[name] = banListOf(name)
+	}
+	return d.bans[name]
+}
+
 // release releases the counters of all paths, and the lists of keys.
 func (d *definitions) release() {
+	for name, bans := range d.bans {
+		bans.release()
+		delete(d.bans, name)
+	}
 	for id, top := range d.tops {
 		top.release()
 		delete(d.tops, id)
 	}
 	for path, c := range d.counters {
-		c.release()
+		c.Release()
 		delete(d.counters, path)
 	}
 }
@@ -79,8 +98,9 @@ func (d *definitions) release() {
 // wherever they are, so their options must agree. Those of limits without a name
 // need not: these share buckets if key and numbers are equal.
 func (d *definitions) add(l *Limit) error {
+	l.banList = d.bansOf(l)
 	for _, b := range l.buckets {
-		b.policy = &policy{path: b.path, counters: d.countersOf(b.path), zone: l.zone}
+		b.policy = &policy{path: b.path, status: l.statusCode, concurrency: l.Concurrency != "", counters: d.countersOf(b.path), zone: l.zone}
 		if err := d.addBounds(b); err != nil {
 			return err
 		}
@@ -97,6 +117,10 @@ func (d *definitions) add(l *Limit) error {
 			{"window_start", cmp.Or(l.WindowStart, windowStartClock)}, {"period", l.Period},
 			{"warm_up", b.warmUp.String()}, {"cold_factor", b.cold.String()},
 			{"count_denied", strconv.FormatBool(l.CountDenied)},
+			{"soft", strconv.FormatInt(l.soft, 10)}, {"max_delay", l.maxDelay.String()}, {"status", strconv.Itoa(l.statusCode)},
+			{"count", l.countText()}, {"actual_cost", l.ActualCost}, {"dry_run", strconv.FormatBool(l.dryRun)},
+			{"ban", fmt.Sprint(l.banDurations)}, {"ban_after", fmt.Sprint(l.banAfter())},
+			{"borrow", l.Borrow}, {"pool", strconv.FormatBool(l.Pool)},
 		}
 		earlier, found := d.named[b.path]
 		if !found {
@@ -145,6 +169,6 @@ func (d *definitions) addBounds(b *bucket) error {
 // disagreement returns the error for an option of b's limit that differs from an
 // earlier one.
 func disagreement(b *bucket, got, earlier setting) error {
-	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, want equal values, since limits of one path share their buckets, or another name",
+	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, but limits of one path share their buckets, so these must match, or one needs another name",
 		got.option, got.text, earlier.text, b.path)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 )
 
 // otherNames are names that other rate limiters have for options, and what they are
@@ -46,7 +47,7 @@ func unknownOption(d *caddyfile.Dispenser, known []string) error {
 	if len(known) == 1 {
 		want = known[0]
 	}
-	return d.Errf("%s: got an unknown option%s, want %s", quoteWord(withoutPassword(option)), meant, want)
+	return d.Errf("%s: got an unknown option%s, want %s", quoteWord(redisaddr.WithoutPassword(option)), meant, want)
 }
 
 // meantOption returns the option that was probably meant by another word, or "".

@@ -4,14 +4,20 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
+	"go/ast"
+	goparser "go/parser"
+	"go/token"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +33,8 @@ func documents(t *testing.T) []string {
 	if err != nil || len(docs) == 0 {
 		t.Fatalf("found no documents: %v", err)
 	}
-	return append(docs, "README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "deploy/README.md")
+	return append(docs, "README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "bench/results.md", "test/faults/results.md",
+		"deploy/README.md")
 }
 
 // codeBlock is a block of code in a document.
@@ -89,6 +96,7 @@ func TestDocumentedCode(t *testing.T) {
 				case "yaml", "text": // see TestDocumentedConversions
 				case "", "console", "http": // see TestDocumentedSyntax, TestConsole and TestDocumentedFields
 				case "mermaid": // a picture
+				case "nginx": // see TestRecipes and TestNginxExample
 				case "promql":
 					err = validateQuery(b.code)
 				default:
@@ -134,6 +142,7 @@ func validateShell(t *testing.T, code string) error {
 				return fmt.Errorf("the Makefile has no target %s", word)
 			case words[0] == "xcaddy" && strings.Contains(word, "/") && !bytes.HasPrefix(module, []byte("module "+word+"\n")):
 				return fmt.Errorf("this is not module %s", word)
+			case strings.TrimSpace(line) == watchCommand: // see TestRecipes
 			case words[0] == "caddy" && strings.HasPrefix(word, "--"):
 				i := slices.IndexFunc(commands(), func(c *cobra.Command) bool { return c.Name() == words[2] })
 				if i < 0 || commands()[i].Flag(word[2:]) == nil {
@@ -181,6 +190,7 @@ func validateGo(t *testing.T, code string) error {
 // TestDocumentedSyntax guards that the summary of the directive's syntax has the
 // options that the parser accepts, in the order in which it names them.
 func TestDocumentedSyntax(t *testing.T) {
+	t.Parallel()
 	var got []string
 	for _, path := range documents(t) {
 		for _, b := range codeBlocks(t, path) {
@@ -275,7 +285,7 @@ func (s *server) curl(command string) (string, error) {
 	}
 	defer res.Body.Close()
 	_, err = io.Copy(io.Discard, res.Body)
-	s.requests++
+	s.requests.Add(1)
 	return raw.String(), err
 }
 
@@ -307,12 +317,17 @@ func TestDocumentedFields(t *testing.T) {
 // TestDocumentedLogLines guards that the messages in the table of log lines are
 // those of the code.
 func TestDocumentedLogLines(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
+	more, err := filepath.Glob("internal/telemetry/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var source []byte
-	for _, path := range files {
+	for _, path := range append(files, more...) {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
@@ -342,6 +357,7 @@ func TestDocumentedLogLines(t *testing.T) {
 // TestDocumentedLinks guards that links from one document to another, and to
 // headings, lead somewhere.
 func TestDocumentedLinks(t *testing.T) {
+	t.Parallel()
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	for _, path := range documents(t) {
 		text, err := os.ReadFile(path)
@@ -386,12 +402,12 @@ func anchors(t *testing.T, path string) []string {
 // validateQuery returns an error if a query asks for a metric that there is not.
 // Tests of the dashboard run queries like these.
 func validateQuery(query string) error {
-	names := regexp.MustCompile(metricsPrefix+`\w+`).FindAllString(query, -1)
+	names := regexp.MustCompile(`caddy_rate_limit_\w+`).FindAllString(query, -1)
 	if len(names) == 0 {
 		return errors.New("it asks for none of our metrics")
 	}
 	descriptions := make(chan *prometheus.Desc, 100)
-	metrics{}.Describe(descriptions)
+	process.Describe(descriptions)
 	close(descriptions)
 	known := make(map[string]bool)
 	for d := range descriptions {
@@ -414,10 +430,10 @@ func TestDocumentedMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	descriptions := make(chan *prometheus.Desc, 100)
-	metrics{}.Describe(descriptions)
+	process.Describe(descriptions)
 	close(descriptions)
 	for d := range descriptions {
-		name := regexp.MustCompile(`fqName: "` + metricsPrefix + `(\w+)"`).FindStringSubmatch(d.String())[1]
+		name := regexp.MustCompile(`fqName: "caddy_rate_limit_(\w+)"`).FindStringSubmatch(d.String())[1]
 		row := regexp.MustCompile("(?m)^\\| [^|]*`" + name + "`[^|]*\\|([^|]*)\\|").FindStringSubmatch(string(text))
 		if row == nil {
 			t.Errorf("there is no row of %s", name)
@@ -428,4 +444,178 @@ func TestDocumentedMetrics(t *testing.T) {
 			t.Errorf("%s: the labels are %q, want %q", name, got, labels)
 		}
 	}
+}
+
+// recordSession makes TestSession write the session.
+var recordSession = flag.Bool("record", false, "write the session in docs/operation.md from what the commands print")
+
+// sessionSite is the site of the recorded session.
+const sessionSite = `
+	rate_limit {
+		limit api {
+			rate 60/1m
+			limit search {
+				match path /search
+				rate 5/1m
+				track_top 100
+			}
+		}
+		limit tenant {
+			match header X-Tenant *
+			key {header.X-Tenant}
+			rate 1000/1h
+		}
+	}
+	respond ok`
+
+// TestSession guards that the session in docs/operation.md is what the commands
+// print, but for the numbers in it.
+func TestSession(t *testing.T) {
+	s, a := startWithAdmin(t, config{site: sessionSite})
+	for range 8 {
+		s.get("/search")
+	}
+	s.from("127.0.0.2")
+	s.get("/", "X-Tenant: acme")
+	// What is recorded does not show where the test has run.
+	config := configFile(t, "http://localhost:8080 {\n"+sessionSite+"\n}\n")
+	shown := strings.NewReplacer(config, "Caddyfile", " --address "+a.addr, "")
+
+	var session strings.Builder
+	for _, args := range [][]string{
+		{"explain", "--config", config, "-H", "X-Tenant: acme", "http://localhost:8080/search"},
+		{"check", "--config", config},
+		{"status", "--address", a.addr},
+		{"limits", "--address", a.addr},
+		{"top", "--address", a.addr},
+		{"peek", "--address", a.addr, "api/search", "127.0.0.1"},
+		{"reset", "--address", a.addr, "api/search", "127.0.0.1", "--yes"},
+		{"peek", "--address", a.addr, "api/search", "127.0.0.1"},
+	} {
+		r := runCommand(t, args...)
+		if r.status != 0 || r.errors != "" {
+			t.Errorf("%q: %+v", args, r)
+		}
+		line := strings.ReplaceAll(strings.Join(args, " "), "X-Tenant: acme", "'X-Tenant: acme'")
+		session.WriteString("$ caddy rate-limit " + shown.Replace(line) + "\n" + strings.TrimSpace(r.out) + "\n\n")
+	}
+	got := strings.TrimSpace(session.String()) + "\n"
+	file := filepath.Join("docs", "operation.md")
+	document, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, begins := strings.Cut(string(document), "<!-- session -->\n```text\n")
+	want, after, ends := strings.Cut(rest, "```\n<!-- end of session -->")
+	if !begins || !ends {
+		t.Fatalf("%s has no session", file)
+	}
+	if *recordSession {
+		text := before + "<!-- session -->\n```text\n" + got + "```\n<!-- end of session -->" + after
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil { //nolint:gosec // it is no secret
+			t.Fatal(err)
+		}
+		return
+	}
+	numbers := regexp.MustCompile(`[\d.]+(µs|ms|m|s)?|\((devel)\)|unknown|v\d\S*`)
+	spaces := regexp.MustCompile(` +`)
+	same := func(text string) string {
+		return spaces.ReplaceAllString(numbers.ReplaceAllString(text, "0"), " ")
+	}
+	if same(got) != same(want) {
+		t.Errorf("got\n%s\nwant, but for numbers,\n%s", got, want)
+	}
+}
+
+// TestPromises guards docs/promises.md: every row names a test, and every test
+// that is named exists.
+func TestPromises(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("docs/promises.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := testNames(t)
+	rows := regexp.MustCompile(`(?m)^\| (.+) \| (.+) \|$`).FindAllStringSubmatch(string(page), -1)
+	if len(rows) == 0 {
+		t.Error("docs/promises.md has no rows")
+	}
+	for _, row := range rows {
+		if row[1] == "Guarantee" {
+			continue
+		}
+		names := regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[2], -1)
+		if len(names) == 0 {
+			t.Errorf("no test for: %s", row[1])
+		}
+		for _, name := range names {
+			if !tests[name[1]] {
+				t.Errorf("no test or fault is called %s: %s", name[1], row[1])
+			}
+		}
+	}
+}
+
+// testNames returns the names of all tests and fuzz targets, behind that of their
+// package, and of all faults behind TestFaults.
+func testNames(t *testing.T) map[string]bool {
+	t.Helper()
+	names := make(map[string]bool)
+	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := goparser.ParseFile(token.NewFileSet(), path, nil, goparser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		pkg := strings.TrimSuffix(file.Name.Name, "_test")
+		for _, decl := range file.Decls {
+			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil {
+				names[pkg+"."+f.Name.Name] = strings.HasPrefix(f.Name.Name, "Test") || strings.HasPrefix(f.Name.Name, "Fuzz")
+			}
+		}
+		if pkg == "faults" {
+			for _, id := range faultIDs(file) {
+				names["TestFaults/"+id] = true
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// faultIDs returns the ids in the tables of faults in a file: the first fields of
+// what a []fault is made of.
+func faultIDs(file *ast.File) []string {
+	var ids []string
+	ast.Inspect(file, func(n ast.Node) bool {
+		table, ok := n.(*ast.CompositeLit)
+		if !ok {
+			return true
+		}
+		if array, ok := table.Type.(*ast.ArrayType); !ok || !isIdent(array.Elt, "fault") {
+			return true
+		}
+		for _, element := range table.Elts {
+			if row, ok := element.(*ast.CompositeLit); ok && len(row.Elts) > 0 {
+				if lit, ok := row.Elts[0].(*ast.BasicLit); ok {
+					if id, err := strconv.Unquote(lit.Value); err == nil {
+						ids = append(ids, id)
+					}
+				}
+			}
+		}
+		return false
+	})
+	return ids
+}
+
+// isIdent reports whether an expression is the given name.
+func isIdent(e ast.Expr, name string) bool {
+	ident, ok := e.(*ast.Ident)
+	return ok && ident.Name == name
 }

@@ -3,10 +3,11 @@ package ratelimit
 import (
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/intercept"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 )
 
 // destination is where the errors that a handler returns go to, a set of:
@@ -69,67 +70,53 @@ type invocation struct {
 
 // routes searches routes whose errors go to dest, and returns the destinations of
 // the errors of handlers after them.
-func (s *errorRoutesSearch) routes(routes caddyhttp.RouteList, dest destinations) destinations {
-	for i := range routes {
+func (s *errorRoutesSearch) routes(list caddyhttp.RouteList, dest destinations) destinations {
+	for i := range list {
 		after := dest
-		for _, handler := range routes[i].Handlers {
+		for _, handler := range list[i].Handlers {
 			after = s.handle(handler, after)
 		}
-		if !routes[i].Terminal {
+		if !list[i].Terminal {
 			dest = dest.union(after) // as it may not match
 		}
 	}
 	return dest
 }
 
-// handle searches a handler like routes does routes. It knows the handlers of
-// Caddy that contain routes.
-func (s *errorRoutesSearch) handle(handler caddyhttp.MiddlewareHandler, dest destinations) destinations {
-	switch handler := handler.(type) {
-	case *Handler:
-		if handler == s.handler {
-			s.found.destinations = s.found.union(dest)
+// handle searches a handler like routes does routes.
+func (s *errorRoutesSearch) handle(h caddyhttp.MiddlewareHandler, dest destinations) destinations {
+	if h == caddyhttp.MiddlewareHandler(s.handler) {
+		s.found.destinations = s.found.union(dest)
+	}
+	nested := routes.In(h, s.server.NamedRoutes)
+	inner := dest // of the routes within it
+	if slices.ContainsFunc(nested, func(n routes.Nested) bool { return n.Kind == routes.OnError }) {
+		s.found.hasSubroutes = true
+		inner = destinations{}
+		if dest.normal != 0 {
+			inner.normal = toSubroute
 		}
-	case *caddyhttp.Subroute:
-		return s.subroute(handler, dest)
-	case *caddyhttp.Invoke:
-		at := invocation{handler.Name, dest}
-		route := s.server.NamedRoutes[handler.Name]
-		if _, known := s.invoked[at]; !known && route != nil {
-			s.invoked[at] = dest // in case it invokes itself
-			s.invoked[at] = s.routes(caddyhttp.RouteList{*route}, dest)
+		if dest.inErrorRoute != 0 {
+			inner.inErrorRoute = toSubroute
 		}
-		return dest.union(s.invoked[at])
-	case *reverseproxy.Handler:
-		return s.responses(handler.HandleResponse, dest)
-	case *intercept.Intercept:
-		return s.responses(handler.HandleResponse, dest)
 	}
-	return dest
-}
-
-// subroute searches a subroute like handle does any handler.
-func (s *errorRoutesSearch) subroute(sr *caddyhttp.Subroute, dest destinations) destinations {
-	if sr.Errors == nil || len(sr.Errors.Routes) == 0 {
-		return s.routes(sr.Routes, dest)
-	}
-	s.found.hasSubroutes = true
-	var inner destinations
-	if dest.normal != 0 {
-		inner.normal = toSubroute
-	}
-	if dest.inErrorRoute != 0 {
-		inner.inErrorRoute = toSubroute
-	}
-	after := s.routes(sr.Routes, inner)
-	return after.union(s.routes(sr.Errors.Routes, destinations{inErrorRoute: dest.normal | dest.inErrorRoute}))
-}
-
-// responses searches routes that handle responses like handle does any handler.
-func (s *errorRoutesSearch) responses(handlers []caddyhttp.ResponseHandler, dest destinations) destinations {
 	after := dest
-	for i := range handlers {
-		after = after.union(s.routes(handlers[i].Routes, dest))
+	for _, n := range nested {
+		switch n.Kind {
+		case routes.Within:
+			after = s.routes(n.Routes, inner)
+		case routes.OnError:
+			after = after.union(s.routes(n.Routes, destinations{inErrorRoute: dest.normal | dest.inErrorRoute}))
+		case routes.Named:
+			at := invocation{n.Name, dest}
+			if _, known := s.invoked[at]; !known {
+				s.invoked[at] = dest // in case it invokes itself
+				s.invoked[at] = s.routes(n.Routes, dest)
+			}
+			after = after.union(s.invoked[at])
+		case routes.OnResponse:
+			after = after.union(s.routes(n.Routes, dest))
+		}
 	}
 	return after
 }
@@ -234,4 +221,18 @@ func asReceived(r *http.Request) *http.Request {
 	received.URL = new(url.URL)
 	*received.URL = *original.URL
 	return &received
+}
+
+// seenByErrorRoutes reports whether error routes might handle an error with the
+// given status that h returns for r.
+func (h *Handler) seenByErrorRoutes(r *http.Request, status int) bool {
+	srv, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if !ok {
+		return true
+	}
+	found, ok := h.errorRoutes.Load(srv)
+	if !ok {
+		found, _ = h.errorRoutes.LoadOrStore(srv, errorRoutesOf(srv, h))
+	}
+	return found.(*errorRoutes).maySee(r, status)
 }

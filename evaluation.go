@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"sync"
@@ -17,19 +18,33 @@ type evaluation struct {
 	request   *http.Request
 	replacer  *caddy.Replacer
 	buckets   []limiter.Bucket
-	policies  []*policy // one for each bucket
+	of        []configured // what each is configured by
 	decisions []limiter.Decision
+	holdings  []holding // what has to be settled
 
 	// The last fixed key that was expanded: most limits of a request share it.
 	key     *key
 	keyText string
 	keyOwn  bool
 
+	pools bool // whether a limit may borrow
+
 	network string // of the client's address; empty until it is needed
 
 	now time.Time // when the request arrived, if that is not now
 
 	stripe uint32 // of counters; the pool keeps an evaluation on one core where it can
+}
+
+// configured is what a bucket of a request is configured by.
+type configured struct {
+	*bucket
+	above above // how much larger than its limit the bucket is for this request
+	over  bool  // whether the request filled it above the size of the limit
+	waits bool  // whether the request counts as one that waits
+
+	banned time.Duration // for how long the limit bans the key; 0 if it does not
+	began  bool          // whether this request began that
 }
 
 // evaluations pools them for the memory of their slices.
@@ -48,8 +63,12 @@ func evaluationOf(r *http.Request) *evaluation {
 
 // release returns e to the pool.
 func (e *evaluation) release() {
+	for i := range e.of {
+		e.of[i].endWait()
+	}
+	clear(e.of)
 	clear(e.buckets) // drop references to what clients sent
-	*e = evaluation{buckets: e.buckets[:0], policies: e.policies[:0], decisions: e.decisions[:0], stripe: e.stripe}
+	*e = evaluation{buckets: e.buckets[:0], of: e.of[:0], decisions: e.decisions[:0], stripe: e.stripe}
 	evaluations.Put(e)
 }
 
@@ -64,20 +83,42 @@ func (e *evaluation) add(limits []*Limit) error {
 	return nil
 }
 
+// take has store decide on the buckets of e and those that watch them, of which only the
+// decisions on e's own are left. req says how; its Buckets are set here.
+func (e *evaluation) take(ctx context.Context, store limiter.Store, req limiter.Request) (err error) {
+	if len(e.buckets) == 1 {
+		req.Accounting = limiter.AccountingAtomic // all the same, but denials are remembered
+	}
+	e.addBans()
+	e.linkPools()
+	req.Buckets = e.buckets
+	if e.decisions, err = store.Take(ctx, req, e.decisions[:0]); err == nil && req.Held != nil {
+		e.hold(req.Held)
+	}
+	e.foldPools()
+	e.foldBans()
+	return err
+}
+
 // count counts what was decided on the request, at each limit.
 func (e *evaluation) count(a accounting) {
 	denied := false
 	for i := range e.decisions {
-		denied = denied || e.decisions[i].Denied
+		denied = denied || e.decisions[i].Denied && !e.decisions[i].DryRun
 	}
 	for i := range e.decisions {
 		d := &e.decisions[i]
-		charged := !d.Denied && (!denied || a != accountingAtomic)
-		e.policies[i].counters.count(e.stripe, &e.buckets[i], d, denied, charged)
-		if d.Denied {
-			events.denied(e.policies[i].counters, d)
+		charged := !d.Denied && (!denied || a != accountingAtomic) && !e.buckets[i].Hold && d.Borrowed == d.Pool
+		policy := e.of[i].policy
+		banned := e.of[i].banned > 0
+		policy.counters.Count(e.stripe, &e.buckets[i], d, banned && !e.of[i].began, denied, charged)
+		if banned {
+			e.noteBan(i)
 		}
-		if top := e.policies[i].top; top != nil {
+		if d.Borrowed && !d.Pool {
+			policy.counters.CountBorrowed(e.stripe)
+		}
+		if top := policy.top; top != nil {
 			top.record(&e.buckets[i], d.Denied)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -71,36 +72,40 @@ func (s *subscriber) Handle(_ context.Context, e caddy.Event) error {
 	return nil
 }
 
-// subscribe makes a new emitter, whose clock only moves when move is called, and
-// subscribers that do nothing but hear, until the test ends.
-func subscribe(t *testing.T) (move func(time.Duration)) {
+// setProcess makes a new process of telemetry until the test ends, whose clock only
+// moves when move is called, which has it look at the counters.
+func setProcess(t *testing.T) (move func(time.Duration)) {
 	t.Helper()
 	var now atomic.Int64
-	ticks := make(chan time.Time)
-	original := events
-	events = newEmitter()
-	events.now = func() time.Time { return time.Unix(0, now.Load()) }
-	events.ticks = func() (<-chan time.Time, func()) { return ticks, func() {} }
+	original := process
+	process = telemetry.New(telemetry.Options{
+		Now: func() time.Time { return time.Unix(0, now.Load()) }, Every: time.Hour, Patience: handlerPatience,
+	})
+	t.Cleanup(func() {
+		if err := caddy.Stop(); err != nil {
+			t.Error(err)
+		}
+		process = original
+	})
+	return func(d time.Duration) {
+		now.Add(int64(d))
+		process.Look()
+	}
+}
+
+// handlerPatience is how long an event waits for the handlers of the one before; 0 for
+// the default.
+var handlerPatience time.Duration
+
+// subscribe is setProcess with subscribers that do nothing but hear.
+func subscribe(t *testing.T) (move func(time.Duration)) {
+	t.Helper()
 	handleEvents(nil)
 	heard.Lock()
 	heard.events = nil
 	heard.Unlock()
-	t.Cleanup(func() {
-		handleEvents(nil)
-		if err := caddy.Stop(); err != nil {
-			t.Error(err)
-		}
-		events.running.Lock() // it has ended
-		events = original
-	})
-	return func(d time.Duration) {
-		now.Add(int64(d))
-		select {
-		case ticks <- events.now():
-		case <-time.After(patience):
-			t.Error("the clock of events is stuck")
-		}
-	}
+	t.Cleanup(func() { handleEvents(nil) })
+	return setProcess(t)
 }
 
 // handleEvents sets what subscribers do besides hearing.
@@ -136,7 +141,7 @@ func waitForEvents(t *testing.T, name string, n int) (found []heardEvent) {
 // module.
 func listening(id string, more ...string) string {
 	return "events {\non " + strings.Join([]string{
-		eventExceeded, eventRedisLost, eventRedisBack, eventMemoryFull,
+		telemetry.EventExceeded, telemetry.EventRedisLost, telemetry.EventRedisBack, telemetry.EventMemoryFull,
 	}, " test_subscriber "+id+"\non ") + " test_subscriber " + id + "\n}\n" + strings.Join(more, "\n")
 }
 
@@ -163,14 +168,14 @@ func (s *server) flood(goroutines, n int) (denied uint64) {
 		})
 	}
 	senders.Wait()
-	s.requests += goroutines * n
+	s.requests.Add(int64(goroutines * n))
 	return count.Load()
 }
 
 const oneRequest = "rate_limit api {\nkey all\nsize 1\ndrip_rate 1m\n}\nrespond admitted"
 
-// TestExceededEvents guards that the first denial of a limit emits an event at once,
-// and that however many follow emit one in ten seconds, whose counts add up to all
+// TestExceededEvents guards that the first denial of a limit emits an event at the next
+// look, and that however many follow emit one in ten seconds, whose counts add up to all
 // denials; and that a limit which has been quiet starts over.
 func TestExceededEvents(t *testing.T) {
 	move := subscribe(t)
@@ -179,22 +184,23 @@ func TestExceededEvents(t *testing.T) {
 	if got := s.get("/"); got.StatusCode != http.StatusTooManyRequests {
 		t.Fatalf("got %s", got)
 	}
-	first := waitForEvents(t, eventExceeded, 1)[0]
+	move(time.Second)
+	first := waitForEvents(t, telemetry.EventExceeded, 1)[0]
 	if got := fmt.Sprint(first); got != "{a rate_limit_exceeded rate_limit map[count:1 limit:api wait:60]}" {
 		t.Errorf("the first event is %s", got)
 	}
 	denied := uint64(1)
 	for range 10 {
-		if n := len(heardEvents(eventExceeded)); n != 1 {
+		if n := len(heardEvents(telemetry.EventExceeded)); n != 1 {
 			t.Fatalf("%d events within ten seconds, want 1", n)
 		}
 		denied += s.flood(64, 3)
 		move(time.Second)
 	}
-	waitForEvents(t, eventExceeded, 2)
+	waitForEvents(t, telemetry.EventExceeded, 2)
 	denied += s.flood(64, 3)
 	move(10 * time.Second)
-	last := waitForEvents(t, eventExceeded, 3)[2]
+	last := waitForEvents(t, telemetry.EventExceeded, 3)[2]
 	if got, want := totalDenials(), denied; got != want || last.data["wait"] != 60.0 {
 		t.Errorf("events tell of %d denials, want %d; the last is %v", got, want, last)
 	}
@@ -202,15 +208,16 @@ func TestExceededEvents(t *testing.T) {
 	move(10 * time.Second)
 	move(10 * time.Second)
 	s.get("/")
-	waitForEvents(t, eventExceeded, 4)
-	if got, want := totalDenials(), denied+1; got != want || len(heardEvents(eventExceeded)) != 4 {
-		t.Errorf("after a quiet time events tell of %d denials, want %d: %v", got, want, heardEvents(eventExceeded))
+	move(time.Second)
+	waitForEvents(t, telemetry.EventExceeded, 4)
+	if got, want := totalDenials(), denied+1; got != want || len(heardEvents(telemetry.EventExceeded)) != 4 {
+		t.Errorf("after a quiet time events tell of %d denials, want %d: %v", got, want, heardEvents(telemetry.EventExceeded))
 	}
 }
 
 // totalDenials returns of how many denials the events so far have told.
 func totalDenials() (sum uint64) {
-	for _, e := range heardEvents(eventExceeded) {
+	for _, e := range heardEvents(telemetry.EventExceeded) {
 		sum += e.data["count"].(uint64)
 	}
 	return sum
@@ -219,7 +226,7 @@ func totalDenials() (sum uint64) {
 // TestEventsOfLimits guards that each limit has events of its own, by its path, and
 // that one that will never admit a request has no wait.
 func TestEventsOfLimits(t *testing.T) {
-	subscribe(t)
+	move := subscribe(t)
 	s := startConfig(t, config{global: listening("a"), site: `
 		rate_limit api {
 			key all
@@ -234,8 +241,9 @@ func TestEventsOfLimits(t *testing.T) {
 	`})
 	s.get("/?cost=1")
 	s.get("/?cost=9")
+	move(time.Second)
 	var got []string
-	for _, e := range waitForEvents(t, eventExceeded, 2) {
+	for _, e := range waitForEvents(t, telemetry.EventExceeded, 2) {
 		got = append(got, fmt.Sprint(e.data))
 	}
 	slices.Sort(got)
@@ -257,7 +265,8 @@ func TestEventsOfReloads(t *testing.T) {
 		t.Helper()
 		s.get("/")
 		denials++
-		got := waitForEvents(t, eventExceeded, denials)
+		move(time.Second)
+		got := waitForEvents(t, telemetry.EventExceeded, denials)
 		if e := got[len(got)-1]; len(got) != denials || e.subscriber != id || e.data["count"] != uint64(1) {
 			t.Errorf("got %d events, the last %v; want %d, the last for %q", len(got), e, denials, id)
 		}
@@ -304,9 +313,9 @@ func TestRedisEvents(t *testing.T) {
 	redis.Kill()
 	eventually(t, "the event", func() bool {
 		s.get("/")
-		return len(heardEvents(eventRedisLost)) > 0
+		return len(heardEvents(telemetry.EventRedisLost)) > 0
 	})
-	lost := heardEvents(eventRedisLost)
+	lost := heardEvents(telemetry.EventRedisLost)
 	if e := lost[0]; len(lost) != 1 || e.subscriber != "b" || e.origin != "rate_limit" ||
 		e.data["server"] != redis.Addr || e.data["reason"] == "" || len(e.data) != 2 {
 		t.Errorf("got %v", lost)
@@ -314,9 +323,9 @@ func TestRedisEvents(t *testing.T) {
 	redis.Restart(t)
 	eventually(t, "the event", func() bool {
 		s.get("/") // probes
-		return len(heardEvents(eventRedisBack)) > 0
+		return len(heardEvents(telemetry.EventRedisBack)) > 0
 	})
-	back := heardEvents(eventRedisBack)
+	back := heardEvents(telemetry.EventRedisBack)
 	if e := back[0]; len(back) != 1 || e.subscriber != "b" || e.data["server"] != redis.Addr || e.data["down"].(float64) <= 0 {
 		t.Errorf("got %v", back)
 	}
@@ -325,15 +334,12 @@ func TestRedisEvents(t *testing.T) {
 // TestMemoryFullEvents guards that a full limit emits an event, with the bound that
 // it has reached.
 func TestMemoryFullEvents(t *testing.T) {
-	original := watchEvery
-	t.Cleanup(func() { watchEvery = original })
-	watchEvery = time.Millisecond
 	for name, tc := range map[string]struct{ option, want string }{
 		"forget": {"max_keys 2", "map[forgotten:1 limit:api max_keys:2 shared:0]"},
 		"share":  {"max_keys 2\nwhen_full share", "map[forgotten:0 limit:api max_keys:2 shared:1]"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			subscribe(t)
+			move := subscribe(t)
 			s := startConfig(t, config{
 				global: listening("a"),
 				site:   "rate_limit api {\nkey {query.k}\nsize 9\ndrip_rate 1h\n" + tc.option + "\n}\nrespond admitted",
@@ -341,7 +347,8 @@ func TestMemoryFullEvents(t *testing.T) {
 			for k := range 3 {
 				s.get(fmt.Sprint("/?k=", k))
 			}
-			if got := fmt.Sprint(waitForEvents(t, eventMemoryFull, 1)[0].data); got != tc.want {
+			move(time.Minute)
+			if got := fmt.Sprint(waitForEvents(t, telemetry.EventMemoryFull, 1)[0].data); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})
@@ -349,20 +356,26 @@ func TestMemoryFullEvents(t *testing.T) {
 }
 
 // startBlocked starts a site whose event handlers do not return before release is
-// closed, and are not waited for. move moves the clock of events.
-func startBlocked(t *testing.T) (s *server, move func(time.Duration), release chan struct{}) {
+// called, which waits until they do, and which are not waited for. move moves the clock of events.
+func startBlocked(t *testing.T) (s *server, move func(time.Duration), release func()) {
 	t.Helper()
 	original := handlerPatience
 	t.Cleanup(func() { handlerPatience = original })
 	handlerPatience = time.Millisecond
 	move = subscribe(t)
 	s = startConfig(t, config{global: listening("a"), site: oneRequest})
-	release = make(chan struct{})
+	var handling atomic.Int32
+	released := make(chan struct{})
 	handleEvents(func(caddy.Event) error {
-		<-release
+		handling.Add(1)
+		defer handling.Add(-1)
+		<-released
 		return nil
 	})
-	return s, move, release
+	return s, move, func() {
+		close(released)
+		eventually(t, "handlers return", func() bool { return handling.Load() == 0 })
+	}
 }
 
 // TestBlockedEventHandler guards that a handler that never returns delays neither
@@ -371,16 +384,17 @@ func startBlocked(t *testing.T) (s *server, move func(time.Duration), release ch
 func TestBlockedEventHandler(t *testing.T) {
 	s, move, release := startBlocked(t)
 	s.get("/")
-	s.get("/") // its event blocks
-	waitForEvents(t, eventExceeded, 1)
-	for n := range maxStuckEvents - 1 {
-		events.redis(limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+	s.get("/")
+	move(time.Second) // its event blocks
+	waitForEvents(t, telemetry.EventExceeded, 1)
+	for n := range telemetry.MaxStuckEvents - 1 {
+		process.Redis(limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
-	waitForEvents(t, eventRedisLost, maxStuckEvents-1)
+	waitForEvents(t, telemetry.EventRedisLost, telemetry.MaxStuckEvents-1)
 	denied := 1 + s.flood(8, 8)
 	move(20 * time.Second)
-	for range 2*maxWaitingEvents + 1 {
-		events.redis(limiter.Event{Kind: limiter.EventDown, Server: "late", Reason: "refused"})
+	for range 2*telemetry.MaxWaitingEvents + 1 {
+		process.Redis(limiter.Event{Kind: limiter.EventDown, Server: "late", Reason: "refused"})
 	}
 	if err := s.load(config{global: listening("b"), site: oneRequest}); err != nil {
 		t.Fatal(err)
@@ -389,34 +403,32 @@ func TestBlockedEventHandler(t *testing.T) {
 	eventually(t, "a line that tells of dropped events", func() bool {
 		return strings.Contains(fmt.Sprint(s.log("warn", "rate_limit")), slowHandlers)
 	})
-	if n := len(heardEvents(eventRedisLost)) + len(heardEvents(eventExceeded)); n != maxStuckEvents {
-		t.Errorf("%d events while %d are stuck", n, maxStuckEvents)
+	if n := len(heardEvents(telemetry.EventRedisLost)) + len(heardEvents(telemetry.EventExceeded)); n != telemetry.MaxStuckEvents {
+		t.Errorf("%d events while %d are stuck", n, telemetry.MaxStuckEvents)
 	}
-	close(release)
-	eventually(t, "handlers return", func() bool { return len(events.stuck) == 0 })
+	release()
 	move(20 * time.Second)
-	waitForEvents(t, eventExceeded, 2)
+	waitForEvents(t, telemetry.EventExceeded, 2)
 	if got := totalDenials(); got != denied {
 		t.Errorf("events tell of %d denials, want %d", got, denied)
 	}
 }
 
 // slowHandlers is what is logged of handlers that do not return.
-const slowHandlers = "event handlers take too long, events are late or were dropped"
+const slowHandlers = "event handlers are too slow, events are delayed or dropped"
 
 // TestBlockedExceededHandlers guards that it is logged, once, that the handlers of
-// eventExceeded hang, although none of these events is dropped.
+// telemetry.EventExceeded hang, although none of these events is dropped.
 func TestBlockedExceededHandlers(t *testing.T) {
 	s, move, release := startBlocked(t)
 	s.get("/")
-	for n := range maxStuckEvents {
+	for n := range telemetry.MaxStuckEvents {
 		if logged := s.log("warn", "rate_limit"); len(logged) > 0 {
 			t.Fatalf("logged %v while %d handlers hang", logged, n)
 		}
 		s.get("/")
-		waitForEvents(t, eventExceeded, n+1)
 		move(20 * time.Second)
-		move(20 * time.Second)
+		waitForEvents(t, telemetry.EventExceeded, n+1)
 	}
 	for range 3 {
 		s.get("/")
@@ -426,12 +438,11 @@ func TestBlockedExceededHandlers(t *testing.T) {
 	if got := s.log("warn", "rate_limit"); len(got) != 1 || got[0]["msg"] != slowHandlers || got[0]["dropped"] != 0.0 {
 		t.Errorf("logged %v", got)
 	}
-	close(release)
-	eventually(t, "handlers return", func() bool { return len(events.stuck) == 0 })
+	release()
 	move(20 * time.Second)
-	waitForEvents(t, eventExceeded, maxStuckEvents+1)
-	if got := totalDenials(); got != maxStuckEvents+3 {
-		t.Errorf("events tell of %d denials, want %d", got, maxStuckEvents+3)
+	waitForEvents(t, telemetry.EventExceeded, telemetry.MaxStuckEvents+1)
+	if got := totalDenials(); got != telemetry.MaxStuckEvents+3 {
+		t.Errorf("events tell of %d denials, want %d", got, telemetry.MaxStuckEvents+3)
 	}
 }
 
@@ -446,11 +457,11 @@ func TestFailingEventHandlers(t *testing.T) {
 		nil,
 	} {
 		handleEvents(handle)
-		events.redis(limiter.Event{Kind: limiter.EventRecovered, Server: "a:1", Downtime: time.Second})
-		waitForEvents(t, eventRedisBack, n+1)
+		process.Redis(limiter.Event{Kind: limiter.EventRecovered, Server: "a:1", Downtime: time.Second})
+		waitForEvents(t, telemetry.EventRedisBack, n+1)
 		s.get("/")
 	}
-	if got := s.log("error", "rate_limit"); len(got) != 1 || got[0]["event"] != eventRedisBack || got[0]["panic"] != "at the handler" {
+	if got := s.log("error", "rate_limit"); len(got) != 1 || got[0]["event"] != telemetry.EventRedisBack || got[0]["panic"] != "at the handler" {
 		t.Errorf("got %v, want one line that tells of the panic", got)
 	}
 }
@@ -481,65 +492,66 @@ func TestEventsShowNoSecrets(t *testing.T) {
 func TestEventsBeforeStart(t *testing.T) {
 	subscribe(t)
 	app := provisionApp(t, `{}`)
-	if err := app.events.On(eventRedisLost, &subscriber{ID: "a"}); err != nil {
+	if err := app.events.On(telemetry.EventRedisLost, &subscriber{ID: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := app.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for n := range maxWaitingEvents + 3 {
-		events.redis(limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+	for n := range telemetry.MaxWaitingEvents + 3 {
+		process.Redis(limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
-	if got := heardEvents(eventRedisLost); len(got) > 0 {
+	if got := heardEvents(telemetry.EventRedisLost); len(got) > 0 {
 		t.Fatalf("before the start: %v", got)
 	}
 	app.events.Emit(app.ctx, "started", nil)
-	got := waitForEvents(t, eventRedisLost, maxWaitingEvents)
+	got := waitForEvents(t, telemetry.EventRedisLost, telemetry.MaxWaitingEvents)
 	for n, e := range got {
 		if e.data["server"] != fmt.Sprint(n) {
 			t.Errorf("event %d is %v", n, e)
 		}
 	}
-	if n := events.dropped.Load(); n != 2 {
-		t.Errorf("%d events dropped after the first, which was logged; want 2", n)
+	if n := len(heardEvents(telemetry.EventRedisLost)); n != telemetry.MaxWaitingEvents {
+		t.Errorf("%d events are heard, want %d", n, telemetry.MaxWaitingEvents)
 	}
 }
 
-// TestDenialsWithoutListeners guards that denials are not noted while nobody
-// listens, nor told when somebody does.
+// TestDenialsWithoutListeners guards that denials before somebody listens, or after, are
+// not told.
 func TestDenialsWithoutListeners(t *testing.T) {
-	subscribe(t)
+	move := subscribe(t)
 	quiet := provisionApp(t, `{}`) // logs at INFO, so that not even the log listens
 	if err := quiet.Start(); err != nil {
 		t.Fatal(err)
 	}
 	quiet.events.Emit(quiet.ctx, "started", nil)
-	c := countersOf("api")
-	defer c.release()
+	c := process.Counters("api")
+	defer c.Release()
 	deny := func() {
 		d := limiter.Decision{Denied: true, RetryAfter: time.Second}
-		c.count(0, new(limiter.Bucket), &d, true, false)
-		events.denied(c, &d)
+		c.Count(0, new(limiter.Bucket), &d, false, true, false)
 	}
 	deny()
-	if c.denials.wait.Load() != 0 {
-		t.Error("a denial is noted while nobody listens")
-	}
+	move(time.Minute)
+	deny()
 	loud := provisionApp(t, `{}`)
-	if err := loud.events.On(eventExceeded, &subscriber{ID: "a"}); err != nil {
+	if err := loud.events.On(telemetry.EventExceeded, &subscriber{ID: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := loud.Start(); err != nil {
 		t.Fatal(err)
 	}
 	loud.events.Emit(loud.ctx, "started", nil)
+	move(time.Minute)
 	deny()
-	if got := fmt.Sprint(waitForEvents(t, eventExceeded, 1)[0].data); got != "map[count:1 limit:api wait:1]" {
+	move(time.Minute)
+	if got := fmt.Sprint(waitForEvents(t, telemetry.EventExceeded, 1)[0].data); got != "map[count:1 limit:api wait:1]" {
 		t.Errorf("got %s", got)
 	}
 	cleanUp(t, loud)
 	deny()
-	if events.wantsExceeded.Load() {
-		t.Error("denials are noted although the config that listened has ended")
+	move(time.Minute)
+	if n := len(heardEvents(telemetry.EventExceeded)); n != 1 {
+		t.Errorf("%d events, want 1: the config that listened has ended", n)
 	}
 }

@@ -48,6 +48,17 @@ example.com {
 	}
 }`
 
+// explained is what a program reads of what explain prints as JSON.
+type explained struct {
+	Limits []explainedLimit
+}
+
+// explainedLimit is a limit that the request meets.
+type explainedLimit struct {
+	Limit, Key string
+	Cost       int64
+}
+
 // TestExplain guards what explain says of a request: the limits that it meets,
 // and why it does not meet the others.
 func TestExplain(t *testing.T) {
@@ -85,7 +96,7 @@ admin    its route does not match: path ["/admin/*"]
 
 LIMIT  KEY              COST  ALGORITHM     SIZE  RATE OR WINDOW
 all    203.0.113.7      1     leaky_bucket  1000  1 each 60ms
-admin  203.0.113.7 bob  1     leaky_bucket  5     3 each 2s
+admin  203.0.113.7,bob  1     leaky_bucket  5     3 each 2s
 
 NOT MET     WHY
 api         its matcher does not match: path ["/api/*"]
@@ -110,7 +121,7 @@ No server of the config listens at that address; srv0 listens at :443, for HTTPS
 `},
 		{"another host", []string{"https://example.org/"}, `GET https://example.org/ from 192.0.2.1, handled by srv0
 
-The request meets no limit.
+No limit applies to this request.
 
 NOT MET     WHY
 api         its route does not match: host ["example.com"]
@@ -125,7 +136,7 @@ other       its route does not match: host ["example.com"]
 			args := append([]string{"explain", "--config", file}, tc.args...)
 			runCommand(t, args...).want(t, 0, tc.want)
 			r := runCommand(t, append(args, "--json")...)
-			var e explanation
+			var e explained
 			if err := json.Unmarshal([]byte(r.out), &e); err != nil || r.status != 0 {
 				t.Errorf("with --json: %v, %+v", err, r)
 			}
@@ -186,7 +197,7 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 		{"GET", "/v1/other", "X-None: 1"},
 	} {
 		r := runCommand(t, "explain", "--config", file, "--json", "--client-ip", "127.0.0.1", "-H", tc.header, tc.method, s.url(tc.path))
-		var e explanation
+		var e explained
 		if err := json.Unmarshal([]byte(r.out), &e); err != nil {
 			t.Fatalf("%v: %+v", err, r)
 		}

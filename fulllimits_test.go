@@ -3,18 +3,11 @@ package ratelimit
 import (
 	"bytes"
 	"fmt"
-	"reflect"
 	"runtime/pprof"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
-
-	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest/observer"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Guards max_keys and when_full of a limit: errors are reported in one line
@@ -29,9 +22,6 @@ func TestFullLimitOptions(t *testing.T) {
 		`max 5; duration 1s; min_interval 1s; max_keys 1; when_full forget`: ``,
 		`size 5; limit a {; size 1; max_keys 2; when_full share; }`:         ``,
 
-		`size 5; max_keys 0`:          limit(`max_keys: got "0", ` + wantMaxKeys),
-		`size 5; max_keys -1`:         limit(`max_keys: got "-1", ` + wantMaxKeys),
-		`size 5; max_keys 1e6`:        limit(`max_keys: got "1e6", ` + wantMaxKeys),
 		`size 5; max_keys 1000000001`: limit(`max_keys: got "1000000001", ` + wantMaxKeys),
 		`size 5; max_keys {query.n}`:  limit(`max_keys: got "{http.request.uri.query.n}", ` + wantMaxKeys),
 		`size 5; max_keys 1000001`:    limit(`max_keys: got "1000001", want at most that of memory in the global option, 1000000`),
@@ -51,7 +41,6 @@ func TestFullLimitOptions(t *testing.T) {
 	for handler, want := range map[string]string{
 		`"limits":[{"size":5,"max_keys":5,"when_full":"share"}]`: ``,
 		`"limits":[{"size":5,"max_keys":"5","when_full":""}]`:    ``,
-		`"limits":[{"size":5,"max_keys":0}]`:                     `limit "default": max_keys: got "0", ` + wantMaxKeys,
 		`"limits":[{"size":5,"max_keys":true}]`:                  `limit "default": max_keys: got "true", ` + wantMaxKeys,
 		`"limits":[{"size":5,"when_full":"x"}]`:                  `limit "default": when_full: got "x", want forget or share`,
 		`"limits":[{"max_keys":5,"limits":[{"name":"a","size":1}]}]`: `limit "default": max_keys: got "5", ` +
@@ -141,9 +130,7 @@ func TestBucketsOfFullLimits(t *testing.T) {
 // bucket in place of another, with share it shares one with its network, whatever
 // the key is. No other limit is touched, and the log tells of each once.
 func TestNewKeysOfFullLimits(t *testing.T) {
-	original := watchEvery
-	t.Cleanup(func() { watchEvery = original })
-	watchEvery = time.Millisecond
+	move := setProcess(t)
 	limit := func(options string) string { return " {\nsize 2\ndrip_rate 1h\n" + inLines(options) + "\n}\n" }
 	s := startConfig(t, config{
 		global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
@@ -194,6 +181,7 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 		}
 		return got
 	}
+	move(time.Minute)
 	eventually(t, "a line of each limit", func() bool { return len(logged()) >= 3 })
 	got := logged()
 	slices.Sort(got)
@@ -202,96 +190,11 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 	}
 }
 
-// usage is a limit that has forgotten and shared so often.
-func usage(name string, forgotten, shared uint64) limiter.LimitUsage {
-	return limiter.LimitUsage{Name: name, Buckets: 10, MaxKeys: 10, Forgotten: forgotten, Shared: shared}
-}
-
-// Guards that a limit which forgets or shares is logged at once, then once a
-// minute, each time with what became since, and not any more when that is over.
-func TestFullLimitsAreLoggedOnceAMinute(t *testing.T) {
-	var log fullLimitLog
-	log.reset()
-	now := time.Now()
-	for i, tc := range []struct {
-		after  time.Duration
-		usages []limiter.LimitUsage
-		want   string // path, forgotten and shared of what is due
-	}{
-		{0, []limiter.LimitUsage{usage("a", 0, 0)}, "[]"},
-		{0, []limiter.LimitUsage{usage("a", 3, 0)}, "[a 3 0]"},
-		{time.Second, []limiter.LimitUsage{usage("a", 5, 0)}, "[]"},
-		{time.Second, []limiter.LimitUsage{usage("a", 6, 0), usage("b", 0, 2)}, "[b 0 2]"},
-		{58*time.Second - 1, []limiter.LimitUsage{usage("a", 6, 0), usage("b", 0, 2)}, "[]"},
-		{1, []limiter.LimitUsage{usage("a", 6, 0), usage("b", 0, 2)}, "[a 3 0]"},
-		{time.Hour, []limiter.LimitUsage{usage("a", 6, 0), usage("b", 0, 2)}, "[]"},
-		{0, []limiter.LimitUsage{usage("a", 7, 0), usage("b", 1, 3)}, "[a 1 0] [b 1 1]"},
-		// Limits without a name, and clients without a key of their own, have
-		// buckets of other names.
-		{time.Hour, []limiter.LimitUsage{
-			usage("default", 1, 0), usage("default@1xyz", 10, 0), usage("default@1xyz@client_ip", 100, 0),
-			usage("x/min_interval", 4, 0),
-		}, "[default 111 0] [x/min_interval 4 0]"},
-	} {
-		now = now.Add(tc.after)
-		var got []string
-		for _, limit := range log.due(now, tc.usages) {
-			got = append(got, fmt.Sprint([]any{limit.path, limit.forgotten, limit.shared}))
-		}
-		if got == nil {
-			got = []string{"[]"}
-		}
-		if got := strings.Join(got, " "); got != tc.want {
-			t.Errorf("step %d: got %s, want %s", i+1, got, tc.want)
-		}
-	}
-	log.reset()
-	if got := log.due(now, []limiter.LimitUsage{usage("a", 2, 0)}); len(got) != 1 || got[0].forgotten != 2 {
-		t.Errorf("of a new store got %+v", got)
-	}
-}
-
-// Guards what is logged about a full limit.
-func TestFullLimitLog(t *testing.T) {
-	const (
-		seconds  = "the new keys a second times the seconds that a bucket takes to drain"
-		ofLimit  = "; unless this is a flood, raise max_keys of the limit, and of memory if need be, to " + seconds
-		ofMemory = "; unless this is a flood, raise max_keys of memory to the sum, over all limits, of " + seconds
-	)
-	for message, limit := range map[string]fullLimit{
-		"limit full: the emptiest buckets are forgotten for those of new keys" + ofLimit: {
-			path: "api", forgotten: 3, maxKeys: 10,
-		},
-		"limit full: new keys share a bucket with others of their network" + ofLimit: {
-			path: "api", shared: 3, maxKeys: 10,
-		},
-		"memory full: the emptiest buckets are forgotten for those of new keys" + ofMemory: {
-			path: "api", forgotten: 3, maxKeys: 10, memory: true,
-		},
-		"memory full: new keys share a bucket with others of their network" + ofMemory: {
-			path: "api", shared: 3, maxKeys: 10, memory: true,
-		},
-	} {
-		core, logs := observer.New(zap.DebugLevel)
-		limit.log(zap.New(core))
-		want := map[string]any{
-			"limit": "api", "forgotten": limit.forgotten, "shared": limit.shared, "max_keys": int64(10),
-		}
-		got := logs.TakeAll()
-		if len(got) != 1 || got[0].Level != zap.WarnLevel || got[0].Message != message ||
-			!reflect.DeepEqual(got[0].ContextMap(), want) {
-			t.Errorf("got %+v, want %s", got, message)
-		}
-	}
-}
-
 // TestFullMemoryIsTold guards that the line about a limit whose buckets are
 // forgotten names the bound that is reached: if the process holds as many as it
 // may, that of memory, not that of the limit.
 func TestFullMemoryIsTold(t *testing.T) {
-	original := watchEvery
-	t.Cleanup(func() { watchEvery = original })
-	watchEvery = time.Millisecond
+	move := setProcess(t)
 	s := startConfig(t, config{global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", site: `
 		rate_limit a {
 			key {query.k}
@@ -309,6 +212,7 @@ func TestFullMemoryIsTold(t *testing.T) {
 	for k := range 20 {
 		s.get(fmt.Sprint("/?k=", k))
 	}
+	move(time.Minute)
 	eventually(t, "a line", func() bool {
 		for _, e := range s.log("warn", "rate_limit") {
 			if msg := fmt.Sprint(e["msg"]); strings.Contains(msg, " full: ") {
@@ -326,21 +230,19 @@ func TestFullMemoryIsTold(t *testing.T) {
 // of the configuration that was loaded last, and that what looks for it is one
 // goroutine however many reloads there are, none without limits.
 func TestFullLimitsAreLogged(t *testing.T) {
-	originalEvery, originalUsages := watchEvery, limitUsages
-	t.Cleanup(func() { watchEvery, limitUsages = originalEvery, originalUsages })
-	var forgotten, looked atomic.Uint64
-	watchEvery = time.Millisecond
-	limitUsages = func(*limiter.Memory) []limiter.LimitUsage {
-		looked.Add(1)
-		return []limiter.LimitUsage{usage("api", forgotten.Load(), 0)}
-	}
-	lookTwice := func() { // the second time begins after the first
-		t.Helper()
-		n := looked.Load()
-		eventually(t, "another look", func() bool { return looked.Load() >= n+2 })
-	}
+	move := setProcess(t)
 	const few = "rate_limit {\nmemory {\nmax_keys 10\n}\n}"
-	s := startConfig(t, config{global: few, site: "rate_limit api {\nsize 9\n}\nrespond admitted"})
+	site := func(size int) string {
+		return fmt.Sprintf("rate_limit api {\nkey {query.k}\nsize %d\ndrip_rate 1h\nmax_keys 1\n}\nrespond admitted", size)
+	}
+	s := startConfig(t, config{global: few, site: site(9)})
+	key := 0
+	forget := func(n int) { // asks for so many keys, each of which has another forgotten
+		for range n {
+			key++
+			s.get(fmt.Sprint("/?k=", key))
+		}
+	}
 	full := func() (lines []entry) {
 		for _, e := range s.log("warn", "rate_limit") {
 			if strings.HasPrefix(fmt.Sprint(e["msg"]), "limit full: ") {
@@ -349,27 +251,28 @@ func TestFullLimitsAreLogged(t *testing.T) {
 		}
 		return lines
 	}
-	lookTwice()
+	forget(1) // the first finds room
+	move(time.Minute)
 	if got := full(); len(got) > 0 {
 		t.Errorf("before anything was forgotten: %v", got)
 	}
 	for n := range 3 {
-		if err := s.load(config{global: few, site: fmt.Sprintf("rate_limit api {\nsize %d\n}\nrespond admitted", n+1)}); err != nil {
+		if err := s.load(config{global: few, site: site(n + 1)}); err != nil {
 			t.Fatal(err)
 		}
-		if got := watchers(t); got != 1 {
-			t.Errorf("%d goroutines after reload %d, want 1", got, n+1)
-		}
+		eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
 	}
 	// The log of the last one alone.
 	s.logPath += ".2"
-	if err := s.load(config{global: few, site: "rate_limit api {\nsize 9\n}\nrespond admitted"}); err != nil {
+	s.requests.Store(0)
+	if err := s.load(config{global: few, site: site(9)}); err != nil {
 		t.Fatal(err)
 	}
-	forgotten.Store(5)
+	forget(5)
+	move(time.Minute)
 	eventually(t, "a line", func() bool { return len(full()) > 0 })
-	forgotten.Store(8)
-	lookTwice()
+	forget(3)
+	move(2 * time.Second)
 	if got := full(); len(got) != 1 || got[0]["limit"] != "api" || got[0]["forgotten"] != 5.0 {
 		t.Errorf("got %v, want one line of limit api that forgot 5", got)
 	}
@@ -386,7 +289,7 @@ func watchers(t *testing.T) int {
 	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 2); err != nil {
 		t.Fatal(err)
 	}
-	return strings.Count(stacks.String(), "caddy-ratelimit.(*App).activate in goroutine")
+	return strings.Count(stacks.String(), "telemetry.(*Process).look(")
 }
 
 // Guards that a configuration which does not start leaves that to the one before.
@@ -401,9 +304,7 @@ func TestRejectedConfigStartsNoWatcher(t *testing.T) {
 		}
 	}
 	cleanUp(t, second)
-	if got := watchers(t); got != 1 {
-		t.Errorf("%d goroutines after the second app ended, want 1", got)
-	}
+	eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
 	cleanUp(t, first)
 	eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })
 }

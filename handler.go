@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -25,8 +25,8 @@ import (
 // A request must pass all limits that apply to it. If it does, response header
 // fields tell the client how much it has left, and the next handler is invoked.
 // If it does not, it is denied with status 429 and `Retry-After`, as an error that
-// error routes can handle. If no error route would handle it, the empty response
-// is written directly. Requests that Caddy makes itself, such as for `httpInclude`
+// error routes can handle. If no error route would handle it, a response with a line
+// of text is written directly. Requests that Caddy makes itself, such as for `httpInclude`
 // in templates, are not limited. Configs of mholt/caddy-ratelimit can be loaded as they
 // are, see `rate_limits`.
 //
@@ -42,7 +42,12 @@ import (
 // `{http.rate_limit.retry_after}` | The whole seconds until all limits would admit the same request; `0` if it was admitted, empty if they never will
 // `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
 // `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request, or the name of the zone; empty if none did
-// `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `fallback`, this process instead of Redis
+// `{http.rate_limit.over}` | The path of a limit with `soft` whose bucket the request filled above its size; empty if it did not
+// `{http.rate_limit.banned}` | The path of a limit with `ban` that has banned the key of the request; empty if none has
+// `{http.rate_limit.borrowed}` | The path of a limit with `borrow` that had no room for the request, which its pool had; empty if none borrowed
+// `{http.rate_limit.dry_run}` | The path of a limit with `dry_run` that would have denied the request; empty if none would
+// `{http.rate_limit.waited}` | The seconds for which the request waited by `max_delay`
+// `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `fallback`, this process instead of Redis
 type Handler struct {
 	// The limits that requests must pass. Required, unless there are `rate_limits`.
 	Limits []*Limit `json:"limits,omitempty"`
@@ -80,8 +85,14 @@ type Handler struct {
 	// - `limit`, `by`, `remaining`: as the placeholders
 	// - `retry_after`: the time until all limits would admit the same request, if it
 	//   was denied and they ever will
+	// - `over`, `banned`, `borrowed`, `dry_run`: as the placeholders, if they are not empty
 	// - `waited`: for how long the request waited for Redis, if there is one
+	// - `delayed`: for how long it waited by `max_delay`, if it did
 	Log bool `json:"log,omitempty"`
+
+	// Whether the response to a denied request that no error route handles has a body,
+	// `on` (default) or `off`: one line of text with the seconds until there is room.
+	Body string `json:"body,omitempty"`
 
 	// The largest share of the wait by which `Retry-After` is longer, such as 0.2
 	// for up to a fifth. How much is random, so that clients that were denied
@@ -98,6 +109,7 @@ type Handler struct {
 	accounting accounting
 	families   families
 	jitter     float64
+	bare       bool // whether denials have no body
 	logger     *zap.Logger
 
 	// The error routes that may handle the handler's errors: *caddyhttp.Server to
@@ -105,7 +117,7 @@ type Handler struct {
 	errorRoutes sync.Map
 
 	origin        atomic.Pointer[string] // trace of the handler's errors, from the first one
-	errorThrottle logThrottle
+	errorThrottle telemetry.Throttle
 }
 
 // CaddyModule returns the Caddy module information.
@@ -137,7 +149,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if len(h.Limits) == 0 {
 		return errors.New("limits: got none, want at least one")
 	}
-	prep := newPreparation(resolveNumber, app.definitions.maxKeys)
+	prep := h.preparation(resolveNumber, app.definitions.maxKeys)
+	prep.consistency = app.consistency
 	for i, l := range h.Limits {
 		if l == nil {
 			return fmt.Errorf("limits: limit %d is null", i)
@@ -172,10 +185,22 @@ func (h *Handler) setOptions(resolve resolver) (err error) {
 			return err
 		}
 	}
+	if h.bare, err = newConstant("body", cmp.Or(h.Body, "on"), parseBody); err != nil {
+		return err
+	}
 	if h.Jitter != "" {
 		h.jitter, err = newNumberBy(resolve, "jitter", string(h.Jitter), zone.ParseJitter)
 	}
 	return err
+}
+
+// parseBody parses the body option.
+func parseBody(text string) (bare bool, want string) {
+	switch text {
+	case "on", "off":
+		return text == "off", ""
+	}
+	return false, "on or off"
 }
 
 // onError is how to handle a request on which Redis does not decide.
@@ -203,10 +228,19 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		h.redis.requests.Add(1)
 		defer h.redis.requests.Add(-1)
 	}
-	res, err := h.decide(w, r)
+	res, holdings, err := h.decide(w, r)
 	if res.open() {
 		defer res.count()
 	}
+	if holdings != nil {
+		s := &settler{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, request: r, holdings: holdings}
+		return serveHolding(s, func(w http.ResponseWriter) error { return h.serve(w, r, next, res, err) })
+	}
+	return h.serve(w, r, next, res, err)
+}
+
+// serve passes the request on, as its result and an error of decide say, or rejects it.
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, res *result, err error) error {
 	switch err := err.(type) { //nolint:errorlint // decide does not wrap them
 	case nil:
 		if res != nil {
@@ -219,7 +253,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		}
 		return next.ServeHTTP(w, r)
 	case denial:
-		return h.refuse(w, r, http.StatusTooManyRequests, err)
+		return h.refuse(w, r, err.status, err)
 	case refusal:
 		return h.refuse(w, r, err.status, err.err)
 	case storeError:
@@ -228,48 +262,83 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return h.handleMatcherError(w, r, err)
 }
 
+// refusedAs returns what becomes of a request on whose limits a matcher or a value
+// failed.
+func refusedAs(err error) telemetry.Checked {
+	if ref, ok := err.(refusal); ok && ref.status == errEarlyData.status { //nolint:errorlint // as addTo returns it
+		return telemetry.CheckedEarlyData
+	}
+	return telemetry.CheckedRefused
+}
+
 // storeError is the error of a store that did not decide.
 type storeError struct{ error }
 
 // decide charges the request to the limits that apply to it and sets the header
 // fields. It returns the request's result, also with an error, or nil if no limit
-// applies. Its error is a denial, a refusal, a storeError, or the error of a matcher.
-func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, error) {
+// applies, and what the request holds until its outcome is known. Its error is a
+// denial, a refusal, a storeError, or the error of a matcher.
+func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, []holding, error) {
 	if virtual(r) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	eval := evaluationOf(r)
 	defer eval.release()
 	if err := eval.add(h.Limits); err != nil {
 		res := resultOf(eval)
 		h.noteUndecided(res, eval, refusedAs(err))
-		return res, err
+		return res, nil, err
 	}
 	if len(eval.buckets) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 
 	res := resultOf(eval)
 	if err := h.ask(eval, res); err != nil {
-		h.noteUndecided(res, eval, checkedUndecided)
-		return res, storeError{err}
+		h.noteUndecided(res, eval, telemetry.CheckedUndecided)
+		eval.settleDenied()
+		return res, nil, storeError{err}
 	}
+	delay := eval.lower()
 	eval.count(h.accounting)
 	decider, wait := res.add(eval, h.families, w.Header())
 	h.observe(res, eval)
-	if decider.decision.Denied {
+	if decider.decision.Denied && !decider.decision.DryRun {
+		eval.settleDenied()
 		told := wait
 		if h.jitter > 0 {
 			told = withJitter(wait, h.jitter)
-			res.fields.delay(told, w.Header())
+			res.fields.setRetryAfter(told, w.Header())
 		}
 		if len(h.RateLimits) > 0 {
 			h.logExceeded(eval, decider, told)
 		}
-		return res, denial{decider, wait}
+		return res, nil, denial{decider, wait}
 	}
-	return res, nil
+	return res, eval.holdings, res.delay(r.Context(), delay)
 }
+
+// delay waits until a request that is admitted may pass. It stays charged if its client
+// leaves before.
+func (res *result) delay(ctx context.Context, wait time.Duration) error {
+	if wait == 0 {
+		return nil
+	}
+	start, timer := time.Now(), time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		res.delayed += time.Since(start)
+		return nil
+	case <-ctx.Done():
+		res.delayed += time.Since(start)
+		return refusal{statusClientLeft, ctx.Err()}
+	}
+}
+
+// statusClientLeft is logged of requests whose clients left before there was a response.
+// It is that of Caddy's reverse_proxy.
+const statusClientLeft = 499
 
 // ask has the store decide on the request. Only limits that are asked in order may
 // take more than one call.
@@ -292,16 +361,15 @@ func (h *Handler) askStore(eval *evaluation, res *result) error {
 			ctx = deadline{ctx, start.Add(h.timeout - res.waited)}
 		}
 	}
-	var err error
-	eval.decisions, err = h.store.Take(ctx, limiter.Request{
-		Buckets:    eval.buckets,
-		Accounting: h.accounting.inStore(),
-		NoFallback: h.onError != onErrorFallback,
-	}, eval.decisions)
+	req := limiter.Request{Accounting: h.accounting.inStore(), NoFallback: h.onError != onErrorFallback}
+	if eval.holds() {
+		req.Held = new(limiter.Held)
+	}
+	err := eval.take(ctx, h.store, req)
 	if h.timeout > 0 {
 		waited := time.Since(start)
 		res.waited += waited
-		observeRedisWait(waited, eval.decisions)
+		process.ObserveRedisWait(waited, eval.decisions)
 	}
 	return err
 }
@@ -324,109 +392,4 @@ func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 func virtual(r *http.Request) bool {
 	ctx := r.Context()
 	return ctx.Value(http.LocalAddrContextKey) == nil && ctx.Value(http.ServerContextKey) == nil
-}
-
-// handleStoreError applies on_error to a request on which the store did not
-// decide. Single requests are only logged at DEBUG: an outage of Redis is logged
-// once, see logEvent.
-func (h *Handler) handleStoreError(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, err error) error {
-	switch {
-	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
-		h.reportError("the store could not process a request, responding with 500", err)
-		return h.refuse(w, r, http.StatusInternalServerError, err)
-	case h.onError == onErrorAllow:
-		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
-			c.Write(zap.Error(err))
-		}
-		return next.ServeHTTP(w, r)
-	}
-	w.Header().Set("Retry-After", "1")
-	return h.refuse(w, r, http.StatusServiceUnavailable, err)
-}
-
-// handleMatcherError rejects a request for which a matcher of a limit failed: it
-// is unknown whether the limit applies.
-func (h *Handler) handleMatcherError(w http.ResponseWriter, r *http.Request, err error) error {
-	refused, ok := err.(caddyhttp.HandlerError) //nolint:errorlint // as Caddy does
-	if !ok {
-		refused = caddyhttp.HandlerError{StatusCode: http.StatusInternalServerError, Err: err}
-	}
-	if refused.StatusCode >= http.StatusInternalServerError {
-		h.reportError("a matcher failed; requests are rejected", err)
-	}
-	return h.refuse(w, r, refused.StatusCode, refused.Err)
-}
-
-// reportError logs an error that clients can provoke, at most once a minute.
-func (h *Handler) reportError(msg string, err error) {
-	if h.errorThrottle.allow() {
-		h.logger.Error(msg, zap.Error(err))
-	}
-}
-
-// denial is the error of a request that a limit denied: the result of that limit,
-// and how long to wait for all limits.
-type denial struct {
-	*bucketResult
-	wait time.Duration
-}
-
-// Error returns the path of the limit, or the name of the zone, and the wait.
-func (d denial) Error() string {
-	if d.decision.Never {
-		return "rate limit " + d.title() + " exceeded: the request costs more than the limit holds"
-	}
-	return "rate limit " + d.title() + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
-}
-
-// refusal is the error of a request that is rejected for another reason than
-// its rate.
-type refusal struct {
-	status int
-	err    error
-}
-
-// Error returns why the request is rejected.
-func (ref refusal) Error() string { return ref.err.Error() }
-
-// errNoDecision replaces errors that error routes should not show to clients, as
-// they may contain the store's address, for example. The reason is in the log.
-var errNoDecision = errors.New("rate limits can't be checked for this request")
-
-// handlerError returns err as Caddy's handlers do, with an ID and a trace. The
-// trace is always the same, and computing it takes longer than all the rest.
-func (h *Handler) handlerError(status int, err error) error {
-	origin := h.origin.Load()
-	if origin == nil {
-		e := caddyhttp.Error(status, err)
-		h.origin.Store(&e.Trace)
-		return e
-	}
-	return caddyhttp.HandlerError{Err: err, StatusCode: status, ID: newErrorID(), Trace: *origin}
-}
-
-// newErrorID returns an ID like those of Caddy's errors.
-func newErrorID() string {
-	const chars = "abcdefghijkmnpqrstuvwxyz23456789" // 32 that look distinct
-	var id [9]byte
-	bits := rand.Uint64() //nolint:gosec // not a secret
-	for i := range id {
-		id[i] = chars[bits%32]
-		bits /= 32
-	}
-	return string(id[:])
-}
-
-// seenByErrorRoutes reports whether error routes might handle an error with the
-// given status that h returns for r.
-func (h *Handler) seenByErrorRoutes(r *http.Request, status int) bool {
-	srv, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok {
-		return true
-	}
-	found, ok := h.errorRoutes.Load(srv)
-	if !ok {
-		found, _ = h.errorRoutes.LoadOrStore(srv, errorRoutesOf(srv, h))
-	}
-	return found.(*errorRoutes).maySee(r, status)
 }

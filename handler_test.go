@@ -269,6 +269,7 @@ func TestOnError(t *testing.T) {
 // Guards that an error which is not the store's fault is a 500 and reported,
 // whatever on_error says.
 func TestUnexpectedStoreErrorIs500(t *testing.T) {
+	t.Parallel()
 	for _, policy := range []onError{onErrorFallback, onErrorAllow, onErrorDeny} {
 		core, logs := observer.New(zap.DebugLevel)
 		h := &Handler{onError: policy, logger: zap.New(core)}

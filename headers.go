@@ -1,6 +1,8 @@
 package ratelimit
 
 import (
+	"math"
+	"math/rand/v2"
 	"net/http"
 	"net/textproto"
 	"slices"
@@ -84,8 +86,17 @@ func (f *fields) set(h http.Header) {
 	}
 }
 
-// delay sets the wait that Retry-After tells, also in h.
-func (f *fields) delay(wait time.Duration, h http.Header) {
+// withJitter returns a wait that is longer by a random share, up to the given one.
+func withJitter(wait time.Duration, share float64) time.Duration {
+	more := rand.Float64() * share * float64(wait) //nolint:gosec // not a secret
+	if more >= float64(math.MaxInt64-wait) {
+		return math.MaxInt64
+	}
+	return wait + time.Duration(more)
+}
+
+// setRetryAfter sets the wait that Retry-After tells, also in h.
+func (f *fields) setRetryAfter(wait time.Duration, h http.Header) {
 	if f[fieldRetryAfter] != "" {
 		f[fieldRetryAfter] = wholeSeconds(wait)
 		f.set(h)
@@ -206,7 +217,8 @@ func (f *fields) render(results []bucketResult, sum limiter.Summary, text []byte
 // limit. The quota q is the size, the window w the time in which a full bucket
 // drains, or the length of a window that slides, or the time of a rate that warms up.
 // There is no unit qu, even where requests cost other than one: only registered ones
-// are allowed, and none of them is a unit of this kind.
+// are allowed, and none of them is a unit of this kind. A limit on requests in progress
+// has a registered one, and no window.
 func appendPolicies(b []byte, results []bucketResult) []byte {
 	start := len(b)
 	for i := range results {
@@ -215,12 +227,17 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 			continue
 		}
 		b = appendName(b, len(b) == start, br)
-		b = appendParameter(b, ";q=", br.limit.Size)
-		window := br.limit.DrainTime()
-		switch br.limit.Algorithm {
+		limit := br.shown()
+		b = appendParameter(b, ";q=", limit.Size)
+		if br.concurrency {
+			b = append(b, `;qu="concurrent-requests"`...)
+			continue
+		}
+		window := limit.DrainTime()
+		switch limit.Algorithm {
 		case limiter.Sliding, limiter.Log, limiter.WarmUp:
-			window = br.limit.DripInterval
-		case limiter.Leaky, limiter.Fixed:
+			window = limit.DripInterval
+		case limiter.Leaky, limiter.Fixed, limiter.Bans:
 		}
 		b = appendParameter(b, ";w=", ceilSeconds(window))
 	}
@@ -246,7 +263,7 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 		case d.Never:
 		case denied && d.RetryAfter > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(d.RetryAfter))
-		case denied:
+		case denied, br.concurrency:
 		case d.Remaining > 0 && d.Clear > 0 && br.limit.Algorithm == limiter.Fixed:
 			b = appendParameter(b, ";t=", ceilSeconds(d.Clear)) // a window ends
 		case d.Remaining > 0 && d.Clear > 0 && br.limit.Algorithm == limiter.Sliding:
@@ -263,10 +280,17 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 		case d.Remaining > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(br.limit.DripTime(d.Remaining)))
 		default:
-			b = appendParameter(b, ";t=", ceilSeconds(d.Clear-br.limit.DrainTime()+br.limit.DripInterval))
+			b = appendParameter(b, ";t=", ceilSeconds(d.Clear-br.shown().DrainTime()+br.limit.DripInterval))
 		}
 	}
 	return b
+}
+
+// shown returns the limit with the size that fields tell.
+func (br *bucketResult) shown() limiter.Limit {
+	limit := br.limit
+	limit.Size = br.decision.Size
+	return limit
 }
 
 // appendName appends the name of a policy as a structured field string, after a

@@ -21,6 +21,7 @@ import (
 // TestSeconds guards that times are shown exactly to the millisecond and never
 // too short: a client that waits as long as the fields say is admitted.
 func TestSeconds(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		d           time.Duration
 		millis      string
@@ -58,6 +59,7 @@ func TestSeconds(t *testing.T) {
 
 // TestNewFamilies guards what the headers option may say.
 func TestNewFamilies(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		words string
 		want  families
@@ -92,6 +94,7 @@ func TestNewFamilies(t *testing.T) {
 // TestFieldNames guards that our fields are found under the names that users
 // write: Go's http.Header only finds canonical ones.
 func TestFieldNames(t *testing.T) {
+	t.Parallel()
 	want := []string{
 		"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Clear", "X-RateLimit-Reset",
 		"Retry-After", "RateLimit-Policy", "RateLimit",
@@ -286,6 +289,7 @@ func fieldsOf(items []bucketResult) fields {
 
 // TestFields guards every field of every family: when it is set and to what.
 func TestFields(t *testing.T) {
+	t.Parallel()
 	for _, tc := range fieldsTests {
 		h := make(http.Header)
 		f := fieldsOf(tc.items)
@@ -353,6 +357,7 @@ func checkStructured(items []bucketResult, f fields) error {
 // TestFieldsOfAnyDecision guards that whatever limits decide on whatever
 // requests, the fields parse and do not contradict each other.
 func TestFieldsOfAnyDecision(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var now clock
 		store := limiter.NewMemory(now.read)
@@ -433,6 +438,7 @@ func checkTimes(t *rapid.T, items []bucketResult, f fields) {
 // TestValuesAddedToOurFields guards what becomes of values that others add to
 // our fields: those behind ours go, but what replaced or removed ours stays.
 func TestValuesAddedToOurFields(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name      string
 		ours      string
@@ -470,6 +476,7 @@ func TestValuesAddedToOurFields(t *testing.T) {
 // there before, that one we do not set any more goes, and that fields which were
 // never ours are left as they are.
 func TestFieldsReplaceEarlierValues(t *testing.T) {
+	t.Parallel()
 	h := http.Header{
 		"X-Ratelimit-Limit": {"100", "200"},
 		"X-Ratelimit-Reset": {"1.000"},

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -27,6 +26,7 @@ type key struct {
 	ipv4, ipv6 int  // prefix lengths of addresses
 	fixed      bool // whether its value stays the same throughout a request
 	mayBeEmpty bool // whether an empty value is a key like others
+	several    bool // whether it has several placeholders
 }
 
 // part is a piece of a key's template: literal text or a placeholder.
@@ -37,21 +37,6 @@ type part struct {
 	unverified  bool   // whether its value is not verified in early data
 	fixed       bool   // whether its value stays the same throughout a request
 	header      string // the canonical name of the header field, if it is one
-}
-
-const (
-	clientIP   = "http.vars.client_ip"
-	remoteHost = "http.request.remote.host"
-)
-
-// addresses maps the placeholders whose value is a single address, which is always
-// normalised, to their full names. The short names are those of the Caddyfile; in
-// JSON they would otherwise be unknown, and thus empty.
-var addresses = map[string]string{
-	clientIP:      clientIP,
-	remoteHost:    remoteHost,
-	"client_ip":   clientIP,
-	"remote_host": remoteHost,
 }
 
 // newKey parses a template.
@@ -81,6 +66,7 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 			k.parts = append(k.parts, part{text: literal, fixed: true})
 		}
 	}
+	k.several = len(k.placeholders()) > 1
 	k.fixed = !slices.ContainsFunc(k.parts, func(p part) bool { return !p.fixed })
 	return k, nil
 }
@@ -99,13 +85,13 @@ func newZoneKey(template string, ipv4, ipv6 int) (*key, error) {
 // newPlaceholder returns the part of a key that is a placeholder.
 func newPlaceholder(name string) part {
 	p := part{text: name, placeholder: true}
-	if full := addresses[name]; full != "" {
+	if full := placeholder.Addresses[name]; full != "" {
 		p.text, p.address = full, true
 	}
 	p.unverified = p.address || strings.HasPrefix(p.text, "http.request.remote")
 	// Values of the request itself do not change. Others may: a matcher can set
 	// them, as path_regexp sets its captures, and some change with time.
-	p.fixed = p.text == clientIP ||
+	p.fixed = p.text == placeholder.ClientIP ||
 		strings.HasPrefix(p.text, "http.request.") && !strings.HasPrefix(p.text, "http.request.duration")
 	if field, ok := strings.CutPrefix(p.text, "http.request.header."); ok {
 		p.header = textproto.CanonicalMIMEHeaderKey(field)
@@ -117,7 +103,7 @@ func newPlaceholder(name string) part {
 // the most common ones. It returns "" if the client has no address.
 func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 	switch {
-	case p.text == clientIP:
+	case p.text == placeholder.ClientIP:
 		if address, ok := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string); ok {
 			return dropSocketAddress(address)
 		}
@@ -143,16 +129,15 @@ func dropSocketAddress(address string) string {
 }
 
 // String returns the template with the full names of all placeholders.
-func (k *key) String() string {
-	var text strings.Builder
-	for _, p := range k.parts {
-		if p.placeholder {
-			text.WriteString("{" + p.text + "}")
-		} else {
-			text.WriteString(p.text)
-		}
+func (k *key) String() string { return k.shown().String() }
+
+// shown returns the template as those see it that do not expand it.
+func (k *key) shown() placeholder.Key {
+	shown := make(placeholder.Key, len(k.parts))
+	for i, p := range k.parts {
+		shown[i] = placeholder.Part{Text: p.text, Placeholder: p.placeholder}
 	}
-	return text.String()
+	return shown
 }
 
 // nameSuffix returns a suffix for the names of buckets that distinguishes buckets of
@@ -191,9 +176,8 @@ var errEarlyData = refusal{
 // expand returns the key of a request, and whether it has one: it does not if none
 // of the placeholders has a value, unless the key may be empty.
 //
-// If there are several placeholders, the lengths of their values are part of the
-// key, so that no client can choose values that concatenate to another client's key.
-// Such a key is never treated as an address, even if it looks like one.
+// If there are several placeholders, the key is their values, joined by commas, and so
+// without what is between them in the template.
 func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
 	if len(k.parts) == 1 {
 		p := &k.parts[0]
@@ -206,12 +190,14 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 		v := p.value(r, repl)
 		return k.normalize(v), v != "" || k.mayBeEmpty, nil
 	}
-	var text, lengths []byte
+	var text []byte
 	placeholders, given := 0, k.mayBeEmpty
 	for i := range k.parts {
 		p := &k.parts[i]
 		if !p.placeholder {
-			text = append(text, p.text...)
+			if !k.several {
+				text = append(text, p.text...)
+			}
 			continue
 		}
 		if p.unverified && earlyData(r) {
@@ -221,17 +207,53 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 		if p.address {
 			v = k.normalize(v)
 		}
-		text = append(text, v...)
-		lengths = binary.AppendUvarint(lengths, uint64(len(v)))
+		if k.several {
+			text = appendValue(text, v, placeholders > 0)
+		} else {
+			text = append(text, v...)
+		}
 		placeholders, given = placeholders+1, given || v != ""
 	}
 	switch {
 	case placeholders > 0 && !given:
 		return "", false, nil
-	case placeholders > 1:
-		return string(append(append(text, 0), lengths...)), true, nil
+	case k.several:
+		return string(text), true, nil
 	}
 	return k.normalize(string(text)), true, nil
+}
+
+// appendValue appends a value to a key of several, behind a comma if it is not the
+// first. Commas in it are escaped by backslashes, and so are these: no client can choose
+// values that make up another client's key.
+func appendValue(key []byte, value string, more bool) []byte {
+	if more {
+		key = append(key, ',')
+	}
+	for i := range len(value) {
+		if c := value[i]; c == ',' || c == '\\' {
+			key = append(key, '\\')
+		}
+		key = append(key, value[i])
+	}
+	return key
+}
+
+// splitValues returns the values that make up a key of several.
+func splitValues(key string) []string {
+	var values []string
+	var value []byte
+	for i := 0; i < len(key); i++ {
+		switch c := key[i]; {
+		case c == ',':
+			values, value = append(values, string(value)), value[:0]
+			continue
+		case c == '\\' && i+1 < len(key):
+			i++
+		}
+		value = append(value, key[i])
+	}
+	return append(values, string(value))
 }
 
 // clientAddress returns the address of the client, which is used if a request has

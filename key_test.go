@@ -17,6 +17,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap/zapcore"
 	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 )
 
 // expandKey expands a template for a request from 192.0.2.1, with values for
@@ -50,29 +52,26 @@ func expandKeyPrefixes(
 	return text, own
 }
 
-// keyText returns what of an expanded key is the template with its values in
-// it, without the lengths behind.
+// keyText returns the template with the values of an expanded key in it.
 func keyText(key string, k *key) string {
-	if placeholders(k) <= 1 {
+	if !k.several {
 		return key
 	}
-	text, _, _ := strings.Cut(key, "\x00")
-	return text
-}
-
-// placeholders returns how many there are in a key.
-func placeholders(k *key) (n int) {
+	values, text := splitValues(key), ""
 	for _, p := range k.parts {
 		if p.placeholder {
-			n++
+			text, values = text+values[0], values[1:]
+		} else {
+			text += p.text
 		}
 	}
-	return n
+	return text
 }
 
 // Guards that the placeholders of a key are the ones that Caddy replaces, and
 // its text is the one that Caddy makes, of escaped braces too.
 func TestKeyTemplates(t *testing.T) {
+	t.Parallel()
 	templates := []string{
 		"a", "{a}", "{a}{b}", "{a} {b}", "x{a}", "{a}x", "x{a}y{b}z", "{b}{a}{b}", "{a}{nope}", "{a}\n{b}",
 		`\{a\}`, `\{a}`, `{a\}}`, `\{{a}\}`, `{\{a}`, `\\{a}`, `{a}\`, `\`, `\x{a}`, `\{\}`,
@@ -105,6 +104,7 @@ func TestKeyTemplates(t *testing.T) {
 
 // Guards the texts that are no key.
 func TestKeyTemplateErrors(t *testing.T) {
+	t.Parallel()
 	const want = `want text or placeholders, such as {client_ip}, or a word for one bucket for all`
 	for template, message := range map[string]string{
 		"":        `key: got "", ` + want,
@@ -122,6 +122,7 @@ func TestKeyTemplateErrors(t *testing.T) {
 // Guards that a placeholder which lacks a brace is no text: all clients would
 // have one bucket.
 func TestKeyBraces(t *testing.T) {
+	t.Parallel()
 	for _, template := range []string{
 		"{", "}", "}{", "{a", "a}", "{a}{", "{{a}", "{{a}}", "{a}}", "{a{b}}", "{a}{b", "{{{a}}}", `{a\}`,
 		"{a}" + strings.Repeat("{", 50), "{http.vars.client_ip", "x-{a}-{b", `\{a}}`,
@@ -137,6 +138,7 @@ func TestKeyBraces(t *testing.T) {
 // Guards that a key is what its values are: of a single placeholder it is the
 // value itself, whatever that holds, and nothing in it is replaced once more.
 func TestKeyValues(t *testing.T) {
+	t.Parallel()
 	big := strings.Repeat("k", 1<<20)
 	for _, value := range []string{
 		"a", " ", "{a}", "{env.HOME}", `\{a\}`, "}", "{", "a\nb", "a\r\nb", "\x00", "\x00\x01", "\xff\xfe",
@@ -157,6 +159,7 @@ func TestKeyValues(t *testing.T) {
 // address in IPv6 is the IPv4 address, a zone does not count, and only the
 // prefix does.
 func TestKeyAddresses(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		address    string
 		ipv4, ipv6 int
@@ -189,9 +192,11 @@ func TestKeyAddresses(t *testing.T) {
 		{"2002:c000:24d::1", 32, 64, "192.0.2.77"},
 		{"2002:c000:24d:ffff:1:2:3:4", 32, 128, "192.0.2.77"},
 		{"2002:c000:24d::1%eth0", 24, 64, "192.0.2.0/24"},
+		{"2002:c000:24e:1::", 32, 64, "192.0.2.78"},
 		{"2003:c000:24d::1", 32, 64, "2003:c000:24d::/64"},
 		// All hosts of IPv4 come from one network through NAT64.
 		{"64:ff9b::192.0.2.77", 32, 64, "192.0.2.77"},
+		{"64:ff9b::192.0.2.78", 32, 64, "192.0.2.78"},
 		{"64:ff9b::c000:24d", 24, 64, "192.0.2.0/24"},
 		{"64:ff9b::1:c000:24d", 32, 64, "64:ff9b::/64"}, // beyond the prefix of NAT64
 		{"64:ff9b:1::c000:24d", 32, 64, "64:ff9b:1::/64"},
@@ -207,10 +212,10 @@ func TestKeyAddresses(t *testing.T) {
 				for template, want := range map[string]string{
 					"{" + placeholder + "}":                           tc.want,
 					"ip-{" + placeholder + "}":                        "ip-" + tc.want,
-					"{" + placeholder + "} {a} {" + placeholder + "}": tc.want + " A " + tc.want,
+					"{" + placeholder + "} {a} {" + placeholder + "}": tc.want + ",A," + tc.want,
 				} {
 					got, own := expandKeyPrefixes(t, template, tc.ipv4, tc.ipv6, values)
-					if got, _, _ = strings.Cut(got, "\x00"); got != want || !own {
+					if got != want || !own {
 						t.Errorf("%s: got %q, own = %t, want %q", template, got, own, want)
 					}
 				}
@@ -222,7 +227,7 @@ func TestKeyAddresses(t *testing.T) {
 			}
 			// Beside other text it is not.
 			got, _ = expandKeyPrefixes(t, "/{a}/{b}", tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
-			if !strings.HasPrefix(got, "/"+tc.address+"/\x00") {
+			if got != tc.address+"," {
 				t.Errorf("/{a}/{b}: got %q, want %q as it is", got, tc.address)
 			}
 		})
@@ -294,55 +299,13 @@ func TestKeyShorthandsInJSON(t *testing.T) {
 	}
 }
 
-// Guards against values that run together: a client who chooses one of several
-// parts of its key can't make the whole another's.
-func TestKeyPartsDoNotRunTogether(t *testing.T) {
-	tests := []struct {
-		template string
-		a, b     [2]string // the values of {a} and {b}
-	}{
-		{"{a}{b}", [2]string{"ab", "c"}, [2]string{"a", "bc"}},
-		{"{a}{b}", [2]string{"abc", ""}, [2]string{"", "abc"}},
-		{"{a} {b}", [2]string{"x y", "z"}, [2]string{"x", "y z"}},
-		{"{a}|{b}", [2]string{"x|", "y"}, [2]string{"x", "|y"}},
-		{"{a}{b}", [2]string{"\x00", "\x01"}, [2]string{"", "\x00\x01"}},
-		{"{a}{b}", [2]string{"a\x00\x01", "\x01"}, [2]string{"a", "\x00\x01\x01"}},
-		{"{a}{b}", [2]string{strings.Repeat("x", 127), "x"}, [2]string{strings.Repeat("x", 128), ""}},
-		{"{a}{b}", [2]string{strings.Repeat("x", 128), "x"}, [2]string{"x", strings.Repeat("x", 128)}},
-
-		// What they make is an address, in one way or another.
-		{"{a}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
-		{"{a}.{b}", [2]string{"192", "0.2.1"}, [2]string{"192.0", "2.1"}},
-		{"{a}.{b}", [2]string{"192.0.2", "1"}, [2]string{"192.0", "2.1"}},
-		{"{a}:{b}", [2]string{"2001:db8::1", "2"}, [2]string{"2001:db8:", "1:2"}},
-		{"{http.vars.client_ip}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
-		{"{b}{http.vars.client_ip}", [2]string{"2.0.2.1", "19"}, [2]string{"192.0.2.1", ""}},
-	}
-	for _, tc := range tests {
-		t.Run(fmt.Sprintf("%s %.20q %.20q", tc.template, tc.a, tc.b), func(t *testing.T) {
-			keyOf := func(values [2]string) string {
-				key, own := expandKey(t, tc.template, map[string]string{
-					"a": values[0], "http.vars.client_ip": values[0], "b": values[1],
-				})
-				if !own {
-					t.Errorf("%q make no key of their own", values)
-				}
-				return key
-			}
-			if a, b := keyOf(tc.a), keyOf(tc.b); a == b {
-				t.Errorf("both have the key %.40q", a)
-			}
-		})
-	}
-}
-
 // drawValues draws values of two placeholders: any, or such as are likely to
 // collide. Those are other values with the boundary elsewhere, or the pieces of
 // an address.
 func drawValues(t *rapid.T, others [2]string) [2]string {
 	value := rapid.OneOf(
-		rapid.StringMatching("[\x00\x01\x02\x03a.]{0,6}"),
-		rapid.SampledFrom([]string{strings.Repeat("x", 127), strings.Repeat("\x80", 128)}),
+		rapid.StringMatching(`[,\\a.]{0,6}`),
+		rapid.SampledFrom([]string{strings.Repeat(",", 127), strings.Repeat("\x80", 128)}),
 		rapid.String(),
 	)
 	whole := others[0] + rapid.SampledFrom([]string{"", " ", "."}).Draw(t, "between") + others[1]
@@ -357,8 +320,56 @@ func drawValues(t *rapid.T, others [2]string) [2]string {
 }
 
 // Guards that different values always make different keys, byte for byte,
-// whatever clients send.
+// whatever clients send: who chooses one of several parts of a key can't make
+// the whole another's.
 func TestKeysAreInjective(t *testing.T) {
+	t.Parallel()
+	check := func(template string, first, second [2]string) error {
+		k, err := newKey(template, 32, 128)
+		if err != nil {
+			return err
+		}
+		var keys [2]string
+		for i, values := range [][2]string{first, second} {
+			c := newTestEvaluation()
+			c.replacer.Set("a", values[0])
+			c.replacer.Set("b", values[1])
+			setClient(c, values[0])
+			var own bool
+			if keys[i], own, err = k.expand(c.request, c.replacer); err != nil || !own {
+				return fmt.Errorf("%s: %q: own = %t, %v, want a key of its own", template, values, own, err)
+			}
+		}
+		if keys[0] == keys[1] {
+			return fmt.Errorf("%s: %q and %q both have the key %q", template, first, second, keys[0])
+		}
+		return nil
+	}
+	for _, tc := range []struct {
+		template string
+		a, b     [2]string // the values of {a} and {b}; the client's address is that of {a}
+	}{
+		{"{a}{b}", [2]string{"ab", "c"}, [2]string{"a", "bc"}},
+		{"{a}{b}", [2]string{"abc", ""}, [2]string{"", "abc"}},
+		{"{a} {b}", [2]string{"x y", "z"}, [2]string{"x", "y z"}},
+		{"{a}|{b}", [2]string{"x|", "y"}, [2]string{"x", "|y"}},
+		{"{a}{b}", [2]string{"a,", "b"}, [2]string{"a", ",b"}},
+		{"{a}{b}", [2]string{`a\`, ",b"}, [2]string{`a\,`, "b"}},
+		{"{a}{b}", [2]string{`a\`, `\,b`}, [2]string{`a\\,`, "b"}},
+		{"{a}{b}", [2]string{",", ""}, [2]string{"", ","}},
+
+		// What they make is an address, in one way or another.
+		{"{a}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
+		{"{a}.{b}", [2]string{"192", "0.2.1"}, [2]string{"192.0", "2.1"}},
+		{"{a}.{b}", [2]string{"192.0.2", "1"}, [2]string{"192.0", "2.1"}},
+		{"{a}:{b}", [2]string{"2001:db8::1", "2"}, [2]string{"2001:db8:", "1:2"}},
+		{"{http.vars.client_ip}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
+		{"{b}{http.vars.client_ip}", [2]string{"2.0.2.1", "19"}, [2]string{"192.0.2.1", ""}},
+	} {
+		if err := check(tc.template, tc.a, tc.b); err != nil {
+			t.Error(err)
+		}
+	}
 	property := func(t *rapid.T) {
 		template := rapid.SampledFrom([]string{
 			"{a}{b}", "{a} {b}", "{a}.{b}", "{b}{a}{b}", "x{a}{b}y", "{a}\x01{b}",
@@ -368,22 +379,8 @@ func TestKeysAreInjective(t *testing.T) {
 		if first == second || first == [2]string{} || second == [2]string{} {
 			return // the same, or none
 		}
-		k, err := newKey(template, 32, 128)
-		if err != nil {
+		if err := check(template, first, second); err != nil {
 			t.Fatal(err)
-		}
-		var keys [2]string
-		for i, values := range [][2]string{first, second} {
-			repl := caddy.NewEmptyReplacer()
-			repl.Set("a", values[0])
-			repl.Set("b", values[1])
-			var own bool
-			if keys[i], own, err = k.expand(new(http.Request), repl); err != nil || !own {
-				t.Fatalf("%q: own = %t, %v, want a key of its own", values, own, err)
-			}
-		}
-		if keys[0] == keys[1] {
-			t.Fatalf("%s: %q and %q both have the key %q", template, first, second, keys[0])
 		}
 	}
 	for range 20 {
@@ -405,7 +402,7 @@ func FuzzKey(f *testing.F) {
 	f.Add(`\{{a}\}{b`, "1", "2", "3", "4")
 	f.Add("{client_ip}{a}", "1", "2", "3", "4")
 	f.Add("everyone", "1", "2", "3", "4")
-	f.Add("{a}{b}", "\x00\x01", "\x00", "\x00", "\x01\x00")
+	f.Add("{a}{b}", `,\`, ",", ",", `\,`)
 	f.Add("{a}{b}{a}", "\xff", "1\n", "{b}", "")
 	f.Fuzz(func(t *testing.T, template, a1, b1, a2, b2 string) {
 		k, err := newKey(template, 32, 128)
@@ -438,7 +435,7 @@ func FuzzKey(f *testing.F) {
 			if _, err := netip.ParseAddr(e.text); err == nil || !e.own {
 				continue
 			}
-			if placeholders(k) <= 1 && e.key != e.text || !strings.HasPrefix(e.key, e.text) {
+			if keyText(e.key, k) != e.text {
 				t.Fatalf("%q: got key %q, want the text %q", template, e.key, e.text)
 			}
 		}
@@ -448,7 +445,7 @@ func FuzzKey(f *testing.F) {
 		if (!uses["a"] || a1 == a2) && (!uses["b"] || b1 == b2) {
 			return
 		}
-		if _, err := netip.ParseAddr(one.text); err == nil && placeholders(k) == 1 {
+		if _, err := netip.ParseAddr(one.text); err == nil && len(k.placeholders()) == 1 {
 			return // one address, written in two ways
 		}
 		t.Fatalf("%q: {a: %q, b: %q} and {a: %q, b: %q} both have the key %q",
@@ -458,7 +455,7 @@ func FuzzKey(f *testing.F) {
 
 // Guards that leaving out what makes the key is neither a bypass nor shares a
 // bucket with everyone who does: the client's masked address stands in, apart
-// from keys that clients choose.
+// from keys that clients choose, in both buckets of a legacy limit too.
 func TestMissingKeyFallsBackToAddress(t *testing.T) {
 	tests := []struct {
 		name, key string
@@ -475,7 +472,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 			"{http.request.remote.host}",
 			map[string]string{"http.request.remote.host": ""},
 			"198.51.100.0/24", "limit@client_ip"},
-		{"one of several", "{a}-{b}", map[string]string{"b": "x"}, "-x\x00\x00\x01", "limit"},
+		{"one of several", "{a}-{b}", map[string]string{"b": "x"}, ",x", "limit"},
 		{"spaces", "{a}", map[string]string{"a": " "}, " ", "limit"},
 		{"the address as a key", "{a}", map[string]string{"a": "198.51.100.7"}, "198.51.100.0/24", "limit"},
 		{"static", "everyone", nil, "everyone", "limit"},
@@ -483,41 +480,40 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			l, logs := readyLimit(t, &Limit{Name: "limit", Key: tc.key, Size: "1", IPv4Prefix: "24"})
-			c := newTestEvaluation()
-			caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "::ffff:198.51.100.7")
-			for name, v := range tc.values {
-				if name == "http.request.remote.host" {
-					c.request.RemoteAddr = v
-					continue
+			for _, l := range []*Limit{
+				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Size: "1"},
+				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Max: "5", Duration: "1s", MinInterval: "1s"},
+			} {
+				l, logs := readyLimit(t, l)
+				c := newTestEvaluation()
+				caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "::ffff:198.51.100.7")
+				for name, v := range tc.values {
+					if name == "http.request.remote.host" {
+						c.request.RemoteAddr = v
+						continue
+					}
+					c.replacer.Set(name, v)
 				}
-				c.replacer.Set(name, v)
-			}
-			if err := l.addTo(c); err != nil || len(c.buckets) != 1 {
-				t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
-			}
-			if b := c.buckets[0]; b.Name != tc.wantName || b.Key != tc.wantKey || c.policies[0].path != "limit" {
-				t.Errorf("got bucket %q with key %q, called %q, want %q with key %q, called limit",
-					b.Name, b.Key, c.policies[0].path, tc.wantName, tc.wantKey)
-			}
-			if fell := tc.wantName != "limit"; (logs.Len() > 0) != fell {
-				t.Errorf("got %d log entries, want some = %t", logs.Len(), fell)
+				if err := l.addTo(c); err != nil || c.of[0].path != "limit" {
+					t.Fatalf("got limit %q, %v, want limit", c.of[0].path, err)
+				}
+				own, fallback := strings.CutSuffix(tc.wantName, "@client_ip")
+				want := []string{tc.wantName + " " + tc.wantKey}
+				if l.MinInterval != "" {
+					want = append(want, strings.Replace(tc.wantName, own, own+"/min_interval", 1)+" "+tc.wantKey)
+				}
+				var got []string
+				for _, b := range c.buckets {
+					got = append(got, b.Name+" "+b.Key)
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("got buckets and keys %q, want %q", got, want)
+				}
+				if got, want := logs.Len(), map[bool]int{true: 1}[fallback]; got != want {
+					t.Errorf("got %d log entries, want %d", got, want)
+				}
 			}
 		})
-	}
-}
-
-// Guards that the other bucket of a legacy limit is apart in the same way.
-func TestMissingKeyOfLegacyLimit(t *testing.T) {
-	l, logs := readyLimit(t, &Limit{Name: "a", Key: "{a}", Max: "5", Duration: "1s", MinInterval: "1s"})
-	c := newTestEvaluation()
-	if err := l.addTo(c); err != nil || len(c.buckets) != 2 || logs.Len() != 1 {
-		t.Fatalf("got buckets %+v, %v and %d log entries, want two and one", c.buckets, err, logs.Len())
-	}
-	for i, want := range []string{"a@client_ip", "a/min_interval@client_ip"} {
-		if b := c.buckets[i]; b.Name != want || b.Key != "192.0.2.1" {
-			t.Errorf("got bucket %q with key %q, want %q with the client's address", b.Name, b.Key, want)
-		}
 	}
 }
 
@@ -527,7 +523,7 @@ func TestMissingKeyOfLegacyLimit(t *testing.T) {
 func TestMissingKeyWarnsOnce(t *testing.T) {
 	load := func() (*Limit, func() []string) {
 		l, logs := readyLimit(t, &Limit{Limits: []*Limit{
-			{Name: "a", Key: "{a}", Size: "1"},
+			{Name: "a", Key: "{a}", Size: "1", Limits: []*Limit{{Name: "within", Size: "1"}}},
 			{Name: "b", Key: "{b} {client_ip}", Size: "1"},
 			{Name: "c", Key: "{c}-{a}", Size: "1"},
 			{Name: "static", Key: "all", Size: "1"},
@@ -542,7 +538,7 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 			return warned
 		}
 	}
-	want := []string{"warn a {a}", "warn c {c}-{a}"}
+	want := []string{"warn a {a}", "warn a/within {a}", "warn c {c}-{a}"}
 	for range 2 { // two configurations
 		l, warned := load()
 		c := newTestEvaluation()
@@ -613,6 +609,7 @@ func TestKeyOfEachRequest(t *testing.T) {
 
 // Guards that a value which is read directly is the one that the replacer has.
 func TestValuesReadDirectly(t *testing.T) {
+	t.Parallel()
 	requests := map[string][]string{
 		"no header":    nil,
 		"one":          {"X-Key: alice"},
@@ -628,7 +625,7 @@ func TestValuesReadDirectly(t *testing.T) {
 			r.Header.Add(name, value)
 		}
 		for _, placeholder := range []string{
-			clientIP, remoteHost, "http.request.header.X-Key", "http.request.header.x-key", "http.request.header.Host",
+			placeholder.ClientIP, placeholder.RemoteHost, "http.request.header.X-Key", "http.request.header.x-key", "http.request.header.Host",
 			"http.request.header.", "http.request.uri.path", "http.vars.other",
 		} {
 			p := newPlaceholder(placeholder)
@@ -691,28 +688,6 @@ func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 	}
 }
 
-// Guards that a host of IPv4 has one bucket however it comes: as itself, or by
-// 6to4 or NAT64, which put its address into one of IPv6.
-func TestIPv4HostHasOneBucket(t *testing.T) {
-	s := startConfig(t, config{
-		global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
-		site:   "rate_limit {\nsize 9\n}\nrespond admitted",
-	})
-	for _, tc := range []struct{ address, want string }{
-		{"192.0.2.1", "8"},
-		{"2002:c000:201::1", "7"},
-		{"2002:c000:201:ffff::2", "6"},
-		{"64:ff9b::c000:201", "5"},
-		{"64:ff9b::192.0.2.2", "8"}, // another host behind the same NAT64
-		{"2002:c000:202:1::", "7"},
-		{"192.0.2.2", "6"},
-	} {
-		if got := s.get("/", "X-Forwarded-For: "+tc.address).Header.Get("X-RateLimit-Remaining"); got != tc.want {
-			t.Errorf("%s leaves %s of 9, want %s", tc.address, got, tc.want)
-		}
-	}
-}
-
 // Guards that the administrator is told what really happens where clients
 // have no address, as on a unix socket of which no proxy is trusted: all of
 // them share one bucket. Where a proxy is trusted that tells one, it counts.
@@ -746,7 +721,7 @@ func TestClientsWithoutAddress(t *testing.T) {
 				global: tc.global,
 				site:   "respond other",
 				sites: "http:// {\nbind unix/" + socket + "\nlog\nrate_limit {\nkey " + tc.key +
-					"\nsize 9\n}\nrespond admitted\n}",
+					"\nsize 9\n}\nrespond {http.rate_limit.limit}\n}",
 			})
 			s.client.Transport = freshConnections(socket)
 			var left []string
@@ -757,6 +732,9 @@ func TestClientsWithoutAddress(t *testing.T) {
 				}
 				a := s.get("/", header...)
 				left = append(left, a.Header.Get("X-RateLimit-Remaining"))
+				if a.body != "default" { // clients learn nothing of it
+					t.Errorf("the limit is called %q, want default", a.body)
+				}
 			}
 			if got := strings.Join(left, " "); got != tc.left {
 				t.Errorf("two clients leave %s of 9, want %s", got, tc.left)
@@ -853,6 +831,11 @@ func TestKeysChooseBuckets(t *testing.T) {
 			"X-Forwarded-For: 2001:db8::1; X-Key: a", "X-Forwarded-For: 2001:db8::2; X-Key: a",
 			"X-Forwarded-For: 2001:db8::2; X-Key: b",
 		}, "8 7 8"},
+		// A host of IPv4 is one however it comes.
+		{"{client_ip}", []string{
+			"X-Forwarded-For: 192.0.2.1", "X-Forwarded-For: 2002:c000:201::1", "X-Forwarded-For: 64:ff9b::c000:201",
+			"X-Forwarded-For: 64:ff9b::192.0.2.2", "X-Forwarded-For: 2002:c000:202:1::",
+		}, "8 7 6 8 7"},
 		{"{remote_host}", []string{"X-Forwarded-For: 1.2.3.4", "X-Forwarded-For: 1.2.3.5"}, "8 7"},
 		// A request without a key is still told by its prefix.
 		{"{header.X-Key}", []string{"X-Forwarded-For: 2001:db8::1", "X-Forwarded-For: 2001:db8::2"}, "8 7"},
@@ -908,39 +891,6 @@ func TestAddressNotTrusted(t *testing.T) {
 	)
 }
 
-// TestMissingKeyIsReported guards that the administrator learns, once for
-// each limit, that requests come without a key.
-func TestMissingKeyIsReported(t *testing.T) {
-	s := startSite(t, `
-		rate_limit by-key {
-			key {header.X-Key}
-			size 9
-			limit deeper {
-				size 8
-			}
-		}
-		respond "{http.rate_limit.limit}"
-	`)
-	s.get("/", "X-Key: a")
-	if warnings := s.log("warn", ownLogger); len(warnings) > 0 {
-		t.Errorf("with a key: %v", warnings)
-	}
-	for range 3 {
-		// Clients learn nothing of it.
-		if a := s.get("/"); a.body != "by-key/deeper" {
-			t.Errorf("the limit is called %q", a.body)
-		}
-	}
-	var got []string
-	for _, e := range s.log("warn", ownLogger) {
-		got = append(got, fmt.Sprint(e["limit"], " ", e["key"]))
-	}
-	want := []string{"by-key {http.request.header.X-Key}", "by-key/deeper {http.request.header.X-Key}"}
-	if !slices.Equal(got, want) {
-		t.Errorf("got warnings of %q, want %q", got, want)
-	}
-}
-
 // setClient gives a request a client's address.
 func setClient(c *evaluation, address string) {
 	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, address)
@@ -950,6 +900,7 @@ func setClient(c *evaluation, address string) {
 // which counts as in keys, so that nobody has more of them by writing it in
 // another way.
 func TestNetworkOfClients(t *testing.T) {
+	t.Parallel()
 	for address, want := range map[string]string{
 		"203.0.113.7":          "203.0.0.0/16",
 		"203.0.255.255":        "203.0.0.0/16",

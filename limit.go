@@ -4,16 +4,21 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/http"
 	"regexp"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // addressSuffix ends the names of the buckets of clients' addresses that replace
@@ -22,13 +27,10 @@ const addressSuffix = "@client_ip"
 
 const (
 	defaultName       = "default"
-	defaultKey        = "{" + clientIP + "}"
+	defaultKey        = "{" + placeholder.ClientIP + "}"
 	defaultIPv4Prefix = 32
 	defaultIPv6Prefix = 64
 )
-
-// setting is an option of a limit as written in the config.
-type setting struct{ option, text string }
 
 // validName matches the names of limits.
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
@@ -62,9 +64,6 @@ type Limit struct {
 	// those without a name do so if their keys are equal too. Required for a
 	// nested limit. Default: `default`.
 	Name string `json:"name,omitempty"`
-
-	// Matches the requests that the limit applies to. Default: all requests.
-	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
 	// The key of a request, whose bucket is charged: text with placeholders,
 	// evaluated after the limit's matchers. An IP address is normalised and
@@ -166,20 +165,40 @@ type Limit struct {
 	// for `drip_size`.
 	RefillSize Number `json:"refill_size,omitempty"`
 
-	// The number of units that a request adds, at least 1. Default: 1.
+	// The number of units that a request adds, at least 1, or `body`: one for each byte
+	// of the request's body as its `Content-Length` says, at least 1. Default: 1.
 	Cost Number `json:"cost,omitempty"`
+
+	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
+	// in JSON 4), and by their header fields. A request holds its cost until its
+	// response begins, so parallel requests can't exceed the limit meanwhile, and is
+	// charged if the response counts. One without a response, as after the client has
+	// left, is not. Default: all requests count, whatever their responses.
+	Count *caddyhttp.ResponseMatcher `json:"count,omitempty"`
+
+	// What a request costs in the end: a placeholder that has a whole number by the end
+	// of the response, such as `{http.response.header.X-Cost}`, or `bytes`, the length of
+	// its body. Until then the request holds its `cost`, which should be an upper
+	// bound. If the actual cost is higher, the bucket may be overfilled, by its size at
+	// most. The `cost` is charged if there is no response or no number. Default: the
+	// `cost`.
+	ActualCost string `json:"actual_cost,omitempty"`
+
+	// How many requests of a key may be in progress at once, from 1 to 2^49, instead of a
+	// size and a rate. A request is in progress until its response has ended, and an
+	// upgraded connection, such as a websocket, until it is closed. If a Caddy instance
+	// crashes, its requests end for the others 5 to 20 seconds later.
+	Concurrency Number `json:"concurrency,omitempty"`
+
+	// Whether this is a dry run: the limit decides and is charged as if it were enforced
+	// beside the others, but denies no request. It is shown by no header field, and by
+	// `{http.rate_limit.dry_run}`, the access log and metrics. Limits within a dry run are
+	// dry runs too. Default: no.
+	DryRun bool `json:"dry_run,omitempty"`
 
 	// Divides the size, rounding up: a decimal with at most 6 digits after the
 	// point. 0 switches the bucket off, but not nested limits. Default: 1.
 	Factor Number `json:"factor,omitempty"`
-
-	// The prefix length to which IPv4 addresses are shortened, from 1 to 32.
-	// Default: 32.
-	IPv4Prefix Number `json:"ipv4_prefix,omitempty"`
-
-	// The prefix length to which IPv6 addresses are shortened, from 1 to 128.
-	// Default: 64, since a single host may use any address of its /64.
-	IPv6Prefix Number `json:"ipv6_prefix,omitempty"`
 
 	// The burst, and the number of requests per `duration` on average.
 	// Placeholders must not depend on the request.
@@ -193,15 +212,24 @@ type Limit struct {
 	// that of `max` and `duration`. Placeholders must not depend on the request.
 	MinInterval Duration `json:"min_interval,omitempty"`
 
+	// The prefix length to which IPv4 addresses are shortened, from 1 to 32.
+	// Default: 32.
+	IPv4Prefix Number `json:"ipv4_prefix,omitempty"`
+
+	// The prefix length to which IPv6 addresses are shortened, from 1 to 128.
+	// Default: 64, since a single host may use any address of its /64.
+	IPv6Prefix Number `json:"ipv6_prefix,omitempty"`
+
 	// The maximum number of keys of this limit that have buckets in this process,
 	// from 1 to 1000000000, and no more than the app's `max_keys` of `memory`. It
 	// only counts for this limit: nested limits have their own, and so has the
 	// bucket of `min_interval`. With Redis, it also bounds the number of keys that
-	// this instance keeps there, at about 173 bytes a key.
+	// this instance keeps there, at about 186 bytes a key.
 	//
 	// A limit is never full if this is at least the number of new keys a second
 	// times the seconds that a bucket takes to drain. A million keys take about
-	// 52 MB of memory (RSS), ten million 514 MB. Default: half of the app's.
+	// 60 MB of memory (RSS) with Redis, and somewhat less without. Default: half of
+	// the app's.
 	MaxKeys Number `json:"max_keys,omitempty"`
 
 	// What to do with keys that have no bucket when `max_keys` others have one:
@@ -219,6 +247,28 @@ type Limit struct {
 	// their own option.
 	WhenFull string `json:"when_full,omitempty"`
 
+	// The status of responses to requests that this limit denies, from 400 to 599.
+	// If several limits deny, the one with the longest wait counts. Default: 429.
+	Status Number `json:"status,omitempty"`
+
+	// How many units more than `size` the bucket may hold. Requests that fill it above
+	// `size` pass, and are marked by `{http.rate_limit.over}`; header fields tell of
+	// `size`, so that 0 remain. Not for `warm_up`. Default: 0.
+	Soft Number `json:"soft,omitempty"`
+
+	// For how long a request may wait until units have dripped out for it, instead of
+	// being denied, such as `2s`: it is charged at once and passed on when there is
+	// room. All Caddy instances together pass them on in the order in which they
+	// came, one drip after the other. With `warm_up` a request waits until the wait after
+	// the one before it is over; it must cost less than half of what fits into `warm_up`
+	// at the full rate, and others do not wait. A client that leaves stays charged. Only
+	// for leaky and token buckets, and `warm_up`. Default: none waits.
+	MaxDelay Duration `json:"max_delay,omitempty"`
+
+	// How many requests may wait at once in this process. Beyond that they are
+	// denied. Default: 1000.
+	MaxWaiting Number `json:"max_waiting,omitempty"`
+
 	// The number of counters, from 1 to 10000, with which to track the keys that
 	// ask most often and those that this limit denies most often, in the last one
 	// to two minutes. The admin API shows them, see `/rate_limit/top`. A count is
@@ -229,6 +279,60 @@ type Limit struct {
 	// otherwise only kept as digests: up to 256 bytes of each. A counter takes
 	// about 1 kB. Nested limits have their own option. Default: off.
 	TrackTop Number `json:"track_top,omitempty"`
+
+	// For how long to ban a key that this limit denies: one to three durations from `1s`,
+	// such as `10m`, `1h` and `24h`. The first ban takes the first of them, the next ban
+	// the next one, and the last one is repeated. A ban is forgotten once the key was
+	// neither banned nor denied for the last duration. Until a ban ends, the limit denies
+	// all requests of the key, on all Caddy instances, and they do not make it longer. With
+	// `count` it denies, and so bans, once as many responses as fit have counted.
+	//
+	// The admin API lists the bans, places and lifts them. For that the keys that are
+	// banned are kept as plain text in the memory of this process, at most 1000 of 1 kB. Changing
+	// the durations ends bans. Placeholders must not depend on the request. Not with
+	// `concurrency`, `count_denied` or `when_full share`. Default: no bans.
+	Ban List `json:"ban,omitempty"`
+
+	// How many requests of a key the limit denies before a ban begins, from 1 to 10000.
+	// Default: 1.
+	BanAfter Number `json:"ban_after,omitempty"`
+
+	// With Redis, who decides on requests, and so how exactly all Caddy instances together
+	// keep the limit. One of:
+	//
+	// - `exact`: Redis decides each request.
+	// - `lease <duration>`: an instance decides from units that it has charged to Redis at
+	//   most so long before, of keys that are asked for often. In any time T all instances
+	//   together admit at most what the limit allows in T and the duration. Requests for
+	//   such keys hardly wait for Redis.
+	// - `eventual <duration>`: an instance decides by what it knows, and reports what it has
+	//   admitted every such time. No request waits for Redis. In bursts each instance may
+	//   admit a bucketful more, and all of them wait for it afterwards.
+	//
+	// Nested limits have it too where they can, and others are exact: those with the
+	// algorithms `sliding_log` and `warm_up`, or with `concurrency`, `count`,
+	// `actual_cost`, `count_denied`, `ban`, `borrow`, `pool` or `max_delay`, and for `lease`
+	// with a size below 8 times the cost. A request is decided by an instance if all of its
+	// limits allow that. Default: that of the containing limit, or the app's.
+	Consistency string `json:"consistency,omitempty"`
+
+	// The limit from which to borrow what this one has no room for: the name of one in the
+	// same block that has `pool`. A request that borrows is charged there and not here, as
+	// a whole. It is denied if there is no room there either. Header fields tell of this
+	// limit alone, and `{http.rate_limit.borrowed}` has its path. Not with `count_denied`,
+	// `ban`, `max_delay` or `accounting in_order`. Default: it borrows nothing.
+	Borrow string `json:"borrow,omitempty"`
+
+	// Whether this limit is a pool for those that name it in `borrow`. It counts what they
+	// borrow and nothing else, and applies to no other requests. A request takes its own
+	// `cost` of it, by default what it costs the limit that borrows, or 1 of
+	// `concurrency`. A pool whose matchers do not match a request lends nothing to it. Not
+	// with `count_denied`, `ban`, `soft`, `max_delay`, `min_interval` or limits within it.
+	// Default: no.
+	Pool bool `json:"pool,omitempty"`
+
+	// Matches the requests that the limit applies to. Default: all requests.
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
 	// Nested limits, which apply to requests that this limit applies to and that
 	// they match.
@@ -249,20 +353,43 @@ type Limit struct {
 
 	warnNoKey          sync.Once
 	warnNoAddress      sync.Once
-	valueErrorThrottle logThrottle // bad values
+	valueErrorThrottle telemetry.Throttle // bad values
+
+	statusCode int // of denials
+	dryRun     bool
+	soft       int64
+	maxDelay   time.Duration
+	maxWaiting int64
+	waiting    atomic.Int64 // requests that wait, or may have to
+
+	consistency limiter.Consistency
+
+	bans         *limiter.Limit // of the bucket that bans; nil if there is none
+	banDurations []time.Duration
+	banList      *banList // nil if it does not ban
+
+	lender    *Limit   // from which it borrows; nil if it does not
+	borrowers []*Limit // if it is a pool
 }
 
 // preparation is what the limits of a handler are prepared with. It is the same when
 // they are loaded and when a Caddyfile is adapted, but for what is not known then.
 type preparation struct {
-	resolve resolver
-	maxKeys int             // of all limits together
-	paths   map[string]bool // of the buckets in the handler so far
+	resolve     resolver
+	maxKeys     int                 // of all limits together
+	consistency limiter.Consistency // by default
+	paths       map[string]bool     // of the buckets in the handler so far
+
+	limits     []*Limit // of the handler, without those within them
+	accounting accounting
 }
 
-// newPreparation returns the preparation for the limits of one handler.
-func newPreparation(resolve resolver, maxKeys int) *preparation {
-	return &preparation{resolve, maxKeys, make(map[string]bool)}
+// preparation returns that for the limits of h, whose own options are set.
+func (h *Handler) preparation(resolve resolver, maxKeys int) *preparation {
+	return &preparation{
+		resolve: resolve, maxKeys: maxKeys, paths: make(map[string]bool),
+		limits: h.Limits, accounting: h.accounting,
+	}
 }
 
 // prepare sets up all of l that its options alone determine. If one is invalid, it
@@ -272,6 +399,7 @@ func (l *Limit) prepare(parent *Limit, prep *preparation) error {
 		return fmt.Errorf("limit %q: %w", redacted(l.Name), err)
 	}
 	l.resolve = prep.resolve
+	l.dryRun = l.DryRun || parent != nil && parent.dryRun
 	err := l.setKey(parent)
 	if err == nil {
 		err = l.setMaxKeys(prep.maxKeys)
@@ -280,7 +408,25 @@ func (l *Limit) prepare(parent *Limit, prep *preparation) error {
 		l.trackTop, err = newNumberBy(l.resolve, "track_top", string(l.TrackTop), parseTrackTop)
 	}
 	if err == nil {
+		err = l.setStatus()
+	}
+	if err == nil {
+		err = l.setAbove()
+	}
+	if err == nil {
+		err = l.setSettlement()
+	}
+	if err == nil {
 		err = l.setBuckets()
+	}
+	if err == nil {
+		err = l.setBan()
+	}
+	if err == nil {
+		err = l.setPool(parent, prep)
+	}
+	if err == nil {
+		err = l.setConsistency(parent, prep.consistency)
 	}
 	if err == nil {
 		err = prep.addPaths(l.buckets)
@@ -296,7 +442,7 @@ func (l *Limit) prepare(parent *Limit, prep *preparation) error {
 func (p *preparation) addPaths(buckets []*bucket) error {
 	for _, b := range buckets {
 		if p.paths[b.path] {
-			return fmt.Errorf("path %q: got two limits of one handler, want a name for each", b.path)
+			return fmt.Errorf("path %q: two limits of one handler have it, give each a name", b.path)
 		}
 		p.paths[b.path] = true
 	}
@@ -336,7 +482,7 @@ func (l *Limit) errorIn(err error) error { return fmt.Errorf("limit %q: %w", l.d
 
 // isGroup reports whether l has no bucket, only nested limits.
 func (l *Limit) isGroup() bool {
-	return l.Size == "" && l.Rate == "" && l.Max == "" && l.Capacity == ""
+	return l.Size == "" && l.Rate == "" && l.Max == "" && l.Capacity == "" && l.Concurrency == ""
 }
 
 // displayPath returns the path of l for messages.
@@ -354,7 +500,7 @@ func (l *Limit) setPath(parent *Limit) error {
 	case l.Name != "" && !validName.MatchString(l.Name):
 		return badOption("name", l.Name, "1 to 64 letters, digits, '_', '.' or '-'")
 	case l.Name == "" && parent != nil:
-		return errors.New("a limit within another needs a name")
+		return errors.New("nested limits need a name")
 	case l.Name == "" && l.isGroup():
 		return nil
 	}
@@ -451,9 +597,21 @@ func (l *Limit) setMatchers(ctx caddy.Context) error {
 	return l.matchers.FromInterface(sets)
 }
 
+// setStatus sets the status of denials.
+func (l *Limit) setStatus() (err error) {
+	if l.statusCode = http.StatusTooManyRequests; l.Status != "" {
+		l.statusCode, err = newNumberBy(l.resolve, "status", string(l.Status), parseInteger(400, 599))
+	}
+	return err
+}
+
 // setBuckets sets up the limit's buckets: one, or two for a legacy limit with
 // min_interval.
 func (l *Limit) setBuckets() error {
+	if l.Concurrency != "" {
+		l.algorithm = concurrency
+		return l.setConcurrencyBucket()
+	}
 	names, err := l.setAlgorithm()
 	switch {
 	case err != nil:
@@ -465,45 +623,41 @@ func (l *Limit) setBuckets() error {
 	case l.Rate != "":
 		return l.setRateBucket()
 	}
-	bucketOptions := names[:]
-	legacyOptions := []setting{
-		{"max", string(l.Max)},
-		{"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
-	}
-	shared := []setting{
-		{"cost", string(l.Cost)}, {"factor", string(l.Factor)},
-		{"max_keys", string(l.MaxKeys)}, {"when_full", l.WhenFull}, {"track_top", string(l.TrackTop)},
-	}
-	if l.CountDenied {
-		shared = append(shared, setting{"count_denied", "true"})
-	}
-
-	if legacy := firstSet(legacyOptions); legacy != nil {
-		if o := firstSet(bucketOptions); o != nil {
+	if legacy := l.firstSet("max", "duration", "min_interval"); legacy != nil {
+		if o := l.firstSet(names[:]...); o != nil {
 			return newOptionError(o.option, "got %q together with %s, want either size, drip_rate and drip_size or max, duration and min_interval",
 				o.text, legacy.option)
 		}
 		return l.setLegacyBuckets(legacy)
 	}
+	texts := textsOf(l)
 	size, rate, drip := names[0], names[1], names[2]
-	if size.text == "" {
-		if o := firstSet(append(append(bucketOptions, shared...), setting{"algorithm", l.Algorithm})); o != nil {
-			return badOption(o.option, o.text, "a "+size.option+" with it")
+	if *texts[size] == "" {
+		o := l.firstSet(rate, drip, "cost", "factor", "max_keys", "when_full", "track_top", "status", "soft", "max_delay", "max_waiting", "actual_cost", "algorithm")
+		switch {
+		case o != nil && o.option != "algorithm":
+		case l.CountDenied:
+			o = &setting{"count_denied", "true"}
+		case l.Count != nil:
+			o = &setting{"count", l.countText()}
+		}
+		if o != nil {
+			return badOption(o.option, o.text, "a "+size+" with it")
 		}
 		if len(l.Limits) == 0 {
-			return errors.New("it limits nothing, want rate, size, max or limits within it")
+			return errors.New("it sets no limit, want rate, size, max or nested limits")
 		}
 		return nil
 	}
 
 	b := &bucket{path: l.path}
-	if b.size, err = newValue(l.resolve, size.option, size.text, parseUnits); err != nil {
+	if b.size, err = newValue(l.resolve, size, *texts[size], parseUnits); err != nil {
 		return err
 	}
-	if b.rate, err = newValue(l.resolve, rate.option, cmp.Or(rate.text, "1s"), parseInterval); err != nil {
+	if b.rate, err = newValue(l.resolve, rate, cmp.Or(*texts[rate], "1s"), parseInterval); err != nil {
 		return err
 	}
-	if b.drip, err = newValue(l.resolve, drip.option, cmp.Or(drip.text, "1"), parseUnits); err != nil {
+	if b.drip, err = newValue(l.resolve, drip, cmp.Or(*texts[drip], "1"), parseUnits); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
@@ -512,10 +666,7 @@ func (l *Limit) setBuckets() error {
 // setRateBucket sets up the bucket of a limit that is defined by its rate. The
 // size is the rate's number of units unless it is set.
 func (l *Limit) setRateBucket() error {
-	if o := firstSet([]setting{
-		{"drip_rate", string(l.DripRate)}, {"drip_size", string(l.DripSize)}, {"max", string(l.Max)},
-		{"duration", string(l.Duration)}, {"min_interval", string(l.MinInterval)},
-	}); o != nil {
+	if o := l.firstSet("drip_rate", "drip_size", "max", "duration", "min_interval"); o != nil {
 		return newOptionError(o.option, "got %q together with rate, want either rate and size, or size, drip_rate and drip_size, "+
 			"or max, duration and min_interval", o.text)
 	}
@@ -604,13 +755,16 @@ func constantBucket(path string, size int64, rate time.Duration) *bucket {
 // addBucket completes b and adds it to the buckets of l.
 func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	var err error
+	if b.costIsBody = cost == bodyCost; b.costIsBody {
+		cost = ""
+	}
 	if b.cost, err = newValue(l.resolve, "cost", cmp.Or(cost, "1"), parseUnits); err != nil {
 		return err
 	}
 	if b.factor, err = newValue(l.resolve, "factor", cmp.Or(factor, "1"), parseFactor); err != nil {
 		return err
 	}
-	b.limit = l
+	b.limit, b.holds = l, l.holds() && b.path == l.path
 	if err := b.validate(); err != nil {
 		return err
 	}
@@ -627,28 +781,33 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	return nil
 }
 
-// firstSet returns the first of the options that is set, or nil.
-func firstSet(options []setting) *setting {
-	for i := range options {
-		if options[i].text != "" {
-			return &options[i]
-		}
-	}
-	return nil
-}
-
 // addTo adds to e the buckets of l, and of its nested limits, that the request has
 // to pass.
 func (l *Limit) addTo(e *evaluation) error {
-	if matches, err := l.matchers.AnyMatchWithError(e.request); err != nil || !matches {
+	switch {
+	case l.lender != nil:
+		return nil // that adds it
+	case l.Pool:
+		return l.addPoolTo(e)
+	}
+	if matches, err := l.addOwnTo(e); err != nil || !matches {
 		return err
+	}
+	return e.add(l.Limits)
+}
+
+// addOwnTo adds to e the buckets of l alone, if the request has to pass them. It reports
+// whether it has to.
+func (l *Limit) addOwnTo(e *evaluation) (matches bool, err error) {
+	if matches, err = l.matchers.AnyMatchWithError(e.request); err != nil || !matches {
+		return false, err
 	}
 	for _, b := range l.buckets {
 		if err := b.addTo(e); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return e.add(l.Limits)
+	return true, nil
 }
 
 // warnClientControlled logs a warning if clients can choose a fresh bucket for each
@@ -656,12 +815,20 @@ func (l *Limit) addTo(e *evaluation) error {
 func (l *Limit) warnClientControlled() {
 	for _, b := range l.buckets {
 		for _, o := range []setting{{b.rate.option, b.rate.template}, {b.drip.option, b.drip.template}} {
-			if name := clientControlled(o.text); name != "" && !b.off {
+			if name := placeholder.ClientControlled(o.text); name != "" && !b.off {
 				l.logger.Warn("an option of this limit uses what clients send, and each of its values has its own bucket; "+
 					"use a value that they can't choose, or they can choose a fresh bucket",
 					zap.String("limit", b.path), zap.String("option", o.option), zap.String("placeholder", "{"+name+"}"))
 			}
 		}
+	}
+}
+
+// warnFlaws logs what is wrong with the key of l.
+func (l *Limit) warnFlaws() {
+	if flaws := l.key.shown().Flaws(); len(flaws) > 0 {
+		l.logger.Warn("the key of this limit is probably not what was intended", zap.String("limit", l.displayPath()),
+			zap.String("problem", flaws[0].Problem), zap.String("remedy", flaws[0].Remedy))
 	}
 }
 
@@ -681,7 +848,7 @@ func (l *Limit) reportNoKey(address string) {
 // reportBadValue logs that the value of a placeholder can't be used, at most once
 // a minute for a limit.
 func (l *Limit) reportBadValue(err error) {
-	if l.valueErrorThrottle.allow() {
+	if l.valueErrorThrottle.Allow() {
 		l.logger.Error("the value of a placeholder can't be used; requests are rejected",
 			zap.String("limit", l.path), zap.Error(err))
 	}

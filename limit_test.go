@@ -167,19 +167,46 @@ func TestUnnamedLimitsWithOtherKeysAreApart(t *testing.T) {
 	}
 }
 
-// Guards that limits without a name still share their buckets, on all sites,
-// where key and numbers are the same.
-func TestUnnamedLimitsWithOneKeyShare(t *testing.T) {
+// TestUnnamedLimitsOfOtherSizesAreApart guards that limits without a name on
+// several sites, which have their key and drips in common but not the size, do not
+// fill each other's buckets; and that those of the same size in force share one.
+func TestUnnamedLimitsOfOtherSizesAreApart(t *testing.T) {
+	t.Setenv("RATELIMIT_TEST_SIZE", "3")
 	for _, key := range []string{"{client_ip}", "{header.X-Api-Key}", "all"} {
-		t.Run(key, func(t *testing.T) {
-			site := "rate_limit {\nkey " + key + "\nsize 1\n}\nrespond admitted"
-			s := startConfig(t, config{site: site, sites: "http://other.test:{port} {\n" + site + "\n}"})
-			s.run(
-				step{header: []string{"X-Api-Key: a"}, want: "200 limit=1 remaining=0 clear=1.000"},
-				step{header: []string{"X-Api-Key: a", "Host: other.test"},
-					want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
-			)
-		})
+		for _, tc := range []struct {
+			first, second string // their sizes
+			shared        bool
+		}{
+			{"size 3", "size 4", false},
+			{"size 3", "size 3\nfactor 3", false},
+			{"size 3", "size {vars.three}", false},
+			{"size {vars.three}", "size {vars.four}", false},
+			{"size {vars.three}", "size {vars.three}\nfactor 2", false},
+			{"size 3", "size 3", true},
+			{"size 3", "size 6\nfactor 2", true},
+			{"size 3", "max 3\nduration 3s", true},
+			{"size 3", "size {env.RATELIMIT_TEST_SIZE}", true},
+			{"size {vars.three}", "size {vars.three}", true},
+		} {
+			t.Run(fmt.Sprintf("%s,%q,%q", key, tc.first, tc.second), func(t *testing.T) {
+				site := func(size string) string {
+					return "vars three 3\nvars four 4\nrate_limit {\nkey " + key + "\n" + size + "\n}\nrespond admitted"
+				}
+				s := startConfig(t, config{site: site(tc.first), sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}"})
+				for range 3 {
+					if a := s.get("/", "X-Api-Key: a"); a.StatusCode != 200 {
+						t.Fatal(a)
+					}
+				}
+				want := 200
+				if tc.shared {
+					want = 429
+				}
+				if a := s.get("/", "X-Api-Key: a", "Host: other.test"); a.StatusCode != want {
+					t.Errorf("the other site answers %d, want %d", a.StatusCode, want)
+				}
+			})
+		}
 	}
 }
 
@@ -439,6 +466,53 @@ func TestLegacyLimit(t *testing.T) {
 			step{after: 3_333_333 * µs, want: "429 limit=3 remaining=0 clear=6.667 reset=0.001 retry-after=1"},
 			step{after: µs, want: "200 limit=3 remaining=0 clear=10.001"},
 		)
+	})
+	t.Run("intervals rounded up", func(t *testing.T) {
+		s := startSite(t, `
+			rate_limit {
+				limit even {
+					match /60
+					max 60
+					duration 1m
+					cost {header.X-Cost}
+				}
+				limit rounded {
+					match /7
+					max 7
+					duration 1s
+					cost {header.X-Cost}
+				}
+				limit slightly-longer {
+					match /3
+					max 3
+					duration 4us
+					cost {header.X-Cost}
+				}
+				limit fastest {
+					match /1000
+					max 1000
+					duration 1ms
+					cost {header.X-Cost}
+				}
+			}
+			respond "admitted"
+		`)
+		for max, interval := range map[string]time.Duration{
+			"60": time.Second, "7": 142_858 * µs, "3": 2 * µs, "1000": µs,
+		} {
+			for _, tc := range []struct {
+				after  time.Duration
+				cost   string
+				status int
+			}{
+				{0, max, 200}, {interval - µs, "1", 429}, {µs, "1", 200}, {0, "1", 429},
+			} {
+				s.clock.advance(tc.after)
+				if a := s.get("/"+max, "X-Cost: "+tc.cost); a.StatusCode != tc.status {
+					t.Errorf("max %s, %v later: got %s, want %d", max, tc.after, a, tc.status)
+				}
+			}
+		}
 	})
 	t.Run("min_interval", func(t *testing.T) {
 		s := startSite(t, `

@@ -88,12 +88,12 @@ func runTests(m *testing.M) int {
 	// With the race detector each process would sleep a second before it exits.
 	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
 	sweepInterval = time.Hour // or what is drained by a clock of a test may be gone too early
+	redisCloseDelay = 20 * ms // or the store of a test reports in the log of the next one
 	return m.Run()
 }
 
 // singleGoroutine skips a test of one goroutine if the race detector is on: that has
-// nothing to find there, and makes it many times slower. make test also runs such
-// tests without it.
+// nothing to find there, and makes it many times slower.
 func singleGoroutine(t *testing.T) {
 	t.Helper()
 	if raceEnabled {
@@ -184,7 +184,7 @@ type server struct {
 	client *http.Client
 
 	logPath  string
-	requests int // of which the access log will tell
+	requests atomic.Int64 // of which the access log will tell
 }
 
 // startSite runs a Caddy with one site, on a store of its own.
@@ -299,7 +299,7 @@ func (s *server) sendContext(ctx context.Context, method, path string, header ..
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.requests++
+	s.requests.Add(1)
 	return answer{res, string(body)}
 }
 
@@ -452,13 +452,13 @@ func (s *server) entries() []entry {
 	var entries []entry
 	eventually(s.t, "access log of all requests", func() bool {
 		entries = readEntries(s.t, s.logPath)
-		handled := 0
+		handled := int64(0)
 		for _, e := range entries {
 			if e["msg"] == "handled request" {
 				handled++
 			}
 		}
-		return handled >= s.requests
+		return handled >= s.requests.Load()
 	})
 	return entries
 }
@@ -547,11 +547,18 @@ func tempDir(t testing.TB) string {
 // and returns the address of its site once it is served.
 func startProcess(t testing.TB, c config) (addr string) {
 	t.Helper()
+	addr, _ = startKillable(t, c)
+	return addr
+}
+
+// startKillable is startProcess, and returns how to kill the process before.
+func startKillable(t testing.TB, c config) (addr string, kill func()) {
+	t.Helper()
 	const attempts = 5
 	for n := 1; ; n++ {
-		addr, err := tryProcess(t, c)
+		addr, kill, err := tryProcess(t, c)
 		if err == nil {
-			return addr
+			return addr, kill
 		}
 		if n == attempts || !strings.Contains(err.Error(), inUse) {
 			t.Fatal(err)
@@ -559,8 +566,8 @@ func startProcess(t testing.TB, c config) (addr string) {
 	}
 }
 
-// tryProcess is startProcess, with an error if the process exits.
-func tryProcess(t testing.TB, c config) (addr string, err error) {
+// tryProcess is startKillable, with an error if the process exits.
+func tryProcess(t testing.TB, c config) (addr string, kill func(), err error) {
 	t.Helper()
 	dir := tempDir(t)
 	addr = redistest.FreeAddr(t)
@@ -584,18 +591,18 @@ func tryProcess(t testing.TB, c config) (addr string, err error) {
 		}
 		return errDial == nil
 	})
-	return addr, err
+	return addr, func() { cmd.Process.Kill(); <-exited }, err
 }
 
 // runCaddy starts a Caddy with a Caddyfile in a process of its own, until the
 // test ends. The channel is closed once it has exited.
-func runCaddy(t testing.TB, caddyfile string, output io.Writer) (*exec.Cmd, <-chan struct{}) {
+func runCaddy(t testing.TB, caddyfile string, output io.Writer, flags ...string) (*exec.Cmd, <-chan struct{}) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, "run", "--config", caddyfile)
+	cmd := exec.Command(self, append([]string{"run", "--config", caddyfile}, flags...)...)
 	cmd.Env = append(os.Environ(), asCaddy+"=1")
 	cmd.Stdout, cmd.Stderr = output, output
 	exited, err := redistest.Run(cmd)
@@ -779,25 +786,25 @@ func checkStoredAgain(t *testing.T, config []byte) (found int) {
 
 // What would be right, in errors that several tests want.
 const (
-	wantUnits    = `want a whole number from 1 to 562949953421312`
-	wantInterval = `want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`
-	wantFactor   = `want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2`
-	wantHolder   = `, or a placeholder`
-	wantBits4    = `want a whole number of bits from 1 to 32`
-	wantBits6    = `want a whole number of bits from 1 to 128`
-	wantName     = `want 1 to 64 letters, digits, '_', '.' or '-'`
-	wantSize     = `want one that leaves a size of at most 562949953421312`
-	wantDrain    = `a full bucket and one drip more must drain within 35 years`
-	wantEither   = `want either size, drip_rate and drip_size or max, duration and min_interval`
-	wantBoth     = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
-	wantOutside  = `want it in the rate_limit block itself, as it applies to the whole handler`
-	wantOption   = `want one of key, algorithm, rate, size, drip_rate, drip_size, window, window_start, period, warm_up, cold_factor, count_denied, ` +
-		`capacity, refill_rate, refill_size, cost, factor, max, duration, min_interval, ipv4_prefix, ipv6_prefix, ` +
-		`max_keys, when_full, track_top, match, limit, accounting, headers, on_error, log, jitter, zone`
+	wantUnits     = `want a whole number from 1 to 562949953421312`
+	wantInterval  = `want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`
+	wantFactor    = `want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2`
+	wantHolder    = `, or a placeholder`
+	wantBits4     = `want a whole number of bits from 1 to 32`
+	wantBits6     = `want a whole number of bits from 1 to 128`
+	wantName      = `want 1 to 64 letters, digits, '_', '.' or '-'`
+	wantSize      = `want one that leaves a size of at most 562949953421312`
+	wantDrain     = `a full bucket and one drip more must drain within 35 years`
+	wantEither    = `want either size, drip_rate and drip_size or max, duration and min_interval`
+	wantBoth      = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
+	wantOutside   = `want it in the rate_limit block itself, as it applies to the whole handler`
 	wantPolicy    = `want fallback, allow or deny`
-	limitsNothing = `it limits nothing, want rate, size, max or limits within it`
+	limitsNothing = `it sets no limit, want rate, size, max or nested limits`
 	wantAddress   = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
 )
+
+// wantOption is the end of errors about an unknown option in a block.
+var wantOption = "want one of " + strings.Join(slices.Concat(limitOptions, handlerOptions), ", ")
 
 // provisionApp returns an app that is ready to start, until the test ends.
 func provisionApp(t *testing.T, config string) *App {
@@ -833,7 +840,7 @@ func cleanUp(t *testing.T, app *App) {
 	}
 }
 
-// setDrainTime sets for how long a store that no config uses stays open, until
+// setRedisCloseDelay sets for how long a store that no config uses stays open, until
 // the test ends.
 func setRedisCloseDelay(t testing.TB, d time.Duration) {
 	original := redisCloseDelay
@@ -848,7 +855,7 @@ func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
 	t.Cleanup(cancel)
 	defs := newDefinitions()
 	t.Cleanup(defs.release)
-	if err := l.provision(ctx, nil, newPreparation(resolveNumber, defs.maxKeys), defs); err != nil {
+	if err := l.provision(ctx, nil, new(Handler).preparation(resolveNumber, defs.maxKeys), defs); err != nil {
 		t.Fatal(err)
 	}
 	core, logs := observer.New(zapcore.DebugLevel)
@@ -951,3 +958,6 @@ func collectSpans(t *testing.T) <-chan string {
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
 	return spans
 }
+
+// plainDenial is the body of a denial that no error route handles, for a second to wait.
+const plainDenial = "Too many requests. Retry after 1 s.\n"

@@ -16,7 +16,13 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/spf13/cobra"
 	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/convert"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/replay"
 )
 
 // ownName is the name of the handler, the directive, the global option, the app and
@@ -44,7 +50,7 @@ func init() {
 	caddy.RegisterModule(new(App))
 	caddy.RegisterModule(new(Handler))
 	caddy.RegisterModule(new(adminAPI))
-	caddycmd.RegisterCommand(command())
+	caddycmd.RegisterCommand(command.New(commandName(ownName), commands()))
 }
 
 // isTaken reports whether a module or command of another plugin has a name of ours.
@@ -56,6 +62,12 @@ func isTaken(name string) bool {
 	}
 	_, taken := caddycmd.Commands()[commandName(name)]
 	return taken
+}
+
+// commands returns the subcommands of caddy rate-limit.
+func commands() []*cobra.Command {
+	return append(command.Asking(adminPrefix()), offline.ExplainCommand(offlineModule{}), offline.CheckCommand(offlineModule{}),
+		replay.Command(offlineModule{}), convert.Command())
 }
 
 // commandName returns the name of the command of a module.

@@ -6,6 +6,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
 // observe shows the result of the request so far in the access log and in its
@@ -34,7 +36,7 @@ func (h *Handler) observe(res *result, eval *evaluation) {
 }
 
 // noteUndecided notes why a handler did not decide on the request.
-func (h *Handler) noteUndecided(res *result, eval *evaluation, why checked) {
+func (h *Handler) noteUndecided(res *result, eval *evaluation, why telemetry.Checked) {
 	res.become(why)
 	h.observe(res, eval)
 }
@@ -71,8 +73,23 @@ func (l loggedResult) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 			enc.AddDuration("retry_after", sum.RetryAfter)
 		}
 	}
+	if over := l.overPath(); over != "" {
+		enc.AddString("over", over)
+	}
+	if banned := l.bannedPath(); banned != "" {
+		enc.AddString("banned", banned)
+	}
+	if borrowed := l.borrowedPath(); borrowed != "" {
+		enc.AddString("borrowed", borrowed)
+	}
+	if dry := l.dryRunPath(); dry != "" {
+		enc.AddString("dry_run", dry)
+	}
 	if l.waited > 0 {
 		enc.AddDuration("waited", l.waited)
+	}
+	if l.delayed > 0 {
+		enc.AddDuration("delayed", l.delayed)
 	}
 	return nil
 }

@@ -522,7 +522,7 @@ func TestEncode(t *testing.T) {
 			if got, want := a.String(), "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"; got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
-			if a.body != "" || a.Header.Get("Content-Encoding") != "" {
+			if a.body != plainDenial || a.Header.Get("Content-Encoding") != "" {
 				t.Errorf("a denial has body %q of encoding %q", a.body, a.Header.Get("Content-Encoding"))
 			}
 		})

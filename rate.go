@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -29,7 +30,7 @@ type rate struct {
 
 // String returns the rate as it is configured.
 func (r rate) String() string {
-	return fmt.Sprintf("%d/%s", r.units, shownInterval(jsonSeconds(r.each)))
+	return fmt.Sprintf("%d/%s", r.units, adminapi.Interval(adminapi.Seconds(r.each)))
 }
 
 // unitOfRate matches a duration of a rate that is a number of one unit, or the unit

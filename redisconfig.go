@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -20,6 +19,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -181,7 +182,7 @@ func (rd *Redis) resolveStrings(repl *caddy.Replacer, opt *limiter.RedisOptions)
 			continue
 		}
 		if *o.set != "" {
-			return fmt.Errorf("%s: got one in the address too, want it in one place", o.option)
+			return fmt.Errorf("%s: also set in the address, set it once", o.option)
 		}
 		var err error
 		if *o.set, err = resolve(repl, o.text, nil); err != nil {
@@ -205,7 +206,7 @@ func resolve(repl *caddy.Replacer, text string, escape func(string) string) (str
 	return repl.ReplaceFunc(text, func(name string, v any) (any, error) {
 		value := caddy.ToString(v)
 		switch {
-		case value == "" && isGlobal(name):
+		case value == "" && placeholder.IsGlobal(name):
 			return nil, fmt.Errorf("evaluated placeholder {%s} is empty", name)
 		case value == "":
 			return nil, errUnknown
@@ -218,7 +219,7 @@ func resolve(repl *caddy.Replacer, text string, escape func(string) string) (str
 
 // checkConflicts returns an error if options contradict each other.
 func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form form) error {
-	const onSocket = "got it with a unix socket, want it with host:port or such a URL"
+	const onSocket = "not supported with a unix socket, only with host:port or such a URL"
 	switch {
 	case form == formUnix && rd.MasterName != "":
 		return errors.New("master_name: " + onSocket)
@@ -231,7 +232,7 @@ func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form form) error {
 	case form == formRedis && rd.TLS != nil:
 		return errors.New("tls: got it with a redis:// URL, want rediss:// or host:port")
 	case rd.MasterName != "" && rd.Cluster:
-		return errors.New("cluster: got it together with master_name, want one of them")
+		return errors.New("cluster: cannot be combined with master_name")
 	case rd.MasterName == "" && rd.SentinelUsername != "":
 		return errors.New("sentinel_username: got it without master_name, want both or username")
 	case rd.MasterName == "" && rd.SentinelPassword != "":
@@ -332,7 +333,7 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 	case n == 0:
 		return "", errors.New("addresses: got none, want at least one")
 	case n > limiter.RedisMaxAddresses:
-		return "", fmt.Errorf("addresses: got %d, want at most %d, which know the others", n, limiter.RedisMaxAddresses)
+		return "", fmt.Errorf("addresses: got %d, want at most %d, the others are discovered", n, limiter.RedisMaxAddresses)
 	}
 	port := "6379"
 	if rd.MasterName != "" {
@@ -352,9 +353,9 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 		case a.form != first:
 			return "", fmt.Errorf("addresses: got %s together with %s, want one form", a.form, first)
 		case slices.Contains(opt.Addresses, a.server):
-			return "", badOption("addresses", withoutPassword(text), "each server once")
+			return "", badOption("addresses", redisaddr.WithoutPassword(text), "each server once")
 		case rd.MasterName != "" && login:
-			return "", badOption("address", withoutPassword(text),
+			return "", badOption("address", redisaddr.WithoutPassword(text),
 				"a sentinel's without user, password and database, which are options of their own")
 		case a.username != "" && opt.Username != "" && a.username != opt.Username:
 			return "", errors.New("username: got several in the addresses, want one")
@@ -372,12 +373,12 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 // parseAddress parses the address of a server. port is the default port of URLs.
 // Errors show neither values of placeholders nor passwords.
 func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
-	bad := badOption("address", withoutPassword(text),
+	bad := badOption("address", redisaddr.WithoutPassword(text),
 		"host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL")
 	resolved, err := resolveAddress(repl, text)
 	switch network, path, _, _ := caddy.SplitNetworkAddress(resolved); {
 	case errors.Is(err, errUnknown):
-		return address{}, badOption("address", withoutPassword(text),
+		return address{}, badOption("address", redisaddr.WithoutPassword(text),
 			"an address whose placeholders are {env.*}, {file.*} or {system.*}")
 	case err != nil:
 		return address{}, fmt.Errorf("address: %w", err)
@@ -385,17 +386,17 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 		if !strings.HasPrefix(path, "/") {
 			path, err = filepath.Abs(path)
 		}
-		if err != nil || resolved == "unix/" || strings.ContainsAny(path, "@|") || !isSocket(path) {
+		if err != nil || resolved == "unix/" || strings.ContainsAny(path, "@|") || !redisaddr.IsSocket(path) {
 			return address{}, bad
 		}
 		return address{form: formUnix, server: path}, nil
 	case strings.HasPrefix(resolved, "/"):
-		if !isSocket(resolved) {
+		if !redisaddr.IsSocket(resolved) {
 			return address{}, bad
 		}
 		return address{form: formUnix, server: resolved}, nil
 	case !strings.Contains(resolved, "://"):
-		if !isHostPort(resolved) {
+		if !redisaddr.IsHostPort(resolved) {
 			return address{}, bad
 		}
 		return address{form: formHostPort, server: resolved}, nil
@@ -412,7 +413,7 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 	switch u.Scheme {
 	case "unix":
 		a.form = formUnix
-		if u.Host != "" || !isSocket(a.server) {
+		if u.Host != "" || !redisaddr.IsSocket(a.server) {
 			return address{}, bad
 		}
 		return a, nil
@@ -427,7 +428,7 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 		a.server = net.JoinHostPort(host, port)
 	}
 	// Without a host, the client would use localhost.
-	if u.Hostname() == "" || !isHostPort(a.server) {
+	if u.Hostname() == "" || !redisaddr.IsHostPort(a.server) {
 		return address{}, bad
 	}
 	return a, nil
@@ -449,46 +450,4 @@ func resolveAddress(repl *caddy.Replacer, address string) (string, error) {
 	}
 	host, err := resolve(repl, rest[i:], nil)
 	return scheme + "://" + user + host, err
-}
-
-// isHostPort reports whether address is a host and a port to connect to. Characters
-// that a host can't have may be from a URL without a scheme, and part of a password.
-func isHostPort(address string) bool {
-	const longest = 253 // in DNS
-	host, port, err := net.SplitHostPort(address)
-	if err != nil || host == "" || len(host) > longest || strings.ContainsAny(host, "{}@/,;\" \t\r\n") {
-		return false
-	}
-	if _, err := netip.ParseAddr(host); strings.Contains(host, ":") && err != nil {
-		return false
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	return err == nil && n > 0
-}
-
-// isSocket reports whether path can be that of a unix socket.
-func isSocket(path string) bool {
-	const longest = 107 // and a terminating zero
-	return len(path) <= longest && !strings.ContainsRune(path, 0) && strings.Trim(path, "/") != ""
-}
-
-// withoutPassword returns an address that is safe to show: without what precedes an
-// @, without the query, and, for a URL, without an invalid port, which may be a
-// password if the @ is missing.
-func withoutPassword(address string) string {
-	scheme, rest, isURL := strings.Cut(address, "://")
-	if !isURL {
-		scheme, rest = "", address
-	} else {
-		scheme += "://"
-	}
-	if i := strings.LastIndexByte(rest, '@'); i > 0 {
-		rest = "…" + rest[i:]
-	} else if _, port, found := strings.Cut(rest, ":"); found && isURL && strings.Trim(port, "0123456789/") != "" {
-		rest = "…"
-	}
-	if before, _, query := strings.Cut(rest, "?"); query {
-		rest = before + "?…"
-	}
-	return scheme + rest
 }

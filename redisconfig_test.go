@@ -18,6 +18,7 @@ import (
 
 // Guards what each form of an address stands for.
 func TestParseAddress(t *testing.T) {
+	t.Parallel()
 	wd, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -65,6 +66,7 @@ func TestParseAddress(t *testing.T) {
 // Guards that an address which is none is refused, and shown without what may
 // be its password.
 func TestParseAddressErrors(t *testing.T) {
+	t.Parallel()
 	tests := []struct{ address, shown string }{
 		{"", ""},
 		{"a", "a"},
@@ -291,8 +293,8 @@ func TestRedisOptionsErrors(t *testing.T) {
 	}
 	const wantKnown = `got a placeholder that is unknown here, want {env.*}, {file.*} or {system.*}, ` +
 		`or \{ and \} for braces`
-	const inTwo = `got one in the address too, want it in one place`
-	const onSocket = `got it with a unix socket, want it with host:port or such a URL`
+	const inTwo = `also set in the address, set it once`
+	const onSocket = `not supported with a unix socket, only with host:port or such a URL`
 	const ofSentinel = `want a sentinel's without user, password and database, which are options of their own`
 	tests := []struct {
 		name  string
@@ -375,7 +377,7 @@ func TestRedisOptionsErrors(t *testing.T) {
 		{
 			"cluster and sentinels",
 			Redis{Addresses: []string{"a:1"}, Cluster: true, MasterName: "m"},
-			`cluster: got it together with master_name, want one of them`,
+			`cluster: cannot be combined with master_name`,
 		},
 		{
 			"sentinels' user alone",

@@ -17,6 +17,7 @@ import (
 
 // Guards what the options on TLS come to, and that there is none without them.
 func TestClientTLS(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name, address string
 		tls           *reverseproxy.TLSConfig
@@ -157,6 +158,7 @@ func TestTLSFiles(t *testing.T) {
 // Guards that a client certificate which Caddy automates is asked for by name.
 // It is not validated here: that would begin to obtain one.
 func TestAutomatedClientCertificate(t *testing.T) {
+	t.Parallel()
 	src := inApp(`redis a:1 {; tls_client_auth client.example; }`)
 	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), nil)
 	const want = `"tls":{"client_certificate_automate":"client.example"}`

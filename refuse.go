@@ -1,14 +1,88 @@
 package ratelimit
 
 import (
+	"errors"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
+
+// denial is the error of a request that a limit denied: the result of that limit,
+// and how long to wait for all limits.
+type denial struct {
+	*bucketResult
+	wait time.Duration
+}
+
+// Error returns the path of the limit, or the name of the zone, and the wait.
+func (d denial) Error() string {
+	if d.decision.Never {
+		return "rate limit " + d.title() + " exceeded: the request costs more than the limit holds"
+	}
+	return "rate limit " + d.title() + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
+}
+
+// refusal is the error of a request that is rejected for another reason than
+// its rate.
+type refusal struct {
+	status int
+	err    error
+}
+
+// Error returns why the request is rejected.
+func (ref refusal) Error() string { return ref.err.Error() }
+
+// StatusCode returns the status of the response.
+func (ref refusal) StatusCode() int { return ref.status }
+
+// errNoDecision replaces errors that error routes should not show to clients, as
+// they may contain the store's address, for example. The reason is in the log.
+var errNoDecision = errors.New("rate limits can't be checked for this request")
+
+// handleStoreError applies on_error to a request on which the store did not
+// decide. Single requests are only logged at DEBUG: an outage of Redis is logged
+// once, see telemetry.
+func (h *Handler) handleStoreError(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, err error) error {
+	switch {
+	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
+		h.reportError("the store could not process a request, responding with 500", err)
+		return h.refuse(w, r, http.StatusInternalServerError, err)
+	case h.onError == onErrorAllow:
+		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
+			c.Write(zap.Error(err))
+		}
+		return next.ServeHTTP(w, r)
+	}
+	w.Header().Set("Retry-After", "1")
+	return h.refuse(w, r, http.StatusServiceUnavailable, err)
+}
+
+// handleMatcherError rejects a request for which a matcher of a limit failed: it
+// is unknown whether the limit applies.
+func (h *Handler) handleMatcherError(w http.ResponseWriter, r *http.Request, err error) error {
+	refused, ok := err.(caddyhttp.HandlerError) //nolint:errorlint // as Caddy does
+	if !ok {
+		refused = caddyhttp.HandlerError{StatusCode: http.StatusInternalServerError, Err: err}
+	}
+	if refused.StatusCode >= http.StatusInternalServerError {
+		h.reportError("a matcher failed; requests are rejected", err)
+	}
+	return h.refuse(w, r, refused.StatusCode, refused.Err)
+}
+
+// reportError logs an error that clients can provoke, at most once a minute.
+func (h *Handler) reportError(msg string, err error) {
+	if h.errorThrottle.Allow() {
+		h.logger.Error(msg, zap.Error(err))
+	}
+}
 
 // refuse rejects a request, by an error for error routes to handle. If none would
 // handle it, the status is written directly, as the server would do: returning an
@@ -23,7 +97,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 		closeAfterResponse(w)
 	}
 	if h.seenByErrorRoutes(r, status) {
-		if status != http.StatusTooManyRequests && status != http.StatusTooEarly {
+		if _, denied := err.(denial); !denied && status != http.StatusTooEarly { //nolint:errorlint // decide does not wrap them
 			err = errNoDecision
 		}
 		return h.handlerError(status, err)
@@ -39,8 +113,31 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
 	}
 	insistOnNoStore(w)
+	d, denied := err.(denial) //nolint:errorlint // decide does not wrap them
+	if !denied || h.bare {
+		w.WriteHeader(status)
+		return nil
+	}
+	// What other handlers have said of their response does not hold for this one. Its
+	// type is told by the server.
+	for _, name := range [...]string{"Content-Type", "Content-Length", "Content-Encoding"} {
+		if w.Header()[name] != nil {
+			w.Header().Del(name)
+		}
+	}
 	w.WriteHeader(status)
+	_, _ = w.Write(d.body(w.Header().Get("Retry-After"))) // the client may be gone
 	return nil
+}
+
+// body returns the text of a response that no error route shapes (RFC 6585, section 4),
+// given its Retry-After.
+func (d denial) body(retryAfter string) []byte {
+	if d.decision.Never {
+		return []byte("Too many requests: this one costs more than its limit holds.\n")
+	}
+	b := append(make([]byte, 0, 48), "Too many requests. Retry after "...)
+	return append(append(b, retryAfter...), " s.\n"...)
 }
 
 const (
@@ -116,4 +213,28 @@ type noStoreWriter struct {
 func (w *noStoreWriter) WriteHeader(status int) {
 	setNoStore(w.Header())
 	w.ResponseWriter.WriteHeader(status)
+}
+
+// handlerError returns err as Caddy's handlers do, with an ID and a trace. The
+// trace is always the same, and computing it takes longer than all the rest.
+func (h *Handler) handlerError(status int, err error) error {
+	origin := h.origin.Load()
+	if origin == nil {
+		e := caddyhttp.Error(status, err)
+		h.origin.Store(&e.Trace)
+		return e
+	}
+	return caddyhttp.HandlerError{Err: err, StatusCode: status, ID: newErrorID(), Trace: *origin}
+}
+
+// newErrorID returns an ID like those of Caddy's errors.
+func newErrorID() string {
+	const chars = "abcdefghijkmnpqrstuvwxyz23456789" // 32 that look distinct
+	var id [9]byte
+	bits := rand.Uint64() //nolint:gosec // not a secret
+	for i := range id {
+		id[i] = chars[bits%32]
+		bits /= 32
+	}
+	return string(id[:])
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -15,8 +14,10 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/accesslog"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
 // logLine is a line of Caddy's access log for a request that arrived some time
@@ -81,9 +82,9 @@ func logFile(t testing.TB, lines ...string) string {
 
 // replayed returns the report on a log, by the limits of sites with the given
 // directives.
-func replayed(t testing.TB, log string, opt replayOptions, configs ...string) *report.Report {
+func replayed(t testing.TB, log string, opt replay.Options, configs ...string) *report.Report {
 	t.Helper()
-	dry := make([]*dryConfig, len(configs))
+	dry := make([]*offline.Config, len(configs))
 	for i, text := range configs {
 		dry[i] = loadDry(t, text)
 	}
@@ -92,10 +93,10 @@ func replayed(t testing.TB, log string, opt replayOptions, configs ...string) *r
 		t.Fatal(err)
 	}
 	defer l.Close()
-	opt.location = time.UTC
-	s := newReplaySession(l, dry, opt)
-	s.run(t.Context())
-	return s.report([]string{log})
+	opt.Location = time.UTC
+	s := replay.NewSession(l, dry, opt)
+	s.Run(t.Context())
+	return s.Report([]string{log})
 }
 
 // outcome describes what limits did, such as "a 3=2+1 of 2" for three requests of
@@ -251,7 +252,7 @@ func TestReplay(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := replayed(t, logFile(t, tc.log), replayOptions{}, tc.config)
+			r := replayed(t, logFile(t, tc.log), replay.Options{}, tc.config)
 			if got := outcome(&r.Configs[0]); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
@@ -288,22 +289,22 @@ func TestReplayInterruptedInPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	s := newReplaySession(l, []*dryConfig{loadDry(t, replaySite)}, replayOptions{location: time.UTC})
+	s := replay.NewSession(l, []*offline.Config{loadDry(t, replaySite)}, replay.Options{Location: time.UTC})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.run(ctx)
+		s.Run(ctx)
 	}()
-	eventually(t, "the replay has begun", func() bool { return s.used.Load() >= 1024 })
+	eventually(t, "the replay has begun", func() bool { return s.Used() >= 1024 })
 	cancel()
 	select {
 	case <-ended:
 	case <-time.After(patience):
 		t.Fatal("it goes on")
 	}
-	if report := s.report(nil); !s.interrupted || report.Used < 1024 || report.Used != report.Configs[0].Requests {
-		t.Errorf("interrupted %t, used %d, want that of %d", s.interrupted, report.Used, report.Configs[0].Requests)
+	if report := s.Report(nil); !s.Interrupted() || report.Used < 1024 || report.Used != report.Configs[0].Requests {
+		t.Errorf("interrupted %t, used %d, want that of %d", s.Interrupted(), report.Used, report.Configs[0].Requests)
 	}
 }
 
@@ -338,6 +339,20 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 						size 12
 						drip_rate 1h
 					}
+				}
+			}
+			rate_limit {
+				limit replay_spare {
+					key all
+					size 10
+					drip_rate 1h
+					pool
+				}
+				limit replay_own {
+					key {header.X-Tenant}
+					size 15
+					drip_rate 1h
+					borrow replay_spare
 				}
 			}
 			uri /v1/* strip_prefix /v1
@@ -376,15 +391,15 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 	}
 	s.entries() // all are logged
 	var want []string
-	for _, path := range []string{"replay_site", "replay_site/tenant", "replay_api", "replay_wide", "replay_narrow"} {
-		c := countersOf(path)
-		n := c.totals()
-		c.release()
-		all := n.of(countedAdmitted, countedNear, countedSpared, countedDenied)
-		want = append(want, fmt.Sprintf("%s %d denied %d", path, all, n.of(countedDenied)))
+	for _, path := range []string{"replay_site", "replay_site/tenant", "replay_spare", "replay_own", "replay_api", "replay_wide", "replay_narrow"} {
+		c := process.Counters(path)
+		n := c.Totals()
+		c.Release()
+		all := n.Of(telemetry.Admitted, telemetry.Near, telemetry.Spared, telemetry.Denied)
+		want = append(want, fmt.Sprintf("%s %d denied %d", path, all, n.Of(telemetry.Denied)))
 	}
 
-	r := replayed(t, s.logPath, replayOptions{}, "http://"+s.addr+" {\n"+limits+"\n}\n")
+	r := replayed(t, s.logPath, replay.Options{}, "http://"+s.addr+" {\n"+limits+"\n}\n")
 	c := &r.Configs[0]
 	var got []string
 	for _, l := range c.Limits {
@@ -397,10 +412,11 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 
 // TestReplayReport guards what a report has besides the counts of limits.
 func TestReplayReport(t *testing.T) {
+	t.Parallel()
 	log := logFile(t, strings.Repeat(logLine(0, "192.0.2.1", "/a"), 5), logLine(0, "192.0.2.2", "/b"),
 		strings.Repeat(logLine(2*time.Hour, "192.0.2.2", "/b"), 3), "{}\n")
 	config := "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\n}\n}\n"
-	r := replayed(t, log, replayOptions{showKeys: true}, config, strings.Replace(config, "size 2", "size 9", 1))
+	r := replayed(t, log, replay.Options{ShowKeys: true}, config, strings.Replace(config, "size 2", "size 9", 1))
 	if got := outcome(&r.Configs[0]) + "; " + outcome(&r.Configs[1]); got != "a 9=5+4 of 2; a 9=9+0 of 2" {
 		t.Errorf("got %s", got)
 	}
@@ -423,88 +439,15 @@ func TestReplayReport(t *testing.T) {
 	if string(text) != want {
 		t.Errorf("got  %s\nwant %s", text, want)
 	}
-	if hidden := replayed(t, log, replayOptions{}, config).Configs[0].Limits[0].Top; hidden[0].Text != "" {
+	if hidden := replayed(t, log, replay.Options{}, config).Configs[0].Limits[0].Top; hidden[0].Text != "" {
 		t.Errorf("keys are shown: %v", hidden)
-	}
-}
-
-// TestReplayPeaks guards that the highest level of a key's bucket, if it could hold
-// anything, tells by which size the key would be denied, whatever the algorithm: it is
-// denied at least once by a limit of a smaller size, and never by one of that size.
-func TestReplayPeaks(t *testing.T) {
-	singleGoroutine(t)
-	random := rand.New(rand.NewPCG(3, 4))
-	interval := func() time.Duration { return time.Duration(1+random.IntN(2000)) * ms }
-	for name, numbers := range map[string]func() limiter.Limit{
-		"leaky bucket":   func() limiter.Limit { return limiter.Limit{DripInterval: interval(), DripSize: 1 + random.Int64N(5)} },
-		"window":         func() limiter.Limit { return limiter.Window(1, 10*interval()) },
-		"clock window":   func() limiter.Limit { return limiter.ClockWindow(1, 10*interval(), time.Unix(0, 0)) },
-		"sliding window": func() limiter.Limit { return limiter.SlidingWindow(1, 10*interval()) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			for range 300 {
-				b := limiter.Bucket{Name: "x", Limit: numbers()}
-				times, costs := make([]time.Duration, 60), make([]int64, 60)
-				now := time.Hour
-				clock := func() time.Duration { return now }
-				roomy, peak := newRoomyStore(clock, 10), int64(0)
-				for i := range times {
-					now += time.Duration(random.IntN(1000)) * ms
-					times[i], costs[i] = now, 1+random.Int64N(4)
-					b.Cost = costs[i]
-					levels, err := roomy.fill([]limiter.Bucket{b})
-					if err != nil {
-						t.Fatal(err)
-					}
-					peak = max(peak, levels[0].units)
-				}
-				denies := func(size int64) bool {
-					m := limiter.NewMemory(clock)
-					b.Limit.Size = size
-					for i := range times {
-						now, b.Cost = times[i], costs[i]
-						d, err := m.Take(t.Context(), limiter.Request{Buckets: []limiter.Bucket{b}}, nil)
-						if err != nil {
-							t.Fatal(err)
-						}
-						if d[0].Denied {
-							return true
-						}
-					}
-					return false
-				}
-				if denies(peak) || peak > 1 && !denies(peak-1) {
-					t.Fatalf("%+v: peak %d: denies %v, one less %v", b.Limit, peak, denies(peak), denies(peak-1))
-				}
-			}
-		})
-	}
-}
-
-// TestReplayPeaksWithoutEnd guards that a key which no valid size would serve is told
-// from others.
-func TestReplayPeaksWithoutEnd(t *testing.T) {
-	for name, of := range map[string]struct {
-		limit limiter.Limit
-		cost  int64
-	}{
-		"leaky bucket":   {limiter.Limit{DripInterval: 24 * time.Hour}, 10_000},
-		"window":         {limiter.Window(1, time.Second), limiter.MaxUnits},
-		"sliding window": {limiter.SlidingWindow(1, time.Second), limiter.MaxSlidingUnits},
-	} {
-		roomy := newRoomyStore(func() time.Duration { return time.Hour }, 10)
-		for i, fits := range []bool{true, false} {
-			levels, err := roomy.fill([]limiter.Bucket{{Name: "x", Limit: of.limit, Cost: of.cost}})
-			if err != nil || (levels[0].units == of.cost) != fits || (levels[0].units == report.NoSize) == fits {
-				t.Errorf("%s, request %d: %v, %v", name, i, levels, err)
-			}
-		}
 	}
 }
 
 // TestReplayBursts guards that keys which ask evenly for more than drips out are told
 // from those that come in bursts, whether their requests are denied or not.
 func TestReplayBursts(t *testing.T) {
+	t.Parallel()
 	config := "example.com {\nrate_limit a {\nrate 60/1m\n}\n}\n"
 	key := 0
 	asks := func(every, from time.Duration, n int) string {
@@ -532,7 +475,7 @@ func TestReplayBursts(t *testing.T) {
 		}(), 1, 0},
 		{"some of each", asks(500*ms, 0, 200) + asks(500*ms, 0, 200) + asks(10*ms, 0, 200) + asks(time.Second, 0, 200), 3, 2},
 	} {
-		l := &replayed(t, logFile(t, tc.log), replayOptions{}, config).Configs[0].Limits[0]
+		l := &replayed(t, logFile(t, tc.log), replay.Options{}, config).Configs[0].Limits[0]
 		over := int64(0)
 		for _, p := range l.Peaks {
 			if p.Units > l.Size {
@@ -554,7 +497,7 @@ func TestReplayFactor(t *testing.T) {
 	for _, factor := range []string{"0.3", "0.5", "1", "1.7", "2", "3"} {
 		of := func(size int64) *report.Limit {
 			config := fmt.Sprintf("example.com {\nrate_limit a {\nsize %d\ndrip_rate 1s\nfactor %s\n}\n}\n", size, factor)
-			return &replayed(t, log, replayOptions{}, config).Configs[0].Limits[0]
+			return &replayed(t, log, replay.Options{}, config).Configs[0].Limits[0]
 		}
 		l := of(5)
 		size := l.SizeFor(0)
@@ -567,120 +510,24 @@ func TestReplayFactor(t *testing.T) {
 		}
 	}
 	varies := "example.com {\nrate_limit a {\nsize 5\ndrip_rate 1s\nfactor {query.f}\n}\n}\n"
-	l := &replayed(t, logFile(t, logLine(0, "192.0.2.1", "/?f=2"), logLine(ms, "192.0.2.1", "/?f=1")), replayOptions{}, varies).Configs[0].Limits[0]
+	l := &replayed(t, logFile(t, logLine(0, "192.0.2.1", "/?f=2"), logLine(ms, "192.0.2.1", "/?f=1")), replay.Options{}, varies).Configs[0].Limits[0]
 	if l.SizeFor(0) != 2 || len(l.Unusual) != 1 || !strings.Contains(l.Unusual[0], "after the division by factor") {
 		t.Errorf("a factor that varies: needs %d, %q", l.SizeFor(0), l.Unusual)
-	}
-	for _, tc := range []struct {
-		factor      factor
-		units, want int64
-	}{{1e6, math.MaxInt64, math.MaxInt64}, {1e6, limiter.MaxUnits, limiter.MaxUnits}, {2e6, limiter.MaxUnits, math.MaxInt64}, {math.MaxUint64, 1 << 40, math.MaxInt64}, {1, limiter.MaxUnits, limiter.MaxUnits/1_000_000 + 1}} {
-		if got := tc.factor.sizeFor(tc.units); got != tc.want {
-			t.Errorf("factor %v, %d units: got %d, want %d", tc.factor, tc.units, got, tc.want)
-		}
-	}
-}
-
-// TestReplayRounding guards how peaks are rounded.
-func TestReplayRounding(t *testing.T) {
-	for units, want := range map[int64]int64{1: 1, 63: 63, 64: 64, 65: 66, 1001: 1008, math.MaxInt64: math.MaxInt64} {
-		if got := roundUp(units); got != want {
-			t.Errorf("%d is rounded to %d, want %d", units, got, want)
-		}
-	}
-	if got := roundedPeak(99, 99); got != 99 {
-		t.Errorf("a peak of the size is rounded to %d", got)
-	}
-}
-
-// TestReplayTimeline guards that requests stay in the slot of their time while
-// slots widen, over years.
-func TestReplayTimeline(t *testing.T) {
-	var line timeline
-	start := time.Date(2023, 11, 14, 22, 13, 20, 0, time.UTC)
-	var times []time.Time
-	for at, step := start, time.Second; at.Before(start.AddDate(20, 0, 0)); at, step = at.Add(step), step+step/2 {
-		times = append(times, at)
-		line.count(at.UnixNano(), false, true)
-		width, slots := line.report()
-		if len(slots) > maxSlots {
-			t.Fatalf("%d slots", len(slots))
-		}
-		for _, past := range times {
-			want := int64(0)
-			i := slices.IndexFunc(slots, func(s report.Slot) bool { return !past.Before(s.Start) && past.Before(s.Start.Add(width)) })
-			for _, other := range times {
-				if !other.Before(slots[i].Start) && other.Before(slots[i].Start.Add(width)) {
-					want++
-				}
-			}
-			if slots[i].Admitted != want {
-				t.Fatalf("the slot of %v has %d requests, want %d", past, slots[i].Admitted, want)
-			}
-		}
-	}
-}
-
-// TestReplayMemory guards that what a replay holds is bounded, however many keys
-// and paths clients choose, and that what was removed still counts.
-func TestReplayMemory(t *testing.T) {
-	singleGoroutine(t)
-	config := loadDry(t, "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\nkey {header.X-Key}\n}\n}\n")
-	p := newReplay(config, replayOptions{location: time.UTC, showKeys: true})
-	l := p.limits[0]
-	b := limiter.Bucket{Name: l.bucket, Limit: limiter.Limit{Size: 2, DripInterval: time.Second}}
-	const requests = 1_300_000
-	long := strings.Repeat("x", 10_000)
-	for i := range requests {
-		b.Key = fmt.Sprint(i)
-		path := "/" + b.Key
-		if i%1000 == 0 {
-			path, b.Key = "/popular"+long, long
-		}
-		p.now = time.Hour + time.Duration(i)*time.Microsecond
-		levels, err := p.roomy.fill([]limiter.Bucket{b})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.keys.add(&b, p.now, levels[0], i%1000 == 0)
-		l.count(int64(i), path, i%1000 == 0, i%1000 != 0)
-	}
-	runtime.GC()
-	var mem runtime.MemStats
-	runtime.ReadMemStats(&mem)
-	if mem.HeapAlloc > 400<<20 {
-		t.Errorf("the heap has %d MB", mem.HeapAlloc>>20)
-	}
-	r := l.report()
-	var inPeaks, inPaths int64
-	for _, peak := range r.Peaks {
-		inPeaks += peak.Keys
-	}
-	for _, path := range r.ByPath {
-		inPaths += path.Requests
-	}
-	if r.Keys < requests*999/1000 || r.Keys > requests || inPeaks != r.Keys || inPaths != requests {
-		t.Errorf("%d keys, %d peaks, %d requests by path", r.Keys, inPeaks, inPaths)
-	}
-	if r.Top[0].Denied == 0 || r.ByPath[0].Path != ("/popular" + long)[:maxText] || len(r.Top) != shownKeys || len(r.ByPath) != shownPaths+1 {
-		t.Errorf("got %d top keys, the first is %.20s with %d denied, and %d paths", len(r.Top), r.Top[0].Text, r.Top[0].Denied, len(r.ByPath))
-	}
-	if len(p.unusual(l)) != 1 {
-		t.Errorf("got %q", p.unusual(l))
 	}
 }
 
 // TestReplayInterrupted guards that the results so far are given, and marked.
 func TestReplayInterrupted(t *testing.T) {
+	t.Parallel()
 	l, err := accesslog.Open([]string{logFile(t, clients(5000))}, accesslog.Auto)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newReplaySession(l, []*dryConfig{loadDry(t, "example.com {\nrate_limit a {\nsize 2\n}\n}\n")}, replayOptions{location: time.UTC})
-	s.run(&doneAfter{t.Context(), 3})
+	s := replay.NewSession(l, []*offline.Config{loadDry(t, "example.com {\nrate_limit a {\nsize 2\n}\n}\n")}, replay.Options{Location: time.UTC})
+	s.Run(&doneAfter{t.Context(), 3})
 	l.Close()
-	r := s.report(nil)
-	if got := outcome(&r.Configs[0]); got != "a 3072=3072+0 of 3072" || r.Used != 3072 || r.Lines != 3072 || !s.interrupted ||
+	r := s.Report(nil)
+	if got := outcome(&r.Configs[0]); got != "a 3072=3072+0 of 3072" || r.Used != 3072 || r.Lines != 3072 || !s.Interrupted() ||
 		!slices.ContainsFunc(r.Notes, func(note string) bool { return strings.Contains(note, "first 3,072 requests") }) {
 		t.Errorf("got %s of %d lines, notes %q", got, r.Lines, r.Notes)
 	}
@@ -702,10 +549,10 @@ func BenchmarkReplay(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	s := newReplaySession(l, []*dryConfig{config}, replayOptions{location: time.UTC})
-	s.run(b.Context())
-	if s.replays[0].requests != int64(b.N) {
-		b.Fatalf("%d requests, want %d", s.replays[0].requests, b.N)
+	s := replay.NewSession(l, []*offline.Config{config}, replay.Options{Location: time.UTC})
+	s.Run(b.Context())
+	if got := s.Used(); got != int64(b.N) {
+		b.Fatalf("%d requests, want %d", got, b.N)
 	}
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "lines/s")
 }

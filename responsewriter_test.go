@@ -34,6 +34,7 @@ func countWriters(w http.ResponseWriter) int {
 // the first handler that sets fields, and by no other while that writer is in
 // use.
 func TestResponseWriterIsWrappedOnce(t *testing.T) {
+	t.Parallel()
 	shown, _, _ := resultOfVisits(visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}})
 	hidden, _, _ := resultOfVisits(visit{0, []string{"a"}, []limiter.Decision{roomy}})
 	raw := httptest.NewRecorder()
@@ -99,6 +100,7 @@ func (s *spy) Push(target string, _ *http.PushOptions) error {
 // ways lead to the writer underneath: files are not copied through memory,
 // flushes are not lost.
 func TestWriter(t *testing.T) {
+	t.Parallel()
 	copyFrom := func(w http.ResponseWriter) {
 		// Hidden, so that io.Copy does not take a short cut at the source.
 		if _, err := io.Copy(w, struct{ io.Reader }{strings.NewReader("text")}); err != nil {
@@ -161,6 +163,7 @@ func TestWriter(t *testing.T) {
 // TestWriterOverPlainWriter guards that bodies also reach a writer that can do
 // nothing special.
 func TestWriterOverPlainWriter(t *testing.T) {
+	t.Parallel()
 	bottom := httptest.NewRecorder()
 	rec := &result{fields: fields{fieldLimit: "5"}}
 	w := rec.wrap(struct{ http.ResponseWriter }{bottom})

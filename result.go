@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -20,15 +21,16 @@ type result struct {
 	buckets []bucketResult
 	fields  fields
 	writer  responseWriter
-	waited  time.Duration // for Redis, so far
-	what    checked       // what became of the request so far
-	counted checkedSet    // what it was counted as
-	opened  bool          // whether a handler is going to count it
-	logged  bool          // whether the access log shows the result
-	traced  bool          // whether the request has a span
-	stripe  uint8         // of counters
+	waited  time.Duration        // for Redis, so far
+	delayed time.Duration        // until there was room, so far
+	what    telemetry.Checked    // what became of the request so far
+	counted telemetry.CheckedSet // what it was counted as
+	opened  bool                 // whether a handler is going to count it
+	logged  bool                 // whether the access log shows the result
+	traced  bool                 // whether the request has a span
+	stripe  uint8                // of counters
 	inline  [1]bucketResult
-	text    [64]byte // backs the fields that the first handler sets
+	text    [56]byte // backs the fields that the first handler sets
 }
 
 // resultVar is the variable of the request that holds its result.
@@ -45,7 +47,7 @@ func resultOf(eval *evaluation) *result {
 		res.traced = traced
 		return res
 	}
-	res := &result{stripe: uint8(eval.stripe % stripes), traced: traced}
+	res := &result{stripe: uint8(eval.stripe & 0xff), traced: traced}
 	res.buckets = res.inline[:0]
 	vars[resultVar] = res
 	eval.replacer.Map(res.placeholder)
@@ -54,8 +56,8 @@ func resultOf(eval *evaluation) *result {
 
 // become notes what became of the request at one more handler. It was denied if any
 // limit did so.
-func (res *result) become(what checked) {
-	if res.what != checkedDenied {
+func (res *result) become(what telemetry.Checked) {
+	if res.what != telemetry.CheckedDenied {
 		res.what = what
 	}
 }
@@ -75,8 +77,8 @@ func (res *result) open() (outermost bool) {
 // nothing else has become of it since, in an error route.
 func (res *result) count() {
 	res.opened = false
-	if res.counted.add(res.what) {
-		countChecked(uint32(res.stripe), res.what)
+	if res.counted.Add(res.what) {
+		process.CountRequest(uint32(res.stripe), res.what)
 	}
 }
 
@@ -85,19 +87,28 @@ func (res *result) count() {
 func (res *result) add(eval *evaluation, show families, h http.Header) (decider *bucketResult, wait time.Duration) {
 	before := len(res.buckets)
 	res.buckets = slices.Grow(res.buckets, len(eval.decisions))
-	for i, d := range eval.decisions {
+	for i := range eval.decisions {
+		d, show := &eval.decisions[i], show
+		if d.DryRun || d.Pool {
+			show = 0
+		}
+		if eval.of[i].policy.concurrency {
+			d.Clear = 0 // when it is clear is up to the requests in progress
+		}
 		res.buckets = append(res.buckets, bucketResult{
-			policy:   eval.policies[i],
+			policy:   eval.of[i].policy,
 			name:     eval.buckets[i].Name,
 			limit:    eval.buckets[i].Limit,
+			over:     eval.of[i].over,
+			banned:   eval.of[i].banned > 0,
 			cost:     eval.buckets[i].Cost,
 			families: show,
-			decision: d,
+			decision: *d,
 		})
 	}
 	own := limiter.Summarize(eval.decisions)
 	if own.Denied {
-		res.become(checkedDenied)
+		res.become(telemetry.CheckedDenied)
 	}
 	all, text := own, res.text[:0]
 	if before > 0 {
@@ -134,6 +145,20 @@ func (res *result) placeholder(name string) (any, bool) {
 		return nil, false
 	}
 	sum, decided := summarize(res.buckets, 0)
+	switch {
+	case len(res.buckets) == 0:
+		return nil, false
+	case name == "banned":
+		return res.bannedPath(), true
+	case name == "borrowed":
+		return res.borrowedPath(), true
+	case name == "dry_run":
+		return res.dryRunPath(), true
+	case name == "over":
+		return res.overPath(), true
+	case name == "waited":
+		return seconds(res.delayed), true
+	}
 	if !decided {
 		return nil, false
 	}
@@ -168,6 +193,47 @@ func (res *result) placeholder(name string) (any, bool) {
 	return nil, false
 }
 
+// overPath returns the path of the first limit above whose size the request is, or "".
+func (res *result) overPath() string {
+	for i := range res.buckets {
+		if br := &res.buckets[i]; br.over && !br.decision.DryRun {
+			return br.path
+		}
+	}
+	return ""
+}
+
+// bannedPath returns the path of the first limit that bans the key of the request, or "".
+func (res *result) bannedPath() string {
+	for i := range res.buckets {
+		if br := &res.buckets[i]; br.banned && !br.decision.DryRun {
+			return br.path
+		}
+	}
+	return ""
+}
+
+// borrowedPath returns the path of the first limit that has borrowed for the request, or "".
+func (res *result) borrowedPath() string {
+	for i := range res.buckets {
+		if d := &res.buckets[i].decision; d.Borrowed && !d.Pool && !d.DryRun {
+			return res.buckets[i].path
+		}
+	}
+	return ""
+}
+
+// dryRunPath returns the path of the first dry run that would have denied the request,
+// or "".
+func (res *result) dryRunPath() string {
+	for i := range res.buckets {
+		if d := &res.buckets[i].decision; d.DryRun && d.Denied {
+			return res.buckets[i].path
+		}
+	}
+	return ""
+}
+
 // wrap returns a writer that keeps values of others out of our fields. It returns
 // w if w has such a writer already or there are no fields.
 func (res *result) wrap(w http.ResponseWriter) http.ResponseWriter {
@@ -188,10 +254,12 @@ func (res *result) wrap(w http.ResponseWriter) http.ResponseWriter {
 // bucketResult is what one bucket decided on a request, and how to show it.
 type bucketResult struct {
 	*policy
-	name     string // of the bucket in the store
-	limit    limiter.Limit
+	name     string        // of the bucket in the store
+	limit    limiter.Limit // as the store has it: its size includes what may be above that of the decision
 	cost     int64
 	families families
+	over     bool   // whether the request filled the bucket above its size
+	banned   bool   // whether the limit bans the key
 	ordinal  uint16 // how many other limits of the same path are listed before
 	decision limiter.Decision
 }
@@ -237,13 +305,14 @@ func (br *bucketResult) listAfter(others []bucketResult) {
 // results if it is 0. It returns false if there are none.
 func summarize(results []bucketResult, family families) (limiter.Summary, bool) {
 	var few [8]limiter.Decision
-	decisions := few[:0]
+	decisions, decided := few[:0], false
 	for i := range results {
 		if results[i].families&family == family {
 			decisions = append(decisions, results[i].decision)
+			decided = decided || !results[i].decision.DryRun
 		}
 	}
-	if len(decisions) == 0 {
+	if !decided {
 		return limiter.Summary{}, false
 	}
 	return limiter.Summarize(decisions), true

@@ -33,7 +33,7 @@ func resultOfVisits(visits ...visit) (*result, *caddy.Replacer, http.Header) {
 		c := evaluation{request: r, replacer: repl, decisions: v.decisions}
 		for i, d := range v.decisions {
 			c.buckets = append(c.buckets, limiter.Bucket{Name: v.paths[i], Limit: limitOf(d.Size)})
-			c.policies = append(c.policies, &policy{path: v.paths[i]})
+			c.of = append(c.of, configured{bucket: &bucket{policy: &policy{path: v.paths[i]}}})
 		}
 		res = resultOf(&c)
 		res.add(&c, v.show, h)
@@ -52,6 +52,7 @@ var (
 // for a while and a later one, in an error route, never admits is not told to
 // wait.
 func TestNeverAdmittedOutranksRetry(t *testing.T) {
+	t.Parallel()
 	_, _, h := resultOfVisits(
 		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},
 		visit{xRateLimit, []string{"never"}, []limiter.Decision{never}},
@@ -64,6 +65,7 @@ func TestNeverAdmittedOutranksRetry(t *testing.T) {
 // TestResultsMerge guards that several handlers on one request make one
 // answer: the tightest limit shows, whichever handler it is in.
 func TestResultsMerge(t *testing.T) {
+	t.Parallel()
 	one := func(path string, d limiter.Decision, show families) visit {
 		return visit{show, []string{path}, []limiter.Decision{d}}
 	}
@@ -133,6 +135,7 @@ func TestResultsMerge(t *testing.T) {
 // the values of an earlier one where somebody has kept them: the memory they are
 // in is not used again.
 func TestFieldValuesAreNotOverwritten(t *testing.T) {
+	t.Parallel()
 	kept := make(map[string]string)
 	h := make(http.Header)
 	repl := caddy.NewReplacer()
@@ -140,7 +143,7 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	for _, d := range []limiter.Decision{roomy, tight, full} {
 		c := evaluation{
-			request: r, replacer: repl, policies: []*policy{{path: "a"}},
+			request: r, replacer: repl, of: []configured{{bucket: &bucket{policy: &policy{path: "a"}}}},
 			buckets: []limiter.Bucket{{Limit: limitOf(d.Size)}}, decisions: []limiter.Decision{d},
 		}
 		resultOf(&c).add(&c, xRateLimit|ietf, h)
@@ -158,6 +161,7 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 // TestHandlersShareOneResult guards that all handlers of a request share one
 // result, and requests share none.
 func TestHandlersShareOneResult(t *testing.T) {
+	t.Parallel()
 	v := visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}}
 	res, _, _ := resultOfVisits(v, v, v)
 	if len(res.buckets) != 3 {
@@ -171,6 +175,7 @@ func TestHandlersShareOneResult(t *testing.T) {
 // TestPlaceholders guards the value of every placeholder, for each way that a
 // request can be decided.
 func TestPlaceholders(t *testing.T) {
+	t.Parallel()
 	names := []string{"limit", "size", "remaining", "clear", "retry_after", "denied", "exceeded.name"}
 	for _, tc := range []struct {
 		name      string
@@ -203,6 +208,7 @@ func TestPlaceholders(t *testing.T) {
 // TestPlaceholdersOfSeveralHandlers guards that later handlers show in the
 // placeholders too, though the first one made them known.
 func TestPlaceholdersOfSeveralHandlers(t *testing.T) {
+	t.Parallel()
 	_, repl, _ := resultOfVisits(
 		visit{xRateLimit, []string{"roomy"}, []limiter.Decision{roomy}},
 		visit{xRateLimit, []string{"full"}, []limiter.Decision{full}},

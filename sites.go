@@ -8,9 +8,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/intercept"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 )
 
 // site is where a handler stands.
@@ -51,42 +51,23 @@ func sitesOf(app *caddyhttp.App) map[*Handler]site {
 type sites map[*Handler]site
 
 // addRoutes adds the handlers in routes.
-func (s sites) addRoutes(routes caddyhttp.RouteList, at site) {
-	for i := range routes {
+func (s sites) addRoutes(list caddyhttp.RouteList, at site) {
+	for i := range list {
 		in := at
-		if hosts := hostsOf(routes[i].MatcherSets); hosts != nil {
+		if hosts := hostsOf(list[i].MatcherSets); hosts != nil {
 			in.hosts = hosts
 		}
-		if sets := rawMatchers(routes[i].MatcherSets); sets != nil {
+		if sets := rawMatchers(list[i].MatcherSets); sets != nil {
 			in.matches = append(slices.Clip(in.matches), sets)
 		}
-		for _, handler := range routes[i].Handlers {
-			s.add(handler, in)
+		for _, h := range list[i].Handlers {
+			if own, ok := h.(*Handler); ok {
+				s[own] = in
+			}
+			for _, nested := range routes.In(h, nil) { // named ones are added by themselves
+				s.addRoutes(nested.Routes, in)
+			}
 		}
-	}
-}
-
-// add adds a handler and those in its routes.
-func (s sites) add(handler caddyhttp.MiddlewareHandler, at site) {
-	switch handler := handler.(type) {
-	case *Handler:
-		s[handler] = at
-	case *caddyhttp.Subroute:
-		s.addRoutes(handler.Routes, at)
-		if handler.Errors != nil {
-			s.addRoutes(handler.Errors.Routes, at)
-		}
-	case *reverseproxy.Handler:
-		s.addResponses(handler.HandleResponse, at)
-	case *intercept.Intercept:
-		s.addResponses(handler.HandleResponse, at)
-	}
-}
-
-// addResponses adds the handlers in routes that handle responses.
-func (s sites) addResponses(handlers []caddyhttp.ResponseHandler, at site) {
-	for i := range handlers {
-		s.addRoutes(handlers[i].Routes, at)
 	}
 }
 

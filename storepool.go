@@ -92,9 +92,19 @@ type sharedRedis struct {
 // connect starts connecting, unless an earlier app already did.
 func (s *sharedRedis) connect() { s.connected.Do(s.Connect) }
 
+// serverStats returns the state of the servers of a store. Tests replace it.
+var serverStats = (*limiter.Redis).Stats
+
+// Stats returns the state of the servers.
+func (s *sharedRedis) Stats() []limiter.ServerStats { return serverStats(s.Redis) }
+
 // Destruct closes the store once no request can use it any more: one that has
-// passed a handler may reach another one much later.
+// passed a handler may reach another one much later. When the process exits, nobody
+// would close it later.
 func (s *sharedRedis) Destruct() error {
+	if caddy.Exiting() {
+		return s.Close()
+	}
 	time.AfterFunc(redisCloseDelay, func() {
 		if s.requests.Load() > 0 {
 			_ = s.Destruct()

@@ -164,6 +164,7 @@ func TestStoreIsShared(t *testing.T) {
 // Guards that a store's key tells all of its options apart, also those of a
 // later day, and keeps no secret.
 func TestStoreKeyCoversAllOptions(t *testing.T) {
+	t.Parallel()
 	var plain limiter.RedisOptions
 	keys := map[redisStoreKey]string{newRedisStoreKey(plain, nil): "no option"}
 	fields := reflect.TypeFor[limiter.RedisOptions]()
@@ -377,23 +378,39 @@ func TestIdleMemoryIsKeptAgain(t *testing.T) {
 }
 
 // Guards that limits stay, in the process and with a Redis that can't be reached,
-// where a configuration without them was loaded in between.
+// where a configuration without them was loaded in between, for idleMemoryTime
+// and no longer.
 func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 	for name, global := range map[string]string{"memory": "", "redis": redisGlobal("127.0.0.1:1", slowly)} {
 		t.Run(name, func(t *testing.T) {
 			c := config{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
 			s := startConfig(t, c)
-			for _, want := range []int{200, 200, 429, 429} {
+			original := idleMemoryTime
+			t.Cleanup(func() { idleMemoryTime = original })
+			for i, want := range []int{200, 200, 429, 429, 200} {
 				if a := s.get("/"); a.StatusCode != want {
 					t.Errorf("got %s, want %d", a, want)
 				}
+				over := i == 3 // the time that the store is kept
+				if over {
+					idleMemoryTime = 0
+				}
 				if err := s.load(config{site: "respond admitted"}); err != nil {
 					t.Fatal(err)
+				}
+				if n, used := stores.References(memoryKey); used {
+					t.Errorf("the store is in use %d times, by no config", n)
+				}
+				s.run(step{want: "200"})
+				if over {
+					eventually(t, "the store to be released", func() bool { return idleMemory.Load() == nil })
+					idleMemoryTime = original
 				}
 				if err := s.load(c); err != nil {
 					t.Fatal(err)
 				}
 			}
+			s.get("/")
 			if err := caddy.Stop(); err != nil { // and all of Caddy
 				t.Fatal(err)
 			}

@@ -5,12 +5,13 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // maxTrackTop is the most counters of a limit.
-const maxTrackTop = 10_000
+const maxTrackTop = adminapi.MaxTop
 
 // parseTrackTop parses the track_top option.
 var parseTrackTop = parseInteger(1, maxTrackTop)

@@ -9,6 +9,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 )
 
 // newTestKey parses a template with the default prefix lengths.
@@ -25,12 +28,13 @@ func newTestKey(t testing.TB, template string) *key {
 // request's bucket has, for templates and values of all kinds, and that the list of
 // keys shows the values that were sent.
 func TestTypedKeyIsExpandedKey(t *testing.T) {
+	t.Parallel()
 	templates := []string{
 		"{client_ip}", "{http.request.header.A}", "{http.request.header.A}{http.request.header.B}",
 		"a-{http.request.header.A}", "{http.request.header.A}-b", "a-{http.request.header.A}-b",
 		"{http.request.header.A}|{client_ip}|{http.request.header.B}", "x{http.request.header.B}y{client_ip}z",
 	}
-	values := []string{"", "a", "203.0.113.7", "2001:db8::1", "a-b", "-", "\x00", "a\x00\x01\x01", "é", strings.Repeat("x", 300)}
+	values := []string{"", "a", "203.0.113.7", "2001:db8::1", "a-b", "-", ",", `a\,b`, `\`, "\x00", "é", strings.Repeat("x", 300)}
 	for _, template := range templates {
 		k := newTestKey(t, template)
 		for _, a := range values {
@@ -49,7 +53,7 @@ func TestTypedKeyIsExpandedKey(t *testing.T) {
 					var typed []string
 					for _, p := range k.placeholders() {
 						typed = append(typed, map[string]string{
-							clientIP: ip, "http.request.header.A": a, "http.request.header.B": b,
+							placeholder.ClientIP: ip, "http.request.header.A": a, "http.request.header.B": b,
 						}[p.text])
 					}
 					sent := slices.Clone(typed)
@@ -67,9 +71,11 @@ func TestTypedKeyIsExpandedKey(t *testing.T) {
 						}
 					}
 					if own && len(sent) > 1 {
-						back, ok := k.split(want)
-						if !ok || k.join(back) != want {
-							t.Errorf("%s of %q: %q is split as %q, %t", template, sent, want, back, ok)
+						if got, err := k.typed(&want, nil); err != nil || got != want {
+							t.Errorf("%s of %q: %q is typed as %q, %v", template, sent, want, got, err)
+						}
+						if back := splitValues(want); k.join(back) != want || len(back) != len(sent) {
+							t.Errorf("%s of %q: %q is split as %q", template, sent, want, back)
 						}
 					}
 				}
@@ -81,6 +87,7 @@ func TestTypedKeyIsExpandedKey(t *testing.T) {
 // TestTypedAddresses guards which addresses and prefixes are accepted, and what keys
 // have of them.
 func TestTypedAddresses(t *testing.T) {
+	t.Parallel()
 	k := newTestKey(t, "{client_ip}") // /24 and /64
 	for text, want := range map[string]string{
 		"203.0.113.7":        "203.0.113.0/24",
@@ -118,17 +125,17 @@ func TestTypedAddresses(t *testing.T) {
 	}
 }
 
-// FuzzSplitKey guards that a key of several placeholders is taken apart into values
-// that make up that key, whatever clients send.
+// FuzzSplitKey guards that a key of several placeholders is taken apart into the values
+// that made it up, whatever clients send.
 func FuzzSplitKey(f *testing.F) {
 	f.Add("a", "b", "c")
-	f.Add("", "\x00\x01\x01\x01", "\x00")
+	f.Add("", `\`, ",")
+	f.Add(`a\,`, `,\,`, `\\`)
 	k := newTestKey(f, "{http.request.header.A}-{http.request.header.B}{http.request.header.C}")
 	f.Fuzz(func(t *testing.T, a, b, c string) {
 		whole := k.join([]string{a, b, c})
-		values, ok := k.split(whole)
-		if !ok || k.join(values) != whole {
-			t.Errorf("%q is split as %q, %t", whole, values, ok)
+		if values := splitValues(whole); !slices.Equal(values, []string{a, b, c}) {
+			t.Errorf("%q is split as %q", whole, values)
 		}
 	})
 }
@@ -141,13 +148,13 @@ func FuzzBucketRequest(f *testing.F) {
 	}
 	keys := []*key{newTestKey(f, "{client_ip}"), newTestKey(f, "all"), newTestKey(f, "{http.request.header.A}-{client_ip}")}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		asked, err := parseBucketRequest(body)
+		asked, err := adminapi.ParseAsked(body)
 		if err == nil {
 			for _, k := range keys {
-				if asked.address != nil {
-					_, err = k.typedAddress(*asked.address)
+				if asked.Address != nil {
+					_, err = k.typedAddress(*asked.Address)
 				} else {
-					_, err = k.typed(asked.key, slices.Clone(asked.values))
+					_, err = k.typed(asked.Key, slices.Clone(asked.Values))
 				}
 				checkAdminError(t, err)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -164,7 +165,7 @@ func resolveLater(option, text string) (string, error) {
 		return resolveNumber(option, text) // which has the error
 	}
 	_, err := caddy.NewEmptyReplacer().ReplaceFunc(text, func(name string, _ any) (any, error) {
-		if isGlobal(name) {
+		if placeholder.IsGlobal(name) {
 			return nil, errUnresolved
 		}
 		return "", nil
@@ -183,7 +184,7 @@ func resolveNumber(option, text string) (string, error) {
 	}
 	known := caddy.NewReplacer()
 	resolved, err := caddy.NewEmptyReplacer().ReplaceFunc(text, func(name string, _ any) (any, error) {
-		if !isGlobal(name) {
+		if !placeholder.IsGlobal(name) {
 			return "{" + name + "}", nil
 		}
 		v, _ := known.GetString(name)
@@ -204,11 +205,6 @@ func resolveNumber(option, text string) (string, error) {
 // isTemplate reports whether text has placeholders. JSON has none, such as an
 // object that was given instead of a number.
 func isTemplate(text string) bool { return hasPlaceholder(text) && !json.Valid([]byte(text)) }
-
-// isGlobal reports whether a placeholder has the same value in all requests.
-func isGlobal(name string) bool {
-	return strings.HasPrefix(name, "env.") || strings.HasPrefix(name, "file.") || strings.HasPrefix(name, "system.")
-}
 
 // badNumber returns the error for an option whose resolved text is invalid. It does
 // not show the content of files.
@@ -280,7 +276,7 @@ func badOption(option, got, want string) error {
 // redacted returns text for an error message, without the password of a URL.
 func redacted(text string) string {
 	if strings.Contains(text, "://") {
-		return withoutPassword(text)
+		return redisaddr.WithoutPassword(text)
 	}
 	return text
 }
@@ -303,27 +299,6 @@ func hasPlaceholder(text string) bool {
 		return nil, nil
 	})
 	return found
-}
-
-// clientControlled returns the first placeholder in a template whose value clients
-// can choose, or "". Client certificates are verified, so clients can't choose their
-// values; captures of matchers are taken from what clients send.
-func clientControlled(template string) (name string) {
-	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(template, func(found string, _ any) (any, error) {
-		if name == "" && isClientControlled(found) {
-			name = found
-		}
-		return nil, nil
-	})
-	return name
-}
-
-// isClientControlled reports whether clients can choose the value of a placeholder.
-func isClientControlled(name string) bool {
-	if rest, ok := strings.CutPrefix(name, "http.request."); ok {
-		return !strings.HasPrefix(rest, "local") && !strings.HasPrefix(rest, "tls.client.")
-	}
-	return strings.HasPrefix(name, "http.regexp.") || strings.HasPrefix(name, "http.matchers.")
 }
 
 // parseUnits parses a number of units.

@@ -14,7 +14,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
-	"go.uber.org/zap/zapcore"
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -23,6 +22,7 @@ import (
 // Guards what a Number is in JSON: a number if it can be written as one, else
 // a string, and either is read.
 func TestNumberJSON(t *testing.T) {
+	t.Parallel()
 	tests := []struct{ text, want string }{
 		{"5", `5`},
 		{"0", `0`},
@@ -60,6 +60,7 @@ func TestNumberJSON(t *testing.T) {
 // Guards that a number may be written as a string in JSON, and that null is
 // none.
 func TestNumberFromJSON(t *testing.T) {
+	t.Parallel()
 	for in, want := range map[string]Number{
 		`5`: "5", `"5"`: "5", `0.50`: "0.50", `""`: "", `null`: "", `"{a}"`: "{a}",
 	} {
@@ -74,6 +75,7 @@ func TestNumberFromJSON(t *testing.T) {
 // where Caddy decodes and encodes it in between, as it does with handlers. What
 // is refused then is shown as it was written.
 func TestNumberKeepsText(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.OneOf(
 			rapid.StringMatching(`-?[0-9]{1,25}(\.[0-9]{0,25})?([eE][+-]?[0-9]{1,3})?[ \n]?`),
@@ -101,6 +103,7 @@ func TestNumberKeepsText(t *testing.T) {
 // Guards what a Duration is in JSON: a string as it is written, or read from a
 // number of nanoseconds, as Caddy's own durations can be.
 func TestDurationJSON(t *testing.T) {
+	t.Parallel()
 	for _, text := range []string{"1s", "500ms", "1d", "5", "", "{http.vars.rate}", "1 s", "\"", "\n"} {
 		written, err := json.Marshal(Duration(text))
 		if err != nil {
@@ -123,6 +126,7 @@ func TestDurationJSON(t *testing.T) {
 
 // Guards what numbers of units are read: decimal digits from 1 to 2^49.
 func TestParseUnits(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]int64{
 		"1": 1, "10": 10, "0010": 10, "562949953421312": 1 << 49,
 	} {
@@ -135,6 +139,7 @@ func TestParseUnits(t *testing.T) {
 // Guards what intervals are read: whole microseconds from one, with Caddy's
 // unit for days.
 func TestParseInterval(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]time.Duration{
 		"1us": time.Microsecond, "1µs": time.Microsecond, "1000ns": time.Microsecond,
 		"1.5ms": 1500 * time.Microsecond, "1s": time.Second, "+1s": time.Second, "90m": 90 * time.Minute,
@@ -149,6 +154,7 @@ func TestParseInterval(t *testing.T) {
 
 // Guards what factors are read, and that they are shown in their shortest form.
 func TestParseFactor(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		text  string
 		want  factor
@@ -182,6 +188,7 @@ func TestParseFactor(t *testing.T) {
 // Guards that every factor is read back from how it is shown, and is the
 // decimal that stands there.
 func TestFactorTextRoundTrips(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		f := factor(rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 20_000_000)).Draw(t, "factor"))
 		if got, message := parseFactor(f.String()); got != f || message != "" {
@@ -215,6 +222,7 @@ func divided(size int64, f factor) int64 {
 // Guards the division by a factor against exact arithmetic, on any numbers and
 // about the edges of their ranges.
 func TestFactorDivides(t *testing.T) {
+	t.Parallel()
 	sizes := []int64{
 		1, 2, 3, 9, 10, 999_999, 1_000_000, 1_000_001, 18_446_744_073_710,
 		limiter.MaxUnits - 1, limiter.MaxUnits,
@@ -242,6 +250,7 @@ func TestFactorDivides(t *testing.T) {
 
 // Guards the examples of what a factor does.
 func TestFactorExamples(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		size   int64
 		factor string
@@ -267,6 +276,7 @@ func TestFactorExamples(t *testing.T) {
 // Guards what counts as a placeholder: what Caddy would replace, and nothing
 // that is escaped or unclosed.
 func TestHasPlaceholder(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]bool{
 		"": false, "5": false, "{": false, "}": false, "}{": false, "{a": false, "a}": false, `\{a}`: false,
 		`\{a\}`: false, `{a\}`: true, "{}": true, "{a}": true, "5{a}": true, "{{a}": true, "{a}{": true,
@@ -282,6 +292,7 @@ func TestHasPlaceholder(t *testing.T) {
 // all it expands to counts, and that what is wrong names the option and the
 // template, and no more of what a client sent than 64 bytes.
 func TestValueAt(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name, template, sent string
 		want                 int64
@@ -350,6 +361,7 @@ func TestValueAt(t *testing.T) {
 
 // Guards that a constant needs no request.
 func TestConstantValue(t *testing.T) {
+	t.Parallel()
 	v, err := newValue(resolveNumber, "drip_rate", "90m", parseInterval)
 	if err != nil {
 		t.Fatal(err)
@@ -360,194 +372,55 @@ func TestConstantValue(t *testing.T) {
 	}
 }
 
-// Guards that a value which is no usable number is never a free pass: the
-// request is refused, by 400 if the cost may have been the client's doing and
-// else by 500, and the buckets of other limits are not asked either.
-func TestBadValuesRejectRequests(t *testing.T) {
-	good := map[string]string{"size": "10", "drip_rate": "1s", "drip_size": "1", "cost": "1", "factor": "1"}
-	tests := []struct {
-		option, text string
-		status       int
-		message      string
-	}{
-		{"size", "0", 500, `size: got "0", ` + wantUnits + ` from {size}`},
-		{"drip_rate", "5", 500, `drip_rate: got "5", ` + wantInterval + ` from {drip_rate}`},
-		{"drip_rate", "", 500, `drip_rate: got "", ` + wantInterval + ` from {drip_rate}`},
-		{"drip_size", "-1", 500, `drip_size: got "-1", ` + wantUnits + ` from {drip_size}`},
-		{"cost", "", 400, `cost: got "", ` + wantUnits + ` from {cost}`},
-		{"cost", "0", 400, `cost: got "0", ` + wantUnits + ` from {cost}`},
-		{"cost", "-5", 400, `cost: got "-5", ` + wantUnits + ` from {cost}`},
-		{"cost", "NaN", 400, `cost: got "NaN", ` + wantUnits + ` from {cost}`},
-		{"factor", "-1", 500, `factor: got "-1", ` + wantFactor + ` from {factor}`},
-		{
-			"drip_rate", "18000d", 500,
-			`size 10, drip rate 432000h0m0s, drip size 1: ` + wantDrain,
-		},
-	}
-	for _, tc := range tests {
-		t.Run(tc.option+" "+tc.text, func(t *testing.T) {
-			l, _ := readyLimit(t, &Limit{Size: "{size}", DripRate: "{drip_rate}", DripSize: "{drip_size}",
-				Cost: "{cost}", Factor: "{factor}", Limits: []*Limit{{Name: "child", Size: "1"}}})
-			c := newTestEvaluation()
-			for option, text := range good {
-				c.replacer.Set(option, text)
-			}
-			c.replacer.Set(tc.option, tc.text)
-			err := l.addTo(c)
-			ref, ok := errors.AsType[refusal](err)
-			want := `limit "default": ` + tc.message
-			if !ok || ref.status != tc.status || ref.Error() != want {
-				t.Errorf("got %v (status %d)\nwant %s (status %d)", err, ref.status, want, tc.status)
-			}
-			if len(c.buckets) != 0 {
-				t.Errorf("got buckets %+v, want none", c.buckets)
-			}
-		})
-	}
-}
-
-// Guards that a limit within refuses a request just as one on its own does.
-func TestBadValueOfNestedLimit(t *testing.T) {
-	child := &Limit{Name: "a", Size: "10", Cost: "{cost}"}
-	l, _ := readyLimit(t, &Limit{Name: "api", Size: "10", Limits: []*Limit{child, {Name: "b", Size: "10"}}})
-	err := l.addTo(newTestEvaluation())
-	ref, ok := errors.AsType[refusal](err)
-	const want = `limit "api/a": cost: got "", ` + wantUnits + ` from {cost}`
-	if !ok || ref.status != 400 || ref.Error() != want {
-		t.Errorf("got %v (status %d)\nwant %s (status 400)", err, ref.status, want)
-	}
-}
-
-// Guards that values from placeholders arrive in the bucket.
-func TestPlaceholderNumbers(t *testing.T) {
-	l, _ := readyLimit(t, &Limit{
-		Name: "plan", Size: "{size}", DripRate: "{rate}", DripSize: "{drip}", Cost: "{cost}", Factor: "{factor}",
-	})
-	c := newTestEvaluation()
-	for option, text := range map[string]string{
-		"size": "10", "rate": "2m", "drip": "3", "cost": "4", "factor": "0.5",
-	} {
-		c.replacer.Set(option, text)
-	}
-	if err := l.addTo(c); err != nil {
-		t.Fatal(err)
-	}
-	want := limiter.Bucket{Name: "plan", Key: "192.0.2.1", Cost: 4,
-		Limit: limiter.Limit{Size: 20, DripInterval: 2 * time.Minute, DripSize: 3}}
-	if len(c.buckets) != 1 || c.buckets[0] != want {
-		t.Errorf("got buckets %+v, want %+v", c.buckets, want)
-	}
-}
-
-// Guards that a factor of 0 switches off this bucket and no other, also when
-// it comes from a placeholder.
-func TestFactorZeroSwitchesOff(t *testing.T) {
-	for _, factor := range []Number{"0", "0.0", "{factor}"} {
-		child := &Limit{Name: "b", Size: "1"}
-		l, _ := readyLimit(t, &Limit{Name: "a", Size: "1", Factor: factor, Limits: []*Limit{child}})
-		c := newTestEvaluation()
-		c.replacer.Set("factor", "0")
-		if err := l.addTo(c); err != nil || len(c.buckets) != 1 || c.buckets[0].Name != "a/b" {
-			t.Errorf("with factor %s got buckets %+v, %v, want a/b alone", factor, c.buckets, err)
-		}
-	}
-	l, _ := readyLimit(t, &Limit{Name: "old", Max: "5", Duration: "1s", MinInterval: "1s", Factor: "0"})
-	c := newTestEvaluation()
-	if err := l.addTo(c); err != nil || len(c.buckets) != 1 || c.buckets[0].Name != "old/min_interval" {
-		t.Errorf("of a legacy limit got buckets %+v, %v, want old/min_interval alone", c.buckets, err)
-	}
-}
-
-// Guards what buckets max, duration and min_interval stand for: the interval of
-// the first rounded up, so that it never admits more; cost and factor are its
-// alone.
-func TestLegacyBuckets(t *testing.T) {
-	type buckets = []limiter.Bucket
-	bucket := func(name string, size int64, rate time.Duration, cost int64) limiter.Bucket {
-		return limiter.Bucket{Name: "old" + name, Key: "192.0.2.1", Cost: cost,
-			Limit: limiter.Limit{Size: size, DripInterval: rate, DripSize: 1}}
-	}
-	tests := []struct {
-		name  string
-		limit *Limit
-		want  buckets
-	}{
-		{"even", &Limit{Max: "60", Duration: "1m"}, buckets{bucket("", 60, time.Second, 1)}},
-		{"rounded up", &Limit{Max: "7", Duration: "1s"}, buckets{bucket("", 7, 142_858*time.Microsecond, 1)}},
-		{"hardly more", &Limit{Max: "3", Duration: "4us"}, buckets{bucket("", 3, 2*time.Microsecond, 1)}},
-		{"fastest", &Limit{Max: "1000", Duration: "1ms"}, buckets{bucket("", 1000, time.Microsecond, 1)}},
-		{
-			"with an interval",
-			&Limit{Max: "60", Duration: "1m", MinInterval: "2s", Cost: "3", Factor: "0.5"},
-			buckets{bucket("", 120, time.Second, 3), bucket("/min_interval", 1, 2*time.Second, 1)},
-		},
-	}
-	for _, tc := range tests {
-		t.Run(tc.name, func(t *testing.T) {
-			tc.limit.Name = "old"
-			l, _ := readyLimit(t, tc.limit)
-			c := newTestEvaluation()
-			if err := l.addTo(c); err != nil || !slices.Equal(c.buckets, tc.want) {
-				t.Errorf("got buckets %+v, %v\nwant %+v", c.buckets, err, tc.want)
-			}
-		})
-	}
-}
-
-// Guards that clients who make values bad do not fill the log: there is one
-// line a minute for each limit, of level ERROR.
-func TestBadValuesAreReportedOnceAMinute(t *testing.T) {
-	l, logs := readyLimit(t, &Limit{Name: "a", Size: "10", Cost: "{cost}"})
-	send := func() {
-		c := newTestEvaluation()
-		c.replacer.Set("cost", "secret"+strings.Repeat("x", 1000))
-		if l.addTo(c) == nil {
-			t.Error("got no refusal")
-		}
-	}
-	for range 3 {
-		send()
-	}
-	entries := logs.TakeAll()
-	if len(entries) != 1 || entries[0].Level != zapcore.ErrorLevel {
-		t.Fatalf("got %+v, want one entry of level ERROR", entries)
-	}
-	fields := entries[0].ContextMap()
-	if fields["limit"] != "a" || len(fmt.Sprint(fields["error"])) > 250 {
-		t.Errorf("got fields %v, want the limit's name and no more of the value than fits", fields)
-	}
-	l.valueErrorThrottle.last.Add(-int64(59 * time.Second))
-	if send(); logs.Len() != 0 {
-		t.Error("reported again after 59 s")
-	}
-	l.valueErrorThrottle.last.Add(-int64(time.Second))
-	if send(); logs.Len() != 1 {
-		t.Error("not reported again after 60 s")
-	}
-}
-
-// TestDynamicNumbers guards that numbers may come from each request, and where
-// size, cost and factor do the fields tell those in force.
+// TestDynamicNumbers guards that numbers may come from each request, that where
+// size, cost and factor do the fields tell those in force, and that a factor of 0
+// switches off its own bucket and no other.
 func TestDynamicNumbers(t *testing.T) {
 	s := startSite(t, `
 		vars /premium size 20
 		vars /free size 2
 		rate_limit {
 			limit plan {
-				match not header X-Factor *
+				match path /premium /free
 				size {vars.size}
 				cost {header.X-Cost}
 				drip_rate {header.X-Rate}
 				drip_size {header.X-Drip}
 			}
 			limit tuned {
-				match header X-Factor *
+				match /tuned
 				size 7
 				factor {header.X-Factor}
 				limit within {
 					size 100
 				}
 			}
+			limit all {
+				match /all
+				size {header.X-Size}
+				cost {header.X-Cost}
+				drip_rate {header.X-Rate}
+				drip_size {header.X-Drip}
+				factor {header.X-Factor}
+			}
+			limit off {
+				match /off
+				size 1
+				factor 0
+				limit within {
+					size 50
+				}
+			}
+			limit legacy {
+				match /legacy
+				max 5
+				duration 1s
+				min_interval 10s
+				factor 0.0
+			}
+		}
+		handle_errors {
+			respond "{http.rate_limit.exceeded.name}"
 		}
 		respond "admitted"
 	`)
@@ -566,12 +439,19 @@ func TestDynamicNumbers(t *testing.T) {
 		step{path: "/premium", header: plan("20", "2m", "20"), want: "200 limit=20 remaining=0 clear=120.000"},
 		step{path: "/free", header: plan("3", "1s", "3"), want: "429 limit=2 remaining=2 clear=0.000"},
 
-		step{header: factor("2"), want: "200 limit=4 remaining=3 clear=1.000"},
-		step{header: factor("0.5"), want: "200 limit=14 remaining=12 clear=2.000"},
-		step{header: factor("100"), want: "429 limit=1 remaining=0 clear=2.000 reset=2.000 retry-after=2"},
+		step{path: "/tuned", header: factor("2"), want: "200 limit=4 remaining=3 clear=1.000"},
+		step{path: "/tuned", header: factor("0.5"), want: "200 limit=14 remaining=12 clear=2.000"},
+		step{path: "/tuned", header: factor("100"), want: "429 limit=1 remaining=0 clear=2.000 reset=2.000 retry-after=2"},
 		// The bucket is off, those within are not.
-		step{header: factor("0"), want: "200 limit=100 remaining=97 clear=3.000"},
-		step{header: factor("0.000"), want: "200 limit=100 remaining=96 clear=4.000"},
+		step{path: "/tuned", header: factor("0"), want: "200 limit=100 remaining=97 clear=3.000"},
+		step{path: "/tuned", header: factor("0.000"), want: "200 limit=100 remaining=96 clear=4.000"},
+
+		step{path: "/all", header: append(plan("4", "2m", "3"), "X-Size: 10", "X-Factor: 0.5"),
+			want: "200 limit=20 remaining=16 clear=240.000"},
+		step{path: "/off", want: "200 limit=50 remaining=49 clear=1.000"},
+		step{path: "/legacy", want: "200 limit=1 remaining=0 clear=10.000"},
+		step{path: "/legacy", want: "429 limit=1 remaining=0 clear=10.000 reset=10.000 retry-after=10",
+			body: "legacy/min_interval"},
 	)
 }
 
@@ -610,6 +490,17 @@ func TestBadDynamicNumbers(t *testing.T) {
 				match /unknown
 				size {http.no.such.placeholder}
 			}
+			limit nested {
+				match /nested
+				size 100
+				limit a {
+					size 100
+					cost {header.X-Number}
+				}
+				limit b {
+					size 100
+				}
+			}
 		}
 		respond "admitted"
 	`)
@@ -625,11 +516,12 @@ func TestBadDynamicNumbers(t *testing.T) {
 		"/cost":      {400, numbers, "7"},
 		"/size":      {500, numbers, "7"},
 		"/drip-size": {500, numbers, "7"},
-		"/drip-rate": {500, []string{"", "0", "0s", "-1s", "1", "x", "100ns", "1500ns", "9999999h", "1s 1s"}, "7s"},
+		"/drip-rate": {500, []string{"", "0", "0s", "-1s", "1", "x", "100ns", "1500ns", "18000d", "9999999h", "1s 1s"}, "7s"},
 		"/factor": {500, []string{
 			"", "-1", "+1", "1.", ".5", "1e3", "x", "1.0000001", "0.0000000", "NaN", "99999999999999999",
 		}, "0.7"},
 		"/unknown": {500, []string{"1"}, ""},
+		"/nested":  {400, numbers, "7"},
 	} {
 		for _, number := range tc.bad {
 			a := s.get(path, "X-Number: "+number)
@@ -659,12 +551,18 @@ func TestBadNumbersChargeNothing(t *testing.T) {
 			limit costly {
 				size 100
 				cost {header.X-Cost}
+				limit within {
+					size 2
+				}
 			}
+			headers ratelimit
 		}
 		respond "admitted"
 	`)
 	s.run(times(5, step{want: "400"})...)
-	s.run(step{header: []string{"X-Cost: 1"}, want: "200 limit=3 remaining=2 clear=1.000"})
+	s.run(step{header: []string{"X-Cost: 1"},
+		want: `200 policy="all";q=3;w=3, "all/costly";q=100;w=100, "all/costly/within";q=2;w=2` +
+			` ratelimit="all";r=2;t=2, "all/costly";r=99;t=99, "all/costly/within";r=1;t=1`})
 }
 
 // TestBadNumbersAreReported guards that the log says so, clearly, but at most
@@ -698,6 +596,35 @@ func TestBadNumbersAreReported(t *testing.T) {
 						size 5
 						window {header.X-Window}
 					}
+					limit five {
+						match /five
+						size 10
+						drip_rate {header.X-Rate}
+					}
+					limit six {
+						match /six
+						size 10
+						drip_size {header.X-Drip}
+					}
+					limit seven {
+						match /seven
+						size 10
+						factor {header.X-Factor}
+					}
+					limit eight {
+						match /eight
+						size {header.X-Size}
+						drip_rate {header.X-Rate}
+						drip_size {header.X-Drip}
+					}
+					limit nine {
+						match /nine
+						size 10
+						limit within {
+							size 10
+							cost {header.X-Cost}
+						}
+					}
 				}
 				respond "admitted"
 				`+errors)
@@ -706,16 +633,26 @@ func TestBadNumbersAreReported(t *testing.T) {
 				s.get("/two", "X-Cost: 0")
 				s.get("/three", "X-Size: 10001", "X-Window: 1m")
 				s.get("/four", "X-Window: 5000d")
+				s.get("/five", "X-Rate: 5")
+				s.get("/six", "X-Drip: -1")
+				s.get("/seven", "X-Factor: -1")
+				s.get("/eight", "X-Size: 10", "X-Rate: 18000d", "X-Drip: 1")
+				s.get("/nine")
 			}
 			var got []string
 			for _, e := range s.log("error", ownLogger) {
 				got = append(got, fmt.Sprint(e["limit"], ": ", e["error"]))
 			}
 			want := []string{
-				`one: size: got "lots", want a whole number from 1 to 562949953421312 from {http.request.header.X-Size}`,
-				`two: cost: got "0", want a whole number from 1 to 562949953421312 from {http.request.header.X-Cost}`,
+				`one: size: got "lots", ` + wantUnits + ` from {http.request.header.X-Size}`,
+				`two: cost: got "0", ` + wantUnits + ` from {http.request.header.X-Cost}`,
 				`three: size: got "10001", want at most 10000 with algorithm sliding_log from {http.request.header.X-Size}`,
 				`four: window: got "5000d", want at most 11 years with algorithm sliding_window from {http.request.header.X-Window}`,
+				`five: drip_rate: got "5", ` + wantInterval + ` from {http.request.header.X-Rate}`,
+				`six: drip_size: got "-1", ` + wantUnits + ` from {http.request.header.X-Drip}`,
+				`seven: factor: got "-1", ` + wantFactor + ` from {http.request.header.X-Factor}`,
+				`eight: size 10, drip rate 432000h0m0s, drip size 1: ` + wantDrain,
+				`nine/within: cost: got "", ` + wantUnits + ` from {http.request.header.X-Cost}`,
 			}
 			if !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)

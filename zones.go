@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
-	"math/rand/v2"
 	"net"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,8 +64,14 @@ type Zone struct {
 	// `sliding_window`, and it is at most 16777215.
 	MaxEvents Number `json:"max_events,omitempty"`
 
-	// The length of the window, in whole microseconds, at most 11 years. Required.
+	// The length of the window, in whole microseconds, at most 11 years. Required, unless
+	// there is `max_concurrent`.
 	Window Duration `json:"window,omitempty"`
+
+	// The number of requests of a key that may be in progress at once, instead of
+	// `max_events` and `window`: `concurrency` of a limit. It was proposed for
+	// mholt/caddy-ratelimit in its pull request 98.
+	MaxConcurrent Number `json:"max_concurrent,omitempty"`
 
 	// The prefix length to which a key that is an IPv4 address is shortened, from 1
 	// to 32. Default: 0, which does not shorten it.
@@ -101,8 +104,8 @@ func parseSomeEvents(text string) (int64, string) { return zone.ParseEvents(text
 // needsZones returns an error if there is an option of z that makes no sense without
 // zones.
 func (z *Zones) needsZones() error {
-	if set := firstSetField(z); set != "" && set != "rate_limits" {
-		return fmt.Errorf("%s: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit", set)
+	if set := firstField(z); set != "" && set != "rate_limits" {
+		return fmt.Errorf("%s: only valid with zones, as it is an option of mholt/caddy-ratelimit", set)
 	}
 	return nil
 }
@@ -113,7 +116,7 @@ func (h *Handler) setZones() error {
 		return h.needsZones()
 	}
 	if len(h.Limits) > 0 {
-		return errors.New("rate_limits: got zones together with limits, want only zones or only limits in a handler; " +
+		return errors.New("rate_limits: got zones together with limits, a handler has either zones or limits; " +
 			"put the limits into a handler of their own")
 	}
 	order := make([]zone.Zone, 0, len(h.RateLimits))
@@ -132,7 +135,7 @@ func (h *Handler) setZones() error {
 		switch {
 		case z.Events == 0:
 			h.logger.Warn("this zone admits no request, since its max_events is 0", zap.String("zone", z.Name))
-		case !zone.Exact(z.Events):
+		case !zone.Exact(z.Events) && h.RateLimits[z.Name].MaxConcurrent == "":
 			h.logger.Warn("this zone has more events than are counted one by one, so it is estimated as by sliding_window",
 				zap.String("zone", z.Name), zap.Int64("events", z.Events), zap.Int("most", zone.MostLogged))
 		}
@@ -147,6 +150,9 @@ func (z *Zone) limit(as *zone.Zone) (*Limit, error) {
 		return nil, errors.New("got null, want max_events and window")
 	}
 	var err error
+	if z.MaxConcurrent != "" {
+		return z.concurrent(as)
+	}
 	if as.Events, err = newNumber("max_events", cmp.Or(string(z.MaxEvents), "0"), parseEvents); err != nil {
 		return nil, err
 	}
@@ -160,17 +166,38 @@ func (z *Zone) limit(as *zone.Zone) (*Limit, error) {
 		Algorithm:      zone.AlgorithmOf(as.Events),
 		Size:           Number(strconv.FormatInt(max(as.Events, 1), 10)),
 		Window:         z.Window,
-		IPv4Prefix:     z.IPv4Prefix,
-		IPv6Prefix:     z.IPv6Prefix,
 		zone:           as,
 	}
+	z.setPrefixes(l)
+	return l, nil
+}
+
+// concurrent is limit for a zone of requests in progress. It is asked as if it admitted
+// so many a second.
+func (z *Zone) concurrent(as *zone.Zone) (l *Limit, err error) {
+	if z.MaxEvents != "" || z.Window != "" {
+		return nil, badOption("max_concurrent", string(z.MaxConcurrent), "either max_concurrent, or max_events and window")
+	}
+	if as.Events, err = newNumber("max_concurrent", string(z.MaxConcurrent), parseUnits); err != nil {
+		return nil, err
+	}
+	as.Window = time.Second
+	l = &Limit{
+		Name: zone.LimitName(as.Name), MatcherSetsRaw: z.MatcherSetsRaw, Key: z.Key, Concurrency: z.MaxConcurrent, zone: as,
+	}
+	z.setPrefixes(l)
+	return l, nil
+}
+
+// setPrefixes sets to how many bits addresses are shortened in l, which z becomes.
+func (z *Zone) setPrefixes(l *Limit) {
+	l.IPv4Prefix, l.IPv6Prefix = z.IPv4Prefix, z.IPv6Prefix
 	if l.IPv4Prefix == "0" {
 		l.IPv4Prefix = ""
 	}
 	if l.IPv6Prefix == "" || l.IPv6Prefix == "0" {
 		l.IPv6Prefix = "128"
 	}
-	return l, nil
 }
 
 // warnReplaced logs, once in a config, which options of zones have no effect and
@@ -183,7 +210,7 @@ func (h *Handler) warnReplaced(app *App) {
 		{"distributed", h.Distributed != nil && app.Redis == nil},
 		{"storage", len(h.StorageRaw) > 0 && app.Redis == nil},
 		{"sweep_interval", h.SweepInterval != ""},
-		{"disable_metrics", h.DisableMetrics && app.Metrics != metricsOff},
+		{"disable_metrics", h.DisableMetrics && app.Metrics != "off"},
 	} {
 		if o.given && !app.definitions.warned[o.option] {
 			app.definitions.warned[o.option] = true
@@ -208,34 +235,12 @@ func (h *Handler) logExceeded(e *evaluation, decider *bucketResult, wait time.Du
 	if h.LogKey {
 		i := slices.IndexFunc(e.buckets, func(b limiter.Bucket) bool { return b.Name == decider.name })
 		key, template := e.buckets[i].Key, h.RateLimits[decider.title()].Key
-		if template == "" || strings.IndexByte(key, 0) >= 0 { // the lengths of several values are behind it
+		if template == "" || strings.Count(template, "{") > 1 { // the text between several placeholders counts too
 			key = e.replacer.ReplaceAll(template, "")
 		}
 		fields = append(fields, zap.String("key", key))
 	}
 	c.Write(fields...)
-}
-
-// withJitter returns a wait that is longer by a random share, up to the given one.
-func withJitter(wait time.Duration, share float64) time.Duration {
-	more := rand.Float64() * share * float64(wait) //nolint:gosec // not a secret
-	if more >= float64(math.MaxInt64-wait) {
-		return math.MaxInt64
-	}
-	return wait + time.Duration(more)
-}
-
-// firstSetField returns the name in JSON of the first field that is set in the struct
-// that of points to, or "" if none is.
-func firstSetField(of any) string {
-	v := reflect.ValueOf(of).Elem()
-	for i := range v.NumField() {
-		if f := v.Type().Field(i); f.IsExported() && !v.Field(i).IsZero() {
-			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-			return name
-		}
-	}
-	return ""
 }
 
 // parseZoneOption parses an option of mholt/caddy-ratelimit, if that is what the
@@ -246,6 +251,7 @@ func firstSetField(of any) string {
 //		key         <template>
 //		window      <duration>
 //		events      <n>
+//		max_concurrent <n>
 //		ipv4_prefix <bits>
 //		ipv6_prefix <bits>
 //	}
@@ -330,6 +336,9 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 		case "events":
 			text, err = parseNumber(helper.Dispenser, parseSomeEvents)
 			z.MaxEvents = Number(strings.TrimPrefix(text, "+"))
+		case "max_concurrent":
+			text, err = parseNumber(helper.Dispenser, parseUnits)
+			z.MaxConcurrent = Number(text)
 		case "window":
 			text, err = parseNumber(helper.Dispenser, zone.ParseWindow)
 			z.Window = Duration(text)
@@ -340,7 +349,7 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 			text, err = parseNumber(helper.Dispenser, parseInteger(0, 128))
 			z.IPv6Prefix = Number(text)
 		default:
-			return unknownOption(helper.Dispenser, []string{"match", "key", "window", "events", "ipv4_prefix", "ipv6_prefix"})
+			return unknownOption(helper.Dispenser, []string{"match", "key", "window", "events", "max_concurrent", "ipv4_prefix", "ipv6_prefix"})
 		}
 		if err == nil {
 			err = parseEnd(helper.Dispenser, option)
@@ -350,6 +359,9 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 		}
 	}
 	switch {
+	case z.MaxConcurrent != "" && (z.MaxEvents != "" || z.Window != ""):
+		return helper.Errf("zone %s: got max_concurrent together with events or window, want either", quoteWord(args[0]))
+	case z.MaxConcurrent != "":
 	case z.MaxEvents == "":
 		return helper.Errf("zone %s: got no events, want how many requests a window admits", quoteWord(args[0]))
 	case z.Window == "":

@@ -13,7 +13,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/convert"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -240,6 +239,7 @@ func TestZoneOrder(t *testing.T) {
 // TestChargeInOrder guards what a denied request is charged if the store fails, or if
 // a bucket before the one that denies is full by then.
 func TestChargeInOrder(t *testing.T) {
+	t.Parallel()
 	denied, admitted := limiter.Decision{Denied: true}, limiter.Decision{}
 	for _, tc := range []struct {
 		name  string
@@ -261,7 +261,7 @@ func TestChargeInOrder(t *testing.T) {
 			e := newTestEvaluation()
 			for i := range tc.first {
 				e.buckets = append(e.buckets, limiter.Bucket{Name: strconv.Itoa(i)})
-				e.policies = append(e.policies, &policy{path: strconv.Itoa(i)})
+				e.of = append(e.of, configured{bucket: &bucket{policy: &policy{path: strconv.Itoa(i)}}})
 			}
 			e.decisions = append(e.decisions, tc.first...)
 			var asked []int
@@ -277,8 +277,8 @@ func TestChargeInOrder(t *testing.T) {
 			var got []string
 			for i, d := range e.decisions {
 				text := e.buckets[i].Name
-				if e.policies[i].path != text {
-					t.Errorf("bucket %s has the policy of %s", text, e.policies[i].path)
+				if e.of[i].policy.path != text {
+					t.Errorf("bucket %s has the policy of %s", text, e.of[i].policy.path)
 				}
 				if d.Denied {
 					text += " denied"
@@ -328,7 +328,7 @@ func (m *theirs) admits(r modelRequest, now time.Duration) string {
 	return ""
 }
 
-// TestZonesDecideAsTheirs guards that zones, and the limits that convert makes of them,
+// TestZonesDecideAsTheirs guards that zones, and the same written as limits,
 // admit and deny what a model of mholt/caddy-ratelimit does, and that the same zone
 // denies, over thousands of random requests.
 func TestZonesDecideAsTheirs(t *testing.T) {
@@ -369,11 +369,43 @@ func TestZonesDecideAsTheirs(t *testing.T) {
 			func(r modelRequest) string { return r.user + "-" + r.address }},
 		{"user", 6, 30 * time.Second, all, func(r modelRequest) string { return r.user }},
 	}
-	converted, err := convert.MholtCaddyfile([]byte(":8080\n" + zones))
-	if err != nil || len(converted.Notes) > 0 {
-		t.Fatal(err, converted)
+	const limits = `
+	rate_limit {
+		accounting in_order
+		headers off
+		limit all {
+			key static
+			algorithm sliding_log
+			size 40
+			window 30s
+		}
+		limit address {
+			key {remote_host}
+			algorithm sliding_log
+			size 12
+			window 10s
+		}
+		limit writes {
+			match {
+				not {
+					not method POST
+					not header X-Write *
+				}
+			}
+			key {header.X-User}-{remote_host}
+			algorithm sliding_log
+			size 2
+			window 8s
+		}
+		limit user {
+			key {header.X-User}
+			algorithm sliding_log
+			size 6
+			window 30s
+		}
 	}
-	for name, block := range map[string]string{"zones": zones, "limits": converted.Text} {
+	`
+	for name, block := range map[string]string{"zones": zones, "limits": limits} {
 		t.Run(name, func(t *testing.T) {
 			s := startSite(t, block+"respond ok\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}")
 			m := &theirs{zones: model, times: make(map[string][]time.Duration)}
@@ -512,7 +544,7 @@ func TestZoneLog(t *testing.T) {
 			s := startSite(t, "rate_limit {\nzone a {\nevents 1\nwindow 100s\n"+tc.options+"\n}\n}\nrespond ok")
 			s.get("/", "X-User: alice")
 			a := s.get("/", "X-User: alice")
-			if a.StatusCode != 429 || a.body != "" {
+			if a.StatusCode != 429 || !strings.HasPrefix(a.body, "Too many requests. Retry after 1") {
 				t.Errorf("got %s %q", a, a.body)
 			}
 			lines := s.log("info", ownLogger)
@@ -627,29 +659,8 @@ func TestZonesOfOneName(t *testing.T) {
 	}
 	// What is no zone may not be mixed up with one by its name.
 	wantError(t, validateCaddyfile(inSite("route {; rate_limit a {; size 2; }; rate_limit {; zone a {; events 2; window 1m; }; }; }")),
-		`limit "a": key: got "all" here and "{http.vars.client_ip}" in another limit of path "a", want equal values, `+
-			`since limits of one path share their buckets, or another name`)
-}
-
-// TestReloadKeepsZones guards that zones go on counting when the config is reloaded,
-// also with other events.
-func TestReloadKeepsZones(t *testing.T) {
-	site := func(events string) config {
-		return config{site: "rate_limit {\nzone a {\nwindow 1h\nevents " + events + "\n}\n}\nrespond ok"}
-	}
-	s := startConfig(t, site("2"))
-	s.run(times(2, step{want: "200"})...)
-	for _, tc := range []struct {
-		events string
-		want   int
-	}{{"2", 429}, {"3", 200}, {"3", 429}, {"2", 429}} {
-		if err := s.load(site(tc.events)); err != nil {
-			t.Fatal(err)
-		}
-		if a := s.get("/"); a.StatusCode != tc.want {
-			t.Errorf("with %s events: got %s, want %d", tc.events, a, tc.want)
-		}
-	}
+		`limit "a": key: got "all" here and "{http.vars.client_ip}" in another limit of path "a", but limits of one path share `+
+			`their buckets, so these must match, or one needs another name`)
 }
 
 // TestZonesInRedis guards that all Caddys that use one Redis count together, in the order
@@ -695,7 +706,7 @@ func TestZonesInRedis(t *testing.T) {
 // TestZoneErrors guards the one line that says what is wrong with a zone, also where it is
 // mixed with limits.
 func TestZoneErrors(t *testing.T) {
-	const mixed = "want only zones or only limits in a block; put the limits into a block of their own, at Caddyfile:"
+	const mixed = "a block has either zones or limits; put the limits into a block of their own, at Caddyfile:"
 	okZone := `zone a {; events 5; window 1m; }`
 	for block, want := range map[string]string{
 		okZone: "",
@@ -716,7 +727,9 @@ func TestZoneErrors(t *testing.T) {
 		`zone a {; events 5; events 5; window 1m; }`:           `events: got a duplicate option, want it once, at Caddyfile:5`,
 		`zone a {; key b c; events 5; window 1m; }`:            `key: got "b c", want one value, at Caddyfile:4`,
 		`zone a {; key {b; events 5; window 1m; }`:             `limit "a": key: got "{b", want each placeholder with both of its braces, and others as \{ and \}`,
-		`zone a {; size 5; }`:                                  `size: got an unknown option (did you mean events?), want one of match, key, window, events, ipv4_prefix, ipv6_prefix, at Caddyfile:4`,
+		`zone a {; size 5; }`:                                  `size: got an unknown option (did you mean events?), want one of match, key, window, events, max_concurrent, ipv4_prefix, ipv6_prefix, at Caddyfile:4`,
+		`zone a {; events 5; max_concurrent 5; }`:              `zone a: got max_concurrent together with events or window, want either, at Caddyfile:6`,
+		`zone a {; max_concurrent 0; }`:                        `max_concurrent: got "0", want a whole number from 1 to 562949953421312, at Caddyfile:4`,
 		`zone a {; events 5; window 1m; ipv4_prefix 33; }`:     `ipv4_prefix: got "33", want a whole number from 0 to 32, at Caddyfile:6`,
 		`zone a {; events 5; window 1m; ipv6_prefix 129; }`:    `ipv6_prefix: got "129", want a whole number from 0 to 128, at Caddyfile:6`,
 		`zone a {; events 5 {; b; }; window 1m; }`:             `events: got a block, want it in one line, at Caddyfile:5`,
@@ -729,7 +742,7 @@ func TestZoneErrors(t *testing.T) {
 		okZone + `; log_key yes`:                               `log_key: got "yes", want no argument, at Caddyfile:7`,
 		okZone + `; disable_metrics yes`:                       `disable_metrics: got "yes", want no argument, at Caddyfile:7`,
 		okZone + `; sweep_interval`:                            `sweep_interval: got "", want one value, at Caddyfile:7`,
-		`size 5; log_key`:                                      `log_key: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit, at Caddyfile:4`,
+		`size 5; log_key`:                                      `log_key: only valid with zones, as it is an option of mholt/caddy-ratelimit, at Caddyfile:4`,
 
 		`zone a {; events 16777216; window 1m; }`: `events: got "16777216", want a whole number from 1 to 16777215, at Caddyfile:4`,
 		`zone a {; events 5; window 36500d; }`:    `window: got "36500d", want a duration of at most 11 years, at Caddyfile:5`,
@@ -760,9 +773,9 @@ func TestZoneErrors(t *testing.T) {
 		`"rate_limits":{"a":null}`:                                             `zone "a": got null, want max_events and window`,
 		`"rate_limits":{"a":{"window":"1m","size":5}}`:                         `json: unknown field "size"`,
 		`"rate_limits":{}`: `limits: got none, want at least one`,
-		`"distributed":{}`: `distributed: got it without a zone, want it beside zones, as it is an option of mholt/caddy-ratelimit`,
+		`"distributed":{}`: `distributed: only valid with zones, as it is an option of mholt/caddy-ratelimit`,
 		`"jitter":-0.1,"rate_limits":{"a":{"window":"1m","max_events":5}}`:                `jitter: got "-0.1", want a share of the wait from 0, such as 0.2`,
-		`"limits":[{"size":5}],"rate_limits":{"a":{"window":"1m","max_events":5}}`:        "rate_limits: got zones together with limits, want only zones or only limits in a handler; put the limits into a handler of their own",
+		`"limits":[{"size":5}],"rate_limits":{"a":{"window":"1m","max_events":5}}`:        "rate_limits: got zones together with limits, a handler has either zones or limits; put the limits into a handler of their own",
 		`"rate_limits":{"a":{"window":"1m","max_events":5,"match":[{"path":["/a"]},{}]}}`: "",
 		`"rate_limits":{"a":{"window":"1m","max_events":5}},"storage":{"module":"none"}`:  "",
 	} {
@@ -868,19 +881,21 @@ func heldBuckets(t *testing.T) int {
 	return app.(*App).memory.Len()
 }
 
-// TestConvertedZonesKeepCounts guards that the limits that convert makes of zones go on
-// with their counts.
-func TestConvertedZonesKeepCounts(t *testing.T) {
-	for _, key := range []string{"key {remote_host}", "key {remote_host}{path}", "key static", `key ""`, ""} {
-		t.Run(key, func(t *testing.T) {
-			zones := "rate_limit {\nzone a {\n" + key + "\nevents 2\nwindow 1h\n}\n}\n"
-			converted, err := convert.MholtCaddyfile([]byte(":8080\n" + zones))
-			if err != nil {
-				t.Fatal(err)
-			}
-			s := startSite(t, zones+"respond ok")
+// TestZonesWrittenAsLimitsKeepCounts guards that a limit of the name of a zone, written
+// as docs/migration.md says, goes on with its counts.
+func TestZonesWrittenAsLimitsKeepCounts(t *testing.T) {
+	for zone, limit := range map[string]string{
+		"key {remote_host}":       "key {remote_host}\nipv6_prefix 128",
+		"key {remote_host}{path}": "key {remote_host}{path}\nipv6_prefix 128",
+		"key static":              "key static",
+		`key ""`:                  "key all",
+		"":                        "key all",
+	} {
+		t.Run(zone, func(t *testing.T) {
+			s := startSite(t, "rate_limit {\nzone a {\n"+zone+"\nevents 2\nwindow 1h\n}\n}\nrespond ok")
 			s.run(times(2, step{want: "200"})...)
-			if err := s.load(config{site: converted.Text + "respond ok"}); err != nil {
+			limits := "rate_limit {\naccounting in_order\nheaders off\nlimit a {\n" + limit + "\nalgorithm sliding_log\nsize 2\nwindow 1h\n}\n}\nrespond ok"
+			if err := s.load(config{site: limits}); err != nil {
 				t.Fatal(err)
 			}
 			s.run(step{want: "429 retry-after=3600"})

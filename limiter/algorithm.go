@@ -14,25 +14,42 @@ const (
 	Log                      // the time of each admission, see SlidingLog
 	WarmUp                   // rates that grow after idleness, see WarmingUp
 	Fixed                    // fixed windows, see Window
+	Bans                     // denials, see BansFor
 )
 
 // algorithms has each Algorithm. To add one, write the two files that count, in Go and in
 // Lua, and a line here and in core.lua.
 var algorithms = []algorithm{
-	Leaky:   {"leaky", 0, false, leaky{}},
-	Sliding: {"sliding", 's', false, sliding{}},
-	Log:     {"log", 'l', true, logSummary{}},
-	WarmUp:  {"warm-up", 'w', false, warm{}},
-	Fixed:   {"fixed", 'f', false, window{}},
+	Leaky:   {"leaky", 0, false, aheadOfRoom, leaky{}},
+	Sliding: {"sliding", 's', false, aheadOfUse, sliding{}},
+	Log:     {"log", 'l', true, aheadNever, logSummary{}},
+	WarmUp:  {"warm-up", 'w', false, aheadNever, warm{}},
+	Fixed:   {"fixed", 'f', false, aheadWithin, window{}},
+	Bans:    {"bans", 'b', false, aheadNever, bans{}},
 }
 
 // algorithm is what there is to an Algorithm.
 type algorithm struct {
 	name     string
 	letter   byte // that names of its keys in Redis end with; 0 for the first
-	logs     bool // whether it keeps a log of admissions
+	entries  bool // whether it keeps an entry for each admission beside the level
+	charging      // whether units can be charged ahead of their use
 	counting      // how it counts
 }
+
+// charging says whether units of an algorithm can be charged before they are used, and so
+// whether this process may decide by itself.
+type charging uint8
+
+const (
+	aheadNever  charging = iota
+	aheadWithin          // and used until the window ends in which they were charged
+	aheadOfUse           // and used at any time
+	aheadOfRoom          // besides, before there is room for them
+)
+
+// charging returns how far ahead of their use units of l can be charged.
+func (l *Limit) charging() charging { return algorithms[l.Algorithm].charging }
 
 // String returns the algorithm's name.
 func (a Algorithm) String() string {
@@ -55,9 +72,10 @@ type counting interface {
 	drainTime(l *Limit) time.Duration
 	dripTime(l *Limit, units int64) time.Duration
 
-	// doubles returns the numbers that tell how l's buckets drip, as the script gets
-	// them. restEnd returns a number that is larger than the rest of any level.
-	doubles(l *Limit) (rate, drip, phase float64)
+	// doubles returns the numbers that tell how l's buckets drip and what they hold, as
+	// the script gets them for a request of the given cost. restEnd returns a number that
+	// is larger than the rest of any level.
+	doubles(l *Limit, cost int64) (size, rate, drip, phase float64)
 	restEnd(l *Limit) int64
 
 	// room returns how many units fit beside n others: 0 or less if none do. remaining
@@ -101,14 +119,14 @@ type counting interface {
 // by returns how l counts. l is valid.
 func (l *Limit) by() counting { return algorithms[l.Algorithm].counting }
 
-// logs reports whether l's buckets keep a log of admissions.
-func (l *Limit) logs() bool { return algorithms[l.Algorithm].logs }
+// keepsEntries reports whether l's buckets keep an entry for each admission.
+func (l *Limit) keepsEntries() bool { return algorithms[l.Algorithm].entries }
 
 // What counting says, of l. Leaky buckets are most of all, and called directly where
 // each request has to.
 
-func (l *Limit) doubles() (rate, drip, phase float64) { return l.by().doubles(l) }
-func (l *Limit) restEnd() int64                       { return l.by().restEnd(l) }
+func (l *Limit) doubles(cost int64) (size, rate, drip, phase float64) { return l.by().doubles(l, cost) }
+func (l *Limit) restEnd() int64                                       { return l.by().restEnd(l) }
 
 func (l *Limit) room(s level, n, now int64) int64 {
 	if l.Algorithm == Leaky {
@@ -162,6 +180,20 @@ func (l *Limit) start(at moment) int64 {
 		return at.now
 	}
 	return at.now - l.sinceDrip(at.unix)
+}
+
+// ordered returns two levels, the later first, and whether both lie within one drip. Both
+// are reported late, so nearly a whole drip apart are two, unless one of them drips at
+// times of its own.
+func (l *Limit) ordered(a, b level, late time.Duration, own bool) (later, earlier level, same bool) {
+	if a.clear < b.clear {
+		a, b = b, a
+	}
+	drip := l.rate()
+	if l.DripInterval > 2*late && !own {
+		drip -= late.Microseconds()
+	}
+	return a, b, a.clear-b.clear < drip
 }
 
 // sinceDrip returns the time since the last aligned drip, in µs.

@@ -14,9 +14,9 @@ import (
 // is held.
 type written struct {
 	level
-	when       int64
-	algorithm  Algorithm
-	held, till int64
+	when      int64
+	algorithm Algorithm
+	record    heldRecord
 }
 
 // written returns the value of a bucket at s that is written at now.
@@ -39,13 +39,15 @@ func (w written) value() string {
 		return ""
 	}
 	kind, ahead := uint64(w.algorithm)+8, uint64(w.clear-w.when)
-	if w.rest == 0 && w.held == 0 && ahead < 1<<40 {
+	if w.rest == 0 && w.record.units() == 0 && ahead < 1<<40 {
 		b := binary.BigEndian.AppendUint64(nil, kind<<60|uint64(w.clear)<<8|ahead>>32)
 		return string(binary.BigEndian.AppendUint32(b, uint32(ahead)))
 	}
 	b := appendDoubles([]byte{byte(kind)}, float64(w.clear), float64(w.rest), float64(w.when))
-	if w.held > 0 {
-		b = appendDoubles(b, float64(w.held), float64(w.till))
+	if w.record.units() > 0 {
+		for _, h := range w.record {
+			b = appendDoubles(b, float64(h.receipt), float64(h.units))
+		}
 	}
 	return string(b)
 }
@@ -59,13 +61,13 @@ func parseWritten(value string) (w written, ok bool) {
 		w.algorithm, w.clear = Algorithm(first>>60-8), int64(first>>8&(1<<52-1))
 		w.when = w.clear - int64(first&0xff<<32|uint64(binary.BigEndian.Uint32(b[8:])))
 		return w, true
-	case 25, 41:
+	case 25, 57:
 		w.algorithm = Algorithm(b[0] - 8)
 		double := func(i int) int64 {
 			return int64(math.Float64frombits(binary.BigEndian.Uint64(b[1+8*i:])))
 		}
-		if w.clear, w.rest, w.when = double(0), double(1), double(2); len(b) == 41 {
-			w.held, w.till = double(3), double(4)
+		if w.clear, w.rest, w.when = double(0), double(1), double(2); len(b) == 57 {
+			w.record = heldRecord{{double(3), double(4)}, {double(5), double(6)}}
 		}
 		return w, true
 	}

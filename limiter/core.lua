@@ -1,89 +1,124 @@
--- Decides requests against their limits, all in one atomic step. This file knows
--- groups, stored values, units that are held and what nodes tell, but no algorithm:
--- each of those is a function in a file of its own, which is inserted below.
+-- Decides requests against their limits. Each call of the script is one atomic step. This
+-- file knows groups, stored values, units that are held and levels that nodes report, but
+-- no algorithm: each of those is a function in a file of its own, which is inserted where
+-- a line "--@ file" stands. A node is a process that calls the script; the server is the
+-- Redis that runs it.
 --
 -- The buckets of one request form a group. A call carries one or more groups,
 -- which are decided one after the other. Every number is an integer below 2^53, up
 -- to which doubles are exact; times are in microseconds.
 --
---   KEYS   the buckets' keys, group after group
+--   KEYS   the buckets' keys, group after group; none is twice in a group
 --   ARGV   one argument for each run of equal groups, which describes such a group.
 --          It is packed, because each argument costs the server as much as the work
 --          on it: 2 bytes, the number of groups; 2 bytes, the number of buckets in
---          each; 1 byte, what to do, see below; 1 byte, whether levels are told; then
---          for each bucket
---            1 byte, its algorithm
---            1 byte, whether it counts denied requests; if units are to be released,
---              whether to commit them instead, as the request counts
---            5 doubles, size, rate, drip, phase and cost: what they mean is up to the
---              algorithm, but for the cost
---            if levels are told, 3 doubles, the level that a node knows, its time from
---              now on, although this server may have lost it, and how many units that
---              node has in flight beside it, for which there must be room too; and 1
---              byte, whether the level may have begun at another time here: the node
---              has found the bucket empty, or another server may have begun anew
---            if units are to be settled, 1 double, until when they are held
---   reply  for each bucket two integers: the time until it is empty, t, or -1 - t if
---          its key held something that is not a bucket; and the rest of its level, r,
---          or -1 - r if it denies, or -1 - 2^50 - r if it denies only because of units
---          that are held or in flight. If units are to be held, or to look at or
---          reset a bucket, two more: how many are held, and until when. After those
---          of a whole group, four for each of those that keep entries, see log.lua
+--          each; 1 byte, the operation; 1 byte, whether nodes report levels; then for
+--          each bucket
+--            1 byte    its algorithm
+--            1 byte    the sum of its flags
+--            5 doubles size, period, drip, phase and cost: what the first four mean is up
+--                      to the algorithm
+--          if levels are reported
+--            2 doubles the level that the node knows, which the server may have lost: its
+--                      time from now on, and its rest
+--            1 double  how many units the node has in flight beside it, for which there
+--                      must be room too
+--            1 byte    whether drips may come at other times here than in that level: the
+--                      node found the bucket empty, or another server may have begun anew
+--          to SETTLE and RENEW
+--            2 doubles the receipt of its held units, and how many units to charge
+--          to LEASE
+--            2 doubles how many units may be leased before there is room for them, and how
+--                      many are leased at least, or none
+--   reply  nothing to REMOVE. To all else, for each bucket
+--            t         the time until it is empty, or -1 - t if its key held something
+--                      that is not a bucket
+--            r         the rest of its level, or -1 - r if it has no room, or
+--                      -1 - BLOCKED - r if only units that are held or in flight take it
+--          with the flag HOLDS, but for SETTLE, and to PEEK and RESET two more
+--            units     how many are held
+--            receipt   which names those that are held from now on
+--          and to LEASE instead
+--            units     how many are leased
+--            0
+--          After those of a whole group, four for each of its buckets that keep entries,
+--          see log.lua.
 --
--- What to do with a group:
+-- An error of the server ends the call, without a reply: what was written before stays.
+-- Nodes never repeat a call that may have been run. They take their requests as charged,
+-- and report the levels that follow from that with their next ones. That is how a lost
+-- reply is made good. Nothing is stored of a node itself: what one that has crashed was
+-- still holding lapses, see held.lua, and all else drips out.
+
+-- The operations. The first two decide a request.
+local ALL = 0    -- charge all buckets if all have room, otherwise none
+local EACH = 1   -- charge each bucket that has room
+local SETTLE = 2 -- let go held units, the cost, and charge others instead, unless they have lapsed; see held.lua
+local RENEW = 3  -- hold units for their whole time again, also if the server has lost them
+local LEASE = 4  -- charge a share of the room to a node, which uses it later: the cost at most
+local REPORT = 5 -- charge what a node has admitted by itself, whether there is room for it or not
+local PROBE = 6  -- see whether the server accepts writes: write the key back unchanged; the time in the reply is 0 if it has no value
+local REMOVE = 7 -- remove buckets that a node has evicted, unless they hold more than the level that it reports
+local PEEK = 8   -- only look at the buckets
+local RESET = 9  -- empty the buckets; the reply is what they held
+
+-- The flags of a bucket.
+local COUNTS = 1   -- count denied requests: charge them if there is room, otherwise as the algorithm says
+local DRY = 2      -- a dry run: decide as always, but never deny the request
+local ELASTIC = 4  -- no room is no denial: it borrows from a pool or, with WATCHES, is one, see below
+local HOLDS = 8    -- where ALL or EACH would charge an admitted request, hold its units, since its outcome is not known yet
+local WATCHES = 16 -- times n: it watches the n buckets before it. It is charged only if one of them denies the request, and not because of units that are held; while it has no room, they have none either
+
+-- A bucket that borrows leaves to the next pool of the group what it has no room for. The
+-- pool is charged if the request is admitted and one of those before it, up to another
+-- pool, had no room; if there is none in the pool either, that denies the request.
+
+-- The part of the room that is leased at a time, so that idle nodes leave room to others.
+local LEASED = 4
+
+-- A level is two numbers: a time, at which nothing is left of it, and a rest, which only
+-- its algorithm understands, and which is less than the bucket's drip. The value of a key
+-- is one of these. Its first field is 8 plus the algorithm; written is when it was written:
 --
---   0  charge all buckets if all have room, otherwise none
---   1  charge each bucket that has room
---      (0 to 2: a bucket that counts denied requests is charged in any case, or counts
---      the request as denied)
---   2  hold the cost in all buckets if all have room, otherwise in none: the request
---      has other buckets in other slots, and may be denied there
---   3  commit held units: the request was admitted, charge them
---   4  release held units: the request was denied. A cost of 0 changes nothing, but
---      shows whether the server accepts writes: the key is written back unchanged,
---      and the time in the reply is not 0 if there was something to write
---   5  remove the buckets, unless they hold more than the level that is told, which is
---      all that was known to the node that evicted them
---   6  peek: only look at the buckets, and write nothing
---   7  reset the buckets: they are empty then, and the reply is what they held
+--   12 bytes  4 bits; 52 bits, the time; 40 bits, the time less written. The rest is 0
+--   25 bytes  1 byte; doubles, the time, the rest, written
+--   57 bytes  the same, and 4 doubles: the record of its held units, see held.lua
+--   0 bytes   removed: the key expires at once. GET and SET are the only commands for
+--             values, so that a user of the server needs no others
 --
--- A level is two numbers: a time, at which nothing is left of it, and its rest, which
--- only its algorithm understands. A value begins with 8 plus the algorithm, and is
+-- A value that was written later than now was written before the clock was set back:
+-- the bucket holds what it held then, and its drips or windows are moved by as much
+-- until it is empty. (A clock that is set back by less than the time since it was written
+-- only makes the bucket drip later.) A key expires when its bucket is empty, never before.
 --
---   in 12 bytes  that in 4 bits, the time in 52, and how far ahead that was when it was
---                written in 40; the rest is 0
---   in 25 bytes  that in 1 byte, and as doubles the time, the rest, and when it was
---                written
---   in 41 bytes  besides, how many units are held, and until when
+-- An algorithm is
 --
--- If it was written later than now, the clock was set back: the bucket holds what it
--- held then. Units that are still held when their time is up are charged: by then the node
--- that knows the decision cannot reach the server, and if it settles them later, that
--- is ignored. The key expires when the bucket is empty, never before.
+--   algorithm(what, clear, rest, n, at, size, period, drip, phase, other, otherStart, entries, otherRest)
 --
--- An algorithm is a function of what is asked, a level, a number of units, a time and
--- the limit's numbers:
+-- of a level, (clear, rest); a number of units, n; a time, at; the limit's numbers; and
+-- for some operations another level that a node reports, with whether that may have
+-- begun at another time. entries is what the algorithm's reader has returned, for those that
+-- keep entries.
 --
---   room    how many units fit beside n others; 0 or less if none do
+--   room    how many units fit beside n others, at the time at; 0 or less if none do
 --   add     the level with n units more, which are charged at that time
---   count   the level that counts a denied request, beside n units that are held; its
---           cost follows
---   near    the time of another level that follows, which a node tells, without the
---           delay with which it has arrived, and whether it may have begun at another
---           time
---   join    the higher of the level and another that follows, likewise
---   beside  room, in a level that a node knows, beside what it has in flight
+--   count   the level that counts a denied request beside n units that are held; other is
+--           its cost here
+--   near    the time of the other level without the delay with which it arrived
+--   join    a level that is as high as both levels, after near
+--   beside  room, in a level that a node reports, beside n units that it has in flight
 --
--- It has no upvalues, because the server makes it anew for each call.
+-- It uses no local of a function around it, no upvalue: the server makes it anew for each
+-- call, and each upvalue would cost time.
 
 local fields = table.unpack or unpack -- as this Lua has it
-local call, pcall, unpack, pack = redis.call, redis.pcall, struct.unpack, struct.pack
-local floor, min = math.floor, math.min
+local call, tryCall, read, pack = redis.call, redis.pcall, struct.unpack, struct.pack
+local floor, max, min = math.floor, math.max, math.min
 local keys, runs = KEYS, ARGV
 
-local HORIZON, HELD_FOR = 2 ^ 50, 10000000
-local LEAKY, SLIDING, LOG, WARM, FIXED = 0, 1, 2, 3, 4
-local EACH, HOLD, COMMIT, RELEASE, REMOVE, PEEK, RESET = 1, 2, 3, 4, 5, 6, 7
+local HORIZON = 2 ^ 50 -- no level is further ahead, some 35 years
+local BLOCKED = HORIZON -- see the reply: more than any rest
+local LEAKY, SLIDING, LOG, WARM, FIXED, BANS = 0, 1, 2, 3, 4, 5
 
 if #runs == 0 then
   return {} -- the caller only checks whether the script exists
@@ -93,18 +128,22 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 --@ leaky.lua
-local others, readers -- the other algorithms, and what reads those that keep entries, once they are needed
+
+-- Made once they are needed, as most calls need none of them: the other algorithms; those
+-- that read entries, instead of a value; the functions of held.lua.
+local others, readers, holds
 
 local reply, replies, key = {}, 0, 0
 for r = 1, #runs do
   local run = runs[r]
-  local groups, buckets, what, tells, at = unpack('>HHBB', run)
+  local groups, buckets, what, reports, offset = read('>HHBB', run)
   local several = buckets > 1
-  local row, rows, asks = nil, several and {}, nil
-  local is, kind, counts, size, rate, drip, phase, cost, told, spare, inFlight, own, due
+  local row, rows = nil, several and {}
+  local algorithm, kind, flags, size, period, drip, phase, cost
+  local told, toldRest, inFlight, toldStart, receipt, charges
   for i = 1, buckets do
-    kind, counts, size, rate, drip, phase, cost, at = unpack('>BBddddd', run, at)
-    is = leaky
+    kind, flags, size, period, drip, phase, cost, offset = read('>BBddddd', run, offset)
+    algorithm = leaky
     if kind ~= LEAKY then
       others = others or {}
       if not others[kind] then
@@ -114,91 +153,94 @@ for r = 1, #runs do
         elseif kind == WARM then
           --@ warm.lua
           others[WARM] = warm
+        elseif kind == BANS then
+          --@ bans.lua
+          others[BANS] = bans
         else
           --@ sliding.lua
           others[SLIDING] = sliding
           if kind == LOG then
             --@ log.lua
-            others[LOG], readers = logged, {[LOG] = read}
+            others[LOG], readers = logged, {[LOG] = readLog}
           end
         end
       end
-      is = others[kind]
+      algorithm = others[kind]
     end
-    if tells == 1 then
-      told, spare, inFlight, own, at = unpack('>dddB', run, at)
+    if reports == 1 then
+      told, toldRest, inFlight, toldStart, offset = read('>dddB', run, offset)
       told = now + told
     end
-    if what == COMMIT or what == RELEASE then
-      due, at = unpack('>d', run, at)
+    if what >= SETTLE and what <= LEASE then
+      receipt, charges, offset = read('>dd', run, offset)
     end
     if several then
-      -- With room for the results in each group: clear, rest, held, till, fits,
-      -- changed, foreign, blocked and entries.
-      rows[i] = {is, kind, counts, size, rate, drip, phase, cost, 0, 0, 0, 0, false, false, false, false, false}
-      if tells == 1 or due then
-        asks = asks or {}
-        asks[i] = {told, spare, inFlight, own, due}
-      end
+      -- What is asked, and room for what is found in each group.
+      rows[i] = {
+        algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, receipt, charges,
+        0, 0, 0, false, false, false, false, false, false
+      }
     end
   end
 
   for _ = 1, groups do
-    -- The level of each bucket, and whether the request fits.
-    local admitted = true
-    local clear, rest, held, till, fits, changed, foreign, blocked, entries
+    -- First the level of each bucket, and whether the request fits.
+    local admitted = true -- if all buckets have room that deny without
+    local short = false -- whether a bucket lacks room for which the next pool may make up
+    local clear, rest -- the level
+    local held, record -- how many units are held, and their record, if there is one
+    local fits -- whether there is room or, to SETTLE, whether the units are still held
+    local blocked -- whether there is none only because of units that are held or in flight
+    local changed -- whether the key has to be written
+    local foreign -- whether it has something that is not a bucket
+    local entries -- of an algorithm that keeps them
     for i = 1, buckets do
       if several then
         row = rows[i]
-        is, kind, counts, size, rate, drip, phase, cost = fields(row, 1, 8)
-        if asks then
-          told, spare, inFlight, own, due = fields(asks[i], 1, 5)
-        end
+        algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, receipt, charges = fields(row, 1, 14)
       end
-      clear, rest, held, till, changed, foreign, blocked, entries = now, 0, 0, 0, false, false, false, false
+      clear, rest, held, record, fits, blocked, changed, foreign, entries = 0, 0, 0, false, false, false, false, false, false
 
       -- What is stored. A value that is not a bucket counts as an empty one; the next
       -- charge replaces it.
       local value
       if readers and readers[kind] then
-        entries, clear, rest, changed, foreign, held, till = readers[kind](keys[key + i], rate, phase)
+        entries, clear, rest, changed, foreign, record = readers[kind](keys[key + i], period, phase)
         if entries.err then
           return entries
         end
       else
-        value = pcall('GET', keys[key + i])
+        value = tryCall('GET', keys[key + i])
       end
       if type(value) == 'string' then
-        local was, c, s, written, high, ahead, low
+        local first, c, s, written = 0, 0, 0, 0
         if #value == 12 then
-          high, c, ahead, low = unpack('>I3I4I4B', value)
-          was, s = floor(high / 1048576), 0
-          c = high % 1048576 * 4294967296 + c
-          written = c - ahead * 256 - low
+          local high, low, ahead, low2 = read('>I3I4I4B', value)
+          first = floor(high / 1048576)
+          c = high % 1048576 * 4294967296 + low
+          written = c - ahead * 256 - low2
         elseif #value == 25 then
-          was, c, s, written = unpack('>Bddd', value)
+          first, c, s, written = read('>Bddd', value)
           if c % 1 + s % 1 + written % 1 ~= 0 then
-            was = 0
+            first = 0
           end
-        elseif #value == 41 then
-          was, c, s, written, held, till = unpack('>Bddddd', value)
-          if not (held > 0 and held <= HORIZON and till - written <= HELD_FOR and c % 1 + s % 1 + written % 1 + held % 1 + till % 1 == 0) then
-            was = 0
+        elseif #value == 57 then
+          local newer, units, older, units2
+          first, c, s, written, newer, units, older, units2 = read('>Bddddddd', value)
+          if not (units >= 0 and units2 >= 0 and units + units2 <= HORIZON and older <= newer
+            and c % 1 + s % 1 + written % 1 + newer % 1 + units % 1 + older % 1 + units2 % 1 == 0) then
+            first = 0
           end
+          record = {newer, units, older, units2}
         end
-        if was ~= kind + 8 or not (c - written <= 2 * HORIZON and s >= 0 and s < drip) then
-          held, till, foreign = 0, 0, value ~= ''
+        -- A level is at most HORIZON ahead when it is written, and held units that lapse
+        -- can add as much.
+        if first ~= kind + 8 or not (c - written <= 2 * HORIZON and s >= 0 and s < drip) then
+          record, foreign = false, value ~= ''
         else
+          clear, rest = c, s
           if written > now then -- the clock was set back
-            c, changed = now + c - written, true
-            till = held > 0 and now + till - written or till
-          end
-          if held > 0 and till <= now then -- they were not settled in time, and count as of then
-            c, s = is('add', c, s, held, till, size, rate, drip, phase)
-            held, changed = 0, true
-          end
-          if c > now then
-            clear, rest = min(c, now + HORIZON), s
+            clear, changed = now + c - written, true
           end
         end
       elseif value then
@@ -207,131 +249,201 @@ for r = 1, #runs do
         end
         foreign = true
       end
+      if not holds and (record or flags % WATCHES >= HOLDS) then
+        --@ held.lua
+      end
+      if record then
+        local wasSetBack
+        clear, rest, held, wasSetBack = holds.present(record, algorithm, clear, rest, size, period, drip, phase, entries)
+        changed = changed or wasSetBack
+      end
+      if clear > now then
+        clear = min(clear, now + HORIZON)
+      else
+        clear, rest = now, 0
+      end
 
-      -- What a node tells.
-      local theirs
-      if tells == 1 and what ~= REMOVE then
+      -- What a node reports.
+      local near
+      if reports == 1 and what ~= REMOVE then
         local c, s = clear, rest
-        theirs = told > now and is('near', c, s, 0, now, size, rate, drip, phase, told, own, entries) or now
-        if theirs > now then
-          clear, rest = is('join', c, s, 0, now, size, rate, drip, phase, theirs, own, entries, spare)
+        near = told > now and algorithm('near', c, s, 0, now, size, period, drip, phase, told, toldStart, entries) or now
+        if near > now then
+          clear, rest = algorithm('join', c, s, 0, now, size, period, drip, phase, near, toldStart, entries, toldRest)
           changed = changed or clear ~= c or rest ~= s
         end
       end
 
-      if what < COMMIT then
-        fits = is('room', clear, rest, 0, now, size, rate, drip, phase, 0, 0, entries) >= cost
+      if what <= EACH then
+        fits = algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= cost
         if fits and held > 0 then
-          fits = is('room', clear, rest, held, now, size, rate, drip, phase, 0, 0, entries) >= cost
+          fits = algorithm('room', clear, rest, held, now, size, period, drip, phase, 0, 0, entries) >= cost
           blocked = not fits
         end
-        if fits and theirs then
-          fits = is('beside', theirs, spare, inFlight, now, size, rate, drip, phase, 0, 0, entries) >= cost + held
+        if fits and near then
+          fits = algorithm('beside', near, toldRest, inFlight, now, size, period, drip, phase, 0, 0, entries) >= cost + held
           blocked = not fits
         end
-      elseif what == REMOVE then
-        fits, changed = false, false
-        if clear > now then
-          local c = is('near', told, spare, 0, now, size, rate, drip, phase, clear, 0)
-          local c2, s2 = is('join', told, spare, 0, now, size, rate, drip, phase, c, 0, false, rest)
-          changed = c2 == told and s2 == spare
+        if flags < ELASTIC or flags % HOLDS < ELASTIC then
+          admitted = admitted and (fits or flags % ELASTIC >= DRY)
+          if not fits and flags >= WATCHES then
+            for j = several and i - floor(flags / WATCHES) or i, i - 1 do
+              rows[j][19] = false
+            end
+          end
+        elseif flags < WATCHES then
+          short = short or not fits
+        else -- a pool
+          admitted = admitted and (fits or not short or flags % ELASTIC >= DRY)
+          charges, short = short and cost or 0, false
+          if several then
+            row[14] = charges
+          end
         end
-      elseif what >= PEEK then
-        fits, changed = false, what == RESET and (value or entries)
-      elseif cost > 0 then
-        fits = cost <= held and till == due
-        changed = changed or fits
-      else -- this probe does not know the bucket's numbers
-        fits, changed = true, false
+      elseif what == SETTLE then
+        fits = holds.letGo(record, receipt, cost)
+        if fits then
+          held, changed = held - cost, true
+        end
+      elseif what == RENEW then
+        if not holds.isNew(record, receipt) then
+          if not holds.letGo(record, receipt, cost) then
+            held = held + cost -- the units had been lost
+          end
+          record, changed = holds.hold(record, cost), true
+        end
+      elseif what == LEASE then
+        local most = size + receipt
+        local room = algorithm('room', clear, rest, held, now, most, period, drip, phase, 0, 0, entries)
+        if near then
+          room = min(room, algorithm('beside', near, toldRest, inFlight, now, most, period, drip, phase, 0, 0, entries) - held)
+        end
+        local least = charges
+        charges = min(cost, floor(room / LEASED))
+        if charges < least then
+          charges = 0 -- a request would do as well
+        end
+      elseif what == PROBE then -- which does not know the bucket's numbers
+        changed = false
         if type(value) == 'string' then
           call('SET', keys[key + i], value, 'KEEPTTL')
           clear, foreign = clear > now and clear or now + 1, false
         end
+      elseif what == REMOVE then -- if the stored level would add nothing to the reported one
+        changed = false
+        if clear > now and held == 0 then
+          local c = algorithm('near', told, toldRest, 0, now, size, period, drip, phase, clear, 0)
+          local c2, s2 = algorithm('join', told, toldRest, 0, now, size, period, drip, phase, c, 0, false, rest)
+          changed = c2 == told and s2 == toldRest
+        end
+      else
+        changed = what == RESET and (value or entries) and true
       end
-      admitted = admitted and fits
       if several then
-        row[9], row[10], row[11], row[12], row[13], row[14], row[15], row[16], row[17] =
-          clear, rest, held, till, fits, changed, foreign, blocked, entries
+        row[15], row[16], row[17], row[18], row[19], row[20], row[21], row[22], row[23] =
+          clear, rest, held, record, fits, blocked, changed, foreign, entries
       end
     end
 
+    -- Then the charges, and the replies.
     local more -- what is replied after the others' numbers
     for i = 1, buckets do
       if several then
-        is, kind, counts, size, rate, drip, phase, cost, clear, rest, held, till, fits, changed, foreign, blocked, entries = fields(rows[i])
+        algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, receipt, charges,
+          clear, rest, held, record, fits, blocked, changed, foreign, entries = fields(rows[i], 1, 23)
       end
-      local charge = fits and (admitted or what == EACH)
-      if what >= HOLD and fits then
-        charge = what == COMMIT or what == RELEASE and counts == 1
-        if what ~= HOLD then
-          held = held - cost
-        elseif admitted then
-          if held == 0 then
-            till = now + HELD_FOR
+      local charge = 0
+      if what > EACH then
+        if what == SETTLE then
+          charge = fits and charges or 0
+          if charge > cost then -- a debt of size at most
+            charge = min(charge, max(cost, size + algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries)))
           end
-          held, changed = held + cost, true
+        elseif what == LEASE then
+          charge = charges
+        elseif what == REPORT then
+          charge = cost
         end
-      end
-      if counts == 1 and what < COMMIT and not (fits and admitted) then
-        charge = fits
-        if not fits then
-          local c, s = clear, rest
-          clear, rest = is('count', c, s, held, now, size, rate, drip, phase, cost, 0, entries)
-          changed = changed or clear ~= c or rest ~= s or entries
+      elseif flags >= WATCHES then
+        if flags % HOLDS >= ELASTIC then -- a pool
+          charge = fits and admitted and charges or 0
+          if charge > 0 and flags % WATCHES >= HOLDS then
+            record, held, changed, charge = holds.hold(record, cost), held + cost, true, 0
+          end
+        else
+          for j = several and i - floor(flags / WATCHES) or i, i - 1 do
+            if fits and not rows[j][19] and not rows[j][20] then
+              charge = cost
+            end
+          end
         end
+      elseif fits and admitted and flags >= HOLDS then
+        record, held, changed = holds.hold(record, cost), held + cost, true
+      elseif fits and (admitted or what == EACH and flags < HOLDS or flags % 2 == COUNTS) then
+        charge = cost
+      elseif not fits and flags % 2 == COUNTS then
+        local c, s = clear, rest
+        clear, rest = algorithm('count', c, s, held, now, size, period, drip, phase, cost, 0, entries)
+        changed = changed or clear ~= c or rest ~= s or entries
       end
-      if charge then
-        clear, rest = is('add', clear, rest, cost, now, size, rate, drip, phase, 0, 0, entries)
+      if charge > 0 then
+        clear, rest = algorithm('add', clear, rest, charge, now, size, period, drip, phase, 0, 0, entries)
         clear, changed = min(clear, now + HORIZON), true
       end
-      if changed and what < REMOVE then
+      if changed and what < PROBE then
         if entries then
-          entries.write(entries, clear, rest, held, till, rate)
+          entries.write(entries, clear, rest, held > 0 and record, period)
         else
           local ahead, last, stored = clear - now, clear, nil
           if held > 0 then
-            last = is('add', clear, rest, held, till, size, rate, drip, phase)
-            stored = pack('>Bddddd', kind + 8, clear, rest, now, held, till)
+            last = algorithm('add', clear, rest, held, holds.lapses(record[1]), size, period, drip, phase)
+            last = min(last, now + 2 * HORIZON)
+            stored = pack('>Bddddddd', kind + 8, clear, rest, now, fields(record))
           elseif rest > 0 or ahead >= 1099511627776 then
             stored = pack('>Bddd', kind + 8, clear, rest, now)
           else
             local low, low2 = clear % 4294967296, ahead % 256
             stored = pack('>I3I4I4B', (kind + 8) * 1048576 + (clear - low) / 4294967296, low, (ahead - low2) / 256, low2)
           end
-          -- A key expires in so many milliseconds, as not all servers take a time: in
-          -- the one after the bucket is empty at the latest, and never before.
-          ahead = last - now
-          ahead = (ahead - ahead % 1000) / 1000 + 1
-          if ahead < 1 then
-            ahead = 1 -- the bucket is empty already
-          elseif ahead < 4e9 then
-            ahead = string.format('%u', ahead) -- which takes less time than a number
+          -- In milliseconds from now, as not all servers take a time: at most one more
+          -- than the bucket takes to be empty, and never less.
+          local expires = last - now
+          expires = (expires - expires % 1000) / 1000 + 1
+          if expires < 1 then
+            expires = 1 -- the bucket is empty already
+          elseif expires < 4e9 then -- which %u can print, in less time than a number takes
+            expires = string.format('%u', expires)
           end
-          call('SET', keys[key + i], stored, 'PX', ahead)
+          call('SET', keys[key + i], stored, 'PX', expires)
         end
       end
-      if blocked then
-        clear, rest = is('add', clear, rest, held, now, size, rate, drip, phase)
+      if blocked and held > 0 then -- tell the level as if they were charged
+        clear, rest = algorithm('add', clear, rest, held, now, size, period, drip, phase)
         clear = min(clear, now + HORIZON)
       end
       if what ~= REMOVE then
         reply[replies + 1] = foreign and now - clear - 1 or clear - now
-        reply[replies + 2] = (fits or what >= COMMIT) and rest or -1 - rest - (blocked and HORIZON or 0)
+        reply[replies + 2] = (fits or what > EACH) and rest or -1 - rest - (blocked and BLOCKED or 0)
         replies = replies + 2
-      end
-      if what == HOLD or what >= PEEK then
-        reply[replies + 1], reply[replies + 2] = held, till
-        replies = replies + 2
-      end
-      if entries and what ~= REMOVE then
-        local also = (blocked or what == HOLD and fits or what >= PEEK) and held or 0
-        more = more or {}
-        for _, n in ipairs({entries.tell(entries, size, cost, also, blocked and held or 0, rate)}) do
-          more[#more + 1] = n
+        if what == LEASE then
+          reply[replies + 1], reply[replies + 2] = charge, 0
+          replies = replies + 2
+        elseif flags % WATCHES >= HOLDS and what ~= SETTLE or what >= PEEK then
+          reply[replies + 1], reply[replies + 2] = held, record and record[1] or 0
+          replies = replies + 2
+        end
+        if entries then
+          local beside = (blocked or what <= EACH and fits and flags % WATCHES >= HOLDS or what >= PEEK) and held or 0
+          more = more or {}
+          for _, n in ipairs({entries.tell(entries, size, cost, beside, blocked and held or 0, period)}) do
+            more[#more + 1] = n
+          end
         end
       end
-      if changed and what >= REMOVE then -- not earlier: what entries tell may be read from its key
-        (what == REMOVE and pcall or call)('SET', keys[key + i], '', 'PX', 1)
+      if changed and what == RESET then -- not earlier: what is told of entries may be read from the key
+        call('SET', keys[key + i], '', 'PX', 1)
+      elseif changed and what == REMOVE then -- nobody waits for it, so an error must not end the call
+        tryCall('SET', keys[key + i], '', 'PX', 1)
       end
     end
     if more then

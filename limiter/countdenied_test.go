@@ -240,6 +240,34 @@ func TestCountDeniedInFallback(t *testing.T) {
 	}
 }
 
+// TestCountDeniedToldOfLog guards a server that is told of units in a log of which it
+// knows nothing, beside units in flight, which it has: a denied request that counted does
+// not make room for one more.
+func TestCountDeniedToldOfLog(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := logBucket(5, time.Hour, 3)
+	b.Limit.CountDenied = true
+	ask := func(size, cost int64, told ...toldLevel) outcome {
+		t.Helper()
+		b.Limit.Size, b.Cost = size, cost
+		o, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, told)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o[0]
+	}
+	ask(5, 3) // its answer is still in flight
+	known := toldLevel{ahead{2*time.Hour.Microseconds() - b.Limit.sinceDrip(v.now), 2}, 3, own}
+	for range 2 {
+		if o := ask(3, 1, known); !o.denied {
+			t.Errorf("with a smaller size %+v", o)
+		}
+	}
+	if o := ask(5, 1, known); !o.denied {
+		t.Errorf("%+v, want it denied: 2 are known, and 3 in flight", o)
+	}
+}
+
 // TestCountDeniedHoldsUnits guards units that are held for a request with buckets in
 // other slots: if it is denied there, it counts, and the units are charged; if it was
 // not decided, they are not.
@@ -251,13 +279,12 @@ func TestCountDeniedHoldsUnits(t *testing.T) {
 		req := Request{Buckets: []Bucket{b}}
 		for _, counts := range []bool{true, false} {
 			v.flush(t)
-			q := v.query(req, whatHold)
+			q := v.query(toHold(req), 0)
 			held := v.evaluate(t, req, q)
 			if held.denied {
 				t.Fatalf("held: %+v", held)
 			}
-			q.countsRelease = counts
-			q.settle(whatRelease, []outcome{held})
+			settleAs(q, map[bool]verdict{true: verdictDenied}[counts], []outcome{held})
 			v.evaluate(t, req, q)
 			level, err := v.Peek(t.Context(), b)
 			if want := map[bool]int64{true: 1}[counts]; err != nil || level.Units != want || level.Held != 0 {
@@ -302,7 +329,7 @@ func TestCountDeniedKeepsLogsShort(t *testing.T) {
 	v := newPagedVirtual(t) // parts of short logs are read and written too
 	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	logs := 0
-	checkTraces(t, 5, func(t *rapid.T) {
+	checkTraces(t, few(5), func(t *rapid.T) {
 		b := logBucket(rapid.SampledFrom([]int64{1, 2, 5, 30}).Draw(t, "size"), time.Minute, 1)
 		logs++
 		b.Key = strconv.Itoa(logs)

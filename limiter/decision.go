@@ -15,6 +15,22 @@ type Decision struct {
 	// What decided.
 	By Decider
 
+	// Whether the bucket is a dry run: Denied then does not deny the request.
+	DryRun bool
+
+	// Whether this request was the one that left this bucket, which watches others, no
+	// room. Denied is then true too.
+	Began bool
+
+	// Whether the request was admitted because a pool had room for it, and this bucket had
+	// none and was not charged; or of a Pool, whether that was charged.
+	Borrowed bool
+
+	// Whether the bucket is a Pool. It is never Denied: where it has no room, those that
+	// borrow from it deny. In a cluster, a pool is asked only if something is to be
+	// borrowed, and its numbers are those of an empty bucket if it was not.
+	Pool bool
+
 	exact bool // see rest
 
 	// The bucket's size.
@@ -26,14 +42,14 @@ type Decision struct {
 	// The time until the bucket runs empty if nothing more is added.
 	Clear time.Duration
 
-	// The exact time until this bucket has room for the same request: it is denied
-	// one microsecond earlier and admitted at that time. Zero if the bucket did
-	// not deny, or will never admit; see also Bucket.Wait.
+	// The exact time until this bucket, or the pool that it borrows from, has room for
+	// the same request: it is denied one microsecond earlier and admitted at that time.
+	// Zero if the bucket did not deny, or will never admit; see also Bucket.Wait.
 	RetryAfter time.Duration
 
-	// What Bucket.Wait needs besides: the rest of the level. If exact, it is a log, and
-	// these are the times, in µs, until there is room for the same cost, and for one
-	// unit.
+	// What Bucket.Wait needs besides: the rest of the level and, if the bucket borrows, the
+	// time, in µs, until its pool has room, plus 1. If exact, it is a log, and these are the
+	// times until there is room for the same cost, and for one unit, there or in the pool.
 	rest, one int64
 }
 
@@ -53,9 +69,16 @@ const (
 
 	// DecidedByFallback: the Fallback of a [Redis], instead of a server.
 	DecidedByFallback
+
+	// DecidedByLease: this process, from units that a server had charged before.
+	DecidedByLease
+
+	// DecidedByReport: this process, which reports its admissions to the server.
+	DecidedByReport
 )
 
-// String returns the name of d: "memory", "redis", "remembered" or "fallback".
+// String returns the name of d: "memory", "redis", "remembered", "fallback", "lease" or
+// "eventual".
 func (d Decider) String() string {
 	switch d {
 	case DecidedByRedis:
@@ -64,12 +87,17 @@ func (d Decider) String() string {
 		return "remembered"
 	case DecidedByFallback:
 		return "fallback"
+	case DecidedByLease:
+		return "lease"
+	case DecidedByReport:
+		return "eventual"
 	case DecidedByMemory:
 	}
 	return "memory"
 }
 
-// Summary combines the Decisions of several buckets on one request.
+// Summary combines the Decisions of several buckets on one request. Dry runs and pools are
+// left out of it.
 type Summary struct {
 	// Whether any bucket denied, so that the request is denied.
 	Denied bool
@@ -101,21 +129,28 @@ type Summary struct {
 // Summarize combines the Decisions on one request. Without any Decisions it
 // returns the zero Summary: a request that has no bucket to pass is not denied.
 func Summarize(decisions []Decision) Summary {
-	if len(decisions) == 0 {
-		return Summary{}
-	}
-	least, decider := 0, -1
+	least, decider := -1, -1
 	var wait time.Duration
 	var sum Summary
-	for i, d := range decisions {
-		l := decisions[least]
+	for i := range decisions {
+		d := &decisions[i]
+		if d.DryRun || d.Pool {
+			continue
+		}
+		if least < 0 {
+			least = i
+		}
+		l := &decisions[least]
 		if d.Remaining < l.Remaining || d.Remaining == l.Remaining && d.Size < l.Size {
 			least = i
 		}
-		if d.Denied && (decider < 0 || outranks(d, decisions[decider])) {
+		if d.Denied && (decider < 0 || outranks(d, &decisions[decider])) {
 			decider = i
 		}
 		sum.Clear, wait = max(sum.Clear, d.Clear), max(wait, d.RetryAfter)
+	}
+	if least < 0 {
+		return Summary{}
 	}
 	sum.Size, sum.Remaining, sum.Deciding = decisions[least].Size, decisions[least].Remaining, least
 	if decider >= 0 {
@@ -128,7 +163,7 @@ func Summarize(decisions []Decision) Summary {
 }
 
 // outranks reports whether denial d holds for longer than denial e.
-func outranks(d, e Decision) bool {
+func outranks(d, e *Decision) bool {
 	if d.Never || e.Never {
 		return d.Never && !e.Never
 	}
@@ -139,15 +174,18 @@ func outranks(d, e Decision) bool {
 // whether it was charged or not.
 type outcome struct {
 	ahead
-	denied  bool
-	blocked bool // denied only because of held units, which may be released
+	denied  bool // it has no room, which is a denial unless it borrows or is a pool
+	blocked bool // it has none only because of held units, which may be released
 	foreign bool // its key held something that is not a bucket, at least for now
 	begun   bool // it was found empty
+	unused  bool // of a pool: nothing is borrowed from it
+	unasked bool // of a pool: nothing is known of it but that, or that others deny
 	by      Decider
 
-	held, till int64 // the units that are held, including this request's, and until when
+	held, receipt int64 // the units that are held, including this request's, and what names those of their time
+	leased        int64 // other units that this process has leased and may use now
 
-	log *logLevel // of a log, unless only its summary is known
+	entries *entriesLevel // if it keeps entries, and more than their summary is known
 }
 
 // report fills in d, which is zero, for a bucket of limit l after a request of the
@@ -166,15 +204,28 @@ func (d *Decision) report(l *Limit, s ahead, cost int64, denied bool) {
 	}
 }
 
-// Wait returns how long b will have no room for the same request again, if nothing
-// more is added after d was decided: the request is denied one microsecond earlier
-// and admitted at that time. It differs from d.RetryAfter if b did not deny: the
-// request may have taken b's last room. Zero if there is room, or never will be.
+// Wait returns how long b, and the pool that it borrows from, will have no room for the
+// same request again, if nothing more is added after d was decided: the request is denied
+// one microsecond earlier and admitted at that time. It differs from d.RetryAfter if b
+// did not deny: the request may have taken b's last room. Zero if there is room, or never
+// will be.
 func (b *Bucket) Wait(d *Decision) time.Duration {
 	cost := max(b.Cost, 1)
-	if d.Denied || d.Remaining >= cost {
+	switch {
+	case d.Denied || d.Remaining >= cost:
 		return d.RetryAfter
+	case d.exact || d.one == 0:
+		return b.wait(d, cost)
 	}
+	wait := time.Duration(d.one-1) * time.Microsecond
+	if cost <= d.Size {
+		wait = min(wait, b.wait(d, cost))
+	}
+	return wait
+}
+
+// wait is Wait for a bucket that has no room for the cost, without its pool.
+func (b *Bucket) wait(d *Decision, cost int64) time.Duration {
 	switch {
 	case d.exact && cost == 1:
 		return time.Duration(d.one) * time.Microsecond

@@ -31,7 +31,9 @@ const (
 // others are cached too, because their levels are part of the answer. These levels
 // are then the last that the server reported.
 //
-// A request that a bucket counts even if it is denied is never decided here.
+// A request that a bucket counts even if it is denied is never decided here, and neither
+// is one whose denial another bucket watches, before that is full too. A full bucket that
+// borrows denies if its pool is full too.
 type denyCache struct {
 	seed   maphash.Seed
 	latest atomic.Int64 // until when any entry is valid
@@ -53,21 +55,21 @@ type cachedDenial struct {
 	doubt int64 // how much earlier it may run empty
 	until int64 // until when the entry is valid
 
-	log *cachedLog // if it is a log
+	entries *cachedEntries // if it keeps entries
 }
 
-// cachedLog is what is cached of a log. Its times depend on the numbers of the
+// cachedEntries is what is cached of a log. Its times depend on the numbers of the
 // request.
-type cachedLog struct {
-	logLevel
+type cachedEntries struct {
+	entriesLevel
 	at         int64 // when the answer arrived
 	size, cost int64
 }
 
 // full reports whether a bucket of limit l has no room at all at now.
 func (e *cachedDenial) full(l *Limit, now int64) bool {
-	if e.log != nil {
-		return e.log.at+e.log.one-e.doubt > now
+	if e.entries != nil {
+		return e.entries.at+e.entries.one-e.doubt > now
 	}
 	return l.wait(level{e.clear - e.doubt, e.rest}, 1, now) > 0
 }
@@ -96,24 +98,31 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 		return dst, false
 	}
 	before, denied := len(dst), false
+	var pools lending
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		e, ok := d.get(b, now)
-		if !ok {
+		if !ok && !b.Pool {
 			return dst[:before], false
 		}
-		denied = denied || e.full(&b.Limit, now)
+		denies, _ := pools.next(b.Borrows, b.Pool, !ok || !e.full(&b.Limit, now))
+		denied = denied || denies && !b.DryRun
+		if !ok { // a pool need not be known if another bucket denies
+			dst = append(dst, outcome{denied: true, unasked: true, by: DecidedByCache})
+			continue
+		}
 		s := e.level.at(now)
-		if e.log != nil {
-			v := e.log.later(now - e.log.at)
-			dst = append(dst, outcome{denied: v.again > 0 || b.Cost > b.Limit.Size, by: DecidedByCache, log: &v})
+		if e.entries != nil {
+			v := e.entries.later(now - e.entries.at)
+			dst = append(dst, outcome{denied: v.again > 0 || b.Cost > b.Limit.Size, by: DecidedByCache, entries: &v})
 			continue
 		}
 		dst = append(dst, outcome{ahead: s.ahead(now), denied: !b.fits(s, 0, now), by: DecidedByCache})
 	}
-	if !denied {
+	if !denied || req.chargesWatcher(dst[before:]) {
 		return dst[:before], false
 	}
+	req.bar(dst[before:])
 	return dst, true
 }
 
@@ -124,8 +133,11 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 // retry too early.
 func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock func() time.Duration) {
 	keep := false
+	var pools lending
 	for i := range outcomes {
-		keep = keep || !outcomes[i].blocked && outcomes[i].full(&req.Buckets[i].Limit) > 0
+		b, o := &req.Buckets[i], &outcomes[i]
+		denies, _ := pools.next(b.Borrows, b.Pool, o.unasked || o.mayBeLetGo(b) || o.full(&b.Limit) <= 0)
+		keep = keep || denies && !b.DryRun
 	}
 	keep = keep && req.deniedAlike()
 	if !keep && sent >= d.latest.Load() {
@@ -137,7 +149,7 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock 
 	answered := clock().Microseconds()
 	for i, o := range outcomes {
 		b := &req.Buckets[i]
-		if o.blocked || o.foreign {
+		if o.mayBeLetGo(b) || o.foreign || o.unasked {
 			continue
 		}
 		e := cachedDenial{level: o.after(answered), doubt: answered - sent, until: sent + cacheFor}
@@ -145,15 +157,19 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock 
 		if wait > 0 {
 			e.until = sent + min(wait, cacheFor)
 		}
-		if o.log != nil {
-			e.log = &cachedLog{*o.log, answered, b.Limit.Size, b.Cost}
-			if o.log.again > 0 { // after that it is not known what the log holds
-				e.until = min(e.until, sent+o.log.again)
+		if o.entries != nil {
+			e.entries = &cachedEntries{*o.entries, answered, b.Limit.Size, b.Cost}
+			if o.entries.again > 0 { // after that it is not known what it holds
+				e.until = min(e.until, sent+o.entries.again)
 			}
 		}
 		d.put(b, e, wait > 0, keep, answered)
 	}
 }
+
+// mayBeLetGo reports whether what b is told to hold includes units that are held, and so
+// may be let go at any time.
+func (o *outcome) mayBeLetGo(b *Bucket) bool { return o.blocked || b.Hold && o.held > 0 }
 
 // get returns the entry for b, and whether there is a valid one.
 func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
@@ -161,14 +177,14 @@ func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
 	e := slot.cachedDenial
-	known := e.hash == hash && e.until > now && (e.log == nil || e.log.size == b.Limit.Size && e.log.cost == b.Cost)
+	known := e.hash == hash && e.until > now && (e.entries == nil || e.entries.size == b.Limit.Size && e.entries.cost == b.Cost)
 	return e, known
 }
 
 // full returns how long, in µs, a bucket of limit l will have no room at all.
 func (o *outcome) full(l *Limit) int64 {
-	if o.log != nil {
-		return o.log.one
+	if o.entries != nil {
+		return o.entries.one
 	}
 	return l.wait(o.after(0), 1, 0)
 }

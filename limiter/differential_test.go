@@ -45,6 +45,7 @@ func newVirtualOf(t testing.TB, server *redistest.Server, prefix, source string)
 	source = strings.NewReplacer(real, ours, "'PX', 1)", "'PX', 1)", "'PX', ", "'PXAT', floor(now / 1000) + ").Replace(source)
 	r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second}, newScript(source))
 	t.Cleanup(func() { _ = r.Close() })
+	r.renewals.running = true // not in the background, which does not know the clock
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()
 	v := &virtual{
 		Redis: r,
@@ -142,6 +143,7 @@ func drawShape(t *rapid.T) Limit {
 		if l = drawWarm(t); l.Validate() != nil {
 			l = WarmingUp(2, time.Second, 4*time.Second, 3)
 		}
+		l = drawWaiting(t, l)
 	}
 	if (l.Algorithm == Leaky || l.Algorithm == Fixed) && rapid.Bool().Draw(t, "aligned") || l.Algorithm == Sliding {
 		l.Aligned = true
@@ -242,7 +244,8 @@ func (v *virtual) evaluate(t testing.TB, req Request, q *query) outcome {
 	if len(reply) != q.Replies {
 		t.Errorf("%d numbers in a reply to %d, want %d", len(reply), q.what, q.Replies)
 	}
-	outcomes, _, err := req.outcomes(reply, q.what, nil)
+	q.Reply = reply
+	outcomes, _, err := q.outcomes(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,6 +107,32 @@ func ExampleNewLimit() {
 	// size 5: must be at least 10 for a rate of 999/1s; the nearest rates for it are 5/5.006ms and 5/5.005ms
 }
 
+// Requests that wait for up to four seconds, at two a second, and slower at first.
+func ExampleLimit_Delayed() {
+	store := limiter.NewMemory(func() time.Duration { return 0 }) // the time of the example
+	bucket := limiter.Bucket{
+		Name: "search", Key: "203.0.113.7",
+		Limit: limiter.WarmingUp(2, time.Second, 4*time.Second, limiter.DefaultColdFactor),
+	}
+	delayed := bucket.Limit.Delayed(4*time.Second, 1)
+	bucket.Limit.Size += delayed
+	for {
+		d, err := store.Take(context.Background(), limiter.Request{Buckets: []limiter.Bucket{bucket}}, nil)
+		if err != nil || d[0].Denied {
+			fmt.Println("denied, retry in", d[0].RetryAfter)
+			return
+		}
+		fmt.Println("wait", bucket.Delay(&d[0], delayed))
+	}
+	// Output:
+	// wait 0s
+	// wait 1.375s
+	// wait 2.5s
+	// wait 3.375s
+	// wait 4s
+	// denied, retry in 500ms
+}
+
 // A request that has to pass several buckets is charged to all of them or to none.
 // Summarize combines their decisions.
 func ExampleSummarize() {

@@ -3,6 +3,7 @@ package limiter
 import (
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
@@ -54,7 +55,8 @@ type traffic struct {
 	// taken while holding it.
 	mu        sync.Mutex
 	inFlight  *query       // the latest one; the head of a list
-	lost      int          // how many of them a restarted server may have lost
+	queries   atomic.Int64 // how many there are
+	lost      int          // how many of them the servers that lead may not know of, see query
 	marks     [marks]int32 // number of buckets in flight by the end of their hash
 	sent      uint64       // number of queries sent
 	traces    [traces]trace
@@ -98,6 +100,9 @@ func (f *fallback) takeLead() bool {
 	if leader == nil || leader.place != f.place {
 		for q := f.inFlight; q != nil; q = q.next {
 			q.cross()
+			if q.stage == keeping && !q.buckets[0].held.kept.known(f.place) {
+				f.lose(q)
+			}
 		}
 	}
 	return true
@@ -147,6 +152,21 @@ func (f *fallback) mark(q *query, n int32) {
 // traces is the number of traces. Buckets whose hashes collide share one.
 const traces = 1024
 
+// keepBuckets removes the other buckets from q, which may be in flight.
+func (f *fallback) keepBuckets(q *query, keep func(*asked) bool) {
+	if f == nil {
+		q.keepBuckets(keep)
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if q.counted {
+		f.mark(q, -1)
+		defer f.mark(q, 1)
+	}
+	q.keepBuckets(keep)
+}
+
 // locate finds the buckets of q, the query about req, in the memory.
 func (f *fallback) locate(req Request, q *query) {
 	key := uint64(0)
@@ -155,10 +175,8 @@ func (f *fallback) locate(req Request, q *query) {
 		if i == 0 || b.Key != req.Buckets[i-1].Key {
 			key = maphash.String(f.memory.seed, b.Key)
 		}
-		salt := b.limitHash(f.memory.seed)
-		p, hash := f.memory.partition(b, salt), mix(salt, key)
-		p.sized(b.Limit.Size)
-		q.buckets[i].place = place{hash: hash, partition: p, table: &p.tables[hash%tables]}
+		f.memory.find(&q.buckets[i].place, b, key)
+		q.buckets[i].partition.sized(b.Limit.Size)
 	}
 }
 
@@ -171,29 +189,32 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	leads := f.takeLead()
-	dirty := f.memory.anyDirty() || f.lost > 0
+	dirty := f.memory.anyDirty() || f.lost > 0 || f.memory.holding.buckets.Load() > 0
 	for _, c := range batch {
 		q := c.Owner.(*query)
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
-		q.order, q.server, q.serverRestarted = f.sent, to, false
+		q.order, q.server, q.lost = f.sent, to, false
 		if q.what == whatRemove {
 			continue // what it tells is what is removed
 		}
 		for i := range q.buckets {
 			p := &q.buckets[i]
 			p.told, p.crossed, p.emptied = toldLevel{}, clean, false
-			if dirty && !q.abandoned {
+			if dirty && q.stage != ended {
 				p.told = f.toldOf(p)
 			}
 		}
-		if q.abandoned {
+		if q.stage == ended {
 			continue
 		}
+		f.link(q)
 		if !leads {
 			q.cross()
+			if q.stage == keeping {
+				f.lose(q)
+			}
 		}
-		f.link(q)
 	}
 }
 
@@ -203,8 +224,9 @@ func (f *fallback) toldOf(p *asked) toldLevel {
 	s, dirty := f.memory.dirty(&p.place, now)
 	if dirty == clean {
 		// The answer to a request that was admitted before a server restarted
-		// may still be in flight.
-		if !f.anyLost(p.hash) {
+		// may still be in flight, and requests hold units that other servers, or this
+		// process alone, have admitted.
+		if !f.anyLost(p.hash) && f.memory.holding.of(p.hash) == 0 {
 			return toldLevel{}
 		}
 		dirty = own
@@ -213,18 +235,20 @@ func (f *fallback) toldOf(p *asked) toldLevel {
 	if drained && dirty == unsure {
 		return toldLevel{}
 	}
-	return toldLevel{told, f.units(p.hash, p.limit.Size), dirty}
+	beside := f.units(p.hash, p.limit.Size, f.place)
+	return toldLevel{told, min(beside+f.memory.holding.of(p.hash), p.limit.Size), dirty}
 }
 
-// units returns the number of units in flight for a bucket, at most most.
-func (f *fallback) units(hash uint64, most int64) int64 {
+// units returns the number of units in flight for a bucket, at most most. It leaves out
+// those that servers in the given place count as held.
+func (f *traffic) units(hash uint64, most int64, place string) int64 {
 	if f.marks[hash%marks] == 0 {
 		return 0
 	}
 	units := int64(0)
 	for q := f.inFlight; q != nil; q = q.next {
 		for i := range q.buckets {
-			if p := &q.buckets[i]; p.hash == hash {
+			if p := &q.buckets[i]; p.hash == hash && (q.stage != keeping || !p.held.kept.known(place)) {
 				if p.cost >= most-units {
 					return most
 				}
@@ -241,12 +265,9 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	if f == nil {
 		return
 	}
-	admitted := true
-	for i := range outcomes {
-		admitted = admitted && !outcomes[i].denied
-	}
+	admitted := !q.denied(outcomes)
 	f.mu.Lock()
-	if q.abandoned { // the levels here already include what it may have been charged
+	if q.stage == ended { // the levels here already include what it may have been charged
 		f.mu.Unlock()
 		return
 	}
@@ -254,9 +275,18 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 		q.cross()
 	}
 	now := f.memory.clock().Microseconds()
+	decides := q.what != whatSettle
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
-		charged := !held && !o.denied && (admitted || q.what != byte(AccountingAtomic)) && p.crossed >= behind
+		if k := p.kept(); k != nil && decides && admitted && !o.denied && !o.unused {
+			if q.lost { // since its server has restarted
+				k.renewNow()
+			}
+			f.keep(k, q.server)
+		}
+		charged := !held && !o.denied && !o.unused && (admitted || q.what != byte(AccountingAtomic) && !p.pool) && p.crossed >= behind &&
+			p.charge() > 0 && (p.held == nil || !decides)
+		p.crossed = max(p.crossed, f.crossedBeside(q, p.hash, now))
 		s, newest := level{}, false
 		if !p.emptied && !o.blocked { // or the level may be from before that, or include units that are only held
 			s, newest = f.newest(q.order, p, o.after(now), now)
@@ -269,14 +299,27 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	for i := range q.buckets {
 		f.traces[q.buckets[i].hash%traces].last = f.sent
 	}
-	switch q.holdsUnits = held && admitted; {
-	case !q.holdsUnits:
+	switch {
+	case !held || !admitted:
+		q.stage = ended
 		f.unlink(q)
-	case q.serverRestarted:
+	case q.lost:
 		f.chargeHeld(q)
+	default:
+		q.stage = holding
 	}
 	f.mu.Unlock()
 	f.memory.sweep(now)
+}
+
+// charged records how much a server has charged q's one bucket, which it was not told.
+func (f *fallback) charged(q *query, n int64) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q.buckets[0].cost = n
 }
 
 // newest reports whether an answer is the newest for p's bucket, and if so returns
@@ -309,11 +352,32 @@ func (f *fallback) drop(queries ...*query) {
 	defer f.mu.Unlock()
 	for _, q := range queries {
 		f.unlink(q)
-		q.abandoned = true
+		q.stage = ended
 	}
 }
 
-// anyLost reports whether a restarted server may have lost units in flight for a
+// settle turns q into the query that settles its units.
+func (f *fallback) settle(q *query, as verdict) {
+	if f != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if as != verdictAdmitted { // nor did this process admit anything then
+			f.unlink(q)
+			q.stage = ended
+		}
+	}
+	q.settle(as)
+}
+
+// lose records that servers which lead may not know of q, which is in flight.
+func (f *traffic) lose(q *query) {
+	if !q.lost {
+		q.lost = true
+		f.lost++
+	}
+}
+
+// anyLost reports whether the servers that lead may not know of units in flight for a
 // bucket.
 func (f *fallback) anyLost(hash uint64) bool {
 	if f.lost == 0 || f.marks[hash%marks] == 0 {
@@ -321,7 +385,7 @@ func (f *fallback) anyLost(hash uint64) bool {
 	}
 	for q := f.inFlight; q != nil; q = q.next {
 		for i := range q.buckets {
-			if q.serverRestarted && q.buckets[i].hash == hash {
+			if q.lost && q.buckets[i].hash == hash {
 				return true
 			}
 		}
@@ -330,9 +394,9 @@ func (f *fallback) anyLost(hash uint64) bool {
 }
 
 // decide decides req here, in place of the given queries, which are given up. It
-// appends to dst. With peek the request is denied elsewhere, so this only reports
-// what would be decided, and counts it where that is wanted.
-func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*query) []outcome {
+// appends to dst. If the request is denied elsewhere and charging is atomic, this only
+// reports what would be decided, and counts it where that is wanted.
+func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*query) []outcome {
 	f.drop(instead...)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -342,23 +406,27 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 		b := &req.Buckets[i]
 		partition, hash := f.memory.locate(b)
 		partition.sized(b.Limit.Size)
-		w.inFlight = append(w.inFlight, f.units(hash, b.Limit.Size))
+		w.inFlight = append(w.inFlight, f.units(hash, b.Limit.Size, ""))
 	}
-	before := len(dst)
-	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, peek: peek})
-	denied := false
+	before, peek := len(dst), denied && req.Accounting == AccountingAtomic
+	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, denied: denied, peek: peek})
+	denied = denied || req.denied(dst[before:])
 	for i := range dst[before:] {
-		denied = denied || dst[before+i].denied
-	}
-	for i := range dst[before:] {
-		o := &dst[before+i]
+		o, b := &dst[before+i], &req.Buckets[i]
 		o.by = DecidedByFallback
 		// A bucket that had room, but was not charged because another denied, is
 		// unchanged.
 		as := behind
 		switch {
-		case req.Buckets[i].Limit.CountDenied:
-		case peek || !o.denied && denied && req.Accounting == AccountingAtomic:
+		case o.unused:
+			continue
+		case b.Hold && !denied && !o.denied:
+			k := req.keptOf(b)
+			k.holding(0, 0)
+			f.keep(k, nil)
+			continue
+		case b.Limit.CountDenied, b.Watches > 0:
+		case peek || !o.denied && denied && (req.Accounting == AccountingAtomic || b.Hold || b.Pool):
 			continue
 		case o.denied:
 			as = unsure
@@ -366,9 +434,40 @@ func (f *fallback) decide(req Request, dst []outcome, peek bool, instead ...*que
 		if o.begun && as == behind {
 			as = own
 		}
-		f.cross(f.memory.hash(&req.Buckets[i]), as)
+		f.cross(f.memory.hash(b), as)
 	}
 	return dst
+}
+
+// keep starts counting as in flight what a request holds until it is settled, of which that
+// server knows, if any.
+func (f *fallback) keep(k *kept, server *redisscript.Server) {
+	if k.query.counted {
+		return
+	}
+	k.query.stage, k.query.server, k.query.lost = keeping, server, false
+	f.link(k.query)
+	f.loseUnknown(k)
+}
+
+// notRenewed records that no server has renewed what k holds, which may be none that
+// knows of it.
+func (f *fallback) notRenewed(k *kept) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if k.query.counted {
+		f.loseUnknown(k)
+	}
+}
+
+// loseUnknown has servers that lead be told of what k holds, if they do not know of it.
+func (f *fallback) loseUnknown(k *kept) {
+	if !f.hasLead() || !k.known(f.place) {
+		f.lose(k.query)
+	}
 }
 
 // charge adds what q's request was charged to the levels here and ends q: the
@@ -384,11 +483,11 @@ func (f *fallback) charge(q *query) {
 
 // chargeHeld is charge with the lock held.
 func (f *fallback) chargeHeld(q *query) {
-	if q.abandoned {
+	if q.stage == ended {
 		return
 	}
 	f.unlink(q)
-	q.abandoned = true
+	q.stage = ended
 	for i := range q.buckets {
 		p := &q.buckets[i]
 		f.cross(p.hash, f.memory.charge(p))
@@ -411,13 +510,14 @@ func (f *fallback) restarted(server *redisscript.Server) {
 		if this.server != server {
 			continue
 		}
-		if !this.serverRestarted {
-			this.serverRestarted = true
-			f.lost++
-		}
-		if this.holdsUnits { // the request may be admitted
+		f.lose(this)
+		switch this.stage {
+		case holding: // the request may be admitted
 			f.chargeHeld(this)
 			continue
+		case keeping:
+			this.buckets[0].held.kept.renewNow()
+		case asking, ended:
 		}
 		this.cross()
 	}
@@ -438,6 +538,24 @@ func (f *fallback) cross(hash uint64, as dirtiness) {
 	}
 }
 
+// crossedBeside returns how dirty a bucket stays when q is answered, because of other
+// queries about it that are still in flight. Of one that was sent before something was
+// decided here, the server may know what this process does not, beside what q told of
+// that, and the higher of the two levels is less than both.
+func (f *fallback) crossedBeside(q *query, hash uint64, now int64) (as dirtiness) {
+	if f.memory.dirtyEnd.Load() <= now || f.marks[hash%marks] == 0 {
+		return clean
+	}
+	for other := f.inFlight; other != nil; other = other.next {
+		for i := range other.buckets {
+			if p := &other.buckets[i]; p.hash == hash && other != q {
+				as = max(as, p.crossed)
+			}
+		}
+	}
+	return as
+}
+
 // link starts counting q as in flight.
 func (f *fallback) link(q *query) {
 	q.next = f.inFlight
@@ -445,6 +563,7 @@ func (f *fallback) link(q *query) {
 		q.next.prev = q
 	}
 	f.inFlight, q.counted = q, true
+	f.queries.Add(1)
 	f.mark(q, 1)
 }
 
@@ -454,7 +573,8 @@ func (f *fallback) unlink(q *query) {
 		return
 	}
 	f.mark(q, -1)
-	if q.serverRestarted {
+	f.queries.Add(-1)
+	if q.lost {
 		f.lost--
 	}
 	if q.prev != nil {
@@ -466,6 +586,17 @@ func (f *fallback) unlink(q *query) {
 		q.next.prev = q.prev
 	}
 	q.next, q.prev, q.counted = nil, nil, false
+}
+
+// raise raises the level of a bucket to s, if that is higher, of which servers are told.
+func (f *fallback) raise(b *Bucket, s ahead) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.memory.raise(b, s, own)
+	f.cross(f.memory.hash(b), own)
 }
 
 // empty empties a bucket, which its server has emptied. Answers that are in flight

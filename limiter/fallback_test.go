@@ -83,7 +83,7 @@ func askTold(r *Redis, req Request, told []toldLevel) ([]outcome, error) {
 	for i := range told {
 		q.buckets[i].told = told[i]
 	}
-	_, outcomes, err := r.ask(inTime(), req, q, nil)
+	_, outcomes, err := r.ask(inTime(), q, nil)
 	return outcomes, err
 }
 
@@ -476,6 +476,42 @@ func TestFallbackLeavesRoomForInFlight(t *testing.T) {
 	f.drop(sent[0])
 	if o := take(1); o.denied {
 		t.Errorf("decided %+v after a request in flight was given up", o)
+	}
+}
+
+// TestDirtyBesideInFlight guards a bucket of which something was decided here while a
+// query was in flight: it stays dirty when a later query is answered, as long as the
+// first is not, since the server may know of the first but not of what was decided here,
+// and what it was told the other way round.
+func TestDirtyBesideInFlight(t *testing.T) {
+	now := time.Hour
+	m := NewMemory(func() time.Duration { return now })
+	f := newFallback(m, 0, "")
+	b := hourly(5)
+	hour := time.Hour.Microseconds()
+	ask := func() *query {
+		q := queryOf(f, Request{Buckets: []Bucket{b}})
+		f.send(nil, callsOf(q))
+		return q
+	}
+	first := ask()
+	f.decide(Request{Buckets: []Bucket{b}}, nil, false)
+	second := ask()
+	if got := second.buckets[0].told; got.clear != hour || got.inFlight != 1 || got.dirty == clean {
+		t.Fatalf("told %+v", got)
+	}
+	// The server has charged the first too, and takes the higher level for both.
+	f.answered(second, []outcome{{ahead: ahead{clear: 2 * hour}}}, false)
+	if got := dirtyLevels(m, []Bucket{b}); len(got) != 1 || got[0].clear != 2*hour {
+		t.Errorf("after the second answer dirty %+v, want both units that are known", got)
+	}
+	f.answered(first, []outcome{{ahead: ahead{clear: hour}}}, false)
+	if got := dirtyLevels(m, []Bucket{b}); len(got) != 1 || got[0].clear != 3*hour {
+		t.Errorf("after the first answer dirty %+v, want all three units", got)
+	}
+	f.answered(ask(), []outcome{{ahead: ahead{clear: 4 * hour}}}, false)
+	if got := dirtyLevels(m, []Bucket{b}); got != nil {
+		t.Errorf("when the server knows all, dirty %+v", got)
 	}
 }
 

@@ -339,9 +339,11 @@ func TestTableAgainstMap(t *testing.T) {
 	}
 }
 
-// TestFloodConcurrently guards that the maximum holds, except for requests in
-// progress, while many goroutines use new keys of several limits, one of which
-// goes away; and that clients whose buckets stay lose nothing.
+// TestFloodConcurrently guards that the maximum holds, give or take one bucket for
+// each request in progress, while many goroutines use new keys of several limits,
+// one of which goes away; and that clients whose buckets stay lose nothing. Two
+// requests that find the limit one over its maximum may both evict a bucket, or
+// both choose the same one.
 func TestFloodConcurrently(t *testing.T) {
 	const goroutines, requests, most = 8, 4000, 500
 	f := newFlooded(t)
@@ -370,7 +372,7 @@ func TestFloodConcurrently(t *testing.T) {
 		}
 	})
 	for i := range 3 {
-		if u := f.usage(fmt.Sprint(i)); u.Buckets != most {
+		if u := f.usage(fmt.Sprint(i)); u.Buckets < most-goroutines || u.Buckets > most+goroutines {
 			t.Errorf("%+v", u)
 		}
 	}

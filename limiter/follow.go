@@ -43,7 +43,7 @@ func (m *Memory) follow(p *asked, s level, late time.Duration, newest, charged b
 	m.enter(p, known, dirty, now)
 }
 
-// charged returns the level s plus p's cost. As this process alone has admitted no
+// charged returns the level s plus p's charge. As this process alone has admitted no
 // more than a bucket holds, the sum is beyond a full one only if the server has
 // told the charge before, in the answer to another request.
 func (m *Memory) charged(p *asked, s level, now int64) level {
@@ -51,7 +51,7 @@ func (m *Memory) charged(p *asked, s level, now int64) level {
 	if s.clear <= now {
 		s = level{clear: now}
 	}
-	return l.by().atLeast(l, s, p.cost, size, m.moment(l, now))
+	return l.by().atLeast(l, s, p.charge(), size, m.moment(l, now))
 }
 
 // enter stores the level of p's bucket. It unlocks its table, which must be
@@ -68,7 +68,7 @@ func (m *Memory) enter(p *asked, s level, dirty dirtiness, now int64) {
 	}
 }
 
-// charge adds p's cost to its bucket, marks it as dirty, and returns how dirty it is.
+// charge adds p's charge to its bucket, marks it as dirty, and returns how dirty it is.
 func (m *Memory) charge(p *asked) dirtiness {
 	m.lock(&p.place)
 	now := m.clock().Microseconds()
@@ -78,6 +78,20 @@ func (m *Memory) charge(p *asked) dirtiness {
 	}
 	m.enter(p, m.charged(p, stored, now), dirty, now)
 	return dirty
+}
+
+// raise raises the level of b's bucket to s, if that is higher, and its dirtiness to as.
+func (m *Memory) raise(b *Bucket, s ahead, as dirtiness) {
+	p := m.place(b)
+	m.lock(&p)
+	now := m.clock().Microseconds()
+	m.look(&p, b, now)
+	p.dirty = max(p.dirty, as)
+	m.put(&p, b.Limit.join(p.level, s.after(now), 0, true), now)
+	p.table.mu.Unlock()
+	if p.entered {
+		m.makeRoom(&p, b.MaxKeys, b.keeps(), now)
+	}
 }
 
 // anyDirty reports whether any bucket may be dirty.

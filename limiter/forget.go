@@ -24,8 +24,8 @@ func (m *Memory) room(u *usage) int64 {
 	if n <= 0 {
 		n = max(m.maxKeys.Load()/2, 1)
 	}
-	if u.logs.Load() {
-		n = max(n, minLogRoom)
+	if u.entries.Load() {
+		n = max(n, minEntriesRoom)
 	}
 	return n
 }
@@ -48,8 +48,8 @@ func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
 func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 	u := p.usage
 	room := m.room(u)
-	if except != 0 && u.logs.Load() {
-		room -= room / 16 // see unitlog.go
+	if except != 0 && u.entries.Load() {
+		room -= room / 16 // see entries.go
 	}
 	switch {
 	case u.held.Load() > room && !u.keeps.Load():
@@ -161,7 +161,7 @@ func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool)
 	}
 	digest := t.remove(i)
 	m.count(p, -1)
-	m.dropLog(p, s.hash)
+	m.dropEntries(p, s.hash)
 	t.mu.Unlock()
 	if s.clear > now {
 		p.usage.forgotten.Add(1)

@@ -11,8 +11,14 @@ type Level struct {
 	// The units in the bucket. With several Sizes it may exceed one of them.
 	Units int64
 
-	// The units that requests which are still being decided have reserved.
+	// The units that requests hold which are still being decided, or whose outcome is
+	// not known yet.
 	Held int64
+
+	// The units that this process has leased and not used, which the server counts among
+	// Units; and those that it has admitted and the server does not know of. Both are only
+	// told of this process, see Redis.PeekHere.
+	Leased, Unreported int64
 
 	// The units that the bucket has room for, given the Limit's Size.
 	Remaining int64
@@ -27,7 +33,7 @@ type Level struct {
 
 // inspected returns the Level of b, which is at level left, and has the given units
 // held. Of a log v is the level, unless only its summary is known.
-func (b *Bucket) inspected(left ahead, v *logLevel, held int64) Level {
+func (b *Bucket) inspected(left ahead, v *entriesLevel, held int64) Level {
 	if v != nil {
 		return Level{
 			Units:      v.units,
@@ -54,6 +60,7 @@ func (b *Bucket) inspected(left ahead, v *logLevel, held int64) Level {
 // prepared returns b with its default values filled in, or an error if it does not
 // describe a bucket that can be decided on.
 func (b Bucket) prepared() (Bucket, error) {
+	b.Hold, b.Watches, b.Borrows, b.Pool = false, 0, false, false // nothing is going to be held, and no other bucket decides
 	req := Request{Buckets: []Bucket{b}}
 	if err := req.prepare(); err != nil {
 		return b, err
@@ -72,11 +79,12 @@ func (m *Memory) Peek(b Bucket) (Level, error) {
 		b = shared
 	}
 	s, v := m.levelOf(&b)
-	return b.inspected(s, v, 0), nil
+	return b.inspected(s, v, m.holding.of(m.hash(&b))), nil
 }
 
 // Reset empties b's bucket and returns what it held, as Peek does. While b's key
-// has to share a bucket, that one is emptied too.
+// has to share a bucket, that one is emptied too. Requests in progress still hold what
+// they held.
 func (m *Memory) Reset(b Bucket) (Level, error) {
 	b, err := b.prepared()
 	if err != nil {
@@ -87,26 +95,26 @@ func (m *Memory) Reset(b Bucket) (Level, error) {
 		b = shared
 		s, v = m.empty(&b)
 	}
-	return b.inspected(s, v, 0), nil
+	return b.inspected(s, v, m.holding.of(m.hash(&b))), nil
 }
 
 // levelOf returns the level of b's bucket.
-func (m *Memory) levelOf(b *Bucket) (ahead, *logLevel) {
+func (m *Memory) levelOf(b *Bucket) (ahead, *entriesLevel) {
 	return m.visit(b, func(*place, int64) {})
 }
 
 // empty empties b's bucket and returns what it held.
-func (m *Memory) empty(b *Bucket) (ahead, *logLevel) {
+func (m *Memory) empty(b *Bucket) (ahead, *entriesLevel) {
 	return m.visit(b, func(p *place, now int64) {
 		p.table.slots[p.table.find(p.hash)].level = level{clear: max(now, 1)} // as if it had drained just now
-		m.dropLog(p.partition, p.hash)
+		m.dropEntries(p.partition, p.hash)
 	})
 }
 
 // visit returns the level of b's bucket, and that of its log if it has one. If the
 // bucket exists, visit calls do with its place, whose table is locked. It makes no
 // partition for a limit that has none.
-func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (ahead, *logLevel) {
+func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (ahead, *entriesLevel) {
 	part := m.directory.Load().partition(b.limitID())
 	if part == nil {
 		return ahead{}, nil
@@ -120,10 +128,10 @@ func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (ahead, *logLeve
 	}
 	now := m.clock().Microseconds()
 	m.look(&p, b, now)
-	var v *logLevel
-	if b.Limit.logs() && p.partition.logs != nil {
-		m.openLog(&p, b, now)
-		v = p.log.level(&b.Limit, b.Cost, now)
+	var v *entriesLevel
+	if b.Limit.keepsEntries() && p.partition.entries != nil {
+		m.openEntries(&p, b, now)
+		v = p.entries.level(&b.Limit, b.Cost, m.holding.of(hash), now)
 	}
 	do(&p, now)
 	return p.level.ahead(now), v
@@ -224,6 +232,8 @@ func (r *Redis) reset(ctx context.Context, b Bucket) (Level, error) {
 func (r *Redis) forget(b *Bucket) {
 	r.fallback.empty(b)
 	r.denyCache.forget(b, r.clock().Microseconds())
+	r.leases.forget(b)
+	r.reports.forget(b)
 }
 
 // inspect has a server peek at one bucket, or reset it, and returns what it held.
@@ -234,13 +244,13 @@ func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error)
 	}
 	req := Request{Buckets: []Bucket{b}}
 	q := r.keys.query(req, what)
-	q.abandoned = true
-	_, outcomes, err := r.ask(end, req, q, nil)
+	q.stage = ended
+	_, outcomes, err := r.ask(end, q, nil)
 	if err != nil {
 		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, err) // q may still be in flight
 	}
 	q.release()
-	return b.inspected(outcomes[0].ahead, outcomes[0].log, outcomes[0].held), nil
+	return b.inspected(outcomes[0].ahead, outcomes[0].entries, outcomes[0].held), nil
 }
 
 // PeekHere returns what this process knows of b's bucket: its level in the
@@ -262,7 +272,9 @@ func (r *Redis) PeekHere(b Bucket) (level Level, remembered bool, err error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		s, _ := f.memory.levelOf(&b)
-		level = b.inspected(s, nil, f.units(f.memory.hash(&b), b.Limit.Size))
+		level = b.inspected(s, nil, f.units(f.memory.hash(&b), b.Limit.Size, ""))
+		level.Unreported = r.reports.unreported(&b)
 	}
+	level.Leased = r.leases.left(&b)
 	return level, remembered, nil
 }

@@ -582,14 +582,14 @@ func TestInspectPermissions(t *testing.T) {
 // TestResetOfHeldUnits guards units that are held for a request while their bucket
 // is reset: they are gone, and settling them afterwards changes nothing.
 func TestResetOfHeldUnits(t *testing.T) {
-	for _, what := range []byte{whatCommit, whatRelease} {
+	for _, as := range []verdict{verdictAdmitted, verdictNone} {
 		v := newVirtual(t, redistest.Start(t), "rl:")
 		b := hourly(5)
 		b.Cost = 2
 		decide(t, v, AccountingAtomic, b)
 		req := Request{Buckets: []Bucket{b}}
-		q := v.query(req, whatHold)
-		_, held, err := v.ask(inTime(), req, q, nil)
+		q := v.query(toHold(req), 0)
+		_, held, err := v.ask(inTime(), q, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -601,8 +601,8 @@ func TestResetOfHeldUnits(t *testing.T) {
 		if got, err := v.Reset(t.Context(), b); got != want || err != nil {
 			t.Errorf("held %+v, want %+v, error %v", got, want, err)
 		}
-		q.settle(what, held)
-		if _, _, err := v.ask(inTime(), req, q, nil); err != nil {
+		settleAs(q, as, held)
+		if _, _, err := v.ask(inTime(), q, nil); err != nil {
 			t.Fatal(err)
 		}
 		if got := peek(t, v.Redis, b); got != (Level{Remaining: 5}) {

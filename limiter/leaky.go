@@ -34,12 +34,12 @@ func (leaky) dripTime(l *Limit, units int64) time.Duration {
 	return time.Duration(ceilDiv(units, l.DripSize)) * l.DripInterval
 }
 
-func (leaky) doubles(l *Limit) (rate, drip, phase float64) {
+func (leaky) doubles(l *Limit, _ int64) (size, rate, drip, phase float64) {
 	phase = -1
 	if l.Aligned {
 		phase = float64(l.Phase.Microseconds())
 	}
-	return float64(l.rate()), float64(l.DripSize), phase
+	return float64(l.Size), float64(l.rate()), float64(l.DripSize), phase
 }
 
 func (leaky) restEnd(l *Limit) int64 { return l.DripSize }
@@ -119,17 +119,10 @@ func (a leaky) count(l *Limit, s level, n, _ int64, at moment) level {
 }
 
 // join returns the later level, unless both lie within one drip. Then it may hold less
-// than the other, and the smaller rest counts. Both are reported late, so nearly a whole
-// drip is one, unless one of them drips at times of its own.
+// than the other, and the smaller rest counts.
 func (leaky) join(l *Limit, a, b level, late time.Duration, own bool) level {
-	if a.clear < b.clear {
-		a, b = b, a
-	}
-	same := l.rate()
-	if l.DripInterval > 2*late && !own {
-		same -= late.Microseconds()
-	}
-	if a.clear-b.clear < same {
+	a, b, same := l.ordered(a, b, late, own)
+	if same {
 		a.rest = min(a.rest, b.rest)
 	}
 	return a
@@ -145,3 +138,16 @@ func (leaky) arriving(l *Limit, s ahead, late int64) (arrived ahead, drained boo
 }
 
 func (leaky) ending(_ *Limit, s level, _, _ int64) level { return s }
+
+// delayed: what drips within d.
+func (leaky) delayed(l *Limit, d, _ int64) int64 {
+	return min(mulDiv(d/l.rate(), l.DripSize, 1), MaxUnits)
+}
+
+// waits: the larger size is all that there is to it.
+func (leaky) waits(*Limit) bool { return false }
+
+// delay: until there is room again for all that may wait.
+func (a leaky) delay(l *Limit, s level, _, delayed, now int64) int64 {
+	return a.wait(l, s, delayed, now)
+}

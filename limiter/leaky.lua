@@ -1,46 +1,47 @@
--- A leaky bucket loses drip units every rate. phase is when, by the clock, or -1 if
--- from its first charge. Its time is when it runs empty, and its rest by how many units
--- the last drip before that falls short of a full one. leaky.go has the same arithmetic.
-local function leaky(what, clear, rest, n, at, size, rate, drip, phase, other, own, _, spare)
+-- A leaky bucket loses drip units every period: at the times phase + k·period by the
+-- clock or, with a phase of -1, counted from the first charge after it was empty. The
+-- time of its level is that of the drip with which it runs empty, and the rest is the
+-- number of units by which that drip falls short of a full one. leaky.go has the same arithmetic.
+local function leaky(what, clear, rest, n, at, size, period, drip, phase, other, otherStart, _, otherRest)
   if what == 'room' or what == 'beside' then
     if clear <= at then
       return size - n
     end
     local left = clear - at
-    return size - n + rest - (left + -left % rate) / rate * drip
+    return size - n + rest - (left + -left % period) / period * drip
 
   elseif what == 'add' then
     if clear <= at then
-      clear, rest = phase < 0 and at or at - (at - phase) % rate, 0
+      clear, rest = phase < 0 and at or at - (at - phase) % period, 0
     end
     n = n - rest
     local whole = n + -n % drip
-    return clear + whole / drip * rate, whole - n
+    return clear + whole / drip * period, whole - n
 
-  elseif what == 'near' then -- the nearest drip, if that is known
+  elseif what == 'near' then -- levels end with a drip: take the nearest, if that is known
     if phase >= 0 then
-      other = phase + math.floor((other - phase) / rate + 0.5) * rate
-    elseif clear > at and own == 0 then
-      other = clear + math.floor((other - clear) / rate + 0.5) * rate
+      other = phase + math.floor((other - phase) / period + 0.5) * period
+    elseif clear > at and otherStart == 0 then
+      other = clear + math.floor((other - clear) / period + 0.5) * period
     end
     return other
 
-  elseif what == 'count' then -- it is full, as of now
+  elseif what == 'count' then -- the level joins one that is full, as of now
     local units = size - n
     if units < 1 then
       return clear, rest
     end
     local whole = units + -units % drip
-    other, spare = (phase < 0 and at or at - (at - phase) % rate) + whole / drip * rate, whole - units
+    other, otherRest = (phase < 0 and at or at - (at - phase) % period) + whole / drip * period, whole - units
   end
 
-  -- join: the later of two times holds no less than the other level, now and at any
-  -- time until then, unless both lie within one drip: then it does with the smaller
-  -- rest.
-  if clear <= at or other - clear >= rate then
-    return other, spare
-  elseif other - clear <= -rate then
+  -- join, of the level that count has made too: of levels that end in different drips, a
+  -- period or more apart, the later holds no less than the other, now and at any time
+  -- until then; of two that end in one drip, that with less rest.
+  if clear <= at or other - clear >= period then
+    return other, otherRest
+  elseif other - clear <= -period then
     return clear, rest
   end
-  return other > clear and other or clear, spare < rest and spare or rest
+  return other > clear and other or clear, otherRest < rest and otherRest or rest
 end

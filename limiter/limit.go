@@ -43,7 +43,7 @@ type Limit struct {
 	// locked out, and a RetryAfter only holds for those who do not ask before. A
 	// leaky bucket that denies a request is filled to its Size, and drips anew from
 	// then on. A fixed window is full until it ends, a sliding window counts the
-	// units, and one that warms up is not free within the time of a unit at its full
+	// units, and one that warms up has no room for the time of a unit at its full
 	// rate. A bucket that had room, although the request was denied by another, is
 	// charged. No such request is denied without asking the server.
 	CountDenied bool
@@ -80,6 +80,16 @@ func (l *Limit) validate() error {
 		return fmt.Errorf("algorithm %d: unknown", l.Algorithm)
 	}
 	return l.by().validate(l)
+}
+
+// LargestSize returns the largest Size with which l is valid, or 0 if none is.
+func (l Limit) LargestSize() (size int64) {
+	for more := int64(MaxUnits); more > 0; more /= 2 {
+		if l.Size = size + more; l.Validate() == nil {
+			size = l.Size
+		}
+	}
+	return size
 }
 
 // validatePhase is validate for the Phase of limits that drip by the clock, and have no

@@ -7,9 +7,9 @@ import (
 
 // A sliding log keeps the time and the units of each admission for the time of one
 // window, so it is exact in every window. A server keeps such a log (see log.lua),
-// and so does a Memory that is a Store of its own (see unitlog.go).
+// and so does a Memory that is a Store of its own (see entries.go).
 //
-// A Memory that stands in for a server has only a summary of the server's log: the
+// A Memory that stands in for a server has only a summary of the server's entries: the
 // level of a sliding window (see sliding.go), which counts the same units in
 // windows that begin at multiples of their length. It decides by it carefully: all
 // units of a window count until the next one ends, for longer than they would in
@@ -88,9 +88,9 @@ func (a logSummary) atLeast(l *Limit, s level, n, size int64, at moment) level {
 	return counted(s.clear, before, min(last+n, size))
 }
 
-// logLevel is what a log holds, in numbers that its summary does not tell. Times
+// entriesLevel is what a log holds, in numbers that its summary does not tell. Times
 // are in µs from now.
-type logLevel struct {
+type entriesLevel struct {
 	units int64 // the units in the window that ends now
 	clear int64 // until there are none
 	again int64 // until there is room for the same cost; 0 if there is, or never will be
@@ -99,24 +99,24 @@ type logLevel struct {
 
 // later returns the level as far as it is known some time later, in µs: it is not
 // known which units have left, unless all have.
-func (v logLevel) later(by int64) logLevel {
+func (v entriesLevel) later(by int64) entriesLevel {
 	if by >= v.clear {
-		return logLevel{}
+		return entriesLevel{}
 	}
-	return logLevel{v.units, max(v.clear-by, 0), max(v.again-by, 0), max(v.one-by, 0)}
+	return entriesLevel{v.units, max(v.clear-by, 0), max(v.again-by, 0), max(v.one-by, 0)}
 }
 
 // plus returns the level with units more that are charged now. The times until there
 // is room include them already.
-func (v logLevel) plus(units int64, l *Limit) logLevel {
+func (v entriesLevel) plus(units int64, l *Limit) entriesLevel {
 	if v.units += units; units > 0 {
 		v.clear = l.rate()
 	}
 	return v
 }
 
-// reportLog fills in d for a log at level v, as report does for other buckets.
-func (d *Decision) reportLog(l *Limit, v *logLevel, cost int64, denied bool) {
+// reportEntries fills in d for a log at level v, as report does for other buckets.
+func (d *Decision) reportEntries(l *Limit, v *entriesLevel, cost int64, denied bool) {
 	d.Size = l.Size
 	d.Remaining = max(l.Size-v.units, 0)
 	d.Clear = time.Duration(v.clear) * time.Microsecond

@@ -1,5 +1,5 @@
--- A sliding log keeps each admission for the time of one window, which is its drip
--- rate: a time and some units. A key holds a string: a header and the entries, 7
+-- A sliding log keeps each admission for the time of one window, which is its
+-- period: a time and some units. A key holds a string: a header and the entries, 7
 -- bytes and 3 each, oldest first. The first number is a time. The second is the sum
 -- of the units up to there, the entry's own included, modulo 2^24: the difference of
 -- two such sums is what lies between. The newest is in the header, because the next
@@ -7,8 +7,8 @@
 --
 --   1 byte, 108; 8, the time of the summary; 2 and 2, its counts; 4, the sum of all
 --   units; 2, how many entries at the beginning have left the window; 2, how many
---   there are; 3, the sum in the last of them; 8 and 2, the newest; 2 and 8, how many
---   units are held, until when
+--   there are; 3, the sum in the last of them; 8 and 2, the newest; 8 and 2, and 8 and
+--   2, the record of held units, see held.lua
 --
 -- The summary counts the same units in windows that begin at multiples of their
 -- length, and is the level of a sliding window, see sliding.lua. It is what nodes know
@@ -23,10 +23,10 @@
 -- The key expires when the newest entry has left the window.
 
 local byte, format, match, sub = string.byte, string.format, string.match, string.sub
-local ceil, max = math.ceil, math.max
+local ceil = math.ceil
 local KIND = 108
-local HEADER = '>BdHHIHHI3dHHd'
-local HEAD, ENTRY = 44, 10 -- bytes of the header and of an entry
+local HEADER = '>BdHHIHHI3dHdHdH'
+local HEAD, ENTRY = 54, 10 -- bytes of the header and of an entry
 local TIME = 2 ^ 24        -- a time is stored as what this divides it into, and the rest
 local PAGE = 100           -- entries that are read at once
 local MOST = 65535         -- units that an entry, or a count, can have
@@ -39,11 +39,11 @@ local function header(value)
   if byte(value) ~= KIND or #value < HEAD then
     return
   end
-  local _, clear, before, last, total, from, count, sum, newest, units, held, till = unpack(HEADER, value)
-  if clear > 0 and clear < 2 ^ 53 and newest >= 0 and newest < 2 ^ 53 and till >= 0 and till < 2 ^ 53
-    and clear % 1 + newest % 1 + till % 1 == 0
+  local _, clear, before, last, total, from, count, sum, newest, units, held, n, held2, n2 = read(HEADER, value)
+  if clear > 0 and clear < 2 ^ 53 and newest >= 0 and newest < 2 ^ 53 and held2 >= 0 and held2 <= held and held < 2 ^ 53
+    and clear % 1 + newest % 1 + held % 1 + held2 % 1 == 0
     and from <= count and total >= units and total < COUNT and (newest > 0 or total == 0 and from == count) then
-    return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, held, till
+    return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, n + n2 > 0 and {held, n, held2, n2}
   end
 end
 
@@ -64,7 +64,7 @@ local function entry(log, i)
     end
     text, at = log.paged, (i - page) * ENTRY
   end
-  local high, low, sum = unpack('>II3I3', text, at + 1)
+  local high, low, sum = read('>II3I3', text, at + 1)
   return high * TIME + low, sum
 end
 
@@ -163,19 +163,19 @@ end
 -- summarize returns the summary of a log's entries, which may count more of those
 -- that are not written yet. It is only used after the clock was set back, or a node
 -- has told of something.
-local function summarize(log, rate, phase)
-  local clear = log.newest - (log.newest - phase) % rate + 2 * rate
+local function summarize(log, period, phase)
+  local clear = log.newest - (log.newest - phase) % period + 2 * period
   local function since(time)
     return (log.sum - sumBefore(log, search(log, function(at)
       return at >= time
     end))) % COUNT
   end
-  local last, both = since(clear - 2 * rate), since(clear - 3 * rate)
+  local last, both = since(clear - 2 * period), since(clear - 3 * period)
   return clear, min((both - last) % COUNT, MOST) * COUNT + min(last + log.units, MOST)
 end
 
 -- wait returns the time until so many units have left the window.
-local function wait(log, units, rate)
+local function wait(log, units, period)
   if units <= 0 then
     return 0
   end
@@ -190,13 +190,13 @@ local function wait(log, units, rate)
       local high, low, sum
       i = 1
       repeat
-        high, low, sum, i = unpack('>II3I3', log.more, i)
+        high, low, sum, i = read('>II3I3', log.more, i)
       until i > #log.more or (sum - log.base) % COUNT >= units
       at = high * TIME + low
     end
   end
-  local ahead = units <= log.total and at + rate - now or rate -- the rest is held
-  return ahead > 0 and ahead < rate and ahead or rate
+  local ahead = units <= log.total and at + period - now or period -- the rest is held
+  return ahead > 0 and ahead < period and ahead or period
 end
 
 -- join adds what a node knows, by its summary, and the log does not, and returns the
@@ -204,32 +204,33 @@ end
 -- server which ends next to the node's. If the node knows of more units, they become an
 -- entry, as late as they can have been: when the window ended by the node's reckoning,
 -- or now. That may be in the server's next window; then they count in both.
-local function join(log, clear, rest, theirs, counts, rate, phase)
+local function join(log, clear, rest, theirs, counts, period, phase)
   if counts == 0 then
     return clear, rest
   end
-  local last, ends = min(counts % COUNT, MOST), theirs - rate
-  local before, ends2 = min(floor(counts / COUNT), MOST), ends - rate
+  local last, ends = min(counts % COUNT, MOST), theirs - period
+  local before, ends2 = min(floor(counts / COUNT), MOST), ends - period
   local mine = rest % COUNT
   local mine2 = (rest - mine) / COUNT
-  local late = (theirs - phase) % rate
-  local latest = now - (now - phase) % rate + 2 * rate
-  local told = min(2 * late < rate and theirs - late or theirs - late + rate, latest)
-  local own = log.newest and clear or max(told, latest - rate)
+  local late = (theirs - phase) % period
+  local latest = now - (now - phase) % period + 2 * period
+  local told = min(2 * late < period and theirs - late or theirs - late + period, latest)
+  local own = log.newest and clear or max(told, latest - period)
   if told < own then -- what was their last window is the one before
     told, before, ends2, last = own, last, ends, 0
   elseif told > own then
     mine, mine2 = 0, mine
   end
   if told == latest then
-    log.unknown = max(mine - last, 0)
+    -- A denied request that counts takes the place of others in the log, but not in mine.
+    log.unknown = max(min(mine, log.total) - last, 0)
   end
   local added
-  if before > mine2 and ends2 - 1 > now - rate then
+  if before > mine2 and ends2 - 1 > now - period then
     insert(log, min(ends2 - 1, now), min(before - mine2, FULL))
     added = true
   end
-  if last > mine and ends - 1 > now - rate then
+  if last > mine and ends - 1 > now - period then
     insert(log, min(ends - 1, now), min(last - mine, FULL))
     added = true
   end
@@ -238,12 +239,12 @@ local function join(log, clear, rest, theirs, counts, rate, phase)
   end
   before, last = max(before, mine2), max(last, mine)
   if added then
-    local clear2, rest2 = summarize(log, rate, phase)
-    for _ = told, clear2 - 1, rate do
-      told, before, last = told + rate, last, 0
+    local clear2, rest2 = summarize(log, period, phase)
+    for _ = told, clear2 - 1, period do
+      told, before, last = told + period, last, 0
     end
     local before2, last2 = floor(rest2 / COUNT), rest2 % COUNT
-    for _ = clear2, told - 1, rate do
+    for _ = clear2, told - 1, period do
       before2, last2 = last2, 0
     end
     before, last = max(before, before2), max(last, last2)
@@ -260,7 +261,7 @@ local function count(log, cost, size)
     return log.total - left < size
   end))
   while log.from == log.count and log.more do
-    local _, _, sum, rest = unpack('>II3I3', log.more)
+    local _, _, sum, rest = read('>II3I3', log.more)
     local n = (sum - log.base) % COUNT
     if log.total - n < size then
       break
@@ -275,7 +276,7 @@ local function count(log, cost, size)
   end
 end
 
-local function logged(what, clear, rest, n, at, size, rate, drip, phase, other, own, log, spare)
+local function logged(what, clear, rest, n, at, size, period, drip, phase, other, otherStart, log, otherRest)
   if log then
     if what == 'room' then
       return size - n - log.total
@@ -284,40 +285,44 @@ local function logged(what, clear, rest, n, at, size, rate, drip, phase, other, 
     elseif what == 'near' then
       return other
     elseif what == 'join' then
-      return join(log, clear, rest, other, spare, rate, phase)
-    elseif what == 'add' then
+      return join(log, clear, rest, other, otherRest, period, phase)
+    elseif what == 'add' then -- held units that lapsed earlier have left, or count as the newest
+      at = max(at, log.newest or 0)
+      if at <= now - period then
+        return clear, rest
+      end
       append(log, at, min(n, FULL))
     else
       count(log, other, size)
       other = min(other, size)
     end
   end
-  return sliding(what, clear, rest, n, at, size, rate, drip, phase, other, own, log, spare)
+  return sliding(what, clear, rest, n, at, size, period, drip, phase, other, otherStart, log, otherRest)
 end
 
--- read reads the log in a key: what it holds, its summary, whether that differs from
--- what is stored, whether the key has something else, and what is held until when.
+-- readLog reads the log in a key: what it holds, its summary, whether that differs from
+-- what is stored, whether the key has something else, and the record of held units.
 -- Instead of the log it may return an error. Entries of the future, if the clock
 -- was set back, count as of now.
-local function read(key, rate, phase)
-  local value = pcall('GETRANGE', key, 0, HEAD + PAGE * ENTRY - 1)
+local function readLog(key, period, phase)
+  local value = tryCall('GETRANGE', key, 0, HEAD + PAGE * ENTRY - 1)
   local log = fresh(key)
   if type(value) ~= 'string' and not match(value.err, '^WRONGTYPE') then
     return value
   elseif value == '' then
-    return log, now, 0, false, false, 0, 0
+    return log, 0, 0, false, false, false
   elseif type(value) ~= 'string' then
-    return log, now, 0, false, true, 0, 0
+    return log, 0, 0, false, true, false
   end
-  local clear, rest, total, from, count, sum, newest, units, held, till = header(value)
+  local clear, rest, total, from, count, sum, newest, units, record = header(value)
   local size = HEAD + (count or 0) * ENTRY
   local whole = #value < HEAD + PAGE * ENTRY or size <= #value
   if not clear or (whole and #value or call('STRLEN', key)) < size then
-    return log, now, 0, false, true, 0, 0
+    return log, 0, 0, false, true, false
   end
   log.text, log.from, log.count, log.newest, log.units, log.whole = value, from, count, newest, units, whole
   log.total, log.sum, log.base = total, sum, (sum - total + units) % COUNT
-  local edge, changed = now - rate, false
+  local edge, changed = now - period, false
   if log.from < count and entry(log, log.from) <= edge then
     drop(log, search(log, function(at)
       return at > edge
@@ -327,9 +332,9 @@ local function read(key, rate, phase)
     log.total, log.newest = log.total - units, nil
   end
   if log.newest and (log.total < units or log.from < count and newest <= edge) or not log.newest and log.total ~= 0 then
-    return fresh(key), now, 0, false, true, 0, 0
+    return fresh(key), 0, 0, false, true, false
   end
-  if log.newest and (newest > now or clear - now > 2 * rate or clear <= now) then
+  if log.newest and (newest > now or clear - now > 2 * period or clear <= now) then
     -- The clock was set back, or a node has told of an entry in a window that ended
     -- later for it.
     load(log)
@@ -340,51 +345,40 @@ local function read(key, rate, phase)
       sum = sumBefore(log, log.count)
       units = units + (log.sum - sum) % COUNT
       if units > log.total then
-        return fresh(key), now, 0, false, true, 0, 0
+        return fresh(key), 0, 0, false, true, false
       end
     end
     log.newest, log.units, log.sum = min(newest, now), min(units, MOST), sum
     log.total, changed = log.total - units + log.units, true
-    clear, rest = summarize(log, rate, phase)
+    clear, rest = summarize(log, period, phase)
   end
   if not log.newest then
     clear, rest = 0, 0
   end
-  if held > 0 and till > now + HELD_FOR then
-    till, changed = now + HELD_FOR, true
-  end
-  if held > 0 and till <= now then
-    -- They were not settled in time. They count as of then.
-    local at = max(till, log.newest or 0)
-    if at > edge then
-      clear, rest = sliding('add', clear, rest, held, at, nil, rate, nil, phase)
-      append(log, at, min(held, FULL))
-    end
-    held, changed = 0, true
-  end
-  if not log.newest then
-    clear, rest = now, 0
-  end
-  return log, clear, rest, changed, false, held, till
+  return log, clear, rest, changed, false, record
 end
 
 -- tell returns the reply about a log besides its summary: the units it holds, with those that
 -- block the request, the time until it is empty, and the times until it has room for
 -- cost units, and for one, when so many are held.
-function tell(log, size, cost, held, blocking, rate)
+function tell(log, size, cost, held, blocking, period)
   local units = log.total + held - size
-  return log.total + blocking, log.newest and log.newest + rate - now or 0,
-    cost <= size and wait(log, units + cost, rate) or 0, wait(log, units + 1, rate)
+  return log.total + blocking, log.newest and log.newest + period - now or 0,
+    cost <= size and wait(log, units + cost, period) or 0, wait(log, units + 1, period)
 end
 
 -- write writes a log.
-function write(log, clear, rest, held, till, rate)
+function write(log, clear, rest, record, period)
   local newest = log.newest or 0
-  if newest == 0 and held == 0 then
+  if newest == 0 and not record then
     call('SET', log.key, '', 'PX', 1)
     return
   end
-  local last = (held > 0 and max(newest, till) or newest) + rate
+  local last = (record and max(newest, holds.lapses(record[1])) or newest) + period
+  local held, n, held2, n2 = 0, 0, 0, 0
+  if record then
+    held, n, held2, n2 = fields(record)
+  end
   local before = floor(rest / COUNT)
   local count = log.count + (log.more and #log.more / ENTRY or 0)
   if not log.whole and log.from > log.count / 2 then
@@ -392,7 +386,7 @@ function write(log, clear, rest, held, till, rate)
   end
   local from = log.whole and 0 or log.from
   local first = pack(HEADER, KIND, clear, min(before, MOST), min(rest % COUNT, MOST), log.total, from, count - log.from + from,
-    log.sum, newest, log.newest and log.units or 0, held, till)
+    log.sum, newest, log.newest and log.units or 0, held, n, held2, n2)
   if log.whole then
     local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
     call('SET', log.key, first .. text .. (log.more or ''), 'PX', ceil((last - now) / 1000) + 1)

@@ -415,7 +415,7 @@ func TestStoresAgreeOnLogs(t *testing.T) {
 			}
 			i := rapid.IntRange(0, len(want)-1).Draw(t, "watched")
 			last, limit = want[i], req.Buckets[i].Limit
-			if n := req.logs(); n > 0 {
+			if n := entriesOf(req); n > 0 {
 				seen.logs++
 				if n < len(req.Buckets) {
 					seen.mixed++
@@ -637,42 +637,43 @@ func TestLogHoldsUnits(t *testing.T) {
 	}
 	for _, end := range []string{"committed", "released", "left"} {
 		v.flush(t)
+		v.at(t, v.start-v.start%60e6+3600e6)
 		decide(t, v, AccountingAtomic, b)
 		v.advance(t, 20*time.Second)
-		q := v.query(req, whatHold)
+		q := v.query(toHold(req), 0)
 		o := ask(q)
-		if o.denied || o.held != 4 || o.till != v.now+10e6 || *o.log != (logLevel{4, 40e6, 40e6, 0}) {
-			t.Errorf("held: %+v, %+v", o, o.log)
+		if o.denied || o.held != 4 || o.receipt != v.now || *o.entries != (entriesLevel{4, 40e6, 40e6, 0}) {
+			t.Errorf("held: %+v, %+v", o, o.entries)
 		}
 		expires, err := v.admin.PExpireTime(t.Context(), v.keys.of(&b)).Result()
-		if least := time.Duration(o.till+60e6) * time.Microsecond; err != nil || expires < least {
+		if least := time.Duration((generation(o.receipt)+2)*heldFor.Microseconds()+60e6) * time.Microsecond; err != nil || expires < least {
 			t.Errorf("the key expires at %v, error %v, want %v, when units would leave that are never settled", expires, err, least)
 		}
 		peek("held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 40 * time.Second, RetryAfter: 40 * time.Second})
-		again := ask(v.query(req, whatHold))
-		if !again.denied || !again.blocked || *again.log != (logLevel{8, 40e6, 40e6, 0}) {
-			t.Errorf("a request that has no room beside held units: %+v, %+v", again, again.log)
+		again := ask(v.query(toHold(req), 0))
+		if !again.denied || !again.blocked || *again.entries != (entriesLevel{8, 40e6, 40e6, 0}) {
+			t.Errorf("a request that has no room beside held units: %+v, %+v", again, again.entries)
 		}
 		v.advance(t, 5*time.Second)
 		switch end {
 		case "committed":
-			q.settle(whatCommit, []outcome{o})
+			settleAs(q, verdictAdmitted, []outcome{o})
 			ask(q)
 			peek(end, Level{Units: 8, Remaining: 2, Clear: time.Minute, RetryAfter: 35 * time.Second})
 		case "released":
-			q.settle(whatRelease, []outcome{o})
+			settleAs(q, verdictNone, []outcome{o})
 			ask(q)
 			peek(end, Level{Units: 4, Remaining: 6, Clear: 35 * time.Second})
 		case "left":
-			v.advance(t, 5*time.Second-time.Microsecond)
-			peek("still held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 30*time.Second + 1000, RetryAfter: 30*time.Second + 1000})
+			v.advance(t, 15*time.Second-time.Microsecond)
+			peek("still held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 20*time.Second + 1000, RetryAfter: 20*time.Second + 1000})
 			v.advance(t, time.Microsecond)
-			peek("just left", Level{Units: 8, Remaining: 2, Clear: time.Minute, RetryAfter: 30 * time.Second})
+			peek("just left", Level{Units: 8, Remaining: 2, Clear: time.Minute, RetryAfter: 20 * time.Second})
 			v.advance(t, 35*time.Second)
 			peek(end, Level{Units: 4, Remaining: 6, Clear: 25 * time.Second})
-			q.settle(whatCommit, []outcome{o})
-			if o := ask(q); o.log.units != 4 {
-				t.Errorf("settled too late: %+v", o.log)
+			settleAs(q, verdictAdmitted, []outcome{o})
+			if o := ask(q); o.entries.units != 4 {
+				t.Errorf("settled too late: %+v", o.entries)
 			}
 			v.advance(t, 25*time.Second)
 			peek("a window later", Level{Remaining: 10})
@@ -735,9 +736,9 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 		}
 		before := there.units(l, v.now)
 		told := tell()
-		first, summary := told.log, told.after(0)
+		first, summary := told.entries, told.after(0)
 		stored := v.stored(t, []Bucket{b})[0]
-		if again := tell().log; *again != *first || v.stored(t, []Bucket{b})[0] != stored {
+		if again := tell().entries; *again != *first || v.stored(t, []Bucket{b})[0] != stored {
 			t.Fatalf("told %+v twice: %+v, then %+v", known, first, again)
 		}
 		if _, last := known.counts(); first.units > before+known.rest>>countBits+last {

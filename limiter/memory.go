@@ -34,6 +34,8 @@ type Memory struct {
 	traffic *traffic
 	leader  atomic.Pointer[fallback] // whose servers know the levels of the clean buckets; nil if none do
 
+	holding heldHere
+
 	_        [64]byte      // what is above is rarely written
 	held     atomic.Int64  // number of buckets, without shared ones
 	kept     atomic.Int64  // number of those in limits that evict none
@@ -94,7 +96,7 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 
 // decide decides req, which is valid, and appends the Decisions to dst.
 func (m *Memory) decide(req Request, dst []Decision) []Decision {
-	if len(req.Buckets) == 1 && !req.Buckets[0].Limit.logs() {
+	if len(req.Buckets) == 1 && !req.Buckets[0].Limit.keepsEntries() && !req.Buckets[0].Hold && !m.anyHeld() {
 		b := &req.Buckets[0]
 		s, denied := m.takeOne(b)
 		return b.decision(s, denied, DecidedByMemory, dst)
@@ -139,10 +141,10 @@ func (m *Memory) takeOne(b *Bucket) (left ahead, denied bool) {
 	// Read the clock first, so that the processor can fetch the bucket meanwhile.
 	now := m.clock().Microseconds()
 	var s level
-	if stored := t.own(hash); stored != nil && b.Limit.Algorithm == Leaky {
+	if stored := t.own(hash); stored != nil {
 		s = stored.at(now)
-		if denied = b.Cost > b.Limit.Size || (leaky{}).wait(&b.Limit, s, b.Cost, now) > 0; !denied {
-			s = leaky{}.add(&b.Limit, s, b.Cost, m.moment(&b.Limit, now))
+		if denied = b.Cost > b.Limit.Size || b.Limit.wait(s, b.Cost, now) > 0; !denied {
+			s = b.Limit.add(s, b.Cost, m.moment(&b.Limit, now))
 			stored.level = s
 		} else if b.Limit.CountDenied {
 			s = b.Limit.count(s, 0, b.Cost, m.moment(&b.Limit, now))
@@ -173,13 +175,19 @@ func (m *Memory) takeOne(b *Bucket) (left ahead, denied bool) {
 type standIn struct {
 	inFlight []int64       // for each bucket, the units that the other store may still admit
 	late     time.Duration // how much later than there a bucket may drain here
-	peek     bool          // whether the request is denied elsewhere, so that nothing is charged
+	denied   bool          // whether the request is denied elsewhere
+	peek     bool          // whether nothing is charged
 }
 
 // take decides req, which is valid, and appends the outcome for each bucket to
 // dst. With as, it marks buckets that hold something as dirty. w is memory for it.
 func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []outcome {
 	w.places = m.places(req.Buckets, w.places[:0])
+	if as == nil {
+		if w.inFlight = w.inFlight[:0]; m.traffic.queries.Load() != 0 {
+			w.inFlight = m.heldElsewhere(w.places, req.Buckets, w.inFlight)
+		}
+	}
 	w.held = lockAll(w.places, w.held[:0])
 	places := w.places
 	for i := range places {
@@ -189,19 +197,27 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		}
 	}
 	now := m.clock().Microseconds()
-	admitted := true
+	admitted := as == nil || !as.denied
+	var pools lending
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
 		m.look(p, b, now)
+		p.inFlight = m.holding.of(p.hash)
 		if as != nil {
-			p.inFlight = as.inFlight[i]
+			p.inFlight += as.inFlight[i]
 			p.found = p.level.clear > now
 			p.unsure = p.dirty == clean && p.found
 			if p.dirty != own {
 				p.level = b.Limit.by().ending(&b.Limit, p.level, now, as.late.Microseconds())
 			}
-		} else if b.Limit.logs() {
-			m.openLog(p, b, now)
+		} else {
+			if b.Limit.keepsEntries() {
+				m.openEntries(p, b, now)
+			}
+			if len(w.inFlight) > 0 {
+				p.inFlight += w.inFlight[i]
+			}
+			p.claimed = p.inFlight
 		}
 		for j := 0; j < i && b.shared; j++ {
 			// Two keys may share a bucket: this one is charged after that one.
@@ -212,19 +228,43 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 			}
 		}
 		if p.exact {
-			p.fits = p.fitsLog(b)
+			p.fits = p.fitsEntries(b)
 		} else {
 			p.fits = b.fits(p.level, p.inFlight, now)
 		}
-		admitted = admitted && p.fits
+		pools.short = pools.short || b.lent
+		var denies bool
+		denies, p.spared = pools.next(b.Borrows, b.Pool, p.fits)
+		admitted = admitted && (!denies || b.DryRun)
+		if b.Watches > 0 && !p.fits {
+			for j := firstWatched(req.Buckets, i); j < i; j++ {
+				places[j].spared = true
+			}
+		}
 	}
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
 		peek := as != nil && as.peek
-		charge := p.fits && !peek && (admitted || req.Accounting == AccountingEach)
+		charge := p.fits && !p.spared && !peek && (admitted || req.Accounting == AccountingEach && !b.Hold && !b.Pool)
+		blocked := !p.fits && p.inFlight > 0 && p.fitsAlone(b, now)
 		switch {
+		case b.Watches > 0:
+			if from := firstWatched(req.Buckets, i); p.fits && watchedDenied(places[from:i], req.Buckets[from:i], now) {
+				if as != nil {
+					p.dirty = max(p.dirty, behind)
+					if !p.found {
+						p.dirty = own
+					}
+				}
+				m.settle(p, b, now, true)
+			}
+		case b.Hold && p.fits && !p.spared && admitted && !peek:
+			if as == nil {
+				m.hold(req, i, p)
+			}
+			p.inFlight += b.Cost
 		case p.exact && (charge || b.Limit.CountDenied):
-			m.settleLog(p, b, now)
+			m.settleEntries(p, b, now)
 		case p.exact && p.made:
 			m.put(p, p.level, now)
 		case p.exact:
@@ -236,7 +276,7 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 			case charge || b.Limit.CountDenied:
 				p.dirty = own
 			case !p.fits && p.unsure: // the other store may have lost what it holds
-				p.dirty, p.stale = unsure, true
+				p.dirty = unsure
 			}
 			m.settle(p, b, now, charge)
 		}
@@ -244,9 +284,17 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		if p.inFlight > 0 {
 			s = b.Limit.atLeast(s, p.inFlight, m.moment(&b.Limit, now))
 		}
-		dst = append(dst, outcome{ahead: s.ahead(now), denied: !p.fits, begun: as != nil && !p.found})
+		dst = append(dst, outcome{
+			ahead: s.ahead(now), denied: !p.fits || p.spared && !b.Pool, blocked: blocked, unused: p.spared && b.Pool, begun: as != nil && !p.found,
+		})
 		if p.exact {
-			dst[len(dst)-1].log = p.log.level(&b.Limit, b.Cost, now)
+			beside := p.inFlight
+			if !p.fits && !blocked { // there is no room either when these are let go
+				beside = 0
+			}
+			v := p.entries.level(&b.Limit, b.Cost, beside, now)
+			*v = v.plus(p.inFlight, &b.Limit)
+			dst[len(dst)-1].entries = v
 		}
 	}
 	unlockAll(w.held)
@@ -258,6 +306,35 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 	}
 	m.sweep(now)
 	return dst
+}
+
+// firstWatched returns the index of the first bucket that the i-th one watches, or i. Of a
+// part of a request it may lack them.
+func firstWatched(buckets []Bucket, i int) int {
+	first := i
+	for first > 0 && i-first < int(buckets[i].Watches) && buckets[first-1].sameKey(&buckets[i]) {
+		first--
+	}
+	return first
+}
+
+// watchedDenied reports whether one of the buckets at places has no room for the request,
+// and not only because of units that are held.
+func watchedDenied(places []place, buckets []Bucket, now int64) bool {
+	for i := range places {
+		if !places[i].fits && !places[i].fitsAlone(&buckets[i], now) {
+			return true
+		}
+	}
+	return false
+}
+
+// fitsAlone reports whether p's bucket has room for the request on b beside no others.
+func (p *place) fitsAlone(b *Bucket, now int64) bool {
+	if p.exact {
+		return b.Cost <= b.Limit.Size-int64(p.entries.total)
+	}
+	return b.fits(p.level, 0, now)
 }
 
 // look reads the level of p's bucket at now.
@@ -279,7 +356,7 @@ func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
 	case b.Limit.CountDenied:
 		p.level = b.Limit.count(p.level, p.inFlight, b.Cost, m.moment(&b.Limit, now))
 	}
-	if charge || p.stale || b.Limit.CountDenied && p.level.clear > now {
+	if charge || p.unsure && p.dirty == unsure || b.Limit.CountDenied && p.level.clear > now {
 		m.put(p, p.level, now)
 	}
 }
@@ -314,16 +391,16 @@ type place struct {
 	inFlight  int64 // units that another store may still admit
 
 	dirty   dirtiness // whether another store may know less than this one
-	stale   bool      // whether to store it even if nothing is charged
 	unsure  bool      // whether a denial makes the bucket dirty
 	found   bool      // whether it holds something
 	fits    bool
+	spared  bool // whether a bucket that watches it has no room, or it is a pool of which nothing is borrowed
 	entered bool // whether the bucket is new
 
 	// Of a bucket that has a log, which decides.
 	exact   bool
-	made    bool // whether the log was made anew, from the summary
-	log     *unitLog
+	made    bool // whether the entries were made anew, from the summary
+	entries *entryLog
 	claimed int64 // what other keys of the request will have added
 }
 
@@ -336,17 +413,23 @@ func (m *Memory) places(buckets []Bucket, dst []place) []place {
 		if i == 0 || b.Key != buckets[i-1].Key {
 			key = maphash.String(m.seed, b.Key)
 		}
-		salt := b.limitHash(m.seed)
-		part, hash := m.partition(b, salt), mix(salt, key)
-		dst = append(dst, place{hash: hash, partition: part, table: &part.tables[hash%tables]})
+		dst = append(dst, place{})
+		m.find(&dst[len(dst)-1], b, key)
 	}
 	return dst
 }
 
 // place returns the location of b.
-func (m *Memory) place(b *Bucket) place {
-	p, h := m.locate(b)
-	return place{hash: h, partition: p, table: &p.tables[h%tables]}
+func (m *Memory) place(b *Bucket) (p place) {
+	m.find(&p, b, maphash.String(m.seed, b.Key))
+	return p
+}
+
+// find sets p to the location of b, given the hash of its key.
+func (m *Memory) find(p *place, b *Bucket, key uint64) {
+	salt := b.limitHash(m.seed)
+	p.hash, p.partition = mix(salt, key), m.partition(b, salt)
+	p.table = &p.partition.tables[p.hash%tables]
 }
 
 // locate returns b's partition and b's hash.
@@ -366,14 +449,14 @@ func (m *Memory) put(p *place, s level, now int64) {
 		m.count(p.partition, more)
 		p.entered = true
 	}
-	if p.partition.logs == nil {
+	if p.partition.entries == nil {
 		return
 	}
 	if entered && more < 1 {
-		m.dropLogs(p.partition, p.hash%tables, now)
+		m.dropAllEntries(p.partition, p.hash%tables, now)
 	}
-	if m.keepLog(p); p.log != nil {
-		p.log.summary = s
+	if m.keepEntries(p); p.entries != nil {
+		p.entries.summary = s
 	}
 }
 

@@ -129,6 +129,15 @@ func (s *subject) flood(t rapid.TB, l Limit) int64 {
 // run can afford where they are sent to Redis.
 var minTraces = flag.Int("traces", 0, "check each property on at least so `many` traces")
 
+// few returns n, or a third of it for a short test or one with the race detector, which
+// finds nothing in traces.
+func few(n int) int {
+	if testing.Short() || raceEnabled {
+		return (n + 2) / 3
+	}
+	return n
+}
+
 // checkTraces checks a property on n hundred traces, which is n times rapid's default
 // number, or on as many as the flag says.
 func checkTraces(t *testing.T, n int, property func(*rapid.T)) {

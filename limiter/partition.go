@@ -72,15 +72,15 @@ func (id limitID) bucket() Bucket {
 // partition holds the buckets of one limit, or of several that have no partition
 // of their own.
 type partition struct {
-	tables [tables]table // first, so that each fills a cache line of its own
-	id     limitID
-	limit  Limit  // of buckets with that id, without a Size
-	order  uint64 // unique; tables are locked in this order
-	salt   uint64 // the hash of id
-	usage  *usage
-	logs   []map[uint64]*unitLog // of each table, by the hash of the bucket; nil if there can be none. See unitlog.go
-	dead   bool                  // no longer in the directory; guarded by the lock of each table
-	idle   bool                  // whether it was empty at the last sweep; guarded by Memory.mu
+	tables  [tables]table // first, so that each fills a cache line of its own
+	id      limitID
+	limit   Limit  // of buckets with that id, without a Size
+	order   uint64 // unique; tables are locked in this order
+	salt    uint64 // the hash of id
+	usage   *usage
+	entries []map[uint64]*entryLog // of each table, by the hash of the bucket; nil if there can be none. See entries.go
+	dead    bool                   // no longer in the directory; guarded by the lock of each table
+	idle    bool                   // whether it was empty at the last sweep; guarded by Memory.mu
 
 	largest atomic.Int64 // the largest Size that a fallback has met
 
@@ -105,7 +105,7 @@ type usage struct {
 	name    string
 	maxKeys atomic.Int64 // as set by buckets, 0 if they leave it open
 	keeps   atomic.Bool  // whether nothing is evicted
-	logs    atomic.Bool  // whether there were logs, which take more room
+	entries atomic.Bool  // whether there were buckets with entries, which take more room
 	parts   atomic.Int32 // number of partitions
 
 	_         [64]byte // what is above is only read
@@ -212,8 +212,8 @@ func (m *Memory) newPartition(id limitID) *partition {
 	m.made++
 	b := id.bucket()
 	p := &partition{id: id, limit: b.Limit, order: m.made, salt: b.limitHash(m.seed), usage: u}
-	if algorithms[id.algorithm].logs || p.mixed() {
-		p.logs = make([]map[uint64]*unitLog, tables)
+	if algorithms[id.algorithm].entries || p.mixed() {
+		p.entries = make([]map[uint64]*entryLog, tables)
 	}
 	u.parts.Add(1)
 	usages := old.usages
@@ -344,7 +344,7 @@ func (m *Memory) sweepTables(now int64, steps int) {
 		if live := t.live(now); live*4 < t.used*3 {
 			m.count(p, -t.rebuild(live, now))
 		}
-		m.dropLogs(p, next%tables, now)
+		m.dropAllEntries(p, next%tables, now)
 		t.mu.Unlock()
 		if next%tables == 0 {
 			m.mu.Lock()

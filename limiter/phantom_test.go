@@ -96,6 +96,9 @@ func forgetOnce(r *Redis) { r.denyCache.latest.Store(0) }
 // while one server of a cluster stalls now and then: no caller hangs, and neither
 // does closing the store.
 func TestStalledServerOfCluster(t *testing.T) {
+	if testing.Short() {
+		t.Skip(longTest)
+	}
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	for _, fallback := range []*Memory{nil, NewMemory(nil)} {

@@ -92,6 +92,9 @@ func cutOff(t *testing.T, replica, master *redistest.Server) {
 // meanwhile. The process has connections to it from before, which are open all the
 // time.
 func TestClusterMasterAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip(longTest)
+	}
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	master := nodes.Nodes[0]
@@ -114,6 +117,9 @@ func TestClusterMasterAgain(t *testing.T) {
 
 // TestSentinelMasterAgain guards the same with sentinels.
 func TestSentinelMasterAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip(longTest)
+	}
 	t.Parallel()
 	sentinel := redistest.StartSentinel(t)
 	r := newTestRedis(t, sentinel.Master, func(opt *RedisOptions) {

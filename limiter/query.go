@@ -14,39 +14,82 @@ type query struct {
 	redisscript.Call
 	what    byte // what to do with the buckets
 	buckets []asked
+	ahead   int64 // how many units may be leased before there is room for them
+	least   int64 // how many are to be leased at least, or none
 
 	// State of the fallback, guarded by its lock.
-	server          *redisscript.Server // the server that it was last sent to
-	order           uint64              // its number among all queries sent
-	counted         bool                // whether it counts as in flight
-	abandoned       bool                // whether nothing is decided by its answer: it was given up, or never to decide
-	holdsUnits      bool                // whether a server holds its units
-	countsRelease   bool                // whether its request, when its units are released, counts as a denied one
-	serverRestarted bool                // whether a server has restarted since it was sent
-	next, prev      *query
+	server     *redisscript.Server // the server that it was last sent to
+	order      uint64              // its number among all queries sent
+	stage      stage
+	counted    bool // whether it counts as in flight
+	lost       bool // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
+	next, prev *query
 
 	// Memory for Keys and Arg. The next query that reuses q overwrites it.
 	names, group []byte
 	ends         []int // where each key ends in names
 }
 
+// stage is how far a query is.
+type stage uint8
+
+const (
+	asking  stage = iota // its answer decides
+	holding              // it has been answered, and its units are held until all parts of its request are
+	keeping              // its units are held until the request is settled
+	ended                // nothing follows from its answer: it was given up, or never to decide
+)
+
 // asked is what a query asks about one bucket.
 type asked struct {
 	limit Limit
 	cost  int64
-	till  int64     // until when its units are held, if they are to be settled
 	told  toldLevel // what the server is told of it
+	held  *heldCost // if its cost is only held
+	taken bool      // whether a server holds it
 
-	// For the fallback.
-	place          // its location in the memory
-	key     string // its Redis key
-	maxKeys int
+	dryRun  bool  // whether its denial denies nothing
+	borrows bool  // whether a pool may have room instead
+	pool    bool  // whether it is one
+	watches uint8 // how many of the buckets right before this one it watches
 	keeps   bool
 	emptied bool // the bucket was reset while it was in flight
 
 	// How dirty the bucket is once the server has answered, because of what was
 	// decided here while the query was in flight.
 	crossed dirtiness
+
+	// For the fallback.
+	place          // its location in the memory
+	key     string // its Redis key
+	maxKeys int
+}
+
+// heldCost is the cost of a bucket that is only held.
+type heldCost struct {
+	receipt int64 // what names the units in the server
+	charge  int64 // how many are charged when they are settled
+	kept    *kept // if they are held until the request is settled
+}
+
+// charge returns what a server charges a request that is admitted, now or when the units
+// are settled.
+func (p *asked) charge() int64 {
+	if p.watches > 0 {
+		return 0
+	}
+	if p.held != nil {
+		return p.held.charge
+	}
+	return p.cost
+}
+
+// kept returns what is held until the request is settled, or nil.
+func (p *asked) kept() *kept {
+	if p.held == nil {
+		return nil
+	}
+	return p.held.kept
 }
 
 // toldLevel is what a query tells a server about a bucket.
@@ -66,7 +109,7 @@ var queries = sync.Pool{New: func() any {
 // query returns a query about req.
 func (k keys) query(req Request, what byte) *query {
 	q := queries.Get().(*query)
-	q.what, q.abandoned, q.holdsUnits, q.countsRelease = what, false, false, false
+	q.what, q.stage, q.ahead = what, asking, 0
 	q.names, q.ends, q.Keys, q.buckets = q.names[:0], q.ends[:0], q.Keys[:0], q.buckets[:0]
 	var slot []byte // the part of the last name that buckets of one key have in common
 	for i := range req.Buckets {
@@ -84,7 +127,13 @@ func (k keys) query(req Request, what byte) *query {
 	for i, to := range q.ends {
 		b := &req.Buckets[i]
 		q.Keys = append(q.Keys, names[from:to])
-		q.buckets = append(q.buckets, asked{limit: b.Limit, cost: b.Cost, key: names[from:to], maxKeys: b.MaxKeys, keeps: b.keeps()})
+		q.buckets = append(q.buckets, asked{
+			limit: b.Limit, cost: b.Cost, dryRun: b.DryRun, borrows: b.Borrows, pool: b.Pool, watches: b.Watches,
+			key: names[from:to], maxKeys: b.MaxKeys, keeps: b.keeps(),
+		})
+		if b.Hold {
+			q.buckets[i].held = &heldCost{charge: b.Cost, kept: req.keptOf(b)}
+		}
 		from = to
 	}
 	q.Replies = q.replies()
@@ -102,13 +151,26 @@ func (q *query) encode() {
 
 // replies returns the number of integers in the reply to q.
 func (q *query) replies() int {
-	n := repliesEach(q.what) * len(q.Keys)
+	n := 0
 	for i := range q.buckets {
-		if q.buckets[i].limit.logs() && q.what != whatRemove {
-			n += logReplies
+		n += q.repliesOf(i)
+		if q.buckets[i].limit.keepsEntries() && q.what != whatRemove {
+			n += entriesReplies
 		}
 	}
 	return n
+}
+
+// repliesOf returns the number of integers that there are for the i-th bucket, besides
+// the entriesReplies that follow for each log.
+func (q *query) repliesOf(i int) int {
+	switch {
+	case q.what == whatRemove:
+		return 0
+	case q.buckets[i].held != nil && q.what != whatSettle || q.what == whatLease || q.what == whatPeek || q.what == whatReset:
+		return 4
+	}
+	return 2
 }
 
 // tells reports whether q tells a level of any of its buckets.
@@ -121,29 +183,112 @@ func (q *query) tells() bool {
 	return false
 }
 
-// settles reports whether q settles units that are held.
-func (q *query) settles() bool { return q.what == whatCommit || q.what == whatRelease }
-
-// settle turns q, whose units are held, into the query that settles them.
-func (q *query) settle(what byte, held []outcome) {
-	q.what = what
-	for i := range held {
-		q.buckets[i].till = held[i].till
+// holdAll has q hold the units of all buckets that an admitted request is charged to.
+func (q *query) holdAll() {
+	for i := range q.buckets {
+		if p := &q.buckets[i]; p.held == nil && p.watches == 0 {
+			p.held = &heldCost{charge: p.cost}
+		}
 	}
 	q.Replies = q.replies()
 }
 
-// wrote reports whether the reply to q shows that the server has written: that is so if
-// no bucket denied.
-func (q *query) wrote() bool {
-	if len(q.Reply) == 0 || q.what > whatHold {
+// settle turns q, whose units are held, into the query that settles them. Units that are
+// held until the request is settled stay.
+func (q *query) settle(as verdict) {
+	q.what = whatSettle
+	for i := range q.buckets {
+		p := &q.buckets[i]
+		p.held.charge = 0
+		if as == verdictAdmitted || as == verdictDenied && p.limit.CountDenied {
+			p.held.charge = p.cost
+		}
+	}
+	q.Replies = q.replies()
+}
+
+// received records what a server now holds for q, which it has admitted, and what names
+// those units.
+func (q *query) received(outcomes []outcome) {
+	for i := range outcomes {
+		if p := &q.buckets[i]; p.holds(&outcomes[i]) {
+			p.taken, p.held.receipt = true, outcomes[i].receipt
+		}
+	}
+}
+
+// holds reports whether a server that has admitted a request holds units of p's bucket,
+// by its outcome.
+func (p *asked) holds(o *outcome) bool { return p.held != nil && !o.denied && !o.unused }
+
+// heldOnly reports whether units are held of p's bucket until all parts of the request
+// have been decided, and no longer.
+func (p *asked) heldOnly() bool { return p.taken && p.held.kept == nil }
+
+// holdsAny reports whether a server that has admitted q holds units of any of its buckets
+// until all parts of the request have been decided, and no longer.
+func (q *query) holdsAny(outcomes []outcome) bool {
+	for i := range outcomes {
+		if p := &q.buckets[i]; p.holds(&outcomes[i]) && p.held.kept == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// keepBuckets removes the other buckets from q.
+func (q *query) keepBuckets(keep func(*asked) bool) {
+	n := 0
+	for i := range q.buckets {
+		if keep(&q.buckets[i]) {
+			q.buckets[n], q.Keys[n] = q.buckets[i], q.Keys[i]
+			n++
+		}
+	}
+	q.buckets, q.Keys = q.buckets[:n], q.Keys[:n]
+}
+
+// admitted reports whether the reply to q, which asks for a decision, admits it.
+func (q *query) admitted() bool {
+	if len(q.Reply) == 0 || q.what > byte(AccountingEach) {
 		return false
 	}
-	each := repliesEach(q.what)
-	for i := range q.Keys {
-		if q.Reply[each*i+1] < 0 {
+	from := 0
+	var pools lending
+	for i := range q.buckets {
+		p := &q.buckets[i]
+		if denies, _ := pools.next(p.borrows, p.pool, q.Reply[from+1] >= 0); denies && !p.dryRun {
 			return false
 		}
+		from += q.repliesOf(i)
+	}
+	return true
+}
+
+// denied reports whether outcomes, which answer q, deny it.
+func (q *query) denied(outcomes []outcome) bool {
+	var pools lending
+	for i := range outcomes {
+		p := &q.buckets[i]
+		if denies, _ := pools.next(p.borrows, p.pool, !outcomes[i].denied); denies && !p.dryRun {
+			return true
+		}
+	}
+	return false
+}
+
+// wrote reports whether the reply to q shows that the server has written: that is so if
+// every bucket had room.
+func (q *query) wrote() bool {
+	if !q.admitted() {
+		return false
+	}
+	from := 0
+	for i := range q.buckets {
+		if q.Reply[from+1] < 0 {
+			return false
+		}
+		from += q.repliesOf(i)
 	}
 	return true
 }

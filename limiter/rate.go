@@ -35,30 +35,6 @@ func Every(d time.Duration) Limit {
 	return Limit{Size: 1, DripInterval: d, DripSize: 1}
 }
 
-// Window returns a Limit that counts in fixed windows: it admits n units in each,
-// and so up to 2·n in a time of d that lies in two windows. A window begins with
-// the first request after the one before has ended. n is from 1 to [MaxUnits]; d
-// is a whole number of microseconds. Otherwise the Limit is not valid, and every
-// request returns an error.
-//
-// Several Sizes may share a window.
-func Window(n int64, d time.Duration) Limit {
-	return Limit{Size: n, DripInterval: d, DripSize: MaxUnits, Algorithm: Fixed}
-}
-
-// ClockWindow is like [Window], but the windows begin at start and every d before
-// and after it, by the store's clock: the server's in a [Redis].
-func ClockWindow(n int64, d time.Duration, start time.Time) Limit {
-	l := Window(n, d)
-	l.Aligned = true
-	if d > 0 {
-		if l.Phase = time.Duration(start.UnixMicro()%max(d.Microseconds(), 1)) * time.Microsecond; l.Phase < 0 {
-			l.Phase += d
-		}
-	}
-	return l
-}
-
 // per returns a Limit of n units every d, which is a second or a minute.
 func per(n int64, d time.Duration) Limit {
 	l, err := NewLimit(n, d, n)

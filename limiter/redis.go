@@ -22,11 +22,14 @@ type Redis struct {
 	keys      keys
 	timeout   time.Duration
 	fallback  *fallback // nil if there is none
-	client    *redisscript.Client
+	client    client
 	denyCache *denyCache
 	place     string               // identifies where the buckets are, see RedisOptions.place
 	clock     func() time.Duration // never goes back
 	closed    atomic.Bool
+	renewals  renewals
+	leases    leases
+	reports   reports
 }
 
 // NewRedis returns a store in the given Redis. It does not connect yet (see
@@ -39,8 +42,30 @@ func NewRedis(opt RedisOptions) (*Redis, error) {
 	return newRedis(opt, takeScript), nil
 }
 
+// client runs the script on the servers, as a [redisscript.Client] does. Tests have others.
+type client interface {
+	Connect()
+	Do(end redisscript.Deadline, call *redisscript.Call) (*redisscript.Server, error)
+	DoAlone(end redisscript.Deadline, call *redisscript.Call) (*redisscript.Server, error)
+	Submit(end redisscript.Deadline, call *redisscript.Call) error
+	OneServer() bool
+	Stats() []redisscript.Stats
+	Close() error
+}
+
 // newRedis returns a store that uses the given script.
 func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
+	r := newRedisWithoutClient(opt)
+	r.client = redisscript.Open(opt.forScripts(), script, redisscript.Hooks{
+		Sending:   r.sending,
+		Restarted: r.fallback.restarted,
+		Late:      r.releaseLate,
+	})
+	return r
+}
+
+// newRedisWithoutClient returns a store that needs a client.
+func newRedisWithoutClient(opt RedisOptions) *Redis {
 	start := time.Now()
 	r := &Redis{
 		keys:      newKeys(opt.KeyPrefix, opt.KeySecret),
@@ -49,15 +74,11 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 		place:     opt.place(),
 		clock:     func() time.Duration { return time.Since(start) },
 	}
+	r.renewals.store, r.leases.store, r.reports.store = r, r, r
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
 		r.fallback.removals.send = r.remove
 	}
-	r.client = redisscript.Open(opt.forScripts(), script, redisscript.Hooks{
-		Sending:   r.sending,
-		Restarted: r.fallback.restarted,
-		Late:      r.releaseLate,
-	})
 	return r
 }
 
@@ -73,6 +94,7 @@ func (r *Redis) Connect() { r.client.Connect() }
 // not answer.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
+	r.reports.close()
 	r.fallback.close()
 	return r.client.Close()
 }
@@ -99,9 +121,22 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 		req.Buckets = w.buckets
 	}
 	sent := r.clock()
+	if req.local() {
+		var decided bool
+		if w.outcomes, decided = r.decideLocally(req, sent.Microseconds(), w); decided {
+			return req.decisions(w.outcomes, dst), nil
+		}
+	}
 	var remembered bool
 	if w.outcomes, remembered = r.denyCache.decide(req, sent.Microseconds(), w.outcomes); remembered {
+		if req.leased() {
+			r.leases.note(req, w.outcomes, sent.Microseconds())
+		}
 		return req.decisions(w.outcomes, dst), nil
+	}
+	holds := req.Held != nil && req.holds()
+	if holds {
+		req = r.keep(req, w)
 	}
 	end, now := r.deadline(ctx)
 	var err error
@@ -114,10 +149,16 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 		w.outcomes, err = r.decide(end, req, w.outcomes)
 	}
 	if err != nil {
+		r.hand(req, nil)
 		return dst, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	if !anyHere(w.outcomes) {
 		r.denyCache.remember(req, w.outcomes, sent.Microseconds(), r.clock)
+		r.leases.heard(req, w.outcomes)
+	}
+	if holds {
+		r.hand(req, w.outcomes)
+		req.includeHeld(w.outcomes)
 	}
 	return req.decisions(w.outcomes, dst), nil
 }
@@ -154,10 +195,10 @@ func anyHere(outcomes []outcome) bool {
 // process if that server is unavailable. It appends to dst.
 func (r *Redis) decide(end redisscript.Deadline, req Request, dst []outcome) ([]outcome, error) {
 	q := r.query(req, byte(req.Accounting))
-	_, outcomes, err := r.ask(end, req, q, dst)
+	_, outcomes, err := r.ask(end, q, dst)
 	switch {
 	case err == nil:
-		r.fallback.answered(q, outcomes[len(dst):], false)
+		r.answered(q, outcomes[len(dst):], false)
 		q.release()
 		return outcomes, nil
 	case len(req.Buckets) > 1 && redisscript.MovingSlot(err):
@@ -193,14 +234,14 @@ func (r *Redis) sending(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 }
 
-// ask sends q, the query for req, to the server that has its buckets, and appends
+// ask sends q to the server that has its buckets, and appends
 // the outcomes to dst. After an error q may still be in flight.
-func (r *Redis) ask(end redisscript.Deadline, req Request, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
+func (r *Redis) ask(end redisscript.Deadline, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
 	srv, err := r.client.Do(end, &q.Call)
 	if err != nil {
 		return srv, dst, err
 	}
-	outcomes, corrupt, err := req.outcomes(q.Reply, q.what, dst)
+	outcomes, corrupt, err := q.outcomes(dst)
 	if err == nil && corrupt {
 		_ = srv.ReportCorrupt(errCorrupt)
 	}
@@ -208,6 +249,19 @@ func (r *Redis) ask(end redisscript.Deadline, req Request, q *query, dst []outco
 		return srv, dst, srv.ReportCorrupt(fmt.Errorf("%w: %w", errCorrupt, err))
 	}
 	return srv, outcomes, nil
+}
+
+// answered records what a server has decided on q. With held, all of its units are held.
+func (r *Redis) answered(q *query, outcomes []outcome, held bool) {
+	q.received(outcomes)
+	if q.admitted() {
+		for i := range q.buckets {
+			if k := q.buckets[i].kept(); k != nil && q.buckets[i].holds(&outcomes[i]) {
+				k.holding(outcomes[i].receipt, r.clock())
+			}
+		}
+	}
+	r.fallback.answered(q, outcomes, held)
 }
 
 // errCorrupt is the error for a key of ours that something else has written to.

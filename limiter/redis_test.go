@@ -502,11 +502,11 @@ func checkGroups(t rapid.TB, one, all *virtual, reqs []told) (want []Decision) {
 	var got []Decision
 	reply := callScript(t, all, reqs)
 	for _, req := range reqs {
-		n := 2*len(req.Buckets) + 4*req.logs()
+		n := 2*len(req.Buckets) + 4*entriesOf(req.Request)
 		if len(reply) < n {
 			t.Fatalf("%+v: %d numbers missing from the reply", reqs, n-len(reply))
 		}
-		outcomes, _, err := req.outcomes(reply[:n], 0, nil)
+		outcomes, _, err := outcomesOf(req.Request, reply[:n], nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -568,7 +568,7 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 				levels[i].rest = rapid.Int64Range(0, min(b.Limit.warmUp(), levels[i].clear)).Draw(t, "to be cold")
 			case Fixed:
 				levels[i].rest = rapid.Int64Range(1, b.Limit.Size).Draw(t, "units")
-			case Leaky:
+			case Leaky, Bans:
 			}
 			levels[i].inFlight = rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight")
 		}
@@ -589,15 +589,19 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 		run := []byte{0, 1, 0, byte(len(req.Buckets)), truth[req.Accounting == AccountingEach], truth[tells]}
 		for i, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
+			size := float64(b.Limit.Size)
 			rate, drip, phase := float64(b.Limit.DripInterval.Microseconds()), float64(b.Limit.DripSize), float64(b.Limit.Phase.Microseconds())
 			switch {
 			case b.Limit.Algorithm == WarmUp:
+				if waiting := size - drip; waiting > 0 && b.Cost <= b.Limit.Size {
+					size = -math.Floor(waiting * (rate / drip))
+				}
 				rate, drip, phase = rate/drip, float64(b.Limit.Phase.Microseconds()+1), float64(b.Limit.ColdFactor)/1000
 			case !b.Limit.Aligned:
 				phase = -1
 			}
 			run = append(run, byte(b.Limit.Algorithm), truth[b.Limit.CountDenied])
-			numbers := []float64{float64(b.Limit.Size), rate, drip, phase, float64(b.Cost)}
+			numbers := []float64{size, rate, drip, phase, float64(b.Cost)}
 			if tells {
 				k := req.levels[i]
 				numbers = append(numbers, float64(k.clear), float64(k.rest), float64(k.inFlight))
@@ -641,7 +645,7 @@ func TestRedisForeignValues(t *testing.T) {
 		}
 	}
 	hold("", " ", "text", "nan", "12", "99999999999999999999", strings.Repeat("9", 19), strings.Repeat("9", 400),
-		"\x00", strings.Repeat("\x00", 12), strings.Repeat("\xff", 12), strings.Repeat("\x00", 25), strings.Repeat("\xff", 41),
+		"\x00", strings.Repeat("\x00", 12), strings.Repeat("\xff", 12), strings.Repeat("\x00", 25), strings.Repeat("\xff", 57),
 		strings.Repeat("x", 1<<20), "{}")
 	full := written{level: level{soon, 0}, when: soon - 7200e6}
 	packed, long := full.value(), func(numbers ...float64) string { return string(appendDoubles([]byte{8}, numbers...)) }
@@ -720,7 +724,7 @@ func TestRedisCorruptValues(t *testing.T) {
 			pass()
 		}
 		if rapid.Bool().Draw(t, "hold") {
-			q := v.query(req(), whatHold)
+			q := v.query(toHold(req()), 0)
 			if err := v.admin.Eval(context.Background(), v.source, q.Keys, string(q.appendGroup(nil))).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -778,7 +782,7 @@ func TestRedisForeignHolds(t *testing.T) {
 	for _, held := range []int64{5, MaxUnits, horizon - 1, horizon} {
 		b := Bucket{Name: "b", Key: fmt.Sprint(held), Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
 		now := serverTime(t, server)
-		value := written{level: level{now + time.Hour.Microseconds(), 2}, when: now, held: held, till: now + 9e6}.value()
+		value := written{level: level{now + time.Hour.Microseconds(), 2}, when: now, record: heldRecord{{now, held - 2}, {now - 1, 2}}}.value()
 		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -791,11 +795,14 @@ func TestRedisForeignHolds(t *testing.T) {
 		}
 	}
 
-	// None that are held for ages, or are none.
+	// Numbers that are none.
 	b := Bucket{Name: "b", Key: "none", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	now := float64(serverTime(t, server))
-	for _, held := range [][2]float64{{1, now + 11e6}, {1, 1e300}, {-1, now}, {0, now}, {1.5, now}, {1, math.NaN()}, {math.Inf(1), now}} {
-		value := appendDoubles([]byte{8}, now+3600e6, 0, now, held[0], held[1])
+	for _, held := range [][4]float64{
+		{now, -1, 0, 0}, {now, 2, now, -1}, {now, 1.5, 0, 0}, {math.NaN(), 1, 0, 0}, {now, 1, math.NaN(), 0}, {now, math.Inf(1), 0, 0},
+		{now, 1, now + 1, 1}, {math.Inf(1), 1, 0, 0}, {now, 1, math.Inf(-1), 1}, {now, 0, 0, horizon + 1},
+	} {
+		value := appendDoubles([]byte{8}, now+3600e6, 0, now, held[0], held[1], held[2], held[3])
 		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -1320,7 +1327,7 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		{}, {1}, {1, 0}, {1, 0, 1}, {1, 0, 1, 1}, {1, 0, 0, 1}, {1, 0, -1, 1}, {1, 0, horizon + 1, 0},
 		{-2, 0, -2 - horizon, 0}, {1, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0},
 	} {
-		got, corrupt, err := req.outcomes(reply, 0, []outcome{kept})
+		got, corrupt, err := outcomesOf(req, reply, []outcome{kept})
 		if err == nil || corrupt || len(got) != 1 || got[0] != kept {
 			t.Errorf("reply %d: %+v, corrupt %t, error %v", reply, got, corrupt, err)
 		}
@@ -1336,7 +1343,7 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		{[]int64{-1 - hour, 0, 6 * hour, -1}, 1},
 		{[]int64{hour, 0, -1 - 6*hour, -1}, 2},
 	} {
-		got, corrupt, err := req.outcomes(tc.reply, 0, []outcome{kept})
+		got, corrupt, err := outcomesOf(req, tc.reply, []outcome{kept})
 		want := []outcome{kept, admitted, denied}
 		want[tc.foreign].foreign = tc.foreign > 0
 		if err != nil || !slices.Equal(got, want) {
@@ -1415,7 +1422,7 @@ func FuzzReply(f *testing.F) {
 		}
 
 		kept := outcome{ahead: ahead{clear: 1234}}
-		outcomes, corrupt, err := req.outcomes(reply, 0, []outcome{kept})
+		outcomes, corrupt, err := outcomesOf(req, reply, []outcome{kept})
 		if outcomes[0] != kept {
 			t.Fatalf("%+v in place of what was there before", outcomes[0])
 		}
@@ -1459,7 +1466,7 @@ func FuzzReply(f *testing.F) {
 func FuzzStoredValue(f *testing.F) {
 	server := redistest.Start(f)
 	r := newTestRedis(f, server, nil)
-	for _, value := range []string{"", "0", "1", "text", "99999999999999999999:2", strings.Repeat("\x00", 12), strings.Repeat("\xff", 25), strings.Repeat("\x88", 41)} {
+	for _, value := range []string{"", "0", "1", "text", "99999999999999999999:2", strings.Repeat("\x00", 12), strings.Repeat("\xff", 25), strings.Repeat("\x88", 57)} {
 		f.Add(value, int64(0), int64(5))
 		f.Add(value, int64(3600e6), int64(1))
 	}
@@ -1467,7 +1474,7 @@ func FuzzStoredValue(f *testing.F) {
 		for _, w := range []written{
 			{}, {when: -1}, {when: 1}, {when: -3600e6}, {when: 3600e6}, {when: -4 * horizon}, {when: 2 * horizon},
 			{level: level{rest: 1}}, {level: level{rest: 2}}, {level: level{rest: 3}}, {level: level{rest: -1}}, {level: level{rest: horizon}},
-			{held: 1, till: 9e6}, {held: 6, till: 1}, {held: 3, till: -9e6}, {held: horizon, till: 9e6}, {held: 1, till: 99e6},
+			{record: heldRecord{{0, 1}, {0, 0}}}, {record: heldRecord{{1, 2}, {-9e6, 3}}}, {record: heldRecord{{-9e6, 3}, {-19e6, 0}}}, {record: heldRecord{{0, horizon}, {-9e6, horizon}}}, {record: heldRecord{{99e6, 1}, {98e6, 1}}}, {record: heldRecord{{0, 0}, {0, 2}}},
 		} {
 			f.Add(w.value(), ahead, int64(5))
 			f.Add(w.value(), ahead, int64(9))
@@ -1479,7 +1486,8 @@ func FuzzStoredValue(f *testing.F) {
 		}
 		if w, ok := parseWritten(value); ok { // with times of today
 			now := serverTime(t, server)
-			w.clear, w.when, w.till = w.clear+now+ahead, w.when+now, w.till+now
+			w.clear, w.when = w.clear+now+ahead, w.when+now
+			w.record[0].receipt, w.record[1].receipt = w.record[0].receipt+now, w.record[1].receipt+now
 			value = w.value()
 		}
 		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
@@ -1505,7 +1513,7 @@ func FuzzStoredValue(f *testing.F) {
 			t.Fatalf("%.40q: %d admitted", value, admitted)
 		}
 		stored, err := server.Client().Get(t.Context(), key).Result()
-		if admitted > 0 && len(stored) == 41 { // units are held
+		if admitted > 0 && holdsUnits(stored) {
 			if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl <= 0 {
 				t.Fatalf("%.40q: expires in %v", stored, ttl)
 			}
@@ -1513,10 +1521,10 @@ func FuzzStoredValue(f *testing.F) {
 			s, expires := storedState(t, server, key)
 			checkExpiry(t, s, expires)
 		}
-		for _, what := range []byte{whatHold, whatCommit, whatRelease} {
+		for _, what := range []byte{byte(AccountingAtomic), whatSettle, whatRenew} {
 			set()
-			req := Request{Buckets: []Bucket{b}}
-			if _, _, err := r.ask(inTime(), req, r.query(req, what), nil); err != nil {
+			req := toHold(Request{Buckets: []Bucket{b}})
+			if _, _, err := r.ask(inTime(), r.query(req, what), nil); err != nil {
 				t.Fatalf("%.40q: %d: %v", value, what, err)
 			}
 		}
@@ -1574,7 +1582,7 @@ func TestRedisToldOfEmptyWindow(t *testing.T) {
 	req := Request{Buckets: []Bucket{b}}
 	q := r.query(req, byte(AccountingAtomic))
 	q.buckets[0].told = toldLevel{ahead{}, 10, unsure}
-	_, outcomes, err := r.ask(inTime(), req, q, nil)
+	_, outcomes, err := r.ask(inTime(), q, nil)
 	if err != nil || !outcomes[0].denied || !outcomes[0].blocked {
 		t.Errorf("%+v, error %v", outcomes, err)
 	}

@@ -129,7 +129,7 @@ func (r *Redis) remove(buckets []removal) {
 		}
 		if q == nil || !r.client.OneServer() {
 			ask()
-			q = &query{what: whatRemove, abandoned: true}
+			q = &query{what: whatRemove, stage: ended}
 			q.Owner = q
 		}
 		limit := b.partition.id.bucket()

@@ -44,18 +44,19 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 		t.Error("no query is reused, so the test proves nothing")
 	}
 
-	for _, what := range []byte{whatCommit, whatRelease} {
-		q := r.query(req, whatHold)
-		srv, held, err := r.ask(inTime(), req, q, nil)
+	for _, as := range []verdict{verdictAdmitted, verdictNone} {
+		q := r.query(toHold(req), 0)
+		srv, answer, err := r.ask(inTime(), q, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.fallback.answered(q, held, true)
-		r.settleOn(srv, q, what, held)
+		r.fallback.answered(q, answer, true)
+		settleAs(q, as, answer)
+		r.settleOn(srv, q)
 		key := r.keys.of(&req.Buckets[0])
 		redistest.WaitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
 		if pooled()[q] {
-			t.Errorf("one that settles, %d, is reused", what)
+			t.Errorf("one that settles, %d, is reused", as)
 		}
 	}
 

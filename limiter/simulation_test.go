@@ -26,8 +26,8 @@ var histories = flag.Int("histories", 600, "how many histories of faults to simu
 // then. The same goes for a failover if nothing was decided here on that bucket
 // meanwhile: nothing else may be forgotten. The script and the fallback are the
 // real ones. Drips take from a millisecond to an hour; requests have one or
-// several buckets, in one slot or two, with different sizes, and cost one unit or
-// more.
+// several buckets, in one slot or two, with different sizes, cost one unit or
+// more, and may borrow from a pool.
 //
 // The simulated network stands between script and fallback and carries the content
 // of each call.
@@ -41,7 +41,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 	}
 	total := simulated{}
 	all := *histories
-	if raceEnabled {
+	if raceEnabled || testing.Short() {
 		all /= 4 // they run in one goroutine
 	}
 	for seed := range uint64(all) { //nolint:gosec // not negative
@@ -59,7 +59,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 		"by the server": total.there, "here": total.here, "denied here": total.deniedHere, "given up": total.givenUp, "restarts": total.restarts,
 		"lost": total.lost, "over two slots": total.split, "settled too late": total.leaves,
 		"deleted": total.deleted, "followed": total.followed,
-		"kept over a failover": total.kept,
+		"kept over a failover": total.kept, "borrowed": total.borrowed,
 	} {
 		if n < least {
 			t.Errorf("%d %s: the test covers too little", n, what)
@@ -70,7 +70,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 // simulated counts events.
 type simulated struct {
 	there, here, deniedHere, givenUp, restarts, lost, split, leaves int
-	deleted, followed, kept                                         int
+	deleted, followed, kept, borrowed                               int
 }
 
 func (s *simulated) add(other simulated) {
@@ -85,6 +85,7 @@ func (s *simulated) add(other simulated) {
 	s.deleted += other.deleted
 	s.followed += other.followed
 	s.kept += other.kept
+	s.borrowed += other.borrowed
 }
 
 // history is one random history.
@@ -100,6 +101,7 @@ type history struct {
 	wasted   [][]charge // what the server charged each bucket by replies that came too late or never
 	lifetime []int      // how often each bucket's key has been deleted
 	decided  []bool     // whether each bucket was decided here since the server died
+	pool     bool       // whether the last bucket lends to the others
 	moved    []bool     // whether each bucket's level was sent to another server after a failover
 	timeout  int64
 
@@ -167,7 +169,14 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	for i := range h.buckets {
 		h.buckets[i].Limit.CountDenied = h.random.IntN(5) == 0
 	}
-	h.buckets[0].Key = "first"
+	if len(h.buckets) > 1 && h.random.IntN(2) == 0 {
+		h.pool = true
+		for i := range h.buckets {
+			h.buckets[i].Limit.CountDenied = false
+		}
+	} else {
+		h.buckets[0].Key = "first"
+	}
 	h.admitted = make([][]charge, len(h.buckets))
 	h.wasted = make([][]charge, len(h.buckets))
 	h.lifetime = make([]int, len(h.buckets))
@@ -269,7 +278,7 @@ func (h *history) failover() {
 	h.up = true
 	for q := h.v.fallback.inFlight; q != nil; q = q.next {
 		for i := range h.buckets {
-			if q.holdsUnits && slices.ContainsFunc(q.buckets, func(p asked) bool {
+			if q.stage == holding && slices.ContainsFunc(q.buckets, func(p asked) bool {
 				return p.hash == h.v.fallback.memory.hash(&h.buckets[i])
 			}) {
 				h.decided[i] = false
@@ -290,7 +299,7 @@ func (h *history) failover() {
 func (h *history) arrive() {
 	x := &exchange{req: Request{Accounting: Accounting(h.random.IntN(4) / 3)}}
 	for i := range h.buckets {
-		if h.random.IntN(2) == 0 || i == len(h.buckets)-1 && len(x.req.Buckets) == 0 {
+		if h.random.IntN(2) == 0 || h.pool && h.random.IntN(4) > 0 || i == len(h.buckets)-1 && len(x.req.Buckets) == 0 {
 			b := h.buckets[i]
 			if h.random.IntN(4) == 0 { // for a request, or a node, with a smaller size
 				b.Limit.Size = 1 + h.random.Int64N(b.Limit.Size)
@@ -299,22 +308,29 @@ func (h *history) arrive() {
 			x.req.Buckets = append(x.req.Buckets, b)
 		}
 	}
+	if last := len(x.req.Buckets) - 1; h.pool && last > 0 && x.req.Buckets[last].Name == h.buckets[len(h.buckets)-1].Name {
+		x.req.Buckets[last].Pool = true
+		x.req.Buckets[last-1].Borrows = true
+		x.req.Buckets[0].Borrows = h.random.IntN(2) == 0 || last == 1
+	}
 	if !h.up && h.random.IntN(2) == 0 { // the outage is known
 		h.here(x, x.req, nil, false)
 		return
 	}
-	what := byte(x.req.Accounting)
-	parts := x.req.byKey()
+	parts := []*part{{Request: x.req}}
+	if x.req.severalKeys() {
+		parts = x.req.byKey()
+	}
 	if len(parts) > 1 {
 		h.split++
 		x.split = true
-		if what == byte(AccountingAtomic) {
-			what = whatHold
-		}
 	}
 	var batch []*query
 	for _, p := range parts {
-		p.query = h.v.query(p.Request, what)
+		p.query = h.v.query(p.Request, byte(x.req.Accounting))
+		if x.split && x.req.Accounting == AccountingAtomic {
+			p.query.holdAll()
+		}
 		x.parts = append(x.parts, &simulatedPart{part: p})
 		batch = append(batch, p.query)
 	}
@@ -333,7 +349,7 @@ func (h *history) arrive() {
 			}
 			p.err = nil
 			before := h.levels(p.query)
-			h.v.fallback.answered(p.query, p.outcomes, p.query.what == whatHold)
+			h.v.fallback.answered(p.query, p.outcomes, p.query.buckets[0].held != nil)
 			for i, level := range h.levels(p.query) {
 				if level.clear < before[i].clear-h.timeout {
 					h.followed++
@@ -362,10 +378,10 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 	}
 	req := Request{}
 	for i := range q.buckets {
-		req.Buckets = append(req.Buckets, Bucket{Limit: q.buckets[i].limit})
+		p := &q.buckets[i]
+		req.Buckets = append(req.Buckets, Bucket{Limit: p.limit, Hold: p.held != nil && q.what != whatSettle, Borrows: p.borrows, Pool: p.pool})
 	}
 	buckets := slices.Clone(q.buckets)
-	what := q.what
 	var process func()
 	process = func() {
 		if !h.up || h.lives != life {
@@ -380,7 +396,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		outcomes, _, err := req.outcomes(reply, what, nil)
+		outcomes, _, err := outcomesOf(req, reply, nil)
 		if err != nil {
 			h.t.Fatal(err)
 		}
@@ -399,7 +415,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 // waste records what a server charged at a time by a reply that is not used.
 func (h *history) waste(buckets []asked, outcomes []outcome, at int64) {
 	for i, o := range outcomes {
-		if o.denied {
+		if o.denied || o.unused {
 			continue
 		}
 		for j := range h.buckets {
@@ -471,17 +487,18 @@ func (h *history) finish(x *exchange) {
 		}
 		if !denied || x.req.Accounting == AccountingEach {
 			for i, b := range p.Buckets {
-				if !p.outcomes[i].denied {
+				if o := &p.outcomes[i]; !o.denied && !o.unused && (!denied || !b.Pool) {
 					h.admit(b, p.at, p.lifetime)
+					h.borrow(b)
 				}
 			}
 		}
-		if p.query.what == whatHold {
-			what := byte(whatCommit)
+		if p.query.buckets[0].held != nil {
+			as := verdictAdmitted
 			if denied {
-				what = whatRelease
+				as = verdict(h.random.IntN(2)) // or no decision was made
 			}
-			h.settle(p, what)
+			h.settle(p, as)
 		}
 	}
 }
@@ -491,17 +508,16 @@ func (h *history) here(x *exchange, req Request, instead []*query, denied bool) 
 	x.done = true
 	h.simulated.here++
 	peek := denied && req.Accounting == AccountingAtomic
-	outcomes := h.v.fallback.decide(req, nil, peek, instead...)
-	for i := range outcomes {
-		denied = denied || outcomes[i].denied
-	}
+	outcomes := h.v.fallback.decide(req, nil, denied, instead...)
+	denied = denied || req.denied(outcomes)
 	if denied {
 		h.deniedHere++
 	}
 	for i, b := range req.Buckets {
-		admitted := !outcomes[i].denied && (!denied || req.Accounting == AccountingEach)
+		admitted := !outcomes[i].denied && !outcomes[i].unused && (!denied || req.Accounting == AccountingEach && !b.Pool)
 		if admitted {
 			h.admit(b, h.v.now, h.lifetime)
+			h.borrow(b)
 		}
 		if admitted || outcomes[i].denied && !peek {
 			h.decided[h.index(b)] = true
@@ -511,13 +527,12 @@ func (h *history) here(x *exchange, req Request, instead []*query, denied bool) 
 }
 
 // settle settles the units that are held for a part, sooner or later.
-func (h *history) settle(p *simulatedPart, what byte) {
+func (h *history) settle(p *simulatedPart, as verdict) {
 	q := p.query
-	if what == whatRelease {
+	if as != verdictAdmitted {
 		h.v.fallback.drop(q)
 	}
-	q.countsRelease = h.random.IntN(2) == 0 // or no decision was made
-	q.settle(what, p.outcomes)
+	settleAs(q, as, p.outcomes)
 	answered := false
 	h.events.at(h.v.now+pick[int64](h.random, 0, 0, 20, 2000, 9_900_000), func() {
 		h.v.sending(nil, callsOf(q))
@@ -526,7 +541,7 @@ func (h *history) settle(p *simulatedPart, what byte) {
 				return
 			}
 			answered = true
-			if what == whatCommit {
+			if as == verdictAdmitted {
 				h.v.fallback.answered(q, outcomes, false)
 			}
 		})
@@ -534,7 +549,7 @@ func (h *history) settle(p *simulatedPart, what byte) {
 			if !answered {
 				answered = true
 				h.leaves++
-				h.v.leaveToServer(q, what)
+				h.v.leaveToServer(q)
 			}
 		})
 	})
@@ -544,6 +559,13 @@ func (h *history) settle(p *simulatedPart, what byte) {
 func (h *history) admit(b Bucket, at int64, lifetime []int) {
 	i := h.index(b)
 	h.admitted[i] = append(h.admitted[i], charge{at, b.Cost, lifetime[i]})
+}
+
+// borrow counts that b, to which something was charged, was a pool.
+func (h *history) borrow(b Bucket) {
+	if b.Pool {
+		h.borrowed++
+	}
 }
 
 // index returns the index of b among the buckets.

@@ -73,7 +73,9 @@ func (windows) drainTime(l *Limit) time.Duration { return 2 * l.DripInterval }
 
 func (windows) dripTime(l *Limit, units int64) time.Duration { return leaky{}.dripTime(l, units) }
 
-func (windows) doubles(l *Limit) (rate, drip, phase float64) { return leaky{}.doubles(l) }
+func (windows) doubles(l *Limit, cost int64) (size, rate, drip, phase float64) {
+	return leaky{}.doubles(l, cost)
+}
 
 func (windows) restEnd(l *Limit) int64 { return l.DripSize }
 

@@ -439,13 +439,13 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 		v.flush(t)
 		v.at(t, begin+55e6)
 		decide(t, v, AccountingAtomic, b)
-		q := v.query(req, whatHold)
+		q := v.query(toHold(req), 0)
 		o := ask(q)
-		if o.denied || o.held != 4 || o.till != v.now+10e6 {
+		if o.denied || o.held != 4 || o.receipt != v.now {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 4, 4, 2)
-		again := ask(v.query(req, whatHold))
+		again := ask(v.query(toHold(req), 0))
 		if !again.denied || !again.blocked {
 			t.Errorf("a request that has no room beside held units: %+v", again)
 		}
@@ -453,21 +453,21 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 		peek("in the next window", 4, 4, 2)
 		switch end {
 		case "committed":
-			q.settle(whatCommit, []outcome{o})
+			settleAs(q, verdictAdmitted, []outcome{o})
 			ask(q)
 			peek(end, 8, 0, 2)
 			v.at(t, begin+90e6)
 			peek("half a window later", 6, 0, 4)
 		case "released":
-			q.settle(whatRelease, []outcome{o})
+			settleAs(q, verdictNone, []outcome{o})
 			ask(q)
 			peek(end, 4, 0, 6)
 		case "left":
-			v.at(t, begin+65e6-1)
+			v.at(t, begin+70e6-1)
 			peek("still held", 3, 4, 3)
 			v.at(t, begin+90e6)
 			peek(end, 6, 0, 4)
-			q.settle(whatCommit, []outcome{o})
+			settleAs(q, verdictAdmitted, []outcome{o})
 			if o := ask(q); o.rest&MaxSlidingUnits != 4 {
 				t.Errorf("settled too late: %+v", o)
 			}

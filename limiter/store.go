@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"math/bits"
 	"slices"
+	"time"
 )
 
 // Store keeps buckets and decides requests against them. Its methods are safe for
@@ -42,6 +43,9 @@ type Request struct {
 	// Whether to return an error when the server is unavailable, instead of
 	// letting the fallback decide.
 	NoFallback bool
+
+	// What to settle later, if any of the Buckets has Hold.
+	Held *Held
 }
 
 // Bucket is one bucket and what a request adds to it. Its Name, its Key and its
@@ -78,7 +82,44 @@ type Bucket struct {
 	// same ShareKey, such as the network of a client's address.
 	ShareKey string
 
-	shared bool // whether several keys share it; Key is then their ShareKey
+	// Whether this is a dry run: the bucket is decided and charged as always, but
+	// its denial does not deny the request.
+	DryRun bool
+
+	// Whether an admitted request only holds Cost, until Request.Held settles it: what
+	// it costs, or whether it counts, is not known yet. Held units take room, but do
+	// not drip. A request that is denied holds nothing, and charges this bucket nothing.
+	// Units that are held in a server for 10 to 20 s after their process has last
+	// reached it are charged as of then. All buckets of one Name should have the same
+	// Hold.
+	Hold bool
+
+	// Whether what this bucket has no room for is borrowed from the next Pool in the
+	// request. There must be one, with the same DryRun. CountDenied must not be set.
+	Borrows bool
+
+	// Whether this bucket is a pool. It is charged, or holds units, if the request is
+	// admitted and any of the buckets before it that has Borrows, up to another Pool, had
+	// no room. Such a bucket is not charged then, and denies only if its pool has no room
+	// either. CountDenied must not be set. Cost is what a request borrows, whatever it
+	// would have cost where there was no room.
+	Pool bool
+
+	// How many of the buckets right before this one it watches, at most [MaxWatched]. Such
+	// a bucket is charged if one of those denies the request, and not otherwise; a denial
+	// that is only due to held units is none. Like others it denies requests for which it
+	// has no room, and then those that it watches deny them too. They have its Key and
+	// DryRun, and none of them has CountDenied, Borrows, Pool or a ShareKey.
+	Watches uint8
+
+	// Whether this process may decide by itself, and with which bound. The zero value is
+	// exact. A Memory ignores it. Buckets whose algorithm or options need an exact
+	// decision, see [Consistency], make the request an error.
+	Consistency Consistency
+
+	shared bool   // whether several keys share it; Key is then their ShareKey
+	lent   bool   // whether a bucket that is not decided with this one, a Pool, borrows from it
+	keptAs uint16 // its index in Request.Held.kept, plus 1; 0 if it is not there
 }
 
 // keeps reports whether b's limit never evicts a bucket.
@@ -114,6 +155,14 @@ func (a Accounting) String() string {
 	return "atomic"
 }
 
+// keptOf returns what a Redis store knows of the units that are held of b, or nil.
+func (req *Request) keptOf(b *Bucket) *kept {
+	if b.keptAs == 0 {
+		return nil
+	}
+	return req.Held.kept[b.keptAs-1]
+}
+
 // prepare fills in default values, and returns an error if req does not describe
 // buckets that can be decided. Every Store calls it, so untrusted numbers are safe
 // to pass.
@@ -121,6 +170,7 @@ func (req *Request) prepare() error {
 	if n := len(req.Buckets); n > MaxBuckets {
 		return fmt.Errorf("%d buckets in a request: must be at most %d", n, MaxBuckets)
 	}
+	plain := true
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		if b.Cost == 0 || b.Limit.DripSize == 0 {
@@ -133,8 +183,99 @@ func (req *Request) prepare() error {
 		if b.Cost < 1 {
 			return fmt.Errorf("bucket %q: cost %d: must be at least 1", b.Name, b.Cost)
 		}
+		if b.Consistency != (Consistency{}) {
+			if err := b.validateConsistency(); err != nil {
+				return fmt.Errorf("bucket %q: %w", b.Name, err)
+			}
+		}
+		plain = plain && !b.Hold && b.Watches == 0 && !b.elastic()
+	}
+	if !plain {
+		if err := req.validateRoles(); err != nil {
+			return err
+		}
 	}
 	return req.namedTwice()
+}
+
+// validateRoles returns an error if a bucket can't hold units, watch others, borrow or lend
+// as it is to.
+func (req *Request) validateRoles() error {
+	if err := req.validateWatches(); err != nil {
+		return err
+	}
+	if err := req.validatePools(); err != nil {
+		return err
+	}
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		switch {
+		case b.Hold && req.Held == nil:
+			return errNotHeld
+		case b.Hold && b.Limit.waits():
+			return fmt.Errorf("bucket %q: %w", b.Name, errHeldWaits)
+		}
+	}
+	return nil
+}
+
+// MaxWatched is the largest number of buckets that a Bucket watches.
+const MaxWatched = 15
+
+// validateWatches returns an error if a bucket can't watch what it is to watch.
+func (req *Request) validateWatches() error {
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		if b.Watches == 0 {
+			continue
+		}
+		if int(b.Watches) > min(i, MaxWatched) || b.Hold || b.elastic() || b.Limit.CountDenied || b.ShareKey != "" {
+			return fmt.Errorf("bucket %q: %w", b.Name, errWatches)
+		}
+		for j := i - int(b.Watches); j < i; j++ {
+			if w := &req.Buckets[j]; !w.sameKey(b) || w.DryRun != b.DryRun || w.Watches > 0 || w.elastic() || w.Limit.CountDenied || w.ShareKey != "" {
+				return fmt.Errorf("bucket %q, watched by %q: %w", w.Name, b.Name, errWatches)
+			}
+		}
+	}
+	return nil
+}
+
+// chargesWatcher reports whether a bucket of req is charged for the denial of another one.
+func (req *Request) chargesWatcher(outcomes []outcome) bool {
+	for i := range req.Buckets {
+		if outcomes[i].denied {
+			continue
+		}
+		for j := i - int(req.Buckets[i].Watches); j < i; j++ {
+			if outcomes[j].denied {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// bar has the buckets deny that another one watches which does.
+func (req *Request) bar(outcomes []outcome) {
+	for i := range req.Buckets {
+		for j := i - int(req.Buckets[i].Watches); j < i && outcomes[i].denied; j++ {
+			outcomes[j].denied = true
+		}
+	}
+}
+
+// denied reports whether the outcomes of req's buckets deny it.
+func (req *Request) denied(outcomes []outcome) bool {
+	var pools lending
+	for i := range outcomes {
+		b := &req.Buckets[i]
+		pools.short = pools.short || b.lent
+		if denies, _ := pools.next(b.Borrows, b.Pool, !outcomes[i].denied); denies && !b.DryRun {
+			return true
+		}
+	}
+	return false
 }
 
 // namedTwice returns an error if two buckets have the same Name and Key.
@@ -203,21 +344,42 @@ func (req *Request) complete() {
 
 // decisions appends a Decision for each outcome to dst.
 func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
+	from := len(dst)
 	for i := range outcomes {
 		o, b := &outcomes[i], &req.Buckets[i]
-		if o.log != nil {
-			dst = append(dst, Decision{By: o.by})
-			dst[len(dst)-1].reportLog(&b.Limit, o.log, b.Cost, o.denied)
-			continue
+		if o.entries != nil {
+			dst = append(dst, Decision{By: o.by, DryRun: b.DryRun})
+			dst[len(dst)-1].reportEntries(&b.Limit, o.entries, b.Cost, o.denied)
+		} else {
+			dst = b.decision(o.ahead, o.denied, o.by, dst)
 		}
-		dst = b.decision(o.ahead, o.denied, o.by, dst)
+		d := &dst[len(dst)-1]
+		if o.leased > 0 { // and charged, but still to be had
+			d.Remaining = min(d.Remaining+o.leased, d.Size)
+		}
+		if b.Hold && o.blocked && !d.Never {
+			d.RetryAfter = retryBlocked
+		}
+		if b.Watches > 0 && !d.Denied {
+			d.RetryAfter = b.Wait(d)
+			d.Denied = d.RetryAfter > 0
+			d.Began = d.Denied
+		}
+		for j := len(dst) - 1 - int(b.Watches); j < len(dst)-1; j++ {
+			if w := &dst[j]; w.Denied && !w.Never {
+				w.RetryAfter = max(w.RetryAfter, d.RetryAfter)
+			}
+		}
+		if b.Pool {
+			req.lend(i, outcomes, dst[from:])
+		}
 	}
 	return dst
 }
 
 // decision appends the Decision of b to dst.
 func (b *Bucket) decision(s ahead, denied bool, by Decider, dst []Decision) []Decision {
-	dst = append(dst, Decision{By: by})
+	dst = append(dst, Decision{By: by, DryRun: b.DryRun})
 	dst[len(dst)-1].report(&b.Limit, s, b.Cost, denied)
 	return dst
 }
@@ -225,3 +387,17 @@ func (b *Bucket) decision(s ahead, denied bool, by Decider, dst []Decision) []De
 // errTwice rejects a request that would be checked against a bucket twice and
 // charged once.
 var errTwice = errors.New("named twice with one key in one request")
+
+// errWatches rejects a request with a bucket that watches others in a way that no store
+// can decide in one step.
+var errWatches = errors.New("a bucket may watch those right before it that have its Key and DryRun; neither may have CountDenied, Borrows, Pool, ShareKey or, if it watches, Hold")
+
+// errNotHeld rejects a request that nobody could settle.
+var errNotHeld = errors.New("a bucket has Hold, and the request has no Held to settle it")
+
+// errHeldWaits rejects a request of which it will not be known when it may run.
+var errHeldWaits = errors.New("a bucket with Hold can't have a Limit with which requests may wait")
+
+// retryBlocked is when to try again after units that others hold were in the way: nobody
+// knows when they will be settled.
+const retryBlocked = time.Second

@@ -21,7 +21,9 @@ func (pause) drainTime(l *Limit) time.Duration { return l.DripInterval }
 
 func (pause) dripTime(l *Limit, _ int64) time.Duration { return l.DripInterval }
 
-func (pause) doubles(l *Limit) (rate, drip, phase float64) { return float64(l.rate()), 1, -1 }
+func (pause) doubles(l *Limit, _ int64) (size, rate, drip, phase float64) {
+	return float64(l.Size), float64(l.rate()), 1, -1
+}
 
 func (pause) restEnd(*Limit) int64 { return 1 }
 
@@ -76,7 +78,7 @@ end
 // beside others, and a node goes on from what a server told, and back.
 func TestAlgorithmPlugsIn(t *testing.T) {
 	toy := Algorithm(len(algorithms))
-	algorithms = append(algorithms, algorithm{"pause", 'p', false, pause{}})
+	algorithms = append(algorithms, algorithm{"pause", 'p', false, aheadNever, pause{}})
 	t.Cleanup(func() { algorithms = algorithms[:toy] })
 	const first = "if kind == FIXED then"
 	source := strings.Replace(takeSource, first, fmt.Sprintf("if kind == %d then%sothers[%d] = pause\nelse%s", toy, pauseLua, toy, first), 1)

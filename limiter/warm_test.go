@@ -2,6 +2,9 @@ package limiter
 
 import (
 	"cmp"
+	"context"
+	"errors"
+	"fmt"
 	"math"
 	"math/big"
 	"slices"
@@ -23,6 +26,9 @@ type warmer struct {
 	each                             float64 // the idle time for a permit, in whole µs, at least one
 	full                             float64 // the idle time for all permits, in whole µs, at least one
 
+	waiting int64 // how many units at the full rate requests may wait for
+	reach   int64 // how long that is, in µs
+
 	stored float64
 	free   int64 // the next free moment, in µs
 }
@@ -38,6 +44,8 @@ func newWarmer(l Limit) *warmer {
 	w.each = max(math.Floor(warmUp/w.most), 1)
 	w.full = min(max(math.Floor(w.most*w.each), 1), warmUp)
 	w.stored, w.free = w.most, math.MinInt64
+	w.waiting = max(l.Size-l.DripSize, 0)
+	w.reach = int64(float64(w.waiting) * w.interval)
 	return w
 }
 
@@ -52,15 +60,13 @@ func (w *warmer) take(l Limit, now, cost int64) Decision {
 	if w.free < now && w.stored < w.most {
 		w.stored = min(w.most, w.stored+float64(now-w.free)/w.each)
 	}
-	if w.free = max(w.free, now); w.free > now || d.Never {
-		d.Denied, d.Clear = true, w.clear(now)
-		if w.free == now && w.stored < w.most {
-			d.Remaining = 1
-		} else if w.free == now {
-			d.Remaining, d.Clear = 1, 0
+	if w.free = max(w.free, now); w.free > now+w.reach || d.Never {
+		d.Denied, d.Clear, d.Remaining = true, w.clear(now), w.remaining(now)
+		if w.free == now && w.stored == w.most {
+			d.Clear = 0
 		}
 		if !d.Never {
-			d.RetryAfter = time.Duration(w.free-now) * time.Microsecond
+			d.RetryAfter = time.Duration(w.free-w.reach-now) * time.Microsecond
 		}
 		return d
 	}
@@ -70,8 +76,16 @@ func (w *warmer) take(l Limit, now, cost int64) Decision {
 	wait += (float64(cost) - steep) * w.interval
 	w.stored = max(w.stored-taken, w.most-w.full/w.each)
 	w.free += int64(math.Ceil(wait))
-	d.Clear = w.clear(now)
+	d.Clear, d.Remaining = w.clear(now), w.remaining(now)
 	return d
+}
+
+// remaining returns how many requests there is room for at the full rate.
+func (w *warmer) remaining(now int64) int64 {
+	if w.free > now+w.reach {
+		return 0
+	}
+	return 1 + max(w.waiting-int64(math.Ceil(float64(max(w.free-now, 0))/w.interval)), 0)
 }
 
 // clear returns the time until all permits are stored.
@@ -113,6 +127,16 @@ func drawWarm(t *rapid.T) Limit {
 	return WarmingUp(min(n, d.Microseconds()), d, warmUp, factor)
 }
 
+// drawWaiting draws how much larger l is for requests that wait.
+func drawWaiting(t *rapid.T, l Limit) Limit {
+	without := l
+	l.Size += rapid.SampledFrom([]int64{0, 0, 0, 1, 2, 5, 5, 100, l.Size}).Draw(t, "waiting")
+	if l.Validate() != nil {
+		return without
+	}
+	return l
+}
+
 // drawWarmCost draws a cost.
 func drawWarmCost(t *rapid.T, l Limit) int64 {
 	return max(rapid.SampledFrom([]int64{1, 1, 1, 1, 2, 3, l.Size/3 + 1, l.Size, l.Size + 1}).Draw(t, "cost"), 1)
@@ -140,29 +164,50 @@ func drawWarmGap(t *rapid.T, l Limit, last Decision, wait time.Duration) int64 {
 // TestWarmUpFollowsDescription guards limits that warm up: every number in every
 // decision is what storing permits gives, but for the microsecond to which they are
 // rounded. From there on the description continues with the stored permits as they
-// were rounded.
+// were rounded. Requests that wait do so until the moment that was free before them, to the
+// microsecond; or longer, if that can't be known and they should not.
 func TestWarmUpFollowsDescription(t *testing.T) {
 	singleGoroutine(t)
-	seen := struct{ admitted, denied, cold, warm int }{}
+	seen := struct{ admitted, denied, cold, warm, waited, unknown int }{}
 	checkTraces(t, 110, func(t *rapid.T) {
 		l := drawWarm(t)
 		if l.Validate() != nil {
 			t.Skip()
 		}
+		l = drawWaiting(t, l)
 		s, m := newSubject(1_790_000_000_123_456), newWarmer(l)
 		last, wait := Decision{}, time.Duration(0)
 		for i := range rapid.IntRange(1, 40).Draw(t, "requests") {
 			s.now += drawWarmGap(t, l, last, wait)
 			cost := drawWarmCost(t, l)
+			slot := time.Duration(max(m.free, s.now)-s.now) * time.Microsecond
 			want := m.take(l, s.now, cost)
 			got := s.take(t, l, cost)
-			wait = (&Bucket{Limit: l, Cost: cost}).Wait(&got)
+			b := Bucket{Limit: l, Cost: cost}
+			wait = b.Wait(&got)
 			if got.Never {
-				wait = time.Duration(max(s.level.free()-s.now, 0)) * time.Microsecond
+				wait = time.Duration(max(s.level.free()-m.reach-s.now, 0)) * time.Microsecond
 			}
-			if free := time.Duration(m.free-s.now) * time.Microsecond; (wait - free).Abs() > m.exact() {
-				t.Fatalf("%+v, request %d, cost %d, at %d µs: would wait %v, want %v", l, i, cost, s.now, wait, free)
+			if free := time.Duration(max(m.free-m.reach-s.now, 0)) * time.Microsecond; (wait - free).Abs() > m.exact() {
+				t.Fatalf("%+v, request %d, cost %d, at %d µs: would be denied for %v, want %v", l, i, cost, s.now, wait, free)
 			}
+			known := l.Delayed(365*24*time.Hour, cost) > 0
+			switch delay := b.Delay(&got, m.waiting); {
+			case got.Denied || m.waiting == 0:
+				if delay != 0 {
+					t.Fatalf("%+v, request %d, cost %d, at %d µs: %+v, and waits %v", l, i, cost, s.now, got, delay)
+				}
+			case delay < slot, known && delay > slot:
+				t.Fatalf("%+v, request %d, cost %d, at %d µs: waits %v, want %v", l, i, cost, s.now, delay, slot)
+			case known && slot > 0:
+				seen.waited++
+			case !known:
+				seen.unknown++
+			}
+			if m.free = s.level.free(); s.level.clear <= s.now {
+				m.free = s.now
+			}
+			want.Remaining = m.remaining(s.now)
 			if last = plainDecision(got); !near(last, want, 2*m.exact()) {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v", l, i, cost, s.now, last, want)
 			}
@@ -176,16 +221,13 @@ func TestWarmUpFollowsDescription(t *testing.T) {
 			default:
 				seen.admitted++
 			}
-			if m.free = s.level.free(); s.level.clear <= s.now {
-				m.free = s.now
-			}
 			m.stored = m.most - float64(max(s.level.rest, 0))/m.each
 			if s.level.clear <= s.now {
 				m.stored = m.most
 			}
 		}
 	})
-	if min(seen.admitted, seen.denied, seen.cold, seen.warm) < 3000 {
+	if min(seen.admitted, seen.denied, seen.cold, seen.warm, seen.waited, seen.unknown) < 3000 {
 		t.Errorf("the test covers too little: %+v", seen)
 	}
 }
@@ -372,6 +414,7 @@ func TestRedisWarmUp(t *testing.T) {
 		if l.Validate() != nil {
 			t.Skip()
 		}
+		l = drawWaiting(t, l)
 		p, b := plain{}, Bucket{Name: "b", Limit: l}
 		return described{
 			limit: l,
@@ -403,7 +446,7 @@ func TestRedisWarmUp(t *testing.T) {
 // no more than the area under the line of prices, which those pass fastest that
 // never let it idle. If a key was lost, it was not cold then, as the server was sent
 // the level that it had.
-func checkWarmUp(t testing.TB, l Limit, admitted []charge, lost bool) {
+func checkWarmUp(t rapid.TB, l Limit, admitted []charge, lost bool) {
 	t.Helper()
 	admitted = slices.Clone(admitted)
 	slices.SortStableFunc(admitted, func(a, b charge) int { return cmp.Compare(a.at, b.at) })
@@ -421,6 +464,142 @@ func checkWarmUp(t testing.TB, l Limit, admitted []charge, lost bool) {
 		steep := min(float64(a.units), max(w.stored-w.threshold, 0))
 		earliest += steep*(w.price(w.stored)+w.price(w.stored-steep))/2 + (float64(a.units)-steep)*w.interval
 		w.stored = max(w.stored-float64(a.units), 0)
+	}
+}
+
+// TestWarmUpWaits guards requests that wait, in both stores: they are admitted up to the
+// longest delay before the next free moment and wait until then, one after the other, as
+// slowly as if they had come then. What is denied is told when it may be admitted to wait.
+func TestWarmUpWaits(t *testing.T) {
+	l := WarmingUp(2, time.Second, 4*time.Second, 3)
+	more := l.Delayed(4*time.Second, 1)
+	l.Size += more
+	now := time.Duration(1e15)
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	for _, tc := range []struct {
+		name    string
+		store   Store
+		advance func(time.Duration)
+	}{
+		{"Memory", NewMemory(func() time.Duration { return now }), func(d time.Duration) { now += d }},
+		{"Redis", v, func(d time.Duration) { v.advance(t, d) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := Bucket{Name: "w", Key: "k", Limit: l, Cost: 1}
+			check := func(remaining int64, wait time.Duration) {
+				t.Helper()
+				d := decide(t, tc.store, AccountingAtomic, b)[0]
+				if got := b.Delay(&d, more); d.Denied || got != wait || d.Remaining != remaining {
+					t.Errorf("waits %v, want %v, %d remain, want %d: %+v", got, wait, d.Remaining, remaining, d)
+				}
+			}
+			const ms = time.Millisecond
+			check(6, 0)
+			check(4, 1375*ms)
+			check(2, 2500*ms)
+			check(1, 3375*ms)
+			check(0, 4000*ms)
+			if d := decide(t, tc.store, AccountingAtomic, b)[0]; !d.Denied || d.RetryAfter != 500*ms || d.Remaining != 0 {
+				t.Errorf("beyond the longest delay: %+v", d)
+			}
+			tc.advance(500*ms - time.Microsecond)
+			if d := decide(t, tc.store, AccountingAtomic, b)[0]; !d.Denied || d.RetryAfter != time.Microsecond {
+				t.Errorf("1 µs too early: %+v", d)
+			}
+			tc.advance(time.Microsecond)
+			check(0, 4000*ms)
+			tc.advance(4500*ms + 4*time.Second)
+			check(6, 0)
+			check(4, 1375*ms)
+		})
+	}
+}
+
+// TestWarmUpWaitersRunEvenly guards, against what a limit that warms up allows, when
+// requests run that wait for it: first come, first served, and none later than the longest
+// delay.
+func TestWarmUpWaitersRunEvenly(t *testing.T) {
+	waited, denied := 0, 0
+	checkTraces(t, 20, func(t *rapid.T) {
+		d := rapid.SampledFrom([]time.Duration{7 * time.Millisecond, time.Second, 999_983 * time.Microsecond, time.Hour}).Draw(t, "duration")
+		n := rapid.Int64Range(1, 30).Draw(t, "units")
+		cost := rapid.Int64Range(1, min(n, 5)).Draw(t, "cost")
+		warmUp := time.Duration(rapid.Int64Range(2*cost+1, 50).Draw(t, "warm-up")) * d.Truncate(time.Duration(n)*time.Microsecond) / time.Duration(n)
+		l := WarmingUp(n, d, warmUp, rapid.SampledFrom([]float64{1, 1.5, 3, 3, 10, 1000}).Draw(t, "cold factor"))
+		longest := time.Duration(rapid.Int64Range(l.DripTime(1).Microseconds(), 20*l.rate()).Draw(t, "longest delay")) * time.Microsecond
+		more := l.Delayed(longest, cost)
+		if more == 0 {
+			t.Fatalf("%+v, cost %d: none may wait", l, cost)
+		}
+		l.Size += more
+		s, runs := newSubject(1_790_000_000_123_456), []charge(nil)
+		for range rapid.IntRange(1, 40).Draw(t, "requests") {
+			s.now += rapid.Int64Range(0, 2*l.rate()/l.DripSize).Draw(t, "gap")
+			b := Bucket{Limit: l, Cost: cost}
+			d := s.take(t, l, cost)
+			if d.Denied {
+				denied++
+				continue
+			}
+			wait := b.Delay(&d, more)
+			if wait > longest {
+				t.Fatalf("%+v: waits %v, want at most %v", l, wait, longest)
+			}
+			if wait > 0 {
+				waited++
+			}
+			run := charge{at: s.now + wait.Microseconds(), units: cost}
+			if n := len(runs); n > 0 && run.at < runs[n-1].at {
+				t.Fatalf("%+v: overtakes", l)
+			}
+			runs = append(runs, run)
+		}
+		checkWarmUp(t, l, runs, false)
+	})
+	if min(waited, denied) < 3000 {
+		t.Errorf("only %d requests waited, and %d were denied", waited, denied)
+	}
+}
+
+// TestDelayed guards which requests may wait: those of leaky buckets and of limits that
+// warm up, for whole units, unless what they wait for would be unknown.
+func TestDelayed(t *testing.T) {
+	for _, tc := range []struct {
+		l    Limit
+		d    time.Duration
+		cost int64
+		want int64
+	}{
+		{Limit{Size: 5, DripInterval: time.Second}, 2500 * time.Millisecond, 1, 2},
+		{Limit{Size: 5, DripInterval: time.Second, DripSize: 3}, 2500 * time.Millisecond, 9, 6},
+		{Limit{Size: 5, DripInterval: time.Second}, 999 * time.Millisecond, 1, 0},
+		{Limit{Size: 5, DripInterval: time.Microsecond, DripSize: MaxUnits}, time.Hour, 1, MaxUnits},
+		{Window(5, time.Second), time.Hour, 1, 0},
+		{SlidingLog(5, time.Second), time.Hour, 1, 0},
+		{WarmingUp(2, time.Second, 4*time.Second, 3), 1600 * time.Millisecond, 0, 3},
+		{WarmingUp(2, time.Second, 4*time.Second, 3), 499 * time.Millisecond, 1, 0},
+		{WarmingUp(2, time.Second, 4*time.Second, 3), time.Second, 3, 0},       // more than the size
+		{WarmingUp(10, 5*time.Second, 4*time.Second, 3), time.Second, 4, 2},    // just warm in the end
+		{WarmingUp(10, 5*time.Second, 4*time.Second, 3), time.Second, 5, 0},    // not
+		{WarmingUp(10, 5*time.Second, time.Microsecond, 1), time.Second, 9, 2}, // always warm
+		{WarmingUp(1_000_000, time.Second, time.Hour, 3), 1<<50 - 1, 1, (1<<50 - 1) / 1000},
+	} {
+		if got := tc.l.Delayed(tc.d, tc.cost); got != tc.want {
+			t.Errorf("%+v, %v, cost %d: %d, want %d", tc.l, tc.d, tc.cost, got, tc.want)
+		}
+	}
+	windowed := Bucket{Limit: Window(5, time.Second)}
+	if d := windowed.Delay(&Decision{Clear: time.Second}, 1); d != 0 {
+		t.Errorf("a window's request waits %v", d)
+	}
+}
+
+// TestHeldUnitsDoNotWait guards that a bucket whose requests hold units and may wait is
+// refused, since they would run in an unknown order.
+func TestHeldUnitsDoNotWait(t *testing.T) {
+	b := Bucket{Name: "w", Key: "k", Limit: waiting(WarmingUp(2, time.Second, 4*time.Second, 3), 1), Hold: true}
+	if _, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}, Held: new(Held)}, nil); !errors.Is(err, errHeldWaits) {
+		t.Errorf("error %v, want %v", err, errHeldWaits)
 	}
 }
 
@@ -540,6 +719,12 @@ func TestWarmHigher(t *testing.T) {
 	})
 }
 
+// waiting returns l with room for so many units of requests that wait.
+func waiting(l Limit, units int64) Limit {
+	l.Size += units
+	return l
+}
+
 // TestWarmUpValidate guards the numbers of limits that warm up.
 func TestWarmUpValidate(t *testing.T) {
 	other := WarmingUp(1, time.Second, time.Second, 3)
@@ -557,6 +742,11 @@ func TestWarmUpValidate(t *testing.T) {
 		{WarmingUp(1_000_000, time.Second, time.Microsecond, MaxColdFactor), ""},
 		{WarmingUp(1, years-4*time.Microsecond, time.Microsecond, MaxColdFactor), ""},
 		{WarmingUp(1, time.Second, years/2-500_001*time.Microsecond, 3), ""},
+		{waiting(WarmingUp(1, time.Second, time.Second, 3), horizon/2_000_000-2), ""},
+		{
+			waiting(WarmingUp(1, time.Second, time.Second, 3), horizon/2_000_000),
+			"size 562949954, rate of 1/1s, warm-up of 1s: the time for size and twice the warm-up must be at most 35 years",
+		},
 		{WarmingUp(0, time.Second, time.Second, 3), "size 0: must be from 1 to 562949953421312"},
 		{WarmingUp(1, 0, time.Second, 3), "drip rate 0s: must be a whole number of microseconds, at least 1µs"},
 		{WarmingUp(2, time.Microsecond, time.Second, 3), "rate of 2/1µs: must be at most one unit for each microsecond"},
@@ -578,7 +768,6 @@ func TestWarmUpValidate(t *testing.T) {
 		{large, "size 562949953421312, rate of 1/1h0m0s, warm-up of 1s: the time for size and twice the warm-up must be at most 35 years"},
 		{other, "warm-up: must be made by WarmingUp"},
 		{leaky, "cold factor 3: must be 0 unless the bucket warms up"},
-		{Limit{Size: 1, DripInterval: time.Second, Algorithm: 5}, "algorithm 5: unknown"},
 	} {
 		checkValidate(t, tc.l, tc.want)
 	}
@@ -592,8 +781,9 @@ func TestWarmUpStaysWithinHorizon(t *testing.T) {
 		if l.Validate() != nil {
 			t.Skip()
 		}
+		l = drawWaiting(t, l)
 		s := level{rest: rapid.Int64Range(0, l.warmUp()).Draw(t, "slack")}
-		s.clear = s.rest
+		s.clear = s.rest + warm{}.reach(&l)
 		s = l.add(s, rapid.Int64Range(1, l.Size).Draw(t, "cost"), moment{})
 		if s.rest < 0 || s.rest > l.warmUp() || s.free() < 1 || s.clear > l.DrainTime().Microseconds() || s.clear > horizon {
 			t.Fatalf("%+v: %+v, drains in %v", l, s, l.DrainTime())
@@ -650,6 +840,57 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 	}
 }
 
+// TestWarmUpWaitsBesideUnits guards requests that wait beside units which are held for
+// others, or in flight while the server has lost them: there is room if those leave some,
+// as this process decides alike, and if they are held too each waits for those before it.
+func TestWarmUpWaitsBesideUnits(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
+	more := b.Limit.Delayed(4*time.Second, 1)
+	b.Limit.Size += more
+	req := Request{Buckets: []Bucket{b}}
+	const ms = time.Millisecond
+	for i, want := range []time.Duration{0, 1375 * ms, 2500 * ms, 3375 * ms, 4000 * ms} {
+		o := v.evaluate(t, req, v.query(toHold(req), 0))
+		if o.denied || o.held != int64(i+1) {
+			t.Errorf("request %d: %+v", i, o)
+		}
+		o.ahead = b.Limit.atLeast(o.after(0), o.held, moment{}).ahead(0) // as decideSplit does
+		d := b.decision(o.ahead, false, o.by, nil)[0]
+		if got := b.Delay(&d, more); got != want {
+			t.Errorf("request %d waits %v, want %v", i, got, want)
+		}
+	}
+	if o := v.evaluate(t, req, v.query(toHold(req), 0)); !o.denied || !o.blocked {
+		t.Errorf("beyond the longest delay: %+v", o)
+	}
+
+	seen := map[string]int{}
+	checkTraces(t, 10, func(t *rapid.T) {
+		if err := v.admin.FlushDB(context.Background()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		v.at(t, v.now)
+		l := waiting(WarmingUp(2, time.Second, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 4 * time.Second, time.Minute}).Draw(t, "warm-up"), 3),
+			rapid.Int64Range(0, 20).Draw(t, "waiting"))
+		b := Bucket{Name: "w", Key: "k", Limit: l, Cost: rapid.Int64Range(1, 3).Draw(t, "cost")}
+		rest := rapid.Int64Range(0, l.warmUp()).Draw(t, "rest")
+		s := level{rest + rapid.Int64Range(1, 5_000_000).Draw(t, "free"), rest}
+		inFlight := rapid.Int64Range(0, 10).Draw(t, "in flight")
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(s), inFlight, own}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fits := l.room(s, inFlight, 0) >= b.Cost; fits == outcomes[0].denied {
+			t.Fatalf("%+v, cost %d, beside %d at %+v: %+v, want room %t", l, b.Cost, inFlight, s, outcomes[0], fits)
+		}
+		seen[fmt.Sprint(outcomes[0].denied, inFlight > 0)]++
+	})
+	if len(seen) != 4 || min(seen["true true"], seen["true false"], seen["false true"], seen["false false"]) < 20 {
+		t.Errorf("the test covers too little: %v", seen)
+	}
+}
+
 // TestWarmUpHoldsUnits guards units that are held for a request which has buckets in
 // other slots: while they are held no other request is admitted; they make the next
 // wait once they are committed, or as of the time until which they were held; and
@@ -677,31 +918,31 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 		peek("charged", 1, 0, 1875*ms, 1375*ms)
 		v.advance(t, 1375*ms)
 		peek("free", 0, 0, 500*ms, 0)
-		q := v.query(req, whatHold)
+		q := v.query(toHold(req), 0)
 		o := ask(q)
-		if o.denied || o.held != 1 || o.till != v.now+10e6 {
+		if o.denied || o.held != 1 || o.receipt != v.now {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 0, 1, 500*ms, 1125*ms)
-		again := ask(v.query(req, whatHold))
+		again := ask(v.query(toHold(req), 0))
 		if !again.denied || !again.blocked || again.after(0).free() != 1_125_000 {
 			t.Errorf("a request beside held units: %+v", again)
 		}
 		switch end {
 		case "committed":
-			q.settle(whatCommit, []outcome{o})
+			settleAs(q, verdictAdmitted, []outcome{o})
 			ask(q)
 			peek(end, 1, 0, 2125*ms, 1125*ms)
 		case "released":
-			q.settle(whatRelease, []outcome{o})
+			settleAs(q, verdictNone, []outcome{o})
 			ask(q)
 			peek(end, 0, 0, 500*ms, 0)
 		case "left": // it is cold when they are charged
-			v.advance(t, 10*time.Second-time.Microsecond)
+			v.at(t, (generation(o.receipt)+2)*heldFor.Microseconds()-1)
 			peek("still held", 0, 1, 0, 1375*ms)
 			v.advance(t, 1000*ms+time.Microsecond)
 			peek(end, 1, 0, 875*ms, 375*ms)
-			q.settle(whatCommit, []outcome{o})
+			settleAs(q, verdictAdmitted, []outcome{o})
 			if o := ask(q); o.clear != 875_000 || o.rest != 500_000 {
 				t.Errorf("settled too late: %+v", o)
 			}
@@ -717,12 +958,12 @@ func TestWarmUpHoldsUnitsWithinHorizon(t *testing.T) {
 	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(1, 30*365*24*time.Hour, time.Second, 3), Cost: 1}
 	b.Limit.CountDenied = true
 	req := Request{Buckets: []Bucket{b}}
-	q := v.query(req, whatHold)
+	q := v.query(toHold(req), 0)
 	held := v.evaluate(t, req, q)
 	if o := v.evaluate(t, req, v.query(req, 0)); !o.denied || !o.blocked {
 		t.Errorf("beside held units: %+v", o)
 	}
-	q.settle(whatCommit, []outcome{held})
+	settleAs(q, verdictAdmitted, []outcome{held})
 	v.evaluate(t, req, q)
 	if o := v.evaluate(t, req, v.query(req, 0)); !o.denied || o.foreign {
 		t.Errorf("after they are charged: %+v", o)

@@ -5,6 +5,35 @@ import (
 	"time"
 )
 
+// Window returns a Limit that counts in fixed windows: it admits n units in each,
+// and so up to 2·n in a time of d that lies in two windows. A window begins with
+// the first request after the one before has ended. n is from 1 to [MaxUnits]; d
+// is a whole number of microseconds. Otherwise the Limit is not valid, and every
+// request returns an error.
+//
+// Several Sizes may share a window.
+func Window(n int64, d time.Duration) Limit {
+	return Limit{Size: n, DripInterval: d, DripSize: MaxUnits, Algorithm: Fixed}
+}
+
+// Concurrency returns a Limit of n units that are held at one time, for a Bucket with
+// Hold. What is charged when they are settled leaves at once, so that only held units
+// take room.
+func Concurrency(n int64) Limit { return Window(n, time.Microsecond) }
+
+// ClockWindow is like [Window], but the windows begin at start and every d before
+// and after it, by the store's clock: the server's in a [Redis].
+func ClockWindow(n int64, d time.Duration, start time.Time) Limit {
+	l := Window(n, d)
+	l.Aligned = true
+	if d > 0 {
+		if l.Phase = time.Duration(start.UnixMicro()%max(d.Microseconds(), 1)) * time.Microsecond; l.Phase < 0 {
+			l.Phase += d
+		}
+	}
+	return l
+}
+
 // A fixed window loses all that it holds when it ends. The time of its level is that
 // end, and the rest is the units that it holds.
 
@@ -24,9 +53,9 @@ func (window) dripTime(l *Limit, _ int64) time.Duration { return l.DripInterval 
 
 // doubles: a window may hold MaxUnits, and the script takes a rest that is less than
 // drip.
-func (window) doubles(l *Limit) (rate, drip, phase float64) {
-	rate, _, phase = leaky{}.doubles(l)
-	return rate, MaxUnits + 1, phase
+func (window) doubles(l *Limit, cost int64) (size, rate, drip, phase float64) {
+	size, rate, _, phase = leaky{}.doubles(l, cost)
+	return size, rate, MaxUnits + 1, phase
 }
 
 func (window) restEnd(*Limit) int64 { return MaxUnits + 1 }
@@ -81,17 +110,10 @@ func (a window) count(l *Limit, s level, n, _ int64, at moment) level {
 }
 
 // join returns the later window, or of one that both know the larger count: a window
-// that has ended adds nothing to the next. Reports are late, so nearly the length of a
-// window apart are two, unless one of them begins at times of its own.
+// that has ended adds nothing to the next.
 func (window) join(l *Limit, a, b level, late time.Duration, own bool) level {
-	if a.clear < b.clear {
-		a, b = b, a
-	}
-	same := l.rate()
-	if l.DripInterval > 2*late && !own {
-		same -= late.Microseconds()
-	}
-	if a.clear-b.clear < same {
+	a, b, same := l.ordered(a, b, late, own)
+	if same {
 		a.rest = max(a.rest, b.rest)
 	}
 	return a

@@ -39,8 +39,8 @@ func compose(name string) string {
 // does.
 func newScript(source string) *redisscript.Script {
 	s := redisscript.NewScript(source)
-	probe := query{what: whatRelease, buckets: []asked{{limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}}}}
-	s.ProbeArg, s.ProbeReplies = string(probe.appendGroup(nil)), repliesEach(whatRelease)
+	probe := query{what: whatProbe, buckets: []asked{{limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}}}}
+	s.ProbeArg, s.ProbeReplies = string(probe.appendGroup(nil)), probe.replies()
 	s.Wrote = func(c *redisscript.Call) bool {
 		if q, ok := c.Owner.(*query); ok {
 			return q.wrote()
@@ -52,12 +52,14 @@ func newScript(source string) *redisscript.Script {
 
 // What core.lua can do with a request's buckets, besides the values of Accounting.
 const (
-	whatHold    = 2
-	whatCommit  = 3
-	whatRelease = 4
-	whatRemove  = 5 // see removals
-	whatPeek    = 6
-	whatReset   = 7
+	whatSettle = 2
+	whatRenew  = 3
+	whatLease  = 4
+	whatReport = 5
+	whatProbe  = 6
+	whatRemove = 7 // see removals
+	whatPeek   = 8
+	whatReset  = 9
 )
 
 // appendGroup appends q as core.lua reads it: a run of one group.
@@ -68,15 +70,19 @@ func (q *query) appendGroup(b []byte) []byte {
 	b = append(b, q.what, bit(tells))
 	for i := range q.buckets {
 		p := &q.buckets[i]
-		rate, drip, phase := p.limit.doubles()
-		b = append(b, byte(p.limit.Algorithm), bit(p.limit.CountDenied && (q.what != whatRelease || q.countsRelease)))
-		b = appendDoubles(b, float64(p.limit.Size), rate, drip, phase, float64(p.cost))
+		size, rate, drip, phase := p.limit.doubles(p.cost)
+		b = append(b, byte(p.limit.Algorithm),
+			bit(p.limit.CountDenied)|bit(p.dryRun)<<1|bit(p.borrows || p.pool)<<2|bit(p.held != nil)<<3|(p.watches|bit(p.pool))<<4)
+		b = appendDoubles(b, size, rate, drip, phase, float64(p.cost))
 		if tells {
 			b = appendDoubles(b, float64(p.told.clear), float64(p.told.rest), float64(p.told.inFlight))
 			b = append(b, bit(p.told.dirty == own))
 		}
-		if q.settles() {
-			b = appendDoubles(b, float64(p.till))
+		switch q.what {
+		case whatSettle, whatRenew:
+			b = appendDoubles(b, float64(p.held.receipt), float64(p.held.charge))
+		case whatLease:
+			b = appendDoubles(b, float64(q.ahead), float64(q.least))
 		}
 	}
 	return b
@@ -98,45 +104,24 @@ func appendDoubles(b []byte, numbers ...float64) []byte {
 	return b
 }
 
-// repliesEach returns the number of integers in the reply to a group that there are
-// for each bucket, besides the logReplies that follow for each log.
-func repliesEach(what byte) int {
-	switch {
-	case what == whatRemove:
-		return 0
-	case tellsHeld(what):
-		return 4
+// entriesReplies is the number of integers in a reply that are a entriesLevel.
+const entriesReplies = 4
+
+// outcomes appends the outcomes in core.lua's reply to q to dst, and reports whether any
+// key held something that is not a bucket.
+func (q *query) outcomes(dst []outcome) (outcomes []outcome, corrupt bool, err error) {
+	if len(q.Reply) != q.replies() {
+		return dst, false, fmt.Errorf("reply of %d numbers to a request of %d buckets", len(q.Reply), len(q.buckets))
 	}
-	return 2
-}
-
-// logReplies is the number of integers in a reply that are a logLevel.
-const logReplies = 4
-
-// logs returns the number of req's buckets that are logs.
-func (req Request) logs() (n int) {
-	for i := range req.Buckets {
-		if req.Buckets[i].Limit.logs() {
-			n++
-		}
-	}
-	return n
-}
-
-// tellsHeld reports whether the reply to a group says what is held.
-func tellsHeld(what byte) bool { return what == whatHold || what == whatPeek || what == whatReset }
-
-// outcomes appends the outcomes in core.lua's reply about req to dst, and reports
-// whether any key held something that is not a bucket. what says what was asked.
-func (req Request) outcomes(reply []int64, what byte, dst []outcome) (outcomes []outcome, corrupt bool, err error) {
-	each, held := repliesEach(what), tellsHeld(what)
-	if len(reply) != each*len(req.Buckets)+logReplies*req.logs() {
-		return dst, false, fmt.Errorf("reply of %d numbers to a request of %d buckets", len(reply), len(req.Buckets))
+	each := 0
+	for i := range q.buckets {
+		each += q.repliesOf(i)
 	}
 	outcomes = dst
-	logs := reply[each*len(req.Buckets):]
-	for i := range req.Buckets {
-		reply := reply[each*i:]
+	reply, logs := q.Reply[:each], q.Reply[each:]
+	var pools lending
+	for i := range q.buckets {
+		limit := &q.buckets[i].limit
 		left, rest := reply[0], reply[1]
 		foreign := left < 0
 		if foreign {
@@ -149,23 +134,29 @@ func (req Request) outcomes(reply []int64, what byte, dst []outcome) (outcomes [
 				rest -= horizon
 			}
 		}
-		if left < 0 || left > horizon || rest >= req.Buckets[i].Limit.restEnd() || left == 0 && rest > 0 {
+		if left < 0 || left > horizon || rest >= limit.restEnd() || left == 0 && rest > 0 {
 			return dst, false, fmt.Errorf("reply of %d, %d is no bucket", reply[0], reply[1])
 		}
 		outcomes = append(outcomes, outcome{ahead: ahead{left, rest}, denied: denied, blocked: blocked, foreign: foreign, by: DecidedByRedis})
-		if held {
-			o := &outcomes[len(outcomes)-1]
-			if o.held, o.till = reply[2], reply[3]; o.held < 0 || o.held > horizon || o.till < 0 || o.till > 1<<53 {
-				return dst, false, fmt.Errorf("reply of %d, %d tells of no units held", o.held, o.till)
-			}
+		o := &outcomes[len(outcomes)-1]
+		if q.what <= byte(AccountingEach) {
+			_, o.unused = pools.next(q.buckets[i].borrows, q.buckets[i].pool, !denied)
 		}
-		if req.Buckets[i].Limit.logs() {
-			v := &logLevel{units: logs[0], clear: logs[1], again: logs[2], one: logs[3]}
-			logs = logs[logReplies:]
+		if n := q.repliesOf(i); n == 4 {
+			if o.held, o.receipt = reply[2], reply[3]; o.held < 0 || o.held > horizon || o.receipt < 0 || o.receipt > 1<<53 {
+				return dst, false, fmt.Errorf("reply of %d, %d tells of no units held", o.held, o.receipt)
+			}
+			reply = reply[4:]
+		} else {
+			reply = reply[2:]
+		}
+		if limit.keepsEntries() {
+			v := &entriesLevel{units: logs[0], clear: logs[1], again: logs[2], one: logs[3]}
+			logs = logs[entriesReplies:]
 			if least, most := min(v.units, v.clear, v.again, v.one), max(v.units, v.clear, v.again, v.one); least < 0 || most > horizon {
 				return dst, false, fmt.Errorf("reply of %d, %d, %d, %d is no log", v.units, v.clear, v.again, v.one)
 			}
-			outcomes[len(outcomes)-1].log = v
+			o.entries = v
 		}
 	}
 	return outcomes, corrupt, nil

@@ -17,22 +17,18 @@ import (
 
 // Result is a configuration that was converted.
 type Result struct {
-	Text  string // a part of a Caddyfile, or a whole configuration in JSON
+	Text  string // a part of a Caddyfile
 	Notes []Note // on what has no equivalent, or was guessed
 }
 
 // Note is on something that the result lacks, or that has to be checked.
 type Note struct {
 	Line int
-	Path string // in JSON, instead of the line
 	Text string
 }
 
 // String returns the note in one line.
 func (n Note) String() string {
-	if n.Path != "" {
-		return oneLine(n.Path + ": " + n.Text)
-	}
 	return oneLine("line " + strconv.Itoa(n.Line) + ": " + n.Text)
 }
 

@@ -575,12 +575,16 @@ func (e *envoy) write(d *descriptor, better []*descriptor, key []string, used na
 	}
 	e.option("limit", used.of(d.name()), "{")
 	e.writeMatch(d, field, better)
-	if enforced {
+	switch {
+	case enforced && d.shadowMode && limits > 0: // apart, as those within it are enforced
 		limits++
-		e.writeKey(key)
-		e.option("algorithm fixed_window")
-		e.option("size", strconv.FormatUint(uint64(d.limit.requests), 10))
-		e.option("window", windows[d.limit.unit])
+		e.option("")
+		e.option("limit", d.name()+"-shadow", "{")
+		e.writeLimit(d, key)
+		e.option("}")
+	case enforced:
+		limits++
+		e.writeLimit(d, key)
 	}
 	if inner.text.Len() > 0 {
 		e.option("")
@@ -588,6 +592,17 @@ func (e *envoy) write(d *descriptor, better []*descriptor, key []string, used na
 	}
 	e.option("}")
 	return limits
+}
+
+// writeLimit writes the limit of a descriptor itself.
+func (e *envoy) writeLimit(d *descriptor, key []string) {
+	e.writeKey(key)
+	e.option("algorithm fixed_window")
+	e.option("size", strconv.FormatUint(uint64(d.limit.requests), 10))
+	e.option("window", windows[d.limit.unit])
+	if d.shadowMode {
+		e.option("dry_run")
+	}
 }
 
 // name returns what to call a limit.
@@ -627,8 +642,6 @@ func (e *envoy) enforced(d *descriptor) bool {
 			"Exclude its requests from them with match not.", quoted(l.replaces), d.described()))
 	}
 	switch {
-	case d.shadowMode:
-		e.note(d.line, "shadow_mode: the limit of "+what+" is left out, as limits here always deny.")
 	case d.quotaMode:
 		e.note(d.line, "quota_mode: the limit of "+what+" is left out, as limits here deny one by one.")
 	case l.requests == 0:

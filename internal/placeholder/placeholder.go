@@ -1,5 +1,54 @@
-// Package placeholder says what is no text with placeholders of Caddy.
+// Package placeholder knows which placeholders Caddy has, who determines their values,
+// and which of them are no use in the key of a limit.
 package placeholder
+
+import (
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// The placeholders for a client's address and for that of the connection.
+const (
+	ClientIP   = "http.vars.client_ip"
+	RemoteHost = "http.request.remote.host"
+)
+
+// Addresses maps the placeholders whose value is a single address to their full names.
+// The short names are those of the Caddyfile; in JSON they would otherwise be unknown,
+// and thus empty.
+var Addresses = map[string]string{
+	ClientIP:      ClientIP,
+	RemoteHost:    RemoteHost,
+	"client_ip":   ClientIP,
+	"remote_host": RemoteHost,
+}
+
+// IsGlobal reports whether a placeholder has the same value in all requests.
+func IsGlobal(name string) bool {
+	return strings.HasPrefix(name, "env.") || strings.HasPrefix(name, "file.") || strings.HasPrefix(name, "system.")
+}
+
+// ClientControlled returns the first placeholder in a template whose value clients
+// can choose, or "". Client certificates are verified, so clients can't choose their
+// values; captures of matchers are taken from what clients send.
+func ClientControlled(template string) (name string) {
+	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(template, func(found string, _ any) (any, error) {
+		if name == "" && isClientControlled(found) {
+			name = found
+		}
+		return nil, nil
+	})
+	return name
+}
+
+// isClientControlled reports whether clients can choose the value of a placeholder.
+func isClientControlled(name string) bool {
+	if rest, ok := strings.CutPrefix(name, "http.request."); ok {
+		return !strings.HasPrefix(rest, "local") && !strings.HasPrefix(rest, "tls.client.")
+	}
+	return strings.HasPrefix(name, "http.regexp.") || strings.HasPrefix(name, "http.matchers.")
+}
 
 // BracesBalance reports whether every brace in text is part of a placeholder or
 // escaped. A closing brace that matches an escaped one need not be escaped.

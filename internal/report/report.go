@@ -59,6 +59,9 @@ type Limit struct {
 	// a burst, and units drip out at a rate of their own.
 	Windows bool
 
+	// Whether no size makes it admit more, as with warm_up: its rate alone decides.
+	Sizeless bool
+
 	Requests     int64 // that it applied to
 	Admitted     int64 // by all limits
 	Denied       int64 // by this limit, with or without others

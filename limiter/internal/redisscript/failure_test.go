@@ -593,6 +593,9 @@ func TestRecoveryWhileAllIsDenied(t *testing.T) {
 // answered. It does not go down and recover each time, and recovers for good soon
 // after there is memory again.
 func TestOutOfMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip(longTest)
+	}
 	t.Parallel()
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction", "--maxmemory-clients", "0")
 	var seen events

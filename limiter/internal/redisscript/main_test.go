@@ -18,6 +18,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
+// longTest is why a test is skipped by go test -short.
+const longTest = "takes long: make check runs it"
+
 func TestMain(m *testing.M) {
 	logging.Disable() // it would log each failed connection
 	os.Exit(m.Run())

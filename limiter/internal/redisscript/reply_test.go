@@ -350,6 +350,9 @@ func (a *answering) answer(words []string) (string, then) {
 // call has one outcome, its own numbers or the error that fits, and is not said to
 // have been left out if it was run. Calls after that are answered again.
 func TestAnswersInSequence(t *testing.T) {
+	if testing.Short() {
+		t.Skip(longTest)
+	}
 	before := runtime.NumGoroutine()
 	kinds := answerKinds()
 	random := rand.New(rand.NewPCG(1, 2))

@@ -559,6 +559,9 @@ func TestLostRepliesConcurrently(t *testing.T) {
 // once, and connections that were started during it and fail long after do not
 // count as another.
 func TestBlackHole(t *testing.T) {
+	if testing.Short() {
+		t.Skip(longTest)
+	}
 	t.Parallel()
 	server := redistest.Start(t)
 	p := redistest.StartProxy(t, server.Addr)

@@ -1,0 +1,179 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// defaultMaxWaiting is how many requests may wait for one limit unless max_waiting says
+// otherwise.
+const defaultMaxWaiting = 1000
+
+// setAbove sets what may be above the size of the limit: see above.
+func (l *Limit) setAbove() (err error) {
+	if l.Soft != "" {
+		if l.soft, err = newNumberBy(l.resolve, "soft", string(l.Soft), parseUnits); err != nil {
+			return err
+		}
+	}
+	if l.MaxDelay != "" {
+		if l.maxDelay, err = newNumberBy(l.resolve, "max_delay", string(l.MaxDelay), parseInterval); err != nil {
+			return err
+		}
+	}
+	if l.maxWaiting = defaultMaxWaiting; l.MaxWaiting != "" {
+		most, err := newNumberBy(l.resolve, "max_waiting", string(l.MaxWaiting), parseInteger(1, math.MaxInt32))
+		if err != nil {
+			return err
+		}
+		if l.maxWaiting = int64(most); l.maxDelay == 0 {
+			return badOption("max_waiting", string(l.MaxWaiting), "max_delay with it")
+		}
+	}
+	return nil
+}
+
+// checkAbove returns an error if b's algorithm has nothing above its size.
+func (b *bucket) checkAbove(numbers limiter.Limit) error {
+	l := b.limit
+	switch {
+	case l.soft > 0 && b.counts == limiter.WarmUp:
+		return badOption("soft", string(l.Soft), "another algorithm than warm_up, which has no size")
+	case l.maxDelay > 0 && b.counts == limiter.WarmUp:
+		if err := b.checkWarmUpDelay(numbers); err != nil {
+			return err
+		}
+	case l.maxDelay > 0 && b.counts != limiter.Leaky:
+		return badOption("max_delay", string(l.MaxDelay), "algorithm leaky_bucket, token_bucket or warm_up with it")
+	case l.maxDelay > 0 && !b.rate.isDynamic() && l.maxDelay < b.rate.constant:
+		return badOption("max_delay", string(l.MaxDelay), fmt.Sprintf("at least the time of a drip, %v", b.rate.constant))
+	}
+	least := numbers
+	if b.drip.isDynamic() {
+		least.DripSize = 1
+	}
+	most := b.above(&least, b.usualCost())
+	if numbers.Size += most.units(); numbers.Validate() != nil {
+		if l.soft == 0 {
+			return newOptionError("max_delay", "together with size the bucket is too large, want less")
+		}
+		return newOptionError("soft", "together with size and max_delay the bucket is too large, want less")
+	}
+	return nil
+}
+
+// checkWarmUpDelay returns an error if no request to b, which warms up, may wait.
+func (b *bucket) checkWarmUpDelay(numbers limiter.Limit) error {
+	l, cost := b.limit, b.usualCost()
+	if unit := numbers.DripTime(1); l.maxDelay < unit {
+		return badOption("max_delay", string(l.MaxDelay), fmt.Sprintf("at least the time of a unit at the full rate, %v", unit))
+	}
+	if numbers.Delayed(l.maxDelay, cost) == 0 {
+		return badOption("max_delay", string(l.MaxDelay),
+			fmt.Sprintf("a warm_up of more than %v with it: twice the time of a request at the full rate", 2*numbers.DripTime(cost)))
+	}
+	return nil
+}
+
+// usualCost returns what a request costs, or 1 if that depends on it.
+func (b *bucket) usualCost() int64 {
+	if b.cost.isDynamic() || b.costIsBody {
+		return 1
+	}
+	return b.cost.constant
+}
+
+// above is what a bucket may hold above its size: units of requests that pass although
+// they exceed it, and above those units of requests that wait until they have dripped
+// out. To a store the size is larger by both, and what that means is read from the level
+// after the request. So both are exact for all instances, without a queue anywhere.
+type above struct {
+	soft, delayed int64
+}
+
+// above returns what b may hold above its size, given its numbers for a request of some
+// cost.
+func (b *bucket) above(numbers *limiter.Limit, cost int64) (a above) {
+	l := b.limit
+	if l.soft == 0 && l.maxDelay == 0 || b.path != l.path { // a min_interval has none
+		return a
+	}
+	a.soft = l.soft
+	if l.maxDelay > 0 {
+		a.delayed = numbers.Delayed(l.maxDelay, cost)
+	}
+	return a
+}
+
+// units returns by how much the bucket is larger than the limit.
+func (a above) units() int64 { return a.soft + a.delayed }
+
+// mayWait reports whether one more request of l may wait, and counts it if so.
+func (l *Limit) mayWait() bool {
+	if l.waiting.Add(1) <= l.maxWaiting {
+		return true
+	}
+	l.waiting.Add(-1)
+	return false
+}
+
+// lower makes the decisions on a request ones about the sizes of the limits. If the
+// request is admitted, it returns how long it has to wait. What need not wait does not
+// count as waiting from then on. A dry run only counts what would have waited.
+func (e *evaluation) lower() (wait time.Duration) {
+	all := e.firstDenied() < 0
+	for i := range e.decisions {
+		a := &e.of[i].above
+		if *a == (above{}) {
+			continue
+		}
+		d, b := &e.decisions[i], &e.buckets[i]
+		admitted := all && !d.Denied
+		var own time.Duration
+		if admitted {
+			own = b.Delay(d, a.delayed)
+		}
+		if own > 0 {
+			e.of[i].policy.counters.CountDelayed(e.stripe)
+		}
+		if d.DryRun {
+			own = 0
+		}
+		if wait = max(wait, own); own == 0 {
+			e.of[i].endWait()
+		}
+		if admitted && !d.Borrowed && a.soft > 0 && d.Remaining < a.units() {
+			e.of[i].over = true
+			e.of[i].policy.counters.CountOver(e.stripe)
+		}
+		d.Size -= a.units()
+		d.Remaining = max(d.Remaining-a.units(), 0)
+	}
+	return wait
+}
+
+// endWait notes that the request does not wait, or not any more, for the limit.
+func (c *configured) endWait() {
+	if c.waits {
+		c.limit.waiting.Add(-1)
+		c.waits = false
+	}
+}
+
+// raise adds to the size of numbers what may be above it for one more request of some
+// cost.
+func (b *bucket) raise(numbers *limiter.Limit, cost int64) (a above, waits bool) {
+	if a = b.above(numbers, cost); a == (above{}) {
+		return a, false
+	}
+	if a.delayed > 0 {
+		if waits = b.limit.mayWait(); !waits {
+			a.delayed = 0
+		}
+	}
+	numbers.Size += a.units()
+	return a, waits
+}

@@ -1,0 +1,214 @@
+package adminapi
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// Seconds is a duration that JSON shows in seconds.
+type Seconds time.Duration
+
+// MarshalJSON returns the number of seconds with microseconds.
+func (s Seconds) MarshalJSON() ([]byte, error) {
+	return strconv.AppendFloat(nil, time.Duration(s).Seconds(), 'f', 6, 64), nil
+}
+
+// UnmarshalJSON reads a number of seconds.
+func (s *Seconds) UnmarshalJSON(b []byte) error {
+	seconds, err := strconv.ParseFloat(string(b), 64)
+	*s = Seconds(seconds * float64(time.Second))
+	return err
+}
+
+// Status is the answer of status.
+type Status struct {
+	Version    string            `json:"version"`
+	Configured bool              `json:"configured"` // whether the running config has limits
+	Store      string            `json:"store,omitempty"`
+	OnError    string            `json:"on_error,omitempty"`
+	Servers    []Server          `json:"servers"`
+	Memory     *Memory           `json:"memory,omitempty"`
+	Requests   map[string]uint64 `json:"requests"`   // of this process, by what became of them
+	RatesOver  Seconds           `json:"rates_over"` // the time that the rates are of
+	Limits     []Counts          `json:"limits"`
+}
+
+// Server is the state of a Redis server.
+type Server struct {
+	Address     string            `json:"address"`
+	Breaker     string            `json:"breaker"`
+	Up          bool              `json:"up"`
+	Down        *Seconds          `json:"down,omitempty"` // for how long
+	Reason      string            `json:"reason,omitempty"`
+	Connections map[string]int    `json:"connections"`
+	Calls       uint64            `json:"calls"`
+	Requests    uint64            `json:"requests"`
+	Failures    map[string]uint64 `json:"failures"`
+}
+
+// Memory is the use of the buckets in this process.
+type Memory struct {
+	Buckets int `json:"buckets"`
+	MaxKeys int `json:"max_keys"`
+}
+
+// Counts is what became of requests at the limits of a path since the first config that
+// had it. By counts the decisions on them by who decided, see limiter.Decider, and Rates
+// has the numbers of requests each second of late.
+type Counts struct {
+	Path     string             `json:"path"`
+	Admitted uint64             `json:"admitted"`
+	Denied   uint64             `json:"denied"`
+	Spared   uint64             `json:"spared"`
+	Near     uint64             `json:"near"`
+	Units    uint64             `json:"units"`
+	By       map[string]uint64  `json:"by"`
+	Rates    map[string]float64 `json:"rates"`
+}
+
+// Limits is the answer of limits.
+type Limits struct {
+	Limits []Limit `json:"limits"`
+}
+
+// Limit describes a bucket of a limit, see Limit.
+type Limit struct {
+	Path    string   `json:"path"`
+	Name    string   `json:"name"` // the path and, of several limits without a name, the number, as in header fields
+	Parent  string   `json:"parent,omitempty"`
+	Handler int      `json:"handler"` // counted from 0
+	Server  string   `json:"server,omitempty"`
+	Hosts   []string `json:"hosts,omitempty"`
+
+	Numbers
+
+	Off           bool                       `json:"off,omitempty"` // by a factor of 0
+	CountDenied   bool                       `json:"count_denied,omitempty"`
+	DryRun        bool                       `json:"dry_run,omitempty"`
+	Cost          any                        `json:"cost"` // a number, a template that depends on the request, or "body"
+	Count         *caddyhttp.ResponseMatcher `json:"count,omitempty"`
+	ActualCost    string                     `json:"actual_cost,omitempty"`
+	Key           string                     `json:"key"`
+	IPv4Prefix    int                        `json:"ipv4_prefix"`
+	IPv6Prefix    int                        `json:"ipv6_prefix"`
+	Match         caddyhttp.RawMatcherSets   `json:"match,omitempty"`
+	ParentMatches []caddyhttp.RawMatcherSets `json:"parent_matches,omitempty"` // of the limits around it, the outermost first
+	RouteMatches  []caddyhttp.RawMatcherSets `json:"route_matches,omitempty"`  // of the routes around the handler, likewise, without hosts
+	MaxKeys       int                        `json:"max_keys"`
+	WhenFull      string                     `json:"when_full"`
+	Status        int                        `json:"status"` // of the response to denied requests
+	TrackTop      int                        `json:"track_top,omitempty"`
+	Accounting    string                     `json:"accounting"`
+	OnError       string                     `json:"on_error"`
+	Buckets       int                        `json:"buckets"`  // in this process
+	Admitted      uint64                     `json:"admitted"` // by all limits with this path, of which each shows the same counts; likewise:
+	Denied        uint64                     `json:"denied"`
+	Spared        uint64                     `json:"spared"`
+	WouldDeny     uint64                     `json:"would_deny,omitempty"`
+}
+
+// Level is the answer of peek and reset: what a bucket holds or, of reset, held.
+type Level struct {
+	Error string `json:"error,omitempty"` // why Redis did not answer; From is node then
+	Limit string `json:"limit"`
+
+	Key
+
+	From       string   `json:"from"`           // memory, redis or node: this process, instead of Redis
+	Size       *int64   `json:"size,omitempty"` // unless it depends on the request; likewise:
+	Level      int64    `json:"level"`
+	Remaining  *int64   `json:"remaining,omitempty"`
+	Held       int64    `json:"held"`
+	Clear      Seconds  `json:"clear"`
+	RetryAfter *Seconds `json:"retry_after,omitempty"`
+	Never      bool     `json:"never,omitempty"`  // a request costs more than the bucket ever has room for
+	Banned     Seconds  `json:"banned,omitempty"` // for how long the limit bans the key, or did; RetryAfter is at least as long
+	Node       *Node    `json:"node,omitempty"`   // with Redis; likewise, unless the limit is exact:
+
+	Consistency string `json:"consistency,omitempty"`
+}
+
+// Node is what this process knows of a bucket in Redis.
+type Node struct {
+	Level      int64 `json:"level"`
+	Remembered bool  `json:"remembered"`           // whether it denies without asking Redis
+	Leased     int64 `json:"leased,omitempty"`     // units that it may still use, which Redis has charged
+	Unreported int64 `json:"unreported,omitempty"` // units that it has admitted, which Redis may not know of
+}
+
+// Key is the key of a bucket, or what replaces it.
+type Key struct {
+	Key     *string `json:"key,omitempty"`
+	Address *string `json:"address,omitempty"` // instead of key: of a client without one
+}
+
+// Notable reports whether the bucket holds something, or denies requests.
+func (a *Level) Notable() bool {
+	return a.Level > 0 || a.Held > 0 || a.Denies() || a.Node != nil && a.Node.Level+a.Node.Unreported > 0
+}
+
+// Denies reports whether a request is denied now.
+func (a *Level) Denies() bool {
+	return a.Never || a.Banned > 0 || a.RetryAfter != nil && *a.RetryAfter > 0 || a.Node != nil && a.Node.Remembered
+}
+
+// Levels is the answer of peek and reset about the buckets of all limits: those
+// that hold something, or held it, or that deny requests.
+type Levels struct {
+	Error    string     `json:"error,omitempty"` // why Redis did not answer for some
+	Asked    int        `json:"asked"`           // the number of buckets that were looked at
+	Buckets  []Level    `json:"buckets"`
+	NotAsked []NotAsked `json:"not_asked"`
+}
+
+// NotAsked says why there is a bucket of a limit that was not looked at.
+type NotAsked struct {
+	Limit string `json:"limit"`
+	Why   string `json:"why"`
+}
+
+// Ban is the answer of ban and unban, and an element of that of bans.
+type Ban struct {
+	Error string `json:"error,omitempty"` // why Redis did not answer, so that this is what this process knows
+	Limit string `json:"limit"`
+
+	Key
+
+	Left   Seconds `json:"left"` // until the ban ends or, of unban, would have ended; 0 if there was none
+	DryRun bool    `json:"dry_run,omitempty"`
+}
+
+// Bans is the answer of bans: those that the Caddy which is asked has begun or met, the
+// last to end first.
+type Bans struct {
+	Error string `json:"error,omitempty"` // as in Ban
+	Bans  []Ban  `json:"bans"`
+}
+
+// Top is the answer of top.
+type Top struct {
+	Limit    string     `json:"limit"`
+	By       string     `json:"by"`
+	Window   Seconds    `json:"window"` // the time that the counts are of
+	Requests uint64     `json:"requests"`
+	Denied   uint64     `json:"denied"`
+	Entries  []TopEntry `json:"entries"`
+}
+
+// TopEntry is a key and its counts. The one that entries are sorted by is at most
+// error too high. The other one is never too high.
+//
+// JSON can't represent a key that is not UTF-8: it has U+FFFD in place of the bytes
+// that are not. Several entries may then look alike, and peek and reset accept none
+// of them.
+type TopEntry struct {
+	Key
+
+	Truncated bool   `json:"truncated,omitempty"`
+	NotUTF8   bool   `json:"not_utf8,omitempty"`
+	Requests  uint64 `json:"requests"`
+	Denied    uint64 `json:"denied"`
+	Error     uint64 `json:"error"`
+}

@@ -1,0 +1,156 @@
+package adminapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
+)
+
+// Numbers are the numbers of a limit as operators see them, under the names of
+// the options that its algorithm has; the others are nil or empty. The admin API, the
+// commands and the metrics all show these. Each is a number or, if that depends on the
+// request, its template.
+type Numbers struct {
+	Algorithm   string `json:"algorithm"`
+	Size        any    `json:"size"`
+	DripRate    any    `json:"drip_rate,omitempty"` // in seconds
+	DripSize    any    `json:"drip_size,omitempty"`
+	Window      any    `json:"window,omitempty"` // in seconds
+	WindowStart string `json:"window_start,omitempty"`
+	Period      string `json:"period,omitempty"` // instead of a window in a config
+
+	Rate       string      `json:"rate,omitempty"`    // if it warms up
+	WarmUp     Seconds     `json:"warm_up,omitempty"` // if so
+	ColdFactor json.Number `json:"cold_factor,omitempty"`
+
+	Soft       int64   `json:"soft,omitempty"`        // units above the size that pass
+	MaxDelay   Seconds `json:"max_delay,omitempty"`   // for which requests may wait
+	MaxWaiting int64   `json:"max_waiting,omitempty"` // how many may at once, in this process
+
+	Ban      []Seconds `json:"ban,omitempty"`       // for which keys are banned that it denies
+	BanAfter int64     `json:"ban_after,omitempty"` // how many denials lead to a ban, if so
+
+	Borrow string `json:"borrow,omitempty"` // the limit from which it borrows
+	Pool   bool   `json:"pool,omitempty"`   // whether it counts only what others borrow
+
+	Consistency string `json:"consistency,omitempty"` // who decides with Redis, unless that does itself
+}
+
+// PaceTitle is the title of a column that has the pace of limits.
+const PaceTitle = "RATE OR WINDOW"
+
+// Pace returns how fast units leave, in a few words: how many drip out, or the window
+// or period in which they count.
+func (n *Numbers) Pace() string {
+	switch {
+	case n.Algorithm == "concurrency":
+		return "in progress"
+	case n.Period != "":
+		return terminal.Safe(n.Period)
+	case n.WindowStart == "first":
+		return Interval(n.Window) + " from the first request"
+	case n.Window != nil:
+		return Interval(n.Window)
+	case n.Rate != "":
+		return n.Rate + " after " + Interval(n.WarmUp)
+	}
+	return Number(n.DripSize) + " each " + Interval(n.DripRate)
+}
+
+// Bans returns for how long keys are banned, in a few words, or nothing if they are not.
+func (n *Numbers) Bans() string {
+	var text strings.Builder
+	for i, d := range n.Ban {
+		if i > 0 {
+			text.WriteString(", ")
+		}
+		text.WriteString(Interval(d))
+	}
+	if n.BanAfter > 1 {
+		fmt.Fprintf(&text, " after %d denials", n.BanAfter)
+	}
+	return text.String()
+}
+
+// String returns the numbers, without the algorithm, in a few words.
+func (n *Numbers) String() string {
+	text := n.pacing()
+	if n.Soft > 0 {
+		text += ", soft " + Number(n.Soft)
+	}
+	if n.MaxDelay > 0 {
+		text += ", delays up to " + Interval(n.MaxDelay)
+	}
+	if bans := n.Bans(); bans != "" {
+		text += ", bans for " + bans
+	}
+	if n.Borrow != "" {
+		text += ", borrows from " + n.Borrow
+	}
+	if n.Pool {
+		text += ", pool"
+	}
+	if n.Consistency != "" {
+		text += ", " + n.Consistency
+	}
+	return text
+}
+
+// pacing returns the size and how fast units leave, in a few words.
+func (n *Numbers) pacing() string {
+	how := "drips"
+	switch {
+	case n.Algorithm == "concurrency":
+		return "at most " + Number(n.Size) + " in progress"
+	case n.Rate != "":
+		return "rate " + n.Rate + ", warm-up " + Interval(n.WarmUp) + ", cold factor " + n.ColdFactor.String()
+	case n.Period != "":
+		how = "each"
+	case n.Window != nil:
+		how = "window"
+	case n.Algorithm == "token_bucket":
+		how = "refills"
+	}
+	return "size " + Number(n.Size) + ", " + how + " " + n.Pace()
+}
+
+// Number returns a number in text, or its template. Numbers in an answer of the
+// admin API that was decoded are float64.
+func Number(value any) string {
+	switch value := value.(type) {
+	case float64:
+		return strconv.FormatFloat(value, 'f', -1, 64)
+	case string:
+		return terminal.Safe(value)
+	}
+	return fmt.Sprint(value)
+}
+
+// Interval returns a time in text, such as 365d, 1h30m or 200ms, or its template.
+func Interval(value any) string {
+	var d time.Duration
+	switch value := value.(type) {
+	case float64:
+		d = time.Duration(value*1e6+0.5) * time.Microsecond
+	case Seconds:
+		d = time.Duration(value)
+	default:
+		return Number(value)
+	}
+	const day = 24 * time.Hour
+	if d >= 2*day && d%day == 0 {
+		return strconv.FormatInt(int64(d/day), 10) + "d"
+	}
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}

@@ -1,0 +1,123 @@
+// Package command is the command caddy rate-limit: what asks a running Caddy by its admin
+// API. The commands that read config files are handed to it.
+package command
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/spf13/cobra"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
+)
+
+// New returns a command with the given name and subcommands.
+func New(name string, subcommands []*cobra.Command) caddycmd.Command {
+	return caddycmd.Command{
+		Name:  name,
+		Usage: "<command>",
+		Short: "Inspects and resets rate limits",
+		Long: `
+Shows what the limits of the rate_limit directive do, empties buckets, and bans.
+
+The commands status, limits, peek, reset, ban, unban, bans and top ask a running Caddy
+by its admin endpoint. Its address is that of --address, or that in the config file of --config;
+by default it is localhost:2019, or that of the environment variable CADDY_ADMIN.
+The other commands read config files and need no running Caddy.
+
+The exit status is 0 if all is well, 1 if the command could not do what it was
+asked to, and 2 if it did, but found that something is wrong: status that Redis is
+unavailable, check that something in the config should be changed, convert that
+something has no equivalent, and peek, reset and those about bans that Redis does not
+answer, so that they went by what the Caddy that was asked has.`,
+		CobraFunc: func(cmd *cobra.Command) {
+			cmd.Args = cobra.ArbitraryArgs
+			cmd.RunE = func(cmd *cobra.Command, args []string) error {
+				if len(args) > 0 {
+					return fmt.Errorf("unknown command %q, want one of: %s", args[0], strings.Join(commandNames(cmd), ", "))
+				}
+				return cmd.Help()
+			}
+			cmd.AddCommand(subcommands...)
+		},
+	}
+}
+
+// Asking returns the commands that ask a running Caddy. prefix is what the paths of its
+// admin API begin with.
+func Asking(prefix string) []*cobra.Command {
+	api := asker{prefix}
+	return []*cobra.Command{
+		api.statusCommand(), api.limitsCommand(), api.peekCommand(), api.resetCommand(),
+		api.banCommand(), api.unbanCommand(), api.bansCommand(), api.topCommand(),
+	}
+}
+
+// commandNames returns the names of the subcommands of cmd.
+func commandNames(cmd *cobra.Command) (names []string) {
+	for _, sub := range cmd.Commands() {
+		names = append(names, sub.Name())
+	}
+	return names
+}
+
+// ErrFound makes a command exit with status 2, without a message.
+var ErrFound = errors.New("something is wrong")
+
+// Runs sets what a command does. A command that returns ErrFound exits with
+// status 2; one whose output could not be written fails.
+func Runs(cmd *cobra.Command, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		out := &terminal.Output{Writer: cmd.OutOrStdout()}
+		cmd.SetOut(out)
+		err := run(cmd, args)
+		if out.Err != nil && (err == nil || errors.Is(err, ErrFound)) {
+			return fmt.Errorf("writing the output: %w", out.Err)
+		}
+		if !errors.Is(err, ErrFound) {
+			return err
+		}
+		cmd.SilenceErrors = true
+		// Only Caddy can make the error that carries an exit status.
+		return caddycmd.WrapCommandFuncForCobra(func(caddycmd.Flags) (int, error) { return 2, nil })(cmd, args)
+	}
+	return cmd
+}
+
+// ReadConfig returns the JSON of a config file, like caddycmd.LoadConfig does, but
+// logs nothing.
+func ReadConfig(file, adapter string) (text []byte, err error) {
+	if file == "-" {
+		text, err = io.ReadAll(os.Stdin)
+	} else {
+		text, err = os.ReadFile(file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the config: %w", err)
+	}
+	if base := strings.ToLower(filepath.Base(file)); adapter == "" && filepath.Ext(base) != ".json" &&
+		(strings.HasPrefix(base, "caddyfile") || strings.HasSuffix(base, ".caddyfile")) {
+		adapter = "caddyfile"
+	}
+	if adapter == "" {
+		if !json.Valid(text) {
+			return nil, fmt.Errorf("%s: not valid JSON; if it is in another format, name it with --adapter, such as --adapter caddyfile", file)
+		}
+		return text, nil
+	}
+	adapt := caddyconfig.GetAdapter(adapter)
+	if adapt == nil {
+		return nil, fmt.Errorf("adapter: got %q, want one that this Caddy has, such as caddyfile", adapter)
+	}
+	if text, _, err = adapt.Adapt(text, map[string]any{"filename": file}); err != nil {
+		return nil, fmt.Errorf("adapting the config: %w", err)
+	}
+	return text, nil
+}

@@ -1,0 +1,322 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
+)
+
+// aboutKeys is the help on the arguments of peek and reset.
+const aboutKeys = `
+LIMIT is a limit as the command limits lists it. KEY is what the limit's key is for a
+request, such as the client's address. For a key of several placeholders, give the
+value of each, in their order, or all with commas between, as they are shown. For a
+request without a key, give the client's address with --client-ip instead.
+
+Without LIMIT, all limits are asked whose key can be made from --client-ip, --key or
+both: those keyed by the client's address, those keyed by what --key says, and the
+buckets of requests that have no key. Only buckets that hold something or deny requests
+are shown, and which limits could not be asked.
+
+The exit status is 2 if Redis does not answer, so that only the Caddy that is asked
+was looked at.`
+
+// peekCommand returns the command peek.
+func (api asker) peekCommand() *cobra.Command {
+	return api.bucketCommand(&cobra.Command{
+		Use:   "peek [LIMIT [KEY...]]",
+		Short: "Shows how full the buckets of a key or a client are",
+		Long:  "\nShows how full the bucket of a key is, or those of a client at all limits, and charges\nnothing.\n" + aboutKeys,
+		Example: "  caddy rate-limit peek api/search 203.0.113.7\n  caddy rate-limit peek tenant acme --json\n" +
+			"  caddy rate-limit peek --client-ip 203.0.113.7",
+	}, false)
+}
+
+// resetCommand returns the command reset.
+func (api asker) resetCommand() *cobra.Command {
+	cmd := api.bucketCommand(&cobra.Command{
+		Use:   "reset [LIMIT [KEY...]]",
+		Short: "Empties the buckets of a key or a client",
+		Long: `
+Empties the bucket of a key, or those of a client at all limits, in Redis and in the
+Caddy that is asked. Other Caddy instances follow within a second. It prints what the
+buckets held. While Redis does not answer, only those in the Caddy that is asked are
+emptied. Without LIMIT, a bucket that all requests share is left as it is.
+` + aboutKeys,
+		Example: "  caddy rate-limit reset login 203.0.113.7\n  caddy rate-limit reset tenant acme --yes\n" +
+			"  caddy rate-limit reset --client-ip 203.0.113.7",
+	}, true)
+	cmd.Flags().BoolP("yes", "y", false, "Do not ask for confirmation")
+	return cmd
+}
+
+// bucketCommand completes a command that looks at buckets, or empties them.
+func (api asker) bucketCommand(cmd *cobra.Command, reset bool) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = cobra.ArbitraryArgs, api.completeLimit
+	Runs(cmd, func(cmd *cobra.Command, args []string) error {
+		asked, err := bucketAsked(cmd, args)
+		if err == nil && reset {
+			err = confirm(cmd, asked)
+		}
+		if err != nil {
+			return err
+		}
+		return api.askBuckets(cmd, asked, reset)
+	})
+	addAdminFlags(cmd)
+	cmd.Flags().String("client-ip", "", "The client's address; with LIMIT, for a request that has no key")
+	cmd.Flags().StringArray("key", nil, "The key, at all limits; repeat it for the values of several placeholders")
+	return cmd
+}
+
+// confirm asks whether buckets are to be emptied, unless the flag says so.
+func confirm(cmd *cobra.Command, asked *adminapi.Asked) error {
+	if yes, _ := cmd.Flags().GetBool("yes"); yes {
+		return nil
+	}
+	if !terminal.Is(cmd.InOrStdin()) {
+		return errors.New("the input is not a terminal: add --yes to skip the confirmation")
+	}
+	what := "the buckets of all limits"
+	if asked.Limit != "" {
+		what = "the bucket of limit " + terminal.Safe(asked.Limit)
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "Empty %s for %s? [y/N] ", what, asked.Whose())
+	var reply string
+	_, _ = fmt.Fscanln(cmd.InOrStdin(), &reply)
+	if reply = strings.ToLower(reply); reply != "y" && reply != "yes" {
+		return errors.New("nothing was changed")
+	}
+	return nil
+}
+
+// bucketAsked returns the request for the buckets that the arguments name.
+func bucketAsked(cmd *cobra.Command, args []string) (*adminapi.Asked, error) {
+	asked := new(adminapi.Asked)
+	keys, _ := cmd.Flags().GetStringArray("key")
+	if cmd.Flags().Changed("key") && len(keys) == 0 {
+		keys = []string{""} // which pflag can't tell from none
+	}
+	if len(args) > 0 {
+		asked.Limit = args[0]
+		if len(args) > 1 && len(keys) > 0 {
+			return nil, errors.New("key: got KEY and --key, want one of them")
+		}
+		if keys = append(keys, args[1:]...); asked.Limit == "" {
+			return nil, errors.New("LIMIT: got an empty one, want one that the command limits lists, or none for all")
+		}
+	}
+	switch len(keys) {
+	case 0:
+	case 1:
+		asked.Key = &keys[0]
+	default:
+		asked.Values = keys
+	}
+	if address, _ := cmd.Flags().GetString("client-ip"); cmd.Flags().Changed("client-ip") {
+		asked.Address = &address
+	}
+	if len(args) == 0 && asked.Address == nil && len(keys) == 0 {
+		return nil, errors.New("got no LIMIT, want one, or --client-ip or --key to ask all limits")
+	}
+	return asked, nil
+}
+
+// askBuckets asks for buckets, or to empty them, and shows the answer. If Redis does
+// not answer, it shows what that Caddy knows.
+func (api asker) askBuckets(cmd *cobra.Command, asked *adminapi.Asked, reset bool) error {
+	path, title := "peek", ""
+	if reset {
+		path, title = "reset", "The bucket is empty now%s. Before:\n"
+	}
+	if reset && asked.Limit == "" {
+		title = "These buckets are empty now%s. Before:\n"
+	}
+	client, err := api.newClient(cmd, adminTimeout)
+	if err != nil {
+		return err
+	}
+	answer, err := client.Fetch(cmd.Context(), path, asked)
+	unavailable, where := (*adminapi.UnavailableError)(nil), ""
+	if errors.As(err, &unavailable) {
+		answer, where = unavailable.Answer, " in this Caddy alone"
+	} else if err != nil {
+		return err
+	}
+	if asked.Limit != "" {
+		var one adminapi.Level
+		err = show(cmd, answer, &one, func(w io.Writer) error {
+			if reset {
+				fmt.Fprintf(w, title, where)
+			}
+			printLevel(w, &one)
+			if reset {
+				printLeased(w, one)
+			}
+			return nil
+		})
+	} else {
+		var all adminapi.Levels
+		err = show(cmd, answer, &all, func(w io.Writer) error {
+			if reset && len(all.Buckets) > 0 {
+				fmt.Fprintf(w, title, where)
+			}
+			err := printLevels(w, &all, asked.Whose())
+			if reset {
+				printLeased(w, all.Buckets...)
+			}
+			return err
+		})
+	}
+	if err != nil || unavailable == nil {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.Address)
+	return ErrFound
+}
+
+// printLeased says for how long other nodes may use what they have leased of buckets that
+// are empty now.
+func printLeased(w io.Writer, buckets ...adminapi.Level) {
+	var longest time.Duration
+	for i := range buckets {
+		if text, ok := strings.CutPrefix(buckets[i].Consistency, "lease "); ok {
+			d, _ := time.ParseDuration(text)
+			longest = max(longest, d)
+		}
+	}
+	if longest > 0 {
+		fmt.Fprintf(w, "Other Caddys may still use units that they have leased, for %v at most.\n", longest)
+	}
+}
+
+// printLevel prints what peek and reset answer.
+func printLevel(w io.Writer, a *adminapi.Level) {
+	from := terminal.Safe(a.From)
+	if a.Error != "" {
+		from = "this Caddy, as Redis does not answer"
+	}
+	fmt.Fprintf(w, "limit     %s\nin        %s\nlevel     %s\n", terminal.Safe(a.Limit), from, levelText(a))
+	if a.Remaining != nil {
+		fmt.Fprintf(w, "room for  %d\n", *a.Remaining)
+	}
+	if a.Banned > 0 {
+		fmt.Fprintf(w, "banned    for %s\n", terminal.Briefly(time.Duration(a.Banned)))
+	}
+	if a.Denies() {
+		fmt.Fprintf(w, "admits    %s\n", admitsText(a))
+	}
+	fmt.Fprintf(w, "empty     in %s\n", terminal.Briefly(time.Duration(a.Clear)))
+	if a.Node != nil {
+		fmt.Fprintf(w, "here      %s\n", nodeText(a.Node))
+	}
+}
+
+// levelText returns the level as it is shown.
+func levelText(a *adminapi.Level) string {
+	level := strconv.FormatInt(a.Level, 10)
+	if a.Size != nil {
+		level += fmt.Sprintf(" of %d", *a.Size)
+	}
+	if a.Held > 0 {
+		level += fmt.Sprintf(", %d of them held", a.Held)
+	}
+	return level
+}
+
+// admitsText returns when a request is admitted, as it is shown.
+func admitsText(a *adminapi.Level) string {
+	wait := a.Banned
+	switch {
+	case a.Never:
+		return "never"
+	case a.RetryAfter != nil:
+		wait = *a.RetryAfter
+	case wait == 0:
+		return ""
+	}
+	if wait == 0 {
+		return "now"
+	}
+	return "in " + terminal.Briefly(time.Duration(wait))
+}
+
+// printLevels prints what peek and reset answer about the buckets of all limits. It returns
+// an error if there is no bucket to ask for.
+func printLevels(w io.Writer, a *adminapi.Levels, whose string) error {
+	titles := []string{"LIMIT", "KEY", "LEVEL", "ROOM", "ADMITS", "EMPTY"}
+	nodes := slices.ContainsFunc(a.Buckets, func(b adminapi.Level) bool { return b.Node != nil })
+	if nodes {
+		titles = append(titles, "HERE")
+	}
+	held := terminal.NewTable(titles...)
+	for i := range a.Buckets {
+		b := &a.Buckets[i]
+		room := ""
+		if b.Remaining != nil {
+			room = strconv.FormatInt(*b.Remaining, 10)
+		}
+		cells := []any{terminal.Safe(b.Limit), keyText(&b.Key), levelText(b), room, admitsText(b), "in " + terminal.Briefly(time.Duration(b.Clear))}
+		if nodes {
+			cells = append(cells, nodeText(b.Node))
+		}
+		held.Add(b.Denies(), cells...)
+	}
+	if len(a.Buckets) > 0 {
+		held.Print(w)
+	} else if a.Asked > 0 {
+		fmt.Fprintf(w, "No bucket of %s holds anything, of %d.\n", whose, a.Asked)
+	}
+	if len(a.NotAsked) > 0 {
+		not := terminal.NewTable("NOT ASKED", "WHY")
+		for _, n := range a.NotAsked {
+			not.Add(false, terminal.Safe(n.Limit), terminal.Safe(n.Why))
+		}
+		if a.Asked > 0 {
+			fmt.Fprintln(w)
+		}
+		not.Print(w)
+	}
+	if a.Asked == 0 {
+		return errors.New("no limit could be asked with what was given")
+	}
+	return nil
+}
+
+// nodeText returns what this process knows, as it is shown.
+func nodeText(n *adminapi.Node) string {
+	if n == nil {
+		return ""
+	}
+	known := strconv.FormatInt(n.Level, 10)
+	if n.Leased > 0 {
+		known += fmt.Sprintf(", %d leased", n.Leased)
+	}
+	if n.Unreported > 0 {
+		known += fmt.Sprintf(", %d not reported yet", n.Unreported)
+	}
+	if n.Remembered {
+		known += ", and denies without asking Redis"
+	}
+	return known
+}
+
+// keyText returns the key as it is shown.
+func keyText(k *adminapi.Key) string {
+	if k.Address != nil {
+		return terminal.Safe(*k.Address) + " (no key)"
+	}
+	if k.Key == nil {
+		return ""
+	}
+	return terminal.Safe(*k.Key)
+}

@@ -1,0 +1,102 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// statusCommand returns the command status.
+func (api asker) statusCommand() *cobra.Command {
+	cmd := Runs(&cobra.Command{
+		Use:   "status",
+		Short: "Shows the store, its health and the counters of each limit",
+		Long: `
+Shows where the buckets are kept, whether each Redis server can be reached, and how
+many requests each limit has admitted and denied.
+
+The exit status is 2 if a Redis server is unavailable.`,
+		Example: "  caddy rate-limit status\n  caddy rate-limit status --address unix//run/caddy.sock --json",
+		Args:    cobra.NoArgs,
+	}, func(cmd *cobra.Command, _ []string) error {
+		var a adminapi.Status
+		return api.askAndShow(cmd, "status", nil, &a, func(w io.Writer) error { return printStatus(w, &a) })
+	})
+	addAdminFlags(cmd)
+	return cmd
+}
+
+// printStatus prints what status answers. It returns ErrFound if a server is down.
+func printStatus(w io.Writer, a *adminapi.Status) (err error) {
+	if !a.Configured {
+		fmt.Fprintln(w, "The running config has no limits.")
+		return nil
+	}
+	fmt.Fprintf(w, "Version %s. Buckets are kept in %s; this process has %d of at most %d.\n",
+		terminal.Safe(a.Version), terminal.Safe(a.Store), a.Memory.Buckets, a.Memory.MaxKeys)
+	fmt.Fprintf(w, "Requests: %d admitted, %d denied, %d undecided, %d refused, %d in early data.\n",
+		a.Requests["admitted"], a.Requests["denied"], a.Requests["undecided"], a.Requests["refused"], a.Requests["early_data"])
+	if a.Store == "redis" {
+		servers := terminal.NewTable("SERVER", "STATE", "IN USE", "IDLE", "CALLS", "REQUESTS", "FAILURES")
+		for i := range a.Servers {
+			s := &a.Servers[i]
+			state, failures := "up", uint64(0)
+			if !s.Up {
+				err = ErrFound
+				state = "down"
+				if s.Down != nil {
+					state += " for " + terminal.Briefly(time.Duration(*s.Down))
+				}
+				if s.Reason != "" {
+					state += ": " + terminal.Safe(s.Reason)
+				}
+			}
+			for _, n := range s.Failures {
+				failures += n
+			}
+			servers.Add(!s.Up, terminal.Safe(s.Address), state, s.Connections["in_use"], s.Connections["idle"], s.Calls, s.Requests, failures)
+		}
+		fmt.Fprintln(w)
+		servers.Print(w)
+		if err != nil {
+			fmt.Fprintf(w, "While a server is down, on_error applies to its requests: %s, unless their handler sets another.\n", terminal.Safe(a.OnError))
+		}
+	}
+	fmt.Fprintln(w)
+	printCounts(w, a)
+	return err
+}
+
+// printCounts prints what the limits did. With Redis, it shows how much was decided
+// without.
+func printCounts(w io.Writer, a *adminapi.Status) {
+	titles := []string{"LIMIT", "ADMITTED", "DENIED", "SPARED", "ADMITTED/S", "DENIED/S"}
+	redis := a.Store == "redis"
+	if redis {
+		titles = append(titles, "FALLBACK", "FALLBACK/S")
+	}
+	limits := terminal.NewTable(titles...)
+	for i := range a.Limits {
+		l := &a.Limits[i]
+		cells := []any{terminal.Safe(l.Path), l.Admitted, l.Denied, l.Spared, perSecond(l.Rates["admitted"]), perSecond(l.Rates["denied"])}
+		if redis {
+			cells = append(cells, l.By[limiter.DecidedByFallback.String()], perSecond(l.Rates["fallback"]))
+		}
+		limits.Add(redis && l.Rates["fallback"] > 0, cells...)
+	}
+	limits.Print(w)
+	fmt.Fprintf(w, "Rates are of the last %s. Spared: the limit had room, but another one denied.\n", terminal.Briefly(time.Duration(a.RatesOver)))
+	if redis {
+		fmt.Fprintln(w, "Fallback: those of all these that this process decided, because Redis was down or too slow.")
+	}
+}
+
+// perSecond returns a rate as it is shown.
+func perSecond(rate float64) string { return strconv.FormatFloat(rate, 'f', 1, 64) }

@@ -1,0 +1,96 @@
+package convert
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
+)
+
+// Command returns the command convert.
+func Command() *cobra.Command {
+	cmd := command.Runs(&cobra.Command{
+		Use:   "convert FILE",
+		Short: "Converts the limits of another rate limiter",
+		Long: `
+Converts the YAML of envoyproxy/ratelimit, also in a ConfigMap of Kubernetes, to limits
+of this module, and prints them as a part of a Caddyfile, for the site that is to be
+limited. FILE is - to read the standard input. Configurations of mholt/caddy-ratelimit
+need no conversion: they load as they are.
+
+What has no equivalent, and what had to be guessed, is listed with its line on the
+standard error, and in comments in the Caddyfile.
+
+The exit status is 2 if there is any of that, and 0 if there is none.`,
+		Example: `  caddy rate-limit convert ratelimit.yaml --descriptor 'message_type={header.X-Message-Type}'`,
+		Args:    cobra.ExactArgs(1),
+	}, runConvert)
+	cmd.Flags().StringArray("descriptor", nil, "The placeholder that stands for a descriptor of Envoy, as 'key={placeholder}'; may be repeated")
+	return cmd
+}
+
+// maxConverted is how large a file may be that is converted.
+const maxConverted = 10 << 20
+
+// runConvert runs the command convert.
+func runConvert(cmd *cobra.Command, args []string) error {
+	descriptors, _ := cmd.Flags().GetStringArray("descriptor")
+	mapping := make(Mapping)
+	for _, d := range descriptors {
+		if err := mapping.Add(d); err != nil {
+			return err
+		}
+	}
+	file := args[0]
+	text, err := readConverted(cmd, file)
+	if err != nil {
+		return err
+	}
+	if hasZone.Match(text) && !IsEnvoy(text) {
+		return fmt.Errorf("%s: a configuration of mholt/caddy-ratelimit needs no conversion: it loads as it is", file)
+	}
+	result, err := Envoy(text, mapping)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	for _, note := range result.Notes {
+		fmt.Fprintln(cmd.ErrOrStderr(), terminal.Safe(file+": "+note.String()))
+	}
+	if _, err := io.WriteString(cmd.OutOrStdout(), result.Text); err != nil {
+		return err
+	}
+	if len(result.Notes) > 0 {
+		return command.ErrFound
+	}
+	return nil
+}
+
+// readConverted reads the file that is to be converted, without a byte order mark.
+func readConverted(cmd *cobra.Command, file string) ([]byte, error) {
+	in := cmd.InOrStdin()
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, fmt.Errorf("reading the file: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxConverted+1))
+	if err != nil {
+		return nil, fmt.Errorf("reading the file: %w", err)
+	}
+	if len(text) > maxConverted {
+		return nil, fmt.Errorf("%s: want a file of at most %d MiB", file, maxConverted>>20)
+	}
+	return bytes.TrimPrefix(text, []byte("\ufeff")), nil
+}
+
+// hasZone matches what only a configuration of mholt/caddy-ratelimit has.
+var hasZone = regexp.MustCompile(`(?m)^[ \t]*zone[ \t]|"rate_limits"`)

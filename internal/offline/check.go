@@ -1,0 +1,326 @@
+package offline
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/spf13/cobra"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// CheckCommand returns the command check.
+func CheckCommand(m Module) *cobra.Command {
+	cmd := command.Runs(&cobra.Command{
+		Use:   "check",
+		Short: "Advises on the limits of a config",
+		Long: `
+Finds valid limits that probably do not do what was intended: those that
+clients can get around, those that deny everybody behind a proxy together, those
+that no request reaches, and others. For each it says what to change.
+
+It does not need a running Caddy. With --redis it connects to the Redis of the
+config, and also checks how that is set up.
+
+The exit status is 2 if there is advice, and 0 if there is none.`,
+		Example: "  caddy rate-limit check\n  caddy rate-limit check --config Caddyfile --redis",
+		Args:    cobra.NoArgs,
+	}, func(cmd *cobra.Command, _ []string) error { return runCheck(m, cmd) })
+	addConfigFlags(cmd)
+	cmd.Flags().Bool("redis", false, "Connect to Redis and check how it is set up")
+	return cmd
+}
+
+// runCheck runs the command check.
+func runCheck(m Module, cmd *cobra.Command) error {
+	d, err := loadConfigOf(m, cmd)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	c := newChecker(d)
+	if ask, _ := cmd.Flags().GetBool("redis"); ask {
+		c.askRedis(cmd.Context())
+	}
+	if asJSON, _ := cmd.Flags().GetBool("json"); asJSON {
+		err = terminal.PrintJSON(cmd.OutOrStdout(), c)
+	} else {
+		c.print(cmd.OutOrStdout())
+	}
+	if err == nil && len(c.Advice) > 0 {
+		err = command.ErrFound
+	}
+	return err
+}
+
+// advice is something in a config that should be changed.
+type advice struct {
+	About   string `json:"about"` // a limit or a server
+	Problem string `json:"problem"`
+	Remedy  string `json:"remedy"`
+}
+
+// checker collects advice on a config.
+type checker struct {
+	*Config `json:"-"`
+
+	Advice []advice `json:"advice"`
+	Notes  []string `json:"notes"` // what could not be checked
+}
+
+// Check returns advice on a config, in sentences: what it is about, what is wrong, and
+// what to do.
+func (d *Config) Check() (found [][3]string) {
+	for _, a := range newChecker(d).Advice {
+		found = append(found, [3]string{a.About, a.Problem, a.Remedy})
+	}
+	return found
+}
+
+// newChecker returns the advice that can be given on the config alone.
+func newChecker(d *Config) *checker {
+	c := &checker{Config: d, Advice: []advice{}, Notes: []string{}}
+	c.check()
+	return c
+}
+
+// advise adds advice, unless it was given before.
+func (c *checker) advise(about, problem, remedy string) {
+	if a := (advice{about, problem, remedy}); !slices.Contains(c.Advice, a) {
+		c.Advice = append(c.Advice, a)
+	}
+}
+
+// print prints the advice.
+func (c *checker) print(w io.Writer) {
+	for _, a := range c.Advice {
+		fmt.Fprintln(w, wrapped(terminal.Safe(a.About)+": "+terminal.Safe(a.Problem)+" "+terminal.Safe(a.Remedy))+"\n")
+	}
+	switch n := len(c.Advice); n {
+	case 0:
+		fmt.Fprintln(w, "No problems found.")
+	case 1:
+		fmt.Fprintln(w, "1 warning.")
+	default:
+		fmt.Fprintf(w, "%d warnings.\n", n)
+	}
+	for _, note := range c.Notes {
+		fmt.Fprintln(w, "Note: "+terminal.Safe(note))
+	}
+}
+
+// wrapped returns text in lines of up to 80 characters, indented but for the first.
+func wrapped(text string) string {
+	var b strings.Builder
+	width := 0
+	for i, word := range strings.Fields(text) {
+		switch n := len([]rune(word)); {
+		case i == 0:
+			width = n
+		case width+1+n > 80:
+			b.WriteString("\n  ")
+			width = 2 + n
+		default:
+			b.WriteByte(' ')
+			width += 1 + n
+		}
+		b.WriteString(word)
+	}
+	return b.String()
+}
+
+// check collects what can be found out from the config alone.
+func (c *checker) check() {
+	c.Notes = append(c.Notes, c.Warnings...)
+	for _, s := range c.Servers {
+		for _, h := range s.handlers {
+			for _, l := range h.inForce() {
+				c.checkKey(s, h, l)
+				c.checkNumbers(h, l)
+			}
+			if c.Redis != nil && h.limits.OnError() == "deny" {
+				c.advise("server "+s.Name, "With on_error deny, clients get status 503 for every limited request while Redis is unavailable.",
+					"Unless that is meant, use on_error fallback: each Caddy instance then limits on its own until Redis is back.")
+			}
+		}
+	}
+	for i := 0; i < len(c.unreachable); i += 2 {
+		c.advise("server "+c.unreachable[i], "No request reaches the limits after the handler "+c.unreachable[i+1]+".",
+			"Move the "+c.module.Name()+" directive before it.")
+	}
+	limited := slices.ContainsFunc(c.Servers, func(s *Server) bool { return len(s.handlers) > 0 })
+	if !limited && len(c.Notes) == 0 {
+		c.Notes = append(c.Notes, "The config has no limits.")
+	}
+	c.checkShared()
+	c.checkRedisOptions()
+}
+
+// inForce returns the handler's limits that are not off.
+func (h *handler) inForce() []*Limit {
+	return slices.DeleteFunc(slices.Clone(h.limits.Limits()), func(l *Limit) bool { return l.Off })
+}
+
+// checkKey advises on a limit's key.
+func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
+	about := "limit " + l.Path
+	for _, f := range l.Key.Flaws() {
+		c.advise(about, f.Problem, f.Remedy)
+	}
+	if name := l.Key.User(); name != "" && !s.authenticated[h.limits] {
+		c.advise(about, "Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
+			"Put both in a route block, the authentication first.")
+	}
+	if name := l.Key.Chosen(); name != "" && !c.bounded(s, h) {
+		problem := "which clients send as they like"
+		switch {
+		case strings.Contains(name, "uri.path"):
+			problem += ", and can write in several ways, such as /./a and //a for /a"
+		case strings.HasPrefix(name, "http.request.host"):
+			problem += ", and can write in several ways, such as Example.com for example.com"
+		}
+		c.advise(about, "Its key has {"+name+"}, "+problem+", so they get a fresh bucket whenever they want one.",
+			"Use a key that they can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.")
+	}
+	if shared := !slices.ContainsFunc(l.Key, func(p placeholder.Part) bool { return p.Placeholder }); shared && len(l.Numbers.Ban) > 0 {
+		c.advise(about, "It bans its key, which all requests share: one client that is denied keeps everybody out.",
+			"Use a key that tells clients apart, such as {client_ip}, or no ban.")
+	}
+	proxied := len(s.raw["trusted_proxies"]) > 0 || string(s.raw["trusted_proxies_unix"]) == "true"
+	if proxied && l.Key.Has(placeholder.RemoteHost) {
+		c.advise(about, "Its key is the address of the connection, and the server has trusted proxies: all clients of a proxy share one bucket.",
+			"Use {client_ip}, which is the address that the proxy reports.")
+	}
+	if !proxied && l.Key.Has(placeholder.ClientIP) && len(s.listen) > 0 && !slices.ContainsFunc(s.listen, reachableFromOutside) {
+		c.advise("server "+s.Name, "It only listens on this host, and has no trusted proxies: if a proxy passes requests on to it, {client_ip} is the proxy's address, and all clients share one bucket.",
+			"Set the global option servers > trusted_proxies, such as trusted_proxies static private_ranges, or trusted_proxies_unix for a socket.")
+	}
+}
+
+// reachableFromOutside reports whether other hosts can connect to an address.
+func reachableFromOutside(a caddy.NetworkAddress) bool {
+	if a.IsUnixNetwork() {
+		return false
+	}
+	ip, err := netip.ParseAddr(a.Host)
+	return a.Host != "localhost" && (err != nil || !ip.IsLoopback())
+}
+
+// bounded reports whether requests that reach h always meet a limit whose key and
+// numbers clients can't choose.
+func (c *checker) bounded(s *Server, h *handler) bool {
+	return slices.ContainsFunc(s.handlers, func(other *handler) bool {
+		for _, rt := range other.routes {
+			if !slices.Contains(h.routes, rt) && len(rt.MatcherSets) > 0 {
+				return false
+			}
+		}
+		return slices.ContainsFunc(other.inForce(), func(l *Limit) bool { return l.always() && l.Key.Bounds() && !l.numbersChosen() })
+	})
+}
+
+// numbersChosen reports whether clients can choose any number of a limit.
+func (l *Limit) numbersChosen() bool {
+	return slices.ContainsFunc(l.Dynamic, func(d Dynamic) bool { return placeholder.ClientControlled(d.Template) != "" })
+}
+
+// checkNumbers advises on a limit's numbers.
+func (c *checker) checkNumbers(h *handler, l *Limit) {
+	about := "limit " + l.Path
+	for _, n := range l.Dynamic {
+		problem := "so they choose their own limit"
+		if n.Identity {
+			problem = "each of its values has its own buckets, so they get a fresh one whenever they want"
+		}
+		if name := placeholder.ClientControlled(n.Template); name != "" {
+			c.advise(about, fmt.Sprintf("Its %s has {%s}, which clients send as they like: %s.", n.Option, name, problem),
+				"Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.")
+		}
+	}
+	if l.Numbers.Consistency != "" && c.Redis == nil {
+		c.advise(about, "Its consistency, "+l.Numbers.Consistency+", has no effect without redis: this process decides all requests, exactly.",
+			"Remove it, or set redis in the global option.")
+	}
+	if l.Size == 1 && l.always() && !h.selective() {
+		c.advise(about, "It is for all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all but the first are denied.",
+			"Give it a size of what a page needs, or a matcher for the requests that it is meant for.")
+	}
+}
+
+// selective reports whether routes select requests for the handler by more than
+// the host.
+func (h *handler) selective() bool {
+	for _, rt := range h.routes {
+		if rt.Group != "" {
+			return true
+		}
+		for _, set := range rt.MatcherSets {
+			for _, m := range set {
+				if _, ok := m.(*caddyhttp.MatchHost); !ok {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// checkShared advises on limits without a name, or within one, that share their buckets.
+func (c *checker) checkShared() {
+	first := make(map[string]*Limit)
+	for _, s := range c.Servers {
+		for _, h := range s.handlers {
+			for _, l := range h.inForce() {
+				switch other := first[l.Bucket]; {
+				case !l.Unnamed || l == other:
+				case other == nil:
+					first[l.Bucket] = l
+				default:
+					c.advise("limit "+l.Path, "Several limits without a name, or within one, have equal keys and numbers, so they share their buckets: requests to one site or path use up the limit of another.",
+						"Unless that is meant, give each a name, as in "+c.module.Name()+" login.")
+				}
+			}
+		}
+	}
+}
+
+// checkRedisOptions advises on how the config uses Redis.
+func (c *checker) checkRedisOptions() {
+	opt, err := c.redisOptions()
+	if err != nil { // it may lack only what the environment has where Caddy runs
+		c.Notes = append(c.Notes, "Redis was not checked: "+err.Error()+".")
+	}
+	if err != nil || c.Redis == nil {
+		return
+	}
+	for _, address := range opt.Addresses {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil || opt.Password != "" || opt.TLS != nil && len(opt.TLS.Certificates) > 0 {
+			continue
+		}
+		if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
+			c.advise("redis", "It is used without a password: whoever can connect to "+address+" can empty and fill all buckets.",
+				"Create a user with a password and the permissions that docs/redis.md lists, and set username and password.")
+			return
+		}
+	}
+}
+
+// redisOptions returns the options of the configured Redis.
+func (c *checker) redisOptions() (limiter.RedisOptions, error) {
+	if c.Redis == nil {
+		return limiter.RedisOptions{}, nil
+	}
+	ctx, cancel := caddy.NewContext(c.ctx)
+	defer cancel()
+	return c.Redis(ctx)
+}

@@ -1,0 +1,354 @@
+// Package replay is the command replay: it decides the requests of access logs by the
+// limits of a config.
+package replay
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/accesslog"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// replay decides the requests of access logs by the limits of one config, on the
+// clock of the logs. It is the real thing: the matchers, keys and numbers of the
+// config, and the store that decides in a Caddy without Redis.
+type replay struct {
+	config *offline.Config
+	store  *limiter.Memory
+	roomy  *roomyStore   // of the sizes that keys need
+	now    time.Duration // on the store's clock
+	limits []*replayedLimit
+	of     map[*offline.Limit]*replayedLimit
+	host   string // of requests whose log does not tell
+
+	runs    map[*offline.Server]*offline.Run
+	servers map[replayedSite]*offline.Server // nil if no site has the host
+
+	// The request that is being replayed.
+	entry   *accesslog.Entry
+	at      int64
+	url     url.URL
+	values  []string
+	met     []metLimit
+	refused bool
+
+	taken                      int64
+	requests, admitted, denied int64 // that any limit applied to
+	undecided                  int64 // that a matcher or a value rejected
+	hostless                   int64 // whose log does not tell the host
+	addressless                int64 // whose log does not tell the client's address
+	unserved                   int64 // for hosts that no site of the config has
+	otherHosts                 []string
+
+	readsHeaders bool     // whether anything but a key does
+	headers      [3]int64 // requests whose log has these accesslog.Headers
+}
+
+// replayedSite is what decides which server handles a request.
+type replayedSite struct {
+	host string
+	tls  bool
+}
+
+// metLimit is a limit that the request has met.
+type metLimit struct {
+	limit  *replayedLimit
+	denied bool // by this limit
+	dryRun bool // and that denies nothing
+}
+
+// maxReplayedKeys is the most keys of which a replay keeps statistics.
+const maxReplayedKeys = 1_000_000
+
+// newReplay returns a replay by the limits of config.
+func newReplay(config *offline.Config, opt Options) *replay {
+	p := &replay{
+		config:  config,
+		of:      make(map[*offline.Limit]*replayedLimit),
+		host:    opt.Host,
+		runs:    make(map[*offline.Server]*offline.Run),
+		servers: make(map[replayedSite]*offline.Server),
+	}
+	if p.host == "" {
+		p.host = config.OnlyHost()
+	}
+	p.store = limiter.NewMemory(func() time.Duration { return p.now })
+	p.store.SetMaxKeys(config.MaxKeys)
+	p.roomy = newRoomyStore(func() time.Duration { return p.now }, maxReplayedKeys)
+	for _, s := range config.Servers {
+		p.runs[s] = s.NewRun(p.visit)
+		p.readsHeaders = p.readsHeaders || s.ReadsHeaders()
+		p.addLimits(s.Limits(), opt)
+	}
+	for _, l := range p.limits {
+		l.keys.most = max(maxReplayedKeys/len(p.limits), 1)
+	}
+	return p
+}
+
+// addLimits adds limits. Those that share their buckets are one.
+func (p *replay) addLimits(limits []*offline.Limit, opt Options) {
+	for _, l := range limits {
+		if l.Off || p.of[l] != nil {
+			continue
+		}
+		i := slices.IndexFunc(p.limits, func(known *replayedLimit) bool { return known.bucket == l.Bucket })
+		if i < 0 {
+			i = len(p.limits)
+			p.limits = append(p.limits, newReplayedLimit(l, opt))
+		}
+		p.of[l] = p.limits[i]
+	}
+}
+
+// take replays a request, as if it arrived at the given time, in nanoseconds since
+// 1970. Times must not go back.
+func (p *replay) take(e *accesslog.Entry, at int64) {
+	p.now = max(time.Duration(at), time.Hour) // windows may be aligned to the clock
+	p.entry, p.at, p.met, p.refused = e, at, p.met[:0], false
+	p.taken++
+	run := p.prepare()
+	if run == nil {
+		return
+	}
+	p.headers[e.Headers]++
+	if e.ClientIP == "" {
+		p.addressless++
+	}
+	if err := run.Serve(time.Unix(0, at), e.ClientIP, e.UserID, e.ClientIP != e.RemoteIP); err != nil {
+		p.refused = true // a matcher failed, and the request with it
+	}
+	p.count()
+}
+
+// prepare makes the request, and returns the run of the server that handles it, or
+// nil if no site has its host.
+func (p *replay) prepare() *offline.Run {
+	e := p.entry
+	host, secure := e.Host, e.TLS
+	if host == "" {
+		host = p.host
+		p.hostless++
+	}
+	server, known := p.servers[replayedSite{host, secure}]
+	if !known {
+		if server, _ = p.config.ServerOf(host, secure); e.Host == "" && server != nil && server.TLS != secure {
+			server, _ = p.config.ServerOf(host, server.TLS) // the log does not tell of TLS either
+		}
+		if server != nil && !server.HasSite(host) {
+			server = nil
+		}
+		if len(p.servers) == 10_000 {
+			clear(p.servers) // clients choose the hosts that they ask for
+		}
+		p.servers[replayedSite{strings.Clone(host), secure}] = server
+	}
+	if server == nil {
+		p.addOtherHost(host)
+		return nil
+	}
+	run := p.runs[server]
+	r := run.Request
+	p.url = e.URL
+	r.Method, r.URL, r.RequestURI, r.Host, r.Proto = e.Method, &p.url, e.URI, host, e.Proto
+	if r.ProtoMajor, r.ProtoMinor = 1, 1; strings.HasPrefix(e.Proto, "HTTP/") {
+		r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(e.Proto)
+	}
+	if r.RemoteAddr = e.RemoteIP; e.RemoteIP != "" && e.RemoteIP != "@" { // as on a unix socket
+		r.RemoteAddr = net.JoinHostPort(e.RemoteIP, cmp.Or(e.RemotePort, "0"))
+	}
+	if r.TLS = nil; secure || e.Host == "" && server.TLS {
+		r.TLS = &tlsOfReplay
+	}
+	p.values = e.HeaderTo(r.Header, p.values)
+	return run
+}
+
+// addOtherHost counts a request for a host that no site has. If the log does not tell
+// the host, that is counted already.
+func (p *replay) addOtherHost(host string) {
+	if host == "" {
+		return
+	}
+	p.unserved++
+	const shown = 3
+	if len(p.otherHosts) < shown && !slices.Contains(p.otherHosts, host) {
+		p.otherHosts = append(p.otherHosts, strings.Clone(host[:min(len(host), maxText)]))
+	}
+}
+
+// tlsOfReplay is what is known of the TLS connections of logs.
+var tlsOfReplay = tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13}
+
+// visit implements offline.Visit.
+func (p *replay) visit(eval offline.Evaluation, err error) bool {
+	if err != nil {
+		p.refused = true
+		return false
+	}
+	if len(p.entry.Redacted) > 0 || p.entry.Headers != accesslog.AllHeaders {
+		p.dropWithheld(eval)
+		if len(eval.Buckets()) == 0 {
+			return true
+		}
+	}
+	decisions, err := eval.Decide(context.Background(), p.store)
+	if err != nil {
+		p.refused = true
+		return false
+	}
+	buckets := eval.Buckets()
+	levels, err := p.roomy.fill(buckets)
+	if err != nil {
+		p.refused = true
+		return false
+	}
+	denied, spared := false, true
+	for i := range decisions {
+		l, b := p.of[eval.Limit(i)], &buckets[i]
+		d := decisions[i].Denied
+		denied = denied || d && !decisions[i].DryRun
+		recent := l.keys.add(b, p.now, levels[i], d)
+		spared = spared && l.leasable && recent > leaseCalls && !d && decisions[i].Remaining >= leaseRoom
+		if b.Name != l.bucket && p.entry.ClientIP != "" {
+			l.keyless++
+		}
+		banned, began := eval.Banned(i)
+		if began {
+			l.bans++
+		} else if banned {
+			l.banned++
+		}
+		if decisions[i].Borrowed && !decisions[i].Pool {
+			l.borrowed++
+		}
+		p.met = append(p.met, metLimit{l, d, decisions[i].DryRun})
+	}
+	for i := range decisions {
+		if l := p.of[eval.Limit(i)]; !denied { // as denials are remembered
+			l.asked++
+			if spared {
+				l.spared++
+			}
+		}
+	}
+	return !denied
+}
+
+// dropWithheld removes the buckets whose key the log does not tell.
+func (p *replay) dropWithheld(eval offline.Evaluation) {
+	for i := len(eval.Buckets()) - 1; i >= 0; i-- {
+		l := p.of[eval.Limit(i)]
+		if !slices.ContainsFunc(l.headers, p.entry.Withholds) {
+			continue
+		}
+		if p.entry.Headers == accesslog.AllHeaders {
+			l.redacted++
+		} else {
+			l.headerless++
+		}
+		eval.Drop(i)
+	}
+}
+
+// count counts what became of the request.
+func (p *replay) count() {
+	denied := slices.ContainsFunc(p.met, func(m metLimit) bool { return m.denied && !m.dryRun })
+	switch {
+	case p.refused: // by what is behind the limits that it has met
+		p.undecided++
+	case len(p.met) == 0:
+	case denied:
+		p.requests++
+		p.denied++
+	default:
+		p.requests++
+		p.admitted++
+	}
+	for i := range p.met {
+		m := &p.met[i]
+		m.limit.count(p.at, p.entry.URL.Path, m.denied, !denied && !p.refused)
+	}
+}
+
+// Options are those of a replay that concern what it counts.
+type Options struct {
+	ShowKeys bool
+	Location *time.Location // for hours
+	Host     string         // of requests whose log does not tell
+}
+
+// With consistency lease 100ms, a node renews the lease of a key that is asked for often
+// about every quarter of that. So of the requests of one key in so long, that of the first
+// and a renewal ask Redis, and no others, if there is enough room to lease something. This
+// is a careful estimate: a busier key asks less often.
+const (
+	lease       = "lease 100ms"
+	leasePeriod = 25 * time.Millisecond
+	leaseCalls  = 2
+	leaseRoom   = 8
+)
+
+// leaseAdvice returns what a lease would spare if l is exact and most of its calls would be
+// spared, and otherwise "".
+func (p *replay) leaseAdvice(l *replayedLimit) string {
+	if p.config.Redis == nil || !l.exact || l.spared < l.asked/2+1 {
+		return ""
+	}
+	return fmt.Sprintf("Most of its requests follow others of their key closely: with consistency %s, one Caddy would decide about %s of the %s that pass without asking Redis.",
+		lease, humanize.Comma(l.spared), humanize.Comma(l.asked))
+}
+
+// unusual returns what to know about the numbers of l, one sentence each.
+func (p *replay) unusual(l *replayedLimit) (text []string) {
+	if l.redacted > 0 {
+		text = append(text, fmt.Sprintf("%s requests were left out, because the log redacts %s, which the key needs: "+
+			"to replay this limit, log requests with log_credentials.", humanize.Comma(l.redacted), strings.Join(l.headers, ", ")))
+	}
+	if l.headerless > 0 {
+		text = append(text, fmt.Sprintf("%s requests were left out, because the log does not have %s, which the key needs: "+
+			"to replay this limit, log requests in Caddy's JSON with their header fields.", humanize.Comma(l.headerless), strings.Join(l.headers, ", ")))
+	}
+	if l.keyless > 0 && l.keyless == l.requests && l.redacted+l.headerless == 0 {
+		text = append(text, fmt.Sprintf("No request had a value for the key %s, so clients were told apart by their addresses. "+
+			"If the log leaves out what the key is made of, these numbers mean nothing.", l.key))
+	}
+	if l.bans > 0 {
+		text = append(text, fmt.Sprintf("It banned keys %s times, and denied %s requests only because of these bans.",
+			humanize.Comma(l.bans), humanize.Comma(l.banned)))
+	}
+	if l.borrowed > 0 {
+		text = append(text, fmt.Sprintf("It had no room for %s requests, which its pool had.", humanize.Comma(l.borrowed)))
+	}
+	if l.factorVaries {
+		text = append(text, "The sizes are those after the division by factor, which depends on the request.")
+	}
+	if l.keys.folded > 0 {
+		text = append(text, fmt.Sprintf("There were more keys than the %d whose statistics are kept. "+
+			"Those that came back after a while count as new ones.", l.keys.most))
+	}
+	for _, u := range p.store.Limits() {
+		if u.Name != l.bucket {
+			continue
+		}
+		if u.Forgotten > 0 {
+			text = append(text, fmt.Sprintf("max_keys, %d, was too small: %d buckets were forgotten for those of new keys.", u.MaxKeys, u.Forgotten))
+		}
+		if u.Shared > 0 {
+			text = append(text, fmt.Sprintf("max_keys, %d, was too small: %d requests were decided by a bucket that keys share.", u.MaxKeys, u.Shared))
+		}
+	}
+	return text
+}

@@ -1,0 +1,241 @@
+package telemetry
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Result is what became of a request at one limit.
+type Result uint8
+
+// The results.
+const (
+	Admitted  Result = iota
+	Near             // admitted, and the bucket is at least 80 % full now, though one request does not fill it
+	Denied           // this limit had no room
+	Banned           // this limit had banned the key before
+	Spared           // this limit had room, but another one denied
+	WouldDeny        // this limit is a dry run and had no room
+	results
+)
+
+// deciders is the number of limiter.Deciders.
+const deciders = int(limiter.DecidedByReport) + 1
+
+// Counters counts what happened at the limits of one path. They are kept across
+// reloads, as long as any config in use has a limit of that path.
+//
+// All cores count on one limit, so each counts in a stripe of its own as far as
+// possible, which the caller chooses.
+type Counters struct {
+	Path    string
+	stripes [stripes]stripe
+	pool    *caddy.UsagePool
+
+	// What EventExceeded has told; guarded by the lock of the Process.
+	reported uint64    // denials
+	next     time.Time // when it may be emitted again
+}
+
+// stripes is the number of stripes, a power of two up to 256.
+const stripes = 8
+
+// stripe is one stripe of counters, on cache lines of its own.
+type stripe struct {
+	_         [64]byte
+	decisions [results][deciders]atomic.Uint64
+	units     atomic.Uint64 // charged
+	over      atomic.Uint64 // requests that filled a bucket above its size
+	delayed   atomic.Uint64 // requests that waited for room
+	bans      atomic.Uint64 // that have begun
+	borrowed  atomic.Uint64 // requests for which a pool had room instead
+	wait      atomic.Int64  // of the last denial, see encodeWait; 0 if EventExceeded has told it
+}
+
+// Counters returns the counters of a path. The caller must release them.
+func (p *Process) Counters(path string) *Counters {
+	c, _, _ := p.counters.LoadOrNew(path, func() (caddy.Destructor, error) {
+		return &Counters{Path: path, pool: p.counters}, nil
+	})
+	return c.(*Counters)
+}
+
+// Release releases the counters, which end with the last config that uses them.
+func (c *Counters) Release() { _, _ = c.pool.Delete(c.Path) }
+
+// Destruct implements caddy.Destructor.
+func (*Counters) Destruct() error { return nil }
+
+// Count counts what the limit decided on a request for b, given whether it had banned the
+// key before, whether the request is denied by any limit, and whether b was charged.
+func (c *Counters) Count(on uint32, b *limiter.Bucket, d *limiter.Decision, banned, denied, charged bool) {
+	s := &c.stripes[on%stripes]
+	kind := Admitted
+	switch {
+	case d.Denied && d.DryRun:
+		kind = WouldDeny
+	case d.Denied:
+		if kind = Denied; banned {
+			kind = Banned
+		}
+		s.wait.Store(encodeWait(d))
+	case denied:
+		kind = Spared
+	case d.Remaining <= d.Size/5 && !filledByOne(b, d.Size):
+		kind = Near
+	}
+	s.decisions[kind][d.By].Add(1)
+	if charged {
+		s.units.Add(uint64(b.Cost)) //nolint:gosec // costs are positive
+	}
+}
+
+// CountUnits counts units that are charged when the outcome of a request is known.
+func (c *Counters) CountUnits(n int64) { c.stripes[0].units.Add(uint64(n)) } //nolint:gosec // positive
+
+// CountOver counts a request that filled a bucket above the size of the limit.
+func (c *Counters) CountOver(on uint32) { c.stripes[on%stripes].over.Add(1) }
+
+// CountDelayed counts a request that waits for room.
+func (c *Counters) CountDelayed(on uint32) { c.stripes[on%stripes].delayed.Add(1) }
+
+// CountBan counts a ban that has begun.
+func (c *Counters) CountBan(on uint32) { c.stripes[on%stripes].bans.Add(1) }
+
+// CountBorrowed counts a request for which a pool had room instead.
+func (c *Counters) CountBorrowed(on uint32) { c.stripes[on%stripes].borrowed.Add(1) }
+
+// filledByOne reports whether any request leaves b, of the given size, at least 80 %
+// full, even if b was empty: that tells nothing then, as with a size of 1 or a warm-up.
+func filledByOne(b *limiter.Bucket, size int64) bool {
+	return b.Limit.Algorithm == limiter.WarmUp || size-b.Cost <= size/5
+}
+
+// waitForever stands for the wait of a request that will never be admitted.
+const waitForever = math.MaxInt64
+
+// encodeWait returns the wait of a denial, which is never zero.
+func encodeWait(d *limiter.Decision) int64 {
+	if d.Never {
+		return waitForever
+	}
+	return max(int64(d.RetryAfter), 1)
+}
+
+// lastWait returns the longest of the last waits of each stripe, and forgets them.
+func (c *Counters) lastWait() (wait int64) {
+	for i := range c.stripes {
+		wait = max(wait, c.stripes[i].wait.Swap(0))
+	}
+	return max(wait, 1)
+}
+
+// Totals is the sum of all stripes of counters.
+type Totals struct {
+	decisions [results][deciders]uint64
+	Units     uint64 // charged
+	Over      uint64 // requests that filled a bucket above its size
+	Delayed   uint64 // requests that waited for room
+	Bans      uint64 // that have begun
+	Borrowed  uint64 // requests for which a pool had room instead
+}
+
+// Totals returns the sums so far.
+func (c *Counters) Totals() (t Totals) {
+	for i := range c.stripes {
+		s := &c.stripes[i]
+		for kind := range s.decisions {
+			for by := range s.decisions[kind] {
+				t.decisions[kind][by] += s.decisions[kind][by].Load()
+			}
+		}
+		t.Units += s.units.Load()
+		t.Over += s.over.Load()
+		t.Delayed += s.delayed.Load()
+		t.Bans += s.bans.Load()
+		t.Borrowed += s.borrowed.Load()
+	}
+	return t
+}
+
+// denied returns the number of requests that the limits denied so far.
+func (c *Counters) denied() (sum uint64) {
+	for i := range c.stripes {
+		for by := range deciders {
+			sum += c.stripes[i].decisions[Denied][by].Load() + c.stripes[i].decisions[Banned][by].Load()
+		}
+	}
+	return sum
+}
+
+// by returns the number of decisions with the given results, by limiter.Decider.
+func (t *Totals) by(kinds ...Result) (n [deciders]uint64) {
+	for _, kind := range kinds {
+		for by := range n {
+			n[by] += t.decisions[kind][by]
+		}
+	}
+	return n
+}
+
+// Of returns the number of decisions with the given results, whoever decided.
+func (t *Totals) Of(kinds ...Result) (sum uint64) {
+	for _, n := range t.by(kinds...) {
+		sum += n
+	}
+	return sum
+}
+
+// Checked is what became of a request that met a limit.
+type Checked uint8
+
+// What may become of requests.
+const (
+	CheckedAdmitted  Checked = iota
+	CheckedDenied            // by a limit
+	CheckedUndecided         // the store did not decide, so on_error applied
+	CheckedRefused           // a value or a matcher could not be evaluated
+	CheckedEarlyData         // the client's address was not verified yet
+	checkedKinds
+)
+
+// String returns the name of c.
+func (c Checked) String() string {
+	return [checkedKinds]string{"admitted", "denied", "undecided", "refused", "early_data"}[c]
+}
+
+// CheckedSet is a set of what became of a request.
+type CheckedSet uint8
+
+// Add adds to s and reports whether s did not have it yet.
+func (s *CheckedSet) Add(what Checked) (added bool) {
+	before := *s
+	*s |= 1 << what
+	return *s != before
+}
+
+// CountRequest counts a request.
+func (p *Process) CountRequest(on uint32, what Checked) { p.checked[on%stripes].n[what].Add(1) }
+
+// Requests returns the number of requests so far, by what became of them.
+func (p *Process) Requests() map[Checked]uint64 {
+	n := make(map[Checked]uint64, checkedKinds)
+	for what := range checkedKinds {
+		n[what] = 0
+		for i := range p.checked {
+			n[what] += p.checked[i].n[what].Load()
+		}
+	}
+	return n
+}
+
+// References returns how many configs use the counters of a path.
+func (p *Process) References(path string) int {
+	n, _ := p.counters.References(path)
+	return n
+}

@@ -1,0 +1,229 @@
+package telemetry
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Names of the events that are emitted for Caddy's events app.
+const (
+	EventExceeded   = "rate_limit_exceeded"
+	EventBanned     = "rate_limit_banned"
+	EventRedisLost  = "rate_limit_redis_lost"
+	EventRedisBack  = "rate_limit_redis_back"
+	EventMemoryFull = "rate_limit_memory_full"
+)
+
+const (
+	// exceededEvery is how often a limit may emit EventExceeded.
+	exceededEvery = 10 * time.Second
+
+	// MaxWaitingEvents is the maximum number of events that wait for the handlers of
+	// earlier ones.
+	MaxWaitingEvents = 64
+
+	// MaxStuckEvents is the maximum number of events whose handlers run longer than
+	// the next event waits. Beyond that no handler is invoked.
+	MaxStuckEvents = 8
+)
+
+// emitter emits events one after the other, on a goroutine of its own, so that
+// their handlers delay no request and no reload. They are emitted by the newest
+// config that has started: stores and counters outlive configs, and an event of an
+// older one would reach nobody. Before the first config has started, events wait.
+type emitter struct {
+	process *Process
+	queue   chan event
+	started chan struct{} // a config has started
+	stuck   chan struct{} // has an element for each event that is being handled
+	dropped atomic.Int64  // events, since this was logged
+	slow    Throttle      // of the log of slow handlers
+	running chan struct{} // has an element while it runs
+}
+
+// event is an event to emit.
+type event struct {
+	name string
+	data map[string]any
+}
+
+// newEmitter returns an emitter. Nothing is emitted unless it runs.
+func newEmitter(p *Process) *emitter {
+	return &emitter{
+		process: p,
+		queue:   make(chan event, MaxWaitingEvents),
+		started: make(chan struct{}, 1),
+		stuck:   make(chan struct{}, MaxStuckEvents),
+		running: make(chan struct{}, 1),
+	}
+}
+
+// listen notes which config emits events from now on. What limits denied before anyone
+// listened is not told. The lock must be held.
+func (p *Process) listen() {
+	newest := p.newestStarted()
+	listens := newest != nil && newest.Listens(EventExceeded)
+	if listens && !p.listening {
+		p.counters.Range(func(_, c any) bool {
+			c.(*Counters).reported = c.(*Counters).denied()
+			return true
+		})
+	}
+	p.listening = listens
+	select {
+	case p.events.started <- struct{}{}:
+	default:
+	}
+}
+
+// lookForDenials emits an event of each limit that has denied requests since its last
+// one, unless that was a moment ago. If the handlers of too many events are stuck, it
+// does so later, and returns false.
+func (p *Process) lookForDenials(now time.Time) (inTime bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.listening {
+		return true
+	}
+	inTime = true
+	p.counters.Range(func(_, v any) bool {
+		c := v.(*Counters)
+		denied := c.denied()
+		if denied == c.reported || now.Before(c.next) {
+			return true
+		}
+		if inTime = len(p.events.stuck) < cap(p.events.stuck); !inTime {
+			return false
+		}
+		wait := c.lastWait()
+		data := map[string]any{"limit": c.Path, "wait": time.Duration(wait).Seconds(), "count": denied - c.reported}
+		if wait == waitForever {
+			data["wait"] = nil
+		}
+		select {
+		case p.events.queue <- event{EventExceeded, data}:
+			c.reported, c.next = denied, now.Add(exceededEvery)
+		default:
+			inTime = false
+		}
+		return inTime
+	})
+	return inTime
+}
+
+// Banned emits an event of a ban that has begun. key is nil if nobody asked for keys. If
+// many begin at once, some are not told: they must not crowd out other events.
+func (p *Process) Banned(limit string, d time.Duration, key *string) {
+	e := p.events
+	if len(e.queue) >= MaxWaitingEvents/2 {
+		e.drop()
+		return
+	}
+	data := map[string]any{"limit": limit, "duration": d.Seconds()}
+	if key != nil {
+		data["key"] = *key
+	}
+	e.send(EventBanned, data)
+}
+
+// send queues an event, or drops it if too many wait already.
+func (e *emitter) send(name string, data map[string]any) {
+	select {
+	case e.queue <- event{name, data}:
+	default:
+		e.drop()
+	}
+}
+
+// redis queues the event of a Redis server, if it is one that changes its state.
+func (e *emitter) redis(ev limiter.Event) {
+	switch ev.Kind {
+	case limiter.EventDown:
+		e.send(EventRedisLost, map[string]any{"server": ev.Server, "reason": ev.Reason})
+	case limiter.EventRecovered, limiter.EventReplaced:
+		e.send(EventRedisBack, map[string]any{"server": ev.Server, "down": ev.Downtime.Seconds()})
+	case limiter.EventError: // the server is still up
+	}
+}
+
+// drop counts an event that nobody will get.
+func (e *emitter) drop() {
+	e.dropped.Add(1)
+	e.warn()
+}
+
+// warn logs that events are delayed or were dropped, at most once a minute.
+func (e *emitter) warn() {
+	if newest := e.process.Newest(); newest != nil && e.slow.Allow() {
+		newest.Logger().Warn("event handlers are too slow, events are delayed or dropped", zap.Int64("dropped", e.dropped.Swap(0)))
+	}
+}
+
+// run emits events until ctx is done, and then forgets those that wait, as no config is
+// left to emit them. One that still runs ends first.
+func (e *emitter) run(ctx context.Context) {
+	e.running <- struct{}{}
+	defer func() { <-e.running }()
+	for {
+		queue := e.queue
+		if e.config() == nil {
+			queue = nil
+		}
+		select {
+		case <-ctx.Done():
+			for len(e.queue) > 0 {
+				<-e.queue
+			}
+			return
+		case <-e.started:
+		case ev := <-queue:
+			e.emit(ctx, ev)
+		}
+	}
+}
+
+// config returns the config that emits events now, or nil.
+func (e *emitter) config() Config {
+	e.process.mu.Lock()
+	defer e.process.mu.Unlock()
+	return e.process.newestStarted()
+}
+
+// emit has an event handled and waits for that, but not for long. What handlers return
+// is ignored: there is nothing that they could abort.
+func (e *emitter) emit(ctx context.Context, ev event) {
+	config := e.config()
+	if config == nil || !config.Listens(ev.name) {
+		return
+	}
+	select {
+	case e.stuck <- struct{}{}:
+	default:
+		e.drop()
+		return
+	}
+	handled := make(chan struct{})
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				config.Logger().Error("an event handler panicked",
+					zap.String("event", ev.name), zap.Any("panic", p), zap.Stack("stack"))
+			}
+			<-e.stuck
+			close(handled)
+		}()
+		config.Emit(ev.name, ev.data)
+	}()
+	patience := time.NewTimer(e.process.opt.Patience)
+	defer patience.Stop()
+	select {
+	case <-handled:
+	case <-patience.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,375 @@
+package telemetry
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Register registers the metrics in the registry of a config, unless they are
+// registered already.
+//
+// The app does so, and so does a module of the admin endpoint: Caddy replaces that
+// endpoint before it provisions apps, and does not go back if one of them fails, so
+// that what only apps register would be missing until the next config is loaded.
+// Therefore the metrics are those of the process, whichever config they are
+// registered by. A config with metrics off is respected when they are collected.
+func (p *Process) Register(registry *prometheus.Registry) error {
+	if registry == nil {
+		return nil // a context that Caddy did not make has none
+	}
+	err := registry.Register(p)
+	var registered prometheus.AlreadyRegisteredError
+	if errors.As(err, &registered) && registered.ExistingCollector == p {
+		return nil
+	}
+	return err
+}
+
+// newDesc returns the description of a metric.
+func newDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(metricsPrefix+name, help, labels, nil)
+}
+
+// metricsPrefix is how the names of all metrics begin.
+const metricsPrefix = "caddy_rate_limit_"
+
+// The metrics, other than redisWait. Labels only have values from the config, never
+// of requests: their number must not depend on what clients send.
+var (
+	decisionsDesc = newDesc("decisions_total",
+		"Decisions of a limit on requests, by result (admitted, denied, banned: it denied because it had banned the key before, "+
+			"spared: it had room, but another limit denied, or would_deny: it is a dry run and had no room) "+
+			"and by what decided (redis, memory, remembered, lease, eventual, fallback).", "limit", "result", "by")
+	checkedDesc = newDesc("checked_requests_total",
+		"Requests that met a limit, each once when it ends, by result "+
+			"(admitted, denied, undecided: on_error applied, refused: a value or matcher failed, early_data).", "result")
+	nearDesc = newDesc("near_limit_total",
+		"Requests that a limit admitted and that left its bucket at least 80 percent full. "+
+			"None where a single request does so, as with a size of 1 or a warm-up.", "limit")
+	unitsDesc = newDesc("units_total",
+		"Units charged to the buckets of a limit.", "limit")
+	overDesc = newDesc("over_size_total",
+		"Requests that a limit with the option soft admitted above its size.", "limit")
+	delayedDesc = newDesc("delayed_total",
+		"Requests that waited for room in a limit with the option max_delay.", "limit")
+	bansDesc = newDesc("bans_total",
+		"Bans that a limit with the option ban has begun.", "limit")
+	borrowedDesc = newDesc("borrowed_total",
+		"Requests for which a limit with the option borrow had no room, and its pool had.", "limit")
+	leasedDesc = newDesc("lease_units_total",
+		"Units of a limit with consistency lease, by result: granted by Redis before they were used, and used by requests. The others have expired.",
+		"limit", "result")
+	infoDesc = newDesc("limit_info",
+		"A limit of the config, with its effective numbers. The value is always 1.",
+		"limit", "algorithm", "size", "drip_rate", "drip_size", "window")
+
+	bucketsDesc = newDesc("memory_buckets",
+		"Buckets of a limit in this process.", "limit")
+	bucketsMaxDesc = newDesc("memory_buckets_max",
+		"Maximum number of buckets of a limit in this process.", "limit")
+	sharedDesc = newDesc("memory_shared_decisions_total",
+		"Decisions on a bucket that keys share because the limit is full in this process.", "limit")
+	forgottenDesc = newDesc("memory_forgotten_total",
+		"Buckets that were forgotten while they held something, because the limit is full in this process.", "limit")
+
+	redisUpDesc = newDesc("redis_up",
+		"Whether requests are sent to a Redis server (1) or its circuit breaker is open (0).", "server")
+	redisCallsDesc = newDesc("redis_calls_total",
+		"Calls of the script on a Redis server.", "server")
+	redisRequestsDesc = newDesc("redis_called_requests_total",
+		"Requests in the calls to a Redis server. Divided by the calls, the size of a batch.", "server")
+	redisFailuresDesc = newDesc("redis_failures_total",
+		"Failures on a Redis server, by reason.", "server", "reason")
+	redisConnectionsDesc = newDesc("redis_connections",
+		"Connections to a Redis server, by state (idle, in_use, connecting).", "server", "state")
+
+	metricDescs = []*prometheus.Desc{
+		decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, bansDesc, borrowedDesc, leasedDesc, infoDesc,
+		bucketsDesc, bucketsMaxDesc, sharedDesc, forgottenDesc,
+		redisUpDesc, redisCallsDesc, redisRequestsDesc, redisFailuresDesc, redisConnectionsDesc,
+	}
+)
+
+// newRedisWait returns the histogram of how long requests waited for Redis. All limits
+// of a handler are decided at once, so it has no label.
+func newRedisWait() prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: metricsPrefix + "redis_wait_seconds",
+		Help: "Time that requests waited for decisions of Redis, or for its failure. What this process decides by itself does not wait.",
+		Buckets: []float64{
+			.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1,
+		},
+		NativeHistogramBucketFactor:     1.1,
+		NativeHistogramMaxBucketNumber:  100,
+		NativeHistogramMinResetDuration: time.Hour,
+	})
+}
+
+// ObserveRedisWait records how long a request waited for decisions, unless it did
+// not: what this process decides by itself never asks Redis.
+func (p *Process) ObserveRedisWait(waited time.Duration, decisions []limiter.Decision) {
+	if len(decisions) > 0 && decidedHere(decisions) {
+		return
+	}
+	p.redisWait.Observe(waited.Seconds())
+}
+
+// decidedHere reports whether this process decided the request, and did not mean to ask
+// Redis.
+func decidedHere(decisions []limiter.Decision) bool {
+	for i := range decisions {
+		switch decisions[i].By {
+		case limiter.DecidedByCache, limiter.DecidedByLease, limiter.DecidedByReport:
+		case limiter.DecidedByMemory, limiter.DecidedByRedis, limiter.DecidedByFallback:
+			return false
+		}
+	}
+	return true
+}
+
+// Describe implements prometheus.Collector.
+func (p *Process) Describe(descs chan<- *prometheus.Desc) {
+	for _, desc := range metricDescs {
+		descs <- desc
+	}
+	p.redisWait.Describe(descs)
+}
+
+// Collect implements prometheus.Collector. It reports the limits and servers of the
+// configs in use: there are two while one replaces the other.
+func (p *Process) Collect(collected chan<- prometheus.Metric) {
+	p.mu.Lock()
+	configs := slices.Clone(p.configs)
+	p.mu.Unlock()
+	if len(configs) == 0 || !configs[len(configs)-1].Metrics() {
+		return
+	}
+	out := metricsWriter(collected)
+	out.limits(configs)
+	for what, n := range p.Requests() {
+		out.counter(checkedDesc, n, what.String())
+	}
+	if out.servers(configs) {
+		p.redisWait.Collect(collected)
+	}
+}
+
+// metricsWriter writes metrics while they are collected.
+type metricsWriter chan<- prometheus.Metric
+
+// counter writes the value of a counter.
+func (out metricsWriter) counter(desc *prometheus.Desc, n uint64, labels ...string) {
+	out.write(desc, prometheus.CounterValue, float64(n), labels)
+}
+
+// gauge writes the value of a gauge.
+func (out metricsWriter) gauge(desc *prometheus.Desc, n int, labels ...string) {
+	out.write(desc, prometheus.GaugeValue, float64(n), labels)
+}
+
+// write writes a value. An invalid one would fail the scrape of all of Caddy's
+// metrics, so it is left out.
+func (out metricsWriter) write(desc *prometheus.Desc, kind prometheus.ValueType, v float64, labels []string) {
+	for i := range labels {
+		labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD") // such as the path of a socket
+	}
+	if m, err := prometheus.NewConstMetric(desc, kind, v, labels...); err == nil {
+		out <- m
+	}
+}
+
+// The names of results in labels.
+var (
+	resultNames = [...]string{"admitted", "denied", "banned", "spared", "would_deny"}
+	resultsOf   = [len(resultNames)][]Result{{Admitted, Near}, {Denied}, {Banned}, {Spared}, {WouldDeny}}
+)
+
+// limits writes the metrics of limits, by path. With many limits most of a scrape is
+// the sorting of series by the values of their labels, which takes almost no time if
+// they come in that order.
+func (out metricsWriter) limits(configs []*running) {
+	limits := make(map[string]Limit)
+	mayDecide := [deciders]bool{}
+	for _, c := range configs { // the newest one's numbers win
+		maps.Copy(limits, c.limits)
+		for by := range mayDecide {
+			mayDecide[by] = mayDecide[by] || (c.Redis() != nil) != (limiter.Decider(by) == limiter.DecidedByMemory)
+		}
+	}
+	newest := configs[len(configs)-1]
+	usages, leases := usagesByPath(newest.Usage()), leasesByPath(newest.Leases())
+	paths := slices.Sorted(maps.Keys(limits))
+	totalsOf := make([]Totals, len(paths))
+	for i, path := range paths {
+		totalsOf[i] = limits[path].Counters.Totals()
+	}
+	for by := range limiter.Decider(deciders) {
+		for i, path := range paths {
+			for result, kinds := range resultsOf {
+				if kinds[0] == WouldDeny && !limits[path].DryRun || kinds[0] == Banned && !limits[path].Bans {
+					continue
+				}
+				if n := totalsOf[i].by(kinds...)[by]; n > 0 || mayDecide[by] && limits[path].mayBeDecidedBy(by) { // from 0 on, so that the first increase is seen
+					out.counter(decisionsDesc, n, path, resultNames[result], by.String())
+				}
+			}
+		}
+	}
+	for i, path := range paths {
+		l, totals := limits[path], &totalsOf[i]
+		out.counter(nearDesc, totals.Of(Near), path)
+		out.counter(unitsDesc, totals.Units, path)
+		if l.Above {
+			out.counter(overDesc, totals.Over, path)
+			out.counter(delayedDesc, totals.Delayed, path)
+		}
+		if l.Bans {
+			out.counter(bansDesc, totals.Bans, path)
+		}
+		if l.Borrows {
+			out.counter(borrowedDesc, totals.Borrowed, path)
+		}
+		if l.Leases && newest.Redis() != nil || leases[path].Granted > 0 {
+			out.counter(leasedDesc, uint64(leases[path].Granted), path, "granted") //nolint:gosec // not negative
+			out.counter(leasedDesc, uint64(leases[path].Used), path, "used")       //nolint:gosec // not negative
+		}
+		out.gauge(infoDesc, 1, path, l.Algorithm, l.Size, l.DripRate, l.DripSize, l.Window)
+
+		usage := usages[path]
+		out.gauge(bucketsDesc, usage.Buckets, path)
+		out.gauge(bucketsMaxDesc, usage.MaxKeys, path)
+		out.counter(sharedDesc, usage.Shared, path)
+		out.counter(forgottenDesc, usage.Forgotten, path)
+	}
+}
+
+// usagesByPath returns the usage of the limits of each path together.
+func usagesByPath(usages []Usage) map[string]limiter.LimitUsage {
+	byPath := make(map[string]limiter.LimitUsage, len(usages))
+	for _, u := range usages {
+		sum := byPath[u.Path]
+		sum.Buckets += u.Buckets
+		sum.MaxKeys += u.MaxKeys
+		sum.Forgotten += u.Forgotten
+		sum.Shared += u.Shared
+		byPath[u.Path] = sum
+	}
+	return byPath
+}
+
+// leasesByPath returns what became of the leased units of the limits of each path together.
+func leasesByPath(leases []Lease) map[string]limiter.LeaseUsage {
+	byPath := make(map[string]limiter.LeaseUsage, len(leases))
+	for _, l := range leases {
+		sum := byPath[l.Path]
+		sum.Granted += l.Granted
+		sum.Used += l.Used
+		byPath[l.Path] = sum
+	}
+	return byPath
+}
+
+// mayBeDecidedBy reports whether the options of l allow that.
+func (l Limit) mayBeDecidedBy(by limiter.Decider) bool {
+	switch by {
+	case limiter.DecidedByLease:
+		return l.Leases
+	case limiter.DecidedByReport:
+		return l.Eventual
+	case limiter.DecidedByMemory, limiter.DecidedByRedis, limiter.DecidedByCache, limiter.DecidedByFallback:
+	}
+	return true
+}
+
+// Numbers of limits that are none.
+const (
+	DynamicNumber = "dynamic" // depends on the request
+	mixedNumber   = "mixed"   // limits without a name disagree
+)
+
+// byPath returns the limits of each path as one. Those without a name share a path, and
+// may have other numbers.
+func byPath(limits []Limit) map[string]Limit {
+	merged := make(map[string]Limit, len(limits))
+	for _, l := range limits {
+		if other, ok := merged[l.Counters.Path]; ok {
+			l = l.merge(other)
+		}
+		merged[l.Counters.Path] = l
+	}
+	return merged
+}
+
+// merge returns what metrics say of l and another limit of the path.
+func (l Limit) merge(other Limit) Limit {
+	merge := func(text *string, other string) {
+		if *text != other {
+			*text = mixedNumber
+		}
+	}
+	merge(&l.Algorithm, other.Algorithm)
+	merge(&l.Size, other.Size)
+	merge(&l.DripRate, other.DripRate)
+	merge(&l.DripSize, other.DripSize)
+	merge(&l.Window, other.Window)
+	l.Leases, l.Eventual = l.Leases || other.Leases, l.Eventual || other.Eventual
+	return l
+}
+
+// servers writes the metrics of the Redis servers of the configs, and reports whether
+// there are any. Two configs may use different stores of one server: what happened is
+// added up, and the newest store says whether the server is up.
+func (out metricsWriter) servers(configs []*running) (any bool) {
+	stores := make(map[Redis]bool)
+	servers := make(map[string]limiter.ServerStats)
+	for _, c := range configs {
+		store := c.Redis()
+		if store == nil || stores[store] {
+			continue
+		}
+		stores[store] = true
+		for _, s := range store.Stats() {
+			servers[s.Address] = addStats(s, servers[s.Address])
+		}
+	}
+	for _, s := range servers {
+		up := 0
+		if s.Up {
+			up = 1
+		}
+		out.gauge(redisUpDesc, up, s.Address)
+		out.counter(redisCallsDesc, s.Calls, s.Address)
+		out.counter(redisRequestsDesc, s.Requests, s.Address)
+		for reason, n := range s.Failures {
+			out.counter(redisFailuresDesc, n, s.Address, reason)
+		}
+		out.gauge(redisConnectionsDesc, s.Idle, s.Address, "idle")
+		out.gauge(redisConnectionsDesc, s.InUse, s.Address, "in_use")
+		out.gauge(redisConnectionsDesc, s.Connecting, s.Address, "connecting")
+	}
+	return len(stores) > 0
+}
+
+// addStats returns s with what happened on the same server by an older store.
+func addStats(s, older limiter.ServerStats) limiter.ServerStats {
+	s.Idle += older.Idle
+	s.InUse += older.InUse
+	s.Connecting += older.Connecting
+	s.Calls += older.Calls
+	s.Requests += older.Requests
+	failures := make(map[string]uint64)
+	for _, of := range []limiter.ServerStats{s, older} {
+		for reason, n := range of.Failures {
+			failures[reason] += n
+		}
+	}
+	s.Failures = failures
+	return s
+}

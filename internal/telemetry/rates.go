@@ -1,0 +1,113 @@
+package telemetry
+
+import (
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+const (
+	// sampleEvery is how often a sample is taken for the rates.
+	sampleEvery = 2 * time.Second
+
+	// samples is the number of samples to keep. The oldest is about ten seconds old.
+	samples = 6
+)
+
+// rates holds the last samples of the counts of all limits, the oldest first.
+type rates []sample
+
+// sample is the counts of all limits at one time.
+type sample struct {
+	at     time.Time
+	counts map[string]counts // by path
+}
+
+// counts is what became of requests at the limits of one path.
+type counts struct {
+	admitted, denied, spared uint64
+	fallback                 uint64 // of all of these, those that this process decided instead of Redis
+}
+
+// counts returns the counts of t.
+func (t *Totals) counts() counts {
+	by := t.by(Admitted, Near, Denied, Banned, Spared)
+	return counts{t.Of(Admitted, Near), t.Of(Denied, Banned), t.Of(Spared), by[limiter.DecidedByFallback]}
+}
+
+// sample takes a sample.
+func (r *rates) sample(now time.Time, of *caddy.UsagePool) {
+	s := sample{now, make(map[string]counts)}
+	of.Range(func(path, c any) bool {
+		totals := c.(*Counters).Totals()
+		s.counts[path.(string)] = totals.counts()
+		return true
+	})
+	if *r = append(*r, s); len(*r) > samples {
+		*r = append((*r)[:0], (*r)[1:]...)
+	}
+}
+
+// since returns the oldest sample that is not older than most, and how old it is. That
+// is zero if there is none.
+func (r rates) since(now time.Time, most time.Duration) (sample, time.Duration) {
+	for _, s := range r {
+		if age := now.Sub(s.at); age <= most {
+			return s, age
+		}
+	}
+	return sample{}, 0
+}
+
+// minus returns how much the counts have grown since before. Counts that have
+// started again since, because no config had the limit for a while, have grown from
+// zero.
+func (c counts) minus(before counts) counts {
+	if c.admitted < before.admitted || c.denied < before.denied || c.spared < before.spared || c.fallback < before.fallback {
+		return c
+	}
+	return counts{
+		c.admitted - before.admitted, c.denied - before.denied, c.spared - before.spared, c.fallback - before.fallback,
+	}
+}
+
+// Counts returns what the limits of each of the counters have counted, and their rates
+// over the last seconds, of which it returns how many. Samples from before a pause
+// without limits are not taken for recent.
+func (p *Process) Counts(of []*Counters) (all []adminapi.Counts, over time.Duration) {
+	now := p.opt.Now()
+	p.mu.Lock()
+	before, over := p.rates.since(now, 2*samples*sampleEvery)
+	p.mu.Unlock()
+	all = make([]adminapi.Counts, 0, len(of))
+	for _, c := range of {
+		all = append(all, c.answer(before.counts[c.Path], over))
+	}
+	return all, over
+}
+
+// answer returns the counts of c and its rates since they were others.
+func (c *Counters) answer(before counts, since time.Duration) adminapi.Counts {
+	totals := c.Totals()
+	now := totals.counts()
+	answer := adminapi.Counts{
+		Path: c.Path, Admitted: now.admitted, Denied: now.denied, Spared: now.spared,
+		Near: totals.Of(Near), Units: totals.Units,
+		By: make(map[string]uint64, deciders), Rates: make(map[string]float64),
+	}
+	for by, n := range totals.by(Admitted, Near, Denied, Banned, Spared) {
+		answer.By[limiter.Decider(by).String()] = n
+	}
+	grown := now.minus(before)
+	for name, n := range map[string]uint64{
+		"admitted": grown.admitted, "denied": grown.denied, "spared": grown.spared, "fallback": grown.fallback,
+	} {
+		if answer.Rates[name] = 0; since > 0 {
+			answer.Rates[name] = float64(int64(float64(n)/since.Seconds()*1000)) / 1000
+		}
+	}
+	return answer
+}

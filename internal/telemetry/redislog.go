@@ -1,0 +1,89 @@
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+func init() {
+	redis.SetLogger(clientLogger{})
+}
+
+// clientLogger writes the messages of the Redis client to Caddy's log, at level
+// DEBUG: what matters to a request is in the error that it gets. The client has
+// one logger for the whole process, shared with other modules.
+type clientLogger struct{}
+
+// Printf implements the client's logging interface. Of the arguments only numbers
+// and addresses are logged: errors may quote a server's reply, which may contain
+// the user or password.
+func (clientLogger) Printf(_ context.Context, format string, v ...any) {
+	log := caddy.Log()
+	if !log.Core().Enabled(zap.DebugLevel) {
+		return
+	}
+	shown := make([]any, len(v))
+	for i, value := range v {
+		switch value := value.(type) {
+		case int, int32, int64, uint32, uint64, bool, time.Duration:
+			shown[i] = value
+		case string:
+			shown[i] = "…"
+			if redisaddr.IsHostPort(value) {
+				shown[i] = value
+			}
+		default:
+			shown[i] = "…"
+		}
+	}
+	log.Named("redis").Debug(fmt.Sprintf(format, shown...))
+}
+
+// Redis logs an event of a Redis server and passes it on, once for however many
+// requests it affects. Stores outlive configs, so the event goes to the logger of
+// the newest one.
+func (p *Process) Redis(e limiter.Event) {
+	p.events.redis(e)
+	log := caddy.Log().Named("rate_limit")
+	if newest := p.Newest(); newest != nil {
+		log = newest.Logger()
+	}
+	if e.Dropped > 0 {
+		log = log.With(zap.Int("dropped", e.Dropped)) // earlier events, while logging was blocked
+	}
+	switch server := zap.String("server", e.Server); e.Kind {
+	case limiter.EventDown:
+		log.Error("redis unavailable, applying on_error",
+			server, zap.String("reason", e.Reason), zap.Error(e.Err))
+	case limiter.EventRecovered:
+		log.Info("redis recovered", server, zap.Duration("down", e.Downtime))
+	case limiter.EventReplaced:
+		log.Info("redis server replaced by others of its cluster",
+			server, zap.Duration("down", e.Downtime))
+	case limiter.EventError:
+		if p.throttleOf(e).Allow() {
+			log.Warn("redis failed for individual requests, applying on_error",
+				server, zap.String("reason", e.Reason), zap.Error(e.Err))
+		}
+	}
+}
+
+// throttleOf returns the throttle of the log of an error, one for each server and
+// reason, also across reloads that open new stores.
+func (p *Process) throttleOf(e limiter.Event) *Throttle {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	about := [2]string{e.Server, e.Reason}
+	if p.failed[about] == nil {
+		p.failed[about] = new(Throttle)
+	}
+	return p.failed[about]
+}

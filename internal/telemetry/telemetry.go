@@ -1,0 +1,255 @@
+// Package telemetry counts what limits decide and reports it: metrics, rates, events and
+// log lines.
+package telemetry
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Config is a config that runs. There are two while one replaces the other.
+type Config interface {
+	Limits() []Limit // of which several may share a path; asked for once
+	Usage() []Usage  // of the store in this process
+	Leases() []Lease // of the store in Redis, if there is one
+	MaxKeys() int    // of that store
+	Redis() Redis    // nil without
+	Metrics() bool   // whether to report metrics
+	Logger() *zap.Logger
+
+	// Listens reports whether anyone wants to know of an event.
+	Listens(event string) bool
+
+	// Emit has the event handled. It may block.
+	Emit(event string, data map[string]any)
+}
+
+// Limit is a limit that metrics tell of: its algorithm and numbers as text, empty for
+// those that the algorithm does not have.
+type Limit struct {
+	Counters                                    *Counters
+	Algorithm, Size, DripRate, DripSize, Window string
+
+	Above bool // whether it may admit more than its size
+
+	Bans bool // whether it bans keys
+
+	Borrows bool // whether it borrows from a pool
+
+	DryRun bool // whether it denies nothing
+
+	Leases, Eventual bool // whether this process may decide by itself, and how
+}
+
+// Usage is the usage of buckets of one name, and the path of their limit.
+type Usage struct {
+	Path string
+	limiter.LimitUsage
+}
+
+// Lease is what became of units that were leased of buckets of one name, and the path of
+// their limit.
+type Lease struct {
+	Path string
+	limiter.LeaseUsage
+}
+
+// Redis is a store whose servers metrics tell of.
+type Redis interface {
+	Stats() []limiter.ServerStats
+}
+
+// Process is what a process counts, whichever config it runs. Counters, rates and what is
+// logged at most once a minute outlive configs.
+type Process struct {
+	opt      Options
+	counters *caddy.UsagePool // of limits, by path
+	checked  [stripes]struct {
+		_ [64]byte
+		n [checkedKinds]atomic.Uint64
+	}
+	redisWait prometheus.Histogram
+	events    *emitter
+
+	mu        sync.Mutex
+	configs   []*running // the newest last
+	stop      context.CancelFunc
+	sampled   time.Time // when rates and full limits were looked at last
+	rates     rates
+	full      fullLimits
+	listening bool                    // whether the newest config that has started wants to know of denials
+	failed    map[[2]string]*Throttle // of what is logged of each server, by reason
+}
+
+// running is a config that runs.
+type running struct {
+	Config
+	limits  map[string]Limit // by path
+	started bool             // whether the whole of Caddy's config has
+}
+
+// Options are what tests set.
+type Options struct {
+	Now      func() time.Time // the clock of events; time.Now by default
+	Every    time.Duration    // how often to look for denials; a second by default
+	Patience time.Duration    // how long an event waits for the handlers of the one before; 10 s by default
+}
+
+// New returns the telemetry of a process without configs.
+func New(opt Options) *Process {
+	if opt.Now == nil {
+		opt.Now = time.Now
+	}
+	if opt.Every == 0 {
+		opt.Every = time.Second
+	}
+	if opt.Patience == 0 {
+		opt.Patience = 10 * time.Second
+	}
+	p := &Process{opt: opt, counters: caddy.NewUsagePool(), redisWait: newRedisWait(), failed: make(map[[2]string]*Throttle)}
+	p.events = newEmitter(p)
+	p.full.reset()
+	return p
+}
+
+// Add adds a config. Until it is removed, it is the newest one.
+func (p *Process) Add(c Config) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.configs) == 0 {
+		var ctx context.Context
+		ctx, p.stop = context.WithCancel(context.Background())
+		go p.look(ctx)
+		go p.events.run(ctx)
+	}
+	p.configs = append(p.configs, &running{Config: c, limits: byPath(c.Limits())})
+}
+
+// Started notes that the whole config that c is part of has started: only then do
+// all handlers of events listen.
+func (p *Process) Started(c Config) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range p.configs {
+		r.started = r.started || r.Config == c
+	}
+	p.listen()
+}
+
+// Remove removes a config, if it was added.
+func (p *Process) Remove(c Config) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.configs = slices.DeleteFunc(p.configs, func(r *running) bool { return r.Config == c })
+	p.listen()
+	if len(p.configs) == 0 && p.stop != nil {
+		p.stop()
+		p.stop = nil
+	}
+}
+
+// Newest returns the newest config, or nil if there is none, as when Caddy's config has
+// no limits. It is not one that Caddy is still provisioning, or failed to start.
+func (p *Process) Newest() Config {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.configs) == 0 {
+		return nil
+	}
+	return p.configs[len(p.configs)-1].Config
+}
+
+// newestStarted returns the newest config that has started, or nil. The lock must be
+// held.
+func (p *Process) newestStarted() Config {
+	for _, r := range slices.Backward(p.configs) {
+		if r.started {
+			return r.Config
+		}
+	}
+	return nil
+}
+
+// look looks at the counters now and then until ctx is done. One goroutine does so for
+// all configs, so that no request waits for the log or for an event.
+func (p *Process) look(ctx context.Context) {
+	ticker := time.NewTicker(p.opt.Every)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		p.Look()
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		}
+	}
+}
+
+// Look looks at the counters: for denials to emit events of and, every second time, for
+// limits that are full. It takes a sample for the rates then.
+func (p *Process) Look() {
+	now := p.opt.Now()
+	if !p.lookForDenials(now) {
+		p.events.warn()
+	}
+	newest := p.Newest()
+	if newest == nil || !p.sample(now) {
+		return
+	}
+	usages := newest.Usage()
+	p.mu.Lock()
+	full := p.full.due(now, usages)
+	p.mu.Unlock()
+	for _, limit := range full { // the log may block, so the lock is not held
+		if limit.memory {
+			limit.maxKeys = newest.MaxKeys()
+		}
+		limit.log(newest.Logger())
+		p.events.send(EventMemoryFull, limit.data())
+	}
+}
+
+// sample takes a sample for the rates, if it is time to do so.
+func (p *Process) sample(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Sub(p.sampled) < sampleEvery {
+		return false
+	}
+	p.sampled = now
+	p.rates.sample(now, p.counters)
+	return true
+}
+
+// NewMemory notes that the store in this process is a new one, whose usage begins at 0.
+func (p *Process) NewMemory() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.full.reset()
+}
+
+// Throttle lets one message through a minute. Unlike a rate.Sometimes it does not hold a
+// lock meanwhile: the log may block.
+type Throttle struct {
+	last atomic.Int64 // time since start, plus a minute
+}
+
+// start is the origin of a monotonic clock.
+var start = time.Now()
+
+// Allow reports whether a minute has passed since it last returned true.
+func (t *Throttle) Allow() bool { return t.allow(time.Since(start)) }
+
+// allow is Allow at a time since start.
+func (t *Throttle) allow(at time.Duration) bool {
+	now, last := int64(at+time.Minute), t.last.Load()
+	return now-last >= int64(time.Minute) && t.last.CompareAndSwap(last, now)
+}

@@ -1,0 +1,46 @@
+package ratelimit
+
+import (
+	goparser "go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestLayers guards which packages know which: the limiter can be used without Caddy,
+// and the packages under internal know nothing of this one, which implements what they
+// ask for. Tests may import what they like.
+func TestLayers(t *testing.T) {
+	t.Parallel()
+	const root = `"github.com/seed-387a6c65/caddy-ratelimit"`
+	for dir, forbidden := range map[string]func(path string) bool{
+		"limiter":  func(path string) bool { return path == root || strings.Contains(path, "/caddyserver/") },
+		"internal": func(path string) bool { return path == root },
+		"limiter/internal/redisscript": func(path string) bool {
+			return strings.Contains(path, "/caddyserver/") || strings.HasSuffix(path, `/limiter"`)
+		},
+	} {
+		files := 0
+		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			file, err := goparser.ParseFile(token.NewFileSet(), path, nil, goparser.ImportsOnly)
+			if err != nil {
+				return err
+			}
+			files++
+			for _, spec := range file.Imports {
+				if forbidden(spec.Path.Value) {
+					t.Errorf("%s imports %s", path, spec.Path.Value)
+				}
+			}
+			return nil
+		})
+		if err != nil || files == 0 {
+			t.Errorf("%s: read %d files: %v", dir, files, err)
+		}
+	}
+}

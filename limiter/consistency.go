@@ -1,0 +1,132 @@
+package limiter
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Consistency says who decides on a bucket of a [Redis], and so how exactly the limit is
+// kept by all processes together. Its zero value is exact: a server decides each request.
+//
+// Only leaky buckets, fixed and sliding windows can have another one, without Hold,
+// Watches, Borrows, Pool and CountDenied of the limit.
+type Consistency struct {
+	within int32 // of a lease, or negative between reports; in µs
+}
+
+const (
+	// MinConsistency and MaxConsistency bound the time of a [Lease] and of [Eventual].
+	MinConsistency = time.Millisecond
+	MaxConsistency = time.Minute
+)
+
+// Lease lets a process decide from units that it has charged to the server at most d
+// before. It charges them ahead where the key is asked for often, and asks the server for
+// all other requests. In any time T, all processes together admit at most what the limit
+// allows in T + d; in windows, no more than the limit. d is from [MinConsistency] to
+// [MaxConsistency].
+func Lease(d time.Duration) Consistency { return consistencyOf(d, 1) }
+
+// Eventual lets a process decide by what it has last heard of a bucket and what it has
+// admitted since, which it reports every d. No request waits for the server. Each process
+// may admit what the others have not reported yet: up to the size of the bucket and what
+// drips in d. What exceeds the limit is a debt, for which all of them wait, so that the
+// long-run rate is kept. d is from [MinConsistency] to [MaxConsistency].
+func Eventual(d time.Duration) Consistency { return consistencyOf(d, -1) }
+
+// consistencyOf returns a Consistency whose time is d, or one that is out of range too.
+func consistencyOf(d time.Duration, sign int32) Consistency {
+	d = min(max(d, time.Microsecond), MaxConsistency+time.Microsecond)
+	return Consistency{sign * int32(d.Microseconds())}
+}
+
+// lease returns for how long units may be charged ahead of their use, or 0.
+func (c Consistency) lease() time.Duration { return time.Duration(max(c.within, 0)) * time.Microsecond }
+
+// IsLease reports whether c is that of a [Lease].
+func (c Consistency) IsLease() bool { return c.within > 0 }
+
+// IsEventual reports whether c is [Eventual].
+func (c Consistency) IsEventual() bool { return c.within < 0 }
+
+// reports returns the time between reports, or 0.
+func (c Consistency) reports() time.Duration {
+	return time.Duration(max(-c.within, 0)) * time.Microsecond
+}
+
+// String returns c as it is written in a configuration, such as "lease 100ms".
+func (c Consistency) String() string {
+	switch {
+	case c.within > 0:
+		return "lease " + c.lease().String()
+	case c.within < 0:
+		return "eventual " + c.reports().String()
+	}
+	return "exact"
+}
+
+// Validate returns an error if limits like l can't be kept with c, whatever else their
+// buckets have.
+func (c Consistency) Validate(l Limit) error {
+	switch d := max(c.lease(), c.reports()); {
+	case d == 0:
+		return nil
+	case d < MinConsistency || d > MaxConsistency:
+		return fmt.Errorf("%v: must be from %v to %v", c, MinConsistency, MaxConsistency)
+	case l.charging() == aheadNever:
+		return fmt.Errorf("%v: %v limits have to be exact", c, l.Algorithm)
+	case l.CountDenied:
+		return fmt.Errorf("%v: limits that count denied requests have to be exact", c)
+	}
+	return nil
+}
+
+// validateConsistency returns an error if b can't have its Consistency.
+func (b *Bucket) validateConsistency() error {
+	if b.Hold || b.Watches > 0 || b.elastic() {
+		return errConsistency
+	}
+	return b.Consistency.Validate(b.Limit)
+}
+
+// errConsistency rejects a bucket that no process can decide on by itself.
+var errConsistency = errors.New("a bucket with Hold, Watches, Borrows or Pool has to be exact")
+
+// local reports whether this process may decide req by itself: if it may on each bucket.
+func (req *Request) local() bool {
+	for i := range req.Buckets {
+		if req.Buckets[i].Consistency.within == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// leased reports whether each bucket of req has leases.
+func (req *Request) leased() bool {
+	for i := range req.Buckets {
+		if !req.Buckets[i].Consistency.IsLease() {
+			return false
+		}
+	}
+	return true
+}
+
+// decideLocally decides req in this process, and reports whether it could. It appends to
+// w.outcomes.
+func (r *Redis) decideLocally(req Request, now int64, w *scratch) (outcomes []outcome, decided bool) {
+	eventual := 0
+	for i := range req.Buckets {
+		if req.Buckets[i].Consistency.reports() > 0 {
+			eventual++
+		}
+	}
+	switch {
+	case eventual == 0:
+		return r.leases.decide(req, now, w.outcomes)
+	case eventual == len(req.Buckets) && r.fallback != nil:
+		return r.reports.decide(req, now, w), true
+	}
+	return w.outcomes, false
+}

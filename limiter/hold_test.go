@@ -1,0 +1,654 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// inProgress is a request that holds units of one bucket.
+type inProgress struct {
+	held *Held
+	cost int64
+}
+
+// begin decides a request that holds b's cost.
+func begin(t rapid.TB, store Store, b Bucket) (Decision, inProgress) {
+	t.Helper()
+	b.Hold = true
+	held := new(Held)
+	decisions, err := store.Take(context.Background(), Request{Buckets: []Bucket{b}, Held: held}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decisions[0], inProgress{held, b.Cost}
+}
+
+// heldNow returns how many units of b are held.
+func heldNow(t rapid.TB, store Store, b Bucket) int64 {
+	t.Helper()
+	var l Level
+	var err error
+	switch s := store.(type) {
+	case *Memory:
+		l, err = s.Peek(b)
+	case *Redis:
+		l, err = s.Peek(context.Background(), b)
+	case *virtual:
+		l, err = s.Peek(context.Background(), b)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Held
+}
+
+// TestHold guards requests whose cost is known at their end, against a plain model: they
+// are admitted if they fit beside what was charged and what others hold, and are charged
+// at their end, by what they cost then. Both stores decide alike, and renewals keep what
+// is held however long requests take.
+func TestHold(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	trace, seen := 0, map[string]int{}
+	checkTraces(t, 5, func(t *rapid.T) {
+		trace++
+		size := rapid.SampledFrom([]int64{1, 2, 5, 20, 100_000}).Draw(t, "size")
+		interval := rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, 7 * time.Second, time.Hour}).Draw(t, "interval")
+		limit := Limit{Size: size, DripInterval: interval, DripSize: rapid.SampledFrom([]int64{1, 1, 3}).Draw(t, "drip size")}
+		switch rapid.IntRange(0, 4).Draw(t, "algorithm") {
+		case 1:
+			limit = Window(size, interval)
+		case 2:
+			limit = SlidingWindow(size, interval)
+		case 3:
+			limit = Concurrency(size)
+		case 4:
+			limit = SlidingLog(min(size, MaxLogUnits), interval)
+			size = limit.Size
+		}
+		modelled := limit.Algorithm != Log // of which the stores only have to decide alike
+		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: limit}
+		stores := []Store{v, m}
+		var running [][2]inProgress
+		s, busy := level{}, int64(0)
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 1, 900, 1000, 1_000_000, 4_000_000}).Draw(t, "gap"))*time.Microsecond)
+			v.renewals.renewDue()
+			heldNow(t, v, b) // on the same connection, so that the server has renewed what was due
+			s = s.at(v.now)
+			if i := rapid.IntRange(-2, len(running)-1).Draw(t, "which"); i >= 0 {
+				h := running[i]
+				running = append(running[:i], running[i+1:]...)
+				cost := h[0].cost
+				charge := rapid.SampledFrom([]int64{0, cost, cost, cost + 1, 10 * size}).Draw(t, "charge")
+				for i := range stores {
+					h[i].held.Settle(0, charge)
+					h[i].held.Settle(0, charge) // which does nothing
+				}
+				heldNow(t, v, b)
+				busy -= cost
+				if charge > 0 {
+					charge = min(charge, max(cost, 2*size-limit.units(s, v.now)))
+					s = limit.add(s, charge, moment{v.now, v.now})
+				}
+				seen[map[bool]string{true: "let go", false: "charged"}[charge == 0]]++
+				continue
+			}
+			b.Cost = rapid.Int64Range(1, min(size, 3)).Draw(t, "cost")
+			fits := limit.room(s, busy, v.now) >= b.Cost
+			var now [2]inProgress
+			for i, store := range stores {
+				var d Decision
+				d, now[i] = begin(t, store, b)
+				if !modelled && i == 0 {
+					fits = !d.Denied
+				}
+				if d.Denied == fits {
+					t.Fatalf("%T: %+v with %d held of %+v: %+v, want denied %t", store, limit, busy, s, d, !fits)
+				}
+				room := limit.room(s, 0, v.now) - busy
+				if fits {
+					room -= b.Cost
+				}
+				if room = max(room, 0); limit.Algorithm == Leaky && limit.DripSize == 1 && d.Remaining != room {
+					t.Fatalf("%T: %+v with %d held of %+v and %d asked: %d remaining, want %d: %+v", store, limit, busy, s, b.Cost, d.Remaining, room, d)
+				}
+				if blocked := modelled && !fits && limit.room(s, 0, v.now) >= b.Cost; blocked && d.RetryAfter != time.Second {
+					t.Fatalf("%T: retry after %v, although nobody knows when units are let go", store, d.RetryAfter)
+				}
+			}
+			if !fits {
+				seen["denied"]++
+				continue
+			}
+			busy += b.Cost
+			running = append(running, now)
+		}
+		for _, store := range stores {
+			if n := heldNow(t, store, b); n != busy {
+				t.Fatalf("%T: %d are held, want %d", store, n, busy)
+			}
+		}
+		for _, h := range running {
+			h[0].held.Settle(0, 0)
+			h[1].held.Settle(0, 0)
+		}
+	})
+	for _, what := range []string{"denied", "charged", "let go"} {
+		if seen[what] < 100 {
+			t.Errorf("%v: the test covers too little", seen)
+		}
+	}
+	if len(m.holding.units) > 0 {
+		t.Errorf("%d buckets are held in memory, although nothing is", len(m.holding.units))
+	}
+}
+
+// TestHoldIsNeverExceeded guards that no more units are held at one time than a limit of
+// concurrency has, by requests of random length on several nodes, and that nothing stays
+// held when all have ended.
+func TestHoldIsNeverExceeded(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for _, nodes := range []int{0, 1, 3} { // 0: in the process
+		const size, goroutines, requests = 5, 24, 200
+		var stores []Store
+		for range nodes {
+			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, Fallback: NewMemory(nil)}, takeScript)
+			t.Cleanup(func() { _ = r.Close() })
+			stores = append(stores, r)
+		}
+		if nodes == 0 {
+			stores = []Store{NewMemory(nil)}
+		}
+		b := Bucket{Name: fmt.Sprint("running", nodes), Key: "k", Limit: Concurrency(size), Cost: 1}
+		var running, most, admitted atomic.Int64
+		redistest.Together(t, goroutines, func(g int) {
+			random := rand.New(rand.NewPCG(7, uint64(g)))
+			for range requests {
+				d, h := begin(t, stores[g%len(stores)], b)
+				if d.Denied {
+					if d.RetryAfter != time.Second || d.Never {
+						t.Errorf("%+v", d)
+					}
+					continue
+				}
+				n := running.Add(1)
+				for last := most.Load(); n > last && !most.CompareAndSwap(last, n); last = most.Load() {
+				}
+				admitted.Add(1)
+				time.Sleep(time.Duration(random.IntN(300)) * time.Microsecond)
+				running.Add(-1)
+				h.held.Settle(0, 0)
+			}
+		})
+		if n := most.Load(); n > size || n < 2 || admitted.Load() < 100 {
+			t.Errorf("%d nodes: %d ran at one time, want at most %d; %d of all", nodes, n, size, admitted.Load())
+		}
+		redistest.WaitFor(t, 5*time.Second, func() error {
+			if n := heldNow(t, stores[0], b); n > 0 {
+				return fmt.Errorf("%d nodes: %d units stay held", nodes, n)
+			}
+			return nil
+		})
+	}
+}
+
+// TestHeldUnitsOfCrashedNode guards that what a node held that crashed is free 10 to 20 s
+// later, not before, while another's requests that go on keep theirs.
+func TestHeldUnitsOfCrashedNode(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := Bucket{Name: "running", Key: "k", Limit: Concurrency(3), Cost: 1}
+	begin(t, v, b) // and nobody renews it
+	begin(t, v, b)
+	for k := range v.renewals.kept {
+		v.renewals.remove(k)
+	}
+	start := v.now
+	d, h := begin(t, v, b)
+	if d.Denied {
+		t.Fatalf("%+v", d)
+	}
+	free := int64(0)
+	for range 70 {
+		v.advance(t, time.Second)
+		v.renewals.renewDue()
+		switch n := heldNow(t, v, b); {
+		case n == 1 && free == 0:
+			free = v.now - start
+		case n < 1 || n > 3 || n == 2:
+			t.Fatalf("%d are held after %v", n, time.Duration(v.now-start)*time.Microsecond)
+		}
+	}
+	if free < heldFor.Microseconds() || free > 2*heldFor.Microseconds()+1_000_000 {
+		t.Errorf("free after %v", time.Duration(free)*time.Microsecond)
+	}
+	h.held.Settle(0, 0)
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		if n := heldNow(t, v, b); n > 0 {
+			return fmt.Errorf("%d are held after all have ended", n)
+		}
+		return nil
+	})
+}
+
+// TestHoldAfterOutage guards that a server which is back, and has lost its data, has no room
+// for requests that it or this process had admitted, before their units are renewed there.
+func TestHoldAfterOutage(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]Limit{
+		"in progress": Concurrency(3), "counted": {Size: 3, DripInterval: time.Hour, DripSize: 1}, "log": SlidingLog(3, time.Hour),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+			t.Cleanup(func() { _ = r.Close() })
+			r.renewals.running = true // nothing is renewed
+			b := Bucket{Name: "running", Key: "k", Limit: limit, Cost: 1}
+			until := func(by Decider) (all []inProgress) {
+				t.Helper()
+				redistest.WaitFor(t, 10*time.Second, func() error {
+					d, h := begin(t, r, b)
+					if !d.Denied {
+						all = append(all, h)
+					}
+					if d.By != by {
+						return fmt.Errorf("%+v", d)
+					}
+					return nil
+				})
+				return all
+			}
+			for before := range 4 {
+				running := until(DecidedByRedis)
+				for len(running) < before {
+					_, h := begin(t, r, b)
+					running = append(running, h)
+				}
+				for _, h := range running[before:] {
+					h.held.Settle(0, 0)
+				}
+				running = running[:before]
+				server.Kill()
+				running = append(running, until(DecidedByFallback)...)
+				for range 3 {
+					if d, h := begin(t, r, b); !d.Denied {
+						running = append(running, h)
+					}
+				}
+				admitted := len(running)
+				server.Restart(t)
+				if more := until(DecidedByRedis); admitted != 3 || len(more) > 0 {
+					t.Errorf("%d were admitted before and in the outage, of which %d before, and %d after it; want 3 and none", admitted, before, len(more))
+				}
+				for _, h := range running {
+					h.held.Settle(0, 0)
+				}
+			}
+		})
+	}
+}
+
+// TestHoldThroughStores guards that requests which are in progress while one store replaces
+// another keep their room there, also when they have been renewed, and give it back.
+func TestHoldThroughStores(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for name, limit := range map[string]Limit{
+		"in progress": Concurrency(10), "counted": {Size: 10, DripInterval: time.Hour, DripSize: 1}, "log": SlidingLog(10, time.Hour),
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := NewMemory(nil)
+			redis := func(prefix string) *Redis {
+				r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, Fallback: m, KeyPrefix: name + prefix}, takeScript)
+				t.Cleanup(func() { _ = r.Close() })
+				return r
+			}
+			a, b := redis("a:"), redis("b:")
+			bucket := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
+			ask := func(i int, store Store, admitted bool) inProgress {
+				t.Helper()
+				d, h := begin(t, store, bucket)
+				if d.Denied == admitted {
+					t.Fatalf("step %d, %T: %+v, want admitted %t", i, store, d, admitted)
+				}
+				return h
+			}
+			stores := []Store{m, a, b, m, b}
+			var running []inProgress
+			for i, store := range stores {
+				for range 2 {
+					running = append(running, ask(i, store, true))
+				}
+				for _, r := range []*Redis{a, b} {
+					for k := range r.renewals.kept {
+						k.renewNow()
+					}
+					r.renewals.renewDue()
+					heldNow(t, r, bucket)
+				}
+			}
+			for i, store := range stores {
+				ask(i, store, false)
+			}
+			for _, h := range running[1:] {
+				h.held.Settle(0, 0)
+			}
+			for i, store := range stores {
+				var more []inProgress
+				for range 9 {
+					more = append(more, ask(i, store, true))
+				}
+				ask(i, store, false)
+				for _, h := range more {
+					h.held.Settle(0, 0)
+				}
+			}
+		})
+	}
+}
+
+// TestHoldThroughOutage guards that a node whose server is gone goes on with what its own
+// requests hold, and tells the server when it is back, whether or not that has lost its
+// data.
+func TestHoldThroughOutage(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	t.Cleanup(func() { _ = r.Close() })
+	r.Connect()
+	b := Bucket{Name: "running", Key: "k", Limit: Concurrency(3), Cost: 1}
+	var running []inProgress
+	more := func(by Decider, admitted int) {
+		t.Helper()
+		for i := range 3 {
+			d, h := begin(t, r, b)
+			if d.Denied != (i >= admitted) || d.By != by {
+				t.Fatalf("request %d of which %d are to be admitted by %v: %+v", i, admitted, by, d)
+			}
+			if !d.Denied {
+				running = append(running, h)
+			}
+		}
+	}
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		if d, h := begin(t, r, b); !d.Denied && d.By == DecidedByRedis {
+			running = append(running, h)
+			return nil
+		} else {
+			h.held.Settle(0, 0)
+			return fmt.Errorf("%+v", d)
+		}
+	})
+	more(DecidedByRedis, 2)
+	server.Kill()
+	more(DecidedByFallback, 0)
+	running[0].held.Settle(0, 0) // which the server does not hear of
+	more(DecidedByFallback, 1)
+	server.Restart(t)
+	redistest.WaitFor(t, 10*time.Second, func() error {
+		if l, err := r.Peek(t.Context(), b); err != nil || l.Held != 3 {
+			return fmt.Errorf("%+v, %w", l, err)
+		}
+		return nil
+	})
+	for _, h := range running {
+		h.held.Settle(0, 0)
+	}
+	redistest.WaitFor(t, 10*time.Second, func() error {
+		if l, err := r.Peek(t.Context(), b); err != nil || l.Held != 0 {
+			return fmt.Errorf("after the end: %+v, %w", l, err)
+		}
+		return nil
+	})
+}
+
+// TestHoldOverSlots guards requests that hold the units of one bucket until their end and
+// charge others in other slots of a cluster: together, or none if any denies.
+func TestHoldOverSlots(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 3)
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	limit := Limit{Size: 4, DripInterval: time.Hour, DripSize: 1}
+	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
+		name := accounting.String()
+		running := Bucket{Name: "running" + name, Key: "a", Limit: Concurrency(2), Cost: 1, Hold: true}
+		same := Bucket{Name: "same" + name, Key: "a", Limit: limit, Cost: 1}
+		other := Bucket{Name: "other" + name, Key: "b", Limit: limit, Cost: 1}
+		all := []Bucket{same, running, other}
+		charged := func(b Bucket, want int64) {
+			t.Helper()
+			redistest.WaitFor(t, 5*time.Second, func() error {
+				if l := peek(t, r, b); l.Units != want || l.Held != 0 && b.Name != running.Name {
+					return fmt.Errorf("%v: %s holds %+v, want %d", accounting, b.Name, l, want)
+				}
+				return nil
+			})
+		}
+		var held []*Held
+		for i := range 3 {
+			h := new(Held)
+			d := mustTake(t, r, Request{Buckets: all, Held: h, Accounting: accounting})
+			if d[1].Denied != (i == 2) || d[0].Denied || d[2].Denied {
+				t.Fatalf("%v: request %d: %+v", accounting, i, d)
+			}
+			held = append(held, h)
+		}
+		want := int64(2)
+		if accounting == AccountingEach {
+			want = 3
+		}
+		charged(same, want)
+		charged(other, want)
+		if l := peek(t, r, running); l.Held != 2 {
+			t.Errorf("%v: %+v", accounting, l)
+		}
+		for _, h := range held {
+			h.Settle(1, 0)
+		}
+		redistest.WaitFor(t, 5*time.Second, func() error {
+			if l := peek(t, r, running); l.Held != 0 {
+				return fmt.Errorf("%v: %+v", accounting, l)
+			}
+			return nil
+		})
+		// Now another denies.
+		other.Cost = 3
+		h := new(Held)
+		if d := mustTake(t, r, Request{Buckets: []Bucket{same, running, other}, Held: h, Accounting: accounting}); !d[2].Denied || d[1].Denied {
+			t.Fatalf("%v: %+v", accounting, d)
+		}
+		redistest.WaitFor(t, 5*time.Second, func() error {
+			if l := peek(t, r, running); l.Held != 0 {
+				return fmt.Errorf("%v: a denied request holds %+v", accounting, l)
+			}
+			return nil
+		})
+		h.Settle(1, 0)
+	}
+}
+
+// TestHoldDeniedElsewhere guards what is told and counted of a bucket with room whose request
+// another bucket denies: the same in both stores, also where that is in another slot.
+func TestHoldDeniedElsewhere(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 3)
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	hourly := Limit{Size: 9, DripInterval: time.Hour, DripSize: 1}
+	counting, log := hourly, SlidingLog(9, time.Hour)
+	counting.CountDenied = true
+	for name, limit := range map[string]Limit{"in progress": Concurrency(9), "held": hourly, "counting": counting, "log": log} {
+		m := NewMemory(nil)
+		first := Bucket{Name: "first " + name, Key: "a", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
+		held := Bucket{Name: "held " + name, Key: "b", Limit: limit, Cost: 1, Hold: true}
+		for i := range 5 {
+			var got [2][]Decision
+			for j, store := range []Store{m, r} {
+				d, err := store.Take(t.Context(), Request{Buckets: []Bucket{first, held}, Held: new(Held)}, nil)
+				if err != nil || d[0].Denied != (i >= 2) || d[1].Denied {
+					t.Fatalf("%s: request %d, %T: %+v, %v", name, i, store, d, err)
+				}
+				got[j] = d
+			}
+			if here, there := got[0][1].Remaining, got[1][1].Remaining; here != there {
+				t.Errorf("%s: request %d: %d remain in the process, %d in the cluster", name, i, here, there)
+			}
+		}
+	}
+}
+
+// TestLogDeniedElsewhere guards that a log which a request would have filled is not remembered
+// as full once a bucket in another slot has denied that request.
+func TestLogDeniedElsewhere(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 3)
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	full := Bucket{Name: "full", Key: "a", Limit: Limit{Size: 1, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
+	mustTake(t, r, Request{Buckets: []Bucket{full}})
+	for _, hold := range []bool{false, true} {
+		for size := range int64(3) {
+			log := Bucket{Name: fmt.Sprint("log", hold, size), Key: "b", Limit: SlidingLog(size+1, time.Hour), Cost: 1}
+			for range size {
+				mustTake(t, r, Request{Buckets: []Bucket{log}})
+			}
+			log.Hold = hold
+			if d := mustTake(t, r, Request{Buckets: []Bucket{log, full}, Held: new(Held)}); d[0].Denied || d[0].Remaining != 1 || !d[1].Denied {
+				t.Fatalf("%s: %+v", log.Name, d)
+			}
+			redistest.WaitFor(t, 5*time.Second, func() error {
+				if l := peek(t, r, log); l.Held != 0 {
+					return fmt.Errorf("%+v", l)
+				}
+				return nil
+			})
+			d := mustTake(t, r, Request{Buckets: []Bucket{log}, Held: new(Held)})
+			if l := peek(t, r, log); d[0].Denied || d[0].Remaining != 0 || l.Remaining != 0 {
+				t.Errorf("%s: then %+v, and it has %+v", log.Name, d[0], l)
+			}
+		}
+	}
+}
+
+// TestHoldInLog guards that what is held of a log counts in the time until it has room.
+func TestHoldInLog(t *testing.T) {
+	m := NewMemory(nil)
+	b := Bucket{Name: "log", Key: "k", Limit: SlidingLog(3, time.Hour), Cost: 1}
+	if _, err := m.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	var d Decision
+	for range 2 {
+		d, _ = begin(t, m, b)
+	}
+	l, err := m.Peek(b)
+	if wait := b.Wait(&d); err != nil || wait < 59*time.Minute || l.RetryAfter < 59*time.Minute || l.Remaining != 0 {
+		t.Errorf("a full log has room in %v, says the request, and %+v, %v", wait, l, err)
+	}
+}
+
+// TestLateAnswerOfSomeHeldUnits guards requests of which one bucket is held and another is
+// charged at once, whose answer comes too late: what was held is let go, and nothing else.
+func TestLateAnswerOfSomeHeldUnits(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	t.Cleanup(func() { _ = r.Close() })
+	held := Bucket{Name: "inflight", Key: "k", Limit: Concurrency(3), Hold: true}
+	plain := Bucket{Name: "plain", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}}
+	req := Request{Buckets: []Bucket{held, plain}, Held: new(Held)}
+	take := func(want Decider) error {
+		req.Held = new(Held)
+		d, err := r.Take(t.Context(), req, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Held.Settle(0, 0)
+		if d[0].By != want {
+			return fmt.Errorf("%+v, want %v", d[0], want)
+		}
+		return nil
+	}
+	redistest.WaitFor(t, 5*time.Second, func() error { return take(DecidedByRedis) })
+	server.Pause(t)
+	if err := take(DecidedByFallback); err != nil {
+		t.Fatal(err)
+	}
+	server.Resume(t)
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		if l, err := r.Peek(t.Context(), held); err != nil || l.Held != 0 {
+			return fmt.Errorf("%+v, %w", l, err)
+		}
+		return take(DecidedByRedis)
+	})
+}
+
+// TestHoldNeedsHeld guards that nothing is held which nobody can settle.
+func TestHoldNeedsHeld(t *testing.T) {
+	b := Bucket{Name: "b", Key: "k", Limit: Concurrency(1), Hold: true}
+	if _, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
+		t.Error("no error")
+	}
+}
+
+// TestDryRun guards that dry runs change no decision: of two equal traces of requests,
+// one with a dry run besides, all else is decided alike in both stores; and that the dry
+// run decides as if it alone were enforced beside the others.
+func TestDryRun(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	trace, seen := 0, map[bool]int{}
+	checkTraces(t, 3, func(t *rapid.T) {
+		trace++
+		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		limit := func(name string) Limit {
+			l := Limit{Size: rapid.Int64Range(1, 6).Draw(t, name), DripInterval: time.Second, DripSize: 1}
+			l.CountDenied = rapid.IntRange(0, 3).Draw(t, name+" counts denied requests: 0") == 0
+			return l
+		}
+		accounting := Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
+		real1 := Bucket{Name: "one", Key: fmt.Sprint(trace), Limit: limit("one")}
+		real2 := Bucket{Name: "two", Key: fmt.Sprint(trace), Limit: limit("two")}
+		dry := Bucket{Name: "dry", Key: fmt.Sprint(trace), Limit: limit("dry"), DryRun: true}
+		without := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		s := level{} // of the dry run
+		for range rapid.IntRange(1, 30).Draw(t, "requests") {
+			v.advance(t, time.Duration(rapid.Int64Range(0, 1_500_000).Draw(t, "gap"))*time.Microsecond)
+			real1.Cost = rapid.Int64Range(1, 2).Draw(t, "cost")
+			real2.Cost, dry.Cost = real1.Cost, rapid.Int64Range(1, 2).Draw(t, "cost of the dry run")
+			want := decide(t, without, accounting, real1, real2)
+			denied := want[0].Denied || want[1].Denied
+			s = s.at(v.now)
+			would := dry.Limit.room(s, 0, v.now) < dry.Cost
+			switch now := (moment{v.now, v.now}); {
+			case !would && (!denied || accounting == AccountingEach || dry.Limit.CountDenied):
+				s = dry.Limit.add(s, dry.Cost, now)
+			case would && dry.Limit.CountDenied:
+				s = dry.Limit.count(s, 0, dry.Cost, now)
+			}
+			for _, store := range []Store{v, m} {
+				got := decide(t, store, accounting, real1, dry, real2)
+				if got[0] != want[0] || got[2] != want[1] {
+					t.Fatalf("%T: %+v, want %+v as without the dry run", store, got, want)
+				}
+				if sum := Summarize(got); sum.Denied != denied {
+					t.Fatalf("%T: %+v of %+v", store, sum, got)
+				}
+				if got[1].Denied != would || !got[1].DryRun {
+					t.Fatalf("%T: the dry run of %+v decides %+v, want denied %t", store, dry.Limit, got[1], would)
+				}
+			}
+			seen[would]++
+		}
+	})
+	if seen[true] < 100 || seen[false] < 100 {
+		t.Errorf("%v: the test covers too little", seen)
+	}
+}

@@ -1,0 +1,176 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// report has a node send what is due, and waits for the answers.
+func (f *fleet) report(t rapid.TB, node int) {
+	t.Helper()
+	f.nodes[node].reports.sendDue()
+	f.settle(t, node)
+}
+
+// TestReportsKeepBound guards what eventual consistency admits: in any time what the limit
+// allows, and for each node but one what fits into the bucket and drips between reports;
+// and in the long run no more than one node alone. One node alone is exact. No request
+// asks the server.
+func TestReportsKeepBound(t *testing.T) {
+	server := redistest.Start(t)
+	fleets := map[int]*fleet{1: newFleet(t, server, 1), 3: newFleet(t, server, 3), 8: newFleet(t, server, 8)}
+	trace, over := 0, 0
+	checkTraces(t, few(10), func(t *rapid.T) {
+		trace++
+		nodes := rapid.SampledFrom([]int{1, 3, 8}).Draw(t, "nodes")
+		f := fleets[nodes]
+		every := rapid.SampledFrom([]time.Duration{10 * time.Millisecond, 100 * time.Millisecond}).Draw(t, "every")
+		l := Limit{
+			Size:         rapid.SampledFrom([]int64{1, 8, 40, 200}).Draw(t, "size"),
+			DripInterval: rapid.SampledFrom([]time.Duration{time.Millisecond, 20 * time.Millisecond}).Draw(t, "interval"),
+			DripSize:     rapid.SampledFrom([]int64{1, 1, 3}).Draw(t, "drip size"),
+		}
+		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: l, Consistency: Eventual(every)}
+		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+		step := rapid.SampledFrom([]int64{100, 1000}).Draw(t, "step")
+		var times []int64
+		for range rapid.IntRange(50, 400).Draw(t, "requests") {
+			f.advance(t, time.Duration(random.Int64N(2*step))*time.Microsecond)
+			node := random.IntN(nodes)
+			d := f.take(t, node, b)[0]
+			if d.By != DecidedByReport {
+				t.Fatalf("decided by %v", d.By)
+			}
+			if !d.Denied {
+				times = append(times, f.now)
+			}
+			for node := range f.nodes {
+				f.nodes[node].reports.sendDue()
+			}
+			f.settle(t, node)
+		}
+		for node := range f.nodes { // or an answer would meet the next trace
+			f.settle(t, node)
+		}
+		rate, drip := l.rate(), l.DripSize // a debt of more than the size drips as fast
+		extra := int64(nodes-1) * (l.Size + drip*ceilDiv(every.Microseconds()+2*step, rate))
+		for i := range times {
+			for j := i; j < len(times); j++ {
+				length, n := times[j]-times[i], int64(j-i+1)
+				most := max(l.Size+drip*(length/rate), l.Size-1+drip*ceilDiv(length, rate))
+				if n > most+extra {
+					t.Fatalf("%d nodes, %+v: %d admitted in %d µs, want at most %d + %d", nodes, l, n, length, most, extra)
+				}
+				if n > most {
+					over++
+				}
+			}
+		}
+	})
+	if over == 0 {
+		t.Error("no trace exceeded the limit itself: the test covers too little")
+	}
+}
+
+// TestReportsKeepRate guards that what nodes admit beyond the limit is a debt: under a flood
+// from many nodes that lasts, they admit the rate of the limit.
+func TestReportsKeepRate(t *testing.T) {
+	const nodes, seconds = 5, 20
+	f := newFleet(t, redistest.Start(t), nodes)
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 50, DripInterval: 10 * time.Millisecond, DripSize: 1}, Consistency: Eventual(100 * time.Millisecond)}
+	admitted := 0
+	for range seconds * 200 {
+		f.advance(t, 5*time.Millisecond)
+		for node := range nodes {
+			if !f.take(t, node, b)[0].Denied {
+				admitted++
+			}
+			f.report(t, node)
+		}
+	}
+	// Each node may have admitted a bucketful before it heard of the others.
+	ideal := 50 + seconds*100
+	t.Logf("%d admitted, ideal %d", admitted, ideal)
+	if most := ideal + (nodes-1)*(50+11); admitted > most || admitted < ideal*9/10 {
+		t.Errorf("%d admitted, want from %d to %d", admitted, ideal*9/10, most)
+	}
+}
+
+// TestReportsInOutage guards that a node which can't report decides alone, by what it knows,
+// and that the server learns of it later.
+func TestReportsInOutage(t *testing.T) {
+	server := redistest.Start(t)
+	f := newFleet(t, server, 1)
+	r := f.nodes[0]
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Consistency: Eventual(time.Millisecond)}
+	admitted := 0
+	flood := func(n int) {
+		for range n {
+			if !f.take(t, 0, b)[0].Denied {
+				admitted++
+			}
+		}
+	}
+	flood(4)
+	f.advance(t, time.Millisecond)
+	f.report(t, 0)
+	server.Kill()
+	flood(3)
+	f.now += 1000
+	f.clock.Store(f.now - f.start)
+	r.reports.sendDue()
+	redistest.WaitFor(t, time.Minute, func() error {
+		if r.reports.inProgress() {
+			return errors.New("the report has not failed")
+		}
+		return nil
+	})
+	flood(10)
+	if admitted != 10 {
+		t.Fatalf("%d admitted with the outage, want 10", admitted)
+	}
+	server.Restart(t)
+	f.advance(t, 2*time.Hour) // two drips
+	flood(1)
+	f.advance(t, time.Millisecond)
+	redistest.WaitFor(t, time.Minute, func() error {
+		r.reports.sendDue()
+		l, err := r.Peek(context.Background(), b)
+		if err == nil && l.Units != 9 {
+			err = fmt.Errorf("the server knows of %d units, want 8 and 1", l.Units)
+		}
+		return err
+	})
+}
+
+// TestReportsSeeResets guards that a node which only denies asks for the level once a
+// second, and so sees that another has emptied the bucket.
+func TestReportsSeeResets(t *testing.T) {
+	f := newFleet(t, redistest.Start(t), 2)
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 1}, Consistency: Eventual(time.Millisecond)}
+	for range 3 {
+		f.take(t, 0, b)
+		f.advance(t, time.Millisecond)
+		f.report(t, 0)
+	}
+	if _, err := f.nodes[1].Reset(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	if d := f.take(t, 0, b)[0]; !d.Denied {
+		t.Error("admitted before it could know")
+	}
+	f.advance(t, time.Second)
+	f.take(t, 0, b)
+	f.report(t, 0)
+	if d := f.take(t, 0, b)[0]; d.Denied {
+		t.Errorf("denied after the reset: %+v", d)
+	}
+}

@@ -1,0 +1,296 @@
+package ratelimit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// What a request is charged may be known only when its response is: whether it counts,
+// or how much it cost. And it may be charged nothing, if only requests in progress count.
+// Until then it holds its cost, beside which others have to fit, so that no more than the
+// limit allows pass at once, however many come in parallel.
+
+// actualBytes is the actual_cost that is the length of the response's body.
+const actualBytes = "bytes"
+
+// setSettlement checks the options that say what requests are charged in the end.
+func (l *Limit) setSettlement() error {
+	switch {
+	case l.Concurrency != "" && l.Count != nil:
+		return badOption("count", l.countText(), "no concurrency with it, which counts requests in progress whatever comes of them")
+	case l.Concurrency != "" && l.ActualCost != "":
+		return badOption("actual_cost", l.ActualCost, "no concurrency with it, which counts requests in progress whatever they cost")
+	case l.holds() && l.maxDelay > 0:
+		return badOption("max_delay", string(l.MaxDelay), "none with count, actual_cost or concurrency")
+	case l.ActualCost != "" && l.ActualCost != actualBytes && !isTemplate(l.ActualCost):
+		return badOption("actual_cost", l.ActualCost, "bytes, or a placeholder such as {http.response.header.X-Cost}")
+	}
+	if l.Count != nil {
+		for _, code := range l.Count.StatusCode {
+			if code < 1 || code > 5 && code < 100 || code > 599 {
+				return badOption("count", strconv.Itoa(code), "status codes from 100 to 599, or classes such as 4xx (in JSON 4)")
+			}
+		}
+		if len(l.Count.StatusCode) == 0 && len(l.Count.Headers) == 0 {
+			return badOption("count", "", "status codes or header fields of the responses that count")
+		}
+	}
+	return nil
+}
+
+// holds reports whether requests hold units of l's main bucket until their outcome is
+// known.
+func (l *Limit) holds() bool { return l.Concurrency != "" || l.Count != nil || l.ActualCost != "" }
+
+// countText returns the count option as text.
+func (l *Limit) countText() string {
+	if l.Count == nil {
+		return ""
+	}
+	text, _ := json.Marshal(l.Count) // which has only strings and numbers
+	return string(text)
+}
+
+// setConcurrencyBucket sets up the bucket of a limit on requests in progress.
+func (l *Limit) setConcurrencyBucket() error {
+	if l.Algorithm != "" {
+		return badOption("algorithm", l.Algorithm, "none with concurrency")
+	}
+	if o := l.firstSet("rate", "size", "drip_rate", "drip_size", "window", "window_start", "period", "warm_up", "cold_factor",
+		"capacity", "refill_rate", "refill_size", "max", "duration", "min_interval", "soft"); o != nil {
+		return badOption(o.option, o.text, "only concurrency, or a limit of its own for it")
+	}
+	if l.CountDenied {
+		return badOption("count_denied", "true", "none with concurrency, as denied requests are not in progress")
+	}
+	numbers := limiter.Concurrency(1)
+	b := &bucket{
+		path: l.path, counts: numbers.Algorithm,
+		rate: value[time.Duration]{option: "concurrency", constant: numbers.DripInterval},
+		drip: value[int64]{option: "concurrency", constant: numbers.DripSize},
+	}
+	var err error
+	if b.size, err = newValue(l.resolve, "concurrency", string(l.Concurrency), parseUnits); err != nil {
+		return err
+	}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
+
+// holding is what one request holds of a bucket.
+type holding struct {
+	held   *limiter.Held
+	index  int // of the bucket in the request to the store
+	bucket *bucket
+	cost   int64
+}
+
+// settle settles it, by what the request is charged.
+func (h *holding) settle(charge int64) {
+	if h.held == nil {
+		return
+	}
+	h.held.Settle(h.index, charge)
+	h.held = nil
+	if charge > 0 {
+		h.bucket.policy.counters.CountUnits(charge)
+	}
+}
+
+// holds reports whether any bucket of e holds units.
+func (e *evaluation) holds() bool {
+	for i := range e.buckets {
+		if e.buckets[i].Hold {
+			return true
+		}
+	}
+	return false
+}
+
+// hold notes what the buckets of e hold, after a store has admitted them.
+func (e *evaluation) hold(held *limiter.Held) {
+	if e.firstDenied() >= 0 {
+		return
+	}
+	for i := range e.buckets {
+		if b, d := &e.buckets[i], &e.decisions[i]; b.Hold && !d.Denied && d.Borrowed == d.Pool {
+			e.holdings = append(e.holdings, holding{held, i, e.of[i].bucket, b.Cost})
+		}
+	}
+}
+
+// settleDenied settles what a request holds that was denied in the end, by a limit that
+// was asked later: there is no response that could count.
+func (e *evaluation) settleDenied() {
+	for i := range e.holdings {
+		h := &e.holdings[i]
+		if h.bucket.limit.ActualCost != "" {
+			h.settle(h.cost)
+		}
+		h.settle(0)
+	}
+	e.holdings = e.holdings[:0]
+}
+
+// settler is the writer of a response by which units are settled that its request holds.
+type settler struct {
+	caddyhttp.ResponseWriterWrapper
+	request  *http.Request
+	holdings []holding
+	status   int   // of the response; 0 as long as there is none
+	bytes    int64 // of its body
+}
+
+// left reports whether the client seems to have left.
+func (s *settler) left() bool { return s.request.Context().Err() != nil }
+
+// begin settles what the status and the header of the response decide. That there is none,
+// as the client has left, is no response.
+func (s *settler) begin(status int) {
+	if s.status != 0 || status == statusClientLeft && s.left() {
+		return
+	}
+	s.status = status
+	for i := range s.holdings {
+		h := &s.holdings[i]
+		l := h.bucket.limit
+		switch {
+		case l.Count == nil:
+		case !l.Count.Match(status, s.Header()):
+			h.settle(0)
+		case l.ActualCost == "":
+			h.settle(h.cost)
+		}
+	}
+}
+
+// end settles the rest when the handlers have returned err, or panicked.
+func (s *settler) end(err error, panicked bool) {
+	switch {
+	case s.status != 0 || panicked:
+	case err != nil:
+		status := http.StatusInternalServerError
+		var failed caddyhttp.HandlerError
+		if errors.As(err, &failed) && failed.StatusCode != 0 {
+			status = failed.StatusCode
+		}
+		// A client that has closed only its side of the connection gets the response all
+		// the same, and could try passwords without being counted.
+		if !s.left() || !errors.Is(err, context.Canceled) {
+			s.begin(status)
+		}
+	case s.left(): // and nobody knows what it would have got
+	default:
+		s.begin(http.StatusOK)
+	}
+	for i := range s.holdings {
+		h := &s.holdings[i]
+		switch l := h.bucket.limit; {
+		case l.ActualCost == "":
+			h.settle(0) // in progress no more, or without a response that could count
+		case s.status == 0:
+			if l.Count != nil {
+				h.settle(0)
+			}
+			h.settle(h.cost)
+		default:
+			h.settle(s.actualCost(h))
+		}
+	}
+}
+
+// actualCost returns what the request has cost.
+func (s *settler) actualCost(h *holding) int64 {
+	l := h.bucket.limit
+	switch {
+	case l.ActualCost == actualBytes && s.request.Method == http.MethodHead:
+		return 0 // what handlers write of a body is not sent
+	case l.ActualCost == actualBytes:
+		return s.bytes
+	}
+	repl := s.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	text := repl.ReplaceAll(l.ActualCost, "")
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		l.reportBadCost(text, h)
+		return h.cost
+	}
+	return n
+}
+
+// reportBadCost logs that the actual cost of a request is no number, at most once a
+// minute for a limit.
+func (l *Limit) reportBadCost(text string, h *holding) {
+	if l.valueErrorThrottle.Allow() {
+		l.logger.Warn("the actual cost of a request is no whole number, so its estimated cost is charged",
+			zap.String("limit", h.bucket.path), zap.String("actual_cost", l.ActualCost), zap.String("got", redacted(text)), zap.Int64("charged", h.cost))
+	}
+}
+
+// WriteHeader implements http.ResponseWriter. Informational responses are not final.
+func (s *settler) WriteHeader(status int) {
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		s.begin(status)
+	}
+	s.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (s *settler) Write(b []byte) (int, error) {
+	s.begin(http.StatusOK)
+	n, err := s.ResponseWriter.Write(b)
+	s.bytes += int64(n)
+	return n, err
+}
+
+// ReadFrom implements io.ReaderFrom, which lets files be sent without copying.
+func (s *settler) ReadFrom(r io.Reader) (int64, error) {
+	s.begin(http.StatusOK)
+	n, err := s.ResponseWriterWrapper.ReadFrom(r)
+	s.bytes += n
+	return n, err
+}
+
+// FlushError implements flushing for http.ResponseController.
+func (s *settler) FlushError() error {
+	s.begin(http.StatusOK)
+	return http.NewResponseController(s.ResponseWriter).Flush()
+}
+
+// serveHolding passes a request on that holds units, and settles them whatever comes of
+// it.
+func serveHolding(s *settler, serve func(http.ResponseWriter) error) (err error) {
+	panicked := true
+	defer func() { s.end(err, panicked) }()
+	err = serve(s)
+	panicked = false
+	return err
+}
+
+// bodyCost is the cost of a request that is the length of its body.
+const bodyCost = "body"
+
+// costOf returns what the request costs, as far as that is known before its response.
+func (b *bucket) costOf(e *evaluation) (int64, error) {
+	if b.costIsBody {
+		return min(max(e.request.ContentLength, 1), limiter.MaxUnits), nil
+	}
+	return b.cost.at(e.replacer)
+}
+
+// Interface guards
+var (
+	_ http.ResponseWriter = (*settler)(nil)
+	_ http.Pusher         = (*settler)(nil)
+	_ io.ReaderFrom       = (*settler)(nil)
+)

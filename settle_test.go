@@ -1,0 +1,563 @@
+package ratelimit
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// Guards the options of what is charged by the response: errors say which option, what
+// it got and what would be right.
+func TestSettlementOptions(t *testing.T) {
+	limit := func(text string) string { return `limit "api": ` + text }
+	for block, want := range map[string]string{
+		`size 5; count status 401 403`:                                                  ``,
+		`size 5; count status 4xx; dry_run`:                                             ``,
+		`size 5; count header X-Failed *; status 403`:                                   ``,
+		"size 5; count {; status 401; header X-Failed yes; }":                           ``,
+		`size 5; cost body; actual_cost bytes`:                                          ``,
+		`rate 5/s; cost 2; actual_cost {http.response.header.X-Cost}; count status 2xx`: ``,
+		`algorithm sliding_log; size 5; window 1m; count status 401; count_denied`:      ``,
+		`concurrency 5`: ``,
+		`concurrency {query.n}; cost 2; max_keys 9`: ``,
+		`size 5; concurrency 5`:                     limit(`size: got "5", want only concurrency, or a limit of its own for it`),
+		`concurrency 5; algorithm leaky_bucket`:     limit(`algorithm: got "leaky_bucket", want none with concurrency`),
+		`concurrency 5; count_denied`:               limit(`count_denied: got "true", want none with concurrency, as denied requests are not in progress`),
+		`concurrency 5; count status 200`:           limit(`count: got "{\"status_code\":[200]}", want no concurrency with it, which counts requests in progress whatever comes of them`),
+		`concurrency 5; actual_cost bytes`:          limit(`actual_cost: got "bytes", want no concurrency with it, which counts requests in progress whatever they cost`),
+		`concurrency 0`:                             limit(`concurrency: got "0", want a whole number from 1 to 562949953421312, or a placeholder`),
+		`concurrency 5; cost 6`:                     limit(`cost: got "6", want at most the size, 5`),
+		`size 5; actual_cost 3`:                     limit(`actual_cost: got "3", want bytes, or a placeholder such as {http.response.header.X-Cost}`),
+		`size 5; count status 401; max_delay 1s`:    limit(`max_delay: got "1s", want none with count, actual_cost or concurrency`),
+		`size 5; count status 700`:                  limit(`count: got "700", want status codes from 100 to 599, or classes such as 4xx (in JSON 4)`),
+		`size 5; count`:                             `count: got nothing, want status <code...> or header <field>, or both in a block`,
+		`count status 401; limit a {; size 1; }`:    limit(`count: got "{\"status_code\":[401]}", want a size with it`),
+		`actual_cost bytes; limit a {; size 1; }`:   limit(`actual_cost: got "bytes", want a size with it`),
+		`dry_run; limit a {; size 1; }`:             ``,
+	} {
+		t.Run(block, func(t *testing.T) { wantCaddyfileError(t, inLimit(block), want) })
+	}
+}
+
+// eachNode calls do for a site in the process and for one on three instances with Redis,
+// with the addresses of its instances.
+func eachNode(t *testing.T, site string, do func(t *testing.T, urls []string)) {
+	t.Run("memory", func(t *testing.T) {
+		s := startSite(t, site)
+		do(t, []string{s.url("")})
+	})
+	t.Run("redis", func(t *testing.T) {
+		server := redistest.Start(t)
+		all, _ := nodes(t, 3, config{admin: "localhost:0", global: redisGlobal(server.Addr, slowly), site: site})
+		var urls []string
+		for _, n := range all {
+			urls = append(urls, "http://"+n.addr)
+		}
+		do(t, urls)
+	})
+}
+
+// ask sends a request on a connection of its own and returns the status and the whole
+// answer's fields, or 0 if there is none.
+func ask(ctx context.Context, target string, header ...string) (int, http.Header) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+	if err != nil {
+		return 0, nil
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req)
+	if err != nil {
+		return 0, nil
+	}
+	defer res.Body.Close()
+	_, _ = io.Copy(io.Discard, res.Body)
+	return res.StatusCode, res.Header
+}
+
+// TestCountGuesses guards a login that counts wrong passwords: of any number of parallel
+// guesses no more than the limit reach the password check, whichever instance they use,
+// and right passwords are never counted.
+func TestCountGuesses(t *testing.T) {
+	const size, guessers = 5, 64
+	site := "rate_limit login {\nkey all\nsize 5\ndrip_rate 1h\ncount status 401\nstatus 403\n}\n" +
+		"basic_auth {\nadmin HASH\n}\nrespond in"
+	site = strings.Replace(site, "HASH", rightHash, 1)
+	eachNode(t, site, func(t *testing.T, urls []string) {
+		for i := range 20 {
+			if status, _ := ask(t.Context(), withPassword(urls[i%len(urls)], "right")); status != 200 {
+				t.Fatalf("a right password got %d", status)
+			}
+		}
+		var wrong, denied atomic.Int64
+		redistest.Together(t, guessers, func(i int) {
+			for range 3 {
+				switch status, h := ask(t.Context(), withPassword(urls[i%len(urls)], "wrong")); status {
+				case 401:
+					wrong.Add(1)
+				case 403:
+					denied.Add(1)
+					if h.Get("Retry-After") == "" {
+						t.Error("a denial without Retry-After")
+					}
+				default:
+					t.Errorf("got %d", status)
+				}
+			}
+		})
+		if n := wrong.Load(); n != size || denied.Load() != 3*guessers-size {
+			t.Errorf("%d guesses were checked and %d denied, want %d", n, denied.Load(), size)
+		}
+		if status, _ := ask(t.Context(), withPassword(urls[0], "right")); status != 403 {
+			t.Errorf("a full limit lets a right password in: %d", status)
+		}
+	})
+}
+
+// rightHash is the hash of the password "right".
+const rightHash = "$2a$04$eIj3nMBjziSiROPpQD51BeY6zjTcsJK5WczYA0P/oORVWQUJ51m0q"
+
+// withPassword returns a URL with the credentials of the user admin.
+func withPassword(target, password string) string {
+	u, _ := url.Parse(target)
+	u.User, u.Path = url.UserPassword("admin", password), "/"
+	return u.String()
+}
+
+// TestCountByResponse guards which responses are charged: by their status and fields,
+// also those of later handlers' errors; not those of requests whose client left or whose
+// connection was cut before there was one.
+func TestCountByResponse(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/abort":
+			panic(http.ErrAbortHandler)
+		case "/leave":
+			<-r.Context().Done()
+		case "/failed":
+			w.Header().Set("X-Failed", "yes")
+		case "/hints":
+			w.WriteHeader(http.StatusEarlyHints)
+			w.WriteHeader(http.StatusUnauthorized)
+		case "/empty":
+			w.WriteHeader(http.StatusUnauthorized)
+		case "/cut":
+			w.Header().Set("Content-Length", "100")
+			w.WriteHeader(http.StatusUnauthorized)
+			fmt.Fprint(w, "part")
+			panic(http.ErrAbortHandler)
+		}
+	})
+	s := startSite(t, "rate_limit a {\nkey all\nsize 100\ndrip_rate 1h\ncount status 401 499 5xx\n}\n"+
+		"rate_limit b {\nkey all\nsize 100\ndrip_rate 1h\ncount header X-Failed *\n}\n"+
+		"error /error 503\nrespond /direct 401\nrespond /other 200\nhandle_path /none* {\n}\n"+
+		"reverse_proxy "+upstream)
+	counted := func() (n [2]int) {
+		for i, name := range []string{"a", "b"} {
+			eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
+			n[i] = int(level(t, name).Units)
+		}
+		return n
+	}
+	last := counted()
+	for _, tc := range []struct {
+		path string
+		want [2]int
+	}{
+		{"/other", [2]int{}}, {"/direct", [2]int{1}}, {"/error", [2]int{1}}, {"/failed", [2]int{0, 1}}, {"/empty", [2]int{1}},
+		{"/hints", [2]int{1}}, {"/cut", [2]int{1}}, {"/abort", [2]int{1}}, // a proxy's 502
+		{"/leave", [2]int{}},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if tc.path == "/leave" {
+			time.AfterFunc(50*time.Millisecond, cancel)
+		}
+		status, _ := ask(ctx, s.url(tc.path))
+		cancel()
+		now := counted()
+		if got := [2]int{now[0] - last[0], now[1] - last[1]}; got != tc.want {
+			t.Errorf("%s, status %d: charged %d, want %d", tc.path, status, got, tc.want)
+		}
+		last = now
+	}
+}
+
+// unauthorizing is a handler that rejects a login when its client has closed its side of
+// the connection.
+type unauthorizing struct{}
+
+func (unauthorizing) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.test_unauthorizing", New: func() caddy.Module { return new(unauthorizing) }}
+}
+
+func (unauthorizing) ServeHTTP(_ http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+	<-r.Context().Done()
+	return caddyhttp.Error(http.StatusUnauthorized, errors.New("wrong password"))
+}
+
+func init() {
+	caddy.RegisterModule(unauthorizing{})
+	httpcaddyfile.RegisterHandlerDirective("test_unauthorizing", func(httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		return unauthorizing{}, nil
+	})
+}
+
+// TestCountHalfClosed guards that guesses count whose clients close their side of the
+// connection at once: they get the response all the same.
+func TestCountHalfClosed(t *testing.T) {
+	s := startSite(t, "rate_limit login {\nkey all\nsize 2\ndrip_rate 1h\ncount status 401\n}\nroute {\ntest_unauthorizing\n}")
+	for i, want := range []int{401, 401, 429} {
+		conn, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\n\r\n", s.addr)
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != want {
+			t.Errorf("guess %d got %d, want %d", i, res.StatusCode, want)
+		}
+		eventually(t, "nothing is held", func() bool { return level(t, "login").Held == 0 })
+	}
+}
+
+// level returns the level of the bucket with the key "all" of a limit.
+func level(t *testing.T, limit string) (l struct{ Units, Held int64 }) {
+	t.Helper()
+	return levelOf(t, limit, "all")
+}
+
+// levelOf returns the level of the bucket with the given key of a limit.
+func levelOf(t *testing.T, limit, key string) (l struct{ Units, Held int64 }) {
+	t.Helper()
+	for b := range newestApp().limits() {
+		if b.path != limit {
+			continue
+		}
+		at := *b.constant
+		at.Name, at.Key = b.name, key
+		got, err := newestApp().memory.Peek(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Units, l.Held = got.Units, got.Held
+	}
+	return l
+}
+
+// TestConcurrency guards that no more requests of a key are in progress at one time than
+// the limit says, on all instances together, whatever ends them, and that nothing stays
+// held.
+func TestConcurrency(t *testing.T) {
+	const size = 5
+	var running, most atomic.Int64
+	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/leave" { // it goes on here when Caddy's request has ended
+			time.Sleep(10 * time.Millisecond)
+			return
+		}
+		n := running.Add(1)
+		for last := most.Load(); n > last && !most.CompareAndSwap(last, n); last = most.Load() {
+		}
+		time.Sleep(10 * time.Millisecond)
+		running.Add(-1)
+		if r.URL.Path == "/abort" {
+			panic(http.ErrAbortHandler)
+		}
+	})
+	site := fmt.Sprintf("rate_limit inflight {\nkey all\nconcurrency %d\n}\nreverse_proxy %s", size, upstream)
+	fields := startSite(t, strings.Replace(site, "concurrency", "headers x-ratelimit ratelimit\nconcurrency", 1)).get("/")
+	if want := `200 limit=5 remaining=4 clear=0.000 policy="inflight";q=5;qu="concurrent-requests" ratelimit="inflight";r=4`; fields.String() != want {
+		t.Errorf("got %s, want %s", fields, want)
+	}
+	eachNode(t, site, func(t *testing.T, urls []string) {
+		most.Store(0)
+		var passed, denied atomic.Int64
+		redistest.Together(t, 40, func(i int) {
+			for n := range 10 {
+				path := []string{"/", "/", "/abort", "/leave"}[n%4]
+				ctx, cancel := context.WithCancel(t.Context())
+				if path == "/leave" {
+					time.AfterFunc(5*time.Millisecond, cancel)
+				}
+				switch status, h := ask(ctx, urls[i%len(urls)]+path); status {
+				case 429:
+					denied.Add(1)
+					if h.Get("Retry-After") != "1" || h.Get("X-RateLimit-Limit") != "5" {
+						t.Errorf("denied with %v", fieldsIn(h))
+					}
+				default:
+					passed.Add(1)
+				}
+				cancel()
+			}
+		})
+		if n := most.Load(); n > size || n < 2 || passed.Load() < size || denied.Load() < size {
+			t.Errorf("%d were in progress at once, want at most %d; %d passed, %d did not", n, size, passed.Load(), denied.Load())
+		}
+		eventually(t, "all may pass again", func() bool {
+			status := 0
+			for range size {
+				status, _ = ask(t.Context(), urls[0]+"/")
+			}
+			return status == 200
+		})
+	})
+}
+
+// TestConcurrentZone guards zones of requests in progress, as proposed for
+// mholt/caddy-ratelimit.
+func TestConcurrentZone(t *testing.T) {
+	arrived, release := make(chan struct{}), make(chan struct{})
+	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			arrived <- struct{}{}
+			<-release
+		}
+	})
+	s := startSite(t, "rate_limit {\nzone inflight {\nkey static\nmax_concurrent 2\n}\nzone all {\nkey static\nevents 100\nwindow 1m\n}\n}\n"+
+		"reverse_proxy "+upstream)
+	var running sync.WaitGroup
+	for range 2 {
+		running.Go(func() { ask(t.Context(), s.url("/slow")) })
+		<-arrived
+	}
+	if status, h := ask(t.Context(), s.url("/")); status != 429 || h.Get("Retry-After") != "1" {
+		t.Errorf("a third got %d, %v", status, fieldsIn(h))
+	}
+	close(release)
+	running.Wait()
+	eventually(t, "none is", func() bool { status, _ := ask(t.Context(), s.url("/")); return status == 200 })
+}
+
+// TestDeniedRequestsHoldNothing guards that a request holds nothing which a later limit
+// has denied, however buckets are charged.
+func TestDeniedRequestsHoldNothing(t *testing.T) {
+	for _, accounting := range []string{"atomic", "each", "in_order"} {
+		s := startSite(t, "rate_limit {\naccounting "+accounting+"\nlimit inflight_"+accounting+" {\nkey all\nconcurrency 3\n}\n"+
+			"limit tokens_"+accounting+" {\nkey all\nsize 100\ndrip_rate 1h\ncost 2\nactual_cost bytes\n}\n"+
+			"limit last_"+accounting+" {\nkey all\nsize 1\ndrip_rate 1h\ncount_denied\n}\n}\nrespond 12345")
+		for i := range 9 {
+			want := 429
+			if i == 0 {
+				want = 200
+			}
+			if status, _ := ask(t.Context(), s.url("/")); status != want {
+				t.Fatalf("%s: request %d got %d", accounting, i, status)
+			}
+		}
+		charged := map[string]int64{"atomic": 5, "each": 5, "in_order": 5 + 8*2}[accounting]
+		for _, name := range []string{"inflight", "tokens"} {
+			if l := level(t, name+"_"+accounting); l.Held != 0 || name == "tokens" && l.Units != charged {
+				t.Errorf("%s: %s has %+v, want %d", accounting, name, l, charged)
+			}
+		}
+	}
+}
+
+// TestConcurrencyOfUpgrades guards that an upgraded connection is in progress until it is
+// closed.
+func TestConcurrencyOfUpgrades(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") == "" {
+			return
+		}
+		conn, buffered, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		_, _ = io.Copy(conn, buffered)
+	})
+	s := startSite(t, "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy "+upstream)
+	open := func() net.Conn {
+		conn, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		fmt.Fprintf(conn, "GET /up HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.addr)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || res.StatusCode != http.StatusSwitchingProtocols {
+			t.Fatalf("%v, %v", res, err)
+		}
+		return conn
+	}
+	first, _ := open(), open()
+	if status, _ := ask(t.Context(), s.url("/")); status != 429 {
+		t.Errorf("got %d beside two upgraded connections", status)
+	}
+	first.Close()
+	eventually(t, "a closed connection is not in progress", func() bool { return level(t, "inflight").Held == 1 })
+	if status, _ := ask(t.Context(), s.url("/")); status != 200 {
+		t.Errorf("got %d beside one upgraded connection", status)
+	}
+}
+
+// TestActualCost guards what requests are charged whose cost is known at their end.
+func TestActualCost(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if cost := r.URL.Query().Get("cost"); cost != "" {
+			w.Header().Set("X-Cost", cost)
+		}
+		if r.URL.Path == "/file" {
+			_, _ = io.WriteString(w, strings.Repeat("x", 3000))
+		}
+		if r.URL.Path == "/fail" {
+			w.WriteHeader(500)
+		}
+	})
+	s := startSite(t, "rate_limit tokens {\nkey all\nsize 10000\ndrip_rate 1h\ncost 50\nactual_cost {http.response.header.X-Cost}\n}\n"+
+		"rate_limit bytes {\nkey all\nsize 100000\ndrip_rate 1h\nactual_cost bytes\n}\n"+
+		"rate_limit good {\nkey all\nsize 10000\ndrip_rate 1h\ncost 50\nactual_cost {http.response.header.X-Cost}\ncount status 2xx\n}\n"+
+		"reverse_proxy "+upstream)
+	var last [3]int64
+	for _, tc := range []struct {
+		path string
+		want [3]int64
+	}{
+		{"/?cost=7", [3]int64{7, 0, 7}},
+		{"/?cost=0", [3]int64{0, 0, 0}},
+		{"/file?cost=120", [3]int64{120, 3000, 120}}, // more than was estimated
+		{"/fail?cost=9", [3]int64{9, 0, 0}},
+		{"/", [3]int64{50, 0, 50}},
+		{"/?cost=much", [3]int64{50, 0, 50}},
+		{"/?cost=-3", [3]int64{50, 0, 50}},
+		{"/?cost=1000000", [3]int64{20000 - 286, 0, 20000 - 277}}, // a debt of the size at most
+	} {
+		status, _ := ask(t.Context(), s.url(tc.path))
+		var got [3]int64
+		for i, name := range []string{"tokens", "bytes", "good"} {
+			eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
+			n := level(t, name).Units
+			got[i], last[i] = n-last[i], n
+		}
+		if got != tc.want {
+			t.Errorf("%s, status %d: charged %d, want %d", tc.path, status, got, tc.want)
+		}
+	}
+	if status, _ := ask(t.Context(), s.url("/")); status != 429 {
+		t.Errorf("got %d in debt", status)
+	}
+	if warnings := s.log("warn", ownLogger); len(warnings) == 0 || !strings.Contains(warnings[0].text(), "actual cost") {
+		t.Errorf("got warnings %v", warnings)
+	}
+}
+
+// TestActualCostOfHead guards that what a handler writes in response to a HEAD request costs
+// nothing, since it is not sent.
+func TestActualCostOfHead(t *testing.T) {
+	s := startSite(t, "rate_limit bytes {\nkey all\nsize 100\ndrip_rate 1h\nactual_cost bytes\n}\nrespond 12345")
+	for i, method := range []string{"GET", "HEAD", "OPTIONS"} {
+		s.send(method, "/")
+		if got, want := level(t, "bytes"), []int64{5, 5, 10}[i]; got.Units != want || got.Held != 0 {
+			t.Errorf("after %s: got %+v, want %d units", method, got, want)
+		}
+	}
+}
+
+// TestCostOfBody guards that a request's cost may be the length of its body.
+func TestCostOfBody(t *testing.T) {
+	s := startSite(t, "rate_limit upload {\nkey all\nsize 1000\ndrip_rate 1h\ncost body\n}\nrespond ok")
+	for _, tc := range []struct {
+		body   io.Reader
+		status int
+		left   string
+	}{
+		{strings.NewReader(strings.Repeat("x", 300)), 200, "700"},
+		{http.NoBody, 200, "699"},
+		{io.MultiReader(strings.NewReader("of unknown length")), 200, "698"},
+		{strings.NewReader(strings.Repeat("x", 699)), 429, "698"},
+		{strings.NewReader(strings.Repeat("x", 698)), 200, "0"},
+	} {
+		res, err := s.client.Post(s.url("/"), "text/plain", tc.body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if left := res.Header.Get("X-RateLimit-Remaining"); res.StatusCode != tc.status || left != tc.left {
+			t.Errorf("got %d with %s left, want %d with %s", res.StatusCode, left, tc.status, tc.left)
+		}
+	}
+}
+
+// TestDryRun guards that a dry run denies nothing and is shown where it should be: by a
+// placeholder, the access log and metrics, not in header fields.
+func TestDryRun(t *testing.T) {
+	s := startSite(t, "rate_limit {\nlog\nheaders x-ratelimit ratelimit\nlimit real {\nkey all\nsize 5\ndrip_rate 1h\n}\n"+
+		"limit candidate {\nkey all\nsize 2\ndrip_rate 1h\ndry_run\n}\n}\n"+
+		"header >X-Dry {http.rate_limit.dry_run}\nrespond ok")
+	for i := range 7 {
+		a := s.get("/")
+		status, dry := 200, ""
+		if i >= 5 {
+			status = 429
+		}
+		if i >= 2 {
+			dry = "candidate"
+		}
+		if a.StatusCode != status || status == 200 && a.Header.Get("X-Dry") != dry || a.Header.Get("X-RateLimit-Limit") != "5" ||
+			strings.Contains(fieldsIn(a.Header), "candidate") {
+			t.Errorf("request %d: got %s, dry run %q, want %d and %q", i, a, a.Header.Get("X-Dry"), status, dry)
+		}
+	}
+	logged, _ := s.lastAccess()["rate_limit"].(map[string]any)
+	if logged["dry_run"] != "candidate" || logged["limit"] != "real" {
+		t.Errorf("the access log has %v", logged)
+	}
+	metrics := collected(t)
+	for series, want := range map[string]string{
+		`decisions_total{by="memory",limit="candidate",result="would_deny"}`: "5",
+		`decisions_total{by="memory",limit="candidate",result="denied"}`:     "0",
+		`decisions_total{by="memory",limit="candidate",result="admitted"}`:   "2",
+		`decisions_total{by="memory",limit="real",result="denied"}`:          "2",
+		`units_total{limit="candidate"}`:                                     "2",
+	} {
+		if metrics[series] != want {
+			t.Errorf("%s is %s, want %s", series, metrics[series], want)
+		}
+	}
+}
+
+// TestDryRunAlone guards a block that is a dry run as a whole: requests pass as without
+// it.
+func TestDryRunAlone(t *testing.T) {
+	s := startSite(t, "rate_limit {\ndry_run\nlimit candidate {\nkey all\nsize 1\ndrip_rate 1h\n}\n}\n"+
+		"respond \"{http.rate_limit.dry_run}.\"")
+	for i := range 3 {
+		want := "candidate."
+		if i == 0 {
+			want = "."
+		}
+		if a := s.get("/"); a.String() != "200" || a.body != want {
+			t.Errorf("got %s %q, want 200 %q", a, a.body, want)
+		}
+	}
+}
