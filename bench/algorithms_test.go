@@ -21,8 +21,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// costsTable makes TestAlgorithmCosts measure for as long as it takes.
-var costsTable = flag.String("table", "", "the document whose table of what algorithms cost is to be written anew")
+// costsTable makes TestAlgorithmCosts and TestPolicyCosts measure for as long as it takes.
+var costsTable = flag.String("table", "", "the document whose tables of what algorithms and policies cost are to be written anew")
 
 // hundred is the size of each limit whose cost is told. A key has half of it in use
 // before anything is measured.
@@ -73,11 +73,16 @@ func TestAlgorithmCosts(t *testing.T) {
 	if *costsTable == "" || t.Failed() {
 		return
 	}
+	writeTable(t, "costs", text)
+}
+
+// writeTable replaces a table of the document that the flag names.
+func writeTable(t *testing.T, name, text string) {
 	document, err := os.ReadFile(*costsTable)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const begin, end = "<!-- begin: costs -->\n", "<!-- end: costs -->"
+	begin, end := fmt.Sprintf("<!-- begin: %s -->\n", name), fmt.Sprintf("<!-- end: %s -->", name)
 	before, rest, begins := strings.Cut(string(document), begin)
 	_, after, ends := strings.Cut(rest, end)
 	if !begins || !ends {
@@ -135,9 +140,9 @@ func costsOnServer(t *testing.T, keys, turns, calls int) []costOf {
 		}
 	}
 	used := func() time.Duration { return scriptTime(t, admin) }
-	server, serverOf := inTurns(turns, calls, used, len(scripts)-1, pipelined...)
-	batched, _ := inTurns(turns, calls, used, 0, grouped...)
-	trip, tripOf := inTurns(turns, 10*calls, nil, len(scripts)-1, trips...)
+	server, serverOf := inTurns(1, turns, calls, used, len(scripts)-1, pipelined...)
+	batched, _ := inTurns(1, turns, calls, used, 0, grouped...)
+	trip, tripOf := inTurns(1, turns, 10*calls, nil, len(scripts)-1, trips...)
 	for i := range all {
 		all[i].server, all[i].serverOf = server[i]/depth, serverOf[i]
 		all[i].trip, all[i].tripOf = trip[i], tripOf[i]
@@ -247,7 +252,7 @@ func costsInProcess(t *testing.T, keys, turns, calls int) []costOf {
 			opened("x/time/rate", func() task { return l.open(t, keys) })
 		}
 	}
-	times, ratios := inTurns(turns, calls, nil, len(tasks)-1, tasks...)
+	times, ratios := inTurns(1, turns, calls, nil, len(tasks)-1, tasks...)
 	for i := range all {
 		all[i].process, all[i].processOf = times[i], ratios[i]
 	}
@@ -270,21 +275,23 @@ func costsInProcess(t *testing.T, keys, turns, calls int) []costOf {
 	})
 }
 
-// inTurns calls each task so many times in each turn, and returns the median of the
-// times of a call, and of its ratios to that of the base in the same turn. The order
-// changes from turn to turn. If used is not nil it tells the time.
-func inTurns(turns, calls int, used func() time.Duration, base int, tasks ...task) (times []time.Duration, ratios []float64) {
+// inTurns has so many callers call each task so many times in each turn, and returns the
+// median of the times of a call, and of its ratios to that of the base in the same turn.
+// The order changes from turn to turn. If used is not nil it tells the time.
+func inTurns(callers, turns, calls int, used func() time.Duration, base int, tasks ...task) (times []time.Duration, ratios []float64) {
 	c := comparison{used: used}
 	took := make([][]float64, len(tasks))
-	callers := make([]func(int), len(tasks))
+	each := make([][]func(int), len(tasks))
 	for i, task := range tasks {
-		callers[i] = task()
+		for range callers {
+			each[i] = append(each[i], task())
+		}
 		took[i] = make([]float64, turns)
 	}
 	for turn := range turns {
 		for j := range tasks {
 			i := (turn + j) % len(tasks)
-			cost := c.measure(func() { call(callers[i:i+1], turn*calls, calls) })
+			cost := c.measure(func() { call(each[i], turn*calls, calls) })
 			took[i][turn] = float64(cost.wall) / float64(calls)
 			if used != nil {
 				took[i][turn] = float64(cost.cpu) / float64(calls)

@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// benchmark is a part of the document with results of micro-benchmarks.
+// benchmark is a part of a document with results of micro-benchmarks.
 type benchmark struct {
-	mark    string // of the document, as in document.set
+	mark    string // of the document, as in documents.set
 	pattern string // as go test -bench has it
 }
 

@@ -13,8 +13,11 @@ import (
 	"time"
 )
 
+// written are the documents that make performance writes.
+var written = []string{"../../docs/performance.md", "../results.md"}
+
 // TestRun measures as briefly as wrk can, many things at once, to check that all
-// variants are served correctly and that the document is written completely. It is
+// variants are served correctly and that the documents are written completely. It is
 // skipped if a program is missing, but not in CI, where that would count as
 // passed.
 func TestRun(t *testing.T) {
@@ -27,46 +30,58 @@ func TestRun(t *testing.T) {
 		}
 	}
 	const mark = "A word that stays.\n"
-	text, err := os.ReadFile("../../docs/performance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "performance.md")
-	if err := os.WriteFile(path, append([]byte(mark), text...), 0o600); err != nil {
-		t.Fatal(err)
+	var paths []string
+	dir := t.TempDir()
+	for _, original := range written {
+		text, err := os.ReadFile(original)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, filepath.Base(original))
+		if err := os.WriteFile(path, append([]byte(mark), text...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, path)
 	}
 	o := options{
-		document: path,
-		duration: time.Second, rounds: 1, threads: 1, atOnce: 25,
-		connections: []int{2, 1}, processes: []int{2}, keys: []int{100}, limits: []int{3}, floodSizes: []int{20},
+		documents: paths,
+		duration:  time.Second, rounds: 1, threads: 1, atOnce: 25,
+		connections: []int{2, 1}, processes: []int{2}, keys: []int{100}, limits: []int{3}, floodSizes: []int{20}, hotConnections: []int{2},
 		benchmarks: []benchmark{{"handler", `^BenchmarkHandler$`}}, benchtime: "1x", count: 2,
 	}
 	if err := run(t.Context(), o, io.Discard, t.Output()); err != nil {
 		t.Fatal(err)
 	}
 
-	written, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.HasPrefix(written, []byte(mark)) {
-		t.Error("what stands outside of the marks did not stay")
+	var all strings.Builder
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.HasPrefix(text, []byte(mark)) {
+			t.Errorf("%s: what is outside of the marks did not stay", path)
+		}
+		all.Write(text)
 	}
 	part := func(name string) string {
-		_, rest, _ := strings.Cut(string(written), "<!-- begin: "+name+" -->\n")
+		_, rest, _ := strings.Cut(all.String(), "<!-- begin: "+name+" -->\n")
 		text, _, _ := strings.Cut(rest, "<!-- end: "+name+" -->")
 		return text
 	}
 	for name, lines := range map[string]int{
-		"machine":     1,
-		"requests":    2 + 26 + 3, // head and rule, variants, baselines
-		"connections": 2*(2+2+7) + 1,
-		"floods":      2 + 3,
-		"processes":   2 + 3 + 1,
-		"keys":        2 + 2 + 1,
-		"limits":      2 + 2 + 1,
-		"fleet":       7,
-		"handler":     2 + 6,
+		"machine":          1,
+		"requests":         2 + 26 + 3, // head and rule, variants, baselines
+		"summary":          2 + 8 + 2,
+		"connections":      2*(2+2+7) + 1,
+		"floods":           2 + 3,
+		"processes":        2 + 3 + 1,
+		"keys":             2 + 2 + 1,
+		"limits":           2 + 2 + 1,
+		"fleet":            7,
+		"hot-keys":         2 + 2 + 2 + 2*(1+4+4) + 3 + 2 + 1 + 4 + 3 + 2 + 2*(1+4),
+		"hot-keys-summary": 1,
+		"handler":          2 + 6,
 	} {
 		text := part(name)
 		if got := strings.Count(strings.TrimSpace(text), "\n") + 1; got != lines || strings.Contains(text, "%!") || strings.Contains(text, "NaN") {
@@ -74,7 +89,7 @@ func TestRun(t *testing.T) {
 		}
 	}
 
-	svg, err := os.Open(strings.TrimSuffix(path, ".md") + ".svg")
+	svg, err := os.Open(strings.TrimSuffix(paths[0], ".md") + ".svg")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,10 +112,10 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestDocument guards that the document has a place for each benchmark: otherwise
-// that would only be noticed after everything has been measured.
-func TestDocument(t *testing.T) {
-	d, err := readDocument("../../docs/performance.md")
+// TestDocuments guards that there is a place for each benchmark: otherwise that
+// would only be noticed after everything has been measured.
+func TestDocuments(t *testing.T) {
+	d, err := readDocuments(written)
 	if err != nil {
 		t.Fatal(err)
 	}

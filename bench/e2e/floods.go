@@ -20,16 +20,11 @@ import (
 
 // floods measures floods of each size, and returns the table.
 func (m *measurement) floods(ctx context.Context) (string, error) {
-	const away = 20 * time.Millisecond // and back
-	far, err := relay(ctx, m.redis.address, away/2)
-	if err != nil {
-		return "", err
-	}
 	var rows [][]string
 	for _, limiter := range []struct{ name, redis string }{
 		{bare, ""},
 		{"this module, Redis near", m.redis.address},
-		{fmt.Sprintf("this module, Redis %d ms away", away.Milliseconds()), far},
+		{fmt.Sprintf("this module, Redis %d ms away", away.Milliseconds()), m.farRedis},
 	} {
 		for _, connections := range m.floodSizes {
 			var rates, slowest, alone []float64
@@ -98,7 +93,7 @@ http://127.0.0.1:%s {
 	if err != nil {
 		return a, 0, err
 	}
-	if a, err = m.wrk(ctx, url, 100_000, connections, 1, floodTimes*m.duration); err != nil {
+	if a, err = m.wrk(ctx, url, draw{keys: 100_000}, connections, 1, floodTimes*m.duration); err != nil {
 		return a, 0, err
 	}
 	alone, all, err := decided(ctx, metrics)
@@ -153,6 +148,9 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	defer resp.Body.Close()
 	return io.ReadAll(resp.Body)
 }
+
+// away is how long it takes to a Redis that is far away, and back.
+const away = 20 * time.Millisecond
 
 // relay passes connections on to a server until ctx is done, what comes either way
 // after a delay, and returns its address.

@@ -1,7 +1,7 @@
 // Command e2e measures whole requests: it builds Caddy with the rate limiter
 // and with its peers, starts it in several configurations, has wrk send them
-// requests in turns, and prints a table in Markdown. With -document it measures
-// all that docs/performance.md has, and writes that. See ../README.md.
+// requests in turns, and prints a table in Markdown. If documents are named, it
+// measures all that they have, and writes them. See ../README.md.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -23,36 +24,44 @@ type options struct {
 	duration, warmup time.Duration
 	rounds, threads  int
 	atOnce           int // runs at a time
-	document         string
+	documents        []string
+	only             string // the mark of the one section to measure, if not all
 	benchtime        string
 	count            int
 
-	connections []int // the first is that of all but the sweep
-	processes   []int
-	keys        []int
-	limits      []int
-	floodSizes  []int // clients
-	benchmarks  []benchmark
+	connections    []int // the first is that of all but the sweep
+	processes      []int
+	keys           []int
+	limits         []int
+	floodSizes     []int // clients
+	hotConnections []int
+	benchmarks     []benchmark
 }
 
 func main() {
 	o := options{
-		atOnce:      1,
-		connections: []int{64, 1, 8, 16, 256},
-		processes:   []int{1, 2, 4},
-		keys:        []int{1, 100, 10_000, 1_000_000},
-		limits:      []int{1, 2, 4, 8, 16},
-		floodSizes:  []int{1000, 4000, 10_000},
-		benchmarks:  benchmarks,
+		atOnce:         1,
+		connections:    []int{64, 1, 8, 16, 256},
+		processes:      []int{1, 2, 4},
+		keys:           []int{1, 100, 10_000, 1_000_000},
+		limits:         []int{1, 2, 4, 8, 16},
+		floodSizes:     []int{1000, 4000, 10_000},
+		hotConnections: []int{64, 256},
+		benchmarks:     benchmarks,
 	}
-	flag.StringVar(&o.document, "document", "", "the document to write; without it only the first table is measured, and printed")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: e2e [flags] [documents to write; without any, one table is measured, and printed]")
+		flag.PrintDefaults()
+	}
 	flag.DurationVar(&o.duration, "duration", time.Second, "how long one run of wrk takes, in whole seconds")
 	flag.DurationVar(&o.warmup, "warmup", time.Second, "how long each variant is run before the first round, in whole seconds, and as long again for each 50 000 keys; 0 for not at all")
+	flag.StringVar(&o.only, "only", "", "what alone to measure: requests, as without documents, or "+hotKeys)
 	flag.IntVar(&o.rounds, "rounds", 9, "how many times each variant is run")
 	flag.IntVar(&o.threads, "threads", 2, "how many threads wrk uses")
 	flag.StringVar(&o.benchtime, "benchtime", "0.1s", "how long each micro-benchmark takes, see go help testflag")
 	flag.IntVar(&o.count, "count", 3, "how many times each micro-benchmark is run")
 	flag.Parse()
+	o.documents = flag.Args()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, o, os.Stdout, os.Stderr)
@@ -80,22 +89,31 @@ func run(ctx context.Context, o options, out, progress io.Writer) (err error) {
 		}
 	}()
 
-	if o.document == "" {
+	if len(o.documents) == 0 {
 		m, err := start(ctx, o, progress)
 		if err != nil {
 			return err
 		}
 		defer m.stop()
-		if err := m.measure(ctx, "requests", m.requests()); err != nil {
-			return err
+		name, groups, table := "requests", [][]variant{m.requests()}, m.requestsTable
+		if o.only == hotKeys {
+			name, groups, table = o.only, m.hotGroups(), m.hotTables
 		}
-		fmt.Fprintf(out, "%s\n\n%s", m.machine(ctx), m.requestsTable())
+		for _, g := range groups {
+			if err := m.measure(ctx, name, g); err != nil {
+				return err
+			}
+		}
+		fmt.Fprintf(out, "%s\n\n%s", m.machine(ctx), table())
 		return nil
 	}
 
-	d, err := readDocument(o.document)
+	d, err := readDocuments(o.documents)
 	if err != nil {
 		return err
+	}
+	if o.only != "" {
+		o.benchmarks = nil
 	}
 	for _, b := range o.benchmarks { // before all is measured
 		if err := d.set(b.mark, ""); err != nil {
@@ -128,6 +146,9 @@ func (o options) check() error {
 		if d < 0 || d%time.Second != 0 { // wrk knows nothing shorter
 			return fmt.Errorf("%v: want whole seconds", d)
 		}
+	}
+	if !slices.Contains([]string{"", "requests", hotKeys}, o.only) {
+		return fmt.Errorf("-only %s: want requests or %s", o.only, hotKeys)
 	}
 	if o.duration == 0 || o.rounds < 1 || o.threads < 1 || o.count < 1 {
 		return errors.New("want a duration, a round, a thread and a count of one at least")

@@ -26,6 +26,7 @@ type measurement struct {
 	dir      string
 	busy     string // the machine's load average before it began, where there is Linux
 	redis    *redisServer
+	farRedis string // the address at which it is far away
 	sites    map[variant]site
 	results  map[variant][]result // round by round
 }
@@ -62,7 +63,10 @@ func (m *measurement) prepare(ctx context.Context) (err error) {
 	if err := m.writeScript(); err != nil {
 		return err
 	}
-	m.redis, err = m.startRedis(ctx)
+	if m.redis, err = m.startRedis(ctx); err != nil {
+		return err
+	}
+	m.farRedis, err = relay(ctx, m.redis.address, away/2)
 	return err
 }
 
@@ -193,6 +197,7 @@ func (m *measurement) figures(v variant, figure func(result) float64) []float64 
 
 // The figures that are told in several places.
 func rate(r result) float64       { return r.rate }
+func p50(r result) float64        { return r.p50 }
 func p99(r result) float64        { return r.p99 }
 func redisCalls(r result) float64 { return r.redisCalls }
 func redisCPU(r result) float64   { return r.redisCPU }
@@ -200,6 +205,16 @@ func redisCPU(r result) float64   { return r.redisCPU }
 // median returns the median of a figure of all runs of a variant.
 func (m *measurement) median(v variant, figure func(result) float64) float64 {
 	return median(m.figures(v, figure))
+}
+
+// added returns how much greater a figure of each run is than that of its baseline in
+// the same round.
+func (m *measurement) added(v variant, figure func(result) float64) []float64 {
+	added := m.figures(v, figure)
+	for i, x := range m.figures(v.baseline(), figure) {
+		added[i] -= x
+	}
+	return added
 }
 
 // ratios returns the throughput of each run over that of its baseline in the

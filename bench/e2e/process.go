@@ -79,14 +79,14 @@ func (p *process) stop() {
 // site is the processes of Caddy that serve a variant.
 type site []*process
 
-// site returns the processes of the variant, at any number of connections.
+// site returns the processes of the variant, at any number of connections and any pause.
 func (m *measurement) site(v variant) site {
-	v.connections = 0
+	v.connections, v.pause = 0, 0
 	return m.sites[v]
 }
 
 func (m *measurement) startSite(ctx context.Context, v variant) error {
-	v.connections = 0
+	v.connections, v.pause = 0, 0
 	for range v.processes {
 		p, err := m.startCaddy(ctx, v)
 		if err != nil {
@@ -104,7 +104,11 @@ func (m *measurement) startCaddy(ctx context.Context, v variant) (*process, erro
 		return nil, err
 	}
 	config := filepath.Join(m.dir, port+".Caddyfile")
-	if err := os.WriteFile(config, []byte(v.caddyfile(port, m.redis.address)), 0o600); err != nil {
+	redis := m.redis.address
+	if v.far {
+		redis = m.farRedis
+	}
+	if err := os.WriteFile(config, []byte(v.caddyfile(port, redis)), 0o600); err != nil {
 		return nil, err
 	}
 	binary := "ours"

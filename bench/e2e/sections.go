@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// section is a part of the document about whole requests.
+// section is a part of a document about whole requests.
 type section struct {
-	mark   string      // of the document, as in document.set
+	mark   string      // of the document, as in documents.set
 	groups [][]variant // what is measured for it, each group in turns
 	text   func() (string, error)
 }
@@ -34,6 +34,15 @@ func (m *measurement) requestsTable() string {
 	}, m.requests())
 }
 
+// summary is what most readers want of the first table.
+func (m *measurement) summary() string {
+	c := m.connections[0]
+	some := []string{inProcess, mholt, onRedis, redisRate}
+	return m.table([]column{
+		colAsked, colLimiter, colRate, colRatio, colP99, colCaddyCPU, colCalls, colRedisCPU,
+	}, withBaselines(slices.Concat(manyKeys.by(c, some...), flood.by(c, some...))))
+}
+
 // swept is the workloads measured at each number of connections, by their names in
 // the plot.
 var swept = []struct {
@@ -44,10 +53,11 @@ var swept = []struct {
 	{"denied flood on one key", flood},
 }
 
-// write measures everything about whole requests and puts it into the document.
+// write measures everything about whole requests and puts it into the
+// documents.
 // Each text is made as soon as its figures are measured, because the next section
 // may measure the same again.
-func (m *measurement) write(ctx context.Context, d *document) error {
+func (m *measurement) write(ctx context.Context, d *documents) error {
 	c := m.connections[0]
 	sweep := make([][]variant, len(m.connections)-1)
 	for i := range sweep {
@@ -63,11 +73,11 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 	}
 	keys := make([]variant, 0, 2*len(m.keys))
 	for _, n := range m.keys {
-		keys = append(keys, variant{keys: n, limits: 1, processes: 1}.by(c, inProcess, onRedis)...)
+		keys = append(keys, variant{draw: draw{keys: n}, limits: 1, processes: 1}.by(c, inProcess, onRedis)...)
 	}
 	limits := make([]variant, 0, 2*len(m.limits))
 	for _, n := range m.limits {
-		limits = append(limits, variant{keys: 10_000, limits: n, processes: 1}.by(c, inProcess, onRedis)...)
+		limits = append(limits, variant{draw: draw{keys: 10_000}, limits: n, processes: 1}.by(c, inProcess, onRedis)...)
 	}
 	text := func(text func() string) func() (string, error) {
 		return func() (string, error) { return text(), nil }
@@ -78,6 +88,7 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 	sections := []section{
 		{"machine", nil, text(func() string { return m.machine(ctx) })},
 		{"requests", [][]variant{m.requests()}, text(m.requestsTable)},
+		{"summary", nil, text(m.summary)}, // of the same figures
 		{"connections", sweep, text(func() string {
 			d.plot = plot(m.panels())
 			return m.connectionsTables()
@@ -87,7 +98,10 @@ func (m *measurement) write(ctx context.Context, d *document) error {
 		{"keys", [][]variant{keys}, table(keys, colKeys, colLimiter, colRate, colRatio, colP99, colCalls, colRedisCPU)},
 		{"limits", [][]variant{limits}, table(limits, colLimits, colLimiter, colRate, colRatio, colP99, colCalls, colRedisCPU)},
 		{"fleet", nil, text(m.fleet)},
+		{hotKeys, m.hotGroups(), text(func() string { return m.machine(ctx) + "\n\n" + m.hotTables() })},
+		{hotKeys + "-summary", nil, text(m.hotSummary)}, // of the same figures
 	}
+	sections = slices.DeleteFunc(sections, func(s section) bool { return !strings.HasPrefix(s.mark, m.only) })
 	for _, s := range sections { // before any measurement is wasted
 		if err := d.set(s.mark, ""); err != nil {
 			return err
@@ -168,7 +182,7 @@ func (m *measurement) fleet() string {
 	most := slices.Max(m.limits)
 	busy := m.median(manyKeys.by(c, onRedis)[0], redisCPU)
 	idle := m.median(manyKeys.by(few, onRedis)[0], redisCPU)
-	many := m.median(variant{keys: 10_000, limits: most, processes: 1}.by(c, onRedis)[0], redisCPU)
+	many := m.median(variant{draw: draw{keys: 10_000}, limits: most, processes: 1}.by(c, onRedis)[0], redisCPU)
 	denied := flood.by(c, onRedis)[0]
 	calls, asked := m.median(denied, redisCalls), m.median(denied, rate)
 

@@ -56,22 +56,44 @@ var (
 	colAsked     = column{"requests", func(_ *measurement, v variant) string { return v.asked() }}
 	colLimiter   = column{"limiter", func(_ *measurement, v variant) string { return v.limiter }}
 	colProcesses = column{"processes", func(_ *measurement, v variant) string { return count(v.processes) }}
-	colKeys      = column{"keys", func(_ *measurement, v variant) string { return count(v.keys) }}
-	colLimits    = column{"limits", func(_ *measurement, v variant) string { return count(v.limits) }}
-	colRate      = column{"requests/s", func(m *measurement, v variant) string { return spread(m.figures(v, rate)) }}
-	colRatio     = column{"ratio", func(m *measurement, v variant) string { return spread(m.ratios(v)) }}
-	colP50       = medianOf("p50 ms", func(r result) float64 { return r.p50 })
-	colP99       = medianOf("p99 ms", p99)
-	colCaddyCPU  = medianOf("Caddy µs", func(r result) float64 { return r.caddyCPU })
-	colCalls     = redisOnly(medianOf("Redis calls", redisCalls))
-	colRedisCPU  = redisOnly(medianOf("Redis µs", redisCPU))
-	colRedisBusy = redisOnly(column{"Redis busy", func(m *measurement, v variant) string {
+	colAway      = column{"Redis", func(_ *measurement, v variant) string {
+		switch {
+		case !usesRedis(v.limiter):
+			return ""
+		case v.far:
+			return fmt.Sprintf("%d ms away", away.Milliseconds())
+		}
+		return "near"
+	}}
+	colConnections   = column{"connections", func(_ *measurement, v variant) string { return count(v.connections) }}
+	colKeys          = column{"keys", func(_ *measurement, v variant) string { return count(v.keys) }}
+	colLimits        = column{"limits", func(_ *measurement, v variant) string { return count(v.limits) }}
+	colRate          = column{"requests/s", func(m *measurement, v variant) string { return spread(m.figures(v, rate)) }}
+	colRatio         = column{"ratio", func(m *measurement, v variant) string { return spread(m.ratios(v)) }}
+	colP50           = medianOf("p50 ms", p50)
+	colP99           = medianOf("p99 ms", p99)
+	colCaddyCPU      = medianOf("Caddy µs", func(r result) float64 { return r.caddyCPU })
+	colCalls         = redisOnly(medianOf("Redis calls", redisCalls))
+	colCallsAdmitted = redisOnly(medianOf("calls/admitted", func(r result) float64 { return r.callsAdmitted }))
+	colRedisCPU      = redisOnly(medianOf("Redis µs", redisCPU))
+	colAdmitted      = medianOf("admitted/s", func(r result) float64 { return r.admitted })
+	colRedisBusy     = redisOnly(column{"Redis busy", func(m *measurement, v variant) string {
 		return fmt.Sprintf("%.0f %%", m.median(v, func(r result) float64 { return r.redisCPUPerSecond })/1e4)
 	}})
 )
 
 func medianOf(head string, f func(result) float64) column {
 	return column{head, func(m *measurement, v variant) string { return figure(m.median(v, f)) }}
+}
+
+// addedOf is how much more a figure is than that of the baseline.
+func addedOf(head string, f func(result) float64) column {
+	return column{head, func(m *measurement, v variant) string {
+		if v.limiter == bare {
+			return ""
+		}
+		return figure(median(m.added(v, f)))
+	}}
 }
 
 // redisOnly leaves a column empty where there is no Redis.
@@ -101,6 +123,8 @@ func spread(figures []float64) string {
 // integer stays one.
 func figure(x float64) string {
 	switch {
+	case x < 0:
+		return "-" + figure(-x)
 	case x == math.Trunc(x):
 		return count(int(x))
 	case x < 0.01:

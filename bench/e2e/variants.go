@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // The limiters that are measured, by the names they have in tables.
@@ -10,6 +11,8 @@ const (
 	bare      = "bare Caddy"
 	inProcess = "this module, in process"
 	onRedis   = "this module, Redis"
+	leased    = "this module, lease 100ms"
+	eventual  = "this module, eventual 100ms"
 	mholt     = "mholt/caddy-ratelimit"
 	redisRate = "redis_rate"
 	evalsha   = "EVALSHA each"
@@ -22,18 +25,25 @@ var limiters = []string{inProcess, mholt, onRedis, redisRate, evalsha, oneCall}
 // directives are those of package peers.
 var directives = map[string]string{redisRate: "redis_rate", evalsha: "evalsha", oneCall: "one_call"}
 
+// consistencies are those of this module, on Redis.
+var consistencies = map[string]string{onRedis: "exact", leased: "lease 100ms", eventual: "eventual 100ms"}
+
 // usesRedis reports whether a limiter keeps its buckets in Redis.
-func usesRedis(limiter string) bool { return limiter == onRedis || directives[limiter] != "" }
+func usesRedis(limiter string) bool { return consistencies[limiter] != "" || directives[limiter] != "" }
 
 // variant is what is measured: a limiter, its task, and the load.
 type variant struct {
 	limiter string
 
-	keys   int // number of clients; a single one is identified by its address
-	limits int // number of limits that each of their requests has to pass
+	draw
+	limits int // number of limits that each request has to pass
 
-	// Whether all requests are answered with status 429; otherwise with 200.
-	denied bool
+	// Whether all requests are answered with status 429; otherwise with 200, or with
+	// either where the limit is one of so many a second.
+	denied    bool
+	perSecond int
+
+	far bool // whether it takes a while to Redis and back, see away
 
 	// Whether the site has an error route.
 	errorRoute bool
@@ -42,10 +52,17 @@ type variant struct {
 	processes   int // of Caddy
 }
 
+// draw is how requests are drawn, and when they are sent.
+type draw struct {
+	keys  int           // number of clients; a single one is identified by its address
+	zipf  float64       // the exponent of Zipf's law that keys follow; 0 if all are equally frequent
+	pause time.Duration // how long a connection waits on average before each request
+}
+
 // baseline returns the same variant without a limiter. Bare Caddy has no requests
 // to deny; but its error routes are expensive, so it uses one too.
 func (v variant) baseline() variant {
-	v.limiter, v.limits = bare, 0
+	v.limiter, v.limits, v.perSecond, v.far = bare, 0, 0, false
 	v.denied = v.errorRoute
 	return v
 }
@@ -61,6 +78,9 @@ func (v variant) asked() string {
 	} else {
 		words += ", " + count(v.keys) + " keys"
 	}
+	if v.zipf > 0 {
+		words += fmt.Sprintf(" by Zipf %g", v.zipf)
+	}
 	if v.limits > 1 {
 		words += fmt.Sprintf(", %d limits", v.limits)
 	}
@@ -71,16 +91,16 @@ func (v variant) asked() string {
 }
 
 func (v variant) String() string {
-	return fmt.Sprintf("%s: %s (connections: %d, processes: %d)", v.limiter, v.asked(), v.connections, v.processes)
+	return fmt.Sprintf("%s: %s (connections: %d, processes: %d, far: %t)", v.limiter, v.asked(), v.connections, v.processes, v.far)
 }
 
 // Of each request, what the table at the head of the document has.
 var (
-	oneKey   = variant{keys: 1, limits: 1, processes: 1}
-	manyKeys = variant{keys: 100_000, limits: 1, processes: 1}
-	eight    = variant{keys: 100_000, limits: 8, processes: 1}
-	flood    = variant{keys: 1, limits: 1, denied: true, processes: 1}
-	routed   = variant{keys: 1, limits: 1, denied: true, errorRoute: true, processes: 1}
+	oneKey   = variant{draw: draw{keys: 1}, limits: 1, processes: 1}
+	manyKeys = variant{draw: draw{keys: 100_000}, limits: 1, processes: 1}
+	eight    = variant{draw: draw{keys: 100_000}, limits: 8, processes: 1}
+	flood    = variant{draw: draw{keys: 1}, limits: 1, denied: true, processes: 1}
+	routed   = variant{draw: draw{keys: 1}, limits: 1, denied: true, errorRoute: true, processes: 1}
 )
 
 // by returns the variant by each of the limiters, at so many connections.
@@ -117,6 +137,8 @@ func (v variant) site(redis string) string {
 	case v.denied: // Full after one request. It is the one that finds Caddy ready.
 		size, dripRate = 1, "24h"
 		events, window = 1, "24h"
+	case v.perSecond > 0:
+		size, dripRate = v.perSecond, (time.Second / time.Duration(v.perSecond)).String()
 	case v.keys == 1:
 		size, dripRate = 500_000_000, "1s"
 		events, window = 1_000_000, "1s"
@@ -131,7 +153,7 @@ func (v variant) site(redis string) string {
 		b.WriteString("\t}\n")
 	}
 	switch v.limiter {
-	case inProcess, onRedis:
+	case inProcess, onRedis, leased, eventual:
 		block("rate_limit", func(i int) {
 			if i == 0 {
 				fmt.Fprintf(&b, "\t\tkey %s\n\t\tsize %d\n\t\tdrip_rate %s\n", key, size, dripRate)
@@ -145,6 +167,9 @@ func (v variant) site(redis string) string {
 		})
 	case redisRate, evalsha, oneCall:
 		directive := directives[v.limiter]
+		if v.perSecond > 0 { // their names of buckets don't tell numbers apart
+			key = "/s" + key
+		}
 		block(directive+" "+redis, func(i int) {
 			fmt.Fprintf(&b, "\t\tlimit %s:%d%s %d %s\n", directive, i, key, size, dripRate)
 		})
@@ -166,8 +191,8 @@ func (v variant) site(redis string) string {
 // an answer is late would measure something else.
 func (v variant) caddyfile(port, redis string) string {
 	global := ""
-	if v.limiter == onRedis {
-		global = fmt.Sprintf("\trate_limit {\n\t\tredis %s {\n\t\t\ttimeout 5s\n\t\t}\n\t}\n", redis)
+	if c := consistencies[v.limiter]; c != "" {
+		global = fmt.Sprintf("\trate_limit {\n\t\tredis %s {\n\t\t\ttimeout 5s\n\t\t}\n\t\tconsistency %s\n\t}\n", redis, c)
 	}
 	return fmt.Sprintf(`{
 	admin off

@@ -34,6 +34,8 @@ type result struct {
 	p50, p99          float64 // latency in ms
 	caddyCPU          float64 // µs per request, of all processes
 	redisCalls        float64 // per request
+	callsAdmitted     float64 // of Redis, per request that was admitted
+	admitted          float64 // requests per second
 	redisCPU          float64 // µs per decision, of which a request has one for each limit
 	redisCPUPerSecond float64 // µs
 }
@@ -47,13 +49,16 @@ func (m *measurement) load(ctx context.Context, v variant, duration time.Duratio
 		return result{}, err
 	}
 	caddyBefore := site.cpuTime()
+	if v.pause > 0 {
+		duration *= pausedTimes
+	}
 
 	// A wrk for each process, all at once.
 	sent := make([]answers, len(site))
 	g, ctx2 := errgroup.WithContext(ctx)
 	for i, p := range site {
 		g.Go(func() (err error) {
-			sent[i], err = m.wrk(ctx2, p.url, v.keys, v.connections/len(site), max(m.threads/len(site), 1), duration)
+			sent[i], err = m.wrk(ctx2, p.url, v.draw, v.connections/len(site), max(m.threads/len(site), 1), duration)
 			return err
 		})
 	}
@@ -81,12 +86,17 @@ func (m *measurement) load(ctx context.Context, v variant, duration time.Duratio
 	n := float64(sum.Requests)
 	r.caddyCPU = float64(caddy.Microseconds()) / n
 	r.redisCalls = float64(calls) / n
+	r.callsAdmitted = float64(calls) / max(n-float64(sum.Refused), 1)
+	r.admitted = r.rate * (n - float64(sum.Refused)) / n
 	r.redisCPU = float64(redis.Microseconds()) / n / float64(max(v.limits, 1))
 	r.redisCPUPerSecond = r.rate * float64(redis.Microseconds()) / n
 
 	refused := int64(0)
-	if v.denied {
+	switch {
+	case v.denied:
 		refused = sum.Requests
+	case v.perSecond > 0:
+		refused = sum.Refused // some
 	}
 	if sum.Requests == 0 || sum.Failed > 0 || sum.Refused != refused {
 		return r, fmt.Errorf("%v: of %d requests %d were refused, want %d, and %d failed",
@@ -102,12 +112,13 @@ func (m *measurement) load(ctx context.Context, v variant, duration time.Duratio
 }
 
 // wrk runs wrk once.
-func (m *measurement) wrk(ctx context.Context, url string, keys, connections, threads int, duration time.Duration) (a answers, err error) {
+func (m *measurement) wrk(ctx context.Context, url string, d draw, connections, threads int, duration time.Duration) (a answers, err error) {
 	output, err := exec.CommandContext(ctx, "wrk", //nolint:gosec // all arguments are ours
 		"--threads", strconv.Itoa(min(threads, connections)), "--connections", strconv.Itoa(connections),
 		"--duration", strconv.Itoa(int(duration.Seconds())), "--timeout", "10s",
 		"--script", filepath.Join(m.dir, scriptName), url, "--",
-		strconv.Itoa(keys), strconv.Itoa(rand.IntN(1<<30))).CombinedOutput() //nolint:gosec // no secret
+		strconv.Itoa(d.keys), strconv.Itoa(rand.IntN(1<<30)), //nolint:gosec // no secret
+		strconv.FormatFloat(d.zipf, 'g', -1, 64), strconv.FormatInt(d.pause.Milliseconds(), 10)).CombinedOutput()
 	if err == nil {
 		err = json.Unmarshal(output[max(bytes.LastIndexByte(output, '{'), 0):], &a)
 	}
