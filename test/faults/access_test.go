@@ -15,8 +15,8 @@ import (
 // accessFaults are faults in gaining access to Redis.
 var accessFaults = []fault{
 	{"12a", "the password is changed and all connections are closed; later the nodes learn it by a reload", rotated},
-	{"12b", "the user has the rights that the README names; then each is taken away in turn", rights},
-	{"12b (sentinels)", "the users of sentinels and server have the rights that the README names", sentinelRights},
+	{"12b", "the user has the rights that docs/redis.md names; then each is taken away in turn", rights},
+	{"12b (sentinels)", "the users of sentinels and server have the rights that docs/redis.md names", sentinelRights},
 	{"12b (cluster)", "the same in a cluster; then without +cluster|slots", clusterRights},
 	{"13", "TLS: as it should be; another authority; another name; expired; a plain port; no client certificate", tlsKinds},
 	{"13 (sentinels)", "TLS with client certificates, through a failover", sentinelTLS},
@@ -24,7 +24,7 @@ var accessFaults = []fault{
 	{"14", "Redis is not there when Caddy starts; a black hole is", absent},
 }
 
-// minimal are the permissions that the README lists.
+// minimal are the permissions that docs/redis.md lists.
 var minimal = []string{"+evalsha", "+eval", "+get", "+set", "+time"}
 
 // setUser makes the user rl as given, and closes its connections.

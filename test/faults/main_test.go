@@ -1,11 +1,11 @@
 // Package faults breaks what the rate limiter depends on, while real Caddy
 // processes serve load and real Redis servers decide, and judges what clients see:
 // status codes, waits, and how many requests were admitted compared with the exact
-// bound. See docs/faults.md for the results.
+// bound. See docs/faults.md, and results.md for the figures.
 //
 //	go test .                    what CI runs: every fault, briefly
 //	go test . -run 'Faults/3'    one fault
-//	go test . -long -table ../../docs/faults.md
+//	go test . -long -table results.md
 //	go test . -v -run Soak -soak 10m
 package faults
 
@@ -27,7 +27,7 @@ import (
 )
 
 var (
-	long  = flag.Bool("long", false, "let faults last as long as the table in docs/faults.md says")
+	long  = flag.Bool("long", false, "let faults last as long as the table in results.md says")
 	table = flag.String("table", "", "the document whose table of results is to be written anew")
 )
 
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 
 // fault is one thing that goes wrong.
 type fault struct {
-	id   string // its number in the list of faults.md
+	id   string // its number in the table of results.md
 	name string
 	run  func(*trial)
 }
@@ -53,7 +53,7 @@ type fault struct {
 // faults lists all faults in the order of the table.
 var faults = slices.Concat(
 	serverFaults, networkFaults, dataFaults, topologyFaults, accessFaults, siteFaults, burstFaults, farFaults,
-	fleetFaults, algorithmFaults,
+	fleetFaults, algorithmFaults, localFaults, heldFaults,
 )
 
 // TestFaults runs one fault after the other.

@@ -25,7 +25,7 @@ import (
 const redisPassword = "a password"
 
 // monitored is the configuration of the nodes of TestMonitoring: limits that deny,
-// that spare, that are full and that are undecided without Redis.
+// that spare, that are full, that are undecided without Redis, and those with policies.
 const monitored = `{
 	admin %s
 	persist_config off
@@ -74,6 +74,44 @@ http://%s {
 		size 1000000
 		drip_rate 1ms
 		on_error allow
+	}
+	rate_limit /policies policies {
+		key all
+		limit trial {
+			size 1
+			drip_rate 1s
+			dry_run
+		}
+		limit softly {
+			size 1
+			drip_rate 1s
+			soft 1000000
+		}
+		limit later {
+			size 1
+			drip_rate 15ms
+			max_delay 1s
+		}
+		limit borrower {
+			size 1
+			drip_rate 1h
+			borrow spare
+		}
+		limit spare {
+			size 1000000
+			drip_rate 1ms
+			pool
+		}
+	}
+	rate_limit /policies leased {
+		size 1000000
+		drip_rate 1ms
+		consistency lease 1s
+	}
+	rate_limit /banned banned {
+		size 1
+		drip_rate 1h
+		ban 1s
 	}
 	respond ok
 }
@@ -304,7 +342,7 @@ func startLoad(t testing.TB, nodes []*node) (stop func()) {
 			every := time.NewTicker(5 * time.Millisecond)
 			defer every.Stop()
 			for i := 0; ctx.Err() == nil; i++ {
-				path := []string{"/", "/", "/open", "/crowd", "/paced"}[i%5]
+				path := []string{"/", "/", "/open", "/crowd", "/paced", "/policies", "/banned"}[i%7]
 				req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.site+path, nil)
 				if err != nil {
 					t.Error(err)

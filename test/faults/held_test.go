@@ -1,0 +1,100 @@
+package faults
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// heldFaults are faults while requests hold units until they end.
+var heldFaults = []fault{
+	{"45", "Caddy is killed while its requests count as in progress, and a websocket stays open on another node; three nodes", killedWhileHolding},
+}
+
+// killedWhileHolding has two upgraded connections fill a limit on requests in progress,
+// on two nodes of which one is killed.
+func killedWhileHolding(tr *trial) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/upgrade" {
+			return
+		}
+		w.Header().Set("Connection", "Upgrade")
+		w.Header().Set("Upgrade", "echo")
+		w.WriteHeader(http.StatusSwitchingProtocols)
+		if conn, _, err := w.(http.Hijacker).Hijack(); err == nil {
+			defer conn.Close()
+			_, _ = io.Copy(conn, conn)
+		}
+	}))
+	defer upstream.Close()
+	server := redistest.Start(tr)
+	nodes := startNodes(tr, 3, caddyfile(redisAt(server.Addr, "timeout 2s"), // or a node decides alone on a busy machine
+
+		"rate_limit {\nkey all\nconcurrency 2\n}\nreverse_proxy "+strings.TrimPrefix(upstream.URL, "http://")))
+	stays, err := openUpgrade(nodes[0])
+	if err != nil {
+		tr.Fatal(err)
+	}
+	defer stays.Close()
+	opened := time.Now()
+	dies, err := openUpgrade(nodes[1])
+	if err != nil {
+		tr.Fatal(err)
+	}
+	defer dies.Close()
+
+	status := func() int {
+		res := nodes[2].ask("/")
+		defer res.Body.Close()
+		return res.StatusCode
+	}
+	tr.is("a third request is denied", status() == http.StatusTooManyRequests)
+	nodes[1].kill()
+	killed := time.Now()
+	free := time.Duration(0)
+	for free == 0 && time.Since(killed) < 30*time.Second {
+		if status() == http.StatusOK {
+			free = time.Since(killed)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	// The node has renewed every five seconds what it holds, for ten to twenty seconds.
+	least(tr, "free after", free, 4*time.Second)
+	most(tr, "free after", free, 21*time.Second)
+
+	time.Sleep(time.Until(opened.Add(during(25*time.Second, 55*time.Second))))
+	tr.note("a websocket was open for %v", time.Since(opened).Round(time.Second))
+	second, err := openUpgrade(nodes[2])
+	if err != nil {
+		tr.Fatal(err)
+	}
+	tr.is("the websocket still counts", status() == http.StatusTooManyRequests)
+	_ = stays.Close()
+	_ = second.Close()
+	eventually(tr, "both to end", func() bool { return status() == http.StatusOK })
+}
+
+// openUpgrade opens an upgraded connection through a node.
+func openUpgrade(n *node) (net.Conn, error) {
+	conn, err := net.Dial("tcp", n.addr)
+	if err != nil {
+		return nil, err
+	}
+	_, _ = fmt.Fprintf(conn, "GET /upgrade HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", n.addr)
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err == nil && res.StatusCode != http.StatusSwitchingProtocols {
+		err = fmt.Errorf("got %s, want an upgraded connection", res.Status)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}

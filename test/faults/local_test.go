@@ -1,0 +1,149 @@
+package faults
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// localFaults are faults while nodes decide by themselves, with a Redis that is far away.
+var localFaults = []fault{
+	{"44", "Redis is 20 ms away in each direction, `consistency lease 100ms`; three nodes: no fault, FLUSHALL, one crashes, Redis is stopped, killed", leased},
+	{"44 (eventual)", "the same, `consistency eventual 100ms`", reported},
+}
+
+const (
+	within    = 100 * time.Millisecond // of a lease, or between reports
+	roundTrip = 40 * time.Millisecond
+	patient   = 250 * time.Millisecond // the timeout
+
+	// The limit, which the nodes flood.
+	localSize = 100
+	localRate = 10 * time.Millisecond
+)
+
+// leased: what was charged at most so long before is used, in all nodes together.
+func leased(tr *trial) { decidedLocally(tr, "lease", within, 0) }
+
+// reported: each node may admit what it has not heard of yet.
+func reported(tr *trial) { decidedLocally(tr, "eventual", 0, within+roundTrip) }
+
+// decidedLocally floods one key on three nodes during each fault. In any time a limit may
+// admit what it may in that time and ahead, and what nodes admit that do not know of each
+// other for a time of unaware, or as long as Redis is away.
+func decidedLocally(tr *trial, by string, ahead, unaware time.Duration) {
+	tr.Helper()
+	site := fmt.Sprintf("rate_limit hot {\nkey {header.X-Key}\nsize %d\ndrip_rate %v\nconsistency %s %v\n}\nrespond ok\n", localSize, localRate, by, within)
+	const three = 3
+	third := during(700*time.Millisecond, 5*time.Second)
+	for _, kind := range []struct {
+		name    string
+		full    int // buckets that are emptied
+		fault   func(*redistest.Server, []*node)
+		outage  bool
+		crashes bool
+	}{
+		{name: "no fault"},
+		{name: "FLUSHALL", full: 1, fault: func(s *redistest.Server, _ []*node) {
+			if err := s.Client().FlushAll(tr.Context()).Err(); err != nil {
+				tr.Fatal(err)
+			}
+		}},
+		{name: "a node crashes", crashes: true, fault: func(_ *redistest.Server, nodes []*node) { nodes[three-1].kill() }},
+		{name: "stopped", outage: true, fault: func(s *redistest.Server, _ []*node) {
+			s.Pause(tr)
+			time.Sleep(third)
+			s.Resume(tr)
+		}},
+		{name: "killed", outage: true, fault: func(s *redistest.Server, _ []*node) {
+			s.Kill()
+			time.Sleep(third)
+			s.Restart(tr)
+		}},
+	} {
+		server := redistest.Start(tr)
+		proxy := redistest.StartProxy(tr, server.Addr)
+		proxy.Delay(roundTrip)
+		nodes := startNodes(tr, three, caddyfile(redisAt(proxy.Addr, fmt.Sprintf("timeout %v", patient)), site))
+		for _, n := range nodes {
+			n.get("first") // connects
+		}
+		time.Sleep(4 * roundTrip)
+		began := time.Now()
+		all := make(chan []request)
+		go func() {
+			all <- hammer(tr, nodes, 8, 3*third, func(int) request { return request{key: "one"} })
+		}()
+		time.Sleep(third)
+		away := time.Now()
+		if kind.fault != nil {
+			kind.fault(server, nodes)
+		}
+		apart := unaware + slack
+		if kind.outage {
+			ended := time.Now()
+			for _, n := range nodes {
+				if count(n.events(away), lost) > 0 { // with few reports, none may notice
+					eventually(tr, "Redis decides again", func() bool { return count(n.events(ended), back) > 0 })
+				}
+			}
+			apart += time.Since(away) + 2*patient // until a report is given up, and the next one answered
+		}
+		requests := <-all
+
+		tr.note("%s, %d requests", kind.name, len(requests))
+		gone := 0
+		if kind.crashes {
+			gone = unanswered(requests)
+		}
+		most(tr, "5xx", strange(requests)-gone, 0)
+		more := kind.full * localSize
+		if unaware > 0 || kind.outage {
+			each := localSize + int((apart+localRate-1)/localRate)
+			more += (three - 1) * each * (1 + kind.full)
+			if kind.crashes && unaware > 0 {
+				more += each // which it has not reported
+			}
+		}
+		limit := leaky(localSize, localRate)
+		over := beyond(requests, func(from, to time.Time) int { return limit(from, to.Add(ahead)) })
+		strictly(tr, "over-admitted", over, more)
+		admitted := 0
+		for _, r := range requests {
+			if r.status == http.StatusOK {
+				admitted++
+			}
+		}
+		least(tr, "admitted", admitted, limit(began, began.Add(3*third))/2)
+		decided := 0
+		for _, n := range nodes[:three-1] {
+			decided += n.admittedBy(by)
+		}
+		least(tr, "of two nodes, by "+by, decided, localSize/10)
+	}
+}
+
+// admittedBy returns how many requests a node has admitted that were decided so.
+func (n *node) admittedBy(by string) int {
+	n.t.Helper()
+	res, err := http.Get("http://" + n.admin + "/metrics")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	found := regexp.MustCompile(`caddy_rate_limit_decisions_total\{by="` + by + `",limit="hot",result="admitted"\} (\S+)`).FindSubmatch(text)
+	if found == nil {
+		return 0
+	}
+	v, _ := strconv.ParseFloat(string(found[1]), 64)
+	return int(v)
+}
