@@ -4,7 +4,7 @@ CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 
-.PHONY: run build test check traces test-operation lint targets valkey fuzz faults soak programs monitors bench bench-e2e performance costs picture
+.PHONY: run build test check test-race test-bench test-faults test-fuzz traces test-operation lint targets valkey fuzz faults soak programs monitors bench bench-e2e performance costs picture far
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -16,23 +16,37 @@ build:
 	$(XCADDY) build $(CADDY_VERSION) --output ./caddy \
 		--with github.com/seed-387a6c65/caddy-ratelimit@v0.0.0=.
 
-# Install what the tests need and run them all, with each fault and fuzz target
-# briefly. Tests of one goroutine are skipped or shortened under the race detector,
-# and run in full without it. Go's cache of test results does not know of the Caddy
-# that is built for benchmarks, nor of what happens between processes.
+# Install what the tests need, and run those of all packages but the longest: some four
+# minutes. They run anew each time, since Go's cache of results does not know of other
+# processes, and no more than two packages at once, since some measure how long servers
+# take.
+HOW = -p 2 -short
 test: programs
 	go vet ./...
-	cd bench && go vet ./... && go test -count=1 ./...
-	go test -race -timeout 20m ./...
-	go test -run 'ReplayMemory|ReplayPeaks|MetricsDoNotGrow|RequestBytes|RequestTime' .
-	go test -skip '$(TESTS_OF_SERVERS)' ./limiter
-	cd test/faults && go vet . && go test -count=1 .
-	$(MAKE) fuzz FUZZ_ROUNDS=1
+	go test -count=1 $(HOW) ./...
 
-# All that CI runs, besides the README's example. What tests draw at random is drawn
-# anew each time: make check SEED=n draws the same again.
+# All that CI runs, besides the README's example: some forty minutes. What tests
+# draw at random is drawn anew: make check SEED=n draws the same again.
+check: HOW = -p 1
 check: export SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
-check: test test-operation lint targets valkey build
+check: test test-race test-bench test-faults test-fuzz test-operation lint targets valkey build
+
+# The same tests with the race detector. Those of one goroutine are skipped or shortened
+# under it.
+test-race: programs
+	go test -race -count=1 -p 1 -timeout 20m ./...
+
+# See that each benchmark still works, once.
+test-bench: programs
+	cd bench && go vet ./... && go test -count=1 ./...
+
+# Cause every fault briefly, on real Caddys and Redis servers.
+test-faults: programs
+	cd test/faults && go vet . && go test -count=1 -timeout 20m .
+
+# Fuzz each target briefly.
+test-fuzz:
+	$(MAKE) fuzz FUZZ_ROUNDS=1
 
 # Run the tests of servers on Valkey instead of Redis, where it can be installed. Any
 # other server that takes the options of redis-server can be named by REDIS_SERVER.
@@ -77,23 +91,24 @@ TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Su
 FUZZ_ROUNDS = 60
 FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
 fuzz:
-	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzRate FuzzConvert; do \
+	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzRate; do \
 		$(call FUZZ,3000) "^$$f$$" . || exit; done
+	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/convert
 	$(call FUZZ,10000) '^FuzzReply$$' ./limiter
 	for f in FuzzCaddyLine FuzzCommonLine FuzzURI FuzzUnwrap; do \
 		$(call FUZZ,150000) "^$$f$$" ./internal/accesslog || exit; done
 	$(call FUZZ,30000) '^FuzzReplyScanner$$' ./limiter/internal/redisscript
 
-# Cause every fault for as long as docs/faults.md says, and write its results:
-# about half an hour.
+# Cause every fault for as long as test/faults/results.md says, and write its
+# table: about half an hour.
 faults: programs
-	cd test/faults && go test -count=1 -timeout 1h -v . -long -table ../../docs/faults.md
+	cd test/faults && go test -count=1 -timeout 1h -v . -long -table results.md
 
 # Let three nodes run for long, with reloads and closed connections, and write what
-# they held and admitted to docs/faults.md.
+# they held and admitted to test/faults/results.md.
 SOAK_TIME = 10m
 soak: programs
-	cd test/faults && go test -count=1 -timeout 0 -v -run '^TestSoak$$' . -soak $(SOAK_TIME) -table ../../docs/faults.md
+	cd test/faults && go test -count=1 -timeout 0 -v -run '^TestSoak$$' . -soak $(SOAK_TIME) -table results.md
 
 # The tests start Redis servers of their own, the benchmarks a load generator,
 # and the race detector needs a C compiler. All come from the distribution.
@@ -123,15 +138,21 @@ bench: programs
 bench-e2e: programs
 	cd bench && go run ./e2e
 
-# Measure all that docs/performance.md has, and write it: half an hour.
+# Measure all that docs/performance.md and bench/results.md have, and write it: half
+# an hour.
 performance: programs
-	cd bench && go run ./e2e -document ../docs/performance.md
+	cd bench && go run ./e2e ../docs/performance.md results.md
 
-# Measure what each algorithm costs, and write the table in docs/algorithms.md: a
-# minute.
+# Measure what each algorithm and policy costs, and write the tables in
+# docs/algorithms.md: some two minutes.
 costs: programs
-	cd bench && go test -count=1 -v -run '^TestAlgorithmCosts$$' . -table ../docs/algorithms.md
+	cd bench && go test -count=1 -v -run '^Test(Algorithm|Policy)Costs$$' . -table ../docs/algorithms.md
 
 # Draw docs/algorithms.svg from what the algorithms decide.
 picture:
 	go test -count=1 -run '^TestAlgorithmsPicture$$' ./limiter -args -picture
+
+# Simulate many nodes that are far from Redis, and write the tables and the picture of
+# docs/far.md: some five minutes.
+far: programs
+	go test -count=1 -timeout 30m -v -run '^TestFarDocument$$' ./limiter -args -far ../docs/far.md
