@@ -79,7 +79,7 @@ func TestRun(t *testing.T) {
 		"keys":             2 + 2 + 1,
 		"limits":           2 + 2 + 1,
 		"fleet":            7,
-		"hot-keys":         2 + 2 + 2 + 2*(1+4+4) + 3 + 2 + 1 + 4 + 3 + 2 + 2*(1+4),
+		"hot-keys":         2 + 2 + 2 + 2*(1+2+4+4) + 3 + 2 + 1 + 4 + 3 + 2 + 2*(1+4),
 		"hot-keys-summary": 1,
 		"handler":          2 + 6,
 	} {

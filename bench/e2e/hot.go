@@ -18,6 +18,9 @@ var (
 	// local are the limiters that are measured with hot keys. The last is for comparison.
 	local = []string{onRedis, leased, eventual, redisRate}
 
+	// floors are what is left without Redis: the header fields, and with them the handler.
+	floors = []string{header, inProcess}
+
 	zipfKeys = variant{draw: draw{keys: 100_000, zipf: 1.1}, limits: 1, processes: 1}
 	drips    = variant{draw: draw{keys: 1}, limits: 1, perSecond: 1000, processes: 1}
 )
@@ -34,7 +37,7 @@ const pausedTimes = 6
 func (v variant) hot(connections int) []variant {
 	far := v
 	far.far = true
-	return slices.Concat(v.by(connections, local...), far.by(connections, local...))
+	return slices.Concat(v.by(connections, floors...), v.by(connections, local...), far.by(connections, local...))
 }
 
 // hotThroughput is measured as fast as wrk can, in groups, and hotFlood with the first.
