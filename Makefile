@@ -66,7 +66,7 @@ traces: programs
 		./limiter -args -traces $(TRACES)
 
 # Test what operators use: the dashboard, the alerts and the files in deploy, with a
-# real Prometheus, and reports in a real browser.
+# real Prometheus, reports in a real browser, and what documents say of nginx with one.
 test-operation: programs monitors
 	cd test/operation && go vet . && go test -count=1 .
 
@@ -118,8 +118,8 @@ programs:
 		test -z "$$missing" || { apt-get update && \
 			apt-get install -y --no-install-recommends $$missing libc6-dev; }
 
-# What test-operation needs besides. The package of Prometheus would start a service,
-# so its programs are only unpacked, to .programs in this checkout.
+# What test-operation needs besides. The packages of Prometheus and nginx would start
+# services, so their programs are only unpacked, to .programs in this checkout.
 BROWSERS = chromium chromium-browser google-chrome chrome-headless-shell
 monitors:
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || \
@@ -128,6 +128,11 @@ monitors:
 		{ apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } && \
 		dpkg-deb -x prometheus_*.deb unpacked && mkdir -p usr/bin && \
 		mv unpacked/usr/bin/prom* usr/bin/ && rm -r unpacked prometheus_*.deb; }
+	@command -v nginx >/dev/null || test -x .programs/usr/bin/nginx || { \
+		mkdir -p .programs/unpacked && cd .programs && \
+		{ apt-get download nginx || { apt-get update && apt-get download nginx; }; } && \
+		dpkg-deb -x nginx_*.deb unpacked && mkdir -p usr/bin && \
+		mv unpacked/usr/sbin/nginx usr/bin/ && rm -r unpacked nginx_*.deb; }
 	@for b in $(BROWSERS); do command -v "$$b" >/dev/null && exit; done; \
 		apt-get update && apt-get install -y --no-install-recommends chromium
 

@@ -367,6 +367,9 @@ func recipeWebsockets(r recipe) {
 		})
 	})
 	r.sub("without stream_close_delay", func(r recipe) {
+		if raceEnabled {
+			r.t.Skip("Caddy counts what such a connection has written while it closes it: a race of its own")
+		}
 		c := r.config(1, "localhost:9000", upstream, "stream_close_delay 1h", "")
 		s := startConfig(r.t, c)
 		_, in, _ := open(r, s)

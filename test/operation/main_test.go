@@ -1,8 +1,8 @@
 // Package operation tests what operators use, with the programs that they use: a
 // real Prometheus scrapes real Caddys under load, answers every query of the
-// dashboard and raises the alerts; a real Chromium opens the report of a replay.
-// The files in deploy are checked as far as that is possible without Docker,
-// Kubernetes and Grafana.
+// dashboard and raises the alerts; a real Chromium opens the report of a replay; a real
+// nginx decides as the documents say. The files in deploy are checked as far as that is
+// possible without Docker, Kubernetes and Grafana.
 //
 //	make test-operation        installs what is missing, and runs all
 //	go test . -v -run Monitor  one test
