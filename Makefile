@@ -32,10 +32,10 @@ check: HOW = -p 1
 check: export SEED ?= $(shell printf %d 0x$$(git rev-parse --short=8 HEAD))
 check: test test-race test-bench test-faults test-fuzz test-operation lint targets valkey build
 
-# The tests of make test with the race detector, one package at a time. Those of one
-# goroutine are skipped or shortened under it.
+# The same tests with the race detector. Those of one goroutine are skipped or shortened
+# under it.
 test-race: programs
-	go test -race -short -count=1 -p 1 -timeout 20m ./...
+	go test -race -count=1 -p 1 -timeout 20m ./...
 
 # See that each benchmark still works, once.
 test-bench: programs
