@@ -86,7 +86,7 @@ type Process struct {
 	sampled   time.Time // when rates and full limits were looked at last
 	rates     rates
 	full      fullLimits
-	listening bool                    // whether the newest config that has started wants to know of denials
+	listening [len(denialEvents)]bool // whether the newest config that has started wants to know of denials
 	failed    map[[2]string]*Throttle // of what is logged of each server, by reason
 }
 
