@@ -181,7 +181,7 @@ func (api asker) askBuckets(cmd *cobra.Command, asked *adminapi.Asked, reset boo
 		return err
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.Address)
-	return ErrFound
+	return ErrProblems
 }
 
 // printLeased says for how long other nodes may use what they have leased of buckets that

@@ -33,7 +33,7 @@ The exit status is 2 if a Redis server is unavailable.`,
 	return cmd
 }
 
-// printStatus prints what status answers. It returns ErrFound if a server is down.
+// printStatus prints what status answers. It returns ErrProblems if a server is down.
 func printStatus(w io.Writer, a *adminapi.Status) (err error) {
 	if !a.Configured {
 		fmt.Fprintln(w, "The running config has no limits.")
@@ -49,7 +49,7 @@ func printStatus(w io.Writer, a *adminapi.Status) (err error) {
 			s := &a.Servers[i]
 			state, failures := "up", uint64(0)
 			if !s.Up {
-				err = ErrFound
+				err = ErrProblems
 				state = "down"
 				if s.Down != nil {
 					state += " for " + terminal.Briefly(time.Duration(*s.Down))
