@@ -397,7 +397,7 @@ last           192.0.2.1  1     leaky_bucket  7     1 each 1s
 LIMIT  KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW
 last   192.0.2.1  1     leaky_bucket  7     1 each 1s
 
-NOT MET        WHY
+NOT APPLIED    REASON
 spare          no limit that the request meets borrows from it
 tenant         its matcher does not match: header {"X-Tenant":["*"]}
 tenant/within  its matcher does not match: header {"X-Tenant":["*"]}

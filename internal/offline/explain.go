@@ -373,7 +373,7 @@ func (e *explanation) print(w io.Writer) {
 		fmt.Fprintln(w, "\nNo limit applies to this request.")
 	}
 	if len(e.Others) > 0 {
-		others := terminal.NewTable("NOT MET", "WHY")
+		others := terminal.NewTable("NOT APPLIED", "REASON")
 		for _, o := range e.Others {
 			others.Add(false, o.Limit, terminal.Safe(o.Why))
 		}
