@@ -185,7 +185,8 @@ func (api asker) askBuckets(cmd *cobra.Command, asked *adminapi.Asked, reset boo
 }
 
 // printLeased says for how long other nodes may use what they have leased of buckets that
-// are empty now.
+// are empty now: for the time of the lease from when there would have been room, and they
+// lease up to that time before.
 func printLeased(w io.Writer, buckets ...adminapi.Level) {
 	var longest time.Duration
 	for i := range buckets {
@@ -195,7 +196,7 @@ func printLeased(w io.Writer, buckets ...adminapi.Level) {
 		}
 	}
 	if longest > 0 {
-		fmt.Fprintf(w, "Other Caddys may still use units that they have leased, for %v at most.\n", longest)
+		fmt.Fprintf(w, "Other Caddys may still use units that they have leased, for %v at most.\n", 2*longest)
 	}
 }
 
