@@ -73,10 +73,10 @@ func optionText(value any) string {
 
 // responsesText returns which responses a matcher matches.
 func responsesText(m *caddyhttp.ResponseMatcher) string {
-	var words []string
 	if m == nil {
 		return ""
 	}
+	words := make([]string, 0, 1+len(m.StatusCode))
 	for i, code := range m.StatusCode {
 		if i == 0 {
 			words = append(words, "status")
