@@ -196,17 +196,15 @@ func eachBucket(limits []*Limit, at placedBucket, yield func(placedBucket) bool)
 
 // answer returns the answer for b, given the maximum number of buckets of all limits.
 func (b placedBucket) answer(maxKeys int) adminapi.Limit {
-	l, totals := b.limit, b.policy.counters.Totals()
+	l := b.limit
 	answer := adminapi.Limit{
 		Numbers: b.shown(),
 		Path:    b.path, Name: b.title, Handler: b.handlerIndex, Off: b.off, Cost: b.shownCost(),
 		Key: l.key.String(), IPv4Prefix: l.key.ipv4, IPv6Prefix: l.key.ipv6,
 		Match:   l.matchersRaw,
-		MaxKeys: l.maxKeysOf(maxKeys), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop, Status: l.statusCode,
-		CountDenied: l.CountDenied, DryRun: l.dryRun, Count: l.Count, ActualCost: l.ActualCost,
+		MaxKeys: l.maxKeysOf(maxKeys), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop,
 		Accounting: string(b.handler.accounting), OnError: string(b.handler.onError),
-		Admitted: totals.Of(telemetry.Admitted, telemetry.Near), Denied: totals.Of(telemetry.Denied, telemetry.Banned), Spared: totals.Of(telemetry.Spared),
-		WouldDeny: totals.Of(telemetry.WouldDeny),
+		Results: process.Results(b.policy.counters),
 	}
 	for _, outer := range b.around {
 		answer.Parent = cmp.Or(outer.path, answer.Parent)
@@ -465,10 +463,7 @@ func (b *bucket) storedLimit(now time.Time) limiter.Limit {
 func (b *placedBucket) level(at limiter.Bucket, level found) adminapi.Level {
 	answer := adminapi.Level{
 		Error: level.error, Limit: b.title, From: level.from, Level: level.Units, Held: level.Held, Clear: adminapi.Seconds(level.Clear),
-		Key: shownKey(at.Key, at.Name == b.addressName), Node: level.node,
-	}
-	if level.node != nil {
-		answer.Consistency = b.shownConsistency()
+		Key: shownKey(at.Key, at.Name == b.addressName), Policies: b.shownPolicies(), Node: level.node,
 	}
 	if !b.sizeIsDynamic() {
 		wait, above := adminapi.Seconds(level.RetryAfter), b.above(&at.Limit, at.Cost).units()

@@ -541,8 +541,8 @@ func TestBanOffline(t *testing.T) {
 	const text = "http://example.com {\nrate_limit login {\nsize 1\ndrip_rate 1s\nban 1m 1h\nban_after 2\n}\nrate_limit other {\nsize 9\n}\n}\n"
 	runCommand(t, "explain", "--config", configFile(t, text), "http://example.com/").want(t, 0, `GET http://example.com/ from 192.0.2.1, handled by srv0
 
-LIMIT  KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW  BANS FOR
-login  192.0.2.1  1     leaky_bucket  1     1 each 1s       1m, 1h after 2 denials
+LIMIT  KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW  OPTIONS
+login  192.0.2.1  1     leaky_bucket  1     1 each 1s       ban 1m 1h, ban_after 2
 other  192.0.2.1  1     leaky_bucket  9     1 each 1s
 `)
 	var log strings.Builder
@@ -551,7 +551,7 @@ other  192.0.2.1  1     leaky_bucket  9     1 each 1s
 	}
 	r := replayed(t, logFile(t, log.String()), replay.Options{}, strings.Replace(text, "http://", "", 1))
 	l := r.Configs[0].Limits[0]
-	if l.Admitted != 2 || l.Denied != 7 || !strings.Contains(l.Numbers, ", bans for 1m, 1h after 2 denials") ||
+	if l.Admitted != 2 || l.Denied != 7 || !strings.Contains(l.Numbers, ", ban 1m 1h, ban_after 2") ||
 		!slices.Contains(l.Unusual, "It banned keys 2 times, and denied 3 requests only because of these bans.") {
 		t.Errorf("got %+v", l)
 	}
@@ -572,7 +572,14 @@ func TestBanCommands(t *testing.T) {
 		"login  192.0.2.1 (no key)  1m30s\n"+
 		"login  a                   1m0s\n")
 	runCommand(t, "peek", address, "login", "a").want(t, 0, ""+
-		"limit     login\nin        memory\nlevel     1 of 1\nroom for  0\nbanned    for 1m0s\nadmits    in 1m0s\nempty     in 1s\n")
+		"limit        login\n"+
+		"options      ban 1m 10m\n"+
+		"in           memory\n"+
+		"level        1 of 1\n"+
+		"remaining    0\n"+
+		"banned for   1m0s\n"+
+		"retry after  1m0s\n"+
+		"empties in   1s\n")
 	runCommand(t, "unban", address, "login", "a").want(t, 0, "The ban of a at limit login is lifted. It would have lasted for 1m0s.\n")
 	runCommand(t, "unban", address, "login", "a").want(t, 0, "There is no ban of a at limit login.\n")
 	runCommand(t, "ban", address, "default", "192.0.2.1", "1h").want(t, 1, "Error: limit: it does not ban, want one with ban, such as ban 10m\n")
@@ -583,7 +590,7 @@ func TestBanCommands(t *testing.T) {
 			t.Errorf("%q with --json: got %+v", args, r)
 		}
 	}
-	if r := runCommand(t, "limits", address); !strings.Contains(r.out, "leaky_bucket, bans for 1m, 10m  ") {
+	if r := runCommand(t, "limits", address); !strings.Contains(r.out, "  ban 1m 10m  ") {
 		t.Errorf("limits: %s", r.out)
 	}
 }

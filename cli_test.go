@@ -115,24 +115,24 @@ func TestCommandsAskCaddy(t *testing.T) {
 	s.get("/", "X-Tenant: acme", "X-Region: eu")
 
 	runCommand(t, "peek", address, "api", "127.0.0.1").want(t, 0, ""+
-		"limit     api\n"+
-		"in        memory\n"+
-		"level     3 of 5\n"+
-		"room for  2\n"+
-		"empty     in 30s\n")
+		"limit        api\n"+
+		"in           memory\n"+
+		"level        3 of 5\n"+
+		"remaining    2\n"+
+		"empties in   30s\n")
 	runCommand(t, "peek", address, "api/search", "127.0.0.1").want(t, 0, ""+
-		"limit     api/search\n"+
-		"in        memory\n"+
-		"level     2 of 2\n"+
-		"room for  0\n"+
-		"admits    in 10s\n"+
-		"empty     in 20s\n")
+		"limit        api/search\n"+
+		"in           memory\n"+
+		"level        2 of 2\n"+
+		"remaining    0\n"+
+		"retry after  10s\n"+
+		"empties in   20s\n")
 	runCommand(t, "peek", address, "tenant", "acme", "eu").want(t, 0, ""+
-		"limit     tenant\n"+
-		"in        memory\n"+
-		"level     1 of 3\n"+
-		"room for  2\n"+
-		"empty     in 1s\n")
+		"limit        tenant\n"+
+		"in           memory\n"+
+		"level        1 of 3\n"+
+		"remaining    2\n"+
+		"empties in   1s\n")
 	if r := runCommand(t, "peek", address, "tenant", "--client-ip", "192.0.2.9", "--json"); r.status != 0 || !strings.Contains(r.out, `"level": 0`) {
 		t.Errorf("peek of a client without key: %+v", r)
 	}
@@ -167,12 +167,12 @@ func TestCommandsAskCaddy(t *testing.T) {
 	reset := runCommand(t, "reset", address, "api", "127.0.0.1", "--yes")
 	reset.want(t, 0, ""+
 		"The bucket is empty now. Before:\n"+
-		"limit     api\n"+
-		"in        memory\n"+
-		"level     3 of 5\n"+
-		"room for  2\n"+
-		"empty     in 30s\n")
-	if r := runCommand(t, "peek", address, "api", "127.0.0.1"); !strings.Contains(r.out, "level     0 of 5\n") {
+		"limit        api\n"+
+		"in           memory\n"+
+		"level        3 of 5\n"+
+		"remaining    2\n"+
+		"empties in   30s\n")
+	if r := runCommand(t, "peek", address, "api", "127.0.0.1"); !strings.Contains(r.out, "level        0 of 5\n") {
 		t.Errorf("after reset: %+v", r)
 	}
 	for _, args := range [][]string{{"status"}, {"limits"}, {"peek", "api", "192.0.2.1"}, {"top"}} {
@@ -195,19 +195,19 @@ func TestCommandsAskAllLimits(t *testing.T) {
 		"NOT ASKED  WHY\n" +
 		"tenant     it needs a value for each placeholder of its key: {http.request.header.X-Tenant} {http.request.header.X-Region}\n"
 	const buckets = "" +
-		"LIMIT       KEY        LEVEL   ROOM  ADMITS  EMPTY\n" +
-		"api         127.0.0.1  2 of 5  3     now     in 20s\n" +
-		"api/search  127.0.0.1  2 of 2  0     in 10s  in 20s\n\n" + not
+		"LIMIT       KEY        LEVEL   REMAINING  RETRY AFTER  EMPTIES IN\n" +
+		"api         127.0.0.1  2 of 5  3          0s           20s\n" +
+		"api/search  127.0.0.1  2 of 2  0          10s          20s\n\n" + not
 	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, buckets)
 	s.get("/", "X-Tenant: acme", "X-Region: eu")
 	runCommand(t, "peek", address, "--key", "acme", "--key", "eu").want(t, 0, ""+
-		"LIMIT   KEY      LEVEL   ROOM  ADMITS  EMPTY\n"+
-		"tenant  acme,eu  1 of 3  2     now     in 1s\n\n"+
+		"LIMIT   KEY      LEVEL   REMAINING  RETRY AFTER  EMPTIES IN\n"+
+		"tenant  acme,eu  1 of 3  2          0s           1s\n\n"+
 		"NOT ASKED   WHY\n"+
 		"api         it needs a value for each placeholder of its key: {http.vars.client_ip}\n"+
 		"api/search  it needs a value for each placeholder of its key: {http.vars.client_ip}\n")
 	runCommand(t, "reset", address, "--client-ip", "127.0.0.1", "--yes").want(t, 0,
-		"These buckets are empty now. Before:\n"+strings.Replace(buckets, "2 of 5  3     now     in 20s", "3 of 5  2     now     in 30s", 1))
+		"These buckets are empty now. Before:\n"+strings.Replace(buckets, "2 of 5  3          0s           20s", "3 of 5  2          0s           30s", 1))
 	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, "No bucket of client 127.0.0.1 holds anything, of 3.\n\n"+not)
 	if r := runCommand(t, "peek", address, "--key", "acme"); r.status != 1 || !strings.Contains(r.out, "NOT ASKED") || r.errors != "Error: no limit could be asked with what was given\n" {
 		t.Errorf("a key of no limit: %+v", r)
@@ -224,7 +224,7 @@ func TestResetWithoutRedis(t *testing.T) {
 	s, a := startWithAdmin(t, config{global: redisGlobal(redis.Addr, slowly), site: hourly})
 	eventually(t, "Redis to decide", func() bool {
 		s.get("/", "User: u")
-		return strings.Contains(runCommand(t, "peek", "--address", a.addr, "api", "u").out, "level     3 of 3\n")
+		return strings.Contains(runCommand(t, "peek", "--address", a.addr, "api", "u").out, "level        3 of 3\n")
 	})
 	redis.Kill()
 	denied := func(when string, want bool) {
@@ -235,7 +235,7 @@ func TestResetWithoutRedis(t *testing.T) {
 	}
 	denied("with a full bucket", true)
 	peek := runCommand(t, "peek", "--address", a.addr, "--key", "u")
-	if want := "LIMIT  KEY  LEVEL   ROOM  ADMITS"; peek.status != 2 || !strings.HasPrefix(peek.out, want) || !strings.Contains(peek.out, "api    u    3 of 3  0     in ") {
+	if want := "LIMIT  KEY  LEVEL   REMAINING  RETRY AFTER"; peek.status != 2 || !strings.HasPrefix(peek.out, want) || !strings.Contains(peek.out, "api    u    3 of 3  0          ") {
 		t.Errorf("peek: %+v", peek)
 	}
 	for _, which := range [][]string{{"api", "u"}, {"--key", "u"}} {
@@ -273,7 +273,7 @@ func TestStatusOfLostRedis(t *testing.T) {
 	}
 	r = runCommand(t, "peek", "--address", a.addr, "api", "127.0.0.1")
 	const unavailable = "Error: redis unavailable: "
-	if r.status != 2 || !strings.HasPrefix(r.out, "limit     api\nin        this Caddy, as Redis does not answer\nlevel     ") ||
+	if r.status != 2 || !strings.HasPrefix(r.out, "limit        api\nin           this Caddy, as Redis does not answer\nlevel        ") ||
 		!strings.HasPrefix(r.errors, unavailable) || strings.Count(r.errors, "\n") != 1 {
 		t.Errorf("peek: got %+v", r)
 	}
@@ -422,7 +422,7 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 		"default    leaky_bucket  7     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  path /one  1        1         0\n"+
 		"default#2  leaky_bucket  8     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  path /two  0\n"+
 		"api        leaky_bucket  5     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  -          1        1         0\n"+
-		"ADMITTED and DENIED are totals for all limits with the same path, shown in its first row.\n")
+		"Counts of requests are totals for all limits with the same path, shown in its first row.\n")
 }
 
 // TestLimitsShowMatchers guards that limits shows all that a request must match for a

@@ -149,7 +149,7 @@ func TestResetAsksOnTerminal(t *testing.T) {
 	for _, tc := range []struct{ reply, want string }{
 		{"n", "Error: nothing was changed\r\n"},
 		{"", "Error: nothing was changed\r\n"},
-		{"y", "The bucket is empty now. Before:\r\nlimit     api\r\nin        memory\r\nlevel     1 of 5\r\n"},
+		{"y", "The bucket is empty now. Before:\r\nlimit        api\r\nin           memory\r\nlevel        1 of 5\r\n"},
 	} {
 		term := startOnTerminal(t, 24, 80, "reset", "--address", a.addr, "api", "127.0.0.1")
 		term.waitFor(t, "Empty the bucket of limit api for key 127.0.0.1? [y/N] ")

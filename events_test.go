@@ -141,7 +141,7 @@ func waitForEvents(t *testing.T, name string, n int) (found []heardEvent) {
 // module.
 func listening(id string, more ...string) string {
 	return "events {\non " + strings.Join([]string{
-		telemetry.EventExceeded, telemetry.EventRedisLost, telemetry.EventRedisBack, telemetry.EventMemoryFull,
+		telemetry.EventExceeded, telemetry.EventWouldDeny, telemetry.EventRedisLost, telemetry.EventRedisBack, telemetry.EventMemoryFull,
 	}, " test_subscriber "+id+"\non ") + " test_subscriber " + id + "\n}\n" + strings.Join(more, "\n")
 }
 
@@ -250,6 +250,48 @@ func TestEventsOfLimits(t *testing.T) {
 	want := []string{"map[count:1 limit:api wait:60]", "map[count:1 limit:api/dear wait:<nil>]"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestEventsOfDryRuns guards that what a dry run would have denied emits an event of its own,
+// and not the one of denials, which a handler may act on.
+func TestEventsOfDryRuns(t *testing.T) {
+	move := subscribe(t)
+	s := startConfig(t, config{global: listening("a"), site: `
+		rate_limit {
+			limit real {
+				key all
+				size 2
+				drip_rate 1h
+			}
+			limit candidate {
+				key all
+				size 1
+				drip_rate 1m
+				dry_run
+			}
+		}
+		respond admitted
+	`})
+	for range 4 { // of which the dry run would deny three, and the other one denies two
+		s.get("/")
+	}
+	move(time.Second)
+	got := fmt.Sprint(waitForEvents(t, telemetry.EventWouldDeny, 1), waitForEvents(t, telemetry.EventExceeded, 1))
+	want := "[{a rate_limit_would_deny rate_limit map[count:3 limit:candidate wait:60]}] " +
+		"[{a rate_limit_exceeded rate_limit map[count:2 limit:real wait:3600]}]"
+	if got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	move(time.Second)
+	s.get("/")
+	move(time.Second)
+	if n := len(heardEvents(telemetry.EventWouldDeny)); n != 1 {
+		t.Errorf("%d events within ten seconds, want 1", n)
+	}
+	move(10 * time.Second)
+	if e := waitForEvents(t, telemetry.EventWouldDeny, 2)[1]; e.data["count"] != uint64(1) {
+		t.Errorf("the next event is %v", e)
 	}
 }
 

@@ -75,10 +75,10 @@ api    abc        1     leaky_bucket  100   1 each 600ms
 all    192.0.2.1  1     leaky_bucket  1000  1 each 60ms
 other  192.0.2.1  1     leaky_bucket  1     1 each 1s
 
-NOT MET     WHY
-api/search  its matcher does not match: path ["/api/search"]
-off         it is off: its factor is 0
-admin       its route does not match: path ["/admin/*"]
+NOT APPLIED  REASON
+api/search   its matcher does not match: path ["/api/search"]
+off          it is off: its factor is 0
+admin        its route does not match: path ["/admin/*"]
 `},
 		{"no key, and a cost", []string{"POST", "https://example.com/api/search?pages=3"}, `POST https://example.com/api/search?pages=3 from 192.0.2.1, handled by srv0
 
@@ -88,9 +88,9 @@ api/search  192.0.2.1 (no key)  3     leaky_bucket  10    1 each 6s
 all         192.0.2.1           1     leaky_bucket  1000  1 each 60ms
 other       192.0.2.1           1     leaky_bucket  1     1 each 1s
 
-NOT MET  WHY
-off      it is off: its factor is 0
-admin    its route does not match: path ["/admin/*"]
+NOT APPLIED  REASON
+off          it is off: its factor is 0
+admin        its route does not match: path ["/admin/*"]
 `},
 		{"a proxied user", []string{"--client-ip", "198.51.100.1", "-H", "X-Forwarded-For: 203.0.113.7", "--user", "bob", "https://example.com/admin/"}, `GET https://example.com/admin/ from 198.51.100.1, handled by srv0
 
@@ -98,11 +98,11 @@ LIMIT  KEY              COST  ALGORITHM     SIZE  RATE OR WINDOW
 all    203.0.113.7      1     leaky_bucket  1000  1 each 60ms
 admin  203.0.113.7,bob  1     leaky_bucket  5     3 each 2s
 
-NOT MET     WHY
-api         its matcher does not match: path ["/api/*"]
-api/search  its matcher does not match: path ["/api/*"]
-off         it is off: its factor is 0
-other       another handle block was chosen
+NOT APPLIED  REASON
+api          its matcher does not match: path ["/api/*"]
+api/search   its matcher does not match: path ["/api/*"]
+off          it is off: its factor is 0
+other        another handle block was chosen
 `},
 		{"a bad cost", []string{"https://example.com/api/search?pages=-1"}, `GET https://example.com/api/search?pages=-1 from 192.0.2.1, handled by srv0
 
@@ -111,9 +111,9 @@ api    192.0.2.1 (no key)  1     leaky_bucket  100   1 each 600ms
 
 The request is rejected with status 400: limit "api/search": cost: got "-1", want a whole number from 1 to 562949953421312 from {http.request.uri.query.pages}
 
-NOT MET  WHY
-admin    the request is rejected before
-other    the request is rejected before
+NOT APPLIED  REASON
+admin        the request is rejected before
+other        the request is rejected before
 `},
 		{"plain HTTP", []string{"http://example.com/"}, `GET http://example.com/ from 192.0.2.1, handled by srv0
 
@@ -123,13 +123,13 @@ No server of the config listens at that address; srv0 listens at :443, for HTTPS
 
 No limit applies to this request.
 
-NOT MET     WHY
-api         its route does not match: host ["example.com"]
-api/search  its route does not match: host ["example.com"]
-all         its route does not match: host ["example.com"]
-off         its route does not match: host ["example.com"]
-admin       its route does not match: host ["example.com"]
-other       its route does not match: host ["example.com"]
+NOT APPLIED  REASON
+api          its route does not match: host ["example.com"]
+api/search   its route does not match: host ["example.com"]
+all          its route does not match: host ["example.com"]
+off          its route does not match: host ["example.com"]
+admin        its route does not match: host ["example.com"]
+other        its route does not match: host ["example.com"]
 `},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

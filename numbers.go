@@ -39,17 +39,7 @@ func (b *bucket) shownFor(l *limiter.Limit) adminapi.Numbers {
 // size of its drips.
 func (b *bucket) shownWith(interval, drip any) adminapi.Numbers {
 	n := adminapi.Numbers{Algorithm: string(b.limit.algorithm)}
-	if b.path == b.limit.path {
-		if n.Soft, n.MaxDelay = b.limit.soft, adminapi.Seconds(b.limit.maxDelay); n.MaxDelay > 0 {
-			n.MaxWaiting = b.limit.maxWaiting
-		}
-		n.BanAfter = b.limit.banAfter()
-		n.Borrow, n.Pool = b.limit.Borrow, b.limit.Pool
-		for _, d := range b.limit.banDurations {
-			n.Ban = append(n.Ban, adminapi.Seconds(d))
-		}
-	}
-	n.Consistency = b.shownConsistency()
+	n.Policies = b.shownPolicies()
 	switch b.limit.algorithm {
 	case leakyBucket, tokenBucket:
 		n.DripRate, n.DripSize = interval, drip
@@ -68,6 +58,26 @@ func (b *bucket) shownWith(interval, drip any) adminapi.Numbers {
 		n.WarmUp, n.ColdFactor = adminapi.Seconds(b.warmUp), json.Number(b.cold.String())
 	}
 	return n
+}
+
+// shownPolicies returns the policies of b. The bucket of a min_interval has few of those of
+// its limit.
+func (b *bucket) shownPolicies() adminapi.Policies {
+	l := b.limit
+	p := adminapi.Policies{CountDenied: l.CountDenied, DryRun: l.dryRun, Status: l.statusCode, Consistency: b.shownConsistency()}
+	if b.path != l.path {
+		return p
+	}
+	p.Count, p.ActualCost = l.Count, l.ActualCost
+	if p.Soft, p.MaxDelay = l.soft, adminapi.Seconds(l.maxDelay); l.maxDelay > 0 {
+		p.MaxWaiting = l.maxWaiting
+	}
+	for _, d := range l.banDurations {
+		p.Ban = append(p.Ban, adminapi.Seconds(d))
+	}
+	p.BanAfter = l.banAfter()
+	p.Borrow, p.Pool = l.Borrow, l.Pool
+	return p
 }
 
 // shownCost returns the cost of requests, before their responses are known.

@@ -124,9 +124,7 @@ func (r runningApp) Limits() (limits []telemetry.Limit) {
 		l := telemetry.Limit{
 			Counters: b.policy.counters, Algorithm: n.Algorithm, Size: reportedNumber(n.Size),
 			DripRate: reportedNumber(n.DripRate), DripSize: reportedNumber(n.DripSize), Window: reportedNumber(n.Window),
-			Above: b.limit.soft > 0 || b.limit.maxDelay > 0,
-			Bans:  b.limit.bans != nil, Borrows: b.limit.lender != nil, DryRun: b.limit.dryRun,
-			Leases: b.consistency.IsLease(), Eventual: b.consistency.IsEventual(),
+			Policies: b.countedPolicies(),
 		}
 		switch {
 		case n.Period != "":
@@ -137,6 +135,20 @@ func (r runningApp) Limits() (limits []telemetry.Limit) {
 		limits = append(limits, l)
 	}
 	return limits
+}
+
+// countedPolicies returns the options of b of which more is counted.
+func (b *bucket) countedPolicies() (p telemetry.Policies) {
+	for option, has := range map[telemetry.Policies]bool{
+		telemetry.DryRun: b.limit.dryRun, telemetry.Soft: b.limit.soft > 0, telemetry.Delays: b.limit.maxDelay > 0,
+		telemetry.Bans: b.limit.bans != nil, telemetry.Borrows: b.limit.lender != nil,
+		telemetry.Leases: b.consistency.IsLease(), telemetry.Eventual: b.consistency.IsEventual(),
+	} {
+		if has {
+			p |= option
+		}
+	}
+	return p
 }
 
 // reportedNumber returns a number of a limit as text.

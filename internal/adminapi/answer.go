@@ -58,14 +58,33 @@ type Memory struct {
 // had it. By counts the decisions on them by who decided, see limiter.Decider, and Rates
 // has the numbers of requests each second of late.
 type Counts struct {
-	Path     string             `json:"path"`
-	Admitted uint64             `json:"admitted"`
-	Denied   uint64             `json:"denied"`
-	Spared   uint64             `json:"spared"`
-	Near     uint64             `json:"near"`
-	Units    uint64             `json:"units"`
-	By       map[string]uint64  `json:"by"`
-	Rates    map[string]float64 `json:"rates"`
+	Path string `json:"path"`
+
+	Results
+
+	Near  uint64             `json:"near"`
+	Units uint64             `json:"units"`
+	By    map[string]uint64  `json:"by"`
+	Rates map[string]float64 `json:"rates"`
+}
+
+// Results is how many requests the limits of a path have admitted and denied, all of them
+// together.
+type Results struct {
+	Admitted uint64 `json:"admitted"`
+	Denied   uint64 `json:"denied"`
+	Spared   uint64 `json:"spared"`
+
+	PolicyCounts
+}
+
+// PolicyCounts are counted of limits with certain options, and nil of others.
+type PolicyCounts struct {
+	WouldDeny *uint64 `json:"would_deny,omitempty"` // requests that a dry run would have denied
+	OverSize  *uint64 `json:"over_size,omitempty"`  // requests that soft has let pass
+	Delayed   *uint64 `json:"delayed,omitempty"`    // requests that max_delay has had wait
+	Bans      *uint64 `json:"bans,omitempty"`       // that have begun
+	Borrowed  *uint64 `json:"borrowed,omitempty"`   // requests for which a pool had room
 }
 
 // Limits is the answer of limits.
@@ -85,11 +104,7 @@ type Limit struct {
 	Numbers
 
 	Off           bool                       `json:"off,omitempty"` // by a factor of 0
-	CountDenied   bool                       `json:"count_denied,omitempty"`
-	DryRun        bool                       `json:"dry_run,omitempty"`
-	Cost          any                        `json:"cost"` // a number, a template that depends on the request, or "body"
-	Count         *caddyhttp.ResponseMatcher `json:"count,omitempty"`
-	ActualCost    string                     `json:"actual_cost,omitempty"`
+	Cost          any                        `json:"cost"`          // a number, a template that depends on the request, or "body"
 	Key           string                     `json:"key"`
 	IPv4Prefix    int                        `json:"ipv4_prefix"`
 	IPv6Prefix    int                        `json:"ipv6_prefix"`
@@ -98,15 +113,12 @@ type Limit struct {
 	RouteMatches  []caddyhttp.RawMatcherSets `json:"route_matches,omitempty"`  // of the routes around the handler, likewise, without hosts
 	MaxKeys       int                        `json:"max_keys"`
 	WhenFull      string                     `json:"when_full"`
-	Status        int                        `json:"status"` // of the response to denied requests
 	TrackTop      int                        `json:"track_top,omitempty"`
 	Accounting    string                     `json:"accounting"`
 	OnError       string                     `json:"on_error"`
-	Buckets       int                        `json:"buckets"`  // in this process
-	Admitted      uint64                     `json:"admitted"` // by all limits with this path, of which each shows the same counts; likewise:
-	Denied        uint64                     `json:"denied"`
-	Spared        uint64                     `json:"spared"`
-	WouldDeny     uint64                     `json:"would_deny,omitempty"`
+	Buckets       int                        `json:"buckets"` // in this process
+
+	Results // of all limits with this path, of which each shows the same
 }
 
 // Level is the answer of peek and reset: what a bucket holds or, of reset, held.
@@ -115,6 +127,7 @@ type Level struct {
 	Limit string `json:"limit"`
 
 	Key
+	Policies
 
 	From       string   `json:"from"`           // memory, redis or node: this process, instead of Redis
 	Size       *int64   `json:"size,omitempty"` // unless it depends on the request; likewise:
@@ -125,9 +138,7 @@ type Level struct {
 	RetryAfter *Seconds `json:"retry_after,omitempty"`
 	Never      bool     `json:"never,omitempty"`  // a request costs more than the bucket ever has room for
 	Banned     Seconds  `json:"banned,omitempty"` // for how long the limit bans the key, or did; RetryAfter is at least as long
-	Node       *Node    `json:"node,omitempty"`   // with Redis; likewise, unless the limit is exact:
-
-	Consistency string `json:"consistency,omitempty"`
+	Node       *Node    `json:"node,omitempty"`   // with Redis
 }
 
 // Node is what this process knows of a bucket in Redis.
@@ -149,7 +160,7 @@ func (a *Level) Notable() bool {
 	return a.Level > 0 || a.Held > 0 || a.Denies() || a.Node != nil && a.Node.Level+a.Node.Unreported > 0
 }
 
-// Denies reports whether a request is denied now.
+// Denies reports whether a request is denied now, or would be if this were no dry run.
 func (a *Level) Denies() bool {
 	return a.Never || a.Banned > 0 || a.RetryAfter != nil && *a.RetryAfter > 0 || a.Node != nil && a.Node.Remembered
 }

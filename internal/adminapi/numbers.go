@@ -27,17 +27,7 @@ type Numbers struct {
 	WarmUp     Seconds     `json:"warm_up,omitempty"` // if so
 	ColdFactor json.Number `json:"cold_factor,omitempty"`
 
-	Soft       int64   `json:"soft,omitempty"`        // units above the size that pass
-	MaxDelay   Seconds `json:"max_delay,omitempty"`   // for which requests may wait
-	MaxWaiting int64   `json:"max_waiting,omitempty"` // how many may at once, in this process
-
-	Ban      []Seconds `json:"ban,omitempty"`       // for which keys are banned that it denies
-	BanAfter int64     `json:"ban_after,omitempty"` // how many denials lead to a ban, if so
-
-	Borrow string `json:"borrow,omitempty"` // the limit from which it borrows
-	Pool   bool   `json:"pool,omitempty"`   // whether it counts only what others borrow
-
-	Consistency string `json:"consistency,omitempty"` // who decides with Redis, unless that does itself
+	Policies
 }
 
 // PaceTitle is the title of a column that has the pace of limits.
@@ -61,43 +51,9 @@ func (n *Numbers) Pace() string {
 	return Number(n.DripSize) + " each " + Interval(n.DripRate)
 }
 
-// Bans returns for how long keys are banned, in a few words, or nothing if they are not.
-func (n *Numbers) Bans() string {
-	var text strings.Builder
-	for i, d := range n.Ban {
-		if i > 0 {
-			text.WriteString(", ")
-		}
-		text.WriteString(Interval(d))
-	}
-	if n.BanAfter > 1 {
-		fmt.Fprintf(&text, " after %d denials", n.BanAfter)
-	}
-	return text.String()
-}
-
-// String returns the numbers, without the algorithm, in a few words.
+// String returns the numbers and policies, without the algorithm, in a few words.
 func (n *Numbers) String() string {
-	text := n.pacing()
-	if n.Soft > 0 {
-		text += ", soft " + Number(n.Soft)
-	}
-	if n.MaxDelay > 0 {
-		text += ", delays up to " + Interval(n.MaxDelay)
-	}
-	if bans := n.Bans(); bans != "" {
-		text += ", bans for " + bans
-	}
-	if n.Borrow != "" {
-		text += ", borrows from " + n.Borrow
-	}
-	if n.Pool {
-		text += ", pool"
-	}
-	if n.Consistency != "" {
-		text += ", " + n.Consistency
-	}
-	return text
+	return strings.Join(append([]string{n.pacing()}, n.Options()...), ", ")
 }
 
 // pacing returns the size and how fast units leave, in a few words.

@@ -172,5 +172,5 @@ func (api asker) askBan(cmd *cobra.Command, path string, send, into any, print f
 		return err
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.Address)
-	return ErrFound
+	return ErrProblems
 }

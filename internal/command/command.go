@@ -33,10 +33,10 @@ by default it is localhost:2019, or that of the environment variable CADDY_ADMIN
 The other commands read config files and need no running Caddy.
 
 The exit status is 0 if all is well, 1 if the command could not do what it was
-asked to, and 2 if it did, but found that something is wrong: status that Redis is
-unavailable, check that something in the config should be changed, convert that
-something has no equivalent, and peek, reset and those about bans that Redis does not
-answer, so that they went by what the Caddy that was asked has.`,
+asked to, and 2 if it did, but found problems: status that Redis is unavailable, check
+that something in the config should be changed, convert that something has no
+equivalent, and peek, reset and those about bans that Redis does not answer, so that
+they went by what the Caddy that was asked has.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.Args = cobra.ArbitraryArgs
 			cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -68,20 +68,20 @@ func commandNames(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-// ErrFound makes a command exit with status 2, without a message.
-var ErrFound = errors.New("something is wrong")
+// ErrProblems makes a command exit with status 2, without a message.
+var ErrProblems = errors.New("problems found")
 
-// Runs sets what a command does. A command that returns ErrFound exits with
+// Runs sets what a command does. A command that returns ErrProblems exits with
 // status 2; one whose output could not be written fails.
 func Runs(cmd *cobra.Command, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		out := &terminal.Output{Writer: cmd.OutOrStdout()}
 		cmd.SetOut(out)
 		err := run(cmd, args)
-		if out.Err != nil && (err == nil || errors.Is(err, ErrFound)) {
+		if out.Err != nil && (err == nil || errors.Is(err, ErrProblems)) {
 			return fmt.Errorf("writing the output: %w", out.Err)
 		}
-		if !errors.Is(err, ErrFound) {
+		if !errors.Is(err, ErrProblems) {
 			return err
 		}
 		cmd.SilenceErrors = true

@@ -34,8 +34,8 @@ func (api asker) limitsCommand() *cobra.Command {
 
 // shownLimit is a row of the table of limits.
 type shownLimit struct {
-	name, path, match, algorithm, size, pace, cost, key string
-	buckets                                             int
+	name, path, match, algorithm, size, pace, cost, options, key string
+	buckets                                                      int
 }
 
 // printLimits prints what limits answers. A limit of several sites has one row, as
@@ -52,25 +52,11 @@ func printLimits(w io.Writer, a *adminapi.Limits) error {
 		l := &a.Limits[i]
 		row := shownLimit{
 			terminal.Safe(l.Name), l.Path, matches(l),
-			terminal.Safe(l.Algorithm), adminapi.Number(l.Size), l.Pace(), adminapi.Number(l.Cost), terminal.Safe(l.Key), l.Buckets,
+			terminal.Safe(l.Algorithm), adminapi.Number(l.Size), l.Pace(), adminapi.Number(l.Cost),
+			strings.Join(l.Options(), ", "), terminal.Safe(l.Key), l.Buckets,
 		}
 		if l.Off {
 			row.size = "off"
-		}
-		if l.DryRun {
-			row.algorithm += ", dry run"
-		}
-		if l.Consistency != "" {
-			row.algorithm += ", " + terminal.Safe(l.Consistency)
-		}
-		if bans := l.Bans(); bans != "" {
-			row.algorithm += ", bans for " + bans
-		}
-		if l.Borrow != "" {
-			row.algorithm += ", borrows from " + terminal.Safe(l.Borrow)
-		}
-		if l.Pool {
-			row.algorithm += ", pool"
 		}
 		if sites[row] == nil {
 			rows = append(rows, row)
@@ -80,25 +66,27 @@ func printLimits(w io.Writer, a *adminapi.Limits) error {
 		}
 		counts[row.path] = l
 	}
-	limits, shared := terminal.NewTable("LIMIT", "ALGORITHM", "SIZE", adminapi.PaceTitle, "COST", "KEY", "SITE", "MATCH", "BUCKETS", "ADMITTED", "DENIED"), false
+	titles := []string{"LIMIT", "ALGORITHM", "SIZE", adminapi.PaceTitle, "COST", adminapi.OptionsTitle, "KEY", "SITE", "MATCH", "BUCKETS", "ADMITTED", "DENIED"}
+	limits, shared := terminal.NewTable(append(titles, countTitles()...)...), false
 	for _, r := range rows {
 		in := sites[r]
 		slices.Sort(in)
 		if n := len(in) - 1; n > 2 {
 			in = []string{fmt.Sprintf("%s and %d more", in[0], n)}
 		}
-		cells := []any{r.name, r.algorithm, r.size, r.pace, r.cost, r.key, strings.Join(in, ", "), r.match, r.buckets}
+		cells := []any{r.name, r.algorithm, r.size, r.pace, r.cost, r.options, r.key, strings.Join(in, ", "), r.match, r.buckets}
 		if l := counts[r.path]; l != nil {
-			cells = append(cells, l.Admitted, l.Denied)
+			cells = append(append(cells, l.Admitted, l.Denied), countCells(&l.PolicyCounts)...)
 			counts[r.path] = nil
 		} else {
-			cells, shared = append(cells, "", ""), true
+			cells, shared = append(append(cells, "", ""), countCells(new(adminapi.PolicyCounts))...), true
 		}
 		limits.Add(false, cells...)
 	}
+	limits.DropEmpty()
 	limits.Print(w)
 	if shared {
-		fmt.Fprintln(w, "ADMITTED and DENIED are totals for all limits with the same path, shown in its first row.")
+		fmt.Fprintln(w, "Counts of requests are totals for all limits with the same path, shown in its first row.")
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -181,21 +180,22 @@ func (api asker) askBuckets(cmd *cobra.Command, asked *adminapi.Asked, reset boo
 		return err
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.Address)
-	return ErrFound
+	return ErrProblems
 }
 
 // printLeased says for how long other nodes may use what they have leased of buckets that
-// are empty now.
+// are empty now: for the time of the lease from when there would have been room, and they
+// lease up to that time before.
 func printLeased(w io.Writer, buckets ...adminapi.Level) {
 	var longest time.Duration
 	for i := range buckets {
-		if text, ok := strings.CutPrefix(buckets[i].Consistency, "lease "); ok {
+		if text, ok := strings.CutPrefix(buckets[i].Consistency, "lease "); ok && buckets[i].Node != nil {
 			d, _ := time.ParseDuration(text)
 			longest = max(longest, d)
 		}
 	}
 	if longest > 0 {
-		fmt.Fprintf(w, "Other Caddys may still use units that they have leased, for %v at most.\n", longest)
+		fmt.Fprintf(w, "Other Caddys may still use units that they have leased, for %v at most.\n", 2*longest)
 	}
 }
 
@@ -205,19 +205,25 @@ func printLevel(w io.Writer, a *adminapi.Level) {
 	if a.Error != "" {
 		from = "this Caddy, as Redis does not answer"
 	}
-	fmt.Fprintf(w, "limit     %s\nin        %s\nlevel     %s\n", terminal.Safe(a.Limit), from, levelText(a))
+	row := func(title, text string) { fmt.Fprintf(w, "%-11s  %s\n", title, text) }
+	row("limit", terminal.Safe(a.Limit))
+	if options := a.Options(); len(options) > 0 {
+		row("options", strings.Join(options, ", "))
+	}
+	row("in", from)
+	row("level", levelText(a))
 	if a.Remaining != nil {
-		fmt.Fprintf(w, "room for  %d\n", *a.Remaining)
+		row("remaining", strconv.FormatInt(*a.Remaining, 10))
 	}
 	if a.Banned > 0 {
-		fmt.Fprintf(w, "banned    for %s\n", terminal.Briefly(time.Duration(a.Banned)))
+		row("banned for", terminal.Briefly(time.Duration(a.Banned)))
 	}
 	if a.Denies() {
-		fmt.Fprintf(w, "admits    %s\n", admitsText(a))
+		row("retry after", retryText(a))
 	}
-	fmt.Fprintf(w, "empty     in %s\n", terminal.Briefly(time.Duration(a.Clear)))
+	row("empties in", terminal.Briefly(time.Duration(a.Clear)))
 	if a.Node != nil {
-		fmt.Fprintf(w, "here      %s\n", nodeText(a.Node))
+		row("local", nodeText(a.Node))
 	}
 }
 
@@ -233,44 +239,39 @@ func levelText(a *adminapi.Level) string {
 	return level
 }
 
-// admitsText returns when a request is admitted, as it is shown.
-func admitsText(a *adminapi.Level) string {
-	wait := a.Banned
+// retryText returns how long it takes until a request is admitted, as it is shown. A dry run
+// admits it at once.
+func retryText(a *adminapi.Level) string {
+	wait, text := a.Banned, ""
+	if a.RetryAfter != nil {
+		wait = *a.RetryAfter
+	}
 	switch {
 	case a.Never:
-		return "never"
-	case a.RetryAfter != nil:
-		wait = *a.RetryAfter
-	case wait == 0:
-		return ""
+		text = "never"
+	case wait > 0 || a.RetryAfter != nil:
+		text = terminal.Briefly(time.Duration(wait))
 	}
-	if wait == 0 {
-		return "now"
+	if a.DryRun && (a.Never || wait > 0) {
+		text += ", if enforced"
 	}
-	return "in " + terminal.Briefly(time.Duration(wait))
+	return text
 }
 
 // printLevels prints what peek and reset answer about the buckets of all limits. It returns
 // an error if there is no bucket to ask for.
 func printLevels(w io.Writer, a *adminapi.Levels, whose string) error {
-	titles := []string{"LIMIT", "KEY", "LEVEL", "ROOM", "ADMITS", "EMPTY"}
-	nodes := slices.ContainsFunc(a.Buckets, func(b adminapi.Level) bool { return b.Node != nil })
-	if nodes {
-		titles = append(titles, "HERE")
-	}
-	held := terminal.NewTable(titles...)
+	held := terminal.NewTable("LIMIT", adminapi.OptionsTitle, "KEY", "LEVEL", "REMAINING", "RETRY AFTER", "EMPTIES IN", "LOCAL")
 	for i := range a.Buckets {
 		b := &a.Buckets[i]
-		room := ""
+		remaining := ""
 		if b.Remaining != nil {
-			room = strconv.FormatInt(*b.Remaining, 10)
+			remaining = strconv.FormatInt(*b.Remaining, 10)
 		}
-		cells := []any{terminal.Safe(b.Limit), keyText(&b.Key), levelText(b), room, admitsText(b), "in " + terminal.Briefly(time.Duration(b.Clear))}
-		if nodes {
-			cells = append(cells, nodeText(b.Node))
-		}
-		held.Add(b.Denies(), cells...)
+		held.Add(b.Denies() && !b.DryRun, terminal.Safe(b.Limit), strings.Join(b.Options(), ", "), keyText(&b.Key), levelText(b), remaining,
+			retryText(b), terminal.Briefly(time.Duration(b.Clear)), nodeText(b.Node))
 	}
+	held.DropEmpty()
 	if len(a.Buckets) > 0 {
 		held.Print(w)
 	} else if a.Asked > 0 {

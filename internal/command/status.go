@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,7 +34,7 @@ The exit status is 2 if a Redis server is unavailable.`,
 	return cmd
 }
 
-// printStatus prints what status answers. It returns ErrFound if a server is down.
+// printStatus prints what status answers. It returns ErrProblems if a server is down.
 func printStatus(w io.Writer, a *adminapi.Status) (err error) {
 	if !a.Configured {
 		fmt.Fprintln(w, "The running config has no limits.")
@@ -49,7 +50,7 @@ func printStatus(w io.Writer, a *adminapi.Status) (err error) {
 			s := &a.Servers[i]
 			state, failures := "up", uint64(0)
 			if !s.Up {
-				err = ErrFound
+				err = ErrProblems
 				state = "down"
 				if s.Down != nil {
 					state += " for " + terminal.Briefly(time.Duration(*s.Down))
@@ -77,7 +78,7 @@ func printStatus(w io.Writer, a *adminapi.Status) (err error) {
 // printCounts prints what the limits did. With Redis, it shows how much was decided
 // without.
 func printCounts(w io.Writer, a *adminapi.Status) {
-	titles := []string{"LIMIT", "ADMITTED", "DENIED", "SPARED", "ADMITTED/S", "DENIED/S"}
+	titles := append([]string{"LIMIT", "ADMITTED", "DENIED", "SPARED", "ADMITTED/S", "DENIED/S"}, countTitles()...)
 	redis := a.Store == "redis"
 	if redis {
 		titles = append(titles, "FALLBACK", "FALLBACK/S")
@@ -86,16 +87,39 @@ func printCounts(w io.Writer, a *adminapi.Status) {
 	for i := range a.Limits {
 		l := &a.Limits[i]
 		cells := []any{terminal.Safe(l.Path), l.Admitted, l.Denied, l.Spared, perSecond(l.Rates["admitted"]), perSecond(l.Rates["denied"])}
+		cells = append(cells, countCells(&l.PolicyCounts)...)
 		if redis {
 			cells = append(cells, l.By[limiter.DecidedByFallback.String()], perSecond(l.Rates["fallback"]))
 		}
 		limits.Add(redis && l.Rates["fallback"] > 0, cells...)
 	}
+	limits.DropEmpty()
 	limits.Print(w)
 	fmt.Fprintf(w, "Rates are of the last %s. Spared: the limit had room, but another one denied.\n", terminal.Briefly(time.Duration(a.RatesOver)))
 	if redis {
 		fmt.Fprintln(w, "Fallback: those of all these that this process decided, because Redis was down or too slow.")
 	}
+}
+
+// countTitles returns the titles of the columns that countCells fills. Columns that stay
+// empty should be dropped.
+func countTitles() (titles []string) {
+	for _, c := range new(adminapi.PolicyCounts).List() {
+		titles = append(titles, strings.ToUpper(strings.ReplaceAll(c.Name, "_", " ")))
+	}
+	return titles
+}
+
+// countCells returns the counts that only limits with certain options have.
+func countCells(counts *adminapi.PolicyCounts) (cells []any) {
+	for _, c := range counts.List() {
+		if c.N == nil {
+			cells = append(cells, "")
+		} else {
+			cells = append(cells, *c.N)
+		}
+	}
+	return cells
 }
 
 // perSecond returns a rate as it is shown.

@@ -24,8 +24,8 @@ of this module, and prints them as a part of a Caddyfile, for the site that is t
 limited. FILE is - to read the standard input. Configurations of mholt/caddy-ratelimit
 need no conversion: they load as they are.
 
-What has no equivalent, and what had to be guessed, is listed with its line on the
-standard error, and in comments in the Caddyfile.
+Anything without an equivalent, and every guess, is listed with its line on the
+standard error and as a comment in the output.
 
 The exit status is 2 if there is any of that, and 0 if there is none.`,
 		Example: `  caddy rate-limit convert ratelimit.yaml --descriptor 'message_type={header.X-Message-Type}'`,
@@ -66,7 +66,7 @@ func runConvert(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	if len(result.Notes) > 0 {
-		return command.ErrFound
+		return command.ErrProblems
 	}
 	return nil
 }

@@ -57,7 +57,7 @@ func runCheck(m Module, cmd *cobra.Command) error {
 		c.print(cmd.OutOrStdout())
 	}
 	if err == nil && len(c.Advice) > 0 {
-		err = command.ErrFound
+		err = command.ErrProblems
 	}
 	return err
 }

@@ -330,38 +330,16 @@ func describeMatcher(m any) string {
 func (e *explanation) print(w io.Writer) {
 	fmt.Fprintf(w, "%s from %s, handled by %s\n", terminal.Safe(e.Request), e.From, terminal.Safe(e.Server))
 	if len(e.Limits) > 0 {
-		titles := []string{"LIMIT", "KEY", "COST", "ALGORITHM", "SIZE", adminapi.PaceTitle}
-		bans := slices.ContainsFunc(e.Limits, func(l explainedLimit) bool { return len(l.Ban) > 0 })
-		if bans {
-			titles = append(titles, "BANS FOR")
-		}
-		local := slices.ContainsFunc(e.Limits, func(l explainedLimit) bool { return l.Consistency != "" })
-		if local {
-			titles = append(titles, "CONSISTENCY")
-		}
-		borrows := slices.ContainsFunc(e.Limits, func(l explainedLimit) bool { return l.Borrow != "" })
-		if borrows {
-			titles = append(titles, "BORROWS FROM")
-		}
-		met := terminal.NewTable(titles...)
+		met := terminal.NewTable("LIMIT", "KEY", "COST", "ALGORITHM", "SIZE", adminapi.PaceTitle, adminapi.OptionsTitle)
 		for i := range e.Limits {
 			l := &e.Limits[i]
 			key := terminal.Safe(l.Key)
 			if l.NoKey {
 				key += " (no key)"
 			}
-			cells := []any{l.Limit, key, l.Cost, l.Algorithm, l.Size, l.Pace()}
-			if bans {
-				cells = append(cells, l.Bans())
-			}
-			if local {
-				cells = append(cells, cmp.Or(l.Consistency, "exact"))
-			}
-			if borrows {
-				cells = append(cells, l.Borrow)
-			}
-			met.Add(false, cells...)
+			met.Add(false, l.Limit, key, l.Cost, l.Algorithm, l.Size, l.Pace(), strings.Join(l.Options(), ", "))
 		}
+		met.DropEmpty()
 		fmt.Fprintln(w)
 		met.Print(w)
 	}
@@ -373,7 +351,7 @@ func (e *explanation) print(w io.Writer) {
 		fmt.Fprintln(w, "\nNo limit applies to this request.")
 	}
 	if len(e.Others) > 0 {
-		others := terminal.NewTable("NOT MET", "WHY")
+		others := terminal.NewTable("NOT APPLIED", "REASON")
 		for _, o := range e.Others {
 			others.Add(false, o.Limit, terminal.Safe(o.Why))
 		}

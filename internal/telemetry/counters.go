@@ -37,9 +37,13 @@ type Counters struct {
 	stripes [stripes]stripe
 	pool    *caddy.UsagePool
 
-	// What EventExceeded has told; guarded by the lock of the Process.
-	reported uint64    // denials
-	next     time.Time // when it may be emitted again
+	told [len(denialEvents)]told // guarded by the lock of the Process
+}
+
+// told is what events of one kind have told.
+type told struct {
+	denials uint64
+	next    time.Time // when one may be emitted again
 }
 
 // stripes is the number of stripes, a power of two up to 256.
@@ -54,7 +58,8 @@ type stripe struct {
 	delayed   atomic.Uint64 // requests that waited for room
 	bans      atomic.Uint64 // that have begun
 	borrowed  atomic.Uint64 // requests for which a pool had room instead
-	wait      atomic.Int64  // of the last denial, see encodeWait; 0 if EventExceeded has told it
+
+	waits [len(denialEvents)]atomic.Int64 // of the last denial, see encodeWait; 0 if an event has told it
 }
 
 // Counters returns the counters of a path. The caller must release them.
@@ -79,11 +84,12 @@ func (c *Counters) Count(on uint32, b *limiter.Bucket, d *limiter.Decision, bann
 	switch {
 	case d.Denied && d.DryRun:
 		kind = WouldDeny
+		s.waits[wouldDeny].Store(encodeWait(d))
 	case d.Denied:
 		if kind = Denied; banned {
 			kind = Banned
 		}
-		s.wait.Store(encodeWait(d))
+		s.waits[exceeded].Store(encodeWait(d))
 	case denied:
 		kind = Spared
 	case d.Remaining <= d.Size/5 && !filledByOne(b, d.Size):
@@ -127,10 +133,11 @@ func encodeWait(d *limiter.Decision) int64 {
 	return max(int64(d.RetryAfter), 1)
 }
 
-// lastWait returns the longest of the last waits of each stripe, and forgets them.
-func (c *Counters) lastWait() (wait int64) {
+// lastWait returns the longest of the last waits of each stripe that events of a kind tell
+// of, and forgets them.
+func (c *Counters) lastWait(kind int) (wait int64) {
 	for i := range c.stripes {
-		wait = max(wait, c.stripes[i].wait.Swap(0))
+		wait = max(wait, c.stripes[i].waits[kind].Swap(0))
 	}
 	return max(wait, 1)
 }
@@ -163,11 +170,13 @@ func (c *Counters) Totals() (t Totals) {
 	return t
 }
 
-// denied returns the number of requests that the limits denied so far.
-func (c *Counters) denied() (sum uint64) {
+// denied returns the number of denials so far that events of a kind tell of.
+func (c *Counters) denied(kind int) (sum uint64) {
 	for i := range c.stripes {
-		for by := range deciders {
-			sum += c.stripes[i].decisions[Denied][by].Load() + c.stripes[i].decisions[Banned][by].Load()
+		for _, result := range denialEvents[kind].results {
+			for by := range deciders {
+				sum += c.stripes[i].decisions[result][by].Load()
+			}
 		}
 	}
 	return sum
@@ -181,6 +190,11 @@ func (t *Totals) by(kinds ...Result) (n [deciders]uint64) {
 		}
 	}
 	return n
+}
+
+// all returns the number of all decisions, by limiter.Decider.
+func (t *Totals) all() [deciders]uint64 {
+	return t.by(Admitted, Near, Denied, Banned, Spared, WouldDeny)
 }
 
 // Of returns the number of decisions with the given results, whoever decided.

@@ -13,6 +13,7 @@ import (
 // Names of the events that are emitted for Caddy's events app.
 const (
 	EventExceeded   = "rate_limit_exceeded"
+	EventWouldDeny  = "rate_limit_would_deny"
 	EventBanned     = "rate_limit_banned"
 	EventRedisLost  = "rate_limit_redis_lost"
 	EventRedisBack  = "rate_limit_redis_back"
@@ -20,8 +21,8 @@ const (
 )
 
 const (
-	// exceededEvery is how often a limit may emit EventExceeded.
-	exceededEvery = 10 * time.Second
+	// denialsEvery is how often a limit may emit one of denialEvents.
+	denialsEvery = 10 * time.Second
 
 	// MaxWaitingEvents is the maximum number of events that wait for the handlers of
 	// earlier ones.
@@ -30,6 +31,22 @@ const (
 	// MaxStuckEvents is the maximum number of events whose handlers run longer than
 	// the next event waits. Beyond that no handler is invoked.
 	MaxStuckEvents = 8
+)
+
+// denialEvents are the events that tell of denials. Those of dry runs have one of their own,
+// since a handler may act on a denial.
+var denialEvents = [...]struct {
+	name    string
+	results []Result
+}{
+	exceeded:  {EventExceeded, []Result{Denied, Banned}},
+	wouldDeny: {EventWouldDeny, []Result{WouldDeny}},
+}
+
+// The indices of denialEvents.
+const (
+	exceeded = iota
+	wouldDeny
 )
 
 // emitter emits events one after the other, on a goroutine of its own, so that
@@ -67,14 +84,16 @@ func newEmitter(p *Process) *emitter {
 // listened is not told. The lock must be held.
 func (p *Process) listen() {
 	newest := p.newestStarted()
-	listens := newest != nil && newest.Listens(EventExceeded)
-	if listens && !p.listening {
-		p.counters.Range(func(_, c any) bool {
-			c.(*Counters).reported = c.(*Counters).denied()
-			return true
-		})
+	for kind := range denialEvents {
+		listens := newest != nil && newest.Listens(denialEvents[kind].name)
+		if listens && !p.listening[kind] {
+			p.counters.Range(func(_, c any) bool {
+				c.(*Counters).told[kind].denials = c.(*Counters).denied(kind)
+				return true
+			})
+		}
+		p.listening[kind] = listens
 	}
-	p.listening = listens
 	select {
 	case p.events.started <- struct{}{}:
 	default:
@@ -87,27 +106,35 @@ func (p *Process) listen() {
 func (p *Process) lookForDenials(now time.Time) (inTime bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.listening {
-		return true
+	inTime = true
+	for kind := 0; kind < len(denialEvents) && inTime; kind++ {
+		if p.listening[kind] {
+			inTime = p.lookForDenialsOf(kind, now)
+		}
 	}
+	return inTime
+}
+
+// lookForDenialsOf is lookForDenials for one of denialEvents. The lock must be held.
+func (p *Process) lookForDenialsOf(kind int, now time.Time) (inTime bool) {
 	inTime = true
 	p.counters.Range(func(_, v any) bool {
 		c := v.(*Counters)
-		denied := c.denied()
-		if denied == c.reported || now.Before(c.next) {
+		denied, told := c.denied(kind), &c.told[kind]
+		if denied == told.denials || now.Before(told.next) {
 			return true
 		}
 		if inTime = len(p.events.stuck) < cap(p.events.stuck); !inTime {
 			return false
 		}
-		wait := c.lastWait()
-		data := map[string]any{"limit": c.Path, "wait": time.Duration(wait).Seconds(), "count": denied - c.reported}
+		wait := c.lastWait(kind)
+		data := map[string]any{"limit": c.Path, "wait": time.Duration(wait).Seconds(), "count": denied - told.denials}
 		if wait == waitForever {
 			data["wait"] = nil
 		}
 		select {
-		case p.events.queue <- event{EventExceeded, data}:
-			c.reported, c.next = denied, now.Add(exceededEvery)
+		case p.events.queue <- event{denialEvents[kind].name, data}:
+			told.denials, told.next = denied, now.Add(denialsEvery)
 		default:
 			inTime = false
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -191,6 +192,21 @@ var (
 	resultsOf   = [len(resultNames)][]Result{{Admitted, Near}, {Denied}, {Banned}, {Spared}, {WouldDeny}}
 )
 
+// policyCounts are what is counted of limits with one of the options, beside what they
+// admit and deny: by metrics, and by status and limits of the admin API.
+var policyCounts = [...]struct {
+	option Policies
+	desc   *prometheus.Desc // nil if it is a result of decisions_total
+	of     func(*Totals) uint64
+	shown  func(*adminapi.PolicyCounts) **uint64
+}{
+	{DryRun, nil, func(t *Totals) uint64 { return t.Of(WouldDeny) }, func(c *adminapi.PolicyCounts) **uint64 { return &c.WouldDeny }},
+	{Soft, overDesc, func(t *Totals) uint64 { return t.Over }, func(c *adminapi.PolicyCounts) **uint64 { return &c.OverSize }},
+	{Delays, delayedDesc, func(t *Totals) uint64 { return t.Delayed }, func(c *adminapi.PolicyCounts) **uint64 { return &c.Delayed }},
+	{Bans, bansDesc, func(t *Totals) uint64 { return t.Bans }, func(c *adminapi.PolicyCounts) **uint64 { return &c.Bans }},
+	{Borrows, borrowedDesc, func(t *Totals) uint64 { return t.Borrowed }, func(c *adminapi.PolicyCounts) **uint64 { return &c.Borrowed }},
+}
+
 // limits writes the metrics of limits, by path. With many limits most of a scrape is
 // the sorting of series by the values of their labels, which takes almost no time if
 // they come in that order.
@@ -213,7 +229,8 @@ func (out metricsWriter) limits(configs []*running) {
 	for by := range limiter.Decider(deciders) {
 		for i, path := range paths {
 			for result, kinds := range resultsOf {
-				if kinds[0] == WouldDeny && !limits[path].DryRun || kinds[0] == Banned && !limits[path].Bans {
+				options := limits[path].Policies
+				if kinds[0] == WouldDeny && !options.has(DryRun) || kinds[0] == Banned && !options.has(Bans) {
 					continue
 				}
 				if n := totalsOf[i].by(kinds...)[by]; n > 0 || mayDecide[by] && limits[path].mayBeDecidedBy(by) { // from 0 on, so that the first increase is seen
@@ -226,17 +243,12 @@ func (out metricsWriter) limits(configs []*running) {
 		l, totals := limits[path], &totalsOf[i]
 		out.counter(nearDesc, totals.Of(Near), path)
 		out.counter(unitsDesc, totals.Units, path)
-		if l.Above {
-			out.counter(overDesc, totals.Over, path)
-			out.counter(delayedDesc, totals.Delayed, path)
+		for _, c := range policyCounts {
+			if l.Policies.has(c.option) && c.desc != nil {
+				out.counter(c.desc, c.of(totals), path)
+			}
 		}
-		if l.Bans {
-			out.counter(bansDesc, totals.Bans, path)
-		}
-		if l.Borrows {
-			out.counter(borrowedDesc, totals.Borrowed, path)
-		}
-		if l.Leases && newest.Redis() != nil || leases[path].Granted > 0 {
+		if l.Policies.has(Leases) && newest.Redis() != nil || leases[path].Granted > 0 {
 			out.counter(leasedDesc, uint64(leases[path].Granted), path, "granted") //nolint:gosec // not negative
 			out.counter(leasedDesc, uint64(leases[path].Used), path, "used")       //nolint:gosec // not negative
 		}
@@ -280,9 +292,9 @@ func leasesByPath(leases []Lease) map[string]limiter.LeaseUsage {
 func (l Limit) mayBeDecidedBy(by limiter.Decider) bool {
 	switch by {
 	case limiter.DecidedByLease:
-		return l.Leases
+		return l.Policies.has(Leases)
 	case limiter.DecidedByReport:
-		return l.Eventual
+		return l.Policies.has(Eventual)
 	case limiter.DecidedByMemory, limiter.DecidedByRedis, limiter.DecidedByCache, limiter.DecidedByFallback:
 	}
 	return true
@@ -319,7 +331,7 @@ func (l Limit) merge(other Limit) Limit {
 	merge(&l.DripRate, other.DripRate)
 	merge(&l.DripSize, other.DripSize)
 	merge(&l.Window, other.Window)
-	l.Leases, l.Eventual = l.Leases || other.Leases, l.Eventual || other.Eventual
+	l.Policies |= other.Policies // their counts are those of the path
 	return l
 }
 

@@ -29,12 +29,12 @@ type sample struct {
 // counts is what became of requests at the limits of one path.
 type counts struct {
 	admitted, denied, spared uint64
-	fallback                 uint64 // of all of these, those that this process decided instead of Redis
+	fallback                 uint64 // of all decisions, those of this process instead of Redis
 }
 
 // counts returns the counts of t.
 func (t *Totals) counts() counts {
-	by := t.by(Admitted, Near, Denied, Banned, Spared)
+	by := t.all()
 	return counts{t.Of(Admitted, Near), t.Of(Denied, Banned), t.Of(Spared), by[limiter.DecidedByFallback]}
 }
 
@@ -84,21 +84,51 @@ func (p *Process) Counts(of []*Counters) (all []adminapi.Counts, over time.Durat
 	p.mu.Unlock()
 	all = make([]adminapi.Counts, 0, len(of))
 	for _, c := range of {
-		all = append(all, c.answer(before.counts[c.Path], over))
+		all = append(all, c.answer(p.policiesOf(c.Path), before.counts[c.Path], over))
 	}
 	return all, over
 }
 
-// answer returns the counts of c and its rates since they were others.
-func (c *Counters) answer(before counts, since time.Duration) adminapi.Counts {
+// Results returns what became of requests at the limits of the counters' path.
+func (p *Process) Results(c *Counters) adminapi.Results {
+	totals := c.Totals()
+	return totals.results(p.policiesOf(c.Path))
+}
+
+// results returns t for limits with the given options.
+func (t *Totals) results(options Policies) adminapi.Results {
+	now := t.counts()
+	results := adminapi.Results{Admitted: now.admitted, Denied: now.denied, Spared: now.spared}
+	for _, count := range policyCounts {
+		if options.has(count.option) {
+			n := count.of(t)
+			*count.shown(&results.PolicyCounts) = &n
+		}
+	}
+	return results
+}
+
+// policiesOf returns the options of the limits of a path in the newest config.
+func (p *Process) policiesOf(path string) Policies {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.configs) == 0 {
+		return 0
+	}
+	return p.configs[len(p.configs)-1].limits[path].Policies
+}
+
+// answer returns the counts of c, of limits with the given options, and its rates since they
+// were others.
+func (c *Counters) answer(options Policies, before counts, since time.Duration) adminapi.Counts {
 	totals := c.Totals()
 	now := totals.counts()
 	answer := adminapi.Counts{
-		Path: c.Path, Admitted: now.admitted, Denied: now.denied, Spared: now.spared,
+		Path: c.Path, Results: totals.results(options),
 		Near: totals.Of(Near), Units: totals.Units,
 		By: make(map[string]uint64, deciders), Rates: make(map[string]float64),
 	}
-	for by, n := range totals.by(Admitted, Near, Denied, Banned, Spared) {
+	for by, n := range totals.all() {
 		answer.By[limiter.Decider(by).String()] = n
 	}
 	grown := now.minus(before)

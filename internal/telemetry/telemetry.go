@@ -39,16 +39,26 @@ type Limit struct {
 	Counters                                    *Counters
 	Algorithm, Size, DripRate, DripSize, Window string
 
-	Above bool // whether it may admit more than its size
-
-	Bans bool // whether it bans keys
-
-	Borrows bool // whether it borrows from a pool
-
-	DryRun bool // whether it denies nothing
-
-	Leases, Eventual bool // whether this process may decide by itself, and how
+	Policies Policies
 }
+
+// Policies are those options of a limit, as a set, of which more is counted than what the
+// limit admits and denies.
+type Policies uint8
+
+// The options.
+const (
+	DryRun   Policies = 1 << iota // it denies nothing
+	Soft                          // it admits more than its size
+	Delays                        // requests may wait for room
+	Bans                          // it bans keys
+	Borrows                       // it borrows from a pool
+	Leases                        // this process may decide, from what it has leased
+	Eventual                      // this process may decide, and report afterwards
+)
+
+// has reports whether p has the option.
+func (p Policies) has(option Policies) bool { return p&option != 0 }
 
 // Usage is the usage of buckets of one name, and the path of their limit.
 type Usage struct {
@@ -86,7 +96,7 @@ type Process struct {
 	sampled   time.Time // when rates and full limits were looked at last
 	rates     rates
 	full      fullLimits
-	listening bool                    // whether the newest config that has started wants to know of denials
+	listening [len(denialEvents)]bool // whether the newest config that has started wants to know of denials
 	failed    map[[2]string]*Throttle // of what is logged of each server, by reason
 }
 

@@ -35,7 +35,7 @@ func TestRates(t *testing.T) {
 	if want := samples * sampleEvery; age != want {
 		t.Errorf("the oldest sample is %v old, want %v", age, want)
 	}
-	got := c.answer(before.counts[c.Path], age)
+	got := c.answer(0, before.counts[c.Path], age)
 	if want := float64(14+15+16+17+18+19) / age.Seconds(); got.Rates["admitted"] != want || got.Admitted != 190 {
 		t.Errorf("%v a second of %d, want %v", got.Rates["admitted"], got.Admitted, want)
 	}
@@ -45,6 +45,19 @@ func TestRates(t *testing.T) {
 	again := counts{admitted: 3}.minus(counts{admitted: 10})
 	if again.admitted != 3 {
 		t.Errorf("counts that have started again have grown by %d", again.admitted)
+	}
+}
+
+// TestLimitsOfOnePathAreOne guards that what is counted for one of the limits without a
+// name, which share a path, is shown whichever of them is the last.
+func TestLimitsOfOnePathAreOne(t *testing.T) {
+	c := &Counters{Path: "default"}
+	for option := DryRun; option <= Eventual; option <<= 1 {
+		for _, limits := range [][]Limit{{{Counters: c, Policies: option}, {Counters: c}}, {{Counters: c}, {Counters: c, Policies: option}}} {
+			if got := byPath(limits)["default"].Policies; got != option {
+				t.Errorf("got options %b, want %b", got, option)
+			}
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -56,6 +57,18 @@ func (t *Table) Add(alert bool, cells ...any) {
 	}
 	t.alerts[len(t.rows)] = alert
 	t.rows = append(t.rows, row)
+}
+
+// DropEmpty removes the columns in which no row has anything.
+func (t *Table) DropEmpty() {
+	for column := len(t.rows[0]) - 1; column >= 0 && len(t.rows) > 1; column-- {
+		if slices.ContainsFunc(t.rows[1:], func(row []string) bool { return row[column] != "" }) {
+			continue
+		}
+		for i := range t.rows {
+			t.rows[i] = slices.Delete(t.rows[i], column, column+1)
+		}
+	}
 }
 
 // Lines returns the lines of the table, Coloured if wanted.

@@ -1,0 +1,113 @@
+package adminapi
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
+)
+
+// Policies are the options of a limit that say what counts, and what happens at the limit,
+// under their names in a config. Whatever shows a limit shows all of them, see Options.
+type Policies struct {
+	CountDenied bool                       `json:"count_denied,omitempty"`
+	Count       *caddyhttp.ResponseMatcher `json:"count,omitempty"`
+	ActualCost  string                     `json:"actual_cost,omitempty"`
+
+	DryRun bool `json:"dry_run,omitempty"`
+
+	Soft       int64   `json:"soft,omitempty"`                       // units above the size that pass
+	MaxDelay   Seconds `json:"max_delay,omitempty"`                  // for which requests may wait
+	MaxWaiting int64   `json:"max_waiting,omitempty" default:"1000"` // how many may at once, in this process
+
+	Ban      []Seconds `json:"ban,omitempty"`                   // for which keys are banned that it denies
+	BanAfter int64     `json:"ban_after,omitempty" default:"1"` // how many denials lead to a ban, if so
+
+	Borrow string `json:"borrow,omitempty"` // the limit from which it borrows
+	Pool   bool   `json:"pool,omitempty"`   // whether it counts only what others borrow
+
+	Status int `json:"status" default:"429"` // of the response to denied requests
+
+	Consistency string `json:"consistency,omitempty"` // who decides with Redis, unless that does itself
+}
+
+// Options returns the policies that are not those of any limit, each as in a Caddyfile, such
+// as "ban 10m 1h".
+func (p *Policies) Options() (set []string) {
+	v := reflect.ValueOf(p).Elem()
+	for i := range v.NumField() {
+		field, option := v.Type().Field(i), v.Type().Field(i).Tag.Get("json")
+		option, _, _ = strings.Cut(option, ",")
+		text := optionText(v.Field(i).Interface())
+		if byDefault, ok := field.Tag.Lookup("default"); v.Field(i).IsZero() || ok && text == byDefault {
+			continue
+		}
+		set = append(set, terminal.Safe(strings.TrimSpace(option+" "+text)))
+	}
+	return set
+}
+
+// optionText returns what an option is set to, which is nothing for one that is on or off.
+func optionText(value any) string {
+	var words []string
+	switch value := value.(type) {
+	case bool:
+	case Seconds:
+		return Interval(value)
+	case []Seconds:
+		for _, d := range value {
+			words = append(words, Interval(d))
+		}
+	case *caddyhttp.ResponseMatcher:
+		return responsesText(value)
+	default:
+		return Number(value)
+	}
+	return strings.Join(words, " ")
+}
+
+// responsesText returns which responses a matcher matches.
+func responsesText(m *caddyhttp.ResponseMatcher) string {
+	if m == nil {
+		return ""
+	}
+	words := make([]string, 0, 1+len(m.StatusCode))
+	for i, code := range m.StatusCode {
+		if i == 0 {
+			words = append(words, "status")
+		}
+		text := strconv.Itoa(code)
+		if code < 10 {
+			text += "xx"
+		}
+		words = append(words, text)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Headers)) {
+		words = append(append(words, "header", name), m.Headers[name]...)
+	}
+	return strings.Join(words, " ")
+}
+
+// OptionsTitle is the title of a column that has the policies of limits.
+const OptionsTitle = "OPTIONS"
+
+// Counted is one of the PolicyCounts.
+type Counted struct {
+	Name string
+	N    *uint64
+}
+
+// List returns the counts by their names in JSON.
+func (c *PolicyCounts) List() (all []Counted) {
+	v := reflect.ValueOf(c).Elem()
+	for i := range v.NumField() {
+		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		all = append(all, Counted{name, v.Field(i).Interface().(*uint64)})
+	}
+	return all
+}
