@@ -19,14 +19,15 @@
 --
 -- A long log is neither read nor written as a whole. Which entries have left the
 -- window, and which have to leave before there is room again, is found by bisection,
--- after steps that double, as it is often one of the first. The string is trimmed when half of its entries have left.
--- The key expires when the newest entry has left the window.
+-- after steps that double, as it is often one of the first. The string is trimmed when
+-- half of its entries have left. The key expires when the newest entry has left the window.
 
 local byte, format, match, sub = string.byte, string.format, string.match, string.sub
 local ceil = math.ceil
 local KIND = 108
 local HEADER = '>BdHHIHHI3dHdHdH'
 local HEAD, ENTRY = 54, 10 -- bytes of the header and of an entry
+local BLANK = string.rep(' ', HEAD)
 local TIME = 2 ^ 24        -- a time is stored as what this divides it into, and the rest
 local PAGE = 100           -- entries that are read at once
 local MOST = 65535         -- units that an entry, or a count, can have
@@ -111,13 +112,18 @@ local write, tell -- see below
 
 -- fresh returns an empty log.
 local function fresh(key)
-  return {write = write, tell = tell, key = key, text = '', from = 0, count = 0, total = 0, sum = 0, base = 0, whole = true}
+  return {write = write, tell = tell, key = key, text = BLANK, from = 0, count = 0, total = 0, sum = 0, base = 0, whole = true}
 end
 
--- load reads the whole of a log, whose string will then be written anew.
+-- load reads the whole of a log, whose string will then be written anew, with the entries
+-- that have been appended to it.
 local function load(log)
   if not log.whole then
     log.text, log.whole = call('GET', log.key), true
+  end
+  if log.more then
+    log.text = sub(log.text, 1, HEAD + log.count * ENTRY) .. log.more
+    log.count, log.more = log.count + #log.more / ENTRY, nil
   end
 end
 
@@ -143,10 +149,6 @@ local function insert(log, at, units)
   end
   units = min(units, COUNT - 1 - log.total)
   load(log)
-  if log.more then
-    log.text = sub(log.text, 1, HEAD + log.count * ENTRY) .. log.more
-    log.count, log.more = log.count + #log.more / ENTRY, nil
-  end
   local i = search(log, function(time)
     return time > at
   end)
@@ -160,10 +162,10 @@ local function insert(log, at, units)
   log.sum, log.total = (log.sum + units) % COUNT, log.total + units
 end
 
--- summarize returns the summary of a log's entries, which may count more of those
--- that are not written yet. It is only used after the clock was set back, or a node
--- has told of something.
+-- summarize returns the summary of a log's entries. It is only used after the clock was
+-- set back, or a node has told of something.
 local function summarize(log, period, phase)
+  load(log)
   local clear = log.newest - (log.newest - phase) % period + 2 * period
   local function since(time)
     return (log.sum - sumBefore(log, search(log, function(at)

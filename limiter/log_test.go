@@ -775,6 +775,33 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 	}
 }
 
+// TestLogTellsWindowsApart guards a server that is told of two windows while it has
+// nothing: its summary has as many units in each as it was told, so what is admitted
+// elsewhere in the later one is added when it is told of that too.
+func TestLogTellsWindowsApart(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	b := logBucket(20, time.Second, MaxLogUnits+1) // never admitted, so nothing is charged
+	l := b.Limit
+	v.at(t, v.start-v.start%1e6+10e6+100_000)
+	known := l.add(level{}, 14, moment{v.now - 400_000, v.now - 400_000})
+	for i, units := range []int64{1, 3} {
+		known = l.add(known, units, moment{v.now, v.now})
+		ahead := known.ahead(v.now)
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead, 0, behind}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := outcomes[0]; got.ahead != ahead {
+			before, last := known.counts()
+			t.Errorf("told %d and %d units, time %d: summary %+v, want %+v", before, last, i+1, got.ahead, ahead)
+		}
+		v.advance(t, 50*time.Millisecond)
+	}
+	if got, err := v.Peek(t.Context(), b); err != nil || got.Units != 18 {
+		t.Errorf("holds %d units, %v, want 18", got.Units, err)
+	}
+}
+
 // TestLogRights guards that logs need no rights in Redis but those that docs/redis.md
 // names for them: short logs, long ones, and while units leave them.
 func TestLogRights(t *testing.T) {
