@@ -8,7 +8,8 @@
 --   1 byte, 108; 8, the time of the summary; 2 and 2, its counts; 4, the sum of all
 --   units; 2, how many entries at the beginning have left the window; 2, how many
 --   there are; 3, the sum in the last of them; 8 and 2, the newest; 8 and 2, and 8 and
---   2, the record of held units, see held.lua
+--   2, the record of held units, see held.lua; 2, how many units the summary counts in
+--   both windows, see join
 --
 -- The summary counts the same units in windows that begin at multiples of their
 -- length, and is the level of a sliding window, see sliding.lua. It is what nodes know
@@ -25,8 +26,8 @@
 local byte, format, match, sub = string.byte, string.format, string.match, string.sub
 local ceil = math.ceil
 local KIND = 108
-local HEADER = '>BdHHIHHI3dHdHdH'
-local HEAD, ENTRY = 54, 10 -- bytes of the header and of an entry
+local HEADER = '>BdHHIHHI3dHdHdHH'
+local HEAD, ENTRY = 56, 10 -- bytes of the header and of an entry
 local BLANK = string.rep(' ', HEAD)
 local TIME = 2 ^ 24        -- a time is stored as what this divides it into, and the rest
 local PAGE = 100           -- entries that are read at once
@@ -40,11 +41,11 @@ local function header(value)
   if byte(value) ~= KIND or #value < HEAD then
     return
   end
-  local _, clear, before, last, total, from, count, sum, newest, units, held, n, held2, n2 = read(HEADER, value)
+  local _, clear, before, last, total, from, count, sum, newest, units, held, n, held2, n2, both = read(HEADER, value)
   if clear > 0 and clear < 2 ^ 53 and newest >= 0 and newest < 2 ^ 53 and held2 >= 0 and held2 <= held and held < 2 ^ 53
     and clear % 1 + newest % 1 + held % 1 + held2 % 1 == 0
     and from <= count and total >= units and total < COUNT and (newest > 0 or total == 0 and from == count) then
-    return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, n + n2 > 0 and {held, n, held2, n2}
+    return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, n + n2 > 0 and {held, n, held2, n2}, both
   end
 end
 
@@ -205,15 +206,16 @@ end
 -- summary of both. Of each window the larger count counts, a window being that of the
 -- server which ends next to the node's. If the node knows of more units, they become an
 -- entry, as late as they can have been: when the window ended by the node's reckoning,
--- or now. That may be in the server's next window; then they count in both.
+-- or now. That may be in the server's next window; then they count in both, and the log
+-- knows how many, since the node may later tell of others in the next one.
 local function join(log, clear, rest, theirs, counts, period, phase)
   if counts == 0 then
     return clear, rest
   end
   local last, ends = min(counts % COUNT, MOST), theirs - period
   local before, ends2 = min(floor(counts / COUNT), MOST), ends - period
-  local mine = rest % COUNT
-  local mine2 = (rest - mine) / COUNT
+  local shown, shown2 = rest % COUNT, floor(rest / COUNT)
+  local mine, mine2 = max(shown - (log.bothIn == clear and log.both or 0), 0), shown2
   local late = (theirs - phase) % period
   local latest = now - (now - phase) % period + 2 * period
   local told = min(2 * late < period and theirs - late or theirs - late + period, latest)
@@ -221,7 +223,7 @@ local function join(log, clear, rest, theirs, counts, period, phase)
   if told < own then -- what was their last window is the one before
     told, before, ends2, last = own, last, ends, 0
   elseif told > own then
-    mine, mine2 = 0, mine
+    mine, mine2, shown, shown2 = 0, mine, 0, shown
   end
   if told == latest then
     -- A denied request that counts takes the place of others in the log, but not in mine.
@@ -239,11 +241,12 @@ local function join(log, clear, rest, theirs, counts, period, phase)
   if not log.newest then
     return clear, rest
   end
-  before, last = max(before, mine2), max(last, mine)
+  mine = max(mine, last)
+  before, last = max(before, shown2), max(last, shown)
   if added then
     local clear2, rest2 = summarize(log, period, phase)
     for _ = told, clear2 - 1, period do
-      told, before, last = told + period, last, 0
+      told, before, last, mine = told + period, last, 0, 0
     end
     local before2, last2 = floor(rest2 / COUNT), rest2 % COUNT
     for _ = clear2, told - 1, period do
@@ -251,6 +254,7 @@ local function join(log, clear, rest, theirs, counts, period, phase)
     end
     before, last = max(before, before2), max(last, last2)
   end
+  log.both, log.bothIn = last - mine, told
   return told, before * COUNT + last
 end
 
@@ -316,7 +320,7 @@ local function readLog(key, period, phase)
   elseif type(value) ~= 'string' then
     return log, 0, 0, false, true, false
   end
-  local clear, rest, total, from, count, sum, newest, units, record = header(value)
+  local clear, rest, total, from, count, sum, newest, units, record, both = header(value)
   local size = HEAD + (count or 0) * ENTRY
   local whole = #value < HEAD + PAGE * ENTRY or size <= #value
   if not clear or (whole and #value or call('STRLEN', key)) < size then
@@ -324,6 +328,7 @@ local function readLog(key, period, phase)
   end
   log.text, log.from, log.count, log.newest, log.units, log.whole = value, from, count, newest, units, whole
   log.total, log.sum, log.base = total, sum, (sum - total + units) % COUNT
+  log.both, log.bothIn = both, clear
   local edge, changed = now - period, false
   if log.from < count and entry(log, log.from) <= edge then
     drop(log, search(log, function(at)
@@ -388,7 +393,7 @@ function write(log, clear, rest, record, period)
   end
   local from = log.whole and 0 or log.from
   local first = pack(HEADER, KIND, clear, min(before, MOST), min(rest % COUNT, MOST), log.total, from, count - log.from + from,
-    log.sum, newest, log.newest and log.units or 0, held, n, held2, n2)
+    log.sum, newest, log.newest and log.units or 0, held, n, held2, n2, log.bothIn == clear and log.both or 0)
   if log.whole then
     local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
     call('SET', log.key, first .. text .. (log.more or ''), 'PX', ceil((last - now) / 1000) + 1)
