@@ -75,8 +75,8 @@ func TestConsistencyOptions(t *testing.T) {
 		`size 100; ban 10m; consistency lease 1s`:                                 reject("lease 1s", "as a ban holds for all instances at once"),
 		`size 100; max_delay 1s; consistency lease 1s`:                            reject("lease 1s", "as with max_delay requests of all instances wait in one order"),
 		`concurrency 100; consistency lease 1s`:                                   reject("lease 1s", "as requests in progress are counted by all instances together"),
-		`algorithm sliding_log; size 100; window 1m; consistency eventual 1s`:     reject("eventual 1s", "as a log has each request"),
-		`algorithm warm_up; rate 100/s; warm_up 1m; consistency lease 1s`:         reject("lease 1s", "as requests pass a warm_up one by one"),
+		`algorithm sliding_log; size 100; window 1m; consistency eventual 1s`:     reject("eventual 1s", "as algorithm sliding_log depends on each request"),
+		`algorithm warm_up; rate 100/s; warm_up 1m; consistency lease 1s`:         reject("lease 1s", "as algorithm warm_up depends on each request"),
 		`size 100; limit a {; size 5; consistency lease 1s; }`:                    `limit "api/a": consistency: got "lease 1s", want exact, ` + least,
 		`size 100; consistency lease 1s; limit a {; size 5; consistency often; }`: `limit "api/a": consistency: got "often", want ` + wantConsistency,
 	} {
