@@ -229,6 +229,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 // up are told to wait, and that those do not wait at all which cost too much for that, or
 // come when as many wait as may.
 func TestWarmUpDelays(t *testing.T) {
+	t.Parallel()
 	l, _ := readyLimit(t, &Limit{
 		Key: "all", Algorithm: "warm_up", Rate: "10/5s", WarmUp: "4s", MaxDelay: "2s", MaxWaiting: "2", Cost: "{cost}",
 	})
