@@ -43,7 +43,7 @@ func newFamilies(words []string) (families, error) {
 			return 0, badOption("headers", word, "x-ratelimit, ratelimit-11 or both, or off")
 		}
 		if set&family != 0 {
-			return 0, newOptionError("headers", "got a duplicate %q, want it once", word)
+			return 0, newOptionError("headers", "duplicate %q", word)
 		}
 		set |= family
 	}
