@@ -63,7 +63,8 @@ func (b *bucket) checkAbove(numbers limiter.Limit) error {
 
 // checkDelay returns an error if no request to b may wait for the limit's max_delay.
 func (b *bucket) checkDelay(numbers limiter.Limit) error {
-	l, cost, want := b.limit, b.usualCost(), ""
+	l, cost := b.limit, b.usualCost()
+	var want string
 	switch unit := numbers.DripTime(1); {
 	case !b.counts.MayWait():
 		want = "algorithm leaky_bucket, token_bucket or warm_up with it"
