@@ -40,16 +40,12 @@ func (l *Limit) setAbove() (err error) {
 func (b *bucket) checkAbove(numbers limiter.Limit) error {
 	l := b.limit
 	switch {
-	case l.soft > 0 && b.counts == limiter.WarmUp:
+	case l.soft > 0 && !l.algorithm.hasSize():
 		return badOption("soft", string(l.Soft), "another algorithm than warm_up, which has no size")
-	case l.maxDelay > 0 && b.counts == limiter.WarmUp:
-		if err := b.checkWarmUpDelay(numbers); err != nil {
+	case l.maxDelay > 0:
+		if err := b.checkDelay(numbers); err != nil {
 			return err
 		}
-	case l.maxDelay > 0 && b.counts != limiter.Leaky:
-		return badOption("max_delay", string(l.MaxDelay), "algorithm leaky_bucket, token_bucket or warm_up with it")
-	case l.maxDelay > 0 && !b.rate.isDynamic() && l.maxDelay < b.rate.constant:
-		return badOption("max_delay", string(l.MaxDelay), fmt.Sprintf("at least the time of a drip, %v", b.rate.constant))
 	}
 	least := numbers
 	if b.drip.isDynamic() {
@@ -65,17 +61,21 @@ func (b *bucket) checkAbove(numbers limiter.Limit) error {
 	return nil
 }
 
-// checkWarmUpDelay returns an error if no request to b, which warms up, may wait.
-func (b *bucket) checkWarmUpDelay(numbers limiter.Limit) error {
+// checkDelay returns an error if no request to b may wait for the limit's max_delay.
+func (b *bucket) checkDelay(numbers limiter.Limit) error {
 	l, cost := b.limit, b.usualCost()
-	if unit := numbers.DripTime(1); l.maxDelay < unit {
-		return badOption("max_delay", string(l.MaxDelay), fmt.Sprintf("at least the time of a unit at the full rate, %v", unit))
+	var want string
+	switch unit := numbers.DripTime(1); {
+	case !b.counts.MayWait():
+		want = "algorithm leaky_bucket, token_bucket or warm_up with it"
+	case l.maxDelay < unit:
+		want = fmt.Sprintf("at least %v, in which a unit leaves", unit)
+	case numbers.Delayed(l.maxDelay, cost) == 0:
+		want = fmt.Sprintf("a warm_up of more than %v with it: twice the time of a request at the full rate", 2*numbers.DripTime(cost))
+	default:
+		return nil
 	}
-	if numbers.Delayed(l.maxDelay, cost) == 0 {
-		return badOption("max_delay", string(l.MaxDelay),
-			fmt.Sprintf("a warm_up of more than %v with it: twice the time of a request at the full rate", 2*numbers.DripTime(cost)))
-	}
-	return nil
+	return badOption("max_delay", string(l.MaxDelay), want)
 }
 
 // usualCost returns what a request costs, or 1 if that depends on it.

@@ -31,7 +31,7 @@ func TestPolicyOptions(t *testing.T) {
 		`size 5; soft 0`:                                                          limit(`soft: got "0", want a whole number from 1 to 562949953421312`),
 		`size 5; soft {query.n}`:                                                  limit(`soft: got "{http.request.uri.query.n}", want a whole number from 1 to 562949953421312`),
 		`size 5; max_delay 0s`:                                                    limit(`max_delay: got "0s", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`),
-		`size 5; max_delay 999ms`:                                                 limit(`max_delay: got "999ms", want at least the time of a drip, 1s`),
+		`size 5; max_delay 999ms`:                                                 limit(`max_delay: got "999ms", want at least 1s, in which a unit leaves`),
 		`size 5; max_delay 1s; max_waiting 0`:                                     limit(`max_waiting: got "0", want a whole number from 1 to 2147483647`),
 		`size 5; max_waiting 5`:                                                   limit(`max_waiting: got "5", want max_delay with it`),
 		`size 5; status 200`:                                                      limit(`status: got "200", want a whole number from 400 to 599`),
@@ -43,7 +43,7 @@ func TestPolicyOptions(t *testing.T) {
 		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 200ms; max_waiting 5`: ``,
 		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 2s; cost 2`:           ``,
 		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 2s; cost {query.n}`:   ``,
-		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 199ms`:                limit(`max_delay: got "199ms", want at least the time of a unit at the full rate, 200ms`),
+		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 199ms`:                limit(`max_delay: got "199ms", want at least 200ms, in which a unit leaves`),
 		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 2s; cost 3`:           limit(`max_delay: got "2s", want a warm_up of more than 1.2s with it: twice the time of a request at the full rate`),
 		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 2s; count status 401`: limit(`max_delay: got "2s", want none with count, actual_cost or concurrency`),
 		`soft 2; limit a {; size 1; }`:                                            limit(`soft: got "2", want a size with it`),
@@ -229,6 +229,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 // up are told to wait, and that those do not wait at all which cost too much for that, or
 // come when as many wait as may.
 func TestWarmUpDelays(t *testing.T) {
+	t.Parallel()
 	l, _ := readyLimit(t, &Limit{
 		Key: "all", Algorithm: "warm_up", Rate: "10/5s", WarmUp: "4s", MaxDelay: "2s", MaxWaiting: "2", Cost: "{cost}",
 	})

@@ -194,7 +194,7 @@ func startWithAdmin(t testing.TB, c config) (*server, *admin) {
 }
 
 // TestAdminStatusAndLimits guards that both show what the running config has and
-// what became of requests.
+// outcomes of requests.
 func TestAdminStatusAndLimits(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: adminSite})
 	for range 2 {
@@ -667,14 +667,14 @@ func TestAdminTop(t *testing.T) {
 	}
 	check()
 	n := 0
-	topLists.Range(func(any, any) bool { n++; return true })
+	process.tops.Range(func(any, any) bool { n++; return true })
 	if n != 2 {
 		t.Errorf("%d limits keep keys, want 2", n)
 	}
 	if err := s.load(config{admin: a.addr, site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
 		t.Fatal(err)
 	}
-	topLists.Range(func(id, _ any) bool {
+	process.tops.Range(func(id, _ any) bool {
 		t.Errorf("keys of %v are kept without track_top", id)
 		return true
 	})

@@ -25,21 +25,29 @@ const (
 	concurrency algorithm = "concurrency" // which is an option instead
 )
 
+// algorithms has what stores count by.
+var algorithms = map[algorithm]limiter.Algorithm{
+	leakyBucket:   limiter.Leaky,
+	tokenBucket:   limiter.Leaky,
+	fixedWindow:   limiter.Fixed,
+	slidingWindow: limiter.Sliding,
+	slidingLog:    limiter.Log,
+	warmUp:        limiter.WarmUp,
+}
+
 // parseAlgorithm parses the algorithm option.
 func parseAlgorithm(text string) (algorithm, string) {
-	switch a := algorithm(text); a {
-	case leakyBucket, tokenBucket, fixedWindow, slidingWindow, slidingLog, warmUp:
-		return a, ""
-	case concurrency:
+	if _, ok := algorithms[algorithm(text)]; !ok {
+		return "", "leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up"
 	}
-	return "", "leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up"
+	return algorithm(text), ""
 }
 
 // hasWindow reports whether a counts in windows.
-func (a algorithm) hasWindow() bool { return a == fixedWindow || a.slides() }
+func (a algorithm) hasWindow() bool { return algorithms[a].DripSize() > 0 }
 
 // slides reports whether a counts in the window that ends with the request.
-func (a algorithm) slides() bool { return a == slidingWindow || a == slidingLog }
+func (a algorithm) slides() bool { return a.hasWindow() && a != fixedWindow }
 
 // hasSize reports whether a admits more if its size is larger.
 func (a algorithm) hasSize() bool { return a != warmUp }
@@ -96,15 +104,8 @@ func (l *Limit) setWindowBucket() error {
 	case l.WindowStart != "" && l.Period != "":
 		return badOption("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
 	}
-	b := &bucket{path: l.path, drip: value[int64]{option: "size", constant: limiter.MaxUnits}}
-	switch l.algorithm { //nolint:exhaustive // the others have no window
-	case fixedWindow:
-		b.counts = limiter.Fixed
-	case slidingWindow:
-		b.counts, b.drip.constant = limiter.Sliding, limiter.SlidingWindow(1, time.Second).DripSize
-	case slidingLog:
-		b.counts, b.drip.constant = limiter.Log, limiter.SlidingLog(1, time.Second).DripSize
-	}
+	b := &bucket{path: l.path, counts: algorithms[l.algorithm]}
+	b.drip = value[int64]{option: "size", constant: b.counts.DripSize()}
 	var err error
 	if b.size, err = newValue(l.resolve, "size", string(l.Size), parseUnits); err != nil {
 		return err
@@ -162,7 +163,7 @@ func (l *Limit) setWarmUpBucket() error {
 		return err
 	}
 	b := &bucket{
-		path: l.path, counts: limiter.WarmUp, aligned: true,
+		path: l.path, counts: algorithms[l.algorithm], aligned: true,
 		size: value[int64]{option: "rate", constant: r.units},
 		rate: value[time.Duration]{option: "rate", constant: r.each},
 		drip: value[int64]{option: "rate", constant: r.units},

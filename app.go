@@ -171,11 +171,11 @@ func (*App) Stop() error { return nil }
 // openMemory makes the app use the memory store of this process.
 func (a *App) openMemory() error {
 	store, err := openStore(a, memoryKey, func() (sharedMemory, error) {
-		if m := idleMemory.Swap(nil); m != nil {
+		if m := process.idleMemory.Swap(nil); m != nil {
 			return use(m.Memory), nil
 		}
 		process.NewMemory()
-		return use(newMemory()), nil
+		return use(process.newMemory()), nil
 	})
 	if err != nil {
 		return err
@@ -207,7 +207,7 @@ func (a *App) openRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfi
 func (a *App) releaseStores() error {
 	errs := make([]error, 0, len(a.storeKeys))
 	for _, key := range slices.Backward(a.storeKeys) {
-		_, err := stores.Delete(key)
+		_, err := process.stores.Delete(key)
 		errs = append(errs, err)
 	}
 	a.storeKeys = nil

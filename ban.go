@@ -193,19 +193,16 @@ type bannedKey struct {
 	address bool
 }
 
-// banLists holds the lists in use.
-var banLists = caddy.NewUsagePool()
-
 // banListOf returns the list of buckets of a name. The caller must release it.
 func banListOf(name string) *banList {
-	l, _, _ := banLists.LoadOrNew(name, func() (caddy.Destructor, error) {
+	l, _, _ := process.bans.LoadOrNew(name, func() (caddy.Destructor, error) {
 		return &banList{name: name, ends: make(map[bannedKey]time.Time)}, nil
 	})
 	return l.(*banList)
 }
 
 // release releases the list, which ends with the last config that uses it.
-func (l *banList) release() { _, _ = banLists.Delete(l.name) }
+func (l *banList) release() { _, _ = process.bans.Delete(l.name) }
 
 // Destruct implements caddy.Destructor.
 func (*banList) Destruct() error { return nil }

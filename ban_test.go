@@ -272,7 +272,7 @@ func TestBanOnReload(t *testing.T) {
 	s.run(step{header: []string{"User: a"}, want: "200 limit=5 remaining=4 clear=2.000"})
 	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": []}`)
 	n := 0
-	banLists.Range(func(any, any) bool { n++; return true })
+	process.bans.Range(func(any, any) bool { n++; return true })
 	if n > 0 {
 		t.Errorf("%d lists of bans are kept for a config that does not ban", n)
 	}

@@ -86,7 +86,7 @@ func (b *bucket) validate() error {
 		}
 		if !b.cost.isDynamic() && b.cost.constant > numbers.Size {
 			most := "size"
-			if b.counts == limiter.WarmUp {
+			if !b.limit.algorithm.hasSize() {
 				most = "units of the rate"
 			}
 			return badOption("cost", b.cost.String(), fmt.Sprintf("at most the %s, %d", most, numbers.Size))
@@ -164,19 +164,10 @@ func (b *bucket) describe() string {
 	if !b.drip.isDynamic() {
 		drip = strconv.FormatInt(b.drip.constant, 10)
 	}
-	switch {
-	case b.period != nil:
+	if b.period != nil {
 		rate = b.period.String()
-	case b.counts == limiter.Sliding:
-		rate += " sliding"
-	case b.counts == limiter.Log:
-		rate += " log"
-	case b.counts == limiter.WarmUp:
-		rate += " warm-up " + b.warmUp.String() + " " + b.cold.String()
-	case b.aligned:
-		rate += " clock"
 	}
-	return size + " " + rate + " " + drip
+	return fmt.Sprint(size, " ", rate, " ", drip, " ", b.counts, b.aligned, b.warmUp, b.cold)
 }
 
 // numbers returns the bucket's numbers for one request at now, or whether it is

@@ -178,7 +178,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
 		option := p.Val()
 		if seen[option] && option != "limit" && option != "zone" && (h == nil || !repeatable(option)) {
-			return p.Errf("%s: got a duplicate option, want it once", option)
+			return p.Errf("duplicate option: %s", option)
 		}
 		seen[option] = true
 		p.note(l, option)
@@ -223,8 +223,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			l.Limits = append(l.Limits, child)
 			err = p.parse(child, nil)
 		case h == nil && slices.Contains(handlerOptions, option):
-			return p.Errf("%s: got it in limit %q, want it in the %s block itself, as it applies to the whole handler",
-				option, l.Name, ownName)
+			return p.Errf("%s: not allowed in limit %q; it applies to the whole %s block", option, l.Name, ownName)
 		case option == "headers":
 			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
 				return p.Err("headers: got nothing, want x-ratelimit, ratelimit-11 or both, or off")
@@ -347,7 +346,7 @@ func parseCount(d *caddyfile.Dispenser) (*caddyhttp.ResponseMatcher, error) {
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
 	if existing != nil {
-		return nil, d.Errf("%s: got a duplicate global option, want it once", ownName)
+		return nil, d.Errf("duplicate global option: %s", ownName)
 	}
 	if d.NextArg() {
 		return nil, d.Errf("%s: got %q, want a block", ownName, redisaddr.WithoutPassword(d.Val()))
@@ -357,7 +356,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		option := d.Val()
 		if seen[option] {
-			return nil, d.Errf("%s: got a duplicate option, want it once", option)
+			return nil, d.Errf("duplicate option: %s", option)
 		}
 		seen[option] = true
 		var err error
@@ -401,7 +400,7 @@ func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 		case option != "max_keys":
 			return unknownOption(d, []string{"max_keys"})
 		case m.MaxKeys != "":
-			return d.Errf("%s: got a duplicate option, want it once", option)
+			return d.Errf("duplicate option: %s", option)
 		}
 		text, err := parseNumber(d, parseMaxKeys)
 		if err != nil {
@@ -433,7 +432,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		option := d.Val()
 		if seen[option] {
-			return d.Errf("%s: got a duplicate option, want it once", option)
+			return d.Errf("duplicate option: %s", option)
 		}
 		seen[option] = true
 
@@ -461,7 +460,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 				return unknownOption(d, []string{
 					"username", "password", "db", "cluster",
 					"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
-					"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout", "pool_size",
+					"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout",
 				})
 			}
 			*texts[option], err = parseArgument(d)

@@ -172,7 +172,7 @@ func TestLimitErrors(t *testing.T) {
 			`limit "api": size 5, drip rate 400000h0m0s, drip size 562949953421312: ` + wantDrain,
 		},
 		{`headers`, `headers: got nothing, want x-ratelimit, ratelimit-11 or both, or off, at Caddyfile:3`},
-		{`size 1; headers x-ratelimit x-ratelimit`, `headers: got a duplicate "x-ratelimit", want it once`},
+		{`size 1; headers x-ratelimit x-ratelimit`, `headers: duplicate "x-ratelimit"`},
 		{
 			`size 562949953421312; cost {query.n}`,
 			`limit "api": size 562949953421312, drip rate 1s, drip size 1: ` + wantDrain,
@@ -222,11 +222,11 @@ func TestLimitErrors(t *testing.T) {
 		// What is of the whole handler.
 		{
 			`size 1; limit a {; size 1; accounting each; }`,
-			`accounting: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`,
+			`accounting: not allowed in limit "a"` + wantOutside + `, at Caddyfile:6`,
 		},
 		{
 			`size 1; limit a {; size 1; headers off; }`,
-			`headers: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`,
+			`headers: not allowed in limit "a"` + wantOutside + `, at Caddyfile:6`,
 		},
 		{`size 1; accounting both`, `accounting: got "both", want atomic, each or in_order`},
 		{`size 1; accounting atomic each`, `accounting: got "atomic each", want one value, at Caddyfile:4`},
@@ -249,9 +249,9 @@ func TestLimitErrors(t *testing.T) {
 		},
 		{
 			`size 1; limit a {; size 1; on_error deny; }`,
-			`on_error: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`,
+			`on_error: not allowed in limit "a"` + wantOutside + `, at Caddyfile:6`,
 		},
-		{`size 1; limit a {; size 1; log; }`, `log: got it in limit "a", ` + wantOutside + `, at Caddyfile:6`},
+		{`size 1; limit a {; size 1; log; }`, `log: not allowed in limit "a"` + wantOutside + `, at Caddyfile:6`},
 		{`size 1; log`, ``},
 		{`size 1; log on`, `log: got "on", want no argument, at Caddyfile:4`},
 		{`size 1; log {; x; }`, `log: got a block, want it in one line, at Caddyfile:5`},
@@ -333,7 +333,7 @@ func TestDuplicateOptions(t *testing.T) {
 		name, _, _ := strings.Cut(option, " ")
 		t.Run(option, func(t *testing.T) {
 			err := validateCaddyfile(inLimit(option + "; " + option))
-			wantError(t, err, name+": got a duplicate option, want it once, at Caddyfile:4")
+			wantError(t, err, "duplicate option: "+name+", at Caddyfile:4")
 		})
 	}
 	redis := []string{
@@ -345,7 +345,7 @@ func TestDuplicateOptions(t *testing.T) {
 		name, _, _ := strings.Cut(option, " ")
 		t.Run("redis "+option, func(t *testing.T) {
 			err := validateCaddyfile(inApp("redis localhost:6379 {; " + option + "; " + option + "; }"))
-			wantError(t, err, name+": got a duplicate option, want it once, at Caddyfile:5")
+			wantError(t, err, "duplicate option: "+name+", at Caddyfile:5")
 		})
 	}
 }
@@ -353,10 +353,10 @@ func TestDuplicateOptions(t *testing.T) {
 // Guards the options of the app in the same way.
 func TestDuplicateGlobalOptions(t *testing.T) {
 	for block, want := range map[string]string{
-		`redis a:1; redis b:2`:                `redis: got a duplicate option, want it once, at Caddyfile:4`,
-		`on_error deny; on_error deny`:        `on_error: got a duplicate option, want it once, at Caddyfile:4`,
-		`memory; memory`:                      `memory: got a duplicate option, want it once, at Caddyfile:4`,
-		`memory {; max_keys 1; max_keys 1; }`: `max_keys: got a duplicate option, want it once, at Caddyfile:5`,
+		`redis a:1; redis b:2`:                `duplicate option: redis, at Caddyfile:4`,
+		`on_error deny; on_error deny`:        `duplicate option: on_error, at Caddyfile:4`,
+		`memory; memory`:                      `duplicate option: memory, at Caddyfile:4`,
+		`memory {; max_keys 1; max_keys 1; }`: `duplicate option: max_keys, at Caddyfile:5`,
 	} {
 		t.Run(block, func(t *testing.T) { wantCaddyfileError(t, inApp(block), want) })
 	}
@@ -549,7 +549,7 @@ func TestMeantOptions(t *testing.T) {
 		inLimit(`zone a {; requests 5; window 1m; }`):   `requests: got an unknown option (did you mean events?), `,
 		inLimit(`zone a {; events 5; duration 1m; }`):   `duration: got an unknown option (did you mean window?), `,
 		inApp(`reddis a:1`):                             `reddis: got an unknown option (did you mean redis?), want one of redis, `,
-		inApp(`redis a:1 {; poolsize 5; }`):             `poolsize: got an unknown option (did you mean pool_size?), `,
+		inApp(`redis a:1 {; keyprefix 5; }`):            `keyprefix: got an unknown option (did you mean key_prefix?), `,
 		inApp(`memory {; max_key 5; }`):                 `max_key: got an unknown option (did you mean max_keys?), want max_keys, `,
 	} {
 		t.Run(src, func(t *testing.T) {
@@ -690,7 +690,7 @@ func TestLimitsOfOnePath(t *testing.T) {
 func TestGlobalOptionErrors(t *testing.T) {
 	const wantRedis = `want one of username, password, db, cluster, master_name, sentinel_username, ` +
 		`sentinel_password, tls, tls_client_auth, tls_server_name, tls_trust_pool, tls_insecure_skip_verify, ` +
-		`key_prefix, key_secret, timeout, pool_size`
+		`key_prefix, key_secret, timeout`
 	const wantCertificate = `want the files of a certificate and its key, or the name of one to automate`
 	tests := []struct{ block, want string }{
 		{`storage x`, `storage: got an unknown option, want one of redis, memory, on_error, consistency, metrics, at Caddyfile:3`},
@@ -804,11 +804,10 @@ func TestGlobalOptionErrors(t *testing.T) {
 	}
 
 	const site = "\n:8080 {\nrespond ok\n}\n"
-	const wantOnce = `got a duplicate global option, want it once`
 	for options, want := range map[string]string{
 		"rate_limit a:1":                         `rate_limit: got "a:1", want a block, at Caddyfile:2`,
-		"rate_limit {; }; rate_limit {; }":       `rate_limit: ` + wantOnce + `, at Caddyfile:4`,
-		"rate_limit; rate_limit {; redis a:1; }": `rate_limit: ` + wantOnce + `, at Caddyfile:3`,
+		"rate_limit {; }; rate_limit {; }":       `duplicate global option: rate_limit, at Caddyfile:4`,
+		"rate_limit; rate_limit {; redis a:1; }": `duplicate global option: rate_limit, at Caddyfile:3`,
 	} {
 		t.Run(options, func(t *testing.T) {
 			wantCaddyfileError(t, "{\n"+inLines(options)+"\n}"+site, want)

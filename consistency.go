@@ -104,18 +104,14 @@ func (l *Limit) exactReason() string {
 
 // exactReason returns why b has to be exact, although its limit may be c, or "".
 func (b *bucket) exactReason(c limiter.Consistency) string {
-	switch b.counts {
-	case limiter.Log:
-		return "as a log has each request"
-	case limiter.WarmUp:
-		return "as requests pass a warm_up one by one"
-	case limiter.Leaky, limiter.Sliding, limiter.Fixed, limiter.Bans:
+	if c.Validate(limiter.Limit{Algorithm: b.counts}) != nil {
+		return "as algorithm " + string(b.limit.algorithm) + " depends on each request"
 	}
 	if b.off || b.sizeIsDynamic() {
 		return ""
 	}
 	size, _, _ := b.effectiveSize(nil) // validated before
-	if c.IsEventual() && b.counts == limiter.Leaky && !b.drip.isDynamic() && b.drip.constant > size {
+	if c.IsEventual() && b.counts.DripSize() == 0 && !b.drip.isDynamic() && b.drip.constant > size {
 		return "or a drip_size of at most the size: what exceeds the limit drips as fast"
 	}
 	if c.IsLease() && (size < leastLeasable || !b.cost.isDynamic() && size/leastLeasable < b.cost.constant) {

@@ -61,7 +61,7 @@ func TestConsistencyOptions(t *testing.T) {
 		`size 100; consistency eventual -1s`:                                      want("eventual -1s"),
 		`size 100; consistency lease {query.d}`:                                   want("lease {http.request.uri.query.d}"),
 		`size 100; consistency lease 1s {; x; }`:                                  `consistency: got a block, want it in one line`,
-		`size 100; consistency exact; consistency exact`:                          `consistency: got a duplicate option, want it once`,
+		`size 100; consistency exact; consistency exact`:                          `duplicate option: consistency`,
 		`size 7; consistency lease 1s`:                                            reject("lease 1s", least),
 		`size 14; factor 2; consistency lease 1s`:                                 reject("lease 1s", least),
 		`size 79; cost 10; consistency lease 1s`:                                  reject("lease 1s", least),
@@ -75,8 +75,8 @@ func TestConsistencyOptions(t *testing.T) {
 		`size 100; ban 10m; consistency lease 1s`:                                 reject("lease 1s", "as a ban holds for all instances at once"),
 		`size 100; max_delay 1s; consistency lease 1s`:                            reject("lease 1s", "as with max_delay requests of all instances wait in one order"),
 		`concurrency 100; consistency lease 1s`:                                   reject("lease 1s", "as requests in progress are counted by all instances together"),
-		`algorithm sliding_log; size 100; window 1m; consistency eventual 1s`:     reject("eventual 1s", "as a log has each request"),
-		`algorithm warm_up; rate 100/s; warm_up 1m; consistency lease 1s`:         reject("lease 1s", "as requests pass a warm_up one by one"),
+		`algorithm sliding_log; size 100; window 1m; consistency eventual 1s`:     reject("eventual 1s", "as algorithm sliding_log depends on each request"),
+		`algorithm warm_up; rate 100/s; warm_up 1m; consistency lease 1s`:         reject("lease 1s", "as algorithm warm_up depends on each request"),
 		`size 100; limit a {; size 5; consistency lease 1s; }`:                    `limit "api/a": consistency: got "lease 1s", want exact, ` + least,
 		`size 100; consistency lease 1s; limit a {; size 5; consistency often; }`: `limit "api/a": consistency: got "often", want ` + wantConsistency,
 	} {
@@ -105,7 +105,7 @@ func TestConsistencyOfApp(t *testing.T) {
 		`consistency often`:                       `consistency: got "often", want ` + wantConsistency,
 		`consistency lease 2m`:                    `consistency: got "lease 2m", want ` + wantConsistency,
 		`consistency lease 1s {; x; }`:            `consistency: got a block, want it in one line`,
-		`consistency exact; consistency lease 1s`: `consistency: got a duplicate option, want it once`,
+		`consistency exact; consistency lease 1s`: `duplicate option: consistency`,
 	} {
 		t.Run(option, func(t *testing.T) {
 			wantCaddyfileError(t, "{\nrate_limit {\n"+inLines(option)+"\n}\n}\n"+site, want)
@@ -193,7 +193,7 @@ func decider(options string) string {
 	return "rate_limit api {\nkey {header.User}\n" + options + "\nlog\n}\nheader >X-By {http.rate_limit.by}\nrespond ok"
 }
 
-// asked is what became of requests, by who has decided and how.
+// asked counts requests, by who has decided and how.
 type asked map[string]int
 
 // ask sends so many requests of a user, one after the other, with a pause after each.
@@ -365,7 +365,7 @@ func TestConsistencyInMemory(t *testing.T) {
 		if err := caddy.Stop(); err != nil {
 			t.Fatal(err)
 		}
-		idleMemory.Store(nil)
+		process.idleMemory.Store(nil)
 	}
 }
 

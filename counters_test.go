@@ -15,7 +15,7 @@ import (
 )
 
 // TestRequestsAreCountedOnce guards that a request is counted once, however many
-// handlers it passes and however it ends, as what became of it in the end.
+// handlers it passes and however it ends, by its outcome in the end.
 func TestRequestsAreCountedOnce(t *testing.T) {
 	const first, second = "rate_limit a {\nrate 100/1h\n}\n", "rate_limit b {\nkey {query.b}\nrate 1/1h\ncost {query.cost}\n}\n"
 	cut := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

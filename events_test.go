@@ -77,15 +77,15 @@ func (s *subscriber) Handle(_ context.Context, e caddy.Event) error {
 func setProcess(t *testing.T) (move func(time.Duration)) {
 	t.Helper()
 	var now atomic.Int64
-	original := process
-	process = telemetry.New(telemetry.Options{
+	original := process.Process
+	process.Process = telemetry.New(telemetry.Options{
 		Now: func() time.Time { return time.Unix(0, now.Load()) }, Every: time.Hour, Patience: handlerPatience,
 	})
 	t.Cleanup(func() {
 		if err := caddy.Stop(); err != nil {
 			t.Error(err)
 		}
-		process = original
+		process.Process = original
 	})
 	return func(d time.Duration) {
 		now.Add(int64(d))

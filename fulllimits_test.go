@@ -88,6 +88,7 @@ func TestFullLimitsOfOnePath(t *testing.T) {
 // Guards the bounds of a limit that are passed to the store: of each of its buckets, not of
 // those within, and whatever depends on the request.
 func TestBucketsOfFullLimits(t *testing.T) {
+	t.Parallel()
 	within := []*Limit{{Name: "a", Size: "1"}, {Name: "b", Size: "1", MaxKeys: "7", WhenFull: "share"}}
 	for _, tc := range []struct {
 		limit *Limit

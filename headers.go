@@ -43,7 +43,7 @@ func newFamilies(words []string) (families, error) {
 			return 0, badOption("headers", word, "x-ratelimit, ratelimit-11 or both, or off")
 		}
 		if set&family != 0 {
-			return 0, newOptionError("headers", "got a duplicate %q, want it once", word)
+			return 0, newOptionError("headers", "duplicate %q", word)
 		}
 		set |= family
 	}
@@ -227,29 +227,21 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 			continue
 		}
 		b = appendName(b, len(b) == start, br)
-		limit := br.shown()
+		limit := br.limit
+		limit.Size = br.decision.Size
 		b = appendParameter(b, ";q=", limit.Size)
 		if br.concurrency {
 			b = append(b, `;qu="concurrent-requests"`...)
 			continue
 		}
-		window := limit.DrainTime()
-		switch limit.Algorithm {
-		case limiter.Sliding, limiter.Log, limiter.WarmUp:
-			window = limit.DripInterval
-		case limiter.Leaky, limiter.Fixed, limiter.Bans:
-		}
-		b = appendParameter(b, ";w=", ceilSeconds(window))
+		b = appendParameter(b, ";w=", ceilSeconds(limit.DripTime(limit.Size)))
 	}
 	return b
 }
 
-// appendLimits appends the value of RateLimit. The time t is how long the available
-// units r take to drip out again, so clients that spread r over t keep to the rate.
-// In a fixed or sliding window, t is the time until it ends; in a log, until all that
-// it holds has left. If nothing is available, t is the time until something is. On
-// denial, only limits without room for the same request have a t, so that none exceeds
-// Retry-After.
+// appendLimits appends the value of RateLimit. Clients that spread the available units r
+// over the time t keep to the rate, see [limiter.Limit.SpendTime]. On denial, only limits
+// without room for the same request have a t, so that none exceeds Retry-After.
 func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 	start := len(b)
 	for i := range results {
@@ -264,33 +256,11 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 		case denied && d.RetryAfter > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(d.RetryAfter))
 		case denied, br.concurrency:
-		case d.Remaining > 0 && d.Clear > 0 && br.limit.Algorithm == limiter.Fixed:
-			b = appendParameter(b, ";t=", ceilSeconds(d.Clear)) // a window ends
-		case d.Remaining > 0 && d.Clear > 0 && br.limit.Algorithm == limiter.Sliding:
-			ends := d.Clear
-			if ends > br.limit.DripInterval {
-				ends -= br.limit.DripInterval // the one after the present one ends when it is clear
-			}
-			b = appendParameter(b, ";t=", ceilSeconds(ends))
-		case d.Remaining > 0 && br.limit.Algorithm == limiter.Log:
-			b = appendParameter(b, ";t=", ceilSeconds(d.Clear))
-		case d.Remaining == 0 && br.limit.Algorithm != limiter.Leaky:
-			one := limiter.Bucket{Limit: br.limit, Cost: 1}
-			b = appendParameter(b, ";t=", ceilSeconds(one.Wait(d)))
-		case d.Remaining > 0:
-			b = appendParameter(b, ";t=", ceilSeconds(br.limit.DripTime(d.Remaining)))
 		default:
-			b = appendParameter(b, ";t=", ceilSeconds(d.Clear-br.shown().DrainTime()+br.limit.DripInterval))
+			b = appendParameter(b, ";t=", ceilSeconds(br.limit.SpendTime(d)))
 		}
 	}
 	return b
-}
-
-// shown returns the limit with the size that fields tell.
-func (br *bucketResult) shown() limiter.Limit {
-	limit := br.limit
-	limit.Size = br.decision.Size
-	return limit
 }
 
 // appendName appends the name of a policy as a structured field string, after a

@@ -237,6 +237,7 @@ func TestKeyAddresses(t *testing.T) {
 // Guards the prefixes that count unless others are set, and that they are the
 // parent's where a limit takes its key.
 func TestKeyInheritance(t *testing.T) {
+	t.Parallel()
 	l, _ := readyLimit(t, &Limit{Limits: []*Limit{
 		{Name: "plain", Size: "1"},
 		{Name: "prefixed", Size: "1", IPv4Prefix: "24"},
@@ -278,6 +279,7 @@ func TestKeyInheritance(t *testing.T) {
 // Guards that the short names of the address placeholders, which a Caddyfile
 // replaces, also mean the address in JSON.
 func TestKeyShorthandsInJSON(t *testing.T) {
+	t.Parallel()
 	const config = `{"key":"{client_ip} {remote_host} {http.request.host}","size":1}`
 	var l Limit
 	if err := json.Unmarshal([]byte(config), &l); err != nil {
@@ -457,6 +459,7 @@ func FuzzKey(f *testing.F) {
 // bucket with everyone who does: the client's masked address stands in, apart
 // from keys that clients choose, in both buckets of a legacy limit too.
 func TestMissingKeyFallsBackToAddress(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name, key string
 		values    map[string]string
@@ -521,6 +524,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 // not by what anyone sent, once for each limit until the configuration is
 // loaded again, and not once for each request.
 func TestMissingKeyWarnsOnce(t *testing.T) {
+	t.Parallel()
 	load := func() (*Limit, func() []string) {
 		l, logs := readyLimit(t, &Limit{Limits: []*Limit{
 			{Name: "a", Key: "{a}", Size: "1", Limits: []*Limit{{Name: "within", Size: "1"}}},
@@ -568,6 +572,7 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 
 // Guards that a request without a known client address is still limited.
 func TestUnknownClientAddress(t *testing.T) {
+	t.Parallel()
 	l, logs := readyLimit(t, &Limit{Name: "a", Size: "1"})
 	c := newTestEvaluation()
 	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "")
@@ -585,6 +590,7 @@ func TestUnknownClientAddress(t *testing.T) {
 // Guards that limits which have their key in common agree on it within one
 // request, and that it is read anew for the next.
 func TestKeyOfEachRequest(t *testing.T) {
+	t.Parallel()
 	l, _ := readyLimit(t, &Limit{Name: "a", Key: "{a}", Size: "1", Limits: []*Limit{
 		{Name: "b", Size: "1"},
 		{Name: "c", Key: "{c}", Size: "1"},
@@ -694,7 +700,7 @@ func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 func TestClientsWithoutAddress(t *testing.T) {
 	const noAddress = "a request has neither a value for the key of this limit nor a client address, " +
 		"as on a unix socket without trusted_proxies_unix; all such requests share one bucket: default "
-	const noKey = "a request has no value for the key of this limit; its client's address is used instead: default "
+	const noKey = "a request has no value for the key of this limit, using the client's address: default "
 	for _, tc := range []struct {
 		name, global, key string
 		forwarded         bool   // whether the requests tell an address

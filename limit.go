@@ -816,8 +816,8 @@ func (l *Limit) warnClientControlled() {
 	for _, b := range l.buckets {
 		for _, o := range []setting{{b.rate.option, b.rate.template}, {b.drip.option, b.drip.template}} {
 			if name := placeholder.ClientControlled(o.text); name != "" && !b.off {
-				l.logger.Warn("an option of this limit uses what clients send, and each of its values has its own bucket; "+
-					"use a value that they can't choose, or they can choose a fresh bucket",
+				l.logger.Warn("this option depends on what clients send: a client that changes it gets a fresh bucket; "+
+					"use a value that clients can't choose",
 					zap.String("limit", b.path), zap.String("option", o.option), zap.String("placeholder", "{"+name+"}"))
 			}
 		}
@@ -835,7 +835,7 @@ func (l *Limit) warnFlaws() {
 // reportNoKey logs, once, that the client's address is used instead of the key, or
 // that it is missing too.
 func (l *Limit) reportNoKey(address string) {
-	once, message := &l.warnNoKey, "a request has no value for the key of this limit; its client's address is used instead"
+	once, message := &l.warnNoKey, "a request has no value for the key of this limit, using the client's address"
 	if address == "" {
 		once, message = &l.warnNoAddress, "a request has neither a value for the key of this limit nor a client address, "+
 			"as on a unix socket without trusted_proxies_unix; all such requests share one bucket"

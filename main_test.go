@@ -87,8 +87,8 @@ func runTests(m *testing.M) int {
 	}
 	// With the race detector each process would sleep a second before it exits.
 	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
-	sweepInterval = time.Hour // or what is drained by a clock of a test may be gone too early
-	redisCloseDelay = 20 * ms // or the store of a test reports in the log of the next one
+	process.sweepInterval = time.Hour // or what is drained by a clock of a test may be gone too early
+	process.redisCloseDelay = 20 * ms // or the store of a test reports in the log of the next one
 	return m.Run()
 }
 
@@ -206,17 +206,17 @@ func startConfig(t testing.TB, c config) *server {
 		},
 	}
 	s.clock.advance(time.Hour)
-	original := newMemory
-	newMemory = func() *limiter.Memory { return limiter.NewMemory(s.clock.read) }
-	idleMemory.Store(nil)
+	original := process.newMemory
+	process.newMemory = func() *limiter.Memory { return limiter.NewMemory(s.clock.read) }
+	process.idleMemory.Store(nil)
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
 		if err := caddy.Stop(); err != nil {
 			t.Errorf("stopping Caddy: %v", err)
 		}
-		newMemory = original
-		idleMemory.Store(nil)
-		stores.Range(func(key, _ any) bool {
+		process.newMemory = original
+		process.idleMemory.Store(nil)
+		process.stores.Range(func(key, _ any) bool {
 			t.Errorf("Caddy stopped, but a store is still in use: %T", key)
 			return true
 		})
@@ -797,7 +797,7 @@ const (
 	wantDrain     = `a full bucket and one drip more must drain within 35 years`
 	wantEither    = `want either size, drip_rate and drip_size or max, duration and min_interval`
 	wantBoth      = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
-	wantOutside   = `want it in the rate_limit block itself, as it applies to the whole handler`
+	wantOutside   = `; it applies to the whole rate_limit block`
 	wantPolicy    = `want fallback, allow or deny`
 	limitsNothing = `it sets no limit, want rate, size, max or nested limits`
 	wantAddress   = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
@@ -843,9 +843,9 @@ func cleanUp(t *testing.T, app *App) {
 // setRedisCloseDelay sets for how long a store that no config uses stays open, until
 // the test ends.
 func setRedisCloseDelay(t testing.TB, d time.Duration) {
-	original := redisCloseDelay
-	redisCloseDelay = d
-	t.Cleanup(func() { redisCloseDelay = original })
+	original := process.redisCloseDelay
+	process.redisCloseDelay = d
+	t.Cleanup(func() { process.redisCloseDelay = original })
 }
 
 // readyLimit returns a limit that is ready for requests, and what it logs.

@@ -343,7 +343,7 @@ func TestMetricsOptions(t *testing.T) {
 		"metrics":                 `metrics: got "", want one value, at Caddyfile:3`,
 		"metrics no":              `metrics: got "no", want on or off, at Caddyfile:3`,
 		"metrics off on":          `metrics: got "off on", want one value, at Caddyfile:3`,
-		"metrics off; metrics on": `metrics: got a duplicate option, want it once, at Caddyfile:4`,
+		"metrics off; metrics on": `duplicate option: metrics, at Caddyfile:4`,
 	} {
 		wantError(t, validateCaddyfile(inApp(block)), want)
 	}
@@ -403,9 +403,9 @@ func TestMetricsDoNotGrow(t *testing.T) {
 
 // setServerStats replaces the state of Redis servers until the test ends.
 func setServerStats(t testing.TB, stats func(*limiter.Redis) []limiter.ServerStats) {
-	original := serverStats
-	serverStats = stats
-	t.Cleanup(func() { serverStats = original })
+	original := process.serverStats
+	process.serverStats = stats
+	t.Cleanup(func() { process.serverStats = original })
 }
 
 // TestMetricsOfRedis guards what decides, the time that requests wait for it, and

@@ -210,7 +210,7 @@ func TestOfflineRunsNothing(t *testing.T) {
 			t.Errorf("%s was made", name)
 		}
 	}
-	stores.Range(func(key, _ any) bool {
+	process.stores.Range(func(key, _ any) bool {
 		if _, ok := key.(redisStoreKey); ok {
 			t.Error("it opened a Redis")
 		}

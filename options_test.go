@@ -212,11 +212,11 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				store, err := openStore(a, "test", func() (sharedMemory, error) { return use(newMemory()), nil })
+				store, err := openStore(a, "test", func() (sharedMemory, error) { return use(process.newMemory()), nil })
 				if err != nil || store.Memory == nil {
 					t.Errorf("afterwards got %v, %v", store, err)
 				}
-				stores.Range(func(any, any) bool { return true })
+				process.stores.Range(func(any, any) bool { return true })
 				if err := a.releaseStores(); err != nil {
 					t.Error(err)
 				}

@@ -66,6 +66,7 @@ func TestRates(t *testing.T) {
 // Guards that a unit may stand for one of it and may be written out, and that all
 // ways to write a duration are the same rate.
 func TestRateUnits(t *testing.T) {
+	t.Parallel()
 	for duration, texts := range map[time.Duration][]string{
 		time.Second:      {"s", "1s", "second", "1second", "1seconds", "1000ms"},
 		time.Minute:      {"m", "1m", "minute", "1minute", "60s", "60seconds"},
@@ -140,7 +141,7 @@ func TestRateErrors(t *testing.T) {
 		{`rate 60 1s`, `limit "api": rate: got "60 1s", ` + wantRate + `, at Caddyfile:3`},
 		{`rate 10 per second`, `limit "api": rate: got "10 per second", ` + wantRate + `, at Caddyfile:3`},
 		{`rate 10 / s`, `limit "api": rate: got "10 / s", ` + wantRate + `, at Caddyfile:3`},
-		{`rate 60/1s; rate 60/1s`, `rate: got a duplicate option, want it once, at Caddyfile:4`},
+		{`rate 60/1s; rate 60/1s`, `duplicate option: rate, at Caddyfile:4`},
 		{
 			`rate 999/1s; size 9`, `limit "api": rate: got "999/1s", want another rate or size: ` +
 				`size 9: must be at least 10 for a rate of 999/1s; the nearest rates for it are 9/9.01ms and 9/9.009ms`,

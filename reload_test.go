@@ -135,7 +135,7 @@ func TestRejectedConfigChangesNothing(t *testing.T) {
 	if s.addr != before {
 		t.Errorf("after a rejected config the site moved from %s to %s", before, s.addr)
 	}
-	if n, _ := stores.References(memoryKey); n != 1 {
+	if n, _ := process.stores.References(memoryKey); n != 1 {
 		t.Errorf("the store is in use %d times, by one config", n)
 	}
 }
@@ -162,7 +162,7 @@ func TestReloadSharesConnections(t *testing.T) {
 	// Held, so that the garbage collector does not close connections instead.
 	var held []any
 	defer runtime.KeepAlive(&held)
-	stores.Range(func(key, store any) bool {
+	process.stores.Range(func(key, store any) bool {
 		if key != memoryKey {
 			held = append(held, store)
 		}

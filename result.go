@@ -23,7 +23,7 @@ type result struct {
 	writer  responseWriter
 	waited  time.Duration        // for Redis, so far
 	delayed time.Duration        // until there was room, so far
-	what    telemetry.Checked    // what became of the request so far
+	what    telemetry.Checked    // the outcome of the request so far
 	counted telemetry.CheckedSet // what it was counted as
 	opened  bool                 // whether a handler is going to count it
 	logged  bool                 // whether the access log shows the result
@@ -54,7 +54,7 @@ func resultOf(eval *evaluation) *result {
 	return res
 }
 
-// become notes what became of the request at one more handler. It was denied if any
+// become notes the outcome of the request at one more handler. It was denied if any
 // limit did so.
 func (res *result) become(what telemetry.Checked) {
 	if res.what != telemetry.CheckedDenied {

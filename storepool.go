@@ -14,40 +14,60 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// stores holds the stores in use. All handlers of a config share one, and stores
-// survive reloads, because a new config takes its references before the old one
-// releases its own.
-//
-// There is a single memory store, under memoryKey, which every app uses. With
-// Redis it is the fallback, so that levels are kept when Redis is added to the
-// config or removed from it. Each Redis store is under a redisStoreKey.
-var stores = caddy.NewUsagePool()
+// process is what the configurations of this process share. A new config takes its
+// references before the old one releases its own, so what is in pools survives reloads.
+var process = &processState{
+	Process: telemetry.New(telemetry.Options{}),
+	stores:  caddy.NewUsagePool(),
+	tops:    caddy.NewUsagePool(),
+	bans:    caddy.NewUsagePool(),
+
+	newMemory:       func() *limiter.Memory { return limiter.NewMemory(nil) },
+	idleMemoryTime:  time.Minute,
+	redisCloseDelay: 10 * time.Second,
+	sweepInterval:   time.Second,
+	serverStats:     (*limiter.Redis).Stats,
+}
+
+// processState is the state of the process, and what tests change of how it works.
+type processState struct {
+	*telemetry.Process // what is counted at limits
+
+	// The stores in use. There is a single memory store, under memoryKey, which every app
+	// uses. With Redis it is the fallback, so that levels are kept when Redis is added to
+	// the config or removed from it. Each Redis store is under a redisStoreKey.
+	stores *caddy.UsagePool
+
+	// The memory store while no app uses it.
+	idleMemory atomic.Pointer[sharedMemory]
+
+	tops, bans *caddy.UsagePool // each topList and banList in use
+
+	// newMemory returns a new memory store.
+	newMemory func() *limiter.Memory
+
+	// How long the memory store is kept after the last app released it, in case a config
+	// without limits is soon replaced by one with limits.
+	idleMemoryTime time.Duration
+
+	// How long a Redis store stays open, at least, after the last app released it, since
+	// Caddy cleans up a config while requests are still in flight. It is also how often the
+	// store then checks whether they have finished.
+	redisCloseDelay time.Duration
+
+	// How often drained buckets are removed from the memory store. Requests remove them
+	// too, a few each, which takes long if there are few requests.
+	sweepInterval time.Duration
+
+	// serverStats returns the state of the servers of a store.
+	serverStats func(*limiter.Redis) []limiter.ServerStats
+}
 
 const memoryKey = "memory"
-
-// newMemory returns a new memory store. Tests replace it to control the clock.
-var newMemory = func() *limiter.Memory { return limiter.NewMemory(nil) }
-
-// idleMemoryTime is how long the memory store is kept after the last app released
-// it, in case a config without limits is soon replaced by one with limits. Tests
-// lower it.
-var idleMemoryTime = time.Minute
-
-// idleMemory is the memory store while no app uses it.
-var idleMemory atomic.Pointer[sharedMemory]
-
-// redisCloseDelay is how long a Redis store stays open, at least, after the last
-// app released it, since Caddy cleans up a config while requests are still in
-// flight. It is also how often the store then checks whether they have finished.
-// Tests lower it.
-var redisCloseDelay = 10 * time.Second
-
-// sweepInterval is how often drained buckets are removed from the memory store. Requests
-// remove them too, a few each, which takes long if there are few requests. Tests change it.
-var sweepInterval = time.Second
 
 // sharedMemory is the memory store in the pool.
 type sharedMemory struct {
@@ -58,7 +78,7 @@ type sharedMemory struct {
 // use returns a store that is swept until its Destruct.
 func use(m *limiter.Memory) sharedMemory {
 	shared := sharedMemory{m, make(chan struct{})}
-	sweep := time.NewTicker(sweepInterval)
+	sweep := time.NewTicker(process.sweepInterval)
 	go func() {
 		defer sweep.Stop()
 		for {
@@ -77,8 +97,8 @@ func use(m *limiter.Memory) sharedMemory {
 func (m sharedMemory) Destruct() error {
 	close(m.unused)
 	this := &m
-	idleMemory.Store(this)
-	time.AfterFunc(idleMemoryTime, func() { idleMemory.CompareAndSwap(this, nil) })
+	process.idleMemory.Store(this)
+	time.AfterFunc(process.idleMemoryTime, func() { process.idleMemory.CompareAndSwap(this, nil) })
 	return nil
 }
 
@@ -92,11 +112,8 @@ type sharedRedis struct {
 // connect starts connecting, unless an earlier app already did.
 func (s *sharedRedis) connect() { s.connected.Do(s.Connect) }
 
-// serverStats returns the state of the servers of a store. Tests replace it.
-var serverStats = (*limiter.Redis).Stats
-
 // Stats returns the state of the servers.
-func (s *sharedRedis) Stats() []limiter.ServerStats { return serverStats(s.Redis) }
+func (s *sharedRedis) Stats() []limiter.ServerStats { return process.serverStats(s.Redis) }
 
 // Destruct closes the store once no request can use it any more: one that has
 // passed a handler may reach another one much later. When the process exits, nobody
@@ -105,7 +122,7 @@ func (s *sharedRedis) Destruct() error {
 	if caddy.Exiting() {
 		return s.Close()
 	}
-	time.AfterFunc(redisCloseDelay, func() {
+	time.AfterFunc(process.redisCloseDelay, func() {
 		if s.requests.Load() > 0 {
 			_ = s.Destruct()
 			return
@@ -118,7 +135,7 @@ func (s *sharedRedis) Destruct() error {
 // openStore returns the store that the pool has under key, or opens it. A panic
 // in open is returned as an error, since the pool would stay locked.
 func openStore[S caddy.Destructor](a *App, key any, open func() (S, error)) (S, error) {
-	store, _, err := stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
+	store, _, err := process.stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
 		defer func() {
 			if p := recover(); p != nil {
 				err = fmt.Errorf("opening the store: %v", p)
@@ -164,7 +181,7 @@ func newRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig)
 // pooled returns the key in the pool that is equivalent to k, or k if there is
 // none. A lookup would not find it: roots are compared by Equal, not ==.
 func (k redisStoreKey) pooled() redisStoreKey {
-	stores.Range(func(key, _ any) bool {
+	process.stores.Range(func(key, _ any) bool {
 		other, ok := key.(redisStoreKey)
 		same := ok && other.digest == k.digest && other.roots.Equal(k.roots)
 		if same {

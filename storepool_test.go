@@ -22,7 +22,7 @@ import (
 // storesInUse returns how many references there are to stores in the process, and to
 // all in Redis.
 func storesInUse() (memory, redis int) {
-	stores.Range(func(key, _ any) bool {
+	process.stores.Range(func(key, _ any) bool {
 		// References would wait for Range.
 		if key == memoryKey {
 			memory++
@@ -32,7 +32,7 @@ func storesInUse() (memory, redis int) {
 		return true
 	})
 	if memory > 0 {
-		memory, _ = stores.References(memoryKey)
+		memory, _ = process.stores.References(memoryKey)
 	}
 	return memory, redis
 }
@@ -312,7 +312,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 			`,{"handle":[{"handler":"static_response","body":"admitted"}]}]`,
 	})
 	var old *sharedRedis
-	stores.Range(func(_, store any) bool {
+	process.stores.Range(func(_, store any) bool {
 		if store, ok := store.(*sharedRedis); ok {
 			old = store
 		}
@@ -337,7 +337,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 	if err := s.load(config{global: redisGlobal(redis.Addr, "timeout 6s"), site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(50 * redisCloseDelay) // nothing is to happen
+	time.Sleep(50 * process.redisCloseDelay) // nothing is to happen
 	close(gates.open)
 	if got := <-results; got.err != nil || got.status != 200 {
 		t.Errorf("a request that was under way: status %d, error %v", got.status, got.err)
@@ -354,24 +354,24 @@ func TestStoreOutlivesRequests(t *testing.T) {
 // Guards that a store which was used again is kept for the whole time when that
 // is over, though the time that it was kept before ends meanwhile.
 func TestIdleMemoryIsKeptAgain(t *testing.T) {
-	original := idleMemoryTime
+	original := process.idleMemoryTime
 	t.Cleanup(func() {
-		idleMemoryTime = original
-		idleMemory.Store(nil)
+		process.idleMemoryTime = original
+		process.idleMemory.Store(nil)
 	})
-	idleMemory.Store(nil)
+	process.idleMemory.Store(nil)
 	app := provisionApp(t, `{}`)
-	for _, idleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
+	for _, process.idleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
 		before := app.memory
 		cleanUp(t, app)
-		if idleMemoryTime == time.Hour {
+		if process.idleMemoryTime == time.Hour {
 			time.Sleep(50 * time.Millisecond) // nothing is to happen
 		}
 		app = provisionApp(t, `{}`)
-		if app.memory != before && idleMemoryTime == time.Hour {
+		if app.memory != before && process.idleMemoryTime == time.Hour {
 			t.Error("got another store")
 		}
-		if idleMemory.Load() != nil {
+		if process.idleMemory.Load() != nil {
 			t.Error("a store that is in use is kept besides")
 		}
 	}
@@ -385,26 +385,26 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := config{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
 			s := startConfig(t, c)
-			original := idleMemoryTime
-			t.Cleanup(func() { idleMemoryTime = original })
+			original := process.idleMemoryTime
+			t.Cleanup(func() { process.idleMemoryTime = original })
 			for i, want := range []int{200, 200, 429, 429, 200} {
 				if a := s.get("/"); a.StatusCode != want {
 					t.Errorf("got %s, want %d", a, want)
 				}
 				over := i == 3 // the time that the store is kept
 				if over {
-					idleMemoryTime = 0
+					process.idleMemoryTime = 0
 				}
 				if err := s.load(config{site: "respond admitted"}); err != nil {
 					t.Fatal(err)
 				}
-				if n, used := stores.References(memoryKey); used {
+				if n, used := process.stores.References(memoryKey); used {
 					t.Errorf("the store is in use %d times, by no config", n)
 				}
 				s.run(step{want: "200"})
 				if over {
-					eventually(t, "the store to be released", func() bool { return idleMemory.Load() == nil })
-					idleMemoryTime = original
+					eventually(t, "the store to be released", func() bool { return process.idleMemory.Load() == nil })
+					process.idleMemoryTime = original
 				}
 				if err := s.load(c); err != nil {
 					t.Fatal(err)
@@ -428,9 +428,9 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 // more requests, also after reloads, and that no goroutine stays behind for a config that
 // has ended.
 func TestMemoryIsSwept(t *testing.T) {
-	original := sweepInterval
-	sweepInterval = time.Millisecond
-	t.Cleanup(func() { sweepInterval = original })
+	original := process.sweepInterval
+	process.sweepInterval = time.Millisecond
+	t.Cleanup(func() { process.sweepInterval = original })
 	sweepers := func() int {
 		var stacks strings.Builder
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)

@@ -13,9 +13,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// process is what this process counts at its limits.
-var process = telemetry.New(telemetry.Options{})
-
 // newestApp returns the newest app that runs, or nil if there is none.
 func newestApp() *App {
 	newest, _ := process.Newest().(runningApp)

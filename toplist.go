@@ -29,19 +29,16 @@ type topID struct {
 	n    int
 }
 
-// topLists holds the lists in use.
-var topLists = caddy.NewUsagePool()
-
 // topListOf returns the list of an ID. The caller must release it.
 func topListOf(id topID) *topList {
-	t, _, _ := topLists.LoadOrNew(id, func() (caddy.Destructor, error) {
+	t, _, _ := process.tops.LoadOrNew(id, func() (caddy.Destructor, error) {
 		return &topList{toplist.New(id.n, nil), id}, nil
 	})
 	return t.(*topList)
 }
 
 // release releases the list, which ends with the last config that uses it.
-func (t *topList) release() { _, _ = topLists.Delete(t.id) }
+func (t *topList) release() { _, _ = process.tops.Delete(t.id) }
 
 // Destruct implements caddy.Destructor.
 func (*topList) Destruct() error { return nil }

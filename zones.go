@@ -321,7 +321,7 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 			continue
 		}
 		if seen[option] {
-			return helper.Errf("%s: got a duplicate option, want it once", option)
+			return helper.Errf("duplicate option: %s", option)
 		}
 		seen[option] = true
 		var text string

@@ -715,7 +715,7 @@ func TestZoneErrors(t *testing.T) {
 		okZone + `; key a`:                                     `zone: got it together with key, ` + mixed + `3`,
 		okZone + `; match /a`:                                  `zone: got it together with match, ` + mixed + `3`,
 		okZone + `; limit b {; size 5; }`:                      `zone: got it together with limits, ` + mixed + `3`,
-		`size 1; limit a {; ` + okZone + `; }`:                 `zone: got it in limit "a", ` + wantOutside + `, at Caddyfile:5`,
+		`size 1; limit a {; ` + okZone + `; }`:                 `zone: not allowed in limit "a"` + wantOutside + `, at Caddyfile:5`,
 		`zone {; events 5; window 1m; }`:                       `zone: got "", want one name and a block: zone <name> { ... }, at Caddyfile:3`,
 		`zone a b {; events 5; window 1m; }`:                   `zone: got "a b", want one name and a block: zone <name> { ... }, at Caddyfile:3`,
 		`zone a {; events 5; }`:                                `zone a: got no window, want a duration such as 1m, at Caddyfile:5`,
@@ -724,7 +724,7 @@ func TestZoneErrors(t *testing.T) {
 		`zone a {; events 0; window 1m; }`:                     `events: got "0", want a whole number from 1 to 16777215, at Caddyfile:4`,
 		`zone a {; events -1; window 1m; }`:                    `events: got "-1", want a whole number from 1 to 16777215, at Caddyfile:4`,
 		`zone a {; events 5; window 0; }`:                      `window: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, at Caddyfile:5`,
-		`zone a {; events 5; events 5; window 1m; }`:           `events: got a duplicate option, want it once, at Caddyfile:5`,
+		`zone a {; events 5; events 5; window 1m; }`:           `duplicate option: events, at Caddyfile:5`,
 		`zone a {; key b c; events 5; window 1m; }`:            `key: got "b c", want one value, at Caddyfile:4`,
 		`zone a {; key {b; events 5; window 1m; }`:             `limit "a": key: got "{b", want each placeholder with both of its braces, and others as \{ and \}`,
 		`zone a {; size 5; }`:                                  `size: got an unknown option (did you mean events?), want one of match, key, window, events, max_concurrent, ipv4_prefix, ipv6_prefix, at Caddyfile:4`,
@@ -753,7 +753,7 @@ func TestZoneErrors(t *testing.T) {
 		`zone a {; events 16777215; window 1m; }`:                                    "",
 		okZone + `; log_key; log_key; disable_metrics; disable_metrics`:              "",
 		okZone + `; distributed; distributed {; }; storage a b; storage a {; b c; }`: "",
-		okZone + `; jitter 0.2; jitter 0.2`:                                          `jitter: got a duplicate option, want it once, at Caddyfile:8`,
+		okZone + `; jitter 0.2; jitter 0.2`:                                          `duplicate option: jitter, at Caddyfile:8`,
 
 		// Of several zones of one name the last counts, and matchers may match everything.
 		`zone a {; match {; }; events 5; window 1m; }; zone a {; events 6; window 1m; }`: "",

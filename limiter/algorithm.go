@@ -20,21 +20,22 @@ const (
 // algorithms has each Algorithm. To add one, write the two files that count, in Go and in
 // Lua, and a line here and in core.lua.
 var algorithms = []algorithm{
-	Leaky:   {"leaky", 0, false, aheadOfRoom, leaky{}},
-	Sliding: {"sliding", 's', false, aheadOfUse, sliding{}},
-	Log:     {"log", 'l', true, aheadNever, logSummary{}},
-	WarmUp:  {"warm-up", 'w', false, aheadNever, warm{}},
-	Fixed:   {"fixed", 'f', false, aheadWithin, window{}},
-	Bans:    {"bans", 'b', false, aheadNever, bans{}},
+	Leaky:   {"leaky", 0, 0, false, aheadOfRoom, leaky{}},
+	Sliding: {"sliding", 's', slidingDrip, false, aheadOfUse, sliding{}},
+	Log:     {"log", 'l', slidingDrip, true, aheadNever, logSummary{}},
+	WarmUp:  {"warm-up", 'w', 0, false, aheadNever, warm{}},
+	Fixed:   {"fixed", 'f', MaxUnits, false, aheadWithin, window{}},
+	Bans:    {"bans", 'b', 0, false, aheadNever, bans{}},
 }
 
 // algorithm is what there is to an Algorithm.
 type algorithm struct {
 	name     string
-	letter   byte // that names of its keys in Redis end with; 0 for the first
-	entries  bool // whether it keeps an entry for each admission beside the level
-	charging      // whether units can be charged ahead of their use
-	counting      // how it counts
+	letter   byte  // that names of its keys in Redis end with; 0 for the first
+	drip     int64 // see Algorithm.DripSize
+	entries  bool  // whether it keeps an entry for each admission beside the level
+	charging       // whether units can be charged ahead of their use
+	counting       // how it counts
 }
 
 // charging says whether units of an algorithm can be charged before they are used, and so
@@ -57,6 +58,16 @@ func (a Algorithm) String() string {
 		return algorithms[a].name
 	}
 	return fmt.Sprintf("Algorithm(%d)", uint8(a))
+}
+
+// DripSize returns the DripSize that all limits have which count in windows in this way, or
+// 0 if a does not count in windows.
+func (a Algorithm) DripSize() int64 { return algorithms[a].drip }
+
+// MayWait reports whether requests may wait for room, see [Limit.Delayed].
+func (a Algorithm) MayWait() bool {
+	_, ok := algorithms[a].counting.(delaying)
+	return ok
 }
 
 // counting is how an Algorithm counts units. It is pure: it knows of a limit, a level

@@ -215,24 +215,23 @@ func (b *Bucket) Wait(d *Decision) time.Duration {
 	case d.Denied || d.Remaining >= cost:
 		return d.RetryAfter
 	case d.exact || d.one == 0:
-		return b.wait(d, cost)
+		return d.waitIn(&b.Limit, cost)
 	}
 	wait := time.Duration(d.one-1) * time.Microsecond
 	if cost <= d.Size {
-		wait = min(wait, b.wait(d, cost))
+		wait = min(wait, d.waitIn(&b.Limit, cost))
 	}
 	return wait
 }
 
-// wait is Wait for a bucket that has no room for the cost, without its pool.
-func (b *Bucket) wait(d *Decision, cost int64) time.Duration {
+// waitIn is Wait for a bucket of l that has no room for the cost, without its pool.
+func (d *Decision) waitIn(l *Limit, cost int64) time.Duration {
 	switch {
 	case d.exact && cost == 1:
 		return time.Duration(d.one) * time.Microsecond
 	case d.exact:
 		return time.Duration(d.rest) * time.Microsecond
 	}
-	l := &b.Limit
 	if l.DripSize == 0 {
 		complete := l.complete()
 		l = &complete

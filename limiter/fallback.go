@@ -24,10 +24,10 @@ import (
 //     buckets become dirty when a server is found to have restarted.
 //   - All buckets become dirty when something is first sent to a store that keeps
 //     its buckets in another place than the one before, see takeLead.
-//   - A request for a dirty bucket sends the server two levels: the least that the
-//     bucket holds, and the same plus what is in flight, for which there must be
-//     room too. If nothing was decided here, both sides know the same charges, and
-//     their times differ only by network delay.
+//   - A request for a dirty bucket tells the server the level that the bucket holds, and
+//     how many units are in flight beside it, for which there must be room too. If nothing
+//     was decided here, both sides know the same charges, and their times differ only by
+//     network delay.
 //   - The answer makes the bucket clean, unless something was decided here while
 //     the request was in flight: then the charge is added to the level here.
 //   - A query that was given up is no longer in flight. A late answer to it changes

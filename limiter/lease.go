@@ -53,7 +53,7 @@ type leases struct {
 	usage map[string]*leaseCounters // by Bucket.Name
 }
 
-// LeaseUsage is what became of the units that a process has leased for buckets of one
+// LeaseUsage tells the outcome of the units that a process has leased for buckets of one
 // Name. Those that are neither used nor Held expired unused.
 type LeaseUsage struct {
 	Name    string
@@ -498,7 +498,7 @@ func (ls *leases) known(b *Bucket) *leaseSlot {
 	return ls.of(b, 0, false)
 }
 
-// Leases returns what became of the units that this process has leased, by Bucket.Name.
+// Leases returns the outcome of the units that this process has leased, by Bucket.Name.
 func (r *Redis) Leases() []LeaseUsage {
 	ls := &r.leases
 	ls.mu.Lock()

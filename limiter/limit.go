@@ -131,6 +131,30 @@ func (l Limit) DripTime(units int64) time.Duration {
 	return l.by().dripTime(&l, units)
 }
 
+// SpendTime returns over what time to spend the units that d left, so as to keep to l: until
+// they have dripped out again or, in windows, until the present one ends. If none are left,
+// it is the time until one is. d was made for a limit like l but for its size, and admitted
+// the request.
+func (l *Limit) SpendTime(d *Decision) time.Duration {
+	if l.DripSize == 0 {
+		complete := l.complete()
+		l = &complete
+	}
+	switch {
+	case d.Remaining == 0:
+		told := *l
+		told.Size = d.Size
+		return d.waitIn(&told, 1)
+	case d.Clear == 0 || l.Algorithm.DripSize() == 0:
+		return l.by().dripTime(l, d.Remaining)
+	}
+	// Where the units of a window count in later ones too, that is so much longer.
+	if later := l.by().drainTime(l) - l.DripInterval; d.Clear > later {
+		return d.Clear - later
+	}
+	return d.Clear
+}
+
 // level is what a bucket holds: the time at which nothing is left of it, in µs on the
 // store's clock, and a number that only its algorithm understands. So nothing has to be
 // written as time passes. A bucket that is not stored is empty, and so is one whose time

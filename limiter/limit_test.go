@@ -436,6 +436,48 @@ func TestDrainAndDripTime(t *testing.T) {
 	}
 }
 
+// TestSpendTime guards over what time clients are told to spend what is left, for each
+// kind of limit. What is told may be of a smaller size than the store's: see Delayed.
+func TestSpendTime(t *testing.T) {
+	leaky, window, slides, log := PerSecond(10), Window(10, time.Minute), SlidingWindow(10, time.Minute), SlidingLog(10, time.Minute)
+	warm := WarmingUp(10, time.Second, time.Minute, 3)
+	leaky.DripInterval, leaky.DripSize = time.Second, 0
+	for _, tc := range []struct {
+		name  string
+		limit Limit
+		more  int64 // by how much the store's size is larger
+		d     Decision
+		want  time.Duration
+	}{
+		{"drips out", leaky, 0, Decision{Remaining: 3, Clear: 7 * time.Second}, 3 * time.Second},
+		{"a drip", leaky, 0, Decision{Clear: 9500 * time.Millisecond}, 500 * time.Millisecond},
+		{"drips until below the size", leaky, 2, Decision{Clear: 11500 * time.Millisecond}, 2500 * time.Millisecond},
+		{"the window ends", window, 0, Decision{Remaining: 3, Clear: 20 * time.Second, rest: 7}, 20 * time.Second},
+		{"no window", window, 0, Decision{Remaining: 10}, time.Minute},
+		{"full until the window ends", window, 0, Decision{Clear: 20 * time.Second, rest: 10}, 20 * time.Second},
+		{"above the size until the window ends", window, 2, Decision{Clear: 20 * time.Second, rest: 11}, 20 * time.Second},
+		{"this window, which the next one counts", slides, 0, Decision{Remaining: 3, Clear: 80 * time.Second, rest: 7}, 20 * time.Second},
+		{"what the window before counts", slides, 0, Decision{Remaining: 3, Clear: 50 * time.Second, rest: 7}, 50 * time.Second},
+		{"all entries leave", log, 0, Decision{Remaining: 3, Clear: 50 * time.Second, exact: true}, 50 * time.Second},
+		{"one entry leaves", log, 0, Decision{Clear: 50 * time.Second, exact: true, one: 5_000_000}, 5 * time.Second},
+		{"the full rate", warm, 0, Decision{Remaining: 1, Clear: time.Minute, rest: 60_000_000}, 100 * time.Millisecond},
+		{"the next free moment", warm, 5, Decision{Clear: 61 * time.Second, rest: 60_000_000}, time.Second},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.d.Size = tc.limit.Size
+			tc.limit.Size += tc.more
+			if got := tc.limit.SpendTime(&tc.d); got != tc.want {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+	for n := range int64(1000) {
+		if got := WarmingUp(n+1, time.Second, time.Minute, 3).DripTime(n + 1); got != time.Second {
+			t.Errorf("a rate of %d/1s takes %v for as many units", n+1, got)
+		}
+	}
+}
+
 // TestSummarize guards the one answer that a client gets when several buckets
 // decide.
 func TestSummarize(t *testing.T) {

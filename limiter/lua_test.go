@@ -25,6 +25,7 @@ func TestLuaAlgorithmsStandAlone(t *testing.T) {
 		{"sliding", fmt.Sprintf("10, 1000, %d, 7", int64(slidingDrip))},
 		{"sliding", fmt.Sprintf("10, %d, %d, 7", int64(1)<<40, int64(slidingDrip))},
 		{"warm", "10, 1000, 5001, 3"},
+		{"bans", "2, 1000, 3000, 2000"},
 	} {
 		source := compose(tc.name + ".lua")
 		asked := 0

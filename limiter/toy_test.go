@@ -78,7 +78,7 @@ end
 // beside others, and a node goes on from what a server told, and back.
 func TestAlgorithmPlugsIn(t *testing.T) {
 	toy := Algorithm(len(algorithms))
-	algorithms = append(algorithms, algorithm{"pause", 'p', false, aheadNever, pause{}})
+	algorithms = append(algorithms, algorithm{"pause", 'p', 0, false, aheadNever, pause{}})
 	t.Cleanup(func() { algorithms = algorithms[:toy] })
 	const first = "if kind == FIXED then"
 	source := strings.Replace(takeSource, first, fmt.Sprintf("if kind == %d then%sothers[%d] = pause\nelse%s", toy, pauseLua, toy, first), 1)

@@ -90,7 +90,8 @@ func (a warm) drainTime(l *Limit) time.Duration {
 }
 
 func (warm) dripTime(l *Limit, units int64) time.Duration {
-	return time.Duration(math.Ceil(float64(units)*l.interval())) * time.Microsecond
+	part := math.Ceil(float64(units%l.DripSize) * l.interval())
+	return time.Duration(units/l.DripSize)*l.DripInterval + time.Duration(part)*time.Microsecond
 }
 
 // doubles: the size is negative if the request may wait, and then for how long.

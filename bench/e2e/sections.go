@@ -193,11 +193,11 @@ func (m *measurement) fleet() string {
 
 	return fmt.Sprintf(`Redis took %[1]s µs of CPU for a decision where Caddy had %[2]d requests under way at once, %[3]s µs where it had %[4]d, and %[5]s µs where each request had %[6]d limits to pass. It runs commands on one core. So one server like this one has room for 10⁶/%[1]s ≈ %[7]s decisions a second if its nodes are busy, and for 10⁶/%[3]s ≈ %[8]s if none of them ever has two requests at once.
 
-*A cluster* of P primaries has room for P times as many, as far as keys are spread over the slots. All limits of one key are in one slot, and one call, however many primaries there are; a request with limits of k different keys makes up to k calls. What does not spread is a single key: its bucket is on one primary.
+*A cluster* of P primaries has room for P times as many, as far as keys are spread over the slots: a single key is on one primary. A request with limits of k different keys makes up to k calls.
 
-*A fleet* costs Redis the sum of what its nodes cost. They don't know of each other, so a call never carries decisions of two nodes: what counts is how busy each of them is, not how many there are, and the cost of a decision lies between the figures above. On paper: %[9]d nodes that each serve %[10]s allowed requests a second with %[11]d limits make %[12]s decisions a second. At the dearer of the two, %[13]s µs, that is %[14]s cores; with no primary more than 60 %% busy, %[15]s primaries.
+*A fleet* costs Redis the sum of what its nodes cost, since a call never carries decisions of two nodes. On paper, %[9]d nodes that each serve %[10]s allowed requests a second with %[11]d limits make %[12]s decisions a second. At the higher cost, %[13]s µs, that is %[14]s cores; with no primary more than 60 %% busy, %[15]s primaries.
 
-*Denials* of a client that goes on asking made %[16]s calls for each request. A flood at one node's full speed, %[17]s requests a second here, therefore put %[18]s calls a second on Redis, each node that it reaches as many.`,
+*Denials* of a client that goes on asking made %[16]s calls for each request, so a flood at one node's full speed, %[17]s requests a second here, puts %[18]s calls a second on Redis.`,
 		figure(busy), c, figure(idle), few, figure(many), most,
 		about(1e6/busy), about(1e6/idle),
 		nodes, count(each), limits, count(int(decisions)), figure(dearest),

@@ -68,13 +68,11 @@ func (l fullLimit) log(log *zap.Logger) {
 	} else {
 		message += "new keys evict the emptiest buckets"
 	}
-	message += "; unless this is a flood, raise max_keys of "
+	message += "; unless this is a flood, raise max_keys to "
 	if l.memory {
-		message += "memory to the sum, over all limits, of "
-	} else {
-		message += "the limit, and of memory if need be, to "
+		message += "the sum over all limits of "
 	}
-	log.Warn(message+"the new keys a second times the seconds that a bucket takes to drain",
+	log.Warn(message+"(new keys per second) × (seconds to drain)",
 		zap.String("limit", l.path), zap.Uint64("forgotten", l.forgotten), zap.Uint64("shared", l.shared),
 		zap.Int("max_keys", l.maxKeys))
 }

@@ -72,9 +72,9 @@ func usage(name string, forgotten, shared uint64) Usage {
 // and that the line says what happens to new keys, and how to avoid it.
 func TestFullLimitsAreLoggedOnceAMinute(t *testing.T) {
 	const (
-		seconds  = "the new keys a second times the seconds that a bucket takes to drain"
-		ofLimit  = "; unless this is a flood, raise max_keys of the limit, and of memory if need be, to " + seconds
-		ofMemory = "; unless this is a flood, raise max_keys of memory to the sum, over all limits, of " + seconds
+		seconds  = "(new keys per second) × (seconds to drain)"
+		ofLimit  = "; unless this is a flood, raise max_keys to " + seconds
+		ofMemory = "; unless this is a flood, raise max_keys to the sum over all limits of " + seconds
 
 		evicts       = "limit full: new keys evict the emptiest buckets" + ofLimit
 		shares       = "limit full: new keys share a bucket with others of their network" + ofLimit
