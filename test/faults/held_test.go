@@ -65,7 +65,8 @@ func killedWhileHolding(tr *trial) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	// The node has renewed every five seconds what it holds, for ten to twenty seconds.
+	// The node has renewed what it holds every five seconds, and that lasts for ten to
+	// twenty: it is free 5 to 20 s after the crash.
 	least(tr, "free after", free, 4*time.Second)
 	most(tr, "free after", free, 21*time.Second)
 
