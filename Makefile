@@ -99,7 +99,7 @@ fuzz:
 		$(call FUZZ,3000) "^$$f$$" . || exit; done
 	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/convert
 	$(call FUZZ,10000) '^FuzzReply$$' ./limiter
-	$(call FUZZ,1000) '^FuzzStoredValue$$' ./limiter
+	$(call FUZZ,5000) '^FuzzStoredValue$$' ./limiter
 	for f in FuzzCaddyLine FuzzCommonLine FuzzURI FuzzUnwrap; do \
 		$(call FUZZ,150000) "^$$f$$" ./internal/accesslog || exit; done
 	$(call FUZZ,30000) '^FuzzReplyScanner$$' ./limiter/internal/redisscript
