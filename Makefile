@@ -58,12 +58,15 @@ valkey: programs
 
 TESTS_OF_SERVERS = Redis|Cluster|Sentinel|Server|StoresAgree|OneKey|Removal|ShortReplies|Deciders|Inspect|HeldUnits
 
-# Check ten thousand random traces of each algorithm in Redis: some three minutes. As
-# many in this process are part of make test.
+# Check ten thousand random traces of each algorithm in Redis, and twenty thousand
+# histories of held units: some five minutes. As many traces in this process are part of
+# make test.
 TRACES = 10000
+HISTORIES = 20000
 traces: programs
 	go test -count=1 -run '^Test(Redis(Buckets|Windows|SlidingWindows|WarmUp|Logs)|StoresAgree(OnLogs)?)$$' \
 		./limiter -args -traces $(TRACES)
+	go test -count=1 -run '^TestHeldUnitsOfManyNodes$$' ./limiter -args -traces $(HISTORIES)
 
 # Test what operators use: the dashboard, the alerts and the files in deploy, with a
 # real Prometheus, reports in a real browser, and what documents say of nginx with one.
@@ -92,10 +95,11 @@ TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Su
 FUZZ_ROUNDS = 60
 FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
 fuzz:
-	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzRate; do \
+	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzRate FuzzSplitKey FuzzBucketRequest; do \
 		$(call FUZZ,3000) "^$$f$$" . || exit; done
 	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/convert
 	$(call FUZZ,10000) '^FuzzReply$$' ./limiter
+	$(call FUZZ,5000) '^FuzzStoredValue$$' ./limiter
 	for f in FuzzCaddyLine FuzzCommonLine FuzzURI FuzzUnwrap; do \
 		$(call FUZZ,150000) "^$$f$$" ./internal/accesslog || exit; done
 	$(call FUZZ,30000) '^FuzzReplyScanner$$' ./limiter/internal/redisscript

@@ -3,7 +3,10 @@ package ratelimit
 import (
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -110,6 +113,31 @@ func (b *bucket) above(numbers *limiter.Limit, cost int64) (a above) {
 
 // units returns by how much the bucket is larger than the limit.
 func (a above) units() int64 { return a.soft + a.delayed }
+
+// waiters counts the requests that wait for room, or may have to, at the limits whose
+// buckets have one name. It is kept across reloads, as long as any config in use has such
+// a limit.
+type waiters struct {
+	atomic.Int64
+	name string
+}
+
+// waiting holds the counts in use.
+var waiting = caddy.NewUsagePool()
+
+// waitersOf returns the count of a name. The caller must release it.
+func waitersOf(name string) *waiters {
+	w, _, _ := waiting.LoadOrNew(name, func() (caddy.Destructor, error) {
+		return &waiters{name: name}, nil
+	})
+	return w.(*waiters)
+}
+
+// release releases the count, which ends with the last config that uses it.
+func (w *waiters) release() { _, _ = waiting.Delete(w.name) }
+
+// Destruct implements caddy.Destructor.
+func (*waiters) Destruct() error { return nil }
 
 // mayWait reports whether one more request of l may wait, and counts it if so.
 func (l *Limit) mayWait() bool {

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -173,6 +174,38 @@ func TestMaxDelay(t *testing.T) {
 	}
 }
 
+// TestMaxDelayInOrder guards that requests which come one after the other, each at another
+// instance, pass in that order: none takes the place of one before it. They come while
+// others wait, each when Redis has decided on the one before it.
+func TestMaxDelayInOrder(t *testing.T) {
+	const size, drip, requests = 2, 40 * time.Millisecond, 40
+	server := redistest.Start(t)
+	all, _ := nodes(t, 3, config{
+		admin: "localhost:0", global: redisGlobal(server.Addr, slowly),
+		site: fmt.Sprintf("rate_limit api {\nkey {header.User}\nsize %d\ndrip_rate %v\nmax_delay 1m\n}\nrespond admitted", size, drip),
+	})
+	for _, n := range all {
+		n.asks("first") // which comes with the script
+	}
+	start := time.Now()
+	var passing sync.WaitGroup
+	for i := range requests {
+		before := server.CommandStat(t, "evalsha")
+		passing.Go(func() {
+			status, after := all[i%len(all)].asks("k"), time.Since(start)
+			// As many requests as came before this one have taken the drips before its own.
+			if earliest := time.Duration(i-size+1) * drip; status != http.StatusOK || after < earliest {
+				t.Errorf("request %d got %d after %v, which is %v too early", i+1, status, after, earliest-after)
+			}
+		})
+		eventually(t, "Redis decides", func() bool { return server.CommandStat(t, "evalsha") > before })
+	}
+	passing.Wait()
+	if took, all := time.Since(start), time.Duration(requests-size)*drip; took > all+patience/2 {
+		t.Errorf("the last one passed after %v, want %v", took, all)
+	}
+}
+
 // TestMaxDelayWarmUp guards that requests of three instances wait for a limit that warms
 // up: what passes does so no earlier than it would from cold if each came once it is free,
 // none waits longer than max_delay, all that may wait do, and others are denied at once.
@@ -328,6 +361,49 @@ func TestMaxWaiting(t *testing.T) {
 	if left != 4 {
 		t.Errorf("%d requests are logged with status 499, want 4", left)
 	}
+}
+
+// TestMaxWaitingOnAllSites guards that all limits of one name share what may wait, on
+// whatever site they are, and also with those of a config that has been replaced; and that
+// nothing is kept of limits for which none may wait any more.
+func TestMaxWaitingOnAllSites(t *testing.T) {
+	const limit = "rate_limit shared {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 10h\nmax_waiting 3\n}\n"
+	c := config{site: "handle /a {\n" + limit + "respond a\n}\nhandle /b {\n" + limit + "respond b\n}\n"}
+	s := startConfig(t, c)
+	s.get("/a")
+	ctx, leave := context.WithCancel(t.Context())
+	var requests sync.WaitGroup
+	waits := func(n int64) bool { return newestApp().handlers[0].Limits[0].waiting.Load() == n }
+	for n, path := range []string{"/a", "/b", "/a"} {
+		if n == 2 {
+			if err := s.load(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		target := s.url(path)
+		requests.Go(func() {
+			if status, _ := ask(ctx, target); status != 0 {
+				t.Errorf("got %d, want to wait", status)
+			}
+		})
+		eventually(t, "a request waits", func() bool { return waits(int64(n + 1)) })
+	}
+	for _, path := range []string{"/a", "/b"} {
+		if a := s.get(path); a.StatusCode != 429 {
+			t.Errorf("%s: got %s, want a denial", path, a)
+		}
+	}
+	leave()
+	requests.Wait()
+	eventually(t, "none waits", func() bool { return waits(0) })
+	c.site = strings.ReplaceAll(strings.ReplaceAll(c.site, "max_delay 10h", ""), "max_waiting 3", "")
+	if err := s.load(c); err != nil {
+		t.Fatal(err)
+	}
+	waiting.Range(func(name, _ any) bool {
+		t.Errorf("a count is kept for %v", name)
+		return true
+	})
 }
 
 // TestDryRunAbove guards that a dry run neither delays requests nor marks those above its

@@ -29,6 +29,8 @@ func TestConsistencyOptions(t *testing.T) {
 	t.Setenv("CONSISTENCY_OF_TESTS", "lease 100ms")
 	t.Setenv("LEASE_OF_TESTS", "100ms")
 	const least = "or a size of at least 8 times the cost in each of its buckets: of less nothing is leased"
+	const debt = "or a drip_size of at most the size: what exceeds the limit drips as fast"
+	const spare, pool = "; limit spare {; key all; size 100; pool; }", "as a pool has one level for all that borrow from it"
 	for block, wanted := range map[string]string{
 		`size 100; consistency exact`:                                             ``,
 		`size 100; consistency lease 100ms`:                                       ``,
@@ -79,6 +81,16 @@ func TestConsistencyOptions(t *testing.T) {
 		`algorithm warm_up; rate 100/s; warm_up 1m; consistency lease 1s`:         reject("lease 1s", "as algorithm warm_up depends on each request"),
 		`size 100; limit a {; size 5; consistency lease 1s; }`:                    `limit "api/a": consistency: got "lease 1s", want exact, ` + least,
 		`size 100; consistency lease 1s; limit a {; size 5; consistency often; }`: `limit "api/a": consistency: got "often", want ` + wantConsistency,
+
+		`size 10; drip_size 11; consistency lease 1s`:                                                                 ``,
+		`size 10; drip_size 10; consistency eventual 1s`:                                                              ``,
+		`size 10; drip_size {vars.n}; consistency eventual 1s`:                                                        ``,
+		`size 10; drip_size 11; consistency eventual 1s`:                                                              reject("eventual 1s", debt),
+		`size 5; factor 2; drip_size 11; consistency eventual 1s`:                                                     reject("eventual 1s", debt),
+		`algorithm token_bucket; capacity 10; refill_size 11; consistency eventual 1s`:                                reject("eventual 1s", debt),
+		`limit own {; size 100; borrow spare; consistency lease 1s; }` + spare:                                        `limit "api/own": consistency: got "lease 1s", want exact, ` + pool,
+		`limit own {; size 100; borrow spare; }` + strings.Replace(spare, "pool", "pool; consistency eventual 1s", 1): `limit "api/spare": consistency: got "eventual 1s", want exact, ` + pool,
+		`consistency lease 1s; limit own {; size 100; borrow spare; }` + spare:                                        ``,
 	} {
 		t.Run(block, func(t *testing.T) { wantCaddyfileError(t, inLimit(block), wanted) })
 	}
@@ -154,14 +166,16 @@ func TestConsistencyIsInherited(t *testing.T) {
 			limit denied {; size 50; count_denied; }
 			limit ban {; size 50; ban 1m; }
 			limit delay {; size 50; max_delay 1s; }
+			limit own {; size 50; borrow spare; }
+			limit spare {; size 50; pool; }
 			limit interval {; max 50; duration 1m; min_interval 1s; }
 			limit fits {; size {query.n}; soft 5; }`: {
 			"api/small": "", "api/small/in": "lease 100ms", "api/dear": "", "api/log": "", "api/warm": "", "api/progress": "", "api/count": "",
-			"api/actual": "", "api/denied": "", "api/ban": "", "api/delay": "", "api/interval": "", "api/interval/min_interval": "",
+			"api/actual": "", "api/denied": "", "api/ban": "", "api/delay": "", "api/own": "", "api/spare": "", "api/interval": "", "api/interval/min_interval": "",
 			"api/fits": "lease 100ms",
 		},
-		`limit small {; size 1; }; limit interval {; max 50; duration 1m; min_interval 1s; }`: {
-			"api/small": "eventual 1s", "api/interval": "eventual 1s", "api/interval/min_interval": "eventual 1s",
+		`limit drips {; size 9; drip_size 10; }; limit small {; size 1; }; limit interval {; max 50; duration 1m; min_interval 1s; }`: {
+			"api/drips": "", "api/small": "eventual 1s", "api/interval": "eventual 1s", "api/interval/min_interval": "eventual 1s",
 		},
 	} {
 		if got := consistencies(t, app+inLimit(block)); !maps.Equal(got, want) {

@@ -19,6 +19,7 @@ type definitions struct {
 	counters map[string]*telemetry.Counters // in the whole config, by path
 	tops     map[topID]*topList             // in the whole config
 	bans     map[string]*banList            // likewise, by the name of the bucket in stores
+	waiting  map[string]*waiters            // likewise
 	warned   map[string]bool                // options in the whole config that have no effect
 
 	maxKeys int // for all limits together
@@ -39,6 +40,7 @@ func newDefinitions() *definitions {
 		counters: make(map[string]*telemetry.Counters),
 		tops:     make(map[topID]*topList),
 		bans:     make(map[string]*banList),
+		waiting:  make(map[string]*waiters),
 		maxKeys:  limiter.DefaultMaxKeys,
 	}
 }
@@ -78,8 +80,25 @@ func (d *definitions) bansOf(l *Limit) *banList {
 	return d.bans[name]
 }
 
-// release releases the counters of all paths, and the lists of keys.
+// waitingAt returns the count of requests that wait at l, or nil if none may.
+func (d *definitions) waitingAt(l *Limit) *waiters {
+	if l.maxDelay == 0 {
+		return nil
+	}
+	name := l.buckets[0].name
+	if d.waiting[name] == nil {
+		d.waiting[name] = waitersOf(name)
+	}
+	return d.waiting[name]
+}
+
+// release releases the counters of all paths, the lists of keys, and what counts requests
+// that wait.
 func (d *definitions) release() {
+	for name, w := range d.waiting {
+		w.release()
+		delete(d.waiting, name)
+	}
 	for name, bans := range d.bans {
 		bans.release()
 		delete(d.bans, name)
@@ -98,7 +117,7 @@ func (d *definitions) release() {
 // wherever they are, so their options must agree. Those of limits without a name
 // need not: these share buckets if key and numbers are equal.
 func (d *definitions) add(l *Limit) error {
-	l.banList = d.bansOf(l)
+	l.banList, l.waiting = d.bansOf(l), d.waitingAt(l)
 	for _, b := range l.buckets {
 		b.policy = &policy{path: b.path, status: l.statusCode, concurrency: l.Concurrency != "", counters: d.countersOf(b.path), zone: l.zone}
 		if err := d.addBounds(b); err != nil {
@@ -117,7 +136,7 @@ func (d *definitions) add(l *Limit) error {
 			{"window_start", cmp.Or(l.WindowStart, windowStartClock)}, {"period", l.Period},
 			{"warm_up", b.warmUp.String()}, {"cold_factor", b.cold.String()},
 			{"count_denied", strconv.FormatBool(l.CountDenied)},
-			{"soft", strconv.FormatInt(l.soft, 10)}, {"max_delay", l.maxDelay.String()}, {"status", strconv.Itoa(l.statusCode)},
+			{"soft", strconv.FormatInt(l.soft, 10)}, {"max_delay", l.maxDelay.String()}, {"max_waiting", strconv.FormatInt(l.maxWaiting, 10)}, {"status", strconv.Itoa(l.statusCode)},
 			{"count", l.countText()}, {"actual_cost", l.ActualCost}, {"dry_run", strconv.FormatBool(l.dryRun)},
 			{"ban", fmt.Sprint(l.banDurations)}, {"ban_after", fmt.Sprint(l.banAfter())},
 			{"borrow", l.Borrow}, {"pool", strconv.FormatBool(l.Pool)},

@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -265,8 +264,8 @@ type Limit struct {
 	// for leaky and token buckets, and `warm_up`. Default: none waits.
 	MaxDelay Duration `json:"max_delay,omitempty"`
 
-	// How many requests may wait at once in this process. Beyond that they are
-	// denied. Default: 1000.
+	// How many requests may wait at once in this process, on all sites together if the
+	// limit has a name. Beyond that they are denied. Default: 1000.
 	MaxWaiting Number `json:"max_waiting,omitempty"`
 
 	// The number of counters, from 1 to 10000, with which to track the keys that
@@ -311,9 +310,10 @@ type Limit struct {
 	//
 	// Nested limits have it too where they can, and others are exact: those with the
 	// algorithms `sliding_log` and `warm_up`, or with `concurrency`, `count`,
-	// `actual_cost`, `count_denied`, `ban`, `borrow`, `pool` or `max_delay`, and for `lease`
-	// with a size below 8 times the cost. A request is decided by an instance if all of its
-	// limits allow that. Default: that of the containing limit, or the app's.
+	// `actual_cost`, `count_denied`, `ban`, `borrow`, `pool` or `max_delay`, for `lease`
+	// with a size below 8 times the cost, and for `eventual` with a `drip_size` above the
+	// size. A request is decided by an instance if all of its limits allow that. Default:
+	// that of the containing limit, or the app's.
 	Consistency string `json:"consistency,omitempty"`
 
 	// The limit from which to borrow what this one has no room for: the name of one in the
@@ -360,7 +360,7 @@ type Limit struct {
 	soft       int64
 	maxDelay   time.Duration
 	maxWaiting int64
-	waiting    atomic.Int64 // requests that wait, or may have to
+	waiting    *waiters // nil if none may wait
 
 	consistency limiter.Consistency
 

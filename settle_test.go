@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -130,6 +131,77 @@ func TestCountGuesses(t *testing.T) {
 			t.Errorf("a full limit lets a right password in: %d", status)
 		}
 	})
+}
+
+// TestCountGuessesInAnyTime guards that wrong passwords are bounded in any time, not only
+// from an empty bucket: during an attack on a limit that drips, in no time more of them are
+// checked than fit into the bucket and drip then. Right passwords of others, beside the
+// attack, are never denied nor counted.
+func TestCountGuessesInAnyTime(t *testing.T) {
+	const size, drip, guessers, lasts = 5, 40 * time.Millisecond, 32, 1500 * time.Millisecond
+	site := fmt.Sprintf("rate_limit login {\nkey {header.From}\nsize %d\ndrip_rate %v\ncount status 401\nstatus 403\n}\n"+
+		"basic_auth {\nadmin %s\n}\nrespond in", size, drip, rightHash)
+	server := redistest.Start(t)
+	for name, c := range map[string]config{"memory": {site: site}, "redis": {site: site, global: redisGlobal(server.Addr, slowly)}} {
+		t.Run(name, func(t *testing.T) {
+			instances := 1
+			if c.global != "" {
+				instances = 3
+			}
+			c.admin = "localhost:0"
+			all, admins := nodes(t, instances, c)
+			target := func(i int, password string) string {
+				return withPassword("http://"+all[i%len(all)].addr, password)
+			}
+			var mu sync.Mutex
+			var checked [][2]time.Time // when each guess was sent and answered that was checked
+			start, right := time.Now(), 0
+			redistest.Together(t, guessers+1, func(i int) {
+				for n := i; time.Since(start) < lasts; n++ {
+					if i == guessers {
+						if status, _ := ask(t.Context(), target(n, "right"), "From", "user"); status != 200 {
+							t.Errorf("a right password got %d beside an attack", status)
+						}
+						right++
+						continue
+					}
+					sent := time.Now()
+					switch status, _ := ask(t.Context(), target(n, "wrong"), "From", "attacker"); status {
+					case 401:
+						mu.Lock()
+						checked = append(checked, [2]time.Time{sent, time.Now()})
+						mu.Unlock()
+					case 403:
+					default:
+						t.Errorf("a wrong password got %d", status)
+					}
+				}
+			})
+			slices.SortFunc(checked, func(a, b [2]time.Time) int { return a[0].Compare(b[0]) })
+			for i, first := range checked {
+				last := first[1]
+				for j, c := range checked[i:] {
+					if c[1].After(last) {
+						last = c[1]
+					}
+					if most := size + int(last.Sub(first[0])/drip); j+1 > most {
+						t.Fatalf("%d guesses were checked within %v, want at most %d", j+1, last.Sub(first[0]), most)
+					}
+				}
+			}
+			if len(checked) < 2*size || right < 2*size {
+				t.Errorf("%d guesses were checked and %d right passwords: the test covers too little", len(checked), right)
+			}
+			eventually(t, "nothing is held", func() bool {
+				l := admins[0].ask("POST", "peek", `{"limit": "login", "key": "user"}`)
+				if l["level"] != 0.0 {
+					t.Fatalf("right passwords were counted: %v", l)
+				}
+				return l["held"] == nil || l["held"] == 0.0
+			})
+			t.Logf("%d guesses were checked, beside %d right passwords", len(checked), right)
+		})
+	}
 }
 
 // rightHash is the hash of the password "right".

@@ -151,9 +151,9 @@ func (p *place) units(b *Bucket, now int64) int64 {
 }
 
 const (
-	// renewEvery is the time after which held units are renewed: half of a
-	// generation, see held.lua.
-	renewEvery = heldFor / 2
+	// renewEvery is the time after which held units are due to be renewed: they are
+	// within half of a generation, see held.lua.
+	renewEvery = heldFor/2 - renewTick
 
 	// renewTick is how often held units are looked at.
 	renewTick = 500 * time.Millisecond

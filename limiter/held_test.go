@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // heldRecord is what core.lua stores of held units, the newer first.
@@ -232,24 +234,97 @@ func TestHeldUnits(t *testing.T) {
 	}
 }
 
-// TestHeldUnitsOfManyNodes guards the rules of held units for nodes that crash, calls and
-// replies that are lost, clocks that are set back, and a server that loses its data: no
-// more is ever admitted and under way, for less than the time for which units are held,
-// than fits in the bucket; and nothing stays held once all nodes are gone. If nothing
-// goes wrong, what is charged in the end is what was admitted.
-func TestHeldUnitsOfManyNodes(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
-	type open struct {
-		query    *query
-		outcomes []outcome
-		cost     int64
-		node     int
-		since    int64 // on the clock of its node, which is not set back
+// lossyNode is a store of its own beside a virtual one, with the same server: a process
+// whose calls may get lost.
+type lossyNode struct {
+	*Redis
+	v    *virtual
+	sha  string                          // of the script
+	lost func() (arrives, answered bool) // what becomes of a call
+}
+
+var errLost = errors.New("the answer never came")
+
+// newLossyNode returns a node with the given clock.
+func newLossyNode(t testing.TB, v *virtual, clock func() time.Duration) *lossyNode {
+	t.Helper()
+	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
+	if err != nil {
+		t.Fatal(err)
 	}
+	n := &lossyNode{Redis: newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: time.Second}), v: v, sha: sha}
+	n.clock, n.client = clock, n
+	n.renewals.running = true // not in the background, which does not know the clock
+	return n
+}
+
+// Do implements client.
+func (n *lossyNode) Do(_ redisscript.Deadline, q *redisscript.Call) (*redisscript.Server, error) {
+	n.sending(nil, []*redisscript.Call{q})
+	arrives, answered := n.lost()
+	if !arrives {
+		return nil, errLost
+	}
+	reply, err := n.v.admin.EvalSha(context.Background(), n.sha, q.Keys, q.Arg).Int64Slice()
+	if err != nil {
+		panic(err)
+	}
+	if !answered {
+		return nil, errLost
+	}
+	q.Reply = reply
+	return nil, nil
+}
+
+// DoAlone implements client.
+func (n *lossyNode) DoAlone(end redisscript.Deadline, q *redisscript.Call) (*redisscript.Server, error) {
+	return n.Do(end, q)
+}
+
+// Submit implements client. It is done when it returns.
+func (n *lossyNode) Submit(end redisscript.Deadline, q *redisscript.Call) error {
+	_, err := n.Do(end, q)
+	q.Done(err)
+	return nil
+}
+
+// OneServer implements client.
+func (n *lossyNode) OneServer() bool { return true }
+
+// Connect implements client.
+func (n *lossyNode) Connect() {}
+
+// Stats implements client.
+func (n *lossyNode) Stats() []redisscript.Stats { return nil }
+
+// Close implements client.
+func (n *lossyNode) Close() error { return nil }
+
+// TestHeldUnitsOfManyNodes guards the rules of held units for nodes that crash or are cut
+// off, calls and replies that are lost, clocks that are set back, and a server that loses
+// its data: no more is ever admitted and under way, of requests that their node could renew
+// in time, than fits in the bucket; and nothing stays held once all nodes are gone. If
+// nothing goes wrong, what is charged in the end is what was admitted.
+func TestHeldUnitsOfManyNodes(t *testing.T) {
+	singleGoroutine(t)
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	elapsed := int64(0) // on the nodes' clocks, which are not set back
+	var all []*lossyNode
+	for range 8 {
+		all = append(all, newLossyNode(t, v, func() time.Duration { return time.Duration(elapsed) * time.Microsecond }))
+	}
+	type open struct {
+		*kept
+		node  int
+		held  *Held
+		cost  int64
+		tried int64 // when it was last to be renewed
+	}
+	seen := map[string]int{}
 	checkTraces(t, 3, func(t *rapid.T) {
 		v.flush(t)
 		limit := Limit{Size: rapid.SampledFrom([]int64{1, 2, 5, 20, 1_000_000}).Draw(t, "size"), DripInterval: 10_000 * time.Hour, DripSize: 1 << 20}
-		elapsed, admitted, exact := int64(0), int64(0), true
+		admitted, exact := int64(0), true
 		charges := true // and what is charged stays
 		switch rapid.IntRange(0, 4).Draw(t, "algorithm") {
 		case 1:
@@ -259,131 +334,142 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 		case 3:
 			limit, charges = Concurrency(limit.Size), false
 		}
-		nodes := rapid.SampledFrom([]int{1, 2, 3, 8}).Draw(t, "nodes")
-		loss := rapid.SampledFrom([]int{0, 2, 20}).Draw(t, "lost, of 100")
-		lost := func() bool { return rapid.IntRange(0, 99).Draw(t, "lost") < loss }
-		ask := func(req Request, q *query) []outcome {
-			t.Helper()
-			_, got, err := v.ask(inTime(), q, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return got
-		}
 		b := Bucket{Name: "b", Key: "k", Limit: limit}
-		// renew has the server hold what a request holds, as if from now on.
-		renew := func(h *open, answered bool) {
-			b.Cost = h.cost
-			req := toHold(Request{Buckets: []Bucket{b}})
-			q := v.query(req, whatRenew)
-			q.buckets[0].held.receipt = h.outcomes[0].receipt
-			if got := ask(req, q); answered {
-				h.outcomes, h.since = got, elapsed
+		elapsed = 0
+		nodes := all[:rapid.SampledFrom([]int{1, 2, 3, 8}).Draw(t, "nodes")]
+		cutOff := make([]int64, len(nodes)) // until when
+		loss := rapid.SampledFrom([]int{0, 2, 20}).Draw(t, "lost, of 100")
+		for i, n := range nodes {
+			n.denyCache = newDenyCache(64)
+			clear(n.renewals.kept)
+			n.lost = func() (arrives, answered bool) {
+				switch {
+				case elapsed < cutOff[i]:
+				case rapid.IntRange(0, 99).Draw(t, "lost") < loss:
+					arrives = rapid.Bool().Draw(t, "arrives")
+				default:
+					return true, true
+				}
+				exact = false
+				return arrives, false
 			}
 		}
 		var running []open
+		// end forgets requests whose nodes have crashed, or could not renew their units: they
+		// no longer count, and others run in their place.
+		end := func(why string, these func(h *open) bool) {
+			running = slices.DeleteFunc(running, func(h open) bool {
+				if !these(&h) {
+					return false
+				}
+				nodes[h.node].renewals.remove(h.kept)
+				exact = false
+				seen[why]++
+				return true
+			})
+		}
+		renew := func(h *open) {
+			if !h.due(nodes[h.node].clock()) {
+				return
+			}
+			h.tried = elapsed
+			if h.renew(); h.renewed == nodes[h.node].clock() {
+				seen["renewed"]++
+			}
+		}
+		// pass lets time pass, in which nodes renew what is due. They do so in the order of
+		// running, or a history would not be the same each time.
+		pass := func(gap int64) {
+			for until := elapsed + gap; elapsed < until; {
+				next := until
+				for _, h := range running {
+					next = min(next, max((h.renewed+renewEvery).Microseconds(), h.tried+renewTick.Microseconds()))
+				}
+				v.at(t, v.now+next-elapsed)
+				elapsed = next
+				end("lapsed", func(h *open) bool { return nodes[h.node].clock()-h.renewed >= heldFor })
+				for i := range running {
+					renew(&running[i])
+				}
+			}
+		}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			gap := rapid.SampledFrom([]int64{0, 1, 50_000, 500_000, 3_000_000, 9_999_999, 10_000_000, 21_000_000}).Draw(t, "gap")
-			elapsed += gap
-			v.at(t, v.now+gap)
+			pass(rapid.SampledFrom([]int64{0, 1, 50_000, 500_000, 3_000_000, 9_999_999, 10_000_000, 21_000_000}).Draw(t, "gap"))
 			switch what := rapid.IntRange(0, 99).Draw(t, "what"); {
 			case what < 55:
+				node := rapid.IntRange(0, len(nodes)-1).Draw(t, "node")
 				b.Cost = rapid.Int64Range(1, min(3, limit.Size)).Draw(t, "cost")
-				req := Request{Buckets: []Bucket{b}}
-				q := v.query(toHold(req), 0)
-				arrives, answered := true, true
-				if lost() {
-					answered, exact = false, false
-					arrives = rapid.Bool().Draw(t, "arrives")
+				held := new(Held)
+				req := toHold(Request{Buckets: []Bucket{b}})
+				req.Held = held
+				d, err := nodes[node].Take(context.Background(), req, nil)
+				switch {
+				case err != nil:
+					seen["not decided"]++
+				case d[0].Denied:
+					seen["denied"]++
+				default:
+					running = append(running, open{held.kept[0], node, held, b.Cost, elapsed})
 				}
-				if arrives {
-					if got := ask(req, q); answered && !got[0].denied {
-						node := rapid.IntRange(0, nodes-1).Draw(t, "node")
-						running = append(running, open{q, got, b.Cost, node, elapsed})
-					}
-				}
-			case what < 75 && len(running) > 0:
-				i := rapid.IntRange(0, len(running)-1).Draw(t, "which")
-				h := &running[i]
-				if elapsed-h.since >= heldFor.Microseconds() { // it may have lapsed, and others run in its place
-					running, exact = slices.Delete(running, i, i+1), false
-					continue
-				}
-				answered, arrives := true, true
-				if lost() {
-					answered, exact = false, false
-					arrives = rapid.Bool().Draw(t, "arrives")
-				}
-				if arrives {
-					renew(h, answered)
-				}
-			case what < 93 && len(running) > 0:
+			case what < 80 && len(running) > 0:
 				i := rapid.IntRange(0, len(running)-1).Draw(t, "which")
 				h := running[i]
 				running = slices.Delete(running, i, i+1)
-				as := verdict(rapid.IntRange(0, 2).Draw(t, "verdict"))
-				if !charges {
-					as = verdictNone
+				charge := int64(0)
+				if charges {
+					charge = rapid.Int64Range(0, h.cost).Draw(t, "charge")
 				}
-				late := elapsed-h.since >= heldFor.Microseconds() // then it is charged, or will be
-				exact = exact && !late
-				if as == verdictAdmitted && !late && charges {
-					admitted += h.cost
-				}
-				settleAs(h.query, as, h.outcomes)
-				arrives := true
-				if lost() {
-					exact = false
-					arrives = rapid.Bool().Draw(t, "arrives")
-				}
-				if arrives {
-					b.Cost = h.cost
-					ask(Request{Buckets: []Bucket{b}}, h.query)
-				}
-			case what < 96: // a node crashes, and its requests with it
-				node := rapid.IntRange(0, nodes-1).Draw(t, "node")
-				running = slices.DeleteFunc(running, func(h open) bool { return h.node == node })
-				exact = false
-			case what < 97: // data is lost: what was held of it can no longer be settled
+				admitted += charge
+				h.held.Settle(0, charge)
+			case what < 84: // a node crashes, and its requests with it
+				node := rapid.IntRange(0, len(nodes)-1).Draw(t, "node")
+				end("crashed", func(h *open) bool { return h.node == node })
+			case what < 93: // or is cut off for a while
+				cutOff[rapid.IntRange(0, len(nodes)-1).Draw(t, "node")] = elapsed + rapid.SampledFrom([]int64{1_000_000, 8_000_000, 30_000_000, 30_000_000}).Draw(t, "for")
+			case what < 96: // data is lost: what was held of it can no longer be settled
+				seen["data lost"]++
 				lostAt := v.now
 				v.flush(t)
 				v.at(t, lostAt+1) // it takes a while, so no receipt is given twice
-				admitted, exact = 0, true
+				clear(cutOff)
+				loss, admitted, exact = 0, 0, true
 				if rapid.Bool().Draw(t, "held again") {
-					running = slices.DeleteFunc(running, func(h open) bool { return elapsed-h.since >= heldFor.Microseconds() })
 					for i := range running {
-						renew(&running[i], true)
+						running[i].renewNow()
+						renew(&running[i])
 					}
-					continue
+					break
 				}
 				for _, h := range running {
-					settleAs(h.query, verdictAdmitted, h.outcomes)
-					b.Cost = h.cost
-					ask(Request{Buckets: []Bucket{b}}, h.query)
+					h.held.Settle(0, h.cost)
 				}
 				running = nil
 				if l := peek(t, v.Redis, b); l.Units != 0 || l.Held != 0 {
 					t.Fatalf("%+v: holds %+v after its data was lost", limit, l)
 				}
 			case what < 98: // the clock is set back
+				seen["set back"]++
 				v.at(t, v.now-rapid.SampledFrom([]int64{1, 1_000_000, 15_000_000, 1_000_000_000}).Draw(t, "back"))
 				exact = false
 				b.Cost = limit.Size + 1 // somebody is denied, so the server sees it
-				req := Request{Buckets: []Bucket{b}}
-				ask(req, v.query(toHold(req), 0))
+				if _, _, err := v.ask(inTime(), v.query(toHold(Request{Buckets: []Bucket{b}}), 0), nil); err != nil {
+					t.Fatal(err)
+				}
 			}
 			b.Cost = 1
 			l, busy := peek(t, v.Redis, b), admitted
 			for _, h := range running {
-				if elapsed-h.since < heldFor.Microseconds() {
-					busy += h.cost
-				}
+				busy += h.cost
 			}
 			if busy > l.Units+l.Held || busy > limit.Size {
 				t.Fatalf("%+v: %d admitted or under way, holds %+v", limit, busy, l)
 			}
 		}
-		if exact && len(running) == 0 {
+		for _, h := range running {
+			h.held.Settle(0, 0)
+		}
+		if exact {
+			seen["nothing lost"]++
 			if l := peek(t, v.Redis, b); l.Units != admitted || l.Held != 0 {
 				t.Fatalf("%+v: holds %+v, want the %d units that were admitted", limit, l, admitted)
 			}
@@ -393,6 +479,12 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 			t.Fatalf("%+v: still held: %+v", limit, l)
 		}
 	})
+	t.Logf("%v", seen)
+	for _, what := range []string{"renewed", "lapsed", "crashed", "not decided", "denied", "data lost", "set back", "nothing lost"} {
+		if seen[what] < 20 {
+			t.Errorf("%v: the test covers too little", seen)
+		}
+	}
 }
 
 // TestHeldUnitsNeverOverAdmit guards the times at which whole requests are

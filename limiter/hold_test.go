@@ -3,7 +3,10 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -202,42 +205,71 @@ func TestHoldIsNeverExceeded(t *testing.T) {
 	}
 }
 
-// TestHeldUnitsOfCrashedNode guards that what a node held that crashed is free 10 to 20 s
-// later, not before, while another's requests that go on keep theirs.
+// TestHeldUnitsOfCrashedNode guards until when what a node held counts that crashed: to
+// the microsecond, for 10 to 20 s from when it was last held or renewed, which it is every
+// 5 s, and so for 5 to 20 s from the crash. Another's requests that go on keep theirs.
 func TestHeldUnitsOfCrashedNode(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "running", Key: "k", Limit: Concurrency(3), Cost: 1}
-	begin(t, v, b) // and nobody renews it
-	begin(t, v, b)
-	for k := range v.renewals.kept {
-		v.renewals.remove(k)
+	const instant = time.Microsecond
+	for _, tc := range []struct {
+		name    string
+		held    time.Duration // since the beginning of a generation
+		renewed time.Duration // after that, if it was
+		crash   time.Duration // after it was held
+		free    time.Duration // after the crash
+	}{
+		{"held as a generation begins", 0, 0, 0, 2 * heldFor},
+		{"held as one ends", heldFor - instant, 0, 0, heldFor + instant},
+		{"held as one begins, crashed just before it would renew", 0, 0, heldFor/2 - instant, heldFor*3/2 + instant},
+		{"held as one ends, crashed just before it would renew", heldFor - instant, 0, heldFor/2 - instant, heldFor/2 + 2*instant},
+		{"renewed in the same generation", 0, heldFor / 2, heldFor / 2, heldFor * 3 / 2},
+		{"renewed in the next generation", heldFor - instant, heldFor / 2, heldFor / 2, heldFor*3/2 + instant},
+		{"renewed, crashed just before it would again", heldFor / 2, heldFor/2 - instant, heldFor - 2*instant, heldFor/2 + 2*instant},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			v.flush(t)
+			generation := heldFor.Microseconds()
+			v.at(t, (v.now/generation+1)*generation+tc.held.Microseconds())
+			began := v.now
+			begin(t, v, b)
+			dies := maps.Clone(v.renewals.kept)
+			_, lives := begin(t, v, b)
+			if tc.renewed > 0 {
+				v.at(t, began+tc.renewed.Microseconds())
+				v.renewals.renewDue()
+				heldNow(t, v, b) // it has been answered
+			}
+			v.at(t, began+tc.crash.Microseconds())
+			for k := range dies {
+				v.renewals.remove(k)
+			}
+			count := func(at int64, want int64) {
+				t.Helper()
+				for v.now < at {
+					v.at(t, min(v.now+1_000_000, at))
+					v.renewals.renewDue()
+				}
+				if n := heldNow(t, v, b); n != want {
+					t.Errorf("%v after the crash %d are held, want %d", time.Duration(v.now-began)*time.Microsecond-tc.crash, n, want)
+				}
+			}
+			free := began + (tc.crash + tc.free).Microseconds()
+			count(free-1, 2)
+			count(free, 1)
+			count(free+3*generation, 1)
+			lives.held.Settle(0, 0)
+			redistest.WaitFor(t, 5*time.Second, func() error {
+				if n := heldNow(t, v, b); n > 0 {
+					return fmt.Errorf("%d are held after all have ended", n)
+				}
+				return nil
+			})
+			if last := tc.crash - tc.renewed + tc.free; tc.free <= heldFor/2 || tc.free > 2*heldFor || last <= heldFor || last > 2*heldFor {
+				t.Error("not as it is promised")
+			}
+		})
 	}
-	start := v.now
-	d, h := begin(t, v, b)
-	if d.Denied {
-		t.Fatalf("%+v", d)
-	}
-	free := int64(0)
-	for range 70 {
-		v.advance(t, time.Second)
-		v.renewals.renewDue()
-		switch n := heldNow(t, v, b); {
-		case n == 1 && free == 0:
-			free = v.now - start
-		case n < 1 || n > 3 || n == 2:
-			t.Fatalf("%d are held after %v", n, time.Duration(v.now-start)*time.Microsecond)
-		}
-	}
-	if free < heldFor.Microseconds() || free > 2*heldFor.Microseconds()+1_000_000 {
-		t.Errorf("free after %v", time.Duration(free)*time.Microsecond)
-	}
-	h.held.Settle(0, 0)
-	redistest.WaitFor(t, 5*time.Second, func() error {
-		if n := heldNow(t, v, b); n > 0 {
-			return fmt.Errorf("%d are held after all have ended", n)
-		}
-		return nil
-	})
 }
 
 // TestHoldAfterOutage guards that a server which is back, and has lost its data, has no room
@@ -600,55 +632,153 @@ func TestHoldNeedsHeld(t *testing.T) {
 }
 
 // TestDryRun guards that dry runs change no decision: of two equal traces of requests,
-// one with a dry run besides, all else is decided alike in both stores; and that the dry
-// run decides as if it alone were enforced beside the others.
+// one with a dry run besides, all else is decided alike in both stores, with buckets of all
+// kinds: such as hold units, ban, and borrow. And that a plain dry run decides as if it
+// alone were enforced beside the others.
 func TestDryRun(t *testing.T) {
+	singleGoroutine(t)
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	trace, seen := 0, map[bool]int{}
-	checkTraces(t, 3, func(t *rapid.T) {
+	trace, seen := 0, map[string]int{}
+	checkTraces(t, 6, func(t *rapid.T) {
 		trace++
-		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-		limit := func(name string) Limit {
-			l := Limit{Size: rapid.Int64Range(1, 6).Draw(t, name), DripInterval: time.Second, DripSize: 1}
-			l.CountDenied = rapid.IntRange(0, 3).Draw(t, name+" counts denied requests: 0") == 0
-			return l
+		stores := []Store{v, NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })}
+		// group draws a limit with what belongs to it.
+		group := func(name string, dryRun bool) []Bucket {
+			b := Bucket{Name: name, Key: fmt.Sprint(trace), DryRun: dryRun}
+			b.Limit = Limit{Size: rapid.Int64Range(1, 6).Draw(t, name), DripInterval: time.Second, DripSize: 1}
+			kind := rapid.SampledFrom([]string{"plain", "plain", "holds", "concurrency", "bans", "holds and bans", "borrows"}).Draw(t, "kind of "+name)
+			seen[fmt.Sprint(kind, ", dry run ", dryRun)]++
+			b.Hold = strings.Contains(kind, "holds")
+			switch kind {
+			case "plain":
+				b.Limit.CountDenied = rapid.IntRange(0, 3).Draw(t, name+" counts denied requests: 0") == 0
+			case "concurrency":
+				b.Limit, b.Hold = Concurrency(b.Limit.Size), true
+			case "bans", "holds and bans":
+				ban := b
+				ban.Name, ban.Limit, ban.Hold, ban.Watches = name+"/ban", BansFor(rapid.Int64Range(1, 2).Draw(t, "ban after"), 3*time.Second), false, 1
+				return []Bucket{b, ban}
+			case "borrows":
+				pool := b
+				pool.Name, pool.Key, pool.Pool, pool.Hold = name+"/pool", b.Key+"all", true, rapid.Bool().Draw(t, "the pool holds")
+				b.Borrows = true
+				return []Bucket{b, pool}
+			}
+			return []Bucket{b}
 		}
 		accounting := Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
-		real1 := Bucket{Name: "one", Key: fmt.Sprint(trace), Limit: limit("one")}
-		real2 := Bucket{Name: "two", Key: fmt.Sprint(trace), Limit: limit("two")}
-		dry := Bucket{Name: "dry", Key: fmt.Sprint(trace), Limit: limit("dry"), DryRun: true}
-		without := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-		s := level{} // of the dry run
-		for range rapid.IntRange(1, 30).Draw(t, "requests") {
+		remembers := rapid.Bool().Draw(t, "remembers denials") // of which fewer numbers are known
+		groups := [][]Bucket{group("one", false), group("two", false)}
+		dry := group("dry", true)
+		enforced := slices.Concat(groups...)
+		dryAt := []int{0, len(groups[0]), len(enforced)}[rapid.IntRange(0, 2).Draw(t, "place of the dry run")]
+		take := func(store Store, key string, buckets []Bucket, costs map[string]int64) ([]Decision, *Held) {
+			t.Helper()
+			req := Request{Buckets: slices.Clone(buckets), Accounting: accounting, Held: new(Held)}
+			for i := range req.Buckets {
+				req.Buckets[i].Key += key
+				req.Buckets[i].Cost = costs[req.Buckets[i].Name]
+			}
+			d, err := store.Take(context.Background(), req, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !remembers {
+				v.denyCache = newDenyCache(64)
+			}
+			for i := range d {
+				if d[i].By = 0; remembers {
+					d[i] = Decision{Denied: d[i].Denied, DryRun: d[i].DryRun, Borrowed: d[i].Borrowed, Began: d[i].Began, Pool: d[i].Pool}
+				}
+			}
+			return d, req.Held
+		}
+		type inProgress struct{ without, with [2]*Held }
+		var running []inProgress
+		s := level{} // of a plain dry run
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.advance(t, time.Duration(rapid.Int64Range(0, 1_500_000).Draw(t, "gap"))*time.Microsecond)
-			real1.Cost = rapid.Int64Range(1, 2).Draw(t, "cost")
-			real2.Cost, dry.Cost = real1.Cost, rapid.Int64Range(1, 2).Draw(t, "cost of the dry run")
-			want := decide(t, without, accounting, real1, real2)
-			denied := want[0].Denied || want[1].Denied
-			s = s.at(v.now)
-			would := dry.Limit.room(s, 0, v.now) < dry.Cost
-			switch now := (moment{v.now, v.now}); {
-			case !would && (!denied || accounting == AccountingEach || dry.Limit.CountDenied):
-				s = dry.Limit.add(s, dry.Cost, now)
-			case would && dry.Limit.CountDenied:
-				s = dry.Limit.count(s, 0, dry.Cost, now)
-			}
-			for _, store := range []Store{v, m} {
-				got := decide(t, store, accounting, real1, dry, real2)
-				if got[0] != want[0] || got[2] != want[1] {
-					t.Fatalf("%T: %+v, want %+v as without the dry run", store, got, want)
-				}
-				if sum := Summarize(got); sum.Denied != denied {
-					t.Fatalf("%T: %+v of %+v", store, sum, got)
-				}
-				if got[1].Denied != would || !got[1].DryRun {
-					t.Fatalf("%T: the dry run of %+v decides %+v, want denied %t", store, dry.Limit, got[1], would)
+			v.renewals.renewDue()
+			if len(running) > 0 && rapid.IntRange(0, 2).Draw(t, "end: 0") == 0 {
+				at := rapid.IntRange(0, len(running)-1).Draw(t, "which")
+				h, charge := running[at], rapid.Int64Range(0, 3).Draw(t, "charge")
+				running = slices.Delete(running, at, at+1)
+				for n := range stores {
+					for i := range enforced {
+						h.without[n].Settle(i, charge)
+					}
+					for i := range len(enforced) + len(dry) {
+						h.with[n].Settle(i, charge)
+					}
 				}
 			}
-			seen[would]++
+			levelNow(t, v, enforced[0]) // on the same connection, so that all of that is done
+			costs := map[string]int64{}
+			for _, b := range slices.Concat(enforced, dry) {
+				costs[b.Name] = 1
+				if b.Watches == 0 {
+					costs[b.Name] = rapid.Int64Range(1, 2).Draw(t, "cost of "+b.Name)
+				}
+			}
+			var now inProgress
+			for n, store := range stores {
+				var want, got []Decision
+				want, now.without[n] = take(store, "without", enforced, costs)
+				got, now.with[n] = take(store, "with", slices.Insert(slices.Clone(enforced), dryAt, dry...), costs)
+				dryGot := slices.Clone(got[dryAt : dryAt+len(dry)])
+				denied := Summarize(want).Denied
+				if rest := slices.Delete(slices.Clone(got), dryAt, dryAt+len(dry)); !slices.Equal(rest, want) || Summarize(got).Denied != denied {
+					t.Fatalf("%T, %+v beside %+v:\n got %+v\nwant %+v as without the dry run", store, dry, enforced, rest, want)
+				}
+				for _, d := range dryGot {
+					if !d.DryRun {
+						t.Fatalf("%T: %+v is no dry run", store, d)
+					}
+				}
+				if n == 0 {
+					seen[fmt.Sprint("denied: ", denied)]++
+					seen[fmt.Sprint("would deny: ", Summarize(dryGot).Denied || dryGot[0].Denied)]++
+				}
+				l := dry[0].Limit
+				if len(dry) > 1 || dry[0].Hold {
+					continue
+				}
+				after := s.at(v.now)
+				would := l.room(after, 0, v.now) < costs["dry"]
+				switch at := (moment{v.now, v.now}); {
+				case !would && (!denied || accounting == AccountingEach || l.CountDenied):
+					after = l.add(after, costs["dry"], at)
+				case would && l.CountDenied:
+					after = l.count(after, 0, costs["dry"], at)
+				}
+				if dryGot[0].Denied != would {
+					t.Fatalf("%T: the dry run of %+v decides %+v, want denied %t", store, l, dryGot[0], would)
+				}
+				if n == len(stores)-1 {
+					s = after
+				}
+			}
+			running = append(running, now)
+		}
+		for _, h := range running {
+			for n := range stores {
+				for i := range len(enforced) + len(dry) {
+					h.without[n].Settle(i, 0)
+					h.with[n].Settle(i, 0)
+				}
+			}
 		}
 	})
-	if seen[true] < 100 || seen[false] < 100 {
-		t.Errorf("%v: the test covers too little", seen)
+	for _, kind := range []string{"plain", "holds", "concurrency", "bans", "holds and bans", "borrows"} {
+		for _, dryRun := range []bool{false, true} {
+			if what := fmt.Sprint(kind, ", dry run ", dryRun); seen[what] < 30 {
+				t.Errorf("%s: %d traces: the test covers too little", what, seen[what])
+			}
+		}
+	}
+	for _, what := range []string{"denied: true", "denied: false", "would deny: true", "would deny: false"} {
+		if seen[what] < 100 {
+			t.Errorf("%s: %d: the test covers too little", what, seen[what])
+		}
 	}
 }

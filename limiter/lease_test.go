@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -384,5 +385,81 @@ func TestLeasesOfSeveralBuckets(t *testing.T) {
 				t.Errorf("the other bucket has %d units, want %d, of which %d were leased and %d used, want %d", level.Units, charged, usage.Granted, usage.Used, byLease)
 			}
 		})
+	}
+}
+
+// TestLeasesInCluster guards leases, and reports, of requests whose limits have different keys,
+// in slots of different servers of a cluster, on several nodes at once: no limit admits more
+// than its bound in any time, and nodes do decide.
+func TestLeasesInCluster(t *testing.T) {
+	const lasts, within = 800 * time.Millisecond, 100 * time.Millisecond
+	cluster := redistest.StartCluster(t, 3)
+	for name, c := range map[string]Consistency{"lease": Lease(within), "eventual": Eventual(within)} {
+		for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
+			t.Run(fmt.Sprint(name, " ", accounting), func(t *testing.T) {
+				var stores []*Redis
+				for range 3 {
+					stores = append(stores, newTestCluster(t, cluster, func(opt *RedisOptions) {
+						opt.Fallback, opt.Timeout = NewMemory(nil), 10*time.Second
+					}))
+				}
+				var buckets []Bucket
+				for i, server := range cluster.Nodes {
+					b := Bucket{Name: fmt.Sprint("b", i), Limit: Limit{Size: 200, DripInterval: time.Duration(i+1) * 2 * time.Millisecond, DripSize: 1}, Cost: 1, Consistency: c}
+					buckets = append(buckets, onNode(t, stores[0], cluster, server, b))
+				}
+				type admission struct{ sent, got time.Time }
+				var mu sync.Mutex
+				admitted, here, all := make([][]admission, len(buckets)), 0, 0
+				start := time.Now()
+				redistest.Together(t, 12, func(g int) {
+					r := stores[g%len(stores)]
+					for time.Since(start) < lasts {
+						sent := time.Now()
+						d, err := r.Take(context.Background(), Request{Buckets: buckets, Accounting: accounting}, nil)
+						got := time.Now()
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						mu.Lock()
+						all++
+						if d[0].By == DecidedByLease || d[0].By == DecidedByReport {
+							here++
+						}
+						for i := range d {
+							if !d[i].Denied && (accounting == AccountingEach || !Summarize(d).Denied) {
+								admitted[i] = append(admitted[i], admission{sent, got})
+							}
+						}
+						mu.Unlock()
+						time.Sleep(time.Millisecond)
+					}
+				})
+				t.Logf("%d of %d requests decided here; %d, %d, %d admitted", here, all, len(admitted[0]), len(admitted[1]), len(admitted[2]))
+				if here < 50 || c.IsEventual() && here < all {
+					t.Errorf("%d of %d requests decided here", here, all)
+				}
+				for i, times := range admitted {
+					l, extra := buckets[i].Limit, int64(0)
+					if c.IsEventual() { // two nodes more
+						extra = 2 * (l.Size + ceilDiv((2*within).Microseconds(), l.rate()))
+					}
+					slices.SortFunc(times, func(a, b admission) int { return a.sent.Compare(b.sent) })
+					for from := 0; from < len(times); from += 7 {
+						last := times[from].got
+						for to := from; to < len(times); to++ {
+							if times[to].got.After(last) {
+								last = times[to].got
+							}
+							length := last.Sub(times[from].sent) + c.lease()
+							if n, most := int64(to-from+1), l.Size+ceilDiv(length.Microseconds(), l.rate())+extra; n > most {
+								t.Fatalf("bucket %d admitted %d in %v, want at most %d", i, n, length, most)
+							}
+						}
+					}
+				}
+			})
+		}
 	}
 }

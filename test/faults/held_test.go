@@ -16,11 +16,12 @@ import (
 // heldFaults are faults while requests hold units until they end.
 var heldFaults = []fault{
 	{"45", "Caddy is killed while its requests count as in progress, and a websocket stays open on another node; three nodes", killedWhileHolding},
+	{"45 (failover)", "cluster: a failover of the server that has the key, while websockets are open on two nodes", failoverWhileHolding},
 }
 
-// killedWhileHolding has two upgraded connections fill a limit on requests in progress,
-// on two nodes of which one is killed.
-func killedWhileHolding(tr *trial) {
+// upgrading starts a server that upgrades connections to /upgrade, and returns its address.
+func upgrading(tr *trial) string {
+	tr.Helper()
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/upgrade" {
 			return
@@ -33,11 +34,16 @@ func killedWhileHolding(tr *trial) {
 			_, _ = io.Copy(conn, conn)
 		}
 	}))
-	defer upstream.Close()
+	tr.Cleanup(upstream.Close)
+	return strings.TrimPrefix(upstream.URL, "http://")
+}
+
+// killedWhileHolding has two upgraded connections fill a limit on requests in progress,
+// on two nodes of which one is killed.
+func killedWhileHolding(tr *trial) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, 3, caddyfile(redisAt(server.Addr, "timeout 2s"), // or a node decides alone on a busy machine
-
-		"rate_limit {\nkey all\nconcurrency 2\n}\nreverse_proxy "+strings.TrimPrefix(upstream.URL, "http://")))
+		"rate_limit {\nkey all\nconcurrency 2\n}\nreverse_proxy "+upgrading(tr)))
 	stays, err := openUpgrade(nodes[0])
 	if err != nil {
 		tr.Fatal(err)
@@ -65,7 +71,8 @@ func killedWhileHolding(tr *trial) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	// The node has renewed every five seconds what it holds, for ten to twenty seconds.
+	// The node has renewed what it holds every five seconds, and that lasts for ten to
+	// twenty: it is free 5 to 20 s after the crash.
 	least(tr, "free after", free, 4*time.Second)
 	most(tr, "free after", free, 21*time.Second)
 
@@ -79,6 +86,51 @@ func killedWhileHolding(tr *trial) {
 	_ = stays.Close()
 	_ = second.Close()
 	eventually(tr, "both to end", func() bool { return status() == http.StatusOK })
+}
+
+// failoverWhileHolding: what requests hold is held by the server that takes over, and let
+// go there.
+func failoverWhileHolding(tr *trial) {
+	c := redistest.StartCluster(tr, 3)
+	nodes := startNodes(tr, 2, caddyfile(redisAt(c.Addrs()[0], "cluster", "timeout 2s"),
+		"rate_limit {\nkey all\nconcurrency 2\n}\nreverse_proxy "+upgrading(tr)))
+	replica := c.AddReplica(tr, owner(tr, c, nodes[0], ""))
+	status := func() int {
+		res := nodes[1].ask("/")
+		defer res.Body.Close()
+		return res.StatusCode
+	}
+	var open []net.Conn
+	for _, n := range nodes {
+		conn, err := openUpgrade(n)
+		if err != nil {
+			tr.Fatal(err)
+		}
+		defer conn.Close()
+		open = append(open, conn)
+	}
+	tr.is("a third request is denied", status() == http.StatusTooManyRequests)
+	switching := make(chan struct{})
+	go func() {
+		defer close(switching)
+		c.FailOver(tr, replica)
+	}()
+	passed, began, over := 0, time.Now(), time.Duration(0)
+	for over == 0 || time.Since(began) < over+during(time.Second, 25*time.Second) {
+		if status() != http.StatusTooManyRequests {
+			passed++
+		}
+		select {
+		case <-switching:
+			over = max(over, time.Since(began), 1)
+			switching = nil
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	most(tr, "admitted beside them, in and after the failover", passed, 0)
+	least(tr, "the server that takes over has decided", decisions(tr, replica), 1)
+	_ = open[0].Close()
+	eventually(tr, "one may pass", func() bool { return status() == http.StatusOK })
 }
 
 // openUpgrade opens an upgraded connection through a node.

@@ -15,6 +15,8 @@ import (
 var localFaults = []fault{
 	{"44", "Redis is 20 ms away in each direction, `consistency lease 100ms`; three nodes: no fault, FLUSHALL, one crashes, Redis is stopped, killed", leased},
 	{"44 (eventual)", "the same, `consistency eventual 100ms`", reported},
+	{"44 (cut off)", "`consistency lease 100ms`; one of three nodes is cut off from Redis, with `on_error deny` and with `fallback`", leasedCutOff},
+	{"44 (failover)", "cluster: a failover of the server that has the key, `consistency lease 100ms`; two nodes", leasedFailover},
 }
 
 const (
@@ -38,7 +40,7 @@ func reported(tr *trial) { decidedLocally(tr, "eventual", 0, within+roundTrip) }
 // other for a time of unaware, or as long as Redis is away.
 func decidedLocally(tr *trial, by string, ahead, unaware time.Duration) {
 	tr.Helper()
-	site := fmt.Sprintf("rate_limit hot {\nkey {header.X-Key}\nsize %d\ndrip_rate %v\nconsistency %s %v\n}\nrespond ok\n", localSize, localRate, by, within)
+	site := localSite(by, "fallback")
 	const three = 3
 	third := during(700*time.Millisecond, 5*time.Second)
 	for _, kind := range []struct {
@@ -125,6 +127,129 @@ func decidedLocally(tr *trial, by string, ahead, unaware time.Duration) {
 			decided += n.admittedBy(by)
 		}
 		least(tr, "of two nodes, by "+by, decided, localSize/10)
+	}
+}
+
+// localSite returns a site with the limit.
+func localSite(by, onError string) string {
+	return fmt.Sprintf("rate_limit hot {\nkey {header.X-Key}\nsize %d\ndrip_rate %v\nconsistency %s %v\non_error %s\n}\nrespond ok\n",
+		localSize, localRate, by, within, onError)
+}
+
+// leasedCutOff: what a node has leased it uses up, and then on_error decides there. The
+// others have all that it does not use.
+func leasedCutOff(tr *trial) {
+	third := during(700*time.Millisecond, 5*time.Second)
+	for _, onError := range []string{"deny", "fallback"} {
+		server := redistest.Start(tr)
+		proxy := redistest.StartProxy(tr, server.Addr)
+		proxy.Delay(roundTrip)
+		at := func(addr string) func(*node) string {
+			return caddyfile(redisAt(addr, fmt.Sprintf("timeout %v", patient)), localSite("lease", onError))
+		}
+		nodes := append(startNodes(tr, 2, at(server.Addr)), startNode(tr, at(proxy.Addr)))
+		cut := nodes[2]
+		for _, n := range nodes {
+			n.get("first") // connects
+		}
+		time.Sleep(4 * roundTrip)
+		began := time.Now()
+		stop := floodOne(tr, nodes)
+		time.Sleep(third)
+		leases := cut.admittedBy("lease")
+		away := time.Now()
+		proxy.BlackHole()
+		time.Sleep(third)
+		healed := time.Now()
+		proxy.Delay(roundTrip)
+		if count(cut.events(away), lost) > 0 {
+			eventually(tr, "Redis decides again", func() bool { return count(cut.events(healed), back) > 0 })
+		}
+		apart := time.Since(away) + patient + slack
+		time.Sleep(third)
+		requests := stop()
+
+		tr.note("on_error %s, %d requests", onError, len(requests))
+		more, gone := 0, 0
+		if onError == "fallback" {
+			more = localSize + int((apart+localRate-1)/localRate)
+		}
+		var others []request
+		for _, r := range requests {
+			// Units that it has leased ahead of room can be used for as long again.
+			switch late := r.sent.After(away.Add(2*within + roundTrip)); {
+			case r.node != 2:
+				others = append(others, r)
+			case r.status == http.StatusOK && late && r.got.Before(healed):
+				gone++
+			}
+		}
+		limit := leaky(localSize, localRate)
+		strictly(tr, "over-admitted", beyond(requests, func(from, to time.Time) int { return limit(from, to.Add(within)) }), more)
+		if onError == "deny" {
+			strictly(tr, "by the node without Redis and leases", gone, 0)
+		}
+		most(tr, "5xx of the others", strange(others), 0)
+		admitted := 0
+		for _, r := range others {
+			if r.status == http.StatusOK {
+				admitted++
+			}
+		}
+		least(tr, "admitted by the others", admitted, limit(began, healed)/3)
+		least(tr, "by lease of the node before", leases, 1)
+	}
+}
+
+// leasedFailover: a server that becomes a master has what the one before it was charged,
+// and leases are used and renewed as before.
+func leasedFailover(tr *trial) {
+	third := during(700*time.Millisecond, 5*time.Second)
+	c := redistest.StartCluster(tr, 3)
+	nodes := startNodes(tr, 2, caddyfile(redisAt(c.Addrs()[0], "cluster", fmt.Sprintf("timeout %v", patient)), localSite("lease", "fallback")))
+	nodes[1].get("first") // connects
+	replica := c.AddReplica(tr, owner(tr, c, nodes[0], "one"))
+	byLease := func() int { return nodes[0].admittedBy("lease") + nodes[1].admittedBy("lease") }
+	stop := floodOne(tr, nodes)
+	time.Sleep(third)
+	before, from := byLease(), time.Now()
+	c.FailOver(tr, replica)
+	switched := time.Since(from)
+	time.Sleep(third)
+	requests := stop()
+	time.Sleep(localSize * localRate) // until there is room to lease
+	later := byLease()
+	requests = append(requests, hammer(tr, nodes, 8, third, func(int) request { return request{key: "one"} })...)
+	last := byLease()
+	most(tr, "5xx", strange(requests), 0)
+	apart := switched + 2*patient + slack
+	limit := leaky(localSize, localRate)
+	over := beyond(requests, func(from, to time.Time) int { return limit(from, to.Add(within)) })
+	strictly(tr, "over-admitted", over, localSize+int((apart+localRate-1)/localRate))
+	least(tr, "by lease before", before, localSize/10)
+	least(tr, "by lease afterwards", last-later, localSize/10)
+	tr.note("%d requests; reasons: %s", len(requests), reasons(append(nodes[0].events(from), nodes[1].events(from)...)))
+}
+
+// floodOne floods one key on nodes until it is told to stop, which returns the requests.
+func floodOne(tr *trial, nodes []*node) (stop func() []request) {
+	tr.Helper()
+	end, all := make(chan struct{}), make(chan []request)
+	go func() {
+		var requests []request
+		for {
+			select {
+			case <-end:
+				all <- requests
+				return
+			default:
+				requests = append(requests, hammer(tr, nodes, 8, 100*time.Millisecond, func(int) request { return request{key: "one"} })...)
+			}
+		}
+	}()
+	return func() []request {
+		close(end)
+		return <-all
 	}
 }
 

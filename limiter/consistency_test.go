@@ -1,0 +1,43 @@
+package limiter
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestConsistencyIsValid guards which buckets have to be exact: a request is refused on which
+// a process may not decide by itself.
+func TestConsistencyIsValid(t *testing.T) {
+	const role, counted = "a bucket with Hold, Watches, Borrows or Pool has to be exact", "limits that count denied requests have to be exact"
+	limit := PerSecond(100)
+	counts := limit
+	counts.CountDenied = true
+	for _, c := range []Consistency{Lease(time.Second), Eventual(time.Second)} {
+		for want, buckets := range map[string][]Bucket{
+			"":                                {{Limit: limit}, {Limit: Window(100, time.Minute)}, {Limit: SlidingWindow(100, time.Minute)}},
+			role:                              {{Limit: limit, Hold: true}, {Limit: limit, Watches: 1}, {Limit: limit, Borrows: true}, {Limit: limit, Pool: true}},
+			counted:                           {{Limit: counts}},
+			"log limits have to be exact":     {{Limit: SlidingLog(100, time.Minute)}},
+			"warm-up limits have to be exact": {{Limit: WarmingUp(1, time.Second, 10*time.Second, 3)}},
+			"bans limits have to be exact":    {{Limit: BansFor(1, time.Minute)}},
+		} {
+			for _, b := range buckets {
+				b.Name, b.Key, b.Consistency = "b", "k", c
+				_, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+				if got := fmt.Sprint(err); want == "" && err != nil || !strings.Contains(got, want) && want != "" || want == role && !errors.Is(err, errConsistency) {
+					t.Errorf("%v, %+v: got %v, want %q", c, b, err, want)
+				}
+			}
+		}
+	}
+	for _, d := range []time.Duration{0, MinConsistency - time.Microsecond, MaxConsistency + time.Microsecond, time.Hour} {
+		for _, c := range []Consistency{Lease(d), Eventual(d)} {
+			if err := c.Validate(limit); err == nil {
+				t.Errorf("%v is accepted", c)
+			}
+		}
+	}
+}
