@@ -165,6 +165,7 @@ func (e *evaluation) lower() (wait time.Duration) {
 			own = b.Delay(d, a.delayed)
 		}
 		if own > 0 {
+			e.of[i].delay = own
 			e.of[i].policy.counters.CountDelayed(e.stripe)
 		}
 		if d.DryRun {

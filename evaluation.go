@@ -42,9 +42,10 @@ type configured struct {
 	above above // how much larger than its limit the bucket is for this request
 	over  bool  // whether the request filled it above the size of the limit
 	waits bool  // whether the request counts as one that waits
+	began bool  // whether this request began that the limit bans the key
 
 	banned time.Duration // for how long the limit bans the key; 0 if it does not
-	began  bool          // whether this request began that
+	delay  time.Duration // how long the request has to wait for it, or would without dry_run
 }
 
 // evaluations pools them for the memory of their slices.
@@ -84,10 +85,13 @@ func (e *evaluation) add(limits []*Limit) error {
 }
 
 // take has store decide on the buckets of e and those that watch them, of which only the
-// decisions on e's own are left. req says how; its Buckets are set here.
+// decisions on e's own are left. req says how; its Buckets and Held are set here.
 func (e *evaluation) take(ctx context.Context, store limiter.Store, req limiter.Request) (err error) {
 	if len(e.buckets) == 1 {
 		req.Accounting = limiter.AccountingAtomic // all the same, but denials are remembered
+	}
+	if e.holds() {
+		req.Held = new(limiter.Held)
 	}
 	e.addBans()
 	e.linkPools()

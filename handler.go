@@ -361,11 +361,7 @@ func (h *Handler) askStore(eval *evaluation, res *result) error {
 			ctx = deadline{ctx, start.Add(h.timeout - res.waited)}
 		}
 	}
-	req := limiter.Request{Accounting: h.accounting.inStore(), NoFallback: h.onError != onErrorFallback}
-	if eval.holds() {
-		req.Held = new(limiter.Held)
-	}
-	err := eval.take(ctx, h.store, req)
+	err := eval.take(ctx, h.store, limiter.Request{Accounting: h.accounting.inStore(), NoFallback: h.onError != onErrorFallback})
 	if h.timeout > 0 {
 		waited := time.Since(start)
 		res.waited += waited

@@ -62,11 +62,17 @@ func (offlineModule) Handler(h caddyhttp.MiddlewareHandler) (offline.Handler, bo
 // describeOffline returns what the commands see of b, without the limits around it.
 func (b placedBucket) describeOffline() *offline.Limit {
 	l := &offline.Limit{
-		Path: b.path, Bucket: b.name, Unnamed: b.unnamed(), Off: b.off,
+		Path: b.path, Bucket: b.name, Unnamed: b.unnamed(), Off: b.off, DryRun: b.limit.dryRun,
 		Numbers: b.shown(), Key: b.limit.key.shown(), Matchers: b.limit.matchers,
 		HasSize: b.limit.algorithm.hasSize(), HasWindow: b.limit.algorithm.hasWindow(),
 		Factor:   uint64(b.factor.constant),
 		Leasable: b.limit.exactReason() == "" && b.exactReason(limiter.Lease(time.Second)) == "",
+	}
+	if count := b.limit.Count; b.holds {
+		l.Settlement = offline.Settlement{
+			InProgress: b.limit.Concurrency != "", Counts: count != nil, CountsHeader: count != nil && len(count.Headers) > 0,
+			ActualCost: b.limit.ActualCost,
+		}
 	}
 	if !b.rate.isDynamic() && !b.drip.isDynamic() {
 		numbers := b.storedLimit(time.Now())
@@ -133,6 +139,11 @@ func (o *offlineHandler) Banned(i int) (banned, began bool) {
 	return o.of[i].banned > 0, o.of[i].began
 }
 
+// Above implements offline.Evaluation.
+func (o *offlineHandler) Above(i int) (over bool, delay time.Duration) {
+	return o.of[i].over, o.of[i].delay
+}
+
 // Drop implements offline.Evaluation.
 func (o *offlineHandler) Drop(i int) {
 	o.buckets = slices.Delete(o.buckets, i, i+1)
@@ -142,9 +153,47 @@ func (o *offlineHandler) Drop(i int) {
 // Decide implements offline.Evaluation.
 func (o *offlineHandler) Decide(ctx context.Context, store limiter.Store) ([]limiter.Decision, error) {
 	a := o.handler.accounting
-	for i := range o.buckets {
-		o.buckets[i].Hold = false // every request counts, at once: there are no responses
-	}
 	err := o.ask(a, func() error { return o.take(ctx, store, limiter.Request{Accounting: a.inStore()}) })
+	if err == nil {
+		o.lower()
+	}
+	if err != nil || o.firstDenied() >= 0 {
+		o.settleDenied()
+	}
 	return o.decisions, err
 }
+
+// Held implements offline.Evaluation.
+func (o *offlineHandler) Held(i int) offline.Held {
+	if !o.buckets[i].Hold {
+		return nil
+	}
+	h := &offlineHeld{holding{bucket: o.of[i].bucket, cost: o.buckets[i].Cost}, o.request}
+	if j := slices.IndexFunc(o.holdings, func(own holding) bool { return own.bucket == h.bucket }); j >= 0 {
+		h.holding = o.holdings[j]
+	}
+	return h
+}
+
+// offlineHeld is what a request holds of a bucket, or nothing if that was denied.
+type offlineHeld struct {
+	holding
+	request *http.Request
+}
+
+// Charge implements offline.Held.
+func (h *offlineHeld) Charge(r *offline.Response) (charge int64, known bool) {
+	if r.Status != 0 {
+		if charge, decided := h.byHeader(r.Status, r.Header); decided {
+			return charge, true
+		}
+		if h.bucket.limit.ActualCost == actualBytes && r.Bytes < 0 {
+			return h.cost, false
+		}
+	}
+	charge, _, known = h.byEnd(h.request, r.Status, r.Bytes)
+	return charge, known
+}
+
+// Settle implements offline.Held.
+func (h *offlineHeld) Settle(charge int64) { h.settle(charge) }

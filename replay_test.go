@@ -23,6 +23,18 @@ import (
 // logLine is a line of Caddy's access log for a request that arrived some time
 // after midnight.
 func logLine(at time.Duration, client, uri string, header ...string) string {
+	return answeredLine(at, client, uri, logged{took: 250 * ms, status: 200}, header...)
+}
+
+// logged is the response to a request, as a log has it.
+type logged struct {
+	took         time.Duration
+	status, size int
+	header       string // as a member of an object in JSON; empty if there is none
+}
+
+// answeredLine is a line of Caddy's access log for a request that got an answer.
+func answeredLine(at time.Duration, client, uri string, a logged, header ...string) string {
 	headers := make(map[string][]string)
 	for _, h := range header {
 		name, value, _ := strings.Cut(h, ": ")
@@ -32,11 +44,10 @@ func logLine(at time.Duration, client, uri string, header ...string) string {
 		text, _ := json.Marshal(v)
 		return string(text)
 	}
-	const duration = 250 * time.Millisecond
 	return fmt.Sprintf(`{"level":"info","ts":%.6f,"logger":"http.log.access.log0","msg":"handled request",`+
 		`"request":{"remote_ip":"192.0.2.250","remote_port":"40000","client_ip":%s,"proto":"HTTP/1.1","method":"GET",`+
-		`"host":"example.com","uri":%s,"headers":%s},"bytes_read":0,"user_id":"","duration":%v,"size":0,"status":200,"resp_headers":{}}`+"\n",
-		1.7e9+(at+duration).Seconds(), quoted(client), quoted(uri), quoted(headers), duration.Seconds())
+		`"host":"example.com","uri":%s,"headers":%s},"bytes_read":0,"user_id":"","duration":%v,"size":%d,"status":%d,"resp_headers":{%s}}`+"\n",
+		1.7e9+(at+a.took).Seconds(), quoted(client), quoted(uri), quoted(headers), a.took.Seconds(), a.size, a.status, a.header)
 }
 
 // onHost is n lines for another host.
@@ -389,14 +400,23 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 		}
 		status[s.get(path, header...).Status]++
 	}
+	decidesAsCaddy(t, s, limits, status, "replay_site", "replay_site/tenant", "replay_spare", "replay_own", "replay_api", "replay_wide", "replay_narrow")
+}
+
+// decidesAsCaddy checks that a replay of the log of s, whose site has the given limits,
+// decides as Caddy did, which has counted at these paths and sent responses with these
+// statuses.
+func decidesAsCaddy(t *testing.T, s *server, limits string, status map[string]int64, paths ...string) {
+	t.Helper()
 	s.entries() // all are logged
 	var want []string
-	for _, path := range []string{"replay_site", "replay_site/tenant", "replay_spare", "replay_own", "replay_api", "replay_wide", "replay_narrow"} {
+	for _, path := range paths {
 		c := process.Counters(path)
 		n := c.Totals()
 		c.Release()
-		all := n.Of(telemetry.Admitted, telemetry.Near, telemetry.Spared, telemetry.Denied)
-		want = append(want, fmt.Sprintf("%s %d denied %d", path, all, n.Of(telemetry.Denied)))
+		denied := n.Of(telemetry.Denied, telemetry.Banned)
+		all := denied + n.Of(telemetry.Admitted, telemetry.Near, telemetry.Spared)
+		want = append(want, fmt.Sprintf("%s %d denied %d", path, all, denied))
 	}
 
 	r := replayed(t, s.logPath, replay.Options{}, "http://"+s.addr+" {\n"+limits+"\n}\n")
@@ -405,8 +425,205 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 	for _, l := range c.Limits {
 		got = append(got, fmt.Sprintf("%s %d denied %d", l.Path, l.Requests, l.Denied))
 	}
-	if !slices.Equal(got, want) || c.Admitted != status["200 OK"] || c.Denied != status["429 Too Many Requests"] || c.Denied == 0 {
+	const denied = "429 Too Many Requests"
+	if passed := c.Requests - status[denied]; !slices.Equal(got, want) || c.Admitted != passed || c.Denied != status[denied] || c.Denied == 0 {
 		t.Errorf("got  %q, admitted %d, denied %d\nwant %q, %v", got, c.Admitted, c.Denied, want, status)
+	}
+}
+
+// TestReplayChargesAsCaddy guards that limits which charge by the response decide in a
+// replay of Caddy's log as they did in Caddy.
+func TestReplayChargesAsCaddy(t *testing.T) {
+	const limits = `
+		route {
+			rate_limit {
+				limit replay_login {
+					key {query.user}
+					size 9
+					drip_rate 1h
+					count status 401 403
+					ban 1h
+				}
+				limit replay_bytes {
+					key {query.user}
+					size 500
+					drip_rate 1h
+					cost 50
+					actual_cost bytes
+				}
+				limit replay_tokens {
+					key {query.user}
+					size 80
+					drip_rate 1h
+					cost 3
+					actual_cost {http.response.header.X-Tokens}
+					count status 2xx
+				}
+				limit replay_progress {
+					key all
+					concurrency 1
+				}
+			}
+			respond /wrong 401
+			header /tokens X-Tokens 12
+			respond /tokens "0123456789"
+			respond "01234567890123456789012345678901234567890123456789012345678901234567890123456789"
+		}
+	`
+	s := startSite(t, limits)
+	random := rand.New(rand.NewPCG(9, 10))
+	status := make(map[string]int64)
+	for range 300 {
+		path := []string{"/", "/wrong", "/tokens"}[random.IntN(3)]
+		status[s.get(fmt.Sprintf("%s?user=%d", path, random.IntN(9))).Status]++
+	}
+	decidesAsCaddy(t, s, limits, status, "replay_login", "replay_bytes", "replay_tokens", "replay_progress")
+}
+
+// TestReplayChargesByResponse guards that requests hold units until they end, and are
+// charged by their response, as far as a log tells either; and what it says if not.
+func TestReplayChargesByResponse(t *testing.T) {
+	limit := func(options string) string {
+		return "example.com {\nrate_limit a {\ndrip_rate 1h\n" + strings.ReplaceAll(options, "; ", "\n") + "\n}\n}\n"
+	}
+	inProgress := func(n string) string { return "example.com {\nrate_limit a {\nconcurrency " + n + "\n}\n}\n" }
+	// Requests that follow each other every second, unless they take longer.
+	answers := func(all ...logged) string {
+		var lines strings.Builder
+		for i, a := range all {
+			lines.WriteString(answeredLine(time.Duration(i)*time.Second, "192.0.2.1", "/", a))
+		}
+		return lines.String()
+	}
+	right, wrong := logged{took: 100 * ms, status: 200}, logged{took: 100 * ms, status: 401}
+	denied, slow := logged{took: ms, status: 429}, logged{took: 2500 * ms, status: 200}
+	sized := func(n int) logged { return logged{took: 100 * ms, status: 200, size: n} }
+	costs := func(n int) logged {
+		return logged{took: 100 * ms, status: 200, header: fmt.Sprintf(`"X-Cost":["%d"]`, n)}
+	}
+	logins := answers(right, right, right, wrong, right, wrong, right, wrong)
+	without := func(member, lines string) string {
+		return strings.ReplaceAll(lines, fmt.Sprintf("%q:", member), `"other":`)
+	}
+	for _, tc := range []struct {
+		name, config, log string
+		want              string
+		notes             string
+	}{
+		{"count", limit("size 2; count status 401"), logins, "a 8=6+2 of 1", ""},
+		{"count in parallel", limit("size 2; count status 401"), answers(slow, slow, slow, right), "a 4=3+1 of 1", ""},
+		{"count a field", limit("size 1; count header X-Cost 5"), answers(right, costs(4), costs(5), right), "a 4=3+1 of 1", ""},
+		{
+			"count a field of a log without", limit("size 1; count header X-Cost 5"), without("resp_headers", answers(costs(5), costs(5))), "a 2=2+0 of 1",
+			"2 requests did not count, because the log does not have the header fields of their responses.",
+		},
+		{
+			"count what was denied", limit("size 1; count status 4xx"), answers(denied, denied, wrong, denied), "a 4=3+1 of 1",
+			"2 requests passed that were denied with 429 in the log, or have no status there: what they would have got is unknown, and they did not count.",
+		},
+		{"count no clients that have left", limit("size 1; count status 4xx"), answers(logged{took: ms, status: 499}, wrong, right), "a 3=2+1 of 1", ""},
+		{"right logins are not banned", limit("size 2; count status 401; ban 10m"), answers(slices.Repeat([]logged{right}, 20)...), "a 20=20+0 of 1", ""},
+		{
+			"count and ban", limit("size 2; drip_size 9; count status 401; ban 2h"), logins + answeredLine(61*time.Minute, "192.0.2.1", "/", right), "a 9=6+3 of 1",
+			"It banned keys 1 times, and denied 2 requests only because of these bans.",
+		},
+		{"bytes", limit("size 1000; cost 100; actual_cost bytes"), answers(sized(400), sized(400), sized(400), sized(0)), "a 4=3+1 of 1", ""},
+		{"bytes of no body", limit("size 1000; cost 100; actual_cost bytes"), answers(slices.Repeat([]logged{sized(0)}, 20)...), "a 20=20+0 of 1", ""},
+		{
+			"bytes of a log without", limit("size 1000; cost 500; actual_cost bytes"), without("size", answers(sized(1), sized(1), sized(1))), "a 3=2+1 of 1",
+			"2 requests cost what was estimated, because the log does not tell what they cost.",
+		},
+		{
+			"bytes of what was denied", limit("size 1000; cost 500; actual_cost bytes"), answers(denied, sized(500), sized(1)), "a 3=2+1 of 1",
+			"1 requests passed that were denied with 429 in the log, or have no status there: what they would have got is unknown, and they cost what was estimated.",
+		},
+		{"a field of the response", limit("size 10; actual_cost {http.response.header.x-cost}"), answers(costs(5), costs(0), costs(5), costs(0)), "a 4=3+1 of 1", ""},
+		{"a field of the upstream", limit("size 10; actual_cost {http.reverse_proxy.header.X-Cost}"), answers(costs(5), costs(0), costs(5), costs(0)), "a 4=3+1 of 1", ""},
+		{
+			"a field of another response", limit("size 11; actual_cost {http.response.header.X-Cost}"),
+			answers(costs(9)) + without("resp_headers", answeredLine(time.Second, "192.0.2.1", "/", right)) + answeredLine(2*time.Second, "192.0.2.1", "/", right), "a 3=3+0 of 1",
+			"2 requests cost what was estimated",
+		},
+		{
+			"a field that some lack", limit("size 3; actual_cost {http.response.header.X-Cost}"), answers(costs(2), right, costs(0)), "a 3=2+1 of 1",
+			"1 requests cost what was estimated, because the log does not tell what they cost.",
+		},
+		{"in progress", inProgress("2"), answers(slow, slow, slow, slow, right, right), "a 6=5+1 of 1", ""},
+		{"until the end", inProgress("1"), logLine(0, "192.0.2.1", "/") + logLine(250*ms, "192.0.2.1", "/") + logLine(499*ms, "192.0.2.1", "/"), "a 3=2+1 of 1", ""},
+		{
+			"in progress for long", inProgress("1"), answers(logged{took: 4 * time.Minute, status: 200}) + answeredLine(239*time.Second, "192.0.2.1", "/", right) +
+				answeredLine(241*time.Second, "192.0.2.1", "/", right), "a 3=2+1 of 1", "",
+		},
+		{
+			"in progress for an unknown time", inProgress("1"), without("duration", answers(slow, slow)), "a 2=2+0 of 1",
+			"2 requests ended at once, because the log does not tell how long they took.",
+		},
+		{
+			"whole seconds", limit("size 2; count status 401"), strings.ReplaceAll(strings.Repeat(commonLine(20, "192.0.2.1", "/"), 3), " 200 ", " 401 "), "a 3=2+1 of 1",
+			"2 requests ended at once",
+		},
+		{
+			"bytes of a common log", limit("size 1; actual_cost bytes"), strings.Repeat(strings.Replace(commonLine(20, "192.0.2.1", "/"), " 1\n", " -\n", 1), 3), "a 3=3+0 of 1",
+			"3 requests ended at once",
+		},
+		{
+			"a request that a later limit denies is in progress no more",
+			"example.com {\nroute {\nrate_limit a {\nconcurrency 2\n}\nrate_limit b {\nsize 1\ndrip_rate 1h\n}\n}\n}\n",
+			answers(slow, slow, slow, slow), "a 4=1+0 of 1, b 4=1+3 of 1", "",
+		},
+		{
+			"a pool of requests in progress",
+			"example.com {\nrate_limit {\nlimit spare {\nkey all\nconcurrency 1\npool\n}\nlimit a {\nsize 1\ndrip_rate 1h\nborrow spare\n}\n}\n}\n",
+			answers(slow, slow, slow, slow, slow), "spare 2=2+0 of 1, a 5=3+2 of 1", "It had no room for 2 requests, which its pool had.",
+		},
+		{"a dry run", limit("size 1; dry_run"), answers(right, right, right), "a 3=3+2 of 1", "It is a dry run: requests that it denied here would have passed."},
+		{"above the size", limit("size 1; soft 2"), answers(right, right, right, right), "a 4=3+1 of 1", "2 requests passed above its size, by soft."},
+		{
+			"delayed", "example.com {\nrate_limit a {\nsize 1\ndrip_rate 2s\nmax_delay 4s\n}\n}\n", answers(slices.Repeat([]logged{right}, 6)...), "a 6=5+1 of 1",
+			"max_delay delayed 4 requests, by 4s at most.",
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := replayed(t, logFile(t, tc.log), replay.Options{}, tc.config).Configs[0]
+			if got := outcome(&c); got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+			var notes []string
+			for _, l := range c.Limits {
+				notes = append(notes, l.Unusual...)
+			}
+			if text := strings.Join(notes, "\n"); !strings.Contains(text, tc.notes) || (tc.notes == "") != (text == "") {
+				t.Errorf("got notes %q, want %q", notes, tc.notes)
+			}
+		})
+	}
+}
+
+// TestReplaySizesInProgress guards that the size which is said to be enough holds what
+// requests in progress hold and what they cost in the end: with it none is denied, and with
+// one less some is.
+func TestReplaySizesInProgress(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(7, 8))
+	var lines strings.Builder
+	for i := range 200 {
+		lines.WriteString(answeredLine(time.Duration(i)*100*ms, "192.0.2.1", "/", logged{
+			took: time.Duration(random.IntN(2000)) * ms, status: []int{200, 401}[random.IntN(2)], size: random.IntN(50),
+		}))
+	}
+	log := logFile(t, lines.String())
+	for _, options := range []string{
+		"concurrency %d", "size %d\ndrip_rate 1s\ncount status 401", "size %d\ndrip_rate 100ms\ncost 3\nactual_cost bytes", "algorithm fixed_window\nsize %d\nwindow 5s\ncount status 401",
+	} {
+		of := func(size int64) *report.Limit {
+			config := "example.com {\nrate_limit a {\n" + fmt.Sprintf(options, size) + "\n}\n}\n"
+			return &replayed(t, log, replay.Options{}, config).Configs[0].Limits[0]
+		}
+		size := of(10_000).Top[0].Peak
+		if least := of(size - 1); of(size).Denied != 0 || least.Denied == 0 || least.Top[0].Peak != size {
+			t.Errorf("%s: needs %d, denies %d with that, with one less %d, and needs %d then",
+				options, size, of(size).Denied, least.Denied, least.Top[0].Peak)
+		}
 	}
 }
 

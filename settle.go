@@ -107,6 +107,43 @@ func (h *holding) settle(charge int64) {
 	}
 }
 
+// byHeader returns what the request is charged, if the status and the header of its
+// response decide that.
+func (h *holding) byHeader(status int, header http.Header) (charge int64, decided bool) {
+	switch l := h.bucket.limit; {
+	case l.Count == nil:
+		return 0, false
+	case !l.Count.Match(status, header):
+		return 0, true
+	default:
+		return h.cost, l.ActualCost == ""
+	}
+}
+
+// byEnd returns what the request is charged at its end, if its header did not decide that.
+// status is 0 if there was no response, and bytes the length of its body. If ok is false,
+// its actual cost is no number but got, and its estimated cost is charged.
+func (h *holding) byEnd(r *http.Request, status int, bytes int64) (charge int64, got string, ok bool) {
+	switch l := h.bucket.limit; {
+	case l.ActualCost == "", status == 0 && l.Count != nil:
+		return 0, "", true // in progress no more, or without a response that could count
+	case status == 0:
+		return h.cost, "", true
+	case l.ActualCost == actualBytes && r.Method == http.MethodHead:
+		return 0, "", true // what handlers write of a body is not sent
+	case l.ActualCost == actualBytes:
+		return bytes, "", true
+	default:
+		repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+		text := repl.ReplaceAll(l.ActualCost, "")
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 0 {
+			return h.cost, text, false
+		}
+		return n, "", true
+	}
+}
+
 // holds reports whether any bucket of e holds units.
 func (e *evaluation) holds() bool {
 	for i := range e.buckets {
@@ -163,13 +200,8 @@ func (s *settler) begin(status int) {
 	s.status = status
 	for i := range s.holdings {
 		h := &s.holdings[i]
-		l := h.bucket.limit
-		switch {
-		case l.Count == nil:
-		case !l.Count.Match(status, s.Header()):
-			h.settle(0)
-		case l.ActualCost == "":
-			h.settle(h.cost)
+		if charge, decided := h.byHeader(status, s.Header()); decided {
+			h.settle(charge)
 		}
 	}
 }
@@ -195,37 +227,15 @@ func (s *settler) end(err error, panicked bool) {
 	}
 	for i := range s.holdings {
 		h := &s.holdings[i]
-		switch l := h.bucket.limit; {
-		case l.ActualCost == "":
-			h.settle(0) // in progress no more, or without a response that could count
-		case s.status == 0:
-			if l.Count != nil {
-				h.settle(0)
-			}
-			h.settle(h.cost)
-		default:
-			h.settle(s.actualCost(h))
+		if h.held == nil {
+			continue // its header has decided
 		}
+		charge, got, ok := h.byEnd(s.request, s.status, s.bytes)
+		if !ok {
+			h.bucket.limit.reportBadCost(got, h)
+		}
+		h.settle(charge)
 	}
-}
-
-// actualCost returns what the request has cost.
-func (s *settler) actualCost(h *holding) int64 {
-	l := h.bucket.limit
-	switch {
-	case l.ActualCost == actualBytes && s.request.Method == http.MethodHead:
-		return 0 // what handlers write of a body is not sent
-	case l.ActualCost == actualBytes:
-		return s.bytes
-	}
-	repl := s.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	text := repl.ReplaceAll(l.ActualCost, "")
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 {
-		l.reportBadCost(text, h)
-		return h.cost
-	}
-	return n
 }
 
 // reportBadCost logs that the actual cost of a request is no number, at most once a

@@ -633,3 +633,25 @@ func TestDryRunAlone(t *testing.T) {
 		}
 	}
 }
+
+// TestUncountedCosts guards that nothing is logged of the actual cost of a request whose
+// response does not count, and so need not tell it.
+func TestUncountedCosts(t *testing.T) {
+	s := startSite(t, "route {\nrate_limit costs {\nsize 9\nactual_cost {http.response.header.X-Cost}\ncount status 2xx\n}\n"+
+		"respond /missing 404\nrespond ok\n}")
+	const message = "the actual cost of a request is no whole number, so its estimated cost is charged"
+	warned := func() (n int) {
+		for _, e := range s.entries() {
+			if e["msg"] == message {
+				n++
+			}
+		}
+		return n
+	}
+	if s.get("/missing"); warned() != 0 {
+		t.Error("the cost of a response that does not count is missed")
+	}
+	if s.get("/"); warned() != 1 {
+		t.Error("the cost of a response that counts is not missed")
+	}
+}

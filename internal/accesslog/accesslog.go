@@ -7,6 +7,7 @@
 package accesslog
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -78,6 +79,10 @@ type Entry struct {
 	// Spread differs from it: the requests of each second are spread evenly.
 	Arrival, End, Spread int64
 
+	// How long it took, in nanoseconds, and the length of the response's body. Each is
+	// -1 if the log does not tell.
+	Duration, Bytes int64
+
 	Method, URI, Proto string
 	URL                url.URL
 	Host               string // empty if the log does not tell
@@ -86,7 +91,7 @@ type Entry struct {
 	RemoteIP           string
 	RemotePort         string
 	UserID             string
-	Status             int
+	Status             int // 0 if the log does not tell
 
 	// The header fields that the log redacts, such as cookies, and those that it has at
 	// all.
@@ -95,6 +100,8 @@ type Entry struct {
 
 	fields []field
 	values []string
+
+	responseHeader string // in JSON
 
 	exact  bool  // whether its times are
 	number int64 // of the entry, in the order in which they were read
@@ -144,6 +151,15 @@ func (e *Entry) HeaderTo(h http.Header, values []string) []string {
 		h[f.name] = values[f.from:f.to:f.to]
 	}
 	return values
+}
+
+// ResponseHeader returns the header fields of the response, or nil if the log does not
+// have them. They are decoded only here, as few limits need them.
+func (e *Entry) ResponseHeader() (h http.Header) {
+	if e.responseHeader == "" || json.Unmarshal([]byte(e.responseHeader), &h) != nil {
+		return nil
+	}
+	return h
 }
 
 // addField adds a header field whose values were appended to e.values before.

@@ -126,6 +126,45 @@ func TestFormats(t *testing.T) {
 	}
 }
 
+// TestResponses guards what is read of the response in each format, or that the log does
+// not tell.
+func TestResponses(t *testing.T) {
+	const header = `map[Content-Type:[text/html; charset=utf-8] Date:[Tue, 14 Nov 2023 22:13:20 GMT] Server:[Caddy] X-Ratelimit-Limit:[10]]`
+	without := func(member string) string {
+		return strings.Replace(caddyLog, fmt.Sprintf("%q:", member), `"other":`, 1)
+	}
+	for _, tc := range []struct{ name, line, want string }{
+		{"json", caddyLog, "200, 1234 bytes in 23.4567ms, " + header},
+		{"json with white space", strings.ReplaceAll(caddyLog, `":`, `" : `), "200, 1234 bytes in 23.4567ms, " + header},
+		{"json without a size", without("size"), "200, -1 bytes in 23.4567ms, " + header},
+		{"json with a size that is none", strings.Replace(caddyLog, "1234,", `"REDACTED",`, 1), "200, -1 bytes in 23.4567ms, " + header},
+		{"json with a negative size", strings.Replace(caddyLog, "1234,", `-1,`, 1), "200, -1 bytes in 23.4567ms, " + header},
+		{"json without a duration", without("duration"), "200, 1234 bytes in -1ns, " + header},
+		{"json without a status", without("status"), "0, 1234 bytes in 23.4567ms, " + header},
+		{"json without a header", without("resp_headers"), "200, 1234 bytes in 23.4567ms, no header"},
+		{"json with a header that is none", strings.Replace(caddyLog, `"resp_headers":{`, `"resp_headers":5,"x":{`, 1), "200, 1234 bytes in 23.4567ms, no header"},
+		{"common", commonLog, "200, 1234 bytes in -1ns, no header"},
+		{"common without a body", strings.Replace(commonLog, "1234", "-", 1), "200, 0 bytes in -1ns, no header"},
+		{"common without a length", strings.TrimSuffix(commonLog, " 1234"), "200, -1 bytes in -1ns, no header"},
+		{"common with something behind", commonLog + " x", "200, 1234 bytes in -1ns, no header"},
+		{"combined", combinedLog, "200, 1234 bytes in -1ns, no header"},
+	} {
+		_, all := readAll(t, Auto, tc.line+"\n")
+		if len(all) != 1 {
+			t.Errorf("%s: got %d requests", tc.name, len(all))
+			continue
+		}
+		e := &all[0]
+		header := "no header"
+		if h := e.ResponseHeader(); h != nil {
+			header = fmt.Sprint(h)
+		}
+		if got := fmt.Sprintf("%d, %d bytes in %v, %s", e.Status, e.Bytes, time.Duration(e.Duration), header); got != tc.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", tc.name, got, tc.want)
+		}
+	}
+}
+
 // TestTimes guards that the time at which requests arrived is read with each
 // time_format and duration_format of Caddy.
 func TestTimes(t *testing.T) {

@@ -11,12 +11,12 @@ import (
 // caddyLine is what a line of Caddy's log says besides the fields of its Entry.
 // Times and the like are kept as they are written.
 type caddyLine struct {
-	ts, duration, status token
-	logger, msg          string
-	hasLogger, hasMsg    bool
-	hasRequest           bool
-	hasHeaders           bool   // unless a filter has removed them
-	remoteAddr           string // of Caddy before 2.5
+	ts, duration, status, size token
+	logger, msg                string
+	hasLogger, hasMsg          bool
+	hasRequest                 bool
+	hasHeaders                 bool   // unless a filter has removed them
+	remoteAddr                 string // of Caddy before 2.5
 }
 
 // token is a JSON number or string. The zero token is no value.
@@ -64,6 +64,9 @@ func (d *dialect) finishCaddy(e *Entry, l *caddyLine) Reason {
 		return NoTime
 	}
 	e.Arrival = e.End - duration
+	if e.Duration = duration; l.duration.isZero() {
+		e.Duration = -1
+	}
 	if e.exact = d.exact; !e.exact {
 		e.Arrival -= e.Arrival % int64(second)
 	}
@@ -72,6 +75,7 @@ func (d *dialect) finishCaddy(e *Entry, l *caddyLine) Reason {
 		e.Headers = NoHeaders
 	}
 	e.Status, _ = strconv.Atoi(l.status.text)
+	e.Bytes = bytesOf(l.size.text)
 	if e.RemoteIP == "" && l.remoteAddr != "" {
 		i := max(strings.LastIndexByte(l.remoteAddr, ':'), 0)
 		e.RemoteIP, e.RemotePort = strings.Trim(l.remoteAddr[:i], "[]"), strings.TrimPrefix(l.remoteAddr[i:], ":")
@@ -83,6 +87,15 @@ func (d *dialect) finishCaddy(e *Entry, l *caddyLine) Reason {
 		return BadURI
 	}
 	return Used
+}
+
+// bytesOf returns the length of a body that is logged as text, or -1 if that is none.
+func bytesOf(text string) int64 {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		return -1
+	}
+	return n
 }
 
 // plainText reports whether text is valid UTF-8 without control characters.
@@ -126,6 +139,13 @@ func (s *scanner) line(e *Entry, l *caddyLine) bool {
 			return s.token(&l.duration)
 		case "status":
 			return s.token(&l.status)
+		case "size":
+			return s.token(&l.size)
+		case "resp_headers":
+			from := s.pos
+			ok := s.skip(0)
+			e.responseHeader = s.text[from:s.pos]
+			return ok
 		case "logger":
 			l.hasLogger = true
 			return s.string(&l.logger)
@@ -407,6 +427,7 @@ func decode(line []byte, e *Entry, l *caddyLine) Reason {
 	}
 	var headers map[string][]string
 	ok := decodeTo(top, "ts", &l.ts) && decodeTo(top, "duration", &l.duration) && decodeTo(top, "status", &l.status) &&
+		decodeTo(top, "size", &l.size) &&
 		decodeTo(top, "logger", &l.logger) && decodeTo(top, "msg", &l.msg) && decodeTo(top, "user_id", &e.UserID) &&
 		decodeTo(request, "remote_ip", &e.RemoteIP) && decodeTo(request, "remote_port", &e.RemotePort) &&
 		decodeTo(request, "remote_addr", &l.remoteAddr) &&
@@ -416,6 +437,7 @@ func decode(line []byte, e *Entry, l *caddyLine) Reason {
 	if !ok {
 		return NotAccess
 	}
+	e.responseHeader = string(top["resp_headers"])
 	_, l.hasLogger = top["logger"]
 	_, l.hasMsg = top["msg"]
 	_, l.hasHeaders = request["headers"]

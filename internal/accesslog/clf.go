@@ -76,7 +76,7 @@ func (d *dialect) parseCLF(line []byte, e *Entry, clock *clfClock) Reason {
 		e.addHeader("Referer", referer)
 		e.addHeader("User-Agent", agent)
 	}
-	status, _, _ := bytes.Cut(bytes.TrimPrefix(numbers, []byte(" ")), []byte(" "))
+	status, length, _ := bytes.Cut(bytes.TrimPrefix(numbers, []byte(" ")), []byte(" "))
 	var err error
 	if e.Status, err = strconv.Atoi(string(status)); err != nil {
 		return BadLine
@@ -84,7 +84,12 @@ func (d *dialect) parseCLF(line []byte, e *Entry, clock *clfClock) Reason {
 	if e.End, ok = clock.parse(when); !ok {
 		return NoTime
 	}
-	e.Arrival, e.Spread = e.End, e.End
+	e.Arrival, e.Spread, e.Duration = e.End, e.End, -1
+	if length, _, _ = bytes.Cut(length, []byte(" ")); string(length) == "-" {
+		e.Bytes = 0 // as Apache writes it
+	} else {
+		e.Bytes = bytesOf(string(length))
+	}
 	e.ClientIP = string(address)
 	e.RemoteIP = e.ClientIP
 	return e.setRequestLine(request)

@@ -14,6 +14,7 @@ import (
 func FuzzCaddyLine(f *testing.F) {
 	f.Add([]byte(caddyLog))
 	f.Add([]byte(`{"ts":1,"request":{"method":"A","uri":"/","headers":{"A":[],"B":["\u00e4","\n"]},"tls":{}},"duration":-1.5,"x":[1,{"y":true}]}`))
+	f.Add([]byte(`{"size":5,"size":"x","resp_headers":{"A":["b"]},"resp_headers":[true],"request":{}}`))
 	f.Add([]byte(`{"request":{"headers":{"A":["b"],"A":[]}}}`))
 	f.Add([]byte(`{"request":{"uri":"/?a\u0026\u003c\u007F","host":"\u00e4","proto":"\u00g0","headers":{}}}`))
 	f.Fuzz(func(t *testing.T, line []byte) {

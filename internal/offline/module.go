@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -58,11 +59,37 @@ type Evaluation interface {
 	// whether this request began that.
 	Banned(i int) (banned, began bool)
 
+	// Above reports, after Decide, whether the request filled a bucket above the size of
+	// its limit, and how long it has to wait for it.
+	Above(i int) (over bool, delay time.Duration)
+
 	// Decide has a store decide, as the handler does. Afterwards there are only the
 	// buckets of which there is a decision.
 	Decide(ctx context.Context, store limiter.Store) ([]limiter.Decision, error)
 
+	// Held returns, after Decide, what the request holds of a bucket until its outcome
+	// is known, or nil if it is charged at once.
+	Held(i int) Held
+
 	Release()
+}
+
+// Held is what a request holds of one bucket, or would hold if it had not been denied.
+type Held interface {
+	// Charge returns what the request is charged by its response, and whether the
+	// response tells: if not, the estimated cost is charged. It must be called before the
+	// next request is evaluated.
+	Charge(r *Response) (charge int64, known bool)
+
+	// Settle charges so much instead of what is held, once.
+	Settle(charge int64)
+}
+
+// Response is the response to a request.
+type Response struct {
+	Status int         // 0 if there is none
+	Header http.Header // which placeholders show as well, see Run.SetResponse
+	Bytes  int64       // of its body; -1 if unknown
 }
 
 // Limit describes a bucket of a limit, as it is configured. A limit around others may
@@ -72,6 +99,7 @@ type Limit struct {
 	Bucket  string // its name in stores; a bucket of a client's address has another one
 	Unnamed bool   // whether it or one around it has no name
 	Off     bool
+	DryRun  bool
 	Numbers adminapi.Numbers
 	Key     placeholder.Key
 
@@ -84,6 +112,8 @@ type Limit struct {
 	Leasable  bool // whether it could have consistency lease
 	Dynamic   []Dynamic
 
+	Settlement Settlement
+
 	Matchers caddyhttp.MatcherSets
 	Around   []*Limit // the outermost first
 }
@@ -92,6 +122,20 @@ type Limit struct {
 type Dynamic struct {
 	Option, Template string
 	Identity         bool // each value has buckets of its own
+}
+
+// Settlement is how requests are charged that hold units of a limit until their outcome is
+// known.
+type Settlement struct {
+	InProgress   bool   // not at all, as only requests in progress count
+	Counts       bool   // whether only some responses count
+	CountsHeader bool   // whether header fields decide which
+	ActualCost   string // the option
+}
+
+// ReadsHeader reports whether it takes header fields of the response.
+func (s *Settlement) ReadsHeader() bool {
+	return s.CountsHeader || strings.Contains(s.ActualCost, "{")
 }
 
 // failed returns the matchers of l, or of the outermost limit around it, that do not

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -69,6 +70,7 @@ func (r *Run) Serve(at time.Time, clientIP, userID string, proxied bool) error {
 	r.run.now = at
 	clear(r.run.groups)
 	clear(r.vars)
+	clear(r.run.header)
 	r.vars[caddyhttp.TrustedProxyVarKey] = proxied
 	r.vars[caddyhttp.ClientIPVarKey] = clientIP
 	r.Request.Body, r.Request.Form, r.Request.PostForm, r.Request.MultipartForm = http.NoBody, nil, nil, nil
@@ -80,4 +82,13 @@ func (r *Run) Serve(at time.Time, clientIP, userID string, proxied bool) error {
 		r.repl.Set("http.auth.user.id", userID)
 	}
 	return r.run.server.first.ServeHTTP(r.run, r.Request)
+}
+
+// SetResponse has the placeholders of the request that was served last show the header of
+// its response, as after reverse_proxy.
+func (r *Run) SetResponse(header http.Header) {
+	r.run.header = header
+	for name, values := range header {
+		r.repl.Set("http.reverse_proxy.header."+name, strings.Join(values, ","))
+	}
 }

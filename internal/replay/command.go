@@ -57,8 +57,11 @@ A replay knows only what is in the log:
     Referer and User-Agent, and times in whole seconds. So the requests of a second
     are replayed twice, spread evenly and all at once. The numbers of denied requests
     are given for both.
+    They lack durations and the header fields of responses too, which limits with
+    concurrency, count or actual_cost may need.
   - Requests that a log has are replayed even if they were denied then. Clients that
-    would have acted differently are not foreseen.
+    would have acted differently are not foreseen, nor what a request would have got
+    whose response was a 429.
 
 Press Ctrl-C for the results so far. The exit status is 0 if requests were replayed,
 and 1 if none could be, or for bad input.`,

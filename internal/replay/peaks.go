@@ -21,6 +21,7 @@ type roomyStore struct {
 	buckets   []limiter.Bucket
 	decisions []limiter.Decision
 	levels    []level
+	held      *limiter.Held // of the last request
 }
 
 // level is what a bucket holds after a request.
@@ -41,11 +42,14 @@ func newRoomyStore(clock func() time.Duration, keys int) *roomyStore {
 }
 
 // fill charges a request to buckets, and returns the level of each. They are valid
-// until the next call.
+// until the next call. What the request holds has to be settled by r.held.
 func (r *roomyStore) fill(buckets []limiter.Bucket) ([]level, error) {
-	r.buckets = append(r.buckets[:0], buckets...)
+	r.buckets, r.held = append(r.buckets[:0], buckets...), nil
 	for i := range r.buckets {
 		b := &r.buckets[i]
+		if b.Hold && r.held == nil {
+			r.held = new(limiter.Held)
+		}
 		if b.Limit.Algorithm != limiter.WarmUp { // which has no size
 			b.Limit.Size = r.largestSize(b.Limit)
 		}
@@ -55,6 +59,7 @@ func (r *roomyStore) fill(buckets []limiter.Bucket) ([]level, error) {
 	r.decisions, err = r.memory.Take(context.Background(), limiter.Request{
 		Buckets:    r.buckets,
 		Accounting: limiter.AccountingEach,
+		Held:       r.held,
 	}, r.decisions[:0])
 	r.levels = r.levels[:0]
 	for i := range r.decisions {

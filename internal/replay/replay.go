@@ -43,6 +43,13 @@ type replay struct {
 	values  []string
 	met     []metLimit
 	refused bool
+	held    []heldUnits
+
+	// How many of held are of handlers before the one that rejected the request, and how.
+	rejected  int
+	rejection offline.Response
+
+	inProgress inProgress // what requests hold that have not ended
 
 	taken                      int64
 	requests, admitted, denied int64 // that any limit applied to
@@ -116,8 +123,9 @@ func (p *replay) addLimits(limits []*offline.Limit, opt Options) {
 // take replays a request, as if it arrived at the given time, in nanoseconds since
 // 1970. Times must not go back.
 func (p *replay) take(e *accesslog.Entry, at int64) {
-	p.now = max(time.Duration(at), time.Hour) // windows may be aligned to the clock
-	p.entry, p.at, p.met, p.refused = e, at, p.met[:0], false
+	p.goTo(max(time.Duration(at), time.Hour)) // windows may be aligned to the clock
+	clear(p.held)
+	p.entry, p.at, p.met, p.refused, p.held, p.rejected = e, at, p.met[:0], false, p.held[:0], 0
 	p.taken++
 	run := p.prepare()
 	if run == nil {
@@ -129,6 +137,10 @@ func (p *replay) take(e *accesslog.Entry, at int64) {
 	}
 	if err := run.Serve(time.Unix(0, at), e.ClientIP, e.UserID, e.ClientIP != e.RemoteIP); err != nil {
 		p.refused = true // a matcher failed, and the request with it
+		p.reject(offline.Response{})
+	}
+	if len(p.held) > 0 {
+		p.keep(run)
 	}
 	p.count()
 }
@@ -196,6 +208,7 @@ var tlsOfReplay = tls.ConnectionState{HandshakeComplete: true, Version: tls.Vers
 func (p *replay) visit(eval offline.Evaluation, err error) bool {
 	if err != nil {
 		p.refused = true
+		p.reject(offline.Response{})
 		return false
 	}
 	if len(p.entry.Redacted) > 0 || p.entry.Headers != accesslog.AllHeaders {
@@ -211,8 +224,15 @@ func (p *replay) visit(eval offline.Evaluation, err error) bool {
 	}
 	buckets := eval.Buckets()
 	levels, err := p.roomy.fill(buckets)
+	before := len(p.held)
+	for i := range buckets {
+		if held := eval.Held(i); held != nil {
+			p.held = append(p.held, heldUnits{limit: p.of[eval.Limit(i)], held: held, roomy: p.roomy.held, index: i})
+		}
+	}
 	if err != nil {
 		p.refused = true
+		p.reject(offline.Response{})
 		return false
 	}
 	denied, spared := false, true
@@ -234,6 +254,14 @@ func (p *replay) visit(eval offline.Evaluation, err error) bool {
 		if decisions[i].Borrowed && !decisions[i].Pool {
 			l.borrowed++
 		}
+		over, delay := eval.Above(i)
+		if over {
+			l.over++
+		}
+		if delay > 0 {
+			l.delayed++
+			l.longest = max(l.longest, delay)
+		}
 		p.met = append(p.met, metLimit{l, d, decisions[i].DryRun})
 	}
 	for i := range decisions {
@@ -243,6 +271,9 @@ func (p *replay) visit(eval offline.Evaluation, err error) bool {
 				l.spared++
 			}
 		}
+	}
+	if denied {
+		p.rejected, p.rejection = before, offline.Response{Status: http.StatusTooManyRequests}
 	}
 	return !denied
 }
@@ -263,9 +294,14 @@ func (p *replay) dropWithheld(eval offline.Evaluation) {
 	}
 }
 
+// isDenied reports whether a limit has denied the request.
+func (p *replay) isDenied() bool {
+	return slices.ContainsFunc(p.met, func(m metLimit) bool { return m.denied && !m.dryRun })
+}
+
 // count counts what became of the request.
 func (p *replay) count() {
-	denied := slices.ContainsFunc(p.met, func(m metLimit) bool { return m.denied && !m.dryRun })
+	denied := p.isDenied()
 	switch {
 	case p.refused: // by what is behind the limits that it has met
 		p.undecided++
@@ -329,6 +365,16 @@ func (p *replay) unusual(l *replayedLimit) (text []string) {
 		text = append(text, fmt.Sprintf("It banned keys %s times, and denied %s requests only because of these bans.",
 			humanize.Comma(l.bans), humanize.Comma(l.banned)))
 	}
+	if l.dryRun {
+		text = append(text, "It is a dry run: requests that it denied here would have passed.")
+	}
+	if l.over > 0 {
+		text = append(text, fmt.Sprintf("%s requests passed above its size, by soft.", humanize.Comma(l.over)))
+	}
+	if l.delayed > 0 {
+		text = append(text, fmt.Sprintf("max_delay delayed %s requests, by %v at most.", humanize.Comma(l.delayed), l.longest.Round(time.Millisecond)))
+	}
+	text = append(text, l.untold()...)
 	if l.borrowed > 0 {
 		text = append(text, fmt.Sprintf("It had no room for %s requests, which its pool had.", humanize.Comma(l.borrowed)))
 	}

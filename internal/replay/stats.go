@@ -31,15 +31,23 @@ type replayedLimit struct {
 	hasWindow bool
 	leasable  bool
 	exact     bool // its consistency
+	dryRun    bool
+
+	// How requests are charged in the end, and of how many the log does not tell what that
+	// takes, see untold.
+	settlement                                offline.Settlement
+	untimed, unanswered, unmatched, estimated int64
 
 	factorVaries bool // as it depends on the request: then sizes are those in force
 
 	requests, admitted, denied int64
-	bans, banned               int64 // that have begun, and requests that were denied during one
-	borrowed                   int64 // requests that a pool had room for instead
-	redacted, headerless       int64 // requests that were left out, as the log lacks their key
-	keyless                    int64 // requests that their client's address stood for
-	asked, spared              int64 // requests that were not denied, and those of them for which a lease would do
+	bans, banned               int64         // that have begun, and requests that were denied during one
+	over, delayed              int64         // requests that passed above the size, and that waited
+	longest                    time.Duration // that one waited
+	borrowed                   int64         // requests that a pool had room for instead
+	redacted, headerless       int64         // requests that were left out, as the log lacks their key
+	keyless                    int64         // requests that their client's address stood for
+	asked, spared              int64         // requests that were not denied, and those of them for which a lease would do
 
 	times timeline
 	hours hours
@@ -52,7 +60,7 @@ func newReplayedLimit(of *offline.Limit, opt Options) *replayedLimit {
 	l := &replayedLimit{
 		path: of.Path, bucket: of.Bucket, key: of.Key.String(), headers: of.Key.Headers(), numbers: of.Numbers.String(),
 		algorithm: of.Numbers.Algorithm, hasSize: of.HasSize, hasWindow: of.HasWindow,
-		leasable: of.Leasable, exact: of.Numbers.Consistency == "",
+		leasable: of.Leasable, exact: of.Numbers.Consistency == "", dryRun: of.DryRun, settlement: of.Settlement,
 		size: of.Size, written: of.Written, above: of.Above, factor: factor(of.Factor),
 	}
 	if l.factorVaries = of.Factor == 0; l.factorVaries {
