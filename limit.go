@@ -191,8 +191,8 @@ type Limit struct {
 
 	// Whether this is a dry run: the limit decides and is charged as if it were enforced
 	// beside the others, but denies no request. It is shown by no header field, and by
-	// `{http.rate_limit.dry_run}`, the access log and metrics. Limits within a dry run are
-	// dry runs too. Default: no.
+	// `{http.rate_limit.dry_run}`, the access log, metrics and events. Limits within a dry
+	// run are dry runs too. Default: no.
 	DryRun bool `json:"dry_run,omitempty"`
 
 	// Divides the size, rounding up: a decimal with at most 6 digits after the

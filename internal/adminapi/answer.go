@@ -30,7 +30,7 @@ type Status struct {
 	OnError    string            `json:"on_error,omitempty"`
 	Servers    []Server          `json:"servers"`
 	Memory     *Memory           `json:"memory,omitempty"`
-	Requests   map[string]uint64 `json:"requests"`   // of this process, by what became of them
+	Requests   map[string]uint64 `json:"requests"`   // of this process, by outcome
 	RatesOver  Seconds           `json:"rates_over"` // the time that the rates are of
 	Limits     []Counts          `json:"limits"`
 }
@@ -54,7 +54,7 @@ type Memory struct {
 	MaxKeys int `json:"max_keys"`
 }
 
-// Counts is what became of requests at the limits of a path since the first config that
+// Counts are the outcomes of requests at the limits of a path since the first config that
 // had it. By counts the decisions on them by who decided, see limiter.Decider, and Rates
 // has the numbers of requests each second of late.
 type Counts struct {

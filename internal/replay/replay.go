@@ -299,7 +299,7 @@ func (p *replay) isDenied() bool {
 	return slices.ContainsFunc(p.met, func(m metLimit) bool { return m.denied && !m.dryRun })
 }
 
-// count counts what became of the request.
+// count counts the outcome of the request.
 func (p *replay) count() {
 	denied := p.isDenied()
 	switch {

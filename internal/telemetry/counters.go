@@ -10,7 +10,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Result is what became of a request at one limit.
+// Result is the outcome of a request at one limit.
 type Result uint8
 
 // The results.
@@ -205,7 +205,7 @@ func (t *Totals) Of(kinds ...Result) (sum uint64) {
 	return sum
 }
 
-// Checked is what became of a request that met a limit.
+// Checked is the outcome of a request that met a limit.
 type Checked uint8
 
 // What may become of requests.
@@ -223,7 +223,7 @@ func (c Checked) String() string {
 	return [checkedKinds]string{"admitted", "denied", "undecided", "refused", "early_data"}[c]
 }
 
-// CheckedSet is a set of what became of a request.
+// CheckedSet is a set of outcomes of one request.
 type CheckedSet uint8
 
 // Add adds to s and reports whether s did not have it yet.
@@ -236,7 +236,7 @@ func (s *CheckedSet) Add(what Checked) (added bool) {
 // CountRequest counts a request.
 func (p *Process) CountRequest(on uint32, what Checked) { p.checked[on%stripes].n[what].Add(1) }
 
-// Requests returns the number of requests so far, by what became of them.
+// Requests returns the number of requests so far, by outcome.
 func (p *Process) Requests() map[Checked]uint64 {
 	n := make(map[Checked]uint64, checkedKinds)
 	for what := range checkedKinds {

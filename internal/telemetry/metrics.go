@@ -276,7 +276,7 @@ func usagesByPath(usages []Usage) map[string]limiter.LimitUsage {
 	return byPath
 }
 
-// leasesByPath returns what became of the leased units of the limits of each path together.
+// leasesByPath returns how many units were leased for the limits of each path, and used.
 func leasesByPath(leases []Lease) map[string]limiter.LeaseUsage {
 	byPath := make(map[string]limiter.LeaseUsage, len(leases))
 	for _, l := range leases {

@@ -26,7 +26,7 @@ type sample struct {
 	counts map[string]counts // by path
 }
 
-// counts is what became of requests at the limits of one path.
+// counts are the outcomes of requests at the limits of one path.
 type counts struct {
 	admitted, denied, spared uint64
 	fallback                 uint64 // of all decisions, those of this process instead of Redis
@@ -89,7 +89,7 @@ func (p *Process) Counts(of []*Counters) (all []adminapi.Counts, over time.Durat
 	return all, over
 }
 
-// Results returns what became of requests at the limits of the counters' path.
+// Results returns the outcomes of requests at the limits of the counters' path.
 func (p *Process) Results(c *Counters) adminapi.Results {
 	totals := c.Totals()
 	return totals.results(p.policiesOf(c.Path))

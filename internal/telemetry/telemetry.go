@@ -66,7 +66,7 @@ type Usage struct {
 	limiter.LimitUsage
 }
 
-// Lease is what became of units that were leased of buckets of one name, and the path of
+// Lease is the usage of units that were leased of buckets of one name, and the path of
 // their limit.
 type Lease struct {
 	Path string
