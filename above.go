@@ -122,19 +122,16 @@ type waiters struct {
 	name string
 }
 
-// waiting holds the counts in use.
-var waiting = caddy.NewUsagePool()
-
 // waitersOf returns the count of a name. The caller must release it.
 func waitersOf(name string) *waiters {
-	w, _, _ := waiting.LoadOrNew(name, func() (caddy.Destructor, error) {
+	w, _, _ := process.waiting.LoadOrNew(name, func() (caddy.Destructor, error) {
 		return &waiters{name: name}, nil
 	})
 	return w.(*waiters)
 }
 
 // release releases the count, which ends with the last config that uses it.
-func (w *waiters) release() { _, _ = waiting.Delete(w.name) }
+func (w *waiters) release() { _, _ = process.waiting.Delete(w.name) }
 
 // Destruct implements caddy.Destructor.
 func (*waiters) Destruct() error { return nil }

@@ -400,7 +400,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	if err := s.load(c); err != nil {
 		t.Fatal(err)
 	}
-	waiting.Range(func(name, _ any) bool {
+	process.waiting.Range(func(name, _ any) bool {
 		t.Errorf("a count is kept for %v", name)
 		return true
 	})

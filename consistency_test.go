@@ -142,7 +142,6 @@ func consistencies(t *testing.T, caddyfile string) map[string]string {
 // TestConsistencyIsInherited guards that limits have the consistency of those around them, or
 // else the app's, unless they say something else or have to be exact.
 func TestConsistencyIsInherited(t *testing.T) {
-	t.Parallel()
 	const app = "{\nrate_limit {\nconsistency eventual 1s\n}\n}\n"
 	for block, want := range map[string]map[string]string{
 		`size 100`: {"api": "eventual 1s"},

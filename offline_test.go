@@ -179,7 +179,6 @@ func init() {
 // TestOfflineRunsNothing guards that loading a config does nothing that running
 // it would: no log file, no module of another kind, no Redis.
 func TestOfflineRunsNothing(t *testing.T) {
-	t.Parallel()
 	log := filepath.Join(tempDir(t), "access.log")
 	d := loadDry(t, `{
 		log {
@@ -223,7 +222,6 @@ func TestOfflineRunsNothing(t *testing.T) {
 
 // TestOfflineWarns guards that it is said what was left out, if it may matter.
 func TestOfflineWarns(t *testing.T) {
-	t.Parallel()
 	for _, tc := range []struct {
 		name, site string
 		want       []string
@@ -247,7 +245,6 @@ func TestOfflineWarns(t *testing.T) {
 
 // TestOfflineFindsServer guards which server of several a request goes to.
 func TestOfflineFindsServer(t *testing.T) {
-	t.Parallel()
 	d := loadDry(t, `
 		example.com {
 			`+dryLimit("https")+`

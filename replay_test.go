@@ -603,7 +603,6 @@ func TestReplayChargesByResponse(t *testing.T) {
 // requests in progress hold and what they cost in the end: with it none is denied, and with
 // one less some is.
 func TestReplaySizesInProgress(t *testing.T) {
-	t.Parallel()
 	random := rand.New(rand.NewPCG(7, 8))
 	var lines strings.Builder
 	for i := range 200 {
@@ -629,7 +628,6 @@ func TestReplaySizesInProgress(t *testing.T) {
 
 // TestReplayReport guards what a report has besides the counts of limits.
 func TestReplayReport(t *testing.T) {
-	t.Parallel()
 	log := logFile(t, strings.Repeat(logLine(0, "192.0.2.1", "/a"), 5), logLine(0, "192.0.2.2", "/b"),
 		strings.Repeat(logLine(2*time.Hour, "192.0.2.2", "/b"), 3), "{}\n")
 	config := "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\n}\n}\n"
@@ -664,7 +662,6 @@ func TestReplayReport(t *testing.T) {
 // TestReplayBursts guards that keys which ask evenly for more than drips out are told
 // from those that come in bursts, whether their requests are denied or not.
 func TestReplayBursts(t *testing.T) {
-	t.Parallel()
 	config := "example.com {\nrate_limit a {\nrate 60/1m\n}\n}\n"
 	key := 0
 	asks := func(every, from time.Duration, n int) string {
@@ -735,7 +732,6 @@ func TestReplayFactor(t *testing.T) {
 
 // TestReplayInterrupted guards that the results so far are given, and marked.
 func TestReplayInterrupted(t *testing.T) {
-	t.Parallel()
 	l, err := accesslog.Open([]string{logFile(t, clients(5000))}, accesslog.Auto)
 	if err != nil {
 		t.Fatal(err)

@@ -25,6 +25,7 @@ var process = &processState{
 	stores:  caddy.NewUsagePool(),
 	tops:    caddy.NewUsagePool(),
 	bans:    caddy.NewUsagePool(),
+	waiting: caddy.NewUsagePool(),
 
 	newMemory:       func() *limiter.Memory { return limiter.NewMemory(nil) },
 	idleMemoryTime:  time.Minute,
@@ -45,7 +46,7 @@ type processState struct {
 	// The memory store while no app uses it.
 	idleMemory atomic.Pointer[sharedMemory]
 
-	tops, bans *caddy.UsagePool // each topList and banList in use
+	tops, bans, waiting *caddy.UsagePool // each topList, banList and waiters in use
 
 	// newMemory returns a new memory store.
 	newMemory func() *limiter.Memory
