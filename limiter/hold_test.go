@@ -37,20 +37,7 @@ func begin(t rapid.TB, store Store, b Bucket) (Decision, inProgress) {
 // heldNow returns how many units of b are held.
 func heldNow(t rapid.TB, store Store, b Bucket) int64 {
 	t.Helper()
-	var l Level
-	var err error
-	switch s := store.(type) {
-	case *Memory:
-		l, err = s.Peek(b)
-	case *Redis:
-		l, err = s.Peek(context.Background(), b)
-	case *virtual:
-		l, err = s.Peek(context.Background(), b)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l.Held
+	return levelNow(t, store, b).Held
 }
 
 // TestHold guards requests whose cost is known at their end, against a plain model: they

@@ -334,26 +334,31 @@ func TestPoolsOverSlotsInOutage(t *testing.T) {
 	}
 }
 
+// nodesOf returns the stores of three nodes that share "server" or "cluster", or the only
+// one in "memory".
+func nodesOf(t *testing.T, name string, server *redistest.Server, cluster *redistest.Cluster) (stores []Store) {
+	t.Helper()
+	if name == "memory" {
+		return []Store{NewMemory(nil)}
+	}
+	for range 3 {
+		opt := func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(nil), 10*time.Second }
+		if name == "cluster" {
+			stores = append(stores, newTestCluster(t, cluster, opt))
+		} else {
+			stores = append(stores, newTestRedis(t, server, opt))
+		}
+	}
+	return stores
+}
+
 // TestPoolsAreNeverExceeded guards that many parallel requests of several nodes get all of
 // what each tenant has of its own and the pool has beside, and nothing more.
 func TestPoolsAreNeverExceeded(t *testing.T) {
 	t.Parallel()
 	server, cluster := redistest.Start(t), redistest.StartCluster(t, 3)
 	for _, name := range []string{"memory", "server", "cluster"} {
-		var stores []Store
-		for range 3 {
-			switch opt := func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(nil), 10*time.Second }; name {
-			case "memory":
-				stores = append(stores, NewMemory(nil))
-			case "server":
-				stores = append(stores, newTestRedis(t, server, opt))
-			case "cluster":
-				stores = append(stores, newTestCluster(t, cluster, opt))
-			}
-		}
-		if name == "memory" {
-			stores = stores[:1]
-		}
+		stores := nodesOf(t, name, server, cluster)
 		const own, shared, tenants = 20, 50, 3
 		var admitted, borrowed [tenants]atomic.Int64
 		redistest.Together(t, 24, func(g int) {
@@ -391,20 +396,7 @@ func TestPoolOfConcurrency(t *testing.T) {
 	t.Parallel()
 	server, cluster := redistest.Start(t), redistest.StartCluster(t, 3)
 	for _, name := range []string{"memory", "server", "cluster"} {
-		var stores []Store
-		for range 3 {
-			switch opt := func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(nil), 10*time.Second }; name {
-			case "memory":
-				stores = append(stores, NewMemory(nil))
-			case "server":
-				stores = append(stores, newTestRedis(t, server, opt))
-			case "cluster":
-				stores = append(stores, newTestCluster(t, cluster, opt))
-			}
-		}
-		if name == "memory" {
-			stores = stores[:1]
-		}
+		stores := nodesOf(t, name, server, cluster)
 		const size = 5
 		_, pool := borrowing("", 1, 1)
 		pool.Limit, pool.Hold = Concurrency(size), true
