@@ -241,7 +241,7 @@ local function join(log, clear, rest, theirs, counts, period, phase)
   if not log.newest then
     return clear, rest
   end
-  mine = max(mine, last)
+  mine = max(mine, last) -- of the later window, without what counts in both
   before, last = max(before, shown2), max(last, shown)
   if added then
     local clear2, rest2 = summarize(log, period, phase)
