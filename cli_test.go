@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -30,18 +31,13 @@ type ran struct {
 // empty directory.
 func runCommand(t testing.TB, args ...string) ran {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, self, append([]string{"rate-limit"}, args...)...)
-	cmd.Env = append(os.Environ(), asCaddy+"=1")
+	cmd := caddytest.Command(ctx, append([]string{"rate-limit"}, args...)...)
 	cmd.Dir = tempDir(t)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	err = cmd.Run()
+	err := cmd.Run()
 	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
 		t.Fatalf("%q: %v", args, errors.Join(err, ctx.Err()))
 	}
@@ -377,14 +373,8 @@ func TestCommandsComplete(t *testing.T) {
 		if args[0] == "top" {
 			want = "api\n:4\n" // the only one with track_top
 		}
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
 		line := append([]string{"__complete", "rate-limit", args[0], "--address", a.addr}, args[1:]...)
-		cmd := exec.Command(self, line...)
-		cmd.Env = append(os.Environ(), asCaddy+"=1")
-		out, err := cmd.Output()
+		out, err := caddytest.Command(t.Context(), line...).Output()
 		if err != nil || !strings.HasPrefix(string(out), want) {
 			t.Errorf("%q: got %q, %v", line, out, err)
 		}
@@ -488,13 +478,8 @@ func TestCommandsFailOnFullDisks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
 		var errs bytes.Buffer
-		cmd := exec.CommandContext(t.Context(), self, append([]string{"rate-limit"}, args...)...)
-		cmd.Env = append(os.Environ(), asCaddy+"=1")
+		cmd := caddytest.Command(t.Context(), append([]string{"rate-limit"}, args...)...)
 		cmd.Stdout, cmd.Stderr = full, &errs
 		_ = cmd.Run()
 		full.Close()

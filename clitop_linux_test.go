@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 )
 
 // pty is a terminal that a command runs on.
@@ -47,13 +50,9 @@ func startOnTerminal(t *testing.T, rows, columns uint16, args ...string) *pty {
 		t.Fatal(err)
 	}
 	defer slave.Close()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	term := &pty{File: master, exited: make(chan error, 1)}
-	term.cmd = exec.Command(self, append([]string{"rate-limit"}, args...)...)
-	term.cmd.Env = append(os.Environ(), asCaddy+"=1", "NO_COLOR=")
+	term.cmd = caddytest.Command(context.Background(), append([]string{"rate-limit"}, args...)...)
+	term.cmd.Env = append(term.cmd.Env, "NO_COLOR=")
 	term.cmd.Stdin, term.cmd.Stdout, term.cmd.Stderr = slave, slave, slave
 	term.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := term.cmd.Start(); err != nil {

@@ -15,7 +15,6 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -29,7 +28,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 	"github.com/dunglas/httpsfv"
@@ -37,26 +35,17 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 const (
-	// asCaddy is the environment variable that makes the test binary a Caddy
-	// with this module in it: tests start it as a process of its own.
-	asCaddy = "RATELIMIT_TEST_AS_CADDY"
-
 	// patience is how long tests wait for what should come at once. It is only
 	// used up when a test fails.
 	patience = 30 * time.Second
 
-	// inUse is what errors say when another process took a port that was free
-	// a moment before.
-	inUse = "address already in use"
-)
-
-const (
 	ms = time.Millisecond
 	µs = time.Microsecond
 )
@@ -65,10 +54,7 @@ const (
 var storage string
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asCaddy) != "" {
-		caddycmd.Main()
-		return
-	}
+	caddytest.Main()
 	os.Exit(runTests(m))
 }
 
@@ -82,8 +68,9 @@ func runTests(m *testing.M) int {
 	}
 	defer os.RemoveAll(storage)
 	// Nothing of the user's is read or written, here or in child processes.
-	for _, name := range []string{"HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"} {
-		os.Setenv(name, storage)
+	for _, variable := range caddytest.Home(storage) {
+		name, value, _ := strings.Cut(variable, "=")
+		os.Setenv(name, value)
 	}
 	// With the race detector each process would sleep a second before it exits.
 	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
@@ -232,18 +219,14 @@ func startConfig(t testing.TB, c config) *server {
 func (s *server) load(c config) error {
 	s.t.Helper()
 	s.client.CloseIdleConnections()
-	const attempts = 5
-	for n := 1; ; n++ {
+	return caddytest.Retry(func() error {
 		addr := redistest.FreeAddr(s.t)
 		err := caddy.Load(c.json(s.t, addr, s.logPath), true)
 		if err == nil {
 			s.addr = addr
-			return nil
 		}
-		if n == attempts || !strings.Contains(err.Error(), inUse) {
-			return err
-		}
-	}
+		return err
+	})
 }
 
 // url returns the URL of a path of the site.
@@ -554,66 +537,34 @@ func startProcess(t testing.TB, c config) (addr string) {
 // startKillable is startProcess, and returns how to kill the process before.
 func startKillable(t testing.TB, c config) (addr string, kill func()) {
 	t.Helper()
-	const attempts = 5
-	for n := 1; ; n++ {
-		addr, kill, err := tryProcess(t, c)
-		if err == nil {
-			return addr, kill
+	err := caddytest.Retry(func() error {
+		dir := tempDir(t)
+		addr = redistest.FreeAddr(t)
+		file := filepath.Join(dir, "Caddyfile")
+		if err := os.WriteFile(file, c.caddyfile(addr, filepath.Join(dir, "log")), 0o600); err != nil {
+			return err
 		}
-		if n == attempts || !strings.Contains(err.Error(), inUse) {
-			t.Fatal(err)
-		}
-	}
-}
-
-// tryProcess is startKillable, with an error if the process exits.
-func tryProcess(t testing.TB, c config) (addr string, kill func(), err error) {
-	t.Helper()
-	dir := tempDir(t)
-	addr = redistest.FreeAddr(t)
-	file := filepath.Join(dir, "Caddyfile")
-	caddyfile := c.caddyfile(addr, filepath.Join(dir, "log"))
-	if err := os.WriteFile(file, caddyfile, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	output := new(bytes.Buffer)
-	cmd, exited := runCaddy(t, file, output)
-	eventually(t, "a Caddy process that serves", func() bool {
-		select {
-		case <-exited:
-			err = fmt.Errorf("the Caddy process exited: %v\n%s", cmd.ProcessState, output)
-			return true
-		default:
-		}
-		conn, errDial := net.Dial("tcp", addr)
-		if errDial == nil {
-			conn.Close()
-		}
-		return errDial == nil
+		p := runCaddy(t, nil, file)
+		kill = p.Stop
+		return p.Serves(addr)
 	})
-	return addr, func() { cmd.Process.Kill(); <-exited }, err
-}
-
-// runCaddy starts a Caddy with a Caddyfile in a process of its own, until the
-// test ends. The channel is closed once it has exited.
-func runCaddy(t testing.TB, caddyfile string, output io.Writer, flags ...string) (*exec.Cmd, <-chan struct{}) {
-	t.Helper()
-	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, append([]string{"run", "--config", caddyfile}, flags...)...)
-	cmd.Env = append(os.Environ(), asCaddy+"=1")
+	return addr, kill
+}
+
+// runCaddy starts a Caddy with a Caddyfile in a process of its own, until the test ends.
+// What it prints goes to output, if there is one.
+func runCaddy(t testing.TB, output io.Writer, caddyfile string, flags ...string) *caddytest.Process {
+	t.Helper()
+	cmd := caddytest.Command(context.Background(), append([]string{"run", "--config", caddyfile}, flags...)...)
 	cmd.Stdout, cmd.Stderr = output, output
-	exited, err := redistest.Run(cmd)
+	p, err := caddytest.Start(t, cmd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		<-exited
-	})
-	return cmd, exited
+	return p
 }
 
 // newUpstream starts a server for Caddy to proxy to and returns its host:port.

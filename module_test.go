@@ -5,12 +5,12 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/taken"
 )
@@ -38,13 +38,11 @@ func TestTakenName(t *testing.T) {
 				t.Fatal(err)
 			}
 			output := new(bytes.Buffer)
-			cmd, exited := runCaddy(t, file, output)
+			p := runCaddy(t, output, file)
 			var got []int
 			eventually(t, "answers", func() bool {
-				select {
-				case <-exited:
-					t.Fatalf("the Caddy process exited: %v\n%s", cmd.ProcessState, output)
-				default:
+				if err := p.Running(); err != nil {
+					t.Fatalf("%v%s", err, output)
 				}
 				res, err := http.Get("http://" + addr + "/a")
 				if err != nil {
@@ -72,9 +70,7 @@ func TestTakenName(t *testing.T) {
 				{"limits", "--address", admin}, {"peek", "--address", admin, "a", "127.0.0.1"},
 				{"explain", "--config", file, "http://" + addr + "/a"},
 			} {
-				cmd := exec.Command(os.Args[0], append([]string{"redis-rate-limit"}, args...)...)
-				cmd.Env = append(os.Environ(), asCaddy+"=1")
-				stdout, err := cmd.Output()
+				stdout, err := caddytest.Command(t.Context(), append([]string{"redis-rate-limit"}, args...)...).Output()
 				if err != nil || !slices.Contains(strings.Fields(string(stdout)), "a") {
 					t.Errorf("%q: %v\n%s", args, err, stdout)
 				}
@@ -82,13 +78,11 @@ func TestTakenName(t *testing.T) {
 			if err := os.WriteFile(file, []byte("http://:8080 {\nredis_rate_limit 10/s\n}\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			adapt := exec.Command(os.Args[0], "adapt", "--config", file)
-			adapt.Env = append(os.Environ(), asCaddy+"=1")
+			adapt := caddytest.Command(t.Context(), "adapt", "--config", file)
 			if text, err := adapt.CombinedOutput(); err == nil || !strings.Contains(string(text), "redis_rate_limit: got ") {
 				t.Errorf("a wrong directive: %v\n%s", err, text)
 			}
-			cmd.Process.Kill()
-			<-exited
+			p.Stop()
 			if n := strings.Count(output.String(), `"name":"redis_rate_limit"`); n != 1 {
 				t.Errorf("%d lines tell the name, want one:\n%s", n, output)
 			}

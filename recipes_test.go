@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -738,8 +737,7 @@ func recipeWatch(r recipe) {
 	}
 	write(imported, "size 3\ndrip_rate 1h\n")
 	write(file, site("1"))
-	output := new(bytes.Buffer)
-	_, exited := runCaddy(r.t, file, output, "--watch")
+	p := runCaddy(r.t, nil, file, "--watch")
 	admitted := 0
 	ask := func() (limit, version string) {
 		res, err := http.Get("http://" + addr + "/")
@@ -755,10 +753,8 @@ func recipeWatch(r recipe) {
 	serves := func(limit, version string) {
 		r.t.Helper()
 		eventually(r.t, "the limit "+limit+" and version "+version, func() bool {
-			select {
-			case <-exited:
-				r.t.Fatalf("Caddy exited: %s", output)
-			default:
+			if err := p.Running(); err != nil {
+				r.t.Fatal(err)
 			}
 			l, v := ask()
 			return l == limit && v == version

@@ -56,7 +56,7 @@ func TestBlockedLogDelaysNoRequest(t *testing.T) {
 	}`, dir, redis.Addr, addr), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	runCaddy(t, file, stderr)
+	runCaddy(t, stderr, file)
 	client := &http.Client{Timeout: 5 * time.Second}
 	get := func() error {
 		res, err := client.Get("http://" + addr)

@@ -173,7 +173,7 @@ func algorithmsOfRestartedCaddy(tr *trial) {
 	for range 2 {
 		n := startNode(tr, config)
 		requests = append(requests, useAlgorithms(tr, []*node{n}, 16, during(time.Second, 5*time.Second))...)
-		n.kill()
+		n.caddy.Stop()
 	}
 	judgeAlgorithms(tr, requests)
 }

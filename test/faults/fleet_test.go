@@ -118,7 +118,7 @@ func restartedWithoutRedis(tr *trial) {
 	server.Kill()
 	for range restarts {
 		fresh += fill(n, "new", 3*slowSize)
-		n.kill()
+		n.caddy.Stop()
 		if err := n.launch("--config", n.file()); err != nil {
 			tr.Fatal(err)
 		}
@@ -169,7 +169,7 @@ func frozen(tr *trial, count int) {
 func stop(tr *trial, n *node, lasts time.Duration) {
 	tr.Helper()
 	for _, signal := range []os.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
-		if err := n.cmd.Process.Signal(signal); err != nil {
+		if err := n.caddy.Signal(signal); err != nil {
 			tr.Fatal(err)
 		}
 		if signal == syscall.SIGSTOP {
@@ -205,7 +205,7 @@ func resumed(tr *trial, shared bool) {
 		tr.Fatal(err)
 	}
 	tr.is("no password is saved", !strings.Contains(string(saved), "secret"))
-	n.kill()
+	n.caddy.Stop()
 	if err := n.launch("--resume"); err != nil {
 		tr.Fatal(err)
 	}

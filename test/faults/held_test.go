@@ -62,7 +62,7 @@ func killedWhileHolding(tr *trial) {
 		return res.StatusCode
 	}
 	tr.is("a third request is denied", status() == http.StatusTooManyRequests)
-	nodes[1].kill()
+	nodes[1].caddy.Stop()
 	killed := time.Now()
 	free := time.Duration(0)
 	for free == 0 && time.Since(killed) < 30*time.Second {

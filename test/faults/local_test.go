@@ -56,7 +56,7 @@ func decidedLocally(tr *trial, by string, ahead, unaware time.Duration) {
 				tr.Fatal(err)
 			}
 		}},
-		{name: "a node crashes", crashes: true, fault: func(_ *redistest.Server, nodes []*node) { nodes[three-1].kill() }},
+		{name: "a node crashes", crashes: true, fault: func(_ *redistest.Server, nodes []*node) { nodes[three-1].caddy.Stop() }},
 		{name: "stopped", outage: true, fault: func(s *redistest.Server, _ []*node) {
 			s.Pause(tr)
 			time.Sleep(third)

@@ -20,10 +20,10 @@ import (
 	"testing"
 	"time"
 
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/seed-387a6c65/caddy-ratelimit"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 )
 
 var (
@@ -31,15 +31,8 @@ var (
 	table = flag.String("table", "", "the document whose table of results is to be written anew")
 )
 
-// asCaddy is the environment variable that turns the test binary into a Caddy with
-// the module: the nodes are separate processes.
-const asCaddy = "FAULTS_AS_CADDY"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(asCaddy) != "" {
-		caddycmd.Main()
-		return
-	}
+	caddytest.Main()
 	os.Exit(m.Run())
 }
 

@@ -1,21 +1,20 @@
 package faults
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -37,10 +36,8 @@ type node struct {
 	addr  string // address of its site
 	admin string
 	dir   string
-	cmd   *exec.Cmd
+	caddy *caddytest.Process
 	write func(n *node) string // makes its Caddyfile
-
-	exited <-chan struct{} // closed when the process has exited and was reaped
 }
 
 // slowPath is where the slow limit applies and the hot one does not.
@@ -140,33 +137,30 @@ func startNodes(t testing.TB, count int, write func(*node) string) []*node {
 }
 
 // startNode runs one Caddy process until the test ends.
-func startNode(t testing.TB, write func(*node) string) *node {
+func startNode(t testing.TB, write func(*node) string) (n *node) {
 	t.Helper()
-	const attempts = 5
-	for i := 1; ; i++ {
-		n, err := tryNode(t, write)
-		if err == nil {
-			return n
+	err := caddytest.Retry(func() error {
+		n = &node{t: t, addr: redistest.FreeAddr(t), admin: redistest.FreeAddr(t), dir: tempDir(t), write: write}
+		if err := os.WriteFile(n.file(), []byte(write(n)), 0o600); err != nil {
+			return err
 		}
-		if i == attempts || !strings.Contains(err.Error(), "address already in use") {
-			t.Fatal(err)
-		}
+		return n.launch("--config", n.file())
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+	return n
 }
 
-func tryNode(t testing.TB, write func(*node) string) (*node, error) {
+// tempDir returns a directory for the length of the test.
+func tempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "node")
+	dir, err := os.MkdirTemp("", "node") // the name of t.TempDir has that of the test in it
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	n := &node{t: t, addr: redistest.FreeAddr(t), admin: redistest.FreeAddr(t), dir: dir, write: write}
-	if err := os.WriteFile(n.file(), []byte(write(n)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(n.kill)
-	return n, n.launch("--config", n.file())
+	return dir
 }
 
 // file returns the path of the node's Caddyfile.
@@ -174,42 +168,13 @@ func (n *node) file() string { return filepath.Join(n.dir, "Caddyfile") }
 
 // launch runs the node's process, with options of `caddy run`, and returns once it
 // serves.
-func (n *node) launch(options ...string) error {
-	self, err := os.Executable()
-	if err != nil {
+func (n *node) launch(options ...string) (err error) {
+	cmd := caddytest.Command(context.Background(), append([]string{"run"}, options...)...)
+	cmd.Env = append(cmd.Env, caddytest.Home(n.dir)...)
+	if n.caddy, err = caddytest.Start(n.t, cmd); err != nil {
 		return err
 	}
-	var output bytes.Buffer
-	n.cmd = exec.Command(self, append([]string{"run"}, options...)...)
-	n.cmd.Env = append(os.Environ(), asCaddy+"=1", "HOME="+n.dir, "XDG_DATA_HOME="+n.dir, "XDG_CONFIG_HOME="+n.dir)
-	n.cmd.Stdout, n.cmd.Stderr = &output, &output
-	if n.exited, err = redistest.Run(n.cmd); err != nil {
-		n.exited = nil
-		return err
-	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		select {
-		case <-n.exited:
-			return fmt.Errorf("caddy exited: %v\n%s", n.cmd.ProcessState, &output)
-		default:
-		}
-		conn, err := net.Dial("tcp", n.addr)
-		if err == nil {
-			_ = conn.Close()
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return errors.New("caddy does not serve")
-		}
-	}
-}
-
-// kill kills the node's process, if it is running, and waits until it is gone.
-func (n *node) kill() {
-	if n.exited != nil {
-		_ = n.cmd.Process.Kill()
-		<-n.exited
-	}
+	return n.caddy.Serves(n.addr)
 }
 
 // reload makes the node run the result of write, and returns the error if the node
@@ -275,7 +240,7 @@ func (n *node) usage() usage {
 	if _, err := fmt.Sscanf(profile, "goroutine profile: total %d", &u.goroutines); err != nil {
 		n.t.Fatal(err)
 	}
-	proc := filepath.Join("/proc", strconv.Itoa(n.cmd.Process.Pid))
+	proc := filepath.Join("/proc", strconv.Itoa(n.caddy.Pid))
 	files, err := os.ReadDir(filepath.Join(proc, "fd"))
 	if err != nil {
 		n.t.Fatal(err)

@@ -1,19 +1,16 @@
 package operation
 
 import (
-	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"os"
 	"os/exec"
 	"regexp"
-	"strings"
 	"testing"
-	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -27,73 +24,37 @@ type node struct {
 
 // startNode runs a Caddy until the test ends and returns when it serves. caddyfile
 // returns its configuration.
-func startNode(t testing.TB, caddyfile func(*node) string) *node {
+func startNode(t testing.TB, caddyfile func(*node) string) (n *node) {
 	t.Helper()
-	for attempt := 1; ; attempt++ {
-		n := &node{t: t, site: redistest.FreeAddr(t), metrics: redistest.FreeAddr(t), admin: redistest.FreeAddr(t)}
-		err := n.launch(caddyfile(n))
-		if err == nil {
-			return n
+	err := caddytest.Retry(func() error {
+		n = &node{t: t, site: redistest.FreeAddr(t), metrics: redistest.FreeAddr(t), admin: redistest.FreeAddr(t)}
+		cmd := caddyCommand(t, "run", "--config", write(t, "Caddyfile", caddyfile(n)))
+		cmd.Env = append(cmd.Env, "CADDY_ADMIN="+n.admin)
+		p, err := caddytest.Start(t, cmd)
+		if err != nil {
+			return err
 		}
-		// Another process may have taken a port meanwhile.
-		if attempt == 5 || !strings.Contains(err.Error(), "address already in use") {
-			t.Fatal(err)
-		}
-	}
-}
-
-// launch runs the process, and returns when it serves.
-func (n *node) launch(caddyfile string) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	output := new(bytes.Buffer)
-	cmd := exec.Command(self, "run", "--config", write(n.t, "Caddyfile", caddyfile))
-	cmd.Env = append(caddyEnv(n.t), "CADDY_ADMIN="+n.admin)
-	cmd.Stdout, cmd.Stderr = output, output
-	exited, err := redistest.Run(cmd)
-	if err != nil {
-		return err
-	}
-	n.t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-exited
+		return p.Serves(n.site)
 	})
-	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		select {
-		case <-exited:
-			return fmt.Errorf("caddy exited: %v\n%s", cmd.ProcessState, output)
-		default:
-		}
-		conn, err := net.Dial("tcp", n.site)
-		if err == nil {
-			return conn.Close()
-		}
-		if time.Now().After(deadline) {
-			return errors.New("caddy does not serve")
-		}
+	if err != nil {
+		t.Fatal(err)
 	}
+	return n
 }
 
-// caddyEnv returns the environment in which the test binary is a Caddy.
-func caddyEnv(t testing.TB) []string {
+// caddyCommand returns the command that runs `caddy` with some arguments.
+func caddyCommand(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
-	dir := t.TempDir()
-	return append(os.Environ(), asCaddy+"=1", "REDIS_PASSWORD="+redisPassword,
-		"HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	cmd := caddytest.Command(context.Background(), args...)
+	cmd.Env = append(append(cmd.Env, caddytest.Home(t.TempDir())...), "REDIS_PASSWORD="+redisPassword)
+	return cmd
 }
 
 // validate makes a Caddy adapt and provision a Caddyfile, and fails the test if it
 // rejects it.
 func validate(t testing.TB, caddyfile string) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(self, "validate", "--config", write(t, "Caddyfile", caddyfile))
-	cmd.Env = caddyEnv(t)
+	cmd := caddyCommand(t, "validate", "--config", write(t, "Caddyfile", caddyfile))
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s\n%s", err, output, caddyfile)
 	}

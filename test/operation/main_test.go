@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/seed-387a6c65/caddy-ratelimit"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 )
 
 const (
@@ -30,15 +30,8 @@ const (
 	patience = 30 * time.Second
 )
 
-// asCaddy is the environment variable that turns the test binary into a Caddy with
-// the module.
-const asCaddy = "OPERATION_AS_CADDY"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(asCaddy) != "" {
-		caddycmd.Main()
-		return
-	}
+	caddytest.Main()
 	os.Exit(m.Run())
 }
 
