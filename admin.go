@@ -16,6 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -200,7 +201,7 @@ func (b placedBucket) answer(maxKeys int) adminapi.Limit {
 	answer := adminapi.Limit{
 		Numbers: b.shown(),
 		Path:    b.path, Name: b.title, Handler: b.handlerIndex, Off: b.off, Cost: b.shownCost(),
-		Key: l.key.String(), IPv4Prefix: l.key.ipv4, IPv6Prefix: l.key.ipv6,
+		Key: l.key.String(), IPv4Prefix: l.key.prefixes.IPv4, IPv6Prefix: l.key.prefixes.IPv6,
 		Match:   l.matchersRaw,
 		MaxKeys: l.maxKeysOf(maxKeys), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop,
 		Accounting: string(b.handler.accounting), OnError: string(b.handler.onError),
@@ -425,7 +426,7 @@ func (b *bucket) locate(asked adminapi.Asked) (at limiter.Bucket, err error) {
 	at.Limit.Size += b.above(&at.Limit, at.Cost).units()
 	if b.limit.shareWhenFull {
 		// Known only if it is the client's address that was typed.
-		if network := networkOf(asked.Text()); network != noNetwork {
+		if network := clientip.NetworkOf(asked.Text()); network != clientip.NoNetwork {
 			at.ShareKey = network
 		}
 	}

@@ -129,7 +129,7 @@ func (d *definitions) add(l *Limit) error {
 		}
 		options := []setting{
 			{"key", l.key.String()},
-			{"ipv4_prefix", fmt.Sprint(l.key.ipv4)}, {"ipv6_prefix", fmt.Sprint(l.key.ipv6)},
+			{"ipv4_prefix", fmt.Sprint(l.key.prefixes.IPv4)}, {"ipv6_prefix", fmt.Sprint(l.key.prefixes.IPv6)},
 			{"algorithm", string(l.algorithm)},
 			{b.size.option, b.size.String()}, {b.rate.option, b.rate.String()}, {b.drip.option, b.drip.String()},
 			{"factor", b.factor.String()},

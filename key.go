@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net/http"
-	"net/netip"
 	"net/textproto"
 	"slices"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 )
@@ -23,7 +23,7 @@ import (
 type key struct {
 	template   string
 	parts      []part
-	ipv4, ipv6 int  // prefix lengths of addresses
+	prefixes   clientip.Prefixes
 	fixed      bool // whether its value stays the same throughout a request
 	mayBeEmpty bool // whether an empty value is a key like others
 	several    bool // whether it has several placeholders
@@ -33,20 +33,20 @@ type key struct {
 type part struct {
 	text        string // the literal, or the placeholder's name without braces
 	placeholder bool
-	address     bool   // whether its value is an address to be normalised
+	address     bool   // whether its value is an address, of which the prefix counts
 	unverified  bool   // whether its value is not verified in early data
 	fixed       bool   // whether its value stays the same throughout a request
 	header      string // the canonical name of the header field, if it is one
 }
 
 // newKey parses a template.
-func newKey(template string, ipv4, ipv6 int) (*key, error) {
+func newKey(template string, prefixes clientip.Prefixes) (*key, error) {
 	const want = "text or placeholders, such as {client_ip}, or a word for one bucket for all"
 	if template == "" || strings.ContainsRune(template, 0) {
 		return nil, badOption("key", template, want)
 	}
 	// Caddy's own replacer finds the placeholders, as it handles escapes.
-	k := &key{template: template, ipv4: ipv4, ipv6: ipv6}
+	k := &key{template: template, prefixes: prefixes}
 	var names []string
 	text, err := caddy.NewEmptyReplacer().ReplaceFunc(template, func(name string, _ any) (any, error) {
 		names = append(names, name)
@@ -73,8 +73,8 @@ func newKey(template string, ipv4, ipv6 int) (*key, error) {
 
 // newZoneKey parses the template of a zone, whose key may be empty. Without one it
 // counts as the limit does that it is converted to.
-func newZoneKey(template string, ipv4, ipv6 int) (*key, error) {
-	k, err := newKey(cmp.Or(template, zone.NoKey), ipv4, ipv6)
+func newZoneKey(template string, prefixes clientip.Prefixes) (*key, error) {
+	k, err := newKey(cmp.Or(template, zone.NoKey), prefixes)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +152,7 @@ func (k *key) nameSuffix(path, numbers string) string {
 		return ""
 	}
 	digest := fnv.New64a()
-	fmt.Fprintf(digest, "%s %d %d", template, k.ipv4, k.ipv6)
+	fmt.Fprintf(digest, "%s %d %d", template, k.prefixes.IPv4, k.prefixes.IPv6)
 	if numbers != "" {
 		fmt.Fprintf(digest, "\x00%s", numbers)
 	}
@@ -182,13 +182,13 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 	if len(k.parts) == 1 {
 		p := &k.parts[0]
 		if !p.placeholder {
-			return k.normalize(p.text), true, nil
+			return k.prefixes.Of(p.text), true, nil
 		}
 		if p.unverified && earlyData(r) {
 			return "", false, errEarlyData
 		}
 		v := p.value(r, repl)
-		return k.normalize(v), v != "" || k.mayBeEmpty, nil
+		return k.prefixes.Of(v), v != "" || k.mayBeEmpty, nil
 	}
 	var text []byte
 	placeholders, given := 0, k.mayBeEmpty
@@ -205,7 +205,7 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 		}
 		v := p.value(r, repl)
 		if p.address {
-			v = k.normalize(v)
+			v = k.prefixes.Of(v)
 		}
 		if k.several {
 			text = appendValue(text, v, placeholders > 0)
@@ -220,7 +220,7 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 	case k.several:
 		return string(text), true, nil
 	}
-	return k.normalize(string(text)), true, nil
+	return k.prefixes.Of(string(text)), true, nil
 }
 
 // appendValue appends a value to a key of several, behind a comma if it is not the
@@ -263,86 +263,17 @@ func (k *key) clientAddress(r *http.Request) (string, error) {
 		return "", errEarlyData
 	}
 	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	return k.normalize(dropSocketAddress(address)), nil
+	return k.prefixes.Of(dropSocketAddress(address)), nil
 }
 
-// normalize returns the prefix of an IP address: an IPv4 address embedded in an
-// IPv6 address counts as the IPv4 address, and a zone is dropped. Anything else is
-// returned unchanged.
-func (k *key) normalize(text string) string {
-	if !strings.ContainsAny(text, ".:") {
-		return text // not an address; saves the cost of an error
-	}
-	ip, err := netip.ParseAddr(text)
-	if err != nil {
-		return text
-	}
-	if ip.Is4() && k.ipv4 == ip.BitLen() {
-		return text // already normalised
-	}
-	ip = embeddedIPv4(ip.WithZone("").Unmap())
-	bits := k.ipv6
-	if ip.Is4() {
-		bits = k.ipv4
-	}
-	if bits == ip.BitLen() {
-		return ip.String()
-	}
-	return netip.PrefixFrom(ip, bits).Masked().String()
-}
-
-// The prefix lengths of the networks that share a bucket in a full limit. The
-// networks are much larger than what a provider assigns to a customer, so that it
-// is hard to get addresses in many of them.
-const (
-	networkBits4 = 16
-	networkBits6 = 32
-)
-
-// noNetwork is the network of clients whose address is unknown, as on a unix
-// socket, or not verified yet, as in early data.
-const noNetwork = "none"
-
-// networkOfClient returns the network of the client's address, which is normalised
-// like in keys.
+// networkOfClient returns the network of the client's address. It is not known on a
+// unix socket, and not verified in early data.
 func networkOfClient(r *http.Request) string {
 	if earlyData(r) {
-		return noNetwork
+		return clientip.NoNetwork
 	}
 	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	return networkOf(address)
-}
-
-// networkOf returns the network of a client's address, or noNetwork.
-func networkOf(address string) string {
-	ip, err := netip.ParseAddr(address)
-	if err != nil {
-		return noNetwork
-	}
-	ip = embeddedIPv4(ip.WithZone("").Unmap())
-	bits := networkBits6
-	if ip.Is4() {
-		bits = networkBits4
-	}
-	return netip.PrefixFrom(ip, bits).Masked().String()
-}
-
-// embeddedIPv4 returns the IPv4 address embedded in an address of 6to4 (2002::/16,
-// RFC 3056) or NAT64 (64:ff9b::/96, RFC 6052), or ip if it is neither. A single IPv4
-// host may use any of the 65536 networks of its 6to4 prefix, and all IPv4 hosts
-// share one network with NAT64.
-func embeddedIPv4(ip netip.Addr) netip.Addr {
-	if !ip.Is6() {
-		return ip
-	}
-	b := ip.As16()
-	switch {
-	case [2]byte(b[:2]) == [2]byte{0x20, 0x02}:
-		return netip.AddrFrom4([4]byte(b[2:6]))
-	case [12]byte(b[:12]) == [12]byte{0, 0x64, 0xff, 0x9b}:
-		return netip.AddrFrom4([4]byte(b[12:16]))
-	}
-	return ip
+	return clientip.NetworkOf(address)
 }
 
 // earlyData reports whether r was received before its TLS handshake was complete.

@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
@@ -25,11 +26,12 @@ import (
 const addressSuffix = "@client_ip"
 
 const (
-	defaultName       = "default"
-	defaultKey        = "{" + placeholder.ClientIP + "}"
-	defaultIPv4Prefix = 32
-	defaultIPv6Prefix = 64
+	defaultName = "default"
+	defaultKey  = "{" + placeholder.ClientIP + "}"
 )
+
+// defaultPrefixes are what usually one host or one customer has.
+var defaultPrefixes = clientip.Prefixes{IPv4: 32, IPv6: 64}
 
 // validName matches the names of limits.
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
@@ -517,33 +519,33 @@ func (l *Limit) setPath(parent *Limit) error {
 // setKey sets the key. By default it is the parent's, and so are its prefix
 // lengths.
 func (l *Limit) setKey(parent *Limit) error {
-	template, ipv4, ipv6 := l.Key, defaultIPv4Prefix, defaultIPv6Prefix
+	template, prefixes := l.Key, defaultPrefixes
 	if template == "" && parent != nil {
-		template, ipv4, ipv6 = parent.key.template, parent.key.ipv4, parent.key.ipv6
+		template, prefixes = parent.key.template, parent.key.prefixes
 	}
 	var err error
 	if l.IPv4Prefix != "" {
-		if ipv4, err = newNumberBy(l.resolve, "ipv4_prefix", string(l.IPv4Prefix), parseBits(32)); err != nil {
+		if prefixes.IPv4, err = newNumberBy(l.resolve, "ipv4_prefix", string(l.IPv4Prefix), parseBits(32)); err != nil {
 			return err
 		}
 	}
 	if l.IPv6Prefix != "" {
-		if ipv6, err = newNumberBy(l.resolve, "ipv6_prefix", string(l.IPv6Prefix), parseBits(128)); err != nil {
+		if prefixes.IPv6, err = newNumberBy(l.resolve, "ipv6_prefix", string(l.IPv6Prefix), parseBits(128)); err != nil {
 			return err
 		}
 	}
 	if l.zone != nil {
-		l.key, err = newZoneKey(l.Key, ipv4, ipv6)
+		l.key, err = newZoneKey(l.Key, prefixes)
 		return err
 	}
-	if parent != nil && l.Key == "" && ipv4 == parent.key.ipv4 && ipv6 == parent.key.ipv6 {
+	if parent != nil && l.Key == "" && prefixes == parent.key.prefixes {
 		l.key = parent.key
 		return nil
 	}
 	if template == "" {
 		template = defaultKey
 	}
-	l.key, err = newKey(template, ipv4, ipv6)
+	l.key, err = newKey(template, prefixes)
 	return err
 }
 

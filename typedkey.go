@@ -1,8 +1,6 @@
 package ratelimit
 
 import (
-	"errors"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -80,7 +78,7 @@ func (k *key) typed(text *string, values []string) (string, error) {
 	case values != nil && len(values) != n:
 		return "", adminapi.BadRequest("key: number of values: got %d, want %d, one for each placeholder in %s", len(values), n, k)
 	case values == nil && n == 0:
-		if k.normalize(*text) != k.join(nil) {
+		if k.prefixes.Of(*text) != k.join(nil) {
 			return "", adminapi.BadRequest("key: want %s, the only key of this limit, or none", k)
 		}
 		return k.join(nil), nil
@@ -97,9 +95,9 @@ func (k *key) typed(text *string, values []string) (string, error) {
 		if !p.address || values[i] == "" {
 			continue
 		}
-		address, err := k.parseAddress(values[i])
+		address, err := k.prefixes.Parse(values[i])
 		if err != nil {
-			return "", adminapi.BadRequest("key: want an IP address for {%s}, or a prefix of %d bits of IPv4 or %d of IPv6", p.text, k.ipv4, k.ipv6)
+			return "", adminapi.BadRequest("key: want an IP address for {%s}, or a prefix of %d bits of IPv4 or %d of IPv6", p.text, k.prefixes.IPv4, k.prefixes.IPv6)
 		}
 		values[i] = address
 	}
@@ -122,34 +120,11 @@ func (k *key) typedAddress(text string) (string, error) {
 	if len(k.parts) == 1 && placeholders[0].address {
 		return "", adminapi.BadRequest("address: the key of this limit is an address, want key")
 	}
-	address, err := k.parseAddress(text)
+	address, err := k.prefixes.Parse(text)
 	if err != nil {
-		return "", adminapi.BadRequest("address: want an IP address, or a prefix of %d bits of IPv4 or %d of IPv6", k.ipv4, k.ipv6)
+		return "", adminapi.BadRequest("address: want an IP address, or a prefix of %d bits of IPv4 or %d of IPv6", k.prefixes.IPv4, k.prefixes.IPv6)
 	}
 	return address, nil
-}
-
-// parseAddress parses an address, or a prefix as keys have it, and returns what keys
-// have of it.
-func (k *key) parseAddress(text string) (string, error) {
-	prefix, err := netip.ParsePrefix(text)
-	if err != nil {
-		if _, err := netip.ParseAddr(text); err != nil {
-			return "", err
-		}
-		return k.normalize(text), nil
-	}
-	bits := k.ipv6
-	if prefix.Addr().Is4() {
-		bits = k.ipv4
-	}
-	if prefix.Bits() != bits {
-		return "", errors.New("another length")
-	}
-	if prefix.IsSingleIP() {
-		return k.normalize(prefix.Addr().String()), nil
-	}
-	return prefix.Masked().String(), nil
 }
 
 // placeholders returns the parts of the template that are placeholders.
@@ -184,7 +159,7 @@ func (k *key) cut(text string) (value string, ok bool) {
 }
 
 // join returns what expand returns for a request with these values, of which
-// addresses are normalised already.
+// addresses are prefixes already.
 func (k *key) join(values []string) string {
 	var text []byte
 	if k.several {
@@ -200,5 +175,5 @@ func (k *key) join(values []string) string {
 			text = append(text, p.text...)
 		}
 	}
-	return k.normalize(string(text))
+	return k.prefixes.Of(string(text))
 }

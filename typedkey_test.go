@@ -11,13 +11,14 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 )
 
 // newTestKey parses a template with the default prefix lengths.
 func newTestKey(t testing.TB, template string) *key {
 	t.Helper()
-	k, err := newKey(template, 24, 64)
+	k, err := newKey(template, clientip.Prefixes{IPv4: 24, IPv6: 64})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestTypedAddresses(t *testing.T) {
 			t.Errorf("%q: got %q, %v, want %q", text, got, err, want)
 		}
 	}
-	exact, err := newKey("{client_ip}", 32, 128)
+	exact, err := newKey("{client_ip}", clientip.Prefixes{IPv4: 32, IPv6: 128})
 	if err != nil {
 		t.Fatal(err)
 	}
