@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -275,10 +274,7 @@ func anyOf(paths map[string]bool) string {
 	if n := len(list) - most; n > 0 {
 		list = append(list[:most], fmt.Sprintf("one of %d more", n))
 	}
-	if n := len(list) - 1; n > 0 {
-		return strings.Join(list[:n], ", ") + " or " + list[n]
-	}
-	return list[0]
+	return inWords(list, "or")
 }
 
 // Inspect implements adminapi.Source.

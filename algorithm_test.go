@@ -142,7 +142,7 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm token_bucket; refill_rate 1s`, `refill_rate: got "1s", want a capacity with it`},
 		{
 			`algorithm token_bucket; capacity 5; drip_rate 1s`,
-			`capacity: got "5" together with drip_rate, want either capacity, refill_rate and refill_size, or the others`,
+			`drip_rate: got "1s" together with capacity, want either capacity, refill_rate and refill_size, or size, drip_rate and drip_size`,
 		},
 		{`algorithm token_bucket; capacity 0`, `capacity: got "0", want a whole number from 1 to 562949953421312, or a placeholder`},
 	}

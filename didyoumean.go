@@ -167,11 +167,7 @@ func wantInBlock(args []string) string {
 		for i, line := range lines {
 			lines[i] = strconv.Quote(redacted(line))
 		}
-		last := len(lines) - 1
-		if last == 0 {
-			return lines[0]
-		}
-		return strings.Join(lines[:last], ", ") + " and " + lines[last]
+		return inWords(lines, "and")
 	}
 	if len(args) == 0 {
 		return ""

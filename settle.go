@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -60,31 +59,6 @@ func (l *Limit) countText() string {
 	}
 	text, _ := json.Marshal(l.Count) // which has only strings and numbers
 	return string(text)
-}
-
-// setConcurrencyBucket sets up the bucket of a limit on requests in progress.
-func (l *Limit) setConcurrencyBucket() error {
-	if l.Algorithm != "" {
-		return badOption("algorithm", l.Algorithm, "none with concurrency")
-	}
-	if o := l.firstSet("rate", "size", "drip_rate", "drip_size", "window", "window_start", "period", "warm_up", "cold_factor",
-		"capacity", "refill_rate", "refill_size", "max", "duration", "min_interval", "soft"); o != nil {
-		return badOption(o.option, o.text, "only concurrency, or a limit of its own for it")
-	}
-	if l.CountDenied {
-		return badOption("count_denied", "true", "none with concurrency, as denied requests are not in progress")
-	}
-	numbers := limiter.Concurrency(1)
-	b := &bucket{
-		path: l.path, counts: numbers.Algorithm,
-		rate: value[time.Duration]{option: "concurrency", constant: numbers.DripInterval},
-		drip: value[int64]{option: "concurrency", constant: numbers.DripSize},
-	}
-	var err error
-	if b.size, err = newValue(l.resolve, "concurrency", string(l.Concurrency), parseUnits); err != nil {
-		return err
-	}
-	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
 // holding is what one request holds of a bucket.

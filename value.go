@@ -273,6 +273,15 @@ func badOption(option, got, want string) error {
 	return newOptionError(option, "got %q, want %s", got, want)
 }
 
+// inWords lists words as a sentence does: "a, b or c".
+func inWords(words []string, conjunction string) string {
+	last := len(words) - 1
+	if last == 0 {
+		return words[0]
+	}
+	return strings.Join(words[:last], ", ") + " " + conjunction + " " + words[last]
+}
+
 // redacted returns text for an error message, without the password of a URL.
 func redacted(text string) string {
 	if strings.Contains(text, "://") {

@@ -1,0 +1,341 @@
+package ratelimit
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// spelling is a way to say what the bucket of a limit is.
+type spelling struct {
+	algorithms []algorithm // with which it is used
+	marks      []string    // the options that show that it is used; nil if none has to
+	takes      []string    // its options
+	want       string      // for errors: what is right instead of the options of another
+	makes      func(*Limit) error
+}
+
+// spellings are all ways. A limit uses the first that its algorithm and its options show.
+var spellings = []spelling{
+	{
+		[]algorithm{concurrency}, nil, []string{"concurrency", "factor"},
+		"only concurrency, or a limit of its own for it", (*Limit).setConcurrencyBucket,
+	},
+	{
+		[]algorithm{fixedWindow}, nil, []string{"size", "window", "window_start", "period", "factor"},
+		"only size and window, or size and period, with algorithm fixed_window", (*Limit).setWindowBucket,
+	},
+	{
+		[]algorithm{slidingWindow}, nil, []string{"size", "window", "factor"},
+		"only size and window with algorithm sliding_window", (*Limit).setWindowBucket,
+	},
+	{
+		[]algorithm{slidingLog}, nil, []string{"size", "window", "factor"},
+		"only size and window with algorithm sliding_log", (*Limit).setWindowBucket,
+	},
+	{
+		[]algorithm{warmUp}, nil, []string{"rate", "warm_up", "cold_factor"},
+		"only rate, warm_up and cold_factor with algorithm warm_up", (*Limit).setWarmUpBucket,
+	},
+	{
+		[]algorithm{tokenBucket}, tokenOptions, append([]string{"factor"}, tokenOptions...),
+		"either capacity, refill_rate and refill_size, or size, drip_rate and drip_size",
+		func(l *Limit) error { return l.setBucket(l.Capacity, l.RefillRate, l.RefillSize, tokenOptions) },
+	},
+	{
+		[]algorithm{leakyBucket, tokenBucket}, []string{"rate"}, []string{"rate", "size", "factor"},
+		"either rate and size, or size, drip_rate and drip_size, or max, duration and min_interval", (*Limit).setRateBucket,
+	},
+	{
+		[]algorithm{leakyBucket, tokenBucket}, legacyOptions, append([]string{"factor"}, legacyOptions...),
+		"either size, drip_rate and drip_size or max, duration and min_interval", (*Limit).setLegacyBuckets,
+	},
+	{
+		[]algorithm{leakyBucket, tokenBucket}, nil, append([]string{"factor"}, dripOptions...), "",
+		func(l *Limit) error { return l.setBucket(l.Size, l.DripRate, l.DripSize, dripOptions) },
+	},
+}
+
+var (
+	dripOptions   = []string{"size", "drip_rate", "drip_size"}
+	tokenOptions  = []string{"capacity", "refill_rate", "refill_size"}
+	legacyOptions = []string{"max", "duration", "min_interval"}
+)
+
+// setBuckets sets up the limit's buckets: one, or two for a legacy limit with
+// min_interval.
+func (l *Limit) setBuckets() error {
+	if err := l.setAlgorithm(); err != nil {
+		return err
+	}
+	i := slices.IndexFunc(spellings, func(s spelling) bool {
+		return slices.Contains(s.algorithms, l.algorithm) && (s.marks == nil || l.firstSet(s.marks...) != nil)
+	})
+	if err := spellings[i].check(l); err != nil {
+		return err
+	}
+	return spellings[i].makes(l)
+}
+
+// setAlgorithm sets the algorithm.
+func (l *Limit) setAlgorithm() (err error) {
+	if l.Concurrency != "" {
+		if l.algorithm = concurrency; l.Algorithm != "" {
+			return badOption("algorithm", l.Algorithm, "none with concurrency")
+		}
+		return nil
+	}
+	l.algorithm, err = newConstant("algorithm", cmp.Or(l.Algorithm, string(leakyBucket)), parseAlgorithm)
+	return err
+}
+
+// algorithmsWith returns the algorithms of the spellings that take an option.
+func algorithmsWith(option string) (of []string) {
+	for _, s := range spellings {
+		if slices.Contains(s.takes, option) {
+			for _, a := range s.algorithms {
+				of = append(of, string(a))
+			}
+		}
+	}
+	return of
+}
+
+// check returns an error if an option is set that makes a bucket, but not this one.
+func (s *spelling) check(l *Limit) error {
+	for _, option := range limitOptions {
+		if slices.Contains(s.takes, option) {
+			continue
+		}
+		of := algorithmsWith(option)
+		if of == nil {
+			continue // it makes no bucket
+		}
+		switch o := l.firstSet(option); {
+		case o == nil:
+		case l.algorithm != concurrency && !slices.Contains(of, string(leakyBucket)) && !slices.Contains(of, string(l.algorithm)):
+			return badOption(option, o.text, "algorithm "+inWords(of, "or")+" with it")
+		case s.marks != nil:
+			return newOptionError(option, "got %q together with %s, want %s", o.text, l.firstSet(s.marks...).option, s.want)
+		default:
+			return badOption(option, o.text, s.want)
+		}
+	}
+	return nil
+}
+
+// setBucket sets up a bucket of a size that drips, or the mirror image of it, given the
+// names of these options. Without a size the limit only groups others.
+func (l *Limit) setBucket(size Number, rate Duration, drip Number, names []string) (err error) {
+	if size == "" {
+		return l.setGroup(names)
+	}
+	b := &bucket{path: l.path}
+	if b.size, err = newValue(l.resolve, names[0], string(size), parseUnits); err != nil {
+		return err
+	}
+	if b.rate, err = newValue(l.resolve, names[1], cmp.Or(string(rate), "1s"), parseInterval); err != nil {
+		return err
+	}
+	if b.drip, err = newValue(l.resolve, names[2], cmp.Or(string(drip), "1"), parseUnits); err != nil {
+		return err
+	}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
+
+// setGroup checks that a limit without a bucket has nested limits, and no options that
+// need a bucket, of which names has the most important first.
+func (l *Limit) setGroup(names []string) error {
+	o := l.firstSet(append(names[1:len(names):len(names)], "cost", "factor", "max_keys", "when_full", "track_top", "status",
+		"soft", "max_delay", "max_waiting", "actual_cost", "algorithm")...)
+	switch {
+	case o != nil && o.option != "algorithm":
+	case l.CountDenied:
+		o = &setting{"count_denied", "true"}
+	case l.Count != nil:
+		o = &setting{"count", l.countText()}
+	}
+	switch {
+	case o != nil:
+		return badOption(o.option, o.text, "a "+names[0]+" with it")
+	case len(l.Limits) == 0:
+		return errors.New("it sets no limit, want rate, size, max or nested limits")
+	}
+	return nil
+}
+
+// setRateBucket sets up the bucket of a limit that is defined by its rate. The
+// size is the rate's number of units unless it is set.
+func (l *Limit) setRateBucket() error {
+	r, err := newNumberBy(l.resolve, "rate", string(l.Rate), parseRate)
+	if err != nil {
+		return err
+	}
+	b := &bucket{path: l.path}
+	if b.size, err = newValue(l.resolve, "size", cmp.Or(string(l.Size), strconv.FormatInt(r.units, 10)), parseUnits); err != nil {
+		return err
+	}
+	if b.factor, err = newValue(l.resolve, "factor", cmp.Or(string(l.Factor), "1"), parseFactor); err != nil {
+		return err
+	}
+	var size int64
+	if !b.sizeIsDynamic() {
+		if size, _, err = b.effectiveSize(nil); err != nil {
+			return err
+		}
+	}
+	numbers, err := r.limit(size)
+	if err != nil {
+		return newOptionError("rate", "got %q, want another rate or size: %v", string(l.Rate), err)
+	}
+	b.rate = value[time.Duration]{option: "drip_rate", constant: numbers.DripInterval}
+	b.drip = value[int64]{option: "drip_size", constant: numbers.DripSize}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
+
+// setLegacyBuckets sets up the buckets of a limit that is defined by max, duration
+// and min_interval: one that holds max units and drips one at a time, max of them
+// per duration, and one that holds a single unit for the interval.
+func (l *Limit) setLegacyBuckets() error {
+	first := l.firstSet("max", "duration", "min_interval")
+	missing := ""
+	switch {
+	case l.Max == "":
+		missing = "max"
+	case l.Duration == "":
+		missing = "duration"
+	}
+	if missing != "" {
+		return newOptionError(first.option, "got %q without %s, want max and duration; "+
+			"for an interval alone write size 1 and drip_rate <interval>", first.text, missing)
+	}
+	most, err := newNumberBy(l.resolve, "max", string(l.Max), parseUnits)
+	if err != nil {
+		return err
+	}
+	duration, err := newNumberBy(l.resolve, "duration", string(l.Duration), parseInterval)
+	if err != nil {
+		return err
+	}
+	micros := duration.Microseconds()
+	if most > micros {
+		return badOption("max", string(l.Max), fmt.Sprintf("at most one for each microsecond of the duration, %d", micros))
+	}
+	rate := time.Duration((micros+most-1)/most) * time.Microsecond
+	b := constantBucket(l.path, most, rate)
+	b.source = setting{"duration", string(l.Duration)}
+	if err := l.addBucket(b, string(l.Cost), string(l.Factor)); err != nil {
+		return err
+	}
+	if l.MinInterval == "" {
+		return nil
+	}
+	interval, err := newNumberBy(l.resolve, "min_interval", string(l.MinInterval), parseInterval)
+	if err != nil {
+		return err
+	}
+	b = constantBucket(l.path+"/min_interval", 1, interval)
+	b.source = setting{"min_interval", string(l.MinInterval)}
+	return l.addBucket(b, "", "")
+}
+
+// constantBucket returns a bucket that drips one unit at a time.
+func constantBucket(path string, size int64, rate time.Duration) *bucket {
+	return &bucket{
+		path: path,
+		size: value[int64]{option: "size", constant: size},
+		rate: value[time.Duration]{option: "drip_rate", constant: rate},
+		drip: value[int64]{option: "drip_size", constant: 1},
+	}
+}
+
+// setWindowBucket sets up the bucket of a limit that counts in windows. If they are
+// fixed, it loses all that it holds at the end of each.
+func (l *Limit) setWindowBucket() error {
+	switch {
+	case l.Size == "":
+		return badOption("algorithm", l.Algorithm, "a size with it, the most units in a window")
+	case l.Window == "" && l.algorithm.slides():
+		return badOption("algorithm", l.Algorithm, "a window with it")
+	case l.Window == "" && l.Period == "":
+		return badOption("algorithm", l.Algorithm, "a window or a period with it")
+	case l.Window != "" && l.Period != "":
+		return badOption("period", l.Period, "either a window or a period")
+	case l.WindowStart != "" && l.Period != "":
+		return badOption("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
+	}
+	b := &bucket{path: l.path, counts: algorithms[l.algorithm]}
+	b.drip = value[int64]{option: "size", constant: b.counts.DripSize()}
+	var err error
+	if b.size, err = newValue(l.resolve, "size", string(l.Size), parseUnits); err != nil {
+		return err
+	}
+	if l.Period != "" {
+		if b.period, err = newNumberBy(l.resolve, "period", l.Period, calendar.Parse); err != nil {
+			return err
+		}
+		b.rate = value[time.Duration]{option: "period", constant: b.period.Longest()}
+	} else {
+		if b.rate, err = newValue(l.resolve, "window", string(l.Window), parseInterval); err != nil {
+			return err
+		}
+		if b.aligned, err = newConstant("window_start", cmp.Or(l.WindowStart, windowStartClock), parseWindowStart); err != nil {
+			return err
+		}
+	}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
+
+// setWarmUpBucket sets up the bucket of a limit whose rate grows after it was idle.
+func (l *Limit) setWarmUpBucket() error {
+	switch {
+	case l.Rate == "":
+		return badOption("algorithm", l.Algorithm, "a rate with it, such as 10/1s")
+	case l.WarmUp == "":
+		return badOption("algorithm", l.Algorithm, "a warm_up with it, the time until it admits the whole rate")
+	}
+	r, err := newNumberBy(l.resolve, "rate", string(l.Rate), parseRate)
+	if err != nil {
+		return err
+	}
+	b := &bucket{
+		path: l.path, counts: algorithms[l.algorithm], aligned: true,
+		size: value[int64]{option: "rate", constant: r.units},
+		rate: value[time.Duration]{option: "rate", constant: r.each},
+		drip: value[int64]{option: "rate", constant: r.units},
+	}
+	if b.warmUp, err = newNumberBy(l.resolve, "warm_up", string(l.WarmUp), parseInterval); err != nil {
+		return err
+	}
+	if b.cold, err = newNumberBy(l.resolve, "cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
+		return err
+	}
+	return l.addBucket(b, string(l.Cost), "")
+}
+
+// setConcurrencyBucket sets up the bucket of a limit on requests in progress.
+func (l *Limit) setConcurrencyBucket() error {
+	if o := l.firstSet("soft"); o != nil {
+		return badOption(o.option, o.text, "only concurrency, or a limit of its own for it")
+	}
+	if l.CountDenied {
+		return badOption("count_denied", "true", "none with concurrency, as denied requests are not in progress")
+	}
+	numbers := limiter.Concurrency(1)
+	b := &bucket{
+		path: l.path, counts: numbers.Algorithm,
+		rate: value[time.Duration]{option: "concurrency", constant: numbers.DripInterval},
+		drip: value[int64]{option: "concurrency", constant: numbers.DripSize},
+	}
+	var err error
+	if b.size, err = newValue(l.resolve, "concurrency", string(l.Concurrency), parseUnits); err != nil {
+		return err
+	}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
