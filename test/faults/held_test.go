@@ -17,6 +17,7 @@ import (
 var heldFaults = []fault{
 	{"45", "Caddy is killed while its requests count as in progress, and a websocket stays open on another node; three nodes", killedWhileHolding},
 	{"45 (failover)", "cluster: a failover of the server that has the key, while websockets are open on two nodes", failoverWhileHolding},
+	{"45 (cut off)", "one of two nodes is cut off from Redis, while a websocket is open on each", cutOffWhileHolding},
 }
 
 // upgrading starts a server that upgrades connections to /upgrade, and returns its address.
@@ -131,6 +132,55 @@ func failoverWhileHolding(tr *trial) {
 	least(tr, "the server that takes over has decided", decisions(tr, replica), 1)
 	_ = open[0].Close()
 	eventually(tr, "one may pass", func() bool { return status() == http.StatusOK })
+}
+
+// cutOffWhileHolding: what a node holds counts for the others until it could not renew
+// that for 5 to 20 s, and again when it can.
+func cutOffWhileHolding(tr *trial) {
+	server := redistest.Start(tr)
+	proxy := redistest.StartProxy(tr, server.Addr)
+	var nodes []*node
+	var open []net.Conn
+	for _, addr := range []string{server.Addr, proxy.Addr} {
+		n := startNode(tr, caddyfile(redisAt(addr, "timeout 2s"),
+			"rate_limit {\nkey all\nconcurrency 2\n}\nreverse_proxy "+upgrading(tr)))
+		conn, err := openUpgrade(n)
+		if err != nil {
+			tr.Fatal(err)
+		}
+		defer conn.Close()
+		nodes, open = append(nodes, n), append(open, conn)
+	}
+	denied := func() bool {
+		res := nodes[0].ask("/")
+		defer res.Body.Close()
+		return res.StatusCode == http.StatusTooManyRequests
+	}
+	// passed returns how many requests pass in some time beside the websockets.
+	passed := func(lasts time.Duration) (n int) {
+		for end := time.Now().Add(lasts); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			if !denied() {
+				n++
+			}
+		}
+		return n
+	}
+	tr.is("a third request is denied", denied())
+	proxy.BlackHole()
+	cut := time.Now()
+	most(tr, "admitted beside them at first", passed(3*time.Second), 0)
+	if *long {
+		for denied() && time.Since(cut) < 30*time.Second {
+			time.Sleep(100 * time.Millisecond)
+		}
+		least(tr, "free after", time.Since(cut), 4*time.Second)
+		most(tr, "free after", time.Since(cut), 21*time.Second)
+	}
+	proxy.Pass()
+	eventually(tr, "both to count again", denied)
+	most(tr, "admitted beside them afterwards", passed(during(time.Second, 25*time.Second)), 0)
+	_ = open[1].Close()
+	eventually(tr, "one may pass", func() bool { return !denied() })
 }
 
 // openUpgrade opens an upgraded connection through a node.

@@ -17,6 +17,7 @@ var localFaults = []fault{
 	{"44 (eventual)", "the same, `consistency eventual 100ms`", reported},
 	{"44 (cut off)", "`consistency lease 100ms`; one of three nodes is cut off from Redis, with `on_error deny` and with `fallback`", leasedCutOff},
 	{"44 (failover)", "cluster: a failover of the server that has the key, `consistency lease 100ms`; two nodes", leasedFailover},
+	{"44 (down)", "all limits have `consistency eventual 100ms`, then `lease 100ms`: Redis is stopped, killed, cut off for longer; one node", localWhileDown},
 }
 
 const (
@@ -134,6 +135,62 @@ func decidedLocally(tr *trial, by string, ahead, unaware time.Duration) {
 func localSite(by, onError string) string {
 	return fmt.Sprintf("rate_limit hot {\nkey {header.X-Key}\nsize %d\ndrip_rate %v\nconsistency %s %v\non_error %s\n}\nrespond ok\n",
 		localSize, localRate, by, within, onError)
+}
+
+// localWhileDown: while the only server is down, units drip out here, and afterwards it is
+// used again, although no request may wait for it.
+func localWhileDown(tr *trial) {
+	for _, by := range []string{"eventual", "lease"} {
+		for _, kind := range []struct {
+			name       string
+			begin, end func(*redistest.Server, *redistest.Proxy)
+		}{
+			{"stopped", func(s *redistest.Server, _ *redistest.Proxy) { s.Pause(tr) }, func(s *redistest.Server, _ *redistest.Proxy) { s.Resume(tr) }},
+			{"killed", func(s *redistest.Server, _ *redistest.Proxy) { s.Kill() }, func(s *redistest.Server, _ *redistest.Proxy) { s.Restart(tr) }},
+			{"cut off", func(_ *redistest.Server, p *redistest.Proxy) { p.BlackHole() }, func(_ *redistest.Server, p *redistest.Proxy) { p.Pass() }},
+		} {
+			server := redistest.Start(tr)
+			proxy := redistest.StartProxy(tr, server.Addr)
+			n := startNode(tr, caddyfile(redisAt(proxy.Addr), localSite(by, "fallback")))
+			flood := make(chan []request)
+			over := make(chan struct{})
+			go func() {
+				var all []request
+				for {
+					select {
+					case <-over:
+						flood <- all
+						return
+					default:
+						all = append(all, hammer(tr, []*node{n}, 4, 100*time.Millisecond, func(int) request { return request{key: "one"} })...)
+					}
+				}
+			}()
+			time.Sleep(during(500*time.Millisecond, 2*time.Second))
+			began := time.Now()
+			kind.begin(server, proxy)
+			eventually(tr, "Redis is down", func() bool { return count(n.events(began), lost) > 0 })
+			down := time.Now()
+			time.Sleep(during(2*time.Second, 30*time.Second))
+			ended := time.Now()
+			kind.end(server, proxy)
+			eventually(tr, "it is back", func() bool { return count(n.events(ended), back) > 0 })
+			before := decisions(tr, server)
+			time.Sleep(10 * within)
+			least(tr, fmt.Sprintf("%s, %s: by Redis afterwards", by, kind.name), decisions(tr, server)-before, 5)
+			close(over)
+			requests := <-flood
+			admitted := 0
+			for _, r := range requests {
+				if r.status == http.StatusOK && r.sent.After(down) && r.got.Before(ended) {
+					admitted++
+				}
+			}
+			least(tr, "admitted while it was down", admitted, int(ended.Sub(down)/localRate)*9/10)
+			most(tr, "5xx", strange(requests), 0)
+			strictly(tr, "over-admitted", beyond(requests, leaky(localSize, localRate)), 0)
+		}
+	}
 }
 
 // leasedCutOff: what a node has leased it uses up, and then on_error decides there. The

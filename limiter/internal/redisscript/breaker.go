@@ -139,19 +139,6 @@ func (b *breaker) probeNow() {
 	b.probeAt = b.heldUntil
 }
 
-// openError returns why the server is down, or nil if it is not.
-func (b *breaker) openError() error {
-	if !b.isOpen() {
-		return nil
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.isOpen() {
-		return nil
-	}
-	return b.down()
-}
-
 // down returns why the server is down, for a call that is not sent to it.
 func (b *breaker) down() *ServerError {
 	f := *b.last

@@ -663,3 +663,76 @@ func TestOutOfMemory(t *testing.T) {
 		t.Errorf("reported %q when there was memory again", got)
 	}
 }
+
+// TestSubmittedCallsFindServerBack guards a client whose calls are all submitted, such as
+// reports at intervals: one of them probes a server that is down, also for whether it
+// accepts writes again.
+func TestSubmittedCallsFindServerBack(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name       string
+		begin, end func(testing.TB, *redistest.Server, *redistest.Proxy)
+		full       bool // whether the calls write nothing
+	}{
+		{"killed", func(_ testing.TB, s *redistest.Server, _ *redistest.Proxy) { s.Kill() },
+			func(t testing.TB, s *redistest.Server, _ *redistest.Proxy) { s.Restart(t) }, false},
+		{"a black hole", func(_ testing.TB, _ *redistest.Server, p *redistest.Proxy) { p.BlackHole() },
+			func(_ testing.TB, _ *redistest.Server, p *redistest.Proxy) { p.Pass() }, false},
+		{"out of memory", func(t testing.TB, s *redistest.Server, _ *redistest.Proxy) { setMemory(t, s, "1") },
+			func(t testing.TB, s *redistest.Server, _ *redistest.Proxy) { setMemory(t, s, "0") }, false},
+		{"out of memory, and what is asked is full", func(t testing.TB, s *redistest.Server, _ *redistest.Proxy) { setMemory(t, s, "1") },
+			func(t testing.TB, s *redistest.Server, _ *redistest.Proxy) { setMemory(t, s, "0") }, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			proxy := redistest.StartProxy(t, server.Addr)
+			r := newTestClient(t, nil, func(opt *Options) {
+				opt.Addresses, opt.Timeout = []string{proxy.Addr}, 200*time.Millisecond
+			})
+			full := counter{key: "rl:{full}", add: 1, limit: 1}
+			mustCount(t, r, full)
+			// submit submits a call and returns its outcome.
+			submit := func(of counter) error {
+				done := make(chan error, 1)
+				c := callOf(of)
+				c.Done = func(err error) { done <- err }
+				if err := r.Submit(Deadline{At: time.Now().Add(r.timeout)}, c); err != nil {
+					return err
+				}
+				return <-done
+			}
+			room := upTo(1 << 30)
+			tc.begin(t, server, proxy)
+			redistest.WaitFor(t, 20*time.Second, func() error {
+				_ = submit(room)
+				if !r.server().breaker.isOpen() {
+					return errors.New("not down")
+				}
+				return nil
+			})
+			tc.end(t, server, proxy)
+			asked := room
+			if tc.full {
+				asked = full
+			}
+			redistest.WaitFor(t, 20*time.Second, func() error {
+				if err := submit(asked); err != nil {
+					return err
+				}
+				if r.server().breaker.isOpen() {
+					return errors.New("still down")
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// setMemory sets how much memory a server may use, in bytes; 0 is all.
+func setMemory(t testing.TB, server *redistest.Server, bytes string) {
+	t.Helper()
+	if err := server.Client().ConfigSet(t.Context(), "maxmemory", bytes).Err(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -122,11 +122,7 @@ func (c *Client) Submit(end Deadline, call *Call) error {
 	if err != nil {
 		return err
 	}
-	if err := s.breaker.openError(); err != nil {
-		return err
-	}
-	s.Submit(call)
-	return nil
+	return s.offer(call)
 }
 
 // follow runs a call on the server that has its keys, and then on those to which

@@ -370,6 +370,21 @@ func (r *ring) use(conn *connection) bool {
 	return true
 }
 
+// abandon closes a connection that has fallen silent, because no other one can be made:
+// what is in flight on it is over. Otherwise calls that were submitted would be neither
+// answered nor given up, for as long as the server is away.
+func (r *ring) abandon() {
+	r.mu.Lock()
+	conn := r.conn
+	if r.lostAt.IsZero() {
+		conn = nil // it speaks again
+	}
+	r.mu.Unlock()
+	if conn != nil {
+		conn.close(context.DeadlineExceeded)
+	}
+}
+
 // check asks whether the server still answers.
 func (r *ring) check() {
 	r.mu.Lock()

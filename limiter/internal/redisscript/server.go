@@ -119,14 +119,56 @@ func (s *Server) probe(end Deadline, c *Call) error {
 		return s.failure(errNotConnected)
 	}
 	err := s.await(end, c)
-	if err == nil && !s.script.Wrote(c) && s.breaker.awaitsWrite() {
-		// The reply does not show whether the server accepts writes again.
-		key := strings.Clone(c.Keys[0]) // c may be reused before this is sent
-		write := &Call{Keys: []string{key}, Arg: s.script.ProbeArg, Replies: s.script.ProbeReplies}
-		write.alone, write.ours, write.asking = true, true, c.asking
-		_ = s.await(end, write)
+	if err == nil {
+		if write := s.proof(c); write != nil {
+			_ = s.await(end, write)
+		}
 	}
 	return err
+}
+
+// proof returns a call that shows whether the server accepts writes again, if the reply
+// to a probe does not. Otherwise it returns nil.
+func (s *Server) proof(c *Call) *Call {
+	if s.script.Wrote(c) || !s.breaker.awaitsWrite() {
+		return nil
+	}
+	key := strings.Clone(c.Keys[0]) // c may be reused before this is sent
+	write := &Call{Keys: []string{key}, Arg: s.script.ProbeArg, Replies: s.script.ProbeReplies}
+	write.alone, write.ours, write.asking = true, true, c.asking
+	return write
+}
+
+// offer submits a call, unless the server is down. There may be no other calls than those
+// that are submitted, so if a probe is due, this is it.
+func (s *Server) offer(c *Call) error {
+	probe, err := s.breaker.allow()
+	switch {
+	case err != nil:
+		return err
+	case probe && !s.ring.healthy():
+		s.connect(true)
+		s.breaker.endProbe()
+		return s.failure(errNotConnected)
+	case probe:
+		done := c.Done
+		c.Done = func(err error) {
+			c.Done = done
+			var write *Call
+			if err == nil {
+				write = s.proof(c)
+			}
+			if write != nil {
+				write.Done = func(error) { s.breaker.endProbe() }
+				s.ring.submit(write)
+			} else {
+				s.breaker.endProbe()
+			}
+			done(err)
+		}
+	}
+	s.Submit(c)
+	return nil
 }
 
 // Submit runs the script for a call, batched with others, and passes the outcome
@@ -306,6 +348,7 @@ func (s *Server) dial(probe bool) {
 		if s.isClosed() || s.ring.healthy() {
 			return
 		}
+		s.ring.abandon()
 		if s.ring.waits() || s.breaker.isOpen() { // otherwise nobody has missed it yet
 			s.fail(f)
 			s.ring.failOpen(f)
@@ -342,6 +385,7 @@ func (s *Server) slowToConnect(greeted <-chan struct{}) {
 	if s.ring.healthy() {
 		return
 	}
+	s.ring.abandon()
 	for range openAfter {
 		s.fail(s.failure(errConnecting))
 	}
