@@ -76,6 +76,44 @@ func TestClusterAskingRefused(t *testing.T) {
 	}
 }
 
+// TestSubmittedCallsFollowMovingSlot guards calls that nobody waits for: they reach the
+// server that has the key, while its slot is being moved and afterwards.
+func TestSubmittedCallsFollowMovingSlot(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 2)
+	from, to := nodes.Nodes[0], nodes.Nodes[1]
+	r := newTestCluster(t, nodes, nil)
+	b := onNode(t, nodes, from, upTo(100))
+	want := int64(0)
+	submit := func() {
+		t.Helper()
+		done := make(chan error, 1)
+		c := callOf(b)
+		c.Done = func(err error) { done <- err }
+		if err := r.Submit(Deadline{At: time.Now().Add(r.timeout)}, c); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if want++; c.Reply[0] != want {
+			t.Errorf("reply %d to call %d", c.Reply[0], want)
+		}
+	}
+	submit()
+	slot := nodes.Slot(t, b.key)
+	nodes.BeginMove(t, slot, to)
+	submit()
+	nodes.MoveKeys(t, slot, to)
+	submit()
+	submit()
+	nodes.EndMove(t, slot, to)
+	submit()
+	if got := stored(t, to, b.key); got != want {
+		t.Errorf("%d units after %d calls", got, want)
+	}
+}
+
 // TestClusterUnreachable guards a cluster that has never been reached: no call
 // waits longer than its timeout, and calls are answered as soon as the cluster is
 // there.

@@ -113,6 +113,9 @@ func (c *Client) DoAlone(end Deadline, call *Call) (*Server, error) {
 	return c.follow(end, call, true)
 }
 
+// maxRedirects is how many redirections a call follows.
+const maxRedirects = 3
+
 // Submit runs the script for a call, batched with others, on the server that has
 // its keys, and passes the outcome to its Done. It does not wait, except at first
 // to learn which server that is. An error means that the call was not submitted,
@@ -122,13 +125,35 @@ func (c *Client) Submit(end Deadline, call *Call) error {
 	if err != nil {
 		return err
 	}
-	return s.offer(call)
+	if !c.topology.one() {
+		c.followLater(s, call, maxRedirects)
+	}
+	return s.offer(call, false)
+}
+
+// followLater has a call, which is about to be submitted to a server, follow redirections
+// before its Done gets the outcome. Otherwise what is only submitted would not be run for
+// as long as its slot is being moved, which may be hours.
+func (c *Client) followLater(s *Server, call *Call, redirects int) {
+	done := call.Done
+	call.Done = func(err error) {
+		call.Done = done
+		next, asking := c.topology.redirected(s, err)
+		if next == nil || redirects == 0 {
+			done(err)
+			return
+		}
+		c.followLater(next, call, redirects-1)
+		if err := next.offer(call, asking); err != nil {
+			call.Done = done
+			done(err)
+		}
+	}
 }
 
 // follow runs a call on the server that has its keys, and then on those to which
 // it is redirected.
 func (c *Client) follow(end Deadline, call *Call, alone bool) (*Server, error) {
-	const maxRedirects = 3
 	s, err := c.topology.of(end, call.Keys[0])
 	if err != nil {
 		return nil, err
@@ -163,4 +188,11 @@ func MovingSlot(err error) bool {
 	}
 	var reply replyError
 	return errors.As(err, &reply) && hasCode(reply, "TRYAGAIN")
+}
+
+// Elsewhere reports whether err says that another server of a cluster has the keys, or
+// some of them.
+func Elsewhere(err error) bool {
+	f, ok := err.(*ServerError) //nolint:errorlint // as servers return it
+	return ok && f.elsewhere
 }

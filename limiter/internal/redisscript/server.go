@@ -140,8 +140,9 @@ func (s *Server) proof(c *Call) *Call {
 }
 
 // offer submits a call, unless the server is down. There may be no other calls than those
-// that are submitted, so if a probe is due, this is it.
-func (s *Server) offer(c *Call) error {
+// that are submitted, so if a probe is due, this is it. One that is asking is in an
+// invocation of its own.
+func (s *Server) offer(c *Call, asking bool) error {
 	probe, err := s.breaker.allow()
 	switch {
 	case err != nil:
@@ -167,7 +168,9 @@ func (s *Server) offer(c *Call) error {
 			done(err)
 		}
 	}
-	s.Submit(c)
+	s.calls.Add(1)
+	c.alone, c.asking = asking, asking
+	s.ring.submit(c)
 	return nil
 }
 
