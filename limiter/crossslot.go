@@ -321,12 +321,12 @@ func (r *Redis) settleOn(srv *redisscript.Server, q *query) {
 	}
 	end := redisscript.Deadline{At: time.Now().Add(r.timeout)}
 	if err := r.client.Submit(end, &q.Call); err != nil { // so it was not sent
-		go r.settleLater(q, until)
+		r.afterSettling(q, until, err)
 	}
 }
 
 // afterSettling handles the result of settling. As long as the units are held and
-// it is certain that the server did nothing, it tries again.
+// it is certain that the server did nothing, it tries again, in the background.
 func (r *Redis) afterSettling(q *query, until time.Duration, err error) {
 	switch {
 	case err == nil:
@@ -334,7 +334,20 @@ func (r *Redis) afterSettling(q *query, until time.Duration, err error) {
 	case !redisscript.NotRun(err):
 		r.leaveToServer(q)
 	default:
+		if r.fallback != nil && !redisscript.Elsewhere(err) {
+			r.chargeHere(q)
+		}
 		go r.settleLater(q, until)
+	}
+}
+
+// chargeHere charges here what q was to charge on a server that is down. While that is
+// awaited, nothing of it would drip. The server is told of it with the next request for the
+// bucket, so q then only lets the units go.
+func (r *Redis) chargeHere(q *query) {
+	r.fallback.charge(q)
+	for i := range q.buckets {
+		q.buckets[i].held.charge = 0
 	}
 }
 

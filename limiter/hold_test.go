@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -426,6 +427,66 @@ func TestHoldThroughOutage(t *testing.T) {
 	redistest.WaitFor(t, 10*time.Second, func() error {
 		if l, err := r.Peek(t.Context(), b); err != nil || l.Held != 0 {
 			return fmt.Errorf("after the end: %+v, %w", l, err)
+		}
+		return nil
+	})
+}
+
+// TestSettleWhileDown guards requests that end once their server is down: what they are
+// charged drips from then on, and is not charged twice when the server is back.
+func TestSettleWhileDown(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	t.Cleanup(func() { _ = r.Close() })
+	r.Connect()
+	fast := Bucket{Name: "fast", Key: "k", Limit: Limit{Size: 3, DripInterval: 100 * time.Millisecond, DripSize: 1}, Cost: 1}
+	slow := hourly(3)
+	slow.Key = "k"
+	var running []inProgress
+	for _, b := range []Bucket{fast, slow} {
+		redistest.WaitFor(t, 5*time.Second, func() error {
+			d, h := begin(t, r, b)
+			if d.By != DecidedByRedis {
+				h.held.Settle(0, 0)
+				return fmt.Errorf("%+v", d)
+			}
+			running = append(running, h)
+			return nil
+		})
+		for range 2 {
+			_, h := begin(t, r, b)
+			running = append(running, h)
+		}
+	}
+	server.Kill()
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		_, h := begin(t, r, numbered(1))
+		h.held.Settle(0, 0)
+		if r.Stats()[0].Up {
+			return errors.New("not down")
+		}
+		return nil
+	})
+	for _, h := range running {
+		h.held.Settle(0, 1)
+	}
+	began := time.Now()
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		d, h := begin(t, r, fast)
+		h.held.Settle(0, 0)
+		if d.Denied {
+			return fmt.Errorf("%v after its requests have ended: %+v", time.Since(began), d)
+		}
+		return nil
+	})
+	server.Restart(t)
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		if d, _ := begin(t, r, slow); !d.Denied || d.By != DecidedByRedis {
+			return fmt.Errorf("%+v", d)
+		}
+		if l, err := r.Peek(t.Context(), slow); err != nil || l.Held != 0 || l.Units != 3 {
+			return fmt.Errorf("%+v, %w", l, err)
 		}
 		return nil
 	})
