@@ -1,6 +1,8 @@
 package limiter
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -173,6 +175,8 @@ type kept struct {
 	renewing bool
 	settled  bool
 	charge   int64
+
+	abandoned bool // whether the server was told that nobody will settle the units
 }
 
 // keep returns req with what is needed to hold units of each bucket with Hold.
@@ -264,16 +268,30 @@ func (k *kept) settle(charge int64) {
 	held := k.held && !k.settled
 	k.settled, k.charge = true, charge
 	wait := k.renewing
-	receipt := k.receipt
+	receipt, abandoned := k.receipt, k.abandoned
 	k.mu.Unlock()
 	k.store.renewals.remove(k)
-	if !held {
+	switch {
+	case !held:
 		k.store.fallback.drop(k.query)
+		return
+	case abandoned:
+		k.settleHere(charge)
 		return
 	}
 	if !wait { // otherwise once the renewal has been answered
 		k.send(receipt, charge)
 	}
+}
+
+// settleHere charges in this process alone what was settled.
+func (k *kept) settleHere(charge int64) {
+	k.query.buckets[0].held.charge = charge
+	if charge == 0 {
+		k.store.fallback.drop(k.query)
+		return
+	}
+	k.store.leaveToServer(k.query)
 }
 
 // send sends the server what was settled.
@@ -320,6 +338,49 @@ func (n *renewals) remove(k *kept) {
 	delete(n.kept, k)
 }
 
+// close charges what requests still hold, as a server would in the end, so that others need
+// not wait for that: the process ends, and the requests with it. It waits for the answers
+// for no longer than a request would.
+func (n *renewals) close() {
+	n.mu.Lock()
+	all := slices.Collect(maps.Keys(n.kept))
+	n.mu.Unlock()
+	var answers sync.WaitGroup
+	for _, k := range all {
+		k.abandon(&answers)
+	}
+	answered := make(chan struct{})
+	go func() {
+		answers.Wait()
+		close(answered)
+	}()
+	select {
+	case <-answered:
+	case <-time.After(n.store.timeout):
+	}
+}
+
+// abandon charges what is held in a server, once and for all. In this process it stays held.
+func (k *kept) abandon(answers *sync.WaitGroup) {
+	k.mu.Lock()
+	receipt := k.receipt
+	if !k.held || k.settled || k.renewing || receipt == 0 {
+		k.mu.Unlock()
+		return
+	}
+	k.abandoned = true
+	k.mu.Unlock()
+	p := k.query.buckets[0]
+	p.held = &heldCost{receipt: receipt, charge: p.cost}
+	q := &query{what: whatSettle, stage: ended, buckets: []asked{p}}
+	q.Owner, q.Keys, q.Replies = q, k.query.Keys, q.replies()
+	answers.Add(1)
+	q.Done = func(error) { answers.Done() }
+	if k.store.client.Submit(redisscript.Deadline{At: time.Now().Add(k.store.timeout)}, &q.Call) != nil {
+		answers.Done()
+	}
+}
+
 // run renews what is due until nothing is held.
 func (n *renewals) run() {
 	for {
@@ -356,7 +417,7 @@ func (n *renewals) renewDue() {
 func (k *kept) due(now time.Duration) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.settled || k.renewing || k.receipt != 0 && now-k.renewed < renewEvery {
+	if k.settled || k.abandoned || k.renewing || k.receipt != 0 && now-k.renewed < renewEvery {
 		return false
 	}
 	k.renewing = true

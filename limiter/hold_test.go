@@ -492,6 +492,38 @@ func TestSettleWhileDown(t *testing.T) {
 	})
 }
 
+// TestHoldUntilClosed guards a process that ends while requests hold units: others need not
+// wait until these would lapse.
+func TestHoldUntilClosed(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	ends := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	stays := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	running := Bucket{Name: "running", Key: "k", Limit: Concurrency(2), Cost: 1}
+	counted := hourly(2)
+	var left []*Held
+	for _, b := range []Bucket{running, counted} {
+		if d, _ := begin(t, stays, b); d.Denied {
+			t.Fatalf("%+v", d)
+		}
+		d, h := begin(t, ends, b)
+		if d.Denied {
+			t.Fatalf("%+v", d)
+		}
+		left = append(left, h.held)
+	}
+	_ = ends.Close()
+	for _, h := range left { // they may end a moment later
+		h.Settle(0, 0)
+	}
+	if l := peek(t, stays, running); l.Held != 1 || l.Units != 0 {
+		t.Errorf("in progress: %+v, want the one of the other process", l)
+	}
+	if l := peek(t, stays, counted); l.Held != 1 || l.Units != 1 {
+		t.Errorf("that would count or not: %+v, want it charged, as after a crash", l)
+	}
+}
+
 // TestHoldOverSlots guards requests that hold the units of one bucket until their end and
 // charge others in other slots of a cluster: together, or none if any denies.
 func TestHoldOverSlots(t *testing.T) {

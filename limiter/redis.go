@@ -95,6 +95,7 @@ func (r *Redis) Connect() { r.client.Connect() }
 func (r *Redis) Close() error {
 	r.closed.Store(true)
 	r.reports.close()
+	r.renewals.close()
 	r.fallback.close()
 	return r.client.Close()
 }
