@@ -104,6 +104,7 @@ func (c *cluster) at(addr string) *Server {
 		opt.Addr, opt.Dialer = addr, nil
 		s = newServer(addr, redis.NewClient(&opt), &c.opt, c.script, c.hooks, true,
 			func() { c.client.ReloadState(context.Background()) })
+		s.elsewhere = c.resubmit
 		c.servers[addr] = s
 	}
 	return s
@@ -279,6 +280,28 @@ func (c *cluster) redirected(from *Server, err error) (next *Server, asking bool
 		}
 	}
 	return next, asking
+}
+
+// resubmit follows a redirection of a call that was submitted, see follow. Of keys that
+// are on two servers nothing was done.
+func (c *cluster) resubmit(from *Server, call *Call, err error) bool {
+	if MovingSlot(err) {
+		if call.alone {
+			return false
+		}
+		call.alone = true
+		from.ring.submit(call)
+		return true
+	}
+	next, asking := c.redirected(from, err)
+	if next == nil || call.redirects == maxRedirects || next.breaker.isOpen() {
+		return false
+	}
+	call.redirects++
+	call.alone, call.asking = call.alone || asking, asking // an ASK is for a single invocation
+	next.calls.Add(1)
+	next.ring.submit(call)
+	return true
 }
 
 func (c *cluster) close() error {

@@ -125,10 +125,12 @@ func (c *Client) Submit(end Deadline, call *Call) error {
 	return s.offer(call)
 }
 
+// maxRedirects is how many redirections of servers a call follows.
+const maxRedirects = 3
+
 // follow runs a call on the server that has its keys, and then on those to which
 // it is redirected.
 func (c *Client) follow(end Deadline, call *Call, alone bool) (*Server, error) {
-	const maxRedirects = 3
 	s, err := c.topology.of(end, call.Keys[0])
 	if err != nil {
 		return nil, err

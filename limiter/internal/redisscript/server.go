@@ -23,6 +23,10 @@ type Server struct {
 	timeout time.Duration
 	changed func() // called after failures: the server may no longer be the right one
 
+	// Called with the error of a call that was submitted. It reports whether it has
+	// submitted the call to another server; nil if there are no others.
+	elsewhere func(*Server, *Call, error) bool
+
 	breaker breaker
 	greeter *greeter
 	ring    *ring
@@ -139,8 +143,8 @@ func (s *Server) proof(c *Call) *Call {
 	return write
 }
 
-// offer submits a call, unless the server is down. There may be no other calls than those
-// that are submitted, so if a probe is due, this is it.
+// offer submits a call, unless the server is down or far behind. There may be no other
+// calls than those that are submitted, so if a probe is due, this is it.
 func (s *Server) offer(c *Call) error {
 	probe, err := s.breaker.allow()
 	switch {
@@ -150,6 +154,8 @@ func (s *Server) offer(c *Call) error {
 		s.connect(true)
 		s.breaker.endProbe()
 		return s.failure(errNotConnected)
+	case !probe && s.ring.behind():
+		return s.behind()
 	case probe:
 		done := c.Done
 		c.Done = func(err error) {
@@ -174,7 +180,7 @@ func (s *Server) offer(c *Call) error {
 // Submit runs the script for a call, batched with others, and passes the outcome
 // to its Done. It does not wait.
 func (s *Server) Submit(c *Call) {
-	c.alone, c.asking = false, false
+	c.alone, c.asking, c.redirects = false, false, 0
 	s.ring.submit(c)
 }
 
@@ -191,7 +197,9 @@ func (s *Server) sending(in *invocation) {
 func (s *Server) finish(c *Call, err error) {
 	switch {
 	case c.Done != nil:
-		c.Done(err)
+		if err == nil || s.elsewhere == nil || !s.elsewhere(s, c, err) {
+			c.Done(err)
+		}
 	case c.finish():
 		c.err = err
 		c.done <- struct{}{}
