@@ -32,7 +32,8 @@ func Lease(d time.Duration) Consistency { return consistencyOf(d, 1) }
 // admitted since, which it reports every d. No request waits for the server. Each process
 // may admit what the others have not reported yet: up to the size of the bucket and what
 // drips in d. What exceeds the limit is a debt, for which all of them wait, so that the
-// long-run rate is kept. d is from [MinConsistency] to [MaxConsistency].
+// long-run rate is kept; but windows forget it when they end, and each process may admit
+// as much in each. d is from [MinConsistency] to [MaxConsistency].
 func Eventual(d time.Duration) Consistency { return consistencyOf(d, -1) }
 
 // consistencyOf returns a Consistency whose time is d, or one that is out of range too.

@@ -76,44 +76,6 @@ func TestClusterAskingRefused(t *testing.T) {
 	}
 }
 
-// TestSubmittedCallsFollowMovingSlot guards calls that nobody waits for: they reach the
-// server that has the key, while its slot is being moved and afterwards.
-func TestSubmittedCallsFollowMovingSlot(t *testing.T) {
-	t.Parallel()
-	nodes := redistest.StartCluster(t, 2)
-	from, to := nodes.Nodes[0], nodes.Nodes[1]
-	r := newTestCluster(t, nodes, nil)
-	b := onNode(t, nodes, from, upTo(100))
-	want := int64(0)
-	submit := func() {
-		t.Helper()
-		done := make(chan error, 1)
-		c := callOf(b)
-		c.Done = func(err error) { done <- err }
-		if err := r.Submit(Deadline{At: time.Now().Add(r.timeout)}, c); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		if want++; c.Reply[0] != want {
-			t.Errorf("reply %d to call %d", c.Reply[0], want)
-		}
-	}
-	submit()
-	slot := nodes.Slot(t, b.key)
-	nodes.BeginMove(t, slot, to)
-	submit()
-	nodes.MoveKeys(t, slot, to)
-	submit()
-	submit()
-	nodes.EndMove(t, slot, to)
-	submit()
-	if got := stored(t, to, b.key); got != want {
-		t.Errorf("%d units after %d calls", got, want)
-	}
-}
-
 // TestClusterUnreachable guards a cluster that has never been reached: no call
 // waits longer than its timeout, and calls are answered as soon as the cluster is
 // there.
@@ -726,5 +688,55 @@ func TestBatchedCallsFollowMovedSlots(t *testing.T) {
 	}
 	if got := seen.take(); len(got) > 0 {
 		t.Errorf("reported %q", got)
+	}
+}
+
+// TestSubmittedCallsFollowMovedSlots guards that a call that is submitted follows a slot
+// that has moved, or is being moved, as one that is awaited does: nobody else would tell
+// the server what it reports.
+func TestSubmittedCallsFollowMovedSlots(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t, 2)
+	r := newTestCluster(t, nodes, func(opt *Options) { opt.Timeout = time.Second })
+	from, to := nodes.Nodes[0], nodes.Nodes[1]
+	several := onSlots(t, nodes, from, 1, upTo(100))
+	slot := nodes.Slot(t, several[0].key)
+	for i := range 2 { // of the same slot
+		another := upTo(100)
+		another.key = several[0].key + fmt.Sprint(i)
+		several = append(several, another)
+	}
+	// submit submits a call for each counter, together, and checks that all are run.
+	submit := func(when string) {
+		t.Helper()
+		errs := make(chan error, len(several))
+		release := hold(t, atNode(r, from))
+		for _, c := range several {
+			call := callOf(c)
+			call.Done = func(err error) { errs <- err }
+			if err := r.Submit(Deadline{At: time.Now().Add(r.timeout)}, call); err != nil {
+				t.Fatalf("%s: %v", when, err)
+			}
+		}
+		release()
+		for range several {
+			if err := <-errs; err != nil {
+				t.Errorf("%s: %v", when, err)
+			}
+		}
+	}
+	mustCount(t, r, several[0]) // connects
+	submit("before")
+	nodes.BeginMove(t, slot, to)
+	nodes.MoveKeys(t, slot, to, several[0].key)
+	submit("some keys are there")
+	nodes.MoveKeys(t, slot, to)
+	submit("all keys are there")
+	nodes.EndMove(t, slot, to)
+	submit("it has moved")
+	for i, want := range []int64{5, 4, 4} {
+		if got := stored(t, to, several[i].key); got != want {
+			t.Errorf("%s holds %d, want %d", several[i].key, got, want)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -727,6 +728,43 @@ func TestSubmittedCallsFindServerBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSubmittedCallsDoNotPileUp guards a client whose calls are all submitted, while the
+// server answers fewer than come: the others are refused, or all of them would be answered
+// later and later.
+func TestSubmittedCallsDoNotPileUp(t *testing.T) {
+	t.Parallel()
+	const timeout = 50 * time.Millisecond
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr)
+	r := newTestClient(t, server, func(opt *Options) { opt.Addresses, opt.Timeout = []string{proxy.Addr}, timeout })
+	mustCount(t, r, upTo(1<<30))
+	proxy.Slice(10, 5*time.Millisecond)
+	var waiting atomic.Int64
+	refused, most := 0, int64(0)
+	for began := time.Now(); time.Since(began) < 3*time.Second; time.Sleep(time.Millisecond) {
+		for range 4 {
+			c := callOf(upTo(1 << 30))
+			c.Done = func(error) { waiting.Add(-1) }
+			most = max(most, waiting.Add(1))
+			if err := r.Submit(Deadline{At: time.Now().Add(timeout)}, c); err != nil {
+				waiting.Add(-1)
+				refused++
+			}
+		}
+	}
+	if refused == 0 || most > 3000 {
+		t.Errorf("%d calls were refused, and %d waited together", refused, most)
+	}
+	proxy.Pass()
+	redistest.WaitFor(t, 20*time.Second, func() error {
+		if n := waiting.Load(); n > 0 {
+			return fmt.Errorf("%d calls wait", n)
+		}
+		return nil
+	})
+	t.Logf("%d calls were refused, and %d waited together", refused, most)
 }
 
 // setMemory sets how much memory a server may use, in bytes; 0 is all.

@@ -128,7 +128,7 @@ func (c *Client) Submit(end Deadline, call *Call) error {
 	if !c.topology.one() {
 		c.followLater(s, call, maxRedirects)
 	}
-	return s.offer(call, false)
+	return s.offer(call, false, false)
 }
 
 // followLater has a call, which is about to be submitted to a server, follow redirections
@@ -139,12 +139,16 @@ func (c *Client) followLater(s *Server, call *Call, redirects int) {
 	call.Done = func(err error) {
 		call.Done = done
 		next, asking := c.topology.redirected(s, err)
+		alone := asking // an ASK is for a single invocation
+		if MovingSlot(err) && !call.alone {
+			next, alone = s, true // other keys of the batch are on another server already
+		}
 		if next == nil || redirects == 0 {
 			done(err)
 			return
 		}
 		c.followLater(next, call, redirects-1)
-		if err := next.offer(call, asking); err != nil {
+		if err := next.offer(call, alone, asking); err != nil {
 			call.Done = done
 			done(err)
 		}

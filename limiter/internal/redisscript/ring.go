@@ -171,6 +171,19 @@ func (r *ring) submit(c *Call) {
 	r.startApart(how) // the reader may have called, which must not wait for a writer
 }
 
+// behind reports whether what is in flight waits for its answer for so long that nothing
+// more should be submitted: nobody waits for such calls, so nobody would give them up, and
+// as many as come would wait for a server that can't keep up.
+func (r *ring) behind() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conn == nil {
+		return false
+	}
+	in := r.conn.flight.first()
+	return in != nil && time.Since(in.began) >= openAfter*r.timeout
+}
+
 // lockToAdd locks r. If there is no connection, one is being made then.
 func (r *ring) lockToAdd() {
 	r.mu.Lock()

@@ -139,10 +139,9 @@ func (s *Server) proof(c *Call) *Call {
 	return write
 }
 
-// offer submits a call, unless the server is down. There may be no other calls than those
-// that are submitted, so if a probe is due, this is it. One that is asking is in an
-// invocation of its own.
-func (s *Server) offer(c *Call, asking bool) error {
+// offer submits a call, unless the server is down or far behind. There may be no other
+// calls than those that are submitted, so if a probe is due, this is it.
+func (s *Server) offer(c *Call, alone, asking bool) error {
 	probe, err := s.breaker.allow()
 	switch {
 	case err != nil:
@@ -151,6 +150,8 @@ func (s *Server) offer(c *Call, asking bool) error {
 		s.connect(true)
 		s.breaker.endProbe()
 		return s.failure(errNotConnected)
+	case !probe && s.ring.behind():
+		return s.behind()
 	case probe:
 		done := c.Done
 		c.Done = func(err error) {
@@ -169,7 +170,7 @@ func (s *Server) offer(c *Call, asking bool) error {
 		}
 	}
 	s.calls.Add(1)
-	c.alone, c.asking = asking, asking
+	c.alone, c.asking = alone, asking
 	s.ring.submit(c)
 	return nil
 }
