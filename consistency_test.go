@@ -599,3 +599,42 @@ func TestDecisionsHereDoNotWait(t *testing.T) {
 		t.Errorf("%s waits before, %s after", before, after)
 	}
 }
+
+// Guards that what was not reported yet counts after a reload, whatever it changes.
+func TestReloadReports(t *testing.T) {
+	server := redistest.Start(t)
+	const eventual = "size 100\ndrip_rate 1h\nconsistency eventual 1m"
+	for name, after := range map[string]config{
+		"another timeout": {global: redisGlobal(server.Addr, "timeout 9s"), site: decider(eventual)},
+		"exact":           {global: redisGlobal(server.Addr, slowly), site: decider("size 100\ndrip_rate 1h")},
+		"lease":           {global: redisGlobal(server.Addr, slowly), site: decider("size 100\ndrip_rate 1h\nconsistency lease 1s")},
+		"without Redis":   {site: decider("size 100\ndrip_rate 1h")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			s := startConfig(t, config{global: redisGlobal(server.Addr, slowly), site: decider(eventual)})
+			s.ask(1, "other", 0) // connects
+			admitted := s.ask(59, "u", 0)["eventual 200"]
+			before := server.CommandStat(t, "evalsha")
+			if err := s.load(after); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "a report", func() bool { return server.CommandStat(t, "evalsha") > before })
+			more := func() {
+				for by, n := range s.ask(50, "u", 0) {
+					if strings.HasSuffix(by, " 200") {
+						admitted += n
+					}
+				}
+			}
+			for began := time.Now(); admitted < 100 && time.Since(began) < 2*time.Second; time.Sleep(100 * time.Millisecond) {
+				more() // not all at once beside the last report
+			}
+			if more(); admitted > 100 || admitted < 60 { // some of the last report may count twice
+				t.Errorf("admitted %d, want 100", admitted)
+			}
+		})
+	}
+}

@@ -307,7 +307,8 @@ type Limit struct {
 	//   such keys hardly wait for Redis.
 	// - `eventual <duration>`: an instance decides by what it knows, and reports what it has
 	//   admitted every such time. No request waits for Redis. In bursts each instance may
-	//   admit a bucketful more, and all of them wait for it afterwards.
+	//   admit a bucketful more, and all of them wait for it afterwards; with windows they
+	//   may in each.
 	//
 	// Nested limits have it too where they can, and others are exact: those with the
 	// algorithms `sliding_log` and `warm_up`, or with `concurrency`, `count`,

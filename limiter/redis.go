@@ -90,6 +90,10 @@ func (r *Redis) SharesBuckets(other *Redis) bool { return r.place == other.place
 // wait for a connection.
 func (r *Redis) Connect() { r.client.Connect() }
 
+// Flush reports what this process has admitted by [Eventual] and not reported yet, without
+// waiting for that. It is for who goes on with another store, or without Eventual.
+func (r *Redis) Flush() { r.reports.flush() }
+
 // Close closes all connections. Later requests are decided as if the servers did
 // not answer.
 func (r *Redis) Close() error {

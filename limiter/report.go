@@ -179,6 +179,24 @@ func (rs *reports) run() {
 	}
 }
 
+// flush has all that has not been reported sent now. It does not wait for that.
+func (rs *reports) flush() {
+	f := rs.store.fallback
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(rs.queue) == 0 {
+		return
+	}
+	now := rs.store.clock().Microseconds()
+	for _, p := range rs.queue {
+		p.due = min(p.due, now)
+	}
+	rs.wakeBy(now)
+}
+
 // sendDue sends what is due, and returns when to do so again, unless nothing is left.
 func (rs *reports) sendDue() (wait time.Duration, more bool) {
 	f, now := rs.store.fallback, rs.store.clock().Microseconds()
