@@ -321,7 +321,7 @@ func (r *Redis) settleOn(srv *redisscript.Server, q *query) {
 	}
 	end := redisscript.Deadline{At: time.Now().Add(r.timeout)}
 	if err := r.client.Submit(end, &q.Call); err != nil { // so it was not sent
-		r.afterSettling(q, until, err)
+		r.settleAgain(q, until, err)
 	}
 }
 
@@ -334,21 +334,22 @@ func (r *Redis) afterSettling(q *query, until time.Duration, err error) {
 	case !redisscript.NotRun(err):
 		r.leaveToServer(q)
 	default:
-		if r.fallback != nil && !redisscript.Elsewhere(err) {
-			r.chargeHere(q)
-		}
-		go r.settleLater(q, until)
+		r.settleAgain(q, until, err)
 	}
 }
 
-// chargeHere charges here what q was to charge on a server that is down. While that is
-// awaited, nothing of it would drip. The server is told of it with the next request for the
-// bucket, so q then only lets the units go.
-func (r *Redis) chargeHere(q *query) {
-	r.fallback.charge(q)
-	for i := range q.buckets {
-		q.buckets[i].held.charge = 0
+// settleAgain settles units in the background, after an error that says that the server has
+// not. If it is down, what it was to charge is charged here: while it is awaited, nothing of
+// that would drip. The server is told of it with the next request for the bucket, so q then
+// only lets the units go.
+func (r *Redis) settleAgain(q *query, until time.Duration, err error) {
+	if r.fallback != nil && !redisscript.Elsewhere(err) {
+		r.fallback.charge(q)
+		for i := range q.buckets {
+			q.buckets[i].held.charge = 0
+		}
 	}
+	go r.settleLater(q, until)
 }
 
 // settleLater tries to settle units until they are no longer held.

@@ -291,13 +291,13 @@ func (rs *reports) close() {
 	}
 }
 
-// inProgress reports whether any report has not been answered.
+// inProgress reports whether any report has not been answered, or waits for that to be sent.
 func (rs *reports) inProgress() bool {
 	f := rs.store.fallback
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, p := range rs.of {
-		if p.query != nil {
+		if p.query != nil || p.due != 0 {
 			return true
 		}
 	}
