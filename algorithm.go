@@ -1,10 +1,13 @@
 package ratelimit
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -49,6 +52,43 @@ func (a algorithm) slides() bool { return a.hasWindow() && a != fixedWindow }
 // hasSize reports whether a admits more if its size is larger.
 func (a algorithm) hasSize() bool { return a != warmUp }
 
+// setWindowBucket sets up the bucket of a limit that counts in windows. If they are
+// fixed, it loses all that it holds at the end of each.
+func (l *Limit) setWindowBucket() error {
+	switch {
+	case l.Size == "":
+		return badOption("algorithm", l.Algorithm, "a size with it, the most units in a window")
+	case l.Window == "" && l.algorithm.slides():
+		return badOption("algorithm", l.Algorithm, "a window with it")
+	case l.Window == "" && l.Period == "":
+		return badOption("algorithm", l.Algorithm, "a window or a period with it")
+	case l.Window != "" && l.Period != "":
+		return badOption("period", l.Period, "either a window or a period")
+	case l.WindowStart != "" && l.Period != "":
+		return badOption("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
+	}
+	b := &bucket{path: l.path, counts: algorithms[l.algorithm]}
+	b.drip = value[int64]{option: "size", constant: b.counts.DripSize()}
+	var err error
+	if b.size, err = newValue(l.resolve, "size", string(l.Size), parseUnits); err != nil {
+		return err
+	}
+	if l.Period != "" {
+		if b.period, err = newNumberBy(l.resolve, "period", l.Period, calendar.Parse); err != nil {
+			return err
+		}
+		b.rate = value[time.Duration]{option: "period", constant: b.period.Longest()}
+	} else {
+		if b.rate, err = newValue(l.resolve, "window", string(l.Window), parseInterval); err != nil {
+			return err
+		}
+		if b.aligned, err = newConstant("window_start", cmp.Or(l.WindowStart, windowStartClock), parseWindowStart); err != nil {
+			return err
+		}
+	}
+	return l.addBucket(b, string(l.Cost), string(l.Factor))
+}
+
 // windowError returns the error for invalid numbers of a limit that counts in windows.
 func (b *bucket) windowError(numbers limiter.Limit) error {
 	if size := numbers.LargestSize(); size > 0 {
@@ -68,6 +108,33 @@ func (b *bucket) windowError(numbers limiter.Limit) error {
 		got = adminapi.Interval(adminapi.Seconds(numbers.DripInterval))
 	}
 	return badNumber("window", text, got, fmt.Sprintf("at most %d years with algorithm %s", years, b.limit.algorithm))
+}
+
+// setWarmUpBucket sets up the bucket of a limit whose rate grows after it was idle.
+func (l *Limit) setWarmUpBucket() error {
+	switch {
+	case l.Rate == "":
+		return badOption("algorithm", l.Algorithm, "a rate with it, such as 10/1s")
+	case l.WarmUp == "":
+		return badOption("algorithm", l.Algorithm, "a warm_up with it, the time until it admits the whole rate")
+	}
+	r, err := newNumberBy(l.resolve, "rate", string(l.Rate), parseRate)
+	if err != nil {
+		return err
+	}
+	b := &bucket{
+		path: l.path, counts: algorithms[l.algorithm], aligned: true,
+		size: value[int64]{option: "rate", constant: r.units},
+		rate: value[time.Duration]{option: "rate", constant: r.each},
+		drip: value[int64]{option: "rate", constant: r.units},
+	}
+	if b.warmUp, err = newNumberBy(l.resolve, "warm_up", string(l.WarmUp), parseInterval); err != nil {
+		return err
+	}
+	if b.cold, err = newNumberBy(l.resolve, "cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
+		return err
+	}
+	return l.addBucket(b, string(l.Cost), "")
 }
 
 // parseColdFactor parses the cold_factor option.

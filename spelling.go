@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -253,70 +252,6 @@ func constantBucket(path string, size int64, rate time.Duration) *bucket {
 		rate: value[time.Duration]{option: "drip_rate", constant: rate},
 		drip: value[int64]{option: "drip_size", constant: 1},
 	}
-}
-
-// setWindowBucket sets up the bucket of a limit that counts in windows. If they are
-// fixed, it loses all that it holds at the end of each.
-func (l *Limit) setWindowBucket() error {
-	switch {
-	case l.Size == "":
-		return badOption("algorithm", l.Algorithm, "a size with it, the most units in a window")
-	case l.Window == "" && l.algorithm.slides():
-		return badOption("algorithm", l.Algorithm, "a window with it")
-	case l.Window == "" && l.Period == "":
-		return badOption("algorithm", l.Algorithm, "a window or a period with it")
-	case l.Window != "" && l.Period != "":
-		return badOption("period", l.Period, "either a window or a period")
-	case l.WindowStart != "" && l.Period != "":
-		return badOption("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
-	}
-	b := &bucket{path: l.path, counts: algorithms[l.algorithm]}
-	b.drip = value[int64]{option: "size", constant: b.counts.DripSize()}
-	var err error
-	if b.size, err = newValue(l.resolve, "size", string(l.Size), parseUnits); err != nil {
-		return err
-	}
-	if l.Period != "" {
-		if b.period, err = newNumberBy(l.resolve, "period", l.Period, calendar.Parse); err != nil {
-			return err
-		}
-		b.rate = value[time.Duration]{option: "period", constant: b.period.Longest()}
-	} else {
-		if b.rate, err = newValue(l.resolve, "window", string(l.Window), parseInterval); err != nil {
-			return err
-		}
-		if b.aligned, err = newConstant("window_start", cmp.Or(l.WindowStart, windowStartClock), parseWindowStart); err != nil {
-			return err
-		}
-	}
-	return l.addBucket(b, string(l.Cost), string(l.Factor))
-}
-
-// setWarmUpBucket sets up the bucket of a limit whose rate grows after it was idle.
-func (l *Limit) setWarmUpBucket() error {
-	switch {
-	case l.Rate == "":
-		return badOption("algorithm", l.Algorithm, "a rate with it, such as 10/1s")
-	case l.WarmUp == "":
-		return badOption("algorithm", l.Algorithm, "a warm_up with it, the time until it admits the whole rate")
-	}
-	r, err := newNumberBy(l.resolve, "rate", string(l.Rate), parseRate)
-	if err != nil {
-		return err
-	}
-	b := &bucket{
-		path: l.path, counts: algorithms[l.algorithm], aligned: true,
-		size: value[int64]{option: "rate", constant: r.units},
-		rate: value[time.Duration]{option: "rate", constant: r.each},
-		drip: value[int64]{option: "rate", constant: r.units},
-	}
-	if b.warmUp, err = newNumberBy(l.resolve, "warm_up", string(l.WarmUp), parseInterval); err != nil {
-		return err
-	}
-	if b.cold, err = newNumberBy(l.resolve, "cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
-		return err
-	}
-	return l.addBucket(b, string(l.Cost), "")
 }
 
 // setConcurrencyBucket sets up the bucket of a limit on requests in progress.
