@@ -451,12 +451,13 @@ func TestUnreported(t *testing.T) {
 	if err := s.load(c); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "what was not reported to be", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 50 })
 	if got := s.get("/", "User: u").Header.Get("X-RateLimit-Remaining"); got != "949" {
 		t.Errorf("after a reload %s remain, want 949", got)
 	}
-	s.ask(49, "u", 0) // a tenth of the size is reported at once
-	eventually(t, "a report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 100 })
-	wantJSON(t, a.ask("POST", "reset", body), `{"level": 100}`)
+	s.ask(99, "u", 0) // a tenth of the size is reported at once
+	eventually(t, "a report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 150 })
+	wantJSON(t, a.ask("POST", "reset", body), `{"level": 150}`)
 	if got := s.get("/", "User: u").Header.Get("X-RateLimit-Remaining"); got != "999" {
 		t.Errorf("after a reset %s remain, want 999", got)
 	}
