@@ -175,8 +175,6 @@ type kept struct {
 	renewing bool
 	settled  bool
 	charge   int64
-
-	abandoned bool // whether the server was told that nobody will settle the units
 }
 
 // keep returns req with what is needed to hold units of each bucket with Hold.
@@ -268,30 +266,16 @@ func (k *kept) settle(charge int64) {
 	held := k.held && !k.settled
 	k.settled, k.charge = true, charge
 	wait := k.renewing
-	receipt, abandoned := k.receipt, k.abandoned
+	receipt := k.receipt
 	k.mu.Unlock()
 	k.store.renewals.remove(k)
-	switch {
-	case !held:
+	if !held {
 		k.store.fallback.drop(k.query)
-		return
-	case abandoned:
-		k.settleHere(charge)
 		return
 	}
 	if !wait { // otherwise once the renewal has been answered
 		k.send(receipt, charge)
 	}
-}
-
-// settleHere charges in this process alone what was settled.
-func (k *kept) settleHere(charge int64) {
-	k.query.buckets[0].held.charge = charge
-	if charge == 0 {
-		k.store.fallback.drop(k.query)
-		return
-	}
-	k.store.leaveToServer(k.query)
 }
 
 // send sends the server what was settled.
@@ -362,13 +346,14 @@ func (n *renewals) close() {
 
 // abandon charges what is held in a server, once and for all. In this process it stays held.
 func (k *kept) abandon(answers *sync.WaitGroup) {
+	k.store.renewals.remove(k) // first, since what no server knows is renewed at once
 	k.mu.Lock()
 	receipt := k.receipt
 	if !k.held || k.settled || k.renewing || receipt == 0 {
 		k.mu.Unlock()
 		return
 	}
-	k.abandoned = true
+	k.receipt = 0 // so settling it later is no longer the server's
 	k.mu.Unlock()
 	p := k.query.buckets[0]
 	p.held = &heldCost{receipt: receipt, charge: p.cost}
@@ -417,7 +402,7 @@ func (n *renewals) renewDue() {
 func (k *kept) due(now time.Duration) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.settled || k.abandoned || k.renewing || k.receipt != 0 && now-k.renewed < renewEvery {
+	if k.settled || k.renewing || k.receipt != 0 && now-k.renewed < renewEvery {
 		return false
 	}
 	k.renewing = true
