@@ -119,18 +119,16 @@ func (s *Server) probe(end Deadline, c *Call) error {
 		return s.failure(errNotConnected)
 	}
 	err := s.await(end, c)
-	if err == nil {
-		if write := s.proof(c); write != nil {
-			_ = s.await(end, write)
-		}
+	if write := s.proof(c, err); write != nil {
+		_ = s.await(end, write)
 	}
 	return err
 }
 
-// proof returns a call that shows whether the server accepts writes again, if the reply
-// to a probe does not. Otherwise it returns nil.
-func (s *Server) proof(c *Call) *Call {
-	if s.script.Wrote(c) || !s.breaker.awaitsWrite() {
+// proof returns a call that shows whether the server accepts writes again, if a probe was
+// answered and the reply does not show it. Otherwise it returns nil.
+func (s *Server) proof(c *Call, err error) *Call {
+	if err != nil || s.script.Wrote(c) || !s.breaker.awaitsWrite() {
 		return nil
 	}
 	key := strings.Clone(c.Keys[0]) // c may be reused before this is sent
@@ -156,11 +154,7 @@ func (s *Server) offer(c *Call, alone, asking bool) error {
 		done := c.Done
 		c.Done = func(err error) {
 			c.Done = done
-			var write *Call
-			if err == nil {
-				write = s.proof(c)
-			}
-			if write != nil {
+			if write := s.proof(c, err); write != nil {
 				write.Done = func(error) { s.breaker.endProbe() }
 				s.ring.submit(write)
 			} else {
