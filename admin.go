@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -134,7 +135,7 @@ func (s source) Limits() []adminapi.Limit {
 	for _, l := range app.numbered() {
 		at := stand[l.handler]
 		a := l.answer(app.maxKeys)
-		a.Server, a.Hosts, a.RouteMatches = at.server, at.hosts, at.matches
+		a.Server, a.Hosts, a.RouteMatches = at.Server, at.Hosts, at.Matches
 		a.Buckets = held[l.name] + held[l.addressName]
 		limits = append(limits, a)
 	}
@@ -142,12 +143,12 @@ func (s source) Limits() []adminapi.Limit {
 }
 
 // sites returns where the handlers of a running app stand.
-func (a *App) sites() map[*Handler]site {
+func (a *App) sites() map[*Handler]routes.Site {
 	http, err := a.ctx.AppIfConfigured("http")
 	if err != nil {
 		return nil
 	}
-	return sitesOf(http.(*caddyhttp.App))
+	return routes.Sites[*Handler](http.(*caddyhttp.App))
 }
 
 // placedBucket is a bucket and where it stands in the config.

@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 
 	"go.uber.org/zap"
@@ -190,4 +192,27 @@ func (d *definitions) addBounds(b *bucket) error {
 func disagreement(b *bucket, got, earlier setting) error {
 	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, but limits of one path share their buckets, so these must match, or one needs another name",
 		got.option, got.text, earlier.text, b.path)
+}
+
+// logSharedBuckets logs which limits without a name, or within one, stand on several
+// sites and share their buckets there, as their keys and numbers are equal.
+func (a *App) logSharedBuckets() {
+	stand := a.sites()
+	shared := make(map[string][]string) // the sites, by the name of the buckets
+	for b := range a.limits() {
+		at, known := stand[b.handler]
+		if !known || !b.unnamed() || b.off || b.bucket != b.limit.buckets[0] {
+			continue
+		}
+		if name := at.String(); !slices.Contains(shared[b.name], name) {
+			shared[b.name] = append(shared[b.name], name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(shared)) {
+		if sites := shared[name]; len(sites) > 1 {
+			slices.Sort(sites)
+			a.logger.Info("limits without a name, or within one, on several sites have equal keys and numbers, so they share their buckets; "+
+				"unless that is meant, give each a name", zap.String("limit", pathOfBuckets(name)), zap.Strings("sites", sites))
+		}
+	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -112,9 +112,7 @@ type Handler struct {
 	bare       bool // whether denials have no body
 	logger     *zap.Logger
 
-	// The error routes that may handle the handler's errors: *caddyhttp.Server to
-	// *errorRoutes.
-	errorRoutes sync.Map
+	errorRoutes routes.ErrorRoutes
 
 	origin        atomic.Pointer[string] // trace of the handler's errors, from the first one
 	errorThrottle telemetry.Throttle

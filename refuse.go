@@ -96,7 +96,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 	if holdsUp && !awaitBody(r) {
 		closeAfterResponse(w)
 	}
-	if h.seenByErrorRoutes(r, status) {
+	if h.errorRoutes.MaySee(h, r, status) {
 		if _, denied := err.(denial); !denied && status != http.StatusTooEarly { //nolint:errorlint // decide does not wrap them
 			err = errNoDecision
 		}

@@ -1,4 +1,5 @@
-// Package routes knows which of Caddy's handlers contain routes.
+// Package routes knows which of Caddy's handlers contain routes: where a handler stands, and
+// which error routes may handle its errors.
 package routes
 
 import (

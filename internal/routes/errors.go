@@ -1,13 +1,12 @@
-package ratelimit
+package routes
 
 import (
 	"net/http"
 	"net/url"
 	"slices"
+	"sync"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 )
 
 // destination is where the errors that a handler returns go to, a set of:
@@ -28,6 +27,26 @@ func (o destinations) union(other destinations) destinations {
 	return destinations{o.normal | other.normal, o.inErrorRoute | other.inErrorRoute}
 }
 
+// ErrorRoutes finds out which error routes may handle the errors that one handler
+// returns. It is safe for concurrent use.
+type ErrorRoutes struct {
+	servers sync.Map // *caddyhttp.Server to *errorRoutes
+}
+
+// MaySee reports whether error routes might handle an error with the given status that
+// h, always the same, returns for r.
+func (e *ErrorRoutes) MaySee(h caddyhttp.MiddlewareHandler, r *http.Request, status int) bool {
+	srv, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if !ok {
+		return true
+	}
+	found, ok := e.servers.Load(srv)
+	if !ok {
+		found, _ = e.servers.LoadOrStore(srv, errorRoutesOf(srv, h))
+	}
+	return found.(*errorRoutes).maySee(r, status)
+}
+
 // errorRoutes are the error routes of a server that may handle the errors of one
 // handler.
 type errorRoutes struct {
@@ -40,7 +59,7 @@ type errorRoutes struct {
 }
 
 // errorRoutesOf returns the error routes of srv that may handle the errors of h.
-func errorRoutesOf(srv *caddyhttp.Server, h *Handler) *errorRoutes {
+func errorRoutesOf(srv *caddyhttp.Server, h caddyhttp.MiddlewareHandler) *errorRoutes {
 	s := errorRoutesSearch{server: srv, handler: h, invoked: map[invocation]destinations{}}
 	s.routes(srv.Routes, destinations{normal: toServer})
 	if srv.Errors != nil {
@@ -57,7 +76,7 @@ func errorRoutesOf(srv *caddyhttp.Server, h *Handler) *errorRoutes {
 // subroute also invokes the handlers after it, and handles their errors.
 type errorRoutesSearch struct {
 	server  *caddyhttp.Server
-	handler *Handler
+	handler caddyhttp.MiddlewareHandler
 	found   errorRoutes
 	invoked map[invocation]destinations // after named routes that were searched
 }
@@ -85,12 +104,12 @@ func (s *errorRoutesSearch) routes(list caddyhttp.RouteList, dest destinations) 
 
 // handle searches a handler like routes does routes.
 func (s *errorRoutesSearch) handle(h caddyhttp.MiddlewareHandler, dest destinations) destinations {
-	if h == caddyhttp.MiddlewareHandler(s.handler) {
+	if h == s.handler {
 		s.found.destinations = s.found.union(dest)
 	}
-	nested := routes.In(h, s.server.NamedRoutes)
+	nested := In(h, s.server.NamedRoutes)
 	inner := dest // of the routes within it
-	if slices.ContainsFunc(nested, func(n routes.Nested) bool { return n.Kind == routes.OnError }) {
+	if slices.ContainsFunc(nested, func(n Nested) bool { return n.Kind == OnError }) {
 		s.found.hasSubroutes = true
 		inner = destinations{}
 		if dest.normal != 0 {
@@ -103,18 +122,18 @@ func (s *errorRoutesSearch) handle(h caddyhttp.MiddlewareHandler, dest destinati
 	after := dest
 	for _, n := range nested {
 		switch n.Kind {
-		case routes.Within:
+		case Within:
 			after = s.routes(n.Routes, inner)
-		case routes.OnError:
+		case OnError:
 			after = after.union(s.routes(n.Routes, destinations{inErrorRoute: dest.normal | dest.inErrorRoute}))
-		case routes.Named:
+		case Named:
 			at := invocation{n.Name, dest}
 			if _, known := s.invoked[at]; !known {
 				s.invoked[at] = dest // in case it invokes itself
 				s.invoked[at] = s.routes(n.Routes, dest)
 			}
 			after = after.union(s.invoked[at])
-		case routes.OnResponse:
+		case OnResponse:
 			after = after.union(s.routes(n.Routes, dest))
 		}
 	}
@@ -221,18 +240,4 @@ func asReceived(r *http.Request) *http.Request {
 	received.URL = new(url.URL)
 	*received.URL = *original.URL
 	return &received
-}
-
-// seenByErrorRoutes reports whether error routes might handle an error with the
-// given status that h returns for r.
-func (h *Handler) seenByErrorRoutes(r *http.Request, status int) bool {
-	srv, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok {
-		return true
-	}
-	found, ok := h.errorRoutes.Load(srv)
-	if !ok {
-		found, _ = h.errorRoutes.LoadOrStore(srv, errorRoutesOf(srv, h))
-	}
-	return found.(*errorRoutes).maySee(r, status)
 }
