@@ -23,7 +23,7 @@ func TestPolicyOptions(t *testing.T) {
 		`size 5; soft 2; max_delay 3s; max_waiting 5; status 403`:                 ``,
 		`rate 10/s; soft 2; max_delay 300ms`:                                      ``,
 		`max 5; duration 1s; min_interval 1s; soft 2; max_delay 1s`:               ``,
-		`algorithm token_bucket; capacity 5; max_delay 1s`:                        ``,
+		`algorithm token_bucket; size 5; max_delay 1s`:                            ``,
 		`algorithm sliding_log; size 5; window 1m; soft 2`:                        ``,
 		`algorithm fixed_window; size 5; period day; soft 2; status 503`:          ``,
 		`size {query.n}; drip_rate {query.d}; max_delay 1s`:                       ``,
@@ -152,7 +152,7 @@ func TestMaxDelay(t *testing.T) {
 	server := redistest.Start(t)
 	all, _ := nodes(t, 3, config{
 		admin: "localhost:0", global: redisGlobal(server.Addr, slowly),
-		site: fmt.Sprintf("rate_limit api {\nkey all\nsize %d\ndrip_rate %v\nmax_delay %v\n}\nrespond {http.rate_limit.waited}", size, drip, waiting*drip),
+		site: fmt.Sprintf("rate_limit api {\nkey all\nsize %d\ndrip_rate %v\nmax_delay %v\n}\nrespond {http.rate_limit.delayed}", size, drip, waiting*drip),
 	})
 	denied, last := 0, time.Duration(0) // and when the last one was
 	admitted := sendTogether(t, all, 300, func(_ *http.Response, after time.Duration) {
@@ -234,7 +234,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 	server := redistest.Start(t)
 	all, _ := nodes(t, 3, config{
 		admin: "localhost:0", global: redisGlobal(server.Addr, slowly),
-		site: fmt.Sprintf("rate_limit api {\nkey all\nalgorithm warm_up\nrate 50/s\nwarm_up 1s\nmax_delay %v\n}\nrespond {http.rate_limit.waited}", delay),
+		site: fmt.Sprintf("rate_limit api {\nkey all\nalgorithm warm_up\nrate 50/s\nwarm_up 1s\nmax_delay %v\n}\nrespond {http.rate_limit.delayed}", delay),
 	})
 	denied := 0
 	admitted := sendTogether(t, all, requests, func(res *http.Response, after time.Duration) {

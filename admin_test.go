@@ -554,8 +554,8 @@ const algorithmLimits = `
 	}
 	limit token {
 		algorithm token_bucket
-		capacity 3
-		refill_rate 1h
+		size 3
+		drip_rate 1h
 	}
 	limit clock {
 		algorithm fixed_window

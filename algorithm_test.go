@@ -29,10 +29,9 @@ func TestAlgorithms(t *testing.T) {
 	}{
 		{Limit{Algorithm: "leaky_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
 		{Limit{Algorithm: "token_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
-		{Limit{Algorithm: "token_bucket", Capacity: "5", RefillRate: "2s", RefillSize: "3"}, bucket},
-		{Limit{Algorithm: "token_bucket", Capacity: "5"}, limitOf(5)},
+		{Limit{Algorithm: "token_bucket", Size: "5"}, limitOf(5)},
 		{Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limitOf(5, 2*time.Second)},
-		{Limit{Algorithm: "token_bucket", Capacity: "{n}", RefillRate: "{d}"}, limitOf(4, 3*time.Second)},
+		{Limit{Algorithm: "token_bucket", Size: "{n}", DripRate: "{d}"}, limitOf(4, 3*time.Second)},
 		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m"}, clock},
 		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "clock"}, clock},
 		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "first"}, window},
@@ -91,7 +90,7 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm fixed_window; rate 5/1m`, `rate: got "5/1m", ` + onlyWindow},
 		{`algorithm fixed_window; size 5; window 1m; drip_size 2`, `drip_size: got "2", ` + onlyWindow},
 		{`algorithm fixed_window; size 5; window 1m; max 2`, `max: got "2", ` + onlyWindow},
-		{`algorithm fixed_window; size 5; window 1m; capacity 2`, `capacity: got "2", want algorithm token_bucket with it`},
+		{`algorithm fixed_window; size 5; window 1m; drip_size 2`, `drip_size: got "2", want only size and window, or size and period, with algorithm fixed_window`},
 		{`algorithm fixed_window; size 5; window 1m; cost 6`, `cost: got "6", want at most the size, 5`},
 		{`algorithm fixed_window; size 5; window 0`, `window: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, or a placeholder`},
 		{`size 5; window 1m`, `window: got "1m", want algorithm fixed_window, sliding_window or sliding_log with it`},
@@ -137,14 +136,9 @@ func TestAlgorithmErrors(t *testing.T) {
 		{`algorithm sliding_log; size 10001; window 1m`, `size: got "10001", want at most 10000 with algorithm sliding_log`},
 		{`count_denied`, `count_denied: got "true", want a size with it`},
 		{`size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
-		{`capacity 5`, `capacity: got "5", want algorithm token_bucket with it`},
 		{`algorithm token_bucket`, `algorithm: got "token_bucket", want a size with it`},
-		{`algorithm token_bucket; refill_rate 1s`, `refill_rate: got "1s", want a capacity with it`},
-		{
-			`algorithm token_bucket; capacity 5; drip_rate 1s`,
-			`drip_rate: got "1s" together with capacity, want either capacity, refill_rate and refill_size, or size, drip_rate and drip_size`,
-		},
-		{`algorithm token_bucket; capacity 0`, `capacity: got "0", want a whole number from 1 to 562949953421312, or a placeholder`},
+		{`algorithm token_bucket; drip_rate 1s`, `drip_rate: got "1s", want a size with it`},
+		{`algorithm token_bucket; size 0`, `size: got "0", want a whole number from 1 to 562949953421312, or a placeholder`},
 	}
 	for _, tc := range tests {
 		t.Run(tc.block, func(t *testing.T) {

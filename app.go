@@ -130,10 +130,6 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if a.Redis == nil {
 		return nil
 	}
-	if a.Redis.PoolSize != "" {
-		a.logger.Warn("this option of redis has no effect and will be removed: there is one connection to each server",
-			zap.String("option", "pool_size"))
-	}
 	opt, tls, err := a.Redis.options(ctx)
 	if err == nil {
 		err = a.openRedis(opt, tls)

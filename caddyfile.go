@@ -32,9 +32,6 @@ import (
 //		warm_up      <duration>
 //		cold_factor  <x>
 //		count_denied
-//		capacity     <n>
-//		refill_rate  <duration>
-//		refill_size  <n>
 //		cost         <n> | body
 //		count        status <code...> | header <field> [<value>] | { ... }
 //		actual_cost  <placeholder> | bytes
@@ -442,9 +439,6 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 		case "db":
 			text, err = parseNumber(d, parseDB)
 			r.DB = Number(text)
-		case "pool_size":
-			text, err = parseNumber(d, parsePoolSize)
-			r.PoolSize = Number(text)
 		case "timeout":
 			text, err = parseNumber(d, parseTimeout)
 			r.Timeout = Duration(text)

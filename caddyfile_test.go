@@ -339,7 +339,7 @@ func TestDuplicateOptions(t *testing.T) {
 	redis := []string{
 		`username u`, `password p`, `db 1`, `cluster`, `master_name m`, `sentinel_username u`,
 		`sentinel_password p`, `tls`, `tls_client_auth a b`, `tls_server_name n`, `tls_trust_pool system`,
-		`tls_insecure_skip_verify`, `key_prefix p`, `key_secret s`, `timeout 1s`, `pool_size 1`,
+		`tls_insecure_skip_verify`, `key_prefix p`, `key_secret s`, `timeout 1s`,
 	}
 	for _, option := range redis {
 		name, _, _ := strings.Cut(option, " ")
@@ -366,7 +366,7 @@ func TestDuplicateGlobalOptions(t *testing.T) {
 // an unset {$VARIABLE} leaves behind.
 func TestOptionsNeedValues(t *testing.T) {
 	limit := []string{
-		"key", "algorithm", "size", "drip_rate", "drip_size", "window", "window_start", "capacity", "refill_rate", "refill_size", "warm_up", "cold_factor", "cost", "factor", "max", "duration", "min_interval",
+		"key", "algorithm", "size", "drip_rate", "drip_size", "window", "window_start", "warm_up", "cold_factor", "cost", "factor", "max", "duration", "min_interval",
 		"ipv4_prefix", "ipv6_prefix", "max_keys", "when_full", "accounting", "on_error",
 	}
 	for _, option := range limit {
@@ -379,7 +379,7 @@ func TestOptionsNeedValues(t *testing.T) {
 	}
 	redis := []string{
 		"username", "password", "db", "master_name", "sentinel_username", "sentinel_password",
-		"tls_server_name", "key_prefix", "key_secret", "timeout", "pool_size",
+		"tls_server_name", "key_prefix", "key_secret", "timeout",
 	}
 	for _, option := range redis {
 		for _, empty := range []string{``, ` ""`, ` {$RATE_LIMIT_TEST_UNSET}`} {
@@ -795,7 +795,7 @@ func TestGlobalOptionErrors(t *testing.T) {
 		{`redis rediss://a {; tls_server_name b; tls_trust_pool system; }`, ``},
 		{`redis a:1`, ``},
 		{`redis a:1 {; }`, ``},
-		{`redis a:1 {; timeout 1ms; pool_size 1; db 0; key_prefix x; }`, ``},
+		{`redis a:1 {; timeout 1ms; db 0; key_prefix x; }`, ``},
 	}
 	for _, tc := range tests {
 		t.Run(tc.block, func(t *testing.T) {
@@ -971,9 +971,9 @@ func TestJSONAppErrors(t *testing.T) {
 		{`{}`, ``},
 		{`{"redis":null}`, ``},
 		{`{"redis":{"addresses":["a:1"]}}`, ``},
-		{`{"redis":{"addresses":["a:1"],"timeout":1000000,"pool_size":1,"db":0}}`, ``},
+		{`{"redis":{"addresses":["a:1"],"timeout":1000000,"db":0}}`, ``},
 		{`{"redis":{"addresses":["a:1"],"timeout":"1ms"}}`, ``},
-		{`{"redis":{"addresses":["a:1"],"timeout":60000000000,"pool_size":"4096","db":"3"}}`, ``},
+		{`{"redis":{"addresses":["a:1"],"timeout":60000000000,"db":"3"}}`, ``},
 		{`{"redis":{"addresses":"a:1","timeout":null}}`, ``},
 		{
 			`{"redis":{"addresses":["a:1"],"timeout":0}}`,

@@ -18,6 +18,7 @@ import (
 var otherNames = map[string][]string{
 	"average":      {"rate"},
 	"burst":        {"size", "events"},
+	"capacity":     {"size", "events"},
 	"duration":     {"window"},
 	"events":       {"max"},
 	"interval":     {"duration", "window"},
@@ -25,10 +26,12 @@ var otherNames = map[string][]string{
 	"max_events":   {"max", "events"},
 	"max_requests": {"max", "events"},
 	"period":       {"window"},
+	"refill_rate":  {"drip_rate"},
+	"refill_size":  {"drip_size"},
 	"requests":     {"max", "events"},
 	"rps":          {"rate"},
 	"size":         {"events"},
-	"tokens":       {"capacity", "events"},
+	"tokens":       {"size", "events"},
 }
 
 // unknownOption returns the error for the current token, which is not one of the

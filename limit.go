@@ -77,9 +77,8 @@ type Limit struct {
 	//
 	// - `leaky_bucket` (default): as described above.
 	// - `token_bucket`: the same decisions in other words. The bucket holds at most
-	//   `capacity` tokens, and is full at first. A request takes its `cost` out.
-	//   Every `refill_rate`, `refill_size` tokens are added. The names of the
-	//   leaky bucket work too: `size`, `drip_rate`, `drip_size` and `rate`.
+	//   `size` tokens, and is full at first. A request takes its `cost` out. Every
+	//   `drip_rate`, `drip_size` tokens are added.
 	// - `fixed_window`: at most `size` units in each window, which is a `window` or
 	//   a `period`. Two windows' worth may pass in a short time around the moment
 	//   at which one ends and another begins.
@@ -153,17 +152,6 @@ type Limit struct {
 	// With Redis, every denied request asks it. The bucket of `min_interval` counts
 	// too. Default: no.
 	CountDenied bool `json:"count_denied,omitempty"`
-
-	// The most tokens in a token bucket, from 1 to 2^49: another name for `size`.
-	Capacity Number `json:"capacity,omitempty"`
-
-	// The time between two refills of a token bucket: another name for
-	// `drip_rate`.
-	RefillRate Duration `json:"refill_rate,omitempty"`
-
-	// The number of tokens added with each refill of a token bucket: another name
-	// for `drip_size`.
-	RefillSize Number `json:"refill_size,omitempty"`
 
 	// The number of units that a request adds, at least 1, or `body`: one for each byte
 	// of the request's body as its `Content-Length` says, at least 1. Default: 1.
@@ -484,7 +472,7 @@ func (l *Limit) errorIn(err error) error { return fmt.Errorf("limit %q: %w", l.d
 
 // isGroup reports whether l has no bucket, only nested limits.
 func (l *Limit) isGroup() bool {
-	return l.Size == "" && l.Rate == "" && l.Max == "" && l.Capacity == "" && l.Concurrency == ""
+	return l.Size == "" && l.Rate == "" && l.Max == "" && l.Concurrency == ""
 }
 
 // displayPath returns the path of l for messages.

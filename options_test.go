@@ -52,19 +52,7 @@ var numbers = []struct {
 		"window", inLimit("algorithm fixed_window; size 1; window %"),
 		`{"algorithm":"fixed_window","size":1,"window":%}`, wantInterval + wantHolder, "1h",
 	},
-	{
-		"refill_rate", inLimit("algorithm token_bucket; capacity 1; refill_rate %"),
-		`{"algorithm":"token_bucket","capacity":1,"refill_rate":%}`, wantInterval + wantHolder, "1h",
-	},
 	{"db", inApp("redis a:1 {; db %; }"), `app{"redis":{"addresses":["a:1"],"db":%}}`, wantDatabase, "0"},
-	{
-		"pool_size", inApp("redis a:1 {; pool_size %; }"), `app{"redis":{"addresses":["a:1"],"pool_size":%}}`,
-		wantPool, "",
-	},
-	{
-		"pool_size", inApp("redis a:1 {; cluster; pool_size %; }"),
-		`app{"redis":{"addresses":["a:1"],"cluster":true,"pool_size":%}}`, wantPool, "",
-	},
 	{"timeout", inApp("redis a:1 {; timeout %; }"), `app{"redis":{"addresses":["a:1"],"timeout":%}}`, wantTimeout, "1.0000001s"},
 	{"max_keys", inLimit("size 5; max_keys %"), `{"size":5,"max_keys":%}`, wantKeys, ""},
 	{"max_keys", inApp("memory {; max_keys %; }"), `app{"memory":{"max_keys":%}}`, wantKeys, ""},
@@ -72,7 +60,6 @@ var numbers = []struct {
 
 const (
 	wantDatabase = `want the number of a database, from 0 to 65535`
-	wantPool     = `want a whole number from 1 to 4096`
 	wantTimeout  = `want a duration from 1ms to 1m, such as 50ms`
 	wantKeys     = `want a whole number from 1 to 1000000000`
 
@@ -155,9 +142,8 @@ func validateOption(template, value string) error {
 // Guards the edges of what the app's numbers may be.
 func TestAppNumbersAccepted(t *testing.T) {
 	for _, block := range []string{
-		`redis a:1 {; pool_size 1; timeout 1ms; db 0; }`,
-		`redis a:1 {; pool_size 4096; timeout 1m; db 65535; }`,
-		`redis a:1 b:1 {; pool_size 4096; }`,
+		`redis a:1 {; timeout 1ms; db 0; }`,
+		`redis a:1 {; timeout 1m; db 65535; }`,
 		`redis a:1 {; key_prefix ` + strings.Repeat("x", 128) + `; }`,
 		`redis a:1 {; key_secret ` + strings.Repeat("x", 65536) + `; }`,
 		`memory {; max_keys 1; }`,
@@ -236,9 +222,9 @@ func TestLoadAfterOutOfRangeNumbers(t *testing.T) {
 	const site = "rate_limit {\nsize 9\n}\nrespond admitted"
 	s := startConfig(t, config{site: site})
 	for _, size := range []string{"2147483647", "3000000000", "1000000000"} {
-		bad := config{site: site, global: "rate_limit {\nredis 127.0.0.1:1 {\npool_size " + size + "\n}\n}"}
+		bad := config{site: site, global: "rate_limit {\nredis 127.0.0.1:1 {\ndb " + size + "\n}\n}"}
 		_, err := adaptCaddyfile(string(bad.caddyfile(s.addr, s.logPath)))
-		if err == nil || !strings.Contains(err.Error(), `pool_size: got "`+size+`"`) {
+		if err == nil || !strings.Contains(err.Error(), `db: got "`+size+`"`) {
 			t.Errorf("got error %v", err)
 		}
 		var root map[string]any
@@ -246,13 +232,13 @@ func TestLoadAfterOutOfRangeNumbers(t *testing.T) {
 			t.Fatal(err)
 		}
 		root["apps"].(map[string]any)["rate_limit"] = map[string]any{
-			"redis": map[string]any{"addresses": []string{"127.0.0.1:1"}, "pool_size": json.Number(size)},
+			"redis": map[string]any{"addresses": []string{"127.0.0.1:1"}, "db": json.Number(size)},
 		}
 		text, err := json.Marshal(root)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := caddy.Load(text, true); err == nil || !strings.Contains(err.Error(), `pool_size: got "`+size+`"`) {
+		if err := caddy.Load(text, true); err == nil || !strings.Contains(err.Error(), `db: got "`+size+`"`) {
 			t.Errorf("got error %v", err)
 		}
 		if a := s.get("/"); a.StatusCode != 200 {
@@ -382,9 +368,9 @@ func TestNumbersFromEnvironment(t *testing.T) {
 			t.Errorf("%s: error %v shows what the file holds", block, err)
 		}
 	}
-	wantError(t, validateCaddyfile(env(inApp("redis a:1 {; pool_size {$POOL}; db {$N}; timeout {$POOL}ms; }"))), "")
-	wantError(t, validateCaddyfile(env(inApp("redis a:1 {; pool_size {$BAD}; }"))),
-		env(`redis: pool_size: got "three", want a whole number from 1 to 4096 from {$BAD}`))
+	wantError(t, validateCaddyfile(env(inApp("redis a:1 {; db {$N}; timeout {$POOL}ms; }"))), "")
+	wantError(t, validateCaddyfile(env(inApp("redis a:1 {; db {$BAD}; }"))),
+		env(`redis: db: got "three", want the number of a database, from 0 to 65535 from {$BAD}`))
 }
 
 // Guards that a URL without a host does not make the client send its password to

@@ -124,7 +124,7 @@ func TestPoliciesAreShown(t *testing.T) {
 // option of a limit under its name, or says the same in another way.
 func TestOptionsAreShown(t *testing.T) {
 	other := map[string]string{
-		"capacity": "size", "refill_rate": "drip_rate", "refill_size": "drip_size", "max": "size", "duration": "drip_rate",
+		"max": "size", "duration": "drip_rate",
 		"factor": "size", "concurrency": "algorithm", "min_interval": "path", "limit": "parent",
 	}
 	shown := jsonNames(reflect.TypeFor[adminapi.Limit]())

@@ -91,10 +91,6 @@ type Redis struct {
 	// passes together: from `1ms` to `1m`. If there is no reply by then, `on_error`
 	// applies. Connections are made independently of it. Default: `50ms`.
 	Timeout Duration `json:"timeout,omitempty"`
-
-	// Deprecated: this has no effect and will be removed. There is one connection to
-	// each server.
-	PoolSize Number `json:"pool_size,omitempty"`
 }
 
 // options returns the options of the store, and the TLS options that opt.TLS was
@@ -130,11 +126,6 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 	if opt.Timeout, err = newNumber("timeout", cmp.Or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
 		return opt, nil, err
 	}
-	if rd.PoolSize != "" {
-		if _, err = newNumber("pool_size", string(rd.PoolSize), parsePoolSize); err != nil {
-			return opt, nil, err
-		}
-	}
 	if rd.TLS != nil || form == formRediss {
 		if tls, err = resolveTLS(repl, cmp.Or(rd.TLS, new(reverseproxy.TLSConfig))); err == nil {
 			opt.TLS, err = clientTLS(ctx, tls)
@@ -142,9 +133,6 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 	}
 	return opt, tls, err
 }
-
-// parsePoolSize parses a number of connections.
-var parsePoolSize = parseInteger(1, 4096)
 
 // parseDB parses a database number.
 func parseDB(text string) (int, string) {

@@ -168,7 +168,7 @@ func TestRedisOptions(t *testing.T) {
 			"all options of a server",
 			Redis{
 				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: "3",
-				KeyPrefix: "x", KeySecret: "k", Timeout: "1s", PoolSize: "4",
+				KeyPrefix: "x", KeySecret: "k", Timeout: "1s",
 			},
 			limiter.RedisOptions{
 				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: 3,
@@ -445,11 +445,6 @@ func TestRedisOptionsErrors(t *testing.T) {
 			"negative timeout",
 			Redis{Addresses: []string{"a:1"}, Timeout: "-1s"},
 			`timeout: got "-1s", want a duration from 1ms to 1m, such as 50ms`,
-		},
-		{
-			"negative pool",
-			Redis{Addresses: []string{"a:1"}, PoolSize: "-1"},
-			`pool_size: got "-1", want a whole number from 1 to 4096`,
 		},
 
 		{

@@ -85,8 +85,8 @@ func TestReplayAlgorithms(t *testing.T) {
 		}
 		limit token {
 			algorithm token_bucket
-			capacity 5
-			refill_rate 8s
+			size 5
+			drip_rate 8s
 		}
 		limit clock {
 			algorithm fixed_window

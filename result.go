@@ -156,7 +156,7 @@ func (res *result) placeholder(name string) (any, bool) {
 		return res.dryRunPath(), true
 	case name == "over":
 		return res.overPath(), true
-	case name == "waited":
+	case name == "delayed":
 		return seconds(res.delayed), true
 	}
 	if !decided {

@@ -43,11 +43,6 @@ var spellings = []spelling{
 		"only rate, warm_up and cold_factor with algorithm warm_up", (*Limit).setWarmUpBucket,
 	},
 	{
-		[]algorithm{tokenBucket}, tokenOptions, append([]string{"factor"}, tokenOptions...),
-		"either capacity, refill_rate and refill_size, or size, drip_rate and drip_size",
-		func(l *Limit) error { return l.setBucket(l.Capacity, l.RefillRate, l.RefillSize, tokenOptions) },
-	},
-	{
 		[]algorithm{leakyBucket, tokenBucket}, []string{"rate"}, []string{"rate", "size", "factor"},
 		"either rate and size, or size, drip_rate and drip_size, or max, duration and min_interval", (*Limit).setRateBucket,
 	},
@@ -57,13 +52,12 @@ var spellings = []spelling{
 	},
 	{
 		[]algorithm{leakyBucket, tokenBucket}, nil, append([]string{"factor"}, dripOptions...), "",
-		func(l *Limit) error { return l.setBucket(l.Size, l.DripRate, l.DripSize, dripOptions) },
+		(*Limit).setDripBucket,
 	},
 }
 
 var (
 	dripOptions   = []string{"size", "drip_rate", "drip_size"}
-	tokenOptions  = []string{"capacity", "refill_rate", "refill_size"}
 	legacyOptions = []string{"max", "duration", "min_interval"}
 )
 
@@ -129,30 +123,30 @@ func (s *spelling) check(l *Limit) error {
 	return nil
 }
 
-// setBucket sets up a bucket of a size that drips, or the mirror image of it, given the
-// names of these options. Without a size the limit only groups others.
-func (l *Limit) setBucket(size Number, rate Duration, drip Number, names []string) (err error) {
-	if size == "" {
-		return l.setGroup(names)
+// setDripBucket sets up a bucket of a size that drips. Without a size the limit only
+// groups others.
+func (l *Limit) setDripBucket() (err error) {
+	if l.Size == "" {
+		return l.setGroup()
 	}
 	b := &bucket{path: l.path}
-	if b.size, err = newValue(l.resolve, names[0], string(size), parseUnits); err != nil {
+	if b.size, err = newValue(l.resolve, "size", string(l.Size), parseUnits); err != nil {
 		return err
 	}
-	if b.rate, err = newValue(l.resolve, names[1], cmp.Or(string(rate), "1s"), parseInterval); err != nil {
+	if b.rate, err = newValue(l.resolve, "drip_rate", cmp.Or(string(l.DripRate), "1s"), parseInterval); err != nil {
 		return err
 	}
-	if b.drip, err = newValue(l.resolve, names[2], cmp.Or(string(drip), "1"), parseUnits); err != nil {
+	if b.drip, err = newValue(l.resolve, "drip_size", cmp.Or(string(l.DripSize), "1"), parseUnits); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
 // setGroup checks that a limit without a bucket has nested limits, and no options that
-// need a bucket, of which names has the most important first.
-func (l *Limit) setGroup(names []string) error {
-	o := l.firstSet(append(names[1:len(names):len(names)], "cost", "factor", "max_keys", "when_full", "track_top", "status",
-		"soft", "max_delay", "max_waiting", "actual_cost", "algorithm")...)
+// need a bucket.
+func (l *Limit) setGroup() error {
+	o := l.firstSet("drip_rate", "drip_size", "cost", "factor", "max_keys", "when_full", "track_top", "status",
+		"soft", "max_delay", "max_waiting", "actual_cost", "algorithm")
 	switch {
 	case o != nil && o.option != "algorithm":
 	case l.CountDenied:
@@ -162,7 +156,7 @@ func (l *Limit) setGroup(names []string) error {
 	}
 	switch {
 	case o != nil:
-		return badOption(o.option, o.text, "a "+names[0]+" with it")
+		return badOption(o.option, o.text, "a size with it")
 	case len(l.Limits) == 0:
 		return errors.New("it sets no limit, want rate, size, max or nested limits")
 	}

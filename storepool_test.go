@@ -109,7 +109,7 @@ func TestStoreIsShared(t *testing.T) {
 			`{"redis":{"addresses":["a:1"],"password":"{env.RATE_LIMIT_TEST_SECRET}","db":2}}`,
 			`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"timeout":"50ms"},"on_error":"deny"}`,
 			`{"redis":{"addresses":["a:1"],"password":"canary","db":2},"memory":{"max_keys":5}}`,
-			`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"pool_size":1}}`,
+			`{"redis":{"addresses":["a:1"],"password":"canary","db":2}}`,
 		},
 		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"timeout":"60ms"}}`},
 		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"key_prefix":"x"}}`},

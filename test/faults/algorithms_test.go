@@ -40,7 +40,7 @@ func algorithmLimits() []algorithmLimit {
 			all = append(all, algorithmLimit{fmt.Sprintf("/%s-%v", name, w), options, most})
 		}
 		limit("leaky", fmt.Sprintf("size %d\ndrip_rate %v", n, w/n), leaky(n, w/n))
-		limit("token", fmt.Sprintf("algorithm token_bucket\ncapacity %d\nrefill_rate %v", n, w/n), leaky(n, w/n))
+		limit("token", fmt.Sprintf("algorithm token_bucket\nsize %d\ndrip_rate %v", n, w/n), leaky(n, w/n))
 		limit("fixed", fmt.Sprintf("algorithm fixed_window\nsize %d\nwindow %v", n, w),
 			func(from, to time.Time) int { return n * windows(from, to) })
 		limit("first", fmt.Sprintf("algorithm fixed_window\nsize %d\nwindow %v\nwindow_start first", n, w),
