@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
@@ -223,13 +224,12 @@ func (a *App) numbered() (all []placedBucket) {
 		return nil
 	}
 	all = slices.Collect(a.limits())
-	now, listed := time.Now(), result{buckets: make([]bucketResult, len(all))}
+	now, listed := time.Now(), make([]outcome.Entry, len(all))
 	for i := range all {
-		listed.buckets[i] = bucketResult{policy: all[i].policy, name: all[i].name, limit: all[i].storedLimit(now), families: ietf}
+		listed[i] = outcome.Entry{Policy: &all[i].policy.Policy, Name: all[i].name, Limit: all[i].storedLimit(now)}
 	}
-	listed.numberDuplicates(0)
-	for i := range all {
-		all[i].title = string(listed.buckets[i].appendTo(nil))
+	for i, title := range outcome.Titles(listed) {
+		all[i].title = title
 	}
 	return all
 }

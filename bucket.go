@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -49,23 +50,12 @@ type bucket struct {
 	offline *offline.Limit // what commands see of it that read config files; nil elsewhere
 }
 
-// policy is what responses show of a bucket besides its numbers.
+// policy is what responses show of a bucket besides its numbers, and where it is counted.
 type policy struct {
-	path        string
-	status      int        // of denials
-	concurrency bool       // whether it counts requests in progress
-	zone        *zone.Zone // that the limit was; nil if it was none
-
+	outcome.Policy
+	zone     *zone.Zone          // that the limit was; nil if it was none
 	counters *telemetry.Counters // of all limits of the path
 	top      *topList            // nil if the limit does not track the keys that ask most
-}
-
-// title returns the name of the zone, or the path.
-func (p *policy) title() string {
-	if p.zone != nil {
-		return p.zone.Name
-	}
-	return p.path
 }
 
 // sizeIsDynamic reports whether the effective size depends on the request.

@@ -6,7 +6,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -18,16 +17,6 @@ import (
 // The tests in this file guard what a request costs, as limiter/costs_test.go does.
 // Each ceiling is the present figure: lower it when the code gets better, and if it
 // must get worse, raise it in the commit that says why.
-
-// TestSizes guards the sizes of what is kept for each request. A result has room for
-// one limit, and is all that the handler allocates for most requests.
-func TestSizes(t *testing.T) {
-	costtest.Sizes(t, []costtest.Size{
-		{Of: "result", Size: unsafe.Sizeof(result{}), Ceiling: 384, Why: "one is allocated for each request"},
-		{Of: "bucketResult", Size: unsafe.Sizeof(bucketResult{}), Ceiling: 136, Why: "one is kept for each bucket of a request"},
-		{Of: "fields", Size: unsafe.Sizeof(fields{}), Ceiling: 112, Why: "it is part of a result"},
-	})
-}
 
 // TestRequestBytes guards how much garbage the handler makes of each request, beside
 // what Caddy makes: most of it are the values of header fields.

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -121,7 +122,13 @@ func (d *definitions) release() {
 func (d *definitions) add(l *Limit) error {
 	l.banList, l.waiting = d.bansOf(l), d.waitingAt(l)
 	for _, b := range l.buckets {
-		b.policy = &policy{path: b.path, status: l.statusCode, concurrency: l.Concurrency != "", counters: d.countersOf(b.path), zone: l.zone}
+		b.policy = &policy{
+			Policy:   outcome.Policy{Path: b.path, Title: b.path, Status: l.statusCode, Concurrency: l.Concurrency != ""},
+			counters: d.countersOf(b.path), zone: l.zone,
+		}
+		if l.zone != nil {
+			b.policy.Title = l.zone.Name
+		}
 		if err := d.addBounds(b); err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -125,6 +126,17 @@ func (e *evaluation) count(a accounting) {
 		if top := policy.top; top != nil {
 			top.record(&e.buckets[i], d.Denied)
 		}
+	}
+}
+
+// outcome returns the outcome of the request.
+func (e *evaluation) outcome() *outcome.Outcome { return outcome.Of(e.request, e.replacer, e.stripe) }
+
+// entry returns how to show what e's i-th bucket has decided, in families of header fields.
+func (e *evaluation) entry(i int, in outcome.Families) outcome.Entry {
+	b, of := &e.buckets[i], &e.of[i]
+	return outcome.Entry{
+		Policy: &of.policy.Policy, Name: b.Name, Limit: b.Limit, Cost: b.Cost, Families: in, Over: of.over, Banned: of.banned > 0,
 	}
 }
 

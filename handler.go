@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -13,6 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
@@ -107,7 +111,7 @@ type Handler struct {
 	timeout    time.Duration // of Redis; 0 without
 	onError    onError
 	accounting accounting
-	families   families
+	families   outcome.Families
 	jitter     float64
 	bare       bool // whether denials have no body
 	logger     *zap.Logger
@@ -192,6 +196,34 @@ func (h *Handler) setOptions(resolve resolver) (err error) {
 	return err
 }
 
+// newFamilies parses the headers option.
+func newFamilies(words []string) (outcome.Families, error) {
+	if len(words) == 0 {
+		return outcome.XRateLimit, nil
+	}
+	var set outcome.Families
+	for _, word := range words {
+		var family outcome.Families
+		switch word {
+		case "x-ratelimit":
+			family = outcome.XRateLimit
+		case "ratelimit-11", "ratelimit":
+			family = outcome.IETF
+		case "off":
+			if len(words) > 1 {
+				return 0, badOption("headers", strings.Join(words, " "), "off alone, or x-ratelimit, ratelimit-11 or both")
+			}
+		default:
+			return 0, badOption("headers", word, "x-ratelimit, ratelimit-11 or both, or off")
+		}
+		if set&family != 0 {
+			return 0, newOptionError("headers", "duplicate %q", word)
+		}
+		set |= family
+	}
+	return set, nil
+}
+
 // parseBody parses the body option.
 func parseBody(text string) (bare bool, want string) {
 	switch text {
@@ -227,8 +259,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		defer h.redis.requests.Add(-1)
 	}
 	res, holdings, err := h.decide(w, r)
-	if res.open() {
-		defer res.count()
+	if res.Open() {
+		defer res.Count(process.Process)
 	}
 	if holdings != nil {
 		s := &settler{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, request: r, holdings: holdings}
@@ -238,20 +270,20 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 }
 
 // serve passes the request on, as its result and an error of decide say, or rejects it.
-func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, res *result, err error) error {
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, res *outcome.Outcome, err error) error {
 	switch err := err.(type) { //nolint:errorlint // decide does not wrap them
 	case nil:
 		if res != nil {
-			w = res.wrap(w)
-			if rw, ok := w.(*responseWriter); ok {
+			w = res.Wrap(w)
+			if rw, ok := w.(*outcome.Writer); ok {
 				err := next.ServeHTTP(w, r)
-				rw.cleanTrailers()
+				rw.CleanTrailers()
 				return err
 			}
 		}
 		return next.ServeHTTP(w, r)
 	case denial:
-		return h.refuse(w, r, err.status, err)
+		return h.refuse(w, r, err.Status, err)
 	case refusal:
 		return h.refuse(w, r, err.status, err.err)
 	case storeError:
@@ -276,49 +308,55 @@ type storeError struct{ error }
 // fields. It returns the request's result, also with an error, or nil if no limit
 // applies, and what the request holds until its outcome is known. Its error is a
 // denial, a refusal, a storeError, or the error of a matcher.
-func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, []holding, error) {
+func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outcome, []holding, error) {
 	if virtual(r) {
 		return nil, nil, nil
 	}
 	eval := evaluationOf(r)
 	defer eval.release()
 	if err := eval.add(h.Limits); err != nil {
-		res := resultOf(eval)
-		h.noteUndecided(res, eval, refusedAs(err))
+		res := eval.outcome()
+		h.noteUndecided(res, r, refusedAs(err))
 		return res, nil, err
 	}
 	if len(eval.buckets) == 0 {
 		return nil, nil, nil
 	}
 
-	res := resultOf(eval)
+	res := eval.outcome()
 	if err := h.ask(eval, res); err != nil {
-		h.noteUndecided(res, eval, telemetry.CheckedUndecided)
+		h.noteUndecided(res, r, telemetry.CheckedUndecided)
 		eval.settleDenied()
 		return res, nil, storeError{err}
 	}
 	delay := eval.lower()
 	eval.count(h.accounting)
-	decider, wait := res.add(eval, h.families, w.Header())
-	h.observe(res, eval)
-	if decider.decision.Denied && !decider.decision.DryRun {
+	decider, wait := res.Add(eval.decisions, func(i int) outcome.Entry { return eval.entry(i, h.families) }, w.Header())
+	res.Observe(r.Context(), h.Log)
+	if decider.Decision.Denied && !decider.Decision.DryRun {
 		eval.settleDenied()
 		told := wait
 		if h.jitter > 0 {
 			told = withJitter(wait, h.jitter)
-			res.fields.setRetryAfter(told, w.Header())
+			res.SetRetryAfter(told, w.Header())
 		}
 		if len(h.RateLimits) > 0 {
 			h.logExceeded(eval, decider, told)
 		}
 		return res, nil, denial{decider, wait}
 	}
-	return res, eval.holdings, res.delay(r.Context(), delay)
+	return res, eval.holdings, delayBy(r.Context(), delay, res)
 }
 
-// delay waits until a request that is admitted may pass. It stays charged if its client
+// noteUndecided notes why the handler did not decide on the request.
+func (h *Handler) noteUndecided(res *outcome.Outcome, r *http.Request, why telemetry.Checked) {
+	res.Become(why)
+	res.Observe(r.Context(), h.Log)
+}
+
+// delayBy waits until a request that is admitted may pass. It stays charged if its client
 // leaves before.
-func (res *result) delay(ctx context.Context, wait time.Duration) error {
+func delayBy(ctx context.Context, wait time.Duration, res *outcome.Outcome) error {
 	if wait == 0 {
 		return nil
 	}
@@ -326,12 +364,21 @@ func (res *result) delay(ctx context.Context, wait time.Duration) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		res.delayed += time.Since(start)
+		res.AddDelay(time.Since(start))
 		return nil
 	case <-ctx.Done():
-		res.delayed += time.Since(start)
+		res.AddDelay(time.Since(start))
 		return refusal{statusClientLeft, ctx.Err()}
 	}
+}
+
+// withJitter returns a wait that is longer by a random share, up to the given one.
+func withJitter(wait time.Duration, share float64) time.Duration {
+	more := rand.Float64() * share * float64(wait) //nolint:gosec // not a secret
+	if more >= float64(math.MaxInt64-wait) {
+		return math.MaxInt64
+	}
+	return wait + time.Duration(more)
 }
 
 // statusClientLeft is logged of requests whose clients left before there was a response.
@@ -340,7 +387,7 @@ const statusClientLeft = 499
 
 // ask has the store decide on the request. Only limits that are asked in order may
 // take more than one call.
-func (h *Handler) ask(eval *evaluation, res *result) error {
+func (h *Handler) ask(eval *evaluation, res *outcome.Outcome) error {
 	if h.accounting != accountingInOrder {
 		return h.askStore(eval, res)
 	}
@@ -351,18 +398,18 @@ func (h *Handler) ask(eval *evaluation, res *result) error {
 // request passes wait for Redis no longer than its timeout in total; time spent
 // elsewhere between them does not count. The request's own context is ignored: a
 // client that disconnects is charged like any other.
-func (h *Handler) askStore(eval *evaluation, res *result) error {
+func (h *Handler) askStore(eval *evaluation, res *outcome.Outcome) error {
 	ctx, start := context.Background(), time.Time{}
 	if h.timeout > 0 {
 		start = time.Now()
-		if res.waited > 0 {
-			ctx = deadline{ctx, start.Add(h.timeout - res.waited)}
+		if res.Waited() > 0 {
+			ctx = deadline{ctx, start.Add(h.timeout - res.Waited())}
 		}
 	}
 	err := eval.take(ctx, h.store, limiter.Request{Accounting: h.accounting.inStore(), NoFallback: h.onError != onErrorFallback})
 	if h.timeout > 0 {
 		waited := time.Since(start)
-		res.waited += waited
+		res.AddWait(waited)
 		process.ObserveRedisWait(waited, eval.decisions)
 	}
 	return err

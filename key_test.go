@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 )
 
@@ -648,13 +649,13 @@ func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 		{"/a/y", "first 7, within 7, second 8, other 7, last 8"},
 		{"/a/x", "first 6, within 6, second 6, other 6, last 7"},
 	} {
-		limits, err := parseList(s.get(tc.path).Header.Get("RateLimit"))
+		limits, err := fieldstest.ParseList(s.get(tc.path).Header.Get("RateLimit"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		var left []string
 		for _, l := range limits {
-			left = append(left, fmt.Sprint(path.Base(l.name), " ", l.parameters["r"]))
+			left = append(left, fmt.Sprint(path.Base(l.Name), " ", l.Parameters["r"]))
 		}
 		if got := strings.Join(left, ", "); got != tc.want {
 			t.Errorf("%s:\n got %s\nwant %s", tc.path, got, tc.want)

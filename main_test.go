@@ -30,12 +30,12 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
-	"github.com/dunglas/httpsfv"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -244,7 +244,7 @@ func (s *server) getWithHints(path string) (hints []string, final answer) {
 	s.t.Helper()
 	ctx := httptrace.WithClientTrace(s.t.Context(), &httptrace.ClientTrace{
 		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-			hints = append(hints, fmt.Sprint(code, " ", header.Get("Link"), " ", fieldsIn(http.Header(header))))
+			hints = append(hints, fmt.Sprint(code, " ", header.Get("Link"), " ", fieldstest.In(http.Header(header))))
 			return nil
 		},
 	})
@@ -342,27 +342,7 @@ type answer struct {
 // String returns the status and our fields, such as
 // "200 limit=2 remaining=1 clear=1.000".
 func (a answer) String() string {
-	return strings.TrimSpace(fmt.Sprint(a.StatusCode, " ", fieldsIn(a.Header)))
-}
-
-// fieldsIn returns the fields in h that rate limits may set, briefly. Where one
-// stands more than once its values are separated by "|".
-func fieldsIn(h http.Header) string {
-	var text []string
-	for _, f := range []struct{ name, brief string }{
-		{"X-RateLimit-Limit", "limit"},
-		{"X-RateLimit-Remaining", "remaining"},
-		{"X-RateLimit-Clear", "clear"},
-		{"X-RateLimit-Reset", "reset"},
-		{"Retry-After", "retry-after"},
-		{"RateLimit-Policy", "policy"},
-		{"RateLimit", "ratelimit"},
-	} {
-		if values := h.Values(f.name); len(values) > 0 {
-			text = append(text, f.brief+"="+strings.Join(values, "|"))
-		}
-	}
-	return strings.Join(text, " ")
+	return strings.TrimSpace(fmt.Sprint(a.StatusCode, " ", fieldstest.In(a.Header)))
 }
 
 // step is one request of a test, and what it should come to.
@@ -842,50 +822,6 @@ func limitOf(size int64, more ...any) limiter.Limit {
 		}
 	}
 	return l
-}
-
-// member is one member of a structured field list.
-type member struct {
-	name       string
-	names      string // of the parameters, in order
-	parameters map[string]int64
-}
-
-// parseList parses a list of strings, each of them once, with integers as
-// parameters.
-func parseList(text string) ([]member, error) {
-	if text == "" {
-		return nil, nil
-	}
-	list, err := httpsfv.UnmarshalList([]string{text})
-	if err != nil {
-		return nil, err
-	}
-	var members []member
-	for _, m := range list {
-		it, ok := m.(httpsfv.Item)
-		if !ok {
-			return nil, fmt.Errorf("%T is no item", m)
-		}
-		name, ok := it.Value.(string)
-		if !ok {
-			return nil, fmt.Errorf("%v is no string but a %T", it.Value, it.Value)
-		}
-		if slices.ContainsFunc(members, func(m member) bool { return m.name == name }) {
-			return nil, fmt.Errorf("two members are called %q", name)
-		}
-		parsed := member{name: name, names: strings.Join(it.Params.Names(), " "), parameters: make(map[string]int64)}
-		for _, n := range it.Params.Names() {
-			v, _ := it.Params.Get(n)
-			integer, ok := v.(int64)
-			if !ok {
-				return nil, fmt.Errorf("%s=%v is no integer but a %T", n, v, v)
-			}
-			parsed.parameters[n] = integer
-		}
-		members = append(members, parsed)
-	}
-	return members, nil
 }
 
 // number returns the integer that text stands for.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -178,7 +179,7 @@ func TestBorrowWhileThereIsRoom(t *testing.T) {
 				case 429:
 					denied.Add(1)
 					if h.Get("Retry-After") != "1" || h.Get("X-RateLimit-Limit") != "1" {
-						t.Errorf("denied with %v", fieldsIn(h))
+						t.Errorf("denied with %v", fieldstest.In(h))
 					}
 				default:
 					passed.Add(1)

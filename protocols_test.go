@@ -21,6 +21,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"golang.org/x/net/http2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -428,7 +429,7 @@ func TestServerSentEvents(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer res.Body.Close()
-			if got, want := fieldsIn(res.Header), "limit=9 remaining=8 clear=1.000"; got != want {
+			if got, want := fieldstest.In(res.Header), "limit=9 remaining=8 clear=1.000"; got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
 			body := bufio.NewReader(res.Body)

@@ -11,22 +11,23 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // denial is the error of a request that a limit denied: the result of that limit,
 // and how long to wait for all limits.
 type denial struct {
-	*bucketResult
+	*outcome.Entry
 	wait time.Duration
 }
 
 // Error returns the path of the limit, or the name of the zone, and the wait.
 func (d denial) Error() string {
-	if d.decision.Never {
-		return "rate limit " + d.title() + " exceeded: the request costs more than the limit holds"
+	if d.Decision.Never {
+		return "rate limit " + d.Title + " exceeded: the request costs more than the limit holds"
 	}
-	return "rate limit " + d.title() + " exceeded: retry after " + wholeSeconds(d.wait) + " s"
+	return "rate limit " + d.Title + " exceeded: retry after " + outcome.WholeSeconds(d.wait) + " s"
 }
 
 // refusal is the error of a request that is rejected for another reason than
@@ -105,7 +106,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 	if c := h.logger.Check(zap.DebugLevel, "request rejected"); c != nil {
 		fields := []zap.Field{zap.Int("status", status), zap.Error(err)}
 		if d, ok := err.(denial); ok { //nolint:errorlint // decide does not wrap them
-			fields = append(fields, zap.String("limit", d.path), zap.Stringer("by", d.decision.By))
+			fields = append(fields, zap.String("limit", d.Path), zap.Stringer("by", d.Decision.By))
 		}
 		c.Write(fields...)
 	}
@@ -133,7 +134,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 // body returns the text of a response that no error route shapes (RFC 6585, section 4),
 // given its Retry-After.
 func (d denial) body(retryAfter string) []byte {
-	if d.decision.Never {
+	if d.Decision.Never {
 		return []byte("Too many requests: this one costs more than its limit holds.\n")
 	}
 	b := append(make([]byte, 0, 48), "Too many requests. Retry after "...)
@@ -192,7 +193,7 @@ func insistOnNoStore(w http.ResponseWriter) {
 				wrapper.ResponseWriter = &noStoreWriter{caddyhttp.ResponseWriterWrapper{ResponseWriter: wrapper.ResponseWriter}}
 			}
 			return
-		case caddyhttp.ResponseRecorder, *responseWriter: // do not change it
+		case caddyhttp.ResponseRecorder, *outcome.Writer: // do not change it
 		default:
 			changed = true
 		}

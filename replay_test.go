@@ -110,9 +110,9 @@ func replayed(t testing.TB, log string, opt replay.Options, configs ...string) *
 	return s.Report([]string{log})
 }
 
-// outcome describes what limits did, such as "a 3=2+1 of 2" for three requests of
+// denials describes what limits did, such as "a 3=2+1 of 2" for three requests of
 // two keys, of which one was denied.
-func outcome(c *report.Config) string {
+func denials(c *report.Config) string {
 	var text []string
 	for i := range c.Limits {
 		l := &c.Limits[i]
@@ -264,7 +264,7 @@ func TestReplay(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := replayed(t, logFile(t, tc.log), replay.Options{}, tc.config)
-			if got := outcome(&r.Configs[0]); got != tc.want {
+			if got := denials(&r.Configs[0]); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 			notes := slices.Clone(r.Notes)
@@ -585,7 +585,7 @@ func TestReplayChargesByResponse(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := replayed(t, logFile(t, tc.log), replay.Options{}, tc.config).Configs[0]
-			if got := outcome(&c); got != tc.want {
+			if got := denials(&c); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 			var notes []string
@@ -632,7 +632,7 @@ func TestReplayReport(t *testing.T) {
 		strings.Repeat(logLine(2*time.Hour, "192.0.2.2", "/b"), 3), "{}\n")
 	config := "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\n}\n}\n"
 	r := replayed(t, log, replay.Options{ShowKeys: true}, config, strings.Replace(config, "size 2", "size 9", 1))
-	if got := outcome(&r.Configs[0]) + "; " + outcome(&r.Configs[1]); got != "a 9=5+4 of 2; a 9=9+0 of 2" {
+	if got := denials(&r.Configs[0]) + "; " + denials(&r.Configs[1]); got != "a 9=5+4 of 2; a 9=9+0 of 2" {
 		t.Errorf("got %s", got)
 	}
 	l := &r.Configs[0].Limits[0]
@@ -740,7 +740,7 @@ func TestReplayInterrupted(t *testing.T) {
 	s.Run(&doneAfter{t.Context(), 3})
 	l.Close()
 	r := s.Report(nil)
-	if got := outcome(&r.Configs[0]); got != "a 3072=3072+0 of 3072" || r.Used != 3072 || r.Lines != 3072 || !s.Interrupted() ||
+	if got := denials(&r.Configs[0]); got != "a 3072=3072+0 of 3072" || r.Used != 3072 || r.Lines != 3072 || !s.Interrupted() ||
 		!slices.ContainsFunc(r.Notes, func(note string) bool { return strings.Contains(note, "first 3,072 requests") }) {
 		t.Errorf("got %s of %d lines, notes %q", got, r.Lines, r.Notes)
 	}

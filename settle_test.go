@@ -20,6 +20,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -381,7 +382,7 @@ func TestConcurrency(t *testing.T) {
 				case 429:
 					denied.Add(1)
 					if h.Get("Retry-After") != "1" || h.Get("X-RateLimit-Limit") != "5" {
-						t.Errorf("denied with %v", fieldsIn(h))
+						t.Errorf("denied with %v", fieldstest.In(h))
 					}
 				default:
 					passed.Add(1)
@@ -420,7 +421,7 @@ func TestConcurrentZone(t *testing.T) {
 		<-arrived
 	}
 	if status, h := ask(t.Context(), s.url("/")); status != 429 || h.Get("Retry-After") != "1" {
-		t.Errorf("a third got %d, %v", status, fieldsIn(h))
+		t.Errorf("a third got %d, %v", status, fieldstest.In(h))
 	}
 	close(release)
 	running.Wait()
@@ -596,7 +597,7 @@ func TestDryRun(t *testing.T) {
 			dry = "candidate"
 		}
 		if a.StatusCode != status || status == 200 && a.Header.Get("X-Dry") != dry || a.Header.Get("X-RateLimit-Limit") != "5" ||
-			strings.Contains(fieldsIn(a.Header), "candidate") {
+			strings.Contains(fieldstest.In(a.Header), "candidate") {
 			t.Errorf("request %d: got %s, dry run %q, want %d and %q", i, a, a.Header.Get("X-Dry"), status, dry)
 		}
 	}

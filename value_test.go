@@ -16,6 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"pgregory.net/rapid"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -529,7 +530,7 @@ func TestBadDynamicNumbers(t *testing.T) {
 				t.Errorf("%s with %.40q: got %d %q, want %d and nothing",
 					path, number, a.StatusCode, a.body, tc.status)
 			}
-			if got := fieldsIn(a.Header); got != "" {
+			if got := fieldstest.In(a.Header); got != "" {
 				t.Errorf("%s with %.40q: got fields %s", path, number, got)
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -222,7 +223,7 @@ func (h *Handler) warnReplaced(app *App) {
 
 // logExceeded logs that a zone has denied a request, and the wait that its client is
 // told.
-func (h *Handler) logExceeded(e *evaluation, decider *bucketResult, wait time.Duration) {
+func (h *Handler) logExceeded(e *evaluation, decider *outcome.Entry, wait time.Duration) {
 	c := h.logger.Check(zap.InfoLevel, "rate limit exceeded")
 	if c == nil {
 		return
@@ -231,10 +232,10 @@ func (h *Handler) logExceeded(e *evaluation, decider *bucketResult, wait time.Du
 	if err != nil {
 		address = e.request.RemoteAddr
 	}
-	fields := []zap.Field{zap.String("zone", decider.title()), zap.Duration("wait", wait), zap.String("remote_ip", address)}
+	fields := []zap.Field{zap.String("zone", decider.Title), zap.Duration("wait", wait), zap.String("remote_ip", address)}
 	if h.LogKey {
-		i := slices.IndexFunc(e.buckets, func(b limiter.Bucket) bool { return b.Name == decider.name })
-		key, template := e.buckets[i].Key, h.RateLimits[decider.title()].Key
+		i := slices.IndexFunc(e.buckets, func(b limiter.Bucket) bool { return b.Name == decider.Name })
+		key, template := e.buckets[i].Key, h.RateLimits[decider.Title].Key
 		if template == "" || strings.Count(template, "{") > 1 { // the text between several placeholders counts too
 			key = e.replacer.ReplaceAll(template, "")
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -261,7 +262,7 @@ func TestChargeInOrder(t *testing.T) {
 			e := newTestEvaluation()
 			for i := range tc.first {
 				e.buckets = append(e.buckets, limiter.Bucket{Name: strconv.Itoa(i)})
-				e.of = append(e.of, configured{bucket: &bucket{policy: &policy{path: strconv.Itoa(i)}}})
+				e.of = append(e.of, configured{bucket: &bucket{path: strconv.Itoa(i)}})
 			}
 			e.decisions = append(e.decisions, tc.first...)
 			var asked []int
@@ -277,8 +278,8 @@ func TestChargeInOrder(t *testing.T) {
 			var got []string
 			for i, d := range e.decisions {
 				text := e.buckets[i].Name
-				if e.of[i].policy.path != text {
-					t.Errorf("bucket %s has the policy of %s", text, e.of[i].policy.path)
+				if e.of[i].path != text {
+					t.Errorf("bucket %s has the policy of %s", text, e.of[i].path)
 				}
 				if d.Denied {
 					text += " denied"
@@ -517,7 +518,7 @@ func TestZoneNames(t *testing.T) {
 			if a.StatusCode != 429 || a.body != name {
 				t.Errorf("got %s %q", a, a.body)
 			}
-			if _, err := parseList(strings.Join(a.Header["Ratelimit"], ",")); err != nil {
+			if _, err := fieldstest.ParseList(strings.Join(a.Header["Ratelimit"], ",")); err != nil {
 				t.Error(err)
 			}
 			if lines := s.log("info", ownLogger); len(lines) != 1 || lines[0]["zone"] != name {

@@ -1,4 +1,4 @@
-package ratelimit
+package outcome
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -18,7 +19,7 @@ import (
 func countWriters(w http.ResponseWriter) int {
 	n := 0
 	for w != nil {
-		if _, ok := w.(*responseWriter); ok {
+		if _, ok := w.(*Writer); ok {
 			n++
 		}
 		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
@@ -35,29 +36,29 @@ func countWriters(w http.ResponseWriter) int {
 // use.
 func TestResponseWriterIsWrappedOnce(t *testing.T) {
 	t.Parallel()
-	shown, _, _ := resultOfVisits(visit{xRateLimit, []string{"a"}, []limiter.Decision{roomy}})
-	hidden, _, _ := resultOfVisits(visit{0, []string{"a"}, []limiter.Decision{roomy}})
+	shown, _, _ := outcomeOfVisits(visit{XRateLimit, []string{"a"}, []limiter.Decision{roomy}})
+	hidden, _, _ := outcomeOfVisits(visit{0, []string{"a"}, []limiter.Decision{roomy}})
 	raw := httptest.NewRecorder()
 
-	if w := hidden.wrap(raw); w != http.ResponseWriter(raw) {
+	if w := hidden.Wrap(raw); w != http.ResponseWriter(raw) {
 		t.Errorf("without fields the writer became a %T", w)
 	}
-	w := shown.wrap(raw)
+	w := shown.Wrap(raw)
 	if n := countWriters(w); n != 1 {
 		t.Fatalf("wrapped %d times, want once", n)
 	}
-	if again := shown.wrap(w); again != w {
+	if again := shown.Wrap(w); again != w {
 		t.Errorf("wrapped again, into a %T", again)
 	}
 	between := &caddyhttp.ResponseWriterWrapper{
 		ResponseWriter: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
 	}
-	if again := shown.wrap(between); again != http.ResponseWriter(between) {
+	if again := shown.Wrap(between); again != http.ResponseWriter(between) {
 		t.Errorf("wrapped again although ours lies under another, into a %T", again)
 	}
 	// Error routes get the server's own writer, without what was around it.
 	other := &caddyhttp.ResponseWriterWrapper{ResponseWriter: raw}
-	if n := countWriters(shown.wrap(other)); n != 1 {
+	if n := countWriters(shown.Wrap(other)); n != 1 {
 		t.Errorf("with the raw writer back, wrapped %d times, want once", n)
 	}
 }
@@ -69,7 +70,7 @@ type spy struct {
 	events []string
 }
 
-func (s *spy) note(what string) { s.events = append(s.events, what+" "+fieldsIn(s.header)) }
+func (s *spy) note(what string) { s.events = append(s.events, what+" "+fieldstest.In(s.header)) }
 
 func (s *spy) Header() http.Header { return s.header }
 
@@ -151,8 +152,8 @@ func TestWriter(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			bottom := &spy{header: http.Header{"X-Ratelimit-Limit": {"5", "100"}}}
-			rec := &result{fields: fields{fieldLimit: "5"}}
-			tc.do(rec.wrap(bottom))
+			rec := &Outcome{fields: fields{fieldLimit: "5"}}
+			tc.do(rec.Wrap(bottom))
 			if !reflect.DeepEqual(bottom.events, tc.want) {
 				t.Errorf("the writer underneath got %q, want %q", bottom.events, tc.want)
 			}
@@ -165,8 +166,8 @@ func TestWriter(t *testing.T) {
 func TestWriterOverPlainWriter(t *testing.T) {
 	t.Parallel()
 	bottom := httptest.NewRecorder()
-	rec := &result{fields: fields{fieldLimit: "5"}}
-	w := rec.wrap(struct{ http.ResponseWriter }{bottom})
+	rec := &Outcome{fields: fields{fieldLimit: "5"}}
+	w := rec.Wrap(struct{ http.ResponseWriter }{bottom})
 	if n, err := io.Copy(w, bytes.NewReader(make([]byte, 100_000))); n != 100_000 || err != nil {
 		t.Errorf("copied %d, %v", n, err)
 	}

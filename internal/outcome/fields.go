@@ -1,8 +1,6 @@
-package ratelimit
+package outcome
 
 import (
-	"math"
-	"math/rand/v2"
 	"net/http"
 	"net/textproto"
 	"slices"
@@ -14,41 +12,14 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// families is a set of header field families.
-type families uint8
+// Families is a set of families of header fields.
+type Families uint8
 
+// The families of header fields.
 const (
-	xRateLimit families = 1 << iota // X-RateLimit-*
-	ietf                            // RateLimit-Policy and RateLimit, of draft 11
+	XRateLimit Families = 1 << iota // X-RateLimit-*
+	IETF                            // RateLimit-Policy and RateLimit, of draft 11
 )
-
-// newFamilies parses the headers option.
-func newFamilies(words []string) (families, error) {
-	if len(words) == 0 {
-		return xRateLimit, nil
-	}
-	var set families
-	for _, word := range words {
-		var family families
-		switch word {
-		case "x-ratelimit":
-			family = xRateLimit
-		case "ratelimit-11", "ratelimit":
-			family = ietf
-		case "off":
-			if len(words) > 1 {
-				return 0, badOption("headers", strings.Join(words, " "), "off alone, or x-ratelimit, ratelimit-11 or both")
-			}
-		default:
-			return 0, badOption("headers", word, "x-ratelimit, ratelimit-11 or both, or off")
-		}
-		if set&family != 0 {
-			return 0, newOptionError("headers", "duplicate %q", word)
-		}
-		set |= family
-	}
-	return set, nil
-}
 
 // The fields, in the order of their values in fields. The names are in the
 // canonical form of http.Header.
@@ -86,20 +57,11 @@ func (f *fields) set(h http.Header) {
 	}
 }
 
-// withJitter returns a wait that is longer by a random share, up to the given one.
-func withJitter(wait time.Duration, share float64) time.Duration {
-	more := rand.Float64() * share * float64(wait) //nolint:gosec // not a secret
-	if more >= float64(math.MaxInt64-wait) {
-		return math.MaxInt64
-	}
-	return wait + time.Duration(more)
-}
-
-// setRetryAfter sets the wait that Retry-After tells, also in h.
-func (f *fields) setRetryAfter(wait time.Duration, h http.Header) {
-	if f[fieldRetryAfter] != "" {
-		f[fieldRetryAfter] = wholeSeconds(wait)
-		f.set(h)
+// SetRetryAfter sets the wait that Retry-After tells, in h too, if it is told.
+func (o *Outcome) SetRetryAfter(wait time.Duration, h http.Header) {
+	if o.fields[fieldRetryAfter] != "" {
+		o.fields[fieldRetryAfter] = WholeSeconds(wait)
+		o.fields.set(h)
 	}
 }
 
@@ -173,13 +135,13 @@ func (f *fields) dropTrailers(h http.Header) {
 // render sets f to the fields of a request with the given results, each shown in
 // its families; sum is the summary of all. The values are substrings of what is
 // appended to text, so the caller must not modify it any more.
-func (f *fields) render(results []bucketResult, sum limiter.Summary, text []byte) {
+func (f *fields) render(results []Entry, sum limiter.Summary, text []byte) {
 	var ends [fieldCount]int
 	end := func(i int) { ends[i] = len(text) }
 
 	shown, ok := sum, true
-	if !allShown(results, xRateLimit) {
-		shown, ok = summarize(results, xRateLimit)
+	if !allShown(results, XRateLimit) {
+		shown, ok = summarize(results, XRateLimit)
 	}
 	if ok {
 		text = strconv.AppendInt(text, shown.Size, 10)
@@ -213,24 +175,24 @@ func (f *fields) render(results []bucketResult, sum limiter.Summary, text []byte
 }
 
 // appendPolicies appends the value of RateLimit-Policy. Like RateLimit, it follows
-// draft-ietf-httpapi-ratelimit-headers-11: a structured field with an item for each
+// draft-IETF-httpapi-ratelimit-headers-11: a structured field with an item for each
 // limit. The quota q is the size, the window w the time in which a full bucket
 // drains, or the length of a window that slides, or the time of a rate that warms up.
 // There is no unit qu, even where requests cost other than one: only registered ones
 // are allowed, and none of them is a unit of this kind. A limit on requests in progress
 // has a registered one, and no window.
-func appendPolicies(b []byte, results []bucketResult) []byte {
+func appendPolicies(b []byte, results []Entry) []byte {
 	start := len(b)
 	for i := range results {
-		br := &results[i]
-		if br.families&ietf == 0 {
+		e := &results[i]
+		if e.Families&IETF == 0 {
 			continue
 		}
-		b = appendName(b, len(b) == start, br)
-		limit := br.limit
-		limit.Size = br.decision.Size
+		b = appendName(b, len(b) == start, e)
+		limit := e.Limit
+		limit.Size = e.Decision.Size
 		b = appendParameter(b, ";q=", limit.Size)
-		if br.concurrency {
+		if e.Concurrency {
 			b = append(b, `;qu="concurrent-requests"`...)
 			continue
 		}
@@ -242,22 +204,22 @@ func appendPolicies(b []byte, results []bucketResult) []byte {
 // appendLimits appends the value of RateLimit. Clients that spread the available units r
 // over the time t keep to the rate, see [limiter.Limit.SpendTime]. On denial, only limits
 // without room for the same request have a t, so that none exceeds Retry-After.
-func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
+func appendLimits(b []byte, results []Entry, denied bool) []byte {
 	start := len(b)
 	for i := range results {
-		br := &results[i]
-		if br.families&ietf == 0 {
+		e := &results[i]
+		if e.Families&IETF == 0 {
 			continue
 		}
-		b = appendName(b, len(b) == start, br)
-		b = appendParameter(b, ";r=", br.decision.Remaining)
-		switch d := &br.decision; {
+		b = appendName(b, len(b) == start, e)
+		b = appendParameter(b, ";r=", e.Decision.Remaining)
+		switch d := &e.Decision; {
 		case d.Never:
 		case denied && d.RetryAfter > 0:
 			b = appendParameter(b, ";t=", ceilSeconds(d.RetryAfter))
-		case denied, br.concurrency:
+		case denied, e.Concurrency:
 		default:
-			b = appendParameter(b, ";t=", ceilSeconds(br.limit.SpendTime(d)))
+			b = appendParameter(b, ";t=", ceilSeconds(e.Limit.SpendTime(d)))
 		}
 	}
 	return b
@@ -266,19 +228,19 @@ func appendLimits(b []byte, results []bucketResult, denied bool) []byte {
 // appendName appends the name of a policy as a structured field string, after a
 // comma unless it is the first. The characters of a path need no escaping, and a
 // path has no '#'.
-func appendName(b []byte, first bool, br *bucketResult) []byte {
+func appendName(b []byte, first bool, e *Entry) []byte {
 	if !first {
 		b = append(b, ", "...)
 	}
-	return append(br.appendTo(append(b, '"')), '"')
+	return append(e.appendTo(append(b, '"')), '"')
 }
 
-// appendTo appends the name by which br's limit is listed: its path and, if others of
+// appendTo appends the name by which e's limit is listed: its path and, if others of
 // that path stand before it, its number, such as default#2.
-func (br *bucketResult) appendTo(b []byte) []byte {
-	b = append(b, br.path...)
-	if br.ordinal > 0 {
-		b = strconv.AppendInt(append(b, '#'), int64(br.ordinal)+1, 10)
+func (e *Entry) appendTo(b []byte) []byte {
+	b = append(b, e.Path...)
+	if e.ordinal > 0 {
+		b = strconv.AppendInt(append(b, '#'), int64(e.ordinal)+1, 10)
 	}
 	return b
 }
@@ -302,8 +264,8 @@ func appendWholeSeconds(b []byte, d time.Duration) []byte {
 	return strconv.AppendInt(b, max(ceilSeconds(d), 1), 10)
 }
 
-// wholeSeconds returns d in whole seconds, rounded up, at least 1.
-func wholeSeconds(d time.Duration) string {
+// WholeSeconds returns d in whole seconds, rounded up, at least 1.
+func WholeSeconds(d time.Duration) string {
 	var few [20]byte
 	return string(appendWholeSeconds(few[:0], d))
 }

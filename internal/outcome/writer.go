@@ -1,4 +1,4 @@
-package ratelimit
+package outcome
 
 import (
 	"io"
@@ -7,10 +7,10 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// isWrapped reports whether w wraps a responseWriter.
+// isWrapped reports whether w wraps a Writer.
 func isWrapped(w http.ResponseWriter) bool {
 	for {
-		if _, ok := w.(*responseWriter); ok {
+		if _, ok := w.(*Writer); ok {
 			return true
 		}
 		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
@@ -21,68 +21,68 @@ func isWrapped(w http.ResponseWriter) bool {
 	}
 }
 
-// responseWriter removes values that others added to our fields just before the
+// Writer removes values that others added to our fields just before the
 // header is written. Other features of the underlying writer, such as hijacking,
 // are available through Unwrap.
-type responseWriter struct {
+type Writer struct {
 	caddyhttp.ResponseWriterWrapper
-	result  *result
+	outcome *Outcome
 	cleaned bool
 	written int32 // the number of fields in the header when it was written
 }
 
 // cleanHeader removes foreign values and announced trailers from the header, once.
-func (rw *responseWriter) cleanHeader() {
+func (rw *Writer) cleanHeader() {
 	if !rw.cleaned {
 		rw.cleaned = true
 		h := rw.Header()
-		rw.result.fields.dropForeign(h)
-		rw.result.fields.dropAnnounced(h)
+		rw.outcome.fields.dropForeign(h)
+		rw.outcome.fields.dropAnnounced(h)
 		rw.written = int32(len(h))
 	}
 }
 
-// cleanTrailers must be called when everything but the trailers is written. It
+// CleanTrailers must be called when everything but the trailers is written. It
 // removes ours from those that were not announced, which a proxy has added to the header
 // by now. Most responses have none, and to look at each field takes a while.
-func (rw *responseWriter) cleanTrailers() {
+func (rw *Writer) CleanTrailers() {
 	if h := rw.Header(); !rw.cleaned || len(h) != int(rw.written) {
-		rw.result.fields.dropTrailers(h)
+		rw.outcome.fields.dropTrailers(h)
 	}
 }
 
 // WriteHeader implements http.ResponseWriter. An informational response is not
 // the final one, unless it switches protocols, but its fields are cleaned too.
-func (rw *responseWriter) WriteHeader(status int) {
+func (rw *Writer) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		rw.cleanHeader()
 	} else {
-		rw.result.fields.dropForeign(rw.Header())
+		rw.outcome.fields.dropForeign(rw.Header())
 	}
 	rw.ResponseWriter.WriteHeader(status)
 }
 
 // Write implements http.ResponseWriter.
-func (rw *responseWriter) Write(b []byte) (int, error) {
+func (rw *Writer) Write(b []byte) (int, error) {
 	rw.cleanHeader()
 	return rw.ResponseWriter.Write(b)
 }
 
 // ReadFrom implements io.ReaderFrom, which lets files be sent without copying.
-func (rw *responseWriter) ReadFrom(r io.Reader) (int64, error) {
+func (rw *Writer) ReadFrom(r io.Reader) (int64, error) {
 	rw.cleanHeader()
 	return rw.ResponseWriterWrapper.ReadFrom(r)
 }
 
 // FlushError implements flushing for http.ResponseController.
-func (rw *responseWriter) FlushError() error {
+func (rw *Writer) FlushError() error {
 	rw.cleanHeader()
 	return http.NewResponseController(rw.ResponseWriter).Flush()
 }
 
 // Interface guards
 var (
-	_ http.ResponseWriter = (*responseWriter)(nil)
-	_ http.Pusher         = (*responseWriter)(nil)
-	_ io.ReaderFrom       = (*responseWriter)(nil)
+	_ http.ResponseWriter = (*Writer)(nil)
+	_ http.Pusher         = (*Writer)(nil)
+	_ io.ReaderFrom       = (*Writer)(nil)
 )

@@ -1,0 +1,78 @@
+package outcome
+
+import (
+	"context"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// Observe shows the outcome so far in the span of the request, and if log is true in the
+// access log. That is written at the end of the request and then shows the outcome of
+// all handlers, even of those that do not log it.
+//
+// Caddy's tracing tells that there is a span by a variable of the request. To look for
+// one in the context would take longer, as every value in it is asked.
+func (o *Outcome) Observe(ctx context.Context, log bool) {
+	if log && !o.logged {
+		if extra, ok := ctx.Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
+			extra.Set(zap.Object("rate_limit", logged{o}))
+			o.logged = true
+		}
+	}
+	if !o.traced {
+		return
+	}
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		span.SetAttributes(o.attributes()...)
+	}
+}
+
+// attributes returns the attributes of the request's span. The status of the span
+// is no substitute: it is 200 for denials that error routes handle.
+func (o *Outcome) attributes() []attribute.KeyValue {
+	sum, decided := summarize(o.entries, 0)
+	attributes := append(make([]attribute.KeyValue, 0, 4),
+		attribute.String("caddy.rate_limit.result", o.what.String()))
+	if !decided {
+		return attributes
+	}
+	decider := &o.entries[sum.Deciding]
+	return append(attributes,
+		attribute.String("caddy.rate_limit.limit", decider.Path),
+		attribute.String("caddy.rate_limit.by", decider.Decision.By.String()),
+		attribute.Int64("caddy.rate_limit.remaining", sum.Remaining))
+}
+
+// logged is an outcome as the access log shows it.
+type logged struct{ *Outcome }
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (l logged) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	sum, decided := summarize(l.entries, 0)
+	enc.AddString("result", l.what.String())
+	if decided {
+		decider := &l.entries[sum.Deciding]
+		enc.AddString("limit", decider.Path)
+		enc.AddString("by", decider.Decision.By.String())
+		enc.AddInt64("remaining", sum.Remaining)
+		if sum.Denied && !sum.Never {
+			enc.AddDuration("retry_after", sum.RetryAfter)
+		}
+	}
+	for i := range marks {
+		if path := l.marked(marks[i].is); path != "" {
+			enc.AddString(marks[i].name, path)
+		}
+	}
+	if l.waited > 0 {
+		enc.AddDuration("waited", l.waited)
+	}
+	if l.delayed > 0 {
+		enc.AddDuration("delayed", l.delayed)
+	}
+	return nil
+}

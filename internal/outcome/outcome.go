@@ -1,0 +1,335 @@
+// Package outcome is what the handlers that a request passes have decided on it, and how that
+// is told: header fields, placeholders, the access log and the request's span.
+package outcome
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Outcome is what all rate_limit handlers decided on one request. It is empty until
+// a store has decided.
+//
+// It has room for what most requests need, so that a single allocation suffices
+// for them.
+type Outcome struct {
+	entries []Entry
+	fields  fields
+	writer  Writer
+	waited  time.Duration        // for Redis, so far
+	delayed time.Duration        // until there was room, so far
+	what    telemetry.Checked    // the outcome of the request so far
+	counted telemetry.CheckedSet // what it was counted as
+	opened  bool                 // whether a handler is going to count it
+	logged  bool                 // whether the access log shows it
+	traced  bool                 // whether the request has a span
+	stripe  uint8                // of counters
+	inline  [1]Entry
+	text    [56]byte // backs the fields that the first handler sets
+}
+
+// Policy is what responses show of a limit besides its numbers.
+type Policy struct {
+	Path        string // of the limit
+	Title       string // its path, or the name of the zone that it was
+	Status      int    // of denials
+	Concurrency bool   // whether it counts requests in progress
+}
+
+// Entry is what one bucket decided on a request, and how to show it.
+type Entry struct {
+	*Policy
+	Name     string        // of the bucket in the store
+	Limit    limiter.Limit // as the store has it: its size includes what may be above that of the decision
+	Cost     int64
+	Families Families // of header fields that show it
+	Over     bool     // whether the request filled the bucket above its size
+	Banned   bool     // whether the limit bans the key
+	ordinal  uint16   // how many other limits of the same path are listed before
+	Decision limiter.Decision
+}
+
+// variable is the variable of the request that holds its outcome.
+const variable = "rate_limit.result"
+
+// tracedVariable is a variable that Caddy sets in requests that it traces.
+const tracedVariable = "trace_id"
+
+// Of returns the outcome of a request, a new one if there is none yet. stripe chooses
+// the counters in which it is counted.
+func Of(r *http.Request, repl *caddy.Replacer, stripe uint32) *Outcome {
+	vars := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
+	_, traced := vars[tracedVariable]
+	if o, ok := vars[variable].(*Outcome); ok {
+		o.traced = traced
+		return o
+	}
+	o := &Outcome{stripe: uint8(stripe & 0xff), traced: traced}
+	o.entries = o.inline[:0]
+	vars[variable] = o
+	repl.Map(o.placeholder)
+	return o
+}
+
+// Become notes the outcome of the request at one more handler. It was denied if any
+// limit did so.
+func (o *Outcome) Become(what telemetry.Checked) {
+	if o.what != telemetry.CheckedDenied {
+		o.what = what
+	}
+}
+
+// Waited returns for how long the request has waited for Redis.
+func (o *Outcome) Waited() time.Duration { return o.waited }
+
+// AddWait adds a time for which the request waited for Redis.
+func (o *Outcome) AddWait(d time.Duration) { o.waited += d }
+
+// AddDelay adds a time for which the request waited until there was room.
+func (o *Outcome) AddDelay(d time.Duration) { o.delayed += d }
+
+// Open reports whether the calling handler is the outermost of those that a request
+// passes, which counts the request when it ends: by then the handlers within it have
+// decided too. There may be no outcome.
+func (o *Outcome) Open() (outermost bool) {
+	if o == nil || o.opened {
+		return false
+	}
+	o.opened = true
+	return true
+}
+
+// Count counts the request, unless a handler that has ended did so already and
+// nothing else has become of it since, in an error route.
+func (o *Outcome) Count(in *telemetry.Process) {
+	o.opened = false
+	if o.counted.Add(o.what) {
+		in.CountRequest(uint32(o.stripe), o.what)
+	}
+}
+
+// Add adds what was decided by one handler and updates the header fields. of returns the
+// entry of the i-th decision, which need not have the decision itself. Add returns the entry
+// that decided, and how long to wait for all limits that were asked so far.
+func (o *Outcome) Add(decisions []limiter.Decision, of func(i int) Entry, h http.Header) (decider *Entry, wait time.Duration) {
+	before := len(o.entries)
+	o.entries = slices.Grow(o.entries, len(decisions))
+	for i := range decisions {
+		e, d := of(i), &decisions[i]
+		if d.DryRun || d.Pool {
+			e.Families = 0
+		}
+		if e.Concurrency {
+			d.Clear = 0 // when it is clear is up to the requests in progress
+		}
+		e.Decision = *d
+		o.entries = append(o.entries, e)
+	}
+	own := limiter.Summarize(decisions)
+	if own.Denied {
+		o.Become(telemetry.CheckedDenied)
+	}
+	all, text := own, o.text[:0]
+	if before > 0 {
+		all, _ = summarize(o.entries, 0)
+		text = nil // strings of earlier fields point into o.text
+		o.fields.remove(h)
+		numberDuplicates(o.entries, before)
+	}
+	if all.Denied && len(o.entries) > 1 {
+		for i := range o.entries {
+			o.entries[i].extendRetryAfter()
+		}
+		all, _ = summarize(o.entries, 0)
+	}
+	o.fields.render(o.entries, all, text)
+	o.fields.set(h)
+	return &o.entries[before+own.Deciding], all.RetryAfter
+}
+
+// numberDuplicates makes the names in the IETF fields unique, given that entries
+// from index from on are new. A limit that was charged several times, by several
+// handlers or one that was invoked twice, is listed once. Different limits of one
+// path, such as those without a name, are numbered.
+func numberDuplicates(entries []Entry, from int) {
+	for j := from; j < len(entries); j++ {
+		entries[j].listAfter(entries[:j])
+	}
+}
+
+// Titles returns the names that the IETF fields of a response would have for entries if it
+// listed them all.
+func Titles(entries []Entry) []string {
+	for i := range entries {
+		entries[i].Families = IETF
+	}
+	numberDuplicates(entries, 0)
+	titles := make([]string, len(entries))
+	for i := range entries {
+		titles[i] = string(entries[i].appendTo(nil))
+	}
+	return titles
+}
+
+// placeholder returns the value of a placeholder of this module.
+func (o *Outcome) placeholder(name string) (any, bool) {
+	name, ours := strings.CutPrefix(name, "http.rate_limit.")
+	if !ours {
+		return nil, false
+	}
+	if len(o.entries) == 0 {
+		return nil, false
+	}
+	if name == "delayed" {
+		return seconds(o.delayed), true
+	}
+	for i := range marks {
+		if name == marks[i].name {
+			return o.marked(marks[i].is), true
+		}
+	}
+	sum, decided := summarize(o.entries, 0)
+	if !decided {
+		return nil, false
+	}
+	decider := &o.entries[sum.Deciding]
+	switch name {
+	case "limit":
+		return decider.Path, true
+	case "size":
+		return decider.Decision.Size, true
+	case "remaining":
+		return sum.Remaining, true
+	case "clear":
+		return seconds(sum.Clear), true
+	case "retry_after":
+		switch {
+		case sum.Never:
+			return "", true
+		case !sum.Denied:
+			return "0", true
+		}
+		return WholeSeconds(sum.RetryAfter), true
+	case "denied":
+		return sum.Denied, true
+	case "exceeded.name":
+		if !sum.Denied {
+			return "", true
+		}
+		return decider.Title, true
+	case "by":
+		return decider.Decision.By.String(), true
+	}
+	return nil, false
+}
+
+// marks are what may be said of a limit besides its decision. Each is told by the path of
+// the first limit that it is true of, as a placeholder and in the access log.
+var marks = [...]struct {
+	name string
+	is   func(*Entry) bool
+}{
+	{"over", func(e *Entry) bool { return e.Over && !e.Decision.DryRun }},
+	{"banned", func(e *Entry) bool { return e.Banned && !e.Decision.DryRun }},
+	{"borrowed", func(e *Entry) bool { return e.Decision.Borrowed && !e.Decision.Pool && !e.Decision.DryRun }},
+	{"dry_run", func(e *Entry) bool { return e.Decision.DryRun && e.Decision.Denied }},
+}
+
+// marked returns the path of the first limit that a mark is true of, or "".
+func (o *Outcome) marked(is func(*Entry) bool) string {
+	for i := range o.entries {
+		if is(&o.entries[i]) {
+			return o.entries[i].Path
+		}
+	}
+	return ""
+}
+
+// Wrap returns a writer that keeps values of others out of our fields. It returns
+// w if w has such a writer already or there are no fields.
+func (o *Outcome) Wrap(w http.ResponseWriter) http.ResponseWriter {
+	if o.fields == (fields{}) {
+		return w
+	}
+	rw := &o.writer
+	if rw.ResponseWriter != nil { // in use, but not necessarily in w
+		if isWrapped(w) {
+			return w
+		}
+		rw = new(Writer)
+	}
+	rw.outcome, rw.ResponseWriter = o, w
+	return rw
+}
+
+// tighter reports whether e leaves less room than other.
+func (e *Entry) tighter(other *Entry) bool {
+	d, o := &e.Decision, &other.Decision
+	if d.Denied != o.Denied {
+		return d.Denied
+	}
+	return d.Remaining < o.Remaining
+}
+
+// extendRetryAfter sets RetryAfter of a bucket that was charged for a request that
+// another one denied: the time until it has room for the same request again, since
+// it would deny clients that retry earlier.
+func (e *Entry) extendRetryAfter() {
+	b := limiter.Bucket{Limit: e.Limit, Cost: e.Cost}
+	e.Decision.RetryAfter = b.Wait(&e.Decision)
+}
+
+// listAfter numbers e after others of its path. If one of them is of the same
+// limit, only the one with less room stays listed.
+func (e *Entry) listAfter(others []Entry) {
+	for i := range others {
+		other := &others[i]
+		switch {
+		case e.Families&other.Families&IETF == 0 || e.Path != other.Path:
+		case e.Name != other.Name || e.Limit != other.Limit:
+			e.ordinal = max(e.ordinal, other.ordinal+1)
+		case other.tighter(e):
+			e.Families &^= IETF
+			return
+		default:
+			e.ordinal = other.ordinal
+			other.Families &^= IETF
+			return
+		}
+	}
+}
+
+// summarize returns the summary of the entries shown in a family, or of all
+// entries if it is 0. It returns false if there are none.
+func summarize(entries []Entry, family Families) (limiter.Summary, bool) {
+	var few [8]limiter.Decision
+	decisions, decided := few[:0], false
+	for i := range entries {
+		if entries[i].Families&family == family {
+			decisions = append(decisions, entries[i].Decision)
+			decided = decided || !entries[i].Decision.DryRun
+		}
+	}
+	if !decided {
+		return limiter.Summary{}, false
+	}
+	return limiter.Summarize(decisions), true
+}
+
+// allShown reports whether all entries are shown in a family.
+func allShown(entries []Entry, family Families) bool {
+	for i := range entries {
+		if entries[i].Families&family == 0 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,215 @@
+package outcome
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// visit is what one rate_limit handler decided on a request.
+type visit struct {
+	show      Families
+	paths     []string
+	decisions []limiter.Decision
+}
+
+// outcomeOfVisits returns the outcome of a request that several handlers saw, its
+// replacer, and the fields that they set.
+func outcomeOfVisits(visits ...visit) (*Outcome, *caddy.Replacer, http.Header) {
+	repl := caddy.NewReplacer()
+	r := httptest.NewRequest("GET", "/", nil)
+	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
+	h := make(http.Header)
+	var res *Outcome
+	for _, v := range visits {
+		res = Of(r, repl, 0)
+		res.Add(v.decisions, func(i int) Entry {
+			return Entry{Policy: policyOf(v.paths[i]), Name: v.paths[i], Limit: limitOf(v.decisions[i].Size), Families: v.show}
+		}, h)
+	}
+	return res, repl, h
+}
+
+var (
+	roomy = limiter.Decision{Size: 100, Remaining: 90, Clear: 10 * time.Second}
+	tight = limiter.Decision{Size: 5, Remaining: 1, Clear: 4 * time.Second}
+	full  = limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, RetryAfter: 900 * time.Millisecond}
+	never = limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}
+)
+
+// TestNeverAdmittedOutranksRetry guards that a request which one handler denies
+// for a while and a later one, in an error route, never admits is not told to
+// wait.
+func TestNeverAdmittedOutranksRetry(t *testing.T) {
+	t.Parallel()
+	_, _, h := outcomeOfVisits(
+		visit{XRateLimit, []string{"full"}, []limiter.Decision{full}},
+		visit{XRateLimit, []string{"never"}, []limiter.Decision{never}},
+	)
+	if got, want := fieldstest.In(h), "limit=8 remaining=0 clear=8.000"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestResultsMerge guards that several handlers on one request make one
+// answer: the tightest limit shows, whichever handler it is in.
+func TestResultsMerge(t *testing.T) {
+	t.Parallel()
+	one := func(path string, d limiter.Decision, show Families) visit {
+		return visit{show, []string{path}, []limiter.Decision{d}}
+	}
+	for _, tc := range []struct {
+		name   string
+		visits []visit
+		want   string
+	}{
+		{
+			"the tightest shows if it comes last",
+			[]visit{one("roomy", roomy, XRateLimit), one("tight", tight, XRateLimit)},
+			`limit=5 remaining=1 clear=10.000`,
+		},
+		{
+			"the tightest shows if it comes first",
+			[]visit{one("tight", tight, XRateLimit), one("roomy", roomy, XRateLimit)},
+			`limit=5 remaining=1 clear=10.000`,
+		},
+		{
+			"a denial shows after what was admitted",
+			[]visit{one("tight", tight, XRateLimit), one("full", full, XRateLimit)},
+			`limit=8 remaining=0 clear=8.000 reset=0.900 retry-after=1`,
+		},
+		{
+			"what error routes admit does not hide the denial",
+			[]visit{one("full", full, XRateLimit), one("roomy", roomy, XRateLimit)},
+			`limit=8 remaining=0 clear=10.000 reset=0.900 retry-after=1`,
+		},
+		{
+			"all limits of all handlers are listed",
+			[]visit{
+				{IETF, []string{"a", "a/b"}, []limiter.Decision{roomy, tight}},
+				one("c", roomy, IETF),
+			},
+			`policy="a";q=100;w=100, "a/b";q=5;w=5, "c";q=100;w=100 ` +
+				`ratelimit="a";r=90;t=90, "a/b";r=1;t=1, "c";r=90;t=90`,
+		},
+		{
+			"each handler's limits show in its own families",
+			[]visit{one("x", roomy, XRateLimit), one("i", tight, IETF)},
+			`limit=100 remaining=90 clear=10.000 policy="i";q=5;w=5 ratelimit="i";r=1;t=1`,
+		},
+		{
+			"headers off hides only that handler's limits",
+			[]visit{one("off", tight, 0), one("x", roomy, XRateLimit)},
+			`limit=100 remaining=90 clear=10.000`,
+		},
+		{
+			"headers off does not hide how long to wait",
+			[]visit{one("x", roomy, XRateLimit), one("off", full, 0)},
+			`limit=100 remaining=90 clear=10.000 retry-after=1`,
+		},
+		{
+			"headers off everywhere",
+			[]visit{one("off", tight, 0), one("off2", roomy, 0)},
+			``,
+		},
+	} {
+		_, _, h := outcomeOfVisits(tc.visits...)
+		if got := fieldstest.In(h); got != tc.want {
+			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
+		}
+	}
+}
+
+// TestFieldValuesAreNotOverwritten guards that a later handler does not change
+// the values of an earlier one where somebody has kept them: the memory they are
+// in is not used again.
+func TestFieldValuesAreNotOverwritten(t *testing.T) {
+	t.Parallel()
+	kept := make(map[string]string)
+	h := make(http.Header)
+	repl := caddy.NewReplacer()
+	r := httptest.NewRequest("GET", "/", nil)
+	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
+	for _, d := range []limiter.Decision{roomy, tight, full} {
+		Of(r, repl, 0).Add([]limiter.Decision{d}, func(int) Entry {
+			return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Families: XRateLimit | IETF}
+		}, h)
+		for _, values := range h {
+			kept[values[0]] = strings.Clone(values[0])
+		}
+	}
+	for got, want := range kept {
+		if got != want {
+			t.Errorf("%q became %q", want, got)
+		}
+	}
+}
+
+// TestHandlersShareOneOutcome guards that all handlers of a request share one
+// outcome, and requests share none.
+func TestHandlersShareOneOutcome(t *testing.T) {
+	t.Parallel()
+	v := visit{XRateLimit, []string{"a"}, []limiter.Decision{roomy}}
+	res, _, _ := outcomeOfVisits(v, v, v)
+	if len(res.entries) != 3 {
+		t.Errorf("the result of three handlers has %d limits", len(res.entries))
+	}
+	if other, _, _ := outcomeOfVisits(v); other == res || len(other.entries) != 1 {
+		t.Errorf("another request's result has %d limits", len(other.entries))
+	}
+}
+
+// TestPlaceholders guards the value of every placeholder, for each way that a
+// request can be decided.
+func TestPlaceholders(t *testing.T) {
+	t.Parallel()
+	names := []string{"limit", "size", "remaining", "clear", "retry_after", "denied", "exceeded.name"}
+	for _, tc := range []struct {
+		name      string
+		decisions []limiter.Decision // of limits a, b and so on
+		want      []string
+	}{
+		{"admitted", []limiter.Decision{roomy, tight}, []string{"b", "5", "1", "10.000", "0", "false", ""}},
+		{"equal room", []limiter.Decision{tight, tight}, []string{"a", "5", "1", "4.000", "0", "false", ""}},
+		{"denied", []limiter.Decision{tight, full}, []string{"b", "8", "0", "8.000", "1", "true", "b"}},
+		{"never", []limiter.Decision{never}, []string{"a", "3", "3", "0.000", "", "true", "a"}},
+		{"never and denied", []limiter.Decision{full, never}, []string{"b", "3", "0", "8.000", "", "true", "b"}},
+	} {
+		paths := []string{"a", "b"}[:len(tc.decisions)]
+		_, repl, _ := outcomeOfVisits(visit{0, paths, tc.decisions}) // headers off hides nothing here
+		for i, name := range names {
+			got, known := repl.GetString("http.rate_limit." + name)
+			if !known || got != tc.want[i] {
+				t.Errorf("%s: {http.rate_limit.%s} is %q, known %t; want %q",
+					tc.name, name, got, known, tc.want[i])
+			}
+		}
+		for _, name := range []string{"http.rate_limit", "http.rate_limit.", "http.rate_limit.limits"} {
+			if got, known := repl.Get(name); known {
+				t.Errorf("%s: {%s} is %q, want it unknown", tc.name, name, got)
+			}
+		}
+	}
+}
+
+// TestPlaceholdersOfSeveralHandlers guards that later handlers show in the
+// placeholders too, though the first one made them known.
+func TestPlaceholdersOfSeveralHandlers(t *testing.T) {
+	t.Parallel()
+	_, repl, _ := outcomeOfVisits(
+		visit{XRateLimit, []string{"roomy"}, []limiter.Decision{roomy}},
+		visit{XRateLimit, []string{"full"}, []limiter.Decision{full}},
+	)
+	const all = "{http.rate_limit.limit} {http.rate_limit.remaining} {http.rate_limit.denied}"
+	if got, want := repl.ReplaceAll(all, "?"), "full 0 true"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
