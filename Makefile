@@ -95,8 +95,9 @@ TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Su
 FUZZ_ROUNDS = 60
 FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
 fuzz:
-	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzRate FuzzSplitKey FuzzBucketRequest; do \
+	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzSplitKey FuzzBucketRequest; do \
 		$(call FUZZ,3000) "^$$f$$" . || exit; done
+	$(call FUZZ,3000) '^FuzzRate$$' ./internal/option
 	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/convert
 	$(call FUZZ,10000) '^FuzzReply$$' ./limiter
 	$(call FUZZ,5000) '^FuzzStoredValue$$' ./limiter

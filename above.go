@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -18,22 +19,22 @@ const defaultMaxWaiting = 1000
 // setAbove sets what may be above the size of the limit: see above.
 func (l *Limit) setAbove() (err error) {
 	if l.Soft != "" {
-		if l.soft, err = newNumberBy(l.resolve, "soft", string(l.Soft), parseUnits); err != nil {
+		if l.soft, err = option.Parse(l.resolve, "soft", string(l.Soft), option.Units); err != nil {
 			return err
 		}
 	}
 	if l.MaxDelay != "" {
-		if l.maxDelay, err = newNumberBy(l.resolve, "max_delay", string(l.MaxDelay), parseInterval); err != nil {
+		if l.maxDelay, err = option.Parse(l.resolve, "max_delay", string(l.MaxDelay), option.Interval); err != nil {
 			return err
 		}
 	}
 	if l.maxWaiting = defaultMaxWaiting; l.MaxWaiting != "" {
-		most, err := newNumberBy(l.resolve, "max_waiting", string(l.MaxWaiting), parseInteger(1, math.MaxInt32))
+		most, err := option.Parse(l.resolve, "max_waiting", string(l.MaxWaiting), option.Integer(1, math.MaxInt32))
 		if err != nil {
 			return err
 		}
 		if l.maxWaiting = int64(most); l.maxDelay == 0 {
-			return badOption("max_waiting", string(l.MaxWaiting), "max_delay with it")
+			return option.Bad("max_waiting", string(l.MaxWaiting), "max_delay with it")
 		}
 	}
 	return nil
@@ -44,22 +45,22 @@ func (b *bucket) checkAbove(numbers limiter.Limit) error {
 	l := b.limit
 	switch {
 	case l.soft > 0 && !l.algorithm.hasSize():
-		return badOption("soft", string(l.Soft), "another algorithm than warm_up, which has no size")
+		return option.Bad("soft", string(l.Soft), "another algorithm than warm_up, which has no size")
 	case l.maxDelay > 0:
 		if err := b.checkDelay(numbers); err != nil {
 			return err
 		}
 	}
 	least := numbers
-	if b.drip.isDynamic() {
+	if b.drip.IsDynamic() {
 		least.DripSize = 1
 	}
 	most := b.above(&least, b.usualCost())
 	if numbers.Size += most.units(); numbers.Validate() != nil {
 		if l.soft == 0 {
-			return newOptionError("max_delay", "together with size the bucket is too large, want less")
+			return option.Errorf("max_delay", "together with size the bucket is too large, want less")
 		}
-		return newOptionError("soft", "together with size and max_delay the bucket is too large, want less")
+		return option.Errorf("soft", "together with size and max_delay the bucket is too large, want less")
 	}
 	return nil
 }
@@ -78,15 +79,15 @@ func (b *bucket) checkDelay(numbers limiter.Limit) error {
 	default:
 		return nil
 	}
-	return badOption("max_delay", string(l.MaxDelay), want)
+	return option.Bad("max_delay", string(l.MaxDelay), want)
 }
 
 // usualCost returns what a request costs, or 1 if that depends on it.
 func (b *bucket) usualCost() int64 {
-	if b.cost.isDynamic() || b.costIsBody {
+	if b.cost.IsDynamic() || b.costIsBody {
 		return 1
 	}
-	return b.cost.constant
+	return b.cost.Constant
 }
 
 // above is what a bucket may hold above its size: units of requests that pass although

@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
@@ -275,7 +276,7 @@ func anyOf(paths map[string]bool) string {
 	if n := len(list) - most; n > 0 {
 		list = append(list[:most], fmt.Sprintf("one of %d more", n))
 	}
-	return inWords(list, "or")
+	return option.InWords(list, "or")
 }
 
 // Inspect implements adminapi.Source.
@@ -410,10 +411,10 @@ func (b *bucket) locate(asked adminapi.Asked) (at limiter.Bucket, err error) {
 	switch {
 	case b.off:
 		return at, adminapi.BadRequest("limit: its factor is 0, so it has no buckets")
-	case b.rate.isDynamic():
-		return at, adminapi.BadRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.rate.option)
-	case b.drip.isDynamic():
-		return at, adminapi.BadRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.drip.option)
+	case b.rate.IsDynamic():
+		return at, adminapi.BadRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.rate.Option)
+	case b.drip.IsDynamic():
+		return at, adminapi.BadRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.drip.Option)
 	}
 	if at, err = b.identify(asked); err != nil {
 		return at, err
@@ -452,7 +453,7 @@ func (b *bucket) storedLimit(now time.Time) limiter.Limit {
 	if b.period != nil {
 		return b.period.Limit(size, now)
 	}
-	l := limiter.Limit{Size: size, DripInterval: b.rate.constant, DripSize: b.drip.constant}
+	l := limiter.Limit{Size: size, DripInterval: b.rate.Constant, DripSize: b.drip.Constant}
 	b.setAlgorithm(&l)
 	return l
 }

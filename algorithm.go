@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -57,32 +58,32 @@ func (a algorithm) hasSize() bool { return a != warmUp }
 func (l *Limit) setWindowBucket() error {
 	switch {
 	case l.Size == "":
-		return badOption("algorithm", l.Algorithm, "a size with it, the most units in a window")
+		return option.Bad("algorithm", l.Algorithm, "a size with it, the most units in a window")
 	case l.Window == "" && l.algorithm.slides():
-		return badOption("algorithm", l.Algorithm, "a window with it")
+		return option.Bad("algorithm", l.Algorithm, "a window with it")
 	case l.Window == "" && l.Period == "":
-		return badOption("algorithm", l.Algorithm, "a window or a period with it")
+		return option.Bad("algorithm", l.Algorithm, "a window or a period with it")
 	case l.Window != "" && l.Period != "":
-		return badOption("period", l.Period, "either a window or a period")
+		return option.Bad("period", l.Period, "either a window or a period")
 	case l.WindowStart != "" && l.Period != "":
-		return badOption("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
+		return option.Bad("window_start", l.WindowStart, "no period with it: periods begin as the calendar says")
 	}
 	b := &bucket{path: l.path, counts: algorithms[l.algorithm]}
-	b.drip = value[int64]{option: "size", constant: b.counts.DripSize()}
+	b.drip = option.Value[int64]{Option: "size", Constant: b.counts.DripSize()}
 	var err error
-	if b.size, err = newValue(l.resolve, "size", string(l.Size), parseUnits); err != nil {
+	if b.size, err = option.NewValue(l.resolve, "size", string(l.Size), option.Units); err != nil {
 		return err
 	}
 	if l.Period != "" {
-		if b.period, err = newNumberBy(l.resolve, "period", l.Period, calendar.Parse); err != nil {
+		if b.period, err = option.Parse(l.resolve, "period", l.Period, calendar.Parse); err != nil {
 			return err
 		}
-		b.rate = value[time.Duration]{option: "period", constant: b.period.Longest()}
+		b.rate = option.Value[time.Duration]{Option: "period", Constant: b.period.Longest()}
 	} else {
-		if b.rate, err = newValue(l.resolve, "window", string(l.Window), parseInterval); err != nil {
+		if b.rate, err = option.NewValue(l.resolve, "window", string(l.Window), option.Interval); err != nil {
 			return err
 		}
-		if b.aligned, err = newConstant("window_start", cmp.Or(l.WindowStart, windowStartClock), parseWindowStart); err != nil {
+		if b.aligned, err = option.ParseConstant("window_start", cmp.Or(l.WindowStart, windowStartClock), parseWindowStart); err != nil {
 			return err
 		}
 	}
@@ -96,7 +97,7 @@ func (b *bucket) windowError(numbers limiter.Limit) error {
 		if b.sizeIsDynamic() {
 			got = strconv.FormatInt(numbers.Size, 10)
 		}
-		return badNumber("size", b.size.String(), got, fmt.Sprintf("at most %d with algorithm %s", size, b.limit.algorithm))
+		return option.BadNumber("size", b.size.String(), got, fmt.Sprintf("at most %d with algorithm %s", size, b.limit.algorithm))
 	}
 	years := 17
 	if b.limit.algorithm.slides() {
@@ -104,42 +105,42 @@ func (b *bucket) windowError(numbers limiter.Limit) error {
 	}
 	text := string(b.limit.Window)
 	got := text
-	if b.rate.isDynamic() {
+	if b.rate.IsDynamic() {
 		got = adminapi.Interval(adminapi.Seconds(numbers.DripInterval))
 	}
-	return badNumber("window", text, got, fmt.Sprintf("at most %d years with algorithm %s", years, b.limit.algorithm))
+	return option.BadNumber("window", text, got, fmt.Sprintf("at most %d years with algorithm %s", years, b.limit.algorithm))
 }
 
 // setWarmUpBucket sets up the bucket of a limit whose rate grows after it was idle.
 func (l *Limit) setWarmUpBucket() error {
 	switch {
 	case l.Rate == "":
-		return badOption("algorithm", l.Algorithm, "a rate with it, such as 10/1s")
+		return option.Bad("algorithm", l.Algorithm, "a rate with it, such as 10/1s")
 	case l.WarmUp == "":
-		return badOption("algorithm", l.Algorithm, "a warm_up with it, the time until it admits the whole rate")
+		return option.Bad("algorithm", l.Algorithm, "a warm_up with it, the time until it admits the whole rate")
 	}
-	r, err := newNumberBy(l.resolve, "rate", string(l.Rate), parseRate)
+	r, err := option.Parse(l.resolve, "rate", string(l.Rate), option.ParseRate)
 	if err != nil {
 		return err
 	}
 	b := &bucket{
 		path: l.path, counts: algorithms[l.algorithm], aligned: true,
-		size: value[int64]{option: "rate", constant: r.units},
-		rate: value[time.Duration]{option: "rate", constant: r.each},
-		drip: value[int64]{option: "rate", constant: r.units},
+		size: option.Value[int64]{Option: "rate", Constant: r.Units},
+		rate: option.Value[time.Duration]{Option: "rate", Constant: r.Each},
+		drip: option.Value[int64]{Option: "rate", Constant: r.Units},
 	}
-	if b.warmUp, err = newNumberBy(l.resolve, "warm_up", string(l.WarmUp), parseInterval); err != nil {
+	if b.warmUp, err = option.Parse(l.resolve, "warm_up", string(l.WarmUp), option.Interval); err != nil {
 		return err
 	}
-	if b.cold, err = newNumberBy(l.resolve, "cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
+	if b.cold, err = option.Parse(l.resolve, "cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), "")
 }
 
 // parseColdFactor parses the cold_factor option.
-func parseColdFactor(text string) (factor, string) {
-	f, want := parseFactor(text)
+func parseColdFactor(text string) (option.Factor, string) {
+	f, want := option.ParseFactor(text)
 	if want != "" || f < 1e6 || f > limiter.MaxColdFactor*1e6 || f%1000 != 0 {
 		return 0, fmt.Sprintf("a decimal from 1 to %d with at most 3 digits after the point, such as 3", limiter.MaxColdFactor)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -84,7 +85,7 @@ type Memory struct {
 }
 
 // parseMaxKeys reads a number of buckets.
-var parseMaxKeys = parseInteger(1, 1_000_000_000)
+var parseMaxKeys = option.Integer(1, 1_000_000_000)
 
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
@@ -99,14 +100,14 @@ func (a *App) Provision(ctx caddy.Context) error {
 	a.logger, a.ctx = ctx.Logger(), ctx
 	a.definitions = newDefinitions()
 	var err error
-	a.onError, err = newConstant("on_error", cmp.Or(a.OnError, string(onErrorFallback)), parseOnError)
+	a.onError, err = option.ParseConstant("on_error", cmp.Or(a.OnError, string(onErrorFallback)), parseOnError)
 	if err != nil {
 		return err
 	}
-	if a.consistency, err = newNumber("consistency", cmp.Or(a.Consistency, "exact"), parseConsistency); err != nil {
+	if a.consistency, err = option.Parse(option.OnLoad, "consistency", cmp.Or(a.Consistency, "exact"), parseConsistency); err != nil {
 		return err
 	}
-	if a.reportMetrics, err = newConstant("metrics", cmp.Or(a.Metrics, "on"), parseMetrics); err != nil {
+	if a.reportMetrics, err = option.ParseConstant("metrics", cmp.Or(a.Metrics, "on"), parseMetrics); err != nil {
 		return err
 	}
 	if a.reportMetrics {
@@ -116,7 +117,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	}
 	a.maxKeys = limiter.DefaultMaxKeys
 	if a.Memory != nil && a.Memory.MaxKeys != "" {
-		if a.maxKeys, err = newNumber("max_keys", string(a.Memory.MaxKeys), parseMaxKeys); err != nil {
+		if a.maxKeys, err = option.Parse(option.OnLoad, "max_keys", string(a.Memory.MaxKeys), parseMaxKeys); err != nil {
 			return fmt.Errorf("memory: %w", err)
 		}
 	}

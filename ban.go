@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -34,40 +35,40 @@ const wantBans = "one to three durations, none shorter than the one before, such
 func (l *Limit) setBan() error {
 	if len(l.Ban) == 0 {
 		if l.BanAfter != "" {
-			return badOption("ban_after", string(l.BanAfter), "ban with it, the durations of bans")
+			return option.Bad("ban_after", string(l.BanAfter), "ban with it, the durations of bans")
 		}
 		return nil
 	}
 	text := strings.Join(l.Ban, " ")
 	switch {
 	case len(l.buckets) == 0:
-		return badOption("ban", text, "a size with it")
+		return option.Bad("ban", text, "a size with it")
 	case l.Concurrency != "":
-		return badOption("ban", text, "no concurrency with it: who has too many requests in progress may go on when they end")
+		return option.Bad("ban", text, "no concurrency with it: who has too many requests in progress may go on when they end")
 	case l.CountDenied:
-		return badOption("ban", text, "no count_denied with it, which keeps those out already who go on asking")
+		return option.Bad("ban", text, "no count_denied with it, which keeps those out already who go on asking")
 	case l.shareWhenFull:
-		return badOption("ban", text, "when_full forget with it, or whole networks would be banned")
+		return option.Bad("ban", text, "when_full forget with it, or whole networks would be banned")
 	case len(l.Ban) > limiter.MaxBans:
-		return badOption("ban", text, wantBans)
+		return option.Bad("ban", text, wantBans)
 	}
 	durations := make([]time.Duration, len(l.Ban))
 	for i, text := range l.Ban {
 		var err error
-		if durations[i], err = newNumberBy(l.resolve, "ban", text, parseBan); err != nil {
+		if durations[i], err = option.Parse(l.resolve, "ban", text, parseBan); err != nil {
 			return err
 		}
 	}
 	after := 1
 	if l.BanAfter != "" {
 		var err error
-		if after, err = newNumberBy(l.resolve, "ban_after", string(l.BanAfter), parseInteger(1, maxBanAfter)); err != nil {
+		if after, err = option.Parse(l.resolve, "ban_after", string(l.BanAfter), option.Integer(1, maxBanAfter)); err != nil {
 			return err
 		}
 	}
 	bans := limiter.BansFor(int64(after), durations...)
 	if bans.Validate() != nil {
-		return badOption("ban", text, wantBans)
+		return option.Bad("ban", text, wantBans)
 	}
 	l.bans, l.banDurations = &bans, durations
 	return nil

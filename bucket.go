@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
@@ -28,13 +29,13 @@ type bucket struct {
 	// not drip_rate.
 	source setting
 
-	size, drip, cost value[int64]
-	rate             value[time.Duration]
-	factor           value[factor]
+	size, drip, cost option.Value[int64]
+	rate             option.Value[time.Duration]
+	factor           option.Value[option.Factor]
 	aligned          bool // whether it drips at moments of the clock
 	counts           limiter.Algorithm
 	warmUp           time.Duration    // if it warms up
-	cold             factor           // if it warms up
+	cold             option.Factor    // if it warms up
 	period           *calendar.Period // that takes the place of the rate; nil if there is none
 
 	// The bucket of all requests but for its key, or nil if its numbers depend
@@ -59,12 +60,12 @@ type policy struct {
 }
 
 // sizeIsDynamic reports whether the effective size depends on the request.
-func (b *bucket) sizeIsDynamic() bool { return b.size.isDynamic() || b.factor.isDynamic() }
+func (b *bucket) sizeIsDynamic() bool { return b.size.IsDynamic() || b.factor.IsDynamic() }
 
 // validate returns an error if the bucket can't be valid for any request. It sets
 // off and constant.
 func (b *bucket) validate() error {
-	if b.off = !b.factor.isDynamic() && b.factor.constant == 0; b.off {
+	if b.off = !b.factor.IsDynamic() && b.factor.Constant == 0; b.off {
 		return nil
 	}
 	// For numbers that depend on the request, assume the ones that drain fastest.
@@ -74,19 +75,19 @@ func (b *bucket) validate() error {
 		if numbers.Size, _, err = b.effectiveSize(nil); err != nil {
 			return err
 		}
-		if !b.cost.isDynamic() && b.cost.constant > numbers.Size {
+		if !b.cost.IsDynamic() && b.cost.Constant > numbers.Size {
 			most := "size"
 			if !b.limit.algorithm.hasSize() {
 				most = "units of the rate"
 			}
-			return badOption("cost", b.cost.String(), fmt.Sprintf("at most the %s, %d", most, numbers.Size))
+			return option.Bad("cost", b.cost.String(), fmt.Sprintf("at most the %s, %d", most, numbers.Size))
 		}
 	}
-	if !b.rate.isDynamic() {
-		numbers.DripInterval = b.rate.constant
+	if !b.rate.IsDynamic() {
+		numbers.DripInterval = b.rate.Constant
 	}
-	if !b.drip.isDynamic() {
-		numbers.DripSize = b.drip.constant
+	if !b.drip.IsDynamic() {
+		numbers.DripSize = b.drip.Constant
 	}
 	b.setAlgorithm(&numbers)
 	if err := b.check(numbers); err != nil {
@@ -95,8 +96,8 @@ func (b *bucket) validate() error {
 	if err := b.checkAbove(numbers); err != nil {
 		return err
 	}
-	if b.period == nil && !b.sizeIsDynamic() && !b.rate.isDynamic() && !b.drip.isDynamic() && !b.cost.isDynamic() && !b.costIsBody {
-		b.constant = &limiter.Bucket{Limit: numbers, Cost: b.cost.constant}
+	if b.period == nil && !b.sizeIsDynamic() && !b.rate.IsDynamic() && !b.drip.IsDynamic() && !b.cost.IsDynamic() && !b.costIsBody {
+		b.constant = &limiter.Bucket{Limit: numbers, Cost: b.cost.Constant}
 	}
 	return nil
 }
@@ -110,7 +111,7 @@ func (b *bucket) check(numbers limiter.Limit) error {
 	case b.limit.algorithm.hasWindow():
 		return b.windowError(numbers)
 	case b.source.option != "":
-		return badOption(b.source.option, b.source.text,
+		return option.Bad(b.source.option, b.source.text,
 			"less: a full bucket and one drip more must drain within 35 years")
 	}
 	return err
@@ -119,22 +120,22 @@ func (b *bucket) check(numbers limiter.Limit) error {
 // setAlgorithm sets in numbers how b counts.
 func (b *bucket) setAlgorithm(numbers *limiter.Limit) {
 	numbers.Aligned, numbers.Algorithm = b.aligned, b.counts
-	numbers.Phase, numbers.ColdFactor = b.warmUp, b.cold.thousandths()
+	numbers.Phase, numbers.ColdFactor = b.warmUp, b.cold.Thousandths()
 	numbers.CountDenied = b.limit.CountDenied
 }
 
 // effectiveSize returns the size divided by the factor. The bucket is off if the
 // factor is 0.
 func (b *bucket) effectiveSize(repl *caddy.Replacer) (size int64, off bool, err error) {
-	divisor, err := b.factor.at(repl)
+	divisor, err := b.factor.At(repl)
 	if err != nil || divisor == 0 {
 		return 0, err == nil, err
 	}
-	if size, err = b.size.at(repl); err != nil {
+	if size, err = b.size.At(repl); err != nil {
 		return 0, false, err
 	}
-	if size = divisor.divide(size); size > limiter.MaxUnits {
-		return 0, false, badOption("factor", divisor.String(),
+	if size = divisor.Divide(size); size > limiter.MaxUnits {
+		return 0, false, option.Bad("factor", divisor.String(),
 			fmt.Sprintf("one that leaves a size of at most %d", int64(limiter.MaxUnits)))
 	}
 	return size, false, nil
@@ -148,11 +149,11 @@ func (b *bucket) describe() string {
 		inForce, _, _ := b.effectiveSize(nil) // validated before
 		size = strconv.FormatInt(inForce, 10)
 	}
-	if !b.rate.isDynamic() {
-		rate = b.rate.constant.String()
+	if !b.rate.IsDynamic() {
+		rate = b.rate.Constant.String()
 	}
-	if !b.drip.isDynamic() {
-		drip = strconv.FormatInt(b.drip.constant, 10)
+	if !b.drip.IsDynamic() {
+		drip = strconv.FormatInt(b.drip.Constant, 10)
 	}
 	if b.period != nil {
 		rate = b.period.String()
@@ -173,10 +174,10 @@ func (b *bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.L
 		return numbers, false, nil
 	}
 	b.setAlgorithm(&numbers)
-	if numbers.DripInterval, err = b.rate.at(repl); err != nil {
+	if numbers.DripInterval, err = b.rate.At(repl); err != nil {
 		return numbers, false, err
 	}
-	if numbers.DripSize, err = b.drip.at(repl); err != nil {
+	if numbers.DripSize, err = b.drip.At(repl); err != nil {
 		return numbers, false, err
 	}
 	return numbers, false, b.check(numbers)

@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 )
 
@@ -79,7 +80,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		l.Name = args[0]
 	}
 	if want := wantInBlock(args); want != "" {
-		return nil, helper.Errf("%s: got %q, want %s", ownName, redacted(strings.Join(args, " ")), want)
+		return nil, helper.Errf("%s: got %q, want %s", ownName, option.Redacted(strings.Join(args, " ")), want)
 	}
 	if err := p.parse(l, h); err != nil {
 		return nil, err
@@ -89,14 +90,14 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 			return nil, p.locateAt(l, firstField(&h.Zones), err)
 		}
 		h.Limits = []*Limit{l}
-	} else if option := firstField(l); option != "" {
+	} else if name := firstField(l); name != "" {
 		return nil, p.locateAt(l, "zone", fmt.Errorf("zone: got it together with %s, a block has either zones or limits; "+
-			"put the limits into a block of their own", option))
+			"put the limits into a block of their own", name))
 	}
-	if err := h.setOptions(resolveLater); err != nil && !errors.Is(err, errUnresolved) {
+	if err := h.setOptions(option.Later); err != nil && !errors.Is(err, option.ErrUnresolved) {
 		return nil, p.locate(l, err)
 	}
-	prep := h.preparation(resolveLater, math.MaxInt)
+	prep := h.preparation(option.Later, math.MaxInt)
 	for _, l := range h.Limits {
 		if err := p.check(l, nil, prep); err != nil {
 			return nil, err
@@ -116,27 +117,27 @@ type limitParser struct {
 const blockToken = ""
 
 // note remembers the current token as that of an option.
-func (p *limitParser) note(l *Limit, option string) {
+func (p *limitParser) note(l *Limit, name string) {
 	if p.tokens[l] == nil {
 		p.tokens[l] = make(map[string]caddyfile.Token)
 	}
-	p.tokens[l][option] = p.Token()
+	p.tokens[l][name] = p.Token()
 }
 
 // locate adds file and line to an error: those of the option that it is about, or else
 // of the limit.
 func (p *limitParser) locate(l *Limit, err error) error {
-	var option *optionError
-	if errors.As(err, &option) {
-		return p.locateAt(l, option.option, err)
+	var wrong *option.Error
+	if errors.As(err, &wrong) {
+		return p.locateAt(l, wrong.Option, err)
 	}
 	return p.locateAt(l, blockToken, err)
 }
 
 // locateAt adds file and line to an error: those of an option, or of the limit if that
 // does not have it.
-func (p *limitParser) locateAt(l *Limit, option string, err error) error {
-	token, found := p.tokens[l][option]
+func (p *limitParser) locateAt(l *Limit, name string, err error) error {
+	token, found := p.tokens[l][name]
 	if !found {
 		token = p.tokens[l][blockToken]
 	}
@@ -149,7 +150,7 @@ func (p *limitParser) locateAt(l *Limit, option string, err error) error {
 // for placeholders that have no value yet.
 func (p *limitParser) check(l, parent *Limit, prep *preparation) error {
 	err := l.prepare(parent, prep)
-	if err != nil && !errors.Is(err, errUnresolved) {
+	if err != nil && !errors.Is(err, option.ErrUnresolved) {
 		return p.locate(l, err)
 	}
 	if l.key == nil {
@@ -173,43 +174,43 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 	}
 	seen := make(map[string]bool)
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
-		option := p.Val()
-		if seen[option] && option != "limit" && option != "zone" && (h == nil || !repeatable(option)) {
-			return p.Errf("duplicate option: %s", option)
+		name := p.Val()
+		if seen[name] && name != "limit" && name != "zone" && (h == nil || !repeatable(name)) {
+			return p.Errf("duplicate option: %s", name)
 		}
-		seen[option] = true
-		p.note(l, option)
+		seen[name] = true
+		p.note(l, name)
 
 		var err error
-		switch set := values[option]; {
-		case option == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
+		switch set := values[name]; {
+		case name == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
 			l.Rate = Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
-		case option == "period":
+		case name == "period":
 			if args := p.RemainingArgs(); len(args) == 1 || len(args) == 2 {
 				l.Period = strings.Join(args, " ")
 			} else {
 				return p.Errf("period: got %q, want a unit and at most a time zone, such as month Europe/Berlin",
 					strings.Join(args, " "))
 			}
-		case option == "consistency":
+		case name == "consistency":
 			l.Consistency, err = parseConsistencyArgs(p.Dispenser)
 		case set != nil:
 			*set, err = parseArgument(p.Dispenser)
-		case option == "ban":
+		case name == "ban":
 			if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
 				return p.Err("ban: got nothing, want " + wantBans)
 			}
-		case option == "count_denied":
+		case name == "count_denied":
 			l.CountDenied, err = parseFlag(p.Dispenser)
-		case option == "pool":
+		case name == "pool":
 			l.Pool, err = parseFlag(p.Dispenser)
-		case option == "dry_run":
+		case name == "dry_run":
 			l.DryRun, err = parseFlag(p.Dispenser)
-		case option == "count":
+		case name == "count":
 			l.Count, err = parseCount(p.Dispenser)
-		case option == "match":
+		case name == "match":
 			l.MatcherSetsRaw, err = parseMatch(p.Helper)
-		case option == "limit":
+		case name == "limit":
 			child := new(Limit)
 			p.note(child, blockToken)
 			args := p.RemainingArgs()
@@ -219,13 +220,13 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			child.Name = args[0]
 			l.Limits = append(l.Limits, child)
 			err = p.parse(child, nil)
-		case h == nil && slices.Contains(handlerOptions, option):
-			return p.Errf("%s: not allowed in limit %q; it applies to the whole %s block", option, l.Name, ownName)
-		case option == "headers":
+		case h == nil && slices.Contains(handlerOptions, name):
+			return p.Errf("%s: not allowed in limit %q; it applies to the whole %s block", name, l.Name, ownName)
+		case name == "headers":
 			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
 				return p.Err("headers: got nothing, want x-ratelimit, ratelimit-11 or both, or off")
 			}
-		case option == "log":
+		case name == "log":
 			h.Log, err = parseFlag(p.Dispenser)
 		case h == nil:
 			return unknownOption(p.Dispenser, limitOptions)
@@ -239,8 +240,8 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			}
 			continue
 		}
-		if err == nil && option != "match" && option != "limit" && option != "count" {
-			err = parseEnd(p.Dispenser, option)
+		if err == nil && name != "match" && name != "limit" && name != "count" {
+			err = parseEnd(p.Dispenser, name)
 		}
 		if err != nil {
 			return err
@@ -254,18 +255,18 @@ var secrets = []string{"username", "password", "sentinel_username", "sentinel_pa
 
 // parseArgument parses the one argument of an option.
 func parseArgument(d *caddyfile.Dispenser) (string, error) {
-	option := d.Val()
+	name := d.Val()
 	args := d.RemainingArgs()
 	switch {
 	case len(args) == 1 && args[0] != "":
 		return args[0], nil
-	case len(args) > 1 && (slices.Contains(secrets, option) ||
+	case len(args) > 1 && (slices.Contains(secrets, name) ||
 		slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(secrets, arg) })):
-		return "", d.Errf("%s: got %d words, want one, in quotes if there are spaces in it", option, len(args))
+		return "", d.Errf("%s: got %d words, want one, in quotes if there are spaces in it", name, len(args))
 	case inOneLine(args):
-		return "", d.Errf("%s: got %q, want one value, and %s", option, strings.Join(args, " "), ownLine)
+		return "", d.Errf("%s: got %q, want one value, and %s", name, strings.Join(args, " "), ownLine)
 	}
-	return "", d.Errf("%s: got %q, want one value", option, strings.Join(args, " "))
+	return "", d.Errf("%s: got %q, want one value", name, strings.Join(args, " "))
 }
 
 // parseMatch parses the matchers of a limit: a matcher token like that of a
@@ -351,13 +352,13 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	app := new(App)
 	seen := make(map[string]bool)
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		option := d.Val()
-		if seen[option] {
-			return nil, d.Errf("duplicate option: %s", option)
+		name := d.Val()
+		if seen[name] {
+			return nil, d.Errf("duplicate option: %s", name)
 		}
-		seen[option] = true
+		seen[name] = true
 		var err error
-		switch option {
+		switch name {
 		case "redis":
 			app.Redis = new(Redis)
 			err = parseRedis(d, app.Redis)
@@ -367,13 +368,13 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		case "on_error":
 			app.OnError, err = parseChoice(d, parseOnError)
 		case "consistency":
-			if app.Consistency, err = parseConsistencyArgs(d); err == nil && !isTemplate(app.Consistency) {
-				if _, err = newConstant(option, app.Consistency, parseConsistency); err != nil {
+			if app.Consistency, err = parseConsistencyArgs(d); err == nil && !option.IsTemplate(app.Consistency) {
+				if _, err = option.ParseConstant(name, app.Consistency, parseConsistency); err != nil {
 					err = d.WrapErr(err)
 				}
 			}
 			if err == nil {
-				err = parseEnd(d, option)
+				err = parseEnd(d, name)
 			}
 		case "metrics":
 			app.Metrics, err = parseChoice(d, parseMetrics)
@@ -393,11 +394,11 @@ func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 		return d.Errf("memory: got %q, want a block", redisaddr.WithoutPassword(d.Val()))
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		switch option := d.Val(); {
-		case option != "max_keys":
+		switch name := d.Val(); {
+		case name != "max_keys":
 			return unknownOption(d, []string{"max_keys"})
 		case m.MaxKeys != "":
-			return d.Errf("duplicate option: %s", option)
+			return d.Errf("duplicate option: %s", name)
 		}
 		text, err := parseNumber(d, parseMaxKeys)
 		if err != nil {
@@ -427,15 +428,15 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	}
 	seen := make(map[string]bool)
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		option := d.Val()
-		if seen[option] {
-			return d.Errf("duplicate option: %s", option)
+		name := d.Val()
+		if seen[name] {
+			return d.Errf("duplicate option: %s", name)
 		}
-		seen[option] = true
+		seen[name] = true
 
 		var text string
 		var err error
-		switch option {
+		switch name {
 		case "db":
 			text, err = parseNumber(d, parseDB)
 			r.DB = Number(text)
@@ -450,17 +451,17 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 			}
 			err = parseTLS(d, r.TLS)
 		default:
-			if texts[option] == nil {
+			if texts[name] == nil {
 				return unknownOption(d, []string{
 					"username", "password", "db", "cluster",
 					"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
 					"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout",
 				})
 			}
-			*texts[option], err = parseArgument(d)
+			*texts[name], err = parseArgument(d)
 		}
-		if err == nil && option != "tls_trust_pool" { // its module takes the block
-			err = parseEnd(d, option)
+		if err == nil && name != "tls_trust_pool" { // its module takes the block
+			err = parseEnd(d, name)
 		}
 		if err != nil {
 			return err
@@ -472,7 +473,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 // parseTLS parses a TLS option. The options are those of the reverse proxy's
 // transport.
 func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
-	switch option := d.Val(); option {
+	switch name := d.Val(); name {
 	case "tls":
 		_, err = parseFlag(d)
 	case "tls_insecure_skip_verify":
@@ -505,37 +506,37 @@ func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 
 // parseFlag parses an option without arguments.
 func parseFlag(d *caddyfile.Dispenser) (bool, error) {
-	if option := d.Val(); d.NextArg() {
-		return false, d.Errf("%s: got %q, want no argument", option, d.Val())
+	if name := d.Val(); d.NextArg() {
+		return false, d.Errf("%s: got %q, want no argument", name, d.Val())
 	}
 	return true, nil
 }
 
 // parseNumber parses the argument of an option that is a number or duration. It is
 // not validated if it has placeholders, which are resolved when the config is loaded.
-func parseNumber[T any](d *caddyfile.Dispenser, parse parser[T]) (string, error) {
-	option := d.Val()
+func parseNumber[T any](d *caddyfile.Dispenser, parse option.Parser[T]) (string, error) {
+	name := d.Val()
 	text, err := parseArgument(d)
-	if err != nil || isTemplate(text) {
+	if err != nil || option.IsTemplate(text) {
 		return text, err
 	}
-	if _, err := newConstant(option, text, parse); err != nil {
+	if _, err := option.ParseConstant(name, text, parse); err != nil {
 		return "", d.WrapErr(err)
 	}
 	return text, nil
 }
 
 // parseChoice parses an option that is one of some words, and its end.
-func parseChoice[T any](d *caddyfile.Dispenser, parse parser[T]) (string, error) {
-	option := d.Val()
+func parseChoice[T any](d *caddyfile.Dispenser, parse option.Parser[T]) (string, error) {
+	name := d.Val()
 	text, err := parseArgument(d)
 	if err != nil {
 		return "", err
 	}
-	if _, err := newConstant(option, text, parse); err != nil {
+	if _, err := option.ParseConstant(name, text, parse); err != nil {
 		return "", d.WrapErr(err)
 	}
-	return text, parseEnd(d, option)
+	return text, parseEnd(d, name)
 }
 
 // parseConsistencyArgs returns the arguments of consistency.
@@ -547,9 +548,9 @@ func parseConsistencyArgs(d *caddyfile.Dispenser) (string, error) {
 }
 
 // parseEnd returns an error if a block follows an option.
-func parseEnd(d *caddyfile.Dispenser, option string) error {
+func parseEnd(d *caddyfile.Dispenser, name string) error {
 	if d.NextBlock(d.Nesting()) {
-		return d.Errf("%s: got a block, want it in one line", option)
+		return d.Errf("%s: got a block, want it in one line", name)
 	}
 	return nil
 }

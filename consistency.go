@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -45,7 +46,7 @@ func (l *Limit) setConsistency(parent *Limit, byDefault limiter.Consistency) (er
 		l.consistency = parent.consistency
 	}
 	if l.Consistency != "" {
-		if l.consistency, err = newNumberBy(l.resolve, "consistency", l.Consistency, parseConsistency); err != nil {
+		if l.consistency, err = option.Parse(l.resolve, "consistency", l.Consistency, parseConsistency); err != nil {
 			return err
 		}
 	}
@@ -68,7 +69,7 @@ func (l *Limit) setConsistency(parent *Limit, byDefault limiter.Consistency) (er
 		b.consistency = limiter.Consistency{}
 	}
 	if l.Consistency != "" {
-		return badOption("consistency", l.Consistency, "exact, "+reason)
+		return option.Bad("consistency", l.Consistency, "exact, "+reason)
 	}
 	return nil
 }
@@ -111,10 +112,10 @@ func (b *bucket) exactReason(c limiter.Consistency) string {
 		return ""
 	}
 	size, _, _ := b.effectiveSize(nil) // validated before
-	if c.IsEventual() && b.counts.DripSize() == 0 && !b.drip.isDynamic() && b.drip.constant > size {
+	if c.IsEventual() && b.counts.DripSize() == 0 && !b.drip.IsDynamic() && b.drip.Constant > size {
 		return "or a drip_size of at most the size: what exceeds the limit drips as fast"
 	}
-	if c.IsLease() && (size < leastLeasable || !b.cost.isDynamic() && size/leastLeasable < b.cost.constant) {
+	if c.IsLease() && (size < leastLeasable || !b.cost.IsDynamic() && size/leastLeasable < b.cost.Constant) {
 		return "or a size of at least 8 times the cost in each of its buckets: of less nothing is leased"
 	}
 	return ""

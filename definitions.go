@@ -140,7 +140,7 @@ func (d *definitions) add(l *Limit) error {
 			{"key", l.key.String()},
 			{"ipv4_prefix", fmt.Sprint(l.key.prefixes.IPv4)}, {"ipv6_prefix", fmt.Sprint(l.key.prefixes.IPv6)},
 			{"algorithm", string(l.algorithm)},
-			{b.size.option, b.size.String()}, {b.rate.option, b.rate.String()}, {b.drip.option, b.drip.String()},
+			{b.size.Option, b.size.String()}, {b.rate.Option, b.rate.String()}, {b.drip.Option, b.drip.String()},
 			{"factor", b.factor.String()},
 			{"window_start", cmp.Or(l.WindowStart, windowStartClock)}, {"period", l.Period},
 			{"warm_up", b.warmUp.String()}, {"cold_factor", b.cold.String()},

@@ -9,6 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 )
@@ -37,20 +38,20 @@ var otherNames = map[string][]string{
 // unknownOption returns the error for the current token, which is not one of the
 // options that are known here.
 func unknownOption(d *caddyfile.Dispenser, known []string) error {
-	option := d.Val()
+	name := d.Val()
 	meant := ""
-	also := meantOption(option, known)
+	also := meantOption(name, known)
 	if also == "" && slices.Contains(known, "match") {
-		also = matcherOption(append([]string{option}, nextArgs(d)...))
+		also = matcherOption(append([]string{name}, nextArgs(d)...))
 	}
 	if also != "" {
-		meant = " (did you mean " + quoteWord(also) + "?)"
+		meant = " (did you mean " + option.Quote(also) + "?)"
 	}
 	want := "one of " + strings.Join(known, ", ")
 	if len(known) == 1 {
 		want = known[0]
 	}
-	return d.Errf("%s: got an unknown option%s, want %s", quoteWord(redisaddr.WithoutPassword(option)), meant, want)
+	return d.Errf("%s: got an unknown option%s, want %s", option.Quote(redisaddr.WithoutPassword(name)), meant, want)
 }
 
 // meantOption returns the option that was probably meant by another word, or "".
@@ -168,16 +169,16 @@ var otherKeys = map[string]string{
 func wantInBlock(args []string) string {
 	lines := func(lines ...string) string {
 		for i, line := range lines {
-			lines[i] = strconv.Quote(redacted(line))
+			lines[i] = strconv.Quote(option.Redacted(line))
 		}
-		return inWords(lines, "and")
+		return option.InWords(lines, "and")
 	}
 	if len(args) == 0 {
 		return ""
 	}
 	const inBlock = "at most a name, and options in a block with a line for each: "
 	matcher := matcherOption(args)
-	_, wrong := parseRate(args[0])
+	_, wrong := option.ParseRate(args[0])
 	switch options := optionsIn(args); {
 	case inOneLine(args):
 		return "a block, with " + ownLine
@@ -200,7 +201,7 @@ func wantInBlock(args []string) string {
 		return inBlock + lines("key "+key, "algorithm sliding_window", "size "+m[1], "window 1"+m[2])
 	}
 	rate := "rate 10/s"
-	if _, wrong := parseRate(args[1]); wrong == "" {
+	if _, wrong := option.ParseRate(args[1]); wrong == "" {
 		rate = "rate " + args[1]
 	}
 	switch {

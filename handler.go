@@ -16,6 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
@@ -136,7 +137,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.setZones(); err != nil {
 		return err
 	}
-	if err := h.setOptions(resolveNumber); err != nil {
+	if err := h.setOptions(option.OnLoad); err != nil {
 		return err
 	}
 	loaded, err := ctx.App(ownName)
@@ -151,7 +152,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if len(h.Limits) == 0 {
 		return errors.New("limits: got none, want at least one")
 	}
-	prep := h.preparation(resolveNumber, app.definitions.maxKeys)
+	prep := h.preparation(option.OnLoad, app.definitions.maxKeys)
 	prep.consistency = app.consistency
 	for i, l := range h.Limits {
 		if l == nil {
@@ -168,7 +169,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 
 // setOptions sets the options that are not those of limits. on_error is left empty if
 // it is the app's.
-func (h *Handler) setOptions(resolve resolver) (err error) {
+func (h *Handler) setOptions(resolve option.Resolver) (err error) {
 	charged, fields := accountingAtomic, List{}
 	if len(h.RateLimits) > 0 {
 		charged, fields = accountingInOrder, List{"off"}
@@ -176,22 +177,22 @@ func (h *Handler) setOptions(resolve resolver) (err error) {
 	if len(h.Headers) > 0 {
 		fields = h.Headers
 	}
-	if h.accounting, err = newConstant("accounting", cmp.Or(h.Accounting, string(charged)), parseAccounting); err != nil {
+	if h.accounting, err = option.ParseConstant("accounting", cmp.Or(h.Accounting, string(charged)), parseAccounting); err != nil {
 		return err
 	}
 	if h.families, err = newFamilies(fields); err != nil {
 		return err
 	}
 	if h.OnError != "" {
-		if h.onError, err = newConstant("on_error", h.OnError, parseOnError); err != nil {
+		if h.onError, err = option.ParseConstant("on_error", h.OnError, parseOnError); err != nil {
 			return err
 		}
 	}
-	if h.bare, err = newConstant("body", cmp.Or(h.Body, "on"), parseBody); err != nil {
+	if h.bare, err = option.ParseConstant("body", cmp.Or(h.Body, "on"), parseBody); err != nil {
 		return err
 	}
 	if h.Jitter != "" {
-		h.jitter, err = newNumberBy(resolve, "jitter", string(h.Jitter), zone.ParseJitter)
+		h.jitter, err = option.Parse(resolve, "jitter", string(h.Jitter), zone.ParseJitter)
 	}
 	return err
 }
@@ -211,13 +212,13 @@ func newFamilies(words []string) (outcome.Families, error) {
 			family = outcome.IETF
 		case "off":
 			if len(words) > 1 {
-				return 0, badOption("headers", strings.Join(words, " "), "off alone, or x-ratelimit, ratelimit-11 or both")
+				return 0, option.Bad("headers", strings.Join(words, " "), "off alone, or x-ratelimit, ratelimit-11 or both")
 			}
 		default:
-			return 0, badOption("headers", word, "x-ratelimit, ratelimit-11 or both, or off")
+			return 0, option.Bad("headers", word, "x-ratelimit, ratelimit-11 or both, or off")
 		}
 		if set&family != 0 {
-			return 0, newOptionError("headers", "duplicate %q", word)
+			return 0, option.Errorf("headers", "duplicate %q", word)
 		}
 		set |= family
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 )
@@ -43,7 +44,7 @@ type part struct {
 func newKey(template string, prefixes clientip.Prefixes) (*key, error) {
 	const want = "text or placeholders, such as {client_ip}, or a word for one bucket for all"
 	if template == "" || strings.ContainsRune(template, 0) {
-		return nil, badOption("key", template, want)
+		return nil, option.Bad("key", template, want)
 	}
 	// Caddy's own replacer finds the placeholders, as it handles escapes.
 	k := &key{template: template, prefixes: prefixes}
@@ -53,10 +54,10 @@ func newKey(template string, prefixes clientip.Prefixes) (*key, error) {
 		return "\x00", nil
 	})
 	if err != nil {
-		return nil, badOption("key", template, fmt.Sprintf("%s: %v", want, err))
+		return nil, option.Bad("key", template, fmt.Sprintf("%s: %v", want, err))
 	}
 	if !placeholder.BracesBalance(template) {
-		return nil, badOption("key", template, `each placeholder with both of its braces, and others as \{ and \}`)
+		return nil, option.Bad("key", template, `each placeholder with both of its braces, and others as \{ and \}`)
 	}
 	for i, literal := range strings.Split(text, "\x00") {
 		if i > 0 {

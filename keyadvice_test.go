@@ -31,8 +31,8 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		{"header.X-Api-Key", `Its key is the text "header.X-Api-Key", not`, "Write placeholders in braces"},
 	} {
 		forms := map[string]config{
-			"limit": {site: "rate_limit {\nsize 5\nlimit within {\nsize 3\n}\n" + option("key", tc.key) + "}"},
-			"zone":  {site: "rate_limit {\nzone a {\nevents 5\nwindow 1m\n" + option("key", tc.key) + "}\n}"},
+			"limit": {site: "rate_limit {\nsize 5\nlimit within {\nsize 3\n}\n" + optionLine("key", tc.key) + "}"},
+			"zone":  {site: "rate_limit {\nzone a {\nevents 5\nwindow 1m\n" + optionLine("key", tc.key) + "}\n}"},
 		}
 		for name, c := range forms {
 			t.Run(name+" "+tc.key, func(t *testing.T) { wantKeyWarning(t, c, tc.problem, tc.remedy) })
@@ -53,8 +53,8 @@ func TestKeysThatLimitNothing(t *testing.T) {
 	}
 }
 
-// option returns a line of a Caddyfile, empty without a value.
-func option(name, value string) string {
+// optionLine returns a line of a Caddyfile, empty without a value.
+func optionLine(name, value string) string {
 	if value == "" {
 		return ""
 	}

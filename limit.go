@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
@@ -338,7 +339,7 @@ type Limit struct {
 	buckets       []*bucket
 	matchers      caddyhttp.MatcherSets
 	matchersRaw   caddyhttp.RawMatcherSets // as configured, to show; Caddy drops MatcherSetsRaw
-	resolve       resolver                 // of global placeholders
+	resolve       option.Resolver          // of global placeholders
 	logger        *zap.Logger
 
 	warnNoKey          sync.Once
@@ -365,7 +366,7 @@ type Limit struct {
 // preparation is what the limits of a handler are prepared with. It is the same when
 // they are loaded and when a Caddyfile is adapted, but for what is not known then.
 type preparation struct {
-	resolve     resolver
+	resolve     option.Resolver
 	maxKeys     int                 // of all limits together
 	consistency limiter.Consistency // by default
 	paths       map[string]bool     // of the buckets in the handler so far
@@ -375,7 +376,7 @@ type preparation struct {
 }
 
 // preparation returns that for the limits of h, whose own options are set.
-func (h *Handler) preparation(resolve resolver, maxKeys int) *preparation {
+func (h *Handler) preparation(resolve option.Resolver, maxKeys int) *preparation {
 	return &preparation{
 		resolve: resolve, maxKeys: maxKeys, paths: make(map[string]bool),
 		limits: h.Limits, accounting: h.accounting,
@@ -386,7 +387,7 @@ func (h *Handler) preparation(resolve resolver, maxKeys int) *preparation {
 // returns an error that names the limit and the option.
 func (l *Limit) prepare(parent *Limit, prep *preparation) error {
 	if err := l.setPath(parent); err != nil {
-		return fmt.Errorf("limit %q: %w", redacted(l.Name), err)
+		return fmt.Errorf("limit %q: %w", option.Redacted(l.Name), err)
 	}
 	l.resolve = prep.resolve
 	l.dryRun = l.DryRun || parent != nil && parent.dryRun
@@ -395,7 +396,7 @@ func (l *Limit) prepare(parent *Limit, prep *preparation) error {
 		err = l.setMaxKeys(prep.maxKeys)
 	}
 	if err == nil && l.TrackTop != "" {
-		l.trackTop, err = newNumberBy(l.resolve, "track_top", string(l.TrackTop), parseTrackTop)
+		l.trackTop, err = option.Parse(l.resolve, "track_top", string(l.TrackTop), parseTrackTop)
 	}
 	if err == nil {
 		err = l.setStatus()
@@ -488,7 +489,7 @@ func (l *Limit) displayPath() string {
 func (l *Limit) setPath(parent *Limit) error {
 	switch {
 	case l.Name != "" && !validName.MatchString(l.Name):
-		return badOption("name", l.Name, "1 to 64 letters, digits, '_', '.' or '-'")
+		return option.Bad("name", l.Name, "1 to 64 letters, digits, '_', '.' or '-'")
 	case l.Name == "" && parent != nil:
 		return errors.New("nested limits need a name")
 	case l.Name == "" && l.isGroup():
@@ -513,12 +514,12 @@ func (l *Limit) setKey(parent *Limit) error {
 	}
 	var err error
 	if l.IPv4Prefix != "" {
-		if prefixes.IPv4, err = newNumberBy(l.resolve, "ipv4_prefix", string(l.IPv4Prefix), parseBits(32)); err != nil {
+		if prefixes.IPv4, err = option.Parse(l.resolve, "ipv4_prefix", string(l.IPv4Prefix), option.Bits(32)); err != nil {
 			return err
 		}
 	}
 	if l.IPv6Prefix != "" {
-		if prefixes.IPv6, err = newNumberBy(l.resolve, "ipv6_prefix", string(l.IPv6Prefix), parseBits(128)); err != nil {
+		if prefixes.IPv6, err = option.Parse(l.resolve, "ipv6_prefix", string(l.IPv6Prefix), option.Bits(128)); err != nil {
 			return err
 		}
 	}
@@ -542,16 +543,16 @@ func (l *Limit) setKey(parent *Limit) error {
 func (l *Limit) setMaxKeys(limit int) error {
 	if l.MaxKeys != "" {
 		var err error
-		if l.maxKeys, err = newNumberBy(l.resolve, "max_keys", string(l.MaxKeys), parseMaxKeys); err != nil {
+		if l.maxKeys, err = option.Parse(l.resolve, "max_keys", string(l.MaxKeys), parseMaxKeys); err != nil {
 			return err
 		}
 		if l.maxKeys > limit {
-			return badOption("max_keys", string(l.MaxKeys),
+			return option.Bad("max_keys", string(l.MaxKeys),
 				fmt.Sprintf("at most that of memory in the global option, %d", limit))
 		}
 	}
 	var err error
-	l.shareWhenFull, err = newConstant("when_full", cmp.Or(l.WhenFull, whenFullForget), parseWhenFull)
+	l.shareWhenFull, err = option.ParseConstant("when_full", cmp.Or(l.WhenFull, whenFullForget), parseWhenFull)
 	return err
 }
 
@@ -590,7 +591,7 @@ func (l *Limit) setMatchers(ctx caddy.Context) error {
 // setStatus sets the status of denials.
 func (l *Limit) setStatus() (err error) {
 	if l.statusCode = http.StatusTooManyRequests; l.Status != "" {
-		l.statusCode, err = newNumberBy(l.resolve, "status", string(l.Status), parseInteger(400, 599))
+		l.statusCode, err = option.Parse(l.resolve, "status", string(l.Status), option.Integer(400, 599))
 	}
 	return err
 }
@@ -601,10 +602,10 @@ func (l *Limit) addBucket(b *bucket, cost, factor string) error {
 	if b.costIsBody = cost == bodyCost; b.costIsBody {
 		cost = ""
 	}
-	if b.cost, err = newValue(l.resolve, "cost", cmp.Or(cost, "1"), parseUnits); err != nil {
+	if b.cost, err = option.NewValue(l.resolve, "cost", cmp.Or(cost, "1"), option.Units); err != nil {
 		return err
 	}
-	if b.factor, err = newValue(l.resolve, "factor", cmp.Or(factor, "1"), parseFactor); err != nil {
+	if b.factor, err = option.NewValue(l.resolve, "factor", cmp.Or(factor, "1"), option.ParseFactor); err != nil {
 		return err
 	}
 	b.limit, b.holds = l, l.holds() && b.path == l.path
@@ -657,7 +658,7 @@ func (l *Limit) addOwnTo(e *evaluation) (matches bool, err error) {
 // request, because they send the values of its drips: each has its own buckets.
 func (l *Limit) warnClientControlled() {
 	for _, b := range l.buckets {
-		for _, o := range []setting{{b.rate.option, b.rate.template}, {b.drip.option, b.drip.template}} {
+		for _, o := range []setting{{b.rate.Option, b.rate.Template}, {b.drip.Option, b.drip.Template}} {
 			if name := placeholder.ClientControlled(o.text); name != "" && !b.off {
 				l.logger.Warn("this option depends on what clients send: a client that changes it gets a fresh bucket; "+
 					"use a value that clients can't choose",

@@ -35,6 +35,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
@@ -786,7 +787,7 @@ func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
 	t.Cleanup(cancel)
 	defs := newDefinitions()
 	t.Cleanup(defs.release)
-	if err := l.provision(ctx, nil, new(Handler).preparation(resolveNumber, defs.maxKeys), defs); err != nil {
+	if err := l.provision(ctx, nil, new(Handler).preparation(option.OnLoad, defs.maxKeys), defs); err != nil {
 		t.Fatal(err)
 	}
 	core, logs := observer.New(zapcore.DebugLevel)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -20,7 +21,7 @@ func (b *bucket) shown() adminapi.Numbers {
 		n.Size = int64(0)
 	case !b.sizeIsDynamic():
 		n.Size, _, _ = b.effectiveSize(nil) // validated before
-	case b.factor.isDynamic() || b.factor.constant != 1e6:
+	case b.factor.IsDynamic() || b.factor.Constant != 1e6:
 		n.Size = b.size.String() + " / " + b.factor.String()
 	default:
 		n.Size = b.size.String()
@@ -54,7 +55,7 @@ func (b *bucket) shownWith(interval, drip any) adminapi.Numbers {
 	case slidingWindow, slidingLog:
 		n.Window = interval
 	case warmUp:
-		n.Rate = rate{b.drip.constant, b.rate.constant}.String()
+		n.Rate = option.Rate{Units: b.drip.Constant, Each: b.rate.Constant}.String()
 		n.WarmUp, n.ColdFactor = adminapi.Seconds(b.warmUp), json.Number(b.cold.String())
 	}
 	return n
@@ -90,11 +91,11 @@ func (b *bucket) shownCost() any {
 
 // jsonValue returns what to show of a value: its template if it depends on the
 // request, and otherwise what show returns of it.
-func jsonValue[T any](v *value[T], show func(T) any) any {
-	if v.isDynamic() {
-		return v.template
+func jsonValue[T any](v *option.Value[T], show func(T) any) any {
+	if v.IsDynamic() {
+		return v.Template
 	}
-	return show(v.constant)
+	return show(v.Constant)
 }
 
 // asIs returns a number to show.

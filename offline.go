@@ -65,7 +65,7 @@ func (b placedBucket) describeOffline() *offline.Limit {
 		Path: b.path, Bucket: b.name, Unnamed: b.unnamed(), Off: b.off, DryRun: b.limit.dryRun,
 		Numbers: b.shown(), Key: b.limit.key.shown(), Matchers: b.limit.matchers,
 		HasSize: b.limit.algorithm.hasSize(), HasWindow: b.limit.algorithm.hasWindow(),
-		Factor:   uint64(b.factor.constant),
+		Factor:   uint64(b.factor.Constant),
 		Leasable: b.limit.exactReason() == "" && b.exactReason(limiter.Lease(time.Second)) == "",
 	}
 	if count := b.limit.Count; b.holds {
@@ -74,21 +74,21 @@ func (b placedBucket) describeOffline() *offline.Limit {
 			ActualCost: b.limit.ActualCost,
 		}
 	}
-	if !b.rate.isDynamic() && !b.drip.isDynamic() {
+	if !b.rate.IsDynamic() && !b.drip.IsDynamic() {
 		numbers := b.storedLimit(time.Now())
 		l.Above = b.above(&numbers, b.usualCost()).units()
 	}
 	if !b.sizeIsDynamic() {
 		l.Size, _, _ = b.effectiveSize(nil) // validated before
-		if l.Written = b.size.constant; l.Written != l.Size {
+		if l.Written = b.size.Constant; l.Written != l.Size {
 			l.Numbers.Size = b.size.String() + " / " + b.factor.String()
 		}
 	}
 	for _, o := range []offline.Dynamic{
-		{Option: b.rate.option, Template: b.rate.template, Identity: true},
-		{Option: b.drip.option, Template: b.drip.template, Identity: true},
-		{Option: b.size.option, Template: b.size.template},
-		{Option: "factor", Template: b.factor.template},
+		{Option: b.rate.Option, Template: b.rate.Template, Identity: true},
+		{Option: b.drip.Option, Template: b.drip.Template, Identity: true},
+		{Option: b.size.Option, Template: b.size.Template},
+		{Option: "factor", Template: b.factor.Template},
 	} {
 		if o.Template != "" {
 			l.Dynamic = append(l.Dynamic, o)

@@ -59,12 +59,12 @@ func firstField(of any) string {
 // firstSet returns the first of the options that is set, or nil.
 func (l *Limit) firstSet(options ...string) *setting {
 	texts := textsOf(l)
-	for _, option := range options {
-		switch text := texts[option]; {
+	for _, name := range options {
+		switch text := texts[name]; {
 		case text == nil:
-			panic("a limit has no text " + option)
+			panic("a limit has no text " + name)
 		case *text != "":
-			return &setting{option, *text}
+			return &setting{name, *text}
 		}
 	}
 	return nil

@@ -2,6 +2,8 @@ package ratelimit
 
 import (
 	"slices"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 )
 
 // What a limit has no room for it may borrow from another one, which is a pool. A store
@@ -21,26 +23,26 @@ func (l *Limit) setPool(parent *Limit, prep *preparation) error {
 	case l.Pool:
 		return l.setBorrowers(siblings)
 	case len(l.buckets) == 0:
-		return badOption("borrow", l.Borrow, "a size with it")
+		return option.Bad("borrow", l.Borrow, "a size with it")
 	case prep.accounting == accountingInOrder:
-		return badOption("borrow", l.Borrow, "accounting atomic or each, as limits that are asked in order do not know what those behind them have")
+		return option.Bad("borrow", l.Borrow, "accounting atomic or each, as limits that are asked in order do not know what those behind them have")
 	case l.CountDenied:
-		return badOption("borrow", l.Borrow, "no count_denied with it, as only the pool knows what is denied")
+		return option.Bad("borrow", l.Borrow, "no count_denied with it, as only the pool knows what is denied")
 	case l.bans != nil:
-		return badOption("borrow", l.Borrow, "no ban with it, as only the pool knows what is denied; ban at another limit")
+		return option.Bad("borrow", l.Borrow, "no ban with it, as only the pool knows what is denied; ban at another limit")
 	case l.maxDelay > 0:
-		return badOption("borrow", l.Borrow, "no max_delay with it: a request either waits or borrows")
+		return option.Bad("borrow", l.Borrow, "no max_delay with it: a request either waits or borrows")
 	}
 	i := slices.IndexFunc(siblings, func(other *Limit) bool { return other != nil && other.Name == l.Borrow })
 	switch {
 	case i < 0:
-		return badOption("borrow", l.Borrow, "the name of a limit in the same block that has pool")
+		return option.Bad("borrow", l.Borrow, "the name of a limit in the same block that has pool")
 	case siblings[i] == l:
-		return badOption("borrow", l.Borrow, "another limit in the same block, with pool")
+		return option.Bad("borrow", l.Borrow, "another limit in the same block, with pool")
 	case !siblings[i].Pool:
-		return badOption("borrow", l.Borrow, "pool in that limit")
+		return option.Bad("borrow", l.Borrow, "pool in that limit")
 	case dry(siblings[i]) != l.dryRun:
-		return badOption("borrow", l.Borrow, "dry_run in both limits, or in neither")
+		return option.Bad("borrow", l.Borrow, "dry_run in both limits, or in neither")
 	}
 	l.lender = siblings[i]
 	return nil
@@ -68,7 +70,7 @@ func (l *Limit) setBorrowers(siblings []*Limit) error {
 		want = "no min_interval with it"
 	}
 	if want != "" {
-		return badOption("pool", "true", want)
+		return option.Bad("pool", "true", want)
 	}
 	for _, other := range siblings {
 		if other != nil && other != l && l.Name != "" && other.Borrow == l.Name {
@@ -76,7 +78,7 @@ func (l *Limit) setBorrowers(siblings []*Limit) error {
 		}
 	}
 	if len(l.borrowers) == 0 {
-		return badOption("pool", "true", "a limit in the same block with borrow and its name")
+		return option.Bad("pool", "true", "a limit in the same block with borrow and its name")
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"fmt"
-	"math"
 	"strings"
 	"testing"
 	"time"
@@ -289,22 +288,4 @@ func TestRatesOfOneName(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Guards that no text panics, and that one which is read is a limit or an error.
-func FuzzRate(f *testing.F) {
-	for _, text := range []string{"60/1s", "7/1s", "999/1s", "3/1d", "1/1us", "562949953421312/1us", "1/6000d", "10/s", "10/2hours"} {
-		f.Add(text, int64(1))
-		f.Add(text, int64(math.MaxInt64))
-	}
-	f.Fuzz(func(t *testing.T, text string, size int64) {
-		r, want := parseRate(text)
-		if want != "" {
-			return
-		}
-		l, err := r.limit(size)
-		if (err == nil) != (l.Validate() == nil && l != limiter.Limit{}) {
-			t.Errorf("%q, size %d: %+v, %v", text, size, l, err)
-		}
-	})
 }

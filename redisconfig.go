@@ -19,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -107,11 +108,11 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 	}
 	if rd.DB != "" {
 		inAddress := opt.DB
-		if opt.DB, err = newNumber("db", string(rd.DB), parseDB); err != nil {
+		if opt.DB, err = option.Parse(option.OnLoad, "db", string(rd.DB), parseDB); err != nil {
 			return opt, nil, err
 		}
 		if inAddress != 0 && opt.DB != inAddress {
-			return opt, nil, badOption("db", string(rd.DB), fmt.Sprintf("none, or %d as in the address", inAddress))
+			return opt, nil, option.Bad("db", string(rd.DB), fmt.Sprintf("none, or %d as in the address", inAddress))
 		}
 	}
 	opt.Cluster = rd.Cluster || len(opt.Addresses) > 1 && rd.MasterName == ""
@@ -120,10 +121,10 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 	}
 	opt.KeyPrefix = cmp.Or(rd.KeyPrefix, "rl:")
 	if strings.ContainsAny(opt.KeyPrefix, "{}") || len(opt.KeyPrefix) > limiter.RedisMaxPrefix {
-		return opt, nil, badOption("key_prefix", rd.KeyPrefix,
+		return opt, nil, option.Bad("key_prefix", rd.KeyPrefix,
 			fmt.Sprintf("text without braces of at most %d bytes", limiter.RedisMaxPrefix))
 	}
-	if opt.Timeout, err = newNumber("timeout", cmp.Or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
+	if opt.Timeout, err = option.Parse(option.OnLoad, "timeout", cmp.Or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
 		return opt, nil, err
 	}
 	if rd.TLS != nil || form == formRediss {
@@ -136,7 +137,7 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 
 // parseDB parses a database number.
 func parseDB(text string) (int, string) {
-	n, want := parseInteger(0, limiter.RedisMaxDB)(text)
+	n, want := option.Integer(0, limiter.RedisMaxDB)(text)
 	if want != "" {
 		want = fmt.Sprintf("the number of a database, from 0 to %d", limiter.RedisMaxDB)
 	}
@@ -156,8 +157,8 @@ func parseTimeout(text string) (time.Duration, string) {
 // placeholders resolved.
 func (rd *Redis) resolveStrings(repl *caddy.Replacer, opt *limiter.RedisOptions) error {
 	for _, o := range []struct {
-		option, text string
-		set          *string
+		name, text string
+		set        *string
 	}{
 		{"username", rd.Username, &opt.Username},
 		{"password", rd.Password, &opt.Password},
@@ -170,14 +171,14 @@ func (rd *Redis) resolveStrings(repl *caddy.Replacer, opt *limiter.RedisOptions)
 			continue
 		}
 		if *o.set != "" {
-			return fmt.Errorf("%s: also set in the address, set it once", o.option)
+			return fmt.Errorf("%s: also set in the address, set it once", o.name)
 		}
 		var err error
 		if *o.set, err = resolve(repl, o.text, nil); err != nil {
-			return fmt.Errorf("%s: %w", o.option, err)
+			return fmt.Errorf("%s: %w", o.name, err)
 		}
 		if n := len(*o.set); n > limiter.RedisMaxText {
-			return fmt.Errorf("%s: got %d bytes, want at most %d", o.option, n, limiter.RedisMaxText)
+			return fmt.Errorf("%s: got %d bytes, want at most %d", o.name, n, limiter.RedisMaxText)
 		}
 	}
 	return nil
@@ -226,7 +227,7 @@ func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form form) error {
 	case rd.MasterName == "" && rd.SentinelPassword != "":
 		return errors.New("sentinel_password: got it without master_name, want both or password")
 	case opt.Cluster && opt.DB != 0:
-		return badOption("db", strconv.Itoa(opt.DB), "none with a cluster, which has only 0")
+		return option.Bad("db", strconv.Itoa(opt.DB), "none with a cluster, which has only 0")
 	}
 	return nil
 }
@@ -341,9 +342,9 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 		case a.form != first:
 			return "", fmt.Errorf("addresses: got %s together with %s, want one form", a.form, first)
 		case slices.Contains(opt.Addresses, a.server):
-			return "", badOption("addresses", redisaddr.WithoutPassword(text), "each server once")
+			return "", option.Bad("addresses", redisaddr.WithoutPassword(text), "each server once")
 		case rd.MasterName != "" && login:
-			return "", badOption("address", redisaddr.WithoutPassword(text),
+			return "", option.Bad("address", redisaddr.WithoutPassword(text),
 				"a sentinel's without user, password and database, which are options of their own")
 		case a.username != "" && opt.Username != "" && a.username != opt.Username:
 			return "", errors.New("username: got several in the addresses, want one")
@@ -361,12 +362,12 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 // parseAddress parses the address of a server. port is the default port of URLs.
 // Errors show neither values of placeholders nor passwords.
 func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
-	bad := badOption("address", redisaddr.WithoutPassword(text),
+	bad := option.Bad("address", redisaddr.WithoutPassword(text),
 		"host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL")
 	resolved, err := resolveAddress(repl, text)
 	switch network, path, _, _ := caddy.SplitNetworkAddress(resolved); {
 	case errors.Is(err, errUnknown):
-		return address{}, badOption("address", redisaddr.WithoutPassword(text),
+		return address{}, option.Bad("address", redisaddr.WithoutPassword(text),
 			"an address whose placeholders are {env.*}, {file.*} or {system.*}")
 	case err != nil:
 		return address{}, fmt.Errorf("address: %w", err)

@@ -226,7 +226,7 @@ func TestReplay(t *testing.T) {
 			strings.Repeat(logLine(0, "192.0.2.1", "/v1/api", "X-Key: x"), 2) + logLine(0, "192.0.2.1", "/api", "X-Key: y"), "a 3=3+0 of 1", "",
 		},
 		{
-			"redacted",
+			"option.Redacted",
 			"example.com {\nrate_limit a {\nsize 1\nkey {cookie.session}\n}\nrate_limit b {\nsize 1\nkey {header.Authorization}\n}\n}\n",
 			strings.Repeat(logLine(0, "192.0.2.1", "/", "Cookie: REDACTED"), 2) + logLine(0, "192.0.2.1", "/"),
 			"a 1=0+0 of 1, b 3=1+2 of 1", "2 requests were left out, because the log redacts Cookie",

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -27,22 +28,22 @@ const actualBytes = "bytes"
 func (l *Limit) setSettlement() error {
 	switch {
 	case l.Concurrency != "" && l.Count != nil:
-		return badOption("count", l.countText(), "no concurrency with it, which counts requests in progress whatever comes of them")
+		return option.Bad("count", l.countText(), "no concurrency with it, which counts requests in progress whatever comes of them")
 	case l.Concurrency != "" && l.ActualCost != "":
-		return badOption("actual_cost", l.ActualCost, "no concurrency with it, which counts requests in progress whatever they cost")
+		return option.Bad("actual_cost", l.ActualCost, "no concurrency with it, which counts requests in progress whatever they cost")
 	case l.holds() && l.maxDelay > 0:
-		return badOption("max_delay", string(l.MaxDelay), "none with count, actual_cost or concurrency")
-	case l.ActualCost != "" && l.ActualCost != actualBytes && !isTemplate(l.ActualCost):
-		return badOption("actual_cost", l.ActualCost, "bytes, or a placeholder such as {http.response.header.X-Cost}")
+		return option.Bad("max_delay", string(l.MaxDelay), "none with count, actual_cost or concurrency")
+	case l.ActualCost != "" && l.ActualCost != actualBytes && !option.IsTemplate(l.ActualCost):
+		return option.Bad("actual_cost", l.ActualCost, "bytes, or a placeholder such as {http.response.header.X-Cost}")
 	}
 	if l.Count != nil {
 		for _, code := range l.Count.StatusCode {
 			if code < 1 || code > 5 && code < 100 || code > 599 {
-				return badOption("count", strconv.Itoa(code), "status codes from 100 to 599, or classes such as 4xx (in JSON 4)")
+				return option.Bad("count", strconv.Itoa(code), "status codes from 100 to 599, or classes such as 4xx (in JSON 4)")
 			}
 		}
 		if len(l.Count.StatusCode) == 0 && len(l.Count.Headers) == 0 {
-			return badOption("count", "", "status codes or header fields of the responses that count")
+			return option.Bad("count", "", "status codes or header fields of the responses that count")
 		}
 	}
 	return nil
@@ -217,7 +218,7 @@ func (s *settler) end(err error, panicked bool) {
 func (l *Limit) reportBadCost(text string, h *holding) {
 	if l.valueErrorThrottle.Allow() {
 		l.logger.Warn("the actual cost of a request is no whole number, so its estimated cost is charged",
-			zap.String("limit", h.bucket.path), zap.String("actual_cost", l.ActualCost), zap.String("got", redacted(text)), zap.Int64("charged", h.cost))
+			zap.String("limit", h.bucket.path), zap.String("actual_cost", l.ActualCost), zap.String("got", option.Redacted(text)), zap.Int64("charged", h.cost))
 	}
 }
 
@@ -269,7 +270,7 @@ func (b *bucket) costOf(e *evaluation) (int64, error) {
 	if b.costIsBody {
 		return min(max(e.request.ContentLength, 1), limiter.MaxUnits), nil
 	}
-	return b.cost.at(e.replacer)
+	return b.cost.At(e.replacer)
 }
 
 // Interface guards

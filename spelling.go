@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -80,18 +81,18 @@ func (l *Limit) setBuckets() error {
 func (l *Limit) setAlgorithm() (err error) {
 	if l.Concurrency != "" {
 		if l.algorithm = concurrency; l.Algorithm != "" {
-			return badOption("algorithm", l.Algorithm, "none with concurrency")
+			return option.Bad("algorithm", l.Algorithm, "none with concurrency")
 		}
 		return nil
 	}
-	l.algorithm, err = newConstant("algorithm", cmp.Or(l.Algorithm, string(leakyBucket)), parseAlgorithm)
+	l.algorithm, err = option.ParseConstant("algorithm", cmp.Or(l.Algorithm, string(leakyBucket)), parseAlgorithm)
 	return err
 }
 
 // algorithmsWith returns the algorithms of the spellings that take an option.
-func algorithmsWith(option string) (of []string) {
+func algorithmsWith(name string) (of []string) {
 	for _, s := range spellings {
-		if slices.Contains(s.takes, option) {
+		if slices.Contains(s.takes, name) {
 			for _, a := range s.algorithms {
 				of = append(of, string(a))
 			}
@@ -102,22 +103,22 @@ func algorithmsWith(option string) (of []string) {
 
 // check returns an error if an option is set that makes a bucket, but not this one.
 func (s *spelling) check(l *Limit) error {
-	for _, option := range limitOptions {
-		if slices.Contains(s.takes, option) {
+	for _, name := range limitOptions {
+		if slices.Contains(s.takes, name) {
 			continue
 		}
-		of := algorithmsWith(option)
+		of := algorithmsWith(name)
 		if of == nil {
 			continue // it makes no bucket
 		}
-		switch o := l.firstSet(option); {
+		switch o := l.firstSet(name); {
 		case o == nil:
 		case l.algorithm != concurrency && !slices.Contains(of, string(leakyBucket)) && !slices.Contains(of, string(l.algorithm)):
-			return badOption(option, o.text, "algorithm "+inWords(of, "or")+" with it")
+			return option.Bad(name, o.text, "algorithm "+option.InWords(of, "or")+" with it")
 		case s.marks != nil:
-			return newOptionError(option, "got %q together with %s, want %s", o.text, l.firstSet(s.marks...).option, s.want)
+			return option.Errorf(name, "got %q together with %s, want %s", o.text, l.firstSet(s.marks...).option, s.want)
 		default:
-			return badOption(option, o.text, s.want)
+			return option.Bad(name, o.text, s.want)
 		}
 	}
 	return nil
@@ -130,13 +131,13 @@ func (l *Limit) setDripBucket() (err error) {
 		return l.setGroup()
 	}
 	b := &bucket{path: l.path}
-	if b.size, err = newValue(l.resolve, "size", string(l.Size), parseUnits); err != nil {
+	if b.size, err = option.NewValue(l.resolve, "size", string(l.Size), option.Units); err != nil {
 		return err
 	}
-	if b.rate, err = newValue(l.resolve, "drip_rate", cmp.Or(string(l.DripRate), "1s"), parseInterval); err != nil {
+	if b.rate, err = option.NewValue(l.resolve, "drip_rate", cmp.Or(string(l.DripRate), "1s"), option.Interval); err != nil {
 		return err
 	}
-	if b.drip, err = newValue(l.resolve, "drip_size", cmp.Or(string(l.DripSize), "1"), parseUnits); err != nil {
+	if b.drip, err = option.NewValue(l.resolve, "drip_size", cmp.Or(string(l.DripSize), "1"), option.Units); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
@@ -156,7 +157,7 @@ func (l *Limit) setGroup() error {
 	}
 	switch {
 	case o != nil:
-		return badOption(o.option, o.text, "a size with it")
+		return option.Bad(o.option, o.text, "a size with it")
 	case len(l.Limits) == 0:
 		return errors.New("it sets no limit, want rate, size, max or nested limits")
 	}
@@ -166,15 +167,15 @@ func (l *Limit) setGroup() error {
 // setRateBucket sets up the bucket of a limit that is defined by its rate. The
 // size is the rate's number of units unless it is set.
 func (l *Limit) setRateBucket() error {
-	r, err := newNumberBy(l.resolve, "rate", string(l.Rate), parseRate)
+	r, err := option.Parse(l.resolve, "rate", string(l.Rate), option.ParseRate)
 	if err != nil {
 		return err
 	}
 	b := &bucket{path: l.path}
-	if b.size, err = newValue(l.resolve, "size", cmp.Or(string(l.Size), strconv.FormatInt(r.units, 10)), parseUnits); err != nil {
+	if b.size, err = option.NewValue(l.resolve, "size", cmp.Or(string(l.Size), strconv.FormatInt(r.Units, 10)), option.Units); err != nil {
 		return err
 	}
-	if b.factor, err = newValue(l.resolve, "factor", cmp.Or(string(l.Factor), "1"), parseFactor); err != nil {
+	if b.factor, err = option.NewValue(l.resolve, "factor", cmp.Or(string(l.Factor), "1"), option.ParseFactor); err != nil {
 		return err
 	}
 	var size int64
@@ -183,12 +184,12 @@ func (l *Limit) setRateBucket() error {
 			return err
 		}
 	}
-	numbers, err := r.limit(size)
+	numbers, err := r.Limit(size)
 	if err != nil {
-		return newOptionError("rate", "got %q, want another rate or size: %v", string(l.Rate), err)
+		return option.Errorf("rate", "got %q, want another rate or size: %v", string(l.Rate), err)
 	}
-	b.rate = value[time.Duration]{option: "drip_rate", constant: numbers.DripInterval}
-	b.drip = value[int64]{option: "drip_size", constant: numbers.DripSize}
+	b.rate = option.Value[time.Duration]{Option: "drip_rate", Constant: numbers.DripInterval}
+	b.drip = option.Value[int64]{Option: "drip_size", Constant: numbers.DripSize}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
@@ -205,20 +206,20 @@ func (l *Limit) setLegacyBuckets() error {
 		missing = "duration"
 	}
 	if missing != "" {
-		return newOptionError(first.option, "got %q without %s, want max and duration; "+
+		return option.Errorf(first.option, "got %q without %s, want max and duration; "+
 			"for an interval alone write size 1 and drip_rate <interval>", first.text, missing)
 	}
-	most, err := newNumberBy(l.resolve, "max", string(l.Max), parseUnits)
+	most, err := option.Parse(l.resolve, "max", string(l.Max), option.Units)
 	if err != nil {
 		return err
 	}
-	duration, err := newNumberBy(l.resolve, "duration", string(l.Duration), parseInterval)
+	duration, err := option.Parse(l.resolve, "duration", string(l.Duration), option.Interval)
 	if err != nil {
 		return err
 	}
 	micros := duration.Microseconds()
 	if most > micros {
-		return badOption("max", string(l.Max), fmt.Sprintf("at most one for each microsecond of the duration, %d", micros))
+		return option.Bad("max", string(l.Max), fmt.Sprintf("at most one for each microsecond of the duration, %d", micros))
 	}
 	rate := time.Duration((micros+most-1)/most) * time.Microsecond
 	b := constantBucket(l.path, most, rate)
@@ -229,7 +230,7 @@ func (l *Limit) setLegacyBuckets() error {
 	if l.MinInterval == "" {
 		return nil
 	}
-	interval, err := newNumberBy(l.resolve, "min_interval", string(l.MinInterval), parseInterval)
+	interval, err := option.Parse(l.resolve, "min_interval", string(l.MinInterval), option.Interval)
 	if err != nil {
 		return err
 	}
@@ -242,28 +243,28 @@ func (l *Limit) setLegacyBuckets() error {
 func constantBucket(path string, size int64, rate time.Duration) *bucket {
 	return &bucket{
 		path: path,
-		size: value[int64]{option: "size", constant: size},
-		rate: value[time.Duration]{option: "drip_rate", constant: rate},
-		drip: value[int64]{option: "drip_size", constant: 1},
+		size: option.Value[int64]{Option: "size", Constant: size},
+		rate: option.Value[time.Duration]{Option: "drip_rate", Constant: rate},
+		drip: option.Value[int64]{Option: "drip_size", Constant: 1},
 	}
 }
 
 // setConcurrencyBucket sets up the bucket of a limit on requests in progress.
 func (l *Limit) setConcurrencyBucket() error {
 	if o := l.firstSet("soft"); o != nil {
-		return badOption(o.option, o.text, "only concurrency, or a limit of its own for it")
+		return option.Bad(o.option, o.text, "only concurrency, or a limit of its own for it")
 	}
 	if l.CountDenied {
-		return badOption("count_denied", "true", "none with concurrency, as denied requests are not in progress")
+		return option.Bad("count_denied", "true", "none with concurrency, as denied requests are not in progress")
 	}
 	numbers := limiter.Concurrency(1)
 	b := &bucket{
 		path: l.path, counts: numbers.Algorithm,
-		rate: value[time.Duration]{option: "concurrency", constant: numbers.DripInterval},
-		drip: value[int64]{option: "concurrency", constant: numbers.DripSize},
+		rate: option.Value[time.Duration]{Option: "concurrency", Constant: numbers.DripInterval},
+		drip: option.Value[int64]{Option: "concurrency", Constant: numbers.DripSize},
 	}
 	var err error
-	if b.size, err = newValue(l.resolve, "concurrency", string(l.Concurrency), parseUnits); err != nil {
+	if b.size, err = option.NewValue(l.resolve, "concurrency", string(l.Concurrency), option.Units); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))

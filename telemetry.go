@@ -127,7 +127,7 @@ func (r runningApp) Limits() (limits []telemetry.Limit) {
 		case n.Period != "":
 			l.Window = n.Period
 		case n.Rate != "":
-			l.DripRate, l.DripSize = adminapi.Interval(adminapi.Seconds(b.rate.constant)), adminapi.Number(b.drip.constant)
+			l.DripRate, l.DripSize = adminapi.Interval(adminapi.Seconds(b.rate.Constant)), adminapi.Number(b.drip.Constant)
 		}
 		limits = append(limits, l)
 	}
@@ -136,13 +136,13 @@ func (r runningApp) Limits() (limits []telemetry.Limit) {
 
 // countedPolicies returns the options of b of which more is counted.
 func (b *bucket) countedPolicies() (p telemetry.Policies) {
-	for option, has := range map[telemetry.Policies]bool{
+	for name, has := range map[telemetry.Policies]bool{
 		telemetry.DryRun: b.limit.dryRun, telemetry.Soft: b.limit.soft > 0, telemetry.Delays: b.limit.maxDelay > 0,
 		telemetry.Bans: b.limit.bans != nil, telemetry.Borrows: b.limit.lender != nil,
 		telemetry.Leases: b.consistency.IsLease(), telemetry.Eventual: b.consistency.IsEventual(),
 	} {
 		if has {
-			p |= option
+			p |= name
 		}
 	}
 	return p

@@ -6,6 +6,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -14,7 +15,7 @@ import (
 const maxTrackTop = adminapi.MaxTop
 
 // parseTrackTop parses the track_top option.
-var parseTrackTop = parseInteger(1, maxTrackTop)
+var parseTrackTop = option.Integer(1, maxTrackTop)
 
 // topList finds the keys that ask most often at the limits whose buckets have one
 // name. It is kept across reloads, as long as any config in use has such a limit.

@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -126,7 +127,7 @@ func (h *Handler) setZones() error {
 		z := zone.Zone{Name: name}
 		var err error
 		if limits[name], err = h.RateLimits[name].limit(&z); err != nil {
-			return fmt.Errorf("zone %q: %w", redacted(name), err)
+			return fmt.Errorf("zone %q: %w", option.Redacted(name), err)
 		}
 		order = append(order, z)
 	}
@@ -154,10 +155,10 @@ func (z *Zone) limit(as *zone.Zone) (*Limit, error) {
 	if z.MaxConcurrent != "" {
 		return z.concurrent(as)
 	}
-	if as.Events, err = newNumber("max_events", cmp.Or(string(z.MaxEvents), "0"), parseEvents); err != nil {
+	if as.Events, err = option.Parse(option.OnLoad, "max_events", cmp.Or(string(z.MaxEvents), "0"), parseEvents); err != nil {
 		return nil, err
 	}
-	if as.Window, err = newNumber("window", string(z.Window), zone.ParseWindow); err != nil {
+	if as.Window, err = option.Parse(option.OnLoad, "window", string(z.Window), zone.ParseWindow); err != nil {
 		return nil, err
 	}
 	l := &Limit{
@@ -177,9 +178,9 @@ func (z *Zone) limit(as *zone.Zone) (*Limit, error) {
 // so many a second.
 func (z *Zone) concurrent(as *zone.Zone) (l *Limit, err error) {
 	if z.MaxEvents != "" || z.Window != "" {
-		return nil, badOption("max_concurrent", string(z.MaxConcurrent), "either max_concurrent, or max_events and window")
+		return nil, option.Bad("max_concurrent", string(z.MaxConcurrent), "either max_concurrent, or max_events and window")
 	}
-	if as.Events, err = newNumber("max_concurrent", string(z.MaxConcurrent), parseUnits); err != nil {
+	if as.Events, err = option.Parse(option.OnLoad, "max_concurrent", string(z.MaxConcurrent), option.Units); err != nil {
 		return nil, err
 	}
 	as.Window = time.Second
@@ -205,18 +206,18 @@ func (z *Zone) setPrefixes(l *Limit) {
 // what takes their place, unless that is in place.
 func (h *Handler) warnReplaced(app *App) {
 	for _, o := range []struct {
-		option string
-		given  bool
+		name  string
+		given bool
 	}{
 		{"distributed", h.Distributed != nil && app.Redis == nil},
 		{"storage", len(h.StorageRaw) > 0 && app.Redis == nil},
 		{"sweep_interval", h.SweepInterval != ""},
 		{"disable_metrics", h.DisableMetrics && app.Metrics != "off"},
 	} {
-		if o.given && !app.definitions.warned[o.option] {
-			app.definitions.warned[o.option] = true
+		if o.given && !app.definitions.warned[o.name] {
+			app.definitions.warned[o.name] = true
 			h.logger.Warn("this option of mholt/caddy-ratelimit has no effect",
-				zap.String("option", o.option), zap.String("instead", zone.Instead(o.option)))
+				zap.String("option", o.name), zap.String("instead", zone.Instead(o.name)))
 		}
 	}
 }
@@ -266,7 +267,7 @@ func (h *Handler) logExceeded(e *evaluation, decider *outcome.Entry, wait time.D
 //	log_key
 //	disable_metrics
 func parseZoneOption(helper httpcaddyfile.Helper, zones *Zones) (found bool, err error) {
-	switch option := helper.Val(); option {
+	switch name := helper.Val(); name {
 	case "zone":
 		err = parseZone(helper, zones)
 	case "distributed":
@@ -281,15 +282,15 @@ func parseZoneOption(helper httpcaddyfile.Helper, zones *Zones) (found bool, err
 	case "sweep_interval":
 		var text string
 		if text, err = parseArgument(helper.Dispenser); err == nil {
-			zones.SweepInterval, err = Duration(text), parseEnd(helper.Dispenser, option)
+			zones.SweepInterval, err = Duration(text), parseEnd(helper.Dispenser, name)
 		}
 	case "log_key":
 		if zones.LogKey, err = parseFlag(helper.Dispenser); err == nil {
-			err = parseEnd(helper.Dispenser, option)
+			err = parseEnd(helper.Dispenser, name)
 		}
 	case "disable_metrics":
 		if zones.DisableMetrics, err = parseFlag(helper.Dispenser); err == nil {
-			err = parseEnd(helper.Dispenser, option)
+			err = parseEnd(helper.Dispenser, name)
 		}
 	default:
 		return false, nil
@@ -299,8 +300,8 @@ func parseZoneOption(helper httpcaddyfile.Helper, zones *Zones) (found bool, err
 
 // repeatable reports whether an option of mholt/caddy-ratelimit may be there twice, as
 // snippets may have it too. The last one counts.
-func repeatable(option string) bool {
-	return slices.Contains([]string{"distributed", "storage", "log_key", "disable_metrics"}, option)
+func repeatable(name string) bool {
+	return slices.Contains([]string{"distributed", "storage", "log_key", "disable_metrics"}, name)
 }
 
 // parseZone parses a zone. Of several of one name in a block, the last counts.
@@ -312,8 +313,8 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 	z := new(Zone)
 	seen := make(map[string]bool)
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
-		option := helper.Val()
-		if option == "match" {
+		name := helper.Val()
+		if name == "match" {
 			set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
 			if err != nil {
 				return err
@@ -321,13 +322,13 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 			z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
 			continue
 		}
-		if seen[option] {
-			return helper.Errf("duplicate option: %s", option)
+		if seen[name] {
+			return helper.Errf("duplicate option: %s", name)
 		}
-		seen[option] = true
+		seen[name] = true
 		var text string
 		var err error
-		switch option {
+		switch name {
 		case "key":
 			if args := helper.RemainingArgs(); len(args) == 1 {
 				z.Key = args[0]
@@ -338,22 +339,22 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 			text, err = parseNumber(helper.Dispenser, parseSomeEvents)
 			z.MaxEvents = Number(strings.TrimPrefix(text, "+"))
 		case "max_concurrent":
-			text, err = parseNumber(helper.Dispenser, parseUnits)
+			text, err = parseNumber(helper.Dispenser, option.Units)
 			z.MaxConcurrent = Number(text)
 		case "window":
 			text, err = parseNumber(helper.Dispenser, zone.ParseWindow)
 			z.Window = Duration(text)
 		case "ipv4_prefix":
-			text, err = parseNumber(helper.Dispenser, parseInteger(0, 32))
+			text, err = parseNumber(helper.Dispenser, option.Integer(0, 32))
 			z.IPv4Prefix = Number(text)
 		case "ipv6_prefix":
-			text, err = parseNumber(helper.Dispenser, parseInteger(0, 128))
+			text, err = parseNumber(helper.Dispenser, option.Integer(0, 128))
 			z.IPv6Prefix = Number(text)
 		default:
 			return unknownOption(helper.Dispenser, []string{"match", "key", "window", "events", "max_concurrent", "ipv4_prefix", "ipv6_prefix"})
 		}
 		if err == nil {
-			err = parseEnd(helper.Dispenser, option)
+			err = parseEnd(helper.Dispenser, name)
 		}
 		if err != nil {
 			return err
@@ -361,12 +362,12 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 	}
 	switch {
 	case z.MaxConcurrent != "" && (z.MaxEvents != "" || z.Window != ""):
-		return helper.Errf("zone %s: got max_concurrent together with events or window, want either", quoteWord(args[0]))
+		return helper.Errf("zone %s: got max_concurrent together with events or window, want either", option.Quote(args[0]))
 	case z.MaxConcurrent != "":
 	case z.MaxEvents == "":
-		return helper.Errf("zone %s: got no events, want how many requests a window admits", quoteWord(args[0]))
+		return helper.Errf("zone %s: got no events, want how many requests a window admits", option.Quote(args[0]))
 	case z.Window == "":
-		return helper.Errf("zone %s: got no window, want a duration such as 1m", quoteWord(args[0]))
+		return helper.Errf("zone %s: got no window, want a duration such as 1m", option.Quote(args[0]))
 	}
 	if zones.RateLimits == nil {
 		zones.RateLimits = make(map[string]*Zone)
@@ -381,10 +382,10 @@ func parseDistributed(helper httpcaddyfile.Helper, d *Distributed) error {
 		return helper.Errf("distributed: got %q, want a block or nothing", helper.Val())
 	}
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
-		option := helper.Val()
+		name := helper.Val()
 		into := map[string]*Duration{
 			"read_interval": &d.ReadInterval, "write_interval": &d.WriteInterval, "purge_age": &d.PurgeAge,
-		}[option]
+		}[name]
 		if into == nil {
 			return unknownOption(helper.Dispenser, []string{"read_interval", "write_interval", "purge_age"})
 		}

@@ -1,0 +1,63 @@
+// Package option parses the options of a configuration: numbers and durations, which may be
+// placeholders, and errors that name the option, what it got and what to write instead.
+package option
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
+)
+
+// Error is the error for an option: one line that says what is wrong with it.
+type Error struct {
+	Option  string // its name
+	problem string
+}
+
+// Errorf returns the error for an option.
+func Errorf(option, problem string, args ...any) error {
+	return &Error{option, fmt.Sprintf(problem, args...)}
+}
+
+// Error returns the option and what is wrong with it.
+func (e *Error) Error() string { return e.Option + ": " + e.problem }
+
+// Bad returns the error for an option with an invalid value: one line with
+// what it got and what is valid.
+func Bad(option, got, want string) error {
+	const most = 64 // clients must not be able to flood the log
+	got = Redacted(got)
+	if len(got) > most {
+		got = strings.ToValidUTF8(got[:most], "") + "…"
+	}
+	return Errorf(option, "got %q, want %s", got, want)
+}
+
+// InWords lists words as a sentence does: "a, b or c".
+func InWords(words []string, conjunction string) string {
+	last := len(words) - 1
+	if last == 0 {
+		return words[0]
+	}
+	return strings.Join(words[:last], ", ") + " " + conjunction + " " + words[last]
+}
+
+// Redacted returns text for an error message, without the password of a URL.
+func Redacted(text string) string {
+	if strings.Contains(text, "://") {
+		return redisaddr.WithoutPassword(text)
+	}
+	return text
+}
+
+// Quote returns text for an error message that expected a word: quoted if it
+// has special characters, and without the password of a URL.
+func Quote(text string) string {
+	text = Redacted(text)
+	if quoted := strconv.Quote(text); quoted[1:len(quoted)-1] != text {
+		return quoted
+	}
+	return text
+}

@@ -1,0 +1,139 @@
+package option
+
+import (
+	"cmp"
+	"fmt"
+	"math/bits"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Units parses a number of units.
+func Units(text string) (int64, string) {
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n < 1 || n > limiter.MaxUnits {
+		return 0, fmt.Sprintf("a whole number from 1 to %d", int64(limiter.MaxUnits))
+	}
+	return int64(n), ""
+}
+
+// Bits returns a parser of prefix lengths.
+func Bits(most uint64) Parser[int] {
+	return func(text string) (int, string) {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n < 1 || n > most {
+			return 0, fmt.Sprintf("a whole number of bits from 1 to %d", most)
+		}
+		return int(n), ""
+	}
+}
+
+// Integer returns a parser of whole numbers.
+func Integer(least, most int64) Parser[int] {
+	return func(text string) (int, string) {
+		n, err := strconv.ParseUint(text, 10, 31)
+		if err != nil || int64(n) < least || int64(n) > most {
+			return 0, fmt.Sprintf("a whole number from %d to %d", least, most)
+		}
+		return int(n), ""
+	}
+}
+
+// Interval parses the time between two drips.
+func Interval(text string) (time.Duration, string) {
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d < time.Microsecond || d%time.Microsecond != 0 {
+		return 0, "a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h"
+	}
+	return d, ""
+}
+
+// Factor is a divisor of sizes, in millionths.
+type Factor uint64
+
+// ParseFactor parses a factor.
+func ParseFactor(text string) (Factor, string) {
+	const digits, want = 6, "a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2"
+	whole, fraction, point := strings.Cut(text, ".")
+	if whole == "" || len(fraction) > digits || point && fraction == "" {
+		return 0, want
+	}
+	n, err := strconv.ParseUint(whole+fraction+strings.Repeat("0", digits-len(fraction)), 10, 64)
+	if err != nil {
+		return 0, want
+	}
+	return Factor(n), ""
+}
+
+// String returns f as a decimal.
+func (f Factor) String() string {
+	text := fmt.Sprintf("%d.%06d", f/1e6, f%1e6)
+	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
+}
+
+// Thousandths returns f in thousandths, which must be a whole number below 2^32.
+func (f Factor) Thousandths() uint32 { return uint32(f / 1000) } //nolint:gosec // it is
+
+// Divide returns size divided by f, rounded up, at least 1. Results above
+// limiter.MaxUnits are capped at one more than that. f must not be 0.
+func (f Factor) Divide(size int64) int64 {
+	hi, lo := bits.Mul64(uint64(size), 1e6)
+	if hi >= uint64(f) {
+		return limiter.MaxUnits + 1
+	}
+	n, rest := bits.Div64(hi, lo, uint64(f))
+	if rest > 0 {
+		n++
+	}
+	return int64(min(n, limiter.MaxUnits+1))
+}
+
+// Rate is a number of units per duration.
+type Rate struct {
+	Units int64
+	Each  time.Duration
+}
+
+// String returns the rate as it is configured.
+func (r Rate) String() string {
+	return fmt.Sprintf("%d/%s", r.Units, adminapi.Interval(adminapi.Seconds(r.Each)))
+}
+
+// unitOfRate matches a duration of a rate that is a number of one unit, or the unit
+// alone. Each unit has its own first letter.
+var unitOfRate = regexp.MustCompile(`^([0-9]*)([smhd]|(?:second|minute|hour|day)s?)$`)
+
+// ParseRate parses a rate.
+func ParseRate(text string) (Rate, string) {
+	n, each, _ := strings.Cut(text, "/")
+	units, wrongUnits := Units(n)
+	if m := unitOfRate.FindStringSubmatch(each); m != nil {
+		each = cmp.Or(m[1], "1") + m[2][:1]
+	}
+	interval, wrongInterval := Interval(each)
+	if wrongUnits != "" || wrongInterval != "" {
+		return Rate{}, fmt.Sprintf("<n>/<duration>, such as 10/s, 60/minute, 1000/h or 5/12h: a whole number from 1 to %d, "+
+			"and s, m, h, d, second, minute, hour, day or a duration of whole microseconds", int64(limiter.MaxUnits))
+	}
+	return Rate{units, interval}, ""
+}
+
+// Limit returns the limit of the given size; 0 means that the size depends on the
+// request. The drip must not depend on it: it is then a single unit, which fits in
+// any size, if that results in the exact rate.
+func (r Rate) Limit(size int64) (limiter.Limit, error) {
+	if size > 0 {
+		return limiter.NewLimit(r.Units, r.Each, size)
+	}
+	if l, err := limiter.NewLimit(r.Units, r.Each, 1); err == nil {
+		return l, nil
+	}
+	return limiter.NewLimit(r.Units, r.Each, r.Units)
+}
