@@ -95,9 +95,11 @@ TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Su
 FUZZ_ROUNDS = 60
 FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
 fuzz:
-	for f in FuzzKey FuzzPlaceholderNumbers FuzzCaddyfile FuzzSplitKey FuzzBucketRequest; do \
+	for f in FuzzPlaceholderNumbers FuzzCaddyfile; do \
 		$(call FUZZ,3000) "^$$f$$" . || exit; done
 	$(call FUZZ,3000) '^FuzzRate$$' ./internal/option
+	for f in FuzzKey FuzzSplitKey; do $(call FUZZ,3000) "^$$f$$" ./internal/key || exit; done
+	$(call FUZZ,3000) '^FuzzBucketRequest$$' ./internal/adminapi
 	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/convert
 	$(call FUZZ,10000) '^FuzzReply$$' ./limiter
 	$(call FUZZ,5000) '^FuzzStoredValue$$' ./limiter

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -268,26 +269,27 @@ func TestWarmUpDelays(t *testing.T) {
 	})
 	now := time.Duration(0)
 	memory := limiter.NewMemory(func() time.Duration { return now })
-	ask := func(at time.Duration, cost string, denied bool, wait time.Duration) *evaluation {
+	ask := func(at time.Duration, cost string, denied bool, wait time.Duration) *rule.Request {
 		t.Helper()
 		now = at
-		e := newTestEvaluation()
-		e.replacer.Set("cost", cost)
-		if err := e.add([]*Limit{l}); err != nil {
+		r := newSiteRequest()
+		r.replacer.Set("cost", cost)
+		q, err := rule.Evaluate(r.Request, []*rule.Limit{l}, time.Time{})
+		if err != nil {
 			t.Fatal(err)
 		}
-		var err error
-		if e.decisions, err = memory.Take(t.Context(), limiter.Request{Buckets: e.buckets}, nil); err != nil {
+		got, err := q.Decide(memory, rule.How{})
+		if err != nil {
 			t.Fatal(err)
 		}
-		got, d := e.lower(), e.decisions[0]
+		d := q.Entries()[0].Decision
 		if d.Denied {
 			got = d.RetryAfter
 		}
 		if d.Denied != denied || got != wait || d.Size != 10 || d.Remaining != 0 {
 			t.Errorf("after %v, cost %s: denied %t, %v, want %t, %v, and no room: %+v", now, cost, d.Denied, got, denied, wait, d)
 		}
-		return e
+		return q
 	}
 	ask(0, "1", false, 0)
 	ask(0, "5", true, 1375*ms)
@@ -295,10 +297,10 @@ func TestWarmUpDelays(t *testing.T) {
 	ask(0, "1", true, 500*ms)
 	ask(500*ms, "1", false, 2000*ms)
 	ask(1375*ms, "1", true, 2000*ms) // as if none could wait
-	first.of[0].endWait()
+	first.Release()
 	ask(1375*ms, "1", false, 2000*ms)
 	ask(4000*ms, "5", false, 0) // free by then
-	if n := l.waiting.Load(); n != 2 {
+	if n := l.Waiting.Count.Load(); n != 2 {
 		t.Errorf("%d requests wait, want 2", n)
 	}
 }
@@ -330,10 +332,10 @@ func TestMaxWaiting(t *testing.T) {
 		})
 	}
 	app := newestApp()
-	l := app.handlers[0].Limits[0]
+	l := app.handlers[0].limits[0]
 	for n := range 3 {
 		ask()
-		eventually(t, "a request waits", func() bool { return l.waiting.Load() == int64(n+1) })
+		eventually(t, "a request waits", func() bool { return l.Waiting.Count.Load() == int64(n+1) })
 	}
 	for range 5 {
 		if a := s.get("/"); a.StatusCode != 429 || a.Header.Get("X-RateLimit-Remaining") != "0" {
@@ -342,10 +344,10 @@ func TestMaxWaiting(t *testing.T) {
 	}
 	close(leave)
 	waiting.Wait()
-	eventually(t, "none waits", func() bool { return l.waiting.Load() == 0 })
+	eventually(t, "none waits", func() bool { return l.Waiting.Count.Load() == 0 })
 	leave = make(chan struct{})
 	ask()
-	eventually(t, "another may wait", func() bool { return l.waiting.Load() == 1 })
+	eventually(t, "another may wait", func() bool { return l.Waiting.Count.Load() == 1 })
 	close(leave)
 	waiting.Wait()
 	if n := collected(t)[`delayed_total{limit="a"}`]; n != "4" {
@@ -373,7 +375,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	s.get("/a")
 	ctx, leave := context.WithCancel(t.Context())
 	var requests sync.WaitGroup
-	waits := func(n int64) bool { return newestApp().handlers[0].Limits[0].waiting.Load() == n }
+	waits := func(n int64) bool { return newestApp().handlers[0].limits[0].Waiting.Count.Load() == n }
 	for n, path := range []string{"/a", "/b", "/a"} {
 		if n == 2 {
 			if err := s.load(c); err != nil {
@@ -400,10 +402,9 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	if err := s.load(c); err != nil {
 		t.Fatal(err)
 	}
-	process.waiting.Range(func(name, _ any) bool {
-		t.Errorf("a count is kept for %v", name)
-		return true
-	})
+	if n := process.waiting.len(); n > 0 {
+		t.Errorf("%d counts are kept for a config without waiting requests", n)
+	}
 }
 
 // TestDryRunAbove guards that a dry run neither delays requests nor marks those above its

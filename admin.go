@@ -8,6 +8,8 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -19,6 +21,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -95,9 +98,9 @@ func (s source) Status() adminapi.Status {
 	var counters []*telemetry.Counters // of each path, once
 	seen := make(map[string]bool)
 	for l := range app.limits() {
-		if !seen[l.path] {
-			seen[l.path] = true
-			counters = append(counters, l.policy.counters)
+		if !seen[l.Path] {
+			seen[l.Path] = true
+			counters = append(counters, l.Policy.Counters)
 		}
 	}
 	var over time.Duration
@@ -138,7 +141,7 @@ func (s source) Limits() []adminapi.Limit {
 		at := stand[l.handler]
 		a := l.answer(app.maxKeys)
 		a.Server, a.Hosts, a.RouteMatches = at.Server, at.Hosts, at.Matches
-		a.Buckets = held[l.name] + held[l.addressName]
+		a.Buckets = held[l.Name] + held[l.AddressName]
 		limits = append(limits, a)
 	}
 	return limits
@@ -155,24 +158,24 @@ func (a *App) sites() map[*Handler]routes.Site {
 
 // placedBucket is a bucket and where it stands in the config.
 type placedBucket struct {
-	*bucket
+	*rule.Bucket
 	handler      *Handler
 	handlerIndex int
-	title        string   // the name by which header fields list it; set by numbered
-	around       []*Limit // the outermost first
+	title        string        // the name by which header fields list it; set by numbered
+	around       []*rule.Limit // the outermost first
 }
 
-// unnamed reports whether the limit of b or one around it has no name, so that nobody
-// has named what its buckets are shared by. A group without buckets needs none.
-func (b placedBucket) unnamed() bool {
-	return b.limit.Name == "" || slices.ContainsFunc(b.around, func(l *Limit) bool { return l.Name == "" && len(l.buckets) > 0 })
+// Unnamed reports whether the limit of b or one around it has no name, so that nobody
+// has named what its buckets are shared by.
+func (b placedBucket) Unnamed() bool {
+	return b.Limit.Unnamed() || slices.ContainsFunc(b.around, (*rule.Limit).Unnamed)
 }
 
 // limits returns a sequence of all buckets of a running app.
 func (a *App) limits() func(func(placedBucket) bool) {
 	return func(yield func(placedBucket) bool) {
 		for i, h := range a.handlers {
-			if !eachBucket(h.Limits, placedBucket{handler: h, handlerIndex: i}, yield) {
+			if !eachBucket(h.limits, placedBucket{handler: h, handlerIndex: i}, yield) {
 				return
 			}
 		}
@@ -181,16 +184,16 @@ func (a *App) limits() func(func(placedBucket) bool) {
 
 // eachBucket yields the buckets of limits and those within them, until yield returns
 // false.
-func eachBucket(limits []*Limit, at placedBucket, yield func(placedBucket) bool) bool {
+func eachBucket(limits []*rule.Limit, at placedBucket, yield func(placedBucket) bool) bool {
 	for _, l := range limits {
-		for _, at.bucket = range l.buckets {
+		for _, at.Bucket = range l.Buckets {
 			if !yield(at) {
 				return false
 			}
 		}
 		inner := at
 		inner.around = append(slices.Clip(at.around), l)
-		if !eachBucket(l.Limits, inner, yield) {
+		if !eachBucket(l.Within, inner, yield) {
 			return false
 		}
 	}
@@ -199,20 +202,20 @@ func eachBucket(limits []*Limit, at placedBucket, yield func(placedBucket) bool)
 
 // answer returns the answer for b, given the maximum number of buckets of all limits.
 func (b placedBucket) answer(maxKeys int) adminapi.Limit {
-	l := b.limit
+	l := b.Limit
 	answer := adminapi.Limit{
-		Numbers: b.shown(),
-		Path:    b.path, Name: b.title, Handler: b.handlerIndex, Off: b.off, Cost: b.shownCost(),
-		Key: l.key.String(), IPv4Prefix: l.key.prefixes.IPv4, IPv6Prefix: l.key.prefixes.IPv6,
-		Match:   l.matchersRaw,
-		MaxKeys: l.maxKeysOf(maxKeys), WhenFull: cmp.Or(l.WhenFull, whenFullForget), TrackTop: l.trackTop,
+		Numbers: b.Shown(),
+		Path:    b.Path, Name: b.title, Handler: b.handlerIndex, Off: b.Off, Cost: b.ShownCost(),
+		Key: l.Key.String(), IPv4Prefix: l.Key.Prefixes.IPv4, IPv6Prefix: l.Key.Prefixes.IPv6,
+		Match:   l.Match,
+		MaxKeys: l.MaxKeysOf(maxKeys), WhenFull: l.WhenFull(), TrackTop: l.TrackTop,
 		Accounting: string(b.handler.accounting), OnError: string(b.handler.onError),
-		Results: process.Results(b.policy.counters),
+		Results: process.Results(b.Policy.Counters),
 	}
 	for _, outer := range b.around {
-		answer.Parent = cmp.Or(outer.path, answer.Parent)
-		if outer.matchersRaw != nil {
-			answer.ParentMatches = append(answer.ParentMatches, outer.matchersRaw)
+		answer.Parent = cmp.Or(outer.Path, answer.Parent)
+		if outer.Match != nil {
+			answer.ParentMatches = append(answer.ParentMatches, outer.Match)
 		}
 	}
 	return answer
@@ -227,7 +230,7 @@ func (a *App) numbered() (all []placedBucket) {
 	all = slices.Collect(a.limits())
 	now, listed := time.Now(), make([]outcome.Entry, len(all))
 	for i := range all {
-		listed[i] = outcome.Entry{Policy: &all[i].policy.Policy, Name: all[i].name, Limit: all[i].storedLimit(now)}
+		listed[i] = outcome.Entry{Policy: &all[i].Policy.Policy, Name: all[i].Name, Limit: all[i].Stored(now)}
 	}
 	for i, title := range outcome.Titles(listed) {
 		all[i].title = title
@@ -244,15 +247,15 @@ func (a *App) find(path string) (*placedBucket, error) {
 	paths, titles := make(map[string]bool), make(map[string]bool)
 	all := a.numbered()
 	for _, b := range all {
-		paths[b.path] = true
+		paths[b.Path] = true
 		title := b.title
-		if title == b.path {
+		if title == b.Path {
 			title += "#1"
 		}
 		if path == title {
 			return &b, nil
 		}
-		if path == b.path && !titles[title] {
+		if path == b.Path && !titles[title] {
 			titles[title] = true
 			found = append(found, b)
 		}
@@ -262,7 +265,7 @@ func (a *App) find(path string) (*placedBucket, error) {
 		return nil, errNoLimits
 	case len(found) == 0:
 		return nil, adminapi.Error(http.StatusNotFound, "limit: the running config has no such limit, want %s", anyOf(paths))
-	case len(found) > 1 && found[0].limit.Name == "":
+	case len(found) > 1 && !found[0].Limit.Named:
 		return nil, adminapi.Error(http.StatusConflict,
 			"limit: several limits without a name have this path, with other keys or numbers; want %s, or give the limits names", anyOf(titles))
 	}
@@ -307,8 +310,8 @@ func (s source) InspectAll(ctx context.Context, asked adminapi.Asked, reset bool
 			continue // it stands in several places
 		}
 		seen[b.title] = true
-		requests, why := requestsFor(&asked, b.title, b.limit.key)
-		if reset && len(b.limit.key.placeholders()) == 0 {
+		requests, why := adminapi.RequestsFor(&asked, b.title, b.Limit.Key)
+		if reset && len(b.Limit.Key.Placeholders()) == 0 {
 			requests, why = nil, "all requests share its bucket; to empty that, name the limit"
 		}
 		for _, request := range requests {
@@ -336,7 +339,7 @@ func (s source) InspectAll(ctx context.Context, asked adminapi.Asked, reset bool
 
 // inspect looks at a bucket and its ban, or empties both.
 func (a *App) inspect(ctx context.Context, b *placedBucket, asked adminapi.Asked, reset bool) (adminapi.Level, error) {
-	at, err := b.locate(asked)
+	at, err := locate(b.Bucket, asked)
 	if err != nil {
 		return adminapi.Level{}, err
 	}
@@ -345,10 +348,10 @@ func (a *App) inspect(ctx context.Context, b *placedBucket, asked adminapi.Asked
 		return adminapi.Level{}, err
 	}
 	answer := b.level(at, found)
-	if b.limit.bans == nil {
+	if b.Limit.Bans == nil {
 		return answer, nil
 	}
-	ban, err := a.look(ctx, b.banOf(&at), reset)
+	ban, err := a.look(ctx, b.BanOf(&at), reset)
 	if answer.Banned = adminapi.Seconds(ban.RetryAfter); answer.Banned > 0 && answer.Size != nil {
 		*answer.Remaining, *answer.RetryAfter = 0, max(*answer.RetryAfter, answer.Banned)
 	}
@@ -407,22 +410,22 @@ func (a *App) look(ctx context.Context, at limiter.Bucket, reset bool) (f found,
 func unavailable(err error) string { return "redis unavailable: " + err.Error() }
 
 // locate returns the bucket in stores that was asked for.
-func (b *bucket) locate(asked adminapi.Asked) (at limiter.Bucket, err error) {
+func locate(b *rule.Bucket, asked adminapi.Asked) (at limiter.Bucket, err error) {
 	switch {
-	case b.off:
+	case b.Off:
 		return at, adminapi.BadRequest("limit: its factor is 0, so it has no buckets")
-	case b.rate.IsDynamic():
-		return at, adminapi.BadRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.rate.Option)
-	case b.drip.IsDynamic():
-		return at, adminapi.BadRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.drip.Option)
+	case b.Rate.IsDynamic():
+		return at, adminapi.BadRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.Rate.Option)
+	case b.Drip.IsDynamic():
+		return at, adminapi.BadRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.Drip.Option)
 	}
-	if at, err = b.identify(asked); err != nil {
+	if at, err = identify(b, asked); err != nil {
 		return at, err
 	}
-	at.Limit = b.storedLimit(time.Now())
-	at.Cost = b.usualCost()
-	at.Limit.Size += b.above(&at.Limit, at.Cost).units()
-	if b.limit.shareWhenFull {
+	at.Limit = b.Stored(time.Now())
+	at.Cost = b.UsualCost()
+	at.Limit.Size += b.Headroom(&at.Limit, at.Cost)
+	if b.Limit.ShareWhenFull {
 		// Known only if it is the client's address that was typed.
 		if network := clientip.NetworkOf(asked.Text()); network != clientip.NoNetwork {
 			at.ShareKey = network
@@ -432,40 +435,23 @@ func (b *bucket) locate(asked adminapi.Asked) (at limiter.Bucket, err error) {
 }
 
 // identify returns a bucket with the name and the key of the one that was asked for.
-func (b *bucket) identify(asked adminapi.Asked) (at limiter.Bucket, err error) {
-	at.Name, at.MaxKeys, at.DryRun, at.Consistency = b.name, b.limit.maxKeys, b.limit.dryRun, b.consistency
+func identify(b *rule.Bucket, asked adminapi.Asked) (at limiter.Bucket, err error) {
+	at.Name, at.MaxKeys, at.DryRun, at.Consistency = b.Name, b.Limit.MaxKeys, b.Limit.DryRun, b.Consistency
 	if asked.Address != nil {
-		at.Name = b.addressName
-		at.Key, err = b.limit.key.typedAddress(*asked.Address)
-	} else {
-		at.Key, err = b.limit.key.typed(asked.Key, asked.Values)
+		at.Name = b.AddressName
 	}
+	at.Key, err = asked.KeyOf(b.Limit.Key)
 	return at, err
-}
-
-// storedLimit returns the numbers with which b is found in stores at now, if they do
-// not depend on the request. The size is no part of them, and is 1 if it does.
-func (b *bucket) storedLimit(now time.Time) limiter.Limit {
-	size := int64(1)
-	if !b.sizeIsDynamic() {
-		size, _, _ = b.effectiveSize(nil) // validated before
-	}
-	if b.period != nil {
-		return b.period.Limit(size, now)
-	}
-	l := limiter.Limit{Size: size, DripInterval: b.rate.Constant, DripSize: b.drip.Constant}
-	b.setAlgorithm(&l)
-	return l
 }
 
 // level returns the answer for b, of whose bucket at that was found.
 func (b *placedBucket) level(at limiter.Bucket, level found) adminapi.Level {
 	answer := adminapi.Level{
 		Error: level.error, Limit: b.title, From: level.from, Level: level.Units, Held: level.Held, Clear: adminapi.Seconds(level.Clear),
-		Key: shownKey(at.Key, at.Name == b.addressName), Policies: b.shownPolicies(), Node: level.node,
+		Key: shownKey(at.Key, at.Name == b.AddressName), Policies: b.ShownPolicies(), Node: level.node,
 	}
-	if !b.sizeIsDynamic() {
-		wait, above := adminapi.Seconds(level.RetryAfter), b.above(&at.Limit, at.Cost).units()
+	if !b.SizeIsDynamic() {
+		wait, above := adminapi.Seconds(level.RetryAfter), b.Headroom(&at.Limit, at.Cost)
 		size, remaining := at.Limit.Size-above, max(level.Remaining-above, 0)
 		answer.Size, answer.Remaining, answer.RetryAfter = &size, &remaining, &wait
 		answer.Never = at.Cost > size
@@ -487,28 +473,28 @@ func (s source) Top(path string) (func(toplist.By, int) adminapi.Top, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.top, nil
+	return func(by toplist.By, n int) adminapi.Top { return topOf(b, by, n) }, nil
 }
 
 // tracked returns the bucket of a path that tracks its keys. Without a path it is
 // the only one that does.
-func (a *App) tracked(path string) (*bucket, error) {
+func (a *App) tracked(path string) (*rule.Bucket, error) {
 	if path != "" {
 		b, err := a.find(path)
 		switch {
 		case err != nil:
 			return nil, err
-		case b.policy.top == nil:
+		case b.Policy.Top == nil:
 			return nil, adminapi.BadRequest("limit: it does not track its keys, want one with track_top, such as track_top 100")
 		}
-		return b.bucket, nil
+		return b.Bucket, nil
 	}
-	var found *bucket
+	var found *rule.Bucket
 	paths := make(map[string]bool)
 	if a != nil {
 		for l := range a.limits() {
-			if l.policy.top != nil {
-				found, paths[l.path] = l.bucket, true
+			if l.Policy.Top != nil {
+				found, paths[l.Path] = l.Bucket, true
 			}
 		}
 	}
@@ -516,16 +502,16 @@ func (a *App) tracked(path string) (*bucket, error) {
 	case 0:
 		return nil, adminapi.Error(http.StatusNotFound, "limit: no limit of the running config tracks its keys, want one with track_top, such as track_top 100")
 	case 1:
-		return a.tracked(found.path)
+		return a.tracked(found.Path)
 	}
 	return nil, adminapi.BadRequest("limit: several limits track their keys, want %s", anyOf(paths))
 }
 
-// top returns the keys that ask most at b.
-func (b *bucket) top(by toplist.By, n int) adminapi.Top {
-	top := b.policy.top.Top(by, n)
+// topOf returns the keys that ask most at b.
+func topOf(b *rule.Bucket, by toplist.By, n int) adminapi.Top {
+	top := b.Policy.Top.Top(by, n)
 	answer := adminapi.Top{
-		Limit: b.path, By: "requests", Window: adminapi.Seconds(top.Window),
+		Limit: b.Path, By: "requests", Window: adminapi.Seconds(top.Window),
 		Requests: top.Requests, Denied: top.Denied, Entries: []adminapi.TopEntry{},
 	}
 	if by == toplist.ByDenied {
@@ -539,4 +525,127 @@ func (b *bucket) top(by toplist.By, n int) adminapi.Top {
 		answer.Entries = append(answer.Entries, entry)
 	}
 	return answer
+}
+
+// Ban implements adminapi.Source.
+func (s source) Ban(ctx context.Context, asked adminapi.Asked, d time.Duration) (adminapi.Ban, error) {
+	b, at, err := s.findBan(asked)
+	if err != nil {
+		return adminapi.Ban{}, err
+	}
+	ban := b.BanOf(&at)
+	if s.redis == nil {
+		err = s.memory.Ban(ban, d)
+	} else {
+		s.redis.requests.Add(1)
+		defer s.redis.requests.Add(-1)
+		err = s.redis.Ban(ctx, ban, d)
+	}
+	if err != nil && !errors.Is(err, limiter.ErrUnavailable) {
+		return adminapi.Ban{}, err
+	}
+	found, peekErr := s.look(ctx, ban, false)
+	if peekErr != nil {
+		return adminapi.Ban{}, peekErr
+	}
+	if err != nil {
+		found.error = unavailable(err)
+	}
+	answer := b.ban(at, found)
+	if answer.Left > 0 {
+		b.Limit.Bans.List.Note(rule.BannedKey{Text: at.Key, Address: at.Name == b.AddressName}, found.RetryAfter)
+	}
+	return answer, nil
+}
+
+// Unban implements adminapi.Source.
+func (s source) Unban(ctx context.Context, asked adminapi.Asked) (adminapi.Ban, error) {
+	b, at, err := s.findBan(asked)
+	if err != nil {
+		return adminapi.Ban{}, err
+	}
+	found, err := s.look(ctx, b.BanOf(&at), true)
+	return b.ban(at, found), err
+}
+
+// findBan returns the limit that was asked for, which bans, and a bucket that has the name
+// and the key of its.
+func (a *App) findBan(asked adminapi.Asked) (*placedBucket, limiter.Bucket, error) {
+	b, err := a.findBanning(asked.Limit)
+	if err != nil {
+		return nil, limiter.Bucket{}, err
+	}
+	at, err := identify(b.Bucket, asked)
+	return b, at, err
+}
+
+// findBanning returns the limit of a path, which bans.
+func (a *App) findBanning(path string) (*placedBucket, error) {
+	b, err := a.find(path)
+	if err == nil && b.Limit.Bans == nil {
+		err = adminapi.BadRequest("limit: it does not ban, want one with ban, such as ban 10m")
+	}
+	return b, err
+}
+
+// ban returns the answer for the ban of the key of at, of which that was found.
+func (b *placedBucket) ban(at limiter.Bucket, found found) adminapi.Ban {
+	return adminapi.Ban{
+		Error: found.error, Limit: b.title, Key: shownKey(at.Key, at.Name == b.AddressName),
+		Left: adminapi.Seconds(found.RetryAfter), DryRun: b.Limit.DryRun,
+	}
+}
+
+// Bans implements adminapi.Source. It asks the store about each ban in the lists, as other
+// Caddy instances may have ended it.
+func (s source) Bans(ctx context.Context, path string) (answer adminapi.Bans, err error) {
+	var all []placedBucket
+	if path != "" {
+		b, err := s.findBanning(path)
+		if err != nil {
+			return answer, err
+		}
+		all = append(all, *b)
+	} else if all = s.numbered(); len(all) == 0 {
+		return answer, errNoLimits
+	}
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	answer.Bans = []adminapi.Ban{}
+	seen := make(map[*rule.BanList]bool)
+	for i := range all {
+		b := &all[i]
+		if b.Limit.Bans == nil || seen[b.Limit.Bans.List] {
+			continue
+		}
+		list := b.Limit.Bans.List
+		seen[list] = true
+		for key, end := range list.All() {
+			asking.Go(func() {
+				at := limiter.Bucket{Name: b.Name, Key: key.Text, DryRun: b.Limit.DryRun}
+				if key.Address {
+					at.Name = b.AddressName
+				}
+				found, lookErr := s.look(ctx, b.BanOf(&at), false)
+				if found.error != "" {
+					found.RetryAfter = max(time.Until(end), 0)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				switch err = cmp.Or(err, lookErr); {
+				case lookErr != nil:
+				case found.RetryAfter == 0:
+					list.Forget(key, end)
+				default:
+					answer.Error = cmp.Or(answer.Error, found.error)
+					answer.Bans = append(answer.Bans, b.ban(at, found))
+				}
+			})
+		}
+	}
+	asking.Wait()
+	slices.SortFunc(answer.Bans, func(a, b adminapi.Ban) int {
+		return cmp.Or(cmp.Compare(b.Left, a.Left), strings.Compare(a.Limit, b.Limit))
+	})
+	return answer, err
 }

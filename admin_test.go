@@ -666,18 +666,15 @@ func TestAdminTop(t *testing.T) {
 		t.Fatal(err)
 	}
 	check()
-	n := 0
-	process.tops.Range(func(any, any) bool { n++; return true })
-	if n != 2 {
+	if n := process.tops.len(); n != 2 {
 		t.Errorf("%d limits keep keys, want 2", n)
 	}
 	if err := s.load(config{admin: a.addr, site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
 		t.Fatal(err)
 	}
-	process.tops.Range(func(id, _ any) bool {
-		t.Errorf("keys of %v are kept without track_top", id)
-		return true
-	})
+	if n := process.tops.len(); n > 0 {
+		t.Errorf("keys of %d limits are kept without track_top", n)
+	}
 }
 
 // TestAdminTopNotUTF8 guards that top says which keys JSON can't represent, those of

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -58,16 +59,18 @@ func TestAlgorithms(t *testing.T) {
 		tc := &tests[i]
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			l, _ := readyLimit(t, &tc.limit)
-			e := newTestEvaluation()
-			e.now = now
-			e.replacer.Set("n", 4)
-			e.replacer.Set("d", "3s")
-			e.replacer.Set("one", "1")
-			if err := l.addTo(e); err != nil {
+			r := newSiteRequest()
+			r.replacer.Set("n", 4)
+			r.replacer.Set("d", "3s")
+			r.replacer.Set("one", "1")
+			q, err := rule.Evaluate(r.Request, []*rule.Limit{l}, now)
+			if err != nil {
 				t.Fatal(err)
 			}
-			if len(e.buckets) != 1 || e.buckets[0].Limit != tc.want || e.buckets[0].Cost != 1 {
-				t.Errorf("got %+v, want %+v", e.buckets, tc.want)
+			defer q.Release()
+			got := q.Entries()
+			if len(got) != 1 || got[0].Ask.Limit != tc.want || got[0].Ask.Cost != 1 {
+				t.Errorf("got %+v, want %+v", got, tc.want)
 			}
 		})
 	}

@@ -64,7 +64,7 @@ type App struct {
 	maxKeys     int
 	onError     onError
 	consistency limiter.Consistency
-	definitions *definitions
+	agreement   *agreement
 	handlers    []*Handler // of the config, in the order in which they were provisioned
 	logger      *zap.Logger
 
@@ -98,7 +98,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // Provision opens the stores, or takes over those of the previous config.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.logger, a.ctx = ctx.Logger(), ctx
-	a.definitions = newDefinitions()
+	a.agreement = newAgreement()
 	var err error
 	a.onError, err = option.ParseConstant("on_error", cmp.Or(a.OnError, string(onErrorFallback)), parseOnError)
 	if err != nil {
@@ -121,7 +121,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 			return fmt.Errorf("memory: %w", err)
 		}
 	}
-	a.definitions.maxKeys = a.maxKeys
+	a.agreement.maxKeys = a.maxKeys
 	if err := a.openEvents(ctx); err != nil {
 		return err
 	}
@@ -146,8 +146,8 @@ func (a *App) Provision(ctx caddy.Context) error {
 // or Start failed, or was never called.
 func (a *App) Cleanup() error {
 	a.deactivate()
-	if a.definitions != nil {
-		a.definitions.release()
+	if a.agreement != nil {
+		a.agreement.release()
 	}
 	return a.releaseStores()
 }

@@ -97,13 +97,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 	if err := h.setOptions(option.Later); err != nil && !errors.Is(err, option.ErrUnresolved) {
 		return nil, p.locate(l, err)
 	}
-	prep := h.preparation(option.Later, math.MaxInt)
-	for _, l := range h.Limits {
-		if err := p.check(l, nil, prep); err != nil {
-			return nil, err
-		}
-	}
-	return h, nil
+	return h, p.check(h.Limits, nil, h.compiler(option.Later, math.MaxInt))
 }
 
 // limitParser parses the block of a directive. It remembers where each option is, so
@@ -146,18 +140,18 @@ func (p *limitParser) locateAt(l *Limit, name string, err error) error {
 	return d.WrapErr(err)
 }
 
-// check prepares a limit and those within it as they will be when they are loaded, but
+// check compiles limits and those within them as they will be when they are loaded, but
 // for placeholders that have no value yet.
-func (p *limitParser) check(l, parent *Limit, prep *preparation) error {
-	err := l.prepare(parent, prep)
-	if err != nil && !errors.Is(err, option.ErrUnresolved) {
-		return p.locate(l, err)
-	}
-	if l.key == nil {
-		return nil // because of a placeholder, and limits within may inherit it
-	}
-	for _, child := range l.Limits {
-		if err := p.check(child, l, prep); err != nil {
+func (p *limitParser) check(limits []*Limit, parent *draft, c *compiler) error {
+	for _, l := range limits {
+		d, err := c.compile(l, limits, parent)
+		if err != nil && !errors.Is(err, option.ErrUnresolved) {
+			return p.locate(l, err)
+		}
+		if d.rule.Key == nil {
+			continue // because of a placeholder, and limits within may inherit it
+		}
+		if err := p.check(l.Limits, d, c); err != nil {
 			return err
 		}
 	}

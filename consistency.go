@@ -1,12 +1,14 @@
 package ratelimit
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -39,84 +41,53 @@ func parseConsistency(text string) (c limiter.Consistency, want string) {
 	return c, wantConsistency
 }
 
-// setConsistency sets who decides on the buckets of l. Unless it says so itself, that is as
+// setConsistency sets who decides on the buckets of d. Unless it says so itself, that is as
 // in the limit that contains it or else as by default, and exact if it can't be so.
-func (l *Limit) setConsistency(parent *Limit, byDefault limiter.Consistency) (err error) {
-	if l.consistency = byDefault; parent != nil {
-		l.consistency = parent.consistency
+func (d *draft) setConsistency() (err error) {
+	if d.consistency = d.compiler.consistency; d.parent != nil {
+		d.consistency = d.parent.consistency
 	}
-	if l.Consistency != "" {
-		if l.consistency, err = option.Parse(l.resolve, "consistency", l.Consistency, parseConsistency); err != nil {
+	if d.Consistency != "" {
+		if d.consistency, err = option.Parse(d.resolve, "consistency", d.Consistency, parseConsistency); err != nil {
 			return err
 		}
 	}
-	if l.consistency == (limiter.Consistency{}) {
+	reason := d.exactReason()
+	for _, b := range d.rule.Buckets {
+		b.Leasable = reason == "" && exactReason(b, limiter.Lease(time.Second)) == ""
+	}
+	if d.consistency == (limiter.Consistency{}) {
 		return nil
 	}
-	reason := l.exactReason()
-	for _, b := range l.buckets {
-		if reason == "" {
-			reason = b.exactReason(l.consistency)
-		}
-		if reason == "" {
-			b.consistency = l.consistency
-		}
+	for _, b := range d.rule.Buckets {
+		reason = cmp.Or(reason, exactReason(b, d.consistency))
 	}
-	if reason == "" {
+	if reason != "" {
+		if d.Consistency != "" {
+			return option.Bad("consistency", d.Consistency, reason)
+		}
 		return nil
 	}
-	for _, b := range l.buckets {
-		b.consistency = limiter.Consistency{}
-	}
-	if l.Consistency != "" {
-		return option.Bad("consistency", l.Consistency, "exact, "+reason)
+	for _, b := range d.rule.Buckets {
+		b.Consistency = d.consistency
 	}
 	return nil
 }
 
-// shownConsistency returns who decides on b, or "" if it is exact.
-func (b *bucket) shownConsistency() string {
-	if b.consistency == (limiter.Consistency{}) {
-		return ""
-	}
-	return b.consistency.String()
-}
-
-// exactReason returns why Redis has to decide each request on l, or "".
-func (l *Limit) exactReason() string {
-	switch {
-	case l.Concurrency != "":
-		return "as requests in progress are counted by all instances together"
-	case l.Count != nil:
-		return "as with count requests hold units until their responses"
-	case l.ActualCost != "":
-		return "as with actual_cost requests hold units until their responses"
-	case l.bans != nil:
-		return "as a ban holds for all instances at once"
-	case l.Borrow != "" || l.Pool:
-		return "as a pool has one level for all that borrow from it"
-	case l.CountDenied:
-		return "as with count_denied each denial is counted"
-	case l.maxDelay > 0:
-		return "as with max_delay requests of all instances wait in one order"
-	}
-	return ""
-}
-
 // exactReason returns why b has to be exact, although its limit may be c, or "".
-func (b *bucket) exactReason(c limiter.Consistency) string {
-	if c.Validate(limiter.Limit{Algorithm: b.counts}) != nil {
-		return "as algorithm " + string(b.limit.algorithm) + " depends on each request"
+func exactReason(b *rule.Bucket, c limiter.Consistency) string {
+	if c.Validate(limiter.Limit{Algorithm: b.Counts}) != nil {
+		return "exact, as algorithm " + string(b.Limit.Algorithm) + " depends on each request"
 	}
-	if b.off || b.sizeIsDynamic() {
+	if b.Off || b.SizeIsDynamic() {
 		return ""
 	}
-	size, _, _ := b.effectiveSize(nil) // validated before
-	if c.IsEventual() && b.counts.DripSize() == 0 && !b.drip.IsDynamic() && b.drip.Constant > size {
-		return "or a drip_size of at most the size: what exceeds the limit drips as fast"
+	size, _, _ := b.EffectiveSize(nil) // it is complete
+	if c.IsEventual() && b.Counts.DripSize() == 0 && !b.Drip.IsDynamic() && b.Drip.Constant > size {
+		return "exact, or a drip_size of at most the size: what exceeds the limit drips as fast"
 	}
-	if c.IsLease() && (size < leastLeasable || !b.cost.IsDynamic() && size/leastLeasable < b.cost.Constant) {
-		return "or a size of at least 8 times the cost in each of its buckets: of less nothing is leased"
+	if c.IsLease() && (size < leastLeasable || !b.Cost.IsDynamic() && size/leastLeasable < b.Cost.Constant) {
+		return "exact, or a size of at least 8 times the cost in each of its buckets: of less nothing is leased"
 	}
 	return ""
 }

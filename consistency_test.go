@@ -133,7 +133,7 @@ func consistencies(t *testing.T, caddyfile string) map[string]string {
 	found := make(map[string]string)
 	for _, s := range loadDry(t, caddyfile).Servers {
 		for _, l := range s.Limits() {
-			found[l.Path] = l.Numbers.Consistency
+			found[l.Path] = l.ShownPolicies().Consistency
 		}
 	}
 	return found

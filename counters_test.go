@@ -10,7 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
@@ -73,9 +75,9 @@ type counts = map[telemetry.Checked]uint64
 func TestRefusedAs(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]telemetry.Checked{
-		errEarlyData: telemetry.CheckedEarlyData,
-		refusal{http.StatusBadRequest, errors.New("x")}: telemetry.CheckedRefused,
-		errors.New("of a matcher"):                      telemetry.CheckedRefused,
+		rule.Refusal{Status: http.StatusTooEarly, Err: key.ErrEarlyData}:    telemetry.CheckedEarlyData,
+		rule.Refusal{Status: http.StatusBadRequest, Err: errors.New("bad")}: telemetry.CheckedRefused,
+		errors.New("of a matcher"): telemetry.CheckedRefused,
 	} {
 		if got := refusedAs(err); got != want {
 			t.Errorf("%v is counted as %v, want %v", err, got, want)

@@ -110,14 +110,15 @@ func TestBucketsOfFullLimits(t *testing.T) {
 		{&Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
 	} {
 		l, _ := readyLimit(t, tc.limit)
-		c := newTestEvaluation()
-		setClient(c, "192.0.2.1")
-		c.replacer.Set("n", "3")
-		if err := l.addTo(c); err != nil {
+		r := newSiteRequest()
+		r.setClient("192.0.2.1")
+		r.replacer.Set("n", "3")
+		buckets, err := r.asks(l)
+		if err != nil {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, b := range c.buckets {
+		for _, b := range buckets {
 			name, _, _ := strings.Cut(b.Name, "@") // without the digest of an unnamed limit
 			got = append(got, fmt.Sprintf("%s %d [%s]", name, b.MaxKeys, b.ShareKey))
 		}

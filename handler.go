@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -19,6 +18,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -111,7 +111,9 @@ type Handler struct {
 	redis      *sharedRedis  // the same store; nil without Redis
 	timeout    time.Duration // of Redis; 0 without
 	onError    onError
-	accounting accounting
+	accounting rule.Accounting
+	limits     []*rule.Limit
+	zones      map[*Limit]*zone.Zone // that limits were
 	families   outcome.Families
 	jitter     float64
 	bare       bool // whether denials have no body
@@ -152,15 +154,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if len(h.Limits) == 0 {
 		return errors.New("limits: got none, want at least one")
 	}
-	prep := h.preparation(option.OnLoad, app.definitions.maxKeys)
-	prep.consistency = app.consistency
-	for i, l := range h.Limits {
-		if l == nil {
-			return fmt.Errorf("limits: limit %d is null", i)
-		}
-		if err := l.provision(ctx, nil, prep, app.definitions); err != nil {
-			return err
-		}
+	c := h.compiler(option.OnLoad, app.maxKeys)
+	c.consistency = app.consistency
+	if h.limits, err = c.load(ctx, h.Limits, nil, app.agreement); err != nil {
+		return err
 	}
 	h.warnReplaced(app)
 	app.handlers = append(app.handlers, h)
@@ -170,14 +167,14 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 // setOptions sets the options that are not those of limits. on_error is left empty if
 // it is the app's.
 func (h *Handler) setOptions(resolve option.Resolver) (err error) {
-	charged, fields := accountingAtomic, List{}
+	charged, fields := rule.Atomic, List{}
 	if len(h.RateLimits) > 0 {
-		charged, fields = accountingInOrder, List{"off"}
+		charged, fields = rule.InOrder, List{"off"}
 	}
 	if len(h.Headers) > 0 {
 		fields = h.Headers
 	}
-	if h.accounting, err = option.ParseConstant("accounting", cmp.Or(h.Accounting, string(charged)), parseAccounting); err != nil {
+	if h.accounting, err = option.ParseConstant("accounting", cmp.Or(h.Accounting, string(charged)), rule.ParseAccounting); err != nil {
 		return err
 	}
 	if h.families, err = newFamilies(fields); err != nil {
@@ -264,8 +261,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		defer res.Count(process.Process)
 	}
 	if holdings != nil {
-		s := &settler{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, request: r, holdings: holdings}
-		return serveHolding(s, func(w http.ResponseWriter) error { return h.serve(w, r, next, res, err) })
+		return rule.Settling(w, r, holdings, func(w http.ResponseWriter) error { return h.serve(w, r, next, res, err) })
 	}
 	return h.serve(w, r, next, res, err)
 }
@@ -285,8 +281,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 		return next.ServeHTTP(w, r)
 	case denial:
 		return h.refuse(w, r, err.Status, err)
-	case refusal:
-		return h.refuse(w, r, err.status, err.err)
+	case rule.Refusal:
+		return h.refuse(w, r, err.Status, err.Err)
 	case storeError:
 		return h.handleStoreError(w, r, next, err.error)
 	}
@@ -296,7 +292,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 // refusedAs returns what becomes of a request on whose limits a matcher or a value
 // failed.
 func refusedAs(err error) telemetry.Checked {
-	if ref, ok := err.(refusal); ok && ref.status == errEarlyData.status { //nolint:errorlint // as addTo returns it
+	if ref, ok := err.(rule.Refusal); ok && ref.Status == http.StatusTooEarly { //nolint:errorlint // as Evaluate returns it
 		return telemetry.CheckedEarlyData
 	}
 	return telemetry.CheckedRefused
@@ -306,47 +302,47 @@ func refusedAs(err error) telemetry.Checked {
 type storeError struct{ error }
 
 // decide charges the request to the limits that apply to it and sets the header
-// fields. It returns the request's result, also with an error, or nil if no limit
+// fields. It returns the request's outcome, also with an error, or nil if no limit
 // applies, and what the request holds until its outcome is known. Its error is a
-// denial, a refusal, a storeError, or the error of a matcher.
-func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outcome, []holding, error) {
+// denial, a rule.Refusal, a storeError, or the error of a matcher.
+func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outcome, []rule.Holding, error) {
 	if virtual(r) {
 		return nil, nil, nil
 	}
-	eval := evaluationOf(r)
-	defer eval.release()
-	if err := eval.add(h.Limits); err != nil {
-		res := eval.outcome()
+	q, err := rule.Evaluate(r, h.limits, time.Time{})
+	defer q.Release()
+	if err != nil {
+		res := q.Outcome()
 		h.noteUndecided(res, r, refusedAs(err))
 		return res, nil, err
 	}
-	if len(eval.buckets) == 0 {
+	if len(q.Entries()) == 0 {
 		return nil, nil, nil
 	}
 
-	res := eval.outcome()
-	if err := h.ask(eval, res); err != nil {
+	res := q.Outcome()
+	delay, err := q.Decide(h.store, rule.How{
+		Accounting: h.accounting, NoFallback: h.onError != onErrorFallback, Timeout: h.timeout, Outcome: res, Waits: process.Process,
+	})
+	if err != nil {
 		h.noteUndecided(res, r, telemetry.CheckedUndecided)
-		eval.settleDenied()
 		return res, nil, storeError{err}
 	}
-	delay := eval.lower()
-	eval.count(h.accounting)
-	decider, wait := res.Add(eval.decisions, func(i int) outcome.Entry { return eval.entry(i, h.families) }, w.Header())
+	q.Count(h.accounting)
+	decider, wait := q.Tell(res, h.families, w.Header())
 	res.Observe(r.Context(), h.Log)
 	if decider.Decision.Denied && !decider.Decision.DryRun {
-		eval.settleDenied()
 		told := wait
 		if h.jitter > 0 {
 			told = withJitter(wait, h.jitter)
 			res.SetRetryAfter(told, w.Header())
 		}
 		if len(h.RateLimits) > 0 {
-			h.logExceeded(eval, decider, told)
+			h.logExceeded(r, q, decider, told)
 		}
 		return res, nil, denial{decider, wait}
 	}
-	return res, eval.holdings, delayBy(r.Context(), delay, res)
+	return res, q.Holdings(), delayBy(r.Context(), delay, res)
 }
 
 // noteUndecided notes why the handler did not decide on the request.
@@ -369,7 +365,7 @@ func delayBy(ctx context.Context, wait time.Duration, res *outcome.Outcome) erro
 		return nil
 	case <-ctx.Done():
 		res.AddDelay(time.Since(start))
-		return refusal{statusClientLeft, ctx.Err()}
+		return rule.Refusal{Status: rule.StatusClientLeft, Err: ctx.Err()}
 	}
 }
 
@@ -381,50 +377,6 @@ func withJitter(wait time.Duration, share float64) time.Duration {
 	}
 	return wait + time.Duration(more)
 }
-
-// statusClientLeft is logged of requests whose clients left before there was a response.
-// It is that of Caddy's reverse_proxy.
-const statusClientLeft = 499
-
-// ask has the store decide on the request. Only limits that are asked in order may
-// take more than one call.
-func (h *Handler) ask(eval *evaluation, res *outcome.Outcome) error {
-	if h.accounting != accountingInOrder {
-		return h.askStore(eval, res)
-	}
-	return eval.ask(h.accounting, func() error { return h.askStore(eval, res) })
-}
-
-// askStore has the store decide on the buckets of eval. All handlers that a
-// request passes wait for Redis no longer than its timeout in total; time spent
-// elsewhere between them does not count. The request's own context is ignored: a
-// client that disconnects is charged like any other.
-func (h *Handler) askStore(eval *evaluation, res *outcome.Outcome) error {
-	ctx, start := context.Background(), time.Time{}
-	if h.timeout > 0 {
-		start = time.Now()
-		if res.Waited() > 0 {
-			ctx = deadline{ctx, start.Add(h.timeout - res.Waited())}
-		}
-	}
-	err := eval.take(ctx, h.store, limiter.Request{Accounting: h.accounting.inStore(), NoFallback: h.onError != onErrorFallback})
-	if h.timeout > 0 {
-		waited := time.Since(start)
-		res.AddWait(waited)
-		process.ObserveRedisWait(waited, eval.decisions)
-	}
-	return err
-}
-
-// deadline is a context that reports a deadline but is never done, which saves a
-// timer: the store enforces the deadline itself.
-type deadline struct {
-	context.Context
-	at time.Time
-}
-
-// Deadline implements context.Context.
-func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
 // virtual reports whether r is a request that Caddy made itself, as templates do
 // to include another page. It did not come over a connection, so its context lacks

@@ -1,11 +1,8 @@
 package ratelimit
 
 import (
-	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"net/http"
-	"net/netip"
 	"path"
 	"path/filepath"
 	"slices"
@@ -13,195 +10,11 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap/zapcore"
-	"pgregory.net/rapid"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
-
-// expandKey expands a template for a request from 192.0.2.1, with values for
-// its placeholders.
-func expandKey(t testing.TB, template string, values map[string]string) (text string, own bool) {
-	t.Helper()
-	return expandKeyPrefixes(t, template, 32, 64, values)
-}
-
-// expandKeyPrefixes is expandKey with other prefixes than the defaults.
-func expandKeyPrefixes(
-	t testing.TB, template string, ipv4, ipv6 int, values map[string]string,
-) (text string, own bool) {
-	t.Helper()
-	k, err := newKey(template, clientip.Prefixes{IPv4: ipv4, IPv6: ipv6})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := newTestEvaluation()
-	for name, v := range values {
-		if name == "http.vars.client_ip" {
-			caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, v)
-			continue
-		}
-		c.replacer.Set(name, v)
-	}
-	text, own, err = k.expand(c.request, c.replacer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text, own
-}
-
-// keyText returns the template with the values of an expanded key in it.
-func keyText(key string, k *key) string {
-	if !k.several {
-		return key
-	}
-	values, text := splitValues(key), ""
-	for _, p := range k.parts {
-		if p.placeholder {
-			text, values = text+values[0], values[1:]
-		} else {
-			text += p.text
-		}
-	}
-	return text
-}
-
-// Guards that the placeholders of a key are the ones that Caddy replaces, and
-// its text is the one that Caddy makes, of escaped braces too.
-func TestKeyTemplates(t *testing.T) {
-	t.Parallel()
-	templates := []string{
-		"a", "{a}", "{a}{b}", "{a} {b}", "x{a}", "{a}x", "x{a}y{b}z", "{b}{a}{b}", "{a}{nope}", "{a}\n{b}",
-		`\{a\}`, `\{a}`, `{a\}}`, `\{{a}\}`, `{\{a}`, `\\{a}`, `{a}\`, `\`, `\x{a}`, `\{\}`,
-		`\{a}{a}`, `{a}\{b\}`, `{a}\}`, `\{\{{a}}}`, "{a}{}", "{ a }", "{a b}{a}", "ключ {a}", "\xff{a}",
-		"{a}\x01\x7f",
-	}
-	values := map[string]string{
-		"a": "A", "b": "B", "a b": "C", " a ": "D", `a\}`: "F", `\{a`: "G",
-	}
-	for _, template := range templates {
-		t.Run(template, func(t *testing.T) {
-			k, err := newKey(template, defaultPrefixes)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c := newTestEvaluation()
-			for name, v := range values {
-				c.replacer.Set(name, v)
-			}
-			key, own, err := k.expand(c.request, c.replacer)
-			if err != nil || !own {
-				t.Fatalf("own = %t, %v, want a key of its own", own, err)
-			}
-			if got, want := keyText(key, k), c.replacer.ReplaceAll(template, ""); got != want {
-				t.Errorf("got %q, want %q as Caddy has it", got, want)
-			}
-		})
-	}
-}
-
-// Guards the texts that are no key.
-func TestKeyTemplateErrors(t *testing.T) {
-	t.Parallel()
-	const want = `want text or placeholders, such as {client_ip}, or a word for one bucket for all`
-	for template, message := range map[string]string{
-		"":        `key: got "", ` + want,
-		"\x00":    `key: got "\x00", ` + want,
-		"{a}\x00": `key: got "{a}\x00", ` + want,
-		strings.Repeat("{", 102): `key: got "` + strings.Repeat("{", 64) + `…", ` + want +
-			`: too many unclosed placeholders`,
-	} {
-		if _, err := newKey(template, defaultPrefixes); err == nil || err.Error() != message {
-			t.Errorf("got error %v\nwant %s", err, message)
-		}
-	}
-}
-
-// Guards that a placeholder which lacks a brace is no text: all clients would
-// have one bucket.
-func TestKeyBraces(t *testing.T) {
-	t.Parallel()
-	for _, template := range []string{
-		"{", "}", "}{", "{a", "a}", "{a}{", "{{a}", "{{a}}", "{a}}", "{a{b}}", "{a}{b", "{{{a}}}", `{a\}`,
-		"{a}" + strings.Repeat("{", 50), "{http.vars.client_ip", "x-{a}-{b", `\{a}}`,
-	} {
-		_, err := newKey(template, defaultPrefixes)
-		want := fmt.Sprintf(`key: got %q, want each placeholder with both of its braces, and others as \{ and \}`, template)
-		if err == nil || err.Error() != want {
-			t.Errorf("got error %v\nwant %s", err, want)
-		}
-	}
-}
-
-// Guards that a key is what its values are: of a single placeholder it is the
-// value itself, whatever that holds, and nothing in it is replaced once more.
-func TestKeyValues(t *testing.T) {
-	t.Parallel()
-	big := strings.Repeat("k", 1<<20)
-	for _, value := range []string{
-		"a", " ", "{a}", "{env.HOME}", `\{a\}`, "}", "{", "a\nb", "a\r\nb", "\x00", "\x00\x01", "\xff\xfe",
-		"ключ", "0", "1.2.3.4:80", "1.2.3", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "1.2.3.4/24", "[::1]",
-		"fe80::g", "2001:db8::/64", " 192.0.2.1", big,
-	} {
-		if got, own := expandKey(t, "{a}", map[string]string{"a": value}); got != value || !own {
-			t.Errorf("of %.40q got key %.40q, own = %t, want it as it is", value, got, own)
-		}
-		got, own := expandKey(t, "a-{a}", map[string]string{"a": value})
-		if got != "a-"+value || !own {
-			t.Errorf("of %.40q behind text got key %.40q, own = %t, want it as it is", value, got, own)
-		}
-	}
-}
-
-// Guards in which keys, and where in them, only the prefix of an address counts.
-func TestKeyAddresses(t *testing.T) {
-	t.Parallel()
-	tests := []struct {
-		address    string
-		ipv4, ipv6 int
-		want       string
-	}{
-		{"192.0.2.77", 32, 64, "192.0.2.77"},
-		{"::ffff:192.0.2.77%eth0", 32, 64, "192.0.2.77"},
-		{"192.0.2.77", 24, 64, "192.0.2.0/24"},
-		{"2001:db8:1:2:3:4:5:6", 32, 64, "2001:db8:1:2::/64"},
-		{"2001:db8:1:2:3:4:5:6", 32, 128, "2001:db8:1:2:3:4:5:6"},
-		{"2002:c000:24d::1", 32, 64, "192.0.2.77"},
-		{"64:ff9b::c000:24d", 24, 64, "192.0.2.0/24"},
-	}
-	for _, tc := range tests {
-		name := fmt.Sprintf("%s /%d /%d", tc.address, tc.ipv4, tc.ipv6)
-		t.Run(name, func(t *testing.T) {
-			for _, placeholder := range []string{"http.vars.client_ip", "http.request.remote.host"} {
-				values := map[string]string{placeholder: tc.address, "a": "A"}
-				for template, want := range map[string]string{
-					"{" + placeholder + "}":                           tc.want,
-					"ip-{" + placeholder + "}":                        "ip-" + tc.want,
-					"{" + placeholder + "} {a} {" + placeholder + "}": tc.want + ",A," + tc.want,
-				} {
-					got, own := expandKeyPrefixes(t, template, tc.ipv4, tc.ipv6, values)
-					if got != want || !own {
-						t.Errorf("%s: got %q, own = %t, want %q", template, got, own, want)
-					}
-				}
-			}
-			// A whole key that is an address is one wherever it comes from.
-			got, own := expandKeyPrefixes(t, "{a}", tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
-			if got != tc.want || !own {
-				t.Errorf("{a}: got %q, own = %t, want %q", got, own, tc.want)
-			}
-			// Beside other text it is not.
-			got, _ = expandKeyPrefixes(t, "/{a}/{b}", tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
-			if got != tc.address+"," {
-				t.Errorf("/{a}/{b}: got %q, want %q as it is", got, tc.address)
-			}
-		})
-	}
-}
 
 // Guards the prefixes that count unless others are set, and that they are the
 // parent's where a limit takes its key.
@@ -220,12 +33,12 @@ func TestKeyInheritance(t *testing.T) {
 		}},
 	}})
 	var got []string
-	var list func(*Limit)
-	list = func(l *Limit) {
-		for _, b := range l.buckets {
-			got = append(got, fmt.Sprintf("%s %s /%d /%d", b.path, b.limit.key, b.limit.key.prefixes.IPv4, b.limit.key.prefixes.IPv6))
+	var list func(*rule.Limit)
+	list = func(l *rule.Limit) {
+		for _, b := range l.Buckets {
+			got = append(got, fmt.Sprintf("%s %s /%d /%d", b.Path, b.Limit.Key, b.Limit.Key.Prefixes.IPv4, b.Limit.Key.Prefixes.IPv6))
 		}
-		for _, child := range l.Limits {
+		for _, child := range l.Within {
 			list(child)
 		}
 	}
@@ -254,174 +67,21 @@ func TestKeyShorthandsInJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(config), &l); err != nil {
 		t.Fatal(err)
 	}
-	readyLimit(t, &l)
+	ready, _ := readyLimit(t, &l)
 	want := "{http.vars.client_ip} {http.request.remote.host} {http.request.host}"
-	if got := l.key.String(); got != want {
+	if got := ready.Key.String(); got != want {
 		t.Errorf("got key %s, want %s", got, want)
 	}
-	c := newTestEvaluation()
-	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "203.0.113.9")
-	if err := l.addTo(c); err != nil || len(c.buckets) != 1 {
-		t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
+	r := newSiteRequest()
+	r.setClient("203.0.113.9")
+	buckets, err := r.asks(ready)
+	if err != nil || len(buckets) != 1 {
+		t.Fatalf("got buckets %+v, %v, want one", buckets, err)
 	}
-	want = "203.0.113.9 192.0.2.1 example.com"
-	if got := keyText(c.buckets[0].Key, l.key); got != want {
+	want = "203.0.113.9,192.0.2.1,example.com"
+	if got := buckets[0].Key; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-}
-
-// drawValues draws values of two placeholders: any, or such as are likely to
-// collide. Those are other values with the boundary elsewhere, or the pieces of
-// an address.
-func drawValues(t *rapid.T, others [2]string) [2]string {
-	value := rapid.OneOf(
-		rapid.StringMatching(`[,\\a.]{0,6}`),
-		rapid.SampledFrom([]string{strings.Repeat(",", 127), strings.Repeat("\x80", 128)}),
-		rapid.String(),
-	)
-	whole := others[0] + rapid.SampledFrom([]string{"", " ", "."}).Draw(t, "between") + others[1]
-	switch rapid.IntRange(0, 2).Draw(t, "any, others, address") {
-	case 0:
-		return [2]string{value.Draw(t, "a"), value.Draw(t, "b")}
-	case 2:
-		whole = rapid.SampledFrom([]string{"192.0.2.1", "192.0.2.11"}).Draw(t, "address")
-	}
-	i := rapid.IntRange(0, len(whole)).Draw(t, "boundary")
-	return [2]string{whole[:i], strings.TrimPrefix(whole[i:], ".")}
-}
-
-// Guards that different values always make different keys, byte for byte,
-// whatever clients send: who chooses one of several parts of a key can't make
-// the whole another's.
-func TestKeysAreInjective(t *testing.T) {
-	t.Parallel()
-	check := func(template string, first, second [2]string) error {
-		k, err := newKey(template, clientip.Prefixes{IPv4: 32, IPv6: 128})
-		if err != nil {
-			return err
-		}
-		var keys [2]string
-		for i, values := range [][2]string{first, second} {
-			c := newTestEvaluation()
-			c.replacer.Set("a", values[0])
-			c.replacer.Set("b", values[1])
-			setClient(c, values[0])
-			var own bool
-			if keys[i], own, err = k.expand(c.request, c.replacer); err != nil || !own {
-				return fmt.Errorf("%s: %q: own = %t, %v, want a key of its own", template, values, own, err)
-			}
-		}
-		if keys[0] == keys[1] {
-			return fmt.Errorf("%s: %q and %q both have the key %q", template, first, second, keys[0])
-		}
-		return nil
-	}
-	for _, tc := range []struct {
-		template string
-		a, b     [2]string // the values of {a} and {b}; the client's address is that of {a}
-	}{
-		{"{a}{b}", [2]string{"ab", "c"}, [2]string{"a", "bc"}},
-		{"{a}{b}", [2]string{"abc", ""}, [2]string{"", "abc"}},
-		{"{a} {b}", [2]string{"x y", "z"}, [2]string{"x", "y z"}},
-		{"{a}|{b}", [2]string{"x|", "y"}, [2]string{"x", "|y"}},
-		{"{a}{b}", [2]string{"a,", "b"}, [2]string{"a", ",b"}},
-		{"{a}{b}", [2]string{`a\`, ",b"}, [2]string{`a\,`, "b"}},
-		{"{a}{b}", [2]string{`a\`, `\,b`}, [2]string{`a\\,`, "b"}},
-		{"{a}{b}", [2]string{",", ""}, [2]string{"", ","}},
-
-		// What they make is an address, in one way or another.
-		{"{a}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
-		{"{a}.{b}", [2]string{"192", "0.2.1"}, [2]string{"192.0", "2.1"}},
-		{"{a}.{b}", [2]string{"192.0.2", "1"}, [2]string{"192.0", "2.1"}},
-		{"{a}:{b}", [2]string{"2001:db8::1", "2"}, [2]string{"2001:db8:", "1:2"}},
-		{"{http.vars.client_ip}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
-		{"{b}{http.vars.client_ip}", [2]string{"2.0.2.1", "19"}, [2]string{"192.0.2.1", ""}},
-	} {
-		if err := check(tc.template, tc.a, tc.b); err != nil {
-			t.Error(err)
-		}
-	}
-	property := func(t *rapid.T) {
-		template := rapid.SampledFrom([]string{
-			"{a}{b}", "{a} {b}", "{a}.{b}", "{b}{a}{b}", "x{a}{b}y", "{a}\x01{b}",
-		}).Draw(t, "template")
-		first := drawValues(t, [2]string{})
-		second := drawValues(t, first)
-		if first == second || first == [2]string{} || second == [2]string{} {
-			return // the same, or none
-		}
-		if err := check(template, first, second); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 20 {
-		rapid.Check(t, property)
-	}
-}
-
-// Guards any template with any values: it makes the text that Caddy makes of
-// it, and different values different keys.
-func FuzzKey(f *testing.F) {
-	f.Add("{a}", "x", "", "y", "")
-	f.Add("{a}{b}", "ab", "c", "a", "bc")
-	f.Add("{a} {b}", "x y", "z", "x", "y z")
-	f.Add("x{a}", "1", "", "2", "")
-	f.Add("{a}", "::ffff:192.0.2.1", "", "192.0.2.1", "")
-	f.Add("192.0.2.{a}", "1", "", "2", "")
-	f.Add("::{a}", "1", "", "01", "")
-	f.Add("{a}{b}", "192.0.2.1", "1", "192.0.2.11", "")
-	f.Add(`\{{a}\}{b`, "1", "2", "3", "4")
-	f.Add("{client_ip}{a}", "1", "2", "3", "4")
-	f.Add("everyone", "1", "2", "3", "4")
-	f.Add("{a}{b}", `,\`, ",", ",", `\,`)
-	f.Add("{a}{b}{a}", "\xff", "1\n", "{b}", "")
-	f.Fuzz(func(t *testing.T, template, a1, b1, a2, b2 string) {
-		k, err := newKey(template, clientip.Prefixes{IPv4: 32, IPv6: 128})
-		if err != nil {
-			return
-		}
-		uses := make(map[string]bool)
-		for _, p := range k.parts {
-			if p.placeholder {
-				uses[p.text] = true
-			}
-		}
-		type expanded struct {
-			key, text string
-			own       bool
-		}
-		expand := func(values map[string]string) expanded {
-			repl := caddy.NewEmptyReplacer()
-			for name, v := range values {
-				repl.Set(name, v)
-			}
-			key, own, err := k.expand(new(http.Request), repl)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return expanded{key, repl.ReplaceAll(template, ""), own}
-		}
-		one, two := expand(map[string]string{"a": a1, "b": b1}), expand(map[string]string{"a": a2, "b": b2})
-		for _, e := range []expanded{one, two} {
-			if _, err := netip.ParseAddr(e.text); err == nil || !e.own {
-				continue
-			}
-			if keyText(e.key, k) != e.text {
-				t.Fatalf("%q: got key %q, want the text %q", template, e.key, e.text)
-			}
-		}
-		if !one.own || !two.own || one.key != two.key {
-			return
-		}
-		if (!uses["a"] || a1 == a2) && (!uses["b"] || b1 == b2) {
-			return
-		}
-		if _, err := netip.ParseAddr(one.text); err == nil && len(k.placeholders()) == 1 {
-			return // one address, written in two ways
-		}
-		t.Fatalf("%q: {a: %q, b: %q} and {a: %q, b: %q} both have the key %q",
-			template, a1, b1, a2, b2, one.key)
-	})
 }
 
 // Guards that leaving out what makes the key is neither a bypass nor shares a
@@ -456,18 +116,19 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Size: "1"},
 				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Max: "5", Duration: "1s", MinInterval: "1s"},
 			} {
-				l, logs := readyLimit(t, l)
-				c := newTestEvaluation()
-				caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "::ffff:198.51.100.7")
+				ready, logs := readyLimit(t, l)
+				r := newSiteRequest()
+				r.setClient("::ffff:198.51.100.7")
 				for name, v := range tc.values {
 					if name == "http.request.remote.host" {
-						c.request.RemoteAddr = v
+						r.RemoteAddr = v
 						continue
 					}
-					c.replacer.Set(name, v)
+					r.replacer.Set(name, v)
 				}
-				if err := l.addTo(c); err != nil || c.of[0].path != "limit" {
-					t.Fatalf("got limit %q, %v, want limit", c.of[0].path, err)
+				buckets, err := r.asks(ready)
+				if err != nil {
+					t.Fatal(err)
 				}
 				own, fallback := strings.CutSuffix(tc.wantName, "@client_ip")
 				want := []string{tc.wantName + " " + tc.wantKey}
@@ -475,7 +136,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 					want = append(want, strings.Replace(tc.wantName, own, own+"/min_interval", 1)+" "+tc.wantKey)
 				}
 				var got []string
-				for _, b := range c.buckets {
+				for _, b := range buckets {
 					got = append(got, b.Name+" "+b.Key)
 				}
 				if !slices.Equal(got, want) {
@@ -494,7 +155,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 // loaded again, and not once for each request.
 func TestMissingKeyWarnsOnce(t *testing.T) {
 	t.Parallel()
-	load := func() (*Limit, func() []string) {
+	load := func() (*rule.Limit, func() []string) {
 		l, logs := readyLimit(t, &Limit{Limits: []*Limit{
 			{Name: "a", Key: "{a}", Size: "1", Limits: []*Limit{{Name: "within", Size: "1"}}},
 			{Name: "b", Key: "{b} {client_ip}", Size: "1"},
@@ -514,9 +175,9 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 	want := []string{"warn a {a}", "warn a/within {a}", "warn c {c}-{a}"}
 	for range 2 { // two configurations
 		l, warned := load()
-		c := newTestEvaluation()
-		c.replacer.Set("a", "secret")
-		if err := l.addTo(c); err != nil {
+		r := newSiteRequest()
+		r.replacer.Set("a", "secret")
+		if _, err := r.asks(l); err != nil {
 			t.Fatal(err)
 		}
 		if got := warned(); len(got) > 0 {
@@ -525,7 +186,7 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 		var requests sync.WaitGroup
 		for range 20 {
 			requests.Go(func() {
-				if err := l.addTo(newTestEvaluation()); err != nil {
+				if _, err := newSiteRequest().asks(l); err != nil {
 					t.Error(err)
 				}
 			})
@@ -543,12 +204,13 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 func TestUnknownClientAddress(t *testing.T) {
 	t.Parallel()
 	l, logs := readyLimit(t, &Limit{Name: "a", Size: "1"})
-	c := newTestEvaluation()
-	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, "")
-	if err := l.addTo(c); err != nil || len(c.buckets) != 1 {
-		t.Fatalf("got buckets %+v, %v, want one", c.buckets, err)
+	r := newSiteRequest()
+	r.setClient("")
+	buckets, err := r.asks(l)
+	if err != nil || len(buckets) != 1 {
+		t.Fatalf("got buckets %+v, %v, want one", buckets, err)
 	}
-	if b := c.buckets[0]; b.Name != "a@client_ip" || b.Key != "" {
+	if b := buckets[0]; b.Name != "a@client_ip" || b.Key != "" {
 		t.Errorf("got bucket %q with key %q, want a@client_ip with none", b.Name, b.Key)
 	}
 	if logs.FilterLevelExact(zapcore.WarnLevel).Len() != 1 {
@@ -566,48 +228,19 @@ func TestKeyOfEachRequest(t *testing.T) {
 		{Name: "d", Size: "1"},
 	}})
 	for _, v := range []string{"1", "2"} {
-		c := newTestEvaluation()
-		c.replacer.Set("a", "a"+v)
-		c.replacer.Set("c", "c"+v)
-		if err := l.addTo(c); err != nil {
+		r := newSiteRequest()
+		r.replacer.Set("a", "a"+v)
+		r.replacer.Set("c", "c"+v)
+		buckets, err := r.asks(l)
+		if err != nil {
 			t.Fatal(err)
 		}
-		got := make([]string, len(c.buckets))
-		for i, b := range c.buckets {
+		got := make([]string, len(buckets))
+		for i, b := range buckets {
 			got[i] = b.Name + " " + b.Key
 		}
 		if want := []string{"a a" + v, "a/b a" + v, "a/c c" + v, "a/d a" + v}; !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
-// Guards that a value which is read directly is the one that the replacer has.
-func TestValuesReadDirectly(t *testing.T) {
-	t.Parallel()
-	requests := map[string][]string{
-		"no header":    nil,
-		"one":          {"X-Key: alice"},
-		"empty":        {"X-Key: "},
-		"twice":        {"X-Key: alice", "X-Key: bob"},
-		"other fields": {"X-Keys: alice", "Host: example.com"},
-	}
-	for name, header := range requests {
-		c := newTestEvaluation()
-		r, repl := c.request, c.replacer
-		for _, field := range header {
-			name, value, _ := strings.Cut(field, ": ")
-			r.Header.Add(name, value)
-		}
-		for _, placeholder := range []string{
-			placeholder.ClientIP, placeholder.RemoteHost, "http.request.header.X-Key", "http.request.header.x-key", "http.request.header.Host",
-			"http.request.header.", "http.request.uri.path", "http.vars.other",
-		} {
-			p := newPlaceholder(placeholder)
-			want, _ := repl.GetString(p.text)
-			if got := p.value(r, repl); got != want {
-				t.Errorf("%s: {%s} is %q, want %q", name, placeholder, got, want)
-			}
 		}
 	}
 }
@@ -864,33 +497,4 @@ func TestAddressNotTrusted(t *testing.T) {
 		step{header: []string{"X-Forwarded-For: 1.2.3.5"},
 			want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
 	)
-}
-
-// setClient gives a request a client's address.
-func setClient(c *evaluation, address string) {
-	caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, address)
-}
-
-// Guards by which network keys share buckets: that of the client's address, unless it
-// is unknown or nothing has proven it yet.
-func TestNetworkOfClients(t *testing.T) {
-	t.Parallel()
-	for address, want := range map[any]string{
-		"203.0.113.7":        "203.0.0.0/16",
-		"::ffff:203.0.113.7": "203.0.0.0/16",
-		"2001:db8:1:2::3":    "2001:db8::/32",
-		"@":                  clientip.NoNetwork,
-		nil:                  clientip.NoNetwork,
-	} {
-		c := newTestEvaluation()
-		caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, address)
-		if got := c.clientNetwork(); got != want {
-			t.Errorf("%v: got %q, want %q", address, got, want)
-		}
-		c = newTestEvaluation()
-		caddyhttp.SetVar(c.request.Context(), caddyhttp.ClientIPVarKey, address)
-		if c.request.TLS = new(tls.ConnectionState); c.clientNetwork() != clientip.NoNetwork {
-			t.Errorf("%v in early data: got %q, want %q", address, c.clientNetwork(), clientip.NoNetwork)
-		}
-	}
 }

@@ -38,6 +38,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -781,34 +782,54 @@ func setRedisCloseDelay(t testing.TB, d time.Duration) {
 }
 
 // readyLimit returns a limit that is ready for requests, and what it logs.
-func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
+func readyLimit(t testing.TB, l *Limit) (*rule.Limit, *observer.ObservedLogs) {
 	t.Helper()
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	t.Cleanup(cancel)
-	defs := newDefinitions()
-	t.Cleanup(defs.release)
-	if err := l.provision(ctx, nil, new(Handler).preparation(option.OnLoad, defs.maxKeys), defs); err != nil {
+	agreed := newAgreement()
+	t.Cleanup(agreed.release)
+	limits, err := new(Handler).compiler(option.OnLoad, agreed.maxKeys).load(ctx, []*Limit{l}, nil, agreed)
+	if err != nil {
 		t.Fatal(err)
 	}
 	core, logs := observer.New(zapcore.DebugLevel)
-	setLogger(l, zap.New(core))
-	return l, logs
+	setLogger(limits[0], zap.New(core))
+	return limits[0], logs
 }
 
-func setLogger(l *Limit, logger *zap.Logger) {
-	l.logger = logger
-	for _, child := range l.Limits {
+func setLogger(l *rule.Limit, logger *zap.Logger) {
+	l.Reporter.Logger = logger
+	for _, child := range l.Within {
 		setLogger(child, logger)
 	}
 }
 
-// newTestEvaluation returns the evaluation of a new request, before any limit has been
-// applied. Its client has the address 192.0.2.1.
-func newTestEvaluation() *evaluation {
+// testRequest is a request as handlers get it.
+type testRequest struct {
+	*http.Request
+	replacer *caddy.Replacer
+}
+
+// newSiteRequest returns a request whose client has the address 192.0.2.1.
+func newSiteRequest() *testRequest {
 	r := httptest.NewRequest("GET", "/", nil)
 	repl := caddy.NewReplacer()
-	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
-	return &evaluation{request: r, replacer: repl}
+	return &testRequest{caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server)), repl}
+}
+
+// setClient gives the request a client's address.
+func (r *testRequest) setClient(address string) {
+	caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, address)
+}
+
+// asks returns what a store is asked when the request has to pass l.
+func (r *testRequest) asks(l *rule.Limit) (buckets []limiter.Bucket, err error) {
+	q, err := rule.Evaluate(r.Request, []*rule.Limit{l}, time.Time{})
+	defer q.Release()
+	for _, e := range q.Entries() {
+		buckets = append(buckets, e.Ask)
+	}
+	return buckets, err
 }
 
 // limitOf returns a limit that drips one unit a second, unless said otherwise.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -105,15 +106,16 @@ func TestNginxEquivalents(t *testing.T) {
 				memory := limiter.NewMemory(func() time.Duration { return time.Duration(now) * time.Millisecond })
 				for range 200 {
 					now += random.Int64N(1 + random.Int64N(400))
-					e := newTestEvaluation()
-					if err := e.add([]*Limit{l}); err != nil {
+					q, err := rule.Evaluate(newSiteRequest().Request, []*rule.Limit{l}, time.Time{})
+					if err != nil {
 						t.Fatal(err)
 					}
-					if e.decisions, err = memory.Take(t.Context(), limiter.Request{Buckets: e.buckets}, nil); err != nil {
+					got, err := q.Decide(memory, rule.How{})
+					if err != nil {
 						t.Fatal(err)
 					}
-					got, admitted := e.lower(), !e.decisions[0].Denied
-					e.of[0].endWait()
+					admitted := !q.Entries()[0].Decision.Denied
+					q.Release()
 					wait, want := nginx.ask(now)
 					if admitted != want || admitted && got != time.Duration(wait)*time.Millisecond {
 						t.Fatalf("after %d ms got %t after %v, nginx has %t after %d ms", now, admitted, got, want, wait)

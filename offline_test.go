@@ -18,6 +18,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // loadDry loads a Caddyfile without starting it, until the test ends.
@@ -59,9 +60,9 @@ func met(t testing.TB, d *offline.Config, r *http.Request) string {
 	t.Helper()
 	s, _ := d.ServerOf(r.Host, r.TLS != nil)
 	var met []string
-	run := s.NewRun(func(eval offline.Evaluation, err error) bool {
-		for i, b := range eval.Buckets() {
-			met = append(met, eval.Limit(i).Path+"="+b.Key)
+	run := s.NewRun(func(_ *offline.Handler, q *rule.Request, err error) bool {
+		for _, e := range q.Entries() {
+			met = append(met, e.Path+"="+e.Ask.Key)
 		}
 		if err != nil {
 			met = append(met, fmt.Sprintf("error: %v", err))
@@ -306,7 +307,7 @@ func BenchmarkOffline(b *testing.B) {
 	}`)
 	s, _ := d.ServerOf("example.com", false)
 	n := 0
-	run := s.NewRun(func(eval offline.Evaluation, _ error) bool { n += len(eval.Buckets()); return true })
+	run := s.NewRun(func(_ *offline.Handler, q *rule.Request, _ error) bool { n += len(q.Entries()); return true })
 	req := dryRequestTo("http://example.com/api/x?y=z")
 	for b.Loop() {
 		if err := serveDry(run, req); err != nil {

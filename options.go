@@ -3,10 +3,9 @@ package ratelimit
 import (
 	"reflect"
 	"strings"
-)
 
-// setting is an option as written in the config.
-type setting struct{ option, text string }
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+)
 
 // limitOptions are the names of the options of a Limit in a Caddyfile, in the order of
 // its fields: those of its JSON, but for its name, which is no option, and its limits.
@@ -57,14 +56,14 @@ func firstField(of any) string {
 }
 
 // firstSet returns the first of the options that is set, or nil.
-func (l *Limit) firstSet(options ...string) *setting {
+func (l *Limit) firstSet(options ...string) *option.Setting {
 	texts := textsOf(l)
 	for _, name := range options {
 		switch text := texts[name]; {
 		case text == nil:
 			panic("a limit has no text " + name)
 		case *text != "":
-			return &setting{name, *text}
+			return &option.Setting{Option: name, Text: *text}
 		}
 	}
 	return nil

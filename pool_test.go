@@ -295,10 +295,10 @@ func TestBorrowWith(t *testing.T) {
 func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 	t.Helper()
 	for b := range newestApp().limits() {
-		if b.path != limit {
+		if b.Path != limit {
 			continue
 		}
-		at := limiter.Bucket{Name: b.name, Key: key, Limit: b.storedLimit(time.Now())}
+		at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now())}
 		found, err := newestApp().look(t.Context(), at, false)
 		if err != nil {
 			t.Fatal(err)

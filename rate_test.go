@@ -50,13 +50,14 @@ func TestRates(t *testing.T) {
 		tc := &tests[i]
 		t.Run(fmt.Sprintf("%s size %s factor %s", tc.limit.Rate, tc.limit.Size, tc.limit.Factor), func(t *testing.T) {
 			l, _ := readyLimit(t, &tc.limit)
-			c := newTestEvaluation()
-			c.replacer.Set("n", 4)
-			if err := l.addTo(c); err != nil {
+			r := newSiteRequest()
+			r.replacer.Set("n", 4)
+			got, err := r.asks(l)
+			if err != nil {
 				t.Fatal(err)
 			}
-			if len(c.buckets) != 1 || c.buckets[0].Limit != tc.want || !strings.HasPrefix(c.buckets[0].Name, "default@") || c.buckets[0].Cost != 1 {
-				t.Errorf("got %+v, want %+v", c.buckets, tc.want)
+			if len(got) != 1 || got[0].Limit != tc.want || !strings.HasPrefix(got[0].Name, "default@") || got[0].Cost != 1 {
+				t.Errorf("got %+v, want %+v", got, tc.want)
 			}
 		})
 	}
@@ -77,7 +78,7 @@ func TestRateUnits(t *testing.T) {
 		for _, text := range texts {
 			l, _ := readyLimit(t, &Limit{Rate: Rate("10/" + text)})
 			want, err := limiter.NewLimit(10, duration, 10)
-			if got := l.buckets[0].constant; err != nil || got == nil || got.Limit != want {
+			if got := l.Buckets[0].Constant; err != nil || got == nil || got.Limit != want {
 				t.Errorf("10/%s: got %+v, want %+v, error %v", text, got, want, err)
 			}
 		}

@@ -207,7 +207,7 @@ func resolve(repl *caddy.Replacer, text string, escape func(string) string) (str
 }
 
 // checkConflicts returns an error if options contradict each other.
-func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form form) error {
+func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form addressForm) error {
 	const onSocket = "not supported with a unix socket, only with host:port or such a URL"
 	switch {
 	case form == formUnix && rd.MasterName != "":
@@ -296,19 +296,19 @@ func clientTLS(ctx caddy.Context, options *reverseproxy.TLSConfig) (*tls.Config,
 	return config, nil
 }
 
-// form is the notation of an address.
-type form string
+// addressForm is the notation of an address.
+type addressForm string
 
 const (
-	formHostPort form = "host:port"
-	formUnix     form = "a unix socket"
-	formRedis    form = "redis://"
-	formRediss   form = "rediss://"
+	formHostPort addressForm = "host:port"
+	formUnix     addressForm = "a unix socket"
+	formRedis    addressForm = "redis://"
+	formRediss   addressForm = "rediss://"
 )
 
 // address is a parsed address of a server.
 type address struct {
-	form     form
+	form     addressForm
 	server   string // host:port or the path of a socket
 	username string
 	password string
@@ -317,7 +317,7 @@ type address struct {
 
 // resolveAddresses sets the servers, and the login and database of URLs, in opt. It
 // returns the form of the addresses.
-func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOptions) (form, error) {
+func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOptions) (addressForm, error) {
 	switch n := len(rd.Addresses); {
 	case n == 0:
 		return "", errors.New("addresses: got none, want at least one")
@@ -328,7 +328,7 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 	if rd.MasterName != "" {
 		port = "26379"
 	}
-	var first form
+	var first addressForm
 	for i, text := range rd.Addresses {
 		a, err := parseAddress(repl, text, port)
 		if err != nil {

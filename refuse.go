@@ -30,19 +30,6 @@ func (d denial) Error() string {
 	return "rate limit " + d.Title + " exceeded: retry after " + outcome.WholeSeconds(d.wait) + " s"
 }
 
-// refusal is the error of a request that is rejected for another reason than
-// its rate.
-type refusal struct {
-	status int
-	err    error
-}
-
-// Error returns why the request is rejected.
-func (ref refusal) Error() string { return ref.err.Error() }
-
-// StatusCode returns the status of the response.
-func (ref refusal) StatusCode() int { return ref.status }
-
 // errNoDecision replaces errors that error routes should not show to clients, as
 // they may contain the store's address, for example. The reason is in the log.
 var errNoDecision = errors.New("rate limits can't be checked for this request")

@@ -329,11 +329,11 @@ func level(t *testing.T, limit string) (l struct{ Units, Held int64 }) {
 func levelOf(t *testing.T, limit, key string) (l struct{ Units, Held int64 }) {
 	t.Helper()
 	for b := range newestApp().limits() {
-		if b.path != limit {
+		if b.Path != limit {
 			continue
 		}
-		at := *b.constant
-		at.Name, at.Key = b.name, key
+		at := *b.Constant
+		at.Name, at.Key = b.Name, key
 		got, err := newestApp().memory.Peek(at)
 		if err != nil {
 			t.Fatal(err)

@@ -14,7 +14,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -23,9 +25,9 @@ import (
 var process = &processState{
 	Process: telemetry.New(telemetry.Options{}),
 	stores:  caddy.NewUsagePool(),
-	tops:    caddy.NewUsagePool(),
-	bans:    caddy.NewUsagePool(),
-	waiting: caddy.NewUsagePool(),
+	tops:    newKept(func(id topID) *toplist.List { return toplist.New(id.n, nil) }),
+	bans:    newKept(func(string) *rule.BanList { return rule.NewBanList() }),
+	waiting: newKept(func(string) *atomic.Int64 { return new(atomic.Int64) }),
 
 	newMemory:       func() *limiter.Memory { return limiter.NewMemory(nil) },
 	idleMemoryTime:  time.Minute,
@@ -46,7 +48,9 @@ type processState struct {
 	// The memory store while no app uses it.
 	idleMemory atomic.Pointer[sharedMemory]
 
-	tops, bans, waiting *caddy.UsagePool // each topList, banList and waiters in use
+	tops    *kept[topID, *toplist.List]  // the keys that ask most
+	bans    *kept[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
+	waiting *kept[string, *atomic.Int64] // how many requests wait, likewise
 
 	// newMemory returns a new memory store.
 	newMemory func() *limiter.Memory
@@ -66,6 +70,13 @@ type processState struct {
 
 	// serverStats returns the state of the servers of a store.
 	serverStats func(*limiter.Redis) []limiter.ServerStats
+}
+
+// topID identifies the list of the keys that ask most: the name of the buckets, and the
+// number of counters.
+type topID struct {
+	name string
+	n    int
 }
 
 const memoryKey = "memory"

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -90,14 +91,14 @@ func (r runningApp) Usage() (usages []telemetry.Usage) {
 	used := make(map[string]bool)
 	add := func(u limiter.LimitUsage) {
 		used[u.Name] = true
-		usages = append(usages, telemetry.Usage{Path: pathOfBuckets(u.Name), LimitUsage: u})
+		usages = append(usages, telemetry.Usage{Path: rule.PathOf(u.Name), LimitUsage: u})
 	}
 	for _, u := range r.app.memory.Limits() {
 		add(u)
 	}
 	for b := range r.app.limits() {
-		if !used[b.name] {
-			add(limiter.LimitUsage{Name: b.name, MaxKeys: b.limit.maxKeysOf(r.app.maxKeys)})
+		if !used[b.Name] {
+			add(limiter.LimitUsage{Name: b.Name, MaxKeys: b.Limit.MaxKeysOf(r.app.maxKeys)})
 		}
 	}
 	return usages
@@ -109,7 +110,7 @@ func (r runningApp) Leases() (leases []telemetry.Lease) {
 		return nil
 	}
 	for _, u := range r.app.redis.Leases() {
-		leases = append(leases, telemetry.Lease{Path: pathOfBuckets(u.Name), LeaseUsage: u})
+		leases = append(leases, telemetry.Lease{Path: rule.PathOf(u.Name), LeaseUsage: u})
 	}
 	return leases
 }
@@ -117,17 +118,17 @@ func (r runningApp) Leases() (leases []telemetry.Lease) {
 // Limits implements telemetry.Config.
 func (r runningApp) Limits() (limits []telemetry.Limit) {
 	for b := range r.app.limits() {
-		n := b.shown()
+		n := b.Shown()
 		l := telemetry.Limit{
-			Counters: b.policy.counters, Algorithm: n.Algorithm, Size: reportedNumber(n.Size),
+			Counters: b.Policy.Counters, Algorithm: n.Algorithm, Size: reportedNumber(n.Size),
 			DripRate: reportedNumber(n.DripRate), DripSize: reportedNumber(n.DripSize), Window: reportedNumber(n.Window),
-			Policies: b.countedPolicies(),
+			Policies: countedPolicies(b.Bucket),
 		}
 		switch {
 		case n.Period != "":
 			l.Window = n.Period
 		case n.Rate != "":
-			l.DripRate, l.DripSize = adminapi.Interval(adminapi.Seconds(b.rate.Constant)), adminapi.Number(b.drip.Constant)
+			l.DripRate, l.DripSize = adminapi.Interval(adminapi.Seconds(b.Rate.Constant)), adminapi.Number(b.Drip.Constant)
 		}
 		limits = append(limits, l)
 	}
@@ -135,11 +136,11 @@ func (r runningApp) Limits() (limits []telemetry.Limit) {
 }
 
 // countedPolicies returns the options of b of which more is counted.
-func (b *bucket) countedPolicies() (p telemetry.Policies) {
+func countedPolicies(b *rule.Bucket) (p telemetry.Policies) {
 	for name, has := range map[telemetry.Policies]bool{
-		telemetry.DryRun: b.limit.dryRun, telemetry.Soft: b.limit.soft > 0, telemetry.Delays: b.limit.maxDelay > 0,
-		telemetry.Bans: b.limit.bans != nil, telemetry.Borrows: b.limit.lender != nil,
-		telemetry.Leases: b.consistency.IsLease(), telemetry.Eventual: b.consistency.IsEventual(),
+		telemetry.DryRun: b.Limit.DryRun, telemetry.Soft: b.Limit.Soft > 0, telemetry.Delays: b.Limit.MaxDelay > 0,
+		telemetry.Bans: b.Limit.Bans != nil, telemetry.Borrows: b.Limit.Lender != nil,
+		telemetry.Leases: b.Consistency.IsLease(), telemetry.Eventual: b.Consistency.IsEventual(),
 	} {
 		if has {
 			p |= name

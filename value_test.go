@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -432,7 +433,7 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 	} {
 		f.Add(text)
 	}
-	limits := make(map[string]*Limit)
+	limits := make(map[string]*rule.Limit)
 	for option, l := range map[string]*Limit{
 		"size":      {Size: "{n}"},
 		"drip_size": {Size: "10", DripSize: "{n}"},
@@ -445,12 +446,12 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		for option, l := range limits {
-			c := newTestEvaluation()
-			c.replacer.Set("n", text)
-			err := l.addTo(c)
+			r := newSiteRequest()
+			r.replacer.Set("n", text)
+			buckets, err := r.asks(l)
 			if err != nil {
-				ref, ok := errors.AsType[refusal](err)
-				if !ok || ref.status != 500 && (ref.status != 400 || option != "cost") {
+				ref, ok := errors.AsType[rule.Refusal](err)
+				if !ok || ref.Status != 500 && (ref.Status != 400 || option != "cost") {
 					t.Fatalf("%s %q: got %v, want a refusal", option, text, err)
 				}
 				message := err.Error()
@@ -460,7 +461,7 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 				}
 				continue
 			}
-			if len(c.buckets) == 0 {
+			if len(buckets) == 0 {
 				zero, ok := new(big.Rat).SetString(text)
 				hasFactor := option == "factor" || option == "all"
 				if !hasFactor || !decimal.MatchString(text) || !ok || zero.Sign() != 0 {
@@ -468,7 +469,7 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 				}
 				continue
 			}
-			b := c.buckets[0]
+			b := buckets[0]
 			if err := b.Limit.Validate(); err != nil || b.Cost < 1 || b.Cost > limiter.MaxUnits {
 				t.Fatalf("%s %q makes %+v: %v", option, text, b, err)
 			}

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -19,8 +21,8 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Zones are the options of mholt/caddy-ratelimit, so that a config for it can be
@@ -132,8 +134,11 @@ func (h *Handler) setZones() error {
 		order = append(order, z)
 	}
 	slices.SortFunc(order, zone.Compare)
-	for _, z := range order {
-		h.Limits = append(h.Limits, limits[z.Name])
+	h.zones = make(map[*Limit]*zone.Zone, len(order))
+	for i := range order {
+		z := &order[i]
+		l := limits[z.Name]
+		h.Limits, h.zones[l] = append(h.Limits, l), z
 		switch {
 		case z.Events == 0:
 			h.logger.Warn("this zone admits no request, since its max_events is 0", zap.String("zone", z.Name))
@@ -168,7 +173,6 @@ func (z *Zone) limit(as *zone.Zone) (*Limit, error) {
 		Algorithm:      zone.AlgorithmOf(as.Events),
 		Size:           Number(strconv.FormatInt(max(as.Events, 1), 10)),
 		Window:         z.Window,
-		zone:           as,
 	}
 	z.setPrefixes(l)
 	return l, nil
@@ -185,7 +189,7 @@ func (z *Zone) concurrent(as *zone.Zone) (l *Limit, err error) {
 	}
 	as.Window = time.Second
 	l = &Limit{
-		Name: zone.LimitName(as.Name), MatcherSetsRaw: z.MatcherSetsRaw, Key: z.Key, Concurrency: z.MaxConcurrent, zone: as,
+		Name: zone.LimitName(as.Name), MatcherSetsRaw: z.MatcherSetsRaw, Key: z.Key, Concurrency: z.MaxConcurrent,
 	}
 	z.setPrefixes(l)
 	return l, nil
@@ -214,8 +218,8 @@ func (h *Handler) warnReplaced(app *App) {
 		{"sweep_interval", h.SweepInterval != ""},
 		{"disable_metrics", h.DisableMetrics && app.Metrics != "off"},
 	} {
-		if o.given && !app.definitions.warned[o.name] {
-			app.definitions.warned[o.name] = true
+		if o.given && !app.agreement.warned[o.name] {
+			app.agreement.warned[o.name] = true
 			h.logger.Warn("this option of mholt/caddy-ratelimit has no effect",
 				zap.String("option", o.name), zap.String("instead", zone.Instead(o.name)))
 		}
@@ -224,21 +228,22 @@ func (h *Handler) warnReplaced(app *App) {
 
 // logExceeded logs that a zone has denied a request, and the wait that its client is
 // told.
-func (h *Handler) logExceeded(e *evaluation, decider *outcome.Entry, wait time.Duration) {
+func (h *Handler) logExceeded(r *http.Request, q *rule.Request, decider *outcome.Entry, wait time.Duration) {
 	c := h.logger.Check(zap.InfoLevel, "rate limit exceeded")
 	if c == nil {
 		return
 	}
-	address, _, err := net.SplitHostPort(e.request.RemoteAddr)
+	address, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
-		address = e.request.RemoteAddr
+		address = r.RemoteAddr
 	}
 	fields := []zap.Field{zap.String("zone", decider.Title), zap.Duration("wait", wait), zap.String("remote_ip", address)}
 	if h.LogKey {
-		i := slices.IndexFunc(e.buckets, func(b limiter.Bucket) bool { return b.Name == decider.Name })
-		key, template := e.buckets[i].Key, h.RateLimits[decider.Title].Key
+		entries := q.Entries()
+		i := slices.IndexFunc(entries, func(e rule.Entry) bool { return e.Ask.Name == decider.Name })
+		key, template := entries[i].Ask.Key, h.RateLimits[decider.Title].Key
 		if template == "" || strings.Count(template, "{") > 1 { // the text between several placeholders counts too
-			key = e.replacer.ReplaceAll(template, "")
+			key = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(template, "")
 		}
 		fields = append(fields, zap.String("key", key))
 	}

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -259,38 +261,52 @@ func TestChargeInOrder(t *testing.T) {
 		{"the store fails", []limiter.Decision{admitted, denied, denied}, [][]limiter.Decision{nil}, []int{1}, []string{"1 denied"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			e := newTestEvaluation()
+			var limits []*rule.Limit
 			for i := range tc.first {
-				e.buckets = append(e.buckets, limiter.Bucket{Name: strconv.Itoa(i)})
-				e.of = append(e.of, configured{bucket: &bucket{path: strconv.Itoa(i)}})
+				l, _ := readyLimit(t, &Limit{Name: strconv.Itoa(i), Size: "1"})
+				limits = append(limits, l)
 			}
-			e.decisions = append(e.decisions, tc.first...)
-			var asked []int
-			e.chargeInOrder(func() error {
-				asked = append(asked, len(e.buckets))
-				decisions := tc.takes[len(asked)-1]
-				if e.decisions = append(e.decisions, decisions...); decisions == nil {
-					e.decisions = nil
-					return errors.New("unavailable")
-				}
-				return nil
-			})
+			q, err := rule.Evaluate(newSiteRequest().Request, limits, time.Time{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer q.Release()
+			store := &scriptedStore{answers: append([][]limiter.Decision{tc.first}, tc.takes...)}
+			if _, err := q.Decide(store, rule.How{Accounting: rule.InOrder}); err != nil {
+				t.Fatal(err)
+			}
 			var got []string
-			for i, d := range e.decisions {
-				text := e.buckets[i].Name
-				if e.of[i].path != text {
-					t.Errorf("bucket %s has the policy of %s", text, e.of[i].path)
+			for _, e := range q.Entries() {
+				if !e.Decided {
+					continue
 				}
-				if d.Denied {
+				text := e.Path
+				if e.Decision.Denied {
 					text += " denied"
 				}
 				got = append(got, text)
 			}
-			if !slices.Equal(got, tc.want) || !slices.Equal(asked, tc.asked) || len(e.buckets) != len(got) {
+			if asked := store.asked[1:]; !slices.Equal(got, tc.want) || !slices.Equal(asked, tc.asked) {
 				t.Errorf("got %q after asking about %v, want %q and %v", got, asked, tc.want, tc.asked)
 			}
 		})
 	}
+}
+
+// scriptedStore answers with the decisions it is given, call by call; nil is an error.
+type scriptedStore struct {
+	answers [][]limiter.Decision
+	asked   []int // about how many buckets
+}
+
+// Take implements limiter.Store.
+func (s *scriptedStore) Take(_ context.Context, req limiter.Request, dst []limiter.Decision) ([]limiter.Decision, error) {
+	answer := s.answers[len(s.asked)]
+	s.asked = append(s.asked, len(req.Buckets))
+	if answer == nil {
+		return dst, errors.New("unavailable")
+	}
+	return append(dst, answer...), nil
 }
 
 // theirs is a model of mholt/caddy-ratelimit, told from what it documents: zones in

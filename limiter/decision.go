@@ -129,32 +129,37 @@ type Summary struct {
 // Summarize combines the Decisions on one request. Without any Decisions it
 // returns the zero Summary: a request that has no bucket to pass is not denied.
 func Summarize(decisions []Decision) Summary {
-	least, decider := -1, -1
+	return SummarizeFunc(len(decisions), func(i int) *Decision { return &decisions[i] })
+}
+
+// SummarizeFunc is Summarize for n Decisions that are not in one slice. at returns the i-th,
+// or nil to leave it out.
+func SummarizeFunc(n int, at func(i int) *Decision) Summary {
+	var least, decider *Decision
 	var wait time.Duration
 	var sum Summary
-	for i := range decisions {
-		d := &decisions[i]
-		if d.DryRun || d.Pool {
+	for i := range n {
+		d := at(i)
+		if d == nil || d.DryRun || d.Pool {
 			continue
 		}
-		if least < 0 {
-			least = i
+		if least == nil || d.Remaining < least.Remaining || d.Remaining == least.Remaining && d.Size < least.Size {
+			least = d
+			if decider == nil {
+				sum.Deciding = i
+			}
 		}
-		l := &decisions[least]
-		if d.Remaining < l.Remaining || d.Remaining == l.Remaining && d.Size < l.Size {
-			least = i
-		}
-		if d.Denied && (decider < 0 || outranks(d, &decisions[decider])) {
-			decider = i
+		if d.Denied && (decider == nil || outranks(d, decider)) {
+			decider, sum.Deciding = d, i
 		}
 		sum.Clear, wait = max(sum.Clear, d.Clear), max(wait, d.RetryAfter)
 	}
-	if least < 0 {
+	if least == nil {
 		return Summary{}
 	}
-	sum.Size, sum.Remaining, sum.Deciding = decisions[least].Size, decisions[least].Remaining, least
-	if decider >= 0 {
-		sum.Denied, sum.Never, sum.Deciding = true, decisions[decider].Never, decider
+	sum.Size, sum.Remaining = least.Size, least.Remaining
+	if decider != nil {
+		sum.Denied, sum.Never = true, decider.Never
 		if !sum.Never {
 			sum.RetryAfter = wait
 		}

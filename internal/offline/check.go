@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -147,7 +148,7 @@ func (c *checker) check() {
 				c.checkKey(s, h, l)
 				c.checkNumbers(h, l)
 			}
-			if c.Redis != nil && h.limits.OnError() == "deny" {
+			if c.Redis != nil && h.limits.onError == "deny" {
 				c.advise("server "+s.Name, "With on_error deny, clients get status 503 for every limited request while Redis is unavailable.",
 					"Unless that is meant, use on_error fallback: each Caddy instance then limits on its own until Redis is back.")
 			}
@@ -167,20 +168,20 @@ func (c *checker) check() {
 
 // inForce returns the handler's limits that are not off.
 func (h *handler) inForce() []*Limit {
-	return slices.DeleteFunc(slices.Clone(h.limits.Limits()), func(l *Limit) bool { return l.Off })
+	return slices.DeleteFunc(slices.Clone(h.limits.buckets), func(l *Limit) bool { return l.Off })
 }
 
 // checkKey advises on a limit's key.
 func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 	about := "limit " + l.Path
-	for _, f := range l.Key.Flaws() {
+	for _, f := range l.Key().Flaws() {
 		c.advise(about, f.Problem, f.Remedy)
 	}
-	if name := l.Key.User(); name != "" && !s.authenticated[h.limits] {
+	if name := l.Key().User(); name != "" && !s.authenticated[h.limits] {
 		c.advise(about, "Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
 			"Put both in a route block, the authentication first.")
 	}
-	if name := l.Key.Chosen(); name != "" && !c.bounded(s, h) {
+	if name := l.Key().Chosen(); name != "" && !c.bounded(s, h) {
 		problem := "which clients send as they like"
 		switch {
 		case strings.Contains(name, "uri.path"):
@@ -191,16 +192,16 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 		c.advise(about, "Its key has {"+name+"}, "+problem+", so they get a fresh bucket whenever they want one.",
 			"Use a key that they can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.")
 	}
-	if shared := !slices.ContainsFunc(l.Key, func(p placeholder.Part) bool { return p.Placeholder }); shared && len(l.Numbers.Ban) > 0 {
+	if shared := !slices.ContainsFunc(l.Key(), func(p key.Part) bool { return p.Placeholder }); shared && l.Limit().Bans != nil {
 		c.advise(about, "It bans its key, which all requests share: one client that is denied keeps everybody out.",
 			"Use a key that tells clients apart, such as {client_ip}, or no ban.")
 	}
 	proxied := len(s.raw["trusted_proxies"]) > 0 || string(s.raw["trusted_proxies_unix"]) == "true"
-	if proxied && l.Key.Has(placeholder.RemoteHost) {
+	if proxied && l.Key().Has(placeholder.RemoteHost) {
 		c.advise(about, "Its key is the address of the connection, and the server has trusted proxies: all clients of a proxy share one bucket.",
 			"Use {client_ip}, which is the address that the proxy reports.")
 	}
-	if !proxied && l.Key.Has(placeholder.ClientIP) && len(s.listen) > 0 && !slices.ContainsFunc(s.listen, reachableFromOutside) {
+	if !proxied && l.Key().Has(placeholder.ClientIP) && len(s.listen) > 0 && !slices.ContainsFunc(s.listen, reachableFromOutside) {
 		c.advise("server "+s.Name, "It only listens on this host, and has no trusted proxies: if a proxy passes requests on to it, {client_ip} is the proxy's address, and all clients share one bucket.",
 			"Set the global option servers > trusted_proxies, such as trusted_proxies static private_ranges, or trusted_proxies_unix for a socket.")
 	}
@@ -224,33 +225,28 @@ func (c *checker) bounded(s *Server, h *handler) bool {
 				return false
 			}
 		}
-		return slices.ContainsFunc(other.inForce(), func(l *Limit) bool { return l.always() && l.Key.Bounds() && !l.numbersChosen() })
+		return slices.ContainsFunc(other.inForce(), func(l *Limit) bool { return l.always() && l.Key().Bounds() && !l.numbersChosen() })
 	})
-}
-
-// numbersChosen reports whether clients can choose any number of a limit.
-func (l *Limit) numbersChosen() bool {
-	return slices.ContainsFunc(l.Dynamic, func(d Dynamic) bool { return placeholder.ClientControlled(d.Template) != "" })
 }
 
 // checkNumbers advises on a limit's numbers.
 func (c *checker) checkNumbers(h *handler, l *Limit) {
 	about := "limit " + l.Path
-	for _, n := range l.Dynamic {
+	for _, o := range l.dynamic() {
 		problem := "so they choose their own limit"
-		if n.Identity {
+		if o.identity {
 			problem = "each of its values has its own buckets, so they get a fresh one whenever they want"
 		}
-		if name := placeholder.ClientControlled(n.Template); name != "" {
-			c.advise(about, fmt.Sprintf("Its %s has {%s}, which clients send as they like: %s.", n.Option, name, problem),
+		if name := placeholder.ClientControlled(o.template); name != "" {
+			c.advise(about, fmt.Sprintf("Its %s has {%s}, which clients send as they like: %s.", o.option, name, problem),
 				"Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.")
 		}
 	}
-	if l.Numbers.Consistency != "" && c.Redis == nil {
-		c.advise(about, "Its consistency, "+l.Numbers.Consistency+", has no effect without redis: this process decides all requests, exactly.",
+	if how := l.ShownPolicies().Consistency; how != "" && c.Redis == nil {
+		c.advise(about, "Its consistency, "+how+", has no effect without redis: this process decides all requests, exactly.",
 			"Remove it, or set redis in the global option.")
 	}
-	if l.Size == 1 && l.always() && !h.selective() {
+	if size, _ := l.Sizes(); size == 1 && l.always() && !h.selective() {
 		c.advise(about, "It is for all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all but the first are denied.",
 			"Give it a size of what a page needs, or a matcher for the requests that it is meant for.")
 	}
@@ -280,10 +276,10 @@ func (c *checker) checkShared() {
 	for _, s := range c.Servers {
 		for _, h := range s.handlers {
 			for _, l := range h.inForce() {
-				switch other := first[l.Bucket]; {
-				case !l.Unnamed || l == other:
+				switch other := first[l.Name]; {
+				case !l.Unnamed() || l == other:
 				case other == nil:
-					first[l.Bucket] = l
+					first[l.Name] = l
 				default:
 					c.advise("limit "+l.Path, "Several limits without a name, or within one, have equal keys and numbers, so they share their buckets: requests to one site or path use up the limit of another.",
 						"Unless that is meant, give each a name, as in "+c.module.Name()+" login.")

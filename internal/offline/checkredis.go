@@ -112,7 +112,7 @@ func (c *checker) tryBucket(ctx context.Context, store *limiter.Redis, b limiter
 func (c *checker) hasLogs() bool {
 	for _, s := range c.Servers {
 		for _, h := range s.handlers {
-			if slices.ContainsFunc(h.inForce(), func(l *Limit) bool { return l.Numbers.Algorithm == "sliding_log" }) {
+			if slices.ContainsFunc(h.inForce(), func(l *Limit) bool { return string(l.Limit().Algorithm) == "sliding_log" }) {
 				return true
 			}
 		}

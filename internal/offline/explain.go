@@ -24,6 +24,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -195,7 +196,7 @@ func (d *Config) explain(req request) (*explanation, error) {
 		e.Refused += "."
 		return e, nil
 	}
-	x := &explainer{explanation: e, reached: make(map[Handler]bool), routes: make(map[*route]string)}
+	x := &explainer{explanation: e, reached: make(map[*Handler]bool), routes: make(map[*route]string)}
 	run := s.newRun(nil)
 	run.inspect, run.passedBy = x.inspect, x.passedBy
 	if err := run.serve(req); err != nil {
@@ -204,7 +205,7 @@ func (d *Config) explain(req request) (*explanation, error) {
 	for _, h := range s.handlers {
 		if !x.reached[h.limits] {
 			x.reached[h.limits] = true
-			x.addOthers(h.limits.Limits(), x.whyNot(h))
+			x.addOthers(h.limits.buckets, x.whyNot(h))
 		}
 	}
 	e.Notes = append(e.Notes, d.Warnings...)
@@ -214,7 +215,7 @@ func (d *Config) explain(req request) (*explanation, error) {
 // explainer explains a request while it passes through the routes.
 type explainer struct {
 	*explanation
-	reached map[Handler]bool
+	reached map[*Handler]bool
 	routes  map[*route]string // that the request passed by, and why
 }
 
@@ -240,24 +241,25 @@ func (x *explainer) whyNot(h *handler) string {
 }
 
 // inspect explains the limits of a handler.
-func (x *explainer) inspect(h Handler, r *http.Request) bool {
+func (x *explainer) inspect(h *Handler, r *http.Request) bool {
 	x.reached[h] = true
-	eval, err := h.Evaluate(r, time.Time{})
-	defer eval.Release()
-	met := make(map[*Limit]int) // the index of its bucket
-	for i := range eval.Buckets() {
-		met[eval.Limit(i)] = i
+	q, err := rule.Evaluate(r, h.limits, time.Time{})
+	defer q.Release()
+	met := make(map[*rule.Bucket]*rule.Entry)
+	for i := range q.Entries() {
+		e := &q.Entries()[i]
+		met[e.Bucket] = e
 	}
-	for _, l := range h.Limits() {
-		if i, ok := met[l]; ok {
-			x.addMet(l, eval, i)
+	for _, l := range h.buckets {
+		if e := met[l.Bucket]; e != nil {
+			x.addMet(l, e)
 			continue
 		}
 		failed, failure := l.failed(r)
 		switch {
 		case failed != nil && failure == nil:
 			x.addOthers([]*Limit{l}, "its matcher does not match: "+failedMatchers(failed, r))
-		case err == nil && l.Numbers.Pool && !l.Off:
+		case err == nil && l.Limit().Pool && !l.Off:
 			x.addOthers([]*Limit{l}, "no limit that the request meets borrows from it")
 		case err == nil:
 			x.addOthers([]*Limit{l}, "it is off: its factor is 0")
@@ -269,11 +271,12 @@ func (x *explainer) inspect(h Handler, r *http.Request) bool {
 	return true
 }
 
-// addMet adds a limit that the request meets, and whose bucket is the i-th.
-func (x *explainer) addMet(l *Limit, eval Evaluation, i int) {
-	b := &eval.Buckets()[i]
+// addMet adds a limit that the request meets.
+func (x *explainer) addMet(l *Limit, e *rule.Entry) {
+	numbers := e.Ask.Limit
+	numbers.Size = e.Size()
 	x.Limits = append(x.Limits, explainedLimit{
-		Limit: l.Path, Key: b.Key, NoKey: b.Name != l.Bucket, Cost: b.Cost, Numbers: eval.Numbers(i),
+		Limit: l.Path, Key: e.Ask.Key, NoKey: e.ByAddress(), Cost: e.Ask.Cost, Numbers: l.ShownFor(&numbers),
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // Server is an HTTP server of a Config.
@@ -34,11 +35,11 @@ type Server struct {
 
 	// Its routes, compiled: the first of a chain that a request passes through.
 	first    caddyhttp.Handler
-	groups   map[string]int                          // of routes, by name
-	handlers []*handler                              // all that have limits, in the order of the config
-	own      map[caddyhttp.MiddlewareHandler]Handler // the same; nil for others
+	groups   map[string]int                           // of routes, by name
+	handlers []*handler                               // all that have limits, in the order of the config
+	own      map[caddyhttp.MiddlewareHandler]*Handler // the same; nil for others
 
-	authenticated map[Handler]bool // those that requests may reach as users who are logged in
+	authenticated map[*Handler]bool // those that requests may reach as users who are logged in
 
 	local net.Addr
 }
@@ -177,7 +178,7 @@ func (d *Config) ServerOf(hostport string, tls bool) (found *Server, exact bool)
 // handler is one that has limits, or changes requests, in a chain.
 type handler struct {
 	module caddyhttp.MiddlewareHandler
-	limits Handler // the same; nil if it is another
+	limits *Handler // the same; nil if it is another
 	next   caddyhttp.Handler
 	routes []*route // that contain it, the outermost first
 }
@@ -196,7 +197,7 @@ type route struct {
 type compiler struct {
 	*Server
 	within  []*route
-	lent    Module
+	module  Module
 	invoked []string // named routes that are being compiled
 }
 
@@ -205,14 +206,14 @@ var end = caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 
 // compile compiles the server's routes.
 func (s *Server) compile(m Module) (err error) {
-	s.own = make(map[caddyhttp.MiddlewareHandler]Handler)
-	c := &compiler{Server: s, lent: m}
+	s.own = make(map[caddyhttp.MiddlewareHandler]*Handler)
+	c := &compiler{Server: s, module: m}
 	s.first, err = c.routes(s.server.Routes, end)
 	if err != nil {
 		return err
 	}
 	slices.Reverse(s.handlers)
-	s.authenticated = make(map[Handler]bool)
+	s.authenticated = make(map[*Handler]bool)
 	s.findAuthenticated(s.server.Routes, false)
 	return nil
 }
@@ -280,11 +281,11 @@ func (c *compiler) routes(list caddyhttp.RouteList, next caddyhttp.Handler) (cad
 func (c *compiler) handler(h caddyhttp.MiddlewareHandler, next caddyhttp.Handler) (caddyhttp.Handler, error) {
 	own, known := c.own[h]
 	if !known {
-		if own, known = c.lent.Handler(h); known {
+		if own = newHandler(c.module, h); own != nil {
 			c.own[h] = own
 		}
 	}
-	if known {
+	if own != nil {
 		found := &handler{module: h, limits: own, next: next, routes: slices.Clone(c.within)}
 		c.handlers = append(c.handlers, found)
 		return found, nil
@@ -320,7 +321,7 @@ type run struct {
 	passedBy func(rt *route, r *http.Request, other bool)
 
 	// Called for each handler of limits instead of visit, unless it is nil.
-	inspect func(h Handler, r *http.Request) (pass bool)
+	inspect func(h *Handler, r *http.Request) (pass bool)
 
 	now    time.Time // when the request arrived, if that is not now
 	groups []bool    // that a route was chosen of
@@ -328,10 +329,10 @@ type run struct {
 }
 
 // Visit is called for each handler of limits that a request reaches, with the buckets
-// that the request has to pass: at least one. It must not keep eval. If they could not
+// that the request has to pass: at least one. It must not keep q. If they could not
 // be determined, err says why, and the request ends. It returns whether the request is
 // passed on.
-type Visit func(eval Evaluation, err error) bool
+type Visit func(h *Handler, q *rule.Request, err error) bool
 
 // newRun returns a run that calls visit.
 func (s *Server) newRun(visit Visit) *run {
@@ -424,17 +425,17 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 }
 
 // meet visits the limits of h that apply to r. It returns whether r is passed on.
-func (run *run) meet(h Handler, r *http.Request) bool {
+func (run *run) meet(h *Handler, r *http.Request) bool {
 	if run.inspect != nil {
 		return run.inspect(h, r)
 	}
-	eval, err := h.Evaluate(r, run.now)
-	defer eval.Release()
+	q, err := rule.Evaluate(r, h.limits, run.now)
+	defer q.Release()
 	if err != nil {
-		run.visit(eval, err)
+		run.visit(h, q, err)
 		return false
 	}
-	return len(eval.Buckets()) == 0 || run.visit(eval, nil)
+	return len(q.Entries()) == 0 || run.visit(h, q, nil)
 }
 
 // Header implements http.ResponseWriter.
@@ -489,7 +490,7 @@ func (s *Server) ReadsHeaders() bool {
 // Limits returns the limits of all handlers of the server, in the order of the config.
 func (s *Server) Limits() (limits []*Limit) {
 	for _, h := range s.handlers {
-		limits = append(limits, h.limits.Limits()...)
+		limits = append(limits, h.limits.buckets...)
 	}
 	return limits
 }

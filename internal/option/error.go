@@ -35,6 +35,9 @@ func Bad(option, got, want string) error {
 	return Errorf(option, "got %q, want %s", got, want)
 }
 
+// Setting is an option as it is written in a config.
+type Setting struct{ Option, Text string }
+
 // InWords lists words as a sentence does: "a, b or c".
 func InWords(words []string, conjunction string) string {
 	last := len(words) - 1

@@ -11,7 +11,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -103,7 +102,7 @@ type Rate struct {
 
 // String returns the rate as it is configured.
 func (r Rate) String() string {
-	return fmt.Sprintf("%d/%s", r.Units, adminapi.Interval(adminapi.Seconds(r.Each)))
+	return fmt.Sprintf("%d/%s", r.Units, DurationText(r.Each))
 }
 
 // unitOfRate matches a duration of a rate that is a number of one unit, or the unit
@@ -136,4 +135,20 @@ func (r Rate) Limit(size int64) (limiter.Limit, error) {
 		return l, nil
 	}
 	return limiter.NewLimit(r.Units, r.Each, r.Units)
+}
+
+// DurationText returns a duration as people write it, such as 365d, 1h30m or 200ms.
+func DurationText(d time.Duration) string {
+	const day = 24 * time.Hour
+	if d >= 2*day && d%day == 0 {
+		return strconv.FormatInt(int64(d/day), 10) + "d"
+	}
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
 }

@@ -116,24 +116,26 @@ func (o *Outcome) Count(in *telemetry.Process) {
 	}
 }
 
-// Add adds what was decided by one handler and updates the header fields. of returns the
-// entry of the i-th decision, which need not have the decision itself. Add returns the entry
-// that decided, and how long to wait for all limits that were asked so far.
-func (o *Outcome) Add(decisions []limiter.Decision, of func(i int) Entry, h http.Header) (decider *Entry, wait time.Duration) {
+// Add adds what was decided by one handler on n buckets, and updates the header fields. of
+// returns the i-th entry, and whether it counts. Add returns the entry that decided, and how
+// long to wait for all limits that were asked so far.
+func (o *Outcome) Add(n int, of func(i int) (Entry, bool), h http.Header) (decider *Entry, wait time.Duration) {
 	before := len(o.entries)
-	o.entries = slices.Grow(o.entries, len(decisions))
-	for i := range decisions {
-		e, d := of(i), &decisions[i]
-		if d.DryRun || d.Pool {
+	o.entries = slices.Grow(o.entries, n)
+	for i := range n {
+		e, counts := of(i)
+		if !counts {
+			continue
+		}
+		if e.Decision.DryRun || e.Decision.Pool {
 			e.Families = 0
 		}
 		if e.Concurrency {
-			d.Clear = 0 // when it is clear is up to the requests in progress
+			e.Decision.Clear = 0 // when it is clear is up to the requests in progress
 		}
-		e.Decision = *d
 		o.entries = append(o.entries, e)
 	}
-	own := limiter.Summarize(decisions)
+	own, _ := summarize(o.entries[before:], 0)
 	if own.Denied {
 		o.Become(telemetry.CheckedDenied)
 	}
@@ -308,20 +310,17 @@ func (e *Entry) listAfter(others []Entry) {
 }
 
 // summarize returns the summary of the entries shown in a family, or of all
-// entries if it is 0. It returns false if there are none.
-func summarize(entries []Entry, family Families) (limiter.Summary, bool) {
-	var few [8]limiter.Decision
-	decisions, decided := few[:0], false
-	for i := range entries {
-		if entries[i].Families&family == family {
-			decisions = append(decisions, entries[i].Decision)
-			decided = decided || !entries[i].Decision.DryRun
+// entries if it is 0. It returns false if there are none but dry runs.
+func summarize(entries []Entry, family Families) (sum limiter.Summary, decided bool) {
+	sum = limiter.SummarizeFunc(len(entries), func(i int) *limiter.Decision {
+		e := &entries[i]
+		if e.Families&family != family {
+			return nil
 		}
-	}
-	if !decided {
-		return limiter.Summary{}, false
-	}
-	return limiter.Summarize(decisions), true
+		decided = decided || !e.Decision.DryRun
+		return &e.Decision
+	})
+	return sum, decided
 }
 
 // allShown reports whether all entries are shown in a family.

@@ -10,6 +10,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -20,7 +21,7 @@ import (
 // heldUnits is what a request holds of one bucket, in both stores.
 type heldUnits struct {
 	limit  *replayedLimit
-	held   offline.Held
+	held   *rule.Held
 	roomy  *limiter.Held
 	index  int // of the bucket in roomy
 	end    time.Duration
@@ -60,12 +61,12 @@ func (p *replay) keep(run *offline.Run) {
 		p.settleAfter(0, &p.held[i], &p.rejection)
 	}
 	held, e := p.held[p.rejected:], p.entry
-	logged, answered := offline.Response{Status: e.Status, Bytes: e.Bytes}, true
+	logged, answered := rule.Response{Status: e.Status, Bytes: e.Bytes}, true
 	switch {
 	case e.Status == 0, e.Status == http.StatusTooManyRequests:
-		logged, answered = offline.Response{}, false // a limit of then may have denied it
+		logged, answered = rule.Response{}, false // a limit of then may have denied it
 	case e.Status == statusClientLeft:
-		logged = offline.Response{}
+		logged = rule.Response{}
 	case slices.ContainsFunc(held, func(h heldUnits) bool { return h.limit.settlement.ReadsHeader() }):
 		if logged.Header = e.ResponseHeader(); logged.Header != nil {
 			run.SetResponse(logged.Header)
@@ -84,7 +85,7 @@ func (p *replay) keep(run *offline.Run) {
 		switch {
 		case !answered:
 			l.unanswered++
-		case l.settlement.CountsHeader && logged.Header == nil && logged.Status != 0:
+		case l.settlement.Count != nil && len(l.settlement.Count.Headers) > 0 && logged.Header == nil && logged.Status != 0:
 			l.unmatched++
 		case !known:
 			l.estimated++
@@ -97,7 +98,7 @@ const statusClientLeft = 499
 
 // settleAfter settles h after a time, by the response. It returns whether that tells what
 // to charge.
-func (p *replay) settleAfter(d time.Duration, h *heldUnits, r *offline.Response) (known bool) {
+func (p *replay) settleAfter(d time.Duration, h *heldUnits, r *rule.Response) (known bool) {
 	h.charge, known = h.held.Charge(r)
 	h.end = p.now + d
 	heap.Push(&p.inProgress, *h)
@@ -106,7 +107,7 @@ func (p *replay) settleAfter(d time.Duration, h *heldUnits, r *offline.Response)
 
 // reject notes that a handler has rejected the request, with which response if that is
 // known. What the request holds of limits before is settled by that.
-func (p *replay) reject(with offline.Response) {
+func (p *replay) reject(with rule.Response) {
 	p.rejected, p.rejection = len(p.held), with
 }
 
@@ -123,7 +124,7 @@ func (l *replayedLimit) untold() (text []string) {
 	switch {
 	case l.settlement.InProgress:
 		instead = "ended when they did then"
-	case !l.settlement.Counts:
+	case l.settlement.Count == nil:
 		instead = "cost what was estimated"
 	}
 	add(l.unanswered, "%s requests passed that were denied with 429 in the log, or have no status there: what they would have got is unknown, and they "+instead+".")

@@ -4,7 +4,6 @@ package replay
 
 import (
 	"cmp"
-	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/accesslog"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -30,7 +30,7 @@ type replay struct {
 	roomy  *roomyStore   // of the sizes that keys need
 	now    time.Duration // on the store's clock
 	limits []*replayedLimit
-	of     map[*offline.Limit]*replayedLimit
+	of     map[*rule.Bucket]*replayedLimit
 	host   string // of requests whose log does not tell
 
 	runs    map[*offline.Server]*offline.Run
@@ -47,7 +47,7 @@ type replay struct {
 
 	// How many of held are of handlers before the one that rejected the request, and how.
 	rejected  int
-	rejection offline.Response
+	rejection rule.Response
 
 	inProgress inProgress // what requests hold that have not ended
 
@@ -83,7 +83,7 @@ const maxReplayedKeys = 1_000_000
 func newReplay(config *offline.Config, opt Options) *replay {
 	p := &replay{
 		config:  config,
-		of:      make(map[*offline.Limit]*replayedLimit),
+		of:      make(map[*rule.Bucket]*replayedLimit),
 		host:    opt.Host,
 		runs:    make(map[*offline.Server]*offline.Run),
 		servers: make(map[replayedSite]*offline.Server),
@@ -108,15 +108,15 @@ func newReplay(config *offline.Config, opt Options) *replay {
 // addLimits adds limits. Those that share their buckets are one.
 func (p *replay) addLimits(limits []*offline.Limit, opt Options) {
 	for _, l := range limits {
-		if l.Off || p.of[l] != nil {
+		if l.Off || p.of[l.Bucket] != nil {
 			continue
 		}
-		i := slices.IndexFunc(p.limits, func(known *replayedLimit) bool { return known.bucket == l.Bucket })
+		i := slices.IndexFunc(p.limits, func(known *replayedLimit) bool { return known.bucket == l.Name })
 		if i < 0 {
 			i = len(p.limits)
 			p.limits = append(p.limits, newReplayedLimit(l, opt))
 		}
-		p.of[l] = p.limits[i]
+		p.of[l.Bucket] = p.limits[i]
 	}
 }
 
@@ -137,7 +137,7 @@ func (p *replay) take(e *accesslog.Entry, at int64) {
 	}
 	if err := run.Serve(time.Unix(0, at), e.ClientIP, e.UserID, e.ClientIP != e.RemoteIP); err != nil {
 		p.refused = true // a matcher failed, and the request with it
-		p.reject(offline.Response{})
+		p.reject(rule.Response{})
 	}
 	if len(p.held) > 0 {
 		p.keep(run)
@@ -205,67 +205,74 @@ func (p *replay) addOtherHost(host string) {
 var tlsOfReplay = tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13}
 
 // visit implements offline.Visit.
-func (p *replay) visit(eval offline.Evaluation, err error) bool {
+func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 	if err != nil {
 		p.refused = true
-		p.reject(offline.Response{})
+		p.reject(rule.Response{})
 		return false
 	}
 	if len(p.entry.Redacted) > 0 || p.entry.Headers != accesslog.AllHeaders {
-		p.dropWithheld(eval)
-		if len(eval.Buckets()) == 0 {
+		if p.withhold(q) == len(q.Entries()) {
 			return true
 		}
 	}
-	decisions, err := eval.Decide(context.Background(), p.store)
-	if err != nil {
+	if _, err := q.Decide(p.store, rule.How{Accounting: h.Accounting}); err != nil {
 		p.refused = true
 		return false
 	}
-	buckets := eval.Buckets()
-	levels, err := p.roomy.fill(buckets)
+	var buckets []limiter.Bucket
+	var decided []*rule.Entry
 	before := len(p.held)
-	for i := range buckets {
-		if held := eval.Held(i); held != nil {
-			p.held = append(p.held, heldUnits{limit: p.of[eval.Limit(i)], held: held, roomy: p.roomy.held, index: i})
+	for i := range q.Entries() {
+		e := &q.Entries()[i]
+		if !e.Decided {
+			continue
 		}
+		if held := q.Held(i); held != nil {
+			p.held = append(p.held, heldUnits{limit: p.of[e.Bucket], held: held, index: len(buckets)})
+		}
+		ask := e.Ask
+		ask.Borrows, ask.Pool = false, false // each by itself
+		buckets, decided = append(buckets, ask), append(decided, e)
+	}
+	levels, err := p.roomy.fill(buckets)
+	for i := range p.held[before:] {
+		p.held[before+i].roomy = p.roomy.held
 	}
 	if err != nil {
 		p.refused = true
-		p.reject(offline.Response{})
+		p.reject(rule.Response{})
 		return false
 	}
 	denied, spared := false, true
-	for i := range decisions {
-		l, b := p.of[eval.Limit(i)], &buckets[i]
-		d := decisions[i].Denied
-		denied = denied || d && !decisions[i].DryRun
-		recent := l.keys.add(b, p.now, levels[i], d)
-		spared = spared && l.leasable && recent > leaseCalls && !d && decisions[i].Remaining >= leaseRoom
-		if b.Name != l.bucket && p.entry.ClientIP != "" {
+	for i, e := range decided {
+		l := p.of[e.Bucket]
+		d := e.Decision.Denied
+		denied = denied || e.Denies()
+		recent := l.keys.add(&buckets[i], p.now, levels[i], d)
+		spared = spared && l.leasable && recent > leaseCalls && !d && e.Decision.Remaining >= leaseRoom
+		if e.ByAddress() && p.entry.ClientIP != "" {
 			l.keyless++
 		}
-		banned, began := eval.Banned(i)
-		if began {
+		if e.Began {
 			l.bans++
-		} else if banned {
+		} else if e.Banned > 0 {
 			l.banned++
 		}
-		if decisions[i].Borrowed && !decisions[i].Pool {
+		if e.Decision.Borrowed && !e.Decision.Pool {
 			l.borrowed++
 		}
-		over, delay := eval.Above(i)
-		if over {
+		if e.Over {
 			l.over++
 		}
-		if delay > 0 {
+		if e.Delay > 0 {
 			l.delayed++
-			l.longest = max(l.longest, delay)
+			l.longest = max(l.longest, e.Delay)
 		}
-		p.met = append(p.met, metLimit{l, d, decisions[i].DryRun})
+		p.met = append(p.met, metLimit{l, d, e.Decision.DryRun})
 	}
-	for i := range decisions {
-		if l := p.of[eval.Limit(i)]; !denied { // as denials are remembered
+	for _, e := range decided {
+		if l := p.of[e.Bucket]; !denied { // as denials are remembered
 			l.asked++
 			if spared {
 				l.spared++
@@ -273,15 +280,15 @@ func (p *replay) visit(eval offline.Evaluation, err error) bool {
 		}
 	}
 	if denied {
-		p.rejected, p.rejection = before, offline.Response{Status: http.StatusTooManyRequests}
+		p.rejected, p.rejection = before, rule.Response{Status: http.StatusTooManyRequests}
 	}
 	return !denied
 }
 
-// dropWithheld removes the buckets whose key the log does not tell.
-func (p *replay) dropWithheld(eval offline.Evaluation) {
-	for i := len(eval.Buckets()) - 1; i >= 0; i-- {
-		l := p.of[eval.Limit(i)]
+// withhold leaves out the buckets whose key the log does not tell. It returns how many.
+func (p *replay) withhold(q *rule.Request) (n int) {
+	for i := range q.Entries() {
+		l := p.of[q.Entries()[i].Bucket]
 		if !slices.ContainsFunc(l.headers, p.entry.Withholds) {
 			continue
 		}
@@ -290,8 +297,10 @@ func (p *replay) dropWithheld(eval offline.Evaluation) {
 		} else {
 			l.headerless++
 		}
-		eval.Drop(i)
+		q.Withhold(i)
+		n++
 	}
+	return n
 }
 
 // isDenied reports whether a limit has denied the request.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -35,7 +36,7 @@ type replayedLimit struct {
 
 	// How requests are charged in the end, and of how many the log does not tell what that
 	// takes, see untold.
-	settlement                                offline.Settlement
+	settlement                                rule.Settlement
 	untimed, unanswered, unmatched, estimated int64
 
 	factorVaries bool // as it depends on the request: then sizes are those in force
@@ -57,13 +58,19 @@ type replayedLimit struct {
 
 // newReplayedLimit returns the statistics of a limit.
 func newReplayedLimit(of *offline.Limit, opt Options) *replayedLimit {
+	numbers, limit := of.Numbers(), of.Limit()
 	l := &replayedLimit{
-		path: of.Path, bucket: of.Bucket, key: of.Key.String(), headers: of.Key.Headers(), numbers: of.Numbers.String(),
-		algorithm: of.Numbers.Algorithm, hasSize: of.HasSize, hasWindow: of.HasWindow,
-		leasable: of.Leasable, exact: of.Numbers.Consistency == "", dryRun: of.DryRun, settlement: of.Settlement,
-		size: of.Size, written: of.Written, above: of.Above, factor: factor(of.Factor),
+		path: of.Path, bucket: of.Name, key: of.Key().String(), headers: of.Key().Headers(), numbers: numbers.String(),
+		algorithm: numbers.Algorithm, hasSize: limit.Algorithm.HasSize(), hasWindow: limit.Algorithm.HasWindow(),
+		leasable: of.Leasable, exact: numbers.Consistency == "", dryRun: limit.DryRun, settlement: limit.Settlement,
+		factor: factor(of.Factor.Constant),
 	}
-	if l.factorVaries = of.Factor == 0; l.factorVaries {
+	l.size, l.written = of.Sizes()
+	if !of.Rate.IsDynamic() && !of.Drip.IsDynamic() {
+		stored := of.Stored(time.Now())
+		l.above = of.Headroom(&stored, of.UsualCost())
+	}
+	if l.factorVaries = of.Factor.IsDynamic(); l.factorVaries {
 		l.factor = 1e6
 	}
 	l.hours.location = opt.Location

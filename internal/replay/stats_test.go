@@ -10,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -135,7 +138,7 @@ func TestTimeline(t *testing.T) {
 func TestMemory(t *testing.T) {
 	p := &replay{store: limiter.NewMemory(nil)}
 	p.roomy = newRoomyStore(func() time.Duration { return p.now }, maxReplayedKeys)
-	l := newReplayedLimit(&offline.Limit{Path: "a", Bucket: "a", Size: 2, Factor: 1e6, HasSize: true}, Options{Location: time.UTC, ShowKeys: true})
+	l := newReplayedLimit(limitOfSize(2), Options{Location: time.UTC, ShowKeys: true})
 	l.keys.most = maxReplayedKeys
 	b := limiter.Bucket{Name: l.bucket, Limit: limiter.Limit{Size: 2, DripInterval: time.Second}}
 	const requests = 1_300_000
@@ -190,4 +193,16 @@ func TestFactor(t *testing.T) {
 			t.Errorf("factor %v, %d units: got %d, want %d", tc.factor, tc.units, got, tc.want)
 		}
 	}
+}
+
+// limitOfSize returns a limit of a size that drips each second.
+func limitOfSize(size int64) *offline.Limit {
+	return &offline.Limit{Bucket: &rule.Bucket{
+		Limit: &rule.Limit{Path: "a", Key: new(key.Key), Algorithm: rule.LeakyBucket}, Path: "a", Name: "a",
+		Size:   option.Value[int64]{Constant: size},
+		Rate:   option.Value[time.Duration]{Constant: time.Second},
+		Drip:   option.Value[int64]{Constant: 1},
+		Cost:   option.Value[int64]{Constant: 1},
+		Factor: option.Value[option.Factor]{Constant: 1e6},
+	}}
 }

@@ -1,7 +1,6 @@
-package ratelimit
+package key
 
 import (
-	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -10,15 +9,14 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 )
 
 // newTestKey parses a template with the default prefix lengths.
-func newTestKey(t testing.TB, template string) *key {
+func newTestKey(t testing.TB, template string) *Key {
 	t.Helper()
-	k, err := newKey(template, clientip.Prefixes{IPv4: 24, IPv6: 64})
+	k, err := Parse(template, clientip.Prefixes{IPv4: 24, IPv6: 64})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +45,7 @@ func TestTypedKeyIsExpandedKey(t *testing.T) {
 					ctx := caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), &caddyhttp.Server{}).Context()
 					r = r.WithContext(ctx)
 					caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, ip)
-					want, own, err := k.expand(r, r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer))
+					want, own, err := k.Of(r, r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer))
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -58,7 +56,7 @@ func TestTypedKeyIsExpandedKey(t *testing.T) {
 						}[p.text])
 					}
 					sent := slices.Clone(typed)
-					got, err := k.typed(nil, typed)
+					got, err := k.Typed(nil, typed)
 					if own != (err == nil) {
 						t.Fatalf("%s of %q: own key %t, error %v", template, sent, own, err)
 					}
@@ -67,15 +65,15 @@ func TestTypedKeyIsExpandedKey(t *testing.T) {
 					}
 					if own && len(sent) == 1 {
 						text := strings.ReplaceAll(strings.ReplaceAll(template, "{client_ip}", ip), "{http.request.header.A}", a)
-						if got, err := k.typed(&text, nil); err != nil || got != want {
+						if got, err := k.Typed(&text, nil); err != nil || got != want {
 							t.Errorf("%s typed as %q: got %q, %v, want %q", template, text, got, err, want)
 						}
 					}
 					if own && len(sent) > 1 {
-						if got, err := k.typed(&want, nil); err != nil || got != want {
+						if got, err := k.Typed(&want, nil); err != nil || got != want {
 							t.Errorf("%s of %q: %q is typed as %q, %v", template, sent, want, got, err)
 						}
-						if back := splitValues(want); k.join(back) != want || len(back) != len(sent) {
+						if back := Split(want); k.join(back) != want || len(back) != len(sent) {
 							t.Errorf("%s of %q: %q is split as %q", template, sent, want, back)
 						}
 					}
@@ -110,17 +108,17 @@ func TestTypedAddresses(t *testing.T) {
 		" 203.0.113.7":       "",
 		"":                   "",
 	} {
-		got, err := k.typed(&text, nil)
+		got, err := k.Typed(&text, nil)
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("%q: got %q, %v, want %q", text, got, err, want)
 		}
 	}
-	exact, err := newKey("{client_ip}", clientip.Prefixes{IPv4: 32, IPv6: 128})
+	exact, err := Parse("{client_ip}", clientip.Prefixes{IPv4: 32, IPv6: 128})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, text := range []string{"203.0.113.7", "203.0.113.7/32"} {
-		if got, err := exact.typed(&text, nil); got != "203.0.113.7" || err != nil {
+		if got, err := exact.Typed(&text, nil); got != "203.0.113.7" || err != nil {
 			t.Errorf("%q: got %q, %v", text, got, err)
 		}
 	}
@@ -135,45 +133,8 @@ func FuzzSplitKey(f *testing.F) {
 	k := newTestKey(f, "{http.request.header.A}-{http.request.header.B}{http.request.header.C}")
 	f.Fuzz(func(t *testing.T, a, b, c string) {
 		whole := k.join([]string{a, b, c})
-		if values := splitValues(whole); !slices.Equal(values, []string{a, b, c}) {
+		if values := Split(whole); !slices.Equal(values, []string{a, b, c}) {
 			t.Errorf("%q is split as %q", whole, values)
 		}
 	})
-}
-
-// FuzzBucketRequest guards that no body crashes the parser, and that its errors are
-// one line that shows nothing of the body.
-func FuzzBucketRequest(f *testing.F) {
-	for _, body := range []string{`{"limit":"api","key":"k"}`, `{"limit":"api","key":["a","b"]}`, `{"address":""}`, `{`, `[]`, `{"key":null}`} {
-		f.Add([]byte(body))
-	}
-	keys := []*key{newTestKey(f, "{client_ip}"), newTestKey(f, "all"), newTestKey(f, "{http.request.header.A}-{client_ip}")}
-	f.Fuzz(func(t *testing.T, body []byte) {
-		asked, err := adminapi.ParseAsked(body)
-		if err == nil {
-			for _, k := range keys {
-				if asked.Address != nil {
-					_, err = k.typedAddress(*asked.Address)
-				} else {
-					_, err = k.typed(asked.Key, slices.Clone(asked.Values))
-				}
-				checkAdminError(t, err)
-			}
-			return
-		}
-		checkAdminError(t, err)
-	})
-}
-
-// checkAdminError checks that an error, if there is one, is of the client and one
-// line.
-func checkAdminError(t *testing.T, err error) {
-	t.Helper()
-	if err == nil {
-		return
-	}
-	api, ok := err.(caddy.APIError)
-	if !ok || api.HTTPStatus != http.StatusBadRequest || strings.Contains(err.Error(), "\n") {
-		t.Errorf("got %#v", err)
-	}
 }

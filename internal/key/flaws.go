@@ -1,4 +1,4 @@
-package placeholder
+package key
 
 import (
 	"fmt"
@@ -9,10 +9,12 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 )
 
-// Key is the template of a key, in pieces.
-type Key []Part
+// Template is the template of a key, in pieces.
+type Template []Part
 
 // Part is a piece of a template: literal text, or a placeholder by its full name.
 type Part struct {
@@ -21,7 +23,7 @@ type Part struct {
 }
 
 // String returns the template.
-func (k Key) String() string {
+func (k Template) String() string {
 	var text strings.Builder
 	for _, p := range k {
 		if p.Placeholder {
@@ -34,10 +36,10 @@ func (k Key) String() string {
 }
 
 // Has reports whether a placeholder is part of the key.
-func (k Key) Has(name string) bool { return slices.Contains(k, Part{name, true}) }
+func (k Template) Has(name string) bool { return slices.Contains(k, Part{name, true}) }
 
 // first returns the first placeholder of the key that meets a condition, or "".
-func (k Key) first(meets func(name string) bool) string {
+func (k Template) first(meets func(name string) bool) string {
 	i := slices.IndexFunc(k, func(p Part) bool { return p.Placeholder && meets(p.Text) })
 	if i < 0 {
 		return ""
@@ -47,7 +49,7 @@ func (k Key) first(meets func(name string) bool) string {
 
 // Chosen returns the first placeholder of the key whose value clients can choose from
 // arbitrarily many, or "".
-func (k Key) Chosen() string {
+func (k Template) Chosen() string {
 	return k.first(func(name string) bool {
 		field, ofRequest := strings.CutPrefix(name, "http.request.")
 		return strings.HasPrefix(name, "http.regexp.") || ofRequest && slices.ContainsFunc(
@@ -58,12 +60,12 @@ func (k Key) Chosen() string {
 
 // User returns the first placeholder of the key that only has a value behind
 // authentication, or "".
-func (k Key) User() string {
+func (k Template) User() string {
 	return k.first(func(name string) bool { return strings.HasPrefix(name, "http.auth.user.") })
 }
 
 // Headers returns the header fields that the key is made from.
-func (k Key) Headers() (names []string) {
+func (k Template) Headers() (names []string) {
 	for _, p := range k {
 		if !p.Placeholder {
 			continue
@@ -79,7 +81,7 @@ func (k Key) Headers() (names []string) {
 }
 
 // Bounds reports whether a client that asks often always gets the same bucket.
-func (k Key) Bounds() bool {
+func (k Template) Bounds() bool {
 	return k.Chosen() == "" && !slices.ContainsFunc(k.Flaws(), func(f Flaw) bool { return f.unshared })
 }
 
@@ -122,7 +124,7 @@ var flaws = []struct {
 }
 
 // Flaws returns what is wrong with k, as far as the key alone tells.
-func (k Key) Flaws() (found []Flaw) {
+func (k Template) Flaws() (found []Flaw) {
 	for _, p := range k {
 		if flaw, ok := flawOf(p.Text); ok && p.Placeholder {
 			flaw.Problem = "Its key has {" + p.Text + "}, which " + flaw.Problem + "."
@@ -132,7 +134,7 @@ func (k Key) Flaws() (found []Flaw) {
 	if len(k) == 1 && !k[0].Placeholder {
 		text := k[0].Text
 		_, flawed := flawOf(text)
-		if Addresses[text] != "" || flawed || longName(text) != "" || strings.HasPrefix(text, "http.") || strings.HasPrefix(text, "$") {
+		if placeholder.Addresses[text] != "" || flawed || longName(text) != "" || strings.HasPrefix(text, "http.") || strings.HasPrefix(text, "$") {
 			found = append(found, Flaw{
 				Problem: fmt.Sprintf("Its key is the text %q, not a placeholder, so all requests share one bucket.", text),
 				Remedy:  "Write placeholders in braces, such as {client_ip}.",
@@ -149,7 +151,7 @@ func flawOf(name string) (Flaw, bool) {
 			return f.flaw, true
 		}
 	}
-	if long := longName(name); long != "" && !IsGlobal(name) {
+	if long := longName(name); long != "" && !placeholder.IsGlobal(name) {
 		return Flaw{
 			Problem: "is only known in a Caddyfile, so it is empty",
 			Remedy:  "Use its long name, " + long + ".",

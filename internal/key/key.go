@@ -1,14 +1,14 @@
-package ratelimit
+// Package key makes the keys of requests from templates, and finds out what is wrong with
+// these.
+package key
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net/http"
 	"net/textproto"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -20,12 +20,12 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 )
 
-// key is a parsed key template, which determines the bucket of a request.
-type key struct {
-	template   string
+// Key is a parsed key template, which determines the bucket of a request.
+type Key struct {
+	Source     string // the template as it was written
 	parts      []part
-	prefixes   clientip.Prefixes
-	fixed      bool // whether its value stays the same throughout a request
+	Prefixes   clientip.Prefixes
+	Fixed      bool // whether its value stays the same throughout a request
 	mayBeEmpty bool // whether an empty value is a key like others
 	several    bool // whether it has several placeholders
 }
@@ -40,14 +40,14 @@ type part struct {
 	header      string // the canonical name of the header field, if it is one
 }
 
-// newKey parses a template.
-func newKey(template string, prefixes clientip.Prefixes) (*key, error) {
+// Parse parses a template. Its error names the option.
+func Parse(template string, prefixes clientip.Prefixes) (*Key, error) {
 	const want = "text or placeholders, such as {client_ip}, or a word for one bucket for all"
 	if template == "" || strings.ContainsRune(template, 0) {
 		return nil, option.Bad("key", template, want)
 	}
 	// Caddy's own replacer finds the placeholders, as it handles escapes.
-	k := &key{template: template, prefixes: prefixes}
+	k := &Key{Source: template, Prefixes: prefixes}
 	var names []string
 	text, err := caddy.NewEmptyReplacer().ReplaceFunc(template, func(name string, _ any) (any, error) {
 		names = append(names, name)
@@ -68,14 +68,14 @@ func newKey(template string, prefixes clientip.Prefixes) (*key, error) {
 		}
 	}
 	k.several = len(k.placeholders()) > 1
-	k.fixed = !slices.ContainsFunc(k.parts, func(p part) bool { return !p.fixed })
+	k.Fixed = !slices.ContainsFunc(k.parts, func(p part) bool { return !p.fixed })
 	return k, nil
 }
 
-// newZoneKey parses the template of a zone, whose key may be empty. Without one it
+// ParseZone parses the template of a zone, whose key may be empty. Without one it
 // counts as the limit does that it is converted to.
-func newZoneKey(template string, prefixes clientip.Prefixes) (*key, error) {
-	k, err := newKey(cmp.Or(template, zone.NoKey), prefixes)
+func ParseZone(template string, prefixes clientip.Prefixes) (*Key, error) {
+	k, err := Parse(cmp.Or(template, zone.NoKey), prefixes)
 	if err != nil {
 		return nil, err
 	}
@@ -130,66 +130,37 @@ func dropSocketAddress(address string) string {
 }
 
 // String returns the template with the full names of all placeholders.
-func (k *key) String() string { return k.shown().String() }
+func (k *Key) String() string { return k.Template().String() }
 
-// shown returns the template as those see it that do not expand it.
-func (k *key) shown() placeholder.Key {
-	shown := make(placeholder.Key, len(k.parts))
+// Template returns the template as those see it that do not expand it.
+func (k *Key) Template() Template {
+	shown := make(Template, len(k.parts))
 	for i, p := range k.parts {
-		shown[i] = placeholder.Part{Text: p.text, Placeholder: p.placeholder}
+		shown[i] = Part{Text: p.text, Placeholder: p.placeholder}
 	}
 	return shown
 }
 
-// nameSuffix returns a suffix for the names of buckets that distinguishes buckets of
-// one path by the key and, if given, by their numbers. Limits of the same name agree
-// in both, but limits without a name need not. Without a suffix, clients could fill
-// each other's buckets by values of another key, such as a header field, and a small
-// limit of one site would deny what a large one of another has admitted. The suffix
-// is empty for the default key without numbers.
-func (k *key) nameSuffix(path, numbers string) string {
-	template := k.String()
-	if first, _, _ := strings.Cut(path, "/"); first != defaultName || template == defaultKey && numbers == "" {
-		return ""
-	}
-	digest := fnv.New64a()
-	fmt.Fprintf(digest, "%s %d %d", template, k.prefixes.IPv4, k.prefixes.IPv6)
-	if numbers != "" {
-		fmt.Fprintf(digest, "\x00%s", numbers)
-	}
-	return "@" + strconv.FormatUint(digest.Sum64(), 36)
-}
-
-// pathOfBuckets returns the path of the limit whose buckets have a name: the part
-// before its suffixes, see nameSuffix and addressSuffix.
-func pathOfBuckets(name string) string {
-	path, _, _ := strings.Cut(name, "@")
-	return path
-}
-
-// errEarlyData rejects a request whose address is not verified yet: until the TLS
+// ErrEarlyData is the error for a request whose address is not verified yet: until the TLS
 // handshake is complete, it may have been replayed by anyone from anywhere.
-var errEarlyData = refusal{
-	status: http.StatusTooEarly,
-	err:    errors.New("TLS handshake not complete, the client's address cannot be verified"),
-}
+var ErrEarlyData = errors.New("TLS handshake not complete, the client's address cannot be verified")
 
-// expand returns the key of a request, and whether it has one: it does not if none
+// Of returns the key of a request, and whether it has one: it does not if none
 // of the placeholders has a value, unless the key may be empty.
 //
 // If there are several placeholders, the key is their values, joined by commas, and so
 // without what is between them in the template.
-func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
+func (k *Key) Of(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
 	if len(k.parts) == 1 {
 		p := &k.parts[0]
 		if !p.placeholder {
-			return k.prefixes.Of(p.text), true, nil
+			return k.Prefixes.Of(p.text), true, nil
 		}
 		if p.unverified && earlyData(r) {
-			return "", false, errEarlyData
+			return "", false, ErrEarlyData
 		}
 		v := p.value(r, repl)
-		return k.prefixes.Of(v), v != "" || k.mayBeEmpty, nil
+		return k.Prefixes.Of(v), v != "" || k.mayBeEmpty, nil
 	}
 	var text []byte
 	placeholders, given := 0, k.mayBeEmpty
@@ -202,11 +173,11 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 			continue
 		}
 		if p.unverified && earlyData(r) {
-			return "", false, errEarlyData
+			return "", false, ErrEarlyData
 		}
 		v := p.value(r, repl)
 		if p.address {
-			v = k.prefixes.Of(v)
+			v = k.Prefixes.Of(v)
 		}
 		if k.several {
 			text = appendValue(text, v, placeholders > 0)
@@ -221,7 +192,7 @@ func (k *key) expand(r *http.Request, repl *caddy.Replacer) (string, bool, error
 	case k.several:
 		return string(text), true, nil
 	}
-	return k.prefixes.Of(string(text)), true, nil
+	return k.Prefixes.Of(string(text)), true, nil
 }
 
 // appendValue appends a value to a key of several, behind a comma if it is not the
@@ -240,8 +211,8 @@ func appendValue(key []byte, value string, more bool) []byte {
 	return key
 }
 
-// splitValues returns the values that make up a key of several.
-func splitValues(key string) []string {
+// Split returns the values that make up a key of several.
+func Split(key string) []string {
 	var values []string
 	var value []byte
 	for i := 0; i < len(key); i++ {
@@ -257,19 +228,19 @@ func splitValues(key string) []string {
 	return append(values, string(value))
 }
 
-// clientAddress returns the address of the client, which is used if a request has
+// ClientAddress returns the address of the client, which is used if a request has
 // no key. It is empty if the client has none.
-func (k *key) clientAddress(r *http.Request) (string, error) {
+func (k *Key) ClientAddress(r *http.Request) (string, error) {
 	if earlyData(r) {
-		return "", errEarlyData
+		return "", ErrEarlyData
 	}
 	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	return k.prefixes.Of(dropSocketAddress(address)), nil
+	return k.Prefixes.Of(dropSocketAddress(address)), nil
 }
 
-// networkOfClient returns the network of the client's address. It is not known on a
+// NetworkOfClient returns the network of the client's address. It is not known on a
 // unix socket, and not verified in early data.
-func networkOfClient(r *http.Request) string {
+func NetworkOfClient(r *http.Request) string {
 	if earlyData(r) {
 		return clientip.NoNetwork
 	}

@@ -1,0 +1,61 @@
+package ratelimit
+
+import (
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// maxBanAfter is the largest number of denials before a ban.
+const maxBanAfter = 10_000
+
+// wantBans describes valid durations of bans.
+const wantBans = "one to three durations, none shorter than the one before, such as 10m 1h 24h"
+
+// setBans sets how long keys are banned that the limit has denied.
+func (d *draft) setBans() (err error) {
+	if len(d.Ban) == 0 {
+		if d.BanAfter != "" {
+			return option.Bad("ban_after", string(d.BanAfter), "ban with it, the durations of bans")
+		}
+		return nil
+	}
+	if len(d.Ban) > limiter.MaxBans {
+		return option.Bad("ban", d.banText(), wantBans)
+	}
+	durations := make([]time.Duration, len(d.Ban))
+	for i, text := range d.Ban {
+		if durations[i], err = option.Parse(d.resolve, "ban", text, parseBan); err != nil {
+			return err
+		}
+	}
+	after := 1
+	if d.BanAfter != "" {
+		if after, err = option.Parse(d.resolve, "ban_after", string(d.BanAfter), option.Integer(1, maxBanAfter)); err != nil {
+			return err
+		}
+	}
+	bans := limiter.BansFor(int64(after), durations...)
+	if bans.Validate() != nil {
+		return option.Bad("ban", d.banText(), wantBans)
+	}
+	d.rule.Bans = &rule.Bans{Limit: bans, Durations: durations, Events: process.Process}
+	return nil
+}
+
+// banText returns the ban option as text.
+func (l *Limit) banText() string { return strings.Join(l.Ban, " ") }
+
+// parseBan parses the duration of a ban.
+func parseBan(text string) (d time.Duration, want string) {
+	d, err := caddy.ParseDuration(text)
+	if err != nil || limiter.BansFor(1, d).Validate() != nil {
+		return 0, "a duration from 1s to 17 years in whole microseconds, such as 10m"
+	}
+	return d, ""
+}

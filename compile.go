@@ -1,0 +1,291 @@
+package ratelimit
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+const (
+	defaultName = "default"
+	defaultKey  = "{" + placeholder.ClientIP + "}"
+)
+
+// defaultPrefixes are what usually one host or one customer has.
+var defaultPrefixes = clientip.Prefixes{IPv4: 32, IPv6: 64}
+
+// validName matches the names of limits.
+var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+
+// compiler makes the compiled limits of a handler from what its config says. It is the same
+// when a config is loaded and when a Caddyfile is adapted, but for what is not known then.
+type compiler struct {
+	resolve     option.Resolver     // of global placeholders
+	maxKeys     int                 // of all limits together
+	consistency limiter.Consistency // by default
+	accounting  rule.Accounting
+	zones       map[*Limit]*zone.Zone // that limits were
+	paths       map[string]bool       // of the buckets so far
+}
+
+// compiler returns that for the limits of h, whose own options are set.
+func (h *Handler) compiler(resolve option.Resolver, maxKeys int) *compiler {
+	return &compiler{
+		resolve: resolve, maxKeys: maxKeys, accounting: h.accounting, zones: h.zones, paths: make(map[string]bool),
+	}
+}
+
+// draft is a limit that is being compiled: its options, and what they become.
+type draft struct {
+	*Limit
+	*compiler
+	rule     *rule.Limit
+	parent   *draft   // that of the containing limit; nil if there is none
+	siblings []*Limit // in the same limit or block, l among them
+
+	consistency limiter.Consistency // that limits within it inherit
+	windowStart string
+}
+
+// compile compiles all of l that its options alone determine, without its matchers, and
+// those within it. siblings are the limits that stand beside l, and l. If an option is
+// invalid, the error names the limit and the option.
+func (c *compiler) compile(l *Limit, siblings []*Limit, parent *draft) (*draft, error) {
+	d := &draft{Limit: l, compiler: c, rule: &rule.Limit{Named: l.Name != "", CountDenied: l.CountDenied, Zone: c.zones[l]}, parent: parent, siblings: siblings}
+	if err := d.setPath(); err != nil {
+		return nil, fmt.Errorf("limit %q: %w", option.Redacted(l.Name), err)
+	}
+	d.rule.DryRun = l.DryRun || parent != nil && parent.rule.DryRun
+	for _, set := range []func(*draft) error{
+		(*draft).setKey, (*draft).setBounds, (*draft).setStatus, (*draft).setHeadroom, (*draft).setSettlement, (*draft).setBuckets,
+		(*draft).setBans, (*draft).setPool, (*draft).checkTogether, (*draft).setConsistency, (*draft).addPaths,
+	} {
+		if err := set(d); err != nil {
+			return d, d.errorIn(err)
+		}
+	}
+	return d, nil
+}
+
+// load compiles limits and those within them, adds them to what the config agrees on, and
+// loads their matchers.
+func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agreed *agreement) ([]*rule.Limit, error) {
+	all := make([]*rule.Limit, len(limits))
+	for i, l := range limits {
+		if l == nil {
+			if parent != nil {
+				return nil, parent.errorIn(fmt.Errorf("limit %d within it is null", i))
+			}
+			return nil, fmt.Errorf("limits: limit %d is null", i)
+		}
+		d, err := c.compile(l, limits, parent)
+		if err != nil {
+			return nil, err
+		}
+		all[i], d.rule.Reporter.Logger = d.rule, ctx.Logger()
+		if err = agreed.add(d); err == nil {
+			err = d.setMatchers(ctx)
+		}
+		if err != nil {
+			return nil, d.errorIn(err)
+		}
+		d.warnClientControlled()
+		if parent == nil || d.rule.Key != parent.rule.Key {
+			d.warnFlaws()
+		}
+		if d.rule.Within, err = c.load(ctx, l.Limits, d, agreed); err != nil {
+			return nil, err
+		}
+	}
+	linkPools(limits, all)
+	return all, nil
+}
+
+// errorIn returns an error that names d.
+func (d *draft) errorIn(err error) error { return fmt.Errorf("limit %q: %w", d.displayPath(), err) }
+
+// displayPath returns the path of d for messages.
+func (d *draft) displayPath() string { return cmp.Or(d.rule.Path, defaultName) }
+
+// isGroup reports whether l has no bucket, only nested limits.
+func (l *Limit) isGroup() bool {
+	return l.Size == "" && l.Rate == "" && l.Max == "" && l.Concurrency == ""
+}
+
+// setPath sets the path: the names of the limits that contain d and its
+// own. A limit without a name that only groups others is not part of paths.
+func (d *draft) setPath() error {
+	switch {
+	case d.Name != "" && !validName.MatchString(d.Name):
+		return option.Bad("name", d.Name, "1 to 64 letters, digits, '_', '.' or '-'")
+	case d.Name == "" && d.parent != nil:
+		return errors.New("nested limits need a name")
+	case d.Name == "" && d.isGroup():
+		return nil
+	}
+	d.rule.Path = cmp.Or(d.Name, defaultName)
+	if d.parent != nil && d.parent.rule.Path != "" {
+		d.rule.Path = d.parent.rule.Path + "/" + d.rule.Path
+	}
+	return nil
+}
+
+// addPaths adds the paths of the buckets. Each may occur once in a handler, since a request
+// can't be charged twice in one step.
+func (d *draft) addPaths() error {
+	for _, b := range d.rule.Buckets {
+		if d.paths[b.Path] {
+			return fmt.Errorf("path %q: two limits of one handler have it, give each a name", b.Path)
+		}
+		d.paths[b.Path] = true
+	}
+	return nil
+}
+
+// setKey sets the key. By default it is the parent's, and so are its prefix
+// lengths.
+func (d *draft) setKey() (err error) {
+	template, prefixes := d.Key, defaultPrefixes
+	if template == "" && d.parent != nil {
+		template, prefixes = d.parent.rule.Key.Source, d.parent.rule.Key.Prefixes
+	}
+	if d.IPv4Prefix != "" {
+		if prefixes.IPv4, err = option.Parse(d.resolve, "ipv4_prefix", string(d.IPv4Prefix), option.Bits(32)); err != nil {
+			return err
+		}
+	}
+	if d.IPv6Prefix != "" {
+		if prefixes.IPv6, err = option.Parse(d.resolve, "ipv6_prefix", string(d.IPv6Prefix), option.Bits(128)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case d.rule.Zone != nil:
+		d.rule.Key, err = key.ParseZone(d.Key, prefixes)
+	case d.parent != nil && d.Key == "" && prefixes == d.parent.rule.Key.Prefixes:
+		d.rule.Key = d.parent.rule.Key
+	default:
+		d.rule.Key, err = key.Parse(cmp.Or(template, defaultKey), prefixes)
+	}
+	return err
+}
+
+// What to do with new keys when a limit is full.
+const (
+	whenFullForget = "forget" // each replaces the emptiest bucket
+	whenFullShare  = "share"  // they share buckets
+)
+
+// parseWhenFull parses the when_full option.
+func parseWhenFull(text string) (share bool, want string) {
+	switch text {
+	case whenFullForget, whenFullShare:
+		return text == whenFullShare, ""
+	}
+	return false, "forget or share"
+}
+
+// setBounds sets how many buckets the limit may have, what to
+// do with new keys when it is full, and how many counters track them.
+func (d *draft) setBounds() (err error) {
+	if d.MaxKeys != "" {
+		if d.rule.MaxKeys, err = option.Parse(d.resolve, "max_keys", string(d.MaxKeys), parseMaxKeys); err != nil {
+			return err
+		}
+		if d.rule.MaxKeys > d.compiler.maxKeys {
+			return option.Bad("max_keys", string(d.MaxKeys),
+				fmt.Sprintf("at most that of memory in the global option, %d", d.compiler.maxKeys))
+		}
+	}
+	if d.rule.ShareWhenFull, err = option.ParseConstant("when_full", cmp.Or(d.WhenFull, whenFullForget), parseWhenFull); err != nil {
+		return err
+	}
+	if d.TrackTop != "" {
+		d.rule.TrackTop, err = option.Parse(d.resolve, "track_top", string(d.TrackTop), option.Integer(1, adminapi.MaxTop))
+	}
+	return err
+}
+
+// setStatus sets the status of denials.
+func (d *draft) setStatus() (err error) {
+	if d.rule.Status = http.StatusTooManyRequests; d.Status != "" {
+		d.rule.Status, err = option.Parse(d.resolve, "status", string(d.Status), option.Integer(400, 599))
+	}
+	return err
+}
+
+// setMatchers loads the matchers.
+func (d *draft) setMatchers(ctx caddy.Context) error {
+	if d.MatcherSetsRaw == nil {
+		return nil
+	}
+	d.rule.Match = d.MatcherSetsRaw
+	sets, err := ctx.LoadModule(d.Limit, "MatcherSetsRaw")
+	if err != nil {
+		return fmt.Errorf("match: %w", err)
+	}
+	return d.rule.Matchers.FromInterface(sets)
+}
+
+// addBucket completes b and adds it to the buckets of d.
+func (d *draft) addBucket(b *rule.Bucket, cost, factor string) (err error) {
+	if b.CostIsBody = cost == bodyCost; b.CostIsBody {
+		cost = ""
+	}
+	if b.Cost, err = option.NewValue(d.resolve, "cost", cmp.Or(cost, "1"), option.Units); err != nil {
+		return err
+	}
+	if b.Factor, err = option.NewValue(d.resolve, "factor", cmp.Or(factor, "1"), option.ParseFactor); err != nil {
+		return err
+	}
+	b.Limit = d.rule
+	b.Holds = d.rule.Settlement.Holds() && b.IsMain()
+	if err := b.Complete(); err != nil {
+		return err
+	}
+	if z := d.rule.Zone; z != nil && z.Events == 0 {
+		b.Constant.Cost = b.Constant.Limit.Size + 1 // more than it ever has room for
+	}
+	b.SetName(defaultKey)
+	d.rule.Buckets = append(d.rule.Buckets, b)
+	return nil
+}
+
+// bodyCost is the cost of a request that is the length of its body.
+const bodyCost = "body"
+
+// warnClientControlled logs a warning if clients can choose a fresh bucket for each
+// request, because they send the values of its drips: each has its own buckets.
+func (d *draft) warnClientControlled() {
+	for _, b := range d.rule.Buckets {
+		for _, o := range []option.Setting{{Option: b.Rate.Option, Text: b.Rate.Template}, {Option: b.Drip.Option, Text: b.Drip.Template}} {
+			if name := placeholder.ClientControlled(o.Text); name != "" && !b.Off {
+				d.rule.Reporter.Logger.Warn("this option depends on what clients send: a client that changes it gets a fresh bucket; "+
+					"use a value that clients can't choose",
+					zap.String("limit", b.Path), zap.String("option", o.Option), zap.String("placeholder", "{"+name+"}"))
+			}
+		}
+	}
+}
+
+// warnFlaws logs what is wrong with the key of d.
+func (d *draft) warnFlaws() {
+	if flaws := d.rule.Key.Template().Flaws(); len(flaws) > 0 {
+		d.rule.Reporter.Logger.Warn("the key of this limit is probably not what was intended", zap.String("limit", d.displayPath()),
+			zap.String("problem", flaws[0].Problem), zap.String("remedy", flaws[0].Remedy))
+	}
+}

@@ -1,0 +1,350 @@
+package ratelimit
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// form is a way to say what the bucket of a limit is.
+type form struct {
+	algorithms []rule.Algorithm // with which it is used
+	marks      []string         // the options that show that it is used; nil if none has to
+	takes      []string         // its options
+	want       string           // for errors: what is right instead of the options of another
+	makes      func(*draft) error
+}
+
+// forms are all ways. A limit uses the first that its algorithm and its options show.
+var forms = []form{
+	{
+		[]rule.Algorithm{rule.Concurrency}, nil, []string{"concurrency", "factor"},
+		"only concurrency, or a limit of its own for it", (*draft).setConcurrencyBucket,
+	},
+	{
+		[]rule.Algorithm{rule.FixedWindow}, nil, []string{"size", "window", "window_start", "period", "factor"},
+		"only size and window, or size and period, with algorithm fixed_window", (*draft).setWindowBucket,
+	},
+	{
+		[]rule.Algorithm{rule.SlidingWindow}, nil, []string{"size", "window", "factor"},
+		"only size and window with algorithm sliding_window", (*draft).setWindowBucket,
+	},
+	{
+		[]rule.Algorithm{rule.SlidingLog}, nil, []string{"size", "window", "factor"},
+		"only size and window with algorithm sliding_log", (*draft).setWindowBucket,
+	},
+	{
+		[]rule.Algorithm{rule.WarmUp}, nil, []string{"rate", "warm_up", "cold_factor"},
+		"only rate, warm_up and cold_factor with algorithm warm_up", (*draft).setWarmUpBucket,
+	},
+	{
+		[]rule.Algorithm{rule.LeakyBucket, rule.TokenBucket}, []string{"rate"}, []string{"rate", "size", "factor"},
+		"either rate and size, or size, drip_rate and drip_size, or max, duration and min_interval", (*draft).setRateBucket,
+	},
+	{
+		[]rule.Algorithm{rule.LeakyBucket, rule.TokenBucket}, legacyOptions, append([]string{"factor"}, legacyOptions...),
+		"either size, drip_rate and drip_size or max, duration and min_interval", (*draft).setLegacyBuckets,
+	},
+	{
+		[]rule.Algorithm{rule.LeakyBucket, rule.TokenBucket}, nil, append([]string{"factor"}, dripOptions...), "",
+		(*draft).setDripBucket,
+	},
+}
+
+var (
+	dripOptions   = []string{"size", "drip_rate", "drip_size"}
+	legacyOptions = []string{"max", "duration", "min_interval"}
+)
+
+// setBuckets sets up the limit's buckets: one, or two for a legacy limit with
+// min_interval.
+func (d *draft) setBuckets() error {
+	if err := d.setAlgorithm(); err != nil {
+		return err
+	}
+	i := slices.IndexFunc(forms, func(f form) bool {
+		return slices.Contains(f.algorithms, d.rule.Algorithm) && (f.marks == nil || d.firstSet(f.marks...) != nil)
+	})
+	if err := forms[i].check(d); err != nil {
+		return err
+	}
+	return forms[i].makes(d)
+}
+
+// setAlgorithm sets the algorithm.
+func (d *draft) setAlgorithm() (err error) {
+	if d.Concurrency != "" {
+		if d.rule.Algorithm = rule.Concurrency; d.Algorithm != "" {
+			return option.Bad("algorithm", d.Algorithm, "none with concurrency")
+		}
+		return nil
+	}
+	d.rule.Algorithm, err = option.ParseConstant("algorithm", cmp.Or(d.Algorithm, string(rule.LeakyBucket)), rule.ParseAlgorithm)
+	return err
+}
+
+// algorithmsWith returns the algorithms of the forms that take an option.
+func algorithmsWith(name string) (of []string) {
+	for _, f := range forms {
+		if slices.Contains(f.takes, name) {
+			for _, a := range f.algorithms {
+				of = append(of, string(a))
+			}
+		}
+	}
+	return of
+}
+
+// check returns an error if an option is set that makes a bucket, but not this one.
+func (f *form) check(d *draft) error {
+	for _, name := range limitOptions {
+		if slices.Contains(f.takes, name) {
+			continue
+		}
+		of := algorithmsWith(name)
+		if of == nil {
+			continue // it makes no bucket
+		}
+		switch o := d.firstSet(name); {
+		case o == nil:
+		case d.rule.Algorithm != rule.Concurrency && !slices.Contains(of, string(rule.LeakyBucket)) && !slices.Contains(of, string(d.rule.Algorithm)):
+			return option.Bad(name, o.Text, "algorithm "+option.InWords(of, "or")+" with it")
+		case f.marks != nil:
+			return option.Errorf(name, "got %q together with %s, want %s", o.Text, d.firstSet(f.marks...).Option, f.want)
+		default:
+			return option.Bad(name, o.Text, f.want)
+		}
+	}
+	return nil
+}
+
+// setDripBucket sets up a bucket of a size that drips. Without a size the limit only
+// groups others.
+func (d *draft) setDripBucket() (err error) {
+	if d.Size == "" {
+		return d.setGroup()
+	}
+	b := &rule.Bucket{Path: d.rule.Path}
+	if b.Size, err = option.NewValue(d.resolve, "size", string(d.Size), option.Units); err != nil {
+		return err
+	}
+	if b.Rate, err = option.NewValue(d.resolve, "drip_rate", cmp.Or(string(d.DripRate), "1s"), option.Interval); err != nil {
+		return err
+	}
+	if b.Drip, err = option.NewValue(d.resolve, "drip_size", cmp.Or(string(d.DripSize), "1"), option.Units); err != nil {
+		return err
+	}
+	return d.addBucket(b, string(d.Cost), string(d.Factor))
+}
+
+// setGroup checks that a limit without a bucket has nested limits, or that an option which
+// needs a bucket says what is missing.
+func (d *draft) setGroup() error {
+	if err := d.checkTogether(); err != nil {
+		return err
+	}
+	if len(d.Limits) == 0 {
+		return errors.New("it sets no limit, want rate, size, max or nested limits")
+	}
+	return nil
+}
+
+// setRateBucket sets up the bucket of a limit that is defined by its rate. The
+// size is the rate's number of units unless it is set.
+func (d *draft) setRateBucket() error {
+	r, err := option.Parse(d.resolve, "rate", string(d.Rate), option.ParseRate)
+	if err != nil {
+		return err
+	}
+	b := &rule.Bucket{Path: d.rule.Path}
+	if b.Size, err = option.NewValue(d.resolve, "size", cmp.Or(string(d.Size), strconv.FormatInt(r.Units, 10)), option.Units); err != nil {
+		return err
+	}
+	if b.Factor, err = option.NewValue(d.resolve, "factor", cmp.Or(string(d.Factor), "1"), option.ParseFactor); err != nil {
+		return err
+	}
+	var size int64
+	if !b.SizeIsDynamic() {
+		if size, _, err = b.EffectiveSize(nil); err != nil {
+			return err
+		}
+	}
+	numbers, err := r.Limit(size)
+	if err != nil {
+		return option.Errorf("rate", "got %q, want another rate or size: %v", string(d.Rate), err)
+	}
+	b.Rate = option.Value[time.Duration]{Option: "drip_rate", Constant: numbers.DripInterval}
+	b.Drip = option.Value[int64]{Option: "drip_size", Constant: numbers.DripSize}
+	return d.addBucket(b, string(d.Cost), string(d.Factor))
+}
+
+// setLegacyBuckets sets up the buckets of a limit that is defined by max, duration
+// and min_interval: one that holds max units and drips one at a time, max of them
+// per duration, and one that holds a single unit for the interval.
+func (d *draft) setLegacyBuckets() error {
+	first := d.firstSet("max", "duration", "min_interval")
+	missing := ""
+	switch {
+	case d.Max == "":
+		missing = "max"
+	case d.Duration == "":
+		missing = "duration"
+	}
+	if missing != "" {
+		return option.Errorf(first.Option, "got %q without %s, want max and duration; "+
+			"for an interval alone write size 1 and drip_rate <interval>", first.Text, missing)
+	}
+	most, err := option.Parse(d.resolve, "max", string(d.Max), option.Units)
+	if err != nil {
+		return err
+	}
+	duration, err := option.Parse(d.resolve, "duration", string(d.Duration), option.Interval)
+	if err != nil {
+		return err
+	}
+	micros := duration.Microseconds()
+	if most > micros {
+		return option.Bad("max", string(d.Max), fmt.Sprintf("at most one for each microsecond of the duration, %d", micros))
+	}
+	rate := time.Duration((micros+most-1)/most) * time.Microsecond
+	b := constantBucket(d.rule.Path, most, rate)
+	b.Source = option.Setting{Option: "duration", Text: string(d.Duration)}
+	if err := d.addBucket(b, string(d.Cost), string(d.Factor)); err != nil {
+		return err
+	}
+	if d.MinInterval == "" {
+		return nil
+	}
+	interval, err := option.Parse(d.resolve, "min_interval", string(d.MinInterval), option.Interval)
+	if err != nil {
+		return err
+	}
+	b = constantBucket(d.rule.Path+"/min_interval", 1, interval)
+	b.Source = option.Setting{Option: "min_interval", Text: string(d.MinInterval)}
+	return d.addBucket(b, "", "")
+}
+
+// constantBucket returns a bucket that drips one unit at a time.
+func constantBucket(path string, size int64, rate time.Duration) *rule.Bucket {
+	return &rule.Bucket{
+		Path: path,
+		Size: option.Value[int64]{Option: "size", Constant: size},
+		Rate: option.Value[time.Duration]{Option: "drip_rate", Constant: rate},
+		Drip: option.Value[int64]{Option: "drip_size", Constant: 1},
+	}
+}
+
+// setConcurrencyBucket sets up the bucket of a limit on requests in progress.
+func (d *draft) setConcurrencyBucket() error {
+	numbers := limiter.Concurrency(1)
+	b := &rule.Bucket{
+		Path: d.rule.Path, Counts: numbers.Algorithm,
+		Rate: option.Value[time.Duration]{Option: "concurrency", Constant: numbers.DripInterval},
+		Drip: option.Value[int64]{Option: "concurrency", Constant: numbers.DripSize},
+	}
+	var err error
+	if b.Size, err = option.NewValue(d.resolve, "concurrency", string(d.Concurrency), option.Units); err != nil {
+		return err
+	}
+	return d.addBucket(b, string(d.Cost), string(d.Factor))
+}
+
+// setWindowBucket sets up the bucket of a limit that counts in windows. If they are
+// fixed, it loses all that it holds at the end of each.
+func (d *draft) setWindowBucket() error {
+	switch {
+	case d.Size == "":
+		return option.Bad("algorithm", d.Algorithm, "a size with it, the most units in a window")
+	case d.Window == "" && d.rule.Algorithm.Slides():
+		return option.Bad("algorithm", d.Algorithm, "a window with it")
+	case d.Window == "" && d.Period == "":
+		return option.Bad("algorithm", d.Algorithm, "a window or a period with it")
+	case d.Window != "" && d.Period != "":
+		return option.Bad("period", d.Period, "either a window or a period")
+	case d.WindowStart != "" && d.Period != "":
+		return option.Bad("window_start", d.WindowStart, "no period with it: periods begin as the calendar says")
+	}
+	b := &rule.Bucket{Path: d.rule.Path, Counts: d.rule.Algorithm.InStore()}
+	b.Drip = option.Value[int64]{Option: "size", Constant: b.Counts.DripSize()}
+	var err error
+	if b.Size, err = option.NewValue(d.resolve, "size", string(d.Size), option.Units); err != nil {
+		return err
+	}
+	if d.Period != "" {
+		if b.Period, err = option.Parse(d.resolve, "period", d.Period, calendar.Parse); err != nil {
+			return err
+		}
+		b.Rate = option.Value[time.Duration]{Option: "period", Constant: b.Period.Longest()}
+	} else {
+		if b.Rate, err = option.NewValue(d.resolve, "window", string(d.Window), option.Interval); err != nil {
+			return err
+		}
+		b.Source = option.Setting{Option: "window", Text: string(d.Window)}
+		if b.Aligned, err = option.ParseConstant("window_start", d.startOfWindows(), parseWindowStart); err != nil {
+			return err
+		}
+	}
+	return d.addBucket(b, string(d.Cost), string(d.Factor))
+}
+
+// setWarmUpBucket sets up the bucket of a limit whose rate grows after it was idle.
+func (d *draft) setWarmUpBucket() error {
+	switch {
+	case d.Rate == "":
+		return option.Bad("algorithm", d.Algorithm, "a rate with it, such as 10/1s")
+	case d.WarmUp == "":
+		return option.Bad("algorithm", d.Algorithm, "a warm_up with it, the time until it admits the whole rate")
+	}
+	r, err := option.Parse(d.resolve, "rate", string(d.Rate), option.ParseRate)
+	if err != nil {
+		return err
+	}
+	b := &rule.Bucket{
+		Path: d.rule.Path, Counts: d.rule.Algorithm.InStore(), Aligned: true,
+		Size: option.Value[int64]{Option: "rate", Constant: r.Units},
+		Rate: option.Value[time.Duration]{Option: "rate", Constant: r.Each},
+		Drip: option.Value[int64]{Option: "rate", Constant: r.Units},
+	}
+	if b.WarmUp, err = option.Parse(d.resolve, "warm_up", string(d.WarmUp), option.Interval); err != nil {
+		return err
+	}
+	if b.Cold, err = option.Parse(d.resolve, "cold_factor", cmp.Or(string(d.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
+		return err
+	}
+	return d.addBucket(b, string(d.Cost), "")
+}
+
+// parseColdFactor parses the cold_factor option.
+func parseColdFactor(text string) (option.Factor, string) {
+	f, want := option.ParseFactor(text)
+	if want != "" || f < 1e6 || f > limiter.MaxColdFactor*1e6 || f%1000 != 0 {
+		return 0, fmt.Sprintf("a decimal from 1 to %d with at most 3 digits after the point, such as 3", limiter.MaxColdFactor)
+	}
+	return f, ""
+}
+
+// When windows begin.
+const (
+	windowStartClock = "clock"
+	windowStartFirst = "first"
+)
+
+// startOfWindows returns when fixed windows begin.
+func (l *Limit) startOfWindows() string { return cmp.Or(l.WindowStart, windowStartClock) }
+
+// parseWindowStart parses the window_start option.
+func parseWindowStart(text string) (clock bool, want string) {
+	switch text {
+	case windowStartClock, windowStartFirst:
+		return text == windowStartClock, ""
+	}
+	return false, "clock or first"
+}

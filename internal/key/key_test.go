@@ -1,0 +1,415 @@
+package key
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+)
+
+// request returns a request from 192.0.2.1, and its replacer.
+func request() (*http.Request, *caddy.Replacer) {
+	r := httptest.NewRequest("GET", "/", nil)
+	repl := caddy.NewReplacer()
+	return caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server)), repl
+}
+
+// defaultPrefixes are those of limits.
+var defaultPrefixes = clientip.Prefixes{IPv4: 32, IPv6: 64}
+
+// expandKey expands a template for a request from 192.0.2.1, with values for
+// its placeholders.
+func expandKey(t testing.TB, template string, values map[string]string) (text string, own bool) {
+	t.Helper()
+	return expandKeyPrefixes(t, template, 32, 64, values)
+}
+
+// expandKeyPrefixes is expandKey with other prefixes than the defaults.
+func expandKeyPrefixes(
+	t testing.TB, template string, ipv4, ipv6 int, values map[string]string,
+) (text string, own bool) {
+	t.Helper()
+	k, err := Parse(template, clientip.Prefixes{IPv4: ipv4, IPv6: ipv6})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, repl := request()
+	for name, v := range values {
+		if name == "http.vars.client_ip" {
+			caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, v)
+			continue
+		}
+		repl.Set(name, v)
+	}
+	text, own, err = k.Of(r, repl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text, own
+}
+
+// keyText returns the template with the values of an expanded key in it.
+func keyText(key string, k *Key) string {
+	if !k.several {
+		return key
+	}
+	values, text := Split(key), ""
+	for _, p := range k.parts {
+		if p.placeholder {
+			text, values = text+values[0], values[1:]
+		} else {
+			text += p.text
+		}
+	}
+	return text
+}
+
+// Guards that the placeholders of a key are the ones that Caddy replaces, and
+// its text is the one that Caddy makes, of escaped braces too.
+func TestKeyTemplates(t *testing.T) {
+	t.Parallel()
+	templates := []string{
+		"a", "{a}", "{a}{b}", "{a} {b}", "x{a}", "{a}x", "x{a}y{b}z", "{b}{a}{b}", "{a}{nope}", "{a}\n{b}",
+		`\{a\}`, `\{a}`, `{a\}}`, `\{{a}\}`, `{\{a}`, `\\{a}`, `{a}\`, `\`, `\x{a}`, `\{\}`,
+		`\{a}{a}`, `{a}\{b\}`, `{a}\}`, `\{\{{a}}}`, "{a}{}", "{ a }", "{a b}{a}", "ключ {a}", "\xff{a}",
+		"{a}\x01\x7f",
+	}
+	values := map[string]string{
+		"a": "A", "b": "B", "a b": "C", " a ": "D", `a\}`: "F", `\{a`: "G",
+	}
+	for _, template := range templates {
+		t.Run(template, func(t *testing.T) {
+			k, err := Parse(template, defaultPrefixes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, repl := request()
+			for name, v := range values {
+				repl.Set(name, v)
+			}
+			key, own, err := k.Of(r, repl)
+			if err != nil || !own {
+				t.Fatalf("own = %t, %v, want a key of its own", own, err)
+			}
+			if got, want := keyText(key, k), repl.ReplaceAll(template, ""); got != want {
+				t.Errorf("got %q, want %q as Caddy has it", got, want)
+			}
+		})
+	}
+}
+
+// Guards the texts that are no key.
+func TestKeyTemplateErrors(t *testing.T) {
+	t.Parallel()
+	const want = `want text or placeholders, such as {client_ip}, or a word for one bucket for all`
+	for template, message := range map[string]string{
+		"":        `key: got "", ` + want,
+		"\x00":    `key: got "\x00", ` + want,
+		"{a}\x00": `key: got "{a}\x00", ` + want,
+		strings.Repeat("{", 102): `key: got "` + strings.Repeat("{", 64) + `…", ` + want +
+			`: too many unclosed placeholders`,
+	} {
+		if _, err := Parse(template, defaultPrefixes); err == nil || err.Error() != message {
+			t.Errorf("got error %v\nwant %s", err, message)
+		}
+	}
+}
+
+// Guards that a placeholder which lacks a brace is no text: all clients would
+// have one bucket.
+func TestKeyBraces(t *testing.T) {
+	t.Parallel()
+	for _, template := range []string{
+		"{", "}", "}{", "{a", "a}", "{a}{", "{{a}", "{{a}}", "{a}}", "{a{b}}", "{a}{b", "{{{a}}}", `{a\}`,
+		"{a}" + strings.Repeat("{", 50), "{http.vars.client_ip", "x-{a}-{b", `\{a}}`,
+	} {
+		_, err := Parse(template, defaultPrefixes)
+		want := fmt.Sprintf(`key: got %q, want each placeholder with both of its braces, and others as \{ and \}`, template)
+		if err == nil || err.Error() != want {
+			t.Errorf("got error %v\nwant %s", err, want)
+		}
+	}
+}
+
+// Guards that a key is what its values are: of a single placeholder it is the
+// value itself, whatever that holds, and nothing in it is replaced once more.
+func TestKeyValues(t *testing.T) {
+	t.Parallel()
+	big := strings.Repeat("k", 1<<20)
+	for _, value := range []string{
+		"a", " ", "{a}", "{env.HOME}", `\{a\}`, "}", "{", "a\nb", "a\r\nb", "\x00", "\x00\x01", "\xff\xfe",
+		"ключ", "0", "1.2.3.4:80", "1.2.3", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "1.2.3.4/24", "[::1]",
+		"fe80::g", "2001:db8::/64", " 192.0.2.1", big,
+	} {
+		if got, own := expandKey(t, "{a}", map[string]string{"a": value}); got != value || !own {
+			t.Errorf("of %.40q got key %.40q, own = %t, want it as it is", value, got, own)
+		}
+		got, own := expandKey(t, "a-{a}", map[string]string{"a": value})
+		if got != "a-"+value || !own {
+			t.Errorf("of %.40q behind text got key %.40q, own = %t, want it as it is", value, got, own)
+		}
+	}
+}
+
+// Guards in which keys, and where in them, only the prefix of an address counts.
+func TestKeyAddresses(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		address    string
+		ipv4, ipv6 int
+		want       string
+	}{
+		{"192.0.2.77", 32, 64, "192.0.2.77"},
+		{"::ffff:192.0.2.77%eth0", 32, 64, "192.0.2.77"},
+		{"192.0.2.77", 24, 64, "192.0.2.0/24"},
+		{"2001:db8:1:2:3:4:5:6", 32, 64, "2001:db8:1:2::/64"},
+		{"2001:db8:1:2:3:4:5:6", 32, 128, "2001:db8:1:2:3:4:5:6"},
+		{"2002:c000:24d::1", 32, 64, "192.0.2.77"},
+		{"64:ff9b::c000:24d", 24, 64, "192.0.2.0/24"},
+	}
+	for _, tc := range tests {
+		name := fmt.Sprintf("%s /%d /%d", tc.address, tc.ipv4, tc.ipv6)
+		t.Run(name, func(t *testing.T) {
+			for _, placeholder := range []string{"http.vars.client_ip", "http.request.remote.host"} {
+				values := map[string]string{placeholder: tc.address, "a": "A"}
+				for template, want := range map[string]string{
+					"{" + placeholder + "}":                           tc.want,
+					"ip-{" + placeholder + "}":                        "ip-" + tc.want,
+					"{" + placeholder + "} {a} {" + placeholder + "}": tc.want + ",A," + tc.want,
+				} {
+					got, own := expandKeyPrefixes(t, template, tc.ipv4, tc.ipv6, values)
+					if got != want || !own {
+						t.Errorf("%s: got %q, own = %t, want %q", template, got, own, want)
+					}
+				}
+			}
+			// A whole key that is an address is one wherever it comes from.
+			got, own := expandKeyPrefixes(t, "{a}", tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
+			if got != tc.want || !own {
+				t.Errorf("{a}: got %q, own = %t, want %q", got, own, tc.want)
+			}
+			// Beside other text it is not.
+			got, _ = expandKeyPrefixes(t, "/{a}/{b}", tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
+			if got != tc.address+"," {
+				t.Errorf("/{a}/{b}: got %q, want %q as it is", got, tc.address)
+			}
+		})
+	}
+}
+
+// drawValues draws values of two placeholders: any, or such as are likely to
+// collide. Those are other values with the boundary elsewhere, or the pieces of
+// an address.
+func drawValues(t *rapid.T, others [2]string) [2]string {
+	value := rapid.OneOf(
+		rapid.StringMatching(`[,\\a.]{0,6}`),
+		rapid.SampledFrom([]string{strings.Repeat(",", 127), strings.Repeat("\x80", 128)}),
+		rapid.String(),
+	)
+	whole := others[0] + rapid.SampledFrom([]string{"", " ", "."}).Draw(t, "between") + others[1]
+	switch rapid.IntRange(0, 2).Draw(t, "any, others, address") {
+	case 0:
+		return [2]string{value.Draw(t, "a"), value.Draw(t, "b")}
+	case 2:
+		whole = rapid.SampledFrom([]string{"192.0.2.1", "192.0.2.11"}).Draw(t, "address")
+	}
+	i := rapid.IntRange(0, len(whole)).Draw(t, "boundary")
+	return [2]string{whole[:i], strings.TrimPrefix(whole[i:], ".")}
+}
+
+// Guards that different values always make different keys, byte for byte,
+// whatever clients send: who chooses one of several parts of a key can't make
+// the whole another's.
+func TestKeysAreInjective(t *testing.T) {
+	t.Parallel()
+	check := func(template string, first, second [2]string) error {
+		k, err := Parse(template, clientip.Prefixes{IPv4: 32, IPv6: 128})
+		if err != nil {
+			return err
+		}
+		var keys [2]string
+		for i, values := range [][2]string{first, second} {
+			r, repl := request()
+			repl.Set("a", values[0])
+			repl.Set("b", values[1])
+			caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, values[0])
+			var own bool
+			if keys[i], own, err = k.Of(r, repl); err != nil || !own {
+				return fmt.Errorf("%s: %q: own = %t, %v, want a key of its own", template, values, own, err)
+			}
+		}
+		if keys[0] == keys[1] {
+			return fmt.Errorf("%s: %q and %q both have the key %q", template, first, second, keys[0])
+		}
+		return nil
+	}
+	for _, tc := range []struct {
+		template string
+		a, b     [2]string // the values of {a} and {b}; the client's address is that of {a}
+	}{
+		{"{a}{b}", [2]string{"ab", "c"}, [2]string{"a", "bc"}},
+		{"{a}{b}", [2]string{"abc", ""}, [2]string{"", "abc"}},
+		{"{a} {b}", [2]string{"x y", "z"}, [2]string{"x", "y z"}},
+		{"{a}|{b}", [2]string{"x|", "y"}, [2]string{"x", "|y"}},
+		{"{a}{b}", [2]string{"a,", "b"}, [2]string{"a", ",b"}},
+		{"{a}{b}", [2]string{`a\`, ",b"}, [2]string{`a\,`, "b"}},
+		{"{a}{b}", [2]string{`a\`, `\,b`}, [2]string{`a\\,`, "b"}},
+		{"{a}{b}", [2]string{",", ""}, [2]string{"", ","}},
+
+		// What they make is an address, in one way or another.
+		{"{a}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
+		{"{a}.{b}", [2]string{"192", "0.2.1"}, [2]string{"192.0", "2.1"}},
+		{"{a}.{b}", [2]string{"192.0.2", "1"}, [2]string{"192.0", "2.1"}},
+		{"{a}:{b}", [2]string{"2001:db8::1", "2"}, [2]string{"2001:db8:", "1:2"}},
+		{"{http.vars.client_ip}{b}", [2]string{"192.0.2.1", "23"}, [2]string{"192.0.2.123", ""}},
+		{"{b}{http.vars.client_ip}", [2]string{"2.0.2.1", "19"}, [2]string{"192.0.2.1", ""}},
+	} {
+		if err := check(tc.template, tc.a, tc.b); err != nil {
+			t.Error(err)
+		}
+	}
+	property := func(t *rapid.T) {
+		template := rapid.SampledFrom([]string{
+			"{a}{b}", "{a} {b}", "{a}.{b}", "{b}{a}{b}", "x{a}{b}y", "{a}\x01{b}",
+		}).Draw(t, "template")
+		first := drawValues(t, [2]string{})
+		second := drawValues(t, first)
+		if first == second || first == [2]string{} || second == [2]string{} {
+			return // the same, or none
+		}
+		if err := check(template, first, second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 20 {
+		rapid.Check(t, property)
+	}
+}
+
+// Guards any template with any values: it makes the text that Caddy makes of
+// it, and different values different keys.
+func FuzzKey(f *testing.F) {
+	f.Add("{a}", "x", "", "y", "")
+	f.Add("{a}{b}", "ab", "c", "a", "bc")
+	f.Add("{a} {b}", "x y", "z", "x", "y z")
+	f.Add("x{a}", "1", "", "2", "")
+	f.Add("{a}", "::ffff:192.0.2.1", "", "192.0.2.1", "")
+	f.Add("192.0.2.{a}", "1", "", "2", "")
+	f.Add("::{a}", "1", "", "01", "")
+	f.Add("{a}{b}", "192.0.2.1", "1", "192.0.2.11", "")
+	f.Add(`\{{a}\}{b`, "1", "2", "3", "4")
+	f.Add("{client_ip}{a}", "1", "2", "3", "4")
+	f.Add("everyone", "1", "2", "3", "4")
+	f.Add("{a}{b}", `,\`, ",", ",", `\,`)
+	f.Add("{a}{b}{a}", "\xff", "1\n", "{b}", "")
+	f.Fuzz(func(t *testing.T, template, a1, b1, a2, b2 string) {
+		k, err := Parse(template, clientip.Prefixes{IPv4: 32, IPv6: 128})
+		if err != nil {
+			return
+		}
+		uses := make(map[string]bool)
+		for _, p := range k.parts {
+			if p.placeholder {
+				uses[p.text] = true
+			}
+		}
+		type expanded struct {
+			key, text string
+			own       bool
+		}
+		expand := func(values map[string]string) expanded {
+			repl := caddy.NewEmptyReplacer()
+			for name, v := range values {
+				repl.Set(name, v)
+			}
+			key, own, err := k.Of(new(http.Request), repl)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return expanded{key, repl.ReplaceAll(template, ""), own}
+		}
+		one, two := expand(map[string]string{"a": a1, "b": b1}), expand(map[string]string{"a": a2, "b": b2})
+		for _, e := range []expanded{one, two} {
+			if _, err := netip.ParseAddr(e.text); err == nil || !e.own {
+				continue
+			}
+			if keyText(e.key, k) != e.text {
+				t.Fatalf("%q: got key %q, want the text %q", template, e.key, e.text)
+			}
+		}
+		if !one.own || !two.own || one.key != two.key {
+			return
+		}
+		if (!uses["a"] || a1 == a2) && (!uses["b"] || b1 == b2) {
+			return
+		}
+		if _, err := netip.ParseAddr(one.text); err == nil && len(k.placeholders()) == 1 {
+			return // one address, written in two ways
+		}
+		t.Fatalf("%q: {a: %q, b: %q} and {a: %q, b: %q} both have the key %q",
+			template, a1, b1, a2, b2, one.key)
+	})
+}
+
+// Guards that a value which is read directly is the one that the replacer has.
+func TestValuesReadDirectly(t *testing.T) {
+	t.Parallel()
+	requests := map[string][]string{
+		"no header":    nil,
+		"one":          {"X-Key: alice"},
+		"empty":        {"X-Key: "},
+		"twice":        {"X-Key: alice", "X-Key: bob"},
+		"other fields": {"X-Keys: alice", "Host: example.com"},
+	}
+	for name, header := range requests {
+		r, repl := request()
+		for _, field := range header {
+			name, value, _ := strings.Cut(field, ": ")
+			r.Header.Add(name, value)
+		}
+		for _, placeholder := range []string{
+			placeholder.ClientIP, placeholder.RemoteHost, "http.request.header.X-Key", "http.request.header.x-key", "http.request.header.Host",
+			"http.request.header.", "http.request.uri.path", "http.vars.other",
+		} {
+			p := newPlaceholder(placeholder)
+			want, _ := repl.GetString(p.text)
+			if got := p.value(r, repl); got != want {
+				t.Errorf("%s: {%s} is %q, want %q", name, placeholder, got, want)
+			}
+		}
+	}
+}
+
+// Guards by which network keys share buckets: that of the client's address, unless it
+// is unknown or nothing has proven it yet.
+func TestNetworkOfClients(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[any]string{
+		"203.0.113.7":        "203.0.0.0/16",
+		"::ffff:203.0.113.7": "203.0.0.0/16",
+		"2001:db8:1:2::3":    "2001:db8::/32",
+		"@":                  clientip.NoNetwork,
+		nil:                  clientip.NoNetwork,
+	} {
+		r, _ := request()
+		caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, address)
+		if got := NetworkOfClient(r); got != want {
+			t.Errorf("%v: got %q, want %q", address, got, want)
+		}
+		r, _ = request()
+		caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, address)
+		if r.TLS = new(tls.ConnectionState); NetworkOfClient(r) != clientip.NoNetwork {
+			t.Errorf("%v in early data: got %q, want %q", address, NetworkOfClient(r), clientip.NoNetwork)
+		}
+	}
+}

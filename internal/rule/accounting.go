@@ -1,0 +1,213 @@
+package rule
+
+import (
+	"context"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Accounting is what to charge when some limits have room for a request and others
+// do not.
+type Accounting string
+
+// The ways of accounting.
+const (
+	Atomic  Accounting = "atomic"   // nothing
+	Each    Accounting = "each"     // every limit that has room
+	InOrder Accounting = "in_order" // the limits before the first that denies
+)
+
+// ParseAccounting parses the option accounting.
+func ParseAccounting(text string) (a Accounting, want string) {
+	switch a := Accounting(text); a {
+	case Atomic, Each, InOrder:
+		return a, ""
+	}
+	return "", "atomic, each or in_order"
+}
+
+// inStore returns how a store charges the buckets of one call.
+func (a Accounting) inStore() limiter.Accounting {
+	if a == Each {
+		return limiter.AccountingEach
+	}
+	return limiter.AccountingAtomic
+}
+
+// How is how a request is decided.
+type How struct {
+	Accounting Accounting
+	NoFallback bool // whether a store fails that can't ask its server
+
+	// For how long the request may wait for Redis, at all handlers together; 0 if it need
+	// not. Time spent elsewhere between them does not count.
+	Timeout time.Duration
+	Outcome *outcome.Outcome   // which has how long it waited so far
+	Waits   *telemetry.Process // which counts how long requests wait
+}
+
+// Decide has a store decide on the request, and counts what it decided. It returns how long
+// the request has to wait if it is admitted. With an error, nothing was decided.
+//
+// Only limits that are asked in order may take more than one call: one that charges all or
+// none is all it takes for a request that is admitted, and another one charges a denied
+// request.
+func (q *Request) Decide(s limiter.Store, how How) (delay time.Duration, err error) {
+	switch n := len(q.entries); {
+	case how.Accounting == InOrder && n > 1 && q.notesDenials():
+		err = q.askInTurn(s, &how)
+	default:
+		if err = q.ask(s, &how, 0, n); err == nil && how.Accounting == InOrder {
+			q.chargeInOrder(s, &how)
+		}
+	}
+	if err != nil {
+		q.settleDenied()
+		return 0, err
+	}
+	delay = q.lower()
+	if q.firstDenied() >= 0 {
+		q.settleDenied()
+	}
+	return delay, nil
+}
+
+// chargeInOrder charges the buckets before the first that has denied, after
+// all were asked at once and none was charged. The store is asked once more, about
+// these. If one of them is full by now, that is the first that denies. What was decided
+// behind it does not count, as if it had not been asked.
+func (q *Request) chargeInOrder(s limiter.Store, how *How) {
+	first := q.firstDenied()
+	if first < 0 {
+		return
+	}
+	for more := true; more && first > 0; {
+		q.undecide(first+1, len(q.entries))
+		if q.ask(s, how, 0, first) != nil { // the store failed meanwhile, but the request is denied
+			q.undecide(0, first)
+			return
+		}
+		earlier := q.firstDenied()
+		more = earlier < first
+		first = earlier
+	}
+	q.undecide(first+1, len(q.entries))
+}
+
+// askInTurn asks a store about one bucket after the other, until one denies. Asked all at
+// once, limits that count denied requests, or ban for them, would do so behind that one too,
+// and twice before it.
+func (q *Request) askInTurn(s limiter.Store, how *How) error {
+	for i := range q.entries {
+		if err := q.ask(s, how, i, i+1); err != nil {
+			return err
+		}
+		if d := &q.entries[i].Decision; d.Denied && !d.DryRun {
+			q.undecide(i+1, len(q.entries))
+			break
+		}
+	}
+	return nil
+}
+
+// undecide forgets what was decided on the entries from one index to another.
+func (q *Request) undecide(from, to int) {
+	for i := from; i < to; i++ {
+		q.entries[i].Decided = false
+		q.entries[i].endWait()
+	}
+}
+
+// notesDenials reports whether any of the limits counts denied requests, or bans for them.
+func (q *Request) notesDenials() bool {
+	for i := range q.entries {
+		if l := q.entries[i].Limit; l.CountDenied || l.Bans != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// firstDenied returns the index of the first entry that has denied, or -1.
+func (q *Request) firstDenied() int {
+	for i := range q.entries {
+		if q.entries[i].Denies() {
+			return i
+		}
+	}
+	return -1
+}
+
+// ask has a store decide on the entries from one index to another, in one step. It is asked
+// about their buckets, and about those that watch them.
+func (q *Request) ask(s limiter.Store, how *How, from, to int) error {
+	q.asked, q.of = q.asked[:0], q.of[:0]
+	req := limiter.Request{Accounting: how.Accounting.inStore(), NoFallback: how.NoFallback}
+	same := 0 // entries of one limit that are asked
+	for i := from; i < to; i++ {
+		e := &q.entries[i]
+		if e.withheld {
+			continue
+		}
+		q.asked, q.of = append(q.asked, e.Ask), append(q.of, i)
+		if e.Ask.Hold && req.Held == nil {
+			req.Held = new(limiter.Held)
+		}
+		if same++; i+1 == to || q.entries[i+1].Limit != e.Limit {
+			if e.Limit.Bans != nil {
+				q.askBan(i+1, same)
+			}
+			same = 0
+		}
+	}
+	if to-from == 1 {
+		req.Accounting = limiter.AccountingAtomic // all the same, but denials are remembered
+	}
+	req.Buckets = q.asked
+	var err error
+	if q.answers, err = q.take(s, how, req); err != nil {
+		return err
+	}
+	for j, i := range q.of {
+		switch d := &q.answers[j]; {
+		case q.asked[j].Watches > 0:
+			q.banned(d, i, int(q.asked[j].Watches))
+		default:
+			q.entries[i].Decision, q.entries[i].Decided = *d, !d.Pool || d.Borrowed
+		}
+	}
+	if req.Held != nil {
+		q.hold(req.Held)
+	}
+	return nil
+}
+
+// take has a store decide. The request's own context is ignored: a client that
+// disconnects is charged like any other.
+func (q *Request) take(s limiter.Store, how *How, req limiter.Request) ([]limiter.Decision, error) {
+	if how.Timeout == 0 {
+		return s.Take(context.Background(), req, q.answers[:0])
+	}
+	ctx, start := context.Background(), time.Now()
+	if waited := how.Outcome.Waited(); waited > 0 {
+		ctx = deadline{ctx, start.Add(how.Timeout - waited)}
+	}
+	answers, err := s.Take(ctx, req, q.answers[:0])
+	waited := time.Since(start)
+	how.Outcome.AddWait(waited)
+	how.Waits.ObserveRedisWait(waited, answers)
+	return answers, err
+}
+
+// deadline is a context that reports a deadline but is never done, which saves a
+// timer: the store enforces the deadline itself.
+type deadline struct {
+	context.Context
+	at time.Time
+}
+
+// Deadline implements context.Context.
+func (d deadline) Deadline() (time.Time, bool) { return d.at, true }

@@ -1,0 +1,161 @@
+package rule
+
+import (
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// A ban is a bucket of its own, which watches those of its limit: a store counts their
+// denials in it, in the same step, and while it is full they deny too. There is one only
+// while a store is asked. Everything else sees a limit that denies for longer.
+
+// banSuffix ends the names of the buckets that ban. A limit's name has no "@".
+const banSuffix = "@ban"
+
+// Bans is how a limit bans the keys that it denies.
+type Bans struct {
+	Limit     limiter.Limit   // of the bucket that bans
+	Durations []time.Duration // of the first ban, the next one, and so on
+	List      *BanList
+	Events    *telemetry.Process
+}
+
+// After returns how many denials lead to a ban.
+func (b *Bans) After() int64 { return b.Limit.Size }
+
+// BanOf returns the bucket that bans the key of at, which is what was asked about b.
+func (b *Bucket) BanOf(at *limiter.Bucket) limiter.Bucket {
+	main := b.Limit.Buckets[0]
+	name := main.Name
+	if at.Name == b.AddressName {
+		name = main.AddressName
+	}
+	return limiter.Bucket{Name: name + banSuffix, Key: at.Key, Limit: b.Limit.Bans.Limit, MaxKeys: at.MaxKeys, DryRun: at.DryRun}
+}
+
+// askBan has the bucket asked that bans the key, behind the n entries before to, which are
+// all that are asked of one limit.
+func (q *Request) askBan(to, n int) {
+	e := &q.entries[to-n]
+	ban := e.BanOf(&e.Ask)
+	ban.Watches = uint8(n) //nolint:gosec // a limit has at most two
+	q.asked, q.of = append(q.asked, ban), append(q.of, to)
+}
+
+// banned reads what a bucket decided that bans, behind the n entries before to. It is what
+// those decide that it watches. The request that begins a ban was denied by one of these
+// anyway, and is denied by their limit.
+func (q *Request) banned(d *limiter.Decision, to, n int) {
+	if !d.Denied {
+		return
+	}
+	from := to - n
+	if d.Began {
+		to = from + 1
+	}
+	for i := from; i < to; i++ {
+		e := &q.entries[i]
+		e.Banned, e.Began = d.RetryAfter, d.Began
+		e.Decision.Denied, e.Decision.Remaining = true, 0
+		e.Decision.Clear = max(e.Decision.Clear, d.RetryAfter)
+		if !e.Decision.Never {
+			e.Decision.RetryAfter = max(e.Decision.RetryAfter, d.RetryAfter)
+		}
+	}
+}
+
+// noteBan notes that the limit of e bans the request's key.
+func (q *Request) noteBan(e *Entry) {
+	bans := e.Limit.Bans
+	if e.Began || e.Decision.By == limiter.DecidedByRedis { // or it is noted already
+		bans.List.Note(BannedKey{e.Ask.Key, e.ByAddress()}, e.Banned)
+	}
+	if !e.Began {
+		return
+	}
+	e.Policy.Counters.CountBan(q.stripe)
+	if e.Ask.DryRun {
+		return
+	}
+	var key *string
+	if e.Policy.Top != nil {
+		text := strings.Clone(e.Ask.Key)
+		key = &text
+	}
+	bans.Events.Banned(e.Limit.Path, e.Banned, key)
+}
+
+const (
+	// maxBanList is the largest number of bans that a process lists for a limit.
+	maxBanList = 1000
+
+	// maxListedKey is the length of the longest key in a list, in bytes.
+	maxListedKey = 1024
+
+	// bansSampled is how many bans compete for their place if a list is full.
+	bansSampled = 16
+)
+
+// BanList lists the bans that this process has begun or met, at the limits whose buckets
+// have one name. Stores only know digests of keys.
+type BanList struct {
+	mu   sync.Mutex
+	ends map[BannedKey]time.Time
+}
+
+// NewBanList returns an empty list.
+func NewBanList() *BanList { return &BanList{ends: make(map[BannedKey]time.Time)} }
+
+// BannedKey is a key that is banned, or the address of a client without one.
+type BannedKey struct {
+	Text    string
+	Address bool
+}
+
+// Note notes that a key is banned, for how long from now on. If the list is full, the ban
+// of a sample is dropped that ends first.
+func (l *BanList) Note(k BannedKey, left time.Duration) {
+	if len(k.Text) > maxListedKey {
+		return
+	}
+	end := time.Now().Add(left)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, known := l.ends[k]; !known && len(l.ends) >= maxBanList {
+		var first BannedKey
+		var sooner time.Time
+		sampled := 0
+		for other, end := range l.ends { // from a random one on
+			if sooner.IsZero() || end.Before(sooner) {
+				first, sooner = other, end
+			}
+			if sampled++; sampled == bansSampled {
+				break
+			}
+		}
+		delete(l.ends, first)
+	}
+	k.Text = strings.Clone(k.Text)
+	l.ends[k] = end
+}
+
+// Forget removes a key whose ban has ended, unless another one has been noted since.
+func (l *BanList) Forget(k BannedKey, noted time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ends[k].Equal(noted) {
+		delete(l.ends, k)
+	}
+}
+
+// All returns the keys of the list, and when their bans end, as far as it knows.
+func (l *BanList) All() map[BannedKey]time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.ends)
+}

@@ -1,0 +1,261 @@
+package rule
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Bucket is a bucket of a limit. It is what the options of the limit make of it, and its
+// numbers may depend on the request.
+type Bucket struct {
+	Limit       *Limit
+	Path        string // of the limit, or for a minimum interval of one within it
+	Policy      *Policy
+	Name        string // in stores
+	AddressName string // in stores if the client's address replaces the key
+
+	// The option that determines how long the bucket takes to drain, if that is not
+	// drip_rate.
+	Source option.Setting
+
+	Size, Drip, Cost option.Value[int64]
+	Rate             option.Value[time.Duration]
+	Factor           option.Value[option.Factor]
+	Aligned          bool              // whether it drips at moments of the clock
+	Counts           limiter.Algorithm // as stores have it
+	WarmUp           time.Duration     // if it warms up
+	Cold             option.Factor     // if it warms up
+	Period           *calendar.Period  // that takes the place of the rate; nil if there is none
+	CostIsBody       bool              // whether the cost is the length of the request's body
+
+	Consistency limiter.Consistency
+	Holds       bool // whether requests hold units until their outcome is known
+	Leasable    bool // whether it could have consistency lease
+
+	// The bucket of all requests but for its key, or nil if its numbers depend
+	// on the request.
+	Constant *limiter.Bucket
+	Off      bool // whether the factor is 0
+}
+
+// IsMain reports whether b is its limit's own bucket, and not that of a minimum interval.
+func (b *Bucket) IsMain() bool { return b.Path == b.Limit.Path }
+
+// SizeIsDynamic reports whether the effective size depends on the request.
+func (b *Bucket) SizeIsDynamic() bool { return b.Size.IsDynamic() || b.Factor.IsDynamic() }
+
+// UsualCost returns what a request costs, or 1 if that depends on it.
+func (b *Bucket) UsualCost() int64 {
+	if b.Cost.IsDynamic() || b.CostIsBody {
+		return 1
+	}
+	return b.Cost.Constant
+}
+
+// Complete sets Off and Constant. It returns an error if the bucket can't be valid for any
+// request.
+func (b *Bucket) Complete() error {
+	if b.Off = !b.Factor.IsDynamic() && b.Factor.Constant == 0; b.Off {
+		return nil
+	}
+	// For numbers that depend on the request, assume the ones that drain fastest.
+	numbers := limiter.Limit{Size: 1, DripInterval: time.Microsecond, DripSize: limiter.MaxUnits}
+	if !b.SizeIsDynamic() {
+		var err error
+		if numbers.Size, _, err = b.EffectiveSize(nil); err != nil {
+			return err
+		}
+		if !b.Cost.IsDynamic() && b.Cost.Constant > numbers.Size {
+			most := "size"
+			if !b.Limit.Algorithm.HasSize() {
+				most = "units of the rate"
+			}
+			return option.Bad("cost", b.Cost.String(), fmt.Sprintf("at most the %s, %d", most, numbers.Size))
+		}
+	}
+	if !b.Rate.IsDynamic() {
+		numbers.DripInterval = b.Rate.Constant
+	}
+	if !b.Drip.IsDynamic() {
+		numbers.DripSize = b.Drip.Constant
+	}
+	b.setAlgorithm(&numbers)
+	if err := b.check(numbers); err != nil {
+		return err
+	}
+	if err := b.checkHeadroom(numbers); err != nil {
+		return err
+	}
+	if b.Period == nil && !b.SizeIsDynamic() && !b.Rate.IsDynamic() && !b.Drip.IsDynamic() && !b.Cost.IsDynamic() && !b.CostIsBody {
+		b.Constant = &limiter.Bucket{Limit: numbers, Cost: b.Cost.Constant}
+	}
+	return nil
+}
+
+// check returns an error if b can't have these numbers.
+func (b *Bucket) check(numbers limiter.Limit) error {
+	err := numbers.Validate()
+	switch {
+	case err == nil:
+		return nil
+	case b.Limit.Algorithm.HasWindow():
+		return b.windowError(numbers)
+	case b.Source.Option != "":
+		return option.Bad(b.Source.Option, b.Source.Text,
+			"less: a full bucket and one drip more must drain within 35 years")
+	}
+	return err
+}
+
+// windowError returns the error for invalid numbers of a bucket that counts in windows.
+func (b *Bucket) windowError(numbers limiter.Limit) error {
+	if size := numbers.LargestSize(); size > 0 {
+		got := b.Size.String()
+		if b.SizeIsDynamic() {
+			got = strconv.FormatInt(numbers.Size, 10)
+		}
+		return option.BadNumber("size", b.Size.String(), got, fmt.Sprintf("at most %d with algorithm %s", size, b.Limit.Algorithm))
+	}
+	years := 17
+	if b.Limit.Algorithm.Slides() {
+		years = 11 // units count in the next window too
+	}
+	got := b.Source.Text
+	if b.Rate.IsDynamic() {
+		got = option.DurationText(numbers.DripInterval)
+	}
+	return option.BadNumber("window", b.Source.Text, got, fmt.Sprintf("at most %d years with algorithm %s", years, b.Limit.Algorithm))
+}
+
+// setAlgorithm sets in numbers how b counts.
+func (b *Bucket) setAlgorithm(numbers *limiter.Limit) {
+	numbers.Aligned, numbers.Algorithm = b.Aligned, b.Counts
+	numbers.Phase, numbers.ColdFactor = b.WarmUp, b.Cold.Thousandths()
+	numbers.CountDenied = b.Limit.CountDenied
+}
+
+// EffectiveSize returns the size divided by the factor. The bucket is off if the
+// factor is 0.
+func (b *Bucket) EffectiveSize(repl *caddy.Replacer) (size int64, off bool, err error) {
+	divisor, err := b.Factor.At(repl)
+	if err != nil || divisor == 0 {
+		return 0, err == nil, err
+	}
+	if size, err = b.Size.At(repl); err != nil {
+		return 0, false, err
+	}
+	if size = divisor.Divide(size); size > limiter.MaxUnits {
+		return 0, false, option.Bad("factor", divisor.String(),
+			fmt.Sprintf("one that leaves a size of at most %d", int64(limiter.MaxUnits)))
+	}
+	return size, false, nil
+}
+
+// Describe returns the bucket's effective numbers or, for those that depend on
+// the request, the templates they are made from.
+func (b *Bucket) Describe() string {
+	size, rate, drip := b.Size.String()+" / "+b.Factor.String(), b.Rate.String(), b.Drip.String()
+	if !b.SizeIsDynamic() {
+		inForce, _, _ := b.EffectiveSize(nil) // it is complete
+		size = strconv.FormatInt(inForce, 10)
+	}
+	if !b.Rate.IsDynamic() {
+		rate = b.Rate.Constant.String()
+	}
+	if !b.Drip.IsDynamic() {
+		drip = strconv.FormatInt(b.Drip.Constant, 10)
+	}
+	if b.Period != nil {
+		rate = b.Period.String()
+	}
+	return fmt.Sprint(size, " ", rate, " ", drip, " ", b.Counts, b.Aligned, b.WarmUp, b.Cold)
+}
+
+// Stored returns the numbers with which b is found in stores at now, if they do
+// not depend on the request. The size is no part of them, and is 1 if it does.
+func (b *Bucket) Stored(now time.Time) limiter.Limit {
+	size := int64(1)
+	if !b.SizeIsDynamic() {
+		size, _, _ = b.EffectiveSize(nil) // it is complete
+	}
+	if b.Period != nil {
+		return b.Period.Limit(size, now)
+	}
+	l := limiter.Limit{Size: size, DripInterval: b.Rate.Constant, DripSize: b.Drip.Constant}
+	b.setAlgorithm(&l)
+	return l
+}
+
+// numbers returns the bucket's numbers for one request at now, or whether it is
+// off.
+func (b *Bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.Limit, off bool, err error) {
+	if numbers.Size, off, err = b.EffectiveSize(repl); err != nil || off {
+		return numbers, off, err
+	}
+	if b.Period != nil {
+		size := numbers.Size
+		numbers = b.Period.Limit(size, now)
+		numbers.CountDenied = b.Limit.CountDenied
+		return numbers, false, nil
+	}
+	b.setAlgorithm(&numbers)
+	if numbers.DripInterval, err = b.Rate.At(repl); err != nil {
+		return numbers, false, err
+	}
+	if numbers.DripSize, err = b.Drip.At(repl); err != nil {
+		return numbers, false, err
+	}
+	return numbers, false, b.check(numbers)
+}
+
+// costOf returns what a request costs, as far as that is known before its response.
+func (b *Bucket) costOf(q *Request) (int64, error) {
+	if b.CostIsBody {
+		return min(max(q.http.ContentLength, 1), limiter.MaxUnits), nil
+	}
+	return b.Cost.At(q.replacer)
+}
+
+// addTo adds an entry for the bucket to q, unless it is off.
+func (b *Bucket) addTo(q *Request) error {
+	if b.Off {
+		return nil
+	}
+	var ask limiter.Bucket
+	if b.Constant != nil {
+		ask = *b.Constant
+	} else {
+		var off bool
+		var err error
+		if ask.Limit, off, err = b.numbers(q.replacer, q.time()); err != nil || off {
+			return q.valueError(b, http.StatusInternalServerError, err)
+		}
+		if ask.Cost, err = b.costOf(q); err != nil {
+			return q.valueError(b, http.StatusBadRequest, err)
+		}
+	}
+	text, own, err := q.keyFor(b)
+	if err != nil {
+		return err
+	}
+	ask.Name, ask.Key = b.Name, text
+	ask.DryRun, ask.Hold, ask.Consistency = b.Limit.DryRun, b.Holds, b.Consistency
+	if !own {
+		ask.Name = b.AddressName
+		b.Limit.Reporter.noKey(b.Limit, text)
+	}
+	if ask.MaxKeys = b.Limit.MaxKeys; b.Limit.ShareWhenFull {
+		ask.ShareKey = q.clientNetwork()
+	}
+	q.entries = append(q.entries, Entry{Bucket: b, Ask: ask})
+	q.entries[len(q.entries)-1].raise()
+	return nil
+}

@@ -1,0 +1,154 @@
+package rule
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// headroom is what a bucket may hold above its size: units of requests that pass although
+// they exceed it, and above those units of requests that wait until they have dripped
+// out. To a store the size is larger by both, and what that means is read from the level
+// after the request. So both are exact for all instances, without a queue anywhere.
+type headroom struct {
+	soft, delayed int64
+}
+
+// units returns by how much the bucket is larger than the limit.
+func (h headroom) units() int64 { return h.soft + h.delayed }
+
+// Headroom returns by how many units b may exceed its size, given its numbers for a request
+// of some cost.
+func (b *Bucket) Headroom(numbers *limiter.Limit, cost int64) int64 {
+	return b.headroom(numbers, cost).units()
+}
+
+// headroom returns what b may hold above its size, likewise.
+func (b *Bucket) headroom(numbers *limiter.Limit, cost int64) (h headroom) {
+	l := b.Limit
+	if l.Soft == 0 && l.MaxDelay == 0 || !b.IsMain() {
+		return h
+	}
+	h.soft = l.Soft
+	if l.MaxDelay > 0 {
+		h.delayed = numbers.Delayed(l.MaxDelay, cost)
+	}
+	return h
+}
+
+// checkHeadroom returns an error if b's algorithm has nothing above its size.
+func (b *Bucket) checkHeadroom(numbers limiter.Limit) error {
+	l := b.Limit
+	switch {
+	case l.Soft > 0 && !l.Algorithm.HasSize():
+		return option.Bad("soft", fmt.Sprint(l.Soft), "another algorithm than warm_up, which has no size")
+	case l.MaxDelay > 0:
+		if err := b.checkDelay(numbers); err != nil {
+			return err
+		}
+	}
+	least := numbers
+	if b.Drip.IsDynamic() {
+		least.DripSize = 1
+	}
+	if numbers.Size += b.Headroom(&least, b.UsualCost()); numbers.Validate() != nil {
+		if l.Soft == 0 {
+			return option.Errorf("max_delay", "together with size the bucket is too large, want less")
+		}
+		return option.Errorf("soft", "together with size and max_delay the bucket is too large, want less")
+	}
+	return nil
+}
+
+// checkDelay returns an error if no request to b may wait for the limit's max_delay.
+func (b *Bucket) checkDelay(numbers limiter.Limit) error {
+	l, cost := b.Limit, b.UsualCost()
+	var want string
+	switch unit := numbers.DripTime(1); {
+	case !b.Counts.MayWait():
+		want = "algorithm leaky_bucket, token_bucket or warm_up with it"
+	case l.MaxDelay < unit:
+		want = fmt.Sprintf("at least %v, in which a unit leaves", unit)
+	case numbers.Delayed(l.MaxDelay, cost) == 0:
+		want = fmt.Sprintf("a warm_up of more than %v with it: twice the time of a request at the full rate", 2*numbers.DripTime(cost))
+	default:
+		return nil
+	}
+	return option.Bad("max_delay", l.Waiting.Option, want)
+}
+
+// Waiters says how many requests may wait for room at once.
+type Waiters struct {
+	Most   int64
+	Option string        // max_delay as the config has it
+	Count  *atomic.Int64 // of those that wait, or may have to, at all limits whose buckets have the name of this one's
+}
+
+// mayWait reports whether one more request may wait, and counts it if so.
+func (w *Waiters) mayWait() bool {
+	if w.Count.Add(1) <= w.Most {
+		return true
+	}
+	w.Count.Add(-1)
+	return false
+}
+
+// raise adds to the size that e asks for what may be above it for one more request.
+func (e *Entry) raise() {
+	if e.above = e.headroom(&e.Ask.Limit, e.Ask.Cost); e.above == (headroom{}) {
+		return
+	}
+	if e.above.delayed > 0 {
+		if e.waits = e.Limit.Waiting.mayWait(); !e.waits {
+			e.above.delayed = 0
+		}
+	}
+	e.Ask.Limit.Size += e.above.units()
+}
+
+// lower makes the decisions on a request ones about the sizes of the limits. If the
+// request is admitted, it returns how long it has to wait. What need not wait does not
+// count as waiting from then on. A dry run only counts what would have waited.
+func (q *Request) lower() (wait time.Duration) {
+	all := q.firstDenied() < 0
+	for i := range q.entries {
+		e := &q.entries[i]
+		if e.above == (headroom{}) || !e.Decided {
+			continue
+		}
+		d := &e.Decision
+		admitted := all && !d.Denied
+		var own time.Duration
+		if admitted {
+			own = e.Ask.Delay(d, e.above.delayed)
+		}
+		if own > 0 {
+			e.Delay = own
+			e.Policy.Counters.CountDelayed(q.stripe)
+		}
+		if d.DryRun {
+			own = 0
+		}
+		if wait = max(wait, own); own == 0 {
+			e.endWait()
+		}
+		if admitted && !d.Borrowed && e.above.soft > 0 && d.Remaining < e.above.units() {
+			e.Over = true
+			e.Policy.Counters.CountOver(q.stripe)
+		}
+		d.Size -= e.above.units()
+		d.Remaining = max(d.Remaining-e.above.units(), 0)
+	}
+	return wait
+}
+
+// endWait notes that the request does not wait, or not any more, for the limit.
+func (e *Entry) endWait() {
+	if e.waits {
+		e.Limit.Waiting.Count.Add(-1)
+		e.waits = false
+	}
+}

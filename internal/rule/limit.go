@@ -1,0 +1,131 @@
+// Package rule is what limits are once their configuration has been read, and what happens to
+// a request that has to pass them: which buckets it meets, what a store is asked about them,
+// and what the answers mean. A policy that needs more than its numbers, such as bans or pools,
+// has a file of its own, with both what is asked because of it and what the answer means.
+package rule
+
+import (
+	"path"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Limit is a compiled limit. It does not change once its config is loaded.
+type Limit struct {
+	Path     string // of names; empty if the limit has none and only groups others
+	Named    bool   // whether the config names it
+	Key      *key.Key
+	Matchers caddyhttp.MatcherSets
+	Match    caddyhttp.RawMatcherSets // the matchers as the config has them, to show
+
+	Algorithm Algorithm
+	Buckets   []*Bucket // its own, and that of a minimum interval; none if it only groups others
+	Within    []*Limit  // nested limits
+
+	MaxKeys       int  // of each bucket's name; 0 for the default
+	ShareWhenFull bool // whether new keys share buckets when MaxKeys others have one
+	TrackTop      int  // how many counters find the keys that ask most; 0 if none
+	Status        int  // of denials
+	DryRun        bool // whether it denies nothing
+	CountDenied   bool // whether denied requests count too
+
+	Soft     int64         // the units by which its bucket may exceed its size
+	MaxDelay time.Duration // for how long requests may wait for room
+	Waiting  *Waiters      // nil if none may wait
+	Bans     *Bans         // nil if it bans no keys
+
+	Pool       bool     // whether it lends to others what they have no room for
+	Borrowers  []*Limit // those to which it may lend
+	OwnCost    bool     // whether a pool charges its own cost, and not that of the limit that borrows
+	Lender     *Limit   // the pool from which it may borrow; nil if there is none
+	Settlement Settlement
+
+	Zone     *zone.Zone // that it was in the config; nil if it was none
+	Reporter Reporter
+}
+
+// Policy is what responses show of a bucket besides its numbers, and where it is counted.
+// All limits of a path share one.
+type Policy struct {
+	outcome.Policy
+	Counters *telemetry.Counters
+	Top      *toplist.List // nil if the limit does not track the keys that ask most
+}
+
+// Unnamed reports whether nobody has named what the buckets of l are shared by. A group
+// without buckets needs no name.
+func (l *Limit) Unnamed() bool { return !l.Named && len(l.Buckets) > 0 }
+
+// Name returns the last name in the path.
+func (l *Limit) Name() string { return path.Base(l.Path) }
+
+// MaxKeysOf returns how many buckets the limit may have of each name, given the maximum of
+// all limits together.
+func (l *Limit) MaxKeysOf(all int) int {
+	if l.MaxKeys > 0 {
+		return l.MaxKeys
+	}
+	return max(all/2, 1)
+}
+
+// WhenFull returns what happens to new keys when MaxKeys others have buckets, as the option
+// is written.
+func (l *Limit) WhenFull() string {
+	if l.ShareWhenFull {
+		return "share"
+	}
+	return "forget"
+}
+
+// Algorithm is how a limit counts units, by the name that configs have for it.
+type Algorithm string
+
+// The algorithms.
+const (
+	LeakyBucket   Algorithm = "leaky_bucket"
+	TokenBucket   Algorithm = "token_bucket" // the mirror image of the former: its tokens are the room that is left
+	FixedWindow   Algorithm = "fixed_window"
+	SlidingWindow Algorithm = "sliding_window"
+	SlidingLog    Algorithm = "sliding_log"
+	WarmUp        Algorithm = "warm_up"
+
+	Concurrency Algorithm = "concurrency" // which is an option instead
+)
+
+// algorithms has what stores count by.
+var algorithms = map[Algorithm]limiter.Algorithm{
+	LeakyBucket:   limiter.Leaky,
+	TokenBucket:   limiter.Leaky,
+	FixedWindow:   limiter.Fixed,
+	SlidingWindow: limiter.Sliding,
+	SlidingLog:    limiter.Log,
+	WarmUp:        limiter.WarmUp,
+}
+
+// ParseAlgorithm parses the option algorithm.
+func ParseAlgorithm(text string) (a Algorithm, want string) {
+	if _, ok := algorithms[Algorithm(text)]; !ok {
+		return "", "leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up"
+	}
+	return Algorithm(text), ""
+}
+
+// InStore returns what stores count by.
+func (a Algorithm) InStore() limiter.Algorithm { return algorithms[a] }
+
+// HasWindow reports whether a counts in windows.
+func (a Algorithm) HasWindow() bool { return algorithms[a].DripSize() > 0 }
+
+// Slides reports whether a counts in the window that ends with the request.
+func (a Algorithm) Slides() bool { return a.HasWindow() && a != FixedWindow }
+
+// HasSize reports whether a admits more if its size is larger.
+func (a Algorithm) HasSize() bool { return a != WarmUp }

@@ -1,0 +1,50 @@
+package rule
+
+import (
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+)
+
+// Reporter logs what is wrong with the requests of a limit. However many there are, it does
+// so once, or once a minute.
+type Reporter struct {
+	Logger *zap.Logger
+
+	noKeyOnce     sync.Once
+	noAddressOnce sync.Once
+	badValues     telemetry.Throttle
+}
+
+// noKey logs, once, that the client's address is used instead of the key, or
+// that it is missing too.
+func (r *Reporter) noKey(l *Limit, address string) {
+	once, message := &r.noKeyOnce, "a request has no value for the key of this limit, using the client's address"
+	if address == "" {
+		once, message = &r.noAddressOnce, "a request has neither a value for the key of this limit nor a client address, "+
+			"as on a unix socket without trusted_proxies_unix; all such requests share one bucket"
+	}
+	once.Do(func() {
+		r.Logger.Warn(message, zap.String("limit", l.Path), zap.Stringer("key", l.Key))
+	})
+}
+
+// badValue logs that the value of a placeholder can't be used.
+func (r *Reporter) badValue(l *Limit, err error) {
+	if r.badValues.Allow() {
+		r.Logger.Error("the value of a placeholder can't be used; requests are rejected",
+			zap.String("limit", l.Path), zap.Error(err))
+	}
+}
+
+// badCost logs that the actual cost of a request is no number, and its estimated cost is
+// charged.
+func (r *Reporter) badCost(b *Bucket, got string, charged int64) {
+	if r.badValues.Allow() {
+		r.Logger.Warn("the actual cost of a request is no whole number, so its estimated cost is charged",
+			zap.String("limit", b.Path), zap.String("actual_cost", b.Limit.Settlement.ActualCost), zap.String("got", option.Redacted(got)), zap.Int64("charged", charged))
+	}
+}

@@ -1,0 +1,116 @@
+package rule
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Shown returns the numbers of b as its config has them.
+func (b *Bucket) Shown() adminapi.Numbers {
+	n := b.shownWith(jsonValue(&b.Rate, func(d time.Duration) any { return adminapi.Seconds(d) }), jsonValue(&b.Drip, asIs))
+	if b.Period != nil {
+		n.Window = nil // its length varies
+	}
+	switch {
+	case b.Off:
+		n.Size = int64(0)
+	case !b.SizeIsDynamic():
+		n.Size, _, _ = b.EffectiveSize(nil) // validated before
+	case b.Factor.IsDynamic() || b.Factor.Constant != 1e6:
+		n.Size = b.Size.String() + " / " + b.Factor.String()
+	default:
+		n.Size = b.Size.String()
+	}
+	return n
+}
+
+// ShownFor returns the numbers of b for one request.
+func (b *Bucket) ShownFor(l *limiter.Limit) adminapi.Numbers {
+	n := b.shownWith(adminapi.Seconds(l.DripInterval), l.DripSize)
+	n.Size = l.Size
+	return n
+}
+
+// shownWith returns the numbers of b but for its size, given the interval and the
+// size of its drips.
+func (b *Bucket) shownWith(interval, drip any) adminapi.Numbers {
+	n := adminapi.Numbers{Algorithm: string(b.Limit.Algorithm)}
+	n.Policies = b.ShownPolicies()
+	switch b.Limit.Algorithm {
+	case LeakyBucket, TokenBucket:
+		n.DripRate, n.DripSize = interval, drip
+	case FixedWindow:
+		n.Window = interval
+		if b.Period != nil {
+			n.Period = b.Period.String()
+		} else {
+			n.WindowStart = b.windowStart()
+		}
+	case Concurrency: // has only a size
+	case SlidingWindow, SlidingLog:
+		n.Window = interval
+	case WarmUp:
+		n.Rate = option.Rate{Units: b.Drip.Constant, Each: b.Rate.Constant}.String()
+		n.WarmUp, n.ColdFactor = adminapi.Seconds(b.WarmUp), json.Number(b.Cold.String())
+	}
+	return n
+}
+
+// ShownPolicies returns the policies of b. The bucket of a min_interval has few of those of
+// its limit.
+func (b *Bucket) ShownPolicies() adminapi.Policies {
+	l := b.Limit
+	p := adminapi.Policies{CountDenied: l.CountDenied, DryRun: l.DryRun, Status: l.Status, Pool: l.Pool && b.IsMain()}
+	if b.Consistency != (limiter.Consistency{}) {
+		p.Consistency = b.Consistency.String()
+	}
+	if !b.IsMain() {
+		return p
+	}
+	p.Count, p.ActualCost = l.Settlement.Count, l.Settlement.ActualCost
+	if p.Soft, p.MaxDelay = l.Soft, adminapi.Seconds(l.MaxDelay); l.Waiting != nil {
+		p.MaxWaiting = l.Waiting.Most
+	}
+	if l.Bans != nil {
+		for _, d := range l.Bans.Durations {
+			p.Ban = append(p.Ban, adminapi.Seconds(d))
+		}
+		p.BanAfter = l.Bans.After()
+	}
+	if l.Lender != nil {
+		p.Borrow = l.Lender.Name()
+	}
+	return p
+}
+
+// windowStart returns when fixed windows begin, as the option is written.
+func (b *Bucket) windowStart() string {
+	if b.Aligned {
+		return "clock"
+	}
+	return "first"
+}
+
+// ShownCost returns the cost of requests, before their responses are known.
+func (b *Bucket) ShownCost() any {
+	if b.CostIsBody {
+		return "body"
+	}
+	return jsonValue(&b.Cost, asIs)
+}
+
+// jsonValue returns what to show of a value: its template if it depends on the
+// request, and otherwise what show returns of it.
+func jsonValue[T any](v *option.Value[T], show func(T) any) any {
+	if v.IsDynamic() {
+		return v.Template
+	}
+	return show(v.Constant)
+}
+
+// asIs returns a number to show.
+func asIs(n int64) any { return n }

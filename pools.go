@@ -1,0 +1,56 @@
+package ratelimit
+
+import (
+	"slices"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// setPool checks that there is a pool beside d to borrow from, or if it is one, that there is
+// a limit that borrows from it.
+func (d *draft) setPool() error {
+	d.rule.Pool, d.rule.OwnCost = d.Pool, d.Cost != "" || d.Concurrency != ""
+	if d.isGroup() {
+		return nil // which clashes with both
+	}
+	if d.Pool {
+		if d.Borrow == "" && !slices.ContainsFunc(d.siblings, func(other *Limit) bool { return d.lendsTo(other) }) {
+			return option.Bad("pool", "true", "a limit in the same block with borrow and its name")
+		}
+		return nil
+	}
+	if d.Borrow == "" {
+		return nil
+	}
+	i := slices.IndexFunc(d.siblings, func(other *Limit) bool { return other != nil && other.Name == d.Borrow })
+	switch {
+	case i < 0:
+		return option.Bad("borrow", d.Borrow, "the name of a limit in the same block that has pool")
+	case d.siblings[i] == d.Limit:
+		return option.Bad("borrow", d.Borrow, "another limit in the same block, with pool")
+	case !d.siblings[i].Pool:
+		return option.Bad("borrow", d.Borrow, "pool in that limit")
+	case d.siblings[i].DryRun != d.DryRun && (d.parent == nil || !d.parent.rule.DryRun):
+		return option.Bad("borrow", d.Borrow, "dry_run in both limits, or in neither")
+	}
+	return nil
+}
+
+// lendsTo reports whether another limit borrows from l.
+func (l *Limit) lendsTo(other *Limit) bool {
+	return other != nil && other != l && l.Name != "" && other.Borrow == l.Name
+}
+
+// linkPools links the pools among limits with those that borrow from them, given what the
+// limits are compiled to.
+func linkPools(limits []*Limit, compiled []*rule.Limit) {
+	for i, pool := range limits {
+		for j, other := range limits {
+			if pool.Pool && pool.lendsTo(other) {
+				compiled[j].Lender = compiled[i]
+				compiled[i].Borrowers = append(compiled[i].Borrowers, compiled[j])
+			}
+		}
+	}
+}

@@ -1,0 +1,37 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// setSettlement sets what requests are charged in the end.
+func (d *draft) setSettlement() error {
+	if d.ActualCost != "" && d.ActualCost != rule.ActualBytes && !option.IsTemplate(d.ActualCost) {
+		return option.Bad("actual_cost", d.ActualCost, "bytes, or a placeholder such as {http.response.header.X-Cost}")
+	}
+	if d.Count != nil {
+		for _, code := range d.Count.StatusCode {
+			if code < 1 || code > 5 && code < 100 || code > 599 {
+				return option.Bad("count", strconv.Itoa(code), "status codes from 100 to 599, or classes such as 4xx (in JSON 4)")
+			}
+		}
+		if len(d.Count.StatusCode) == 0 && len(d.Count.Headers) == 0 {
+			return option.Bad("count", "", "status codes or header fields of the responses that count")
+		}
+	}
+	d.rule.Settlement = rule.Settlement{InProgress: d.Concurrency != "", Count: d.Count, ActualCost: d.ActualCost}
+	return nil
+}
+
+// countText returns the count option as text.
+func (l *Limit) countText() string {
+	if l.Count == nil {
+		return ""
+	}
+	text, _ := json.Marshal(l.Count) // which has only strings and numbers
+	return string(text)
+}
