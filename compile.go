@@ -71,8 +71,8 @@ func (c *compiler) compile(l *Limit, siblings []*Limit, parent *draft) (*draft, 
 	}
 	d.rule.DryRun = l.DryRun || parent != nil && parent.rule.DryRun
 	for _, set := range []func(*draft) error{
-		(*draft).setKey, (*draft).setBounds, (*draft).setStatus, (*draft).setHeadroom, (*draft).setSettlement, (*draft).setBuckets,
-		(*draft).setBans, (*draft).setPool, (*draft).checkTogether, (*draft).setConsistency, (*draft).addPaths,
+		(*draft).setKey, (*draft).setBounds, (*draft).setStatus, (*draft).setHeadroom, (*draft).setSettlement,
+		(*draft).checkTogether, (*draft).setBuckets, (*draft).setBans, (*draft).setPool, (*draft).setConsistency, (*draft).addPaths,
 	} {
 		if err := set(d); err != nil {
 			return d, d.errorIn(err)

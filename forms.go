@@ -145,11 +145,13 @@ func (d *draft) setDripBucket() (err error) {
 	return d.addBucket(b, string(d.Cost), string(d.Factor))
 }
 
-// setGroup checks that a limit without a bucket has nested limits, or that an option which
-// needs a bucket says what is missing.
+// setGroup checks that a limit without a bucket has nested limits, and no options that need
+// one.
 func (d *draft) setGroup() error {
-	if err := d.checkTogether(); err != nil {
-		return err
+	for _, name := range needBucket {
+		if o := d.setting(name); o != nil {
+			return option.Bad(o.Option, o.Text, "a size with it")
+		}
 	}
 	if len(d.Limits) == 0 {
 		return errors.New("it sets no limit, want rate, size, max or nested limits")

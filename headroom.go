@@ -23,7 +23,7 @@ func (d *draft) setHeadroom() (err error) {
 		if most, err = option.Parse(d.resolve, "max_waiting", string(d.MaxWaiting), option.Integer(1, math.MaxInt32)); err != nil {
 			return err
 		}
-		if d.MaxDelay == "" && !d.isGroup() {
+		if d.MaxDelay == "" {
 			return option.Bad("max_waiting", string(d.MaxWaiting), "max_delay with it")
 		}
 	}

@@ -11,9 +11,6 @@ import (
 // a limit that borrows from it.
 func (d *draft) setPool() error {
 	d.rule.Pool, d.rule.OwnCost = d.Pool, d.Cost != "" || d.Concurrency != ""
-	if d.isGroup() {
-		return nil // which clashes with both
-	}
 	if d.Pool {
 		if d.Borrow == "" && !slices.ContainsFunc(d.siblings, func(other *Limit) bool { return d.lendsTo(other) }) {
 			return option.Bad("pool", "true", "a limit in the same block with borrow and its name")

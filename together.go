@@ -8,35 +8,15 @@ import (
 )
 
 // clash is an option that does not go with something else: another option, one of its values,
-// or where the limit stands.
+// or what stands beside the limit or within it.
 type clash struct {
 	option string // as it is called in a config
 	with   string // what it does not go with, see draft.has
 	want   string // what to write instead, and why
 }
 
-// clashes are all of them. They are looked for once all options of a limit are parsed, in
-// this order.
+// clashes are all of them. They are looked for in this order.
 var clashes = []clash{
-	{"drip_rate", withoutBucket, "a size with it"},
-	{"drip_size", withoutBucket, "a size with it"},
-	{"cost", withoutBucket, "a size with it"},
-	{"factor", withoutBucket, "a size with it"},
-	{"max_keys", withoutBucket, "a size with it"},
-	{"when_full", withoutBucket, "a size with it"},
-	{"track_top", withoutBucket, "a size with it"},
-	{"status", withoutBucket, "a size with it"},
-	{"soft", withoutBucket, "a size with it"},
-	{"max_delay", withoutBucket, "a size with it"},
-	{"max_waiting", withoutBucket, "a size with it"},
-	{"actual_cost", withoutBucket, "a size with it"},
-	{"count_denied", withoutBucket, "a size with it"},
-	{"count", withoutBucket, "a size with it"},
-	{"ban", withoutBucket, "a size with it"},
-	{"borrow", withoutBucket, "a size with it"},
-	{"pool", withoutBucket, "a size with it"},
-	{"algorithm", withoutBucket, "a size with it"},
-
 	{"soft", "concurrency", "only concurrency, or a limit of its own for it"},
 	{"count_denied", "concurrency", "none with concurrency, as denied requests are not in progress"},
 	{"count", "concurrency", "no concurrency with it, which counts requests in progress whatever comes of them"},
@@ -73,14 +53,15 @@ var clashes = []clash{
 	{"consistency", "max_delay", "exact, as with max_delay requests of all instances wait in one order"},
 }
 
-// withoutBucket is a limit that only groups others.
-const withoutBucket = "no size, rate, max or concurrency"
+// needBucket are the options that a limit can't have which only groups others.
+var needBucket = []string{
+	"drip_rate", "drip_size", "cost", "factor", "max_keys", "when_full", "track_top", "status", "soft", "max_delay", "max_waiting",
+	"actual_cost", "count_denied", "count", "ban", "ban_after", "borrow", "pool", "algorithm",
+}
 
 // has reports whether d has what an option may clash with.
 func (d *draft) has(with string) bool {
 	switch with {
-	case withoutBucket:
-		return d.isGroup()
 	case "limit":
 		return len(d.Limits) > 0
 	case "when_full share":
@@ -113,10 +94,10 @@ func (l *Limit) setting(name string) *option.Setting {
 }
 
 // checkTogether returns an error if options of d don't go together. Those that make its
-// bucket are checked before, see form.check, and consistency by setConsistency.
+// bucket are checked by form.check, and consistency by setConsistency.
 func (d *draft) checkTogether() error {
 	for _, c := range clashes {
-		if c.option == "consistency" || !d.has(c.with) {
+		if c.option == "consistency" || !d.has(c.with) || d.isGroup() {
 			continue
 		}
 		if o := d.setting(c.option); o != nil {

@@ -1,0 +1,76 @@
+package ratelimit
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// documentClashes has TestClashesAreDocumented write the table instead of comparing it.
+var documentClashes = flag.Bool("clashes", false, "write the table of options that do not go together")
+
+// TestClashesAreDocumented guards that docs/directive.md has all options that do not go
+// together, and what errors say of them.
+func TestClashesAreDocumented(t *testing.T) {
+	t.Parallel()
+	const file, begin, end = "docs/directive.md", "<!-- begin: clashes -->\n", "<!-- end: clashes -->"
+	table := "| Option | Not with | Write instead |\n|---|---|---|\n"
+	for _, c := range clashes {
+		table += fmt.Sprintf("| `%s` | `%s` | %s |\n", c.option, c.with, c.want)
+	}
+	table = "A limit without `size`, `rate`, `max` or `concurrency` only groups others and has no bucket, so it has none of `" +
+		strings.Join(needBucket, "`, `") + "`.\n\n" + table
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(page), begin)
+	documented, after, ended := strings.Cut(rest, end)
+	switch {
+	case !found || !ended:
+		t.Fatalf("%s has no place for the table", file)
+	case documented == table:
+	case *documentClashes:
+		if err := os.WriteFile(file, []byte(before+begin+table+end+after), 0o644); err != nil { //nolint:gosec // a document
+			t.Fatal(err)
+		}
+	default:
+		t.Errorf("%s is not what the table says, write it by: go test -run %s . -args -clashes", file, t.Name())
+	}
+}
+
+// TestClashesAreErrors guards that each row of the table is an error of the option that it
+// names, with what it says to write instead, whatever the order in the block is.
+func TestClashesAreErrors(t *testing.T) {
+	t.Parallel()
+	blocks := map[string]string{ // how what an option clashes with is written
+		"concurrency": "concurrency 5", "count": "count status 401", "actual_cost": "actual_cost bytes", "ban": "ban 1m",
+		"count_denied": "count_denied", "max_delay": "max_delay 2s", "soft": "soft 1", "borrow": "borrow other", "pool": "pool",
+		"consistency": "consistency eventual 1s",
+		"when_full share": "when_full share", "min_interval": "max 5; duration 1s; min_interval 1s",
+		"limit": "limit within {; size 1; }",
+	}
+	for _, c := range clashes {
+		t.Run(c.option+" with "+c.with, func(t *testing.T) {
+			options := []string{blocks[c.option]}
+			if with := blocks[c.with]; with != "" {
+				options = append(options, with)
+			}
+			if !slices.Contains([]string{"concurrency", "min_interval"}, c.with) {
+				options = append(options, "size 5")
+			}
+			block := "limit a {; " + strings.Join(options, "; ") + "; }; limit other {; size 5; pool; }; limit third {; size 5; borrow other; }; limit fourth {; size 5; borrow a; }"
+			if c.with == "accounting in_order" {
+				block += "; accounting in_order"
+			}
+			err := validateCaddyfile(inLimit(block))
+			want := `/a": ` + c.option + `: got `
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "want "+c.want) {
+				t.Errorf("%s:\n got %v\nwant %s…, want %s", block, err, want, c.want)
+			}
+		})
+	}
+}
