@@ -101,7 +101,7 @@ func (m *Memory) heldElsewhere(places []place, buckets []Bucket, dst []int64) []
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
 	for i := range places {
-		dst = append(dst, m.traffic.units(places[i].hash, buckets[i].Limit.Size, ""))
+		dst = append(dst, m.traffic.units(places[i].hash, buckets[i].Limit.Size))
 	}
 	return dst
 }
@@ -439,13 +439,10 @@ func (k *kept) renewal(sent time.Duration, err error) {
 	if receipt != 0 {
 		k.receipt, k.renewed = receipt, sent
 	}
-	renewed := receipt != 0
 	settled, receipt, charge := k.settled, k.receipt, k.charge
 	k.mu.Unlock()
-	switch {
-	case settled:
+	k.store.fallback.renewed(k)
+	if settled {
 		k.send(receipt, charge)
-	case !renewed:
-		k.store.fallback.notRenewed(k)
 	}
 }

@@ -83,17 +83,11 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 // inFlight returns the units of a bucket that its server does not know of or has not
 // answered for, at most most.
 func (rs *reports) inFlight(hash uint64, most int64) (units int64) {
-	f, own := rs.store.fallback, int32(0)
 	p := rs.of[hash]
 	if p != nil {
 		units = p.sent
-		if p.query != nil && p.query.counted {
-			own = 1
-		}
 	}
-	if f.marks[hash%marks] > own { // of other buckets, or of requests that a server decides
-		units = max(units, f.units(hash, most, ""))
-	}
+	units = max(units, rs.store.fallback.units(hash, most))
 	if p != nil {
 		units += p.units
 	}
