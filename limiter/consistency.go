@@ -33,7 +33,9 @@ func Lease(d time.Duration) Consistency { return consistencyOf(d, 1) }
 // may admit what the others have not reported yet: up to the size of the bucket and what
 // drips in d. What exceeds the limit is a debt, for which all of them wait, so that the
 // long-run rate is kept; but windows forget it when they end, and each process may admit
-// as much in each. d is from [MinConsistency] to [MaxConsistency].
+// as much in each. Where a server decides, since the Request has other buckets that are
+// exact, what this process has not reported takes room too. d is from [MinConsistency] to
+// [MaxConsistency].
 func Eventual(d time.Duration) Consistency { return consistencyOf(d, -1) }
 
 // consistencyOf returns a Consistency whose time is d, or one that is out of range too.

@@ -23,8 +23,10 @@
 --                      time from now on, and its rest
 --            1 double  how many units the node has in flight beside it, for which there
 --                      must be room too
---            1 byte    whether drips may come at other times here than in that level: the
---                      node found the bucket empty, or another server may have begun anew
+--            1 byte    1 if drips may come at other times here than in that level: the
+--                      node found the bucket empty, or another server may have begun anew;
+--                      2 if there is no such level, and the units take room beside what is
+--                      stored here: the node has admitted them and not reported yet
 --          to SETTLE and RENEW
 --            2 doubles the receipt of its held units, and how many units to charge
 --          to LEASE
@@ -266,7 +268,10 @@ for r = 1, #runs do
 
       -- What a node reports.
       local near
-      if reports == 1 and what ~= REMOVE then
+      local taken = held -- units that take room beside the level
+      if reports == 1 and toldStart == 2 then
+        taken = held + inFlight
+      elseif reports == 1 and what ~= REMOVE then
         local c, s = clear, rest
         near = told > now and algorithm('near', c, s, 0, now, size, period, drip, phase, told, toldStart, entries) or now
         if near > now then
@@ -277,8 +282,8 @@ for r = 1, #runs do
 
       if what <= EACH then
         fits = algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= cost
-        if fits and held > 0 then
-          fits = algorithm('room', clear, rest, held, now, size, period, drip, phase, 0, 0, entries) >= cost
+        if fits and taken > 0 then
+          fits = algorithm('room', clear, rest, taken, now, size, period, drip, phase, 0, 0, entries) >= cost
           blocked = not fits
         end
         if fits and near then
@@ -315,7 +320,7 @@ for r = 1, #runs do
         end
       elseif what == LEASE then
         local most = size + receipt
-        local room = algorithm('room', clear, rest, held, now, most, period, drip, phase, 0, 0, entries)
+        local room = algorithm('room', clear, rest, taken, now, most, period, drip, phase, 0, 0, entries)
         if near then
           room = min(room, algorithm('beside', near, toldRest, inFlight, now, most, period, drip, phase, 0, 0, entries) - held)
         end

@@ -180,7 +180,7 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	leads := f.takeLead()
-	dirty := f.memory.anyDirty() || f.lost+f.unsent > 0 || f.memory.holding.buckets.Load() > 0
+	tells := f.memory.anyDirty() || f.lost+f.unsent > 0 || f.memory.holding.buckets.Load() > 0
 	for _, c := range batch {
 		q := c.Owner.(*query)
 		f.unlink(q) // it may have been sent to another server before
@@ -195,7 +195,7 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		for i := range q.buckets {
 			p := &q.buckets[i]
 			p.told = toldLevel{}
-			if dirty && q.stage != ended {
+			if tells && q.stage != ended {
 				p.told = f.toldOf(q, p)
 			}
 		}
@@ -221,11 +221,14 @@ func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 	if dirty == clean {
 		// The answer to a request that was admitted before a server restarted
 		// may still be in flight, and requests hold units that other servers, or this
-		// process alone, have admitted. Nor does the server know of what has not been
-		// reported; but a report is charged in any case.
-		unknown := fl != nil && (fl.lost > 0 || fl.unsent > 0 && q.what != whatReport)
-		if !unknown && f.memory.holding.of(p.hash) == 0 {
-			return toldLevel{}
+		// process alone, have admitted.
+		if (fl == nil || fl.lost == 0) && f.memory.holding.of(p.hash) == 0 {
+			// What has not been reported takes room beside what the server knows. A
+			// report is charged in any case.
+			if fl == nil || q.what == whatReport {
+				return toldLevel{}
+			}
+			return toldLevel{inFlight: fl.unsent.atMost(p.limit.Size)}
 		}
 		dirty = own
 	}
@@ -324,7 +327,7 @@ func (f *fallback) charged(q *query, n int64) {
 func (f *traffic) costs(q *query, n int64) {
 	p := &q.buckets[0]
 	if q.counted {
-		f.flights.of[p.hash].of(q).add(n - p.cost)
+		f.flights.of[p.hash].add(q, n-p.cost)
 	}
 	p.cost = n
 }

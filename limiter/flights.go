@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"math"
 	"math/bits"
 	"sync"
 )
@@ -18,11 +19,12 @@ var spareFlights = sync.Pool{New: func() any { return new(flight) }}
 // flight is what is in flight for one bucket. A query counts once for each time that it
 // asks about the bucket.
 type flight struct {
-	sent   int // queries that were sent, or hold units
-	unsent int // queries that gather units to be sent, see report.go
+	queries   int // how many there are
+	gathering int // how many of them have not been sent, see report.go
 
-	units total        // of all but
-	held  []placeTotal // those that servers count as held themselves
+	units  total        // of all but
+	held   []placeTotal // those that servers count as held themselves
+	unsent total        // of those that have not been sent
 
 	lost    int // queries of which the servers that lead may not know
 	telling int // queries that tell a level
@@ -37,6 +39,9 @@ type meeting struct {
 	left int
 }
 
+// unsent is when a query begins that has not been sent: nothing meets it.
+const unsent = math.MaxUint64
+
 // met reports whether q was in flight then.
 func (m *meeting) met(q *query) bool { return q.began < m.at }
 
@@ -44,7 +49,7 @@ func (m *meeting) met(q *query) bool { return q.began < m.at }
 func (x *flights) begin(q *query) {
 	x.last++
 	if q.began = x.last; q.stage == gathering {
-		q.began = ^uint64(0) // nothing meets it before it is sent
+		q.began = unsent
 	}
 	for i := range q.buckets {
 		x.enter(q, &q.buckets[i])
@@ -67,7 +72,7 @@ func (x *flights) enter(q *query, p *asked) {
 // leave stops counting one of q's buckets.
 func (x *flights) leave(q *query, p *asked) {
 	fl := x.of[p.hash]
-	if fl.count(q, p, -1); fl.sent+fl.unsent > 0 {
+	if fl.count(q, p, -1); fl.queries > 0 {
 		return
 	}
 	delete(x.of, p.hash)
@@ -77,12 +82,10 @@ func (x *flights) leave(q *query, p *asked) {
 
 // count adds one of q's buckets n times.
 func (fl *flight) count(q *query, p *asked, n int) {
-	if q.began == ^uint64(0) {
-		fl.unsent += n
-	} else {
-		fl.sent += n
+	if fl.queries += n; q.began == unsent {
+		fl.gathering += n
 	}
-	fl.of(q).add(int64(n) * p.cost)
+	fl.add(q, int64(n)*p.cost)
 	if q.lost {
 		fl.lost += n
 	}
@@ -96,6 +99,13 @@ func (fl *flight) count(q *query, p *asked, n int) {
 		if n < 0 && fl.emptied.met(q) {
 			fl.emptied.left--
 		}
+	}
+}
+
+// add adds n units of q.
+func (fl *flight) add(q *query, n int64) {
+	if fl.of(q).add(n); q.began == unsent {
+		fl.unsent.add(n)
 	}
 }
 
@@ -131,7 +141,7 @@ func (fl *flight) unitsBut(place string, most int64) int64 {
 func (x *flights) cross(hash uint64, as dirtiness) {
 	if fl := x.of[hash]; fl != nil {
 		x.last++
-		fl.crossed[as] = meeting{x.last, fl.sent}
+		fl.crossed[as] = meeting{x.last, fl.queries - fl.gathering}
 	}
 }
 

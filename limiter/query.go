@@ -98,7 +98,7 @@ func (p *asked) kept() *kept {
 type toldLevel struct {
 	ahead              // its level
 	inFlight int64     // units that are in flight beside it
-	dirty    dirtiness // if clean, nothing is told
+	dirty    dirtiness // if clean, no level is told, and inFlight is what has not been reported
 }
 
 // queries is a pool of queries, which keep their memory.
@@ -175,10 +175,10 @@ func (q *query) repliesOf(i int) int {
 	return 2
 }
 
-// tells reports whether q tells a level of any of its buckets.
+// tells reports whether q tells anything of any of its buckets.
 func (q *query) tells() bool {
 	for i := range q.buckets { // without a copy, since others may be changing its other fields
-		if q.buckets[i].told.dirty != clean {
+		if t := &q.buckets[i].told; t.dirty != clean || t.inFlight > 0 {
 			return true
 		}
 	}
