@@ -42,17 +42,20 @@ func (l *Limit) setAbove() (err error) {
 // checkAbove returns an error if b's algorithm has nothing above its size.
 func (b *bucket) checkAbove(numbers limiter.Limit) error {
 	l := b.limit
+	least := numbers // with which requests may wait
+	if b.drip.isDynamic() {
+		least.DripSize = 1
+	}
+	if b.sizeIsDynamic() {
+		least.Size = leastDelaying(&least, b.usualCost())
+	}
 	switch {
 	case l.soft > 0 && !l.algorithm.hasSize():
 		return badOption("soft", string(l.Soft), "another algorithm than warm_up, which has no size")
 	case l.maxDelay > 0:
-		if err := b.checkDelay(numbers); err != nil {
+		if err := b.checkDelay(&least); err != nil {
 			return err
 		}
-	}
-	least := numbers
-	if b.drip.isDynamic() {
-		least.DripSize = 1
 	}
 	most := b.above(&least, b.usualCost())
 	if numbers.Size += most.units(); numbers.Validate() != nil {
@@ -65,7 +68,7 @@ func (b *bucket) checkAbove(numbers limiter.Limit) error {
 }
 
 // checkDelay returns an error if no request to b may wait for the limit's max_delay.
-func (b *bucket) checkDelay(numbers limiter.Limit) error {
+func (b *bucket) checkDelay(numbers *limiter.Limit) error {
 	l, cost := b.limit, b.usualCost()
 	var want string
 	switch unit := numbers.DripTime(1); {
@@ -73,13 +76,20 @@ func (b *bucket) checkDelay(numbers limiter.Limit) error {
 		want = "algorithm leaky_bucket, token_bucket or warm_up with it"
 	case l.maxDelay < unit:
 		want = fmt.Sprintf("at least %v, in which a unit leaves", unit)
-	case numbers.Delayed(l.maxDelay, cost) == 0:
-		want = fmt.Sprintf("a warm_up of more than %v with it: twice the time of a request at the full rate", 2*numbers.DripTime(cost))
-	default:
+	case l.delayed(*numbers, cost) > 0:
 		return nil
+	case l.algorithm.hasSize():
+		size := leastDelaying(numbers, cost) - l.soft
+		want = fmt.Sprintf("size %d or more with it, as drip_size is %d and cost %d: otherwise more than the size could pass at once", size, numbers.DripSize, cost)
+	default:
+		want = fmt.Sprintf("a warm_up of more than %v with it: twice the time of a request at the full rate", 2*numbers.DripTime(cost))
 	}
 	return badOption("max_delay", string(l.MaxDelay), want)
 }
+
+// leastDelaying returns the least size of a bucket at which requests of some cost may wait,
+// see limiter.Limit.Delayed.
+func leastDelaying(numbers *limiter.Limit, cost int64) int64 { return numbers.DripSize + cost - 1 }
 
 // usualCost returns what a request costs, or 1 if that depends on it.
 func (b *bucket) usualCost() int64 {
@@ -106,9 +116,16 @@ func (b *bucket) above(numbers *limiter.Limit, cost int64) (a above) {
 	}
 	a.soft = l.soft
 	if l.maxDelay > 0 {
-		a.delayed = numbers.Delayed(l.maxDelay, cost)
+		a.delayed = l.delayed(*numbers, cost)
 	}
 	return a
+}
+
+// delayed returns how much larger a bucket is for requests of some cost that wait. To them
+// what l admits above its size is room like the rest.
+func (l *Limit) delayed(numbers limiter.Limit, cost int64) int64 {
+	numbers.Size += l.soft
+	return numbers.Delayed(l.maxDelay, cost)
 }
 
 // units returns by how much the bucket is larger than the limit.

@@ -271,3 +271,31 @@ func TestReportsSeeResets(t *testing.T) {
 		t.Errorf("denied after the reset: %+v", d)
 	}
 }
+
+// TestReportsSurviveEmptyRestart guards that a full bucket stays full if Redis restarts
+// without its data, time and again: a report of no units, which only asks for the level, puts
+// back what the server has lost. Otherwise the node would take the answer, which repeats what
+// it told, for what the server knows, and the next answer for a bucket that somebody emptied.
+func TestReportsSurviveEmptyRestart(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, func(o *RedisOptions) { o.Fallback, o.Timeout = NewMemory(nil), 50*time.Millisecond })
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: 1}, Consistency: Eventual(10 * time.Millisecond)}
+	admitted := 0
+	flood := func(lasts time.Duration) {
+		for start := time.Now(); time.Since(start) < lasts; time.Sleep(time.Millisecond) {
+			if !mustTake(t, r, Request{Buckets: []Bucket{b}})[0].Denied {
+				admitted++
+			}
+		}
+	}
+	flood(refreshAfter / 2)
+	for range 2 {
+		server.Kill()
+		server.Restart(t)
+		flood(3 * refreshAfter) // two reports of no units at least
+		if level := peek(t, r, b); level.Units != 100 || admitted != 100 {
+			t.Fatalf("admitted %d of 100, and Redis has %d", admitted, level.Units)
+		}
+	}
+}
