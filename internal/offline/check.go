@@ -208,7 +208,7 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 	}
 	if !proxied && l.Key.Has(placeholder.ClientIP) && len(s.listen) > 0 && !slices.ContainsFunc(s.listen, reachableFromOutside) {
 		c.advise("server "+s.Name, "It only listens on this host, and has no trusted proxies: if a proxy passes requests on to it, {client_ip} is the proxy's address, and all clients share one bucket.",
-			"Set the global option servers > trusted_proxies, such as trusted_proxies static private_ranges, or trusted_proxies_unix for a socket.")
+			"Set the global option servers > trusted_proxies, such as trusted_proxies static 127.0.0.1 ::1, or trusted_proxies_unix for a socket.")
 	}
 }
 
