@@ -64,6 +64,9 @@ func (p *Process) Redis(e limiter.Event) {
 	case limiter.EventDown:
 		log.Error("redis unavailable, applying on_error",
 			server, zap.String("reason", e.Reason), zap.Error(e.Err))
+	case limiter.EventReason:
+		log.Error("redis still unavailable, now for another reason",
+			server, zap.String("reason", e.Reason), zap.Duration("down", e.Downtime), zap.Error(e.Err))
 	case limiter.EventRecovered:
 		log.Info("redis recovered", server, zap.Duration("down", e.Downtime))
 	case limiter.EventReplaced:
