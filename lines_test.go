@@ -138,3 +138,48 @@ func logsLines(f *ast.FuncDecl) (logs bool) {
 	})
 	return logs
 }
+
+// TestLogHasNoClientText guards that no line at any level has text that a client sent, or
+// that an upstream answered, where a number or a matcher was to get a value from it.
+func TestLogHasNoClientText(t *testing.T) {
+	const text = "<script>canary</script>"
+	s := startSite(t, `
+		rate_limit /cost {
+			size 10
+			cost {header.X-Sent}
+		}
+		rate_limit /size {
+			size {header.X-Sent}
+		}
+		rate_limit /actual {
+			size 10
+			drip_rate 1h
+			actual_cost {header.X-Sent}
+		}
+		rate_limit /matcher {
+			size 10
+			limit within {
+				match expression `+"`int({header.X-Sent}) > 1`"+`
+				size 10
+			}
+		}
+		respond ok`)
+	for path, status := range map[string]int{"/cost": 400, "/size": 500, "/actual": 200, "/matcher": 500} {
+		if got := s.get(path, "X-Sent: "+text); got.StatusCode != status {
+			t.Errorf("%s: got status %d, want %d", path, got.StatusCode, status)
+		}
+	}
+	logged := 0
+	for _, e := range s.entries() {
+		if name, _ := e["logger"].(string); !strings.HasPrefix(name, ownLogger) {
+			continue
+		}
+		logged++
+		if strings.Contains(e.text(), "canary") {
+			t.Errorf("the log has %s", e.text())
+		}
+	}
+	if logged < 4 {
+		t.Errorf("the log has %d lines of the module, want at least 4", logged)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"regexp"
 	"strings"
 	"time"
 
@@ -71,10 +72,25 @@ func (h *Handler) handleMatcherError(w http.ResponseWriter, r *http.Request, err
 	if !ok {
 		refused = caddyhttp.HandlerError{StatusCode: http.StatusInternalServerError, Err: err}
 	}
+	shown := withoutQuotes(err)
 	if refused.StatusCode >= http.StatusInternalServerError {
-		h.reportError("a matcher failed; requests are rejected", err)
+		h.reportError("a matcher failed; requests are rejected", shown)
 	}
-	return h.refuse(w, r, refused.StatusCode, refused.Err)
+	return h.refuse(w, r, refused.StatusCode, shown)
+}
+
+// quotedText matches what errors quote, also if the end of it is missing.
+var quotedText = regexp.MustCompile("(?s)\"(\\\\.|[^\"\\\\])*\"?|`[^`]*`?|'[^']*'?")
+
+// withoutQuotes returns err for the log without what it quotes, as that of a matcher may
+// be of the request.
+func withoutQuotes(err error) error {
+	const most = 256
+	text := quotedText.ReplaceAllString(err.Error(), "…")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return errors.New(text)
 }
 
 // reportError logs an error that clients can provoke, at most once a minute.
