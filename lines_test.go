@@ -159,7 +159,7 @@ func TestLogHasNoClientText(t *testing.T) {
 		rate_limit /matcher {
 			size 10
 			limit within {
-				match expression `+"`int({header.X-Sent}) > 1`"+`
+				match expression `+"`{\"a\": 1}[{header.X-Sent}] > 1`"+`
 				size 10
 			}
 		}

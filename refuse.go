@@ -5,7 +5,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"regexp"
 	"strings"
 	"time"
 
@@ -72,26 +71,15 @@ func (h *Handler) handleMatcherError(w http.ResponseWriter, r *http.Request, err
 	if !ok {
 		refused = caddyhttp.HandlerError{StatusCode: http.StatusInternalServerError, Err: err}
 	}
-	shown := withoutQuotes(err)
 	if refused.StatusCode >= http.StatusInternalServerError {
-		h.reportError("a matcher failed; requests are rejected", shown)
+		h.reportError("a matcher failed; requests are rejected", errMatcher)
 	}
-	return h.refuse(w, r, refused.StatusCode, shown)
+	return h.refuse(w, r, refused.StatusCode, errMatcher)
 }
 
-// quotedText matches what errors quote, also if the end of it is missing.
-var quotedText = regexp.MustCompile("(?s)\"(\\\\.|[^\"\\\\])*\"?|`[^`]*`?|'[^']*'?")
-
-// withoutQuotes returns err for the log without what it quotes, as that of a matcher may
-// be of the request.
-func withoutQuotes(err error) error {
-	const most = 256
-	text := quotedText.ReplaceAllString(err.Error(), "…")
-	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + "…"
-	}
-	return errors.New(text)
-}
+// errMatcher replaces the error of a matcher, in the log too: it may have text of the
+// request, in places that only the matcher knows.
+var errMatcher = errors.New("an error that is not shown, as it may quote the request")
 
 // reportError logs an error that clients can provoke, at most once a minute.
 func (h *Handler) reportError(msg string, err error) {
