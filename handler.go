@@ -130,18 +130,18 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 
 // Provision sets up the limits. It returns an error if an option is invalid.
 func (h *Handler) Provision(ctx caddy.Context) error {
-	h.logger = ctx.Logger()
+	loaded, err := ctx.App(ownName)
+	if err != nil {
+		return err
+	}
+	app := loaded.(*App)
+	h.logger = app.lines.Logger(ctx.Logger())
 	if err := h.setZones(); err != nil {
 		return err
 	}
 	if err := h.setOptions(resolveNumber); err != nil {
 		return err
 	}
-	loaded, err := ctx.App(ownName)
-	if err != nil {
-		return err
-	}
-	app := loaded.(*App)
 	h.store, h.redis, h.timeout = app.store, app.redis, app.timeout
 	if h.onError == "" {
 		h.onError = app.onError
@@ -150,7 +150,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return errors.New("limits: got none, want at least one")
 	}
 	prep := h.preparation(resolveNumber, app.definitions.maxKeys)
-	prep.consistency = app.consistency
+	prep.consistency, prep.logger = app.consistency, h.logger
 	for i, l := range h.Limits {
 		if l == nil {
 			return fmt.Errorf("limits: limit %d is null", i)

@@ -382,6 +382,7 @@ type preparation struct {
 	maxKeys     int                 // of all limits together
 	consistency limiter.Consistency // by default
 	paths       map[string]bool     // of the buckets in the handler so far
+	logger      *zap.Logger         // of the handler
 
 	limits     []*Limit // of the handler, without those within them
 	accounting accounting
@@ -454,7 +455,7 @@ func (p *preparation) addPaths(buckets []*bucket) error {
 
 // provision sets up l and its nested limits.
 func (l *Limit) provision(ctx caddy.Context, parent *Limit, prep *preparation, defs *definitions) error {
-	l.logger = ctx.Logger()
+	l.logger = prep.logger
 	if err := l.prepare(parent, prep); err != nil {
 		return err
 	}

@@ -435,6 +435,9 @@ func (s *server) entries() []entry {
 	s.t.Helper()
 	var entries []entry
 	eventually(s.t, "access log of all requests", func() bool {
+		if app := newestApp(); app != nil && !app.lines.Flush(patience) {
+			return false
+		}
 		entries = readEntries(s.t, s.logPath)
 		handled := int64(0)
 		for _, e := range entries {
@@ -821,7 +824,9 @@ func readyLimit(t testing.TB, l *Limit) (*Limit, *observer.ObservedLogs) {
 	t.Cleanup(cancel)
 	defs := newDefinitions()
 	t.Cleanup(defs.release)
-	if err := l.provision(ctx, nil, new(Handler).preparation(resolveNumber, defs.maxKeys), defs); err != nil {
+	prep := new(Handler).preparation(resolveNumber, defs.maxKeys)
+	prep.logger = zap.NewNop()
+	if err := l.provision(ctx, nil, prep, defs); err != nil {
 		t.Fatal(err)
 	}
 	core, logs := observer.New(zapcore.DebugLevel)

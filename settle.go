@@ -217,7 +217,7 @@ func (s *settler) end(err error, panicked bool) {
 func (l *Limit) reportBadCost(text string, h *holding) {
 	if l.valueErrorThrottle.Allow() {
 		l.logger.Warn("the actual cost of a request is no whole number, so its estimated cost is charged",
-			zap.String("limit", h.bucket.path), zap.String("actual_cost", l.ActualCost), zap.String("got", redacted(text)), zap.Int64("charged", h.cost))
+			zap.String("limit", h.bucket.path), zap.String("actual_cost", l.ActualCost), zap.String("got", described(text)), zap.Int64("charged", h.cost))
 	}
 }
 

@@ -238,7 +238,7 @@ func (v *value[T]) at(repl *caddy.Replacer) (T, error) {
 	text := repl.ReplaceAll(v.template, "")
 	got, want := v.parse(text)
 	if want != "" {
-		return got, badOption(v.option, text, fmt.Sprintf("%s from %s", want, quoteWord(v.template)))
+		return got, newOptionError(v.option, "got %s, want %s from %s", described(text), want, quoteWord(v.template))
 	}
 	return got, nil
 }
@@ -280,6 +280,17 @@ func inWords(words []string, conjunction string) string {
 		return words[0]
 	}
 	return strings.Join(words[:last], ", ") + " " + conjunction + " " + words[last]
+}
+
+// described returns text that a request has given, such as a field of its header or one of
+// its response, for the log: itself if it could be a short number, and else how long it is.
+// What clients send does not belong there, nor can it be told from what others say.
+func described(text string) string {
+	const most = 24
+	if len(text) <= most && strings.Trim(text, "0123456789+-.,eE") == "" {
+		return strconv.Quote(text)
+	}
+	return fmt.Sprintf("%d bytes that are not shown", len(text))
 }
 
 // redacted returns text for an error message, without the password of a URL.

@@ -174,7 +174,7 @@ func (e *emitter) redis(ev limiter.Event) {
 		e.send(EventRedisLost, map[string]any{"server": ev.Server, "reason": ev.Reason})
 	case limiter.EventRecovered, limiter.EventReplaced:
 		e.send(EventRedisBack, map[string]any{"server": ev.Server, "down": ev.Downtime.Seconds()})
-	case limiter.EventError: // the server is still up
+	case limiter.EventError, limiter.EventReason: // its state is the same
 	}
 }
 
