@@ -235,6 +235,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	if holdings != nil {
 		s := &settler{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, request: r, holdings: holdings}
+		s.early = s.left()
 		return serveHolding(s, func(w http.ResponseWriter) error { return h.serve(w, r, next, res, err) })
 	}
 	return h.serve(w, r, next, res, err)
@@ -297,7 +298,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, []hol
 	res := resultOf(eval)
 	if err := h.ask(eval, res); err != nil {
 		h.noteUndecided(res, eval, telemetry.CheckedUndecided)
-		eval.settleDenied()
+		eval.settleUnpassed()
 		return res, nil, storeError{err}
 	}
 	delay := eval.lower()
@@ -305,7 +306,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, []hol
 	decider, wait := res.add(eval, h.families, w.Header())
 	h.observe(res, eval)
 	if decider.decision.Denied && !decider.decision.DryRun {
-		eval.settleDenied()
+		eval.settleUnpassed()
 		told := wait
 		if h.jitter > 0 {
 			told = withJitter(wait, h.jitter)
@@ -317,7 +318,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, []hol
 		return res, nil, denial{decider, wait}
 	}
 	if err := res.delay(r, delay); err != nil {
-		eval.settleDenied()
+		eval.settleUnpassed()
 		return res, nil, err
 	}
 	return res, eval.holdings, nil
