@@ -159,6 +159,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
+	h.keepConnections(ctx)
 	h.warnReplaced(app)
 	app.handlers = append(app.handlers, h)
 	return nil
@@ -234,6 +235,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	if holdings != nil {
 		s := &settler{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, request: r, holdings: holdings}
+		s.early = s.left()
 		return serveHolding(s, func(w http.ResponseWriter) error { return h.serve(w, r, next, res, err) })
 	}
 	return h.serve(w, r, next, res, err)
@@ -296,7 +298,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, []hol
 	res := resultOf(eval)
 	if err := h.ask(eval, res); err != nil {
 		h.noteUndecided(res, eval, telemetry.CheckedUndecided)
-		eval.settleDenied()
+		eval.settleUnpassed()
 		return res, nil, storeError{err}
 	}
 	delay := eval.lower()
@@ -304,7 +306,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, []hol
 	decider, wait := res.add(eval, h.families, w.Header())
 	h.observe(res, eval)
 	if decider.decision.Denied && !decider.decision.DryRun {
-		eval.settleDenied()
+		eval.settleUnpassed()
 		told := wait
 		if h.jitter > 0 {
 			told = withJitter(wait, h.jitter)
@@ -315,30 +317,12 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*result, []hol
 		}
 		return res, nil, denial{decider, wait}
 	}
-	return res, eval.holdings, res.delay(r.Context(), delay)
-}
-
-// delay waits until a request that is admitted may pass. It stays charged if its client
-// leaves before.
-func (res *result) delay(ctx context.Context, wait time.Duration) error {
-	if wait == 0 {
-		return nil
+	if err := res.delay(r, delay); err != nil {
+		eval.settleUnpassed()
+		return res, nil, err
 	}
-	start, timer := time.Now(), time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		res.delayed += time.Since(start)
-		return nil
-	case <-ctx.Done():
-		res.delayed += time.Since(start)
-		return refusal{statusClientLeft, ctx.Err()}
-	}
+	return res, eval.holdings, nil
 }
-
-// statusClientLeft is logged of requests whose clients left before there was a response.
-// It is that of Caddy's reverse_proxy.
-const statusClientLeft = 499
 
 // ask has the store decide on the request. Only limits that are asked in order may
 // take more than one call.

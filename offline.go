@@ -158,7 +158,7 @@ func (o *offlineHandler) Decide(ctx context.Context, store limiter.Store) ([]lim
 		o.lower()
 	}
 	if err != nil || o.firstDenied() >= 0 {
-		o.settleDenied()
+		o.settleUnpassed()
 	}
 	return o.decisions, err
 }
@@ -183,7 +183,11 @@ type offlineHeld struct {
 
 // Charge implements offline.Held.
 func (h *offlineHeld) Charge(r *offline.Response) (charge int64, known bool) {
-	if r.Status != 0 {
+	switch {
+	case r.Unknown:
+	case r.Status == 0:
+		return h.unpassed(), true
+	default:
 		if charge, decided := h.byHeader(r.Status, r.Header); decided {
 			return charge, true
 		}

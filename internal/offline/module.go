@@ -87,9 +87,10 @@ type Held interface {
 
 // Response is the response to a request.
 type Response struct {
-	Status int         // 0 if there is none
-	Header http.Header // which placeholders show as well, see Run.SetResponse
-	Bytes  int64       // of its body; -1 if unknown
+	Status  int         // 0 if there is none
+	Unknown bool        // there is none since the client has left: the next handlers had the request
+	Header  http.Header // which placeholders show as well, see Run.SetResponse
+	Bytes   int64       // of its body; -1 if unknown
 }
 
 // Limit describes a bucket of a limit, as it is configured. A limit around others may

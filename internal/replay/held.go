@@ -65,7 +65,7 @@ func (p *replay) keep(run *offline.Run) {
 	case e.Status == 0, e.Status == http.StatusTooManyRequests:
 		logged, answered = offline.Response{}, false // a limit of then may have denied it
 	case e.Status == statusClientLeft:
-		logged = offline.Response{}
+		logged = offline.Response{Unknown: true}
 	case slices.ContainsFunc(held, func(h heldUnits) bool { return h.limit.settlement.ReadsHeader() }):
 		if logged.Header = e.ResponseHeader(); logged.Header != nil {
 			run.SetResponse(logged.Header)
