@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -472,11 +473,12 @@ func (b *placedBucket) level(at limiter.Bucket, level found) adminapi.Level {
 }
 
 // shownKey returns a key, or a client's address that replaces it, as it is shown.
-func shownKey(text string, address bool) adminapi.Key {
+func shownKey(key string, address bool) adminapi.Key {
+	text := keytext.Of(key)
 	if address {
 		return adminapi.Key{Address: &text}
 	}
-	return adminapi.Key{Key: &text}
+	return adminapi.Key{Key: &text, NotUTF8: !utf8.ValidString(key)}
 }
 
 // Top implements adminapi.Source.
@@ -532,7 +534,7 @@ func (b *bucket) top(by toplist.By, n int) adminapi.Top {
 	for _, e := range top.Entries {
 		entry := adminapi.TopEntry{
 			Key:       shownKey(e.Text, e.Address),
-			Truncated: e.Cut, NotUTF8: !e.Cut && !utf8.ValidString(e.Text), Requests: e.Requests, Denied: e.Denied, Error: e.Error,
+			Truncated: e.Cut, Requests: e.Requests, Denied: e.Denied, Error: e.Error,
 		}
 		answer.Entries = append(answer.Entries, entry)
 	}

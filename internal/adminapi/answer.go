@@ -149,10 +149,11 @@ type Node struct {
 	Unreported int64 `json:"unreported,omitempty"` // units that it has admitted, which Redis may not know of
 }
 
-// Key is the key of a bucket, or what replaces it.
+// Key is the text of a bucket's key, see package keytext, or what replaces it.
 type Key struct {
 	Key     *string `json:"key,omitempty"`
-	Address *string `json:"address,omitempty"` // instead of key: of a client without one
+	Address *string `json:"address,omitempty"`  // instead of key: of a client without one
+	NotUTF8 bool    `json:"not_utf8,omitempty"` // the key is not, so its text is quoted
 }
 
 // Notable reports whether the bucket holds something, or denies requests.
@@ -210,15 +211,10 @@ type Top struct {
 
 // TopEntry is a key and its counts. The one that entries are sorted by is at most
 // error too high. The other one is never too high.
-//
-// JSON can't represent a key that is not UTF-8: it has U+FFFD in place of the bytes
-// that are not. Several entries may then look alike, and peek and reset accept none
-// of them.
 type TopEntry struct {
 	Key
 
-	Truncated bool   `json:"truncated,omitempty"`
-	NotUTF8   bool   `json:"not_utf8,omitempty"`
+	Truncated bool   `json:"truncated,omitempty"` // the key is too long to be kept: this is its beginning, and a digest
 	Requests  uint64 `json:"requests"`
 	Denied    uint64 `json:"denied"`
 	Error     uint64 `json:"error"`
