@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -223,13 +224,23 @@ func (a *App) numbered() (all []placedBucket) {
 		return nil
 	}
 	all = slices.Collect(a.limits())
-	now, listed := time.Now(), result{buckets: make([]bucketResult, len(all))}
-	for i := range all {
-		listed.buckets[i] = bucketResult{policy: all[i].policy, name: all[i].name, limit: all[i].storedLimit(now), families: ietf}
+	// As numberDuplicates does it, in a time that is linear: there may be many limits.
+	type identity struct {
+		path, name string
+		limit      limiter.Limit
 	}
-	listed.numberDuplicates(0)
+	now, ordinals, next := time.Now(), make(map[identity]int, len(all)), make(map[string]int)
 	for i := range all {
-		all[i].title = string(listed.buckets[i].appendTo(nil))
+		b := &all[i]
+		of := identity{b.path, b.name, b.storedLimit(now)}
+		ordinal, known := ordinals[of]
+		if !known {
+			ordinal = next[b.path]
+			ordinals[of], next[b.path] = ordinal, ordinal+1
+		}
+		if b.title = b.path; ordinal > 0 {
+			b.title += "#" + strconv.Itoa(ordinal+1)
+		}
 	}
 	return all
 }
@@ -468,6 +479,12 @@ func (b *placedBucket) level(at limiter.Bucket, level found) adminapi.Level {
 		size, remaining := at.Limit.Size-above, max(level.Remaining-above, 0)
 		answer.Size, answer.Remaining, answer.RetryAfter = &size, &remaining, &wait
 		answer.Never = at.Cost > size
+	}
+	if b.policy.concurrency { // when it is clear is up to the requests in progress
+		answer.InProgress = answer.RetryAfter != nil && *answer.RetryAfter > 0
+		if answer.Clear = 0; answer.InProgress {
+			answer.RetryAfter = nil
+		}
 	}
 	return answer
 }

@@ -489,3 +489,41 @@ func TestCommandsFailOnFullDisks(t *testing.T) {
 		}
 	}
 }
+
+// TestPeekOfFullConcurrency guards that nobody is told a time at which requests in progress
+// end, in memory and in Redis: it is not known.
+func TestPeekOfFullConcurrency(t *testing.T) {
+	for name, global := range map[string]func() string{
+		"memory": func() string { return "" },
+		"redis":  func() string { return redisGlobal(redistest.Start(t).Addr, slowly) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			arrived, done := make(chan struct{}, 2), make(chan struct{})
+			upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) {
+				arrived <- struct{}{}
+				<-done
+			})
+			s, a := startWithAdmin(t, config{global: global(), site: "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy " + upstream})
+			peek := func() map[string]any { return a.ask("POST", "peek", `{"limit": "inflight"}`) }
+			ended := make(chan struct{})
+			for range 2 {
+				go func() {
+					_, _ = ask(context.WithoutCancel(t.Context()), s.url("/"))
+					ended <- struct{}{}
+				}()
+				<-arrived
+			}
+			got := peek()
+			wantJSON(t, got, `{"remaining": 0, "held": 2, "clear": 0, "in_progress": true, "retry_after": null}`)
+			r := runCommand(t, "peek", "--address", a.addr, "inflight")
+			if !strings.Contains(r.out, "\nretry after  a request in progress ends\n") || strings.Contains(r.out, "µs") {
+				t.Errorf("peek: got %+v", r)
+			}
+			close(done)
+			<-ended
+			<-ended
+			eventually(t, "the end of the requests", func() bool { return peek()["held"] == 0. })
+			wantJSON(t, peek(), `{"remaining": 2, "in_progress": null, "retry_after": 0}`)
+		})
+	}
+}

@@ -136,9 +136,10 @@ type Level struct {
 	Held       int64    `json:"held"`
 	Clear      Seconds  `json:"clear"`
 	RetryAfter *Seconds `json:"retry_after,omitempty"`
-	Never      bool     `json:"never,omitempty"`  // a request costs more than the bucket ever has room for
-	Banned     Seconds  `json:"banned,omitempty"` // for how long the limit bans the key, or did; RetryAfter is at least as long
-	Node       *Node    `json:"node,omitempty"`   // with Redis
+	InProgress bool     `json:"in_progress,omitempty"` // requests in progress leave no room, and nobody knows when they end; there is no RetryAfter then
+	Never      bool     `json:"never,omitempty"`       // a request costs more than the bucket ever has room for
+	Banned     Seconds  `json:"banned,omitempty"`      // for how long the limit bans the key, or did; RetryAfter is at least as long
+	Node       *Node    `json:"node,omitempty"`        // with Redis
 }
 
 // Node is what this process knows of a bucket in Redis.
@@ -163,7 +164,7 @@ func (a *Level) Notable() bool {
 
 // Denies reports whether a request is denied now, or would be if this were no dry run.
 func (a *Level) Denies() bool {
-	return a.Never || a.Banned > 0 || a.RetryAfter != nil && *a.RetryAfter > 0 || a.Node != nil && a.Node.Remembered
+	return a.Never || a.InProgress || a.Banned > 0 || a.RetryAfter != nil && *a.RetryAfter > 0 || a.Node != nil && a.Node.Remembered
 }
 
 // Levels is the answer of peek and reset about the buckets of all limits: those

@@ -257,10 +257,12 @@ func retryText(a *adminapi.Level) string {
 	switch {
 	case a.Never:
 		text = "never"
+	case a.InProgress:
+		text = "a request in progress ends"
 	case wait > 0 || a.RetryAfter != nil:
 		text = terminal.Briefly(time.Duration(wait))
 	}
-	if a.DryRun && (a.Never || wait > 0) {
+	if a.DryRun && (a.Never || a.InProgress || wait > 0) {
 		text += ", if enforced"
 	}
 	return text
