@@ -963,3 +963,34 @@ func newClientCertificate(t *testing.T) (certificate []byte, key crypto.PrivateK
 	}
 	return certificate, private
 }
+
+// TestManyLimitsAreListedInLinearTime guards that what the admin API does for each request
+// does not take a time that is quadratic in the number of limits.
+func TestManyLimitsAreListedInLinearTime(t *testing.T) {
+	t.Parallel()
+	listing := func(n int) (fastest time.Duration) {
+		h := new(Handler)
+		for i := range n {
+			l := new(Limit)
+			b := &bucket{limit: l, path: defaultName, name: fmt.Sprint(defaultName, "@", i)}
+			l.buckets = []*bucket{b}
+			b.size.constant, b.rate.constant, b.drip.constant, b.factor.constant = 1, time.Second, 1, 1
+			h.Limits = append(h.Limits, l)
+		}
+		app := &App{handlers: []*Handler{h}}
+		fastest = time.Hour
+		for range 5 {
+			start := time.Now()
+			all := app.numbered()
+			fastest = min(fastest, time.Since(start))
+			if len(all) != n || all[0].title != "default" || all[n-1].title != fmt.Sprint("default#", n) {
+				t.Fatalf("%d limits: the last one is %s", n, all[n-1].title)
+			}
+		}
+		return fastest
+	}
+	few, many := listing(2000), listing(32_000)
+	if many > 100*few { // 16 times as many; quadratic would be 256
+		t.Errorf("2000 limits take %v, and 32000 take %v", few, many)
+	}
+}
