@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -222,13 +224,23 @@ func (a *App) numbered() (all []placedBucket) {
 		return nil
 	}
 	all = slices.Collect(a.limits())
-	now, listed := time.Now(), result{buckets: make([]bucketResult, len(all))}
-	for i := range all {
-		listed.buckets[i] = bucketResult{policy: all[i].policy, name: all[i].name, limit: all[i].storedLimit(now), families: ietf}
+	// As numberDuplicates does it, in a time that is linear: there may be many limits.
+	type identity struct {
+		path, name string
+		limit      limiter.Limit
 	}
-	listed.numberDuplicates(0)
+	now, ordinals, next := time.Now(), make(map[identity]int, len(all)), make(map[string]int)
 	for i := range all {
-		all[i].title = string(listed.buckets[i].appendTo(nil))
+		b := &all[i]
+		of := identity{b.path, b.name, b.storedLimit(now)}
+		ordinal, known := ordinals[of]
+		if !known {
+			ordinal = next[b.path]
+			ordinals[of], next[b.path] = ordinal, ordinal+1
+		}
+		if b.title = b.path; ordinal > 0 {
+			b.title += "#" + strconv.Itoa(ordinal+1)
+		}
 	}
 	return all
 }
@@ -468,15 +480,22 @@ func (b *placedBucket) level(at limiter.Bucket, level found) adminapi.Level {
 		answer.Size, answer.Remaining, answer.RetryAfter = &size, &remaining, &wait
 		answer.Never = at.Cost > size
 	}
+	if b.policy.concurrency { // when it is clear is up to the requests in progress
+		answer.InProgress = answer.RetryAfter != nil && *answer.RetryAfter > 0
+		if answer.Clear = 0; answer.InProgress {
+			answer.RetryAfter = nil
+		}
+	}
 	return answer
 }
 
 // shownKey returns a key, or a client's address that replaces it, as it is shown.
-func shownKey(text string, address bool) adminapi.Key {
+func shownKey(key string, address bool) adminapi.Key {
+	text := keytext.Of(key)
 	if address {
 		return adminapi.Key{Address: &text}
 	}
-	return adminapi.Key{Key: &text}
+	return adminapi.Key{Key: &text, NotUTF8: !utf8.ValidString(key)}
 }
 
 // Top implements adminapi.Source.
@@ -532,7 +551,7 @@ func (b *bucket) top(by toplist.By, n int) adminapi.Top {
 	for _, e := range top.Entries {
 		entry := adminapi.TopEntry{
 			Key:       shownKey(e.Text, e.Address),
-			Truncated: e.Cut, NotUTF8: !e.Cut && !utf8.ValidString(e.Text), Requests: e.Requests, Denied: e.Denied, Error: e.Error,
+			Truncated: e.Cut, Requests: e.Requests, Denied: e.Denied, Error: e.Error,
 		}
 		answer.Entries = append(answer.Entries, entry)
 	}

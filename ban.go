@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -161,7 +162,7 @@ func (e *evaluation) noteBan(i int) {
 	}
 	var key *string
 	if of.policy.top != nil {
-		text := strings.Clone(b.Key)
+		text := strings.Clone(keytext.Of(b.Key))
 		key = &text
 	}
 	process.Banned(of.limit.path, of.banned, key)

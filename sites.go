@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -27,7 +28,19 @@ func (s site) String() string {
 	if len(s.hosts) == 0 {
 		return s.server
 	}
-	return s.server + " " + strings.Join(s.hosts, ", ")
+	return s.server + " " + strings.Join(firstOf(s.hosts), ", ")
+}
+
+// maxListed is how many elements of a list a log line has.
+const maxListed = 10
+
+// firstOf returns a list for a log line: a config may have thousands of sites, and a site
+// of hosts.
+func firstOf(all []string) []string {
+	if n := len(all) - maxListed; n > 0 {
+		return append(slices.Clone(all[:maxListed]), fmt.Sprintf("%d more", n))
+	}
+	return all
 }
 
 // sitesOf returns where the handlers of an HTTP app stand. Those in routes of other
@@ -126,21 +139,21 @@ func hostsOf(sets caddyhttp.MatcherSets) (hosts []string) {
 // sites and share their buckets there, as their keys and numbers are equal.
 func (a *App) logSharedBuckets() {
 	stand := a.sites()
-	shared := make(map[string][]string) // the sites, by the name of the buckets
+	shared := make(map[string]map[string]bool) // the sites, by the name of the buckets
 	for b := range a.limits() {
 		at, known := stand[b.handler]
 		if !known || !b.unnamed() || b.off || b.bucket != b.limit.buckets[0] {
 			continue
 		}
-		if name := at.String(); !slices.Contains(shared[b.name], name) {
-			shared[b.name] = append(shared[b.name], name)
+		if shared[b.name] == nil {
+			shared[b.name] = make(map[string]bool)
 		}
+		shared[b.name][at.String()] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(shared)) {
-		if sites := shared[name]; len(sites) > 1 {
-			slices.Sort(sites)
+		if sites := slices.Sorted(maps.Keys(shared[name])); len(sites) > 1 {
 			a.logger.Info("limits without a name, or within one, on several sites have equal keys and numbers, so they share their buckets; "+
-				"unless that is meant, give each a name", zap.String("limit", pathOfBuckets(name)), zap.Strings("sites", sites))
+				"unless that is meant, give each a name", zap.String("limit", pathOfBuckets(name)), zap.Strings("sites", firstOf(sites)))
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -238,7 +239,7 @@ func (h *Handler) logExceeded(e *evaluation, decider *bucketResult, wait time.Du
 		if template == "" || strings.Count(template, "{") > 1 { // the text between several placeholders counts too
 			key = e.replacer.ReplaceAll(template, "")
 		}
-		fields = append(fields, zap.String("key", key))
+		fields = append(fields, zap.String("key", keytext.Of(key)))
 	}
 	c.Write(fields...)
 }

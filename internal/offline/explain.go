@@ -24,6 +24,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -273,7 +274,7 @@ func (x *explainer) inspect(h Handler, r *http.Request) bool {
 func (x *explainer) addMet(l *Limit, eval Evaluation, i int) {
 	b := &eval.Buckets()[i]
 	x.Limits = append(x.Limits, explainedLimit{
-		Limit: l.Path, Key: b.Key, NoKey: b.Name != l.Bucket, Cost: b.Cost, Numbers: eval.Numbers(i),
+		Limit: l.Path, Key: keytext.Of(b.Key), NoKey: b.Name != l.Bucket, Cost: b.Cost, Numbers: eval.Numbers(i),
 	})
 }
 

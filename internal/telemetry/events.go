@@ -143,7 +143,7 @@ func (p *Process) lookForDenialsOf(kind int, now time.Time) (inTime bool) {
 	return inTime
 }
 
-// Banned emits an event of a ban that has begun. key is nil if nobody asked for keys. If
+// Banned emits an event of a ban that has begun. key is the text of the key, or nil if nobody asked for keys. If
 // many begin at once, some are not told: they must not crowd out other events.
 func (p *Process) Banned(limit string, d time.Duration, key *string) {
 	e := p.events
