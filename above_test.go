@@ -29,6 +29,11 @@ func TestPolicyOptions(t *testing.T) {
 		`algorithm fixed_window; size 5; period day; soft 2; status 503`:          ``,
 		`size {query.n}; drip_rate {query.d}; max_delay 1s`:                       ``,
 		`size 5; drip_size {query.n}; max_delay 2s`:                               ``,
+		`size 5; drip_size 5; max_delay 2s`:                                       ``,
+		`size 5; drip_size 6; max_delay 2s`:                                       limit(`max_delay: got "2s", want size 6 or more with it, as drip_size is 6 and cost 1: otherwise more than the size could pass at once`),
+		`size 5; drip_size 4; cost 3; max_delay 2s; soft 1`:                       ``,
+		`size 5; drip_size 5; cost 3; max_delay 2s; soft 1`:                       limit(`max_delay: got "2s", want size 6 or more with it, as drip_size is 5 and cost 3: otherwise more than the size could pass at once`),
+		`size {query.n}; drip_size 50; cost {query.c}; max_delay 2s`:              ``,
 		`size 5; drip_size {query.n}; soft 2`:                                     ``,
 		`size 5; soft 0`:                                                          limit(`soft: got "0", want a whole number from 1 to 562949953421312`),
 		`size 5; soft {query.n}`:                                                  limit(`soft: got "{http.request.uri.query.n}", want a whole number from 1 to 562949953421312`),
@@ -204,6 +209,30 @@ func TestMaxDelayInOrder(t *testing.T) {
 	passing.Wait()
 	if took, all := time.Since(start), time.Duration(requests-size)*drip; took > all+patience/2 {
 		t.Errorf("the last one passed after %v, want %v", took, all)
+	}
+}
+
+// TestMaxDelayOfCosts guards that max_delay passes no request which costs more than the size,
+// and none together with others that take more than the size at a moment, whose cost, size or
+// drips are those of the request: such a request is denied at once, and charged nothing.
+func TestMaxDelayOfCosts(t *testing.T) {
+	s := startSite(t, "rate_limit a {\nkey all\nsize {query.size}\ndrip_rate 1h\ndrip_size {query.drip}\ncost {query.cost}\nmax_delay 100h\nmax_waiting 1\n}\nrespond admitted")
+	for _, tc := range []struct {
+		query string
+		want  int
+	}{
+		{"size=3&drip=1&cost=13", 429},
+		{"size=3&drip=1&cost=3", 200},
+		{"size=3&drip=1&cost=4", 429},
+		{"size=1&drip=50&cost=1", 200},
+		{"size=1&drip=50&cost=1", 429}, // fifty would pass with the next drip
+		{"size=4&drip=3&cost=3", 200},
+		{"size=4&drip=3&cost=3", 429}, // and here five
+	} {
+		got := s.get("/?" + tc.query)
+		if got.StatusCode != tc.want {
+			t.Errorf("%s: got %d, want %d", tc.query, got.StatusCode, tc.want)
+		}
 	}
 }
 

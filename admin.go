@@ -18,6 +18,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
@@ -456,15 +457,22 @@ func (b *placedBucket) level(at limiter.Bucket, level found) adminapi.Level {
 		answer.Size, answer.Remaining, answer.RetryAfter = &size, &remaining, &wait
 		answer.Never = at.Cost > size
 	}
+	if b.Policy.Concurrency { // when it is clear is up to the requests in progress
+		answer.InProgress = answer.RetryAfter != nil && *answer.RetryAfter > 0
+		if answer.Clear = 0; answer.InProgress {
+			answer.RetryAfter = nil
+		}
+	}
 	return answer
 }
 
 // shownKey returns a key, or a client's address that replaces it, as it is shown.
-func shownKey(text string, address bool) adminapi.Key {
+func shownKey(key string, address bool) adminapi.Key {
+	text := keytext.Of(key)
 	if address {
 		return adminapi.Key{Address: &text}
 	}
-	return adminapi.Key{Key: &text}
+	return adminapi.Key{Key: &text, NotUTF8: !utf8.ValidString(key)}
 }
 
 // Top implements adminapi.Source.
@@ -520,7 +528,7 @@ func topOf(b *rule.Bucket, by toplist.By, n int) adminapi.Top {
 	for _, e := range top.Entries {
 		entry := adminapi.TopEntry{
 			Key:       shownKey(e.Text, e.Address),
-			Truncated: e.Cut, NotUTF8: !e.Cut && !utf8.ValidString(e.Text), Requests: e.Requests, Denied: e.Denied, Error: e.Error,
+			Truncated: e.Cut, Requests: e.Requests, Denied: e.Denied, Error: e.Error,
 		}
 		answer.Entries = append(answer.Entries, entry)
 	}

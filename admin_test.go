@@ -26,7 +26,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // admin sends requests to an admin endpoint.
@@ -261,7 +263,8 @@ func TestAdminBadRequests(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: adminSite})
 	post := func(body string) [3]string { return [3]string{"POST", "peek", body} }
 	const body = `such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
-	const replaced = "key: got U+FFFD, which stands for what is not UTF-8, so it is unknown which key is meant; want a key without it"
+	const replaced = `key: got U+FFFD, which stands for what is not UTF-8, so it is unknown which key is meant; want it quoted as top and bans show it, such as "\xff", or "\ufffd" for U+FFFD itself`
+	const unquoted = `key: got a double quote at the beginning, but no quoted text; want a key that begins with one quoted as top and bans show it, such as "\"a\""`
 	for _, c := range []struct {
 		request [3]string
 		status  int
@@ -290,7 +293,17 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`{"limit": 1}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": ""}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": null}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
-		{post(`{"` + secret + `": "api"}`), 400, "body: got an unknown field, want limit and key or address"},
+		{post(`{"` + secret + `": "api"}`), 400, "body: got an unknown field, want limit, key or address"},
+		{post(`{"limit": "api", "key": "a", "key": "` + secret + `"}`), 400, "key: got the field twice, want it once"},
+		{post(`{"limit": "api", "limit": "api", "key": "` + secret + `"}`), 400, "limit: got the field twice, want it once"},
+		{post(`{"address": "192.0.2.1", "\u0061ddress": "192.0.2.1"}`), 400, "address: got the field twice, want it once"},
+		{post(`{"Limit": "api", "key": "` + secret + `"}`), 400, "limit: got the field in another case, want it in lower case"},
+		{post(`{"limit": "api", "key": "a", "KEY": "` + secret + `"}`), 400, "key: got the field in another case, want it in lower case"},
+		{post(`{"limit": "api", "\u212aey": "` + secret + `"}`), 400, "key: got the field in another case, want it in lower case"},
+		{[3]string{"POST", "reset", `{"limit": "api", "key": "a", "key": "b"}`}, 400, "key: got the field twice, want it once"},
+		{[3]string{"POST", "unban", `{"limit": "api", "key": "a", "key": "b"}`}, 400, "key: got the field twice, want it once"},
+		{[3]string{"POST", "ban", `{"limit": "api", "key": "a", "duration": "1s", "duration": "6000d"}`}, 400, "duration: got the field twice, want it once"},
+		{[3]string{"POST", "ban", `{"limit": "api", "key": "a", "Duration": "1s"}`}, 400, "duration: got the field in another case, want it in lower case"},
 		{post(`{"limit": "api", "key": 7}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
 		{post(`{"limit": "api", "key": null}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
 		{post(`{"limit": "api", "key": ["` + secret + `", 7]}`), 400, "key: want a text, or an array of texts, one for each placeholder in the limit's key"},
@@ -299,7 +312,8 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`{"limit": "api", "key": "` + secret + "\ufffd" + `"}`), 400, replaced},
 		{post(`{"limit": "pair", "key": ["` + secret + `", "\ufffd"]}`), 400, replaced},
 		{[3]string{"POST", "reset", `{"limit": "api", "key": "\ufffd"}`}, 400, replaced},
-		{post(`{"limit": "\ufffd", "key": "` + secret + `"}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
+		{post(`{"limit": "api", "key": "\"` + secret + `"}`), 400, unquoted},
+		{post(`{"limit": "pair", "key": ["\"a\"b", "` + secret + `"]}`), 400, unquoted},
 		{post(`{"limit": "api", "address": 7}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": "api", "address": null}`), 400, `address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`},
 		{post(`{"limit": "api", "key": "` + secret + `", "address": "` + secret + `"}`), 400, "address: cannot be combined with limit and key"},
@@ -677,9 +691,9 @@ func TestAdminTop(t *testing.T) {
 	}
 }
 
-// TestAdminTopNotUTF8 guards that top says which keys JSON can't represent, those of
-// several placeholders too, and that no others are marked: not those with U+FFFD, nor
-// those that were cut within a character.
+// TestAdminTopNotUTF8 guards that top marks the keys that are not UTF-8 and quotes them,
+// those of several placeholders too, and that no others are marked: not those with U+FFFD,
+// nor those that were cut within a character.
 func TestAdminTopNotUTF8(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: `
 		rate_limit one {
@@ -718,14 +732,14 @@ func TestAdminTopNotUTF8(t *testing.T) {
 		}
 		return list
 	}
-	if got, want := fmt.Sprint(list("one")), `[["\ufffd"] true ["\ufffd"] false ["a"] false ["truncated"] false]`; got != want {
+	if got, want := fmt.Sprint(list("one")), `[["\"\\xff\""] true ["\"\\ufffd\""] false ["a"] false ["truncated"] false]`; got != want {
 		t.Errorf("one placeholder: got %s, want %s", got, want)
 	}
-	if got, want := fmt.Sprint(list("two")), `[["\ufffd,"] true ["\ufffd,a"] false ["a,\ufffd"] true ["truncated"] false]`; got != want {
+	if got, want := fmt.Sprint(list("two")), `[["\"\\xff,\""] true ["\"\\ufffd,a\""] false ["\"a,\\xff\""] true ["truncated"] false]`; got != want {
 		t.Errorf("two placeholders: got %s, want %s", got, want)
 	}
 	r := runCommand(t, "top", "--address", a.addr, "--limit", "one", "--by", "requests")
-	if r.status != 0 || strings.Count(r.out, "(not UTF-8)") != 1 || !strings.Contains(r.out, "\"\ufffd\" (not UTF-8)\n") {
+	if r.status != 0 || strings.Count(r.out, "(not UTF-8)") != 1 || !strings.Contains(r.out, "\"\\xff\" (not UTF-8)\n") {
 		t.Errorf("top: got %+v", r)
 	}
 }
@@ -947,4 +961,35 @@ func newClientCertificate(t *testing.T) (certificate []byte, key crypto.PrivateK
 		t.Fatal(err)
 	}
 	return certificate, private
+}
+
+// TestManyLimitsAreListedInLinearTime guards that what the admin API does for each request
+// does not take a time that is quadratic in the number of limits.
+func TestManyLimitsAreListedInLinearTime(t *testing.T) {
+	t.Parallel()
+	listing := func(n int) (fastest time.Duration) {
+		h := new(Handler)
+		for i := range n {
+			b := &rule.Bucket{Limit: new(rule.Limit), Path: defaultName, Name: fmt.Sprint(defaultName, "@", i)}
+			b.Policy = &rule.Policy{Policy: outcome.Policy{Path: defaultName}}
+			b.Size.Constant, b.Rate.Constant, b.Drip.Constant, b.Factor.Constant = 1, time.Second, 1, 1
+			b.Limit.Buckets = []*rule.Bucket{b}
+			h.limits = append(h.limits, b.Limit)
+		}
+		app := &App{handlers: []*Handler{h}}
+		fastest = time.Hour
+		for range 5 {
+			start := time.Now()
+			all := app.numbered()
+			fastest = min(fastest, time.Since(start))
+			if len(all) != n || all[0].title != "default" || all[n-1].title != fmt.Sprint("default#", n) {
+				t.Fatalf("%d limits: the last one is %s", n, all[n-1].title)
+			}
+		}
+		return fastest
+	}
+	few, many := listing(2000), listing(32_000)
+	if many > 100*few { // 16 times as many; quadratic would be 256
+		t.Errorf("2000 limits take %v, and 32000 take %v", few, many)
+	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
@@ -198,21 +199,21 @@ func disagreement(b *rule.Bucket, got, earlier option.Setting) error {
 // sites and share their buckets there, as their keys and numbers are equal.
 func (a *App) logSharedBuckets() {
 	stand := a.sites()
-	shared := make(map[string][]string) // the sites, by the name of the buckets
+	shared := make(map[string]map[string]bool) // the sites, by the name of the buckets
 	for b := range a.limits() {
 		at, known := stand[b.handler]
 		if !known || !b.Unnamed() || b.Off || b.Bucket != b.Limit.Buckets[0] {
 			continue
 		}
-		if name := at.String(); !slices.Contains(shared[b.Name], name) {
-			shared[b.Name] = append(shared[b.Name], name)
+		if shared[b.Name] == nil {
+			shared[b.Name] = make(map[string]bool)
 		}
+		shared[b.Name][at.String()] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(shared)) {
-		if sites := shared[name]; len(sites) > 1 {
-			slices.Sort(sites)
+		if sites := slices.Sorted(maps.Keys(shared[name])); len(sites) > 1 {
 			a.logger.Info("limits without a name, or within one, on several sites have equal keys and numbers, so they share their buckets; "+
-				"unless that is meant, give each a name", zap.String("limit", rule.PathOf(name)), zap.Strings("sites", sites))
+				"unless that is meant, give each a name", zap.String("limit", rule.PathOf(name)), zap.Strings("sites", routes.FirstOf(sites)))
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -65,8 +66,9 @@ type App struct {
 	onError     onError
 	consistency limiter.Consistency
 	agreement   *agreement
-	handlers    []*Handler // of the config, in the order in which they were provisioned
-	logger      *zap.Logger
+	handlers    []*Handler     // of the config, in the order in which they were provisioned
+	lines       logqueue.Queue // of the app and its handlers
+	logger      *zap.Logger    // of lines
 
 	reportMetrics bool
 	ctx           caddy.Context
@@ -97,7 +99,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision opens the stores, or takes over those of the previous config.
 func (a *App) Provision(ctx caddy.Context) error {
-	a.logger, a.ctx = ctx.Logger(), ctx
+	a.logger, a.ctx = a.lines.Logger(ctx.Logger()), ctx
 	a.agreement = newAgreement()
 	var err error
 	a.onError, err = option.ParseConstant("on_error", cmp.Or(a.OnError, string(onErrorFallback)), parseOnError)
@@ -139,13 +141,21 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("redis: %w", err)
 	}
 	a.timeout = opt.Timeout
+	if opt.TLS != nil && opt.TLS.InsecureSkipVerify {
+		a.logger.Warn("tls_insecure_skip_verify: certificates of redis are not verified, " +
+			"anyone on the network path can read and change what is sent")
+	}
 	return nil
 }
+
+// flushLines is how long a config that ends waits for its log.
+const flushLines = 500 * time.Millisecond
 
 // Cleanup undoes Start and releases the stores. Caddy also calls it if Provision
 // or Start failed, or was never called.
 func (a *App) Cleanup() error {
 	a.deactivate()
+	defer a.lines.Flush(flushLines)
 	if a.agreement != nil {
 		a.agreement.release()
 	}
@@ -163,11 +173,12 @@ func (a *App) Start() error {
 }
 
 // Stop has limits that are decided here reported at once: the app that takes over may keep
-// them in another way. Requests may still be in flight.
+// them in another way. Requests may still be in flight, so Cleanup flushes the log again.
 func (a *App) Stop() error {
 	if a.redis != nil {
 		a.redis.Flush()
 	}
+	a.lines.Flush(flushLines)
 	return nil
 }
 

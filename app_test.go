@@ -139,6 +139,12 @@ func TestRedisEventsAreLogged(t *testing.T) {
 			map[string]any{"server": "a:1", "reason": "refused", "error": "no"},
 		},
 		{
+			limiter.Event{Server: "a:1", Kind: limiter.EventReason, Reason: "tls", Err: errors.New("no"), Downtime: time.Minute},
+			zap.ErrorLevel,
+			"redis still unavailable, now for another reason",
+			map[string]any{"server": "a:1", "reason": "tls", "error": "no", "down": time.Minute},
+		},
+		{
 			limiter.Event{Server: "a:1", Kind: limiter.EventRecovered, Downtime: time.Minute},
 			zap.InfoLevel,
 			"redis recovered",
@@ -177,7 +183,7 @@ func TestRedisEventsAreLogged(t *testing.T) {
 			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
 		}
 	}
-	process.Redis(tests[2].event) // of a store that a reload has made
+	process.Redis(tests[3].event) // of a store that a reload has made
 	if logs[1].Len() > 0 {
 		t.Errorf("an error is logged twice in a minute: %v", logs[1].TakeAll())
 	}

@@ -370,7 +370,7 @@ func TestAdminBadBans(t *testing.T) {
 		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "-1h"}`, 400, duration},
 		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "1ms"}`, 400, duration},
 		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "6001d"}`, 400, duration},
-		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "1h", "why": "x"}`, 400, "body: got an unknown field, want limit and key or address"},
+		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "1h", "why": "x"}`, 400, "body: got an unknown field, want limit, key, address or duration"},
 		{"POST", "ban", `{"key": "a", "duration": "1h"}`, 400, bare},
 		{"POST", "unban", `{"key": "a"}`, 400, bare},
 		{"POST", "ban", `{"limit": "login", "duration": "1h"}`, 400, "key: got none, want a text that {http.request.header.User} can expand to"},

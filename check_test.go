@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -155,16 +156,50 @@ func TestCheckNotes(t *testing.T) {
 	for _, tc := range []struct{ config, note string }{
 		{"http://:8080 {\nrespond ok\n}", "The config has no limits."},
 		{limits + "handle_errors {\n" + dryLimit("b") + "}\n}", "Server srv0: limits in error routes are left out."},
-		{"{\nrate_limit {\nredis redis.example.com:6379 {\npassword {env.NO_SUCH_PASSWORD}\n}\n}\n}\n" + limits + "}",
-			"Redis was not checked: password: evaluated placeholder {env.NO_SUCH_PASSWORD} is empty."},
 	} {
 		for _, flags := range [][]string{nil, {"--redis"}} {
 			want := "No problems found.\nNote: " + tc.note + "\n"
-			if flags != nil && !strings.Contains(tc.config, "redis") {
+			if flags != nil {
 				want += "Note: The config has no Redis to ask.\n"
 			}
 			runCommand(t, append([]string{"check", "--config", configFile(t, tc.config)}, flags...)...).want(t, 0, want)
 		}
+	}
+}
+
+// TestCheckRefuses guards that what Caddy would not load is one line and status 1, also
+// where it is in no route that leads to a limit. That check refuses all that caddy validate
+// refuses is seen by validateConfig, in each test of an option.
+func TestCheckRefuses(t *testing.T) {
+	const site = "http://:8080 {\nrate_limit a {\nrate 5/1s\n}\n"
+	for _, tc := range []struct{ name, config, want string }{
+		{"port of redis", "{\nrate_limit {\nredis 127.0.0.1:99999\n}\n}\n" + site + "}", `redis: address: got "127.0.0.1:99999", want host:port`},
+		{"timeout of redis", "{\nrate_limit {\nredis 127.0.0.1:6379 {\ntimeout 5h\n}\n}\n}\n" + site + "}", `timeout: got "5h", want a duration from 1ms to 1m`},
+		{"forms of addresses", "{\nrate_limit {\nredis redis://127.0.0.1:1 rediss://127.0.0.1:2\n}\n}\n" + site + "}",
+			"redis: addresses: got rediss:// together with redis://, want one form"},
+		{"password that is not there", "{\nrate_limit {\nredis 127.0.0.1:6379 {\npassword {env.NO_SUCH_PASSWORD}\n}\n}\n}\n" + site + "}",
+			"redis: password: evaluated placeholder {env.NO_SUCH_PASSWORD} is empty"},
+		{"limit in error routes", site + "handle_errors {\nrate_limit b {\nsize 0\n}\n}\n}", `limit "b": size: got "0"`},
+		{"another handler", site + "reverse_proxy {\nto localhost:1\nlb_policy header \"\"\n}\n}", "header"},
+	} {
+		for _, flags := range [][]string{nil, {"--redis"}} {
+			got := runCommand(t, append([]string{"check", "--config", configFile(t, tc.config)}, flags...)...)
+			if got.status != 1 || got.out != "" || strings.Count(got.errors, "\n") != 1 || !strings.Contains(got.errors, tc.want) {
+				t.Errorf("%s: got %+v, want status 1 and %q", tc.name, got, tc.want)
+			}
+		}
+	}
+}
+
+// TestCheckCreatesNoLogs guards that check, which others than Caddy's user may run, does
+// not create the files of logs.
+func TestCheckCreatesNoLogs(t *testing.T) {
+	dir := tempDir(t)
+	log := "log {\noutput file " + dir + "/%s.log\n}\n"
+	config := "{\n" + fmt.Sprintf(log, "global") + "}\nhttp://:8080 {\n" + fmt.Sprintf(log, "site") + dryLimit("a") + "}"
+	runCommand(t, "check", "--config", configFile(t, config)).want(t, 0, "No problems found.\n")
+	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+		t.Errorf("it created %v, error %v", files, err)
 	}
 }
 
@@ -180,20 +215,27 @@ func TestCheckAsksRedis(t *testing.T) {
 		{"noeviction", []string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "it refuses all writes"},
 		{"random", []string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-random"}, "forgets buckets that are in use"},
 		{"nearly full", []string{"--maxmemory", "500kb", "--maxmemory-policy", "volatile-lru"}, "% of its memory"},
-		{"password", []string{"--requirepass", "secret"}, "Note: Redis was not checked: it wants a password.\n"},
+		{"password", []string{"--requirepass", "secret"}, "Note: How Redis is set up was not checked: it wants a password.\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := redistest.Start(t, tc.args...)
 			file := configFile(t, "{\n"+redisGlobal(r.Addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}")
 			got := runCommand(t, "check", "--config", file, "--redis")
-			if !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), tc.want) || got.errors != "" {
+			status := 2
+			if tc.want == "No problems found.\n" {
+				status = 0
+			}
+			if !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), tc.want) || got.errors != "" || got.status != status {
 				t.Errorf("got %+v, want %q", got, tc.want)
 			}
 		})
 	}
 	gone := redistest.FreeAddr(t)
 	got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
-	got.want(t, 0, "No problems found.\nNote: Redis was not checked: dial tcp "+gone+": connect: connection refused.\n")
+	if text := strings.ReplaceAll(got.out, "\n  ", " "); got.status != 2 || !strings.HasSuffix(text, "\n1 warning.\n") ||
+		!strings.HasPrefix(text, "redis: It was not checked: dial tcp "+gone+": connect: connection refused. Run this") {
+		t.Errorf("with a Redis that is gone: got %+v", got)
+	}
 }
 
 // TestCheckTriesRedis guards that check says what the server is, whether it can decide

@@ -313,7 +313,8 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 		{[]string{"status", "--address", "localhost:1-9"}, `address: got "localhost:1-9", want one such as localhost:2019 or unix//run/caddy.sock`},
 		{[]string{"status", "--address", "foo bar"}, `address: got "foo bar", want one such as localhost:2019 or unix//run/caddy.sock`},
 		{[]string{"status", "--address", "foo bar:2019"}, `address: got "foo bar:2019", want one such as localhost:2019 or unix//run/caddy.sock`},
-		{[]string{"peek", address, "tenant", "a", "\xff"}, "key: got U+FFFD, which stands for what is not UTF-8"},
+		{[]string{"peek", address, "tenant", "a", "\ufffd"}, "key: got U+FFFD, which stands for what is not UTF-8"},
+		{[]string{"peek", address, "--key", `"a`}, "key: got a double quote at the beginning, but no quoted text; want "},
 		{[]string{"status", "--address", otherAddr}, "the Caddy at " + otherAddr + " has no endpoint for rate limits: it runs without this module, or with an older version"},
 		{[]string{"status", "--config", off}, off + ": the admin endpoint is off, and a running Caddy can't be asked without it"},
 		{[]string{"status", "--config", "/nonexistent"}, "reading the config: open /nonexistent: no such file or directory"},
@@ -486,5 +487,43 @@ func TestCommandsFailOnFullDisks(t *testing.T) {
 		if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(errs.String(), "no space left on device\n") || strings.Count(errs.String(), "\n") != 1 {
 			t.Errorf("%q: got status %d, %q", args, status, errs.String())
 		}
+	}
+}
+
+// TestPeekOfFullConcurrency guards that nobody is told a time at which requests in progress
+// end, in memory and in Redis: it is not known.
+func TestPeekOfFullConcurrency(t *testing.T) {
+	for name, global := range map[string]func() string{
+		"memory": func() string { return "" },
+		"redis":  func() string { return redisGlobal(redistest.Start(t).Addr, slowly) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			arrived, done := make(chan struct{}, 2), make(chan struct{})
+			upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) {
+				arrived <- struct{}{}
+				<-done
+			})
+			s, a := startWithAdmin(t, config{global: global(), site: "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy " + upstream})
+			peek := func() map[string]any { return a.ask("POST", "peek", `{"limit": "inflight"}`) }
+			ended := make(chan struct{})
+			for range 2 {
+				go func() {
+					_, _ = ask(context.WithoutCancel(t.Context()), s.url("/"))
+					ended <- struct{}{}
+				}()
+				<-arrived
+			}
+			got := peek()
+			wantJSON(t, got, `{"remaining": 0, "held": 2, "clear": 0, "in_progress": true, "retry_after": null}`)
+			r := runCommand(t, "peek", "--address", a.addr, "inflight")
+			if !strings.Contains(r.out, "\nretry after  a request in progress ends\n") || strings.Contains(r.out, "µs") {
+				t.Errorf("peek: got %+v", r)
+			}
+			close(done)
+			<-ended
+			<-ended
+			eventually(t, "the end of the requests", func() bool { return peek()["held"] == 0. })
+			wantJSON(t, peek(), `{"remaining": 2, "in_progress": null, "retry_after": 0}`)
+		})
 	}
 }

@@ -40,12 +40,13 @@ type compiler struct {
 	accounting  rule.Accounting
 	zones       map[*Limit]*zone.Zone // that limits were
 	paths       map[string]bool       // of the buckets so far
+	logger      *zap.Logger           // of the handler
 }
 
 // compiler returns that for the limits of h, whose own options are set.
 func (h *Handler) compiler(resolve option.Resolver, maxKeys int) *compiler {
 	return &compiler{
-		resolve: resolve, maxKeys: maxKeys, accounting: h.accounting, zones: h.zones, paths: make(map[string]bool),
+		resolve: resolve, maxKeys: maxKeys, accounting: h.accounting, zones: h.zones, paths: make(map[string]bool), logger: h.logger,
 	}
 }
 
@@ -96,7 +97,7 @@ func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agree
 		if err != nil {
 			return nil, err
 		}
-		all[i], d.rule.Reporter.Logger = d.rule, ctx.Logger()
+		all[i], d.rule.Reporter.Logger = d.rule, c.logger
 		if err = agreed.add(d); err == nil {
 			err = d.setMatchers(ctx)
 		}

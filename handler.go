@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"math"
 	"math/rand/v2"
@@ -135,18 +134,18 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 
 // Provision sets up the limits. It returns an error if an option is invalid.
 func (h *Handler) Provision(ctx caddy.Context) error {
-	h.logger = ctx.Logger()
+	loaded, err := ctx.App(ownName)
+	if err != nil {
+		return err
+	}
+	app := loaded.(*App)
+	h.logger = app.lines.Logger(ctx.Logger())
 	if err := h.setZones(); err != nil {
 		return err
 	}
 	if err := h.setOptions(option.OnLoad); err != nil {
 		return err
 	}
-	loaded, err := ctx.App(ownName)
-	if err != nil {
-		return err
-	}
-	app := loaded.(*App)
 	h.store, h.redis, h.timeout = app.store, app.redis, app.timeout
 	if h.onError == "" {
 		h.onError = app.onError
@@ -159,6 +158,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.limits, err = c.load(ctx, h.Limits, nil, app.agreement); err != nil {
 		return err
 	}
+	h.keepConnections(ctx)
 	h.warnReplaced(app)
 	app.handlers = append(app.handlers, h)
 	return nil
@@ -342,31 +342,17 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		}
 		return res, nil, denial{decider, wait}
 	}
-	return res, q.Holdings(), delayBy(r.Context(), delay, res)
+	if err := waitOut(r, delay, res); err != nil {
+		q.SettleUnpassed()
+		return res, nil, err
+	}
+	return res, q.Holdings(), nil
 }
 
 // noteUndecided notes why the handler did not decide on the request.
 func (h *Handler) noteUndecided(res *outcome.Outcome, r *http.Request, why telemetry.Checked) {
 	res.Become(why)
 	res.Observe(r.Context(), h.Log)
-}
-
-// delayBy waits until a request that is admitted may pass. It stays charged if its client
-// leaves before.
-func delayBy(ctx context.Context, wait time.Duration, res *outcome.Outcome) error {
-	if wait == 0 {
-		return nil
-	}
-	start, timer := time.Now(), time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		res.AddDelay(time.Since(start))
-		return nil
-	case <-ctx.Done():
-		res.AddDelay(time.Since(start))
-		return rule.Refusal{Status: rule.StatusClientLeft, Err: ctx.Err()}
-	}
 }
 
 // withJitter returns a wait that is longer by a random share, up to the given one.

@@ -216,8 +216,9 @@ type Limit struct {
 	// room. All Caddy instances together pass them on in the order in which they
 	// came, one drip after the other. With `warm_up` a request waits until the wait after
 	// the one before it is over; it must cost less than half of what fits into `warm_up`
-	// at the full rate, and others do not wait. A client that leaves stays charged. Only
-	// for leaky and token buckets, and `warm_up`. Default: none waits.
+	// at the full rate, and others do not wait. With the other algorithms `drip_size` +
+	// cost − 1 must be at most the size, or more could pass at once. A client that leaves
+	// stays charged. Only for leaky and token buckets, and `warm_up`. Default: none waits.
 	MaxDelay Duration `json:"max_delay,omitempty"`
 
 	// How many requests may wait at once in this process, on all sites together if the

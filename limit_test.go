@@ -651,6 +651,29 @@ func TestSitesThatShareUnnamedLimits(t *testing.T) {
 	}
 }
 
+// Guards that the line on sites that share buckets is not as long as the list of all sites, or
+// of the hosts of one.
+func TestLineOnSharingSitesIsBounded(t *testing.T) {
+	const limit = "rate_limit {\nsize 10\n}\nrespond admitted"
+	var others strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&others, "http://s%03d.test:{port} {\n%s\n}\n", i, limit)
+	}
+	for i := range 100 {
+		fmt.Fprintf(&others, "http://a%03d.test:{port}, ", i)
+	}
+	others.WriteString("http://a.test:{port} {\n" + limit + "\n}\n")
+	s := startConfig(t, config{site: limit, sites: others.String()})
+	lines := s.log("info", "rate_limit")
+	if len(lines) != 1 {
+		t.Fatalf("got %d lines", len(lines))
+	}
+	sites := lines[0]["sites"].([]any)
+	if text := fmt.Sprint(lines[0]); len(text) > 1000 || len(sites) != 11 || sites[10] != "92 more" || !strings.Contains(text, ", 91 more") {
+		t.Errorf("got a line of %d bytes, with %v", len(text), sites)
+	}
+}
+
 // Guards that the log warns where drips are read from what clients send, and only
 // there: each value has a bucket of its own, so that they choose a fresh one.
 func TestClientControlledDrips(t *testing.T) {

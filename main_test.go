@@ -35,6 +35,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
@@ -416,6 +417,9 @@ func (s *server) entries() []entry {
 	s.t.Helper()
 	var entries []entry
 	eventually(s.t, "access log of all requests", func() bool {
+		if app := newestApp(); app != nil && !app.lines.Flush(patience) {
+			return false
+		}
 		entries = readEntries(s.t, s.logPath)
 		handled := int64(0)
 		for _, e := range entries {
@@ -575,9 +579,23 @@ func adaptCaddyfile(src string) ([]byte, error) {
 	return out, err
 }
 
-// validateConfig loads a configuration as `caddy validate` does, without admin
-// endpoint and logs.
+// validateConfig loads a configuration as `caddy validate` does, without admin endpoint
+// and logs. The command check has to refuse what that refuses, and nothing else.
 func validateConfig(config []byte) error {
+	err := validateAsCaddy(config)
+	d, refused := offline.New(offlineModule{}, config)
+	if refused == nil {
+		refused = d.Validate()
+		d.Close()
+	}
+	if (err == nil) != (refused == nil) {
+		return fmt.Errorf("caddy validate says: %w; check says: %w", err, refused)
+	}
+	return err
+}
+
+// validateAsCaddy is validateConfig without the command check.
+func validateAsCaddy(config []byte) error {
 	var cfg caddy.Config
 	if err := caddy.StrictUnmarshalJSON(config, &cfg); err != nil {
 		return err

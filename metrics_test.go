@@ -630,3 +630,31 @@ func TestSeriesInOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestMetricsOfBanRoom guards that memory_buckets_max is what max_keys says for each kind of
+// bucket that a limit has, also before one of them holds anything: of keys, of clients without
+// one, and of the bans of both.
+func TestMetricsOfBanRoom(t *testing.T) {
+	for _, tc := range []struct {
+		options  string
+		requests []string
+		want     string
+	}{
+		{"max_keys 1000; ban 1h", nil, "1000"},
+		{"max_keys 1000; ban 1h", []string{"/?k=a"}, "2000"},           // with room for bans
+		{"max_keys 1000; ban 1h", []string{"/?k=a", "/?k=a"}, "2000"},  // and one of them
+		{"max_keys 1000; ban 1h", []string{"/?k=a", "/", "/"}, "4000"}, // and clients without a key
+		{"max_keys 1000", []string{"/?k=a", "/"}, "2000"},
+		{"ban 1h", []string{"/?k=a"}, "1e+06"}, // half of the default, twice
+	} {
+		t.Run("", func(t *testing.T) {
+			s, a := startWithAdmin(t, config{site: "rate_limit room {\nkey {query.k}\nsize 1\ndrip_rate 1h\n" + inLines(tc.options) + "\n}\nrespond ok"})
+			for _, path := range tc.requests {
+				s.get(path)
+			}
+			if got := scrape(t, a.addr)[`memory_buckets_max{limit="room"}`]; got != tc.want {
+				t.Errorf("%s, after %d requests: got %s, want %s", tc.options, len(tc.requests), got, tc.want)
+			}
+		})
+	}
+}

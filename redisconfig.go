@@ -289,10 +289,6 @@ func clientTLS(ctx caddy.Context, options *reverseproxy.TLSConfig) (*tls.Config,
 		config = new(tls.Config)
 	}
 	config.MinVersion = tls.VersionTLS12
-	if config.InsecureSkipVerify {
-		ctx.Logger().Warn("tls_insecure_skip_verify: certificates of redis are not verified, " +
-			"anyone on the network path can read and change what is sent")
-	}
 	return config, nil
 }
 

@@ -60,10 +60,14 @@ func (h *Handler) handleMatcherError(w http.ResponseWriter, r *http.Request, err
 		refused = caddyhttp.HandlerError{StatusCode: http.StatusInternalServerError, Err: err}
 	}
 	if refused.StatusCode >= http.StatusInternalServerError {
-		h.reportError("a matcher failed; requests are rejected", err)
+		h.reportError("a matcher failed; requests are rejected", errMatcher)
 	}
-	return h.refuse(w, r, refused.StatusCode, refused.Err)
+	return h.refuse(w, r, refused.StatusCode, errMatcher)
 }
+
+// errMatcher replaces the error of a matcher, in the log too: it may have text of the
+// request, in places that only the matcher knows.
+var errMatcher = errors.New("an error that is not shown, as it may quote the request")
 
 // reportError logs an error that clients can provoke, at most once a minute.
 func (h *Handler) reportError(msg string, err error) {

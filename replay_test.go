@@ -521,7 +521,8 @@ func TestReplayChargesByResponse(t *testing.T) {
 			"count what was denied", limit("size 1; count status 4xx"), answers(denied, denied, wrong, denied), "a 4=3+1 of 1",
 			"2 requests passed that were denied with 429 in the log, or have no status there: what they would have got is unknown, and they did not count.",
 		},
-		{"count no clients that have left", limit("size 1; count status 4xx"), answers(logged{took: ms, status: 499}, wrong, right), "a 3=2+1 of 1", ""},
+		{"count clients that have left", limit("size 1; count status 401"), answers(logged{took: ms, status: 499}, wrong, right), "a 3=1+2 of 1", ""},
+		{"a field for clients that have left", limit("size 1; count header X-Cost 5"), answers(logged{took: ms, status: 499}, right), "a 2=1+1 of 1", ""},
 		{"right logins are not banned", limit("size 2; count status 401; ban 10m"), answers(slices.Repeat([]logged{right}, 20)...), "a 20=20+0 of 1", ""},
 		{
 			"count and ban", limit("size 2; drip_size 9; count status 401; ban 2h"), logins + answeredLine(61*time.Minute, "192.0.2.1", "/", right), "a 9=6+3 of 1",

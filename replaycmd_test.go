@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -305,5 +306,63 @@ func TestReplayAdvisesLeases(t *testing.T) {
 		if got := strings.Contains(out, advice); got != tc.want {
 			t.Errorf("%s: advice %t, want %t:\n%s", tc.name, got, tc.want, out)
 		}
+	}
+}
+
+// TestReplayClients guards that the virtual host of a line is not taken for its client, and
+// that a log without clients that can be told apart says so first, or is refused.
+func TestReplayClients(t *testing.T) {
+	const n = 200
+	lines := func(fields string) string {
+		var b strings.Builder
+		for i := range n {
+			// Two a second, and each client asks twice.
+			fmt.Fprintf(&b, strings.ReplaceAll(fields, "CLIENT", fmt.Sprintf("192.0.2.%d", i/2))+` [14/Nov/2023:22:%02d:%02d +0000] "GET / HTTP/1.1" 200 1 "-" "-"`+"\n", i/120, i/2%60)
+		}
+		return b.String()
+	}
+	ofCaddy := func(client string) (all string) {
+		for i := range n {
+			all += logLine(time.Duration(i)*500*ms, client, "/")
+		}
+		return all
+	}
+	const different = "" // the first line is that of used lines
+	for _, tc := range []struct {
+		name, log, first string
+		keys             int
+	}{
+		{"addresses", lines("CLIENT - -"), different, 100},
+		{"virtual hosts", lines("example.com:443 CLIENT - -"), different, 100},
+		{"lists", lines("CLIENT, 10.0.0.1 - -"), "200 requests have a list of addresses for their client in the log. The first was taken", 100},
+		{"a proxy", lines("10.0.0.1 - -"), "All 200 requests have the same client in the log, 10.0.0.1: if that is a proxy,", 1},
+		{"a proxy, of Caddy", ofCaddy("10.0.0.1"), "All 200 requests have the same client in the log, 10.0.0.1: if that is a proxy,", 1},
+		{"a proxy with virtual hosts", lines("example.com:443 10.0.0.1 - -"), "All 200 requests have the same client in the log, 10.0.0.1", 1},
+		{"dashes", lines("- - -"), "The log has no address of a client, so", 1},
+		{"names", lines("www.example.com - -"), "The log has no address of a client, but names such as www.example.com:", 1},
+		{"a masked address", ofCaddy("REDACTED"), "The log has no address of a client, but names such as REDACTED:", 1},
+	} {
+		config := configFile(t, replaySite)
+		got := runCommand(t, "replay", "--config", config, "--host", "example.com", logFile(t, tc.log))
+		first := tc.first
+		if first == different {
+			first = "200 of 200 lines used"
+		}
+		var answer struct {
+			Notes  []string
+			Limits []struct{ Keys int }
+		}
+		asJSON := runCommand(t, "replay", "--json", "--config", config, "--host", "example.com", logFile(t, tc.log))
+		err := json.Unmarshal([]byte(asJSON.out), &answer)
+		if err != nil || got.status != 0 || !strings.HasPrefix(got.out, first) || len(answer.Limits) != 1 || answer.Limits[0].Keys != tc.keys {
+			t.Errorf("%s: %v: got\n%s\nwant first %q, and %d keys", tc.name, err, got.out, first, tc.keys)
+		}
+		if tc.first != different && (len(answer.Notes) == 0 || !strings.HasPrefix(answer.Notes[0], tc.first)) {
+			t.Errorf("%s: notes %q", tc.name, answer.Notes)
+		}
+	}
+	got := runCommand(t, "replay", "--config", configFile(t, replaySite), logFile(t, lines("CLIENT 10.0.0.1 - -")))
+	if got.status != 1 || got.out != "" || strings.Count(got.errors, "\n") != 1 || !strings.Contains(got.errors, `got lines that begin with "192.0.2.0 10.0.0.1 - -", of which several may be the client's address, want`) {
+		t.Errorf("with two addresses: got %+v", got)
 	}
 }

@@ -216,8 +216,8 @@ func withPassword(target, password string) string {
 }
 
 // TestCountByResponse guards which responses are charged: by their status and fields,
-// also those of later handlers' errors; not those of requests whose client left or whose
-// connection was cut before there was one.
+// also those of later handlers' errors; and that a request counts whose response is not
+// known, as its client left or the upstream broke off, but not one that no upstream had.
 func TestCountByResponse(t *testing.T) {
 	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -236,12 +236,14 @@ func TestCountByResponse(t *testing.T) {
 			w.Header().Set("Content-Length", "100")
 			w.WriteHeader(http.StatusUnauthorized)
 			fmt.Fprint(w, "part")
+			_ = http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler)
 		}
 	})
 	s := startSite(t, "rate_limit a {\nkey all\nsize 100\ndrip_rate 1h\ncount status 401 499 5xx\n}\n"+
 		"rate_limit b {\nkey all\nsize 100\ndrip_rate 1h\ncount header X-Failed *\n}\n"+
-		"error /error 503\nrespond /direct 401\nrespond /other 200\nhandle_path /none* {\n}\n"+
+		"error /error 503\nrespond /direct 401\nrespond /other 200\nabort /aborted\nhandle_path /none* {\n}\n"+
+		"reverse_proxy /unreachable "+redistest.FreeAddr(t)+"\n"+
 		"reverse_proxy "+upstream)
 	counted := func() (n [2]int) {
 		for i, name := range []string{"a", "b"} {
@@ -256,8 +258,9 @@ func TestCountByResponse(t *testing.T) {
 		want [2]int
 	}{
 		{"/other", [2]int{}}, {"/direct", [2]int{1}}, {"/error", [2]int{1}}, {"/failed", [2]int{0, 1}}, {"/empty", [2]int{1}},
-		{"/hints", [2]int{1}}, {"/cut", [2]int{1}}, {"/abort", [2]int{1}}, // a proxy's 502
-		{"/leave", [2]int{}},
+		{"/hints", [2]int{1}}, {"/cut", [2]int{1}}, {"/none", [2]int{}},
+		{"/unreachable", [2]int{1}},                                                    // a proxy's 502
+		{"/abort", [2]int{1, 1}}, {"/aborted", [2]int{1, 1}}, {"/leave", [2]int{1, 1}}, // nobody knows
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		if tc.path == "/leave" {

@@ -49,7 +49,7 @@ func TestClashesAreErrors(t *testing.T) {
 	blocks := map[string]string{ // how what an option clashes with is written
 		"concurrency": "concurrency 5", "count": "count status 401", "actual_cost": "actual_cost bytes", "ban": "ban 1m",
 		"count_denied": "count_denied", "max_delay": "max_delay 2s", "soft": "soft 1", "borrow": "borrow other", "pool": "pool",
-		"consistency": "consistency eventual 1s",
+		"consistency":     "consistency eventual 1s",
 		"when_full share": "when_full share", "min_interval": "max 5; duration 1s; min_interval 1s",
 		"limit": "limit within {; size 1; }",
 	}

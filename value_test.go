@@ -395,7 +395,7 @@ func TestBadNumbersAreReported(t *testing.T) {
 				got = append(got, fmt.Sprint(e["limit"], ": ", e["error"]))
 			}
 			want := []string{
-				`one: size: got "lots", ` + wantUnits + ` from {http.request.header.X-Size}`,
+				`one: size: got 4 bytes that are not shown, ` + wantUnits + ` from {http.request.header.X-Size}`,
 				`two: cost: got "0", ` + wantUnits + ` from {http.request.header.X-Cost}`,
 				`three: size: got "10001", want at most 10000 with algorithm sliding_log from {http.request.header.X-Size}`,
 				`four: window: got "5000d", want at most 11 years with algorithm sliding_window from {http.request.header.X-Window}`,

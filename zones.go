@@ -19,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -245,7 +246,7 @@ func (h *Handler) logExceeded(r *http.Request, q *rule.Request, decider *outcome
 		if template == "" || strings.Count(template, "{") > 1 { // the text between several placeholders counts too
 			key = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(template, "")
 		}
-		fields = append(fields, zap.String("key", key))
+		fields = append(fields, zap.String("key", keytext.Of(key)))
 	}
 	c.Write(fields...)
 }

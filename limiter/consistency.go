@@ -33,7 +33,10 @@ func Lease(d time.Duration) Consistency { return consistencyOf(d, 1) }
 // may admit what the others have not reported yet: up to the size of the bucket and what
 // drips in d. What exceeds the limit is a debt, for which all of them wait, so that the
 // long-run rate is kept; but windows forget it when they end, and each process may admit
-// as much in each. d is from [MinConsistency] to [MaxConsistency].
+// as much in each. Where a server decides, since the Request has other buckets that are
+// exact, what this process has not reported takes room too. What is known is in
+// RedisOptions.Fallback: without one, Take returns an error. d is from [MinConsistency] to
+// [MaxConsistency].
 func Eventual(d time.Duration) Consistency { return consistencyOf(d, -1) }
 
 // consistencyOf returns a Consistency whose time is d, or one that is out of range too.
@@ -91,6 +94,17 @@ func (b *Bucket) validateConsistency() error {
 	return b.Consistency.Validate(b.Limit)
 }
 
+// validateWithoutFallback returns an error if req can't be decided by a Redis that has no
+// Fallback.
+func (req *Request) validateWithoutFallback() error {
+	for i := range req.Buckets {
+		if b := &req.Buckets[i]; b.Consistency.IsEventual() {
+			return fmt.Errorf("bucket %q: %v: a Redis without a Fallback knows nothing to decide by: set RedisOptions.Fallback, or use a Lease", b.Name, b.Consistency)
+		}
+	}
+	return nil
+}
+
 // errConsistency rejects a bucket that no process can decide on by itself.
 var errConsistency = errors.New("a bucket with Hold, Watches, Borrows or Pool has to be exact")
 
@@ -126,7 +140,7 @@ func (r *Redis) decideLocally(req Request, now int64, w *scratch) (outcomes []ou
 	switch {
 	case eventual == 0:
 		return r.leases.decide(req, now, w.outcomes)
-	case eventual == len(req.Buckets) && r.fallback != nil:
+	case eventual == len(req.Buckets):
 		return r.reports.decide(req, now, w), true
 	}
 	return w.outcomes, false

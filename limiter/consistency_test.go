@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // TestConsistencyIsValid guards which buckets have to be exact: a request is refused on which
@@ -38,6 +40,26 @@ func TestConsistencyIsValid(t *testing.T) {
 			if err := c.Validate(limit); err == nil {
 				t.Errorf("%v is accepted", c)
 			}
+		}
+	}
+}
+
+// TestEventualNeedsFallback guards that a Redis without a Fallback does not decide exactly,
+// and so with a wait for the server, what is to be eventual, but says what is missing: also
+// if another bucket of the request would be decided by a server in any case.
+func TestEventualNeedsFallback(t *testing.T) {
+	eventual := Bucket{Name: "b", Key: "k", Limit: PerSecond(10), Consistency: Eventual(time.Second)}
+	exact := Bucket{Name: "exact", Key: "k", Limit: PerSecond(10)}
+	leased := Bucket{Name: "leased", Key: "k", Limit: PerSecond(10), Consistency: Lease(time.Second)}
+	const want = `bucket "b": eventual 1s: a Redis without a Fallback knows nothing to decide by: set RedisOptions.Fallback, or use a Lease`
+	server := redistest.Start(t)
+	for _, buckets := range [][]Bucket{{eventual}, {exact, eventual}, {leased, eventual}} {
+		if _, err := newTestRedis(t, server, nil).Take(t.Context(), Request{Buckets: buckets}, nil); err == nil || err.Error() != want {
+			t.Errorf("%d buckets: got error %v, want %s", len(buckets), err, want)
+		}
+		with := newTestRedis(t, server, func(o *RedisOptions) { o.Fallback = NewMemory(nil) })
+		if _, err := with.Take(t.Context(), Request{Buckets: buckets}, nil); err != nil {
+			t.Errorf("%d buckets, with a fallback: %v", len(buckets), err)
 		}
 	}
 }

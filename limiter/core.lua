@@ -23,8 +23,10 @@
 --                      time from now on, and its rest
 --            1 double  how many units the node has in flight beside it, for which there
 --                      must be room too
---            1 byte    whether drips may come at other times here than in that level: the
---                      node found the bucket empty, or another server may have begun anew
+--            1 byte    1 if drips may come at other times here than in that level: the
+--                      node found the bucket empty, or another server may have begun anew;
+--                      2 if there is no such level, and the units take room beside what is
+--                      stored here: the node has admitted them and not reported yet
 --          to SETTLE and RENEW
 --            2 doubles the receipt of its held units, and how many units to charge
 --          to LEASE
@@ -50,7 +52,8 @@
 -- reply is made good. Nothing is stored of a node itself: what one that has crashed was
 -- still holding lapses, see held.lua, and all else drips out.
 
--- The operations. The first two decide a request.
+-- The operations. The first two decide a request. Those before PROBE store what they answer,
+-- also of the levels that they are told, which PROBE and those after it are not told.
 local ALL = 0    -- charge all buckets if all have room, otherwise none
 local EACH = 1   -- charge each bucket that has room
 local SETTLE = 2 -- let go held units, the cost, and charge others instead, unless they have lapsed; see held.lua
@@ -179,7 +182,7 @@ for r = 1, #runs do
       -- What is asked, and room for what is found in each group.
       rows[i] = {
         algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, receipt, charges,
-        0, 0, 0, false, false, false, false, false, false
+        0, 0, 0, false, false, false, false, false, false, 0
       }
     end
   end
@@ -195,12 +198,13 @@ for r = 1, #runs do
     local changed -- whether the key has to be written
     local foreign -- whether it has something that is not a bucket
     local entries -- of an algorithm that keeps them
+    local due -- how many units to charge: those that a pool lends, or of a lease
     for i = 1, buckets do
       if several then
         row = rows[i]
         algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, receipt, charges = fields(row, 1, 14)
       end
-      clear, rest, held, record, fits, blocked, changed, foreign, entries = 0, 0, 0, false, false, false, false, false, false
+      clear, rest, held, record, fits, blocked, changed, foreign, entries, due = 0, 0, 0, false, false, false, false, false, false, 0
 
       -- What is stored. A value that is not a bucket counts as an empty one; the next
       -- charge replaces it.
@@ -266,7 +270,10 @@ for r = 1, #runs do
 
       -- What a node reports.
       local near
-      if reports == 1 and what ~= REMOVE then
+      local taken = held -- units that take room beside the level
+      if reports == 1 and toldStart == 2 then
+        taken = held + inFlight
+      elseif reports == 1 and what < PROBE then
         local c, s = clear, rest
         near = told > now and algorithm('near', c, s, 0, now, size, period, drip, phase, told, toldStart, entries) or now
         if near > now then
@@ -277,8 +284,8 @@ for r = 1, #runs do
 
       if what <= EACH then
         fits = algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= cost
-        if fits and held > 0 then
-          fits = algorithm('room', clear, rest, held, now, size, period, drip, phase, 0, 0, entries) >= cost
+        if fits and taken > 0 then
+          fits = algorithm('room', clear, rest, taken, now, size, period, drip, phase, 0, 0, entries) >= cost
           blocked = not fits
         end
         if fits and near then
@@ -296,10 +303,7 @@ for r = 1, #runs do
           short = short or not fits
         else -- a pool
           admitted = admitted and (fits or not short or flags % ELASTIC >= DRY)
-          charges, short = short and cost or 0, false
-          if several then
-            row[14] = charges
-          end
+          due, short = short and cost or 0, false
         end
       elseif what == SETTLE then
         fits = holds.letGo(record, receipt, cost)
@@ -315,14 +319,13 @@ for r = 1, #runs do
         end
       elseif what == LEASE then
         local most = size + receipt
-        local room = algorithm('room', clear, rest, held, now, most, period, drip, phase, 0, 0, entries)
+        local room = algorithm('room', clear, rest, taken, now, most, period, drip, phase, 0, 0, entries)
         if near then
           room = min(room, algorithm('beside', near, toldRest, inFlight, now, most, period, drip, phase, 0, 0, entries) - held)
         end
-        local least = charges
-        charges = min(cost, floor(room / LEASED))
-        if charges < least then
-          charges = 0 -- a request would do as well
+        due = min(cost, floor(room / LEASED))
+        if due < charges then
+          due = 0 -- a request would do as well
         end
       elseif what == PROBE then -- which does not know the bucket's numbers
         changed = false
@@ -337,12 +340,12 @@ for r = 1, #runs do
           local c2, s2 = algorithm('join', told, toldRest, 0, now, size, period, drip, phase, c, 0, false, rest)
           changed = c2 == told and s2 == toldRest
         end
-      else
-        changed = what == RESET and (value or entries) and true
+      elseif what == RESET then
+        changed = (value or entries) and true
       end
       if several then
-        row[15], row[16], row[17], row[18], row[19], row[20], row[21], row[22], row[23] =
-          clear, rest, held, record, fits, blocked, changed, foreign, entries
+        row[15], row[16], row[17], row[18], row[19], row[20], row[21], row[22], row[23], row[24] =
+          clear, rest, held, record, fits, blocked, changed, foreign, entries, due
       end
     end
 
@@ -351,7 +354,7 @@ for r = 1, #runs do
     for i = 1, buckets do
       if several then
         algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, receipt, charges,
-          clear, rest, held, record, fits, blocked, changed, foreign, entries = fields(rows[i], 1, 23)
+          clear, rest, held, record, fits, blocked, changed, foreign, entries, due = fields(rows[i], 1, 24)
       end
       local charge = 0
       if what > EACH then
@@ -361,13 +364,13 @@ for r = 1, #runs do
             charge = min(charge, max(cost, size + algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries)))
           end
         elseif what == LEASE then
-          charge = charges
+          charge = due
         elseif what == REPORT then
           charge = cost
         end
       elseif flags >= WATCHES then
         if flags % HOLDS >= ELASTIC then -- a pool
-          charge = fits and admitted and charges or 0
+          charge = fits and admitted and due or 0
           if charge > 0 and flags % WATCHES >= HOLDS then
             record, held, changed, charge = holds.hold(record, cost), held + cost, true, 0
           end

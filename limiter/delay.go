@@ -27,7 +27,8 @@ type delaying interface {
 // given cost are admitted if they have to wait for at most d. It is rounded down: to whole
 // drips or, with [WarmingUp], to the time of whole units. It is 0 if such requests can't
 // wait: d is shorter than that, or l is neither a leaky bucket nor warms up, or they cost
-// too much for the latter. Whoever asks a store with such a Size has to wait as long as
+// too much for the latter, or more than Size − DripSize + 1 units in a leaky bucket, as then
+// more than Size might pass at a moment. Whoever asks a store with such a Size has to wait as long as
 // [Bucket.Delay] says.
 func (l Limit) Delayed(d time.Duration, cost int64) int64 {
 	l = l.complete()
@@ -39,7 +40,8 @@ func (l Limit) Delayed(d time.Duration, cost int64) int64 {
 
 // Delay returns how long the request has to wait that d admitted, from then on, if so many
 // units of b's Size were added for requests that wait, see [Limit.Delayed]. If all of them
-// wait, they pass as the limit without these units admits them: first come, first served.
+// wait, no more pass in any time than the limit without these units admits: first come,
+// first served.
 // It is 0 if d denied.
 func (b *Bucket) Delay(d *Decision, delayed int64) time.Duration {
 	if d.Denied || delayed == 0 {

@@ -21,7 +21,8 @@ type Event struct {
 	// The reason in full. Nil with EventRecovered and EventReplaced.
 	Err error
 
-	// With EventRecovered and EventReplaced, how long the server was down.
+	// With EventRecovered, EventReplaced and EventReason, how long the server has been
+	// down.
 	Downtime time.Duration
 
 	// The number of events that were dropped before this one because too many were
@@ -47,6 +48,11 @@ const (
 	// EventReplaced: a cluster server that was down no longer has any slots, as
 	// after a failover. Other servers have its keys.
 	EventReplaced = EventKind(redisscript.EventReplaced)
+
+	// EventReason: the server is still down, for another reason than was last reported,
+	// which has lasted for several failures. Reported at most once a minute for each
+	// server.
+	EventReason = EventKind(redisscript.EventReason)
 )
 
 // newEvent converts an event of the Redis client.

@@ -54,10 +54,11 @@ type traffic struct {
 	// decided here, so that each sees the other. The memory's table locks are
 	// taken while holding it.
 	mu        sync.Mutex
-	inFlight  *query       // the latest one; the head of a list
+	inFlight  *query       // the latest one; the head of a list, for what concerns a whole server
+	flights   flights      // the same by bucket, for all else, see flights.go
 	queries   atomic.Int64 // how many there are
 	lost      int          // how many of them the servers that lead may not know of, see query
-	marks     [marks]int32 // number of buckets in flight by the end of their hash
+	unsent    int          // how many of them gather units to be sent
 	sent      uint64       // number of queries sent
 	traces    [traces]trace
 	fallbacks int // number of fallbacks ever made
@@ -99,7 +100,7 @@ func (f *fallback) takeLead() bool {
 	f.memory.leader.Store(f)
 	if leader == nil || leader.place != f.place {
 		for q := f.inFlight; q != nil; q = q.next {
-			q.cross()
+			f.crossAll(q)
 			if q.stage == keeping && !q.buckets[0].held.kept.known(f.place) {
 				f.lose(q)
 			}
@@ -114,10 +115,10 @@ func (f *fallback) hasLead() bool {
 	return leader == f || leader != nil && leader.place == f.place
 }
 
-// cross records that q's answer does not include all that is known here.
-func (q *query) cross() {
+// crossAll records that the answer to q does not include all that is known here.
+func (f *fallback) crossAll(q *query) {
 	for i := range q.buckets {
-		q.buckets[i].crossed = own
+		f.flights.cross(q.buckets[i].hash, own)
 	}
 }
 
@@ -137,18 +138,6 @@ type trace struct {
 	highest level  // the highest level reported since
 }
 
-// marks is the number of counters that show whether anything is in flight for a
-// bucket. Searching all queries in flight would delay every request when there are
-// many.
-const marks = 1 << 14
-
-// mark adds n to the counters of q's buckets.
-func (f *fallback) mark(q *query, n int32) {
-	for i := range q.buckets {
-		f.marks[q.buckets[i].hash%marks] += n
-	}
-}
-
 // traces is the number of traces. Buckets whose hashes collide share one.
 const traces = 1024
 
@@ -160,11 +149,13 @@ func (f *fallback) keepBuckets(q *query, keep func(*asked) bool) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if q.counted {
-		f.mark(q, -1)
-		defer f.mark(q, 1)
-	}
-	q.keepBuckets(keep)
+	q.keepBuckets(func(p *asked) bool {
+		kept := keep(p)
+		if !kept && q.counted {
+			f.flights.leave(q, p)
+		}
+		return kept
+	})
 }
 
 // locate finds the buckets of q, the query about req, in the memory.
@@ -189,20 +180,23 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	leads := f.takeLead()
-	dirty := f.memory.anyDirty() || f.lost > 0 || f.memory.holding.buckets.Load() > 0
+	tells := f.memory.anyDirty() || f.lost+f.unsent > 0 || f.memory.holding.buckets.Load() > 0
 	for _, c := range batch {
 		q := c.Owner.(*query)
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
 		q.order, q.server, q.lost = f.sent, to, false
+		if q.stage == gathering {
+			q.stage = asking
+		}
 		if q.what == whatRemove {
 			continue // what it tells is what is removed
 		}
 		for i := range q.buckets {
 			p := &q.buckets[i]
-			p.told, p.crossed, p.emptied = toldLevel{}, clean, false
-			if dirty && q.stage != ended {
-				p.told = f.toldOf(p)
+			p.told = toldLevel{}
+			if tells && q.stage != ended {
+				p.told = f.toldOf(q, p)
 			}
 		}
 		if q.stage == ended {
@@ -210,7 +204,7 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		}
 		f.link(q)
 		if !leads {
-			q.cross()
+			f.crossAll(q)
 			if q.stage == keeping {
 				f.lose(q)
 			}
@@ -218,16 +212,23 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 }
 
-// toldOf returns what a server is to be told of p's bucket.
-func (f *fallback) toldOf(p *asked) toldLevel {
+// toldOf returns what a server is to be told of p's bucket, about which q asks. q must not
+// be in flight.
+func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 	now := f.memory.clock().Microseconds()
 	s, dirty := f.memory.dirty(&p.place, now)
+	fl := f.flights.of[p.hash]
 	if dirty == clean {
 		// The answer to a request that was admitted before a server restarted
 		// may still be in flight, and requests hold units that other servers, or this
 		// process alone, have admitted.
-		if !f.anyLost(p.hash) && f.memory.holding.of(p.hash) == 0 {
-			return toldLevel{}
+		if (fl == nil || fl.lost == 0) && f.memory.holding.of(p.hash) == 0 {
+			// What has not been reported takes room beside what the server knows. A
+			// report is charged in any case.
+			if fl == nil || q.what == whatReport {
+				return toldLevel{}
+			}
+			return toldLevel{inFlight: fl.unsent.atMost(p.limit.Size)}
 		}
 		dirty = own
 	}
@@ -235,28 +236,20 @@ func (f *fallback) toldOf(p *asked) toldLevel {
 	if drained && dirty == unsure {
 		return toldLevel{}
 	}
-	beside := f.units(p.hash, p.limit.Size, f.place)
-	return toldLevel{told, min(beside+f.memory.holding.of(p.hash), p.limit.Size), dirty}
+	beside := f.memory.holding.of(p.hash)
+	if fl != nil {
+		beside += fl.unitsBut(f.place, p.limit.Size)
+	}
+	return toldLevel{told, min(beside, p.limit.Size), dirty}
 }
 
-// units returns the number of units in flight for a bucket, at most most. It leaves out
-// those that servers in the given place count as held.
-func (f *traffic) units(hash uint64, most int64, place string) int64 {
-	if f.marks[hash%marks] == 0 {
+// units returns the number of units in flight for a bucket, at most most.
+func (f *traffic) units(hash uint64, most int64) int64 {
+	fl := f.flights.of[hash]
+	if fl == nil {
 		return 0
 	}
-	units := int64(0)
-	for q := f.inFlight; q != nil; q = q.next {
-		for i := range q.buckets {
-			if p := &q.buckets[i]; p.hash == hash && (q.stage != keeping || !p.held.kept.known(place)) {
-				if p.cost >= most-units {
-					return most
-				}
-				units += p.cost
-			}
-		}
-	}
-	return units
+	return fl.unitsBut("", most)
 }
 
 // answered records what a server has decided on q. If its units are only held, q
@@ -272,12 +265,18 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 		return
 	}
 	if !f.hasLead() {
-		q.cross()
+		f.crossAll(q)
 	}
 	now := f.memory.clock().Microseconds()
 	decides := q.what != whatSettle
+	anyDirty := f.memory.dirtyEnd.Load() > now
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
+		emptied := false
+		if p.crossed = clean; q.counted {
+			fl := f.flights.of[p.hash]
+			p.crossed, emptied = fl.crossedBy(q), fl.emptied.met(q)
+		}
 		if k := p.kept(); k != nil && decides && admitted && !o.denied && !o.unused {
 			if q.lost { // since its server has restarted
 				k.renewNow()
@@ -286,14 +285,16 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 		}
 		charged := !held && !o.denied && !o.unused && (admitted || q.what != byte(AccountingAtomic) && !p.pool) && p.crossed >= behind &&
 			p.charge() > 0 && (p.held == nil || !decides)
-		p.crossed = max(p.crossed, f.crossedBeside(q, p.hash, now))
+		if anyDirty && q.counted {
+			p.crossed = max(p.crossed, f.flights.of[p.hash].crossedBeside(q, p.hash))
+		}
 		s, newest := level{}, false
-		if !p.emptied && !o.blocked { // or the level may be from before that, or include units that are only held
+		if !emptied && !o.blocked { // or the level may be from before that, or include units that are only held
 			s, newest = f.newest(q.order, p, o.after(now), now)
 		}
 		f.memory.follow(p, s, f.timeout, newest, charged, now)
 		if charged { // the servers of other queries in flight may not know of this charge
-			f.cross(p.hash, behind)
+			f.flights.cross(p.hash, behind)
 		}
 	}
 	for i := range q.buckets {
@@ -319,7 +320,16 @@ func (f *fallback) charged(q *query, n int64) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	q.buckets[0].cost = n
+	f.costs(q, n)
+}
+
+// costs records that q asks for so many units of its one bucket.
+func (f *traffic) costs(q *query, n int64) {
+	p := &q.buckets[0]
+	if q.counted {
+		f.flights.of[p.hash].add(q, n-p.cost)
+	}
+	p.cost = n
 }
 
 // newest reports whether an answer is the newest for p's bucket, and if so returns
@@ -371,26 +381,14 @@ func (f *fallback) settle(q *query, as verdict) {
 
 // lose records that servers which lead may not know of q, which is in flight.
 func (f *traffic) lose(q *query) {
-	if !q.lost {
-		q.lost = true
-		f.lost++
+	if q.lost {
+		return
 	}
-}
-
-// anyLost reports whether the servers that lead may not know of units in flight for a
-// bucket.
-func (f *fallback) anyLost(hash uint64) bool {
-	if f.lost == 0 || f.marks[hash%marks] == 0 {
-		return false
+	q.lost = true
+	f.lost++
+	for i := range q.buckets {
+		f.flights.of[q.buckets[i].hash].lost++
 	}
-	for q := f.inFlight; q != nil; q = q.next {
-		for i := range q.buckets {
-			if q.lost && q.buckets[i].hash == hash {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // decide decides req here, in place of the given queries, which are given up. It
@@ -406,7 +404,7 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 		b := &req.Buckets[i]
 		partition, hash := f.memory.locate(b)
 		partition.sized(b.Limit.Size)
-		w.inFlight = append(w.inFlight, f.units(hash, b.Limit.Size, ""))
+		w.inFlight = append(w.inFlight, f.units(hash, b.Limit.Size))
 	}
 	before, peek := len(dst), denied && req.Accounting == AccountingAtomic
 	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, denied: denied, peek: peek})
@@ -434,7 +432,7 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 		if o.begun && as == behind {
 			as = own
 		}
-		f.cross(f.memory.hash(b), as)
+		f.flights.cross(f.memory.hash(b), as)
 	}
 	return dst
 }
@@ -445,14 +443,13 @@ func (f *fallback) keep(k *kept, server *redisscript.Server) {
 	if k.query.counted {
 		return
 	}
-	k.query.stage, k.query.server, k.query.lost = keeping, server, false
+	k.query.stage, k.query.server, k.query.lost, k.query.known = keeping, server, false, false
 	f.link(k.query)
 	f.loseUnknown(k)
 }
 
-// notRenewed records that no server has renewed what k holds, which may be none that
-// knows of it.
-func (f *fallback) notRenewed(k *kept) {
+// renewed records the outcome of a renewal of what k holds.
+func (f *fallback) renewed(k *kept) {
 	if f == nil {
 		return
 	}
@@ -463,11 +460,25 @@ func (f *fallback) notRenewed(k *kept) {
 	}
 }
 
-// loseUnknown has servers that lead be told of what k holds, if they do not know of it.
+// loseUnknown finds out whether servers count what k holds themselves, and has those that
+// lead be told of it if they do not.
 func (f *fallback) loseUnknown(k *kept) {
-	if !f.hasLead() || !k.known(f.place) {
+	known := k.known(f.place)
+	if f.setKnown(k.query, known); !known || !f.hasLead() {
 		f.lose(k.query)
 	}
+}
+
+// setKnown records whether servers count q's units, which are held, themselves.
+func (f *traffic) setKnown(q *query, known bool) {
+	if q.known == known {
+		return
+	}
+	p := &q.buckets[0]
+	fl := f.flights.of[p.hash]
+	fl.of(q).add(-p.cost)
+	q.known = known
+	fl.of(q).add(p.cost)
 }
 
 // charge adds what q's request was charged to the levels here and ends q: the
@@ -490,7 +501,7 @@ func (f *fallback) chargeHeld(q *query) {
 	q.stage = ended
 	for i := range q.buckets {
 		p := &q.buckets[i]
-		f.cross(p.hash, f.memory.charge(p))
+		f.flights.cross(p.hash, f.memory.charge(p))
 	}
 }
 
@@ -517,43 +528,11 @@ func (f *fallback) restarted(server *redisscript.Server) {
 			continue
 		case keeping:
 			this.buckets[0].held.kept.renewNow()
-		case asking, ended:
+			f.setKnown(this, false)
+		case asking, gathering, ended:
 		}
-		this.cross()
+		f.crossAll(this)
 	}
-}
-
-// cross records that something was decided here on a bucket, which made it as dirty
-// as that.
-func (f *fallback) cross(hash uint64, as dirtiness) {
-	if f.marks[hash%marks] == 0 {
-		return
-	}
-	for q := f.inFlight; q != nil; q = q.next {
-		for i := range q.buckets {
-			if p := &q.buckets[i]; p.hash == hash {
-				p.crossed = max(p.crossed, as)
-			}
-		}
-	}
-}
-
-// crossedBeside returns how dirty a bucket stays when q is answered, because of other
-// queries about it that are still in flight. Of one that was sent before something was
-// decided here, the server may know what this process does not, beside what q told of
-// that, and the higher of the two levels is less than both.
-func (f *fallback) crossedBeside(q *query, hash uint64, now int64) (as dirtiness) {
-	if f.memory.dirtyEnd.Load() <= now || f.marks[hash%marks] == 0 {
-		return clean
-	}
-	for other := f.inFlight; other != nil; other = other.next {
-		for i := range other.buckets {
-			if p := &other.buckets[i]; p.hash == hash && other != q {
-				as = max(as, p.crossed)
-			}
-		}
-	}
-	return as
 }
 
 // link starts counting q as in flight.
@@ -564,7 +543,13 @@ func (f *fallback) link(q *query) {
 	}
 	f.inFlight, q.counted = q, true
 	f.queries.Add(1)
-	f.mark(q, 1)
+	if q.lost {
+		f.lost++
+	}
+	if q.stage == gathering {
+		f.unsent++
+	}
+	f.flights.begin(q)
 }
 
 // unlink stops counting q as in flight, if it does.
@@ -572,10 +557,15 @@ func (f *fallback) unlink(q *query) {
 	if !q.counted {
 		return
 	}
-	f.mark(q, -1)
+	for i := range q.buckets {
+		f.flights.leave(q, &q.buckets[i])
+	}
 	f.queries.Add(-1)
 	if q.lost {
 		f.lost--
+	}
+	if q.stage == gathering {
+		f.unsent--
 	}
 	if q.prev != nil {
 		q.prev.next = q.next
@@ -596,7 +586,7 @@ func (f *fallback) raise(b *Bucket, s ahead) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.memory.raise(b, s, own)
-	f.cross(f.memory.hash(b), own)
+	f.flights.cross(f.memory.hash(b), own)
 }
 
 // empty empties a bucket, which its server has emptied. Answers that are in flight
@@ -609,13 +599,7 @@ func (f *fallback) empty(b *Bucket) {
 	defer f.mu.Unlock()
 	f.memory.empty(b)
 	hash := f.memory.hash(b)
-	for q := f.inFlight; q != nil; q = q.next {
-		for i := range q.buckets {
-			if p := &q.buckets[i]; p.hash == hash {
-				p.crossed, p.emptied = max(p.crossed, behind), true
-			}
-		}
-	}
+	f.flights.empty(hash)
 	t := &f.traces[hash%traces]
 	t.last = f.sent
 	if t.hash == hash {
@@ -628,13 +612,6 @@ func (f *fallback) empty(b *Bucket) {
 func (f *fallback) tells(b *Bucket) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	hash := f.memory.hash(b)
-	for q := f.inFlight; q != nil; q = q.next {
-		for i := range q.buckets {
-			if p := &q.buckets[i]; p.hash == hash && p.emptied && p.told.dirty != clean {
-				return true
-			}
-		}
-	}
-	return false
+	fl := f.flights.of[f.memory.hash(b)]
+	return fl != nil && fl.emptied.left > 0
 }

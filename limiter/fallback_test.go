@@ -45,7 +45,7 @@ func queryOf(f *fallback, req Request) *query {
 func toldFor(f *fallback, q *query) []toldLevel {
 	told := make([]toldLevel, len(q.buckets))
 	for i := range q.buckets {
-		told[i] = f.toldOf(&q.buckets[i])
+		told[i] = f.toldOf(q, &q.buckets[i])
 	}
 	if slices.ContainsFunc(told, func(k toldLevel) bool { return k.dirty != clean }) {
 		return told
@@ -53,7 +53,7 @@ func toldFor(f *fallback, q *query) []toldLevel {
 	return nil
 }
 
-// noTraffic has nothing in flight. It is large, and is only read.
+// noTraffic has nothing in flight.
 var noTraffic = new(traffic)
 
 // follow has m follow a server's report about b.
@@ -423,7 +423,7 @@ func TestDirtyBuckets(t *testing.T) {
 	check(toldLevel{ahead{5*hour - minute, 1}, 0, behind}, toldLevel{})
 	denied := ask(b)
 	here(b, b)
-	if denied.buckets[0].crossed == clean {
+	if f.flights.of[denied.buckets[0].hash].crossedBy(denied) == clean {
 		t.Error("the server is not told of a denial here")
 	}
 	f.drop(denied)

@@ -101,7 +101,7 @@ func (m *Memory) heldElsewhere(places []place, buckets []Bucket, dst []int64) []
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
 	for i := range places {
-		dst = append(dst, m.traffic.units(places[i].hash, buckets[i].Limit.Size, ""))
+		dst = append(dst, m.traffic.units(places[i].hash, buckets[i].Limit.Size))
 	}
 	return dst
 }
@@ -159,6 +159,13 @@ const (
 
 	// renewTick is how often held units are looked at.
 	renewTick = 500 * time.Millisecond
+
+	// renewTogether is how many renewals are sent at once, with renewPause after them, or
+	// more if all would take longer than renewPortions such pauses. After a connection broke
+	// all are due, and requests would wait for their server to be done with them.
+	renewTogether = 64
+	renewPause    = 10 * time.Millisecond
+	renewPortions = 200
 )
 
 // kept is what a request holds of one bucket in a server, or in this process if that
@@ -383,17 +390,21 @@ func (n *renewals) run() {
 
 // renewDue renews what is due.
 func (n *renewals) renewDue() {
-	now := n.store.clock()
-	var due []*kept
 	n.mu.Lock()
-	for k := range n.kept {
-		if k.due(now) {
-			due = append(due, k)
-		}
-	}
+	all := slices.AppendSeq(make([]*kept, 0, len(n.kept)), maps.Keys(n.kept))
 	n.mu.Unlock()
-	for _, k := range due {
+	sent, together := 0, max(renewTogether, len(all)/renewPortions)
+	for _, k := range all {
+		if !k.due(n.store.clock()) { // asked right before, since who settles it waits for the renewal
+			continue
+		}
 		k.renew()
+		if sent++; sent%together == 0 {
+			time.Sleep(renewPause)
+		}
+		if n.store.closed.Load() {
+			return
+		}
 	}
 }
 
@@ -439,13 +450,10 @@ func (k *kept) renewal(sent time.Duration, err error) {
 	if receipt != 0 {
 		k.receipt, k.renewed = receipt, sent
 	}
-	renewed := receipt != 0
 	settled, receipt, charge := k.settled, k.receipt, k.charge
 	k.mu.Unlock()
-	switch {
-	case settled:
+	k.store.fallback.renewed(k)
+	if settled {
 		k.send(receipt, charge)
-	case !renewed:
-		k.store.fallback.notRenewed(k)
 	}
 }

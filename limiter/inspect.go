@@ -272,7 +272,7 @@ func (r *Redis) PeekHere(b Bucket) (level Level, remembered bool, err error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		s, _ := f.memory.levelOf(&b)
-		level = b.inspected(s, nil, f.units(f.memory.hash(&b), b.Limit.Size, ""))
+		level = b.inspected(s, nil, f.units(f.memory.hash(&b), b.Limit.Size))
 		level.Unreported = r.reports.unreported(&b)
 	}
 	level.Leased = r.leases.left(&b)

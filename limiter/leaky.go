@@ -139,8 +139,13 @@ func (leaky) arriving(l *Limit, s ahead, late int64) (arrived ahead, drained boo
 
 func (leaky) ending(_ *Limit, s level, _, _ int64) level { return s }
 
-// delayed: what drips within d.
-func (leaky) delayed(l *Limit, d, _ int64) int64 {
+// delayed: what drips within d. A drip lets pass those requests whose last unit has room
+// then: as many units as drip, and the others of the first of them, which have waited in vain
+// until then. If these are more than the size, more would pass at once than without a delay.
+func (leaky) delayed(l *Limit, d, cost int64) int64 {
+	if cost > l.Size-l.DripSize+1 {
+		return 0
+	}
 	return min(mulDiv(d/l.rate(), l.DripSize, 1), MaxUnits)
 }
 

@@ -104,17 +104,19 @@ type grant struct {
 	told  level
 }
 
-// usable returns how many units of g may be used at now, and how many are left, now or
-// later.
-func (g *grant) usable(l *Limit, now int64) (usable, left int64) {
-	if now >= g.until {
+// usable returns how many units of g a request on b may use at now, and how many are left,
+// now or later. If b's leases are for less time than when g was granted, for that: the
+// configuration has changed meanwhile.
+func (g *grant) usable(b *Bucket, now int64) (usable, left int64) {
+	within := min(g.within, b.Consistency.lease().Microseconds())
+	if now >= g.until || !g.drips && now >= g.sent+within {
 		return 0, 0
 	}
 	valid, gone := g.units, g.used
 	if g.drips {
-		valid = g.valid(l, now)
-		if before := now - g.within; before >= g.sent {
-			gone = max(gone, g.valid(l, before+g.doubt))
+		valid = g.valid(&b.Limit, now)
+		if before := now - within; before >= g.sent {
+			gone = max(gone, g.valid(&b.Limit, before+g.doubt))
 		}
 	}
 	return max(valid-gone, 0), g.units - gone
@@ -125,13 +127,13 @@ func (g *grant) valid(l *Limit, now int64) int64 {
 	return max(g.units-max(l.units(g.told, now)-l.Size, 0), 0)
 }
 
-// take reports whether n units may be used at now, and uses them unless told only to look.
-// It returns how many others may be used now, and how many are left, now or later.
-func (s *lease) take(l *Limit, n, now int64, look bool) (others, left int64, ok bool) {
+// take reports whether n units may be used at now for a request on b, and uses them unless
+// told only to look. It returns how many others may be used now, and how many are left, now or later.
+func (s *lease) take(b *Bucket, n, now int64, look bool) (others, left int64, ok bool) {
 	var usable, lefts [len(s.grants)]int64
 	all := int64(0)
 	for i := range s.grants {
-		usable[i], lefts[i] = s.grants[i].usable(l, now)
+		usable[i], lefts[i] = s.grants[i].usable(b, now)
 		all, left = all+usable[i], left+lefts[i]
 	}
 	if all < n {
@@ -255,7 +257,7 @@ func (ls *leases) ask(b *Bucket, now int64, look bool) (o outcome, ok bool) {
 		return o, false
 	}
 	defer slot.mu.Unlock()
-	others, left, ok := slot.take(&b.Limit, b.Cost, now, look)
+	others, left, ok := slot.take(b, b.Cost, now, look)
 	if s := slot.told.at(now); ok || left > 0 && !b.fits(s, 0, now) {
 		o = outcome{ahead: s.ahead(now), denied: !ok, leased: others, by: DecidedByLease}
 	}
@@ -321,7 +323,7 @@ func (ls *leases) use(b *Bucket, now int64) bool {
 		return false
 	}
 	defer slot.mu.Unlock()
-	_, _, ok := slot.take(&b.Limit, b.Cost, now, false)
+	_, _, ok := slot.take(b, b.Cost, now, false)
 	if ok {
 		slot.counts.used.Add(b.Cost)
 	}
@@ -340,7 +342,7 @@ func (s *lease) canServe(b *Bucket, wish, now int64) bool {
 	if !s.refused && s.isWanted(b, wish) {
 		return true
 	}
-	_, left, _ := s.take(&b.Limit, 0, now, true)
+	_, left, _ := s.take(b, 0, now, true)
 	return left > 0
 }
 
@@ -351,10 +353,9 @@ func (s *lease) isDue(b *Bucket, half, wish, now int64) bool {
 	if s.renewal != 0 || now < s.next || !s.isWanted(b, wish) {
 		return false
 	}
-	l := &b.Limit
-	_, left, _ := s.take(l, 0, now, true)
+	_, left, _ := s.take(b, 0, now, true)
 	used := int64(float64(wish) * min(2*float64(s.took)/float64(half), 1)) // while two answers come
-	return left <= max(min(wish, max(s.grants[1].units, b.leastLeased()))/2, used) && (s.grants[0].spent(l, now) || s.grants[1].spent(l, now))
+	return left <= max(min(wish, max(s.grants[1].units, b.leastLeased()))/2, used) && (s.grants[0].spent(b, now) || s.grants[1].spent(b, now))
 }
 
 // leastLeased returns the fewest units of b that are worth a lease, but no more than any
@@ -365,9 +366,9 @@ func (b *Bucket) leastLeased() int64 { return leastLeased * min(b.Cost, MaxUnits
 // of that is leased at a time, and has to last until the next answer.
 func (s *lease) ahead(half int64) int64 { return min(max(half, (leasedShare+1)*s.took), 2*half) }
 
-// spent reports whether nothing is left of g.
-func (g *grant) spent(l *Limit, now int64) bool {
-	_, left := g.usable(l, now)
+// spent reports whether nothing is left of g for requests on b.
+func (g *grant) spent(b *Bucket, now int64) bool {
+	_, left := g.usable(b, now)
 	return left == 0
 }
 
@@ -442,7 +443,7 @@ func (ls *leases) renewed(b *Bucket, q *query, renewal uint64, sent int64, err e
 		g.drips, g.told, g.until = true, slot.told, answered+2*within
 	case aheadNever, aheadOfUse:
 	}
-	if !slot.grants[1].spent(&b.Limit, answered) {
+	if !slot.grants[1].spent(b, answered) {
 		slot.grants[0] = slot.grants[1]
 	}
 	slot.grants[1] = g
@@ -461,7 +462,7 @@ func (ls *leases) heard(req Request, outcomes []outcome) {
 		}
 		if after := outcomes[i].after(now); b.Limit.units(after, now) >= b.Limit.units(slot.told, now) {
 			slot.told = after
-			outcomes[i].leased, _, _ = slot.take(&b.Limit, 0, now, true)
+			outcomes[i].leased, _, _ = slot.take(b, 0, now, true)
 		}
 		slot.mu.Unlock()
 	}
@@ -485,7 +486,7 @@ func (ls *leases) left(b *Bucket) (left int64) {
 		return 0
 	}
 	defer slot.mu.Unlock()
-	_, left, _ = slot.take(&b.Limit, 0, ls.store.clock().Microseconds(), true)
+	_, left, _ = slot.take(b, 0, ls.store.clock().Microseconds(), true)
 	return left
 }
 

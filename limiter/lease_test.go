@@ -154,6 +154,60 @@ func TestLeasesKeepBound(t *testing.T) {
 	}
 }
 
+// TestLeasesKeepShorterTime guards that units which were leased for a long time keep the bound
+// of the leases that a new configuration wants, with a shorter time, or a longer one, and that
+// of each of them while one request has the old configuration and the next the new one.
+func TestLeasesKeepShorterTime(t *testing.T) {
+	f := newFleet(t, redistest.Start(t), 2)
+	byOld, trace := 0, 0
+	checkTraces(t, few(3), func(t *rapid.T) {
+		trace++
+		draw := func(label string) time.Duration {
+			return rapid.SampledFrom([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, time.Minute}).Draw(t, label)
+		}
+		old, within, both := draw("old"), draw("new"), rapid.Bool().Draw(t, "both at once")
+		b := Bucket{Name: "shorter", Key: fmt.Sprint(trace), Limit: Limit{
+			Size:         rapid.SampledFrom([]int64{8, 40, 400}).Draw(t, "size"),
+			DripInterval: rapid.SampledFrom([]time.Duration{500 * time.Microsecond, 10 * time.Millisecond}).Draw(t, "interval"),
+			DripSize:     1,
+		}}
+		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+		var times []int64
+		requests := rapid.IntRange(20, 300).Draw(t, "requests")
+		for i := range 2 * requests {
+			fresh := i >= requests
+			b.Consistency = Lease(old)
+			if fresh && (!both || random.IntN(2) == 0) {
+				b.Consistency = Lease(within)
+			}
+			switch random.IntN(40) {
+			case 0:
+				f.advance(t, time.Duration(b.Limit.Size)*b.Limit.DripInterval) // the bucket drains
+			case 1, 2, 3, 4:
+				f.advance(t, time.Duration(random.Int64N(2*b.Limit.rate()))*time.Microsecond)
+			}
+			node := 0
+			if fresh {
+				node = random.IntN(len(f.nodes))
+			}
+			if d := f.take(t, node, b)[0]; !d.Denied && fresh {
+				times = append(times, f.now)
+				if d.By == DecidedByLease {
+					byOld++
+				}
+			}
+			f.settle(t, node)
+		}
+		if both {
+			within = max(within, old)
+		}
+		checkLeaseBound(t, b.Limit, within, times)
+	})
+	if byOld < 500 {
+		t.Errorf("%d by lease after a reload: the test covers too little", byOld)
+	}
+}
+
 // TestLeasesEnd guards until when leased units are used: to the microsecond for the time of
 // the lease after they were charged, or until their window ends; and units for which there
 // was no room when they were charged from when there was, one after the other.

@@ -61,7 +61,7 @@ func (e *events) take() []string {
 	defer e.mu.Unlock()
 	var words []string
 	for _, ev := range e.all {
-		kind := map[EventKind]string{EventDown: "down", EventRecovered: "recovered", EventError: "error", EventReplaced: "replaced"}[ev.Kind]
+		kind := map[EventKind]string{EventDown: "down", EventRecovered: "recovered", EventError: "error", EventReplaced: "replaced", EventReason: "reason"}[ev.Kind]
 		words = append(words, strings.TrimSpace(kind+" "+ev.Reason))
 	}
 	e.all = nil

@@ -158,7 +158,11 @@ func (m *Memory) partition(b *Bucket, salt uint64) *partition {
 			return all[i]
 		}
 	}
-	return m.partitionOf(b.limitID())
+	p := m.partitionOf(b.limitID())
+	if p.id.rate != otherNames { // a bucket that is only looked at never needs room, and Limits tells how much there is
+		p.usage.agree(b.MaxKeys, b.keeps())
+	}
+	return p
 }
 
 // partitionOf returns the partition of a limit.

@@ -21,8 +21,10 @@ type query struct {
 	server     *redisscript.Server // the server that it was last sent to
 	order      uint64              // its number among all queries sent
 	stage      stage
-	counted    bool // whether it counts as in flight
-	lost       bool // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
+	began      uint64 // when it began to count as in flight, see flights
+	counted    bool   // whether it does
+	known      bool   // whether its units are held, and servers count them as that
+	lost       bool   // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
 	next, prev *query
 
 	// Memory for Keys and Arg. The next query that reuses q overwrites it.
@@ -34,10 +36,11 @@ type query struct {
 type stage uint8
 
 const (
-	asking  stage = iota // its answer decides
-	holding              // it has been answered, and its units are held until all parts of its request are
-	keeping              // its units are held until the request is settled
-	ended                // nothing follows from its answer: it was given up, or never to decide
+	asking    stage = iota // its answer decides
+	gathering              // it has not been sent, and its units become more, see report.go
+	holding                // it has been answered, and its units are held until all parts of its request are
+	keeping                // its units are held until the request is settled
+	ended                  // nothing follows from its answer: it was given up, or never to decide
 )
 
 // asked is what a query asks about one bucket.
@@ -53,10 +56,9 @@ type asked struct {
 	pool    bool  // whether it is one
 	watches uint8 // how many of the buckets right before this one it watches
 	keeps   bool
-	emptied bool // the bucket was reset while it was in flight
 
 	// How dirty the bucket is once the server has answered, because of what was
-	// decided here while the query was in flight.
+	// decided here while the query was in flight, or others that still are.
 	crossed dirtiness
 
 	// For the fallback.
@@ -96,7 +98,7 @@ func (p *asked) kept() *kept {
 type toldLevel struct {
 	ahead              // its level
 	inFlight int64     // units that are in flight beside it
-	dirty    dirtiness // if clean, nothing is told
+	dirty    dirtiness // if clean, no level is told, and inFlight is what has not been reported
 }
 
 // queries is a pool of queries, which keep their memory.
@@ -109,7 +111,7 @@ var queries = sync.Pool{New: func() any {
 // query returns a query about req.
 func (k keys) query(req Request, what byte) *query {
 	q := queries.Get().(*query)
-	q.what, q.stage, q.ahead = what, asking, 0
+	q.what, q.stage, q.ahead, q.lost, q.known = what, asking, 0, false, false
 	q.names, q.ends, q.Keys, q.buckets = q.names[:0], q.ends[:0], q.Keys[:0], q.buckets[:0]
 	var slot []byte // the part of the last name that buckets of one key have in common
 	for i := range req.Buckets {
@@ -173,10 +175,10 @@ func (q *query) repliesOf(i int) int {
 	return 2
 }
 
-// tells reports whether q tells a level of any of its buckets.
+// tells reports whether q tells anything of any of its buckets.
 func (q *query) tells() bool {
 	for i := range q.buckets { // without a copy, since others may be changing its other fields
-		if q.buckets[i].told.dirty != clean {
+		if t := &q.buckets[i].told; t.dirty != clean || t.inFlight > 0 {
 			return true
 		}
 	}

@@ -119,6 +119,11 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	if len(req.Buckets) == 0 {
 		return dst, nil
 	}
+	if r.fallback == nil {
+		if err := req.validateWithoutFallback(); err != nil {
+			return dst, err
+		}
+	}
 	w := scratches.Get().(*scratch)
 	defer w.release()
 	if r.fallback != nil && req.mayShare() {

@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"strings"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
@@ -10,7 +9,9 @@ import (
 // With [Eventual], this process decides by the level that it has last heard and what it
 // has admitted since. It reports that to the server at intervals, which charges it,
 // whether there is room or not, and tells the level in return. So units that are to be
-// reported are like those of requests in flight: the next request has to fit beside them.
+// reported are like those of requests in flight: the next request has to fit beside them,
+// wherever it is decided. The query that reports them is in flight from the first of them on,
+// although it is sent later: until then servers are told of it, see fallback.
 //
 // If it is not known whether a report has arrived, or none can be sent, its units are
 // added to the level that this process knows, like those of any request without an answer,
@@ -40,12 +41,10 @@ type reports struct {
 
 // report is what is to be reported of one bucket. Times are in µs, on the store's clock.
 type report struct {
-	bucket Bucket
-	units  int64  // that have not been sent
-	due    int64  // when they are to be sent, or 0
-	sent   int64  // the units in flight
-	query  *query // that they are in; nil if there is none
-	heard  int64  // when the server last told the level, or failed to
+	next  *query // gathers what is to be sent; nil if nothing is
+	due   int64  // when that is
+	sent  *query // has been sent and not answered; nil if nothing has
+	heard int64  // when the server last told the level, or failed to
 }
 
 // decide decides req by what is known here, and appends to w.outcomes.
@@ -57,7 +56,7 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 		b := &req.Buckets[i]
 		partition, hash := f.memory.locate(b)
 		partition.sized(b.Limit.Size)
-		w.inFlight = append(w.inFlight, rs.inFlight(hash, b.Limit.Size))
+		w.inFlight = append(w.inFlight, f.units(hash, b.Limit.Size))
 	}
 	before := len(dst)
 	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, peek: true})
@@ -80,32 +79,11 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 	return dst
 }
 
-// inFlight returns the units of a bucket that its server does not know of or has not
-// answered for, at most most.
-func (rs *reports) inFlight(hash uint64, most int64) (units int64) {
-	f, own := rs.store.fallback, int32(0)
-	p := rs.of[hash]
-	if p != nil {
-		units = p.sent
-		if p.query != nil && p.query.counted {
-			own = 1
-		}
-	}
-	if f.marks[hash%marks] > own { // of other buckets, or of requests that a server decides
-		units = max(units, f.units(hash, most, ""))
-	}
-	if p != nil {
-		units += p.units
-	}
-	return min(units, most)
-}
-
-// report returns the report of b.
-func (rs *reports) report(b *Bucket, hash uint64, now int64) *report {
+// report returns the report of a bucket.
+func (rs *reports) report(hash uint64, now int64) *report {
 	p := rs.of[hash]
 	if p == nil {
-		p = &report{bucket: *b, heard: now}
-		p.bucket.Name, p.bucket.Key = strings.Clone(b.Name), strings.Clone(b.Key)
+		p = &report{heard: now}
 		if rs.of == nil {
 			rs.of = make(map[uint64]*report)
 		}
@@ -116,12 +94,13 @@ func (rs *reports) report(b *Bucket, hash uint64, now int64) *report {
 
 // add adds a request on b to what is reported.
 func (rs *reports) add(b *Bucket, hash uint64, now int64) {
-	p := rs.report(b, hash, now)
-	p.units += b.Cost
-	if p.due == 0 {
-		rs.enqueue(p, now+b.Consistency.reports().Microseconds())
+	p := rs.report(hash, now)
+	if p.next == nil {
+		rs.enqueue(p, b, now+b.Consistency.reports().Microseconds())
 	}
-	if p.query == nil && p.due > now && (p.units >= b.Limit.Size/reportShare || len(rs.queue) >= reportKeys) {
+	units := p.next.buckets[0].cost + b.Cost
+	rs.store.fallback.costs(p.next, units)
+	if p.sent == nil && p.due > now && (units >= b.Limit.Size/reportShare || len(rs.queue) >= reportKeys) {
 		p.due = now
 		rs.wakeBy(now)
 	}
@@ -130,15 +109,18 @@ func (rs *reports) add(b *Bucket, hash uint64, now int64) {
 // refresh asks the server for the level of b, which is full here, if it has told none for
 // long.
 func (rs *reports) refresh(b *Bucket, hash uint64, now int64) {
-	p := rs.report(b, hash, now)
-	if p.due == 0 && p.query == nil && now-p.heard >= refreshAfter.Microseconds() {
-		rs.enqueue(p, now)
+	p := rs.report(hash, now)
+	if p.next == nil && p.sent == nil && now-p.heard >= refreshAfter.Microseconds() {
+		rs.enqueue(p, b, now)
 	}
 }
 
-// enqueue has p sent at some time.
-func (rs *reports) enqueue(p *report, due int64) {
-	p.due = due
+// enqueue begins a report of b, which is to be sent at some time.
+func (rs *reports) enqueue(p *report, b *Bucket, due int64) {
+	q := rs.store.query(Request{Buckets: []Bucket{*b}}, whatReport)
+	q.stage, q.server, q.buckets[0].cost = gathering, nil, 0
+	rs.store.fallback.link(q)
+	p.next, p.due = q, due
 	rs.queue = append(rs.queue, p)
 	rs.wakeBy(due)
 }
@@ -205,16 +187,14 @@ func (rs *reports) sendDue() (wait time.Duration, more bool) {
 	all, waiting := len(rs.queue) >= reportKeys || rs.store.closed.Load(), rs.queue[:0]
 	rs.next = now + refreshAfter.Microseconds()
 	for _, p := range rs.queue {
-		if p.query != nil || !all && p.due > now {
+		if p.sent != nil || !all && p.due > now {
 			waiting = append(waiting, p)
-			if p.query == nil { // otherwise its answer wakes run
+			if p.sent == nil { // otherwise its answer wakes run
 				rs.next = min(rs.next, p.due)
 			}
 			continue
 		}
-		p.query = rs.store.query(Request{Buckets: []Bucket{p.bucket}}, whatReport)
-		p.query.buckets[0].cost = p.units
-		p.sent, p.units, p.due = p.units, 0, 0
+		p.sent, p.next = p.next, nil
 		due = append(due, p)
 	}
 	clear(rs.queue[len(waiting):])
@@ -225,7 +205,7 @@ func (rs *reports) sendDue() (wait time.Duration, more bool) {
 	wait = time.Duration(rs.next-now) * time.Microsecond
 	f.mu.Unlock()
 	for _, p := range due {
-		rs.send(p, p.query)
+		rs.send(p, p.sent)
 	}
 	return wait, more
 }
@@ -249,7 +229,7 @@ func (rs *reports) answered(p *report, q *query, err error) {
 	switch {
 	case err == nil:
 		r.answered(q, outcomes, false)
-	case p.sent > 0:
+	case q.buckets[0].cost > 0:
 		r.fallback.charge(q)
 	default:
 		r.fallback.drop(q)
@@ -258,8 +238,8 @@ func (rs *reports) answered(p *report, q *query, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := r.clock().Microseconds()
-	p.query, p.sent, p.heard = nil, 0, now
-	if p.due != 0 {
+	p.sent, p.heard = nil, now
+	if p.next != nil {
 		rs.wakeBy(min(p.due, now))
 	}
 }
@@ -271,7 +251,7 @@ func (rs *reports) sweep(now int64) {
 	}
 	rs.swept = now
 	for hash, p := range rs.of {
-		if p.query == nil && p.due == 0 && now-p.heard >= refreshAfter.Microseconds()/2 {
+		if p.sent == nil && p.next == nil && now-p.heard >= refreshAfter.Microseconds()/2 {
 			delete(rs.of, hash)
 		}
 	}
@@ -297,7 +277,7 @@ func (rs *reports) inProgress() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, p := range rs.of {
-		if p.query != nil || p.due != 0 {
+		if p.sent != nil || p.next != nil {
 			return true
 		}
 	}
@@ -312,16 +292,22 @@ func (rs *reports) forget(b *Bucket) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if p := rs.of[f.memory.hash(b)]; p != nil {
-		p.units = 0
+	if p := rs.of[f.memory.hash(b)]; p != nil && p.next != nil {
+		f.costs(p.next, 0)
 	}
 }
 
 // unreported returns how many units of b the server may not know of. The fallback's lock
 // must be held.
-func (rs *reports) unreported(b *Bucket) int64 {
-	if p := rs.of[rs.store.fallback.memory.hash(b)]; p != nil {
-		return p.units + p.sent
+func (rs *reports) unreported(b *Bucket) (n int64) {
+	p := rs.of[rs.store.fallback.memory.hash(b)]
+	if p == nil {
+		return 0
 	}
-	return 0
+	for _, q := range []*query{p.next, p.sent} {
+		if q != nil {
+			n += q.buckets[0].cost
+		}
+	}
+	return n
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -151,6 +152,102 @@ func TestReportsInOutage(t *testing.T) {
 	})
 }
 
+// TestUnreportedBesideExact guards that what a node has admitted and not reported counts when
+// a server decides on the same bucket, because another limit of the request is exact, and when
+// the node does in its place: one node alone admits no more than the limit allows, whether
+// reports are sent by themselves or late, the server is near or far, and requests come one by
+// one or all at once.
+func TestUnreportedBesideExact(t *testing.T) {
+	slow := func(size int64) Limit { return Limit{Size: size, DripInterval: time.Minute, DripSize: 1} }
+	for _, tc := range []struct {
+		name       string
+		size, cost int64
+		every, far time.Duration
+		gets       int // that only the eventual limit decides; then come POSTs, which pass both
+		at         int // how many POSTs at once
+		outage     bool
+	}{
+		{name: "few", size: 100, cost: 1, every: time.Minute, gets: 9, at: 1},
+		{name: "all", size: 100, cost: 1, every: time.Minute, gets: 150, at: 1},
+		{name: "one", size: 1, cost: 1, every: time.Minute, gets: 1, at: 1},
+		{name: "dear", size: 1_000_000, cost: 90_000, every: time.Minute, gets: 1, at: 1},
+		{name: "in turns with reports", size: 100, cost: 1, every: time.Millisecond, gets: 60, at: 8},
+		{name: "burst", size: 1000, cost: 1, every: time.Minute, gets: 1000, at: 50},
+		{name: "far", size: 1000, cost: 1, every: time.Minute, far: 100 * time.Millisecond, gets: 95, at: 50},
+		{name: "far burst", size: 1000, cost: 1, every: 10 * time.Millisecond, far: 100 * time.Millisecond, gets: 1000, at: 50},
+		{name: "outage", size: 100, cost: 1, every: time.Minute, gets: 60, at: 8, outage: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			proxy := redistest.StartProxy(t, server.Addr)
+			proxy.Delay(tc.far)
+			r := newTestRedis(t, server, func(o *RedisOptions) {
+				o.Addresses, o.Timeout, o.Fallback = []string{proxy.Addr}, 10*time.Second, NewMemory(nil)
+				if tc.outage {
+					o.Timeout = 50 * time.Millisecond
+				}
+			})
+			lax := Bucket{Name: "lax", Key: "k", Cost: tc.cost, Limit: slow(tc.size), Consistency: Eventual(tc.every)}
+			strict := Bucket{Name: "strict", Key: "k", Limit: slow(10_000)}
+			var admitted atomic.Int64
+			take := func(buckets ...Bucket) {
+				d, err := r.Take(context.Background(), Request{Buckets: buckets}, nil)
+				if err != nil {
+					t.Error(err)
+				} else if !Summarize(d).Denied {
+					admitted.Add(tc.cost)
+				}
+			}
+			take(strict) // so that there is a connection
+			admitted.Store(0)
+			if tc.outage {
+				server.Kill()
+			}
+			for range tc.gets {
+				take(lax)
+			}
+			redistest.Together(t, tc.at, func(int) {
+				for range max(200, 2*int(tc.size/tc.cost)) / tc.at {
+					take(lax, strict)
+					if tc.at > 1 {
+						take(lax)
+					}
+				}
+			})
+			if n := admitted.Load(); n > tc.size || n <= tc.size-tc.cost {
+				t.Errorf("one node admitted %d, want %d", n, tc.size-tc.size%tc.cost)
+			}
+		})
+	}
+}
+
+// TestUnreportedTakesRoomBesideOthers guards that what a node has not reported takes room
+// beside what the server knows of all nodes, and that the server is told of no level with it:
+// a bucket whose key was deleted stays empty.
+func TestUnreportedTakesRoomBesideOthers(t *testing.T) {
+	f := newFleet(t, redistest.Start(t), 2)
+	lax := Bucket{Name: "lax", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: 1}, Consistency: Eventual(time.Minute)}
+	strict := Bucket{Name: "strict", Key: "k", Limit: Limit{Size: 1000, DripInterval: time.Hour, DripSize: 1}}
+	admitted := func(node, n int, buckets ...Bucket) (admitted int) {
+		for range n {
+			if !Summarize(f.take(t, node, buckets...)).Denied {
+				admitted++
+			}
+		}
+		return admitted
+	}
+	if n := admitted(0, 9, lax) + admitted(1, 60, lax, strict) + admitted(0, 100, lax, strict); n != 100 {
+		t.Errorf("both nodes admitted %d, want 100", n)
+	}
+	if err := f.admin.Del(t.Context(), f.keys.of(&lax)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := admitted(0, 200, lax, strict); n != 91 {
+		t.Errorf("admitted %d of 100 when the key was deleted, beside 9 that were not reported", n)
+	}
+}
+
 // TestReportsSeeResets guards that a node which only denies asks for the level once a
 // second, and so sees that another has emptied the bucket.
 func TestReportsSeeResets(t *testing.T) {
@@ -172,5 +269,33 @@ func TestReportsSeeResets(t *testing.T) {
 	f.report(t, 0)
 	if d := f.take(t, 0, b)[0]; d.Denied {
 		t.Errorf("denied after the reset: %+v", d)
+	}
+}
+
+// TestReportsSurviveEmptyRestart guards that a full bucket stays full if Redis restarts
+// without its data, time and again: a report of no units, which only asks for the level, puts
+// back what the server has lost. Otherwise the node would take the answer, which repeats what
+// it told, for what the server knows, and the next answer for a bucket that somebody emptied.
+func TestReportsSurviveEmptyRestart(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	r := newTestRedis(t, server, func(o *RedisOptions) { o.Fallback, o.Timeout = NewMemory(nil), 50*time.Millisecond })
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: 1}, Consistency: Eventual(10 * time.Millisecond)}
+	admitted := 0
+	flood := func(lasts time.Duration) {
+		for start := time.Now(); time.Since(start) < lasts; time.Sleep(time.Millisecond) {
+			if !mustTake(t, r, Request{Buckets: []Bucket{b}})[0].Denied {
+				admitted++
+			}
+		}
+	}
+	flood(refreshAfter / 2)
+	for range 2 {
+		server.Kill()
+		server.Restart(t)
+		flood(3 * refreshAfter) // two reports of no units at least
+		if level := peek(t, r, b); level.Units != 100 || admitted != 100 {
+			t.Fatalf("admitted %d of 100, and Redis has %d", admitted, level.Units)
+		}
 	}
 }

@@ -562,7 +562,8 @@ func TestWarmUpWaitersRunEvenly(t *testing.T) {
 }
 
 // TestDelayed guards which requests may wait: those of leaky buckets and of limits that
-// warm up, for whole units, unless what they wait for would be unknown.
+// warm up, for whole units, unless what they wait for would be unknown, or more than the size
+// might pass at once.
 func TestDelayed(t *testing.T) {
 	for _, tc := range []struct {
 		l    Limit
@@ -571,9 +572,13 @@ func TestDelayed(t *testing.T) {
 		want int64
 	}{
 		{Limit{Size: 5, DripInterval: time.Second}, 2500 * time.Millisecond, 1, 2},
-		{Limit{Size: 5, DripInterval: time.Second, DripSize: 3}, 2500 * time.Millisecond, 9, 6},
+		{Limit{Size: 5, DripInterval: time.Second, DripSize: 3}, 2500 * time.Millisecond, 3, 6},
+		{Limit{Size: 5, DripInterval: time.Second, DripSize: 3}, 2500 * time.Millisecond, 4, 0}, // six might pass at once
+		{Limit{Size: 5, DripInterval: time.Second, DripSize: 6}, 2500 * time.Millisecond, 1, 0},
+		{Limit{Size: 5, DripInterval: time.Second}, 2500 * time.Millisecond, 5, 2},
+		{Limit{Size: 5, DripInterval: time.Second}, 2500 * time.Millisecond, 6, 0},
 		{Limit{Size: 5, DripInterval: time.Second}, 999 * time.Millisecond, 1, 0},
-		{Limit{Size: 5, DripInterval: time.Microsecond, DripSize: MaxUnits}, time.Hour, 1, MaxUnits},
+		{Limit{Size: MaxUnits, DripInterval: time.Microsecond, DripSize: MaxUnits}, time.Hour, 1, MaxUnits},
 		{Window(5, time.Second), time.Hour, 1, 0},
 		{SlidingLog(5, time.Second), time.Hour, 1, 0},
 		{WarmingUp(2, time.Second, 4*time.Second, 3), 1600 * time.Millisecond, 0, 3},

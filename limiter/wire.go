@@ -76,7 +76,7 @@ func (q *query) appendGroup(b []byte) []byte {
 		b = appendDoubles(b, size, rate, drip, phase, float64(p.cost))
 		if tells {
 			b = appendDoubles(b, float64(p.told.clear), float64(p.told.rest), float64(p.told.inFlight))
-			b = append(b, bit(p.told.dirty == own))
+			b = append(b, bit(p.told.dirty == own)|bit(p.told.dirty == clean)<<1)
 		}
 		switch q.what {
 		case whatSettle, whatRenew:

@@ -48,6 +48,8 @@ const (
 	NotAccess
 	NoTime
 	BadLine
+	Console
+	BadClient
 	BadRequest
 	BadURI
 	TooLong
@@ -64,6 +66,8 @@ func (r Reason) String() string {
 		NotAccess:  "not a line of an access log",
 		NoTime:     "no time that can be read",
 		BadLine:    "not in the format of the log",
+		Console:    "in Caddy's format for the console; log with format json",
+		BadClient:  "several fields that may be the client's address",
 		BadRequest: "not an HTTP request",
 		BadURI:     "not a valid URI",
 		TooLong:    "line too long",
@@ -90,6 +94,7 @@ type Entry struct {
 	ClientIP           string
 	RemoteIP           string
 	RemotePort         string
+	Forwarded          bool // whether ClientIP is the first of several addresses
 	UserID             string
 	Status             int // 0 if the log does not tell
 

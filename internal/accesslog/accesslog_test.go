@@ -126,6 +126,97 @@ func TestFormats(t *testing.T) {
 	}
 }
 
+// TestClients guards which of the fields before the time is the client, and that a line
+// in which that is not known is not used.
+func TestClients(t *testing.T) {
+	const unclear = "several fields that may be the client's address"
+	for _, tc := range []struct{ fields, want string }{
+		{"192.0.2.1 - alice", "192.0.2.1 alice"},
+		{"192.0.2.1 - alice smith", "192.0.2.1 alice smith"},
+		{"192.0.2.1 - 203.0.113.7", "192.0.2.1 203.0.113.7"},
+		{"192.0.2.1 example.com -", "192.0.2.1 "},
+		{"192.0.2.1:5000 - -", "192.0.2.1 port 5000 "},
+		{"2001:db8::1 - -", "2001:db8::1 "},
+		{"[2001:db8::1] - -", "2001:db8::1 "},
+		{"[2001:db8::1]:5000 - -", "2001:db8::1 port 5000 "},
+		{"client.example.net - alice", "client.example.net alice"},
+		{"- - -", " "},
+		{"@ - -", "@ "},
+
+		{"example.com:443 192.0.2.1 - alice", "https://example.com 192.0.2.1 alice"},
+		{"example.com:80 192.0.2.1 - -", "http://example.com 192.0.2.1 "},
+		{"example.com:8080 2001:db8::1 - -", "http://example.com:8080 2001:db8::1 "},
+		{"example.com 192.0.2.1 - -", "http://example.com 192.0.2.1 "},
+		{"example.com:443 client.example.net - -", "https://example.com client.example.net "},
+		{"example.com:443 - - -", "https://example.com  "},
+		{"example.com:443 203.0.113.7, 192.0.2.1 - -", "https://example.com 203.0.113.7 of several "},
+		{"- 192.0.2.1 - -", "192.0.2.1 "},
+
+		{"203.0.113.7, 192.0.2.1 - alice", "203.0.113.7 of several alice"},
+		{"203.0.113.7,192.0.2.1 - alice", "203.0.113.7 of several alice"},
+		{"unknown, 192.0.2.1, 192.0.2.2 - -", "192.0.2.1 of several "},
+		{`"203.0.113.7, 192.0.2.1" - alice`, "203.0.113.7 of several alice"},
+
+		{"203.0.113.7 192.0.2.1 - -", unclear},
+		{"203.0.113.7, 192.0.2.2 192.0.2.1 - -", unclear},
+		{`"203.0.113.7" 192.0.2.1 - -`, unclear},
+		{"192.0.2.80:80 192.0.2.1 - -", unclear},
+		{"example.com 203.0.113.7 192.0.2.1 - -", unclear},
+		{"a b 192.0.2.1 - -", unclear},
+		{"192.0.2.1", "not in the format of the log"},
+		{"192.0.2.1,", "not in the format of the log"},
+	} {
+		_, rest, _ := strings.Cut(combinedLog, " alice")
+		var e Entry
+		reason := (&dialect{format: Combined}).parseCLF([]byte(tc.fields+rest), &e, new(clfClock))
+		got := e.ClientIP
+		if e.Host != "" {
+			got = map[bool]string{false: "http://", true: "https://"}[e.TLS] + e.Host + " " + got
+		}
+		if e.RemotePort != "" {
+			got += " port " + e.RemotePort
+		}
+		if e.Forwarded {
+			got += " of several"
+		}
+		if got += " " + e.UserID; reason != Used {
+			got = reason.String()
+		}
+		if got != tc.want {
+			t.Errorf("%s: got %q, want %q", tc.fields, got, tc.want)
+		}
+	}
+}
+
+// TestClientsUnknown guards that a log is refused by one line if of most of its lines it
+// is not known which field is the client's, and read if it is of few.
+func TestClientsUnknown(t *testing.T) {
+	const other = "192.0.2.9 " + combinedLog + "\n"
+	for _, tc := range []struct {
+		name, text string
+		refused    bool
+	}{
+		{"one line", other, true},
+		{"many", strings.Repeat(other, 5000), true},
+		{"most", combinedLog + "\n" + other + other, true},
+		{"few", combinedLog + "\n" + combinedLog + "\n" + other, false},
+		{"none", combinedLog + "\n", false},
+	} {
+		name := filepath.Join(t.TempDir(), "log")
+		if err := os.WriteFile(name, []byte(tc.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := Open([]string{name}, Auto)
+		if err == nil {
+			l.Close()
+		}
+		if (err != nil) != tc.refused || err != nil && (strings.Contains(err.Error(), "\n") ||
+			!strings.HasPrefix(err.Error(), name+`: got lines that begin with "192.0.2.9 192.0.2.1 - alice", of which`)) {
+			t.Errorf("%s: got error %v, refused=%t", tc.name, err, tc.refused)
+		}
+	}
+}
+
 // TestResponses guards what is read of the response in each format, or that the log does
 // not tell.
 func TestResponses(t *testing.T) {

@@ -35,18 +35,11 @@ func (c *clfClock) parse(text []byte) (int64, bool) {
 //
 //	192.0.2.1 - alice [02/Jan/2006:15:04:05 -0700] "GET /x HTTP/1.1" 200 17 "referer" "agent"
 //
-// Whatever follows is ignored.
+// Whatever follows is ignored. What may stand before the time, setClient says.
 func (d *dialect) parseCLF(line []byte, e *Entry, clock *clfClock) Reason {
-	address, rest, ok := bytes.Cut(line, []byte(" "))
-	if !ok || len(address) == 0 {
-		return BadLine
-	}
-	before, rest, ok := bytes.Cut(rest, []byte(" ["))
+	before, rest, ok := bytes.Cut(line, []byte(" ["))
 	if !ok {
 		return BadLine
-	}
-	if _, user, _ := bytes.Cut(before, []byte(" ")); len(user) > 0 && string(user) != "-" {
-		e.UserID = string(user)
 	}
 	when, rest, ok := bytes.Cut(rest, []byte(`] "`))
 	if !ok {
@@ -90,8 +83,9 @@ func (d *dialect) parseCLF(line []byte, e *Entry, clock *clfClock) Reason {
 	} else {
 		e.Bytes = bytesOf(string(length))
 	}
-	e.ClientIP = string(address)
-	e.RemoteIP = e.ClientIP
+	if reason := e.setClient(before); reason != Used {
+		return reason
+	}
 	return e.setRequestLine(request)
 }
 

@@ -3,6 +3,7 @@ package accesslog
 import (
 	"bytes"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -203,18 +204,26 @@ func (d *dialect) elapsed(t token) (int64, bool) {
 
 // parse parses a line.
 func (d *dialect) parse(line []byte, e *Entry, clock *clfClock) Reason {
+	var reason Reason
 	switch {
 	case d.format != Caddy:
-		return d.parseCLF(line, e, clock)
+		reason = d.parseCLF(line, e, clock)
 	case line[0] != '{':
-		return BadJSON
+		reason = BadJSON
+	default:
+		reason = d.parseCaddy(line, e)
 	}
-	reason := d.parseCaddy(line, e)
+	if (reason == BadLine || reason == BadJSON) && console.Match(line) {
+		return Console
+	}
 	if reason == NotAccess && withheld.Match(line) {
 		return Withheld
 	}
 	return reason
 }
+
+// console matches lines of access logs in the format that Caddy has for the console.
+var console = regexp.MustCompile(`^[^{\t]+\t[^\t]*\thttp\.log\.access`)
 
 // trimLine removes white space around a line.
 func trimLine(line []byte) []byte { return bytes.Trim(line, " \t\r") }

@@ -186,6 +186,10 @@ func newSource(name string, format Format, bytes *atomic.Int64) (*source, error)
 		}
 		Release(e)
 	}
+	if err := s.dialect.refusal(s.sample[:min(len(s.sample), chunkSize)], &b.counts); err != nil {
+		s.close()
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
 	if s.once {
 		s.reader = r
 		return s, nil

@@ -91,7 +91,7 @@ func TestWrapped(t *testing.T) {
 		},
 		{"journald without --all", `{"MESSAGE":null,"_PID":"123"}` + "\n" + `{"MESSAGE":` + quoted(line) + "}\n", journal, 1, map[Reason]int64{Withheld: 1}},
 		{"combined with JSON behind it", combinedLog + ` {"a":1}` + "\n", "", 1, nil},
-		{"for the console", "2023/11/14 22:13:20.123\tINFO\thttp.log.access\thandled request\t{\"request\": {}}\n", "", 0, map[Reason]int64{BadLine: 1}},
+		{"for the console", "2023/11/14 22:13:20.123\tINFO\thttp.log.access\thandled request\t{\"request\": {}}\n", "", 0, map[Reason]int64{Console: 1}},
 		{"a byte order mark", "\ufeff" + line + "\n" + line + "\n", "", 2, nil},
 		{"a byte order mark before Docker's JSON", "\ufeff" + inDocker(line+"\n", "stdout"), docker, 1, nil},
 	} {

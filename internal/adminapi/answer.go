@@ -136,9 +136,10 @@ type Level struct {
 	Held       int64    `json:"held"`
 	Clear      Seconds  `json:"clear"`
 	RetryAfter *Seconds `json:"retry_after,omitempty"`
-	Never      bool     `json:"never,omitempty"`  // a request costs more than the bucket ever has room for
-	Banned     Seconds  `json:"banned,omitempty"` // for how long the limit bans the key, or did; RetryAfter is at least as long
-	Node       *Node    `json:"node,omitempty"`   // with Redis
+	InProgress bool     `json:"in_progress,omitempty"` // requests in progress leave no room, and nobody knows when they end; there is no RetryAfter then
+	Never      bool     `json:"never,omitempty"`       // a request costs more than the bucket ever has room for
+	Banned     Seconds  `json:"banned,omitempty"`      // for how long the limit bans the key, or did; RetryAfter is at least as long
+	Node       *Node    `json:"node,omitempty"`        // with Redis
 }
 
 // Node is what this process knows of a bucket in Redis.
@@ -149,10 +150,11 @@ type Node struct {
 	Unreported int64 `json:"unreported,omitempty"` // units that it has admitted, which Redis may not know of
 }
 
-// Key is the key of a bucket, or what replaces it.
+// Key is the text of a bucket's key, see package keytext, or what replaces it.
 type Key struct {
 	Key     *string `json:"key,omitempty"`
-	Address *string `json:"address,omitempty"` // instead of key: of a client without one
+	Address *string `json:"address,omitempty"`  // instead of key: of a client without one
+	NotUTF8 bool    `json:"not_utf8,omitempty"` // the key is not, so its text is quoted
 }
 
 // Notable reports whether the bucket holds something, or denies requests.
@@ -162,7 +164,7 @@ func (a *Level) Notable() bool {
 
 // Denies reports whether a request is denied now, or would be if this were no dry run.
 func (a *Level) Denies() bool {
-	return a.Never || a.Banned > 0 || a.RetryAfter != nil && *a.RetryAfter > 0 || a.Node != nil && a.Node.Remembered
+	return a.Never || a.InProgress || a.Banned > 0 || a.RetryAfter != nil && *a.RetryAfter > 0 || a.Node != nil && a.Node.Remembered
 }
 
 // Levels is the answer of peek and reset about the buckets of all limits: those
@@ -210,15 +212,10 @@ type Top struct {
 
 // TopEntry is a key and its counts. The one that entries are sorted by is at most
 // error too high. The other one is never too high.
-//
-// JSON can't represent a key that is not UTF-8: it has U+FFFD in place of the bytes
-// that are not. Several entries may then look alike, and peek and reset accept none
-// of them.
 type TopEntry struct {
 	Key
 
-	Truncated bool   `json:"truncated,omitempty"`
-	NotUTF8   bool   `json:"not_utf8,omitempty"`
+	Truncated bool   `json:"truncated,omitempty"` // the key is too long to be kept: this is its beginning, and a digest
 	Requests  uint64 `json:"requests"`
 	Denied    uint64 `json:"denied"`
 	Error     uint64 `json:"error"`

@@ -8,17 +8,20 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
 // Asked is the body of a request about the bucket of a limit or, without a
-// limit, about the buckets of all limits whose key is known then.
+// limit, about the buckets of all limits whose key is known then. The body has the texts of
+// keys, see package keytext.
 type Asked struct {
 	Limit   string
 	Key     *string  // as the limit's template expands to it
@@ -36,14 +39,23 @@ func (asked Asked) body() map[string]any {
 		body["limit"] = asked.Limit
 	}
 	if asked.Key != nil {
-		body["key"] = asked.Key
+		body["key"] = keytext.Of(*asked.Key)
 	} else if asked.Values != nil {
-		body["key"] = asked.Values
+		body["key"] = asked.valueTexts()
 	}
 	if asked.Address != nil {
 		body["address"] = asked.Address
 	}
 	return body
+}
+
+// valueTexts returns the texts of the values.
+func (asked *Asked) valueTexts() []string {
+	texts := make([]string, len(asked.Values))
+	for i, value := range asked.Values {
+		texts[i] = keytext.Of(value)
+	}
+	return texts
 }
 
 // AskedBan is the body of a request to ban a key.
@@ -70,9 +82,9 @@ func (asked *Asked) Whose() string {
 		of = append(of, "client "+terminal.Safe(*asked.Address))
 	}
 	if asked.Key != nil {
-		of = append(of, "key "+terminal.Safe(*asked.Key))
+		of = append(of, "key "+terminal.Safe(keytext.Of(*asked.Key)))
 	} else if asked.Values != nil {
-		of = append(of, "key "+terminal.SafeList(asked.Values))
+		of = append(of, "key "+terminal.SafeList(asked.valueTexts()))
 	}
 	return cmp.Or(strings.Join(of, " and "), "all requests")
 }
@@ -134,24 +146,21 @@ var errNoBanLimit = BadRequest("limit: got none, want the path of a limit with b
 
 // ParseBan parses the body of a request to ban a key.
 func ParseBan(body []byte) (asked Asked, d time.Duration, err error) {
-	var sent map[string]json.RawMessage
-	if json.Unmarshal(body, &sent) != nil {
-		return asked, 0, BadRequest("body: want an object, %s", wantBan)
-	}
-	var text string
-	hasText := json.Unmarshal(sent["duration"], &text) == nil
-	delete(sent, "duration")
-	rest, err := json.Marshal(sent)
+	sent, err := readFields(body, wantBan, "limit", "key", "address", "duration")
 	if err != nil {
 		return asked, 0, err
 	}
-	if asked, err = ParseAsked(rest); err != nil {
+	if asked, err = askedOf(sent); err != nil {
 		return asked, 0, err
 	}
 	if asked.Limit == "" {
 		return asked, 0, errNoBanLimit
 	}
-	if d, err = caddy.ParseDuration(text); err != nil || !hasText || d < time.Second || d > MaxBan {
+	var text string
+	if !jsonString(sent["duration"], &text) {
+		text = ""
+	}
+	if d, err = caddy.ParseDuration(text); err != nil || d < time.Second || d > MaxBan {
 		return asked, 0, BadRequest(`duration: want a text from "1s" to "%dd", such as "10m"`, MaxBan/(24*time.Hour))
 	}
 	return asked, d, nil
@@ -161,51 +170,78 @@ func ParseBan(body []byte) (asked Asked, d time.Duration, err error) {
 const MaxBan = 6000 * 24 * time.Hour
 
 // ParseAsked parses a body.
-func ParseAsked(body []byte) (asked Asked, err error) {
-	var sent struct {
-		Limit   json.RawMessage `json:"limit"`
-		Key     json.RawMessage `json:"key"`
-		Address json.RawMessage `json:"address"`
+func ParseAsked(body []byte) (Asked, error) {
+	sent, err := readFields(body, wantBody, "limit", "key", "address")
+	if err != nil {
+		return Asked{}, err
 	}
-	decoder := json.NewDecoder(bytes.NewReader(body))
-	decoder.DisallowUnknownFields()
-	switch err := decoder.Decode(&sent); {
+	return askedOf(sent)
+}
+
+// readFields returns the fields of a body, which may have each of the known ones once, in
+// just this case: encoding/json would take the last of several. want says in errors what to
+// send.
+func readFields(body []byte, want string, known ...string) (map[string]json.RawMessage, error) {
+	switch {
 	case !json.Valid(body):
-		return asked, BadRequest("body: got malformed JSON, want an object, " + wantBody)
+		return nil, BadRequest("body: got malformed JSON, want an object, %s", want)
 	case !bytes.HasPrefix(bytes.TrimSpace(body), []byte("{")):
-		return asked, BadRequest("body: want an object, " + wantBody)
-	case err != nil:
-		return asked, BadRequest("body: got an unknown field, want limit and key or address")
-	case sent.Limit == nil && sent.Key == nil && sent.Address == nil:
-		return asked, BadRequest("body: got neither limit, key nor address, want some of them, " + wantBody)
-	case sent.Limit != nil && sent.Key != nil && sent.Address != nil:
+		return nil, BadRequest("body: want an object, %s", want)
+	}
+	sent := make(map[string]json.RawMessage)
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	_, _ = decoder.Token() // the brace
+	for decoder.More() {
+		token, err := decoder.Token()
+		name, isName := token.(string)
+		var value json.RawMessage
+		if err = cmp.Or(err, decoder.Decode(&value)); err != nil || !isName {
+			return nil, BadRequest("body: got malformed JSON, want an object, %s", want)
+		}
+		inCase := slices.IndexFunc(known, func(k string) bool { return strings.EqualFold(k, name) })
+		switch {
+		case inCase < 0:
+			last := len(known) - 1
+			return nil, BadRequest("body: got an unknown field, want %s or %s", strings.Join(known[:last], ", "), known[last])
+		case known[inCase] != name:
+			return nil, BadRequest("%s: got the field in another case, want it in lower case", known[inCase])
+		case sent[name] != nil:
+			return nil, BadRequest("%s: got the field twice, want it once", name)
+		}
+		sent[name] = value
+	}
+	return sent, nil
+}
+
+// askedOf returns what the fields of a body ask for.
+func askedOf(sent map[string]json.RawMessage) (asked Asked, err error) {
+	limit, key, address := sent["limit"], sent["key"], sent["address"]
+	switch {
+	case limit == nil && key == nil && address == nil:
+		return asked, BadRequest("body: got neither limit, key nor address, want some of them, %s", wantBody)
+	case limit != nil && key != nil && address != nil:
 		return asked, BadRequest("address: cannot be combined with limit and key")
 	}
-	if sent.Limit != nil {
-		if err := jsonString(sent.Limit, &asked.Limit); err != nil || asked.Limit == "" {
-			return asked, BadRequest(`limit: want the path of a limit as text, such as "api" or "api/search"`)
-		}
+	if limit != nil && (!jsonString(limit, &asked.Limit) || asked.Limit == "") {
+		return asked, BadRequest(`limit: want the path of a limit as text, such as "api" or "api/search"`)
 	}
-	if sent.Key != nil {
-		if sent.Key[0] == '[' {
-			err = jsonStrings(sent.Key, &asked.Values)
+	if key != nil {
+		if key[0] == '[' {
+			err = jsonKeys(key, &asked.Values)
 		} else {
 			asked.Key = new(string)
-			err = jsonString(sent.Key, asked.Key)
+			err = jsonKey(key, asked.Key)
 		}
-		switch {
-		case errors.Is(err, errReplaced):
-			return asked, BadRequest("key: got U+FFFD, which stands for what is not UTF-8, so it is unknown which key is meant; want a key without it")
-		case err != nil:
-			return asked, BadRequest("key: want a text, or an array of texts, one for each placeholder in the limit's key")
+		if err != nil {
+			return asked, BadRequest("key: %w", err)
 		}
 	}
-	if sent.Address != nil {
+	if address != nil {
 		asked.Address = new(string)
-		if err := jsonString(sent.Address, asked.Address); err != nil {
+		if !jsonString(address, asked.Address) {
 			return asked, BadRequest(`address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`)
 		}
-		if sent.Limit == nil && !isAddress(*asked.Address) {
+		if limit == nil && !isAddress(*asked.Address) {
 			return asked, BadRequest(`address: want an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`)
 		}
 	}
@@ -219,34 +255,33 @@ func isAddress(text string) bool {
 	return text == "" || notAddress == nil || notPrefix == nil
 }
 
-// Errors of jsonString.
-var (
-	errNotText  = errors.New("not a text")
-	errReplaced = errors.New("a character was replaced")
-)
-
-// jsonString decodes a string. It accepts no U+FFFD: what writes JSON puts that in
-// place of bytes that are not UTF-8, and what reads it in place of half a surrogate
-// pair. A key that a client has sent with U+FFFD looks the same.
-func jsonString(raw json.RawMessage, into *string) error {
-	if raw[0] != '"' || json.Unmarshal(raw, into) != nil {
-		return errNotText
-	}
-	if strings.ContainsRune(*into, utf8.RuneError) {
-		return errReplaced
-	}
-	return nil
+// jsonString decodes a string, if it is one.
+func jsonString(raw json.RawMessage, into *string) bool {
+	return len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, into) == nil
 }
 
-// jsonStrings decodes an array of strings.
-func jsonStrings(raw json.RawMessage, into *[]string) error {
+// errNotKey is the error for what can't be a key.
+var errNotKey = errors.New("want a text, or an array of texts, one for each placeholder in the limit's key")
+
+// jsonKey decodes the text of a key.
+func jsonKey(raw json.RawMessage, into *string) (err error) {
+	var text string
+	if !jsonString(raw, &text) {
+		return errNotKey
+	}
+	*into, err = keytext.Parse(text)
+	return err
+}
+
+// jsonKeys decodes an array of them.
+func jsonKeys(raw json.RawMessage, into *[]string) error {
 	var elements []json.RawMessage
 	if err := json.Unmarshal(raw, &elements); err != nil {
 		return err
 	}
 	*into = make([]string, len(elements))
 	for i, element := range elements {
-		if err := jsonString(element, &(*into)[i]); err != nil {
+		if err := jsonKey(element, &(*into)[i]); err != nil {
 			return err
 		}
 	}

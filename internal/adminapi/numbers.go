@@ -47,7 +47,7 @@ func (n *Numbers) Pace() string {
 	case n.Window != nil:
 		return Interval(n.Window)
 	case n.Rate != "":
-		return n.Rate + " after " + Interval(n.WarmUp)
+		return terminal.Safe(n.Rate) + " after " + Interval(n.WarmUp)
 	}
 	return Number(n.DripSize) + " each " + Interval(n.DripRate)
 }
@@ -64,7 +64,7 @@ func (n *Numbers) pacing() string {
 	case n.Algorithm == "concurrency":
 		return "at most " + Number(n.Size) + " in progress"
 	case n.Rate != "":
-		return "rate " + n.Rate + ", warm-up " + Interval(n.WarmUp) + ", cold factor " + n.ColdFactor.String()
+		return "rate " + terminal.Safe(n.Rate) + ", warm-up " + Interval(n.WarmUp) + ", cold factor " + n.ColdFactor.String()
 	case n.Period != "":
 		how = "each"
 	case n.Window != nil:
@@ -76,15 +76,15 @@ func (n *Numbers) pacing() string {
 }
 
 // Number returns a number in text, or its template. Numbers in an answer of the
-// admin API that was decoded are float64.
+// admin API that was decoded are float64; one of another version may lack some.
 func Number(value any) string {
 	switch value := value.(type) {
 	case float64:
 		return strconv.FormatFloat(value, 'f', -1, 64)
-	case string:
-		return terminal.Safe(value)
+	case nil:
+		return "?"
 	}
-	return fmt.Sprint(value)
+	return terminal.Safe(fmt.Sprint(value))
 }
 
 // Interval returns a time in text, such as 365d, 1h30m or 200ms, or its template.

@@ -19,7 +19,7 @@ LIMIT is a limit with the option ban, as the command limits lists it. KEY is wha
 limit's key is for a request, such as the client's address. For a key of several
 placeholders, give the value of each, in their order, or all with commas between, as
 they are shown. For a request without a key, give the client's address with --client-ip
-instead.
+instead. A key that is shown in double quotes may be typed so: '"\xff"'.
 
 The exit status is 2 if Redis does not answer, so that only the Caddy that is asked
 follows.`

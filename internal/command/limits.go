@@ -61,7 +61,7 @@ func printLimits(w io.Writer, a *adminapi.Limits) error {
 		if sites[row] == nil {
 			rows = append(rows, row)
 		}
-		if at := cmp.Or(printableHosts(l.Hosts), l.Server, "-"); !slices.Contains(sites[row], at) {
+		if at := cmp.Or(printableHosts(l.Hosts), terminal.Safe(cmp.Or(l.Server, "-"))); !slices.Contains(sites[row], at) {
 			sites[row] = append(sites[row], at)
 		}
 		counts[row.path] = l
@@ -141,5 +141,5 @@ func printableHosts(hosts []string) string {
 	if len(hosts) > 2 {
 		return fmt.Sprintf("%s and %d more", terminal.Safe(hosts[0]), len(hosts)-1)
 	}
-	return strings.Join(hosts, " ")
+	return terminal.SafeList(hosts)
 }

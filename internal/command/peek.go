@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -19,7 +20,8 @@ const aboutKeys = `
 LIMIT is a limit as the command limits lists it. KEY is what the limit's key is for a
 request, such as the client's address. For a key of several placeholders, give the
 value of each, in their order, or all with commas between, as they are shown. For a
-request without a key, give the client's address with --client-ip instead.
+request without a key, give the client's address with --client-ip instead. A key that is
+shown in double quotes may be typed so: '"\xff"'.
 
 Without LIMIT, all limits are asked whose key can be made from --client-ip, --key or
 both: those keyed by the client's address, those keyed by what --key says, and the
@@ -112,6 +114,12 @@ func bucketAsked(cmd *cobra.Command, args []string) (*adminapi.Asked, error) {
 		}
 		if keys = append(keys, args[1:]...); asked.Limit == "" {
 			return nil, errors.New("LIMIT: got an empty one, want one that the command limits lists, or none for all")
+		}
+	}
+	for i, text := range keys {
+		var err error
+		if keys[i], err = keytext.Parse(text); err != nil {
+			return nil, fmt.Errorf("key: %w", err)
 		}
 	}
 	switch len(keys) {
@@ -249,10 +257,12 @@ func retryText(a *adminapi.Level) string {
 	switch {
 	case a.Never:
 		text = "never"
+	case a.InProgress:
+		text = "a request in progress ends"
 	case wait > 0 || a.RetryAfter != nil:
 		text = terminal.Briefly(time.Duration(wait))
 	}
-	if a.DryRun && (a.Never || wait > 0) {
+	if a.DryRun && (a.Never || a.InProgress || wait > 0) {
 		text += ", if enforced"
 	}
 	return text
@@ -313,11 +323,13 @@ func nodeText(n *adminapi.Node) string {
 
 // keyText returns the key as it is shown.
 func keyText(k *adminapi.Key) string {
-	if k.Address != nil {
+	switch {
+	case k.Address != nil:
 		return terminal.Safe(*k.Address) + " (no key)"
-	}
-	if k.Key == nil {
+	case k.Key == nil:
 		return ""
+	case k.NotUTF8:
+		return terminal.Safe(*k.Key) + " (not UTF-8)"
 	}
 	return terminal.Safe(*k.Key)
 }

@@ -40,8 +40,11 @@ func printStatus(w io.Writer, a *adminapi.Status) (err error) {
 		fmt.Fprintln(w, "The running config has no limits.")
 		return nil
 	}
-	fmt.Fprintf(w, "Version %s. Buckets are kept in %s; this process has %d of at most %d.\n",
-		terminal.Safe(a.Version), terminal.Safe(a.Store), a.Memory.Buckets, a.Memory.MaxKeys)
+	here := ""
+	if a.Memory != nil {
+		here = fmt.Sprintf("; this process has %d of at most %d", a.Memory.Buckets, a.Memory.MaxKeys)
+	}
+	fmt.Fprintf(w, "Version %s. Buckets are kept in %s%s.\n", terminal.Safe(a.Version), terminal.Safe(a.Store), here)
 	fmt.Fprintf(w, "Requests: %d admitted, %d denied, %d undecided, %d refused, %d in early data.\n",
 		a.Requests["admitted"], a.Requests["denied"], a.Requests["undecided"], a.Requests["refused"], a.Requests["early_data"])
 	if a.Store == "redis" {

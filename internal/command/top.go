@@ -105,9 +105,6 @@ func entryText(e *adminapi.TopEntry) string {
 	if e.Truncated {
 		shown += "…"
 	}
-	if e.NotUTF8 {
-		shown += " (not UTF-8)"
-	}
 	return shown
 }
 

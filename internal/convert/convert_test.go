@@ -226,6 +226,8 @@ func TestConvertConfigMap(t *testing.T) {
 		{"an error", configMapOf(file("maybe")), "", `config.yaml: line 8: shadow_mode: got "maybe", want true or false`},
 		{"two files of one domain", configMapOf(file("false") + strings.Replace(file("false"), "config", "b", 1)), "", `b.yaml: line 11: domain: got "d" twice, want each domain once`},
 		{"no file", configMapOf("  a: b\n"), "", "domain: got none, want one, and its descriptors"},
+		{"another object alone", "apiVersion: gateway.envoyproxy.io/v1alpha1\nkind: BackendTrafficPolicy\nspec: {}\n", "",
+			"kind: got a BackendTrafficPolicy, want the configuration of envoyproxy/ratelimit, or a ConfigMap with it"},
 		{"a list of files", "apiVersion: v1\nkind: ConfigMap\ndata: [a]\n", "", "data: want files by their names"},
 		{"a list in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: List\n  items: [a]\n", "", "line 4: items: want objects of Kubernetes"},
 		{"YAML that is not valid", configMapOf("  a: |\n    domain: b: c\n"), "", "a: yaml: "},
@@ -349,4 +351,18 @@ func FuzzConvert(f *testing.F) {
 			t.Fatalf("%v\n%s", err, r.Text)
 		}
 	})
+}
+
+// TestConvertKeysWithoutCase guards that common keys of descriptors are known however they
+// are written.
+func TestConvertKeysWithoutCase(t *testing.T) {
+	for key, want := range map[string]string{
+		"REMOTE_ADDRESS": "{client_ip}", "Remote_Address": "{client_ip}", "PATH": "{path}", "METHOD": "{method}", "Host": "{host}",
+		"USER_AGENT": "{header.User-Agent}",
+	} {
+		r, err := convert.Envoy([]byte("domain: d\ndescriptors:\n- key: "+key+"\n  rate_limit: {unit: day, requests_per_unit: 5}\n"), nil)
+		if err != nil || !strings.Contains(r.Text, "key "+want+"\n") || len(r.Notes) > 0 {
+			t.Errorf("%s: got %+v, %v, want the key %s", key, r, err, want)
+		}
+	}
 }

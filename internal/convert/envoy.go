@@ -40,7 +40,7 @@ var windows = map[string]string{
 	"second": "1s", "minute": "1m", "hour": "1h", "day": "1d", "week": "7d", "month": "30d", "year": "365d",
 }
 
-// known maps keys that are common to the placeholders that stand for them.
+// known maps keys that are common, in lower case, to the placeholders that stand for them.
 var known = map[string]string{
 	"remote_address": "{client_ip}",
 	"client_ip":      "{client_ip}",
@@ -88,6 +88,9 @@ func Envoy(text []byte, mapping Mapping) (*Result, error) {
 		return nil, err
 	}
 	if len(e.domains) == 0 {
+		if e.other != "" {
+			return nil, fmt.Errorf("kind: got a %s, want the configuration of envoyproxy/ratelimit, or a ConfigMap with it", oneLine(e.other))
+		}
 		return nil, errors.New("domain: got none, want one, and its descriptors")
 	}
 	for key := range mapping {
@@ -149,6 +152,7 @@ type envoy struct {
 	mapping Mapping
 	asked   map[string]bool // keys that the mapping was asked for
 	guessed map[string]bool // keys with a note on their placeholder
+	other   string          // the kind of an object of Kubernetes that holds no limits
 	nodes   int             // fields that were read
 	domains map[string]bool // that were converted
 	blocks  names           // that were given to them
@@ -677,7 +681,7 @@ func (e *envoy) placeholderOf(key string) (field, guess string) {
 	if field = e.mapping[key]; field != "" {
 		return field, ""
 	}
-	if field = known[key]; field != "" {
+	if field = known[strings.ToLower(key)]; field != "" {
 		return field, ""
 	}
 	plain := strings.Map(func(r rune) rune {
@@ -687,9 +691,9 @@ func (e *envoy) placeholderOf(key string) (field, guess string) {
 		return r
 	}, key)
 	switch {
-	case slices.Contains(routed, key):
+	case slices.Contains(routed, strings.ToLower(key)):
 		return "{http.vars." + plain + "}", fmt.Sprintf("key: the site has to set %s as the routes of Envoy do, such as with: vars /path %s value", key, key)
-	case key == "masked_remote_address":
+	case strings.EqualFold(key, "masked_remote_address"):
 		return "{client_ip}", "key: the masks of masked_remote_address are in the routes of Envoy; set them with ipv4_prefix and ipv6_prefix"
 	}
 	field = "{header." + textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(plain, "_", "-")) + "}"

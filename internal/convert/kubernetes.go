@@ -77,6 +77,7 @@ func (e *envoy) unpack(o *object) error {
 			}
 		}
 	default:
+		e.other = o.kind
 		e.note(o.line, "kind: the "+o.kind+" is left out, as only a ConfigMap may hold limits.")
 	}
 	return nil

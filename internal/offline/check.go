@@ -29,10 +29,13 @@ Finds valid limits that probably do not do what was intended: those that
 clients can get around, those that deny everybody behind a proxy together, those
 that no request reaches, and others. For each it says what to change.
 
-It does not need a running Caddy. With --redis it connects to the Redis of the
-config, and also checks how that is set up.
+A config that Caddy would not load is an error, as with caddy validate: run it where
+the files and the environment are that the config names. It needs no running Caddy.
+With --redis it connects to the Redis of the config, has it decide a request, and also
+checks how it is set up. A Redis that can't be reached is a problem like others.
 
-The exit status is 2 if there is advice, and 0 if there is none.`,
+The exit status is 2 if there is advice, 1 if Caddy would not load the config, and 0
+if all is well.`,
 		Example: "  caddy rate-limit check\n  caddy rate-limit check --config Caddyfile --redis",
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error { return runCheck(m, cmd) })
@@ -48,6 +51,9 @@ func runCheck(m Module, cmd *cobra.Command) error {
 		return err
 	}
 	defer d.Close()
+	if err := d.Validate(); err != nil {
+		return fmt.Errorf("%s: Caddy would not load it: %w", d.Name, err)
+	}
 	c := newChecker(d)
 	if ask, _ := cmd.Flags().GetBool("redis"); ask {
 		c.askRedis(cmd.Context())
@@ -203,7 +209,7 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 	}
 	if !proxied && l.Key().Has(placeholder.ClientIP) && len(s.listen) > 0 && !slices.ContainsFunc(s.listen, reachableFromOutside) {
 		c.advise("server "+s.Name, "It only listens on this host, and has no trusted proxies: if a proxy passes requests on to it, {client_ip} is the proxy's address, and all clients share one bucket.",
-			"Set the global option servers > trusted_proxies, such as trusted_proxies static private_ranges, or trusted_proxies_unix for a socket.")
+			"Set the global option servers > trusted_proxies, such as trusted_proxies static 127.0.0.1 ::1, or trusted_proxies_unix for a socket.")
 	}
 }
 
@@ -292,10 +298,7 @@ func (c *checker) checkShared() {
 // checkRedisOptions advises on how the config uses Redis.
 func (c *checker) checkRedisOptions() {
 	opt, err := c.redisOptions()
-	if err != nil { // it may lack only what the environment has where Caddy runs
-		c.Notes = append(c.Notes, "Redis was not checked: "+err.Error()+".")
-	}
-	if err != nil || c.Redis == nil {
+	if err != nil || c.Redis == nil { // an error is that of Validate
 		return
 	}
 	for _, address := range opt.Addresses {

@@ -26,7 +26,7 @@ func (c *checker) askRedis(ctx context.Context) {
 	}
 	opt, err := c.redisOptions()
 	if err != nil {
-		return // there is a note on it
+		return // an error is that of Validate
 	}
 	const timeout = 3 * time.Second
 	client := redis.NewUniversalClient(&redis.UniversalOptions{
@@ -58,12 +58,16 @@ func (c *checker) askRedis(ctx context.Context) {
 	case *redis.Client:
 		err = ask(ctx, client)
 	}
-	if err != nil {
-		c.Notes = append(c.Notes, "Redis was not checked: "+redisError(err)+".")
+	switch {
+	case err == nil:
+	case refused(err): // INFO, and perhaps what requests need too, which is tried
+		c.Notes = append(c.Notes, "How Redis is set up was not checked: "+redisError(err)+".")
+	default:
+		c.advise("redis", "It was not checked: "+redisError(err)+".", "Run this where Redis can be reached, or without --redis.")
+		return
 	}
-	if opt.Timeout = timeout; err == nil || refused(err) {
-		c.tryRedis(ctx, opt)
-	}
+	opt.Timeout = timeout
+	c.tryRedis(ctx, opt)
 }
 
 // tryRedis charges buckets of its own in Redis, and empties them: one that drips, and if
@@ -72,7 +76,7 @@ func (c *checker) tryRedis(ctx context.Context, opt limiter.RedisOptions) {
 	opt.Fallback, opt.Report = nil, nil
 	store, err := limiter.NewRedis(opt)
 	if err != nil {
-		c.Notes = append(c.Notes, "Redis was not tried: "+err.Error()+".")
+		c.advise("redis", "It was not tried: "+err.Error()+".", "Correct this option.")
 		return
 	}
 	defer store.Close()

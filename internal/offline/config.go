@@ -27,6 +27,7 @@ type Config struct {
 	Warnings []string
 
 	module      Module
+	text        []byte // in JSON
 	ctx         caddy.Context
 	unreachable []string // the servers that have limits no request reaches, and the handlers before these, in turn
 	cancel      func()
@@ -77,7 +78,7 @@ func New(m Module, text []byte) (*Config, error) {
 			return nil, fmt.Errorf("decoding the http app: %w", err)
 		}
 	}
-	d := &Config{module: m}
+	d := &Config{module: m, text: text}
 	for _, name := range slices.Sorted(maps.Keys(http.Servers)) {
 		s, err := newServer(name, http.Servers[name], cmp.Or(http.HTTPPort, caddyhttp.DefaultHTTPPort),
 			cmp.Or(http.HTTPSPort, caddyhttp.DefaultHTTPSPort))
@@ -162,6 +163,17 @@ func (d *Config) compile(ctx caddy.Context) error {
 		}
 	}
 	return nil
+}
+
+// Validate returns why Caddy would not load the config: it provisions all of it, as
+// caddy validate does, but for its logs, whose files are not created.
+func (d *Config) Validate() error {
+	cfg := new(caddy.Config)
+	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(d.text), cfg); err != nil {
+		return fmt.Errorf("decoding the config: %w", err)
+	}
+	cfg.Logging = discardLogs()
+	return caddy.Validate(cfg)
 }
 
 // Close releases what the config uses.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
@@ -276,7 +277,7 @@ func (x *explainer) addMet(l *Limit, e *rule.Entry) {
 	numbers := e.Ask.Limit
 	numbers.Size = e.Size()
 	x.Limits = append(x.Limits, explainedLimit{
-		Limit: l.Path, Key: e.Ask.Key, NoKey: e.ByAddress(), Cost: e.Ask.Cost, Numbers: l.ShownFor(&numbers),
+		Limit: l.Path, Key: keytext.Of(e.Ask.Key), NoKey: e.ByAddress(), Cost: e.Ask.Cost, Numbers: l.ShownFor(&numbers),
 	})
 }
 

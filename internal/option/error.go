@@ -47,6 +47,17 @@ func InWords(words []string, conjunction string) string {
 	return strings.Join(words[:last], ", ") + " " + conjunction + " " + words[last]
 }
 
+// Described returns text that a request has given, such as a field of its header or one of
+// its response, for the log: itself if it could be a short number, and else how long it is.
+// What clients send does not belong there, nor can it be told from what others say.
+func Described(text string) string {
+	const most = 24
+	if len(text) <= most && strings.Trim(text, "0123456789+-.,eE") == "" {
+		return strconv.Quote(text)
+	}
+	return fmt.Sprintf("%d bytes that are not shown", len(text))
+}
+
 // Redacted returns text for an error message, without the password of a URL.
 func Redacted(text string) string {
 	if strings.Contains(text, "://") {

@@ -152,7 +152,7 @@ func (v *Value[T]) At(repl *caddy.Replacer) (T, error) {
 	text := repl.ReplaceAll(v.Template, "")
 	got, want := v.parse(text)
 	if want != "" {
-		return got, Bad(v.Option, text, fmt.Sprintf("%s from %s", want, Quote(v.Template)))
+		return got, Errorf(v.Option, "got %s, want %s from %s", Described(text), want, Quote(v.Template))
 	}
 	return got, nil
 }

@@ -168,15 +168,24 @@ func numberDuplicates(entries []Entry, from int) {
 }
 
 // Titles returns the names that the IETF fields of a response would have for entries if it
-// listed them all.
+// listed them all. There may be many.
 func Titles(entries []Entry) []string {
-	for i := range entries {
-		entries[i].Families = IETF
+	type identity struct {
+		path, name string
+		limit      limiter.Limit
 	}
-	numberDuplicates(entries, 0)
 	titles := make([]string, len(entries))
+	ordinals, next := make(map[identity]uint16, len(entries)), make(map[string]uint16)
 	for i := range entries {
-		titles[i] = string(entries[i].appendTo(nil))
+		e := &entries[i]
+		of := identity{e.Path, e.Name, e.Limit}
+		ordinal, known := ordinals[of]
+		if !known {
+			ordinal = next[e.Path]
+			ordinals[of], next[e.Path] = ordinal, ordinal+1
+		}
+		e.ordinal = ordinal
+		titles[i] = string(e.appendTo(nil))
 	}
 	return titles
 }

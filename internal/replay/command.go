@@ -53,10 +53,13 @@ A replay knows only what is in the log:
   - Caddy redacts the headers Cookie and Authorization unless log_credentials is on,
     and a filter may remove all headers. Limits whose key needs them are not replayed
     for such requests.
-  - The common and combined formats have no host (see --host), no headers besides
-    Referer and User-Agent, and times in whole seconds. So the requests of a second
-    are replayed twice, spread evenly and all at once. The numbers of denied requests
-    are given for both.
+  - The common and combined formats have no host (see --host) unless lines begin with
+    it, as those of Apache's vhost_combined do. If the address of a client is a list,
+    the first counts. A log in which the client could be one of several fields is
+    refused.
+  - They have no headers besides Referer and User-Agent, and times in whole seconds.
+    So the requests of a second are replayed twice, spread evenly and all at once. The
+    numbers of denied requests are given for both.
     They lack durations and the header fields of responses too, which limits with
     concurrency, count or actual_cost may need.
   - Requests that a log has are replayed even if they were denied then. Clients that
@@ -263,6 +266,7 @@ type Session struct {
 	replays     []*replay // of each config
 	atOnce      []*replay // the same with all requests of a second at once, if the logs have whole seconds
 	first, last int64     // when requests arrived
+	clients     clients
 	used        atomic.Int64
 	interrupted bool
 }
@@ -305,6 +309,7 @@ func (s *Session) Run(ctx context.Context) {
 			s.first = e.Arrival
 		}
 		s.last = e.Arrival
+		s.clients.add(e)
 		for _, p := range s.replays {
 			p.take(e, e.Spread)
 		}
@@ -358,7 +363,7 @@ func (s *Session) progress(elapsed time.Duration) string {
 
 // Report returns what was found.
 func (s *Session) Report(logs []string) *report.Report {
-	r := &report.Report{Version: adminapi.Version(), Generated: time.Now(), Logs: logs}
+	r := &report.Report{Version: adminapi.Version(), Generated: time.Now(), Logs: logs, Warnings: s.clients.warnings()}
 	if s.first > 0 {
 		r.From, r.To = time.Unix(0, s.first), time.Unix(0, s.last)
 	}
@@ -510,7 +515,7 @@ type replayedKeyAnswer struct {
 
 // answer returns the result as JSON.
 func (s *Session) answer(r *report.Report, f *replayFlags) replayAnswer {
-	a := replayAnswer{Lines: r.Lines, Used: r.Used, Skipped: make(map[string]int64), Interrupted: s.interrupted, Notes: r.Notes}
+	a := replayAnswer{Lines: r.Lines, Used: r.Used, Skipped: make(map[string]int64), Interrupted: s.interrupted, Notes: slices.Concat(r.Warnings, r.Notes)}
 	for _, skipped := range r.Skipped {
 		a.Skipped[skipped.Reason] = skipped.Lines
 	}
@@ -554,6 +559,9 @@ func newReplayedLimitAnswer(l *report.Limit, bounds bool, f *replayFlags) replay
 
 // printReplay prints the result as text.
 func printReplay(w io.Writer, r *report.Report, f *replayFlags) {
+	for _, warning := range r.Warnings {
+		fmt.Fprintln(w, warning)
+	}
 	fmt.Fprintf(w, "%s of %s lines used", humanize.Comma(r.Used), humanize.Comma(r.Lines))
 	if !r.From.IsZero() {
 		in := f.options.Location

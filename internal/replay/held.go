@@ -66,7 +66,7 @@ func (p *replay) keep(run *offline.Run) {
 	case e.Status == 0, e.Status == http.StatusTooManyRequests:
 		logged, answered = rule.Response{}, false // a limit of then may have denied it
 	case e.Status == statusClientLeft:
-		logged = rule.Response{}
+		logged = rule.Response{Unknown: true}
 	case slices.ContainsFunc(held, func(h heldUnits) bool { return h.limit.settlement.ReadsHeader() }):
 		if logged.Header = e.ResponseHeader(); logged.Header != nil {
 			run.SetResponse(logged.Header)

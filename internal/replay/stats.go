@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -384,7 +385,7 @@ func (k *keyStats) add(b *limiter.Bucket, now time.Duration, filled level, denie
 		k.index[hash] = i
 		k.keys = append(k.keys, keyStat{hash: hash})
 		if k.showKeys {
-			k.texts = append(k.texts, strings.Clone(b.Key[:min(len(b.Key), maxText)]))
+			k.texts = append(k.texts, strings.Clone(keytext.Of(keytext.Cut(b.Key, maxText))))
 		}
 	}
 	s := &k.keys[i]

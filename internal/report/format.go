@@ -8,10 +8,21 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
 // maxText is how many characters of a key or path are shown.
 const maxText = 96
+
+// visibleKey returns the text of a key, see package keytext, likewise.
+func visibleKey(text string) string {
+	safe := []rune(terminal.Safe(text))
+	if more := len(safe) - maxText; more > 0 {
+		return fmt.Sprintf("%s… (%s more)", string(safe[:maxText]), plural(int64(more), "character"))
+	}
+	return string(safe)
+}
 
 // visible returns text from clients such that it can neither hide nor reorder
 // anything: characters that do not print are escaped, and what is too long ends

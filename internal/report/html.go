@@ -140,7 +140,7 @@ func newEntry(l Limit, id string, limits int) entry {
 		Proposals: proposals(l),
 	}
 	for i, k := range l.Top {
-		name := visible(k.Text)
+		name := visibleKey(k.Text)
 		if k.Text == "" {
 			e.Hidden = true
 			name = fmt.Sprintf("key %d", i+1)

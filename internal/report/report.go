@@ -25,6 +25,9 @@ type Report struct {
 	// Limit.DeniedAtMost an upper one.
 	Resolution time.Duration
 
+	// What makes all numbers doubtful, one sentence each. They are shown first.
+	Warnings []string
+
 	// What the replay could not take into account, one sentence each.
 	Notes []string
 

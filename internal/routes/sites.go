@@ -2,6 +2,7 @@ package routes
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -23,7 +24,19 @@ func (s Site) String() string {
 	if len(s.Hosts) == 0 {
 		return s.Server
 	}
-	return s.Server + " " + strings.Join(s.Hosts, ", ")
+	return s.Server + " " + strings.Join(FirstOf(s.Hosts), ", ")
+}
+
+// maxListed is how many elements of a list a log line has.
+const maxListed = 10
+
+// FirstOf returns a list for a log line: a config may have thousands of sites, and a site
+// of hosts.
+func FirstOf(all []string) []string {
+	if n := len(all) - maxListed; n > 0 {
+		return append(slices.Clone(all[:maxListed]), fmt.Sprintf("%d more", n))
+	}
+	return all
 }
 
 // Sites returns where the handlers of type H of an HTTP app stand. Those in routes of

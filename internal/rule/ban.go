@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -84,7 +85,7 @@ func (q *Request) noteBan(e *Entry) {
 	}
 	var key *string
 	if e.Policy.Top != nil {
-		text := strings.Clone(e.Ask.Key)
+		text := strings.Clone(keytext.Of(e.Ask.Key))
 		key = &text
 	}
 	bans.Events.Banned(e.Limit.Path, e.Banned, key)

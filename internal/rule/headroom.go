@@ -34,7 +34,7 @@ func (b *Bucket) headroom(numbers *limiter.Limit, cost int64) (h headroom) {
 	}
 	h.soft = l.Soft
 	if l.MaxDelay > 0 {
-		h.delayed = numbers.Delayed(l.MaxDelay, cost)
+		h.delayed = l.delayed(*numbers, cost)
 	}
 	return h
 }
@@ -42,17 +42,20 @@ func (b *Bucket) headroom(numbers *limiter.Limit, cost int64) (h headroom) {
 // checkHeadroom returns an error if b's algorithm has nothing above its size.
 func (b *Bucket) checkHeadroom(numbers limiter.Limit) error {
 	l := b.Limit
+	least := numbers // with which requests may wait
+	if b.Drip.IsDynamic() {
+		least.DripSize = 1
+	}
+	if b.SizeIsDynamic() {
+		least.Size = leastDelaying(&least, b.UsualCost())
+	}
 	switch {
 	case l.Soft > 0 && !l.Algorithm.HasSize():
 		return option.Bad("soft", fmt.Sprint(l.Soft), "another algorithm than warm_up, which has no size")
 	case l.MaxDelay > 0:
-		if err := b.checkDelay(numbers); err != nil {
+		if err := b.checkDelay(&least); err != nil {
 			return err
 		}
-	}
-	least := numbers
-	if b.Drip.IsDynamic() {
-		least.DripSize = 1
 	}
 	if numbers.Size += b.Headroom(&least, b.UsualCost()); numbers.Validate() != nil {
 		if l.Soft == 0 {
@@ -64,7 +67,7 @@ func (b *Bucket) checkHeadroom(numbers limiter.Limit) error {
 }
 
 // checkDelay returns an error if no request to b may wait for the limit's max_delay.
-func (b *Bucket) checkDelay(numbers limiter.Limit) error {
+func (b *Bucket) checkDelay(numbers *limiter.Limit) error {
 	l, cost := b.Limit, b.UsualCost()
 	var want string
 	switch unit := numbers.DripTime(1); {
@@ -72,12 +75,26 @@ func (b *Bucket) checkDelay(numbers limiter.Limit) error {
 		want = "algorithm leaky_bucket, token_bucket or warm_up with it"
 	case l.MaxDelay < unit:
 		want = fmt.Sprintf("at least %v, in which a unit leaves", unit)
-	case numbers.Delayed(l.MaxDelay, cost) == 0:
-		want = fmt.Sprintf("a warm_up of more than %v with it: twice the time of a request at the full rate", 2*numbers.DripTime(cost))
-	default:
+	case l.delayed(*numbers, cost) > 0:
 		return nil
+	case l.Algorithm.HasSize():
+		size := leastDelaying(numbers, cost) - l.Soft
+		want = fmt.Sprintf("size %d or more with it, as drip_size is %d and cost %d: otherwise more than the size could pass at once", size, numbers.DripSize, cost)
+	default:
+		want = fmt.Sprintf("a warm_up of more than %v with it: twice the time of a request at the full rate", 2*numbers.DripTime(cost))
 	}
 	return option.Bad("max_delay", l.Waiting.Option, want)
+}
+
+// leastDelaying returns the least size of a bucket at which requests of some cost may wait,
+// see limiter.Limit.Delayed.
+func leastDelaying(numbers *limiter.Limit, cost int64) int64 { return numbers.DripSize + cost - 1 }
+
+// delayed returns how much larger a bucket is for requests of some cost that wait. To them
+// what l admits above its size is room like the rest.
+func (l *Limit) delayed(numbers limiter.Limit, cost int64) int64 {
+	numbers.Size += l.Soft
+	return numbers.Delayed(l.MaxDelay, cost)
 }
 
 // Waiters says how many requests may wait for room at once.

@@ -45,6 +45,6 @@ func (r *Reporter) badValue(l *Limit, err error) {
 func (r *Reporter) badCost(b *Bucket, got string, charged int64) {
 	if r.badValues.Allow() {
 		r.Logger.Warn("the actual cost of a request is no whole number, so its estimated cost is charged",
-			zap.String("limit", b.Path), zap.String("actual_cost", b.Limit.Settlement.ActualCost), zap.String("got", option.Redacted(got)), zap.Int64("charged", charged))
+			zap.String("limit", b.Path), zap.String("actual_cost", b.Limit.Settlement.ActualCost), zap.String("got", option.Described(got)), zap.Int64("charged", charged))
 	}
 }

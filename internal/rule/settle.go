@@ -1,15 +1,18 @@
 package rule
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -76,14 +79,14 @@ func (h *Holding) byHeader(status int, header http.Header) (charge int64, decide
 }
 
 // byEnd returns what the request is charged at its end, if its header did not decide that.
-// status is 0 if there was no response, and bytes the length of its body. If ok is false,
-// its actual cost is no number but got, and its estimated cost is charged.
+// status is 0 if the response is not known, and bytes the length of its body. If ok is
+// false, its actual cost is no number but got, and its estimated cost is charged.
 func (h *Holding) byEnd(r *http.Request, status int, bytes int64) (charge int64, got string, ok bool) {
 	switch s := &h.bucket.Limit.Settlement; {
-	case s.ActualCost == "", status == 0 && s.Count != nil:
-		return 0, "", true // in progress no more, or without a response that could count
+	case s.InProgress:
+		return 0, "", true // in progress no more
 	case status == 0:
-		return h.cost, "", true
+		return h.cost, "", true // or who hangs up in time would guess for nothing
 	case s.ActualCost == ActualBytes && r.Method == http.MethodHead:
 		return 0, "", true // what handlers write of a body is not sent
 	case s.ActualCost == ActualBytes:
@@ -99,11 +102,21 @@ func (h *Holding) byEnd(r *http.Request, status int, bytes int64) (charge int64,
 	}
 }
 
+// unpassed returns what the request is charged if it is not passed on: there is no response
+// that could count.
+func (h *Holding) unpassed() int64 {
+	if s := &h.bucket.Limit.Settlement; s.ActualCost != "" && s.Count == nil {
+		return h.cost
+	}
+	return 0
+}
+
 // Response is the response to a request, as far as it decides what that is charged.
 type Response struct {
-	Status int         // 0 if there is none
-	Header http.Header // which placeholders show as well
-	Bytes  int64       // of its body; -1 if unknown
+	Status  int         // 0 if there is none
+	Unknown bool        // there is none since the client has left: the next handlers had the request
+	Header  http.Header // which placeholders show as well
+	Bytes   int64       // of its body; -1 if unknown
 }
 
 // Held is what a request holds of one bucket, or would hold if it had not been denied.
@@ -131,7 +144,11 @@ func (q *Request) Held(i int) *Held {
 // Charge returns what the request is charged by its response, and whether the response
 // tells: if not, the estimated cost is charged.
 func (h *Held) Charge(r *Response) (charge int64, known bool) {
-	if r.Status != 0 {
+	switch {
+	case r.Unknown:
+	case r.Status == 0:
+		return h.unpassed(), true
+	default:
 		if charge, decided := h.byHeader(r.Status, r.Header); decided {
 			return charge, true
 		}
@@ -157,15 +174,12 @@ func (q *Request) hold(held *limiter.Held) {
 	}
 }
 
-// settleDenied settles what the request holds although it is denied, by a limit that
-// was asked later: there is no response that could count.
-func (q *Request) settleDenied() {
+// SettleUnpassed settles what a request holds that is not passed on: a limit that was asked
+// later has denied it, or its client has left while it waited.
+func (q *Request) SettleUnpassed() {
 	for i := range q.holdings {
 		h := &q.holdings[i]
-		if h.bucket.Limit.Settlement.ActualCost != "" {
-			h.Settle(h.cost)
-		}
-		h.Settle(0)
+		h.Settle(h.unpassed())
 	}
 	q.holdings = nil
 }
@@ -175,17 +189,20 @@ type settler struct {
 	caddyhttp.ResponseWriterWrapper
 	request  *http.Request
 	holdings []Holding
-	status   int   // of the response; 0 as long as there is none
+	early    bool  // whether the client had left before the request was passed on
+	hijacked bool  // whether a handler has taken the connection
+	status   int   // of the response; 0 as long as it is not known
 	bytes    int64 // of its body
 }
 
 // left reports whether the client seems to have left.
 func (s *settler) left() bool { return s.request.Context().Err() != nil }
 
-// begin settles what the status and the header of the response decide. That there is none,
-// as the client has left, is no response.
+// begin settles what the status and the header of the response decide. A handler's failure
+// after the client has left is no response, and neither is an error route's text where
+// nobody knows what the response would have been.
 func (s *settler) begin(status int) {
-	if s.status != 0 || status == StatusClientLeft && s.left() {
+	if s.status != 0 || status >= StatusClientLeft && s.left() || s.unanswered(s.routedError()) {
 		return
 	}
 	s.status = status
@@ -197,35 +214,70 @@ func (s *settler) begin(status int) {
 	}
 }
 
-// end settles the rest when the handlers have returned err, or panicked.
-func (s *settler) end(err error, panicked bool) {
+// unanswered reports whether err says that the request was passed on to a server whose
+// answer is not known. Clients can cause such errors, by a body that breaks off, when they
+// know from the silence that they guessed wrong.
+func (s *settler) unanswered(err error) bool {
+	if err == nil {
+		return false
+	}
+	if errors.Is(err, context.Canceled) {
+		return true
+	}
+	switch statusOf(err) {
+	case http.StatusBadGateway, http.StatusGatewayTimeout:
+		var unreachable reverseproxy.DialError
+		return !errors.As(err, &unreachable)
+	case http.StatusRequestEntityTooLarge:
+		return s.request.ContentLength < 0 // otherwise it was rejected before it was passed on
+	case StatusClientLeft:
+		return true
+	}
+	return false
+}
+
+// routedError returns the error that error routes within the next handlers have got, or nil.
+func (s *settler) routedError() error {
+	ctx := s.request.Context()
+	if ctx.Value(caddyhttp.ErrorCtxKey) != nil {
+		return nil // the request is in error routes itself
+	}
+	value, _ := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).Get("http.error")
+	err, _ := value.(error)
+	return err
+}
+
+// statusOf returns the status of the response to a request that handlers failed with err.
+func statusOf(err error) int {
+	var failed caddyhttp.HandlerError
 	switch {
-	case s.status != 0 || panicked:
-	case err != nil:
-		status := http.StatusInternalServerError
-		var failed caddyhttp.HandlerError
-		if errors.As(err, &failed) && failed.StatusCode != 0 {
-			status = failed.StatusCode
-		}
-		// A client that has closed only its side of the connection gets the response all
-		// the same, and could try passwords without being counted.
-		if !s.left() || !errors.Is(err, context.Canceled) {
-			s.begin(status)
-		}
-	case s.left(): // and nobody knows what it would have got
-	default:
-		s.begin(http.StatusOK)
+	case err == nil:
+		return http.StatusOK
+	case errors.As(err, &failed) && failed.StatusCode != 0:
+		return failed.StatusCode
+	}
+	return http.StatusInternalServerError
+}
+
+// end settles the rest when the handlers have returned err, or panicked. A request that
+// was passed on and whose response is not known counts.
+func (s *settler) end(err error, panicked bool) {
+	if !panicked && !s.hijacked && !s.unanswered(err) && (err != nil || !s.left()) {
+		s.begin(statusOf(err))
 	}
 	for i := range s.holdings {
 		h := &s.holdings[i]
-		if h.held == nil {
-			continue // its header has decided
+		switch {
+		case h.held == nil: // its header has decided
+		case s.status == 0 && s.early:
+			h.Settle(h.unpassed())
+		default:
+			charge, got, ok := h.byEnd(s.request, s.status, s.bytes)
+			if !ok {
+				h.bucket.Limit.Reporter.badCost(h.bucket, got, h.cost)
+			}
+			h.Settle(charge)
 		}
-		charge, got, ok := h.byEnd(s.request, s.status, s.bytes)
-		if !ok {
-			h.bucket.Limit.Reporter.badCost(h.bucket, got, h.cost)
-		}
-		h.Settle(charge)
 	}
 }
 
@@ -259,9 +311,17 @@ func (s *settler) FlushError() error {
 	return http.NewResponseController(s.ResponseWriter).Flush()
 }
 
+// Hijack implements http.Hijacker. What goes over the connection then is not known.
+func (s *settler) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buffered, err := http.NewResponseController(s.ResponseWriter).Hijack()
+	s.hijacked = s.hijacked || err == nil
+	return conn, buffered, err
+}
+
 // Settling passes a request on that holds units, and settles them whatever comes of it.
 func Settling(w http.ResponseWriter, r *http.Request, holdings []Holding, serve func(http.ResponseWriter) error) (err error) {
 	s := &settler{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, request: r, holdings: holdings}
+	s.early = s.left()
 	panicked := true
 	defer func() { s.end(err, panicked) }()
 	err = serve(s)
@@ -272,6 +332,7 @@ func Settling(w http.ResponseWriter, r *http.Request, holdings []Holding, serve 
 // Interface guards
 var (
 	_ http.ResponseWriter = (*settler)(nil)
+	_ http.Hijacker       = (*settler)(nil)
 	_ http.Pusher         = (*settler)(nil)
 	_ io.ReaderFrom       = (*settler)(nil)
 )

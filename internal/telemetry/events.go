@@ -143,7 +143,7 @@ func (p *Process) lookForDenialsOf(kind int, now time.Time) (inTime bool) {
 	return inTime
 }
 
-// Banned emits an event of a ban that has begun. key is nil if nobody asked for keys. If
+// Banned emits an event of a ban that has begun. key is the text of the key, or nil if nobody asked for keys. If
 // many begin at once, some are not told: they must not crowd out other events.
 func (p *Process) Banned(limit string, d time.Duration, key *string) {
 	e := p.events
@@ -174,7 +174,7 @@ func (e *emitter) redis(ev limiter.Event) {
 		e.send(EventRedisLost, map[string]any{"server": ev.Server, "reason": ev.Reason})
 	case limiter.EventRecovered, limiter.EventReplaced:
 		e.send(EventRedisBack, map[string]any{"server": ev.Server, "down": ev.Downtime.Seconds()})
-	case limiter.EventError: // the server is still up
+	case limiter.EventError, limiter.EventReason: // its state is the same
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -16,6 +17,9 @@ import (
 func init() {
 	redis.SetLogger(clientLogger{})
 }
+
+// noConfig has the lines that are of no config.
+var noConfig logqueue.Queue
 
 // clientLogger writes the messages of the Redis client to Caddy's log, at level
 // DEBUG: what matters to a request is in the error that it gets. The client has
@@ -26,7 +30,7 @@ type clientLogger struct{}
 // and addresses are logged: errors may quote a server's reply, which may contain
 // the user or password.
 func (clientLogger) Printf(_ context.Context, format string, v ...any) {
-	log := caddy.Log()
+	log := noConfig.Logger(caddy.Log())
 	if !log.Core().Enabled(zap.DebugLevel) {
 		return
 	}
@@ -52,17 +56,17 @@ func (clientLogger) Printf(_ context.Context, format string, v ...any) {
 // the newest one.
 func (p *Process) Redis(e limiter.Event) {
 	p.events.redis(e)
-	log := caddy.Log().Named("rate_limit")
+	log := noConfig.Logger(caddy.Log()).Named("rate_limit")
 	if newest := p.Newest(); newest != nil {
 		log = newest.Logger()
-	}
-	if e.Dropped > 0 {
-		log = log.With(zap.Int("dropped", e.Dropped)) // earlier events, while logging was blocked
 	}
 	switch server := zap.String("server", e.Server); e.Kind {
 	case limiter.EventDown:
 		log.Error("redis unavailable, applying on_error",
 			server, zap.String("reason", e.Reason), zap.Error(e.Err))
+	case limiter.EventReason:
+		log.Error("redis still unavailable, now for another reason",
+			server, zap.String("reason", e.Reason), zap.Duration("down", e.Downtime), zap.Error(e.Err))
 	case limiter.EventRecovered:
 		log.Info("redis recovered", server, zap.Duration("down", e.Downtime))
 	case limiter.EventReplaced:

@@ -18,13 +18,13 @@ import (
 
 // Config is a config that runs. There are two while one replaces the other.
 type Config interface {
-	Limits() []Limit // of which several may share a path; asked for once
-	Usage() []Usage  // of the store in this process
-	Leases() []Lease // of the store in Redis, if there is one
-	MaxKeys() int    // of that store
-	Redis() Redis    // nil without
-	Metrics() bool   // whether to report metrics
-	Logger() *zap.Logger
+	Limits() []Limit     // of which several may share a path; asked for once
+	Usage() []Usage      // of the store in this process
+	Leases() []Lease     // of the store in Redis, if there is one
+	MaxKeys() int        // of that store
+	Redis() Redis        // nil without
+	Metrics() bool       // whether to report metrics
+	Logger() *zap.Logger // which does not block
 
 	// Listens reports whether anyone wants to know of an event.
 	Listens(event string) bool
@@ -190,7 +190,7 @@ func (p *Process) newestStarted() Config {
 }
 
 // look looks at the counters now and then until ctx is done. One goroutine does so for
-// all configs, so that no request waits for the log or for an event.
+// all configs, so that no request has to.
 func (p *Process) look(ctx context.Context) {
 	ticker := time.NewTicker(p.opt.Every)
 	defer ticker.Stop()
@@ -218,7 +218,7 @@ func (p *Process) Look() {
 	p.mu.Lock()
 	full := p.full.due(now, usages)
 	p.mu.Unlock()
-	for _, limit := range full { // the log may block, so the lock is not held
+	for _, limit := range full {
 		if limit.memory {
 			limit.maxKeys = newest.MaxKeys()
 		}
@@ -246,8 +246,7 @@ func (p *Process) NewMemory() {
 	p.full.reset()
 }
 
-// Throttle lets one message through a minute. Unlike a rate.Sometimes it does not hold a
-// lock meanwhile: the log may block.
+// Throttle lets one message through a minute.
 type Throttle struct {
 	last atomic.Int64 // time since start, plus a minute
 }

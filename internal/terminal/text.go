@@ -4,17 +4,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 )
 
 // Safe returns text as it is if it is safe to print, quoted otherwise: clients
-// choose keys, and could send what changes the terminal or the order of letters.
+// choose keys, and could send what changes the terminal or the order of letters. Of the
+// text of a key it returns one that means the same key.
 func Safe(text string) string {
 	if text == "" || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }) {
-		return strconv.Quote(text)
+		return keytext.Quote(text)
 	}
 	return text
 }

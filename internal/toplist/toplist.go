@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 )
 
 // Window is how long a generation of counts lasts. A list covers the current one
@@ -66,7 +68,7 @@ func New(n int, clock func() time.Duration) *List {
 func (l *List) Record(text string, address, denied bool) {
 	k := Key{Text: text, Address: address}
 	if len(text) > maxText {
-		k.Text, k.Cut = fmt.Sprintf("%s…%016x", text[:maxText], maphash.String(l.seed, text)), true
+		k.Text, k.Cut = fmt.Sprintf("%s…%016x", keytext.Cut(text, maxText), maphash.String(l.seed, text)), true
 	}
 	l.mu.Lock()
 	l.rotate()

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -29,10 +31,33 @@ type compose struct {
 		Deploy  struct{ Replicas int }
 
 		Environment map[string]string
-		Networks    []string
+		Networks    networks
 		DependsOn   []string `yaml:"depends_on"`
 	}
 	Networks, Volumes map[string]struct{ Internal bool }
+}
+
+// networks are those of a service, and its addresses there.
+type networks map[string]struct {
+	Address string `yaml:"ipv4_address"`
+}
+
+// UnmarshalYAML implements yaml.Unmarshaler: a list has names only.
+func (n *networks) UnmarshalYAML(node *yaml.Node) error {
+	if node.Kind == yaml.MappingNode {
+		return node.Decode((*map[string]struct {
+			Address string `yaml:"ipv4_address"`
+		})(n))
+	}
+	var names []string
+	err := node.Decode(&names)
+	*n = make(networks)
+	for _, name := range names {
+		(*n)[name] = struct {
+			Address string `yaml:"ipv4_address"`
+		}{}
+	}
+	return err
 }
 
 // readCompose returns compose.yml.
@@ -79,7 +104,7 @@ func TestComposeFile(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		for _, network := range s.Networks {
+		for network := range s.Networks {
 			if _, ok := c.Networks[network]; !ok {
 				t.Errorf("%s: no network %s", name, network)
 			}
@@ -106,8 +131,8 @@ func TestComposeFile(t *testing.T) {
 	if fmt.Sprint(published) != fmt.Sprint(want) {
 		t.Errorf("published are %v, want %v", published, want)
 	}
-	if s := c.Services["redis"]; !slices.Equal(s.Networks, []string{"limits"}) || !c.Networks["limits"].Internal {
-		t.Errorf("Redis is on networks %q", s.Networks)
+	if s := c.Services["redis"]; !slices.Equal(slices.Sorted(maps.Keys(s.Networks)), []string{"limits"}) || !c.Networks["limits"].Internal {
+		t.Errorf("Redis is on networks %v", s.Networks)
 	}
 }
 
@@ -186,13 +211,15 @@ func TestComposedSite(t *testing.T) {
 	args := expand(strings.Fields(command)[1:], "PASSWORD", redisPassword)
 	redis := redistest.Start(t, expand(args, `"`, "")...)
 
+	const trusted = "trusted_proxies static "
+	address := c.Services["balancer"].Networks["front"].Address
 	nodes := make([]*node, c.Services["caddy"].Deploy.Replicas)
 	var sites []string
 	for i := range nodes {
 		nodes[i] = startNode(t, func(n *node) string {
 			// A busy machine may take longer than the default timeout.
 			return replace(t, read(t, deploy, "docker/Caddyfile"),
-				"redis:6379", redis.Addr, "password {", "timeout 1s\npassword {",
+				trusted+address+"\n", trusted+"127.0.0.1\n", "redis:6379", redis.Addr, "password {", "timeout 1s\npassword {",
 				"http://:8080", "http://"+n.site, "http://:9180", "http://"+n.metrics)
 		})
 		sites = append(sites, nodes[i].site)
@@ -224,18 +251,37 @@ func TestComposedSite(t *testing.T) {
 	if admitted != 5 {
 		t.Errorf("admitted %d log-ins of one client, want 5", admitted)
 	}
+
+	// From another private address than the balancer's, nothing is believed.
+	admitted = 0
+	for i := range 20 {
+		if postFrom(t, "127.0.0.2", "http://"+sites[0]+"/login", fmt.Sprint("203.0.113.", i)) == http.StatusOK {
+			admitted++
+		}
+	}
+	if admitted != 5 {
+		t.Errorf("admitted %d log-ins of one neighbour, want 5", admitted)
+	}
 }
 
 // post sends an empty POST with a forged address, and returns the status of the
 // response.
 func post(t testing.TB, url, claimed string) int {
 	t.Helper()
+	return postFrom(t, "127.0.0.1", url, claimed)
+}
+
+// postFrom is post from one of this host's addresses.
+func postFrom(t testing.TB, from, url, claimed string) int {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	client := http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Header.Set("X-Forwarded-For", claimed)
-	res, err := http.DefaultClient.Do(req)
+	res, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +355,7 @@ func TestDockerfile(t *testing.T) {
 	}
 }
 
-// TestUnit guards that systemd accepts the unit, and that the password of its
+// TestUnit guards that systemd accepts the unit and finds it little exposed, and that the password of its
 // comment is read from where systemd puts it.
 func TestUnit(t *testing.T) {
 	systemd := program(t, "systemd-analyze")
@@ -320,6 +366,10 @@ func TestUnit(t *testing.T) {
 	if strings.Contains(warnings, "caddy.service:") {
 		t.Error(warnings)
 	}
+	// The threshold is ten times the level of exposure; exceeding it is an error.
+	exposure := run(t, ".", systemd, "security", "--offline=true", "--no-pager", "--threshold=29",
+		filepath.Join(deploy, "systemd/caddy.service"))
+	t.Log(strings.TrimSpace(exposure[max(strings.LastIndex(exposure, "Overall"), 0):]))
 
 	name := regexp.MustCompile(`LoadCredential=(\w+):`).FindStringSubmatch(unit)
 	if name == nil || !strings.Contains(unit, "password {file./run/credentials/caddy.service/"+name[1]+"}") {

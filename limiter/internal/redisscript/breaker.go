@@ -28,7 +28,7 @@ const (
 	maxHold     = 8 * time.Second
 
 	// errorEvery is the minimum time between two reports of errors with the same
-	// reason.
+	// reason, and between two of another reason why a server is down.
 	errorEvery = time.Minute
 )
 
@@ -76,6 +76,11 @@ type breaker struct {
 	openedAt time.Time            // when the server went down
 	probeAt  time.Time            // when the next probe is due
 	reported map[string]time.Time // when an error was last reported, by reason
+
+	// The reason why the server is down, as far as it was told.
+	told      string
+	toldAgain time.Time // when another one than the first was last told
+	lasting   int       // how many failures in a row have had the reason of last
 
 	// For a server that rejected writes.
 	proofs      int           // number of probes in a row that have written
@@ -222,8 +227,16 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 	b.counts.failed(f)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.last == nil || b.last.reason != f.reason {
+		b.lasting = 0
+	}
+	b.lasting++
 	b.last, b.proofs = f, 0
-	if b.failures.Add(1) < openAfter || b.isOpen() {
+	switch failures := b.failures.Add(1); {
+	case b.isOpen():
+		b.tellReason(f)
+		return false
+	case failures < openAfter:
 		return false
 	}
 	b.set(breakerOpen)
@@ -234,8 +247,20 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 		b.heldUntil = b.openedAt.Add(jittered(b.hold))
 		b.probeAt = b.heldUntil
 	}
+	b.told = f.reason
 	b.report(Event{Server: b.server, Kind: EventDown, Reason: f.reason, Err: f})
 	return true
+}
+
+// tellReason reports why a server is down, if that is no longer what was told, and has
+// lasted. The lock must be held.
+func (b *breaker) tellReason(f *ServerError) {
+	now := b.now()
+	if f.reason == b.told || b.lasting < openAfter || now.Sub(b.toldAgain) < errorEvery {
+		return
+	}
+	b.told, b.toldAgain = f.reason, now
+	b.report(Event{Server: b.server, Kind: EventReason, Reason: f.reason, Err: f, Downtime: now.Sub(b.openedAt)})
 }
 
 // intermittent reports whether the server may accept some writes and reject others:

@@ -172,7 +172,11 @@ func TestBreakerCloses(t *testing.T) {
 	for n := range 3 {
 		g.fail(5, "timeout")
 		g.fail(20, "refused")
-		g.check(false, "down timeout")
+		want := []string{"down timeout", "reason refused"}
+		if n > 0 { // less than a minute later
+			want = want[:1]
+		}
+		g.check(false, want...)
 		g.now = g.now.Add(7 * time.Second)
 		if n < 2 {
 			g.probe()
@@ -182,12 +186,12 @@ func TestBreakerCloses(t *testing.T) {
 			g.success(false) // it was in flight when the server went down
 		}
 		back := g.all[0]
-		want := 7 * time.Second
+		down := 7 * time.Second
 		if n < 2 {
-			want += probeEvery * 6 / 5
+			down += probeEvery * 6 / 5
 		}
-		if back.Downtime != want || back.Server != "redis.test:6379" || back.Reason != "" || back.Err != nil {
-			t.Errorf("reported %+v, want %v", back, want)
+		if back.Downtime != down || back.Server != "redis.test:6379" || back.Reason != "" || back.Err != nil {
+			t.Errorf("reported %+v, want %v", back, down)
 		}
 		g.check(true, "recovered")
 		if g.fail(4, "timeout") {
@@ -257,6 +261,42 @@ func TestBreakerWaitsForWrite(t *testing.T) {
 			g.fail(4, reason)
 			g.success(true)
 			g.check(true, "error "+reason)
+		})
+	}
+}
+
+// TestBreakerReportsReasons guards that it is reported why a server stays down, if that
+// changes: once it has lasted, at most once a minute, and not each time that a server has
+// one reason and then the other.
+func TestBreakerReportsReasons(t *testing.T) {
+	type step struct {
+		n      int
+		reason string
+		after  time.Duration
+		report string
+	}
+	for name, steps := range map[string][]step{
+		"another reason":  {{4, "tls", 0, ""}, {1, "tls", 0, "reason tls"}, {1000, "tls", time.Hour, ""}},
+		"the same reason": {{1000, "refused", 0, ""}, {1000, "refused", time.Hour, ""}},
+		"one that ends":   {{4, "busy", 0, ""}, {1, "refused", 0, ""}, {4, "busy", 0, ""}, {1, "refused", 0, ""}},
+		"back again":      {{5, "tls", 0, "reason tls"}, {100, "refused", 59 * time.Second, ""}, {1, "refused", time.Second, "reason refused"}},
+		"many":            {{5, "tls", 0, "reason tls"}, {5, "busy", time.Second, ""}, {5, "oom", time.Second, ""}, {5, "loading", time.Minute, "reason loading"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newTestBreaker(t)
+			g.fail(openAfter, "refused")
+			g.check(false, "down refused")
+			for i, s := range steps {
+				g.now = g.now.Add(s.after)
+				g.fail(s.n, s.reason)
+				var want []string
+				if s.report != "" {
+					want = []string{s.report}
+				}
+				if got := g.take(); !slices.Equal(got, want) {
+					t.Errorf("step %d: reported %q, want %q", i, got, want)
+				}
+			}
 		})
 	}
 }

@@ -101,7 +101,7 @@ func (c *cluster) at(addr string) *Server {
 	defer c.mu.Unlock()
 	if s = c.servers[addr]; s == nil && c.like != nil {
 		opt := *c.like
-		opt.Addr, opt.Dialer = addr, nil
+		opt.Addr = addr
 		s = newServer(addr, redis.NewClient(&opt), &c.opt, c.script, c.hooks, true,
 			func() { c.client.ReloadState(context.Background()) })
 		c.servers[addr] = s

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -352,10 +353,10 @@ func TestReplacedServer(t *testing.T) {
 	s := r.cluster().at(gone.Addr)
 	nodes.Remove(t, gone)
 	for range openAfter {
-		s.breaker.failure(s.failure(io.EOF))
+		s.breaker.failure(s.failure(syscall.ECONNREFUSED))
 	}
 	s.changed()
-	if got := seen.take(); !slices.Equal(got, []string{"down closed"}) {
+	if got := seen.take(); !slices.Equal(got, []string{"down refused"}) {
 		t.Fatalf("reported %q", got)
 	}
 	redistest.WaitFor(t, 20*time.Second, func() error {

@@ -20,7 +20,8 @@ type Event struct {
 	// The reason in full. Nil with EventRecovered and EventReplaced.
 	Err error
 
-	// With EventRecovered and EventReplaced, how long the server was down.
+	// With EventRecovered, EventReplaced and EventReason, how long the server has been
+	// down.
 	Downtime time.Duration
 
 	// The number of events that were dropped before this one because too many were
@@ -46,6 +47,10 @@ const (
 	// EventReplaced: a cluster server that was down no longer has any slots, as
 	// after a failover. Other servers have its keys.
 	EventReplaced
+
+	// EventReason: the server is still down, for another reason than was last reported,
+	// which has lasted for several failures. Reported at most once a minute.
+	EventReason
 )
 
 // maxQueuedEvents is the maximum number of events waiting to be reported. Beyond

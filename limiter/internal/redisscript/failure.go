@@ -93,7 +93,7 @@ type corrupt struct{ error }
 
 // ownErrors are errors with known texts.
 var ownErrors = []error{
-	errReplyTooLarge, errReplyMalformed, errUnasked, errBehind, errLate, errKept, errConnecting, errNotConnected,
+	errReplyTooLarge, errReplyMalformed, errUnasked, errBehind, errLate, errKept, errConnecting, errNotConnected, errPlain,
 	context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
 	net.ErrClosed, redis.ErrClosed, redis.ErrPoolTimeout,
 }

@@ -253,7 +253,8 @@ func TestFailuresToConnect(t *testing.T) {
 		{"resets", reset, nil, "closed"},
 		{"silent", silent, nil, "timeout"},
 		{"not Redis", garbage, nil, "reply"},
-		{"TLS to a plain port", server.Addr, config(good, "localhost"), "timeout"}, // the server waits for the end of a line
+		{"TLS to a plain port", server.Addr, config(good, "localhost"), "tls"},
+		{"TLS to a server that is silent", silent, config(good, "localhost"), "timeout"},
 		{"TLS to what is not Redis", garbage, config(good, "localhost"), "tls"},
 		{"plain to a TLS port", secure.Addr, nil, "closed"},
 		{"TLS to nothing that speaks it", hangUp, config(good, "localhost"), "closed"},
@@ -772,5 +773,50 @@ func setMemory(t testing.TB, server *redistest.Server, bytes string) {
 	t.Helper()
 	if err := server.Client().ConfigSet(t.Context(), "maxmemory", bytes).Err(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestReasonsThatLast guards that an outage that begins with one reason and goes on with
+// another is reported as what it has become: a server that is back with a certificate of
+// another authority, or without TLS.
+func TestReasonsThatLast(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	good, other := redistest.NewAuthority(t), redistest.NewAuthority(t)
+	for name, back := range map[string]*redistest.Server{
+		"another authority": redistest.StartTLS(t, other, false),
+		"without TLS":       server,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var seen events
+			proxy := redistest.StartProxy(t, redistest.StartTLS(t, good, false).Addr)
+			r := newTestClient(t, server, func(opt *Options) {
+				opt.Addresses, opt.Timeout, opt.Report = []string{proxy.Addr}, 2*time.Second, seen.report
+				opt.TLS = &tls.Config{RootCAs: good.Pool(), ServerName: "localhost"}
+			})
+			if _, err := r.count(t.Context(), upTo(5)); err != nil {
+				t.Fatal(err)
+			}
+			waitFor := func(want string) {
+				t.Helper()
+				redistest.WaitFor(t, 20*time.Second, func() error {
+					_, _ = r.count(t.Context(), upTo(5))
+					for _, event := range seen.take() {
+						if event == want {
+							return nil
+						}
+						t.Logf("reported %q", event)
+					}
+					return fmt.Errorf("not reported: %s", want)
+				})
+			}
+			proxy.Refuse()
+			proxy.CloseAll()
+			waitFor("down refused")
+			proxy.Retarget(back.Addr)
+			proxy.Pass()
+			waitFor("reason tls")
+		})
 	}
 }

@@ -252,7 +252,7 @@ func (e *events) take() []string {
 // eventWords returns an event in words.
 func eventWords(ev Event) string {
 	kind := map[EventKind]string{
-		EventDown: "down", EventRecovered: "recovered", EventError: "error", EventReplaced: "replaced",
+		EventDown: "down", EventRecovered: "recovered", EventError: "error", EventReplaced: "replaced", EventReason: "reason",
 	}[ev.Kind]
 	return strings.TrimSpace(kind + " " + ev.Reason)
 }

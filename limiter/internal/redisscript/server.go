@@ -2,6 +2,7 @@ package redisscript
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -349,6 +350,11 @@ func (s *Server) dial(probe bool) {
 		s.ring.abandon()
 		if s.ring.waits() || s.breaker.isOpen() { // otherwise nobody has missed it yet
 			s.fail(f)
+			if errors.Is(err, errPlain) { // it took so long that requests are not to wait again
+				for range openAfter - 1 {
+					s.fail(f)
+				}
+			}
 			s.ring.failOpen(f)
 		}
 		return

@@ -28,6 +28,7 @@ type topology interface {
 // client returns the options for go-redis, which has one client for each kind of
 // deployment.
 func (opt *Options) client() *redis.UniversalOptions {
+	dialTimeout := connectWithin / time.Duration(len(opt.Addresses)+1)
 	return &redis.UniversalOptions{
 		Addrs:            opt.Addresses,
 		MasterName:       opt.MasterName,
@@ -36,7 +37,7 @@ func (opt *Options) client() *redis.UniversalOptions {
 		Username:         opt.Username,
 		Password:         opt.Password,
 		DB:               opt.DB,
-		TLSConfig:        opt.TLS,
+		Dialer:           dialer(dialTimeout, opt.TLS),
 
 		// More than are ever needed: only when so many dials have failed in a row
 		// does the client itself stop dialing for a while.
@@ -50,7 +51,7 @@ func (opt *Options) client() *redis.UniversalOptions {
 		// timeouts are for work outside of calls, such as asking one sentinel, or
 		// one cluster server, after the other.
 		ContextTimeoutEnabled: true,
-		DialTimeout:           connectWithin / time.Duration(len(opt.Addresses)+1),
+		DialTimeout:           dialTimeout,
 		ReadTimeout:           max(time.Second, opt.Timeout),
 		DialerRetries:         1,
 
@@ -75,9 +76,7 @@ func newSingle(opt Options, script *Script, hooks Hooks) *single {
 		name = opt.MasterName + " of the sentinels at " + name
 		failover := opt.client().Failover()
 		// Nothing else makes connections to sentinels.
-		failover.Dialer = boundedDialer(redis.NewDialer(&redis.Options{
-			DialTimeout: failover.DialTimeout, TLSConfig: failover.TLSConfig,
-		}))
+		failover.Dialer = boundedDialer(failover.Dialer)
 		client = redis.NewFailoverClient(failover)
 	}
 	s := newServer(name, client, &opt, script, hooks, false, func() {})

@@ -1,0 +1,77 @@
+package ratelimit
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/hangup"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// lookEvery is how often a request that waits looks whether its client is still there.
+const lookEvery = 250 * time.Millisecond
+
+// waitOut waits until a request that is admitted may pass. It stays charged if its client
+// leaves before, and does not pass.
+func waitOut(r *http.Request, wait time.Duration, res *outcome.Outcome) error {
+	if wait == 0 {
+		return nil
+	}
+	start, timer, look := time.Now(), time.NewTimer(wait), time.NewTicker(lookEvery)
+	defer func() {
+		timer.Stop()
+		look.Stop()
+		res.AddDelay(time.Since(start))
+	}()
+	for waits := true; !clientLeft(r); {
+		if !waits {
+			return nil
+		}
+		select {
+		case <-timer.C:
+			waits = false
+		case <-look.C:
+		case <-r.Context().Done():
+		}
+	}
+	return rule.Refusal{Status: rule.StatusClientLeft, Err: context.Canceled}
+}
+
+// connKey is the key of a request's connection in its context.
+type connKey struct{}
+
+// keepConnections has requests know their connections, if any of h's limits makes requests
+// wait. ctx is that of a server's handlers.
+func (h *Handler) keepConnections(ctx caddy.Context) {
+	srv, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if !ok || !h.delays() {
+		return
+	}
+	srv.RegisterConnContext(func(ctx context.Context, conn net.Conn) context.Context {
+		if ctx.Value(connKey{}) != nil {
+			return ctx // another handler has said so
+		}
+		return context.WithValue(ctx, connKey{}, conn)
+	})
+}
+
+// delays reports whether any of h's limits makes requests wait.
+func (h *Handler) delays() bool {
+	return !eachBucket(h.limits, placedBucket{}, func(b placedBucket) bool { return b.Limit.MaxDelay == 0 })
+}
+
+// clientLeft reports whether the client of r has left. Its context says so too, but over
+// HTTP/1 only once all that the client has sent has been read.
+func clientLeft(r *http.Request) bool {
+	if r.Context().Err() != nil {
+		return true
+	}
+	conn, ok := r.Context().Value(connKey{}).(net.Conn)
+	return ok && hangup.Closed(conn)
+}
