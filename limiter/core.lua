@@ -52,8 +52,8 @@
 -- reply is made good. Nothing is stored of a node itself: what one that has crashed was
 -- still holding lapses, see held.lua, and all else drips out.
 
--- The operations. The first two decide a request. Those before PROBE store what they answer,
--- also of the levels that they are told, which PROBE and those after it are not told.
+-- The operations. The first two decide a request. Only those before PROBE join the levels that
+-- nodes tell to what they find, and they store what they answer: a node takes it for known.
 local ALL = 0    -- charge all buckets if all have room, otherwise none
 local EACH = 1   -- charge each bucket that has room
 local SETTLE = 2 -- let go held units, the cost, and charge others instead, unless they have lapsed; see held.lua
