@@ -80,8 +80,8 @@ type Memory struct {
 	// The maximum number of buckets for all limits together, from 1 to 1000000000.
 	// Each limit has at most its own `max_keys`, by default half of this one, so
 	// that a flood of keys neither uses up the memory nor crowds out the buckets of
-	// other limits. A million buckets take about 60 MB of memory (RSS) with Redis,
-	// and somewhat less without.
+	// other limits. A million buckets take about 110 MB of memory (RSS) with Redis,
+	// and 70 MB without.
 	// Default: 1000000.
 	MaxKeys Number `json:"max_keys,omitempty"`
 }

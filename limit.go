@@ -183,7 +183,7 @@ type Limit struct {
 	//
 	// A limit is never full if this is at least the number of new keys a second
 	// times the seconds that a bucket takes to drain. A million keys take about
-	// 60 MB of memory (RSS) with Redis, and somewhat less without. Default: half of
+	// 110 MB of memory (RSS) with Redis, and 70 MB without. Default: half of
 	// the app's.
 	MaxKeys Number `json:"max_keys,omitempty"`
 

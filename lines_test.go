@@ -24,17 +24,17 @@ var lines = map[string][]line{
 	"App.logSharedBuckets":       nil,
 	"Handler.setZones":           nil,
 	"Handler.warnReplaced":       nil,
-	"Limit.warnClientControlled": nil,
-	"Limit.warnFlaws":            nil,
-	"definitions.add":            nil,
+	"draft.warnClientControlled": nil,
+	"draft.warnFlaws":            nil,
+	"agreement.add":              nil,
 	"init":                       nil,
-	"Limit.reportNoKey": {
+	"Reporter.noKey": {
 		{"warn", "a request has no value for the key of this limit, using the client's address"},
 		{"warn", "a request has neither a value for the key of this limit nor a client address, " +
 			"as on a unix socket without trusted_proxies_unix; all such requests share one bucket"},
 	},
-	"Limit.reportBadValue":     {{"error", "the value of a placeholder can't be used; requests are rejected"}},
-	"Limit.reportBadCost":      {{"warn", "the actual cost of a request is no whole number, so its estimated cost is charged"}},
+	"Reporter.badValue":        {{"error", "the value of a placeholder can't be used; requests are rejected"}},
+	"Reporter.badCost":         {{"warn", "the actual cost of a request is no whole number, so its estimated cost is charged"}},
 	"Handler.reportError":      {{"error", "a matcher failed; requests are rejected"}},
 	"Handler.handleStoreError": {{"debug", "no decision on a request, admitting it"}},
 	"Handler.refuse":           {{"debug", "request rejected"}},
@@ -129,7 +129,7 @@ func logsLines(f *ast.FuncDecl) (logs bool) {
 				switch selector.Sel.Name {
 				case "Debug", "Info", "Warn", "Error", "DPanic", "Panic", "Fatal", "Log", "Check":
 					on := types.ExprString(selector.X)
-					logs = logs || on == "log" || strings.HasSuffix(on, "logger") || strings.HasSuffix(on, "Logger()") ||
+					logs = logs || on == "log" || strings.HasSuffix(strings.ToLower(on), "logger") || strings.HasSuffix(on, "Logger()") ||
 						strings.HasPrefix(on, "log.") || strings.HasSuffix(on, "Log()")
 				}
 			}
