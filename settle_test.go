@@ -659,3 +659,49 @@ func TestUncountedCosts(t *testing.T) {
 		t.Error("the cost of a response that counts is not missed")
 	}
 }
+
+// TestCountSeesTheHandlersFields guards which header fields count sees: those that reach the
+// limit, after header_down of reverse_proxy, and before the directive header.
+func TestCountSeesTheHandlersFields(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X-Failed", "1") })
+	for _, tc := range []struct {
+		site   string
+		denied bool // whether the second request is, as the first one counted
+	}{
+		{"reverse_proxy " + upstream, true},
+		{"reverse_proxy " + upstream + " {\nheader_down -X-Failed\n}", false},
+		{"header -X-Failed\nreverse_proxy " + upstream, true},
+		{"respond ok", false},
+		{"reverse_proxy " + strings.Replace(upstream, "http://", "", 1) + " {\nheader_down X-Other 1\n}", true},
+	} {
+		t.Run("", func(t *testing.T) {
+			s := startSite(t, "rate_limit login {\nkey all\nsize 1\ndrip_rate 1h\ncount header X-Failed *\n}\n"+tc.site)
+			s.get("/")
+			if got := s.get("/").StatusCode; (got == 429) != tc.denied {
+				t.Errorf("%s: the second request got %d", tc.site, got)
+			}
+		})
+	}
+}
+
+// TestCountDeniedBesideCount guards that a denied request counts with both options, though it
+// has no response of the handler.
+func TestCountDeniedBesideCount(t *testing.T) {
+	s := startSite(t, "rate_limit login {\nkey all\nsize 1\ndrip_rate 1m\ncount_denied\ncount status 401\n}\nrespond /no 401\nrespond ok")
+	for _, tc := range []struct {
+		path string
+		wait time.Duration // before
+		want int
+	}{
+		{"/", 0, 200}, {"/", 0, 200}, // which do not count
+		{"/no", 0, 401},
+		{"/", 50 * time.Second, 429}, // which counts
+		{"/", 50 * time.Second, 429}, // so this is too early
+		{"/", 61 * time.Second, 200},
+	} {
+		s.clock.advance(tc.wait)
+		if got := s.get(tc.path).StatusCode; got != tc.want {
+			t.Errorf("%v later %s: got %d, want %d", tc.wait, tc.path, got, tc.want)
+		}
+	}
+}
