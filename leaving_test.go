@@ -152,7 +152,8 @@ var (
 	expects = "POST %s HTTP/1.1\r\nHost: HOST\r\nContent-Length: 8192\r\nExpect: 100-continue\r\n\r\n"
 )
 
-// silent is a handler that has a request and gives no response, in a way of its own.
+// silent is a handler that has a request and gives no response, in a way of its own. One
+// that passes it on does so when the client has left.
 type silent struct{ How string }
 
 func (silent) CaddyModule() caddy.ModuleInfo {
@@ -161,7 +162,7 @@ func (silent) CaddyModule() caddy.ModuleInfo {
 
 var arrived atomic.Int64
 
-func (h silent) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+func (h silent) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	arrived.Add(1)
 	switch h.How {
 	case "panic":
@@ -175,6 +176,8 @@ func (h silent) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Ha
 	}
 	<-r.Context().Done()
 	switch h.How {
+	case "pass":
+		return next.ServeHTTP(w, r)
 	case "write":
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return nil
@@ -303,13 +306,14 @@ func TestCountUnknownWithErrorRoutes(t *testing.T) {
 }
 
 // TestUncountedIfNotPassedOn guards that requests don't count that are not passed on: their
-// client left while they waited for another limit, or one that was asked later denied them.
+// client left before that, or while they waited for another limit, or one that was asked
+// later denied them.
 func TestUncountedIfNotPassedOn(t *testing.T) {
 	var passed atomic.Int64
 	upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) { passed.Add(1) })
-	s := startLeavingSite(t, "rate_limit {\naccounting in_order\nlimit login {\nkey all\nsize 9\ndrip_rate 1h\ncount status 401\n}\n"+
+	s := startLeavingSite(t, "route {\ntest_silent /early pass\nrate_limit {\naccounting in_order\nlimit login {\nkey all\nsize 9\ndrip_rate 1h\ncount status 401\n}\n"+
 		"limit tokens {\nkey all\nsize 90\ndrip_rate 1h\ncost 7\ncount status 401\nactual_cost bytes\n}\n"+
-		"limit slow {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 1h\n}\n}\nreverse_proxy "+upstream)
+		"limit slow {\nmatch not path /early\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 1h\n}\n}\nreverse_proxy "+upstream+"\n}")
 	s.get("/")
 	leave, left := make(chan struct{}), make(chan int)
 	go func() { left <- overHTTP1(false, whole, hangUp)(s, "/", leave) }()
@@ -322,6 +326,13 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 	}
 	close(leave)
 	<-left
+	leave = make(chan struct{})
+	before := arrived.Load()
+	go func() { left <- overHTTP1(false, bare, hangUp)(s, "/early", leave) }()
+	eventually(t, "a request arrives", func() bool { return arrived.Load() > before })
+	close(leave)
+	<-left
+	eventually(t, "it has ended", func() bool { return strings.Contains(fmt.Sprint(s.lastAccess()), "/early") })
 	for _, name := range []string{"login", "tokens"} {
 		eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
 		if l := level(t, name); l.Units != 0 {
