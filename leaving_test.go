@@ -13,7 +13,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -126,13 +125,18 @@ func overStreams(version int, body string) leaver {
 
 func hangUp(c net.Conn) { c.Close() }
 
+func askAndHangUp(c net.Conn) {
+	_, _ = io.WriteString(c, "GET /next HTTP/1.1\r\n")
+	c.Close()
+}
+
 func closeWrite(c net.Conn) { _ = c.(interface{ CloseWrite() error }).CloseWrite() }
 
 func resetConn(c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0); c.Close() }
 
 func breakChunk(c net.Conn) { _, _ = io.WriteString(c, "no chunk\r\n") }
 
-func anotherChunk(c net.Conn) { _, _ = io.WriteString(c, "2000\r\n"+guess+"\r\n") }
+func anotherChunk(c net.Conn) { _, _ = io.WriteString(c, "2000\r\n"+guess+"\r\n0\r\n\r\n") }
 
 func stay(net.Conn) {}
 
@@ -146,10 +150,10 @@ var (
 	whole   = "POST %s HTTP/1.1\r\nHost: HOST\r\nContent-Length: 8192\r\n\r\n" + guess
 	chunked = "POST %s HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n2000\r\n" + guess + "\r\n"
 	expects = "POST %s HTTP/1.1\r\nHost: HOST\r\nContent-Length: 8192\r\nExpect: 100-continue\r\n\r\n"
-	ahead   = bare + "GET /next HTTP/1.1\r\nHost: HOST\r\n\r\n"
 )
 
-// silent is a handler that has a request and gives no response, in a way of its own.
+// silent is a handler that has a request and gives no response, in a way of its own. One
+// that passes it on does so when the client has left.
 type silent struct{ How string }
 
 func (silent) CaddyModule() caddy.ModuleInfo {
@@ -158,7 +162,7 @@ func (silent) CaddyModule() caddy.ModuleInfo {
 
 var arrived atomic.Int64
 
-func (h silent) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+func (h silent) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	arrived.Add(1)
 	switch h.How {
 	case "panic":
@@ -172,6 +176,8 @@ func (h silent) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Ha
 	}
 	<-r.Context().Done()
 	switch h.How {
+	case "pass":
+		return next.ServeHTTP(w, r)
 	case "write":
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return nil
@@ -197,6 +203,8 @@ func init() {
 // and bans.
 func TestCountUnknownResponses(t *testing.T) {
 	const size, guesses = 3, 8
+	over := make(chan struct{})
+	defer close(over)
 	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
 			_, _ = r.Body.Read(make([]byte, 1))
@@ -204,7 +212,7 @@ func TestCountUnknownResponses(t *testing.T) {
 		arrived.Add(1)
 		select {
 		case <-r.Context().Done():
-		case <-time.After(patience):
+		case <-over:
 		}
 	})
 	const counting = "rate_limit {\nlimit login {\nkey {path}\nsize 3\ndrip_rate 1h\ncount status 401\nban 1h\n}\n" +
@@ -298,13 +306,14 @@ func TestCountUnknownWithErrorRoutes(t *testing.T) {
 }
 
 // TestUncountedIfNotPassedOn guards that requests don't count that are not passed on: their
-// client left while they waited for another limit, or one that was asked later denied them.
+// client left before that, or while they waited for another limit, or one that was asked
+// later denied them.
 func TestUncountedIfNotPassedOn(t *testing.T) {
 	var passed atomic.Int64
 	upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) { passed.Add(1) })
-	s := startLeavingSite(t, "rate_limit {\naccounting in_order\nlimit login {\nkey all\nsize 9\ndrip_rate 1h\ncount status 401\n}\n"+
+	s := startLeavingSite(t, "route {\ntest_silent /early pass\nrate_limit {\naccounting in_order\nlimit login {\nkey all\nsize 9\ndrip_rate 1h\ncount status 401\n}\n"+
 		"limit tokens {\nkey all\nsize 90\ndrip_rate 1h\ncost 7\ncount status 401\nactual_cost bytes\n}\n"+
-		"limit slow {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 1h\n}\n}\nreverse_proxy "+upstream)
+		"limit slow {\nmatch not path /early\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 1h\n}\n}\nreverse_proxy "+upstream+"\n}")
 	s.get("/")
 	leave, left := make(chan struct{}), make(chan int)
 	go func() { left <- overHTTP1(false, whole, hangUp)(s, "/", leave) }()
@@ -317,6 +326,13 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 	}
 	close(leave)
 	<-left
+	leave = make(chan struct{})
+	before := arrived.Load()
+	go func() { left <- overHTTP1(false, bare, hangUp)(s, "/early", leave) }()
+	eventually(t, "a request arrives", func() bool { return arrived.Load() > before })
+	close(leave)
+	<-left
+	eventually(t, "it has ended", func() bool { return strings.Contains(fmt.Sprint(s.lastAccess()), "/early") })
 	for _, name := range []string{"login", "tokens"} {
 		eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
 		if l := level(t, name); l.Units != 0 {
@@ -360,7 +376,7 @@ func TestWaitingClientsLeave(t *testing.T) {
 		"whole":    overHTTP1(false, whole, hangUp),
 		"chunked":  overHTTP1(false, chunked, hangUp),
 		"expects":  overHTTP1(false, expects, hangUp),
-		"ahead":    overHTTP1(false, ahead, hangUp),
+		"ahead":    overHTTP1(false, bare, askAndHangUp),
 		"tls":      overHTTP1(true, bare, hangUp),
 		"tlswhole": overHTTP1(true, whole, hangUp),
 		"h2":       overStreams(2, ""),

@@ -127,8 +127,9 @@ type Limit struct {
 	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
 	// in JSON 4), and by their header fields. A request holds its cost until its
 	// response begins, so parallel requests can't exceed the limit meanwhile, and is
-	// charged if the response counts. One without a response, as after the client has
-	// left, is not. Default: all requests count, whatever their responses.
+	// charged if the response counts, or is not known: the client has left after the
+	// request was passed on, or an upstream did not answer. One that was not passed on is
+	// not charged. Default: all requests count, whatever their responses.
 	Count *caddyhttp.ResponseMatcher `json:"count,omitempty"`
 
 	// What a request costs in the end: a placeholder that has a whole number by the end
@@ -217,8 +218,9 @@ type Limit struct {
 	// came, one drip after the other. With `warm_up` a request waits until the wait after
 	// the one before it is over; it must cost less than half of what fits into `warm_up`
 	// at the full rate, and others do not wait. With the other algorithms `drip_size` +
-	// cost − 1 must be at most the size, or more could pass at once. A client that leaves
-	// stays charged. Only for leaky and token buckets, and `warm_up`. Default: none waits.
+	// cost − 1 must be at most the size, or more could pass at once. The request of a
+	// client that leaves stays charged and is not passed on, as far as it can be noticed.
+	// Only for leaky and token buckets, and `warm_up`. Default: none waits.
 	MaxDelay Duration `json:"max_delay,omitempty"`
 
 	// How many requests may wait at once in this process, on all sites together if the
