@@ -207,7 +207,7 @@ func (b *bucket) addTo(e *evaluation) error {
 			return e.valueError(b, http.StatusInternalServerError, err)
 		}
 		if add.Cost, err = b.costOf(e); err != nil {
-			return e.valueError(b, http.StatusBadRequest, err)
+			return err
 		}
 	}
 	text, own, err := e.keyFor(b)

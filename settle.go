@@ -6,7 +6,9 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/textproto"
 	"strconv"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -87,7 +89,7 @@ func (h *holding) byHeader(status int, header http.Header) (charge int64, decide
 	switch l := h.bucket.limit; {
 	case l.Count == nil:
 		return 0, false
-	case !l.Count.Match(status, header):
+	case !l.Count.Match(status, trimFields(header, l.Count.Headers)):
 		return 0, true
 	default:
 		return h.cost, l.ActualCost == ""
@@ -109,12 +111,12 @@ func (h *holding) byEnd(r *http.Request, status int, bytes int64) (charge int64,
 		return bytes, "", true
 	default:
 		repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-		text := repl.ReplaceAll(l.ActualCost, "")
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 0 {
+		text := textproto.TrimString(repl.ReplaceAll(l.ActualCost, ""))
+		n, err := strconv.ParseInt(text, 10, 64) // of a number that is too large, the largest
+		if err != nil && !errors.Is(err, strconv.ErrRange) || n < 0 {
 			return h.cost, text, false
 		}
-		return n, "", true
+		return min(n, limiter.MaxUnits), "", true
 	}
 }
 
@@ -158,8 +160,8 @@ type settler struct {
 	caddyhttp.ResponseWriterWrapper
 	request  *http.Request
 	holdings []holding
-	status   int   // of the response; 0 as long as there is none
-	bytes    int64 // of its body
+	status   int          // of the response; 0 as long as there is none
+	bytes    atomic.Int64 // of its body, or sent over its connection
 }
 
 // left reports whether the client seems to have left.
@@ -204,7 +206,7 @@ func (s *settler) end(err error, panicked bool) {
 		if h.held == nil {
 			continue // its header has decided
 		}
-		charge, got, ok := h.byEnd(s.request, s.status, s.bytes)
+		charge, got, ok := h.byEnd(s.request, s.status, s.bytes.Load())
 		if !ok {
 			h.bucket.limit.reportBadCost(got, h)
 		}
@@ -233,7 +235,7 @@ func (s *settler) WriteHeader(status int) {
 func (s *settler) Write(b []byte) (int, error) {
 	s.begin(http.StatusOK)
 	n, err := s.ResponseWriter.Write(b)
-	s.bytes += int64(n)
+	s.bytes.Add(int64(n))
 	return n, err
 }
 
@@ -241,7 +243,7 @@ func (s *settler) Write(b []byte) (int, error) {
 func (s *settler) ReadFrom(r io.Reader) (int64, error) {
 	s.begin(http.StatusOK)
 	n, err := s.ResponseWriterWrapper.ReadFrom(r)
-	s.bytes += n
+	s.bytes.Add(n)
 	return n, err
 }
 
@@ -259,17 +261,6 @@ func serveHolding(s *settler, serve func(http.ResponseWriter) error) (err error)
 	err = serve(s)
 	panicked = false
 	return err
-}
-
-// bodyCost is the cost of a request that is the length of its body.
-const bodyCost = "body"
-
-// costOf returns what the request costs, as far as that is known before its response.
-func (b *bucket) costOf(e *evaluation) (int64, error) {
-	if b.costIsBody {
-		return min(max(e.request.ContentLength, 1), limiter.MaxUnits), nil
-	}
-	return b.cost.at(e.replacer)
 }
 
 // Interface guards

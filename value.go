@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"net/textproto"
 	"strconv"
 	"strings"
 	"time"
@@ -235,7 +236,7 @@ func (v *value[T]) at(repl *caddy.Replacer) (T, error) {
 	if v.template == "" {
 		return v.constant, nil
 	}
-	text := repl.ReplaceAll(v.template, "")
+	text := textproto.TrimString(repl.ReplaceAll(v.template, "")) // header fields may have white space around them
 	got, want := v.parse(text)
 	if want != "" {
 		return got, badOption(v.option, text, fmt.Sprintf("%s from %s", want, quoteWord(v.template)))
