@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"net/textproto"
 	"path"
 	"path/filepath"
 	"slices"
@@ -137,15 +138,19 @@ func TestKeyBraces(t *testing.T) {
 }
 
 // Guards that a key is what its values are: of a single placeholder it is the
-// value itself, whatever that holds, and nothing in it is replaced once more.
+// value itself, whatever that holds, without white space around it, and nothing in it is
+// replaced once more.
 func TestKeyValues(t *testing.T) {
 	t.Parallel()
 	big := strings.Repeat("k", 1<<20)
 	for _, value := range []string{
-		"a", " ", "{a}", "{env.HOME}", `\{a\}`, "}", "{", "a\nb", "a\r\nb", "\x00", "\x00\x01", "\xff\xfe",
+		"a", "a b", "{a}", "{env.HOME}", `\{a\}`, "}", "{", "a\nb", "a\r\nb", "\x00", "\x00\x01", "\xff\xfe",
 		"ключ", "0", "1.2.3.4:80", "1.2.3", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "1.2.3.4/24", "[::1]",
-		"fe80::g", "2001:db8::/64", " 192.0.2.1", big,
+		"fe80::g", "2001:db8::/64", big,
 	} {
+		if got, own := expandKey(t, "{a}", map[string]string{"a": " \t" + value + "\t "}); got != value || !own {
+			t.Errorf("of %.40q in white space got key %.40q, own = %t, want it without", value, got, own)
+		}
 		if got, own := expandKey(t, "{a}", map[string]string{"a": value}); got != value || !own {
 			t.Errorf("of %.40q got key %.40q, own = %t, want it as it is", value, got, own)
 		}
@@ -289,8 +294,8 @@ func drawValues(t *rapid.T, others [2]string) [2]string {
 	return [2]string{whole[:i], strings.TrimPrefix(whole[i:], ".")}
 }
 
-// Guards that different values always make different keys, byte for byte,
-// whatever clients send: who chooses one of several parts of a key can't make
+// Guards that different values always make different keys, byte for byte but for white
+// space around them, whatever clients send: who chooses one of several parts of a key can't make
 // the whole another's.
 func TestKeysAreInjective(t *testing.T) {
 	t.Parallel()
@@ -346,6 +351,9 @@ func TestKeysAreInjective(t *testing.T) {
 		}).Draw(t, "template")
 		first := drawValues(t, [2]string{})
 		second := drawValues(t, first)
+		for i := range first {
+			first[i], second[i] = textproto.TrimString(first[i]), textproto.TrimString(second[i])
+		}
 		if first == second || first == [2]string{} || second == [2]string{} {
 			return // the same, or none
 		}
@@ -359,7 +367,7 @@ func TestKeysAreInjective(t *testing.T) {
 }
 
 // Guards any template with any values: it makes the text that Caddy makes of
-// it, and different values different keys.
+// it, without white space around the values, and different values different keys.
 func FuzzKey(f *testing.F) {
 	f.Add("{a}", "x", "", "y", "")
 	f.Add("{a}{b}", "ab", "c", "a", "bc")
@@ -390,15 +398,16 @@ func FuzzKey(f *testing.F) {
 			own       bool
 		}
 		expand := func(values map[string]string) expanded {
-			repl := caddy.NewEmptyReplacer()
+			repl, trimmed := caddy.NewEmptyReplacer(), caddy.NewEmptyReplacer()
 			for name, v := range values {
 				repl.Set(name, v)
+				trimmed.Set(name, textproto.TrimString(v))
 			}
 			key, own, err := k.expand(new(http.Request), repl)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return expanded{key, repl.ReplaceAll(template, ""), own}
+			return expanded{key, trimmed.ReplaceAll(template, ""), own}
 		}
 		one, two := expand(map[string]string{"a": a1, "b": b1}), expand(map[string]string{"a": a2, "b": b2})
 		for _, e := range []expanded{one, two} {
@@ -412,7 +421,8 @@ func FuzzKey(f *testing.F) {
 		if !one.own || !two.own || one.key != two.key {
 			return
 		}
-		if (!uses["a"] || a1 == a2) && (!uses["b"] || b1 == b2) {
+		same := func(a, b string) bool { return textproto.TrimString(a) == textproto.TrimString(b) }
+		if (!uses["a"] || same(a1, a2)) && (!uses["b"] || same(b1, b2)) {
 			return
 		}
 		if _, err := netip.ParseAddr(one.text); err == nil && len(k.placeholders()) == 1 {
@@ -444,7 +454,8 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 			map[string]string{"http.request.remote.host": ""},
 			"198.51.100.0/24", "limit@client_ip"},
 		{"one of several", "{a}-{b}", map[string]string{"b": "x"}, ",x", "limit"},
-		{"spaces", "{a}", map[string]string{"a": " "}, " ", "limit"},
+		{"white space", "{a}", map[string]string{"a": " \t"}, "198.51.100.0/24", "limit@client_ip"},
+		{"white space in text", "x-{a}", map[string]string{"a": "\t"}, "198.51.100.0/24", "limit@client_ip"},
 		{"the address as a key", "{a}", map[string]string{"a": "198.51.100.7"}, "198.51.100.0/24", "limit"},
 		{"static", "everyone", nil, "everyone", "limit"},
 		{"escaped", `\{a\}`, nil, "{a}", "limit"},
@@ -581,7 +592,8 @@ func TestKeyOfEachRequest(t *testing.T) {
 	}
 }
 
-// Guards that a value which is read directly is the one that the replacer has.
+// Guards that a value which is read directly is the one that the replacer has, but of a
+// field that was sent twice only the first.
 func TestValuesReadDirectly(t *testing.T) {
 	t.Parallel()
 	requests := map[string][]string{
@@ -604,6 +616,7 @@ func TestValuesReadDirectly(t *testing.T) {
 		} {
 			p := newPlaceholder(placeholder)
 			want, _ := repl.GetString(p.text)
+			want, _, _ = strings.Cut(want, ",")
 			if got := p.value(r, repl); got != want {
 				t.Errorf("%s: {%s} is %q, want %q", name, placeholder, got, want)
 			}
@@ -724,22 +737,32 @@ func TestClientsWithoutAddress(t *testing.T) {
 	}
 }
 
-// Guards what the documentation says of keys that can be told in several ways:
-// where an upstream goes by another, clients choose a fresh bucket for each.
+// Guards what the documentation says of keys that can be told in several ways: what HTTP
+// treats as equal is one key. Where an upstream goes by another value, clients choose a
+// fresh bucket for each.
 func TestKeysSentInSeveralWays(t *testing.T) {
 	for _, tc := range []struct {
 		key      string
 		requests []string // a path and header fields, separated by "; "
 		want     string   // how much each leaves of the 9
 	}{
-		{"{header.X-Key}", []string{"/; X-Key: a", "/; X-Key: a; X-Key: zz", "/; X-Key: zz; X-Key: a"}, "8 8 8"},
+		{"{header.X-Key}", []string{"/; X-Key: a", "/; X-Key: a; X-Key: zz", "/; X-Key: zz; X-Key: a", "/; X-Key: a,zz"}, "8 7 8 8"},
 		{"{query.key}", []string{"/?key=a", "/?key=a&key=zz", "/?key=zz&key=a", "/?Key=zz&key=a"}, "8 8 8 7"},
 		{"{cookie.session}", []string{
 			"/; Cookie: session=a", "/; Cookie: session=a, SESSION=zz", "/; Cookie: SESSION=zz, session=a",
 			"/; Cookie: session=yy, session=a", "/; Cookie: session=a, session=yy",
 		}, "8 7 8 8 6"},
-		{"{host}", []string{"/; Host: any.test", "/; Host: ANY.test", "/; Host: any.test.", "/; Host: any.test:80"}, "8 8 8 7"},
-		{"{host}", []string{"/; Host: named.test", "/; Host: Named.Test", "/; Host: named.test:80"}, "8 8 7"},
+		{"{host}", []string{"/; Host: any.test", "/; Host: ANY.test", "/; Host: any.test.", "/; Host: any.test:80"}, "8 7 6 5"},
+		{"{host}", []string{"/; Host: [2001:db8::1]", "/; Host: [2001:DB8::1]:80", "/; Host: [2001:db8::1].", "/; Host: [2001:db8:0:1::1]"}, "8 7 6 8"},
+		{"{header.Authorization}", []string{
+			"/; Authorization: Bearer k", "/; Authorization: bearer k", "/; Authorization: BEARER  k", "/; Authorization: Bearer \tk",
+			"/; Authorization: Bearer K", "/; Authorization: k", "/; Authorization: K", "/; Authorization: Basic k",
+		}, "8 7 6 5 8 8 8 8"},
+		{"{query.key}", []string{"/?key=a", "/?key=%61", "/?key=+a%20", "/?key=%09", "/?key="}, "8 7 6 8 7"},
+		{"{cookie.session}", []string{"/; Cookie: session=a", "/; Cookie: session= a", "/; Cookie: session=a , x=y", `/; Cookie: session="a"`}, "8 7 6 5"},
+		{"{uri}", []string{"/a", "/%61"}, "8 8"},
+		{"{path}", []string{"/a", "/%61", "/A"}, "8 7 8"},
+		{"{host}", []string{"/; Host: named.test", "/; Host: Named.Test", "/; Host: named.test:80"}, "8 7 6"},
 	} {
 		t.Run(tc.key, func(t *testing.T) {
 			site := "rate_limit {\nkey " + tc.key + "\nsize 9\n}\nrespond admitted"
@@ -783,8 +806,8 @@ func TestKeysChooseBuckets(t *testing.T) {
 		{"{header.X-Key}", []string{"X-Key: a", "X-Key: a", "X-Key: b", "X-Key: A"}, "8 7 8 8"},
 		// Without the field it is the client's address, apart from other keys.
 		{"{header.X-Key}", []string{"X-Key: 127.0.0.1", "", "", "X-Key: 127.0.0.1", "X-Key: "}, "8 8 7 7 6"},
-		// A field sent twice is as one with both values.
-		{"{header.X-Key}", []string{"X-Key: a", "X-Key: a; X-Key: b", "X-Key: a,b", "X-Key: a"}, "8 8 7 7"},
+		// Of a field sent twice the first counts.
+		{"{header.X-Key}", []string{"X-Key: a", "X-Key: a; X-Key: b", "X-Key: a,b", "X-Key: a"}, "8 7 8 6"},
 		{"{header.X-Key}{header.X-More}", []string{"X-Key: a; X-More: bc", "X-Key: ab; X-More: c"}, "8 8"},
 		{"{header.X-Key}{header.X-More}", []string{"X-Key: a", "X-More: a", "X-Key: a", ""}, "8 8 7 8"},
 		{"user-{header.X-Key}", []string{"X-Key: a", "", "X-Key: a"}, "8 8 7"},
