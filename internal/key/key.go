@@ -100,22 +100,34 @@ func newPlaceholder(name string) part {
 	return p
 }
 
-// value returns the value of a placeholder as the replacer would, but faster for
-// the most common ones. It returns "" if the client has no address.
+// value returns the value of a placeholder in keys, which is "" if the client has no
+// address. Of a header field that was sent several times, one value counts.
 func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
-	switch {
-	case p.text == placeholder.ClientIP:
+	if p.header != "" {
+		return p.canonical(fieldValue(r.Header[p.header]))
+	}
+	if p.text == placeholder.ClientIP { // faster than the replacer
 		if address, ok := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string); ok {
 			return dropSocketAddress(address)
-		}
-	case p.header != "":
-		if values := r.Header[p.header]; len(values) == 1 {
-			return values[0]
 		}
 	}
 	v, _ := repl.GetString(p.text)
 	if p.address {
 		return dropSocketAddress(v)
+	}
+	return p.canonical(v)
+}
+
+// canonical returns a value of p, however it was written, as it is in keys. White space
+// around any value does not count, as it may come from a header field by a variable, the
+// capture of a matcher, or a cookie.
+func (p *part) canonical(v string) string {
+	v = textproto.TrimString(v)
+	switch {
+	case p.text == "http.request.host", p.text == "http.request.tls.server_name":
+		return canonicalHost(v)
+	case p.header == "Authorization", p.header == "Proxy-Authorization":
+		return canonicalCredentials(v)
 	}
 	return v
 }

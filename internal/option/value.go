@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/textproto"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -149,7 +150,7 @@ func (v *Value[T]) At(repl *caddy.Replacer) (T, error) {
 	if v.Template == "" {
 		return v.Constant, nil
 	}
-	text := repl.ReplaceAll(v.Template, "")
+	text := textproto.TrimString(repl.ReplaceAll(v.Template, "")) // header fields may have white space around them
 	got, want := v.parse(text)
 	if want != "" {
 		return got, Errorf(v.Option, "got %s, want %s from %s", Described(text), want, Quote(v.Template))

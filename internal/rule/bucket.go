@@ -216,14 +216,6 @@ func (b *Bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.L
 	return numbers, false, b.check(numbers)
 }
 
-// costOf returns what a request costs, as far as that is known before its response.
-func (b *Bucket) costOf(q *Request) (int64, error) {
-	if b.CostIsBody {
-		return min(max(q.http.ContentLength, 1), limiter.MaxUnits), nil
-	}
-	return b.Cost.At(q.replacer)
-}
-
 // addTo adds an entry for the bucket to q, unless it is off.
 func (b *Bucket) addTo(q *Request) error {
 	if b.Off {
@@ -239,7 +231,7 @@ func (b *Bucket) addTo(q *Request) error {
 			return q.valueError(b, http.StatusInternalServerError, err)
 		}
 		if ask.Cost, err = b.costOf(q); err != nil {
-			return q.valueError(b, http.StatusBadRequest, err)
+			return err
 		}
 	}
 	text, own, err := q.keyFor(b)

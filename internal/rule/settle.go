@@ -1,19 +1,20 @@
 package rule
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
+	"net/textproto"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -71,7 +72,7 @@ func (h *Holding) byHeader(status int, header http.Header) (charge int64, decide
 	switch s := &h.bucket.Limit.Settlement; {
 	case s.Count == nil:
 		return 0, false
-	case !s.Count.Match(status, header):
+	case !s.Count.Match(status, key.TrimFields(header, s.Count.Headers)):
 		return 0, true
 	default:
 		return h.cost, s.ActualCost == ""
@@ -93,12 +94,12 @@ func (h *Holding) byEnd(r *http.Request, status int, bytes int64) (charge int64,
 		return bytes, "", true
 	default:
 		repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-		text := repl.ReplaceAll(s.ActualCost, "")
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 0 {
+		text := textproto.TrimString(repl.ReplaceAll(s.ActualCost, ""))
+		n, err := strconv.ParseInt(text, 10, 64) // of a number that is too large, the largest
+		if err != nil && !errors.Is(err, strconv.ErrRange) || n < 0 {
 			return h.cost, text, false
 		}
-		return n, "", true
+		return min(n, limiter.MaxUnits), "", true
 	}
 }
 
@@ -189,10 +190,10 @@ type settler struct {
 	caddyhttp.ResponseWriterWrapper
 	request  *http.Request
 	holdings []Holding
-	early    bool  // whether the client had left before the request was passed on
-	hijacked bool  // whether a handler has taken the connection
-	status   int   // of the response; 0 as long as it is not known
-	bytes    int64 // of its body
+	early    bool         // whether the client had left before the request was passed on
+	hijacked bool         // whether a handler has taken the connection
+	status   int          // of the response; 0 as long as it is not known
+	bytes    atomic.Int64 // of its body, or sent over its connection
 }
 
 // left reports whether the client seems to have left.
@@ -272,7 +273,7 @@ func (s *settler) end(err error, panicked bool) {
 		case s.status == 0 && s.early:
 			h.Settle(h.unpassed())
 		default:
-			charge, got, ok := h.byEnd(s.request, s.status, s.bytes)
+			charge, got, ok := h.byEnd(s.request, s.status, s.bytes.Load())
 			if !ok {
 				h.bucket.Limit.Reporter.badCost(h.bucket, got, h.cost)
 			}
@@ -293,7 +294,7 @@ func (s *settler) WriteHeader(status int) {
 func (s *settler) Write(b []byte) (int, error) {
 	s.begin(http.StatusOK)
 	n, err := s.ResponseWriter.Write(b)
-	s.bytes += int64(n)
+	s.bytes.Add(int64(n))
 	return n, err
 }
 
@@ -301,7 +302,7 @@ func (s *settler) Write(b []byte) (int, error) {
 func (s *settler) ReadFrom(r io.Reader) (int64, error) {
 	s.begin(http.StatusOK)
 	n, err := s.ResponseWriterWrapper.ReadFrom(r)
-	s.bytes += n
+	s.bytes.Add(n)
 	return n, err
 }
 
@@ -309,13 +310,6 @@ func (s *settler) ReadFrom(r io.Reader) (int64, error) {
 func (s *settler) FlushError() error {
 	s.begin(http.StatusOK)
 	return http.NewResponseController(s.ResponseWriter).Flush()
-}
-
-// Hijack implements http.Hijacker. What goes over the connection then is not known.
-func (s *settler) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, buffered, err := http.NewResponseController(s.ResponseWriter).Hijack()
-	s.hijacked = s.hijacked || err == nil
-	return conn, buffered, err
 }
 
 // Settling passes a request on that holds units, and settles them whatever comes of it.
@@ -332,7 +326,6 @@ func Settling(w http.ResponseWriter, r *http.Request, holdings []Holding, serve 
 // Interface guards
 var (
 	_ http.ResponseWriter = (*settler)(nil)
-	_ http.Hijacker       = (*settler)(nil)
 	_ http.Pusher         = (*settler)(nil)
 	_ io.ReaderFrom       = (*settler)(nil)
 )
