@@ -45,6 +45,9 @@ type fallback struct {
 	generation int           // its number among the memory's fallbacks
 
 	removals removals
+
+	// moved returns how many of the units that the memory holds servers hold too.
+	moved func(*asked) int64
 }
 
 // traffic tracks the requests in flight of all fallbacks that share a memory.
@@ -152,21 +155,6 @@ func (f *fallback) mark(q *query, n int32) {
 // traces is the number of traces. Buckets whose hashes collide share one.
 const traces = 1024
 
-// keepBuckets removes the other buckets from q, which may be in flight.
-func (f *fallback) keepBuckets(q *query, keep func(*asked) bool) {
-	if f == nil {
-		q.keepBuckets(keep)
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if q.counted {
-		f.mark(q, -1)
-		defer f.mark(q, 1)
-	}
-	q.keepBuckets(keep)
-}
-
 // locate finds the buckets of q, the query about req, in the memory.
 func (f *fallback) locate(req Request, q *query) {
 	key := uint64(0)
@@ -211,9 +199,6 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		f.link(q)
 		if !leads {
 			q.cross()
-			if q.stage == keeping {
-				f.lose(q)
-			}
 		}
 	}
 }
@@ -226,7 +211,7 @@ func (f *fallback) toldOf(p *asked) toldLevel {
 		// The answer to a request that was admitted before a server restarted
 		// may still be in flight, and requests hold units that other servers, or this
 		// process alone, have admitted.
-		if !f.anyLost(p.hash) && f.memory.holding.of(p.hash) == 0 {
+		if !f.anyLost(p.hash) && f.heldHere(p) == 0 {
 			return toldLevel{}
 		}
 		dirty = own
@@ -236,7 +221,16 @@ func (f *fallback) toldOf(p *asked) toldLevel {
 		return toldLevel{}
 	}
 	beside := f.units(p.hash, p.limit.Size, f.place)
-	return toldLevel{told, min(beside+f.memory.holding.of(p.hash), p.limit.Size), dirty}
+	return toldLevel{told, min(beside+f.heldHere(p), p.limit.Size), dirty}
+}
+
+// heldHere returns how many units of p's bucket the memory holds, and no server.
+func (f *fallback) heldHere(p *asked) int64 {
+	n := f.memory.holding.of(p.hash)
+	if n > 0 && f.moved != nil {
+		n = max(n-f.moved(p), 0)
+	}
+	return n
 }
 
 // units returns the number of units in flight for a bucket, at most most. It leaves out
@@ -259,9 +253,9 @@ func (f *traffic) units(hash uint64, most int64, place string) int64 {
 	return units
 }
 
-// answered records what a server has decided on q. If its units are only held, q
-// stays in flight until they are settled.
-func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
+// answered records what a server has decided on q. What it holds for q stays in flight until
+// it is settled.
+func (f *fallback) answered(q *query, outcomes []outcome) {
 	if f == nil {
 		return
 	}
@@ -275,7 +269,7 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 		q.cross()
 	}
 	now := f.memory.clock().Microseconds()
-	decides := q.what != whatSettle
+	decides := q.what != whatSettle && q.what != whatRenew
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
 		if k := p.kept(); k != nil && decides && admitted && !o.denied && !o.unused {
@@ -284,7 +278,7 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 			}
 			f.keep(k, q.server)
 		}
-		charged := !held && !o.denied && !o.unused && (admitted || q.what != byte(AccountingAtomic) && !p.pool) && p.crossed >= behind &&
+		charged := !o.denied && !o.unused && (admitted || q.what != byte(AccountingAtomic) && !p.pool) && p.crossed >= behind &&
 			p.charge() > 0 && (p.held == nil || !decides)
 		p.crossed = max(p.crossed, f.crossedBeside(q, p.hash, now))
 		s, newest := level{}, false
@@ -299,15 +293,8 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	for i := range q.buckets {
 		f.traces[q.buckets[i].hash%traces].last = f.sent
 	}
-	switch {
-	case !held || !admitted:
-		q.stage = ended
-		f.unlink(q)
-	case q.lost:
-		f.chargeHeld(q)
-	default:
-		q.stage = holding
-	}
+	q.stage = ended
+	f.unlink(q)
 	f.mu.Unlock()
 	f.memory.sweep(now)
 }
@@ -354,19 +341,6 @@ func (f *fallback) drop(queries ...*query) {
 		f.unlink(q)
 		q.stage = ended
 	}
-}
-
-// settle turns q into the query that settles its units.
-func (f *fallback) settle(q *query, as verdict) {
-	if f != nil {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if as != verdictAdmitted { // nor did this process admit anything then
-			f.unlink(q)
-			q.stage = ended
-		}
-	}
-	q.settle(as)
 }
 
 // lose records that servers which lead may not know of q, which is in flight.
@@ -422,7 +396,7 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 			continue
 		case b.Hold && !denied && !o.denied:
 			k := req.keptOf(b)
-			k.holding(0, 0)
+			k.store.tabs.decidedHere(k)
 			f.keep(k, nil)
 			continue
 		case b.Limit.CountDenied, b.Watches > 0:
@@ -450,16 +424,41 @@ func (f *fallback) keep(k *kept, server *redisscript.Server) {
 	f.loseUnknown(k)
 }
 
-// notRenewed records that no server has renewed what k holds, which may be none that
-// knows of it.
-func (f *fallback) notRenewed(k *kept) {
+// renewed records that a server now holds these units, of which some had lapsed, so that
+// they were charged too.
+func (f *fallback) renewed(held []*kept, server *redisscript.Server, lapsed []*kept) {
 	if f == nil {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if k.query.counted {
-		f.loseUnknown(k)
+	for _, k := range held {
+		if q := k.query; q.stage == keeping && q.counted {
+			f.unlink(q)
+			f.link(q)
+			q.server, q.lost, q.buckets[0].crossed = server, false, clean
+			f.loseUnknown(k)
+		}
+	}
+	for _, k := range lapsed {
+		if q := k.query; q.stage == keeping && q.counted {
+			p := q.buckets[0]
+			p.held = nil
+			f.cross(p.hash, f.memory.charge(&p))
+		}
+	}
+}
+
+// begun and done record which requests are in progress.
+func (f *fallback) begun(k *kept) {
+	if f != nil {
+		f.memory.progress.add(k)
+	}
+}
+
+func (f *fallback) done(k *kept) {
+	if f != nil {
+		f.memory.progress.remove(k)
 	}
 }
 
@@ -511,13 +510,8 @@ func (f *fallback) restarted(server *redisscript.Server) {
 			continue
 		}
 		f.lose(this)
-		switch this.stage {
-		case holding: // the request may be admitted
-			f.chargeHeld(this)
-			continue
-		case keeping:
+		if this.stage == keeping {
 			this.buckets[0].held.kept.renewNow()
-		case asking, ended:
 		}
 		this.cross()
 	}

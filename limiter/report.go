@@ -248,7 +248,7 @@ func (rs *reports) answered(p *report, q *query, err error) {
 	}
 	switch {
 	case err == nil:
-		r.answered(q, outcomes, false)
+		r.answered(q, outcomes)
 	case p.sent > 0:
 		r.fallback.charge(q)
 	default:
