@@ -131,9 +131,9 @@ func (p *part) add(b Bucket, index int) {
 // denied reports whether any of the part's buckets denied.
 func (p *part) denied() bool { return p.Request.denied(p.outcomes) }
 
-// keepAll returns req with what is needed to hold the units of all buckets that an admitted
-// request is charged to.
-func (r *Redis) keepAll(req Request) Request {
+// keepParts returns req with what is needed to hold the units of all buckets that may only be
+// charged together with those of other parts.
+func (r *Redis) keepParts(req Request) Request {
 	req.Buckets = slices.Clone(req.Buckets)
 	held := new(Held)
 	if req.Held != nil {
@@ -141,7 +141,7 @@ func (r *Redis) keepAll(req Request) Request {
 	}
 	req.Held = held
 	for i := range req.Buckets {
-		if b := &req.Buckets[i]; b.keptAs == 0 && b.Watches == 0 {
+		if b := &req.Buckets[i]; b.keptAs == 0 && b.Watches == 0 && (b.Pool || req.Accounting == AccountingAtomic) {
 			r.keepBucket(req, i)
 		}
 	}
@@ -152,9 +152,7 @@ func (r *Redis) keepAll(req Request) Request {
 // are then decided here, in one step. If charging is atomic, they are charged only
 // if no server has denied.
 func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Request) []*part) ([]outcome, error) {
-	if req.Accounting == AccountingAtomic {
-		req = r.keepAll(req)
-	}
+	req = r.keepParts(req)
 	parts := split(req)
 	pools := slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return !p.pool })
 	parts = slices.DeleteFunc(parts, func(p *part) bool { return p.pool })

@@ -287,8 +287,15 @@ func TestHoldAfterOutage(t *testing.T) {
 			for before := range 4 {
 				running := until(DecidedByRedis)
 				for len(running) < before {
-					_, h := begin(t, r, b)
-					running = append(running, h)
+					// What has ended is known a round trip after the server is back.
+					redistest.WaitFor(t, time.Second, func() error {
+						d, h := begin(t, r, b)
+						if d.Denied {
+							return fmt.Errorf("%+v", d)
+						}
+						running = append(running, h)
+						return nil
+					})
 				}
 				for _, h := range running[before:] {
 					h.held.Settle(0, 0)

@@ -322,9 +322,7 @@ func (h *history) arrive() {
 	}
 	parts := []*part{{Request: x.req}}
 	if x.req.severalKeys() {
-		if x.req.Accounting == AccountingAtomic {
-			x.req = h.v.keepAll(x.req)
-		}
+		x.req = h.v.keepParts(x.req)
 		parts = x.req.byKey()
 	}
 	if len(parts) > 1 {

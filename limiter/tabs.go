@@ -52,6 +52,7 @@ type tab struct {
 	settling int      // how many settlements are in flight
 	queued   bool     // whether one of them will tell the totals of a later time
 	doubt    bool     // whether it is to be renewed
+	lost     bool     // since the server may not have what it held
 	renewal  *renewal // until it is answered
 	moved    int64    // units that a Memory holds too
 	owed     []owed
@@ -156,18 +157,18 @@ func (k *kept) known(place string) bool {
 func (k *kept) knownBy(place string) bool {
 	k.store.tabs.mu.Lock()
 	defer k.store.tabs.mu.Unlock()
-	return k.inServer && k.store.place == place && k.tab.isSure()
+	return k.inServer && k.store.place == place && !k.tab.lost
 }
 
-// isSure reports whether the server has what t says.
-func (t *tab) isSure() bool { return !t.doubt && t.renewal == nil }
+// lose records that the server may not have what t held.
+func (t *tab) lose() { t.doubt, t.lost = true, true }
 
 // renewNow has the units renewed, since their server may have lost them.
 func (k *kept) renewNow() {
 	k.store.tabs.mu.Lock()
 	defer k.store.tabs.mu.Unlock()
 	if k.running {
-		k.tab.doubt = true
+		k.tab.lose()
 	}
 }
 
@@ -204,7 +205,7 @@ func (t *tab) begin() {
 
 // isIdle reports whether nothing is left of t to be settled.
 func (t *tab) isIdle() bool {
-	return len(t.open) == 0 && t.isSure() && t.totals == t.known && t.settling == 0
+	return len(t.open) == 0 && !t.doubt && t.renewal == nil && t.totals == t.known && t.settling == 0
 }
 
 // runs reports whether anything is held for certain.
@@ -260,14 +261,14 @@ func (n *tabs) admitted(k *kept, receipt int64) {
 	case t.receipt == receipt:
 		t.heard = max(t.heard, k.sent)
 	case t.receipt == 0 || t.runs(): // the server has lost the tab, or it has lapsed
-		t.doubt = true
+		t.lose()
 	default: // it opened the tab
 		t.receipt, t.totals, t.said, t.known, t.told = receipt, totals{}, totals{}, totals{}, 0
 		t.heard, t.renewed = k.sent, k.sent
 	}
 	k.running, k.counted, k.inServer = true, true, true
 	n.mu.Unlock()
-	n.advance(t)
+	n.advance(t, true)
 }
 
 // refused records that no server holds k's units because of its call: it was denied, was
@@ -280,7 +281,7 @@ func (n *tabs) refused(k *kept) {
 	}
 	k.number = 0
 	n.mu.Unlock()
-	n.advance(t)
+	n.advance(t, false)
 }
 
 // forget removes k, which is not held. A renewal may have counted it.
@@ -303,7 +304,7 @@ func (n *tabs) lost(k *kept) {
 		t.doubt = true
 	}
 	n.mu.Unlock()
-	n.advance(t)
+	n.advance(t, false)
 }
 
 // decidedHere records that k's units are held which no server knows of.
@@ -326,7 +327,7 @@ func (n *tabs) end(k *kept, charge int64) (here bool) {
 	}
 	k.running = false
 	delete(t.open, k)
-	if k.moved && k.counted {
+	if k.moved && k.inServer {
 		t.moved -= k.cost()
 	}
 	if !k.counted || n.store.closed.Load() {
@@ -341,17 +342,18 @@ func (n *tabs) end(k *kept, charge int64) (here bool) {
 		t.owed = append(t.owed, owed{k.query, charge, t.number, t.charged})
 	}
 	n.mu.Unlock()
-	n.advance(t)
+	n.advance(t, false)
 	return false
 }
 
-// advance sends what is to be sent of t.
-func (n *tabs) advance(t *tab) {
+// advance sends what is to be sent of t. Again says whether that goes for what was not
+// answered before.
+func (n *tabs) advance(t *tab, again bool) {
 	if t == nil {
 		return
 	}
 	n.mu.Lock()
-	q := t.next(false)
+	q := t.next(again)
 	n.mu.Unlock()
 	n.submit(q)
 }
@@ -424,9 +426,6 @@ func (t *tab) renew() {
 	for k := range t.open {
 		if r.units += k.cost(); k.running {
 			r.running = append(r.running, k)
-			if k.moved && !k.counted {
-				t.moved += k.cost()
-			}
 			k.counted = true
 		}
 	}
@@ -451,7 +450,7 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 		t.heard = max(t.heard, sent)
 		known = t.takeOwed(q.number, held.charged)
 	case t.runs(): // lost by the server, or lapsed
-		t.doubt = true
+		t.lose()
 	default: // it was settled before, has lapsed or was lost
 		t.known = t.totals
 		unknown = t.takeOwed(q.number, t.charged)
@@ -459,7 +458,7 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 	n.mu.Unlock()
 	n.account(q, outcomes, known, unknown, err)
 	if err == nil {
-		n.advance(t)
+		n.advance(t, false)
 	}
 }
 
@@ -493,14 +492,18 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 	known = append(known, t.takeOwed(q.number, held.charged)...)
 	t.known = held.totals
 	for _, k := range r.running {
+		if k.running && k.moved && !k.inServer {
+			t.moved += k.cost()
+		}
 		k.inServer = true
 	}
+	t.lost = t.lost && t.doubt
 	t.doubt = t.doubt || r.tries > 1 && r.beside || outcomes[0].receipt < 0
 	t.renewal, t.heard, t.renewed = nil, sent, sent
 	n.mu.Unlock()
 	n.account(q, outcomes, known, unknown, nil)
 	n.store.fallback.renewed(r.running, q.server, paid)
-	n.advance(t)
+	n.advance(t, true)
 }
 
 // takeOwed removes what is owed up to a total of a tab, and returns it.
@@ -585,7 +588,7 @@ func (n *tabs) tick() {
 			delete(n.all, key)
 			continue
 		}
-		if t.isSure() && now-t.renewed >= renewEvery && t.runs() {
+		if t.renewal == nil && now-t.renewed >= renewEvery && t.runs() {
 			t.doubt = true
 		}
 		if q := t.next(true); q != nil {
@@ -657,6 +660,9 @@ func (r *Redis) hand(req Request, outcomes []outcome) {
 		case !admitted || !k.isHeld() || outcomes[i].unused:
 			k.settle(0)
 			continue
+		}
+		if outcomes[i].by == DecidedByFallback {
+			r.tabs.advance(k.tab, false)
 		}
 		r.fallback.begun(k)
 		req.Held.hold(i, len(req.Buckets), k.settle)
@@ -752,7 +758,7 @@ func (k *kept) holdIn(r *Redis) {
 func (n *tabs) movedTo(p *asked) int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if t := n.all[p.key]; t != nil && t.isSure() {
+	if t := n.all[p.key]; t != nil && !t.lost {
 		return t.moved
 	}
 	return 0
