@@ -708,6 +708,48 @@ func TestLateAnswerOfSomeHeldUnits(t *testing.T) {
 	})
 }
 
+// TestRemainingBesideHeld guards what a denial tells to remain that is only due to units which
+// others hold, or which this process has in flight: the room beside those, for all algorithms.
+func TestRemainingBesideHeld(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for name, limit := range map[string]Limit{
+		"leaky": {Size: 10, DripInterval: time.Hour, DripSize: 1}, "window": Window(10, time.Hour), "sliding": SlidingWindow(10, time.Hour),
+		"log": SlidingLog(10, time.Hour), "concurrency": Concurrency(10), "warm-up": WarmingUp(10, time.Hour, 4*time.Hour, 3),
+	} {
+		for kind, store := range map[string]Store{
+			"memory":   NewMemory(nil),
+			"redis":    newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix = "a:" }),
+			"told":     newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix, opt.Fallback = "b:", NewMemory(nil) }),
+			"fallback": NewMemory(nil), // which decides by itself
+		} {
+			b := Bucket{Name: name, Key: "k", Limit: limit, Cost: 8}
+			if kind == "fallback" {
+				gone := newRedis(RedisOptions{Addresses: []string{"127.0.0.1:1"}, Timeout: 50 * time.Millisecond, Fallback: store.(*Memory)}, takeScript)
+				t.Cleanup(func() { _ = gone.Close() })
+				store = gone
+			}
+			d, h := begin(t, store, b)
+			if d.Denied {
+				t.Fatalf("%s, %s: %+v", name, kind, d)
+			}
+			if r, ok := store.(*Redis); ok && kind == "told" { // as if the server had restarted empty
+				r.tabs.running = true
+				if err := server.Client().Del(t.Context(), r.keys.of(&b)).Err(); err != nil {
+					t.Fatal(err)
+				}
+				r.fallback.restarted(h.held.kept[0].query.server)
+			}
+			b.Cost = 5
+			d, _ = begin(t, store, b)
+			if most := int64(2); !d.Denied || d.Remaining > most || d.Remaining < most && limit.Algorithm != WarmUp || d.RetryAfter != time.Second {
+				t.Errorf("%s, %s: %+v beside 8 of 10 that are held, want 2 remaining", name, kind, d)
+			}
+			h.held.Settle(0, 0)
+		}
+	}
+}
+
 // TestHoldNeedsHeld guards that nothing is held which nobody can settle.
 func TestHoldNeedsHeld(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: Concurrency(1), Hold: true}
