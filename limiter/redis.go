@@ -48,7 +48,6 @@ func NewRedis(opt RedisOptions) (*Redis, error) {
 type client interface {
 	Connect()
 	Do(end redisscript.Deadline, call *redisscript.Call) (*redisscript.Server, error)
-	DoAlone(end redisscript.Deadline, call *redisscript.Call) (*redisscript.Server, error)
 	Submit(end redisscript.Deadline, call *redisscript.Call) error
 	OneServer() bool
 	Stats() []redisscript.Stats

@@ -200,6 +200,7 @@ func (n *tabs) of(k *kept) *tab {
 // begin gives t the next number.
 func (t *tab) begin() {
 	t.tabs.number++
+	t.queued = false // what was, tells of the tab before
 	t.number, t.receipt, t.totals, t.said, t.known, t.told = t.tabs.number, -1, totals{}, totals{}, totals{}, 0
 }
 
