@@ -322,7 +322,7 @@ for r = 1, #runs do
         end
       elseif what == SETTLE then
         fits, tab.gone, tab.charge = holds.settle(record, tab)
-        held, changed = record and holds.held(record) or 0, fits
+        held, changed = record and holds.held(record) or 0, changed or fits
       elseif what == RENEW then
         late = holds.isLate(record, tab)
         if late then
