@@ -231,8 +231,8 @@ func TestAnswersAreStored(t *testing.T) {
 				if answer.receipt > 0 && p.held != nil && op.what != whatSettle {
 					receipts = append(receipts, answer.receipt)
 				}
-				if answer.blocked && is.held > 0 { // told as if they were charged
-					is.ahead = p.limit.add(is.after(v.now), is.held, moment{v.now, v.now}).ahead(v.now)
+				if beside := is.held + p.told.inFlight; answer.blocked && beside > 0 { // told as if they were charged
+					is.ahead = p.limit.add(is.after(v.now), beside, moment{v.now, v.now}).ahead(v.now)
 					is.clear = min(is.clear, horizon)
 					if p.limit.keepsEntries() {
 						continue
@@ -283,7 +283,7 @@ func TestEqualGroupsAreApart(t *testing.T) {
 	}
 	seen := [whatReset + 1]int{}
 	leased := 0
-	checkTraces(t, few(3), func(t *rapid.T) {
+	checkTraces(t, few(4), func(t *rapid.T) {
 		v.flush(t)
 		limits := rapid.SliceOfN(rapid.Custom(drawOperated), 1, 2).Draw(t, "limits")
 		receipts := []int64{1}
