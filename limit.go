@@ -143,7 +143,7 @@ type Limit struct {
 	// How many requests of a key may be in progress at once, from 1 to 2^49, instead of a
 	// size and a rate. A request is in progress until its response has ended, and an
 	// upgraded connection, such as a websocket, until it is closed. If a Caddy instance
-	// crashes, its requests end for the others 5 to 20 seconds later.
+	// crashes, its requests end for the others 10 to 15 seconds later.
 	Concurrency Number `json:"concurrency,omitempty"`
 
 	// Whether this is a dry run: the limit decides and is charged as if it were enforced

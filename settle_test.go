@@ -684,6 +684,63 @@ func TestCountSeesTheHandlersFields(t *testing.T) {
 	}
 }
 
+// TestSettlementsSurvivePause guards requests that end while a healthy Redis takes no writes
+// for a moment: longer than requests wait for it, so the connection is given up with all that
+// was under way. A moment after it answers again, what has ended takes no room any more, and is
+// not charged unless its response says so.
+func TestSettlementsSurvivePause(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+		time.Sleep(30 * time.Millisecond)
+		w.Header().Set("X-Cost", "0")
+	})
+	for name, block := range map[string]string{
+		"concurrency": "concurrency 10",
+		"count":       "algorithm fixed_window\nsize 10\nwindow 1h\ncount status 401",
+		"actual_cost": "algorithm fixed_window\nsize 10\nwindow 1h\nactual_cost {http.response.header.X-Cost}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			s := startConfig(t, config{global: redisGlobal(server.Addr, "timeout 200ms"), site: "rate_limit {\nlimit a {\nkey static\n" + block + "\n}\n}\nreverse_proxy " + upstream})
+			eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
+			var stop atomic.Bool
+			var paused, answers, denied, late atomic.Int64 // paused: until when nobody is to be denied any more, in Unix ns
+			var clients sync.WaitGroup
+			for range 7 {
+				clients.Go(func() {
+					for !stop.Load() {
+						began := time.Now().UnixNano()
+						status, _ := ask(t.Context(), s.url(""))
+						switch from := paused.Load(); {
+						case status != http.StatusTooManyRequests:
+							answers.Add(1)
+						case from > 0 && began > from:
+							late.Add(1)
+						default:
+							denied.Add(1)
+							time.Sleep(5 * time.Millisecond)
+						}
+					}
+				})
+			}
+			time.Sleep(500 * time.Millisecond)
+			for range 3 {
+				paused.Store(0)
+				if err := server.Client().Do(t.Context(), "CLIENT", "PAUSE", 300, "WRITE").Err(); err != nil {
+					t.Fatal(err)
+				}
+				paused.Store(time.Now().Add(800 * time.Millisecond).UnixNano())
+				time.Sleep(2 * time.Second)
+			}
+			stop.Store(true)
+			clients.Wait()
+			t.Logf("%d passed, %d denied within half a second of a pause, %d later", answers.Load(), denied.Load(), late.Load())
+			if late.Load() > answers.Load()/100 || answers.Load() < 200 { // calls of a busy machine may time out without a pause
+				t.Errorf("%d passed, %d denied later than half a second after a pause, want hardly any", answers.Load(), late.Load())
+			}
+		})
+	}
+}
+
 // TestCountDeniedBesideCount guards that a denied request counts with both options, though it
 // has no response of the handler.
 func TestCountDeniedBesideCount(t *testing.T) {
@@ -703,5 +760,67 @@ func TestCountDeniedBesideCount(t *testing.T) {
 		if got := s.get(tc.path).StatusCode; got != tc.want {
 			t.Errorf("%v later %s: got %d, want %d", tc.wait, tc.path, got, tc.want)
 		}
+	}
+}
+
+// TestHeldUnitsFollowStore guards requests in progress while a reload moves the buckets to
+// another store: another instance that uses it leaves room for them at once, and has that room
+// when they end.
+func TestHeldUnitsFollowStore(t *testing.T) {
+	one, two := redistest.Start(t), redistest.Start(t)
+	for _, tc := range []struct{ name, from, to string }{
+		{"another prefix", redisGlobal(one.Addr, slowly, "key_prefix a:"), redisGlobal(one.Addr, slowly, "key_prefix b:")},
+		{"another server", redisGlobal(one.Addr, slowly, "key_prefix c:"), redisGlobal(two.Addr, slowly, "key_prefix c:")},
+		{"from memory", "", redisGlobal(one.Addr, slowly, "key_prefix d:")},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			release, arrived := make(chan struct{}), make(chan struct{}, 9)
+			upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/slow" {
+					arrived <- struct{}{}
+					<-release
+				}
+			})
+			site := "rate_limit {\nlimit a {\nkey static\nconcurrency 2\n}\n}\nreverse_proxy " + upstream
+			s := startConfig(t, config{global: tc.from, site: site})
+			other := "http://" + startProcess(t, config{admin: "localhost:0", global: tc.to, site: site})
+			var running sync.WaitGroup
+			for range 2 {
+				running.Go(func() { ask(context.Background(), s.url("/slow")) })
+				<-arrived
+			}
+			status := func(target string) int {
+				got, _ := ask(t.Context(), target)
+				return got
+			}
+			load := func(global string) {
+				if err := s.load(config{global: global, site: site}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := status(other); got != http.StatusOK {
+				t.Fatalf("%d before, so the test proves nothing", got)
+			}
+			load(tc.to)
+			began := time.Now()
+			eventually(t, "the other instance denies", func() bool { return status(other) == http.StatusTooManyRequests })
+			if took := time.Since(began); took > 3*time.Second {
+				t.Errorf("it took %v", took)
+			}
+			if got := status(s.url("")); got != http.StatusTooManyRequests {
+				t.Errorf("this instance answers %d", got)
+			}
+			load("") // in the process
+			if got := status(s.url("")); got != http.StatusTooManyRequests {
+				t.Errorf("in the process it answers %d", got)
+			}
+			load(tc.to)
+			if got := status(other); got != http.StatusTooManyRequests {
+				t.Errorf("after that the other instance answers %d", got)
+			}
+			close(release)
+			running.Wait()
+			eventually(t, "room", func() bool { return status(other) == http.StatusOK && status(s.url("")) == http.StatusOK })
+		})
 	}
 }

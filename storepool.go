@@ -122,7 +122,10 @@ type sharedRedis struct {
 }
 
 // connect starts connecting, unless an earlier app already did.
-func (s *sharedRedis) connect() { s.connected.Do(s.Connect) }
+func (s *sharedRedis) connect() {
+	s.connected.Do(s.Connect)
+	s.TakeOver() // what requests hold that began with an earlier config
+}
 
 // Stats returns the state of the servers.
 func (s *sharedRedis) Stats() []limiter.ServerStats { return process.serverStats(s.Redis) }

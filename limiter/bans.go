@@ -163,7 +163,7 @@ func (r *Redis) Ban(ctx context.Context, b Bucket, d time.Duration) error {
 		r.fallback.drop(q)
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	r.answered(q, outcomes, false)
+	r.answered(q, outcomes)
 	q.release()
 	return nil
 }

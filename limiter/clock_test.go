@@ -39,15 +39,13 @@ func (w written) value() string {
 		return ""
 	}
 	kind, ahead := uint64(w.algorithm)+8, uint64(w.clear-w.when)
-	if w.rest == 0 && w.record.units() == 0 && ahead < 1<<40 {
+	if w.rest == 0 && len(w.record) == 0 && ahead < 1<<40 {
 		b := binary.BigEndian.AppendUint64(nil, kind<<60|uint64(w.clear)<<8|ahead>>32)
 		return string(binary.BigEndian.AppendUint32(b, uint32(ahead)))
 	}
 	b := appendDoubles([]byte{byte(kind)}, float64(w.clear), float64(w.rest), float64(w.when))
-	if w.record.units() > 0 {
-		for _, h := range w.record {
-			b = appendDoubles(b, float64(h.receipt), float64(h.units))
-		}
+	for _, t := range w.record {
+		b = appendDoubles(b, float64(t.process), float64(t.number), float64(t.receipt), float64(t.seen), float64(t.held), float64(t.ended), float64(t.charged))
 	}
 	return string(b)
 }
@@ -55,19 +53,20 @@ func (w written) value() string {
 // parseWritten parses a string in Redis, and reports whether it is valid.
 func parseWritten(value string) (w written, ok bool) {
 	b := []byte(value)
-	switch len(b) {
-	case 12:
+	switch {
+	case len(b) == 12:
 		first := binary.BigEndian.Uint64(b)
 		w.algorithm, w.clear = Algorithm(first>>60-8), int64(first>>8&(1<<52-1))
 		w.when = w.clear - int64(first&0xff<<32|uint64(binary.BigEndian.Uint32(b[8:])))
 		return w, true
-	case 25, 57:
+	case len(b) >= 25 && (len(b)-25)%56 == 0:
 		w.algorithm = Algorithm(b[0] - 8)
 		double := func(i int) int64 {
 			return int64(math.Float64frombits(binary.BigEndian.Uint64(b[1+8*i:])))
 		}
-		if w.clear, w.rest, w.when = double(0), double(1), double(2); len(b) == 57 {
-			w.record = heldRecord{{double(3), double(4)}, {double(5), double(6)}}
+		w.clear, w.rest, w.when = double(0), double(1), double(2)
+		for i := 3; i < len(b)/8; i += 7 {
+			w.record = append(w.record, heldTab{double(i), double(i + 1), double(i + 2), double(i + 3), double(i + 4), double(i + 5), double(i + 6)})
 		}
 		return w, true
 	}

@@ -27,8 +27,14 @@
 --                      node found the bucket empty, or another server may have begun anew;
 --                      2 if there is no such level, and the units take room beside what is
 --                      stored here: the node has admitted them and not reported yet
---          to SETTLE and RENEW
---            2 doubles the receipt of its held units, and how many units to charge
+--          with the flag HOLDS, except to look and to empty
+--            2 doubles the process and the number of the node's tab, see held.lua
+--          to SETTLE and RENEW after that
+--            3 doubles the tab's receipt, and how many units its requests have let go and
+--                      been charged, in total
+--          to RENEW after that
+--            3 doubles the number of the tab that it replaces; its receipt; and how many
+--                      units its requests have been charged
 --          to LEASE
 --            2 doubles how many units may be leased before there is room for them, and how
 --                      many are leased at least, or none
@@ -37,9 +43,11 @@
 --                      that is not a bucket
 --            r         the rest of its level, or -1 - r if it has no room, or
 --                      -1 - BLOCKED - r if only units that are held or in flight take it
---          with the flag HOLDS, but for SETTLE, and to PEEK and RESET two more
+--          with the flag HOLDS, and to PEEK and RESET, two more
 --            units     how many are held
---            receipt   which names those that are held from now on
+--            receipt   of the tab if units of the request are held, otherwise 0; to SETTLE
+--                      and RENEW 1 if the tab was there, or the replaced one, otherwise 0;
+--                      or -1 if the call is late, so that nothing was done for the group
 --          and to LEASE instead
 --            units     how many are leased
 --            0
@@ -47,17 +55,18 @@
 --          see log.lua.
 --
 -- An error of the server ends the call, without a reply: what was written before stays.
--- Nodes never repeat a call that may have been run. They take their requests as charged,
+-- Nodes never repeat a decision that may have been made. They take their requests as charged,
 -- and report the levels that follow from that with their next ones. That is how a lost
--- reply is made good. Nothing is stored of a node itself: what one that has crashed was
--- still holding lapses, see held.lua, and all else drips out.
+-- reply is made good. Only SETTLE and RENEW are repeated until they are answered, since that
+-- changes nothing, see held.lua. Nothing is stored of a node besides what it holds: that
+-- of one that has crashed lapses, and all else drips out.
 
 -- The operations. The first two decide a request. Only those before PROBE join the levels that
 -- nodes tell to what they find, and they store what they answer: a node takes it for known.
 local ALL = 0    -- charge all buckets if all have room, otherwise none
 local EACH = 1   -- charge each bucket that has room
-local SETTLE = 2 -- let go held units, the cost, and charge others instead, unless they have lapsed; see held.lua
-local RENEW = 3  -- hold units for their whole time again, also if the server has lost them
+local SETTLE = 2 -- let go held units, and charge others instead, unless they have lapsed; see held.lua
+local RENEW = 3  -- hold units, the cost, and no others of this node, also if the server has lost them
 local LEASE = 4  -- charge a share of the room to a node, which uses it later: the cost at most
 local REPORT = 5 -- charge what a node has admitted by itself, whether there is room for it or not
 local PROBE = 6  -- see whether the server accepts writes: write the key back unchanged; the time in the reply is 0 if it has no value
@@ -85,7 +94,7 @@ local LEASED = 4
 --
 --   12 bytes  4 bits; 52 bits, the time; 40 bits, the time less written. The rest is 0
 --   25 bytes  1 byte; doubles, the time, the rest, written
---   57 bytes  the same, and 4 doubles: the record of its held units, see held.lua
+--   more      the same, and 7 doubles for each tab of its held units, see held.lua
 --   0 bytes   removed: the key expires at once. GET and SET are the only commands for
 --             values, so that a user of the server needs no others
 --
@@ -144,7 +153,8 @@ for r = 1, #runs do
   local several = buckets > 1
   local row, rows = nil, several and {}
   local algorithm, kind, flags, size, period, drip, phase, cost
-  local told, toldRest, inFlight, toldStart, receipt, charges
+  local told, toldRest, inFlight, toldStart, ahead, charges
+  local tab -- what is asked of one, see held.lua
   for i = 1, buckets do
     kind, flags, size, period, drip, phase, cost, offset = read('>BBddddd', run, offset)
     algorithm = leaky
@@ -175,14 +185,18 @@ for r = 1, #runs do
       told, toldRest, inFlight, toldStart, offset = read('>dddB', run, offset)
       told = now + told
     end
-    if what >= SETTLE and what <= LEASE then
-      receipt, charges, offset = read('>dd', run, offset)
+    tab = false
+    if what == LEASE then
+      ahead, charges, offset = read('>dd', run, offset)
+    elseif what <= RENEW and flags % WATCHES >= HOLDS then
+      tab = {read(what <= EACH and '>dd' or what == SETTLE and '>ddddd' or '>dddddddd', run, offset)}
+      offset = tab[#tab]
     end
     if several then
       -- What is asked, and room for what is found in each group.
       rows[i] = {
-        algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, receipt, charges,
-        0, 0, 0, false, false, false, false, false, false, 0
+        algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, ahead, charges,
+        0, 0, 0, false, false, false, false, false, false, 0, tab
       }
     end
   end
@@ -190,10 +204,11 @@ for r = 1, #runs do
   for _ = 1, groups do
     -- First the level of each bucket, and whether the request fits.
     local admitted = true -- if all buckets have room that deny without
+    local late = false -- whether a later call of the node has counted what it holds
     local short = false -- whether a bucket lacks room for which the next pool may make up
     local clear, rest -- the level
     local held, record -- how many units are held, and their record, if there is one
-    local fits -- whether there is room or, to SETTLE, whether the units are still held
+    local fits -- whether there is room or, to SETTLE and RENEW, whether the tab was there
     local blocked -- whether there is none only because of units that are held or in flight
     local changed -- whether the key has to be written
     local foreign -- whether it has something that is not a bucket
@@ -202,7 +217,8 @@ for r = 1, #runs do
     for i = 1, buckets do
       if several then
         row = rows[i]
-        algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, receipt, charges = fields(row, 1, 14)
+        algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, ahead, charges = fields(row, 1, 14)
+        tab = row[25]
       end
       clear, rest, held, record, fits, blocked, changed, foreign, entries, due = 0, 0, 0, false, false, false, false, false, false, 0
 
@@ -226,21 +242,13 @@ for r = 1, #runs do
           written = c - ahead * 256 - low2
         elseif #value == 25 then
           first, c, s, written = read('>Bddd', value)
-          if c % 1 + s % 1 + written % 1 ~= 0 then
-            first = 0
-          end
-        elseif #value == 57 then
-          local newer, units, older, units2
-          first, c, s, written, newer, units, older, units2 = read('>Bddddddd', value)
-          if not (units >= 0 and units2 >= 0 and units + units2 <= HORIZON and older <= newer
-            and c % 1 + s % 1 + written % 1 + newer % 1 + units % 1 + older % 1 + units2 % 1 == 0) then
-            first = 0
-          end
-          record = {newer, units, older, units2}
+        elseif #value > 25 and (#value - 25) % 56 == 0 then
+          first, c, s, written = read('>Bddd', value)
+          record = value
         end
         -- A level is at most HORIZON ahead when it is written, and held units that lapse
         -- can add as much.
-        if first ~= kind + 8 or not (c - written <= 2 * HORIZON and s >= 0 and s < drip) then
+        if first ~= kind + 8 or not (c - written <= 2 * HORIZON and s >= 0 and s < drip and c % 1 + s % 1 + written % 1 == 0) then
           record, foreign = false, value ~= ''
         else
           clear, rest = c, s
@@ -256,6 +264,12 @@ for r = 1, #runs do
       end
       if not holds and (record or flags % WATCHES >= HOLDS) then
         --@ held.lua
+      end
+      if record then -- the text that has it
+        record = holds.parse(record, type(value) == 'string' and 26 or 1)
+        if not record then
+          clear, rest, foreign = 0, 0, true
+        end
       end
       if record then
         local wasSetBack
@@ -283,6 +297,7 @@ for r = 1, #runs do
       end
 
       if what <= EACH then
+        late = late or tab and record and holds.isLate(record, tab)
         fits = algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= cost
         if fits and taken > 0 then
           fits = algorithm('room', clear, rest, taken, now, size, period, drip, phase, 0, 0, entries) >= cost
@@ -306,19 +321,18 @@ for r = 1, #runs do
           due, short = short and cost or 0, false
         end
       elseif what == SETTLE then
-        fits = holds.letGo(record, receipt, cost)
-        if fits then
-          held, changed = held - cost, true
-        end
+        fits, tab.gone, tab.charge = holds.settle(record, tab)
+        held, changed = record and holds.held(record) or 0, changed or fits
       elseif what == RENEW then
-        if not holds.isNew(record, receipt) then
-          if not holds.letGo(record, receipt, cost) then
-            held = held + cost -- the units had been lost
-          end
-          record, changed = holds.hold(record, cost), true
+        late = holds.isLate(record, tab)
+        if late then
+          tab.gone, tab.charge = 0, 0
+        else
+          record, fits, tab.gone, tab.charge = holds.renew(record, tab, cost)
+          held, changed = holds.held(record), true
         end
       elseif what == LEASE then
-        local most = size + receipt
+        local most = size + ahead
         local room = algorithm('room', clear, rest, taken, now, most, period, drip, phase, 0, 0, entries)
         if near then
           room = min(room, algorithm('beside', near, toldRest, inFlight, now, most, period, drip, phase, 0, 0, entries) - held)
@@ -335,7 +349,7 @@ for r = 1, #runs do
         end
       elseif what == REMOVE then -- if the stored level would add nothing to the reported one
         changed = false
-        if clear > now and held == 0 then
+        if clear > now and not record then
           local c = algorithm('near', told, toldRest, 0, now, size, period, drip, phase, clear, 0)
           local c2, s2 = algorithm('join', told, toldRest, 0, now, size, period, drip, phase, c, 0, false, rest)
           changed = c2 == told and s2 == toldRest
@@ -353,26 +367,29 @@ for r = 1, #runs do
     local more -- what is replied after the others' numbers
     for i = 1, buckets do
       if several then
-        algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, receipt, charges,
-          clear, rest, held, record, fits, blocked, changed, foreign, entries, due = fields(rows[i], 1, 24)
+        algorithm, kind, flags, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, ahead, charges,
+          clear, rest, held, record, fits, blocked, changed, foreign, entries, due, tab = fields(rows[i], 1, 25)
       end
-      local charge = 0
+      local charge, receipt = 0, 0
       if what > EACH then
-        if what == SETTLE then
-          charge = fits and charges or 0
-          if charge > cost then -- a debt of size at most
-            charge = min(charge, max(cost, size + algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries)))
+        if what == SETTLE or what == RENEW then
+          charge, receipt = tab.charge, fits and 1 or 0
+          if charge > tab.gone then -- a debt of size at most
+            charge = min(charge, max(tab.gone, size + algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries)))
           end
         elseif what == LEASE then
           charge = due
         elseif what == REPORT then
           charge = cost
         end
+      elseif late then
+        charge = 0
       elseif flags >= WATCHES then
         if flags % HOLDS >= ELASTIC then -- a pool
           charge = fits and admitted and due or 0
           if charge > 0 and flags % WATCHES >= HOLDS then
-            record, held, changed, charge = holds.hold(record, cost), held + cost, true, 0
+            record, receipt = holds.hold(record, tab, cost)
+            held, changed, charge = held + cost, true, 0
           end
         else
           for j = several and i - floor(flags / WATCHES) or i, i - 1 do
@@ -382,7 +399,8 @@ for r = 1, #runs do
           end
         end
       elseif fits and admitted and flags >= HOLDS then
-        record, held, changed = holds.hold(record, cost), held + cost, true
+        record, receipt = holds.hold(record, tab, cost)
+        held, changed = held + cost, true
       elseif fits and (admitted or what == EACH and flags < HOLDS or flags % 2 == COUNTS) then
         charge = cost
       elseif not fits and flags % 2 == COUNTS then
@@ -396,13 +414,14 @@ for r = 1, #runs do
       end
       if changed and what < PROBE then
         if entries then
-          entries.write(entries, clear, rest, held > 0 and record, period)
+          entries.write(entries, clear, rest, record and record[1] and record, period)
         else
           local ahead, last, stored = clear - now, clear, nil
-          if held > 0 then
-            last = algorithm('add', clear, rest, held, holds.lapses(record[1]), size, period, drip, phase)
+          if record and record[1] then
+            last = holds.lapses(record)
+            last = max(last, algorithm('add', clear, rest, held, last, size, period, drip, phase))
             last = min(last, now + 2 * HORIZON)
-            stored = pack('>Bddddddd', kind + 8, clear, rest, now, fields(record))
+            stored = pack('>Bddd', kind + 8, clear, rest, now) .. holds.text(record)
           elseif rest > 0 or ahead >= 1099511627776 then
             stored = pack('>Bddd', kind + 8, clear, rest, now)
           else
@@ -421,8 +440,9 @@ for r = 1, #runs do
           call('SET', keys[key + i], stored, 'PX', expires)
         end
       end
-      if blocked and held > 0 then -- tell the level as if they were charged
-        clear, rest = algorithm('add', clear, rest, held, now, size, period, drip, phase)
+      local taken = blocked and held + (reports == 1 and inFlight or 0) or 0
+      if taken > 0 then -- tell the level as if they were charged
+        clear, rest = algorithm('add', clear, rest, taken, now, size, period, drip, phase)
         clear = min(clear, now + HORIZON)
       end
       if what ~= REMOVE then
@@ -432,14 +452,14 @@ for r = 1, #runs do
         if what == LEASE then
           reply[replies + 1], reply[replies + 2] = charge, 0
           replies = replies + 2
-        elseif flags % WATCHES >= HOLDS and what ~= SETTLE or what >= PEEK then
-          reply[replies + 1], reply[replies + 2] = held, record and record[1] or 0
+        elseif flags % WATCHES >= HOLDS or what >= PEEK then
+          reply[replies + 1], reply[replies + 2] = held, late and -1 or receipt
           replies = replies + 2
         end
         if entries then
-          local beside = (blocked or what <= EACH and fits and flags % WATCHES >= HOLDS or what >= PEEK) and held or 0
+          local beside = blocked and taken or (what <= EACH and fits and flags % WATCHES >= HOLDS or what >= PEEK) and held or 0
           more = more or {}
-          for _, n in ipairs({entries.tell(entries, size, cost, beside, blocked and held or 0, period)}) do
+          for _, n in ipairs({entries.tell(entries, size, cost, beside, taken, period)}) do
             more[#more + 1] = n
           end
         end

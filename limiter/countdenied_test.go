@@ -279,7 +279,7 @@ func TestCountDeniedHoldsUnits(t *testing.T) {
 		req := Request{Buckets: []Bucket{b}}
 		for _, counts := range []bool{true, false} {
 			v.flush(t)
-			q := v.query(toHold(req), 0)
+			q := asTab(v.query(toHold(req), 0))
 			held := v.evaluate(t, req, q)
 			if held.denied {
 				t.Fatalf("held: %+v", held)

@@ -15,15 +15,11 @@ import (
 // none, each part first holds its units, see held.lua. Once all parts have been
 // answered, the held units are settled.
 //
-// The second step is asynchronous: it is sent with the next batch. If it never
-// arrives, the server charges the held units later.
+// The second step is asynchronous: it is sent with the next batch, see tabs.go.
 //
 // A pool is a part of its own. It is asked once the others have been answered, and only
 // if something is to be borrowed: requests that have room elsewhere take nothing from it,
 // not even for a moment, and its server is spared them.
-
-// heldFor is the time for which a server holds units at least, see held.lua.
-const heldFor = 10 * time.Second
 
 // verdict is the outcome of a request whose units are held.
 type verdict uint8
@@ -34,9 +30,6 @@ const (
 	verdictAdmitted                // they are charged
 )
 
-// settleEvery is the time between two attempts to settle held units.
-const settleEvery = 250 * time.Millisecond
-
 // part is a subset of a request's buckets that is decided in one call.
 type part struct {
 	Request
@@ -44,9 +37,8 @@ type part struct {
 	pool    bool  // whether it is a pool, and nothing else
 	unused  bool  // whether nothing is borrowed from that
 
-	// The result. The query is kept as long as its units are held.
+	// The result. The query is nil once it is answered.
 	query    *query
-	server   *redisscript.Server
 	outcomes []outcome
 	err      error
 }
@@ -108,12 +100,11 @@ func (req Request) manyByKey() []*part {
 	return parts
 }
 
-// byBucket splits the request into one part for each bucket. indexes are those of
-// its buckets in the whole request.
-func (req Request) byBucket(indexes []int) []*part {
+// byBucket splits the request into one part for each bucket.
+func (req Request) byBucket() []*part {
 	parts := make([]*part, len(req.Buckets))
 	for i, b := range req.Buckets {
-		parts[i] = req.part(b, indexes[i])
+		parts[i] = req.part(b, i)
 	}
 	return parts
 }
@@ -140,10 +131,29 @@ func (p *part) add(b Bucket, index int) {
 // denied reports whether any of the part's buckets denied.
 func (p *part) denied() bool { return p.Request.denied(p.outcomes) }
 
+// keepParts returns req with what is needed to hold the units of all buckets that may only be
+// charged together with those of other parts.
+func (r *Redis) keepParts(req Request) Request {
+	req.Buckets = slices.Clone(req.Buckets)
+	held := new(Held)
+	if req.Held != nil {
+		held.kept = slices.Clone(req.Held.kept)
+	}
+	req.Held = held
+	for i := range req.Buckets {
+		if b := &req.Buckets[i]; b.keptAs == 0 && b.Watches == 0 && (b.Pool || req.Accounting == AccountingAtomic) {
+			r.keepBucket(req, i)
+		}
+	}
+	return req
+}
+
 // decideSplit decides the parts of req in parallel. Parts that no server decides
 // are then decided here, in one step. If charging is atomic, they are charged only
 // if no server has denied.
-func (r *Redis) decideSplit(end redisscript.Deadline, req Request, parts []*part) ([]outcome, error) {
+func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Request) []*part) ([]outcome, error) {
+	req = r.keepParts(req)
+	parts := split(req)
 	pools := slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return !p.pool })
 	parts = slices.DeleteFunc(parts, func(p *part) bool { return p.pool })
 	parts = r.holdParts(end, parts)
@@ -180,13 +190,13 @@ func (r *Redis) decideSplit(end redisscript.Deadline, req Request, parts []*part
 		for _, i := range p.indexes { // the levels after settling
 			b, o := &req.Buckets[i], &outcomes[i]
 			p.unused = o.unused
-			if (denied || o.unused) && held && !o.denied && (b.Hold || p.query != nil) && !b.Limit.CountDenied {
+			if (denied || o.unused) && held && !o.denied && req.keptOf(b) != nil && !b.Limit.CountDenied {
 				o.held -= b.Cost
 				if o.entries != nil { // there was room beside what others hold
 					o.entries.again, o.entries.one = 0, 0
 				}
 			}
-			if b.Hold || b.Watches > 0 || p.query == nil {
+			if b.Hold || req.keptOf(b) == nil || !held {
 				continue
 			}
 			o.ahead = b.Limit.atLeast(o.after(at.now), o.held, at).ahead(at.now)
@@ -226,7 +236,11 @@ func (r *Redis) holdParts(end redisscript.Deadline, parts []*part) []*part {
 	for _, p := range parts {
 		if len(p.Buckets) > 1 && redisscript.MovingSlot(p.err) {
 			r.fallback.drop(p.query)
-			all = append(all, r.holdParts(end, p.byBucket(p.indexes))...)
+			each := p.byBucket()
+			for i, index := range p.indexes {
+				each[i].indexes[0] = index
+			}
+			all = append(all, r.holdParts(end, each)...)
 			continue
 		}
 		all = append(all, p)
@@ -237,21 +251,13 @@ func (r *Redis) holdParts(end redisscript.Deadline, parts []*part) []*part {
 // askPart sends one part.
 func (r *Redis) askPart(end redisscript.Deadline, p *part) {
 	p.query = r.query(p.Request, byte(p.Accounting))
-	if p.Accounting == AccountingAtomic {
-		p.query.holdAll()
-	}
-	p.server, p.outcomes, p.err = r.ask(end, p.query, nil)
+	_, p.outcomes, p.err = r.ask(end, p.query, nil)
 	if p.err != nil {
 		return
 	}
-	held := p.Accounting == AccountingAtomic && !p.denied() && p.query.holdsAny(p.outcomes)
-	r.answered(p.query, p.outcomes, held)
-	if held {
-		r.fallback.keepBuckets(p.query, (*asked).heldOnly)
-	} else {
-		p.query.release()
-		p.query = nil
-	}
+	r.answered(p.query, p.outcomes)
+	p.query.release()
+	p.query = nil
 }
 
 // decideHere decides the parts that no server has decided. outcomes has those of the
@@ -275,116 +281,20 @@ func (r *Redis) decideHere(req Request, failed []*part, outcomes []outcome) {
 	}
 }
 
-// settle settles all units that are held for the parts.
+// settle settles the units that are held until the parts are decided.
 func (r *Redis) settle(parts []*part, as verdict) {
 	for _, p := range parts {
-		if p.err != nil || p.query == nil {
-			continue
-		}
-		as := as
-		if p.unused {
-			as = verdictNone
-		}
-		r.fallback.settle(p.query, as)
-		r.settleOn(p.server, p.query)
-	}
-}
-
-// releaseLate releases units that a server has held for a call that was given up:
-// its request was decided here.
-func (r *Redis) releaseLate(srv *redisscript.Server, c *redisscript.Call) {
-	q := c.Owner.(*query)
-	if !q.admitted() {
-		return
-	}
-	outcomes, _, err := q.outcomes(nil)
-	if err != nil {
-		return
-	}
-	q.received(outcomes)
-	r.fallback.keepBuckets(q, func(p *asked) bool { return p.taken })
-	if len(q.buckets) == 0 {
-		return
-	}
-	r.fallback.settle(q, verdictNone)
-	r.settleOn(srv, q)
-}
-
-// settleOn sends q, which settles units that are held, to the server that holds them or,
-// if srv is nil, the one that has their keys.
-func (r *Redis) settleOn(srv *redisscript.Server, q *query) {
-	until := r.clock() + heldFor
-	q.Done = func(err error) { r.afterSettling(q, until, err) }
-	if srv != nil {
-		srv.Submit(&q.Call)
-		return
-	}
-	end := redisscript.Deadline{At: time.Now().Add(r.timeout)}
-	if err := r.client.Submit(end, &q.Call); err != nil { // so it was not sent
-		r.settleAgain(q, until, err)
-	}
-}
-
-// afterSettling handles the result of settling. As long as the units are held and
-// it is certain that the server did nothing, it tries again, in the background.
-func (r *Redis) afterSettling(q *query, until time.Duration, err error) {
-	switch {
-	case err == nil:
-		r.settled(q)
-	case !redisscript.NotRun(err):
-		r.leaveToServer(q)
-	default:
-		r.settleAgain(q, until, err)
-	}
-}
-
-// settleAgain settles units in the background, after an error that says that the server has
-// not. If it is down, what it was to charge is charged here: while it is awaited, nothing of
-// that would drip. The server is told of it with the next request for the bucket, so q then
-// only lets the units go.
-func (r *Redis) settleAgain(q *query, until time.Duration, err error) {
-	if r.fallback != nil && !redisscript.Elsewhere(err) {
-		r.fallback.charge(q)
-		for i := range q.buckets {
-			q.buckets[i].held.charge = 0
-		}
-	}
-	go r.settleLater(q, until)
-}
-
-// settleLater tries to settle units until they are no longer held.
-func (r *Redis) settleLater(q *query, until time.Duration) {
-	q.Done = nil
-	for {
-		time.Sleep(settleEvery)
-		if r.closed.Load() || r.clock() >= until {
-			r.leaveToServer(q)
-			return
-		}
-		end := redisscript.Deadline{At: time.Now().Add(r.timeout)}
-		_, err := r.client.DoAlone(end, &q.Call)
-		if err == nil {
-			r.settled(q)
-			return
-		}
-		if !redisscript.NotRun(err) {
-			r.leaveToServer(q)
-			return
+		for i := range p.Buckets {
+			b := &p.Buckets[i]
+			k := p.keptOf(b)
+			if k == nil || b.Hold || p.err != nil {
+				continue
+			}
+			charge := int64(0)
+			if !p.unused && (as == verdictAdmitted || as == verdictDenied && b.Limit.CountDenied) {
+				charge = b.Cost
+			}
+			k.settle(charge)
 		}
 	}
 }
-
-// settled records the reply to a query that settles units. If they were only let go, the
-// fallback has dropped it.
-func (r *Redis) settled(q *query) {
-	outcomes, _, err := q.outcomes(nil)
-	if err != nil {
-		r.leaveToServer(q)
-		return
-	}
-	r.fallback.answered(q, outcomes, false)
-}
-
-// leaveToServer records that it is unknown whether units are settled. The server
-// charges them in the end.
-func (r *Redis) leaveToServer(q *query) { r.fallback.charge(q) }

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"hash/maphash"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,6 +46,9 @@ type fallback struct {
 	generation int           // its number among the memory's fallbacks
 
 	removals removals
+
+	// moved returns how many of the units that the memory holds servers hold too.
+	moved func(*asked) int64
 }
 
 // traffic tracks the requests in flight of all fallbacks that share a memory.
@@ -101,7 +105,7 @@ func (f *fallback) takeLead() bool {
 	if leader == nil || leader.place != f.place {
 		for q := f.inFlight; q != nil; q = q.next {
 			f.crossAll(q)
-			if q.stage == keeping && !q.buckets[0].held.kept.known(f.place) {
+			if q.stage == keeping && !slices.Contains(q.known, f.place) {
 				f.lose(q)
 			}
 		}
@@ -140,23 +144,6 @@ type trace struct {
 
 // traces is the number of traces. Buckets whose hashes collide share one.
 const traces = 1024
-
-// keepBuckets removes the other buckets from q, which may be in flight.
-func (f *fallback) keepBuckets(q *query, keep func(*asked) bool) {
-	if f == nil {
-		q.keepBuckets(keep)
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q.keepBuckets(func(p *asked) bool {
-		kept := keep(p)
-		if !kept && q.counted {
-			f.flights.leave(q, p)
-		}
-		return kept
-	})
-}
 
 // locate finds the buckets of q, the query about req, in the memory.
 func (f *fallback) locate(req Request, q *query) {
@@ -205,9 +192,6 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		f.link(q)
 		if !leads {
 			f.crossAll(q)
-			if q.stage == keeping {
-				f.lose(q)
-			}
 		}
 	}
 }
@@ -222,7 +206,7 @@ func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 		// The answer to a request that was admitted before a server restarted
 		// may still be in flight, and requests hold units that other servers, or this
 		// process alone, have admitted.
-		if (fl == nil || fl.lost == 0) && f.memory.holding.of(p.hash) == 0 {
+		if (fl == nil || fl.lost == 0) && f.heldHere(p) == 0 {
 			// What has not been reported takes room beside what the server knows. A
 			// report is charged in any case.
 			if fl == nil || q.what == whatReport {
@@ -236,11 +220,20 @@ func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 	if drained && dirty == unsure {
 		return toldLevel{}
 	}
-	beside := f.memory.holding.of(p.hash)
+	beside := f.heldHere(p)
 	if fl != nil {
 		beside += fl.unitsBut(f.place, p.limit.Size)
 	}
 	return toldLevel{told, min(beside, p.limit.Size), dirty}
+}
+
+// heldHere returns how many units of p's bucket the memory holds, and no server.
+func (f *fallback) heldHere(p *asked) int64 {
+	n := f.memory.holding.of(p.hash)
+	if n > 0 && f.moved != nil {
+		n = max(n-f.moved(p), 0)
+	}
+	return n
 }
 
 // units returns the number of units in flight for a bucket, at most most.
@@ -252,9 +245,9 @@ func (f *traffic) units(hash uint64, most int64) int64 {
 	return fl.unitsBut("", most)
 }
 
-// answered records what a server has decided on q. If its units are only held, q
-// stays in flight until they are settled.
-func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
+// answered records what a server has decided on q. What it holds for q stays in flight until
+// it is settled.
+func (f *fallback) answered(q *query, outcomes []outcome) {
 	if f == nil {
 		return
 	}
@@ -268,7 +261,7 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 		f.crossAll(q)
 	}
 	now := f.memory.clock().Microseconds()
-	decides := q.what != whatSettle
+	decides := q.what != whatSettle && q.what != whatRenew
 	anyDirty := f.memory.dirtyEnd.Load() > now
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
@@ -279,11 +272,11 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 		}
 		if k := p.kept(); k != nil && decides && admitted && !o.denied && !o.unused {
 			if q.lost { // since its server has restarted
-				k.renewNow()
+				f.recount(k.renewNow())
 			}
 			f.keep(k, q.server)
 		}
-		charged := !held && !o.denied && !o.unused && (admitted || q.what != byte(AccountingAtomic) && !p.pool) && p.crossed >= behind &&
+		charged := !o.denied && !o.unused && (admitted || q.what != byte(AccountingAtomic) && !p.pool) && p.crossed >= behind &&
 			p.charge() > 0 && (p.held == nil || !decides)
 		if anyDirty && q.counted {
 			p.crossed = max(p.crossed, f.flights.of[p.hash].crossedBeside(q, p.hash))
@@ -300,15 +293,8 @@ func (f *fallback) answered(q *query, outcomes []outcome, held bool) {
 	for i := range q.buckets {
 		f.traces[q.buckets[i].hash%traces].last = f.sent
 	}
-	switch {
-	case !held || !admitted:
-		q.stage = ended
-		f.unlink(q)
-	case q.lost:
-		f.chargeHeld(q)
-	default:
-		q.stage = holding
-	}
+	q.stage = ended
+	f.unlink(q)
 	f.mu.Unlock()
 	f.memory.sweep(now)
 }
@@ -366,19 +352,6 @@ func (f *fallback) drop(queries ...*query) {
 	}
 }
 
-// settle turns q into the query that settles its units.
-func (f *fallback) settle(q *query, as verdict) {
-	if f != nil {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if as != verdictAdmitted { // nor did this process admit anything then
-			f.unlink(q)
-			q.stage = ended
-		}
-	}
-	q.settle(as)
-}
-
 // lose records that servers which lead may not know of q, which is in flight.
 func (f *traffic) lose(q *query) {
 	if q.lost {
@@ -420,7 +393,7 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 			continue
 		case b.Hold && !denied && !o.denied:
 			k := req.keptOf(b)
-			k.holding(0, 0)
+			k.store.tabs.decidedHere(k)
 			f.keep(k, nil)
 			continue
 		case b.Limit.CountDenied, b.Watches > 0:
@@ -443,42 +416,92 @@ func (f *fallback) keep(k *kept, server *redisscript.Server) {
 	if k.query.counted {
 		return
 	}
-	k.query.stage, k.query.server, k.query.lost, k.query.known = keeping, server, false, false
+	k.query.stage, k.query.server, k.query.lost, k.query.known = keeping, server, false, nil
 	f.link(k.query)
 	f.loseUnknown(k)
 }
 
-// renewed records the outcome of a renewal of what k holds.
-func (f *fallback) renewed(k *kept) {
+// renewed records that a server now holds these units, of which some had lapsed, so that
+// they were charged too.
+func (f *fallback) renewed(held []*kept, server *redisscript.Server, lapsed []*kept) {
 	if f == nil {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if k.query.counted {
-		f.loseUnknown(k)
+	for _, k := range held {
+		if q := k.query; q.stage == keeping && q.counted {
+			f.unlink(q)
+			q.server, q.lost = server, false
+			f.link(q)
+			f.loseUnknown(k)
+		}
+	}
+	f.recount(held)
+	for _, k := range lapsed {
+		if q := k.query; q.stage == keeping && q.counted {
+			p := q.buckets[0]
+			p.held = nil
+			f.flights.cross(p.hash, f.memory.charge(&p))
+		}
 	}
 }
 
-// loseUnknown finds out whether servers count what k holds themselves, and has those that
+// begun and done record which requests are in progress.
+func (f *fallback) begun(k *kept) {
+	if f != nil {
+		f.memory.progress.add(k)
+	}
+}
+
+func (f *fallback) done(k *kept) {
+	if f != nil {
+		f.memory.progress.remove(k)
+	}
+}
+
+// loseUnknown finds out which servers count what k holds themselves, and has those that
 // lead be told of it if they do not.
 func (f *fallback) loseUnknown(k *kept) {
-	known := k.known(f.place)
-	if f.setKnown(k.query, known); !known || !f.hasLead() {
-		f.lose(k.query)
+	q := k.query
+	if f.setKnown(q, k.places()); !slices.Contains(q.known, f.place) || !f.hasLead() {
+		f.lose(q)
 	}
 }
 
-// setKnown records whether servers count q's units, which are held, themselves.
-func (f *traffic) setKnown(q *query, known bool) {
-	if q.known == known {
+// recount finds out again which servers count what requests hold, or what other stores do
+// for them, themselves.
+func (f *traffic) recount(all []*kept) {
+	for _, k := range all {
+		if k.host != nil {
+			k = k.host
+		}
+		if q := k.query; q != nil && q.stage == keeping && q.counted {
+			f.setKnown(q, k.places())
+		}
+	}
+}
+
+// forgotten records that servers may not have what they were said to hold for requests.
+func (f *fallback) forgotten(held []*kept) {
+	if f == nil || len(held) == 0 {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.recount(held)
+}
+
+// setKnown records in which places servers count q's units, which are held, themselves.
+func (f *traffic) setKnown(q *query, places []string) {
+	if slices.Equal(q.known, places) {
 		return
 	}
 	p := &q.buckets[0]
 	fl := f.flights.of[p.hash]
-	fl.of(q).add(-p.cost)
-	q.known = known
-	fl.of(q).add(p.cost)
+	fl.add(q, -p.cost)
+	q.known = places
+	fl.add(q, p.cost)
 }
 
 // charge adds what q's request was charged to the levels here and ends q: the
@@ -522,14 +545,8 @@ func (f *fallback) restarted(server *redisscript.Server) {
 			continue
 		}
 		f.lose(this)
-		switch this.stage {
-		case holding: // the request may be admitted
-			f.chargeHeld(this)
-			continue
-		case keeping:
-			this.buckets[0].held.kept.renewNow()
-			f.setKnown(this, false)
-		case asking, gathering, ended:
+		if this.stage == keeping {
+			f.recount(this.buckets[0].held.kept.renewNow())
 		}
 		f.crossAll(this)
 	}

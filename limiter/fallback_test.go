@@ -368,7 +368,7 @@ func TestFollowDeletedKeys(t *testing.T) {
 					sent[st.send] = q
 					continue
 				}
-				f.answered(sent[st.answer], []outcome{{ahead: ahead{clear: int64(st.level * hour)}}}, false)
+				f.answered(sent[st.answer], []outcome{{ahead: ahead{clear: int64(st.level * hour)}}})
 				if got := held(m, b); got.clear != int64(st.want*hour) {
 					t.Fatalf("step %d: holds %v hours, want %v", i+1, float64(got.clear)/hour, st.want)
 				}
@@ -400,7 +400,7 @@ func TestDirtyBuckets(t *testing.T) {
 		f.send(nil, callsOf(q))
 		return q
 	}
-	answer := func(q *query, s ahead) { f.answered(q, []outcome{{ahead: s}}, false) }
+	answer := func(q *query, s ahead) { f.answered(q, []outcome{{ahead: s}}) }
 	here := func(buckets ...Bucket) { f.decide(Request{Buckets: buckets}, nil, false) }
 
 	check()
@@ -501,15 +501,15 @@ func TestDirtyBesideInFlight(t *testing.T) {
 		t.Fatalf("told %+v", got)
 	}
 	// The server has charged the first too, and takes the higher level for both.
-	f.answered(second, []outcome{{ahead: ahead{clear: 2 * hour}}}, false)
+	f.answered(second, []outcome{{ahead: ahead{clear: 2 * hour}}})
 	if got := dirtyLevels(m, []Bucket{b}); len(got) != 1 || got[0].clear != 2*hour {
 		t.Errorf("after the second answer dirty %+v, want both units that are known", got)
 	}
-	f.answered(first, []outcome{{ahead: ahead{clear: hour}}}, false)
+	f.answered(first, []outcome{{ahead: ahead{clear: hour}}})
 	if got := dirtyLevels(m, []Bucket{b}); len(got) != 1 || got[0].clear != 3*hour {
 		t.Errorf("after the first answer dirty %+v, want all three units", got)
 	}
-	f.answered(ask(), []outcome{{ahead: ahead{clear: 4 * hour}}}, false)
+	f.answered(ask(), []outcome{{ahead: ahead{clear: 4 * hour}}})
 	if got := dirtyLevels(m, []Bucket{b}); got != nil {
 		t.Errorf("when the server knows all, dirty %+v", got)
 	}

@@ -22,8 +22,8 @@ type flight struct {
 	queries   int // how many there are
 	gathering int // how many of them have not been sent, see report.go
 
-	units  total        // of all but
-	held   []placeTotal // those that servers count as held themselves
+	units  total        // of all
+	held   []placeTotal // of those that servers in a place count as held themselves
 	unsent total        // of those that have not been sent
 
 	lost    int // queries of which the servers that lead may not know
@@ -85,7 +85,9 @@ func (fl *flight) count(q *query, p *asked, n int) {
 	if fl.queries += n; q.began == unsent {
 		fl.gathering += n
 	}
-	fl.add(q, int64(n)*p.cost)
+	if q.tab == nil { // otherwise its units are those of other queries, see tabs.go
+		fl.add(q, int64(n)*p.cost)
+	}
 	if q.lost {
 		fl.lost += n
 	}
@@ -104,17 +106,16 @@ func (fl *flight) count(q *query, p *asked, n int) {
 
 // add adds n units of q.
 func (fl *flight) add(q *query, n int64) {
-	if fl.of(q).add(n); q.began == unsent {
+	if fl.units.add(n); q.began == unsent {
 		fl.unsent.add(n)
+	}
+	for _, place := range q.known {
+		fl.heldIn(place).add(n)
 	}
 }
 
-// of returns the total in which q's units count.
-func (fl *flight) of(q *query) *total {
-	if !q.known {
-		return &fl.units
-	}
-	place := q.buckets[0].held.kept.store.place
+// heldIn returns the total of what servers in the given place count as held.
+func (fl *flight) heldIn(place string) *total {
 	for i := range fl.held {
 		if fl.held[i].place == place {
 			return &fl.held[i].total
@@ -127,13 +128,13 @@ func (fl *flight) of(q *query) *total {
 // unitsBut returns the number of units in flight, at most most, but for those that servers
 // in the given place count as held.
 func (fl *flight) unitsBut(place string, most int64) int64 {
-	n := fl.units.atMost(most)
+	n := fl.units
 	for i := range fl.held {
-		if h := &fl.held[i]; h.place != place {
-			n = min(n+h.atMost(most), most)
+		if h := &fl.held[i]; h.place == place {
+			n.sub(h.total)
 		}
 	}
-	return n
+	return n.atMost(most)
 }
 
 // cross records that something was decided here on a bucket, which made it as dirty as
@@ -202,6 +203,13 @@ func (t *total) add(n int64) {
 	var carry uint64
 	t.low, carry = bits.Add64(t.low, uint64(n), 0)       //nolint:gosec // two's complement
 	t.high, _ = bits.Add64(t.high, uint64(n>>63), carry) //nolint:gosec // its sign
+}
+
+// sub subtracts other, which is not more.
+func (t *total) sub(other total) {
+	var borrow uint64
+	t.low, borrow = bits.Sub64(t.low, other.low, 0)
+	t.high, _ = bits.Sub64(t.high, other.high, borrow)
 }
 
 // atMost returns t, or most if it is larger.

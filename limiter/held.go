@@ -1,13 +1,9 @@
 package limiter
 
 import (
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // Held has the units that one request holds, of its Buckets with Hold, until their
@@ -15,7 +11,7 @@ import (
 type Held struct {
 	mu     sync.Mutex
 	settle []func(charge int64) // by the index of the bucket; nil if it holds nothing
-	kept   []*kept              // what a Redis store knows of it
+	kept   []*kept              // what Redis stores hold for it
 }
 
 // Settle ends that the bucket with the given index in the Request holds units, and
@@ -110,11 +106,16 @@ func (m *Memory) heldElsewhere(places []place, buckets []Bucket, dst []int64) []
 func (m *Memory) hold(req Request, i int, p *place) {
 	b := req.Buckets[i]
 	m.holding.add(p.hash, b.Cost)
-	req.Held.hold(i, len(req.Buckets), func(charge int64) { m.settleHeld(b, charge) })
+	k := &kept{bucket: b}
+	m.progress.add(k)
+	req.Held.hold(i, len(req.Buckets), func(charge int64) { m.settleHeld(k, charge) })
 }
 
-// settleHeld lets go what a request holds of b, and charges so much of it.
-func (m *Memory) settleHeld(b Bucket, charge int64) {
+// settleHeld lets go what k's request holds, and charges so much of it.
+func (m *Memory) settleHeld(k *kept, charge int64) {
+	m.progress.remove(k)
+	k.settle(charge)
+	b := k.bucket
 	p := m.place(&b)
 	m.lock(&p)
 	now := m.clock().Microseconds()
@@ -127,7 +128,7 @@ func (m *Memory) settleHeld(b Bucket, charge int64) {
 	if b.Limit.keepsEntries() {
 		m.openEntries(&p, &b, now)
 	}
-	if m.leader.Load() != nil {
+	if m.leader.Load() != nil && len(k.others) == 0 {
 		m.leader.Store(nil) // its servers will not know of this charge
 	}
 	b.Cost = min(charge, max(b.Cost, 2*b.Limit.Size-p.units(&b, now)))
@@ -152,83 +153,6 @@ func (p *place) units(b *Bucket, now int64) int64 {
 	return b.Limit.units(p.level, now)
 }
 
-const (
-	// renewEvery is the time after which held units are due to be renewed: they are
-	// within half of a generation, see held.lua.
-	renewEvery = heldFor/2 - renewTick
-
-	// renewTick is how often held units are looked at.
-	renewTick = 500 * time.Millisecond
-
-	// renewTogether is how many renewals are sent at once, with renewPause after them, or
-	// more if all would take longer than renewPortions such pauses. After a connection broke
-	// all are due, and requests would wait for their server to be done with them.
-	renewTogether = 64
-	renewPause    = 10 * time.Millisecond
-	renewPortions = 200
-)
-
-// kept is what a request holds of one bucket in a server, or in this process if that
-// did not answer, from its decision until it is settled. Meanwhile its query counts as
-// in flight, so that the fallback leaves room for it.
-type kept struct {
-	store *Redis
-	query *query
-
-	mu       sync.Mutex
-	held     bool
-	receipt  int64 // what names the units in the server; 0 if it does not know them
-	renewed  time.Duration
-	renewing bool
-	settled  bool
-	charge   int64
-}
-
-// keep returns req with what is needed to hold units of each bucket with Hold.
-func (r *Redis) keep(req Request, w *scratch) Request {
-	w.buckets = append(w.buckets[:0], req.Buckets...)
-	req.Buckets = w.buckets
-	req.Held.kept = req.Held.kept[:0]
-	for i := range req.Buckets {
-		if b := &req.Buckets[i]; b.Hold {
-			b.keptAs = 0
-			k := &kept{store: r, query: r.query(Request{Buckets: req.Buckets[i : i+1]}, whatRenew)}
-			k.query.buckets[0].held.kept = k
-			req.Held.kept = append(req.Held.kept, k)
-			b.keptAs = uint16(len(req.Held.kept)) //nolint:gosec // at most MaxBuckets
-		}
-	}
-	return req
-}
-
-// isHeld reports whether anything is held: not if a dry run denied.
-func (k *kept) isHeld() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.held
-}
-
-// holding records that the units are held, and since when.
-func (k *kept) holding(receipt int64, now time.Duration) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.held, k.receipt, k.renewed = true, receipt, now
-}
-
-// known reports whether a server in the given place counts the units as held.
-func (k *kept) known(place string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.receipt != 0 && k.renewed >= 0 && k.store.place == place
-}
-
-// renewNow has the units renewed at once, since their server may have lost them.
-func (k *kept) renewNow() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.renewed = -renewEvery
-}
-
 // includeHeld has the levels of buckets with Hold include what is held, as if it were
 // charged.
 func (req *Request) includeHeld(outcomes []outcome) {
@@ -242,218 +166,5 @@ func (req *Request) includeHeld(outcomes []outcome) {
 		if o.entries != nil {
 			*o.entries = o.entries.plus(o.held, &b.Limit)
 		}
-	}
-}
-
-// hand has req.Held settle what req holds now that it is decided, or lets it go if the
-// request was denied or, without outcomes, not decided.
-func (r *Redis) hand(req Request, outcomes []outcome) {
-	admitted := outcomes != nil && !req.denied(outcomes)
-	for i := range req.Buckets {
-		k := req.keptOf(&req.Buckets[i])
-		if k == nil {
-			continue
-		}
-		switch {
-		case outcomes != nil && !admitted && req.Buckets[i].Limit.CountDenied: // in another slot than what denied
-			k.settle(req.Buckets[i].Cost)
-			continue
-		case !admitted || !k.isHeld() || outcomes[i].unused:
-			k.settle(0)
-			continue
-		}
-		r.renewals.add(k)
-		req.Held.hold(i, len(req.Buckets), k.settle)
-	}
-}
-
-// settle lets go the units, and charges so many of them.
-func (k *kept) settle(charge int64) {
-	k.mu.Lock()
-	held := k.held && !k.settled
-	k.settled, k.charge = true, charge
-	wait := k.renewing
-	receipt := k.receipt
-	k.mu.Unlock()
-	k.store.renewals.remove(k)
-	if !held {
-		k.store.fallback.drop(k.query)
-		return
-	}
-	if !wait { // otherwise once the renewal has been answered
-		k.send(receipt, charge)
-	}
-}
-
-// send sends the server what was settled.
-func (k *kept) send(receipt, charge int64) {
-	q, r := k.query, k.store
-	q.what = whatSettle
-	q.Replies = q.replies()
-	q.buckets[0].held.receipt, q.buckets[0].held.charge = receipt, charge
-	if charge == 0 {
-		r.fallback.drop(q)
-	}
-	if receipt == 0 { // no server knows of these units
-		r.leaveToServer(q)
-		return
-	}
-	r.settleOn(nil, q)
-}
-
-// renewals are the units that requests in progress hold in servers. While there are
-// any, they are renewed in the background.
-type renewals struct {
-	mu      sync.Mutex
-	kept    map[*kept]struct{}
-	running bool
-	store   *Redis
-}
-
-func (n *renewals) add(k *kept) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.kept == nil {
-		n.kept = make(map[*kept]struct{})
-	}
-	n.kept[k] = struct{}{}
-	if !n.running {
-		n.running = true
-		go n.run()
-	}
-}
-
-func (n *renewals) remove(k *kept) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.kept, k)
-}
-
-// close charges what requests still hold, as a server would in the end, so that others need
-// not wait for that: the process ends, and the requests with it. It waits for the answers
-// for no longer than a request would.
-func (n *renewals) close() {
-	n.mu.Lock()
-	all := slices.Collect(maps.Keys(n.kept))
-	n.mu.Unlock()
-	var answers sync.WaitGroup
-	for _, k := range all {
-		k.abandon(&answers)
-	}
-	answered := make(chan struct{})
-	go func() {
-		answers.Wait()
-		close(answered)
-	}()
-	select {
-	case <-answered:
-	case <-time.After(n.store.timeout):
-	}
-}
-
-// abandon charges what is held in a server, once and for all. In this process it stays held.
-func (k *kept) abandon(answers *sync.WaitGroup) {
-	k.store.renewals.remove(k) // first, since what no server knows is renewed at once
-	k.mu.Lock()
-	receipt := k.receipt
-	if !k.held || k.settled || k.renewing || receipt == 0 {
-		k.mu.Unlock()
-		return
-	}
-	k.receipt = 0 // so settling it later is no longer the server's
-	k.mu.Unlock()
-	p := k.query.buckets[0]
-	p.held = &heldCost{receipt: receipt, charge: p.cost}
-	q := &query{what: whatSettle, stage: ended, buckets: []asked{p}}
-	q.Owner, q.Keys, q.Replies = q, k.query.Keys, q.replies()
-	answers.Add(1)
-	q.Done = func(error) { answers.Done() }
-	if k.store.client.Submit(redisscript.Deadline{At: time.Now().Add(k.store.timeout)}, &q.Call) != nil {
-		answers.Done()
-	}
-}
-
-// run renews what is due until nothing is held.
-func (n *renewals) run() {
-	for {
-		time.Sleep(renewTick)
-		n.mu.Lock()
-		if len(n.kept) == 0 || n.store.closed.Load() {
-			n.running = false
-			n.mu.Unlock()
-			return
-		}
-		n.mu.Unlock()
-		n.renewDue()
-	}
-}
-
-// renewDue renews what is due.
-func (n *renewals) renewDue() {
-	n.mu.Lock()
-	all := slices.AppendSeq(make([]*kept, 0, len(n.kept)), maps.Keys(n.kept))
-	n.mu.Unlock()
-	sent, together := 0, max(renewTogether, len(all)/renewPortions)
-	for _, k := range all {
-		if !k.due(n.store.clock()) { // asked right before, since who settles it waits for the renewal
-			continue
-		}
-		k.renew()
-		if sent++; sent%together == 0 {
-			time.Sleep(renewPause)
-		}
-		if n.store.closed.Load() {
-			return
-		}
-	}
-}
-
-// due reports whether the units have to be renewed at now, and if so that they are being
-// renewed.
-func (k *kept) due(now time.Duration) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.settled || k.renewing || k.receipt != 0 && now-k.renewed < renewEvery {
-		return false
-	}
-	k.renewing = true
-	return true
-}
-
-// renew sends the server that the units are still held.
-func (k *kept) renew() {
-	q, r := k.query, k.store
-	sent := r.clock()
-	q.what = whatRenew
-	q.Replies = q.replies()
-	k.mu.Lock()
-	q.buckets[0].held.receipt = k.receipt
-	k.mu.Unlock()
-	q.Done = func(err error) { k.renewal(sent, err) }
-	end := redisscript.Deadline{At: time.Now().Add(r.timeout)}
-	if err := r.client.Submit(end, &q.Call); err != nil {
-		k.renewal(sent, err)
-	}
-}
-
-// renewal records the outcome of a renewal that was sent at a time. After an error it is
-// sent again, with the same receipt.
-func (k *kept) renewal(sent time.Duration, err error) {
-	receipt := int64(0)
-	if err == nil {
-		if outcomes, _, wrong := k.query.outcomes(nil); wrong == nil {
-			receipt = outcomes[0].receipt
-		}
-	}
-	k.mu.Lock()
-	k.renewing = false
-	if receipt != 0 {
-		k.receipt, k.renewed = receipt, sent
-	}
-	settled, receipt, charge := k.settled, k.receipt, k.charge
-	k.mu.Unlock()
-	k.store.fallback.renewed(k)
-	if settled {
-		k.send(receipt, charge)
 	}
 }

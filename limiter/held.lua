@@ -4,66 +4,184 @@
 -- if the request counts. Nothing is ever taken out of a level again, as nobody could tell
 -- how much of it has dripped.
 --
--- The record of a bucket's held units has the same size however many nodes hold how
--- many. Time is divided into generations: all units that are first held in one share
--- a receipt, the time at which the first of them was held. The record is two such
--- receipts, each with its units: {receipt, units, receipt before, units before}. When
--- a generation and the whole next one have passed, its units lapse: they are charged
--- as of that time, as the node that knows the outcome has crashed or can't reach the
--- server. A node whose request is still running renews its units before that. Whoever
--- settles or renews units names their receipt, so that units which have lapsed, or were
--- lost with the server's data, are not let go at the expense of a later generation. A
--- request whose answer was lost lets nothing go: its units lapse.
-local GENERATION = 10000000
+-- The record of a bucket's held units has a tab for each process that holds some:
+--
+--   process, number  name it. A process takes a higher number for each tab that it opens
+--   receipt          when a hold opened it, or 0 if a renewal did
+--   seen             when its process was last heard of
+--   held             how many units it holds
+--   ended, charged   how many units its requests have let go and been charged since it was
+--                    opened, in total
+--
+-- A process settles by telling these totals. The greater ones stand, so it does not matter
+-- how often or in which order they arrive: a process tells them until it is answered.
+-- What names a tab that is not there, or was opened anew, changes nothing: its units have
+-- lapsed, or were lost with the server's data.
+--
+-- A process that is in doubt about its tab, and every one now and then, replaces its tabs
+-- by a new one, which says what it holds now. It repeats that too until it is answered: a
+-- tab with receipt 0 has been renewed. A call that arrives after one with a higher number
+-- is late: it does nothing, since that one has counted what it asks for.
+--
+-- A tab goes when it holds nothing, but a renewed one stays, so that it is known which calls
+-- are late. When nothing has been heard of its process for LAPSE, it goes too, and what it
+-- holds is charged: the process has crashed, or can't reach the server.
+local LAPSE, FIELDS = 15000000, 7
+local PROCESS, NUMBER, RECEIPT, SEEN, HELD, ENDED, CHARGED = 1, 2, 3, 4, 5, 6, 7
 
--- lapses returns when units of a receipt lapse.
-local function lapses(receipt)
-  return receipt - receipt % GENERATION + 2 * GENERATION
+-- parse returns the record in a text from an offset on, or nothing if it is none.
+local function parse(text, offset)
+  local record, total = {}, 0
+  for i = 1, (#text + 1 - offset) / 8 / FIELDS do
+    local tab = {read('>ddddddd', text, offset)}
+    offset, total = tab[FIELDS + 1], total + tab[HELD]
+    for field = 1, FIELDS do
+      local n = tab[field]
+      if not (n >= 0 and n < 2 ^ 53 and n % 1 == 0) then
+        return
+      end
+    end
+    record[i] = tab
+  end
+  return total <= HORIZON and record or nil
+end
+
+-- text returns a record as it is stored.
+local function text(record)
+  local texts = {}
+  for i, tab in ipairs(record) do
+    texts[i] = pack('>ddddddd', fields(tab, 1, FIELDS))
+  end
+  return table.concat(texts)
+end
+
+-- lapses returns when the last units of a record lapse.
+local function lapses(record)
+  local last = 0
+  for _, tab in ipairs(record) do
+    last = max(last, tab[SEEN] + LAPSE)
+  end
+  return last
 end
 
 -- present returns a level at now, with the units of its record that have lapsed; how
--- many are still held; and whether the clock was set back so far that their receipts are
--- void: then they stay for their time from now on, and nobody can let them go.
+-- many are still held; and whether the clock was set back: then they stay for their time
+-- from now on.
 local function present(record, algorithm, clear, rest, size, period, drip, phase, entries)
-  for i = 3, 1, -2 do -- the older first
-    local at = lapses(record[i])
-    if record[i + 1] > 0 and at <= now then
-      clear, rest = algorithm('add', clear, rest, record[i + 1], at, size, period, drip, phase, 0, 0, entries)
-      record[i + 1] = 0
+  local held, wasSetBack = 0, false
+  repeat
+    local first
+    held = 0
+    for i, tab in ipairs(record) do
+      if tab[SEEN] > now then
+        tab[SEEN], wasSetBack = now, true
+      end
+      if tab[SEEN] + LAPSE <= now and (not first or tab[SEEN] < record[first][SEEN]) then
+        first = i
+      end
+      held = held + tab[HELD]
+    end
+    if first then -- the oldest first
+      local tab = table.remove(record, first)
+      if tab[HELD] > 0 then
+        clear, rest = algorithm('add', clear, rest, tab[HELD], tab[SEEN] + LAPSE, size, period, drip, phase, 0, 0, entries)
+      end
+    end
+  until not first
+  return clear, rest, held, wasSetBack
+end
+
+-- find returns the tab of a record with a process and a number, and its place.
+local function find(record, process, number)
+  for i, tab in ipairs(record or {}) do
+    if tab[PROCESS] == process and tab[NUMBER] == number then
+      return tab, i
     end
   end
-  local wasSetBack = lapses(record[1]) > lapses(now) + GENERATION
-  if wasSetBack then
-    record[1], record[2], record[3], record[4] = now, record[2] + record[4], 0, 0
-  end
-  return clear, rest, record[2] + record[4], wasSetBack
 end
 
--- hold adds units to a record, or to a new one, and returns it.
-local function hold(record, units)
-  if not record then
-    return {now, units, 0, 0}
-  elseif lapses(record[1]) < lapses(now) then -- a new generation; the one before the last has lapsed
-    record[1], record[2], record[3], record[4] = now, 0, record[1], record[2]
-  end
-  record[2] = record[2] + units
-  return record
-end
-
--- letGo takes units of a receipt out of a record, and reports whether they were held.
-local function letGo(record, receipt, units)
-  for i = 1, record and 3 or 0, 2 do
-    if record[i] == receipt and record[i + 1] >= units then
-      record[i + 1] = record[i + 1] - units
+-- isLate reports whether a call that names a tab is late.
+local function isLate(record, asked)
+  for _, tab in ipairs(record or {}) do
+    if tab[PROCESS] == asked[1] and tab[NUMBER] > asked[2] then
       return true
     end
   end
   return false
 end
 
--- isNew reports whether a receipt is of the present generation, so that its units need
--- not be renewed.
-local function isNew(record, receipt)
-  return record and record[1] == receipt and lapses(receipt) == lapses(now)
+-- open returns the named tab of a record, which is made if it is not there, and the record.
+local function open(record, asked, receipt)
+  record = record or {}
+  local tab = find(record, asked[1], asked[2])
+  if not tab then
+    tab = {asked[1], asked[2], receipt, now, 0, 0, 0}
+    record[#record + 1] = tab
+  end
+  tab[SEEN] = now
+  return tab, record
 end
-holds = {lapses = lapses, present = present, hold = hold, letGo = letGo, isNew = isNew}
+
+-- hold adds units to a tab, and returns the record and the tab's receipt.
+local function hold(record, asked, units)
+  local tab, all = open(record, asked, now)
+  tab[HELD] = tab[HELD] + units
+  return all, tab[RECEIPT]
+end
+
+-- total raises the totals of a tab, and returns how many units that lets go and charges.
+local function total(tab, ended, charged)
+  local gone, charge = max(ended - tab[ENDED], 0), max(charged - tab[CHARGED], 0)
+  tab[HELD], tab[ENDED], tab[CHARGED] = max(tab[HELD] - gone, 0), tab[ENDED] + gone, tab[CHARGED] + charge
+  return gone, charge
+end
+
+-- settle raises the totals of the tab with a receipt, and returns whether it is there, and
+-- how many units that lets go and charges. asked has its process, its number, the receipt and
+-- the totals.
+local function settle(record, asked)
+  local tab, i = find(record, asked[1], asked[2])
+  if not tab or tab[RECEIPT] ~= asked[3] then
+    return false, 0, 0
+  end
+  tab[SEEN] = now
+  local gone, charge = total(tab, asked[4], asked[5])
+  if tab[HELD] == 0 and tab[RECEIPT] ~= 0 then
+    table.remove(record, i)
+  end
+  return true, gone, charge
+end
+
+-- renew replaces the tabs of a process by a new one with so many units, unless it is that
+-- already. asked has what settle asks of the new one, with receipt 0; and the number and the
+-- receipt of the one before, with how many units its requests have been charged. It returns
+-- the record; whether that tab was there; and what settle returns besides.
+local function renew(record, asked, units)
+  local tab, all = open(record, asked, now)
+  local known, gone, charge = true, 0, 0
+  if tab[RECEIPT] ~= 0 then
+    local old = find(all, asked[1], asked[6])
+    known = old ~= nil and old[RECEIPT] == asked[7]
+    if known then
+      gone, charge = old[HELD], max(asked[8] - old[CHARGED], 0)
+    end
+    for i = #all, 1, -1 do
+      if all[i][PROCESS] == asked[1] and all[i][NUMBER] < asked[2] then
+        table.remove(all, i)
+      end
+    end
+    tab[RECEIPT], tab[HELD] = 0, tab[HELD] + units
+  end
+  local gone2, charge2 = total(tab, asked[4], asked[5])
+  return all, known, gone + gone2, charge + charge2
+end
+
+-- held returns how many units a record holds.
+local function held(record)
+  local n = 0
+  for _, tab in ipairs(record) do
+    n = n + tab[HELD]
+  end
+  return n
+end
+holds = {parse = parse, text = text, lapses = lapses, present = present, isLate = isLate, hold = hold, settle = settle, renew = renew, held = held}

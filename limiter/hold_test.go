@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -72,7 +71,7 @@ func TestHold(t *testing.T) {
 		s, busy := level{}, int64(0)
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 1, 900, 1000, 1_000_000, 4_000_000}).Draw(t, "gap"))*time.Microsecond)
-			v.renewals.renewDue()
+			v.tabs.tick()
 			heldNow(t, v, b) // on the same connection, so that the server has renewed what was due
 			s = s.at(v.now)
 			if i := rapid.IntRange(-2, len(running)-1).Draw(t, "which"); i >= 0 {
@@ -194,49 +193,46 @@ func TestHoldIsNeverExceeded(t *testing.T) {
 }
 
 // TestHeldUnitsOfCrashedNode guards until when what a node held counts that crashed: to
-// the microsecond, for 10 to 20 s from when it was last held or renewed, which it is every
-// 5 s, and so for 5 to 20 s from the crash. Another's requests that go on keep theirs.
+// the microsecond, for 15 s from when the server last heard of it, which renews what it holds
+// every 5 s, and so for 10 to 15 s from the crash. Another's requests that go on keep theirs.
 func TestHeldUnitsOfCrashedNode(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	server := redistest.Start(t)
+	v, dies := newVirtual(t, server, "rl:"), newVirtual(t, server, "rl:")
+	v.start = dies.start
+	dies.clock = v.clock
 	b := Bucket{Name: "running", Key: "k", Limit: Concurrency(3), Cost: 1}
 	const instant = time.Microsecond
 	for _, tc := range []struct {
 		name    string
-		held    time.Duration // since the beginning of a generation
-		renewed time.Duration // after that, if it was
+		renewed time.Duration // after it was held, if it was
 		crash   time.Duration // after it was held
 		free    time.Duration // after the crash
 	}{
-		{"held as a generation begins", 0, 0, 0, 2 * heldFor},
-		{"held as one ends", heldFor - instant, 0, 0, heldFor + instant},
-		{"held as one begins, crashed just before it would renew", 0, 0, heldFor/2 - instant, heldFor*3/2 + instant},
-		{"held as one ends, crashed just before it would renew", heldFor - instant, 0, heldFor/2 - instant, heldFor/2 + 2*instant},
-		{"renewed in the same generation", 0, heldFor / 2, heldFor / 2, heldFor * 3 / 2},
-		{"renewed in the next generation", heldFor - instant, heldFor / 2, heldFor / 2, heldFor*3/2 + instant},
-		{"renewed, crashed just before it would again", heldFor / 2, heldFor/2 - instant, heldFor - 2*instant, heldFor/2 + 2*instant},
+		{"crashed at once", 0, 0, lapse},
+		{"crashed just before it would renew", 0, renewEvery - instant, lapse - renewEvery + instant},
+		{"renewed", renewEvery, renewEvery, lapse},
+		{"renewed, crashed just before it would again", renewEvery, 2*renewEvery - instant, lapse - renewEvery + instant},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v.flush(t)
-			generation := heldFor.Microseconds()
-			v.at(t, (v.now/generation+1)*generation+tc.held.Microseconds())
+			dies.tabs.all, dies.tabs.process = nil, dies.tabs.process+1
 			began := v.now
-			begin(t, v, b)
-			dies := maps.Clone(v.renewals.kept)
+			begin(t, dies, b)
 			_, lives := begin(t, v, b)
-			if tc.renewed > 0 {
-				v.at(t, began+tc.renewed.Microseconds())
-				v.renewals.renewDue()
+			for at := renewEvery / 2; at <= tc.crash; at += renewEvery / 2 {
+				v.at(t, began+at.Microseconds())
+				v.tabs.tick()
+				dies.tabs.tick()
 				heldNow(t, v, b) // it has been answered
+				heldNow(t, dies, b)
 			}
 			v.at(t, began+tc.crash.Microseconds())
-			for k := range dies {
-				v.renewals.remove(k)
-			}
 			count := func(at int64, want int64) {
 				t.Helper()
 				for v.now < at {
 					v.at(t, min(v.now+1_000_000, at))
-					v.renewals.renewDue()
+					v.tabs.tick()
+					heldNow(t, v, b)
 				}
 				if n := heldNow(t, v, b); n != want {
 					t.Errorf("%v after the crash %d are held, want %d", time.Duration(v.now-began)*time.Microsecond-tc.crash, n, want)
@@ -245,7 +241,7 @@ func TestHeldUnitsOfCrashedNode(t *testing.T) {
 			free := began + (tc.crash + tc.free).Microseconds()
 			count(free-1, 2)
 			count(free, 1)
-			count(free+3*generation, 1)
+			count(free+3*lapse.Microseconds(), 1)
 			lives.held.Settle(0, 0)
 			redistest.WaitFor(t, 5*time.Second, func() error {
 				if n := heldNow(t, v, b); n > 0 {
@@ -253,7 +249,7 @@ func TestHeldUnitsOfCrashedNode(t *testing.T) {
 				}
 				return nil
 			})
-			if last := tc.crash - tc.renewed + tc.free; tc.free <= heldFor/2 || tc.free > 2*heldFor || last <= heldFor || last > 2*heldFor {
+			if tc.free <= lapse-renewEvery || tc.free > lapse {
 				t.Error("not as it is promised")
 			}
 		})
@@ -272,7 +268,7 @@ func TestHoldAfterOutage(t *testing.T) {
 			server := redistest.Start(t)
 			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
 			t.Cleanup(func() { _ = r.Close() })
-			r.renewals.running = true // nothing is renewed
+			r.tabs.running = true // nothing is renewed
 			b := Bucket{Name: "running", Key: "k", Limit: limit, Cost: 1}
 			until := func(by Decider) (all []inProgress) {
 				t.Helper()
@@ -291,8 +287,15 @@ func TestHoldAfterOutage(t *testing.T) {
 			for before := range 4 {
 				running := until(DecidedByRedis)
 				for len(running) < before {
-					_, h := begin(t, r, b)
-					running = append(running, h)
+					// What has ended is known a round trip after the server is back.
+					redistest.WaitFor(t, time.Second, func() error {
+						d, h := begin(t, r, b)
+						if d.Denied {
+							return fmt.Errorf("%+v", d)
+						}
+						running = append(running, h)
+						return nil
+					})
 				}
 				for _, h := range running[before:] {
 					h.held.Settle(0, 0)
@@ -350,10 +353,12 @@ func TestHoldThroughStores(t *testing.T) {
 					running = append(running, ask(i, store, true))
 				}
 				for _, r := range []*Redis{a, b} {
-					for k := range r.renewals.kept {
-						k.renewNow()
+					r.tabs.mu.Lock()
+					for _, t := range r.tabs.all {
+						t.doubt = true
 					}
-					r.renewals.renewDue()
+					r.tabs.mu.Unlock()
+					r.tabs.tick()
 					heldNow(t, r, bucket)
 				}
 			}
@@ -703,6 +708,48 @@ func TestLateAnswerOfSomeHeldUnits(t *testing.T) {
 	})
 }
 
+// TestRemainingBesideHeld guards what a denial tells to remain that is only due to units which
+// others hold, or which this process has in flight: the room beside those, for all algorithms.
+func TestRemainingBesideHeld(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for name, limit := range map[string]Limit{
+		"leaky": {Size: 10, DripInterval: time.Hour, DripSize: 1}, "window": Window(10, time.Hour), "sliding": SlidingWindow(10, time.Hour),
+		"log": SlidingLog(10, time.Hour), "concurrency": Concurrency(10), "warm-up": WarmingUp(10, time.Hour, 4*time.Hour, 3),
+	} {
+		for kind, store := range map[string]Store{
+			"memory":   NewMemory(nil),
+			"redis":    newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix = "a:" }),
+			"told":     newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix, opt.Fallback = "b:", NewMemory(nil) }),
+			"fallback": NewMemory(nil), // which decides by itself
+		} {
+			b := Bucket{Name: name, Key: "k", Limit: limit, Cost: 8}
+			if kind == "fallback" {
+				gone := newRedis(RedisOptions{Addresses: []string{"127.0.0.1:1"}, Timeout: 50 * time.Millisecond, Fallback: store.(*Memory)}, takeScript)
+				t.Cleanup(func() { _ = gone.Close() })
+				store = gone
+			}
+			d, h := begin(t, store, b)
+			if d.Denied {
+				t.Fatalf("%s, %s: %+v", name, kind, d)
+			}
+			if r, ok := store.(*Redis); ok && kind == "told" { // as if the server had restarted empty
+				r.tabs.running = true
+				if err := server.Client().Del(t.Context(), r.keys.of(&b)).Err(); err != nil {
+					t.Fatal(err)
+				}
+				r.fallback.restarted(h.held.kept[0].query.server)
+			}
+			b.Cost = 5
+			d, _ = begin(t, store, b)
+			if most := int64(2); !d.Denied || d.Remaining > most || d.Remaining < most && limit.Algorithm != WarmUp || d.RetryAfter != time.Second {
+				t.Errorf("%s, %s: %+v beside 8 of 10 that are held, want 2 remaining", name, kind, d)
+			}
+			h.held.Settle(0, 0)
+		}
+	}
+}
+
 // TestHoldNeedsHeld guards that nothing is held which nobody can settle.
 func TestHoldNeedsHeld(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: Concurrency(1), Hold: true}
@@ -778,7 +825,7 @@ func TestDryRun(t *testing.T) {
 		s := level{} // of a plain dry run
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.advance(t, time.Duration(rapid.Int64Range(0, 1_500_000).Draw(t, "gap"))*time.Microsecond)
-			v.renewals.renewDue()
+			v.tabs.tick()
 			if len(running) > 0 && rapid.IntRange(0, 2).Draw(t, "end: 0") == 0 {
 				at := rapid.IntRange(0, len(running)-1).Draw(t, "which")
 				h, charge := running[at], rapid.Int64Range(0, 3).Draw(t, "charge")

@@ -331,15 +331,15 @@ func TestResetWhileInFlight(t *testing.T) {
 			if tc.newcomer {
 				one := b
 				one.Cost = 1
-				f.answered(send(one), []outcome{{ahead: ahead{clear: hour}}}, false)
+				f.answered(send(one), []outcome{{ahead: ahead{clear: hour}}})
 			}
-			f.answered(q, []outcome{tc.answer}, false)
+			f.answered(q, []outcome{tc.answer})
 			if got := unitsHere(m, b); got != tc.want {
 				t.Errorf("holds %d, want %d", got, tc.want)
 			}
 			// The next answer is the newest, and authoritative if all is settled.
 			if p := dirtyLevels(m, []Bucket{b}); p == nil {
-				f.answered(send(b), []outcome{{ahead: ahead{clear: hour}}}, false)
+				f.answered(send(b), []outcome{{ahead: ahead{clear: hour}}})
 				if got := unitsHere(m, b); got != 1 {
 					t.Errorf("then holds %d, want 1", got)
 				}
@@ -588,7 +588,7 @@ func TestResetOfHeldUnits(t *testing.T) {
 		b.Cost = 2
 		decide(t, v, AccountingAtomic, b)
 		req := Request{Buckets: []Bucket{b}}
-		q := v.query(toHold(req), 0)
+		q := asTab(v.query(toHold(req), 0))
 		_, held, err := v.ask(inTime(), q, nil)
 		if err != nil {
 			t.Fatal(err)

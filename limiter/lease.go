@@ -403,7 +403,7 @@ func (ls *leases) renewed(b *Bucket, q *query, renewal uint64, sent int64, err e
 	} else {
 		granted, outcomes[0].held = outcomes[0].held, 0
 		r.fallback.charged(q, granted)
-		r.answered(q, outcomes, false)
+		r.answered(q, outcomes)
 		r.denyCache.remember(Request{Buckets: []Bucket{*b}}, outcomes, sent, r.clock)
 	}
 	slot := ls.of(b, sent, false)

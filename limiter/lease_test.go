@@ -45,7 +45,7 @@ func newFleet(t testing.TB, server *redistest.Server, n int) *fleet {
 		r.clock = func() time.Duration { return time.Duration(f.clock.Load()) * time.Microsecond }
 		r.fallback = newFallback(NewMemory(r.clock), time.Second, r.place)
 		r.fallback.removals.send = r.remove
-		r.renewals.running = true
+		r.tabs.running = true
 		r.reports.running = true // sent by hand
 		f.nodes = append(f.nodes, r)
 	}

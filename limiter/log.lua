@@ -7,8 +7,8 @@
 --
 --   1 byte, 108; 8, the time of the summary; 2 and 2, its counts; 4, the sum of all
 --   units; 2, how many entries at the beginning have left the window; 2, how many
---   there are; 3, the sum in the last of them; 8 and 2, the newest; 8 and 2, and 8 and
---   2, the record of held units, see held.lua; 2, how many units the summary counts in
+--   there are; 3, the sum in the last of them; 8 and 2, the newest; 2, how many tabs
+--   of held units follow the entries, see held.lua; 2, how many units the summary counts in
 --   both windows, see join
 --
 -- The summary counts the same units in windows that begin at multiples of their
@@ -26,8 +26,8 @@
 local byte, format, match, sub = string.byte, string.format, string.match, string.sub
 local ceil = math.ceil
 local KIND = 108
-local HEADER = '>BdHHIHHI3dHdHdHH'
-local HEAD, ENTRY = 56, 10 -- bytes of the header and of an entry
+local HEADER = '>BdHHIHHI3dHHH'
+local HEAD, ENTRY, TAB = 38, 10, 56 -- bytes of the header, of an entry and of a tab
 local BLANK = string.rep(' ', HEAD)
 local TIME = 2 ^ 24        -- a time is stored as what this divides it into, and the rest
 local PAGE = 100           -- entries that are read at once
@@ -41,11 +41,10 @@ local function header(value)
   if byte(value) ~= KIND or #value < HEAD then
     return
   end
-  local _, clear, before, last, total, from, count, sum, newest, units, held, n, held2, n2, both = read(HEADER, value)
-  if clear > 0 and clear < 2 ^ 53 and newest >= 0 and newest < 2 ^ 53 and held2 >= 0 and held2 <= held and held < 2 ^ 53
-    and clear % 1 + newest % 1 + held % 1 + held2 % 1 == 0
+  local _, clear, before, last, total, from, count, sum, newest, units, tabs, both = read(HEADER, value)
+  if clear > 0 and clear < 2 ^ 53 and newest >= 0 and newest < 2 ^ 53 and clear % 1 + newest % 1 == 0
     and from <= count and total >= units and total < COUNT and (newest > 0 or total == 0 and from == count) then
-    return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, n + n2 > 0 and {held, n, held2, n2}, both
+    return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, tabs, both
   end
 end
 
@@ -307,7 +306,7 @@ local function logged(what, clear, rest, n, at, size, period, drip, phase, other
 end
 
 -- readLog reads the log in a key: what it holds, its summary, whether that differs from
--- what is stored, whether the key has something else, and the record of held units.
+-- what is stored, whether the key has something else, and the text of its record of held units.
 -- Instead of the log it may return an error. Entries of the future, if the clock
 -- was set back, count as of now.
 local function readLog(key, period, phase)
@@ -320,11 +319,19 @@ local function readLog(key, period, phase)
   elseif type(value) ~= 'string' then
     return log, 0, 0, false, true, false
   end
-  local clear, rest, total, from, count, sum, newest, units, record, both = header(value)
+  local clear, rest, total, from, count, sum, newest, units, tabs, both = header(value)
   local size = HEAD + (count or 0) * ENTRY
   local whole = #value < HEAD + PAGE * ENTRY or size <= #value
   if not clear or (whole and #value or call('STRLEN', key)) < size then
     return log, 0, 0, false, true, false
+  end
+  local record = false
+  if tabs > 0 then
+    local last = size + tabs * TAB
+    record = last <= #value and sub(value, size + 1, last) or call('GETRANGE', key, size, last - 1)
+    if #record < tabs * TAB then
+      return log, 0, 0, false, true, false
+    end
   end
   log.text, log.from, log.count, log.newest, log.units, log.whole = value, from, count, newest, units, whole
   log.total, log.sum, log.base = total, sum, (sum - total + units) % COUNT
@@ -381,11 +388,8 @@ function write(log, clear, rest, record, period)
     call('SET', log.key, '', 'PX', 1)
     return
   end
-  local last = (record and max(newest, holds.lapses(record[1])) or newest) + period
-  local held, n, held2, n2 = 0, 0, 0, 0
-  if record then
-    held, n, held2, n2 = fields(record)
-  end
+  local last = (record and max(newest, holds.lapses(record)) or newest) + period
+  local tabs = record and holds.text(record) or ''
   local before = floor(rest / COUNT)
   local count = log.count + (log.more and #log.more / ENTRY or 0)
   if not log.whole and log.from > log.count / 2 then
@@ -393,14 +397,14 @@ function write(log, clear, rest, record, period)
   end
   local from = log.whole and 0 or log.from
   local first = pack(HEADER, KIND, clear, min(before, MOST), min(rest % COUNT, MOST), log.total, from, count - log.from + from,
-    log.sum, newest, log.newest and log.units or 0, held, n, held2, n2, log.bothIn == clear and log.both or 0)
+    log.sum, newest, log.newest and log.units or 0, #tabs / TAB, log.bothIn == clear and log.both or 0)
   if log.whole then
     local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
-    call('SET', log.key, first .. text .. (log.more or ''), 'PX', ceil((last - now) / 1000) + 1)
+    call('SET', log.key, first .. text .. (log.more or '') .. tabs, 'PX', ceil((last - now) / 1000) + 1)
     return
   end
-  if log.more then
-    call('SETRANGE', log.key, HEAD + log.count * ENTRY, log.more)
+  if log.more or record then
+    call('SETRANGE', log.key, HEAD + log.count * ENTRY, (log.more or '') .. tabs)
   end
   call('SETRANGE', log.key, 0, first)
   call('PEXPIREAT', log.key, format('%.0f', ceil(last / 1000)))

@@ -34,7 +34,8 @@ type Memory struct {
 	traffic *traffic
 	leader  atomic.Pointer[fallback] // whose servers know the levels of the clean buckets; nil if none do
 
-	holding heldHere
+	holding  heldHere
+	progress progress
 
 	_        [64]byte      // what is above is rarely written
 	held     atomic.Int64  // number of buckets, without shared ones

@@ -14,6 +14,8 @@ type query struct {
 	redisscript.Call
 	what    byte // what to do with the buckets
 	buckets []asked
+	tab     *tab  // the one that it settles or renews
+	number  int64 // of that when it was made
 	ahead   int64 // how many units may be leased before there is room for them
 	least   int64 // how many are to be leased at least, or none
 
@@ -21,10 +23,10 @@ type query struct {
 	server     *redisscript.Server // the server that it was last sent to
 	order      uint64              // its number among all queries sent
 	stage      stage
-	began      uint64 // when it began to count as in flight, see flights
-	counted    bool   // whether it does
-	known      bool   // whether its units are held, and servers count them as that
-	lost       bool   // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
+	began      uint64   // when it began to count as in flight, see flights
+	counted    bool     // whether it does
+	known      []string // the places whose servers count its units as held
+	lost       bool     // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
 	next, prev *query
 
 	// Memory for Keys and Arg. The next query that reuses q overwrites it.
@@ -38,7 +40,6 @@ type stage uint8
 const (
 	asking    stage = iota // its answer decides
 	gathering              // it has not been sent, and its units become more, see report.go
-	holding                // it has been answered, and its units are held until all parts of its request are
 	keeping                // its units are held until the request is settled
 	ended                  // nothing follows from its answer: it was given up, or never to decide
 )
@@ -49,7 +50,6 @@ type asked struct {
 	cost  int64
 	told  toldLevel // what the server is told of it
 	held  *heldCost // if its cost is only held
-	taken bool      // whether a server holds it
 
 	dryRun  bool  // whether its denial denies nothing
 	borrows bool  // whether a pool may have room instead
@@ -67,11 +67,15 @@ type asked struct {
 	maxKeys int
 }
 
-// heldCost is the cost of a bucket that is only held.
+// heldCost is the cost of a bucket that is only held, with what is asked of its tab.
 type heldCost struct {
-	receipt int64 // what names the units in the server
-	charge  int64 // how many are charged when they are settled
-	kept    *kept // if they are held until the request is settled
+	charge  int64 // how many units are charged when they are settled
+	kept    *kept // what holds them
+	process int64
+	tabName
+	totals
+	before        tabName // to renew: the tab before
+	beforeCharged int64   // and how many units its requests have been charged
 }
 
 // charge returns what a server charges a request that is admitted, now or when the units
@@ -111,7 +115,7 @@ var queries = sync.Pool{New: func() any {
 // query returns a query about req.
 func (k keys) query(req Request, what byte) *query {
 	q := queries.Get().(*query)
-	q.what, q.stage, q.ahead, q.lost, q.known = what, asking, 0, false, false
+	q.what, q.stage, q.ahead, q.lost, q.known, q.tab = what, asking, 0, false, nil, nil
 	q.names, q.ends, q.Keys, q.buckets = q.names[:0], q.ends[:0], q.Keys[:0], q.buckets[:0]
 	var slot []byte // the part of the last name that buckets of one key have in common
 	for i := range req.Buckets {
@@ -133,8 +137,8 @@ func (k keys) query(req Request, what byte) *query {
 			limit: b.Limit, cost: b.Cost, dryRun: b.DryRun, borrows: b.Borrows, pool: b.Pool, watches: b.Watches,
 			key: names[from:to], maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
-		if b.Hold {
-			q.buckets[i].held = &heldCost{charge: b.Cost, kept: req.keptOf(b)}
+		if k := req.keptOf(b); k != nil || b.Hold {
+			q.buckets[i].held = &heldCost{charge: b.Cost, kept: k}
 		}
 		from = to
 	}
@@ -169,7 +173,7 @@ func (q *query) repliesOf(i int) int {
 	switch {
 	case q.what == whatRemove:
 		return 0
-	case q.buckets[i].held != nil && q.what != whatSettle || q.what == whatLease || q.what == whatPeek || q.what == whatReset:
+	case q.buckets[i].held != nil || q.what == whatLease || q.what == whatPeek || q.what == whatReset:
 		return 4
 	}
 	return 2
@@ -185,70 +189,9 @@ func (q *query) tells() bool {
 	return false
 }
 
-// holdAll has q hold the units of all buckets that an admitted request is charged to.
-func (q *query) holdAll() {
-	for i := range q.buckets {
-		if p := &q.buckets[i]; p.held == nil && p.watches == 0 {
-			p.held = &heldCost{charge: p.cost}
-		}
-	}
-	q.Replies = q.replies()
-}
-
-// settle turns q, whose units are held, into the query that settles them. Units that are
-// held until the request is settled stay.
-func (q *query) settle(as verdict) {
-	q.what = whatSettle
-	for i := range q.buckets {
-		p := &q.buckets[i]
-		p.held.charge = 0
-		if as == verdictAdmitted || as == verdictDenied && p.limit.CountDenied {
-			p.held.charge = p.cost
-		}
-	}
-	q.Replies = q.replies()
-}
-
-// received records what a server now holds for q, which it has admitted, and what names
-// those units.
-func (q *query) received(outcomes []outcome) {
-	for i := range outcomes {
-		if p := &q.buckets[i]; p.holds(&outcomes[i]) {
-			p.taken, p.held.receipt = true, outcomes[i].receipt
-		}
-	}
-}
-
 // holds reports whether a server that has admitted a request holds units of p's bucket,
 // by its outcome.
 func (p *asked) holds(o *outcome) bool { return p.held != nil && !o.denied && !o.unused }
-
-// heldOnly reports whether units are held of p's bucket until all parts of the request
-// have been decided, and no longer.
-func (p *asked) heldOnly() bool { return p.taken && p.held.kept == nil }
-
-// holdsAny reports whether a server that has admitted q holds units of any of its buckets
-// until all parts of the request have been decided, and no longer.
-func (q *query) holdsAny(outcomes []outcome) bool {
-	for i := range outcomes {
-		if p := &q.buckets[i]; p.holds(&outcomes[i]) && p.held.kept == nil {
-			return true
-		}
-	}
-	return false
-}
-
-// keepBuckets removes the other buckets from q.
-func (q *query) keepBuckets(keep func(*asked) bool) {
-	n := 0
-	for i := range q.buckets {
-		if keep(&q.buckets[i]) {
-			q.buckets[n], q.Keys[n] = q.buckets[i], q.Keys[i]
-			n++
-		}
-	}
-	q.buckets, q.Keys = q.buckets[:n], q.Keys[:n]
-}
 
 // admitted reports whether the reply to q, which asks for a decision, admits it.
 func (q *query) admitted() bool {

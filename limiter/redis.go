@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -27,7 +29,7 @@ type Redis struct {
 	place     string               // identifies where the buckets are, see RedisOptions.place
 	clock     func() time.Duration // never goes back
 	closed    atomic.Bool
-	renewals  renewals
+	tabs      tabs
 	leases    leases
 	reports   reports
 }
@@ -46,7 +48,6 @@ func NewRedis(opt RedisOptions) (*Redis, error) {
 type client interface {
 	Connect()
 	Do(end redisscript.Deadline, call *redisscript.Call) (*redisscript.Server, error)
-	DoAlone(end redisscript.Deadline, call *redisscript.Call) (*redisscript.Server, error)
 	Submit(end redisscript.Deadline, call *redisscript.Call) error
 	OneServer() bool
 	Stats() []redisscript.Stats
@@ -59,7 +60,6 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	r.client = redisscript.Open(opt.forScripts(), script, redisscript.Hooks{
 		Sending:   r.sending,
 		Restarted: r.fallback.restarted,
-		Late:      r.releaseLate,
 	})
 	return r
 }
@@ -74,10 +74,11 @@ func newRedisWithoutClient(opt RedisOptions) *Redis {
 		place:     opt.place(),
 		clock:     func() time.Duration { return time.Since(start) },
 	}
-	r.renewals.store, r.leases.store, r.reports.store = r, r, r
+	r.tabs.store, r.leases.store, r.reports.store = r, r, r
+	r.tabs.process = rand.Int64N(1 << 53)
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
-		r.fallback.removals.send = r.remove
+		r.fallback.removals.send, r.fallback.moved = r.remove, r.tabs.movedTo
 	}
 	return r
 }
@@ -99,7 +100,7 @@ func (r *Redis) Flush() { r.reports.flush() }
 func (r *Redis) Close() error {
 	r.closed.Store(true)
 	r.reports.close()
-	r.renewals.close()
+	r.tabs.close()
 	r.fallback.close()
 	return r.client.Close()
 }
@@ -154,7 +155,7 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	case !now.Before(end.At):
 		w.outcomes, err = r.tooLate(req, w.outcomes)
 	case !r.client.OneServer() && req.severalKeys():
-		w.outcomes, err = r.decideSplit(end, req, req.byKey())
+		w.outcomes, err = r.decideSplit(end, req, Request.byKey)
 	default:
 		w.outcomes, err = r.decide(end, req, w.outcomes)
 	}
@@ -208,17 +209,13 @@ func (r *Redis) decide(end redisscript.Deadline, req Request, dst []outcome) ([]
 	_, outcomes, err := r.ask(end, q, dst)
 	switch {
 	case err == nil:
-		r.answered(q, outcomes[len(dst):], false)
+		r.answered(q, outcomes[len(dst):])
 		q.release()
 		return outcomes, nil
 	case len(req.Buckets) > 1 && redisscript.MovingSlot(err):
 		// The slot is being moved to another server, and has buckets on both.
 		r.fallback.drop(q)
-		all := make([]int, len(req.Buckets))
-		for i := range all {
-			all[i] = i
-		}
-		outcomes, err = r.decideSplit(end, req, req.byBucket(all))
+		outcomes, err = r.decideSplit(end, req, Request.byBucket)
 		return append(dst, outcomes...), err
 	case r.fallback == nil || req.NoFallback:
 		r.fallback.drop(q)
@@ -240,15 +237,37 @@ func (r *Redis) query(req Request, what byte) *query {
 func (r *Redis) sending(to *redisscript.Server, batch []*redisscript.Call) {
 	r.fallback.send(to, batch)
 	for _, c := range batch {
-		c.Owner.(*query).encode()
+		q := c.Owner.(*query)
+		r.tabs.sending(q)
+		q.encode()
 	}
 }
 
-// ask sends q to the server that has its buckets, and appends
-// the outcomes to dst. After an error q may still be in flight.
-func (r *Redis) ask(end redisscript.Deadline, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
+// ask sends q to the server that has its buckets, and appends the outcomes to dst. After an
+// error q may still be in flight. If a renewal of what this process holds has overtaken q, it
+// is asked again.
+func (r *Redis) ask(end redisscript.Deadline, q *query, dst []outcome) (srv *redisscript.Server, outcomes []outcome, err error) {
+	for range 2 {
+		srv, outcomes, err = r.askOnce(end, q, dst)
+		if err != nil || !isLate(outcomes[len(dst):]) {
+			return srv, outcomes, err
+		}
+		r.eachKept(q, r.tabs.refused)
+	}
+	return srv, dst, errOvertaken
+}
+
+// askOnce is ask without asking again.
+func (r *Redis) askOnce(end redisscript.Deadline, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
 	srv, err := r.client.Do(end, &q.Call)
 	if err != nil {
+		r.eachKept(q, func(k *kept) {
+			if redisscript.NotRun(err) {
+				r.tabs.refused(k)
+			} else {
+				r.tabs.lost(k)
+			}
+		})
 		return srv, dst, err
 	}
 	outcomes, corrupt, err := q.outcomes(dst)
@@ -256,26 +275,47 @@ func (r *Redis) ask(end redisscript.Deadline, q *query, dst []outcome) (*redissc
 		_ = srv.ReportCorrupt(errCorrupt)
 	}
 	if err != nil {
+		r.eachKept(q, r.tabs.lost)
 		return srv, dst, srv.ReportCorrupt(fmt.Errorf("%w: %w", errCorrupt, err))
 	}
 	return srv, outcomes, nil
 }
 
-// answered records what a server has decided on q. With held, all of its units are held.
-func (r *Redis) answered(q *query, outcomes []outcome, held bool) {
-	q.received(outcomes)
-	if q.admitted() {
-		for i := range q.buckets {
-			if k := q.buckets[i].kept(); k != nil && q.buckets[i].holds(&outcomes[i]) {
-				k.holding(outcomes[i].receipt, r.clock())
-			}
+// isLate reports whether a renewal of what this process holds has overtaken the call with
+// these outcomes, so that it did nothing.
+func isLate(outcomes []outcome) bool {
+	return slices.ContainsFunc(outcomes, func(o outcome) bool { return o.receipt < 0 })
+}
+
+// eachKept calls do with what q was to hold.
+func (r *Redis) eachKept(q *query, do func(*kept)) {
+	for i := range q.buckets {
+		if k := q.buckets[i].kept(); k != nil {
+			do(k)
 		}
 	}
-	r.fallback.answered(q, outcomes, held)
+}
+
+// answered records what a server has decided on q.
+func (r *Redis) answered(q *query, outcomes []outcome) {
+	admitted := q.admitted()
+	for i := range q.buckets {
+		switch k := q.buckets[i].kept(); {
+		case k == nil:
+		case admitted && q.buckets[i].holds(&outcomes[i]):
+			r.tabs.admitted(k, outcomes[i].receipt)
+		default:
+			r.tabs.refused(k)
+		}
+	}
+	r.fallback.answered(q, outcomes)
 }
 
 // errCorrupt is the error for a key of ours that something else has written to.
 var errCorrupt = errors.New("the value of a key is no bucket's")
+
+// errOvertaken is the error for a request that renewals have overtaken twice.
+var errOvertaken = errors.New("what this process holds was renewed meanwhile")
 
 // errLate is the error for a request whose deadline passed before it was sent.
 var errLate = errors.New("no time was left to ask a server")

@@ -645,7 +645,7 @@ func TestRedisForeignValues(t *testing.T) {
 		}
 	}
 	hold("", " ", "text", "nan", "12", "99999999999999999999", strings.Repeat("9", 19), strings.Repeat("9", 400),
-		"\x00", strings.Repeat("\x00", 12), strings.Repeat("\xff", 12), strings.Repeat("\x00", 25), strings.Repeat("\xff", 57),
+		"\x00", strings.Repeat("\x00", 12), strings.Repeat("\xff", 12), strings.Repeat("\x00", 25), strings.Repeat("\xff", 81),
 		strings.Repeat("x", 1<<20), "{}")
 	full := written{level: level{soon, 0}, when: soon - 7200e6}
 	packed, long := full.value(), func(numbers ...float64) string { return string(appendDoubles([]byte{8}, numbers...)) }
@@ -724,7 +724,7 @@ func TestRedisCorruptValues(t *testing.T) {
 			pass()
 		}
 		if rapid.Bool().Draw(t, "hold") {
-			q := v.query(toHold(req()), 0)
+			q := asTab(v.query(toHold(req()), 0))
 			if err := v.admin.Eval(context.Background(), v.source, q.Keys, string(q.appendGroup(nil))).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -782,7 +782,7 @@ func TestRedisForeignHolds(t *testing.T) {
 	for _, held := range []int64{5, MaxUnits, horizon - 1, horizon} {
 		b := Bucket{Name: "b", Key: fmt.Sprint(held), Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
 		now := serverTime(t, server)
-		value := written{level: level{now + time.Hour.Microseconds(), 2}, when: now, record: heldRecord{{now, held - 2}, {now - 1, 2}}}.value()
+		value := written{level: level{now + time.Hour.Microseconds(), 2}, when: now, record: heldRecord{{1, 1, now, now, held - 2, 0, 0}, {2, 1, now, now - 1, 2, 0, 0}}}.value()
 		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -1466,7 +1466,7 @@ func FuzzReply(f *testing.F) {
 func FuzzStoredValue(f *testing.F) {
 	server := redistest.Start(f)
 	r := newTestRedis(f, server, nil)
-	for _, value := range []string{"", "0", "1", "text", "99999999999999999999:2", strings.Repeat("\x00", 12), strings.Repeat("\xff", 25), strings.Repeat("\x88", 57)} {
+	for _, value := range []string{"", "0", "1", "text", "99999999999999999999:2", strings.Repeat("\x00", 12), strings.Repeat("\xff", 25), strings.Repeat("\x88", 81)} {
 		f.Add(value, int64(0), int64(5))
 		f.Add(value, int64(3600e6), int64(1))
 	}
@@ -1474,7 +1474,8 @@ func FuzzStoredValue(f *testing.F) {
 		for _, w := range []written{
 			{}, {when: -1}, {when: 1}, {when: -3600e6}, {when: 3600e6}, {when: -4 * horizon}, {when: 2 * horizon},
 			{level: level{rest: 1}}, {level: level{rest: 2}}, {level: level{rest: 3}}, {level: level{rest: -1}}, {level: level{rest: horizon}},
-			{record: heldRecord{{0, 1}, {0, 0}}}, {record: heldRecord{{1, 2}, {-9e6, 3}}}, {record: heldRecord{{-9e6, 3}, {-19e6, 0}}}, {record: heldRecord{{0, horizon}, {-9e6, horizon}}}, {record: heldRecord{{99e6, 1}, {98e6, 1}}}, {record: heldRecord{{0, 0}, {0, 2}}},
+			{record: heldRecord{{held: 1}}}, {record: heldRecord{{seen: 1, held: 2}, {process: 1, seen: -9e6, held: 3}}}, {record: heldRecord{{seen: -9e6, held: 3, ended: 2, charged: -1}}},
+			{record: heldRecord{{held: horizon}, {number: 1, held: horizon}}}, {record: heldRecord{{seen: 99e6, held: 1}, {seen: -16e6, held: 2}}}, {record: heldRecord{{held: 0}}}, {record: heldRecord{{held: -1}, {held: 2}}},
 		} {
 			f.Add(w.value(), ahead, int64(5))
 			f.Add(w.value(), ahead, int64(9))
@@ -1487,7 +1488,9 @@ func FuzzStoredValue(f *testing.F) {
 		if w, ok := parseWritten(value); ok { // with times of today
 			now := serverTime(t, server)
 			w.clear, w.when = w.clear+now+ahead, w.when+now
-			w.record[0].receipt, w.record[1].receipt = w.record[0].receipt+now, w.record[1].receipt+now
+			for i := range w.record {
+				w.record[i].seen += now
+			}
 			value = w.value()
 		}
 		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
@@ -1524,7 +1527,7 @@ func FuzzStoredValue(f *testing.F) {
 		for _, what := range []byte{byte(AccountingAtomic), whatSettle, whatRenew} {
 			set()
 			req := toHold(Request{Buckets: []Bucket{b}})
-			if _, _, err := r.ask(inTime(), r.query(req, what), nil); err != nil {
+			if _, _, err := r.ask(inTime(), asTab(r.query(req, what)), nil); err != nil {
 				t.Fatalf("%.40q: %d: %v", value, what, err)
 			}
 		}

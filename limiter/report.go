@@ -228,7 +228,7 @@ func (rs *reports) answered(p *report, q *query, err error) {
 	}
 	switch {
 	case err == nil:
-		r.answered(q, outcomes, false)
+		r.answered(q, outcomes)
 	case q.buckets[0].cost > 0:
 		r.fallback.charge(q)
 	default:

@@ -44,19 +44,15 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 		t.Error("no query is reused, so the test proves nothing")
 	}
 
-	for _, as := range []verdict{verdictAdmitted, verdictNone} {
-		q := r.query(toHold(req), 0)
-		srv, answer, err := r.ask(inTime(), q, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.fallback.answered(q, answer, true)
-		settleAs(q, as, answer)
-		r.settleOn(srv, q)
+	for _, charge := range []int64{1, 0} {
+		held := new(Held)
+		mustTake(t, r, Request{Buckets: toHold(req).Buckets, Held: held})
+		q := held.kept[0].query
+		held.Settle(0, charge)
 		key := r.keys.of(&req.Buckets[0])
 		redistest.WaitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })
 		if pooled()[q] {
-			t.Errorf("one that settles, %d, is reused", as)
+			t.Errorf("one whose units are settled, %d, is reused", charge)
 		}
 	}
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 var histories = flag.Int("histories", 600, "how many histories of faults to simulate")
@@ -142,6 +143,8 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	v.fallback = newFallback(
 		NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond }),
 		time.Duration(h.timeout)*time.Microsecond, "")
+	v.tabs.all, v.client = nil, h
+	v.tabs.process++
 	rates := []time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, time.Hour}
 	for i := range 1 + h.random.IntN(3) {
 		h.buckets = append(h.buckets, Bucket{Name: fmt.Sprint("b", i), Key: "k", Limit: Limit{
@@ -278,7 +281,7 @@ func (h *history) failover() {
 	h.up = true
 	for q := h.v.fallback.inFlight; q != nil; q = q.next {
 		for i := range h.buckets {
-			if q.stage == holding && slices.ContainsFunc(q.buckets, func(p asked) bool {
+			if q.stage == keeping && slices.ContainsFunc(q.buckets, func(p asked) bool {
 				return p.hash == h.v.fallback.memory.hash(&h.buckets[i])
 			}) {
 				h.decided[i] = false
@@ -319,6 +322,7 @@ func (h *history) arrive() {
 	}
 	parts := []*part{{Request: x.req}}
 	if x.req.severalKeys() {
+		x.req = h.v.keepParts(x.req)
 		parts = x.req.byKey()
 	}
 	if len(parts) > 1 {
@@ -328,9 +332,6 @@ func (h *history) arrive() {
 	var batch []*query
 	for _, p := range parts {
 		p.query = h.v.query(p.Request, byte(x.req.Accounting))
-		if x.split && x.req.Accounting == AccountingAtomic {
-			p.query.holdAll()
-		}
 		x.parts = append(x.parts, &simulatedPart{part: p})
 		batch = append(batch, p.query)
 	}
@@ -349,7 +350,7 @@ func (h *history) arrive() {
 			}
 			p.err = nil
 			before := h.levels(p.query)
-			h.v.fallback.answered(p.query, p.outcomes, p.query.buckets[0].held != nil)
+			h.v.answered(p.query, p.outcomes)
 			for i, level := range h.levels(p.query) {
 				if level.clear < before[i].clear-h.timeout {
 					h.followed++
@@ -379,7 +380,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 	req := Request{}
 	for i := range q.buckets {
 		p := &q.buckets[i]
-		req.Buckets = append(req.Buckets, Bucket{Limit: p.limit, Hold: p.held != nil && q.what != whatSettle, Borrows: p.borrows, Pool: p.pool})
+		req.Buckets = append(req.Buckets, Bucket{Limit: p.limit, Hold: p.held != nil, Borrows: p.borrows, Pool: p.pool})
 	}
 	buckets := slices.Clone(q.buckets)
 	var process func()
@@ -407,7 +408,10 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 			h.waste(buckets, outcomes, at)
 			return
 		}
-		h.events.at(at+h.random.Int64N(300), func() { answered(outcomes, at, lifetime) })
+		h.events.at(at+h.random.Int64N(300), func() {
+			q.Reply = reply
+			answered(outcomes, at, lifetime)
+		})
 	}
 	h.events.at(h.v.now+h.random.Int64N(300), process)
 }
@@ -415,7 +419,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 // waste records what a server charged at a time by a reply that is not used.
 func (h *history) waste(buckets []asked, outcomes []outcome, at int64) {
 	for i, o := range outcomes {
-		if o.denied || o.unused {
+		if o.denied || o.unused || buckets[i].held != nil {
 			continue
 		}
 		for j := range h.buckets {
@@ -466,6 +470,7 @@ func (h *history) finish(x *exchange) {
 	for _, p := range x.parts {
 		if !p.answered {
 			failed = append(failed, p.part)
+			h.v.eachKept(p.query, h.v.tabs.lost)
 			continue
 		}
 		denied = denied || p.denied()
@@ -493,7 +498,7 @@ func (h *history) finish(x *exchange) {
 				}
 			}
 		}
-		if p.query.buckets[0].held != nil {
+		if x.split && x.req.Accounting == AccountingAtomic {
 			as := verdictAdmitted
 			if denied {
 				as = verdict(h.random.IntN(2)) // or no decision was made
@@ -528,32 +533,43 @@ func (h *history) here(x *exchange, req Request, instead []*query, denied bool) 
 
 // settle settles the units that are held for a part, sooner or later.
 func (h *history) settle(p *simulatedPart, as verdict) {
-	q := p.query
-	if as != verdictAdmitted {
-		h.v.fallback.drop(q)
-	}
-	settleAs(q, as, p.outcomes)
-	answered := false
-	h.events.at(h.v.now+pick[int64](h.random, 0, 0, 20, 2000, 9_900_000), func() {
-		h.v.sending(nil, callsOf(q))
-		h.ask(q, func(outcomes []outcome, _ int64, _ []int) {
-			if answered {
-				return
-			}
-			answered = true
-			if as == verdictAdmitted {
-				h.v.fallback.answered(q, outcomes, false)
-			}
-		})
-		h.events.at(h.v.now+h.timeout, func() {
-			if !answered {
-				answered = true
-				h.leaves++
-				h.v.leaveToServer(q)
-			}
-		})
-	})
+	p.err = nil
+	h.events.at(h.v.now+pick[int64](h.random, 0, 0, 20, 2000, 9_900_000), func() { h.v.settle([]*part{p.part}, as) })
 }
+
+// Submit implements client: it carries what settles and renews units.
+func (h *history) Submit(_ redisscript.Deadline, c *redisscript.Call) error {
+	q := c.Owner.(*query)
+	h.v.sending(nil, callsOf(q))
+	answered := false
+	end := func(err error) {
+		if answered {
+			return
+		}
+		if answered = true; err != nil {
+			h.leaves++
+			h.events.at(h.v.now+500_000, h.v.tabs.tick) // which sends it again
+		}
+		q.Done(err)
+	}
+	h.ask(q, func([]outcome, int64, []int) { end(nil) })
+	h.events.at(h.v.now+h.timeout, func() { end(errLost) })
+	return nil
+}
+
+// The other methods of client are not used.
+func (h *history) Do(redisscript.Deadline, *redisscript.Call) (*redisscript.Server, error) {
+	return nil, errLost
+}
+
+func (h *history) DoAlone(redisscript.Deadline, *redisscript.Call) (*redisscript.Server, error) {
+	return nil, errLost
+}
+
+func (*history) OneServer() bool            { return true }
+func (*history) Connect()                   {}
+func (*history) Stats() []redisscript.Stats { return nil }
+func (*history) Close() error               { return nil }
 
 // admit records that units of b were admitted.
 func (h *history) admit(b Bucket, at int64, lifetime []int) {

@@ -439,13 +439,13 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 		v.flush(t)
 		v.at(t, begin+55e6)
 		decide(t, v, AccountingAtomic, b)
-		q := v.query(toHold(req), 0)
+		q := asTab(v.query(toHold(req), 0))
 		o := ask(q)
 		if o.denied || o.held != 4 || o.receipt != v.now {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 4, 4, 2)
-		again := ask(v.query(toHold(req), 0))
+		again := ask(asTab(v.query(toHold(req), 0)))
 		if !again.denied || !again.blocked {
 			t.Errorf("a request that has no room beside held units: %+v", again)
 		}

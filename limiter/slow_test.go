@@ -77,7 +77,7 @@ func (s *slow) ask(until int64) {
 		o := s.v.evaluate(s.t, req, q)
 		s.after(s.least+time.Duration(s.random.Int64N(int64(s.most-s.least)+1)), func() {
 			if !done {
-				s.v.fallback.answered(q, []outcome{o}, false)
+				s.v.fallback.answered(q, []outcome{o})
 				decided(o, at)
 			} else if !o.denied {
 				s.wasted = append(s.wasted, charge{at: at, units: 1})

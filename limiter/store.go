@@ -89,9 +89,9 @@ type Bucket struct {
 	// Whether an admitted request only holds Cost, until Request.Held settles it: what
 	// it costs, or whether it counts, is not known yet. Held units take room, but do
 	// not drip. A request that is denied holds nothing, and charges this bucket nothing.
-	// A process renews what it holds in a server every 5 s. Units that it has held or
-	// renewed for the last time are charged 10 to 20 s later, as of then. All buckets of
-	// one Name should have the same Hold.
+	// A process renews what it holds in a server every 5 s. When the server has not heard
+	// of it for 15 s, they are charged, as of then. All buckets of one Name should have the
+	// same Hold.
 	Hold bool
 
 	// Whether what this bucket has no room for is borrowed from the next Pool in the

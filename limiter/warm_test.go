@@ -856,7 +856,7 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 	req := Request{Buckets: []Bucket{b}}
 	const ms = time.Millisecond
 	for i, want := range []time.Duration{0, 1375 * ms, 2500 * ms, 3375 * ms, 4000 * ms} {
-		o := v.evaluate(t, req, v.query(toHold(req), 0))
+		o := v.evaluate(t, req, asTab(v.query(toHold(req), 0)))
 		if o.denied || o.held != int64(i+1) {
 			t.Errorf("request %d: %+v", i, o)
 		}
@@ -866,7 +866,7 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 			t.Errorf("request %d waits %v, want %v", i, got, want)
 		}
 	}
-	if o := v.evaluate(t, req, v.query(toHold(req), 0)); !o.denied || !o.blocked {
+	if o := v.evaluate(t, req, asTab(v.query(toHold(req), 0))); !o.denied || !o.blocked {
 		t.Errorf("beyond the longest delay: %+v", o)
 	}
 
@@ -926,13 +926,13 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 		peek("charged", 1, 0, 1875*ms, 1375*ms)
 		v.advance(t, 1375*ms)
 		peek("free", 0, 0, 500*ms, 0)
-		q := v.query(toHold(req), 0)
+		q := asTab(v.query(toHold(req), 0))
 		o := ask(q)
 		if o.denied || o.held != 1 || o.receipt != v.now {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 0, 1, 500*ms, 1125*ms)
-		again := ask(v.query(toHold(req), 0))
+		again := ask(asTab(v.query(toHold(req), 0)))
 		if !again.denied || !again.blocked || again.after(0).free() != 1_125_000 {
 			t.Errorf("a request beside held units: %+v", again)
 		}
@@ -946,7 +946,7 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 			ask(q)
 			peek(end, 0, 0, 500*ms, 0)
 		case "left": // it is cold when they are charged
-			v.at(t, (generation(o.receipt)+2)*heldFor.Microseconds()-1)
+			v.at(t, o.receipt+lapse.Microseconds()-1)
 			peek("still held", 0, 1, 0, 1375*ms)
 			v.advance(t, 1000*ms+time.Microsecond)
 			peek(end, 1, 0, 875*ms, 375*ms)
@@ -966,7 +966,7 @@ func TestWarmUpHoldsUnitsWithinHorizon(t *testing.T) {
 	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(1, 30*365*24*time.Hour, time.Second, 3), Cost: 1}
 	b.Limit.CountDenied = true
 	req := Request{Buckets: []Bucket{b}}
-	q := v.query(toHold(req), 0)
+	q := asTab(v.query(toHold(req), 0))
 	held := v.evaluate(t, req, q)
 	if o := v.evaluate(t, req, v.query(req, 0)); !o.denied || !o.blocked {
 		t.Errorf("beside held units: %+v", o)

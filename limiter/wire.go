@@ -78,11 +78,19 @@ func (q *query) appendGroup(b []byte) []byte {
 			b = appendDoubles(b, float64(p.told.clear), float64(p.told.rest), float64(p.told.inFlight))
 			b = append(b, bit(p.told.dirty == own)|bit(p.told.dirty == clean)<<1)
 		}
-		switch q.what {
-		case whatSettle, whatRenew:
-			b = appendDoubles(b, float64(p.held.receipt), float64(p.held.charge))
-		case whatLease:
+		if q.what == whatLease {
 			b = appendDoubles(b, float64(q.ahead), float64(q.least))
+		}
+		h := p.held
+		if h == nil {
+			continue
+		}
+		b = appendDoubles(b, float64(h.process), float64(h.number))
+		if q.what == whatSettle || q.what == whatRenew {
+			b = appendDoubles(b, float64(h.receipt), float64(h.ended), float64(h.charged))
+		}
+		if q.what == whatRenew {
+			b = appendDoubles(b, float64(h.before.number), float64(h.before.receipt), float64(h.beforeCharged))
 		}
 	}
 	return b
@@ -143,7 +151,7 @@ func (q *query) outcomes(dst []outcome) (outcomes []outcome, corrupt bool, err e
 			_, o.unused = pools.next(q.buckets[i].borrows, q.buckets[i].pool, !denied)
 		}
 		if n := q.repliesOf(i); n == 4 {
-			if o.held, o.receipt = reply[2], reply[3]; o.held < 0 || o.held > horizon || o.receipt < 0 || o.receipt > 1<<53 {
+			if o.held, o.receipt = reply[2], reply[3]; o.held < 0 || o.held > horizon || o.receipt < -1 || o.receipt > 1<<53 {
 				return dst, false, fmt.Errorf("reply of %d, %d tells of no units held", o.held, o.receipt)
 			}
 			reply = reply[4:]

@@ -194,7 +194,7 @@ func (s *Server) finish(c *Call, err error) {
 	case c.finish():
 		c.err = err
 		c.done <- struct{}{}
-	case err == nil && !c.ours:
+	case err == nil && !c.ours && s.hooks.Late != nil:
 		s.hooks.Late(s, c)
 	}
 }

@@ -1,0 +1,836 @@
+package limiter
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+)
+
+const (
+	// lapse is the time after which a server charges what a process holds that it has not
+	// heard of, see held.lua.
+	lapse = 15 * time.Second
+
+	// renewEvery is how often what is held is renewed.
+	renewEvery = 5 * time.Second
+
+	// tellEvery is how often what has not been answered is sent again.
+	tellEvery = 100 * time.Millisecond
+
+	// sendTogether is how many calls that are due are sent at once, with sendPause after them,
+	// or more if all would take longer than sendPortions such pauses. After a connection broke
+	// all tabs are due, and requests would wait for their server to be done with them.
+	sendTogether = 64
+	sendPause    = 10 * time.Millisecond
+	sendPortions = 200
+
+	// lookTogether is how many tabs are looked at while requests wait.
+	lookTogether = 64
+)
+
+// tabs are what the requests of a store hold in its servers, by the names of the buckets' keys.
+// While there are any, a goroutine renews them, and sends again what was not answered.
+type tabs struct {
+	store   *Redis
+	process int64 // names this store in servers; random
+
+	mu      sync.Mutex
+	all     map[string]*tab
+	number  int64 // the latest of a tab
+	running bool
+}
+
+// tab is what this process holds of one bucket in a server, as held.lua says: it tells the
+// server totals, and may do so as often as it likes. When it is in doubt about what the
+// server has, it renews the tab: it opens another one with all that it holds. Both are sent
+// until they are answered. The lock of tabs guards it.
+type tab struct {
+	tabs   *tabs
+	bucket Bucket
+	open   map[*kept]struct{} // what is held, or has been asked for
+
+	running int // how many of them are held for certain
+
+	number  int64
+	receipt int64  // -1 until a hold is admitted
+	totals         // since it was opened
+	said    totals // what the latest call tells
+	known   totals // what the server has answered to
+	told    int64  // the highest charged that the server may have been told
+
+	settling int      // how many settlements are in flight
+	queued   bool     // whether one of them will tell the totals of a later time
+	doubt    bool     // whether it is to be renewed
+	lost     bool     // since the server may not have what it held
+	renewal  *renewal // until it is answered
+	moved    int64    // units that a Memory holds too
+	owed     []owed
+
+	heard   time.Duration // when the last call was sent that the server has answered
+	renewed time.Duration // and the last renewal
+}
+
+// totals are how many units the requests of a tab have let go and been charged.
+type totals struct{ ended, charged int64 }
+
+// renewal is the renewal of a tab, which stands for the one before.
+type renewal struct {
+	units   int64
+	running []*kept // what is held for certain
+	before  tabName
+	charged int64         // in total, by requests of the tab before
+	heard   time.Duration // of that tab
+	sent    bool          // whether it is in flight
+	tries   int           // how often it was sent
+	beside  bool          // whether more was held in the new tab before it was answered
+}
+
+// tabName names a tab of a process.
+type tabName struct{ number, receipt int64 }
+
+// owed is what a request was charged, until a server is known to know it.
+type owed struct {
+	query  *query // which counts as in flight until then
+	charge int64
+	number int64 // of the tab
+	upTo   int64 // the total of the tab with it
+}
+
+// kept is what a request holds of one bucket in a server, or in this process if that
+// did not answer, from its decision until it is settled. Meanwhile its query counts as
+// in flight, so that the fallback leaves room for it.
+type kept struct {
+	store  *Redis // nil if a Memory holds it
+	query  *query
+	bucket Bucket
+
+	mu      sync.Mutex
+	settled bool
+	others  []*kept // what stores that have taken over hold for the same request
+
+	// The lock of the store's tabs guards these.
+	tab      *tab
+	number   int64         // of the tab for which it was sent; 0 if it was not
+	sent     time.Duration // when
+	running  bool
+	counted  bool // whether the tab has it, or its renewal
+	inServer bool // whether a server knows of it, unless its tab is in doubt
+	over     bool // whether it was given up
+	paid     bool // whether it has lapsed, so that it was charged
+	guest    bool // whether another store has decided its request
+	moved    bool // and that is a Memory, which holds it too
+
+	host *kept // what the other store holds
+}
+
+// cost returns how many units it holds.
+func (k *kept) cost() int64 { return k.query.buckets[0].cost }
+
+// keep returns req with what is needed to hold units of each bucket with Hold.
+func (r *Redis) keep(req Request, w *scratch) Request {
+	w.buckets = append(w.buckets[:0], req.Buckets...)
+	req.Buckets = w.buckets
+	req.Held.kept = req.Held.kept[:0]
+	for i := range req.Buckets {
+		if b := &req.Buckets[i]; b.Hold {
+			b.keptAs = 0
+			r.keepBucket(req, i)
+		}
+	}
+	return req
+}
+
+// keepBucket adds what is needed to hold units of req's i-th bucket.
+func (r *Redis) keepBucket(req Request, i int) {
+	k := &kept{store: r, bucket: req.Buckets[i], query: r.query(Request{Buckets: req.Buckets[i : i+1]}, whatRenew)}
+	k.query.buckets[0].held = &heldCost{charge: req.Buckets[i].Cost, kept: k}
+	req.Held.kept = append(req.Held.kept, k)
+	req.Buckets[i].keptAs = uint16(len(req.Held.kept)) //nolint:gosec // at most MaxBuckets
+}
+
+// isHeld reports whether anything is held: not if a dry run denied.
+func (k *kept) isHeld() bool {
+	k.store.tabs.mu.Lock()
+	defer k.store.tabs.mu.Unlock()
+	return k.running
+}
+
+// places returns the places whose servers count the units as held. When that changes, the
+// fallback is told, which keeps it: see recount.
+func (k *kept) places() (all []string) {
+	if k.store != nil && k.inPlace() {
+		all = append(all, k.store.place)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, other := range k.others {
+		if other.inPlace() && !slices.Contains(all, other.store.place) {
+			all = append(all, other.store.place)
+		}
+	}
+	return all
+}
+
+// inPlace reports whether the servers of k's store count the units as held.
+func (k *kept) inPlace() bool {
+	k.store.tabs.mu.Lock()
+	defer k.store.tabs.mu.Unlock()
+	return k.inServer && !k.tab.lost
+}
+
+// lose records that the server may not have what t held. It returns what that is, unless
+// that was so before.
+func (t *tab) lose() (held []*kept) {
+	if !t.lost {
+		held = t.heldNow()
+	}
+	t.doubt, t.lost = true, true
+	return held
+}
+
+// heldNow returns what is held for certain, and what has ended and is owed.
+func (t *tab) heldNow() []*kept {
+	held := make([]*kept, 0, t.running+len(t.owed))
+	for k := range t.open {
+		if k.running {
+			held = append(held, k)
+		}
+	}
+	for _, o := range t.owed {
+		held = append(held, o.query.buckets[0].held.kept)
+	}
+	return held
+}
+
+// renewNow has the units renewed, since their server may have lost them. It returns what
+// that goes for too, and was not so before.
+func (k *kept) renewNow() []*kept {
+	k.store.tabs.mu.Lock()
+	defer k.store.tabs.mu.Unlock()
+	if !k.running {
+		return nil
+	}
+	return k.tab.lose()
+}
+
+// of returns the tab of k's bucket, and makes one if there is none. One of which nothing is
+// left begins anew.
+func (n *tabs) of(k *kept) *tab {
+	p := &k.query.buckets[0]
+	t := n.all[p.key]
+	if t == nil {
+		t = &tab{tabs: n, open: make(map[*kept]struct{})}
+		if n.all == nil {
+			n.all = make(map[string]*tab)
+		}
+		n.all[p.key] = t
+		if !n.running {
+			n.running = true
+			go n.run()
+		}
+	}
+	if t.isIdle() {
+		t.begin()
+		t.heard, t.renewed = n.store.clock(), n.store.clock()
+	}
+	t.bucket = k.bucket
+	k.tab = t
+	return t
+}
+
+// begin gives t the next number.
+func (t *tab) begin() {
+	t.tabs.number++
+	t.queued = false // what was, tells of the tab before
+	t.number, t.receipt, t.totals, t.said, t.known, t.told = t.tabs.number, -1, totals{}, totals{}, totals{}, 0
+}
+
+// isIdle reports whether nothing is left of t to be settled.
+func (t *tab) isIdle() bool {
+	return len(t.open) == 0 && !t.doubt && t.renewal == nil && t.totals == t.known && t.settling == 0
+}
+
+// runs reports whether anything is held for certain.
+func (t *tab) runs() bool { return t.running > 0 }
+
+// run records that what k asked for is held for certain.
+func (t *tab) run(k *kept) {
+	if !k.running {
+		k.running = true
+		t.running++
+	}
+}
+
+// sending says in q, which is about to be sent, what it asks of its tabs.
+func (n *tabs) sending(q *query) {
+	for i := range q.buckets {
+		p := &q.buckets[i]
+		if p.held == nil || q.tab == nil && p.held.kept == nil {
+			continue
+		}
+		n.mu.Lock()
+		if t := q.tab; t != nil {
+			p.held.tabName = tabName{q.number, t.receipt}
+			if q.number == t.number { // otherwise it has been renewed since, and this tells nothing
+				t.queued, t.said, p.held.totals = false, t.totals, t.totals
+			}
+		} else {
+			n.asking(p.held.kept)
+			p.held.number = p.held.kept.number
+		}
+		p.held.process = n.process
+		n.mu.Unlock()
+	}
+}
+
+// asking records that a server is asked to hold k's units.
+func (n *tabs) asking(k *kept) {
+	if k.number != 0 { // it may have been sent before, or has been given up
+		return
+	}
+	t := n.of(k)
+	k.number, k.sent = t.number, n.store.clock()
+	t.open[k] = struct{}{}
+}
+
+// admitted records that a server holds k's units, in a tab with that receipt.
+func (n *tabs) admitted(k *kept, receipt int64) {
+	var forgotten []*kept
+	n.mu.Lock()
+	t := k.tab
+	switch {
+	case k.number != t.number: // a renewal has counted it
+	case t.renewal != nil:
+		t.renewal.beside = true
+	case t.receipt == receipt:
+		t.heard = max(t.heard, k.sent)
+	case t.receipt == 0 || t.runs(): // the server has lost the tab, or it has lapsed
+		forgotten = t.lose()
+	default: // it opened the tab
+		t.receipt, t.totals, t.said, t.known, t.told = receipt, totals{}, totals{}, totals{}, 0
+		t.heard, t.renewed = k.sent, k.sent
+	}
+	t.run(k)
+	k.counted, k.inServer = true, true
+	n.mu.Unlock()
+	n.store.fallback.forgotten(forgotten)
+	n.advance(t, true)
+}
+
+// refused records that no server holds k's units because of its call: it was denied, was
+// not run, or was late.
+func (n *tabs) refused(k *kept) {
+	n.mu.Lock()
+	t := k.tab
+	if k.number != 0 && !k.over {
+		n.forget(k)
+	}
+	k.number = 0
+	n.mu.Unlock()
+	n.advance(t, false)
+}
+
+// forget removes k, which is not held. A renewal may have counted it.
+func (n *tabs) forget(k *kept) {
+	t := k.tab
+	delete(t.open, k)
+	if k.number != t.number {
+		t.ended += k.cost()
+	}
+}
+
+// lost records that k's call was given up, so that it is not known whether a server holds
+// its units.
+func (n *tabs) lost(k *kept) {
+	n.mu.Lock()
+	n.asking(k) // it may still be sent, as one for this tab
+	t := k.tab
+	n.forget(k)
+	if k.over = true; k.number == t.number {
+		t.doubt = true
+	}
+	n.mu.Unlock()
+	n.advance(t, false)
+}
+
+// decidedHere records that k's units are held which no server knows of.
+func (n *tabs) decidedHere(k *kept) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.of(k)
+	t.open[k] = struct{}{}
+	t.run(k)
+	t.doubt = true
+}
+
+// end lets go k's units, and charges so many. It reports whether it remains to be charged
+// what k holds: no server will be.
+func (n *tabs) end(k *kept, charge int64) (here bool) {
+	n.mu.Lock()
+	t := k.tab
+	if !k.running {
+		n.mu.Unlock()
+		return false
+	}
+	k.running = false
+	t.running--
+	delete(t.open, k)
+	if k.moved && k.inServer {
+		t.moved -= k.cost()
+	}
+	if !k.counted || n.store.closed.Load() {
+		n.mu.Unlock()
+		return true
+	}
+	if k.paid {
+		charge = max(charge-k.cost(), 0)
+	}
+	t.ended, t.charged = t.ended+k.cost(), t.charged+charge
+	if charge > 0 {
+		t.owed = append(t.owed, owed{k.query, charge, t.number, t.charged})
+	}
+	n.mu.Unlock()
+	n.advance(t, false)
+	return false
+}
+
+// advance sends what is to be sent of t. Again says whether that goes for what was not
+// answered before.
+func (n *tabs) advance(t *tab, again bool) {
+	if t == nil {
+		return
+	}
+	n.mu.Lock()
+	q := t.next(again)
+	n.mu.Unlock()
+	n.submit(q)
+}
+
+// next returns the next call for t, or nil if there is nothing to tell. Again says whether
+// what was not answered is to be sent again.
+func (t *tab) next(again bool) *query {
+	if t.tabs.store.closed.Load() {
+		return nil
+	}
+	if t.renewal == nil && t.doubt {
+		t.renew()
+		again = true
+	}
+	if r := t.renewal; r != nil {
+		if r.sent || !again {
+			return nil
+		}
+		r.sent = true
+		r.tries++
+		q := t.call(whatRenew)
+		q.buckets[0].cost, q.buckets[0].held.before, q.buckets[0].held.beforeCharged = r.units, r.before, r.charged
+		return q
+	}
+	if t.receipt < 0 || t.queued || t.totals == t.said && (!again || t.settling > 0 || t.totals == t.known) {
+		return nil
+	}
+	t.queued = true
+	t.settling++
+	return t.call(whatSettle)
+}
+
+// call returns a call for t.
+func (t *tab) call(what byte) *query {
+	b := t.bucket
+	b.keptAs, b.Hold, b.Pool, b.Borrows, b.Watches, b.Cost = 0, false, false, false, 0, 0
+	q := t.tabs.store.query(Request{Buckets: []Bucket{b}}, what)
+	q.tab, q.number = t, t.number
+	q.buckets[0].held = new(heldCost)
+	q.Replies = q.replies()
+	return q
+}
+
+// submit sends q, which next has returned.
+func (n *tabs) submit(q *query) {
+	if q == nil {
+		return
+	}
+	sent := n.store.clock()
+	q.Done = func(err error) {
+		var outcomes []outcome
+		if err == nil {
+			outcomes, _, err = q.outcomes(nil)
+		}
+		if q.what == whatRenew {
+			n.wasRenewed(q, outcomes, sent, err)
+		} else {
+			n.wasSettled(q, outcomes, sent, err)
+		}
+	}
+	end := redisscript.Deadline{At: time.Now().Add(n.store.timeout)}
+	if err := n.store.client.Submit(end, &q.Call); err != nil {
+		q.Done(err)
+	}
+}
+
+// renew begins a renewal: the next tab has all that is held or may be.
+func (t *tab) renew() {
+	r := &renewal{before: tabName{t.number, t.receipt}, charged: t.charged, heard: t.heard}
+	for k := range t.open {
+		if r.units += k.cost(); k.running {
+			r.running = append(r.running, k)
+			k.counted = true
+		}
+	}
+	t.begin()
+	t.receipt, t.doubt, t.renewal = 0, false, r
+}
+
+// wasSettled handles the outcome of a settlement.
+func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err error) {
+	t, held := q.tab, q.buckets[0].held
+	var known, unknown []owed
+	var forgotten []*kept
+	n.mu.Lock()
+	t.settling--
+	current := q.number == t.number
+	switch {
+	case !current: // its renewal tells
+	case err != nil:
+		t.queued = false
+		unknown = t.notTold(held.totals, err)
+	case outcomes[0].receipt == 1:
+		t.known = totals{max(t.known.ended, held.ended), max(t.known.charged, held.charged)}
+		t.heard = max(t.heard, sent)
+		known = t.takeOwed(q.number, held.charged)
+	case t.runs(): // lost by the server, or lapsed
+		forgotten = t.lose()
+	default: // it was settled before, has lapsed or was lost
+		t.known = t.totals
+		unknown = t.takeOwed(q.number, t.charged)
+	}
+	n.mu.Unlock()
+	n.store.fallback.forgotten(forgotten)
+	n.account(q, outcomes, known, unknown, err)
+	if err == nil {
+		n.advance(t, false)
+	}
+}
+
+// wasRenewed handles the outcome of a renewal.
+func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err error) {
+	t, held := q.tab, q.buckets[0].held
+	var known, unknown []owed
+	var paid []*kept
+	n.mu.Lock()
+	r := t.renewal
+	r.sent = false
+	switch {
+	case err != nil:
+		unknown = t.notTold(held.totals, err)
+		n.mu.Unlock()
+		n.account(q, outcomes, nil, unknown, err)
+		return
+	case outcomes[0].receipt == 1:
+		known = t.takeOwed(r.before.number, r.charged)
+	default:
+		unknown = t.takeOwed(r.before.number, r.charged)
+		if r.before.receipt >= 0 && n.store.clock()-r.heard >= lapse {
+			for _, k := range r.running {
+				if k.running && !k.paid {
+					k.paid = true
+					paid = append(paid, k)
+				}
+			}
+		}
+	}
+	known = append(known, t.takeOwed(q.number, held.charged)...)
+	t.known = held.totals
+	for _, k := range r.running {
+		if k.running && k.moved && !k.inServer {
+			t.moved += k.cost()
+		}
+		k.inServer = true
+	}
+	var beside []*kept // what counts again that was admitted meanwhile
+	if t.lost && !t.doubt {
+		t.lost = false
+		beside = t.heldNow()
+	}
+	t.doubt = t.doubt || r.tries > 1 && r.beside || outcomes[0].receipt < 0
+	t.renewal, t.heard, t.renewed = nil, sent, sent
+	n.mu.Unlock()
+	n.account(q, outcomes, known, unknown, nil)
+	n.store.fallback.renewed(r.running, q.server, paid)
+	n.store.fallback.forgotten(beside)
+	n.advance(t, true)
+}
+
+// takeOwed removes what is owed up to a total of a tab, and returns it.
+func (t *tab) takeOwed(number, upTo int64) (taken []owed) {
+	t.owed = slices.DeleteFunc(t.owed, func(o owed) bool {
+		if o.number != number || o.upTo > upTo {
+			return false
+		}
+		taken = append(taken, o)
+		return true
+	})
+	return taken
+}
+
+// notTold handles that a call with these totals failed. It returns what no server has been
+// told, if its server is down, and takes it out of the totals: while it is awaited, nothing
+// of that would drip, so it is charged here. The server is told of it with the next request
+// for the bucket.
+func (t *tab) notTold(said totals, err error) (here []owed) {
+	if !redisscript.NotRun(err) {
+		t.told = max(t.told, said.charged)
+		return nil
+	}
+	if t.settling > 0 || t.renewal != nil && t.renewal.sent || t.tabs.store.fallback == nil || redisscript.Elsewhere(err) {
+		return nil
+	}
+	t.owed = slices.DeleteFunc(t.owed, func(o owed) bool {
+		if o.number != t.number || o.upTo <= max(t.told, t.known.charged) {
+			return false
+		}
+		here = append(here, o)
+		t.charged -= o.charge
+		return true
+	})
+	return here
+}
+
+// account has the fallback take over the answer to q, which includes what is known, and
+// charge what is not.
+func (n *tabs) account(q *query, outcomes []outcome, known, unknown []owed, err error) {
+	f := n.store.fallback
+	charge := int64(0)
+	for _, o := range known {
+		charge += o.charge
+	}
+	if err != nil {
+		f.drop(q)
+	} else {
+		q.buckets[0].cost, q.buckets[0].held.charge = 0, charge
+		f.answered(q, outcomes)
+	}
+	for _, o := range known {
+		f.drop(o.query)
+	}
+	for _, o := range unknown {
+		f.charge(o.query)
+	}
+}
+
+// run renews what is due, and sends again what was not answered, until nothing is held.
+func (n *tabs) run() {
+	for {
+		time.Sleep(tellEvery)
+		n.mu.Lock()
+		if len(n.all) == 0 || n.store.closed.Load() {
+			n.running = false
+			n.mu.Unlock()
+			return
+		}
+		n.mu.Unlock()
+		n.tick()
+	}
+}
+
+// tick renews what is due, and sends again what was not answered. It sends a few calls at a
+// time, and lets go the lock again and again, so that requests do not wait for all of them.
+func (n *tabs) tick() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	looked, sent, together := 0, 0, max(sendTogether, len(n.all)/sendPortions)
+	now := n.store.clock()
+	for key, t := range n.all {
+		if looked++; looked%lookTogether == 0 {
+			n.mu.Unlock()
+			n.mu.Lock()
+		}
+		if t.isIdle() {
+			delete(n.all, key)
+			continue
+		}
+		if t.renewal == nil && now-t.renewed >= renewEvery && t.runs() {
+			t.doubt = true
+		}
+		q := t.next(true)
+		if q == nil {
+			continue
+		}
+		n.mu.Unlock()
+		n.submit(q)
+		if sent++; sent%together == 0 {
+			time.Sleep(sendPause)
+			now = n.store.clock()
+		}
+		n.mu.Lock()
+		if n.store.closed.Load() {
+			return
+		}
+	}
+}
+
+// close charges what requests still hold, as a server would in the end, so that others need
+// not wait for that: the process ends, and the requests with it. It waits for the answers
+// for no longer than a request would.
+func (n *tabs) close() {
+	var answers sync.WaitGroup
+	n.mu.Lock()
+	var calls []*query
+	for _, t := range n.all {
+		if t.renewal != nil || t.receipt < 0 {
+			continue
+		}
+		for k := range t.open {
+			if k.counted && k.running && !k.guest {
+				t.charged += k.cost()
+			}
+			if k.counted && k.running {
+				t.ended += k.cost()
+			}
+		}
+		calls = append(calls, t.call(whatSettle))
+	}
+	n.mu.Unlock()
+	for _, q := range calls {
+		answers.Add(1)
+		q.Done = func(error) {
+			n.store.fallback.drop(q)
+			answers.Done()
+		}
+		if err := n.store.client.Submit(redisscript.Deadline{At: time.Now().Add(n.store.timeout)}, &q.Call); err != nil {
+			q.Done(err)
+		}
+	}
+	answered := make(chan struct{})
+	go func() {
+		answers.Wait()
+		close(answered)
+	}()
+	select {
+	case <-answered:
+	case <-time.After(n.store.timeout):
+	}
+}
+
+// hand has req.Held settle what req holds now that it is decided, or lets it go if the
+// request was denied or, without outcomes, not decided.
+func (r *Redis) hand(req Request, outcomes []outcome) {
+	admitted := outcomes != nil && !req.denied(outcomes)
+	for i := range req.Buckets {
+		k := req.keptOf(&req.Buckets[i])
+		if k == nil {
+			continue
+		}
+		switch {
+		case outcomes != nil && !admitted && req.Buckets[i].Limit.CountDenied: // in another slot than what denied
+			k.settle(req.Buckets[i].Cost)
+			continue
+		case !admitted || !k.isHeld() || outcomes[i].unused:
+			k.settle(0)
+			continue
+		}
+		if outcomes[i].by == DecidedByFallback {
+			r.tabs.advance(k.tab, false)
+		}
+		r.fallback.begun(k)
+		req.Held.hold(i, len(req.Buckets), k.settle)
+	}
+}
+
+// settle lets go what k's request holds, wherever that is, and charges so many units.
+func (k *kept) settle(charge int64) {
+	k.mu.Lock()
+	k.settled = true
+	others := k.others
+	k.mu.Unlock()
+	if k.store != nil {
+		k.store.fallback.done(k)
+		k.end(charge)
+	}
+	for _, other := range others {
+		other.end(charge)
+	}
+}
+
+// end lets go what k's store holds, and charges so many units.
+func (k *kept) end(charge int64) {
+	f := k.store.fallback
+	if !k.isHeld() {
+		charge = 0
+	}
+	k.query.buckets[0].held.charge = charge
+	here := k.store.tabs.end(k, charge)
+	switch {
+	case charge == 0:
+		f.drop(k.query)
+	case here:
+		f.charge(k.query)
+	}
+}
+
+// progress is the requests that hold units in a Memory, or in the servers of those stores
+// whose fallback it is.
+type progress struct {
+	mu  sync.Mutex
+	all map[*kept]struct{}
+}
+
+func (p *progress) add(k *kept) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all == nil {
+		p.all = make(map[*kept]struct{})
+	}
+	p.all[k] = struct{}{}
+}
+
+func (p *progress) remove(k *kept) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.all, k)
+}
+
+// TakeOver has r's servers hold too what requests in progress hold that another store has
+// decided with the same Memory: that Memory, or a Redis whose Fallback it is. It is for who
+// goes on with r instead, so that other processes leave room for these requests. It does
+// not wait.
+func (r *Redis) TakeOver() {
+	if r.fallback == nil {
+		return
+	}
+	p := &r.fallback.memory.progress
+	p.mu.Lock()
+	all := slices.Collect(maps.Keys(p.all))
+	p.mu.Unlock()
+	for _, k := range all {
+		k.holdIn(r)
+	}
+	go r.tabs.tick()
+}
+
+// holdIn has r hold what k's request holds.
+func (k *kept) holdIn(r *Redis) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.settled || k.store != nil && k.store.place == r.place || slices.ContainsFunc(k.others, func(other *kept) bool { return other.store == r }) {
+		return
+	}
+	other := &kept{store: r, bucket: k.bucket, query: r.query(Request{Buckets: []Bucket{k.bucket}}, whatRenew), guest: true, moved: k.store == nil, host: k}
+	other.query.buckets[0].held, other.query.stage = &heldCost{charge: k.bucket.Cost, kept: other}, ended
+	r.tabs.decidedHere(other)
+	k.others = append(k.others, other)
+}
+
+// movedTo returns how many units of p's bucket that this process holds in a Memory the
+// servers hold too.
+func (n *tabs) movedTo(p *asked) int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t := n.all[p.key]; t != nil && !t.lost {
+		return t.moved
+	}
+	return 0
+}
