@@ -261,7 +261,8 @@ func statusOf(err error) int {
 }
 
 // end settles the rest when the handlers have returned err, or panicked. A request that
-// was passed on and whose response is not known counts.
+// was passed on and whose response is not known counts. If its client had left before that,
+// a proxy does not send it, and says so without an error.
 func (s *settler) end(err error, panicked bool) {
 	if !panicked && !s.hijacked && !s.unanswered(err) && (err != nil || !s.left()) {
 		s.begin(statusOf(err))
@@ -270,7 +271,7 @@ func (s *settler) end(err error, panicked bool) {
 		h := &s.holdings[i]
 		switch {
 		case h.held == nil: // its header has decided
-		case s.status == 0 && s.early:
+		case s.status == 0 && s.early && err == nil && !panicked && !s.hijacked:
 			h.Settle(h.unpassed())
 		default:
 			charge, got, ok := h.byEnd(s.request, s.status, s.bytes.Load())
