@@ -27,16 +27,15 @@ type sentField struct{ name, value string }
 // and returns the status and the header of the response.
 type sender func(t *testing.T, method string, fields []sentField, body string) (status string, header map[string]string)
 
-// eachProtocol calls do with a sender of each version of HTTP. Each has a site of its own:
-// their requests share no buckets, but for the server's limits by name.
-func eachProtocol(t *testing.T, global, site string, do func(t *testing.T, send sender)) {
+// eachProtocol calls do with a sender of each version of HTTP, each to a Caddy of its own.
+func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender)) {
 	addr := redistest.FreeAddr(t)
 	authority := redistest.NewAuthority(t)
 	cert, key := authority.Issue(t, "localhost")
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2", "HTTP/3"} {
 		t.Run(protocol, func(t *testing.T) {
 			s := startConfig(t, config{
-				global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects\n" + global,
+				global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
 				site:   site,
 				sites:  "https://" + addr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
 			})
@@ -193,6 +192,8 @@ func TestWhiteSpaceAroundFields(t *testing.T) {
 		{"address", "", "key {header.X-Key}\nsize 9", [][]sentField{key("192.0.2.1"), key(" 192.0.2.1"), key("::ffff:192.0.2.1 ")}, "8 7 6"},
 		{"variable", "vars name {header.X-Key}", "key {vars.name}\nsize 9", append(same, missing[:4]...), "8 7 6 5 4 8 7 6 5"},
 		{"capture", "@name header_regexp name X-Key (.*)\nvars @name found 1", "key {re.name.1}\nsize 9", same, "8 7 6 5 4"},
+		{"pattern of a matcher", "", "match header_regexp X-Key ^\\s*k\\s*$\nkey all\nsize 9", same, "8 7 6 5 4"},
+		{"all but what a matcher exempts", "", "match not header X-Key k\nkey all\nsize 9", [][]sentField{key("k"), key("z"), nil}, "200 8 7"},
 		{"cost", "", "key all\nsize 9\ncost {header.X-Key}",
 			[][]sentField{key("2"), key(" 2"), key("2\t"), key("2", "3"), key(" "), nil}, "7 5 3 400 400 400"},
 		{"size", "", "key all\nsize {header.X-Key}", [][]sentField{key("9"), key(" 9"), key("\t9 ")}, "8 7 6"},
@@ -206,7 +207,7 @@ func TestWhiteSpaceAroundFields(t *testing.T) {
 				site = "rate_limit {\nzone test {\nkey {header.X-Key}\nevents 3\nwindow 1h\n}\n}\nrespond admitted"
 			}
 			site = "route {\n" + site + "\n}"
-			eachProtocol(t, "", site, func(t *testing.T, send sender) {
+			eachProtocol(t, site, func(t *testing.T, send sender) {
 				var got []string
 				for _, fields := range tc.requests {
 					status, header := send(t, "GET", fields, "")
@@ -242,7 +243,7 @@ func TestWhiteSpaceInResponses(t *testing.T) {
 // it, however it is sent, and that a request without a body needs no length.
 func TestBodyOfUnknownLength(t *testing.T) {
 	const site = "rate_limit upload {\nkey all\nsize 1000\ndrip_rate 1h\ncost body\n}\nrespond ok"
-	eachProtocol(t, "", site, func(t *testing.T, send sender) {
+	eachProtocol(t, site, func(t *testing.T, send sender) {
 		for i, tc := range []struct {
 			method string
 			fields []sentField
@@ -269,7 +270,7 @@ func TestBodyOfUnknownLength(t *testing.T) {
 func TestDryRunOfBodies(t *testing.T) {
 	const site = "rate_limit upload {\nkey all\nsize 1000\ndrip_rate 1h\ncost body\ndry_run\n}\n" +
 		"header X-Dry {http.rate_limit.dry_run}\nheader X-Body \"{http.request.body}\"\nrespond ok"
-	eachProtocol(t, "", "route {\n"+site+"\n}", func(t *testing.T, send sender) {
+	eachProtocol(t, "route {\n"+site+"\n}", func(t *testing.T, send sender) {
 		for body, want := range map[string]string{"": "200  ", "whole": "200 upload whole"} {
 			status, header := send(t, "POST", nil, body)
 			if got := status + " " + header["x-dry"] + " " + header["x-body"]; got != want {
