@@ -121,7 +121,8 @@ type Limit struct {
 	CountDenied bool `json:"count_denied,omitempty"`
 
 	// The number of units that a request adds, at least 1, or `body`: one for each byte
-	// of the request's body as its `Content-Length` says, at least 1. Default: 1.
+	// of the request's body as its `Content-Length` says, at least 1. A request with a
+	// body of unknown length gets a 411 then. Default: 1.
 	Cost Number `json:"cost,omitempty"`
 
 	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
@@ -134,8 +135,9 @@ type Limit struct {
 
 	// What a request costs in the end: a placeholder that has a whole number by the end
 	// of the response, such as `{http.response.header.X-Cost}`, or `bytes`, the length of
-	// its body. Until then the request holds its `cost`, which should be an upper
-	// bound. If the actual cost is higher, the bucket may be overfilled, by its size at
+	// its body, or of what is sent over a websocket. Until then the request holds its
+	// `cost`, which should be an upper bound: it is what a client is charged that hangs up
+	// before the number is there. If the actual cost is higher, the bucket may be overfilled, by its size at
 	// most. The `cost` is charged if there is no response or no number. Default: the
 	// `cost`.
 	ActualCost string `json:"actual_cost,omitempty"`

@@ -208,6 +208,70 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 	open("429 limit=2 remaining=0")
 }
 
+// TestBytesOfWebSockets guards that what is sent over a websocket counts as the response
+// that it is, over HTTP/1 and 2 alike, and that either side can end what it sends.
+func TestBytesOfWebSockets(t *testing.T) {
+	upstream := newWebSocket(t)
+	t.Setenv("GODEBUG", "http2xconnect=1") // without it Go's server takes no such CONNECT
+	addr := startProcess(t, config{
+		global: "servers {\nprotocols h1 h2c\n}",
+		site: "rate_limit {\nkey all\nsize 1000000\ndrip_rate 5m\nactual_cost bytes\n}\n" +
+			"respond /left 204\nreverse_proxy " + upstream,
+	})
+	const length = 300_000
+	sent := strings.Repeat("x", length)
+	used := func() int64 {
+		_, header := ask(t.Context(), "http://"+addr+"/left")
+		return 999_999 - number(header.Get("X-RateLimit-Remaining")) // 1 is held
+	}
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", addr)
+	r := bufio.NewReader(conn)
+	if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("got %v, %v", res, err)
+	}
+	go func() {
+		io.WriteString(conn, sent)
+		conn.(*net.TCPConn).CloseWrite()
+	}()
+	if echo, err := io.Copy(io.Discard, r); echo != length || err != nil {
+		t.Fatalf("%d bytes came back, %v", echo, err)
+	}
+	conn.Close()
+	eventually(t, "bytes over HTTP/1 count", func() bool { return used() == length })
+
+	//nolint:staticcheck // http.Transport sends no such CONNECT
+	client := &http2.Transport{AllowHTTP: true,
+		DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}}
+	t.Cleanup(client.CloseIdleConnections) //nolint:staticcheck // see above
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	body, in := io.Pipe()
+	req, err := http.NewRequestWithContext(ctx, http.MethodConnect, "http://"+addr+"/chat", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header[":protocol"] = []string{"websocket"}
+	res, err := client.RoundTrip(req) //nolint:staticcheck // see above
+	if err != nil {
+		t.Fatal(err)
+	}
+	go io.WriteString(in, sent)
+	if _, err := io.ReadFull(res.Body, make([]byte, length)); err != nil {
+		t.Fatal(err)
+	}
+	in.Close()
+	res.Body.Close()
+	eventually(t, "bytes over HTTP/2 count", func() bool { return used() == 2*length })
+}
+
 // TestForwardAuth guards that a limit in front of forward_auth keeps what it
 // denies from the authentication server, that one behind it can go by what that
 // server says, and that denials behind it are shaped by error routes.

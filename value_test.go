@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net/textproto"
 	"regexp"
 	"slices"
 	"strings"
@@ -448,6 +449,7 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 		for option, l := range limits {
 			r := newSiteRequest()
 			r.replacer.Set("n", text)
+			text := textproto.TrimString(text) // white space around it does not count
 			buckets, err := r.asks(l)
 			if err != nil {
 				ref, ok := errors.AsType[rule.Refusal](err)

@@ -48,7 +48,9 @@ func (k *Key) Typed(text *string, values []string) (string, error) {
 	}
 	given := n == 0
 	for i, p := range placeholders {
-		values[i] = p.canonical(values[i])
+		if !p.address {
+			values[i] = p.canonical(values[i])
+		}
 		given = given || values[i] != ""
 		if !p.address || values[i] == "" {
 			continue
