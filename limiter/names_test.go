@@ -62,14 +62,16 @@ func TestLayersNameNoAlgorithm(t *testing.T) {
 		id, _ := n.(*ast.Ident)
 		return id
 	}, append(own, "algorithm")...)
-	checkNames("../*.go", 30, func(n ast.Node) *ast.Ident {
+	ofLimiter := func(n ast.Node) *ast.Ident {
 		if s, ok := n.(*ast.SelectorExpr); ok {
 			if id, ok := s.X.(*ast.Ident); ok && id.Name == "limiter" {
 				return s.Sel
 			}
 		}
 		return nil
-	}, "algorithm", "ban")
+	}
+	checkNames("../*.go", 20, ofLimiter, "forms", "bans")
+	checkNames("../internal/rule/*.go", 10, ofLimiter, "algorithm", "ban")
 
 	// In Lua the names are in the constants and in the registry, which inserts the files.
 	core, err := luaFiles.ReadFile("core.lua")

@@ -208,20 +208,20 @@ func TestValueAt(t *testing.T) {
 			`size: got "18446744073709551617", ` + wantUnits + ` from {n}`,
 		},
 		{"exponent", "{n}", "1e3", 0, `size: got "1e3", ` + wantUnits + ` from {n}`},
-		{"placeholder", "{n}", "{n}", 0, `size: got "{n}", ` + wantUnits + ` from {n}`},
+		{"placeholder", "{n}", "{n}", 0, `size: got 3 bytes that are not shown, ` + wantUnits + ` from {n}`},
 		{"fraction by two", "{n}.{n}", "1", 0, `size: got "1.1", ` + wantUnits + ` from {n}.{n}`},
-		{"line break", "{n}", "1\n2", 0, `size: got "1\n2", ` + wantUnits + ` from {n}`},
+		{"line break", "{n}", "1\n2", 0, `size: got 3 bytes that are not shown, ` + wantUnits + ` from {n}`},
 		{
-			"64 bytes", "{n}", strings.Repeat("x", 64), 0,
-			`size: got "` + strings.Repeat("x", 64) + `", ` + wantUnits + ` from {n}`,
+			"24 digits", "{n}", strings.Repeat("9", 24), 0,
+			`size: got "` + strings.Repeat("9", 24) + `", ` + wantUnits + ` from {n}`,
 		},
 		{
-			"65 bytes", "{n}", strings.Repeat("x", 65), 0,
-			`size: got "` + strings.Repeat("x", 64) + `…", ` + wantUnits + ` from {n}`,
+			"25 digits", "{n}", strings.Repeat("9", 25), 0,
+			`size: got 25 bytes that are not shown, ` + wantUnits + ` from {n}`,
 		},
 		{
 			"a megabyte of digits", "{n}", strings.Repeat("9", 1<<20), 0,
-			`size: got "` + strings.Repeat("9", 64) + `…", ` + wantUnits + ` from {n}`,
+			`size: got 1048576 bytes that are not shown, ` + wantUnits + ` from {n}`,
 		},
 	}
 	for _, tc := range tests {

@@ -15,7 +15,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Limit is a compiled limit. It does not change once its config is loaded.
@@ -84,48 +83,3 @@ func (l *Limit) WhenFull() string {
 	}
 	return "forget"
 }
-
-// Algorithm is how a limit counts units, by the name that configs have for it.
-type Algorithm string
-
-// The algorithms.
-const (
-	LeakyBucket   Algorithm = "leaky_bucket"
-	TokenBucket   Algorithm = "token_bucket" // the mirror image of the former: its tokens are the room that is left
-	FixedWindow   Algorithm = "fixed_window"
-	SlidingWindow Algorithm = "sliding_window"
-	SlidingLog    Algorithm = "sliding_log"
-	WarmUp        Algorithm = "warm_up"
-
-	Concurrency Algorithm = "concurrency" // which is an option instead
-)
-
-// algorithms has what stores count by.
-var algorithms = map[Algorithm]limiter.Algorithm{
-	LeakyBucket:   limiter.Leaky,
-	TokenBucket:   limiter.Leaky,
-	FixedWindow:   limiter.Fixed,
-	SlidingWindow: limiter.Sliding,
-	SlidingLog:    limiter.Log,
-	WarmUp:        limiter.WarmUp,
-}
-
-// ParseAlgorithm parses the option algorithm.
-func ParseAlgorithm(text string) (a Algorithm, want string) {
-	if _, ok := algorithms[Algorithm(text)]; !ok {
-		return "", "leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up"
-	}
-	return Algorithm(text), ""
-}
-
-// InStore returns what stores count by.
-func (a Algorithm) InStore() limiter.Algorithm { return algorithms[a] }
-
-// HasWindow reports whether a counts in windows.
-func (a Algorithm) HasWindow() bool { return algorithms[a].DripSize() > 0 }
-
-// Slides reports whether a counts in the window that ends with the request.
-func (a Algorithm) Slides() bool { return a.HasWindow() && a != FixedWindow }
-
-// HasSize reports whether a admits more if its size is larger.
-func (a Algorithm) HasSize() bool { return a != WarmUp }
