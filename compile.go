@@ -59,7 +59,6 @@ type draft struct {
 	siblings []*Limit // in the same limit or block, l among them
 
 	consistency limiter.Consistency // that limits within it inherit
-	windowStart string
 }
 
 // compile compiles all of l that its options alone determine, without its matchers, and

@@ -75,8 +75,8 @@ type counts = map[telemetry.Checked]uint64
 func TestRefusedAs(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]telemetry.Checked{
-		rule.Refusal{Status: http.StatusTooEarly, Err: key.ErrEarlyData}:    telemetry.CheckedEarlyData,
-		rule.Refusal{Status: http.StatusBadRequest, Err: errors.New("bad")}: telemetry.CheckedRefused,
+		rule.RefusalError{Status: http.StatusTooEarly, Err: key.ErrEarlyData}:    telemetry.CheckedEarlyData,
+		rule.RefusalError{Status: http.StatusBadRequest, Err: errors.New("bad")}: telemetry.CheckedRefused,
 		errors.New("of a matcher"): telemetry.CheckedRefused,
 	} {
 		if got := refusedAs(err); got != want {

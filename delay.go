@@ -40,7 +40,7 @@ func waitOut(r *http.Request, wait time.Duration, res *outcome.Outcome) error {
 		case <-r.Context().Done():
 		}
 	}
-	return rule.Refusal{Status: rule.StatusClientLeft, Err: context.Canceled}
+	return rule.RefusalError{Status: rule.StatusClientLeft, Err: context.Canceled}
 }
 
 // connKey is the key of a request's connection in its context.

@@ -281,7 +281,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 		return next.ServeHTTP(w, r)
 	case denial:
 		return h.refuse(w, r, err.Status, err)
-	case rule.Refusal:
+	case rule.RefusalError:
 		return h.refuse(w, r, err.Status, err.Err)
 	case storeError:
 		return h.handleStoreError(w, r, next, err.error)
@@ -292,7 +292,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 // refusedAs returns what becomes of a request on whose limits a matcher or a value
 // failed.
 func refusedAs(err error) telemetry.Checked {
-	if ref, ok := err.(rule.Refusal); ok && ref.Status == http.StatusTooEarly { //nolint:errorlint // as Evaluate returns it
+	if ref, ok := err.(rule.RefusalError); ok && ref.Status == http.StatusTooEarly { //nolint:errorlint // as Evaluate returns it
 		return telemetry.CheckedEarlyData
 	}
 	return telemetry.CheckedRefused
@@ -304,7 +304,7 @@ type storeError struct{ error }
 // decide charges the request to the limits that apply to it and sets the header
 // fields. It returns the request's outcome, also with an error, or nil if no limit
 // applies, and what the request holds until its outcome is known. Its error is a
-// denial, a rule.Refusal, a storeError, or the error of a matcher.
+// denial, a rule.RefusalError, a storeError, or the error of a matcher.
 func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outcome, []rule.Holding, error) {
 	if virtual(r) {
 		return nil, nil, nil

@@ -452,7 +452,7 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 			text := textproto.TrimString(text) // white space around it does not count
 			buckets, err := r.asks(l)
 			if err != nil {
-				ref, ok := errors.AsType[rule.Refusal](err)
+				ref, ok := errors.AsType[rule.RefusalError](err)
 				if !ok || ref.Status != 500 && (ref.Status != 400 || option != "cost") {
 					t.Fatalf("%s %q: got %v, want a refusal", option, text, err)
 				}

@@ -217,5 +217,5 @@ func (t *total) atMost(most int64) int64 {
 	if t.high != 0 || t.low > uint64(most) { //nolint:gosec // not negative
 		return most
 	}
-	return int64(t.low) //nolint:gosec // at most most
+	return int64(t.low) //nolint:gosec // not larger
 }

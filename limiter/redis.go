@@ -75,7 +75,7 @@ func newRedisWithoutClient(opt RedisOptions) *Redis {
 		clock:     func() time.Duration { return time.Since(start) },
 	}
 	r.tabs.store, r.leases.store, r.reports.store = r, r, r
-	r.tabs.process = rand.Int64N(1 << 53)
+	r.tabs.process = rand.Int64N(1 << 53) //nolint:gosec // not a secret
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
 		r.fallback.removals.send, r.fallback.moved = r.remove, r.tabs.movedTo

@@ -678,7 +678,7 @@ func (n *tabs) tick() {
 func (n *tabs) close() {
 	var answers sync.WaitGroup
 	n.mu.Lock()
-	var calls []*query
+	calls := make([]*query, 0, len(n.all))
 	for _, t := range n.all {
 		if t.renewal != nil || t.receipt < 0 {
 			continue

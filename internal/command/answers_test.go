@@ -97,7 +97,7 @@ func runAsking(t *testing.T, args []string) (string, error) {
 
 // fill sets everything in a value to something.
 func fill(v reflect.Value) {
-	switch v.Kind() {
+	switch v.Kind() { //nolint:exhaustive // the others have no parts
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
 		fill(v.Elem())

@@ -220,8 +220,7 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 		p.refused = true
 		return false
 	}
-	var buckets []limiter.Bucket
-	var decided []*rule.Entry
+	buckets, decided := make([]limiter.Bucket, 0, len(q.Entries())), make([]*rule.Entry, 0, len(q.Entries()))
 	before := len(p.held)
 	for i := range q.Entries() {
 		e := &q.Entries()[i]

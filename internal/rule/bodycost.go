@@ -12,7 +12,7 @@ import (
 // errNoLength rejects a request whose cost is the length of its body, which nobody knows
 // before the body has come. It could be counted as it is read, but then an upstream would
 // have a part of what is denied, and nobody could know whether parallel requests fit.
-var errNoLength = Refusal{
+var errNoLength = RefusalError{
 	Status: http.StatusLengthRequired,
 	Err:    errors.New("the cost is the length of the body, and the request does not tell it"),
 }

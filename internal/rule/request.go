@@ -63,18 +63,18 @@ func (e *Entry) ByAddress() bool { return e.Ask.Name == e.AddressName }
 // Size returns the size of the limit for the request.
 func (e *Entry) Size() int64 { return e.Ask.Limit.Size - e.above.units() }
 
-// Refusal is the error of a request that is rejected for another reason than
+// RefusalError is the error of a request that is rejected for another reason than
 // its rate.
-type Refusal struct {
+type RefusalError struct {
 	Status int
 	Err    error
 }
 
 // Error returns why the request is rejected.
-func (r Refusal) Error() string { return r.Err.Error() }
+func (r RefusalError) Error() string { return r.Err.Error() }
 
 // StatusCode returns the status of the response.
-func (r Refusal) StatusCode() int { return r.Status }
+func (r RefusalError) StatusCode() int { return r.Status }
 
 // requests pools them for the memory of their slices.
 var requests = sync.Pool{New: func() any { return &Request{stripe: made.Add(1)} }}
@@ -83,7 +83,7 @@ var requests = sync.Pool{New: func() any { return &Request{stripe: made.Add(1)} 
 var made atomic.Uint32
 
 // Evaluate finds out which buckets of limits r has to pass if it arrives at the given time,
-// or now if that is zero. Its error is a Refusal, or that of a matcher; the Request then has
+// or now if that is zero. Its error is a RefusalError, or that of a matcher; the Request then has
 // the buckets that were found before. In any case it must be released.
 func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) {
 	q := requests.Get().(*Request)
@@ -223,7 +223,7 @@ func (q *Request) keyFor(b *Bucket) (text string, own bool, err error) {
 		text, err = k.ClientAddress(q.http)
 	}
 	if err != nil {
-		return "", false, Refusal{http.StatusTooEarly, err}
+		return "", false, RefusalError{http.StatusTooEarly, err}
 	}
 	if k.Fixed {
 		q.key, q.keyText, q.keyOwn = k, text, own
@@ -254,5 +254,5 @@ func (q *Request) valueError(b *Bucket, status int, err error) error {
 		return nil
 	}
 	b.Limit.Reporter.badValue(b.Limit, err)
-	return Refusal{status, fmt.Errorf("limit %q: %w", b.Path, err)}
+	return RefusalError{status, fmt.Errorf("limit %q: %w", b.Path, err)}
 }

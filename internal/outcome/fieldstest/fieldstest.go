@@ -47,7 +47,7 @@ func ParseList(text string) ([]Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	var members []Member
+	members := make([]Member, 0, len(list))
 	for _, m := range list {
 		it, ok := m.(httpsfv.Item)
 		if !ok {

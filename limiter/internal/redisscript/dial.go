@@ -71,5 +71,5 @@ func answersPlain(ctx context.Context, dial func(ctx context.Context, network, a
 		return false
 	}
 	_, err = conn.Read(answer)
-	return err == nil && (answer[0] == '+' || answer[0] == '-')
+	return err == nil && (answer[0] == '+' || answer[0] == '-') //nolint:gosec // it has an element
 }
