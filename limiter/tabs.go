@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -299,6 +300,7 @@ func (n *tabs) asking(k *kept) {
 // admitted records that a server holds k's units, in a tab with that receipt.
 func (n *tabs) admitted(k *kept, receipt int64) {
 	var forgotten []*kept
+	var untold []owed
 	n.mu.Lock()
 	t := k.tab
 	switch {
@@ -309,7 +311,8 @@ func (n *tabs) admitted(k *kept, receipt int64) {
 		t.heard = max(t.heard, k.sent)
 	case t.receipt == 0 || t.runs(): // the server has lost the tab, or it has lapsed
 		forgotten = t.lose()
-	default: // it opened the tab
+	default: // it opened the tab, and what was owed in the one before can't be told any more
+		untold = t.takeOwed(t.number, math.MaxInt64)
 		t.receipt, t.totals, t.said, t.known, t.told = receipt, totals{}, totals{}, totals{}, 0
 		t.heard, t.renewed = k.sent, k.sent
 	}
@@ -317,6 +320,9 @@ func (n *tabs) admitted(k *kept, receipt int64) {
 	k.counted, k.inServer = true, true
 	n.mu.Unlock()
 	n.store.fallback.forgotten(forgotten)
+	for _, o := range untold {
+		n.store.fallback.charge(o.query)
+	}
 	n.advance(t, true)
 }
 
@@ -366,15 +372,19 @@ func (n *tabs) decidedHere(k *kept) {
 	t.doubt = true
 }
 
-// end lets go k's units, and charges so many. It reports whether it remains to be charged
-// what k holds: no server will be.
-func (n *tabs) end(k *kept, charge int64) (here bool) {
+// end lets go k's units, and charges so many. It returns how many remain to be charged, as
+// some may have been already, and whether that has to happen here: no server will be told.
+func (n *tabs) end(k *kept, charge int64) (rest int64, here bool) {
 	n.mu.Lock()
 	t := k.tab
 	if !k.running {
 		n.mu.Unlock()
-		return false
+		return 0, false
 	}
+	if k.paid {
+		charge = max(charge-k.cost(), 0)
+	}
+	k.query.buckets[0].held.charge = charge
 	k.running = false
 	t.running--
 	delete(t.open, k)
@@ -383,10 +393,7 @@ func (n *tabs) end(k *kept, charge int64) (here bool) {
 	}
 	if !k.counted || n.store.closed.Load() {
 		n.mu.Unlock()
-		return true
-	}
-	if k.paid {
-		charge = max(charge-k.cost(), 0)
+		return charge, true
 	}
 	t.ended, t.charged = t.ended+k.cost(), t.charged+charge
 	if charge > 0 {
@@ -394,7 +401,7 @@ func (n *tabs) end(k *kept, charge int64) (here bool) {
 	}
 	n.mu.Unlock()
 	n.advance(t, false)
-	return false
+	return charge, false
 }
 
 // advance sends what is to be sent of t. Again says whether that goes for what was not
@@ -648,6 +655,9 @@ func (n *tabs) tick() {
 			n.mu.Unlock()
 			n.mu.Lock()
 		}
+		if n.all[key] != t { // it ended meanwhile
+			continue
+		}
 		if t.isIdle() {
 			delete(n.all, key)
 			continue
@@ -758,13 +768,9 @@ func (k *kept) settle(charge int64) {
 // end lets go what k's store holds, and charges so many units.
 func (k *kept) end(charge int64) {
 	f := k.store.fallback
-	if !k.isHeld() {
-		charge = 0
-	}
-	k.query.buckets[0].held.charge = charge
-	here := k.store.tabs.end(k, charge)
+	rest, here := k.store.tabs.end(k, charge)
 	switch {
-	case charge == 0:
+	case rest == 0:
 		f.drop(k.query)
 	case here:
 		f.charge(k.query)

@@ -248,6 +248,5 @@ func (b *Bucket) addTo(q *Request) error {
 		ask.ShareKey = q.clientNetwork()
 	}
 	q.entries = append(q.entries, Entry{Bucket: b, Ask: ask})
-	q.entries[len(q.entries)-1].raise()
 	return nil
 }

@@ -89,7 +89,14 @@ func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) 
 	q := requests.Get().(*Request)
 	q.http, q.at = r, at
 	q.replacer = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	return q, q.add(limits)
+	if err := q.add(limits); err != nil {
+		return q, err
+	}
+	// Not before: what is evaluated may fail, or wait for the body of another limit's cost.
+	for i := range q.entries {
+		q.entries[i].raise()
+	}
+	return q, nil
 }
 
 // Release gives q back. It must not be used any more, nor anything that it returned but the
@@ -99,7 +106,7 @@ func (q *Request) Release() {
 		q.entries[i].endWait()
 	}
 	clear(q.entries) // drop references to what clients sent
-	clear(q.asked)
+	clear(q.asked[:cap(q.asked)])
 	*q = Request{entries: q.entries[:0], asked: q.asked[:0], of: q.of[:0], answers: q.answers[:0], stripe: q.stripe}
 	requests.Put(q)
 }

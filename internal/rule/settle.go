@@ -274,7 +274,11 @@ func (s *settler) end(err error, panicked bool) {
 		case s.status == 0 && s.early && err == nil && !panicked && !s.hijacked:
 			h.Settle(h.unpassed())
 		default:
-			charge, got, ok := h.byEnd(s.request, s.status, s.bytes.Load())
+			status := s.status
+			if how := &h.bucket.Limit.Settlement; status == 0 && s.hijacked && how.Count == nil && how.ActualCost == ActualBytes {
+				status = http.StatusSwitchingProtocols // of which the bytes were counted
+			}
+			charge, got, ok := h.byEnd(s.request, status, s.bytes.Load())
 			if !ok {
 				h.bucket.Limit.Reporter.badCost(h.bucket, got, h.cost)
 			}
