@@ -117,16 +117,13 @@ func (o *Outcome) Count(in *telemetry.Process) {
 }
 
 // Add adds what was decided by one handler on n buckets, and updates the header fields. of
-// returns the i-th entry, and whether it counts. Add returns the entry that decided, and how
-// long to wait for all limits that were asked so far.
-func (o *Outcome) Add(n int, of func(i int) (Entry, bool), h http.Header) (decider *Entry, wait time.Duration) {
+// returns the entry of each in turn. Add returns the entry that decided, and how long to wait
+// for all limits that were asked so far.
+func (o *Outcome) Add(n int, of func(i int) Entry, h http.Header) (decider *Entry, wait time.Duration) {
 	before := len(o.entries)
 	o.entries = slices.Grow(o.entries, n)
 	for i := range n {
-		e, counts := of(i)
-		if !counts {
-			continue
-		}
+		e := of(i)
 		if e.Decision.DryRun || e.Decision.Pool {
 			e.Families = 0
 		}

@@ -31,9 +31,9 @@ func outcomeOfVisits(visits ...visit) (*Outcome, *caddy.Replacer, http.Header) {
 	var res *Outcome
 	for _, v := range visits {
 		res = Of(r, repl, 0)
-		res.Add(len(v.decisions), func(i int) (Entry, bool) {
+		res.Add(len(v.decisions), func(i int) Entry {
 			d := v.decisions[i]
-			return Entry{Policy: policyOf(v.paths[i]), Name: v.paths[i], Limit: limitOf(d.Size), Families: v.show, Decision: d}, true
+			return Entry{Policy: policyOf(v.paths[i]), Name: v.paths[i], Limit: limitOf(d.Size), Families: v.show, Decision: d}
 		}, h)
 	}
 	return res, repl, h
@@ -140,8 +140,8 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	r := httptest.NewRequest("GET", "/", nil)
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	for _, d := range []limiter.Decision{roomy, tight, full} {
-		Of(r, repl, 0).Add(1, func(int) (Entry, bool) {
-			return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Families: XRateLimit | IETF, Decision: d}, true
+		Of(r, repl, 0).Add(1, func(int) Entry {
+			return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Families: XRateLimit | IETF, Decision: d}
 		}, h)
 		for _, values := range h {
 			kept[values[0]] = strings.Clone(values[0])

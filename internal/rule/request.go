@@ -148,12 +148,20 @@ func (q *Request) Outcome() *outcome.Outcome { return outcome.Of(q.http, q.repla
 // Tell tells o what was decided, to be shown in families of header fields. It returns what
 // o.Add does.
 func (q *Request) Tell(o *outcome.Outcome, in outcome.Families, h http.Header) (decider *outcome.Entry, wait time.Duration) {
-	return o.Add(len(q.entries), func(i int) (outcome.Entry, bool) {
-		e := &q.entries[i]
+	n, at := 0, -1
+	for i := range q.entries {
+		if q.entries[i].Decided {
+			n++
+		}
+	}
+	return o.Add(n, func(int) outcome.Entry {
+		for at++; !q.entries[at].Decided; at++ {
+		}
+		e := &q.entries[at]
 		return outcome.Entry{
 			Policy: &e.Policy.Policy, Name: e.Ask.Name, Limit: e.Ask.Limit, Cost: e.Ask.Cost, Families: in,
 			Over: e.Over, Banned: e.Banned > 0, Decision: e.Decision,
-		}, e.Decided
+		}
 	}, h)
 }
 
