@@ -34,6 +34,9 @@ func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender))
 	cert, key := authority.Issue(t, "localhost")
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2", "HTTP/3"} {
 		t.Run(protocol, func(t *testing.T) {
+			if protocol == "HTTP/3" {
+				overHTTP3(t)
+			}
 			s := startConfig(t, config{
 				global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
 				site:   site,

@@ -251,6 +251,9 @@ func TestCountUnknownResponses(t *testing.T) {
 		"/nothing":     overHTTP1(false, bare, hangUp),
 	} {
 		t.Run(path[1:], func(t *testing.T) {
+			if strings.HasPrefix(path, "/h3") {
+				overHTTP3(t)
+			}
 			arrived.Store(0)
 			status := 0
 			for range guesses {
@@ -386,6 +389,9 @@ func TestWaitingClientsLeave(t *testing.T) {
 	} {
 		for _, wait := range []string{"long", "short"} {
 			t.Run(name+", "+wait, func(t *testing.T) {
+				if strings.HasPrefix(name, "h3") {
+					overHTTP3(t)
+				}
 				path, waiting := "/"+wait+name, map[string]int{"long": 5, "short": 1}[wait]
 				for range 3 {
 					s.get(path)

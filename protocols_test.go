@@ -106,6 +106,9 @@ func TestProtocols(t *testing.T) {
 		{"HTTP/3", "https://" + addr, "HTTP/3.0", h3},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			if tc.transport == h3 {
+				overHTTP3(t)
+			}
 			client := &http.Client{Transport: tc.transport, Timeout: patience}
 			defer client.CloseIdleConnections()
 			for i, want := range []string{
