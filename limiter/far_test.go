@@ -247,11 +247,6 @@ func (n *farNode) Do(_ redisscript.Deadline, q *redisscript.Call) (*redisscript.
 	return nil, n.send(q)
 }
 
-// DoAlone implements client.
-func (n *farNode) DoAlone(end redisscript.Deadline, q *redisscript.Call) (*redisscript.Server, error) {
-	return n.Do(end, q)
-}
-
 // Submit implements client.
 func (n *farNode) Submit(_ redisscript.Deadline, q *redisscript.Call) error {
 	n.sim.flying.Add(1)

@@ -368,11 +368,6 @@ func (n *lossyNode) crash() {
 	n.tabs.all, n.tabs.process = nil, n.tabs.process+1
 }
 
-// DoAlone implements client.
-func (n *lossyNode) DoAlone(end redisscript.Deadline, q *redisscript.Call) (*redisscript.Server, error) {
-	return n.Do(end, q)
-}
-
 // Submit implements client. It is done when it returns.
 func (n *lossyNode) Submit(end redisscript.Deadline, q *redisscript.Call) error {
 	_, err := n.Do(end, q)

@@ -562,10 +562,6 @@ func (h *history) Do(redisscript.Deadline, *redisscript.Call) (*redisscript.Serv
 	return nil, errLost
 }
 
-func (h *history) DoAlone(redisscript.Deadline, *redisscript.Call) (*redisscript.Server, error) {
-	return nil, errLost
-}
-
 func (*history) OneServer() bool            { return true }
 func (*history) Connect()                   {}
 func (*history) Stats() []redisscript.Stats { return nil }

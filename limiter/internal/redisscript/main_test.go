@@ -148,9 +148,6 @@ func newHookedClient(t testing.TB, server *redistest.Server, script *Script, hoo
 	if hooks.Restarted == nil {
 		hooks.Restarted = func(*Server) {}
 	}
-	if hooks.Late == nil {
-		hooks.Late = func(*Server, *Call) {}
-	}
 	c := &testClient{Client: Open(opt, script, hooks), timeout: opt.Timeout, hooks: hooks}
 	eventQueues.Store(c.events, nil)
 	t.Cleanup(func() {

@@ -63,9 +63,6 @@ type Hooks struct {
 	// Called when the server may have lost its data: it has restarted, or is
 	// another one.
 	Restarted func(*Server)
-
-	// Called with the answer to a call that was given up.
-	Late func(*Server, *Call)
 }
 
 // Client runs a script on Redis.
@@ -105,12 +102,7 @@ func (c *Client) OneServer() bool { return c.topology.one() }
 // send the call or to read the answer by then. After an error the call may still be in
 // flight, unless NotRun reports that it is not.
 func (c *Client) Do(end Deadline, call *Call) (*Server, error) {
-	return c.follow(end, call, false)
-}
-
-// DoAlone is Do without batching.
-func (c *Client) DoAlone(end Deadline, call *Call) (*Server, error) {
-	return c.follow(end, call, true)
+	return c.follow(end, call)
 }
 
 // maxRedirects is how many redirections a call follows.
@@ -157,19 +149,19 @@ func (c *Client) followLater(s *Server, call *Call, redirects int) {
 
 // follow runs a call on the server that has its keys, and then on those to which
 // it is redirected.
-func (c *Client) follow(end Deadline, call *Call, alone bool) (*Server, error) {
+func (c *Client) follow(end Deadline, call *Call) (*Server, error) {
 	s, err := c.topology.of(end, call.Keys[0])
 	if err != nil {
 		return nil, err
 	}
-	err = s.do(end, call, alone, false)
+	err = s.do(end, call, false)
 	for range maxRedirects {
 		next, asking := c.topology.redirected(s, err)
 		if next == nil {
 			break
 		}
 		s = next
-		err = s.do(end, call, alone || asking, asking) // an ASK is for a single invocation
+		err = s.do(end, call, asking)
 	}
 	if f, ok := err.(*ServerError); ok && f.reason == "moved" { //nolint:errorlint // what do returns
 		s.breaker.reportError(f)

@@ -413,7 +413,8 @@ func checkSequence(t *testing.T, kinds []answerKind, atOnce bool) {
 	calls, errs := make([]*Call, len(kinds)), make([]error, len(kinds))
 	do := func(i int) {
 		calls[i] = callTo(i)
-		_, errs[i] = r.DoAlone(Deadline{At: time.Now().Add(timeout)}, calls[i])
+		calls[i].alone = true // each has an answer of its own
+		errs[i] = s.await(Deadline{At: time.Now().Add(timeout)}, calls[i])
 	}
 	connected(t, s)
 	gathered := atOnce

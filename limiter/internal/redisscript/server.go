@@ -86,20 +86,20 @@ func (s *Server) ReportCorrupt(err error) error {
 	return f
 }
 
-// do runs the script for a call, batched with others unless it is alone. It returns
+// do runs the script for a call, batched with others unless it is asking. It returns
 // by the deadline, unless this process is late.
-func (s *Server) do(end Deadline, c *Call, alone, asking bool) error {
+func (s *Server) do(end Deadline, c *Call, asking bool) error {
 	probe, err := s.breaker.allow()
 	if err != nil {
 		return err
 	}
 	s.calls.Add(1)
-	c.alone, c.asking = alone, asking
+	c.alone, c.asking = asking, asking // an ASK is for a single invocation
 	if probe {
 		return s.probe(end, c)
 	}
 	err = s.await(end, c)
-	if !alone && MovingSlot(err) {
+	if !asking && MovingSlot(err) {
 		// Some keys of the batched calls are on the other server already. Nothing
 		// was done.
 		c.alone = true
@@ -194,8 +194,6 @@ func (s *Server) finish(c *Call, err error) {
 	case c.finish():
 		c.err = err
 		c.done <- struct{}{}
-	case err == nil && !c.ours && s.hooks.Late != nil:
-		s.hooks.Late(s, c)
 	}
 }
 
