@@ -529,6 +529,115 @@ func TestHoldUntilClosed(t *testing.T) {
 	}
 }
 
+// TestOutageLeavesNoTabs guards the memory of a process that goes through many keys while
+// its server is down: what has ended, which no server was asked for, is kept by nothing but
+// its Memory.
+func TestOutageLeavesNoTabs(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	t.Cleanup(func() { _ = r.Close() })
+	r.Connect()
+	running := Bucket{Name: "running", Key: "k", Limit: Concurrency(2), Cost: 1}
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		d, h := begin(t, r, running)
+		h.held.Settle(0, 0)
+		if d.By != DecidedByRedis {
+			return fmt.Errorf("%+v", d)
+		}
+		return nil
+	})
+	server.Kill()
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		_, h := begin(t, r, running)
+		h.held.Settle(0, 0)
+		if r.Stats()[0].Up {
+			return errors.New("not down")
+		}
+		return nil
+	})
+	const keys = 500
+	var slow []inProgress
+	for n := range keys {
+		for _, b := range []Bucket{running, hourly(3)} {
+			b.Key = fmt.Sprint(n)
+			d, h := begin(t, r, b)
+			if d.Denied || d.By != DecidedByFallback {
+				t.Fatalf("%+v", d)
+			}
+			if slow = append(slow, h); n%2 == 0 {
+				h.held.Settle(0, 1)
+			}
+		}
+	}
+	time.Sleep(3 * tellEvery) // the others are to be renewed now
+	for _, h := range slow {
+		h.held.Settle(0, 1)
+	}
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		r.tabs.mu.Lock()
+		defer r.tabs.mu.Unlock()
+		if n := len(r.tabs.all); n > 2 {
+			return fmt.Errorf("%d tabs are left", n)
+		}
+		return nil
+	})
+	for n := range keys {
+		b := hourly(3)
+		b.Key = fmt.Sprint(n)
+		if l, _ := peekHere(t, r, b); l.Held != 0 || l.Units != 1 {
+			t.Fatalf("key %d: %+v, want 1 charged", n, l)
+		}
+	}
+	server.Restart(t)
+	b := hourly(3)
+	b.Key = "7"
+	redistest.WaitFor(t, 10*time.Second, func() error {
+		d, h := begin(t, r, b)
+		h.held.Settle(0, 0)
+		if d.By != DecidedByRedis {
+			return fmt.Errorf("%+v", d)
+		}
+		return nil
+	})
+	if l := peek(t, r, b); l.Units != 1 {
+		t.Errorf("after the outage: %+v, want 1 charged", l)
+	}
+}
+
+// TestCloseLeavesNothingInFlight guards a Memory that goes on after a store was closed whose
+// server had not answered what was settled: that is charged, and is in flight no longer.
+func TestCloseLeavesNothingInFlight(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	memory := NewMemory(nil)
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: memory}, takeScript)
+	b := hourly(3)
+	var all []inProgress
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		d, h := begin(t, r, b)
+		if d.By != DecidedByRedis {
+			h.held.Settle(0, 0)
+			return fmt.Errorf("%+v", d)
+		}
+		all = append(all, h)
+		return nil
+	})
+	_, h := begin(t, r, b)
+	all = append(all, h)
+	server.Pause(t)
+	all[0].held.Settle(0, 1)
+	_ = r.Close()
+	all[1].held.Settle(0, 1)
+	server.Resume(t)
+	if n := len(r.fallback.flights.of); n > 0 {
+		t.Errorf("%d buckets have something in flight", n)
+	}
+	if l, err := memory.Peek(b); err != nil || l.Units != 2 {
+		t.Errorf("%+v, want 2 charged", l)
+	}
+}
+
 // TestHoldOverSlots guards requests that hold the units of one bucket until their end and
 // charge others in other slots of a cluster: together, or none if any denies.
 func TestHoldOverSlots(t *testing.T) {

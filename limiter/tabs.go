@@ -55,6 +55,7 @@ type tab struct {
 
 	running int // how many of them are held for certain
 
+	asked   bool // whether a server may know of it, or of one that it stands for
 	number  int64
 	receipt int64  // -1 until a hold is admitted
 	totals         // since it was opened
@@ -235,6 +236,7 @@ func (n *tabs) of(k *kept) *tab {
 	}
 	if t.isIdle() {
 		t.begin()
+		t.asked, t.doubt, t.lost, t.renewal = false, false, false, nil
 		t.heard, t.renewed = n.store.clock(), n.store.clock()
 	}
 	t.bucket = k.bucket
@@ -249,9 +251,14 @@ func (t *tab) begin() {
 	t.number, t.receipt, t.totals, t.said, t.known, t.told = t.tabs.number, -1, totals{}, totals{}, totals{}, 0
 }
 
-// isIdle reports whether nothing is left of t to be settled.
+// isIdle reports whether nothing is left of t to be settled. While its server does not
+// answer, that is so once all has ended that the server was never asked for: in an outage
+// there would be a tab for each key otherwise.
 func (t *tab) isIdle() bool {
-	return len(t.open) == 0 && !t.doubt && t.renewal == nil && t.totals == t.known && t.settling == 0
+	if len(t.open) > 0 || t.settling > 0 || t.renewal != nil && t.renewal.sent {
+		return false
+	}
+	return !t.asked && len(t.owed) == 0 || !t.doubt && t.renewal == nil && t.totals == t.known
 }
 
 // runs reports whether anything is held for certain.
@@ -293,6 +300,7 @@ func (n *tabs) asking(k *kept) {
 		return
 	}
 	t := n.of(k)
+	t.asked = true
 	k.number, k.sent = t.number, n.store.clock()
 	t.open[k] = struct{}{}
 }
@@ -422,6 +430,9 @@ func (t *tab) next(again bool) *query {
 	if t.tabs.store.closed.Load() {
 		return nil
 	}
+	if t.isIdle() {
+		return nil
+	}
 	if t.renewal == nil && t.doubt {
 		t.renew()
 		again = true
@@ -530,6 +541,7 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 	n.mu.Lock()
 	r := t.renewal
 	r.sent = false
+	t.asked = t.asked || !redisscript.NotRun(err)
 	switch {
 	case err != nil:
 		unknown = t.notTold(held.totals, err)
@@ -684,12 +696,16 @@ func (n *tabs) tick() {
 
 // close charges what requests still hold, as a server would in the end, so that others need
 // not wait for that: the process ends, and the requests with it. It waits for the answers
-// for no longer than a request would.
+// for no longer than a request would. What is owed no longer counts as in flight, but as
+// charged: no answer is followed any more, and the Memory may go on with another store.
 func (n *tabs) close() {
 	var answers sync.WaitGroup
+	var left []owed
 	n.mu.Lock()
 	calls := make([]*query, 0, len(n.all))
 	for _, t := range n.all {
+		left = append(left, t.owed...)
+		t.owed = nil
 		if t.renewal != nil || t.receipt < 0 {
 			continue
 		}
@@ -704,6 +720,9 @@ func (n *tabs) close() {
 		calls = append(calls, t.call(whatSettle))
 	}
 	n.mu.Unlock()
+	for _, o := range left {
+		n.store.fallback.charge(o.query)
+	}
 	for _, q := range calls {
 		answers.Add(1)
 		q.Done = func(error) {
