@@ -457,6 +457,9 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 		}
 		tick := func() {
 			for _, n := range nodes {
+				// What a node could not tell for so long was charged as it stood.
+				lapsed := func(t *tab) bool { return !t.isIdle() && n.clock()-t.heard >= lapse }
+				exact = exact && !slices.ContainsFunc(slices.Collect(maps.Values(n.tabs.all)), lapsed)
 				n.tabs.tick()
 			}
 		}
@@ -541,9 +544,6 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 		}
 		for _, n := range nodes {
 			exact = !n.arrive() && exact
-			if slices.ContainsFunc(slices.Collect(maps.Values(n.tabs.all)), func(t *tab) bool { return n.clock()-t.heard >= lapse }) {
-				exact = false
-			}
 		}
 		for _, h := range running {
 			h.held.Settle(0, 0)

@@ -659,7 +659,6 @@ func (n *tabs) run() {
 // time, and lets go the lock again and again, so that requests do not wait for all of them.
 func (n *tabs) tick() {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	looked, sent, together := 0, 0, max(sendTogether, len(n.all)/sendPortions)
 	now := n.store.clock()
 	for key, t := range n.all {
@@ -689,9 +688,10 @@ func (n *tabs) tick() {
 		}
 		n.mu.Lock()
 		if n.store.closed.Load() {
-			return
+			break
 		}
 	}
+	n.mu.Unlock()
 }
 
 // close charges what requests still hold, as a server would in the end, so that others need
