@@ -307,6 +307,44 @@ func TestFailuresToConnect(t *testing.T) {
 	}
 }
 
+// TestSlowFailuresToConnect guards that a server counts as down too if its connections fail
+// only after calls have given up waiting for them.
+func TestSlowFailuresToConnect(t *testing.T) {
+	t.Parallel()
+	authority := redistest.NewAuthority(t)
+	hangsUp := tcpServer(t, func(c *net.TCPConn) {
+		time.Sleep(300 * time.Millisecond)
+		c.Close()
+	})
+	for _, tc := range []struct {
+		name, address string
+		tls           *tls.Config
+		reason        string
+	}{
+		{"TLS to a plain port", redistest.Start(t).Addr, &tls.Config{RootCAs: authority.Pool(), ServerName: "localhost"}, "tls"},
+		{"hangs up", hangsUp, nil, "closed"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var seen events
+			r := newTestClient(t, nil, func(opt *Options) {
+				opt.Addresses, opt.TLS, opt.Timeout, opt.Report = []string{tc.address}, tc.tls, 50*time.Millisecond, seen.report
+			})
+			var got []string
+			redistest.WaitFor(t, 10*time.Second, func() error {
+				_, _ = r.count(t.Context(), upTo(5))
+				if got = seen.take(); len(got) == 0 {
+					return errors.New("not reported")
+				}
+				return nil
+			})
+			if want := "down " + tc.reason; got[0] != want {
+				t.Errorf("reported %q, want %q", got, want)
+			}
+		})
+	}
+}
+
 // TestFailuresOfReplies guards what an operator is told about error replies of
 // real servers, and that the connection is used again, unless it is to a replica.
 func TestFailuresOfReplies(t *testing.T) {

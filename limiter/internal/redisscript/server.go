@@ -30,6 +30,7 @@ type Server struct {
 	calls   atomic.Int64 // number of calls so far
 
 	dialing atomic.Bool // whether a connection is being made
+	missed  atomic.Bool // whether a call has waited for that in vain
 	keeper  sync.Once   // starts keep
 	done    chan struct{}
 	closed  sync.Once
@@ -280,6 +281,7 @@ func (s *Server) notConnected(lost time.Time) error {
 	if s.isClosed() {
 		return s.failure(redis.ErrClosed)
 	}
+	s.missed.Store(true)
 	f := s.failure(errConnecting)
 	if f.counts = time.Since(lost) >= s.timeout && s.breaker.timedOut(); f.counts {
 		s.fail(f)
@@ -336,6 +338,7 @@ func (s *Server) dial(probe bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 	defer cancel()
 	greeted := make(chan struct{})
+	s.missed.Store(false)
 	go s.slowToConnect(greeted)
 	conn, err := s.greeter.greet(ctx)
 	close(greeted)
@@ -346,7 +349,7 @@ func (s *Server) dial(probe bool) {
 			return
 		}
 		s.ring.abandon()
-		if s.ring.waits() || s.breaker.isOpen() { // otherwise nobody has missed it yet
+		if s.ring.waits() || s.missed.Load() || s.breaker.isOpen() { // otherwise nobody needs it yet
 			s.fail(f)
 			if errors.Is(err, errPlain) { // it took so long that requests are not to wait again
 				for range openAfter - 1 {
