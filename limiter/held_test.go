@@ -302,6 +302,7 @@ type lossyNode struct {
 	v       *virtual
 	sha     string                                // of the script
 	fate    func() (arrives, late, answered bool) // what becomes of a call
+	took    func()                                // lets the time pass that a call takes: no receipt is given twice
 	delayed []delayedCall                         // calls that have not arrived yet
 }
 
@@ -332,6 +333,7 @@ func (n *lossyNode) Do(_ redisscript.Deadline, q *redisscript.Call) (*redisscrip
 	arrives, late, answered := n.fate()
 	keys, arg := []string{strings.Clone(q.Keys[0])}, strings.Clone(q.Arg)
 	run := func() []int64 {
+		n.took()
 		reply, err := n.v.admin.EvalSha(context.Background(), n.sha, keys, arg).Int64Slice()
 		if err != nil {
 			panic(err)
@@ -429,6 +431,10 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 		for i, n := range nodes {
 			n.denyCache, n.delayed = newDenyCache(64), nil
 			n.crash()
+			n.took = func() {
+				v.at(t, v.now+1)
+				elapsed++
+			}
 			n.fate = func() (arrives, late, answered bool) {
 				switch {
 				case elapsed < cutOff[i]:

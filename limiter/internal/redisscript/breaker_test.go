@@ -368,7 +368,7 @@ func TestBreakerConcurrently(t *testing.T) {
 	}
 	down, outages := false, 0
 	for _, ev := range seen.all {
-		if ev.Kind == EventError {
+		if ev.Kind == EventError || ev.Kind == EventReason {
 			continue
 		}
 		if (ev.Kind == EventDown) == down {
