@@ -308,6 +308,31 @@ func TestCountUnknownWithErrorRoutes(t *testing.T) {
 	}
 }
 
+// TestCountRetriedRequests guards that a request counts which a proxy sent to an upstream
+// and then tried to send to another, which is down: that the first one was silent may be
+// an answer. What was sent to none, as the only one is down, no upstream had.
+func TestCountRetriedRequests(t *testing.T) {
+	var arrived atomic.Int64
+	upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) { arrived.Add(1); panic(http.ErrAbortHandler) })
+	down := redistest.FreeAddr(t)
+	const login = "rate_limit login {\nkey {path}\nsize 5\ndrip_rate 1h\ncount status 401\n}\n"
+	// Round robin begins with the second upstream.
+	s := startSite(t, login+"reverse_proxy /down "+down+"\n"+
+		"reverse_proxy "+down+" "+upstream+" {\nlb_policy round_robin\nlb_retries 1\ntransport http {\nkeepalive off\n}\n}")
+	for path, want := range map[string]int64{"/down": 0, "/": 5} {
+		for range 9 {
+			s.get(path)
+		}
+		eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
+		if l := levelOf(t, "login", path); l.Units != want {
+			t.Errorf("%s: charged %d, want %d", path, l.Units, want)
+		}
+	}
+	if n := arrived.Load(); n != 5 {
+		t.Errorf("%d guesses arrived, want 5", n)
+	}
+}
+
 // TestUncountedIfNotPassedOn guards that requests don't count that are not passed on: their
 // client left before that, or while they waited for another limit, or one that was asked
 // later denied them.

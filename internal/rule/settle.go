@@ -228,13 +228,21 @@ func (s *settler) unanswered(err error) bool {
 	switch statusOf(err) {
 	case http.StatusBadGateway, http.StatusGatewayTimeout:
 		var unreachable reverseproxy.DialError
-		return !errors.As(err, &unreachable)
+		return !errors.As(err, &unreachable) || s.retried()
 	case http.StatusRequestEntityTooLarge:
 		return s.request.ContentLength < 0 // otherwise it was rejected before it was passed on
 	case StatusClientLeft:
 		return true
 	}
 	return false
+}
+
+// retried reports whether a proxy has tried the request more than once. Its error is that of
+// the last try, and does not tell whether an upstream had the request before.
+func (s *settler) retried() bool {
+	value, _ := s.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer).Get("http.reverse_proxy.retries")
+	retries, _ := value.(int)
+	return retries > 0
 }
 
 // routedError returns the error that error routes within the next handlers have got, or nil.
