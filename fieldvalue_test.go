@@ -268,6 +268,44 @@ func TestBodyOfUnknownLength(t *testing.T) {
 	})
 }
 
+// TestStalledBodyOfUnknownLength guards that a stream which neither ends nor sends a body is
+// answered, as its client may wait for that, and that what a dry run passes on then is whole.
+func TestStalledBodyOfUnknownLength(t *testing.T) {
+	const numbers = "{\nkey all\nsize 1000\ndrip_rate 1h\ncost body\n"
+	s := startLeavingSite(t, "route {\nrate_limit /limited upload "+numbers+"}\nrate_limit /dry {\nlimit one "+numbers+"dry_run\n}\n"+
+		"limit two "+numbers+"dry_run\n}\n}\nheader X-Dry {http.rate_limit.dry_run}\nheader X-Body \"{http.request.body}\"\nrespond ok\n}")
+	for _, version := range []int{2, 3} {
+		for path, want := range map[string]string{"/limited": "411  ", "/dry": "200 one whole"} {
+			t.Run(fmt.Sprint(version, path), func(t *testing.T) {
+				if version == 3 {
+					overHTTP3(t)
+				}
+				target, transport := s.streams(version)
+				defer transport.CloseIdleConnections()
+				body, w := io.Pipe()
+				defer w.Close()
+				if path == "/dry" {
+					time.AfterFunc(time.Second, func() { _, _ = io.WriteString(w, "whole"); w.Close() })
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				req, err := http.NewRequestWithContext(ctx, http.MethodPost, target+path, body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				res, err := transport.RoundTrip(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				res.Body.Close()
+				if got := fmt.Sprint(res.StatusCode, " ", res.Header.Get("X-Dry"), " ", res.Header.Get("X-Body")); got != want {
+					t.Errorf("got %q, want %q", got, want)
+				}
+			})
+		}
+	}
+}
+
 // TestDryRunOfBodies guards that a dry run rejects no body of unknown length, and takes
 // nothing of it, but tells that it would.
 func TestDryRunOfBodies(t *testing.T) {

@@ -82,19 +82,26 @@ func overHTTP1(secure bool, request string, hangUp func(net.Conn)) leaver {
 	}
 }
 
+// streams returns the URL of the site over HTTP/2 or 3, and a transport for it.
+func (s *leavingSite) streams(version int) (target string, transport interface {
+	http.RoundTripper
+	CloseIdleConnections()
+}) {
+	if version == 3 {
+		return "https://" + s.tlsAddr, s.h3
+	}
+	h2 := &http.Transport{Protocols: new(http.Protocols)}
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	return "http://" + s.addr, h2
+}
+
 // overStreams returns a leaver that resets its stream of HTTP/2 or 3, in the middle of a
 // body if it has one.
 func overStreams(version int, body string) leaver {
 	return func(s *leavingSite, path string, leave <-chan struct{}) int {
-		target, transport := "http://"+s.addr+path, http.RoundTripper(s.h3)
-		if version == 3 {
-			target = "https://" + s.tlsAddr + path
-		} else {
-			h2 := &http.Transport{Protocols: new(http.Protocols)}
-			h2.Protocols.SetUnencryptedHTTP2(true)
-			defer h2.CloseIdleConnections()
-			transport = h2
-		}
+		target, transport := s.streams(version)
+		target += path
+		defer transport.CloseIdleConnections()
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		go func() {

@@ -1,10 +1,10 @@
 package rule
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -45,16 +45,63 @@ func bodyLength(r *http.Request) (length int64, known bool) {
 	}
 	// HTTP/2 and 3 may tell by the end of the stream that there is no body, and HTTP/3
 	// always does.
-	first := make([]byte, 1)
-	n, err := io.ReadFull(r.Body, first)
-	if n == 0 && err == io.EOF { //nolint:errorlint // as ReadFull returns it
-		return 0, true
+	body, begun := r.Body.(*begunBody)
+	if !begun {
+		body = &begunBody{ReadCloser: r.Body, began: make(chan struct{})}
+		r.Body = body
+		go body.begin()
+		select {
+		case <-body.began:
+		case <-time.After(beginTime):
+		}
 	}
-	r.Body = struct {
-		io.Reader
-		io.Closer
-	}{io.MultiReader(bytes.NewReader(first[:n]), r.Body), r.Body}
-	return 0, false
+	return 0, body.empty()
+}
+
+// beginTime is how long a stream may take to tell that it has no body. One that says nothing
+// for that long has one, as far as anybody knows: its client may wait for an answer before it
+// sends it.
+const beginTime = 500 * time.Millisecond
+
+// begunBody is a body whose beginning was read to learn whether there is any.
+type begunBody struct {
+	io.ReadCloser
+	began chan struct{} // closed when first and err are known
+	first []byte        // which nobody has read yet
+	err   error
+}
+
+// begin reads the first byte, or the end. It returns at the latest when the request is over,
+// as its stream ends then.
+func (b *begunBody) begin() {
+	first := make([]byte, 1)
+	n, err := io.ReadFull(b.ReadCloser, first)
+	b.first, b.err = first[:n], err
+	close(b.began)
+}
+
+// empty reports whether it is known that there is nothing in the body.
+func (b *begunBody) empty() bool {
+	select {
+	case <-b.began:
+		return b.err == io.EOF //nolint:errorlint // as ReadFull returns it
+	default:
+		return false
+	}
+}
+
+// Read implements io.Reader.
+func (b *begunBody) Read(p []byte) (int, error) {
+	<-b.began
+	switch {
+	case b.err != nil:
+		return 0, b.err
+	case len(b.first) > 0:
+		n := copy(p, b.first)
+		b.first = b.first[n:]
+		return n, nil
+	}
+	return b.ReadCloser.Read(p)
 }
 
 // isWebSocket reports whether r opens a websocket in a stream of HTTP/2 or 3 (RFC 8441,
