@@ -297,28 +297,31 @@ func init() {
 }
 
 // TestCountHalfClosed guards that guesses count whose clients close their side of the
-// connection at once: they get the response all the same.
+// connection at once, before the limit is asked or after: they get the response all the same.
 func TestCountHalfClosed(t *testing.T) {
-	s := startSite(t, "rate_limit login {\nkey all\nsize 2\ndrip_rate 1h\ncount status 401\n}\nroute {\ntest_unauthorizing\n}")
-	for i, want := range []int{401, 401, 429} {
-		conn, err := net.Dial("tcp", s.addr)
-		if err != nil {
-			t.Fatal(err)
+	s := startSite(t, "route {\ntest_silent /before* pass\nrate_limit login {\nkey {path}\nsize 2\ndrip_rate 1h\ncount status 401 5xx\n}\n"+
+		"test_unauthorizing /after\nrespond /before401 401\nrespond /before500 500\nerror /beforeerror 500\n}")
+	for path, counted := range map[string]int{"/after": 401, "/before401": 401, "/before500": 500, "/beforeerror": 500} {
+		for i, want := range []int{counted, counted, 429} {
+			conn, err := net.Dial("tcp", s.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", path, s.addr)
+			if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			if res.StatusCode != want {
+				t.Errorf("%s: guess %d got %d, want %d", path, i, res.StatusCode, want)
+			}
+			eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
 		}
-		defer conn.Close()
-		fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\n\r\n", s.addr)
-		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
-		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		res.Body.Close()
-		if res.StatusCode != want {
-			t.Errorf("guess %d got %d, want %d", i, res.StatusCode, want)
-		}
-		eventually(t, "nothing is held", func() bool { return level(t, "login").Held == 0 })
 	}
 }
 

@@ -190,7 +190,7 @@ type settler struct {
 	caddyhttp.ResponseWriterWrapper
 	request  *http.Request
 	holdings []Holding
-	early    bool         // whether the client had left before the request was passed on
+	early    bool         // whether the client had left before the request was passed on, and nobody had it since
 	hijacked bool         // whether a handler has taken the connection
 	status   int          // of the response; 0 as long as it is not known
 	bytes    atomic.Int64 // of its body, or sent over its connection
@@ -203,7 +203,11 @@ func (s *settler) left() bool { return s.request.Context().Err() != nil }
 // after the client has left is no response, and neither is an error route's text where
 // nobody knows what the response would have been.
 func (s *settler) begin(status int) {
-	if s.status != 0 || status >= StatusClientLeft && s.left() || s.unanswered(s.routedError()) {
+	if s.status != 0 || s.unanswered(s.routedError()) {
+		return
+	}
+	if status >= StatusClientLeft && s.left() {
+		s.early = s.early && status == StatusClientLeft // a handler that says anything else had the request
 		return
 	}
 	s.status = status
@@ -270,7 +274,7 @@ func statusOf(err error) int {
 
 // end settles the rest when the handlers have returned err, or panicked. A request that
 // was passed on and whose response is not known counts. If its client had left before that,
-// a proxy does not send it, and says so without an error.
+// a proxy does not send it, and says so by status 499 or nothing, and without an error.
 func (s *settler) end(err error, panicked bool) {
 	if !panicked && !s.hijacked && !s.unanswered(err) && (err != nil || !s.left()) {
 		s.begin(statusOf(err))
