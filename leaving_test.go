@@ -188,6 +188,9 @@ func (h silent) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 	case "write":
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return nil
+	case "text":
+		http.Error(w, "busy", http.StatusServiceUnavailable)
+		return nil
 	case "fail":
 		return errors.New("a query failed")
 	case "refuse":
@@ -227,7 +230,7 @@ func TestCountUnknownResponses(t *testing.T) {
 		"limit both {\nkey {path}\nsize 100\ndrip_rate 1h\ncost 7\nactual_cost bytes\ncount {\nstatus 2xx\nheader X-Failed *\n}\n}\n" +
 		"limit dry {\nkey {path}\nsize 2\ndrip_rate 1h\ncount status 2xx\ndry_run\n}\n}\n"
 	site := "route {\n" + counting + "rate_limit inner {\nkey {path}\nsize 100\ndrip_rate 1h\n}\n" +
-		"test_silent /panic panic\ntest_silent /hijack hijack\ntest_silent /write write\ntest_silent /fail fail\n" +
+		"test_silent /panic panic\ntest_silent /hijack hijack\ntest_silent /write write\ntest_silent /text text\ntest_silent /fail fail\n" +
 		"test_silent /refuse refuse\ntest_silent /nothing nothing\n" +
 		"request_body /large {\nmax_size 10000\n}\nreverse_proxy /timeout " + upstream + " {\ntransport http {\nresponse_header_timeout 20ms\n}\n}\n" +
 		"reverse_proxy " + upstream + "\n}\nhandle_errors {\nrespond sorry 200\n}\n"
@@ -253,6 +256,7 @@ func TestCountUnknownResponses(t *testing.T) {
 		"/panic":       overHTTP1(false, bare, stay),
 		"/hijack":      overHTTP1(false, bare, stay),
 		"/write":       overHTTP1(false, bare, hangUp),
+		"/text":        overHTTP1(false, bare, hangUp),
 		"/fail":        overHTTP1(false, bare, hangUp),
 		"/refuse":      overHTTP1(false, bare, hangUp),
 		"/nothing":     overHTTP1(false, bare, hangUp),

@@ -300,8 +300,8 @@ func init() {
 // connection at once, before the limit is asked or after: they get the response all the same.
 func TestCountHalfClosed(t *testing.T) {
 	s := startSite(t, "route {\ntest_silent /before* pass\nrate_limit login {\nkey {path}\nsize 2\ndrip_rate 1h\ncount status 401 5xx\n}\n"+
-		"test_unauthorizing /after\nrespond /before401 401\nrespond /before500 500\nerror /beforeerror 500\n}")
-	for path, counted := range map[string]int{"/after": 401, "/before401": 401, "/before500": 500, "/beforeerror": 500} {
+		"test_unauthorizing /after\nrespond /before401 401\nrespond /before500 500\nrespond /beforetext no 500\nerror /beforeerror 500\n}")
+	for path, counted := range map[string]int{"/after": 401, "/before401": 401, "/before500": 500, "/beforetext": 500, "/beforeerror": 500} {
 		for i, want := range []int{counted, counted, 429} {
 			conn, err := net.Dial("tcp", s.addr)
 			if err != nil {

@@ -192,6 +192,7 @@ type settler struct {
 	holdings []Holding
 	early    bool         // whether the client had left before the request was passed on, and nobody had it since
 	hijacked bool         // whether a handler has taken the connection
+	begun    bool         // whether a response has begun, known or not
 	status   int          // of the response; 0 as long as it is not known
 	bytes    atomic.Int64 // of its body, or sent over its connection
 }
@@ -199,14 +200,18 @@ type settler struct {
 // left reports whether the client seems to have left.
 func (s *settler) left() bool { return s.request.Context().Err() != nil }
 
-// begin settles what the status and the header of the response decide. A handler's failure
-// after the client has left is no response, and neither is an error route's text where
-// nobody knows what the response would have been.
+// begin settles what the status and the header of the response decide, once. A handler's
+// failure after the client has left is no response, and neither is an error route's text
+// where nobody knows what the response would have been; their bodies begin none either.
 func (s *settler) begin(status int) {
-	if s.status != 0 || s.unanswered(s.routedError()) {
+	if s.begun {
 		return
 	}
-	if status >= StatusClientLeft && s.left() {
+	s.begun = true
+	switch {
+	case s.unanswered(s.routedError()):
+		return
+	case status >= StatusClientLeft && s.left():
 		s.early = s.early && status == StatusClientLeft // a handler that says anything else had the request
 		return
 	}
