@@ -180,6 +180,9 @@ func TestCheckRefuses(t *testing.T) {
 		{"password that is not there", "{\nrate_limit {\nredis 127.0.0.1:6379 {\npassword {env.NO_SUCH_PASSWORD}\n}\n}\n}\n" + site + "}",
 			"redis: password: evaluated placeholder {env.NO_SUCH_PASSWORD} is empty"},
 		{"limit in error routes", site + "handle_errors {\nrate_limit b {\nsize 0\n}\n}\n}", `limit "b": size: got "0"`},
+		{"level of a log", "{\nlog {\nlevel NOPE\n}\n}\n" + site + "}", `setting up default log: unrecognized log level: nope`},
+		{"writer of a log", site + "log {\noutput net nope:1-2-3\n}\n}", `setting up custom log "log0": loading log writer module`},
+		{"format of a log", site + "log {\nformat filter {\nuri regexp [[ x\n}\n}\n}", "loading log encoder module"},
 		{"another handler", site + "reverse_proxy {\nto localhost:1\nlb_policy header \"\"\n}\n}", "header"},
 	} {
 		for _, flags := range [][]string{nil, {"--redis"}} {

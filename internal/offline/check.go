@@ -30,7 +30,8 @@ clients can get around, those that deny everybody behind a proxy together, those
 that no request reaches, and others. For each it says what to change.
 
 A config that Caddy would not load is an error, as with caddy validate: run it where
-the files and the environment are that the config names. It needs no running Caddy.
+the files and the environment are that the config names. Only its logs are not opened.
+It needs no running Caddy.
 With --redis it connects to the Redis of the config, has it decide a request, and also
 checks how it is set up. A Redis that can't be reached is a problem like others.
 

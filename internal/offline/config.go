@@ -166,14 +166,48 @@ func (d *Config) compile(ctx caddy.Context) error {
 }
 
 // Validate returns why Caddy would not load the config: it provisions all of it, as
-// caddy validate does, but for its logs, whose files are not created.
+// caddy validate does, but opens no logs, so their files are not created.
 func (d *Config) Validate() error {
 	cfg := new(caddy.Config)
 	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(d.text), cfg); err != nil {
 		return fmt.Errorf("decoding the config: %w", err)
 	}
-	cfg.Logging = discardLogs()
+	if err := d.discardWriters(cfg); err != nil {
+		return err
+	}
 	return caddy.Validate(cfg)
+}
+
+// discardWriters has the logs of a config written nowhere. It returns an error if Caddy
+// would not load a writer.
+func (d *Config) discardWriters(cfg *caddy.Config) error {
+	ctx, cancel := caddy.NewContext(d.ctx)
+	defer cancel()
+	logging := cmp.Or(cfg.Logging, new(caddy.Logging))
+	cfg.Logging = discardLogs()
+	discard := func(about string, log *caddy.BaseLog) error {
+		if log.WriterRaw != nil {
+			if _, err := ctx.LoadModule(log, "WriterRaw"); err != nil {
+				return fmt.Errorf("setting up %s: loading log writer module: %w", about, err)
+			}
+		}
+		log.WriterRaw = json.RawMessage(`{"output":"discard"}`)
+		return nil
+	}
+	if cfg.Logging.Sink = logging.Sink; logging.Sink != nil {
+		if err := discard("sink log", &logging.Sink.BaseLog); err != nil {
+			return err
+		}
+	}
+	for name, log := range logging.Logs {
+		if cfg.Logging.Logs[name] = log; log == nil {
+			return fmt.Errorf("setting up custom log %q: got null, want a log", name)
+		}
+		if err := discard(fmt.Sprintf("custom log %q", name), &log.BaseLog); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Close releases what the config uses.
