@@ -497,6 +497,53 @@ func TestSettleWhileDown(t *testing.T) {
 	})
 }
 
+// TestHoldWhileConnectionsBreak guards that connections which break again and again, before
+// and after the server has run what it was sent, let no more requests of one process pass
+// than the limit has room for, and that each is charged once.
+func TestHoldWhileConnectionsBreak(t *testing.T) {
+	t.Parallel()
+	const size, keys, goroutines = 37, 12, 5
+	proxy := redistest.StartProxy(t, redistest.Start(t).Addr)
+	r := newRedis(RedisOptions{Addresses: []string{proxy.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	t.Cleanup(func() { _ = r.Close() })
+	var admitted [keys]atomic.Int64
+	var over atomic.Bool
+	redistest.Together(t, 1+keys*goroutines, func(g int) {
+		random := rand.New(rand.NewPCG(3, uint64(g)))
+		if g == 0 {
+			for range 25 {
+				proxy.CutReplies("evalsha")
+				time.Sleep(time.Duration(random.IntN(60)) * time.Millisecond)
+				proxy.Pass()
+				time.Sleep(time.Duration(random.IntN(120)) * time.Millisecond)
+			}
+			over.Store(true)
+			return
+		}
+		b := hourly(size)
+		b.Key = fmt.Sprint(g % keys)
+		for !over.Load() {
+			d, h := begin(t, r, b)
+			if !d.Denied {
+				admitted[g%keys].Add(1)
+				time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
+			}
+			h.held.Settle(0, 1)
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	for i := range admitted {
+		b := hourly(size)
+		b.Key = fmt.Sprint(i)
+		redistest.WaitFor(t, 5*time.Second, func() error {
+			if l, err := r.Peek(t.Context(), b); err != nil || l.Held != 0 || l.Units != admitted[i].Load() || l.Units > size {
+				return fmt.Errorf("%d were admitted of %d: %+v, %w", admitted[i].Load(), size, l, err)
+			}
+			return nil
+		})
+	}
+}
+
 // TestHoldUntilClosed guards a process that ends while requests hold units: others need not
 // wait until these would lapse.
 func TestHoldUntilClosed(t *testing.T) {

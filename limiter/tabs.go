@@ -61,7 +61,6 @@ type tab struct {
 	totals         // since it was opened
 	said    totals // what the latest call tells
 	known   totals // what the server has answered to
-	told    int64  // the highest charged that the server may have been told
 
 	settling int      // how many settlements are in flight
 	queued   bool     // whether one of them will tell the totals of a later time
@@ -248,7 +247,7 @@ func (n *tabs) of(k *kept) *tab {
 func (t *tab) begin() {
 	t.tabs.number++
 	t.queued = false // what was, tells of the tab before
-	t.number, t.receipt, t.totals, t.said, t.known, t.told = t.tabs.number, -1, totals{}, totals{}, totals{}, 0
+	t.number, t.receipt, t.totals, t.said, t.known = t.tabs.number, -1, totals{}, totals{}, totals{}
 }
 
 // isIdle reports whether nothing is left of t to be settled. While its server does not
@@ -321,7 +320,7 @@ func (n *tabs) admitted(k *kept, receipt int64) {
 		forgotten = t.lose()
 	default: // it opened the tab, and what was owed in the one before can't be told any more
 		untold = t.takeOwed(t.number, math.MaxInt64)
-		t.receipt, t.totals, t.said, t.known, t.told = receipt, totals{}, totals{}, totals{}, 0
+		t.receipt, t.totals, t.said, t.known = receipt, totals{}, totals{}, totals{}
 		t.heard, t.renewed = k.sent, k.sent
 	}
 	t.run(k)
@@ -399,11 +398,13 @@ func (n *tabs) end(k *kept, charge int64) (rest int64, here bool) {
 	if k.moved && k.inServer {
 		t.moved -= k.cost()
 	}
-	if !k.counted || n.store.closed.Load() {
+	if n.store.closed.Load() {
 		n.mu.Unlock()
 		return charge, true
 	}
-	t.ended, t.charged = t.ended+k.cost(), t.charged+charge
+	if t.charged += charge; k.counted {
+		t.ended += k.cost()
+	}
 	if charge > 0 {
 		t.owed = append(t.owed, owed{k.query, charge, t.number, t.charged})
 	}
@@ -514,7 +515,7 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 	case !current: // its renewal tells
 	case err != nil:
 		t.queued = false
-		unknown = t.notTold(held.totals, err)
+		unknown = t.notTold(err)
 	case outcomes[0].receipt == 1:
 		t.known = totals{max(t.known.ended, held.ended), max(t.known.charged, held.charged)}
 		t.heard = max(t.heard, sent)
@@ -544,7 +545,7 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 	t.asked = t.asked || !redisscript.NotRun(err)
 	switch {
 	case err != nil:
-		unknown = t.notTold(held.totals, err)
+		unknown = t.notTold(err)
 		n.mu.Unlock()
 		n.account(q, outcomes, nil, unknown, err)
 		return
@@ -595,26 +596,21 @@ func (t *tab) takeOwed(number, upTo int64) (taken []owed) {
 	return taken
 }
 
-// notTold handles that a call with these totals failed. It returns what no server has been
-// told, if its server is down, and takes it out of the totals: while it is awaited, nothing
-// of that would drip, so it is charged here. The server is told of it with the next request
-// for the bucket.
-func (t *tab) notTold(said totals, err error) (here []owed) {
-	if !redisscript.NotRun(err) {
-		t.told = max(t.told, said.charged)
+// notTold handles that a call failed. If its server is down, it returns all that is owed, to
+// be charged here: while it is awaited, nothing of that would drip. The server is told of it
+// with the next request for the bucket, as a part of the level here. It may have been told of
+// some before, and has charged that or will not: the next tab begins with nothing owed.
+func (t *tab) notTold(err error) (here []owed) {
+	if !redisscript.NotRun(err) || redisscript.Elsewhere(err) || t.tabs.store.fallback == nil ||
+		len(t.owed) == 0 || t.settling > 0 || t.renewal != nil && t.renewal.sent {
 		return nil
 	}
-	if t.settling > 0 || t.renewal != nil && t.renewal.sent || t.tabs.store.fallback == nil || redisscript.Elsewhere(err) {
-		return nil
+	here, t.owed, t.charged = t.owed, nil, 0
+	last := t.renewal
+	t.renew()
+	if last != nil && last.before.receipt < 0 {
+		t.renewal.before.receipt = -1 // no server has held for these requests
 	}
-	t.owed = slices.DeleteFunc(t.owed, func(o owed) bool {
-		if o.number != t.number || o.upTo <= max(t.told, t.known.charged) {
-			return false
-		}
-		here = append(here, o)
-		t.charged -= o.charge
-		return true
-	})
 	return here
 }
 
