@@ -163,6 +163,7 @@ func TestClients(t *testing.T) {
 		{"192.0.2.80:80 192.0.2.1 - -", unclear},
 		{"example.com 203.0.113.7 192.0.2.1 - -", unclear},
 		{"a b 192.0.2.1 - -", unclear},
+		{"web_1   | 192.0.2.1 - -", unclear},
 		{"192.0.2.1", "not in the format of the log"},
 		{"192.0.2.1,", "not in the format of the log"},
 	} {

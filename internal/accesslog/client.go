@@ -38,7 +38,7 @@ func (e *Entry) setClient(fields []byte) Reason {
 	}
 	if !found {
 		// The user is no address, unless there are more fields than are known here.
-		for user, more := nextField(rest); user != ""; user, more = nextField(more) {
+		for _, user := range strings.Fields(string(rest)) { // several spaces may be in between
 			if isAddress(user) {
 				return BadClient
 			}
