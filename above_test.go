@@ -16,51 +16,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Guards the options of what is above a limit: errors say which option, what it got
-// and what would be right.
-func TestPolicyOptions(t *testing.T) {
-	limit := func(text string) string { return `limit "api": ` + text }
-	for block, want := range map[string]string{
-		`size 5; soft 2; max_delay 3s; max_waiting 5; status 403`:                 ``,
-		`rate 10/s; soft 2; max_delay 300ms`:                                      ``,
-		`max 5; duration 1s; min_interval 1s; soft 2; max_delay 1s`:               ``,
-		`algorithm token_bucket; size 5; max_delay 1s`:                            ``,
-		`algorithm sliding_log; size 5; window 1m; soft 2`:                        ``,
-		`algorithm fixed_window; size 5; period day; soft 2; status 503`:          ``,
-		`size {query.n}; drip_rate {query.d}; max_delay 1s`:                       ``,
-		`size 5; drip_size {query.n}; max_delay 2s`:                               ``,
-		`size 5; drip_size 5; max_delay 2s`:                                       ``,
-		`size 5; drip_size 6; max_delay 2s`:                                       limit(`max_delay: got "2s", want size 6 or more with it, as drip_size is 6 and cost 1: otherwise more than the size could pass at once`),
-		`size 5; drip_size 4; cost 3; max_delay 2s; soft 1`:                       ``,
-		`size 5; drip_size 5; cost 3; max_delay 2s; soft 1`:                       limit(`max_delay: got "2s", want size 6 or more with it, as drip_size is 5 and cost 3: otherwise more than the size could pass at once`),
-		`size {query.n}; drip_size 50; cost {query.c}; max_delay 2s`:              ``,
-		`size 5; drip_size {query.n}; soft 2`:                                     ``,
-		`size 5; soft 0`:                                                          limit(`soft: got "0", want a whole number from 1 to 562949953421312`),
-		`size 5; soft {query.n}`:                                                  limit(`soft: got "{http.request.uri.query.n}", want a whole number from 1 to 562949953421312`),
-		`size 5; max_delay 0s`:                                                    limit(`max_delay: got "0s", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`),
-		`size 5; max_delay 999ms`:                                                 limit(`max_delay: got "999ms", want at least 1s, in which a unit leaves`),
-		`size 5; max_delay 1s; max_waiting 0`:                                     limit(`max_waiting: got "0", want a whole number from 1 to 2147483647`),
-		`size 5; max_waiting 5`:                                                   limit(`max_waiting: got "5", want max_delay with it`),
-		`size 5; status 200`:                                                      limit(`status: got "200", want a whole number from 400 to 599`),
-		`size 5; status 600`:                                                      limit(`status: got "600", want a whole number from 400 to 599`),
-		`size 562949953421312; drip_size 562949953421312; soft 1`:                 limit(`soft: together with size and max_delay the bucket is too large, want less`),
-		`size 562949953421312; drip_size 562949953421312; max_delay 1s`:           limit(`max_delay: together with size the bucket is too large, want less`),
-		`algorithm warm_up; rate 5/s; warm_up 1s; soft 2`:                         limit(`soft: got "2", want another algorithm than warm_up, which has no size`),
-		`algorithm fixed_window; size 5; window 1m; max_delay 2s`:                 limit(`max_delay: got "2s", want algorithm leaky_bucket, token_bucket or warm_up with it`),
-		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 200ms; max_waiting 5`: ``,
-		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 2s; cost 2`:           ``,
-		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 2s; cost {query.n}`:   ``,
-		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 199ms`:                limit(`max_delay: got "199ms", want at least 200ms, in which a unit leaves`),
-		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 2s; cost 3`:           limit(`max_delay: got "2s", want a warm_up of more than 1.2s with it: twice the time of a request at the full rate`),
-		`algorithm warm_up; rate 5/s; warm_up 1s; max_delay 2s; count status 401`: limit(`max_delay: got "2s", want none with count, actual_cost or concurrency`),
-		`soft 2; limit a {; size 1; }`:                                            limit(`soft: got "2", want a size with it`),
-		`status 403; limit a {; size 1; }`:                                        limit(`status: got "403", want a size with it`),
-		`size 5; body no`:                                                         `body: got "no", want on or off`,
-	} {
-		t.Run(block, func(t *testing.T) { wantCaddyfileError(t, inLimit(block), want) })
-	}
-}
-
 // TestSoft guards, against a model, that requests above the size pass up to soft units,
 // are marked, and that fields tell of the size alone.
 func TestSoft(t *testing.T) {

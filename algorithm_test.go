@@ -76,88 +76,6 @@ func TestAlgorithms(t *testing.T) {
 	}
 }
 
-// Guards that options which do not go together are refused in one line.
-func TestAlgorithmErrors(t *testing.T) {
-	const onlyWindow = `want only size and window, or size and period, with algorithm fixed_window`
-	const onlyRate = `want only rate, warm_up and cold_factor with algorithm warm_up`
-	tests := []struct{ block, want string }{
-		{`algorithm gcra; size 1`, `algorithm: got "gcra", want leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up`},
-		{`algorithm fixed_window; window 1m`, `algorithm: got "fixed_window", want a size with it, the most units in a window`},
-		{`algorithm fixed_window; size 5`, `algorithm: got "fixed_window", want a window or a period with it`},
-		{`algorithm fixed_window; size 5; window 1m; period day`, `period: got "day", want either a window or a period`},
-		{
-			`algorithm fixed_window; size 5; period day; window_start first`,
-			`window_start: got "first", want no period with it: periods begin as the calendar says`,
-		},
-		{`algorithm fixed_window; size 5; window 1m; window_start now`, `window_start: got "now", want clock or first`},
-		{`algorithm fixed_window; rate 5/1m`, `rate: got "5/1m", ` + onlyWindow},
-		{`algorithm fixed_window; size 5; window 1m; drip_size 2`, `drip_size: got "2", ` + onlyWindow},
-		{`algorithm fixed_window; size 5; window 1m; max 2`, `max: got "2", ` + onlyWindow},
-		{`algorithm fixed_window; size 5; window 1m; drip_size 2`, `drip_size: got "2", want only size and window, or size and period, with algorithm fixed_window`},
-		{`algorithm fixed_window; size 5; window 1m; cost 6`, `cost: got "6", want at most the size, 5`},
-		{`algorithm fixed_window; size 5; window 0`, `window: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, or a placeholder`},
-		{`size 5; window 1m`, `window: got "1m", want algorithm fixed_window, sliding_window or sliding_log with it`},
-		{`algorithm sliding_window; window 1m`, `algorithm: got "sliding_window", want a size with it, the most units in a window`},
-		{`algorithm sliding_window; size 5`, `algorithm: got "sliding_window", want a window with it`},
-		{`algorithm sliding_window; size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
-		{`algorithm sliding_window; size 5; window 1m; window_start first`, `window_start: got "first", want algorithm fixed_window with it`},
-		{`algorithm sliding_window; rate 5/1m`, `rate: got "5/1m", want only size and window with algorithm sliding_window`},
-		{`algorithm sliding_window; size 5; window 1m; cost 6`, `cost: got "6", want at most the size, 5`},
-		{`algorithm sliding_window; size 16777216; window 1m`, `size: got "16777216", want at most 16777215 with algorithm sliding_window`},
-		{`algorithm sliding_window; size 5; window 105000h`, `window: got "105000h", want at most 11 years with algorithm sliding_window`},
-		{`algorithm fixed_window; size 5; window 160000h`, `window: got "160000h", want at most 17 years with algorithm fixed_window`},
-		{`algorithm warm_up; warm_up 30s`, `algorithm: got "warm_up", want a rate with it, such as 10/1s`},
-		{`algorithm warm_up; rate 10/1s`, `algorithm: got "warm_up", want a warm_up with it, the time until it admits the whole rate`},
-		{`algorithm warm_up; rate 10/1s; warm_up 30s; size 5`, `size: got "5", ` + onlyRate},
-		{`algorithm warm_up; rate 10/1s; warm_up 30s; factor 2`, `factor: got "2", ` + onlyRate},
-		{`algorithm warm_up; rate 10/1s; warm_up 30s; min_interval 1s`, `min_interval: got "1s", ` + onlyRate},
-		{`algorithm warm_up; rate 10/1s; warm_up 30s; cost 11`, `cost: got "11", want at most the units of the rate, 10`},
-		{
-			`algorithm warm_up; rate 10/1s; warm_up 0`,
-			`warm_up: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`,
-		},
-		{
-			`algorithm warm_up; rate 10/1s; warm_up 30s; cold_factor 0.5`,
-			`cold_factor: got "0.5", want a decimal from 1 to 1000000 with at most 3 digits after the point, such as 3`,
-		},
-		{
-			`algorithm warm_up; rate 10/1s; warm_up 30s; cold_factor 1.0005`,
-			`cold_factor: got "1.0005", want a decimal from 1 to 1000000 with at most 3 digits after the point, such as 3`,
-		},
-		{`algorithm warm_up; rate 3/1us; warm_up 30s`, `rate of 3/1µs: must be at most one unit for each microsecond`},
-		{
-			`algorithm warm_up; rate 1/1s; warm_up 200000h`,
-			`size 1, rate of 1/1s, warm-up of 200000h0m0s: the time for size and twice the warm-up must be at most 35 years`,
-		},
-		{`algorithm warm_up; rate 10/1s; warm_up 30s; window 1m`, `window: got "1m", want algorithm fixed_window, sliding_window or sliding_log with it`},
-		{`rate 10/1s; warm_up 30s`, `warm_up: got "30s", want algorithm warm_up with it`},
-		{`algorithm fixed_window; size 5; window 1m; cold_factor 3`, `cold_factor: got "3", want algorithm warm_up with it`},
-		{`algorithm sliding_log; window 1m`, `algorithm: got "sliding_log", want a size with it, the most units in a window`},
-		{`algorithm sliding_log; size 5`, `algorithm: got "sliding_log", want a window with it`},
-		{`algorithm sliding_log; size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
-		{`algorithm sliding_log; size 5; drip_rate 1m`, `drip_rate: got "1m", want only size and window with algorithm sliding_log`},
-		{`algorithm sliding_log; size 10001; window 1m`, `size: got "10001", want at most 10000 with algorithm sliding_log`},
-		{`count_denied`, `count_denied: got "true", want a size with it`},
-		{`size 5; period day`, `period: got "day", want algorithm fixed_window with it`},
-		{`algorithm token_bucket`, `algorithm: got "token_bucket", want a size with it`},
-		{`algorithm token_bucket; drip_rate 1s`, `drip_rate: got "1s", want a size with it`},
-		{`algorithm token_bucket; size 0`, `size: got "0", want a whole number from 1 to 562949953421312, or a placeholder`},
-	}
-	for _, tc := range tests {
-		t.Run(tc.block, func(t *testing.T) {
-			wantCaddyfileError(t, inLimit(tc.block), `limit "api": `+tc.want)
-		})
-	}
-	t.Run("of one name", func(t *testing.T) {
-		err := validateCaddyfile(":8080 {\n\trate_limit x {\n\t\tsize 5\n\t}\n\troute {\n\t\trate_limit x {\n\t\t\talgorithm fixed_window\n\t\t\tsize 5\n\t\t\twindow 1s\n\t\t}\n\t}\n}")
-		wantError(t, err, disagree("x", "algorithm", "fixed_window", "leaky_bucket"))
-		err = validateCaddyfile(":8080 {\n\trate_limit x {\n\t\tsize 5\n\t}\n\troute {\n\t\trate_limit x {\n\t\t\tsize 5\n\t\t\tcount_denied\n\t\t}\n\t}\n}")
-		wantError(t, err, disagree("x", "count_denied", "true", "false"))
-		err = validateCaddyfile(":8080 {\n\trate_limit x {\n\t\tsize 5\n\t\tcount_denied yes\n\t}\n}")
-		wantError(t, err, `count_denied: got "yes", want no argument, at Caddyfile:4`)
-	})
-}
-
 // Guards what clients see of fixed windows: the fields tell of the window, the
 // denial holds until it ends, and the next one begins at a multiple of its length or
 // with the first request. A block may mix algorithms.
@@ -382,21 +300,5 @@ func TestCountDenied(t *testing.T) {
 		if a := s.send("GET", path); a.StatusCode != http.StatusOK {
 			t.Errorf("%s: after waiting %d s: %s", path, wait, a)
 		}
-	}
-}
-
-// Guards what a period may be.
-func TestPeriodErrors(t *testing.T) {
-	const want = `want minute, hour, day, week, month or year, and after it a time zone such as Europe/Berlin, or none for UTC`
-	for _, period := range []string{"second", "days", "Day", "day Mars/Olympus", "day Local", "day local", "day CEST+2", "1d", "day ../etc/passwd"} {
-		t.Run(period, func(t *testing.T) {
-			src := inLimit("algorithm fixed_window; size 1; period " + period)
-			wantCaddyfileError(t, src, fmt.Sprintf(`limit "api": period: got %q, %s`, period, want))
-		})
-	}
-	wantError(t, validateCaddyfile(inLimit("algorithm fixed_window; size 1; period month Europe Berlin")),
-		`period: got "month Europe Berlin", want a unit and at most a time zone, such as month Europe/Berlin, at Caddyfile:5`)
-	for _, period := range []string{"day", "month UTC", "week Europe/Berlin", "year Etc/GMT-14"} {
-		wantError(t, validateCaddyfile(inLimit("algorithm fixed_window; size 1; period "+period)), "")
 	}
 }

@@ -14,53 +14,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
-// TestBanOptions guards the options of bans: errors say which option, what it got and what
-// would be right.
-func TestBanOptions(t *testing.T) {
-	limit := func(text string) string { return `limit "api": ` + text }
-	const each = "a duration from 1s to 17 years in whole microseconds, such as 10m"
-	t.Setenv("BAN_OF_TESTS", "10m")
-	for block, want := range map[string]string{
-		`size 5; ban 10m`:                                      ``,
-		`size 5; ban 10m 1h 24h; ban_after 3`:                  ``,
-		`rate 5/10m; ban 1h 1h; count status 401 403; dry_run`: ``,
-		`algorithm warm_up; rate 1/s; warm_up 1m; ban 1d`:      ``,
-		`max 5; duration 1m; min_interval 1s; ban 10m`:         ``,
-		`size 5; factor 0; ban 10m`:                            ``,
-		`size {query.n}; drip_rate {vars.d}; ban 10m`:          ``,
-		`size 5; ban {env.BAN_OF_TESTS} 1h`:                    ``,
-		`size 5; ban 1m 2m 3m 4m`:                              limit(`ban: got "1m 2m 3m 4m", want one to three durations, none shorter than the one before, such as 10m 1h 24h`),
-		`size 5; ban 1h 10m`:                                   limit(`ban: got "1h 10m", want one to three durations, none shorter than the one before, such as 10m 1h 24h`),
-		`size 5; ban`:                                          `ban: got nothing, want one to three durations, none shorter than the one before, such as 10m 1h 24h`,
-		`size 5; ban 500ms`:                                    limit(`ban: got "500ms", want ` + each),
-		`size 5; ban 1h 7000d`:                                 limit(`ban: got "7000d", want ` + each),
-		`size 5; ban often`:                                    limit(`ban: got "often", want ` + each),
-		`size 5; ban {query.d}`:                                limit(`ban: got "{http.request.uri.query.d}", want ` + each),
-		`size 5; ban 1h {; x; }`:                               `ban: got a block, want it in one line`,
-		`size 5; ban_after 3`:                                  limit(`ban_after: got "3", want ban with it, the durations of bans`),
-		`size 5; ban 1h; ban_after 0`:                          limit(`ban_after: got "0", want a whole number from 1 to 10000`),
-		`size 5; ban 1h; ban_after 10001`:                      limit(`ban_after: got "10001", want a whole number from 1 to 10000`),
-		`ban 1h; limit a {; size 1; }`:                         limit(`ban: got "1h", want a size with it`),
-		`concurrency 5; ban 1h`:                                limit(`ban: got "1h", want no concurrency with it: who has too many requests in progress may go on when they end`),
-		`size 5; count_denied; ban 1h`:                         limit(`ban: got "1h", want no count_denied with it, which keeps those out already who go on asking`),
-		`size 5; when_full share; ban 1h`:                      limit(`ban: got "1h", want when_full forget with it, or whole networks would be banned`),
-	} {
-		t.Run(block, func(t *testing.T) { wantCaddyfileError(t, inLimit(block), want) })
-	}
-	for options, want := range map[string]string{
-		`"ban": "10m"`:                         ``,
-		`"ban": ["10m", "1h"], "ban_after": 3`: ``,
-		`"ban": []`:                            ``,
-		`"ban": 10`:                            `limit "default": ban: got "10", want ` + each,
-	} {
-		err := validateConfig(configOf(`"handler": "rate_limit", "limits": [{"size": 5, ` + options + `}]`))
-		wantError(t, err, want)
-	}
-	if err := validateCaddyfile(inSite("rate_limit a {\nsize 5\nban 1h\n}\nrate_limit a {\nsize 5\nban 2h\n}")); err == nil || !strings.Contains(err.Error(), `ban: got "[2h0m0s]" here and "[1h0m0s]" in another limit of path "a"`) {
-		t.Errorf("limits of one name that ban differently: %v", err)
-	}
-}
-
 // bans is a limit of one request that bans for a minute, then for ten.
 const bans = "key {header.User}\nsize 1\ndrip_rate 1s\nban 1m 10m\n"
 

@@ -19,7 +19,6 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -590,7 +589,8 @@ func adaptCaddyfile(src string) ([]byte, error) {
 }
 
 // validateConfig loads a configuration as `caddy validate` does, without admin endpoint
-// and logs. The command check has to refuse what that refuses, and nothing else.
+// and logs. The command check has to refuse what that refuses, and nothing else. Caddy
+// can't validate two at once, so tests of what may be accepted do not run in parallel.
 func validateConfig(config []byte) error {
 	err := validateAsCaddy(config)
 	d, refused := offline.New(offlineModule{}, config)
@@ -637,16 +637,13 @@ func configOf(handler string) []byte {
 // inLines makes a Caddyfile of text that stands in one line.
 func inLines(text string) string { return strings.ReplaceAll(text, "; ", "\n") }
 
-// Line numbers in errors count from these.
-func inLimit(block string) string { // line 3 is the first of the block
+// inLimit returns a Caddyfile with a limit.
+func inLimit(block string) string {
 	return ":8080 {\nrate_limit api {\n" + inLines(block) + "\n}\n}\n"
 }
 
-func inSite(directives string) string { // line 2 is the first directive
-	return ":8080 {\n" + inLines(directives) + "\n}\n"
-}
-
-func inApp(block string) string { // line 3 is the first of the block
+// inApp returns a Caddyfile with the global option.
+func inApp(block string) string {
 	return "{\nrate_limit {\n" + inLines(block) + "\n}\n}\n:8080 {\nrespond ok\n}\n"
 }
 
@@ -668,25 +665,6 @@ func wantError(t *testing.T, err error, want string) {
 	if strings.Contains(got, "\n") {
 		t.Errorf("error %q has several lines, want one", got)
 	}
-}
-
-// wantCaddyfileError checks the error for a Caddyfile like wantError. What is found when
-// it is adapted has to have a line, which is only compared if want has one.
-func wantCaddyfileError(t *testing.T, src, want string) {
-	t.Helper()
-	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), map[string]any{"filename": "Caddyfile"})
-	if err == nil {
-		wantError(t, validateConfig(config), want)
-		return
-	}
-	text, line, found := strings.Cut(err.Error(), ", at Caddyfile:")
-	if _, err := strconv.Atoi(line); !found || err != nil {
-		t.Errorf("error %q has no line", text)
-	}
-	if strings.Contains(want, ", at Caddyfile:") {
-		text = err.Error()
-	}
-	wantError(t, errors.New(text), want)
 }
 
 // checkStoredAgain checks that all that is ours in a configuration has a field
@@ -745,27 +723,8 @@ func checkStoredAgain(t *testing.T, config []byte) (found int) {
 	return found
 }
 
-// What would be right, in errors that several tests want.
-const (
-	wantUnits     = `want a whole number from 1 to 562949953421312`
-	wantInterval  = `want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`
-	wantFactor    = `want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2`
-	wantHolder    = `, or a placeholder`
-	wantBits4     = `want a whole number of bits from 1 to 32`
-	wantBits6     = `want a whole number of bits from 1 to 128`
-	wantName      = `want 1 to 64 letters, digits, '_', '.' or '-'`
-	wantSize      = `want one that leaves a size of at most 562949953421312`
-	wantDrain     = `a full bucket and one drip more must drain within 35 years`
-	wantEither    = `want either size, drip_rate and drip_size or max, duration and min_interval`
-	wantBoth      = `want max and duration; for an interval alone write size 1 and drip_rate <interval>`
-	wantOutside   = `; it applies to the whole rate_limit block`
-	wantPolicy    = `want fallback, allow or deny`
-	limitsNothing = `it sets no limit, want rate, size, max or nested limits`
-	wantAddress   = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
-)
-
-// wantOption is the end of errors about an unknown option in a block.
-var wantOption = "want one of " + strings.Join(slices.Concat(limitOptions, handlerOptions), ", ")
+// wantAddress is what errors say of an address.
+const wantAddress = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
 
 // provisionApp returns an app that is ready to start, until the test ends.
 func provisionApp(t *testing.T, config string) *App {

@@ -335,20 +335,6 @@ func TestMetricsOff(t *testing.T) {
 	}
 }
 
-// TestMetricsOptions guards the values of the option that switches metrics off.
-func TestMetricsOptions(t *testing.T) {
-	for block, want := range map[string]string{
-		"metrics on":              "",
-		"metrics off":             "",
-		"metrics":                 `metrics: got "", want one value, at Caddyfile:3`,
-		"metrics no":              `metrics: got "no", want on or off, at Caddyfile:3`,
-		"metrics off on":          `metrics: got "off on", want one value, at Caddyfile:3`,
-		"metrics off; metrics on": `duplicate option: metrics, at Caddyfile:4`,
-	} {
-		wantError(t, validateCaddyfile(inApp(block)), want)
-	}
-}
-
 // TestMetricsDoNotGrow guards that a hundred thousand keys make no more series than
 // one, and that every request is counted, also those that are served at once.
 func TestMetricsDoNotGrow(t *testing.T) {

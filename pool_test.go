@@ -14,60 +14,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// TestPoolOptions guards the options of pools: errors say which option, what it got and
-// what would be right.
-func TestPoolOptions(t *testing.T) {
-	const spare = "; limit spare {; key all; size 9; pool; }"
-	own := func(options string) string { return "limit own {; size 5; " + options + "; }" }
-	at := func(limit, text string) string { return `limit "` + limit + `": ` + text }
-	for block, want := range map[string]string{
-		own("borrow spare") + spare: ``,
-		"limit spare {; key all; concurrency 9; pool; }; " + own("borrow spare"):                                                      ``,
-		own("borrow spare; count status 401; soft 2; dry_run") + strings.Replace(spare, "pool", "pool; dry_run; count status 401", 1): ``,
-		"dry_run; " + own("borrow spare") + spare:                                                                                     ``,
-		own("borrow spare; max_keys 9; limit within {; size 1; }") + spare + "; limit two {; size 1; borrow spare; }":                 ``,
-		own("borrow spare"):                                                      at("own", `borrow: got "spare", want the name of a limit in the same block that has pool`),
-		own("borrow own") + spare:                                                at("own", `borrow: got "own", want another limit in the same block, with pool`),
-		own("borrow default/spare") + spare:                                      at("own", `borrow: got "default/spare", want the name of a limit in the same block that has pool`),
-		own("borrow") + spare:                                                    `borrow: got "", want one value`,
-		own("borrow spare {; x; }") + spare:                                      `borrow: got a block, want it in one line`,
-		own("pool x"):                                                            `pool: got "x", want no argument`,
-		own("borrow spare") + "; limit spare {; size 9; }":                       at("own", `borrow: got "spare", want pool in that limit`),
-		own("borrow spare; count_denied") + spare:                                at("own", `borrow: got "spare", want no count_denied with it, as only the pool knows what is denied`),
-		own("borrow spare; ban 1h") + spare:                                      at("own", `borrow: got "spare", want no ban with it, as only the pool knows what is denied; ban at another limit`),
-		own("borrow spare; max_delay 5s") + spare:                                at("own", `borrow: got "spare", want no max_delay with it: a request either waits or borrows`),
-		own("borrow spare; dry_run") + spare:                                     at("own", `borrow: got "spare", want dry_run in both limits, or in neither`),
-		own("borrow spare") + strings.Replace(spare, "pool", "pool; dry_run", 1): at("own", `borrow: got "spare", want dry_run in both limits, or in neither`),
-		"accounting in_order; " + own("borrow spare") + spare:                    at("own", `borrow: got "spare", want accounting atomic or each, as limits that are asked in order do not know what those behind them have`),
-		"limit group {; borrow spare; limit x {; size 1; }; }" + spare:           at("group", `borrow: got "spare", want a size with it`),
-		"limit group {; " + own("borrow spare") + "; }" + spare:                  at("group/own", `borrow: got "spare", want the name of a limit in the same block that has pool`),
-		"limit group {; pool; limit x {; size 1; }; }":                           at("group", `pool: got "true", want a size with it`),
-		"size 5; pool":  at("api", `pool: got "true", want a limit in the same block with borrow and its name`),
-		own("") + spare: at("spare", `pool: got "true", want a limit in the same block with borrow and its name`),
-		own("borrow spare") + strings.Replace(spare, "pool", "pool; borrow own", 1):                at("spare", `pool: got "true", want no borrow with it: what is to spare stands in one pool`),
-		own("borrow spare") + strings.Replace(spare, "pool", "pool; soft 2", 1):                    at("spare", `pool: got "true", want no soft with it, but a larger size`),
-		own("borrow spare") + strings.Replace(spare, "pool", "pool; ban 1h", 1):                    at("spare", `pool: got "true", want no ban with it, which denies nothing by itself`),
-		own("borrow spare") + strings.Replace(spare, "pool", "pool; max_delay 9s", 1):              at("spare", `pool: got "true", want no max_delay with it: what it has no room for is denied`),
-		own("borrow spare") + strings.Replace(spare, "pool", "pool; count_denied", 1):              at("spare", `pool: got "true", want no count_denied with it, which counts only what is borrowed`),
-		own("borrow spare") + "; limit spare {; max 9; duration 1m; min_interval 1s; pool; }":      at("spare", `pool: got "true", want no min_interval with it`),
-		own("borrow spare") + strings.Replace(spare, "pool", "pool; limit within {; size 1; }", 1): at("spare", `pool: got "true", want no limits within it, put them beside it`),
-	} {
-		t.Run(block, func(t *testing.T) {
-			want := strings.ReplaceAll(want, `limit "`, `limit "api/`)
-			want = strings.Replace(want, "api/api", "api", 1)
-			wantCaddyfileError(t, inLimit(block), want)
-		})
-	}
-	for limits, want := range map[string]string{
-		`{"name": "own", "size": 5, "borrow": "spare"}, {"name": "spare", "size": 5, "pool": true}`: ``,
-		`{"size": 5, "borrow": "spare"}, {"name": "spare", "size": 5, "pool": true}`:                ``,
-		`{"name": "own", "size": 5, "borrow": "spare"}, null`:                                       `limit "own": borrow: got "spare", want the name of a limit in the same block that has pool`,
-		`{"name": "own", "size": 5, "borrow": "default"}, {"size": 5, "pool": true}`:                `limit "own": borrow: got "default", want the name of a limit in the same block that has pool`,
-	} {
-		wantError(t, validateConfig(configOf(`"handler": "rate_limit", "limits": [`+limits+`]`)), want)
-	}
-}
-
 // pooled is a block of tenants that have two requests of their own, and three of a pool.
 const pooled = "limit tenant {\nkey {header.Tenant}\nsize 2\ndrip_rate 10s\nborrow spare\n}\n" +
 	"limit spare {\nkey all\nsize 3\ndrip_rate 4s\npool\n}\n"

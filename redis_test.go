@@ -1,8 +1,10 @@
 package ratelimit
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -423,4 +425,74 @@ func TestTimeoutCoversAllSteps(t *testing.T) {
 	if a := s.get("/"); a.StatusCode != 503 {
 		t.Errorf("got %s", a)
 	}
+}
+
+// Guards that no line of the log, of any level, has the user or password,
+// whatever a server or sentinel replies: even if it is all that it replies.
+func TestLogHasNoSecret(t *testing.T) {
+	const user, password = "canary-user", "canary-pass"
+	for _, reply := range []string{
+		"-NOPERM User " + user + " has no permissions to run the 'evalsha' command",
+		"-WRONGPASS " + user + " " + password, "-NOAUTH " + password, "-OOM " + password, "-LOADING " + password,
+		"-ERR " + user + " " + password, "-ERR unknown command '" + password + "'", "-" + password, "-",
+		"-READONLY " + user, "-BUSY " + password, "-TRYAGAIN " + password, "-CLUSTERDOWN " + password,
+		"+" + user, ":" + password, "$" + password, "*" + password, "!5", password, "tls: " + password,
+	} {
+		for _, kind := range []string{"", "cluster", "master_name m\nsentinel_username " + user + "\nsentinel_password " + password} {
+			addr := replyServer(t, reply)
+			s := startConfig(t, config{
+				global: redisGlobal(addr, "username "+user, "password "+password, kind),
+				site:   "rate_limit {\nsize 1000\non_error deny\n}\nhandle_errors {\nrespond \"{err.message}\"\n}\nrespond ok",
+			})
+			for range 8 {
+				if a := s.get("/"); strings.Contains(a.body, "canary") {
+					t.Errorf("%q: the answer has it: %s", reply, a.body)
+				}
+			}
+			eventually(t, "a line about Redis: "+reply+kind, func() bool {
+				s.get("/")
+				return len(append(s.log("error", "rate_limit"), s.log("warn", "rate_limit")...)) > 0
+			})
+			for _, e := range s.entries() {
+				if text, _ := json.Marshal(e); strings.Contains(string(text), "canary") {
+					t.Errorf("%q %q: the log has %s", kind, reply, text)
+				}
+			}
+			if err := s.load(config{site: "respond ok"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := caddy.Stop(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// replyServer runs a server that replies the same to every command.
+func replyServer(t *testing.T, reply string) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					if strings.HasPrefix(lines.Text(), "*") {
+						if _, err := io.WriteString(conn, reply+"\r\n"); err != nil {
+							return
+						}
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().String()
 }

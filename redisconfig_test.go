@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -277,283 +277,6 @@ func TestRedisOptions(t *testing.T) {
 	}
 }
 
-// Guards that options which contradict each other, are out of range or hold a
-// placeholder without a value are refused by name, and that no error tells
-// what a placeholder stands for or a password is.
-func TestRedisOptionsErrors(t *testing.T) {
-	const canary = "canary"
-	t.Setenv("RATE_LIMIT_TEST_SECRET", canary)
-	t.Setenv("RATE_LIMIT_TEST_EMPTY", "")
-	t.Setenv("RATE_LIMIT_TEST_URL", "redis://u:"+canary+"@a:b")
-	t.Setenv("RATE_LIMIT_TEST_BRACES", "{"+canary+"}")
-	dir := t.TempDir()
-	empty := filepath.Join(dir, "empty")
-	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	const wantKnown = `got a placeholder that is unknown here, want {env.*}, {file.*} or {system.*}, ` +
-		`or \{ and \} for braces`
-	const inTwo = `also set in the address, set it once`
-	const onSocket = `not supported with a unix socket, only with host:port or such a URL`
-	const ofSentinel = `want a sentinel's without user, password and database, which are options of their own`
-	tests := []struct {
-		name  string
-		redis Redis
-		want  string
-	}{
-		{"no address", Redis{}, `addresses: got none, want at least one`},
-		{"a second bad address", Redis{Addresses: []string{"a:1", "b"}}, `address: got "b", ` + wantAddress},
-		{
-			"an address twice",
-			Redis{Addresses: []string{"a:1", "b:1", "a:1"}},
-			`addresses: got "a:1", want each server once`,
-		},
-		{
-			"an address twice, with other passwords",
-			Redis{Addresses: []string{"redis://:canary@a", "redis://u:canary@a:6379"}},
-			`addresses: got "redis://…@a:6379", want each server once`,
-		},
-		{
-			"an address twice, by a placeholder",
-			Redis{Addresses: []string{"canary:1", "{env.RATE_LIMIT_TEST_SECRET}:1"}},
-			`addresses: got "{env.RATE_LIMIT_TEST_SECRET}:1", want each server once`,
-		},
-		{
-			"with and without TLS",
-			Redis{Addresses: []string{"rediss://a", "redis://b"}},
-			`addresses: got redis:// together with rediss://, want one form`,
-		},
-		{
-			"host and URL",
-			Redis{Addresses: []string{"a:1", "rediss://b"}},
-			`addresses: got rediss:// together with host:port, want one form`,
-		},
-		{
-			"host and socket",
-			Redis{Addresses: []string{"a:1", "/s"}},
-			`addresses: got a unix socket together with host:port, want one form`,
-		},
-		{
-			"two sockets",
-			Redis{Addresses: []string{"/s", "unix:///t"}},
-			`addresses: got 2 unix sockets, want one alone`,
-		},
-		{"socket of a cluster", Redis{Addresses: []string{"/s"}, Cluster: true}, `cluster: ` + onSocket},
-		{
-			"socket of a sentinel",
-			Redis{Addresses: []string{"unix:///s"}, MasterName: "m"},
-			`master_name: ` + onSocket,
-		},
-		{
-			"socket and TLS",
-			Redis{Addresses: []string{"/s"}, TLS: new(reverseproxy.TLSConfig)},
-			`tls: ` + onSocket,
-		},
-		{
-			"URL without TLS and TLS",
-			Redis{Addresses: []string{"redis://a"}, TLS: new(reverseproxy.TLSConfig)},
-			`tls: got it with a redis:// URL, want rediss:// or host:port`,
-		},
-		{
-			"two users",
-			Redis{Addresses: []string{"redis://canary@a", "redis://u@b"}},
-			`username: got several in the addresses, want one`,
-		},
-		{
-			"two passwords",
-			Redis{Addresses: []string{"redis://:canary@a", "redis://:p@b"}},
-			`password: got several in the addresses, want one`,
-		},
-		{
-			"database of a cluster",
-			Redis{Addresses: []string{"a:1"}, Cluster: true, DB: "2"},
-			`db: got "2", want none with a cluster, which has only 0`,
-		},
-		{
-			"database of several addresses",
-			Redis{Addresses: []string{"redis://a", "redis://b/2"}},
-			`db: got "2", want none with a cluster, which has only 0`,
-		},
-		{
-			"cluster and sentinels",
-			Redis{Addresses: []string{"a:1"}, Cluster: true, MasterName: "m"},
-			`cluster: cannot be combined with master_name`,
-		},
-		{
-			"sentinels' user alone",
-			Redis{Addresses: []string{"a:1"}, SentinelUsername: canary},
-			`sentinel_username: got it without master_name, want both or username`,
-		},
-		{
-			"sentinels' password alone",
-			Redis{Addresses: []string{"a:1", "b:1"}, SentinelPassword: canary},
-			`sentinel_password: got it without master_name, want both or password`,
-		},
-		{
-			"password in a sentinel's address",
-			Redis{Addresses: []string{"redis://:canary@a"}, MasterName: "m"},
-			`address: got "redis://…@a", ` + ofSentinel,
-		},
-		{
-			"database in a sentinel's address",
-			Redis{Addresses: []string{"redis://a/2"}, MasterName: "m"},
-			`address: got "redis://a/2", ` + ofSentinel,
-		},
-		{
-			"certificate without a key",
-			Redis{Addresses: []string{"a:1"}, TLS: &reverseproxy.TLSConfig{ClientCertificateFile: "x"}},
-			`tls: client_certificate_file specified without client_certificate_key_file`,
-		},
-		{
-			"no such certificate",
-			Redis{Addresses: []string{"a:1"}, TLS: &reverseproxy.TLSConfig{
-				ClientCertificateFile: "/nonexistent/x", ClientCertificateKeyFile: "/nonexistent/y",
-			}},
-			`tls: loading client certificate key pair: open /nonexistent/x: no such file or directory`,
-		},
-		{
-			"user twice",
-			Redis{Addresses: []string{"redis://canary@a:1"}, Username: canary},
-			`username: ` + inTwo,
-		},
-		{
-			"password twice",
-			Redis{Addresses: []string{"redis://:canary@a:1"}, Password: canary},
-			`password: ` + inTwo,
-		},
-		{
-			"two databases",
-			Redis{Addresses: []string{"redis://:canary@a:1/2"}, DB: "3"},
-			`db: got "3", want none, or 2 as in the address`,
-		},
-		{
-			"negative database",
-			Redis{Addresses: []string{"a:1"}, DB: "-1"},
-			`db: got "-1", want the number of a database, from 0 to 65535`,
-		},
-		{
-			"braces in prefix",
-			Redis{Addresses: []string{"a:1"}, KeyPrefix: "{a}"},
-			`key_prefix: got "{a}", want text without braces of at most 128 bytes`,
-		},
-		{
-			"short timeout",
-			Redis{Addresses: []string{"a:1"}, Timeout: "999999ns"},
-			`timeout: got "999999ns", want a duration from 1ms to 1m, such as 50ms`,
-		},
-		{
-			"negative timeout",
-			Redis{Addresses: []string{"a:1"}, Timeout: "-1s"},
-			`timeout: got "-1s", want a duration from 1ms to 1m, such as 50ms`,
-		},
-
-		{
-			"empty variable in password",
-			Redis{Addresses: []string{"a:1"}, Password: canary + "{env.RATE_LIMIT_TEST_EMPTY}"},
-			`password: evaluated placeholder {env.RATE_LIMIT_TEST_EMPTY} is empty`,
-		},
-		{
-			"unset variable in username",
-			Redis{Addresses: []string{"a:1"}, Username: "{env.RATE_LIMIT_TEST_UNSET}"},
-			`username: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
-		},
-		{
-			"unset variable in address", Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_UNSET}:6379"}},
-			`address: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
-		},
-		{
-			"empty variable in a URL's password",
-			Redis{Addresses: []string{"redis://:{env.RATE_LIMIT_TEST_EMPTY}@a:1"}},
-			`address: evaluated placeholder {env.RATE_LIMIT_TEST_EMPTY} is empty`,
-		},
-		{
-			"unset variable in a URL's host",
-			Redis{Addresses: []string{"redis://:canary@{env.RATE_LIMIT_TEST_UNSET}:1"}},
-			`address: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
-		},
-		{
-			"unset variable in the sentinels' password",
-			Redis{Addresses: []string{"a:1"}, MasterName: "m", SentinelPassword: "{env.RATE_LIMIT_TEST_UNSET}"},
-			`sentinel_password: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
-		},
-		{
-			"unset variable in the master's name",
-			Redis{Addresses: []string{"a:1"}, MasterName: "{env.RATE_LIMIT_TEST_UNSET}"},
-			`master_name: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
-		},
-		{
-			"unset variable in the secret",
-			Redis{Addresses: []string{"a:1"}, KeySecret: "{env.RATE_LIMIT_TEST_UNSET}"},
-			`key_secret: evaluated placeholder {env.RATE_LIMIT_TEST_UNSET} is empty`,
-		},
-		{
-			"empty file", Redis{Addresses: []string{"a:1"}, Password: "{file." + empty + "}"},
-			`password: evaluated placeholder {file.` + empty + `} is empty`,
-		},
-		{
-			"no file", Redis{Addresses: []string{"a:1"}, Password: "{file." + dir + "/none}"},
-			`password: evaluated placeholder {file.` + dir + `/none} is empty`,
-		},
-		{
-			"braces in a password",
-			Redis{Addresses: []string{"a:1"}, Password: "a{canary}"},
-			`password: ` + wantKnown,
-		},
-		{
-			"braces in a URL's password",
-			Redis{Addresses: []string{"redis://:{canary}@a:1"}},
-			`address: got "redis://…@a:1", want an address whose placeholders are {env.*}, {file.*} or {system.*}`,
-		},
-		{
-			"unset variable in a URL's host, without a port",
-			Redis{Addresses: []string{"redis://:canary@"}},
-			`address: got "redis://…@", ` + wantAddress,
-		},
-		{
-			"unknown placeholder", Redis{Addresses: []string{"a:1"}, Password: "{http.request.host}"},
-			`password: ` + wantKnown,
-		},
-		{
-			"secret in a bad address", Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_SECRET}"}},
-			`address: got "{env.RATE_LIMIT_TEST_SECRET}", ` + wantAddress,
-		},
-		{
-			"secret in a bad URL", Redis{Addresses: []string{"redis://:{env.RATE_LIMIT_TEST_SECRET}@a:b"}},
-			`address: got "redis://…@a:b", ` + wantAddress,
-		},
-		{
-			"bad URL from a variable", Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_URL}"}},
-			`address: got "{env.RATE_LIMIT_TEST_URL}", ` + wantAddress,
-		},
-		{
-			"braces from a variable", Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_BRACES}"}},
-			`address: got "{env.RATE_LIMIT_TEST_BRACES}", ` + wantAddress,
-		},
-		{
-			"password in a bad URL", Redis{Addresses: []string{"redis://u:canary@a:b"}},
-			`address: got "redis://…@a:b", ` + wantAddress,
-		},
-		{
-			"password in a URL without its scheme", Redis{Addresses: []string{"u:canary@a:6379"}},
-			`address: got "…@a:6379", ` + wantAddress,
-		},
-	}
-	for _, tc := range tests {
-		t.Run(tc.name, func(t *testing.T) {
-			got, _, err := tc.redis.options(caddy.Context{})
-			if err == nil {
-				t.Fatalf("got %+v, want an error", got)
-			}
-			if err.Error() != tc.want {
-				t.Errorf("got error %q\nwant %q", err, tc.want)
-			}
-			if strings.Contains(err.Error(), canary) {
-				t.Errorf("error %q shows the secret", err)
-			}
-		})
-	}
-}
-
 // Guards that a secret in a URL, whatever characters it has, is the password or
 // an error, and never sends us or what we log to another host or socket.
 func TestSecretInURL(t *testing.T) {
@@ -626,5 +349,39 @@ func TestSecretsAreNotStored(t *testing.T) {
 	if err != nil || strings.Contains(string(config), "canary") ||
 		!strings.Contains(string(config), `"password":"{env.RATE_LIMIT_TEST_SECRET}"`) {
 		t.Errorf("adapted to %s, %v", config, err)
+	}
+}
+
+// Guards that a unix socket can be written as Caddy writes it elsewhere, and that
+// limits are then kept there.
+func TestUnixNetworkAddress(t *testing.T) {
+	redis := redistest.Start(t)
+	s := startConfig(t, config{
+		global: redisGlobal("unix/"+redis.Socket, slowly),
+		site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted",
+	})
+	for _, want := range []int{200, 200, 429} {
+		if a := s.get("/"); a.StatusCode != want {
+			t.Errorf("got %s, want %d", a, want)
+		}
+	}
+	if keys, err := redis.Client().Keys(t.Context(), "*").Result(); err != nil || len(keys) != 1 {
+		t.Errorf("Redis has keys %q, %v, want one", keys, err)
+	}
+}
+
+// Guards that a URL without a host does not make the client send its password to
+// this machine, where a variable is unset.
+func TestURLNeedsHost(t *testing.T) {
+	s := startConfig(t, config{site: "respond ok"})
+	t.Setenv("RATE_LIMIT_TEST_PW", "canary")
+	for _, address := range []string{
+		"redis://:{env.RATE_LIMIT_TEST_PW}@{$RATE_LIMIT_TEST_UNSET}:6379", "redis://", "redis:///",
+		"redis://:canary@", "rediss://:canary@/1",
+	} {
+		err := s.load(config{global: redisGlobal(address), site: "respond ok"})
+		if err == nil || !strings.Contains(err.Error(), wantAddress) || strings.Contains(err.Error(), "canary") {
+			t.Errorf("%s: got error %v", address, err)
+		}
 	}
 }

@@ -167,3 +167,45 @@ func TestAutomatedClientCertificate(t *testing.T) {
 	}
 	checkStoredAgain(t, adapted)
 }
+
+// Guards that placeholders in all options on TLS are resolved: otherwise no
+// certificate would be found, or one would have a wrong name.
+func TestTLSPlaceholders(t *testing.T) {
+	authority := redistest.NewAuthority(t)
+	cert, key := authority.Issue(t, "redis.test")
+	redis := redistest.StartTLS(t, authority, true, "--tls-cert-file", cert, "--tls-key-file", key)
+	cert, key = authority.Issue(t, "client")
+	for name, value := range map[string]string{
+		"NAME": "redis.test", "CERT": cert, "KEY": key, "CA": authority.CAFile,
+	} {
+		t.Setenv("RATE_LIMIT_TEST_"+name, value)
+	}
+	s := startConfig(t, config{
+		global: redisGlobal(redis.Addr, slowly,
+			"tls_server_name {env.RATE_LIMIT_TEST_NAME}",
+			"tls_client_auth {env.RATE_LIMIT_TEST_CERT} {env.RATE_LIMIT_TEST_KEY}",
+			"tls_trust_pool file {env.RATE_LIMIT_TEST_CA}"),
+		site: "rate_limit {\nsize 2\ndrip_rate 1h\non_error deny\n}\nrespond admitted",
+	})
+	if a := s.get("/"); a.StatusCode != 200 {
+		t.Errorf("got %s, log %v", a, s.log("error", "rate_limit"))
+	}
+	if keys, err := redis.Client().Keys(t.Context(), "*").Result(); err != nil || len(keys) != 1 {
+		t.Errorf("Redis has keys %q, %v, want one", keys, err)
+	}
+}
+
+// Guards that stores are distinguished by the resolved TLS options, not by
+// how they are written.
+func TestTLSPlaceholdersTellStoresApart(t *testing.T) {
+	const app = `{"redis":{"addresses":["a:1"],"tls":{"server_name":"{env.RATE_LIMIT_TEST_NAME}"}}}`
+	t.Setenv("RATE_LIMIT_TEST_NAME", "x")
+	first := provisionApp(t, app)
+	if provisionApp(t, `{"redis":{"addresses":["a:1"],"tls":{"server_name":"x"}}}`).redis != first.redis {
+		t.Error("a name and a placeholder for it make two stores")
+	}
+	t.Setenv("RATE_LIMIT_TEST_NAME", "y")
+	if provisionApp(t, app).redis == first.redis {
+		t.Error("a placeholder for another name makes the same store")
+	}
+}

@@ -24,39 +24,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// Guards the options of what is charged by the response: errors say which option, what
-// it got and what would be right.
-func TestSettlementOptions(t *testing.T) {
-	limit := func(text string) string { return `limit "api": ` + text }
-	for block, want := range map[string]string{
-		`size 5; count status 401 403`:                                                  ``,
-		`size 5; count status 4xx; dry_run`:                                             ``,
-		`size 5; count header X-Failed *; status 403`:                                   ``,
-		"size 5; count {; status 401; header X-Failed yes; }":                           ``,
-		`size 5; cost body; actual_cost bytes`:                                          ``,
-		`rate 5/s; cost 2; actual_cost {http.response.header.X-Cost}; count status 2xx`: ``,
-		`algorithm sliding_log; size 5; window 1m; count status 401; count_denied`:      ``,
-		`concurrency 5`: ``,
-		`concurrency {query.n}; cost 2; max_keys 9`: ``,
-		`size 5; concurrency 5`:                     limit(`size: got "5", want only concurrency, or a limit of its own for it`),
-		`concurrency 5; algorithm leaky_bucket`:     limit(`algorithm: got "leaky_bucket", want none with concurrency`),
-		`concurrency 5; count_denied`:               limit(`count_denied: got "true", want none with concurrency, as denied requests are not in progress`),
-		`concurrency 5; count status 200`:           limit(`count: got "{\"status_code\":[200]}", want no concurrency with it, which counts requests in progress whatever comes of them`),
-		`concurrency 5; actual_cost bytes`:          limit(`actual_cost: got "bytes", want no concurrency with it, which counts requests in progress whatever they cost`),
-		`concurrency 0`:                             limit(`concurrency: got "0", want a whole number from 1 to 562949953421312, or a placeholder`),
-		`concurrency 5; cost 6`:                     limit(`cost: got "6", want at most the size, 5`),
-		`size 5; actual_cost 3`:                     limit(`actual_cost: got "3", want bytes, or a placeholder such as {http.response.header.X-Cost}`),
-		`size 5; count status 401; max_delay 1s`:    limit(`max_delay: got "1s", want none with count, actual_cost or concurrency`),
-		`size 5; count status 700`:                  limit(`count: got "700", want status codes from 100 to 599, or classes such as 4xx (in JSON 4)`),
-		`size 5; count`:                             `count: got nothing, want status <code...> or header <field>, or both in a block`,
-		`count status 401; limit a {; size 1; }`:    limit(`count: got "{\"status_code\":[401]}", want a size with it`),
-		`actual_cost bytes; limit a {; size 1; }`:   limit(`actual_cost: got "bytes", want a size with it`),
-		`dry_run; limit a {; size 1; }`:             ``,
-	} {
-		t.Run(block, func(t *testing.T) { wantCaddyfileError(t, inLimit(block), want) })
-	}
-}
-
 // eachNode calls do for a site in the process and for one on three instances with Redis,
 // with the addresses of its instances.
 func eachNode(t *testing.T, site string, do func(t *testing.T, urls []string)) {

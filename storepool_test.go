@@ -463,3 +463,39 @@ func TestMemoryIsSwept(t *testing.T) {
 	}
 	eventually(t, "the goroutine to end", func() bool { return sweepers() == 0 })
 }
+
+// Guards that a store which can't be made, even by a panic, leaves the pool of
+// stores as it was: the next configuration gets what it asks for.
+func TestFailedStoreLeavesPool(t *testing.T) {
+	for name, open := range map[string]func() (sharedMemory, error){
+		"panic": func() (sharedMemory, error) { panic("as the test wants it") },
+		"error": func() (sharedMemory, error) { return sharedMemory{}, errors.New("as the test wants it") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := new(App)
+			if _, err := openStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
+				t.Errorf("got error %v", err)
+			}
+			if len(a.storeKeys) > 0 {
+				t.Errorf("the app has taken %v", a.storeKeys)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				store, err := openStore(a, "test", func() (sharedMemory, error) { return use(process.newMemory()), nil })
+				if err != nil || store.Memory == nil {
+					t.Errorf("afterwards got %v, %v", store, err)
+				}
+				process.stores.Range(func(any, any) bool { return true })
+				if err := a.releaseStores(); err != nil {
+					t.Error(err)
+				}
+			}()
+			select {
+			case <-done:
+			case <-time.After(patience):
+				t.Fatal("the pool is locked")
+			}
+		})
+	}
+}

@@ -674,10 +674,6 @@ func TestZonesOfOneName(t *testing.T) {
 			}
 		})
 	}
-	// What is no zone may not be mixed up with one by its name.
-	wantError(t, validateCaddyfile(inSite("route {; rate_limit a {; size 2; }; rate_limit {; zone a {; events 2; window 1m; }; }; }")),
-		`limit "a": key: got "all" here and "{http.vars.client_ip}" in another limit of path "a", but limits of one path share `+
-			`their buckets, so these must match, or one needs another name`)
 }
 
 // TestZonesInRedis guards that all Caddys that use one Redis count together, in the order
@@ -717,88 +713,6 @@ func TestZonesInRedis(t *testing.T) {
 	keys, err := server.Client().Keys(t.Context(), "*").Result()
 	if err != nil || len(keys) != 2 || strings.Contains(strings.Join(keys, " "), "canary") {
 		t.Errorf("got keys %q, %v", keys, err)
-	}
-}
-
-// TestZoneErrors guards the one line that says what is wrong with a zone, also where it is
-// mixed with limits.
-func TestZoneErrors(t *testing.T) {
-	const mixed = "a block has either zones or limits; put the limits into a block of their own, at Caddyfile:"
-	okZone := `zone a {; events 5; window 1m; }`
-	for block, want := range map[string]string{
-		okZone: "",
-		okZone + `; jitter 0.2; log_key; headers ratelimit; on_error deny; log; accounting each`: "",
-		okZone + `; size 5`:                                    `zone: got it together with size, ` + mixed + `3`,
-		okZone + `; key a`:                                     `zone: got it together with key, ` + mixed + `3`,
-		okZone + `; match /a`:                                  `zone: got it together with match, ` + mixed + `3`,
-		okZone + `; limit b {; size 5; }`:                      `zone: got it together with limits, ` + mixed + `3`,
-		`size 1; limit a {; ` + okZone + `; }`:                 `zone: not allowed in limit "a"` + wantOutside + `, at Caddyfile:5`,
-		`zone {; events 5; window 1m; }`:                       `zone: got "", want one name and a block: zone <name> { ... }, at Caddyfile:3`,
-		`zone a b {; events 5; window 1m; }`:                   `zone: got "a b", want one name and a block: zone <name> { ... }, at Caddyfile:3`,
-		`zone a {; events 5; }`:                                `zone a: got no window, want a duration such as 1m, at Caddyfile:5`,
-		`zone a {; window 1m; }`:                               `zone a: got no events, want how many requests a window admits, at Caddyfile:5`,
-		`zone a`:                                               `zone a: got no events, want how many requests a window admits, at Caddyfile:3`,
-		`zone a {; events 0; window 1m; }`:                     `events: got "0", want a whole number from 1 to 16777215, at Caddyfile:4`,
-		`zone a {; events -1; window 1m; }`:                    `events: got "-1", want a whole number from 1 to 16777215, at Caddyfile:4`,
-		`zone a {; events 5; window 0; }`:                      `window: got "0", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, at Caddyfile:5`,
-		`zone a {; events 5; events 5; window 1m; }`:           `duplicate option: events, at Caddyfile:5`,
-		`zone a {; key b c; events 5; window 1m; }`:            `key: got "b c", want one value, at Caddyfile:4`,
-		`zone a {; key {b; events 5; window 1m; }`:             `limit "a": key: got "{b", want each placeholder with both of its braces, and others as \{ and \}`,
-		`zone a {; size 5; }`:                                  `size: got an unknown option (did you mean events?), want one of match, key, window, events, max_concurrent, ipv4_prefix, ipv6_prefix, at Caddyfile:4`,
-		`zone a {; events 5; max_concurrent 5; }`:              `zone a: got max_concurrent together with events or window, want either, at Caddyfile:6`,
-		`zone a {; max_concurrent 0; }`:                        `max_concurrent: got "0", want a whole number from 1 to 562949953421312, at Caddyfile:4`,
-		`zone a {; events 5; window 1m; ipv4_prefix 33; }`:     `ipv4_prefix: got "33", want a whole number from 0 to 32, at Caddyfile:6`,
-		`zone a {; events 5; window 1m; ipv6_prefix 129; }`:    `ipv6_prefix: got "129", want a whole number from 0 to 128, at Caddyfile:6`,
-		`zone a {; events 5 {; b; }; window 1m; }`:             `events: got a block, want it in one line, at Caddyfile:5`,
-		`zone a {; match {; nope a; }; events 5; window 1m; }`: `getting matcher module 'nope': module not registered: http.matchers.nope, at Caddyfile:6`,
-		okZone + `; jitter -1`:                                 `jitter: got "-1", want a share of the wait from 0, such as 0.2`,
-		okZone + `; jitter`:                                    `jitter: got "", want one value, at Caddyfile:7`,
-		okZone + `; distributed b`:                             `distributed: got "b", want a block or nothing, at Caddyfile:7`,
-		okZone + `; distributed {; sync 1s; }`:                 `sync: got an unknown option, want one of read_interval, write_interval, purge_age, at Caddyfile:8`,
-		okZone + `; storage`:                                   `storage: got nothing, want a module, such as file_system <path>, at Caddyfile:7`,
-		okZone + `; log_key yes`:                               `log_key: got "yes", want no argument, at Caddyfile:7`,
-		okZone + `; disable_metrics yes`:                       `disable_metrics: got "yes", want no argument, at Caddyfile:7`,
-		okZone + `; sweep_interval`:                            `sweep_interval: got "", want one value, at Caddyfile:7`,
-		`size 5; log_key`:                                      `log_key: only valid with zones, as it is an option of mholt/caddy-ratelimit, at Caddyfile:4`,
-
-		`zone a {; events 16777216; window 1m; }`: `events: got "16777216", want a whole number from 1 to 16777215, at Caddyfile:4`,
-		`zone a {; events 5; window 36500d; }`:    `window: got "36500d", want a duration of at most 11 years, at Caddyfile:5`,
-
-		// What is taken there too: numbers with a sign, and options that are there twice,
-		// as they are with a snippet that has them.
-		`zone a {; events +5; window +1m; }`:                                         "",
-		`zone a {; events 16777215; window 1m; }`:                                    "",
-		okZone + `; log_key; log_key; disable_metrics; disable_metrics`:              "",
-		okZone + `; distributed; distributed {; }; storage a b; storage a {; b c; }`: "",
-		okZone + `; jitter 0.2; jitter 0.2`:                                          `duplicate option: jitter, at Caddyfile:8`,
-
-		// Of several zones of one name the last counts, and matchers may match everything.
-		`zone a {; match {; }; events 5; window 1m; }; zone a {; events 6; window 1m; }`: "",
-	} {
-		t.Run(block, func(t *testing.T) {
-			wantCaddyfileError(t, ":8080 {\nrate_limit {\n"+inLines(block)+"\n}\n}\n", want)
-		})
-	}
-	for handler, want := range map[string]string{
-		`"rate_limits":{"a":{"window":"1m","max_events":5}}`:                   "",
-		`"rate_limits":{"a":{"window":60000000000,"max_events":5,"match":[]}}`: "",
-		`"rate_limits":{"a":{"window":"1m","max_events":"{env.NONE}"}}`:        `zone "a": max_events: got {env.NONE}, which is empty, want a value`,
-		`"rate_limits":{"a":{"max_events":5}}`:                                 `zone "a": window: got "", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h`,
-		`"rate_limits":{"a":{"window":"1m","max_events":-5}}`:                  `zone "a": max_events: got "-5", want a whole number from 0 to 16777215`,
-		`"rate_limits":{"a":{"window":"1m","max_events":16777216}}`:            `zone "a": max_events: got "16777216", want a whole number from 0 to 16777215`,
-		`"rate_limits":{"a":{"window":"36500d","max_events":5}}`:               `zone "a": window: got "36500d", want a duration of at most 11 years`,
-		`"rate_limits":{"a":null}`:                                             `zone "a": got null, want max_events and window`,
-		`"rate_limits":{"a":{"window":"1m","size":5}}`:                         `json: unknown field "size"`,
-		`"rate_limits":{}`: `limits: got none, want at least one`,
-		`"distributed":{}`: `distributed: only valid with zones, as it is an option of mholt/caddy-ratelimit`,
-		`"jitter":-0.1,"rate_limits":{"a":{"window":"1m","max_events":5}}`:                `jitter: got "-0.1", want a share of the wait from 0, such as 0.2`,
-		`"limits":[{"size":5}],"rate_limits":{"a":{"window":"1m","max_events":5}}`:        "rate_limits: got zones together with limits, a handler has either zones or limits; put the limits into a handler of their own",
-		`"rate_limits":{"a":{"window":"1m","max_events":5,"match":[{"path":["/a"]},{}]}}`: "",
-		`"rate_limits":{"a":{"window":"1m","max_events":5}},"storage":{"module":"none"}`:  "",
-	} {
-		t.Run(handler, func(t *testing.T) {
-			wantError(t, validateConfig(configOf(`"handler":"rate_limit",`+handler)), want)
-		})
 	}
 }
 
@@ -883,9 +797,6 @@ func TestZoneDifferences(t *testing.T) {
 			t.Errorf("warned: %t", warned)
 		}
 	})
-	wantError(t, validateCaddyfile(inSite("rate_limit {; zone a {; events 1; window 1500ns; }; }")),
-		`window: got "1500ns", want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h, at Caddyfile:5`)
-	wantCaddyfileError(t, inSite("rate_limit {; }"), `limit "default": `+limitsNothing)
 }
 
 // heldBuckets returns how many buckets there are in the process.

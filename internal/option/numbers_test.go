@@ -1,0 +1,271 @@
+package option
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// absurd are texts that no number, duration or rate can be, but for those that a parser
+// of TestRefusedTexts takes.
+var absurd = []string{
+	"0", "-1", "-0", "+5", "2147483647", "2147483648", "3000000000", "562949953421313", "9223372036854775807",
+	"9223372036854775808", "18446744073709551616", "99999999999999999999999999", "1e30", "1e3", "1E3", "1e-3", "5e-1",
+	"1e999", "0x1", "0x10", "0b1", "1_000", "1,000", "1/2", "1,5", "5%", "50%", "/24", "5x", "٣",
+	"1.0", "1.5", "-0.5", "0.0000001", "0.1234567", "1.0000000", "1.00000000000000000000001", ".5", "1.", ".",
+	"1.2.3", "1.-5", "1.+5", "1_0.5", "18446744073709.551616",
+	" 5", "5 ", "five", "NaN", "Inf", "true", "{5", "5}", "{1s",
+	"0s", "-1s", "-0s", "999ns", "1500ns", "1.0000001s", "9999999h", "100000000h", "9999999999999h",
+	"9999999999999999999999h", strings.Repeat("9", 50) + "d", "1h", "1 s", "1e3s", "s", "1y", "1w", "second",
+
+	"60", "0/1s", "-1/1s", "+5/1s", "1.5/1s", "1e3/1s", "562949953421313/1s", "99999999999999999999/1s", "/1s", "1/",
+	"/", "1", "10/min", "10/sec", "10r/s", "10/S", "10/mss", "10/ms", "10/month", "10/week", "10/1.5hour", "10/-1hour",
+	"10 / s", "10/ s", "10/hours1", "10 per hour", "10/0s", "10/0day", "10/99999999999day", "5/60", "1/0s", "1/-1s",
+	"1/999ns", "1/1500ns", "1/1s/1", "1//1s", "1 / 1s", " 1/1s", "1/1s ", "1/1w", "1/1y", "1/9999999h", "1s/1",
+	"ten/1s", "NaN/1s", "1/1s,2/1m", "٣/1s",
+}
+
+// Guards every parser against texts that can't be meant: an option that has one is refused
+// by an error that has its name, the text as it was written and what would be right.
+func TestRefusedTexts(t *testing.T) {
+	t.Parallel()
+	const units = "1 60 2147483647 2147483648 3000000000"
+	refuses(t, Units, wantUnits, units)
+	refuses(t, Bits(32), "want a whole number of bits from 1 to 32", "1")
+	refuses(t, Bits(128), "want a whole number of bits from 1 to 128", "1 60")
+	refuses(t, Integer(0, 65535), "want a whole number from 0 to 65535", "0 1 60")
+	refuses(t, Integer(1, 1_000_000_000), "want a whole number from 1 to 1000000000", "1 60")
+	refuses(t, Integer(1, math.MaxInt32), "want a whole number from 1 to 2147483647", "1 60 2147483647")
+	refuses(t, Interval, "want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h", "1h")
+	refuses(t, ParseFactor, "want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2",
+		units+" 0 1.0 1.5")
+	refuses(t, ParseRate, "want <n>/<duration>, such as 10/s, 60/minute, 1000/h or 5/12h: a whole number from 1 to 562949953421312, "+
+		"and s, m, h, d, second, minute, hour, day or a duration of whole microseconds", "")
+}
+
+// refuses checks the errors of a parser for what is absurd, but for the texts that it
+// accepts: of a value, which may be a placeholder instead, and of an option that may not.
+func refuses[T any](t *testing.T, parse Parser[T], want, accepted string) {
+	t.Helper()
+	for _, text := range absurd {
+		ofValue, ofOption := "", ""
+		if !slices.Contains(strings.Fields(accepted), text) {
+			ofOption = fmt.Sprintf("name: got %q, %s", text, want)
+			ofValue = ofOption + ", or a placeholder"
+		}
+		_, err := NewValue(OnLoad, "name", text, parse)
+		if got := message(err); got != ofValue {
+			t.Errorf("a value:\n got error %q\nwant error %q", got, ofValue)
+		}
+		_, err = ParseConstant("name", text, parse)
+		if got := message(err); got != ofOption {
+			t.Errorf("an option:\n got error %q\nwant error %q", got, ofOption)
+		}
+	}
+}
+
+// message returns the text of an error, nothing of none.
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// wantUnits is what errors say of units.
+const wantUnits = "want a whole number from 1 to 562949953421312"
+
+// Guards what numbers of units are read: decimal digits from 1 to 2^49.
+func TestParseUnits(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]int64{
+		"1": 1, "10": 10, "0010": 10, "562949953421312": 1 << 49,
+	} {
+		if got, message := Units(text); got != want || message != "" {
+			t.Errorf("%q is %d, %q, want %d", text, got, message, want)
+		}
+	}
+}
+
+// Guards what intervals are read: whole microseconds from one, with Caddy's
+// unit for days.
+func TestParseInterval(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		"1us": time.Microsecond, "1µs": time.Microsecond, "1000ns": time.Microsecond,
+		"1.5ms": 1500 * time.Microsecond, "1s": time.Second, "+1s": time.Second, "90m": 90 * time.Minute,
+		"1h30m": 90 * time.Minute, "1d": 24 * time.Hour, "1.5d": 36 * time.Hour, "1d12h": 36 * time.Hour,
+		"9223372036854775us": math.MaxInt64 / 1000 * time.Microsecond,
+	} {
+		if got, message := Interval(text); got != want || message != "" {
+			t.Errorf("%q is %v, %q, want %v", text, got, message, want)
+		}
+	}
+}
+
+// Guards what factors are read, and that they are shown in their shortest form.
+func TestParseFactor(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		text  string
+		want  Factor
+		shown string
+	}{
+		{"0", 0, "0"},
+		{"0.000000", 0, "0"},
+		{"0.000001", 1, "0.000001"},
+		{"0.5", 500_000, "0.5"},
+		{"00.50", 500_000, "0.5"},
+		{"1", 1_000_000, "1"},
+		{"1.25", 1_250_000, "1.25"},
+		{"1.000001", 1_000_001, "1.000001"},
+		{"10", 10_000_000, "10"},
+		{"100.10", 100_100_000, "100.1"},
+		{"18446744073709.551615", math.MaxUint64, "18446744073709.551615"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.text, func(t *testing.T) {
+			got, message := ParseFactor(tc.text)
+			if got != tc.want || message != "" {
+				t.Errorf("read as %d, %q, want %d", got, message, tc.want)
+			}
+			if got.String() != tc.shown {
+				t.Errorf("shown as %s, want %s", got, tc.shown)
+			}
+		})
+	}
+}
+
+// Guards that every factor is read back from how it is shown, and is the
+// decimal that stands there.
+func TestFactorTextRoundTrips(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		f := Factor(rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 20_000_000)).Draw(t, "factor"))
+		if got, message := ParseFactor(f.String()); got != f || message != "" {
+			t.Fatalf("%d is shown as %s and read as %d, %q", f, f, got, message)
+		}
+		shown, ok := new(big.Rat).SetString(f.String())
+		exact := new(big.Rat).SetFrac(new(big.Int).SetUint64(uint64(f)), big.NewInt(1_000_000))
+		if !ok || shown.Cmp(exact) != 0 {
+			t.Fatalf("%d millionths are shown as %s", f, f)
+		}
+	})
+}
+
+// divided is the size divided by a factor as the documentation has it, rounded
+// up and at least 1; more than a bucket holds if it would be.
+func divided(size int64, f Factor) int64 {
+	n := new(big.Int).Mul(big.NewInt(size), big.NewInt(1_000_000))
+	n, rest := n.QuoRem(n, new(big.Int).SetUint64(uint64(f)), new(big.Int))
+	if rest.Sign() > 0 {
+		n.Add(n, big.NewInt(1))
+	}
+	if n.Sign() == 0 {
+		return 1
+	}
+	if n.Cmp(big.NewInt(limiter.MaxUnits)) > 0 {
+		return limiter.MaxUnits + 1
+	}
+	return n.Int64()
+}
+
+// Guards the division by a factor against exact arithmetic, on any numbers and
+// about the edges of their ranges.
+func TestFactorDivides(t *testing.T) {
+	t.Parallel()
+	sizes := []int64{
+		1, 2, 3, 9, 10, 999_999, 1_000_000, 1_000_001, 18_446_744_073_710,
+		limiter.MaxUnits - 1, limiter.MaxUnits,
+	}
+	factors := []Factor{
+		1, 2, 3, 499_999, 500_000, 500_001, 999_999, 1_000_000, 1_000_001, 1_999_999, 2_000_000, 2_000_001,
+		10_000_000,
+		limiter.MaxUnits, 1 << 63, 1<<63 + 1, math.MaxUint64 - 1, math.MaxUint64,
+	}
+	for _, size := range sizes {
+		for _, f := range factors {
+			if got, want := f.Divide(size), divided(size, f); got != want {
+				t.Errorf("%d divided by %s is %d, want %d", size, f, got, want)
+			}
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.Int64Range(1, limiter.MaxUnits).Draw(t, "size")
+		f := Factor(rapid.OneOf(rapid.Uint64Min(1), rapid.Uint64Range(1, 20_000_000)).Draw(t, "factor"))
+		if got, want := f.Divide(size), divided(size, f); got != want {
+			t.Fatalf("%d divided by %s is %d, want %d", size, f, got, want)
+		}
+	})
+}
+
+// Guards the examples of what a factor does.
+func TestFactorExamples(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		size   int64
+		factor string
+		want   int64
+	}{
+		{10, "1", 10},
+		{10, "2", 5},
+		{10, "3", 4},
+		{10, "0.5", 20},
+		{10, "0.3", 34},
+		{10, "100", 1},
+		{1, "18446744073709.551615", 1},
+		{limiter.MaxUnits, "0.999999", limiter.MaxUnits + 1},
+	}
+	for _, tc := range tests {
+		f, _ := ParseFactor(tc.factor)
+		if got := f.Divide(tc.size); got != tc.want {
+			t.Errorf("%d divided by %s is %d, want %d", tc.size, tc.factor, got, tc.want)
+		}
+	}
+}
+
+// Guards that a unit may stand for one of it and may be written out, and that all
+// ways to write a duration are the same rate.
+func TestRateUnits(t *testing.T) {
+	t.Parallel()
+	for duration, texts := range map[time.Duration][]string{
+		time.Second:      {"s", "1s", "second", "1second", "1seconds", "1000ms"},
+		time.Minute:      {"m", "1m", "minute", "1minute", "60s", "60seconds"},
+		time.Hour:        {"h", "1h", "hour", "1hour", "60minutes"},
+		24 * time.Hour:   {"d", "1d", "day", "1day", "24h", "24hours"},
+		30 * time.Minute: {"30m", "30minutes", "0.5h"},
+		7 * 24 * 3600e9:  {"7d", "7days", "007day"},
+	} {
+		for _, text := range texts {
+			if got, want := ParseRate("10/" + text); got != (Rate{10, duration}) || want != "" {
+				t.Errorf("10/%s: got %v, %q, want 10/%v", text, got, want, duration)
+			}
+		}
+	}
+}
+
+// Guards that no text panics, and that one which is read is a limit or an error.
+func FuzzRate(f *testing.F) {
+	for _, text := range []string{"60/1s", "7/1s", "999/1s", "3/1d", "1/1us", "562949953421312/1us", "1/6000d", "10/s", "10/2hours"} {
+		f.Add(text, int64(1))
+		f.Add(text, int64(math.MaxInt64))
+	}
+	f.Fuzz(func(t *testing.T, text string, size int64) {
+		r, want := ParseRate(text)
+		if want != "" {
+			return
+		}
+		l, err := r.Limit(size)
+		if (err == nil) != (l.Validate() == nil && l != limiter.Limit{}) {
+			t.Errorf("%q, size %d: %+v, %v", text, size, l, err)
+		}
+	})
+}
