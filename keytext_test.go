@@ -16,7 +16,8 @@ import (
 
 // TestAnyKeyIsNamedAsShown guards that operators can name each key that clients can send, by
 // the text by which bans, top and peek show it: they can look at it, lift its ban, ban it and
-// reset it, and no other key has that text. With Redis too, and by the command line.
+// reset it, and no other key has that text. With Redis too, and by the command line, which
+// asks no store by itself.
 func TestAnyKeyIsNamedAsShown(t *testing.T) {
 	keys := []string{"a", "\xff", "\xfe", "\ufffd", `"\xff"`, `"`, `"a"`, `"a`, `\xff`, "%ff", "é\xc3", "a,\xff", "\x00", "a\nb", "\x1b[2J\u202e", "\xed\xa0\x80"}
 	byCommand := len(keys)
@@ -94,7 +95,7 @@ func TestAnyKeyIsNamedAsShown(t *testing.T) {
 				asked["duration"] = "2h"
 				a.ask("POST", "ban", body())
 				wantStatus("after a ban", 429)
-				if i >= byCommand {
+				if i >= byCommand || name == "redis" {
 					a.ask("POST", "reset", `{"limit": "login", "key": `+quotedJSON(t, text)+`}`)
 					continue
 				}
