@@ -131,6 +131,7 @@ func TestCheck(t *testing.T) {
 
 // TestCheckCommand guards what the command prints and its exit status.
 func TestCheckCommand(t *testing.T) {
+	t.Parallel()
 	file := configFile(t, "http://:8080 {\n"+dryLimit("a", "key {header.X-Key}")+"}")
 	const want = `limit a: Its key has {http.request.header.X-Key}, which clients send as they
   like, so they get a fresh bucket whenever they want one. Use a key that they
@@ -152,6 +153,7 @@ func TestCheckCommand(t *testing.T) {
 
 // TestCheckNotes guards that check says what it did not look at.
 func TestCheckNotes(t *testing.T) {
+	t.Parallel()
 	const limits = "http://:8080 {\nrate_limit a {\nrate 5/1s\n}\n"
 	for _, tc := range []struct{ config, note string }{
 		{"http://:8080 {\nrespond ok\n}", "The config has no limits."},
@@ -171,6 +173,7 @@ func TestCheckNotes(t *testing.T) {
 // where it is in no route that leads to a limit. That check refuses all that caddy validate
 // refuses is seen by validateConfig, in each test of an option.
 func TestCheckRefuses(t *testing.T) {
+	t.Parallel()
 	const site = "http://:8080 {\nrate_limit a {\nrate 5/1s\n}\n"
 	for _, tc := range []struct{ name, config, want string }{
 		{"port of redis", "{\nrate_limit {\nredis 127.0.0.1:99999\n}\n}\n" + site + "}", `redis: address: got "127.0.0.1:99999", want host:port`},
@@ -197,6 +200,7 @@ func TestCheckRefuses(t *testing.T) {
 // TestCheckCreatesNoLogs guards that check, which others than Caddy's user may run, does
 // not create the files of logs.
 func TestCheckCreatesNoLogs(t *testing.T) {
+	t.Parallel()
 	dir := tempDir(t)
 	log := "log {\noutput file " + dir + "/%s.log\n}\n"
 	config := "{\n" + fmt.Sprintf(log, "global") + "}\nhttp://:8080 {\n" + fmt.Sprintf(log, "site") + dryLimit("a") + "}"

@@ -193,6 +193,7 @@ descriptors:
 // TestConvertCommand guards the command's exit status, what goes to which of its
 // outputs, and how the format is told.
 func TestConvertCommand(t *testing.T) {
+	t.Parallel()
 	dir := tempDir(t)
 	write := func(name, text string) string {
 		t.Helper()

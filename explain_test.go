@@ -62,6 +62,7 @@ type explainedLimit struct {
 // TestExplain guards what explain says of a request: the limits that it meets,
 // and why it does not meet the others.
 func TestExplain(t *testing.T) {
+	t.Parallel()
 	file := configFile(t, explainedConfig)
 	for _, tc := range []struct {
 		name string
@@ -237,6 +238,7 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 
 // TestExplainAlgorithms guards that explain shows each algorithm's numbers.
 func TestExplainAlgorithms(t *testing.T) {
+	t.Parallel()
 	file := configFile(t, "http://:8080 {\nrate_limit {"+algorithmLimits+"\n}\n}")
 	runCommand(t, "explain", "-c", file, "http://localhost:8080/").want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
 

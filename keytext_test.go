@@ -142,6 +142,7 @@ func quotedJSON(t *testing.T, text string) string {
 // TestKeysOfAnyBytesInReports guards that replay and explain show such keys in the same text,
 // in tables, as JSON and in HTML.
 func TestKeysOfAnyBytesInReports(t *testing.T) {
+	t.Parallel()
 	config := configFile(t, ":80 {\nrate_limit api {\nkey {query.k}\nsize 1\n}\n}\n")
 	log := logFile(t, logLine(0, "192.0.2.1", "/?k=%ff")+logLine(0, "192.0.2.1", "/?k=%ff"))
 	html := fmt.Sprint(tempDir(t), "/report.html")

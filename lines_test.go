@@ -51,6 +51,7 @@ var lines = map[string][]line{
 // TestBlockedLogDelaysNoLine knows of all functions that log: no other logger of Caddy's is
 // used, and none of Go's.
 func TestLinesAreQueued(t *testing.T) {
+	t.Parallel()
 	logs := make(map[string]bool)
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if d.IsDir() && slices.Contains([]string{"bench", "tools", "test", "testdata"}, path) {

@@ -62,6 +62,7 @@ func (n *nginxRequests) ask(now int64) (delay int64, admitted bool) {
 // has on either side admits and delays the same requests of random traces, to the
 // millisecond.
 func TestNginxEquivalents(t *testing.T) {
+	t.Parallel()
 	text, _ := migrationSection(t, "From nginx")
 	rows := regexp.MustCompile("(?m)^\\| `limit_req zone=api(.*);` \\| (.*) \\|$").FindAllStringSubmatch(text, -1)
 	if len(rows) != 4 {

@@ -123,6 +123,7 @@ func TestPoliciesAreShown(t *testing.T) {
 // TestOptionsAreShown guards that the admin API, and with it the command limits, shows each
 // option of a limit under its name, or says the same in another way.
 func TestOptionsAreShown(t *testing.T) {
+	t.Parallel()
 	other := map[string]string{
 		"max": "size", "duration": "drip_rate",
 		"factor": "size", "concurrency": "algorithm", "min_interval": "path", "limit": "parent",

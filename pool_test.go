@@ -327,6 +327,7 @@ func TestBorrowOnReload(t *testing.T) {
 // TestExplainPools guards that explain shows which limits may borrow, and from which, whatever
 // order they stand in, and a pool only where a limit borrows from it.
 func TestExplainPools(t *testing.T) {
+	t.Parallel()
 	file := configFile(t, ":8080 {\nrate_limit {\n"+
 		"limit spare {\nkey all\nsize 9\ndrip_rate 1s\npool\n}\n"+
 		"limit tenant {\nmatch header X-Tenant *\nkey {header.X-Tenant}\nsize 5\ndrip_rate 1s\ncost 2\nborrow spare\nlimit within {\nsize 3\ndrip_rate 1s\n}\n}\n"+

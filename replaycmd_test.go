@@ -22,6 +22,7 @@ func replayLog(t testing.TB) string {
 // TestReplayCommand guards what the command prints as a table and as JSON, for one
 // config and for two, and that keys are shown only if asked for, escaped.
 func TestReplayCommand(t *testing.T) {
+	t.Parallel()
 	config, log := configFile(t, replaySite), replayLog(t)
 	const table = `6 of 7 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:13:20
 1 not used: not a line of an access log
@@ -152,6 +153,7 @@ slides  5     8         5         2       25 %    1     1            7
 // TestReplayNoSize guards that no size is proposed if none would do, and that this is
 // said.
 func TestReplayNoSize(t *testing.T) {
+	t.Parallel()
 	config := configFile(t, "example.com {\nrate_limit api {\nalgorithm sliding_window\nsize 5\nwindow 1m\ncost {query.cost}\n}\nrespond ok\n}\n")
 	log := logFile(t, logLine(0, "192.0.2.1", "/?cost=1"), logLine(ms, "192.0.2.2", "/?cost=16777216"))
 	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, `2 of 2 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:13:20
@@ -171,6 +173,7 @@ api: No size that a limit can have would have been enough for 1 of the keys.
 // TestReplayHTML guards that a report is written, which only the user may read and
 // which has keys only if asked for.
 func TestReplayHTML(t *testing.T) {
+	t.Parallel()
 	config, log, file := configFile(t, replaySite), replayLog(t), filepath.Join(tempDir(t), "report.html")
 	if r := runCommand(t, "replay", "--config", config, "--html", file, log); r.status != 0 {
 		t.Fatalf("%+v", r)
@@ -187,6 +190,7 @@ func TestReplayHTML(t *testing.T) {
 // TestReplayOverwrites guards that a report takes the place of nothing but another report
 // or an empty file, and never of what the replay reads.
 func TestReplayOverwrites(t *testing.T) {
+	t.Parallel()
 	config, log := configFile(t, replaySite), replayLog(t)
 	dir := tempDir(t)
 	write := func(name, text string) string {
@@ -249,6 +253,7 @@ func TestReplayOverwrites(t *testing.T) {
 // TestReplayRefuses guards that bad input is an error of one line, which names what
 // is wrong, and that what could not be replayed at all is one too.
 func TestReplayRefuses(t *testing.T) {
+	t.Parallel()
 	config, log := configFile(t, replaySite), replayLog(t)
 	for _, tc := range []struct {
 		name string
@@ -280,6 +285,7 @@ func TestReplayRefuses(t *testing.T) {
 // Redis that is exact and could be leased, if most requests follow others of their key
 // closely, in logs with exact times.
 func TestReplayAdvisesLeases(t *testing.T) {
+	t.Parallel()
 	var hot, cold strings.Builder
 	for i := range 200 {
 		hot.WriteString(logLine(time.Duration(i)*ms, "192.0.2.1", "/"))
@@ -312,6 +318,7 @@ func TestReplayAdvisesLeases(t *testing.T) {
 // TestReplayClients guards that the virtual host of a line is not taken for its client, and
 // that a log without clients that can be told apart says so first, or is refused.
 func TestReplayClients(t *testing.T) {
+	t.Parallel()
 	const n = 200
 	lines := func(fields string) string {
 		var b strings.Builder
