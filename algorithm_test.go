@@ -30,9 +30,9 @@ func TestAlgorithms(t *testing.T) {
 	}{
 		{Limit{Algorithm: "leaky_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
 		{Limit{Algorithm: "token_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
-		{Limit{Algorithm: "token_bucket", Size: "5"}, limitOf(5)},
-		{Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limitOf(5, 2*time.Second)},
-		{Limit{Algorithm: "token_bucket", Size: "{n}", DripRate: "{d}"}, limitOf(4, 3*time.Second)},
+		{Limit{Algorithm: "token_bucket", Size: "5"}, limiter.Limit{Size: 5, DripInterval: time.Second, DripSize: 1}},
+		{Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 1}},
+		{Limit{Algorithm: "token_bucket", Size: "{n}", DripRate: "{d}"}, limiter.Limit{Size: 4, DripInterval: 3 * time.Second, DripSize: 1}},
 		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m"}, clock},
 		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "clock"}, clock},
 		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "first"}, window},

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
@@ -430,10 +431,10 @@ func TestBanAtOnce(t *testing.T) {
 		eventually(t, "a ban", func() bool {
 			redistest.Together(t, 32, func(i int) { ask(t.Context(), urls[i%len(urls)]) })
 			_, h := ask(t.Context(), urls[0])
-			return number(h.Get("Retry-After")) > 60
+			return fieldstest.Number(h.Get("Retry-After")) > 60
 		})
 		redistest.Together(t, 32, func(i int) {
-			if status, h := ask(t.Context(), urls[i%len(urls)]); status != 429 || number(h.Get("Retry-After")) < 3000 {
+			if status, h := ask(t.Context(), urls[i%len(urls)]); status != 429 || fieldstest.Number(h.Get("Retry-After")) < 3000 {
 				t.Errorf("during the ban: got %d, retry after %s", status, h.Get("Retry-After"))
 			}
 		})

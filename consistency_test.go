@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -145,7 +146,7 @@ func TestLease(t *testing.T) {
 		t.Errorf("peek: %s", text)
 	}
 	metrics := collected(t)
-	granted, used := number(metrics[`lease_units_total{limit="api",result="granted"}`]), number(metrics[`lease_units_total{limit="api",result="used"}`])
+	granted, used := fieldstest.Number(metrics[`lease_units_total{limit="api",result="granted"}`]), fieldstest.Number(metrics[`lease_units_total{limit="api",result="used"}`])
 	if used != int64(got["lease 200"]) || granted != used+peeked.Node.Leased {
 		t.Errorf("metrics: %d granted and %d used, peek: %d left, clients: %v", granted, used, peeked.Node.Leased, got)
 	}

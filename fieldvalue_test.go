@@ -1,17 +1,16 @@
 package ratelimit
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/quic-go/quic-go/http3"
 	"golang.org/x/net/http2"
@@ -25,7 +24,7 @@ type sentField struct{ name, value string }
 
 // sender sends a request with fields and, unless body is empty, with that and no length,
 // and returns the status and the header of the response.
-type sender func(t *testing.T, method string, fields []sentField, body string) (status string, header map[string]string)
+type sender func(t *testing.T, method string, fields []sentField, body string) (status string, header http.Header)
 
 // eachProtocol calls do with a sender of each version of HTTP, each to a Caddy of its own.
 func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender)) {
@@ -44,17 +43,17 @@ func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender))
 			})
 			switch protocol {
 			case "HTTP/1.1":
-				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, map[string]string) {
+				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, http.Header) {
 					return sendHTTP1(t, s.addr, method, fields, body)
 				})
 			case "HTTP/2":
-				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, map[string]string) {
+				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, http.Header) {
 					return sendHTTP2(t, s.addr, method, fields, body)
 				})
 			default:
 				h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}}
 				defer h3.Close()
-				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, map[string]string) {
+				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, http.Header) {
 					return sendHTTP3(t, h3, "https://"+addr, method, fields, body)
 				})
 			}
@@ -63,14 +62,10 @@ func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender))
 }
 
 // sendHTTP1 is a sender over HTTP/1.1.
-func sendHTTP1(t *testing.T, addr, method string, fields []sentField, body string) (string, map[string]string) {
+func sendHTTP1(t *testing.T, addr, method string, fields []sentField, body string) (string, http.Header) {
 	t.Helper()
-	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := dial(t, addr)
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(patience))
 	fmt.Fprintf(conn, "%s / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n", method, addr)
 	for _, f := range fields {
 		fmt.Fprintf(conn, "%s:%s\r\n", f.name, f.value)
@@ -79,33 +74,18 @@ func sendHTTP1(t *testing.T, addr, method string, fields []sentField, body strin
 		fmt.Fprintf(conn, "Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n", len(body), body)
 	}
 	fmt.Fprint(conn, "\r\n")
-	answer, err := io.ReadAll(conn)
-	if err != nil && len(answer) == 0 {
-		t.Fatal(err)
-	}
-	head, _, _ := strings.Cut(string(answer), "\r\n\r\n")
-	lines := strings.Split(head, "\r\n")
-	header := make(map[string]string)
-	for _, line := range lines[1:] {
-		name, value, _ := strings.Cut(line, ": ")
-		header[strings.ToLower(name)] = value
-	}
-	status := strings.Fields(lines[0])
-	if len(status) < 2 {
-		t.Fatalf("got %q", answer)
-	}
-	return status[1], header
-}
-
-// sendHTTP2 is a sender over HTTP/2, by frames, since a client would not send all of them.
-func sendHTTP2(t *testing.T, addr, method string, fields []sentField, body string) (string, map[string]string) {
-	t.Helper()
-	conn, err := net.Dial("tcp", addr)
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return fmt.Sprint(res.StatusCode), res.Header
+}
+
+// sendHTTP2 is a sender over HTTP/2, by frames, since a client would not send all of them.
+func sendHTTP2(t *testing.T, addr, method string, fields []sentField, body string) (string, http.Header) {
+	t.Helper()
+	conn := dial(t, addr)
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(patience))
 	io.WriteString(conn, http2.ClientPreface)
 	framer := http2.NewFramer(conn, conn)
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
@@ -132,9 +112,9 @@ func sendHTTP2(t *testing.T, addr, method string, fields []sentField, body strin
 			if frame.PseudoValue("status") == "100" {
 				continue
 			}
-			header := make(map[string]string)
+			header := make(http.Header)
 			for _, f := range frame.RegularFields() {
-				header[f.Name] = f.Value
+				header.Add(f.Name, f.Value)
 			}
 			return frame.PseudoValue("status"), header
 		}
@@ -142,7 +122,7 @@ func sendHTTP2(t *testing.T, addr, method string, fields []sentField, body strin
 }
 
 // sendHTTP3 is a sender over HTTP/3.
-func sendHTTP3(t *testing.T, h3 *http3.Transport, url, method string, fields []sentField, body string) (string, map[string]string) {
+func sendHTTP3(t *testing.T, h3 *http3.Transport, url, method string, fields []sentField, body string) (string, http.Header) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -163,11 +143,7 @@ func sendHTTP3(t *testing.T, h3 *http3.Transport, url, method string, fields []s
 		t.Fatal(err)
 	}
 	res.Body.Close()
-	header := make(map[string]string)
-	for name, values := range res.Header {
-		header[strings.ToLower(name)] = values[0]
-	}
-	return fmt.Sprint(res.StatusCode), header
+	return fmt.Sprint(res.StatusCode), res.Header
 }
 
 // TestWhiteSpaceAroundFields guards that white space around the value of a header field
@@ -215,7 +191,7 @@ func TestWhiteSpaceAroundFields(t *testing.T) {
 				for _, fields := range tc.requests {
 					status, header := send(t, "GET", fields, "")
 					if status == "200" {
-						status = cmp.Or(header["x-ratelimit-remaining"], status)
+						status = cmp.Or(header.Get("x-ratelimit-remaining"), status)
 					}
 					got = append(got, status)
 				}
@@ -261,7 +237,7 @@ func TestBodyOfUnknownLength(t *testing.T) {
 			{"DELETE", nil, "", "200 997"},
 		} {
 			status, header := send(t, tc.method, tc.fields, tc.body)
-			if got := status + " " + header["x-ratelimit-remaining"]; got != tc.want {
+			if got := status + " " + header.Get("x-ratelimit-remaining"); got != tc.want {
 				t.Errorf("request %d, %s %v with %d bytes: got %s, want %s", i, tc.method, tc.fields, len(tc.body), got, tc.want)
 			}
 		}
@@ -314,7 +290,7 @@ func TestDryRunOfBodies(t *testing.T) {
 	eachProtocol(t, "route {\n"+site+"\n}", func(t *testing.T, send sender) {
 		for body, want := range map[string]string{"": "200  ", "whole": "200 upload whole"} {
 			status, header := send(t, "POST", nil, body)
-			if got := status + " " + header["x-dry"] + " " + header["x-body"]; got != want {
+			if got := status + " " + header.Get("x-dry") + " " + header.Get("x-body"); got != want {
 				t.Errorf("with body %q: got %q, want %q", body, got, want)
 			}
 		}

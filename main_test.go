@@ -318,6 +318,20 @@ func (r resending) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
+// dial opens a connection to a server, until the test ends.
+func dial(t testing.TB, addr string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
 // freshConnections returns a transport that opens a connection for each request: to
 // the unix socket at the given path or, if that is empty, to the request's host.
 func freshConnections(socket string) resending {
@@ -817,26 +831,6 @@ func (r *testRequest) asks(l *rule.Limit) (buckets []limiter.Bucket, err error) 
 		buckets = append(buckets, e.Ask)
 	}
 	return buckets, err
-}
-
-// limitOf returns a limit that drips one unit a second, unless said otherwise.
-func limitOf(size int64, more ...any) limiter.Limit {
-	l := limiter.Limit{Size: size, DripInterval: time.Second, DripSize: 1}
-	for _, m := range more {
-		switch m := m.(type) {
-		case time.Duration:
-			l.DripInterval = m
-		case int:
-			l.DripSize = int64(m)
-		}
-	}
-	return l
-}
-
-// number returns the integer that text stands for.
-func number(text string) (n int64) {
-	fmt.Sscan(text, &n)
-	return n
 }
 
 // collectSpans makes Caddy send the spans of its tracing to the test, and returns

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -198,8 +199,8 @@ func TestRedisCellReplies(t *testing.T) {
 			wait = after
 		}
 		seconds, part, _ := strings.Cut(a.Header.Get("X-RateLimit-Clear"), ".")
-		reset := number(seconds)
-		if number(part) > 0 {
+		reset := fieldstest.Number(seconds)
+		if fieldstest.Number(part) > 0 {
 			reset++
 		}
 		got := fmt.Sprintf("%d, %s, %s, %s, %d", limited, a.Header.Get("X-RateLimit-Limit"), a.Header.Get("X-RateLimit-Remaining"), wait, reset)

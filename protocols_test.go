@@ -161,6 +161,33 @@ func newWebSocket(t testing.TB) string {
 	})
 }
 
+// connect opens a WebSocket by CONNECT in a stream of HTTP/2, until the test ends, and
+// returns what to write to and the response.
+func connect(t *testing.T, addr string) (io.WriteCloser, *http.Response) {
+	t.Helper()
+	//nolint:staticcheck // http.Transport sends no such CONNECT
+	client := &http2.Transport{AllowHTTP: true,
+		DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}}
+	t.Cleanup(client.CloseIdleConnections) //nolint:staticcheck // see above
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	body, in := io.Pipe()
+	t.Cleanup(func() { in.Close() })
+	req, err := http.NewRequestWithContext(ctx, http.MethodConnect, "http://"+addr+"/chat", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header[":protocol"] = []string{"websocket"}
+	res, err := client.RoundTrip(req) //nolint:staticcheck // see above
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { res.Body.Close() })
+	return in, res
+}
+
 // TestWebSocketOverHTTP2 guards that a WebSocket that is opened by CONNECT in a
 // stream of HTTP/2 is charged once and gets the fields, works, and is denied like any
 // other request.
@@ -171,28 +198,9 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 		global: "servers {\nprotocols h1 h2c\n}",
 		site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nreverse_proxy " + upstream,
 	})
-	//nolint:staticcheck // http.Transport sends no such CONNECT
-	client := &http2.Transport{AllowHTTP: true,
-		DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, addr)
-		}}
-	t.Cleanup(client.CloseIdleConnections) //nolint:staticcheck // see above
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	t.Cleanup(cancel)
 	open := func(want string) (io.Writer, *bufio.Reader) {
 		t.Helper()
-		body, in := io.Pipe()
-		t.Cleanup(func() { in.Close() })
-		req, err := http.NewRequestWithContext(ctx, http.MethodConnect, "http://"+addr+"/chat", body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header[":protocol"] = []string{"websocket"}
-		res, err := client.RoundTrip(req) //nolint:staticcheck // see above
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { res.Body.Close() })
+		in, res := connect(t, addr)
 		a := answer{Response: res}
 		if !strings.HasPrefix(a.String(), want+" clear=") || res.ProtoMajor != 2 {
 			t.Errorf("got %s over %s, want %s", a, res.Proto, want)
@@ -225,14 +233,9 @@ func TestBytesOfWebSockets(t *testing.T) {
 	sent := strings.Repeat("x", length)
 	used := func() int64 {
 		_, header := ask(t.Context(), "http://"+addr+"/left")
-		return 999_999 - number(header.Get("X-RateLimit-Remaining")) // 1 is held
+		return 999_999 - fieldstest.Number(header.Get("X-RateLimit-Remaining")) // 1 is held
 	}
-	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(patience))
+	conn := dial(t, addr)
 	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", addr)
 	r := bufio.NewReader(conn)
 	if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
@@ -248,24 +251,7 @@ func TestBytesOfWebSockets(t *testing.T) {
 	conn.Close()
 	eventually(t, "bytes over HTTP/1 count", func() bool { return used() == length })
 
-	//nolint:staticcheck // http.Transport sends no such CONNECT
-	client := &http2.Transport{AllowHTTP: true,
-		DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, addr)
-		}}
-	t.Cleanup(client.CloseIdleConnections) //nolint:staticcheck // see above
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	body, in := io.Pipe()
-	req, err := http.NewRequestWithContext(ctx, http.MethodConnect, "http://"+addr+"/chat", body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header[":protocol"] = []string{"websocket"}
-	res, err := client.RoundTrip(req) //nolint:staticcheck // see above
-	if err != nil {
-		t.Fatal(err)
-	}
+	in, res := connect(t, addr)
 	go io.WriteString(in, sent)
 	if _, err := io.ReadFull(res.Body, make([]byte, length)); err != nil {
 		t.Fatal(err)
@@ -436,12 +422,7 @@ func TestHTTP2(t *testing.T) {
 func TestUpgrade(t *testing.T) {
 	upstream := newWebSocket(t)
 	s := startSite(t, "rate_limit {\nsize 2\n}\nrespond /plain admitted\nreverse_proxy "+upstream)
-	conn, err := net.Dial("tcp", s.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(patience))
+	conn := dial(t, s.addr)
 	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.addr)
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)

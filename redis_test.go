@@ -23,6 +23,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -71,10 +72,10 @@ func TestWaysToReachRedis(t *testing.T) {
 			}
 			// The server's clock runs: what it says is only known roughly.
 			a := s.get("/")
-			if after := number(a.Header.Get("Retry-After")); after < 3500 || after > 3600 {
+			if after := fieldstest.Number(a.Header.Get("Retry-After")); after < 3500 || after > 3600 {
 				t.Errorf("Retry-After is %d", after)
 			}
-			if clear := number(a.Header.Get("X-RateLimit-Clear")); clear < 7100 || clear > 7200 {
+			if clear := fieldstest.Number(a.Header.Get("X-RateLimit-Clear")); clear < 7100 || clear > 7200 {
 				t.Errorf("X-RateLimit-Clear is %d", clear)
 			}
 			if err := s.load(c); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -152,7 +153,7 @@ func TestReloadSharesConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, value, _ := strings.Cut(text, name+":")
-		return number(value)
+		return fieldstest.Number(value)
 	}
 	c := config{
 		global: redisGlobal(server.Addr, slowly),
@@ -188,7 +189,7 @@ func TestReloadSharesConnections(t *testing.T) {
 	if len(held) != 1 {
 		t.Errorf("one config used %d stores", len(held))
 	}
-	if a := s.get("/"); number(a.Header.Get("X-RateLimit-Remaining")) > 85 {
+	if a := s.get("/"); fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) > 85 {
 		t.Errorf("with another timeout the limits start afresh: %s", a)
 	}
 	if err := s.load(config{site: "respond admitted"}); err != nil {
@@ -241,12 +242,12 @@ func TestDeletedKeysStayDeleted(t *testing.T) {
 					t.Errorf("after the deletion: %s", a)
 				}
 				server.Pause(t)
-				if a := s.get("/"); a.StatusCode != 200 || number(a.Header.Get("X-RateLimit-Remaining")) < 8 {
+				if a := s.get("/"); a.StatusCode != 200 || fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) < 8 {
 					t.Errorf("in the outage: %s", a)
 				}
 				server.Resume(t)
 				// Redis may have been late to charge the request before too.
-				if a := s.get("/"); a.StatusCode != 200 || number(a.Header.Get("X-RateLimit-Remaining")) < 6 {
+				if a := s.get("/"); a.StatusCode != 200 || fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) < 6 {
 					t.Errorf("after it: %s", a)
 				}
 			})

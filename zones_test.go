@@ -592,7 +592,7 @@ func TestJitter(t *testing.T) {
 			waits := make(map[int64]bool)
 			for range 50 {
 				a := s.get("/")
-				wait := number(a.Header.Get("Retry-After"))
+				wait := fieldstest.Number(a.Header.Get("Retry-After"))
 				if waits[wait] = true; wait < 100 || wait > 151 || a.Header.Get("X-RateLimit-Reset")[:3] != "100" || a.body[:2] != "10" {
 					t.Fatalf("got %s, %s", a, a.body)
 				}

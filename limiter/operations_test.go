@@ -170,6 +170,22 @@ func (v *virtual) storedOf(t rapid.TB, q *query) []string {
 	return values
 }
 
+// eachOperation draws traces of operations and has do run each. What do returns are receipts
+// that later operations of the trace may have.
+func (v *virtual) eachOperation(t *testing.T, traces int, do func(*rapid.T, operation) (receipts []int64)) {
+	t.Helper()
+	checkTraces(t, traces, func(t *rapid.T) {
+		v.flush(t)
+		limits := rapid.SliceOfN(rapid.Custom(drawOperated), 1, 2).Draw(t, "limits")
+		receipts := []int64{1}
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			v.at(t, v.keep(v.now+drawOperatedGap(t, limits[0])))
+			op := drawOperation(t, limits, receipts[max(0, len(receipts)-3):])
+			receipts = append(receipts, do(t, op)...)
+		}
+	})
+}
+
 // TestAnswersAreStored guards that what the script answers to a node is what its server has
 // stored, for each operation, algorithm, state and level that a node tells: another node,
 // which tells nothing, sees the same then. A node takes what it told for known, and so
@@ -181,71 +197,65 @@ func TestAnswersAreStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := [whatReset + 1]struct{ all, told, changed int }{}
-	checkTraces(t, few(6), func(t *rapid.T) {
-		v.flush(t)
-		limits := rapid.SliceOfN(rapid.Custom(drawOperated), 1, 2).Draw(t, "limits")
-		receipts := []int64{1}
-		for range rapid.IntRange(1, 30).Draw(t, "steps") {
-			v.at(t, v.keep(v.now+drawOperatedGap(t, limits[0])))
-			op := drawOperation(t, limits, receipts[max(0, len(receipts)-3):])
-			q := op.on(v, "k")
-			before := v.peeked(t, sha, op, "k")
-			answers := v.run(t, sha, []*query{q}, q.appendGroup(nil))[0]
-			after := v.peeked(t, sha, op, "k")
-			for i := range op.buckets {
-				p, was, is := &op.buckets[i], before[i], after[i]
-				seen[op.what].all++
-				if p.told.dirty != clean {
-					seen[op.what].told++
+	v.eachOperation(t, few(6), func(t *rapid.T, op operation) (receipts []int64) {
+		q := op.on(v, "k")
+		before := v.peeked(t, sha, op, "k")
+		answers := v.run(t, sha, []*query{q}, q.appendGroup(nil))[0]
+		after := v.peeked(t, sha, op, "k")
+		for i := range op.buckets {
+			p, was, is := &op.buckets[i], before[i], after[i]
+			seen[op.what].all++
+			if p.told.dirty != clean {
+				seen[op.what].told++
+			}
+			if was.ahead != is.ahead {
+				seen[op.what].changed++
+			}
+			fail := func(want string) {
+				t.Helper()
+				t.Fatalf("operation %d on %+v at %d: found\n%+v, is\n%+v, want %s", op.what, *p, v.now, was, is, want)
+			}
+			empty := is.clear == 0 && is.held == 0
+			switch op.what {
+			case whatRemove:
+				if !empty && !sameLevel(&was, &is) {
+					fail("the same, or nothing")
 				}
-				if was.ahead != is.ahead {
-					seen[op.what].changed++
+				continue
+			case whatProbe:
+				if !sameLevel(&was, &is) {
+					fail("the same")
 				}
-				fail := func(want string) {
-					t.Helper()
-					t.Fatalf("operation %d on %+v at %d: found\n%+v, is\n%+v, want %s", op.what, *p, v.now, was, is, want)
+				continue
+			case whatReset:
+				if answer := answers[i]; !sameLevel(&answer, &was) || !empty {
+					fail(fmt.Sprintf("nothing, and an answer of what was found, got\n%+v", answer))
 				}
-				empty := is.clear == 0 && is.held == 0
-				switch op.what {
-				case whatRemove:
-					if !empty && !sameLevel(&was, &is) {
-						fail("the same, or nothing")
-					}
-					continue
-				case whatProbe:
-					if !sameLevel(&was, &is) {
-						fail("the same")
-					}
-					continue
-				case whatReset:
-					if answer := answers[i]; !sameLevel(&answer, &was) || !empty {
-						fail(fmt.Sprintf("nothing, and an answer of what was found, got\n%+v", answer))
-					}
-					continue
-				case whatPeek:
-					if !sameLevel(&was, &is) {
-						fail("the same")
-					}
-				}
-				answer := answers[i]
-				if answer.receipt > 0 && p.held != nil && op.what != whatSettle {
-					receipts = append(receipts, answer.receipt)
-				}
-				if beside := is.held + p.told.inFlight; answer.blocked && beside > 0 { // told as if they were charged
-					is.ahead = p.limit.add(is.after(v.now), beside, moment{v.now, v.now}).ahead(v.now)
-					is.clear = min(is.clear, horizon)
-					if p.limit.keepsEntries() {
-						continue
-					}
-				}
-				if op.what != whatPeek && q.repliesOf(i) == 2 || op.what == whatLease {
-					answer.held = is.held
-				}
-				if !sameLevel(&answer, &is) {
-					fail(fmt.Sprintf("the answer\n%+v", answer))
+				continue
+			case whatPeek:
+				if !sameLevel(&was, &is) {
+					fail("the same")
 				}
 			}
+			answer := answers[i]
+			if answer.receipt > 0 && p.held != nil && op.what != whatSettle {
+				receipts = append(receipts, answer.receipt)
+			}
+			if beside := is.held + p.told.inFlight; answer.blocked && beside > 0 { // told as if they were charged
+				is.ahead = p.limit.add(is.after(v.now), beside, moment{v.now, v.now}).ahead(v.now)
+				is.clear = min(is.clear, horizon)
+				if p.limit.keepsEntries() {
+					continue
+				}
+			}
+			if op.what != whatPeek && q.repliesOf(i) == 2 || op.what == whatLease {
+				answer.held = is.held
+			}
+			if !sameLevel(&answer, &is) {
+				fail(fmt.Sprintf("the answer\n%+v", answer))
+			}
 		}
+		return receipts
 	})
 	t.Logf("%+v", seen)
 	for what, n := range seen {
@@ -283,45 +293,39 @@ func TestEqualGroupsAreApart(t *testing.T) {
 	}
 	seen := [whatReset + 1]int{}
 	leased := 0
-	checkTraces(t, few(4), func(t *rapid.T) {
-		v.flush(t)
-		limits := rapid.SliceOfN(rapid.Custom(drawOperated), 1, 2).Draw(t, "limits")
-		receipts := []int64{1}
-		for range rapid.IntRange(1, 30).Draw(t, "steps") {
-			v.at(t, v.keep(v.now+drawOperatedGap(t, limits[0])))
-			op := drawOperation(t, limits, receipts[max(0, len(receipts)-3):])
-			var apart, together []*query
-			first := rapid.IntRange(0, 2).Draw(t, "first key")
-			for k := range rapid.IntRange(1, 3).Draw(t, "groups") {
-				key := fmt.Sprint((first + k) % 3)
-				apart, together = append(apart, op.on(v, key+" apart")), append(together, op.on(v, key+" together"))
-			}
-			arg := apart[0].appendGroup(nil)
-			for _, q := range apart {
-				for i, o := range v.run(t, sha, []*query{q}, arg)[0] {
-					if o.receipt > 0 && op.buckets[i].held != nil && op.what <= byte(AccountingEach) {
-						receipts = append(receipts, o.receipt)
-					}
+	v.eachOperation(t, few(4), func(t *rapid.T, op operation) (receipts []int64) {
+		var apart, together []*query
+		first := rapid.IntRange(0, 2).Draw(t, "first key")
+		for k := range rapid.IntRange(1, 3).Draw(t, "groups") {
+			key := fmt.Sprint((first + k) % 3)
+			apart, together = append(apart, op.on(v, key+" apart")), append(together, op.on(v, key+" together"))
+		}
+		arg := apart[0].appendGroup(nil)
+		for _, q := range apart {
+			for i, o := range v.run(t, sha, []*query{q}, arg)[0] {
+				if o.receipt > 0 && op.buckets[i].held != nil && op.what <= byte(AccountingEach) {
+					receipts = append(receipts, o.receipt)
 				}
-			}
-			arg = together[0].appendGroup(nil)
-			arg[1] = byte(len(together))
-			v.run(t, sha, together, arg)
-			for k := range apart {
-				if want, got := apart[k].Reply, together[k].Reply; !slices.Equal(got, want) {
-					t.Fatalf("operation %d on %+v at %d: group %d of %d: decided %d, apart %d", op.what, op.buckets, v.now, k+1, len(apart), got, want)
-				}
-				if want, got := v.storedOf(t, apart[k]), v.storedOf(t, together[k]); !slices.Equal(got, want) {
-					t.Fatalf("operation %d on %+v at %d: group %d of %d: stored %q, apart %q", op.what, op.buckets, v.now, k+1, len(apart), got, want)
-				}
-				if op.what == whatLease && apart[k].Reply[2] > 0 {
-					leased++
-				}
-			}
-			if len(apart) > 1 {
-				seen[op.what]++
 			}
 		}
+		arg = together[0].appendGroup(nil)
+		arg[1] = byte(len(together))
+		v.run(t, sha, together, arg)
+		for k := range apart {
+			if want, got := apart[k].Reply, together[k].Reply; !slices.Equal(got, want) {
+				t.Fatalf("operation %d on %+v at %d: group %d of %d: decided %d, apart %d", op.what, op.buckets, v.now, k+1, len(apart), got, want)
+			}
+			if want, got := v.storedOf(t, apart[k]), v.storedOf(t, together[k]); !slices.Equal(got, want) {
+				t.Fatalf("operation %d on %+v at %d: group %d of %d: stored %q, apart %q", op.what, op.buckets, v.now, k+1, len(apart), got, want)
+			}
+			if op.what == whatLease && apart[k].Reply[2] > 0 {
+				leased++
+			}
+		}
+		if len(apart) > 1 {
+			seen[op.what]++
+		}
+		return receipts
 	})
 	t.Logf("%v, %d leased", seen, leased)
 	if slices.Min(seen[:]) < 20 || leased < 50 {

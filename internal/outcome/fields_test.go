@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -312,7 +311,7 @@ func checkStructured(items []Entry, f fields) error {
 			return fmt.Errorf("limit %q: t=%d, w=%d", it.Path, t, w)
 		case hasT != wantsT:
 			return fmt.Errorf("limit %q: whether it has a t is %t, want %t", it.Path, hasT, wantsT)
-		case f[fieldRetryAfter] != "" && t > number(f[fieldRetryAfter]):
+		case f[fieldRetryAfter] != "" && t > fieldstest.Number(f[fieldRetryAfter]):
 			return fmt.Errorf("limit %q: t=%d is later than Retry-After %s", it.Path, t, f[fieldRetryAfter])
 		}
 	}
@@ -379,7 +378,7 @@ func checkTimes(t *rapid.T, items []Entry, f fields) {
 		t.Fatalf("Retry-After %q of %+v", f[fieldRetryAfter], sum)
 	}
 	if f[fieldRetryAfter] != "" {
-		after := time.Duration(number(f[fieldRetryAfter])) * time.Second
+		after := time.Duration(fieldstest.Number(f[fieldRetryAfter])) * time.Second
 		if after < sum.RetryAfter || after < time.Second || after >= sum.RetryAfter+time.Second {
 			t.Fatalf("Retry-After %v of %v", after, sum.RetryAfter)
 		}
@@ -470,10 +469,4 @@ func limitOf(size int64, more ...any) limiter.Limit {
 		}
 	}
 	return l
-}
-
-// number returns the integer that text stands for.
-func number(text string) int64 {
-	n, _ := strconv.ParseInt(text, 10, 64)
-	return n
 }

@@ -30,6 +30,12 @@ func In(h http.Header) string {
 	return strings.Join(text, " ")
 }
 
+// Number returns the integer that the value of a field begins with, 0 if that is none.
+func Number(value string) (n int64) {
+	fmt.Sscan(value, &n)
+	return n
+}
+
 // Member is one member of a structured field list.
 type Member struct {
 	Name       string
