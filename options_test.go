@@ -190,6 +190,6 @@ func TestListedOptions(t *testing.T) {
 			t.Errorf("%s: %v", option, err)
 		}
 	}
-	err := validateCaddyfile(inLimit("speed 5"))
+	_, err := adaptCaddyfile(inLimit("speed 5"))
 	wantError(t, err, "speed: got an unknown option, want one of "+strings.Join(options, ", ")+", at Caddyfile:3")
 }
