@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/quic-go/quic-go/http3"
 	"golang.org/x/net/http2"
