@@ -375,6 +375,7 @@ func TestKeysSentInSeveralWays(t *testing.T) {
 			"/; Cookie: session=yy, session=a", "/; Cookie: session=a, session=yy",
 		}, "8 7 8 8 6"},
 		{"{host}", []string{"/; Host: any.test", "/; Host: ANY.test", "/; Host: any.test.", "/; Host: any.test:80"}, "8 7 6 5"},
+		{"{labels.2}", []string{"/; Host: acme.any.test", "/; Host: ACME.any.test", "/; Host: acme.any.test.", "/; Host: acme.any.test..:80", "/; Host: other.any.test"}, "8 7 6 5 8"},
 		{"{host}", []string{"/; Host: [2001:db8::1]", "/; Host: [2001:DB8::1]:80", "/; Host: [2001:db8::1].", "/; Host: [2001:db8:0:1::1]"}, "8 7 6 8"},
 		{"{header.Authorization}", []string{
 			"/; Authorization: Bearer k", "/; Authorization: bearer k", "/; Authorization: BEARER  k", "/; Authorization: Bearer \tk",

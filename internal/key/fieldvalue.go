@@ -43,6 +43,16 @@ func canonicalHost(host string) string {
 	return strings.Trim(strings.TrimRight(strings.ToLower(host), "."), "[]")
 }
 
+// hostLabel returns the n-th label of a host, counted from the end, as it is in keys, or ""
+// if there are not so many.
+func hostLabel(host string, n int) string {
+	labels := strings.Split(canonicalHost(host), ".")
+	if n >= len(labels) {
+		return ""
+	}
+	return labels[len(labels)-1-n]
+}
+
 // canonicalCredentials returns the value of Authorization with its scheme in lower case,
 // and one space behind it (RFC 9110, section 11). A value without a scheme stays as it is.
 func canonicalCredentials(v string) string {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -38,7 +39,11 @@ type part struct {
 	unverified  bool   // whether its value is not verified in early data
 	fixed       bool   // whether its value stays the same throughout a request
 	header      string // the canonical name of the header field, if it is one
+	label       int    // which label of the host it is, from the end, or -1 if it is none
 }
+
+// host is the placeholder of the request's host.
+const host = "http.request.host"
 
 // Parse parses a template. Its error names the option.
 func Parse(template string, prefixes clientip.Prefixes) (*Key, error) {
@@ -85,7 +90,7 @@ func ParseZone(template string, prefixes clientip.Prefixes) (*Key, error) {
 
 // newPlaceholder returns the part of a key that is a placeholder.
 func newPlaceholder(name string) part {
-	p := part{text: name, placeholder: true}
+	p := part{text: name, placeholder: true, label: -1}
 	if full := placeholder.Addresses[name]; full != "" {
 		p.text, p.address = full, true
 	}
@@ -96,6 +101,11 @@ func newPlaceholder(name string) part {
 		strings.HasPrefix(p.text, "http.request.") && !strings.HasPrefix(p.text, "http.request.duration")
 	if field, ok := strings.CutPrefix(p.text, "http.request.header."); ok {
 		p.header = textproto.CanonicalMIMEHeaderKey(field)
+	}
+	if number, ok := strings.CutPrefix(p.text, host+".labels."); ok {
+		if n, err := strconv.ParseUint(number, 10, 16); err == nil {
+			p.label = int(n)
+		}
 	}
 	return p
 }
@@ -111,6 +121,10 @@ func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 			return dropSocketAddress(address)
 		}
 	}
+	if p.label >= 0 { // Caddy's own counts from the dot at the end
+		v, _ := repl.GetString(host)
+		return hostLabel(v, p.label)
+	}
 	v, _ := repl.GetString(p.text)
 	if p.address {
 		return dropSocketAddress(v)
@@ -124,7 +138,7 @@ func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 func (p *part) canonical(v string) string {
 	v = textproto.TrimString(v)
 	switch {
-	case p.text == "http.request.host", p.text == "http.request.tls.server_name":
+	case p.text == host, p.text == "http.request.tls.server_name":
 		return canonicalHost(v)
 	case p.header == "Authorization", p.header == "Proxy-Authorization":
 		return canonicalCredentials(v)
