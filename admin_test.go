@@ -25,10 +25,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // admin sends requests to an admin endpoint.
@@ -786,7 +784,7 @@ func TestAdminTopStream(t *testing.T) {
 	}
 	for lines.Scan() {
 	}
-	if lines.Err() != nil || time.Since(start) > adminapi.WatchTime/2 {
+	if lines.Err() != nil || time.Since(start) > adminjson.WatchTime/2 {
 		t.Errorf("after a reload the stream ended in %v: %v", time.Since(start), lines.Err())
 	}
 	res = open()
@@ -961,36 +959,4 @@ func newClientCertificate(t *testing.T) (certificate []byte, key crypto.PrivateK
 		t.Fatal(err)
 	}
 	return certificate, private
-}
-
-// TestManyLimitsAreListedInLinearTime guards that what the admin API does for each request
-// does not take a time that is quadratic in the number of limits.
-func TestManyLimitsAreListedInLinearTime(t *testing.T) {
-	t.Parallel()
-	listing := func(n, rounds int, enough time.Duration) (fastest time.Duration) {
-		h := new(Handler)
-		for i := range n {
-			b := &rule.Bucket{Limit: new(rule.Limit), Path: defaultName, Name: fmt.Sprint(defaultName, "@", i)}
-			b.Policy = &rule.Policy{Policy: outcome.Policy{Path: defaultName}}
-			b.Size.Constant, b.Rate.Constant, b.Drip.Constant, b.Factor.Constant = 1, time.Second, 1, 1
-			b.Limit.Buckets = []*rule.Bucket{b}
-			h.limits = append(h.limits, b.Limit)
-		}
-		app := &App{handlers: []*Handler{h}}
-		fastest = time.Hour
-		for ; rounds > 0 && fastest > enough; rounds-- {
-			start := time.Now()
-			all := app.numbered()
-			fastest = min(fastest, time.Since(start))
-			if len(all) != n || all[0].title != "default" || all[n-1].title != fmt.Sprint("default#", n) {
-				t.Fatalf("%d limits: the last one is %s", n, all[n-1].title)
-			}
-		}
-		return fastest
-	}
-	few := listing(2000, 5, 0)
-	// On a busy machine it takes a while until one of them is not interrupted.
-	if many := listing(32_000, 100, 100*few); many > 100*few { // 16 times as many; quadratic would be 256
-		t.Errorf("2000 limits take %v, and 32000 take %v", few, many)
-	}
 }

@@ -198,22 +198,28 @@ func disagreement(b *rule.Bucket, got, earlier option.Setting) error {
 // logSharedBuckets logs which limits without a name, or within one, stand on several
 // sites and share their buckets there, as their keys and numbers are equal.
 func (a *App) logSharedBuckets() {
-	stand := a.sites()
+	sites := routes.Sites[*Handler](a.http())
 	shared := make(map[string]map[string]bool) // the sites, by the name of the buckets
-	for b := range a.limits() {
-		at, known := stand[b.handler]
-		if !known || !b.Unnamed() || b.Off || b.Bucket != b.Limit.Buckets[0] {
+	paths := make(map[string]string)           // likewise
+	for _, h := range a.handlers {
+		site, known := sites[h]
+		if !known {
 			continue
 		}
-		if shared[b.Name] == nil {
-			shared[b.Name] = make(map[string]bool)
+		for b := range rule.Buckets(h.limits) {
+			if !b.Unnamed() || b.Off || b.Bucket != b.Limit.Buckets[0] {
+				continue
+			}
+			if shared[b.Name] == nil {
+				shared[b.Name], paths[b.Name] = make(map[string]bool), b.Path
+			}
+			shared[b.Name][site.String()] = true
 		}
-		shared[b.Name][at.String()] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(shared)) {
 		if sites := slices.Sorted(maps.Keys(shared[name])); len(sites) > 1 {
 			a.logger.Info("limits without a name, or within one, on several sites have equal keys and numbers, so they share their buckets; "+
-				"unless that is meant, give each a name", zap.String("limit", rule.PathOf(name)), zap.Strings("sites", routes.FirstOf(sites)))
+				"unless that is meant, give each a name", zap.String("limit", paths[name]), zap.Strings("sites", routes.FirstOf(sites)))
 		}
 	}
 }

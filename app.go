@@ -14,6 +14,8 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -63,7 +65,7 @@ type App struct {
 	redis       *sharedRedis  // nil without Redis
 	timeout     time.Duration // of Redis; 0 without
 	maxKeys     int
-	onError     onError
+	onError     rule.OnError
 	consistency limiter.Consistency
 	agreement   *agreement
 	handlers    []*Handler     // of the config, in the order in which they were provisioned
@@ -73,6 +75,7 @@ type App struct {
 	reportMetrics bool
 	ctx           caddy.Context
 	events        *caddyevents.App
+	running       *telemetry.Config // nil until it has started
 }
 
 // Memory configures the buckets in this process.
@@ -102,7 +105,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	a.logger, a.ctx = a.lines.Logger(ctx.Logger()), ctx
 	a.agreement = newAgreement()
 	var err error
-	a.onError, err = option.ParseConstant("on_error", cmp.Or(a.OnError, string(onErrorFallback)), parseOnError)
+	a.onError, err = option.ParseConstant("on_error", cmp.Or(a.OnError, string(rule.OnErrorFallback)), rule.ParseOnError)
 	if err != nil {
 		return err
 	}
@@ -233,7 +236,8 @@ func (a *App) activate() {
 	if before := newestApp(); before != nil {
 		a.logStoreChange(before)
 	}
-	process.Add(runningApp{a})
+	a.running = a.telemetryConfig()
+	process.Add(a.running)
 	a.memory.SetMaxKeys(a.maxKeys)
 }
 
@@ -256,7 +260,7 @@ func (a *App) logStoreChange(before *App) {
 
 // deactivate applies the settings of the newest other app, if there is one.
 func (a *App) deactivate() {
-	process.Remove(runningApp{a})
+	process.Remove(a.running)
 	if newest := newestApp(); newest != nil {
 		newest.memory.SetMaxKeys(newest.maxKeys)
 	}

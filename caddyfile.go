@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // parseHandler parses the directive:
@@ -360,7 +361,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 			app.Memory = new(Memory)
 			err = parseMemory(d, app.Memory)
 		case "on_error":
-			app.OnError, err = parseChoice(d, parseOnError)
+			app.OnError, err = parseChoice(d, rule.ParseOnError)
 		case "consistency":
 			if app.Consistency, err = parseConsistencyArgs(d); err == nil && !option.IsTemplate(app.Consistency) {
 				if _, err = option.ParseConstant(name, app.Consistency, parseConsistency); err != nil {

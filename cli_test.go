@@ -16,7 +16,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
@@ -274,7 +274,7 @@ func TestStatusOfLostRedis(t *testing.T) {
 		t.Errorf("peek: got %+v", r)
 	}
 	r = runCommand(t, "reset", "--address", a.addr, "api", "127.0.0.1", "--yes", "--json")
-	var answer adminapi.Level
+	var answer adminjson.Level
 	if err := json.Unmarshal([]byte(r.out), &answer); err != nil || r.status != 2 || answer.Level == 0 || answer.From != "node" ||
 		!strings.HasPrefix(r.errors, unavailable) || strings.Count(r.errors, "\n") != 1 {
 		t.Errorf("reset --json: got %+v, %v", r, err)

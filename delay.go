@@ -63,7 +63,12 @@ func (h *Handler) keepConnections(ctx caddy.Context) {
 
 // delays reports whether any of h's limits makes requests wait.
 func (h *Handler) delays() bool {
-	return !eachBucket(h.limits, placedBucket{}, func(b placedBucket) bool { return b.Limit.MaxDelay == 0 })
+	for b := range rule.Buckets(h.limits) {
+		if b.Limit.MaxDelay > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // clientLeft reports whether the client of r has left. Its context says so too, but over

@@ -109,7 +109,7 @@ type Handler struct {
 	store      limiter.Store
 	redis      *sharedRedis  // the same store; nil without Redis
 	timeout    time.Duration // of Redis; 0 without
-	onError    onError
+	onError    rule.OnError
 	accounting rule.Accounting
 	limits     []*rule.Limit
 	zones      map[*Limit]*zone.Zone // that limits were
@@ -181,7 +181,7 @@ func (h *Handler) setOptions(resolve option.Resolver) (err error) {
 		return err
 	}
 	if h.OnError != "" {
-		if h.onError, err = option.ParseConstant("on_error", h.OnError, parseOnError); err != nil {
+		if h.onError, err = option.ParseConstant("on_error", h.OnError, rule.ParseOnError); err != nil {
 			return err
 		}
 	}
@@ -231,22 +231,9 @@ func parseBody(text string) (bare bool, want string) {
 	return false, "on or off"
 }
 
-// onError is how to handle a request on which Redis does not decide.
-type onError string
-
-const (
-	onErrorFallback onError = "fallback" // this process decides
-	onErrorAllow    onError = "allow"    // it passes
-	onErrorDeny     onError = "deny"     // it is rejected with 503
-)
-
-// parseOnError parses the on_error option.
-func parseOnError(text string) (onError, string) {
-	switch o := onError(text); o {
-	case onErrorFallback, onErrorAllow, onErrorDeny:
-		return o, ""
-	}
-	return "", "fallback, allow or deny"
+// Compiled implements rule.Module.
+func (h *Handler) Compiled() rule.Handler {
+	return rule.Handler{Limits: h.limits, Accounting: h.accounting, OnError: h.onError}
 }
 
 // ServeHTTP passes the request to the next handler or denies it.
@@ -322,7 +309,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 
 	res := q.Outcome()
 	delay, err := q.Decide(h.store, rule.How{
-		Accounting: h.accounting, NoFallback: h.onError != onErrorFallback, Timeout: h.timeout, Outcome: res, Waits: process.Process,
+		Accounting: h.accounting, NoFallback: h.onError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: res, Waits: process.Process,
 	})
 	if err != nil {
 		h.noteUndecided(res, r, telemetry.CheckedUndecided)

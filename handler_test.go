@@ -12,6 +12,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // TestFullBucketDeniesUntilNextDrip guards what this module is for: a full
@@ -270,7 +272,7 @@ func TestOnError(t *testing.T) {
 // whatever on_error says.
 func TestUnexpectedStoreErrorIs500(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []onError{onErrorFallback, onErrorAllow, onErrorDeny} {
+	for _, policy := range []rule.OnError{rule.OnErrorFallback, rule.OnErrorAllow, rule.OnErrorDeny} {
 		core, logs := observer.New(zap.DebugLevel)
 		h := &Handler{onError: policy, logger: zap.New(core)}
 		w, r := newTestRequest(t)

@@ -356,7 +356,7 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 	s.get("/")
 	leave, left := make(chan struct{}), make(chan int)
 	go func() { left <- overHTTP1(false, whole, hangUp)(s, "/", leave) }()
-	eventually(t, "a request waits", func() bool { return waitingAt("slow") == 1 })
+	eventually(t, "a request waits", func() bool { return waitingAt(t, "slow") == 1 })
 	if a := s.get("/"); a.StatusCode != 429 {
 		t.Errorf("got %s, want a denial", a)
 	}
@@ -384,13 +384,9 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 }
 
 // waitingAt returns how many requests wait for the limit of a name.
-func waitingAt(name string) (n int64) {
-	for b := range newestApp().limits() {
-		if b.Path == name && b.Limit.MaxDelay > 0 {
-			n = b.Limit.Waiting.Count.Load()
-		}
-	}
-	return n
+func waitingAt(t *testing.T, name string) int64 {
+	t.Helper()
+	return bucketAt(t, name).Limit.Waiting.Count.Load()
 }
 
 // TestWaitingClientsLeave guards that a client which leaves while its request waits frees
@@ -437,11 +433,11 @@ func TestWaitingClientsLeave(t *testing.T) {
 				var leaving sync.WaitGroup
 				for n := range waiting {
 					leaving.Go(func() { send(s, path, leave) })
-					eventually(t, "a request waits", func() bool { return waitingAt(wait) == int64(n+1) })
+					eventually(t, "a request waits", func() bool { return waitingAt(t, wait) == int64(n+1) })
 				}
 				close(leave)
 				leaving.Wait()
-				eventually(t, "none waits", func() bool { return waitingAt(wait) == 0 })
+				eventually(t, "none waits", func() bool { return waitingAt(t, wait) == 0 })
 				if n := passed.Load(); n > 0 {
 					t.Errorf("%d requests passed whose clients had left", n)
 				}

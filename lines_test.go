@@ -112,7 +112,6 @@ func loggersOf(f *ast.FuncDecl) (loggers []string) {
 		case selector.Sel.Name == "Logger" && len(call.Args) == 1: // that of a queue
 			queued[call.Args[0]] = true
 		case queued[call], funcName(f) == "init": // which runs before there is a log
-		case text == "newest.Logger", text == "config.Logger": // a telemetry.Config, which has it queued
 		case text == "caddy.Log", text == "zap.L", text == "zap.S", strings.HasPrefix(text, "zap.New"),
 			selector.Sel.Name == "Logger", selector.Sel.Name == "Slogger":
 			loggers = append(loggers, text)

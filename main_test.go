@@ -740,6 +740,20 @@ func checkStoredAgain(t *testing.T, config []byte) (found int) {
 // wantAddress is what errors say of an address.
 const wantAddress = `want host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
 
+// bucketAt returns the bucket of a path in the running config.
+func bucketAt(t testing.TB, path string) *rule.Bucket {
+	t.Helper()
+	for _, h := range newestApp().handlers {
+		for b := range rule.Buckets(h.limits) {
+			if b.Path == path {
+				return b.Bucket
+			}
+		}
+	}
+	t.Fatalf("the running config has no limit %s", path)
+	return nil
+}
+
 // provisionApp returns an app that is ready to start, until the test ends.
 func provisionApp(t *testing.T, config string) *App {
 	t.Helper()

@@ -389,9 +389,9 @@ func TestMetricsDoNotGrow(t *testing.T) {
 
 // setServerStats replaces the state of Redis servers until the test ends.
 func setServerStats(t testing.TB, stats func(*limiter.Redis) []limiter.ServerStats) {
-	original := process.serverStats
-	process.serverStats = stats
-	t.Cleanup(func() { process.serverStats = original })
+	original := process.ServerStats
+	process.ServerStats = stats
+	t.Cleanup(func() { process.ServerStats = original })
 }
 
 // TestMetricsOfRedis guards what decides, the time that requests wait for it, and

@@ -4,10 +4,8 @@ import (
 	"encoding/json"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -30,13 +28,4 @@ func (offlineModule) Redis(config json.RawMessage) (offline.Redis, error) {
 		opt, _, err := rd.options(ctx)
 		return opt, err
 	}, nil
-}
-
-// Limits implements offline.Module.
-func (offlineModule) Limits(h caddyhttp.MiddlewareHandler) ([]*rule.Limit, rule.Accounting, string, bool) {
-	own, ok := h.(*Handler)
-	if !ok {
-		return nil, "", "", false
-	}
-	return own.limits, own.accounting, string(own.onError), true
 }

@@ -8,14 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 )
 
 // shownPolicy is a limit with a policy, and what tells of it: a text where options are listed
 // and, if something is counted, a metric and a count of status and limits.
 type shownPolicy struct{ limit, text, metric, count string }
 
-// shownPolicies has a limit for each of adminapi.Policies, by its name.
+// shownPolicies has a limit for each of adminjson.Policies, by its name.
 var shownPolicies = map[string]shownPolicy{
 	"count_denied": {limit: "size 9; count_denied", text: "count_denied"},
 	"count":        {limit: "size 9; count status 401 5xx", text: "count status 401 5xx"},
@@ -43,7 +43,7 @@ var shownPolicies = map[string]shownPolicy{
 func TestPoliciesAreShown(t *testing.T) {
 	var site strings.Builder
 	site.WriteString("rate_limit {\nlimit none {\nsize 9\n}\n")
-	for name := range jsonNames(reflect.TypeFor[adminapi.Policies]()) {
+	for name := range jsonNames(reflect.TypeFor[adminjson.Policies]()) {
 		p, ok := shownPolicies[name]
 		if !ok {
 			t.Fatalf("%s: this test has no limit with it", name)
@@ -73,7 +73,7 @@ func TestPoliciesAreShown(t *testing.T) {
 	metrics := collected(t)
 	for name, p := range shownPolicies {
 		for surface, options := range map[string]string{
-			"limits": cellOf(tables["limits"], name, adminapi.OptionsTitle), "explain": cellOf(tables["explain"], name, adminapi.OptionsTitle),
+			"limits": cellOf(tables["limits"], name, adminjson.OptionsTitle), "explain": cellOf(tables["explain"], name, adminjson.OptionsTitle),
 			"peek": peek(name),
 		} {
 			if options != p.text {
@@ -110,12 +110,12 @@ func TestPoliciesAreShown(t *testing.T) {
 			t.Errorf("a limit without policies has the metric of %s", name)
 		}
 	}
-	for count := range jsonNames(reflect.TypeFor[adminapi.PolicyCounts]()) {
+	for count := range jsonNames(reflect.TypeFor[adminjson.PolicyCounts]()) {
 		if !slices.ContainsFunc(slices.Collect(maps.Values(shownPolicies)), func(p shownPolicy) bool { return p.count == count }) {
 			t.Errorf("%s: this test has no limit that counts it", count)
 		}
 	}
-	if options := peek("none") + cellOf(tables["limits"], "none", adminapi.OptionsTitle) + cellOf(tables["explain"], "none", adminapi.OptionsTitle); options != "" {
+	if options := peek("none") + cellOf(tables["limits"], "none", adminjson.OptionsTitle) + cellOf(tables["explain"], "none", adminjson.OptionsTitle); options != "" {
 		t.Errorf("a limit without policies has options %q", options)
 	}
 }
@@ -128,7 +128,7 @@ func TestOptionsAreShown(t *testing.T) {
 		"max": "size", "duration": "drip_rate",
 		"factor": "size", "concurrency": "algorithm", "min_interval": "path", "limit": "parent",
 	}
-	shown := jsonNames(reflect.TypeFor[adminapi.Limit]())
+	shown := jsonNames(reflect.TypeFor[adminjson.Limit]())
 	for _, option := range limitOptions {
 		if !shown[option] && !shown[other[option]] {
 			t.Errorf("%s is not shown", option)

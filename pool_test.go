@@ -240,18 +240,17 @@ func TestBorrowWith(t *testing.T) {
 // there is one.
 func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 	t.Helper()
-	for b := range newestApp().limits() {
-		if b.Path != limit {
-			continue
-		}
-		at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now())}
-		found, err := newestApp().look(t.Context(), at, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return found.Level
+	b, app := bucketAt(t, limit), newestApp()
+	at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now())}
+	var err error
+	if app.redis != nil {
+		l, err = app.redis.Peek(t.Context(), at)
+	} else {
+		l, err = app.memory.Peek(at)
 	}
-	t.Fatalf("no limit %s", limit)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return l
 }
 

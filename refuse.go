@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -42,7 +43,7 @@ func (h *Handler) handleStoreError(w http.ResponseWriter, r *http.Request, next 
 	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
 		h.reportError("the store could not process a request, responding with 500", err)
 		return h.refuse(w, r, http.StatusInternalServerError, err)
-	case h.onError == onErrorAllow:
+	case h.onError == rule.OnErrorAllow:
 		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
 			c.Write(zap.Error(err))
 		}

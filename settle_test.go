@@ -301,18 +301,14 @@ func level(t *testing.T, limit string) (l struct{ Units, Held int64 }) {
 // levelOf returns the level of the bucket with the given key of a limit.
 func levelOf(t *testing.T, limit, key string) (l struct{ Units, Held int64 }) {
 	t.Helper()
-	for b := range newestApp().limits() {
-		if b.Path != limit {
-			continue
-		}
-		at := *b.Constant
-		at.Name, at.Key = b.Name, key
-		got, err := newestApp().memory.Peek(at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.Units, l.Held = got.Units, got.Held
+	b := bucketAt(t, limit)
+	at := *b.Constant
+	at.Name, at.Key = b.Name, key
+	got, err := newestApp().memory.Peek(at)
+	if err != nil {
+		t.Fatal(err)
 	}
+	l.Units, l.Held = got.Units, got.Held
 	return l
 }
 

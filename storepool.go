@@ -33,7 +33,6 @@ var process = &processState{
 	idleMemoryTime:  time.Minute,
 	redisCloseDelay: 10 * time.Second,
 	sweepInterval:   time.Second,
-	serverStats:     (*limiter.Redis).Stats,
 }
 
 // processState is the state of the process, and what tests change of how it works.
@@ -67,9 +66,6 @@ type processState struct {
 	// How often drained buckets are removed from the memory store. Requests remove them
 	// too, a few each, which takes long if there are few requests.
 	sweepInterval time.Duration
-
-	// serverStats returns the state of the servers of a store.
-	serverStats func(*limiter.Redis) []limiter.ServerStats
 }
 
 // topID identifies the list of the keys that ask most: the name of the buckets, and the
@@ -126,9 +122,6 @@ func (s *sharedRedis) connect() {
 	s.connected.Do(s.Connect)
 	s.TakeOver() // what requests hold that began with an earlier config
 }
-
-// Stats returns the state of the servers.
-func (s *sharedRedis) Stats() []limiter.ServerStats { return process.serverStats(s.Redis) }
 
 // Destruct closes the store once no request can use it any more: one that has
 // passed a handler may reach another one much later. When the process exits, nobody

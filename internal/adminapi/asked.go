@@ -15,92 +15,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
-
-// Asked is the body of a request about the bucket of a limit or, without a
-// limit, about the buckets of all limits whose key is known then. The body has the texts of
-// keys, see package keytext.
-type Asked struct {
-	Limit   string
-	Key     *string  // as the limit's template expands to it
-	Values  []string // instead of key: of the placeholders in the template
-	Address *string  // of a client; with a limit: of one whose requests have no key
-}
-
-// MarshalJSON returns the body.
-func (asked Asked) MarshalJSON() ([]byte, error) { return json.Marshal(asked.body()) }
-
-// body returns the fields of the body.
-func (asked Asked) body() map[string]any {
-	body := make(map[string]any)
-	if asked.Limit != "" {
-		body["limit"] = asked.Limit
-	}
-	if asked.Key != nil {
-		body["key"] = keytext.Of(*asked.Key)
-	} else if asked.Values != nil {
-		body["key"] = asked.valueTexts()
-	}
-	if asked.Address != nil {
-		body["address"] = asked.Address
-	}
-	return body
-}
-
-// valueTexts returns the texts of the values.
-func (asked *Asked) valueTexts() []string {
-	texts := make([]string, len(asked.Values))
-	for i, value := range asked.Values {
-		texts[i] = keytext.Of(value)
-	}
-	return texts
-}
-
-// AskedBan is the body of a request to ban a key.
-type AskedBan struct {
-	Asked
-	Duration string
-}
-
-// MarshalJSON returns the body.
-func (asked AskedBan) MarshalJSON() ([]byte, error) {
-	body := asked.body()
-	body["duration"] = asked.Duration
-	return json.Marshal(body)
-}
-
-// Whose returns whose buckets are meant, in words.
-func (asked *Asked) Whose() string {
-	var of []string
-	switch {
-	case asked.Address == nil:
-	case *asked.Address == "":
-		of = append(of, "clients without an address")
-	default:
-		of = append(of, "client "+terminal.Safe(*asked.Address))
-	}
-	if asked.Key != nil {
-		of = append(of, "key "+terminal.Safe(keytext.Of(*asked.Key)))
-	} else if asked.Values != nil {
-		of = append(of, "key "+terminal.SafeList(asked.valueTexts()))
-	}
-	return cmp.Or(strings.Join(of, " and "), "all requests")
-}
-
-// Text returns the text of the key or address.
-func (asked *Asked) Text() string {
-	switch {
-	case asked.Address != nil:
-		return *asked.Address
-	case asked.Key != nil:
-		return *asked.Key
-	case len(asked.Values) == 1:
-		return asked.Values[0]
-	}
-	return ""
-}
 
 // maxBody is the size of the largest body: keys may be as long as header fields.
 const maxBody = 64 << 10
@@ -110,30 +27,30 @@ const wantBody = `such as {"limit": "api", "key": "203.0.113.7"}, or {"address":
 
 // readAsked reads the body of a request about one bucket. Its errors do not
 // show what the body has, which may be a key: Caddy logs them.
-func readAsked(w http.ResponseWriter, r *http.Request) (Asked, error) {
+func readAsked(w http.ResponseWriter, r *http.Request) (adminjson.Asked, error) {
 	body, err := readBody(w, r, wantBody)
 	if err != nil {
-		return Asked{}, err
+		return adminjson.Asked{}, err
 	}
-	return ParseAsked(body)
+	return parseAsked(body)
 }
 
 // readBody reads a body. want says in errors what to send.
 func readBody(w http.ResponseWriter, r *http.Request, want string) ([]byte, error) {
 	if r.URL.RawQuery != "" {
-		return nil, BadRequest("query: got one, want a body, %s", want)
+		return nil, badRequest("query: got one, want a body, %s", want)
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, Error(http.StatusRequestEntityTooLarge, "body: want at most %d bytes", maxBody)
+		return nil, newError(http.StatusRequestEntityTooLarge, "body: want at most %d bytes", maxBody)
 	case err != nil:
-		return nil, BadRequest("body: reading it: %v", err)
+		return nil, badRequest("body: reading it: %v", err)
 	case len(body) == 0:
-		return nil, BadRequest("body: got none, want %s", want)
+		return nil, badRequest("body: got none, want %s", want)
 	case !utf8.Valid(body):
-		return nil, BadRequest("body: got text that is not UTF-8, want %s", want)
+		return nil, badRequest("body: got text that is not UTF-8, want %s", want)
 	}
 	return body, nil
 }
@@ -142,10 +59,10 @@ func readBody(w http.ResponseWriter, r *http.Request, want string) ([]byte, erro
 const wantBan = `such as {"limit": "login", "key": "203.0.113.7", "duration": "10m"}`
 
 // errNoBanLimit rejects a request about a ban of no limit.
-var errNoBanLimit = BadRequest("limit: got none, want the path of a limit with ban, such as \"login\"")
+var errNoBanLimit = badRequest("limit: got none, want the path of a limit with ban, such as \"login\"")
 
-// ParseBan parses the body of a request to ban a key.
-func ParseBan(body []byte) (asked Asked, d time.Duration, err error) {
+// parseBan parses the body of a request to ban a key.
+func parseBan(body []byte) (asked adminjson.Asked, d time.Duration, err error) {
 	sent, err := readFields(body, wantBan, "limit", "key", "address", "duration")
 	if err != nil {
 		return asked, 0, err
@@ -160,20 +77,20 @@ func ParseBan(body []byte) (asked Asked, d time.Duration, err error) {
 	if !jsonString(sent["duration"], &text) {
 		text = ""
 	}
-	if d, err = caddy.ParseDuration(text); err != nil || d < time.Second || d > MaxBan {
-		return asked, 0, BadRequest(`duration: want a text from "1s" to "%dd", such as "10m"`, MaxBan/(24*time.Hour))
+	if d, err = caddy.ParseDuration(text); err != nil || d < time.Second || d > maxBan {
+		return asked, 0, badRequest(`duration: want a text from "1s" to "%dd", such as "10m"`, maxBan/(24*time.Hour))
 	}
 	return asked, d, nil
 }
 
-// MaxBan is the longest ban.
-const MaxBan = 6000 * 24 * time.Hour
+// maxBan is the longest ban.
+const maxBan = 6000 * 24 * time.Hour
 
-// ParseAsked parses a body.
-func ParseAsked(body []byte) (Asked, error) {
+// parseAsked parses a body.
+func parseAsked(body []byte) (adminjson.Asked, error) {
 	sent, err := readFields(body, wantBody, "limit", "key", "address")
 	if err != nil {
-		return Asked{}, err
+		return adminjson.Asked{}, err
 	}
 	return askedOf(sent)
 }
@@ -184,9 +101,9 @@ func ParseAsked(body []byte) (Asked, error) {
 func readFields(body []byte, want string, known ...string) (map[string]json.RawMessage, error) {
 	switch {
 	case !json.Valid(body):
-		return nil, BadRequest("body: got malformed JSON, want an object, %s", want)
+		return nil, badRequest("body: got malformed JSON, want an object, %s", want)
 	case !bytes.HasPrefix(bytes.TrimSpace(body), []byte("{")):
-		return nil, BadRequest("body: want an object, %s", want)
+		return nil, badRequest("body: want an object, %s", want)
 	}
 	sent := make(map[string]json.RawMessage)
 	decoder := json.NewDecoder(bytes.NewReader(body))
@@ -196,17 +113,17 @@ func readFields(body []byte, want string, known ...string) (map[string]json.RawM
 		name, isName := token.(string)
 		var value json.RawMessage
 		if err = cmp.Or(err, decoder.Decode(&value)); err != nil || !isName {
-			return nil, BadRequest("body: got malformed JSON, want an object, %s", want)
+			return nil, badRequest("body: got malformed JSON, want an object, %s", want)
 		}
 		inCase := slices.IndexFunc(known, func(k string) bool { return strings.EqualFold(k, name) })
 		switch {
 		case inCase < 0:
 			last := len(known) - 1
-			return nil, BadRequest("body: got an unknown field, want %s or %s", strings.Join(known[:last], ", "), known[last])
+			return nil, badRequest("body: got an unknown field, want %s or %s", strings.Join(known[:last], ", "), known[last])
 		case known[inCase] != name:
-			return nil, BadRequest("%s: got the field in another case, want it in lower case", known[inCase])
+			return nil, badRequest("%s: got the field in another case, want it in lower case", known[inCase])
 		case sent[name] != nil:
-			return nil, BadRequest("%s: got the field twice, want it once", name)
+			return nil, badRequest("%s: got the field twice, want it once", name)
 		}
 		sent[name] = value
 	}
@@ -214,16 +131,16 @@ func readFields(body []byte, want string, known ...string) (map[string]json.RawM
 }
 
 // askedOf returns what the fields of a body ask for.
-func askedOf(sent map[string]json.RawMessage) (asked Asked, err error) {
+func askedOf(sent map[string]json.RawMessage) (asked adminjson.Asked, err error) {
 	limit, key, address := sent["limit"], sent["key"], sent["address"]
 	switch {
 	case limit == nil && key == nil && address == nil:
-		return asked, BadRequest("body: got neither limit, key nor address, want some of them, %s", wantBody)
+		return asked, badRequest("body: got neither limit, key nor address, want some of them, %s", wantBody)
 	case limit != nil && key != nil && address != nil:
-		return asked, BadRequest("address: cannot be combined with limit and key")
+		return asked, badRequest("address: cannot be combined with limit and key")
 	}
 	if limit != nil && (!jsonString(limit, &asked.Limit) || asked.Limit == "") {
-		return asked, BadRequest(`limit: want the path of a limit as text, such as "api" or "api/search"`)
+		return asked, badRequest(`limit: want the path of a limit as text, such as "api" or "api/search"`)
 	}
 	if key != nil {
 		if key[0] == '[' {
@@ -233,16 +150,16 @@ func askedOf(sent map[string]json.RawMessage) (asked Asked, err error) {
 			err = jsonKey(key, asked.Key)
 		}
 		if err != nil {
-			return asked, BadRequest("key: %w", err)
+			return asked, badRequest("key: %w", err)
 		}
 	}
 	if address != nil {
 		asked.Address = new(string)
 		if !jsonString(address, asked.Address) {
-			return asked, BadRequest(`address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`)
+			return asked, badRequest(`address: want the address of a client as text, such as "203.0.113.7", or "" for all that have none`)
 		}
 		if limit == nil && !isAddress(*asked.Address) {
-			return asked, BadRequest(`address: want an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`)
+			return asked, badRequest(`address: want an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`)
 		}
 	}
 	return asked, nil

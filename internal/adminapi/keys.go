@@ -4,12 +4,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 )
 
-// RequestsFor returns the requests for the buckets of a limit with key k whose keys can be made
+// requestsFor returns the requests for the buckets of a limit with key k whose keys can be made
 // from what was asked for all limits; and why not others, if so.
-func RequestsFor(asked *Asked, limit string, k *key.Key) (all []Asked, why string) {
+func requestsFor(asked *adminjson.Asked, limit string, k *key.Key) (all []adminjson.Asked, why string) {
 	placeholders := k.Placeholders()
 	n, others := len(placeholders), 0
 	var missing []string
@@ -27,37 +28,37 @@ func RequestsFor(asked *Asked, limit string, k *key.Key) (all []Asked, why strin
 	}
 	switch {
 	case n == 0:
-		return []Asked{{Limit: limit}}, ""
+		return []adminjson.Asked{{Limit: limit}}, ""
 	case asked.Address != nil && (*asked.Address == "" || others == n):
-		all = append(all, Asked{Limit: limit, Address: asked.Address}) // of requests without a key
+		all = append(all, adminjson.Asked{Limit: limit, Address: asked.Address}) // of requests without a key
 	case asked.Address != nil && others > 0 && given != nil:
 	case asked.Address != nil:
-		all = append(all, Asked{Limit: limit, Values: k.Values(*asked.Address, make([]string, others))})
+		all = append(all, adminjson.Asked{Limit: limit, Values: k.Values(*asked.Address, make([]string, others))})
 	}
 	switch {
 	case others == 0:
 	case len(given) != others:
 		why = "it needs a value for each placeholder of its key: " + strings.Join(missing, " ")
 	case n == 1 && asked.Key != nil:
-		all = append(all, Asked{Limit: limit, Key: asked.Key})
+		all = append(all, adminjson.Asked{Limit: limit, Key: asked.Key})
 	case asked.Address != nil:
-		all = append(all, Asked{Limit: limit, Values: k.Values(*asked.Address, given)})
+		all = append(all, adminjson.Asked{Limit: limit, Values: k.Values(*asked.Address, given)})
 	default:
-		all = append(all, Asked{Limit: limit, Values: slices.Clone(given)})
+		all = append(all, adminjson.Asked{Limit: limit, Values: slices.Clone(given)})
 	}
 	return all, why
 }
 
-// KeyOf returns the key that was asked for, as requests have it at a limit with key k, or the
+// keyOf returns the key that was asked for, as requests have it at a limit with key k, or the
 // address of clients without one.
-func (a *Asked) KeyOf(k *key.Key) (text string, err error) {
+func keyOf(a *adminjson.Asked, k *key.Key) (text string, err error) {
 	if a.Address != nil {
 		text, err = k.TypedAddress(*a.Address)
 	} else {
 		text, err = k.Typed(a.Key, slices.Clone(a.Values))
 	}
 	if err != nil {
-		err = BadRequest("%v", err)
+		err = badRequest("%v", err)
 	}
 	return text, err
 }

@@ -26,10 +26,10 @@ func FuzzBucketRequest(f *testing.F) {
 		keys = append(keys, k)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		asked, err := ParseAsked(body)
+		asked, err := parseAsked(body)
 		if err == nil {
 			for _, k := range keys {
-				_, err = asked.KeyOf(k)
+				_, err = keyOf(&asked, k)
 				checkAdminError(t, err)
 			}
 			return

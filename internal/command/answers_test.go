@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 )
 
 // TestCommandsReadAnyAnswer guards that no command panics at an answer that is not quite
@@ -33,16 +33,16 @@ func TestCommandsReadAnyAnswer(t *testing.T) {
 		args []string
 		full any
 	}{
-		{[]string{"status"}, new(adminapi.Status)},
-		{[]string{"limits"}, new(adminapi.Limits)},
-		{[]string{"peek", "login", "a"}, new(adminapi.Level)},
-		{[]string{"peek", "--key", "a"}, new(adminapi.Levels)},
-		{[]string{"reset", "--yes", "login", "a"}, new(adminapi.Level)},
-		{[]string{"reset", "--yes", "--key", "a"}, new(adminapi.Levels)},
-		{[]string{"ban", "login", "a", "1h"}, new(adminapi.Ban)},
-		{[]string{"unban", "login", "a"}, new(adminapi.Ban)},
-		{[]string{"bans"}, new(adminapi.Bans)},
-		{[]string{"top"}, new(adminapi.Top)},
+		{[]string{"status"}, new(adminjson.Status)},
+		{[]string{"limits"}, new(adminjson.Limits)},
+		{[]string{"peek", "login", "a"}, new(adminjson.Level)},
+		{[]string{"peek", "--key", "a"}, new(adminjson.Levels)},
+		{[]string{"reset", "--yes", "login", "a"}, new(adminjson.Level)},
+		{[]string{"reset", "--yes", "--key", "a"}, new(adminjson.Levels)},
+		{[]string{"ban", "login", "a", "1h"}, new(adminjson.Ban)},
+		{[]string{"unban", "login", "a"}, new(adminjson.Ban)},
+		{[]string{"bans"}, new(adminjson.Bans)},
+		{[]string{"top"}, new(adminjson.Top)},
 	} {
 		fill(reflect.ValueOf(tc.full).Elem())
 		text, err := json.Marshal(tc.full)

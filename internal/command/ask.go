@@ -15,7 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/spf13/cobra"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -36,12 +36,12 @@ type asker struct {
 }
 
 // newClient returns a client for the address that the flags of cmd tell.
-func (api asker) newClient(cmd *cobra.Command, timeout time.Duration) (*adminapi.Client, error) {
+func (api asker) newClient(cmd *cobra.Command, timeout time.Duration) (*adminClient, error) {
 	address, err := adminAddress(cmd)
 	if err != nil {
 		return nil, err
 	}
-	return adminapi.NewClient(address, api.prefix, timeout)
+	return newAdminClient(address, api.prefix, timeout)
 }
 
 // adminAddress returns the address of the admin endpoint.
@@ -98,7 +98,7 @@ func (api asker) askAndShow(cmd *cobra.Command, path string, send, into any, pri
 	if err != nil {
 		return err
 	}
-	answer, err := client.Fetch(cmd.Context(), path, send)
+	answer, err := client.fetch(cmd.Context(), path, send)
 	if err != nil {
 		return err
 	}
@@ -110,18 +110,18 @@ func (api asker) completeLimit(cmd *cobra.Command, args []string, _ string) ([]s
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return api.limitPaths(cmd, func(*adminapi.Limit) bool { return true }), cobra.ShellCompDirectiveNoFileComp
+	return api.limitPaths(cmd, func(*adminjson.Limit) bool { return true }), cobra.ShellCompDirectiveNoFileComp
 }
 
 // limitPaths returns the names of those limits of the running Caddy that are wanted;
 // none if it does not answer at once.
-func (api asker) limitPaths(cmd *cobra.Command, wanted func(*adminapi.Limit) bool) (paths []string) {
+func (api asker) limitPaths(cmd *cobra.Command, wanted func(*adminjson.Limit) bool) (paths []string) {
 	client, err := api.newClient(cmd, time.Second)
 	if err != nil {
 		return nil
 	}
-	answer, err := client.Fetch(context.Background(), "limits", nil)
-	var limits adminapi.Limits
+	answer, err := client.fetch(context.Background(), "limits", nil)
+	var limits adminjson.Limits
 	if err != nil || json.Unmarshal(answer, &limits) != nil {
 		return nil
 	}

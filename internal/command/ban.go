@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -41,7 +41,7 @@ instances, as if it had been denied too often. A ban that ends later is left as 
 		if err != nil {
 			return "", nil, err
 		}
-		return "ban", adminapi.AskedBan{Asked: *asked, Duration: args[last]}, nil
+		return "ban", adminjson.AskedBan{Asked: *asked, Duration: args[last]}, nil
 	})
 }
 
@@ -72,7 +72,7 @@ func (api asker) aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command,
 		if err != nil {
 			return err
 		}
-		var a adminapi.Ban
+		var a adminjson.Ban
 		return api.askBan(cmd, path, send, &a, func(w io.Writer) { printBan(w, path, &a) })
 	})
 	addAdminFlags(cmd)
@@ -81,7 +81,7 @@ func (api asker) aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command,
 }
 
 // printBan prints what ban and unban answer.
-func printBan(w io.Writer, path string, a *adminapi.Ban) {
+func printBan(w io.Writer, path string, a *adminjson.Ban) {
 	left, where := terminal.Briefly(time.Duration(a.Left)), ""
 	if a.DryRun {
 		where += ", in a dry run"
@@ -116,7 +116,7 @@ preferably those that end last. Another Caddy's are listed once a request of tha
 		if len(args) > 0 {
 			path += "?limit=" + url.QueryEscape(args[0])
 		}
-		var a adminapi.Bans
+		var a adminjson.Bans
 		return api.askBan(cmd, path, nil, &a, func(w io.Writer) { printBans(w, &a) })
 	})
 	cmd.ValidArgsFunction = api.completeBan
@@ -125,7 +125,7 @@ preferably those that end last. Another Caddy's are listed once a request of tha
 }
 
 // printBans prints what bans answers.
-func printBans(w io.Writer, a *adminapi.Bans) {
+func printBans(w io.Writer, a *adminjson.Bans) {
 	if len(a.Bans) == 0 {
 		fmt.Fprintln(w, "No key is banned, as far as this Caddy knows.")
 		return
@@ -147,7 +147,7 @@ func (api asker) completeBan(cmd *cobra.Command, args []string, _ string) ([]str
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return api.limitPaths(cmd, func(l *adminapi.Limit) bool { return len(l.Ban) > 0 }), cobra.ShellCompDirectiveNoFileComp
+	return api.limitPaths(cmd, func(l *adminjson.Limit) bool { return len(l.Ban) > 0 }), cobra.ShellCompDirectiveNoFileComp
 }
 
 // askBan is askAndShow that also shows what the Caddy that is asked knows if Redis does not
@@ -157,10 +157,10 @@ func (api asker) askBan(cmd *cobra.Command, path string, send, into any, print f
 	if err != nil {
 		return err
 	}
-	answer, err := client.Fetch(cmd.Context(), path, send)
-	unavailable := (*adminapi.UnavailableError)(nil)
+	answer, err := client.fetch(cmd.Context(), path, send)
+	unavailable := (*unavailableError)(nil)
 	if errors.As(err, &unavailable) {
-		answer = unavailable.Answer
+		answer = unavailable.answer
 	} else if err != nil {
 		return err
 	}
@@ -171,6 +171,6 @@ func (api asker) askBan(cmd *cobra.Command, path string, send, into any, print f
 	if err != nil || unavailable == nil {
 		return err
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.Address)
+	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.address)
 	return ErrProblems
 }

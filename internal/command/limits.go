@@ -12,7 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/spf13/cobra"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -25,7 +25,7 @@ func (api asker) limitsCommand() *cobra.Command {
 		Example: "  caddy rate-limit limits",
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error {
-		var a adminapi.Limits
+		var a adminjson.Limits
 		return api.askAndShow(cmd, "limits", nil, &a, func(w io.Writer) error { return printLimits(w, &a) })
 	})
 	addAdminFlags(cmd)
@@ -40,19 +40,19 @@ type shownLimit struct {
 
 // printLimits prints what limits answers. A limit of several sites has one row, as
 // its buckets and counts are those of all of them.
-func printLimits(w io.Writer, a *adminapi.Limits) error {
+func printLimits(w io.Writer, a *adminjson.Limits) error {
 	if len(a.Limits) == 0 {
 		fmt.Fprintln(w, "The running config has no limits.")
 		return nil
 	}
 	var rows []shownLimit
 	sites := make(map[shownLimit][]string)
-	counts := make(map[string]*adminapi.Limit)
+	counts := make(map[string]*adminjson.Limit)
 	for i := range a.Limits {
 		l := &a.Limits[i]
 		row := shownLimit{
 			terminal.Safe(l.Name), l.Path, matches(l),
-			terminal.Safe(l.Algorithm), adminapi.Number(l.Size), l.Pace(), adminapi.Number(l.Cost),
+			terminal.Safe(l.Algorithm), adminjson.Number(l.Size), l.Pace(), adminjson.Number(l.Cost),
 			strings.Join(l.Options(), ", "), terminal.Safe(l.Key), l.Buckets,
 		}
 		if l.Off {
@@ -66,7 +66,7 @@ func printLimits(w io.Writer, a *adminapi.Limits) error {
 		}
 		counts[row.path] = l
 	}
-	titles := []string{"LIMIT", "ALGORITHM", "SIZE", adminapi.PaceTitle, "COST", adminapi.OptionsTitle, "KEY", "SITE", "MATCH", "BUCKETS", "ADMITTED", "DENIED"}
+	titles := []string{"LIMIT", "ALGORITHM", "SIZE", adminjson.PaceTitle, "COST", adminjson.OptionsTitle, "KEY", "SITE", "MATCH", "BUCKETS", "ADMITTED", "DENIED"}
 	limits, shared := terminal.NewTable(append(titles, countTitles()...)...), false
 	for _, r := range rows {
 		in := sites[r]
@@ -79,7 +79,7 @@ func printLimits(w io.Writer, a *adminapi.Limits) error {
 			cells = append(append(cells, l.Admitted, l.Denied), countCells(&l.PolicyCounts)...)
 			counts[r.path] = nil
 		} else {
-			cells, shared = append(append(cells, "", ""), countCells(new(adminapi.PolicyCounts))...), true
+			cells, shared = append(append(cells, "", ""), countCells(new(adminjson.PolicyCounts))...), true
 		}
 		limits.Add(false, cells...)
 	}
@@ -92,7 +92,7 @@ func printLimits(w io.Writer, a *adminapi.Limits) error {
 }
 
 // matches returns what a request must match for the limit to apply, in a few words.
-func matches(l *adminapi.Limit) string {
+func matches(l *adminjson.Limit) string {
 	all := append(slices.Concat(l.RouteMatches, l.ParentMatches), l.Match)
 	var texts []string
 	for _, sets := range all {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
@@ -80,7 +80,7 @@ func (api asker) bucketCommand(cmd *cobra.Command, reset bool) *cobra.Command {
 }
 
 // confirm asks whether buckets are to be emptied, unless the flag says so.
-func confirm(cmd *cobra.Command, asked *adminapi.Asked) error {
+func confirm(cmd *cobra.Command, asked *adminjson.Asked) error {
 	if yes, _ := cmd.Flags().GetBool("yes"); yes {
 		return nil
 	}
@@ -101,8 +101,8 @@ func confirm(cmd *cobra.Command, asked *adminapi.Asked) error {
 }
 
 // bucketAsked returns the request for the buckets that the arguments name.
-func bucketAsked(cmd *cobra.Command, args []string) (*adminapi.Asked, error) {
-	asked := new(adminapi.Asked)
+func bucketAsked(cmd *cobra.Command, args []string) (*adminjson.Asked, error) {
+	asked := new(adminjson.Asked)
 	keys, _ := cmd.Flags().GetStringArray("key")
 	if cmd.Flags().Changed("key") && len(keys) == 0 {
 		keys = []string{""} // which pflag can't tell from none
@@ -140,7 +140,7 @@ func bucketAsked(cmd *cobra.Command, args []string) (*adminapi.Asked, error) {
 
 // askBuckets asks for buckets, or to empty them, and shows the answer. If Redis does
 // not answer, it shows what that Caddy knows.
-func (api asker) askBuckets(cmd *cobra.Command, asked *adminapi.Asked, reset bool) error {
+func (api asker) askBuckets(cmd *cobra.Command, asked *adminjson.Asked, reset bool) error {
 	path, title := "peek", ""
 	if reset {
 		path, title = "reset", "The bucket is empty now%s. Before:\n"
@@ -152,15 +152,15 @@ func (api asker) askBuckets(cmd *cobra.Command, asked *adminapi.Asked, reset boo
 	if err != nil {
 		return err
 	}
-	answer, err := client.Fetch(cmd.Context(), path, asked)
-	unavailable, where := (*adminapi.UnavailableError)(nil), ""
+	answer, err := client.fetch(cmd.Context(), path, asked)
+	unavailable, where := (*unavailableError)(nil), ""
 	if errors.As(err, &unavailable) {
-		answer, where = unavailable.Answer, " in this Caddy alone"
+		answer, where = unavailable.answer, " in this Caddy alone"
 	} else if err != nil {
 		return err
 	}
 	if asked.Limit != "" {
-		var one adminapi.Level
+		var one adminjson.Level
 		err = show(cmd, answer, &one, func(w io.Writer) error {
 			if reset {
 				fmt.Fprintf(w, title, where)
@@ -172,7 +172,7 @@ func (api asker) askBuckets(cmd *cobra.Command, asked *adminapi.Asked, reset boo
 			return nil
 		})
 	} else {
-		var all adminapi.Levels
+		var all adminjson.Levels
 		err = show(cmd, answer, &all, func(w io.Writer) error {
 			if reset && len(all.Buckets) > 0 {
 				fmt.Fprintf(w, title, where)
@@ -187,14 +187,14 @@ func (api asker) askBuckets(cmd *cobra.Command, asked *adminapi.Asked, reset boo
 	if err != nil || unavailable == nil {
 		return err
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.Address)
+	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.address)
 	return ErrProblems
 }
 
 // printLeased says for how long other nodes may use what they have leased of buckets that
 // are empty now: for the time of the lease from when there would have been room, and they
 // lease up to that time before.
-func printLeased(w io.Writer, buckets ...adminapi.Level) {
+func printLeased(w io.Writer, buckets ...adminjson.Level) {
 	var longest time.Duration
 	for i := range buckets {
 		if text, ok := strings.CutPrefix(buckets[i].Consistency, "lease "); ok && buckets[i].Node != nil {
@@ -208,7 +208,7 @@ func printLeased(w io.Writer, buckets ...adminapi.Level) {
 }
 
 // printLevel prints what peek and reset answer.
-func printLevel(w io.Writer, a *adminapi.Level) {
+func printLevel(w io.Writer, a *adminjson.Level) {
 	from := terminal.Safe(a.From)
 	if a.Error != "" {
 		from = "this Caddy, as Redis does not answer"
@@ -236,7 +236,7 @@ func printLevel(w io.Writer, a *adminapi.Level) {
 }
 
 // levelText returns the level as it is shown.
-func levelText(a *adminapi.Level) string {
+func levelText(a *adminjson.Level) string {
 	level := strconv.FormatInt(a.Level, 10)
 	if a.Size != nil {
 		level += fmt.Sprintf(" of %d", *a.Size)
@@ -249,7 +249,7 @@ func levelText(a *adminapi.Level) string {
 
 // retryText returns how long it takes until a request is admitted, as it is shown. A dry run
 // admits it at once.
-func retryText(a *adminapi.Level) string {
+func retryText(a *adminjson.Level) string {
 	wait, text := a.Banned, ""
 	if a.RetryAfter != nil {
 		wait = *a.RetryAfter
@@ -270,8 +270,8 @@ func retryText(a *adminapi.Level) string {
 
 // printLevels prints what peek and reset answer about the buckets of all limits. It returns
 // an error if there is no bucket to ask for.
-func printLevels(w io.Writer, a *adminapi.Levels, whose string) error {
-	held := terminal.NewTable("LIMIT", adminapi.OptionsTitle, "KEY", "LEVEL", "REMAINING", "RETRY AFTER", "EMPTIES IN", "LOCAL")
+func printLevels(w io.Writer, a *adminjson.Levels, whose string) error {
+	held := terminal.NewTable("LIMIT", adminjson.OptionsTitle, "KEY", "LEVEL", "REMAINING", "RETRY AFTER", "EMPTIES IN", "LOCAL")
 	for i := range a.Buckets {
 		b := &a.Buckets[i]
 		remaining := ""
@@ -304,7 +304,7 @@ func printLevels(w io.Writer, a *adminapi.Levels, whose string) error {
 }
 
 // nodeText returns what this process knows, as it is shown.
-func nodeText(n *adminapi.Node) string {
+func nodeText(n *adminjson.Node) string {
 	if n == nil {
 		return ""
 	}
@@ -322,7 +322,7 @@ func nodeText(n *adminapi.Node) string {
 }
 
 // keyText returns the key as it is shown.
-func keyText(k *adminapi.Key) string {
+func keyText(k *adminjson.Key) string {
 	switch {
 	case k.Address != nil:
 		return terminal.Safe(*k.Address) + " (no key)"

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -27,7 +27,7 @@ The exit status is 2 if a Redis server is unavailable.`,
 		Example: "  caddy rate-limit status\n  caddy rate-limit status --address unix//run/caddy.sock --json",
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error {
-		var a adminapi.Status
+		var a adminjson.Status
 		return api.askAndShow(cmd, "status", nil, &a, func(w io.Writer) error { return printStatus(w, &a) })
 	})
 	addAdminFlags(cmd)
@@ -35,7 +35,7 @@ The exit status is 2 if a Redis server is unavailable.`,
 }
 
 // printStatus prints what status answers. It returns ErrProblems if a server is down.
-func printStatus(w io.Writer, a *adminapi.Status) (err error) {
+func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 	if !a.Configured {
 		fmt.Fprintln(w, "The running config has no limits.")
 		return nil
@@ -80,7 +80,7 @@ func printStatus(w io.Writer, a *adminapi.Status) (err error) {
 
 // printCounts prints what the limits did. With Redis, it shows how much was decided
 // without.
-func printCounts(w io.Writer, a *adminapi.Status) {
+func printCounts(w io.Writer, a *adminjson.Status) {
 	titles := append([]string{"LIMIT", "ADMITTED", "DENIED", "SPARED", "ADMITTED/S", "DENIED/S"}, countTitles()...)
 	redis := a.Store == "redis"
 	if redis {
@@ -107,14 +107,14 @@ func printCounts(w io.Writer, a *adminapi.Status) {
 // countTitles returns the titles of the columns that countCells fills. Columns that stay
 // empty should be dropped.
 func countTitles() (titles []string) {
-	for _, c := range new(adminapi.PolicyCounts).List() {
+	for _, c := range new(adminjson.PolicyCounts).List() {
 		titles = append(titles, strings.ToUpper(strings.ReplaceAll(c.Name, "_", " ")))
 	}
 	return titles
 }
 
 // countCells returns the counts that only limits with certain options have.
-func countCells(counts *adminapi.PolicyCounts) (cells []any) {
+func countCells(counts *adminjson.PolicyCounts) (cells []any) {
 	for _, c := range counts.List() {
 		if c.N == nil {
 			cells = append(cells, "")

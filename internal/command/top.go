@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -42,7 +42,7 @@ Counts of rare keys may be too high, by at most the value in the ERROR column.`,
 	cmd.Flags().String("by", "denied", "Sort by requests that were denied, or by all requests: denied or requests")
 	cmd.Flags().String("limit", "", "The path of the limit; it may be left out if only one has track_top")
 	_ = cmd.RegisterFlagCompletionFunc("limit", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		return api.limitPaths(cmd, func(l *adminapi.Limit) bool { return l.TrackTop > 0 }), cobra.ShellCompDirectiveNoFileComp
+		return api.limitPaths(cmd, func(l *adminjson.Limit) bool { return l.TrackTop > 0 }), cobra.ShellCompDirectiveNoFileComp
 	})
 	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions([]string{"denied", "requests"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -60,7 +60,7 @@ func (api asker) runTop(cmd *cobra.Command, _ []string) error {
 	}
 	asJSON, _ := cmd.Flags().GetBool("json")
 	if asJSON || !terminal.Is(cmd.OutOrStdout()) {
-		var a adminapi.Top
+		var a adminjson.Top
 		return api.askAndShow(cmd, "top?"+query.Encode(), nil, &a, func(w io.Writer) error {
 			for _, line := range topLines(&a, terminal.Coloured(w)) {
 				fmt.Fprintln(w, line)
@@ -69,7 +69,7 @@ func (api asker) runTop(cmd *cobra.Command, _ []string) error {
 		})
 	}
 	query.Set("watch", "1s")
-	client, err := api.newClient(cmd, adminapi.WatchTime+adminTimeout)
+	client, err := api.newClient(cmd, adminjson.WatchTime+adminTimeout)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (api asker) runTop(cmd *cobra.Command, _ []string) error {
 }
 
 // topLines returns the lines that show an answer.
-func topLines(a *adminapi.Top, colours bool) []string {
+func topLines(a *adminjson.Top, colours bool) []string {
 	title := fmt.Sprintf("Limit %s in the last %s: requests %d, denied %d",
 		terminal.Safe(a.Limit), terminal.Briefly(time.Duration(a.Window)), a.Requests, a.Denied)
 	switch {
@@ -100,7 +100,7 @@ func topLines(a *adminapi.Top, colours bool) []string {
 }
 
 // entryText returns the key as it is shown.
-func entryText(e *adminapi.TopEntry) string {
+func entryText(e *adminjson.TopEntry) string {
 	shown := keyText(&e.Key)
 	if e.Truncated {
 		shown += "…"
@@ -118,7 +118,7 @@ type topScreen struct {
 
 // watch shows answers until ctx is done. It returns the error of the first
 // connection; later ones are made again.
-func (s *topScreen) watch(ctx context.Context, client *adminapi.Client, path string) error {
+func (s *topScreen) watch(ctx context.Context, client *adminClient, path string) error {
 	for {
 		err := s.stream(ctx, client, path)
 		switch {
@@ -140,8 +140,8 @@ func (s *topScreen) watch(ctx context.Context, client *adminapi.Client, path str
 
 // stream shows the answers of one stream. A stream that ends before its first
 // answer is an error.
-func (s *topScreen) stream(ctx context.Context, client *adminapi.Client, path string) error {
-	res, err := client.Ask(ctx, path, nil)
+func (s *topScreen) stream(ctx context.Context, client *adminClient, path string) error {
+	res, err := client.ask(ctx, path, nil)
 	if err != nil {
 		return err
 	}
@@ -149,12 +149,12 @@ func (s *topScreen) stream(ctx context.Context, client *adminapi.Client, path st
 	lines := bufio.NewReaderSize(res.Body, 1<<16)
 	for shown := false; ; shown = true {
 		line, err := lines.ReadBytes('\n')
-		var a adminapi.Top
+		var a adminjson.Top
 		switch {
 		case errors.Is(err, io.EOF) && shown:
 			return nil
 		case err != nil:
-			return client.Unreachable(err)
+			return client.unreachable(err)
 		case json.Unmarshal(line, &a) != nil:
 			return errors.New("the admin endpoint's answer can't be read")
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -155,7 +156,7 @@ func (c *checker) check() {
 				c.checkKey(s, h, l)
 				c.checkNumbers(h, l)
 			}
-			if c.Redis != nil && h.limits.onError == "deny" {
+			if c.Redis != nil && h.limits.OnError == rule.OnErrorDeny {
 				c.advise("server "+s.Name, "With on_error deny, clients get status 503 for every limited request while Redis is unavailable.",
 					"Unless that is meant, use on_error fallback: each Caddy instance then limits on its own until Redis is back.")
 			}
@@ -199,7 +200,7 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 		c.advise(about, "Its key has {"+name+"}, "+problem+", so they get a fresh bucket whenever they want one.",
 			"Use a key that they can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.")
 	}
-	if shared := !slices.ContainsFunc(l.Key(), func(p key.Part) bool { return p.Placeholder }); shared && l.Limit().Bans != nil {
+	if shared := !slices.ContainsFunc(l.Key(), func(p key.Part) bool { return p.Placeholder }); shared && l.Limit.Bans != nil {
 		c.advise(about, "It bans its key, which all requests share: one client that is denied keeps everybody out.",
 			"Use a key that tells clients apart, such as {client_ip}, or no ban.")
 	}

@@ -116,7 +116,7 @@ func (c *checker) tryBucket(ctx context.Context, store *limiter.Redis, b limiter
 func (c *checker) hasLogs() bool {
 	for _, s := range c.Servers {
 		for _, h := range s.handlers {
-			if slices.ContainsFunc(h.inForce(), func(l *Limit) bool { return string(l.Limit().Algorithm) == "sliding_log" }) {
+			if slices.ContainsFunc(h.inForce(), func(l *Limit) bool { return string(l.Limit.Algorithm) == "sliding_log" }) {
 				return true
 			}
 		}

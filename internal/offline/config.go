@@ -158,7 +158,7 @@ func (d *Config) compile(ctx caddy.Context) error {
 	}
 	for _, s := range d.Servers {
 		s.server = app.(*caddyhttp.App).Servers[s.Name]
-		if err := s.compile(d.module); err != nil {
+		if err := s.compile(); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/net/http/httpguts"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -94,7 +94,7 @@ type explainedLimit struct {
 	NoKey bool   `json:"no_key,omitempty"` // it has none, so the key is the client's address
 	Cost  int64  `json:"cost"`
 
-	adminapi.Numbers // a period's window is as long as it is now
+	adminjson.Numbers // a period's window is as long as it is now
 }
 
 // explainedOther is a limit that a request does not meet.
@@ -244,7 +244,7 @@ func (x *explainer) whyNot(h *handler) string {
 // inspect explains the limits of a handler.
 func (x *explainer) inspect(h *Handler, r *http.Request) bool {
 	x.reached[h] = true
-	q, err := rule.Evaluate(r, h.limits, time.Time{})
+	q, err := rule.Evaluate(r, h.Limits, time.Time{})
 	defer q.Release()
 	met := make(map[*rule.Bucket]*rule.Entry)
 	for i := range q.Entries() {
@@ -260,7 +260,7 @@ func (x *explainer) inspect(h *Handler, r *http.Request) bool {
 		switch {
 		case failed != nil && failure == nil:
 			x.addOthers([]*Limit{l}, "its matcher does not match: "+failedMatchers(failed, r))
-		case err == nil && l.Limit().Pool && !l.Off:
+		case err == nil && l.Limit.Pool && !l.Off:
 			x.addOthers([]*Limit{l}, "no limit that the request meets borrows from it")
 		case err == nil:
 			x.addOthers([]*Limit{l}, "it is off: its factor is 0")
@@ -334,7 +334,7 @@ func describeMatcher(m any) string {
 func (e *explanation) print(w io.Writer) {
 	fmt.Fprintf(w, "%s from %s, handled by %s\n", terminal.Safe(e.Request), e.From, terminal.Safe(e.Server))
 	if len(e.Limits) > 0 {
-		met := terminal.NewTable("LIMIT", "KEY", "COST", "ALGORITHM", "SIZE", adminapi.PaceTitle, adminapi.OptionsTitle)
+		met := terminal.NewTable("LIMIT", "KEY", "COST", "ALGORITHM", "SIZE", adminjson.PaceTitle, adminjson.OptionsTitle)
 		for i := range e.Limits {
 			l := &e.Limits[i]
 			key := terminal.Safe(l.Key)

@@ -10,7 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -22,10 +22,6 @@ import (
 type Module interface {
 	// Name is the name of the handler and of the app.
 	Name() string
-
-	// Limits returns the limits of a handler that is provisioned, how it accounts, and what
-	// it does if Redis is unavailable; false if it is another module's.
-	Limits(h caddyhttp.MiddlewareHandler) (limits []*rule.Limit, how rule.Accounting, onError string, ok bool)
 
 	// MaxKeys returns the option max_keys of the provisioned app.
 	MaxKeys(app caddy.App) int
@@ -39,49 +35,28 @@ type Redis func(caddy.Context) (limiter.RedisOptions, error)
 
 // Handler is a handler of limits.
 type Handler struct {
-	Accounting rule.Accounting
-	onError    string
-	limits     []*rule.Limit
-	buckets    []*Limit // of the limits, in the order in which requests meet them
+	rule.Handler
+	buckets []*Limit // in the order in which requests meet them
 }
 
 // newHandler returns h as a handler of limits, or nil if it is another module's.
-func newHandler(m Module, h caddyhttp.MiddlewareHandler) *Handler {
-	limits, how, onError, ok := m.Limits(h)
+func newHandler(h caddyhttp.MiddlewareHandler) *Handler {
+	module, ok := h.(rule.Module)
 	if !ok {
 		return nil
 	}
-	own := &Handler{Accounting: how, onError: onError, limits: limits}
-	own.addBuckets(limits, nil)
+	own := &Handler{Handler: module.Compiled()}
+	for b := range rule.Buckets(own.Limits) {
+		own.buckets = append(own.buckets, &Limit{b})
+	}
 	return own
 }
 
-// addBuckets adds the buckets of limits, and of those within them.
-func (h *Handler) addBuckets(limits, around []*rule.Limit) {
-	for _, l := range limits {
-		for _, b := range l.Buckets {
-			h.buckets = append(h.buckets, &Limit{b, around})
-		}
-		h.addBuckets(l.Within, append(slices.Clip(around), l))
-	}
-}
-
 // Limit is a bucket of a limit, and where that stands.
-type Limit struct {
-	*rule.Bucket
-	Around []*rule.Limit // the outermost first
-}
+type Limit struct{ rule.Placed }
 
 // Key returns the template of the key.
-func (l *Limit) Key() key.Template { return l.Limit().Key.Template() }
-
-// Limit returns the limit whose bucket it is.
-func (l *Limit) Limit() *rule.Limit { return l.Bucket.Limit }
-
-// Unnamed reports whether the limit or one around it has no name.
-func (l *Limit) Unnamed() bool {
-	return l.Limit().Unnamed() || slices.ContainsFunc(l.Around, (*rule.Limit).Unnamed)
-}
+func (l *Limit) Key() key.Template { return l.Limit.Key.Template() }
 
 // Sizes returns the size in force and the one that is written, which a factor divides; 0 if
 // they depend on the request.
@@ -94,7 +69,7 @@ func (l *Limit) Sizes() (inForce, written int64) {
 }
 
 // Numbers returns the numbers as the config has them.
-func (l *Limit) Numbers() adminapi.Numbers {
+func (l *Limit) Numbers() adminjson.Numbers {
 	n := l.Shown()
 	if inForce, written := l.Sizes(); inForce != written {
 		n.Size = l.Size.String() + " / " + l.Factor.String()
@@ -131,7 +106,7 @@ func (l *Limit) numbersChosen() bool {
 // failed returns the matchers of l, or of the outermost limit around it, that do not
 // match r, or nil if all match.
 func (l *Limit) failed(r *http.Request) (caddyhttp.MatcherSets, error) {
-	for _, outer := range append(slices.Clip(l.Around), l.Limit()) {
+	for _, outer := range append(slices.Clip(l.Around), l.Limit) {
 		if matches, err := outer.Matchers.AnyMatchWithError(r); err != nil || !matches {
 			return outer.Matchers, err
 		}
@@ -141,5 +116,5 @@ func (l *Limit) failed(r *http.Request) (caddyhttp.MatcherSets, error) {
 
 // always reports whether all requests that reach the handler meet l.
 func (l *Limit) always() bool {
-	return !slices.ContainsFunc(append(slices.Clip(l.Around), l.Limit()), func(l *rule.Limit) bool { return len(l.Matchers) > 0 })
+	return !slices.ContainsFunc(append(slices.Clip(l.Around), l.Limit), func(l *rule.Limit) bool { return len(l.Matchers) > 0 })
 }

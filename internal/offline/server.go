@@ -197,7 +197,6 @@ type route struct {
 type compiler struct {
 	*Server
 	within  []*route
-	module  Module
 	invoked []string // named routes that are being compiled
 }
 
@@ -205,9 +204,9 @@ type compiler struct {
 var end = caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
 
 // compile compiles the server's routes.
-func (s *Server) compile(m Module) (err error) {
+func (s *Server) compile() (err error) {
 	s.own = make(map[caddyhttp.MiddlewareHandler]*Handler)
-	c := &compiler{Server: s, module: m}
+	c := &compiler{Server: s}
 	s.first, err = c.routes(s.server.Routes, end)
 	if err != nil {
 		return err
@@ -281,7 +280,7 @@ func (c *compiler) routes(list caddyhttp.RouteList, next caddyhttp.Handler) (cad
 func (c *compiler) handler(h caddyhttp.MiddlewareHandler, next caddyhttp.Handler) (caddyhttp.Handler, error) {
 	own, known := c.own[h]
 	if !known {
-		if own = newHandler(c.module, h); own != nil {
+		if own = newHandler(h); own != nil {
 			c.own[h] = own
 		}
 	}
@@ -429,7 +428,7 @@ func (run *run) meet(h *Handler, r *http.Request) bool {
 	if run.inspect != nil {
 		return run.inspect(h, r)
 	}
-	q, err := rule.Evaluate(r, h.limits, run.now)
+	q, err := rule.Evaluate(r, h.Limits, run.now)
 	defer q.Release()
 	if err != nil {
 		run.visit(h, q, err)

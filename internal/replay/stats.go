@@ -59,7 +59,7 @@ type replayedLimit struct {
 
 // newReplayedLimit returns the statistics of a limit.
 func newReplayedLimit(of *offline.Limit, opt Options) *replayedLimit {
-	numbers, limit := of.Numbers(), of.Limit()
+	numbers, limit := of.Numbers(), of.Limit
 	l := &replayedLimit{
 		path: of.Path, bucket: of.Name, key: of.Key().String(), headers: of.Key().Headers(), numbers: numbers.String(),
 		algorithm: numbers.Algorithm, hasSize: limit.Algorithm.HasSize(), hasWindow: limit.Algorithm.HasWindow(),

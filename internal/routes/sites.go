@@ -39,13 +39,16 @@ func FirstOf(all []string) []string {
 	return all
 }
 
-// Sites returns where the handlers of type H of an HTTP app stand. Those in routes of
-// other plugins' handlers are not found.
+// Sites returns where the handlers of type H of an HTTP app stand, or none if app is nil. Those
+// in routes of other plugins' handlers are not found.
 func Sites[H interface {
 	caddyhttp.MiddlewareHandler
 	comparable
 }](app *caddyhttp.App) map[H]Site {
 	found := make(map[H]Site)
+	if app == nil {
+		return found
+	}
 	add := func(list caddyhttp.RouteList, at Site) {
 		addSites(list, at, func(h caddyhttp.MiddlewareHandler, at Site) {
 			if own, ok := h.(H); ok {

@@ -8,7 +8,7 @@ import (
 )
 
 // The names of buckets in stores are the paths of their limits and what tells buckets of one
-// path apart.
+// path apart, from which telemetry takes the paths again.
 
 // addressSuffix ends the names of the buckets of clients' addresses that replace
 // keys. A limit's name has no "@".
@@ -38,11 +38,4 @@ func (b *Bucket) SetName(defaultKey string) {
 		b.Name += "@" + strconv.FormatUint(digest.Sum64(), 36)
 	}
 	b.AddressName = b.Name + addressSuffix
-}
-
-// PathOf returns the path of the limit whose buckets have a name: the part
-// before its suffixes, see SetName.
-func PathOf(name string) string {
-	path, _, _ := strings.Cut(name, "@")
-	return path
 }

@@ -4,14 +4,15 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Shown returns the numbers of b as its config has them.
-func (b *Bucket) Shown() adminapi.Numbers {
-	n := b.shownWith(jsonValue(&b.Rate, func(d time.Duration) any { return adminapi.Seconds(d) }), jsonValue(&b.Drip, asIs))
+func (b *Bucket) Shown() adminjson.Numbers {
+	n := b.shownWith(jsonValue(&b.Rate, func(d time.Duration) any { return adminjson.Seconds(d) }), jsonValue(&b.Drip, asIs))
 	if b.Period != nil {
 		n.Window = nil // its length varies
 	}
@@ -29,16 +30,16 @@ func (b *Bucket) Shown() adminapi.Numbers {
 }
 
 // ShownFor returns the numbers of b for one request.
-func (b *Bucket) ShownFor(l *limiter.Limit) adminapi.Numbers {
-	n := b.shownWith(adminapi.Seconds(l.DripInterval), l.DripSize)
+func (b *Bucket) ShownFor(l *limiter.Limit) adminjson.Numbers {
+	n := b.shownWith(adminjson.Seconds(l.DripInterval), l.DripSize)
 	n.Size = l.Size
 	return n
 }
 
 // shownWith returns the numbers of b but for its size, given the interval and the
 // size of its drips.
-func (b *Bucket) shownWith(interval, drip any) adminapi.Numbers {
-	n := adminapi.Numbers{Algorithm: string(b.Limit.Algorithm)}
+func (b *Bucket) shownWith(interval, drip any) adminjson.Numbers {
+	n := adminjson.Numbers{Algorithm: string(b.Limit.Algorithm)}
 	n.Policies = b.ShownPolicies()
 	switch b.Limit.Algorithm {
 	case LeakyBucket, TokenBucket:
@@ -55,16 +56,16 @@ func (b *Bucket) shownWith(interval, drip any) adminapi.Numbers {
 		n.Window = interval
 	case WarmUp:
 		n.Rate = option.Rate{Units: b.Drip.Constant, Each: b.Rate.Constant}.String()
-		n.WarmUp, n.ColdFactor = adminapi.Seconds(b.WarmUp), json.Number(b.Cold.String())
+		n.WarmUp, n.ColdFactor = adminjson.Seconds(b.WarmUp), json.Number(b.Cold.String())
 	}
 	return n
 }
 
 // ShownPolicies returns the policies of b. The bucket of a min_interval has few of those of
 // its limit.
-func (b *Bucket) ShownPolicies() adminapi.Policies {
+func (b *Bucket) ShownPolicies() adminjson.Policies {
 	l := b.Limit
-	p := adminapi.Policies{CountDenied: l.CountDenied, DryRun: l.DryRun, Status: l.Status, Pool: l.Pool && b.IsMain()}
+	p := adminjson.Policies{CountDenied: l.CountDenied, DryRun: l.DryRun, Status: l.Status, Pool: l.Pool && b.IsMain()}
 	if b.Consistency != (limiter.Consistency{}) {
 		p.Consistency = b.Consistency.String()
 	}
@@ -72,12 +73,12 @@ func (b *Bucket) ShownPolicies() adminapi.Policies {
 		return p
 	}
 	p.Count, p.ActualCost = l.Settlement.Count, l.Settlement.ActualCost
-	if p.Soft, p.MaxDelay = l.Soft, adminapi.Seconds(l.MaxDelay); l.Waiting != nil {
+	if p.Soft, p.MaxDelay = l.Soft, adminjson.Seconds(l.MaxDelay); l.Waiting != nil {
 		p.MaxWaiting = l.Waiting.Most
 	}
 	if l.Bans != nil {
 		for _, d := range l.Bans.Durations {
-			p.Ban = append(p.Ban, adminapi.Seconds(d))
+			p.Ban = append(p.Ban, adminjson.Seconds(d))
 		}
 		p.BanAfter = l.Bans.After()
 	}
@@ -114,3 +115,45 @@ func jsonValue[T any](v *option.Value[T], show func(T) any) any {
 
 // asIs returns a number to show.
 func asIs(n int64) any { return n }
+
+// Reported returns what metrics tell of b, given the maximum number of buckets of all limits.
+func (b *Bucket) Reported(maxKeys int) telemetry.Limit {
+	n := b.Shown()
+	l := telemetry.Limit{
+		Name: b.Name, MaxKeys: b.Limit.MaxKeysOf(maxKeys), Counters: b.Policy.Counters, Algorithm: n.Algorithm,
+		Size: reportedNumber(n.Size), DripRate: reportedNumber(n.DripRate), DripSize: reportedNumber(n.DripSize),
+		Window: reportedNumber(n.Window), Policies: b.counted(),
+	}
+	switch {
+	case n.Period != "":
+		l.Window = n.Period
+	case n.Rate != "":
+		l.DripRate, l.DripSize = adminjson.Interval(adminjson.Seconds(b.Rate.Constant)), adminjson.Number(b.Drip.Constant)
+	}
+	return l
+}
+
+// counted returns the options of b of which more is counted.
+func (b *Bucket) counted() (p telemetry.Policies) {
+	for name, has := range map[telemetry.Policies]bool{
+		telemetry.DryRun: b.Limit.DryRun, telemetry.Soft: b.Limit.Soft > 0, telemetry.Delays: b.Limit.MaxDelay > 0,
+		telemetry.Bans: b.Limit.Bans != nil, telemetry.Borrows: b.Limit.Lender != nil,
+		telemetry.Leases: b.Consistency.IsLease(), telemetry.Eventual: b.Consistency.IsEventual(),
+	} {
+		if has {
+			p |= name
+		}
+	}
+	return p
+}
+
+// reportedNumber returns a number of a limit as text.
+func reportedNumber(value any) string {
+	switch value.(type) {
+	case nil:
+		return ""
+	case string:
+		return telemetry.DynamicNumber
+	}
+	return adminjson.Interval(value)
+}

@@ -85,7 +85,7 @@ func newEmitter(p *Process) *emitter {
 func (p *Process) listen() {
 	newest := p.newestStarted()
 	for kind := range denialEvents {
-		listens := newest != nil && newest.Listens(denialEvents[kind].name)
+		listens := newest != nil && newest.listens(denialEvents[kind].name)
 		if listens && !p.listening[kind] {
 			p.counters.Range(func(_, c any) bool {
 				c.(*Counters).told[kind].denials = c.(*Counters).denied(kind)
@@ -187,7 +187,7 @@ func (e *emitter) drop() {
 // warn logs that events are delayed or were dropped, at most once a minute.
 func (e *emitter) warn() {
 	if newest := e.process.Newest(); newest != nil && e.slow.Allow() {
-		newest.Logger().Warn("event handlers are too slow, events are delayed or dropped", zap.Int64("dropped", e.dropped.Swap(0)))
+		newest.Logger.Warn("event handlers are too slow, events are delayed or dropped", zap.Int64("dropped", e.dropped.Swap(0)))
 	}
 }
 
@@ -215,7 +215,7 @@ func (e *emitter) run(ctx context.Context) {
 }
 
 // config returns the config that emits events now, or nil.
-func (e *emitter) config() Config {
+func (e *emitter) config() *Config {
 	e.process.mu.Lock()
 	defer e.process.mu.Unlock()
 	return e.process.newestStarted()
@@ -225,7 +225,7 @@ func (e *emitter) config() Config {
 // is ignored: there is nothing that they could abort.
 func (e *emitter) emit(ctx context.Context, ev event) {
 	config := e.config()
-	if config == nil || !config.Listens(ev.name) {
+	if config == nil || !config.listens(ev.name) {
 		return
 	}
 	select {
@@ -238,13 +238,13 @@ func (e *emitter) emit(ctx context.Context, ev event) {
 	go func() {
 		defer func() {
 			if p := recover(); p != nil {
-				config.Logger().Error("an event handler panicked",
+				config.Logger.Error("an event handler panicked",
 					zap.String("event", ev.name), zap.Any("panic", p), zap.Stack("stack"))
 			}
 			<-e.stuck
 			close(handled)
 		}()
-		config.Emit(ev.name, ev.data)
+		config.emit(ev.name, ev.data)
 	}()
 	patience := time.NewTimer(e.process.opt.Patience)
 	defer patience.Stop()

@@ -32,18 +32,19 @@ func (l *fullLimits) reset() {
 }
 
 // due returns the limits to log now, given the usage of all.
-func (l *fullLimits) due(now time.Time, usages []Usage) []fullLimit {
+func (l *fullLimits) due(now time.Time, usages []limiter.LimitUsage) []fullLimit {
 	for _, u := range usages {
 		before := l.seen[u.Name]
-		l.seen[u.Name] = u.LimitUsage
+		l.seen[u.Name] = u
 		if u.Forgotten == before.Forgotten && u.Shared == before.Shared {
 			continue
 		}
-		limit := l.limits[u.Path]
-		limit.path, limit.maxKeys, limit.memory = u.Path, u.MaxKeys, u.Buckets < u.MaxKeys
+		path := pathOf(u.Name)
+		limit := l.limits[path]
+		limit.path, limit.maxKeys, limit.memory = path, u.MaxKeys, u.Buckets < u.MaxKeys
 		limit.forgotten += u.Forgotten - before.Forgotten
 		limit.shared += u.Shared - before.Shared
-		l.limits[u.Path] = limit
+		l.limits[path] = limit
 	}
 	due := make([]fullLimit, 0, len(l.limits))
 	for _, path := range slices.Sorted(maps.Keys(l.limits)) {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -149,7 +149,7 @@ func (p *Process) Collect(collected chan<- prometheus.Metric) {
 	p.mu.Lock()
 	configs := slices.Clone(p.configs)
 	p.mu.Unlock()
-	if len(configs) == 0 || !configs[len(configs)-1].Metrics() {
+	if len(configs) == 0 || !configs[len(configs)-1].Metrics {
 		return
 	}
 	out := metricsWriter(collected)
@@ -157,7 +157,7 @@ func (p *Process) Collect(collected chan<- prometheus.Metric) {
 	for what, n := range p.Requests() {
 		out.counter(checkedDesc, n, what.String())
 	}
-	if out.servers(configs) {
+	if out.servers(configs, p.ServerStats) {
 		p.redisWait.Collect(collected)
 	}
 }
@@ -198,13 +198,13 @@ var policyCounts = [...]struct {
 	option Policies
 	desc   *prometheus.Desc // nil if it is a result of decisions_total
 	of     func(*Totals) uint64
-	shown  func(*adminapi.PolicyCounts) **uint64
+	shown  func(*adminjson.PolicyCounts) **uint64
 }{
-	{DryRun, nil, func(t *Totals) uint64 { return t.Of(WouldDeny) }, func(c *adminapi.PolicyCounts) **uint64 { return &c.WouldDeny }},
-	{Soft, overDesc, func(t *Totals) uint64 { return t.Over }, func(c *adminapi.PolicyCounts) **uint64 { return &c.OverSize }},
-	{Delays, delayedDesc, func(t *Totals) uint64 { return t.Delayed }, func(c *adminapi.PolicyCounts) **uint64 { return &c.Delayed }},
-	{Bans, bansDesc, func(t *Totals) uint64 { return t.Bans }, func(c *adminapi.PolicyCounts) **uint64 { return &c.Bans }},
-	{Borrows, borrowedDesc, func(t *Totals) uint64 { return t.Borrowed }, func(c *adminapi.PolicyCounts) **uint64 { return &c.Borrowed }},
+	{DryRun, nil, func(t *Totals) uint64 { return t.Of(WouldDeny) }, func(c *adminjson.PolicyCounts) **uint64 { return &c.WouldDeny }},
+	{Soft, overDesc, func(t *Totals) uint64 { return t.Over }, func(c *adminjson.PolicyCounts) **uint64 { return &c.OverSize }},
+	{Delays, delayedDesc, func(t *Totals) uint64 { return t.Delayed }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Delayed }},
+	{Bans, bansDesc, func(t *Totals) uint64 { return t.Bans }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Bans }},
+	{Borrows, borrowedDesc, func(t *Totals) uint64 { return t.Borrowed }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Borrowed }},
 }
 
 // limits writes the metrics of limits, by path. With many limits most of a scrape is
@@ -216,11 +216,11 @@ func (out metricsWriter) limits(configs []*running) {
 	for _, c := range configs { // the newest one's numbers win
 		maps.Copy(limits, c.limits)
 		for by := range mayDecide {
-			mayDecide[by] = mayDecide[by] || (c.Redis() != nil) != (limiter.Decider(by) == limiter.DecidedByMemory)
+			mayDecide[by] = mayDecide[by] || (c.Redis != nil) != (limiter.Decider(by) == limiter.DecidedByMemory)
 		}
 	}
 	newest := configs[len(configs)-1]
-	usages, leases := usagesByPath(newest.Usage()), leasesByPath(newest.Leases())
+	usages, leases := usagesByPath(newest.usage()), leasesByPath(newest.leases())
 	paths := slices.Sorted(maps.Keys(limits))
 	totalsOf := make([]Totals, len(paths))
 	for i, path := range paths {
@@ -248,7 +248,7 @@ func (out metricsWriter) limits(configs []*running) {
 				out.counter(c.desc, c.of(totals), path)
 			}
 		}
-		if l.Policies.has(Leases) && newest.Redis() != nil || leases[path].Granted > 0 {
+		if l.Policies.has(Leases) && newest.Redis != nil || leases[path].Granted > 0 {
 			out.counter(leasedDesc, uint64(leases[path].Granted), path, "granted") //nolint:gosec // not negative
 			out.counter(leasedDesc, uint64(leases[path].Used), path, "used")       //nolint:gosec // not negative
 		}
@@ -263,27 +263,29 @@ func (out metricsWriter) limits(configs []*running) {
 }
 
 // usagesByPath returns the usage of the limits of each path together.
-func usagesByPath(usages []Usage) map[string]limiter.LimitUsage {
+func usagesByPath(usages []limiter.LimitUsage) map[string]limiter.LimitUsage {
 	byPath := make(map[string]limiter.LimitUsage, len(usages))
 	for _, u := range usages {
-		sum := byPath[u.Path]
+		path := pathOf(u.Name)
+		sum := byPath[path]
 		sum.Buckets += u.Buckets
 		sum.MaxKeys += u.MaxKeys
 		sum.Forgotten += u.Forgotten
 		sum.Shared += u.Shared
-		byPath[u.Path] = sum
+		byPath[path] = sum
 	}
 	return byPath
 }
 
 // leasesByPath returns how many units were leased for the limits of each path, and used.
-func leasesByPath(leases []Lease) map[string]limiter.LeaseUsage {
+func leasesByPath(leases []limiter.LeaseUsage) map[string]limiter.LeaseUsage {
 	byPath := make(map[string]limiter.LeaseUsage, len(leases))
 	for _, l := range leases {
-		sum := byPath[l.Path]
+		path := pathOf(l.Name)
+		sum := byPath[path]
 		sum.Granted += l.Granted
 		sum.Used += l.Used
-		byPath[l.Path] = sum
+		byPath[path] = sum
 	}
 	return byPath
 }
@@ -338,16 +340,16 @@ func (l Limit) merge(other Limit) Limit {
 // servers writes the metrics of the Redis servers of the configs, and reports whether
 // there are any. Two configs may use different stores of one server: what happened is
 // added up, and the newest store says whether the server is up.
-func (out metricsWriter) servers(configs []*running) (any bool) {
-	stores := make(map[Redis]bool)
+func (out metricsWriter) servers(configs []*running, stats func(*limiter.Redis) []limiter.ServerStats) (any bool) {
+	stores := make(map[*limiter.Redis]bool)
 	servers := make(map[string]limiter.ServerStats)
 	for _, c := range configs {
-		store := c.Redis()
+		store := c.Redis
 		if store == nil || stores[store] {
 			continue
 		}
 		stores[store] = true
-		for _, s := range store.Stats() {
+		for _, s := range stats(store) {
 			servers[s.Address] = addStats(s, servers[s.Address])
 		}
 	}

@@ -5,7 +5,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -77,12 +77,12 @@ func (c counts) minus(before counts) counts {
 // Counts returns what the limits of each of the counters have counted, and their rates
 // over the last seconds, of which it returns how many. Samples from before a pause
 // without limits are not taken for recent.
-func (p *Process) Counts(of []*Counters) (all []adminapi.Counts, over time.Duration) {
+func (p *Process) Counts(of []*Counters) (all []adminjson.Counts, over time.Duration) {
 	now := p.opt.Now()
 	p.mu.Lock()
 	before, over := p.rates.since(now, 2*samples*sampleEvery)
 	p.mu.Unlock()
-	all = make([]adminapi.Counts, 0, len(of))
+	all = make([]adminjson.Counts, 0, len(of))
 	for _, c := range of {
 		all = append(all, c.answer(p.policiesOf(c.Path), before.counts[c.Path], over))
 	}
@@ -90,15 +90,15 @@ func (p *Process) Counts(of []*Counters) (all []adminapi.Counts, over time.Durat
 }
 
 // Results returns the outcomes of requests at the limits of the counters' path.
-func (p *Process) Results(c *Counters) adminapi.Results {
+func (p *Process) Results(c *Counters) adminjson.Results {
 	totals := c.Totals()
 	return totals.results(p.policiesOf(c.Path))
 }
 
 // results returns t for limits with the given options.
-func (t *Totals) results(options Policies) adminapi.Results {
+func (t *Totals) results(options Policies) adminjson.Results {
 	now := t.counts()
-	results := adminapi.Results{Admitted: now.admitted, Denied: now.denied, Spared: now.spared}
+	results := adminjson.Results{Admitted: now.admitted, Denied: now.denied, Spared: now.spared}
 	for _, count := range policyCounts {
 		if options.has(count.option) {
 			n := count.of(t)
@@ -120,10 +120,10 @@ func (p *Process) policiesOf(path string) Policies {
 
 // answer returns the counts of c, of limits with the given options, and its rates since they
 // were others.
-func (c *Counters) answer(options Policies, before counts, since time.Duration) adminapi.Counts {
+func (c *Counters) answer(options Policies, before counts, since time.Duration) adminjson.Counts {
 	totals := c.Totals()
 	now := totals.counts()
-	answer := adminapi.Counts{
+	answer := adminjson.Counts{
 		Path: c.Path, Results: totals.results(options),
 		Near: totals.Of(Near), Units: totals.Units,
 		By: make(map[string]uint64, deciders), Rates: make(map[string]float64),

@@ -58,7 +58,7 @@ func (p *Process) Redis(e limiter.Event) {
 	p.events.redis(e)
 	log := noConfig.Logger(caddy.Log()).Named("rate_limit")
 	if newest := p.Newest(); newest != nil {
-		log = newest.Logger()
+		log = newest.Logger
 	}
 	switch server := zap.String("server", e.Server); e.Kind {
 	case limiter.EventDown:

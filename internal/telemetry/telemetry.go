@@ -5,11 +5,13 @@ package telemetry
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -17,26 +19,65 @@ import (
 )
 
 // Config is a config that runs. There are two while one replaces the other.
-type Config interface {
-	Limits() []Limit     // of which several may share a path; asked for once
-	Usage() []Usage      // of the store in this process
-	Leases() []Lease     // of the store in Redis, if there is one
-	MaxKeys() int        // of that store
-	Redis() Redis        // nil without
-	Metrics() bool       // whether to report metrics
-	Logger() *zap.Logger // which does not block
+type Config struct {
+	App     caddy.App       // whose config it is
+	Limits  []Limit         // of which several may share a path
+	Memory  *limiter.Memory // the store in this process
+	MaxKeys int             // of that store
+	Redis   *limiter.Redis  // the store in Redis; nil without
+	Metrics bool            // whether to report metrics
+	Logger  *zap.Logger     // which does not block
+	Events  *caddyevents.App
+	Context caddy.Context // in which events are emitted
+}
 
-	// Listens reports whether anyone wants to know of an event.
-	Listens(event string) bool
+// listens reports whether anyone wants to know of an event.
+func (c *Config) listens(event string) bool {
+	return c.Context.Err() == nil && c.Events.ShouldEmit(event)
+}
 
-	// Emit has the event handled. It may block.
-	Emit(event string, data map[string]any)
+// emit has an event handled. It may block.
+func (c *Config) emit(event string, data map[string]any) { c.Events.Emit(c.Context, event, data) }
+
+// usage returns the usage of the store in this process. It has the limits too that have not
+// had any bucket yet.
+func (c *Config) usage() []limiter.LimitUsage {
+	usages := c.Memory.Limits()
+	used := make(map[string]bool)
+	for _, u := range usages {
+		used[u.Name] = true
+	}
+	for _, l := range c.Limits {
+		if !used[l.Name] {
+			used[l.Name] = true
+			usages = append(usages, limiter.LimitUsage{Name: l.Name, MaxKeys: l.MaxKeys})
+		}
+	}
+	return usages
+}
+
+// leases returns how units are used that were leased of the store in Redis, if there is one.
+func (c *Config) leases() []limiter.LeaseUsage {
+	if c.Redis == nil {
+		return nil
+	}
+	return c.Redis.Leases()
+}
+
+// pathOf returns the path of the limit whose buckets have a name: the part before what tells
+// buckets of one path apart, see rule.Bucket.SetName.
+func pathOf(name string) string {
+	path, _, _ := strings.Cut(name, "@")
+	return path
 }
 
 // Limit is a limit that metrics tell of: its algorithm and numbers as text, empty for
 // those that the algorithm does not have.
 type Limit struct {
-	Counters                                    *Counters
+	Name     string // of its buckets in stores
+	MaxKeys  int    // of these buckets
+	Counters *Counters
+
 	Algorithm, Size, DripRate, DripSize, Window string
 
 	Policies Policies
@@ -60,24 +101,6 @@ const (
 // has reports whether p has the option.
 func (p Policies) has(option Policies) bool { return p&option != 0 }
 
-// Usage is the usage of buckets of one name, and the path of their limit.
-type Usage struct {
-	Path string
-	limiter.LimitUsage
-}
-
-// Lease is the usage of units that were leased of buckets of one name, and the path of
-// their limit.
-type Lease struct {
-	Path string
-	limiter.LeaseUsage
-}
-
-// Redis is a store whose servers metrics tell of.
-type Redis interface {
-	Stats() []limiter.ServerStats
-}
-
 // Process is what a process counts, whichever config it runs. Counters, rates and what is
 // logged at most once a minute outlive configs.
 type Process struct {
@@ -89,6 +112,9 @@ type Process struct {
 	}
 	redisWait prometheus.Histogram
 	events    *emitter
+
+	// ServerStats returns the state of the servers of a store. Tests replace it.
+	ServerStats func(*limiter.Redis) []limiter.ServerStats
 
 	mu        sync.Mutex
 	configs   []*running // the newest last
@@ -102,7 +128,7 @@ type Process struct {
 
 // running is a config that runs.
 type running struct {
-	Config
+	*Config
 	limits  map[string]Limit // by path
 	started bool             // whether the whole of Caddy's config has
 }
@@ -125,14 +151,17 @@ func New(opt Options) *Process {
 	if opt.Patience == 0 {
 		opt.Patience = 10 * time.Second
 	}
-	p := &Process{opt: opt, counters: caddy.NewUsagePool(), redisWait: newRedisWait(), failed: make(map[[2]string]*Throttle)}
+	p := &Process{
+		opt: opt, counters: caddy.NewUsagePool(), redisWait: newRedisWait(), failed: make(map[[2]string]*Throttle),
+		ServerStats: (*limiter.Redis).Stats,
+	}
 	p.events = newEmitter(p)
 	p.full.reset()
 	return p
 }
 
 // Add adds a config. Until it is removed, it is the newest one.
-func (p *Process) Add(c Config) {
+func (p *Process) Add(c *Config) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.configs) == 0 {
@@ -141,12 +170,12 @@ func (p *Process) Add(c Config) {
 		go p.look(ctx)
 		go p.events.run(ctx)
 	}
-	p.configs = append(p.configs, &running{Config: c, limits: byPath(c.Limits())})
+	p.configs = append(p.configs, &running{Config: c, limits: byPath(c.Limits)})
 }
 
 // Started notes that the whole config that c is part of has started: only then do
 // all handlers of events listen.
-func (p *Process) Started(c Config) {
+func (p *Process) Started(c *Config) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, r := range p.configs {
@@ -156,7 +185,7 @@ func (p *Process) Started(c Config) {
 }
 
 // Remove removes a config, if it was added.
-func (p *Process) Remove(c Config) {
+func (p *Process) Remove(c *Config) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.configs = slices.DeleteFunc(p.configs, func(r *running) bool { return r.Config == c })
@@ -169,7 +198,7 @@ func (p *Process) Remove(c Config) {
 
 // Newest returns the newest config, or nil if there is none, as when Caddy's config has
 // no limits. It is not one that Caddy is still provisioning, or failed to start.
-func (p *Process) Newest() Config {
+func (p *Process) Newest() *Config {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.configs) == 0 {
@@ -180,7 +209,7 @@ func (p *Process) Newest() Config {
 
 // newestStarted returns the newest config that has started, or nil. The lock must be
 // held.
-func (p *Process) newestStarted() Config {
+func (p *Process) newestStarted() *Config {
 	for _, r := range slices.Backward(p.configs) {
 		if r.started {
 			return r.Config
@@ -214,15 +243,15 @@ func (p *Process) Look() {
 	if newest == nil || !p.sample(now) {
 		return
 	}
-	usages := newest.Usage()
+	usages := newest.usage()
 	p.mu.Lock()
 	full := p.full.due(now, usages)
 	p.mu.Unlock()
 	for _, limit := range full {
 		if limit.memory {
-			limit.maxKeys = newest.MaxKeys()
+			limit.maxKeys = newest.MaxKeys
 		}
-		limit.log(newest.Logger())
+		limit.log(newest.Logger)
 		p.events.send(EventMemoryFull, limit.data())
 	}
 }

@@ -3,7 +3,6 @@ package telemetry
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -62,9 +61,8 @@ func TestLimitsOfOnePathAreOne(t *testing.T) {
 }
 
 // usage is a limit that has forgotten and shared so often.
-func usage(name string, forgotten, shared uint64) Usage {
-	path, _, _ := strings.Cut(name, "@")
-	return Usage{path, limiter.LimitUsage{Name: name, Buckets: 10, MaxKeys: 10, Forgotten: forgotten, Shared: shared}}
+func usage(name string, forgotten, shared uint64) limiter.LimitUsage {
+	return limiter.LimitUsage{Name: name, Buckets: 10, MaxKeys: 10, Forgotten: forgotten, Shared: shared}
 }
 
 // TestFullLimitsAreLoggedOnceAMinute guards that a limit which forgets or shares is logged at once, then once a
@@ -81,7 +79,7 @@ func TestFullLimitsAreLoggedOnceAMinute(t *testing.T) {
 		memoryEvicts = "memory full: new keys evict the emptiest buckets" + ofMemory
 		memoryShares = "memory full: new keys share a bucket with others of their network" + ofMemory
 	)
-	inMemory := func(u Usage) Usage {
+	inMemory := func(u limiter.LimitUsage) limiter.LimitUsage {
 		u.Buckets = u.MaxKeys - 1 // the limit itself has room
 		return u
 	}
@@ -91,27 +89,27 @@ func TestFullLimitsAreLoggedOnceAMinute(t *testing.T) {
 	now := time.Now()
 	for i, tc := range []struct {
 		after  time.Duration
-		usages []Usage
+		usages []limiter.LimitUsage
 		want   []string // limit, forgotten and shared, and the message, of each line
 	}{
-		{0, []Usage{usage("a", 0, 0)}, nil},
-		{0, []Usage{usage("a", 3, 0)}, []string{"a 3 0 " + evicts}},
-		{time.Second, []Usage{usage("a", 5, 0)}, nil},
-		{time.Second, []Usage{usage("a", 6, 0), usage("b", 0, 2)}, []string{"b 0 2 " + shares}},
-		{58*time.Second - 1, []Usage{usage("a", 6, 0), usage("b", 0, 2)}, nil},
-		{1, []Usage{usage("a", 6, 0), usage("b", 0, 2)}, []string{"a 3 0 " + evicts}},
-		{time.Hour, []Usage{usage("a", 6, 0), usage("b", 0, 2)}, nil},
-		{0, []Usage{usage("a", 7, 0), usage("b", 1, 3)}, []string{"a 1 0 " + evicts, "b 1 1 " + shares}},
+		{0, []limiter.LimitUsage{usage("a", 0, 0)}, nil},
+		{0, []limiter.LimitUsage{usage("a", 3, 0)}, []string{"a 3 0 " + evicts}},
+		{time.Second, []limiter.LimitUsage{usage("a", 5, 0)}, nil},
+		{time.Second, []limiter.LimitUsage{usage("a", 6, 0), usage("b", 0, 2)}, []string{"b 0 2 " + shares}},
+		{58*time.Second - 1, []limiter.LimitUsage{usage("a", 6, 0), usage("b", 0, 2)}, nil},
+		{1, []limiter.LimitUsage{usage("a", 6, 0), usage("b", 0, 2)}, []string{"a 3 0 " + evicts}},
+		{time.Hour, []limiter.LimitUsage{usage("a", 6, 0), usage("b", 0, 2)}, nil},
+		{0, []limiter.LimitUsage{usage("a", 7, 0), usage("b", 1, 3)}, []string{"a 1 0 " + evicts, "b 1 1 " + shares}},
 		// Limits without a name, and clients without a key of their own, have
 		// buckets of other names.
-		{time.Hour, []Usage{
+		{time.Hour, []limiter.LimitUsage{
 			usage("default", 1, 0), usage("default@1xyz", 10, 0), usage("default@1xyz@client_ip", 100, 0),
 			usage("x/min_interval", 4, 0),
 		}, []string{"default 111 0 " + evicts, "x/min_interval 4 0 " + evicts}},
-		{time.Hour, []Usage{inMemory(usage("a", 9, 0)), inMemory(usage("b", 1, 6))},
+		{time.Hour, []limiter.LimitUsage{inMemory(usage("a", 9, 0)), inMemory(usage("b", 1, 6))},
 			[]string{"a 2 0 " + memoryEvicts, "b 0 3 " + memoryShares}},
 		// That of a new store has forgotten less.
-		{newStore, []Usage{usage("a", 2, 0)}, []string{"a 2 0 " + evicts}},
+		{newStore, []limiter.LimitUsage{usage("a", 2, 0)}, []string{"a 2 0 " + evicts}},
 	} {
 		if tc.after == newStore {
 			log.reset()

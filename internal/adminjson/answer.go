@@ -1,4 +1,6 @@
-package adminapi
+// Package adminjson is what the admin API is asked and what it answers, in Go and in JSON, and the
+// words in which people are shown it.
+package adminjson
 
 import (
 	"strconv"
@@ -199,6 +201,10 @@ type Bans struct {
 	Error string `json:"error,omitempty"` // as in Ban
 	Bans  []Ban  `json:"bans"`
 }
+
+// WatchTime is how long the stream of top lasts, at most: reading from it again is cheap, and
+// Caddy waits ten seconds for admin requests when it loads a config.
+const WatchTime = 8 * time.Second
 
 // Top is the answer of top.
 type Top struct {

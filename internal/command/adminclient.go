@@ -1,4 +1,4 @@
-package adminapi
+package command
 
 import (
 	"bytes"
@@ -18,22 +18,22 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
-// Client asks a running Caddy.
-type Client struct {
-	Address string // as the user knows it
+// adminClient asks a running Caddy.
+type adminClient struct {
+	address string // as the user knows it
 	origin  string
 	prefix  string
 	http    http.Client
 }
 
-// NewClient returns a client for an admin endpoint at which the paths of the API begin
+// newAdminClient returns a client for an admin endpoint at which the paths of the API begin
 // with prefix.
-func NewClient(address, prefix string, timeout time.Duration) (*Client, error) {
+func newAdminClient(address, prefix string, timeout time.Duration) (*adminClient, error) {
 	parsed, err := caddy.ParseNetworkAddress(address)
 	if err != nil || parsed.PortRangeSize() > 1 || parsed.IsFdNetwork() {
 		return nil, fmt.Errorf("address: got %q, want one such as localhost:2019 or unix//run/caddy.sock", address)
 	}
-	c := &Client{Address: address, prefix: prefix, origin: "http://" + parsed.JoinHostPort(0)}
+	c := &adminClient{address: address, prefix: prefix, origin: "http://" + parsed.JoinHostPort(0)}
 	dialTo := parsed.JoinHostPort(0)
 	if parsed.IsUnixNetwork() {
 		c.origin = "http://127.0.0.1"
@@ -51,9 +51,9 @@ func NewClient(address, prefix string, timeout time.Duration) (*Client, error) {
 	return c, nil
 }
 
-// Ask sends a request to the endpoint of this module and returns the answer. What
+// ask sends a request to the endpoint of this module and returns the answer. What
 // is to be sent is nil for GET.
-func (c *Client) Ask(ctx context.Context, path string, send any) (*http.Response, error) {
+func (c *adminClient) ask(ctx context.Context, path string, send any) (*http.Response, error) {
 	method, body := http.MethodGet, io.Reader(nil)
 	if send != nil {
 		text, err := json.Marshal(send)
@@ -74,7 +74,7 @@ func (c *Client) Ask(ctx context.Context, path string, send any) (*http.Response
 	}
 	res, err := c.http.Do(r)
 	if err != nil {
-		return nil, c.Unreachable(err)
+		return nil, c.unreachable(err)
 	}
 	if res.StatusCode == http.StatusOK {
 		return res, nil
@@ -83,52 +83,52 @@ func (c *Client) Ask(ctx context.Context, path string, send any) (*http.Response
 	return nil, c.refused(res)
 }
 
-// Unreachable returns the error for a Caddy that did not answer.
-func (c *Client) Unreachable(err error) error {
+// unreachable returns the error for a Caddy that did not answer.
+func (c *adminClient) unreachable(err error) error {
 	if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
-		return fmt.Errorf("the admin endpoint at %s did not answer within %v", c.Address, c.http.Timeout)
+		return fmt.Errorf("the admin endpoint at %s did not answer within %v", c.address, c.http.Timeout)
 	}
 	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
 		err = inner
 	}
-	return fmt.Errorf("cannot reach the admin endpoint at %s: %w; use --address or --config to name another", c.Address, err)
+	return fmt.Errorf("cannot reach the admin endpoint at %s: %w; use --address or --config to name another", c.address, err)
 }
 
 // refused returns the error for an answer that is one.
-func (c *Client) refused(res *http.Response) error {
+func (c *adminClient) refused(res *http.Response) error {
 	body, _ := io.ReadAll(io.LimitReader(res.Body, 1<<28))
 	var answer struct{ Error string }
 	switch err := json.Unmarshal(body, &answer); {
 	case err == nil && res.StatusCode == http.StatusServiceUnavailable && answer.Error != "":
-		return &UnavailableError{answer.Error, body}
+		return &unavailableError{answer.Error, body}
 	case err == nil && answer.Error != "":
 		return errors.New(terminal.Safe(answer.Error))
 	case res.StatusCode == http.StatusNotFound:
-		return fmt.Errorf("the Caddy at %s has no endpoint for rate limits: it runs without this module, or with an older version", c.Address)
+		return fmt.Errorf("the Caddy at %s has no endpoint for rate limits: it runs without this module, or with an older version", c.address)
 	}
-	return fmt.Errorf("the admin endpoint at %s answered with status %d", c.Address, res.StatusCode)
+	return fmt.Errorf("the admin endpoint at %s answered with status %d", c.address, res.StatusCode)
 }
 
-// UnavailableError is the error for buckets of which only the Caddy that was asked
+// unavailableError is the error for buckets of which only the Caddy that was asked
 // knows something, as Redis does not answer.
-type UnavailableError struct {
-	Reason string
-	Answer []byte
+type unavailableError struct {
+	reason string
+	answer []byte
 }
 
 // Error implements error.
-func (e *UnavailableError) Error() string { return terminal.Safe(e.Reason) }
+func (e *unavailableError) Error() string { return terminal.Safe(e.reason) }
 
-// Fetch asks and returns the whole answer.
-func (c *Client) Fetch(ctx context.Context, path string, send any) ([]byte, error) {
-	res, err := c.Ask(ctx, path, send)
+// fetch asks and returns the whole answer.
+func (c *adminClient) fetch(ctx context.Context, path string, send any) ([]byte, error) {
+	res, err := c.ask(ctx, path, send)
 	if err != nil {
 		return nil, err
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<28))
 	if err != nil {
-		return nil, c.Unreachable(err)
+		return nil, c.unreachable(err)
 	}
 	return body, nil
 }

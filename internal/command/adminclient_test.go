@@ -1,4 +1,4 @@
-package adminapi
+package command
 
 import (
 	"fmt"
@@ -15,11 +15,11 @@ func TestClientDoesNotHang(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	client, err := NewClient(silent.Addr().String(), "/rate_limit/", 50*time.Millisecond)
+	client, err := newAdminClient(silent.Addr().String(), "/rate_limit/", 50*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = client.Fetch(t.Context(), "status", nil)
+	_, err = client.fetch(t.Context(), "status", nil)
 	want := fmt.Sprintf("the admin endpoint at %s did not answer within 50ms", silent.Addr())
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

@@ -1,0 +1,116 @@
+package adminapi
+
+import (
+	"cmp"
+	"net/http"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// status answers with the state of the store and the counts of the limits.
+func (s server) status(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, http.StatusOK, s.newest().status(s.counted))
+}
+
+// limits answers with all limits.
+func (s server) limits(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, http.StatusOK, adminjson.Limits{Limits: s.newest().limits(s.counted)})
+}
+
+// status returns the state of the store and the counts of the limits.
+func (c *Config) status(counted *telemetry.Process) adminjson.Status {
+	now := time.Now()
+	status := adminjson.Status{
+		Version: Version(), Servers: []adminjson.Server{}, Limits: []adminjson.Counts{},
+		Requests: make(map[string]uint64),
+	}
+	for what, n := range counted.Requests() {
+		status.Requests[what.String()] = n
+	}
+	if c == nil {
+		return status
+	}
+	status.Configured, status.Store, status.OnError = true, "memory", string(c.OnError)
+	status.Memory = &adminjson.Memory{Buckets: c.Memory.Len(), MaxKeys: c.MaxKeys}
+	if c.Redis != nil {
+		status.Store = "redis"
+		for _, s := range counted.ServerStats(c.Redis) {
+			status.Servers = append(status.Servers, serverAnswerOf(&s, now))
+		}
+	}
+	var counters []*telemetry.Counters // of each path, once
+	seen := make(map[string]bool)
+	for l := range c.buckets() {
+		if !seen[l.Path] {
+			seen[l.Path] = true
+			counters = append(counters, l.Policy.Counters)
+		}
+	}
+	var over time.Duration
+	status.Limits, over = counted.Counts(counters)
+	status.RatesOver = adminjson.Seconds(over)
+	return status
+}
+
+// serverAnswerOf returns the answer for a Redis server.
+func serverAnswerOf(s *limiter.ServerStats, now time.Time) adminjson.Server {
+	answer := adminjson.Server{
+		Address: s.Address, Breaker: s.Breaker, Up: s.Up, Reason: s.Reason,
+		Connections: map[string]int{"idle": s.Idle, "in_use": s.InUse, "connecting": s.Connecting},
+		Calls:       s.Calls, Requests: s.Requests, Failures: s.Failures,
+	}
+	if answer.Failures == nil {
+		answer.Failures = map[string]uint64{}
+	}
+	if !s.DownSince.IsZero() {
+		down := adminjson.Seconds(now.Sub(s.DownSince))
+		answer.Down = &down
+	}
+	return answer
+}
+
+// limits returns what there is to say of all limits.
+func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
+	limits := []adminjson.Limit{}
+	if c == nil {
+		return limits
+	}
+	sites := routes.Sites[rule.Module](c.HTTP)
+	held := make(map[string]int)
+	for _, usage := range c.Memory.Limits() {
+		held[usage.Name] += usage.Buckets
+	}
+	for _, b := range c.numbered() {
+		site, answer := sites[b.module], b.answer(c.MaxKeys)
+		answer.Server, answer.Hosts, answer.RouteMatches = site.Server, site.Hosts, site.Matches
+		answer.Buckets = held[b.Name] + held[b.AddressName]
+		answer.Results = counted.Results(b.Policy.Counters)
+		limits = append(limits, answer)
+	}
+	return limits
+}
+
+// answer returns what b's config says of it, given the maximum number of buckets of all limits.
+func (b bucket) answer(maxKeys int) adminjson.Limit {
+	l, handler := b.Limit, b.module.Compiled()
+	answer := adminjson.Limit{
+		Numbers: b.Shown(),
+		Path:    b.Path, Name: b.title, Handler: b.index, Off: b.Off, Cost: b.ShownCost(),
+		Key: l.Key.String(), IPv4Prefix: l.Key.Prefixes.IPv4, IPv6Prefix: l.Key.Prefixes.IPv6,
+		Match:   l.Match,
+		MaxKeys: l.MaxKeysOf(maxKeys), WhenFull: l.WhenFull(), TrackTop: l.TrackTop,
+		Accounting: string(handler.Accounting), OnError: string(handler.OnError),
+	}
+	for _, outer := range b.Around {
+		answer.Parent = cmp.Or(outer.Path, answer.Parent)
+		if outer.Match != nil {
+			answer.ParentMatches = append(answer.ParentMatches, outer.Match)
+		}
+	}
+	return answer
+}

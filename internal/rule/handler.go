@@ -1,0 +1,77 @@
+package rule
+
+import (
+	"iter"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// Handler is a handler of limits: what its requests have to pass.
+type Handler struct {
+	Limits     []*Limit
+	Accounting Accounting
+	OnError    OnError
+}
+
+// Module is a handler of Caddy that has limits. It is a type of the root package, which can't
+// be imported from here.
+type Module interface {
+	caddyhttp.MiddlewareHandler
+
+	// Compiled returns what the module has been compiled to. It is empty until it is
+	// provisioned.
+	Compiled() Handler
+}
+
+// OnError is how to handle a request on which Redis does not decide.
+type OnError string
+
+// The ways to do so.
+const (
+	OnErrorFallback OnError = "fallback" // this process decides
+	OnErrorAllow    OnError = "allow"    // the request passes
+	OnErrorDeny     OnError = "deny"     // it is rejected with 503
+)
+
+// ParseOnError parses the option on_error.
+func ParseOnError(text string) (o OnError, want string) {
+	switch o := OnError(text); o {
+	case OnErrorFallback, OnErrorAllow, OnErrorDeny:
+		return o, ""
+	}
+	return "", "fallback, allow or deny"
+}
+
+// Placed is a bucket, and the limits around its own.
+type Placed struct {
+	*Bucket
+	Around []*Limit // the outermost first
+}
+
+// Unnamed reports whether the limit of p or one around it has no name, so that nobody has
+// named what its buckets are shared by.
+func (p Placed) Unnamed() bool {
+	return p.Limit.Unnamed() || slices.ContainsFunc(p.Around, (*Limit).Unnamed)
+}
+
+// Buckets returns the buckets of limits and of those within them, in the order in which
+// requests meet them.
+func Buckets(limits []*Limit) iter.Seq[Placed] {
+	return func(yield func(Placed) bool) { eachBucket(limits, nil, yield) }
+}
+
+// eachBucket yields the buckets of limits that stand in others, until yield returns false.
+func eachBucket(limits, around []*Limit, yield func(Placed) bool) bool {
+	for _, l := range limits {
+		for _, b := range l.Buckets {
+			if !yield(Placed{b, around}) {
+				return false
+			}
+		}
+		if !eachBucket(l.Within, append(slices.Clip(around), l), yield) {
+			return false
+		}
+	}
+	return true
+}
