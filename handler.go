@@ -158,7 +158,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.limits, err = c.load(ctx, h.Limits, nil, app.agreement); err != nil {
 		return err
 	}
-	h.keepConnections(ctx)
+	rule.KeepConnections(ctx, h.limits)
 	h.warnReplaced(app)
 	app.handlers = append(app.handlers, h)
 	return nil
@@ -329,8 +329,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		}
 		return res, nil, denial{decider, wait}
 	}
-	if err := waitOut(r, delay, res); err != nil {
-		q.SettleUnpassed()
+	if err := q.WaitOut(delay, res); err != nil {
 		return res, nil, err
 	}
 	return res, q.Holdings(), nil

@@ -10,8 +10,8 @@ import (
 )
 
 // TestLayers guards which packages know which: the limiter can be used without Caddy,
-// and the packages under internal know nothing of this one, which implements what they
-// ask for. Tests may import what they like.
+// and the packages under internal know nothing of this one, which hands them what they
+// need. Tests may import what they like.
 func TestLayers(t *testing.T) {
 	t.Parallel()
 	const root = `"github.com/seed-387a6c65/caddy-ratelimit"`

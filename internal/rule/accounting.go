@@ -65,12 +65,12 @@ func (q *Request) Decide(s limiter.Store, how How) (delay time.Duration, err err
 		}
 	}
 	if err != nil {
-		q.SettleUnpassed()
+		q.settleUnpassed()
 		return 0, err
 	}
 	delay = q.lower()
 	if q.firstDenied() >= 0 {
-		q.SettleUnpassed()
+		q.settleUnpassed()
 	}
 	return delay, nil
 }

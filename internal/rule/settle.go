@@ -26,9 +26,9 @@ import (
 // ActualBytes is the actual cost that is the length of the response's body.
 const ActualBytes = "bytes"
 
-// StatusClientLeft is the status of requests whose clients left before there was a
+// statusClientLeft is the status of requests whose clients left before there was a
 // response. It is that of Caddy's reverse_proxy.
-const StatusClientLeft = 499
+const statusClientLeft = 499
 
 // Settlement is how requests are charged that hold units of a limit until their outcome is
 // known.
@@ -175,9 +175,9 @@ func (q *Request) hold(held *limiter.Held) {
 	}
 }
 
-// SettleUnpassed settles what a request holds that is not passed on: a limit that was asked
+// settleUnpassed settles what a request holds that is not passed on: a limit that was asked
 // later has denied it, or its client has left while it waited.
-func (q *Request) SettleUnpassed() {
+func (q *Request) settleUnpassed() {
 	for i := range q.holdings {
 		h := &q.holdings[i]
 		h.Settle(h.unpassed())
@@ -211,8 +211,8 @@ func (s *settler) begin(status int) {
 	switch {
 	case s.unanswered(s.routedError()):
 		return
-	case status >= StatusClientLeft && s.left():
-		s.early = s.early && status == StatusClientLeft // a handler that says anything else had the request
+	case status >= statusClientLeft && s.left():
+		s.early = s.early && status == statusClientLeft // a handler that says anything else had the request
 		return
 	}
 	s.status = status
@@ -240,7 +240,7 @@ func (s *settler) unanswered(err error) bool {
 		return !errors.As(err, &unreachable) || s.retried()
 	case http.StatusRequestEntityTooLarge:
 		return s.request.ContentLength < 0 // otherwise it was rejected before it was passed on
-	case StatusClientLeft:
+	case statusClientLeft:
 		return true
 	}
 	return false

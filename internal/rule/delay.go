@@ -1,4 +1,4 @@
-package ratelimit
+package rule
 
 import (
 	"context"
@@ -11,15 +11,14 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/hangup"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // lookEvery is how often a request that waits looks whether its client is still there.
 const lookEvery = 250 * time.Millisecond
 
-// waitOut waits until a request that is admitted may pass. It stays charged if its client
+// WaitOut waits until the request, which is admitted, may pass. It stays charged if its client
 // leaves before, and does not pass.
-func waitOut(r *http.Request, wait time.Duration, res *outcome.Outcome) error {
+func (q *Request) WaitOut(wait time.Duration, res *outcome.Outcome) error {
 	if wait == 0 {
 		return nil
 	}
@@ -29,7 +28,7 @@ func waitOut(r *http.Request, wait time.Duration, res *outcome.Outcome) error {
 		look.Stop()
 		res.AddDelay(time.Since(start))
 	}()
-	for waits := true; !clientLeft(r); {
+	for waits := true; !clientLeft(q.http); {
 		if !waits {
 			return nil
 		}
@@ -37,20 +36,21 @@ func waitOut(r *http.Request, wait time.Duration, res *outcome.Outcome) error {
 		case <-timer.C:
 			waits = false
 		case <-look.C:
-		case <-r.Context().Done():
+		case <-q.http.Context().Done():
 		}
 	}
-	return rule.RefusalError{Status: rule.StatusClientLeft, Err: context.Canceled}
+	q.settleUnpassed()
+	return RefusalError{Status: statusClientLeft, Err: context.Canceled}
 }
 
 // connKey is the key of a request's connection in its context.
 type connKey struct{}
 
-// keepConnections has requests know their connections, if any of h's limits makes requests
+// KeepConnections has requests know their connections, if any of the limits makes requests
 // wait. ctx is that of a server's handlers.
-func (h *Handler) keepConnections(ctx caddy.Context) {
+func KeepConnections(ctx caddy.Context, limits []*Limit) {
 	srv, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok || !h.delays() {
+	if !ok || !delays(limits) {
 		return
 	}
 	srv.RegisterConnContext(func(ctx context.Context, conn net.Conn) context.Context {
@@ -61,9 +61,9 @@ func (h *Handler) keepConnections(ctx caddy.Context) {
 	})
 }
 
-// delays reports whether any of h's limits makes requests wait.
-func (h *Handler) delays() bool {
-	for b := range rule.Buckets(h.limits) {
+// delays reports whether any of the limits makes requests wait.
+func delays(limits []*Limit) bool {
+	for b := range Buckets(limits) {
 		if b.Limit.MaxDelay > 0 {
 			return true
 		}
