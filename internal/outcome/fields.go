@@ -251,7 +251,7 @@ func appendParameter(b []byte, name string, n int64) []byte {
 
 // appendSeconds appends d in seconds with three decimals, rounded up.
 func appendSeconds(b []byte, d time.Duration) []byte {
-	ms := int64((d + time.Millisecond - 1) / time.Millisecond)
+	ms := ceil(d, time.Millisecond)
 	b = strconv.AppendInt(b, ms/1000, 10)
 	return append(b, '.', byte('0'+ms/100%10), byte('0'+ms/10%10), byte('0'+ms%10))
 }
@@ -271,6 +271,14 @@ func WholeSeconds(d time.Duration) string {
 }
 
 // ceilSeconds returns d in whole seconds, rounded up.
-func ceilSeconds(d time.Duration) int64 {
-	return int64((d + time.Second - 1) / time.Second)
+func ceilSeconds(d time.Duration) int64 { return ceil(d, time.Second) }
+
+// ceil returns how often unit is in d, rounded up. With a large share of jitter, d may be as
+// long as any.
+func ceil(d, unit time.Duration) int64 {
+	n := int64(d / unit)
+	if d%unit > 0 {
+		n++
+	}
+	return n
 }

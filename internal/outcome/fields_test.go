@@ -3,6 +3,7 @@ package outcome
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"net/textproto"
 	"slices"
@@ -42,6 +43,7 @@ func TestSeconds(t *testing.T) {
 		{61*time.Second + 10*time.Millisecond, "61.010", "62", 62},
 		{(1 << 50) * time.Microsecond, "1125899906.843", "1125899907", 1125899907},
 		{(1<<50 - 1) * time.Microsecond, "1125899906.843", "1125899907", 1125899907},
+		{math.MaxInt64, "9223372036.855", "9223372037", 9223372037}, // with jitter 1e300
 	} {
 		if got := seconds(tc.d); got != tc.millis {
 			t.Errorf("seconds(%v) = %q, want %q", tc.d, got, tc.millis)
