@@ -600,7 +600,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			case !b.Limit.Aligned:
 				phase = -1
 			}
-			run = append(run, byte(b.Limit.Algorithm), truth[b.Limit.CountDenied])
+			run = append(run, byte(b.Limit.Algorithm), truth[b.Limit.CountDenied], 0)
 			numbers := []float64{size, rate, drip, phase, float64(b.Cost)}
 			if tells {
 				k := req.levels[i]

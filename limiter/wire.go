@@ -1,39 +1,13 @@
 package limiter
 
 import (
-	"embed"
 	"encoding/binary"
 	"fmt"
 	"math"
-	"regexp"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
-
-//go:embed *.lua
-var luaFiles embed.FS
-
-var (
-	// takeSource is the source of the script that decides requests on the servers:
-	// core.lua with the algorithms, which are in files of their own.
-	takeSource = compose("core.lua")
-	takeScript = newScript(takeSource)
-)
-
-// inserted is a line of a Lua file that stands for another file.
-var inserted = regexp.MustCompile(`(?m)^ *--@ (\w+\.lua)$`)
-
-// compose returns a Lua file with those that it names.
-func compose(name string) string {
-	text, err := luaFiles.ReadFile(name)
-	if err != nil {
-		panic(err)
-	}
-	return inserted.ReplaceAllStringFunc(string(text), func(line string) string {
-		return compose(inserted.FindStringSubmatch(line)[1])
-	})
-}
 
 // newScript returns a script with the given source, which replies as core.lua
 // does.
@@ -71,8 +45,7 @@ func (q *query) appendGroup(b []byte) []byte {
 	for i := range q.buckets {
 		p := &q.buckets[i]
 		size, rate, drip, phase := p.limit.doubles(p.cost)
-		b = append(b, byte(p.limit.Algorithm),
-			bit(p.limit.CountDenied)|bit(p.dryRun)<<1|bit(p.borrows || p.pool)<<2|bit(p.held != nil)<<3|(p.watches|bit(p.pool))<<4)
+		b = append(b, byte(p.limit.Algorithm), bit(p.limit.CountDenied)|bit(p.dryRun)<<1|bit(p.held != nil)<<2, p.role())
 		b = appendDoubles(b, size, rate, drip, phase, float64(p.cost))
 		if tells {
 			b = appendDoubles(b, float64(p.told.clear), float64(p.told.rest), float64(p.told.inFlight))
@@ -94,6 +67,23 @@ func (q *query) appendGroup(b []byte) []byte {
 		}
 	}
 	return b
+}
+
+// The roles of buckets besides the number of those that one watches, see decide.lua.
+const (
+	roleBorrows = 254
+	rolePool    = 255
+)
+
+// role returns what p is to the other buckets of its group.
+func (p *asked) role() byte {
+	switch {
+	case p.borrows:
+		return roleBorrows
+	case p.pool:
+		return rolePool
+	}
+	return p.watches
 }
 
 // bit returns 1 if on, and 0 otherwise.

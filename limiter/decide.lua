@@ -1,0 +1,70 @@
+-- ALL and EACH decide a request. Whether a bucket is charged depends on the others of its
+-- group, so there are two passes: the first finds which have room, the second charges.
+
+--# roles
+-- What a bucket means to the others of its group is its role:
+local PLAIN = 0 -- no room denies the request
+local BORROWS = 254 -- what it has no room for is left to the next pool
+local POOL = 255 -- charged if the request is admitted and one of those before it that borrow, up to another pool, had no room; if there is none in the pool either, that denies the request
+-- n, in between: it watches the n buckets before it. No room denies the request, and they have
+-- none either then. It is charged only if one of them denies the request, and not because of
+-- units that are held.
+
+--# fits
+admitted, late = true, false
+local short = false -- whether a bucket lacks room for which the next pool may make up
+for i = 1, buckets do
+  --@ row.lua: asked
+  --@ value.lua: read
+  --@ value.lua: join
+  late = late or tab and record and holds.isLate(record, tab)
+
+  fits, blocked, borrowed = algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= cost, false, false
+  if fits and taken > 0 then
+    fits = algorithm('room', clear, rest, taken, now, size, period, drip, phase, 0, 0, entries) >= cost
+    blocked = not fits
+  end
+  if fits and near then
+    fits = algorithm('beside', near, toldRest, inFlight, now, size, period, drip, phase, 0, 0, entries) >= cost + held
+    blocked = not fits
+  end
+
+  if role == BORROWS then
+    short = short or not fits
+  elseif role == POOL then
+    admitted = admitted and (fits or not short or dry)
+    borrowed, short = short, false
+  else
+    admitted = admitted and (fits or dry)
+    if role > PLAIN and not fits then
+      for j = several and i - role or i, i - 1 do
+        rows[j].fits = false
+      end
+    end
+  end
+  --@ row.lua: keep
+end
+
+--# charge
+--@ row.lua: charged
+charge, receipt = 0, late and -1 or 0
+if late then -- nothing is done for the group
+elseif role == POOL then
+  charge = fits and admitted and borrowed and cost or 0
+elseif role > PLAIN and role ~= BORROWS then
+  for j = several and i - role or i, i - 1 do
+    if fits and not rows[j].fits and not rows[j].blocked then
+      charge = cost
+    end
+  end
+elseif fits then
+  charge = (admitted or counts or what == EACH and not tab) and cost or 0
+elseif counts then
+  local c, s = clear, rest
+  clear, rest = algorithm('count', c, s, held, now, size, period, drip, phase, cost, 0, entries)
+  changed = changed or clear ~= c or rest ~= s or entries
+end
+if tab and admitted and charge > 0 then -- hold it instead
+  record, receipt = holds.hold(record, tab, charge)
+  held, changed, charge = held + cost, true, 0
+end

@@ -1,0 +1,60 @@
+-- All operations but those that decide: each bucket by itself, whatever the others of its group
+-- hold.
+
+fits, blocked, charge, receipt, resets = true, false, 0, 0, false
+--@ row.lua: asked
+--@ value.lua: read
+--@ value.lua: join
+
+if what == SETTLE or what == RENEW then
+  local there, gone = false, 0
+  if what == SETTLE then
+    there, gone, charge = holds.settle(record, tab)
+    changed = changed or there
+  elseif holds.isLate(record, tab) then
+    receipt = -1
+  else
+    record, there, gone, charge = holds.renew(record, tab, cost)
+    changed = true
+  end
+  if there then
+    receipt = 1
+  end
+  held = record and holds.held(record) or 0
+  if charge > gone then -- a debt of size at most
+    charge = min(charge, max(gone, size + algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries)))
+  end
+
+elseif what == LEASE then
+  local most = size + ahead
+  local room = algorithm('room', clear, rest, taken, now, most, period, drip, phase, 0, 0, entries)
+  if near then
+    room = min(room, algorithm('beside', near, toldRest, inFlight, now, most, period, drip, phase, 0, 0, entries) - held)
+  end
+  local share = min(cost, floor(room / 4)) -- so that idle nodes leave room to others
+  charge = share >= least and share or 0 -- of less, a request would do as well
+
+elseif what == REPORT then
+  charge = cost
+
+elseif what == PROBE then -- which does not know the bucket's numbers
+  changed = false
+  if type(value) == 'string' then
+    call('SET', keys[key + i], value, 'KEEPTTL')
+    clear, foreign = clear > now and clear or now + 1, false
+  end
+
+elseif what == REMOVE then -- if the stored level would add nothing to the reported one
+  changed = false
+  if clear > now and not record then
+    local c = algorithm('near', told, toldRest, 0, now, size, period, drip, phase, clear, 0)
+    local c2, s2 = algorithm('join', told, toldRest, 0, now, size, period, drip, phase, c, 0, false, rest)
+    if c2 == told and s2 == toldRest then -- nobody waits for it, so an error must not end the call
+      tryCall('SET', keys[key + i], '', 'PX', 1)
+    end
+  end
+
+else -- PEEK and RESET
+  changed = false
+  resets = what == RESET and (value or entries)
+end
