@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"math"
-	"os"
 	"strings"
 	"testing"
 
@@ -62,21 +61,33 @@ type script struct {
 	count func(reply []any) (decided, denied int)
 }
 
-// takeScript returns the limiter's script.
+// takeScript returns the limiter's script. A store loads it into the server, whose log of
+// slow calls tells its SHA.
 func takeScript(b testing.TB, client *redis.Client, limit limiter.Limit) script {
-	var source string
-	for _, name := range []string{"core.lua", "leaky.lua"} {
-		text, err := os.ReadFile("../limiter/" + name)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if source == "" {
-			source = string(text)
-		}
-		source = strings.Replace(source, "--@ "+name, string(text), 1)
+	ctx := context.Background()
+	const slower = "slowlog-log-slower-than"
+	if err := client.ConfigSet(ctx, slower, "0").Err(); err != nil {
+		b.Fatal(err)
 	}
-	sha, err := client.ScriptLoad(context.Background(), source).Result()
+	store := openStore(b, client.Options().Addr, nil)
+	if _, err := store.Take(ctx, limiter.Request{Buckets: buckets(1, limit)}, nil); err != nil {
+		b.Fatal(err)
+	}
+	calls, err := client.SlowLogGet(ctx, -1).Result()
 	if err != nil {
+		b.Fatal(err)
+	}
+	sha := ""
+	for _, call := range calls {
+		if strings.EqualFold(call.Args[0], "evalsha") {
+			sha = call.Args[1]
+			break
+		}
+	}
+	if sha == "" {
+		b.Fatal("no call of the script")
+	}
+	if err := client.ConfigSet(ctx, slower, "10000").Err(); err != nil {
 		b.Fatal(err)
 	}
 	return script{

@@ -18,7 +18,7 @@ const (
 )
 
 // algorithms has each Algorithm. To add one, write the two files that count, in Go and in
-// Lua, and a line here and in core.lua.
+// Lua, and a line here and in algorithms.lua.
 var algorithms = []algorithm{
 	Leaky:   {"leaky", 0, 0, false, aheadOfRoom, leaky{}},
 	Sliding: {"sliding", 's', slidingDrip, false, aheadOfUse, sliding{}},

@@ -33,7 +33,7 @@ func (w written) at(now int64) (s level, back bool) {
 	return w.level.at(now), back
 }
 
-// value returns w as a string in Redis, see core.lua.
+// value returns w as a string in Redis, see value.lua.
 func (w written) value() string {
 	if w.level == (level{}) {
 		return ""

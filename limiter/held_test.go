@@ -17,7 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// heldRecord is what core.lua stores of held units.
+// heldRecord is what is stored of held units, see held.lua.
 type heldRecord []heldTab
 
 // heldTab is one tab of a record, see held.lua.

@@ -36,7 +36,7 @@ import (
 const leaseSlots = 1 << 14
 
 // A server leases a share of the room at most, and no fewer units than what so many requests
-// cost: see core.lua.
+// cost: see upkeep.lua.
 const (
 	leasedShare = 4
 	leastLeased = 2

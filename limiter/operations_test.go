@@ -1,14 +1,14 @@
 package limiter
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
@@ -40,12 +40,8 @@ func drawOperated(t *rapid.T) Limit {
 func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 	op := operation{what: rapid.ByteRange(0, whatReset).Draw(t, "operation")}
 	decides := op.what <= byte(AccountingEach)
-	role := 0
-	if decides && len(limits) > 1 {
-		role = rapid.IntRange(0, 2).Draw(t, "alike, watched, borrows")
-	}
 	tells := op.what == whatRemove || rapid.Bool().Draw(t, "tells")
-	for i, l := range limits {
+	for _, l := range limits {
 		p := asked{limit: l, cost: rapid.SampledFrom([]int64{1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size, min(l.Size+1, MaxUnits)}).Draw(t, "cost")}
 		if tells {
 			p.told = drawLevels(t, []Bucket{{Limit: l}})[0]
@@ -59,16 +55,8 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 		switch {
 		case decides:
 			p.dryRun = rapid.IntRange(0, 4).Draw(t, "dry run: 0") == 0
-			last := i == len(limits)-1
-			switch {
-			case role == 1 && last:
-				p.watches = 1
-			case role == 2:
-				p.borrows, p.pool = !last, last
-			default:
-				p.limit.CountDenied = rapid.IntRange(0, 3).Draw(t, "counts denied: 0") == 0
-			}
-			if p.watches == 0 && !l.waits() && rapid.Bool().Draw(t, "holds") {
+			p.limit.CountDenied = rapid.IntRange(0, 3).Draw(t, "counts denied: 0") == 0
+			if !l.waits() && rapid.Bool().Draw(t, "holds") {
 				p.held = drawTab(t, receipts)
 			}
 		case op.what == whatSettle, op.what == whatRenew:
@@ -78,9 +66,34 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 		}
 		op.buckets = append(op.buckets, p)
 	}
+	if decides {
+		drawRoles(t, op.buckets)
+	}
 	op.ahead = rapid.SampledFrom([]int64{0, 0, 5}).Draw(t, "ahead")
 	op.least = rapid.SampledFrom([]int64{0, 2, 10}).Draw(t, "least")
 	return op
+}
+
+// drawRoles draws what the buckets of a request are to each other, as far as a request may
+// have it: any number next to each other are plain ones, or one that watches and some before
+// it, or a pool and those before it that borrow.
+func drawRoles(t *rapid.T, buckets []asked) {
+	for len(buckets) > 0 {
+		n := rapid.IntRange(1, len(buckets)).Draw(t, "of one kind")
+		these, last := buckets[:n], &buckets[n-1]
+		buckets = buckets[n:]
+		kind := rapid.IntRange(0, 2).Draw(t, "plain, watched, borrow")
+		if n == 1 || kind == 0 {
+			continue
+		}
+		for i := range these {
+			these[i].dryRun, these[i].limit.CountDenied = last.dryRun, false
+			these[i].borrows = kind == 2 && i < n-1
+		}
+		if last.pool = kind == 2; !last.pool {
+			last.watches, last.held = uint8(rapid.IntRange(1, n-1).Draw(t, "watches")), nil //nolint:gosec // few
+		}
+	}
 }
 
 // drawTab draws what is asked of a tab, of which there are few, so that it may be there.
@@ -152,40 +165,6 @@ func (v *virtual) peeked(t rapid.TB, sha string, op operation, key string) []out
 	return v.run(t, sha, []*query{q}, q.appendGroup(nil))[0]
 }
 
-// storedOf returns the stored value of each of q's buckets, "" for one that is absent or has
-// been removed. Such a one is gone from then on, and not only after a millisecond of the
-// server's own clock.
-func (v *virtual) storedOf(t rapid.TB, q *query) []string {
-	t.Helper()
-	values := make([]string, len(q.Keys))
-	for i, key := range q.Keys {
-		value, err := v.admin.Get(context.Background(), key).Result()
-		if err != nil && !errors.Is(err, redis.Nil) {
-			t.Fatal(err)
-		}
-		if values[i] = value; value == "" {
-			v.admin.Del(context.Background(), key)
-		}
-	}
-	return values
-}
-
-// eachOperation draws traces of operations and has do run each. What do returns are receipts
-// that later operations of the trace may have.
-func (v *virtual) eachOperation(t *testing.T, traces int, do func(*rapid.T, operation) (receipts []int64)) {
-	t.Helper()
-	checkTraces(t, traces, func(t *rapid.T) {
-		v.flush(t)
-		limits := rapid.SliceOfN(rapid.Custom(drawOperated), 1, 2).Draw(t, "limits")
-		receipts := []int64{1}
-		for range rapid.IntRange(1, 30).Draw(t, "steps") {
-			v.at(t, v.keep(v.now+drawOperatedGap(t, limits[0])))
-			op := drawOperation(t, limits, receipts[max(0, len(receipts)-3):])
-			receipts = append(receipts, do(t, op)...)
-		}
-	})
-}
-
 // TestAnswersAreStored guards that what the script answers to a node is what its server has
 // stored, for each operation, algorithm, state and level that a node tells: another node,
 // which tells nothing, sees the same then. A node takes what it told for known, and so
@@ -197,65 +176,71 @@ func TestAnswersAreStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := [whatReset + 1]struct{ all, told, changed int }{}
-	v.eachOperation(t, few(6), func(t *rapid.T, op operation) (receipts []int64) {
-		q := op.on(v, "k")
-		before := v.peeked(t, sha, op, "k")
-		answers := v.run(t, sha, []*query{q}, q.appendGroup(nil))[0]
-		after := v.peeked(t, sha, op, "k")
-		for i := range op.buckets {
-			p, was, is := &op.buckets[i], before[i], after[i]
-			seen[op.what].all++
-			if p.told.dirty != clean {
-				seen[op.what].told++
-			}
-			if was.ahead != is.ahead {
-				seen[op.what].changed++
-			}
-			fail := func(want string) {
-				t.Helper()
-				t.Fatalf("operation %d on %+v at %d: found\n%+v, is\n%+v, want %s", op.what, *p, v.now, was, is, want)
-			}
-			empty := is.clear == 0 && is.held == 0
-			switch op.what {
-			case whatRemove:
-				if !empty && !sameLevel(&was, &is) {
-					fail("the same, or nothing")
+	checkTraces(t, few(6), func(t *rapid.T) {
+		v.flush(t)
+		limits := rapid.SliceOfN(rapid.Custom(drawOperated), 1, 4).Draw(t, "limits")
+		receipts := []int64{1}
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			v.at(t, v.keep(v.now+drawOperatedGap(t, limits[0])))
+			op := drawOperation(t, limits, receipts[max(0, len(receipts)-3):])
+			q := op.on(v, "k")
+			before := v.peeked(t, sha, op, "k")
+			answers := v.run(t, sha, []*query{q}, q.appendGroup(nil))[0]
+			after := v.peeked(t, sha, op, "k")
+			for i := range op.buckets {
+				p, was, is := &op.buckets[i], before[i], after[i]
+				seen[op.what].all++
+				if p.told.dirty != clean {
+					seen[op.what].told++
 				}
-				continue
-			case whatProbe:
-				if !sameLevel(&was, &is) {
-					fail("the same")
+				if was.ahead != is.ahead {
+					seen[op.what].changed++
 				}
-				continue
-			case whatReset:
-				if answer := answers[i]; !sameLevel(&answer, &was) || !empty {
-					fail(fmt.Sprintf("nothing, and an answer of what was found, got\n%+v", answer))
+				fail := func(want string) {
+					t.Helper()
+					t.Fatalf("operation %d on %+v at %d: found\n%+v, is\n%+v, want %s", op.what, *p, v.now, was, is, want)
 				}
-				continue
-			case whatPeek:
-				if !sameLevel(&was, &is) {
-					fail("the same")
-				}
-			}
-			answer := answers[i]
-			if answer.receipt > 0 && p.held != nil && op.what != whatSettle {
-				receipts = append(receipts, answer.receipt)
-			}
-			if beside := is.held + p.told.inFlight; answer.blocked && beside > 0 { // told as if they were charged
-				is.ahead = p.limit.add(is.after(v.now), beside, moment{v.now, v.now}).ahead(v.now)
-				is.clear = min(is.clear, horizon)
-				if p.limit.keepsEntries() {
+				empty := is.clear == 0 && is.held == 0
+				switch op.what {
+				case whatRemove:
+					if !empty && !sameLevel(&was, &is) {
+						fail("the same, or nothing")
+					}
 					continue
+				case whatProbe:
+					if !sameLevel(&was, &is) {
+						fail("the same")
+					}
+					continue
+				case whatReset:
+					if answer := answers[i]; !sameLevel(&answer, &was) || !empty {
+						fail(fmt.Sprintf("nothing, and an answer of what was found, got\n%+v", answer))
+					}
+					continue
+				case whatPeek:
+					if !sameLevel(&was, &is) {
+						fail("the same")
+					}
 				}
-			}
-			if op.what != whatPeek && q.repliesOf(i) == 2 || op.what == whatLease {
-				answer.held = is.held
-			}
-			if !sameLevel(&answer, &is) {
-				fail(fmt.Sprintf("the answer\n%+v", answer))
+				answer := answers[i]
+				if answer.receipt > 0 && p.held != nil && op.what != whatSettle {
+					receipts = append(receipts, answer.receipt)
+				}
+				if beside := is.held + p.told.inFlight; answer.blocked && beside > 0 { // told as if they were charged
+					is.ahead = p.limit.add(is.after(v.now), beside, moment{v.now, v.now}).ahead(v.now)
+					is.clear = min(is.clear, horizon)
+					if p.limit.keepsEntries() {
+						continue
+					}
+				}
+				if op.what != whatPeek && q.repliesOf(i) == 2 || op.what == whatLease {
+					answer.held = is.held
+				}
+				if !sameLevel(&answer, &is) {
+					fail(fmt.Sprintf("the answer\n%+v", answer))
+				}
 			}
 		}
-		return receipts
 	})
 	t.Logf("%+v", seen)
 	for what, n := range seen {
@@ -282,53 +267,152 @@ func drawOperatedGap(t *rapid.T, l Limit) int64 {
 	}).Draw(t, "gap")
 }
 
-// TestEqualGroupsAreApart guards that a run of equal groups, which is what a batch of equal
-// operations is sent as, decides and stores what as many runs of one group do, one after the
-// other: for each operation, algorithm, state and level that is told.
-func TestEqualGroupsAreApart(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
-	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
+// batch is some calls of the script that are sent together. Equal ones next to each other
+// are a run.
+type batch struct {
+	queries []*query
+	args    []any
+}
+
+// add adds a query to the batch.
+func (b *batch) add(q *query) {
+	arg := q.appendGroup(nil)
+	if n := len(b.args); n > 0 {
+		if last := b.args[n-1].([]byte); bytes.Equal(last[2:], arg[2:]) {
+			last[1]++
+			arg = nil
+		}
+	}
+	if arg != nil {
+		b.args = append(b.args, arg)
+	}
+	b.queries = append(b.queries, q)
+}
+
+// keys returns the keys of all queries.
+func (b *batch) keys() (keys []string) {
+	for _, q := range b.queries {
+		keys = append(keys, q.Keys...)
+	}
+	return keys
+}
+
+// takeValues returns the values of keys, of which those that have been removed are gone from
+// then on, and of strings only.
+func (v *virtual) takeValues(t rapid.TB, keys []string) []any {
+	t.Helper()
+	values, err := v.admin.MGet(context.Background(), keys...).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := [whatReset + 1]int{}
-	leased := 0
-	v.eachOperation(t, few(4), func(t *rapid.T, op operation) (receipts []int64) {
-		var apart, together []*query
-		first := rapid.IntRange(0, 2).Draw(t, "first key")
-		for k := range rapid.IntRange(1, 3).Draw(t, "groups") {
-			key := fmt.Sprint((first + k) % 3)
-			apart, together = append(apart, op.on(v, key+" apart")), append(together, op.on(v, key+" together"))
+	var removed []string
+	for i, value := range values {
+		if value == "" {
+			removed = append(removed, keys[i])
 		}
-		arg := apart[0].appendGroup(nil)
-		for _, q := range apart {
-			for i, o := range v.run(t, sha, []*query{q}, arg)[0] {
-				if o.receipt > 0 && op.buckets[i].held != nil && op.what <= byte(AccountingEach) {
-					receipts = append(receipts, o.receipt)
+	}
+	if len(removed) > 0 {
+		v.admin.Del(context.Background(), removed...)
+	}
+	return values
+}
+
+// spoil puts something that is no bucket into keys.
+func (v *virtual) spoil(t *rapid.T, keys ...string) {
+	value := rapid.SampledFrom([]string{"", "x", strings.Repeat("\xff", 12), strings.Repeat("\x08", 25+56), strings.Repeat("l", 80)}).Draw(t, "value")
+	for _, key := range keys {
+		v.admin.Del(context.Background(), key)
+		if value == "" {
+			v.admin.LPush(context.Background(), key, "x")
+		} else {
+			v.admin.Set(context.Background(), key, value, 0)
+		}
+	}
+}
+
+// TestBatchesAreCallsOneByOne guards that what the script does for one group depends on no
+// other of the call: a batch of calls, in which equal ones are a run of groups, answers and
+// stores what the calls do one by one. That is so for each operation, algorithm, mix of
+// roles, state and level that is told.
+func TestBatchesAreCallsOneByOne(t *testing.T) {
+	v := newVirtual(t, redistest.Start(t), "rl:")
+	// What is removed stays as it is until the batch has been compared.
+	sha, err := v.admin.ScriptLoad(t.Context(), strings.ReplaceAll(v.source, "'PX', 1)", "'PX', 1000000)")).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := [whatReset + 1][8]int{}
+	var batches, runs, mixed, leased, late, lent, watched int
+	checkTraces(t, few(14), func(t *rapid.T) {
+		v.flush(t)
+		limits := rapid.SliceOfN(rapid.Custom(drawOperated), 1, 5).Draw(t, "limits")
+		receipts := []int64{1}
+		for range rapid.IntRange(10, 30).Draw(t, "steps") {
+			v.at(t, v.keep(v.now+drawOperatedGap(t, limits[0])))
+			if rapid.IntRange(0, 19).Draw(t, "spoilt: 0") == 0 {
+				q := operation{buckets: []asked{{limit: limits[0]}}}
+				v.spoil(t, q.on(v, "0 apart").Keys[0], q.on(v, "0 together").Keys[0])
+			}
+			var apart, together batch
+			for range rapid.IntRange(1, 3).Draw(t, "calls") {
+				op := drawOperation(t, limits[:rapid.IntRange(1, len(limits)).Draw(t, "buckets")], receipts[max(0, len(receipts)-3):])
+				first := rapid.IntRange(0, 2).Draw(t, "first key")
+				for k := range rapid.SampledFrom([]int{1, 1, 2, 4}).Draw(t, "groups") {
+					key := fmt.Sprint((first + k) % 3)
+					apart.add(op.on(v, key+" apart"))
+					together.add(op.on(v, key+" together"))
 				}
 			}
-		}
-		arg = together[0].appendGroup(nil)
-		arg[1] = byte(len(together))
-		v.run(t, sha, together, arg)
-		for k := range apart {
-			if want, got := apart[k].Reply, together[k].Reply; !slices.Equal(got, want) {
-				t.Fatalf("operation %d on %+v at %d: group %d of %d: decided %d, apart %d", op.what, op.buckets, v.now, k+1, len(apart), got, want)
+			for _, q := range apart.queries {
+				for i := range q.buckets {
+					seen[q.what][q.buckets[i].limit.Algorithm]++
+				}
+				for i, o := range v.run(t, sha, []*query{q}, q.appendGroup(nil))[0] {
+					p := &q.buckets[i]
+					switch {
+					case o.receipt < 0:
+						late++
+					case q.what == whatLease && q.Reply[4*i+2] > 0:
+						leased++
+					case p.pool && !o.denied && !o.unused:
+						lent++
+					case p.watches > 0 && o.denied:
+						watched++
+					}
+					if o.receipt > 0 && p.held != nil && q.what <= byte(AccountingEach) {
+						receipts = append(receipts, o.receipt)
+					}
+				}
 			}
-			if want, got := v.storedOf(t, apart[k]), v.storedOf(t, together[k]); !slices.Equal(got, want) {
-				t.Fatalf("operation %d on %+v at %d: group %d of %d: stored %q, apart %q", op.what, op.buckets, v.now, k+1, len(apart), got, want)
+			v.run(t, sha, together.queries, together.args...)
+			batches++
+			if len(together.args) < len(together.queries) {
+				runs++
 			}
-			if op.what == whatLease && apart[k].Reply[2] > 0 {
-				leased++
+			if len(together.args) > 1 {
+				mixed++
+			}
+			for k, q := range apart.queries {
+				if want, got := q.Reply, together.queries[k].Reply; !slices.Equal(got, want) {
+					t.Fatalf("operation %d on %+v at %d, which is %d of %d in a batch: answered %d, by itself %d",
+						q.what, q.buckets, v.now, k+1, len(apart.queries), got, want)
+				}
+			}
+			if want, got := v.takeValues(t, apart.keys()), v.takeValues(t, together.keys()); !slices.Equal(got, want) {
+				t.Fatalf("a batch of %d at %d: stored %q, the calls %q", len(apart.queries), v.now, got, want)
 			}
 		}
-		if len(apart) > 1 {
-			seen[op.what]++
-		}
-		return receipts
 	})
-	t.Logf("%v, %d leased", seen, leased)
-	if slices.Min(seen[:]) < 20 || leased < 50 {
-		t.Errorf("%v, %d leased: the test covers too little", seen, leased)
+	t.Logf("%d batches, %d with runs, %d of several, %d leased, %d late, %d lent, %d full ones that watch; by operation and algorithm %v",
+		batches, runs, mixed, leased, late, lent, watched, seen)
+	if !testing.Short() && !raceEnabled && batches < 20_000 || min(runs, mixed) < batches/4 || min(leased, late, lent, watched) < batches/100 {
+		t.Error("the test covers too little")
+	}
+	for what := range seen {
+		for kind := range algorithms {
+			if seen[what][kind] < batches/200 {
+				t.Errorf("operation %d on %s: %d buckets, the test covers too little", what, algorithms[kind].name, seen[what][kind])
+			}
+		}
 	}
 }
