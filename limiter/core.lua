@@ -93,6 +93,7 @@ local HOLDS = 4  -- where ALL or EACH would charge an admitted request, hold its
 
 --@ decide.lua: roles
 
+local fields = table.unpack or unpack -- as this Lua has it
 local call, tryCall, read, pack = redis.call, redis.pcall, struct.unpack, struct.pack
 local floor, max, min = math.floor, math.max, math.min
 local keys, runs = KEYS, ARGV
@@ -115,7 +116,6 @@ for r = 1, #runs do
   local run = runs[r]
   local groups, buckets, what, reports, offset = read('>HHBB', run)
   local several = buckets > 1
-  local rows = several and {}
   --@ row.lua: what is asked
   for i = 1, buckets do
     local flags

@@ -27,7 +27,6 @@
 -- are late. When nothing has been heard of its process for LAPSE, it goes too, and what it
 -- holds is charged: the process has crashed, or can't reach the server.
 local LAPSE, FIELDS = 15000000, 7
-local fields = table.unpack or unpack -- as this Lua has it
 local PROCESS, NUMBER, RECEIPT, SEEN, HELD, ENDED, CHARGED = 1, 2, 3, 4, 5, 6, 7
 
 -- parse returns the record in a text from an offset on, or nothing if it is none.

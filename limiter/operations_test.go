@@ -45,6 +45,9 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 		p := asked{limit: l, cost: rapid.SampledFrom([]int64{1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size, min(l.Size+1, MaxUnits)}).Draw(t, "cost")}
 		if tells {
 			p.told = drawLevels(t, []Bucket{{Limit: l}})[0]
+			if p.told.dirty == clean { // the node may know of units that the server does not
+				p.told.inFlight = rapid.SampledFrom([]int64{0, 1, l.Size/3 + 1}).Draw(t, "not reported")
+			}
 		}
 		if op.what == whatRemove {
 			p.told.dirty = unsure

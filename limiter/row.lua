@@ -4,6 +4,7 @@
 -- their places in it where the script is composed, because a name for a key costs time.
 
 --# what is asked
+local rows = several and {}
 local algorithm, kind, counts, dry, role, size, period, drip, phase, cost
 local told, toldRest, inFlight, toldStart -- of the level that the node knows
 local ahead, least -- to LEASE
