@@ -28,14 +28,14 @@ test: programs
 # All that CI runs, besides the README's example: some thirty minutes. What tests draw at
 # random differs from commit to commit and is the same for one: make check SEED=n draws
 # something else.
-check: HOW = -p 1
+check: HOW = -p 2
 check: export SEED ?= $(shell printf %d 0x$$(git rev-parse --short=8 HEAD))
 check: test test-race test-bench test-faults test-fuzz test-operation lint targets valkey build
 
-# The same tests with the race detector. Those of one goroutine are skipped or shortened
-# under it.
+# The same tests with the race detector, but for the longest. Those of one goroutine are
+# skipped or shortened under it.
 test-race: programs
-	go test -race -count=1 -p 1 -timeout 20m ./...
+	go test -race -short -count=1 -p 2 -timeout 20m ./...
 
 # See that each benchmark still works, once.
 test-bench: programs
