@@ -28,8 +28,11 @@ func BenchmarkBeside(b *testing.B) {
 		fill(b, s, of, keys)
 		return s
 	}
-	for _, held := range []int{1000, 20_000} {
+	for _, held := range []int{1000, 20_000, 200_000} {
 		for _, buckets := range []int{held, 1} {
+			if buckets > 20_000 { // each is renewed every five seconds, which is more than a server can do
+				continue
+			}
 			srv := redistest.Start(b)
 			alone, beside := store(srv), store(srv)
 			hold(b, beside, held, buckets)
