@@ -407,10 +407,23 @@ func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 	return nil
 }
 
+// redisOptions are the options of the redis block.
+var redisOptions = []string{
+	"username", "password", "db", "cluster",
+	"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
+	"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout",
+}
+
 // parseRedis parses the redis block.
 func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	if r.Addresses = d.RemainingArgs(); len(r.Addresses) == 0 {
 		return d.Err("redis: got no address, want redis <address>..., such as localhost:6379")
+	}
+	// Hosts need no port, so that these would be hosts too, and a password one to look up.
+	for _, word := range r.Addresses[1:] {
+		if slices.Contains(redisOptions, word) {
+			return d.Errf("redis: got the option %s among the addresses, want it in a block, in a line of its own", word)
+		}
 	}
 	texts := map[string]*string{
 		"username":          &r.Username,
@@ -447,11 +460,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 			err = parseTLS(d, r.TLS)
 		default:
 			if texts[name] == nil {
-				return unknownOption(d, []string{
-					"username", "password", "db", "cluster",
-					"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
-					"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout",
-				})
+				return unknownOption(d, redisOptions)
 			}
 			*texts[name], err = parseArgument(d)
 		}

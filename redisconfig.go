@@ -34,10 +34,10 @@ import (
 // A config loads whether or not Redis can be reached. Configs with equal settings
 // share their connections.
 type Redis struct {
-	// The addresses of the servers, each as `host:port`, the path of a unix socket,
+	// The addresses of the servers, each as `host[:port]`, the path of a unix socket,
 	// a Caddy network address `unix//path`, or a URL:
 	// `redis://[[user]:password@]host[:port][/db]`, the same with `rediss://` for
-	// TLS, or `unix://[[user]:password@]/path`. A single address is that of the
+	// TLS, or `unix://[[user]:password@]/path`. The default port is 6379. A single address is that of the
 	// server, several are those of servers of a cluster, and with `master_name`
 	// they are those of sentinels. All must have the same form, and only a single
 	// server can be a unix socket.
@@ -60,7 +60,7 @@ type Redis struct {
 
 	// The name of the server in the sentinels' config. The addresses are then those
 	// of the sentinels, without users, passwords and databases; the default port
-	// of a URL is 26379.
+	// is 26379.
 	MasterName string `json:"master_name,omitempty"`
 
 	// The user to log in to the sentinels as. Default: their default user.
@@ -355,7 +355,7 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 	return first, nil
 }
 
-// parseAddress parses the address of a server. port is the default port of URLs.
+// parseAddress parses the address of a server. port is the default port.
 // Errors show neither values of placeholders nor passwords.
 func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 	bad := option.Bad("address", redisaddr.WithoutPassword(text),
@@ -381,6 +381,10 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 		}
 		return address{form: formUnix, server: resolved}, nil
 	case !strings.Contains(resolved, "://"):
+		// A number alone is a port or a database beside the host, as in localhost 6379.
+		if strings.Trim(resolved, "0123456789") != "" && redisaddr.IsHostPort(resolved+":"+port) {
+			resolved += ":" + port
+		}
 		if !redisaddr.IsHostPort(resolved) {
 			return address{}, bad
 		}

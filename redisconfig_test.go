@@ -33,6 +33,9 @@ func TestParseAddress(t *testing.T) {
 		{"[fe80::1%eth0]:6379", address{form: formHostPort, server: "[fe80::1%eth0]:6379"}},
 		{"redis.example.com:1", address{form: formHostPort, server: "redis.example.com:1"}},
 		{"a:65535", address{form: formHostPort, server: "a:65535"}},
+		{"localhost", address{form: formHostPort, server: "localhost:1234"}},
+		{"192.0.2.1", address{form: formHostPort, server: "192.0.2.1:1234"}},
+		{"[::1]", address{form: formHostPort, server: "[::1]:1234"}},
 		{"/run/redis.sock", address{form: formUnix, server: "/run/redis.sock"}},
 		{"/run/redis 1:2.sock", address{form: formUnix, server: "/run/redis 1:2.sock"}},
 		{"unix//run/redis.sock", address{form: formUnix, server: "/run/redis.sock"}},
@@ -69,7 +72,7 @@ func TestParseAddressErrors(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ address, shown string }{
 		{"", ""},
-		{"a", "a"},
+		{"6379", "6379"},
 		{"a:", "a:"},
 		{":6379", ":6379"},
 		{":", ":"},
@@ -80,7 +83,7 @@ func TestParseAddressErrors(t *testing.T) {
 		{"a:65536", "a:65536"},
 		{"a:1:2", "a:1:2"},
 		{"::1:6379", "::1:6379"},
-		{"[::1]", "[::1]"},
+		{"::1", "::1"},
 		{"a:6379/1", "a:6379/1"},
 		{"./redis.sock", "./redis.sock"},
 		{"a:6379 ", "a:6379 "},
@@ -191,6 +194,16 @@ func TestRedisOptions(t *testing.T) {
 			"one sentinel, by a URL",
 			Redis{Addresses: []string{"redis://a"}, MasterName: "m"},
 			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.MasterName = []string{"a:26379"}, "m" }),
+		},
+		{
+			"sentinels without ports",
+			Redis{Addresses: []string{"a", "b:1"}, MasterName: "m"},
+			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.MasterName = []string{"a:26379", "b:1"}, "m" }),
+		},
+		{
+			"a cluster without ports",
+			Redis{Addresses: []string{"a", "b:1"}},
+			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.Cluster = []string{"a:6379", "b:1"}, true }),
 		},
 		{
 			"seed of a cluster",
