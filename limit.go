@@ -62,7 +62,7 @@ type Limit struct {
 	Algorithm string `json:"algorithm,omitempty"`
 
 	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as `10/s`,
-	// `60/minute`, `1000/h` or `5/12h`. It replaces `drip_rate` and `drip_size`, and
+	// `10r/s`, `60/min`, `5/12h` or `10 per minute`. It replaces `drip_rate` and `drip_size`, and
 	// the size is n unless it is set. That is a burst of `size` and n per duration on
 	// average, so up to `size` + n − 1 in one duration. Placeholders must not depend
 	// on the request.

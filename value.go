@@ -81,8 +81,8 @@ func scalar(b []byte) (text string, err error) {
 	return text, err
 }
 
-// Rate is `<n>/<duration>`: n units per duration, evenly, such as `10/s`, `1000/h` or
-// `5/12h`.
+// Rate is `<n>/<duration>`: n units per duration, evenly, such as `10/s`, `10r/s`,
+// `1000/h`, `5/12h` or `10 per minute`.
 type Rate string
 
 // UnmarshalJSON accepts any JSON value as text. It is validated with the option.

@@ -107,12 +107,15 @@ func (r Rate) String() string {
 
 // unitOfRate matches a duration of a rate that is a number of one unit, or the unit
 // alone. Each unit has its own first letter.
-var unitOfRate = regexp.MustCompile(`^([0-9]*)([smhd]|(?:second|minute|hour|day)s?)$`)
+var unitOfRate = regexp.MustCompile(`^(?:([0-9]+) ?)?([smhd]|(?:sec|second|min|minute|hr|hour|day)s?)$`)
 
-// ParseRate parses a rate.
+// ParseRate parses a rate, such as 10/s, 10r/s or 10 per second.
 func ParseRate(text string) (Rate, string) {
-	n, each, _ := strings.Cut(text, "/")
-	units, wrongUnits := Units(n)
+	n, each, found := strings.Cut(text, " per ")
+	if !found {
+		n, each, _ = strings.Cut(text, "/")
+	}
+	units, wrongUnits := Units(strings.TrimSuffix(n, "r"))
 	if m := unitOfRate.FindStringSubmatch(each); m != nil {
 		each = cmp.Or(m[1], "1") + m[2][:1]
 	}

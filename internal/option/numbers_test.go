@@ -27,8 +27,8 @@ var absurd = []string{
 	"9999999999999999999999h", strings.Repeat("9", 50) + "d", "1h", "1 s", "1e3s", "s", "1y", "1w", "second",
 
 	"60", "0/1s", "-1/1s", "+5/1s", "1.5/1s", "1e3/1s", "562949953421313/1s", "99999999999999999999/1s", "/1s", "1/",
-	"/", "1", "10/min", "10/sec", "10r/s", "10/S", "10/mss", "10/ms", "10/month", "10/week", "10/1.5hour", "10/-1hour",
-	"10 / s", "10/ s", "10/hours1", "10 per hour", "10/0s", "10/0day", "10/99999999999day", "5/60", "1/0s", "1/-1s",
+	"/", "1", "10/mins1", "10/se", "r/s", "10rr/s", "10 r/s", "r10/s", "10/S", "10/mss", "10/ms", "10/month", "10/week", "10/1.5hour", "10/-1hour",
+	"10 / s", "10/ s", "10/hours1", "10 per", "10 per ", "per hour", " per hour", "10  per hour", "10 per  hour", "10 per /h", "10 Per hour", "10perhour", "10 hour", "10/0s", "10/0day", "10/99999999999day", "5/60", "1/0s", "1/-1s",
 	"1/999ns", "1/1500ns", "1/1s/1", "1//1s", "1 / 1s", " 1/1s", "1/1s ", "1/1w", "1/1y", "1/9999999h", "1s/1",
 	"ten/1s", "NaN/1s", "1/1s,2/1m", "٣/1s",
 }
@@ -232,21 +232,23 @@ func TestFactorExamples(t *testing.T) {
 	}
 }
 
-// Guards that a unit may stand for one of it and may be written out, and that all
-// ways to write a duration are the same rate.
+// Guards that a unit may stand for one of it and may be written out, that all ways to
+// write a duration are the same rate, and that a rate may be written as nginx and people do.
 func TestRateUnits(t *testing.T) {
 	t.Parallel()
 	for duration, texts := range map[time.Duration][]string{
-		time.Second:      {"s", "1s", "second", "1second", "1seconds", "1000ms"},
-		time.Minute:      {"m", "1m", "minute", "1minute", "60s", "60seconds"},
-		time.Hour:        {"h", "1h", "hour", "1hour", "60minutes"},
-		24 * time.Hour:   {"d", "1d", "day", "1day", "24h", "24hours"},
+		time.Second:      {"s", "1s", "second", "1second", "1seconds", "1000ms", "sec", "1 second"},
+		time.Minute:      {"m", "1m", "minute", "1minute", "60s", "60seconds", "60secs", "min"},
+		time.Hour:        {"h", "1h", "hour", "1hour", "60minutes", "60mins", "hr"},
+		24 * time.Hour:   {"d", "1d", "day", "1day", "24h", "24hours", "24hrs", "24 hours"},
 		30 * time.Minute: {"30m", "30minutes", "0.5h"},
 		7 * 24 * 3600e9:  {"7d", "7days", "007day"},
 	} {
 		for _, text := range texts {
-			if got, want := ParseRate("10/" + text); got != (Rate{10, duration}) || want != "" {
-				t.Errorf("10/%s: got %v, %q, want 10/%v", text, got, want, duration)
+			for _, before := range []string{"10/", "10r/", "10 per "} {
+				if got, want := ParseRate(before + text); got != (Rate{10, duration}) || want != "" {
+					t.Errorf("%s%s: got %v, %q, want 10/%v", before, text, got, want, duration)
+				}
 			}
 		}
 	}
@@ -254,7 +256,7 @@ func TestRateUnits(t *testing.T) {
 
 // Guards that no text panics, and that one which is read is a limit or an error.
 func FuzzRate(f *testing.F) {
-	for _, text := range []string{"60/1s", "7/1s", "999/1s", "3/1d", "1/1us", "562949953421312/1us", "1/6000d", "10/s", "10/2hours"} {
+	for _, text := range []string{"60/1s", "7/1s", "999/1s", "3/1d", "1/1us", "562949953421312/1us", "1/6000d", "10/s", "10/2hours", "10r/min", "10 per 2 hours"} {
 		f.Add(text, int64(1))
 		f.Add(text, int64(math.MaxInt64))
 	}
