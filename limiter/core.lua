@@ -32,7 +32,8 @@
 --            2 doubles the level that the node knows, which the server may have lost: its
 --                      time from now on, and its rest
 --            1 double  how many units the node has in flight beside it, for which there
---                      must be room too
+--                      must be room too; with the flag HOLDS also what tabs
+--                      of its process hold here, which takes room once
 --            1 byte    1 if drips may come at other times here than in that level: the
 --                      node found the bucket empty, or another server may have begun anew;
 --                      2 if there is no such level, and the units take room beside what is
@@ -158,7 +159,7 @@ for r = 1, #runs do
         --@ value.lua: write
       end
 
-      local taken = blocked and held + (reports == 1 and inFlight or 0) or 0
+      local taken = blocked and held + (reports == 1 and (tab and toldStart < 2 and holds.missing(record, tab, inFlight) or inFlight) or 0) or 0
       if taken > 0 then -- tell the level as if they were charged
         clear, rest = algorithm('add', clear, rest, taken, now, size, period, drip, phase)
         clear = min(clear, now + HORIZON)

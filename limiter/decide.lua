@@ -25,7 +25,8 @@ for i = 1, buckets do
     blocked = not fits
   end
   if fits and near then
-    fits = algorithm('beside', near, toldRest, inFlight, now, size, period, drip, phase, 0, 0, entries) >= cost + held
+    local beside = tab and holds.missing(record, tab, inFlight) or inFlight
+    fits = algorithm('beside', near, toldRest, beside, now, size, period, drip, phase, 0, 0, entries) >= cost + held
     blocked = not fits
   end
 

@@ -105,7 +105,7 @@ func (f *fallback) takeLead() bool {
 	if leader == nil || leader.place != f.place {
 		for q := f.inFlight; q != nil; q = q.next {
 			f.crossAll(q)
-			if q.stage == keeping && !slices.Contains(q.known, f.place) {
+			if q.stage == keeping && !f.holds(q) {
 				f.lose(q)
 			}
 		}
@@ -220,9 +220,13 @@ func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 	if drained && dirty == unsure {
 		return toldLevel{}
 	}
-	beside := f.heldHere(p)
+	// A call that names a tab is told what that holds too: the server counts no unit twice.
+	ownTab, beside := p.held != nil, f.heldHere(p)
+	if ownTab {
+		beside = f.memory.holding.of(p.hash)
+	}
 	if fl != nil {
-		beside += fl.unitsBut(f.place, p.limit.Size)
+		beside += fl.unitsBeside(f, ownTab, p.limit.Size)
 	}
 	return toldLevel{told, min(beside, p.limit.Size), dirty}
 }
@@ -242,7 +246,7 @@ func (f *traffic) units(hash uint64, most int64) int64 {
 	if fl == nil {
 		return 0
 	}
-	return fl.unitsBut("", most)
+	return fl.units.atMost(most)
 }
 
 // answered records what a server has decided on q. What it holds for q stays in flight until
@@ -464,9 +468,14 @@ func (f *fallback) done(k *kept) {
 // lead be told of it if they do not.
 func (f *fallback) loseUnknown(k *kept) {
 	q := k.query
-	if f.setKnown(q, k.places()); !slices.Contains(q.known, f.place) || !f.hasLead() {
+	if f.setKnown(q, k.heldBy()); !f.holds(q) || !f.hasLead() {
 		f.lose(q)
 	}
+}
+
+// holds reports whether f's servers count q's units as held themselves.
+func (f *fallback) holds(q *query) bool {
+	return slices.ContainsFunc(q.known, func(other *fallback) bool { return other.place == f.place })
 }
 
 // recount finds out again which servers count what requests hold, or what other stores do
@@ -477,7 +486,7 @@ func (f *traffic) recount(all []*kept) {
 			k = k.host
 		}
 		if q := k.query; q != nil && q.stage == keeping && q.counted {
-			f.setKnown(q, k.places())
+			f.setKnown(q, k.heldBy())
 		}
 	}
 }
@@ -492,15 +501,15 @@ func (f *fallback) forgotten(held []*kept) {
 	f.recount(held)
 }
 
-// setKnown records in which places servers count q's units, which are held, themselves.
-func (f *traffic) setKnown(q *query, places []string) {
-	if slices.Equal(q.known, places) {
+// setKnown records whose servers count q's units, which are held, themselves.
+func (f *traffic) setKnown(q *query, by []*fallback) {
+	if slices.Equal(q.known, by) {
 		return
 	}
 	p := &q.buckets[0]
 	fl := f.flights.of[p.hash]
 	fl.add(q, -p.cost)
-	q.known = places
+	q.known = by
 	fl.add(q, p.cost)
 }
 

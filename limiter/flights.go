@@ -22,9 +22,9 @@ type flight struct {
 	queries   int // how many there are
 	gathering int // how many of them have not been sent, see report.go
 
-	units  total        // of all
-	held   []placeTotal // of those that servers in a place count as held themselves
-	unsent total        // of those that have not been sent
+	units  total       // of all
+	held   []heldTotal // of those that the servers of a fallback count as held themselves
+	unsent total       // of those that have not been sent
 
 	lost    int // queries of which the servers that lead may not know
 	telling int // queries that tell a level
@@ -76,6 +76,7 @@ func (x *flights) leave(q *query, p *asked) {
 		return
 	}
 	delete(x.of, p.hash)
+	clear(fl.held)
 	*fl = flight{held: fl.held[:0]}
 	spareFlights.Put(fl)
 }
@@ -109,28 +110,28 @@ func (fl *flight) add(q *query, n int64) {
 	if fl.units.add(n); q.began == unsent {
 		fl.unsent.add(n)
 	}
-	for _, place := range q.known {
-		fl.heldIn(place).add(n)
+	for _, f := range q.known {
+		fl.heldBy(f).add(n)
 	}
 }
 
-// heldIn returns the total of what servers in the given place count as held.
-func (fl *flight) heldIn(place string) *total {
+// heldBy returns the total of what the servers of f count as held, in the tabs of its store.
+func (fl *flight) heldBy(f *fallback) *total {
 	for i := range fl.held {
-		if fl.held[i].place == place {
+		if fl.held[i].by == f {
 			return &fl.held[i].total
 		}
 	}
-	fl.held = append(fl.held, placeTotal{place: place})
+	fl.held = append(fl.held, heldTotal{by: f})
 	return &fl.held[len(fl.held)-1].total
 }
 
-// unitsBut returns the number of units in flight, at most most, but for those that servers
-// in the given place count as held.
-func (fl *flight) unitsBut(place string, most int64) int64 {
+// unitsBeside returns the number of units in flight, at most most, but for those that the
+// servers of f count as held: in any tab or, if f's servers find its own tab, in others.
+func (fl *flight) unitsBeside(f *fallback, ownTab bool, most int64) int64 {
 	n := fl.units
 	for i := range fl.held {
-		if h := &fl.held[i]; h.place == place {
+		if h := &fl.held[i]; h.by.place == f.place && !(ownTab && h.by == f) {
 			n.sub(h.total)
 		}
 	}
@@ -189,9 +190,9 @@ func (m *meeting) times(q *query, hash uint64) (n int) {
 	return n
 }
 
-// placeTotal is a total of the units that servers in one place hold.
-type placeTotal struct {
-	place string
+// heldTotal is a total of the units that the servers of a fallback hold.
+type heldTotal struct {
+	by *fallback
 	total
 }
 

@@ -21,7 +21,8 @@ type flying struct {
 // begin and end.
 func TestFlightsCountWhatAListHas(t *testing.T) {
 	checkTraces(t, few(10), func(t *rapid.T) {
-		f := newFallback(NewMemory(frozen), 0, "here")
+		m := NewMemory(frozen)
+		f, beside, there := newFallback(m, 0, "here"), newFallback(m, 0, "here"), newFallback(m, 0, "there")
 		var all []*flying
 		hash := rapid.Uint64Range(1, 3)
 		cost := rapid.SampledFrom([]int64{1, 2, 5, MaxUnits})
@@ -54,7 +55,7 @@ func TestFlightsCountWhatAListHas(t *testing.T) {
 				case what == 0:
 					f.lose(q.query)
 				case what == 1 && q.stage == keeping:
-					f.setKnown(q.query, rapid.SampledFrom([][]string{nil, {"here"}, {"there"}, {"there", "here"}}).Draw(t, "places"))
+					f.setKnown(q.query, rapid.SampledFrom([][]*fallback{nil, {f}, {beside}, {there}, {there, f}}).Draw(t, "by"))
 				case what == 2 && len(q.buckets) == 1:
 					f.costs(q.query, cost.Draw(t, "now"))
 				default:
@@ -95,7 +96,7 @@ func checkFlights(t *rapid.T, f *fallback, all []*flying) {
 	t.Helper()
 	for hash := uint64(1); hash <= 3; hash++ {
 		const most = 20
-		units, unknown, gathered, lost, tells := int64(0), int64(0), int64(0), 0, false
+		units, unknown, elsewhere, gathered, lost, tells := int64(0), int64(0), int64(0), int64(0), 0, false
 		worst := func(except *flying) (as dirtiness) {
 			for _, q := range all {
 				for i := range q.buckets {
@@ -112,8 +113,12 @@ func checkFlights(t *rapid.T, f *fallback, all []*flying) {
 				if p.hash != hash {
 					continue
 				}
-				if units = min(units+p.cost, most); !slices.Contains(q.known, "here") {
+				units = min(units+p.cost, most)
+				if !f.holds(q.query) {
 					unknown = min(unknown+p.cost, most)
+				}
+				if !f.holds(q.query) || slices.Contains(q.known, f) {
+					elsewhere = min(elsewhere+p.cost, most)
 				}
 				if q.lost {
 					lost++
@@ -141,8 +146,11 @@ func checkFlights(t *rapid.T, f *fallback, all []*flying) {
 		if n := f.units(hash, most); n != units {
 			t.Fatalf("bucket %d: %d units, want %d", hash, n, units)
 		}
-		if n := got.unitsBut("here", most); n != unknown {
+		if n := got.unitsBeside(f, false, most); n != unknown {
 			t.Fatalf("bucket %d: %d units that servers here do not count, want %d", hash, n, unknown)
+		}
+		if n := got.unitsBeside(f, true, most); n != elsewhere {
+			t.Fatalf("bucket %d: %d units that are in no other tab here, want %d", hash, n, elsewhere)
 		}
 		if n := got.unsent.atMost(most); n != gathered {
 			t.Fatalf("bucket %d: %d units were not sent, want %d", hash, n, gathered)

@@ -176,6 +176,14 @@ local function renew(record, asked, units)
   return all, known, gone + gone2, charge + charge2
 end
 
+-- missing returns how many of the units that a node has in flight are in no tab of its process.
+local function missing(record, asked, inFlight)
+  for _, tab in ipairs(record or {}) do
+    inFlight = inFlight - (tab[PROCESS] == asked[1] and tab[HELD] or 0)
+  end
+  return max(inFlight, 0)
+end
+
 -- held returns how many units a record holds.
 local function held(record)
   local n = 0
@@ -184,4 +192,4 @@ local function held(record)
   end
   return n
 end
-holds = {parse = parse, text = text, lapses = lapses, present = present, isLate = isLate, hold = hold, settle = settle, renew = renew, held = held}
+holds = {parse = parse, text = text, lapses = lapses, present = present, isLate = isLate, hold = hold, settle = settle, renew = renew, missing = missing, held = held}

@@ -1067,3 +1067,57 @@ func TestDryRun(t *testing.T) {
 		}
 	}
 }
+
+// TestHoldCountsEachUnitOnce guards requests of a node that tells its server what it knows,
+// since that may have lost it: what it holds, and what it has asked for just now, takes room
+// once, whether or not the server still has it.
+func TestHoldCountsEachUnitOnce(t *testing.T) {
+	t.Parallel()
+	const size, first = 100, 60
+	for name, losesData := range map[string]bool{"the script is lost": false, "all is lost": true} {
+		for _, limit := range []Limit{Concurrency(size), {Size: size, DripInterval: time.Hour, DripSize: 1}, SlidingLog(size, time.Hour), Window(size, time.Hour)} {
+			t.Run(name+", "+limit.Algorithm.String(), func(t *testing.T) {
+				t.Parallel()
+				server := redistest.Start(t)
+				proxy := redistest.StartProxy(t, server.Addr)
+				proxy.Delay(20 * time.Millisecond) // so that requests are in flight together
+				r := newRedis(RedisOptions{Addresses: []string{proxy.Addr}, Timeout: 10 * time.Second, Fallback: NewMemory(nil)}, takeScript)
+				t.Cleanup(func() { _ = r.Close() })
+				b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
+				together := func(n int) (admitted int64) {
+					var count atomic.Int64
+					redistest.Together(t, n, func(int) {
+						if d, _ := begin(t, r, b); !d.Denied {
+							count.Add(1)
+						}
+					})
+					return count.Load()
+				}
+				if n := together(first); n != first {
+					t.Fatalf("%d of %d were admitted at first", n, first)
+				}
+				if losesData {
+					if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				if n := together(1); n != 1 { // by which the loss is found
+					t.Error("one that fits was denied")
+				}
+				var held []*kept
+				r.tabs.mu.Lock()
+				for _, tab := range r.tabs.all {
+					held = append(held, tab.lose()...)
+				}
+				r.tabs.mu.Unlock()
+				r.fallback.forgotten(held)
+				if n := together(size); n != size-first-1 {
+					t.Errorf("%d were admitted beside %d, want %d", n, first+1, size-first-1)
+				}
+			})
+		}
+	}
+}

@@ -23,10 +23,10 @@ type query struct {
 	server     *redisscript.Server // the server that it was last sent to
 	order      uint64              // its number among all queries sent
 	stage      stage
-	began      uint64   // when it began to count as in flight, see flights
-	counted    bool     // whether it does
-	known      []string // the places whose servers count its units as held
-	lost       bool     // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
+	began      uint64      // when it began to count as in flight, see flights
+	counted    bool        // whether it does
+	known      []*fallback // those whose servers count its units as held, one of each place
+	lost       bool        // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
 	next, prev *query
 
 	// Memory for Keys and Arg. The next query that reuses q overwrites it.

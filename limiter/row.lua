@@ -52,8 +52,8 @@ end
 --# charged
 if several then
   local row = rows[i]
-  algorithm, kind, counts, role, size, period, drip, phase, cost, inFlight, tab, clear, rest, held, record, fits, blocked, changed,
+  algorithm, kind, counts, role, size, period, drip, phase, cost, inFlight, toldStart, tab, clear, rest, held, record, fits, blocked, changed,
     foreign, entries, borrowed = row.algorithm, row.kind, row.counts, row.role, row.size, row.period, row.drip, row.phase, row.cost,
-    row.inFlight, row.tab, row.clear, row.rest, row.held, row.record, row.fits, row.blocked, row.changed, row.foreign,
+    row.inFlight, row.toldStart, row.tab, row.clear, row.rest, row.held, row.record, row.fits, row.blocked, row.changed, row.foreign,
     row.entries, row.borrowed
 end

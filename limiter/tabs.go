@@ -159,17 +159,18 @@ func (k *kept) isHeld() bool {
 	return k.running
 }
 
-// places returns the places whose servers count the units as held. When that changes, the
-// fallback is told, which keeps it: see recount.
-func (k *kept) places() (all []string) {
+// heldBy returns the fallbacks whose servers count the units as held, one of each place. When
+// that changes, the fallback is told, which keeps it: see recount.
+func (k *kept) heldBy() (all []*fallback) {
 	if k.store != nil && k.inPlace() {
-		all = append(all, k.store.place)
+		all = append(all, k.store.fallback)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, other := range k.others {
-		if other.inPlace() && !slices.Contains(all, other.store.place) {
-			all = append(all, other.store.place)
+		f := other.store.fallback
+		if other.inPlace() && !slices.ContainsFunc(all, func(g *fallback) bool { return g.place == f.place }) {
+			all = append(all, f)
 		}
 	}
 	return all
