@@ -517,6 +517,7 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 	case err != nil:
 		t.queued = false
 		unknown = t.notTold(err)
+	case held.receipt != t.receipt: // the server has opened the tab anew since, see admitted
 	case outcomes[0].receipt == 1:
 		t.known = totals{max(t.known.ended, held.ended), max(t.known.charged, held.charged)}
 		t.heard = max(t.heard, sent)
