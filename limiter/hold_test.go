@@ -382,6 +382,49 @@ func TestHoldThroughStores(t *testing.T) {
 	}
 }
 
+// TestTakeOverTwiceInOutage guards a place to which buckets move twice while its server is
+// down, each time to another store: what a request holds and is charged there counts once.
+func TestTakeOverTwiceInOutage(t *testing.T) {
+	t.Parallel()
+	m, proxy := NewMemory(nil), redistest.StartProxy(t, redistest.Start(t).Addr)
+	redis := func(addr string) *Redis {
+		r := newRedis(RedisOptions{Addresses: []string{addr}, Timeout: 100 * time.Millisecond, Fallback: m}, takeScript)
+		t.Cleanup(func() { _ = r.Close() })
+		return r
+	}
+	a, first, second := redis(redistest.Start(t).Addr), redis(proxy.Addr), redis(proxy.Addr)
+	proxy.Refuse()
+	b := hourly(9)
+	const requests = 3
+	var running []inProgress
+	for range requests {
+		_, h := begin(t, a, b)
+		running = append(running, h)
+	}
+	first.TakeOver()
+	time.Sleep(2 * tellEvery)
+	second.TakeOver()
+	time.Sleep(2 * tellEvery)
+	proxy.Pass()
+	has := func(units, held int64) {
+		t.Helper()
+		redistest.WaitFor(t, 10*time.Second, func() error {
+			for range 3 { // and stays so
+				if l, err := second.Peek(t.Context(), b); err != nil || l.Units != units || l.Held != held {
+					return fmt.Errorf("%+v, %w, want %d and %d held", l, err, units, held)
+				}
+				time.Sleep(2 * tellEvery)
+			}
+			return nil
+		})
+	}
+	has(0, requests)
+	for _, h := range running {
+		h.held.Settle(0, 1)
+	}
+	has(requests, 0)
+}
+
 // TestHoldThroughOutage guards that a node whose server is gone goes on with what its own
 // requests hold, and tells the server when it is back, whether or not that has lost its
 // data.

@@ -124,7 +124,8 @@ type kept struct {
 	guest    bool // whether another store has decided its request
 	moved    bool // and that is a Memory, which holds it too
 
-	host *kept // what the other store holds
+	host   *kept // what the other store holds
+	before *kept // what a store with the same place has held for it, until a server holds this
 }
 
 // cost returns how many units it holds.
@@ -540,7 +541,7 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err error) {
 	t, held := q.tab, q.buckets[0].held
 	var known, unknown []owed
-	var paid []*kept
+	var paid, replaced []*kept
 	n.mu.Lock()
 	r := t.renewal
 	r.sent = false
@@ -571,6 +572,10 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 			t.moved += k.cost()
 		}
 		k.inServer = true
+		if k.before != nil {
+			replaced = append(replaced, k.before)
+			k.before = nil
+		}
 	}
 	var beside []*kept // what counts again that was admitted meanwhile
 	if t.lost && !t.doubt {
@@ -583,6 +588,9 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 	n.account(q, outcomes, known, unknown, nil)
 	n.store.fallback.renewed(r.running, q.server, paid)
 	n.store.fallback.forgotten(beside)
+	for _, k := range replaced {
+		k.end(0)
+	}
 	n.advance(t, true)
 }
 
@@ -784,6 +792,13 @@ func (k *kept) settle(charge int64) {
 
 // end lets go what k's store holds, and charges so many units.
 func (k *kept) end(charge int64) {
+	k.store.tabs.mu.Lock()
+	before := k.before
+	k.before = nil
+	k.store.tabs.mu.Unlock()
+	if before != nil {
+		before.end(0)
+	}
 	f := k.store.fallback
 	rest, here := k.store.tabs.end(k, charge)
 	switch {
@@ -834,7 +849,8 @@ func (r *Redis) TakeOver() {
 	go r.tabs.tick()
 }
 
-// holdIn has r hold what k's request holds.
+// holdIn has r hold what k's request holds, in place of another store that has taken it over to
+// the same place: that one may be closed before the request ends.
 func (k *kept) holdIn(r *Redis) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -843,8 +859,14 @@ func (k *kept) holdIn(r *Redis) {
 	}
 	other := &kept{store: r, bucket: k.bucket, query: r.query(Request{Buckets: []Bucket{k.bucket}}, whatRenew), guest: true, moved: k.store == nil, host: k}
 	other.query.buckets[0].held, other.query.stage = &heldCost{charge: k.bucket.Cost, kept: other}, ended
+	same := slices.IndexFunc(k.others, func(other *kept) bool { return other.store.place == r.place })
+	if same >= 0 {
+		other.before = k.others[same]
+		k.others[same] = other
+	} else {
+		k.others = append(k.others, other)
+	}
 	r.tabs.decidedHere(other)
-	k.others = append(k.others, other)
 }
 
 // movedTo returns how many units of p's bucket that this process holds in a Memory the
