@@ -32,8 +32,7 @@
 --            2 doubles the level that the node knows, which the server may have lost: its
 --                      time from now on, and its rest
 --            1 double  how many units the node has in flight beside it, for which there
---                      must be room too; with the flag HOLDS also what tabs
---                      of its process hold here, which takes room once
+--                      must be room too; with HOLDS also what its tabs here hold
 --            1 byte    1 if drips may come at other times here than in that level: the
 --                      node found the bucket empty, or another server may have begun anew;
 --                      2 if there is no such level, and the units take room beside what is
