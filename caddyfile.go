@@ -21,7 +21,7 @@ import (
 
 // parseHandler parses the directive:
 //
-//	rate_limit [<matcher>] [<name>] {
+//	rate_limit [<matcher>] [<name>] [<key>] [<rate>] {
 //		key          <template>
 //		algorithm    leaky_bucket | token_bucket | fixed_window | sliding_window | sliding_log | warm_up
 //		rate         <n>/<duration>
@@ -69,7 +69,7 @@ import (
 //		zone         <name> { ... }
 //	}
 //
-// A nested limit takes the options above the blank line. A block may have zones
+// The block may be left out. A nested limit takes the options above the blank line. A block may have zones
 // instead of these, with other options beside them, see parseZoneOption.
 func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	helper.Next() // the directive's name
@@ -77,10 +77,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 	h, l := new(Handler), new(Limit)
 	p.note(l, blockToken)
 	args := helper.RemainingArgs()
-	if len(args) == 1 {
-		l.Name = args[0]
-	}
-	if want := wantInBlock(args); want != "" {
+	if want := l.setInLine(args); want != "" {
 		return nil, helper.Errf("%s: got %q, want %s", ownName, option.Redacted(strings.Join(args, " ")), want)
 	}
 	if err := p.parse(l, h); err != nil {
@@ -99,6 +96,57 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		return nil, p.locate(l, err)
 	}
 	return h, p.check(h.Limits, nil, h.compiler(option.Later, math.MaxInt))
+}
+
+// setInLine sets what stands beside the directive: a name, a key and a rate, in any order.
+// It returns what is wanted instead, or "".
+func (l *Limit) setInLine(args []string) (want string) {
+	var names []string
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		n := wordsOfRate(args[i:])
+		switch {
+		case n > 0:
+			if l.Rate != "" {
+				return "one rate, and others in limits within the block"
+			}
+			l.Rate = Rate(strings.Join(args[i:i+n], " "))
+			i += n - 1
+		case option.HasPlaceholder(arg):
+			if l.Key != "" {
+				return "one key, which may have several placeholders, as in {client_ip}/{host}"
+			}
+			l.Key = arg
+		default:
+			names = append(names, arg)
+		}
+	}
+	if len(names) == 1 {
+		l.Name = names[0]
+	}
+	switch {
+	case optionsIn(args) != nil, len(names) > 1 && names[0] != args[0]:
+		return wantInBlock(args)
+	case len(names) == 1 && len(args) > 1 && (strings.HasPrefix(names[0], "/") || strings.HasPrefix(names[0], "@")):
+		return "the matcher first"
+	}
+	return wantInBlock(names)
+}
+
+// wordsOfRate returns how many words a rate has with which args begin, whether it is a
+// valid one or not, and 0 if they begin with something else.
+func wordsOfRate(args []string) int {
+	switch word := args[0]; {
+	case word == "" || word[0] < '0' || word[0] > '9':
+		return 0
+	case strings.Contains(word, "/") || strings.Contains(word, " per "):
+		return 1
+	case len(args) < 3 || args[1] != "per":
+		return 0
+	case len(args) > 3 && strings.Trim(args[2], "0123456789") == "":
+		return 4 // 10 per 15 minutes
+	}
+	return 3
 }
 
 // limitParser parses the block of a directive. It remembers where each option is, so
@@ -167,7 +215,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 	if h != nil {
 		maps.Copy(values, textsOf(h))
 	}
-	seen := make(map[string]bool)
+	seen := map[string]bool{"key": l.Key != "", "rate": l.Rate != ""} // beside the directive
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
 		name := p.Val()
 		if seen[name] && name != "limit" && name != "zone" && (h == nil || !repeatable(name)) {

@@ -159,3 +159,34 @@ func TestRateWithSizeOfRequest(t *testing.T) {
 		step{after: 16_667 * µs, header: []string{"X-Size: 2"}, want: "200 limit=2 remaining=0 clear=0.034"},
 	)
 }
+
+// Guards that a limit in one line limits as one in a block does: each client address unless
+// there is a key, also if a block has the rest.
+func TestLimitInOneLine(t *testing.T) {
+	alice, bob := []string{"X-Api-Key: alice"}, []string{"X-Api-Key: bob"}
+	for _, tc := range []struct {
+		directive string
+		steps     []step
+	}{
+		{"rate_limit 2/m", []step{
+			{header: alice, want: "200 limit=2 remaining=1 clear=30.000"},
+			{header: bob, want: "200 limit=2 remaining=0 clear=60.000"},
+			{header: alice, want: "429 limit=2 remaining=0 clear=60.000 reset=30.000 retry-after=30"},
+			{after: 30 * time.Second, want: "200 limit=2 remaining=0 clear=60.000"},
+		}},
+		{"rate_limit {header.X-Api-Key} 1 per minute", []step{
+			{header: alice, want: "200 limit=1 remaining=0 clear=60.000"},
+			{header: alice, want: "429 limit=1 remaining=0 clear=60.000 reset=60.000 retry-after=60"},
+			{header: bob, want: "200 limit=1 remaining=0 clear=60.000"},
+		}},
+		{"rate_limit /a 60r/min api {\nsize 1\n}", []step{
+			{path: "/a", want: "200 limit=1 remaining=0 clear=1.000"},
+			{path: "/a", want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+			{path: "/b", want: "200"},
+		}},
+	} {
+		t.Run(tc.directive, func(t *testing.T) {
+			startSite(t, tc.directive+"\nrespond admitted").run(tc.steps...)
+		})
+	}
+}
