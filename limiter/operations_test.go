@@ -229,7 +229,11 @@ func TestAnswersAreStored(t *testing.T) {
 				if answer.receipt > 0 && p.held != nil && op.what != whatSettle {
 					receipts = append(receipts, answer.receipt)
 				}
-				if beside := is.held + p.told.inFlight; answer.blocked && beside > 0 { // told as if they were charged
+				beside := p.told.inFlight
+				if p.held != nil && p.told.dirty != clean {
+					beside = max(beside-v.heldBy(q.Keys[i], p.held.process), 0)
+				}
+				if beside += is.held; answer.blocked && beside > 0 { // told as if they were charged
 					is.ahead = p.limit.add(is.after(v.now), beside, moment{v.now, v.now}).ahead(v.now)
 					is.clear = min(is.clear, horizon)
 					if p.limit.keepsEntries() {
@@ -252,6 +256,17 @@ func TestAnswersAreStored(t *testing.T) {
 			t.Errorf("operation %d: %+v: the test covers too little", what, n)
 		}
 	}
+}
+
+// heldBy returns how many units a process holds of a bucket.
+func (v *virtual) heldBy(key string, process int64) (n int64) {
+	w, _ := parseWritten(v.admin.Get(context.Background(), key).Val())
+	for _, tab := range w.record {
+		if tab.process == process && min(tab.seen, v.now)+lapse.Microseconds() > v.now {
+			n += tab.held
+		}
+	}
+	return n
 }
 
 // sameLevel reports whether two answers tell the same of a bucket.
