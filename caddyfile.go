@@ -272,14 +272,14 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 		case name == "log":
 			h.Log, err = parseFlag(p.Dispenser)
 		case h == nil:
-			return unknownOption(p.Dispenser, limitOptions)
+			return unknownOption(p.Dispenser, limitScope)
 		default:
 			found, err := parseZoneOption(p.Helper, &h.Zones)
 			if err != nil {
 				return err
 			}
 			if !found {
-				return unknownOption(p.Dispenser, slices.Concat(limitOptions, handlerOptions))
+				return unknownOption(p.Dispenser, blockScope)
 			}
 			continue
 		}
@@ -422,7 +422,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		case "metrics":
 			app.Metrics, err = parseChoice(d, parseMetrics)
 		default:
-			return nil, unknownOption(d, []string{"redis", "memory", "on_error", "consistency", "metrics"})
+			return nil, unknownOption(d, globalScope)
 		}
 		if err != nil {
 			return nil, err
@@ -439,7 +439,7 @@ func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		switch name := d.Val(); {
 		case name != "max_keys":
-			return unknownOption(d, []string{"max_keys"})
+			return unknownOption(d, memoryScope)
 		case m.MaxKeys != "":
 			return d.Errf("duplicate option: %s", name)
 		}
@@ -455,13 +455,6 @@ func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 	return nil
 }
 
-// redisOptions are the options of the redis block.
-var redisOptions = []string{
-	"username", "password", "db", "cluster",
-	"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
-	"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout",
-}
-
 // parseRedis parses the redis block.
 func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	if r.Addresses = d.RemainingArgs(); len(r.Addresses) == 0 {
@@ -469,7 +462,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	}
 	// Hosts need no port, so that these would be hosts too, and a password one to look up.
 	for _, word := range r.Addresses[1:] {
-		if slices.Contains(redisOptions, word) {
+		if slices.Contains(redisScope.options, word) {
 			return d.Errf("redis: got the option %s among the addresses, want it in a block, in a line of its own", word)
 		}
 	}
@@ -508,7 +501,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 			err = parseTLS(d, r.TLS)
 		default:
 			if texts[name] == nil {
-				return unknownOption(d, redisOptions)
+				return unknownOption(d, redisScope)
 			}
 			*texts[name], err = parseArgument(d)
 		}

@@ -14,61 +14,123 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 )
 
-// otherNames are names that other rate limiters have for options, and what they are
-// called here. Where only some of these are options, the first of those is meant.
-var otherNames = map[string][]string{
-	"average":      {"rate"},
-	"burst":        {"size", "events"},
-	"capacity":     {"size", "events"},
-	"duration":     {"window"},
-	"events":       {"max"},
-	"interval":     {"duration", "window"},
-	"max":          {"events"},
-	"max_events":   {"max", "events"},
-	"max_requests": {"max", "events"},
-	"period":       {"window"},
-	"refill_rate":  {"drip_rate"},
-	"refill_size":  {"drip_size"},
-	"requests":     {"max", "events"},
-	"rps":          {"rate"},
-	"size":         {"events"},
-	"tokens":       {"size", "events"},
+// scope is a place in a Caddyfile where options stand.
+type scope struct {
+	place   string // for errors
+	options []string
+	above   *scope // around it, or nil
 }
 
-// unknownOption returns the error for the current token, which is not one of the
-// options that are known here.
-func unknownOption(d *caddyfile.Dispenser, known []string) error {
-	name := d.Val()
-	meant := ""
-	also := meantOption(name, known)
-	if also == "" && slices.Contains(known, "match") {
-		also = matcherOption(append([]string{name}, nextArgs(d)...))
-	}
-	if also != "" {
-		meant = " (did you mean " + option.Quote(also) + "?)"
-	}
-	want := "one of " + strings.Join(known, ", ")
-	if len(known) == 1 {
-		want = known[0]
-	}
-	return d.Errf("%s: got an unknown option%s, want %s", option.Quote(redisaddr.WithoutPassword(name)), meant, want)
+// The scopes of options. Those of a whole block, beside the options of its limit, are one
+// of their own.
+var (
+	globalScope = &scope{"the global option of this module", []string{"redis", "memory", "on_error", "consistency", "metrics"}, nil}
+	redisScope  = &scope{"redis of the global option", []string{
+		"username", "password", "db", "cluster",
+		"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
+		"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout",
+	}, globalScope}
+	memoryScope = &scope{"memory of the global option", []string{"max_keys"}, globalScope}
+
+	wholeScope = &scope{"the block of the directive itself", handlerOptions, nil}
+	blockScope = &scope{"the block of the directive", slices.Concat(limitOptions, handlerOptions), nil}
+	limitScope = &scope{"a limit", limitOptions, wholeScope}
+	zoneScope  = &scope{"a zone", []string{
+		"match", "key", "window", "events", "max_concurrent", "ipv4_prefix", "ipv6_prefix",
+	}, wholeScope}
+	distributedScope = &scope{"distributed", []string{"read_interval", "write_interval", "purge_age"}, nil}
+)
+
+// homes are the scopes where an option may belong that is unknown where it stands, in the
+// order in which they are looked through after those above.
+var homes = []*scope{limitScope, wholeScope, zoneScope, globalScope, redisScope, memoryScope}
+
+// otherWords are words that other rate limiters or other directives have for options, and
+// what to write here instead. In limits and zones, they come before any word that is
+// spelled like them.
+var otherWords = []struct {
+	in    []*scope
+	words string
+	want  string
+}{
+	{inLimits, "events max_events requests max_requests", "rate 10/1m, or put events and window into a zone"},
+	{inLimits, "average rps", "rate 10/s"},
+	{inLimits, "interval", "rate 10/1m, or max and duration"},
+	{inLimits, "burst capacity tokens", "size"},
+	{inLimits, "refill_rate", "drip_rate"},
+	{inLimits, "refill_size", "drip_size"},
+	{inLimits, "delay", "max_delay"},
+	{inLimits, "max_concurrent", "concurrency"},
+	{inLimits, "ban_duration ban_time bantime", "ban 10m"},
+	{inLimits, "methods", "match method <method...>"},
+	{inLimits, "allow allowlist exclude except ignore whitelist", "match not client_ip <address...>"},
+	{inLimits, "message response respond", `handle_errors 429 beside the directive, see "Denied requests" in docs/directive.md`},
+	{inZones, "max max_events requests max_requests limit burst capacity tokens size", "events"},
+	{inZones, "average rate rps", "events and window, such as events 10 and window 1m"},
+	{inZones, "duration interval period", "window"},
+	{inZones, "concurrency", "max_concurrent"},
 }
 
-// meantOption returns the option that was probably meant by another word, or "".
-func meantOption(word string, known []string) string {
-	if i := strings.IndexAny(word, ":="); i > 0 { // as in YAML, or size=10
+var (
+	inLimits = []*scope{blockScope, limitScope}
+	inZones  = []*scope{zoneScope}
+)
+
+// unknownOption returns the error for the current token, which is none of the options of
+// its scope.
+func unknownOption(d *caddyfile.Dispenser, here *scope) error {
+	got := option.Quote(option.Shortened(redisaddr.WithoutPassword(d.Val())))
+	word := plainWord(d.Val())
+	for _, o := range otherWords {
+		if slices.Contains(o.in, here) && slices.Contains(strings.Fields(o.words), word) {
+			return d.Errf("%s: got an unknown option, want %s", got, o.want)
+		}
+	}
+	if home := here.homeOf(word); home != nil {
+		return d.Errf("%s: got it in %s, want it in %s, see docs/directive.md", got, here.place, home.place)
+	}
+	meant := nearestOption(word, here.options)
+	if meant == "" && slices.Contains(here.options, "match") {
+		meant = matcherOption(append([]string{d.Val()}, nextArgs(d)...))
+	}
+	if meant != "" {
+		return d.Errf("%s: got an unknown option, did you mean %s?", got, option.Quote(option.Shortened(option.Redacted(meant))))
+	}
+	return d.Errf("%s: got an unknown option, see docs/directive.md", got)
+}
+
+// homeOf returns the scope to which an option belongs that stands in s, or nil if it is
+// none or one of s.
+func (s *scope) homeOf(name string) *scope {
+	if slices.Contains(s.options, name) {
+		return nil // but for how it is written
+	}
+	for home := s.above; home != nil; home = home.above {
+		if slices.Contains(home.options, name) {
+			return home
+		}
+	}
+	for _, home := range homes {
+		if slices.Contains(home.options, name) {
+			return home
+		}
+	}
+	return nil
+}
+
+// plainWord returns a word as options are spelled, without what other formats have behind
+// or within it, as in YAML, or size=10.
+func plainWord(word string) string {
+	if i := strings.IndexAny(word, ":="); i > 0 {
 		word = word[:i]
 	}
-	if word = strings.ReplaceAll(strings.ToLower(word), "-", "_"); len(word) > 32 {
+	return strings.ReplaceAll(strings.ToLower(word), "-", "_")
+}
+
+// nearestOption returns the option that is spelled most like a word, or "" if none is.
+func nearestOption(word string, known []string) string {
+	if len(word) > 32 {
 		return ""
-	}
-	if slices.Contains(known, word) {
-		return word
-	}
-	for _, name := range otherNames[word] {
-		if slices.Contains(known, name) {
-			return name
-		}
 	}
 	best, least := "", 3
 	for _, name := range known {

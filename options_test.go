@@ -10,12 +10,11 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 )
 
 // TestOptions guards what is said of options, in a Caddyfile and in JSON: what a row of
-// testdata/options/*.txt has is accepted, or refused in one line that names the option,
-// what it got and what would be right. The command check says the same.
+// testdata/options/*.txt has is accepted, or refused in one line of fewer than 300
+// bytes that names the option, what it got and what would be right. The command check says the same.
 //
 // A row is "what is written => the error", or without an error if it is accepted. One that
 // ends in three dots is the beginning of the error. In a Caddyfile, "; " is the end of a
@@ -91,6 +90,9 @@ func (r *optionRow) check(t *testing.T) {
 	begins, open := strings.CutSuffix(r.want, "...")
 	if got != r.want && (!open || begins == "" || !strings.HasPrefix(got, begins)) {
 		t.Errorf("%s:\n got error %s\nwant error %s", r.place, got, r.want)
+	}
+	if len(got) >= 300 {
+		t.Errorf("%s: error %q has %d bytes, want fewer than 300", r.place, got, len(got))
 	}
 	if strings.Contains(got, "\n") || strings.Contains(got, "canary") {
 		t.Errorf("%s: error %q, want one line without what is secret", r.place, got)
@@ -180,16 +182,38 @@ func TestNumbersFromEnvironment(t *testing.T) {
 	}
 }
 
-// Guards the lists of options in errors: each is known where it is listed, and all are.
+// Guards the lists of options from which errors tell where one belongs: each is known
+// where it is listed.
 func TestListedOptions(t *testing.T) {
 	t.Parallel()
-	options := slices.Concat(limitOptions, handlerOptions)
-	for _, option := range options {
-		_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(inLimit(option+" a b c")), nil)
-		if err == nil || strings.Contains(err.Error(), "unknown option") {
-			t.Errorf("%s: %v", option, err)
+	for at, in := range map[*scope]string{
+		blockScope:       ":8080 {; rate_limit {; ...; }; }",
+		limitScope:       ":8080 {; rate_limit {; limit a {; ...; }; }; }",
+		zoneScope:        ":8080 {; rate_limit {; zone a {; ...; }; }; }",
+		distributedScope: ":8080 {; rate_limit {; distributed {; ...; }; }; }",
+		globalScope:      "{; rate_limit {; ...; }; }",
+		redisScope:       "{; rate_limit {; redis a:1 {; ...; }; }; }",
+		memoryScope:      "{; rate_limit {; memory {; ...; }; }; }",
+	} {
+		for _, option := range at.options {
+			_, err := adaptCaddyfile(strings.NewReplacer("; ", "\n", "...", option+" a b c").Replace(in) + "\n")
+			if err != nil && (strings.Contains(err.Error(), "unknown option") || strings.Contains(err.Error(), "got it in")) {
+				t.Errorf("%s: %v", option, err)
+			}
 		}
 	}
-	_, err := adaptCaddyfile(inLimit("speed 5"))
-	wantError(t, err, "speed: got an unknown option, want one of "+strings.Join(options, ", ")+", at Caddyfile:3")
+}
+
+// Guards that what is said of a word from elsewhere is said wherever it is not an option.
+func TestOtherWords(t *testing.T) {
+	t.Parallel()
+	for _, o := range otherWords {
+		for _, word := range strings.Fields(o.words) {
+			for _, at := range o.in {
+				if slices.Contains(at.options, word) {
+					t.Errorf("%s is an option of %s", word, at.place)
+				}
+			}
+		}
+	}
 }

@@ -255,7 +255,7 @@ func (h *Handler) logExceeded(r *http.Request, q *rule.Request, decider *outcome
 // current token is:
 //
 //	zone <name> {
-//		match       { ... }
+//		match       @name | /path | <matcher...> | { ... }
 //		key         <template>
 //		window      <duration>
 //		events      <n>
@@ -321,7 +321,7 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
 		name := helper.Val()
 		if name == "match" {
-			set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
+			set, err := parseZoneMatch(helper)
 			if err != nil {
 				return err
 			}
@@ -357,7 +357,7 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 			text, err = parseNumber(helper.Dispenser, option.Integer(0, 128))
 			z.IPv6Prefix = Number(text)
 		default:
-			return unknownOption(helper.Dispenser, []string{"match", "key", "window", "events", "max_concurrent", "ipv4_prefix", "ipv6_prefix"})
+			return unknownOption(helper.Dispenser, zoneScope)
 		}
 		if err == nil {
 			err = parseEnd(helper.Dispenser, name)
@@ -382,6 +382,19 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 	return nil
 }
 
+// parseZoneMatch parses the matchers of a zone: those of a limit, or a block that may be
+// empty.
+func parseZoneMatch(helper httpcaddyfile.Helper) (set caddy.ModuleMap, err error) {
+	if helper.CountRemainingArgs() == 0 {
+		return caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
+	}
+	sets, err := parseMatch(helper)
+	if err != nil || len(sets) == 0 { // an empty set is all requests
+		return caddy.ModuleMap{}, err
+	}
+	return sets[0], nil
+}
+
 // parseDistributed parses options that have no effect.
 func parseDistributed(helper httpcaddyfile.Helper, d *Distributed) error {
 	if helper.NextArg() {
@@ -393,7 +406,7 @@ func parseDistributed(helper httpcaddyfile.Helper, d *Distributed) error {
 			"read_interval": &d.ReadInterval, "write_interval": &d.WriteInterval, "purge_age": &d.PurgeAge,
 		}[name]
 		if into == nil {
-			return unknownOption(helper.Dispenser, []string{"read_interval", "write_interval", "purge_age"})
+			return unknownOption(helper.Dispenser, distributedScope)
 		}
 		text, err := parseArgument(helper.Dispenser)
 		if err != nil {

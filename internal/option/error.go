@@ -27,12 +27,17 @@ func (e *Error) Error() string { return e.Option + ": " + e.problem }
 // Bad returns the error for an option with an invalid value: one line with
 // what it got and what is valid.
 func Bad(option, got, want string) error {
-	const most = 64 // clients must not be able to flood the log
-	got = Redacted(got)
-	if len(got) > most {
-		got = strings.ToValidUTF8(got[:most], "") + "…"
+	return Errorf(option, "got %q, want %s", Shortened(Redacted(got)), want)
+}
+
+// Shortened returns the beginning of a text that is long, for an error message: clients must
+// not be able to flood the log.
+func Shortened(text string) string {
+	const most = 64
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
 	}
-	return Errorf(option, "got %q, want %s", got, want)
+	return text
 }
 
 // Setting is an option as it is written in a config.
