@@ -54,8 +54,11 @@ func (l *Limit) banText() string { return strings.Join(l.Ban, " ") }
 // parseBan parses the duration of a ban.
 func parseBan(text string) (d time.Duration, want string) {
 	d, err := caddy.ParseDuration(text)
-	if err != nil || limiter.BansFor(1, d).Validate() != nil {
-		return 0, "a duration from 1s to 17 years in whole microseconds, such as 10m"
+	switch {
+	case err == nil && d%time.Microsecond != 0:
+		return 0, "a duration of whole microseconds, such as 10m"
+	case err != nil || limiter.BansFor(1, d).Validate() != nil:
+		return 0, "a duration from 1s to 17 years, such as 10m"
 	}
 	return d, ""
 }

@@ -162,7 +162,7 @@ func (d *draft) setGroup() error {
 // setRateBucket sets up the bucket of a limit that is defined by its rate. The
 // size is the rate's number of units unless it is set.
 func (d *draft) setRateBucket() error {
-	r, err := option.Parse(d.resolve, "rate", string(d.Rate), option.ParseRate)
+	r, err := d.rate()
 	if err != nil {
 		return err
 	}
@@ -186,6 +186,16 @@ func (d *draft) setRateBucket() error {
 	b.Rate = option.Value[time.Duration]{Option: "drip_rate", Constant: numbers.DripInterval}
 	b.Drip = option.Value[int64]{Option: "drip_size", Constant: numbers.DripSize}
 	return d.addBucket(b, string(d.Cost), string(d.Factor))
+}
+
+// rate parses the rate, which must not depend on the request.
+func (d *draft) rate() (option.Rate, error) {
+	text := string(d.Rate)
+	if resolved, err := d.resolve("rate", text); err == nil && option.IsTemplate(resolved) {
+		return option.Rate{}, option.Bad("rate", text,
+			"one that does not depend on the request; a size may, such as size {vars.plan_size} with drip_rate 1s")
+	}
+	return option.Parse(d.resolve, "rate", text, option.ParseRate)
 }
 
 // setLegacyBuckets sets up the buckets of a limit that is defined by max, duration
@@ -305,7 +315,7 @@ func (d *draft) setWarmUpBucket() error {
 	case d.WarmUp == "":
 		return option.Bad("algorithm", d.Algorithm, "a warm_up with it, the time until it admits the whole rate")
 	}
-	r, err := option.Parse(d.resolve, "rate", string(d.Rate), option.ParseRate)
+	r, err := d.rate()
 	if err != nil {
 		return err
 	}

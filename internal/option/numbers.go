@@ -2,6 +2,7 @@ package option
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math/bits"
 	"regexp"
@@ -17,8 +18,11 @@ import (
 // Units parses a number of units.
 func Units(text string) (int64, string) {
 	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || n < 1 || n > limiter.MaxUnits {
-		return 0, fmt.Sprintf("a whole number from 1 to %d", int64(limiter.MaxUnits))
+	switch {
+	case errors.Is(err, strconv.ErrRange) || err == nil && n > limiter.MaxUnits:
+		return 0, fmt.Sprintf("a whole number of at most %d", int64(limiter.MaxUnits))
+	case err != nil || n < 1:
+		return 0, "a whole number of at least 1"
 	}
 	return int64(n), ""
 }
@@ -48,8 +52,11 @@ func Integer(least, most int64) Parser[int] {
 // Interval parses the time between two drips.
 func Interval(text string) (time.Duration, string) {
 	d, err := caddy.ParseDuration(text)
-	if err != nil || d < time.Microsecond || d%time.Microsecond != 0 {
-		return 0, "a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h"
+	switch {
+	case err != nil || d < time.Microsecond:
+		return 0, "a duration of at least 1µs, such as 500ms, 1s or 1h"
+	case d%time.Microsecond != 0:
+		return 0, "a duration of whole microseconds, such as 500ms, 1s or 1h"
 	}
 	return d, ""
 }

@@ -38,13 +38,16 @@ var absurd = []string{
 func TestRefusedTexts(t *testing.T) {
 	t.Parallel()
 	const units = "1 60 2147483647 2147483648 3000000000"
-	refuses(t, Units, wantUnits, units)
+	refuses(t, Units, wantUnits, units, wantFewer,
+		"562949953421313 9223372036854775807 9223372036854775808 18446744073709551616 99999999999999999999999999 "+
+			"99999999999999999999/1s 9999999999999999999999h "+strings.Repeat("9", 50)+"d")
 	refuses(t, Bits(32), "want a whole number of bits from 1 to 32", "1")
 	refuses(t, Bits(128), "want a whole number of bits from 1 to 128", "1 60")
 	refuses(t, Integer(0, 65535), "want a whole number from 0 to 65535", "0 1 60")
 	refuses(t, Integer(1, 1_000_000_000), "want a whole number from 1 to 1000000000", "1 60")
 	refuses(t, Integer(1, math.MaxInt32), "want a whole number from 1 to 2147483647", "1 60 2147483647")
-	refuses(t, Interval, "want a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h", "1h")
+	refuses(t, Interval, "want a duration of at least 1µs, such as 500ms, 1s or 1h", "1h",
+		"want a duration of whole microseconds, such as 500ms, 1s or 1h", "1500ns 1.0000001s")
 	refuses(t, ParseFactor, "want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2",
 		units+" 0 1.0 1.5")
 	refuses(t, ParseRate, "want <n>/<duration>, such as 10/s, 60/minute, 1000/h or 5/12h: a whole number from 1 to 562949953421312, "+
@@ -53,9 +56,14 @@ func TestRefusedTexts(t *testing.T) {
 
 // refuses checks the errors of a parser for what is absurd, but for the texts that it
 // accepts: of a value, which may be a placeholder instead, and of an option that may not.
-func refuses[T any](t *testing.T, parse Parser[T], want, accepted string) {
+// Of rare texts, something else is wanted than of all others.
+func refuses[T any](t *testing.T, parse Parser[T], usual, accepted string, rareAndTexts ...string) {
 	t.Helper()
 	for _, text := range absurd {
+		want := usual
+		if len(rareAndTexts) > 0 && slices.Contains(strings.Fields(rareAndTexts[1]), text) {
+			want = rareAndTexts[0]
+		}
 		ofValue, ofOption := "", ""
 		if !slices.Contains(strings.Fields(accepted), text) {
 			ofOption = fmt.Sprintf("name: got %q, %s", text, want)
@@ -80,8 +88,11 @@ func message(err error) string {
 	return err.Error()
 }
 
-// wantUnits is what errors say of units.
-const wantUnits = "want a whole number from 1 to 562949953421312"
+// What errors say of units, and of more than there may be.
+const (
+	wantUnits = "want a whole number of at least 1"
+	wantFewer = "want a whole number of at most 562949953421312"
+)
 
 // Guards what numbers of units are read: decimal digits from 1 to 2^49.
 func TestParseUnits(t *testing.T) {

@@ -42,13 +42,13 @@ func TestValueAt(t *testing.T) {
 		{"nothing", "{n}", "", 0, `size: got "", ` + wantUnits + ` from {n}`},
 		{"zero", "{n}", "0", 0, `size: got "0", ` + wantUnits + ` from {n}`},
 		{"negative", "{n}", "-1", 0, `size: got "-1", ` + wantUnits + ` from {n}`},
-		{"too much", "{n}", "562949953421313", 0, `size: got "562949953421313", ` + wantUnits + ` from {n}`},
+		{"too much", "{n}", "562949953421313", 0, `size: got "562949953421313", ` + wantFewer + ` from {n}`},
 		{
 			"overflow",
 			"{n}",
 			"18446744073709551617",
 			0,
-			`size: got "18446744073709551617", ` + wantUnits + ` from {n}`,
+			`size: got "18446744073709551617", ` + wantFewer + ` from {n}`,
 		},
 		{"exponent", "{n}", "1e3", 0, `size: got "1e3", ` + wantUnits + ` from {n}`},
 		{"placeholder", "{n}", "{n}", 0, `size: got 3 bytes that are not shown, ` + wantUnits + ` from {n}`},
@@ -56,15 +56,15 @@ func TestValueAt(t *testing.T) {
 		{"line break", "{n}", "1\n2", 0, `size: got 3 bytes that are not shown, ` + wantUnits + ` from {n}`},
 		{
 			"24 digits", "{n}", strings.Repeat("9", 24), 0,
-			`size: got "` + strings.Repeat("9", 24) + `", ` + wantUnits + ` from {n}`,
+			`size: got "` + strings.Repeat("9", 24) + `", ` + wantFewer + ` from {n}`,
 		},
 		{
 			"25 digits", "{n}", strings.Repeat("9", 25), 0,
-			`size: got 25 bytes that are not shown, ` + wantUnits + ` from {n}`,
+			`size: got 25 bytes that are not shown, ` + wantFewer + ` from {n}`,
 		},
 		{
 			"a megabyte of digits", "{n}", strings.Repeat("9", 1<<20), 0,
-			`size: got 1048576 bytes that are not shown, ` + wantUnits + ` from {n}`,
+			`size: got 1048576 bytes that are not shown, ` + wantFewer + ` from {n}`,
 		},
 	}
 	for _, tc := range tests {

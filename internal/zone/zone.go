@@ -11,8 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -54,14 +53,10 @@ func ParseEvents(text string, least int64) (events int64, want string) {
 
 // ParseWindow parses the length of a window. If it can't, it returns what is wanted.
 func ParseWindow(text string) (window time.Duration, want string) {
-	d, err := caddy.ParseDuration(text)
-	switch {
-	case err != nil || d < time.Microsecond || d%time.Microsecond != 0:
-		return 0, "a duration of whole microseconds, at least 1µs, such as 500ms, 1s or 1h"
-	case limiter.SlidingLog(1, d).Validate() != nil:
+	if window, want = option.Interval(text); want == "" && limiter.SlidingLog(1, window).Validate() != nil {
 		return 0, "a duration of at most 11 years"
 	}
-	return d, ""
+	return window, want
 }
 
 // ParseJitter parses the share of the wait by which Retry-After may be longer. If it
