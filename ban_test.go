@@ -485,7 +485,7 @@ func TestBanCommands(t *testing.T) {
 	runCommand(t, "unban", address, "login", "a").want(t, 0, "The ban of a at limit login is lifted. It would have lasted for 1m0s.\n")
 	runCommand(t, "unban", address, "login", "a").want(t, 0, "There is no ban of a at limit login.\n")
 	runCommand(t, "ban", address, "default", "192.0.2.1", "1h").want(t, 1, "Error: limit: it does not ban, want one with ban, such as ban 10m\n")
-	runCommand(t, "ban", address, "login", "a").want(t, 1, "Error: duration: want a text from \"1s\" to \"6000d\", such as \"10m\"\n")
+	runCommand(t, "ban", address, "login", "a").want(t, 1, "Error: DURATION: got \"a\", want one behind LIMIT and KEY, such as 10m\n")
 	runCommand(t, "bans", address, "no such").want(t, 1, "Error: limit: the running config has no such limit, want default or login\n")
 	for _, args := range [][]string{{"bans", "login"}, {"ban", "login", "c", "1h"}, {"unban", "login", "c"}} {
 		if r := runCommand(t, append(args, address, "--json")...); !json.Valid([]byte(r.out)) || r.status != 0 || r.errors != "" {

@@ -306,6 +306,11 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 		want string
 	}{
 		{[]string{"levels"}, `unknown command "levels", want one of: `},
+		{[]string{"stat"}, `unknown command "stat", did you mean status?`},
+		{[]string{"chekc"}, `unknown command "chekc", did you mean check?`},
+		{[]string{"ban", address, "tenant", "192.0.2.1"}, `DURATION: got "192.0.2.1", want one behind LIMIT and KEY, such as 10m`},
+		{[]string{"ban", address, "tenant"}, `got "tenant", want ban LIMIT KEY... DURATION`},
+		{[]string{"unban", address}, `got "", want unban LIMIT KEY...`},
 		{[]string{"status", "now"}, `unknown command "now" for "caddy rate-limit status"`},
 		{[]string{"status", "--where", "x"}, "unknown flag: --where"},
 		{[]string{"status", "--address", nobody}, "cannot reach the admin endpoint at " + nobody + ": connection refused; use --address or --config to name another"},

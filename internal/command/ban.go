@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
@@ -37,6 +39,9 @@ instances, as if it had been denied too often. A ban that ends later is left as 
 	}
 	return api.aboutBan(cmd, 2, func(cmd *cobra.Command, args []string) (string, any, error) {
 		last := len(args) - 1
+		if _, err := caddy.ParseDuration(args[last]); err != nil {
+			return "", nil, fmt.Errorf("DURATION: got %q, want one behind LIMIT and KEY, such as 10m", args[last])
+		}
 		asked, err := bucketAsked(cmd, args[:last])
 		if err != nil {
 			return "", nil, err
@@ -66,7 +71,13 @@ empties that too.
 // aboutBan completes a command about one ban, with at least so many arguments. ask returns
 // the path of the admin API and what to send there.
 func (api asker) aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command, []string) (string, any, error)) *cobra.Command {
-	cmd.Args, cmd.ValidArgsFunction = cobra.MinimumNArgs(args), api.completeBan
+	cmd.ValidArgsFunction = api.completeBan
+	cmd.Args = func(cmd *cobra.Command, got []string) error {
+		if len(got) < args {
+			return fmt.Errorf("got %q, want %s", strings.Join(got, " "), cmd.Use)
+		}
+		return nil
+	}
 	Runs(cmd, func(cmd *cobra.Command, args []string) error {
 		path, send, err := ask(cmd, args)
 		if err != nil {

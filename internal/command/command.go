@@ -38,9 +38,12 @@ that something in the config should be changed, convert that something has no
 equivalent, and peek, reset and those about bans that Redis does not answer, so that
 they went by what the Caddy that was asked has.`,
 		CobraFunc: func(cmd *cobra.Command) {
-			cmd.Args = cobra.ArbitraryArgs
+			cmd.Args, cmd.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2
 			cmd.RunE = func(cmd *cobra.Command, args []string) error {
 				if len(args) > 0 {
+					if meant := cmd.SuggestionsFor(args[0]); len(meant) > 0 {
+						return fmt.Errorf("unknown command %q, did you mean %s?", args[0], strings.Join(meant, " or "))
+					}
 					return fmt.Errorf("unknown command %q, want one of: %s", args[0], strings.Join(commandNames(cmd), ", "))
 				}
 				return cmd.Help()
