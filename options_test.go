@@ -208,7 +208,7 @@ func TestListedOptions(t *testing.T) {
 func TestOtherWords(t *testing.T) {
 	t.Parallel()
 	for _, o := range otherWords {
-		for _, word := range strings.Fields(o.words) {
+		for word := range strings.FieldsSeq(o.words) {
 			for _, at := range o.in {
 				if slices.Contains(at.options, word) {
 					t.Errorf("%s is an option of %s", word, at.place)

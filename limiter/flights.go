@@ -131,7 +131,7 @@ func (fl *flight) heldBy(f *fallback) *total {
 func (fl *flight) unitsBeside(f *fallback, ownTab bool, most int64) int64 {
 	n := fl.units
 	for i := range fl.held {
-		if h := &fl.held[i]; h.by.place == f.place && !(ownTab && h.by == f) {
+		if h := &fl.held[i]; h.by.place == f.place && (!ownTab || h.by != f) {
 			n.sub(h.total)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -38,10 +39,8 @@ func (e *Entry) setClient(fields []byte) Reason {
 	}
 	if !found {
 		// The user is no address, unless there are more fields than are known here.
-		for _, user := range strings.Fields(string(rest)) { // several spaces may be in between
-			if isAddress(user) {
-				return BadClient
-			}
+		if slices.ContainsFunc(strings.Fields(string(rest)), isAddress) { // with any spaces in between
+			return BadClient
 		}
 		if client != "-" {
 			e.ClientIP = client // a name

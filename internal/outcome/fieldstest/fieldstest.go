@@ -32,7 +32,7 @@ func In(h http.Header) string {
 
 // Number returns the integer that the value of a field begins with, 0 if that is none.
 func Number(value string) (n int64) {
-	fmt.Sscan(value, &n)
+	_, _ = fmt.Sscan(value, &n)
 	return n
 }
 
