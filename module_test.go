@@ -75,7 +75,7 @@ func TestTakenName(t *testing.T) {
 					t.Errorf("%q: %v\n%s", args, err, stdout)
 				}
 			}
-			if err := os.WriteFile(file, []byte("http://:8080 {\nredis_rate_limit 10/s\n}\n"), 0o600); err != nil {
+			if err := os.WriteFile(file, []byte("http://:8080 {\nredis_rate_limit a b\n}\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			adapt := caddytest.Command(t.Context(), "adapt", "--config", file)
