@@ -164,6 +164,8 @@ func TestClients(t *testing.T) {
 		{"example.com 203.0.113.7 192.0.2.1 - -", unclear},
 		{"a b 192.0.2.1 - -", unclear},
 		{"web_1   | 192.0.2.1 - -", unclear},
+		{"192.0.2.1 (203.0.113.7) - -", unclear},
+		{"192.0.2.1 xff=203.0.113.7 - -", unclear},
 		{"192.0.2.1", "not in the format of the log"},
 		{"192.0.2.1,", "not in the format of the log"},
 	} {

@@ -64,8 +64,11 @@ func (e *Entry) setAddress(field string) bool {
 	return false
 }
 
-// isAddress reports whether field is an address, or a list that has one.
-func isAddress(field string) bool { return new(Entry).setAddress(field) }
+// isAddress reports whether field is an address, or a list that has one, also in brackets or
+// with a name before it, as in xff=192.0.2.1.
+func isAddress(field string) bool {
+	return new(Entry).setAddress(strings.Trim(field[strings.IndexByte(field, '=')+1:], `()<>"'`))
+}
 
 // splitAddress splits an address, which may have a port; ok is false if it is none.
 func splitAddress(text string) (host, port string, ok bool) {
