@@ -16,7 +16,7 @@ build:
 	$(XCADDY) build $(CADDY_VERSION) --output ./caddy \
 		--with github.com/seed-387a6c65/caddy-ratelimit@v0.0.0=.
 
-# Install what the tests need, and run those of all packages but the longest: some four
+# Install what the tests need, and run those of all packages but the longest: some six
 # minutes. They run anew each time, since Go's cache of results does not know of other
 # processes, and no more than two packages at once, since some measure how long servers
 # take.
@@ -25,7 +25,7 @@ test: programs
 	go vet ./...
 	go test -count=1 $(HOW) ./...
 
-# All that CI runs, besides the README's example: some thirty minutes. What tests draw at
+# All that CI runs, besides the README's example: some forty minutes. What tests draw at
 # random differs from commit to commit and is the same for one: make check SEED=n draws
 # something else.
 check: HOW = -p 2
