@@ -69,8 +69,9 @@ import (
 //		zone         <name> { ... }
 //	}
 //
-// The block may be left out. A nested limit takes the options above the blank line. A block may have zones
-// instead of these, with other options beside them, see parseZoneOption.
+// The block may be left out. A nested limit takes the options above the blank line. A
+// block may have zones instead of these, with other options beside them, see
+// parseZoneOption.
 func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	helper.Next() // the directive's name
 	p := &limitParser{Helper: helper, tokens: make(map[*Limit]map[string]caddyfile.Token)}

@@ -34,6 +34,33 @@ func begin(t rapid.TB, store Store, b Bucket) (Decision, inProgress) {
 	return decisions[0], inProgress{held, b.Cost}
 }
 
+// beginThere begins a request of b that r's server decides, which may take until r is connected.
+func beginThere(t testing.TB, r *Redis, b Bucket) (h inProgress) {
+	t.Helper()
+	redistest.WaitFor(t, 10*time.Second, func() error {
+		var d Decision
+		if d, h = begin(t, r, b); d.By != DecidedByRedis {
+			h.held.Settle(0, 0)
+			return fmt.Errorf("%+v", d)
+		}
+		return nil
+	})
+	return h
+}
+
+// awaitDown asks for b until r takes its server for down.
+func awaitDown(t testing.TB, r *Redis, b Bucket) {
+	t.Helper()
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		_, h := begin(t, r, b)
+		h.held.Settle(0, 0)
+		if r.Stats()[0].Up {
+			return errors.New("not down")
+		}
+		return nil
+	})
+}
+
 // heldNow returns how many units of b are held.
 func heldNow(t rapid.TB, store Store, b Bucket) int64 {
 	t.Helper()
@@ -493,29 +520,14 @@ func TestSettleWhileDown(t *testing.T) {
 	slow.Key = "k"
 	var running []inProgress
 	for _, b := range []Bucket{fast, slow} {
-		redistest.WaitFor(t, 5*time.Second, func() error {
-			d, h := begin(t, r, b)
-			if d.By != DecidedByRedis {
-				h.held.Settle(0, 0)
-				return fmt.Errorf("%+v", d)
-			}
-			running = append(running, h)
-			return nil
-		})
+		running = append(running, beginThere(t, r, b))
 		for range 2 {
 			_, h := begin(t, r, b)
 			running = append(running, h)
 		}
 	}
 	server.Kill()
-	redistest.WaitFor(t, 5*time.Second, func() error {
-		_, h := begin(t, r, numbered(1))
-		h.held.Settle(0, 0)
-		if r.Stats()[0].Up {
-			return errors.New("not down")
-		}
-		return nil
-	})
+	awaitDown(t, r, numbered(1))
 	for _, h := range running {
 		h.held.Settle(0, 1)
 	}
@@ -629,23 +641,9 @@ func TestOutageLeavesNoTabs(t *testing.T) {
 	t.Cleanup(func() { _ = r.Close() })
 	r.Connect()
 	running := Bucket{Name: "running", Key: "k", Limit: Concurrency(2), Cost: 1}
-	redistest.WaitFor(t, 5*time.Second, func() error {
-		d, h := begin(t, r, running)
-		h.held.Settle(0, 0)
-		if d.By != DecidedByRedis {
-			return fmt.Errorf("%+v", d)
-		}
-		return nil
-	})
+	beginThere(t, r, running).held.Settle(0, 0)
 	server.Kill()
-	redistest.WaitFor(t, 5*time.Second, func() error {
-		_, h := begin(t, r, running)
-		h.held.Settle(0, 0)
-		if r.Stats()[0].Up {
-			return errors.New("not down")
-		}
-		return nil
-	})
+	awaitDown(t, r, running)
 	const keys = 500
 	var slow []inProgress
 	for n := range keys {
@@ -682,14 +680,7 @@ func TestOutageLeavesNoTabs(t *testing.T) {
 	server.Restart(t)
 	b := hourly(3)
 	b.Key = "7"
-	redistest.WaitFor(t, 10*time.Second, func() error {
-		d, h := begin(t, r, b)
-		h.held.Settle(0, 0)
-		if d.By != DecidedByRedis {
-			return fmt.Errorf("%+v", d)
-		}
-		return nil
-	})
+	beginThere(t, r, b).held.Settle(0, 0)
 	if l := peek(t, r, b); l.Units != 1 {
 		t.Errorf("after the outage: %+v, want 1 charged", l)
 	}
@@ -704,15 +695,7 @@ func TestCloseLeavesNothingInFlight(t *testing.T) {
 	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: memory}, takeScript)
 	b := hourly(3)
 	var all []inProgress
-	redistest.WaitFor(t, 5*time.Second, func() error {
-		d, h := begin(t, r, b)
-		if d.By != DecidedByRedis {
-			h.held.Settle(0, 0)
-			return fmt.Errorf("%+v", d)
-		}
-		all = append(all, h)
-		return nil
-	})
+	all = append(all, beginThere(t, r, b))
 	_, h := begin(t, r, b)
 	all = append(all, h)
 	server.Pause(t)

@@ -430,10 +430,7 @@ func (n *tabs) advance(t *tab, again bool) {
 // next returns the next call for t, or nil if there is nothing to tell. Again says whether
 // what was not answered is to be sent again.
 func (t *tab) next(again bool) *query {
-	if t.tabs.store.closed.Load() {
-		return nil
-	}
-	if t.isIdle() {
+	if t.tabs.store.closed.Load() || t.isIdle() {
 		return nil
 	}
 	if t.renewal == nil && t.doubt {

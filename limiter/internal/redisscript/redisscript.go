@@ -97,16 +97,32 @@ func (c *Client) Close() error {
 // any of them.
 func (c *Client) OneServer() bool { return c.topology.one() }
 
+// maxRedirects is how many redirections a call follows.
+const maxRedirects = 3
+
 // Do runs the script for a call, batched with others, and returns the server that
 // has answered. It returns by the deadline, unless this process is too busy to
 // send the call or to read the answer by then. After an error the call may still be in
 // flight, unless NotRun reports that it is not.
 func (c *Client) Do(end Deadline, call *Call) (*Server, error) {
-	return c.follow(end, call)
+	s, err := c.topology.of(end, call.Keys[0])
+	if err != nil {
+		return nil, err
+	}
+	err = s.do(end, call, false)
+	for range maxRedirects {
+		next, asking := c.topology.redirected(s, err)
+		if next == nil {
+			break
+		}
+		s = next
+		err = s.do(end, call, asking)
+	}
+	if f, ok := err.(*ServerError); ok && f.reason == "moved" { //nolint:errorlint // what do returns
+		s.breaker.reportError(f)
+	}
+	return s, err
 }
-
-// maxRedirects is how many redirections a call follows.
-const maxRedirects = 3
 
 // Submit runs the script for a call, batched with others, on the server that has
 // its keys, and passes the outcome to its Done. It does not wait, except at first
@@ -145,28 +161,6 @@ func (c *Client) followLater(s *Server, call *Call, redirects int) {
 			done(err)
 		}
 	}
-}
-
-// follow runs a call on the server that has its keys, and then on those to which
-// it is redirected.
-func (c *Client) follow(end Deadline, call *Call) (*Server, error) {
-	s, err := c.topology.of(end, call.Keys[0])
-	if err != nil {
-		return nil, err
-	}
-	err = s.do(end, call, false)
-	for range maxRedirects {
-		next, asking := c.topology.redirected(s, err)
-		if next == nil {
-			break
-		}
-		s = next
-		err = s.do(end, call, asking)
-	}
-	if f, ok := err.(*ServerError); ok && f.reason == "moved" { //nolint:errorlint // what do returns
-		s.breaker.reportError(f)
-	}
-	return s, err
 }
 
 // NotRun reports whether err, from Do or a call's Done, says that the script was
