@@ -204,7 +204,7 @@ func TestListedOptions(t *testing.T) {
 	}
 }
 
-// Guards that what is said of a word from elsewhere is said wherever it is not an option.
+// TestOtherWords guards that what is said of a word from elsewhere is said only where it is no option.
 func TestOtherWords(t *testing.T) {
 	t.Parallel()
 	for _, o := range otherWords {
