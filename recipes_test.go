@@ -371,7 +371,11 @@ func recipeWebsockets(r recipe) {
 		}
 		c := r.config(1, "localhost:9000", upstream, "stream_close_delay 1h", "")
 		s := startConfig(r.t, c)
-		_, in, _ := open(r, s)
+		conn, in, _ := open(r, s)
+		fmt.Fprintln(conn, "before a reload") // Caddy knows of a connection only some time after the 101
+		if echo, err := in.ReadString('\n'); echo != "before a reload\n" {
+			r.t.Fatalf("before a reload a connection has %q, %v", echo, err)
+		}
 		if err := s.load(c); err != nil {
 			r.t.Fatal(err)
 		}
