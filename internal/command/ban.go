@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -40,7 +41,7 @@ instances, as if it had been denied too often. A ban that ends later is left as 
 	return api.aboutBan(cmd, 2, func(cmd *cobra.Command, args []string) (string, any, error) {
 		last := len(args) - 1
 		if _, err := caddy.ParseDuration(args[last]); err != nil {
-			return "", nil, fmt.Errorf("DURATION: got %q, want one behind LIMIT and KEY, such as 10m", args[last])
+			return "", nil, option.Bad("DURATION", args[last], "one behind LIMIT and KEY, such as 10m")
 		}
 		asked, err := bucketAsked(cmd, args[:last])
 		if err != nil {
