@@ -3,8 +3,6 @@ package ratelimit
 import (
 	"cmp"
 	"errors"
-	"math"
-	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -87,8 +85,8 @@ type Handler struct {
 	//   that `on_error` applied; `refused` if a number or a matcher could not be
 	//   evaluated; `early_data` if the client's address was not verified yet
 	// - `limit`, `by`, `remaining`: as the placeholders
-	// - `retry_after`: the time until all limits would admit the same request, if it
-	//   was denied and they ever will
+	// - `retry_after`: the wait that the client was told, not rounded, if the request was
+	//   denied and a wait helps
 	// - `over`, `banned`, `borrowed`, `dry_run`: as the placeholders, if they are not empty
 	// - `waited`: for how long the request waited for Redis, if there is one
 	// - `delayed`: for how long it waited by `max_delay`, if it did
@@ -98,10 +96,10 @@ type Handler struct {
 	// `on` (default) or `off`: one line of text with the seconds until there is room.
 	Body string `json:"body,omitempty"`
 
-	// The largest share of the wait by which `Retry-After` is longer, such as 0.2
-	// for up to a fifth. How much is random, so that clients that were denied
-	// together do not return together. `X-RateLimit-Reset` and the placeholders tell
-	// the wait itself. Default: 0.
+	// The largest share by which the wait is longer that denied clients are told, such
+	// as 0.2 for up to a fifth. How much is random, so that clients that were denied
+	// together do not return together. All header fields, placeholders, messages and log
+	// fields tell the same wait. Default: 0.
 	Jitter Number `json:"jitter,omitempty"`
 
 	Zones
@@ -316,16 +314,11 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		return res, nil, storeError{err}
 	}
 	q.Count(h.accounting)
-	decider, wait := q.Tell(res, h.families, w.Header())
+	decider, wait := q.Tell(res, outcome.How{Families: h.families, Jitter: h.jitter}, w.Header())
 	res.Observe(r.Context(), h.Log)
 	if decider.Decision.Denied && !decider.Decision.DryRun {
-		told := wait
-		if h.jitter > 0 {
-			told = withJitter(wait, h.jitter)
-			res.SetRetryAfter(told, w.Header())
-		}
 		if len(h.RateLimits) > 0 {
-			h.logExceeded(r, q, decider, told)
+			h.logExceeded(r, q, decider, wait)
 		}
 		return res, nil, denial{decider, wait}
 	}
@@ -339,15 +332,6 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 func (h *Handler) noteUndecided(res *outcome.Outcome, r *http.Request, why telemetry.Checked) {
 	res.Become(why)
 	res.Observe(r.Context(), h.Log)
-}
-
-// withJitter returns a wait that is longer by a random share, up to the given one.
-func withJitter(wait time.Duration, share float64) time.Duration {
-	more := rand.Float64() * share * float64(wait) //nolint:gosec // not a secret
-	if more >= float64(math.MaxInt64-wait) {
-		return math.MaxInt64
-	}
-	return wait + time.Duration(more)
 }
 
 // virtual reports whether r is a request that Caddy made itself, as templates do

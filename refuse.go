@@ -17,7 +17,7 @@ import (
 )
 
 // denial is the error of a request that a limit denied: the result of that limit,
-// and how long to wait for all limits.
+// and the wait that the client is told, 0 if none would help.
 type denial struct {
 	*outcome.Entry
 	wait time.Duration
@@ -25,7 +25,7 @@ type denial struct {
 
 // Error returns the path of the limit, or the name of the zone, and the wait.
 func (d denial) Error() string {
-	if d.Decision.Never {
+	if d.wait == 0 {
 		return "rate limit " + d.Title + " exceeded: the request costs more than the limit holds"
 	}
 	return "rate limit " + d.Title + " exceeded: retry after " + outcome.WholeSeconds(d.wait) + " s"
@@ -119,18 +119,17 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 		}
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(d.body(w.Header().Get("Retry-After"))) // the client may be gone
+	_, _ = w.Write(d.body()) // the client may be gone
 	return nil
 }
 
-// body returns the text of a response that no error route shapes (RFC 6585, section 4),
-// given its Retry-After.
-func (d denial) body(retryAfter string) []byte {
-	if d.Decision.Never {
+// body returns the text of a response that no error route shapes (RFC 6585, section 4).
+func (d denial) body() []byte {
+	if d.wait == 0 {
 		return []byte("Too many requests: this one costs more than its limit holds.\n")
 	}
 	b := append(make([]byte, 0, 48), "Too many requests. Retry after "...)
-	return append(append(b, retryAfter...), " s.\n"...)
+	return append(outcome.AppendWholeSeconds(b, d.wait), " s.\n"...)
 }
 
 const (

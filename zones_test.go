@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http/httptest"
 	"slices"
@@ -579,31 +580,40 @@ func TestZoneLog(t *testing.T) {
 	}
 }
 
-// TestJitter guards that Retry-After is longer by a random share of the wait up to the
-// one that is given, of zones and of limits, and that nothing else is.
+// TestJitter guards that the wait of a denial is longer by a random share up to the one
+// that is given, of zones and of limits, and that everything tells the same wait: fields,
+// placeholder, message and access log.
 func TestJitter(t *testing.T) {
 	for name, block := range map[string]string{
-		"zone":  "zone a {\nevents 1\nwindow 100s\n}\nheaders x-ratelimit",
-		"limit": "size 1\ndrip_rate 100s",
+		"zone":  "zone a {\nevents 1\nwindow 100s\n}",
+		"limit": "limit a {\nsize 1\ndrip_rate 100s\n}",
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\n"+block+"\njitter 0.5\n}\nrespond ok\nhandle_errors {\nrespond {http.rate_limit.retry_after}\n}")
+			s := startSite(t, "rate_limit {\n"+block+"\nheaders x-ratelimit ratelimit-11\njitter 0.5\nlog\n}\nrespond ok\n"+
+				"handle_errors {\nrespond `{err.message}, {http.rate_limit.retry_after}`\n}")
 			s.get("/")
 			waits := make(map[int64]bool)
-			for range 50 {
+			for range 30 {
 				a := s.get("/")
 				wait := fieldstest.Number(a.Header.Get("Retry-After"))
-				if waits[wait] = true; wait < 100 || wait > 151 || a.Header.Get("X-RateLimit-Reset")[:3] != "100" || a.body[:2] != "10" {
-					t.Fatalf("got %s, %s", a, a.body)
+				if waits[wait] = true; wait < 100 || wait > 151 {
+					t.Fatalf("got %s", a)
+				}
+				if want := fmt.Sprintf("rate limit a exceeded: retry after %d s, %[1]d", wait); a.body != want {
+					t.Fatalf("got body %q, want %q", a.body, want)
+				}
+				logged := s.lastAccess()["rate_limit"].(map[string]any)["retry_after"].(float64)
+				if got := a.Header.Get("X-RateLimit-Reset"); got != fmt.Sprintf("%.3f", math.Ceil(logged*1000)/1000) || int64(math.Ceil(logged)) != wait {
+					t.Fatalf("got X-RateLimit-Reset %s, Retry-After %d, and %v in the access log", got, wait, logged)
+				}
+				if got := a.Header.Get("RateLimit"); !strings.HasSuffix(got, fmt.Sprintf(";r=0;t=%d", wait)) {
+					t.Fatalf("got RateLimit %s, want t=%d", got, wait)
 				}
 			}
 			if len(waits) < 10 {
 				t.Errorf("got only %d different waits", len(waits))
 			}
 		})
-	}
-	if wait := withJitter(30*365*24*time.Hour, 1e300); wait < 0 {
-		t.Errorf("a huge share makes %v", wait)
 	}
 }
 

@@ -57,14 +57,6 @@ func (f *fields) set(h http.Header) {
 	}
 }
 
-// SetRetryAfter sets the wait that Retry-After tells, in h too, if it is told.
-func (o *Outcome) SetRetryAfter(wait time.Duration, h http.Header) {
-	if o.fields[fieldRetryAfter] != "" {
-		o.fields[fieldRetryAfter] = WholeSeconds(wait)
-		o.fields.set(h)
-	}
-}
-
 // remove removes from h the fields that were set before.
 func (f *fields) remove(h http.Header) {
 	for i, v := range f {
@@ -156,7 +148,7 @@ func (f *fields) render(results []Entry, sum limiter.Summary, text []byte) {
 		}
 	}
 	if sum.Denied && !sum.Never {
-		text = appendWholeSeconds(text, sum.RetryAfter)
+		text = AppendWholeSeconds(text, sum.RetryAfter)
 		end(fieldRetryAfter)
 	}
 	text = appendPolicies(text, results)
@@ -259,15 +251,15 @@ func appendSeconds(b []byte, d time.Duration) []byte {
 // seconds returns d in seconds with three decimals, rounded up.
 func seconds(d time.Duration) string { return string(appendSeconds(nil, d)) }
 
-// appendWholeSeconds appends d in whole seconds, rounded up, at least 1.
-func appendWholeSeconds(b []byte, d time.Duration) []byte {
+// AppendWholeSeconds appends d in whole seconds, rounded up, at least 1.
+func AppendWholeSeconds(b []byte, d time.Duration) []byte {
 	return strconv.AppendInt(b, max(ceilSeconds(d), 1), 10)
 }
 
 // WholeSeconds returns d in whole seconds, rounded up, at least 1.
 func WholeSeconds(d time.Duration) string {
 	var few [20]byte
-	return string(appendWholeSeconds(few[:0], d))
+	return string(AppendWholeSeconds(few[:0], d))
 }
 
 // ceilSeconds returns d in whole seconds, rounded up.

@@ -359,7 +359,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 			for i, d := range decisions {
 				items[i].Decision, items[i].Cost = d, req.Buckets[i].Cost
 				if limiter.Summarize(decisions).Denied {
-					items[i].extendRetryAfter()
+					items[i].extendRetryAfter(0)
 				}
 			}
 			f := fieldsOf(items)

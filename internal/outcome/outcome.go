@@ -3,6 +3,8 @@
 package outcome
 
 import (
+	"math"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -116,14 +118,22 @@ func (o *Outcome) Count(in *telemetry.Process) {
 	}
 }
 
+// How is how a handler tells what it decided.
+type How struct {
+	Families Families // of header fields
+	Jitter   float64  // the largest share by which the wait of a denial is longer
+}
+
 // Add adds what was decided by one handler on n buckets, and updates the header fields. of
-// returns the entry of each in turn. Add returns the entry that decided, and how long to wait
-// for all limits that were asked so far.
-func (o *Outcome) Add(n int, of func(i int) Entry, h http.Header) (decider *Entry, wait time.Duration) {
+// returns the entry of each in turn. Add returns the entry that decided, and the wait that
+// is told, for all limits that were asked so far: 0 unless the request was denied and a wait
+// helps.
+func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (decider *Entry, wait time.Duration) {
 	before := len(o.entries)
 	o.entries = slices.Grow(o.entries, n)
 	for i := range n {
 		e := of(i)
+		e.Families = how.Families
 		if e.Decision.DryRun || e.Decision.Pool {
 			e.Families = 0
 		}
@@ -143,9 +153,12 @@ func (o *Outcome) Add(n int, of func(i int) Entry, h http.Header) (decider *Entr
 		o.fields.remove(h)
 		numberDuplicates(o.entries, before)
 	}
-	if all.Denied && len(o.entries) > 1 {
+	if all.Denied && (len(o.entries) > 1 || how.Jitter > 0) {
+		share := rand.Float64() * how.Jitter //nolint:gosec // not a secret
 		for i := range o.entries {
-			o.entries[i].extendRetryAfter()
+			if e := &o.entries[i]; i >= before || e.Decision.RetryAfter == 0 { // or it was told before
+				e.extendRetryAfter(share)
+			}
 		}
 		all, _ = summarize(o.entries, 0)
 	}
@@ -287,12 +300,26 @@ func (e *Entry) tighter(other *Entry) bool {
 	return d.Remaining < o.Remaining
 }
 
-// extendRetryAfter sets RetryAfter of a bucket that was charged for a request that
+// extendRetryAfter sets RetryAfter, also of a bucket that was charged for a request that
 // another one denied: the time until it has room for the same request again, since
-// it would deny clients that retry earlier.
-func (e *Entry) extendRetryAfter() {
+// it would deny clients that retry earlier. The time is longer by a share. All that tells
+// of it reads it here.
+func (e *Entry) extendRetryAfter(share float64) {
 	b := limiter.Bucket{Limit: e.Limit, Cost: e.Cost}
-	e.Decision.RetryAfter = b.Wait(&e.Decision)
+	wait := b.Wait(&e.Decision)
+	if share > 0 {
+		wait = longer(wait, share)
+	}
+	e.Decision.RetryAfter = wait
+}
+
+// longer returns a wait that is longer by a share.
+func longer(wait time.Duration, share float64) time.Duration {
+	more := share * float64(wait)
+	if more >= float64(math.MaxInt64-wait) {
+		return math.MaxInt64
+	}
+	return wait + time.Duration(more)
 }
 
 // listAfter numbers e after others of its path. If one of them is of the same

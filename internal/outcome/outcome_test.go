@@ -33,8 +33,8 @@ func outcomeOfVisits(visits ...visit) (*Outcome, *caddy.Replacer, http.Header) {
 		res = Of(r, repl, 0)
 		res.Add(len(v.decisions), func(i int) Entry {
 			d := v.decisions[i]
-			return Entry{Policy: policyOf(v.paths[i]), Name: v.paths[i], Limit: limitOf(d.Size), Families: v.show, Decision: d}
-		}, h)
+			return Entry{Policy: policyOf(v.paths[i]), Name: v.paths[i], Limit: limitOf(d.Size), Decision: d}
+		}, How{Families: v.show}, h)
 	}
 	return res, repl, h
 }
@@ -129,6 +129,41 @@ func TestResultsMerge(t *testing.T) {
 	}
 }
 
+// TestJitterOfSeveralHandlers guards that the wait which a handler has told stays what it
+// is, and that one of several blocks with jitter makes the wait for all of them longer.
+func TestJitterOfSeveralHandlers(t *testing.T) {
+	t.Parallel()
+	const huge = 1e300 // makes any wait the longest there is
+	longest := `retry-after=9223372037`
+	used := limiter.Decision{Size: 1, Clear: time.Second}
+	for _, tc := range []struct {
+		name      string
+		decisions []limiter.Decision // of the handlers, and the jitter of each
+		jitter    []float64
+		want      string
+	}{
+		{"none", []limiter.Decision{full}, []float64{0}, `retry-after=1`},
+		{"of the block that denies", []limiter.Decision{full}, []float64{huge}, longest},
+		{"of a block that admits", []limiter.Decision{roomy, full}, []float64{huge, 0}, `retry-after=1`},
+		{"behind a block that took the last room", []limiter.Decision{used, full}, []float64{0, huge}, longest},
+		{"then one in an error route", []limiter.Decision{full, full}, []float64{0, huge}, longest},
+		{"then one in an error route that admits", []limiter.Decision{full, roomy}, []float64{0, huge}, `retry-after=1`},
+		{"none that helps", []limiter.Decision{never}, []float64{huge}, ``},
+	} {
+		repl, h := caddy.NewReplacer(), make(http.Header)
+		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), repl, httptest.NewRecorder(), new(caddyhttp.Server))
+		var wait time.Duration
+		for i, d := range tc.decisions {
+			_, wait = Of(r, repl, 0).Add(1, func(int) Entry {
+				return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Cost: 1, Decision: d}
+			}, How{Jitter: tc.jitter[i]}, h)
+		}
+		if got := fieldstest.In(h); got != tc.want || got != "" && !strings.HasSuffix(got, "="+WholeSeconds(wait)) {
+			t.Errorf("%s: got %s and a wait of %v, want %s", tc.name, got, wait, tc.want)
+		}
+	}
+}
+
 // TestFieldValuesAreNotOverwritten guards that a later handler does not change
 // the values of an earlier one where somebody has kept them: the memory they are
 // in is not used again.
@@ -141,8 +176,8 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	for _, d := range []limiter.Decision{roomy, tight, full} {
 		Of(r, repl, 0).Add(1, func(int) Entry {
-			return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Families: XRateLimit | IETF, Decision: d}
-		}, h)
+			return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Decision: d}
+		}, How{Families: XRateLimit | IETF}, h)
 		for _, values := range h {
 			kept[values[0]] = strings.Clone(values[0])
 		}

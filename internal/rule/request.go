@@ -145,9 +145,8 @@ func (q *Request) Withhold(i int) {
 // Outcome returns the outcome of the request at all handlers.
 func (q *Request) Outcome() *outcome.Outcome { return outcome.Of(q.http, q.replacer, q.stripe) }
 
-// Tell tells o what was decided, to be shown in families of header fields. It returns what
-// o.Add does.
-func (q *Request) Tell(o *outcome.Outcome, in outcome.Families, h http.Header) (decider *outcome.Entry, wait time.Duration) {
+// Tell tells o what was decided. It returns what o.Add does.
+func (q *Request) Tell(o *outcome.Outcome, how outcome.How, h http.Header) (decider *outcome.Entry, wait time.Duration) {
 	n, at := 0, -1
 	for i := range q.entries {
 		if q.entries[i].Decided {
@@ -159,10 +158,10 @@ func (q *Request) Tell(o *outcome.Outcome, in outcome.Families, h http.Header) (
 		}
 		e := &q.entries[at]
 		return outcome.Entry{
-			Policy: &e.Policy.Policy, Name: e.Ask.Name, Limit: e.Ask.Limit, Cost: e.Ask.Cost, Families: in,
+			Policy: &e.Policy.Policy, Name: e.Ask.Name, Limit: e.Ask.Limit, Cost: e.Ask.Cost,
 			Over: e.Over, Banned: e.Banned > 0, Decision: e.Decision,
 		}
-	}, h)
+	}, how, h)
 }
 
 // Count counts what was decided on the request, at each limit.
