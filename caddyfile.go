@@ -268,7 +268,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			return p.Errf("%s: not allowed in limit %q; it applies to the whole %s block", name, l.Name, ownName)
 		case name == "headers":
 			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
-				return p.Err("headers: got nothing, want x-ratelimit, ratelimit-11 or both, or off")
+				return p.Err("headers: got nothing, want x-ratelimit, ratelimit-11, fill, or off alone")
 			}
 		case name == "log":
 			h.Log, err = parseFlag(p.Dispenser)

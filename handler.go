@@ -68,7 +68,10 @@ type Handler struct {
 	//   and on denial `-Reset`
 	// - `ratelimit-11`, or `ratelimit`: `RateLimit-Policy` and `RateLimit` of
 	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
-	// - `off`: neither
+	// - `fill`: where an upstream sends any field of a family, leave that family to it;
+	//   otherwise all fields of the upstream's that are of the same family are removed.
+	//   The families are `X-RateLimit-*`, and `RateLimit` with `RateLimit-*`.
+	// - `off`, alone: none
 	//
 	// The response to a denied request always has `Retry-After`.
 	Headers List `json:"headers,omitempty"`
@@ -197,6 +200,7 @@ func newFamilies(words []string) (outcome.Families, error) {
 	if len(words) == 0 {
 		return outcome.XRateLimit, nil
 	}
+	const want = "x-ratelimit, ratelimit-11, fill, or off alone"
 	var set outcome.Families
 	for _, word := range words {
 		var family outcome.Families
@@ -205,17 +209,22 @@ func newFamilies(words []string) (outcome.Families, error) {
 			family = outcome.XRateLimit
 		case "ratelimit-11", "ratelimit":
 			family = outcome.IETF
+		case "fill":
+			family = outcome.Fill
 		case "off":
 			if len(words) > 1 {
-				return 0, option.Bad("headers", strings.Join(words, " "), "off alone, or x-ratelimit, ratelimit-11 or both")
+				return 0, option.Bad("headers", strings.Join(words, " "), want)
 			}
 		default:
-			return 0, option.Bad("headers", word, "x-ratelimit, ratelimit-11 or both, or off")
+			return 0, option.Bad("headers", word, want)
 		}
 		if set&family != 0 {
 			return 0, option.Errorf("headers", "duplicate %q", word)
 		}
 		set |= family
+	}
+	if set == outcome.Fill {
+		set |= outcome.XRateLimit
 	}
 	return set, nil
 }

@@ -12,14 +12,30 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Families is a set of families of header fields.
+// Families is a set of families of header fields, and how they are set.
 type Families uint8
 
-// The families of header fields.
+// The families of header fields. All fields whose names begin alike are of one family, also
+// those that only others set.
 const (
 	XRateLimit Families = 1 << iota // X-RateLimit-*
-	IETF                            // RateLimit-Policy and RateLimit, of draft 11
+	IETF                            // RateLimit and RateLimit-*: ours are RateLimit-Policy and RateLimit, of draft 11
+
+	// Fill leaves a family to an upstream that sends any of it.
+	Fill
 )
+
+// familyOf returns the family of a field, given its canonical name, or 0.
+func familyOf(name string) Families {
+	const x, ietf = "X-Ratelimit-", "Ratelimit"
+	switch {
+	case strings.HasPrefix(name, x):
+		return XRateLimit
+	case strings.HasPrefix(name, ietf) && (len(name) == len(ietf) || name[len(ietf)] == '-'):
+		return IETF
+	}
+	return 0
+}
 
 // The fields, in the order of their values in fields. The names are in the
 // canonical form of http.Header.
@@ -66,38 +82,68 @@ func (f *fields) remove(h http.Header) {
 	}
 }
 
-// dropForeign removes from h the values that were added after ours, as a proxy adds
-// those of an upstream. It also removes an upstream's X-RateLimit-Reset if we have
-// none, as it would contradict our other fields. A field of ours that was removed
-// or replaced meanwhile is left alone.
-func (f *fields) dropForeign(h http.Header) {
-	for i, v := range f {
-		if v == "" {
+// families returns the families that have fields.
+func (f *fields) families() (set Families) {
+	if f[fieldLimit] != "" {
+		set |= XRateLimit
+	}
+	if f[fieldPolicy] != "" {
+		set |= IETF
+	}
+	return set
+}
+
+// value returns our value of the field of that name, or "".
+func (f *fields) value(name string) string {
+	if i := slices.Index(fieldNames[:], name); i >= 0 {
+		return f[i]
+	}
+	return ""
+}
+
+// dropForeign leaves of each family in h either our fields or those of others, which a
+// proxy has added. It returns the families that are ours: those of which we have fields,
+// but for those in fill of which there are others too. A field of ours that was removed or
+// replaced meanwhile is left alone.
+func (f *fields) dropForeign(h http.Header, fill Families) (ours Families) {
+	ours = f.families()
+	if fill &= ours; fill != 0 {
+		for name, values := range h {
+			if len(values) > 1 || len(values) == 1 && values[0] != f.value(name) {
+				ours &^= fill & familyOf(name)
+			}
+		}
+	}
+	left := fill &^ ours
+	for name, values := range h {
+		family := familyOf(name)
+		if family == 0 && len(values) < 2 {
 			continue
 		}
-		if values := h[fieldNames[i]]; len(values) > 1 && values[0] == v {
-			h[fieldNames[i]] = values[:1]
+		own := f.value(name)
+		stands := own != "" && len(values) > 0 && values[0] == own
+		switch {
+		case family&ours != 0 && own == "", family&left != 0 && stands && len(values) == 1:
+			delete(h, name)
+		case family&left != 0 && stands:
+			h[name] = values[1:]
+		case family&^ours == 0 && stands:
+			h[name] = values[:1]
 		}
 	}
-	if f.owns(fieldReset) && f[fieldReset] == "" {
-		delete(h, fieldNames[fieldReset])
-	}
+	return ours
 }
 
-// owns reports whether a field may only have our value.
-func (f *fields) owns(field int) bool {
-	return f[field] != "" || field == fieldReset && f[fieldLimit] != ""
+// owns reports whether a field may only have our value, given its name and the families
+// that are ours.
+func (f *fields) owns(name string, ours Families) bool {
+	name = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))
+	return familyOf(name)&ours != 0 || name == fieldNames[fieldRetryAfter] && f[fieldRetryAfter] != ""
 }
 
-// ownsName is like owns, for the name of a field.
-func (f *fields) ownsName(name string) bool {
-	i := slices.Index(fieldNames[:], textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)))
-	return i >= 0 && f.owns(i)
-}
-
-// dropAnnounced removes our fields from the trailers that h announces: their values
-// would be an upstream's.
-func (f *fields) dropAnnounced(h http.Header) {
+// dropAnnounced removes from the trailers that h announces those that are ours: their
+// values would be an upstream's.
+func (f *fields) dropAnnounced(h http.Header, ours Families) {
 	announced, ok := h["Trailer"]
 	if !ok {
 		return
@@ -105,7 +151,7 @@ func (f *fields) dropAnnounced(h http.Header) {
 	rest := make([]string, 0, len(announced))
 	for _, names := range announced {
 		for name := range strings.SplitSeq(names, ",") {
-			if !f.ownsName(name) {
+			if !f.owns(name, ours) {
 				rest = append(rest, strings.TrimSpace(name))
 			}
 		}
@@ -115,10 +161,10 @@ func (f *fields) dropAnnounced(h http.Header) {
 	}
 }
 
-// dropTrailers removes our fields from the trailers in h that were not announced.
-func (f *fields) dropTrailers(h http.Header) {
+// dropTrailers removes those that are ours from the trailers in h that were not announced.
+func (f *fields) dropTrailers(h http.Header, ours Families) {
 	for key := range h {
-		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && f.ownsName(name) {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && f.owns(name, ours) {
 			delete(h, key)
 		}
 	}

@@ -34,6 +34,7 @@ type Outcome struct {
 	logged  bool                 // whether the access log shows it
 	traced  bool                 // whether the request has a span
 	stripe  uint8                // of counters
+	insists Families             // those that some limit is shown in without Fill
 	inline  [1]Entry
 	text    [56]byte // backs the fields that the first handler sets
 }
@@ -136,6 +137,9 @@ func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (deci
 		e.Families = how.Families
 		if e.Decision.DryRun || e.Decision.Pool {
 			e.Families = 0
+		}
+		if e.Families&Fill == 0 {
+			o.insists |= e.Families
 		}
 		if e.Concurrency {
 			e.Decision.Clear = 0 // when it is clear is up to the requests in progress
@@ -273,6 +277,9 @@ func (o *Outcome) marked(is func(*Entry) bool) string {
 	}
 	return ""
 }
+
+// fill returns the families that are left to an upstream that sends any of them.
+func (o *Outcome) fill() Families { return (XRateLimit | IETF) &^ o.insists }
 
 // Wrap returns a writer that keeps values of others out of our fields. It returns
 // w if w has such a writer already or there are no fields.

@@ -28,7 +28,8 @@ type Writer struct {
 	caddyhttp.ResponseWriterWrapper
 	outcome *Outcome
 	cleaned bool
-	written int32 // the number of fields in the header when it was written
+	ours    Families // that the header has from us
+	written int32    // the number of fields in the header when it was written
 }
 
 // cleanHeader removes foreign values and announced trailers from the header, once.
@@ -36,8 +37,8 @@ func (rw *Writer) cleanHeader() {
 	if !rw.cleaned {
 		rw.cleaned = true
 		h := rw.Header()
-		rw.outcome.fields.dropForeign(h)
-		rw.outcome.fields.dropAnnounced(h)
+		rw.ours = rw.outcome.fields.dropForeign(h, rw.outcome.fill())
+		rw.outcome.fields.dropAnnounced(h, rw.ours)
 		rw.written = int32(len(h))
 	}
 }
@@ -46,9 +47,12 @@ func (rw *Writer) cleanHeader() {
 // removes ours from those that were not announced, which a proxy has added to the header
 // by now. Most responses have none, and to look at each field takes a while.
 func (rw *Writer) CleanTrailers() {
-	if h := rw.Header(); !rw.cleaned || len(h) != int(rw.written) {
-		rw.outcome.fields.dropTrailers(h)
+	h := rw.Header()
+	if rw.cleaned && len(h) == int(rw.written) {
+		return
 	}
+	rw.cleanHeader() // it may not have been written explicitly
+	rw.outcome.fields.dropTrailers(h, rw.ours)
 }
 
 // WriteHeader implements http.ResponseWriter. An informational response is not
@@ -57,7 +61,7 @@ func (rw *Writer) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		rw.cleanHeader()
 	} else {
-		rw.outcome.fields.dropForeign(rw.Header())
+		rw.outcome.fields.dropForeign(rw.Header(), rw.outcome.fill())
 	}
 	rw.ResponseWriter.WriteHeader(status)
 }
