@@ -42,6 +42,8 @@ import (
 // `{http.rate_limit.remaining}` | The units for which the fullest bucket still has room
 // `{http.rate_limit.clear}` | The seconds until all buckets are empty
 // `{http.rate_limit.retry_after}` | The whole seconds until all limits would admit the same request; `0` if it was admitted, empty if they never will
+// `{http.rate_limit.reset}` | The whole seconds over which to spend what remains, or until there is room if nothing does; if the request was denied, the wait
+// `{http.rate_limit.reset_at}` | The same as a time, in seconds since 1970
 // `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
 // `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request, or the name of the zone; empty if none did
 // `{http.rate_limit.over}` | The path of a limit with `soft` whose bucket the request filled above its size; empty if it did not
@@ -315,6 +317,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 	}
 
 	res := q.Outcome()
+	began := time.Now()
 	delay, err := q.Decide(h.store, rule.How{
 		Accounting: h.accounting, NoFallback: h.onError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: res, Waits: process.Process,
 	})
@@ -323,7 +326,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		return res, nil, storeError{err}
 	}
 	q.Count(h.accounting)
-	decider, wait := q.Tell(res, outcome.How{Families: h.families, Jitter: h.jitter}, w.Header())
+	decider, wait := q.Tell(res, outcome.How{Families: h.families, Jitter: h.jitter, At: began}, w.Header())
 	res.Observe(r.Context(), h.Log)
 	if decider.Decision.Denied && !decider.Decision.DryRun {
 		if len(h.RateLimits) > 0 {

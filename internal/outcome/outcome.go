@@ -28,6 +28,7 @@ type Outcome struct {
 	writer  Writer
 	waited  time.Duration        // for Redis, so far
 	delayed time.Duration        // until there was room, so far
+	at      int64                // when the last handler began to decide, in µs since 1970
 	what    telemetry.Checked    // the outcome of the request so far
 	counted telemetry.CheckedSet // what it was counted as
 	opened  bool                 // whether a handler is going to count it
@@ -36,7 +37,7 @@ type Outcome struct {
 	stripe  uint8                // of counters
 	insists Families             // those that some limit is shown in without Fill
 	inline  [1]Entry
-	text    [56]byte // backs the fields that the first handler sets
+	text    [48]byte // backs the fields that the first handler sets
 }
 
 // Policy is what responses show of a limit besides its numbers.
@@ -121,8 +122,9 @@ func (o *Outcome) Count(in *telemetry.Process) {
 
 // How is how a handler tells what it decided.
 type How struct {
-	Families Families // of header fields
-	Jitter   float64  // the largest share by which the wait of a denial is longer
+	Families Families  // of header fields
+	Jitter   float64   // the largest share by which the wait of a denial is longer
+	At       time.Time // from when times count, which is before the store decided
 }
 
 // Add adds what was decided by one handler on n buckets, and updates the header fields. of
@@ -130,6 +132,7 @@ type How struct {
 // is told, for all limits that were asked so far: 0 unless the request was denied and a wait
 // helps.
 func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (decider *Entry, wait time.Duration) {
+	o.at = how.At.UnixMicro()
 	before := len(o.entries)
 	o.entries = slices.Grow(o.entries, n)
 	for i := range n {
@@ -243,6 +246,10 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 			return "0", true
 		}
 		return WholeSeconds(sum.RetryAfter), true
+	case "reset":
+		return ceilSeconds(o.resetIn(sum)), true
+	case "reset_at":
+		return o.timeIn(o.resetIn(sum)), true
 	case "denied":
 		return sum.Denied, true
 	case "exceeded.name":
@@ -254,6 +261,28 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 		return decider.Decision.By.String(), true
 	}
 	return nil, false
+}
+
+// resetIn returns, given the summary of all entries, over what time to spend the units that
+// remain, or if the request was denied, its wait. Of several limits with the least room, the
+// longest time counts. It is 0 if that is up to requests in progress.
+func (o *Outcome) resetIn(sum limiter.Summary) (in time.Duration) {
+	if sum.Denied && !sum.Never {
+		return sum.RetryAfter
+	}
+	for i := range o.entries {
+		e := &o.entries[i]
+		if d := &e.Decision; !d.DryRun && !d.Pool && !e.Concurrency && d.Remaining == sum.Remaining {
+			in = max(in, e.Limit.SpendTime(d))
+		}
+	}
+	return in
+}
+
+// timeIn returns a time after o.at, in seconds since 1970, rounded up.
+func (o *Outcome) timeIn(d time.Duration) int64 {
+	const second = int64(time.Second / time.Microsecond)
+	return (o.at + ceil(d, time.Microsecond) + second - 1) / second
 }
 
 // marks are what may be said of a limit besides its decision. Each is told by the path of

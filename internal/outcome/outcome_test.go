@@ -164,6 +164,46 @@ func TestJitterOfSeveralHandlers(t *testing.T) {
 	}
 }
 
+// TestReset guards the time that {http.rate_limit.reset} and reset_at tell: both the same
+// one, rounded up, of the limits with the least room, and none that is out of range.
+func TestReset(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1_800_000_000, int64(300*time.Millisecond))
+	const years = 35 * 365 * 24 * time.Hour
+	slow := limiter.Limit{Size: 1, DripInterval: years, DripSize: 1}
+	window := limiter.Window(10, time.Minute)
+	for _, tc := range []struct {
+		name    string
+		entries []Entry
+		jitter  float64
+		want    string
+	}{
+		{"time to spend what remains", []Entry{{Limit: limitOf(100), Decision: roomy}}, 0, "90 1800000091"},
+		{"none left", []Entry{{Limit: limitOf(5), Decision: limiter.Decision{Size: 5, Clear: 4200 * time.Millisecond}}}, 0, "1 1800000001"},
+		{"a window ends on the second", []Entry{{Limit: window, Decision: limiter.Decision{Size: 10, Remaining: 4, Clear: 1700 * time.Millisecond}}}, 0, "2 1800000002"},
+		{"the least room", []Entry{{Limit: limitOf(100), Decision: roomy}, {Limit: limitOf(5), Decision: tight}}, 0, "1 1800000002"},
+		{"equal room, the longest", []Entry{{Limit: limitOf(5), Decision: tight}, {Limit: limitOf(5, time.Minute), Decision: tight}}, 0, "60 1800000061"},
+		{"denied", []Entry{{Limit: limitOf(8), Decision: full}}, 0, "1 1800000002"},
+		{"never", []Entry{{Limit: limitOf(3), Decision: never}}, 0, "3 1800000004"},
+		{"requests in progress", []Entry{{Policy: &Policy{Concurrency: true}, Limit: limitOf(5), Decision: tight}}, 0, "0 1800000001"},
+		{"decades", []Entry{{Limit: slow, Decision: limiter.Decision{Size: 1, Clear: years}}}, 0, "1103760000 2903760001"},
+		{"longer than any time", []Entry{{Limit: slow, Decision: limiter.Decision{Denied: true, Size: 1, Clear: years, RetryAfter: years}}}, 1e300, "9223372037 11023372038"},
+	} {
+		repl := caddy.NewReplacer()
+		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), repl, httptest.NewRecorder(), new(caddyhttp.Server))
+		Of(r, repl, 0).Add(len(tc.entries), func(i int) Entry {
+			e := tc.entries[i]
+			if e.Policy == nil {
+				e.Policy = policyOf("a")
+			}
+			return e
+		}, How{At: at, Jitter: tc.jitter}, make(http.Header))
+		if got := repl.ReplaceAll("{http.rate_limit.reset} {http.rate_limit.reset_at}", "?"); got != tc.want {
+			t.Errorf("%s: got %s, want %s", tc.name, got, tc.want)
+		}
+	}
+}
+
 // TestFieldValuesAreNotOverwritten guards that a later handler does not change
 // the values of an earlier one where somebody has kept them: the memory they are
 // in is not used again.
