@@ -42,6 +42,7 @@ func (m *bansModel) deny(now, after int64, durations []time.Duration) bool {
 // it, that it takes as long as its number says, and that it is forgotten in time: against
 // a plain model, in both stores.
 func TestBans(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 3, func(t *rapid.T) {
@@ -312,6 +313,7 @@ func TestBansOfDryRuns(t *testing.T) {
 // TestBansOverSlots guards bans beside limits of other keys, whose buckets are in other
 // slots of a cluster and hold their units meanwhile.
 func TestBansOverSlots(t *testing.T) {
+	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
 	global := Bucket{Name: "all", Key: "all", Limit: Limit{Size: 1000, DripInterval: time.Hour, DripSize: 1}}

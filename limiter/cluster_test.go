@@ -64,6 +64,7 @@ func unsettled(t testing.TB, node *redistest.Server, key string) error {
 // with the documented permissions, and from a store that takes a cluster node for
 // a single server.
 func TestCluster(t *testing.T) {
+	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	evals := func() []int64 {
 		var n []int64

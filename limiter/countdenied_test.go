@@ -15,6 +15,7 @@ import (
 // bucket, whose drips begin anew, fills a fixed window until it ends, or is added to
 // a sliding window.
 func TestCountDeniedFollowsDescription(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	seen := struct{ leaky, window, sliding int }{}
 	checkTraces(t, 110, func(t *rapid.T) {
@@ -297,6 +298,7 @@ func TestCountDeniedHoldsUnits(t *testing.T) {
 // TestCountDeniedInCluster guards the same for requests that the servers of a cluster
 // decide in parts.
 func TestCountDeniedInCluster(t *testing.T) {
+	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(nil), time.Second })
 	one, counting := onNode(t, r, nodes, nodes.Nodes[0], hourly(1)), onNode(t, r, nodes, nodes.Nodes[1], hourly(10))
@@ -326,6 +328,7 @@ func TestCountDeniedInCluster(t *testing.T) {
 // than before, whatever its entries cost. The time to retry, and what a larger size
 // has room for later, is that of the newest units.
 func TestCountDeniedKeepsLogsShort(t *testing.T) {
+	t.Parallel()
 	v := newPagedVirtual(t) // parts of short logs are read and written too
 	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	logs := 0

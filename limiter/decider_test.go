@@ -32,6 +32,7 @@ func checkDeciders(t testing.TB, store Store, req Request, want ...string) {
 // TestDeciders guards what a Decision says has decided, for requests with one and
 // with several buckets, that are sent alone and in batches.
 func TestDeciders(t *testing.T) {
+	t.Parallel()
 	one := Request{Buckets: []Bucket{hourly(100)}}
 	other := hourly(1)
 	other.Name = "other"

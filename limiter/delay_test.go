@@ -17,6 +17,7 @@ import (
 // drips, with costs that differ from request to request and may exceed the size, and with
 // requests among them that may not wait. A request that can't wait is decided as if none did.
 func TestDelayKeepsBound(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	waited, never, full := 0, 0, 0
 	checkTraces(t, few(6), func(t *rapid.T) {

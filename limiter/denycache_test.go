@@ -119,6 +119,7 @@ func TestDenyCacheReset(t *testing.T) {
 // that only moves forward and mostly by little: many requests are answered without
 // a call, with the same numbers to the microsecond.
 func TestDenyCacheAgreesWithServer(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := struct{ steps, unasked, several, dear, never, each, dripped int }{}
 	agree := func(t *rapid.T) {
@@ -184,6 +185,7 @@ func TestDenyCacheAgreesWithServer(t *testing.T) {
 // admits: the cache costs no drip, though only a few requests for each drip reach
 // the server.
 func TestDenyCacheLosesNoDrips(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	seed := uint64(1)
 	for _, tc := range []struct {

@@ -292,6 +292,7 @@ func checkRedisTraces(t *testing.T, n int, draw func(*rapid.T) described) {
 // TestRedisBuckets guards buckets in Redis: every number in every decision is what the
 // described bucket would give, drip by drip.
 func TestRedisBuckets(t *testing.T) {
+	t.Parallel()
 	seen := struct{ admitted, denied, never int }{}
 	checkRedisTraces(t, 10, func(t *rapid.T) described {
 		l, m := drawLimit(t), new(model)
@@ -325,6 +326,7 @@ func TestRedisBuckets(t *testing.T) {
 // In half of the traces the clock also goes back, which Memory's clock never may:
 // Memory is left out from then on.
 func TestStoresAgree(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	v := newVirtual(t, server, "rl:")
 	seen := struct{ steps, both, admitted, denied, never, overfull, reset, slack, partly int }{}

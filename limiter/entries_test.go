@@ -271,6 +271,7 @@ func TestLogAfterFallbackTellsTime(t *testing.T) {
 // TestLogInCluster guards requests with logs in two slots of a cluster: both are
 // charged, or neither.
 func TestLogInCluster(t *testing.T) {
+	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	r, err := NewRedis(RedisOptions{Addresses: nodes.Addrs(), KeyPrefix: "rl:", Timeout: 5 * time.Second})
 	if err != nil {

@@ -173,6 +173,7 @@ func TestFloodOfOneLimit(t *testing.T) {
 // TestFloodDisplacesFullBucket guards what it costs a flood to evict a full
 // bucket: its keys have to fill about as many buckets as the limit holds.
 func TestFloodDisplacesFullBucket(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	const most, size = 5000, 10
 	for n := range 9 {

@@ -185,6 +185,7 @@ func entriesOf(req Request) (n int) {
 // was lost, are never settled at their expense. Other requests come in between. No more
 // than the bucket's bound is ever held or charged.
 func TestHeldUnits(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 10, func(t *rapid.T) {
@@ -396,6 +397,7 @@ func (n *lossyNode) Close() error { return nil }
 // gone. Whatever is lost on the way, what is charged in the end is what was admitted, once,
 // and what has ended is not held, unless a node crashed or was cut off for too long.
 func TestHeldUnitsOfManyNodes(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	elapsed := int64(0) // on the nodes' clocks, which are not set back
@@ -587,6 +589,7 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 // even if it never happens, no more is admitted in any time than the bucket
 // allows.
 func TestHeldUnitsNeverOverAdmit(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	checkTraces(t, 3, func(t *rapid.T) {
 		v.flush(t)

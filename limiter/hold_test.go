@@ -72,6 +72,7 @@ func heldNow(t rapid.TB, store Store, b Bucket) int64 {
 // at their end, by what they cost then. Both stores decide alike, and renewals keep what
 // is held however long requests take.
 func TestHold(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	trace, seen := 0, map[string]int{}
@@ -945,6 +946,7 @@ func TestHoldNeedsHeld(t *testing.T) {
 // kinds: such as hold units, ban, and borrow. And that a plain dry run decides as if it
 // alone were enforced beside the others.
 func TestDryRun(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	trace, seen := 0, map[string]int{}

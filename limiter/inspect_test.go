@@ -49,6 +49,7 @@ func reset(t testing.TB, r *Redis, b Bucket, want int64) {
 // from Redis, with limits of any magnitude, several sizes and a clock that is set
 // back. What they say of room and waiting is what the next request then meets.
 func TestInspectAgreesWithArithmetic(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := struct{ steps, room, none, never, slack, overfull, reset, back int }{}
 	checkTraces(t, 3, func(t *rapid.T) {
@@ -493,6 +494,7 @@ func TestResetOfLogs(t *testing.T) {
 // TestInspectCluster guards a cluster, with only the documented permissions: keys
 // in slots of each node, and one whose slot is being moved and then is elsewhere.
 func TestInspectCluster(t *testing.T) {
+	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	for _, node := range nodes.Nodes {
 		setUser(t, node, "+cluster|slots", "+asking")

@@ -91,6 +91,7 @@ func checkLeaseBound(t rapid.TB, l Limit, slack time.Duration, times []int64) {
 // answers that come late or never and nodes that crash; and no more than the limit in any
 // window of those that have windows.
 func TestLeasesKeepBound(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	f := newFleet(t, server, 3)
 	byLease, reserved, trace := 0, 0, 0
@@ -158,6 +159,7 @@ func TestLeasesKeepBound(t *testing.T) {
 // of the leases that a new configuration wants, with a shorter time, or a longer one, and that
 // of each of them while one request has the old configuration and the next the new one.
 func TestLeasesKeepShorterTime(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, redistest.Start(t), 2)
 	byOld, trace := 0, 0
 	checkTraces(t, few(3), func(t *rapid.T) {
@@ -293,6 +295,7 @@ func TestLeasesLeaveRoomForCosts(t *testing.T) {
 // is leased and not used: not for requests that another bucket denies, nor if a server decides
 // on them all the same, as other buckets of theirs are asked for rarely.
 func TestLeasesOfOtherBuckets(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, redistest.Start(t), 1)
 	lease := Lease(100 * time.Millisecond)
 	all := Bucket{Name: "all", Limit: Limit{Size: 100_000, DripInterval: time.Hour, DripSize: 1}, Consistency: lease}
@@ -364,6 +367,7 @@ func TestLeaseSlotsAreGivenUp(t *testing.T) {
 // node admits one request with each drip, as without leases, and asks the server for
 // several of them at once.
 func TestLeasesAheadOfRoom(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, redistest.Start(t), 1)
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Millisecond, DripSize: 1}}
 	flood := func(b Bucket) (admitted, asked int) {
@@ -400,6 +404,7 @@ func TestLeasesAheadOfRoom(t *testing.T) {
 // of both leased: those that are denied until a leased unit may be used are charged nowhere,
 // and if the full bucket is a dry run all are admitted.
 func TestLeasesOfSeveralBuckets(t *testing.T) {
+	t.Parallel()
 	for _, dryRun := range []bool{false, true} {
 		t.Run(fmt.Sprint("dry run ", dryRun), func(t *testing.T) {
 			f := newFleet(t, redistest.Start(t), 1)
@@ -446,6 +451,7 @@ func TestLeasesOfSeveralBuckets(t *testing.T) {
 // in slots of different servers of a cluster, on several nodes at once: no limit admits more
 // than its bound in any time, and nodes do decide.
 func TestLeasesInCluster(t *testing.T) {
+	t.Parallel()
 	const lasts, within = 800 * time.Millisecond, 100 * time.Millisecond
 	cluster := redistest.StartCluster(t, 3)
 	for name, c := range map[string]Consistency{"lease": Lease(within), "eventual": Eventual(within)} {

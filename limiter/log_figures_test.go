@@ -160,6 +160,7 @@ func TestSlidingLogBesideRecipe(t *testing.T) {
 // Redis decides as the recipe does, if that forgets what it has denied and tells two
 // requests of one microsecond apart.
 func TestSlidingLogIsRecipe(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen, trace := map[bool]int{}, 0

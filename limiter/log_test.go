@@ -145,6 +145,7 @@ func (s *logsSeen) add(d, before *Decision, gap int64) {
 // what adding up the admissions gives. So no window has more than Size units, a
 // request is denied 1 µs before the time to retry, and admitted then.
 func TestLogFollowsDescription(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	seen := logsSeen{}
 	checkTraces(t, 100, func(t *rapid.T) {
@@ -169,6 +170,7 @@ func TestLogFollowsDescription(t *testing.T) {
 
 // TestRedisLogs guards the same in Redis, on the server's clock.
 func TestRedisLogs(t *testing.T) {
+	t.Parallel()
 	v := newPagedVirtual(t)
 	seen, trace := logsSeen{}, 0
 	checkTraces(t, 8, func(t *rapid.T) {
@@ -202,6 +204,7 @@ func TestRedisLogs(t *testing.T) {
 // in both stores: as entries leave one by one, others take their place. It shows how
 // much memory a full log takes in Redis.
 func TestLogOfManyEntries(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	b := logBucket(MaxLogUnits, time.Minute, 1)
@@ -227,6 +230,7 @@ func TestLogOfManyEntries(t *testing.T) {
 // left, nor one that is denied after much has left, nor one that counts although it is
 // denied.
 func TestLogTakesFewSteps(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	v := newVirtual(t, server, "rl:")
 	b := logBucket(MaxLogUnits, time.Minute, 1)
@@ -266,6 +270,7 @@ func TestLogTakesFewSteps(t *testing.T) {
 // TestLogSumsBeginAnew guards logs that have been in use for so long that the sums of
 // units in their entries begin anew: both stores still agree on every request.
 func TestLogSumsBeginAnew(t *testing.T) {
+	t.Parallel()
 	const sums = 1 << 24
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
@@ -389,6 +394,7 @@ func drawAnyShape(t *rapid.T) Limit {
 // script in Redis and to Memory, and requires the same decisions. A request may have
 // buckets of several algorithms, and a bucket is charged with several sizes.
 func TestStoresAgreeOnLogs(t *testing.T) {
+	t.Parallel()
 	v := newPagedVirtual(t)
 	seen := struct{ logs, mixed, denied, admitted, partly int }{}
 	checkTraces(t, 4, func(t *rapid.T) {
@@ -542,6 +548,7 @@ func TestLogClockSetBack(t *testing.T) {
 // fail, or lasts: neither what something else has stored, nor any bytes changed in
 // a log.
 func TestRedisLogCorruptValues(t *testing.T) {
+	t.Parallel()
 	v := newPagedVirtual(t)
 	b := logBucket(10, time.Minute, 1)
 	key := v.keys.of(&b)
@@ -687,6 +694,7 @@ func TestLogHoldsUnits(t *testing.T) {
 // there were in each window, and windows end later for the node. Its summary, which
 // is what nodes know of the log, counts all of them. Telling it again changes nothing.
 func TestLogJoinsWhatIsTold(t *testing.T) {
+	t.Parallel()
 	v := newPagedVirtual(t)
 	seen := struct{ added, known int }{}
 	checkTraces(t, 10, func(t *rapid.T) {

@@ -345,6 +345,7 @@ func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 // with many keys that share a few tables, while the clock moves: no live bucket is
 // lost or changed as tables grow, are swept and rebuilt.
 func TestMemoryAgainstMap(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	const keys, crowded, steps = 2000, 4, 60_000
 	var now time.Duration
@@ -417,6 +418,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 // on two otherwise equal stores: both decide and store the same, for any numbers,
 // dirty buckets included.
 func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	const keys, steps = 300, 200_000
 	now := time.Hour

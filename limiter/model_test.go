@@ -229,6 +229,7 @@ func drawTrace(t *rapid.T, l Limit, s *subject) Decision {
 // TestBucketFollowsDescription guards the whole arithmetic: every number in every
 // decision is what the described bucket would give, drip by drip.
 func TestBucketFollowsDescription(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	checkTraces(t, 100, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)

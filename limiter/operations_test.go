@@ -173,6 +173,7 @@ func (v *virtual) peeked(t rapid.TB, sha string, op operation, key string) []out
 // which tells nothing, sees the same then. A node takes what it told for known, and so
 // something that is only answered would be known to nobody.
 func TestAnswersAreStored(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
 	if err != nil {
@@ -353,6 +354,7 @@ func (v *virtual) spoil(t *rapid.T, keys ...string) {
 // stores what the calls do one by one. That is so for each operation, algorithm, mix of
 // roles, state and level that is told.
 func TestBatchesAreCallsOneByOne(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	// What is removed stays as it is until the batch has been compared.
 	sha, err := v.admin.ScriptLoad(t.Context(), strings.ReplaceAll(v.source, "'PX', 1)", "'PX', 1000000)")).Result()

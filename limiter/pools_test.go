@@ -50,6 +50,7 @@ func (l *lender) charge(n, now int64) {
 // is charged for a request that anything denies. That holds for costs, for held units in
 // either, for several that borrow from one pool, for several pools, and for dry runs.
 func TestPools(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 6, func(t *rapid.T) {
@@ -604,6 +605,7 @@ func TestPoolsAreValid(t *testing.T) {
 // TestPoolsOfAllAlgorithms guards that both stores decide alike on what is borrowed, by
 // buckets and from pools of each algorithm.
 func TestPoolsOfAllAlgorithms(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	trace, borrowed := 0, map[Algorithm]int{}
 	checkTraces(t, 3, func(t *rapid.T) {

@@ -396,6 +396,7 @@ func TestRedisOneCall(t *testing.T) {
 // TestRedisScriptFlushed guards that flushing the server's scripts at any moment
 // fails no request, and that no request is charged twice.
 func TestRedisScriptFlushed(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
 	b := hourly(100_000)
@@ -446,6 +447,7 @@ func TestRedisScriptFlushed(t *testing.T) {
 // decided as if one after the other, even if they use the same bucket, are equal,
 // or report levels that buckets have at least.
 func TestRedisGroups(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	one, all := newVirtual(t, server, "one:"), newVirtual(t, server, "all:")
 	groups, shared, alike, leveled := 0, 0, 0, 0
@@ -709,6 +711,7 @@ func TestRedisForeignValues(t *testing.T) {
 // algorithm, make no request fail, no peek and no reset, nor one that tells what a
 // node knows: each gets numbers that such a bucket can have.
 func TestRedisCorruptValues(t *testing.T) {
+	t.Parallel()
 	v := newPagedVirtual(t)
 	checkTraces(t, 2, func(t *rapid.T) {
 		v.flush(t)

@@ -33,6 +33,7 @@ func testNode(t testing.TB, server *redistest.Server) (*Redis, *Memory) {
 // too, with hardly any extra calls; and that each node knows everything that the
 // server decided for it.
 func TestFloodLeavesRedisBounded(t *testing.T) {
+	t.Parallel()
 	const most, callers, each = 300, 16, 400
 	server := redistest.Start(t)
 	var nodes [2]*Redis
@@ -102,6 +103,7 @@ func TestRemovalsAreBatched(t *testing.T) {
 // the server: not those that another node has charged meanwhile, that are held
 // here again, that have held units, or that are not our buckets.
 func TestRemovalSparesBucketsInUse(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	nothing := func(*testing.T, *redistest.Server, *Redis, *Redis, Bucket) {}
 	charge := func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
@@ -204,6 +206,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 // TestRemovalsInCluster guards that removals go to the server with each key's
 // slot.
 func TestRemovalsInCluster(t *testing.T) {
+	t.Parallel()
 	const most, requests = 20, 300
 	cluster := redistest.StartCluster(t, 3)
 	m := NewMemory(nil)

@@ -26,6 +26,7 @@ func (f *fleet) report(t rapid.TB, node int) {
 // and in the long run no more than one node alone. One node alone is exact. No request
 // asks the server.
 func TestReportsKeepBound(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	fleets := map[int]*fleet{1: newFleet(t, server, 1), 3: newFleet(t, server, 3), 8: newFleet(t, server, 8)}
 	trace, over := 0, 0
@@ -84,6 +85,7 @@ func TestReportsKeepBound(t *testing.T) {
 // TestReportsKeepRate guards that what nodes admit beyond the limit is a debt: under a flood
 // from many nodes that lasts, they admit the rate of the limit.
 func TestReportsKeepRate(t *testing.T) {
+	t.Parallel()
 	const nodes, seconds = 5, 20
 	f := newFleet(t, redistest.Start(t), nodes)
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 50, DripInterval: 10 * time.Millisecond, DripSize: 1}, Consistency: Eventual(100 * time.Millisecond)}

@@ -106,6 +106,7 @@ func plainDecision(d Decision) Decision {
 // TestSlidingWindowFollowsDescription guards sliding windows: every number in
 // every decision is what adding up the admissions gives.
 func TestSlidingWindowFollowsDescription(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	seen := struct{ admitted, denied, borrowed int }{}
 	checkTraces(t, 100, func(t *rapid.T) {
@@ -147,6 +148,7 @@ func TestSlidingWindowFollowsDescription(t *testing.T) {
 
 // TestRedisSlidingWindows guards the same in Redis, on the server's clock.
 func TestRedisSlidingWindows(t *testing.T) {
+	t.Parallel()
 	seen := struct{ admitted, denied, octal int }{}
 	checkRedisTraces(t, 10, func(t *rapid.T) described {
 		l := drawSliding(t)
@@ -369,6 +371,7 @@ func TestSlidingValidate(t *testing.T) {
 // with its own as this process does, in the windows of the clock: late as the level
 // is, it counts in those for which it was told, and none of them ends later for it.
 func TestRedisJoinsSlidingWindows(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 20, func(t *rapid.T) {

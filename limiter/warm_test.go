@@ -167,6 +167,7 @@ func drawWarmGap(t *rapid.T, l Limit, last Decision, wait time.Duration) int64 {
 // were rounded. Requests that wait do so until the moment that was free before them, to the
 // microsecond; or longer, if that can't be known and they should not.
 func TestWarmUpFollowsDescription(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	seen := struct{ admitted, denied, cold, warm, waited, unknown int }{}
 	checkTraces(t, 110, func(t *rapid.T) {
@@ -285,6 +286,7 @@ func TestWarmUpPublishedFigures(t *testing.T) {
 // from cold on, while there are always requests, all are exact but for the microsecond
 // to which they are rounded up. Below 1.5 µs a unit, idle time may count for more.
 func TestWarmUpWaitsAreNotTooShort(t *testing.T) {
+	t.Parallel()
 	seen := struct{ exact, idle, partly int }{}
 	check := func(t rapid.TB, l Limit, costs, idles []int64) (waits []int64) {
 		t.Helper()
@@ -408,6 +410,7 @@ func (m *exactWarmer) rounded(wait *big.Rat) (least, most int64) {
 // TestRedisWarmUp guards that Redis decides as the same arithmetic in Go does, to the
 // microsecond, with numbers of any magnitude.
 func TestRedisWarmUp(t *testing.T) {
+	t.Parallel()
 	seen := struct{ admitted, denied, long int }{}
 	checkRedisTraces(t, 10, func(t *rapid.T) described {
 		l := drawWarm(t)
@@ -611,6 +614,7 @@ func TestHeldUnitsDoNotWait(t *testing.T) {
 // TestWarmUpBound guards the bounds of limits that warm up under real concurrency:
 // many goroutines ask as fast as they can, in both stores, while the clock runs.
 func TestWarmUpBound(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	l := WarmingUp(100, time.Second, time.Second, 3)
 	for _, tc := range []struct {
@@ -800,6 +804,7 @@ func TestWarmUpStaysWithinHorizon(t *testing.T) {
 // own as this process does, except if both know the same requests: then it keeps its
 // own, as the other is only late.
 func TestRedisJoinsWarmUps(t *testing.T) {
+	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 20, func(t *rapid.T) {

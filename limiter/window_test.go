@@ -93,6 +93,7 @@ func drawWindowGap(t *rapid.T, l Limit, last Decision) int64 {
 // TestWindowsFollowDescription guards fixed windows: every number in every
 // decision is what counting the units of each window gives.
 func TestWindowsFollowDescription(t *testing.T) {
+	t.Parallel()
 	singleGoroutine(t)
 	checkTraces(t, 100, func(t *rapid.T) {
 		l := drawWindow(t)
@@ -114,6 +115,7 @@ func TestWindowsFollowDescription(t *testing.T) {
 
 // TestRedisWindows guards the same in Redis, on the server's clock.
 func TestRedisWindows(t *testing.T) {
+	t.Parallel()
 	seen := struct{ admitted, denied, windows int }{}
 	checkRedisTraces(t, 5, func(t *rapid.T) described {
 		l := drawWindow(t)
