@@ -296,6 +296,7 @@ func TestClusterRedirects(t *testing.T) {
 // the host of the server that named it is used: when connecting to the cluster,
 // and when the cluster starts to do so later and then redirects to a server.
 func TestUnknownEndpoints(t *testing.T) {
+	t.Parallel()
 	for _, when := range []string{"before", "later"} {
 		t.Run(when, func(t *testing.T) {
 			nodes := redistest.StartCluster(t, 2)
@@ -345,6 +346,7 @@ func TestUnknownEndpoints(t *testing.T) {
 // TestReplacedServer guards that an outage of a server whose slots others have
 // taken over is reported as ended, once.
 func TestReplacedServer(t *testing.T) {
+	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	var seen events
 	r := newTestCluster(t, nodes, func(opt *Options) { opt.Report = seen.report })

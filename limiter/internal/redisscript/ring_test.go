@@ -1401,9 +1401,9 @@ func (c *lateConn) Read(b []byte) (int, error) {
 
 // TestLateProcessIsNotSlowServer guards a process that takes longer than the timeout
 // to write what it is about to send, or to read what has come: all calls are answered,
-// also those that gather meanwhile, and nothing is taken for the server's silence.
+// also those that gather meanwhile, and nothing is taken for the server's silence. It
+// runs alone, since a server that gets no processor is silent.
 func TestLateProcessIsNotSlowServer(t *testing.T) {
-	t.Parallel()
 	const timeout, callers, each = 50 * time.Millisecond, 600, 3 // more than fit into two batches
 	for name, late := range map[string]func(*lateConn){
 		"to write": func(c *lateConn) { c.write.Store(int64(3 * timeout)) },
@@ -1414,7 +1414,6 @@ func TestLateProcessIsNotSlowServer(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			server := redistest.Start(t)
 			var seen events
 			r := newTestClient(t, server, func(opt *Options) { opt.Timeout, opt.Report = timeout, seen.report })
