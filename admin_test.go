@@ -205,13 +205,13 @@ func TestAdminStatusAndLimits(t *testing.T) {
 	wantJSON(t, status, `{"configured": true, "store": "memory", "on_error": "fallback", "servers": [],
 		"memory": {"buckets": 2, "max_keys": 1000000}}`)
 	limits := status["limits"].([]any)
-	wantJSON(t, limits[10], `{"path": "api", "admitted": 2, "denied": 0, "spared": 1, "near": 0, "units": 2, "by": {"memory": 3, "redis": 0}}`)
-	wantJSON(t, limits[11], `{"path": "api/search", "admitted": 1, "denied": 1, "spared": 0, "near": 0, "units": 2}`)
+	wantJSON(t, limits[11], `{"path": "api", "admitted": 2, "denied": 0, "spared": 1, "near": 0, "units": 2, "by": {"memory": 3, "redis": 0}}`)
+	wantJSON(t, limits[12], `{"path": "api/search", "admitted": 1, "denied": 1, "spared": 0, "near": 0, "units": 2}`)
 	var paths []string
 	for _, l := range limits {
 		paths = append(paths, l.(map[string]any)["path"].(string))
 	}
-	if got, want := strings.Join(paths, " "), "dynamic drips pair dripsize user all off old old/min_interval default api api/search"; got != want {
+	if got, want := strings.Join(paths, " "), "dynamic drips pair dripsize user all off old old/min_interval default default-2 api api/search"; got != want {
 		t.Errorf("got limits %s, want %s", got, want)
 	}
 
@@ -227,7 +227,7 @@ func TestAdminStatusAndLimits(t *testing.T) {
 		`{"path": "old", "handler": 7, "size": 2, "drip_rate": 5, "ipv4_prefix": 24}`,
 		`{"path": "old/min_interval", "handler": 7, "size": 1, "drip_rate": 5}`,
 		`{"path": "default", "size": 7}`,
-		`{"path": "default", "name": "default#2", "size": 8, "route_matches": [[{"path": ["/two"]}]]}`,
+		`{"path": "default-2", "name": "default-2", "size": 8, "route_matches": [[{"path": ["/two"]}]]}`,
 		`{"path": "api", "handler": 10, "server": "srv0", "hosts": ["127.0.0.1"], "algorithm": "leaky_bucket", "size": 10, "drip_rate": 10,
 			"drip_size": 1, "cost": 1, "key": "{http.request.header.User}", "ipv4_prefix": 32, "ipv6_prefix": 64,
 			"match": [{"path": ["/api/*"]}], "max_keys": 500000, "when_full": "forget", "track_top": 100, "status": 429,
@@ -258,7 +258,7 @@ func TestAdminWithoutLimits(t *testing.T) {
 // line that says what would be right, and that no key gets into the log.
 func TestAdminBadRequests(t *testing.T) {
 	const secret = "s3cret"
-	s, a := startWithAdmin(t, config{site: adminSite})
+	s, a := startWithAdmin(t, config{unnamed: true, site: adminSite})
 	post := func(body string) [3]string { return [3]string{"POST", "peek", body} }
 	const body = `such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
 	const replaced = `key: got U+FFFD, which stands for what is not UTF-8, so it is unknown which key is meant; want it quoted as top and bans show it, such as "\xff", or "\ufffd" for U+FFFD itself`
@@ -462,7 +462,7 @@ func TestAdminAllLimits(t *testing.T) {
 		minInt = `{"limit": "old/min_interval", "key": "127.0.0.0/24", "level": 1, "remaining": 0}`
 		all    = `{"limit": "all", "key": "everyone", "level": 1}`
 		one    = `{"limit": "default", "key": "127.0.0.1", "size": 7, "level": 1}`
-		two    = `{"limit": "default#2", "key": "u", "size": 8, "level": 1}`
+		two    = `{"limit": "default-2", "key": "u", "size": 8, "level": 1}`
 		noUser = `{"limit": "user", "address": "127.0.0.1", "level": 1}`
 	)
 	for _, tc := range []struct {
@@ -475,7 +475,7 @@ func TestAdminAllLimits(t *testing.T) {
 			"a client", `{"address": "::ffff:127.0.0.1"}`, 10, []string{all, old, minInt, one, noUser},
 			map[string]string{
 				"api": needs + "{http.request.header.User}", "pair": needs + "{http.request.header.User}",
-				"default#2": needs + "{http.request.header.User}", "off": "limit: its factor is 0, so it has no buckets",
+				"default-2": needs + "{http.request.header.User}", "off": "limit: its factor is 0, so it has no buckets",
 				"drips": "limit: its drip_rate depends on the request, and each value has its own buckets, so a key does not identify one",
 			},
 		},
@@ -545,7 +545,7 @@ func TestAdminAllLimits(t *testing.T) {
 // asked by the number that it has in header fields.
 func TestAdminLimitsWithoutName(t *testing.T) {
 	const unnamed = "route {\nrate_limit {\nsize 5\nheaders ratelimit\n}\nrate_limit {\nsize 9\nheaders ratelimit\n}\n}\nrespond ok"
-	s, a := startWithAdmin(t, config{site: unnamed})
+	s, a := startWithAdmin(t, config{site: unnamed, unnamed: true})
 	if got, want := s.get("/").Header.Get("RateLimit"), `"default";r=4;t=4, "default#2";r=8;t=8`; got != want {
 		t.Fatalf("RateLimit: got %s, want %s", got, want)
 	}

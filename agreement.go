@@ -2,8 +2,6 @@ package ratelimit
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"sync/atomic"
 
@@ -11,7 +9,6 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
@@ -76,8 +73,8 @@ func (a *agreement) release() {
 }
 
 // add adds the buckets of d. Limits of the same name share their buckets
-// wherever they are, so their options must agree. Those of limits without a name
-// need not: these share buckets if key and numbers are equal.
+// wherever they are, so their options must agree. Those of limits without a name, as JSON
+// may have them, need not: these share buckets if key and numbers are equal.
 func (a *agreement) add(d *draft) error {
 	l := d.rule
 	if l.Bans != nil {
@@ -193,33 +190,4 @@ func (a *agreement) addBounds(b *rule.Bucket) error {
 func disagreement(b *rule.Bucket, got, earlier option.Setting) error {
 	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, but limits of one path share their buckets, so these must match, or one needs another name",
 		got.Option, got.Text, earlier.Text, b.Path)
-}
-
-// logSharedBuckets logs which limits without a name, or within one, stand on several
-// sites and share their buckets there, as their keys and numbers are equal.
-func (a *App) logSharedBuckets() {
-	sites := routes.Sites[*Handler](a.http())
-	shared := make(map[string]map[string]bool) // the sites, by the name of the buckets
-	paths := make(map[string]string)           // likewise
-	for _, h := range a.handlers {
-		site, known := sites[h]
-		if !known {
-			continue
-		}
-		for b := range rule.Buckets(h.limits) {
-			if !b.Unnamed() || b.Off || b.Bucket != b.Limit.Buckets[0] {
-				continue
-			}
-			if shared[b.Name] == nil {
-				shared[b.Name], paths[b.Name] = make(map[string]bool), b.Path
-			}
-			shared[b.Name][site.String()] = true
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(shared)) {
-		if sites := slices.Sorted(maps.Keys(shared[name])); len(sites) > 1 {
-			a.logger.Info("limits without a name, or within one, on several sites have equal keys and numbers, so they share their buckets; "+
-				"unless that is meant, give each a name", zap.String("limit", paths[name]), zap.Strings("sites", routes.FirstOf(sites)))
-		}
-	}
 }

@@ -167,7 +167,6 @@ func (a *App) Cleanup() error {
 
 // Start applies the app's settings and starts connecting to Redis.
 func (a *App) Start() error {
-	a.logSharedBuckets()
 	a.activate()
 	if a.redis != nil {
 		a.redis.connect()

@@ -93,6 +93,9 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		return nil, p.locateAt(l, "zone", fmt.Errorf("zone: got it together with %s, a block has either zones or limits; "+
 			"put the limits into a block of their own", name))
 	}
+	if err := namesIn(helper).name(h, l, p.tokens[l][blockToken]); err != nil {
+		return nil, p.locate(l, err)
+	}
 	if err := h.setOptions(option.Later); err != nil && !errors.Is(err, option.ErrUnresolved) {
 		return nil, p.locate(l, err)
 	}

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
@@ -100,10 +103,8 @@ func TestCheck(t *testing.T) {
 		{"behind a proxy that is not trusted", "http://localhost:8080 {\nbind 127.0.0.1\n" + dryLimit("a") + "}",
 			[]string{"server srv0: It only listens on this host, and has no trusted proxies"}},
 		{"behind a trusted proxy", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\nhttp://localhost:8080 {\nbind 127.0.0.1\n" + dryLimit("a") + "}", nil},
-		{"shared by mistake", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\n}\n}\nhandle /b {\nrate_limit {\nrate 5/1s\n}\n}\n}",
-			[]string{"limit default: Several limits without a name, or within one, have equal keys and numbers"}},
-		{"shared by mistake within", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\nlimit in {\nrate 3/1s\n}\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\nlimit in {\nrate 3/1s\n}\n}\n}\n}",
-			[]string{"limit default/in: Several limits without a name, or within one, have equal keys and numbers"}},
+		{"equal and without a name", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\n}\n}\nhandle /b {\nrate_limit {\nrate 5/1s\n}\n}\n}", nil},
+		{"equal within those without a name", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\nlimit in {\nrate 3/1s\n}\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\nlimit in {\nrate 3/1s\n}\n}\n}\n}", nil},
 		{"not shared", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\n}\n}\n}", nil},
 		{"unreachable", site + "route {\nrespond ok\n" + dryLimit("a") + "}\n}",
 			[]string{"server srv0: No request reaches the limits after the handler static_response."}},
@@ -126,6 +127,30 @@ func TestCheck(t *testing.T) {
 				t.Errorf("got %q, want %q", advice, tc.want)
 			}
 		})
+	}
+}
+
+// TestCheckSharedInJSON guards that limits which a config in JSON does not name, and which
+// are equal, are told to share their buckets.
+func TestCheckSharedInJSON(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ first, second, want string }{
+		{"rate 5/1s", "rate 5/1s", "limit default: Several limits without a name, or within one, have equal keys and numbers"},
+		{"rate 5/1s\nlimit in {\nrate 3/1s\n}", "rate 6/1s\nlimit in {\nrate 3/1s\n}", "limit default/in: Several limits without a name, or within one, have equal keys and numbers"},
+		{"rate 5/1s", "rate 6/1s", "No problems found."},
+	} {
+		text, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte("http://:8080 {\nhandle /a {\nrate_limit {\n"+tc.first+"\n}\n}\nhandle /b {\nrate_limit {\n"+tc.second+"\n}\n}\n}\n"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(tempDir(t), "caddy.json")
+		if err := os.WriteFile(file, givenNames.ReplaceAllLiteral(text, nil), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := runCommand(t, "check", "--config", file)
+		if !strings.HasPrefix(strings.Join(strings.Fields(r.out), " "), tc.want) {
+			t.Errorf("%s and %s: got %+v, want %s", tc.first, tc.second, r, tc.want)
+		}
 	}
 }
 

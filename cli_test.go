@@ -411,7 +411,7 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 	}
 	respond ok`
 	port := freePort(t)
-	s, a := startWithAdmin(t, config{site: site, sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
+	s, a := startWithAdmin(t, config{unnamed: true, site: site, sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
 	s.get("/one")
 	runCommand(t, "limits", "--address", a.addr).want(t, 0, ""+
 		"LIMIT      ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                    SITE                    MATCH      BUCKETS  ADMITTED  DENIED\n"+

@@ -54,8 +54,8 @@ func TestNewFamilies(t *testing.T) {
 }
 
 // Guards that each limit has one member in the lists, and each member a name of
-// its own, however many blocks without a name a request passes, and if it passes
-// one block twice.
+// its own, however many blocks without a name, as in JSON, a request passes, and if it
+// passes one block twice.
 func TestEachLimitIsListedOnce(t *testing.T) {
 	block := func(size int, headers string) string {
 		return fmt.Sprintf("rate_limit {\nsize %d\n%s\n}\n", size, headers)
@@ -101,7 +101,7 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startSite(t, tc.site)
+			s := startConfig(t, config{site: tc.site, unnamed: true})
 			s.run(step{want: tc.want})
 		})
 	}

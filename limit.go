@@ -28,8 +28,9 @@ type Limit struct {
 	// The name of the limit, used in header fields, logs and the names of its
 	// buckets: 1 to 64 letters, digits, `_`, `.` or `-`. Limits of the same name
 	// and equal numbers share their buckets, on all sites and Caddy instances;
-	// those without a name do so if their keys are equal too. Required for a
-	// nested limit. Default: `default`.
+	// those without a name do so if their keys are equal too. A Caddyfile has
+	// none of these: they get names there, `default`, `default-2` and so on.
+	// Required for a nested limit. Default: `default`.
 	Name string `json:"name,omitempty"`
 
 	// The key of a request, whose bucket is charged: text with placeholders,

@@ -3,7 +3,7 @@ package ratelimit
 import (
 	"fmt"
 	"math/rand/v2"
-	"reflect"
+	"net/http"
 	"regexp"
 	"strings"
 	"testing"
@@ -130,11 +130,13 @@ func TestUnnamedLimitsWithOtherKeysAreApart(t *testing.T) {
 		}`},
 	}
 	for _, tc := range tests {
-		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, config{
-				global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
-				site:   "rate_limit " + fmt.Sprintf(tc.limit, "1") + "\nrespond admitted",
-				sites: `http://default.test:{port} {
+		for _, unnamed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, unnamed %t", tc.name, unnamed), func(t *testing.T) {
+				s := startConfig(t, config{
+					unnamed: unnamed && !strings.HasPrefix(tc.limit, "default"),
+					global:  "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+					site:    "rate_limit " + fmt.Sprintf(tc.limit, "1") + "\nrespond admitted",
+					sites: `http://default.test:{port} {
 					rate_limit {
 						max 1
 						duration 1s
@@ -149,25 +151,90 @@ func TestUnnamedLimitsWithOtherKeysAreApart(t *testing.T) {
 					}
 					respond admitted
 				}`,
+				})
+				const full = "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"
+				const first = "200 limit=1 remaining=0 clear=1.000"
+				attack := []string{"X-Api-Key: 192.0.2.1"}
+				victim := []string{"Host: default.test", "X-Forwarded-For: 192.0.2.1"}
+				s.run(
+					step{header: attack, want: first},
+					step{header: attack, want: full},
+					step{header: victim, want: first},
+					step{header: victim, want: full},
+					step{header: append(victim, "Host: other.test"), path: "/?k=192.0.2.1", want: first},
+					step{header: append(victim, "Host: other.test"), want: first},
+					step{header: append(victim, "Host: other.test"), want: full},
+				)
 			})
-			const full = "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"
-			const first = "200 limit=1 remaining=0 clear=1.000"
-			attack := []string{"X-Api-Key: 192.0.2.1"}
-			victim := []string{"Host: default.test", "X-Forwarded-For: 192.0.2.1"}
-			s.run(
-				step{header: attack, want: first},
-				step{header: attack, want: full},
-				step{header: victim, want: first},
-				step{header: victim, want: full},
-				step{header: append(victim, "Host: other.test"), path: "/?k=192.0.2.1", want: first},
-				step{header: append(victim, "Host: other.test"), want: first},
-				step{header: append(victim, "Host: other.test"), want: full},
-			)
+		}
+	}
+}
+
+// TestLimitsWithoutNameBelongToTheirPlace guards that each limit without a name in a
+// Caddyfile has buckets and a name of its own, by the order in which they stand there,
+// however equal they are, and that one place has one limit.
+func TestLimitsWithoutNameBelongToTheirPlace(t *testing.T) {
+	const block = "rate_limit {\nsize 9\nheaders ratelimit\n}\n"
+	for _, tc := range []struct {
+		name, site, sites string
+		want              []string // of requests for /, /x and the other sites; "" if they meet none
+		snippet           string
+	}{
+		{"blocks of a site", "route /x {\n" + block + "respond ok\n}\nroute / {\n" + block + "respond ok\n}",
+			"http://other.test:{port} {\n" + block + "respond ok\n}", []string{`"default-2";r=8;t=8`, `"default";r=8;t=8`, `"default-3";r=8;t=8`}, ""},
+		{"lines", "rate_limit / 9/s\nrate_limit /x 9/s\nrespond ok", "http://other.test:{port} {\nrate_limit 9/s\nrespond ok\n}",
+			[]string{"default 8", "default-2 8", "default-3 8"}, ""},
+		{"a snippet on two sites", "import limited", "http://other.test:{port} {\nimport limited\n}",
+			[]string{`"default";r=8;t=8`, `"default";r=7;t=7`, `"default-2";r=8;t=8`}, block + "respond ok"},
+		{"a snippet twice in a site", "import limited /\nimport limited /x\nrespond ok",
+			"http://other.test:{port} {\nimport limited *\nrespond ok\n}",
+			[]string{"default 8", "default-2 8", "default-3 8"}, "rate_limit {args[0]} 9/s"},
+		{"a block of several sites", "respond ok", "http://other.test:{port}, http://third.test:{port} {\nrate_limit 9/s\nrespond ok\n}",
+			[]string{"", "", "default 8", "default 7"}, ""},
+		{"error routes", "error / 500\nrate_limit 9/s\nrespond ok\nhandle_errors {\nrate_limit 7/s\nrespond ok\n}",
+			"http://other.test:{port} {\nrate_limit 9/s\nrespond ok\n}", []string{"default-2 6", "default 7", "default-3 8"}, ""},
+		{"responses of an upstream", "rate_limit /x 7/s\nreverse_proxy http://{$UPSTREAM} {\nhandle_response {\nrate_limit 9/s\nrespond ok\n}\n}",
+			"http://other.test:{port} {\nrate_limit 9/s\nrespond ok\n}", []string{"default-2 8", "default 6", "default-3 8"}, ""},
+		{"a named route beside sites", "rate_limit /x 9/s\nrespond ok", "&(limited) {\nrate_limit 9/s\n}\nhttp://other.test:{port} {\ninvoke limited\nrespond ok\n}",
+			[]string{"", "default-2 8", "default 8"}, ""},
+		{"a named route on two sites", "invoke limited\nrespond ok", "&(limited) {\nrate_limit 9/s\n}\nhttp://other.test:{port} {\ninvoke limited\nrespond ok\n}",
+			[]string{"default 8", "default 7", "default 6"}, ""},
+		{"names of one's own are left out", "rate_limit / default-2 9/s\nrate_limit /x 9/s\nrespond ok",
+			"http://other.test:{port} {\nrate_limit 9/s\nrespond ok\n}", []string{"default-2 8", "default 8", "default-3 8"}, ""},
+		{"names of named routes are left out", "rate_limit / 9/s\nrate_limit /x 9/s\nrespond ok",
+			"&(limited) {\nrate_limit default-2 9/s\n}\nhttp://other.test:{port} {\ninvoke limited\nrespond ok\n}", []string{"default 8", "default-3 8", "default-2 8"}, ""},
+		{"names of zones are left out", "rate_limit / {\nheaders ratelimit\nzone default {\nevents 9\nwindow 1m\n}\n}\nrate_limit /x 9/s\nrespond ok",
+			"http://other.test:{port} {\nrate_limit 9/s\nrespond ok\n}", []string{`"default";r=8;t=60`, "default-2 8", "default-3 8"}, ""},
+		{"groups need no name", "rate_limit {\nlimit a {\nrate 9/s\nmatch path /\n}\n}\nrate_limit /x 9/s\nrespond ok",
+			"http://other.test:{port} {\nrate_limit 9/s\nrespond ok\n}", []string{"a 8", "default 8", "default-2 8"}, ""},
+		{"limits within them", "rate_limit / {\nlimit in {\nsize 8\n}\nsize 9\n}\nrate_limit /x {\nsize 9\nlimit in {\nsize 8\n}\n}\nrespond ok",
+			"http://other.test:{port} {\nrate_limit {\nsize 9\nlimit in {\nsize 8\n}\n}\nrespond ok\n}", []string{"default/in 7", "default-2/in 7", "default-3/in 7"}, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Setenv("UPSTREAM", newUpstream(t, func(http.ResponseWriter, *http.Request) {}))
+			show := func(site string) string {
+				return strings.ReplaceAll(site, "respond ok", "respond \"{http.rate_limit.limit} {http.rate_limit.remaining}\"")
+			}
+			c := config{site: show(tc.site), sites: show(tc.sites)}
+			if tc.snippet != "" { // behind the global options
+				c.global = "}\n(limited) {\n" + show(tc.snippet)
+			}
+			s := startConfig(t, c)
+			for i, want := range tc.want {
+				a := s.get([]string{"/", "/x", "/y", "/y"}[i], "Host: "+[]string{s.addr, s.addr, "other.test", "third.test"}[i])
+				got := a.Header.Get("RateLimit")
+				if got == "" {
+					got = strings.TrimSpace(a.body)
+				}
+				if got = strings.TrimPrefix(got, "{http.rate_limit.limit} {http.rate_limit.remaining}"); got != want {
+					t.Errorf("request %d: got %q, want %q", i+1, got, want)
+				}
+			}
 		})
 	}
 }
 
-// TestUnnamedLimitsOfOtherSizesAreApart guards that limits without a name on
+// TestUnnamedLimitsOfOtherSizesAreApart guards that limits without a name, as in JSON, on
 // several sites, which have their key and drips in common but not the size, do not
 // fill each other's buckets; and that those of the same size in force share one.
 func TestUnnamedLimitsOfOtherSizesAreApart(t *testing.T) {
@@ -192,7 +259,7 @@ func TestUnnamedLimitsOfOtherSizesAreApart(t *testing.T) {
 				site := func(size string) string {
 					return "vars three 3\nvars four 4\nrate_limit {\nkey " + key + "\n" + size + "\n}\nrespond admitted"
 				}
-				s := startConfig(t, config{site: site(tc.first), sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}"})
+				s := startConfig(t, config{unnamed: true, site: site(tc.first), sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}"})
 				for range 3 {
 					if a := s.get("/", "X-Api-Key: a"); a.StatusCode != 200 {
 						t.Fatal(a)
@@ -607,71 +674,6 @@ func TestSitesShareBuckets(t *testing.T) {
 		step{path: "/unnamed", want: "200 limit=5 remaining=4 clear=1.000"},
 		other("/unnamed", "200 limit=6 remaining=5 clear=1.000"),
 	)
-}
-
-// Guards that the log names the sites whose limits share their buckets only because
-// nobody has named them, once for all of these, and no others.
-func TestSitesThatShareUnnamedLimits(t *testing.T) {
-	const first = "rate_limit {\nsize 10\n}\nrespond admitted"
-	for _, tc := range []struct {
-		name, site, others string
-		want               []any
-	}{
-		{"two sites", first, "http://b.test:{port} {\n" + first + "\n}", []any{"srv0 127.0.0.1", "srv0 b.test"}},
-		{"three sites, one of several hosts", first, "http://b.test:{port}, http://c.test:{port} {\n" + first + "\n}\nhttp://d.test:{port} {\n" + first + "\n}",
-			[]any{"srv0 127.0.0.1", "srv0 b.test, c.test", "srv0 d.test"}},
-		{"min_interval", strings.ReplaceAll(first, "size 10", "max 5\nduration 1m\nmin_interval 1s"),
-			"http://b.test:{port} {\n" + strings.ReplaceAll(first, "size 10", "max 5\nduration 1m\nmin_interval 1s") + "\n}",
-			[]any{"srv0 127.0.0.1", "srv0 b.test"}},
-		{"one site", "rate_limit /a {\nsize 10\n}\n" + first, "", nil},
-		{"other numbers", first, "http://b.test:{port} {\nrate_limit {\nsize 11\n}\n}", nil},
-		{"within blocks without a name that differ", "rate_limit {\nsize 10\nlimit in {\nsize 3\n}\n}",
-			"http://b.test:{port} {\nrate_limit {\nsize 11\nlimit in {\nsize 3\n}\n}\n}", []any{"srv0 127.0.0.1", "srv0 b.test"}},
-		{"within groups without a name", "rate_limit {\nlimit in {\nsize 3\n}\n}",
-			"http://b.test:{port} {\nrate_limit {\nlimit in {\nsize 3\n}\n}\n}", nil},
-		{"within blocks of a name", "rate_limit a {\nlimit in {\nsize 3\n}\n}",
-			"http://b.test:{port} {\nrate_limit a {\nlimit in {\nsize 3\n}\n}\n}", nil},
-		{"names", "rate_limit a {\nsize 10\n}", "http://b.test:{port} {\nrate_limit a {\nsize 10\n}\n}", nil},
-		{"off", "rate_limit {\nsize 10\nfactor 0\n}", "http://b.test:{port} {\nrate_limit {\nsize 10\nfactor 0\n}\n}", nil},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, config{site: tc.site, sites: tc.others})
-			lines := s.log("info", "rate_limit")
-			limit := "default"
-			if strings.Contains(tc.site, "limit in") {
-				limit = "default/in"
-			}
-			switch {
-			case tc.want == nil && len(lines) > 0:
-				t.Errorf("got %v, want nothing", lines)
-			case tc.want != nil && (len(lines) != 1 || !reflect.DeepEqual(lines[0]["sites"], tc.want) || lines[0]["limit"] != limit):
-				t.Errorf("got %v, want one line of %s with %v", lines, limit, tc.want)
-			}
-		})
-	}
-}
-
-// Guards that the line on sites that share buckets is not as long as the list of all sites, or
-// of the hosts of one.
-func TestLineOnSharingSitesIsBounded(t *testing.T) {
-	const limit = "rate_limit {\nsize 10\n}\nrespond admitted"
-	var others strings.Builder
-	for i := range 100 {
-		fmt.Fprintf(&others, "http://s%03d.test:{port} {\n%s\n}\n", i, limit)
-	}
-	for i := range 100 {
-		fmt.Fprintf(&others, "http://a%03d.test:{port}, ", i)
-	}
-	others.WriteString("http://a.test:{port} {\n" + limit + "\n}\n")
-	s := startConfig(t, config{site: limit, sites: others.String()})
-	lines := s.log("info", "rate_limit")
-	if len(lines) != 1 {
-		t.Fatalf("got %d lines", len(lines))
-	}
-	sites := lines[0]["sites"].([]any)
-	if text := fmt.Sprint(lines[0]); len(text) > 1000 || len(sites) != 11 || sites[10] != "92 more" || !strings.Contains(text, ", 91 more") {
-		t.Errorf("got a line of %d bytes, with %v", len(text), sites)
-	}
 }
 
 // Guards that the log warns where drips are read from what clients send, and only

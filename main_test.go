@@ -114,7 +114,12 @@ type config struct {
 	sites  string // more sites, and what else stands beside them; {port} is the first's
 	admin  string // address of the admin endpoint, off if empty
 	routes string // routes in JSON instead of those of the site
+
+	unnamed bool // whether limits that the Caddyfile names get none, as in a config that is written in JSON
 }
+
+// givenNames match the names that limits without one get.
+var givenNames = regexp.MustCompile(`"name":"default(-[0-9]+)?",|,"name":"default(-[0-9]+)?"`)
 
 // json adapts the config for a server on the given address.
 func (c config) json(t testing.TB, addr, log string) []byte {
@@ -127,6 +132,9 @@ func (c config) json(t testing.TB, addr, log string) []byte {
 		if !strings.Contains(w.Message, "not formatted") {
 			t.Fatalf("adapting the Caddyfile: %v", w)
 		}
+	}
+	if c.unnamed {
+		adapted = givenNames.ReplaceAllLiteral(adapted, nil)
 	}
 	if c.routes == "" {
 		return adapted

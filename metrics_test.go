@@ -126,7 +126,7 @@ func TestMetricsOfLimits(t *testing.T) {
 	if len(before) != 0 {
 		t.Errorf("without a config there are metrics: %v", before)
 	}
-	s := startConfig(t, config{site: `
+	s := startConfig(t, config{unnamed: true, site: `
 		rate_limit metrics-a {
 			size 5
 			drip_rate 1h

@@ -45,8 +45,8 @@ func TestReloadKeepsLevels(t *testing.T) {
 		{"size of a limit without a name", "rate_limit {\nkey all\ndrip_rate 1h\n%s\n}", []reload{
 			{"size 2", "200 limit=2 remaining=1 clear=3600.000"},
 			{"size 2", "200 limit=2 remaining=0 clear=7200.000"},
-			{"size 3", "200 limit=3 remaining=2 clear=3600.000"}, // which is another bucket
-			{"size 2", "429 limit=2 remaining=0 clear=7200.000 reset=3600.000 retry-after=3600"},
+			{"size 3", "200 limit=3 remaining=0 clear=10800.000"},
+			{"size 1", "429 limit=1 remaining=0 clear=10800.000 reset=10800.000 retry-after=10800"},
 		}},
 		{"size of a named limit", "vars size 4\nrate_limit api {\nkey all\n%s\n}", []reload{
 			{"size 2\ndrip_rate 1h", "200 limit=2 remaining=1 clear=3600.000"},

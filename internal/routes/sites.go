@@ -2,9 +2,7 @@ package routes
 
 import (
 	"encoding/json"
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -17,26 +15,6 @@ type Site struct {
 
 	// What else the routes match that it is in, the outermost first.
 	Matches []caddyhttp.RawMatcherSets
-}
-
-// String returns the server and the hosts.
-func (s Site) String() string {
-	if len(s.Hosts) == 0 {
-		return s.Server
-	}
-	return s.Server + " " + strings.Join(FirstOf(s.Hosts), ", ")
-}
-
-// maxListed is how many elements of a list a log line has.
-const maxListed = 10
-
-// FirstOf returns a list for a log line: a config may have thousands of sites, and a site
-// of hosts.
-func FirstOf(all []string) []string {
-	if n := len(all) - maxListed; n > 0 {
-		return append(slices.Clone(all[:maxListed]), fmt.Sprintf("%d more", n))
-	}
-	return all
 }
 
 // Sites returns where the handlers of type H of an HTTP app stand, or none if app is nil. Those

@@ -14,14 +14,15 @@ import (
 // keys. A limit's name has no "@".
 const addressSuffix = "@client_ip"
 
-// SetName sets the names of b in stores, given the default key. Limits without a name are
-// told apart by their keys and numbers. Limits of one name keep sharing buckets while their
-// size changes.
+// SetName sets the names of b in stores, given the default key. Limits of one name keep
+// sharing buckets while their size changes. Limits without a name, as JSON may have them, are
+// told apart by their keys and numbers: otherwise a small limit of one site would deny what a
+// large one of another has admitted.
 //
-// Limits of the same name agree in their keys, but limits without a name need not. Without a
-// suffix, clients could fill each other's buckets by values of another key, such as a header
-// field, and a small limit of one site would deny what a large one of another has admitted.
-// The default key without numbers has none.
+// Limits that users named have one key. Those that a Caddyfile named after their places may
+// have another one in another Caddyfile, or after a reload. So these are told apart by their
+// keys too, but for the default one: otherwise clients could fill each other's buckets by
+// values of another key, such as a header field.
 func (b *Bucket) SetName(defaultKey string) {
 	b.Name = b.Path
 	first, _, _ := strings.Cut(b.Path, "/")
@@ -29,7 +30,8 @@ func (b *Bucket) SetName(defaultKey string) {
 	if !b.Limit.Named {
 		numbers = b.Describe()
 	}
-	if template := k.String(); first == "default" && (template != defaultKey || numbers != "") {
+	byPlace := first == "default" || strings.HasPrefix(first, "default-")
+	if template := k.String(); byPlace && (template != defaultKey || numbers != "") {
 		digest := fnv.New64a()
 		fmt.Fprintf(digest, "%s %d %d", template, k.Prefixes.IPv4, k.Prefixes.IPv6)
 		if numbers != "" {

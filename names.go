@@ -1,0 +1,150 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
+)
+
+// caddyfileNames are the names of the limits of a Caddyfile, as far as it is adapted. A limit
+// without a name gets one there, which says the place where it stands: two of them never share
+// buckets, on whatever sites they are.
+type caddyfileNames struct {
+	given map[string]string // the places of limits without a name, by the names that they got
+	own   []string          // names that limits had
+}
+
+// namesState is where Caddy keeps the names while it adapts a Caddyfile.
+const namesState = "http.handlers.rate_limit.names"
+
+// namesIn returns the names of the Caddyfile that is being adapted.
+func namesIn(helper httpcaddyfile.Helper) *caddyfileNames {
+	if n, known := helper.State[namesState].(*caddyfileNames); known {
+		return n
+	}
+	n := &caddyfileNames{given: make(map[string]string)}
+	// Named routes come first, wherever they stand, and have a State of their own.
+	routes, _ := helper.Option("named_routes").(map[string]*caddyhttp.Route)
+	for _, route := range routes {
+		for _, handler := range route.HandlersRaw {
+			n.addWithin(handler)
+		}
+	}
+	if helper.State != nil {
+		helper.State[namesState] = n
+	}
+	return n
+}
+
+// addWithin adds the names of the limits in the JSON of a handler, or in routes within it.
+func (n *caddyfileNames) addWithin(config json.RawMessage) {
+	var list []json.RawMessage
+	if json.Unmarshal(config, &list) == nil {
+		for _, element := range list {
+			n.addWithin(element)
+		}
+		return
+	}
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(config, &fields) != nil {
+		return
+	}
+	if string(fields["handler"]) == fmt.Sprintf("%q", ownName) {
+		h := new(Handler)
+		if json.Unmarshal(config, h) != nil {
+			return
+		}
+		for name := range h.names() {
+			if isGivenName(name) {
+				n.given[name] = " in a named route"
+			}
+			n.own = append(n.own, name)
+		}
+		return
+	}
+	for _, field := range fields {
+		n.addWithin(field)
+	}
+}
+
+// name gives l, the outermost limit of h, a name if it needs one. It returns an error if a
+// limit of h has a name that was given before. at is the token that begins h.
+func (n *caddyfileNames) name(h *Handler, l *Limit, at caddyfile.Token) error {
+	for name := range h.names() {
+		if place := n.given[name]; place != "" {
+			return option.Bad("name", name, "another, as the limit without a name"+place+" has this one, or a name for that")
+		}
+		n.own = append(n.own, name)
+	}
+	if l.Name != "" || l.isGroup() || len(h.RateLimits) > 0 {
+		return nil
+	}
+	for i := 1; l.Name == ""; i++ {
+		name := givenName(i)
+		if n.given[name] == "" && !slices.Contains(n.own, name) {
+			l.Name, n.given[name] = name, placeOf(at)
+		}
+	}
+	return nil
+}
+
+// givenName returns the name that the i-th limit without one gets.
+func givenName(i int) string {
+	if i == 1 {
+		return defaultName
+	}
+	return fmt.Sprintf("%s-%d", defaultName, i)
+}
+
+// isGivenName reports whether a limit without a name may have got a name.
+func isGivenName(name string) bool {
+	i, err := strconv.Atoi(strings.TrimPrefix(name, defaultName+"-"))
+	return name == defaultName || err == nil && name == givenName(i)
+}
+
+// names returns the names of limits of h that are not within one with a name.
+func (h *Handler) names() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for name := range h.RateLimits {
+			if !yield(zone.LimitName(name)) {
+				return
+			}
+		}
+		eachName(h.Limits, yield)
+	}
+}
+
+// eachName yields the names of limits, or of those within limits without one, until yield
+// returns false.
+func eachName(limits []*Limit, yield func(string) bool) bool {
+	for _, l := range limits {
+		switch {
+		case l == nil:
+		case l.Name != "":
+			if !yield(l.Name) {
+				return false
+			}
+		case !eachName(l.Limits, yield):
+			return false
+		}
+	}
+	return true
+}
+
+// placeOf returns where a token is, as Caddy's errors say it: " at Caddyfile:7", and through
+// which imports.
+func placeOf(token caddyfile.Token) string {
+	d := caddyfile.NewDispenser([]caddyfile.Token{token})
+	d.Next()
+	return strings.TrimPrefix(d.Err("").Error(), ",")
+}
