@@ -201,7 +201,7 @@ func TestCheckRefuses(t *testing.T) {
 	t.Parallel()
 	const site = "http://:8080 {\nrate_limit a {\nrate 5/1s\n}\n"
 	for _, tc := range []struct{ name, config, want string }{
-		{"port of redis", "{\nrate_limit {\nredis 127.0.0.1:99999\n}\n}\n" + site + "}", `redis: address: got "127.0.0.1:99999", want host:port`},
+		{"port of redis", "{\nrate_limit {\nredis 127.0.0.1:99999\n}\n}\n" + site + "}", `redis: address: got "127.0.0.1:99999", want a host, host:port`},
 		{"timeout of redis", "{\nrate_limit {\nredis 127.0.0.1:6379 {\ntimeout 5h\n}\n}\n}\n" + site + "}", `timeout: got "5h", want a duration from 1ms to 1m`},
 		{"forms of addresses", "{\nrate_limit {\nredis redis://127.0.0.1:1 rediss://127.0.0.1:2\n}\n}\n" + site + "}",
 			"redis: addresses: got rediss:// together with redis://, want one form"},

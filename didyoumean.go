@@ -238,7 +238,7 @@ func wantInBlock(args []string) string {
 	if len(args) == 0 {
 		return ""
 	}
-	const inBlock = "at most a name, and options in a block with a line for each: "
+	const inBlock = "at most a name, a key and a rate, and options in a block with a line for each: "
 	matcher := matcherOption(args)
 	_, wrong := option.ParseRate(args[0])
 	switch options := optionsIn(args); {

@@ -359,7 +359,7 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 // Errors show neither values of placeholders nor passwords.
 func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 	bad := option.Bad("address", redisaddr.WithoutPassword(text),
-		"host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL")
+		"a host, host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL")
 	resolved, err := resolveAddress(repl, text)
 	switch network, path, _, _ := caddy.SplitNetworkAddress(resolved); {
 	case errors.Is(err, errUnknown):

@@ -53,6 +53,8 @@ func Integer(least, most int64) Parser[int] {
 func Interval(text string) (time.Duration, string) {
 	d, err := caddy.ParseDuration(text)
 	switch {
+	case err == nil && strings.HasSuffix(text, "ns") && (d < time.Microsecond || d%time.Microsecond != 0):
+		return 0, "a duration with a unit, such as 500ms, 1s or 1h; a number alone is in nanoseconds"
 	case err != nil || d < time.Microsecond:
 		return 0, "a duration of at least 1µs, such as 500ms, 1s or 1h"
 	case d%time.Microsecond != 0:
@@ -127,9 +129,12 @@ func ParseRate(text string) (Rate, string) {
 		each = cmp.Or(m[1], "1") + m[2][:1]
 	}
 	interval, wrongInterval := Interval(each)
-	if wrongUnits != "" || wrongInterval != "" {
-		return Rate{}, fmt.Sprintf("<n>/<duration>, such as 10/s, 60/minute, 1000/h or 5/12h: a whole number from 1 to %d, "+
-			"and s, m, h, d, second, minute, hour, day or a duration of whole microseconds", int64(limiter.MaxUnits))
+	switch {
+	case wrongInterval == "" && strings.Contains(wrongUnits, "at most"):
+		return Rate{}, "<n>/<duration> with " + wrongUnits
+	case wrongUnits != "" || wrongInterval != "":
+		return Rate{}, "<n>/<duration>, such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number, " +
+			"and s, sec, second, m, min, minute, h, hr, hour, d, day or a duration"
 	}
 	return Rate{units, interval}, ""
 }

@@ -47,11 +47,13 @@ func TestRefusedTexts(t *testing.T) {
 	refuses(t, Integer(1, 1_000_000_000), "want a whole number from 1 to 1000000000", "1 60")
 	refuses(t, Integer(1, math.MaxInt32), "want a whole number from 1 to 2147483647", "1 60 2147483647")
 	refuses(t, Interval, "want a duration of at least 1µs, such as 500ms, 1s or 1h", "1h",
-		"want a duration of whole microseconds, such as 500ms, 1s or 1h", "1500ns 1.0000001s")
+		"want a duration of whole microseconds, such as 500ms, 1s or 1h", "1.0000001s",
+		"want a duration with a unit, such as 500ms, 1s or 1h; a number alone is in nanoseconds", "999ns 1500ns")
 	refuses(t, ParseFactor, "want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2",
 		units+" 0 1.0 1.5")
-	refuses(t, ParseRate, "want <n>/<duration>, such as 10/s, 60/minute, 1000/h or 5/12h: a whole number from 1 to 562949953421312, "+
-		"and s, m, h, d, second, minute, hour, day or a duration of whole microseconds", "")
+	refuses(t, ParseRate, "want <n>/<duration>, such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number, "+
+		"and s, sec, second, m, min, minute, h, hr, hour, d, day or a duration", "",
+		"want <n>/<duration> with "+strings.TrimPrefix(wantFewer, "want "), "562949953421313/1s 99999999999999999999/1s")
 }
 
 // refuses checks the errors of a parser for what is absurd, but for the texts that it
@@ -61,8 +63,10 @@ func refuses[T any](t *testing.T, parse Parser[T], usual, accepted string, rareA
 	t.Helper()
 	for _, text := range absurd {
 		want := usual
-		if len(rareAndTexts) > 0 && slices.Contains(strings.Fields(rareAndTexts[1]), text) {
-			want = rareAndTexts[0]
+		for rare := range slices.Chunk(rareAndTexts, 2) {
+			if slices.Contains(strings.Fields(rare[1]), text) {
+				want = rare[0]
+			}
 		}
 		ofValue, ofOption := "", ""
 		if !slices.Contains(strings.Fields(accepted), text) {
