@@ -241,7 +241,7 @@ func TestBorrowWith(t *testing.T) {
 func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 	t.Helper()
 	b, app := bucketAt(t, limit), newestApp()
-	at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now())}
+	at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now()), Cost: 1}
 	var err error
 	if app.redis != nil {
 		l, err = app.redis.Peek(t.Context(), at)

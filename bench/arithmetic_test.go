@@ -20,9 +20,9 @@ func BenchmarkArithmetic(b *testing.B) {
 		name   string
 		bucket limiter.Bucket
 	}{
-		{"drip_size=1", limiter.Bucket{Limit: open}},
-		{"drip_size=3", limiter.Bucket{Limit: thirds}},
-		{"denied", limiter.Bucket{Limit: shut}},
+		{"drip_size=1", limiter.Bucket{Limit: open, Cost: 1}},
+		{"drip_size=3", limiter.Bucket{Limit: thirds, Cost: 1}},
+		{"denied", limiter.Bucket{Limit: shut, Cost: 1}},
 	} {
 		b.Run(bc.name, func(b *testing.B) {
 			bc.bucket.Name, bc.bucket.Cost = "api/limit-0", 1

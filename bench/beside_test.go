@@ -85,7 +85,7 @@ func hold(b *testing.B, store *limiter.Redis, n, buckets int) {
 		wg.Go(func() {
 			for i := c; i < n; i += callers {
 				got, err := store.Take(context.Background(), limiter.Request{
-					Buckets: []limiter.Bucket{{Name: "in progress", Key: addresses()[i%buckets], Limit: limiter.Concurrency(int64(n)), Hold: true}},
+					Buckets: []limiter.Bucket{{Name: "in progress", Key: addresses()[i%buckets], Limit: limiter.Concurrency(int64(n)), Cost: 1, Hold: true}},
 					Held:    new(limiter.Held),
 				}, nil)
 				if err != nil || got[0].Denied {

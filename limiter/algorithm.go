@@ -163,6 +163,9 @@ func (l *Limit) wait(s level, n, now int64) int64 {
 func (l *Limit) units(s level, now int64) int64 { return l.by().units(l, s, now) }
 
 func (l *Limit) add(s level, n int64, at moment) level {
+	if n == 0 { // which begins no window
+		return s
+	}
 	if l.Algorithm == Leaky {
 		return leaky{}.add(l, s, n, at)
 	}

@@ -58,10 +58,10 @@ func TestBans(t *testing.T) {
 		after := rapid.SampledFrom([]int64{1, 1, 2, 3}).Draw(t, "after")
 		accounting := Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
 		key := fmt.Sprint(trace)
-		one := Bucket{Name: "one", Key: key, Limit: Limit{Size: rapid.Int64Range(1, 3).Draw(t, "size"), DripInterval: time.Second, DripSize: 1}}
-		two := Bucket{Name: "two", Key: key, Limit: Limit{Size: rapid.Int64Range(1, 3).Draw(t, "size 2"), DripInterval: 700 * time.Millisecond, DripSize: 1}}
-		ban := Bucket{Name: "ban", Key: key, Limit: BansFor(after, durations...), Watches: rapid.Uint8Range(1, 2).Draw(t, "watched")}
-		other := Bucket{Name: "other", Key: key, Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}}
+		one := Bucket{Name: "one", Key: key, Limit: Limit{Size: rapid.Int64Range(1, 3).Draw(t, "size"), DripInterval: time.Second, DripSize: 1}, Cost: 1}
+		two := Bucket{Name: "two", Key: key, Limit: Limit{Size: rapid.Int64Range(1, 3).Draw(t, "size 2"), DripInterval: 700 * time.Millisecond, DripSize: 1}, Cost: 1}
+		ban := Bucket{Name: "ban", Key: key, Limit: BansFor(after, durations...), Cost: 1, Watches: rapid.Uint8Range(1, 2).Draw(t, "watched")}
+		other := Bucket{Name: "other", Key: key, Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, Cost: 1}
 		model, levels := bansModel{}, [3]level{}
 		for range rapid.IntRange(1, 40).Draw(t, "requests") {
 			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 1, 300_000, 999_999, 1_000_000, 5_000_000, 61_000_000}).Draw(t, "gap"))*time.Microsecond)
@@ -158,8 +158,8 @@ func TestBansOfManyNodes(t *testing.T) {
 		t.Cleanup(func() { _ = nodes[i].Close() })
 		nodes[i].Connect()
 	}
-	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: 10 * time.Millisecond, DripSize: 1}}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Hour), Watches: 1}
+	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: 10 * time.Millisecond, DripSize: 1}, Cost: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Hour), Cost: 1, Watches: 1}
 	ask := func(r *Redis) []Decision { return ask(t, r, limit, ban) }
 	redistest.WaitFor(t, 5*time.Second, func() error {
 		for _, r := range nodes {
@@ -228,8 +228,8 @@ func TestBansInOutage(t *testing.T) {
 	server := redistest.Start(t)
 	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
-	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 1, DripInterval: time.Hour, DripSize: 1}}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(2, time.Minute, time.Hour), Watches: 1}
+	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 1, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(2, time.Minute, time.Hour), Cost: 1, Watches: 1}
 	server.Kill()
 	redistest.WaitFor(t, 5*time.Second, func() error {
 		if d := ask(t, r, limit, ban); !d[1].Denied || d[1].By != DecidedByFallback {
@@ -255,7 +255,7 @@ func TestBansIgnoreHeldUnits(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	login := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Hold: true}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute), Watches: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute), Cost: 1, Watches: 1}
 	for _, store := range []Store{v, m} {
 		var running []*Held
 		ask := func() []Decision {
@@ -289,9 +289,9 @@ func TestBansIgnoreHeldUnits(t *testing.T) {
 func TestBansOfDryRuns(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, DryRun: true}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute), Watches: 1, DryRun: true}
-	other := Bucket{Name: "all", Key: "k", Limit: PerSecond(100)}
+	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, Cost: 1, DryRun: true}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute), Cost: 1, Watches: 1, DryRun: true}
+	other := Bucket{Name: "all", Key: "k", Limit: PerSecond(100), Cost: 1}
 	for range 3 {
 		for _, store := range []Store{v, m} {
 			ask(t, store, limit, ban, other)
@@ -316,9 +316,9 @@ func TestBansOverSlots(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
-	global := Bucket{Name: "all", Key: "all", Limit: Limit{Size: 1000, DripInterval: time.Hour, DripSize: 1}}
-	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: 20 * time.Millisecond, DripSize: 1}}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Hour), Watches: 1}
+	global := Bucket{Name: "all", Key: "all", Limit: Limit{Size: 1000, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
+	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: 20 * time.Millisecond, DripSize: 1}, Cost: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Hour), Cost: 1, Watches: 1}
 	admitted := int64(0)
 	for range 20 {
 		if !Summarize(decide(t, r, AccountingAtomic, global, limit, ban)).Denied {
@@ -372,8 +372,8 @@ func TestBan(t *testing.T) {
 		return r
 	}
 	one, two, bare := open(NewMemory(nil)), open(NewMemory(nil)), open(nil)
-	limit := Bucket{Name: "login", Key: "k", Limit: PerSecond(100)}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute, 2*time.Minute), Watches: 1}
+	limit := Bucket{Name: "login", Key: "k", Limit: PerSecond(100), Cost: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute, 2*time.Minute), Cost: 1, Watches: 1}
 	left := func(store Store) time.Duration {
 		t.Helper()
 		d := ask(t, store, limit, ban)
@@ -425,11 +425,11 @@ func TestBan(t *testing.T) {
 
 // TestBansAreValid guards that what no store could decide is refused with its reason.
 func TestBansAreValid(t *testing.T) {
-	limit := Bucket{Name: "a", Key: "k", Limit: PerSecond(1)}
+	limit := Bucket{Name: "a", Key: "k", Limit: PerSecond(1), Cost: 1}
 	counts := limit
 	counts.Limit.CountDenied = true
-	other := Bucket{Name: "b", Key: "other", Limit: PerSecond(1)}
-	ban := Bucket{Name: "ban", Key: "k", Limit: BansFor(1, time.Minute), Watches: 1}
+	other := Bucket{Name: "b", Key: "other", Limit: PerSecond(1), Cost: 1}
+	ban := Bucket{Name: "ban", Key: "k", Limit: BansFor(1, time.Minute), Cost: 1, Watches: 1}
 	many := ban
 	many.Watches = 2
 	dry := ban
@@ -444,12 +444,12 @@ func TestBansAreValid(t *testing.T) {
 		{[]Bucket{other, ban}, `bucket "b", watched by "ban": a bucket may watch`},
 		{[]Bucket{limit, dry}, `bucket "a", watched by "ban": a bucket may watch`},
 		{[]Bucket{counts, ban}, `bucket "a", watched by "ban": a bucket may watch`},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(0, time.Minute), Watches: 1}}, "size 0: must be from 1"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(10_001, time.Minute), Watches: 1}}, "at most 10000"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1, time.Minute, time.Second), Watches: 1}}, "none shorter than the one before"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1, time.Millisecond), Watches: 1}}, "at least 1s"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1), Watches: 1}}, "drip"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1, 18*365*24*time.Hour), Watches: 1}}, "drip size"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(0, time.Minute), Cost: 1, Watches: 1}}, "size 0: must be from 1"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(10_001, time.Minute), Cost: 1, Watches: 1}}, "at most 10000"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1, time.Minute, time.Second), Cost: 1, Watches: 1}}, "none shorter than the one before"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1, time.Millisecond), Cost: 1, Watches: 1}}, "at least 1s"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1), Cost: 1, Watches: 1}}, "drip"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1, 18*365*24*time.Hour), Cost: 1, Watches: 1}}, "drip size"},
 	} {
 		_, err := NewMemory(nil).Take(t.Context(), Request{Buckets: tc.buckets}, nil)
 		if got := fmt.Sprint(err); tc.want == "" && err != nil || !strings.Contains(got, tc.want) && tc.want != "" {

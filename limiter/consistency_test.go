@@ -48,9 +48,9 @@ func TestConsistencyIsValid(t *testing.T) {
 // and so with a wait for the server, what is to be eventual, but says what is missing: also
 // if another bucket of the request would be decided by a server in any case.
 func TestEventualNeedsFallback(t *testing.T) {
-	eventual := Bucket{Name: "b", Key: "k", Limit: PerSecond(10), Consistency: Eventual(time.Second)}
-	exact := Bucket{Name: "exact", Key: "k", Limit: PerSecond(10)}
-	leased := Bucket{Name: "leased", Key: "k", Limit: PerSecond(10), Consistency: Lease(time.Second)}
+	eventual := Bucket{Name: "b", Key: "k", Limit: PerSecond(10), Cost: 1, Consistency: Eventual(time.Second)}
+	exact := Bucket{Name: "exact", Key: "k", Limit: PerSecond(10), Cost: 1}
+	leased := Bucket{Name: "leased", Key: "k", Limit: PerSecond(10), Cost: 1, Consistency: Lease(time.Second)}
 	const want = `bucket "b": eventual 1s: a Redis without a Fallback knows nothing to decide by: set RedisOptions.Fallback, or use a Lease`
 	server := redistest.Start(t)
 	for _, buckets := range [][]Bucket{{eventual}, {exact, eventual}, {leased, eventual}} {

@@ -77,7 +77,7 @@
 -- takes it for known.
 local ALL = 0    -- charge all buckets if all have room, otherwise none
 local EACH = 1   -- charge each bucket that has room
-local SETTLE = 2 -- let go held units, and charge others instead, unless they have lapsed; see held.lua
+local SETTLE = 2 -- let go held units, and charge others instead, unless they have lapsed; see held.lua. Without HOLDS, charge the cost
 local RENEW = 3  -- hold units, the cost, and no others of this node, also if the server has lost them
 local LEASE = 4  -- charge a share of the room to a node, which uses it later: the cost at most
 local REPORT = 5 -- charge what a node has admitted by itself, whether there is room for it or not

@@ -141,7 +141,7 @@ func (r *Redis) keepParts(req Request) Request {
 	}
 	req.Held = held
 	for i := range req.Buckets {
-		if b := &req.Buckets[i]; b.keptAs == 0 && b.Watches == 0 && (b.Pool || req.Accounting == AccountingAtomic) {
+		if b := &req.Buckets[i]; b.keptAs == 0 && b.Cost > 0 && b.Watches == 0 && (b.Pool || req.Accounting == AccountingAtomic) {
 			r.keepBucket(req, i)
 		}
 	}

@@ -19,14 +19,15 @@ for i = 1, buckets do
   --@ value.lua: join
   late = late or tab and record and holds.isLate(record, tab)
 
-  fits, blocked, borrowed = algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= cost, false, false
+  local need = cost > 0 and cost or 1 -- what costs nothing is denied where a unit would be
+  fits, blocked, borrowed = algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= need, false, false
   if fits and taken > 0 then
-    fits = algorithm('room', clear, rest, taken, now, size, period, drip, phase, 0, 0, entries) >= cost
+    fits = algorithm('room', clear, rest, taken, now, size, period, drip, phase, 0, 0, entries) >= need
     blocked = not fits
   end
   if fits and near then
     local beside = tab and holds.missing(record, tab, inFlight) or inFlight
-    fits = algorithm('beside', near, toldRest, beside, now, size, period, drip, phase, 0, 0, entries) >= cost + held
+    fits = algorithm('beside', near, toldRest, beside, now, size, period, drip, phase, 0, 0, entries) >= need + held
     blocked = not fits
   end
 

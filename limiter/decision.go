@@ -215,7 +215,7 @@ func (d *Decision) report(l *Limit, s ahead, cost int64, denied bool) {
 // did not deny: the request may have taken b's last room. Zero if there is room, or never
 // will be.
 func (b *Bucket) Wait(d *Decision) time.Duration {
-	cost := max(b.Cost, 1)
+	cost := b.need()
 	switch {
 	case d.Denied || d.Remaining >= cost:
 		return d.RetryAfter

@@ -53,7 +53,7 @@ func (b *Bucket) Delay(d *Decision, delayed int64) time.Duration {
 		return 0
 	}
 	s := level{d.Clear.Microseconds(), d.rest}
-	return time.Duration(a.delay(&l, s, max(b.Cost, 1), delayed, 0)) * time.Microsecond
+	return time.Duration(a.delay(&l, s, b.need(), delayed, 0)) * time.Microsecond
 }
 
 // waits reports whether it shows in l that requests may wait.

@@ -114,7 +114,7 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 		s := e.level.at(now)
 		if e.entries != nil {
 			v := e.entries.later(now - e.entries.at)
-			dst = append(dst, outcome{denied: v.again > 0 || b.Cost > b.Limit.Size, by: DecidedByCache, entries: &v})
+			dst = append(dst, outcome{denied: v.again > 0 || b.need() > b.Limit.Size, by: DecidedByCache, entries: &v})
 			continue
 		}
 		dst = append(dst, outcome{ahead: s.ahead(now), denied: !b.fits(s, 0, now), by: DecidedByCache})
@@ -158,7 +158,7 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock 
 			e.until = sent + min(wait, cacheFor)
 		}
 		if o.entries != nil {
-			e.entries = &cachedEntries{*o.entries, answered, b.Limit.Size, b.Cost}
+			e.entries = &cachedEntries{*o.entries, answered, b.Limit.Size, b.need()}
 			if o.entries.again > 0 { // after that it is not known what it holds
 				e.until = min(e.until, sent+o.entries.again)
 			}
@@ -177,7 +177,7 @@ func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
 	e := slot.cachedDenial
-	known := e.hash == hash && e.until > now && (e.entries == nil || e.entries.size == b.Limit.Size && e.entries.cost == b.Cost)
+	known := e.hash == hash && e.until > now && (e.entries == nil || e.entries.size == b.Limit.Size && e.entries.cost == b.need())
 	return e, known
 }
 

@@ -267,7 +267,7 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 			rapid.Int64Range(0, 1e4), rapid.Int64Range(0, 3e6), rapid.Int64Range(0, b.Limit.rate()),
 			rapid.Just(b.Limit.wait(s, 1, now)),
 		).Draw(t, "later")
-		b.Cost = rapid.Int64Range(1, b.Limit.Size).Draw(t, "cost")
+		b.Cost = rapid.Int64Range(0, b.Limit.Size).Draw(t, "cost")
 		outcomes, denied := d.decide(Request{Buckets: []Bucket{b}}, age+from+later, nil)
 		if !denied {
 			if fits || to+from+later >= min(b.Limit.wait(s, 1, now), cacheFor) {
@@ -275,7 +275,7 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 			}
 			t.Fatalf("a full bucket of %+v is not cached", b.Limit)
 		}
-		got := b.Limit.decision(level(outcomes[0].ahead), 0, b.Cost, outcomes[0].denied)
+		got := b.Limit.decision(level(outcomes[0].ahead), 0, b.need(), outcomes[0].denied)
 		real := p.take(Request{Buckets: []Bucket{b}}, now+from+later)[0]
 		denials++
 		if !real.Denied || !got.Denied || got.Remaining != 0 || real.Remaining != 0 {

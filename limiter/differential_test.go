@@ -164,7 +164,7 @@ func drawBuckets(t *rapid.T, shape func(*rapid.T) Limit) []Bucket {
 		buckets[i] = Bucket{
 			Name:  []string{"a", "b"}[i%2],
 			Key:   []string{"x", "y", "z"}[i/2],
-			Limit: rapid.SampledFrom(shapes).Draw(t, "limit"),
+			Limit: rapid.SampledFrom(shapes).Draw(t, "limit"), Cost: 1,
 		}
 	}
 	return buckets
@@ -183,7 +183,7 @@ func drawRequest(t *rapid.T, buckets []Bucket) Request {
 		}
 		size := b.Limit.Size
 		b.Cost = rapid.SampledFrom([]int64{
-			1, 2, 3, b.Limit.DripSize, size/9 + 1, size/3 + 1, size/2 + 1, max(size-1, 1), size,
+			0, 1, 2, 3, b.Limit.DripSize, size/9 + 1, size/3 + 1, size/2 + 1, max(size-1, 1), size,
 		}).Draw(t, "cost")
 		if rapid.IntRange(0, 19).Draw(t, "never: 19") == 19 {
 			b.Cost = rapid.SampledFrom([]int64{size + 1, math.MaxInt64}).Draw(t, "cost")
@@ -270,7 +270,7 @@ func checkRedisTraces(t *testing.T, n int, draw func(*rapid.T) described) {
 		d, last := draw(t), Decision{}
 		trace++
 		v.at(t, v.start)
-		b := Bucket{Name: "b", Key: strconv.Itoa(trace), Limit: d.limit}
+		b := Bucket{Name: "b", Key: strconv.Itoa(trace), Limit: d.limit, Cost: 1}
 		for i := range rapid.IntRange(1, 30).Draw(t, "requests") {
 			v.at(t, v.now+d.gap(last))
 			b.Cost = d.cost(last)

@@ -104,7 +104,7 @@ func TestLogsInLittleMemory(t *testing.T) {
 		m := NewMemory(func() time.Duration { return now })
 		l := SlidingLog(MaxLogUnits, time.Second)
 		var admitted []charge
-		b := Bucket{Name: "l", Key: "k", Limit: l, MaxKeys: 1}
+		b := Bucket{Name: "l", Key: "k", Limit: l, Cost: 1, MaxKeys: 1}
 		units := func(from, to int64) (n int64) {
 			for _, a := range admitted {
 				if a.at > from && a.at <= to {

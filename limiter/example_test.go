@@ -112,7 +112,7 @@ func ExampleLimit_Delayed() {
 	store := limiter.NewMemory(func() time.Duration { return 0 }) // the time of the example
 	bucket := limiter.Bucket{
 		Name: "search", Key: "203.0.113.7",
-		Limit: limiter.WarmingUp(2, time.Second, 4*time.Second, limiter.DefaultColdFactor),
+		Limit: limiter.WarmingUp(2, time.Second, 4*time.Second, limiter.DefaultColdFactor), Cost: 1,
 	}
 	delayed := bucket.Limit.Delayed(4*time.Second, 1)
 	bucket.Limit.Size += delayed
@@ -140,7 +140,7 @@ func ExampleSummarize() {
 	user := limiter.Bucket{
 		Name:  "user",
 		Key:   "alex",
-		Limit: limiter.Limit{Size: 16, DripInterval: 2 * time.Second},
+		Limit: limiter.Limit{Size: 16, DripInterval: 2 * time.Second}, Cost: 1,
 	}
 	trade := limiter.Bucket{
 		Name:  "user/trade",

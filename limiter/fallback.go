@@ -400,6 +400,8 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 			k.store.tabs.decidedHere(k)
 			f.keep(k, nil)
 			continue
+		case b.Cost == 0 && !o.denied:
+			continue
 		case b.Limit.CountDenied, b.Watches > 0:
 		case peek || !o.denied && denied && (req.Accounting == AccountingAtomic || b.Hold || b.Pool):
 			continue

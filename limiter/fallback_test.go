@@ -261,7 +261,7 @@ func TestFollow(t *testing.T) {
 	slack := 0
 	checkTraces(t, 10, func(t *rapid.T) {
 		drip := rapid.SampledFrom([]int64{1, 1, 2, 3, 7}).Draw(t, "drip size")
-		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 40, DripInterval: time.Second, DripSize: drip}}
+		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 40, DripInterval: time.Second, DripSize: drip}, Cost: 1}
 		now := int64(1_000_000)
 		p := plain{}
 		m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })

@@ -330,7 +330,7 @@ func (f *far) run() {
 
 // ask has a node decide a request for a key.
 func (f *far) ask(n *farNode, key uint64) {
-	b := Bucket{Name: "b", Key: strconv.FormatUint(key, 10), Limit: f.load.limit}
+	b := Bucket{Name: "b", Key: strconv.FormatUint(key, 10), Limit: f.load.limit, Cost: 1}
 	ideal, err := f.ideal.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
 	if err != nil {
 		f.t.Error(err)

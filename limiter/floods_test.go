@@ -136,7 +136,7 @@ func TestFloodOfOneLimit(t *testing.T) {
 	f := newFlooded(t)
 	f.m.SetMaxKeys(most)
 	slow := Bucket{Name: "slow", Limit: Limit{Size: 3, DripInterval: 8 * time.Hour, DripSize: 1}, Cost: 1, MaxKeys: most}
-	other := Bucket{Name: "other", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}}
+	other := Bucket{Name: "other", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	for i := range kept {
 		b := other
 		b.Key, b.Cost = fmt.Sprint(i), 1+int64(i%10)
@@ -240,7 +240,7 @@ func TestSmallMaxKeys(t *testing.T) {
 func TestLoweredMaxKeys(t *testing.T) {
 	const before, after = 4000, 1000
 	f := newFlooded(t)
-	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, MaxKeys: before}
+	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: before}
 	for i := range before {
 		b.Key, b.Cost = fmt.Sprint(i), 1+int64(i%4)*3
 		decide(t, f.m, AccountingAtomic, b)

@@ -20,6 +20,11 @@ type Held struct {
 // holds none, as after a denial, or was settled before. Settle does not wait: what a
 // server has to do is sent with the next requests.
 //
+// Of a bucket with a Cost of 0 this charge is the only one. If it is not known whether its
+// server has made it, it becomes a part of the level that this process knows, like that of a
+// request without an answer: it is never made twice, and lost only with the process, or
+// without a Fallback.
+//
 // Each bucket has to be settled at some time, whatever becomes of the request.
 func (h *Held) Settle(bucket int, charge int64) {
 	h.mu.Lock()
@@ -42,6 +47,25 @@ func (h *Held) hold(bucket, of int, settle func(charge int64)) {
 		h.settle = make([]func(int64), of)
 	}
 	h.settle[bucket] = settle
+}
+
+// keepLater has req.Held charge the buckets that hold nothing of the request, on which these
+// are the decisions.
+func (req *Request) keepLater(decisions []Decision, charge func(b Bucket, n int64)) {
+	if !req.later || Summarize(decisions).Denied {
+		return
+	}
+	for i := range req.Buckets {
+		if d := &decisions[i]; req.Buckets[i].later && !d.Denied && d.Borrowed == d.Pool {
+			b := req.Buckets[i]
+			b.Watches, b.Borrows, b.Pool = 0, false, false
+			req.Held.hold(i, len(req.Buckets), func(n int64) {
+				if n > 0 {
+					charge(b, min(n, MaxUnits))
+				}
+			})
+		}
+	}
 }
 
 // holds reports whether any of req's buckets holds units.
@@ -115,7 +139,20 @@ func (m *Memory) hold(req Request, i int, p *place) {
 func (m *Memory) settleHeld(k *kept, charge int64) {
 	m.progress.remove(k)
 	k.settle(charge)
-	b := k.bucket
+	m.chargeBeside(k.bucket, charge, len(k.others) > 0)
+}
+
+// chargeLater charges n units of b, whether there is room for them or not.
+func (m *Memory) chargeLater(b Bucket, n int64) {
+	if b.ShareKey != "" {
+		m.share(&b, clean)
+	}
+	m.chargeBeside(b, n, false)
+}
+
+// chargeBeside lets go what is held of b, its cost, and charges so much instead, which
+// servers may know of.
+func (m *Memory) chargeBeside(b Bucket, charge int64, known bool) {
 	p := m.place(&b)
 	m.lock(&p)
 	now := m.clock().Microseconds()
@@ -128,7 +165,7 @@ func (m *Memory) settleHeld(k *kept, charge int64) {
 	if b.Limit.keepsEntries() {
 		m.openEntries(&p, &b, now)
 	}
-	if m.leader.Load() != nil && len(k.others) == 0 {
+	if m.leader.Load() != nil && !known {
 		m.leader.Store(nil) // its servers will not know of this charge
 	}
 	b.Cost = min(charge, max(b.Cost, 2*b.Limit.Size-p.units(&b, now)))

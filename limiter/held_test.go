@@ -194,7 +194,7 @@ func TestHeldUnits(t *testing.T) {
 			Size:         rapid.Int64Range(1, 12).Draw(t, "size"),
 			DripInterval: rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, 7 * time.Second, time.Hour}).Draw(t, "drip rate"),
 			DripSize:     rapid.SampledFrom([]int64{1, 1, 2, 5}).Draw(t, "drip size"),
-		}}
+		}, Cost: 1}
 		model := &heldBucket{}
 		names := []tabName{{100, 1}}
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
@@ -425,7 +425,7 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 		case 3:
 			limit, charges = Concurrency(limit.Size), false
 		}
-		b := Bucket{Name: "b", Key: "k", Limit: limit}
+		b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
 		elapsed = 0
 		nodes := all[:rapid.SampledFrom([]int{1, 2, 3, 8}).Draw(t, "nodes")]
 		cutOff := make([]int64, len(nodes)) // until when

@@ -69,7 +69,8 @@ func heldNow(t rapid.TB, store Store, b Bucket) int64 {
 
 // TestHold guards requests whose cost is known at their end, against a plain model: they
 // are admitted if they fit beside what was charged and what others hold, and are charged
-// at their end, by what they cost then. Both stores decide alike, and renewals keep what
+// at their end, by what they cost then. Those that hold nothing are admitted while there is
+// room for any, and charged all the same. Both stores decide alike, and renewals keep what
 // is held however long requests take.
 func TestHold(t *testing.T) {
 	t.Parallel()
@@ -93,7 +94,8 @@ func TestHold(t *testing.T) {
 			size = limit.Size
 		}
 		modelled := limit.Algorithm != Log // of which the stores only have to decide alike
-		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: limit}
+		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: limit, Cost: 1}
+		costs := rapid.SampledFrom([][]int64{{1, 2, 3}, {0}, {0, 1, 2}}).Draw(t, "costs")
 		stores := []Store{v, m}
 		var running [][2]inProgress
 		s, busy := level{}, int64(0)
@@ -106,7 +108,7 @@ func TestHold(t *testing.T) {
 				h := running[i]
 				running = append(running[:i], running[i+1:]...)
 				cost := h[0].cost
-				charge := rapid.SampledFrom([]int64{0, cost, cost, cost + 1, 10 * size}).Draw(t, "charge")
+				charge := rapid.SampledFrom([]int64{0, cost, cost, cost + 1, cost + 2, 10 * size}).Draw(t, "charge")
 				for i := range stores {
 					h[i].held.Settle(0, charge)
 					h[i].held.Settle(0, charge) // which does nothing
@@ -118,10 +120,14 @@ func TestHold(t *testing.T) {
 					s = limit.add(s, charge, moment{v.now, v.now})
 				}
 				seen[map[bool]string{true: "let go", false: "charged"}[charge == 0]]++
+				if cost == 0 && charge > 0 {
+					seen["charged, and nothing was held"]++
+				}
 				continue
 			}
-			b.Cost = rapid.Int64Range(1, min(size, 3)).Draw(t, "cost")
-			fits := limit.room(s, busy, v.now) >= b.Cost
+			b.Cost = min(rapid.SampledFrom(costs).Draw(t, "cost"), size)
+			need := max(b.Cost, 1)
+			fits := limit.room(s, busy, v.now) >= need
 			var now [2]inProgress
 			for i, store := range stores {
 				var d Decision
@@ -136,10 +142,11 @@ func TestHold(t *testing.T) {
 				if fits {
 					room -= b.Cost
 				}
-				if room = max(room, 0); limit.Algorithm == Leaky && limit.DripSize == 1 && d.Remaining != room {
+				// A server does not tell of what others hold if this one holds nothing.
+				if room = max(room, 0); (b.Cost > 0 || busy == 0) && limit.Algorithm == Leaky && limit.DripSize == 1 && d.Remaining != room {
 					t.Fatalf("%T: %+v with %d held of %+v and %d asked: %d remaining, want %d: %+v", store, limit, busy, s, b.Cost, d.Remaining, room, d)
 				}
-				if blocked := modelled && !fits && limit.room(s, 0, v.now) >= b.Cost; blocked && d.RetryAfter != time.Second {
+				if blocked := modelled && !fits && limit.room(s, 0, v.now) >= need; blocked && d.RetryAfter != time.Second {
 					t.Fatalf("%T: retry after %v, although nobody knows when units are let go", store, d.RetryAfter)
 				}
 			}
@@ -160,7 +167,7 @@ func TestHold(t *testing.T) {
 			h[1].held.Settle(0, 0)
 		}
 	})
-	for _, what := range []string{"denied", "charged", "let go"} {
+	for _, what := range []string{"denied", "charged", "let go", "charged, and nothing was held"} {
 		if seen[what] < 100 {
 			t.Errorf("%v: the test covers too little", seen)
 		}
@@ -862,8 +869,8 @@ func TestLateAnswerOfSomeHeldUnits(t *testing.T) {
 	server := redistest.Start(t)
 	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
-	held := Bucket{Name: "inflight", Key: "k", Limit: Concurrency(3), Hold: true}
-	plain := Bucket{Name: "plain", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}}
+	held := Bucket{Name: "inflight", Key: "k", Limit: Concurrency(3), Cost: 1, Hold: true}
+	plain := Bucket{Name: "plain", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	req := Request{Buckets: []Bucket{held, plain}, Held: new(Held)}
 	take := func(want Decider) error {
 		req.Held = new(Held)
@@ -935,7 +942,7 @@ func TestRemainingBesideHeld(t *testing.T) {
 
 // TestHoldNeedsHeld guards that nothing is held which nobody can settle.
 func TestHoldNeedsHeld(t *testing.T) {
-	b := Bucket{Name: "b", Key: "k", Limit: Concurrency(1), Hold: true}
+	b := Bucket{Name: "b", Key: "k", Limit: Concurrency(1), Cost: 1, Hold: true}
 	if _, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
 		t.Error("no error")
 	}
@@ -955,7 +962,7 @@ func TestDryRun(t *testing.T) {
 		stores := []Store{v, NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })}
 		// group draws a limit with what belongs to it.
 		group := func(name string, dryRun bool) []Bucket {
-			b := Bucket{Name: name, Key: fmt.Sprint(trace), DryRun: dryRun}
+			b := Bucket{Name: name, Key: fmt.Sprint(trace), Cost: 1, DryRun: dryRun}
 			b.Limit = Limit{Size: rapid.Int64Range(1, 6).Draw(t, name), DripInterval: time.Second, DripSize: 1}
 			kind := rapid.SampledFrom([]string{"plain", "plain", "holds", "concurrency", "bans", "holds and bans", "borrows"}).Draw(t, "kind of "+name)
 			seen[fmt.Sprint(kind, ", dry run ", dryRun)]++

@@ -26,7 +26,7 @@ type Level struct {
 	// The time until the bucket runs empty if nothing more is added.
 	Clear time.Duration
 
-	// The time until the bucket has room for Cost units; zero if it has, or if it
+	// The time until the bucket has room for Cost units, at least 1; zero if it has, or if it
 	// never will, because Cost exceeds Size.
 	RetryAfter time.Duration
 }
@@ -51,8 +51,8 @@ func (b *Bucket) inspected(left ahead, v *entriesLevel, held int64) Level {
 		Remaining: max(b.Limit.remaining(s, at.now)-held, 0),
 		Clear:     time.Duration(left.clear) * time.Microsecond,
 	}
-	if b.Cost <= b.Limit.Size {
-		l.RetryAfter = time.Duration(b.Limit.wait(b.Limit.atLeast(s, held, at), b.Cost, at.now)) * time.Microsecond
+	if b.need() <= b.Limit.Size {
+		l.RetryAfter = time.Duration(b.Limit.wait(b.Limit.atLeast(s, held, at), b.need(), at.now)) * time.Microsecond
 	}
 	return l
 }
@@ -131,7 +131,7 @@ func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (ahead, *entries
 	var v *entriesLevel
 	if b.Limit.keepsEntries() && p.partition.entries != nil {
 		m.openEntries(&p, b, now)
-		v = p.entries.level(&b.Limit, b.Cost, m.holding.of(hash), now)
+		v = p.entries.level(&b.Limit, b.need(), m.holding.of(hash), now)
 	}
 	do(&p, now)
 	return p.level.ahead(now), v

@@ -146,10 +146,10 @@ func TestInspectValidates(t *testing.T) {
 	for name, method := range methods {
 		for _, b := range []Bucket{
 			{Name: "b"},
-			{Name: "b", Limit: Limit{Size: -1, DripInterval: time.Second}},
-			{Name: "b", Limit: Limit{Size: MaxUnits + 1, DripInterval: time.Second}},
-			{Name: "b", Limit: Limit{Size: 5, DripInterval: time.Nanosecond}},
-			{Name: "b", Limit: Limit{Size: 5, DripInterval: time.Second, DripSize: -1}},
+			{Name: "b", Limit: Limit{Size: -1, DripInterval: time.Second}, Cost: 1},
+			{Name: "b", Limit: Limit{Size: MaxUnits + 1, DripInterval: time.Second}, Cost: 1},
+			{Name: "b", Limit: Limit{Size: 5, DripInterval: time.Nanosecond}, Cost: 1},
+			{Name: "b", Limit: Limit{Size: 5, DripInterval: time.Second, DripSize: -1}, Cost: 1},
 			{Name: "b", Limit: PerSecond(5), Cost: -1},
 		} {
 			err := method(b)
@@ -158,7 +158,7 @@ func TestInspectValidates(t *testing.T) {
 				t.Errorf("%s of %+v: error %v, want %v", name, b, err, want)
 			}
 		}
-		if err := method(Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripInterval: time.Second}}); err != nil {
+		if err := method(Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripInterval: time.Second}, Cost: 1}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

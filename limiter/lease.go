@@ -257,13 +257,14 @@ func (ls *leases) ask(b *Bucket, now int64, look bool) (o outcome, ok bool) {
 		return o, false
 	}
 	defer slot.mu.Unlock()
-	others, left, ok := slot.take(b, b.Cost, now, look)
+	look = look || b.Cost == 0
+	others, left, ok := slot.take(b, b.need(), now, look)
 	if s := slot.told.at(now); ok || left > 0 && !b.fits(s, 0, now) {
 		o = outcome{ahead: s.ahead(now), denied: !ok, leased: others, by: DecidedByLease}
 	}
 	switch {
 	case ok && look: // it is used later, unless another bucket denies
-		o.leased += b.Cost
+		o.leased += b.need()
 	case ok:
 		slot.counts.used.Add(b.Cost)
 	}
@@ -360,7 +361,7 @@ func (s *lease) isDue(b *Bucket, half, wish, now int64) bool {
 
 // leastLeased returns the fewest units of b that are worth a lease, but no more than any
 // bucket holds.
-func (b *Bucket) leastLeased() int64 { return leastLeased * min(b.Cost, MaxUnits) }
+func (b *Bucket) leastLeased() int64 { return leastLeased * min(b.need(), MaxUnits) }
 
 // ahead returns how long before there is room for them units are leased, in µs. A quarter
 // of that is leased at a time, and has to last until the next answer.

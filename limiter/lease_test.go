@@ -55,7 +55,7 @@ func newFleet(t testing.TB, server *redistest.Server, n int) *fleet {
 // settle waits until a node has the answers to all that it has asked.
 func (f *fleet) settle(t rapid.TB, node int) {
 	t.Helper()
-	if _, err := f.nodes[node].Peek(context.Background(), Bucket{Name: "other", Key: "k", Limit: PerSecond(1)}); err != nil {
+	if _, err := f.nodes[node].Peek(context.Background(), Bucket{Name: "other", Key: "k", Limit: PerSecond(1), Cost: 1}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -106,7 +106,7 @@ func TestLeasesKeepBound(t *testing.T) {
 		if rapid.IntRange(0, 3).Draw(t, "window") == 0 {
 			limit = Window(limit.Size, 100*limit.DripInterval)
 		}
-		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: limit, Consistency: Lease(within)}
+		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: limit, Cost: 1, Consistency: Lease(within)}
 		gap := rapid.SampledFrom([]int64{50, 400, 2000}).Draw(t, "gap")
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 		steady, node := random.IntN(2) == 0, 0
@@ -172,7 +172,7 @@ func TestLeasesKeepShorterTime(t *testing.T) {
 			Size:         rapid.SampledFrom([]int64{8, 40, 400}).Draw(t, "size"),
 			DripInterval: rapid.SampledFrom([]time.Duration{500 * time.Microsecond, 10 * time.Millisecond}).Draw(t, "interval"),
 			DripSize:     1,
-		}}
+		}, Cost: 1}
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 		var times []int64
 		requests := rapid.IntRange(20, 300).Draw(t, "requests")
@@ -229,7 +229,7 @@ func TestLeasesEnd(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFleet(t, redistest.Start(t), 1)
-			r, b := f.nodes[0], Bucket{Name: "b", Key: "k", Limit: tc.limit, Consistency: Lease(within)}
+			r, b := f.nodes[0], Bucket{Name: "b", Key: "k", Limit: tc.limit, Cost: 1, Consistency: Lease(within)}
 			for _, cost := range []int64{19, 1} { // the second request shows a demand of 20
 				b.Cost = cost
 				f.take(t, 0, b)
@@ -298,7 +298,7 @@ func TestLeasesOfOtherBuckets(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, redistest.Start(t), 1)
 	lease := Lease(100 * time.Millisecond)
-	all := Bucket{Name: "all", Limit: Limit{Size: 100_000, DripInterval: time.Hour, DripSize: 1}, Consistency: lease}
+	all := Bucket{Name: "all", Limit: Limit{Size: 100_000, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Consistency: lease}
 	for name, tc := range map[string]struct {
 		limit Limit
 		keys  int // of the other bucket
@@ -310,7 +310,7 @@ func TestLeasesOfOtherBuckets(t *testing.T) {
 		for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 			t.Run(fmt.Sprint(name, " ", accounting), func(t *testing.T) {
 				all.Key = fmt.Sprint(name, accounting)
-				other := Bucket{Name: "other", Limit: tc.limit, Consistency: lease}
+				other := Bucket{Name: "other", Limit: tc.limit, Cost: 1, Consistency: lease}
 				want := int64(0)
 				for i := range 4000 {
 					f.advance(t, time.Millisecond)
@@ -340,7 +340,7 @@ func TestLeasesOfOtherBuckets(t *testing.T) {
 // any more, although its lease is for longer: here, of the same bucket with another size.
 func TestLeaseSlotsAreGivenUp(t *testing.T) {
 	f := newFleet(t, redistest.Start(t), 1)
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 1000, DripInterval: time.Second, DripSize: 1}, Consistency: Lease(10 * time.Millisecond)}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 1000, DripInterval: time.Second, DripSize: 1}, Cost: 1, Consistency: Lease(10 * time.Millisecond)}
 	f.advance(t, time.Minute)
 	flood := func() (d Decision) {
 		for range 10 {
@@ -369,7 +369,7 @@ func TestLeaseSlotsAreGivenUp(t *testing.T) {
 func TestLeasesAheadOfRoom(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, redistest.Start(t), 1)
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Millisecond, DripSize: 1}}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Millisecond, DripSize: 1}, Cost: 1}
 	flood := func(b Bucket) (admitted, asked int) {
 		for range 2000 { // two seconds
 			f.advance(t, 999*time.Microsecond/10)
@@ -410,8 +410,8 @@ func TestLeasesOfSeveralBuckets(t *testing.T) {
 			f := newFleet(t, redistest.Start(t), 1)
 			lease := Lease(100 * time.Millisecond)
 			buckets := []Bucket{
-				{Name: "full", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Millisecond, DripSize: 1}, Consistency: lease, DryRun: dryRun},
-				{Name: "other", Key: "k", Limit: Limit{Size: 1_000_000, DripInterval: time.Minute, DripSize: 1}, Consistency: lease},
+				{Name: "full", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Millisecond, DripSize: 1}, Cost: 1, Consistency: lease, DryRun: dryRun},
+				{Name: "other", Key: "k", Limit: Limit{Size: 1_000_000, DripInterval: time.Minute, DripSize: 1}, Cost: 1, Consistency: lease},
 			}
 			const requests = 6000
 			admitted, byLease, denied := int64(0), int64(0), 0

@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"context"
-	"fmt"
 )
 
 // Limiter applies one limit to any number of keys: each key, such as an address,
@@ -30,8 +29,9 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	return l.AllowN(ctx, key, 1)
 }
 
-// AllowN decides one request of the key that costs n units, n ≥ 1. Either all of
-// them are charged, or the Decision is Denied and none are. AllowN never waits for
+// AllowN decides one request of the key that costs n units. Either all of them are
+// charged, or the Decision is Denied and none are. With n = 0 nothing is charged, and it
+// is Denied if Allow would be: that is a look at what is left. AllowN never waits for
 // room: after a denial, RetryAfter says when there will be room, and Never whether
 // there never will be.
 //
@@ -39,9 +39,6 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 // n is out of range, or the Store is unavailable (see [ErrUnavailable]). How ctx
 // is used is up to the Store; see [Redis.Take].
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (Decision, error) {
-	if n < 1 {
-		return Decision{}, fmt.Errorf("bucket %q: cost %d: must be at least 1", l.Name, n)
-	}
 	var one [1]Decision
 	req := Request{Buckets: []Bucket{{Name: l.Name, Key: key, Limit: l.Limit, Cost: n}}}
 	decisions, err := l.Store.Take(ctx, req, one[:0])

@@ -98,8 +98,7 @@ func TestLimiterRejectsInvalidNumbers(t *testing.T) {
 		n     int64
 		want  string
 	}{
-		{PerSecond(1), 0, `bucket "api": cost 0: must be at least 1`},
-		{PerSecond(1), -1, `bucket "api": cost -1: must be at least 1`},
+		{PerSecond(1), -1, `bucket "api": cost -1: must not be negative`},
 		{PerSecond(0), 1, `bucket "api": size 0: must be from 1 to 562949953421312`},
 		{PerMinute(-5), 1, `bucket "api": size -5: must be from 1 to 562949953421312`},
 		{Every(0), 1, `bucket "api": drip rate 0s: must be a whole number of microseconds, at least 1µs`},
@@ -169,7 +168,7 @@ func TestZeroMeansOne(t *testing.T) {
 func TestNegativeNumbersAreRejected(t *testing.T) {
 	for _, b := range []Bucket{
 		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second}, Cost: -1},
-		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second, DripSize: -1}},
+		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second, DripSize: -1}, Cost: 1},
 	} {
 		if d, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
 			t.Errorf("%+v: decided %+v", b, d)

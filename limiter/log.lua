@@ -374,11 +374,11 @@ end
 
 -- tell returns the reply about a log besides its summary: the units it holds, with those that
 -- block the request, the time until it is empty, and the times until it has room for
--- cost units, and for one, when so many are held.
+-- cost units, at least one, and for one, when so many are held.
 function tell(log, size, cost, held, blocking, period)
   local units = log.total + held - size
   return log.total + blocking, log.newest and log.newest + period - now or 0,
-    cost <= size and wait(log, units + cost, period) or 0, wait(log, units + 1, period)
+    cost <= size and wait(log, units + max(cost, 1), period) or 0, wait(log, units + 1, period)
 end
 
 -- write writes a log.

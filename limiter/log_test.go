@@ -34,7 +34,7 @@ func (j *journal) units(l Limit, now int64) (units int64) {
 // wait returns the time until there is room for cost, by trying when each admission
 // leaves the window.
 func (j *journal) wait(l Limit, now, cost int64) time.Duration {
-	if cost > l.Size || j.units(l, now)+cost <= l.Size {
+	if cost = max(cost, 1); cost > l.Size || j.units(l, now)+cost <= l.Size {
 		return 0
 	}
 	first := int64(-1)
@@ -50,8 +50,9 @@ func (j *journal) wait(l Limit, now, cost int64) time.Duration {
 // take decides a request at the time now, in µs.
 func (j *journal) take(l Limit, now, cost int64) Decision {
 	units := j.units(l, now)
-	d := Decision{Size: l.Size, Denied: cost > l.Size-units, Never: cost > l.Size}
-	if !d.Denied {
+	need := max(cost, 1)
+	d := Decision{Size: l.Size, Denied: need > l.Size-units, Never: need > l.Size}
+	if !d.Denied && cost > 0 {
 		j.admitted = append(j.admitted, charge{at: now, units: cost})
 		units += cost
 	}
@@ -101,11 +102,11 @@ func drawLogGap(t *rapid.T, l Limit, last *Decision) int64 {
 	return max(gap, 0)
 }
 
-// drawLogCost draws a cost.
+// drawLogCost draws a cost, which may be 0.
 func drawLogCost(t *rapid.T, l Limit, last *Decision) int64 {
-	return max(rapid.SampledFrom([]int64{
-		1, 1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size/2 + 1, l.Size, l.Size + 1, last.Remaining, last.Remaining + 1,
-	}).Draw(t, "cost"), 1)
+	return rapid.SampledFrom([]int64{
+		0, 1, 1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size/2 + 1, l.Size, l.Size + 1, last.Remaining, last.Remaining + 1,
+	}).Draw(t, "cost")
 }
 
 // checkLog compares what a store has decided with what the journal does, also in how
@@ -177,7 +178,7 @@ func TestRedisLogs(t *testing.T) {
 		trace++
 		l, last, j := drawLog(t), Decision{}, &journal{}
 		v.at(t, v.start)
-		b := Bucket{Name: "l", Key: fmt.Sprint(trace), Limit: l}
+		b := Bucket{Name: "l", Key: fmt.Sprint(trace), Limit: l, Cost: 1}
 		remembers := rapid.Bool().Draw(t, "remembers denials")
 		for range rapid.IntRange(1, 40).Draw(t, "requests") {
 			gap := drawLogGap(t, l, &last)

@@ -84,15 +84,19 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 	if m.leader.Load() != nil {
 		m.leader.Store(nil) // its servers will not know of this request
 	}
+	from := len(dst)
 	if req.mayShare() {
 		w := scratches.Get().(*scratch)
 		w.buckets = m.shareBuckets(req.Buckets, clean, w.buckets)
-		req.Buckets = w.buckets
-		dst = m.decide(req, dst)
+		shared := req
+		shared.Buckets = w.buckets
+		dst = m.decide(shared, dst)
 		w.release()
-		return dst, nil
+	} else {
+		dst = m.decide(req, dst)
 	}
-	return m.decide(req, dst), nil
+	req.keepLater(dst[from:], m.chargeLater)
+	return dst, nil
 }
 
 // decide decides req, which is valid, and appends the Decisions to dst.
@@ -144,7 +148,7 @@ func (m *Memory) takeOne(b *Bucket) (left ahead, denied bool) {
 	var s level
 	if stored := t.own(hash); stored != nil {
 		s = stored.at(now)
-		if denied = b.Cost > b.Limit.Size || b.Limit.wait(s, b.Cost, now) > 0; !denied {
+		if denied = b.need() > b.Limit.Size || b.Limit.wait(s, b.need(), now) > 0; !denied {
 			s = b.Limit.add(s, b.Cost, m.moment(&b.Limit, now))
 			stored.level = s
 		} else if b.Limit.CountDenied {
@@ -161,7 +165,7 @@ func (m *Memory) takeOne(b *Bucket) (left ahead, denied bool) {
 		}
 		m.look(&p, b, now)
 		p.fits = b.fits(p.level, 0, now)
-		m.settle(&p, b, now, p.fits)
+		m.settle(&p, b, now, p.fits && b.Cost > 0)
 		s, denied = p.level, !p.fits
 		p.table.mu.Unlock()
 		if p.entered {
@@ -246,7 +250,7 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 	for i := range places {
 		p, b := &places[i], &req.Buckets[i]
 		peek := as != nil && as.peek
-		charge := p.fits && !p.spared && !peek && (admitted || req.Accounting == AccountingEach && !b.Hold && !b.Pool)
+		charge := p.fits && b.Cost > 0 && !p.spared && !peek && (admitted || req.Accounting == AccountingEach && !b.Hold && !b.Pool)
 		blocked := !p.fits && p.inFlight > 0 && p.fitsAlone(b, now)
 		switch {
 		case b.Watches > 0:
@@ -293,7 +297,7 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 			if !p.fits && !blocked { // there is no room either when these are let go
 				beside = 0
 			}
-			v := p.entries.level(&b.Limit, b.Cost, beside, now)
+			v := p.entries.level(&b.Limit, b.need(), beside, now)
 			*v = v.plus(p.inFlight, &b.Limit)
 			dst[len(dst)-1].entries = v
 		}
@@ -333,7 +337,7 @@ func watchedDenied(places []place, buckets []Bucket, now int64) bool {
 // fitsAlone reports whether p's bucket has room for the request on b beside no others.
 func (p *place) fitsAlone(b *Bucket, now int64) bool {
 	if p.exact {
-		return b.Cost <= b.Limit.Size-int64(p.entries.total)
+		return b.need() <= b.Limit.Size-int64(p.entries.total)
 	}
 	return b.fits(p.level, 0, now)
 }

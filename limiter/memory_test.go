@@ -66,12 +66,13 @@ func (p plain) take(req Request, now int64) []Decision {
 		if states[i], back = p[identity(b)].at(now); back {
 			p[identity(b)] = b.Limit.written(states[i], now)
 		}
-		fits[i] = b.Cost <= b.Limit.Size && b.Limit.wait(states[i], b.Cost, now) == 0
+		fits[i] = b.need() <= b.Limit.Size && b.Limit.wait(states[i], b.need(), now) == 0
 		admitted = admitted && fits[i]
 	}
 	decisions := make([]Decision, len(req.Buckets))
 	for i, b := range req.Buckets {
-		if fits[i] && (admitted || req.Accounting == AccountingEach) {
+		if b.Cost == 0 { // nothing is charged, and no denial counts
+		} else if fits[i] && (admitted || req.Accounting == AccountingEach) {
 			states[i] = b.Limit.add(states[i], b.Cost, moment{now, now})
 			p[identity(b)] = b.Limit.written(states[i], now)
 		} else if before := states[i]; b.Limit.CountDenied {
@@ -84,7 +85,7 @@ func (p plain) take(req Request, now int64) []Decision {
 				p[identity(b)] = b.Limit.written(states[i], now)
 			}
 		}
-		decisions[i] = b.Limit.decision(states[i], now, b.Cost, !fits[i])
+		decisions[i] = b.Limit.decision(states[i], now, b.need(), !fits[i])
 	}
 	return decisions
 }
@@ -137,7 +138,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 				buckets[k] = Bucket{
 					Name:  fmt.Sprint("b", k%3),
 					Key:   fmt.Sprint(k),
-					Limit: Limit{Size: int64(100 + 500*k), DripInterval: time.Second, DripSize: int64(1 + k%4)},
+					Limit: Limit{Size: int64(100 + 500*k), DripInterval: time.Second, DripSize: int64(1 + k%4)}, Cost: 1,
 				}
 			}
 			charged := make([]atomic.Int64, len(buckets))
@@ -353,7 +354,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 3))
 	buckets := inTables(m, keys, crowded, Bucket{
 		Name:  "b",
-		Limit: Limit{Size: 9, DripInterval: 700 * time.Millisecond, DripSize: 2},
+		Limit: Limit{Size: 9, DripInterval: 700 * time.Millisecond, DripSize: 2}, Cost: 1,
 	})
 
 	check := func() (live int) {
@@ -436,7 +437,7 @@ func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 	random := rand.New(rand.NewPCG(6, 7))
 	seen := struct{ admitted, denied, never, slack, dirty, fresh int }{}
 	for step := range steps {
-		b := Bucket{Name: "b", Limit: limits[random.IntN(len(limits))]}
+		b := Bucket{Name: "b", Limit: limits[random.IntN(len(limits))], Cost: 1}
 		// Some keys are busy, others come and go.
 		few := 10
 		if step/5000%4 == 3 {

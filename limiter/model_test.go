@@ -31,7 +31,8 @@ func (m *model) take(l Limit, now, cost int64) Decision {
 	for m.level > 0 && m.next <= now {
 		m.drip(l)
 	}
-	admitted := m.level+cost <= l.Size
+	need := max(cost, 1) // what costs nothing is denied like what costs 1
+	admitted := m.level+need <= l.Size
 	if admitted {
 		if m.level == 0 {
 			m.next = firstDrip(l, now)
@@ -40,13 +41,13 @@ func (m *model) take(l Limit, now, cost int64) Decision {
 	}
 	d := Decision{
 		Denied:    !admitted,
-		Never:     cost > l.Size,
+		Never:     need > l.Size,
 		Size:      l.Size,
 		Remaining: max(l.Size-m.level, 0),
 		Clear:     m.until(l, now, 0),
 	}
 	if d.Denied && !d.Never {
-		d.RetryAfter = m.until(l, now, l.Size-cost)
+		d.RetryAfter = m.until(l, now, l.Size-need)
 	}
 	return d
 }
@@ -93,13 +94,13 @@ func (s *subject) take(t rapid.TB, l Limit, cost int64) Decision {
 	t.Helper()
 	b := Bucket{Name: "test", Key: "key", Limit: l, Cost: cost}
 	s.level = s.level.at(s.now)
-	fits := b.Cost <= b.Limit.Size && b.Limit.wait(s.level, b.Cost, s.now) == 0
+	fits := b.need() <= b.Limit.Size && b.Limit.wait(s.level, b.need(), s.now) == 0
 	if fits {
 		s.level = b.Limit.add(s.level, b.Cost, moment{s.now, s.now})
-	} else if l.CountDenied {
+	} else if l.CountDenied && cost > 0 {
 		s.level = b.Limit.count(s.level, 0, b.Cost, moment{s.now, s.now})
 	}
-	want := b.Limit.decision(s.level, s.now, b.Cost, !fits)
+	want := b.Limit.decision(s.level, s.now, b.need(), !fits)
 
 	got, err := s.store.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
 	if err != nil {
@@ -183,12 +184,12 @@ func drawLimit(t *rapid.T) Limit {
 	return l
 }
 
-// drawCost draws a cost that may well exceed the room.
+// drawCost draws a cost that may well exceed the room, or 0.
 func drawCost(t *rapid.T, l Limit) int64 {
 	if rapid.Bool().Draw(t, "cost of one") {
 		return 1
 	}
-	return rapid.Int64Range(1, l.Size+2).Draw(t, "cost")
+	return rapid.Int64Range(0, l.Size+2).Draw(t, "cost")
 }
 
 // drawGap draws the time to the next request, in µs: none, hardly any, about one

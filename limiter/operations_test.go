@@ -44,7 +44,7 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 	for _, l := range limits {
 		p := asked{limit: l, cost: rapid.SampledFrom([]int64{1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size, min(l.Size+1, MaxUnits)}).Draw(t, "cost")}
 		if tells {
-			p.told = drawLevels(t, []Bucket{{Limit: l}})[0]
+			p.told = drawLevels(t, []Bucket{{Limit: l, Cost: 1}})[0]
 			if p.told.dirty == clean { // the node may know of units that the server does not
 				p.told.inFlight = rapid.SampledFrom([]int64{0, 1, l.Size/3 + 1}).Draw(t, "not reported")
 			}
@@ -114,7 +114,7 @@ func drawTab(t *rapid.T, receipts []int64) *heldCost {
 func (op operation) on(v *virtual, key string) *query {
 	req := Request{}
 	for i := range op.buckets {
-		req.Buckets = append(req.Buckets, Bucket{Name: fmt.Sprint("b", i), Key: key, Limit: op.buckets[i].limit})
+		req.Buckets = append(req.Buckets, Bucket{Name: fmt.Sprint("b", i), Key: key, Limit: op.buckets[i].limit, Cost: 1})
 	}
 	q := v.keys.query(req, op.what)
 	for i, p := range op.buckets {

@@ -146,7 +146,7 @@ func (req *Request) lend(pool int, outcomes []outcome, decisions []Decision) {
 		switch micros := wait.Microseconds(); {
 		case !own.exact:
 			own.one = micros + 1
-		case req.Buckets[i].Cost > own.Size:
+		case req.Buckets[i].need() > own.Size:
 			own.rest, own.one = micros, min(own.one, micros)
 		default:
 			own.rest, own.one = min(own.rest, micros), min(own.one, micros)

@@ -20,17 +20,18 @@ type lender struct {
 	Bucket
 	level
 	held int64
+	free bool // whether requests hold nothing of it
 }
 
 func (l *lender) fits(now int64) bool {
-	return l.Limit.room(l.level.at(now), l.held, now) >= l.Cost
+	return l.Limit.room(l.level.at(now), l.held, now) >= l.need()
 }
 
 // wait returns how long until l has room, or never.
 func (l *lender) wait(now int64) time.Duration {
 	s := l.level.at(now)
-	switch alone := l.Limit.room(s, 0, now) >= l.Cost; {
-	case l.Cost > l.Limit.Size:
+	switch alone := l.Limit.room(s, 0, now) >= l.need(); {
+	case l.need() > l.Limit.Size:
 		return never
 	case l.fits(now):
 		return 0
@@ -38,7 +39,7 @@ func (l *lender) wait(now int64) time.Duration {
 		return retryBlocked
 	}
 	s = l.Limit.atLeast(s, l.held, moment{now, now}) // as if it were charged now
-	return time.Duration(l.Limit.wait(s, l.Cost, now)) * time.Microsecond
+	return time.Duration(l.Limit.wait(s, l.need(), now)) * time.Microsecond
 }
 
 func (l *lender) charge(n, now int64) {
@@ -47,7 +48,7 @@ func (l *lender) charge(n, now int64) {
 
 // TestPools guards what is borrowed, against a plain model, in both stores: a bucket that
 // has no room takes from the pool behind it, which is charged for nothing else, and nothing
-// is charged for a request that anything denies. That holds for costs, for held units in
+// is charged for a request that anything denies. That holds for costs, also of 0, for held units in
 // either, for several that borrow from one pool, for several pools, and for dry runs.
 func TestPools(t *testing.T) {
 	t.Parallel()
@@ -62,7 +63,7 @@ func TestPools(t *testing.T) {
 		var all []*lender
 		add := func(b Bucket) {
 			b.Key = fmt.Sprint(trace, rapid.SampledFrom([]string{"x", "x", "y", "z"}).Draw(t, "key"))
-			b.Name = fmt.Sprint("b", len(all))
+			b.Name, b.Cost = fmt.Sprint("b", len(all)), 1
 			size := rapid.SampledFrom([]int64{1, 1, 2, 3, 5}).Draw(t, "size")
 			b.Limit = Limit{Size: size, DripInterval: rapid.SampledFrom([]time.Duration{time.Second, 3 * time.Second, time.Hour}).Draw(t, "interval"), DripSize: 1}
 			switch rapid.IntRange(0, 4).Draw(t, "kind") {
@@ -73,7 +74,7 @@ func TestPools(t *testing.T) {
 			case 2:
 				b.Limit = Window(size, b.Limit.DripInterval)
 			}
-			all = append(all, &lender{Bucket: b})
+			all = append(all, &lender{Bucket: b, free: b.Hold && rapid.Bool().Draw(t, "holds nothing")})
 		}
 		for range rapid.SampledFrom([]int{1, 1, 1, 2}).Draw(t, "pools") {
 			if rapid.Bool().Draw(t, "plain") {
@@ -101,14 +102,20 @@ func TestPools(t *testing.T) {
 				charged := rapid.Bool().Draw(t, "charged")
 				for i := range all {
 					cost, holds := r.costs[i]
-					if !charged {
+					switch {
+					case !charged:
 						cost = 0
+					case cost == 0: // nothing was held, and it is charged all the same
+						cost = 1
 					}
 					for s := range stores {
 						r.held[s].Settle(i, cost) // of those that hold nothing it does nothing
 					}
 					if holds {
 						all[i].held -= r.costs[i]
+						if most := 2*all[i].Limit.Size - all[i].Limit.units(all[i].level.at(v.now), v.now); r.costs[i] == 0 {
+							cost = min(cost, max(most, 0))
+						}
 						if cost > 0 {
 							all[i].charge(cost, v.now)
 						}
@@ -119,7 +126,13 @@ func TestPools(t *testing.T) {
 			}
 			req := Request{Accounting: accounting}
 			for _, l := range all {
-				l.Cost = rapid.SampledFrom([]int64{1, 1, 1, 2, 4}).Draw(t, "cost")
+				l.Cost = rapid.SampledFrom([]int64{0, 1, 1, 1, 2, 4}).Draw(t, "cost")
+				if l.Hold { // if it is 0, a server does not tell what others hold
+					l.Cost = max(l.Cost, 1)
+				}
+				if l.free {
+					l.Cost = 0
+				}
 				req.Buckets = append(req.Buckets, l.Bucket)
 			}
 
@@ -571,8 +584,8 @@ func TestRetryFromPool(t *testing.T) {
 // TestPoolsAreValid guards that requests are refused in which it is not clear who lends.
 func TestPoolsAreValid(t *testing.T) {
 	own, pool := borrowing("k", 1, 1)
-	plain := Bucket{Name: "plain", Key: "k", Limit: PerSecond(1)}
-	counts, dry, both, ban := own, pool, own, Bucket{Name: "ban", Key: "k", Limit: BansFor(1, time.Minute), Watches: 1}
+	plain := Bucket{Name: "plain", Key: "k", Limit: PerSecond(1), Cost: 1}
+	counts, dry, both, ban := own, pool, own, Bucket{Name: "ban", Key: "k", Limit: BansFor(1, time.Minute), Cost: 1, Watches: 1}
 	counts.Limit.CountDenied = true
 	dry.DryRun = true
 	both.Pool = true
@@ -619,9 +632,9 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 			}).Draw(t, "limit of "+of)
 		}
 		key := fmt.Sprint(trace)
-		own := Bucket{Name: "own", Key: key, Limit: limit("own"), Borrows: true}
-		pool := Bucket{Name: "pool", Key: key + "all", Limit: limit("the pool"), Pool: true, Hold: rapid.Bool().Draw(t, "hold")}
-		beside := Bucket{Name: "beside", Key: key, Limit: Limit{Size: 3, DripInterval: 500 * time.Millisecond, DripSize: 1}}
+		own := Bucket{Name: "own", Key: key, Limit: limit("own"), Cost: 1, Borrows: true}
+		pool := Bucket{Name: "pool", Key: key + "all", Limit: limit("the pool"), Cost: 1, Pool: true, Hold: rapid.Bool().Draw(t, "hold")}
+		beside := Bucket{Name: "beside", Key: key, Limit: Limit{Size: 3, DripInterval: 500 * time.Millisecond, DripSize: 1}, Cost: 1}
 		accounting := Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
 		var running [][2]*Held
 		for range rapid.IntRange(1, 30).Draw(t, "requests") {

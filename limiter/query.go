@@ -223,19 +223,21 @@ func (q *query) denied(outcomes []outcome) bool {
 }
 
 // wrote reports whether the reply to q shows that the server has written: that is so if
-// every bucket had room.
+// every bucket had room, and any was charged.
 func (q *query) wrote() bool {
 	if !q.admitted() {
 		return false
 	}
-	from := 0
+	from, charged := 0, false
 	for i := range q.buckets {
+		p := &q.buckets[i]
 		if q.Reply[from+1] < 0 {
 			return false
 		}
+		charged = charged || p.cost > 0 && !p.pool && p.watches == 0
 		from += q.repliesOf(i)
 	}
-	return true
+	return charged
 }
 
 // release returns q to the pool. Nothing may still refer to it or to its memory.

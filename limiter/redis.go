@@ -32,6 +32,7 @@ type Redis struct {
 	tabs      tabs
 	leases    leases
 	reports   reports
+	charging  atomic.Int64 // how many charges of settled requests have not been answered, see chargeLater
 }
 
 // NewRedis returns a store in the given Redis. It does not connect yet (see
@@ -99,7 +100,7 @@ func (r *Redis) Flush() { r.reports.flush() }
 // not answer.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
-	r.reports.close()
+	r.awaitCharges()
 	r.tabs.close()
 	r.fallback.close()
 	return r.client.Close()
@@ -117,6 +118,16 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	if err := req.prepare(); err != nil {
 		return dst, err
 	}
+	from := len(dst)
+	dst, err := r.take(ctx, req, dst)
+	if err == nil {
+		req.keepLater(dst[from:], r.chargeLater)
+	}
+	return dst, err
+}
+
+// take is Take of a request that is prepared. Nothing is charged later yet.
+func (r *Redis) take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if len(req.Buckets) == 0 {
 		return dst, nil
 	}
@@ -222,6 +233,54 @@ func (r *Redis) decide(end redisscript.Deadline, req Request, dst []outcome) ([]
 		return dst, err
 	}
 	return r.fallback.decide(req, dst, false, q), nil
+}
+
+// chargeLater charges n units of b, whether there is room for them or not. It does not wait.
+func (r *Redis) chargeLater(b Bucket, n int64) {
+	if r.fallback != nil && b.ShareKey != "" {
+		r.fallback.memory.share(&b, behind)
+	}
+	if b.Cost = n; b.Consistency.IsEventual() {
+		r.reports.charge(&b)
+		return
+	}
+	q := r.query(Request{Buckets: []Bucket{b}}, whatSettle)
+	r.charging.Add(1)
+	q.Done = func(err error) {
+		r.charged(q, err)
+		r.charging.Add(-1)
+	}
+	if err := r.client.Submit(redisscript.Deadline{At: time.Now().Add(r.timeout)}, &q.Call); err != nil {
+		q.Done(err)
+	}
+}
+
+// charged records the answer to q, which has charged its bucket. If there is none, the level
+// here has it.
+func (r *Redis) charged(q *query, err error) {
+	var outcomes []outcome
+	if err == nil {
+		outcomes, _, err = q.outcomes(nil)
+	}
+	switch {
+	case err == nil:
+		r.answered(q, outcomes)
+	case q.buckets[0].cost > 0:
+		r.fallback.charge(q)
+	default:
+		r.fallback.drop(q)
+	}
+}
+
+// awaitCharges has all that was charged without an answer sent, and waits for the answers for
+// no longer than a request would.
+func (r *Redis) awaitCharges() {
+	r.reports.flush()
+	for end := time.Now().Add(r.timeout); r.charging.Load() > 0 || r.reports.inProgress(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return
+		}
+	}
 }
 
 // query returns the query that asks a server to decide req.

@@ -98,19 +98,19 @@ func TestRedisKeys(t *testing.T) {
 		want   string
 	}{
 		{
-			"rl:", Bucket{Name: "default", Key: "203.0.113.7", Limit: limit},
+			"rl:", Bucket{Name: "default", Key: "203.0.113.7", Limit: limit, Cost: 1},
 			"rl:{_sUlZaoM8Y9X189bOscoUA}:default:16v7k.1",
 		}, {
-			"rl:", Bucket{Name: "user/trade", Key: "2001:db8::/64", Limit: Limit{Size: 36, DripInterval: time.Hour, DripSize: 35}},
+			"rl:", Bucket{Name: "user/trade", Key: "2001:db8::/64", Limit: Limit{Size: 36, DripInterval: time.Hour, DripSize: 35}, Cost: 1},
 			"rl:{si6RIWL4MZXCBDx37WqVCQ}:user/trade:1njchs0.z",
 		}, {
-			"a:b:", Bucket{Name: "x:1.2.3", Key: "", Limit: Limit{Size: MaxUnits, DripInterval: time.Microsecond, DripSize: 7}},
+			"a:b:", Bucket{Name: "x:1.2.3", Key: "", Limit: Limit{Size: MaxUnits, DripInterval: time.Microsecond, DripSize: 7}, Cost: 1},
 			"a:b:{47DEQpj8HBSa-_TImW-5JA}:x:1.2.3:1.7",
 		}, {
-			"", Bucket{Name: "odd", Key: "alice{1}\r\n\x00\xff", Limit: limit},
+			"", Bucket{Name: "odd", Key: "alice{1}\r\n\x00\xff", Limit: limit, Cost: 1},
 			"{2T0FuUBtSpjg5umgndGNwQ}:odd:16v7k.1",
 		}, {
-			"rl:", Bucket{Name: "long", Key: strings.Repeat("x", 100_000), Limit: limit},
+			"rl:", Bucket{Name: "long", Key: strings.Repeat("x", 100_000), Limit: limit, Cost: 1},
 			"rl:{1p5omIFXgzJyMFqvIfRTyA}:long:16v7k.1",
 		},
 	}
@@ -140,7 +140,7 @@ func TestKeysWithSecret(t *testing.T) {
 			"203.0.113.7": "rl:{eqx8kiJh7sY6jLALuk3hPw}:default:16v7k.1",
 			"":            "rl:{kd-scMU0iwThuruLQhrJLA}:default:16v7k.1",
 		} {
-			b := Bucket{Name: "default", Key: key, Limit: Limit{Size: 16, DripInterval: 2 * time.Second, DripSize: 1}}
+			b := Bucket{Name: "default", Key: key, Limit: Limit{Size: 16, DripInterval: 2 * time.Second, DripSize: 1}, Cost: 1}
 			if got := k.of(&b); got != want {
 				t.Errorf("key %q: got %q, want %q", key, got, want)
 			}
@@ -715,7 +715,7 @@ func TestRedisCorruptValues(t *testing.T) {
 	v := newPagedVirtual(t)
 	checkTraces(t, 2, func(t *rapid.T) {
 		v.flush(t)
-		b := Bucket{Name: "b", Key: "k", Limit: drawAnyShape(t)}
+		b := Bucket{Name: "b", Key: "k", Limit: drawAnyShape(t), Cost: 1}
 		b.Limit.CountDenied = rapid.Bool().Draw(t, "counts denied")
 		req := func() Request { return Request{Buckets: []Bucket{b}} }
 		pass := func() {
@@ -839,7 +839,7 @@ func TestRedisClockWrongByDecades(t *testing.T) {
 // that no key expires before, or much after, its bucket is empty.
 func TestRedisExpiryIsInTheFuture(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 4, DripInterval: 250 * time.Microsecond, DripSize: 1}}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 4, DripInterval: 250 * time.Microsecond, DripSize: 1}, Cost: 1}
 	for offset := int64(0); offset < 1000; offset += 50 {
 		for b.Cost = 1; b.Cost <= 4; b.Cost++ {
 			v.flush(t)
@@ -1555,7 +1555,7 @@ func checkAcceptedWrites(t *testing.T, l Limit) {
 	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
 	ask := func(key string) Decider {
 		r.denyCache = newDenyCache(64)
-		b := Bucket{Name: "b", Key: key, Limit: l}
+		b := Bucket{Name: "b", Key: key, Limit: l, Cost: 1}
 		return mustTake(t, r, Request{Buckets: []Bucket{b}})[0].By
 	}
 	limit := func(memory string) {

@@ -79,6 +79,16 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 	return dst
 }
 
+// charge has what a request was charged in the end reported.
+func (rs *reports) charge(b *Bucket) {
+	f := rs.store.fallback
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	partition, hash := f.memory.locate(b)
+	partition.sized(b.Limit.Size)
+	rs.add(b, hash, rs.store.clock().Microseconds())
+}
+
 // report returns the report of a bucket.
 func (rs *reports) report(hash uint64, now int64) *report {
 	p := rs.of[hash]
@@ -117,7 +127,11 @@ func (rs *reports) refresh(b *Bucket, hash uint64, now int64) {
 
 // enqueue begins a report of b, which is to be sent at some time.
 func (rs *reports) enqueue(p *report, b *Bucket, due int64) {
-	q := rs.store.query(Request{Buckets: []Bucket{*b}}, whatReport)
+	what := byte(whatReport)
+	if b.later { // it may cost more than there ever is room for
+		what = whatSettle
+	}
+	q := rs.store.query(Request{Buckets: []Bucket{*b}}, what)
 	q.stage, q.server, q.buckets[0].cost = gathering, nil, 0
 	rs.store.fallback.link(q)
 	p.next, p.due = q, due
@@ -222,18 +236,7 @@ func (rs *reports) send(p *report, q *query) {
 // answered records the answer to q, which has reported p.
 func (rs *reports) answered(p *report, q *query, err error) {
 	r := rs.store
-	var outcomes []outcome
-	if err == nil {
-		outcomes, _, err = q.outcomes(nil)
-	}
-	switch {
-	case err == nil:
-		r.answered(q, outcomes)
-	case q.buckets[0].cost > 0:
-		r.fallback.charge(q)
-	default:
-		r.fallback.drop(q)
-	}
+	r.charged(q, err)
 	f := r.fallback
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -257,23 +260,12 @@ func (rs *reports) sweep(now int64) {
 	}
 }
 
-// close sends what is left, and waits for the answers for no longer than a request would.
-func (rs *reports) close() {
-	f := rs.store.fallback
-	if f == nil {
-		return
-	}
-	rs.sendDue()
-	for end := time.Now().Add(rs.store.timeout); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if !rs.inProgress() {
-			return
-		}
-	}
-}
-
 // inProgress reports whether any report has not been answered, or waits for that to be sent.
 func (rs *reports) inProgress() bool {
 	f := rs.store.fallback
+	if f == nil {
+		return false
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, p := range rs.of {

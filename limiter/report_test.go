@@ -40,7 +40,7 @@ func TestReportsKeepBound(t *testing.T) {
 			DripInterval: rapid.SampledFrom([]time.Duration{time.Millisecond, 20 * time.Millisecond}).Draw(t, "interval"),
 			DripSize:     rapid.SampledFrom([]int64{1, 1, 3}).Draw(t, "drip size"),
 		}
-		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: l, Consistency: Eventual(every)}
+		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: l, Cost: 1, Consistency: Eventual(every)}
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 		step := rapid.SampledFrom([]int64{100, 1000}).Draw(t, "step")
 		var times []int64
@@ -88,7 +88,7 @@ func TestReportsKeepRate(t *testing.T) {
 	t.Parallel()
 	const nodes, seconds = 5, 20
 	f := newFleet(t, redistest.Start(t), nodes)
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 50, DripInterval: 10 * time.Millisecond, DripSize: 1}, Consistency: Eventual(100 * time.Millisecond)}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 50, DripInterval: 10 * time.Millisecond, DripSize: 1}, Cost: 1, Consistency: Eventual(100 * time.Millisecond)}
 	admitted := 0
 	for range seconds * 200 {
 		f.advance(t, 5*time.Millisecond)
@@ -113,7 +113,7 @@ func TestReportsInOutage(t *testing.T) {
 	server := redistest.Start(t)
 	f := newFleet(t, server, 1)
 	r := f.nodes[0]
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Consistency: Eventual(time.Millisecond)}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Consistency: Eventual(time.Millisecond)}
 	admitted := 0
 	flood := func(n int) {
 		for range n {
@@ -191,7 +191,7 @@ func TestUnreportedBesideExact(t *testing.T) {
 				}
 			})
 			lax := Bucket{Name: "lax", Key: "k", Cost: tc.cost, Limit: slow(tc.size), Consistency: Eventual(tc.every)}
-			strict := Bucket{Name: "strict", Key: "k", Limit: slow(10_000)}
+			strict := Bucket{Name: "strict", Key: "k", Limit: slow(10_000), Cost: 1}
 			var admitted atomic.Int64
 			take := func(buckets ...Bucket) {
 				d, err := r.Take(context.Background(), Request{Buckets: buckets}, nil)
@@ -229,8 +229,8 @@ func TestUnreportedBesideExact(t *testing.T) {
 // a bucket whose key was deleted stays empty.
 func TestUnreportedTakesRoomBesideOthers(t *testing.T) {
 	f := newFleet(t, redistest.Start(t), 2)
-	lax := Bucket{Name: "lax", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: 1}, Consistency: Eventual(time.Minute)}
-	strict := Bucket{Name: "strict", Key: "k", Limit: Limit{Size: 1000, DripInterval: time.Hour, DripSize: 1}}
+	lax := Bucket{Name: "lax", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Consistency: Eventual(time.Minute)}
+	strict := Bucket{Name: "strict", Key: "k", Limit: Limit{Size: 1000, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	admitted := func(node, n int, buckets ...Bucket) (admitted int) {
 		for range n {
 			if !Summarize(f.take(t, node, buckets...)).Denied {
@@ -254,7 +254,7 @@ func TestUnreportedTakesRoomBesideOthers(t *testing.T) {
 // second, and so sees that another has emptied the bucket.
 func TestReportsSeeResets(t *testing.T) {
 	f := newFleet(t, redistest.Start(t), 2)
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 1}, Consistency: Eventual(time.Millisecond)}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Consistency: Eventual(time.Millisecond)}
 	for range 3 {
 		f.take(t, 0, b)
 		f.advance(t, time.Millisecond)
@@ -282,7 +282,7 @@ func TestReportsSurviveEmptyRestart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, func(o *RedisOptions) { o.Fallback, o.Timeout = NewMemory(nil), 50*time.Millisecond })
-	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: 1}, Consistency: Eventual(10 * time.Millisecond)}
+	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Consistency: Eventual(10 * time.Millisecond)}
 	admitted := 0
 	flood := func(lasts time.Duration) {
 		for start := time.Now(); time.Since(start) < lasts; time.Sleep(time.Millisecond) {

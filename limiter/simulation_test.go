@@ -151,7 +151,7 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 			Size:         pick[int64](h.random, 1, 2, 5, 20),
 			DripInterval: rates[h.random.IntN(len(rates))],
 			DripSize:     pick[int64](h.random, 1, 1, 1, 2, 3, MaxUnits),
-		}})
+		}, Cost: 1})
 		l := &h.buckets[i].Limit
 		if l.DripSize == MaxUnits {
 			l.Algorithm = Fixed
@@ -307,7 +307,7 @@ func (h *history) arrive() {
 			if h.random.IntN(4) == 0 { // for a request, or a node, with a smaller size
 				b.Limit.Size = 1 + h.random.Int64N(b.Limit.Size)
 			}
-			b.Cost = min(pick[int64](h.random, 1, 1, 1, 2, 3), b.Limit.Size)
+			b.Cost = min(pick[int64](h.random, 0, 1, 1, 1, 2, 3), b.Limit.Size)
 			x.req.Buckets = append(x.req.Buckets, b)
 		}
 	}
@@ -380,7 +380,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 	req := Request{}
 	for i := range q.buckets {
 		p := &q.buckets[i]
-		req.Buckets = append(req.Buckets, Bucket{Limit: p.limit, Hold: p.held != nil, Borrows: p.borrows, Pool: p.pool})
+		req.Buckets = append(req.Buckets, Bucket{Limit: p.limit, Cost: 1, Hold: p.held != nil, Borrows: p.borrows, Pool: p.pool})
 	}
 	buckets := slices.Clone(q.buckets)
 	var process func()
@@ -569,6 +569,9 @@ func (*history) Close() error               { return nil }
 
 // admit records that units of b were admitted.
 func (h *history) admit(b Bucket, at int64, lifetime []int) {
+	if b.Cost == 0 { // it only looked, perhaps while another request was decided here
+		return
+	}
 	i := h.index(b)
 	h.admitted[i] = append(h.admitted[i], charge{at, b.Cost, lifetime[i]})
 }
@@ -693,7 +696,7 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 	} {
 		v.flush(t)
 		v.at(t, v.now-v.now%(3600*second)+3600*second+tc.into*second)
-		b := Bucket{Name: "b", Key: "k", Limit: tc.limit}
+		b := Bucket{Name: "b", Key: "k", Limit: tc.limit, Cost: 1}
 		if tc.stored > 0 {
 			b.Cost = tc.stored
 			decide(t, v, AccountingAtomic, b)

@@ -46,6 +46,8 @@ type Request struct {
 
 	// What to settle later, if any of the Buckets has Hold.
 	Held *Held
+
+	later bool // whether any of the Buckets is charged later
 }
 
 // Bucket is one bucket and what a request adds to it. Its Name, its Key and its
@@ -67,8 +69,9 @@ type Bucket struct {
 	// The limit that this request is decided by.
 	Limit Limit
 
-	// The units that the request adds, at least 1; 0 means 1. A request that costs
-	// more than Size is never admitted.
+	// The units that the request adds. A request that costs more than Size is never
+	// admitted. One that costs 0 only looks: it is denied if one would be that costs 1,
+	// and adds nothing, denied or not.
 	Cost int64
 
 	// The most buckets of this Name that a process holds; 0 means half of its
@@ -91,7 +94,8 @@ type Bucket struct {
 	// not drip. A request that is denied holds nothing, and charges this bucket nothing.
 	// A process renews what it holds in a server every 5 s. When the server has not heard
 	// of it for 15 s, they are charged, as of then. All buckets of one Name should have the
-	// same Hold.
+	// same Hold. With a Cost of 0 nothing is held: such a request is denied only if the
+	// bucket is full, and what Request.Held settles is charged then, see [Held.Settle].
 	Hold bool
 
 	// Whether what this bucket has no room for is borrowed from the next Pool in the
@@ -117,6 +121,7 @@ type Bucket struct {
 	// decision, see [Consistency], make the request an error.
 	Consistency Consistency
 
+	later  bool   // whether Request.Held settles it, which has Hold and holds nothing; it has no Hold then
 	shared bool   // whether several keys share it; Key is then their ShareKey
 	lent   bool   // whether a bucket that is not decided with this one, a Pool, borrows from it
 	keptAs uint16 // its index in Request.Held.kept, plus 1; 0 if it is not there
@@ -128,8 +133,12 @@ func (b *Bucket) keeps() bool { return b.shared || b.ShareKey != "" }
 // sameKey reports whether a and b belong to the same key.
 func (b *Bucket) sameKey(a *Bucket) bool { return a.Key == b.Key && a.shared == b.shared }
 
+// need returns for how many units there has to be room. A request that costs nothing is
+// denied where one would be that costs 1.
+func (b *Bucket) need() int64 { return max(b.Cost, 1) }
+
 // fits reports whether b, at level s, has room for the request, beside n other units.
-func (b *Bucket) fits(s level, n, now int64) bool { return b.Limit.room(s, n, now) >= b.Cost }
+func (b *Bucket) fits(s level, n, now int64) bool { return b.Limit.room(s, n, now) >= b.need() }
 
 // MaxBuckets is the maximum number of buckets in a request.
 const MaxBuckets = 1<<16 - 1
@@ -173,22 +182,22 @@ func (req *Request) prepare() error {
 	plain := true
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
-		if b.Cost == 0 || b.Limit.DripSize == 0 {
+		if b.Limit.DripSize == 0 || b.Cost == 0 && (b.Hold || b.Limit.CountDenied) {
 			req.complete()
 			b = &req.Buckets[i]
 		}
 		if err := b.Limit.validate(); err != nil {
 			return fmt.Errorf("bucket %q: %w", b.Name, err)
 		}
-		if b.Cost < 1 {
-			return fmt.Errorf("bucket %q: cost %d: must be at least 1", b.Name, b.Cost)
+		if b.Cost < 0 {
+			return fmt.Errorf("bucket %q: cost %d: must not be negative", b.Name, b.Cost)
 		}
 		if b.Consistency != (Consistency{}) {
 			if err := b.validateConsistency(); err != nil {
 				return fmt.Errorf("bucket %q: %w", b.Name, err)
 			}
 		}
-		plain = plain && !b.Hold && b.Watches == 0 && !b.elastic()
+		plain = plain && !b.Hold && !b.later && b.Watches == 0 && !b.elastic()
 	}
 	if !plain {
 		if err := req.validateRoles(); err != nil {
@@ -210,9 +219,9 @@ func (req *Request) validateRoles() error {
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		switch {
-		case b.Hold && req.Held == nil:
+		case (b.Hold || b.later) && req.Held == nil:
 			return errNotHeld
-		case b.Hold && b.Limit.waits():
+		case (b.Hold || b.later) && b.Limit.waits():
 			return fmt.Errorf("bucket %q: %w", b.Name, errHeldWaits)
 		}
 	}
@@ -329,15 +338,16 @@ func (req *Request) sameBucket(i, j int) error {
 	return nil
 }
 
-// complete fills in default values. It copies the buckets first, because the
-// caller may be using them elsewhere.
+// complete fills in default values, and has nothing held or count of what costs nothing. It
+// copies the buckets first, because the caller may be using them elsewhere.
 func (req *Request) complete() {
 	req.Buckets = slices.Clone(req.Buckets)
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		b.Limit = b.Limit.complete()
 		if b.Cost == 0 {
-			b.Cost = 1
+			b.later, b.Hold, b.Limit.CountDenied = b.Hold, false, false
+			req.later = req.later || b.later
 		}
 	}
 }
@@ -349,7 +359,7 @@ func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 		o, b := &outcomes[i], &req.Buckets[i]
 		if o.entries != nil {
 			dst = append(dst, Decision{By: o.by, DryRun: b.DryRun})
-			dst[len(dst)-1].reportEntries(&b.Limit, o.entries, b.Cost, o.denied)
+			dst[len(dst)-1].reportEntries(&b.Limit, o.entries, b.need(), o.denied)
 		} else {
 			dst = b.decision(o.ahead, o.denied, o.by, dst)
 		}
@@ -357,7 +367,7 @@ func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 		if o.leased > 0 { // and charged, but still to be had
 			d.Remaining = min(d.Remaining+o.leased, d.Size)
 		}
-		if b.Hold && o.blocked && !d.Never {
+		if (b.Hold || b.later) && o.blocked && !d.Never {
 			d.RetryAfter = retryBlocked
 		}
 		if b.Watches > 0 && !d.Denied {
@@ -380,7 +390,7 @@ func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 // decision appends the Decision of b to dst.
 func (b *Bucket) decision(s ahead, denied bool, by Decider, dst []Decision) []Decision {
 	dst = append(dst, Decision{By: by, DryRun: b.DryRun})
-	dst[len(dst)-1].report(&b.Limit, s, b.Cost, denied)
+	dst[len(dst)-1].report(&b.Limit, s, b.need(), denied)
 	return dst
 }
 

@@ -90,7 +90,7 @@ func TestAlgorithmPlugsIn(t *testing.T) {
 	checkTraces(t, 2, func(t *rapid.T) {
 		trace++
 		rate := rapid.SampledFrom([]time.Duration{time.Second, time.Minute, time.Hour}).Draw(t, "interval")
-		b := Bucket{Name: "toy", Key: fmt.Sprint(trace), Limit: Limit{Size: 5, DripInterval: rate, DripSize: 1, Algorithm: toy}}
+		b := Bucket{Name: "toy", Key: fmt.Sprint(trace), Limit: Limit{Size: 5, DripInterval: rate, DripSize: 1, Algorithm: toy}, Cost: 1}
 		open := b // which always has room
 		open.Name, open.Limit, open.Cost = "open", Limit{Size: MaxUnits / 4, DripInterval: time.Microsecond, DripSize: 1}, 1
 		until := int64(0)

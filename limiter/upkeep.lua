@@ -8,7 +8,9 @@ fits, blocked, charge, receipt, resets = true, false, 0, 0, false
 
 if what == SETTLE or what == RENEW then
   local there, gone = false, 0
-  if what == SETTLE then
+  if not tab then -- nothing was held
+    charge = cost
+  elseif what == SETTLE then
     there, gone, charge = holds.settle(record, tab)
     changed = changed or there
   elseif holds.isLate(record, tab) then

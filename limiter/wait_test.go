@@ -23,7 +23,7 @@ func TestWaitIsExact(t *testing.T) {
 		if l.Validate() != nil { // it drains too slowly
 			l.DripSize = l.Size
 		}
-		b := Bucket{Name: "a", Key: "k", Limit: l}
+		b := Bucket{Name: "a", Key: "k", Limit: l, Cost: 1}
 		take := func(store *Memory, at time.Duration) *Decision {
 			now = at
 			d, err := store.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)

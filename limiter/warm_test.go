@@ -418,7 +418,7 @@ func TestRedisWarmUp(t *testing.T) {
 			t.Skip()
 		}
 		l = drawWaiting(t, l)
-		p, b := plain{}, Bucket{Name: "b", Limit: l}
+		p, b := plain{}, Bucket{Name: "b", Limit: l, Cost: 1}
 		return described{
 			limit: l,
 			gap:   func(last Decision) int64 { return drawWarmGap(t, l, last, b.Wait(&last)) },
@@ -596,7 +596,7 @@ func TestDelayed(t *testing.T) {
 			t.Errorf("%+v, %v, cost %d: %d, want %d", tc.l, tc.d, tc.cost, got, tc.want)
 		}
 	}
-	windowed := Bucket{Limit: Window(5, time.Second)}
+	windowed := Bucket{Limit: Window(5, time.Second), Cost: 1}
 	if d := windowed.Delay(&Decision{Clear: time.Second}, 1); d != 0 {
 		t.Errorf("a window's request waits %v", d)
 	}
@@ -605,7 +605,7 @@ func TestDelayed(t *testing.T) {
 // TestHeldUnitsDoNotWait guards that a bucket whose requests hold units and may wait is
 // refused, since they would run in an unknown order.
 func TestHeldUnitsDoNotWait(t *testing.T) {
-	b := Bucket{Name: "w", Key: "k", Limit: waiting(WarmingUp(2, time.Second, 4*time.Second, 3), 1), Hold: true}
+	b := Bucket{Name: "w", Key: "k", Limit: waiting(WarmingUp(2, time.Second, 4*time.Second, 3), 1), Cost: 1, Hold: true}
 	if _, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}, Held: new(Held)}, nil); !errors.Is(err, errHeldWaits) {
 		t.Errorf("error %v, want %v", err, errHeldWaits)
 	}
@@ -1020,7 +1020,7 @@ func TestWarmUpIdentity(t *testing.T) {
 	larger := l
 	larger.Size = 4
 	m, k := NewMemory(nil), keys{prefix: "rl:"}
-	of := func(l Limit) *Bucket { return &Bucket{Name: "n", Key: "k", Limit: l} }
+	of := func(l Limit) *Bucket { return &Bucket{Name: "n", Key: "k", Limit: l, Cost: 1} }
 	if name := k.of(of(l)); !strings.HasSuffix(name, "}:n:lfls.2.2dqf4.2bc.w") {
 		t.Errorf("key %q", name)
 	}

@@ -343,7 +343,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 			}
 			show := Families(rapid.IntRange(0, 3).Draw(t, "families"))
 			items = append(items, Entry{Policy: policyOf(path), Limit: l, Families: show})
-			req.Buckets = append(req.Buckets, limiter.Bucket{Name: path, Limit: l})
+			req.Buckets = append(req.Buckets, limiter.Bucket{Name: path, Limit: l, Cost: 1})
 		}
 		req.Accounting = limiter.Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
 

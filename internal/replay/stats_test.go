@@ -34,7 +34,7 @@ func TestPeaks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 300 {
-				b := limiter.Bucket{Name: "x", Limit: numbers()}
+				b := limiter.Bucket{Name: "x", Limit: numbers(), Cost: 1}
 				times, costs := make([]time.Duration, 60), make([]int64, 60)
 				now := time.Hour
 				clock := func() time.Duration { return now }
@@ -140,7 +140,7 @@ func TestMemory(t *testing.T) {
 	p.roomy = newRoomyStore(func() time.Duration { return p.now }, maxReplayedKeys)
 	l := newReplayedLimit(limitOfSize(2), Options{Location: time.UTC, ShowKeys: true})
 	l.keys.most = maxReplayedKeys
-	b := limiter.Bucket{Name: l.bucket, Limit: limiter.Limit{Size: 2, DripInterval: time.Second}}
+	b := limiter.Bucket{Name: l.bucket, Limit: limiter.Limit{Size: 2, DripInterval: time.Second}, Cost: 1}
 	const requests = 1_300_000
 	long := strings.Repeat("x", 10_000)
 	for i := range requests {

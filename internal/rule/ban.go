@@ -36,7 +36,7 @@ func (b *Bucket) BanOf(at *limiter.Bucket) limiter.Bucket {
 	if at.Name == b.AddressName {
 		name = main.AddressName
 	}
-	return limiter.Bucket{Name: name + banSuffix, Key: at.Key, Limit: b.Limit.Bans.Limit, MaxKeys: at.MaxKeys, DryRun: at.DryRun}
+	return limiter.Bucket{Name: name + banSuffix, Key: at.Key, Limit: b.Limit.Bans.Limit, Cost: 1, MaxKeys: at.MaxKeys, DryRun: at.DryRun}
 }
 
 // askBan has the bucket asked that bans the key, behind the n entries before to, which are
