@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"sync/atomic"
@@ -154,6 +155,7 @@ func (d *draft) settings(b *rule.Bucket) []option.Setting {
 		{Option: "status", Text: strconv.Itoa(l.Status)},
 		{Option: "count", Text: d.countText()},
 		{Option: "actual_cost", Text: d.ActualCost},
+		{Option: "hold", Text: cmp.Or(d.Hold, "on")},
 		{Option: "dry_run", Text: strconv.FormatBool(l.DryRun)},
 		{Option: "ban", Text: durations},
 		{Option: "ban_after", Text: after},

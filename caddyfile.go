@@ -37,6 +37,7 @@ import (
 //		cost         <n> | body
 //		count        status <code...> | header <field> [<value>] | { ... }
 //		actual_cost  <placeholder> | bytes
+//		hold         on | off
 //		concurrency  <n>
 //		dry_run
 //		consistency    exact | lease <duration> | eventual <duration>

@@ -246,7 +246,7 @@ func (d *draft) addBucket(b *rule.Bucket, cost, factor string) (err error) {
 	if b.CostIsBody = cost == bodyCost; b.CostIsBody {
 		cost = ""
 	}
-	if b.Cost, err = option.NewValue(d.resolve, "cost", cmp.Or(cost, "1"), option.Units); err != nil {
+	if b.Cost, err = option.NewValue(d.resolve, "cost", cmp.Or(cost, "1"), option.Cost); err != nil {
 		return err
 	}
 	if b.Factor, err = option.NewValue(d.resolve, "factor", cmp.Or(factor, "1"), option.ParseFactor); err != nil {

@@ -121,9 +121,10 @@ type Limit struct {
 	// too. Default: no.
 	CountDenied bool `json:"count_denied,omitempty"`
 
-	// The number of units that a request adds, at least 1, or `body`: one for each byte
-	// of the request's body as its `Content-Length` says, at least 1. A request with a
-	// body of unknown length gets a 411 then. Default: 1.
+	// The number of units that a request adds, or `body`: one for each byte of the
+	// request's body as its `Content-Length` says, at least 1. A request with a body of
+	// unknown length gets a 411 then. With 0 nothing is added, and a request is denied
+	// where one would be that costs 1: a look at what is left. Default: 1.
 	Cost Number `json:"cost,omitempty"`
 
 	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
@@ -142,6 +143,13 @@ type Limit struct {
 	// most. The `cost` is charged if there is no response or no number. Default: the
 	// `cost`.
 	ActualCost string `json:"actual_cost,omitempty"`
+
+	// Whether a request holds its cost until it is known what it is charged, with `count`
+	// or `actual_cost`: `on` (default) or `off`. With `off` a request is admitted while the
+	// bucket is not full, and charged once that is known, whether there is room or not. So
+	// parallel requests do not deny each other, and may exceed the limit by as many as they
+	// are; they overfill the bucket by its size at most.
+	Hold string `json:"hold,omitempty"`
 
 	// How many requests of a key may be in progress at once, from 1 to 2^49, instead of a
 	// size and a rate. A request is in progress until its response has ended, and an

@@ -20,6 +20,7 @@ var shownPolicies = map[string]shownPolicy{
 	"count_denied": {limit: "size 9; count_denied", text: "count_denied"},
 	"count":        {limit: "size 9; count status 401 5xx", text: "count status 401 5xx"},
 	"actual_cost":  {limit: "size 9; actual_cost bytes", text: "actual_cost bytes"},
+	"hold":         {limit: "size 9; count status 404; hold off", text: "count status 404, hold off"},
 	"dry_run": {
 		"size 9; dry_run", "dry_run",
 		`decisions_total{by="memory",limit="dry_run",result="would_deny"}`, "would_deny",

@@ -126,6 +126,8 @@ func TestRecipes(t *testing.T) {
 		"A sale":                             recipeSale,
 		"An allow list":                      recipeAllowList,
 		"Plans that change without a reload": recipePlans,
+		"Scanners":                           recipeScanners,
+		"WordPress":                          recipeWordPress,
 		"Scrapers":                           recipeScrapers,
 		"JSON for denied requests":           recipeProblem,
 		"CORS":                               recipeCORS,
@@ -281,6 +283,30 @@ func recipeCosts(r recipe) {
 		s := r.start(1, "{http.reverse_proxy.header.X-Tokens}", "bytes", "localhost:9000", newUpstream(r.t, upstream))
 		r.want("a stream", charged(r, s, "/trailer"), "200 6")
 	})
+}
+
+func recipeScanners(r recipe) {
+	var arrived atomic.Int64
+	upstream := newUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
+		for arrived.Add(1); req.URL.Path == "/page" && arrived.Load() < 50; {
+			time.Sleep(time.Millisecond)
+		}
+		behind(w, req)
+	})
+	s := r.start(1, "localhost:9000", upstream)
+	redistest.Together(r.t, 50, func(int) {
+		status, _ := ask(r.t.Context(), s.url("/page"))
+		r.want("a page in parallel", status, 200)
+	})
+	r.want("paths that do not exist", s.statuses(20, "GET", "/x?status=404"), "map[404:20]")
+	r.want("what comes then", s.statuses(3, "GET", "/"), "map[429:3]")
+}
+
+func recipeWordPress(r recipe) {
+	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
+	r.want("right passwords", s.statuses(10, "POST", "/wp-login.php?status=302"), "map[302:10]")
+	r.want("the form", s.statuses(10, "GET", "/wp-login.php"), "map[200:10]")
+	r.want("wrong passwords", s.statuses(7, "POST", "/wp-login.php"), "map[200:5 403:2]")
 }
 
 func recipeTenants(r recipe) {

@@ -24,7 +24,24 @@ func (d *draft) setSettlement() error {
 		}
 	}
 	d.rule.Settlement = rule.Settlement{InProgress: d.Concurrency != "", Count: d.Count, ActualCost: d.ActualCost}
-	return nil
+	if d.Hold == "" {
+		return nil
+	}
+	if !d.rule.Settlement.Holds() && !d.isGroup() {
+		return option.Bad("hold", d.Hold, "count or actual_cost with it, as other limits hold nothing")
+	}
+	var err error
+	d.rule.Settlement.HoldOff, err = option.ParseConstant("hold", d.Hold, parseHold)
+	return err
+}
+
+// parseHold parses the hold option.
+func parseHold(text string) (off bool, want string) {
+	switch text {
+	case "on", "off":
+		return text == "off", ""
+	}
+	return false, "on or off"
 }
 
 // countText returns the count option as text.

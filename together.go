@@ -19,8 +19,11 @@ type clash struct {
 var clashes = []clash{
 	{"soft", "concurrency", "only concurrency, or a limit of its own for it"},
 	{"count_denied", "concurrency", "none with concurrency, as denied requests are not in progress"},
+	{"hold", "concurrency", "no concurrency with it, which counts what requests hold"},
 	{"count", "concurrency", "no concurrency with it, which counts requests in progress whatever comes of them"},
 	{"actual_cost", "concurrency", "no concurrency with it, which counts requests in progress whatever they cost"},
+
+	{"hold", "count_denied", "no count_denied with it, as denied requests cost nothing where nothing is held; ban keeps those out who go on asking"},
 
 	{"max_delay", "count", "none with count, actual_cost or concurrency"},
 	{"max_delay", "actual_cost", "none with count, actual_cost or concurrency"},
@@ -44,8 +47,8 @@ var clashes = []clash{
 	{"pool", "min_interval", "no min_interval with it"},
 
 	{"consistency", "concurrency", "exact, as requests in progress are counted by all instances together"},
-	{"consistency", "count", "exact, as with count requests hold units until their responses"},
-	{"consistency", "actual_cost", "exact, as with actual_cost requests hold units until their responses"},
+	{"consistency", "count", "exact, as with count requests are charged by their responses"},
+	{"consistency", "actual_cost", "exact, as with actual_cost requests are charged by their responses"},
 	{"consistency", "ban", "exact, as a ban holds for all instances at once"},
 	{"consistency", "borrow", "exact, as a pool has one level for all that borrow from it"},
 	{"consistency", "pool", "exact, as a pool has one level for all that borrow from it"},
@@ -56,7 +59,7 @@ var clashes = []clash{
 // needBucket are the options that a limit can't have which only groups others.
 var needBucket = []string{
 	"drip_rate", "drip_size", "cost", "factor", "max_keys", "when_full", "track_top", "status", "soft", "max_delay", "max_waiting",
-	"actual_cost", "count_denied", "count", "ban", "ban_after", "borrow", "pool", "algorithm",
+	"actual_cost", "hold", "count_denied", "count", "ban", "ban_after", "borrow", "pool", "algorithm",
 }
 
 // has reports whether d has what an option may clash with.

@@ -51,7 +51,7 @@ func TestClashesAreErrors(t *testing.T) {
 		"count_denied": "count_denied", "max_delay": "max_delay 2s", "soft": "soft 1", "borrow": "borrow other", "pool": "pool",
 		"consistency":     "consistency eventual 1s",
 		"when_full share": "when_full share", "min_interval": "max 5; duration 1s; min_interval 1s",
-		"limit": "limit within {; size 1; }",
+		"limit": "limit within {; size 1; }", "hold": "count status 401; hold off",
 	}
 	for _, c := range clashes {
 		t.Run(c.option+" with "+c.with, func(t *testing.T) {

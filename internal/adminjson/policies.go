@@ -18,6 +18,7 @@ type Policies struct {
 	CountDenied bool                       `json:"count_denied,omitempty"`
 	Count       *caddyhttp.ResponseMatcher `json:"count,omitempty"`
 	ActualCost  string                     `json:"actual_cost,omitempty"`
+	Hold        string                     `json:"hold,omitempty" default:"on"` // whether requests hold units until they are charged
 
 	DryRun bool `json:"dry_run,omitempty"`
 

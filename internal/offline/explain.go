@@ -277,7 +277,7 @@ func (x *explainer) addMet(l *Limit, e *rule.Entry) {
 	numbers := e.Ask.Limit
 	numbers.Size = e.Size()
 	x.Limits = append(x.Limits, explainedLimit{
-		Limit: l.Path, Key: keytext.Of(e.Ask.Key), NoKey: e.ByAddress(), Cost: e.Ask.Cost, Numbers: l.ShownFor(&numbers),
+		Limit: l.Path, Key: keytext.Of(e.Ask.Key), NoKey: e.ByAddress(), Cost: e.Estimate, Numbers: l.ShownFor(&numbers),
 	})
 }
 

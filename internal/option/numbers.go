@@ -17,12 +17,24 @@ import (
 
 // Units parses a number of units.
 func Units(text string) (int64, string) {
+	n, want := Cost(text)
+	if want == wantWhole || want == "" && n < 1 {
+		return 0, "a whole number of at least 1"
+	}
+	return n, want
+}
+
+// wantWhole describes a whole number that may be 0.
+const wantWhole = "a whole number"
+
+// Cost parses the units that a request costs, which may be none.
+func Cost(text string) (int64, string) {
 	n, err := strconv.ParseUint(text, 10, 64)
 	switch {
 	case errors.Is(err, strconv.ErrRange) || err == nil && n > limiter.MaxUnits:
 		return 0, fmt.Sprintf("a whole number of at most %d", int64(limiter.MaxUnits))
-	case err != nil || n < 1:
-		return 0, "a whole number of at least 1"
+	case err != nil:
+		return 0, wantWhole
 	}
 	return int64(n), ""
 }

@@ -52,12 +52,13 @@ func (b *Bucket) IsMain() bool { return b.Path == b.Limit.Path }
 // SizeIsDynamic reports whether the effective size depends on the request.
 func (b *Bucket) SizeIsDynamic() bool { return b.Size.IsDynamic() || b.Factor.IsDynamic() }
 
-// UsualCost returns what a request costs, or 1 if that depends on it.
+// UsualCost returns for how many units there has to be room, or 1 if that depends on the
+// request.
 func (b *Bucket) UsualCost() int64 {
 	if b.Cost.IsDynamic() || b.CostIsBody {
 		return 1
 	}
-	return b.Cost.Constant
+	return max(b.Cost.Constant, 1)
 }
 
 // Complete sets Off and Constant. It returns an error if the bucket can't be valid for any
@@ -247,6 +248,6 @@ func (b *Bucket) addTo(q *Request) error {
 	if ask.MaxKeys = b.Limit.MaxKeys; b.Limit.ShareWhenFull {
 		ask.ShareKey = q.clientNetwork()
 	}
-	q.entries = append(q.entries, Entry{Bucket: b, Ask: ask})
+	q.entries = append(q.entries, Entry{Bucket: b, Ask: ask, Estimate: ask.Cost})
 	return nil
 }

@@ -18,13 +18,13 @@ func (l *Limit) addPoolTo(q *Request) error {
 			met = append(met, borrower)
 		}
 	}
-	at, cost := len(q.entries), int64(0) // of the dearest that may borrow
+	at, cost := len(q.entries), int64(-1) // of the dearest that may borrow
 	for i := from; i < at; i++ {
 		if e := &q.entries[i]; e.IsMain() {
 			cost = max(cost, e.Ask.Cost)
 		}
 	}
-	if cost > 0 {
+	if cost >= 0 {
 		if _, err := l.addOwnTo(q); err != nil {
 			return err
 		}
@@ -32,7 +32,7 @@ func (l *Limit) addPoolTo(q *Request) error {
 	if len(q.entries) > at { // the pool applies
 		pool := &q.entries[at]
 		if pool.Ask.Pool = true; !l.OwnCost {
-			pool.Ask.Cost = max(pool.Ask.Cost, cost)
+			pool.Ask.Cost, pool.Estimate = cost, cost
 		}
 		for i := from; i < at; i++ {
 			q.entries[i].Ask.Borrows = q.entries[i].IsMain()

@@ -40,7 +40,8 @@ type Request struct {
 // Entry is one bucket, and all that is decided on it for a request.
 type Entry struct {
 	*Bucket
-	Ask limiter.Bucket // what a store is asked about it; its size has the headroom too
+	Ask      limiter.Bucket // what a store is asked about it; its size has the headroom too
+	Estimate int64          // what the request costs, as far as that is known before its response
 
 	Decision limiter.Decision // about the size of the limit
 	Decided  bool             // whether there is one that counts
@@ -94,7 +95,11 @@ func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) 
 	}
 	// Not before: what is evaluated may fail, or wait for the body of another limit's cost.
 	for i := range q.entries {
-		q.entries[i].raise()
+		e := &q.entries[i]
+		if e.Ask.Hold && e.Limit.Settlement.HoldOff {
+			e.Ask.Cost = 0
+		}
+		e.raise()
 	}
 	return q, nil
 }

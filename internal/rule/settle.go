@@ -21,7 +21,8 @@ import (
 // What a request is charged may be known only when its response is: whether it counts,
 // or how much it cost. And it may be charged nothing, if only requests in progress count.
 // Until then it holds its cost, beside which others have to fit, so that no more than the
-// limit allows pass at once, however many come in parallel.
+// limit allows pass at once, however many come in parallel. Or it holds nothing, see HoldOff:
+// then a store is asked with a cost of 0.
 
 // ActualBytes is the actual cost that is the length of the response's body.
 const ActualBytes = "bytes"
@@ -36,9 +37,10 @@ type Settlement struct {
 	InProgress bool                       // not at all, as only requests in progress count
 	Count      *caddyhttp.ResponseMatcher // the responses that count; nil if all do
 	ActualCost string                     // a placeholder, or ActualBytes; empty for the cost
+	HoldOff    bool                       // whether nothing is held meanwhile, so that a request is admitted if there is room for any
 }
 
-// Holds reports whether requests hold units at all.
+// Holds reports whether requests hold units, or nothing in place of them, and are settled.
 func (s *Settlement) Holds() bool { return s.InProgress || s.Count != nil || s.ActualCost != "" }
 
 // ReadsHeader reports whether it takes header fields of the response.
@@ -133,7 +135,7 @@ func (q *Request) Held(i int) *Held {
 	if !e.Ask.Hold {
 		return nil
 	}
-	h := &Held{Holding{bucket: e.Bucket, cost: e.Ask.Cost}, q.http}
+	h := &Held{Holding{bucket: e.Bucket, cost: e.Estimate}, q.http}
 	for _, own := range q.holdings {
 		if own.bucket == h.bucket {
 			h.Holding = own
@@ -170,7 +172,7 @@ func (q *Request) hold(held *limiter.Held) {
 	}
 	for j, i := range q.of {
 		if d := &q.answers[j]; q.asked[j].Hold && !d.Denied && d.Borrowed == d.Pool {
-			q.holdings = append(q.holdings, Holding{held, j, q.entries[i].Bucket, q.asked[j].Cost})
+			q.holdings = append(q.holdings, Holding{held, j, q.entries[i].Bucket, q.entries[i].Estimate})
 		}
 	}
 }

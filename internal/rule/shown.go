@@ -72,7 +72,9 @@ func (b *Bucket) ShownPolicies() adminjson.Policies {
 	if !b.IsMain() {
 		return p
 	}
-	p.Count, p.ActualCost = l.Settlement.Count, l.Settlement.ActualCost
+	if p.Count, p.ActualCost = l.Settlement.Count, l.Settlement.ActualCost; l.Settlement.HoldOff {
+		p.Hold = "off"
+	}
 	if p.Soft, p.MaxDelay = l.Soft, adminjson.Seconds(l.MaxDelay); l.Waiting != nil {
 		p.MaxWaiting = l.Waiting.Most
 	}

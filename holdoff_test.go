@@ -1,0 +1,170 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// gatedUpstream is an upstream whose responses have the status that their path says, once as many
+// requests are in progress as it waits for.
+type gatedUpstream struct {
+	waits   atomic.Int64
+	arrived atomic.Int64
+	left    atomic.Int64 // whose clients left while they waited
+}
+
+func (g *gatedUpstream) serve(w http.ResponseWriter, r *http.Request) {
+	g.arrived.Add(1)
+	for g.arrived.Load() < g.waits.Load() && r.Context().Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if r.Context().Err() != nil {
+		g.left.Add(1)
+	}
+	status, _ := strconv.Atoi(r.URL.Path[1:])
+	w.WriteHeader(status)
+}
+
+// closed makes it wait for n requests more.
+func (g *gatedUpstream) closed(n int64) { g.waits.Store(g.arrived.Load() + n) }
+
+// remaining returns how many units remain by the header fields of a request that does not
+// count, or minus the whole hours of its wait if it is denied.
+func remaining(t *testing.T, target string) int {
+	t.Helper()
+	status, header := ask(t.Context(), target+"/200")
+	field := "X-RateLimit-Remaining"
+	if status == http.StatusTooManyRequests {
+		field = "Retry-After"
+	}
+	n, err := strconv.Atoi(header.Get(field))
+	if err != nil {
+		t.Fatalf("status %d, %s: %v", status, field, err)
+	}
+	if status == http.StatusTooManyRequests {
+		return -(n + 3599) / 3600
+	}
+	return n
+}
+
+// TestHoldOff guards that with hold off parallel requests do not deny each other, however
+// many they are, on all instances together; that what counts is charged exactly, also above
+// the size; and that a request counts whose client has hung up.
+func TestHoldOff(t *testing.T) {
+	g := new(gatedUpstream)
+	site := "rate_limit scans {\nkey all\nsize 20\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy " + newUpstream(t, g.serve)
+	eachNode(t, site, func(t *testing.T, urls []string) {
+		g.closed(0)
+		at := func(what string, want int) {
+			t.Helper()
+			eventually(t, fmt.Sprintf("%s: %d remain", what, want), func() bool { return remaining(t, urls[0]) == want })
+		}
+		together := func(n, status int) {
+			t.Helper()
+			g.closed(int64(n))
+			redistest.Together(t, n, func(i int) {
+				if got, _ := ask(t.Context(), fmt.Sprint(urls[i%len(urls)], "/", status)); got != status {
+					t.Errorf("one of %d got %d, want %d", n, got, status)
+				}
+			})
+		}
+		together(60, 200)
+		at("none of them counts", 20)
+		together(7, 404)
+		at("all of them count", 13)
+		g.closed(2)
+		ctx, cancel := context.WithCancel(t.Context())
+		before := g.left.Load()
+		var left sync.WaitGroup
+		left.Go(func() { _, _ = ask(ctx, urls[0]+"/200") })
+		eventually(t, "in progress", func() bool { return g.arrived.Load() == g.waits.Load()-1 })
+		cancel()
+		left.Wait()
+		eventually(t, "left", func() bool { return g.left.Load() > before })
+		g.closed(0)
+		at("who hangs up counts", 12)
+		together(30, 404) // 38 units, which takes 19 drips
+		at("above the size", -19)
+		if status, _ := ask(t.Context(), urls[len(urls)-1]+"/404"); status != http.StatusTooManyRequests {
+			t.Errorf("a full bucket: got %d", status)
+		}
+		at("a denied request does not count", -19)
+	})
+}
+
+// TestHoldOffThroughOutage guards that what a request is charged is neither lost nor charged
+// twice if Redis is down or silent when that is known, or comes back without its data.
+func TestHoldOffThroughOutage(t *testing.T) {
+	g := new(gatedUpstream)
+	server := redistest.Start(t)
+	s := startConfig(t, config{
+		global: redisGlobal(server.Addr, "timeout 200ms"),
+		site:   "rate_limit scans {\nkey all\nsize 20\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy " + newUpstream(t, g.serve),
+	})
+	eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
+	// inProgress has n requests admitted, then does something, and then has them answered.
+	inProgress := func(n int64, do func()) {
+		t.Helper()
+		g.closed(n + 1)
+		var clients sync.WaitGroup
+		for range n {
+			clients.Go(func() {
+				if status, _ := ask(t.Context(), s.url("/404")); status != http.StatusNotFound {
+					t.Errorf("got %d", status)
+				}
+			})
+		}
+		eventually(t, "in progress", func() bool { return g.arrived.Load() == g.waits.Load()-1 })
+		do()
+		g.closed(0)
+		clients.Wait()
+	}
+	at := func(what string, want int) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%s: %d remain", what, want), func() bool { return remaining(t, s.url("")) == want })
+	}
+	inProgress(3, func() {})
+	at("charged", 17)
+	inProgress(2, func() {
+		if err := server.Client().Do(t.Context(), "CLIENT", "PAUSE", 500, "ALL").Err(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	time.Sleep(time.Second)
+	for range 3 {
+		at("silent", 15)
+	}
+	inProgress(4, server.Kill)
+	at("down", 11)
+	server.Restart(t)
+	for range 10 {
+		at("back without its data", 11)
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// TestCostOfNothing guards requests that cost nothing, as written or as a placeholder says:
+// they are told what is left, charge nothing, and are denied only if the bucket is full.
+func TestCostOfNothing(t *testing.T) {
+	eachNode(t, "rate_limit {\nlimit a {\nkey all\nsize 3\ndrip_rate 1h\ncost {query.cost}\n}\nlimit b {\nkey all\nsize 3\ndrip_rate 1h\ncost 0\n}\n}\nrespond ok", func(t *testing.T, urls []string) {
+		for i, tc := range []struct {
+			cost, remaining string
+			status          int
+		}{
+			{"0", "3", 200}, {"2", "1", 200}, {"0", "1", 200}, {"2", "1", 429}, {"0", "1", 200}, {"1", "0", 200}, {"0", "0", 429}, {"1", "0", 429}, {"-1", "", 400},
+		} {
+			status, header := ask(t.Context(), urls[i%len(urls)]+"/?cost="+tc.cost)
+			if got := header.Get("X-RateLimit-Remaining"); status != tc.status || got != tc.remaining {
+				t.Errorf("request %d, which costs %s: got %d, %q remain, want %d and %q", i, tc.cost, status, got, tc.status, tc.remaining)
+			}
+		}
+	})
+}
