@@ -65,7 +65,8 @@ type traffic struct {
 	unsent    int          // how many of them gather units to be sent
 	sent      uint64       // number of queries sent
 	traces    [traces]trace
-	fallbacks int // number of fallbacks ever made
+	fallbacks int         // number of fallbacks ever made
+	resets    []*emptying // those in flight
 }
 
 // newFallback returns a fallback to m for servers that may answer late by up to
@@ -280,8 +281,12 @@ func (f *fallback) answered(q *query, outcomes []outcome) {
 			}
 			f.keep(k, q.server)
 		}
-		charged := !o.denied && !o.unused && (admitted || q.what != byte(AccountingAtomic) && !p.pool) && p.crossed >= behind &&
+		charged := !o.denied && !o.unused && (admitted || q.what != byte(AccountingAtomic) && !p.pool) &&
 			p.charge() > 0 && (p.held == nil || !decides)
+		if charged {
+			f.sinceReset(p.hash, p.charge())
+		}
+		charged = charged && p.crossed >= behind
 		if anyDirty && q.counted {
 			p.crossed = max(p.crossed, f.flights.of[p.hash].crossedBeside(q, p.hash))
 		}
@@ -411,7 +416,11 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 		if o.begun && as == behind {
 			as = own
 		}
-		f.flights.cross(f.memory.hash(b), as)
+		hash := f.memory.hash(b)
+		f.flights.cross(hash, as)
+		if !o.denied && b.Watches == 0 {
+			f.sinceReset(hash, b.Cost)
+		}
 	}
 	return dst
 }
@@ -448,7 +457,7 @@ func (f *fallback) renewed(held []*kept, server *redisscript.Server, lapsed []*k
 		if q := k.query; q.stage == keeping && q.counted {
 			p := q.buckets[0]
 			p.held = nil
-			f.flights.cross(p.hash, f.memory.charge(&p))
+			f.chargeHere(&p)
 		}
 	}
 }
@@ -534,9 +543,14 @@ func (f *fallback) chargeHeld(q *query) {
 	f.unlink(q)
 	q.stage = ended
 	for i := range q.buckets {
-		p := &q.buckets[i]
-		f.flights.cross(p.hash, f.memory.charge(p))
+		f.chargeHere(&q.buckets[i])
 	}
+}
+
+// chargeHere adds p's charge to the level here.
+func (f *fallback) chargeHere(p *asked) {
+	f.flights.cross(p.hash, f.memory.charge(p))
+	f.sinceReset(p.hash, p.charge())
 }
 
 // restarted records that a server has restarted, has been replaced by another, or
@@ -617,9 +631,48 @@ func (f *fallback) raise(b *Bucket, s ahead) {
 	f.flights.cross(f.memory.hash(b), own)
 }
 
-// empty empties a bucket, which its server has emptied. Answers that are in flight
-// may be from before that, so their levels no longer count.
-func (f *fallback) empty(b *Bucket) {
+// emptying is a call in flight that empties a bucket. The server may run it at any time until
+// it answers, and has to be thought not to know of what is charged meanwhile.
+type emptying struct {
+	hash  uint64
+	units int64 // charged since it was sent, but for those in flight
+}
+
+// resetting records that b's server is about to be asked to empty it.
+func (f *fallback) resetting(b *Bucket) *emptying {
+	if f == nil {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	x := &emptying{hash: f.memory.hash(b)}
+	f.resets = append(f.resets, x)
+	return x
+}
+
+// sinceReset records that units were charged to a bucket, which its server may be emptying.
+func (f *traffic) sinceReset(hash uint64, units int64) {
+	for _, x := range f.resets {
+		if x.hash == hash {
+			x.units = min(x.units+min(units, MaxUnits), MaxUnits)
+		}
+	}
+}
+
+// wasReset records that x is no longer in flight.
+func (f *fallback) wasReset(x *emptying) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.resets = slices.DeleteFunc(f.resets, func(other *emptying) bool { return other == x })
+}
+
+// empty empties a bucket, which its server has emptied by x, if not nil, but for what was
+// charged since x was sent. Answers that are in flight may be from before that, so their
+// levels no longer count.
+func (f *fallback) empty(b *Bucket, x *emptying) {
 	if f == nil {
 		return
 	}
@@ -632,6 +685,10 @@ func (f *fallback) empty(b *Bucket) {
 	t.last = f.sent
 	if t.hash == hash {
 		t.since, t.highest = f.sent, level{}
+	}
+	if x != nil && x.units > 0 {
+		since := asked{limit: b.Limit, cost: x.units, place: f.memory.place(b), maxKeys: b.MaxKeys, keeps: b.keeps()}
+		f.flights.cross(hash, f.memory.charge(&since))
 	}
 }
 

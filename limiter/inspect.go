@@ -189,9 +189,9 @@ func (r *Redis) ResetHere(b Bucket) error {
 		return err
 	}
 	shared, ok := r.sharedBy(b)
-	r.forget(&b)
+	r.forget(&b, nil)
 	if ok {
-		r.forget(&shared)
+		r.forget(&shared, nil)
 	}
 	return nil
 }
@@ -210,27 +210,31 @@ func (r *Redis) sharedBy(b Bucket) (Bucket, bool) {
 // A query in flight may tell the server what the bucket held, and so put it back.
 // So the server empties it a second time, when no such query is left.
 func (r *Redis) reset(ctx context.Context, b Bucket) (Level, error) {
-	level, err := r.inspect(ctx, b, whatReset)
-	if err != nil {
-		return Level{}, err
-	}
-	r.forget(&b)
-	if r.fallback == nil {
-		return level, nil
+	level, err := r.resetOnce(ctx, b)
+	if err != nil || r.fallback == nil {
+		return level, err
 	}
 	for end := time.Now().Add(2 * r.timeout); r.fallback.tells(&b) && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	if _, err := r.inspect(ctx, b, whatReset); err != nil {
-		return Level{}, err
-	}
-	r.forget(&b)
-	return level, nil
+	_, err = r.resetOnce(ctx, b)
+	return level, err
 }
 
-// forget empties b's bucket in this process.
-func (r *Redis) forget(b *Bucket) {
-	r.fallback.empty(b)
+// resetOnce is reset without the second time.
+func (r *Redis) resetOnce(ctx context.Context, b Bucket) (Level, error) {
+	x := r.fallback.resetting(&b)
+	defer r.fallback.wasReset(x)
+	level, err := r.inspect(ctx, b, whatReset)
+	if err == nil {
+		r.forget(&b, x)
+	}
+	return level, err
+}
+
+// forget empties b's bucket in this process, but for what was charged since x was sent.
+func (r *Redis) forget(b *Bucket, x *emptying) {
+	r.fallback.empty(b, x)
 	r.denyCache.forget(b, r.clock().Microseconds())
 	r.leases.forget(b)
 	r.reports.forget(b)

@@ -325,7 +325,7 @@ func TestResetWhileInFlight(t *testing.T) {
 				return q
 			}
 			q := send(b)
-			f.empty(&b)
+			f.empty(&b, nil)
 			if tc.resent {
 				f.send(nil, callsOf(q))
 			}

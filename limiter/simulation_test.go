@@ -60,7 +60,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 		"by the server": total.there, "here": total.here, "denied here": total.deniedHere, "given up": total.givenUp, "restarts": total.restarts,
 		"lost": total.lost, "over two slots": total.split, "settled too late": total.leaves,
 		"deleted": total.deleted, "followed": total.followed,
-		"kept over a failover": total.kept, "borrowed": total.borrowed,
+		"kept over a failover": total.kept, "borrowed": total.borrowed, "reset": total.resets,
 	} {
 		if n < least {
 			t.Errorf("%d %s: the test covers too little", n, what)
@@ -71,7 +71,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 // simulated counts events.
 type simulated struct {
 	there, here, deniedHere, givenUp, restarts, lost, split, leaves int
-	deleted, followed, kept, borrowed                               int
+	deleted, followed, kept, borrowed, resets                       int
 }
 
 func (s *simulated) add(other simulated) {
@@ -87,6 +87,7 @@ func (s *simulated) add(other simulated) {
 	s.followed += other.followed
 	s.kept += other.kept
 	s.borrowed += other.borrowed
+	s.resets += other.resets
 }
 
 // history is one random history.
@@ -212,6 +213,9 @@ func (h *history) run() {
 		case x < 42:
 			h.events.at(now, h.die)
 			h.events.at(now+h.random.Int64N(200_000), h.failover)
+		case x < 57:
+			i := h.random.IntN(len(h.buckets))
+			h.events.at(now, func() { h.reset(i, true) })
 		}
 	}
 	for len(h.events.all) > 0 && !h.t.Failed() {
@@ -249,6 +253,43 @@ func (h *history) deleteKeys() {
 		}
 		h.lifetime[i]++
 	}
+}
+
+// reset empties a bucket as Redis.reset does: again when nothing is in flight any more
+// that tells the server what it held.
+func (h *history) reset(i int, again bool) {
+	b := &h.buckets[i]
+	q := h.v.keys.query(Request{Buckets: []Bucket{*b}}, whatReset)
+	q.stage = ended
+	h.v.fallback.locate(Request{Buckets: []Bucket{*b}}, q)
+	h.v.sending(nil, callsOf(q))
+	over, x := false, h.v.fallback.resetting(b)
+	end := func() {
+		over = true
+		h.v.fallback.wasReset(x)
+	}
+	h.events.at(h.v.now+h.timeout, end)
+	h.ask(q, func([]outcome, int64, []int) {
+		if over {
+			return
+		}
+		h.resets++
+		h.v.forget(b, x)
+		end()
+		if again {
+			h.resetAgain(i, h.v.now+2*h.timeout)
+		}
+	})
+}
+
+// resetAgain empties a bucket a second time when that does away with what was told, but no
+// later than at a time.
+func (h *history) resetAgain(i int, end int64) {
+	if h.v.fallback.tells(&h.buckets[i]) && h.v.now < end {
+		h.events.at(h.v.now+1000, func() { h.resetAgain(i, end) })
+		return
+	}
+	h.reset(i, false)
 }
 
 // die loses the server's data and everything in flight to it.
@@ -344,6 +385,10 @@ func (h *history) arrive() {
 	for _, p := range x.parts {
 		p.err = errLate // until it is answered
 		h.ask(p.query, func(outcomes []outcome, at int64, lifetime []int) {
+			if isLate(outcomes) { // nothing was done, and it is decided here
+				h.v.eachKept(p.query, h.v.tabs.refused)
+				return
+			}
 			if p.outcomes, p.at, p.lifetime, p.answered = outcomes, at, lifetime, true; x.done {
 				h.waste(p.query.buckets, outcomes, at)
 				return // too late: the query was given up
@@ -377,12 +422,7 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 	if !h.up {
 		life = -1 // the connection is to a server that is gone
 	}
-	req := Request{}
-	for i := range q.buckets {
-		p := &q.buckets[i]
-		req.Buckets = append(req.Buckets, Bucket{Limit: p.limit, Cost: 1, Hold: p.held != nil, Borrows: p.borrows, Pool: p.pool})
-	}
-	buckets := slices.Clone(q.buckets)
+	sent := query{what: q.what, buckets: slices.Clone(q.buckets)}
 	var process func()
 	process = func() {
 		if !h.up || h.lives != life {
@@ -397,15 +437,19 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		outcomes, _, err := outcomesOf(req, reply, nil)
+		sent.Reply = reply
+		outcomes, _, err := sent.outcomes(nil)
 		if err != nil {
 			h.t.Fatal(err)
+		}
+		if sent.what == whatReset {
+			h.lifetime[h.indexOf(sent.buckets[0].hash)]++
 		}
 		lifetime := slices.Clone(h.lifetime)
 		at := h.v.now
 		if h.random.IntN(20) == 0 {
 			h.lost++
-			h.waste(buckets, outcomes, at)
+			h.waste(sent.buckets, outcomes, at)
 			return
 		}
 		h.events.at(at+h.random.Int64N(300), func() {
@@ -422,11 +466,8 @@ func (h *history) waste(buckets []asked, outcomes []outcome, at int64) {
 		if o.denied || o.unused || buckets[i].held != nil {
 			continue
 		}
-		for j := range h.buckets {
-			if h.v.fallback.memory.hash(&h.buckets[j]) == buckets[i].hash {
-				h.wasted[j] = append(h.wasted[j], charge{at: at, units: buckets[i].cost})
-			}
-		}
+		j := h.indexOf(buckets[i].hash)
+		h.wasted[j] = append(h.wasted[j], charge{at: at, units: buckets[i].cost})
 	}
 }
 
@@ -443,13 +484,12 @@ func (h *history) levels(q *query) []level {
 // drain returns how long a bucket takes to drain that is as full as any request may
 // find it.
 func (h *history) drain(hash uint64) int64 {
-	for i := range h.buckets {
-		if b := &h.buckets[i]; h.v.fallback.memory.hash(b) == hash {
-			return b.Limit.DrainTime().Microseconds()
-		}
-	}
-	h.t.Fatal("unknown bucket")
-	return 0
+	return h.buckets[h.indexOf(hash)].Limit.DrainTime().Microseconds()
+}
+
+// indexOf returns the index of the bucket with that hash.
+func (h *history) indexOf(hash uint64) int {
+	return slices.IndexFunc(h.buckets, func(b Bucket) bool { return h.v.fallback.memory.hash(&b) == hash })
 }
 
 // giveUp decides an exchange that has timed out.

@@ -208,14 +208,11 @@ func (t *tab) heldNow() []*kept {
 	return held
 }
 
-// renewNow has the units renewed, since their server may have lost them. It returns what
-// that goes for too, and was not so before.
+// renewNow has the units renewed, since their server may have lost them, or what they were
+// charged. It returns what that goes for too, and was not so before.
 func (k *kept) renewNow() []*kept {
 	k.store.tabs.mu.Lock()
 	defer k.store.tabs.mu.Unlock()
-	if !k.running {
-		return nil
-	}
 	return k.tab.lose()
 }
 
