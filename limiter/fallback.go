@@ -636,9 +636,12 @@ func (f *fallback) raise(b *Bucket, s ahead) {
 type emptying struct {
 	hash  uint64
 	units int64 // charged since it was sent, but for those in flight
+
+	report     *query // what gathered units then that are to be reported, or nil
+	unreported int64  // how many
 }
 
-// resetting records that b's server is about to be asked to empty it.
+// resetting records that b is about to be emptied by its server.
 func (f *fallback) resetting(b *Bucket) *emptying {
 	if f == nil {
 		return nil

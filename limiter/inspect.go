@@ -223,7 +223,7 @@ func (r *Redis) reset(ctx context.Context, b Bucket) (Level, error) {
 
 // resetOnce is reset without the second time.
 func (r *Redis) resetOnce(ctx context.Context, b Bucket) (Level, error) {
-	x := r.fallback.resetting(&b)
+	x := r.resetting(&b)
 	defer r.fallback.wasReset(x)
 	level, err := r.inspect(ctx, b, whatReset)
 	if err == nil {
@@ -232,12 +232,19 @@ func (r *Redis) resetOnce(ctx context.Context, b Bucket) (Level, error) {
 	return level, err
 }
 
+// resetting records that b's server is about to be asked to empty it.
+func (r *Redis) resetting(b *Bucket) *emptying {
+	x := r.fallback.resetting(b)
+	r.reports.resetting(b, x)
+	return x
+}
+
 // forget empties b's bucket in this process, but for what was charged since x was sent.
 func (r *Redis) forget(b *Bucket, x *emptying) {
 	r.fallback.empty(b, x)
 	r.denyCache.forget(b, r.clock().Microseconds())
 	r.leases.forget(b)
-	r.reports.forget(b)
+	r.reports.forget(b, x)
 }
 
 // inspect has a server peek at one bucket, or reset it, and returns what it held.

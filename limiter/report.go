@@ -276,16 +276,34 @@ func (rs *reports) inProgress() bool {
 	return false
 }
 
-// forget forgets what is to be reported of b, which has been emptied.
-func (rs *reports) forget(b *Bucket) {
+// resetting has x remember what is to be reported of b.
+func (rs *reports) resetting(b *Bucket, x *emptying) {
 	f := rs.store.fallback
 	if f == nil || b.Consistency.reports() == 0 {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if p := rs.of[f.memory.hash(b)]; p != nil && p.next != nil {
+	if p := rs.of[x.hash]; p != nil && p.next != nil {
+		x.report, x.unreported = p.next, p.next.buckets[0].cost
+	}
+}
+
+// forget forgets what is to be reported of b, which has been emptied, but for what was
+// admitted since x was sent, if it is not nil.
+func (rs *reports) forget(b *Bucket, x *emptying) {
+	f := rs.store.fallback
+	if f == nil || b.Consistency.reports() == 0 {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch p := rs.of[f.memory.hash(b)]; {
+	case p == nil || p.next == nil:
+	case x == nil:
 		f.costs(p.next, 0)
+	case x.report == p.next:
+		f.costs(p.next, p.next.buckets[0].cost-x.unreported)
 	}
 }
 

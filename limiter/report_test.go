@@ -274,6 +274,43 @@ func TestReportsSeeResets(t *testing.T) {
 	}
 }
 
+// TestResetKeepsUnreported guards that a reset forgets what has not been reported, but for
+// what was admitted since it was sent: the server may have run it before that.
+func TestResetKeepsUnreported(t *testing.T) {
+	for _, tc := range []struct {
+		name          string
+		before, since int
+		reported      bool // whether what was admitted before is reported meanwhile
+	}{
+		{"nothing since", 3, 0, false},
+		{"nothing before", 0, 2, false},
+		{"both", 3, 2, false},
+		{"another report", 3, 2, true},
+	} {
+		f := newFleet(t, redistest.Start(t), 1)
+		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour}, Consistency: Eventual(time.Minute)}
+		r := f.nodes[0]
+		admit := func(n int) {
+			for range n {
+				f.take(t, 0, b)
+			}
+		}
+		admit(tc.before)
+		b, _ = b.prepared()
+		x := r.resetting(&b)
+		if tc.reported {
+			f.advance(t, time.Minute)
+			f.report(t, 0)
+		}
+		admit(tc.since)
+		r.forget(&b, x)
+		level, _, err := r.PeekHere(b)
+		if err != nil || level.Unreported != int64(tc.since) {
+			t.Errorf("%s: %+v is left, error %v, want %d not reported", tc.name, level, err, tc.since)
+		}
+	}
+}
+
 // TestReportsSurviveEmptyRestart guards that a full bucket stays full if Redis restarts
 // without its data, time and again: a report of no units, which only asks for the level, puts
 // back what the server has lost. Otherwise the node would take the answer, which repeats what
