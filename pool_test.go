@@ -246,7 +246,7 @@ func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 	if app.redis != nil {
 		l, err = app.redis.Peek(t.Context(), at)
 	} else {
-		l, err = app.memory.Peek(at)
+		l, err = app.memory.Peek(context.Background(), at)
 	}
 	if err != nil {
 		t.Fatal(err)

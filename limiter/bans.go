@@ -138,7 +138,7 @@ func (b Bucket) banned(d time.Duration) (Bucket, ahead, error) {
 
 // Ban bans b's key for d, unless it is banned for longer already, as if its first ban had
 // begun. b's Limit is made by [BansFor].
-func (m *Memory) Ban(b Bucket, d time.Duration) error {
+func (m *Memory) Ban(_ context.Context, b Bucket, d time.Duration) error {
 	b, s, err := b.banned(d)
 	if err == nil {
 		m.raise(&b, s, clean)

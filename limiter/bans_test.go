@@ -124,7 +124,7 @@ func levelNow(t rapid.TB, store Store, b Bucket) (l Level) {
 	var err error
 	switch s := store.(type) {
 	case *Memory:
-		l, err = s.Peek(b)
+		l, err = s.Peek(context.Background(), b)
 	case *Redis:
 		l, err = s.Peek(context.Background(), b)
 	case *virtual:
@@ -351,7 +351,7 @@ func TestBansOfParts(t *testing.T) {
 				t.Errorf("%d buckets: %+v", len(buckets), o)
 			}
 		}
-		if err := m.Ban(ban, time.Hour); err != nil {
+		if err := m.Ban(context.Background(), ban, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		outcomes := f.decide(Request{Buckets: buckets}, nil, false)
@@ -418,7 +418,7 @@ func TestBan(t *testing.T) {
 		t.Errorf("got %v for a limit that is no ban", err)
 	}
 	m := NewMemory(nil)
-	if err := m.Ban(ban, time.Hour); err != nil || left(m) != time.Hour {
+	if err := m.Ban(context.Background(), ban, time.Hour); err != nil || left(m) != time.Hour {
 		t.Errorf("banned for %v in the process, %v", left(m), err)
 	}
 }

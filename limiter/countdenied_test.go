@@ -369,7 +369,7 @@ func TestCountDeniedKeepsLogsShort(t *testing.T) {
 			if here.Denied != denied || here.RetryAfter != retry || here.Remaining != max(b.Limit.Size-holds, 0) {
 				t.Fatalf("request %d of %d: %+v, want denied %t, a wait of %v and %d units", i, b.Cost, here, denied, retry, holds)
 			}
-			mine, err := m.Peek(b)
+			mine, err := m.Peek(t.Context(), b)
 			if theirs := peek(t, v.Redis, b); mine != theirs || err != nil || mine.Units != holds {
 				t.Fatalf("request %d: Memory holds %+v, Redis %+v, want %d units, error %v", i, mine, theirs, holds, err)
 			}

@@ -163,10 +163,10 @@ func TestLogsLeaveMemory(t *testing.T) {
 	b.MaxKeys = 100
 	decide(t, m, AccountingAtomic, b)
 	check("charged", 1)
-	if l, err := m.Peek(b); err != nil || l != (Level{Units: 10, Clear: time.Minute, RetryAfter: time.Minute}) {
+	if l, err := m.Peek(context.Background(), b); err != nil || l != (Level{Units: 10, Clear: time.Minute, RetryAfter: time.Minute}) {
 		t.Errorf("peeked at %+v, error %v", l, err)
 	}
-	if l, err := m.Reset(b); err != nil || l.Units != 10 {
+	if l, err := m.Reset(context.Background(), b); err != nil || l.Units != 10 {
 		t.Errorf("reset %+v, error %v", l, err)
 	}
 	check("reset", 0)
@@ -244,7 +244,7 @@ func TestLogAfterFallbackTellsTime(t *testing.T) {
 				f.decide(Request{Buckets: []Bucket{b}}, nil, false)
 			}
 			now = at
-			level, err := m.Peek(b)
+			level, err := m.Peek(context.Background(), b)
 			d := decide(t, m, AccountingAtomic, b)[0]
 			if d.Denied != (at < first.Truncate(time.Minute)+2*time.Minute-time.Microsecond) {
 				t.Fatalf("first at %v, at %v: %+v", first, at, d)

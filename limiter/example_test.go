@@ -4,6 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -211,4 +217,52 @@ func ExampleErrUnavailable() {
 	_, err = api.Allow(context.Background(), "203.0.113.7")
 	fmt.Println(errors.Is(err, limiter.ErrUnavailable))
 	// Output: true
+}
+
+// Middleware for net/http: two requests at once for each address, and then one a second.
+// RetryAfter is rounded up, since clients only understand whole seconds.
+func ExampleLimiter() {
+	limit := limiter.Every(time.Second)
+	limit.Size = 2
+	api := limiter.Limiter{Store: limiter.NewMemory(nil), Name: "api", Limit: limit}
+	hello := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
+	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.RemoteAddr)
+		if err != nil {
+			host = r.RemoteAddr
+		}
+		d, err := api.Allow(r.Context(), host)
+		switch {
+		case err != nil:
+			http.Error(w, "unavailable", http.StatusServiceUnavailable)
+		case d.Denied:
+			w.Header().Set("Retry-After", strconv.FormatFloat(math.Ceil(d.RetryAfter.Seconds()), 'f', 0, 64))
+			http.Error(w, "too many requests", http.StatusTooManyRequests)
+		default:
+			hello.ServeHTTP(w, r)
+		}
+	})
+
+	for range 3 { // as http.Server would
+		w := httptest.NewRecorder()
+		limited.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		fmt.Printf("%d %q\n", w.Code, w.Header().Get("Retry-After"))
+	}
+	// Output:
+	// 200 ""
+	// 200 ""
+	// 429 "1"
+}
+
+// Wait blocks until there is room, and fails at once if there will be none in time.
+func ExampleLimiter_Wait() {
+	mail := limiter.Limiter{Store: limiter.NewMemory(nil), Name: "mail", Limit: limiter.Every(time.Hour)}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+
+	fmt.Println(mail.Wait(ctx, "alex"))
+	fmt.Println(errors.Is(mail.Wait(ctx, "alex"), limiter.ErrTooLong))
+	// Output:
+	// <nil>
+	// true
 }

@@ -714,7 +714,7 @@ func TestCloseLeavesNothingInFlight(t *testing.T) {
 	if n := len(r.fallback.flights.of); n > 0 {
 		t.Errorf("%d buckets have something in flight", n)
 	}
-	if l, err := memory.Peek(b); err != nil || l.Units != 2 {
+	if l, err := memory.Peek(context.Background(), b); err != nil || l.Units != 2 {
 		t.Errorf("%+v, want 2 charged", l)
 	}
 }
@@ -856,7 +856,7 @@ func TestHoldInLog(t *testing.T) {
 	for range 2 {
 		d, _ = begin(t, m, b)
 	}
-	l, err := m.Peek(b)
+	l, err := m.Peek(context.Background(), b)
 	if wait := b.Wait(&d); err != nil || wait < 59*time.Minute || l.RetryAfter < 59*time.Minute || l.Remaining != 0 {
 		t.Errorf("a full log has room in %v, says the request, and %+v, %v", wait, l, err)
 	}

@@ -69,8 +69,9 @@ func (b Bucket) prepared() (Bucket, error) {
 }
 
 // Peek returns the level of b's bucket. It changes nothing. While b's key has to
-// share a bucket, see Bucket.ShareKey, that one is looked at.
-func (m *Memory) Peek(b Bucket) (Level, error) {
+// share a bucket, see Bucket.ShareKey, that one is looked at. It never waits and ignores
+// the context.
+func (m *Memory) Peek(_ context.Context, b Bucket) (Level, error) {
 	b, err := b.prepared()
 	if err != nil {
 		return Level{}, err
@@ -84,8 +85,8 @@ func (m *Memory) Peek(b Bucket) (Level, error) {
 
 // Reset empties b's bucket and returns what it held, as Peek does. While b's key
 // has to share a bucket, that one is emptied too. Requests in progress still hold what
-// they held.
-func (m *Memory) Reset(b Bucket) (Level, error) {
+// they held. It never waits and ignores the context.
+func (m *Memory) Reset(_ context.Context, b Bucket) (Level, error) {
 	b, err := b.prepared()
 	if err != nil {
 		return Level{}, err

@@ -72,7 +72,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 			if after := v.stored(t, []Bucket{b})[0]; after != before {
 				t.Fatalf("Peek at %q left %q", before, after)
 			}
-			here, err := m.Peek(b)
+			here, err := m.Peek(context.Background(), b)
 			if !went {
 				got = append(got, here)
 			}
@@ -83,7 +83,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 					t.Fatal(err)
 				}
 				got = append(got, inRedis)
-				here, err = m.Reset(b)
+				here, err = m.Reset(context.Background(), b)
 				if !went {
 					got = append(got, here)
 				}
@@ -137,8 +137,8 @@ func TestInspectValidates(t *testing.T) {
 	server := redistest.Start(t)
 	r, m := testNode(t, server)
 	methods := map[string]func(Bucket) error{
-		"Memory.Peek":    func(b Bucket) error { _, err := m.Peek(b); return err },
-		"Memory.Reset":   func(b Bucket) error { _, err := m.Reset(b); return err },
+		"Memory.Peek":    func(b Bucket) error { _, err := m.Peek(context.Background(), b); return err },
+		"Memory.Reset":   func(b Bucket) error { _, err := m.Reset(context.Background(), b); return err },
 		"Redis.Peek":     func(b Bucket) error { _, err := r.Peek(t.Context(), b); return err },
 		"Redis.Reset":    func(b Bucket) error { _, err := r.Reset(t.Context(), b); return err },
 		"Redis.PeekHere": func(b Bucket) error { _, _, err := r.PeekHere(b); return err },
@@ -426,7 +426,7 @@ func TestInspectSizes(t *testing.T) {
 		got.RetryAfter > want.RetryAfter || got.RetryAfter < want.RetryAfter-time.Minute {
 		t.Errorf("holds %+v, want %+v", got, want)
 	}
-	if here, err := m.Peek(small); err != nil || here.Units != 8 {
+	if here, err := m.Peek(context.Background(), small); err != nil || here.Units != 8 {
 		t.Errorf("here it holds %+v, error %v", here, err)
 	}
 	reset(t, r, small, 8)
@@ -632,7 +632,7 @@ func TestInspectSharedBuckets(t *testing.T) {
 	levels := func(b Bucket, want int64) {
 		t.Helper()
 		here, _ := peekHere(t, r, b)
-		alone, err := m.Peek(b)
+		alone, err := m.Peek(context.Background(), b)
 		if got := peek(t, r, b); err != nil || got.Units != want || here.Units != want || alone.Units != want {
 			t.Errorf("%s holds %+v, here %+v, alone %+v, want %d, error %v", b.Key, got, here, alone, want, err)
 		}
@@ -660,10 +660,10 @@ func TestInspectSharedBuckets(t *testing.T) {
 			t.Errorf("request %d: decided %+v", n, d)
 		}
 	}
-	if level, err := m.Reset(second); err != nil || level.Units != 3 {
+	if level, err := m.Reset(context.Background(), second); err != nil || level.Units != 3 {
 		t.Errorf("held %+v, error %v", level, err)
 	}
-	if level, err := m.Peek(second); err != nil || level.Units != 0 {
+	if level, err := m.Peek(context.Background(), second); err != nil || level.Units != 0 {
 		t.Errorf("holds %+v, error %v", level, err)
 	}
 }

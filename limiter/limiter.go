@@ -2,6 +2,9 @@ package limiter
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"time"
 )
 
 // Limiter applies one limit to any number of keys: each key, such as an address,
@@ -46,4 +49,44 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (Decision, er
 		return Decision{}, err
 	}
 	return decisions[0], nil
+}
+
+// ErrTooLong is returned, wrapped, by Wait if it would not be admitted before the deadline,
+// or never.
+var ErrTooLong = errors.New("no room in time")
+
+// Wait is shorthand for WaitN(ctx, key, 1).
+func (l *Limiter) Wait(ctx context.Context, key string) error { return l.WaitN(ctx, key, 1) }
+
+// WaitN waits until a request of the key that costs n units is admitted, and charges it
+// then. It fails at once, with an error that wraps [ErrTooLong], if there will not be room
+// before the deadline of ctx, or never; with that of ctx if it is done; and with those of
+// AllowN. Then nothing is charged, unless the Store was unavailable.
+//
+// There is no queue: whoever asks first once there is room is admitted. So WaitN may have to
+// wait several times, and others may go before it.
+func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		d, err := l.AllowN(ctx, key, n)
+		if err != nil || !d.Denied {
+			return err
+		}
+		if d.Never {
+			return fmt.Errorf("bucket %q: %w: %d units in a bucket of %d", l.Name, ErrTooLong, n, d.Size)
+		}
+		wait := max(d.RetryAfter, time.Microsecond)
+		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < wait {
+			return fmt.Errorf("bucket %q: %w: room in %v, deadline in %v", l.Name, ErrTooLong, wait, time.Until(deadline))
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+	}
 }

@@ -184,3 +184,47 @@ func TestSummarizeNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestLimiterWaits guards when Wait returns, and with what: once there is room, or at once
+// if there will be none before the deadline, or as soon as the context is done. Only what
+// was admitted is charged.
+func TestLimiterWaits(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		limit    Limit
+		cost     int64
+		deadline time.Duration // from now on
+		cancel   time.Duration // likewise; 0 if never
+		want     error
+		least    time.Duration // how long it takes
+		most     time.Duration
+	}{
+		{"there will be room", Every(100 * time.Millisecond), 1, time.Minute, 0, nil, 90 * time.Millisecond, 10 * time.Second},
+		{"the deadline is too soon", Every(time.Hour), 1, time.Minute, 0, ErrTooLong, 0, 10 * time.Second},
+		{"it costs too much", Every(time.Hour), 2, 2 * time.Hour, 0, ErrTooLong, 0, 10 * time.Second},
+		{"cancelled meanwhile", Every(time.Hour), 1, 2 * time.Hour, 50 * time.Millisecond, context.Canceled, 40 * time.Millisecond, 10 * time.Second},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), tc.deadline)
+			defer cancel()
+			m := NewMemory(nil)
+			l := Limiter{Store: m, Name: "mail", Limit: tc.limit}
+			if err := l.Wait(ctx, "k"); err != nil { // of an empty bucket
+				t.Fatal(err)
+			}
+			if tc.cancel > 0 {
+				time.AfterFunc(tc.cancel, cancel)
+			}
+			start := time.Now()
+			err := l.WaitN(ctx, "k", tc.cost)
+			if took := time.Since(start); !errors.Is(err, tc.want) || took < tc.least || took > tc.most {
+				t.Errorf("%v after %v, want %v", err, took, tc.want)
+			}
+			level, err := m.Peek(t.Context(), Bucket{Name: "mail", Key: "k", Limit: tc.limit, Cost: 1})
+			if err != nil || level.Units > 1 {
+				t.Errorf("%+v, error %v, want at most one unit", level, err)
+			}
+		})
+	}
+}

@@ -111,7 +111,7 @@ func play(t *testing.T, limit limiter.Limit, bound func(from, to int) int) histo
 	b := limiter.Bucket{Name: "picture", Key: "client", Limit: limit, Cost: 1}
 	total, empty, before := 0, 0, 0 // admitted, when it last counted nothing, and what was admitted until then
 	for now = range lasts {
-		if level, err := store.Peek(b); err != nil {
+		if level, err := store.Peek(context.Background(), b); err != nil {
 			t.Fatal(err)
 		} else if level.Clear == 0 {
 			empty, before = now, total
@@ -125,7 +125,7 @@ func play(t *testing.T, limit limiter.Limit, bound func(from, to int) int) histo
 				total++
 			}
 		}
-		level, err := store.Peek(b)
+		level, err := store.Peek(context.Background(), b)
 		if err != nil {
 			t.Fatal(err)
 		}

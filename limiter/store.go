@@ -27,9 +27,24 @@ type Store interface {
 	Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error)
 }
 
+// Keeper is a [Store] whose buckets can be looked at and changed, one at a time: a
+// [Memory] or a [Redis]. An error wraps [ErrUnavailable] if a server did not answer in time.
+type Keeper interface {
+	Store
+
+	// Peek returns the level of a bucket. It changes nothing.
+	Peek(ctx context.Context, b Bucket) (Level, error)
+
+	// Reset empties a bucket, and returns what it held.
+	Reset(ctx context.Context, b Bucket) (Level, error)
+
+	// Ban bans a bucket's key for d. The bucket's Limit is made by [BansFor].
+	Ban(ctx context.Context, b Bucket, d time.Duration) error
+}
+
 var (
-	_ Store = (*Memory)(nil)
-	_ Store = (*Redis)(nil)
+	_ Keeper = (*Memory)(nil)
+	_ Keeper = (*Redis)(nil)
 )
 
 // Request lists the buckets that one request has to pass.

@@ -72,7 +72,7 @@ func (c *Config) ban(ctx context.Context, asked adminjson.Asked, d time.Duration
 	}
 	ban := b.BanOf(&at)
 	if c.Redis == nil {
-		err = c.Memory.Ban(ban, d)
+		err = c.Memory.Ban(ctx, ban, d)
 	} else {
 		c.InUse.Add(1)
 		defer c.InUse.Add(-1)

@@ -141,7 +141,7 @@ func (c *Config) look(ctx context.Context, at limiter.Bucket, reset bool) (f fou
 			look = c.Memory.Reset
 		}
 		f.from = "memory"
-		f.Level, err = look(at)
+		f.Level, err = look(ctx, at)
 		return f, err
 	}
 
