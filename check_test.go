@@ -304,13 +304,13 @@ func TestCheckTriesRedis(t *testing.T) {
 	}
 }
 
-// TestCheckTriesLogs guards that check finds out whether the user may do what a sliding
-// log needs as well, if the config has one.
-func TestCheckTriesLogs(t *testing.T) {
+// TestCheckTriesRights guards that check names the commands that the user of Redis may not
+// call and the limits need, those of a sliding log only if the config has one, and EVAL also
+// where the script is there already.
+func TestCheckTriesRights(t *testing.T) {
 	base := []string{"+evalsha", "+eval", "+get", "+set", "+time"}
 	logs := []string{"+getrange", "+setrange", "+strlen", "+pexpireat"}
 	const log = "limit log {\nalgorithm sliding_log\nsize 5\nwindow 1m\n}"
-	const refused = "does not allow this user a command or key"
 	for _, tc := range []struct {
 		name    string
 		rights  []string
@@ -318,11 +318,17 @@ func TestCheckTriesLogs(t *testing.T) {
 		want    string
 	}{
 		{"no log", base, "", "No problems found.\n"},
-		{"no right for logs", base, log, refused},
+		{"no right for logs", base, log, "may not call GETRANGE, SETRANGE, STRLEN, PEXPIREAT, which the limits need. Give the user +getrange +setrange +strlen +pexpireat."},
+		{"one of them", append(slices.Clone(base), logs[1:]...), log, "may not call GETRANGE, which"},
+		{"no EVAL", slices.Delete(slices.Clone(base), 1, 2), "", "may not call EVAL, which"},
+		{"no EVALSHA and no GET", []string{"+eval", "+set", "+time"}, "", "may not call EVALSHA, GET, which"},
 		{"all rights", append(slices.Clone(base), logs...), log, "No problems found.\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			server := redistest.Start(t)
+			server.SetUser(t, append(slices.Clone(base), logs...)...)
+			global := "{\n" + redisGlobal(server.Addr, "username limiter", "password pass") + "\n}\n"
+			runCommand(t, "check", "--redis", "--config", configFile(t, global+"http://:8080 {\n"+dryLimit("a", tc.options)+"}")) // the script is there from now on
 			server.SetUser(t, tc.rights...)
 			file := configFile(t, "{\n"+redisGlobal(server.Addr, "username limiter", "password pass")+"\n}\nhttp://:8080 {\n"+dryLimit("a", tc.options)+"}")
 			got := runCommand(t, "check", "--config", file, "--redis")

@@ -66,8 +66,50 @@ func (c *checker) askRedis(ctx context.Context) {
 		c.advise("redis", "It was not checked: "+redisError(err)+".", "Run this where Redis can be reached, or without --redis.")
 		return
 	}
+	if missing := c.missingRights(ctx, client, opt.KeyPrefix); missing != nil {
+		c.advise("redis", "Its user may not call "+strings.ToUpper(strings.Join(missing, ", "))+", which the limits need.",
+			"Give the user +"+strings.Join(missing, " +")+".")
+		return
+	}
 	opt.Timeout = timeout
 	c.tryRedis(ctx, opt)
+}
+
+// tryRights is a script that returns which of the commands ARGV its user may not call. They
+// change nothing but a key that is not there.
+const tryRights = `
+local arguments = {
+  time = {}, get = {KEYS[1]}, set = {KEYS[1], '', 'PX', 1}, strlen = {KEYS[1]}, getrange = {KEYS[1], 0, 0},
+  setrange = {KEYS[1], 0, ''}, pexpireat = {KEYS[1], 1},
+}
+local missing = {}
+for _, command in ipairs(ARGV) do
+  local reply = redis.pcall(command, (table.unpack or unpack)(arguments[command]))
+  local err = type(reply) == 'table' and reply.err or ''
+  if string.find(err, "can't run", 1, true) or string.find(err, 'permissions to run', 1, true) then
+    missing[#missing + 1] = command
+  end
+end
+return missing`
+
+// missingRights returns the commands that the limits need and the user may not call. Other
+// errors are left to tryRedis.
+func (c *checker) missingRights(ctx context.Context, client redis.UniversalClient, prefix string) (missing []string) {
+	mayNot := func(command string, err error) bool {
+		return redis.HasErrorPrefix(err, "NOPERM") && strings.Contains(err.Error(), "'"+command+"'")
+	}
+	key, needed := prefix+"{"+rand.Text()+"}", []any{"get", "set", "time"}
+	if c.hasLogs() {
+		needed = append(needed, "getrange", "setrange", "strlen", "pexpireat")
+	}
+	if err := client.EvalSha(ctx, strings.Repeat("0", 40), []string{key}).Err(); mayNot("evalsha", err) {
+		missing = append(missing, "evalsha")
+	}
+	rest, err := client.Eval(ctx, tryRights, []string{key}, needed...).StringSlice()
+	if mayNot("eval", err) {
+		missing = append(missing, "eval")
+	}
+	return append(missing, rest...)
 }
 
 // tryRedis charges buckets of its own in Redis, and empties them: one that drips, and if
