@@ -111,7 +111,7 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 			wantJSON(t, status, `{"store": "redis", "limits": [{"path": "api"}]}`)
 			servers := status["servers"].([]any)
 			for _, s := range servers {
-				wantJSON(t, s, `{"up": true, "breaker": "closed", "failures": {}, "down": null}`)
+				wantJSON(t, s, `{"state": "up", "breaker": "closed", "failures": {}, "down": null}`)
 			}
 			if len(servers) == 0 {
 				t.Error("no server is shown")
@@ -151,7 +151,7 @@ func TestAdminWithoutRedis(t *testing.T) {
 		s.get("/", "User: another")
 		servers := a.ask("GET", "status", "")["servers"].([]any)
 		server := servers[0].(map[string]any)
-		return server["up"] == false && server["breaker"] != "closed" && server["down"].(float64) > 0 && server["reason"] != ""
+		return server["state"] == "down" && server["breaker"] != "closed" && server["down"].(float64) > 0 && server["reason"] != ""
 	})
 	server.Restart(t)
 	eventually(t, "Redis to be used again", func() bool {
@@ -161,6 +161,6 @@ func TestAdminWithoutRedis(t *testing.T) {
 	})
 	wantJSON(t, a.ask("POST", "peek", body), `{"from": "redis", "level": 0}`)
 	servers := a.ask("GET", "status", "")["servers"].([]any)
-	wantJSON(t, servers, `[{"address": "`+server.Addr+`", "up": true, "breaker": "closed"}]`)
+	wantJSON(t, servers, `[{"address": "`+server.Addr+`", "state": "up", "breaker": "closed"}]`)
 	wantNotLogged(t, s, "nobody")
 }

@@ -165,11 +165,12 @@ func (a *App) Cleanup() error {
 	return a.releaseStores()
 }
 
-// Start applies the app's settings and starts connecting to Redis.
+// Start applies the app's settings and connects to Redis.
 func (a *App) Start() error {
 	a.activate()
 	if a.redis != nil {
 		a.redis.connect()
+		a.redis.TakeOver() // what requests hold that began with an earlier config
 	}
 	return nil
 }

@@ -142,7 +142,10 @@ func TestRedisEventsAreLogged(t *testing.T) {
 			limiter.Event{Server: "a:1", Kind: limiter.EventReason, Reason: "tls", Err: errors.New("no"), Downtime: time.Minute},
 			zap.ErrorLevel,
 			"redis still unavailable, now for another reason",
-			map[string]any{"server": "a:1", "reason": "tls", "error": "no", "down": time.Minute},
+			map[string]any{
+				"server": "a:1", "reason": "tls", "error": "no", "down": time.Minute,
+				"look_at": "tls, tls_server_name, tls_trust_pool and tls_client_auth",
+			},
 		},
 		{
 			limiter.Event{Server: "a:1", Kind: limiter.EventRecovered, Downtime: time.Minute},

@@ -254,9 +254,9 @@ func TestStatusOfLostRedis(t *testing.T) {
 	s, a := startWithAdmin(t, config{global: redisGlobal(nobody), site: cliSite})
 	eventually(t, "redis to be found unavailable", func() bool {
 		s.get("/")
-		return runCommand(t, "status", "--address", a.addr).status == 2
+		return strings.Contains(runCommand(t, "status", "--address", a.addr).out, "  down for ")
 	})
-	for want, args := range map[string][]string{"  down for ": {"status"}, `"up": false`: {"status", "--json"}} {
+	for want, args := range map[string][]string{"  down for ": {"status"}, `"state": "down"`: {"status", "--json"}} {
 		r := runCommand(t, append(args, "--address", a.addr)...)
 		if r.status != 2 || r.errors != "" || !strings.Contains(r.out, want) {
 			t.Errorf("got %+v", r)
@@ -280,7 +280,7 @@ func TestStatusOfLostRedis(t *testing.T) {
 		t.Errorf("reset --json: got %+v, %v", r, err)
 	}
 	r = runCommand(t, "status", "--address", a.addr)
-	if want := "\nWhile a server is down, on_error applies to its requests: fallback, unless their handler sets another.\n"; !strings.Contains(r.out, want) {
+	if want := "\nWhile a server is not up, on_error applies to its requests: fallback, unless their handler sets another.\n"; !strings.Contains(r.out, want) {
 		t.Errorf("status: got %s", r.out)
 	}
 }

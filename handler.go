@@ -251,6 +251,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		// The store must stay open: another handler may use it for this request.
 		h.redis.requests.Add(1)
 		defer h.redis.requests.Add(-1)
+		h.redis.connect()
 	}
 	res, holdings, err := h.decide(w, r)
 	if res.Open() {

@@ -425,10 +425,10 @@ func TestMetricsOfRedis(t *testing.T) {
 	}
 	stats.Store(app.(*App).redis.Redis, []limiter.ServerStats{
 		{
-			Address: "a:1", Idle: 1, InUse: 2, Connecting: 3, Calls: 10, Requests: 20,
+			Address: "a:1", State: limiter.ServerConnecting, Idle: 1, InUse: 2, Connecting: 3, Calls: 10, Requests: 20,
 			Failures: map[string]uint64{"timeout": 1, "oom": 1},
 		},
-		{Address: "/socket\xff", Up: true},
+		{Address: "/socket\xff", State: limiter.ServerUp},
 	})
 	waits := func() int {
 		n, _ := strconv.Atoi(collected(t)["redis_wait_seconds_count"])
@@ -463,7 +463,7 @@ func TestMetricsOfRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	stats.Store(next.redis.Redis, []limiter.ServerStats{{
-		Address: "a:1", Up: true, Idle: 1, Calls: 1, Requests: 2, Failures: map[string]uint64{"timeout": 1},
+		Address: "a:1", State: limiter.ServerUp, Idle: 1, Calls: 1, Requests: 2, Failures: map[string]uint64{"timeout": 1},
 	}})
 	want := map[string]string{
 		`redis_up{server="a:1"}`:                              "1",

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/json"
@@ -117,10 +118,17 @@ type sharedRedis struct {
 	requests  atomic.Int64 // in flight, having reached a handler that uses the store
 }
 
-// connect starts connecting, unless an earlier app already did.
+// connectWait is how long a config waits for the first connection to Redis.
+const connectWait = 250 * time.Millisecond
+
+// connect connects, unless that was done before. Whoever calls it meanwhile waits too:
+// Caddy may start its servers before the app, and then requests do.
 func (s *sharedRedis) connect() {
-	s.connected.Do(s.Connect)
-	s.TakeOver() // what requests hold that began with an earlier config
+	s.connected.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), connectWait)
+		defer cancel()
+		s.Connect(ctx)
+	})
 }
 
 // Destruct closes the store once no request can use it any more: one that has

@@ -156,7 +156,7 @@ func TestBansOfManyNodes(t *testing.T) {
 	for i := range nodes {
 		nodes[i] = newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 100 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
 		t.Cleanup(func() { _ = nodes[i].Close() })
-		nodes[i].Connect()
+		nodes[i].Connect(t.Context())
 	}
 	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: 10 * time.Millisecond, DripSize: 1}, Cost: 1}
 	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Hour), Cost: 1, Watches: 1}

@@ -54,7 +54,7 @@ func awaitDown(t testing.TB, r *Redis, b Bucket) {
 	redistest.WaitFor(t, 5*time.Second, func() error {
 		_, h := begin(t, r, b)
 		h.held.Settle(0, 0)
-		if r.Stats()[0].Up {
+		if r.Stats()[0].State != ServerDown {
 			return errors.New("not down")
 		}
 		return nil
@@ -468,7 +468,7 @@ func TestHoldThroughOutage(t *testing.T) {
 	server := redistest.Start(t)
 	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
-	r.Connect()
+	r.Connect(t.Context())
 	b := Bucket{Name: "running", Key: "k", Limit: Concurrency(3), Cost: 1}
 	var running []inProgress
 	more := func(by Decider, admitted int) {
@@ -522,7 +522,7 @@ func TestSettleWhileDown(t *testing.T) {
 	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
-	r.Connect()
+	r.Connect(t.Context())
 	fast := Bucket{Name: "fast", Key: "k", Limit: Limit{Size: 3, DripInterval: 100 * time.Millisecond, DripSize: 1}, Cost: 1}
 	slow := hourly(3)
 	slow.Key = "k"
@@ -647,7 +647,7 @@ func TestOutageLeavesNoTabs(t *testing.T) {
 	server := redistest.Start(t)
 	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
-	r.Connect()
+	r.Connect(t.Context())
 	running := Bucket{Name: "running", Key: "k", Limit: Concurrency(2), Cost: 1}
 	beginThere(t, r, running).held.Settle(0, 0)
 	server.Kill()

@@ -103,7 +103,7 @@ func TestStalledServerOfCluster(t *testing.T) {
 	nodes := redistest.StartCluster(t, 3)
 	for _, fallback := range []*Memory{nil, NewMemory(nil)} {
 		r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Timeout, opt.Fallback = 50*time.Millisecond, fallback })
-		r.Connect()
+		r.Connect(t.Context())
 		redistest.WaitFor(t, 5*time.Second, func() error {
 			_, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(5)}}, nil)
 			return err

@@ -88,9 +88,19 @@ func newRedisWithoutClient(opt RedisOptions) *Redis {
 // their buckets in the same servers and under the same keys.
 func (r *Redis) SharesBuckets(other *Redis) bool { return r.place == other.place }
 
-// Connect starts connecting in the background, so that the first request need not
-// wait for a connection.
-func (r *Redis) Connect() { r.client.Connect() }
+// Connect connects, so that the first request need not wait for that. It returns when
+// each server has answered or has failed, or when ctx is over, and does not give up then.
+func (r *Redis) Connect(ctx context.Context) {
+	r.client.Connect()
+	unknown := func(s redisscript.Stats) bool { return s.State == ServerConnecting && len(s.Failures) == 0 }
+	for slices.ContainsFunc(r.client.Stats(), unknown) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
 
 // Flush reports what this process has admitted by [Eventual] and not reported yet, without
 // waiting for that. It is for who goes on with another store, or without Eventual.

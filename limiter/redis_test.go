@@ -1007,8 +1007,15 @@ func TestRedisPermissions(t *testing.T) {
 			room := hourly(5)
 			room.Key = t.Name()
 
+			// First, as the server counts as down once it has refused anything.
 			prepare()
-			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{room}}, nil)
+			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{full}}, nil)
+			if tc.denies != (err == nil) || err == nil && !d[0].Denied {
+				t.Errorf("decided %+v on a full bucket, error %v; answered %t", d, err, tc.denies)
+			}
+
+			prepare()
+			d, err = r.Take(t.Context(), Request{Buckets: []Bucket{room}}, nil)
 			if tc.works != (err == nil) {
 				t.Errorf("decided %+v, error %v; works %t", d, err, tc.works)
 			}
@@ -1020,12 +1027,6 @@ func TestRedisPermissions(t *testing.T) {
 			}
 			if n := server.Client().Exists(t.Context(), r.keys.of(&room)).Val(); (n == 1) != tc.works {
 				t.Errorf("%d buckets charged", n)
-			}
-
-			prepare()
-			d, err = r.Take(t.Context(), Request{Buckets: []Bucket{full}}, nil)
-			if tc.denies != (err == nil) || err == nil && !d[0].Denied {
-				t.Errorf("decided %+v on a full bucket, error %v; answered %t", d, err, tc.denies)
 			}
 		})
 	}

@@ -80,7 +80,7 @@ func TestSentinel(t *testing.T) {
 	if got := peek(t, r, b); got.Units != 0 {
 		t.Errorf("after a reset it holds %+v", got)
 	}
-	if all := r.Stats(); len(all) != 1 || !all[0].Up || !strings.HasPrefix(all[0].Address, redistest.MasterName+" of the sentinels at ") {
+	if all := r.Stats(); len(all) != 1 || all[0].State != ServerUp || !strings.HasPrefix(all[0].Address, redistest.MasterName+" of the sentinels at ") {
 		t.Errorf("stats %+v", all)
 	}
 	if worst > 2*timeout {

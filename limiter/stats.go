@@ -1,6 +1,24 @@
 package limiter
 
-import "time"
+import (
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+)
+
+// The states of a server. One that is idle is asked every five seconds, so that its state
+// does not depend on requests.
+const (
+	// ServerConnecting: it has neither answered nor failed yet.
+	ServerConnecting = redisscript.Connecting
+
+	// ServerUp: it has answered within the last ten seconds.
+	ServerUp = redisscript.Up
+
+	// ServerDown: its breaker is open, so that no requests are sent to it except for
+	// occasional probes, or it has not answered for ten seconds.
+	ServerDown = redisscript.Down
+)
 
 // ServerStats is the state of a Redis server and what has happened on it since the
 // store was made.
@@ -8,14 +26,14 @@ type ServerStats struct {
 	// The server's address.
 	Address string
 
-	// Whether requests are sent to it: its breaker is closed.
-	Up bool
+	// ServerConnecting, ServerUp or ServerDown.
+	State string
 
 	// The state of its breaker: "closed", "open" or "half_open".
 	Breaker string
 
 	// When it went down, and the reason for its last failure, as in Event; zero
-	// while it is up.
+	// unless it is down.
 	DownSince time.Time
 	Reason    string
 

@@ -114,7 +114,7 @@ func TestAlgorithmPlugsIn(t *testing.T) {
 	opt := RedisOptions{Addresses: []string{server.Addr}, KeyPrefix: "node:", Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}
 	r := newRedis(opt, newScript(source))
 	t.Cleanup(func() { _ = r.Close() })
-	r.Connect()
+	r.Connect(t.Context())
 	if d := mustTake(t, r, Request{Buckets: []Bucket{b}})[0]; d.Denied {
 		t.Errorf("at first: %+v", d)
 	}

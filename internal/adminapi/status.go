@@ -60,7 +60,7 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 // serverAnswerOf returns the answer for a Redis server.
 func serverAnswerOf(s *limiter.ServerStats, now time.Time) adminjson.Server {
 	answer := adminjson.Server{
-		Address: s.Address, Breaker: s.Breaker, Up: s.Up, Reason: s.Reason,
+		Address: s.Address, State: s.State, Breaker: s.Breaker, Reason: s.Reason,
 		Connections: map[string]int{"idle": s.Idle, "in_use": s.InUse, "connecting": s.Connecting},
 		Calls:       s.Calls, Requests: s.Requests, Failures: s.Failures,
 	}

@@ -40,8 +40,8 @@ type Status struct {
 // Server is the state of a Redis server.
 type Server struct {
 	Address     string            `json:"address"`
+	State       string            `json:"state"` // up, connecting or down
 	Breaker     string            `json:"breaker"`
-	Up          bool              `json:"up"`
 	Down        *Seconds          `json:"down,omitempty"` // for how long
 	Reason      string            `json:"reason,omitempty"`
 	Connections map[string]int    `json:"connections"`

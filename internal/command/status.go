@@ -23,7 +23,7 @@ func (api asker) statusCommand() *cobra.Command {
 Shows where the buckets are kept, whether each Redis server can be reached, and how
 many requests each limit has admitted and denied.
 
-The exit status is 2 if a Redis server is unavailable.`,
+The exit status is 2 if a Redis server is not up: it is down, or has not answered yet.`,
 		Example: "  caddy rate-limit status\n  caddy rate-limit status --address unix//run/caddy.sock --json",
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error {
@@ -34,7 +34,7 @@ The exit status is 2 if a Redis server is unavailable.`,
 	return cmd
 }
 
-// printStatus prints what status answers. It returns ErrProblems if a server is down.
+// printStatus prints what status answers. It returns ErrProblems if a server is not up.
 func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 	if !a.Configured {
 		fmt.Fprintln(w, "The running config has no limits.")
@@ -51,26 +51,26 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 		servers := terminal.NewTable("SERVER", "STATE", "IN USE", "IDLE", "CALLS", "REQUESTS", "FAILURES")
 		for i := range a.Servers {
 			s := &a.Servers[i]
-			state, failures := "up", uint64(0)
-			if !s.Up {
+			state, failures := terminal.Safe(s.State), uint64(0)
+			if s.Down != nil {
+				state += " for " + terminal.Briefly(time.Duration(*s.Down))
+			}
+			if s.Reason != "" {
+				state += ": " + terminal.Safe(s.Reason)
+			}
+			up := s.State == limiter.ServerUp
+			if !up {
 				err = ErrProblems
-				state = "down"
-				if s.Down != nil {
-					state += " for " + terminal.Briefly(time.Duration(*s.Down))
-				}
-				if s.Reason != "" {
-					state += ": " + terminal.Safe(s.Reason)
-				}
 			}
 			for _, n := range s.Failures {
 				failures += n
 			}
-			servers.Add(!s.Up, terminal.Safe(s.Address), state, s.Connections["in_use"], s.Connections["idle"], s.Calls, s.Requests, failures)
+			servers.Add(!up, terminal.Safe(s.Address), state, s.Connections["in_use"], s.Connections["idle"], s.Calls, s.Requests, failures)
 		}
 		fmt.Fprintln(w)
 		servers.Print(w)
 		if err != nil {
-			fmt.Fprintf(w, "While a server is down, on_error applies to its requests: %s, unless their handler sets another.\n", terminal.Safe(a.OnError))
+			fmt.Fprintf(w, "While a server is not up, on_error applies to its requests: %s, unless their handler sets another.\n", terminal.Safe(a.OnError))
 		}
 	}
 	fmt.Fprintln(w)

@@ -81,7 +81,7 @@ var (
 		"Buckets that were forgotten while they held something, because the limit is full in this process.", "limit")
 
 	redisUpDesc = newDesc("redis_up",
-		"Whether requests are sent to a Redis server (1) or its circuit breaker is open (0).", "server")
+		"Whether a Redis server has answered within the last ten seconds (1), or has failed or not answered yet (0).", "server")
 	redisCallsDesc = newDesc("redis_calls_total",
 		"Calls of the script on a Redis server.", "server")
 	redisRequestsDesc = newDesc("redis_called_requests_total",
@@ -355,7 +355,7 @@ func (out metricsWriter) servers(configs []*running, stats func(*limiter.Redis) 
 	}
 	for _, s := range servers {
 		up := 0
-		if s.Up {
+		if s.State == limiter.ServerUp {
 			up = 1
 		}
 		out.gauge(redisUpDesc, up, s.Address)

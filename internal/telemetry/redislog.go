@@ -63,10 +63,10 @@ func (p *Process) Redis(e limiter.Event) {
 	switch server := zap.String("server", e.Server); e.Kind {
 	case limiter.EventDown:
 		log.Error("redis unavailable, applying on_error",
-			server, zap.String("reason", e.Reason), zap.Error(e.Err))
+			server, zap.String("reason", e.Reason), zap.Error(e.Err), lookAt(e.Reason))
 	case limiter.EventReason:
 		log.Error("redis still unavailable, now for another reason",
-			server, zap.String("reason", e.Reason), zap.Duration("down", e.Downtime), zap.Error(e.Err))
+			server, zap.String("reason", e.Reason), zap.Duration("down", e.Downtime), zap.Error(e.Err), lookAt(e.Reason))
 	case limiter.EventRecovered:
 		log.Info("redis recovered", server, zap.Duration("down", e.Downtime))
 	case limiter.EventReplaced:
@@ -75,9 +75,30 @@ func (p *Process) Redis(e limiter.Event) {
 	case limiter.EventError:
 		if p.throttleOf(e).Allow() {
 			log.Warn("redis failed for individual requests, applying on_error",
-				server, zap.String("reason", e.Reason), zap.Error(e.Err))
+				server, zap.String("reason", e.Reason), zap.Error(e.Err), lookAt(e.Reason))
 		}
 	}
+}
+
+// lookAt returns the field with the options to look at if a server fails for a reason that
+// they may be to blame for.
+func lookAt(reason string) zap.Field {
+	options := ""
+	switch reason {
+	case "noauth":
+		options = "password; of sentinels, sentinel_password"
+	case "wrongpass":
+		options = "username and password; of sentinels, sentinel_username and sentinel_password"
+	case "noperm":
+		options = "username and key_prefix, and the permissions in docs/redis.md"
+	case "dns":
+		options = "the address after redis"
+	case "tls":
+		options = "tls, tls_server_name, tls_trust_pool and tls_client_auth"
+	default:
+		return zap.Skip()
+	}
+	return zap.String("look_at", options)
 }
 
 // throttleOf returns the throttle of the log of an error, one for each server and

@@ -8,7 +8,8 @@ import (
 )
 
 const (
-	// openAfter is the number of failures in a row that open a breaker.
+	// openAfter is the number of failures in a row that open a breaker, but for those
+	// of which one is enough, see concernsAll.
 	openAfter = 5
 
 	// probeEvery is the time between two probes, give or take a fifth, so that
@@ -67,9 +68,11 @@ type breaker struct {
 	counts *counts
 
 	// Written with the lock held. While the server is healthy, nothing else is
-	// read.
+	// read, but for wrote.
 	state    atomic.Int32 // a breakerState
 	failures atomic.Int32 // in a row
+
+	wrote atomic.Bool // whether the server has ever accepted a write
 
 	mu       sync.Mutex
 	last     *ServerError         // nil if failures is 0
@@ -175,6 +178,9 @@ func (b *breaker) awaitsWrite() bool {
 // success records that the server has answered. wrote says that the answer shows
 // that the server accepts writes.
 func (b *breaker) success(wrote bool) {
+	if wrote && !b.wrote.Load() {
+		b.wrote.Store(true)
+	}
 	if b.failures.Load() == 0 {
 		return
 	}
@@ -236,7 +242,7 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 	case b.isOpen():
 		b.tellReason(f)
 		return false
-	case failures < openAfter:
+	case failures < openAfter && !b.concernsAll(f):
 		return false
 	}
 	b.set(breakerOpen)
@@ -251,6 +257,12 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 	b.report(Event{Server: b.server, Kind: EventDown, Reason: f.reason, Err: f})
 	return true
 }
+
+// concernsAll reports whether a failure is certain to come again with the next call, until
+// somebody changes the config or the server: then it opens the breaker by itself. Where a
+// server has accepted writes, a command or key that the user has no right to may be needed
+// by some calls only.
+func (b *breaker) concernsAll(f *ServerError) bool { return f.lasts && !(f.writes && b.wrote.Load()) }
 
 // tellReason reports why a server is down, if that is no longer what was told, and has
 // lasted. The lock must be held.

@@ -82,6 +82,23 @@ func TestBreakerOpens(t *testing.T) {
 			t.Errorf("error %v, want the last", err)
 		}
 	})
+	t.Run("one that lasts", func(t *testing.T) {
+		for _, reason := range []string{"noauth", "wrongpass", "noperm"} {
+			g := newTestBreaker(t)
+			if !g.fail(1, reason) {
+				t.Errorf("not opened by %s", reason)
+			}
+			g.check(false, "down "+reason)
+		}
+	})
+	t.Run("a right that some calls lack", func(t *testing.T) {
+		g := newTestBreaker(t)
+		g.success(true)
+		if g.fail(4, "noperm") {
+			t.Error("down, though the server takes other calls")
+		}
+		g.check(true)
+	})
 	t.Run("a success between", func(t *testing.T) {
 		g := newTestBreaker(t)
 		for n := range 10 {

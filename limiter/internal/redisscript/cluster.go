@@ -29,6 +29,7 @@ type cluster struct {
 	known   chan struct{} // closed once it is known
 	failed  signal        // raised when the servers could not be learnt
 	loading atomic.Bool
+	keeper  sync.Once // starts keep
 
 	mu      sync.RWMutex
 	masters map[string]bool    // the IDs of the servers that have slots
@@ -152,8 +153,30 @@ func (c *cluster) wait(end Deadline) error {
 	return f
 }
 
-// connect learns which servers there are, and connects to them.
+// connect starts learning which servers there are, and connecting to them.
 func (c *cluster) connect() {
+	c.keeper.Do(func() { go c.keep() })
+	c.learnServers()
+}
+
+// keep learns which servers there are, in the background, until they are known, and then
+// which have left.
+func (c *cluster) keep() {
+	for {
+		select {
+		case <-c.done:
+			return
+		case <-c.known:
+			c.prune()
+			return
+		case <-time.After(jittered(probeEvery)):
+			c.learnServers()
+		}
+	}
+}
+
+// learnServers starts learning which servers there are, unless somebody does.
+func (c *cluster) learnServers() {
 	if !c.loading.CompareAndSwap(false, true) {
 		return
 	}
@@ -167,12 +190,11 @@ func (c *cluster) connect() {
 			return nil
 		})
 		if err == nil {
-			close(c.known) // and connect never gets here again
+			close(c.known) // and learnServers never gets here again
 			c.breaker.success(true)
-			go c.prune()
 			return
 		}
-		f := newFailure(c.breaker.server, 0, err)
+		f := newConnectFailure(c.breaker.server, err)
 		c.breaker.failure(f)
 		c.loading.Store(false)
 		c.failed.raise(f)

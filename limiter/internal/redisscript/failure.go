@@ -28,6 +28,8 @@ type ServerError struct {
 
 	// Whether it suggests that the next call will fail too.
 	counts bool
+	// Whether it will last until somebody changes the config or the server.
+	lasts bool
 	// Whether only a reply that has written proves that it is over.
 	writes bool
 	// Whether idle connections are probably broken too.
@@ -171,9 +173,9 @@ var replies = map[string]ServerError{
 	"LOADING":     {reason: "loading", text: "is loading its data", counts: true},
 	"BUSY":        {reason: "busy", text: "is busy with a script", counts: true},
 	"MASTERDOWN":  {reason: "masterdown", text: "is a replica without a master", counts: true},
-	"NOAUTH":      {reason: "noauth", text: "wants a password", counts: true},
-	"WRONGPASS":   {reason: "wrongpass", text: "does not accept the user or password", counts: true},
-	"NOPERM":      {reason: "noperm", text: "does not allow this user a command or key", counts: true},
+	"NOAUTH":      {reason: "noauth", text: "wants a password", counts: true, lasts: true},
+	"WRONGPASS":   {reason: "wrongpass", text: "does not accept the user or password", counts: true, lasts: true},
+	"NOPERM":      {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
 	"CLUSTERDOWN": {reason: "clusterdown", text: "serves no such slot, a part of its cluster is down"},
 	"MOVED":       {reason: "moved", text: "is a cluster's and not the one to ask; is the option for clusters set?", elsewhere: true},
 	"ASK":         {reason: "moved", text: "is a cluster's and not the one to ask; is the option for clusters set?", elsewhere: true},
@@ -184,7 +186,8 @@ var replies = map[string]ServerError{
 // text.
 var replyTexts = map[string]ServerError{
 	"max number of clients":     {reason: "maxclients", text: "has too many clients", counts: true},
-	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true},
+	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
+	"ACL failure in script":     {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
 	"DB index is out of range":  {reason: "error", text: "has no database of this number", counts: true},
 	"SELECT is not allowed":     {reason: "error", text: "is a cluster's, which has only database 0", counts: true},
 }
@@ -224,14 +227,14 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 			f.reason, f.text = "unsupported", "can't be used: it lacks "+what
 		}
 	case errors.As(err, &dns):
-		f.reason, f.text = "dns", "is not known by that name"
+		f.reason, f.text, f.lasts = "dns", "is not known by that name", dns.IsNotFound
 	case errors.Is(err, errConnecting), errors.Is(err, context.DeadlineExceeded),
 		errors.As(err, &netErr) && netErr.Timeout():
 		f.reason, f.text = "timeout", late
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		f.reason, f.text, f.breaks = "refused", "can't be connected to", true
 	case isTLS(err):
-		f.reason, f.text = "tls", "can't be connected to by TLS"
+		f.reason, f.text, f.lasts = "tls", "can't be connected to by TLS", true
 	case errors.Is(err, redis.ErrClosed):
 		f = ServerError{reason: unused, text: "is no longer in use"}
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
@@ -241,6 +244,14 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	f.server, f.err = server, err
 	f.notRun = reply != nil || errors.Is(err, errBehind) || errors.Is(err, errNotConnected) || errors.Is(err, errConnecting)
 	return &f
+}
+
+// newConnectFailure converts the error of making a connection to a ServerError. The next
+// connection shows whether it is over.
+func newConnectFailure(server string, err error) *ServerError {
+	f := newFailure(server, 0, err)
+	f.writes = false
+	return f
 }
 
 // lacking returns what a server lacks that has replied such an error, or "". It names

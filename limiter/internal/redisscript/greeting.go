@@ -47,7 +47,10 @@ func (g *greeter) greet(ctx context.Context) (*connection, error) {
 	conn := g.client.EphemeralConn()
 	if err := g.script.load(context.WithValue(ctx, refusedKey{}, &refused), conn); err != nil {
 		_ = conn.Close()
-		return nil, cmp.Or(refused, err)
+		if reply := redis.Error(nil); !errors.As(err, &reply) {
+			err = cmp.Or(refused, err)
+		}
+		return nil, err
 	}
 	s := g.latest.Swap(nil)
 	s.greeted.Store(true)

@@ -210,6 +210,7 @@ type answerKind struct {
 	notRun bool   // whether it certainly was not run
 	breaks bool   // whether nothing that follows on the connection is read
 	drops  bool   // whether the connection is given up after it
+	lasts  bool   // whether the server counts as down after it
 	lacks  int    // how often the server says first that it does not know the script
 }
 
@@ -260,7 +261,7 @@ func answerKinds() []answerKind {
 		"NOAUTH Authentication required.": "noauth", "ERR something else": "error",
 	} {
 		kinds = append(kinds, answerKind{name: reply, reply: text("-" + reply + "\r\n"), reason: reason, notRun: true,
-			drops: reason == "readonly"})
+			drops: reason == "readonly", lasts: reason == "noperm" || reason == "noauth"})
 	}
 	slices.SortFunc(kinds[len(kinds)-11:], func(a, b answerKind) int { return strings.Compare(a.name, b.name) })
 	return kinds
@@ -451,6 +452,7 @@ func checkSequence(t *testing.T, kinds []answerKind, atOnce bool) {
 
 	breaks := slices.IndexFunc(kinds, func(kind answerKind) bool { return kind.breaks })
 	drops := slices.IndexFunc(kinds, func(kind answerKind) bool { return kind.drops })
+	lasts := slices.ContainsFunc(kinds, func(kind answerKind) bool { return kind.lasts })
 	server.mu.Lock()
 	defer server.mu.Unlock()
 	for i, c := range calls {
@@ -477,6 +479,8 @@ func checkSequence(t *testing.T, kinds []answerKind, atOnce bool) {
 			// It was sent again, on the connection that breaks or on the next.
 		case atOnce && drops >= 0 && (i > drops || kind.lacks > 0) && f != nil && f.reason == "closed":
 			// Its answer had not come when the connection was given up.
+		case atOnce && lasts && kind.lacks > 0 && f != nil && (f.reason == "noperm" || f.reason == "noauth"):
+			// It was to be sent again when the server went down.
 		case silent && f != nil && f.reason == "timeout":
 			// Its answer waits for those to the other calls, or this process was late.
 		case kind.reason != "":

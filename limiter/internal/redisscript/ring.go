@@ -51,6 +51,7 @@ type ring struct {
 	mu      sync.Mutex
 	conn    *connection   // nil while there is none
 	lostAt  time.Time     // since when there is none, or conn has been silent for too long
+	heard   time.Time     // when something had come on the connection before; zero if there was none
 	open    []*Call       // calls that have not been sent
 	again   []*invocation // invocations that were certainly not run
 	writing bool          // whether a goroutine is about to send a batch
@@ -449,6 +450,16 @@ func (r *ring) stop(why error) {
 	}
 }
 
+// lastHeard returns when something has last come, which is the zero time if nothing has.
+func (r *ring) lastHeard() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conn != nil {
+		return r.conn.heard()
+	}
+	return r.heard
+}
+
 // dialing records that a connection is being made.
 func (r *ring) dialing() {
 	r.mu.Lock()
@@ -456,13 +467,6 @@ func (r *ring) dialing() {
 	if r.conn == nil {
 		r.lostAt = time.Now()
 	}
-}
-
-// waits reports whether there are calls that have not been sent.
-func (r *ring) waits() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.open)+len(r.again) > 0
 }
 
 // failOpen ends the wait of all calls that have not been sent, with a copy of an
@@ -579,7 +583,7 @@ func (r *ring) lose(conn *connection, err error) {
 	flight := conn.flight.all()
 	current := r.conn == conn
 	if current {
-		r.conn = nil
+		r.conn, r.heard = nil, conn.heard()
 		if r.lostAt.IsZero() {
 			r.lostAt = time.Now()
 		}

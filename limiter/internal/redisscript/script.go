@@ -130,10 +130,10 @@ func appendBulk(b []byte, text string) []byte {
 	return append(b, "\r\n"...)
 }
 
-// load makes the script known to a server, by the first commands on a connection. It
-// asks by EVALSHA_RO, which is used for nothing else, so that servers count these
-// commands apart. A user without permission for that, and a server that runs no
-// script without keys, learns the script with the first call.
+// load makes the script known to a server, by the first commands on a connection, and
+// finds out whether the user may run it. It asks by EVALSHA_RO, which is used for nothing
+// else, so that servers count these commands apart, or by EVALSHA where that is refused. A
+// server that runs no script without keys learns the script with the first call.
 func (s *Script) load(ctx context.Context, conn *redis.Conn) error {
 	var known *redis.Cmd
 	hello := redis.NewCmd(ctx, "hello") // which everybody who has logged in may send
@@ -148,10 +148,17 @@ func (s *Script) load(ctx context.Context, conn *redis.Conn) error {
 	if failed != nil && hello.Err() == nil && known.Err() == nil {
 		return failed // neither was sent
 	}
-	if redis.HasErrorPrefix(known.Err(), "NOSCRIPT") {
-		_ = conn.Eval(ctx, s.source, nil).Err() // an error shows when the script is used
+	err := known.Err()
+	if refusesCommand(err) {
+		err = conn.EvalSha(ctx, s.sha, nil).Err()
 	}
-	return nil
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		err = conn.Eval(ctx, s.source, nil).Err()
+	}
+	if redis.HasErrorPrefix(err, "NOPERM") {
+		return err
+	}
+	return nil // another error shows when the script is used
 }
 
 // appendInvocations splits calls into invocations, in a cluster one for each slot, and

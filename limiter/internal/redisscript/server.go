@@ -2,7 +2,6 @@ package redisscript
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,9 +10,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// checkEvery is how long a connection may be idle before it is checked whether the
-// server still answers on it.
-const checkEvery = time.Minute
+const (
+	// checkEvery is how long a connection may be idle before it is checked whether the
+	// server still answers on it, and recheckEvery is that after failures.
+	checkEvery   = 5 * time.Second
+	recheckEvery = time.Second
+
+	// upFor is how long a server counts as up after an answer. Since it is checked while
+	// it is idle, it does not just lack requests if there was none for longer.
+	upFor = 2 * checkEvery
+)
 
 // Server is one Redis server. It is composed of a ring, which carries the calls on
 // one connection, a greeter that makes connections, and a breaker that knows
@@ -30,7 +36,6 @@ type Server struct {
 	calls   atomic.Int64 // number of calls so far
 
 	dialing atomic.Bool // whether a connection is being made
-	missed  atomic.Bool // whether a call has waited for that in vain
 	keeper  sync.Once   // starts keep
 	done    chan struct{}
 	closed  sync.Once
@@ -210,7 +215,7 @@ func (s *Server) ended(conn *connection, b *batch) {
 			}
 			continue
 		}
-		inTime = inTime || len(in.calls) == 0
+		inTime = inTime || len(in.calls) == 0 && conn.heard().Sub(b.began) < s.timeout
 		for _, c := range in.calls {
 			inTime = inTime || c.Done != nil || !c.over.Load()
 			wrote = wrote || len(c.Reply) > 0 && s.script.Wrote(c)
@@ -281,7 +286,6 @@ func (s *Server) notConnected(lost time.Time) error {
 	if s.isClosed() {
 		return s.failure(redis.ErrClosed)
 	}
-	s.missed.Store(true)
 	f := s.failure(errConnecting)
 	if f.counts = time.Since(lost) >= s.timeout && s.breaker.timedOut(); f.counts {
 		s.fail(f)
@@ -338,26 +342,18 @@ func (s *Server) dial(probe bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 	defer cancel()
 	greeted := make(chan struct{})
-	s.missed.Store(false)
 	go s.slowToConnect(greeted)
 	conn, err := s.greeter.greet(ctx)
 	close(greeted)
 	if err != nil {
 		s.dialing.Store(false)
-		f := newFailure(s.breaker.server, 0, err)
+		f := newConnectFailure(s.breaker.server, err)
 		if s.isClosed() || s.ring.healthy() {
 			return
 		}
 		s.ring.abandon()
-		if s.ring.waits() || s.missed.Load() || s.breaker.isOpen() { // otherwise nobody needs it yet
-			s.fail(f)
-			if errors.Is(err, errPlain) { // it took so long that requests are not to wait again
-				for range openAfter - 1 {
-					s.fail(f)
-				}
-			}
-			s.ring.failOpen(f)
-		}
+		s.fail(f)
+		s.ring.failOpen(f)
 		return
 	}
 	s.restarted()
@@ -397,7 +393,7 @@ func (s *Server) slowToConnect(greeted <-chan struct{}) {
 }
 
 // keep maintains the connection in the background: it notices a server that has
-// fallen silent, and connects to one that was down as soon as it is back.
+// fallen silent, or has gone, and connects to one that was down as soon as it is back.
 func (s *Server) keep() {
 	for {
 		select {
@@ -409,7 +405,7 @@ func (s *Server) keep() {
 		switch {
 		case !s.ring.healthy():
 			s.reconnect()
-		case idle >= checkEvery:
+		case idle >= checkEvery, idle >= recheckEvery && s.breaker.failures.Load() > 0:
 			s.ring.check()
 		}
 	}

@@ -15,14 +15,14 @@ type Stats struct {
 	// The server's address.
 	Address string
 
-	// Whether calls are sent to it: its breaker is closed.
-	Up bool
+	// Connecting, Up or Down.
+	State string
 
 	// The state of its breaker: "closed", "open" or "half_open".
 	Breaker string
 
 	// When it went down, and the reason for its last failure, as in Event; zero
-	// while it is up.
+	// unless it is Down.
 	DownSince time.Time
 	Reason    string
 
@@ -36,6 +36,14 @@ type Stats struct {
 	// The number of failures by Reason.
 	Failures map[string]uint64
 }
+
+// The states of a server. While it is idle it is asked every few seconds, so that its state
+// is known without asking.
+const (
+	Connecting = "connecting" // it has not answered yet, and has not failed
+	Up         = "up"         // it has answered within the last ten seconds
+	Down       = "down"       // its breaker is open, or it has not answered for ten seconds
+)
 
 // Stats returns the state of each server, sorted by address. Until the servers of
 // a cluster are known, it has one entry for all of them. It does not block.
@@ -80,9 +88,9 @@ func (b *breaker) stats() Stats {
 	b.counts.mu.Unlock()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s.Breaker = b.is().String()
-	if s.Up = !b.isOpen(); !s.Up {
-		s.DownSince, s.Reason = b.openedAt, b.last.reason
+	s.State, s.Breaker = Connecting, b.is().String()
+	if b.isOpen() {
+		s.State, s.DownSince, s.Reason = Down, b.openedAt, b.last.reason
 	}
 	return s
 }
@@ -96,6 +104,13 @@ func (s *Server) stats() Stats {
 	stats.Idle, stats.InUse = s.ring.connections()
 	if s.dialing.Load() {
 		stats.Connecting = 1
+	}
+	switch heard := s.ring.lastHeard(); {
+	case stats.State == Down || heard.IsZero():
+	case time.Since(heard) < upFor:
+		stats.State = Up
+	default:
+		stats.State, stats.DownSince, stats.Reason = Down, heard, "timeout"
 	}
 	return stats
 }

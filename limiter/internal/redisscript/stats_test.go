@@ -24,7 +24,7 @@ func TestStats(t *testing.T) {
 		}
 		return all[0]
 	}
-	if s := stats(); !s.Up || s.Breaker != "closed" || s.Calls != 0 || s.Idle+s.InUse+s.Connecting != 0 || len(s.Failures) != 0 {
+	if s := stats(); s.State != Connecting || s.Breaker != "closed" || s.Calls != 0 || s.Idle+s.InUse+s.Connecting != 0 || len(s.Failures) != 0 {
 		t.Errorf("before anything was sent: %+v", s)
 	}
 	for range 3 {
@@ -60,7 +60,7 @@ func TestStats(t *testing.T) {
 		_, _ = c.count(t.Context(), upTo(100))
 	}
 	s := stats()
-	if s.Up || s.Breaker != "open" || s.DownSince.Before(began) || s.DownSince.After(time.Now()) || s.Idle != 0 {
+	if s.State != Down || s.Breaker != "open" || s.DownSince.Before(began) || s.DownSince.After(time.Now()) || s.Idle != 0 {
 		t.Errorf("while it is down: %+v", s)
 	}
 	if s.Failures[s.Reason] == 0 || s.Failures["refused"]+s.Failures["closed"] < 5 {
@@ -77,7 +77,7 @@ func TestStats(t *testing.T) {
 		return err
 	})
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		if s := stats(); !s.Up || s.Breaker != "closed" || !s.DownSince.IsZero() || s.Reason != "" || s.Requests <= busy.Requests {
+		if s := stats(); s.State != Up || s.Breaker != "closed" || !s.DownSince.IsZero() || s.Reason != "" || s.Requests <= busy.Requests {
 			return fmt.Errorf("after its recovery: %+v", s)
 		}
 		return nil
@@ -103,11 +103,11 @@ func TestStatsHalfOpen(t *testing.T) {
 	if probe, err := b.allow(); !probe || err != nil {
 		t.Fatalf("probe %t, error %v", probe, err)
 	}
-	if s := b.stats(); s.Up || s.Breaker != "half_open" || s.Reason != "timeout" || s.Failures["timeout"] != openAfter {
+	if s := b.stats(); s.State != Down || s.Breaker != "half_open" || s.Reason != "timeout" || s.Failures["timeout"] != openAfter {
 		t.Errorf("%+v", s)
 	}
 	b.success(true)
-	if s := b.stats(); !s.Up || s.Breaker != "closed" {
+	if s := b.stats(); s.State == Down || s.Breaker != "closed" {
 		t.Errorf("%+v", s)
 	}
 }
@@ -118,7 +118,7 @@ func TestStatsCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
 	c := newTestClient(t, nodes.Nodes[0], func(opt *Options) { opt.Cluster = true })
-	if all := c.Stats(); len(all) != 1 || all[0].Address != nodes.Nodes[0].Addr || !all[0].Up {
+	if all := c.Stats(); len(all) != 1 || all[0].Address != nodes.Nodes[0].Addr || all[0].State != Connecting {
 		t.Errorf("before the servers are known: %+v", all)
 	}
 	addresses := func() []string {
@@ -142,7 +142,7 @@ func TestStatsCluster(t *testing.T) {
 	}
 	total := uint64(0)
 	for _, s := range c.Stats() {
-		if total += s.Requests; s.Requests == 0 || s.Requests != s.Calls || !s.Up {
+		if total += s.Requests; s.Requests == 0 || s.Requests != s.Calls || s.State != Up {
 			t.Errorf("%+v", s)
 		}
 	}

@@ -1,0 +1,172 @@
+package ratelimit
+
+import (
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+)
+
+// oneLimit is a site whose responses say who decided.
+const oneLimit = "rate_limit {\nsize 1000\ndrip_rate 1h\n}\nrespond {http.rate_limit.by}"
+
+// redisState returns the state of the only Redis server, as status and as the metric have it.
+func redisState(t *testing.T, a *admin, addr string) (state, up string) {
+	t.Helper()
+	servers := a.ask("GET", "status", "")["servers"].([]any)
+	if len(servers) != 1 {
+		t.Fatalf("got servers %v", servers)
+	}
+	return servers[0].(map[string]any)["state"].(string), scrape(t, a.addr)[`redis_up{server="`+addr+`"}`]
+}
+
+// TestWrongRedisSettings guards that settings which can't work are one ERROR line at load,
+// before any request, that says which option to look at; and that it is not repeated.
+func TestWrongRedisSettings(t *testing.T) {
+	good, other := redistest.NewAuthority(t), redistest.NewAuthority(t)
+	locked, rights, rest := redistest.Start(t, "--requirepass", "s3cret"), redistest.Start(t), redistest.Start(t)
+	rights.SetUser(t, "+get", "+set", "+time", "+eval")
+	rest.SetUser(t, "+get", "+set", "+time", "+evalsha")
+	login := []string{"username limiter", "password pass"}
+	for _, tc := range []struct {
+		name, addr, reason, option string
+		options                    []string
+	}{
+		{"no password", locked.Addr, "noauth", "password", nil},
+		{"wrong password", locked.Addr, "wrongpass", "password", []string{"password wrong"}},
+		{"no EVALSHA", rights.Addr, "noperm", "permissions", login},
+		{"no EVAL", rest.Addr, "noperm", "permissions", login},
+		// Not a name that a server is asked for.
+		{"unknown host", strings.Repeat("a", 64) + ".test:6379", "dns", "address", nil},
+		{"other authority", redistest.StartTLS(t, good, false).Addr, "tls", "tls_trust_pool", []string{"tls_trust_pool file " + other.CAFile}},
+		{"no TLS", rights.Addr, "tls", "tls", []string{"tls_trust_pool file " + good.CAFile}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startConfig(t, config{global: redisGlobal(tc.addr, tc.options...), site: oneLimit})
+			lines := func() (all []entry) {
+				for _, e := range s.log("error", "rate_limit") {
+					if e["server"] == tc.addr {
+						all = append(all, e)
+					}
+				}
+				return all
+			}
+			eventually(t, "a line", func() bool { return len(lines()) > 0 })
+			time.Sleep(time.Second)
+			all := lines()
+			option, _ := all[0]["look_at"].(string)
+			if len(all) != 1 || all[0]["reason"] != tc.reason || !strings.Contains(option, tc.option) {
+				t.Errorf("got %v, want one line, %s, look at %s", all, tc.reason, tc.option)
+			}
+			if n := s.log("info", "rate_limit"); len(n) > 0 {
+				t.Errorf("it is said to have recovered: %v", n)
+			}
+		})
+	}
+}
+
+// TestRightsWithinScript guards that a right which only the script needs is told with the
+// first request that lacks it.
+func TestRightsWithinScript(t *testing.T) {
+	server := redistest.Start(t)
+	server.SetUser(t, "+evalsha", "+eval", "+get", "+time")
+	s := startConfig(t, config{global: redisGlobal(server.Addr, slowly, "username limiter", "password pass"), site: oneLimit})
+	s.get("/")
+	eventually(t, "a line", func() bool {
+		lines := s.log("error", "rate_limit")
+		return len(lines) == 1 && lines[0]["reason"] == "noperm"
+	})
+}
+
+// TestRedisStateWhileIdle guards that a Caddy without requests notices that Redis is gone,
+// silent or back, and that it takes neither a Redis that nobody asks for one that is down.
+func TestRedisStateWhileIdle(t *testing.T) {
+	server := redistest.Start(t)
+	_, a := startWithAdmin(t, config{global: redisGlobal(server.Addr), site: oneLimit})
+	await := func(state, up, when string) {
+		t.Helper()
+		eventually(t, state+" "+when, func() bool {
+			gotState, gotUp := redisState(t, a, server.Addr)
+			return gotState == state && gotUp == up
+		})
+	}
+	await("up", "1", "at first")
+	for end := time.Now().Add(11 * time.Second); time.Now().Before(end); time.Sleep(100 * ms) {
+		if state, up := redisState(t, a, server.Addr); state != "up" || up != "1" {
+			t.Fatalf("idle: %s, redis_up %s", state, up)
+		}
+	}
+	server.Kill()
+	await("down", "0", "after it was killed")
+	server.Restart(t)
+	await("up", "1", "after a restart")
+	server.Pause(t)
+	await("down", "0", "while it is paused")
+	server.Resume(t)
+	await("up", "1", "when it goes on")
+}
+
+// TestConnectingIsNotUp guards that a Redis which has never answered does not count as up.
+func TestConnectingIsNotUp(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { silent.Close() })
+	addr := silent.Addr().String()
+	_, a := startWithAdmin(t, config{global: redisGlobal(addr), site: oneLimit})
+	seen := make(map[string]bool)
+	eventually(t, "it to be down", func() bool {
+		state, up := redisState(t, a, addr)
+		seen[state] = true
+		if state == "up" || up != "0" {
+			t.Errorf("got %s, redis_up %s", state, up)
+		}
+		return state == "down"
+	})
+	if !seen["connecting"] {
+		t.Errorf("got %v", seen)
+	}
+}
+
+// TestFirstRequestsAreDecidedByRedis guards that a config waits for Redis, so that a server
+// 30 ms away decides the first request too, also one that a reload names; but no longer than
+// connectWait for one that does not answer, and not for one that is known.
+func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
+	far := func() string {
+		proxy := redistest.StartProxy(t, redistest.Start(t).Addr)
+		proxy.Delay(30 * ms)
+		return proxy.Addr
+	}
+	first, second := config{global: redisGlobal(far(), "timeout 1s"), site: oneLimit}, config{global: redisGlobal(far(), "timeout 1s"), site: oneLimit}
+	s := startConfig(t, first)
+	if a := s.get("/"); a.body != "redis" {
+		t.Errorf("the first request was decided by %s", a.body)
+	}
+	if err := s.load(second); err != nil {
+		t.Fatal(err)
+	}
+	if a := s.get("/"); a.body != "redis" {
+		t.Errorf("the first request after a reload was decided by %s", a.body)
+	}
+
+	hole := redistest.StartProxy(t, redistest.Start(t).Addr)
+	hole.BlackHole()
+	load := func(c config) time.Duration {
+		t.Helper()
+		start := time.Now()
+		if err := s.load(c); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(start)
+	}
+	silent := config{global: redisGlobal(hole.Addr), site: oneLimit}
+	if took := load(silent); took < connectWait || took > connectWait+2*time.Second {
+		t.Errorf("a config whose Redis does not answer took %v", took)
+	}
+	if took := load(config{global: silent.global, site: "header X y\n" + oneLimit}); took >= connectWait {
+		t.Errorf("a config whose Redis is known took %v", took)
+	}
+}
