@@ -132,15 +132,15 @@ func TestConnectingIsNotUp(t *testing.T) {
 }
 
 // TestFirstRequestsAreDecidedByRedis guards that a config waits for Redis, so that a server
-// 30 ms away decides the first request too, also one that a reload names; but no longer than
+// far away decides the first request too, also one that a reload names; but no longer than
 // connectWait for one that does not answer, and not for one that is known.
 func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
 	far := func() string {
 		proxy := redistest.StartProxy(t, redistest.Start(t).Addr)
-		proxy.Delay(30 * ms)
+		proxy.Delay(60 * ms) // three times to connect, once for a request
 		return proxy.Addr
 	}
-	first, second := config{global: redisGlobal(far(), "timeout 1s"), site: oneLimit}, config{global: redisGlobal(far(), "timeout 1s"), site: oneLimit}
+	first, second := config{global: redisGlobal(far(), "timeout 120ms"), site: oneLimit}, config{global: redisGlobal(far(), "timeout 120ms"), site: oneLimit}
 	s := startConfig(t, first)
 	if a := s.get("/"); a.body != "redis" {
 		t.Errorf("the first request was decided by %s", a.body)
