@@ -544,7 +544,7 @@ func TestAdminAllLimits(t *testing.T) {
 // TestAdminLimitsWithoutName guards that each of several limits without a name can be
 // asked by the number that it has in header fields.
 func TestAdminLimitsWithoutName(t *testing.T) {
-	const unnamed = "route {\nrate_limit {\nsize 5\nheaders ratelimit\n}\nrate_limit {\nsize 9\nheaders ratelimit\n}\n}\nrespond ok"
+	const unnamed = "route {\nrate_limit {\nsize 5\nheaders ratelimit-11\n}\nrate_limit {\nsize 9\nheaders ratelimit-11\n}\n}\nrespond ok"
 	s, a := startWithAdmin(t, config{site: unnamed, unnamed: true})
 	if got, want := s.get("/").Header.Get("RateLimit"), `"default";r=4;t=4, "default#2";r=8;t=8`; got != want {
 		t.Fatalf("RateLimit: got %s, want %s", got, want)

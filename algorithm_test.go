@@ -85,20 +85,20 @@ func TestWindowsOfSite(t *testing.T) {
 			algorithm fixed_window
 			size 2
 			window 1m
-			headers x-ratelimit ratelimit
+			headers x-ratelimit ratelimit-11
 		}
 		rate_limit /first first {
 			algorithm fixed_window
 			size 1
 			window 1m
 			window_start first
-			headers ratelimit
+			headers ratelimit-11
 		}
 		rate_limit /both both {
 			algorithm fixed_window
 			size 2
 			window 1m
-			headers ratelimit
+			headers ratelimit-11
 			limit burst {
 				size 1
 				drip_rate 10s
@@ -131,7 +131,7 @@ func TestSlidingWindowsOfSite(t *testing.T) {
 			algorithm sliding_window
 			size 2
 			window 1m
-			headers x-ratelimit ratelimit
+			headers x-ratelimit ratelimit-11
 		}
 		respond admitted
 	`)
@@ -155,13 +155,13 @@ func TestSlidingLogsOfSite(t *testing.T) {
 			algorithm sliding_log
 			size 2
 			window 1m
-			headers x-ratelimit ratelimit
+			headers x-ratelimit ratelimit-11
 		}
 		rate_limit /both both {
 			algorithm sliding_log
 			size 2
 			window 1m
-			headers ratelimit
+			headers ratelimit-11
 			limit burst {
 				size 1
 				drip_rate 10s
@@ -193,7 +193,7 @@ func TestWarmUpOfSite(t *testing.T) {
 			algorithm warm_up
 			rate 2/1s
 			warm_up 4s
-			headers x-ratelimit ratelimit
+			headers x-ratelimit ratelimit-11
 			cost {header.X-Cost}
 		}
 		respond admitted

@@ -68,7 +68,7 @@ type Handler struct {
 	//
 	// - `x-ratelimit` (default): `X-RateLimit-Limit`, `-Remaining`, `-Clear`,
 	//   and on denial `-Reset`
-	// - `ratelimit-11`, or `ratelimit`: `RateLimit-Policy` and `RateLimit` of
+	// - `ratelimit-11`: `RateLimit-Policy` and `RateLimit` of
 	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
 	// - `fill`: where an upstream sends any field of a family, leave that family to it;
 	//   otherwise all fields of the upstream's that are of the same family are removed.
@@ -209,7 +209,7 @@ func newFamilies(words []string) (outcome.Families, error) {
 		switch word {
 		case "x-ratelimit":
 			family = outcome.XRateLimit
-		case "ratelimit-11", "ratelimit":
+		case "ratelimit-11":
 			family = outcome.IETF
 		case "fill":
 			family = outcome.Fill

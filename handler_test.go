@@ -81,7 +81,7 @@ func TestNoLimitApplies(t *testing.T) {
 					size 1
 					factor {header.X-Factor}
 				}
-				headers x-ratelimit ratelimit
+				headers x-ratelimit ratelimit-11
 				on_error deny
 			}
 			respond "admitted"
@@ -156,7 +156,7 @@ func TestSeveralHandlers(t *testing.T) {
 				rate_limit inner {
 					size 3
 					drip_rate 1h
-					headers ratelimit
+					headers ratelimit-11
 				}
 				respond "{http.rate_limit.limit}"
 			}

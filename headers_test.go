@@ -26,20 +26,19 @@ func TestNewFamilies(t *testing.T) {
 		{"", outcome.XRateLimit, ""},
 		{"x-ratelimit", outcome.XRateLimit, ""},
 		{"ratelimit-11", outcome.IETF, ""},
-		{"ratelimit", outcome.IETF, ""},
 		{"x-ratelimit ratelimit-11", outcome.XRateLimit | outcome.IETF, ""},
-		{"ratelimit x-ratelimit", outcome.XRateLimit | outcome.IETF, ""},
-		{"ratelimit ratelimit", 0, `headers: duplicate "ratelimit"`},
-		{"ratelimit-11 x-ratelimit ratelimit", 0, `headers: duplicate "ratelimit"`},
+		{"ratelimit-11 x-ratelimit", outcome.XRateLimit | outcome.IETF, ""},
+		{"ratelimit-11 x-ratelimit ratelimit-11", 0, `headers: duplicate "ratelimit-11"`},
 		{"off", 0, ""},
-		{"off ratelimit", 0, `headers: got "off ratelimit", want x-ratelimit`},
-		{"ratelimit off", 0, `headers: got "ratelimit off", want x-ratelimit`},
+		{"off ratelimit-11", 0, `headers: got "off ratelimit-11", want x-ratelimit`},
+		{"ratelimit-11 off", 0, `headers: got "ratelimit-11 off", want x-ratelimit`},
 		{"fill", outcome.XRateLimit | outcome.Fill, ""},
 		{"fill ratelimit-11", outcome.IETF | outcome.Fill, ""},
 		{"fill fill", 0, `headers: duplicate "fill"`},
 		{"fill off", 0, `headers: got "fill off", want x-ratelimit`},
+		{"ratelimit", 0, `headers: got "ratelimit", want x-ratelimit`},
 		{"X-RateLimit", 0, `headers: got "X-RateLimit", want x-ratelimit`},
-		{"ratelimit draft-7", 0, `headers: got "draft-7", want x-ratelimit`},
+		{"ratelimit-11 draft-7", 0, `headers: got "draft-7", want x-ratelimit`},
 	} {
 		got, err := newFamilies(strings.Fields(tc.words))
 		switch {
@@ -60,7 +59,7 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 	block := func(size int, headers string) string {
 		return fmt.Sprintf("rate_limit {\nsize %d\n%s\n}\n", size, headers)
 	}
-	const one, both = "headers ratelimit", "headers x-ratelimit ratelimit"
+	const one, both = "headers ratelimit-11", "headers x-ratelimit ratelimit-11"
 	for _, tc := range []struct{ name, site, want string }{
 		{
 			"blocks without a name", "route {\n" + block(9, one) + block(8, one) + block(8, one+"\nkey all") +
@@ -88,12 +87,12 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 				vars size 9
 				rate_limit sized {
 					size {vars.size}
-					headers ratelimit
+					headers ratelimit-11
 				}
 				vars size 8
 				rate_limit sized {
 					size {vars.size}
-					headers ratelimit
+					headers ratelimit-11
 				}
 				respond admitted
 			}`,
@@ -108,7 +107,7 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 	t.Run("a named route invoked twice", func(t *testing.T) {
 		s := startConfig(t, config{
 			site:  "route {\ninvoke limited\ninvoke limited\nrespond admitted\n}",
-			sites: "&(limited) {\nrate_limit api {\nsize 9\nheaders ratelimit\n}\n}",
+			sites: "&(limited) {\nrate_limit api {\nsize 9\nheaders ratelimit-11\n}\n}",
 		})
 		s.run(
 			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=7;t=7`},
@@ -127,18 +126,18 @@ func TestPolicyOfUnits(t *testing.T) {
 		route /cheap {
 			rate_limit api {
 				size 9
-				headers ratelimit
+				headers ratelimit-11
 			}
 			rate_limit {
 				size 9
-				headers ratelimit
+				headers ratelimit-11
 			}
 			rate_limit each {
 				max 9
 				duration 9s
 				min_interval 1s
 				cost {header.X-Cost}
-				headers ratelimit
+				headers ratelimit-11
 			}
 		}
 		rate_limit /costly api {
@@ -201,7 +200,7 @@ func TestUpstreamTrailers(t *testing.T) {
 	const all = "limit=5000 remaining=4999 clear=1.5 reset=1795259336 policy=\"up\";q=5000;w=60 ratelimit=\"up\";r=4999;t=1"
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		for _, tc := range []struct{ name, block, want string }{
-			{"both families", "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit\n}", ""},
+			{"both families", "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit-11\n}", ""},
 			{"one family", "rate_limit {\nsize 9\n}", `policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`},
 			{"none", "rate_limit {\nsize 9\nheaders off\n}", all},
 			{"two blocks", `
@@ -211,7 +210,7 @@ func TestUpstreamTrailers(t *testing.T) {
 				encode gzip
 				rate_limit inner {
 					size 8
-					headers ratelimit
+					headers ratelimit-11
 				}`, ""},
 		} {
 			t.Run(protocol+" "+tc.name, func(t *testing.T) {
@@ -254,7 +253,7 @@ func TestEarlyHintsHaveOneLimit(t *testing.T) {
 		w.WriteHeader(http.StatusEarlyHints)
 		io.WriteString(w, "upstream")
 	})
-	s := startSite(t, "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit\n}\nreverse_proxy "+upstream)
+	s := startSite(t, "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit-11\n}\nreverse_proxy "+upstream)
 	const ours = `limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`
 	hints, final := s.getWithHints("/")
 	const hint = "103 </style.css>; rel=preload " + ours
@@ -280,7 +279,7 @@ func TestErrorRouteThatProxies(t *testing.T) {
 	s := startSite(t, `
 		rate_limit {
 			size 1
-			headers x-ratelimit ratelimit
+			headers x-ratelimit ratelimit-11
 		}
 		respond admitted
 		handle_errors {
@@ -334,7 +333,7 @@ func TestUpstreamFields(t *testing.T) {
 		reverse_proxy ` + upstream
 
 	t.Run("both families", func(t *testing.T) {
-		s := startSite(t, fmt.Sprintf(site, "x-ratelimit ratelimit"))
+		s := startSite(t, fmt.Sprintf(site, "x-ratelimit ratelimit-11"))
 		s.run(
 			step{body: "upstream",
 				want: `200 limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`},
@@ -468,9 +467,9 @@ func TestHeadersOption(t *testing.T) {
 			"429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
 		{"headers x-ratelimit", "200 limit=1 remaining=0 clear=1.000",
 			"429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
-		{"headers ratelimit", `200 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`,
+		{"headers ratelimit-11", `200 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`,
 			`429 retry-after=1 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`},
-		{"headers ratelimit x-ratelimit",
+		{"headers ratelimit-11 x-ratelimit",
 			`200 limit=1 remaining=0 clear=1.000 policy="default";q=1;w=1 ratelimit="default";r=0;t=1`,
 			`429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1 ` +
 				`policy="default";q=1;w=1 ratelimit="default";r=0;t=1`},

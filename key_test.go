@@ -253,7 +253,7 @@ func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 	s := startSite(t, `
 		rate_limit {
 			key {re.id.1}
-			headers ratelimit
+			headers ratelimit-11
 			limit first {
 				match path_regexp id ^/([^/]+)/
 				size 9

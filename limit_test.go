@@ -51,7 +51,7 @@ func TestRetryTimeCoversAllBuckets(t *testing.T) {
 				drip_rate 1h
 				cost 2
 				accounting each
-				headers x-ratelimit ratelimit
+				headers x-ratelimit ratelimit-11
 				limit burst {
 					size 1
 				}
@@ -174,7 +174,7 @@ func TestUnnamedLimitsWithOtherKeysAreApart(t *testing.T) {
 // Caddyfile has buckets and a name of its own, by the order in which they stand there,
 // however equal they are, and that one place has one limit.
 func TestLimitsWithoutNameBelongToTheirPlace(t *testing.T) {
-	const block = "rate_limit {\nsize 9\nheaders ratelimit\n}\n"
+	const block = "rate_limit {\nsize 9\nheaders ratelimit-11\n}\n"
 	for _, tc := range []struct {
 		name, site, sites string
 		want              []string // of requests for /, /x and the other sites; "" if they meet none
@@ -203,7 +203,7 @@ func TestLimitsWithoutNameBelongToTheirPlace(t *testing.T) {
 			"http://other.test:{port} {\nrate_limit 9/s\nrespond ok\n}", []string{"default-2 8", "default 8", "default-3 8"}, ""},
 		{"names of named routes are left out", "rate_limit / 9/s\nrate_limit /x 9/s\nrespond ok",
 			"&(limited) {\nrate_limit default-2 9/s\n}\nhttp://other.test:{port} {\ninvoke limited\nrespond ok\n}", []string{"default 8", "default-3 8", "default-2 8"}, ""},
-		{"names of zones are left out", "rate_limit / {\nheaders ratelimit\nzone default {\nevents 9\nwindow 1m\n}\n}\nrate_limit /x 9/s\nrespond ok",
+		{"names of zones are left out", "rate_limit / {\nheaders ratelimit-11\nzone default {\nevents 9\nwindow 1m\n}\n}\nrate_limit /x 9/s\nrespond ok",
 			"http://other.test:{port} {\nrate_limit 9/s\nrespond ok\n}", []string{`"default";r=8;t=60`, "default-2 8", "default-3 8"}, ""},
 		{"groups need no name", "rate_limit {\nlimit a {\nrate 9/s\nmatch path /\n}\n}\nrate_limit /x 9/s\nrespond ok",
 			"http://other.test:{port} {\nrate_limit 9/s\nrespond ok\n}", []string{"a 8", "default 8", "default-2 8"}, ""},
@@ -380,7 +380,7 @@ func TestNestedLimits(t *testing.T) {
 				}
 				size 9
 			}
-			headers ratelimit
+			headers ratelimit-11
 		}
 		respond "{http.rate_limit.limit}"
 	`)
@@ -433,7 +433,7 @@ func TestMatchForms(t *testing.T) {
 				match *
 				size 50
 			}
-			headers ratelimit
+			headers ratelimit-11
 		}
 		respond "admitted"
 	`)
@@ -464,7 +464,7 @@ func TestAtomicAccounting(t *testing.T) {
 					size 7
 				}
 			}
-			headers ratelimit
+			headers ratelimit-11
 		}
 		respond "admitted"
 	`)
@@ -634,7 +634,7 @@ func TestNeverAdmitted(t *testing.T) {
 		rate_limit {
 			size 3
 			cost {header.X-Cost}
-			headers x-ratelimit ratelimit
+			headers x-ratelimit ratelimit-11
 		}
 		respond "admitted"
 	`)

@@ -22,7 +22,7 @@ const pooled = "limit tenant {\nkey {header.Tenant}\nsize 2\ndrip_rate 10s\nborr
 // while it borrows, and that there is room again as soon as it has some of its own or of
 // the pool.
 func TestBorrow(t *testing.T) {
-	s := startSite(t, "rate_limit {\nheaders x-ratelimit ratelimit\n"+pooled+"}\n"+
+	s := startSite(t, "rate_limit {\nheaders x-ratelimit ratelimit-11\n"+pooled+"}\n"+
 		`respond "borrowed={http.rate_limit.borrowed} limit={http.rate_limit.limit}"`+
 		"\nhandle_errors {\nrespond `borrowed={http.rate_limit.borrowed} limit={http.rate_limit.limit}`\n}")
 	a, b := []string{"Tenant: a"}, []string{"Tenant: b"}

@@ -101,7 +101,7 @@ func TestRateEqualsDrips(t *testing.T) {
 	rate, drips := "rate 60/1s\nsize 4", "size 4\ndrip_rate 50ms\ndrip_size 3"
 	for _, tc := range []struct{ first, second string }{{rate, rate}, {rate, drips}, {drips, rate}} {
 		site := func(limit string) string {
-			return "rate_limit api {\nheaders x-ratelimit ratelimit\n" + limit + "\n}\nrespond admitted"
+			return "rate_limit api {\nheaders x-ratelimit ratelimit-11\n" + limit + "\n}\nrespond admitted"
 		}
 		t.Run(fmt.Sprintf("%q and %q", tc.first, tc.second), func(t *testing.T) {
 			s := startConfig(t, config{

@@ -54,7 +54,7 @@ func TestWaysToReachRedis(t *testing.T) {
 				rate_limit ` + strings.ReplaceAll(tc.name, " ", "-") + ` {
 					size 2
 					drip_rate 1h
-					headers x-ratelimit ratelimit
+					headers x-ratelimit ratelimit-11
 				}
 				handle_errors {
 					respond "{err.message}"

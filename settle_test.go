@@ -333,7 +333,7 @@ func TestConcurrency(t *testing.T) {
 		}
 	})
 	site := fmt.Sprintf("rate_limit inflight {\nkey all\nconcurrency %d\n}\nreverse_proxy %s", size, upstream)
-	fields := startSite(t, strings.Replace(site, "concurrency", "headers x-ratelimit ratelimit\nconcurrency", 1)).get("/")
+	fields := startSite(t, strings.Replace(site, "concurrency", "headers x-ratelimit ratelimit-11\nconcurrency", 1)).get("/")
 	if want := `200 limit=5 remaining=4 clear=0.000 policy="inflight";q=5;qu="concurrent-requests" ratelimit="inflight";r=4`; fields.String() != want {
 		t.Errorf("got %s, want %s", fields, want)
 	}
@@ -579,7 +579,7 @@ func TestCostOfBody(t *testing.T) {
 // TestDryRun guards that a dry run denies nothing and is shown where it should be: by a
 // placeholder, the access log and metrics, not in header fields.
 func TestDryRun(t *testing.T) {
-	s := startSite(t, "rate_limit {\nlog\nheaders x-ratelimit ratelimit\nlimit real {\nkey all\nsize 5\ndrip_rate 1h\n}\n"+
+	s := startSite(t, "rate_limit {\nlog\nheaders x-ratelimit ratelimit-11\nlimit real {\nkey all\nsize 5\ndrip_rate 1h\n}\n"+
 		"limit candidate {\nkey all\nsize 2\ndrip_rate 1h\ndry_run\n}\n}\n"+
 		"header >X-Dry {http.rate_limit.dry_run}\nrespond ok")
 	for i := range 7 {

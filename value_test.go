@@ -307,7 +307,7 @@ func TestBadNumbersChargeNothing(t *testing.T) {
 					size 2
 				}
 			}
-			headers ratelimit
+			headers ratelimit-11
 		}
 		respond "admitted"
 	`)

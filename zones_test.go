@@ -527,7 +527,7 @@ func TestZoneWithoutEvents(t *testing.T) {
 func TestZoneNames(t *testing.T) {
 	for _, name := range []string{"a", "sign in", "sign-in", "api/v1", "ü", "x@client_ip", "{", strings.Repeat("long", 40)} {
 		t.Run(name, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\nzone `"+name+"` {\nevents 1\nwindow 1h\n}\nzone other {\nevents 1\nwindow 1m\n}\nheaders ratelimit\n}\n"+
+			s := startSite(t, "rate_limit {\nzone `"+name+"` {\nevents 1\nwindow 1h\n}\nzone other {\nevents 1\nwindow 1m\n}\nheaders ratelimit-11\n}\n"+
 				"respond ok\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}")
 			s.get("/")
 			s.clock.advance(5 * time.Minute)

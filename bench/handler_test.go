@@ -22,7 +22,7 @@ import (
 func BenchmarkHandler(b *testing.B) {
 	for _, c := range []struct{ name, config string }{
 		{"allowed", `{"limits":[{"size":1000000000,"drip_rate":"1ms"}]}`},
-		{"ratelimit", `{"headers":["ratelimit"],"limits":[{"size":1000000000,"drip_rate":"1ms"}]}`},
+		{"ratelimit", `{"headers":["ratelimit-11"],"limits":[{"size":1000000000,"drip_rate":"1ms"}]}`},
 		{"denied", `{"limits":[{"size":1,"drip_rate":"24h"}]}`},
 		{errorRoutes, `{"limits":[{"size":1,"drip_rate":"24h"}]}`},
 		{"header", `{"limits":[{"key":"{http.request.header.X-Key}","size":1000000000,"drip_rate":"1ms"}]}`},

@@ -275,7 +275,7 @@ func severalKeys(tr *trial) {
 	c := redistest.StartCluster(tr, 3)
 	nodes := startNodes(tr, 1, clusterSite(c, fmt.Sprintf(`
 		rate_limit site {
-			headers ratelimit
+			headers ratelimit-11
 			limit everybody {
 				key all
 				size %d
