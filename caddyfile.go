@@ -62,7 +62,7 @@ import (
 //		limit        <name> { ... }
 //
 //		accounting   atomic | each | in_order
-//		headers      x-ratelimit | ratelimit-11 | off ...
+//		headers      x-ratelimit | github | ratelimit-11 | fill | off ...
 //		on_error     fallback | allow | deny
 //		log
 //		body         on | off
@@ -272,7 +272,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			return p.Errf("%s: not allowed in limit %q; it applies to the whole %s block", name, l.Name, ownName)
 		case name == "headers":
 			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
-				return p.Err("headers: got nothing, want x-ratelimit, ratelimit-11, fill, or off alone")
+				return p.Err("headers: got nothing, want x-ratelimit, github, ratelimit-11, fill, or off alone")
 			}
 		case name == "log":
 			h.Log, err = parseFlag(p.Dispenser)

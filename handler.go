@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -68,6 +69,9 @@ type Handler struct {
 	//
 	// - `x-ratelimit` (default): `X-RateLimit-Limit`, `-Remaining`, `-Clear`,
 	//   and on denial `-Reset`
+	// - `github`, in place of `x-ratelimit`: `X-RateLimit-Limit`, `-Remaining`, `-Used`, and
+	//   `-Reset` as a time in seconds since 1970. If a request passes several handlers, the
+	//   first that shows `X-RateLimit-*` decides how.
 	// - `ratelimit-11`: `RateLimit-Policy` and `RateLimit` of
 	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
 	// - `fill`: where an upstream sends any field of a family, leave that family to it;
@@ -202,13 +206,15 @@ func newFamilies(words []string) (outcome.Families, error) {
 	if len(words) == 0 {
 		return outcome.XRateLimit, nil
 	}
-	const want = "x-ratelimit, ratelimit-11, fill, or off alone"
+	const want = "x-ratelimit, github, ratelimit-11, fill, or off alone"
 	var set outcome.Families
-	for _, word := range words {
+	for i, word := range words {
 		var family outcome.Families
 		switch word {
 		case "x-ratelimit":
 			family = outcome.XRateLimit
+		case "github":
+			family = outcome.XRateLimit | outcome.GitHub
 		case "ratelimit-11":
 			family = outcome.IETF
 		case "fill":
@@ -220,8 +226,11 @@ func newFamilies(words []string) (outcome.Families, error) {
 		default:
 			return 0, option.Bad("headers", word, want)
 		}
-		if set&family != 0 {
+		switch {
+		case slices.Contains(words[:i], word):
 			return 0, option.Errorf("headers", "duplicate %q", word)
+		case set&family != 0:
+			return 0, option.Errorf("headers", "got x-ratelimit and github, want one of them: both set X-RateLimit-Reset")
 		}
 		set |= family
 	}

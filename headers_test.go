@@ -34,6 +34,12 @@ func TestNewFamilies(t *testing.T) {
 		{"ratelimit-11 off", 0, `headers: got "ratelimit-11 off", want x-ratelimit`},
 		{"fill", outcome.XRateLimit | outcome.Fill, ""},
 		{"fill ratelimit-11", outcome.IETF | outcome.Fill, ""},
+		{"github", outcome.XRateLimit | outcome.GitHub, ""},
+		{"github ratelimit-11 fill", outcome.XRateLimit | outcome.GitHub | outcome.IETF | outcome.Fill, ""},
+		{"github github", 0, `headers: duplicate "github"`},
+		{"x-ratelimit github", 0, `headers: got x-ratelimit and github, want one of them`},
+		{"github x-ratelimit", 0, `headers: got x-ratelimit and github, want one of them`},
+		{"github off", 0, `headers: got "github off", want x-ratelimit`},
 		{"fill fill", 0, `headers: duplicate "fill"`},
 		{"fill off", 0, `headers: got "fill off", want x-ratelimit`},
 		{"ratelimit", 0, `headers: got "ratelimit", want x-ratelimit`},
@@ -484,6 +490,53 @@ func TestHeadersOption(t *testing.T) {
 				respond "admitted"
 			`)
 			s.run(step{want: tc.admitted, body: "admitted"}, step{want: tc.denied})
+		})
+	}
+}
+
+// TestHeadersOfGitHub guards the fields that clients of GitHub's API read: none but those, the
+// time within the seconds in which the request was answered, whoever writes the response.
+func TestHeadersOfGitHub(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range upstreamFields {
+			w.Header().Set(name, value)
+		}
+		w.Header().Set("X-RateLimit-Used", "1")
+	})
+	const block, ietf = "rate_limit {\nheaders github\n", `policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`
+	for _, tc := range []struct {
+		name, site string
+		reset      [2]int64 // seconds from now
+		want       [2]string
+	}{
+		{"admitted and denied", block + "size 1\ndrip_rate 1m\n}\nrespond ok", [2]int64{60, 60},
+			[2]string{"200 limit=1 remaining=0 used=1 reset=?", "429 limit=1 remaining=0 used=1 reset=? retry-after=60"}},
+		{"an upstream with its own", block + "size 9\ndrip_rate 1m\n}\nreverse_proxy " + upstream, [2]int64{8 * 60, 7 * 60},
+			[2]string{"200 limit=9 remaining=8 used=1 reset=? " + ietf, "200 limit=9 remaining=7 used=2 reset=? " + ietf}},
+		{"an error route", block + "size 1\ndrip_rate 1m\n}\nrespond ok\nhandle_errors {\nrespond slow 503\n}", [2]int64{60, 60},
+			[2]string{"200 limit=1 remaining=0 used=1 reset=?", "503 limit=1 remaining=0 used=1 reset=? retry-after=60"}},
+		{"two blocks, the first decides", "route {\n" + block + "size 9\ndrip_rate 1m\n}\nrate_limit {\nsize 1\ndrip_rate 2m\n}\nrespond ok\n}",
+			[2]int64{120, 120},
+			[2]string{"200 limit=1 remaining=0 used=1 reset=?", "429 limit=1 remaining=0 used=1 reset=? retry-after=120"}},
+		{"requests in progress", block + "key all\nconcurrency 5\n}\nrespond ok", [2]int64{0, 0},
+			[2]string{"200 limit=5 remaining=4 used=1 reset=?", "200 limit=5 remaining=4 used=1 reset=?"}},
+		{"sliding_log", block + "algorithm sliding_log\nsize 1\nwindow 1m\n}\nrespond ok", [2]int64{60, 60},
+			[2]string{"200 limit=1 remaining=0 used=1 reset=?", "429 limit=1 remaining=0 used=1 reset=? retry-after=60"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startSite(t, tc.site)
+			for i, want := range tc.want {
+				began := time.Now().Unix()
+				a := s.get("/")
+				reset := a.Header.Get("X-RateLimit-Reset")
+				if got := strings.Replace(a.String(), "reset="+reset, "reset=?", 1); got != want {
+					t.Errorf("response %d:\n got %s\nwant %s", i+1, got, want)
+				}
+				in := fieldstest.Number(reset) - tc.reset[i]
+				if in < began || in > time.Now().Unix()+1 {
+					t.Errorf("response %d: X-RateLimit-Reset is %s, %d s after the request, want %d", i+1, reset, in+tc.reset[i]-began, tc.reset[i])
+				}
+			}
 		})
 	}
 }

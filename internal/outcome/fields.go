@@ -23,6 +23,10 @@ const (
 
 	// Fill leaves a family to an upstream that sends any of it.
 	Fill
+
+	// GitHub makes X-RateLimit-* those that GitHub sends. Of several handlers that show the
+	// family, the first decides.
+	GitHub
 )
 
 // familyOf returns the family of a field, given its canonical name, or 0.
@@ -42,7 +46,7 @@ func familyOf(name string) Families {
 const (
 	fieldLimit = iota
 	fieldRemaining
-	fieldClear
+	fieldClear // or fieldNameUsed, see fields.name
 	fieldReset
 	fieldRetryAfter
 	fieldPolicy
@@ -60,15 +64,27 @@ var fieldNames = [fieldCount]string{
 	fieldRateLimit:  "Ratelimit",
 }
 
+// fieldNameUsed is the name of the field that GitHub has in place of X-RateLimit-Clear.
+const fieldNameUsed = "X-Ratelimit-Used"
+
 // fields are the values of our header fields. Empty ones are not set.
 type fields [fieldCount]string
+
+// name returns the name of a field. Clear and Used share a value, which has decimals if it is
+// a time.
+func (f *fields) name(i int) string {
+	if i == fieldClear && f[i] != "" && !strings.Contains(f[i], ".") {
+		return fieldNameUsed
+	}
+	return fieldNames[i]
+}
 
 // set sets the fields in h. They are not copied: if others modify a value in h in
 // place, it changes here too.
 func (f *fields) set(h http.Header) {
 	for i, v := range f {
 		if v != "" {
-			h[fieldNames[i]] = f[i : i+1 : i+1]
+			h[f.name(i)] = f[i : i+1 : i+1]
 		}
 	}
 }
@@ -77,7 +93,7 @@ func (f *fields) set(h http.Header) {
 func (f *fields) remove(h http.Header) {
 	for i, v := range f {
 		if v != "" {
-			delete(h, fieldNames[i])
+			delete(h, f.name(i))
 		}
 	}
 }
@@ -95,8 +111,10 @@ func (f *fields) families() (set Families) {
 
 // value returns our value of the field of that name, or "".
 func (f *fields) value(name string) string {
-	if i := slices.Index(fieldNames[:], name); i >= 0 {
-		return f[i]
+	for i := range f {
+		if f.name(i) == name {
+			return f[i]
+		}
 	}
 	return ""
 }
@@ -171,9 +189,10 @@ func (f *fields) dropTrailers(h http.Header, ours Families) {
 }
 
 // render sets f to the fields of a request with the given results, each shown in
-// its families; sum is the summary of all. The values are substrings of what is
-// appended to text, so the caller must not modify it any more.
-func (f *fields) render(results []Entry, sum limiter.Summary, text []byte) {
+// its families; sum is the summary of all, and at when they began to be decided, in µs since
+// 1970. The values are substrings of what is appended to text, so the caller must not modify
+// it any more.
+func (f *fields) render(results []Entry, sum limiter.Summary, at int64, text []byte) {
 	var ends [fieldCount]int
 	end := func(i int) { ends[i] = len(text) }
 
@@ -186,11 +205,18 @@ func (f *fields) render(results []Entry, sum limiter.Summary, text []byte) {
 		end(fieldLimit)
 		text = strconv.AppendInt(text, shown.Remaining, 10)
 		end(fieldRemaining)
-		text = appendSeconds(text, shown.Clear)
-		end(fieldClear)
-		if shown.Denied && !shown.Never {
-			text = appendSeconds(text, shown.RetryAfter)
+		if ofGitHub(results) {
+			text = strconv.AppendInt(text, shown.Size-shown.Remaining, 10)
+			end(fieldClear)
+			text = strconv.AppendInt(text, timeIn(at, resetIn(results, XRateLimit, shown)), 10)
 			end(fieldReset)
+		} else {
+			text = appendSeconds(text, shown.Clear)
+			end(fieldClear)
+			if shown.Denied && !shown.Never {
+				text = appendSeconds(text, shown.RetryAfter)
+				end(fieldReset)
+			}
 		}
 	}
 	if sum.Denied && !sum.Never {
@@ -210,6 +236,14 @@ func (f *fields) render(results []Entry, sum limiter.Summary, text []byte) {
 			f[i], from = all[from:to], to
 		}
 	}
+}
+
+// ofGitHub reports whether the first of the results that are shown as X-RateLimit-* wants
+// those of GitHub. So all responses to a client have the same fields, also those that the
+// first handler denies.
+func ofGitHub(results []Entry) bool {
+	i := slices.IndexFunc(results, func(e Entry) bool { return e.Families&XRateLimit != 0 })
+	return i >= 0 && results[i].Families&GitHub != 0
 }
 
 // appendPolicies appends the value of RateLimit-Policy. Like RateLimit, it follows

@@ -71,6 +71,9 @@ func TestFieldNames(t *testing.T) {
 			t.Errorf("field %d is called %q, want %q", i, name, canonical)
 		}
 	}
+	if canonical := textproto.CanonicalMIMEHeaderKey("X-RateLimit-Used"); fieldNameUsed != canonical {
+		t.Errorf("a field is called %q, want %q", fieldNameUsed, canonical)
+	}
 }
 
 // fieldsTests are what the buckets of one request decided and the fields that
@@ -235,6 +238,42 @@ var fieldsTests = []struct {
 		`limit=4 remaining=3 clear=1.000 retry-after=60 policy="i";q=5;w=5 ratelimit="i";r=2`,
 	},
 	{
+		"as GitHub has them: what is used, and a time",
+		[]Entry{{Policy: policyOf("a"), Limit: limitOf(10), Families: XRateLimit | GitHub,
+			Decision: limiter.Decision{Size: 10, Remaining: 7, Clear: 2500 * time.Millisecond}}},
+		`limit=10 remaining=7 used=3 reset=1800000008`,
+	},
+	{
+		"as GitHub has them: denied",
+		[]Entry{{Policy: policyOf("a"), Limit: limitOf(10), Families: XRateLimit | GitHub, Decision: limiter.Decision{
+			Denied: true, Size: 10, Remaining: 4, Clear: 6 * time.Second, RetryAfter: 1600 * time.Millisecond}}},
+		`limit=10 remaining=4 used=6 reset=1800000002 retry-after=2`,
+	},
+	{
+		"as GitHub has them: never admitted",
+		[]Entry{{Policy: policyOf("a"), Limit: limitOf(3), Families: XRateLimit | GitHub,
+			Decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}}},
+		`limit=3 remaining=3 used=0 reset=1800000004`,
+	},
+	{
+		"as GitHub has them: of the limits that are shown so, and not of those without room elsewhere",
+		[]Entry{
+			{Policy: policyOf("i"), Limit: limitOf(5, time.Hour), Families: IETF,
+				Decision: limiter.Decision{Size: 5, Clear: 5 * time.Hour}},
+			{Policy: policyOf("x"), Limit: limitOf(4), Families: XRateLimit | GitHub,
+				Decision: limiter.Decision{Size: 4, Clear: 4 * time.Second}},
+		},
+		`limit=4 remaining=0 used=4 reset=1800000002 policy="i";q=5;w=18000 ratelimit="i";r=0;t=3600`,
+	},
+	{
+		"as GitHub has them, by the second: the first decides",
+		[]Entry{
+			{Policy: policyOf("a"), Limit: limitOf(9), Families: XRateLimit, Decision: limiter.Decision{Size: 9, Remaining: 3}},
+			{Policy: policyOf("b"), Limit: limitOf(9), Families: XRateLimit | GitHub, Decision: limiter.Decision{Size: 9, Remaining: 3}},
+		},
+		`limit=9 remaining=3 clear=0.000`,
+	},
+	{
 		"one family only shows its own denials",
 		[]Entry{
 			{Policy: policyOf("i"), Limit: limitOf(1, time.Minute), Families: IETF, Decision: limiter.Decision{
@@ -250,7 +289,7 @@ var fieldsTests = []struct {
 func fieldsOf(items []Entry) fields {
 	var f fields
 	sum, _ := summarize(items, 0)
-	f.render(items, sum, nil)
+	f.render(items, sum, 1_800_000_000_300_000, nil)
 	return f
 }
 
@@ -420,10 +459,12 @@ func TestValuesAddedToOurFields(t *testing.T) {
 		{"replaced by several", "5", []string{"100", "5"}, []string{"100", "5"}},
 		{"emptied", "5", []string{}, []string{}},
 		{"never ours", "", []string{"100", "101"}, []string{"100", "101"}},
+		{"a time", "5.000", []string{"5.000", "100"}, []string{"5.000"}},
 	} {
-		for i, name := range fieldNames {
+		for i := range fieldNames {
 			var f fields
 			f[i] = tc.ours
+			name := f.name(i)
 			h := http.Header{"X-Other": {"1", "2"}}
 			if tc.now != nil {
 				h[name] = slices.Clone(tc.now)

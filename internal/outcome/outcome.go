@@ -169,7 +169,7 @@ func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (deci
 		}
 		all, _ = summarize(o.entries, 0)
 	}
-	o.fields.render(o.entries, all, text)
+	o.fields.render(o.entries, all, o.at, text)
 	o.fields.set(h)
 	return &o.entries[before+own.Deciding], all.RetryAfter
 }
@@ -247,9 +247,9 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 		}
 		return WholeSeconds(sum.RetryAfter), true
 	case "reset":
-		return ceilSeconds(o.resetIn(sum)), true
+		return ceilSeconds(resetIn(o.entries, 0, sum)), true
 	case "reset_at":
-		return o.timeIn(o.resetIn(sum)), true
+		return timeIn(o.at, resetIn(o.entries, 0, sum)), true
 	case "denied":
 		return sum.Denied, true
 	case "exceeded.name":
@@ -263,26 +263,26 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 	return nil, false
 }
 
-// resetIn returns, given the summary of all entries, over what time to spend the units that
-// remain, or if the request was denied, its wait. Of several limits with the least room, the
+// resetIn returns, given the summary of the entries shown in a family, or of all if it is 0,
+// over what time to spend the units that remain, or if the request was denied, its wait. Of several limits with the least room, the
 // longest time counts. It is 0 if that is up to requests in progress.
-func (o *Outcome) resetIn(sum limiter.Summary) (in time.Duration) {
+func resetIn(entries []Entry, family Families, sum limiter.Summary) (in time.Duration) {
 	if sum.Denied && !sum.Never {
 		return sum.RetryAfter
 	}
-	for i := range o.entries {
-		e := &o.entries[i]
-		if d := &e.Decision; !d.DryRun && !d.Pool && !e.Concurrency && d.Remaining == sum.Remaining {
+	for i := range entries {
+		e := &entries[i]
+		if d := &e.Decision; e.Families&family == family && !d.DryRun && !d.Pool && !e.Concurrency && d.Remaining == sum.Remaining {
 			in = max(in, e.Limit.SpendTime(d))
 		}
 	}
 	return in
 }
 
-// timeIn returns a time after o.at, in seconds since 1970, rounded up.
-func (o *Outcome) timeIn(d time.Duration) int64 {
+// timeIn returns the time d after at, which is in µs since 1970, in seconds, rounded up.
+func timeIn(at int64, d time.Duration) int64 {
 	const second = int64(time.Second / time.Microsecond)
-	return (o.at + ceil(d, time.Microsecond) + second - 1) / second
+	return (at + ceil(d, time.Microsecond) + second - 1) / second
 }
 
 // marks are what may be said of a limit besides its decision. Each is told by the path of

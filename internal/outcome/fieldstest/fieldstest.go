@@ -18,6 +18,7 @@ func In(h http.Header) string {
 		{"X-RateLimit-Limit", "limit"},
 		{"X-RateLimit-Remaining", "remaining"},
 		{"X-RateLimit-Clear", "clear"},
+		{"X-RateLimit-Used", "used"},
 		{"X-RateLimit-Reset", "reset"},
 		{"Retry-After", "retry-after"},
 		{"RateLimit-Policy", "policy"},
