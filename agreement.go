@@ -34,6 +34,7 @@ type agreement struct {
 // agreed is what all limits of one path have in common.
 type agreed struct {
 	options []option.Setting
+	written *Limit // the first of them
 	policy  *rule.Policy
 	zone    bool // whether the first of them was a zone
 }
@@ -104,7 +105,7 @@ func (a *agreement) add(d *draft) error {
 		options := d.settings(b)
 		earlier, found := a.named[b.Path]
 		if !found {
-			a.named[b.Path] = agreed{options, b.Policy, l.Zone != nil}
+			a.named[b.Path] = agreed{options, d.Limit, b.Policy, l.Zone != nil}
 			continue
 		}
 		for i, o := range options {
@@ -112,6 +113,9 @@ func (a *agreement) add(d *draft) error {
 				continue
 			}
 			if l.Zone == nil || !earlier.zone {
+				if first := earlier.written; rateSets(o.Option, d.Limit, first) {
+					return disagreement(b, option.Setting{Option: "rate", Text: string(d.Rate)}, option.Setting{Text: string(first.Rate)})
+				}
 				return disagreement(b, o, earlier.options[i])
 			}
 			l.Reporter.Logger.Warn("zones of one name have different options; they count together as far as their keys and windows are equal",
@@ -187,9 +191,17 @@ func (a *agreement) addBounds(b *rule.Bucket) error {
 	return nil
 }
 
+// rateSets reports whether two limits have different rates, which set an option of theirs.
+func rateSets(name string, l, other *Limit) bool {
+	if l.Rate == "" || other.Rate == "" || l.Rate == other.Rate {
+		return false
+	}
+	return name == "drip_rate" || name == "drip_size" || name == "size" && l.Size == "" && other.Size == ""
+}
+
 // disagreement returns the error for an option of b's limit that differs from an
 // earlier one.
 func disagreement(b *rule.Bucket, got, earlier option.Setting) error {
-	return fmt.Errorf("%s: got %q here and %q in another limit of path %q, but limits of one path share their buckets, so these must match, or one needs another name",
+	return fmt.Errorf("%s: got %q here and %q in another limit of the name %q, but limits of one name share their buckets: write the same, or give one another name",
 		got.Option, got.Text, earlier.Text, b.Path)
 }
