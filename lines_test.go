@@ -21,7 +21,6 @@ type line struct{ level, msg string }
 var lines = map[string][]line{
 	"App.Provision":              nil,
 	"App.logStoreChange":         nil,
-	"App.logSharedBuckets":       nil,
 	"Handler.setZones":           nil,
 	"Handler.warnReplaced":       nil,
 	"draft.warnClientControlled": nil,

@@ -257,17 +257,18 @@ func TestBadDynamicNumbers(t *testing.T) {
 		respond "admitted"
 	`)
 	numbers := []string{
-		"", "0", "-1", "+1", "1.5", "1e3", "0x10", "x", "1_000", "1 000", "1,000", "١", "NaN", "Inf",
+		"", "-1", "+1", "1.5", "1e3", "0x10", "x", "1_000", "1 000", "1,000", "١", "NaN", "Inf",
 		"562949953421313", "9223372036854775808", "18446744073709551617", strings.Repeat("9", 1000),
 	}
+	positive := slices.Concat(numbers, []string{"0"})
 	for path, tc := range map[string]struct {
 		status int
 		bad    []string
 		good   string
 	}{
 		"/cost":      {400, numbers, "7"},
-		"/size":      {500, numbers, "7"},
-		"/drip-size": {500, numbers, "7"},
+		"/size":      {500, positive, "7"},
+		"/drip-size": {500, positive, "7"},
 		"/drip-rate": {500, []string{"", "0", "0s", "-1s", "1", "x", "100ns", "1500ns", "18000d", "9999999h", "1s 1s"}, "7s"},
 		"/factor": {500, []string{
 			"", "-1", "+1", "1.", ".5", "1e3", "x", "1.0000001", "0.0000000", "NaN", "99999999999999999",
@@ -382,7 +383,7 @@ func TestBadNumbersAreReported(t *testing.T) {
 				`+errors)
 			for range 3 {
 				s.get("/one", "X-Size: lots")
-				s.get("/two", "X-Cost: 0")
+				s.get("/two", "X-Cost: -1")
 				s.get("/three", "X-Size: 10001", "X-Window: 1m")
 				s.get("/four", "X-Window: 5000d")
 				s.get("/five", "X-Rate: 5")
@@ -398,14 +399,14 @@ func TestBadNumbersAreReported(t *testing.T) {
 			const wantUnits = `want a whole number of at least 1`
 			want := []string{
 				`one: size: got 4 bytes that are not shown, ` + wantUnits + ` from {http.request.header.X-Size}`,
-				`two: cost: got "0", ` + wantUnits + ` from {http.request.header.X-Cost}`,
+				`two: cost: got "-1", want a whole number from {http.request.header.X-Cost}`,
 				`three: size: got "10001", want at most 10000 with algorithm sliding_log from {http.request.header.X-Size}`,
 				`four: window: got "5000d", want at most 11 years with algorithm sliding_window from {http.request.header.X-Window}`,
 				`five: drip_rate: got "5", want a duration of at least 1µs, such as 500ms, 1s or 1h from {http.request.header.X-Rate}`,
 				`six: drip_size: got "-1", ` + wantUnits + ` from {http.request.header.X-Drip}`,
 				`seven: factor: got "-1", want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2 from {http.request.header.X-Factor}`,
 				`eight: size 10, drip rate 432000h0m0s, drip size 1: a full bucket and one drip more must drain within 35 years`,
-				`nine/within: cost: got "", ` + wantUnits + ` from {http.request.header.X-Cost}`,
+				`nine/within: cost: got "", want a whole number from {http.request.header.X-Cost}`,
 			}
 			if !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)
@@ -473,7 +474,7 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 				continue
 			}
 			b := buckets[0]
-			if err := b.Limit.Validate(); err != nil || b.Cost < 1 || b.Cost > limiter.MaxUnits {
+			if err := b.Limit.Validate(); err != nil || b.Cost < 0 || b.Cost > limiter.MaxUnits {
 				t.Fatalf("%s %q makes %+v: %v", option, text, b, err)
 			}
 			var got int64

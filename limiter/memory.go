@@ -95,7 +95,9 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 	} else {
 		dst = m.decide(req, dst)
 	}
-	req.keepLater(dst[from:], m.chargeLater)
+	if req.later { // chargeLater as a value is an allocation
+		req.keepLater(dst[from:], m.chargeLater)
+	}
 	return dst, nil
 }
 
