@@ -12,8 +12,10 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -168,6 +170,7 @@ func (a *App) Cleanup() error {
 // Start applies the app's settings and connects to Redis.
 func (a *App) Start() error {
 	a.activate()
+	a.warnKeys()
 	if a.redis != nil {
 		a.redis.connect()
 		a.redis.TakeOver() // what requests hold that began with an earlier config
@@ -239,6 +242,26 @@ func (a *App) activate() {
 	a.running = a.telemetryConfig()
 	process.Add(a.running)
 	a.memory.SetMaxKeys(a.maxKeys)
+}
+
+// warnKeys logs what is wrong with the keys of limits, once all handlers around them are known.
+func (a *App) warnKeys() {
+	_, around := routes.Arounds[*Handler](a.http())
+	for _, h := range a.handlers {
+		warnKeysOf(h.logger, h.limits, nil, around[h])
+	}
+}
+
+// warnKeysOf logs what is wrong with the keys of limits, and of those within them that have
+// another key.
+func warnKeysOf(logger *zap.Logger, limits []*rule.Limit, inherited *key.Key, around *routes.Around) {
+	for _, l := range limits {
+		if flaws := l.Key.Template().Flaws(around); len(flaws) > 0 && l.Key != inherited {
+			logger.Warn("the key of this limit is probably not what was intended", zap.String("limit", cmp.Or(l.Path, defaultName)),
+				zap.String("problem", flaws[0].Problem), zap.String("remedy", flaws[0].Remedy))
+		}
+		warnKeysOf(logger, l.Within, l.Key, around)
+	}
 }
 
 // logStoreChange logs what happens to the limits if the app keeps its buckets

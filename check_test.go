@@ -72,7 +72,7 @@ func TestCheck(t *testing.T) {
 			[]string{"limit a: Its key has {remote_ip}, which is no placeholder of Caddy"}},
 		{"zone without a key", site + "rate_limit {\nzone a {\nevents 5\nwindow 1m\n}\n}\n}", nil},
 		{"key by header, bounded by what nobody shares", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nrate 50/1s\nkey {remote}\n}\n}\n}",
-			[]string{"limit a: Its key has {http.request.header.X-Key}, which clients send", "limit b: Its key has {http.request.remote}"}},
+			[]string{"limit b: Its key has {http.request.remote}", "limit a: Its key has {http.request.header.X-Key}, which clients send"}},
 		{"drips by header", site + "rate_limit a {\nsize 5\ndrip_rate {header.X-Rate}\n}\n}",
 			[]string{"limit a: Its drip_rate has {http.request.header.X-Rate}, which clients send as they like: each of its values"}},
 		{"size by header", site + "rate_limit a {\nsize {header.X-Size}\n}\n}",

@@ -104,9 +104,6 @@ func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agree
 			return nil, d.errorIn(err)
 		}
 		d.warnClientControlled()
-		if parent == nil || d.rule.Key != parent.rule.Key {
-			d.warnFlaws()
-		}
 		if d.rule.Within, err = c.load(ctx, l.Limits, d, agreed); err != nil {
 			return nil, err
 		}
@@ -279,13 +276,5 @@ func (d *draft) warnClientControlled() {
 					zap.String("limit", b.Path), zap.String("option", o.Option), zap.String("placeholder", "{"+name+"}"))
 			}
 		}
-	}
-}
-
-// warnFlaws logs what is wrong with the key of d.
-func (d *draft) warnFlaws() {
-	if flaws := d.rule.Key.Template().Flaws(); len(flaws) > 0 {
-		d.rule.Reporter.Logger.Warn("the key of this limit is probably not what was intended", zap.String("limit", d.displayPath()),
-			zap.String("problem", flaws[0].Problem), zap.String("remedy", flaws[0].Remedy))
 	}
 }

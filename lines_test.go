@@ -24,7 +24,7 @@ var lines = map[string][]line{
 	"Handler.setZones":           nil,
 	"Handler.warnReplaced":       nil,
 	"draft.warnClientControlled": nil,
-	"draft.warnFlaws":            nil,
+	"warnKeysOf":                 nil,
 	"agreement.add":              nil,
 	"init":                       nil,
 	"Reporter.noKey": {

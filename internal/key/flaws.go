@@ -1,16 +1,19 @@
 package key
 
 import (
+	"cmp"
 	"fmt"
 	"net/textproto"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 )
 
 // Template is the template of a key, in pieces.
@@ -82,11 +85,12 @@ func (k Template) Headers() (names []string) {
 
 // Bounds reports whether a client that asks often always gets the same bucket.
 func (k Template) Bounds() bool {
-	return k.Chosen() == "" && !slices.ContainsFunc(k.Flaws(), func(f Flaw) bool { return f.unshared })
+	return k.Chosen() == "" && !slices.ContainsFunc(k.Flaws(nil), func(f Flaw) bool { return f.unshared })
 }
 
 // Flaw is why a key is probably not what was intended, and what would be.
 type Flaw struct {
+	Placeholder     string // by its full name; empty if it is the whole key
 	Problem, Remedy string
 
 	// Whether a client gets other buckets with each request or connection, so that
@@ -94,50 +98,112 @@ type Flaw struct {
 	unshared bool
 }
 
-// flaws are the placeholders that are no use in keys.
+// flaws are the placeholders that are no use in keys, by their names or, if these end in
+// a dot, by how they begin.
 var flaws = []struct {
 	names []string
 	flaw  Flaw
 }{
 	{
 		[]string{"http.request.remote", "http.request.remote.port"},
-		Flaw{"has the port of the client, which is another one for each connection, so each connection has a bucket of its own",
-			"Use {client_ip}, or {remote_host} for the address of the connection.", true},
+		Flaw{
+			Problem:  "has the port of the client, which is another one for each connection, so each connection has a bucket of its own",
+			Remedy:   "Use {client_ip}, or {remote_host} for the address of the connection.",
+			unshared: true,
+		},
 	},
 	{
 		[]string{"http.request.uuid"},
-		Flaw{"is another one for each request, so each request has a bucket of its own",
-			"Use what the requests of a client have in common, such as {client_ip}.", true},
+		Flaw{
+			Problem:  "is another one for each request, so each request has a bucket of its own",
+			Remedy:   "Use what the requests of a client have in common, such as {client_ip}.",
+			unshared: true,
+		},
 	},
 	{
-		[]string{"time.now", "time.now.http", "time.now.rfc3339", "time.now.common_log", "time.now.unix", "time.now.unix_ms",
-			"http.request.duration", "http.request.duration_ms", "http.vars.start_time", "http.time_until_shutdown"},
-		Flaw{"changes all the time, and each value has a bucket of its own",
-			"Use {client_ip}, and for windows of time algorithm fixed_window.", true},
-	},
-	{
-		[]string{"remote_ip", "remote.ip", "remote_addr", "client.ip", "http.remote_ip", "http.client_ip",
-			"http.request.remote_ip", "http.request.remote.ip", "http.request.remote_addr", "http.request.client_ip", "http.request.client.ip"},
-		Flaw{"is no placeholder of Caddy, so it is empty",
-			"Use {client_ip}, which is {http.vars.client_ip} in JSON, or {http.request.remote.host} for the address of the connection.", false},
+		[]string{
+			"time.now", "time.now.http", "time.now.rfc3339", "time.now.common_log", "time.now.unix", "time.now.unix_ms",
+			"http.request.duration", "http.request.duration_ms", "http.vars.start_time", "http.time_until_shutdown",
+		},
+		Flaw{
+			Problem:  "changes all the time, and each value has a bucket of its own",
+			Remedy:   "Use {client_ip}, and for windows of time algorithm fixed_window.",
+			unshared: true,
+		},
 	},
 }
 
-// Flaws returns what is wrong with k, as far as the key alone tells.
-func (k Template) Flaws() (found []Flaw) {
+// missing are placeholders that people write and Caddy does not have, by their names or, if
+// these end in a dot, by how they begin. Those that begin like some of Caddy's need no
+// row, but get no remedy without one.
+var missing = []struct {
+	names   []string
+	problem string // unless it is that of all
+	remedy  string // with what follows a dot in place of X
+	unless  string // the module that sets them
+}{
+	{
+		names: []string{
+			"ip", "client.ip", "client_addr", "clientip", "ip_address", "real_ip", "remote_ip", "remote_addr", "remote.ip", "remote.host", "remote.addr",
+			"request.ip", "request.remote_ip", "request.remote.host", "request.client_ip",
+			"http.client_ip", "http.ip", "http.remote_addr", "http.remote_host", "http.remote_ip", "http.remote.host", "http.remote.ip",
+			"http.request.client.ip", "http.request.client_ip", "http.request.ip", "http.request.real_ip", "http.request.remote.addr",
+			"http.request.remote.ip", "http.request.remote_addr", "http.request.remote_host", "http.request.remote_ip",
+		},
+		remedy: "Use {client_ip}, or {remote_host} for the address of the connection.",
+	},
+	{
+		names: []string{
+			"user", "user.id", "user_id", "userid", "username", "auth.user", "auth.user.id", "http.user", "http.user.id",
+			"http.auth.id", "http.auth.user", "http.auth.user_id", "http.request.user", "http.request.user.id", "http.request.auth.user.id",
+		},
+		remedy: "Use {http.auth.user.id}, behind the authentication.",
+	},
+	{
+		names:  []string{"headers.", "request.header.", "request.headers.", "http.header.", "http.headers.", "http.request.headers."},
+		remedy: "Use {http.request.header.X}.",
+	},
+	{
+		names:  []string{"cookies.", "request.cookie.", "request.cookies.", "http.cookie.", "http.cookies.", "http.request.cookies."},
+		remedy: "Use {http.request.cookie.X}.",
+	},
+	{
+		names:  []string{"http.query.", "request.query.", "http.request.query."},
+		remedy: "Use {http.request.uri.query.X}.",
+	},
+	{
+		names:  []string{"http.path", "request.path", "request.uri.path", "http.request.path"},
+		remedy: "Use {http.request.uri.path}.",
+	},
+	{
+		names:  []string{"http.host", "request.host", "http.request.hostname"},
+		remedy: "Use {http.request.host}.",
+	},
+	{
+		names:   []string{"body.", "form.", "post.", "http.body.", "http.form.", "http.request.body.", "http.request.form.", "http.request.post."},
+		problem: "would be a field of the body, which Caddy does not parse, so it is empty",
+		remedy:  "Use {client_ip}, and count by what the application answers, as in count status 401, or by a field of its response, as actual_cost does.",
+		unless:  "http.handlers.request_body_var",
+	},
+}
+
+// Flaws returns what is wrong with k, as far as the key and the handlers around its limit
+// tell. These may be nil.
+func (k Template) Flaws(around *routes.Around) (found []Flaw) {
 	for _, p := range k {
-		if flaw, ok := flawOf(p.Text); ok && p.Placeholder {
-			flaw.Problem = "Its key has {" + p.Text + "}, which " + flaw.Problem + "."
+		if !p.Placeholder {
+			continue
+		}
+		if flaw, ok := flawOf(p.Text, around); ok {
+			flaw.Placeholder, flaw.Problem = p.Text, "Its key has {"+p.Text+"}, which "+flaw.Problem+"."
 			found = append(found, flaw)
 		}
 	}
 	if len(k) == 1 && !k[0].Placeholder {
-		text := k[0].Text
-		_, flawed := flawOf(text)
-		if placeholder.Addresses[text] != "" || flawed || longName(text) != "" || strings.HasPrefix(text, "http.") || strings.HasPrefix(text, "$") {
+		if meant := meantBy(k[0].Text); meant != "" {
 			found = append(found, Flaw{
-				Problem: fmt.Sprintf("Its key is the text %q, not a placeholder, so all requests share one bucket.", text),
-				Remedy:  "Write placeholders in braces, such as {client_ip}.",
+				Problem: fmt.Sprintf("Its key is the text %q, not a placeholder, so all requests share one bucket.", k[0].Text),
+				Remedy:  "Write {" + meant + "}.",
 			})
 		}
 	}
@@ -145,11 +211,21 @@ func (k Template) Flaws() (found []Flaw) {
 }
 
 // flawOf returns what is wrong with a placeholder in a key, by its name, if anything is.
-func flawOf(name string) (Flaw, bool) {
+func flawOf(name string, around *routes.Around) (Flaw, bool) {
 	for _, f := range flaws {
 		if slices.Contains(f.names, name) {
 			return f.flaw, true
 		}
+	}
+	if around.Sets(name) {
+		return Flaw{}, false // a handler before the limit does
+	}
+	if later := around.SetLater(name); later != "" {
+		return setLater(name, later), true
+	}
+	if flaw, ok := missingFlaw(name); ok {
+		ofCaddy := flaw.Problem == noPlaceholder && (strings.HasPrefix(name, "http.") || strings.HasPrefix(name, "remote"))
+		return flaw, ofCaddy || !around.Plugins()
 	}
 	if long := longName(name); long != "" && !placeholder.IsGlobal(name) {
 		return Flaw{
@@ -157,7 +233,83 @@ func flawOf(name string) (Flaw, bool) {
 			Remedy:  "Use its long name, " + long + ".",
 		}, true
 	}
+	if placeholder.IsUnknown(name) {
+		return Flaw{
+			Problem: noPlaceholder,
+			Remedy:  "Use one of https://caddyserver.com/docs/json/apps/http/#docs, such as {client_ip}.",
+		}, true
+	}
 	return Flaw{}, false
+}
+
+// noPlaceholder is the problem of most placeholders that Caddy does not have.
+const noPlaceholder = "is no placeholder of Caddy, so it is empty"
+
+// missingFlaw returns what is wrong with a placeholder if it is one of those that are missing.
+func missingFlaw(name string) (Flaw, bool) {
+	for _, m := range missing {
+		for _, known := range m.names {
+			rest, found := strings.CutPrefix(name, known)
+			if !found || (rest == "") == strings.HasSuffix(known, ".") {
+				continue
+			}
+			if _, err := caddy.GetModule(m.unless); err == nil {
+				return Flaw{}, false
+			}
+			return Flaw{Problem: cmp.Or(m.problem, noPlaceholder), Remedy: strings.Replace(m.remedy, ".X}", "."+rest+"}", 1)}, true
+		}
+	}
+	return Flaw{}, false
+}
+
+// setLater returns what is wrong with a placeholder that a directive sets behind the limit.
+func setLater(name, directive string) Flaw {
+	flaw := Flaw{
+		Problem: directive + " sets behind this limit, so here it is empty",
+		Remedy:  "Put both in a route block, " + directive + " first",
+	}
+	if strings.HasPrefix(name, "http.request.header.") {
+		flaw.Problem = directive + " sets behind this limit, so here it is what the client sent"
+	}
+	if slices.Contains([]string{"basic_auth", "forward_auth", "request_header"}, directive) {
+		flaw.Remedy += ", or set the global option order rate_limit after " + directive
+	}
+	flaw.Remedy += "."
+	return flaw
+}
+
+// headerWords are header fields that are no ordinary words, in lower case.
+var headerWords = []string{
+	"api-key", "apikey", "authorization", "cf-connecting-ip", "forwarded", "fastly-client-ip", "proxy-authorization", "remote-user",
+	"true-client-ip", "user-agent", "x-api-key", "x-auth-token", "x-auth-user", "x-forwarded-for", "x-real-ip", "x-tenant-id", "x-user", "x-user-id",
+}
+
+// meantBy returns the placeholder that a key without one was meant to be, or "" if it may well
+// be a word for one bucket.
+func meantBy(text string) string {
+	lower := strings.ToLower(text)
+	switch name := strings.TrimPrefix(lower, "$"); {
+	case slices.Contains(headerWords, lower), strings.HasPrefix(text, "X-") && len(text) > len("X-"):
+		return "http.request.header." + textproto.CanonicalMIMEHeaderKey(text)
+	case slices.Contains([]string{"remote_addr", "binary_remote_addr"}, name):
+		return "client_ip"
+	case placeholder.Addresses[text] != "":
+		return text
+	case longName(text) != "":
+		return text
+	case strings.HasPrefix(text, "$"):
+		return "client_ip"
+	case slices.Contains(missing[0].names, strings.ReplaceAll(lower, "-", "_")), lower == "client-ip":
+		return "client_ip"
+	case strings.HasPrefix(text, "http."):
+		if flaw, ok := missingFlaw(text); ok {
+			_, remedy, _ := strings.Cut(flaw.Remedy, "{")
+			meant, _, _ := strings.Cut(remedy, "}")
+			return meant
+		}
+		return text
+	}
+	return ""
 }
 
 // shorthands replaces the short names of placeholders in a Caddyfile.

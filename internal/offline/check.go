@@ -15,6 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -82,6 +83,8 @@ type advice struct {
 type checker struct {
 	*Config `json:"-"`
 
+	flawed map[[2]string]bool // by limit and placeholder, what checkFlaws has found
+
 	Advice []advice `json:"advice"`
 	Notes  []string `json:"notes"` // what could not be checked
 }
@@ -97,7 +100,7 @@ func (d *Config) Check() (found [][3]string) {
 
 // newChecker returns the advice that can be given on the config alone.
 func newChecker(d *Config) *checker {
-	c := &checker{Config: d, Advice: []advice{}, Notes: []string{}}
+	c := &checker{Config: d, flawed: make(map[[2]string]bool), Advice: []advice{}, Notes: []string{}}
 	c.check()
 	return c
 }
@@ -150,6 +153,7 @@ func wrapped(text string) string {
 // check collects what can be found out from the config alone.
 func (c *checker) check() {
 	c.Notes = append(c.Notes, c.Warnings...)
+	c.checkFlaws()
 	for _, s := range c.Servers {
 		for _, h := range s.handlers {
 			for _, l := range h.inForce() {
@@ -179,17 +183,29 @@ func (h *handler) inForce() []*Limit {
 	return slices.DeleteFunc(slices.Clone(h.limits.buckets), func(l *Limit) bool { return l.Off })
 }
 
+// checkFlaws advises on keys that can't be meant as they are.
+func (c *checker) checkFlaws() {
+	order, around := routes.Arounds[rule.Module](c.http)
+	for _, h := range order {
+		for b := range rule.Buckets(h.Compiled().Limits) {
+			for _, f := range b.Limit.Key.Template().Flaws(around[h]) {
+				if !b.Off {
+					c.advise("limit "+b.Path, f.Problem, f.Remedy)
+					c.flawed[[2]string{b.Path, f.Placeholder}] = true
+				}
+			}
+		}
+	}
+}
+
 // checkKey advises on a limit's key.
 func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 	about := "limit " + l.Path
-	for _, f := range l.Key().Flaws() {
-		c.advise(about, f.Problem, f.Remedy)
-	}
-	if name := l.Key().User(); name != "" && !s.authenticated[h.limits] {
+	if name := l.Key().User(); name != "" && !s.authenticated[h.limits] && !c.flawed[[2]string{l.Path, name}] {
 		c.advise(about, "Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
 			"Put both in a route block, the authentication first.")
 	}
-	if name := l.Key().Chosen(); name != "" && !c.bounded(s, h) {
+	if name := l.Key().Chosen(); name != "" && !c.bounded(s, h) && !c.flawed[[2]string{l.Path, name}] {
 		problem := "which clients send as they like"
 		switch {
 		case strings.Contains(name, "uri.path"):

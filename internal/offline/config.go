@@ -31,6 +31,9 @@ type Config struct {
 	ctx         caddy.Context
 	unreachable []string // the servers that have limits no request reaches, and the handlers before these, in turn
 	cancel      func()
+
+	// Its HTTP app: all of it once it was validated, until then without what is cut away.
+	http *caddyhttp.App
 }
 
 // Load loads a config file. The adapter is guessed as by other commands
@@ -156,8 +159,9 @@ func (d *Config) compile(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
+	d.http = app.(*caddyhttp.App)
 	for _, s := range d.Servers {
-		s.server = app.(*caddyhttp.App).Servers[s.Name]
+		s.server = d.http.Servers[s.Name]
 		if err := s.compile(); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
@@ -175,7 +179,25 @@ func (d *Config) Validate() error {
 	if err := d.discardWriters(cfg); err != nil {
 		return err
 	}
-	return caddy.Validate(cfg)
+	apps := cfg.AppsRaw
+	cfg.AppsRaw = nil
+	base, err := caddy.ProvisionContext(cfg)
+	if err != nil {
+		return err
+	}
+	cfg.AppsRaw = apps
+	ctx, cancel := caddy.NewContext(base) // as in provision
+	cut := d.cancel
+	d.cancel = func() { cancel(); cut() }
+	for name := range apps {
+		if _, err := ctx.App(name); err != nil {
+			return err
+		}
+	}
+	if app, err := ctx.AppIfConfigured("http"); err == nil {
+		d.http = app.(*caddyhttp.App)
+	}
+	return nil
 }
 
 // discardWriters has the logs of a config written nowhere. It returns an error if Caddy

@@ -1,0 +1,228 @@
+package routes
+
+import (
+	"maps"
+	"net/textproto"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/caddyauth"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+	caddymap "github.com/caddyserver/caddy/v2/modules/caddyhttp/map"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// Around tells which placeholders are set before a handler, and which behind it, by those
+// that requests may pass on their way. A nil one knows of none.
+type Around struct {
+	before, behind []setter
+	mapped         map[string]bool // by map, anywhere in the config
+}
+
+// setter is a handler that sets placeholders.
+type setter struct {
+	directive string
+	sets      func(name string) bool // nil for a plugin's handler, which may set any
+
+	// Whether it takes the place of what it sets, rather than of what an upstream is to see.
+	tells bool
+}
+
+// Sets reports whether a handler of Caddy sets the placeholder before, or map does anywhere.
+func (a *Around) Sets(name string) bool {
+	return a != nil && (a.mapped[name] && a.SetLater(name) == "" || setBy(a.before, name))
+}
+
+// setBy reports whether one of the setters is known to set a placeholder.
+func setBy(all []setter, name string) bool {
+	return slices.ContainsFunc(all, func(s setter) bool { return s.sets != nil && s.sets(name) })
+}
+
+// Plugins reports whether handlers of plugins are passed before, which may set anything.
+func (a *Around) Plugins() bool {
+	return a != nil && slices.ContainsFunc(a.before, func(s setter) bool { return s.sets == nil })
+}
+
+// SetLater returns the directive that sets a placeholder behind the handler, or "" if none does
+// or one before may.
+func (a *Around) SetLater(name string) string {
+	if a == nil || a.Plugins() || setBy(a.before, name) {
+		return ""
+	}
+	for _, s := range a.behind {
+		if s.sets != nil && s.tells && s.sets(name) {
+			return s.directive
+		}
+	}
+	return ""
+}
+
+// Arounds returns the handlers of type H of an HTTP app in the order of the config, and what is
+// around each. Those in routes of other plugins' handlers are not found.
+func Arounds[H interface {
+	caddyhttp.MiddlewareHandler
+	comparable
+}](app *caddyhttp.App) (order []H, around map[H]*Around) {
+	around = make(map[H]*Around)
+	if app == nil {
+		return nil, around
+	}
+	w := walker{mapped: make(map[string]bool)}
+	w.own = func(h caddyhttp.MiddlewareHandler) *Around {
+		own, ok := h.(H)
+		if !ok {
+			return nil
+		}
+		if around[own] == nil {
+			order, around[own] = append(order, own), &Around{mapped: w.mapped}
+		}
+		return around[own]
+	}
+	for _, name := range slices.Sorted(maps.Keys(app.Servers)) {
+		srv := app.Servers[name]
+		w.named = srv.NamedRoutes
+		w.list(srv.Routes, path{})
+		if srv.Errors != nil {
+			w.list(srv.Errors.Routes, path{before: []setter{{}}}) // any may have been passed
+		}
+	}
+	return order, around
+}
+
+// path is what requests have passed: setters, and the handlers that are looked for.
+type path struct {
+	before []setter
+	passed []*Around
+}
+
+// walker walks over routes.
+type walker struct {
+	named   map[string]*caddyhttp.Route
+	own     func(caddyhttp.MiddlewareHandler) *Around // nil for others
+	mapped  map[string]bool
+	proxies int      // within whose routes it is
+	invoked []string // named routes that it is in
+}
+
+// list walks over routes, and returns the path behind them.
+func (w *walker) list(list caddyhttp.RouteList, p path) path {
+	groups := make(map[string]path) // by name, the paths to each
+	for i := range list {
+		rt := &list[i]
+		to := p
+		if rt.Group != "" { // of the others none has matched
+			if known, ok := groups[rt.Group]; ok {
+				to = known
+			}
+			groups[rt.Group] = to
+		}
+		behind := to
+		for _, h := range rt.Handlers {
+			behind = w.handler(h, behind)
+		}
+		if !rt.Terminal {
+			p.before = append(slices.Clip(p.before), behind.before[len(to.before):]...)
+			p.passed = append(slices.Clip(p.passed), behind.passed[len(to.passed):]...)
+		}
+	}
+	return p
+}
+
+// handler walks over a handler, and returns the path behind it.
+func (w *walker) handler(h caddyhttp.MiddlewareHandler, p path) path {
+	if own := w.own(h); own != nil {
+		own.before = append(own.before, p.before...)
+		p.passed = append(slices.Clip(p.passed), own)
+		return p
+	}
+	for _, s := range w.settersIn(h) {
+		for _, a := range p.passed {
+			a.behind = append(a.behind, s)
+		}
+		p.before = append(slices.Clip(p.before), s)
+	}
+	for _, nested := range In(h, w.named) {
+		_, isProxy := h.(*reverseproxy.Handler)
+		switch {
+		case nested.Kind == Named && slices.Contains(w.invoked, nested.Name):
+		case nested.Kind == Named:
+			w.invoked = append(w.invoked, nested.Name)
+			p = w.list(nested.Routes, p)
+			w.invoked = w.invoked[:len(w.invoked)-1]
+		case nested.Kind == Within:
+			p = w.list(nested.Routes, p)
+		case isProxy: // which passes the request on behind them, as forward_auth does
+			w.proxies++
+			p = w.list(nested.Routes, p)
+			w.proxies--
+		default: // when any may have been passed
+			w.list(nested.Routes, path{before: []setter{{}}})
+		}
+	}
+	return p
+}
+
+// settersIn returns what h alone sets.
+func (w *walker) settersIn(h caddyhttp.MiddlewareHandler) (found []setter) {
+	switch h := h.(type) {
+	case *caddyauth.Authentication:
+		const prefix = "http.auth.user."
+		s := setter{directive: "basic_auth", tells: true, sets: func(name string) bool { return strings.HasPrefix(name, prefix) }}
+		if _, basic := h.Providers["http_basic"]; !basic || len(h.Providers) > 1 {
+			s.directive = "the authentication"
+			found = append(found, setter{}) // providers of plugins may set other things too
+		}
+		return append(found, s)
+	case *caddyhttp.VarsMiddleware:
+		for name := range *h {
+			if strings.Contains(name, "{") { // which it is depends on the request
+				return []setter{{}}
+			}
+		}
+		return []setter{{directive: "vars", tells: true, sets: func(name string) bool {
+			_, set := (*h)[strings.TrimPrefix(name, "http.vars.")]
+			return set && (strings.HasPrefix(name, "http.vars.") || name == "http.auth.user.id")
+		}}}
+	case *caddymap.Handler:
+		for _, name := range h.Destinations {
+			w.mapped[name] = true
+		}
+		return []setter{{directive: "map", tells: true, sets: func(name string) bool { return slices.Contains(h.Destinations, name) }}}
+	case *headers.Handler:
+		if h.Request == nil {
+			return nil
+		}
+		return w.fieldsSet(h.Request)
+	}
+	const ofCaddy = "github.com/caddyserver/caddy/v2/"
+	if of := reflect.Indirect(reflect.ValueOf(h)); of.IsValid() && !strings.HasPrefix(of.Type().PkgPath(), ofCaddy) {
+		return []setter{{}}
+	}
+	return nil
+}
+
+// fieldsSet returns the header fields that are set, of which each is a setter: one that is set
+// to a constant, as is done for an upstream, tells nothing of the client.
+func (w *walker) fieldsSet(ops *headers.HeaderOps) (found []setter) {
+	directive := "request_header"
+	if w.proxies > 0 {
+		directive = "forward_auth"
+	}
+	for _, fields := range []map[string][]string{ops.Set, ops.Add} {
+		for field, values := range fields {
+			field = textproto.CanonicalMIMEHeaderKey(field)
+			dynamic := slices.ContainsFunc(values, func(v string) bool {
+				return strings.Contains(v, "{http.") && !strings.Contains(v, "{http.request.header."+field+"}")
+			})
+			found = append(found, setter{
+				directive: directive,
+				sets:      func(name string) bool { return name == "http.request.header."+field },
+				// These are the client's own where Caddy exchanges them for others.
+				tells: dynamic && field != "Authorization" && field != "Cookie",
+			})
+		}
+	}
+	return found
+}
