@@ -86,9 +86,8 @@ local missing = {}
 for _, command in ipairs(ARGV) do
   local reply = redis.pcall(command, (table.unpack or unpack)(arguments[command]))
   local err = type(reply) == 'table' and reply.err or ''
-  if string.find(err, "can't run", 1, true) or string.find(err, 'permissions to run', 1, true) then
-    missing[#missing + 1] = command
-  end
+  local denied = string.find(err, "can't run", 1, true) or string.find(err, 'permissions to run', 1, true)
+  if denied then table.insert(missing, command) end
 end
 return missing`
 

@@ -83,7 +83,7 @@ func (p *Process) Redis(e limiter.Event) {
 // lookAt returns the field with the options to look at if a server fails for a reason that
 // they may be to blame for.
 func lookAt(reason string) zap.Field {
-	options := ""
+	var options string
 	switch reason {
 	case "noauth":
 		options = "password; of sentinels, sentinel_password"

@@ -262,7 +262,7 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 // somebody changes the config or the server: then it opens the breaker by itself. Where a
 // server has accepted writes, a command or key that the user has no right to may be needed
 // by some calls only.
-func (b *breaker) concernsAll(f *ServerError) bool { return f.lasts && !(f.writes && b.wrote.Load()) }
+func (b *breaker) concernsAll(f *ServerError) bool { return f.lasts && (!f.writes || !b.wrote.Load()) }
 
 // tellReason reports why a server is down, if that is no longer what was told, and has
 // lasted. The lock must be held.
