@@ -104,6 +104,7 @@ func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agree
 			return nil, d.errorIn(err)
 		}
 		d.warnClientControlled()
+		d.rule.WatchForProxies()
 		if d.rule.Within, err = c.load(ctx, l.Limits, d, agreed); err != nil {
 			return nil, err
 		}

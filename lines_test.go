@@ -32,6 +32,9 @@ var lines = map[string][]line{
 		{"warn", "a request has neither a value for the key of this limit nor a client address, " +
 			"as on a unix socket without trusted_proxies_unix; all such requests share one bucket"},
 	},
+	"Reporter.sharedByProxy": {
+		{"warn", "the key of this limit is the address of a proxy, so all its visitors share one bucket"},
+	},
 	"Reporter.badValue":        {{"error", "the value of a placeholder can't be used; requests are rejected"}},
 	"Reporter.badCost":         {{"warn", "the actual cost of a request is no whole number, so its estimated cost is charged"}},
 	"Handler.reportError":      {{"error", "a matcher failed; requests are rejected"}},

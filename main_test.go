@@ -611,13 +611,19 @@ func adaptCaddyfile(src string) ([]byte, error) {
 }
 
 // validateConfig loads a configuration as `caddy validate` does, without admin endpoint
-// and logs. The command check has to refuse what that refuses, and nothing else. Caddy
+// and logs. The command check has to refuse what that refuses, and nothing else. Keys that can't
+// be meant as they are, of which both would warn, are errors here: no example has one. Caddy
 // can't validate two at once, so tests of what may be accepted do not run in parallel.
 func validateConfig(config []byte) error {
 	err := validateAsCaddy(config)
 	d, refused := offline.New(offlineModule{}, config)
 	if refused == nil {
-		refused = d.Validate()
+		if refused = d.Validate(); refused == nil && err == nil {
+			for path, f := range d.Flaws() {
+				err = errors.Join(err, fmt.Errorf("limit %s: %s %s", path, f.Problem, f.Remedy))
+				refused = err
+			}
+		}
 		d.Close()
 	}
 	if (err == nil) != (refused == nil) {

@@ -290,6 +290,16 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 			t.Errorf("%s: got %d, %v, want status %d", path.path, status, err, path.status)
 		}
 	}
+	forwarded, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+"/allow", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forwarded.Header.Set("X-Forwarded-For", "192.0.2.1")
+	if res, err := (&http.Client{Timeout: 5 * time.Second}).Do(forwarded); err != nil || res.StatusCode != http.StatusOK {
+		t.Errorf("by a proxy: got %v, %v", res, err)
+	} else {
+		res.Body.Close()
+	}
 	if res, err := askSocket("http://localhost/"); err != nil || res.StatusCode != http.StatusOK {
 		t.Errorf("by the socket: got %v, %v", res, err)
 	} else {

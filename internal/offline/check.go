@@ -3,6 +3,7 @@ package offline
 import (
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"net/netip"
 	"slices"
@@ -185,13 +186,22 @@ func (h *handler) inForce() []*Limit {
 
 // checkFlaws advises on keys that can't be meant as they are.
 func (c *checker) checkFlaws() {
-	order, around := routes.Arounds[rule.Module](c.http)
-	for _, h := range order {
-		for b := range rule.Buckets(h.Compiled().Limits) {
-			for _, f := range b.Limit.Key.Template().Flaws(around[h]) {
-				if !b.Off {
-					c.advise("limit "+b.Path, f.Problem, f.Remedy)
-					c.flawed[[2]string{b.Path, f.Placeholder}] = true
+	for path, f := range c.Flaws() {
+		c.advise("limit "+path, f.Problem, f.Remedy)
+		c.flawed[[2]string{path, f.Placeholder}] = true
+	}
+}
+
+// Flaws returns what is wrong with the keys of limits, by their paths.
+func (d *Config) Flaws() iter.Seq2[string, key.Flaw] {
+	return func(yield func(string, key.Flaw) bool) {
+		order, around := routes.Arounds[rule.Module](d.http)
+		for _, h := range order {
+			for b := range rule.Buckets(h.Compiled().Limits) {
+				for _, f := range b.Limit.Key.Template().Flaws(around[h]) {
+					if !b.Off && !yield(b.Path, f) {
+						return
+					}
 				}
 			}
 		}

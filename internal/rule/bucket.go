@@ -245,6 +245,9 @@ func (b *Bucket) addTo(q *Request) error {
 		ask.Name = b.AddressName
 		b.Limit.Reporter.noKey(b.Limit, text)
 	}
+	if b.Limit.Reporter.proxies.on() && !q.direct {
+		q.direct = !b.Limit.Reporter.sharedByProxy(b.Limit, q.http)
+	}
 	if ask.MaxKeys = b.Limit.MaxKeys; b.Limit.ShareWhenFull {
 		ask.ShareKey = q.clientNetwork()
 	}

@@ -17,6 +17,7 @@ type Reporter struct {
 	noKeyOnce     sync.Once
 	noAddressOnce sync.Once
 	badValues     telemetry.Throttle
+	proxies       proxyWatch
 }
 
 // noKey logs, once, that the client's address is used instead of the key, or

@@ -33,6 +33,7 @@ type Request struct {
 	keyText string
 	keyOwn  bool
 
+	direct  bool   // whether no proxy is known to have passed it on
 	network string // of the client's address; empty until it is needed
 	stripe  uint32 // of counters; the pool keeps a Request on one core where it can
 }

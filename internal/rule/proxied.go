@@ -1,0 +1,128 @@
+package rule
+
+import (
+	"net/http"
+	"net/netip"
+	"reflect"
+	"strings"
+	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+)
+
+// proxyWatch finds out whether the key of a limit is a proxy's address, so that all its
+// visitors share one bucket. It stops once it has, or once it knows that this can't be.
+type proxyWatch struct{ state atomic.Uint32 }
+
+// What a watch looks for.
+const (
+	watchNothing    uint32 = iota
+	watchClientIP          // not known yet: the server of the requests is not
+	watchRemoteHost        // likewise
+	watchUntrusted         // private peers that say for whom they ask
+	watchTrusted           // trusted ones
+)
+
+// begin begins the watch if the key is an address.
+func (w *proxyWatch) begin(k key.Template) {
+	for _, p := range k {
+		if p.Placeholder && p.Text != placeholder.ClientIP && p.Text != placeholder.RemoteHost {
+			return // which may tell visitors apart
+		}
+	}
+	switch {
+	case k.Has(placeholder.ClientIP):
+		w.state.Store(watchClientIP)
+	case k.Has(placeholder.RemoteHost):
+		w.state.Store(watchRemoteHost)
+	}
+}
+
+// on reports whether the watch goes on.
+func (w *proxyWatch) on() bool { return w.state.Load() != watchNothing }
+
+// finds reports whether r shows the fault. If so, the watch ends, and remedy says what to do,
+// unless another request has shown it meanwhile.
+func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
+	state := w.state.Load()
+	if state == watchClientIP || state == watchRemoteHost {
+		server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+		switch {
+		case server == nil:
+			return false, ""
+		case !trustsProxies(server):
+			state = watchUntrusted
+		case state == watchRemoteHost:
+			state = watchTrusted
+		default: // whoever is not trusted there is a client
+			state = watchNothing
+		}
+		w.state.Store(state)
+	}
+	switch state {
+	case watchUntrusted:
+		found, remedy = mayBePrivate(r.RemoteAddr) && isForwarded(r.Header) && isPrivate(r.RemoteAddr), trustPrivate
+	case watchTrusted:
+		trusted, _ := caddyhttp.GetVar(r.Context(), caddyhttp.TrustedProxyVarKey).(bool)
+		found, remedy = trusted && isForwarded(r.Header), "Use {client_ip}, which is the address that the proxy reports."
+	}
+	if !found || !w.state.CompareAndSwap(state, watchNothing) {
+		return found, ""
+	}
+	return true, remedy
+}
+
+// trustPrivate is the remedy for a proxy that is not trusted.
+const trustPrivate = "Use {client_ip}, and write into the global options, with the proxy's addresses alone if others are private too:\n" +
+	"servers {\n\ttrusted_proxies static private_ranges\n}"
+
+// trustsProxies reports whether a server has trusted proxies, or whether that can't be found
+// out: Caddy keeps them in a field that is not exported, and drops their config.
+func trustsProxies(s *caddyhttp.Server) bool {
+	field := reflect.ValueOf(s).Elem().FieldByName("trustedProxies")
+	return s.TrustedProxiesUnix || !field.IsValid() || field.Kind() != reflect.Interface || !field.IsNil()
+}
+
+// mayBePrivate reports whether isPrivate may, which takes longer.
+func mayBePrivate(hostport string) bool {
+	if hostport == "" {
+		return false
+	}
+	switch hostport[0] {
+	case '1':
+		return strings.HasPrefix(hostport, "10.") || strings.HasPrefix(hostport, "127.") || strings.HasPrefix(hostport, "172.") || strings.HasPrefix(hostport, "192.168.")
+	case '[':
+		return strings.HasPrefix(hostport, "[:") || strings.HasPrefix(hostport, "[f")
+	}
+	return false
+}
+
+// isPrivate reports whether the address of a connection is private or of this host.
+func isPrivate(hostport string) bool {
+	address, err := netip.ParseAddrPort(hostport)
+	ip := address.Addr().Unmap()
+	return err == nil && (ip.IsPrivate() || ip.IsLoopback())
+}
+
+// isForwarded reports whether a proxy says for whom it asks.
+func isForwarded(h http.Header) bool {
+	return len(h["X-Forwarded-For"]) > 0 || len(h["X-Real-Ip"]) > 0 || len(h["Cf-Connecting-Ip"]) > 0 || len(h["Forwarded"]) > 0
+}
+
+// WatchForProxies begins to look for requests by which the key of l is a proxy's address.
+func (l *Limit) WatchForProxies() { l.Reporter.proxies.begin(l.Key.Template()) }
+
+// sharedByProxy logs, once, that visitors of a proxy share buckets. It returns whether a
+// request shows this.
+func (r *Reporter) sharedByProxy(l *Limit, req *http.Request) bool {
+	found, remedy := r.proxies.finds(req)
+	if remedy != "" {
+		r.Logger.Warn("the key of this limit is the address of a proxy, so all its visitors share one bucket",
+			zap.String("limit", l.Path), zap.Stringer("key", l.Key), zap.String("remedy", remedy))
+	}
+	return found
+}

@@ -1,0 +1,56 @@
+package ratelimit
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestKeysOfProxies guards that a limit by address which counts all visitors of a proxy
+// together says so once, with what to write; and that others do not, above all where Caddy
+// was told of proxies.
+func TestKeysOfProxies(t *testing.T) {
+	const (
+		trust    = "servers {\ntrusted_proxies static 127.0.0.0/8\n}"
+		other    = "servers {\ntrusted_proxies static 192.0.2.1\n}"
+		servers  = "servers {\n\ttrusted_proxies static private_ranges\n}"
+		clientIP = "Use {client_ip}, which is the address that the proxy reports."
+	)
+	block := func(option string) string { return "rate_limit a {\nsize 5\n" + option + "\n}" }
+	for _, tc := range []struct{ name, global, block, field, remedy string }{
+		{"default key", "", block(""), "X-Forwarded-For: 192.0.2.7", servers},
+		{"remote_host", "", block("key {remote_host}"), "X-Forwarded-For: 192.0.2.7", servers},
+		{"Forwarded", "", block(""), "Forwarded: for=192.0.2.7", servers},
+		{"CF-Connecting-IP", "", block(""), "CF-Connecting-IP: 192.0.2.7", servers},
+		{"X-Real-IP", "", block(""), "X-Real-IP: 192.0.2.7", servers},
+		{"zone", "", "rate_limit {\nzone a {\nkey {remote_host}\nevents 5\nwindow 1m\n}\n}", "X-Real-IP: 192.0.2.7", servers},
+		{"remote_host of a trusted proxy", trust, block("key {remote_host}"), "X-Forwarded-For: 192.0.2.7", clientIP},
+		{"no proxy", "", block(""), "X-Other: 192.0.2.7", ""},
+		{"key by header", "", block("key {header.X-Key}{client_ip}"), "X-Forwarded-For: 192.0.2.7", ""},
+		{"key for all", "", block("key all"), "X-Forwarded-For: 192.0.2.7", ""},
+		{"trusted proxy", trust, block(""), "X-Forwarded-For: 192.0.2.7", ""},
+		{"trusted proxy without a client", trust, block("key {remote_host}"), "X-Other: 192.0.2.7", ""},
+		{"another proxy is trusted", other, block(""), "X-Forwarded-For: 192.0.2.7", ""},
+		{"another proxy is trusted, remote_host", other, block("key {remote_host}"), "X-Forwarded-For: 192.0.2.7", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startConfig(t, config{global: tc.global, site: tc.block + "\nrespond ok"})
+			s.get("/")
+			for range 2 {
+				s.get("/", tc.field)
+			}
+			lines := s.log("warn", ownLogger)
+			if tc.remedy == "" {
+				if len(lines) > 0 {
+					t.Errorf("got %v, want no warning", lines)
+				}
+				return
+			}
+			if len(lines) != 1 || lines[0]["limit"] != "a" {
+				t.Fatalf("got %v, want one warning about the limit", lines)
+			}
+			if remedy, _ := lines[0]["remedy"].(string); !strings.HasSuffix(remedy, tc.remedy) {
+				t.Errorf("got %q, want %q", remedy, tc.remedy)
+			}
+		})
+	}
+}
