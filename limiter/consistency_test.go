@@ -27,7 +27,7 @@ func TestConsistencyIsValid(t *testing.T) {
 			"bans limits have to be exact":    {{Limit: BansFor(1, time.Minute)}},
 		} {
 			for _, b := range buckets {
-				b.Name, b.Key, b.Consistency = "b", "k", c
+				b.Name, b.Key, b.Cost, b.Consistency = "b", "k", 1, c
 				_, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
 				if got := fmt.Sprint(err); want == "" && err != nil || !strings.Contains(got, want) && want != "" || want == role && !errors.Is(err, errConsistency) {
 					t.Errorf("%v, %+v: got %v, want %q", c, b, err, want)

@@ -115,8 +115,8 @@ func TestLimiterRejectsInvalidNumbers(t *testing.T) {
 	}
 }
 
-// TestZeroMeansOne guards that a zero DripSize or Cost means 1 in both stores, and
-// uses the same bucket as 1. The caller's buckets, which others may be reading,
+// TestZeroMeansOne guards that a zero DripSize means 1 in both stores, and uses the same
+// bucket as 1. The caller's buckets, which others may be reading,
 // are not changed.
 func TestZeroMeansOne(t *testing.T) {
 	clock := func() time.Duration { return time.Hour }
@@ -129,10 +129,10 @@ func TestZeroMeansOne(t *testing.T) {
 			left := Limit{Size: 3, DripInterval: time.Hour}
 			said := []Bucket{{Name: "a", Key: "k", Limit: full, Cost: 1}, {Name: "b", Key: "k", Limit: full, Cost: 1}}
 			for _, buckets := range [][]Bucket{
-				{{Name: "a", Key: "k", Limit: left}, {Name: "b", Key: "k", Limit: left}},
-				{{Name: "a", Key: "k", Limit: full}, {Name: "b", Key: "k", Limit: left, Cost: 1}},
+				{{Name: "a", Key: "k", Limit: left, Cost: 1}, {Name: "b", Key: "k", Limit: left, Cost: 1}},
+				{{Name: "a", Key: "k", Limit: full, Cost: 1}, {Name: "b", Key: "k", Limit: left, Cost: 1}},
 				said,
-				{{Name: "a", Key: "k", Limit: full, Cost: 1}, {Name: "b", Key: "k", Limit: left}},
+				{{Name: "a", Key: "k", Limit: left, Cost: 1}, {Name: "b", Key: "k", Limit: full, Cost: 1}},
 			} {
 				before := slices.Clone(buckets)
 				d, err := store.Take(t.Context(), Request{Buckets: buckets}, nil)

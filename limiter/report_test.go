@@ -288,7 +288,7 @@ func TestResetKeepsUnreported(t *testing.T) {
 		{"another report", 3, 2, true},
 	} {
 		f := newFleet(t, redistest.Start(t), 1)
-		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour}, Consistency: Eventual(time.Minute)}
+		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour}, Cost: 1, Consistency: Eventual(time.Minute)}
 		r := f.nodes[0]
 		admit := func(n int) {
 			for range n {
