@@ -285,7 +285,9 @@ func (r *Redis) charged(q *query, err error) {
 // awaitCharges has all that was charged without an answer sent, and waits for the answers for
 // no longer than a request would.
 func (r *Redis) awaitCharges() {
-	r.reports.flush()
+	if r.fallback != nil {
+		r.reports.sendDue() // all, since r is closed
+	}
 	for end := time.Now().Add(r.timeout); r.charging.Load() > 0 || r.reports.inProgress(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			return
