@@ -100,6 +100,11 @@ type Bucket struct {
 	// same ShareKey, such as the network of a client's address.
 	ShareKey string
 
+	// Whether this process may decide by itself, and with which bound. The zero value is
+	// exact. A Memory ignores it. Buckets whose algorithm or options need an exact
+	// decision, see [Consistency], make the request an error.
+	Consistency Consistency
+
 	// Whether this is a dry run: the bucket is decided and charged as always, but
 	// its denial does not deny the request.
 	DryRun bool
@@ -130,11 +135,6 @@ type Bucket struct {
 	// has no room, and then those that it watches deny them too. They have its Key and
 	// DryRun, and none of them has CountDenied, Borrows, Pool or a ShareKey.
 	Watches uint8
-
-	// Whether this process may decide by itself, and with which bound. The zero value is
-	// exact. A Memory ignores it. Buckets whose algorithm or options need an exact
-	// decision, see [Consistency], make the request an error.
-	Consistency Consistency
 
 	later  bool   // whether Request.Held settles it, which has Hold and holds nothing; it has no Hold then
 	shared bool   // whether several keys share it; Key is then their ShareKey

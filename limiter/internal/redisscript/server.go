@@ -352,7 +352,9 @@ func (s *Server) dial(probe bool) {
 			return
 		}
 		s.ring.abandon()
-		s.fail(f)
+		if f.reason != "timeout" { // which slowToConnect has recorded, unless this process was stopped
+			s.fail(f)
+		}
 		s.ring.failOpen(f)
 		return
 	}
