@@ -33,7 +33,7 @@ import (
 //     the request was in flight: then the charge is added to the level here.
 //   - A query that was given up is no longer in flight. A late answer to it changes
 //     nothing.
-//   - An answer that is newer than all others for a clean bucket (see trace) is
+//   - An answer that is newer than all others for a clean bucket (see latest) is
 //     authoritative, even if its level is lower: then somebody has deleted the key,
 //     or Redis has.
 //   - A bucket that the memory evicts is gone, even if a server knew of it; it is
@@ -64,9 +64,8 @@ type traffic struct {
 	lost      int          // how many of them the servers that lead may not know of, see query
 	unsent    int          // how many of them gather units to be sent
 	sent      uint64       // number of queries sent
-	traces    [traces]trace
-	fallbacks int         // number of fallbacks ever made
-	resets    []*emptying // those in flight
+	fallbacks int          // number of fallbacks ever made
+	resets    []*emptying  // those in flight
 }
 
 // newFallback returns a fallback to m for servers that may answer late by up to
@@ -126,25 +125,6 @@ func (f *fallback) crossAll(q *query) {
 		f.flights.cross(q.buckets[i].hash, own)
 	}
 }
-
-// trace finds out which answers are newer than others. A query that was sent after
-// another one's answer had arrived was decided after that one. So if no other
-// answer has arrived since a query was sent, its own answer is the newest.
-//
-// For a bucket that several concurrent requests always ask about, no answer meets
-// that condition. But among the answers that arrive after a given moment, the
-// highest level is up to date as soon as one of their queries was sent after that
-// moment.
-type trace struct {
-	last uint64 // number of queries sent when the last answer arrived
-
-	hash    uint64 // the bucket whose answers are being compared
-	since   uint64 // number of queries sent when that began
-	highest level  // the highest level reported since
-}
-
-// traces is the number of traces. Buckets whose hashes collide share one.
-const traces = 1024
 
 // locate finds the buckets of q, the query about req, in the memory.
 func (f *fallback) locate(req Request, q *query) {
@@ -270,10 +250,13 @@ func (f *fallback) answered(q *query, outcomes []outcome) {
 	anyDirty := f.memory.dirtyEnd.Load() > now
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
-		emptied := false
+		s, newest := level{}, false
 		if p.crossed = clean; q.counted {
 			fl := f.flights.of[p.hash]
-			p.crossed, emptied = fl.crossedBy(q), fl.emptied.met(q)
+			p.crossed = fl.crossedBy(q)
+			if !fl.emptied.met(q) && !o.blocked { // or the level may be from before that, or include units that are only held
+				s, newest = o.after(now), fl.latest.isBefore(q, f.sent)
+			}
 		}
 		if k := p.kept(); k != nil && decides && admitted && !o.denied && !o.unused {
 			if q.lost { // since its server has restarted
@@ -290,17 +273,10 @@ func (f *fallback) answered(q *query, outcomes []outcome) {
 		if anyDirty && q.counted {
 			p.crossed = max(p.crossed, f.flights.of[p.hash].crossedBeside(q, p.hash))
 		}
-		s, newest := level{}, false
-		if !emptied && !o.blocked { // or the level may be from before that, or include units that are only held
-			s, newest = f.newest(q.order, p, o.after(now), now)
-		}
 		f.memory.follow(p, s, f.timeout, newest, charged, now)
 		if charged { // the servers of other queries in flight may not know of this charge
 			f.flights.cross(p.hash, behind)
 		}
-	}
-	for i := range q.buckets {
-		f.traces[q.buckets[i].hash%traces].last = f.sent
 	}
 	q.stage = ended
 	f.unlink(q)
@@ -325,27 +301,6 @@ func (f *traffic) costs(q *query, n int64) {
 		f.flights.of[p.hash].add(q, n-p.cost)
 	}
 	p.cost = n
-}
-
-// newest reports whether an answer is the newest for p's bucket, and if so returns
-// its level. The answer is to the query with the given order and reported level s.
-func (f *fallback) newest(order uint64, p *asked, s level, now int64) (level, bool) {
-	t := &f.traces[p.hash%traces]
-	newest := order > t.last
-	if !newest && p.hash == t.hash {
-		if t.highest.clear <= now {
-			t.highest = s
-		} else if s.clear > now {
-			t.highest = p.limit.join(t.highest, s, f.timeout, false)
-		}
-		if newest = order > t.since; newest {
-			s = t.highest
-		}
-	}
-	if newest || p.hash != t.hash {
-		t.hash, t.since, t.highest = p.hash, f.sent, level{}
-	}
-	return s, newest
 }
 
 // drop records that queries were given up and admit nothing.
@@ -684,11 +639,6 @@ func (f *fallback) empty(b *Bucket, x *emptying) {
 	f.memory.empty(b)
 	hash := f.memory.hash(b)
 	f.flights.empty(hash)
-	t := &f.traces[hash%traces]
-	t.last = f.sent
-	if t.hash == hash {
-		t.since, t.highest = f.sent, level{}
-	}
 	if x != nil && x.units > 0 {
 		since := asked{limit: b.Limit, cost: x.units, place: f.memory.place(b), maxKeys: b.MaxKeys, keeps: b.keeps()}
 		f.flights.cross(hash, f.memory.charge(&since))

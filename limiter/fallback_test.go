@@ -308,10 +308,8 @@ func TestFollow(t *testing.T) {
 }
 
 // TestFollowDeletedKeys guards that a level goes down when somebody deletes the
-// key, as soon as an answer shows it that nothing can have overtaken: the only one
-// in flight or, if several always are, the first that was sent after another
-// answer with a lower level. Nothing that a server has admitted since is
-// forgotten.
+// key, as soon as an answer shows it that is the newest: the one to the query that was
+// sent last, of those answered. Nothing that a server has admitted since is forgotten.
 func TestFollowDeletedKeys(t *testing.T) {
 	const hour = 3600e6
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 20, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
@@ -345,7 +343,7 @@ func TestFollowDeletedKeys(t *testing.T) {
 		{"always two on their way", []step{
 			{send: "a"}, {send: "b"},
 			{answer: "a", level: 9, want: 9}, {send: "c"},
-			{answer: "b", level: 1, want: 9}, {send: "d"},
+			{answer: "b", level: 1, want: 1}, {send: "d"},
 			{answer: "c", level: 2, want: 2}, {send: "e"},
 			{answer: "d", level: 3, want: 3}, {send: "f"},
 			{answer: "f", level: 5, want: 5}, {answer: "e", level: 4, want: 5},

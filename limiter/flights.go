@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/bits"
 	"sync"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // flights tells what is in flight for each bucket. None of its methods takes longer when
@@ -31,6 +33,27 @@ type flight struct {
 
 	crossed [own + 1]meeting // when something was last decided here that made the bucket as dirty as that
 	emptied meeting          // when it was last emptied, and the queries that tell what it held before
+
+	latest latest
+}
+
+// latest is the newest answer about a bucket since something has been in flight for it. All
+// others before that were read before what is in flight set out.
+type latest struct {
+	server *redisscript.Server
+	order  uint64 // of the query that it answers, see query
+	by     uint64 // number of queries sent when it was read
+}
+
+// isBefore reports whether the answer to q is newer, and is the latest now. A server answers
+// in the order in which it was asked. Another server's answer is newer if q was sent after the
+// latest had been read.
+func (a *latest) isBefore(q *query, sent uint64) bool {
+	if q.order <= a.by && (q.server != a.server || q.order < a.order) {
+		return false
+	}
+	*a = latest{q.server, q.order, sent}
+	return true
 }
 
 // meeting counts the queries that were in flight at a moment and still are.

@@ -108,8 +108,9 @@ type history struct {
 	timeout  int64
 
 	up           bool
-	lives        int   // how often the server has been restarted
-	stalledUntil int64 // when it continues
+	lives        int      // how often the server has been restarted
+	stalledUntil int64    // when it continues
+	line         []func() // the calls that it has not run, in the order in which they were sent
 }
 
 // charge is an admission of units, and how often the bucket's key had been deleted
@@ -423,14 +424,9 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 		life = -1 // the connection is to a server that is gone
 	}
 	sent := query{what: q.what, buckets: slices.Clone(q.buckets)}
-	var process func()
-	process = func() {
+	h.line = append(h.line, func() {
 		if !h.up || h.lives != life {
 			h.lost++
-			return
-		}
-		if h.stalledUntil > h.v.now {
-			h.events.at(h.stalledUntil, process)
 			return
 		}
 		reply, err := h.v.admin.EvalSha(context.Background(), h.sha, keys, group).Int64Slice()
@@ -456,8 +452,19 @@ func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []
 			q.Reply = reply
 			answered(outcomes, at, lifetime)
 		})
+	})
+	h.events.at(h.v.now+h.random.Int64N(300), h.serve)
+}
+
+// serve has the server run the next call. All come on one connection.
+func (h *history) serve() {
+	if h.up && h.stalledUntil > h.v.now {
+		h.events.at(h.stalledUntil, h.serve)
+		return
 	}
-	h.events.at(h.v.now+h.random.Int64N(300), process)
+	next := h.line[0]
+	h.line = h.line[1:]
+	next()
 }
 
 // waste records what a server charged at a time by a reply that is not used.
