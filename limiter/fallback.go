@@ -105,7 +105,7 @@ func (f *fallback) takeLead() bool {
 	if leader == nil || leader.place != f.place {
 		for q := f.inFlight; q != nil; q = q.next {
 			f.crossAll(q)
-			if q.stage == keeping && !f.holds(q) {
+			if q.stage == asking || q.stage == keeping && !f.holds(q) {
 				f.lose(q)
 			}
 		}
