@@ -36,7 +36,7 @@ type ServerError struct {
 	breaks bool
 	// Whether the server is healthy, but not the one to ask.
 	elsewhere bool
-	// Whether it is certain that the script was not run.
+	// Whether it is certain that the script was not run, or has written nothing.
 	notRun bool
 }
 
@@ -213,11 +213,15 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	case errors.Is(err, errNotConnected):
 		f = ServerError{reason: "down", text: "is down"}
 	case errors.As(err, &reply):
-		word, _, _ := strings.Cut(reply.Error(), " ")
+		word, text, _ := strings.Cut(reply.Error(), " ")
 		if known, ok := replies[word]; ok {
 			f = known
+			// What concerns all commands, or all writes, stops a script before its first
+			// write, but a right may lack to a command that follows one.
+			f.notRun = word != "NOPERM" || !strings.Contains(text, "script: ")
 			break
 		}
+		f.notRun = word == "NOSCRIPT"
 		for text, known := range replyTexts {
 			if strings.Contains(reply.Error(), text) {
 				f = known
@@ -242,7 +246,7 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 		f.reason, f.text, f.breaks = "closed", "closed the connection", true
 	}
 	f.server, f.err = server, err
-	f.notRun = reply != nil || errors.Is(err, errBehind) || errors.Is(err, errNotConnected) || errors.Is(err, errConnecting)
+	f.notRun = f.notRun || errors.Is(err, errBehind) || errors.Is(err, errNotConnected) || errors.Is(err, errConnecting)
 	return &f
 }
 

@@ -56,7 +56,8 @@ func TestFailureNamesWhatIsLacking(t *testing.T) {
 }
 
 // TestFailureReasons guards the Failures for errors that no server can be made to
-// cause within a test. An operator sees the reason; the breaker uses the rest.
+// cause within a test. An operator sees the reason; the breaker uses the rest, but for
+// whether a call has certainly not been run, which decides what is held for it.
 func TestFailureReasons(t *testing.T) {
 	op := func(err error) error { return &net.OpError{Op: "dial", Net: "tcp", Err: err} }
 	tests := []struct {
@@ -64,12 +65,16 @@ func TestFailureReasons(t *testing.T) {
 		reason string
 		is     string
 	}{
-		{replyError("LOADING Redis is loading"), "loading", "counts"},
-		{replyError("MISCONF Redis is configured to save RDB snapshots"), "misconf", "counts writes"},
-		{replyError("OOM command not allowed when used memory > 'maxmemory'."), "oom", "counts writes"},
-		{replyError("ASK 1 127.0.0.1:7000"), "moved", "elsewhere"},
-		{replyError("TRYAGAIN Multiple keys request during rehashing of slot"), "tryagain", "elsewhere"},
-		{replyError("CLUSTERDOWN The cluster is down"), "clusterdown", ""},
+		{replyError("LOADING Redis is loading"), "loading", "counts unrun"},
+		{replyError("MISCONF Redis is configured to save RDB snapshots"), "misconf", "counts writes unrun"},
+		{replyError("OOM command not allowed when used memory > 'maxmemory'."), "oom", "counts writes unrun"},
+		{replyError("NOPERM No permissions to access a key"), "noperm", "counts writes unrun"},
+		{replyError("NOPERM User u has no permissions to run the 'pexpire' command script: f_1, on @user_script:70."), "noperm", "counts writes"},
+		{replyError("ERR The user executing the script can't run this command or subcommand"), "noperm", "counts writes"},
+		{replyError("NOSCRIPT No matching script."), "error", "counts unrun"},
+		{replyError("ASK 1 127.0.0.1:7000"), "moved", "elsewhere unrun"},
+		{replyError("TRYAGAIN Multiple keys request during rehashing of slot"), "tryagain", "elsewhere unrun"},
+		{replyError("CLUSTERDOWN The cluster is down"), "clusterdown", "unrun"},
 		{replyError("ERR max number of clients + cluster connections reached"), "maxclients", "counts"},
 		{replyError("ERR unknown command"), "unsupported", "counts"},
 		{replyError("OOMS no such word"), "error", "counts"},
@@ -94,9 +99,9 @@ func TestFailureReasons(t *testing.T) {
 		{x509.UnknownAuthorityError{}, "tls", "counts"},
 		{op(errors.New("remote error: tls: certificate required")), "tls", "counts"},
 		{corrupt{errors.New("a value is not ours")}, "corrupt", ""},
-		{errBehind, "backlog", ""},
+		{errBehind, "backlog", "unrun"},
 		{errLate, "backlog", ""},
-		{errConnecting, "timeout", "counts"},
+		{errConnecting, "timeout", "counts unrun"},
 		{errors.New("something"), "error", "counts"},
 	}
 	for _, tc := range tests {
@@ -108,7 +113,7 @@ func TestFailureReasons(t *testing.T) {
 				}
 				var is []string
 				for word, holds := range map[string]bool{
-					"counts": f.counts, "writes": f.writes, "breaks": f.breaks, "elsewhere": f.elsewhere,
+					"counts": f.counts, "writes": f.writes, "breaks": f.breaks, "elsewhere": f.elsewhere, "unrun": f.notRun,
 				} {
 					if holds {
 						is = append(is, word)
