@@ -22,6 +22,11 @@
 -- window, and which have to leave before there is room again, is found by bisection,
 -- after steps that double, as it is often one of the first. The string is trimmed when
 -- half of its entries have left. The key expires when the newest entry has left the window.
+--
+-- To read and write the whole string, and do nothing else, takes Redis 0.3, 1 and 9 times
+-- as long as all of this script at 100, 1000 and 9000 entries, and 3, 28 and 240 times the
+-- bytes in the append-only file and to replicas (BenchmarkLog in bench). So the simple form
+-- is faster below some hundred entries, but zones of other configurations have thousands.
 
 local byte, format, match, sub = string.byte, string.format, string.match, string.sub
 local ceil = math.ceil
