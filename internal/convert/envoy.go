@@ -149,11 +149,11 @@ func (e *envoy) document(node *yaml.Node) error {
 // envoy converts a configuration of envoyproxy/ratelimit.
 type envoy struct {
 	writer
+	reader
 	mapping Mapping
 	asked   map[string]bool // keys that the mapping was asked for
 	guessed map[string]bool // keys with a note on their placeholder
 	other   string          // the kind of an object of Kubernetes that holds no limits
-	nodes   int             // fields that were read
 	domains map[string]bool // that were converted
 	blocks  names           // that were given to them
 }
@@ -166,125 +166,6 @@ func newEnvoy(mapping Mapping) *envoy {
 // inner returns a converter for what stands within something else.
 func (e *envoy) inner() *envoy {
 	return &envoy{mapping: e.mapping, asked: e.asked, guessed: e.guessed}
-}
-
-// maxNodes is how many fields of YAML are read: with aliases, a small file may
-// stand for any number.
-const maxNodes = 20_000
-
-// field is a field of a mapping in YAML.
-type field struct {
-	name  string
-	line  int // of the name
-	value *yaml.Node
-}
-
-// fields returns the fields of a mapping. Their names are in lower case: tutorials
-// also write Value.
-func (e *envoy) fields(node *yaml.Node, in string) ([]field, error) {
-	node = resolve(node)
-	if node.Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("line %d: %s: want fields with values", node.Line, in)
-	}
-	var fields []field
-	var merged []*yaml.Node
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		if e.nodes++; e.nodes > maxNodes {
-			return nil, fmt.Errorf("line %d: want at most %d fields in all", node.Line, maxNodes)
-		}
-		if node.Content[i].Tag == "!!merge" {
-			merged = append(merged, node.Content[i+1])
-			continue
-		}
-		name := strings.ToLower(node.Content[i].Value)
-		if slices.ContainsFunc(fields, func(f field) bool { return f.name == name }) {
-			return nil, fmt.Errorf("line %d: %s: got %q twice, want it once", node.Content[i].Line, in, name)
-		}
-		fields = append(fields, field{name, node.Content[i].Line, resolve(node.Content[i+1])})
-	}
-	for _, from := range merged {
-		var err error
-		if fields, err = e.merge(fields, from, in); err != nil {
-			return nil, err
-		}
-	}
-	return fields, nil
-}
-
-// merge adds the fields of what stands behind <<, a mapping or a list of them, but for
-// those that there are.
-func (e *envoy) merge(fields []field, from *yaml.Node, in string) ([]field, error) {
-	list := []*yaml.Node{from}
-	if resolve(from).Kind == yaml.SequenceNode {
-		list = resolve(from).Content
-	}
-	for _, node := range list {
-		if e.nodes++; e.nodes > maxNodes {
-			return nil, fmt.Errorf("line %d: want at most %d fields in all", node.Line, maxNodes)
-		}
-		more, err := e.fields(node, in)
-		if err != nil {
-			return nil, err
-		}
-		for _, f := range more {
-			if !slices.ContainsFunc(fields, func(other field) bool { return other.name == f.name }) {
-				fields = append(fields, f)
-			}
-		}
-	}
-	return fields, nil
-}
-
-// resolve returns what an alias stands for.
-func resolve(node *yaml.Node) *yaml.Node {
-	for node.Kind == yaml.AliasNode {
-		node = node.Alias
-	}
-	return node
-}
-
-// isNull reports whether a node has no value.
-func isNull(node *yaml.Node) bool { return node.Kind == yaml.ScalarNode && node.Tag == "!!null" }
-
-// text returns the value of a field that is text.
-func (f field) text() (string, error) {
-	if f.value.Kind != yaml.ScalarNode {
-		return "", fmt.Errorf("line %d: %s: want one value", f.value.Line, f.name)
-	}
-	if isNull(f.value) {
-		return "", nil
-	}
-	return f.value.Value, nil
-}
-
-// flag returns the value of a field that is true or false.
-func (f field) flag() (on bool, err error) {
-	if isNull(f.value) {
-		return false, nil
-	}
-	if f.value.Kind != yaml.ScalarNode || f.value.Decode(&on) != nil {
-		return false, fmt.Errorf("line %d: %s: got %q, want true or false", f.value.Line, f.name, f.value.Value)
-	}
-	return on, nil
-}
-
-// number returns the value of a field that is a number, as YAML has it: 020 is 16.
-// A number in quotes is decimal.
-func (f field) number() (n uint32, err error) {
-	switch {
-	case f.value.Kind != yaml.ScalarNode || isNull(f.value):
-		err = errors.New("no number")
-	case f.value.Tag == "!!str":
-		var decimal uint64
-		decimal, err = strconv.ParseUint(f.value.Value, 10, 32)
-		n = uint32(decimal) //nolint:gosec // ParseUint checked it
-	default:
-		err = f.value.Decode(&n)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("line %d: %s: got %q, want a whole number below 2^32", f.value.Line, f.name, f.value.Value)
-	}
-	return n, nil
 }
 
 // misplaced are the fields of envoyproxy/ratelimit, which takes them anywhere, and
