@@ -190,6 +190,116 @@ descriptors:
 	}
 }
 
+// cellTree is a node of a tree of limits that redis-cell counts.
+type cellTree struct {
+	Limits   []int64
+	Children map[string]*cellTree
+}
+
+// redisCell is a model of redis-cell, told from its documentation: of each key it has
+// the time at which the next request would be due if all had come evenly.
+type redisCell map[string]time.Duration
+
+// throttle is CL.THROTTLE for one unit. It tells also how long the next one has to wait.
+func (r redisCell) throttle(key string, limits []int64, now time.Duration) (admitted bool, wait time.Duration) {
+	interval := time.Duration(limits[2]) * time.Second / time.Duration(limits[1])
+	earliest := func() time.Duration { return max(r[key], now) + interval - time.Duration(limits[0]+1)*interval }
+	if admitted = now >= earliest(); admitted {
+		r[key] = max(r[key], now) + interval
+	}
+	return admitted, max(earliest()-now, 0)
+}
+
+// ask counts a request of a key in all limits on the way to it.
+func (r redisCell) ask(roots map[string]*cellTree, key []string, now time.Duration) (admitted bool, wait time.Duration) {
+	admitted = true
+	for i, part := range key {
+		n, found := roots[part]
+		if !found {
+			n = roots["*"]
+		}
+		if n == nil {
+			break
+		}
+		if n.Limits != nil {
+			ok, w := r.throttle(strings.Join(key[:i+1], ":"), n.Limits, now)
+			admitted, wait = admitted && ok, max(wait, w)
+		}
+		roots = n.Children
+	}
+	return admitted, wait
+}
+
+// TestConvertedLimitsDecideAsRedisCell guards that the limits that are made of a tree
+// admit and deny as redis-cell does that is asked for each limit on the way, and tell
+// the same waits: of names and of any other, of roots, and of parts that are not there.
+func TestConvertedLimitsDecideAsRedisCell(t *testing.T) {
+	const config = `
+schema:
+  user:
+    limits: [39, 40, 10]
+    children:
+      "*":
+        limits: [15, 30, 60]
+        children:
+          trade: {limits: [5, 10, 15], children: {"*": {limits: [0, 2, 1]}}}
+          "look {up}": {limits: [3, 1, 1]}
+          "*": {children: {btc: {limits: [1, 1, 3600]}}}
+      bob: {limits: [2, 2, 3], children: {trade: {children: {eth: {limits: [0, 1, 5]}}}}}
+      'root" \ {$HOME}':
+  ip:
+    children:
+      "*": {limits: [19, 1000, 100]}
+  "*": {limits: [4, 8, 5], children: {"*": {limits: [1, 1, 1]}}}
+`
+	var tree struct{ Schema map[string]*cellTree }
+	if err := yaml.Unmarshal([]byte(config), &tree); err != nil {
+		t.Fatal(err)
+	}
+	mapping := convert.Mapping{
+		"user_1": "{header.X-User}", "user_2": "{header.X-Action}", "user_3": "{query.coin}", "ip_1": "{client_ip}",
+		"any": "{header.X-Kind}", "any_1": "{header.X-Id}",
+	}
+	r, err := convert.Convert([]byte(config), mapping)
+	if err != nil || len(r.Notes) != 1 || r.Notes[0].Line != 4 {
+		t.Fatal(err, r)
+	}
+	s := startSite(t, r.Text+"respond ok")
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	pick := func(texts ...string) string { return texts[random.IntN(len(texts))] }
+	cell, denied := make(redisCell), 0
+	for i := range 4000 {
+		steps := []time.Duration{0, 0, 7 * ms, 100 * ms, 250 * ms, 500 * ms, 1500 * ms, 10 * time.Second, time.Hour}
+		s.clock.advance(steps[random.IntN(len(steps)-i/100%len(steps))]) // from calm to a flood
+		user, action, coin := pick("", "alex", "alex", "kim", "bob", "*", `root" \ {$HOME}`), pick("", "trade", "look {up}", "sell"), pick("", "btc", "eth")
+		kind, id, ip := pick("", "", "", "user", "ip", "job"), pick("", "1", "2"), pick("127.0.0.1", "127.0.0.2")
+		s.from(ip)
+		a := s.get("/?coin="+coin, "X-User: "+user, "X-Action: "+action, "X-Kind: "+kind, "X-Id: "+id)
+		keys := [][]string{{"user", user, action, coin}, {"ip", ip}}
+		if kind == "job" {
+			keys = append(keys, []string{kind, id})
+		}
+		want, after, wait := 200, "", time.Duration(0)
+		for _, key := range keys { // until one is denied
+			if end := slices.Index(key, ""); end >= 0 {
+				key = key[:end]
+			}
+			admitted, w := cell.ask(tree.Schema, key, s.clock.read())
+			if wait = max(wait, w); !admitted {
+				denied++
+				want, after = 429, fmt.Sprint(int64((wait+time.Second-1)/time.Second))
+				break
+			}
+		}
+		if a.StatusCode != want || a.Header.Get("Retry-After") != after {
+			t.Fatalf("request %d at %v, %q: got %d, Retry-After %q, want %d, %q", i+1, s.clock.read(), keys, a.StatusCode, a.Header.Get("Retry-After"), want, after)
+		}
+	}
+	if denied < 1000 || denied > 3000 {
+		t.Errorf("%d of 4000 requests were denied; the test says little", denied)
+	}
+}
+
 // TestConvertCommand guards the command's exit status, what goes to which of its
 // outputs, and how the format is told.
 func TestConvertCommand(t *testing.T) {
@@ -218,6 +328,9 @@ func TestConvertCommand(t *testing.T) {
 		t.Errorf("a guess: got %+v", r)
 	}
 	runCommand(t, "convert", write("marked", "\ufeff"+string(text)), "--descriptor", "auth_type={vars.auth_type}").want(t, 0, mapped)
+	tree := write("tree.json", "{\n\t\"schema\": {\"rate_limits\": {\"children\": {\"*\": {\"limits\": [0, 2, 1]}}}}\n}")
+	runCommand(t, "convert", tree, "--descriptor", "rate_limits_1={client_ip}").want(t, 0,
+		"rate_limit rate_limits {\n\tlimit any {\n\t\tkey {client_ip}\n\t\tipv6_prefix 128\n\t\tsize 1\n\t\tdrip_rate 500ms\n\t}\n}\n")
 	zones := write("Caddyfile", "a\nrate_limit {\nzone a {\nevents 1\nwindow 1s\n}\n}\n")
 	huge := write("huge.yaml", strings.Repeat("#", 10<<20+1))
 	for want, args := range map[string][]string{
@@ -269,13 +382,15 @@ func TestDocumentedConversions(t *testing.T) {
 		examples++
 		mapping := make(convert.Mapping)
 		for _, f := range flags {
-			if key, _, _ := strings.Cut(f[1], "="); strings.Contains(source.code, "key: "+key+"\n") {
+			key, _, _ := strings.Cut(f[1], "=")
+			if kind, isPart := strings.CutSuffix(strings.TrimRight(key, "0123456789"), "_"); strings.Contains(source.code, "key: "+key+"\n") ||
+				isPart && strings.Contains(source.code, "schema:\n  "+kind+":\n") {
 				if err := mapping.Add(f[1]); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
-		r, err := convert.Envoy([]byte(source.code), mapping)
+		r, err := convert.Convert([]byte(source.code), mapping)
 		if err != nil || len(r.Notes) > 0 {
 			t.Errorf("%s: %v %v", source.place, err, r)
 			continue
@@ -284,8 +399,8 @@ func TestDocumentedConversions(t *testing.T) {
 			t.Errorf("%s: got\n%s\nwant\n%s", b.place, got, want)
 		}
 	}
-	if examples != 3 {
-		t.Errorf("found %d examples, want 3", examples)
+	if examples != 4 {
+		t.Errorf("found %d examples, want 4", examples)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 
 	"github.com/spf13/cobra"
 
@@ -19,10 +18,10 @@ func Command() *cobra.Command {
 		Use:   "convert FILE",
 		Short: "Converts the limits of another rate limiter",
 		Long: `
-Converts the YAML of envoyproxy/ratelimit, also in a ConfigMap of Kubernetes, to limits
-of this module, and prints them as a part of a Caddyfile, for the site that is to be
-limited. FILE is - to read the standard input. Configurations of mholt/caddy-ratelimit
-need no conversion: they load as they are.
+Converts the YAML of envoyproxy/ratelimit, also in a ConfigMap of Kubernetes, or a tree of
+limits that redis-cell counts, in YAML or JSON, to limits of this module. It prints them as
+a part of a Caddyfile, for the site that is to be limited. FILE is - to read the standard
+input. Configurations of mholt/caddy-ratelimit need no conversion: they load as they are.
 
 Anything without an equivalent, and every guess, is listed with its line on the
 standard error and as a comment in the output.
@@ -31,7 +30,7 @@ The exit status is 2 if there is any of that, and 0 if there is none.`,
 		Example: `  caddy rate-limit convert ratelimit.yaml --descriptor 'message_type={header.X-Message-Type}'`,
 		Args:    cobra.ExactArgs(1),
 	}, runConvert)
-	cmd.Flags().StringArray("descriptor", nil, "The placeholder that stands for a descriptor of Envoy, as 'key={placeholder}'; may be repeated")
+	cmd.Flags().StringArray("descriptor", nil, "The placeholder that stands for a descriptor of Envoy or a part of the keys of redis-cell, as 'key={placeholder}'; may be repeated")
 	return cmd
 }
 
@@ -52,10 +51,7 @@ func runConvert(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if hasZone.Match(text) && !IsEnvoy(text) {
-		return fmt.Errorf("%s: a configuration of mholt/caddy-ratelimit needs no conversion: it loads as it is", file)
-	}
-	result, err := Envoy(text, mapping)
+	result, err := Convert(text, mapping)
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
@@ -91,6 +87,3 @@ func readConverted(cmd *cobra.Command, file string) ([]byte, error) {
 	}
 	return bytes.TrimPrefix(text, []byte("\ufeff")), nil
 }
-
-// hasZone matches what only a configuration of mholt/caddy-ratelimit has.
-var hasZone = regexp.MustCompile(`(?m)^[ \t]*zone[ \t]|"rate_limits"`)

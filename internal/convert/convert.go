@@ -5,6 +5,7 @@ package convert
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -20,6 +21,21 @@ type Result struct {
 	Text  string // a part of a Caddyfile
 	Notes []Note // on what has no equivalent, or was guessed
 }
+
+// Convert converts the configuration of another limiter. A mapping tells what it
+// does not say itself.
+func Convert(text []byte, mapping Mapping) (*Result, error) {
+	switch {
+	case isRedisCell(text):
+		return RedisCell(text, mapping)
+	case hasZone.Match(text) && !IsEnvoy(text):
+		return nil, errors.New("a configuration of mholt/caddy-ratelimit needs no conversion: it loads as it is")
+	}
+	return Envoy(text, mapping)
+}
+
+// hasZone matches what only a configuration of mholt/caddy-ratelimit has.
+var hasZone = regexp.MustCompile(`(?m)^[ \t]*zone[ \t]|"rate_limits"`)
 
 // Note is on something that the result lacks, or that has to be checked.
 type Note struct {
@@ -60,6 +76,30 @@ func (w *writer) comment(text string) {
 // option writes an option with its arguments, which are ready to be written.
 func (w *writer) option(words ...string) { w.text.WriteString(strings.Join(words, " ") + "\n") }
 
+// writeKey writes the key of a limit.
+func (w *writer) writeKey(key []string) {
+	if len(key) == 0 {
+		w.option("key all")
+		return
+	}
+	template := strings.Join(key, "")
+	w.option("key", template)
+	if address.MatchString(template) {
+		w.option("ipv6_prefix 128")
+	}
+}
+
+// writeMatchers writes which requests a limit applies to.
+func (w *writer) writeMatchers(lines []string) {
+	switch len(lines) {
+	case 0:
+	case 1:
+		w.option("match", lines[0])
+	default:
+		w.option("match {\n" + strings.Join(lines, "\n") + "\n}")
+	}
+}
+
 // result returns what was written, formatted as Caddy formats it.
 func (w *writer) result() *Result {
 	slices.SortStableFunc(w.notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
@@ -95,6 +135,26 @@ func word(text string) (string, bool) {
 	}
 	return "", false
 }
+
+// plain returns text as a word that the matcher vars compares as it is: without anything
+// that could be a placeholder.
+func plain(text string) (string, bool) {
+	if strings.ContainsAny(text, `{}\`) {
+		return "", false
+	}
+	return word(text)
+}
+
+// matchValue returns the matcher for requests in which a placeholder has a value.
+func matchValue(field, value string) string {
+	if text, ok := plain(value); ok {
+		return "vars " + field + " " + text
+	}
+	return "vars_regexp " + field + " `" + whole(value) + "`"
+}
+
+// whole returns a regular expression for a whole text, as literal does.
+func whole(text string) string { return "^" + literal(text) + "$" }
 
 // literal returns a regular expression for text that can be written in backticks,
 // and in which Caddy finds no placeholder.

@@ -69,7 +69,7 @@ func TestConvert(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := convert.Envoy(text, nil)
+			r, err := convert.Convert(text, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -324,8 +324,10 @@ func FuzzConvert(f *testing.F) {
 	}
 	f.Add("domain: a\ndescriptors: [{key: 'a\"`', value: '{$HOME}', rate_limit: {unit: day, requests_per_unit: 1}}]")
 	f.Add("domain: a\ndescriptors: &a [{key: b, descriptors: *a}]")
+	f.Add("schema: {a: &a {limits: [0, 1000000, 1], children: {b: {limits: [1, 2, 3]}, '*': &b {children: {c: *a}}, \"d\\n}\": *b}}, '*': *b}")
+	f.Add("{\n\t\"schema\": {\"`\\\\ {$HOME}\": {\"limits\": [\"4294967295\", 3, 1], \"x-\": 1}}, \"labels\": []}")
 	f.Fuzz(func(t *testing.T, text string) {
-		r, err := convert.Envoy([]byte(text), nil)
+		r, err := convert.Convert([]byte(text), nil)
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\r\n") {
 				t.Fatalf("the error has several lines: %q", err)

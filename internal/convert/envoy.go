@@ -168,15 +168,11 @@ func (e *envoy) inner() *envoy {
 	return &envoy{mapping: e.mapping, asked: e.asked, guessed: e.guessed}
 }
 
-// misplaced are the fields of envoyproxy/ratelimit, which takes them anywhere, and
-// unlimiting others that limit nothing.
-var (
-	misplaced = []string{
-		"domain", "key", "value", "descriptors", "rate_limit", "unit", "requests_per_unit", "unlimited", "shadow_mode", "name", "replaces",
-		"detailed_metric", "value_to_metric", "share_threshold", "quota_mode",
-	}
-	unlimiting = []string{"metadata", "description", "comment", "labels", "annotations"}
-)
+// misplaced are the fields of envoyproxy/ratelimit, which takes them anywhere.
+var misplaced = []string{
+	"domain", "key", "value", "descriptors", "rate_limit", "unit", "requests_per_unit", "unlimited", "shadow_mode", "name", "replaces",
+	"detailed_metric", "value_to_metric", "share_threshold", "quota_mode",
+}
 
 // otherField notes a field that limits nothing where it stands. It returns an error for
 // one that is not known, which may have been meant to limit.
@@ -184,7 +180,7 @@ func (e *envoy) otherField(f field, in, want string) error {
 	switch {
 	case slices.Contains(misplaced, f.name):
 		e.note(f.line, f.name+": it is left out, as it has no effect in a "+in+".")
-	case slices.Contains(unlimiting, f.name) || strings.HasPrefix(f.name, "x-"):
+	case unlimiting(f.name):
 		e.note(f.line, f.name+": it is left out, as it does not limit.")
 	default:
 		return fmt.Errorf("line %d: %s: got an unknown field %q, want one of %s", f.value.Line, in, f.name, want)
@@ -501,19 +497,6 @@ func (d *descriptor) name() string {
 	return d.key
 }
 
-// writeKey writes the key of a limit.
-func (e *envoy) writeKey(key []string) {
-	if len(key) == 0 {
-		e.option("key all")
-		return
-	}
-	template := strings.Join(key, "")
-	e.option("key", template)
-	if address.MatchString(template) {
-		e.option("ipv6_prefix 128")
-	}
-}
-
 // enforced reports whether a descriptor has a limit that can be converted, and notes
 // what can't be.
 func (e *envoy) enforced(d *descriptor) bool {
@@ -603,22 +586,15 @@ func (e *envoy) writeMatch(d *descriptor, field string, better []*descriptor) {
 	if len(values) > 0 {
 		lines = append(lines, "not vars "+field+" "+strings.Join(values, " "))
 	}
-	switch lines = append(lines, others...); len(lines) {
-	case 0:
-	case 1:
-		e.option("match", lines[0])
-	default:
-		e.option("match {\n" + strings.Join(lines, "\n") + "\n}")
-	}
+	e.writeMatchers(append(lines, others...))
 }
 
-// plainValue returns the value of a descriptor as a word that the matcher vars
-// compares as it is: without anything that could be a placeholder.
+// plainValue returns the value of a descriptor as plain does.
 func plainValue(d *descriptor) (string, bool) {
-	if d.rank() != exact || strings.ContainsAny(d.value, `{}\`) {
+	if d.rank() != exact {
 		return "", false
 	}
-	return word(d.value)
+	return plain(d.value)
 }
 
 // stars matches the stars of a wildcard.
@@ -627,7 +603,7 @@ var stars = regexp.MustCompile(`\*+`)
 // pattern returns a regular expression for the value of a descriptor.
 func (d *descriptor) pattern() string {
 	if d.rank() == exact {
-		return "^" + literal(d.value) + "$"
+		return whole(d.value)
 	}
 	parts := stars.Split(d.value, -1)
 	for i, part := range parts {

@@ -3,6 +3,7 @@ package convert
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -141,4 +142,9 @@ func (f field) number() (n uint32, err error) {
 		return 0, fmt.Errorf("line %d: %s: got %q, want a whole number below 2^32", f.value.Line, f.name, f.value.Value)
 	}
 	return n, nil
+}
+
+// unlimiting reports whether fields of this name are known not to limit anything.
+func unlimiting(name string) bool {
+	return slices.Contains([]string{"metadata", "description", "comment", "labels", "annotations"}, name) || strings.HasPrefix(name, "x-")
 }
