@@ -201,11 +201,15 @@ func (f *fields) render(results []Entry, sum limiter.Summary, at int64, text []b
 		shown, ok = summarize(results, XRateLimit)
 	}
 	if ok {
+		github := ofGitHub(results)
+		if github && shown.Denied && !shown.Never {
+			shown.Remaining = 0 // or its clients do not take a denial for one
+		}
 		text = strconv.AppendInt(text, shown.Size, 10)
 		end(fieldLimit)
 		text = strconv.AppendInt(text, shown.Remaining, 10)
 		end(fieldRemaining)
-		if ofGitHub(results) {
+		if github {
 			text = strconv.AppendInt(text, shown.Size-shown.Remaining, 10)
 			end(fieldClear)
 			text = strconv.AppendInt(text, timeIn(at, resetIn(results, XRateLimit, shown)), 10)

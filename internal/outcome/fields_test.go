@@ -244,10 +244,10 @@ var fieldsTests = []struct {
 		`limit=10 remaining=7 used=3 reset=1800000008`,
 	},
 	{
-		"as GitHub has them: denied",
+		"as GitHub has them: denied, of which clients know only if nothing remains",
 		[]Entry{{Policy: policyOf("a"), Limit: limitOf(10), Families: XRateLimit | GitHub, Decision: limiter.Decision{
 			Denied: true, Size: 10, Remaining: 4, Clear: 6 * time.Second, RetryAfter: 1600 * time.Millisecond}}},
-		`limit=10 remaining=4 used=6 reset=1800000002 retry-after=2`,
+		`limit=10 remaining=0 used=10 reset=1800000002 retry-after=2`,
 	},
 	{
 		"as GitHub has them: never admitted",
