@@ -451,6 +451,15 @@ func TestFamiliesStandWhole(t *testing.T) {
 		s := startSite(t, "route {\nrate_limit {\nsize 9\nheaders fill\n}\nrate_limit {\nsize 8\n}\nreverse_proxy "+upstream+"\n}")
 		s.run(step{path: "/x", want: "200 limit=8 remaining=7 clear=1.000"})
 	})
+	// The page is the upstream's, but what it tells of a limit is not what the client ran into.
+	t.Run("a page for a denial", func(t *testing.T) {
+		const block = "rate_limit {\nkey all\nsize 1\nheaders fill ratelimit-11 x-ratelimit\n}\n"
+		s := startSite(t, block+"respond admitted\nhandle_errors {\n"+strings.Replace(block, "size 1", "size 5", 1)+
+			"reverse_proxy "+upstream+"\n}")
+		s.get("/")
+		s.run(step{path: "/both", want: `200 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1 ` +
+			`policy="default";q=1;w=1, "default-2";q=5;w=5 ratelimit="default";r=0;t=1, "default-2";r=4`})
+	})
 }
 
 // upgradeRequest returns a request for another protocol.

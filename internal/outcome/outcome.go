@@ -169,6 +169,9 @@ func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (deci
 		}
 		all, _ = summarize(o.entries, 0)
 	}
+	if all.Denied {
+		o.insists = XRateLimit | IETF // a page for the denial tells nothing of its wait
+	}
 	o.fields.render(o.entries, all, o.at, text)
 	o.fields.set(h)
 	return &o.entries[before+own.Deciding], all.RetryAfter
