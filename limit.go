@@ -128,9 +128,9 @@ type Limit struct {
 	Cost Number `json:"cost,omitempty"`
 
 	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
-	// in JSON 4), and by their header fields. A request holds its cost until its
-	// response begins, so parallel requests can't exceed the limit meanwhile, and is
-	// charged if the response counts, or is not known: the client has left after the
+	// in JSON 4), and by their header fields or trailers. A request holds its cost until its
+	// response begins, or ends if that has a trailer which tells, so parallel requests can't
+	// exceed the limit meanwhile, and is charged if the response counts, or is not known: the client has left after the
 	// request was passed on, or an upstream did not answer. One that was not passed on is
 	// not charged. Default: all requests count, whatever their responses.
 	Count *caddyhttp.ResponseMatcher `json:"count,omitempty"`

@@ -128,6 +128,7 @@ func TestRecipes(t *testing.T) {
 		"Plans that change without a reload": recipePlans,
 		"Scanners":                           recipeScanners,
 		"WordPress":                          recipeWordPress,
+		"gRPC":                               recipeGRPC,
 		"Scrapers":                           recipeScrapers,
 		"JSON for denied requests":           recipeProblem,
 		"CORS":                               recipeCORS,
@@ -307,6 +308,27 @@ func recipeWordPress(r recipe) {
 	r.want("right passwords", s.statuses(10, "POST", "/wp-login.php?status=302"), "map[302:10]")
 	r.want("the form", s.statuses(10, "GET", "/wp-login.php"), "map[200:10]")
 	r.want("wrong passwords", s.statuses(7, "POST", "/wp-login.php"), "map[200:5 403:2]")
+}
+
+func recipeGRPC(r recipe) {
+	c := r.config(1, "h2c://localhost:9000", newGRPC(r.t))
+	c.global = "servers {\nprotocols h1 h2c\n}"
+	s := startConfig(r.t, c)
+	s.useHTTP2()
+	// call makes a call on the one connection, and returns its status.
+	call := func(query string) string {
+		a := s.send("POST", "/service/Method?"+query, "Content-Type: application/grpc", "Te: trailers")
+		return fmt.Sprint(a.StatusCode, " ", a.Header.Get("Grpc-Status")+a.Trailer.Get("Grpc-Status"))
+	}
+	redistest.Together(r.t, 50, func(int) { r.want("good calls in parallel", call("grpc=0&message=m"), "200 0") })
+	for i := range 10 {
+		r.want(fmt.Sprint("rejected call ", 2*i), call("grpc=8&message=m"), "200 8")
+		r.want(fmt.Sprint("rejected call ", 2*i+1), call("grpc=16"), "200 16")
+	}
+	denied := s.send("POST", "/?grpc=0", "Content-Type: application/grpc")
+	r.want("the call after them", fmt.Sprint(denied.StatusCode, " ", denied.Header["Grpc-Status"], " ", denied.Header["Grpc-Message"], " ", denied.body),
+		"200 [8] [Too many rejected calls. Retry after 30 s.] ")
+	r.want("what is not gRPC", s.get("/?grpc=0").Header["Grpc-Status"], []string{"0"})
 }
 
 func recipeTenants(r recipe) {

@@ -501,6 +501,9 @@ func TestReplayChargesByResponse(t *testing.T) {
 	costs := func(n int) logged {
 		return logged{took: 100 * ms, status: 200, header: fmt.Sprintf(`"X-Cost":["%d"]`, n)}
 	}
+	grpc := func(status string) logged {
+		return logged{took: 100 * ms, status: 200, header: fmt.Sprintf(`"Content-Type":["application/grpc"],"Trailer:Grpc-Status":[%q]`, status)}
+	}
 	logins := answers(right, right, right, wrong, right, wrong, right, wrong)
 	without := func(member, lines string) string {
 		return strings.ReplaceAll(lines, fmt.Sprintf("%q:", member), `"other":`)
@@ -513,6 +516,7 @@ func TestReplayChargesByResponse(t *testing.T) {
 		{"count", limit("size 2; count status 401"), logins, "a 8=6+2 of 1", ""},
 		{"count in parallel", limit("size 2; count status 401"), answers(slow, slow, slow, right), "a 4=3+1 of 1", ""},
 		{"count a field", limit("size 1; count header X-Cost 5"), answers(right, costs(4), costs(5), right), "a 4=3+1 of 1", ""},
+		{"count a trailer", limit("size 2; count header Grpc-Status 8"), answers(grpc("0"), grpc("8"), right, grpc("8"), grpc("0")), "a 5=4+1 of 1", ""},
 		{
 			"count a field of a log without", limit("size 1; count header X-Cost 5"), without("resp_headers", answers(costs(5), costs(5))), "a 2=2+0 of 1",
 			"2 requests did not count, because the log does not have the header fields of their responses.",

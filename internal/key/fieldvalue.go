@@ -20,9 +20,10 @@ func fieldValue(sent []string) string {
 	return ""
 }
 
-// TrimFields returns the fields of header that are in names, without white space around
-// their values. That is not part of a value (RFC 9110, section 5.5), and HTTP/1 drops it,
-// but what was sent over HTTP/2 and 3 still has it, and so has what handlers set.
+// TrimFields returns the fields of header that are in names, also those that are trailers
+// and were not announced, without white space around their values. That is not part of a
+// value (RFC 9110, section 5.5), and HTTP/1 drops it, but what was sent over HTTP/2 and 3
+// still has it, and so has what handlers set.
 func TrimFields(header, names http.Header) http.Header {
 	if len(names) == 0 {
 		return nil
@@ -30,8 +31,10 @@ func TrimFields(header, names http.Header) http.Header {
 	trimmed := make(http.Header, len(names))
 	for name := range names {
 		name = http.CanonicalHeaderKey(name)
-		for _, v := range header[name] {
-			trimmed[name] = append(trimmed[name], textproto.TrimString(v))
+		for _, sent := range [][]string{header[name], header[http.TrailerPrefix+name]} {
+			for _, v := range sent {
+				trimmed[name] = append(trimmed[name], textproto.TrimString(v))
+			}
 		}
 	}
 	return trimmed

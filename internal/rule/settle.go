@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -48,12 +49,42 @@ func (s *Settlement) ReadsHeader() bool {
 	return s.Count != nil && len(s.Count.Headers) > 0 || strings.Contains(s.ActualCost, "{")
 }
 
+// matches reports whether a response counts by its status and its fields.
+func (s *Settlement) matches(status int, header http.Header) bool {
+	return s.Count.Match(status, key.TrimFields(header, s.Count.Headers))
+}
+
+// awaitsTrailer reports whether a response with that status and header may have a trailer by
+// which it counts. One of gRPC need not announce it.
+func (s *Settlement) awaitsTrailer(status int, header http.Header) bool {
+	byStatus := caddyhttp.ResponseMatcher{StatusCode: s.Count.StatusCode}
+	if len(s.Count.Headers) == 0 || !byStatus.Match(status, nil) {
+		return false
+	}
+	if strings.HasPrefix(strings.ToLower(header.Get("Content-Type")), "application/grpc") {
+		return true
+	}
+	for name := range s.Count.Headers {
+		if httpguts.HeaderValuesContainsToken(header["Trailer"], name) {
+			return true
+		}
+	}
+	return false
+}
+
+// lacksTrailer reports whether the header of a response, with all trailers that there are,
+// lacks any of the fields by which it may count.
+func (s *Settlement) lacksTrailer(header http.Header) bool {
+	return len(key.TrimFields(header, s.Count.Headers)) < len(s.Count.Headers)
+}
+
 // Holding is what one request holds of a bucket.
 type Holding struct {
 	held   *limiter.Held
 	index  int // of the bucket in the request to the store
 	bucket *Bucket
 	cost   int64
+	counts bool // whether the header of its response has decided that it counts
 }
 
 // Settle settles it, by what the request is charged.
@@ -74,22 +105,28 @@ func (h *Holding) byHeader(status int, header http.Header) (charge int64, decide
 	switch s := &h.bucket.Limit.Settlement; {
 	case s.Count == nil:
 		return 0, false
-	case !s.Count.Match(status, key.TrimFields(header, s.Count.Headers)):
-		return 0, true
-	default:
+	case s.matches(status, header):
+		h.counts = true
 		return h.cost, s.ActualCost == ""
+	default:
+		return 0, !s.awaitsTrailer(status, header)
 	}
 }
 
 // byEnd returns what the request is charged at its end, if its header did not decide that.
-// status is 0 if the response is not known, and bytes the length of its body. If ok is
-// false, its actual cost is no number but got, and its estimated cost is charged.
-func (h *Holding) byEnd(r *http.Request, status int, bytes int64) (charge int64, got string, ok bool) {
+// status is 0 if the response is not known, header has its trailers too, and bytes is the
+// length of its body. If ok is false, its actual cost is no number but got, and its estimated
+// cost is charged.
+func (h *Holding) byEnd(r *http.Request, status int, header http.Header, bytes int64) (charge int64, got string, ok bool) {
 	switch s := &h.bucket.Limit.Settlement; {
 	case s.InProgress:
 		return 0, "", true // in progress no more
 	case status == 0:
 		return h.cost, "", true // or who hangs up in time would guess for nothing
+	case s.Count != nil && !h.counts && !s.matches(status, header):
+		return 0, "", true
+	case s.ActualCost == "":
+		return h.cost, "", true
 	case s.ActualCost == ActualBytes && r.Method == http.MethodHead:
 		return 0, "", true // what handlers write of a body is not sent
 	case s.ActualCost == ActualBytes:
@@ -152,14 +189,15 @@ func (h *Held) Charge(r *Response) (charge int64, known bool) {
 	case r.Status == 0:
 		return h.unpassed(), true
 	default:
-		if charge, decided := h.byHeader(r.Status, r.Header); decided {
+		charge, decided := h.byHeader(r.Status, r.Header)
+		if decided || h.bucket.Limit.Settlement.Count != nil && !h.counts { // logs have trailers among the fields
 			return charge, true
 		}
 		if h.bucket.Limit.Settlement.ActualCost == ActualBytes && r.Bytes < 0 {
 			return h.cost, false
 		}
 	}
-	charge, _, known = h.byEnd(h.request, r.Status, r.Bytes)
+	charge, _, known = h.byEnd(h.request, r.Status, r.Header, r.Bytes)
 	return charge, known
 }
 
@@ -172,7 +210,7 @@ func (q *Request) hold(held *limiter.Held) {
 	}
 	for j, i := range q.of {
 		if d := &q.answers[j]; q.asked[j].Hold && !d.Denied && d.Borrowed == d.Pool {
-			q.holdings = append(q.holdings, Holding{held, j, q.entries[i].Bucket, q.entries[i].Estimate})
+			q.holdings = append(q.holdings, Holding{held: held, index: j, bucket: q.entries[i].Bucket, cost: q.entries[i].Estimate})
 		}
 	}
 }
@@ -293,11 +331,14 @@ func (s *settler) end(err error, panicked bool) {
 		case s.status == 0 && s.early && err == nil && !panicked && !s.hijacked:
 			h.Settle(h.unpassed())
 		default:
-			status := s.status
-			if how := &h.bucket.Limit.Settlement; status == 0 && s.hijacked && how.Count == nil && how.ActualCost == ActualBytes {
+			how, status := &h.bucket.Limit.Settlement, s.status
+			switch {
+			case status == 0 && s.hijacked && how.Count == nil && how.ActualCost == ActualBytes:
 				status = http.StatusSwitchingProtocols // of which the bytes were counted
+			case how.Count != nil && !h.counts && (panicked || s.left()) && how.lacksTrailer(s.Header()):
+				status = 0 // it has broken off before the trailer that tells
 			}
-			charge, got, ok := h.byEnd(s.request, status, s.bytes.Load())
+			charge, got, ok := h.byEnd(s.request, status, s.Header(), s.bytes.Load())
 			if !ok {
 				h.bucket.Limit.Reporter.badCost(h.bucket, got, h.cost)
 			}
