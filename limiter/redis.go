@@ -255,6 +255,7 @@ func (r *Redis) chargeLater(b Bucket, n int64) {
 		return
 	}
 	q := r.query(Request{Buckets: []Bucket{b}}, whatSettle)
+	r.fallback.gather(q)
 	r.charging.Add(1)
 	q.Done = func(err error) {
 		r.charged(q, err)

@@ -1,0 +1,56 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+)
+
+// stuckClient takes calls to charge and sends none of them, as while its server is silent.
+type stuckClient struct{ waiting []*redisscript.Call }
+
+func (*stuckClient) Connect() {}
+func (*stuckClient) Do(redisscript.Deadline, *redisscript.Call) (*redisscript.Server, error) {
+	return nil, errors.New("silent")
+}
+
+func (c *stuckClient) Submit(_ redisscript.Deadline, call *redisscript.Call) error {
+	c.waiting = append(c.waiting, call)
+	return nil
+}
+func (*stuckClient) OneServer() bool            { return true }
+func (*stuckClient) Stats() []redisscript.Stats { return nil }
+func (*stuckClient) Close() error               { return nil }
+
+// TestChargesCountBeforeTheyAreSent guards that what a request was charged when it ended, and
+// had held nothing, takes room at once, although its server may not hear of it for as long as
+// requests wait: others are decided here meanwhile. It takes that room once.
+func TestChargesCountBeforeTheyAreSent(t *testing.T) {
+	client := new(stuckClient)
+	r := newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: time.Second, Fallback: NewMemory(nil)})
+	r.client = client
+	b := hourly(3)
+	b.Cost = 0
+	remain := func(want int64) {
+		t.Helper()
+		if d, _ := begin(t, r, b); d.Remaining != want || d.Denied != (want == 0) {
+			t.Errorf("%+v, want %d to remain", d, want)
+		}
+	}
+	for n := int64(3); n > 0; n-- {
+		remain(n)
+		_, h := begin(t, r, b)
+		h.held.Settle(0, 1)
+	}
+	remain(0)
+	for _, call := range client.waiting {
+		call.Done(context.DeadlineExceeded)
+	}
+	remain(0)
+	if l, _ := r.fallback.memory.Peek(t.Context(), b); l.Units != 3 {
+		t.Errorf("%+v, want each charge once", l)
+	}
+}
