@@ -19,60 +19,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// parseHandler parses the directive:
-//
-//	rate_limit [<matcher>] [<name>] [<key>] [<rate>] {
-//		key          <template>
-//		algorithm    leaky_bucket | token_bucket | fixed_window | sliding_window | sliding_log | warm_up
-//		rate         <n>/<duration>
-//		size         <n>
-//		drip_rate    <duration>
-//		drip_size    <n>
-//		window       <duration>
-//		window_start clock | first
-//		period       minute | hour | day | week | month | year [<zone>]
-//		warm_up      <duration>
-//		cold_factor  <x>
-//		count_denied
-//		cost         <n> | body
-//		count        status <code...> | header <field> [<value>] | { ... }
-//		actual_cost  <placeholder> | bytes
-//		hold         on | off
-//		concurrency  <n>
-//		dry_run
-//		consistency    exact | lease <duration> | eventual <duration>
-//		factor       <x>
-//		max          <n>
-//		duration     <duration>
-//		min_interval <duration>
-//		ipv4_prefix  <bits>
-//		ipv6_prefix  <bits>
-//		max_keys     <n>
-//		when_full    forget | share
-//		status       <code>
-//		soft         <n>
-//		max_delay    <duration>
-//		max_waiting  <n>
-//		track_top    <n>
-//		ban          <duration>...
-//		ban_after    <n>
-//		borrow       <limit>
-//		pool
-//		match        @name | /path | <matcher...> | { ... }
-//		limit        <name> { ... }
-//
-//		accounting   atomic | each | in_order
-//		headers      x-ratelimit | github | ratelimit-11 | fill | off ...
-//		on_error     fallback | allow | deny
-//		log
-//		body         on | off
-//		jitter       <share>
-//		zone         <name> { ... }
-//	}
-//
-// The block may be left out. A nested limit takes the options above the blank line. A
-// block may have zones instead of these, with other options beside them, see
-// parseZoneOption.
+// parseHandler parses the directive. docs/directive.md has its syntax: a block takes the options
+// of a Limit and of the Handler, and nested limits those of a Limit. A block may have zones instead of
+// limits, with other options beside them, see parseZoneOption.
 func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	helper.Next() // the directive's name
 	p := &limitParser{Helper: helper, tokens: make(map[*Limit]map[string]caddyfile.Token)}
@@ -215,10 +164,11 @@ func (p *limitParser) check(limits []*Limit, parent *draft, c *compiler) error {
 // parse parses the block of a limit. Only the outermost may have options of the
 // handler; h is nil for nested limits.
 func (p *limitParser) parse(l *Limit, h *Handler) error {
-	values := textsOf(l)
-	delete(values, "name")
+	texts, flags := optionsOf[string](l), optionsOf[bool](l)
+	delete(texts, "name")
 	if h != nil {
-		maps.Copy(values, textsOf(h))
+		maps.Copy(texts, optionsOf[string](h))
+		maps.Copy(flags, optionsOf[bool](h))
 	}
 	seen := map[string]bool{"key": l.Key != "", "rate": l.Rate != ""} // beside the directive
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
@@ -230,7 +180,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 		p.note(l, name)
 
 		var err error
-		switch set := values[name]; {
+		switch text, flag := texts[name], flags[name]; {
 		case name == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
 			l.Rate = Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
 		case name == "period":
@@ -242,18 +192,14 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			}
 		case name == "consistency":
 			l.Consistency, err = parseConsistencyArgs(p.Dispenser)
-		case set != nil:
-			*set, err = parseArgument(p.Dispenser)
+		case text != nil:
+			*text, err = parseArgument(p.Dispenser)
+		case flag != nil:
+			*flag, err = parseFlag(p.Dispenser)
 		case name == "ban":
 			if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
 				return p.Err("ban: got nothing, want " + wantBans)
 			}
-		case name == "count_denied":
-			l.CountDenied, err = parseFlag(p.Dispenser)
-		case name == "pool":
-			l.Pool, err = parseFlag(p.Dispenser)
-		case name == "dry_run":
-			l.DryRun, err = parseFlag(p.Dispenser)
 		case name == "count":
 			l.Count, err = parseCount(p.Dispenser)
 		case name == "match":
@@ -274,8 +220,6 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
 				return p.Err("headers: got nothing, want x-ratelimit, github, ratelimit-11, fill, or off alone")
 			}
-		case name == "log":
-			h.Log, err = parseFlag(p.Dispenser)
 		case h == nil:
 			return unknownOption(p.Dispenser, limitScope)
 		default:

@@ -31,16 +31,17 @@ func jsonName(f reflect.StructField) string {
 	return name
 }
 
-// textsOf returns the options that are texts of the struct that of points to, by name.
-func textsOf(of any) map[string]*string {
-	texts := make(map[string]*string)
+// optionsOf returns the options of the struct that of points to that are texts, or those that
+// are on or off, by name.
+func optionsOf[T string | bool](of any) map[string]*T {
+	options := make(map[string]*T)
 	v := reflect.ValueOf(of).Elem()
 	for i := range v.NumField() {
-		if f := v.Type().Field(i); jsonName(f) != "" && f.Type.Kind() == reflect.String {
-			texts[jsonName(f)] = v.Field(i).Addr().Convert(reflect.TypeFor[*string]()).Interface().(*string)
+		if f := v.Type().Field(i); jsonName(f) != "" && f.Type.Kind() == reflect.TypeFor[T]().Kind() {
+			options[jsonName(f)] = v.Field(i).Addr().Convert(reflect.TypeFor[*T]()).Interface().(*T)
 		}
 	}
-	return texts
+	return options
 }
 
 // firstField returns the name in JSON of the first field that is set in the struct
@@ -57,13 +58,15 @@ func firstField(of any) string {
 
 // firstSet returns the first of the options that is set, or nil.
 func (l *Limit) firstSet(options ...string) *option.Setting {
-	texts := textsOf(l)
+	texts, flags := optionsOf[string](l), optionsOf[bool](l)
 	for _, name := range options {
-		switch text := texts[name]; {
-		case text == nil:
-			panic("a limit has no text " + name)
-		case *text != "":
+		switch text, flag := texts[name], flags[name]; {
+		case text == nil && flag == nil:
+			panic("a limit has no option " + name)
+		case text != nil && *text != "":
 			return &option.Setting{Option: name, Text: *text}
+		case flag != nil && *flag:
+			return &option.Setting{Option: name, Text: "true"}
 		}
 	}
 	return nil

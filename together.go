@@ -83,10 +83,6 @@ func (l *Limit) setting(name string) *option.Setting {
 		text = l.countText()
 	case "ban":
 		text = l.banText()
-	case "count_denied", "pool":
-		if name == "pool" && l.Pool || name == "count_denied" && l.CountDenied {
-			text = "true"
-		}
 	default:
 		return l.firstSet(name)
 	}
