@@ -31,10 +31,16 @@ type ran struct {
 // empty directory.
 func runCommand(t testing.TB, args ...string) ran {
 	t.Helper()
+	return runCommandIn(t, tempDir(t), args...)
+}
+
+// runCommandIn is runCommand in a given directory.
+func runCommandIn(t testing.TB, dir string, args ...string) ran {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := caddytest.Command(ctx, append([]string{"rate-limit"}, args...)...)
-	cmd.Dir = tempDir(t)
+	cmd.Dir = dir
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
@@ -339,7 +345,7 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 		{[]string{"top", address, "--limit", "tenant"}, "limit: it does not track its keys, want one with track_top, such as track_top 100"},
 		{[]string{"top", address, "-n", "0"}, "n: want "},
 		{[]string{"top", address, "--by", "name"}, "by: want requests or denied"},
-		{[]string{"explain"}, "accepts between 1 and 2 arg(s), received 0"},
+		{[]string{"explain"}, "accepts between 1 and 3 arg(s), received 0"},
 		{[]string{"explain", "http://localhost:8080/"}, "config: got none, and there is no Caddyfile in the current directory, want --config with a file"},
 		{[]string{"explain", "-c", good, "/path"}, `URL: got "/path", want one such as https://example.com/search?q=x`},
 		{[]string{"explain", "-c", good, "ftp://localhost"}, `URL: got "ftp://localhost", want one such as https://example.com/search?q=x`},
@@ -356,6 +362,42 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 			t.Errorf("%q: got status %d, %q, %q\nwant 1 and the line %q", tc.args, r.status, r.out, r.errors, tc.want)
 		}
 	}
+}
+
+// TestCommandsFindCaddyfile guards that commands which read a config take the Caddyfile of
+// the current directory if they are given none, and that those which can take one as an
+// argument, too.
+func TestCommandsFindCaddyfile(t *testing.T) {
+	t.Parallel()
+	file, log := configFile(t, strings.Replace(replaySite, "example.com", "http://:8080", 1)), replayLog(t)
+	here, elsewhere := filepath.Dir(file), tempDir(t)
+	for _, tc := range []struct {
+		name string
+		dir  string
+		args []string
+		want string
+	}{
+		{"check", here, []string{"check"}, "No problems found."},
+		{"explain", here, []string{"explain", "http://localhost:8080/"}, "\napi "},
+		{"explain with a method", here, []string{"explain", "POST", "http://localhost:8080/"}, "\napi "},
+		{"replay", here, []string{"replay", log}, "\napi "},
+		{"check FILE", elsewhere, []string{"check", file}, "No problems found."},
+		{"explain FILE", elsewhere, []string{"explain", file, "http://localhost:8080/"}, "\napi "},
+		{"explain FILE with a method", elsewhere, []string{"explain", file, "POST", "http://localhost:8080/"}, "\napi "},
+		{"explain --config", elsewhere, []string{"explain", "--config", file, "post", "http://localhost:8080/"}, "post http://localhost:8080/"},
+		{"check, without one", elsewhere, []string{"check"}, ""},
+		{"explain, without one", elsewhere, []string{"explain", "http://localhost:8080/"}, ""},
+		{"replay, without one", elsewhere, []string{"replay", log}, ""},
+	} {
+		got := runCommandIn(t, tc.dir, tc.args...)
+		if tc.want == "" {
+			got.want(t, 1, "Error: config: got none, and there is no Caddyfile in the current directory, want --config with a file\n")
+		} else if got.status != 0 || !strings.Contains(got.out, tc.want) {
+			t.Errorf("%s: got %+v, want %q", tc.name, got, tc.want)
+		}
+	}
+	runCommandIn(t, here, "check", "--config", file, "Other").want(t, 1,
+		"Error: config: got \"Other\" and --config \""+file+"\", want one of them\n")
 }
 
 // TestCommandsEscapeKeys guards that keys, which clients choose, are escaped: they

@@ -261,7 +261,7 @@ func TestReplayRefuses(t *testing.T) {
 		want string
 	}{
 		{"no log", []string{"--config", config}, "requires at least 1 arg"},
-		{"no config", []string{log}, "config: got none, want the config file whose limits to replay"},
+		{"no config", []string{log}, "config: got none, and there is no Caddyfile in the current directory, want --config with a file"},
 		{"missing config", []string{"--config", "missing", log}, "missing: no such file"},
 		{"bad config", []string{"--config", log, log}, "not valid JSON"},
 		{"missing log", []string{"--config", config, "missing"}, "missing: no such file"},

@@ -3,6 +3,7 @@
 package command
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -92,6 +93,26 @@ func Runs(cmd *cobra.Command, run func(cmd *cobra.Command, args []string) error)
 		return caddycmd.WrapCommandFuncForCobra(func(caddycmd.Flags) (int, error) { return 2, nil })(cmd, args)
 	}
 	return cmd
+}
+
+// ConfigUsage describes the flag config of commands that read config files.
+const ConfigUsage = "The config file; by default the Caddyfile in the current directory"
+
+// ConfigFile returns the config file that a command is to read: that of its flag config or of
+// its argument FILE, which may be "", or else the Caddyfile in the current directory.
+func ConfigFile(cmd *cobra.Command, argument string) (string, error) {
+	file, _ := cmd.Flags().GetString("config")
+	if file != "" && argument != "" {
+		return "", fmt.Errorf("config: got %q and --config %q, want one of them", argument, file)
+	}
+	if file = cmp.Or(file, argument); file != "" {
+		return file, nil
+	}
+	const adjacent = "Caddyfile"
+	if _, err := os.Stat(adjacent); err != nil {
+		return "", errors.New("config: got none, and there is no Caddyfile in the current directory, want --config with a file")
+	}
+	return adjacent, nil
 }
 
 // ReadConfig returns the JSON of a config file, like caddycmd.LoadConfig does, but

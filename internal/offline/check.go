@@ -25,7 +25,7 @@ import (
 // CheckCommand returns the command check.
 func CheckCommand(m Module) *cobra.Command {
 	cmd := command.Runs(&cobra.Command{
-		Use:   "check",
+		Use:   "check [FILE]",
 		Short: "Advises on the limits of a config",
 		Long: `
 Finds valid limits that probably do not do what was intended: those that
@@ -38,19 +38,21 @@ It needs no running Caddy.
 With --redis it connects to the Redis of the config, has it decide a request, and also
 checks how it is set up. A Redis that can't be reached is a problem like others.
 
+FILE is the config, as in --config.
+
 The exit status is 2 if there is advice, 1 if Caddy would not load the config, and 0
 if all is well.`,
-		Example: "  caddy rate-limit check\n  caddy rate-limit check --config Caddyfile --redis",
-		Args:    cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string) error { return runCheck(m, cmd) })
+		Example: "  caddy rate-limit check\n  caddy rate-limit check Caddyfile --redis",
+		Args:    cobra.MaximumNArgs(1),
+	}, func(cmd *cobra.Command, args []string) error { return runCheck(m, cmd, strings.Join(args, "")) })
 	addConfigFlags(cmd)
 	cmd.Flags().Bool("redis", false, "Connect to Redis and check how it is set up")
 	return cmd
 }
 
-// runCheck runs the command check.
-func runCheck(m Module, cmd *cobra.Command) error {
-	d, err := loadConfigOf(m, cmd)
+// runCheck runs the command check. file is its argument, or "".
+func runCheck(m Module, cmd *cobra.Command, file string) error {
+	d, err := loadConfigOf(m, cmd, file)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"net/textproto"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -32,18 +31,19 @@ import (
 // ExplainCommand returns the command explain.
 func ExplainCommand(m Module) *cobra.Command {
 	cmd := command.Runs(&cobra.Command{
-		Use:   "explain [METHOD] URL",
+		Use:   "explain [FILE] [METHOD] URL",
 		Short: "Shows which limits of a config a request would meet",
 		Long: `
 Shows which limits of a config a request would meet, with which keys, at what cost,
-and why it would not meet the others. METHOD is GET by default.
+and why it would not meet the others. FILE is the config, as in --config, and METHOD, in
+capitals, is GET by default.
 
 It does not need a running Caddy. The matchers, keys and numbers of the config are
 evaluated, and the handlers vars, map, rewrite and request_header run, but no other
 ones: it is assumed that these pass the request on as it is, and it says which.`,
 		Example: `  caddy rate-limit explain https://example.com/search
-  caddy rate-limit explain --config Caddyfile -H 'X-Api-Key: abc' --client-ip 203.0.113.7 POST https://example.com/login`,
-		Args: cobra.RangeArgs(1, 2),
+  caddy rate-limit explain Caddyfile -H 'X-Api-Key: abc' --client-ip 203.0.113.7 POST https://example.com/login`,
+		Args: cobra.RangeArgs(1, 3),
 	}, func(cmd *cobra.Command, args []string) error { return runExplain(m, cmd, args) })
 	addConfigFlags(cmd)
 	cmd.Flags().StringArrayP("header", "H", nil, "A header field of the request, as 'Name: value'; may be repeated")
@@ -54,22 +54,19 @@ ones: it is assumed that these pass the request on as it is, and it says which.`
 
 // addConfigFlags adds the flags of commands that read a config file.
 func addConfigFlags(cmd *cobra.Command) {
-	cmd.Flags().StringP("config", "c", "", "The config file; by default the Caddyfile in the current directory")
+	cmd.Flags().StringP("config", "c", "", command.ConfigUsage)
 	cmd.Flags().StringP("adapter", "a", "", "The adapter of the config file, if it is neither JSON nor a Caddyfile")
 	cmd.Flags().Bool("json", false, "Print the result as JSON")
 }
 
-// loadConfigOf loads the config that the flags of a command name.
-func loadConfigOf(m Module, cmd *cobra.Command) (*Config, error) {
-	file, _ := cmd.Flags().GetString("config")
-	adapter, _ := cmd.Flags().GetString("adapter")
-	if file == "" {
-		const adjacent = "Caddyfile"
-		if _, err := os.Stat(adjacent); err != nil {
-			return nil, errors.New("config: got none, and there is no Caddyfile in the current directory, want --config with a file")
-		}
-		file = adjacent
+// loadConfigOf loads the config that the flags of a command name, or its argument FILE, which
+// may be "".
+func loadConfigOf(m Module, cmd *cobra.Command, argument string) (*Config, error) {
+	file, err := command.ConfigFile(cmd, argument)
+	if err != nil {
+		return nil, err
 	}
+	adapter, _ := cmd.Flags().GetString("adapter")
 	return Load(m, file, adapter)
 }
 
@@ -105,11 +102,15 @@ type explainedOther struct {
 
 // runExplain runs the command explain.
 func runExplain(m Module, cmd *cobra.Command, args []string) error {
+	file := ""
+	if n := len(args); n == 3 || n == 2 && args[0] != strings.ToUpper(args[0]) && !cmd.Flags().Changed("config") {
+		file, args = args[0], args[1:]
+	}
 	req, err := requestOf(cmd, args)
 	if err != nil {
 		return err
 	}
-	d, err := loadConfigOf(m, cmd)
+	d, err := loadConfigOf(m, cmd, file)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ import (
 // Command returns the command replay.
 func Command(m offline.Module) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "replay --config FILE [--compare FILE] LOG...",
+		Use:   "replay [--config FILE] [--compare FILE] LOG...",
 		Short: "Shows what limits would have done with the requests of access logs",
 		Long: `
 Shows what the limits of a config would have done with the requests of access logs:
@@ -68,13 +68,13 @@ A replay knows only what is in the log:
 
 Press Ctrl-C for the results so far. The exit status is 0 if requests were replayed,
 and 1 if none could be, or for bad input.`,
-		Example: `  caddy rate-limit replay --config Caddyfile /var/log/caddy/access*.log*
+		Example: `  caddy rate-limit replay /var/log/caddy/access*.log*
   caddy rate-limit replay --config Caddyfile --compare Caddyfile.new --html report.html access.log
-  caddy rate-limit replay --config Caddyfile --target 0.1% --json access.log.gz`,
+  caddy rate-limit replay --target 0.1% --json access.log.gz`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	f := cmd.Flags()
-	f.StringP("config", "c", "", "The config file whose limits to replay")
+	f.StringP("config", "c", "", command.ConfigUsage)
 	f.String("compare", "", "Another config file to compare it with")
 	f.StringP("adapter", "a", "", "The adapter of the config files, if they are neither JSON nor Caddyfiles")
 	f.String("format", "auto", "The format of the logs: auto, json, common or combined")
@@ -106,9 +106,11 @@ func flagsOfReplay(cmd *cobra.Command) (f replayFlags, err error) {
 		v, _ := flags.GetString(name)
 		return v
 	}
-	if f.configs = []string{text("config")}; f.configs[0] == "" {
-		return f, errors.New("config: got none, want the config file whose limits to replay")
+	file, err := command.ConfigFile(cmd, "")
+	if err != nil {
+		return f, err
 	}
+	f.configs = []string{file}
 	if other := text("compare"); other != "" {
 		f.configs = append(f.configs, other)
 	}
