@@ -444,8 +444,8 @@ func TestBanOffline(t *testing.T) {
 	runCommand(t, "explain", "--config", configFile(t, text), "http://example.com/").want(t, 0, `GET http://example.com/ from 192.0.2.1, handled by srv0
 
 LIMIT  KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW  OPTIONS
-login  192.0.2.1  1     leaky_bucket  1     1 each 1s       ban 1m 1h, ban_after 2
-other  192.0.2.1  1     leaky_bucket  9     1 each 1s
+login  192.0.2.1     1  leaky_bucket     1  1 each 1s       ban 1m 1h, ban_after 2
+other  192.0.2.1     1  leaky_bucket     9  1 each 1s
 `)
 	var log strings.Builder
 	for _, at := range []int64{0, 1, 2, 30_000, 60_001, 60_002, 60_003, 60_004, 200_000} {

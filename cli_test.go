@@ -40,7 +40,7 @@ func runCommandIn(t testing.TB, dir string, args ...string) ran {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := caddytest.Command(ctx, append([]string{"rate-limit"}, args...)...)
-	cmd.Dir = dir
+	cmd.Dir, cmd.Env = dir, append(cmd.Env, "COLUMNS=")
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
@@ -141,14 +141,14 @@ func TestCommandsAskCaddy(t *testing.T) {
 
 	runCommand(t, "limits", address).want(t, 0, ""+
 		"LIMIT       ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                                                           SITE       MATCH                      BUCKETS  ADMITTED  DENIED\n"+
-		"api         leaky_bucket  5     1 each 10s      1     {http.vars.client_ip}                                         127.0.0.1  -                          1        3         0\n"+
-		"api/search  leaky_bucket  2     1 each 10s      1     {http.vars.client_ip}                                         127.0.0.1  path /search               1        2         1\n"+
-		"tenant      leaky_bucket  3     1 each 1s       1     {http.request.header.X-Tenant}{http.request.header.X-Region}  127.0.0.1  header {\"X-Tenant\":[\"*\"]}  1        1         0\n")
+		"api         leaky_bucket     5  1 each 10s         1  {http.vars.client_ip}                                         127.0.0.1  -                                1         3       0\n"+
+		"api/search  leaky_bucket     2  1 each 10s         1  {http.vars.client_ip}                                         127.0.0.1  path /search                     1         2       1\n"+
+		"tenant      leaky_bucket     3  1 each 1s          1  {http.request.header.X-Tenant}{http.request.header.X-Region}  127.0.0.1  header {\"X-Tenant\":[\"*\"]}        1         1       0\n")
 	status := runCommand(t, "status", address)
 	for _, want := range []string{
 		"Buckets are kept in memory; this process has 3 of at most 1000000.\n",
 		"\nLIMIT       ADMITTED  DENIED  SPARED  ADMITTED/S  DENIED/S\n",
-		"\napi/search  2         1       0 ",
+		"\napi/search         2       1       0 ",
 	} {
 		if !strings.Contains(status.out, want) || status.status != 0 {
 			t.Errorf("status: got %d\n%s\nwant %q in it", status.status, status.out, want)
@@ -162,7 +162,7 @@ func TestCommandsAskCaddy(t *testing.T) {
 	if want := [5]int{3, 1, 0, 0, 0}; counts != want {
 		t.Errorf("status: %v requests admitted, denied, undecided, refused and in early data, want %v", counts, want)
 	}
-	if top := runCommand(t, "top", address, "--by", "requests"); top.status != 0 || !strings.Contains(top.out, "4         0      127.0.0.1\n") {
+	if top := runCommand(t, "top", address, "--by", "requests"); top.status != 0 || !strings.Contains(top.out, "       4      0  127.0.0.1\n") {
 		t.Errorf("top: got %d\n%s%s", top.status, top.out, top.errors)
 	}
 
@@ -198,18 +198,18 @@ func TestCommandsAskAllLimits(t *testing.T) {
 		"tenant     it needs a value for each placeholder of its key: {http.request.header.X-Tenant} {http.request.header.X-Region}\n"
 	const buckets = "" +
 		"LIMIT       KEY        LEVEL   REMAINING  RETRY AFTER  EMPTIES IN\n" +
-		"api         127.0.0.1  2 of 5  3          0s           20s\n" +
-		"api/search  127.0.0.1  2 of 2  0          10s          20s\n\n" + not
+		"api         127.0.0.1  2 of 5          3  0s           20s\n" +
+		"api/search  127.0.0.1  2 of 2          0  10s          20s\n\n" + not
 	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, buckets)
 	s.get("/", "X-Tenant: acme", "X-Region: eu")
 	runCommand(t, "peek", address, "--key", "acme", "--key", "eu").want(t, 0, ""+
 		"LIMIT   KEY      LEVEL   REMAINING  RETRY AFTER  EMPTIES IN\n"+
-		"tenant  acme,eu  1 of 3  2          0s           1s\n\n"+
+		"tenant  acme,eu  1 of 3          2  0s           1s\n\n"+
 		"NOT ASKED   WHY\n"+
 		"api         it needs a value for each placeholder of its key: {http.vars.client_ip}\n"+
 		"api/search  it needs a value for each placeholder of its key: {http.vars.client_ip}\n")
 	runCommand(t, "reset", address, "--client-ip", "127.0.0.1", "--yes").want(t, 0,
-		"These buckets are empty now. Before:\n"+strings.Replace(buckets, "2 of 5  3          0s           20s", "3 of 5  2          0s           30s", 1))
+		"These buckets are empty now. Before:\n"+strings.Replace(buckets, "2 of 5          3  0s           20s", "3 of 5          2  0s           30s", 1))
 	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, "No bucket of client 127.0.0.1 holds anything, of 3.\n\n"+not)
 	if r := runCommand(t, "peek", address, "--key", "acme"); r.status != 1 || !strings.Contains(r.out, "NOT ASKED") || r.errors != "Error: no limit could be asked with what was given\n" {
 		t.Errorf("a key of no limit: %+v", r)
@@ -237,7 +237,7 @@ func TestResetWithoutRedis(t *testing.T) {
 	}
 	denied("with a full bucket", true)
 	peek := runCommand(t, "peek", "--address", a.addr, "--key", "u")
-	if want := "LIMIT  KEY  LEVEL   REMAINING  RETRY AFTER"; peek.status != 2 || !strings.HasPrefix(peek.out, want) || !strings.Contains(peek.out, "api    u    3 of 3  0          ") {
+	if want := "LIMIT  KEY  LEVEL   REMAINING  RETRY AFTER"; peek.status != 2 || !strings.HasPrefix(peek.out, want) || !strings.Contains(peek.out, "api    u    3 of 3          0  ") {
 		t.Errorf("peek: %+v", peek)
 	}
 	for _, which := range [][]string{{"api", "u"}, {"--key", "u"}} {
@@ -457,9 +457,9 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 	s.get("/one")
 	runCommand(t, "limits", "--address", a.addr).want(t, 0, ""+
 		"LIMIT      ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                    SITE                    MATCH      BUCKETS  ADMITTED  DENIED\n"+
-		"default    leaky_bucket  7     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  path /one  1        1         0\n"+
-		"default#2  leaky_bucket  8     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  path /two  0\n"+
-		"api        leaky_bucket  5     1 each 1s       1     {http.vars.client_ip}  127.0.0.1, a.localhost  -          1        1         0\n"+
+		"default    leaky_bucket     7  1 each 1s          1  {http.vars.client_ip}  127.0.0.1, a.localhost  path /one        1         1       0\n"+
+		"default#2  leaky_bucket     8  1 each 1s          1  {http.vars.client_ip}  127.0.0.1, a.localhost  path /two        0\n"+
+		"api        leaky_bucket     5  1 each 1s          1  {http.vars.client_ip}  127.0.0.1, a.localhost  -                1         1       0\n"+
 		"Counts of requests are totals for all limits with the same path, shown in its first row.\n")
 }
 

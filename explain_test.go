@@ -72,9 +72,9 @@ func TestExplain(t *testing.T) {
 		{"key by header", []string{"-H", "X-Api-Key: abc", "https://example.com/api/x"}, `GET https://example.com/api/x from 192.0.2.1, handled by srv0
 
 LIMIT  KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW
-api    abc        1     leaky_bucket  100   1 each 600ms
-all    192.0.2.1  1     leaky_bucket  1000  1 each 60ms
-other  192.0.2.1  1     leaky_bucket  1     1 each 1s
+api    abc           1  leaky_bucket   100  1 each 600ms
+all    192.0.2.1     1  leaky_bucket  1000  1 each 60ms
+other  192.0.2.1     1  leaky_bucket     1  1 each 1s
 
 NOT APPLIED  REASON
 api/search   its matcher does not match: path ["/api/search"]
@@ -84,10 +84,10 @@ admin        its route does not match: path ["/admin/*"]
 		{"no key, and a cost", []string{"POST", "https://example.com/api/search?pages=3"}, `POST https://example.com/api/search?pages=3 from 192.0.2.1, handled by srv0
 
 LIMIT       KEY                 COST  ALGORITHM     SIZE  RATE OR WINDOW
-api         192.0.2.1 (no key)  1     leaky_bucket  100   1 each 600ms
-api/search  192.0.2.1 (no key)  3     leaky_bucket  10    1 each 6s
-all         192.0.2.1           1     leaky_bucket  1000  1 each 60ms
-other       192.0.2.1           1     leaky_bucket  1     1 each 1s
+api         192.0.2.1 (no key)     1  leaky_bucket   100  1 each 600ms
+api/search  192.0.2.1 (no key)     3  leaky_bucket    10  1 each 6s
+all         192.0.2.1              1  leaky_bucket  1000  1 each 60ms
+other       192.0.2.1              1  leaky_bucket     1  1 each 1s
 
 NOT APPLIED  REASON
 off          it is off: its factor is 0
@@ -96,8 +96,8 @@ admin        its route does not match: path ["/admin/*"]
 		{"a proxied user", []string{"--client-ip", "198.51.100.1", "-H", "X-Forwarded-For: 203.0.113.7", "--user", "bob", "https://example.com/admin/"}, `GET https://example.com/admin/ from 198.51.100.1, handled by srv0
 
 LIMIT  KEY              COST  ALGORITHM     SIZE  RATE OR WINDOW
-all    203.0.113.7      1     leaky_bucket  1000  1 each 60ms
-admin  203.0.113.7,bob  1     leaky_bucket  5     3 each 2s
+all    203.0.113.7         1  leaky_bucket  1000  1 each 60ms
+admin  203.0.113.7,bob     1  leaky_bucket     5  3 each 2s
 
 NOT APPLIED  REASON
 api          its matcher does not match: path ["/api/*"]
@@ -108,7 +108,7 @@ other        another handle block was chosen
 		{"a bad cost", []string{"https://example.com/api/search?pages=-1"}, `GET https://example.com/api/search?pages=-1 from 192.0.2.1, handled by srv0
 
 LIMIT  KEY                 COST  ALGORITHM     SIZE  RATE OR WINDOW
-api    192.0.2.1 (no key)  1     leaky_bucket  100   1 each 600ms
+api    192.0.2.1 (no key)     1  leaky_bucket   100  1 each 600ms
 
 The request is rejected with status 400: limit "api/search": cost: got "-1", want a whole number from {http.request.uri.query.pages}
 
@@ -243,12 +243,12 @@ func TestExplainAlgorithms(t *testing.T) {
 	runCommand(t, "explain", "-c", file, "http://localhost:8080/").want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
 
 LIMIT   KEY        COST  ALGORITHM       SIZE  RATE OR WINDOW
-leaky   192.0.2.1  1     leaky_bucket    3     1 each 1h
-token   192.0.2.1  1     token_bucket    3     1 each 1h
-clock   192.0.2.1  1     fixed_window    3     365d
-first   192.0.2.1  1     fixed_window    3     1h from the first request
-period  192.0.2.1  1     fixed_window    3     day Asia/Tokyo
-slides  192.0.2.1  1     sliding_window  3     365d
+leaky   192.0.2.1     1  leaky_bucket       3  1 each 1h
+token   192.0.2.1     1  token_bucket       3  1 each 1h
+clock   192.0.2.1     1  fixed_window       3  365d
+first   192.0.2.1     1  fixed_window       3  1h from the first request
+period  192.0.2.1     1  fixed_window       3  day Asia/Tokyo
+slides  192.0.2.1     1  sliding_window     3  365d
 `)
 	r := runCommand(t, "explain", "-c", file, "--json", "http://localhost:8080/")
 	var answer map[string]any

@@ -151,7 +151,7 @@ func TestPeekInDryRun(t *testing.T) {
 		"empties in   1h0m0s\n")
 	runCommand(t, "peek", "--client-ip", "127.0.0.1", "--address", a.addr).want(t, 0, ""+
 		"LIMIT      OPTIONS  KEY        LEVEL   REMAINING  RETRY AFTER          EMPTIES IN\n"+
-		"candidate  dry_run  127.0.0.1  1 of 1  0          1h0m0s, if enforced  1h0m0s\n")
+		"candidate  dry_run  127.0.0.1  1 of 1          0  1h0m0s, if enforced  1h0m0s\n")
 }
 
 // jsonNames returns the names in JSON of the fields of a struct.

@@ -334,15 +334,15 @@ func TestExplainPools(t *testing.T) {
 	runCommand(t, "explain", "--config", file, "-H", "X-Tenant: a", "http://localhost:8080/").want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
 
 LIMIT          KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW  OPTIONS
-spare          all        2     leaky_bucket  9     1 each 1s       pool
-tenant         a          2     leaky_bucket  5     1 each 1s       borrow spare
-tenant/within  a          1     leaky_bucket  3     1 each 1s
-last           192.0.2.1  1     leaky_bucket  7     1 each 1s
+spare          all           2  leaky_bucket     9  1 each 1s       pool
+tenant         a             2  leaky_bucket     5  1 each 1s       borrow spare
+tenant/within  a             1  leaky_bucket     3  1 each 1s
+last           192.0.2.1     1  leaky_bucket     7  1 each 1s
 `)
 	runCommand(t, "explain", "--config", file, "http://localhost:8080/").want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
 
 LIMIT  KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW
-last   192.0.2.1  1     leaky_bucket  7     1 each 1s
+last   192.0.2.1     1  leaky_bucket     7  1 each 1s
 
 NOT APPLIED    REASON
 spare          no limit that the request meets borrows from it

@@ -27,14 +27,14 @@ func TestReplayCommand(t *testing.T) {
 	const table = `6 of 7 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:13:20
 1 not used: not a line of an access log
 
-LIMIT  SIZE  REQUESTS  ADMITTED  DENIED  SHARE   KEYS  KEYS DENIED  SIZE FOR 0.1 %
-api    3     6         4         2       33.3 %  2     1            5
+LIMIT  SIZE  REQUESTS  ADMITTED  DENIED  SPARED   SHARE  KEYS  KEYS DENIED  SIZE FOR 0.1 %
+api       3         6         4       2       0  33.3 %     2            1               5
 `
 	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, table)
 	runCommand(t, "replay", "--config", config, "--utc", "--show-keys", log).want(t, 0, table+`
 LIMIT  DENIED  REQUESTS  KEY
-api    2       5         "192.0.2.2\x1b[2J"
-api    0       1         192.0.2.1
+api         2         5  "192.0.2.2\x1b[2J"
+api         0         1  192.0.2.1
 `)
 
 	one := runCommand(t, "replay", "--config", config, "--json", "--target", "50%", log)
@@ -45,7 +45,7 @@ api    0       1         192.0.2.1
 	delete(answer, "from")
 	delete(answer, "to")
 	text, _ := json.Marshal(answer)
-	const want = `{"limits":[{"admitted":4,"algorithm":"leaky_bucket","denied":2,"keys":2,"keys_denied":1,"limit":"api","requests":6,"size":3,"size_for_target":1}],` +
+	const want = `{"limits":[{"admitted":4,"algorithm":"leaky_bucket","denied":2,"keys":2,"keys_denied":1,"limit":"api","requests":6,"size":3,"size_for_target":1,"spared":0}],` +
 		`"lines":7,"skipped":{"not a line of an access log":1},"used":6}`
 	if string(text) != want {
 		t.Errorf("got  %s\nwant %s", text, want)
@@ -118,13 +118,14 @@ func TestReplayAlgorithms(t *testing.T) {
 	log := logFile(t, strings.Repeat(logLine(0, "192.0.2.1", "/"), 4), strings.Repeat(logLine(45*time.Second, "192.0.2.1", "/"), 4))
 	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, `8 of 8 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:14:05
 
-LIMIT   SIZE  REQUESTS  ADMITTED  DENIED  SHARE   KEYS  KEYS DENIED  SIZE FOR 0.1 %
-leaky   5     8         5         0       0 %     1     0            4
-token   5     8         5         0       0 %     1     0            4
-clock   5     8         5         0       0 %     1     0            4
-first   5     8         5         3       37.5 %  1     1            8
-period  5     8         5         0       0 %     1     0            4
-slides  5     8         5         2       25 %    1     1            7
+LIMIT   SIZE  REQUESTS  ADMITTED  DENIED  SPARED   SHARE  KEYS  KEYS DENIED  SIZE FOR 0.1 %
+leaky      5         8         5       0       3     0 %     1            0               4
+token      5         8         5       0       3     0 %     1            0               4
+clock      5         8         5       0       3     0 %     1            0               4
+first      5         8         5       3       0  37.5 %     1            1               8
+period     5         8         5       0       3     0 %     1            0               4
+slides     5         8         5       2       1    25 %     1            1               7
+Spared: the limit had room, but another one denied.
 `)
 	file := filepath.Join(tempDir(t), "report.html")
 	r := runCommand(t, "replay", "--config", config, "--html", file, "--json", log)
@@ -133,9 +134,9 @@ slides  5     8         5         2       25 %    1     1            7
 		t.Fatalf("%v: %+v", err, r)
 	}
 	wantJSON(t, answer["limits"], `[
-		{"limit": "leaky", "algorithm": "leaky_bucket", "size_for_target": 4}, {"limit": "token", "algorithm": "token_bucket", "size_for_target": 4},
+		{"limit": "leaky", "algorithm": "leaky_bucket", "size_for_target": 4, "spared": 3}, {"limit": "token", "algorithm": "token_bucket", "size_for_target": 4},
 		{"limit": "clock", "algorithm": "fixed_window", "size_for_target": 4}, {"limit": "first", "algorithm": "fixed_window", "size_for_target": 8},
-		{"limit": "period", "algorithm": "fixed_window", "size_for_target": 4}, {"limit": "slides", "algorithm": "sliding_window", "size_for_target": 7}]`)
+		{"limit": "period", "algorithm": "fixed_window", "size_for_target": 4}, {"limit": "slides", "algorithm": "sliding_window", "size_for_target": 7, "spared": 1}]`)
 	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -158,8 +159,8 @@ func TestReplayNoSize(t *testing.T) {
 	log := logFile(t, logLine(0, "192.0.2.1", "/?cost=1"), logLine(ms, "192.0.2.2", "/?cost=16777216"))
 	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, `2 of 2 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:13:20
 
-LIMIT  SIZE  REQUESTS  ADMITTED  DENIED  SHARE  KEYS  KEYS DENIED  SIZE FOR 0.1 %
-api    5     2         1         1       50 %   2     1            none
+LIMIT  SIZE  REQUESTS  ADMITTED  DENIED  SPARED  SHARE  KEYS  KEYS DENIED  SIZE FOR 0.1 %
+api       5         2         1       1       0   50 %     2            1            none
 api: No size that a limit can have would have been enough for 1 of the keys.
 `)
 	var answer map[string]any

@@ -74,7 +74,7 @@ func printLimits(w io.Writer, a *adminjson.Limits) error {
 		if n := len(in) - 1; n > 2 {
 			in = []string{fmt.Sprintf("%s and %d more", in[0], n)}
 		}
-		cells := []any{r.name, r.algorithm, r.size, r.pace, r.cost, r.options, r.key, strings.Join(in, ", "), r.match, r.buckets}
+		cells := []any{r.name, r.algorithm, terminal.Number(r.size), r.pace, terminal.Number(r.cost), r.options, r.key, strings.Join(in, ", "), r.match, r.buckets}
 		if l := counts[r.path]; l != nil {
 			cells = append(append(cells, l.Admitted, l.Denied), countCells(&l.PolicyCounts)...)
 			counts[r.path] = nil
@@ -86,7 +86,7 @@ func printLimits(w io.Writer, a *adminjson.Limits) error {
 	limits.DropEmpty()
 	limits.Print(w)
 	if shared {
-		fmt.Fprintln(w, "Counts of requests are totals for all limits with the same path, shown in its first row.")
+		terminal.Printf(w, "Counts of requests are totals for all limits with the same path, shown in its first row.")
 	}
 	return nil
 }

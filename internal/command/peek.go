@@ -278,7 +278,7 @@ func printLevels(w io.Writer, a *adminjson.Levels, whose string) error {
 		if b.Remaining != nil {
 			remaining = strconv.FormatInt(*b.Remaining, 10)
 		}
-		held.Add(b.Denies() && !b.DryRun, terminal.Safe(b.Limit), strings.Join(b.Options(), ", "), keyText(&b.Key), levelText(b), remaining,
+		held.Add(b.Denies() && !b.DryRun, terminal.Safe(b.Limit), strings.Join(b.Options(), ", "), keyText(&b.Key), levelText(b), terminal.Number(remaining),
 			retryText(b), terminal.Briefly(time.Duration(b.Clear)), nodeText(b.Node))
 	}
 	held.DropEmpty()

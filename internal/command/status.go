@@ -44,8 +44,8 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 	if a.Memory != nil {
 		here = fmt.Sprintf("; this process has %d of at most %d", a.Memory.Buckets, a.Memory.MaxKeys)
 	}
-	fmt.Fprintf(w, "Version %s. Buckets are kept in %s%s.\n", terminal.Safe(a.Version), terminal.Safe(a.Store), here)
-	fmt.Fprintf(w, "Requests: %d admitted, %d denied, %d undecided, %d refused, %d in early data.\n",
+	terminal.Printf(w, "Version %s. Buckets are kept in %s%s.", terminal.Safe(a.Version), terminal.Safe(a.Store), here)
+	terminal.Printf(w, "Requests: %d admitted, %d denied, %d undecided, %d refused, %d in early data.",
 		a.Requests["admitted"], a.Requests["denied"], a.Requests["undecided"], a.Requests["refused"], a.Requests["early_data"])
 	if a.Store == "redis" {
 		servers := terminal.NewTable("SERVER", "STATE", "IN USE", "IDLE", "CALLS", "REQUESTS", "FAILURES")
@@ -70,7 +70,7 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 		fmt.Fprintln(w)
 		servers.Print(w)
 		if err != nil {
-			fmt.Fprintf(w, "While a server is not up, on_error applies to its requests: %s, unless their handler sets another.\n", terminal.Safe(a.OnError))
+			terminal.Printf(w, "While a server is not up, on_error applies to its requests: %s, unless their handler sets another.", terminal.Safe(a.OnError))
 		}
 	}
 	fmt.Fprintln(w)
@@ -98,9 +98,9 @@ func printCounts(w io.Writer, a *adminjson.Status) {
 	}
 	limits.DropEmpty()
 	limits.Print(w)
-	fmt.Fprintf(w, "Rates are of the last %s. Spared: the limit had room, but another one denied.\n", terminal.Briefly(time.Duration(a.RatesOver)))
+	terminal.Printf(w, "Rates are of the last %s. Spared: the limit had room, but another one denied.", terminal.Briefly(time.Duration(a.RatesOver)))
 	if redis {
-		fmt.Fprintln(w, "Fallback: those of all these that this process decided, because Redis was down or too slow.")
+		terminal.Printf(w, "Fallback: those of all these that this process decided, because Redis was down or too slow.")
 	}
 }
 
@@ -126,4 +126,6 @@ func countCells(counts *adminjson.PolicyCounts) (cells []any) {
 }
 
 // perSecond returns a rate as it is shown.
-func perSecond(rate float64) string { return strconv.FormatFloat(rate, 'f', 1, 64) }
+func perSecond(rate float64) terminal.Number {
+	return terminal.Number(strconv.FormatFloat(rate, 'f', 1, 64))
+}

@@ -118,7 +118,7 @@ func (c *checker) advise(about, problem, remedy string) {
 // print prints the advice.
 func (c *checker) print(w io.Writer) {
 	for _, a := range c.Advice {
-		fmt.Fprintln(w, wrapped(terminal.Safe(a.About)+": "+terminal.Safe(a.Problem)+" "+terminal.Safe(a.Remedy))+"\n")
+		fmt.Fprintln(w, terminal.Wrapped(terminal.Safe(a.About)+": "+terminal.Safe(a.Problem)+" "+terminal.Safe(a.Remedy), 80, 2)+"\n")
 	}
 	switch n := len(c.Advice); n {
 	case 0:
@@ -131,26 +131,6 @@ func (c *checker) print(w io.Writer) {
 	for _, note := range c.Notes {
 		fmt.Fprintln(w, "Note: "+terminal.Safe(note))
 	}
-}
-
-// wrapped returns text in lines of up to 80 characters, indented but for the first.
-func wrapped(text string) string {
-	var b strings.Builder
-	width := 0
-	for i, word := range strings.Fields(text) {
-		switch n := len([]rune(word)); {
-		case i == 0:
-			width = n
-		case width+1+n > 80:
-			b.WriteString("\n  ")
-			width = 2 + n
-		default:
-			b.WriteByte(' ')
-			width += 1 + n
-		}
-		b.WriteString(word)
-	}
-	return b.String()
 }
 
 // check collects what can be found out from the config alone.

@@ -342,7 +342,7 @@ func (e *explanation) print(w io.Writer) {
 			if l.NoKey {
 				key += " (no key)"
 			}
-			met.Add(false, l.Limit, key, l.Cost, l.Algorithm, l.Size, l.Pace(), strings.Join(l.Options(), ", "))
+			met.Add(false, l.Limit, key, l.Cost, l.Algorithm, terminal.Number(adminjson.Number(l.Size)), l.Pace(), strings.Join(l.Options(), ", "))
 		}
 		met.DropEmpty()
 		fmt.Fprintln(w)

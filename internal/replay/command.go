@@ -500,6 +500,7 @@ type replayedLimitAnswer struct {
 	Admitted      int64               `json:"admitted"`
 	Denied        int64               `json:"denied"`
 	DeniedAtMost  *int64              `json:"denied_at_most,omitempty"` // if times are whole seconds
+	Spared        int64               `json:"spared"`
 	Keys          int64               `json:"keys"`
 	KeysDenied    int64               `json:"keys_denied"`
 	Size          int64               `json:"size,omitempty"`
@@ -542,7 +543,7 @@ func (s *Session) answer(r *report.Report, f *replayFlags) replayAnswer {
 // newReplayedLimitAnswer returns the result of a limit.
 func newReplayedLimitAnswer(l *report.Limit, bounds bool, f *replayFlags) replayedLimitAnswer {
 	a := replayedLimitAnswer{
-		Limit: l.Path, Algorithm: l.Algorithm, Requests: l.Requests, Admitted: l.Admitted, Denied: l.Denied, Keys: l.Keys,
+		Limit: l.Path, Algorithm: l.Algorithm, Requests: l.Requests, Admitted: l.Admitted, Denied: l.Denied, Spared: l.Spared, Keys: l.Keys,
 		KeysDenied: l.KeysDenied, Size: l.Size, Notes: l.Unusual,
 	}
 	if needed := l.SizeFor(f.target); needed < report.NoSize {
@@ -604,13 +605,13 @@ func printReplayedLimits(w io.Writer, c *report.Config, bounds bool, f *replayFl
 		denied = "DENIED (AT MOST)"
 	}
 	target := strconv.FormatFloat(100*f.target, 'g', 4, 64)
-	t := terminal.NewTable("LIMIT", "SIZE", "REQUESTS", "ADMITTED", denied, "SHARE", "KEYS", "KEYS DENIED", "SIZE FOR "+target+" %")
+	t := terminal.NewTable("LIMIT", "SIZE", "REQUESTS", "ADMITTED", denied, "SPARED", "SHARE", "KEYS", "KEYS DENIED", "SIZE FOR "+target+" %")
 	for i := range c.Limits {
 		l := &c.Limits[i]
-		size, wanted := "varies", "-"
+		size, wanted := terminal.Number("varies"), terminal.Number("-")
 		switch {
 		case l.Size > 0:
-			size = humanize.Comma(l.Size)
+			size = terminal.Count(l.Size)
 		case l.Sizeless:
 			size = "-"
 		}
@@ -619,24 +620,27 @@ func printReplayedLimits(w io.Writer, c *report.Config, bounds bool, f *replayFl
 		case report.NoSize:
 			wanted = "none"
 		default:
-			wanted = humanize.Comma(needed)
+			wanted = terminal.Count(needed)
 		}
-		denied := humanize.Comma(l.Denied)
+		denied := terminal.Count(l.Denied)
 		if bounds {
-			denied += " (" + humanize.Comma(l.DeniedAtMost) + ")"
+			denied += " (" + terminal.Count(l.DeniedAtMost) + ")"
 		}
-		t.Add(false, l.Path, size, humanize.Comma(l.Requests), humanize.Comma(l.Admitted), denied,
-			percentage(l.Denied, l.Requests), humanize.Comma(l.Keys), humanize.Comma(l.KeysDenied), wanted)
+		t.Add(false, l.Path, size, terminal.Count(l.Requests), terminal.Count(l.Admitted), denied, terminal.Count(l.Spared),
+			percentage(l.Denied, l.Requests), terminal.Count(l.Keys), terminal.Count(l.KeysDenied), wanted)
 	}
 	t.Print(w)
+	if slices.ContainsFunc(c.Limits, func(l report.Limit) bool { return l.Spared > 0 }) {
+		terminal.Printf(w, "Spared: the limit had room, but another one denied.")
+	}
 }
 
 // percentage formats a share of a whole.
-func percentage(part, whole int64) string {
+func percentage(part, whole int64) terminal.Number {
 	if whole == 0 {
 		return "-"
 	}
-	return strconv.FormatFloat(100*float64(part)/float64(whole), 'g', 3, 64) + " %"
+	return terminal.Number(strconv.FormatFloat(100*float64(part)/float64(whole), 'g', 3, 64) + " %")
 }
 
 // printReplayedKeys prints the keys that were denied most.
@@ -644,7 +648,7 @@ func printReplayedKeys(w io.Writer, c *report.Config) {
 	t := terminal.NewTable("LIMIT", "DENIED", "REQUESTS", "KEY")
 	for i := range c.Limits {
 		for _, k := range c.Limits[i].Top {
-			t.Add(false, c.Limits[i].Path, humanize.Comma(k.Denied), humanize.Comma(k.Requests), terminal.Safe(k.Text))
+			t.Add(false, c.Limits[i].Path, terminal.Count(k.Denied), terminal.Count(k.Requests), terminal.Safe(k.Text))
 		}
 	}
 	fmt.Fprintln(w)

@@ -243,13 +243,13 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 		p.reject(rule.Response{})
 		return false
 	}
-	denied, spared := false, true
+	denied, leased := false, true
 	for i, e := range decided {
 		l := p.of[e.Bucket]
 		d := e.Decision.Denied
 		denied = denied || e.Denies()
 		recent := l.keys.add(&buckets[i], p.now, levels[i], d)
-		spared = spared && l.leasable && recent > leaseCalls && !d && e.Decision.Remaining >= leaseRoom
+		leased = leased && l.leasable && recent > leaseCalls && !d && e.Decision.Remaining >= leaseRoom
 		if e.ByAddress() && p.entry.ClientIP != "" {
 			l.keyless++
 		}
@@ -273,8 +273,8 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 	for _, e := range decided {
 		if l := p.of[e.Bucket]; !denied { // as denials are remembered
 			l.asked++
-			if spared {
-				l.spared++
+			if leased {
+				l.leased++
 			}
 		}
 	}
@@ -324,6 +324,9 @@ func (p *replay) count() {
 	for i := range p.met {
 		m := &p.met[i]
 		m.limit.count(p.at, p.entry.URL.Path, m.denied, !denied && !p.refused)
+		if denied && !m.denied && !p.refused {
+			m.limit.spared++
+		}
 	}
 }
 
@@ -348,11 +351,11 @@ const (
 // leaseAdvice returns what a lease would spare if l is exact and most of its calls would be
 // spared, and otherwise "".
 func (p *replay) leaseAdvice(l *replayedLimit) string {
-	if p.config.Redis == nil || !l.exact || l.spared < l.asked/2+1 {
+	if p.config.Redis == nil || !l.exact || l.leased < l.asked/2+1 {
 		return ""
 	}
 	return fmt.Sprintf("Most of its requests follow others of their key closely: with consistency %s, one Caddy would decide about %s of the %s that pass without asking Redis.",
-		lease, humanize.Comma(l.spared), humanize.Comma(l.asked))
+		lease, humanize.Comma(l.leased), humanize.Comma(l.asked))
 }
 
 // unusual returns what to know about the numbers of l, one sentence each.

@@ -43,13 +43,14 @@ type replayedLimit struct {
 	factorVaries bool // as it depends on the request: then sizes are those in force
 
 	requests, admitted, denied int64
+	spared                     int64         // requests that had room here and were denied by another limit
 	bans, banned               int64         // that have begun, and requests that were denied during one
 	over, delayed              int64         // requests that passed above the size, and that waited
 	longest                    time.Duration // that one waited
 	borrowed                   int64         // requests that a pool had room for instead
 	redacted, headerless       int64         // requests that were left out, as the log lacks their key
 	keyless                    int64         // requests that their client's address stood for
-	asked, spared              int64         // requests that were not denied, and those of them for which a lease would do
+	asked, leased              int64         // requests that were not denied, and those of them for which a lease would do
 
 	times timeline
 	hours hours
@@ -99,7 +100,7 @@ func (l *replayedLimit) count(at int64, path string, denied, admitted bool) {
 func (l *replayedLimit) report() report.Limit {
 	r := report.Limit{
 		Path: l.path, Algorithm: l.algorithm, Numbers: l.numbers, Size: l.written, Windows: l.hasWindow, Sizeless: !l.hasSize,
-		Requests: l.requests, Admitted: l.admitted, Denied: l.denied, DeniedAtMost: l.denied,
+		Requests: l.requests, Admitted: l.admitted, Denied: l.denied, DeniedAtMost: l.denied, Spared: l.spared,
 		ByPath: l.paths.top(), ByHour: l.hours.counts, HourIn: l.hours.location.String(),
 	}
 	if r.HourIn == "Local" {

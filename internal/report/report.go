@@ -69,6 +69,7 @@ type Limit struct {
 	Admitted     int64 // by all limits
 	Denied       int64 // by this limit, with or without others
 	DeniedAtMost int64 // see Report.Resolution; equal to Denied if times are exact
+	Spared       int64 // by this limit, which had room, where another one denied
 	Keys         int64 // that requests had
 	KeysDenied   int64 // that this limit denied at least once
 

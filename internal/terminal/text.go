@@ -66,3 +66,24 @@ func Briefly(d time.Duration) string {
 	}
 	return d.Round(time.Microsecond).String()
 }
+
+// Wrapped returns a text in lines of at most so many characters, broken between words, that
+// are indented but for the first. Words that are too long stay whole. 0 is any length.
+func Wrapped(text string, most, indent int) string {
+	var b strings.Builder
+	line := []rune(text)
+	for most > 0 && len(line) > most {
+		at := -1
+		for i := indent + 1; i < len(line) && (i <= most || at < 0); i++ {
+			if line[i] == ' ' {
+				at = i
+			}
+		}
+		if at < 0 {
+			break
+		}
+		b.WriteString(string(line[:at]) + "\n")
+		line = []rune(strings.Repeat(" ", indent) + string(line[at+1:]))
+	}
+	return b.String() + string(line)
+}
