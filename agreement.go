@@ -1,9 +1,7 @@
 package ratelimit
 
 import (
-	"cmp"
 	"fmt"
-	"strconv"
 	"sync/atomic"
 
 	"go.uber.org/zap"
@@ -19,9 +17,9 @@ import (
 // agreement is what the limits of a config that share buckets have to agree in, and what they
 // share besides.
 type agreement struct {
-	named  map[string]agreed            // by path
-	bounds map[string][3]option.Setting // by the name of the bucket in stores
-	warned map[string]bool              // options that have no effect
+	named  agreedNames
+	bounds map[string]agreedBounds // by the name of the bucket in stores
+	warned map[string]bool         // options that have no effect
 
 	counters map[string]*telemetry.Counters // by path
 	tops     used[topID, *toplist.List]
@@ -31,19 +29,21 @@ type agreement struct {
 	maxKeys int // for all limits together
 }
 
-// agreed is what all limits of one path have in common.
-type agreed struct {
-	options []option.Setting
-	written *Limit // the first of them
-	policy  *rule.Policy
-	zone    bool // whether the first of them was a zone
+// place tells where an option of a limit is written, or the limit if it does not have it, for
+// errors: " at Caddyfile:7".
+type place func(option string) string
+
+// agreedBounds are what the bounds of all limits are whose buckets have one name.
+type agreedBounds struct {
+	options [3]option.Setting
+	place   place // of the first of them
 }
 
 // newAgreement returns that of a config without limits.
 func newAgreement() *agreement {
 	return &agreement{
-		named:    make(map[string]agreed),
-		bounds:   make(map[string][3]option.Setting),
+		named:    make(agreedNames),
+		bounds:   make(map[string]agreedBounds),
 		warned:   make(map[string]bool),
 		counters: make(map[string]*telemetry.Counters),
 		tops:     process.tops.use(),
@@ -93,7 +93,7 @@ func (a *agreement) add(d *draft) error {
 		if l.Zone != nil {
 			b.Policy.Title = l.Zone.Name
 		}
-		if err := a.addBounds(b); err != nil {
+		if err := a.addBounds(d, b); err != nil {
 			return err
 		}
 		if l.TrackTop > 0 {
@@ -102,77 +102,24 @@ func (a *agreement) add(d *draft) error {
 		if !l.Named {
 			continue
 		}
-		options := d.settings(b)
-		earlier, found := a.named[b.Path]
-		if !found {
-			a.named[b.Path] = agreed{options, d.Limit, b.Policy, l.Zone != nil}
-			continue
+		first, err := a.named.add(d, b, d.place)
+		if err != nil && (l.Zone == nil || first.bucket.Limit.Zone == nil) {
+			return err
 		}
-		for i, o := range options {
-			if o == earlier.options[i] {
-				continue
-			}
-			if l.Zone == nil || !earlier.zone {
-				if first := earlier.written; rateSets(o.Option, d.Limit, first) {
-					return disagreement(b, option.Setting{Option: "rate", Text: string(d.Rate)}, option.Setting{Text: string(first.Rate)})
-				}
-				return disagreement(b, o, earlier.options[i])
-			}
+		if err != nil {
 			l.Reporter.Logger.Warn("zones of one name have different options; they count together as far as their keys and windows are equal",
-				zap.String("zone", l.Zone.Name), zap.String("option", o.Option))
-			break
+				zap.String("zone", l.Zone.Name), zap.String("option", err.Option))
 		}
-		b.Policy = earlier.policy
+		b.Policy = first.bucket.Policy
 	}
 	return nil
-}
-
-// settings returns the options in which limits have to agree that have a bucket of the same
-// path as b.
-func (d *draft) settings(b *rule.Bucket) []option.Setting {
-	l := d.rule
-	var durations, after string
-	if l.Bans != nil {
-		durations, after = fmt.Sprint(l.Bans.Durations), fmt.Sprint(l.Bans.After())
-	}
-	most := int64(defaultMaxWaiting)
-	if l.Waiting != nil {
-		most = l.Waiting.Most
-	}
-	return []option.Setting{
-		{Option: "key", Text: l.Key.String()},
-		{Option: "ipv4_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv4)},
-		{Option: "ipv6_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv6)},
-		{Option: "algorithm", Text: string(l.Algorithm)},
-		{Option: b.Size.Option, Text: b.Size.String()},
-		{Option: b.Rate.Option, Text: b.Rate.String()},
-		{Option: b.Drip.Option, Text: b.Drip.String()},
-		{Option: "factor", Text: b.Factor.String()},
-		{Option: "window_start", Text: d.startOfWindows()},
-		{Option: "period", Text: d.Period},
-		{Option: "warm_up", Text: b.WarmUp.String()},
-		{Option: "cold_factor", Text: b.Cold.String()},
-		{Option: "count_denied", Text: strconv.FormatBool(l.CountDenied)},
-		{Option: "soft", Text: strconv.FormatInt(l.Soft, 10)},
-		{Option: "max_delay", Text: l.MaxDelay.String()},
-		{Option: "max_waiting", Text: strconv.FormatInt(most, 10)},
-		{Option: "status", Text: strconv.Itoa(l.Status)},
-		{Option: "count", Text: d.countText()},
-		{Option: "actual_cost", Text: d.ActualCost},
-		{Option: "hold", Text: cmp.Or(d.Hold, "on")},
-		{Option: "dry_run", Text: strconv.FormatBool(l.DryRun)},
-		{Option: "ban", Text: durations},
-		{Option: "ban_after", Text: after},
-		{Option: "borrow", Text: d.Borrow},
-		{Option: "pool", Text: strconv.FormatBool(l.Pool)},
-	}
 }
 
 // addBounds adds max_keys, when_full and track_top of b's limit. A store bounds all
 // buckets of one name together, and their keys are tracked together, so limits whose
 // buckets have the same name must agree in these, even if the limits have no name
 // themselves.
-func (a *agreement) addBounds(b *rule.Bucket) error {
+func (a *agreement) addBounds(d *draft, b *rule.Bucket) error {
 	options := [3]option.Setting{
 		{Option: "max_keys", Text: fmt.Sprint(b.Limit.MaxKeysOf(a.maxKeys))},
 		{Option: "when_full", Text: b.Limit.WhenFull()},
@@ -180,28 +127,13 @@ func (a *agreement) addBounds(b *rule.Bucket) error {
 	}
 	earlier, found := a.bounds[b.Name]
 	if !found {
-		a.bounds[b.Name] = options
+		a.bounds[b.Name] = agreedBounds{options, d.place}
 		return nil
 	}
 	for i, o := range options {
-		if o != earlier[i] {
-			return disagreement(b, o, earlier[i])
+		if o != earlier.options[i] {
+			return disagreement(b.Path, o, earlier.options[i], earlier.place)
 		}
 	}
 	return nil
-}
-
-// rateSets reports whether two limits have different rates, which set an option of theirs.
-func rateSets(name string, l, other *Limit) bool {
-	if l.Rate == "" || other.Rate == "" || l.Rate == other.Rate {
-		return false
-	}
-	return name == "drip_rate" || name == "drip_size" || name == "size" && l.Size == "" && other.Size == ""
-}
-
-// disagreement returns the error for an option of b's limit that differs from an
-// earlier one.
-func disagreement(b *rule.Bucket, got, earlier option.Setting) error {
-	return fmt.Errorf("%s: got %q here and %q in another limit of the name %q, but limits of one name share their buckets: write the same, or give one another name",
-		got.Option, got.Text, earlier.Text, b.Path)
 }

@@ -43,13 +43,14 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		return nil, p.locateAt(l, "zone", fmt.Errorf("zone: got it together with %s, a block has either zones or limits; "+
 			"put the limits into a block of their own", name))
 	}
-	if err := namesIn(helper).name(h, l, p.tokens[l][blockToken]); err != nil {
+	p.names = namesIn(helper)
+	if err := p.names.name(h, l, p.tokens[l][blockToken]); err != nil {
 		return nil, p.locate(l, err)
 	}
 	if err := h.setOptions(option.Later); err != nil && !errors.Is(err, option.ErrUnresolved) {
 		return nil, p.locate(l, err)
 	}
-	return h, p.check(h.Limits, nil, h.compiler(option.Later, math.MaxInt))
+	return h, h.compiler(option.Later, math.MaxInt).drafts(h.Limits, nil, p.check)
 }
 
 // setInLine sets what stands beside the directive: a name, a key and a rate, in any order.
@@ -108,6 +109,7 @@ func wordsOfRate(args []string) int {
 type limitParser struct {
 	httpcaddyfile.Helper
 	tokens map[*Limit]map[string]caddyfile.Token // by option
+	names  *caddyfileNames
 }
 
 // blockToken stands for the token that begins a limit's block. No option is called so.
@@ -134,29 +136,26 @@ func (p *limitParser) locate(l *Limit, err error) error {
 // locateAt adds file and line to an error: those of an option, or of the limit if that
 // does not have it.
 func (p *limitParser) locateAt(l *Limit, name string, err error) error {
-	token, found := p.tokens[l][name]
-	if !found {
-		token = p.tokens[l][blockToken]
-	}
-	d := caddyfile.NewDispenser([]caddyfile.Token{token})
+	d := caddyfile.NewDispenser([]caddyfile.Token{p.token(l, name)})
 	d.Next()
 	return d.WrapErr(err)
 }
 
-// check compiles limits and those within them as they will be when they are loaded, but
-// for placeholders that have no value yet.
-func (p *limitParser) check(limits []*Limit, parent *draft, c *compiler) error {
-	for _, l := range limits {
-		d, err := c.compile(l, limits, parent)
-		if err != nil && !errors.Is(err, option.ErrUnresolved) {
-			return p.locate(l, err)
-		}
-		if d.rule.Key == nil {
-			continue // because of a placeholder, and limits within may inherit it
-		}
-		if err := p.check(l.Limits, d, c); err != nil {
-			return err
-		}
+// token returns the token of an option, or that which begins the limit if it does not have it.
+func (p *limitParser) token(l *Limit, name string) caddyfile.Token {
+	if token, found := p.tokens[l][name]; found {
+		return token
+	}
+	return p.tokens[l][blockToken]
+}
+
+// check checks a limit once it is compiled, or has the error.
+func (p *limitParser) check(l *Limit, d *draft, err error) error {
+	if err == nil {
+		err = p.names.agree(d, func(name string) string { return placeOf(p.token(l, name)) })
+	}
+	if err != nil && !errors.Is(err, option.ErrUnresolved) {
+		return p.locate(l, err)
 	}
 	return nil
 }

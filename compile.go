@@ -41,6 +41,7 @@ type compiler struct {
 	zones       map[*Limit]*zone.Zone // that limits were
 	paths       map[string]bool       // of the buckets so far
 	logger      *zap.Logger           // of the handler
+	place       place                 // of the handler, as far as its routes are known
 }
 
 // compiler returns that for the limits of h, whose own options are set.
@@ -79,6 +80,25 @@ func (c *compiler) compile(l *Limit, siblings []*Limit, parent *draft) (*draft, 
 		}
 	}
 	return d, nil
+}
+
+// drafts compiles limits and those within them as they will be when they are loaded, but for
+// placeholders that have no value yet, and calls visit for each, with the error if there is
+// one. It ends with the first error of visit.
+func (c *compiler) drafts(limits []*Limit, parent *draft, visit func(*Limit, *draft, error) error) error {
+	for _, l := range limits {
+		d, err := c.compile(l, limits, parent)
+		if err := visit(l, d, err); err != nil {
+			return err
+		}
+		if d == nil || d.rule.Key == nil {
+			continue // because of a placeholder, and limits within may inherit it
+		}
+		if err := c.drafts(l.Limits, d, visit); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // load compiles limits and those within them, adds them to what the config agrees on, and
@@ -147,7 +167,7 @@ func (d *draft) setPath() error {
 func (d *draft) addPaths() error {
 	for _, b := range d.rule.Buckets {
 		if d.paths[b.Path] {
-			return fmt.Errorf("path %q: two limits of one handler have it, give each a name", b.Path)
+			return option.Errorf("name", "got %q for two limits of one block, want another for each", b.Path)
 		}
 		d.paths[b.Path] = true
 	}

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -162,6 +163,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	c := h.compiler(option.OnLoad, app.maxKeys)
 	c.consistency = app.consistency
+	c.place = func(string) string { return h.siteOf(ctx) }
 	if h.limits, err = c.load(ctx, h.Limits, nil, app.agreement); err != nil {
 		return err
 	}
@@ -169,6 +171,27 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.warnReplaced(app)
 	app.handlers = append(app.handlers, h)
 	return nil
+}
+
+// siteOf returns where h stands, for errors of handlers that are provisioned after it: routes
+// have their handlers once all of them are.
+func (h *Handler) siteOf(ctx caddy.Context) string {
+	var site routes.Site
+	found := false
+	for _, m := range ctx.Modules() {
+		if app, ok := m.(*caddyhttp.App); ok {
+			site, found = routes.Sites[*Handler](app)[h]
+		}
+	}
+	switch hosts := site.Hosts; {
+	case !found:
+		return " in the same route"
+	case len(hosts) > 1:
+		return fmt.Sprintf(" on %s and %d more hosts", hosts[0], len(hosts)-1)
+	case len(hosts) > 0:
+		return " on " + hosts[0]
+	}
+	return " in server " + site.Server
 }
 
 // setOptions sets the options that are not those of limits. on_error is left empty if

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,8 @@ import (
 type caddyfileNames struct {
 	given map[string]string // the places of limits without a name, by the names that they got
 	own   []string          // names that limits had
+
+	agreed agreedNames
 }
 
 // namesState is where Caddy keeps the names while it adapts a Caddyfile.
@@ -32,7 +35,7 @@ func namesIn(helper httpcaddyfile.Helper) *caddyfileNames {
 	if n, known := helper.State[namesState].(*caddyfileNames); known {
 		return n
 	}
-	n := &caddyfileNames{given: make(map[string]string)}
+	n := &caddyfileNames{given: make(map[string]string), agreed: make(agreedNames)}
 	// Named routes come first, wherever they stand, and have a State of their own.
 	routes, _ := helper.Option("named_routes").(map[string]*caddyhttp.Route)
 	for _, route := range routes {
@@ -70,6 +73,14 @@ func (n *caddyfileNames) addWithin(config json.RawMessage) {
 			}
 			n.own = append(n.own, name)
 		}
+		if h.setOptions(option.Later) == nil {
+			_ = h.compiler(option.Later, math.MaxInt).drafts(h.Limits, nil, func(_ *Limit, d *draft, err error) error {
+				if err == nil {
+					_ = n.agree(d, func(string) string { return " in a named route" }) // an error is told when they are loaded
+				}
+				return nil
+			})
+		}
 		return
 	}
 	for _, field := range fields {
@@ -93,6 +104,20 @@ func (n *caddyfileNames) name(h *Handler, l *Limit, at caddyfile.Token) error {
 		name := givenName(i)
 		if n.given[name] == "" && !slices.Contains(n.own, name) {
 			l.Name, n.given[name] = name, placeOf(at)
+		}
+	}
+	return nil
+}
+
+// agree adds the buckets of d, and returns an error if an earlier limit has the name of d and
+// other options.
+func (n *caddyfileNames) agree(d *draft, at place) error {
+	if !d.rule.Named {
+		return nil
+	}
+	for _, b := range d.rule.Buckets {
+		if _, err := n.agreed.add(d, b, at); err != nil {
+			return d.errorIn(err)
 		}
 	}
 	return nil

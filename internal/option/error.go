@@ -17,7 +17,7 @@ type Error struct {
 }
 
 // Errorf returns the error for an option.
-func Errorf(option, problem string, args ...any) error {
+func Errorf(option, problem string, args ...any) *Error {
 	return &Error{option, fmt.Sprintf(problem, args...)}
 }
 

@@ -1,0 +1,122 @@
+package ratelimit
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// agreedNames are the limits that users named, by their paths: those of one path share their
+// buckets, so their options must agree.
+type agreedNames map[string]*agreedName
+
+// agreedName is what all limits of one path have in common.
+type agreedName struct {
+	options []option.Setting
+	first   *Limit // of them
+	bucket  *rule.Bucket
+	place   place
+}
+
+// add adds a bucket of d, which is at a place. It returns the first one of its path, which may
+// be this, and an error if their options differ.
+func (all agreedNames) add(d *draft, b *rule.Bucket, at place) (first *agreedName, differ *option.Error) {
+	options := d.settings(b)
+	first = all[b.Path]
+	if first == nil {
+		first = &agreedName{options, d.Limit, b, at}
+		all[b.Path] = first
+	}
+	for i, o := range options {
+		if earlier := first.options[i]; o != earlier && d.knows(o) && d.knows(earlier) {
+			return first, disagreement(b.Path, d.written(b, o), first.first.written(first.bucket, earlier), first.place)
+		}
+	}
+	return first, nil
+}
+
+// knows reports whether an option has its value already: while a Caddyfile is adapted, one with
+// {env.*} and others has not.
+func (c *compiler) knows(o option.Setting) bool {
+	_, err := c.resolve(o.Option, o.Text)
+	return !errors.Is(err, option.ErrUnresolved)
+}
+
+// disagreement returns the error for an option of a limit that differs from that of an earlier
+// one, which is at a place.
+func disagreement(path string, got, earlier option.Setting, at place) *option.Error {
+	other := strconv.Quote(option.Shortened(earlier.Text))
+	if earlier.Option != got.Option {
+		other = earlier.Option + " " + other
+	}
+	return option.Errorf(got.Option, "got %q here and %s in another limit of the name %q%s, but limits of one name share their buckets: write the same, or give one another name",
+		option.Shortened(got.Text), other, path, at(earlier.Option))
+}
+
+// written returns an option of l's bucket b as the user wrote it: a size may have come from a
+// rate.
+func (l *Limit) written(b *rule.Bucket, o option.Setting) option.Setting {
+	names := []string{o.Option}
+	switch {
+	case o.Option == "ban" && len(l.Ban) > 0:
+		o.Text = strings.Join(l.Ban, " ")
+	case o.Option == "drip_rate" && b.Source.Option != "":
+		return b.Source // max and duration, or min_interval
+	case o.Option == "size":
+		names = append(names, "rate", "max")
+	case o.Option == "drip_rate", o.Option == "drip_size":
+		names = append(names, "rate")
+	}
+	for _, name := range names {
+		if text := optionsOf[string](l)[name]; text != nil && *text != "" && !option.HasPlaceholder(*text) {
+			return option.Setting{Option: name, Text: *text}
+		}
+	}
+	return o
+}
+
+// settings returns the options in which limits have to agree that have a bucket of the same
+// path as b.
+func (d *draft) settings(b *rule.Bucket) []option.Setting {
+	l := d.rule
+	var durations, after string
+	if l.Bans != nil {
+		durations, after = fmt.Sprint(l.Bans.Durations), fmt.Sprint(l.Bans.After())
+	}
+	most := int64(defaultMaxWaiting)
+	if l.Waiting != nil {
+		most = l.Waiting.Most
+	}
+	return []option.Setting{
+		{Option: "key", Text: l.Key.String()},
+		{Option: "ipv4_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv4)},
+		{Option: "ipv6_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv6)},
+		{Option: "algorithm", Text: string(l.Algorithm)},
+		{Option: b.Size.Option, Text: b.Size.String()},
+		{Option: b.Rate.Option, Text: b.Rate.String()},
+		{Option: b.Drip.Option, Text: b.Drip.String()},
+		{Option: "factor", Text: b.Factor.String()},
+		{Option: "window_start", Text: d.startOfWindows()},
+		{Option: "period", Text: d.Period},
+		{Option: "warm_up", Text: b.WarmUp.String()},
+		{Option: "cold_factor", Text: b.Cold.String()},
+		{Option: "count_denied", Text: strconv.FormatBool(l.CountDenied)},
+		{Option: "soft", Text: strconv.FormatInt(l.Soft, 10)},
+		{Option: "max_delay", Text: l.MaxDelay.String()},
+		{Option: "max_waiting", Text: strconv.FormatInt(most, 10)},
+		{Option: "status", Text: strconv.Itoa(l.Status)},
+		{Option: "count", Text: d.countText()},
+		{Option: "actual_cost", Text: d.ActualCost},
+		{Option: "hold", Text: cmp.Or(d.Hold, "on")},
+		{Option: "dry_run", Text: strconv.FormatBool(l.DryRun)},
+		{Option: "ban", Text: durations},
+		{Option: "ban_after", Text: after},
+		{Option: "borrow", Text: d.Borrow},
+		{Option: "pool", Text: strconv.FormatBool(l.Pool)},
+	}
+}
