@@ -328,6 +328,17 @@ func TestConvertCommand(t *testing.T) {
 		t.Errorf("a guess: got %+v", r)
 	}
 	runCommand(t, "convert", write("marked", "\ufeff"+string(text)), "--descriptor", "auth_type={vars.auth_type}").want(t, 0, mapped)
+	seed, err := os.ReadFile("internal/convert/testdata/seedtree.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	converted := runCommand(t, "convert", write("seedtree.yaml", string(seed)))
+	if converted.status != 2 || strings.Count(converted.errors, "\n") != 2 {
+		t.Errorf("a tree without placeholders: got %+v", converted)
+	}
+	if r := runCommand(t, "check", "--config", write("seedtree.Caddyfile", ":8080 {\n"+converted.out+"}\n")); r.status != 0 {
+		t.Errorf("check of a tree: got %+v\n%s", r, converted.out)
+	}
 	tree := write("tree.json", "{\n\t\"schema\": {\"rate_limits\": {\"children\": {\"*\": {\"limits\": [0, 2, 1]}}}}\n}")
 	runCommand(t, "convert", tree, "--descriptor", "rate_limits_1={client_ip}").want(t, 0,
 		"rate_limit rate_limits {\n\tlimit any {\n\t\tkey {client_ip}\n\t\tipv6_prefix 128\n\t\tsize 1\n\t\tdrip_rate 500ms\n\t}\n}\n")
