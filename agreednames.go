@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -84,15 +83,7 @@ func (l *Limit) written(b *rule.Bucket, o option.Setting) option.Setting {
 // path as b.
 func (d *draft) settings(b *rule.Bucket) []option.Setting {
 	l := d.rule
-	var durations, after string
-	if l.Bans != nil {
-		durations, after = fmt.Sprint(l.Bans.Durations), fmt.Sprint(l.Bans.After())
-	}
-	most := int64(defaultMaxWaiting)
-	if l.Waiting != nil {
-		most = l.Waiting.Most
-	}
-	return []option.Setting{
+	return append([]option.Setting{
 		{Option: "key", Text: l.Key.String()},
 		{Option: "ipv4_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv4)},
 		{Option: "ipv6_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv6)},
@@ -105,18 +96,5 @@ func (d *draft) settings(b *rule.Bucket) []option.Setting {
 		{Option: "period", Text: d.Period},
 		{Option: "warm_up", Text: b.WarmUp.String()},
 		{Option: "cold_factor", Text: b.Cold.String()},
-		{Option: "count_denied", Text: strconv.FormatBool(l.CountDenied)},
-		{Option: "soft", Text: strconv.FormatInt(l.Soft, 10)},
-		{Option: "max_delay", Text: l.MaxDelay.String()},
-		{Option: "max_waiting", Text: strconv.FormatInt(most, 10)},
-		{Option: "status", Text: strconv.Itoa(l.Status)},
-		{Option: "count", Text: d.countText()},
-		{Option: "actual_cost", Text: d.ActualCost},
-		{Option: "hold", Text: cmp.Or(d.Hold, "on")},
-		{Option: "dry_run", Text: strconv.FormatBool(l.DryRun)},
-		{Option: "ban", Text: durations},
-		{Option: "ban_after", Text: after},
-		{Option: "borrow", Text: d.Borrow},
-		{Option: "pool", Text: strconv.FormatBool(l.Pool)},
-	}
+	}, l.Settings()...)
 }

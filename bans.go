@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -33,6 +34,7 @@ func (d *draft) setBans() (err error) {
 		if durations[i], err = option.Parse(d.resolve, "ban", text, parseBan); err != nil {
 			return err
 		}
+		d.rule.Ban = append(d.rule.Ban, adminjson.Seconds(durations[i]))
 	}
 	after := 1
 	if d.BanAfter != "" {
@@ -44,7 +46,8 @@ func (d *draft) setBans() (err error) {
 	if bans.Validate() != nil {
 		return option.Bad("ban", d.banText(), wantBans)
 	}
-	d.rule.Bans = &rule.Bans{Limit: bans, Durations: durations, Events: process.Process}
+	d.rule.BanAfter = int64(after)
+	d.rule.Bans = &rule.Bans{Limit: bans, Events: process.Process}
 	return nil
 }
 

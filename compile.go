@@ -66,10 +66,11 @@ type draft struct {
 // those within it. siblings are the limits that stand beside l, and l. If an option is
 // invalid, the error names the limit and the option.
 func (c *compiler) compile(l *Limit, siblings []*Limit, parent *draft) (*draft, error) {
-	d := &draft{Limit: l, compiler: c, rule: &rule.Limit{Named: l.Name != "", CountDenied: l.CountDenied, Zone: c.zones[l]}, parent: parent, siblings: siblings}
+	d := &draft{Limit: l, compiler: c, rule: &rule.Limit{Named: l.Name != "", Zone: c.zones[l]}, parent: parent, siblings: siblings}
 	if err := d.setPath(); err != nil {
 		return nil, fmt.Errorf("limit %q: %w", option.Redacted(l.Name), err)
 	}
+	d.rule.CountDenied, d.rule.Pool = l.CountDenied, l.Pool
 	d.rule.DryRun = l.DryRun || parent != nil && parent.rule.DryRun
 	for _, set := range []func(*draft) error{
 		(*draft).setKey, (*draft).setBounds, (*draft).setStatus, (*draft).setHeadroom, (*draft).setSettlement,

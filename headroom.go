@@ -2,7 +2,9 @@ package ratelimit
 
 import (
 	"math"
+	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
@@ -28,8 +30,10 @@ func (d *draft) setHeadroom() (err error) {
 		}
 	}
 	if d.MaxDelay != "" {
-		d.rule.MaxDelay, err = option.Parse(d.resolve, "max_delay", string(d.MaxDelay), option.Interval)
-		d.rule.Waiting = &rule.Waiters{Most: int64(most), Option: string(d.MaxDelay)}
+		var delay time.Duration
+		delay, err = option.Parse(d.resolve, "max_delay", string(d.MaxDelay), option.Interval)
+		d.rule.MaxDelay, d.rule.MaxWaiting = adminjson.Seconds(delay), int64(most)
+		d.rule.Waiting = &rule.Waiters{Option: string(d.MaxDelay)}
 	}
 	return err
 }

@@ -10,7 +10,7 @@ import (
 // setPool checks that there is a pool beside d to borrow from, or if it is one, that there is
 // a limit that borrows from it.
 func (d *draft) setPool() error {
-	d.rule.Pool, d.rule.OwnCost = d.Pool, d.Cost != "" || d.Concurrency != ""
+	d.rule.Borrow, d.rule.OwnCost = d.Borrow, d.Cost != "" || d.Concurrency != ""
 	if d.Pool {
 		if d.Borrow == "" && !slices.ContainsFunc(d.siblings, func(other *Limit) bool { return d.lendsTo(other) }) {
 			return option.Bad("pool", "true", "a limit in the same block with borrow and its name")

@@ -23,6 +23,7 @@ func (d *draft) setSettlement() error {
 			return option.Bad("count", "", "status codes or header fields of the responses that count")
 		}
 	}
+	d.rule.Count, d.rule.ActualCost, d.rule.Hold = d.Count, d.ActualCost, d.Hold
 	d.rule.Settlement = rule.Settlement{InProgress: d.Concurrency != "", Count: d.Count, ActualCost: d.ActualCost}
 	if d.Hold == "" {
 		return nil

@@ -1,6 +1,7 @@
 package adminjson
 
 import (
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -40,24 +42,37 @@ type Policies struct {
 // Options returns the policies that are not those of any limit, each as in a Caddyfile, such
 // as "ban 10m 1h".
 func (p *Policies) Options() (set []string) {
-	v := reflect.ValueOf(p).Elem()
-	for i := range v.NumField() {
-		field, option := v.Type().Field(i), v.Type().Field(i).Tag.Get("json")
-		option, _, _ = strings.Cut(option, ",")
-		text := optionText(v.Field(i).Interface())
-		if byDefault, ok := field.Tag.Lookup("default"); v.Field(i).IsZero() || ok && text == byDefault {
-			continue
+	unset := new(Policies).Settings()
+	for i, o := range p.Settings() {
+		switch {
+		case o == unset[i]:
+		case reflect.ValueOf(*p).Field(i).Kind() == reflect.Bool:
+			set = append(set, o.Option)
+		default:
+			set = append(set, terminal.Safe(o.Option+" "+o.Text))
 		}
-		set = append(set, terminal.Safe(strings.TrimSpace(option+" "+text)))
 	}
 	return set
 }
 
-// optionText returns what an option is set to, which is nothing for one that is on or off.
+// Settings returns all policies, with their defaults where they are not set.
+func (p *Policies) Settings() (all []option.Setting) {
+	v := reflect.ValueOf(*p)
+	for i := range v.NumField() {
+		o := option.Setting{Text: optionText(v.Field(i).Interface())}
+		o.Option, _, _ = strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		if byDefault, ok := v.Type().Field(i).Tag.Lookup("default"); ok && v.Field(i).IsZero() {
+			o.Text = byDefault
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+// optionText returns what an option is set to.
 func optionText(value any) string {
 	var words []string
 	switch value := value.(type) {
-	case bool:
 	case Seconds:
 		return Interval(value)
 	case []Seconds:
@@ -67,7 +82,7 @@ func optionText(value any) string {
 	case *caddyhttp.ResponseMatcher:
 		return responsesText(value)
 	default:
-		return Number(value)
+		return fmt.Sprint(value)
 	}
 	return strings.Join(words, " ")
 }
@@ -89,7 +104,11 @@ func responsesText(m *caddyhttp.ResponseMatcher) string {
 		words = append(words, text)
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Headers)) {
-		words = append(append(words, "header", name), m.Headers[name]...)
+		field := name
+		if m.Headers[name] == nil {
+			field = "!" + name // no response that has it
+		}
+		words = append(append(words, "header", field), m.Headers[name]...)
 	}
 	return strings.Join(words, " ")
 }

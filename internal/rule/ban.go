@@ -20,14 +20,10 @@ const banSuffix = "@ban"
 
 // Bans is how a limit bans the keys that it denies.
 type Bans struct {
-	Limit     limiter.Limit   // of the bucket that bans
-	Durations []time.Duration // of the first ban, the next one, and so on
-	List      *BanList
-	Events    *telemetry.Process
+	Limit  limiter.Limit // of the bucket that bans
+	List   *BanList
+	Events *telemetry.Process
 }
-
-// After returns how many denials lead to a ban.
-func (b *Bans) After() int64 { return b.Limit.Size }
 
 // BanOf returns the bucket that bans the key of at, which is what was asked about b.
 func (b *Bucket) BanOf(at *limiter.Bucket) limiter.Bucket {

@@ -73,7 +73,7 @@ func (b *Bucket) checkDelay(numbers *limiter.Limit) error {
 	switch unit := numbers.DripTime(1); {
 	case !b.Counts.MayWait():
 		want = "algorithm leaky_bucket, token_bucket or warm_up with it"
-	case l.MaxDelay < unit:
+	case time.Duration(l.MaxDelay) < unit:
 		want = fmt.Sprintf("at least %v, in which a unit leaves", unit)
 	case l.delayed(*numbers, cost) > 0:
 		return nil
@@ -94,22 +94,21 @@ func leastDelaying(numbers *limiter.Limit, cost int64) int64 { return numbers.Dr
 // what l admits above its size is room like the rest.
 func (l *Limit) delayed(numbers limiter.Limit, cost int64) int64 {
 	numbers.Size += l.Soft
-	return numbers.Delayed(l.MaxDelay, cost)
+	return numbers.Delayed(time.Duration(l.MaxDelay), cost)
 }
 
 // Waiters says how many requests may wait for room at once.
 type Waiters struct {
-	Most   int64
 	Option string        // max_delay as the config has it
 	Count  *atomic.Int64 // of those that wait, or may have to, at all limits whose buckets have the name of this one's
 }
 
 // mayWait reports whether one more request may wait, and counts it if so.
-func (w *Waiters) mayWait() bool {
-	if w.Count.Add(1) <= w.Most {
+func (l *Limit) mayWait() bool {
+	if l.Waiting.Count.Add(1) <= l.MaxWaiting {
 		return true
 	}
-	w.Count.Add(-1)
+	l.Waiting.Count.Add(-1)
 	return false
 }
 
@@ -119,7 +118,7 @@ func (e *Entry) raise() {
 		return
 	}
 	if e.above.delayed > 0 {
-		if e.waits = e.Limit.Waiting.mayWait(); !e.waits {
+		if e.waits = e.Limit.mayWait(); !e.waits {
 			e.above.delayed = 0
 		}
 	}

@@ -6,10 +6,10 @@ package rule
 
 import (
 	"path"
-	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
@@ -32,16 +32,11 @@ type Limit struct {
 	MaxKeys       int  // of each bucket's name; 0 for the default
 	ShareWhenFull bool // whether new keys share buckets when MaxKeys others have one
 	TrackTop      int  // how many counters find the keys that ask most; 0 if none
-	Status        int  // of denials
-	DryRun        bool // whether it denies nothing
-	CountDenied   bool // whether denied requests count too
 
-	Soft     int64         // the units by which its bucket may exceed its size
-	MaxDelay time.Duration // for how long requests may wait for room
-	Waiting  *Waiters      // nil if none may wait
-	Bans     *Bans         // nil if it bans no keys
+	adminjson.Policies          // as they are shown, but for the consistency, which each bucket has
+	Waiting            *Waiters // nil if none may wait
+	Bans               *Bans    // nil if it bans no keys
 
-	Pool       bool     // whether it lends to others what they have no room for
 	Borrowers  []*Limit // those to which it may lend
 	OwnCost    bool     // whether a pool charges its own cost, and not that of the limit that borrows
 	Lender     *Limit   // the pool from which it may borrow; nil if there is none

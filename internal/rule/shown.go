@@ -64,28 +64,12 @@ func (b *Bucket) shownWith(interval, drip any) adminjson.Numbers {
 // ShownPolicies returns the policies of b. The bucket of a min_interval has few of those of
 // its limit.
 func (b *Bucket) ShownPolicies() adminjson.Policies {
-	l := b.Limit
-	p := adminjson.Policies{CountDenied: l.CountDenied, DryRun: l.DryRun, Status: l.Status, Pool: l.Pool && b.IsMain()}
+	p := b.Limit.Policies
+	if !b.IsMain() {
+		p = adminjson.Policies{CountDenied: p.CountDenied, DryRun: p.DryRun, Status: p.Status}
+	}
 	if b.Consistency != (limiter.Consistency{}) {
 		p.Consistency = b.Consistency.String()
-	}
-	if !b.IsMain() {
-		return p
-	}
-	if p.Count, p.ActualCost = l.Settlement.Count, l.Settlement.ActualCost; l.Settlement.HoldOff {
-		p.Hold = "off"
-	}
-	if p.Soft, p.MaxDelay = l.Soft, adminjson.Seconds(l.MaxDelay); l.Waiting != nil {
-		p.MaxWaiting = l.Waiting.Most
-	}
-	if l.Bans != nil {
-		for _, d := range l.Bans.Durations {
-			p.Ban = append(p.Ban, adminjson.Seconds(d))
-		}
-		p.BanAfter = l.Bans.After()
-	}
-	if l.Lender != nil {
-		p.Borrow = l.Lender.Name()
 	}
 	return p
 }
