@@ -17,6 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/sharing"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -170,7 +171,7 @@ func (a *App) Cleanup() error {
 // Start applies the app's settings and connects to Redis.
 func (a *App) Start() error {
 	a.activate()
-	a.warnKeys()
+	a.warnUnintended()
 	if a.redis != nil {
 		a.redis.connect()
 		a.redis.TakeOver() // what requests hold that began with an earlier config
@@ -244,11 +245,16 @@ func (a *App) activate() {
 	a.memory.SetMaxKeys(a.maxKeys)
 }
 
-// warnKeys logs what is wrong with the keys of limits, once all handlers around them are known.
-func (a *App) warnKeys() {
-	_, around := routes.Arounds[*Handler](a.http())
+// warnUnintended logs what of the config is probably not as it was intended, once all handlers
+// around its limits are known. The command check says the same.
+func (a *App) warnUnintended() {
+	order, around := routes.Arounds[rule.Module](a.http())
 	for _, h := range a.handlers {
 		warnKeysOf(h.logger, h.limits, nil, around[h])
+	}
+	for _, f := range sharing.Flaws(order, around) {
+		a.logger.Warn("the buckets of this limit are probably not shared as was intended",
+			zap.String("limit", f.Limit), zap.String("problem", f.Problem), zap.String("remedy", f.Remedy))
 	}
 }
 

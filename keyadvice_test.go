@@ -80,7 +80,7 @@ func TestKeysThatLimitNothing(t *testing.T) {
 			"zone":  {site: "rate_limit {\nzone a {\nevents 5\nwindow 1m\n" + optionLine("key", tc.key) + "}\n}"},
 		}
 		for name, c := range forms {
-			t.Run(name+" "+tc.key, func(t *testing.T) { wantKeyWarning(t, c, tc.problem, tc.remedy) })
+			t.Run(name+" "+tc.key, func(t *testing.T) { wantWarning(t, c, tc.problem, tc.remedy) })
 		}
 	}
 	for key, want := range map[string]string{
@@ -90,9 +90,9 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		t.Run("JSON "+key, func(t *testing.T) {
 			c := config{routes: `[{"handle":[{"handler":"rate_limit","limits":[{"size":5,"key":"` + key + `"}]}]}]`}
 			if want == "" {
-				wantKeyWarning(t, c, "", "")
+				wantWarning(t, c, "", "")
 			} else {
-				wantKeyWarning(t, c, "Its key has "+key+", which is only known in a Caddyfile", "Use its long name, "+want)
+				wantWarning(t, c, "Its key has "+key+", which is only known in a Caddyfile", "Use its long name, "+want)
 			}
 		})
 	}
@@ -147,7 +147,7 @@ func TestKeysSetAround(t *testing.T) {
 			if problem != "" {
 				problem = "Its key has {" + tc.placeholder + "}, which " + problem
 			}
-			wantKeyWarning(t, c, problem, tc.remedy)
+			wantWarning(t, c, problem, tc.remedy)
 		})
 	}
 }
@@ -174,13 +174,13 @@ func adviceOn(t *testing.T, text []byte) [][3]string {
 	return d.Check()
 }
 
-// wantKeyWarning checks what is logged of keys when c is loaded: one line with the
+// wantWarning checks what is logged when c is loaded: one line with the
 // beginnings of what is wrong and what to do, or none. The command check says the same.
-func wantKeyWarning(t *testing.T, c config, problem, remedy string) {
+func wantWarning(t *testing.T, c config, problem, remedy string) {
 	t.Helper()
 	advice := adviceOn(t, c.json(t, "127.0.0.1:1", filepath.Join(tempDir(t), "log")))
 	s := startConfig(t, c)
-	lines := s.log("warn", ownLogger)
+	lines := append(s.log("warn", ownLogger), s.log("warn", ownName)...)
 	for _, line := range lines {
 		if !slices.ContainsFunc(advice, func(a [3]string) bool { return a[1] == line["problem"] && a[2] == line["remedy"] }) {
 			t.Errorf("got %q of check, want what is logged: %v", advice, line)

@@ -25,6 +25,7 @@ var lines = map[string][]line{
 	"Handler.warnReplaced":       nil,
 	"draft.warnClientControlled": nil,
 	"warnKeysOf":                 nil,
+	"App.warnUnintended":         nil,
 	"agreement.add":              nil,
 	"init":                       nil,
 	"Reporter.noKey": {

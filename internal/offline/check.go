@@ -18,6 +18,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/sharing"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -157,7 +158,9 @@ func (c *checker) check() {
 	if !limited && len(c.Notes) == 0 {
 		c.Notes = append(c.Notes, "The config has no limits.")
 	}
-	c.checkShared()
+	for _, f := range sharing.Flaws(routes.Arounds[rule.Module](c.http)) {
+		c.advise("limit "+f.Limit, f.Problem, f.Remedy)
+	}
 	c.checkRedisOptions()
 }
 
@@ -284,25 +287,6 @@ func (h *handler) selective() bool {
 		}
 	}
 	return false
-}
-
-// checkShared advises on limits without a name, or within one, that share their buckets.
-func (c *checker) checkShared() {
-	first := make(map[string]*Limit)
-	for _, s := range c.Servers {
-		for _, h := range s.handlers {
-			for _, l := range h.inForce() {
-				switch other := first[l.Name]; {
-				case !l.Unnamed() || l == other:
-				case other == nil:
-					first[l.Name] = l
-				default:
-					c.advise("limit "+l.Path, "Several limits without a name, or within one, have equal keys and numbers, so they share their buckets: requests to one site or path use up the limit of another.",
-						"Unless that is meant, give each a name, as in "+c.module.Name()+" login.")
-				}
-			}
-		}
-	}
 }
 
 // checkRedisOptions advises on how the config uses Redis.

@@ -19,6 +19,7 @@ import (
 type Around struct {
 	before, behind []setter
 	mapped         map[string]bool // by map, anywhere in the config
+	certain        []*Around       // of handlers of its type that requests have passed on some way to it
 }
 
 // setter is a handler that sets placeholders.
@@ -59,6 +60,10 @@ func (a *Around) SetLater(name string) string {
 	return ""
 }
 
+// After reports whether there is a way to the handler on which all requests have passed that of
+// other, which may be the same.
+func (a *Around) After(other *Around) bool { return a != nil && slices.Contains(a.certain, other) }
+
 // Arounds returns the handlers of type H of an HTTP app in the order of the config, and what is
 // around each. Those in routes of other plugins' handlers are not found.
 func Arounds[H interface {
@@ -93,8 +98,9 @@ func Arounds[H interface {
 
 // path is what requests have passed: setters, and the handlers that are looked for.
 type path struct {
-	before []setter
-	passed []*Around
+	before  []setter
+	passed  []*Around
+	certain []*Around // of these, those that all requests have passed
 }
 
 // walker walks over routes.
@@ -125,6 +131,9 @@ func (w *walker) list(list caddyhttp.RouteList, p path) path {
 		if !rt.Terminal {
 			p.before = append(slices.Clip(p.before), behind.before[len(to.before):]...)
 			p.passed = append(slices.Clip(p.passed), behind.passed[len(to.passed):]...)
+			if rt.Group == "" && len(rt.MatcherSets) == 0 {
+				p.certain = behind.certain
+			}
 		}
 	}
 	return p
@@ -134,7 +143,9 @@ func (w *walker) list(list caddyhttp.RouteList, p path) path {
 func (w *walker) handler(h caddyhttp.MiddlewareHandler, p path) path {
 	if own := w.own(h); own != nil {
 		own.before = append(own.before, p.before...)
+		own.certain = append(own.certain, p.certain...)
 		p.passed = append(slices.Clip(p.passed), own)
+		p.certain = append(slices.Clip(p.certain), own)
 		return p
 	}
 	for _, s := range w.settersIn(h) {
@@ -155,7 +166,9 @@ func (w *walker) handler(h caddyhttp.MiddlewareHandler, p path) path {
 			p = w.list(nested.Routes, p)
 		case isProxy: // which passes the request on behind them, as forward_auth does
 			w.proxies++
-			p = w.list(nested.Routes, p)
+			behind := w.list(nested.Routes, p)
+			behind.certain = p.certain // the response decides whether they are passed
+			p = behind
 			w.proxies--
 		default: // when any may have been passed
 			w.list(nested.Routes, path{before: []setter{{}}})
