@@ -213,14 +213,12 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			child.Name = args[0]
 			l.Limits = append(l.Limits, child)
 			err = p.parse(child, nil)
-		case h == nil && slices.Contains(handlerOptions, name):
-			return p.Errf("%s: not allowed in limit %q; it applies to the whole %s block", name, l.Name, ownName)
+		case h == nil:
+			return unknownOption(p.Dispenser, limitScope)
 		case name == "headers":
 			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
 				return p.Err("headers: got nothing, want x-ratelimit, github, ratelimit-11, fill, or off alone")
 			}
-		case h == nil:
-			return unknownOption(p.Dispenser, limitScope)
 		default:
 			found, err := parseZoneOption(p.Helper, &h.Zones)
 			if err != nil {

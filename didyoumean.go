@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strconv"
@@ -38,12 +39,17 @@ var (
 	zoneScope  = &scope{"a zone", []string{
 		"match", "key", "window", "events", "max_concurrent", "ipv4_prefix", "ipv6_prefix",
 	}, wholeScope}
-	distributedScope = &scope{"distributed", []string{"read_interval", "write_interval", "purge_age"}, nil}
+
+	// What mholt/caddy-ratelimit has for a whole block, beside zones.
+	zonesScope       = &scope{"the block of the directive itself, beside zones", zonesOptions, nil}
+	distributedScope = &scope{"distributed, beside zones", []string{"read_interval", "write_interval", "purge_age"}, wholeScope}
+
+	zonesOptions = []string{"distributed", "storage", "sweep_interval", "log_key", "disable_metrics"}
 )
 
 // homes are the scopes where an option may belong that is unknown where it stands, in the
 // order in which they are looked through after those above.
-var homes = []*scope{limitScope, wholeScope, zoneScope, globalScope, redisScope, memoryScope}
+var homes = []*scope{limitScope, wholeScope, zoneScope, zonesScope, distributedScope, globalScope, redisScope, memoryScope}
 
 // otherWords are words that other rate limiters or other directives have for options, and
 // what to write here instead. In limits and zones, they come before any word that is
@@ -65,6 +71,8 @@ var otherWords = []struct {
 	{inLimits, "methods", "match method <method...>"},
 	{inLimits, "allow allowlist exclude except ignore whitelist", "match not client_ip <address...>"},
 	{inLimits, "message response respond", `handle_errors 429 beside the directive, see "Denied requests" in docs/directive.md`},
+	{[]*scope{limitScope}, "distributed storage", "redis in the global option, for all limits"},
+	{[]*scope{globalScope}, "distributed storage", "redis <address>"},
 	{inZones, "max max_events requests max_requests limit burst capacity tokens size", "events"},
 	{inZones, "average rate rps", "events and window, such as events 10 and window 1m"},
 	{inZones, "duration interval period", "window"},
@@ -72,7 +80,7 @@ var otherWords = []struct {
 }
 
 var (
-	inLimits = []*scope{blockScope, limitScope}
+	inLimits = []*scope{limitScope, blockScope}
 	inZones  = []*scope{zoneScope}
 )
 
@@ -81,13 +89,21 @@ var (
 func unknownOption(d *caddyfile.Dispenser, here *scope) error {
 	got := option.Quote(option.Shortened(redisaddr.WithoutPassword(d.Val())))
 	word := plainWord(d.Val())
+	elsewhere := ""
 	for _, o := range otherWords {
-		if slices.Contains(o.in, here) && slices.Contains(strings.Fields(o.words), word) {
+		if !slices.Contains(strings.Fields(o.words), word) {
+			continue
+		}
+		if slices.Contains(o.in, here) {
 			return d.Errf("%s: got an unknown option, want %s", got, o.want)
 		}
+		elsewhere = cmp.Or(elsewhere, "want in "+o.in[0].place+": "+o.want)
 	}
 	if home := here.homeOf(word); home != nil {
 		return d.Errf("%s: got it in %s, want it in %s, see docs/directive.md", got, here.place, home.place)
+	}
+	if elsewhere != "" && !slices.Contains(here.options, word) {
+		return d.Errf("%s: got it in %s, %s", got, here.place, elsewhere)
 	}
 	meant := nearestOption(word, here.options)
 	if meant == "" && slices.Contains(here.options, "match") {

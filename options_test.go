@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -215,5 +216,62 @@ func TestOtherWords(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestWordsInAnyPlace guards that every option of this module and of mholt/caddy-ratelimit, and
+// every word from elsewhere, is told what to write instead wherever it is none: in one short
+// line with file and line, which does not list the options.
+func TestWordsInAnyPlace(t *testing.T) {
+	t.Parallel()
+	places := map[*scope]string{
+		blockScope:       ":8080 {; rate_limit {; WORD; }; }",
+		limitScope:       ":8080 {; rate_limit {; size 5; limit a {; size 5; WORD; }; }; }",
+		zoneScope:        ":8080 {; rate_limit {; zone a {; events 5; window 1m; WORD; }; }; }",
+		distributedScope: ":8080 {; rate_limit {; distributed {; WORD; }; }; }",
+		globalScope:      "{; rate_limit {; WORD; }; }",
+		redisScope:       "{; rate_limit {; redis a:1 {; WORD; }; }; }",
+		memoryScope:      "{; rate_limit {; memory {; WORD; }; }; }",
+	}
+	words := make(map[string]bool)
+	for _, s := range append(slices.Collect(maps.Keys(places)), zonesScope) {
+		for _, word := range s.options {
+			words[word] = true
+		}
+	}
+	for _, o := range otherWords {
+		for word := range strings.FieldsSeq(o.words) {
+			words[word] = true
+		}
+	}
+	told := 0
+	for at, in := range places {
+		line, _, _ := strings.Cut(in, "WORD")
+		where := fmt.Sprintf(", at Caddyfile:%d", 1+strings.Count(line, "; "))
+		for word := range words {
+			if slices.Contains(at.options, word) || at == blockScope && slices.Contains(zonesScope.options, word) {
+				continue
+			}
+			for _, written := range []string{word, word + " 5", word + " a b c d", word + " {; size 5; }", strings.ToUpper(word) + ": 5"} {
+				_, err := adaptCaddyfile(strings.ReplaceAll(strings.Replace(in, "WORD", written, 1), "; ", "\n") + "\n")
+				if err == nil {
+					t.Errorf("%s in %s: got no error", written, at.place)
+					continue
+				}
+				got, listed := err.Error(), 0
+				for _, name := range limitOptions {
+					if slices.Contains(strings.FieldsFunc(got, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') }), name) {
+						listed++
+					}
+				}
+				if !strings.Contains(got, "want ") || !strings.HasSuffix(got, where) || len(got) >= 300 || strings.Contains(got, "\n") || listed > 5 {
+					t.Errorf("%s in %s: got %q, want one line of fewer than 300 bytes, with what to write and%s", written, at.place, got, where)
+				}
+				told++
+			}
+		}
+	}
+	if told < 1000 {
+		t.Errorf("tried %d words, want all", told)
 	}
 }
