@@ -366,86 +366,107 @@ func TestUpstreamFields(t *testing.T) {
 }
 
 // TestFamiliesStandWhole guards that of each family of fields a response has either ours
-// or the upstream's and never some of both, when the connection is upgraded
-// too, and that headers says whose they are.
+// or the upstream's and never some of both, over every version of HTTP and when the connection
+// is upgraded too, that headers says whose they are, and that a denied request has ours.
 func TestFamiliesStandWhole(t *testing.T) {
 	const (
-		ours, oursIETF = "X-Ratelimit-Clear=1.000 X-Ratelimit-Limit=9 X-Ratelimit-Remaining=8",
-			`Ratelimit-Policy="default";q=9;w=9 Ratelimit="default";r=8;t=8`
-		up, upIETF = "X-Ratelimit-Limit=60 X-Ratelimit-Reset=1795259336 X-Ratelimit-Resource=core X-Ratelimit-Used=1",
-			"Ratelimit-Limit=60 Ratelimit-Remaining=59"
+		ours   = "X-Ratelimit-Clear=60.000 X-Ratelimit-Limit=1 X-Ratelimit-Remaining=0"
+		github = "X-Ratelimit-Limit=1 X-Ratelimit-Remaining=0 X-Ratelimit-Reset=in60s X-Ratelimit-Used=1"
+		ietf   = `Ratelimit-Policy="api";q=1;w=60 Ratelimit="api";r=0;t=60`
+		up     = "X-Ratelimit-Limit=60 X-Ratelimit-Reset=1795259336 X-Ratelimit-Resource=core X-Ratelimit-Used=1"
+		upIETF = "Ratelimit-Limit=60 Ratelimit-Remaining=59"
 	)
 	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
-		if r.URL.Path != "/ietf" && r.URL.Path != "/none" {
+		sent := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+		if sent != "ietf" && sent != "none" {
 			h.Set("X-RateLimit-Limit", "60")
 			h.Set("X-RateLimit-Used", "1")
 			h.Set("X-RateLimit-Reset", "1795259336")
 			h.Set("X-RateLimit-Resource", "core")
 		}
-		if r.URL.Path != "/x" && r.URL.Path != "/none" {
+		if sent != "x" && sent != "none" {
 			h.Set("RateLimit-Limit", "60")
 			h.Set("RateLimit-Remaining", "59")
 		}
-		if r.URL.Path == "/upgrade" {
+		if sent == "upgrade" {
 			h.Set("Upgrade", "test")
 			h.Set("Connection", "Upgrade")
 			w.WriteHeader(http.StatusSwitchingProtocols)
 		}
 	})
-	for _, tc := range []struct{ headers, path, want string }{
-		{"x-ratelimit", "/none", ours},
-		{"x-ratelimit", "/x", ours},
-		{"x-ratelimit", "/both", upIETF + " " + ours},
-		{"x-ratelimit", "/upgrade", upIETF + " " + ours},
-		{"ratelimit-11", "/both", oursIETF + " " + up},
-		{"x-ratelimit ratelimit-11", "/both", oursIETF + " " + ours},
-		{"off", "/both", upIETF + " " + up},
-		{"off", "/none", ""},
-		{"fill", "/none", ours},
-		{"fill", "/x", up},
-		{"fill", "/ietf", upIETF + " " + ours},
-		{"fill", "/upgrade", upIETF + " " + up},
-		{"fill x-ratelimit ratelimit-11", "/none", oursIETF + " " + ours},
-		{"fill x-ratelimit ratelimit-11", "/x", oursIETF + " " + up},
-		{"fill x-ratelimit ratelimit-11", "/ietf", upIETF + " " + ours},
-		{"fill x-ratelimit ratelimit-11", "/both", upIETF + " " + up},
-	} {
-		for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
-			if tc.path == "/upgrade" && protocol != "HTTP/1.1" {
-				continue
+	cases := []struct{ headers, sent, want, denied string }{
+		{"x-ratelimit", "none", ours, ours + " X-Ratelimit-Reset=60.000"},
+		{"x-ratelimit", "x", ours, ours + " X-Ratelimit-Reset=60.000"},
+		{"x-ratelimit", "both", upIETF + " " + ours, ours + " X-Ratelimit-Reset=60.000"},
+		{"x-ratelimit", "upgrade", upIETF + " " + ours, ours + " X-Ratelimit-Reset=60.000"},
+		{"ratelimit-11", "both", ietf + " " + up, ietf},
+		{"x-ratelimit ratelimit-11", "both", ietf + " " + ours, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
+		{"off", "both", upIETF + " " + up, ""},
+		{"off", "none", "", ""},
+		{"fill", "none", ours, ours + " X-Ratelimit-Reset=60.000"},
+		{"fill", "x", up, ours + " X-Ratelimit-Reset=60.000"},
+		{"fill", "ietf", upIETF + " " + ours, ours + " X-Ratelimit-Reset=60.000"},
+		{"fill", "upgrade", upIETF + " " + up, ours + " X-Ratelimit-Reset=60.000"},
+		{"fill ratelimit-11", "x", ietf + " " + up, ietf},
+		{"fill ratelimit-11", "both", upIETF + " " + up, ietf},
+		{"fill x-ratelimit ratelimit-11", "none", ietf + " " + ours, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
+		{"fill x-ratelimit ratelimit-11", "x", ietf + " " + up, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
+		{"fill x-ratelimit ratelimit-11", "ietf", upIETF + " " + ours, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
+		{"fill x-ratelimit ratelimit-11", "both", upIETF + " " + up, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
+		{"github", "none", github, github},
+		{"github", "x", github, github},
+		{"github", "both", upIETF + " " + github, github},
+		{"github", "upgrade", upIETF + " " + github, github},
+		{"github fill", "none", github, github},
+		{"github fill", "x", up, github},
+		{"github fill", "ietf", upIETF + " " + github, github},
+		{"github fill", "upgrade", upIETF + " " + up, github},
+		{"github ratelimit-11", "both", ietf + " " + github, ietf + " " + github},
+		{"github ratelimit-11 fill", "x", ietf + " " + up, ietf + " " + github},
+		{"github ratelimit-11 fill", "ietf", upIETF + " " + github, ietf + " " + github},
+	}
+	var site strings.Builder
+	for i, tc := range cases {
+		fmt.Fprintf(&site, "rate_limit /%d/* api {\nkey {http.request.proto}{path}\nsize 1\ndrip_rate 1m\nheaders %s\n}\n", i, tc.headers)
+	}
+	s := startLeavingSite(t, site.String()+"reverse_proxy "+upstream)
+	for version := 1; version <= 3; version++ {
+		t.Run(fmt.Sprint("HTTP/", version), func(t *testing.T) {
+			target, transport := s.url(""), s.client.Transport
+			if version == 3 {
+				overHTTP3(t)
 			}
-			t.Run(protocol+" "+tc.headers+" "+tc.path, func(t *testing.T) {
-				s := startConfig(t, config{
-					global: "servers {\nprotocols h1 h2c\n}",
-					site:   "rate_limit {\nsize 9\nheaders " + tc.headers + "\n}\nreverse_proxy " + upstream,
-				})
-				if protocol == "HTTP/2.0" {
-					s.useHTTP2()
+			if version > 1 {
+				target, transport = s.streams(version)
+			}
+			for i, tc := range cases {
+				if tc.sent == "upgrade" && version > 1 {
+					continue
 				}
-				var h http.Header
-				if tc.path == "/upgrade" {
-					res, err := http.DefaultTransport.RoundTrip(upgradeRequest(t, s.url(tc.path)))
+				for _, want := range []struct{ fields, retryAfter string }{{tc.want, ""}, {tc.denied, "60"}} {
+					r, err := http.NewRequest(http.MethodGet, fmt.Sprint(target, "/", i, "/", tc.sent), nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if tc.sent == "upgrade" {
+						r.Header.Set("Connection", "Upgrade")
+						r.Header.Set("Upgrade", "test")
+					}
+					began := time.Now().Unix()
+					res, err := transport.RoundTrip(r)
 					if err != nil {
 						t.Fatal(err)
 					}
 					res.Body.Close()
-					h = res.Header
-				} else {
-					h = s.get(tc.path).Header
-				}
-				var got []string
-				for name, values := range h {
-					if strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "Ratelimit") {
-						got = append(got, name+"="+strings.Join(values, "|"))
+					got := familiesIn(res.Header, began, time.Now().Unix())
+					if got != want.fields || res.Header.Get("Retry-After") != want.retryAfter || res.ProtoMajor != version {
+						t.Errorf("headers %s, upstream %s: %s with Retry-After %q\ngot  %s\nwant %s",
+							tc.headers, tc.sent, res.Proto, res.Header.Get("Retry-After"), got, want.fields)
 					}
 				}
-				slices.Sort(got)
-				if got := strings.Join(got, " "); got != tc.want {
-					t.Errorf("got  %s\nwant %s", got, tc.want)
-				}
-			})
-		}
+			}
+		})
 	}
 	t.Run("a block that fills and one that does not", func(t *testing.T) {
 		s := startSite(t, "route {\nrate_limit {\nsize 9\nheaders fill\n}\nrate_limit {\nsize 8\n}\nreverse_proxy "+upstream+"\n}")
@@ -462,16 +483,22 @@ func TestFamiliesStandWhole(t *testing.T) {
 	})
 }
 
-// upgradeRequest returns a request for another protocol.
-func upgradeRequest(t *testing.T, url string) *http.Request {
-	t.Helper()
-	r, err := http.NewRequest(http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
+// familiesIn returns all fields in h of the families that we set, sorted. A time a minute after
+// the request, which was sent and answered at the given ones, is called in60s.
+func familiesIn(h http.Header, began, ended int64) string {
+	var fields []string
+	for name, values := range h {
+		if !strings.HasPrefix(name, "X-Ratelimit-") && !strings.HasPrefix(name, "Ratelimit") {
+			continue
+		}
+		value := strings.Join(values, "|")
+		if at := fieldstest.Number(value); name == "X-Ratelimit-Reset" && at >= began+60 && at <= ended+61 {
+			value = "in60s"
+		}
+		fields = append(fields, name+"="+value)
 	}
-	r.Header.Set("Connection", "Upgrade")
-	r.Header.Set("Upgrade", "test")
-	return r
+	slices.Sort(fields)
+	return strings.Join(fields, " ")
 }
 
 // TestHeadersOption guards which fields each word brings, and that no setting
