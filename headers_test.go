@@ -209,6 +209,8 @@ func TestUpstreamTrailers(t *testing.T) {
 			{"both families", "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit-11\n}", ""},
 			{"one family", "rate_limit {\nsize 9\n}", `policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`},
 			{"none", "rate_limit {\nsize 9\nheaders off\n}", all},
+			// Its header has none of our fields, so that they are ours.
+			{"one family, filled", "rate_limit {\nsize 9\nheaders fill\n}", `policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`},
 			{"two blocks", `
 				rate_limit outer {
 					size 9
@@ -247,27 +249,44 @@ func TestUpstreamTrailers(t *testing.T) {
 	}
 }
 
-// Guards that an informational response has no other rate limit than ours, like
-// the final one that it tells of beforehand.
+// Guards that an informational response has one rate limit and not two: ours, like the final
+// one that it tells of beforehand, or with fill the upstream's if it has any.
 func TestEarlyHintsHaveOneLimit(t *testing.T) {
 	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
 		for name, value := range upstreamFields {
 			w.Header().Set(name, value)
 		}
-		w.Header().Set("Link", "</style.css>; rel=preload")
 		w.WriteHeader(http.StatusEarlyHints)
-		w.WriteHeader(http.StatusEarlyHints)
+		if r.URL.Path == "/hints" {
+			for name := range upstreamFields {
+				w.Header().Del(name)
+			}
+		}
 		io.WriteString(w, "upstream")
 	})
-	s := startSite(t, "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit-11\n}\nreverse_proxy "+upstream)
-	const ours = `limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`
-	hints, final := s.getWithHints("/")
-	const hint = "103 </style.css>; rel=preload " + ours
-	if want := []string{hint, hint}; !slices.Equal(hints, want) {
-		t.Errorf("got hints\n %q\nwant\n %q", hints, want)
-	}
-	if got, want := final.String(), "200 "+ours; got != want {
-		t.Errorf("got %s, want %s", got, want)
+	const (
+		ours = `limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`
+		up   = `limit=5000 remaining=4999 clear=1.5 reset=1795259336 policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`
+		hint = "103 </style.css>; rel=preload "
+	)
+	for _, tc := range []struct{ path, headers, second, final string }{
+		{"/", "x-ratelimit ratelimit-11", ours, ours},
+		{"/hints", "x-ratelimit ratelimit-11", ours, ours},
+		{"/", "x-ratelimit ratelimit-11 fill", up, up},
+		{"/hints", "x-ratelimit ratelimit-11 fill", up, ours},
+	} {
+		t.Run(tc.headers+" "+tc.path, func(t *testing.T) {
+			s := startSite(t, "rate_limit {\nsize 9\nheaders "+tc.headers+"\n}\nreverse_proxy "+upstream)
+			hints, final := s.getWithHints(tc.path)
+			if want := []string{hint + ours, hint + tc.second}; !slices.Equal(hints, want) {
+				t.Errorf("got hints\n %q\nwant\n %q", hints, want)
+			}
+			if got, want := final.String(), "200 "+tc.final; got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		})
 	}
 }
 
