@@ -75,8 +75,8 @@ type Handler struct {
 	//   first that shows `X-RateLimit-*` decides how.
 	// - `ratelimit-11`: `RateLimit-Policy` and `RateLimit` of
 	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
-	// - `fill`: where an upstream sends any field of a family, leave that family to it;
-	//   otherwise all fields of the upstream's that are of the same family are removed.
+	// - `fill`: where an upstream sends any field of a family, leave that family to it,
+	//   unless the request was denied; otherwise all fields of the upstream's that are of the same family are removed.
 	//   The families are `X-RateLimit-*`, and `RateLimit` with `RateLimit-*`.
 	// - `off`, alone: none
 	//
