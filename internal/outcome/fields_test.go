@@ -285,11 +285,14 @@ var fieldsTests = []struct {
 	},
 }
 
+// decidedAt is when the requests of fieldsOf are decided, in µs since 1970.
+const decidedAt = 1_800_000_000_300_000
+
 // fieldsOf returns the fields of a request with the given results.
 func fieldsOf(items []Entry) fields {
 	var f fields
 	sum, _ := summarize(items, 0)
-	f.render(items, sum, 1_800_000_000_300_000, nil)
+	f.render(items, sum, decidedAt, nil)
 	return f
 }
 
@@ -381,6 +384,9 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 				l.DripSize = l.Size
 			}
 			show := Families(rapid.IntRange(0, 3).Draw(t, "families"))
+			if show&XRateLimit != 0 && rapid.Bool().Draw(t, "github") {
+				show |= GitHub
+			}
 			items = append(items, Entry{Policy: policyOf(path), Limit: l, Families: show})
 			req.Buckets = append(req.Buckets, limiter.Bucket{Name: path, Limit: l, Cost: 1})
 		}
@@ -425,6 +431,10 @@ func checkTimes(t *rapid.T, items []Entry, f fields) {
 			t.Fatalf("Retry-After %v of %v", after, sum.RetryAfter)
 		}
 	}
+	if ofGitHub(items) {
+		checkGitHub(t, shown, f)
+		return
+	}
 	for _, i := range []int{fieldClear, fieldReset} {
 		whole, millis, _ := strings.Cut(f[i], ".")
 		if f[i] == "" {
@@ -438,6 +448,23 @@ func checkTimes(t *rapid.T, items []Entry, f fields) {
 		if err != nil || got < exact || got >= exact+time.Millisecond {
 			t.Fatalf("%s: %s, want %v: %v", fieldNames[i], f[i], exact, err)
 		}
+	}
+}
+
+// checkGitHub checks the fields that clients of GitHub's API read: that a denial which a wait
+// helps is one to them, and that they then wait neither too short nor a second too long.
+func checkGitHub(t *rapid.T, shown limiter.Summary, f fields) {
+	limit, remaining, used := fieldstest.Number(f[fieldLimit]), fieldstest.Number(f[fieldRemaining]), fieldstest.Number(f[fieldClear])
+	in := time.Duration(fieldstest.Number(f[fieldReset]))*time.Second - decidedAt*time.Microsecond
+	want := shown.Remaining
+	if waits := shown.Denied && !shown.Never; waits {
+		want = 0
+		if in < shown.RetryAfter || in >= shown.RetryAfter+time.Second {
+			t.Fatalf("X-RateLimit-Reset %s, %v from now, of %+v", f[fieldReset], in, shown)
+		}
+	}
+	if limit != shown.Size || remaining != want || used != limit-remaining || in < 0 || f.name(fieldClear) != fieldNameUsed {
+		t.Fatalf("%q of %+v", f, shown)
 	}
 }
 
