@@ -52,6 +52,7 @@ func TestConsistencyIsInherited(t *testing.T) {
 			limit progress {; concurrency 50; }
 			limit count {; size 50; count status 401; }
 			limit actual {; size 50; actual_cost bytes; }
+			limit off {; size 50; count status 404; hold off; }
 			limit denied {; size 50; count_denied; }
 			limit ban {; size 50; ban 1m; }
 			limit delay {; size 50; max_delay 1s; }
@@ -60,7 +61,7 @@ func TestConsistencyIsInherited(t *testing.T) {
 			limit interval {; max 50; duration 1m; min_interval 1s; }
 			limit fits {; size {query.n}; soft 5; }`: {
 			"api/small": "", "api/small/in": "lease 100ms", "api/dear": "", "api/log": "", "api/warm": "", "api/progress": "", "api/count": "",
-			"api/actual": "", "api/denied": "", "api/ban": "", "api/delay": "", "api/own": "", "api/spare": "", "api/interval": "", "api/interval/min_interval": "",
+			"api/actual": "", "api/off": "", "api/denied": "", "api/ban": "", "api/delay": "", "api/own": "", "api/spare": "", "api/interval": "", "api/interval/min_interval": "",
 			"api/fits": "lease 100ms",
 		},
 		`limit drips {; size 9; drip_size 10; }; limit small {; size 1; }; limit interval {; max 50; duration 1m; min_interval 1s; }`: {
