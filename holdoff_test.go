@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"sync"
@@ -152,7 +153,8 @@ func TestHoldOffThroughOutage(t *testing.T) {
 }
 
 // TestCostOfNothing guards requests that cost nothing, as written or as a placeholder says:
-// they are told what is left, charge nothing, and are denied only if the bucket is full.
+// they are told what is left, charge nothing, and are denied only if the bucket is full. A
+// value that is no cost is refused, whatever is left.
 func TestCostOfNothing(t *testing.T) {
 	eachNode(t, "rate_limit {\nlimit a {\nkey all\nsize 3\ndrip_rate 1h\ncost {query.cost}\n}\nlimit b {\nkey all\nsize 3\ndrip_rate 1h\ncost 0\n}\n}\nrespond ok", func(t *testing.T, urls []string) {
 		for i, tc := range []struct {
@@ -160,11 +162,109 @@ func TestCostOfNothing(t *testing.T) {
 			status          int
 		}{
 			{"0", "3", 200}, {"2", "1", 200}, {"0", "1", 200}, {"2", "1", 429}, {"0", "1", 200}, {"1", "0", 200}, {"0", "0", 429}, {"1", "0", 429}, {"-1", "", 400},
+			{"", "", 400}, {"x", "", 400}, {"9007199254740993", "", 400}, {"99999999999999999999", "", 400}, {"4", "0", 429}, {"0", "0", 429},
 		} {
 			status, header := ask(t.Context(), urls[i%len(urls)]+"/?cost="+tc.cost)
 			if got := header.Get("X-RateLimit-Remaining"); status != tc.status || got != tc.remaining {
 				t.Errorf("request %d, which costs %s: got %d, %q remain, want %d and %q", i, tc.cost, status, got, tc.status, tc.remaining)
 			}
 		}
+	})
+}
+
+// TestHoldOffChargesOnce guards that each request which an upstream had is charged once, and
+// others are not, while clients reset their streams, configurations are loaded, the buckets
+// move to other keys and stores, and Redis is silent, loses its connections, its scripts or all.
+func TestHoldOffChargesOnce(t *testing.T) {
+	const size, clients = 100_000, 20
+	var had, gone, answered atomic.Int64
+	var leave [clients]atomic.Value // has the client reset its stream
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		had.Add(1)
+		if i, err := strconv.Atoi(r.Header.Get("Leave")); err == nil {
+			leave[i].Load().(context.CancelFunc)()
+		}
+		time.Sleep(time.Duration(rand.IntN(20)) * ms)
+		w.WriteHeader(http.StatusNotFound)
+	})
+	server := redistest.Start(t)
+	at := func(redis string) config {
+		return config{
+			global: redis + "\nservers {\nprotocols h1 h2c\n}",
+			site:   fmt.Sprintf("rate_limit scans {\nkey all\nsize %d\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy %s", size, upstream),
+		}
+	}
+	redis := redisGlobal(server.Addr, "timeout 200ms")
+	s := startConfig(t, at(redis))
+	eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
+	s.useHTTP2()
+	var target atomic.Value
+	target.Store(s.url("/"))
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for i := range clients {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				patient, cancel := context.WithTimeout(t.Context(), patience)
+				leave[i].Store(cancel)
+				req, err := http.NewRequestWithContext(patient, http.MethodGet, target.Load().(string), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if rand.IntN(3) == 0 {
+					req.Header.Set("Leave", strconv.Itoa(i))
+				}
+				if res, err := s.client.Do(req); err != nil {
+					gone.Add(1)
+				} else {
+					res.Body.Close()
+					answered.Add(1)
+				}
+				cancel()
+			}
+		})
+	}
+	load := func(c config) {
+		t.Helper()
+		if err := s.load(c); err != nil {
+			t.Fatal(err)
+		}
+		target.Store(s.url("/"))
+		time.Sleep(50 * ms)
+	}
+	do := func(args ...any) {
+		t.Helper()
+		if err := server.Client().Do(t.Context(), args...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * ms)
+	}
+	time.Sleep(50 * ms)
+	for range 5 {
+		do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+		do("SCRIPT", "FLUSH")
+	}
+	load(at(redis))
+	load(at(redisGlobal(server.Addr, "timeout 200ms", "key_prefix other")))
+	do("CLIENT", "PAUSE", 500, "ALL")
+	time.Sleep(600 * ms)
+	load(at(""))
+	load(at(redis))
+	server.Kill()
+	time.Sleep(200 * ms)
+	server.Restart(t)
+	time.Sleep(200 * ms)
+	stop()
+	all.Wait()
+	if answered.Load() < 100 || gone.Load() < 20 {
+		t.Errorf("%d requests were answered and %d given up: the test covers too little", answered.Load(), gone.Load())
+	}
+	s.client.CloseIdleConnections()
+	want := had.Load()
+	eventually(t, fmt.Sprintf("%d are charged", want), func() bool {
+		charged := int64(size - remaining(t, s.url("")))
+		want++ // by this request
+		return charged == want-1
 	})
 }
