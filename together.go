@@ -77,7 +77,7 @@ func (d *draft) has(with string) bool {
 
 // setting returns an option as the config has it, or nil if it is not set.
 func (l *Limit) setting(name string) *option.Setting {
-	text := ""
+	var text string
 	switch name {
 	case "count":
 		text = l.countText()

@@ -87,7 +87,7 @@ for _, command in ipairs(ARGV) do
   local reply = redis.pcall(command, (table.unpack or unpack)(arguments[command]))
   local err = type(reply) == 'table' and reply.err or ''
   local denied = string.find(err, "can't run", 1, true) or string.find(err, 'permissions to run', 1, true)
-  if denied then table.insert(missing, command) end
+  if denied then table.insert(missing, command) end -- any other error is for tryRedis
 end
 return missing`
 
