@@ -27,16 +27,19 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 	p := &limitParser{Helper: helper, tokens: make(map[*Limit]map[string]caddyfile.Token)}
 	h, l := new(Handler), new(Limit)
 	p.note(l, blockToken)
-	args := helper.RemainingArgs()
-	if want := l.setInLine(args); want != "" {
-		return nil, helper.Errf("%s: got %q, want %s", ownName, option.Redacted(strings.Join(args, " ")), want)
+	if got, want := l.setInLine(helper.RemainingArgs()); want != "" {
+		return nil, helper.Errf("%s: got %q, want %s", ownName, option.Redacted(got), want)
 	}
+	besideRate := l.Rate != ""
 	if err := p.parse(l, h); err != nil {
 		return nil, err
 	}
 	if len(h.RateLimits) == 0 {
 		if err := h.needsZones(); err != nil {
 			return nil, p.locateAt(l, firstField(&h.Zones), err)
+		}
+		if want := l.insteadOfName(besideRate); want != "" {
+			return nil, p.locateAt(l, blockToken, fmt.Errorf("%s: got %q for its name and no key, want %s", ownName, l.Name, want))
 		}
 		h.Limits = []*Limit{l}
 	} else if name := firstField(l); name != "" {
@@ -51,57 +54,6 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		return nil, p.locate(l, err)
 	}
 	return h, h.compiler(option.Later, math.MaxInt).drafts(h.Limits, nil, p.check)
-}
-
-// setInLine sets what stands beside the directive: a name, a key and a rate, in any order.
-// It returns what is wanted instead, or "".
-func (l *Limit) setInLine(args []string) (want string) {
-	var names []string
-	for i := 0; i < len(args); i++ {
-		arg := args[i]
-		n := wordsOfRate(args[i:])
-		switch {
-		case n > 0:
-			if l.Rate != "" {
-				return "one rate, and others in limits within the block"
-			}
-			l.Rate = Rate(strings.Join(args[i:i+n], " "))
-			i += n - 1
-		case option.HasPlaceholder(arg):
-			if l.Key != "" {
-				return "one key, which may have several placeholders, as in {client_ip}/{host}"
-			}
-			l.Key = arg
-		default:
-			names = append(names, arg)
-		}
-	}
-	if len(names) == 1 {
-		l.Name = names[0]
-	}
-	switch {
-	case optionsIn(args) != nil, len(names) > 1 && names[0] != args[0]:
-		return wantInBlock(args)
-	case len(names) == 1 && len(args) > 1 && (strings.HasPrefix(names[0], "/") || strings.HasPrefix(names[0], "@")):
-		return "the matcher first"
-	}
-	return wantInBlock(names)
-}
-
-// wordsOfRate returns how many words a rate has with which args begin, whether it is a
-// valid one or not, and 0 if they begin with something else.
-func wordsOfRate(args []string) int {
-	switch word := args[0]; {
-	case word == "" || word[0] < '0' || word[0] > '9':
-		return 0
-	case strings.Contains(word, "/") || strings.Contains(word, " per "):
-		return 1
-	case len(args) < 3 || args[1] != "per":
-		return 0
-	case len(args) > 3 && strings.Trim(args[2], "0123456789") == "":
-		return 4 // 10 per 15 minutes
-	}
-	return 3
 }
 
 // limitParser parses the block of a directive. It remembers where each option is, so

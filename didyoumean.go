@@ -2,9 +2,7 @@ package ratelimit
 
 import (
 	"cmp"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -60,20 +58,32 @@ var otherWords = []struct {
 	want  string
 }{
 	{inLimits, "events max_events requests max_requests", "rate 10/1m, or put events and window into a zone"},
-	{inLimits, "average rps", "rate 10/s"},
+	{inLimits, "average rps per_second", "rate 10/s"},
+	{inLimits, "rpm per_minute", "rate 10/m"},
 	{inLimits, "interval", "rate 10/1m, or max and duration"},
-	{inLimits, "burst capacity tokens", "size"},
+	{inLimits, "burst capacity tokens maxretry max_retry", "size"},
+	{inLimits, "findtime find_time window_length", "window, beside algorithm sliding_log and size"},
 	{inLimits, "refill_rate", "drip_rate"},
 	{inLimits, "refill_size", "drip_size"},
 	{inLimits, "delay", "max_delay"},
-	{inLimits, "max_concurrent", "concurrency"},
-	{inLimits, "ban_duration ban_time bantime", "ban 10m"},
+	{inLimits, "nodelay", "nothing for it: requests only wait with max_delay"},
+	{inLimits, "max_concurrent limit_conn max_connections connections in_flight", "concurrency"},
+	{inLimits, "ban_duration ban_time bantime block block_duration", "ban 10m"},
 	{inLimits, "methods", "match method <method...>"},
 	{inLimits, "allow allowlist exclude except ignore whitelist", "match not client_ip <address...>"},
+	{inLimits, "by_header", "key {header.X-Api-Key} with the field"},
+	{inLimits, "sourcecriterion source_criterion", "key {client_ip}, or another placeholder"},
+	{inLimits, "error_codes status_codes", "count status <code...>"},
+	{inLimits, "reject_status rejected_code status_code", "status"},
+	{inLimits, "zone_size", "max_keys"},
+	{inLimits, "name", "the name beside the directive, or limit <name> { ... }"},
+	{inLimits, "trusted_proxies", "it in the global options: servers { trusted_proxies ... }"},
+	{inLimits, "rate_limit", "limit <name> { ... }, with match in it for a matcher"},
 	{inLimits, "message response respond", `handle_errors 429 beside the directive, see "Denied requests" in docs/directive.md`},
 	{[]*scope{limitScope}, "distributed storage", "redis in the global option, for all limits"},
 	{[]*scope{globalScope}, "distributed storage", "redis <address>"},
-	{inZones, "max max_events requests max_requests limit burst capacity tokens size", "events"},
+	{inZones, "max max_events requests max_requests limit capacity tokens size", "events"},
+	{inZones, "burst nodelay", "nothing for it: a zone admits as many at once as events, and a limit as many as its size"},
 	{inZones, "average rate rps", "events and window, such as events 10 and window 1m"},
 	{inZones, "duration interval period", "window"},
 	{inZones, "concurrency", "max_concurrent"},
@@ -112,7 +122,20 @@ func unknownOption(d *caddyfile.Dispenser, here *scope) error {
 	if meant != "" {
 		return d.Errf("%s: got an unknown option, did you mean %s?", got, option.Quote(option.Shortened(option.Redacted(meant))))
 	}
+	if len(here.options) < 10 {
+		return d.Errf("%s: got an unknown option, want %s", got, option.InWords(here.options, "or"))
+	}
 	return d.Errf("%s: got an unknown option, see docs/directive.md", got)
+}
+
+// wantOf returns what is written in a scope instead of a word from elsewhere, or "".
+func wantOf(word string, here *scope) string {
+	for _, o := range otherWords {
+		if slices.Contains(o.in, here) && slices.Contains(strings.Fields(o.words), word) {
+			return o.want
+		}
+	}
+	return ""
 }
 
 // homeOf returns the scope to which an option belongs that stands in s, or nil if it is
@@ -229,90 +252,4 @@ func inOneLine(words []string) bool {
 	return slices.ContainsFunc(words, func(word string) bool {
 		return strings.HasSuffix(word, ";") || !placeholder.BracesBalance(word)
 	})
-}
-
-// otherRate matches the rate in the one line that RussellLuo/caddy-ext has for a limit:
-// rate_limit [<matcher>] <key> <rate> [<zone_size> [<reject_status>]].
-var otherRate = regexp.MustCompile(`^([1-9][0-9]*)r/([sm])$`)
-
-// otherKeys are the keys there that are called otherwise here. Both are addresses; the
-// first is that of the client, as far as proxies are trusted.
-var otherKeys = map[string]string{
-	"{remote.ip}":   "{client_ip}",
-	"{remote.host}": "{remote_host}",
-}
-
-// wantInBlock returns what is wanted instead of the arguments of a directive, or "" if
-// they may be a name.
-func wantInBlock(args []string) string {
-	lines := func(lines ...string) string {
-		for i, line := range lines {
-			lines[i] = strconv.Quote(option.Redacted(line))
-		}
-		return option.InWords(lines, "and")
-	}
-	if len(args) == 0 {
-		return ""
-	}
-	const inBlock = "at most a name, a key and a rate, and options in a block with a line for each: "
-	matcher := matcherOption(args)
-	_, wrong := option.ParseRate(args[0])
-	switch options := optionsIn(args); {
-	case inOneLine(args):
-		return "a block, with " + ownLine
-	case len(options) > 0:
-		return inBlock + lines(options...)
-	case wrong == "":
-		return inBlock + lines("rate "+args[0])
-	case len(args) == 1:
-		if strings.Contains(args[0], "=") && matcher != "" {
-			return inBlock + lines(matcher)
-		}
-		return ""
-	}
-	if m := otherRate.FindStringSubmatch(args[1]); m != nil {
-		key := args[0]
-		if name := otherKeys[key]; name != "" {
-			key = name
-		}
-		// It estimates as a sliding window does.
-		return inBlock + lines("key "+key, "algorithm sliding_window", "size "+m[1], "window 1"+m[2])
-	}
-	rate := "rate 10/s"
-	if _, wrong := option.ParseRate(args[1]); wrong == "" {
-		rate = "rate " + args[1]
-	}
-	switch {
-	case strings.HasPrefix(args[1], "/") && args[0] != "not" && !isMatcher(args[0]) || strings.HasPrefix(args[1], "@"):
-		return "the matcher before the name"
-	case matcher != "":
-		return inBlock + lines(matcher)
-	case !strings.Contains(args[0], "{"): // a name: as a key it would be one bucket for all
-		return inBlock + lines(rate)
-	}
-	return inBlock + lines("key "+args[0], rate)
-}
-
-// optionsIn returns the lines of a block for words that are options of a limit and their
-// values, as in size 10 or size=10, or nil if they begin with none.
-func optionsIn(words []string) (lines []string) {
-	var split []string
-	for _, word := range words {
-		if name, value, found := strings.Cut(word, "="); found && slices.Contains(limitOptions, name) {
-			split = append(split, name, value)
-		} else {
-			split = append(split, word)
-		}
-	}
-	if len(split) < 2 || !slices.Contains(limitOptions, split[0]) {
-		return nil
-	}
-	for i, word := range split {
-		if i == 0 || slices.Contains(limitOptions, word) {
-			lines = append(lines, word)
-		} else {
-			lines[len(lines)-1] += " " + word
-		}
-	}
-	return lines
 }

@@ -200,7 +200,7 @@ func (k Template) Flaws(around *routes.Around) (found []Flaw) {
 		}
 	}
 	if len(k) == 1 && !k[0].Placeholder {
-		if meant := meantBy(k[0].Text); meant != "" {
+		if meant := MeantBy(k[0].Text); meant != "" {
 			found = append(found, Flaw{
 				Problem: fmt.Sprintf("Its key is the text %q, not a placeholder, so all requests share one bucket.", k[0].Text),
 				Remedy:  "Write {" + meant + "}.",
@@ -284,9 +284,9 @@ var headerWords = []string{
 	"true-client-ip", "user-agent", "x-api-key", "x-auth-token", "x-auth-user", "x-forwarded-for", "x-real-ip", "x-tenant-id", "x-user", "x-user-id",
 }
 
-// meantBy returns the placeholder that a key without one was meant to be, or "" if it may well
+// MeantBy returns the placeholder that a key without one was meant to be, or "" if it may well
 // be a word for one bucket.
-func meantBy(text string) string {
+func MeantBy(text string) string {
 	lower := strings.ToLower(text)
 	switch name := strings.TrimPrefix(lower, "$"); {
 	case slices.Contains(headerWords, lower), strings.HasPrefix(text, "X-") && len(text) > len("X-"):
