@@ -43,8 +43,12 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		}
 		h.Limits = []*Limit{l}
 	} else if name := firstField(l); name != "" {
+		into := ""
+		if slices.Contains(zoneScope.options, name) {
+			into = name + " into the zone, or "
+		}
 		return nil, p.locateAt(l, "zone", fmt.Errorf("zone: got it together with %s, a block has either zones or limits; "+
-			"put the limits into a block of their own", name))
+			"put %sthe limits into a block of their own", name, into))
 	}
 	p.names = namesIn(helper)
 	if err := p.names.name(h, l, p.tokens[l][blockToken]); err != nil {
@@ -229,6 +233,10 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 		if got := nextArgs(helper.Dispenser); matcherOption(got) != "" && matcherOption(got) != "match "+strings.Join(got, " ") {
 			return nil, helper.Errf("match: got %q, want %s", strings.Join(got, " "), matcherOption(got))
 		}
+	}
+	if lines := matchersIn(nextArgs(helper.Dispenser)); len(lines) > 1 {
+		return nil, helper.Errf("match: got %q, want each matcher in a line of a block: %s",
+			strings.Join(nextArgs(helper.Dispenser), " "), quotedLines(lines))
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
 	if err != nil {

@@ -229,6 +229,24 @@ func matcherOption(words []string) string {
 	return "match " + strings.Join(words, " ")
 }
 
+// matchersIn returns the matchers in words behind match of which the first would take the others
+// for its own: those of paths, methods and hosts take any.
+func matchersIn(words []string) (matchers []string) {
+	if first := slices.IndexFunc(words, func(word string) bool { return word != "not" }); first < 0 ||
+		!slices.Contains([]string{"path", "method", "host"}, words[first]) {
+		return nil
+	}
+	for i, word := range words {
+		switch begins := isMatcher(word); {
+		case i == 0 || begins && words[i-1] != "not":
+			matchers = append(matchers, word)
+		default:
+			matchers[len(matchers)-1] += " " + word
+		}
+	}
+	return matchers
+}
+
 // isMatcher reports whether a matcher has the given name.
 func isMatcher(name string) bool {
 	_, err := caddy.GetModule("http.matchers." + name)

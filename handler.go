@@ -107,7 +107,7 @@ type Handler struct {
 	Body string `json:"body,omitempty"`
 
 	// The largest share by which the wait is longer that denied clients are told, such
-	// as 0.2 for up to a fifth. How much is random, so that clients that were denied
+	// as 0.2 for up to a fifth, at most 1. How much is random, so that clients that were denied
 	// together do not return together. All header fields, placeholders, messages and log
 	// fields tell the same wait. Default: 0.
 	Jitter Number `json:"jitter,omitempty"`

@@ -367,6 +367,8 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 		}
 	}
 	switch {
+	case len(seen) == 0 && z.MatcherSetsRaw == nil:
+		return helper.Errf("zone %s: got no options, want them in its block: zone %[1]s { ... }", option.Quote(args[0]))
 	case z.MaxConcurrent != "" && (z.MaxEvents != "" || z.Window != ""):
 		return helper.Errf("zone %s: got max_concurrent together with events or window, want either", option.Quote(args[0]))
 	case z.MaxConcurrent != "":

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -63,8 +62,8 @@ func ParseWindow(text string) (window time.Duration, want string) {
 // can't, it returns what is wanted.
 func ParseJitter(text string) (share float64, want string) {
 	share, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(share >= 0) || math.IsInf(share, 0) {
-		return 0, "a share of the wait from 0, such as 0.2"
+	if err != nil || !(share >= 0 && share <= 1) {
+		return 0, "a share of the wait from 0 to 1, such as 0.1 for 10 %"
 	}
 	return share, ""
 }
