@@ -20,7 +20,9 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		{"{header.X-Key}", "", ""},
 		{"{path}", "", ""},
 		{"{http.vars.tenant}", "", ""},
-		{"{tenant}", "", ""}, // map may set it
+		{"{tenant}", "Its key has {tenant}, which no map sets, nor Caddy, so it is empty.", "Set it by map"},
+		{"{path.*}", "Its key has {path.*}, which is no placeholder of Caddy", "Use {http.request.uri.path}"},
+		{"{args.0}", "Its key has {args.0}, which is only known in what import reads", "Move the limit"},
 		{"{time.now.year}", "", ""},
 		{"{remote}", "Its key has {http.request.remote}, which has the port", "Use {client_ip}"},
 		{"{remote_port}", "Its key has {http.request.remote.port}, which has the port", "Use {client_ip}"},
@@ -72,6 +74,7 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		{"{env.KEY}", "", ""},
 		{"{system.hostname}", "", ""},
 		{"{geoip2.country_code}", "", ""},
+		{"{http.vars.user}", "", ""},
 		{"{json.user}", "", ""},
 		{"header.X-Api-Key", `Its key is the text "header.X-Api-Key", not`, "Write {header.X-Api-Key}."},
 	} {

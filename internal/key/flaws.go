@@ -176,6 +176,15 @@ var missing = []struct {
 		remedy: "Use {http.request.uri.path}.",
 	},
 	{
+		names:  []string{"path."},
+		remedy: "Use {http.request.uri.path}, or {http.request.uri.path.0} for the first part.",
+	},
+	{
+		names:   []string{"args."},
+		problem: "is only known in what import reads, so it is empty",
+		remedy:  "Move the limit into the snippet, or use one of Caddy's, such as {client_ip}.",
+	},
+	{
 		names:  []string{"http.host", "request.host", "http.request.hostname"},
 		remedy: "Use {http.request.host}.",
 	},
@@ -237,6 +246,12 @@ func flawOf(name string, around *routes.Around) (Flaw, bool) {
 		return Flaw{
 			Problem: noPlaceholder,
 			Remedy:  "Use one of https://caddyserver.com/docs/json/apps/http/#docs, such as {client_ip}.",
+		}, true
+	}
+	if around != nil && !around.Plugins() && !strings.Contains(name, ".") {
+		return Flaw{ // those of Caddy have a dot, but for map's
+			Problem: "no map sets, nor Caddy, so it is empty",
+			Remedy:  "Set it by map before the limit, or use one of Caddy's, such as {client_ip}.",
 		}, true
 	}
 	return Flaw{}, false
