@@ -291,6 +291,18 @@ func TestStatusOfLostRedis(t *testing.T) {
 	}
 }
 
+// TestHelp guards that help is a command of its own, as it is of caddy, and that it shows what
+// --help does.
+func TestHelp(t *testing.T) {
+	for _, about := range []string{"", "peek"} {
+		args := strings.Fields(about)
+		want := runCommand(t, append(args, "--help")...)
+		if got := runCommand(t, append([]string{"help"}, args...)...); got != want || got.status != 0 || got.out == "" {
+			t.Errorf("help %s: got %+v, want %+v", about, got, want)
+		}
+	}
+}
+
 // TestCommandsRefuseBadInput guards the one line that a command says to input that
 // it can't use, and exit status 1.
 func TestCommandsRefuseBadInput(t *testing.T) {
@@ -311,6 +323,7 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 		args []string
 		want string
 	}{
+		{[]string{"help", "levels"}, `unknown command "levels", want one of: `},
 		{[]string{"levels"}, `unknown command "levels", want one of: `},
 		{[]string{"stat"}, `unknown command "stat", did you mean status?`},
 		{[]string{"chekc"}, `unknown command "chekc", did you mean check?`},

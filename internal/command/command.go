@@ -41,6 +41,14 @@ they went by what the Caddy that was asked has.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.Args, cmd.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2
 			cmd.RunE = func(cmd *cobra.Command, args []string) error {
+				if len(args) > 0 && args[0] == "help" { // Caddy's own help is not for commands within others
+					about, unknown, err := cmd.Find(args[1:])
+					if err == nil && len(unknown) == 0 {
+						about.InitDefaultHelpFlag()
+						return about.Help()
+					}
+					args = args[1:]
+				}
 				if len(args) > 0 {
 					if meant := cmd.SuggestionsFor(args[0]); len(meant) > 0 {
 						return fmt.Errorf("unknown command %q, did you mean %s?", args[0], strings.Join(meant, " or "))
