@@ -100,6 +100,10 @@ func TestCheck(t *testing.T) {
 		{"size 1 in a handle block", site + "handle /login {\nrate_limit a {\nsize 1\n}\n}\n}", nil},
 		{"address of the proxy", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\n" + site + dryLimit("a", "key {remote_host}") + "}",
 			[]string{"limit a: Its key is the address of the connection, and the server has trusted proxies"}},
+		{"addresses of connections exempted", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\n" + site + "@limited not remote_ip private_ranges\n" +
+			"rate_limit @limited a 3/m\nrate_limit b {\nmatch not remote_ip 10.0.0.1\nsize 5\n}\n}",
+			[]string{"limit a: A matcher with not remote_ip exempts", "limit b: A matcher with not remote_ip exempts"}},
+		{"addresses of clients exempted", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\n" + site + "rate_limit a {\nmatch not client_ip 10.0.0.1\nsize 5\n}\n}", nil},
 		{"behind a proxy that is not trusted", "http://localhost:8080 {\nbind 127.0.0.1\n" + dryLimit("a") + "}",
 			[]string{"server srv0: It only listens on this host, and has no trusted proxies"}},
 		{"behind a trusted proxy", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\nhttp://localhost:8080 {\nbind 127.0.0.1\n" + dryLimit("a") + "}", nil},

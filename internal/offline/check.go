@@ -220,10 +220,32 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 		c.advise(about, "Its key is the address of the connection, and the server has trusted proxies: all clients of a proxy share one bucket.",
 			"Use {client_ip}, which is the address that the proxy reports.")
 	}
+	if proxied && h.exemptsConnections(l) {
+		c.advise(about, "A matcher with not remote_ip exempts by the address of the connection, and the server has trusted proxies: if the matcher has theirs, no client is limited.",
+			"Use not client_ip, which goes by the address that the proxy reports.")
+	}
 	if !proxied && l.Key().Has(placeholder.ClientIP) && len(s.listen) > 0 && !slices.ContainsFunc(s.listen, reachableFromOutside) {
 		c.advise("server "+s.Name, "It only listens on this host, and has no trusted proxies: if a proxy passes requests on to it, {client_ip} is the proxy's address, and all clients share one bucket.",
 			"Set the global option servers > trusted_proxies, such as trusted_proxies static 127.0.0.1 ::1, or trusted_proxies_unix for a socket.")
 	}
+}
+
+// exemptsConnections reports whether l, or the routes to it, leave out requests by remote_ip.
+func (h *handler) exemptsConnections(l *Limit) bool {
+	sets := slices.Clone(l.Limit.Matchers)
+	for _, outer := range l.Around {
+		sets = append(sets, outer.Matchers...)
+	}
+	for _, rt := range h.routes {
+		sets = append(sets, rt.MatcherSets...)
+	}
+	return slices.ContainsFunc(slices.Concat(sets...), func(m any) bool {
+		not, ok := m.(*caddyhttp.MatchNot)
+		return ok && slices.ContainsFunc(slices.Concat(not.MatcherSets...), func(m any) bool {
+			_, ok := m.(*caddyhttp.MatchRemoteIP)
+			return ok
+		})
+	})
 }
 
 // reachableFromOutside reports whether other hosts can connect to an address.
