@@ -42,7 +42,7 @@ func TestDocumentedFlaws(t *testing.T) {
 			t.Fatalf("got %q, want a row of three cells", row)
 		}
 		for _, k := range code.FindAllStringSubmatch(cells[1], -1) {
-			text := strings.ReplaceAll(k[1], "*", "rfc3339")
+			text := strings.ReplaceAll(k[1], "now.*", "now.rfc3339")
 			if strings.HasPrefix(text, "{http.request.duration") {
 				text = "{http.request.duration_ms}"
 			}
