@@ -43,9 +43,9 @@ func init() {
 			zap.String("plugin", reflect.TypeFor[Handler]().PkgPath()), zap.String("taken", taken), zap.String("name", ownName))
 		httpcaddyfile.RegisterHandlerDirective(ownName, parseHandler)
 	}
-	// Limits see rewritten requests, and come before expensive handlers, such as
-	// those that hash passwords.
-	httpcaddyfile.RegisterDirectiveOrder(ownName, httpcaddyfile.Before, "basic_auth")
+	// Limits see rewritten requests, and come before expensive handlers, such as those
+	// that hash passwords: basicauth, as the old name has it, and basic_auth.
+	httpcaddyfile.RegisterDirectiveOrder(ownName, httpcaddyfile.After, "try_files")
 	httpcaddyfile.RegisterGlobalOption(ownName, parseApp)
 	caddy.RegisterModule(new(App))
 	caddy.RegisterModule(new(Handler))
