@@ -12,7 +12,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
@@ -246,27 +245,22 @@ func (a *App) activate() {
 }
 
 // warnUnintended logs what of the config is probably not as it was intended, once all handlers
-// around its limits are known. The command check says the same.
+// around its limits are known: one line for each limit. The command check says the same.
 func (a *App) warnUnintended() {
 	order, around := routes.Arounds[rule.Module](a.http())
 	for _, h := range a.handlers {
-		warnKeysOf(h.logger, h.limits, nil, around[h])
+		told := make(map[*rule.Limit]bool)
+		for l, f := range rule.Flaws(h.limits, around[h]) {
+			if !f.Inherited && !told[l] {
+				told[l] = true
+				h.logger.Warn("this limit probably does not do what was intended", zap.String("limit", cmp.Or(l.Path, defaultName)),
+					zap.String("problem", f.Problem), zap.String("remedy", f.Remedy))
+			}
+		}
 	}
 	for _, f := range sharing.Flaws(order, around) {
 		a.logger.Warn("the buckets of this limit are probably not shared as was intended",
 			zap.String("limit", f.Limit), zap.String("problem", f.Problem), zap.String("remedy", f.Remedy))
-	}
-}
-
-// warnKeysOf logs what is wrong with the keys of limits, and of those within them that have
-// another key.
-func warnKeysOf(logger *zap.Logger, limits []*rule.Limit, inherited *key.Key, around *routes.Around) {
-	for _, l := range limits {
-		if flaws := l.Key.Template().Flaws(around); len(flaws) > 0 && l.Key != inherited {
-			logger.Warn("the key of this limit is probably not what was intended", zap.String("limit", cmp.Or(l.Path, defaultName)),
-				zap.String("problem", flaws[0].Problem), zap.String("remedy", flaws[0].Remedy))
-		}
-		warnKeysOf(logger, l.Within, l.Key, around)
 	}
 }
 

@@ -49,7 +49,7 @@ func TestCheck(t *testing.T) {
 		{"key by user, of another handle block", site + "handle /x {\n" + basicAuth + "}\nhandle {\n" + dryLimit("a", "key {http.auth.user.id}") + "}\n}",
 			[]string{"limit a: Its key has {http.auth.user.id}, and no authentication comes before it"}},
 		{"key by user, in Caddy's order", site + basicAuth + dryLimit("a", "key {http.auth.user.id}") + "}",
-			[]string{"limit a: Its key has {http.auth.user.id}, and no authentication comes before it"}},
+			[]string{"limit a: Its key has {http.auth.user.id}, which basic_auth sets behind this limit"}},
 		{"key by connection", site + dryLimit("a", "key {remote}") + "}",
 			[]string{"limit a: Its key has {http.request.remote}, which has the port of the client"}},
 		{"key by port", site + dryLimit("a", "key {client_ip}:{remote_port}") + "}",
@@ -111,7 +111,7 @@ func TestCheck(t *testing.T) {
 		{"equal within those without a name", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\nlimit in {\nrate 3/1s\n}\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\nlimit in {\nrate 3/1s\n}\n}\n}\n}", nil},
 		{"not shared", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\n}\n}\n}", nil},
 		{"unreachable", site + "route {\nrespond ok\n" + dryLimit("a") + "}\n}",
-			[]string{"server srv0: No request reaches the limits after the handler static_response."}},
+			[]string{"limit a: No request reaches it: respond before it answers each one."}},
 		{"on_error deny", "{\nrate_limit {\nredis 127.0.0.1:1\non_error deny\n}\n}\n" + site + dryLimit("a") + "}",
 			[]string{"server srv0: With on_error deny, clients get status 503"}},
 		{"on_error deny without redis", "{\nrate_limit {\non_error deny\n}\n}\n" + site + dryLimit("a") + "}", nil},
@@ -124,7 +124,11 @@ func TestCheck(t *testing.T) {
 		{"off", site + "rate_limit a {\nsize 1\nfactor 0\nkey {header.X-Key}\n}\n}", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			advice := loadDry(t, tc.config).Check()
+			d := loadDry(t, tc.config)
+			if err := d.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			advice := d.Check()
 			if !slices.EqualFunc(advice, tc.want, func(got [3]string, want string) bool {
 				return strings.HasPrefix(got[0]+": "+got[1], want) && got[2] != ""
 			}) {

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -177,7 +178,7 @@ func adviceOn(t *testing.T, text []byte) [][3]string {
 	return d.Check()
 }
 
-// wantWarning checks what is logged when c is loaded: one line with the
+// wantWarning checks what is logged of limits when c is loaded: one line with the
 // beginnings of what is wrong and what to do, or none. The command check says the same.
 func wantWarning(t *testing.T, c config, problem, remedy string) {
 	t.Helper()
@@ -187,6 +188,9 @@ func wantWarning(t *testing.T, c config, problem, remedy string) {
 	for _, line := range lines {
 		if !slices.ContainsFunc(advice, func(a [3]string) bool { return a[1] == line["problem"] && a[2] == line["remedy"] }) {
 			t.Errorf("got %q of check, want what is logged: %v", advice, line)
+		}
+		if said := fmt.Sprint(line["problem"], " ", line["remedy"]); len(said) >= 300 || strings.Contains(said, "\n") {
+			t.Errorf("got %q, want one line of less than 300 characters", said)
 		}
 	}
 	switch {

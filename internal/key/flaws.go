@@ -51,14 +51,10 @@ func (k Template) first(meets func(name string) bool) string {
 }
 
 // Chosen returns the first placeholder of the key whose value clients can choose from
-// arbitrarily many, or "".
-func (k Template) Chosen() string {
-	return k.first(func(name string) bool {
-		field, ofRequest := strings.CutPrefix(name, "http.request.")
-		return strings.HasPrefix(name, "http.regexp.") || ofRequest && slices.ContainsFunc(
-			[]string{"header.", "cookie.", "uri", "orig_uri", "body", "method", "orig_method", "host"},
-			func(prefix string) bool { return strings.HasPrefix(field, prefix) })
-	})
+// arbitrarily many, or "". No client chooses what a handler before the limit replaces; around
+// may be nil.
+func (k Template) Chosen(around *routes.Around) string {
+	return k.first(func(name string) bool { return placeholder.IsChosen(name) && !around.Owns(name) })
 }
 
 // User returns the first placeholder of the key that only has a value behind
@@ -85,12 +81,13 @@ func (k Template) Headers() (names []string) {
 
 // Bounds reports whether a client that asks often always gets the same bucket.
 func (k Template) Bounds() bool {
-	return k.Chosen() == "" && !slices.ContainsFunc(k.Flaws(nil), func(f Flaw) bool { return f.unshared })
+	return k.Chosen(nil) == "" && !slices.ContainsFunc(k.Flaws(nil), func(f Flaw) bool { return f.unshared })
 }
 
-// Flaw is why a key is probably not what was intended, and what would be.
+// Flaw is why a key, or what else a limit has, is probably not what was intended, and what
+// would be.
 type Flaw struct {
-	Placeholder     string // by its full name; empty if it is the whole key
+	Placeholder     string // by its full name; empty if it is something else
 	Problem, Remedy string
 
 	// Whether a client gets other buckets with each request or connection, so that
@@ -204,8 +201,7 @@ func (k Template) Flaws(around *routes.Around) (found []Flaw) {
 			continue
 		}
 		if flaw, ok := flawOf(p.Text, around); ok {
-			flaw.Placeholder, flaw.Problem = p.Text, "Its key has {"+p.Text+"}, which "+flaw.Problem+"."
-			found = append(found, flaw)
+			found = append(found, flaw.of("key", p.Text))
 		}
 	}
 	if len(k) == 1 && !k[0].Placeholder {
@@ -217,6 +213,29 @@ func (k Template) Flaws(around *routes.Around) (found []Flaw) {
 		}
 	}
 	return found
+}
+
+// of returns the flaw of what has a placeholder.
+func (f Flaw) of(option, name string) Flaw {
+	f.Placeholder, f.Problem = name, "Its "+option+" has {"+name+"}, which "+f.Problem+"."
+	return f
+}
+
+// MatcherFlaw returns what is wrong with a placeholder that a matcher of a limit reads, if it is
+// only set behind the limit.
+func MatcherFlaw(name string, around *routes.Around) (Flaw, bool) {
+	later := around.MarkedLater(name)
+	return setLater(name, later).of("matcher", name), later != ""
+}
+
+// NumberFlaw is MatcherFlaw for an option that is a number.
+func NumberFlaw(option, name string, around *routes.Around) (Flaw, bool) {
+	later := around.SetLater(name)
+	flaw := setLater(name, later)
+	if !strings.HasPrefix(name, headerPrefix) {
+		flaw.Problem += ", and requests get an error"
+	}
+	return flaw.of(option, name), later != ""
 }
 
 // flawOf returns what is wrong with a placeholder in a key, by its name, if anything is.
@@ -277,13 +296,16 @@ func missingFlaw(name string) (Flaw, bool) {
 	return Flaw{}, false
 }
 
+// headerPrefix is how the placeholders of header fields begin.
+const headerPrefix = "http.request.header."
+
 // setLater returns what is wrong with a placeholder that a directive sets behind the limit.
 func setLater(name, directive string) Flaw {
 	flaw := Flaw{
 		Problem: directive + " sets behind this limit, so here it is empty",
 		Remedy:  "Put both in a route block, " + directive + " first",
 	}
-	if strings.HasPrefix(name, "http.request.header.") {
+	if strings.HasPrefix(name, headerPrefix) {
 		flaw.Problem = directive + " sets behind this limit, so here it is what the client sent"
 	}
 	if slices.Contains([]string{"basic_auth", "forward_auth", "request_header"}, directive) {

@@ -87,7 +87,8 @@ type advice struct {
 type checker struct {
 	*Config `json:"-"`
 
-	flawed map[[2]string]bool // by limit and placeholder, what checkFlaws has found
+	flawed map[[2]string]bool          // by limit and placeholder, what checkFlaws has found
+	around map[string][]*routes.Around // by limit, what is around its handlers
 
 	Advice []advice `json:"advice"`
 	Notes  []string `json:"notes"` // what could not be checked
@@ -104,7 +105,7 @@ func (d *Config) Check() (found [][3]string) {
 
 // newChecker returns the advice that can be given on the config alone.
 func newChecker(d *Config) *checker {
-	c := &checker{Config: d, flawed: make(map[[2]string]bool), Advice: []advice{}, Notes: []string{}}
+	c := &checker{Config: d, flawed: make(map[[2]string]bool), around: make(map[string][]*routes.Around), Advice: []advice{}, Notes: []string{}}
 	c.check()
 	return c
 }
@@ -150,10 +151,6 @@ func (c *checker) check() {
 			}
 		}
 	}
-	for i := 0; i < len(c.unreachable); i += 2 {
-		c.advise("server "+c.unreachable[i], "No request reaches the limits after the handler "+c.unreachable[i+1]+".",
-			"Move the "+c.module.Name()+" directive before it.")
-	}
 	limited := slices.ContainsFunc(c.Servers, func(s *Server) bool { return len(s.handlers) > 0 })
 	if !limited && len(c.Notes) == 0 {
 		c.Notes = append(c.Notes, "The config has no limits.")
@@ -169,28 +166,42 @@ func (h *handler) inForce() []*Limit {
 	return slices.DeleteFunc(slices.Clone(h.limits.buckets), func(l *Limit) bool { return l.Off })
 }
 
-// checkFlaws advises on keys that can't be meant as they are.
+// checkFlaws advises on limits that can't be meant as they are, or where they are.
 func (c *checker) checkFlaws() {
+	order, around := routes.Arounds[rule.Module](c.http)
+	for _, h := range order {
+		for b := range rule.Buckets(h.Compiled().Limits) {
+			c.around[b.Path] = append(c.around[b.Path], around[h])
+		}
+	}
 	for path, f := range c.Flaws() {
 		c.advise("limit "+path, f.Problem, f.Remedy)
 		c.flawed[[2]string{path, f.Placeholder}] = true
 	}
 }
 
-// Flaws returns what is wrong with the keys of limits, by their paths.
-func (d *Config) Flaws() iter.Seq2[string, key.Flaw] {
-	return func(yield func(string, key.Flaw) bool) {
+// Flaws returns what is wrong with limits, by their paths.
+func (d *Config) Flaws() iter.Seq2[string, rule.Flaw] {
+	return func(yield func(string, rule.Flaw) bool) {
 		order, around := routes.Arounds[rule.Module](d.http)
 		for _, h := range order {
-			for b := range rule.Buckets(h.Compiled().Limits) {
-				for _, f := range b.Limit.Key.Template().Flaws(around[h]) {
-					if !b.Off && !yield(b.Path, f) {
-						return
-					}
+			for l, f := range rule.Flaws(h.Compiled().Limits, around[h]) {
+				if len(l.Buckets) > 0 && !yield(l.Path, f) {
+					return
 				}
 			}
 		}
 	}
+}
+
+// chosen returns the first placeholder of a limit's key that clients can choose, or "".
+func (c *checker) chosen(l *Limit) string {
+	for _, a := range c.around[l.Path] {
+		if name := l.Key().Chosen(a); name != "" {
+			return name
+		}
+	}
+	return ""
 }
 
 // checkKey advises on a limit's key.
@@ -200,7 +211,7 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 		c.advise(about, "Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
 			"Put both in a route block, the authentication first.")
 	}
-	if name := l.Key().Chosen(); name != "" && !c.bounded(s, h) && !c.flawed[[2]string{l.Path, name}] {
+	if name := c.chosen(l); name != "" && !c.bounded(s, h) && !c.flawed[[2]string{l.Path, name}] {
 		problem := "which clients send as they like"
 		switch {
 		case strings.Contains(name, "uri.path"):

@@ -26,11 +26,10 @@ type Config struct {
 	// What differs from the config as Caddy would run it, one sentence each.
 	Warnings []string
 
-	module      Module
-	text        []byte // in JSON
-	ctx         caddy.Context
-	unreachable []string // the servers that have limits no request reaches, and the handlers before these, in turn
-	cancel      func()
+	module Module
+	text   []byte // in JSON
+	ctx    caddy.Context
+	cancel func()
 
 	// Its HTTP app: all of it once it was validated, until then without what is cut away.
 	http *caddyhttp.App
@@ -384,7 +383,6 @@ func (c *cutter) route(route rawRoute, after bool) (found bool) {
 			}
 			if found {
 				c.warn("Server %s: limits after the handler %s are left out, since it passes no request on.", c.server, name)
-				c.unreachable = append(c.unreachable, c.server, name)
 			}
 			kept, found, after = nil, false, false
 			route["terminal"] = json.RawMessage("true")

@@ -3,6 +3,7 @@
 package placeholder
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -49,6 +50,26 @@ func isClientControlled(name string) bool {
 	}
 	return strings.HasPrefix(name, "http.regexp.") || strings.HasPrefix(name, "http.matchers.")
 }
+
+// IsChosen reports whether clients can choose the value of a placeholder from arbitrarily many.
+func IsChosen(name string) bool {
+	field, ofRequest := strings.CutPrefix(name, "http.request.")
+	return strings.HasPrefix(name, "http.regexp.") || ofRequest && slices.ContainsFunc(
+		[]string{"header.", "cookie.", "uri", "orig_uri", "body", "method", "orig_method", "host"},
+		func(prefix string) bool { return strings.HasPrefix(field, prefix) })
+}
+
+// In returns the placeholders in a template.
+func In(template string) (names []string) {
+	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(template, func(found string, _ any) (any, error) {
+		names = append(names, found)
+		return nil, nil
+	})
+	return names
+}
+
+// AnyChosen reports whether clients can choose the value of a template from arbitrarily many.
+func AnyChosen(template string) bool { return slices.ContainsFunc(In(template), IsChosen) }
 
 // BracesBalance reports whether every brace in text is part of a placeholder or
 // escaped. A closing brace that matches an escaped one need not be escaped.

@@ -12,14 +12,25 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	caddymap "github.com/caddyserver/caddy/v2/modules/caddyhttp/map"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 )
 
 // Around tells which placeholders are set before a handler, and which behind it, by those
-// that requests may pass on their way. A nil one knows of none.
+// that requests may pass on their way, and what keeps them from the handler. A nil one knows
+// of none.
 type Around struct {
 	before, behind []setter
 	mapped         map[string]bool // by map, anywhere in the config
 	certain        []*Around       // of handlers of its type that requests have passed on some way to it
+	ways           []way           // on which requests come to it, several to a named route
+}
+
+// way is one on which requests come to a handler.
+type way struct {
+	obstacle *Obstacle             // which none of them passes; nil if some do
+	matchers caddyhttp.MatcherSets // of the route that the handler is in
+	paths    paths
 }
 
 // setter is a handler that sets placeholders.
@@ -29,6 +40,12 @@ type setter struct {
 
 	// Whether it takes the place of what it sets, rather than of what an upstream is to see.
 	tells bool
+
+	// What clients can't choose behind it, and whether only some requests pass it.
+	owns        func(name string) bool
+	conditional bool
+
+	authenticates bool
 }
 
 // Sets reports whether a handler of Caddy sets the placeholder before, or map does anywhere.
@@ -49,11 +66,23 @@ func (a *Around) Plugins() bool {
 // SetLater returns the directive that sets a placeholder behind the handler, or "" if none does
 // or one before may.
 func (a *Around) SetLater(name string) string {
+	return a.setBehind(name, func(s setter) bool { return s.tells })
+}
+
+// MarkedLater is SetLater for a placeholder that a matcher reads: it may also be a constant,
+// which marks some of the requests.
+func (a *Around) MarkedLater(name string) string {
+	return a.setBehind(name, func(s setter) bool { return s.tells || s.conditional })
+}
+
+// setBehind returns the first directive behind the handler that sets a placeholder and meets a
+// condition, or "" if none does or one before may set it.
+func (a *Around) setBehind(name string, meets func(setter) bool) string {
 	if a == nil || a.Plugins() || setBy(a.before, name) {
 		return ""
 	}
 	for _, s := range a.behind {
-		if s.sets != nil && s.tells && s.sets(name) {
+		if s.sets != nil && s.sets(name) && meets(s) {
 			return s.directive
 		}
 	}
@@ -63,6 +92,35 @@ func (a *Around) SetLater(name string) string {
 // After reports whether there is a way to the handler on which all requests have passed that of
 // other, which may be the same.
 func (a *Around) After(other *Around) bool { return a != nil && slices.Contains(a.certain, other) }
+
+// Owns reports whether clients can't choose the value of a placeholder, as a handler before
+// removes or replaces what they send.
+func (a *Around) Owns(name string) (owned bool) {
+	if a == nil {
+		return false
+	}
+	for _, s := range a.before {
+		switch {
+		case s.owns != nil && s.owns(name):
+			owned = owned || !s.conditional
+		case s.sets != nil && s.sets(name):
+			owned = false
+		}
+	}
+	return owned
+}
+
+// Authentication returns the directive that authenticates clients before the handler, or "".
+func (a *Around) Authentication() string {
+	if a == nil {
+		return ""
+	}
+	i := slices.IndexFunc(a.before, func(s setter) bool { return s.authenticates })
+	if i < 0 {
+		return ""
+	}
+	return a.before[i].directive
+}
 
 // Arounds returns the handlers of type H of an HTTP app in the order of the config, and what is
 // around each. Those in routes of other plugins' handlers are not found.
@@ -96,11 +154,16 @@ func Arounds[H interface {
 	return order, around
 }
 
-// path is what requests have passed: setters, and the handlers that are looked for.
+// path is what requests have passed: setters, and the handlers that are looked for; and what
+// is known of those that have come so far.
 type path struct {
 	before  []setter
 	passed  []*Around
 	certain []*Around // of these, those that all requests have passed
+
+	ended   string    // the directive that has answered all of them; "" if some go on
+	blocked *Obstacle // that none passes to routes within; nil if some do
+	paths   paths
 }
 
 // walker walks over routes.
@@ -110,31 +173,47 @@ type walker struct {
 	mapped  map[string]bool
 	proxies int      // within whose routes it is
 	invoked []string // named routes that it is in
+
+	matchers caddyhttp.MatcherSets // of the route that it is in
 }
 
 // list walks over routes, and returns the path behind them.
 func (w *walker) list(list caddyhttp.RouteList, p path) path {
-	groups := make(map[string]path) // by name, the paths to each
+	groups := make(map[string]*group)
 	for i := range list {
 		rt := &list[i]
-		to := p
-		if rt.Group != "" { // of the others none has matched
-			if known, ok := groups[rt.Group]; ok {
-				to = known
-			}
-			groups[rt.Group] = to
+		g := groups[rt.Group]
+		if rt.Group == "" || g == nil {
+			g = &group{to: p, last: i - 1}
+			groups[rt.Group] = g
 		}
-		behind := to
+		to := g.at(i, p)
+		inside := to
+		if o := to.paths.obstacle(rt.MatcherSets); o != nil && to.blocked == nil {
+			inside.blocked = o
+		}
+		within := w.matchers
+		behind := inside
 		for _, h := range rt.Handlers {
+			w.matchers = rt.MatcherSets
 			behind = w.handler(h, behind)
 		}
+		w.matchers = within
+		if rt.Terminal && behind.ended == "" {
+			behind.ended = "a terminal route"
+		}
 		if !rt.Terminal {
-			p.before = append(slices.Clip(p.before), behind.before[len(to.before):]...)
+			passed := slices.Clone(behind.before[len(to.before):])
+			for j := range passed {
+				passed[j].conditional = passed[j].conditional || len(rt.MatcherSets) > 0
+			}
+			p.before = append(slices.Clip(p.before), passed...)
 			p.passed = append(slices.Clip(p.passed), behind.passed[len(to.passed):]...)
 			if rt.Group == "" && len(rt.MatcherSets) == 0 {
 				p.certain = behind.certain
 			}
 		}
+		p = g.leave(rt, p, to, behind)
 	}
 	return p
 }
@@ -144,34 +223,49 @@ func (w *walker) handler(h caddyhttp.MiddlewareHandler, p path) path {
 	if own := w.own(h); own != nil {
 		own.before = append(own.before, p.before...)
 		own.certain = append(own.certain, p.certain...)
+		own.ways = append(own.ways, way{p.obstacle(), w.matchers, p.paths})
 		p.passed = append(slices.Clip(p.passed), own)
 		p.certain = append(slices.Clip(p.certain), own)
 		return p
 	}
 	for _, s := range w.settersIn(h) {
+		s.conditional = s.conditional || len(w.matchers) > 0
 		for _, a := range p.passed {
 			a.behind = append(a.behind, s)
 		}
+		s.conditional = false // for what is in the same route
 		p.before = append(slices.Clip(p.before), s)
 	}
-	for _, nested := range In(h, w.named) {
+	if by := answers(h); by != "" && p.ended == "" {
+		p.ended = by
+	}
+	p.paths = p.paths.behind(h)
+	nested := In(h, w.named)
+	goesOn := slices.ContainsFunc(nested, func(n Nested) bool { return n.Kind == OnError || n.Kind == OnResponse })
+	before := p
+	for _, n := range nested {
 		_, isProxy := h.(*reverseproxy.Handler)
 		switch {
-		case nested.Kind == Named && slices.Contains(w.invoked, nested.Name):
-		case nested.Kind == Named:
-			w.invoked = append(w.invoked, nested.Name)
-			p = w.list(nested.Routes, p)
+		case n.Kind == Named && slices.Contains(w.invoked, n.Name):
+		case n.Kind == Named:
+			w.invoked = append(w.invoked, n.Name)
+			p = w.list(n.Routes, p)
 			w.invoked = w.invoked[:len(w.invoked)-1]
-		case nested.Kind == Within:
-			p = w.list(nested.Routes, p)
+		case n.Kind == Within:
+			p = w.list(n.Routes, p)
 		case isProxy: // which passes the request on behind them, as forward_auth does
 			w.proxies++
-			behind := w.list(nested.Routes, p)
+			behind := w.list(n.Routes, p)
 			behind.certain = p.certain // the response decides whether they are passed
 			p = behind
 			w.proxies--
 		default: // when any may have been passed
-			w.list(nested.Routes, path{before: []setter{{}}})
+			w.list(n.Routes, path{before: []setter{{}}})
+		}
+	}
+	if goesOn { // where error routes or those for responses do not answer
+		if p.ended = before.ended; len(nested) > 1 {
+			p.paths = paths{}
 		}
 	}
 	return p
@@ -182,7 +276,7 @@ func (w *walker) settersIn(h caddyhttp.MiddlewareHandler) (found []setter) {
 	switch h := h.(type) {
 	case *caddyauth.Authentication:
 		const prefix = "http.auth.user."
-		s := setter{directive: "basic_auth", tells: true, sets: func(name string) bool { return strings.HasPrefix(name, prefix) }}
+		s := setter{directive: "basic_auth", tells: true, authenticates: true, sets: func(name string) bool { return strings.HasPrefix(name, prefix) }}
 		if _, basic := h.Providers["http_basic"]; !basic || len(h.Providers) > 1 {
 			s.directive = "the authentication"
 			found = append(found, setter{}) // providers of plugins may set other things too
@@ -223,19 +317,30 @@ func (w *walker) fieldsSet(ops *headers.HeaderOps) (found []setter) {
 	if w.proxies > 0 {
 		directive = "forward_auth"
 	}
-	for _, fields := range []map[string][]string{ops.Set, ops.Add} {
+	for _, field := range ops.Delete {
+		is := named(field)
+		found = append(found, setter{directive: directive, sets: func(string) bool { return false }, owns: is})
+	}
+	for i, fields := range []map[string][]string{ops.Set, ops.Add} {
 		for field, values := range fields {
-			field = textproto.CanonicalMIMEHeaderKey(field)
+			is := named(field)
+			s := setter{directive: directive, sets: is}
 			dynamic := slices.ContainsFunc(values, func(v string) bool {
-				return strings.Contains(v, "{http.") && !strings.Contains(v, "{http.request.header."+field+"}")
+				return strings.Contains(v, "{http.") && !strings.Contains(v, "{http.request.header."+textproto.CanonicalMIMEHeaderKey(field)+"}")
 			})
-			found = append(found, setter{
-				directive: directive,
-				sets:      func(name string) bool { return name == "http.request.header."+field },
-				// These are the client's own where Caddy exchanges them for others.
-				tells: dynamic && field != "Authorization" && field != "Cookie",
-			})
+			// These are the client's own where Caddy exchanges them for others.
+			s.tells = dynamic && !is("http.request.header.Authorization") && !is("http.request.header.Cookie")
+			if adds := i == 1; !adds && !slices.ContainsFunc(values, placeholder.AnyChosen) {
+				s.owns = is
+			}
+			found = append(found, s)
 		}
 	}
 	return found
+}
+
+// named returns whether a placeholder is that of a header field.
+func named(field string) func(name string) bool {
+	own := "http.request.header." + textproto.CanonicalMIMEHeaderKey(field)
+	return func(name string) bool { return name == own }
 }

@@ -1,5 +1,5 @@
-// Package routes knows which of Caddy's handlers contain routes: where a handler stands, and
-// which error routes may handle its errors.
+// Package routes knows which of Caddy's handlers contain routes: where a handler stands, what is
+// around it and keeps requests from it, and which error routes may handle its errors.
 package routes
 
 import (
