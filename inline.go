@@ -212,7 +212,8 @@ func (l *Limit) insteadOfName(besideRate bool) string {
 	if besideRate && slices.Contains(oneForAll, l.Name) {
 		return `"key static" in a block for one bucket for all, or the key {client_ip} beside it for one for each address`
 	}
-	if meant := key.MeantBy(l.Name); meant != "" {
+	word := strings.Trim(l.Name, "abcdefghijklmnopqrstuvwxyz") == "" // such as path, which before a block is a name too
+	if meant := key.MeantBy(l.Name); meant != "" && (besideRate || !word) {
 		return "the key {" + strings.Replace(meant, "http.request.header.", "header.", 1) + "}"
 	}
 	return ""

@@ -24,7 +24,6 @@ var lines = map[string][]line{
 	"Handler.setZones":           nil,
 	"Handler.warnReplaced":       nil,
 	"draft.warnClientControlled": nil,
-	"warnKeysOf":                 nil,
 	"App.warnUnintended":         nil,
 	"agreement.add":              nil,
 	"init":                       nil,
