@@ -311,7 +311,11 @@ func floodOne(tr *trial, nodes []*node) (stop func() []request) {
 }
 
 // admittedBy returns how many requests a node has admitted that were decided so.
-func (n *node) admittedBy(by string) int {
+func (n *node) admittedBy(by string) int { return n.decided(by, "hot", "admitted") }
+
+// decided returns how many requests a node has decided so, by patterns of the limit and of
+// the result.
+func (n *node) decided(by, limit, result string) (total int) {
 	n.t.Helper()
 	res, err := http.Get("http://" + n.admin + "/metrics")
 	if err != nil {
@@ -322,10 +326,10 @@ func (n *node) admittedBy(by string) int {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	found := regexp.MustCompile(`caddy_rate_limit_decisions_total\{by="` + by + `",limit="hot",result="admitted"\} (\S+)`).FindSubmatch(text)
-	if found == nil {
-		return 0
+	pattern := `caddy_rate_limit_decisions_total\{by="` + by + `",limit="` + limit + `",result="` + result + `"\} (\S+)`
+	for _, found := range regexp.MustCompile(pattern).FindAllSubmatch(text, -1) {
+		v, _ := strconv.ParseFloat(string(found[1]), 64)
+		total += int(v)
 	}
-	v, _ := strconv.ParseFloat(string(found[1]), 64)
-	return int(v)
+	return total
 }

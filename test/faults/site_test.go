@@ -151,8 +151,10 @@ func changes(tr *trial) {
 	asked := decisions(tr, server) - before
 	cut := unanswered(requests)
 	most(tr, "settings changed: 5xx", strange(requests)-cut, 0)
-	// A new client may get its first request before its first connection.
-	decidedOnce(tr, "not decided by Redis", len(requests), asked, 0, cut+times)
+	// Requests that waited for the first connection of a new client share a call.
+	strictly(tr, "calls beyond the requests", asked-len(requests), 0)
+	least(tr, "decided by Redis", n.decided("redis", "(?:hot|slow)/all", "[a-z_]+"), len(requests)-cut-times)
+	most(tr, "decided elsewhere", n.decided("fallback", "(?:hot|slow)/all", "[a-z_]+"), times)
 	overAdmitted(tr, requests, 0, 0)
 	most(tr, "lines logged", len(n.events(began)), 0)
 
