@@ -49,9 +49,12 @@ func (h *Held) hold(bucket, of int, settle func(charge int64)) {
 	h.settle[bucket] = settle
 }
 
+// charger is a store that charges n units of b, whether there is room for them or not.
+type charger interface{ chargeLater(b Bucket, n int64) }
+
 // keepLater has req.Held charge the buckets that hold nothing of the request, on which these
-// are the decisions.
-func (req *Request) keepLater(decisions []Decision, charge func(b Bucket, n int64)) {
+// are the decisions, in the store that made them.
+func (req *Request) keepLater(decisions []Decision, in charger) {
 	if !req.later || Summarize(decisions).Denied {
 		return
 	}
@@ -61,7 +64,7 @@ func (req *Request) keepLater(decisions []Decision, charge func(b Bucket, n int6
 			b.Watches, b.Borrows, b.Pool = 0, false, false
 			req.Held.hold(i, len(req.Buckets), func(n int64) {
 				if n > 0 {
-					charge(b, min(n, MaxUnits))
+					in.chargeLater(b, min(n, MaxUnits))
 				}
 			})
 		}
@@ -142,7 +145,7 @@ func (m *Memory) settleHeld(k *kept, charge int64) {
 	m.chargeBeside(k.bucket, charge, len(k.others) > 0)
 }
 
-// chargeLater charges n units of b, whether there is room for them or not.
+// chargeLater implements charger.
 func (m *Memory) chargeLater(b Bucket, n int64) {
 	if b.ShareKey != "" {
 		m.share(&b, clean)

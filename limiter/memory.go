@@ -95,9 +95,7 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 	} else {
 		dst = m.decide(req, dst)
 	}
-	if req.later { // chargeLater as a value is an allocation
-		req.keepLater(dst[from:], m.chargeLater)
-	}
+	req.keepLater(dst[from:], m)
 	return dst, nil
 }
 

@@ -131,7 +131,7 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	from := len(dst)
 	dst, err := r.take(ctx, req, dst)
 	if err == nil {
-		req.keepLater(dst[from:], r.chargeLater)
+		req.keepLater(dst[from:], r)
 	}
 	return dst, err
 }
@@ -245,7 +245,7 @@ func (r *Redis) decide(end redisscript.Deadline, req Request, dst []outcome) ([]
 	return r.fallback.decide(req, dst, false, q), nil
 }
 
-// chargeLater charges n units of b, whether there is room for them or not. It does not wait.
+// chargeLater implements charger. It does not wait.
 func (r *Redis) chargeLater(b Bucket, n int64) {
 	if r.fallback != nil && b.ShareKey != "" {
 		r.fallback.memory.share(&b, behind)
