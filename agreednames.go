@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -63,7 +62,7 @@ func (l *Limit) written(b *rule.Bucket, o option.Setting) option.Setting {
 	names := []string{o.Option}
 	switch {
 	case o.Option == "ban" && len(l.Ban) > 0:
-		o.Text = strings.Join(l.Ban, " ")
+		o.Text = l.banText()
 	case o.Option == "drip_rate" && b.Source.Option != "":
 		return b.Source // max and duration, or min_interval
 	case o.Option == "size":

@@ -56,17 +56,32 @@ func firstField(of any) string {
 	return ""
 }
 
+// fieldOf are the fields of a Limit that are texts, or on or off, by the name of the option.
+var fieldOf = func() map[string]int {
+	fields := make(map[string]int)
+	for i := range reflect.TypeFor[Limit]().NumField() {
+		f := reflect.TypeFor[Limit]().Field(i)
+		if kind := f.Type.Kind(); kind == reflect.String || kind == reflect.Bool {
+			fields[jsonName(f)] = i
+		}
+	}
+	return fields
+}()
+
 // firstSet returns the first of the options that is set, or nil.
 func (l *Limit) firstSet(options ...string) *option.Setting {
-	texts, flags := optionsOf[string](l), optionsOf[bool](l)
+	v := reflect.ValueOf(l).Elem()
 	for _, name := range options {
-		switch text, flag := texts[name], flags[name]; {
-		case text == nil && flag == nil:
+		i, found := fieldOf[name]
+		if !found {
 			panic("a limit has no option " + name)
-		case text != nil && *text != "":
-			return &option.Setting{Option: name, Text: *text}
-		case flag != nil && *flag:
+		}
+		switch f := v.Field(i); {
+		case f.IsZero():
+		case f.Kind() == reflect.Bool:
 			return &option.Setting{Option: name, Text: "true"}
+		default:
+			return &option.Setting{Option: name, Text: f.String()}
 		}
 	}
 	return nil
