@@ -130,9 +130,10 @@ type Limit struct {
 	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
 	// in JSON 4), and by their header fields or trailers. A request holds its cost until its
 	// response begins, or ends if that has a trailer which tells, so parallel requests can't
-	// exceed the limit meanwhile, and is charged if the response counts, or is not known: the client has left after the
-	// request was passed on, or an upstream did not answer. One that was not passed on is
-	// not charged. Default: all requests count, whatever their responses.
+	// exceed the limit meanwhile, and is charged if the response counts, or is not known:
+	// the client has left after the request was passed on, or an upstream did not answer.
+	// One that was not passed on is not charged. Default: all requests count, whatever
+	// their responses.
 	Count *caddyhttp.ResponseMatcher `json:"count,omitempty"`
 
 	// What a request costs in the end: a placeholder that has a whole number by the end

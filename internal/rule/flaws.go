@@ -75,7 +75,7 @@ type Flaw struct {
 // eachFlaw yields the flaws of limits that stand in another, until yield returns false.
 func eachFlaw(limits []*Limit, parent *Limit, around *routes.Around, yield func(*Limit, Flaw) bool) bool {
 	for _, l := range limits {
-		if off := func(b *Bucket) bool { return b.Off }; len(l.Buckets) == 0 || !slices.ContainsFunc(l.Buckets, off) {
+		if !slices.ContainsFunc(l.Buckets, func(b *Bucket) bool { return b.Off }) {
 			for _, f := range l.flaws(around) {
 				if !yield(l, Flaw{Flaw: f}) {
 					return false
