@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -36,6 +37,42 @@ func Convert(text []byte, mapping Mapping) (*Result, error) {
 
 // hasZone matches what only a configuration of mholt/caddy-ratelimit has.
 var hasZone = regexp.MustCompile(`(?m)^[ \t]*zone[ \t]|"rate_limits"`)
+
+// answers are the placeholders that a user gives for what a configuration has by other names.
+// All writers of a conversion share them.
+type answers struct {
+	mapping Mapping
+	asked   map[string]bool // names that were asked for
+	told    map[string]bool // names with a note on their placeholder
+}
+
+// answersOf returns those of a mapping.
+func answersOf(mapping Mapping) answers {
+	return answers{mapping, make(map[string]bool), make(map[string]bool)}
+}
+
+// ask returns the placeholder for a name, or "".
+func (a answers) ask(name string) string {
+	a.asked[name] = true
+	return a.mapping[name]
+}
+
+// tell reports whether a note on a name's placeholder is the first one.
+func (a answers) tell(name string) (first bool) {
+	first = !a.told[name]
+	a.told[name] = true
+	return first
+}
+
+// unasked returns a name that was given and never asked for, and whether there is one.
+func (a answers) unasked() (name string, found bool) {
+	for _, name := range slices.Sorted(maps.Keys(a.mapping)) {
+		if !a.asked[name] {
+			return name, true
+		}
+	}
+	return "", false
+}
 
 // Note is on something that the result lacks, or that has to be checked.
 type Note struct {

@@ -82,8 +82,7 @@ func (m Mapping) Add(text string) error {
 
 // Envoy converts a configuration of envoyproxy/ratelimit, in YAML.
 func Envoy(text []byte, mapping Mapping) (*Result, error) {
-	e := newEnvoy(mapping)
-	e.domains, e.blocks = make(map[string]bool), make(names)
+	e := &envoy{answers: answersOf(mapping), domains: make(map[string]bool), blocks: make(names)}
 	if err := e.documents(text, 0); err != nil {
 		return nil, err
 	}
@@ -93,10 +92,8 @@ func Envoy(text []byte, mapping Mapping) (*Result, error) {
 		}
 		return nil, errors.New("domain: got none, want one, and its descriptors")
 	}
-	for key := range mapping {
-		if !e.asked[key] {
-			return nil, fmt.Errorf("descriptor: got a placeholder for %q, want a key that the configuration has", key)
-		}
+	if key, found := e.unasked(); found {
+		return nil, fmt.Errorf("descriptor: got a placeholder for %q, want a key that the configuration has", key)
 	}
 	return e.result(), nil
 }
@@ -150,23 +147,14 @@ func (e *envoy) document(node *yaml.Node) error {
 type envoy struct {
 	writer
 	reader
-	mapping Mapping
-	asked   map[string]bool // keys that the mapping was asked for
-	guessed map[string]bool // keys with a note on their placeholder
+	answers
 	other   string          // the kind of an object of Kubernetes that holds no limits
 	domains map[string]bool // that were converted
 	blocks  names           // that were given to them
 }
 
-// newEnvoy returns a converter.
-func newEnvoy(mapping Mapping) *envoy {
-	return &envoy{mapping: mapping, asked: make(map[string]bool), guessed: make(map[string]bool)}
-}
-
 // inner returns a converter for what stands within something else.
-func (e *envoy) inner() *envoy {
-	return &envoy{mapping: e.mapping, asked: e.asked, guessed: e.guessed}
-}
+func (e *envoy) inner() *envoy { return &envoy{answers: e.answers} }
 
 // misplaced are the fields of envoyproxy/ratelimit, which takes them anywhere.
 var misplaced = []string{
@@ -450,8 +438,7 @@ func (e *envoy) write(d *descriptor, better []*descriptor, key []string, used na
 		e.add(&inner.writer) // comments
 		return 0
 	}
-	if guess != "" && !e.guessed[d.key] {
-		e.guessed[d.key] = true
+	if guess != "" && e.tell(d.key) {
 		e.note(d.line, guess)
 	}
 	e.option("limit", used.of(d.name()), "{")
@@ -541,8 +528,7 @@ func quoted(names []string) string {
 // placeholderOf returns the placeholder that stands for the key of a descriptor, and
 // what to note on it if it is guessed.
 func (e *envoy) placeholderOf(key string) (field, guess string) {
-	e.asked[key] = true
-	if field = e.mapping[key]; field != "" {
+	if field = e.ask(key); field != "" {
 		return field, ""
 	}
 	if field = known[strings.ToLower(key)]; field != "" {

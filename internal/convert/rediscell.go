@@ -40,7 +40,7 @@ type throttle struct {
 
 // RedisCell converts a tree of limits that redis-cell counts, in YAML or JSON.
 func RedisCell(text []byte, mapping Mapping) (*Result, error) {
-	c := &cells{mapping: mapping, asked: make(map[string]bool), noted: make(map[string]bool)}
+	c := &cells{answers: answersOf(mapping)}
 	roots, err := c.parse(text)
 	if err != nil {
 		return nil, err
@@ -52,10 +52,8 @@ func RedisCell(text []byte, mapping Mapping) (*Result, error) {
 	if limits == 0 {
 		return nil, errors.New("schema: got no limits, want at least one")
 	}
-	for part := range mapping {
-		if !c.asked[part] {
-			return nil, fmt.Errorf("descriptor: got a placeholder for %q, want a part of the keys, %s", part, c.parts())
-		}
+	if part, found := c.unasked(); found {
+		return nil, fmt.Errorf("descriptor: got a placeholder for %q, want a part of the keys, %s", part, c.parts())
 	}
 	return c.result(), nil
 }
@@ -74,13 +72,11 @@ func isRedisCell(text []byte) bool {
 type cells struct {
 	writer
 	reader
-	mapping Mapping
-	asked   map[string]bool // parts that the mapping was asked for
-	noted   map[string]bool // parts with a note on their placeholder
+	answers
 }
 
 // inner returns a converter for what stands within something else.
-func (c *cells) inner() *cells { return &cells{mapping: c.mapping, asked: c.asked, noted: c.noted} }
+func (c *cells) inner() *cells { return &cells{answers: c.answers} }
 
 // parts returns what placeholders may be given for, briefly.
 func (c *cells) parts() string {
@@ -361,16 +357,14 @@ func matchPart(n *cell, siblings []*cell, field string) (matchers []string) {
 
 // placeholderOf returns the placeholder that stands for a part of keys.
 func (c *cells) placeholderOf(part string) string {
-	c.asked[part] = true
-	return cmp.Or(c.mapping[part], "{vars."+part+"}")
+	return cmp.Or(c.ask(part), "{vars."+part+"}")
 }
 
 // askFor asks for the placeholder of a part, once, at the first cell that it decides on.
 func (c *cells) askFor(part string, n *cell, siblings []*cell, path string) {
-	if c.mapping[part] != "" || c.noted[part] {
+	if c.mapping[part] != "" || !c.tell(part) {
 		return
 	}
-	c.noted[part] = true
 	question := "which requests are these?"
 	if n.name == anyPart {
 		question = "what is the * of a request?"
