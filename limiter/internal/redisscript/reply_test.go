@@ -260,8 +260,9 @@ func answerKinds() []answerKind {
 		"READONLY You can't write": "readonly", "OOM command not allowed": "oom", "NOPERM no": "noperm",
 		"NOAUTH Authentication required.": "noauth", "ERR something else": "error",
 	} {
-		kinds = append(kinds, answerKind{name: reply, reply: text("-" + reply + "\r\n"), reason: reason, notRun: true,
-			drops: reason == "readonly", lasts: reason == "noperm" || reason == "noauth"})
+		kinds = append(kinds, answerKind{name: reply, reply: text("-" + reply + "\r\n"), reason: reason,
+			notRun: reason != "error", // others stop a script before its first write
+			drops:  reason == "readonly", lasts: reason == "noperm" || reason == "noauth"})
 	}
 	slices.SortFunc(kinds[len(kinds)-11:], func(a, b answerKind) int { return strings.Compare(a.name, b.name) })
 	return kinds
