@@ -51,7 +51,7 @@ func (p paths) never(pattern string) *Obstacle {
 		}
 	}
 	literal, _, wild := strings.Cut(pattern, "*")
-	if p.begin != "" && !strings.HasPrefix(literal, p.begin) && !(wild && strings.HasPrefix(p.begin, literal)) {
+	if p.begin != "" && !strings.HasPrefix(literal, p.begin) && (!wild || !strings.HasPrefix(p.begin, literal)) {
 		return &Obstacle{Kind: Rewritten, By: "rewrite", Path: pattern, To: p.begin}
 	}
 	// A path without a dot is hardly a file.
