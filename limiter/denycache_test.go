@@ -171,9 +171,7 @@ func TestDenyCacheAgreesWithServer(t *testing.T) {
 			}
 		}
 	}
-	for range 3 {
-		rapid.Check(t, agree)
-	}
+	checkTraces(t, 3, agree)
 	t.Logf("%+v", seen)
 	if min(seen.several, seen.dear, seen.never, seen.each, seen.dripped) < 25 || seen.unasked*20 < seen.steps {
 		t.Errorf("the test covers too little: %+v", seen)
@@ -286,9 +284,7 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 			t.Fatalf("decided %+v where the server, asked %v before, would decide %+v", got, late, real)
 		}
 	}
-	for range 5 {
-		rapid.Check(t, inDoubt)
-	}
+	checkTraces(t, 5, inDoubt)
 	if denials < 50 {
 		t.Errorf("%d denials: the test covers too little", denials)
 	}

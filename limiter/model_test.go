@@ -143,12 +143,8 @@ func few(n int) int {
 // number, or on as many as the flag says.
 func checkTraces(t *testing.T, n int, property func(*rapid.T)) {
 	t.Helper()
-	defer func() { _ = testseed.Rapid(0) }()
 	for i := range max(n, (*minTraces+99)/100) {
-		if err := testseed.Rapid(i); err != nil {
-			t.Fatal(err)
-		}
-		rapid.Check(t, property)
+		testseed.Check(t, i, property)
 	}
 }
 

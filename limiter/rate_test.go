@@ -110,7 +110,7 @@ func TestNewLimitKeepsRate(t *testing.T) {
 		return rapid.OneOf(rapid.Int64Range(1, 100), rapid.Int64Range(1, 2_000_000), rapid.Int64Range(1, most),
 			rapid.Map(rapid.IntRange(0, 49), func(bit int) int64 { return min(1<<bit, most) }))
 	}
-	rapid.Check(t, func(t *rapid.T) {
+	checkTraces(t, 1, func(t *rapid.T) {
 		n := anyOf(MaxUnits).Draw(t, "n")
 		d := rapid.OneOf(anyOf(horizon), rapid.SampledFrom([]int64{1e3, 1e6, 60e6, 3600e6, 86400e6})).Draw(t, "d")
 		size := rapid.OneOf(anyOf(MaxUnits), rapid.Just(n)).Draw(t, "size")
@@ -251,7 +251,7 @@ func TestRateConstructors(t *testing.T) {
 // TestPerSecondIsValid guards that only the number of units can be wrong with
 // PerSecond and PerMinute, which return no error.
 func TestPerSecondIsValid(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	checkTraces(t, 1, func(t *rapid.T) {
 		n := rapid.OneOf(rapid.Int64Range(1, 3_000_000), rapid.Int64Range(1, MaxUnits)).Draw(t, "n")
 		for _, l := range []Limit{PerSecond(n), PerMinute(n)} {
 			if err := l.Validate(); err != nil || l.Size != n {

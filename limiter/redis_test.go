@@ -451,7 +451,7 @@ func TestRedisGroups(t *testing.T) {
 	server := redistest.Start(t)
 	one, all := newVirtual(t, server, "one:"), newVirtual(t, server, "all:")
 	groups, shared, alike, leveled := 0, 0, 0, 0
-	rapid.Check(t, func(t *rapid.T) {
+	checkTraces(t, 1, func(t *rapid.T) {
 		one.flush(t)
 		buckets, last, limit := drawBuckets(t, drawAnyShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		for range rapid.IntRange(1, 20).Draw(t, "calls") {

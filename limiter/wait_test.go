@@ -12,7 +12,7 @@ import (
 // admitted, and one that comes a microsecond earlier is not, even for a bucket
 // that did not deny but whose last room was charged.
 func TestWaitIsExact(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	checkTraces(t, 1, func(t *rapid.T) {
 		var now time.Duration
 		units := rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, MaxUnits))
 		l := Limit{

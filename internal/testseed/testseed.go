@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
 	"testing"
+
+	"pgregory.net/rapid"
 )
 
 // Env is the name of the environment variable that has the seed.
@@ -27,11 +30,7 @@ func Set() error {
 		}
 		fmt.Printf("drawing from %s=%d\n", Env, base)
 	}
-	f := flag.Lookup("rapid.seed")
-	if f == nil {
-		return nil
-	}
-	if seed, err := strconv.ParseUint(f.Value.String(), 10, 64); err == nil && seed != 0 {
+	if seed, err := strconv.ParseUint(flag.Lookup("rapid.seed").Value.String(), 10, 64); err == nil && seed != 0 {
 		base = seed
 	}
 	if testing.Short() { // rapid would draw a fifth: too little for tests that count what they cover
@@ -43,15 +42,33 @@ func Set() error {
 			return err
 		}
 	}
-	return Rapid(0)
+	return setRapid(0)
 }
 
 // Base returns the seed.
 func Base() uint64 { return base }
 
-// Rapid has package rapid draw from the n-th seed next. It must not run at the same time
-// as a check.
-func Rapid(n int) error {
+// rapid reads its seed from a flag, which all tests of a process share.
+var rapidSeed sync.Mutex
+
+// Check checks a property with package rapid, on traces that are drawn from the n-th
+// seed. Tests that run beside each other may both call it; beside it, none may call
+// rapid.Check.
+func Check(t *testing.T, n int, property func(*rapid.T)) {
+	t.Helper()
+	rapidSeed.Lock()
+	seedIsRead := sync.OnceFunc(rapidSeed.Unlock)
+	defer seedIsRead()
+	if err := setRapid(n); err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		seedIsRead()
+		property(t)
+	})
+}
+
+func setRapid(n int) error {
 	seed := max(base+uint64(n)*1_000_003, 1) //nolint:gosec // not negative, and 0 would be any seed
 	return flag.Set("rapid.seed", strconv.FormatUint(seed, 10))
 }
