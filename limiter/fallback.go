@@ -445,7 +445,7 @@ func (f *fallback) done(k *kept) {
 // lead be told of it if they do not.
 func (f *fallback) loseUnknown(k *kept) {
 	q := k.query
-	if f.setKnown(q, k.heldBy()); !f.holds(q) || !f.hasLead() {
+	if f.setKnown(q, k.of().heldBy()); !f.holds(q) || !f.hasLead() {
 		f.lose(q)
 	}
 }
@@ -459,12 +459,24 @@ func (f *fallback) holds(q *query) bool {
 // for them, themselves.
 func (f *traffic) recount(all []*kept) {
 	for _, k := range all {
-		if k.host != nil {
-			k = k.host
+		host := k.of()
+		for _, q := range []*query{k.query, host.query} {
+			if q != nil && q.stage == keeping && q.counted {
+				f.setKnown(q, host.heldBy())
+			}
 		}
-		if q := k.query; q != nil && q.stage == keeping && q.counted {
-			f.setKnown(q, k.heldBy())
-		}
+	}
+}
+
+// accounts has what k was charged count as in flight until its store's server is known to
+// know it, in place of what the store had in flight that decided its request.
+func (f *fallback) accounts(k *kept) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.keep(k, nil)
+	if q := k.host.query; q != nil {
+		f.unlink(q)
+		q.stage = ended
 	}
 }
 

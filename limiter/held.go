@@ -141,8 +141,10 @@ func (m *Memory) hold(req Request, i int, p *place) {
 // settleHeld lets go what k's request holds, and charges so much of it.
 func (m *Memory) settleHeld(k *kept, charge int64) {
 	m.progress.remove(k)
-	k.settle(charge)
-	m.chargeBeside(k.bucket, charge, len(k.others) > 0)
+	if k.settle(charge) {
+		charge = 0
+	}
+	m.chargeBeside(k.bucket, charge)
 }
 
 // chargeLater implements charger.
@@ -150,12 +152,11 @@ func (m *Memory) chargeLater(b Bucket, n int64) {
 	if b.ShareKey != "" {
 		m.share(&b, clean)
 	}
-	m.chargeBeside(b, n, false)
+	m.chargeBeside(b, n)
 }
 
-// chargeBeside lets go what is held of b, its cost, and charges so much instead, which
-// servers may know of.
-func (m *Memory) chargeBeside(b Bucket, charge int64, known bool) {
+// chargeBeside lets go what is held of b, its cost, and charges so much instead.
+func (m *Memory) chargeBeside(b Bucket, charge int64) {
 	p := m.place(&b)
 	m.lock(&p)
 	now := m.clock().Microseconds()
@@ -168,7 +169,7 @@ func (m *Memory) chargeBeside(b Bucket, charge int64, known bool) {
 	if b.Limit.keepsEntries() {
 		m.openEntries(&p, &b, now)
 	}
-	if m.leader.Load() != nil && !known {
+	if m.leader.Load() != nil {
 		m.leader.Store(nil) // its servers will not know of this charge
 	}
 	b.Cost = min(charge, max(b.Cost, 2*b.Limit.Size-p.units(&b, now)))

@@ -417,6 +417,86 @@ func TestHoldThroughStores(t *testing.T) {
 	}
 }
 
+// TestMovedRequestsAreChargedOnce guards the charges of requests that began with another store
+// than the one that goes on with their buckets: its servers learn of them once, whichever
+// server answers first, and whether or not the bucket is asked about meanwhile.
+func TestMovedRequestsAreChargedOnce(t *testing.T) {
+	t.Parallel()
+	const late, requests = 50 * time.Millisecond, 3
+	for _, tc := range []struct {
+		name string
+		move func(t *testing.T, from Store, to, other *Redis)
+	}{
+		{"once", func(_ *testing.T, _ Store, to, _ *Redis) { to.TakeOver() }},
+		{"over another place", func(_ *testing.T, _ Store, to, other *Redis) { other.TakeOver(); to.TakeOver() }},
+		{"and the old store is closed", func(t *testing.T, from Store, to, _ *Redis) {
+			to.TakeOver()
+			heldNow(t, to, hourly(9))
+			if r, ok := from.(*Redis); ok {
+				_ = r.Close()
+			}
+		}},
+	} {
+		for _, from := range []string{"memory", "the faster server", "the slower server"} {
+			for _, asks := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s from %s, asked %t", tc.name, from, asks), func(t *testing.T) {
+					t.Parallel()
+					m, server := NewMemory(nil), redistest.Start(t)
+					redis := func(prefix string) (*Redis, *redistest.Proxy) {
+						p := redistest.StartProxy(t, server.Addr)
+						r := newRedis(RedisOptions{Addresses: []string{p.Addr}, Timeout: 10 * time.Second, Fallback: m, KeyPrefix: prefix}, takeScript)
+						t.Cleanup(func() { _ = r.Close() })
+						return r, p
+					}
+					a, slowA := redis("a:")
+					other, _ := redis("other:")
+					to, slowTo := redis("b:")
+					store := Store(a)
+					if from == "memory" {
+						store = m
+					}
+					b := hourly(9)
+					var running []inProgress
+					for range requests {
+						_, h := begin(t, store, b)
+						running = append(running, h)
+					}
+					tc.move(t, store, to, other)
+					heldNow(t, to, b)
+					if from == "the slower server" {
+						slowA.Delay(late)
+					} else {
+						slowTo.Delay(late)
+					}
+					want := int64(requests)
+					for _, h := range running {
+						h.held.Settle(0, 1)
+						if asks {
+							d, h := begin(t, to, b)
+							if h.held.Settle(0, 1); d.Denied {
+								t.Errorf("denied beside %d units: %+v", want, d)
+							}
+							want++
+						}
+					}
+					redistest.WaitFor(t, 10*time.Second, func() error {
+						if l, err := to.Peek(t.Context(), b); err != nil || l.Units < want || l.Held > 0 {
+							return fmt.Errorf("%+v, %w, want %d units", l, err, want)
+						}
+						return nil
+					})
+					time.Sleep(2*late + 2*tellEvery)
+					b.Cost = 2
+					begin(t, to, b) // tells what it knows
+					if l, err := to.Peek(t.Context(), b); err != nil || l.Units != want {
+						t.Errorf("%+v, %v, want %d units", l, err, want)
+					}
+				})
+			}
+		}
+	}
+}
+
 // TestTakeOverTwiceInOutage guards a place to which buckets move twice while its server is
 // down, each time to another store: what a request holds and is charged there counts once.
 func TestTakeOverTwiceInOutage(t *testing.T) {

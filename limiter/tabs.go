@@ -94,7 +94,7 @@ type tabName struct{ number, receipt int64 }
 
 // owed is what a request was charged, until a server is known to know it.
 type owed struct {
-	query  *query // which counts as in flight until then
+	kept   *kept
 	charge int64
 	number int64 // of the tab
 	upTo   int64 // the total of the tab with it
@@ -111,6 +111,7 @@ type kept struct {
 	mu      sync.Mutex
 	settled bool
 	others  []*kept // what stores that have taken over hold for the same request
+	latest  *kept   // that of the store that was the last to take over; nil if there is none
 
 	// The lock of the store's tabs guards these.
 	tab      *tab
@@ -122,6 +123,7 @@ type kept struct {
 	over     bool // whether it was given up
 	paid     bool // whether it has lapsed, so that it was charged
 	guest    bool // whether another store has decided its request
+	accounts bool // whether the Memory takes over its charge from this one, see settle
 	moved    bool // and that is a Memory, which holds it too
 
 	host   *kept // what the other store holds
@@ -158,6 +160,14 @@ func (k *kept) isHeld() bool {
 	k.store.tabs.mu.Lock()
 	defer k.store.tabs.mu.Unlock()
 	return k.running
+}
+
+// of returns what the store holds that has decided k's request.
+func (k *kept) of() *kept {
+	if k.host != nil {
+		return k.host
+	}
+	return k
 }
 
 // heldBy returns the fallbacks whose servers count the units as held, one of each place. When
@@ -203,7 +213,7 @@ func (t *tab) heldNow() []*kept {
 		}
 	}
 	for _, o := range t.owed {
-		held = append(held, o.query.buckets[0].held.kept)
+		held = append(held, o.kept)
 	}
 	return held
 }
@@ -327,7 +337,7 @@ func (n *tabs) admitted(k *kept, receipt int64) {
 	n.mu.Unlock()
 	n.store.fallback.forgotten(forgotten)
 	for _, o := range untold {
-		n.store.fallback.charge(o.query)
+		n.store.fallback.charge(o.kept.query)
 	}
 	n.advance(t, true)
 }
@@ -405,7 +415,7 @@ func (n *tabs) end(k *kept, charge int64) (rest int64, here bool) {
 		t.ended += k.cost()
 	}
 	if charge > 0 {
-		t.owed = append(t.owed, owed{k.query, charge, t.number, t.charged})
+		t.owed = append(t.owed, owed{k, charge, t.number, t.charged})
 	}
 	n.mu.Unlock()
 	n.advance(t, false)
@@ -624,19 +634,21 @@ func (n *tabs) account(q *query, outcomes []outcome, known, unknown []owed, err 
 	f := n.store.fallback
 	charge := int64(0)
 	for _, o := range known {
-		charge += o.charge
+		if o.kept.accounts {
+			charge += o.charge
+		}
 	}
-	if err != nil {
+	if err != nil || f != nil && charge == 0 && !f.hasLead() { // what is in another place has been charged by another store, if at all
 		f.drop(q)
 	} else {
 		q.buckets[0].cost, q.buckets[0].held.charge = 0, charge
 		f.answered(q, outcomes)
 	}
 	for _, o := range known {
-		f.drop(o.query)
+		f.drop(o.kept.query)
 	}
 	for _, o := range unknown {
-		f.charge(o.query)
+		f.charge(o.kept.query)
 	}
 }
 
@@ -721,7 +733,7 @@ func (n *tabs) close() {
 	}
 	n.mu.Unlock()
 	for _, o := range left {
-		n.store.fallback.charge(o.query)
+		n.store.fallback.charge(o.kept.query)
 	}
 	for _, q := range calls {
 		answers.Add(1)
@@ -765,16 +777,27 @@ func (r *Redis) hand(req Request, outcomes []outcome) {
 			r.tabs.advance(k.tab, false)
 		}
 		r.fallback.begun(k)
-		req.Held.hold(i, len(req.Buckets), k.settle)
+		req.Held.hold(i, len(req.Buckets), func(charge int64) { k.settle(charge) })
 	}
 }
 
-// settle lets go what k's request holds, wherever that is, and charges so many units.
-func (k *kept) settle(charge int64) {
+// settle lets go what k's request holds, wherever that is, and charges so many units. Each
+// store charges them in its servers, but only one accounts for them in the Memory of all:
+// otherwise it would tell the servers of one what it has from another, beside what they are
+// charged themselves. That is the one which goes on with the bucket: the last that took
+// over. It reports whether that is another than k's.
+func (k *kept) settle(charge int64) (elsewhere bool) {
 	k.mu.Lock()
 	k.settled = true
-	others := k.others
+	others, accounts := k.others, k.latest
 	k.mu.Unlock()
+	if accounts == nil || accounts.store != nil && accounts.store.closed.Load() {
+		accounts = k
+	}
+	accounts.accounts = true
+	if accounts != k {
+		accounts.store.fallback.accounts(accounts)
+	}
 	if k.store != nil {
 		k.store.fallback.done(k)
 		k.end(charge)
@@ -782,6 +805,7 @@ func (k *kept) settle(charge int64) {
 	for _, other := range others {
 		other.end(charge)
 	}
+	return accounts != k
 }
 
 // end lets go what k's store holds, and charges so many units.
@@ -848,7 +872,11 @@ func (r *Redis) TakeOver() {
 func (k *kept) holdIn(r *Redis) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.settled || k.store != nil && k.store.place == r.place || slices.ContainsFunc(k.others, func(other *kept) bool { return other.store == r }) {
+	if k.settled || slices.ContainsFunc(k.others, func(other *kept) bool { return other.store == r }) {
+		return
+	}
+	if k.store != nil && k.store.place == r.place {
+		k.latest = k
 		return
 	}
 	other := &kept{store: r, bucket: k.bucket, query: r.query(Request{Buckets: []Bucket{k.bucket}}, whatRenew), guest: true, moved: k.store == nil, host: k}
@@ -860,6 +888,7 @@ func (k *kept) holdIn(r *Redis) {
 	} else {
 		k.others = append(k.others, other)
 	}
+	k.latest = other
 	r.tabs.decidedHere(other)
 }
 
