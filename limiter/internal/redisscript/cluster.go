@@ -248,7 +248,7 @@ func (c *cluster) leave(missing map[*Server]int64) map[*Server]int64 {
 		s.master.Store(masters[addr])
 		if !masters[addr] {
 			s.breaker.replaced()
-			s.ring.stop(errDropped) // if it is a master again, it may lack what it did not get meanwhile
+			s.pipeline.stop(errDropped) // if it is a master again, it may lack what it did not get meanwhile
 		}
 		if !members[addr] {
 			now[s] = 0

@@ -178,7 +178,7 @@ func TestClusterConnect(t *testing.T) {
 		c.mu.RLock()
 		defer c.mu.RUnlock()
 		for _, node := range nodes.Nodes {
-			if s := c.servers[node.Addr]; s == nil || !s.ring.healthy() {
+			if s := c.servers[node.Addr]; s == nil || !s.pipeline.healthy() {
 				return fmt.Errorf("no connection to %s", node.Addr)
 			}
 		}

@@ -19,7 +19,7 @@ type connection struct {
 	made    time.Time
 	trip    time.Duration // how long an answer took while it was made
 
-	// Guarded by the ring's lock.
+	// Guarded by the pipeline's lock.
 	flight  flight
 	batches int  // batches in flight
 	dropped bool // whether it is being closed
@@ -50,7 +50,7 @@ func (c *connection) Read(b []byte) (int, error) {
 // heard returns when something has last come.
 func (c *connection) heard() time.Time { return start.Add(time.Duration(c.heardAt.Load())) }
 
-// silent returns for how long nothing has come, since it was awaited. The ring's
+// silent returns for how long nothing has come, since it was awaited. The pipeline's
 // lock must be held.
 func (c *connection) silent(now time.Time) time.Duration {
 	last := c.heard()

@@ -260,9 +260,9 @@ func connected(t testing.TB, s *Server) {
 	t.Helper()
 	s.connect(false)
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		s.ring.mu.Lock()
-		defer s.ring.mu.Unlock()
-		if r := s.ring; !r.lostAt.IsZero() || r.writing || r.conn.batches > 0 {
+		s.pipeline.mu.Lock()
+		defer s.pipeline.mu.Unlock()
+		if p := s.pipeline; !p.lostAt.IsZero() || p.writing || p.conn.batches > 0 {
 			return errors.New("no connection at rest")
 		}
 		return nil
@@ -274,17 +274,17 @@ func connected(t testing.TB, s *Server) {
 func hold(t testing.TB, s *Server) (release func()) {
 	t.Helper()
 	connected(t, s)
-	s.ring.mu.Lock()
-	defer s.ring.mu.Unlock()
-	s.ring.writing, s.ring.due = true, time.Now()
-	return func() { go s.ring.sendAll() }
+	s.pipeline.mu.Lock()
+	defer s.pipeline.mu.Unlock()
+	s.pipeline.writing, s.pipeline.due = true, time.Now()
+	return func() { go s.pipeline.sendAll() }
 }
 
 // waitingAt returns the number of calls that have not been sent to a server.
 func waitingAt(s *Server) int {
-	s.ring.mu.Lock()
-	defer s.ring.mu.Unlock()
-	return len(s.ring.open)
+	s.pipeline.mu.Lock()
+	defer s.pipeline.mu.Unlock()
+	return len(s.pipeline.open)
 }
 
 // gather has n calls wait for being sent to a server, does meanwhile, lets the

@@ -24,7 +24,7 @@ const (
 type patience struct {
 	began  time.Time     // when it began to wait
 	end    time.Time     // when its time is over; zero if nobody waits
-	lag    time.Duration // the ring's when it began
+	lag    time.Duration // the pipeline's when it began
 	kept   time.Time     // when this process was last seen to keep it from its answer
 	unread time.Time     // when the reader had last gone on, if there was more to read
 	stuck  bool          // whether it had not gone on between two looks
@@ -58,7 +58,7 @@ func (p *patience) missed(now time.Time, by time.Duration) {
 	p.began, p.end = p.began.Add(by), p.end.Add(by)
 }
 
-// rest returns how much longer the call may take, given the ring's lag. By as much as
+// rest returns how much longer the call may take, given the pipeline's lag. By as much as
 // this process was late to send batches there is more time, and if it kept the call
 // beyond its time, that begins anew.
 func (p *patience) rest(now time.Time, lag time.Duration) time.Duration {
@@ -67,12 +67,12 @@ func (p *patience) rest(now time.Time, lag time.Duration) time.Duration {
 
 // cancel removes c from the calls that have not been sent, and reports whether it
 // was among them.
-func (r *ring) cancel(c *Call) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	i := slices.Index(r.open, c) // near the front: those behind it have waited for less
+func (p *pipeline) cancel(c *Call) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.open, c) // near the front: those behind it have waited for less
 	if i >= 0 {
-		r.open = slices.Delete(r.open, i, i+1)
+		p.open = slices.Delete(p.open, i, i+1)
 	}
 	return i >= 0
 }
@@ -87,61 +87,61 @@ func (r *ring) cancel(c *Call) bool {
 // as it has patience.
 //
 // The first time, until is when it was to be called.
-func (r *ring) overdue(c *Call, until time.Time, shortened bool) (time.Duration, error) {
-	r.mu.Lock()
-	conn := r.conn
-	r.mu.Unlock()
+func (p *pipeline) overdue(c *Call, until time.Time, shortened bool) (time.Duration, error) {
+	p.mu.Lock()
+	conn := p.conn
+	p.mu.Unlock()
 	unread, heard := false, time.Time{}
 	if conn != nil {
 		unread, heard = conn.answers()
 	}
 	now := time.Now()
-	r.mu.Lock()
+	p.mu.Lock()
 	if c.over.Load() {
-		r.mu.Unlock()
+		p.mu.Unlock()
 		return 0, nil
 	}
-	in, lost, sent := c.in, r.lostAt, time.Time{}
+	in, lost, sent := c.in, p.lostAt, time.Time{}
 	if in != nil {
 		sent = in.sent
 	}
-	late := in == nil && lost.IsZero() && r.writing && now.Sub(r.due) >= lateAfter // to send it
+	late := in == nil && lost.IsZero() && p.writing && now.Sub(p.due) >= lateAfter // to send it
 	ours := late || unread || in != nil && sent.IsZero()
 	if c.looked(now, sent, unread, heard) {
-		r.stuck = now
+		p.stuck = now
 	}
-	c.kept = later(c.kept, r.stuck) // which others may have found
+	c.kept = later(c.kept, p.stuck) // which others may have found
 	if missed := now.Sub(until); !until.IsZero() && missed >= lateAfter {
 		c.missed(now, missed)
 	}
-	rest := c.rest(now, r.lag)
+	rest := c.rest(now, p.lag)
 	switch beyond := now.Sub(c.end); {
 	case beyond >= mostLate:
 		rest = 0
 	case ours:
 		rest = max(beyond, c.allowed()/8) // so that thousands do not look all the time
-	case conn == nil || conn.silent(now) >= r.timeout:
+	case conn == nil || conn.silent(now) >= p.timeout:
 		rest = 0
 	}
-	r.mu.Unlock()
+	p.mu.Unlock()
 	switch {
 	case in == nil && !lost.IsZero():
-		if r.cancel(c) {
-			return 0, r.server.notConnected(lost)
+		if p.cancel(c) {
+			return 0, p.server.notConnected(lost)
 		}
 	case rest > 0:
-		if late && r.sending.TryLock() {
-			r.sending.Unlock()
-			r.send()
+		if late && p.sending.TryLock() {
+			p.sending.Unlock()
+			p.send()
 		}
 	case in == nil:
-		if r.cancel(c) {
-			return 0, r.server.behind()
+		if p.cancel(c) {
+			return 0, p.server.behind()
 		}
 	case !c.finish():
 		return 0, nil
 	default:
-		return 0, r.giveUp(conn, sent, now, shortened, ours)
+		return 0, p.giveUp(conn, sent, now, shortened, ours)
 	}
 	return max(rest, lateAfter), nil // it has just been sent, or waits
 }
@@ -150,19 +150,19 @@ func (r *ring) overdue(c *Call, until time.Time, shortened bool) (time.Duration,
 // times out together counts once: calls that were in flight when another one timed
 // out do not count again. If ours, this process has kept the call from its answer, and
 // the server is not to blame.
-func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened, ours bool) error {
-	r.mu.Lock()
-	silent := !ours && conn != nil && r.conn == conn && conn.silent(now) >= r.timeout-min(lateAfter, r.timeout/2)
-	first := (silent || !shortened && !ours) && sent.After(r.failed)
+func (p *pipeline) giveUp(conn *connection, sent, now time.Time, shortened, ours bool) error {
+	p.mu.Lock()
+	silent := !ours && conn != nil && p.conn == conn && conn.silent(now) >= p.timeout-min(lateAfter, p.timeout/2)
+	first := (silent || !shortened && !ours) && sent.After(p.failed)
 	if first {
-		r.failed = now
+		p.failed = now
 	}
-	suspect := silent && r.lostAt.IsZero()
+	suspect := silent && p.lostAt.IsZero()
 	blocked := suspect && conn.flight.blocked()
 	if suspect {
-		r.lostAt = now
+		p.lostAt = now
 	}
-	r.mu.Unlock()
+	p.mu.Unlock()
 	why := context.DeadlineExceeded
 	switch {
 	case ours:
@@ -170,58 +170,58 @@ func (r *ring) giveUp(conn *connection, sent, now time.Time, shortened, ours boo
 	case shortened && !silent:
 		why = errLate
 	}
-	err := r.server.timedOut(why, first)
+	err := p.server.timedOut(why, first)
 	if blocked {
 		conn.stopWriting()
 	}
 	if suspect {
-		r.failOverdue(now)
-		r.server.connect(false)
+		p.failOverdue(now)
+		p.server.connect(false)
 	}
 	return err
 }
 
 // failOverdue ends the wait of calls that have not been sent, whose time is over.
-func (r *ring) failOverdue(now time.Time) {
-	r.mu.Lock()
+func (p *pipeline) failOverdue(now time.Time) {
+	p.mu.Lock()
 	var overdue []*Call
-	r.open = slices.DeleteFunc(r.open, func(c *Call) bool {
+	p.open = slices.DeleteFunc(p.open, func(c *Call) bool {
 		is := !c.end.IsZero() && c.end.Before(now)
 		if is {
 			overdue = append(overdue, c)
 		}
 		return is
 	})
-	r.mu.Unlock()
+	p.mu.Unlock()
 	for _, c := range overdue {
-		r.server.finish(c, r.server.failure(errConnecting))
+		p.server.finish(c, p.server.failure(errConnecting))
 	}
 }
 
 // watch suspects a connection that has been silent for the timeout, or for longer,
 // while calls are in flight for which nobody waits. It returns for how long
 // nothing has come while nothing is in flight.
-func (r *ring) watch() (idle time.Duration) {
+func (p *pipeline) watch() (idle time.Duration) {
 	now := time.Now()
-	r.mu.Lock()
-	conn := r.conn
-	if conn == nil || !r.lostAt.IsZero() {
-		r.mu.Unlock()
+	p.mu.Lock()
+	conn := p.conn
+	if conn == nil || !p.lostAt.IsZero() {
+		p.mu.Unlock()
 		return 0
 	}
 	in := conn.flight.first()
 	if in == nil {
 		silent := conn.silent(now)
-		r.mu.Unlock()
+		p.mu.Unlock()
 		return silent
 	}
-	r.mu.Unlock()
+	p.mu.Unlock()
 	unread, _ := conn.answers()
-	r.mu.Lock()
+	p.mu.Lock()
 	silent, sent := conn.silent(now), in.sent
-	r.mu.Unlock()
-	if silent >= r.timeout && !unread {
-		_ = r.giveUp(conn, sent, now, false, false)
+	p.mu.Unlock()
+	if silent >= p.timeout && !unread {
+		_ = p.giveUp(conn, sent, now, false, false)
 	}
 	return 0
 }

@@ -46,7 +46,7 @@ func TestSentinelsFail(t *testing.T) {
 		s := r.server()
 		r.Connect()
 		redistest.WaitFor(t, 5*time.Second, func() error {
-			if !s.ring.healthy() {
+			if !s.pipeline.healthy() {
 				return errors.New("not connected")
 			}
 			return nil

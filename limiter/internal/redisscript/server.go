@@ -21,7 +21,7 @@ const (
 	upFor = 2 * checkEvery
 )
 
-// Server is one Redis server. It is composed of a ring, which carries the calls on
+// Server is one Redis server. It is composed of a pipeline, which carries the calls on
 // one connection, a greeter that makes connections, and a breaker that knows
 // whether the server is down.
 type Server struct {
@@ -30,10 +30,10 @@ type Server struct {
 	timeout time.Duration
 	changed func() // called after failures: the server may no longer be the right one
 
-	breaker breaker
-	greeter *greeter
-	ring    *ring
-	calls   atomic.Int64 // number of calls so far
+	breaker  breaker
+	greeter  *greeter
+	pipeline *pipeline
+	calls    atomic.Int64 // number of calls so far
 
 	dialing atomic.Bool // whether a connection is being made
 	keeper  sync.Once   // starts keep
@@ -53,7 +53,7 @@ func newServer(name string, client *redis.Client, opt *Options, script *Script, 
 		greeter: newGreeter(client, script),
 		done:    make(chan struct{}),
 	}
-	s.ring = newRing(s, opt.Timeout, slots)
+	s.pipeline = newPipeline(s, opt.Timeout, slots)
 	return s
 }
 
@@ -62,14 +62,14 @@ func (s *Server) close() error {
 	s.closed.Do(func() {
 		s.breaker.mute()
 		close(s.done)
-		s.ring.stop(redis.ErrClosed)
+		s.pipeline.stop(redis.ErrClosed)
 		s.failOpen()
 	})
 	return s.greeter.client.Close()
 }
 
 // failOpen ends the wait of all calls that have not been sent when the server is closed.
-func (s *Server) failOpen() { s.ring.failOpen(s.failure(redis.ErrClosed)) }
+func (s *Server) failOpen() { s.pipeline.failOpen(s.failure(redis.ErrClosed)) }
 
 // isClosed reports whether the server is no longer used.
 func (s *Server) isClosed() bool {
@@ -115,13 +115,13 @@ func (s *Server) do(end Deadline, c *Call, asking bool) error {
 }
 
 // await sends a call and waits for its answer.
-func (s *Server) await(end Deadline, c *Call) error { return s.ring.do(c, end.At, end.Shortened) }
+func (s *Server) await(end Deadline, c *Call) error { return s.pipeline.do(c, end.At, end.Shortened) }
 
 // probe makes a call that shows whether the server is back. It does not wait for a
 // connection.
 func (s *Server) probe(end Deadline, c *Call) error {
 	defer s.breaker.endProbe()
-	if !s.ring.healthy() {
+	if !s.pipeline.healthy() {
 		s.connect(true)
 		return s.failure(errNotConnected)
 	}
@@ -151,11 +151,11 @@ func (s *Server) offer(c *Call, alone, asking bool) error {
 	switch {
 	case err != nil:
 		return err
-	case probe && !s.ring.healthy():
+	case probe && !s.pipeline.healthy():
 		s.connect(true)
 		s.breaker.endProbe()
 		return s.failure(errNotConnected)
-	case !probe && s.ring.behind():
+	case !probe && s.pipeline.behind():
 		return s.behind()
 	case probe:
 		done := c.Done
@@ -163,7 +163,7 @@ func (s *Server) offer(c *Call, alone, asking bool) error {
 			c.Done = done
 			if write := s.proof(c, err); write != nil {
 				write.Done = func(error) { s.breaker.endProbe() }
-				s.ring.submit(write)
+				s.pipeline.submit(write)
 			} else {
 				s.breaker.endProbe()
 			}
@@ -172,7 +172,7 @@ func (s *Server) offer(c *Call, alone, asking bool) error {
 	}
 	s.calls.Add(1)
 	c.alone, c.asking = alone, asking
-	s.ring.submit(c)
+	s.pipeline.submit(c)
 	return nil
 }
 
@@ -180,7 +180,7 @@ func (s *Server) offer(c *Call, alone, asking bool) error {
 // to its Done. It does not wait.
 func (s *Server) Submit(c *Call) {
 	c.alone, c.asking = false, false
-	s.ring.submit(c)
+	s.pipeline.submit(c)
 }
 
 // sending calls the Sending hook before an invocation is sent.
@@ -251,7 +251,7 @@ func (s *Server) refused(conn *connection, err error) {
 		return
 	}
 	if f.breaks { // its address may by now stand for another server
-		s.ring.drop(conn, errDropped)
+		s.pipeline.drop(conn, errDropped)
 	}
 	s.fail(f)
 }
@@ -259,7 +259,7 @@ func (s *Server) refused(conn *connection, err error) {
 // fail records a failure.
 func (s *Server) fail(f *ServerError) {
 	if s.breaker.failure(f) {
-		s.ring.failOpen(f)
+		s.pipeline.failOpen(f)
 	}
 	s.changed()
 }
@@ -325,7 +325,7 @@ func (s *Server) connect(probe bool) {
 		return
 	}
 	s.keeper.Do(func() { go s.keep() })
-	s.ring.dialing()
+	s.pipeline.dialing()
 	go s.dial(probe)
 }
 
@@ -348,23 +348,23 @@ func (s *Server) dial(probe bool) {
 	if err != nil {
 		s.dialing.Store(false)
 		f := newConnectFailure(s.breaker.server, err)
-		if s.isClosed() || s.ring.healthy() {
+		if s.isClosed() || s.pipeline.healthy() {
 			return
 		}
-		s.ring.abandon()
+		s.pipeline.abandon()
 		if f.reason != "timeout" { // which slowToConnect has recorded, unless this process was stopped
 			s.fail(f)
 		}
-		s.ring.failOpen(f)
+		s.pipeline.failOpen(f)
 		return
 	}
 	s.restarted()
-	if !s.ring.use(conn) {
+	if !s.pipeline.use(conn) {
 		conn.close(errDropped)
 	}
 	s.dialing.Store(false)
 	if s.isClosed() {
-		s.ring.stop(redis.ErrClosed)
+		s.pipeline.stop(redis.ErrClosed)
 	}
 	if probe {
 		s.breaker.probeNow()
@@ -385,10 +385,10 @@ func (s *Server) slowToConnect(greeted <-chan struct{}) {
 		case <-step.C:
 		}
 	}
-	if s.ring.healthy() {
+	if s.pipeline.healthy() {
 		return
 	}
-	s.ring.abandon()
+	s.pipeline.abandon()
 	for range openAfter {
 		s.fail(s.failure(errConnecting))
 	}
@@ -403,12 +403,12 @@ func (s *Server) keep() {
 			return
 		case <-time.After(jittered(probeEvery)):
 		}
-		idle := s.ring.watch()
+		idle := s.pipeline.watch()
 		switch {
-		case !s.ring.healthy():
+		case !s.pipeline.healthy():
 			s.reconnect()
 		case idle >= checkEvery, idle >= recheckEvery && s.breaker.failures.Load() > 0:
-			s.ring.check()
+			s.pipeline.check()
 		}
 	}
 }

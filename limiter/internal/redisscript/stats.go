@@ -101,11 +101,11 @@ func (s *Server) stats() Stats {
 	if s.isClosed() {
 		return stats
 	}
-	stats.Idle, stats.InUse = s.ring.connections()
+	stats.Idle, stats.InUse = s.pipeline.connections()
 	if s.dialing.Load() {
 		stats.Connecting = 1
 	}
-	switch heard := s.ring.lastHeard(); {
+	switch heard := s.pipeline.lastHeard(); {
 	case stats.State == Down || heard.IsZero():
 	case time.Since(heard) < upFor:
 		stats.State = Up

@@ -168,7 +168,7 @@ func TestSlowHandshake(t *testing.T) {
 		t.Fatalf("counted %+v without a connection", d)
 	}
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		if !s.ring.healthy() {
+		if !s.pipeline.healthy() {
 			return errors.New("not connected")
 		}
 		return nil
@@ -655,7 +655,7 @@ func TestIdleConnectionClosed(t *testing.T) {
 					p.CloseAll()
 				}
 				redistest.WaitFor(t, 5*time.Second, func() error {
-					if n := p.Connections(); n == made || !r.server().ring.healthy() {
+					if n := p.Connections(); n == made || !r.server().pipeline.healthy() {
 						return errors.New("no other connection")
 					}
 					return nil
@@ -688,7 +688,7 @@ func TestReconnectsWhileIdle(t *testing.T) {
 		checkError(t, err, server.Addr)
 	}
 	redistest.WaitFor(t, 5*time.Second, func() error { // what was still in flight
-		if r.server().ring.healthy() || !r.server().breaker.isOpen() {
+		if r.server().pipeline.healthy() || !r.server().breaker.isOpen() {
 			return errors.New("the server is not down")
 		}
 		return nil
@@ -698,7 +698,7 @@ func TestReconnectsWhileIdle(t *testing.T) {
 	r.server().breaker.mu.Unlock()
 	server.Restart(t)
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		if clients(t, server) == 0 || !r.server().ring.healthy() {
+		if clients(t, server) == 0 || !r.server().pipeline.healthy() {
 			return errors.New("not connected")
 		}
 		return nil
@@ -779,7 +779,7 @@ func TestAddressMovesToAnotherServer(t *testing.T) {
 	_, err := r.count(t.Context(), b)
 	checkError(t, err, p.Addr)
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		if !r.server().ring.healthy() {
+		if !r.server().pipeline.healthy() {
 			return errors.New("not connected")
 		}
 		return nil
@@ -1160,7 +1160,7 @@ func TestStallsHardlyCountAsSlowBatches(t *testing.T) {
 		{"stalls", 100, append([]batch{{0, 1}}, slices.Repeat([]batch{{2, 62}}, 16)...), 100, 7 * time.Millisecond, 9 * time.Millisecond},
 		{"stalls are over", 100, append(slices.Repeat([]batch{{2, 62}}, 16), batch{62, 63}), 100, 900 * time.Microsecond, time.Millisecond},
 	} {
-		var b ring
+		var b pipeline
 		start := time.Now()
 		for i := range tc.times {
 			for _, sent := range tc.batches {
@@ -1201,7 +1201,7 @@ func TestLateAnswers(t *testing.T) {
 	all.Wait()
 	server.Resume(t)
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		if !r.server().ring.healthy() {
+		if !r.server().pipeline.healthy() {
 			return errors.New("the connection is still suspected")
 		}
 		return nil
@@ -1425,7 +1425,7 @@ func TestLateProcessIsNotSlowServer(t *testing.T) {
 			c := &lateConn{Conn: conn.Conn}
 			late(c)
 			conn.Conn = c
-			s.ring.use(conn)
+			s.pipeline.use(conn)
 			redistest.Together(t, callers, func(i int) {
 				for n := range int64(each) {
 					takeOwn(t, r, i, n+1, each)
@@ -1455,7 +1455,7 @@ func callUntilTold(t *testing.T, addr string) {
 	r.Connect()
 	fmt.Println("connecting")
 	redistest.WaitFor(t, 10*time.Second, func() error {
-		if !r.server().ring.healthy() {
+		if !r.server().pipeline.healthy() {
 			return errors.New("not connected")
 		}
 		return nil
@@ -1569,13 +1569,13 @@ func TestSlowTLSRecord(t *testing.T) {
 func TestShortestTimeout(t *testing.T) {
 	for _, timeout := range []time.Duration{time.Millisecond, 2 * time.Millisecond, time.Second} {
 		r := newTestClient(t, redistest.Start(t), func(opt *Options) { opt.Timeout = timeout })
-		ring := r.server().ring
+		pipeline := r.server().pipeline
 		connected(t, r.server())
-		ring.mu.Lock()
-		conn := ring.conn
-		ring.mu.Unlock()
-		_ = ring.giveUp(conn, conn.heard(), conn.heard().Add(timeout/4), false, false)
-		if !ring.healthy() {
+		pipeline.mu.Lock()
+		conn := pipeline.conn
+		pipeline.mu.Unlock()
+		_ = pipeline.giveUp(conn, conn.heard(), conn.heard().Add(timeout/4), false, false)
+		if !pipeline.healthy() {
 			t.Errorf("timeout %v: a server that spoke %v ago is taken for silent", timeout, timeout/4)
 		}
 	}
@@ -1642,7 +1642,7 @@ func TestSubmittedCallReportsNotRun(t *testing.T) {
 			}
 			p.CloseAll()
 			redistest.WaitFor(t, 5*time.Second, func() error {
-				if s.ring.healthy() {
+				if s.pipeline.healthy() {
 					return errors.New("the connection is still there")
 				}
 				return nil

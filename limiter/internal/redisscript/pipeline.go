@@ -32,12 +32,12 @@ const (
 	maxBatchKeys = 256
 )
 
-// ring carries the calls to a server on one connection. Calls gather while others
+// pipeline carries the calls to a server on one connection. Calls gather while others
 // are in flight, and are sent together. The server answers in the order in which
 // it was asked, so each reply finds its calls.
 //
 // For how long a call waits for its answer, patience.go says.
-type ring struct {
+type pipeline struct {
 	server  *Server
 	timeout time.Duration
 	slots   bool // whether an invocation has the keys of one slot
@@ -111,34 +111,34 @@ type pending struct {
 // has given up. It reports whether the wait had not ended before.
 func (p *pending) finish() bool { return p.over.CompareAndSwap(false, true) }
 
-func newRing(s *Server, timeout time.Duration, slots bool) *ring {
-	return &ring{server: s, timeout: timeout, slots: slots, lostAt: time.Now()}
+func newPipeline(s *Server, timeout time.Duration, slots bool) *pipeline {
+	return &pipeline{server: s, timeout: timeout, slots: slots, lostAt: time.Now()}
 }
 
 // do sends c and waits for the answer until end. shortened says that this is sooner
 // than the timeout.
-func (r *ring) do(c *Call, end time.Time, shortened bool) error {
+func (p *pipeline) do(c *Call, end time.Time, shortened bool) error {
 	if c.done == nil {
 		c.done = make(chan struct{}, 1)
 	}
 	now, until := time.Now(), end
 	c.patience = patience{began: now, end: end, kept: now}
-	r.lockToAdd()
-	if !r.lostAt.IsZero() {
-		if until = earlier(end, r.lostAt.Add(r.timeout)); !until.After(now) || r.server.isClosed() {
-			lost := r.lostAt
-			r.mu.Unlock()
-			return r.server.notConnected(lost)
+	p.lockToAdd()
+	if !p.lostAt.IsZero() {
+		if until = earlier(end, p.lostAt.Add(p.timeout)); !until.After(now) || p.server.isClosed() {
+			lost := p.lostAt
+			p.mu.Unlock()
+			return p.server.notConnected(lost)
 		}
 	}
-	how := r.add(c, now)
-	r.mu.Unlock()
+	how := p.add(c, now)
+	p.mu.Unlock()
 	if c.timer == nil {
 		c.timer = time.NewTimer(until.Sub(now))
 	} else {
 		c.timer.Reset(until.Sub(now))
 	}
-	r.start(how)
+	p.start(how)
 	for {
 		select {
 		case <-c.done:
@@ -146,7 +146,7 @@ func (r *ring) do(c *Call, end time.Time, shortened bool) error {
 			return c.err
 		case <-c.timer.C:
 		}
-		if rest, err := r.overdue(c, until, shortened); err != nil {
+		if rest, err := p.overdue(c, until, shortened); err != nil {
 			return err
 		} else if rest > 0 {
 			until = time.Time{}
@@ -159,50 +159,50 @@ func (r *ring) do(c *Call, end time.Time, shortened bool) error {
 }
 
 // submit sends c, whose Done receives the outcome.
-func (r *ring) submit(c *Call) {
+func (p *pipeline) submit(c *Call) {
 	c.end = time.Time{}
-	r.lockToAdd()
-	if !r.lostAt.IsZero() && r.server.isClosed() {
-		r.mu.Unlock()
-		c.Done(r.server.notConnected(time.Time{}))
+	p.lockToAdd()
+	if !p.lostAt.IsZero() && p.server.isClosed() {
+		p.mu.Unlock()
+		c.Done(p.server.notConnected(time.Time{}))
 		return
 	}
-	how := r.add(c, time.Now())
-	r.mu.Unlock()
-	r.startApart(how) // the reader may have called, which must not wait for a writer
+	how := p.add(c, time.Now())
+	p.mu.Unlock()
+	p.startApart(how) // the reader may have called, which must not wait for a writer
 }
 
 // behind reports whether what is in flight waits for its answer for so long that nothing
 // more should be submitted: nobody waits for such calls, so nobody would give them up, and
 // as many as come would wait for a server that can't keep up.
-func (r *ring) behind() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.conn == nil {
+func (p *pipeline) behind() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn == nil {
 		return false
 	}
-	in := r.conn.flight.first()
-	return in != nil && time.Since(in.began) >= openAfter*r.timeout
+	in := p.conn.flight.first()
+	return in != nil && time.Since(in.began) >= openAfter*p.timeout
 }
 
 // lockToAdd locks r. If there is no connection, one is being made then.
-func (r *ring) lockToAdd() {
-	r.mu.Lock()
-	if r.lostAt.IsZero() {
+func (p *pipeline) lockToAdd() {
+	p.mu.Lock()
+	if p.lostAt.IsZero() {
 		return
 	}
-	r.mu.Unlock()
-	r.server.connect(false)
-	r.mu.Lock()
+	p.mu.Unlock()
+	p.server.connect(false)
+	p.mu.Lock()
 }
 
 // add adds c to the calls that have not been sent. The lock must be held, and start
 // is to be called without it.
-func (r *ring) add(c *Call, now time.Time) how {
-	c.in, c.lag, c.Reply, c.err = nil, r.lag, nil, nil
+func (p *pipeline) add(c *Call, now time.Time) how {
+	c.in, c.lag, c.Reply, c.err = nil, p.lag, nil, nil
 	c.over.Store(false)
-	r.open = append(r.open, c)
-	return r.next(now)
+	p.open = append(p.open, c)
+	return p.next(now)
 }
 
 // how says how the open calls will be sent.
@@ -216,302 +216,302 @@ const (
 
 // next decides how the open calls are sent, so that they are as soon as they may be.
 // The lock must be held, and start is to be called without it.
-func (r *ring) next(now time.Time) how {
+func (p *pipeline) next(now time.Time) how {
 	switch {
-	case r.writing || len(r.open)+len(r.again) == 0:
-	case r.may(now):
-		r.writing, r.due = true, now
-		if r.conn.batches == 0 && len(r.open) == 1 && r.calls <= fewCalls {
+	case p.writing || len(p.open)+len(p.again) == 0:
+	case p.may(now):
+		p.writing, p.due = true, now
+		if p.conn.batches == 0 && len(p.open) == 1 && p.calls <= fewCalls {
 			return here
 		}
 		return apart
-	case r.lostAt.IsZero() && r.took > farAway && !r.paced:
-		r.paced = true
-		time.AfterFunc(r.last.Add(pace).Sub(now), r.sendPaced)
+	case p.lostAt.IsZero() && p.took > farAway && !p.paced:
+		p.paced = true
+		time.AfterFunc(p.last.Add(pace).Sub(now), p.sendPaced)
 	}
 	return already
 }
 
 // start sends the open calls, in the way that next has decided.
-func (r *ring) start(how how) {
+func (p *pipeline) start(how how) {
 	if how != here {
-		r.startApart(how)
+		p.startApart(how)
 		return
 	}
-	r.send()
-	r.mu.Lock()
-	r.writing = false
-	how = r.next(r.last) // or a moment later
-	r.mu.Unlock()
-	r.startApart(how)
+	p.send()
+	p.mu.Lock()
+	p.writing = false
+	how = p.next(p.last) // or a moment later
+	p.mu.Unlock()
+	p.startApart(how)
 }
 
 // startApart is start for who has other things to do.
-func (r *ring) startApart(how how) {
+func (p *pipeline) startApart(how how) {
 	if how != already {
-		go r.sendAll()
+		go p.sendAll()
 	}
 }
 
 // may reports whether another batch may be sent. The lock must be held.
-func (r *ring) may(now time.Time) bool {
-	return r.conn != nil && r.lostAt.IsZero() &&
-		(r.conn.batches < nearBatches || r.conn.batches < fullBatches && len(r.open) >= maxBatchKeys ||
-			r.took > farAway && now.Sub(r.last) >= pace)
+func (p *pipeline) may(now time.Time) bool {
+	return p.conn != nil && p.lostAt.IsZero() &&
+		(p.conn.batches < nearBatches || p.conn.batches < fullBatches && len(p.open) >= maxBatchKeys ||
+			p.took > farAway && now.Sub(p.last) >= pace)
 }
 
 // sendPaced sends what waits for the pace.
-func (r *ring) sendPaced() {
-	r.mu.Lock()
-	r.paced = false
-	how := r.next(time.Now())
-	r.mu.Unlock()
-	r.startApart(how)
+func (p *pipeline) sendPaced() {
+	p.mu.Lock()
+	p.paced = false
+	how := p.next(time.Now())
+	p.mu.Unlock()
+	p.startApart(how)
 }
 
 // sendAll sends batches as long as there are open calls and the server may have
 // more.
-func (r *ring) sendAll() {
+func (p *pipeline) sendAll() {
 	runtime.Gosched() // let goroutines that are about to call do so
-	for r.send() {
+	for p.send() {
 		runtime.Gosched()
 	}
 }
 
 // send sends a batch, and reports whether there may be another. If not, r.writing
 // is no longer set.
-func (r *ring) send() bool {
-	r.sending.Lock()
-	defer r.sending.Unlock()
-	conn, ready := r.take()
+func (p *pipeline) send() bool {
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	conn, ready := p.take()
 	if conn == nil {
 		return false
 	}
 	b := &batch{left: len(ready)}
 	b.answered = b.first[:0]
 	for _, in := range ready {
-		r.server.sending(in)
+		p.server.sending(in)
 		b.calls += len(in.calls)
 	}
-	r.mu.Lock()
+	p.mu.Lock()
 	if conn.dead {
 		for _, in := range ready {
-			r.open = append(r.open, in.calls...)
+			p.open = append(p.open, in.calls...)
 		}
-		r.mu.Unlock()
-		if r.server.isClosed() { // nobody will send them
-			r.server.failOpen()
+		p.mu.Unlock()
+		if p.server.isClosed() { // nobody will send them
+			p.server.failOpen()
 		}
 		return true
 	}
 	b.began = time.Now()
-	r.last, r.calls = b.began, b.calls
+	p.last, p.calls = b.began, b.calls
 	conn.batches++
 	for _, in := range ready {
 		in.batch = b
 		for _, c := range in.calls {
 			c.in = in
 		}
-		r.number++
-		in.number, in.whole = r.number, r.unknown || in.tries > 1 // twice, so it is flushed all the time
-		if r.unknown {
-			r.unknown, r.loaded = false, r.number
+		p.number++
+		in.number, in.whole = p.number, p.unknown || in.tries > 1 // twice, so it is flushed all the time
+		if p.unknown {
+			p.unknown, p.loaded = false, p.number
 		}
 		conn.flight.push(in)
 	}
-	r.mu.Unlock()
-	r.out = r.out[:0]
+	p.mu.Unlock()
+	p.out = p.out[:0]
 	for _, in := range ready {
-		r.out = r.server.script.appendTo(r.out, in)
+		p.out = p.server.script.appendTo(p.out, in)
 	}
-	if err := conn.write(r.out, b.began, r.timeout); err != nil {
-		r.drop(conn, err) // its reader then sees to the calls
+	if err := conn.write(p.out, b.began, p.timeout); err != nil {
+		p.drop(conn, err) // its reader then sees to the calls
 	}
-	r.mu.Lock()
+	p.mu.Lock()
 	b.sent = time.Now()
-	if late := b.sent.Sub(r.due); late >= lateAfter {
-		r.lag += late
+	if late := b.sent.Sub(p.due); late >= lateAfter {
+		p.lag += late
 	}
-	r.due = b.sent
-	r.mu.Unlock()
+	p.due = b.sent
+	p.mu.Unlock()
 	return true
 }
 
 // take takes calls for the next batch, and returns the connection to send it on: nil
 // if there is nothing to send. r.sending must be held.
-func (r *ring) take() (*connection, []*invocation) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (p *pipeline) take() (*connection, []*invocation) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	now := time.Now()
-	if len(r.open)+len(r.again) == 0 || !r.may(now) {
-		r.writing = false
-		_ = r.next(now) // which sees to it that they are sent when pace has passed
+	if len(p.open)+len(p.again) == 0 || !p.may(now) {
+		p.writing = false
+		_ = p.next(now) // which sees to it that they are sent when pace has passed
 		return nil, nil
 	}
-	ready := append(r.ready[:0], r.again...)
-	r.again = nil
+	ready := append(p.ready[:0], p.again...)
+	p.again = nil
 	n, keys := 0, 0
-	for _, c := range r.open {
+	for _, c := range p.open {
 		if keys += len(c.Keys); n > 0 && keys > maxBatchKeys {
 			break
 		}
 		n++
 	}
-	taken := slices.Clone(r.open[:n])
-	r.open = slices.Delete(r.open, 0, n)
-	r.ready = appendInvocations(ready, taken, r.slots)
-	return r.conn, r.ready
+	taken := slices.Clone(p.open[:n])
+	p.open = slices.Delete(p.open, 0, n)
+	p.ready = appendInvocations(ready, taken, p.slots)
+	return p.conn, p.ready
 }
 
 // use makes conn the connection, and sends what is open on it. It reports whether
 // there was none, or one that had fallen silent.
-func (r *ring) use(conn *connection) bool {
-	r.mu.Lock()
-	before := r.conn
-	if before != nil && r.lostAt.IsZero() {
-		r.mu.Unlock()
+func (p *pipeline) use(conn *connection) bool {
+	p.mu.Lock()
+	before := p.conn
+	if before != nil && p.lostAt.IsZero() {
+		p.mu.Unlock()
 		return false // it speaks again
 	}
-	r.conn, r.lostAt = conn, time.Time{}
-	r.took, r.rose, r.unknown = conn.trip, time.Time{}, false
-	how := r.next(time.Now())
-	r.mu.Unlock()
+	p.conn, p.lostAt = conn, time.Time{}
+	p.took, p.rose, p.unknown = conn.trip, time.Time{}, false
+	how := p.next(time.Now())
+	p.mu.Unlock()
 	if before != nil {
 		before.close(context.DeadlineExceeded)
 	}
-	go r.read(conn)
-	r.startApart(how)
+	go p.read(conn)
+	p.startApart(how)
 	return true
 }
 
 // abandon closes a connection that has fallen silent, because no other one can be made:
 // what is in flight on it is over. Otherwise calls that were submitted would be neither
 // answered nor given up, for as long as the server is away.
-func (r *ring) abandon() {
-	r.mu.Lock()
-	conn := r.conn
-	if r.lostAt.IsZero() {
+func (p *pipeline) abandon() {
+	p.mu.Lock()
+	conn := p.conn
+	if p.lostAt.IsZero() {
 		conn = nil // it speaks again
 	}
-	r.mu.Unlock()
+	p.mu.Unlock()
 	if conn != nil {
 		conn.close(context.DeadlineExceeded)
 	}
 }
 
 // check asks whether the server still answers.
-func (r *ring) check() {
-	r.mu.Lock()
-	r.again = append(r.again, new(invocation))
-	how := r.next(time.Now())
-	r.mu.Unlock()
-	r.startApart(how)
+func (p *pipeline) check() {
+	p.mu.Lock()
+	p.again = append(p.again, new(invocation))
+	how := p.next(time.Now())
+	p.mu.Unlock()
+	p.startApart(how)
 }
 
 // connections returns the number of connections that are idle and in use: one in
 // all, or none.
-func (r *ring) connections() (idle, inUse int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (p *pipeline) connections() (idle, inUse int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	switch {
-	case !r.lostAt.IsZero():
+	case !p.lostAt.IsZero():
 		return 0, 0
-	case r.conn.batches > 0:
+	case p.conn.batches > 0:
 		return 0, 1
 	}
 	return 1, 0
 }
 
 // healthy reports whether there is a connection that answers.
-func (r *ring) healthy() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.lostAt.IsZero()
+func (p *pipeline) healthy() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lostAt.IsZero()
 }
 
 // drop closes conn: the next call needs another.
-func (r *ring) drop(conn *connection, why error) {
-	r.mu.Lock()
+func (p *pipeline) drop(conn *connection, why error) {
+	p.mu.Lock()
 	conn.dropped = true
-	if r.conn == conn && r.lostAt.IsZero() {
-		r.lostAt = time.Now()
+	if p.conn == conn && p.lostAt.IsZero() {
+		p.lostAt = time.Now()
 	}
-	r.mu.Unlock()
+	p.mu.Unlock()
 	conn.close(why)
 }
 
 // stop closes the connection, if there is one.
-func (r *ring) stop(why error) {
-	r.mu.Lock()
-	conn := r.conn
-	r.mu.Unlock()
+func (p *pipeline) stop(why error) {
+	p.mu.Lock()
+	conn := p.conn
+	p.mu.Unlock()
 	if conn != nil {
-		r.drop(conn, why)
+		p.drop(conn, why)
 	}
 }
 
 // lastHeard returns when something has last come, which is the zero time if nothing has.
-func (r *ring) lastHeard() time.Time {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.conn != nil {
-		return r.conn.heard()
+func (p *pipeline) lastHeard() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn != nil {
+		return p.conn.heard()
 	}
-	return r.heard
+	return p.heard
 }
 
 // dialing records that a connection is being made.
-func (r *ring) dialing() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.conn == nil {
-		r.lostAt = time.Now()
+func (p *pipeline) dialing() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn == nil {
+		p.lostAt = time.Now()
 	}
 }
 
 // failOpen ends the wait of all calls that have not been sent, with a copy of an
 // error that says so.
-func (r *ring) failOpen(f *ServerError) {
-	r.mu.Lock()
-	calls := r.open
-	for _, in := range r.again {
+func (p *pipeline) failOpen(f *ServerError) {
+	p.mu.Lock()
+	calls := p.open
+	for _, in := range p.again {
 		calls = append(calls, in.calls...)
 	}
-	r.open, r.again = nil, nil
-	r.mu.Unlock()
+	p.open, p.again = nil, nil
+	p.mu.Unlock()
 	for _, c := range calls {
 		g := *f
 		g.notRun = true // it was not this call that failed
-		r.server.finish(c, &g)
+		p.server.finish(c, &g)
 	}
 }
 
 // read reads replies from conn until it breaks.
-func (r *ring) read(conn *connection) {
+func (p *pipeline) read(conn *connection) {
 	in := newReplyReader(conn)
 	for {
-		err := r.readReply(conn, in)
+		err := p.readReply(conn, in)
 		if err != nil {
-			r.lose(conn, err)
+			p.lose(conn, err)
 			return
 		}
 	}
 }
 
 // readReply reads the next reply and passes it to its calls.
-func (r *ring) readReply(conn *connection, from *replyReader) error {
+func (p *pipeline) readReply(conn *connection, from *replyReader) error {
 	if err := from.await(); err != nil {
 		return err
 	}
-	r.mu.Lock()
+	p.mu.Lock()
 	in := conn.flight.first()
 	var how how
-	if !r.lostAt.IsZero() && r.conn == conn && !conn.dropped {
-		r.lostAt = time.Time{} // it speaks again
-		how = r.next(conn.heard())
+	if !p.lostAt.IsZero() && p.conn == conn && !conn.dropped {
+		p.lostAt = time.Time{} // it speaks again
+		how = p.next(conn.heard())
 	}
-	r.mu.Unlock()
-	r.startApart(how)
+	p.mu.Unlock()
+	p.startApart(how)
 	if in == nil {
 		return errUnasked
 	}
@@ -519,43 +519,43 @@ func (r *ring) readReply(conn *connection, from *replyReader) error {
 	if err != nil {
 		return err
 	}
-	r.answered(conn, in, failure)
+	p.answered(conn, in, failure)
 	return nil
 }
 
 // answered passes an answer to its calls: what they find in Reply, or an error.
-func (r *ring) answered(conn *connection, in *invocation, failure error) {
+func (p *pipeline) answered(conn *connection, in *invocation, failure error) {
 	now := conn.heard()
 	b := in.batch
 	forgotten := failure != nil && !in.whole && hasCode(failure, "NOSCRIPT")
-	r.mu.Lock()
+	p.mu.Lock()
 	conn.flight.pop()
 	news := false
 	if forgotten {
-		if in.number > r.loaded && !r.unknown {
-			news, r.unknown = true, true
+		if in.number > p.loaded && !p.unknown {
+			news, p.unknown = true, true
 		}
 		in.tries++
-		r.again = append(r.again, in)
+		p.again = append(p.again, in)
 	}
 	b.left--
 	ended := b.left == 0
 	if ended {
 		conn.batches--
-		r.tookFor(b.began, now)
+		p.tookFor(b.began, now)
 	}
-	how := r.next(now)
-	r.mu.Unlock()
+	how := p.next(now)
+	p.mu.Unlock()
 	if news {
-		r.server.restarted()
+		p.server.restarted()
 	}
-	r.startApart(how)
+	p.startApart(how)
 	if !forgotten {
 		in.failure = failure
 		b.answered = append(b.answered, in)
 	}
 	if ended {
-		r.server.ended(conn, b)
+		p.server.ended(conn, b)
 	}
 }
 
@@ -563,39 +563,39 @@ func (r *ring) answered(conn *connection, in *invocation, failure error) {
 // falls at once and rises slowly, and once for all batches that were in flight
 // together: when a stall is over, the server is as fast as it was before. The lock
 // must be held.
-func (r *ring) tookFor(began, ended time.Time) {
+func (p *pipeline) tookFor(began, ended time.Time) {
 	d := ended.Sub(began)
 	switch {
-	case d < r.took:
-		r.took = d
-	case !began.Before(r.rose):
-		r.took += (d - r.took) / 8
-		r.rose = ended
+	case d < p.took:
+		p.took = d
+	case !began.Before(p.rose):
+		p.took += (d - p.took) / 8
+		p.rose = ended
 	}
 }
 
 // lose records that conn broke. It is unknown whether the script was run for the
 // calls in flight.
-func (r *ring) lose(conn *connection, err error) {
+func (p *pipeline) lose(conn *connection, err error) {
 	conn.close(err)
-	r.mu.Lock()
+	p.mu.Lock()
 	conn.dead = true
 	flight := conn.flight.all()
-	current := r.conn == conn
+	current := p.conn == conn
 	if current {
-		r.conn, r.heard = nil, conn.heard()
-		if r.lostAt.IsZero() {
-			r.lostAt = time.Now()
+		p.conn, p.heard = nil, conn.heard()
+		if p.lostAt.IsZero() {
+			p.lostAt = time.Now()
 		}
 	}
-	r.mu.Unlock()
-	failure := r.server.lost(conn, current, len(flight) > 0)
+	p.mu.Unlock()
+	failure := p.server.lost(conn, current, len(flight) > 0)
 	if len(flight) > 0 {
-		r.server.pass(flight[0].batch)
+		p.server.pass(flight[0].batch)
 	}
 	for _, in := range flight {
 		for _, c := range in.calls {
-			r.server.finish(c, failure)
+			p.server.finish(c, failure)
 		}
 	}
 }
