@@ -757,7 +757,7 @@ func TestCountDeniedBesideCount(t *testing.T) {
 
 // TestHeldUnitsFollowStore guards requests in progress while a reload moves the buckets to
 // another store: another instance that uses it leaves room for them at once, and has that room
-// when they end.
+// when they end, but for what they are charged then.
 func TestHeldUnitsFollowStore(t *testing.T) {
 	one, two := redistest.Start(t), redistest.Start(t)
 	for _, tc := range []struct{ name, from, to string }{
@@ -767,13 +767,18 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			release, arrived := make(chan struct{}), make(chan struct{}, 9)
-			upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
-				if r.URL.Path == "/slow" {
+			upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+				switch r.URL.Path {
+				case "/slow":
 					arrived <- struct{}{}
 					<-release
+					fallthrough
+				case "/missing":
+					http.NotFound(w, r)
 				}
 			})
-			site := "rate_limit {\nlimit a {\nkey static\nconcurrency 2\n}\n}\nreverse_proxy " + upstream
+			site := "rate_limit {\nlimit a {\nkey static\nconcurrency 2\n}\nlimit b {\nkey static\nsize 3\ndrip_rate 1h\ncount status 404\n}\n}\n" +
+				"reverse_proxy " + upstream
 			s := startConfig(t, config{global: tc.from, site: site})
 			other := "http://" + startProcess(t, config{admin: "localhost:0", global: tc.to, site: site})
 			var running sync.WaitGroup
@@ -811,6 +816,13 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 			close(release)
 			running.Wait()
 			eventually(t, "room", func() bool { return status(other) == http.StatusOK && status(s.url("")) == http.StatusOK })
+			// Both are charged, once.
+			if got := status(s.url("/missing")); got != http.StatusNotFound {
+				t.Errorf("the third that counts is answered %d", got)
+			}
+			eventually(t, "no room for a fourth", func() bool {
+				return status(other) == http.StatusTooManyRequests && status(s.url("")) == http.StatusTooManyRequests
+			})
 		})
 	}
 }
