@@ -185,7 +185,7 @@ func (p *pipeline) behind() bool {
 	return in != nil && time.Since(in.began) >= openAfter*p.timeout
 }
 
-// lockToAdd locks r. If there is no connection, one is being made then.
+// lockToAdd locks p. If there is no connection, one is being made then.
 func (p *pipeline) lockToAdd() {
 	p.mu.Lock()
 	if p.lostAt.IsZero() {
@@ -278,7 +278,7 @@ func (p *pipeline) sendAll() {
 	}
 }
 
-// send sends a batch, and reports whether there may be another. If not, r.writing
+// send sends a batch, and reports whether there may be another. If not, p.writing
 // is no longer set.
 func (p *pipeline) send() bool {
 	p.sending.Lock()
@@ -338,7 +338,7 @@ func (p *pipeline) send() bool {
 }
 
 // take takes calls for the next batch, and returns the connection to send it on: nil
-// if there is nothing to send. r.sending must be held.
+// if there is nothing to send. p.sending must be held.
 func (p *pipeline) take() (*connection, []*invocation) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
