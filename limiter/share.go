@@ -137,7 +137,9 @@ func (m *Memory) lock(p *place) {
 			return
 		}
 		p.table.mu.Unlock()
-		p.partition = m.partitionOf(p.partition.id)
+		dead := p.partition
+		p.partition = m.partitionOf(dead.id)
+		p.partition.sized(dead.largest.Load())
 		p.table = &p.partition.tables[p.hash%tables]
 	}
 }

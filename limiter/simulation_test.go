@@ -571,7 +571,7 @@ func (h *history) here(x *exchange, req Request, instead []*query, denied bool) 
 			h.admit(b, h.v.now, h.lifetime)
 			h.borrow(b)
 		}
-		if admitted || outcomes[i].denied && !peek {
+		if admitted && b.Cost > 0 || outcomes[i].denied && !peek { // a cost of 0 only looks
 			h.decided[h.index(b)] = true
 		}
 	}

@@ -629,17 +629,19 @@ func (t *tab) notTold(err error) (here []owed) {
 }
 
 // account has the fallback take over the answer to q, which includes what is known, and
-// charge what is not.
+// charge what is not. The level of a server in another place than that where buckets are now
+// is not taken over: it may include what another store accounts for, whose server would be
+// told that level and charge it too.
 func (n *tabs) account(q *query, outcomes []outcome, known, unknown []owed, err error) {
 	f := n.store.fallback
-	charge := int64(0)
+	charge, elsewhere := int64(0), f != nil && !f.hasLead()
 	for _, o := range known {
-		if o.kept.accounts {
-			charge += o.charge
-		}
+		charge += o.charge
+		elsewhere = elsewhere || !o.kept.accounts
 	}
-	if err != nil || f != nil && charge == 0 && !f.hasLead() { // what is in another place has been charged by another store, if at all
+	if err != nil || elsewhere {
 		f.drop(q)
+		known, unknown = nil, append(unknown, known...)
 	} else {
 		q.buckets[0].cost, q.buckets[0].held.charge = 0, charge
 		f.answered(q, outcomes)
