@@ -151,10 +151,10 @@ bench: programs
 bench-e2e: programs
 	cd bench && go run ./e2e
 
-# Measure all that docs/performance.md and bench/results.md have, and write it: half
+# Measure all that docs/internals/performance.md and bench/results.md have, and write it: half
 # an hour.
 performance: programs
-	cd bench && go run ./e2e ../docs/performance.md results.md
+	cd bench && go run ./e2e ../docs/internals/performance.md results.md
 
 # Measure what each algorithm and policy costs, and write the tables in
 # docs/algorithms.md: some two minutes.

@@ -33,6 +33,11 @@ func documents(t *testing.T) []string {
 	if err != nil || len(docs) == 0 {
 		t.Fatalf("found no documents: %v", err)
 	}
+	internals, err := filepath.Glob("docs/internals/*.md")
+	if err != nil || len(internals) == 0 {
+		t.Fatalf("found no documents for contributors: %v", err)
+	}
+	docs = append(docs, internals...)
 	return append(docs, "README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "bench/results.md", "test/faults/results.md",
 		"deploy/README.md")
 }
@@ -522,18 +527,18 @@ func TestSession(t *testing.T) {
 	}
 }
 
-// TestPromises guards docs/promises.md: every row names a test, and every test
+// TestPromises guards docs/internals/promises.md: every row names a test, and every test
 // that is named exists.
 func TestPromises(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("docs/promises.md")
+	page, err := os.ReadFile("docs/internals/promises.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	tests := testNames(t)
 	rows := regexp.MustCompile(`(?m)^\| (.+) \| (.+) \|$`).FindAllStringSubmatch(string(page), -1)
 	if len(rows) == 0 {
-		t.Error("docs/promises.md has no rows")
+		t.Error("docs/internals/promises.md has no rows")
 	}
 	for _, row := range rows {
 		if row[1] == "Guarantee" {

@@ -35,7 +35,7 @@ var (
 )
 
 // farServerTime is the CPU time of Redis for a decision of a node that never has two
-// requests at once, as docs/performance.md has it.
+// requests at once, as docs/internals/performance.md has it.
 const farServerTime = 44.7e-6
 
 // TestFarDocument guards that what docs/far.md shows can be made, and with -far makes it.

@@ -8,7 +8,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// TestToldLevels is the worked example of docs/architecture.md: two nodes with a bucket of
+// TestToldLevels is the worked example of docs/internals/architecture.md: two nodes with a bucket of
 // six, a reply that is lost, and a server that restarts empty. What a node tells is joined
 // to what the server has, as the higher of both, so nothing is charged twice.
 func TestToldLevels(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 )
 
 // written are the documents that make performance writes.
-var written = []string{"../../docs/performance.md", "../results.md"}
+var written = []string{"../../docs/internals/performance.md", "../results.md"}
 
 // TestRun measures as briefly as wrk can, many things at once, to check that all
 // variants are served correctly and that the documents are written completely. It is

@@ -102,7 +102,7 @@ func (m *measurement) hotSummary() string {
 	ratio := func(v variant) float64 { return median(m.ratios(v)) }
 	far, paused := oneKey, oneKey
 	far.far, paused.far, paused.pause = true, true, pause
-	return fmt.Sprintf("With one hot key below its limit, [`consistency`](far.md) `exact`, `lease 100ms` and `eventual 100ms`, and redis_rate, serve %s of what bare Caddy does with Redis near, and %s with Redis %d ms away, where they add %s ms at the median. In a flood on one key with a limit of %s a second it is %s. ([More](../bench/results.md#hot-keys); `cd bench && go run ./e2e -only hot-keys` measures and prints it.)",
+	return fmt.Sprintf("With one hot key below its limit, [`consistency`](../far.md) `exact`, `lease 100ms` and `eventual 100ms`, and redis_rate, serve %s of what bare Caddy does with Redis near, and %s with Redis %d ms away, where they add %s ms at the median. In a flood on one key with a limit of %s a second it is %s. ([More](../../bench/results.md#hot-keys); `cd bench && go run ./e2e -only hot-keys` measures and prints it.)",
 		each(oneKey, ratio), each(far, ratio), away.Milliseconds(),
 		each(paused, func(v variant) float64 { return median(m.added(v, p50)) }),
 		count(drips.perSecond), each(drips, ratio))

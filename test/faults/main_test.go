@@ -1,7 +1,7 @@
 // Package faults breaks what the rate limiter depends on, while real Caddy
 // processes serve load and real Redis servers decide, and judges what clients see:
 // status codes, waits, and how many requests were admitted compared with the exact
-// bound. See docs/faults.md, and results.md for the figures.
+// bound. See docs/internals/faults.md, and results.md for the figures.
 //
 //	go test .                    what CI runs: every fault, briefly
 //	go test . -run 'Faults/3'    one fault
