@@ -447,7 +447,7 @@ func TestDocumentedMetrics(t *testing.T) {
 }
 
 // recordSession makes TestSession write the session.
-var recordSession = flag.Bool("record", false, "write the session in docs/operation.md from what the commands print")
+var recordSession = flag.Bool("record", false, "write the session in docs/commands.md from what the commands print")
 
 // sessionSite is the site of the recorded session.
 const sessionSite = `
@@ -468,7 +468,7 @@ const sessionSite = `
 	}
 	respond ok`
 
-// TestSession guards that the session in docs/operation.md is what the commands
+// TestSession guards that the session in docs/commands.md is what the commands
 // print, but for the numbers in it.
 func TestSession(t *testing.T) {
 	s, a := startWithAdmin(t, config{site: sessionSite})
@@ -500,7 +500,7 @@ func TestSession(t *testing.T) {
 		session.WriteString("$ caddy rate-limit " + shown.Replace(line) + "\n" + strings.TrimSpace(r.out) + "\n\n")
 	}
 	got := strings.TrimSpace(session.String()) + "\n"
-	file := filepath.Join("docs", "operation.md")
+	file := filepath.Join("docs", "commands.md")
 	document, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
