@@ -166,6 +166,6 @@ picture:
 	go test -count=1 -run '^TestAlgorithmsPicture$$' ./limiter -args -picture
 
 # Simulate many nodes that are far from Redis, and write the tables and the picture of
-# docs/far.md: some five minutes.
+# docs/internals/simulation.md: some five minutes.
 far: programs
-	go test -count=1 -timeout 30m -v -run '^TestFarDocument$$' ./limiter -args -far ../docs/far.md
+	go test -count=1 -timeout 30m -v -run '^TestFarDocument$$' ./limiter -args -far ../docs/internals/simulation.md

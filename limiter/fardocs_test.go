@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +37,7 @@ var (
 // requests at once, as docs/internals/performance.md has it.
 const farServerTime = 44.7e-6
 
-// TestFarDocument guards that what docs/far.md shows can be made, and with -far makes it.
+// TestFarDocument guards that what docs/internals/simulation.md shows can be made, and with -far makes it.
 // No simulation may exceed the bound.
 func TestFarDocument(t *testing.T) {
 	if *farDocument == "" {
@@ -108,7 +107,7 @@ func TestFarDocument(t *testing.T) {
 		text = strings.ReplaceAll(text, "|\n\n"+end, "|\n"+end)
 	}
 	write(t, *farDocument, text)
-	write(t, filepath.Join(filepath.Dir(*farDocument), "far.svg"), drawFar(waited[:], over[:]))
+	write(t, strings.TrimSuffix(*farDocument, ".md")+".svg", drawFar(waited[:], over[:]))
 }
 
 // write writes a file of the documentation.
