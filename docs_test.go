@@ -486,9 +486,7 @@ func TestSession(t *testing.T) {
 		{"explain", "--config", config, "-H", "X-Tenant: acme", "http://localhost:8080/search"},
 		{"check", "--config", config},
 		{"status", "--address", a.addr},
-		{"limits", "--address", a.addr},
 		{"top", "--address", a.addr},
-		{"peek", "--address", a.addr, "api/search", "127.0.0.1"},
 		{"reset", "--address", a.addr, "api/search", "127.0.0.1", "--yes"},
 		{"peek", "--address", a.addr, "api/search", "127.0.0.1"},
 	} {
