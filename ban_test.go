@@ -454,7 +454,7 @@ other  192.0.2.1     1  leaky_bucket     9  1 each 1s
 	r := replayed(t, logFile(t, log.String()), replay.Options{}, strings.Replace(text, "http://", "", 1))
 	l := r.Configs[0].Limits[0]
 	if l.Admitted != 2 || l.Denied != 7 || !strings.Contains(l.Numbers, ", ban 1m 1h, ban_after 2") ||
-		!slices.Contains(l.Unusual, "It banned keys 2 times, and denied 3 requests only because of these bans.") {
+		!slices.Contains(l.Unusual, "It placed 2 bans, which alone denied 3 of the requests.") {
 		t.Errorf("got %+v", l)
 	}
 }

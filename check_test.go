@@ -111,7 +111,7 @@ func TestCheck(t *testing.T) {
 		{"equal within those without a name", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\nlimit in {\nrate 3/1s\n}\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\nlimit in {\nrate 3/1s\n}\n}\n}\n}", nil},
 		{"not shared", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\n}\n}\n}", nil},
 		{"unreachable", site + "route {\nrespond ok\n" + dryLimit("a") + "}\n}",
-			[]string{"limit a: No request reaches it: respond before it answers each one."}},
+			[]string{"limit a: No request reaches it: the respond directive before it answers each one."}},
 		{"on_error deny", "{\nrate_limit {\nredis 127.0.0.1:1\non_error deny\n}\n}\n" + site + dryLimit("a") + "}",
 			[]string{"server srv0: With on_error deny, clients get status 503"}},
 		{"on_error deny without redis", "{\nrate_limit {\non_error deny\n}\n}\n" + site + dryLimit("a") + "}", nil},
@@ -167,7 +167,7 @@ func TestCheckCommand(t *testing.T) {
 	t.Parallel()
 	file := configFile(t, "http://:8080 {\n"+dryLimit("a", "key {header.X-Key}")+"}")
 	const want = `limit a: Its key has {http.request.header.X-Key}, which clients send as they
-  like, so they get a fresh bucket whenever they want one. Use a key that they
+  like, so they can get a fresh bucket for each request. Use a key that they
   can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by
   {client_ip} to the block, with a rate that several honest clients share.
 

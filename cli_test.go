@@ -210,7 +210,7 @@ func TestCommandsAskAllLimits(t *testing.T) {
 		"api/search  it needs a value for each placeholder of its key: {http.vars.client_ip}\n")
 	runCommand(t, "reset", address, "--client-ip", "127.0.0.1", "--yes").want(t, 0,
 		"These buckets are empty now. Before:\n"+strings.Replace(buckets, "2 of 5          3  0s           20s", "3 of 5          2  0s           30s", 1))
-	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, "No bucket of client 127.0.0.1 holds anything, of 3.\n\n"+not)
+	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, "None of the 3 buckets of client 127.0.0.1 holds anything.\n\n"+not)
 	if r := runCommand(t, "peek", address, "--key", "acme"); r.status != 1 || !strings.Contains(r.out, "NOT ASKED") || r.errors != "Error: no limit could be asked with what was given\n" {
 		t.Errorf("a key of no limit: %+v", r)
 	}

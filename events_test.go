@@ -457,7 +457,7 @@ func TestBlockedEventHandler(t *testing.T) {
 }
 
 // slowHandlers is what is logged of handlers that do not return.
-const slowHandlers = "event handlers are too slow, events are delayed or dropped"
+const slowHandlers = "event handlers are too slow: events are delayed or dropped"
 
 // TestBlockedExceededHandlers guards that it is logged, once, that the handlers of
 // telemetry.EventExceeded hang, although none of these events is dropped.

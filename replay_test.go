@@ -251,11 +251,11 @@ func TestReplay(t *testing.T) {
 		},
 		{
 			"whole seconds", two, strings.Repeat(commonLine(20, "192.0.2.1", "/"), 4) + commonLine(21, "192.0.2.1", "/"),
-			"a 5=3+2 of 1", "rather too large",
+			"a 5=3+2 of 1", "may be too high",
 		},
 		{
 			"whole seconds with bounds", strings.Replace(two, "1s", "100ms", 1), strings.Repeat(commonLine(20, "192.0.2.1", "/"), 4),
-			"a 4=4+0-2 of 1", "rather too large",
+			"a 4=4+0-2 of 1", "may be too high",
 		},
 		{
 			"no host", strings.Replace(two, "example.com", "a.example, b.example", 1), commonLine(20, "192.0.2.1", "/"),
@@ -523,24 +523,24 @@ func TestReplayChargesByResponse(t *testing.T) {
 		},
 		{
 			"count what was denied", limit("size 1; count status 4xx"), answers(denied, denied, wrong, denied), "a 4=3+1 of 1",
-			"2 requests passed that were denied with 429 in the log, or have no status there: what they would have got is unknown, and they did not count.",
+			"2 requests passed that were denied with 429 in the log, or have no status there: their outcome is unknown, and they did not count.",
 		},
 		{"count clients that have left", limit("size 1; count status 401"), answers(logged{took: ms, status: 499}, wrong, right), "a 3=1+2 of 1", ""},
 		{"a field for clients that have left", limit("size 1; count header X-Cost 5"), answers(logged{took: ms, status: 499}, right), "a 2=1+1 of 1", ""},
 		{"right logins are not banned", limit("size 2; count status 401; ban 10m"), answers(slices.Repeat([]logged{right}, 20)...), "a 20=20+0 of 1", ""},
 		{
 			"count and ban", limit("size 2; drip_size 9; count status 401; ban 2h"), logins + answeredLine(61*time.Minute, "192.0.2.1", "/", right), "a 9=6+3 of 1",
-			"It banned keys 1 times, and denied 2 requests only because of these bans.",
+			"It placed 1 ban, which alone denied 2 of the requests.",
 		},
 		{"bytes", limit("size 1000; cost 100; actual_cost bytes"), answers(sized(400), sized(400), sized(400), sized(0)), "a 4=3+1 of 1", ""},
 		{"bytes of no body", limit("size 1000; cost 100; actual_cost bytes"), answers(slices.Repeat([]logged{sized(0)}, 20)...), "a 20=20+0 of 1", ""},
 		{
 			"bytes of a log without", limit("size 1000; cost 500; actual_cost bytes"), without("size", answers(sized(1), sized(1), sized(1))), "a 3=2+1 of 1",
-			"2 requests cost what was estimated, because the log does not tell what they cost.",
+			"2 requests cost what was estimated, because the log does not say what they cost.",
 		},
 		{
 			"bytes of what was denied", limit("size 1000; cost 500; actual_cost bytes"), answers(denied, sized(500), sized(1)), "a 3=2+1 of 1",
-			"1 requests passed that were denied with 429 in the log, or have no status there: what they would have got is unknown, and they cost what was estimated.",
+			"1 requests passed that were denied with 429 in the log, or have no status there: their outcome is unknown, and they cost what was estimated.",
 		},
 		{"a field of the response", limit("size 10; actual_cost {http.response.header.x-cost}"), answers(costs(5), costs(0), costs(5), costs(0)), "a 4=3+1 of 1", ""},
 		{"a field of the upstream", limit("size 10; actual_cost {http.reverse_proxy.header.X-Cost}"), answers(costs(5), costs(0), costs(5), costs(0)), "a 4=3+1 of 1", ""},
@@ -551,7 +551,7 @@ func TestReplayChargesByResponse(t *testing.T) {
 		},
 		{
 			"a field that some lack", limit("size 3; actual_cost {http.response.header.X-Cost}"), answers(costs(2), right, costs(0)), "a 3=2+1 of 1",
-			"1 requests cost what was estimated, because the log does not tell what they cost.",
+			"1 requests cost what was estimated, because the log does not say what they cost.",
 		},
 		{"in progress", inProgress("2"), answers(slow, slow, slow, slow, right, right), "a 6=5+1 of 1", ""},
 		{"until the end", inProgress("1"), logLine(0, "192.0.2.1", "/") + logLine(250*ms, "192.0.2.1", "/") + logLine(499*ms, "192.0.2.1", "/"), "a 3=2+1 of 1", ""},
@@ -561,7 +561,7 @@ func TestReplayChargesByResponse(t *testing.T) {
 		},
 		{
 			"in progress for an unknown time", inProgress("1"), without("duration", answers(slow, slow)), "a 2=2+0 of 1",
-			"2 requests ended at once, because the log does not tell how long they took.",
+			"2 requests ended at once, because the log does not say how long they took.",
 		},
 		{
 			"whole seconds", limit("size 2; count status 401"), strings.ReplaceAll(strings.Repeat(commonLine(20, "192.0.2.1", "/"), 3), " 200 ", " 401 "), "a 3=2+1 of 1",
@@ -585,7 +585,7 @@ func TestReplayChargesByResponse(t *testing.T) {
 		{"above the size", limit("size 1; soft 2"), answers(right, right, right, right), "a 4=3+1 of 1", "2 requests passed above its size, by soft."},
 		{
 			"delayed", "example.com {\nrate_limit a {\nsize 1\ndrip_rate 2s\nmax_delay 4s\n}\n}\n", answers(slices.Repeat([]logged{right}, 6)...), "a 6=5+1 of 1",
-			"max_delay delayed 4 requests, by 4s at most.",
+			"max_delay delayed 4 requests, by at most 4s.",
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

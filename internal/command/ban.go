@@ -25,7 +25,7 @@ they are shown. For a request without a key, give the client's address with --cl
 instead. A key that is shown in double quotes may be typed so: '"\xff"'.
 
 The exit status is 2 if Redis does not answer, so that only the Caddy that is asked
-follows.`
+bans or lifts.`
 
 // banCommand returns the command ban.
 func (api asker) banCommand() *cobra.Command {
@@ -34,7 +34,7 @@ func (api asker) banCommand() *cobra.Command {
 		Short: "Bans a key",
 		Long: `
 Bans a key at a limit for a duration from now on, such as 90s, 10m or 7d, on all Caddy
-instances, as if it had been denied too often. A ban that ends later is left as it is.
+instances, as if it had been denied too often. A ban that ends later stays.
 ` + aboutBans,
 		Example: "  caddy rate-limit ban login 203.0.113.7 24h\n  caddy rate-limit ban login 1h --client-ip 203.0.113.7",
 	}
@@ -58,8 +58,7 @@ func (api asker) unbanCommand() *cobra.Command {
 		Short: "Ends the ban of a key",
 		Long: `
 Ends the ban of a key at a limit, and forgets its earlier ones. Other Caddy instances
-follow within a second. What is in the bucket stays there; see the command reset, which
-empties that too.
+follow within a second. The bucket keeps its level; the command reset empties it too.
 ` + aboutBans,
 		Example: "  caddy rate-limit unban login 203.0.113.7\n  caddy rate-limit unban login --client-ip 203.0.113.7",
 	}
@@ -119,8 +118,8 @@ func (api asker) bansCommand() *cobra.Command {
 		Short: "Lists the keys that are banned",
 		Long: `
 Lists the keys that are banned at a limit, or at all limits, and for how long. These are
-the bans that the Caddy which is asked has begun or met, at most 1000 of each limit,
-preferably those that end last. Another Caddy's are listed once a request of that key reaches this one.`,
+the bans that the Caddy you ask has begun or met, at most 1000 per limit, longest-lasting
+first. A ban that began elsewhere is listed once a request of that key reaches this one.`,
 		Example: "  caddy rate-limit bans\n  caddy rate-limit bans login --json",
 		Args:    cobra.MaximumNArgs(1),
 	}, func(cmd *cobra.Command, args []string) error {

@@ -29,15 +29,14 @@ func New(name string, subcommands []*cobra.Command) caddycmd.Command {
 Shows what the limits of the rate_limit directive do, empties buckets, and bans.
 
 The commands status, limits, peek, reset, ban, unban, bans and top ask a running Caddy
-by its admin endpoint. Its address is that of --address, or that in the config file of --config;
-by default it is localhost:2019, or that of the environment variable CADDY_ADMIN.
-The other commands read config files and need no running Caddy.
+through its admin endpoint: that of --address, or of the config file in --config; by
+default that of the environment variable CADDY_ADMIN, or localhost:2019. The other
+commands read config files and need no running Caddy.
 
-The exit status is 0 if all is well, 1 if the command could not do what it was
-asked to, and 2 if it did, but found problems: status that Redis is unavailable, check
-that something in the config should be changed, convert that something has no
-equivalent, and peek, reset and those about bans that Redis does not answer, so that
-they went by what the Caddy that was asked has.`,
+The exit status is 0 if all is well, 1 if the command failed, and 2 if it worked but
+found a problem: Redis is unavailable (status); the config should be changed (check);
+something has no equivalent (convert); or Redis does not answer, so only the Caddy that
+was asked was looked at or changed (peek, reset, ban, unban, bans).`,
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.Args, cmd.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2
 			cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -23,10 +23,10 @@ value of each, in their order, or all with commas between, as they are shown. Fo
 request without a key, give the client's address with --client-ip instead. A key that is
 shown in double quotes may be typed so: '"\xff"'.
 
-Without LIMIT, all limits are asked whose key can be made from --client-ip, --key or
-both: those keyed by the client's address, those keyed by what --key says, and the
-buckets of requests that have no key. Only buckets that hold something or deny requests
-are shown, and which limits could not be asked.
+Without LIMIT, it asks all limits whose key can be made from --client-ip, --key or both:
+those by the client's address, those by what --key says, and the buckets of requests that
+have no key. It shows buckets that hold something or deny requests, and the limits that
+could not be asked.
 
 The exit status is 2 if Redis does not answer, so that only the Caddy that is asked
 was looked at.`
@@ -203,7 +203,7 @@ func printLeased(w io.Writer, buckets ...adminjson.Level) {
 		}
 	}
 	if longest > 0 {
-		fmt.Fprintf(w, "Other Caddys may still use units that they have leased, for %v at most.\n", 2*longest)
+		fmt.Fprintf(w, "Other Caddys may still use units that they have leased, for at most %v.\n", 2*longest)
 	}
 }
 
@@ -285,7 +285,7 @@ func printLevels(w io.Writer, a *adminjson.Levels, whose string) error {
 	if len(a.Buckets) > 0 {
 		held.Print(w)
 	} else if a.Asked > 0 {
-		fmt.Fprintf(w, "No bucket of %s holds anything, of %d.\n", whose, a.Asked)
+		fmt.Fprintf(w, "None of the %[2]d buckets of %[1]s holds anything.\n", whose, a.Asked)
 	}
 	if len(a.NotAsked) > 0 {
 		not := terminal.NewTable("NOT ASKED", "WHY")

@@ -100,7 +100,7 @@ func printCounts(w io.Writer, a *adminjson.Status) {
 	limits.Print(w)
 	terminal.Printf(w, "Rates are of the last %s. Spared: the limit had room, but another one denied.", terminal.Briefly(time.Duration(a.RatesOver)))
 	if redis {
-		terminal.Printf(w, "Fallback: those of all these that this process decided, because Redis was down or too slow.")
+		terminal.Printf(w, "Fallback: decided locally, because Redis was down or too slow.")
 	}
 }
 

@@ -33,11 +33,10 @@ Finds valid limits that probably do not do what was intended: those that
 clients can get around, those that deny everybody behind a proxy together, those
 that no request reaches, and others. For each it says what to change.
 
-A config that Caddy would not load is an error, as with caddy validate: run it where
-the files and the environment are that the config names. Only its logs are not opened.
-It needs no running Caddy.
-With --redis it connects to the Redis of the config, has it decide a request, and also
-checks how it is set up. A Redis that can't be reached is a problem like others.
+A config that Caddy would not load is an error, as with caddy validate, except that log
+files are not opened: run it where the config's files and environment are. It needs no
+running Caddy. With --redis it connects to the Redis of the config, has it decide a request, and also
+checks how it is set up. A Redis that can't be reached is one of the problems.
 
 FILE is the config, as in --config.
 
@@ -147,7 +146,7 @@ func (c *checker) check() {
 			}
 			if c.Redis != nil && h.limits.OnError == rule.OnErrorDeny {
 				c.advise("server "+s.Name, "With on_error deny, clients get status 503 for every limited request while Redis is unavailable.",
-					"Unless that is meant, use on_error fallback: each Caddy instance then limits on its own until Redis is back.")
+					"Unless that is meant, use on_error fallback: each Caddy instance then limits separately until Redis is back.")
 			}
 		}
 	}
@@ -219,7 +218,7 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 		case strings.HasPrefix(name, "http.request.host"):
 			problem += ", and can write in several ways, such as Example.com for example.com"
 		}
-		c.advise(about, "Its key has {"+name+"}, "+problem+", so they get a fresh bucket whenever they want one.",
+		c.advise(about, "Its key has {"+name+"}, "+problem+", so they can get a fresh bucket for each request.",
 			"Use a key that they can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.")
 	}
 	if shared := !slices.ContainsFunc(l.Key(), func(p key.Part) bool { return p.Placeholder }); shared && l.Limit.Bans != nil {
@@ -287,7 +286,7 @@ func (c *checker) checkNumbers(h *handler, l *Limit) {
 	for _, o := range l.dynamic() {
 		problem := "so they choose their own limit"
 		if o.identity {
-			problem = "each of its values has its own buckets, so they get a fresh one whenever they want"
+			problem = "each of its values has its own buckets, so they can get a fresh one for each request"
 		}
 		if name := placeholder.ClientControlled(o.template); name != "" {
 			c.advise(about, fmt.Sprintf("Its %s has {%s}, which clients send as they like: %s.", o.option, name, problem),

@@ -210,7 +210,7 @@ func (c *checker) checkInfo(address string, info map[string]string) {
 	switch {
 	case most == 0:
 	case policy == "noeviction":
-		c.advise(about, "When its memory is full (maxmemory), it refuses all writes (maxmemory-policy noeviction), and every Caddy instance limits on its own.",
+		c.advise(about, "When its memory is full (maxmemory), it refuses all writes (maxmemory-policy noeviction), and each Caddy instance limits separately.",
 			"Set maxmemory-policy volatile-lru: it then forgets buckets that nobody uses.")
 	case strings.HasSuffix(policy, "-random"), strings.HasSuffix(policy, "-ttl"):
 		c.advise(about, "When its memory is full (maxmemory), it forgets buckets that are in use (maxmemory-policy "+policy+"), and their clients start over.",
@@ -221,7 +221,7 @@ func (c *checker) checkInfo(address string, info map[string]string) {
 			"Raise maxmemory, or give the limits a Redis of their own.")
 	}
 	if info["role"] == "slave" {
-		c.advise(about, "It is a replica, which refuses writes, so every Caddy instance limits on its own.",
+		c.advise(about, "It is a replica, which refuses writes, so each Caddy instance limits separately.",
 			"Use the address of the primary server, or Sentinel with master_name.")
 	}
 }

@@ -39,8 +39,8 @@ and why it would not meet the others. FILE is the config, as in --config, and ME
 capitals, is GET by default.
 
 It does not need a running Caddy. The matchers, keys and numbers of the config are
-evaluated, and the handlers vars, map, rewrite and request_header run, but no other
-ones: it is assumed that these pass the request on as it is, and it says which.`,
+evaluated, and the handlers vars, map, rewrite and request_header run. Other handlers are
+assumed to pass the request on unchanged, and are listed.`,
 		Example: `  caddy rate-limit explain https://example.com/search
   caddy rate-limit explain Caddyfile -H 'X-Api-Key: abc' --client-ip 203.0.113.7 POST https://example.com/login`,
 		Args: cobra.RangeArgs(1, 3),

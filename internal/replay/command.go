@@ -60,11 +60,11 @@ A replay knows only what is in the log:
   - They have no headers besides Referer and User-Agent, and times in whole seconds.
     So the requests of a second are replayed twice, spread evenly and all at once. The
     numbers of denied requests are given for both.
-    They lack durations and the header fields of responses too, which limits with
+    They also lack durations and the header fields of responses, which limits with
     concurrency, count or actual_cost may need.
-  - Requests that a log has are replayed even if they were denied then. Clients that
-    would have acted differently are not foreseen, nor what a request would have got
-    whose response was a 429.
+  - Requests that were denied in the log are replayed like others. How clients would
+    have reacted is unknown, and so is the outcome of a request whose response was a
+    429.
 
 Press Ctrl-C for the results so far. The exit status is 0 if requests were replayed,
 and 1 if none could be, or for bad input.`,
@@ -78,7 +78,7 @@ and 1 if none could be, or for bad input.`,
 	f.String("compare", "", "Another config file to compare it with")
 	f.StringP("adapter", "a", "", "The adapter of the config files, if they are neither JSON nor Caddyfiles")
 	f.String("format", "auto", "The format of the logs: auto, json, common or combined")
-	f.String("host", "", "The host of requests whose log does not tell it; not needed if the config has only one")
+	f.String("host", "", "The host to assume for requests whose log has none; not needed if the config has only one")
 	f.String("target", "0.1%", "The share of keys that may be denied at times, for the size to propose")
 	f.Bool("utc", false, "Count by the hours of UTC instead of those of this system's time zone")
 	f.Bool("show-keys", false, "Show the keys that were denied most, such as addresses")
@@ -428,7 +428,7 @@ func addUpperBound(l *report.Limit, atOnce *replayedLimit) {
 	other := atOnce.report()
 	l.DeniedAtMost = max(l.Denied, other.Denied)
 	l.Peaks, l.KeysLasting = other.Peaks, other.KeysLasting
-	l.Unusual = append(l.Unusual, "The sizes that keys needed are those for all requests of a second at once, so they are rather too large.")
+	l.Unusual = append(l.Unusual, "The sizes that keys needed are for all requests of a second at once, so they may be too high.")
 }
 
 // notes returns what to know about the results of a config, one sentence each.

@@ -119,16 +119,16 @@ func (l *replayedLimit) untold() (text []string) {
 			text = append(text, fmt.Sprintf(format, humanize.Comma(n)))
 		}
 	}
-	add(l.untimed, "%s requests ended at once, because the log does not tell how long they took.")
+	add(l.untimed, "%s requests ended at once, because the log does not say how long they took.")
 	instead := "did not count"
 	switch {
 	case l.settlement.InProgress:
-		instead = "ended when they did then"
+		instead = "ended when they did in the log"
 	case l.settlement.Count == nil:
 		instead = "cost what was estimated"
 	}
-	add(l.unanswered, "%s requests passed that were denied with 429 in the log, or have no status there: what they would have got is unknown, and they "+instead+".")
+	add(l.unanswered, "%s requests passed that were denied with 429 in the log, or have no status there: their outcome is unknown, and they "+instead+".")
 	add(l.unmatched, "%s requests did not count, because the log does not have the header fields of their responses.")
-	add(l.estimated, "%s requests cost what was estimated, because the log does not tell what they cost.")
+	add(l.estimated, "%s requests cost what was estimated, because the log does not say what they cost.")
 	return text
 }

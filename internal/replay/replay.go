@@ -373,8 +373,11 @@ func (p *replay) unusual(l *replayedLimit) (text []string) {
 			"If the log leaves out what the key is made of, these numbers mean nothing.", l.key))
 	}
 	if l.bans > 0 {
-		text = append(text, fmt.Sprintf("It banned keys %s times, and denied %s requests only because of these bans.",
-			humanize.Comma(l.bans), humanize.Comma(l.banned)))
+		bans := "1 ban"
+		if l.bans > 1 {
+			bans = humanize.Comma(l.bans) + " bans"
+		}
+		text = append(text, fmt.Sprintf("It placed %s, which alone denied %s of the requests.", bans, humanize.Comma(l.banned)))
 	}
 	if l.dryRun {
 		text = append(text, "It is a dry run: requests that it denied here would have passed.")
@@ -383,7 +386,7 @@ func (p *replay) unusual(l *replayedLimit) (text []string) {
 		text = append(text, fmt.Sprintf("%s requests passed above its size, by soft.", humanize.Comma(l.over)))
 	}
 	if l.delayed > 0 {
-		text = append(text, fmt.Sprintf("max_delay delayed %s requests, by %v at most.", humanize.Comma(l.delayed), l.longest.Round(time.Millisecond)))
+		text = append(text, fmt.Sprintf("max_delay delayed %s requests, by at most %v.", humanize.Comma(l.delayed), l.longest.Round(time.Millisecond)))
 	}
 	text = append(text, l.untold()...)
 	if l.borrowed > 0 {

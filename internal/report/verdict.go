@@ -56,7 +56,7 @@ func judge(l Limit) verdict {
 	switch {
 	case l.Keys == 1:
 		v.Label, v.Class = "one key", "calm"
-		v.Advice = append(v.Advice, "All requests had the same key, so whoever asked most took from all others.")
+		v.Advice = append(v.Advice, "All requests had the same key, so the busiest client took from all others.")
 	case part >= broad:
 		v.Label, v.Class = "broad", "warn"
 		v.Advice = append(v.Advice, fmt.Sprintf("It denied %s of the keys at least once: this many are rarely all abusive.", share(l.KeysDenied, l.Keys)))

@@ -22,15 +22,15 @@ const putFirst = "Remove the global option order rate_limit if there is one, or 
 
 // obstacles are what is wrong with where limits stand, by the kinds of obstacles.
 var obstacles = [...]placed{
-	routes.Answered:     {"No request reaches it: BY before it answers each one.", putFirst},
-	routes.AnsweredPath: {"No request for its path PATH reaches it: BY before it answers TO.", putFirst},
+	routes.Answered:     {"No request reaches it: the BY directive before it answers each one.", putFirst},
+	routes.AnsweredPath: {"No request for its path PATH reaches it: the BY directive before it answers TO.", putFirst},
 	routes.OtherBlock:   {"No request for its path PATH reaches it: an earlier block takes TO.", "Put the limit into that block."},
 	routes.Stripped:     {"No request for its path PATH matches it: the prefix BY has been removed before.", "Write TO."},
 	routes.Rewritten:    {"No request for its path PATH matches it: BY before it has made that TO.", "Write the path as it is after BY, or put both in a route block, rate_limit first."},
 }
 
 // behindAuthentication is what is wrong with a limit that counts what is answered before it.
-var behindAuthentication = placed{"It counts the status 401, and BY before it answers wrong passwords, so they do not count.", putFirst}
+var behindAuthentication = placed{"It counts the status 401, and the BY directive before it answers wrong passwords, so they do not count.", putFirst}
 
 // flaw returns p as the flaw of a limit.
 func (p placed) flaw(by, path, to string) key.Flaw {

@@ -187,7 +187,7 @@ func (e *emitter) drop() {
 // warn logs that events are delayed or were dropped, at most once a minute.
 func (e *emitter) warn() {
 	if newest := e.process.Newest(); newest != nil && e.slow.Allow() {
-		newest.Logger.Warn("event handlers are too slow, events are delayed or dropped", zap.Int64("dropped", e.dropped.Swap(0)))
+		newest.Logger.Warn("event handlers are too slow: events are delayed or dropped", zap.Int64("dropped", e.dropped.Swap(0)))
 	}
 }
 

@@ -103,7 +103,7 @@ var (
 func newRedisWait() prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: metricsPrefix + "redis_wait_seconds",
-		Help: "Time that requests waited for decisions of Redis, or for its failure. What this process decides by itself does not wait.",
+		Help: "How long requests waited for Redis to decide or fail. Local decisions do not wait.",
 		Buckets: []float64{
 			.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1,
 		},
