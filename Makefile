@@ -143,16 +143,16 @@ monitors:
 	@for b in $(BROWSERS); do command -v "$$b" >/dev/null && exit; done; \
 		apt-get update && apt-get install -y --no-install-recommends chromium
 
-# The micro-benchmarks, and whole requests beside a bare Caddy and the peers:
-# five minutes each.
+# The micro-benchmarks, five minutes, and whole requests beside a bare Caddy and the
+# peers, fifteen.
 bench: programs
 	cd bench && go test -run '^$$' -bench . .
 
 bench-e2e: programs
 	cd bench && go run ./e2e
 
-# Measure all that docs/internals/performance.md and bench/results.md have, and write it: half
-# an hour.
+# Measure all that docs/internals/performance.md and bench/results.md have, and write it:
+# two hours.
 performance: programs
 	cd bench && go run ./e2e ../docs/internals/performance.md results.md
 

@@ -46,7 +46,7 @@ func TestRun(t *testing.T) {
 	o := options{
 		documents: paths,
 		duration:  time.Second, rounds: 1, threads: 1, atOnce: 25,
-		connections: []int{2, 1}, processes: []int{2}, keys: []int{100}, limits: []int{3}, floodSizes: []int{20}, hotConnections: []int{2},
+		connections: []int{2, 1}, processes: []int{2}, keys: []int{100}, limits: []int{3}, floodSizes: []int{20}, hotConnections: []int{2}, paces: []int{50, 20},
 		benchmarks: []benchmark{{"handler", `^BenchmarkHandler$`}}, benchtime: "1x", count: 2,
 	}
 	if err := run(t.Context(), o, io.Discard, t.Output()); err != nil {
@@ -81,6 +81,7 @@ func TestRun(t *testing.T) {
 		"fleet":            7,
 		"hot-keys":         2 + 2 + 2 + 2*(1+2+4+4) + 3 + 2 + 1 + 4 + 3 + 2 + 2*(1+4),
 		"hot-keys-summary": 1,
+		"added":            2 + 2 + 1 + 5,
 		"handler":          2 + 6,
 	} {
 		text := part(name)

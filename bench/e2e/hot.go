@@ -31,7 +31,7 @@ const pause = 40 * time.Millisecond
 
 // pausedTimes is how many times as long as other runs those with pauses last: at the start
 // nothing is known of a key, and that is not to be what the slowest requests wait for.
-const pausedTimes = 6
+const pausedTimes = 2
 
 // hot returns what is measured of v at so many connections.
 func (v variant) hot(connections int) []variant {

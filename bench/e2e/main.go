@@ -35,6 +35,7 @@ type options struct {
 	limits         []int
 	floodSizes     []int // clients
 	hotConnections []int
+	paces          []int // requests a second
 	benchmarks     []benchmark
 }
 
@@ -47,15 +48,16 @@ func main() {
 		limits:         []int{1, 2, 4, 8, 16},
 		floodSizes:     []int{1000, 4000, 10_000},
 		hotConnections: []int{64, 256},
+		paces:          []int{200, 2000, 8000},
 		benchmarks:     benchmarks,
 	}
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: e2e [flags] [documents to write; without any, one table is measured, and printed]")
 		flag.PrintDefaults()
 	}
-	flag.DurationVar(&o.duration, "duration", time.Second, "how long one run of wrk takes, in whole seconds")
+	flag.DurationVar(&o.duration, "duration", 3*time.Second, "how long one run takes, in whole seconds; shorter ones differ too much")
 	flag.DurationVar(&o.warmup, "warmup", time.Second, "how long each variant is run before the first round, in whole seconds, and as long again for each 50 000 keys; 0 for not at all")
-	flag.StringVar(&o.only, "only", "", "what alone to measure: requests, as without documents, or "+hotKeys)
+	flag.StringVar(&o.only, "only", "", "what alone to measure: requests, as without documents, "+hotKeys+" or "+addedLatency)
 	flag.IntVar(&o.rounds, "rounds", 9, "how many times each variant is run")
 	flag.IntVar(&o.threads, "threads", 2, "how many threads wrk uses")
 	flag.StringVar(&o.benchtime, "benchtime", "0.1s", "how long each micro-benchmark takes, see go help testflag")
@@ -96,8 +98,11 @@ func run(ctx context.Context, o options, out, progress io.Writer) (err error) {
 		}
 		defer m.stop()
 		name, groups, table := "requests", [][]variant{m.requests()}, m.requestsTable
-		if o.only == hotKeys {
+		switch o.only {
+		case hotKeys:
 			name, groups, table = o.only, m.hotGroups(), m.hotTables
+		case addedLatency:
+			name, groups, table = o.only, m.addedGroups(), m.addedTable
 		}
 		for _, g := range groups {
 			if err := m.measure(ctx, name, g); err != nil {
@@ -147,8 +152,8 @@ func (o options) check() error {
 			return fmt.Errorf("%v: want whole seconds", d)
 		}
 	}
-	if !slices.Contains([]string{"", "requests", hotKeys}, o.only) {
-		return fmt.Errorf("-only %s: want requests or %s", o.only, hotKeys)
+	if !slices.Contains([]string{"", "requests", hotKeys, addedLatency}, o.only) {
+		return fmt.Errorf("-only %s: want requests, %s or %s", o.only, hotKeys, addedLatency)
 	}
 	if o.duration == 0 || o.rounds < 1 || o.threads < 1 || o.count < 1 {
 		return errors.New("want a duration, a round, a thread and a count of one at least")

@@ -138,6 +138,7 @@ func (m *measurement) warm(ctx context.Context, v variant) error {
 	if v.limiter != bare {
 		d *= time.Duration(1 + v.keys/50_000)
 	}
+	v.paced = 0 // as many as there is time for
 	_, err := m.load(ctx, v, d)
 	return err
 }

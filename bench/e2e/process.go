@@ -79,14 +79,14 @@ func (p *process) stop() {
 // site is the processes of Caddy that serve a variant.
 type site []*process
 
-// site returns the processes of the variant, at any number of connections and any pause.
+// site returns the processes of the variant, however requests are sent to it.
 func (m *measurement) site(v variant) site {
-	v.connections, v.pause = 0, 0
+	v.connections, v.pause, v.paced = 0, 0, 0
 	return m.sites[v]
 }
 
 func (m *measurement) startSite(ctx context.Context, v variant) error {
-	v.connections, v.pause = 0, 0
+	v.connections, v.pause, v.paced = 0, 0, 0
 	for range v.processes {
 		p, err := m.startCaddy(ctx, v)
 		if err != nil {

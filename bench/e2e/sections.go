@@ -100,6 +100,7 @@ func (m *measurement) write(ctx context.Context, d *documents) error {
 		{"fleet", nil, text(m.fleet)},
 		{hotKeys, m.hotGroups(), text(func() string { return m.machine(ctx) + "\n\n" + m.hotTables() })},
 		{hotKeys + "-summary", nil, text(m.hotSummary)}, // of the same figures
+		{addedLatency, m.addedGroups(), text(func() string { return m.machine(ctx) + "\n\n" + m.addedTable() })},
 	}
 	sections = slices.DeleteFunc(sections, func(s section) bool { return !strings.HasPrefix(s.mark, m.only) })
 	for _, s := range sections { // before any measurement is wasted

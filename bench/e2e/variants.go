@@ -57,6 +57,7 @@ type draw struct {
 	keys  int           // number of clients; a single one is identified by its address
 	zipf  float64       // the exponent of Zipf's law that keys follow; 0 if all are equally frequent
 	pause time.Duration // how long a connection waits on average before each request
+	paced int           // requests a second, sent on schedule by paced instead of wrk; 0 if not
 }
 
 // baseline returns the same variant without a limiter. Bare Caddy has no requests
@@ -91,7 +92,7 @@ func (v variant) asked() string {
 }
 
 func (v variant) String() string {
-	return fmt.Sprintf("%s: %s (connections: %d, processes: %d, far: %t)", v.limiter, v.asked(), v.connections, v.processes, v.far)
+	return fmt.Sprintf("%s: %s (connections: %d, processes: %d, far: %t, paced: %d)", v.limiter, v.asked(), v.connections, v.processes, v.far, v.paced)
 }
 
 // Of each request, what the table at the head of the document has.

@@ -40,8 +40,8 @@ type result struct {
 	redisCPUPerSecond float64 // µs
 }
 
-// load has wrk send requests to the variant, and returns an error if the answers
-// are not the expected ones.
+// load has requests sent to the variant, and returns an error if the answers are not the
+// expected ones.
 func (m *measurement) load(ctx context.Context, v variant, duration time.Duration) (result, error) {
 	site := m.site(v)
 	callsBefore, redisBefore, err := m.redis.usage(ctx)
@@ -53,11 +53,15 @@ func (m *measurement) load(ctx context.Context, v variant, duration time.Duratio
 		duration *= pausedTimes
 	}
 
-	// A wrk for each process, all at once.
+	// One sender for each process, all at once.
 	sent := make([]answers, len(site))
 	g, ctx2 := errgroup.WithContext(ctx)
 	for i, p := range site {
 		g.Go(func() (err error) {
+			if v.paced > 0 {
+				sent[i], err = paced(ctx2, p.url, v.draw, v.connections, duration)
+				return err
+			}
 			sent[i], err = m.wrk(ctx2, p.url, v.draw, v.connections/len(site), max(m.threads/len(site), 1), duration)
 			return err
 		})
