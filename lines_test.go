@@ -36,7 +36,7 @@ var lines = map[string][]line{
 		{"warn", "the key of this limit is the address of a proxy, so all its visitors share one bucket"},
 	},
 	"Reporter.badValue":        {{"error", "the value of a placeholder can't be used; requests are rejected"}},
-	"Reporter.badCost":         {{"warn", "the actual cost of a request is no whole number, so its estimated cost is charged"}},
+	"Reporter.badCost":         {{"warn", "the actual cost of a request is not a whole number, so its estimated cost is charged"}},
 	"Handler.reportError":      {{"error", "a matcher failed; requests are rejected"}},
 	"Handler.handleStoreError": {{"debug", "no decision on a request, admitting it"}},
 	"Handler.refuse":           {{"debug", "request rejected"}},

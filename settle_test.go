@@ -635,7 +635,7 @@ func TestDryRunAlone(t *testing.T) {
 func TestUncountedCosts(t *testing.T) {
 	s := startSite(t, "route {\nrate_limit costs {\nsize 9\nactual_cost {http.response.header.X-Cost}\ncount status 2xx\n}\n"+
 		"respond /missing 404\nrespond ok\n}")
-	const message = "the actual cost of a request is no whole number, so its estimated cost is charged"
+	const message = "the actual cost of a request is not a whole number, so its estimated cost is charged"
 	warned := func() (n int) {
 		for _, e := range s.entries() {
 			if e["msg"] == message {

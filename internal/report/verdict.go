@@ -40,7 +40,7 @@ func judge(l Limit) verdict {
 				count(l.Size), count(need)))
 		case l.Size > 0 && need > 0 && need <= l.Size:
 			v.Advice = append(v.Advice, fmt.Sprintf(
-				"The busiest key needed a size of %s, so the %s have little to spare.",
+				"The busiest key needed a size of %s, so the size of %s leaves little to spare.",
 				count(need), count(l.Size)))
 		}
 		return v
@@ -62,7 +62,7 @@ func judge(l Limit) verdict {
 		v.Advice = append(v.Advice, fmt.Sprintf("It denied %s of the keys at least once: this many are rarely all abusive.", share(l.KeysDenied, l.Keys)))
 	case part <= selective:
 		v.Label, v.Class = "selective", "good"
-		v.Advice = append(v.Advice, fmt.Sprintf("It spared %s of the keys.", share(l.Keys-l.KeysDenied, l.Keys)))
+		v.Advice = append(v.Advice, fmt.Sprintf("It never denied %s of the keys.", share(l.Keys-l.KeysDenied, l.Keys)))
 	default:
 		v.Label, v.Class = "moderate", "calm"
 	}
@@ -84,7 +84,7 @@ func judge(l Limit) verdict {
 	case over == 0:
 	case 2*l.KeysLasting > over && !l.Windows:
 		v.Advice = append(v.Advice, fmt.Sprintf(
-			"%s of the %s with a peak above the size asked for more than drips out for long, and not in bursts. If they should be served, raise the drip rate rather than the size.",
+			"%s of the %s with a peak above the size sent more than drips out for long, rather than in bursts. If they should be served, raise the drip rate rather than the size.",
 			count(l.KeysLasting), plural(over, "key")))
 	case part > selective && l.Keys > 1:
 		if s := l.SizeFor(selective); s > l.Size && s < NoSize {

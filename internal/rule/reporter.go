@@ -45,7 +45,7 @@ func (r *Reporter) badValue(l *Limit, err error) {
 // charged.
 func (r *Reporter) badCost(b *Bucket, got string, charged int64) {
 	if r.badValues.Allow() {
-		r.Logger.Warn("the actual cost of a request is no whole number, so its estimated cost is charged",
+		r.Logger.Warn("the actual cost of a request is not a whole number, so its estimated cost is charged",
 			zap.String("limit", b.Path), zap.String("actual_cost", b.Limit.Settlement.ActualCost), zap.String("got", option.Described(got)), zap.Int64("charged", charged))
 	}
 }
