@@ -277,7 +277,7 @@ func TestAdminBadRequests(t *testing.T) {
 		{[3]string{"GET", "reset", ""}, 405, `method: got "GET", want POST`},
 		{[3]string{"PUT", "top", ""}, 405, `method: got "PUT", want GET`},
 
-		{post(""), 400, "body: got none, want " + body},
+		{post(""), 400, "body: none given; use " + body},
 		{post("{"), 400, "body: got malformed JSON, want an object, " + body},
 		{post(`{"limit": "api", "key": "` + secret + `"`), 400, "body: got malformed JSON, want an object, " + body},
 		{post(`{"limit": "api", "key": "` + secret + `"} {}`), 400, "body: got malformed JSON, want an object, " + body},
@@ -291,7 +291,7 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`{"limit": 1}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": ""}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
 		{post(`{"limit": null}`), 400, `limit: want the path of a limit as text, such as "api" or "api/search"`},
-		{post(`{"` + secret + `": "api"}`), 400, "body: got an unknown field, want limit, key or address"},
+		{post(`{"` + secret + `": "api"}`), 400, "body: unknown field; use limit, key or address"},
 		{post(`{"limit": "api", "key": "a", "key": "` + secret + `"}`), 400, "key: got the field twice, want it once"},
 		{post(`{"limit": "api", "limit": "api", "key": "` + secret + `"}`), 400, "limit: got the field twice, want it once"},
 		{post(`{"address": "192.0.2.1", "\u0061ddress": "192.0.2.1"}`), 400, "address: got the field twice, want it once"},
@@ -321,7 +321,7 @@ func TestAdminBadRequests(t *testing.T) {
 		{post(`{"limit": "off", "key": "203.0.113.7"}`), 400, "limit: its factor is 0, so it has no buckets"},
 		{post(`{"limit": "drips", "key": "203.0.113.7"}`), 400, "limit: its drip_rate depends on the request, and each value has its own buckets, so a key does not identify one"},
 		{post(`{"limit": "dripsize", "key": "203.0.113.7"}`), 400, "limit: its drip_size depends on the request, and each value has its own buckets, so a key does not identify one"},
-		{post(`{"limit": "api"}`), 400, "key: got none, want a text that {http.request.header.User} can expand to"},
+		{post(`{"limit": "api"}`), 400, "key: none given; use a text that {http.request.header.User} can expand to"},
 		{post(`{"limit": "api", "key": ""}`), 400, "key: got an empty one; a request without a key has the bucket of its client's address, want address instead"},
 		{post(`{"limit": "api", "key": []}`), 400, "key: number of values: got 0, want 1, one for each placeholder in {http.request.header.User}"},
 		{post(`{"limit": "api", "key": ["a", "` + secret + `"]}`), 400, "key: number of values: got 2, want 1, one for each placeholder in {http.request.header.User}"},
@@ -349,7 +349,7 @@ func TestAdminBadRequests(t *testing.T) {
 		{[3]string{"GET", "top?limit=api&watch=1", ""}, 400, "watch: want a duration from 100ms to 8s, such as 1s"},
 		{[3]string{"GET", "top?limit=api&watch=1h", ""}, 400, "watch: want a duration from 100ms to 8s, such as 1s"},
 		{[3]string{"GET", "top?limit=api&watch=1ms", ""}, 400, "watch: want a duration from 100ms to 8s, such as 1s"},
-		{[3]string{"GET", "top?limit=api&size=1", ""}, 400, "query: got an unknown parameter, want limit, n, by or watch"},
+		{[3]string{"GET", "top?limit=api&size=1", ""}, 400, "query: unknown parameter; use limit, n, by or watch"},
 		{[3]string{"GET", "top?limit=%zz", ""}, 400, "query: got one that is malformed, want limit, n, by and watch"},
 	} {
 		if c.request[1] == "top" {

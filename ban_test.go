@@ -303,7 +303,7 @@ func TestAdminBadBans(t *testing.T) {
 	_, a := startWithAdmin(t, config{site: "rate_limit login {\n" + bans + "}\nrate_limit other {\nsize 1\n}\nrespond free"})
 	const such = `such as {"limit": "login", "key": "203.0.113.7", "duration": "10m"}`
 	const duration = `duration: want a text from "1s" to "6000d", such as "10m"`
-	const bare = `limit: got none, want the path of a limit with ban, such as "login"`
+	const bare = `limit: none given; use the path of a limit with ban, such as "login"`
 	for _, tc := range []struct {
 		method, path, body string
 		status             int
@@ -312,7 +312,7 @@ func TestAdminBadBans(t *testing.T) {
 		{"GET", "ban", "", 405, `method: got "GET", want POST`},
 		{"GET", "unban", "", 405, `method: got "GET", want POST`},
 		{"POST", "bans", "", 405, `method: got "POST", want GET`},
-		{"POST", "ban", "", 400, "body: got none, want " + such},
+		{"POST", "ban", "", 400, "body: none given; use " + such},
 		{"POST", "ban", "[]", 400, "body: want an object, " + such},
 		{"POST", "ban", `{"limit": "login", "key": "a"}`, 400, duration},
 		{"POST", "ban", `{"limit": "login", "key": "a", "duration": null}`, 400, duration},
@@ -320,10 +320,10 @@ func TestAdminBadBans(t *testing.T) {
 		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "-1h"}`, 400, duration},
 		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "1ms"}`, 400, duration},
 		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "6001d"}`, 400, duration},
-		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "1h", "why": "x"}`, 400, "body: got an unknown field, want limit, key, address or duration"},
+		{"POST", "ban", `{"limit": "login", "key": "a", "duration": "1h", "why": "x"}`, 400, "body: unknown field; use limit, key, address or duration"},
 		{"POST", "ban", `{"key": "a", "duration": "1h"}`, 400, bare},
 		{"POST", "unban", `{"key": "a"}`, 400, bare},
-		{"POST", "ban", `{"limit": "login", "duration": "1h"}`, 400, "key: got none, want a text that {http.request.header.User} can expand to"},
+		{"POST", "ban", `{"limit": "login", "duration": "1h"}`, 400, "key: none given; use a text that {http.request.header.User} can expand to"},
 		{"POST", "ban", `{"limit": "other", "key": "192.0.2.1", "duration": "1h"}`, 400, "limit: it does not ban, want one with ban, such as ban 10m"},
 		{"POST", "unban", `{"limit": "other", "key": "192.0.2.1"}`, 400, "limit: it does not ban, want one with ban, such as ban 10m"},
 		{"GET", "bans?limit=other", "", 400, "limit: it does not ban, want one with ban, such as ban 10m"},

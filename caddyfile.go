@@ -153,7 +153,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			*flag, err = parseFlag(p.Dispenser)
 		case name == "ban":
 			if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
-				return p.Err("ban: got nothing, want " + wantBans)
+				return p.Err("ban: nothing given; use " + wantBans)
 			}
 		case name == "count":
 			l.Count, err = parseCount(p.Dispenser)
@@ -173,7 +173,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			return unknownOption(p.Dispenser, limitScope)
 		case name == "headers":
 			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
-				return p.Err("headers: got nothing, want x-ratelimit, github, ratelimit-11, fill, or off alone")
+				return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, fill, or off alone")
 			}
 		default:
 			found, err := parseZoneOption(p.Helper, &h.Zones)
@@ -243,7 +243,7 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 		return nil, err
 	}
 	if len(set) == 0 {
-		return nil, helper.Err("match: got nothing, want @name, /path or matchers")
+		return nil, helper.Err("match: nothing given; use @name, /path or matchers")
 	}
 	return caddyhttp.RawMatcherSets{set}, nil
 }
@@ -258,7 +258,7 @@ func parseCount(d *caddyfile.Dispenser) (*caddyhttp.ResponseMatcher, error) {
 	}
 	m := matchers["count"]
 	if len(m.StatusCode) == 0 && len(m.Headers) == 0 {
-		return nil, d.Err("count: got nothing, want status <code...> or header <field>, or both in a block")
+		return nil, d.Err("count: nothing given; use status <code...> or header <field>, or both in a block")
 	}
 	return &m, nil
 }
@@ -364,7 +364,7 @@ func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 // parseRedis parses the redis block.
 func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	if r.Addresses = d.RemainingArgs(); len(r.Addresses) == 0 {
-		return d.Err("redis: got no address, want redis <address>..., such as localhost:6379")
+		return d.Err("redis: no address given; use redis <address>..., such as localhost:6379")
 	}
 	// Hosts need no port, so that these would be hosts too, and a password one to look up.
 	for _, word := range r.Addresses[1:] {
@@ -443,7 +443,7 @@ func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 		}
 	case "tls_trust_pool":
 		if !d.NextArg() {
-			return d.Err("tls_trust_pool: got nothing, want a module, such as file <path>")
+			return d.Err("tls_trust_pool: nothing given; use a module, such as file <path>")
 		}
 		name := d.Val()
 		pool, err := caddyfile.UnmarshalModule(d, "tls.ca_pool.source."+name)
@@ -495,7 +495,7 @@ func parseConsistencyArgs(d *caddyfile.Dispenser) (string, error) {
 	if args := d.RemainingArgs(); len(args) > 0 {
 		return strings.Join(args, " "), nil
 	}
-	return "", d.Err("consistency: got nothing, want " + wantConsistency)
+	return "", d.Err("consistency: nothing given; use " + wantConsistency)
 }
 
 // parseEnd returns an error if a block follows an option.

@@ -105,7 +105,7 @@ func unknownOption(d *caddyfile.Dispenser, here *scope) error {
 			continue
 		}
 		if slices.Contains(o.in, here) {
-			return d.Errf("%s: got an unknown option, want %s", got, o.want)
+			return d.Errf("%s: unknown option; use %s", got, o.want)
 		}
 		elsewhere = cmp.Or(elsewhere, "want in "+o.in[0].place+": "+o.want)
 	}
@@ -120,12 +120,12 @@ func unknownOption(d *caddyfile.Dispenser, here *scope) error {
 		meant = matcherOption(append([]string{d.Val()}, nextArgs(d)...))
 	}
 	if meant != "" {
-		return d.Errf("%s: got an unknown option, did you mean %s?", got, option.Quote(option.Shortened(option.Redacted(meant))))
+		return d.Errf("%s: unknown option; did you mean %s?", got, option.Quote(option.Shortened(option.Redacted(meant))))
 	}
 	if len(here.options) < 10 {
-		return d.Errf("%s: got an unknown option, want %s", got, option.InWords(here.options, "or"))
+		return d.Errf("%s: unknown option; use %s", got, option.InWords(here.options, "or"))
 	}
-	return d.Errf("%s: got an unknown option, see docs/directive.md", got)
+	return d.Errf("%s: unknown option; see docs/directive.md", got)
 }
 
 // wantOf returns what is written in a scope instead of a word from elsewhere, or "".

@@ -159,7 +159,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.onError = app.onError
 	}
 	if len(h.Limits) == 0 {
-		return errors.New("limits: got none, want at least one")
+		return errors.New("limits: none given; use at least one")
 	}
 	c := h.compiler(option.OnLoad, app.maxKeys)
 	c.consistency = app.consistency

@@ -316,7 +316,7 @@ type address struct {
 func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOptions) (addressForm, error) {
 	switch n := len(rd.Addresses); {
 	case n == 0:
-		return "", errors.New("addresses: got none, want at least one")
+		return "", errors.New("addresses: none given; use at least one")
 	case n > limiter.RedisMaxAddresses:
 		return "", fmt.Errorf("addresses: got %d, want at most %d, the others are discovered", n, limiter.RedisMaxAddresses)
 	}

@@ -281,7 +281,7 @@ func parseZoneOption(helper httpcaddyfile.Helper, zones *Zones) (found bool, err
 		err = parseDistributed(helper, zones.Distributed)
 	case "storage":
 		if !helper.NextArg() {
-			return true, helper.Err("storage: got nothing, want a module, such as file_system <path>")
+			return true, helper.Err("storage: nothing given; use a module, such as file_system <path>")
 		}
 		zones.StorageRaw = caddyconfig.JSON(map[string]string{"module": helper.Val()}, nil)
 		helper.NextSegment() // has no effect, and the module need not be in this Caddy

@@ -48,7 +48,7 @@ func readBody(w http.ResponseWriter, r *http.Request, want string) ([]byte, erro
 	case err != nil:
 		return nil, badRequest("body: reading it: %v", err)
 	case len(body) == 0:
-		return nil, badRequest("body: got none, want %s", want)
+		return nil, badRequest("body: none given; use %s", want)
 	case !utf8.Valid(body):
 		return nil, badRequest("body: got text that is not UTF-8, want %s", want)
 	}
@@ -59,7 +59,7 @@ func readBody(w http.ResponseWriter, r *http.Request, want string) ([]byte, erro
 const wantBan = `such as {"limit": "login", "key": "203.0.113.7", "duration": "10m"}`
 
 // errNoBanLimit rejects a request about a ban of no limit.
-var errNoBanLimit = badRequest("limit: got none, want the path of a limit with ban, such as \"login\"")
+var errNoBanLimit = badRequest("limit: none given; use the path of a limit with ban, such as \"login\"")
 
 // parseBan parses the body of a request to ban a key.
 func parseBan(body []byte) (asked adminjson.Asked, d time.Duration, err error) {
@@ -119,7 +119,7 @@ func readFields(body []byte, want string, known ...string) (map[string]json.RawM
 		switch {
 		case inCase < 0:
 			last := len(known) - 1
-			return nil, badRequest("body: got an unknown field, want %s or %s", strings.Join(known[:last], ", "), known[last])
+			return nil, badRequest("body: unknown field; use %s or %s", strings.Join(known[:last], ", "), known[last])
 		case known[inCase] != name:
 			return nil, badRequest("%s: got the field in another case, want it in lower case", known[inCase])
 		case sent[name] != nil:

@@ -78,7 +78,7 @@ func parseTopQuery(raw string) (topQuery, error) {
 				return q, badRequest("watch: want a duration from 100ms to %v, such as 1s", adminjson.WatchTime)
 			}
 		default:
-			return q, badRequest("query: got an unknown parameter, want limit, n, by or watch")
+			return q, badRequest("query: unknown parameter; use limit, n, by or watch")
 		}
 	}
 	return q, nil

@@ -90,7 +90,7 @@ func Envoy(text []byte, mapping Mapping) (*Result, error) {
 		if e.other != "" {
 			return nil, fmt.Errorf("kind: got a %s, want the configuration of envoyproxy/ratelimit, or a ConfigMap with it", oneLine(e.other))
 		}
-		return nil, errors.New("domain: got none, want one, and its descriptors")
+		return nil, errors.New("domain: none given; use one, and its descriptors")
 	}
 	if key, found := e.unasked(); found {
 		return nil, fmt.Errorf("descriptor: got a placeholder for %q, want a key that the configuration has", key)
@@ -171,7 +171,7 @@ func (e *envoy) otherField(f field, in, want string) error {
 	case unlimiting(f.name):
 		e.note(f.line, f.name+": it is left out, as it does not limit.")
 	default:
-		return fmt.Errorf("line %d: %s: got an unknown field %q, want one of %s", f.value.Line, in, f.name, want)
+		return fmt.Errorf("line %d: %s: unknown field %q; use one of %s", f.value.Line, in, f.name, want)
 	}
 	return nil
 }
@@ -196,7 +196,7 @@ func (e *envoy) parseDomain(node *yaml.Node) (domain string, descriptors []*desc
 		}
 	}
 	if domain == "" {
-		return "", nil, fmt.Errorf("line %d: domain: got none, want one", node.Line)
+		return "", nil, fmt.Errorf("line %d: domain: none given; use one", node.Line)
 	}
 	return domain, descriptors, nil
 }
@@ -274,7 +274,7 @@ func (e *envoy) parseDescriptor(node *yaml.Node, depth int) (*descriptor, error)
 		}
 	}
 	if d.key == "" {
-		return nil, fmt.Errorf("line %d: key: got none, want one in each descriptor", d.line)
+		return nil, fmt.Errorf("line %d: key: none given; use one in each descriptor", d.line)
 	}
 	return d, nil
 }
@@ -318,7 +318,7 @@ func (e *envoy) parseRateLimit(in field) (*rateLimit, error) {
 	case windows[l.unit] == "":
 		return nil, fmt.Errorf("line %d: unit: got %q, want second, minute, hour, day, week, month or year", l.line, l.unit)
 	case !given:
-		return nil, fmt.Errorf("line %d: requests_per_unit: got none, want a number", l.line)
+		return nil, fmt.Errorf("line %d: requests_per_unit: none given; use a number", l.line)
 	}
 	return l, nil
 }

@@ -128,7 +128,7 @@ func (c *cells) parse(text []byte) (roots []*cell, err error) {
 // otherField notes a field that does not limit, and returns an error for any other.
 func (c *cells) otherField(f field, in, want string) error {
 	if !unlimiting(f.name) {
-		return fmt.Errorf("line %d: %s: got an unknown field %q, want %s", f.line, oneLine(in), f.name, want)
+		return fmt.Errorf("line %d: %s: unknown field %q; use %s", f.line, oneLine(in), f.name, want)
 	}
 	c.note(f.line, f.name+": it is left out, as it does not limit.")
 	return nil

@@ -31,7 +31,7 @@ func (k *Key) Typed(text *string, values []string) (string, error) {
 	case text == nil && values == nil && n == 0:
 		return k.join(nil), nil
 	case text == nil && values == nil:
-		return "", fmt.Errorf("key: got none, want a text that %s can expand to", k)
+		return "", fmt.Errorf("key: none given; use a text that %s can expand to", k)
 	case values != nil && len(values) != n:
 		return "", fmt.Errorf("key: number of values: got %d, want %d, one for each placeholder in %s", len(values), n, k)
 	case values == nil && n == 0:
