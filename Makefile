@@ -157,9 +157,9 @@ performance: programs
 	cd bench && go run ./e2e ../docs/internals/performance.md results.md
 
 # Measure what each algorithm and policy costs, and write the tables in
-# docs/algorithms.md: some two minutes.
+# docs/internals/algorithms.md: some two minutes.
 costs: programs
-	cd bench && go test -count=1 -v -run '^Test(Algorithm|Policy)Costs$$' . -table ../docs/algorithms.md
+	cd bench && go test -count=1 -v -run '^Test(Algorithm|Policy)Costs$$' . -table ../docs/internals/algorithms.md
 
 # Draw docs/algorithms.svg from what the algorithms decide.
 picture:
