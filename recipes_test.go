@@ -21,16 +21,15 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
-// recipe is a section of docs/recipes.md.
+// recipe is a section of a document.
 type recipe struct {
 	t      *testing.T
 	blocks []codeBlock
 }
 
-// recipes returns the sections of docs/recipes.md by their headings.
-func recipes(t *testing.T) map[string]recipe {
+// recipes returns the sections of a document by their headings.
+func recipes(t *testing.T, doc string) map[string]recipe {
 	t.Helper()
-	const doc = "docs/recipes.md"
 	text, err := os.ReadFile(doc)
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +116,7 @@ func behind(w http.ResponseWriter, r *http.Request) {
 // TestRecipes guards docs/recipes.md: each recipe, as it is there, does what its text
 // says.
 func TestRecipes(t *testing.T) {
-	tests := map[string]func(recipe){
+	testRecipes(t, "docs/recipes.md", map[string]func(recipe){
 		"Login protection":                   recipeLogin,
 		"Costs that only the upstream knows": recipeCosts,
 		"Shares of tenants":                  recipeTenants,
@@ -137,8 +136,13 @@ func TestRecipes(t *testing.T) {
 		"Limits for other proxies":           recipeService,
 		"A queue for what is denied":         recipeQueue,
 		"Limits that follow their file":      recipeWatch,
-	}
-	all := recipes(t)
+	})
+}
+
+// testRecipes runs the test of each section of a document, all of which have to have one.
+func testRecipes(t *testing.T, doc string, tests map[string]func(recipe)) {
+	t.Helper()
+	all := recipes(t, doc)
 	for heading := range all {
 		if tests[heading] == nil {
 			t.Errorf("no test has the recipe %q", heading)
@@ -146,7 +150,7 @@ func TestRecipes(t *testing.T) {
 	}
 	for heading, test := range tests {
 		t.Run(heading, func(t *testing.T) {
-			r, ok := recipes(t)[heading]
+			r, ok := all[heading]
 			if !ok {
 				t.Fatal("there is no such recipe")
 			}
@@ -341,7 +345,7 @@ func recipeTenants(r recipe) {
 		}
 		fmt.Fprint(w, req.Header.Get("X-Borrowed"))
 	})
-	s := r.start(1, "localhost:9000", upstream, "concurrency 200", "concurrency 2", "drip_rate 10ms", "drip_rate 1h")
+	s := r.start(1, "localhost:9000", upstream, "concurrency 200", "concurrency 2", "rate 100/s", "rate 100/s\n\t\tsize 100")
 	const a, b = "X-Tenant: a", "X-Tenant: b"
 	r.want("a tenant's own share", s.get("/", a).body, "")
 	r.want("the rest of it, and more", s.statuses(110, "GET", "/", a), "map[200:110]")
@@ -527,7 +531,7 @@ func recipePlans(r recipe) {
 		r.want("without a login", s.statuses(110, "GET", "/"), "map[401:100 429:10]")
 		r.want("how often the server was asked", asked.Load(), 100)
 	})
-	s := r.start(1, "localhost:9001", auth, "localhost:9000", upstream, "size 100\n\tdrip_rate 50ms", "size 100000\n\tdrip_rate 50ms")
+	s := r.start(1, "localhost:9001", auth, "localhost:9000", upstream, "rate 20/s\n\tsize 100", "rate 20/s\n\tsize 100000")
 	ask := func(header ...string) answer {
 		return s.get("/", append(header, "Authorization: alice")...)
 	}
