@@ -97,10 +97,13 @@ func TestDocumentedCode(t *testing.T) {
 				case "sh":
 					err = validateShell(t, b.code)
 				case "go":
-					err = validateGo(t, b.code)
+					if !strings.HasPrefix(b.place, "docs/clients.md:") { // see TestClientExamples
+						err = validateGo(t, b.code)
+					}
 				case "yaml", "text": // see TestDocumentedConversions
 				case "", "console", "http": // see TestDocumentedSyntax, TestConsole and TestDocumentedFields
 				case "mermaid": // a picture
+				case "bash", "python", "javascript": // see TestClientExamples
 				case "nginx": // see TestRecipes and TestNginxExample
 				case "promql":
 					err = validateQuery(b.code)
@@ -117,6 +120,45 @@ func TestDocumentedCode(t *testing.T) {
 		if found[language] == 0 {
 			t.Errorf("found no block of language %q", language)
 		}
+	}
+}
+
+// TestSnippetsPassCheck guards that `caddy rate-limit check` has no warning for what people
+// copy from the documents, unless the text after the code says that it has.
+func TestSnippetsPassCheck(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const said = "`check` warns"
+	checked, excused := 0, 0
+	for _, path := range documents(t) {
+		page, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after := fenced.Split(string(page), -1)[1:] // the text after each block of code
+		for i, b := range codeBlocks(t, path) {
+			if b.language != "caddyfile" {
+				continue
+			}
+			checked++
+			beside, _, _ := strings.Cut(after[i], "\n#")
+			r := runCommand(t, "check", "--config", configFile(t, asSite(withSecrets(t, b.code, secret), "example.com")))
+			switch warns := r.status == 2; {
+			case r.errors != "" || !warns && !strings.HasPrefix(r.out, "No problems found.\n"):
+				t.Errorf("%s: status %d\n%s%s", b.place, r.status, r.out, r.errors)
+			case warns && !strings.Contains(beside, said):
+				t.Errorf("%s: the text after it does not say that %s\n%s", b.place, said, r.out)
+			case warns:
+				excused++
+			case strings.Contains(beside, said):
+				t.Errorf("%s: the text after it says that %s, and it does not", b.place, said)
+			}
+		}
+	}
+	if checked < 50 || excused > 8 {
+		t.Errorf("checked %d snippets, %d of which have warnings", checked, excused)
 	}
 }
 

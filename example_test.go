@@ -50,22 +50,20 @@ func withSecrets(t *testing.T, code, file string) string {
 	return filePlaceholder.ReplaceAllLiteralString(code, "{file."+file+"}")
 }
 
-// validateSnippet validates a Caddyfile. If the first word in it is neither the
-// brace of global options, nor a snippet, nor a site's address, it is what
-// stands in a site.
-func validateSnippet(code string) error {
-	tokens, err := caddyfile.Tokenize([]byte(code), "Caddyfile")
-	if err != nil {
-		return err
-	}
-	if len(tokens) == 0 {
-		return fmt.Errorf("it is empty")
-	}
-	first := tokens[0].Text
+// asSite returns code as a whole Caddyfile. If the first word in it is neither the brace of
+// global options, nor a snippet, nor a site's address, it is part of a site, which gets the
+// address.
+func asSite(code, address string) string {
+	first, _, _ := strings.Cut(strings.TrimSpace(code), " ")
 	if !strings.ContainsAny(first, "{(.:") && first != "localhost" {
-		code = ":8080 {\n" + code + "}\n"
+		return address + " {\n" + code + "}\n"
 	}
-	config, err := adaptCaddyfile(string(caddyfile.Format([]byte(code))))
+	return code
+}
+
+// validateSnippet validates a Caddyfile, or what is part of a site.
+func validateSnippet(code string) error {
+	config, err := adaptCaddyfile(string(caddyfile.Format([]byte(asSite(code, ":8080")))))
 	if err != nil {
 		return err
 	}

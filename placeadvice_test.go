@@ -159,24 +159,3 @@ func TestCheckTrustsWhatIsReplaced(t *testing.T) {
 		})
 	}
 }
-
-// TestReadmePassesCheck guards that check has nothing to say of the examples that people copy
-// first.
-func TestReadmePassesCheck(t *testing.T) {
-	t.Parallel()
-	found := 0
-	for _, b := range codeBlocks(t, "README.md") {
-		if b.language != "caddyfile" {
-			continue
-		}
-		found++
-		code := b.code
-		if strings.HasPrefix(code, "rate_limit") {
-			code = "example.com {\n" + code + "}\n"
-		}
-		runCommand(t, "check", "--config", configFile(t, code)).want(t, 0, "No problems found.\n")
-	}
-	if found < 2 {
-		t.Errorf("got %d examples, want at least 2", found)
-	}
-}
