@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"net/http"
 	"net/http/httputil"
@@ -30,6 +31,13 @@ var clientPrograms = map[string]struct {
 		"\nfunc main() {\nres, err := ask(os.Getenv(\"URL\"))\nif err != nil || res.StatusCode != 200 {\nlog.Fatal(res, err)\n}\n}\n",
 	},
 }
+
+// goCache is where go keeps what it has compiled. TestMain moves the home directory, where it
+// is by default.
+var goCache = func() string {
+	dir, _ := os.UserCacheDir()
+	return cmp.Or(os.Getenv("GOCACHE"), filepath.Join(dir, "go-build"))
+}()
 
 // TestClientExamples guards the examples of docs/clients.md against a limit that has room for
 // one request a second: each program is denied once, waits for as long as it is told, and is
@@ -84,7 +92,7 @@ func TestClientExamples(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*patience) // go may have to compile all of net/http
 			defer cancel()
 			cmd := exec.CommandContext(ctx, p.run[0], append(p.run[1:], file)...)
-			cmd.Env = append(os.Environ(), "URL=http://"+front+"/"+b.language)
+			cmd.Env = append(os.Environ(), "URL=http://"+front+"/"+b.language, "GOCACHE="+goCache)
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
 			if err := cmd.Run(); err != nil {
