@@ -82,7 +82,10 @@ func TestClientExamples(t *testing.T) {
 				return nil
 			}
 			front := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-				if len(statuses) == 0 {
+				mu.Lock()
+				first := len(statuses) == 0
+				mu.Unlock()
+				if first {
 					if status, _ := ask(r.Context(), target.JoinPath(r.URL.Path).String()); status != http.StatusOK {
 						t.Errorf("filling the bucket: got %d", status)
 					}
