@@ -69,8 +69,10 @@ traces: programs
 	go test -count=1 -run '^TestHeldUnitsOfManyNodes$$' ./limiter -args -traces $(HISTORIES)
 
 # Test what operators use: the dashboard, the alerts and the files in deploy, with a
-# real Prometheus, reports in a real browser, and what documents say of nginx with one.
+# real Prometheus, reports in a real browser, what documents say of nginx with one, and
+# manifests with the types and loaders that read them.
 test-operation: programs monitors
+	cd test/manifests && go vet . && go test -count=1 .
 	cd test/operation && go vet . && go test -count=1 .
 
 # Lint all modules with what .golangci.yml has.
@@ -79,6 +81,7 @@ lint:
 	cd bench && $(LINT) ./...
 	cd test/faults && $(LINT) ./...
 	cd test/operation && $(LINT) ./...
+	cd test/manifests && $(LINT) ./...
 
 # Build for other systems that Caddy is shipped for, and run on 32 bits the tests
 # of the arithmetic, of the store in the process and of both stores side by side.
