@@ -50,6 +50,30 @@ func withSecrets(t *testing.T, code, file string) string {
 	return filePlaceholder.ReplaceAllLiteralString(code, "{file."+file+"}")
 }
 
+// Guards that the Caddyfile of the package's comment, which pkg.go.dev shows, is one that
+// Caddy loads.
+func TestPackageComment(t *testing.T) {
+	src, err := os.ReadFile("module.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var code strings.Builder
+	for line := range strings.Lines(string(src)) {
+		if strings.HasPrefix(line, "package ") {
+			break
+		}
+		if line, ok := strings.CutPrefix(line, "//\t"); ok {
+			code.WriteString(line)
+		}
+	}
+	if !strings.Contains(code.String(), "rate_limit") {
+		t.Fatalf("it has no limit:\n%s", code.String())
+	}
+	if err := validateSnippet(code.String()); err != nil {
+		t.Errorf("%v\n%s", err, code.String())
+	}
+}
+
 // asSite returns code as a whole Caddyfile. If the first word in it is neither the brace of
 // global options, nor a snippet, nor a site's address, it is part of a site, which gets the
 // address.

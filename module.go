@@ -1,11 +1,28 @@
 // Package ratelimit is a Caddy module that limits how often clients may send
 // requests. It uses leaky buckets, kept either in this process or in Redis, where
-// all Caddy instances share them.
+// all Caddy instances share them. Other algorithms can be chosen for each limit.
+//
+// With this Caddyfile each client address has a burst of ten requests to the API and ten
+// more a second, and of five log-ins and five more a minute, on all Caddys together:
+//
+//	{
+//		rate_limit {
+//			redis localhost
+//		}
+//	}
+//
+//	example.com {
+//		rate_limit /api/* 10/s
+//		rate_limit /login 5/m
+//		reverse_proxy localhost:9000
+//	}
+//
+// Without the block in front, each Caddy limits on its own.
 //
 // The package provides the HTTP handler `rate_limit` and the app of the same
 // name, which configures where the buckets are kept. If another plugin has that name,
 // they are called `redis_rate_limit`. The buckets themselves are implemented by
-// package limiter.
+// package limiter, which needs no Caddy.
 package ratelimit
 
 import (
