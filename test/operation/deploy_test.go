@@ -179,7 +179,8 @@ func replace(t testing.TB, text string, pairs ...string) string {
 
 // TestUnit guards that systemd accepts the unit and finds it little exposed, that the
 // password of its comment is read from where systemd puts it, and that Caddy starts
-// without the file of the password, for which SetCredential has a default.
+// without the file of the password, for which SetCredential has a default. What the README
+// has users prepare is what the unit needs.
 func TestUnit(t *testing.T) {
 	systemd := program(t, "systemd-analyze")
 	unit := read(t, deploy, "systemd/caddy.service")
@@ -200,6 +201,29 @@ func TestUnit(t *testing.T) {
 	}
 	if name != nil && !regexp.MustCompile(`(?m)^SetCredential=`+name[1]+`:.`).MatchString(unit) {
 		t.Error("without a file of the password Caddy does not start")
+	}
+	value := func(of string) string {
+		m := regexp.MustCompile(regexp.QuoteMeta(of) + `(\S+)`).FindStringSubmatch(unit)
+		if m == nil {
+			t.Fatalf("the unit has no %s", of)
+		}
+		return m[1]
+	}
+	steps, home := read(t, deploy, "README.md"), "/var/lib/"+value("StateDirectory=")
+	for _, step := range []string{
+		"install -m 755 caddy " + value("ExecStart=") + "\n",
+		"groupadd --system " + value("Group=") + "\n",
+		"--home-dir " + home + " ",
+		"\"Caddy web server\" " + value("User=") + "\n",
+		"Caddyfile " + value("--config ") + "\n",
+		"install -m 600 /dev/stdin " + value("LoadCredential=redis_password:") + " ",
+	} {
+		if !strings.Contains(steps, step) {
+			t.Errorf("the README does not have %q", step)
+		}
+	}
+	if got := value("XDG_DATA_HOME="); got != home+"/.local/share" {
+		t.Errorf("certificates are kept in %s, where Caddy's own packages do not have them", got)
 	}
 	if strings.Contains(unit, "--environ") {
 		t.Error("the environment, which may have secrets, is written to the log")
