@@ -4,7 +4,7 @@ CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 
-.PHONY: run build test check test-race test-bench test-faults test-fuzz traces test-operation lint targets valkey fuzz faults soak programs monitors bench bench-e2e performance costs picture far
+.PHONY: run build test check test-race test-bench test-faults test-fuzz traces test-operation lint targets valkey fuzz faults soak programs monitors dist release-check bench bench-e2e performance costs picture far
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -69,19 +69,22 @@ traces: programs
 	go test -count=1 -run '^TestHeldUnitsOfManyNodes$$' ./limiter -args -traces $(HISTORIES)
 
 # Test what operators use: the dashboard, the alerts and the files in deploy, with a
-# real Prometheus, reports in a real browser, what documents say of nginx with one, and
-# manifests with the types and loaders that read them.
+# real Prometheus, reports in a real browser, what documents say of nginx with one,
+# manifests with the types and loaders that read them, and what makes a release.
 test-operation: programs monitors
 	cd test/manifests && go vet . && go test -count=1 .
+	cd tools/release && go vet . && go test -count=1 .
 	cd test/operation && go vet . && go test -count=1 .
 
-# Lint all modules with what .golangci.yml has.
+# Lint all modules with what .golangci.yml has, and the workflows of GitHub.
 lint:
 	$(LINT) ./...
 	cd bench && $(LINT) ./...
 	cd test/faults && $(LINT) ./...
 	cd test/operation && $(LINT) ./...
 	cd test/manifests && $(LINT) ./...
+	cd tools/release && $(LINT) ./...
+	go tool -modfile=tools/go.mod actionlint
 
 # Build for other systems that Caddy is shipped for, and run on 32 bits the tests
 # of the arithmetic, of the store in the process and of both stores side by side.
@@ -120,6 +123,18 @@ faults: programs
 SOAK_TIME = 10m
 soak: programs
 	cd test/faults && go test -count=1 -timeout 0 -v -run '^TestSoak$$' . -soak $(SOAK_TIME) -table results.md
+
+# Make in dist what a release has: archives for all systems that Caddy is released for,
+# with a bill of materials for each, an image, checksums and notes. Some twenty minutes
+# the first time, for all systems; one does to see that it works:
+# make dist RELEASE="-targets linux/amd64".
+RELEASE =
+dist:
+	go -C tools/release run . -caddy $(CADDY_VERSION) $(RELEASE)
+
+# All that a release does but to publish it. CI runs it on a tag only: it takes as long as
+# make check and make dist.
+release-check: check dist
 
 # The tests start Redis servers of their own, the benchmarks a load generator,
 # and the race detector needs a C compiler. All come from the distribution.

@@ -1,6 +1,6 @@
 // Package manifests reads the files in deploy, and those that GitHub reads, with the
 // types and loaders of the programs that they are for: Kubernetes, the Prometheus
-// operator, Docker Compose and GitHub Actions. They know each field and refuse others.
+// operator and Docker Compose. They know each field and refuse others.
 // What a loader does not see, such as a reference from one object to another, is
 // checked beside it. What can run without these programs runs in test/operation.
 package manifests
