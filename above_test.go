@@ -197,7 +197,7 @@ func TestMaxDelayOfCosts(t *testing.T) {
 func TestMaxDelayWarmUp(t *testing.T) {
 	const requests, delay = 90, 1500 * time.Millisecond
 	now := time.Duration(0)
-	memory := limiter.NewMemory(func() time.Duration { return now })
+	memory := limiter.NewMemoryWithClock(func() time.Duration { return now })
 	var earliest []time.Duration
 	for len(earliest) < requests {
 		b := limiter.Bucket{Name: "b", Limit: limiter.WarmingUp(50, time.Second, time.Second, 3), Cost: 1}
@@ -206,7 +206,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 			t.Fatal(d, err)
 		}
 		earliest = append(earliest, now)
-		now += b.Wait(&d[0])
+		now += b.RoomIn(&d[0])
 	}
 	may := 0 // wait, or pass at once
 	for earliest[may] <= delay {
@@ -252,7 +252,7 @@ func TestWarmUpDelays(t *testing.T) {
 		Key: "all", Algorithm: "warm_up", Rate: "10/5s", WarmUp: "4s", MaxDelay: "2s", MaxWaiting: "2", Cost: "{cost}",
 	})
 	now := time.Duration(0)
-	memory := limiter.NewMemory(func() time.Duration { return now })
+	memory := limiter.NewMemoryWithClock(func() time.Duration { return now })
 	ask := func(at time.Duration, cost string, denied bool, wait time.Duration) *rule.Request {
 		t.Helper()
 		now = at

@@ -16,7 +16,7 @@ import (
 func TestAlgorithms(t *testing.T) {
 	t.Setenv("WINDOW", "90s")
 	bucket := limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 3}
-	window := limiter.Window(5, time.Minute)
+	window := limiter.FixedWindow(5, time.Minute)
 	clock := limiter.ClockWindow(5, time.Minute, time.Unix(0, 0))
 	now := time.Date(2026, 11, 22, 10, 20, 30, 0, time.UTC)
 	midnight := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)

@@ -42,7 +42,7 @@ func (d *draft) setBans() (err error) {
 			return err
 		}
 	}
-	bans := limiter.BansFor(int64(after), durations...)
+	bans := limiter.BanAfter(int64(after), durations...)
 	if bans.Validate() != nil {
 		return option.Bad("ban", d.banText(), wantBans)
 	}
@@ -60,7 +60,7 @@ func parseBan(text string) (d time.Duration, want string) {
 	switch {
 	case err == nil && d%time.Microsecond != 0:
 		return 0, "a duration of whole microseconds, such as 10m"
-	case err != nil || limiter.BansFor(1, d).Validate() != nil:
+	case err != nil || limiter.BanAfter(1, d).Validate() != nil:
 		return 0, "a duration from 1s to 17 years, such as 10m"
 	}
 	return d, ""

@@ -214,7 +214,7 @@ func startConfig(t testing.TB, c config) *server {
 	}
 	s.clock.advance(time.Hour)
 	original := process.newMemory
-	process.newMemory = func() *limiter.Memory { return limiter.NewMemory(s.clock.read) }
+	process.newMemory = func() *limiter.Memory { return limiter.NewMemoryWithClock(s.clock.read) }
 	process.idleMemory.Store(nil)
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()

@@ -105,7 +105,7 @@ func TestNginxEquivalents(t *testing.T) {
 				nginx.burst *= 1000
 				nginx.delay *= 1000
 				now := int64(0)
-				memory := limiter.NewMemory(func() time.Duration { return time.Duration(now) * time.Millisecond })
+				memory := limiter.NewMemoryWithClock(func() time.Duration { return time.Duration(now) * time.Millisecond })
 				for range 200 {
 					now += random.Int64N(1 + random.Int64N(400))
 					q, err := rule.Evaluate(newSiteRequest().Request, []*rule.Limit{l}, time.Time{})

@@ -26,7 +26,7 @@ func BenchmarkArithmetic(b *testing.B) {
 	} {
 		b.Run(bc.name, func(b *testing.B) {
 			bc.bucket.Name, bc.bucket.Cost = "api/limit-0", 1
-			store, of := limiter.NewMemory(stopped), []limiter.Bucket{bc.bucket}
+			store, of := limiter.NewMemoryWithClock(stopped), []limiter.Bucket{bc.bucket}
 			fill(b, store, of, 1)
 			comparison{
 				callers:   1,

@@ -18,7 +18,7 @@ func BenchmarkClient(b *testing.B) {
 	const keys = 100_000
 	srv := redistest.Start(b)
 	of := buckets(1, open)
-	alone, followed := openStore(b, srv.Addr, nil), openStore(b, srv.Addr, limiter.NewMemory(nil))
+	alone, followed := openStore(b, srv.Addr, nil), openStore(b, srv.Addr, limiter.NewMemory())
 	fill(b, followed, of, keys)
 	client := plain(b, srv.Addr)
 	byHand, rate := takeScript(b, client, open), rateScript(b, client, open)

@@ -36,7 +36,7 @@ func BenchmarkMemory(b *testing.B) {
 // newMemory returns a store that is far from full with the given number of
 // buckets: a full one looks for drained ones.
 func newMemory(buckets int) *limiter.Memory {
-	store := limiter.NewMemory(nil)
+	store := limiter.NewMemory()
 	store.SetMaxKeys(2 * buckets)
 	return store
 }

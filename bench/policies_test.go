@@ -22,7 +22,7 @@ var policies = []struct {
 	{"`dry_run`", []limiter.Bucket{{Limit: open, Cost: 1, DryRun: true}}, false},
 	{"`count`, `actual_cost`", []limiter.Bucket{{Limit: open, Cost: 1}}, true},
 	{"`concurrency`", []limiter.Bucket{{Limit: limiter.Concurrency(1 << 40), Cost: 1}}, true},
-	{"`ban`", []limiter.Bucket{{Limit: open, Cost: 1}, {Limit: limiter.BansFor(1, time.Hour), Cost: 1, Watches: 1}}, false},
+	{"`ban`", []limiter.Bucket{{Limit: open, Cost: 1}, {Limit: limiter.BanAfter(1, time.Hour), Cost: 1, Watches: 1}}, false},
 	{"`borrow`", []limiter.Bucket{{Limit: open, Cost: 1, Borrows: true}, {Limit: open, Cost: 1, Pool: true}}, false},
 	{"two limits", []limiter.Bucket{{Limit: open, Cost: 1}, {Limit: open, Cost: 1}}, false},
 }

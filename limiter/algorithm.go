@@ -13,8 +13,8 @@ const (
 	Sliding                  // two counters, see SlidingWindow
 	Log                      // the time of each admission, see SlidingLog
 	WarmUp                   // rates that grow after idleness, see WarmingUp
-	Fixed                    // fixed windows, see Window
-	Bans                     // denials, see BansFor
+	Fixed                    // fixed windows, see FixedWindow
+	Bans                     // denials, see BanAfter
 )
 
 // algorithms has each Algorithm. To add one, write the two files that count, in Go and in

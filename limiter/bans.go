@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// MaxBans is the largest number of durations of [BansFor].
+// MaxBans is the largest number of durations of [BanAfter].
 const MaxBans = 3
 
-// BansFor returns the Limit of a Bucket that bans keys, which is set to watch other
+// BanAfter returns the Limit of a Bucket that bans keys, which is set to watch other
 // buckets, see Bucket.Watches: when these have denied a key's requests after times, the
 // key is banned for the first of the durations. While it is banned this bucket has no room
 // either, and nothing is counted. The next ban takes the next duration, and the last one is
@@ -19,7 +19,7 @@ const MaxBans = 3
 // after is from 1 to 10,000. There are one to [MaxBans] durations, each in whole
 // microseconds, at least 1 s and no less than the one before; twice the last is at most
 // 35 years. Otherwise the Limit is not valid, and every request returns an error.
-func BansFor(after int64, durations ...time.Duration) Limit {
+func BanAfter(after int64, durations ...time.Duration) Limit {
 	l := Limit{Size: after, Aligned: true, Algorithm: Bans}
 	if n := len(durations); n > 0 && n <= MaxBans {
 		l.DripInterval, l.Phase = durations[0], durations[min(1, n-1)]
@@ -38,7 +38,7 @@ func (bans) validate(l *Limit) error {
 	first, second, last := l.DripInterval, l.Phase, time.Duration(l.DripSize)*time.Microsecond
 	switch {
 	case !l.Aligned || l.ColdFactor != 0:
-		return fmt.Errorf("%v: must be made by BansFor", l.Algorithm)
+		return fmt.Errorf("%v: must be made by BanAfter", l.Algorithm)
 	case l.Size > maxBanAfter:
 		return fmt.Errorf("ban after %d denials: must be at most %d", l.Size, maxBanAfter)
 	case first < time.Second || second < first || last < second || second%time.Microsecond != 0:
@@ -129,7 +129,7 @@ func (b Bucket) banned(d time.Duration) (Bucket, ahead, error) {
 	switch {
 	case err != nil:
 	case b.Limit.Algorithm != Bans:
-		err = fmt.Errorf("bucket %q: its limit must be made by BansFor", b.Name)
+		err = fmt.Errorf("bucket %q: its limit must be made by BanAfter", b.Name)
 	case d < time.Microsecond || d.Microseconds() > MaxUnits:
 		err = fmt.Errorf("ban of %v: must be from 1µs to 17 years", d)
 	}
@@ -137,7 +137,7 @@ func (b Bucket) banned(d time.Duration) (Bucket, ahead, error) {
 }
 
 // Ban bans b's key for d, unless it is banned for longer already, as if its first ban had
-// begun. b's Limit is made by [BansFor].
+// begun. b's Limit is made by [BanAfter].
 func (m *Memory) Ban(_ context.Context, b Bucket, d time.Duration) error {
 	b, s, err := b.banned(d)
 	if err == nil {

@@ -47,7 +47,7 @@ func TestBans(t *testing.T) {
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 3, func(t *rapid.T) {
 		trace++
-		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 		durations := make([]time.Duration, rapid.IntRange(1, MaxBans).Draw(t, "durations"))
 		for i := range durations {
 			durations[i] = rapid.SampledFrom([]time.Duration{time.Second, 2 * time.Second, 10 * time.Second, time.Minute}).Draw(t, "duration")
@@ -60,7 +60,7 @@ func TestBans(t *testing.T) {
 		key := fmt.Sprint(trace)
 		one := Bucket{Name: "one", Key: key, Limit: Limit{Size: rapid.Int64Range(1, 3).Draw(t, "size"), DripInterval: time.Second, DripSize: 1}, Cost: 1}
 		two := Bucket{Name: "two", Key: key, Limit: Limit{Size: rapid.Int64Range(1, 3).Draw(t, "size 2"), DripInterval: 700 * time.Millisecond, DripSize: 1}, Cost: 1}
-		ban := Bucket{Name: "ban", Key: key, Limit: BansFor(after, durations...), Cost: 1, Watches: rapid.Uint8Range(1, 2).Draw(t, "watched")}
+		ban := Bucket{Name: "ban", Key: key, Limit: BanAfter(after, durations...), Cost: 1, Watches: rapid.Uint8Range(1, 2).Draw(t, "watched")}
 		other := Bucket{Name: "other", Key: key, Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, Cost: 1}
 		model, levels := bansModel{}, [3]level{}
 		for range rapid.IntRange(1, 40).Draw(t, "requests") {
@@ -154,12 +154,12 @@ func TestBansOfManyNodes(t *testing.T) {
 	server := redistest.Start(t)
 	var nodes [3]*Redis
 	for i := range nodes {
-		nodes[i] = newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 100 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+		nodes[i] = newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 100 * time.Millisecond, Fallback: NewMemory()}, takeScript)
 		t.Cleanup(func() { _ = nodes[i].Close() })
 		nodes[i].Connect(t.Context())
 	}
 	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: 10 * time.Millisecond, DripSize: 1}, Cost: 1}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Hour), Cost: 1, Watches: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Hour), Cost: 1, Watches: 1}
 	ask := func(r *Redis) []Decision { return ask(t, r, limit, ban) }
 	redistest.WaitFor(t, 5*time.Second, func() error {
 		for _, r := range nodes {
@@ -226,10 +226,10 @@ func TestBansOfManyNodes(t *testing.T) {
 func TestBansInOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory()}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
 	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 1, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(2, time.Minute, time.Hour), Cost: 1, Watches: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(2, time.Minute, time.Hour), Cost: 1, Watches: 1}
 	server.Kill()
 	redistest.WaitFor(t, 5*time.Second, func() error {
 		if d := ask(t, r, limit, ban); !d[1].Denied || d[1].By != DecidedByFallback {
@@ -253,9 +253,9 @@ func TestBansInOutage(t *testing.T) {
 // are no reason for a ban.
 func TestBansIgnoreHeldUnits(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	login := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Hold: true}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute), Cost: 1, Watches: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Minute), Cost: 1, Watches: 1}
 	for _, store := range []Store{v, m} {
 		var running []*Held
 		ask := func() []Decision {
@@ -288,9 +288,9 @@ func TestBansIgnoreHeldUnits(t *testing.T) {
 // is not charged during it, as it would not be if it were no dry run.
 func TestBansOfDryRuns(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, Cost: 1, DryRun: true}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute), Cost: 1, Watches: 1, DryRun: true}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Minute), Cost: 1, Watches: 1, DryRun: true}
 	other := Bucket{Name: "all", Key: "k", Limit: PerSecond(100), Cost: 1}
 	for range 3 {
 		for _, store := range []Store{v, m} {
@@ -315,10 +315,10 @@ func TestBansOfDryRuns(t *testing.T) {
 func TestBansOverSlots(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
-	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	global := Bucket{Name: "all", Key: "all", Limit: Limit{Size: 1000, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: 20 * time.Millisecond, DripSize: 1}, Cost: 1}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Hour), Cost: 1, Watches: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Hour), Cost: 1, Watches: 1}
 	admitted := int64(0)
 	for range 20 {
 		if !Summarize(decide(t, r, AccountingAtomic, global, limit, ban)).Denied {
@@ -341,9 +341,9 @@ func TestBansOverSlots(t *testing.T) {
 // as while a slot is being moved, takes no other for that.
 func TestBansOfParts(t *testing.T) {
 	global := Bucket{Name: "all", Key: "all", Limit: Limit{Size: 1, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute), Cost: 1, Watches: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Minute), Cost: 1, Watches: 1}
 	for _, buckets := range [][]Bucket{{ban}, {global, ban}} {
-		m := NewMemory(nil)
+		m := NewMemory()
 		f := newFallback(m, time.Second, "here")
 		for range 3 {
 			outcomes := f.decide(Request{Buckets: buckets}, nil, false)
@@ -371,9 +371,9 @@ func TestBan(t *testing.T) {
 		t.Cleanup(func() { _ = r.Close() })
 		return r
 	}
-	one, two, bare := open(NewMemory(nil)), open(NewMemory(nil)), open(nil)
+	one, two, bare := open(NewMemory()), open(NewMemory()), open(nil)
 	limit := Bucket{Name: "login", Key: "k", Limit: PerSecond(100), Cost: 1}
-	ban := Bucket{Name: "login/ban", Key: "k", Limit: BansFor(1, time.Minute, 2*time.Minute), Cost: 1, Watches: 1}
+	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Minute, 2*time.Minute), Cost: 1, Watches: 1}
 	left := func(store Store) time.Duration {
 		t.Helper()
 		d := ask(t, store, limit, ban)
@@ -414,10 +414,10 @@ func TestBan(t *testing.T) {
 		}
 		return nil
 	})
-	if err := one.Ban(t.Context(), limit, time.Hour); err == nil || !strings.Contains(err.Error(), "BansFor") {
+	if err := one.Ban(t.Context(), limit, time.Hour); err == nil || !strings.Contains(err.Error(), "BanAfter") {
 		t.Errorf("got %v for a limit that is no ban", err)
 	}
-	m := NewMemory(nil)
+	m := NewMemory()
 	if err := m.Ban(context.Background(), ban, time.Hour); err != nil || left(m) != time.Hour {
 		t.Errorf("banned for %v in the process, %v", left(m), err)
 	}
@@ -429,7 +429,7 @@ func TestBansAreValid(t *testing.T) {
 	counts := limit
 	counts.Limit.CountDenied = true
 	other := Bucket{Name: "b", Key: "other", Limit: PerSecond(1), Cost: 1}
-	ban := Bucket{Name: "ban", Key: "k", Limit: BansFor(1, time.Minute), Cost: 1, Watches: 1}
+	ban := Bucket{Name: "ban", Key: "k", Limit: BanAfter(1, time.Minute), Cost: 1, Watches: 1}
 	many := ban
 	many.Watches = 2
 	dry := ban
@@ -444,14 +444,14 @@ func TestBansAreValid(t *testing.T) {
 		{[]Bucket{other, ban}, `bucket "b", watched by "ban": a bucket may watch`},
 		{[]Bucket{limit, dry}, `bucket "a", watched by "ban": a bucket may watch`},
 		{[]Bucket{counts, ban}, `bucket "a", watched by "ban": a bucket may watch`},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(0, time.Minute), Cost: 1, Watches: 1}}, "size 0: must be from 1"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(10_001, time.Minute), Cost: 1, Watches: 1}}, "at most 10000"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1, time.Minute, time.Second), Cost: 1, Watches: 1}}, "none shorter than the one before"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1, time.Millisecond), Cost: 1, Watches: 1}}, "at least 1s"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1), Cost: 1, Watches: 1}}, "drip"},
-		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BansFor(1, 18*365*24*time.Hour), Cost: 1, Watches: 1}}, "drip size"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BanAfter(0, time.Minute), Cost: 1, Watches: 1}}, "size 0: must be from 1"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BanAfter(10_001, time.Minute), Cost: 1, Watches: 1}}, "at most 10000"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BanAfter(1, time.Minute, time.Second), Cost: 1, Watches: 1}}, "none shorter than the one before"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BanAfter(1, time.Millisecond), Cost: 1, Watches: 1}}, "at least 1s"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BanAfter(1), Cost: 1, Watches: 1}}, "drip"},
+		{[]Bucket{limit, {Name: "ban", Key: "k", Limit: BanAfter(1, 18*365*24*time.Hour), Cost: 1, Watches: 1}}, "drip size"},
 	} {
-		_, err := NewMemory(nil).Take(t.Context(), Request{Buckets: tc.buckets}, nil)
+		_, err := NewMemory().Take(t.Context(), Request{Buckets: tc.buckets}, nil)
 		if got := fmt.Sprint(err); tc.want == "" && err != nil || !strings.Contains(got, tc.want) && tc.want != "" {
 			t.Errorf("%+v: got %v, want %q", tc.buckets, err, tc.want)
 		}

@@ -107,7 +107,7 @@ func TestDirtyLevelCountsOnce(t *testing.T) {
 	t.Parallel()
 	const before, requests = 30, 20
 	server := redistest.Start(t)
-	r := newBatched(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	r := newBatched(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	b, other := hourly(100), hourly(100_000)
 	other.Name = "other"
 	server.Kill()

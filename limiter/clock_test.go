@@ -194,7 +194,7 @@ func TestRedisClockSetAhead(t *testing.T) {
 func TestSizesShareBucket(t *testing.T) {
 	server := redistest.Start(t)
 	var now time.Duration
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	v, other := newVirtual(t, server, "rl:"), newVirtual(t, server, "rl:")
 	v.start = other.start // both have the server's clock
 	v.flush(t)

@@ -316,7 +316,7 @@ func TestClusterLosesNode(t *testing.T) {
 	const timeout = 2 * time.Second // only a failure ends a wait, however slow this machine is
 	nodes := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no")
 	var seen events
-	memory := NewMemory(nil)
+	memory := NewMemory()
 	r := newTestCluster(t, nodes, func(opt *RedisOptions) {
 		opt.Fallback, opt.Report = memory, seen.report
 	})

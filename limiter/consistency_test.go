@@ -19,16 +19,16 @@ func TestConsistencyIsValid(t *testing.T) {
 	counts.CountDenied = true
 	for _, c := range []Consistency{Lease(time.Second), Eventual(time.Second)} {
 		for want, buckets := range map[string][]Bucket{
-			"":                                {{Limit: limit}, {Limit: Window(100, time.Minute)}, {Limit: SlidingWindow(100, time.Minute)}},
+			"":                                {{Limit: limit}, {Limit: FixedWindow(100, time.Minute)}, {Limit: SlidingWindow(100, time.Minute)}},
 			role:                              {{Limit: limit, Hold: true}, {Limit: limit, Watches: 1}, {Limit: limit, Borrows: true}, {Limit: limit, Pool: true}},
 			counted:                           {{Limit: counts}},
 			"log limits have to be exact":     {{Limit: SlidingLog(100, time.Minute)}},
 			"warm-up limits have to be exact": {{Limit: WarmingUp(1, time.Second, 10*time.Second, 3)}},
-			"bans limits have to be exact":    {{Limit: BansFor(1, time.Minute)}},
+			"bans limits have to be exact":    {{Limit: BanAfter(1, time.Minute)}},
 		} {
 			for _, b := range buckets {
 				b.Name, b.Key, b.Cost, b.Consistency = "b", "k", 1, c
-				_, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
+				_, err := NewMemory().Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
 				if got := fmt.Sprint(err); want == "" && err != nil || !strings.Contains(got, want) && want != "" || want == role && !errors.Is(err, errConsistency) {
 					t.Errorf("%v, %+v: got %v, want %q", c, b, err, want)
 				}
@@ -57,7 +57,7 @@ func TestEventualNeedsFallback(t *testing.T) {
 		if _, err := newTestRedis(t, server, nil).Take(t.Context(), Request{Buckets: buckets}, nil); err == nil || err.Error() != want {
 			t.Errorf("%d buckets: got error %v, want %s", len(buckets), err, want)
 		}
-		with := newTestRedis(t, server, func(o *RedisOptions) { o.Fallback = NewMemory(nil) })
+		with := newTestRedis(t, server, func(o *RedisOptions) { o.Fallback = NewMemory() })
 		if _, err := with.Take(t.Context(), Request{Buckets: buckets}, nil); err != nil {
 			t.Errorf("%d buckets, with a fallback: %v", len(buckets), err)
 		}

@@ -39,7 +39,7 @@ func costly(n int) (*Memory, Request) {
 			Limit: Limit{Size: 1 << 40, DripInterval: time.Microsecond, DripSize: 1},
 		})
 	}
-	return NewMemory(nil), req
+	return NewMemory(), req
 }
 
 // TestTakeAllocations guards that a decision in this process allocates nothing,

@@ -124,7 +124,7 @@ func TestCountDeniedLocksOut(t *testing.T) {
 				v.at(t, v.start-v.start%10e6+10e6)
 				var s Store = v
 				if store == "Memory" {
-					s = NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+					s = NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 				}
 				b := Bucket{Name: "b", Key: "k", Limit: l, Cost: 1}
 				admitted, last := 0, Decision{}
@@ -156,7 +156,7 @@ func TestCountDeniedLocksOut(t *testing.T) {
 func TestCountDeniedAmongOthers(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	for name, store := range map[string]Store{
-		"Memory": NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond }), "Redis": v,
+		"Memory": NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond }), "Redis": v,
 	} {
 		t.Run(name, func(t *testing.T) {
 			one, counting, other := hourly(1), hourly(10), hourly(10)
@@ -207,7 +207,7 @@ func TestCountDeniedAsksServer(t *testing.T) {
 // request denies counts too, although nothing is charged.
 func TestCountDeniedInFallback(t *testing.T) {
 	now := time.Hour
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, 0, "")
 	counting, other := hourly(10), hourly(10)
 	counting.Name, other.Name = "counting", "other"
@@ -300,7 +300,7 @@ func TestCountDeniedHoldsUnits(t *testing.T) {
 func TestCountDeniedInCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
-	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(nil), time.Second })
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(), time.Second })
 	one, counting := onNode(t, r, nodes, nodes.Nodes[0], hourly(1)), onNode(t, r, nodes, nodes.Nodes[1], hourly(10))
 	counting.Limit.CountDenied = true
 	redistest.WaitFor(t, 5*time.Second, func() error {
@@ -330,7 +330,7 @@ func TestCountDeniedInCluster(t *testing.T) {
 func TestCountDeniedKeepsLogsShort(t *testing.T) {
 	t.Parallel()
 	v := newPagedVirtual(t) // parts of short logs are read and written too
-	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	logs := 0
 	checkTraces(t, few(5), func(t *rapid.T) {
 		b := logBucket(rapid.SampledFrom([]int64{1, 2, 5, 30}).Draw(t, "size"), time.Minute, 1)
@@ -385,7 +385,7 @@ func TestCountDeniedKeepsLogsShort(t *testing.T) {
 // by its own size, takes none of what it holds.
 func TestCountDeniedOfSmallerSize(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	for name, store := range map[string]Store{"memory": m, "redis": v} {
 		b := Bucket{Name: name, Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 3, CountDenied: true}, Cost: 2}
 		ask := func(size, cost int64) bool {

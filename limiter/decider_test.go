@@ -39,7 +39,7 @@ func TestDeciders(t *testing.T) {
 	two := Request{Buckets: []Bucket{hourly(100), other}}
 
 	t.Run("memory", func(t *testing.T) {
-		m := NewMemory(frozen)
+		m := NewMemoryWithClock(frozen)
 		for range 2 { // of an absent bucket, and of one that exists
 			checkDeciders(t, m, one, "memory")
 		}
@@ -75,7 +75,7 @@ func TestDeciders(t *testing.T) {
 	})
 	t.Run("cluster", func(t *testing.T) {
 		nodes := redistest.StartCluster(t, 3)
-		r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(nil), time.Second })
+		r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(), time.Second })
 		var req Request
 		for _, node := range nodes.Nodes {
 			req.Buckets = append(req.Buckets, onNode(t, r, nodes, node, hourly(1000)))

@@ -44,10 +44,10 @@ type Decision struct {
 
 	// The exact time until this bucket, or the pool that it borrows from, has room for
 	// the same request: it is denied one microsecond earlier and admitted at that time.
-	// Zero if the bucket did not deny, or will never admit; see also Bucket.Wait.
+	// Zero if the bucket did not deny, or will never admit; see also Bucket.RoomIn.
 	RetryAfter time.Duration
 
-	// What Bucket.Wait needs besides: the rest of the level and, if the bucket borrows, the
+	// What Bucket.RoomIn needs besides: the rest of the level and, if the bucket borrows, the
 	// time, in µs, until its pool has room, plus 1. If exact, it is a log, and these are the
 	// times until there is room for the same cost, and for one unit, there or in the pool.
 	rest, one int64
@@ -73,8 +73,8 @@ const (
 	// DecidedByLease: this process, from units that a server had charged before.
 	DecidedByLease
 
-	// DecidedByReport: this process, which reports its admissions to the server.
-	DecidedByReport
+	// DecidedByEventual: this process, which reports its admissions to the server.
+	DecidedByEventual
 )
 
 // String returns the name of d: "memory", "redis", "remembered", "fallback", "lease" or
@@ -89,7 +89,7 @@ func (d Decider) String() string {
 		return "fallback"
 	case DecidedByLease:
 		return "lease"
-	case DecidedByReport:
+	case DecidedByEventual:
 		return "eventual"
 	case DecidedByMemory:
 	}
@@ -209,12 +209,12 @@ func (d *Decision) report(l *Limit, s ahead, cost int64, denied bool) {
 	}
 }
 
-// Wait returns how long b, and the pool that it borrows from, will have no room for the
+// RoomIn returns how long b, and the pool that it borrows from, will have no room for the
 // same request again, if nothing more is added after d was decided: the request is denied
 // one microsecond earlier and admitted at that time. It differs from d.RetryAfter if b
 // did not deny: the request may have taken b's last room. Zero if there is room, or never
 // will be.
-func (b *Bucket) Wait(d *Decision) time.Duration {
+func (b *Bucket) RoomIn(d *Decision) time.Duration {
 	cost := b.need()
 	switch {
 	case d.Denied || d.Remaining >= cost:
@@ -229,7 +229,7 @@ func (b *Bucket) Wait(d *Decision) time.Duration {
 	return wait
 }
 
-// waitIn is Wait for a bucket of l that has no room for the cost, without its pool.
+// waitIn is RoomIn for a bucket of l that has no room for the cost, without its pool.
 func (d *Decision) waitIn(l *Limit, cost int64) time.Duration {
 	switch {
 	case d.exact && cost == 1:

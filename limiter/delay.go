@@ -38,11 +38,24 @@ func (l Limit) Delayed(d time.Duration, cost int64) int64 {
 	return 0
 }
 
-// Delay returns how long the request has to wait that d admitted, from then on, if so many
-// units of b's Size were added for requests that wait, see [Limit.Delayed]. If all of them
-// wait, no more pass in any time than the limit without these units admits: first come,
-// first served.
-// It is 0 if d denied.
+// WithDelay returns l, with room for so many units more that requests of the given cost are
+// admitted if they have to wait for at most d, and how many these are: none if such requests
+// can't wait, see the next paragraph. Whoever asks a store with this Limit has to wait for as
+// long as [Bucket.Delay] says.
+//
+// Requests can wait if l is made by [Per], [PerSecond], [PerMinute], [Every] or [WarmingUp],
+// and d is long enough for a drip, or the time of a unit. Their cost may be so high that they
+// can't: above the burst with rates whose drips are single units.
+func (l Limit) WithDelay(d time.Duration, cost int64) (delaying Limit, delayed int64) {
+	delayed = l.Delayed(d, cost)
+	l.Size += delayed
+	return l, delayed
+}
+
+// Delay returns how long the request has to wait that d admitted, from then on, if b's Limit
+// has room for so many delayed units, see [Limit.WithDelay]. If all of them wait, no more pass
+// in any time than the limit without these units admits: first come, first served. It is 0 if
+// d denied.
 func (b *Bucket) Delay(d *Decision, delayed int64) time.Duration {
 	if d.Denied || delayed == 0 {
 		return 0

@@ -22,7 +22,7 @@ func TestDelayKeepsBound(t *testing.T) {
 	waited, never, full := 0, 0, 0
 	checkTraces(t, few(6), func(t *rapid.T) {
 		v.flush(t)
-		stores := []Store{v, NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })}
+		stores := []Store{v, NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })}
 		l := Limit{
 			Size:         rapid.OneOf(rapid.Int64Range(1, 12), rapid.Just[int64](1_000_000)).Draw(t, "size"),
 			DripInterval: rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second}).Draw(t, "interval"),

@@ -491,7 +491,7 @@ func TestDenyCacheIdentity(t *testing.T) {
 // hold.
 func TestDenyCacheIgnoresFallback(t *testing.T) {
 	server := redistest.Start(t)
-	r, _ := newClocked(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(frozen) })
+	r, _ := newClocked(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemoryWithClock(frozen) })
 	before, after := hourly(1), hourly(1)
 	before.Key, after.Key = "before", "after"
 	mustTake(t, r, Request{Buckets: []Bucket{before}})

@@ -133,7 +133,7 @@ func drawShape(t *rapid.T) Limit {
 			t.Fatalf("%+v is not the largest", l)
 		}
 	case 3:
-		l = Window(rapid.Int64Range(1, 1<<rapid.IntRange(1, 49).Draw(t, "size bits")).Draw(t, "size"),
+		l = FixedWindow(rapid.Int64Range(1, 1<<rapid.IntRange(1, 49).Draw(t, "size bits")).Draw(t, "size"),
 			rapid.SampledFrom([]time.Duration{
 				time.Microsecond, 7 * time.Microsecond, time.Second, time.Minute, 23 * time.Hour, 366 * 24 * time.Hour,
 			}).Draw(t, "window"))
@@ -333,7 +333,7 @@ func TestStoresAgree(t *testing.T) {
 	agree := func(t *rapid.T) {
 		v.flush(t)
 		p := plain{}
-		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 		buckets, last, limit := drawBuckets(t, drawShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		back, went := rapid.Bool().Draw(t, "back"), false
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {

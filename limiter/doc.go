@@ -6,7 +6,7 @@
 //
 // Ten requests a second for each address, and up to ten at once:
 //
-//	api := limiter.Limiter{Store: limiter.NewMemory(nil), Limit: limiter.PerSecond(10)}
+//	api := limiter.Limiter{Store: limiter.NewMemory(), Limit: limiter.PerSecond(10)}
 //
 //	d, err := api.Allow(ctx, "203.0.113.7")
 //	if err != nil || d.Denied {

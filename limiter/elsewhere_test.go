@@ -34,7 +34,7 @@ func TestAddressSwitchesBetweenServers(t *testing.T) {
 			}
 			r := newTestRedis(t, a, func(opt *RedisOptions) {
 				opt.Addresses = []string{proxy.Addr}
-				opt.Fallback = NewMemory(nil)
+				opt.Fallback = NewMemory()
 			})
 			admitted := 0
 			ask := func(requests int) {
@@ -73,7 +73,7 @@ func TestAddressSwitchesBetweenServers(t *testing.T) {
 func TestStoppedClock(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, func(opt *RedisOptions) {
-		opt.Fallback, opt.Timeout = NewMemory(frozen), 500*time.Millisecond
+		opt.Fallback, opt.Timeout = NewMemoryWithClock(frozen), 500*time.Millisecond
 	})
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: 100 * time.Millisecond, DripSize: 1}, Cost: 1}
 	ask := func(requests int) (admitted int) {

@@ -61,7 +61,7 @@ func TestMemoryOfLogs(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			before := heapInUse(t)
 			now := time.Duration(0)
-			m := NewMemory(func() time.Duration { now += time.Microsecond; return now })
+			m := NewMemoryWithClock(func() time.Duration { now += time.Microsecond; return now })
 			const most = 20_000
 			m.SetMaxKeys(most)
 			b := logBucket(MaxLogUnits, time.Hour, 1)
@@ -101,7 +101,7 @@ func TestLogsInLittleMemory(t *testing.T) {
 	coarse := 0
 	checkTraces(t, 5, func(t *rapid.T) {
 		now := time.Duration(0)
-		m := NewMemory(func() time.Duration { return now })
+		m := NewMemoryWithClock(func() time.Duration { return now })
 		l := SlidingLog(MaxLogUnits, time.Second)
 		var admitted []charge
 		b := Bucket{Name: "l", Key: "k", Limit: l, Cost: 1, MaxKeys: 1}
@@ -151,7 +151,7 @@ func TestLogsInLittleMemory(t *testing.T) {
 // comes for that bucket; and then it is empty.
 func TestLogsLeaveMemory(t *testing.T) {
 	now := time.Duration(0)
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	check := func(what string, want int) {
 		t.Helper()
 		checkCounted(t, m)
@@ -200,7 +200,7 @@ func TestLogsLeaveMemory(t *testing.T) {
 // at no time less.
 func TestLogAfterFallback(t *testing.T) {
 	now := time.Duration(0)
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, 50*time.Millisecond, "")
 	b := logBucket(10, time.Minute, 3)
 	take := func(d time.Duration, want bool) {
@@ -237,7 +237,7 @@ func TestLogAfterFallbackTellsTime(t *testing.T) {
 	for _, first := range []time.Duration{10 * time.Second, 60 * time.Second} {
 		for at := 61 * time.Second; at < 3*time.Minute; at += 7 * time.Second {
 			now := first
-			m := NewMemory(func() time.Duration { return now })
+			m := NewMemoryWithClock(func() time.Duration { return now })
 			f := newFallback(m, 50*time.Millisecond, "")
 			b := logBucket(10, time.Minute, 4)
 			for _, now = range []time.Duration{first, 61 * time.Second} {

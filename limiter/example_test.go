@@ -17,7 +17,7 @@ import (
 
 // Ten requests a second for each client, with bursts of up to ten.
 func Example() {
-	api := limiter.Limiter{Store: limiter.NewMemory(nil), Limit: limiter.PerSecond(10)}
+	api := limiter.Limiter{Store: limiter.NewMemory(), Limit: limiter.PerSecond(10)}
 
 	d, err := api.Allow(context.Background(), "203.0.113.7")
 	switch {
@@ -34,11 +34,9 @@ func Example() {
 // Bursts of two requests, and then one a second.
 func ExampleLimiter_Allow() {
 	var now time.Duration // a clock for the example; use nil for the real one
-	store := limiter.NewMemory(func() time.Duration { return now })
+	store := limiter.NewMemoryWithClock(func() time.Duration { return now })
 
-	limit := limiter.Every(time.Second)
-	limit.Size = 2
-	login := limiter.Limiter{Store: store, Name: "login", Limit: limit}
+	login := limiter.Limiter{Store: store, Name: "login", Limit: limiter.Every(time.Second).WithBurst(2)}
 	for range 3 {
 		d, err := login.Allow(context.Background(), "203.0.113.7")
 		if err != nil {
@@ -60,7 +58,7 @@ func ExampleLimiter_Allow() {
 
 // An expensive request costs more: all of its units, or none.
 func ExampleLimiter_AllowN() {
-	store := limiter.NewMemory(func() time.Duration { return 0 })
+	store := limiter.NewMemoryWithClock(func() time.Duration { return 0 })
 	export := limiter.Limiter{Store: store, Name: "export", Limit: limiter.PerMinute(60)}
 	for _, rows := range []int64{50, 20, 10, 61} {
 		d, err := export.AllowN(context.Background(), "alex", rows)
@@ -77,51 +75,29 @@ func ExampleLimiter_AllowN() {
 	// 61 rows: denied true, never true, retry in 0s, room for 0
 }
 
-// The units leave the bucket evenly, at whole microseconds and never too fast.
-func ExamplePerSecond() {
-	for _, n := range []int64{5, 7, 60} {
-		l := limiter.PerSecond(n)
-		fmt.Printf("%d a second: a burst of %d, then %d every %v\n", n, l.Size, l.DripSize, l.DripInterval)
+// A thousand a day, in bursts of at most 50.
+func ExamplePer() {
+	limit := limiter.Per(1000, 24*time.Hour).WithBurst(50)
+	backup := limiter.Limiter{Store: limiter.NewMemory(), Name: "backup", Limit: limit}
+
+	for _, files := range []int64{50, 1} {
+		d, err := backup.AllowN(context.Background(), "alex", files)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("denied %t, retry in %v\n", d.Denied, d.RetryAfter.Round(100*time.Millisecond))
 	}
 	// Output:
-	// 5 a second: a burst of 5, then 1 every 200ms
-	// 7 a second: a burst of 7, then 1 every 142.858ms
-	// 60 a second: a burst of 60, then 3 every 50ms
-}
-
-func ExamplePerMinute() {
-	fmt.Printf("%+v\n", limiter.PerMinute(30))
-	// Output: {Size:30 DripInterval:2s DripSize:1 Aligned:false Algorithm:leaky CountDenied:false ColdFactor:0 Phase:0s}
-}
-
-func ExampleEvery() {
-	fmt.Printf("%+v\n", limiter.Every(200*time.Millisecond))
-	// Output: {Size:1 DripInterval:200ms DripSize:1 Aligned:false Algorithm:leaky CountDenied:false ColdFactor:0 Phase:0s}
-}
-
-// A thousand a day, in bursts of at most 50.
-func ExampleNewLimit() {
-	limit, err := limiter.NewLimit(1000, 24*time.Hour, 50)
-	fmt.Printf("%+v, %v\n", limit, err)
-
-	// Whole units at whole microseconds cannot keep every rate with so small a
-	// bucket.
-	_, err = limiter.NewLimit(999, time.Second, 5)
-	fmt.Println(err)
-	// Output:
-	// {Size:50 DripInterval:1m26.4s DripSize:1 Aligned:false Algorithm:leaky CountDenied:false ColdFactor:0 Phase:0s}, <nil>
-	// size 5: must be at least 10 for a rate of 999/1s; the nearest rates for it are 5/5.006ms and 5/5.005ms
+	// denied false, retry in 0s
+	// denied true, retry in 1m26.4s
 }
 
 // Requests that wait for up to four seconds, at two a second, and slower at first.
-func ExampleLimit_Delayed() {
-	store := limiter.NewMemory(func() time.Duration { return 0 }) // the time of the example
-	bucket := limiter.Bucket{
-		Name: "search", Key: "203.0.113.7",
-		Limit: limiter.WarmingUp(2, time.Second, 4*time.Second, limiter.DefaultColdFactor), Cost: 1,
-	}
-	delayed := bucket.Limit.Delayed(4*time.Second, 1)
-	bucket.Limit.Size += delayed
+func ExampleLimit_WithDelay() {
+	store := limiter.NewMemoryWithClock(func() time.Duration { return 0 }) // the time of the example
+	limit, delayed := limiter.WarmingUp(2, time.Second, 4*time.Second, limiter.DefaultColdFactor).WithDelay(4*time.Second, 1)
+	bucket := limiter.Bucket{Name: "search", Key: "203.0.113.7", Limit: limit, Cost: 1}
 	for {
 		d, err := store.Take(context.Background(), limiter.Request{Buckets: []limiter.Bucket{bucket}}, nil)
 		if err != nil || d[0].Denied {
@@ -142,16 +118,17 @@ func ExampleLimit_Delayed() {
 // A request that has to pass several buckets is charged to all of them or to none.
 // Summarize combines their decisions.
 func ExampleSummarize() {
-	store := limiter.NewMemory(func() time.Duration { return 0 })
+	store := limiter.NewMemoryWithClock(func() time.Duration { return 0 })
 	user := limiter.Bucket{
 		Name:  "user",
 		Key:   "alex",
-		Limit: limiter.Limit{Size: 16, DripInterval: 2 * time.Second}, Cost: 1,
+		Limit: limiter.Every(2 * time.Second).WithBurst(16),
+		Cost:  1,
 	}
 	trade := limiter.Bucket{
 		Name:  "user/trade",
 		Key:   "alex",
-		Limit: limiter.Limit{Size: 6, DripInterval: 1500 * time.Millisecond},
+		Limit: limiter.Every(1500 * time.Millisecond).WithBurst(6),
 		Cost:  5,
 	}
 	buckets := []limiter.Bucket{user, trade}
@@ -180,7 +157,7 @@ func ExampleRedis() {
 		Addresses: []string{"127.0.0.1:1"},
 		KeyPrefix: "rl:",
 		Timeout:   50 * time.Millisecond,
-		Fallback:  limiter.NewMemory(nil),
+		Fallback:  limiter.NewMemory(),
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -222,9 +199,7 @@ func ExampleErrUnavailable() {
 // Middleware for net/http: two requests at once for each address, and then one a second.
 // RetryAfter is rounded up, since clients only understand whole seconds.
 func ExampleLimiter() {
-	limit := limiter.Every(time.Second)
-	limit.Size = 2
-	api := limiter.Limiter{Store: limiter.NewMemory(nil), Name: "api", Limit: limit}
+	api := limiter.Limiter{Store: limiter.NewMemory(), Name: "api", Limit: limiter.Every(time.Second).WithBurst(2)}
 	hello := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
 	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.RemoteAddr)
@@ -256,7 +231,7 @@ func ExampleLimiter() {
 
 // Wait blocks until there is room, and fails at once if there will be none in time.
 func ExampleLimiter_Wait() {
-	mail := limiter.Limiter{Store: limiter.NewMemory(nil), Name: "mail", Limit: limiter.Every(time.Hour)}
+	mail := limiter.Limiter{Store: limiter.NewMemory(), Name: "mail", Limit: limiter.Every(time.Hour)}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 
@@ -265,4 +240,70 @@ func ExampleLimiter_Wait() {
 	// Output:
 	// <nil>
 	// true
+}
+
+// Two downloads at a time, and as many bytes in a minute as they turn out to have: what a
+// request costs is charged when it is over.
+func ExampleHeld() {
+	store := limiter.NewMemory()
+	buckets := []limiter.Bucket{
+		{Name: "at once", Key: "alex", Limit: limiter.Concurrency(2), Cost: 1, Hold: true},
+		{Name: "bytes", Key: "alex", Limit: limiter.FixedWindow(1000, time.Minute), Hold: true},
+	}
+	download := func(bytes int64) {
+		var held limiter.Held
+		decisions, err := store.Take(context.Background(), limiter.Request{Buckets: buckets, Held: &held}, nil)
+		if err != nil || limiter.Summarize(decisions).Denied {
+			fmt.Println("denied", err)
+			return
+		}
+		// ... send the file
+		held.Settle(0, 0)
+		held.Settle(1, bytes)
+		fmt.Println("sent", bytes, "bytes")
+	}
+	for range 3 {
+		download(700)
+	}
+	// Output:
+	// sent 700 bytes
+	// sent 700 bytes
+	// denied <nil>
+}
+
+// A Keeper looks at a bucket without charging it, empties it, and bans its key.
+func ExampleKeeper() {
+	var store limiter.Keeper = limiter.NewMemoryWithClock(func() time.Duration { return 0 })
+	ctx := context.Background()
+	login := limiter.Bucket{Name: "login", Key: "alex", Limit: limiter.PerMinute(5), Cost: 1}
+	// Whom the bucket before has denied twice is banned: for a minute, and then for an hour.
+	ban := limiter.Bucket{Name: "ban", Key: "alex", Limit: limiter.BanAfter(2, time.Minute, time.Hour), Cost: 1, Watches: 1}
+	ask := func() {
+		decisions, err := store.Take(ctx, limiter.Request{Buckets: []limiter.Bucket{login, ban}}, nil)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		sum := limiter.Summarize(decisions)
+		fmt.Println("denied", sum.Denied, "retry in", sum.RetryAfter)
+	}
+	ask()
+	level, err := store.Peek(ctx, login)
+	fmt.Println(level.Units, "used, room for", level.Remaining, err)
+
+	fmt.Println(store.Ban(ctx, ban, time.Hour))
+	ask()
+
+	for _, b := range []limiter.Bucket{ban, login} {
+		if _, err := store.Reset(ctx, b); err != nil {
+			fmt.Println(err)
+		}
+	}
+	ask()
+	// Output:
+	// denied false retry in 0s
+	// 1 used, room for 4 <nil>
+	// <nil>
+	// denied true retry in 1h0m0s
+	// denied false retry in 0s
 }

@@ -97,7 +97,7 @@ func TestFollowKeepsHigherLevel(t *testing.T) {
 				if other {
 					first, second = second, first
 				}
-				m := NewMemory(frozen)
+				m := NewMemoryWithClock(frozen)
 				b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: tc.drip}, Cost: 1}
 				follow(m, &b, first)
 				if got := held(m, b); got != first {
@@ -173,7 +173,7 @@ func TestScriptJoinsTimes(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	const ms = 1000
 	free := Limit{Size: 100, DripInterval: 100 * time.Millisecond, DripSize: 10}
-	aligned, window := free, Window(100, 100*time.Millisecond)
+	aligned, window := free, FixedWindow(100, 100*time.Millisecond)
 	aligned.Aligned = true
 	clock := ClockWindow(100, 100*time.Millisecond, time.Unix(0, 0))
 	for _, tc := range []struct {
@@ -264,7 +264,7 @@ func TestFollow(t *testing.T) {
 		b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 40, DripInterval: time.Second, DripSize: drip}, Cost: 1}
 		now := int64(1_000_000)
 		p := plain{}
-		m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
+		m := NewMemoryWithClock(func() time.Duration { return time.Duration(now) * time.Microsecond })
 		type answer struct {
 			ahead
 			at int64 // when the answer arrives
@@ -356,7 +356,7 @@ func TestFollowDeletedKeys(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			m := NewMemory(frozen)
+			m := NewMemoryWithClock(frozen)
 			f := newFallback(m, 50*time.Millisecond, "")
 			sent := make(map[string]*query)
 			for i, st := range tc.steps {
@@ -381,7 +381,7 @@ func TestFollowDeletedKeys(t *testing.T) {
 // the level has answered or the bucket has drained.
 func TestDirtyBuckets(t *testing.T) {
 	now := time.Hour
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, 0, "")
 	const hour, minute = 3600e6, 60e6
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 9, DripInterval: time.Hour, DripSize: 2}, Cost: 3}
@@ -449,7 +449,7 @@ func TestDirtyBuckets(t *testing.T) {
 // TestFallbackLeavesRoomForInFlight guards that a decision in this process leaves
 // room for what a server may still admit, and for no more than that.
 func TestFallbackLeavesRoomForInFlight(t *testing.T) {
-	m := NewMemory(frozen)
+	m := NewMemoryWithClock(frozen)
 	f := newFallback(m, 0, "")
 	b := hourly(10)
 	var sent []*query
@@ -483,7 +483,7 @@ func TestFallbackLeavesRoomForInFlight(t *testing.T) {
 // and what it was told the other way round.
 func TestDirtyBesideInFlight(t *testing.T) {
 	now := time.Hour
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, 0, "")
 	b := hourly(5)
 	hour := time.Hour.Microseconds()
@@ -517,9 +517,9 @@ func TestDirtyBesideInFlight(t *testing.T) {
 // count with what a server reports next: nothing is left of it.
 func TestFollowAfterDrain(t *testing.T) {
 	now := time.Hour
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, 50*time.Millisecond, "")
-	b := Bucket{Name: "b", Key: "k", Limit: Window(20, time.Second), Cost: 1}
+	b := Bucket{Name: "b", Key: "k", Limit: FixedWindow(20, time.Second), Cost: 1}
 	follow(m, &b, ahead{clear: 40_000, rest: 20})
 	f.restarted(nil)
 	now += 50 * time.Millisecond // it ended 10 ms ago, and on the server some time before

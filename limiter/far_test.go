@@ -197,7 +197,7 @@ func (f *far) newNode() *farNode {
 	n.store = newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: f.network.rtt + farTimeout})
 	n.store.denyCache = newDenyCache(1 << 9)
 	n.store.leases.made.Do(func() { n.store.leases.slots = make([]leaseSlot, 1<<9) })
-	n.store.fallback = newFallback(NewMemory(n.store.clock), n.store.timeout, n.store.place)
+	n.store.fallback = newFallback(NewMemoryWithClock(n.store.clock), n.store.timeout, n.store.place)
 	n.store.fallback.removals.send = n.store.remove
 	n.store.client = n
 	return n
@@ -278,7 +278,7 @@ func (c farCase) simulate(t *testing.T, server *farServer) (r farResult) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &far{farCase: c, t: t, server: server, seed: testseed.Base(), start: time.Now(), admitted: make(map[uint64][]int64)}
 		f.random = rand.New(rand.NewPCG(f.seed, 1))
-		f.ideal = NewMemory(func() time.Duration { return time.Since(f.start) })
+		f.ideal = NewMemoryWithClock(func() time.Duration { return time.Since(f.start) })
 		f.run()
 		r = f.result
 	})

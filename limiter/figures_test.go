@@ -25,7 +25,7 @@ func checkSteps(t *testing.T, l Limit, begin time.Time, steps []step) {
 	// the virtual clock's start as it takes for it to be the same moment of a window.
 	start := v.start - v.start%l.rate() + begin.UnixMicro()%l.rate() + l.rate()
 	var now time.Duration
-	memory := NewMemory(func() time.Duration { return time.Duration(start)*time.Microsecond + now })
+	memory := NewMemoryWithClock(func() time.Duration { return time.Duration(start)*time.Microsecond + now })
 	for i, s := range steps {
 		now = s.at
 		v.at(t, start+now.Microseconds())
@@ -110,7 +110,7 @@ func TestFixedWindowFigures(t *testing.T) {
 			},
 		},
 		"alisaifee/limits": {
-			Window(2, time.Minute), time.Unix(45, 0), []step{
+			FixedWindow(2, time.Minute), time.Unix(45, 0), []step{
 				{cost: 2, wait: time.Minute}, {at: 59 * time.Second, cost: 1, denied: true, wait: time.Second},
 				{at: time.Minute, cost: 1, remaining: 1, wait: time.Minute},
 			},

@@ -21,7 +21,7 @@ type flying struct {
 // begin and end.
 func TestFlightsCountWhatAListHas(t *testing.T) {
 	checkTraces(t, few(10), func(t *rapid.T) {
-		m := NewMemory(frozen)
+		m := NewMemoryWithClock(frozen)
 		f, beside, there := newFallback(m, 0, "here"), newFallback(m, 0, "here"), newFallback(m, 0, "there")
 		var all []*flying
 		hash := rapid.Uint64Range(1, 3)
@@ -165,7 +165,7 @@ func checkFlights(t *rapid.T, f *fallback, all []*flying) {
 // about b's, and what a decision on b does there: healthy, after a break, and in an outage.
 func busy(b Bucket, n int, same bool) (*fallback, map[string]func()) {
 	now := time.Hour
-	f := newFallback(NewMemory(func() time.Duration { return now }), 0, "")
+	f := newFallback(NewMemoryWithClock(func() time.Duration { return now }), 0, "")
 	for i := range n {
 		other := b
 		if !same {

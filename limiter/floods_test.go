@@ -21,7 +21,7 @@ type flooded struct {
 
 func newFlooded(t testing.TB) *flooded {
 	f := &flooded{t: t, now: time.Hour}
-	f.m = NewMemory(func() time.Duration { return f.now })
+	f.m = NewMemoryWithClock(func() time.Duration { return f.now })
 	return f
 }
 
@@ -33,7 +33,7 @@ func (f *flooded) ask(b Bucket, key string) bool {
 
 // usage returns the usage of a limit.
 func (f *flooded) usage(name string) LimitUsage {
-	for _, l := range f.m.Limits() {
+	for _, l := range f.m.Usage() {
 		if l.Name == name {
 			return l
 		}
@@ -225,7 +225,7 @@ func TestSmallMaxKeys(t *testing.T) {
 		}
 		usedSlots(t, f.m)
 	}
-	m := NewMemory(frozen)
+	m := NewMemoryWithClock(frozen)
 	m.SetMaxKeys(1)
 	for i := range 10 {
 		decide(t, m, AccountingAtomic, Bucket{Name: fmt.Sprint(i), Limit: Limit{Size: 1, DripInterval: time.Hour, DripSize: 1}, Cost: 1})
@@ -364,7 +364,7 @@ func TestFloodConcurrently(t *testing.T) {
 			}
 			if i%100 == 0 {
 				f.m.sweepTables(f.now.Microseconds(), 1)
-				for _, u := range f.m.Limits() {
+				for _, u := range f.m.Usage() {
 					if u.Buckets > most+goroutines {
 						t.Errorf("%+v", u)
 					}
@@ -440,7 +440,7 @@ func TestEmptyPartitionsAreDropped(t *testing.T) {
 // limit's tables are being dropped is not lost with them.
 func TestPartitionDroppedConcurrently(t *testing.T) {
 	var now, stop atomic.Int64
-	m := NewMemory(func() time.Duration { return time.Duration(now.Load()) })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(now.Load()) })
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for stop.Load() == 0 {

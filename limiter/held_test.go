@@ -419,7 +419,7 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 		charges := true // and what is charged stays
 		switch rapid.IntRange(0, 4).Draw(t, "algorithm") {
 		case 1:
-			limit = Window(limit.Size, 10_000*time.Hour)
+			limit = FixedWindow(limit.Size, 10_000*time.Hour)
 		case 2:
 			limit = SlidingLog(min(limit.Size, 1000), 10_000*time.Hour)
 		case 3:

@@ -75,7 +75,7 @@ func heldNow(t rapid.TB, store Store, b Bucket) int64 {
 func TestHold(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 5, func(t *rapid.T) {
 		trace++
@@ -84,7 +84,7 @@ func TestHold(t *testing.T) {
 		limit := Limit{Size: size, DripInterval: interval, DripSize: rapid.SampledFrom([]int64{1, 1, 3}).Draw(t, "drip size")}
 		switch rapid.IntRange(0, 4).Draw(t, "algorithm") {
 		case 1:
-			limit = Window(size, interval)
+			limit = FixedWindow(size, interval)
 		case 2:
 			limit = SlidingWindow(size, interval)
 		case 3:
@@ -187,12 +187,12 @@ func TestHoldIsNeverExceeded(t *testing.T) {
 		const size, goroutines, requests = 5, 24, 200
 		var stores []Store
 		for range nodes {
-			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, Fallback: NewMemory(nil)}, takeScript)
+			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, Fallback: NewMemory()}, takeScript)
 			t.Cleanup(func() { _ = r.Close() })
 			stores = append(stores, r)
 		}
 		if nodes == 0 {
-			stores = []Store{NewMemory(nil)}
+			stores = []Store{NewMemory()}
 		}
 		b := Bucket{Name: fmt.Sprint("running", nodes), Key: "k", Limit: Concurrency(size), Cost: 1}
 		var running, most, admitted atomic.Int64
@@ -301,7 +301,7 @@ func TestHoldAfterOutage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory()}, takeScript)
 			t.Cleanup(func() { _ = r.Close() })
 			r.tabs.running = true // nothing is renewed
 			b := Bucket{Name: "running", Key: "k", Limit: limit, Cost: 1}
@@ -365,7 +365,7 @@ func TestHoldThroughStores(t *testing.T) {
 		"in progress": Concurrency(10), "counted": {Size: 10, DripInterval: time.Hour, DripSize: 1}, "log": SlidingLog(10, time.Hour),
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := NewMemory(nil)
+			m := NewMemory()
 			redis := func(prefix string) *Redis {
 				r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, Fallback: m, KeyPrefix: name + prefix}, takeScript)
 				t.Cleanup(func() { _ = r.Close() })
@@ -441,7 +441,7 @@ func TestMovedRequestsAreChargedOnce(t *testing.T) {
 			for _, asks := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s from %s, asked %t", tc.name, from, asks), func(t *testing.T) {
 					t.Parallel()
-					m, server := NewMemory(nil), redistest.Start(t)
+					m, server := NewMemory(), redistest.Start(t)
 					redis := func(prefix string) (*Redis, *redistest.Proxy) {
 						p := redistest.StartProxy(t, server.Addr)
 						r := newRedis(RedisOptions{Addresses: []string{p.Addr}, Timeout: 10 * time.Second, Fallback: m, KeyPrefix: prefix}, takeScript)
@@ -501,7 +501,7 @@ func TestMovedRequestsAreChargedOnce(t *testing.T) {
 // down, each time to another store: what a request holds and is charged there counts once.
 func TestTakeOverTwiceInOutage(t *testing.T) {
 	t.Parallel()
-	m, proxy := NewMemory(nil), redistest.StartProxy(t, redistest.Start(t).Addr)
+	m, proxy := NewMemory(), redistest.StartProxy(t, redistest.Start(t).Addr)
 	redis := func(addr string) *Redis {
 		r := newRedis(RedisOptions{Addresses: []string{addr}, Timeout: 100 * time.Millisecond, Fallback: m}, takeScript)
 		t.Cleanup(func() { _ = r.Close() })
@@ -546,7 +546,7 @@ func TestTakeOverTwiceInOutage(t *testing.T) {
 func TestHoldThroughOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory()}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
 	r.Connect(t.Context())
 	b := Bucket{Name: "running", Key: "k", Limit: Concurrency(3), Cost: 1}
@@ -600,7 +600,7 @@ func TestHoldThroughOutage(t *testing.T) {
 func TestSettleWhileDown(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory()}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
 	r.Connect(t.Context())
 	fast := Bucket{Name: "fast", Key: "k", Limit: Limit{Size: 3, DripInterval: 100 * time.Millisecond, DripSize: 1}, Cost: 1}
@@ -647,7 +647,7 @@ func TestHoldWhileConnectionsBreak(t *testing.T) {
 	t.Parallel()
 	const size, keys, goroutines = 37, 12, 5
 	proxy := redistest.StartProxy(t, redistest.Start(t).Addr)
-	r := newRedis(RedisOptions{Addresses: []string{proxy.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	r := newRedis(RedisOptions{Addresses: []string{proxy.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory()}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
 	var admitted [keys]atomic.Int64
 	var over atomic.Bool
@@ -692,8 +692,8 @@ func TestHoldWhileConnectionsBreak(t *testing.T) {
 func TestHoldUntilClosed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	ends := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
-	stays := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	ends := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
+	stays := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	running := Bucket{Name: "running", Key: "k", Limit: Concurrency(2), Cost: 1}
 	counted := hourly(2)
 	var left []*Held
@@ -725,7 +725,7 @@ func TestHoldUntilClosed(t *testing.T) {
 func TestOutageLeavesNoTabs(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory()}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
 	r.Connect(t.Context())
 	running := Bucket{Name: "running", Key: "k", Limit: Concurrency(2), Cost: 1}
@@ -779,7 +779,7 @@ func TestOutageLeavesNoTabs(t *testing.T) {
 func TestCloseLeavesNothingInFlight(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	memory := NewMemory(nil)
+	memory := NewMemory()
 	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: memory}, takeScript)
 	b := hourly(3)
 	var all []inProgress
@@ -804,7 +804,7 @@ func TestCloseLeavesNothingInFlight(t *testing.T) {
 func TestHoldOverSlots(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
-	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	limit := Limit{Size: 4, DripInterval: time.Hour, DripSize: 1}
 	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 		name := accounting.String()
@@ -869,12 +869,12 @@ func TestHoldOverSlots(t *testing.T) {
 func TestHoldDeniedElsewhere(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
-	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	hourly := Limit{Size: 9, DripInterval: time.Hour, DripSize: 1}
 	counting, log := hourly, SlidingLog(9, time.Hour)
 	counting.CountDenied = true
 	for name, limit := range map[string]Limit{"in progress": Concurrency(9), "held": hourly, "counting": counting, "log": log} {
-		m := NewMemory(nil)
+		m := NewMemory()
 		first := Bucket{Name: "first " + name, Key: "a", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 		held := Bucket{Name: "held " + name, Key: "b", Limit: limit, Cost: 1, Hold: true}
 		for i := range 5 {
@@ -898,7 +898,7 @@ func TestHoldDeniedElsewhere(t *testing.T) {
 func TestLogDeniedElsewhere(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
-	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	full := Bucket{Name: "full", Key: "a", Limit: Limit{Size: 1, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	mustTake(t, r, Request{Buckets: []Bucket{full}})
 	for _, hold := range []bool{false, true} {
@@ -927,7 +927,7 @@ func TestLogDeniedElsewhere(t *testing.T) {
 
 // TestHoldInLog guards that what is held of a log counts in the time until it has room.
 func TestHoldInLog(t *testing.T) {
-	m := NewMemory(nil)
+	m := NewMemory()
 	b := Bucket{Name: "log", Key: "k", Limit: SlidingLog(3, time.Hour), Cost: 1}
 	if _, err := m.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err != nil {
 		t.Fatal(err)
@@ -937,7 +937,7 @@ func TestHoldInLog(t *testing.T) {
 		d, _ = begin(t, m, b)
 	}
 	l, err := m.Peek(context.Background(), b)
-	if wait := b.Wait(&d); err != nil || wait < 59*time.Minute || l.RetryAfter < 59*time.Minute || l.Remaining != 0 {
+	if wait := b.RoomIn(&d); err != nil || wait < 59*time.Minute || l.RetryAfter < 59*time.Minute || l.Remaining != 0 {
 		t.Errorf("a full log has room in %v, says the request, and %+v, %v", wait, l, err)
 	}
 }
@@ -947,7 +947,7 @@ func TestHoldInLog(t *testing.T) {
 func TestLateAnswerOfSomeHeldUnits(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}, takeScript)
+	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory()}, takeScript)
 	t.Cleanup(func() { _ = r.Close() })
 	held := Bucket{Name: "inflight", Key: "k", Limit: Concurrency(3), Cost: 1, Hold: true}
 	plain := Bucket{Name: "plain", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
@@ -984,14 +984,14 @@ func TestRemainingBesideHeld(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	for name, limit := range map[string]Limit{
-		"leaky": {Size: 10, DripInterval: time.Hour, DripSize: 1}, "window": Window(10, time.Hour), "sliding": SlidingWindow(10, time.Hour),
+		"leaky": {Size: 10, DripInterval: time.Hour, DripSize: 1}, "window": FixedWindow(10, time.Hour), "sliding": SlidingWindow(10, time.Hour),
 		"log": SlidingLog(10, time.Hour), "concurrency": Concurrency(10), "warm-up": WarmingUp(10, time.Hour, 4*time.Hour, 3),
 	} {
 		for kind, store := range map[string]Store{
-			"memory":   NewMemory(nil),
+			"memory":   NewMemory(),
 			"redis":    newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix = "a:" }),
-			"told":     newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix, opt.Fallback = "b:", NewMemory(nil) }),
-			"fallback": NewMemory(nil), // which decides by itself
+			"told":     newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix, opt.Fallback = "b:", NewMemory() }),
+			"fallback": NewMemory(), // which decides by itself
 		} {
 			b := Bucket{Name: name, Key: "k", Limit: limit, Cost: 8}
 			if kind == "fallback" {
@@ -1023,7 +1023,7 @@ func TestRemainingBesideHeld(t *testing.T) {
 // TestHoldNeedsHeld guards that nothing is held which nobody can settle.
 func TestHoldNeedsHeld(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: Concurrency(1), Cost: 1, Hold: true}
-	if _, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
+	if _, err := NewMemory().Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
 		t.Error("no error")
 	}
 }
@@ -1039,7 +1039,7 @@ func TestDryRun(t *testing.T) {
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 6, func(t *rapid.T) {
 		trace++
-		stores := []Store{v, NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })}
+		stores := []Store{v, NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })}
 		// group draws a limit with what belongs to it.
 		group := func(name string, dryRun bool) []Bucket {
 			b := Bucket{Name: name, Key: fmt.Sprint(trace), Cost: 1, DryRun: dryRun}
@@ -1054,7 +1054,7 @@ func TestDryRun(t *testing.T) {
 				b.Limit, b.Hold = Concurrency(b.Limit.Size), true
 			case "bans", "holds and bans":
 				ban := b
-				ban.Name, ban.Limit, ban.Hold, ban.Watches = name+"/ban", BansFor(rapid.Int64Range(1, 2).Draw(t, "ban after"), 3*time.Second), false, 1
+				ban.Name, ban.Limit, ban.Hold, ban.Watches = name+"/ban", BanAfter(rapid.Int64Range(1, 2).Draw(t, "ban after"), 3*time.Second), false, 1
 				return []Bucket{b, ban}
 			case "borrows":
 				pool := b
@@ -1190,13 +1190,13 @@ func TestHoldCountsEachUnitOnce(t *testing.T) {
 	t.Parallel()
 	const size, first = 100, 60
 	for name, losesData := range map[string]bool{"the script is lost": false, "all is lost": true} {
-		for _, limit := range []Limit{Concurrency(size), {Size: size, DripInterval: time.Hour, DripSize: 1}, SlidingLog(size, time.Hour), Window(size, time.Hour)} {
+		for _, limit := range []Limit{Concurrency(size), {Size: size, DripInterval: time.Hour, DripSize: 1}, SlidingLog(size, time.Hour), FixedWindow(size, time.Hour)} {
 			t.Run(name+", "+limit.Algorithm.String(), func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
 				proxy := redistest.StartProxy(t, server.Addr)
 				proxy.Delay(20 * time.Millisecond) // so that requests are in flight together
-				r := newRedis(RedisOptions{Addresses: []string{proxy.Addr}, Timeout: 10 * time.Second, Fallback: NewMemory(nil)}, takeScript)
+				r := newRedis(RedisOptions{Addresses: []string{proxy.Addr}, Timeout: 10 * time.Second, Fallback: NewMemory()}, takeScript)
 				t.Cleanup(func() { _ = r.Close() })
 				b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
 				together := func(n int) (admitted int64) {

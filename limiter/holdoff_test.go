@@ -30,7 +30,7 @@ func (*stuckClient) Close() error               { return nil }
 // requests wait: others are decided here meanwhile. It takes that room once.
 func TestChargesCountBeforeTheyAreSent(t *testing.T) {
 	client := new(stuckClient)
-	r := newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: time.Second, Fallback: NewMemory(nil)})
+	r := newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: time.Second, Fallback: NewMemory()})
 	r.client = client
 	b := hourly(3)
 	b.Cost = 0

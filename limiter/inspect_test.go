@@ -55,7 +55,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 	checkTraces(t, 3, func(t *rapid.T) {
 		v.flush(t)
 		p := plain{}
-		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 		buckets, last, limit := drawBuckets(t, drawShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		back, went := rapid.Bool().Draw(t, "back"), false
 		for range rapid.IntRange(1, 50).Draw(t, "steps") {
@@ -314,7 +314,7 @@ func TestResetWhileInFlight(t *testing.T) {
 		{"denied after another", 2, outcome{ahead: ahead{clear: 5 * hour}, denied: true}, false, 1, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			m := NewMemory(frozen)
+			m := NewMemoryWithClock(frozen)
 			f := newFallback(m, 50*time.Millisecond, "")
 			b := hourly(5)
 			b.Cost = tc.cost
@@ -500,7 +500,7 @@ func TestInspectCluster(t *testing.T) {
 		setUser(t, node, "+cluster|slots", "+asking")
 	}
 	r := newTestCluster(t, nodes, func(opt *RedisOptions) {
-		opt.Username, opt.Password, opt.Fallback = "limiter", "pass", NewMemory(nil)
+		opt.Username, opt.Password, opt.Fallback = "limiter", "pass", NewMemory()
 	})
 	redistest.WaitFor(t, 5*time.Second, func() error {
 		_, err := r.Peek(t.Context(), hourly(5))
@@ -642,7 +642,7 @@ func TestInspectSharedBuckets(t *testing.T) {
 	third := b
 	third.Key = "third"
 	levels(third, 3)
-	if u := m.Limits()[0]; u.Shared != 4 || u.Buckets != 1 {
+	if u := m.Usage()[0]; u.Shared != 4 || u.Buckets != 1 {
 		t.Errorf("looking has changed %+v", u)
 	}
 	room := second

@@ -43,7 +43,7 @@ func newFleet(t testing.TB, server *redistest.Server, n int) *fleet {
 		r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: "rl:", Timeout: 10 * time.Second}, newScript(f.source))
 		t.Cleanup(func() { _ = r.Close() })
 		r.clock = func() time.Duration { return time.Duration(f.clock.Load()) * time.Microsecond }
-		r.fallback = newFallback(NewMemory(r.clock), time.Second, r.place)
+		r.fallback = newFallback(NewMemoryWithClock(r.clock), time.Second, r.place)
 		r.fallback.removals.send = r.remove
 		r.tabs.running = true
 		r.reports.running = true // sent by hand
@@ -104,7 +104,7 @@ func TestLeasesKeepBound(t *testing.T) {
 			DripSize:     rapid.SampledFrom([]int64{1, 1, 1, 3}).Draw(t, "drip size"),
 		}
 		if rapid.IntRange(0, 3).Draw(t, "window") == 0 {
-			limit = Window(limit.Size, 100*limit.DripInterval)
+			limit = FixedWindow(limit.Size, 100*limit.DripInterval)
 		}
 		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: limit, Cost: 1, Consistency: Lease(within)}
 		gap := rapid.SampledFrom([]int64{50, 400, 2000}).Draw(t, "gap")
@@ -223,8 +223,8 @@ func TestLeasesEnd(t *testing.T) {
 	}{
 		{"leaky bucket", Limit{Size: 400, DripInterval: 10 * time.Second, DripSize: 1}, within, 20},
 		{"sliding window", SlidingWindow(400, time.Minute), within, 20},
-		{"window", Window(400, time.Minute), within, 20},
-		{"window that ends", Window(400, 50*time.Millisecond), 50 * time.Millisecond, 20},
+		{"window", FixedWindow(400, time.Minute), within, 20},
+		{"window that ends", FixedWindow(400, 50*time.Millisecond), 50 * time.Millisecond, 20},
 		{"little room", Limit{Size: 60, DripInterval: 10 * time.Second, DripSize: 1}, within, 10},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -460,7 +460,7 @@ func TestLeasesInCluster(t *testing.T) {
 				var stores []*Redis
 				for range 3 {
 					stores = append(stores, newTestCluster(t, cluster, func(opt *RedisOptions) {
-						opt.Fallback, opt.Timeout = NewMemory(nil), 10*time.Second
+						opt.Fallback, opt.Timeout = NewMemory(), 10*time.Second
 					}))
 				}
 				var buckets []Bucket
@@ -484,7 +484,7 @@ func TestLeasesInCluster(t *testing.T) {
 						}
 						mu.Lock()
 						all++
-						if d[0].By == DecidedByLease || d[0].By == DecidedByReport {
+						if d[0].By == DecidedByLease || d[0].By == DecidedByEventual {
 							here++
 						}
 						for i := range d {

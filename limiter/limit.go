@@ -92,6 +92,18 @@ func (l Limit) LargestSize() (size int64) {
 	return size
 }
 
+// CountingDenied returns l, but requests that are denied count too, in the bucket that
+// denies them and in others of the request that have such a Limit. Then whoever keeps asking
+// stays locked out, and a RetryAfter only holds for those who do not ask before. A bucket
+// that denies a request is filled, and drips anew from then on; a fixed window is full until
+// it ends, a sliding one counts the units, and one that warms up has no room for the time of
+// a unit at its full rate. A bucket that had room, although the request was denied by
+// another, is charged. No such request is denied without asking the server.
+func (l Limit) CountingDenied() Limit {
+	l.CountDenied = true
+	return l
+}
+
 // validatePhase is validate for the Phase of limits that drip by the clock, and have no
 // ColdFactor.
 func (l *Limit) validatePhase() error {

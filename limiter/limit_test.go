@@ -129,7 +129,7 @@ func TestAdmitted(t *testing.T) {
 func TestConcurrentRequestsShareOneBucket(t *testing.T) {
 	for _, size := range []int64{1, 10} {
 		t.Run(fmt.Sprintf("size=%d", size), func(t *testing.T) {
-			store := NewMemory(func() time.Duration { return time.Hour })
+			store := NewMemoryWithClock(func() time.Duration { return time.Hour })
 			req := Request{Buckets: []Bucket{{Name: "test", Limit: Limit{Size: size, DripInterval: time.Second, DripSize: 1}, Cost: 1}}}
 			var admitted atomic.Int64
 			var ready, done sync.WaitGroup
@@ -439,7 +439,7 @@ func TestDrainAndDripTime(t *testing.T) {
 // TestSpendTime guards over what time clients are told to spend what is left, for each
 // kind of limit. What is told may be of a smaller size than the store's: see Delayed.
 func TestSpendTime(t *testing.T) {
-	leaky, window, slides, log := PerSecond(10), Window(10, time.Minute), SlidingWindow(10, time.Minute), SlidingLog(10, time.Minute)
+	leaky, window, slides, log := PerSecond(10), FixedWindow(10, time.Minute), SlidingWindow(10, time.Minute), SlidingLog(10, time.Minute)
 	warm := WarmingUp(10, time.Second, time.Minute, 3)
 	leaky.DripInterval, leaky.DripSize = time.Second, 0
 	for _, tc := range []struct {
@@ -666,7 +666,7 @@ func testSeed001(t *testing.T, store Store, advance func(time.Duration)) {
 // if each bucket is charged on its own, its table is reproduced exactly.
 func TestSeed001Memory(t *testing.T) {
 	var now time.Duration
-	testSeed001(t, NewMemory(func() time.Duration { return now }), func(d time.Duration) { now += d })
+	testSeed001(t, NewMemoryWithClock(func() time.Duration { return now }), func(d time.Duration) { now += d })
 }
 
 // TestAtomicDenialChargesNothing guards the default Accounting with the requests
@@ -674,7 +674,7 @@ func TestSeed001Memory(t *testing.T) {
 // user's other requests have the room they should.
 func TestAtomicDenialChargesNothing(t *testing.T) {
 	var now time.Duration
-	store := NewMemory(func() time.Duration { return now })
+	store := NewMemoryWithClock(func() time.Duration { return now })
 	for i := int64(1); i <= 6; i++ {
 		want := [3]seed001Row{
 			{0, 16, 16 - i, -1, 2 * i}, {0, 6, 6 - i, -1, 3 * i / 2}, {0, 6, 6 - i, -1, 2 * i},

@@ -63,7 +63,7 @@ func TestLimiterAsksStore(t *testing.T) {
 // store, name and limit are interchangeable, and different keys, names or limits
 // use different buckets.
 func TestLimitersShareBuckets(t *testing.T) {
-	store := NewMemory(func() time.Duration { return time.Hour })
+	store := NewMemoryWithClock(func() time.Duration { return time.Hour })
 	once := Every(time.Hour)
 	tests := []struct {
 		name     string
@@ -92,7 +92,7 @@ func TestLimitersShareBuckets(t *testing.T) {
 // are errors: a cost of 0 would be free, and a limit that is not valid has no
 // rate.
 func TestLimiterRejectsInvalidNumbers(t *testing.T) {
-	store := NewMemory(nil)
+	store := NewMemory()
 	for _, tc := range []struct {
 		limit Limit
 		n     int64
@@ -122,7 +122,7 @@ func TestZeroMeansOne(t *testing.T) {
 	clock := func() time.Duration { return time.Hour }
 	server := redistest.Start(t)
 	for name, store := range map[string]Store{
-		"memory": NewMemory(clock), "redis": newVirtual(t, server, "v:"),
+		"memory": NewMemoryWithClock(clock), "redis": newVirtual(t, server, "v:"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			full := Limit{Size: 3, DripInterval: time.Hour, DripSize: 1}
@@ -143,7 +143,7 @@ func TestZeroMeansOne(t *testing.T) {
 					t.Fatalf("%+v became %+v", before, buckets)
 				}
 				for i := range d {
-					if got, want := buckets[i].Wait(&d[i]), said[i].Wait(&d[i]); got != want {
+					if got, want := buckets[i].RoomIn(&d[i]), said[i].RoomIn(&d[i]); got != want {
 						t.Errorf("%+v: waits %v, want %v", buckets[i], got, want)
 					}
 				}
@@ -170,7 +170,7 @@ func TestNegativeNumbersAreRejected(t *testing.T) {
 		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second}, Cost: -1},
 		{Name: "a", Limit: Limit{Size: 1, DripInterval: time.Second, DripSize: -1}, Cost: 1},
 	} {
-		if d, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
+		if d, err := NewMemory().Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
 			t.Errorf("%+v: decided %+v", b, d)
 		}
 	}
@@ -208,7 +208,7 @@ func TestLimiterWaits(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), tc.deadline)
 			defer cancel()
-			m := NewMemory(nil)
+			m := NewMemory()
 			l := Limiter{Store: m, Name: "mail", Limit: tc.limit}
 			if err := l.Wait(ctx, "k"); err != nil { // of an empty bucket
 				t.Fatal(err)

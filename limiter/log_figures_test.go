@@ -132,7 +132,7 @@ func TestSlidingLogBesideRecipe(t *testing.T) {
 			begin := v.start - v.start%3600e6 + 3600e6
 			recipe := &zset{client: v.admin, key: "recipe", interval: tc.interval, max: tc.max, distance: tc.distance, oneMember: true}
 			var now int64
-			memory := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
+			memory := NewMemoryWithClock(func() time.Duration { return time.Duration(now) * time.Microsecond })
 			buckets := []Bucket{{Name: "log", Key: "k", Limit: SlidingLog(tc.max, tc.interval), Cost: 1}}
 			if tc.distance > 0 { // which is a bucket of its own here
 				buckets = append(buckets, Bucket{Name: "apart", Key: "k", Limit: Limit{Size: 1, DripInterval: tc.distance, DripSize: 1}, Cost: 1})
@@ -195,7 +195,7 @@ func TestSlidingLogBounds(t *testing.T) {
 		l := SlidingLog(rapid.Int64Range(1, 30).Draw(t, "size"),
 			rapid.SampledFrom([]time.Duration{time.Microsecond, 7 * time.Microsecond, time.Second, time.Minute}).Draw(t, "window"))
 		now, last := int64(1_790_000_000_123_456), Decision{}
-		m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
+		m := NewMemoryWithClock(func() time.Duration { return time.Duration(now) * time.Microsecond })
 		var log []charge
 		for range rapid.IntRange(1, 60).Draw(t, "requests") {
 			now += drawWindowGap(t, l, last)

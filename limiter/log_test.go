@@ -119,8 +119,8 @@ func checkLog(t rapid.TB, j *journal, l Limit, now, cost int64, got Decision) {
 	}
 	for _, c := range []int64{cost, 1} {
 		b := Bucket{Limit: l, Cost: c}
-		if want := j.wait(l, now, c); (c == cost || !got.Denied) && b.Wait(&got) != want {
-			t.Fatalf("%+v, cost %d, at %d µs: cost %d would wait %v, want %v", l, cost, now, c, b.Wait(&got), want)
+		if want := j.wait(l, now, c); (c == cost || !got.Denied) && b.RoomIn(&got) != want {
+			t.Fatalf("%+v, cost %d, at %d µs: cost %d would wait %v, want %v", l, cost, now, c, b.RoomIn(&got), want)
 		}
 	}
 	j.prune(l, now)
@@ -152,7 +152,7 @@ func TestLogFollowsDescription(t *testing.T) {
 	checkTraces(t, 100, func(t *rapid.T) {
 		l, last := drawLog(t), Decision{}
 		now := rapid.SampledFrom([]int64{0, 1, 1_790_000_000_123_456}).Draw(t, "now")
-		m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
+		m := NewMemoryWithClock(func() time.Duration { return time.Duration(now) * time.Microsecond })
 		j := &journal{}
 		for range rapid.IntRange(1, 40).Draw(t, "requests") {
 			gap := drawLogGap(t, l, &last)
@@ -207,7 +207,7 @@ func TestRedisLogs(t *testing.T) {
 func TestLogOfManyEntries(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	b := logBucket(MaxLogUnits, time.Minute, 1)
 	for i := range MaxLogUnits + 3000 {
 		v.at(t, v.now+5000) // a window is as long as 12 000 of them
@@ -274,7 +274,7 @@ func TestLogSumsBeginAnew(t *testing.T) {
 	t.Parallel()
 	const sums = 1 << 24
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	b := logBucket(MaxLogUnits, time.Second, 5000)
 	var sum, denied int64
 	random := rand.New(rand.NewPCG(1, 2))
@@ -400,7 +400,7 @@ func TestStoresAgreeOnLogs(t *testing.T) {
 	seen := struct{ logs, mixed, denied, admitted, partly int }{}
 	checkTraces(t, 4, func(t *rapid.T) {
 		v.flush(t)
-		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 		buckets, last, limit := drawBuckets(t, drawAnyShape), Decision{}, SlidingLog(1, time.Second)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			var gap int64
@@ -445,7 +445,7 @@ func TestStoresAgreeOnLogs(t *testing.T) {
 // is no more than the size. Stores count in whole microseconds.
 func TestLogBoundsConcurrentRequests(t *testing.T) {
 	r := newTestRedis(t, redistest.Start(t), nil)
-	for name, store := range map[string]Store{"memory": NewMemory(nil), "redis": r} {
+	for name, store := range map[string]Store{"memory": NewMemory(), "redis": r} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			type admission struct{ from, to time.Time }

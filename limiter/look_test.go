@@ -12,16 +12,16 @@ import (
 // no longer expiry, and nothing if it is denied, also where denied requests count.
 func TestLookLeavesNothing(t *testing.T) {
 	server := redistest.Start(t)
-	r, err := NewRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, Fallback: NewMemory(nil)})
+	r, err := NewRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 10 * time.Second, Fallback: NewMemory()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.Close() })
 	for name, limit := range map[string]Limit{
-		"leaky": {Size: 1, DripInterval: time.Hour, DripSize: 1}, "window": Window(1, time.Hour), "sliding": SlidingWindow(1, time.Hour),
+		"leaky": {Size: 1, DripInterval: time.Hour, DripSize: 1}, "window": FixedWindow(1, time.Hour), "sliding": SlidingWindow(1, time.Hour),
 		"log": SlidingLog(1, time.Hour), "warm-up": WarmingUp(1, time.Hour, time.Hour, 3),
 	} {
-		m, before := NewMemory(nil), r.fallback.memory.Len()
+		m, before := NewMemory(), r.fallback.memory.Len()
 		b := Bucket{Name: name, Key: "k", Limit: limit}
 		b.Limit.CountDenied = true
 		other := Bucket{Name: name, Key: "other", Limit: limit} // of another slot

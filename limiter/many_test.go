@@ -74,7 +74,7 @@ func TestManyKeys(t *testing.T) {
 // TestManyBucketsTakeLinearTime guards that ten times as many buckets do not take
 // a hundred times as long.
 func TestManyBucketsTakeLinearTime(t *testing.T) {
-	m := NewMemory(nil)
+	m := NewMemory()
 	for name, do := range map[string]func(Request) int{
 		"prepare": func(req Request) int { _ = req.prepare(); return 0 },
 		"parts":   func(req Request) int { return len(req.byKey()) },
@@ -114,7 +114,7 @@ func BenchmarkManyBuckets(b *testing.B) {
 			}
 		})
 		b.Run(fmt.Sprint("memory/", n), func(b *testing.B) {
-			m := NewMemory(nil)
+			m := NewMemory()
 			for b.Loop() {
 				_, _ = m.Take(context.Background(), req, nil)
 			}
@@ -125,7 +125,7 @@ func BenchmarkManyBuckets(b *testing.B) {
 // TestTooManyBuckets tests that a request has no more buckets than the script can be
 // told of.
 func TestTooManyBuckets(t *testing.T) {
-	req := Request{Buckets: make([]Bucket, MaxBuckets+1)}
+	req := Request{Buckets: make([]Bucket, maxBuckets+1)}
 	if err := req.prepare(); err == nil {
 		t.Error("no error for one bucket too many")
 	}

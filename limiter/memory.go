@@ -12,7 +12,7 @@ import (
 )
 
 // Memory is a Store that keeps its buckets in this process. The zero value is not
-// usable; use NewMemory.
+// usable; use [NewMemory].
 //
 // Buckets are spread over many small tables, each with its own lock, so that
 // requests rarely contend. The tables hold no pointers, so the garbage collector
@@ -55,16 +55,19 @@ type Memory struct {
 // Redis.
 const DefaultMaxKeys = 1_000_000
 
-// NewMemory returns an empty Memory. clock returns the time since some fixed
-// moment, which is the Unix epoch if any Limit is Aligned, and must never go back;
-// nil means the system's monotonic clock.
-func NewMemory(clock func() time.Duration) *Memory {
-	system := clock == nil
-	if system {
-		start := time.Now()
-		clock = func() time.Duration { return time.Since(start) }
-	}
-	m := &Memory{seed: maphash.MakeSeed(), clock: clock, system: system, traffic: new(traffic)}
+// NewMemory returns an empty Memory.
+func NewMemory() *Memory {
+	start := time.Now()
+	m := NewMemoryWithClock(func() time.Duration { return time.Since(start) })
+	m.system = true
+	return m
+}
+
+// NewMemoryWithClock returns an empty Memory that goes by a clock of the caller's, as in
+// tests. clock returns the time since some fixed moment, which is the Unix epoch if any
+// Limit goes by the time of day, and must never go back.
+func NewMemoryWithClock(clock func() time.Duration) *Memory {
+	m := &Memory{seed: maphash.MakeSeed(), clock: clock, traffic: new(traffic)}
 	m.directory.Store(newDirectory(nil, map[string]*usage{}, new(usage)))
 	m.SetMaxKeys(DefaultMaxKeys)
 	return m

@@ -94,7 +94,7 @@ func (p plain) take(req Request, now int64) []Decision {
 // clock stands still: each admits exactly its size.
 func TestMemoryExactConcurrently(t *testing.T) {
 	const goroutines, requests = 32, 2000
-	m := NewMemory(frozen)
+	m := NewMemoryWithClock(frozen)
 	sizes := []int64{1, 7, 1000, 9999}
 	admitted := make([]atomic.Int64, len(sizes))
 	redistest.Together(t, goroutines, func(g int) {
@@ -132,7 +132,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 		t.Run(accounting.String(), func(t *testing.T) {
 			const goroutines, requests = 16, 3000
-			m := NewMemory(frozen)
+			m := NewMemoryWithClock(frozen)
 			buckets := make([]Bucket, 24)
 			for k := range buckets {
 				buckets[k] = Bucket{
@@ -187,7 +187,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 // TestMemoryBucketsInOneTable guards requests whose buckets share a table, and so
 // a lock.
 func TestMemoryBucketsInOneTable(t *testing.T) {
-	m := NewMemory(frozen)
+	m := NewMemoryWithClock(frozen)
 	limit := Limit{Size: 2, DripInterval: time.Second, DripSize: 1}
 	redistest.Together(t, 1, func(int) {
 		buckets := inTables(m, 5, 1, Bucket{Name: "b", Limit: limit, Cost: 1})
@@ -234,7 +234,7 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 		for _, size := range []int64{1, 1e9} {
 			for _, n := range []int{1, 4} {
 				t.Run(fmt.Sprintf("%s,size=%d,buckets=%d", name, size, n), func(t *testing.T) {
-					m := NewMemory(frozen)
+					m := NewMemoryWithClock(frozen)
 					req := Request{}
 					for i := range n {
 						req.Buckets = append(req.Buckets, Bucket{
@@ -292,7 +292,7 @@ func heapInUse(t *testing.T) int64 {
 func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 	const keys, stay, others = 200_000, 100, 8
 	var now time.Duration
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	req := Request{Buckets: make([]Bucket, 1)}
 	var dst []Decision
 	take := func(key int, rate time.Duration) Decision {
@@ -350,7 +350,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 	singleGoroutine(t)
 	const keys, crowded, steps = 2000, 4, 60_000
 	var now time.Duration
-	m, p := NewMemory(func() time.Duration { return now }), plain{}
+	m, p := NewMemoryWithClock(func() time.Duration { return now }), plain{}
 	random := rand.New(rand.NewPCG(2, 3))
 	buckets := inTables(m, keys, crowded, Bucket{
 		Name:  "b",
@@ -424,7 +424,7 @@ func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 	const keys, steps = 300, 200_000
 	now := time.Hour
 	clock := func() time.Duration { return now }
-	one, several := NewMemory(clock), NewMemory(clock)
+	one, several := NewMemoryWithClock(clock), NewMemoryWithClock(clock)
 	several.seed = one.seed
 	limits := []Limit{
 		{Size: 1, DripInterval: time.Second, DripSize: 1},
@@ -586,7 +586,7 @@ func TestTableDropsDrainedInsteadOfGrowing(t *testing.T) {
 
 // TestMemoryIdentity guards which fields identify a bucket in Memory.
 func TestMemoryIdentity(t *testing.T) {
-	testIdentity(t, func(testing.TB) Store { return NewMemory(frozen) })
+	testIdentity(t, func(testing.TB) Store { return NewMemoryWithClock(frozen) })
 }
 
 // testIdentity checks that name, key, drip rate and drip size identify a bucket,
@@ -634,7 +634,7 @@ func testIdentity(t *testing.T, newStore func(testing.TB) Store) {
 // TestMemoryRejectsMalformedRequests guards the requests that Memory does not
 // decide.
 func TestMemoryRejectsMalformedRequests(t *testing.T) {
-	m := NewMemory(frozen)
+	m := NewMemoryWithClock(frozen)
 	testMalformed(t, m)
 	if n := m.Len(); n != 0 {
 		t.Errorf("refused requests left %d buckets", n)
@@ -708,7 +708,7 @@ func testMalformed(t *testing.T, store Store) {
 // TestMemoryEmptyRequest guards that a request without buckets decides nothing and
 // is not an error.
 func TestMemoryEmptyRequest(t *testing.T) {
-	if got := decide(t, NewMemory(nil), AccountingAtomic); len(got) != 0 {
+	if got := decide(t, NewMemory(), AccountingAtomic); len(got) != 0 {
 		t.Errorf("decided %+v", got)
 	}
 }
@@ -716,7 +716,7 @@ func TestMemoryEmptyRequest(t *testing.T) {
 // TestMemorySystemClock guards the default clock: it starts near 0 and moves
 // forward.
 func TestMemorySystemClock(t *testing.T) {
-	m := NewMemory(nil)
+	m := NewMemory()
 	b := Bucket{Name: "b", Limit: Limit{Size: 1, DripInterval: 5 * time.Millisecond, DripSize: 1}, Cost: 1}
 	deadline := time.Now().Add(10 * time.Second)
 	for n := 0; n < 3; {
@@ -763,7 +763,7 @@ func usedSlots(t testing.TB, m *Memory) int {
 		t.Errorf("Len() = %d, %d slots are used", got, used)
 	}
 	held := 0
-	for _, l := range m.Limits() {
+	for _, l := range m.Usage() {
 		held += l.Buckets
 	}
 	if got := int(m.held.Load()); got != held {
@@ -799,7 +799,7 @@ func keyed(n int, b Bucket) []Bucket {
 func TestMemoryBytesPerBucket(t *testing.T) {
 	singleGoroutine(t)
 	for _, keys := range []int{30_000, 100_000, 300_000, 1_000_000} {
-		m := NewMemory(frozen)
+		m := NewMemoryWithClock(frozen)
 		b := Bucket{Name: "b", Limit: Limit{Size: 9, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: keys}
 		for i := range keys {
 			b.Key = strconv.Itoa(i)
@@ -824,7 +824,7 @@ func TestMemoryBytesPerBucket(t *testing.T) {
 func TestSweepWithoutRequests(t *testing.T) {
 	const keys, stay = 100_000, 100
 	var now time.Duration
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	empty := heapInUse(t)
 	fill := func(name string, keys int, rate time.Duration) {
 		for key := range keys {

@@ -85,7 +85,7 @@ type subject struct {
 
 func newSubject(now int64) *subject {
 	s := &subject{now: now}
-	s.store = NewMemory(func() time.Duration { return time.Duration(s.now) * time.Microsecond })
+	s.store = NewMemoryWithClock(func() time.Duration { return time.Duration(s.now) * time.Microsecond })
 	return s
 }
 

@@ -18,12 +18,12 @@ func TestMoveWithRequestsInFlight(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	for name, limit := range map[string]Limit{
-		"bucket": {Size: 10, DripInterval: time.Hour, DripSize: 1}, "window": Window(10, time.Hour),
+		"bucket": {Size: 10, DripInterval: time.Hour, DripSize: 1}, "window": FixedWindow(10, time.Hour),
 		"sliding": SlidingWindow(10, time.Hour), "log": SlidingLog(10, time.Hour),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, m := redistest.StartProxy(t, server.Addr), NewMemory(nil)
+			p, m := redistest.StartProxy(t, server.Addr), NewMemory()
 			store := func(addr, prefix string) *Redis {
 				r := newRedis(RedisOptions{Addresses: []string{addr}, Timeout: 10 * time.Second, Fallback: m, KeyPrefix: name + prefix}, takeScript)
 				t.Cleanup(func() { _ = r.Close() })

@@ -28,7 +28,7 @@ func drawOperated(t *rapid.T) Limit {
 	case 1:
 		return drawLog(t)
 	case 2:
-		return BansFor(rapid.Int64Range(1, 3).Draw(t, "after"), time.Second, time.Minute, time.Hour)
+		return BanAfter(rapid.Int64Range(1, 3).Draw(t, "after"), time.Second, time.Minute, time.Hour)
 	case 3: // so that something is left of it at the next operation
 		return Limit{Size: rapid.Int64Range(1, 400).Draw(t, "size"), DripInterval: time.Hour, DripSize: rapid.Int64Range(1, 3).Draw(t, "drip size")}
 	}

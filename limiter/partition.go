@@ -278,9 +278,9 @@ type LimitUsage struct {
 	Shared uint64
 }
 
-// Limits returns the usage of each limit that has, or has had, buckets, sorted by
+// Usage returns the usage of each limit that has, or has had, buckets, sorted by
 // Name. It is cheap enough to be called every few seconds.
-func (m *Memory) Limits() []LimitUsage {
+func (m *Memory) Usage() []LimitUsage {
 	d := m.directory.Load()
 	limits := make([]LimitUsage, 0, len(d.usages)+1)
 	add := func(u *usage) {

@@ -21,7 +21,7 @@ func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 		t.Run(fmt.Sprintf("another bucket,callers=%d", callers), func(t *testing.T) {
 			server := redistest.Start(t)
 			r := newTestRedis(t, server, func(opt *RedisOptions) {
-				opt.Timeout, opt.Fallback = 2*time.Second, NewMemory(nil)
+				opt.Timeout, opt.Fallback = 2*time.Second, NewMemory()
 			})
 			client, everybody := hourly(5), hourly(10_000)
 			everybody.Name = "everybody"
@@ -64,7 +64,7 @@ func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 		t.Run(fmt.Sprintf("its cost,callers=%d", callers), func(t *testing.T) {
 			server := redistest.Start(t)
 			r := newTestRedis(t, server, func(opt *RedisOptions) {
-				opt.Timeout, opt.Fallback = 2*time.Second, NewMemory(nil)
+				opt.Timeout, opt.Fallback = 2*time.Second, NewMemory()
 			})
 			b := hourly(100)
 			b.Cost = 60
@@ -101,7 +101,7 @@ func TestStalledServerOfCluster(t *testing.T) {
 	}
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
-	for _, fallback := range []*Memory{nil, NewMemory(nil)} {
+	for _, fallback := range []*Memory{nil, NewMemory()} {
 		r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Timeout, opt.Fallback = 50*time.Millisecond, fallback })
 		r.Connect(t.Context())
 		redistest.WaitFor(t, 5*time.Second, func() error {

@@ -63,7 +63,7 @@ var panels = []struct {
 		func(from, to int) int { return across * (1 + to/window - from/window) }, 2 * across,
 	},
 	{
-		"fixed_window, window_start first", "size 10, window 10s", limiter.Window(across, 10*time.Second),
+		"fixed_window, window_start first", "size 10, window 10s", limiter.FixedWindow(across, 10*time.Second),
 		func(from, to int) int { return across * (1 + (to-from)/window) }, 2 * across,
 	},
 	{
@@ -107,7 +107,7 @@ type history struct {
 func play(t *testing.T, limit limiter.Limit, bound func(from, to int) int) history {
 	t.Helper()
 	h, now := history{asked: arrivals()}, 0
-	store := limiter.NewMemory(func() time.Duration { return time.Duration(now) * tick })
+	store := limiter.NewMemoryWithClock(func() time.Duration { return time.Duration(now) * tick })
 	b := limiter.Bucket{Name: "picture", Key: "client", Limit: limit, Cost: 1}
 	total, empty, before := 0, 0, 0 // admitted, when it last counted nothing, and what was admitted until then
 	for now = range lasts {

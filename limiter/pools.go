@@ -132,7 +132,7 @@ const never time.Duration = math.MaxInt64 / 1000 * 1000
 // it, what follows from them for the request. So far each tells whether there is room.
 func (req *Request) lend(pool int, outcomes []outcome, decisions []Decision) {
 	d := &decisions[pool]
-	wait := req.Buckets[pool].Wait(d) // until it has as much room
+	wait := req.Buckets[pool].RoomIn(d) // until it has as much room
 	if d.Never || outcomes[pool].unasked {
 		wait = never
 	}

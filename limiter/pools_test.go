@@ -56,7 +56,7 @@ func TestPools(t *testing.T) {
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 6, func(t *rapid.T) {
 		trace++
-		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 		stores := []Store{v, m}
 		accounting := Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
 		dry := rapid.IntRange(0, 4).Draw(t, "dry run: 0") == 0
@@ -72,7 +72,7 @@ func TestPools(t *testing.T) {
 			case 1:
 				b.Hold = true
 			case 2:
-				b.Limit = Window(size, b.Limit.DripInterval)
+				b.Limit = FixedWindow(size, b.Limit.DripInterval)
 			}
 			all = append(all, &lender{Bucket: b, free: b.Hold && rapid.Bool().Draw(t, "holds nothing")})
 		}
@@ -254,7 +254,7 @@ func borrowing(name string, n, m int64) (own, pool Bucket) {
 func TestPoolsOverSlots(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
-	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	for _, accounting := range []Accounting{AccountingAtomic, AccountingEach} {
 		own, pool := borrowing("", 2, 3)
 		own.Name += accounting.String()
@@ -320,7 +320,7 @@ func TestPoolsOverSlotsInOutage(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no")
 	r := newTestCluster(t, nodes, func(opt *RedisOptions) {
-		opt.Fallback, opt.Timeout = NewMemory(nil), 500*time.Millisecond
+		opt.Fallback, opt.Timeout = NewMemory(), 500*time.Millisecond
 	})
 	dead := nodes.Nodes[2]
 	dead.Kill()
@@ -353,10 +353,10 @@ func TestPoolsOverSlotsInOutage(t *testing.T) {
 func nodesOf(t *testing.T, name string, server *redistest.Server, cluster *redistest.Cluster) (stores []Store) {
 	t.Helper()
 	if name == "memory" {
-		return []Store{NewMemory(nil)}
+		return []Store{NewMemory()}
 	}
 	for range 3 {
-		opt := func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(nil), 10*time.Second }
+		opt := func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(), 10*time.Second }
 		if name == "cluster" {
 			stores = append(stores, newTestCluster(t, cluster, opt))
 		} else {
@@ -453,7 +453,7 @@ func TestPoolOfConcurrency(t *testing.T) {
 func TestPoolsThroughOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(nil), 50*time.Millisecond })
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback, opt.Timeout = NewMemory(), 50*time.Millisecond })
 	own, pool := borrowing("k", 4, 6)
 	admitted, borrowed := 0, 0
 	more := func(n int, by Decider) {
@@ -535,7 +535,7 @@ func TestFullPoolsAreRemembered(t *testing.T) {
 // own limit or the pool has room, whichever is sooner, to the microsecond.
 func TestRetryFromPool(t *testing.T) {
 	now := int64(1)
-	m := NewMemory(func() time.Duration { return time.Duration(now) * time.Microsecond })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(now) * time.Microsecond })
 	own, pool := borrowing("k", 2, 3)
 	own.Limit.DripInterval, pool.Limit.DripInterval = 10*time.Second, 7*time.Second
 	own.Cost, pool.Cost = 2, 3
@@ -572,11 +572,11 @@ func TestRetryFromPool(t *testing.T) {
 	now += 3_600_000_000
 	ask(t, m, own, pool)
 	d = ask(t, m, own, pool)
-	if wait := own.Wait(&d[0]); wait != 0 {
+	if wait := own.RoomIn(&d[0]); wait != 0 {
 		t.Errorf("%v to wait, although the pool has room", wait)
 	}
 	d = ask(t, m, own, pool)
-	if wait := own.Wait(&d[0]); wait != 10*time.Second || !d[0].Borrowed {
+	if wait := own.RoomIn(&d[0]); wait != 10*time.Second || !d[0].Borrowed {
 		t.Errorf("%v to wait, want 10s: %+v", wait, d)
 	}
 }
@@ -585,7 +585,7 @@ func TestRetryFromPool(t *testing.T) {
 func TestPoolsAreValid(t *testing.T) {
 	own, pool := borrowing("k", 1, 1)
 	plain := Bucket{Name: "plain", Key: "k", Limit: PerSecond(1), Cost: 1}
-	counts, dry, both, ban := own, pool, own, Bucket{Name: "ban", Key: "k", Limit: BansFor(1, time.Minute), Cost: 1, Watches: 1}
+	counts, dry, both, ban := own, pool, own, Bucket{Name: "ban", Key: "k", Limit: BanAfter(1, time.Minute), Cost: 1, Watches: 1}
 	counts.Limit.CountDenied = true
 	dry.DryRun = true
 	both.Pool = true
@@ -608,7 +608,7 @@ func TestPoolsAreValid(t *testing.T) {
 		{[]Bucket{own, ban, pool}, `bucket "own", watched by "ban"`},
 		{[]Bucket{plain, ban, own, pool}, ""},
 	} {
-		_, err := NewMemory(nil).Take(t.Context(), Request{Buckets: tc.buckets}, nil)
+		_, err := NewMemory().Take(t.Context(), Request{Buckets: tc.buckets}, nil)
 		if got := fmt.Sprint(err); tc.want == "" && err != nil || !strings.Contains(got, tc.want) && tc.want != "" {
 			t.Errorf("%+v: got %v, want %q", tc.buckets, err, tc.want)
 		}
@@ -623,12 +623,12 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 	trace, borrowed := 0, map[Algorithm]int{}
 	checkTraces(t, 3, func(t *rapid.T) {
 		trace++
-		m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+		m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 		limit := func(of string) Limit {
 			n := rapid.Int64Range(1, 4).Draw(t, "size of "+of)
 			d := rapid.SampledFrom([]time.Duration{time.Second, 4 * time.Second}).Draw(t, "time of "+of)
 			return rapid.SampledFrom([]Limit{
-				Every(d), Window(n, d), SlidingWindow(n, d), SlidingLog(n, d), WarmingUp(n, d, 4*d, 3),
+				Every(d), FixedWindow(n, d), SlidingWindow(n, d), SlidingLog(n, d), WarmingUp(n, d, 4*d, 3),
 			}).Draw(t, "limit of "+of)
 		}
 		key := fmt.Sprint(trace)

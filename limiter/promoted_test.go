@@ -99,7 +99,7 @@ func TestClusterMasterAgain(t *testing.T) {
 	nodes := redistest.StartCluster(t, 3)
 	master := nodes.Nodes[0]
 	replica := nodes.AddReplica(t, master)
-	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	p := newPromoted(r, func(b Bucket) bool { return nodes.Owner(t, nodes.Slot(t, r.keys.of(&b))) == master })
 	p.decides(t, master)
 	p.ask(t, 4)
@@ -124,7 +124,7 @@ func TestSentinelMasterAgain(t *testing.T) {
 	sentinel := redistest.StartSentinel(t)
 	r := newTestRedis(t, sentinel.Master, func(opt *RedisOptions) {
 		opt.Addresses, opt.MasterName = sentinel.SentinelAddrs(), redistest.MasterName
-		opt.Fallback, opt.Timeout = NewMemory(nil), time.Second
+		opt.Fallback, opt.Timeout = NewMemory(), time.Second
 	})
 	p := newPromoted(r, func(Bucket) bool { return true })
 	p.decides(t, sentinel.Master)
@@ -172,7 +172,7 @@ func TestAddressFollowsMaster(t *testing.T) {
 			role(second, first.Addr)
 			proxy := redistest.StartProxy(t, first.Addr)
 			r := newTestRedis(t, first, func(opt *RedisOptions) {
-				opt.Addresses, opt.Fallback = []string{proxy.Addr}, NewMemory(nil)
+				opt.Addresses, opt.Fallback = []string{proxy.Addr}, NewMemory()
 			})
 			for range connections { // IDs of connections do not tell that it is another server
 				conn, err := net.Dial("tcp", second.Addr)

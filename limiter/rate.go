@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -15,18 +16,33 @@ const (
 	tolerance = 10_000
 )
 
-// PerSecond returns a Limit that admits n units a second on average, evenly, with
-// bursts of up to n: behind a burst, up to 2·n − 1 in one second. Use [NewLimit] for
-// other bursts. If n is not from 1 to [MaxUnits], the Limit is not valid, and every
-// request returns an error.
-func PerSecond(n int64) Limit { return per(n, time.Second) }
+// PerSecond is short for Per(n, time.Second).
+func PerSecond(n int64) Limit { return Per(n, time.Second) }
 
-// PerMinute returns a Limit that admits n units a minute on average, evenly, with
-// bursts of up to n. See [PerSecond].
-func PerMinute(n int64) Limit { return per(n, time.Minute) }
+// PerMinute is short for Per(n, time.Minute).
+func PerMinute(n int64) Limit { return Per(n, time.Minute) }
 
-// Every returns a Limit that admits one unit every d, with no bursts. Set Size to
-// allow bursts. d is rounded up to whole microseconds. If d is not positive, or
+// Per returns a Limit that admits n units every d on average, evenly, with bursts of up to
+// n: behind a burst, up to 2·n − 1 in one d. [Limit.WithBurst] sets another burst.
+//
+// In the long run the rate is never exceeded, and missed by less than 1 part in 10,000. The
+// drips are n/d reduced to lowest terms in whole microseconds: 60 a second are 3 units every
+// 50 ms. If that means several units at a time and more than 100 ms between drips, Per takes
+// the fewest units that keep the rate: for 7 a second, 1 unit every 142,858 µs instead of 7
+// every second.
+//
+// n is from 1 to [MaxUnits]; d is a whole number of microseconds, at most 35 years.
+// Otherwise the Limit is not valid, and every request returns an error.
+func Per(n int64, d time.Duration) Limit {
+	l, err := NewLimit(n, d, n)
+	if err != nil {
+		return Limit{Size: n, DripInterval: d, DripSize: cmp.Or(n, -1)} // not valid, because n or d is not
+	}
+	return l
+}
+
+// Every returns a Limit that admits one unit every d, with no bursts but those that
+// [Limit.WithBurst] allows. d is rounded up to whole microseconds. If d is not positive, or
 // more than 17 years, the Limit is not valid, and every request returns an error.
 func Every(d time.Duration) Limit {
 	if d > 0 { // a d that overflows is not valid
@@ -35,12 +51,31 @@ func Every(d time.Duration) Limit {
 	return Limit{Size: 1, DripInterval: d, DripSize: 1}
 }
 
-// per returns a Limit of n units every d, which is a second or a minute.
-func per(n int64, d time.Duration) Limit {
-	l, err := NewLimit(n, d, n)
-	if err != nil {
-		return Limit{Size: n, DripInterval: d, DripSize: n} // not valid, because n is not
+// WithBurst returns l, which is made by [Per], [PerSecond], [PerMinute] or [Every], with
+// bursts of up to n units: up to n − 1 more than its rate in any time. The rate stays if a
+// burst has room for what drips at once: of rates up to 100 a second that is 1 unit. Otherwise
+// less drips at once, which may cost 1 part in 10,000 of the rate or, with bursts of less than
+// some hundredth of a second's units, up to 1 µs of the time in which a burst drips.
+//
+// n is from 1 to [MaxUnits]. If it is not, l is another limit or a full bucket would take
+// more than 35 years to drain, the Limit is not valid, and every request returns an error.
+func (l Limit) WithBurst(n int64) Limit {
+	if l.Algorithm != 0 { // it has no burst
+		return Limit{Algorithm: l.Algorithm}
 	}
+	if n < 1 || l.DripSize <= n || l.Validate() != nil {
+		l.Size = n
+		return l
+	}
+	drips := l.finest()
+	if drips.DripSize > n {
+		interval := mulDiv(n, l.rate(), l.DripSize)
+		if interval*l.DripSize != n*l.rate() {
+			interval++
+		}
+		drips = Limit{DripInterval: time.Duration(interval) * time.Microsecond, DripSize: n}
+	}
+	l.Size, l.DripInterval, l.DripSize = n, drips.DripInterval, drips.DripSize
 	return l
 }
 

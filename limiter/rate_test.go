@@ -141,6 +141,79 @@ func TestNewLimitKeepsRate(t *testing.T) {
 	})
 }
 
+// TestWithBurst guards that a burst changes nothing but itself if there is room for what drips
+// at once, and otherwise makes the rate lower, never higher; and that no burst makes a Limit
+// valid that is not.
+func TestWithBurst(t *testing.T) {
+	const µs = time.Microsecond
+	counting := PerSecond(60)
+	counting.CountDenied = true
+	for _, tc := range []struct {
+		name  string
+		l     Limit
+		burst int64
+		want  Limit // the zero Limit if it is not valid
+	}{
+		{"larger", Per(1000, 24*time.Hour), 5000, Limit{Size: 5000, DripInterval: 86_400 * time.Millisecond, DripSize: 1}},
+		{"smaller", Per(1000, 24*time.Hour), 50, Limit{Size: 50, DripInterval: 86_400 * time.Millisecond, DripSize: 1}},
+		{"of an interval", Every(2 * time.Second), 16, Limit{Size: 16, DripInterval: 2 * time.Second, DripSize: 1}},
+		{"of a drip", PerSecond(60), 3, Limit{Size: 3, DripInterval: 50_000 * µs, DripSize: 3}},
+		{"less than a drip", PerSecond(60), 2, Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
+		{"less than a drip, counting", counting, 2, Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1, CountDenied: true}},
+		{"less than the least drip", PerSecond(999), 9, Limit{Size: 9, DripInterval: 5_006 * µs, DripSize: 5}},
+		{"much less than the least drip", PerSecond(999), 4, Limit{Size: 4, DripInterval: 4_005 * µs, DripSize: 4}},
+		{"less than a microsecond's", PerSecond(3_000_000), 2, Limit{Size: 2, DripInterval: µs, DripSize: 2}},
+		{"one of very many", PerSecond(MaxUnits), 1, Limit{Size: 1, DripInterval: µs, DripSize: 1}},
+		{"none", PerSecond(60), 0, Limit{}},
+		{"too large", PerSecond(60), MaxUnits + 1, Limit{}},
+		{"drains too slowly", Every(time.Hour), 1 << 20, Limit{}},
+		{"of no rate", PerSecond(0), 5, Limit{}},
+		{"of a negative rate", PerSecond(-3), 5, Limit{}},
+		{"of too high a rate", PerSecond(MaxUnits + 1), 5, Limit{}},
+		{"of no time", Per(5, 0), 2, Limit{}},
+		{"of a fraction of a microsecond", Per(5, 1500), 2, Limit{}},
+		{"of too long a time", Per(5, 36*365*24*time.Hour), 2, Limit{}},
+		{"of a window", FixedWindow(5, time.Second), 2, Limit{}},
+		{"of a sliding window", SlidingWindow(5, time.Second), 2, Limit{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := tc.l.WithBurst(tc.burst)
+			if tc.want == (Limit{}) {
+				if err := got.Validate(); err == nil {
+					t.Errorf("%+v is valid", got)
+				}
+				return
+			}
+			if err := got.Validate(); err != nil || got != tc.want {
+				t.Errorf("got %+v, %v, want %+v", got, err, tc.want)
+			}
+		})
+	}
+	checkTraces(t, 1, func(t *rapid.T) {
+		n := rapid.OneOf(rapid.Int64Range(1, 2_000_000), rapid.Int64Range(1, MaxUnits)).Draw(t, "n")
+		d := time.Duration(rapid.OneOf(rapid.Int64Range(1, 10_000), rapid.Int64Range(1, 86_400e6)).Draw(t, "d")) * µs
+		burst := rapid.OneOf(rapid.Int64Range(1, 100), rapid.Int64Range(1, 2_000_000)).Draw(t, "burst")
+		l := Per(n, d)
+		got := l.WithBurst(burst)
+		if l.Validate() != nil || got.Validate() != nil {
+			return
+		}
+		if got.Size != burst || got.DripSize > burst {
+			t.Fatalf("%+v.WithBurst(%d) = %+v", l, burst, got)
+		}
+		asked, rate := big.NewRat(n, d.Microseconds()), big.NewRat(l.DripSize, l.DripInterval.Microseconds())
+		if drips := big.NewRat(got.DripSize, got.DripInterval.Microseconds()); drips.Cmp(asked) > 0 {
+			t.Fatalf("%+v.WithBurst(%d) = %+v: more than %d every %v", l, burst, got, n, d)
+		}
+		if got.DripSize == l.DripSize && got.DripInterval == l.DripInterval || short(l.DripSize, l.DripInterval.Microseconds(), got) {
+			return
+		}
+		if µs := got.DripInterval.Microseconds(); got.DripSize != burst || µs > 1 && big.NewRat(burst, µs-1).Cmp(rate) <= 0 {
+			t.Fatalf("%+v.WithBurst(%d) = %+v: less than it could be", l, burst, got)
+		}
+	})
+}
+
 // short reports whether l drips at most n units every d µs, and less by less than
 // 1 part in 10,000.
 func short(n, d int64, l Limit) bool {
@@ -183,7 +256,7 @@ func TestRateHoldsOverLongTimes(t *testing.T) {
 			}
 			now := time.Hour
 			start := now
-			l := Limiter{Store: NewMemory(func() time.Duration { return now }), Limit: limit}
+			l := Limiter{Store: NewMemoryWithClock(func() time.Duration { return now }), Limit: limit}
 			admitted := int64(0)
 			for range 50_000 {
 				d, err := l.Allow(t.Context(), "k")
@@ -223,11 +296,11 @@ func TestRateConstructors(t *testing.T) {
 		{"PerSecond(10)", PerSecond(10), Limit{Size: 10, DripInterval: 100 * time.Millisecond, DripSize: 1}, true},
 		{"PerSecond(60)", PerSecond(60), Limit{Size: 60, DripInterval: 50 * time.Millisecond, DripSize: 3}, true},
 		{"PerSecond(MaxUnits)", PerSecond(MaxUnits), Limit{Size: MaxUnits, DripInterval: 15_625 * time.Microsecond, DripSize: MaxUnits / 64}, true},
-		{"PerSecond(0)", PerSecond(0), Limit{Size: 0, DripInterval: time.Second, DripSize: 0}, false},
+		{"PerSecond(0)", PerSecond(0), Limit{Size: 0, DripInterval: time.Second, DripSize: -1}, false},
 		{"PerSecond(-1)", PerSecond(-1), Limit{Size: -1, DripInterval: time.Second, DripSize: -1}, false},
 		{"PerSecond(MaxUnits+1)", PerSecond(MaxUnits + 1), Limit{Size: MaxUnits + 1, DripInterval: time.Second, DripSize: MaxUnits + 1}, false},
 		{"PerMinute(30)", PerMinute(30), Limit{Size: 30, DripInterval: 2 * time.Second, DripSize: 1}, true},
-		{"PerMinute(0)", PerMinute(0), Limit{Size: 0, DripInterval: time.Minute, DripSize: 0}, false},
+		{"PerMinute(0)", PerMinute(0), Limit{Size: 0, DripInterval: time.Minute, DripSize: -1}, false},
 		{"Every(1s)", Every(time.Second), Limit{Size: 1, DripInterval: time.Second, DripSize: 1}, true},
 		{"Every(1ns)", Every(1), Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}, true},
 		{"Every(1001ns)", Every(1001), Limit{Size: 1, DripInterval: 2 * time.Microsecond, DripSize: 1}, true},

@@ -1263,7 +1263,7 @@ func TestRedisKeepsDeadlines(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr)
 	var seen events
-	memory := NewMemory(nil)
+	memory := NewMemory()
 	r := newTestRedis(t, server, func(opt *RedisOptions) {
 		opt.Addresses, opt.Fallback, opt.Report, opt.Timeout = []string{proxy.Addr}, memory, seen.report, 5*time.Second
 	})
@@ -1553,7 +1553,7 @@ func checkAcceptedWrites(t *testing.T, l Limit) {
 	t.Helper()
 	l.CountDenied, l.DripInterval = false, time.Hour
 	server := redistest.Start(t)
-	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	ask := func(key string) Decider {
 		r.denyCache = newDenyCache(64)
 		b := Bucket{Name: "b", Key: key, Limit: l, Cost: 1}

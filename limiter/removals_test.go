@@ -24,7 +24,7 @@ func (f *fallback) settledRemovals(t testing.TB) {
 
 // testNode returns a store with a memory of its own.
 func testNode(t testing.TB, server *redistest.Server) (*Redis, *Memory) {
-	m := NewMemory(nil)
+	m := NewMemory()
 	return newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = m }), m
 }
 
@@ -59,7 +59,7 @@ func TestFloodLeavesRedisBounded(t *testing.T) {
 		node.fallback.settledRemovals(t)
 	}
 	calls = server.CommandStat(t, "evalsha") - calls
-	t.Logf("%d decisions, %.3f calls each, %d removals", asked.Load(), float64(calls)/float64(asked.Load()), memories[0].Limits()[0].Forgotten+memories[1].Limits()[0].Forgotten)
+	t.Logf("%d decisions, %.3f calls each, %d removals", asked.Load(), float64(calls)/float64(asked.Load()), memories[0].Usage()[0].Forgotten+memories[1].Usage()[0].Forgotten)
 	var n int64
 	redistest.WaitFor(t, 10*time.Second, func() error {
 		if n = server.Client().DBSize(t.Context()).Val(); n > 2*most {
@@ -209,7 +209,7 @@ func TestRemovalsInCluster(t *testing.T) {
 	t.Parallel()
 	const most, requests = 20, 300
 	cluster := redistest.StartCluster(t, 3)
-	m := NewMemory(nil)
+	m := NewMemory()
 	node := newTestRedis(t, cluster.Nodes[0], func(opt *RedisOptions) { opt.Cluster, opt.Fallback = true, m })
 	b := hourly(10)
 	b.MaxKeys = most
@@ -255,7 +255,7 @@ func TestShareOnRedis(t *testing.T) {
 			t.Errorf("the shared bucket is that of key %q", key)
 		}
 	}
-	if u := m.Limits()[0]; u.Buckets != 1 || u.Shared != 4 {
+	if u := m.Usage()[0]; u.Buckets != 1 || u.Shared != 4 {
 		t.Errorf("%+v", u)
 	}
 

@@ -42,7 +42,7 @@ func TestShortReplies(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			opt := RedisOptions{KeyPrefix: "rl:", Timeout: time.Second, Fallback: NewMemory(nil)}
+			opt := RedisOptions{KeyPrefix: "rl:", Timeout: time.Second, Fallback: NewMemory()}
 			if tc.cluster {
 				opt.Addresses = redistest.StartCluster(t, 3).Addrs()
 			} else {

@@ -63,7 +63,7 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 	denied := req.denied(dst[before:])
 	for i := range req.Buckets {
 		b, o, hash := &req.Buckets[i], &dst[before+i], w.places[i].hash
-		o.by, o.blocked = DecidedByReport, false
+		o.by, o.blocked = DecidedByEventual, false
 		switch {
 		case o.denied:
 			rs.refresh(b, hash, now)

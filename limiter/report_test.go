@@ -48,7 +48,7 @@ func TestReportsKeepBound(t *testing.T) {
 			f.advance(t, time.Duration(random.Int64N(2*step))*time.Microsecond)
 			node := random.IntN(nodes)
 			d := f.take(t, node, b)[0]
-			if d.By != DecidedByReport {
+			if d.By != DecidedByEventual {
 				t.Fatalf("decided by %v", d.By)
 			}
 			if !d.Denied {
@@ -185,7 +185,7 @@ func TestUnreportedBesideExact(t *testing.T) {
 			proxy := redistest.StartProxy(t, server.Addr)
 			proxy.Delay(tc.far)
 			r := newTestRedis(t, server, func(o *RedisOptions) {
-				o.Addresses, o.Timeout, o.Fallback = []string{proxy.Addr}, 10*time.Second, NewMemory(nil)
+				o.Addresses, o.Timeout, o.Fallback = []string{proxy.Addr}, 10*time.Second, NewMemory()
 				if tc.outage {
 					o.Timeout = 50 * time.Millisecond
 				}
@@ -318,7 +318,7 @@ func TestResetKeepsUnreported(t *testing.T) {
 func TestReportsSurviveEmptyRestart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	r := newTestRedis(t, server, func(o *RedisOptions) { o.Fallback, o.Timeout = NewMemory(nil), 50*time.Millisecond })
+	r := newTestRedis(t, server, func(o *RedisOptions) { o.Fallback, o.Timeout = NewMemory(), 50*time.Millisecond })
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Consistency: Eventual(10 * time.Millisecond)}
 	admitted := 0
 	flood := func(lasts time.Duration) {

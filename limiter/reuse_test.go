@@ -30,7 +30,7 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 	node := redistest.Start(t)
 	p := redistest.StartProxy(t, node.Addr)
 	r := newTestRedis(t, node, func(opt *RedisOptions) {
-		opt.Addresses, opt.Fallback, opt.Timeout = []string{p.Addr}, NewMemory(nil), 100*time.Millisecond
+		opt.Addresses, opt.Fallback, opt.Timeout = []string{p.Addr}, NewMemory(), 100*time.Millisecond
 	})
 	req := Request{Buckets: []Bucket{hourly(1000)}}
 	redistest.WaitFor(t, 5*time.Second, func() error { return unconnected(t, r, node, req) })

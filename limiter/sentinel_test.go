@@ -19,7 +19,7 @@ func TestSentinel(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	sentinel := redistest.StartSentinelAuth(t, "watcher", "of-sentinels", "--requirepass", "of-servers")
 	var seen events
-	memory := NewMemory(nil)
+	memory := NewMemory()
 	r := newTestRedis(t, sentinel.Master, func(opt *RedisOptions) {
 		opt.Addresses, opt.MasterName = sentinel.SentinelAddrs(), redistest.MasterName
 		opt.SentinelUsername, opt.SentinelPassword, opt.Password = "watcher", "of-sentinels", "of-servers"

@@ -71,7 +71,7 @@ func TestWarmFallback(t *testing.T) {
 					server := redistest.Start(t)
 					var all []*Redis
 					for before := range int64(7) {
-						r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+						r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 						all = append(all, r)
 						for range before {
 							mustTake(t, r, warmRequest(before, accounting, drip, several))
@@ -132,7 +132,7 @@ func TestOutageAdmissionsReachServer(t *testing.T) {
 		t.Run(fmt.Sprint(drip), func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory(nil) })
+			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 			b := Bucket{Name: "b", Key: fmt.Sprint(drip), Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: drip}, Cost: 1}
 			req := Request{Buckets: []Bucket{b}}
 			for range 5 {
@@ -170,7 +170,7 @@ func TestOutageAdmissionsReachServer(t *testing.T) {
 // requests that use the fallback.
 func TestNoFallback(t *testing.T) {
 	server := redistest.Start(t)
-	memory := NewMemory(nil)
+	memory := NewMemory()
 	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = memory })
 	req := Request{Buckets: []Bucket{hourly(5)}, NoFallback: true}
 	mustTake(t, r, req)
@@ -195,7 +195,7 @@ func TestNoFallback(t *testing.T) {
 func TestCorruptIsReported(t *testing.T) {
 	server := redistest.Start(t)
 	var seen events
-	memory := NewMemory(nil)
+	memory := NewMemory()
 	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Report, opt.Fallback = seen.report, memory })
 	b := hourly(5)
 	key := r.keys.of(&b)
@@ -279,7 +279,7 @@ func TestTLS(t *testing.T) {
 			server := redistest.StartTLS(t, good, tc.clientCerts)
 			var seen events
 			r := newTestRedis(t, server, func(opt *RedisOptions) {
-				opt.TLS, opt.Fallback, opt.Report = tc.config, NewMemory(nil), seen.report
+				opt.TLS, opt.Fallback, opt.Report = tc.config, NewMemory(), seen.report
 			})
 			b := hourly(100)
 			for range manyFailures {

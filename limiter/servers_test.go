@@ -41,7 +41,7 @@ func TestServersUnlikeRedis(t *testing.T) {
 		"bucket":            hourly(20).Limit,
 		"many drips":        {Size: 1000, DripInterval: time.Hour, DripSize: 1},
 		"slack":             {Size: 20, DripInterval: time.Hour, DripSize: 7},
-		"window":            Window(20, time.Hour),
+		"window":            FixedWindow(20, time.Hour),
 		"window of a clock": ClockWindow(20, 10000*time.Hour, time.Unix(0, 0)),
 		"sliding window":    SlidingWindow(20, 10000*time.Hour),
 		"log":               SlidingLog(20, time.Hour),
@@ -95,7 +95,7 @@ func TestServersThatRefuseCommands(t *testing.T) {
 			addr := redistest.StartFront(t, server, refuse)
 			var seen events
 			r := newTestRedis(t, server, func(opt *RedisOptions) {
-				opt.Addresses, opt.Password, opt.Report, opt.Fallback = []string{addr}, "secret", seen.report, NewMemory(nil)
+				opt.Addresses, opt.Password, opt.Report, opt.Fallback = []string{addr}, "secret", seen.report, NewMemory()
 			})
 			first := hourly(20)
 			first.Key = "first" // comes with the script

@@ -157,7 +157,7 @@ func TestSharingLimitsLeaveRoom(t *testing.T) {
 	for _, tc := range []struct{ limits, maxKeys int }{{1, 2000}, {2, 0}, {5, 0}} {
 		t.Run(fmt.Sprint(tc), func(t *testing.T) {
 			var now time.Duration
-			m := NewMemory(func() time.Duration { return now })
+			m := NewMemoryWithClock(func() time.Duration { return now })
 			m.SetMaxKeys(2000)
 			hourly := Limit{Size: 3, DripInterval: time.Hour, DripSize: 1}
 			full := keyed(50, Bucket{Name: "api", Limit: hourly, Cost: 3})

@@ -143,7 +143,7 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	v.flush(t)
 	h := &history{t: t, v: v, random: rand.New(rand.NewPCG(seed, 1)), up: true, timeout: 50_000}
 	v.fallback = newFallback(
-		NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond }),
+		NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond }),
 		time.Duration(h.timeout)*time.Microsecond, "")
 	v.tabs.all, v.client = nil, h
 	v.tabs.process++
@@ -729,10 +729,10 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 		into   int64 // seconds since an hour began
 		want   int64 // units that are admitted
 	}{
-		{"a window, nothing in flight", Window(10, time.Hour), 0, window(5), 0, true, 0, 5},
-		{"a window, as much in flight", Window(10, time.Hour), 0, window(5), 5, true, 0, 0},
-		{"a window, some in flight", Window(10, time.Hour), 0, window(5), 3, true, 0, 2},
-		{"a window that the server knows less of", Window(10, time.Hour), 2, window(5), 3, true, 0, 2},
+		{"a window, nothing in flight", FixedWindow(10, time.Hour), 0, window(5), 0, true, 0, 5},
+		{"a window, as much in flight", FixedWindow(10, time.Hour), 0, window(5), 5, true, 0, 0},
+		{"a window, some in flight", FixedWindow(10, time.Hour), 0, window(5), 3, true, 0, 2},
+		{"a window that the server knows less of", FixedWindow(10, time.Hour), 2, window(5), 3, true, 0, 2},
 		{"a window of the clock that has ended", ClockWindow(10, time.Hour, time.Unix(0, 0)), 2, level{second, 9}, 3, false, 0, 5},
 		{"slack, with units in flight", sevens, 0, level{second, 5}, 3, true, 0, 9},
 		{"an empty bucket, with units in flight", sevens, 0, level{}, 12, true, 0, 2},

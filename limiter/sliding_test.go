@@ -127,8 +127,8 @@ func TestSlidingWindowFollowsDescription(t *testing.T) {
 			wait := Decision{}
 			if b := (Bucket{Limit: l, Cost: cost}); cost <= l.Size {
 				ahead := slider{m.phase, slices.Clone(m.admitted)}
-				if wait = ahead.take(l, s.now, cost); b.Wait(&got) != wait.RetryAfter {
-					t.Fatalf("%+v, request %d, cost %d, at %d µs: would wait %v, want %v", l, i, cost, s.now, b.Wait(&got), wait.RetryAfter)
+				if wait = ahead.take(l, s.now, cost); b.RoomIn(&got) != wait.RetryAfter {
+					t.Fatalf("%+v, request %d, cost %d, at %d µs: would wait %v, want %v", l, i, cost, s.now, b.RoomIn(&got), wait.RetryAfter)
 				}
 			}
 			switch {
@@ -484,7 +484,7 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 // it counts, even if it may not for long.
 func TestSlidingWindowTold(t *testing.T) {
 	now := 1000 * time.Hour
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, time.Minute, "")
 	b := Bucket{Name: "s", Key: "k", Limit: SlidingWindow(9, time.Hour), Cost: 3}
 	f.decide(Request{Buckets: []Bucket{b}}, nil, false)

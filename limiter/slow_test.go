@@ -34,7 +34,7 @@ func newSlow(t *testing.T, v *virtual, l Limit, least, most time.Duration) *slow
 		t: t, v: v, random: rand.New(rand.NewPCG(1, 2)), least: least, most: most, timeout: 50 * time.Millisecond,
 		bucket: Bucket{Name: "b", Key: "k", Limit: l, Cost: 1},
 	}
-	v.fallback = newFallback(NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond }), s.timeout, "")
+	v.fallback = newFallback(NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond }), s.timeout, "")
 	return s
 }
 
@@ -112,8 +112,8 @@ func TestLateReplies(t *testing.T) {
 	}{
 		{"windows of the clock, 200 ms", ClockWindow(size, 200*time.Millisecond, epoch)},
 		{"windows of the clock, 2 s", ClockWindow(size, 2*time.Second, epoch)},
-		{"windows, 500 ms", Window(size, 500*time.Millisecond)},
-		{"windows, 2 s", Window(size, 2*time.Second)},
+		{"windows, 500 ms", FixedWindow(size, 500*time.Millisecond)},
+		{"windows, 2 s", FixedWindow(size, 2*time.Second)},
 		{"sliding window, 2 s", SlidingWindow(size, 2*time.Second)},
 		{"sliding log, 500 ms", SlidingLog(size, 500*time.Millisecond)},
 		{"sliding log, 2 s", SlidingLog(size, 2*time.Second)},
@@ -169,7 +169,7 @@ func TestSlowRedis(t *testing.T) {
 			proxy := redistest.StartProxy(t, server.Addr)
 			r := newTestRedis(t, server, func(opt *RedisOptions) {
 				opt.Addresses, opt.KeyPrefix = []string{proxy.Addr}, tc.name+":"
-				opt.Fallback, opt.Timeout = NewMemory(nil), 50*time.Millisecond
+				opt.Fallback, opt.Timeout = NewMemory(), 50*time.Millisecond
 			})
 			b := Bucket{Name: "b", Key: "k", Limit: tc.limit, Cost: 1}
 			other := b

@@ -38,7 +38,7 @@ type Keeper interface {
 	// Reset empties a bucket, and returns what it held.
 	Reset(ctx context.Context, b Bucket) (Level, error)
 
-	// Ban bans a bucket's key for d. The bucket's Limit is made by [BansFor].
+	// Ban bans a bucket's key for d. The bucket's Limit is made by [BanAfter].
 	Ban(ctx context.Context, b Bucket, d time.Duration) error
 }
 
@@ -49,7 +49,7 @@ var (
 
 // Request lists the buckets that one request has to pass.
 type Request struct {
-	// The buckets. No two may have the same Name and Key.
+	// The buckets, at most 65,535. No two may have the same Name and Key.
 	Buckets []Bucket
 
 	// What to charge when some buckets have room and others do not.
@@ -129,7 +129,7 @@ type Bucket struct {
 	// would have cost where there was no room.
 	Pool bool
 
-	// How many of the buckets right before this one it watches, at most [MaxWatched]. Such
+	// How many of the buckets right before this one it watches, at most 15. Such
 	// a bucket is charged if one of those denies the request, and not otherwise; a denial
 	// that is only due to held units is none. Like others it denies requests for which it
 	// has no room, and then those that it watches deny them too. They have its Key and
@@ -155,8 +155,8 @@ func (b *Bucket) need() int64 { return max(b.Cost, 1) }
 // fits reports whether b, at level s, has room for the request, beside n other units.
 func (b *Bucket) fits(s level, n, now int64) bool { return b.Limit.room(s, n, now) >= b.need() }
 
-// MaxBuckets is the maximum number of buckets in a request.
-const MaxBuckets = 1<<16 - 1
+// maxBuckets is the maximum number of buckets in a request.
+const maxBuckets = 1<<16 - 1
 
 // Accounting says what to charge when some buckets of a request have room for it
 // and others do not.
@@ -171,7 +171,7 @@ const (
 	AccountingEach
 )
 
-// String returns a as it is written in a configuration: "atomic" or "each".
+// String returns a as a word: "atomic" or "each".
 func (a Accounting) String() string {
 	if a == AccountingEach {
 		return "each"
@@ -191,8 +191,8 @@ func (req *Request) keptOf(b *Bucket) *kept {
 // buckets that can be decided. Every Store calls it, so untrusted numbers are safe
 // to pass.
 func (req *Request) prepare() error {
-	if n := len(req.Buckets); n > MaxBuckets {
-		return fmt.Errorf("%d buckets in a request: must be at most %d", n, MaxBuckets)
+	if n := len(req.Buckets); n > maxBuckets {
+		return fmt.Errorf("%d buckets in a request: must be at most %d", n, maxBuckets)
 	}
 	plain := true
 	for i := range req.Buckets {
@@ -243,8 +243,8 @@ func (req *Request) validateRoles() error {
 	return nil
 }
 
-// MaxWatched is the largest number of buckets that a Bucket watches.
-const MaxWatched = 15
+// maxWatched is the largest number of buckets that a Bucket watches.
+const maxWatched = 15
 
 // validateWatches returns an error if a bucket can't watch what it is to watch.
 func (req *Request) validateWatches() error {
@@ -253,7 +253,7 @@ func (req *Request) validateWatches() error {
 		if b.Watches == 0 {
 			continue
 		}
-		if int(b.Watches) > min(i, MaxWatched) || b.Hold || b.elastic() || b.Limit.CountDenied || b.ShareKey != "" {
+		if int(b.Watches) > min(i, maxWatched) || b.Hold || b.elastic() || b.Limit.CountDenied || b.ShareKey != "" {
 			return fmt.Errorf("bucket %q: %w", b.Name, errWatches)
 		}
 		for j := i - int(b.Watches); j < i; j++ {
@@ -386,7 +386,7 @@ func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 			d.RetryAfter = retryBlocked
 		}
 		if b.Watches > 0 && !d.Denied {
-			d.RetryAfter = b.Wait(d)
+			d.RetryAfter = b.RoomIn(d)
 			d.Denied = d.RetryAfter > 0
 			d.Began = d.Denied
 		}

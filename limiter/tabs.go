@@ -152,7 +152,7 @@ func (r *Redis) keepBucket(req Request, i int) {
 	k := &kept{store: r, bucket: req.Buckets[i], query: r.query(Request{Buckets: req.Buckets[i : i+1]}, whatRenew)}
 	k.query.buckets[0].held = &heldCost{charge: req.Buckets[i].Cost, kept: k}
 	req.Held.kept = append(req.Held.kept, k)
-	req.Buckets[i].keptAs = uint16(len(req.Held.kept)) //nolint:gosec // at most MaxBuckets
+	req.Buckets[i].keptAs = uint16(len(req.Held.kept)) //nolint:gosec // at most maxBuckets
 }
 
 // isHeld reports whether anything is held: not if a dry run denied.

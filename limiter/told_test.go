@@ -16,7 +16,7 @@ func TestToldLevels(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr)
 	node := func(addr string) *Redis {
-		return newTestRedis(t, server, func(opt *RedisOptions) { opt.Addresses, opt.Fallback = []string{addr}, NewMemory(nil) })
+		return newTestRedis(t, server, func(opt *RedisOptions) { opt.Addresses, opt.Fallback = []string{addr}, NewMemory() })
 	}
 	a, b, bucket := node(proxy.Addr), node(server.Addr), hourly(6)
 	ask := func(step string, r *Redis, denied bool, by Decider, remaining, here, there int64) {

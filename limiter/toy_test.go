@@ -85,7 +85,7 @@ func TestAlgorithmPlugsIn(t *testing.T) {
 
 	server := redistest.Start(t)
 	v := newVirtualOf(t, server, "rl:", source)
-	m := NewMemory(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	trace := 0
 	checkTraces(t, 2, func(t *rapid.T) {
 		trace++
@@ -111,7 +111,7 @@ func TestAlgorithmPlugsIn(t *testing.T) {
 
 	// A node that loses its server, and then has one that lost everything.
 	b := Bucket{Name: "toy", Key: "outage", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1, Algorithm: toy}, Cost: 1}
-	opt := RedisOptions{Addresses: []string{server.Addr}, KeyPrefix: "node:", Timeout: 50 * time.Millisecond, Fallback: NewMemory(nil)}
+	opt := RedisOptions{Addresses: []string{server.Addr}, KeyPrefix: "node:", Timeout: 50 * time.Millisecond, Fallback: NewMemory()}
 	r := newRedis(opt, newScript(source))
 	t.Cleanup(func() { _ = r.Close() })
 	r.Connect(t.Context())

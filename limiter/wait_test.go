@@ -40,7 +40,7 @@ func TestWaitIsExact(t *testing.T) {
 		}
 		var history []past
 		replay := func(at time.Duration, cost int64) *Decision {
-			store := NewMemory(func() time.Duration { return now })
+			store := NewMemoryWithClock(func() time.Duration { return now })
 			for _, p := range history {
 				b.Cost = p.cost
 				take(store, p.at)
@@ -53,7 +53,7 @@ func TestWaitIsExact(t *testing.T) {
 			at += time.Microsecond * time.Duration(rapid.Int64Range(0, 2e7).Draw(t, "passes"))
 			cost := rapid.OneOf(rapid.Int64Range(1, min(l.Size, 20)), rapid.Int64Range(1, l.Size)).Draw(t, "cost")
 			d := replay(at, cost)
-			wait := b.Wait(d)
+			wait := b.RoomIn(d)
 			history = append(history, past{at, cost})
 			if again := replay(at+wait, cost); again.Denied {
 				t.Fatalf("%+v, cost %d: %+v, but denied after %v", l, cost, d, wait)
@@ -72,11 +72,11 @@ func TestWaitIsExact(t *testing.T) {
 // which waiting does not help.
 func TestWaitOfNeverAdmitted(t *testing.T) {
 	b := Bucket{Name: "a", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, Cost: 3}
-	d, err := NewMemory(func() time.Duration { return 0 }).Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
+	d, err := NewMemoryWithClock(func() time.Duration { return 0 }).Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if wait := b.Wait(&d[0]); !d[0].Never || wait != 0 {
+	if wait := b.RoomIn(&d[0]); !d[0].Never || wait != 0 {
 		t.Errorf("got %+v and a wait of %v, want never and none", d[0], wait)
 	}
 }

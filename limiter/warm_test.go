@@ -185,7 +185,7 @@ func TestWarmUpFollowsDescription(t *testing.T) {
 			want := m.take(l, s.now, cost)
 			got := s.take(t, l, cost)
 			b := Bucket{Limit: l, Cost: cost}
-			wait = b.Wait(&got)
+			wait = b.RoomIn(&got)
 			if got.Never {
 				wait = time.Duration(max(s.level.free()-m.reach-s.now, 0)) * time.Microsecond
 			}
@@ -266,7 +266,7 @@ func TestWarmUpPublishedFigures(t *testing.T) {
 				}
 				d := s.take(t, tc.l, cost)
 				b := Bucket{Limit: tc.l, Cost: 1}
-				wait := b.Wait(&d)
+				wait := b.RoomIn(&d)
 				s.now += wait.Microseconds() - 1
 				if d := s.take(t, tc.l, 1); !d.Denied || d.RetryAfter != time.Microsecond {
 					t.Errorf("1 µs too early: %+v", d)
@@ -421,7 +421,7 @@ func TestRedisWarmUp(t *testing.T) {
 		p, b := plain{}, Bucket{Name: "b", Limit: l, Cost: 1}
 		return described{
 			limit: l,
-			gap:   func(last Decision) int64 { return drawWarmGap(t, l, last, b.Wait(&last)) },
+			gap:   func(last Decision) int64 { return drawWarmGap(t, l, last, b.RoomIn(&last)) },
 			cost:  func(Decision) int64 { return drawWarmCost(t, l) },
 			take: func(now, cost int64) Decision {
 				b.Cost = cost
@@ -484,7 +484,7 @@ func TestWarmUpWaits(t *testing.T) {
 		store   Store
 		advance func(time.Duration)
 	}{
-		{"Memory", NewMemory(func() time.Duration { return now }), func(d time.Duration) { now += d }},
+		{"Memory", NewMemoryWithClock(func() time.Duration { return now }), func(d time.Duration) { now += d }},
 		{"Redis", v, func(d time.Duration) { v.advance(t, d) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -582,7 +582,7 @@ func TestDelayed(t *testing.T) {
 		{Limit{Size: 5, DripInterval: time.Second}, 2500 * time.Millisecond, 6, 0},
 		{Limit{Size: 5, DripInterval: time.Second}, 999 * time.Millisecond, 1, 0},
 		{Limit{Size: MaxUnits, DripInterval: time.Microsecond, DripSize: MaxUnits}, time.Hour, 1, MaxUnits},
-		{Window(5, time.Second), time.Hour, 1, 0},
+		{FixedWindow(5, time.Second), time.Hour, 1, 0},
 		{SlidingLog(5, time.Second), time.Hour, 1, 0},
 		{WarmingUp(2, time.Second, 4*time.Second, 3), 1600 * time.Millisecond, 0, 3},
 		{WarmingUp(2, time.Second, 4*time.Second, 3), 499 * time.Millisecond, 1, 0},
@@ -596,7 +596,7 @@ func TestDelayed(t *testing.T) {
 			t.Errorf("%+v, %v, cost %d: %d, want %d", tc.l, tc.d, tc.cost, got, tc.want)
 		}
 	}
-	windowed := Bucket{Limit: Window(5, time.Second), Cost: 1}
+	windowed := Bucket{Limit: FixedWindow(5, time.Second), Cost: 1}
 	if d := windowed.Delay(&Decision{Clear: time.Second}, 1); d != 0 {
 		t.Errorf("a window's request waits %v", d)
 	}
@@ -606,7 +606,7 @@ func TestDelayed(t *testing.T) {
 // refused, since they would run in an unknown order.
 func TestHeldUnitsDoNotWait(t *testing.T) {
 	b := Bucket{Name: "w", Key: "k", Limit: waiting(WarmingUp(2, time.Second, 4*time.Second, 3), 1), Cost: 1, Hold: true}
-	if _, err := NewMemory(nil).Take(t.Context(), Request{Buckets: []Bucket{b}, Held: new(Held)}, nil); !errors.Is(err, errHeldWaits) {
+	if _, err := NewMemory().Take(t.Context(), Request{Buckets: []Bucket{b}, Held: new(Held)}, nil); !errors.Is(err, errHeldWaits) {
 		t.Errorf("error %v, want %v", err, errHeldWaits)
 	}
 }
@@ -622,7 +622,7 @@ func TestWarmUpBound(t *testing.T) {
 		store Store
 		now   func() int64
 	}{
-		{"Memory", NewMemory(nil), func() int64 { return time.Now().UnixMicro() }},
+		{"Memory", NewMemory(), func() int64 { return time.Now().UnixMicro() }},
 		{"Redis", newTestRedis(t, server, nil), func() int64 { return time.Now().UnixMicro() }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -663,7 +663,7 @@ func TestWarmUpClockSetBack(t *testing.T) {
 			v.at(t, v.start+10*365*24*3600e6)
 			b := Bucket{Name: "w", Key: "k", Limit: l, Cost: cost}
 			first := decide(t, v, AccountingAtomic, b)[0]
-			wait := b.Wait(&first)
+			wait := b.RoomIn(&first)
 			if first.Denied || wait < 42*time.Second {
 				t.Fatalf("the first request: %+v, waits %v", first, wait)
 			}
@@ -688,7 +688,7 @@ func TestWarmUpClockSetBack(t *testing.T) {
 	b := Bucket{Name: "w", Key: "k", Limit: l, Cost: 1}
 	for range 3 {
 		d := decide(t, v, AccountingAtomic, b)[0]
-		v.advance(t, b.Wait(&d))
+		v.advance(t, b.RoomIn(&d))
 	}
 	v.advance(t, -time.Hour)
 	if level, err := v.Peek(t.Context(), b); err != nil || level.Units != 1 || level.Clear < 45*time.Second {
@@ -989,7 +989,7 @@ func TestWarmUpHoldsUnitsWithinHorizon(t *testing.T) {
 // is in flight counts for it.
 func TestWarmUpFallback(t *testing.T) {
 	now := 1000 * time.Hour
-	m := NewMemory(func() time.Duration { return now })
+	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, time.Minute, "")
 	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
@@ -1019,7 +1019,7 @@ func TestWarmUpIdentity(t *testing.T) {
 	l := WarmingUp(2, time.Second, 4*time.Second, 3)
 	larger := l
 	larger.Size = 4
-	m, k := NewMemory(nil), keys{prefix: "rl:"}
+	m, k := NewMemory(), keys{prefix: "rl:"}
 	of := func(l Limit) *Bucket { return &Bucket{Name: "n", Key: "k", Limit: l, Cost: 1} }
 	if name := k.of(of(l)); !strings.HasSuffix(name, "}:n:lfls.2.2dqf4.2bc.w") {
 		t.Errorf("key %q", name)

@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// Window returns a Limit that counts in fixed windows: it admits n units in each,
+// FixedWindow returns a Limit that counts in fixed windows: it admits n units in each,
 // and so up to 2·n in a time of d that lies in two windows. A window begins with
 // the first request after the one before has ended. n is from 1 to [MaxUnits]; d
 // is a whole number of microseconds. Otherwise the Limit is not valid, and every
 // request returns an error.
 //
 // Several Sizes may share a window.
-func Window(n int64, d time.Duration) Limit {
+func FixedWindow(n int64, d time.Duration) Limit {
 	return Limit{Size: n, DripInterval: d, DripSize: MaxUnits, Algorithm: Fixed}
 }
 
 // Concurrency returns a Limit of n units that are held at one time, for a Bucket with
 // Hold. What is charged when they are settled leaves at once, so that only held units
 // take room.
-func Concurrency(n int64) Limit { return Window(n, time.Microsecond) }
+func Concurrency(n int64) Limit { return FixedWindow(n, time.Microsecond) }
 
-// ClockWindow is like [Window], but the windows begin at start and every d before
+// ClockWindow is like [FixedWindow], but the windows begin at start and every d before
 // and after it, by the store's clock: the server's in a [Redis].
 func ClockWindow(n int64, d time.Duration, start time.Time) Limit {
-	l := Window(n, d)
+	l := FixedWindow(n, d)
 	l.Aligned = true
 	if d > 0 {
 		if l.Phase = time.Duration(start.UnixMicro()%max(d.Microseconds(), 1)) * time.Microsecond; l.Phase < 0 {
@@ -42,7 +42,7 @@ type window struct{}
 
 func (window) validate(l *Limit) error {
 	if l.DripSize != MaxUnits {
-		return fmt.Errorf("%v: must be made by Window or ClockWindow", l.Algorithm)
+		return fmt.Errorf("%v: must be made by FixedWindow or ClockWindow", l.Algorithm)
 	}
 	return leaky{}.validate(l)
 }

@@ -65,7 +65,7 @@ func drawWindow(t *rapid.T) Limit {
 		23 * time.Hour, 25 * time.Hour, 31 * 24 * time.Hour, 366 * 24 * time.Hour, 17 * 365 * 24 * time.Hour,
 	}).Draw(t, "window")
 	if rapid.Bool().Draw(t, "first") {
-		return Window(size, width)
+		return FixedWindow(size, width)
 	}
 	start := rapid.Int64Range(-1<<51, 1<<51).Draw(t, "start")
 	return ClockWindow(size, width, time.UnixMicro(start))
@@ -194,13 +194,13 @@ func TestPhaseValidate(t *testing.T) {
 // beginnings never share a bucket, in either store.
 func TestWindowsAreLimitsOfTheirOwn(t *testing.T) {
 	limits := []Limit{
-		Window(1, time.Minute), Window(1, time.Hour),
+		FixedWindow(1, time.Minute), FixedWindow(1, time.Hour),
 		ClockWindow(1, time.Minute, time.Unix(0, 0)), ClockWindow(1, time.Minute, time.Unix(1, 0)),
 		{Size: 1, DripInterval: time.Minute, DripSize: 1},
 		{Size: 1, DripInterval: time.Minute, DripSize: 1, Aligned: true},
 	}
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	for _, store := range []Store{NewMemory(nil), v} {
+	for _, store := range []Store{NewMemory(), v} {
 		for i, l := range limits {
 			if d := decide(t, store, AccountingAtomic, Bucket{Name: "w", Key: "k", Limit: l, Cost: 1}); d[0].Denied {
 				t.Errorf("%T: limit %d was charged for another", store, i)

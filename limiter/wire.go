@@ -40,7 +40,7 @@ const (
 func (q *query) appendGroup(b []byte) []byte {
 	tells := q.tells()
 	b = binary.BigEndian.AppendUint16(b, 1)
-	b = binary.BigEndian.AppendUint16(b, uint16(len(q.buckets))) //nolint:gosec // at most MaxBuckets
+	b = binary.BigEndian.AppendUint16(b, uint16(len(q.buckets))) //nolint:gosec // at most maxBuckets
 	b = append(b, q.what, bit(tells))
 	for i := range q.buckets {
 		p := &q.buckets[i]

@@ -82,7 +82,7 @@ func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
 	}
 	sites := routes.Sites[rule.Module](c.HTTP)
 	held := make(map[string]int)
-	for _, usage := range c.Memory.Limits() {
+	for _, usage := range c.Memory.Usage() {
 		held[usage.Name] += usage.Buckets
 	}
 	for _, b := range c.numbered() {

@@ -369,7 +369,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var now time.Duration
-		store := limiter.NewMemory(func() time.Duration { return now })
+		store := limiter.NewMemoryWithClock(func() time.Duration { return now })
 		paths := []string{"default", "a", "a/b", "x.y-z_0"}[:rapid.IntRange(1, 4).Draw(t, "limits")]
 		var items []Entry
 		var req limiter.Request

@@ -345,7 +345,7 @@ func (e *Entry) tighter(other *Entry) bool {
 // of it reads it here.
 func (e *Entry) extendRetryAfter(share float64) {
 	b := limiter.Bucket{Limit: e.Limit, Cost: e.Cost}
-	wait := b.Wait(&e.Decision)
+	wait := b.RoomIn(&e.Decision)
 	if share > 0 {
 		wait = longer(wait, share)
 	}

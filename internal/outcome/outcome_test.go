@@ -171,7 +171,7 @@ func TestReset(t *testing.T) {
 	at := time.Unix(1_800_000_000, int64(300*time.Millisecond))
 	const years = 35 * 365 * 24 * time.Hour
 	slow := limiter.Limit{Size: 1, DripInterval: years, DripSize: 1}
-	window := limiter.Window(10, time.Minute)
+	window := limiter.FixedWindow(10, time.Minute)
 	for _, tc := range []struct {
 		name    string
 		entries []Entry

@@ -36,7 +36,7 @@ const maxLargest = 1000
 
 // newRoomyStore returns a store for the given number of keys of all limits.
 func newRoomyStore(clock func() time.Duration, keys int) *roomyStore {
-	r := &roomyStore{memory: limiter.NewMemory(clock), largest: make(map[limiter.Limit]int64)}
+	r := &roomyStore{memory: limiter.NewMemoryWithClock(clock), largest: make(map[limiter.Limit]int64)}
 	r.memory.SetMaxKeys(keys)
 	return r
 }

@@ -91,7 +91,7 @@ func newReplay(config *offline.Config, opt Options) *replay {
 	if p.host == "" {
 		p.host = config.OnlyHost()
 	}
-	p.store = limiter.NewMemory(func() time.Duration { return p.now })
+	p.store = limiter.NewMemoryWithClock(func() time.Duration { return p.now })
 	p.store.SetMaxKeys(config.MaxKeys)
 	p.roomy = newRoomyStore(func() time.Duration { return p.now }, maxReplayedKeys)
 	for _, s := range config.Servers {
@@ -399,7 +399,7 @@ func (p *replay) unusual(l *replayedLimit) (text []string) {
 		text = append(text, fmt.Sprintf("There were more keys than the %d whose statistics are kept. "+
 			"Those that came back after a while count as new ones.", l.keys.most))
 	}
-	for _, u := range p.store.Limits() {
+	for _, u := range p.store.Usage() {
 		if u.Name != l.bucket {
 			continue
 		}

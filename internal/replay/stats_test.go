@@ -28,7 +28,7 @@ func TestPeaks(t *testing.T) {
 	interval := func() time.Duration { return time.Duration(1+random.IntN(2000)) * ms }
 	for name, numbers := range map[string]func() limiter.Limit{
 		"leaky bucket":   func() limiter.Limit { return limiter.Limit{DripInterval: interval(), DripSize: 1 + random.Int64N(5)} },
-		"window":         func() limiter.Limit { return limiter.Window(1, 10*interval()) },
+		"window":         func() limiter.Limit { return limiter.FixedWindow(1, 10*interval()) },
 		"clock window":   func() limiter.Limit { return limiter.ClockWindow(1, 10*interval(), time.Unix(0, 0)) },
 		"sliding window": func() limiter.Limit { return limiter.SlidingWindow(1, 10*interval()) },
 	} {
@@ -50,7 +50,7 @@ func TestPeaks(t *testing.T) {
 					peak = max(peak, levels[0].units)
 				}
 				denies := func(size int64) bool {
-					m := limiter.NewMemory(clock)
+					m := limiter.NewMemoryWithClock(clock)
 					b.Limit.Size = size
 					for i := range times {
 						now, b.Cost = times[i], costs[i]
@@ -80,7 +80,7 @@ func TestPeaksWithoutEnd(t *testing.T) {
 		cost  int64
 	}{
 		"leaky bucket":   {limiter.Limit{DripInterval: 24 * time.Hour}, 10_000},
-		"window":         {limiter.Window(1, time.Second), limiter.MaxUnits},
+		"window":         {limiter.FixedWindow(1, time.Second), limiter.MaxUnits},
 		"sliding window": {limiter.SlidingWindow(1, time.Second), limiter.MaxSlidingUnits},
 	} {
 		roomy := newRoomyStore(func() time.Duration { return time.Hour }, 10)
@@ -136,7 +136,7 @@ func TestTimeline(t *testing.T) {
 // TestMemory guards that what a replay holds is bounded, however many keys
 // and paths clients choose, and that what was removed still counts.
 func TestMemory(t *testing.T) {
-	p := &replay{store: limiter.NewMemory(nil)}
+	p := &replay{store: limiter.NewMemory()}
 	p.roomy = newRoomyStore(func() time.Duration { return p.now }, maxReplayedKeys)
 	l := newReplayedLimit(limitOfSize(2), Options{Location: time.UTC, ShowKeys: true})
 	l.keys.most = maxReplayedKeys

@@ -25,7 +25,7 @@ const (
 )
 
 // deciders is the number of limiter.Deciders.
-const deciders = int(limiter.DecidedByReport) + 1
+const deciders = int(limiter.DecidedByEventual) + 1
 
 // Counters counts what happened at the limits of one path. They are kept across
 // reloads, as long as any config in use has a limit of that path.

@@ -127,7 +127,7 @@ func (p *Process) ObserveRedisWait(waited time.Duration, decisions []limiter.Dec
 func decidedHere(decisions []limiter.Decision) bool {
 	for i := range decisions {
 		switch decisions[i].By {
-		case limiter.DecidedByCache, limiter.DecidedByLease, limiter.DecidedByReport:
+		case limiter.DecidedByCache, limiter.DecidedByLease, limiter.DecidedByEventual:
 		case limiter.DecidedByMemory, limiter.DecidedByRedis, limiter.DecidedByFallback:
 			return false
 		}
@@ -295,7 +295,7 @@ func (l Limit) mayBeDecidedBy(by limiter.Decider) bool {
 	switch by {
 	case limiter.DecidedByLease:
 		return l.Policies.has(Leases)
-	case limiter.DecidedByReport:
+	case limiter.DecidedByEventual:
 		return l.Policies.has(Eventual)
 	case limiter.DecidedByMemory, limiter.DecidedByRedis, limiter.DecidedByCache, limiter.DecidedByFallback:
 	}

@@ -42,7 +42,7 @@ func (c *Config) emit(event string, data map[string]any) { c.Events.Emit(c.Conte
 // usage returns the usage of the store in this process. It has the limits too that have not
 // had any bucket yet.
 func (c *Config) usage() []limiter.LimitUsage {
-	usages := c.Memory.Limits()
+	usages := c.Memory.Usage()
 	used := make(map[string]bool)
 	for _, u := range usages {
 		used[u.Name] = true

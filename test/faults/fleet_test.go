@@ -569,7 +569,7 @@ func hundredNodes(tr *trial) {
 		var err error
 		stores[i], err = limiter.NewRedis(limiter.RedisOptions{
 			Addresses: []string{server.Addr}, KeyPrefix: "rl:", Timeout: 2 * time.Second,
-			Fallback: limiter.NewMemory(nil), Report: func(limiter.Event) { events.Add(1) },
+			Fallback: limiter.NewMemory(), Report: func(limiter.Event) { events.Add(1) },
 		})
 		if err != nil {
 			tr.Fatal(err)
